@@ -1,0 +1,30 @@
+/* System calls and allocations that a test must be able to fail: one seam for all of them.
+ *
+ * Everything below behaves as the call it is named after, unless sys_fault is set (by a test, in
+ * its own process) and answers nonzero for this kind: then the call is not made, errno is set to
+ * the answer, and it fails as the real one would. Not for the steady state of the data path,
+ * which allocates nothing.
+ */
+#ifndef SHD_SYS_H
+#define SHD_SYS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+
+enum sys_kind { SYS_ALLOC, SYS_MAP, SYS_SEND, SYS_OPEN };
+
+/* NULL in production. Set before other threads start. */
+extern int (*sys_fault)(enum sys_kind kind);
+
+void *sys_malloc(size_t bytes);
+void *sys_calloc(size_t count, size_t bytes); /* checks count * bytes for overflow */
+void *sys_realloc(void *p, size_t bytes);
+char *sys_strdup(const char *s);
+void *sys_mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset);
+int sys_memfd(const char *name, unsigned flags);
+ssize_t sys_sendmsg(int fd, const struct msghdr *msg, int flags);
+int sys_zmq_send(void *socket, const void *buf, size_t bytes, int flags);
+
+#endif

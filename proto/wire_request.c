@@ -1,0 +1,345 @@
+/* Requests: see wire.h. One check (request_check) serves both directions, so that a sender learns
+ * of a bad value by its name before the daemon does. */
+#include "proto/wire.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "proto/check.h"
+#include "proto/layout.h"
+#include "proto/spec.h"
+#include "proto/wire_common.h"
+
+static const char *const request_names[] = {
+#define REQUEST_NAME(NAME, name) [WIRE_##NAME] = #NAME,
+    WIRE_REQUEST_MAP(REQUEST_NAME)
+#undef REQUEST_NAME
+};
+
+const char *wire_request_name(enum wire_request_type type)
+{
+    CHECK((unsigned)type < WIRE_REQUEST_TYPES);
+    return request_names[type];
+}
+
+/* -- Limits ------------------------------------------------------------------------------ */
+
+static int hello_check(const struct wire_hello *h, struct shd_err *e)
+{
+    const struct wire_limit limits[] = { { "hello.role", h->role, WIRE_TRAINER, WIRE_ADMIN } };
+    const int r = wire_limits(limits, ARRAY_SIZE(limits), e);
+    return r == SHD_OK ? wire_name_check("hello.name", h->name, e) : r;
+}
+
+static int open_model_check(const struct wire_open_model *o, struct shd_err *e)
+{
+    const struct wire_limit limits[] = {
+        { "open_model.spec's size", o->spec.bytes, 0, SPEC_JSON_BYTES_MAX },
+        { "open_model.owners", o->owners, 1, SHD_OWNERS_MAX },
+        { "open_model.owner", o->owner, 0, (uint64_t)o->owners - 1 },
+        { "open_model.slots", o->slots, 0, SHD_SLOTS_MAX },
+    };
+    const int r = wire_limits(limits, ARRAY_SIZE(limits), e);
+    return r == SHD_OK ? wire_name_check("open_model.name", o->name, e) : r;
+}
+
+static int return_check(const struct wire_return *t, struct shd_err *e)
+{
+    const struct wire_limit limits[] = {
+        { "return.micro", t->micro, 0, SHD_MICROS_MAX - 1 },
+        { "return.unit", t->unit, 0, SHD_UNITS_MAX - 1 },
+        { "return.slot", t->slot, 0, SHD_SLOTS_MAX - 1 },
+        { "return.dtype", t->dtype, t->none ? 0 : SHD_F32, SHD_F16 },
+        { "return.metrics' count", t->metric_count, 0, WIRE_METRICS_MAX },
+    };
+    return wire_limits(limits, ARRAY_SIZE(limits), e);
+}
+
+static int commit_check(const struct wire_commit *c, struct shd_err *e)
+{
+    const struct wire_limit limits[] = {
+        { "commit.blob's size", c->blob.bytes, 0, c->has_blob ? WIRE_BLOB_BYTES_MAX : 0 },
+    };
+    const int r = wire_limits(limits, ARRAY_SIZE(limits), e);
+    return r == SHD_OK ? wire_decision_check(&c->decision, e) : r;
+}
+
+static int digest_check(const struct wire_digest *d, struct shd_err *e)
+{
+    const struct wire_limit limits[] = {
+        { "digest.tensor", d->tensor, 0, SHD_TENSORS_MAX - 1 },
+        { "digest.array", d->array, 0, 2 },
+    };
+    return wire_limits(limits, ARRAY_SIZE(limits), e);
+}
+
+static int request_check(const struct wire_request *q, struct shd_err *e)
+{
+    switch (q->type) {
+    case WIRE_HELLO:
+        return hello_check(&q->hello, e);
+    case WIRE_OPEN_MODEL:
+        return open_model_check(&q->open_model, e);
+    case WIRE_RETURN:
+        return return_check(&q->return_grad, e);
+    case WIRE_COMMIT:
+        return commit_check(&q->commit, e);
+    case WIRE_DIGEST:
+        return digest_check(&q->digest, e);
+    case WIRE_PREPARE:
+    case WIRE_GET_BLOB:
+    case WIRE_STATUS:
+    case WIRE_DETACH:
+    case WIRE_REQUEST_TYPES:
+        break;
+    }
+    return SHD_OK;
+}
+
+/* -- Unpacking --------------------------------------------------------------------------- */
+
+static int hello_unpack(const Shd__Hello *m, struct wire_hello *h, struct shd_err *e)
+{
+    if (m->token.len != SHD_TOKEN_BYTES)
+        return err_set(e, SHD_ERANGE, "hello.token has %zu bytes, must be %u", m->token.len,
+                       SHD_TOKEN_BYTES);
+    *h = (struct wire_hello){ .protocol = m->protocol,
+                              .role = (enum wire_role)m->role,
+                              .name = m->name };
+    memcpy(h->token, m->token.data, SHD_TOKEN_BYTES);
+    return SHD_OK;
+}
+
+static int open_model_unpack(const Shd__OpenModel *m, struct wire_open_model *o)
+{
+    *o = (struct wire_open_model){ .spec = wire_bytes_of(m->spec),
+                                   .name = m->name,
+                                   .owner = m->owner,
+                                   .owners = m->owners,
+                                   .slots = m->slots };
+    return SHD_OK;
+}
+
+static int return_unpack(const Shd__Return *m, struct wire_return *t, struct shd_err *e)
+{
+    *t = (struct wire_return){ .model = m->model,
+                               .step = m->step,
+                               .micro = m->micro,
+                               .unit = m->unit,
+                               .slot = m->slot,
+                               .dtype = (enum shd_dtype)m->dtype,
+                               .none = m->none != 0 };
+    if (t->none && m->dtype == 0) /* of no gradient; what is handed on is always valid */
+        t->dtype = SHD_F32;
+    return wire_metrics_unpack("return.metrics", m->metrics, m->n_metrics, t->metrics,
+                               &t->metric_count, e);
+}
+
+static int commit_unpack(const Shd__Commit *m, struct wire_commit *c, struct shd_err *e)
+{
+    *c = (struct wire_commit){ .model = m->model,
+                               .step = m->step,
+                               .has_blob = m->has_blob != 0,
+                               .blob = wire_bytes_of(m->blob) };
+    return wire_decision_unpack(m->decision, &c->decision, e);
+}
+
+/* Fill the body of q from m; q->type follows from m. */
+static int body_unpack(const Shd__Request *m, struct wire_request *q, struct shd_err *e)
+{
+    switch (m->body_case) {
+    case SHD__REQUEST__BODY_HELLO:
+        q->type = WIRE_HELLO;
+        return hello_unpack(m->hello, &q->hello, e);
+    case SHD__REQUEST__BODY_OPEN_MODEL:
+        q->type = WIRE_OPEN_MODEL;
+        return open_model_unpack(m->open_model, &q->open_model);
+    case SHD__REQUEST__BODY_RETURN_GRAD:
+        q->type = WIRE_RETURN;
+        return return_unpack(m->return_grad, &q->return_grad, e);
+    case SHD__REQUEST__BODY_PREPARE:
+        q->type = WIRE_PREPARE;
+        q->prepare = (struct wire_prepare){ m->prepare->model, m->prepare->step };
+        return SHD_OK;
+    case SHD__REQUEST__BODY_COMMIT:
+        q->type = WIRE_COMMIT;
+        return commit_unpack(m->commit, &q->commit, e);
+    case SHD__REQUEST__BODY_GET_BLOB:
+        q->type = WIRE_GET_BLOB;
+        q->get_blob = (struct wire_get_blob){ m->get_blob->model };
+        return SHD_OK;
+    case SHD__REQUEST__BODY_DIGEST:
+        q->type = WIRE_DIGEST;
+        q->digest = (struct wire_digest){ .model = m->digest->model,
+                                          .tensor = m->digest->tensor,
+                                          .array = m->digest->array,
+                                          .first_leaf = m->digest->first_leaf };
+        return SHD_OK;
+    case SHD__REQUEST__BODY_STATUS:
+        q->type = WIRE_STATUS;
+        return SHD_OK;
+    case SHD__REQUEST__BODY_DETACH:
+        q->type = WIRE_DETACH;
+        return SHD_OK;
+    default:
+        return err_set(e, SHD_EPROTO, "request %" PRIu64 " has no body", m->seq);
+    }
+}
+
+int wire_request_unpack(const void *frame, size_t bytes, struct wire_arena *arena,
+                        struct wire_request *ret_request, struct shd_err *e)
+{
+    const size_t used = arena->used;
+    ProtobufCMessage *decoded;
+    int r = wire_decode(&shd__request__descriptor, frame, bytes, arena, &decoded, e);
+    if (r != SHD_OK)
+        return r;
+    const Shd__Request *m = (const Shd__Request *)decoded;
+    struct wire_request q = { .seq = m->seq, .session = m->session };
+    r = wire_unknown_check("request", &m->base, e);
+    if (r == SHD_OK)
+        r = body_unpack(m, &q, e);
+    if (r == SHD_OK) /* every member of the union is a message */
+        r = wire_unknown_check(request_names[q.type], &m->hello->base, e);
+    if (r == SHD_OK)
+        r = request_check(&q, e);
+    if (r == SHD_OK)
+        *ret_request = q;
+    else
+        arena->used = used;
+    return r;
+}
+
+/* -- Packing ----------------------------------------------------------------------------- */
+
+struct request_parts { /* what the protobuf message points to while it is packed */
+    union {
+        Shd__Hello hello;
+        Shd__OpenModel open_model;
+        Shd__Return return_grad;
+        Shd__Prepare prepare;
+        Shd__Commit commit;
+        Shd__GetBlob get_blob;
+        Shd__Digest digest;
+        Shd__Status status;
+        Shd__Detach detach;
+    };
+    Shd__Decision decision;
+};
+
+static void hello_pack(const struct wire_hello *h, Shd__Hello *m)
+{
+    shd__hello__init(m);
+    m->protocol = h->protocol;
+    m->role = h->role;
+    m->token = (ProtobufCBinaryData){ .data = (uint8_t *)h->token, .len = SHD_TOKEN_BYTES };
+    m->name = (char *)h->name;
+}
+
+static void open_model_pack(const struct wire_open_model *o, Shd__OpenModel *m)
+{
+    shd__open_model__init(m);
+    m->spec = wire_binary_of(o->spec);
+    m->name = (char *)o->name;
+    m->owner = o->owner;
+    m->owners = o->owners;
+    m->slots = o->slots;
+}
+
+static void return_pack(const struct wire_return *t, Shd__Return *m)
+{
+    shd__return__init(m);
+    m->model = t->model;
+    m->step = t->step;
+    m->micro = t->micro;
+    m->unit = t->unit;
+    m->slot = t->slot;
+    m->dtype = t->dtype;
+    m->none = t->none;
+    m->n_metrics = t->metric_count;
+    m->metrics = (double *)t->metrics;
+}
+
+static void commit_pack(const struct wire_commit *c, struct request_parts *p)
+{
+    shd__commit__init(&p->commit);
+    p->commit.model = c->model;
+    p->commit.step = c->step;
+    p->commit.has_blob = c->has_blob;
+    p->commit.blob = wire_binary_of(c->blob);
+    wire_decision_pack(&c->decision, &p->decision);
+    p->commit.decision = &p->decision;
+}
+
+static void digest_pack(const struct wire_digest *d, Shd__Digest *m)
+{
+    shd__digest__init(m);
+    m->model = d->model;
+    m->tensor = d->tensor;
+    m->array = d->array;
+    m->first_leaf = d->first_leaf;
+}
+
+/* Fill parts from q; m's body then points to them. */
+static void body_pack(const struct wire_request *q, struct request_parts *p, Shd__Request *m)
+{
+    static const Shd__Request__BodyCase cases[] = {
+#define REQUEST_CASE(NAME, name)  [WIRE_##NAME] = SHD__REQUEST__BODY_##NAME,
+#define SHD__REQUEST__BODY_RETURN SHD__REQUEST__BODY_RETURN_GRAD
+        WIRE_REQUEST_MAP(REQUEST_CASE)
+#undef SHD__REQUEST__BODY_RETURN
+#undef REQUEST_CASE
+    };
+    m->body_case = cases[q->type];
+    m->hello = &p->hello; /* the union's members share their address */
+    switch (q->type) {
+    case WIRE_HELLO:
+        hello_pack(&q->hello, &p->hello);
+        break;
+    case WIRE_OPEN_MODEL:
+        open_model_pack(&q->open_model, &p->open_model);
+        break;
+    case WIRE_RETURN:
+        return_pack(&q->return_grad, &p->return_grad);
+        break;
+    case WIRE_PREPARE:
+        shd__prepare__init(&p->prepare);
+        p->prepare.model = q->prepare.model;
+        p->prepare.step = q->prepare.step;
+        break;
+    case WIRE_COMMIT:
+        commit_pack(&q->commit, p);
+        break;
+    case WIRE_GET_BLOB:
+        shd__get_blob__init(&p->get_blob);
+        p->get_blob.model = q->get_blob.model;
+        break;
+    case WIRE_DIGEST:
+        digest_pack(&q->digest, &p->digest);
+        break;
+    case WIRE_STATUS:
+        shd__status__init(&p->status);
+        break;
+    case WIRE_DETACH:
+        shd__detach__init(&p->detach);
+        break;
+    case WIRE_REQUEST_TYPES:
+        break;
+    }
+}
+
+int wire_request_pack(const struct wire_request *request, void *buf, size_t capacity,
+                      size_t *ret_bytes, struct shd_err *e)
+{
+    CHECK((unsigned)request->type < WIRE_REQUEST_TYPES);
+    const int r = request_check(request, e);
+    if (r != SHD_OK)
+        return r;
+    Shd__Request m;
+    shd__request__init(&m);
+    m.seq = request->seq;
+    m.session = request->session;
+    struct request_parts parts;
+    body_pack(request, &parts, &m);
+    return wire_encode(&m.base, buf, capacity, ret_bytes, e);
+}

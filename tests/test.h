@@ -1,0 +1,166 @@
+/* A test program in one header: TEST(name) { EXPECT(...); } and TEST_MAIN().
+ *
+ * `prog` runs every test, `prog NAME...` those whose name contains one of the words, `prog -l`
+ * lists them. A failed EXPECT prints file, line and values, and ends that test as failed; SKIP()
+ * ends it visibly as skipped. The exit code is 0 only when nothing failed and something ran
+ * (77, which ctest reports as skipped, when every test skipped).
+ */
+#ifndef SHD_TEST_H
+#define SHD_TEST_H
+
+#include <inttypes.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/status.h"
+
+struct test_case {
+    const char *name;
+    void (*fn)(void);
+    struct test_case *next;
+};
+static struct test_case *test_first, **test_last = &test_first;
+static jmp_buf test_escape;
+
+__attribute__((unused)) static void test_add(struct test_case *t)
+{
+    *test_last = t;
+    test_last = &t->next;
+}
+
+#define TEST(id)                                                      \
+    static void test_##id(void);                                      \
+    __attribute__((constructor)) static void test_register_##id(void) \
+    {                                                                 \
+        static struct test_case t = { #id, test_##id, NULL };         \
+        test_add(&t);                                                 \
+    }                                                                 \
+    static void test_##id(void)
+
+#define FAIL(...)                                       \
+    do {                                                \
+        fprintf(stderr, "%s:%d: ", __FILE__, __LINE__); \
+        fprintf(stderr, __VA_ARGS__);                   \
+        fputc('\n', stderr);                            \
+        longjmp(test_escape, 1);                        \
+    } while (0)
+
+#define SKIP(...)                     \
+    do {                              \
+        fprintf(stderr, "skipped: "); \
+        fprintf(stderr, __VA_ARGS__); \
+        fputc('\n', stderr);          \
+        longjmp(test_escape, 2);      \
+    } while (0)
+
+#define EXPECT(cond)                    \
+    do {                                \
+        if (!(cond))                    \
+            FAIL("expected %s", #cond); \
+    } while (0)
+
+#define EXPECT_EQ(a, b)                                                           \
+    do {                                                                          \
+        const long long test_a = (long long)(a), test_b = (long long)(b);         \
+        if (test_a != test_b)                                                     \
+            FAIL("expected %s == %s, got %lld and %lld", #a, #b, test_a, test_b); \
+    } while (0)
+
+#define EXPECT_STR(a, b)                                                          \
+    do {                                                                          \
+        const char *test_a = (a), *test_b = (b);                                  \
+        if (strcmp(test_a, test_b) != 0)                                          \
+            FAIL("expected %s == %s, got '%s' and '%s'", #a, #b, test_a, test_b); \
+    } while (0)
+
+#define EXPECT_HAS(text, part)                             \
+    do {                                                   \
+        const char *test_t = (text), *test_p = (part);     \
+        if (strstr(test_t, test_p) == NULL)                \
+            FAIL("expected '%s' in '%s'", test_p, test_t); \
+    } while (0)
+
+#define EXPECT_NEAR(a, b, bound)                                                                \
+    do {                                                                                        \
+        const double test_a = (a), test_b = (b), test_d = (bound);                              \
+        if (!(fabs(test_a - test_b) <= test_d))                                                 \
+            FAIL("expected %s near %s, got %.17g and %.17g (bound %g)", #a, #b, test_a, test_b, \
+                 test_d);                                                                       \
+    } while (0)
+
+/* expr returns a status; err is the struct shd_err it filled. */
+#define EXPECT_OK(expr, err)                                             \
+    do {                                                                 \
+        const int test_r = (expr);                                       \
+        if (test_r != SHD_OK)                                            \
+            FAIL("%s: %s: %s", #expr, status_name(test_r), (err)->text); \
+    } while (0)
+
+#define EXPECT_STATUS(expr, code)                                               \
+    do {                                                                        \
+        const int test_r = (expr);                                              \
+        if (test_r != (code))                                                   \
+            FAIL("%s: expected %s, got %s", #expr, #code, status_name(test_r)); \
+    } while (0)
+
+/* xorshift64*: seeded, the same everywhere. Print the seed of a random test. */
+__attribute__((unused)) static uint64_t test_random(uint64_t *state)
+{
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    return *state * UINT64_C(2685821657736338717);
+}
+
+__attribute__((unused)) static bool test_wanted(const char *name, int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        if (strstr(name, argv[i]) != NULL)
+            return true;
+    return argc <= 1;
+}
+
+__attribute__((unused)) static int test_run_all(int argc, char **argv)
+{
+    /* static: longjmp leaves automatic variables undefined */
+    static int passed, failed, skipped;
+    static struct test_case *t;
+    for (t = test_first; t != NULL; t = t->next) {
+        if (argc == 2 && strcmp(argv[1], "-l") == 0) {
+            printf("%s\n", t->name);
+            continue;
+        }
+        if (!test_wanted(t->name, argc, argv))
+            continue;
+        const int how = setjmp(test_escape);
+        if (how == 0) {
+            t->fn();
+            passed++;
+            printf("ok      %s\n", t->name);
+        } else if (how == 1) {
+            failed++;
+            printf("FAILED  %s\n", t->name);
+        } else {
+            skipped++;
+            printf("skipped %s\n", t->name);
+        }
+        fflush(stdout);
+    }
+    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
+    if (failed > 0)
+        return 1;
+    return passed == 0 && skipped > 0 ? 77 : 0;
+}
+
+#define TEST_MAIN()                      \
+    int main(int argc, char **argv)      \
+    {                                    \
+        return test_run_all(argc, argv); \
+    }
+
+#endif

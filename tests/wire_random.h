@@ -1,0 +1,222 @@
+/* Random valid requests and replies, and their comparison, for the tests of proto/wire.h. */
+#ifndef SHD_WIRE_RANDOM_H
+#define SHD_WIRE_RANDOM_H
+
+#include "proto/layout.h"
+#include "proto/spec.h"
+#include "proto/wire.h"
+#include "tests/test.h"
+
+#define REPLY_TYPES (WIRE_CREDIT + 1)
+
+/* Often an extreme, else anything in between. */
+static uint64_t random_u64(uint64_t *seed, uint64_t min, uint64_t max)
+{
+    const uint64_t how = test_random(seed) % 4;
+    if (how == 0)
+        return min;
+    if (how == 1)
+        return max;
+    const uint64_t span = max - min;
+    return span == UINT64_MAX ? test_random(seed) : min + test_random(seed) % (span + 1);
+}
+
+static uint32_t random_u32(uint64_t *seed, uint32_t min, uint32_t max)
+{
+    return (uint32_t)random_u64(seed, min, max);
+}
+
+static const char *random_name(uint64_t *seed, char text[WIRE_NAME_BYTES_MAX])
+{
+    const uint32_t bytes = random_u32(seed, 0, WIRE_NAME_BYTES_MAX - 1);
+    for (uint32_t i = 0; i < bytes; i++)
+        text[i] = (char)(0x20 + test_random(seed) % 95);
+    text[bytes] = 0;
+    return text;
+}
+
+/* Up to max bytes out of a static pool, mostly few. */
+static struct wire_bytes random_bytes(uint64_t *seed, size_t max, size_t multiple)
+{
+    static uint8_t pool[WIRE_FRAME_BYTES_MAX];
+    if (pool[1] == 0)
+        for (size_t i = 0; i < sizeof pool; i++)
+            pool[i] = (uint8_t)(i * 7 + i / 251);
+    const size_t small = max < 100 ? max : 100;
+    const size_t bytes = (size_t)random_u64(seed, 0, test_random(seed) % 64 == 0 ? max : small);
+    return (struct wire_bytes){ .data = pool, .bytes = bytes / multiple * multiple };
+}
+
+static uint32_t random_metrics(uint64_t *seed, double metrics[WIRE_METRICS_MAX])
+{
+    static const double special[] = { 0, -0.0, INFINITY, -INFINITY, 0x1p-1074, 1.5, -0x1.8p1023 };
+    const uint32_t count = random_u32(seed, 0, WIRE_METRICS_MAX);
+    for (uint32_t i = 0; i < count; i++) {
+        const uint64_t raw = test_random(seed); /* NaNs with payload too */
+        memcpy(&metrics[i], &raw, sizeof raw);
+        if (test_random(seed) % 2 == 0)
+            metrics[i] = special[test_random(seed) % 7];
+    }
+    return count;
+}
+
+static struct wire_decision random_decision(uint64_t *seed)
+{
+    static const double special[] = { 0, 0x1p-149, 1, 0x1.fffffep127 };
+    return (struct wire_decision){ .skip = test_random(seed) % 2 != 0,
+                                   .scale = (float)special[test_random(seed) % 4],
+                                   .lr = special[test_random(seed) % 4] * 0x1p-900 };
+}
+
+static void random_return(uint64_t *seed, struct wire_return *t)
+{
+    *t = (struct wire_return){ .model = random_u32(seed, 0, UINT32_MAX),
+                               .step = random_u64(seed, 0, UINT64_MAX),
+                               .micro = random_u32(seed, 0, SHD_MICROS_MAX - 1),
+                               .unit = random_u32(seed, 0, SHD_UNITS_MAX - 1),
+                               .slot = random_u32(seed, 0, SHD_SLOTS_MAX - 1),
+                               .dtype = (enum shd_dtype)random_u32(seed, SHD_F32, SHD_F16),
+                               .none = test_random(seed) % 2 != 0 };
+    t->metric_count = random_metrics(seed, t->metrics);
+}
+
+/* name: storage for one name. */
+static struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
+                                          char name[WIRE_NAME_BYTES_MAX])
+{
+    struct wire_request q = { .seq = random_u64(seed, 0, UINT64_MAX),
+                              .session = random_u64(seed, 0, UINT64_MAX),
+                              .type = type };
+    switch (type) {
+    case WIRE_HELLO:
+        q.hello.protocol = random_u32(seed, 0, UINT32_MAX);
+        q.hello.role = (enum wire_role)random_u32(seed, WIRE_TRAINER, WIRE_ADMIN);
+        for (unsigned i = 0; i < SHD_TOKEN_BYTES; i++)
+            q.hello.token[i] = (uint8_t)test_random(seed);
+        q.hello.name = random_name(seed, name);
+        break;
+    case WIRE_OPEN_MODEL:
+        q.open_model.spec = random_bytes(seed, SPEC_JSON_BYTES_MAX, 1);
+        q.open_model.name = random_name(seed, name);
+        q.open_model.owners = random_u32(seed, 1, SHD_OWNERS_MAX);
+        q.open_model.owner = random_u32(seed, 0, q.open_model.owners - 1);
+        q.open_model.slots = random_u32(seed, 0, SHD_SLOTS_MAX);
+        break;
+    case WIRE_RETURN:
+        random_return(seed, &q.return_grad);
+        break;
+    case WIRE_PREPARE:
+        q.prepare.model = random_u32(seed, 0, UINT32_MAX);
+        q.prepare.step = random_u64(seed, 0, UINT64_MAX);
+        break;
+    case WIRE_COMMIT:
+        q.commit.model = random_u32(seed, 0, UINT32_MAX);
+        q.commit.step = random_u64(seed, 0, UINT64_MAX);
+        q.commit.decision = random_decision(seed);
+        q.commit.has_blob = test_random(seed) % 2 != 0;
+        if (q.commit.has_blob)
+            q.commit.blob = random_bytes(seed, WIRE_BLOB_BYTES_MAX, 1);
+        break;
+    case WIRE_GET_BLOB:
+        q.get_blob.model = random_u32(seed, 0, UINT32_MAX);
+        break;
+    case WIRE_DIGEST:
+        q.digest.model = random_u32(seed, 0, UINT32_MAX);
+        q.digest.tensor = random_u32(seed, 0, SHD_TENSORS_MAX - 1);
+        q.digest.array = random_u32(seed, 0, 2);
+        q.digest.first_leaf = random_u64(seed, 0, UINT64_MAX);
+        break;
+    case WIRE_STATUS:
+    case WIRE_DETACH:
+    case WIRE_REQUEST_TYPES:
+        break;
+    }
+    return q;
+}
+
+static void random_layout(uint64_t *seed, struct wire_layout *l)
+{
+    *l = (struct wire_layout){ .model = random_u32(seed, 0, UINT32_MAX),
+                               .step = random_u64(seed, 0, UINT64_MAX),
+                               .spec = random_bytes(seed, SPEC_JSON_BYTES_MAX, 1),
+                               .owners = random_u32(seed, 1, SHD_OWNERS_MAX),
+                               .slots = random_u32(seed, 0, SHD_SLOTS_MAX),
+                               .slot_bytes = random_u64(seed, 0, UINT64_C(1) << 44) * 4096,
+                               .segment_count = random_u32(seed, 0, WIRE_SEGMENTS_MAX) };
+    l->owner = random_u32(seed, 0, l->owners - 1);
+    for (uint32_t i = 0; i < l->segment_count; i++)
+        l->segments[i] = (struct wire_segment){
+            .kind = (enum segment_kind)random_u32(seed, SEGMENT_STATE, SEGMENT_BOARD),
+            .ticket = random_u64(seed, 0, UINT64_MAX),
+            .bytes = random_u64(seed, 1, UINT64_C(1) << 50) * 4096
+        };
+}
+
+static void random_prepared(uint64_t *seed, struct wire_prepared *p)
+{
+    *p = (struct wire_prepared){ .step = random_u64(seed, 0, UINT64_MAX),
+                                 .finite = test_random(seed) % 2 != 0,
+                                 .has_decision = test_random(seed) % 2 != 0 };
+    for (int i = 0; i < FIXSUM_LIMBS - 1; i++)
+        p->sum.limb[i] = random_u64(seed, 0, UINT32_MAX);
+    p->metric_count = random_metrics(seed, p->metrics);
+    if (p->has_decision)
+        p->decision = random_decision(seed);
+}
+
+static struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
+                                      char name[WIRE_NAME_BYTES_MAX])
+{
+    struct wire_reply p = { .seq = random_u64(seed, 0, UINT64_MAX), .text = "", .type = type };
+    if (test_random(seed) % 2 == 0) {
+        p.status = -(int)random_u32(seed, 1, 16);
+        p.text = "owner 3: step is 4, the open step is 5";
+    }
+    switch (type) {
+    case WIRE_WELCOME:
+        p.welcome = (struct wire_welcome){ random_u64(seed, 0, UINT64_MAX),
+                                           random_name(seed, name) };
+        break;
+    case WIRE_LAYOUT:
+        random_layout(seed, &p.layout);
+        break;
+    case WIRE_PREPARED:
+        random_prepared(seed, &p.prepared);
+        break;
+    case WIRE_COMMITTED:
+        p.committed = (struct wire_committed){ random_u64(seed, 0, UINT64_MAX),
+                                               random_decision(seed) };
+        break;
+    case WIRE_BLOB:
+        p.blob = (struct wire_blob){ random_u64(seed, 0, UINT64_MAX),
+                                     random_bytes(seed, WIRE_BLOB_BYTES_MAX, 1) };
+        break;
+    case WIRE_LEAVES:
+        p.leaves = (struct wire_leaves){ .step = random_u64(seed, 0, UINT64_MAX),
+                                         .updates = random_u64(seed, 0, UINT64_MAX),
+                                         .total = random_u64(seed, 0, UINT64_MAX),
+                                         .leaves = random_bytes(seed, WIRE_LEAVES_MAX * 32, 32) };
+        break;
+    case WIRE_STATUS_TEXT:
+        p.status_text.json = random_bytes(seed, WIRE_FRAME_BYTES_MAX - 1000, 1);
+        break;
+    case WIRE_CREDIT:
+        p.credit = (struct wire_credit){ random_u32(seed, 0, SHD_SLOTS_MAX - 1),
+                                         test_random(seed) % 2 != 0 };
+        break;
+    case WIRE_REPLY_NONE:
+        break;
+    }
+    return p;
+}
+
+/* An arena of exactly `bytes` bytes of heap, so that a checker sees every byte past its end. */
+static struct wire_arena arena_new(size_t bytes)
+{
+    struct wire_arena a = { .base = NULL, .bytes = bytes };
+    if (posix_memalign((void **)&a.base, 16, bytes > 0 ? bytes : 16) != 0)
+        abort();
+    return a;
+}
+
+#endif
