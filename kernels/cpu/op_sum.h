@@ -1,0 +1,110 @@
+/* Sums of squares, and the gradient accumulator that can form one on the way. Included once per
+ * instruction set, after vec_*.h.
+ *
+ * Sum of one block of 2,048 elements: lane j of 32 adds, in fp64 and in ascending order, the
+ * squares of elements j, j + 32, j + 64, ... (the square of an fp32 value is exact in fp64, so a
+ * fused add is the same). Then lanes j and j + 16 are added, then j and j + 8, ... down to one.
+ * Block sums are added exactly (proto/fixsum.h), so their order is free.
+ *
+ * Accumulate: acc = first ? grad : acc + grad in fp32, one rounding. `first` copies the bits
+ * (bf16 and f16 widen exactly): denormals and the sign of zero stay. The sum is of the new acc;
+ * its denormals count as 0, as in all arithmetic here. The payload of a NaN in acc is not
+ * specified; that the block's sum is not finite is.
+ */
+#ifndef SHD_KERNELS_CPU_OP_SUM_H
+#define SHD_KERNELS_CPU_OP_SUM_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/cpu/cpu.h"
+
+/* A block's lanes to one number, and that into the thread's sum. */
+VEC_FN void block_add(struct kern_sum *to, const struct lanes *l)
+{
+    double s[SUM_LANES];
+    lanes_get(l, s);
+    for (unsigned width = SUM_LANES / 2; width > 0; width /= 2)
+        for (unsigned j = 0; j < width; j++)
+            s[j] += s[j + width];
+    if (isfinite(s[0]))
+        fixsum_add(&to->sum, s[0]);
+    else
+        to->finite = false;
+}
+
+static void sumsq_range(const struct kern_sumsq *a, struct cpu_range r, struct kern_sum *part)
+{
+    for (uint64_t at = r.first; at < r.first + r.count; at += SHD_BLOCK_ELEMS) {
+        struct lanes l;
+        memset(&l, 0, sizeof l);
+        for (uint64_t i = at; i < at + SHD_BLOCK_ELEMS; i += SUM_LANES)
+            for (unsigned j = 0; j < SUM_LANES / VEC_LANES; j++)
+                lanes_add(&l, j, vec_load(a->x + i + (size_t)j * VEC_LANES));
+        block_add(part, &l);
+    }
+}
+
+/* grad[i, i + VEC_LANES) as fp32. */
+VEC_FN vec load_grad(const void *grad, uint64_t i, enum shd_dtype dtype)
+{
+    if (dtype == SHD_F32)
+        return vec_load((const float *)grad + i);
+    const half h = half_load((const uint16_t *)grad + i);
+    return dtype == SHD_BF16 ? vec_from_bf16(h) : vec_from_f16(h);
+}
+
+/* The undo record of crash-exact updates goes around the vectors of one inner loop: their old
+ * acc, then the index. */
+VEC_FN void accumulate_blocks(const struct kern_accumulate *a, struct cpu_range r,
+                              struct kern_sum *part, enum shd_dtype dtype, bool first, bool sum)
+{
+    for (uint64_t at = r.first; at < r.first + r.count; at += SHD_BLOCK_ELEMS) {
+        struct lanes l;
+        memset(&l, 0, sizeof l);
+        for (uint64_t i = at; i < at + SHD_BLOCK_ELEMS; i += SUM_LANES) {
+            for (unsigned j = 0; j < SUM_LANES / VEC_LANES; j++) {
+                float *acc = a->acc + i + (size_t)j * VEC_LANES;
+                const vec g = load_grad(a->grad, i + (uint64_t)j * VEC_LANES, dtype);
+                const vec x = first ? g : vec_add(vec_load(acc), g);
+                vec_store(acc, x);
+                if (sum)
+                    lanes_add(&l, j, x);
+            }
+        }
+        if (sum)
+            block_add(part, &l);
+    }
+}
+
+VEC_FN void accumulate_dtype(const struct kern_accumulate *a, struct cpu_range r,
+                             struct kern_sum *part, enum shd_dtype dtype)
+{
+    if (a->first && a->sum != NULL)
+        accumulate_blocks(a, r, part, dtype, true, true);
+    else if (a->first)
+        accumulate_blocks(a, r, part, dtype, true, false);
+    else if (a->sum != NULL)
+        accumulate_blocks(a, r, part, dtype, false, true);
+    else
+        accumulate_blocks(a, r, part, dtype, false, false);
+}
+
+static void accumulate_range(const struct kern_accumulate *a, struct cpu_range r,
+                             struct kern_sum *part)
+{
+    switch (a->grad_dtype) {
+    case SHD_F32:
+        accumulate_dtype(a, r, part, SHD_F32);
+        break;
+    case SHD_BF16:
+        accumulate_dtype(a, r, part, SHD_BF16);
+        break;
+    case SHD_F16:
+        accumulate_dtype(a, r, part, SHD_F16);
+        break;
+    }
+}
+
+#endif

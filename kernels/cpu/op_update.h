@@ -1,0 +1,202 @@
+/* The loop that all optimizers share: read param, moments and gradient once, step, write them and
+ * the published copy, in one pass. Included once per instruction set, after vec_*.h.
+ *
+ * Elements are independent, so neither lanes nor ranges nor the way a run's ends are handled can
+ * show in a result. Elements between runs are not touched.
+ */
+#ifndef SHD_KERNELS_CPU_OP_UPDATE_H
+#define SHD_KERNELS_CPU_OP_UPDATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/cpu/cpu.h"
+
+/* Updates of at least this many elements (4 MiB of state, more than the L2 of one core) write the
+ * published copy past the caches: it is not read here, and a plain store would first fetch the
+ * line it overwrites. Smaller ones leave it in the cache for the workers. */
+#define UPDATE_STREAM_ELEMS_MIN (UINT64_C(256) * 1024)
+
+/* Hyperparameters of a run, as the steps use them. */
+struct rates {
+    float scale;        /* gradient: 1/M, clip factor and loss unscale in one */
+    float keep;         /* 1 - lr * weight_decay */
+    float rate;         /* lr; AdamW: lr / bias1 */
+    float beta1, rest1; /* rest = 1 - beta */
+    float beta2, rest2;
+    float unbias, eps; /* AdamW: 1 / sqrt(bias2) */
+};
+
+/* All in fp64, rounded once. 1 - beta is exact for beta in [0.5, 1]. */
+VEC_FN struct rates rates_of(const struct kern_hyper *h, float grad_scale)
+{
+    return (struct rates){
+        .scale = grad_scale,
+        .keep = (float)(1 - (double)h->lr * (double)h->weight_decay),
+        .rate = h->lr,
+        .beta1 = h->beta1,
+        .rest1 = (float)(1 - (double)h->beta1),
+        .beta2 = h->beta2,
+        .rest2 = (float)(1 - (double)h->beta2),
+        .eps = h->eps,
+    };
+}
+
+/* One vector of an update: p, m and v (where the optimizer has one) in place. */
+struct optimizer {
+    struct rates (*rates)(const struct kern_hyper *h, float grad_scale);
+    void (*step)(const struct rates *c, vec grad, vec *p, vec *m, vec *v);
+    bool has_v;
+};
+
+struct publish {
+    enum shd_dtype dtype;
+    bool stream;
+};
+
+/* Elements [i, i + VEC_LANES); returns the new parameters. */
+VEC_FN vec step_vec(const struct kern_update *a, uint64_t i, const struct rates *c,
+                    struct optimizer o)
+{
+    vec p = vec_load(a->param + i);
+    vec m = vec_load(a->m + i);
+    vec v = o.has_v ? vec_load(a->v + i) : m;
+    o.step(c, vec_load(a->grad + i), &p, &m, &v);
+    vec_store(a->m + i, m);
+    if (o.has_v)
+        vec_store(a->v + i, v);
+    vec_store(a->param + i, p);
+    return p;
+}
+
+/* Elements [i, i + n), n <= VEC_LANES, published too. */
+VEC_FN void step_part(const struct kern_update *a, uint64_t i, unsigned n, const struct rates *c,
+                      struct optimizer o, struct publish to)
+{
+    vec p = vec_load_n(a->param + i, n);
+    vec m = vec_load_n(a->m + i, n);
+    vec v = o.has_v ? vec_load_n(a->v + i, n) : m;
+    o.step(c, vec_load_n(a->grad + i, n), &p, &m, &v);
+    vec_store_n(a->m + i, m, n);
+    if (o.has_v)
+        vec_store_n(a->v + i, v, n);
+    vec_store_n(a->param + i, p, n);
+    if (to.dtype == SHD_F32)
+        vec_store_n((float *)a->publish + i, p, n);
+    else
+        half_store_n((uint16_t *)a->publish + i,
+                     to.dtype == SHD_BF16 ? vec_to_bf16(p) : vec_to_f16(p), n);
+}
+
+/* Publish two neighbouring vectors at element i. */
+VEC_FN void publish_pair(void *out, uint64_t i, vec p0, vec p1, struct publish to)
+{
+    if (to.dtype == SHD_F32) {
+        float *f = (float *)out + i;
+        to.stream ? vec_stream(f, p0) : vec_store(f, p0);
+        to.stream ? vec_stream(f + VEC_LANES, p1) : vec_store(f + VEC_LANES, p1);
+        return;
+    }
+    uint16_t *h = (uint16_t *)out + i;
+    const half h0 = to.dtype == SHD_BF16 ? vec_to_bf16(p0) : vec_to_f16(p0);
+    const half h1 = to.dtype == SHD_BF16 ? vec_to_bf16(p1) : vec_to_f16(p1);
+    if (to.stream) {
+        half_stream_pair(h, h0, h1);
+    } else {
+        half_store(h, h0);
+        half_store(h + VEC_LANES, h1);
+    }
+}
+
+/* Elements from i to the next whose published copy begins a cache line. */
+VEC_FN uint64_t elems_to_line(const struct kern_update *a, uint64_t i, struct publish to)
+{
+    const uint64_t elem_bytes = to.dtype == SHD_F32 ? 4 : 2;
+    const uint64_t past = ((uintptr_t)a->publish + i * elem_bytes) % 64;
+    return past == 0 ? 0 : (64 - past) / elem_bytes;
+}
+
+VEC_FN uint64_t step_parts(const struct kern_update *a, uint64_t i, uint64_t end,
+                           const struct rates *c, struct optimizer o, struct publish to)
+{
+    while (i < end) {
+        const unsigned n = end - i < VEC_LANES ? (unsigned)(end - i) : VEC_LANES;
+        step_part(a, i, n, c, o, to);
+        i += n;
+    }
+    return end;
+}
+
+/* One run, or the part of it in this thread's range. The undo record of crash-exact updates goes
+ * around the two step_vec() calls: old p, m, v of the pair, then the index. */
+VEC_FN void update_span(const struct kern_update *a, struct cpu_range r, const struct rates *c,
+                        struct optimizer o, struct publish to)
+{
+    uint64_t i = r.first;
+    const uint64_t end = r.first + r.count;
+    if (to.stream) {
+        const uint64_t head = elems_to_line(a, i, to);
+        i = step_parts(a, i, head < r.count ? i + head : end, c, o, to);
+    }
+    for (; end - i >= 2 * VEC_LANES; i += 2 * VEC_LANES) {
+        const vec p0 = step_vec(a, i, c, o);
+        const vec p1 = step_vec(a, i + VEC_LANES, c, o);
+        publish_pair(a->publish, i, p0, p1, to);
+    }
+    step_parts(a, i, end, c, o, to);
+}
+
+VEC_FN void update_span_to(const struct kern_update *a, struct cpu_range r, const struct rates *c,
+                           struct optimizer o, bool stream)
+{
+    switch (a->publish_dtype) {
+    case SHD_F32:
+        update_span(a, r, c, o, (struct publish){ SHD_F32, stream });
+        break;
+    case SHD_BF16:
+        update_span(a, r, c, o, (struct publish){ SHD_BF16, stream });
+        break;
+    case SHD_F16:
+        update_span(a, r, c, o, (struct publish){ SHD_F16, stream });
+        break;
+    }
+}
+
+/* Index of the first run that ends beyond elem. */
+VEC_FN uint32_t run_find(const struct kern_update *a, uint64_t elem)
+{
+    uint32_t low = 0, high = a->run_count;
+    while (low < high) {
+        const uint32_t mid = low + (high - low) / 2;
+        if (a->runs[mid].first_elem + a->runs[mid].elems <= elem)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+/* The parts of all runs that lie in r. */
+VEC_FN void update_range(const struct kern_update *a, struct cpu_range r, struct optimizer o)
+{
+    const uint64_t range_end = r.first + r.count;
+    for (uint32_t j = run_find(a, r.first); j < a->run_count; j++) {
+        const struct kern_run *run = &a->runs[j];
+        if (run->first_elem >= range_end)
+            break;
+        const uint64_t run_end = run->first_elem + run->elems;
+        const uint64_t first = run->first_elem > r.first ? run->first_elem : r.first;
+        const uint64_t end = run_end < range_end ? run_end : range_end;
+        if (first >= end)
+            continue; /* an empty run */
+        const struct cpu_range part = { first, end - first };
+        const struct rates c = o.rates(&a->hypers[run->hyper], a->grad_scale);
+        if (a->elems >= UPDATE_STREAM_ELEMS_MIN)
+            update_span_to(a, part, &c, o, true);
+        else
+            update_span_to(a, part, &c, o, false);
+    }
+    vec_fence();
+}
+
+#endif

@@ -1,0 +1,262 @@
+/* The op queue and the compute threads.
+ *
+ * A caller copies its op into the ring and raises `pushed`. The leader (thread 0) takes ops in
+ * order. One of a single chunk, or on a device of one thread, it runs alone: no hand-off. A larger
+ * one it opens to the crew: helpers that wake in time enter, and all take chunks until none is
+ * left. The leader then closes the op, waits for the helpers inside (never for one that came too
+ * late), merges the partial sums, frees the slot and calls done. Nothing is allocated after the
+ * start.
+ *
+ * Which thread does which chunk never shows in a result: elements are independent, block sums
+ * belong to one block, and partial sums are exact (proto/fixsum.h).
+ */
+#include <immintrin.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/cpu/cpu.h"
+#include "proto/check.h"
+
+#define CREW_OPEN 0x80000000u
+
+static void sum_init(struct kern_sum *s)
+{
+    fixsum_init(&s->sum);
+    s->finite = true;
+}
+
+static uint64_t op_chunks(const struct cpu_op *op)
+{
+    return (op->count + op->chunk - 1) / op->chunk;
+}
+
+static void run_begin(struct cpu_thread *t, const struct cpu_op *op)
+{
+    t->took_part = true;
+    t->status = SHD_OK;
+    if (op->sum != NULL)
+        sum_init(&t->sum);
+}
+
+/* Take chunks until none is left; leader and helpers. */
+static void run_shared(struct cpu_thread *t, const struct cpu_op *op)
+{
+    struct cpu_kern *k = t->kern;
+    const uint64_t chunks = op_chunks(op);
+    run_begin(t, op);
+    for (;;) {
+        const uint64_t at = atomic_fetch_add_explicit(&k->cursor, 1, memory_order_relaxed);
+        if (at >= chunks)
+            return;
+        const uint64_t first = at * op->chunk, left = op->count - first;
+        const struct cpu_range r = { first, op->chunk < left ? op->chunk : left };
+        const int status = op->run(op, t, r);
+        if (t->status == SHD_OK)
+            t->status = status;
+    }
+}
+
+/* The whole op on the leader. */
+static void run_alone(struct cpu_thread *t, const struct cpu_op *op)
+{
+    run_begin(t, op);
+    if (op->count > 0)
+        t->status = op->run(op, t, (struct cpu_range){ 0, op->count });
+}
+
+/* Share an op of several chunks with the helpers; leader only. */
+static void run_with_crew(struct cpu_kern *k, const struct cpu_op *op)
+{
+    const uint64_t wanted = op_chunks(op) - 1;
+    const uint32_t helpers = k->thread_count - 1;
+    for (uint32_t i = 1; i < k->thread_count; i++)
+        k->threads[i].took_part = false;
+    k->shared = op;
+    atomic_store_explicit(&k->cursor, 0, memory_order_relaxed);
+    gate_add(&k->crew, CREW_OPEN, 0);
+    gate_add(&k->work, 1, (int)(wanted < helpers ? wanted : helpers));
+
+    run_shared(&k->threads[0], op);
+
+    uint32_t inside = gate_add(&k->crew, CREW_OPEN, 0); /* closed: the bit wraps to 0 */
+    while (inside > 0)
+        inside = gate_wait(&k->crew, inside);
+}
+
+/* Enter the shared op, if one is open. */
+static bool crew_enter(struct cpu_kern *k)
+{
+    uint32_t inside = atomic_load_explicit(&k->crew.value, memory_order_relaxed);
+    while ((inside & CREW_OPEN) != 0)
+        if (atomic_compare_exchange_weak(&k->crew.value, &inside, inside + 1))
+            return true;
+    return false;
+}
+
+static void *helper_main(void *arg)
+{
+    struct cpu_thread *t = arg;
+    struct cpu_kern *k = t->kern;
+    _mm_setcsr(CPU_MXCSR);
+    for (uint32_t seen = 0; !atomic_load(&k->leaving);) {
+        seen = gate_wait(&k->work, seen);
+        if (!crew_enter(k))
+            continue;
+        run_shared(t, k->shared);
+        gate_add(&k->crew, UINT32_MAX, 1); /* - 1 */
+    }
+    return NULL;
+}
+
+/* Run one op; leader only. Returns the first status that is not SHD_OK. */
+static int run_op(struct cpu_kern *k, const struct cpu_op *op)
+{
+    const bool alone = k->thread_count == 1 || op_chunks(op) <= 1;
+    if (alone)
+        run_alone(&k->threads[0], op);
+    else
+        run_with_crew(k, op);
+
+    int status = SHD_OK;
+    for (uint32_t i = 0; i < (alone ? 1 : k->thread_count); i++) {
+        const struct cpu_thread *t = &k->threads[i];
+        if (!t->took_part)
+            continue;
+        if (status == SHD_OK)
+            status = t->status;
+        if (op->sum != NULL) {
+            fixsum_merge(&op->sum->sum, &t->sum.sum);
+            op->sum->finite = op->sum->finite && t->sum.finite;
+        }
+    }
+    if (op->sum != NULL)
+        fixsum_carry(&op->sum->sum); /* equal sums are then equal bytes */
+    return status;
+}
+
+static void *leader_main(void *arg)
+{
+    struct cpu_thread *self = arg;
+    struct cpu_kern *k = self->kern;
+    _mm_setcsr(CPU_MXCSR);
+    uint32_t pushed = 0;
+    for (uint32_t popped = 0;;) {
+        while (popped == pushed)
+            pushed = gate_wait(&k->pushed, pushed);
+        const struct cpu_op *op = &k->ring[popped % CPU_RING];
+        if (op->run == NULL)
+            return NULL;
+        const int status = run_op(k, op);
+        struct kern_done *done = op->done;
+        atomic_store_explicit(&k->popped, ++popped, memory_order_release); /* *op is gone now */
+        if (done != NULL)
+            done->fn(done, status);
+    }
+}
+
+/* The index-th CPU of the process's mask. */
+static int pick_cpu(uint32_t index, uint32_t threads, cpu_set_t *ret_one, struct shd_err *e)
+{
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) < 0)
+        return err_sys(e, SHD_EIO, "read the CPU affinity mask");
+    uint32_t at = 0;
+    for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &allowed) || at++ != index)
+            continue;
+        CPU_ZERO(ret_one);
+        CPU_SET(cpu, ret_one);
+        return SHD_OK;
+    }
+    return err_set(e, SHD_EINVAL, "cannot pin %" PRIu32 " threads to %d CPUs", threads,
+                   CPU_COUNT(&allowed));
+}
+
+static int start_thread(struct cpu_kern *k, uint32_t index, bool pin, struct shd_err *e)
+{
+    pthread_attr_t attr;
+    int r = SHD_OK;
+    int error = pthread_attr_init(&attr);
+    if (error != 0)
+        return err_set(e, SHD_ENOMEM, "thread attributes: %s", strerror(error));
+    if (pin) {
+        cpu_set_t one;
+        r = pick_cpu(index, k->thread_count, &one, e);
+        if (r != SHD_OK)
+            goto out;
+        error = pthread_attr_setaffinity_np(&attr, sizeof one, &one);
+        if (error != 0) {
+            r = err_set(e, SHD_ENOMEM, "pin compute thread %" PRIu32 ": %s", index,
+                        strerror(error));
+            goto out;
+        }
+    }
+    struct cpu_thread *t = &k->threads[index];
+    error = pthread_create(&t->id, &attr, index == 0 ? leader_main : helper_main, t);
+    if (error != 0) {
+        r = err_set(e, SHD_ENOMEM, "start compute thread %" PRIu32 ": %s", index, strerror(error));
+        goto out;
+    }
+    k->threads_started++;
+    char name[16];
+    snprintf(name, sizeof name, "shd-kern-%u", index % 1000);
+    pthread_setname_np(t->id, name); /* for top(1); nothing is lost when it fails */
+out:
+    pthread_attr_destroy(&attr);
+    return r;
+}
+
+int queue_start(struct cpu_kern *k, bool pin, struct shd_err *e)
+{
+    /* Signals are for the threads that expect them: ours are born with all of them blocked. */
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int r = SHD_OK;
+    for (uint32_t i = 0; i < k->thread_count && r == SHD_OK; i++)
+        r = start_thread(k, i, pin, e);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return r;
+}
+
+/* Copy op into the ring; push_lock held. */
+static void ring_put(struct cpu_kern *k, const struct cpu_op *op)
+{
+    const uint32_t at = atomic_load_explicit(&k->pushed.value, memory_order_relaxed);
+    k->ring[at % CPU_RING] = *op;
+    gate_add(&k->pushed, 1, 1);
+}
+
+int queue_push(struct cpu_kern *k, const struct cpu_op *op, struct shd_err *e)
+{
+    CHECK(op->run != NULL && op->chunk > 0);
+    int r = SHD_OK;
+    pthread_mutex_lock(&k->push_lock);
+    const uint32_t queued = atomic_load_explicit(&k->pushed.value, memory_order_relaxed) -
+                            atomic_load_explicit(&k->popped, memory_order_acquire);
+    if (queued < KERN_QUEUE_MAX)
+        ring_put(k, op);
+    else
+        r = err_set(e, SHD_EBUSY, "%u operations are queued on %s, the limit", KERN_QUEUE_MAX,
+                    k->ops.name);
+    pthread_mutex_unlock(&k->push_lock);
+    return r;
+}
+
+void queue_stop(struct cpu_kern *k)
+{
+    if (k->threads_started == 0)
+        return;
+    pthread_mutex_lock(&k->push_lock);
+    ring_put(k, &(struct cpu_op){ 0 }); /* behind all that is queued */
+    pthread_mutex_unlock(&k->push_lock);
+    pthread_join(k->threads[0].id, NULL);
+    atomic_store(&k->leaving, true);
+    gate_add(&k->work, 1, INT_MAX);
+    for (uint32_t i = 1; i < k->threads_started; i++)
+        pthread_join(k->threads[i].id, NULL);
+}

@@ -1,0 +1,34 @@
+/* kern_waiter: block a plain thread on one operation. */
+#include <immintrin.h>
+#include <stddef.h>
+
+#include "kernels/cpu/gate.h"
+#include "kernels/kern.h"
+
+static void waiter_done(struct kern_done *done, int status)
+{
+    struct kern_waiter *w = (struct kern_waiter *)(void *)((char *)done -
+                                                           offsetof(struct kern_waiter, done));
+    uint32_t *word = &w->state;
+    w->status = status;
+    __atomic_store_n(word, 1, __ATOMIC_RELEASE);
+    /* From here on *w may be gone: waking a stale address is harmless, reading it is not. */
+    word_wake(word, 1);
+}
+
+void kern_waiter_init(struct kern_waiter *w)
+{
+    *w = (struct kern_waiter){ .done = { waiter_done } };
+}
+
+int kern_wait(struct kern_waiter *w)
+{
+    for (unsigned i = 0; i < GATE_SPINS; i++) {
+        if (__atomic_load_n(&w->state, __ATOMIC_ACQUIRE) != 0)
+            return w->status;
+        _mm_pause();
+    }
+    while (__atomic_load_n(&w->state, __ATOMIC_ACQUIRE) == 0)
+        word_wait(&w->state, 0);
+    return w->status;
+}

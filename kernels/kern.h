@@ -1,0 +1,169 @@
+/* The kernel interface: one device's compute, behind one fully filled table.
+ *
+ * Work is queued and runs in queueing order on the device's own threads (host: compute threads
+ * with FTZ|DAZ set; CUDA: a stream). Functions return at once. SHD_OK: queued, and done (if not
+ * NULL) fires exactly once, on any thread. Any error: nothing was queued and done never fires.
+ * All pointers in arguments are borrowed until done fires; the argument struct itself is copied.
+ *
+ * Every implementation of an operation gives the same bits: the order of operations is part of
+ * the interface (docs/numerics.md), and neither the instruction set nor the number of threads may
+ * show in a result.
+ */
+#ifndef SHD_KERN_H
+#define SHD_KERN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/dtype.h"
+#include "proto/fixsum.h"
+#include "proto/status.h"
+
+struct kern; /* one device: its compute threads, its queue */
+
+/* Embed in the operation that waits for the work. */
+struct kern_done {
+    void (*fn)(struct kern_done *done, int status);
+};
+
+/* An initial distribution of a tensor's elements. Element i of the tensor depends on seed, the
+ * tensor's name and i alone: Philox4x32-10 with key = first 64 bits of SHA-256(seed, name). */
+enum kern_fill_kind {
+    KERN_FILL_CONST = 1,   /* a */
+    KERN_FILL_NORMAL = 2,  /* mean a, standard deviation b */
+    KERN_FILL_UNIFORM = 3, /* in [a, b) */
+};
+
+struct kern_fill {
+    float *out; /* [elems] */
+    uint64_t elems;
+    uint64_t first_index; /* of out[0] within its tensor */
+    uint64_t key;         /* Philox key; ignored for CONST */
+    enum kern_fill_kind kind;
+    float a, b;
+};
+
+struct kern_cast { /* out[i] = (out_dtype)in[i], rounded to nearest even */
+    void *out;     /* [elems] of out_dtype; F32 is a copy */
+    enum shd_dtype out_dtype;
+    const float *in; /* [elems] */
+    uint64_t elems;
+};
+
+/* A sum of squares: each block of 2,048 elements (counted from x[0]) in fp64 in one fixed order,
+ * block sums added exactly. Written when done fires. */
+struct kern_sum {
+    struct fixsum sum; /* += : start from fixsum_init() */
+    bool finite;       /* &= : false when a block sum was inf or NaN (sum then lacks it) */
+};
+
+struct kern_accumulate { /* acc = first ? grad : acc + grad, in fp32 */
+    float *acc;          /* [elems] */
+    const void *grad;    /* [elems] of grad_dtype */
+    enum shd_dtype grad_dtype;
+    uint64_t elems; /* multiple of 2,048 */
+    bool first;
+    struct kern_sum *sum; /* if not NULL: the sum of squares of the new acc, in the same pass */
+};
+
+struct kern_sumsq {
+    const float *x; /* [elems] */
+    uint64_t elems; /* multiple of 2,048 */
+    struct kern_sum *sum;
+};
+
+/* Hyperparameters of one parameter group for one update. */
+struct kern_hyper {
+    float lr, weight_decay;  /* decoupled decay: p -= lr * weight_decay * p, before the step */
+    float beta1, beta2, eps; /* SGD: beta1 is the momentum; Lion: beta1, beta2 */
+    float bias1, bias2;      /* AdamW: 1 - beta^t, t from 1; computed on the host in fp64 */
+};
+
+/* Elements [first, first + elems) of the slice belong to one group. */
+struct kern_run {
+    uint64_t first_elem;
+    uint64_t elems;
+    uint32_t hyper; /* index into hypers */
+};
+
+/* One optimizer update of a slice. Runs are ascending, do not overlap, and may leave gaps:
+ * elements in gaps are left alone, in publish too. */
+struct kern_update {
+    float *param;      /* [elems] fp32 master weights, updated in place */
+    float *m;          /* [elems] first moment / momentum, updated in place */
+    float *v;          /* [elems] second moment (AdamW), else NULL */
+    const float *grad; /* [elems] fp32 sum over micro-batches, not yet scaled */
+    float grad_scale;  /* 1/M, clip factor and loss unscale in one */
+    void *publish;     /* [elems] of publish_dtype: the new param, rounded to nearest even */
+    enum shd_dtype publish_dtype;
+    uint64_t elems; /* of the slice; multiple of 2,048 */
+    const struct kern_run *runs;
+    uint32_t run_count;
+    const struct kern_hyper *hypers;
+    uint32_t hyper_count;
+};
+
+/* SHA-256 of consecutive pieces of x: the first of head_elems elements (so that pieces end at
+ * block borders), each further one of 2,048, the last of what is left. */
+struct kern_hash {
+    const float *x;      /* [elems] */
+    uint64_t elems;      /* > 0 */
+    uint64_t head_elems; /* 1..2,048 */
+    uint8_t (*out)[32];  /* [kern_hash_leaves(head_elems, elems)] */
+};
+
+uint64_t kern_hash_leaves(uint64_t head_elems, uint64_t elems);
+
+struct kern_config {
+    uint32_t threads; /* compute threads, 1..256 */
+    bool pin;         /* one CPU of the process's affinity mask per thread */
+    const char *isa;  /* host: "scalar", "avx2", "avx512"; NULL: the best one here */
+};
+
+struct kern_ops {
+    const char *name; /* "cpu-scalar", "cpu-avx2", "cpu-avx512", "cuda" */
+    int (*fill)(struct kern *k, const struct kern_fill *a, struct kern_done *done,
+                struct shd_err *e);
+    int (*cast)(struct kern *k, const struct kern_cast *a, struct kern_done *done,
+                struct shd_err *e);
+    int (*accumulate)(struct kern *k, const struct kern_accumulate *a, struct kern_done *done,
+                      struct shd_err *e);
+    int (*sumsq)(struct kern *k, const struct kern_sumsq *a, struct kern_done *done,
+                 struct shd_err *e);
+    int (*adamw)(struct kern *k, const struct kern_update *a, struct kern_done *done,
+                 struct shd_err *e);
+    int (*sgd)(struct kern *k, const struct kern_update *a, struct kern_done *done,
+               struct shd_err *e);
+    int (*lion)(struct kern *k, const struct kern_update *a, struct kern_done *done,
+                struct shd_err *e);
+    int (*hash)(struct kern *k, const struct kern_hash *a, struct kern_done *done,
+                struct shd_err *e);
+    void (*free)(struct kern *k); /* waits for queued work; NULL is a no-op */
+};
+
+/* First member of every implementation's struct kern. */
+struct kern {
+    const struct kern_ops *ops;
+};
+
+/* Start a host device. Errors: SHD_EINVAL unknown isa or thread count; SHD_ENOTSUP isa not on
+ * this CPU; SHD_ENOMEM. */
+int kern_cpu_new(const struct kern_config *config, struct kern **ret_kern, struct shd_err *e);
+
+/* Names of the host instruction sets this CPU has, best last, NULL-terminated. */
+const char *const *kern_cpu_isas(void);
+
+/* Most operations that may be queued at once; one more gets SHD_EBUSY. */
+#define KERN_QUEUE_MAX 1024u
+
+/* Wait helper for callers with no event loop (tools, tests, the in-process path): pass
+ * &w.done as done, then kern_wait(). One use per init. */
+struct kern_waiter {
+    struct kern_done done;
+    uint32_t state; /* futex word: 0 waiting, 1 done */
+    int status;
+};
+void kern_waiter_init(struct kern_waiter *w);
+int kern_wait(struct kern_waiter *w); /* returns the status done fired with */
+
+#endif

@@ -1,0 +1,40 @@
+/* From a model's spec to kernel arguments: which elements of a slice belong to which parameter
+ * group, the hyperparameters of an update, and initial values. Exists once, used by daemons and
+ * by the in-process path, so that both give the same bits.
+ *
+ * All pure but for one allocation. A slice is given in unit coordinates (proto/layout.h); arrays
+ * and runs count from its first element. Gaps between tensors belong to no run.
+ */
+#ifndef SHD_RUNS_H
+#define SHD_RUNS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/kern.h"
+#include "proto/layout.h"
+#include "proto/spec.h"
+#include "proto/status.h"
+
+/* Runs of `slice` of unit `unit`: one per tensor portion, neighbours of one group without a gap
+ * between them joined; hyper = group index. *ret_runs (NULL when *ret_count is 0) is the caller's
+ * to free(). Errors: SHD_ENOMEM. */
+int runs_new(const struct spec *spec, uint32_t unit, struct slice slice, struct kern_run **ret_runs,
+             uint32_t *ret_count, struct shd_err *e);
+
+/* Hyperparameters of every group, [spec->group_count], for an update with this learning rate.
+ * update: how many updates with this one have been applied, from 1 (skipped steps do not count):
+ * the t of bias correction, computed in fp64. */
+void runs_hypers(const struct spec *spec, double lr, uint64_t update,
+                 struct kern_hyper *ret_hypers);
+
+/* Initial values of tensor `tensor` inside `slice` of its unit. param: fp32 [slice.elems].
+ * False when no element of the tensor lies in the slice (then *ret_fill is untouched). */
+bool runs_fill(const struct spec *spec, uint32_t tensor, struct slice slice, float *param,
+               struct kern_fill *ret_fill);
+
+/* Queue the spec's optimizer on update: kern_ops.adamw, .sgd or .lion. */
+int runs_update(struct kern *kern, const struct spec *spec, const struct kern_update *update,
+                struct kern_done *done, struct shd_err *e);
+
+#endif
