@@ -1,0 +1,226 @@
+/* See apply.h.
+ *
+ * Happy path: the core says ACCUMULATE; the unit's work goes to the kernel queue; when it is
+ * done, the loop tells the core, whose next actions (credit, next micro-batch, SEALED …) are
+ * carried out in turn. Failure: a full kernel queue puts the work in the model's backlog until a
+ * completion makes room; a kernel that fails marks the model, which then refuses requests.
+ */
+#include "daemon/apply.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "kernels/runs.h"
+#include "proto/check.h"
+
+static struct op *op_of_ref(struct model *m, step_ref ref)
+{
+    return op_at(&m->daemon->ops, ref - 1);
+}
+
+static void credit(struct model *m, const struct step_action *a)
+{
+    struct op *op = op_of_ref(m, a->ref);
+    struct inbox *inbox = op->inbox;
+    const uint32_t slot = op->req.return_grad.slot;
+    op->reply.type = WIRE_CREDIT;
+    op->reply.credit = (struct wire_credit){ .slot = slot, .stale = a->stale };
+    if (inbox != NULL) {
+        inbox->busy &= ~(UINT64_C(1) << slot);
+        op->inbox = NULL;
+        inbox_unref(inbox);
+    }
+    op_finish(op, SHD_OK);
+}
+
+static int submit_accumulate(struct model_unit *mu, struct shd_err *e)
+{
+    struct model *m = mu->model;
+    struct kern *kern = m->daemon->kern;
+    const struct op *op = op_of_ref(m, mu->action.ref);
+    const struct inbox *inbox = op->inbox;
+    const struct kern_accumulate a = {
+        .acc = model_array(m, SHARDMAP_ACC, mu->unit),
+        .grad = (const uint8_t *)inbox->segment.base +
+                shardmap_slot_offset_bytes(m->map, op->req.return_grad.slot),
+        .grad_dtype = op->req.return_grad.dtype,
+        .elems = m->map->slice[mu->unit].elems,
+        .first = mu->action.first,
+        .sum = mu->action.last ? &mu->sum : NULL,
+    };
+    return kern->ops->accumulate(kern, &a, &mu->task.done, e);
+}
+
+static int submit_zero(struct model_unit *mu, struct shd_err *e)
+{
+    struct model *m = mu->model;
+    const struct kern_fill a = { .out = model_array(m, SHARDMAP_ACC, mu->unit),
+                                 .elems = m->map->slice[mu->unit].elems,
+                                 .kind = KERN_FILL_CONST };
+    return m->daemon->kern->ops->fill(m->daemon->kern, &a, &mu->task.done, e);
+}
+
+static int submit_sum(struct model_unit *mu, struct shd_err *e)
+{
+    struct model *m = mu->model;
+    const struct kern_sumsq a = { .x = model_array(m, SHARDMAP_ACC, mu->unit),
+                                  .elems = m->map->slice[mu->unit].elems,
+                                  .sum = &mu->sum };
+    return m->daemon->kern->ops->sumsq(m->daemon->kern, &a, &mu->task.done, e);
+}
+
+static int submit_apply(struct model_unit *mu, struct shd_err *e)
+{
+    struct model *m = mu->model;
+    const uint32_t u = mu->unit;
+    const struct kern_update a = {
+        .param = model_array(m, SHARDMAP_PARAM, u),
+        .m = model_array(m, SHARDMAP_M, u),
+        .v = m->map->moments > 1 ? model_array(m, SHARDMAP_V, u) : NULL,
+        .grad = model_array(m, SHARDMAP_ACC, u),
+        .grad_scale = step_record(m->core)->decision.scale,
+        .publish = model_published(m, u),
+        .publish_dtype = m->spec->publish,
+        .elems = m->map->slice[u].elems,
+        .runs = mu->runs,
+        .run_count = mu->run_count,
+        .hypers = m->hypers,
+        .hyper_count = m->spec->group_count,
+    };
+    return runs_update(m->daemon->kern, m->spec, &a, &mu->task.done, e);
+}
+
+static int submit(struct model_unit *mu, struct shd_err *e)
+{
+    switch (mu->kind) {
+    case MODEL_ACCUMULATE:
+        return submit_accumulate(mu, e);
+    case MODEL_ZERO:
+        return submit_zero(mu, e);
+    case MODEL_SUM:
+        return submit_sum(mu, e);
+    case MODEL_APPLY:
+        return submit_apply(mu, e);
+    }
+    CHECK(false); /* every kind is above */
+    return SHD_EINTERNAL;
+}
+
+static void work_failed(struct model_unit *mu, int status, const char *why)
+{
+    struct model *m = mu->model;
+    m->last_status = status;
+    m->ready = false; /* refuses requests from now on; its state is not to be trusted */
+    log_error("op=kernel model=%s unit=%s status=%s why=\"%s\"", m->spec->name,
+              m->spec->units[mu->unit].name, status_name(status), why);
+}
+
+static void submit_or_keep(struct model_unit *mu)
+{
+    struct model *m = mu->model;
+    struct shd_err e;
+    const int r = submit(mu, &e);
+    if (r == SHD_EBUSY) {
+        mu->next = NULL;
+        *m->backlog_last = mu;
+        m->backlog_last = &mu->next;
+    } else if (r != SHD_OK) {
+        work_failed(mu, r, e.text);
+    }
+}
+
+static void retry_backlog(struct model *m)
+{
+    struct model_unit *mu = m->backlog_first;
+    m->backlog_first = NULL;
+    m->backlog_last = &m->backlog_first;
+    while (mu != NULL) {
+        struct model_unit *next = mu->next;
+        submit_or_keep(mu);
+        mu = next;
+    }
+}
+
+static void work_done(struct task *task)
+{
+    struct model_unit *mu = (struct model_unit *)((char *)task - offsetof(struct model_unit, task));
+    struct model *m = mu->model;
+    struct step_actions actions;
+    if (task->status != SHD_OK) {
+        work_failed(mu, task->status, status_meaning(task->status));
+        return;
+    }
+    if (mu->kind == MODEL_APPLY) {
+        step_applied(m->core, mu->unit, &actions);
+    } else {
+        const bool summed = mu->kind == MODEL_SUM ||
+                            (mu->kind == MODEL_ACCUMULATE && mu->action.last);
+        step_accumulated(m->core, mu->unit, summed ? &mu->sum.sum : NULL,
+                         summed ? mu->sum.finite : true, &actions);
+    }
+    retry_backlog(m);
+    apply_actions(m, &actions);
+}
+
+static void start_work(struct model *m, const struct step_action *a, enum model_work_kind kind)
+{
+    struct model_unit *mu = &m->units[a->unit];
+    mu->kind = kind;
+    mu->action = *a;
+    mu->sum.finite = true;
+    fixsum_init(&mu->sum.sum);
+    task_init(&mu->task, m->daemon->tasks, work_done);
+    if (m->map->slice[a->unit].elems == 0 || (kind == MODEL_APPLY && a->skip))
+        task_post(&mu->task, SHD_OK); /* nothing of it here; answered in turn like the rest */
+    else
+        submit_or_keep(mu);
+}
+
+static void opened(struct model *m, uint64_t step)
+{
+    board_set_step(m->board, step, step_phase(m->core));
+    log_debug("op=opened model=%s step=%" PRIu64, m->spec->name, step);
+}
+
+static void act(struct model *m, const struct step_action *a, bool *ret_wake)
+{
+    switch (a->kind) {
+    case STEP_DO_ACCUMULATE:
+        start_work(m, a, MODEL_ACCUMULATE);
+        return;
+    case STEP_DO_SUM:
+        start_work(m, a, MODEL_SUM);
+        return;
+    case STEP_DO_ZERO:
+        start_work(m, a, MODEL_ZERO);
+        return;
+    case STEP_DO_APPLY:
+        start_work(m, a, MODEL_APPLY);
+        return;
+    case STEP_DO_CREDIT:
+        credit(m, a);
+        return;
+    case STEP_DO_PUBLISH:
+        board_publish(m->board, a->unit, a->version);
+        return;
+    case STEP_DO_SEALED:
+        board_set_step(m->board, step_now(m->core), STEP_SEALED);
+        *ret_wake = true;
+        return;
+    case STEP_DO_OPENED:
+        opened(m, a->version);
+        *ret_wake = true;
+        return;
+    }
+}
+
+void apply_actions(struct model *m, const struct step_actions *actions)
+{
+    bool wake = false;
+    for (uint32_t i = 0; i < actions->count; i++)
+        act(m, &actions->items[i], &wake);
+    if (wake)
+        model_wake(m);
+}

@@ -1,0 +1,217 @@
+/* See daemon.h. */
+#include "daemon/daemon.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/log.h"
+#include "daemon/model.h"
+#include "daemon/open.h"
+#include "daemon/task.h"
+#include "proto/check.h"
+#include "proto/sys.h"
+
+static int check_device(const char *device, struct shd_err *e)
+{
+    const size_t letters = strspn(device, "abcdefghijklmnopqrstuvwxyz");
+    const size_t digits = strspn(device + letters, "0123456789");
+    if (letters == 0 || digits == 0 || device[letters + digits] != '\0' ||
+        letters + digits >= DAEMON_DEVICE_BYTES_MAX)
+        return err_set(e, SHD_EINVAL,
+                       "device '%s' is not a kind and a number of at most %u characters, as 'cpu0'",
+                       device, DAEMON_DEVICE_BYTES_MAX - 1);
+    if (letters != 3 || strncmp(device, "cpu", 3) != 0)
+        return err_set(e, SHD_ENOTSUP, "device '%s': this build has 'cpu' devices only", device);
+    return SHD_OK;
+}
+
+/* The directory must be ours and closed to others: whoever can write to it can pose as a daemon. */
+static int check_runtime_dir(const char *dir, struct shd_err *e)
+{
+    if (dir[0] != '/')
+        return err_set(e, SHD_EINVAL, "runtime directory '%s' is not an absolute path", dir);
+    if (mkdir(dir, 0750) != 0 && errno != EEXIST)
+        return err_sys(e, SHD_EIO, "make runtime directory '%s'", dir);
+    struct stat st;
+    if (stat(dir, &st) != 0)
+        return err_sys(e, SHD_EIO, "look at runtime directory '%s'", dir);
+    if (!S_ISDIR(st.st_mode))
+        return err_set(e, SHD_EINVAL, "runtime directory '%s' is not a directory", dir);
+    if (st.st_uid != geteuid() && st.st_uid != 0)
+        return err_set(e, SHD_EAUTH,
+                       "runtime directory '%s' belongs to uid %u, this daemon is uid %u", dir,
+                       (unsigned)st.st_uid, (unsigned)geteuid());
+    if ((st.st_mode & S_IWOTH) != 0)
+        return err_set(e, SHD_EAUTH,
+                       "runtime directory '%s' is writable by everyone (mode %04o): "
+                       "chmod 0750 it",
+                       dir, (unsigned)st.st_mode & 07777);
+    return SHD_OK;
+}
+
+/* One daemon per device: the lock goes with the process, so it is never stale. */
+static int lock_device(struct daemon *d, struct shd_err *e)
+{
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s.lock", d->runtime_dir, d->device);
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return err_sys(e, SHD_EIO, "open lock '%s'", path);
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        const int r = errno == EWOULDBLOCK
+                          ? err_set(e, SHD_EEXIST, "another shardd has device %s in '%s'",
+                                    d->device, d->runtime_dir)
+                          : err_sys(e, SHD_EIO, "lock '%s'", path);
+        close(fd);
+        return r;
+    }
+    d->lock_fd = fd;
+    return SHD_OK;
+}
+
+static uint32_t cpu_count(void)
+{
+    const long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 ? (uint32_t)n : 1;
+}
+
+static void stop_signal(uv_signal_t *signal, int number)
+{
+    struct daemon *d = signal->data;
+    log_info("op=stop device=%s signal=%s", d->device, strsignal(number));
+    daemon_stop(d);
+}
+
+static int start_loop(struct daemon *d, struct shd_err *e)
+{
+    int r = uv_loop_init(&d->loop);
+    if (r < 0)
+        return err_set(e, SHD_EIO, "start the event loop: %s", uv_strerror(r));
+    d->loop_ready = true;
+    uv_signal_init(&d->loop, &d->sigterm);
+    uv_signal_init(&d->loop, &d->sigint);
+    d->sigterm.data = d->sigint.data = d;
+    uv_signal_start(&d->sigterm, stop_signal, SIGTERM);
+    uv_signal_start(&d->sigint, stop_signal, SIGINT);
+    return SHD_OK;
+}
+
+static int start_parts(struct daemon *d, const struct daemon_config *config, struct shd_err *e)
+{
+    const struct kern_config kern = { .threads = d->threads,
+                                      .pin = config->pin,
+                                      .isa = config->isa };
+    int r = lock_device(d, e);
+    if (r == SHD_OK)
+        r = start_loop(d, e);
+    if (r == SHD_OK)
+        r = task_queue_new(d, &d->tasks, e);
+    if (r == SHD_OK)
+        r = op_pool_init(&d->ops, e);
+    if (r == SHD_OK)
+        r = session_table_init(&d->sessions, e);
+    if (r == SHD_OK)
+        r = kern_cpu_new(&kern, &d->kern, e);
+    if (r == SHD_OK)
+        r = mailbox_init(d, e);
+    if (r == SHD_OK)
+        r = side_init(d, e); /* last: who can connect here finds the mailbox bound */
+    return r;
+}
+
+int daemon_new(const struct daemon_config *config, struct daemon **ret_daemon, struct shd_err *e)
+{
+    int r = check_device(config->device, e);
+    if (r == SHD_OK)
+        r = check_runtime_dir(config->runtime_dir, e);
+    if (r != SHD_OK)
+        return r;
+    struct daemon *d = sys_calloc(1, sizeof *d);
+    if (d == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for the daemon");
+    snprintf(d->device, sizeof d->device, "%s", config->device);
+    snprintf(d->runtime_dir, sizeof d->runtime_dir, "%s", config->runtime_dir);
+    d->lock_fd = d->side.fd = d->side.spare_fd = -1;
+    d->open_last = &d->open_first;
+    d->started_ns = uv_hrtime();
+    d->threads = config->threads > 0 ? config->threads : cpu_count();
+    r = start_parts(d, config, e);
+    if (r != SHD_OK) {
+        daemon_free(d);
+        return r;
+    }
+    *ret_daemon = d;
+    return SHD_OK;
+}
+
+void daemon_run(struct daemon *d)
+{
+    log_info("op=start device=%s runtime_dir=%s threads=%" PRIu32 " isa=%s", d->device,
+             d->runtime_dir, d->threads, d->kern->ops->name);
+    uv_run(&d->loop, UV_RUN_DEFAULT);
+}
+
+void daemon_stop(struct daemon *d)
+{
+    uv_stop(&d->loop);
+}
+
+static void close_leftover(uv_handle_t *handle, void *arg)
+{
+    (void)arg;
+    if (!uv_is_closing(handle))
+        uv_close(handle, NULL);
+}
+
+static void end_sessions(struct daemon *d)
+{
+    for (uint32_t i = 0; d->sessions.items != NULL && i < SESSIONS_MAX; i++) {
+        struct session *s = &d->sessions.items[i];
+        if (s->state == SESSION_NEW || s->state == SESSION_OPEN)
+            session_end(s, "the daemon stops");
+    }
+}
+
+/* Requests in flight: their inboxes are all that is left to give back. */
+static void drop_requests(struct daemon *d)
+{
+    for (uint32_t i = 0; d->ops.items != NULL && i < OP_POOL_COUNT; i++)
+        if (d->ops.items[i].inbox != NULL)
+            inbox_unref(d->ops.items[i].inbox);
+    op_pool_deinit(&d->ops);
+}
+
+void daemon_free(struct daemon *d)
+{
+    if (d == NULL)
+        return;
+    d->stopping = true;
+    if (d->kern != NULL)
+        d->kern->ops->free(d->kern); /* first: no kernel may run on what goes away below */
+    if (d->loop_ready) {
+        task_queue_close(d->tasks); /* nor may its completions start more */
+        side_deinit(d);
+        end_sessions(d);
+        mailbox_deinit(d);
+        uv_walk(&d->loop, close_leftover, NULL);
+        uv_run(&d->loop, UV_RUN_DEFAULT); /* closing handles, libuv's own workers */
+        CHECK(uv_loop_close(&d->loop) == 0);
+    }
+    open_model_abandon(d);
+    drop_requests(d);
+    for (uint32_t i = 0; i < d->model_count; i++)
+        model_free(d->models[i]);
+    session_table_deinit(&d->sessions);
+    task_queue_free(d->tasks);
+    if (d->lock_fd >= 0)
+        close(d->lock_fd); /* the file stays: unlinking it would race with the next daemon */
+    free(d);
+}

@@ -1,0 +1,72 @@
+/* One shardd: a device, its models, its sessions, and the event loop that ties them together.
+ *
+ *   socket → mailbox → wire → dispatch → op_*.c → step (pure) → apply → kernel, and back.
+ *
+ * The loop thread owns every struct here and never blocks: optimizer work runs on the kernel
+ * device's threads, spec parsing and model creation on libuv's pool; both report back by an
+ * async handle. Everything is freed in reverse order by daemon_free().
+ */
+#ifndef SHD_DAEMON_H
+#define SHD_DAEMON_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <uv.h>
+
+#include "daemon/mailbox.h"
+#include "daemon/op.h"
+#include "daemon/session.h"
+#include "daemon/side.h"
+#include "kernels/kern.h"
+#include "proto/status.h"
+#include "proto/wire.h"
+
+#define DAEMON_MODELS_MAX       64u
+#define DAEMON_DEVICE_BYTES_MAX 32u
+
+struct daemon_config {
+    const char *device;      /* "cpu0": letters then digits */
+    const char *runtime_dir; /* absolute; made with mode 0750 when missing */
+    uint32_t threads;        /* compute threads; 0: one per CPU */
+    bool pin;
+    const char *isa; /* NULL: the best one */
+};
+
+struct daemon {
+    char device[DAEMON_DEVICE_BYTES_MAX];
+    char runtime_dir[512];
+    uint32_t threads;
+    uint64_t started_ns; /* uv_hrtime() */
+    int lock_fd;         /* owned: flock on DEVICE.lock */
+    uv_loop_t loop;
+    bool loop_ready;
+    struct kern *kern; /* owned */
+    struct op_pool ops;
+    struct mailbox mailbox;
+    struct side side;
+    struct session_table sessions;
+    struct model *models[DAEMON_MODELS_MAX]; /* owned; handle = index + 1 */
+    uint32_t model_count;
+    struct op *open_first, **open_last; /* OpenModel requests, served one at a time */
+    struct open_work *opening;          /* owned; NULL when idle */
+    struct task_queue *tasks;           /* owned: completions from other threads */
+    uv_signal_t sigterm, sigint;
+    uint64_t requests; /* since start */
+    bool stopping;     /* daemon_free() is under way: begin nothing new */
+};
+
+/* Start everything: lock, sockets, compute threads. On SHD_OK the daemon is reachable as soon as
+ * daemon_run() is called. Errors: SHD_EINVAL, SHD_EEXIST another daemon has this device,
+ * SHD_ENOTSUP, SHD_EIO, SHD_ENOMEM. */
+int daemon_new(const struct daemon_config *config, struct daemon **ret_daemon, struct shd_err *e);
+
+/* Serve until SIGTERM, SIGINT or daemon_stop(). */
+void daemon_run(struct daemon *d);
+
+/* Ask the loop to end. Loop thread only. */
+void daemon_stop(struct daemon *d);
+
+void daemon_free(struct daemon *d); /* NULL is a no-op */
+
+#endif

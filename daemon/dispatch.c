@@ -1,0 +1,124 @@
+/* See dispatch.h. */
+#include "daemon/dispatch.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "daemon/model.h"
+#include "proto/check.h"
+
+#define ROLE(role) (1u << (role))
+#define ANY_ROLE   (ROLE(WIRE_TRAINER) | ROLE(WIRE_READER) | ROLE(WIRE_ADMIN))
+
+struct request_row {
+    int (*fn)(struct op *op);
+    unsigned roles; /* who may send it; 0: no session needed */
+    uint64_t count;
+};
+
+static struct request_row rows[WIRE_REQUEST_TYPES] = {
+    [WIRE_HELLO] = { op_hello, 0, 0 },
+    [WIRE_OPEN_MODEL] = { op_open_model, ANY_ROLE, 0 },
+    [WIRE_RETURN] = { op_return_grad, ROLE(WIRE_TRAINER), 0 },
+    [WIRE_PREPARE] = { op_prepare, ROLE(WIRE_TRAINER), 0 },
+    [WIRE_COMMIT] = { op_commit, ROLE(WIRE_TRAINER), 0 },
+    [WIRE_GET_BLOB] = { op_get_blob, ANY_ROLE, 0 },
+    [WIRE_DIGEST] = { op_digest, ANY_ROLE, 0 },
+    [WIRE_STATUS] = { op_status, ANY_ROLE, 0 },
+    [WIRE_DETACH] = { op_detach, ANY_ROLE, 0 },
+};
+
+static int admit(struct op *op, const struct request_row *row)
+{
+    if (row->roles == 0)
+        return SHD_OK;
+    struct session *s = session_find(op->daemon, op->req.session, op->identity, op->identity_bytes);
+    if (s == NULL)
+        return err_set(&op->err, SHD_EAUTH, "no open session %016" PRIx64 " of this connection",
+                       op->req.session);
+    if ((row->roles & ROLE(s->role)) == 0)
+        return err_set(&op->err, SHD_EAUTH, "%s is not for a %s session",
+                       wire_request_name(op->req.type), session_role_name(s->role));
+    if (s->ops >= SESSION_OPS_MAX)
+        return err_set(&op->err, SHD_EBUSY,
+                       "session has %u requests pending, the most there may be", SESSION_OPS_MAX);
+    op->session = s;
+    s->ops++;
+    return SHD_OK;
+}
+
+static void serve(struct op *op)
+{
+    struct request_row *row = &rows[op->req.type];
+    int r = admit(op, row);
+    if (r == SHD_OK) {
+        row->count++;
+        r = row->fn(op);
+    }
+    if (r != SHD_PENDING)
+        op_finish(op, r);
+}
+
+/* Out of request slots: say so without taking one. */
+static void refuse_busy(struct daemon *d, const uint8_t *identity, uint32_t identity_bytes)
+{
+    static struct op refused; /* loop thread only */
+    refused = (struct op){ .daemon = d, .identity_bytes = identity_bytes };
+    memcpy(refused.identity, identity, identity_bytes);
+    refused.reply = (struct wire_reply){ .status = SHD_EBUSY,
+                                         .text = "daemon is out of request slots" };
+    mailbox_reply(d, &refused);
+}
+
+void dispatch_frame(struct daemon *d, const uint8_t *identity, uint32_t identity_bytes,
+                    const void *frame, size_t bytes)
+{
+    CHECK(identity_bytes <= MAILBOX_IDENTITY_BYTES_MAX);
+    struct op *op = op_take(&d->ops);
+    if (op == NULL) {
+        refuse_busy(d, identity, identity_bytes);
+        return;
+    }
+    d->requests++;
+    op->daemon = d;
+    op->identity_bytes = identity_bytes;
+    memcpy(op->identity, identity, identity_bytes);
+    d->mailbox.arena.used = 0;
+    const int r = wire_request_unpack(frame, bytes, &d->mailbox.arena, &op->req, &op->err);
+    if (r == SHD_OK) {
+        serve(op);
+        return;
+    }
+    /* An undecodable request: its sender speaks something else, or is broken. */
+    d->mailbox.bad_frames++;
+    struct session *s = session_by_identity(d, identity, identity_bytes);
+    log_warn("op=undecodable status=%s session=%016" PRIx64 " why=\"%s\"", status_name(r),
+             s != NULL ? s->id : 0, op->err.text);
+    op_finish(op, r);
+    if (s != NULL && s->state == SESSION_OPEN)
+        session_end(s, "it sent an undecodable request");
+}
+
+void dispatch_again(struct op *op)
+{
+    const int r = rows[op->req.type].fn(op);
+    if (r != SHD_PENDING)
+        op_finish(op, r);
+}
+
+uint64_t dispatch_count(uint32_t type)
+{
+    CHECK(type < WIRE_REQUEST_TYPES);
+    return rows[type].count;
+}
+
+int op_find_model(struct op *op, uint32_t handle)
+{
+    struct daemon *d = op->daemon;
+    if (handle == 0 || handle > d->model_count || !d->models[handle - 1]->ready)
+        return err_set(&op->err, SHD_ENOENT, "no open model with handle %" PRIu32 " here", handle);
+    op->model = d->models[handle - 1];
+    return SHD_OK;
+}

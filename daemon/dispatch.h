@@ -1,0 +1,36 @@
+/* The request table: which handler serves a request, who may send it. */
+#ifndef SHD_DISPATCH_H
+#define SHD_DISPATCH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/op.h"
+
+struct daemon;
+
+/* Serve one frame from identity. Loop thread; never blocks. */
+void dispatch_frame(struct daemon *d, const uint8_t *identity, uint32_t identity_bytes,
+                    const void *frame, size_t bytes);
+
+/* Call op's handler again: it waited for something that has happened. */
+void dispatch_again(struct op *op);
+
+/* Requests served so far, by type (enum wire_request_type). */
+uint64_t dispatch_count(uint32_t type);
+
+/* Handlers, one file each. Loop thread; a status, or SHD_PENDING with op_finish() to come. */
+int op_hello(struct op *op);
+int op_open_model(struct op *op);
+int op_return_grad(struct op *op);
+int op_prepare(struct op *op);
+int op_commit(struct op *op);
+int op_get_blob(struct op *op);
+int op_digest(struct op *op);
+int op_status(struct op *op);
+int op_detach(struct op *op);
+
+/* The open model a request's handle names: sets op->model. SHD_ENOENT else. */
+int op_find_model(struct op *op, uint32_t handle);
+
+#endif

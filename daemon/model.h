@@ -1,0 +1,82 @@
+/* An open model on this daemon: its slice of every unit, in segments, and the step core that
+ * says what may happen to it. Lives as long as the daemon. */
+#ifndef SHD_MODEL_H
+#define SHD_MODEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/step.h"
+#include "daemon/task.h"
+#include "kernels/kern.h"
+#include "proto/board.h"
+#include "proto/segment.h"
+#include "proto/shardmap.h"
+#include "proto/spec.h"
+
+struct daemon;
+struct op;
+struct session;
+
+enum model_work_kind { MODEL_ACCUMULATE, MODEL_SUM, MODEL_ZERO, MODEL_APPLY };
+
+/* One unit's slice; at most one piece of kernel work on it at a time (the core sees to that). */
+struct model_unit {
+    struct task task;
+    struct model *model; /* borrowed */
+    uint32_t unit;
+    enum model_work_kind kind;
+    struct step_action action; /* what the work is for */
+    struct kern_sum sum;
+    struct kern_run *runs; /* owned: parameter groups of the slice */
+    uint32_t run_count;
+    struct model_unit *next; /* in the backlog */
+};
+
+struct model {
+    struct daemon *daemon; /* borrowed */
+    uint32_t handle;       /* index in daemon.models + 1 */
+    struct spec *spec;     /* owned */
+    char *spec_json;       /* owned: canonical */
+    struct shardmap *map;  /* owned */
+    struct segment state, publish, board_segment;
+    struct board *board;                      /* in board_segment */
+    void *core_memory;                        /* owned */
+    struct step *core;                        /* in core_memory */
+    struct model_unit *units;                 /* owned, [spec->unit_count] */
+    struct kern_hyper hypers[SHD_GROUPS_MAX]; /* of the update being applied */
+    uint8_t *blob;                            /* owned: of the last committed step */
+    size_t blob_bytes, blob_capacity;
+    struct op *waiting; /* requests to try again after SEALED or OPENED */
+    struct model_unit *backlog_first, **backlog_last; /* the kernel queue was full */
+    struct task init_task;
+    uint32_t init_tensor; /* next to fill */
+    bool ready;           /* initial values are in */
+    int last_status;      /* SHD_OK, or why a kernel failed */
+    uint64_t inbox_bytes; /* of all sessions, now */
+};
+
+/* Make a model of a parsed spec (taken on SHD_OK only): segments, core, runs. Any thread; touches
+ * no daemon. Errors: SHD_ENOMEM with the numbers, SHD_ERANGE, SHD_EIO. */
+int model_new(struct spec *spec, uint32_t owner, uint32_t owners, struct model **ret_model,
+              struct shd_err *e);
+void model_free(struct model *m); /* NULL is a no-op; no work may be running */
+
+/* Register with the daemon and start filling in initial values; done(op) follows when they are
+ * published. Loop thread. */
+void model_start(struct daemon *d, struct model *m);
+
+struct model *model_find(struct daemon *d, const char *name); /* "": the only one; or NULL */
+
+/* First float of an array of a unit's slice in the state segment. */
+float *model_array(const struct model *m, enum shardmap_array array, uint32_t unit);
+uint8_t *model_published(const struct model *m, uint32_t unit);
+
+/* Let op wait until the model's phase changes; it is dispatched again then. */
+void model_wait(struct model *m, struct op *op);
+void model_wake(struct model *m);
+
+/* A session died: finish its waiting requests. */
+void model_forget_session(struct model *m, const struct session *s);
+
+#endif

@@ -1,0 +1,54 @@
+/* One request being served: taken from a fixed pool when its frame arrives, given back when its
+ * reply is sent. A handler either finishes it at once or returns SHD_PENDING and finishes it
+ * later (op_finish), exactly once either way. */
+#ifndef SHD_OP_H
+#define SHD_OP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/status.h"
+#include "proto/wire.h"
+
+struct daemon;
+struct inbox;
+struct model;
+struct session;
+
+#define OP_POOL_COUNT              8192u
+#define MAILBOX_IDENTITY_BYTES_MAX 16u
+
+struct op {
+    struct daemon *daemon;
+    struct session *session; /* borrowed; held by its op count; NULL before Hello */
+    struct wire_request req; /* pointers in it are valid until the handler returns */
+    struct wire_reply reply; /* filled by the handler; pointers must outlive op_finish() */
+    struct shd_err err;      /* why, when the status is not SHD_OK */
+    struct model *model;     /* borrowed: models live as long as the daemon */
+    struct inbox *inbox;     /* RETURN: counted reference while its slot is read */
+    char *text;              /* owned: OPEN_MODEL's spec, copied */
+    void *work;              /* owned by the handler's file: DIGEST's buffers */
+    struct op *next;         /* free list, or the list the op waits in */
+    uint8_t identity[MAILBOX_IDENTITY_BYTES_MAX];
+    uint32_t identity_bytes;
+    uint32_t index; /* in the pool; step_ref = index + 1 */
+};
+
+struct op_pool {
+    struct op *items; /* owned, [OP_POOL_COUNT] */
+    struct op *free;
+    uint32_t used;
+};
+
+int op_pool_init(struct op_pool *pool, struct shd_err *e);
+void op_pool_deinit(struct op_pool *pool);
+
+/* A cleared op, or NULL when all are in use. */
+struct op *op_take(struct op_pool *pool);
+struct op *op_at(struct op_pool *pool, uint32_t index);
+
+/* Send the reply with this status and give the op back. status is what a handler would return;
+ * never SHD_PENDING. Nothing is sent when the session has gone. */
+void op_finish(struct op *op, int status);
+
+#endif

@@ -1,0 +1,62 @@
+/* COMMIT: the first decision for a sealed step is recorded with the client's blob and applied;
+ * every later one is answered with the recorded one. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/apply.h"
+#include "daemon/daemon.h"
+#include "daemon/dispatch.h"
+#include "kernels/runs.h"
+#include "proto/sys.h"
+
+/* Room for the blob first: after the decision is recorded nothing may fail. */
+static int reserve_blob(struct op *op)
+{
+    struct model *m = op->model;
+    const size_t bytes = op->req.commit.blob.bytes;
+    if (!op->req.commit.has_blob || bytes <= m->blob_capacity)
+        return SHD_OK;
+    uint8_t *grown = sys_realloc(m->blob, bytes);
+    if (grown == NULL)
+        return err_set(&op->err, SHD_ENOMEM, "no memory for a blob of %zu bytes", bytes);
+    m->blob = grown;
+    m->blob_capacity = bytes;
+    return SHD_OK;
+}
+
+int op_commit(struct op *op)
+{
+    const struct wire_commit *req = &op->req.commit;
+    int r = op_find_model(op, req->model);
+    if (r == SHD_OK)
+        r = reserve_blob(op);
+    if (r != SHD_OK)
+        return r;
+    struct model *m = op->model;
+    const struct step_decision asked = { .skip = req->decision.skip,
+                                         .scale = req->decision.scale,
+                                         .lr = req->decision.lr };
+    struct step_decision counts;
+    struct step_actions actions;
+    bool first;
+    r = step_commit(m->core, req->step, &asked, &counts, &first, &actions, &op->err);
+    if (r != SHD_OK)
+        return r;
+    if (first) {
+        if (req->has_blob) {
+            memcpy(m->blob, req->blob.data, req->blob.bytes);
+            m->blob_bytes = req->blob.bytes;
+        }
+        if (!counts.skip)
+            runs_hypers(m->spec, counts.lr, step_updates(m->core), m->hypers);
+        board_set_step(m->board, req->step, STEP_APPLYING);
+        apply_actions(m, &actions);
+    }
+    op->reply.type = WIRE_COMMITTED;
+    op->reply.committed = (struct wire_committed){
+        .step = req->step,
+        .decision = { .skip = counts.skip, .scale = counts.scale, .lr = counts.lr },
+    };
+    return SHD_OK;
+}

@@ -1,0 +1,70 @@
+/* RETURN: a unit's gradient of one micro-batch lies in a slot of the session's inbox. Happy path:
+ * checked here, ordered and counted by the core, summed by a kernel, then credited: the reply says
+ * that the slot is free. */
+#include <inttypes.h>
+
+#include "daemon/apply.h"
+#include "daemon/daemon.h"
+#include "daemon/dispatch.h"
+#include "proto/check.h"
+
+static int check_place(struct op *op)
+{
+    const struct wire_return *req = &op->req.return_grad;
+    const struct spec *spec = op->model->spec;
+    if (req->unit >= spec->unit_count)
+        return err_set(&op->err, SHD_ERANGE, "unit %" PRIu32 " of a model with %" PRIu32, req->unit,
+                       spec->unit_count);
+    if (req->micro >= spec->micro_batches)
+        return err_set(&op->err, SHD_ERANGE, "micro-batch %" PRIu32 " of a step with %" PRIu32,
+                       req->micro, spec->micro_batches);
+    return SHD_OK;
+}
+
+static int take_slot(struct op *op)
+{
+    const uint32_t slot = op->req.return_grad.slot;
+    struct inbox *inbox = session_inbox(op->session, op->model);
+    if (inbox == NULL)
+        return err_set(&op->err, SHD_EINVAL, "session has no gradient slots for model '%s'",
+                       op->model->spec->name);
+    if (slot >= inbox->slots)
+        return err_set(&op->err, SHD_ERANGE, "slot %" PRIu32 " of an inbox with %" PRIu32, slot,
+                       inbox->slots);
+    if (inbox->busy & UINT64_C(1) << slot)
+        return err_set(&op->err, SHD_EINVAL, "slot %" PRIu32 " was not credited yet", slot);
+    inbox->busy |= UINT64_C(1) << slot;
+    inbox->refs++;
+    op->inbox = inbox;
+    return SHD_OK;
+}
+
+static void release_slot(struct op *op)
+{
+    if (op->inbox == NULL)
+        return;
+    op->inbox->busy &= ~(UINT64_C(1) << op->req.return_grad.slot);
+    inbox_unref(op->inbox);
+    op->inbox = NULL;
+}
+
+int op_return_grad(struct op *op)
+{
+    const struct wire_return *req = &op->req.return_grad;
+    int r = op_find_model(op, req->model);
+    if (r == SHD_OK)
+        r = check_place(op);
+    if (r == SHD_OK && !req->none)
+        r = take_slot(op);
+    if (r != SHD_OK)
+        return r;
+    struct step_actions actions;
+    r = step_return(op->model->core, op->index + 1, req->step, req->unit, req->micro, req->none,
+                    req->metrics, req->metric_count, &actions, &op->err);
+    if (r != SHD_OK) {
+        release_slot(op);
+        return r;
+    }
+    apply_actions(op->model, &actions); /* a stale one is finished here */
+    return SHD_PENDING;
+}

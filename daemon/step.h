@@ -1,0 +1,131 @@
+/* The step protocol of one model on one daemon, as a pure core: events in, actions out. No I/O,
+ * no clock, no allocation, no threads; the shell (apply.c, op_*.c) does what the actions say and
+ * reports back, and the simulator runs the same code.
+ *
+ *            all units x all micro-batches in            Commit                  all units applied
+ *   OPEN k ────────────────────────────────▶ SEALED k ──────────▶ APPLYING k ───────────────▶ OPEN
+ * k+1
+ *
+ * Happy path: step_return() for each (micro-batch, unit) → ACCUMULATE, in ascending micro-batch
+ * order per unit whatever the order of arrival → step_accumulated() → CREDIT. After the last one
+ * SEALED: step_prepare() gives the exact sum of squares; step_commit() records the first decision
+ * and APPLYs the units in forward order, each PUBLISHed as it is done, then OPENED.
+ *
+ * While APPLYING, gradients of step k+1 are taken already; a unit's sums start when that unit has
+ * been applied. Everything late or doubled is credited as stale and changes nothing.
+ */
+#ifndef SHD_STEP_H
+#define SHD_STEP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/fixsum.h"
+#include "proto/status.h"
+
+enum step_phase { STEP_OPEN = 1, STEP_SEALED = 2, STEP_APPLYING = 3 };
+
+#define STEP_METRICS_MAX 4u
+#define STEP_APPLY_AHEAD 4u                  /* APPLYs outstanding: keeps the compute threads fed */
+#define STEP_CELLS_MAX   (UINT64_C(1) << 24) /* units x micro-batches */
+
+/* The shell's handle of the request whose gradient waits: 1 .. STEP_REF_MAX. */
+typedef uint32_t step_ref;
+#define STEP_REF_MAX UINT32_C(0xfffffffe)
+
+struct step_decision {
+    bool skip;   /* non-finite gradients: the step counts, the values stay */
+    float scale; /* multiplies the summed gradient */
+    double lr;
+};
+
+enum step_action_kind {
+    STEP_DO_ACCUMULATE, /* unit += gradient of ref (first: =); last: with its sum of squares */
+    STEP_DO_SUM,        /* sum of squares of the unit: its last micro-batch took no part */
+    STEP_DO_ZERO,       /* clear the unit's accumulator: no micro-batch took part */
+    STEP_DO_CREDIT,     /* answer ref: its slot is free (stale: it was not used) */
+    STEP_DO_APPLY,      /* update the unit by the decision (skip: only answer) */
+    STEP_DO_PUBLISH,    /* raise the unit's version to `version` */
+    STEP_DO_SEALED,     /* Prepare can be answered now */
+    STEP_DO_OPENED,     /* the open step is `version` now */
+};
+
+struct step_action {
+    enum step_action_kind kind;
+    uint32_t unit;
+    step_ref ref;
+    bool first, last, stale, skip;
+    uint64_t version;
+};
+
+#define STEP_ACTIONS_MAX 8u
+
+struct step_actions { /* of one event */
+    struct step_action items[STEP_ACTIONS_MAX];
+    uint32_t count;
+};
+
+/* What Prepare is answered with; kept until the next step is sealed. */
+struct step_prepared {
+    uint64_t step;
+    bool finite;
+    struct fixsum sum; /* carried; meaningless when not finite */
+    double metrics[STEP_METRICS_MAX];
+    uint32_t metric_count;
+    bool has_decision;
+    struct step_decision decision;
+};
+
+struct step; /* lives in caller's memory */
+
+/* Bytes a core needs; units, micros > 0 and units * micros <= STEP_CELLS_MAX. */
+size_t step_bytes(uint32_t units, uint32_t micros);
+
+/* Lay out a core at step 0, OPEN, in memory of step_bytes() aligned to 16. */
+struct step *step_init(void *memory, uint32_t units, uint32_t micros);
+
+/* Events. All clear *ret_actions first. unit and micro must be below their counts. */
+
+/* A gradient arrived (none: the unit took no part, there is no slot). Metrics, if any, are those
+ * of the micro-batch; the first to arrive count.
+ * SHD_OK: taken or stale, CREDIT follows now or later. SHD_ESTEP: a step that is not open yet. */
+int step_return(struct step *s, step_ref ref, uint64_t step, uint32_t unit, uint32_t micro,
+                bool none, const double *metrics, uint32_t metric_count,
+                struct step_actions *ret_actions, struct shd_err *e);
+
+/* ACCUMULATE, SUM or ZERO of unit is done. sum: its sum of squares, when the action asked for it
+ * (last, SUM), else NULL; finite: false if it could not be formed. */
+void step_accumulated(struct step *s, uint32_t unit, const struct fixsum *sum, bool finite,
+                      struct step_actions *ret_actions);
+
+/* APPLY of unit is done. */
+void step_applied(struct step *s, uint32_t unit, struct step_actions *ret_actions);
+
+/* SHD_OK: *ret_prepared is the record of `step` (the sealed one or the one before).
+ * SHD_PENDING: gradients are missing; ask again after SEALED. SHD_ESTEP: too old or too new. */
+int step_prepare(const struct step *s, uint64_t step, struct step_prepared *ret_prepared,
+                 struct shd_err *e);
+
+/* SHD_OK: *ret_decision is the one that counts for `step`; the first one ever given.
+ * *ret_first says whether this call recorded it. SHD_ESTEP: not sealed, or too old or new.
+ * SHD_EINVAL: an update with gradients that are not finite. */
+int step_commit(struct step *s, uint64_t step, const struct step_decision *decision,
+                struct step_decision *ret_decision, bool *ret_first,
+                struct step_actions *ret_actions, struct shd_err *e);
+
+/* Looking. */
+uint64_t step_now(const struct step *s);        /* committed steps whose updates are done */
+uint64_t step_collecting(const struct step *s); /* the step whose gradients are taken now */
+enum step_phase step_phase(const struct step *s);
+uint64_t step_updates(const struct step *s); /* committed and not skipped: t of AdamW */
+const struct step_prepared *step_record(const struct step *s); /* of the last sealed step */
+uint64_t step_cells_in(const struct step *s);      /* gradients summed for the collecting step */
+uint64_t step_cells_waiting(const struct step *s); /* arrived, not summed yet */
+
+/* The lowest micro-batch of unit that is not in yet; == micros when all are. */
+uint32_t step_unit_next(const struct step *s, uint32_t unit);
+
+const char *step_phase_name(enum step_phase phase);
+
+#endif
