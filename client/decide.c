@@ -1,0 +1,128 @@
+/* See decide.h. */
+#include "client/decide.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "proto/check.h"
+
+/* Keeps the quotient finite for a norm of 0, as torch.nn.utils.clip_grad_norm_ does. */
+#define CLIP_EPS 1e-6
+
+bool decision_equal(const struct wire_decision *a, const struct wire_decision *b)
+{
+    return a->skip == b->skip && memcmp(&a->scale, &b->scale, sizeof a->scale) == 0 &&
+           memcmp(&a->lr, &b->lr, sizeof a->lr) == 0;
+}
+
+static int check_number(const char *what, double x, struct shd_err *e)
+{
+    if (!isfinite(x) || x < 0)
+        return err_set(e, SHD_ERANGE, "%s is %g: must be finite and not negative", what, x);
+    return SHD_OK;
+}
+
+static int check_args(const struct decide_args *args, struct shd_err *e)
+{
+    int r = check_number("learning rate", args->lr, e);
+    if (r == SHD_OK)
+        r = check_number("clip_norm", args->clip_norm, e);
+    if (r == SHD_OK)
+        r = check_number("loss_scale", args->loss_scale, e);
+    return r;
+}
+
+static bool metrics_equal(const struct wire_prepared *a, const struct wire_prepared *b)
+{
+    return a->metric_count == b->metric_count &&
+           memcmp(a->metrics, b->metrics, a->metric_count * sizeof a->metrics[0]) == 0;
+}
+
+/* Owners see the same returns, so they must agree on everything that is not their slice. */
+static int check_agreement(const struct decide_args *args, struct shd_err *e)
+{
+    const struct wire_prepared *decided = NULL;
+    for (uint32_t i = 0; i < args->owners; i++) {
+        const struct wire_prepared *p = &args->prepared[i];
+        if (!metrics_equal(p, &args->prepared[0]))
+            return err_set(e, SHD_EINTERNAL,
+                           "owner %" PRIu32 " reports other metrics than owner 0 "
+                           "for step %" PRIu64,
+                           i, p->step);
+        if (!p->has_decision)
+            continue;
+        if (decided != NULL && !decision_equal(&p->decision, &decided->decision))
+            return err_set(e, SHD_EINTERNAL,
+                           "owner %" PRIu32 " recorded another decision for step "
+                           "%" PRIu64 " than an owner before it",
+                           i, p->step);
+        decided = p;
+    }
+    return SHD_OK;
+}
+
+static const struct wire_decision *recorded(const struct decide_args *args)
+{
+    for (uint32_t i = 0; i < args->owners; i++)
+        if (args->prepared[i].has_decision)
+            return &args->prepared[i].decision;
+    return NULL;
+}
+
+/* sqrt(sum of squares) / M / loss_scale; the sum is exact, so this is the same for any N. */
+static double mean_norm(const struct decide_args *args, double loss_scale)
+{
+    struct fixsum total;
+    fixsum_init(&total);
+    for (uint32_t i = 0; i < args->owners; i++) {
+        if (!args->prepared[i].finite)
+            return INFINITY;
+        fixsum_merge(&total, &args->prepared[i].sum);
+    }
+    return sqrt(fixsum_value(&total)) / args->micro_batches / loss_scale;
+}
+
+static int derive(const struct decide_args *args, double norm, double loss_scale,
+                  struct wire_decision *ret_decision, struct shd_err *e)
+{
+    if (!isfinite(norm)) {
+        *ret_decision = (struct wire_decision){ .skip = true, .lr = args->lr };
+        return SHD_OK;
+    }
+    double factor = 1;
+    if (args->clip_norm > 0 && args->clip_norm / (norm + CLIP_EPS) < 1)
+        factor = args->clip_norm / (norm + CLIP_EPS);
+    const float scale = (float)(1.0 / args->micro_batches / loss_scale * factor);
+    if (!isfinite(scale))
+        return err_set(e, SHD_ERANGE,
+                       "loss_scale %g is too small: gradients would be multiplied "
+                       "by more than fp32 holds",
+                       args->loss_scale);
+    *ret_decision = (struct wire_decision){ .scale = scale, .lr = args->lr };
+    return SHD_OK;
+}
+
+int decide(const struct decide_args *args, struct decided *ret_decided, struct shd_err *e)
+{
+    CHECK(args->owners > 0);
+    CHECK(args->micro_batches > 0);
+    int r = check_args(args, e);
+    if (r == SHD_OK)
+        r = check_agreement(args, e);
+    if (r != SHD_OK)
+        return r;
+    const double loss_scale = args->loss_scale > 0 ? args->loss_scale : 1;
+    struct decided decided = { .grad_norm = mean_norm(args, loss_scale) };
+    const struct wire_decision *record = recorded(args);
+    if (record != NULL)
+        decided.decision = *record;
+    else
+        r = derive(args, decided.grad_norm, loss_scale, &decided.decision, e);
+    if (r != SHD_OK)
+        return r;
+    decided.metric_count = args->prepared[0].metric_count;
+    memcpy(decided.metrics, args->prepared[0].metrics, sizeof decided.metrics);
+    *ret_decided = decided;
+    return SHD_OK;
+}

@@ -1,0 +1,192 @@
+/* Models: open, close, look things up. See client/shd.h. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/path.h"
+#include "client/session.h"
+#include "proto/check.h"
+#include "proto/sys.h"
+
+int model_set_spec(struct shd_model *m, struct spec *spec, struct shd_err *e)
+{
+    CHECK(m->spec == NULL);
+    m->holds = sys_calloc(spec->unit_count, sizeof *m->holds);
+    m->reports = sys_calloc(spec->micro_batches, sizeof *m->reports);
+    if (m->holds == NULL || m->reports == NULL)
+        return err_set(e, SHD_ENOMEM,
+                       "no memory for %" PRIu32 " units and %" PRIu32 " micro-batches",
+                       spec->unit_count, spec->micro_batches);
+    m->spec = spec;
+    return SHD_OK;
+}
+
+/* One more than a micro-batch holds at once, so that owners can read one meanwhile. */
+int model_slots_needed(const struct shd_model *m, uint32_t *ret_slots, struct shd_err *e)
+{
+    if (m->session->slots > 0) {
+        *ret_slots = m->session->slots;
+        return SHD_OK;
+    }
+    struct plan plan;
+    const int r = plan_build(m->spec, &PLAN_POLICY_DEFAULT, /* micros= */ 1, &plan, e);
+    if (r != SHD_OK)
+        return r;
+    const uint32_t slots = plan.live_grads_max + 1;
+    plan_free(&plan);
+    if (slots > SHD_SLOTS_MAX)
+        return err_set(e, SHD_ERANGE, "model '%s' needs %" PRIu32 " gradient slots, at most %u",
+                       m->spec->name, slots, SHD_SLOTS_MAX);
+    *ret_slots = slots;
+    return SHD_OK;
+}
+
+static void model_free(struct shd_model *m)
+{
+    m->session->path->close(m);
+    plan_free(&m->plan);
+    free(m->holds);
+    free(m->reports);
+    spec_free(m->spec);
+    free(m);
+}
+
+static int check_not_open(const struct shd_session *s, const struct shd_model *opened,
+                          struct shd_err *e)
+{
+    for (const struct shd_model *m = s->models; m != NULL; m = m->next)
+        if (strcmp(m->spec->name, opened->spec->name) == 0)
+            return err_set(e, SHD_EEXIST, "model '%s' is open in this session already",
+                           m->spec->name);
+    return SHD_OK;
+}
+
+/* spec (taken in any case) or, when NULL, the model called name. */
+static int open_model(shd_session *s, struct spec *spec, const char *name, shd_model **ret_model,
+                      struct shd_err *e)
+{
+    struct shd_model *m = sys_calloc(1, sizeof *m);
+    if (m == NULL) {
+        spec_free(spec);
+        return err_set(e, SHD_ENOMEM, "no memory for a model");
+    }
+    m->session = s;
+    int r = SHD_OK;
+    if (spec != NULL) {
+        r = model_set_spec(m, spec, e);
+        if (r != SHD_OK)
+            spec_free(spec);
+        else
+            r = check_not_open(s, m, e);
+    }
+    if (r == SHD_OK)
+        r = s->path->open(m, name, e);
+    if (r == SHD_OK && spec == NULL)
+        r = check_not_open(s, m, e);
+    if (r != SHD_OK) {
+        model_free(m);
+        return r;
+    }
+    m->next = s->models;
+    s->models = m;
+    *ret_model = m;
+    return SHD_OK;
+}
+
+int shd_model_open(shd_session *s, const char *spec_json, shd_model **ret_model, struct shd_err *e)
+{
+    if (spec_json == NULL)
+        return err_set(e, SHD_EINVAL, "no spec: shd_model_attach() attaches without one");
+    struct spec *spec;
+    const int r = spec_parse(spec_json, strlen(spec_json), &spec, e);
+    return r == SHD_OK ? open_model(s, spec, "", ret_model, e) : r;
+}
+
+int shd_model_attach(shd_session *s, const char *name, shd_model **ret_model, struct shd_err *e)
+{
+    return open_model(s, /* spec= */ NULL, name != NULL ? name : "", ret_model, e);
+}
+
+void shd_model_close(shd_model *m)
+{
+    if (m == NULL)
+        return;
+    struct shd_model **at = &m->session->models;
+    while (*at != m)
+        at = &(*at)->next;
+    *at = m->next;
+    model_free(m);
+}
+
+/* -- Looking things up --------------------------------------------------------------------------
+ */
+
+const char *shd_model_name(const shd_model *m)
+{
+    return m->spec->name;
+}
+
+uint64_t shd_step(const shd_model *m)
+{
+    return m->step;
+}
+
+uint32_t shd_micro_batches(const shd_model *m)
+{
+    return m->spec->micro_batches;
+}
+
+uint32_t shd_units(const shd_model *m)
+{
+    return m->spec->unit_count;
+}
+
+enum shd_dtype shd_param_dtype(const shd_model *m)
+{
+    return m->spec->publish;
+}
+
+uint32_t shd_tensors(const shd_model *m)
+{
+    return m->spec->tensor_count;
+}
+
+void shd_tensor_get(const shd_model *m, uint32_t index, struct shd_tensor *ret_tensor)
+{
+    CHECK(index < m->spec->tensor_count);
+    const struct spec_tensor *t = &m->spec->tensors[index];
+    *ret_tensor = (struct shd_tensor){ t->name, t->unit, t->offset_elems, t->elems };
+}
+
+int shd_tensor_find(const shd_model *m, const char *name, struct shd_tensor *ret_tensor,
+                    struct shd_err *e)
+{
+    for (uint32_t i = 0; i < m->spec->tensor_count; i++)
+        if (strcmp(m->spec->tensors[i].name, name) == 0) {
+            shd_tensor_get(m, i, ret_tensor);
+            return SHD_OK;
+        }
+    return err_set(e, SHD_ENOENT, "model '%s' has no tensor '%.100s'", m->spec->name, name);
+}
+
+const void *shd_params(const shd_model *m, uint32_t unit)
+{
+    if (unit >= m->spec->unit_count || m->holds[unit] == 0)
+        return NULL;
+    return m->session->path->params(m, unit);
+}
+
+int shd_blob(shd_model *m, void *buf, size_t capacity, size_t *ret_bytes, struct shd_err *e)
+{
+    return m->session->path->blob(m, buf, capacity, ret_bytes, e);
+}
+
+int shd_digest(shd_model *m, char ret_hex[65], uint64_t *ret_step, struct shd_err *e)
+{
+    static_assert(DIGEST_HEX_BYTES == 65, "shd.h and digest.h agree");
+    uint64_t step;
+    const int r = digest_run(m->spec, m->session->path->leaves, m, ret_hex, &step, e);
+    if (r == SHD_OK && ret_step != NULL)
+        *ret_step = step;
+    return r;
+}

@@ -1,0 +1,63 @@
+/* A data path: how parameters get to the worker and gradients back. One fully filled table per
+ * path; the public functions (session.c, model.c, step.c) do what all paths have in common, such
+ * as checking arguments and keeping the slots, and call down here for the rest.
+ */
+#ifndef SHD_PATH_H
+#define SHD_PATH_H
+
+#include <stdint.h>
+
+#include "client/decide.h"
+#include "client/digest.h"
+#include "client/session.h"
+
+struct path_return {
+    uint32_t micro, unit;
+    struct grad_slot *slot; /* SLOT_HELD; NULL: the unit took no part */
+};
+
+struct path_ops {
+    const char *name;
+
+    /* Daemons behind the session. */
+    uint32_t (*owners)(const struct shd_session *s);
+    /* Let go of the daemons; models are closed already. */
+    void (*disconnect)(struct shd_session *s);
+    int (*status)(struct shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e);
+
+    /* Open (m->spec is set) or attach to `name` (m->spec is NULL: set it by model_set_spec()).
+     * Sets m->step. After a failure close() is called. */
+    int (*open)(struct shd_model *m, const char *name, struct shd_err *e);
+    void (*close)(struct shd_model *m);
+    /* Make m->slot_count gradient slots. Called once, before the first is used. */
+    int (*open_slots)(struct shd_model *m, struct shd_err *e);
+
+    /* Wait until unit can be read at m->step. */
+    int (*wait_unit)(struct shd_model *m, uint32_t unit, struct shd_err *e);
+    const void *(*params)(const struct shd_model *m, uint32_t unit);
+    /* Wait until a slot is SLOT_FREE; one at least is SLOT_SENT now. */
+    int (*wait_slot)(struct shd_model *m, struct shd_err *e);
+    /* The array of a slot, shaped for unit. */
+    float *(*slot_array)(const struct shd_model *m, uint32_t slot, uint32_t unit);
+    /* Hand over; on SHD_OK the slot is SLOT_SENT or, already, SLOT_FREE. */
+    int (*give)(struct shd_model *m, const struct path_return *ret, struct shd_err *e);
+    /* Take in what has arrived meanwhile, without waiting. */
+    int (*poll)(struct shd_model *m, struct shd_err *e);
+
+    /* Wait for all micro-batches, decide, commit m->step. The caller moves m->step on. */
+    int (*commit)(struct shd_model *m, const struct shd_update *update, struct decided *ret_decided,
+                  struct shd_err *e);
+    int (*blob)(struct shd_model *m, void *buf, size_t capacity, size_t *ret_bytes,
+                struct shd_err *e);
+    /* digest_leaves_fn with the model as ctx. */
+    int (*leaves)(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],
+                  struct digest_stamp *stamp, struct shd_err *e);
+};
+
+extern const struct path_ops path_map;   /* daemons on this host: read and written in place */
+extern const struct path_ops path_local; /* owners inside this process */
+
+/* Start the in-process path's compute threads: sets s->kern. */
+int path_local_connect(struct shd_session *s, uint32_t threads, struct shd_err *e);
+
+#endif

@@ -1,0 +1,295 @@
+/* A step on daemons: waiting on boards, returning gradients, committing. See path_map.h.
+ *
+ * Returns are pipelined: nothing waits for their replies, which free the slot when every owner has
+ * credited it. A refused return becomes the model's fault and is reported by its next call. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "client/path_map.h"
+#include "proto/check.h"
+
+#define NS_PER_MS UINT64_C(1000000)
+#define SLICE_NS  (20 * NS_PER_MS) /* between two looks at the daemons' lives */
+#define NO_SLOT   UINT64_MAX
+
+const void *map_params(const struct shd_model *m, uint32_t unit)
+{
+    return m->map->params[unit];
+}
+
+float *map_slot_array(const struct shd_model *m, uint32_t slot, uint32_t unit)
+{
+    CHECK(slot < m->map->view_slots);
+    return m->map->views[slot * m->map->view_count + m->map->view_of[unit]];
+}
+
+int map_poll(struct shd_model *m, struct shd_err *e)
+{
+    return hub_poll(m->session->hub, /* timeout_ns= */ 0, e);
+}
+
+static uint64_t slice_left(uint64_t deadline_ns)
+{
+    const uint64_t now_ns = hub_clock_ns();
+    const uint64_t left_ns = now_ns < deadline_ns ? deadline_ns - now_ns : 0;
+    return left_ns < SLICE_NS ? left_ns : SLICE_NS;
+}
+
+/* -- Parameters -------------------------------------------------------------------------------- */
+
+static int wait_board(struct shd_model *m, struct link *link, uint32_t unit, uint64_t deadline_ns,
+                      struct shd_err *e)
+{
+    const struct board *board = m->map->owners[link->index].board.base;
+    for (;;) {
+        const uint64_t slice_ns = slice_left(deadline_ns);
+        if (board_wait(board, unit, m->step, slice_ns) == SHD_OK)
+            break;
+        const int r = map_poll(m, e);
+        if (r != SHD_OK)
+            return r;
+        if (slice_ns == 0)
+            return link_err(
+                link, SHD_ETIMEDOUT, e,
+                "did not publish unit %" PRIu32 " '%s' of step %" PRIu64 " within %" PRIu64 " ms",
+                unit, m->spec->units[unit].name, m->step, m->session->timeout_ns / NS_PER_MS);
+    }
+    const uint64_t version = board_version(board, unit);
+    if (version != m->step)
+        return link_err(link, SHD_ESTEP, e,
+                        "has unit %" PRIu32 " '%s' at step %" PRIu64
+                        ", this worker is at step %" PRIu64 ": that step is over",
+                        unit, m->spec->units[unit].name, version, m->step);
+    return SHD_OK;
+}
+
+/* Owners with no part of the unit have nothing to wait for. */
+int map_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
+{
+    struct hub *hub = m->session->hub;
+    const uint64_t deadline_ns = hub_clock_ns() + m->session->timeout_ns;
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
+        if (m->map->owners[i].shards->slice[unit].elems > 0)
+            r = wait_board(m, &hub->links[i], unit, deadline_ns, e);
+    return r;
+}
+
+/* -- Gradients --------------------------------------------------------------------------------- */
+
+static int slot_timed_out(struct shd_model *m, struct shd_err *e)
+{
+    const struct hub *hub = m->session->hub;
+    for (uint32_t l = 0; l < hub->link_count; l++)
+        for (uint32_t i = 0; i < HUB_CALLS_MAX; i++) {
+            const struct call *call = &hub->links[l].calls[i];
+            if (call->ctx != m || call->arg == NO_SLOT)
+                continue;
+            const struct grad_slot *slot = &m->slots[call->arg];
+            return link_err(&hub->links[l], SHD_ETIMEDOUT, e,
+                            "still holds unit %" PRIu32 ", micro-batch %" PRIu32 " after %" PRIu64
+                            " ms: is an earlier micro-batch missing?",
+                            slot->unit, slot->micro, m->session->timeout_ns / NS_PER_MS);
+        }
+    return err_set(e, SHD_ETIMEDOUT, "no gradient slot became free");
+}
+
+static bool any_slot_free(const struct shd_model *m)
+{
+    for (uint32_t i = 0; i < m->slot_count; i++)
+        if (m->slots[i].state == SLOT_FREE)
+            return true;
+    return false;
+}
+
+int map_wait_slot(struct shd_model *m, struct shd_err *e)
+{
+    const uint64_t deadline_ns = hub_clock_ns() + m->session->timeout_ns;
+    while (!any_slot_free(m)) {
+        const uint64_t slice_ns = slice_left(deadline_ns);
+        if (slice_ns == 0)
+            return slot_timed_out(m, e);
+        const int r = hub_poll(m->session->hub, slice_ns, e);
+        if (r != SHD_OK)
+            return r;
+    }
+    return SHD_OK;
+}
+
+static void slot_credited(struct grad_slot *slot)
+{
+    CHECK(slot->credits_left > 0);
+    if (--slot->credits_left == 0 && slot->state == SLOT_SENT)
+        slot->state = SLOT_FREE;
+}
+
+static void return_answered(struct link *link, const struct call *call,
+                            const struct wire_reply *reply)
+{
+    struct shd_model *m = call->ctx;
+    if (call->arg != NO_SLOT)
+        slot_credited(&m->slots[call->arg]);
+    if (m->fault.code != SHD_OK)
+        return;
+    if (reply->status != SHD_OK)
+        err_set(&m->fault, reply->status, "daemon %s refused a gradient: %s", link->device,
+                reply->text);
+    else if (reply->type != WIRE_CREDIT)
+        link_err(link, SHD_EPROTO, &m->fault, "answered Return with a reply of type %d",
+                 (int)reply->type);
+}
+
+static void fill_return(const struct shd_model *m, const struct path_return *ret,
+                        struct wire_return *msg)
+{
+    const struct report *report = &m->reports[ret->micro];
+    *msg = (struct wire_return){ .step = m->step,
+                                 .micro = ret->micro,
+                                 .unit = ret->unit,
+                                 .dtype = SHD_F32,
+                                 .none = ret->slot == NULL,
+                                 .metric_count = report->count };
+    if (ret->slot != NULL)
+        msg->slot = (uint32_t)(ret->slot - m->slots);
+    memcpy(msg->metrics, report->metrics, sizeof msg->metrics);
+}
+
+/* A return broken off by an error goes on, when repeated, with the first owner not yet told. */
+int map_give(struct shd_model *m, const struct path_return *ret, struct shd_err *e)
+{
+    struct hub *hub = m->session->hub;
+    struct grad_slot *slot = ret->slot;
+    const struct call call = {
+        .fn = return_answered,
+        .ctx = m,
+        .arg = slot != NULL ? (uint64_t)(slot - m->slots) : NO_SLOT,
+    };
+    struct wire_request request = { .type = WIRE_RETURN };
+    fill_return(m, ret, &request.return_grad);
+    for (uint32_t i = slot != NULL ? slot->sent : 0; i < hub->link_count; i++) {
+        request.return_grad.model = m->map->owners[i].handle;
+        const int r = hub_ask(&hub->links[i], &request, &call, e);
+        if (r != SHD_OK)
+            return r;
+        if (slot == NULL)
+            continue;
+        slot->sent++;
+        slot->credits_left++;
+    }
+    if (slot != NULL)
+        slot->state = slot->credits_left > 0 ? SLOT_SENT : SLOT_FREE;
+    return SHD_OK;
+}
+
+/* -- Commit ------------------------------------------------------------------------------------ */
+
+static int take_prepared(struct round *round, struct link *link, uint64_t step,
+                         const struct wire_reply *reply, struct shd_err *e)
+{
+    struct shd_model *m = round->ctx;
+    if (reply->prepared.step != step)
+        return link_err(link, SHD_EPROTO, e, "prepared step %" PRIu64 ", asked for %" PRIu64,
+                        reply->prepared.step, step);
+    m->map->prepared[link->index] = reply->prepared;
+    return SHD_OK;
+}
+
+int map_prepare(struct shd_model *m, struct shd_err *e)
+{
+    struct hub *hub = m->session->hub;
+    char what[48];
+    snprintf(what, sizeof what, "Prepare of step %" PRIu64, m->step);
+    struct round round = { .what = what,
+                           .hint = "micro-batches of the step are missing, or it is stopped",
+                           .type = WIRE_PREPARED,
+                           .take = take_prepared,
+                           .ctx = m };
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++) {
+        struct wire_request request = {
+            .type = WIRE_PREPARE,
+            .prepare = { .model = m->map->owners[i].handle, .step = m->step },
+        };
+        r = round_ask(&round, &hub->links[i], &request, m->step, e);
+    }
+    return round_finish(&round, hub, r, e);
+}
+
+static int take_committed(struct round *round, struct link *link, uint64_t step,
+                          const struct wire_reply *reply, struct shd_err *e)
+{
+    struct shd_model *m = round->ctx;
+    if (reply->committed.step != step)
+        return link_err(link, SHD_EPROTO, e, "committed step %" PRIu64 ", asked for %" PRIu64,
+                        reply->committed.step, step);
+    m->map->counts[link->index] = reply->committed.decision;
+    return SHD_OK;
+}
+
+static int commit(struct shd_model *m, const struct wire_decision *decision,
+                  const struct shd_update *update, struct shd_err *e)
+{
+    struct hub *hub = m->session->hub;
+    char what[48];
+    snprintf(what, sizeof what, "Commit of step %" PRIu64, m->step);
+    struct round round = { .what = what, .type = WIRE_COMMITTED, .take = take_committed, .ctx = m };
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++) {
+        struct wire_request request = {
+            .type = WIRE_COMMIT,
+            .commit = { .model = m->map->owners[i].handle,
+                        .step = m->step,
+                        .decision = *decision,
+                        .has_blob = update->blob != NULL,
+                        .blob = { update->blob, update->blob_bytes } },
+        };
+        r = round_ask(&round, &hub->links[i], &request, m->step, e);
+    }
+    return round_finish(&round, hub, r, e);
+}
+
+/* The first decision to arrive counts, and it must be the same one everywhere. */
+static int check_counts(const struct shd_model *m, struct shd_err *e)
+{
+    const struct map_model *map = m->map;
+    for (uint32_t i = 1; i < map->owner_count; i++)
+        if (!decision_equal(&map->counts[i], &map->counts[0]))
+            return link_err(&m->session->hub->links[i], SHD_EINTERNAL, e,
+                            "applies step %" PRIu64 " with scale %g and rate %g, owner 0 with %g "
+                            "and %g",
+                            m->step, (double)map->counts[i].scale, map->counts[i].lr,
+                            (double)map->counts[0].scale, map->counts[0].lr);
+    return SHD_OK;
+}
+
+int map_decide_and_commit(struct shd_model *m, const struct shd_update *update,
+                          struct decided *ret_decided, struct shd_err *e)
+{
+    const struct decide_args args = {
+        .prepared = m->map->prepared,
+        .owners = m->map->owner_count,
+        .micro_batches = m->spec->micro_batches,
+        .lr = update->lr,
+        .clip_norm = update->clip_norm,
+        .loss_scale = update->loss_scale,
+    };
+    struct decided decided;
+    int r = decide(&args, &decided, e);
+    if (r == SHD_OK)
+        r = commit(m, &decided.decision, update, e);
+    if (r == SHD_OK)
+        r = check_counts(m, e);
+    if (r != SHD_OK)
+        return r;
+    decided.decision = m->map->counts[0];
+    *ret_decided = decided;
+    return SHD_OK;
+}
+
+int map_commit(struct shd_model *m, const struct shd_update *update, struct decided *ret_decided,
+               struct shd_err *e)
+{
+    const int r = map_prepare(m, e);
+    return r == SHD_OK ? map_decide_and_commit(m, update, ret_decided, e) : r;
+}

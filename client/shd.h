@@ -1,0 +1,277 @@
+/* shd.h: the one public header of libshd, the client of the shardd training-state service.
+ *
+ * The idea. Parameters and optimizer state live in daemons (`shardd`, one per device), not in
+ * your training process. A model is cut into *units*, the groups of tensors you want to hold at
+ * the same time (typically one per layer). Your process is a *worker*; for each *micro-batch* it
+ *
+ *     shd_acquire(unit)  read the unit's current parameters, one contiguous array
+ *     ... forward, backward ...
+ *     shd_grad(unit)     get an array of the same shape to write the unit's gradient into
+ *     shd_return(unit)   hand that gradient to its owners
+ *     shd_release(unit)  the parameters are no longer needed
+ *
+ * and, when all micro-batches of the *step* are in, shd_commit() clips, updates and moves the
+ * model on to the next step. On one host nothing is copied: the arrays are the owners' memory,
+ * mapped side by side. Results do not depend on the number of daemons or workers, to the bit.
+ *
+ *     struct shd_err e;
+ *     shd_session *s; shd_model *m;
+ *     if (shd_connect(&(struct shd_options){ .size = sizeof(struct shd_options) }, &s, &e) ||
+ *         shd_model_open(s, spec_json, &m, &e))
+ *         return fprintf(stderr, "%s\n", e.text), 1;
+ *
+ * Threads: a session and its models belong to one thread at a time. The arrays may be read and
+ * written by any thread between the calls that hand them out and take them back.
+ *
+ * Errors: every function that returns int returns SHD_OK (0) or a negative code and then fills
+ * *e (may be NULL) with a sentence that names the values. Out-parameters are untouched then.
+ * Every wait is bounded by shd_options.timeout_ms and its error names who was waited for.
+ *
+ * Ownership: what a _new/_connect/_open call returns is yours until the matching close. Pointers
+ * handed out by acquire and grad are borrowed until release and return.
+ */
+#ifndef SHD_H
+#define SHD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SHD_API     __attribute__((visibility("default")))
+#define SHD_VERSION "0.1.0"
+
+#ifndef SHD_PUBLIC_STATUS /* shardd's own sources may have these from proto/; a test compares */
+#define SHD_PUBLIC_STATUS
+enum shd_status {
+    SHD_OK = 0,
+    SHD_EINVAL = -1,     /* invalid argument or malformed input */
+    SHD_ERANGE = -2,     /* value outside its limits */
+    SHD_EPROTO = -3,     /* message or protocol version not understood */
+    SHD_EAUTH = -4,      /* peer is not allowed to do this */
+    SHD_ENOENT = -5,     /* no such model, unit, tensor, file or daemon */
+    SHD_EEXIST = -6,     /* already there */
+    SHD_ESPEC = -7,      /* model spec differs from the open model */
+    SHD_ESTEP = -8,      /* step is not the open step */
+    SHD_EBUSY = -9,      /* a limit on concurrent work is reached; retry later */
+    SHD_ENOMEM = -10,    /* out of memory, descriptors or mappings */
+    SHD_EIO = -11,       /* system call or transport failed */
+    SHD_EGONE = -12,     /* daemon is gone */
+    SHD_ETIMEDOUT = -13, /* deadline passed */
+    SHD_ESEGMENT = -14,  /* segment has the wrong size or seals */
+    SHD_ENOTSUP = -15,   /* not supported here */
+    SHD_EINTERNAL = -16, /* internal error */
+};
+struct shd_err {
+    int code;       /* one of enum shd_status */
+    char text[256]; /* always terminated */
+};
+#endif
+
+#ifndef SHD_PUBLIC_DTYPE
+#define SHD_PUBLIC_DTYPE
+enum shd_dtype {
+    SHD_F32 = 1,
+    SHD_BF16 = 2,
+    SHD_F16 = 3,
+};
+#endif
+
+typedef struct shd_session shd_session;
+typedef struct shd_model shd_model;
+
+/* "SHD_ESTEP" for SHD_ESTEP, "SHD_UNKNOWN" for a code this library does not know. */
+SHD_API const char *shd_status_name(int code);
+
+/* -- Session --------------------------------------------------------------------------------- */
+
+struct shd_options {
+    size_t size;         /* sizeof(struct shd_options): lets the struct grow */
+    const char *address; /* NULL: $SHARDD_ADDRESS, else /run/shardd. Either a runtime directory
+                          * ("/run/shardd": every daemon in it, or "/run/shardd?cpu0,cpu1"), or
+                          * "local:", owners inside this process: no daemon, same bits. */
+    const char *name;    /* shown by `shardctl status`; NULL: the program's name */
+    uint32_t slots;      /* gradients in flight to each owner, 1..64; 0: as the plan needs */
+    uint32_t threads;    /* "local:" only: threads that apply updates; 0: one */
+    uint64_t timeout_ms; /* bound of each wait; 0: 60,000 */
+};
+
+/* Attach to the daemons at an address. Needs their socket directory readable and a uid they
+ * accept (their own, or root). Errors: SHD_ENOENT nothing there; SHD_EAUTH refused; SHD_EPROTO
+ * another protocol version; SHD_EGONE, SHD_ETIMEDOUT, SHD_ENOMEM. */
+SHD_API int shd_connect(const struct shd_options *options, shd_session **ret_session,
+                        struct shd_err *e);
+
+/* Detach and free, with its models. Arrays handed out become invalid. NULL is a no-op. */
+SHD_API void shd_close(shd_session *s);
+
+/* Daemons this session is attached to ("local:" counts as 1). */
+SHD_API uint32_t shd_owners(const shd_session *s);
+
+/* -- Model ----------------------------------------------------------------------------------- */
+
+/* Create the model a JSON spec describes, or attach to it if its daemons hold it already; then
+ * the spec must be the same one (SHD_ESPEC names the first tensor and field that differ).
+ *
+ *   { "name": "gpt", "seed": 1, "micro_batches": 4, "publish": "f32",
+ *     "optimizer": { "kind": "adamw", "beta1": 0.9, "beta2": 0.95, "eps": 1e-8 },
+ *     "groups": [ { "name": "decay", "weight_decay": 0.1 }, { "name": "plain" } ],
+ *     "units": [
+ *       { "name": "embed", "tensors": [
+ *         { "name": "wte", "shape": [256, 128], "group": "decay", "init": ["normal", 0, 0.02] }
+ *       ] },
+ *       { "name": "head", "uses": ["embed"], "tensors": [
+ *         { "name": "ln_f.weight", "shape": [128], "group": "plain", "init": ["const", 1] }
+ *       ] }
+ *     ] }
+ *
+ *   optimizer.kind  "adamw" (beta1, beta2, eps), "sgd" (momentum), "lion" (beta1, beta2).
+ *   groups          weight_decay and lr_scale per tensor; lr itself comes with each commit.
+ *   init            ["const", a] | ["normal", mean, std] | ["uniform", low, high], drawn by the
+ *                   owners from (seed, tensor name, element index); default ["const", 0].
+ *   uses            units whose tensors this unit reads as well (tied weights): they stay
+ *                   acquired, and their gradient is returned after the last use.
+ *
+ * docs/protocol.md has every field. Units are applied, and become readable for the next step, in
+ * the order listed: list them in forward order. */
+SHD_API int shd_model_open(shd_session *s, const char *spec_json, shd_model **ret_model,
+                           struct shd_err *e);
+
+/* Attach to a model the daemons already hold, by name (NULL: the only one there). */
+SHD_API int shd_model_attach(shd_session *s, const char *name, shd_model **ret_model,
+                             struct shd_err *e);
+
+/* Unmap and free the model's client side; the daemons keep the model. NULL is a no-op. */
+SHD_API void shd_model_close(shd_model *m);
+
+SHD_API const char *shd_model_name(const shd_model *m);
+SHD_API uint64_t shd_step(const shd_model *m); /* committed updates, as this worker knows */
+SHD_API uint32_t shd_micro_batches(const shd_model *m); /* M of the spec */
+SHD_API uint32_t shd_units(const shd_model *m);
+SHD_API enum shd_dtype shd_param_dtype(const shd_model *m);
+
+struct shd_tensor {
+    const char *name;      /* borrowed from the model */
+    uint32_t unit;         /* index of its unit */
+    uint64_t offset_elems; /* of its first element in the unit's array; a multiple of 32 */
+    uint64_t elems;
+};
+
+/* Look up by name / index. SHD_ENOENT when there is none. */
+SHD_API int shd_tensor_find(const shd_model *m, const char *name, struct shd_tensor *ret_tensor,
+                            struct shd_err *e);
+SHD_API uint32_t shd_tensors(const shd_model *m);
+SHD_API void shd_tensor_get(const shd_model *m, uint32_t index, struct shd_tensor *ret_tensor);
+
+/* -- One micro-batch ------------------------------------------------------------------------- */
+
+/* Parameters of unit at the open step, [unit elements] of shd_param_dtype(), read-only. Waits
+ * until every owner has published that step. Calls nest: one release per acquire. */
+SHD_API int shd_acquire(shd_model *m, uint32_t unit, const void **ret_params, struct shd_err *e);
+SHD_API void shd_release(shd_model *m, uint32_t unit);
+
+/* An array of the unit's shape, fp32, for its gradient of micro-batch micro. Contents are
+ * undefined, except that gaps between tensors are zero and must stay so: write every element of
+ * every tensor. Waits while the owners still hold all slots. Calling it again before shd_return()
+ * gives the same array (a tied tensor's second use adds to it). */
+SHD_API int shd_grad(shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad,
+                     struct shd_err *e);
+
+/* Hand the gradient over. Each (step, micro, unit) counts once; repeats are dropped. Owners sum
+ * in ascending micro order per unit, so hand micro-batches in ascending order. */
+SHD_API int shd_return(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e);
+
+/* The unit took no part in this micro-batch: counts as zeros, moves nothing. */
+SHD_API int shd_return_none(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e);
+
+/* Numbers of one micro-batch (its loss, say), at most 4: summed over the step's micro-batches in
+ * ascending order and given back by shd_commit(). Call before the micro-batch's last return. */
+#define SHD_METRICS_MAX 4
+SHD_API int shd_report(shd_model *m, uint32_t micro, const double *metrics, uint32_t count,
+                       struct shd_err *e);
+
+/* -- One step -------------------------------------------------------------------------------- */
+
+struct shd_update {
+    size_t size;       /* sizeof(struct shd_update) */
+    double lr;         /* times the group's lr_scale */
+    double clip_norm;  /* 0: no clipping; else scale so that the global norm is at most this */
+    double loss_scale; /* 0 or 1: none; else gradients are divided by it */
+    const void *blob;  /* your own state, committed with the step; NULL keeps the last one */
+    size_t blob_bytes; /* at most SHD_BLOB_BYTES_MAX */
+};
+#define SHD_BLOB_BYTES_MAX ((size_t)768 * 1024)
+
+struct shd_result {
+    uint64_t step;    /* the step that was committed: the model is at step + 1 now */
+    double grad_norm; /* of the mean gradient, before clipping */
+    bool skipped;     /* a gradient was inf or NaN: parameters and moments are unchanged */
+    double metrics[SHD_METRICS_MAX]; /* sums over the micro-batches */
+};
+
+/* Wait until all units of all M micro-batches are in, whoever computed them, then commit. Every
+ * worker calls it with the same update; the first decision to arrive counts, on all owners. The
+ * gradient applied is the mean over micro-batches. Returns once the decision is recorded; the
+ * next shd_acquire() waits for the units themselves. */
+SHD_API int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result *ret_result,
+                       struct shd_err *e);
+
+/* The blob of the last committed step into buf[capacity]; *ret_bytes is its size (0: none). */
+SHD_API int shd_blob(shd_model *m, void *buf, size_t capacity, size_t *ret_bytes,
+                     struct shd_err *e);
+
+/* -- Running a schedule ---------------------------------------------------------------------- */
+
+/* Instead of the calls above in an order of your own, let the library run a *plan*: an array of
+ * operations made from your model and a policy (docs/schedules.md). You supply the compute. */
+struct shd_compute {
+    void *ctx;
+    /* Forward of a unit for micro-batch micro. params: the unit's parameters; those of units it
+     * `uses` by shd_params(). Return 0, or nonzero to stop the run with SHD_EINTERNAL. */
+    int (*forward)(void *ctx, uint32_t micro, uint32_t unit, const void *params);
+    /* Backward: write the unit's gradient to grad ([unit elements], fp32). The gradient of units
+     * it uses by shd_grad(): the first user in backward order writes, the others add. */
+    int (*backward)(void *ctx, uint32_t micro, uint32_t unit, const void *params, float *grad);
+    /* Numbers of the micro-batch, after its backward of the last unit ended the forward part.
+     * May be NULL. Fill at most SHD_METRICS_MAX, return how many. */
+    uint32_t (*metrics)(void *ctx, uint32_t micro, double *ret_metrics);
+};
+
+/* Run one step's micro-batches micros[count] (ascending) of this worker, then commit. */
+SHD_API int shd_run_step(shd_model *m, const uint32_t *micros, uint32_t count,
+                         const struct shd_compute *compute, const struct shd_update *update,
+                         struct shd_result *ret_result, struct shd_err *e);
+
+/* Parameters of a unit that is acquired now (by shd_acquire() or the running plan); else NULL. */
+SHD_API const void *shd_params(const shd_model *m, uint32_t unit);
+
+/* -- Looking --------------------------------------------------------------------------------- */
+
+/* SHA-256 over parameters and optimizer state in tensor order, independent of the number of
+ * owners (docs/protocol.md has the exact definition), as 64 hex digits and NUL. Waits until no
+ * update is running; SHD_ESTEP if the step moved meanwhile. */
+SHD_API int shd_digest(shd_model *m, char ret_hex[65], uint64_t *ret_step, struct shd_err *e);
+
+/* Counters of this session since it connected. */
+struct shd_stats {
+    uint64_t wait_ns;      /* in acquire, grad and commit, waiting for owners or workers */
+    uint64_t bytes_mapped; /* address space mapped to owners' memory */
+    uint64_t bytes_copied; /* parameters and gradients moved by copying: 0 on the mapped path */
+    uint64_t units_acquired;
+    uint64_t units_returned;
+    uint64_t requests; /* messages sent */
+};
+SHD_API void shd_stats(const shd_session *s, struct shd_stats *ret_stats);
+
+/* Each daemon's status as one JSON document (schema in docs/protocol.md), owner by index. The
+ * string is yours: free() it. */
+SHD_API int shd_status(shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
