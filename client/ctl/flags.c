@@ -1,0 +1,139 @@
+#include "client/ctl/flags.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/ctl/ctl.h"
+#include "client/ctl/suggest.h"
+#include "proto/check.h"
+
+#define FLAGS_MAX 32u
+
+/* The flag a word names ("--name", "--name=value", "-x"); NULL when none. */
+static const struct flag *flag_find(const struct flags *f, const char *word)
+{
+    const size_t bytes = strcspn(word, "=");
+    for (size_t i = 0; i < f->count; i++) {
+        const struct flag *flag = &f->table[i];
+        if (strncmp(word, "--", 2) == 0 && strlen(flag->name) == bytes - 2 &&
+            strncmp(word + 2, flag->name, bytes - 2) == 0)
+            return flag;
+        if (flag->letter != 0 && word[1] == flag->letter && word[2] == '\0')
+            return flag;
+    }
+    return NULL;
+}
+
+static int flag_unknown(const struct flags *f, const char *word, struct shd_err *e)
+{
+    const char *names[FLAGS_MAX];
+    CHECK(f->count <= FLAGS_MAX);
+    for (size_t i = 0; i < f->count; i++)
+        names[i] = f->table[i].name;
+    char near[160];
+    return err_set(e, SHD_EINVAL, "unknown flag '%s'%s", word,
+                   suggest(word + strspn(word, "-"), names, f->count, "--", near, sizeof(near)));
+}
+
+static int flag_store_u32(const struct flag *flag, const char *text, struct shd_err *e)
+{
+    char *end;
+    errno = 0;
+    const unsigned long long n = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end != '\0')
+        return err_set(e, SHD_EINVAL, "--%s takes a whole number, got '%s'", flag->name, text);
+    if (errno == ERANGE || n < flag->min || n > flag->max)
+        return err_set(e, SHD_ERANGE, "--%s is %s, its limits are %" PRIu32 " and %" PRIu32,
+                       flag->name, text, flag->min, flag->max);
+    *(uint32_t *)flag->value = (uint32_t)n;
+    return SHD_OK;
+}
+
+static int flag_store(const struct flag *flag, const char *text, struct shd_err *e)
+{
+    if (flag->kind == FLAG_U32)
+        return flag_store_u32(flag, text, e);
+    if (flag->kind == FLAG_STRING)
+        *(const char **)flag->value = text;
+    else
+        *(bool *)flag->value = true;
+    return SHD_OK;
+}
+
+enum flags_result flags_parse(const struct flags *f, int argc, char **argv, int *ret_rest,
+                              struct shd_err *e)
+{
+    int i = 1;
+    for (; i < argc && argv[i][0] == '-' && argv[i][1] != '\0'; i++) {
+        const char *word = argv[i];
+        if (strcmp(word, "--") == 0) {
+            i++;
+            break;
+        }
+        if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0)
+            return FLAGS_HELP;
+        const struct flag *flag = flag_find(f, word);
+        if (flag == NULL)
+            return flag_unknown(f, word, e), FLAGS_ERROR;
+        const char *value = strchr(word, '=');
+        if (flag->kind == FLAG_BOOL && value != NULL)
+            return err_set(e, SHD_EINVAL, "--%s takes no value, got '%s'", flag->name, word),
+                   FLAGS_ERROR;
+        if (flag->kind != FLAG_BOOL && value == NULL && i + 1 == argc)
+            return err_set(e, SHD_EINVAL, "--%s needs a value: --%s %s", flag->name, flag->name,
+                           flag->arg),
+                   FLAGS_ERROR;
+        if (value != NULL)
+            value++;
+        else if (flag->kind != FLAG_BOOL)
+            value = argv[++i];
+        if (flag_store(flag, value, e) != SHD_OK)
+            return FLAGS_ERROR;
+    }
+    *ret_rest = i;
+    return FLAGS_OK;
+}
+
+int flags_start(const struct flags *f, int argc, char **argv, int *ret_rest)
+{
+    struct shd_err e = { 0 };
+    int rest = argc;
+    switch (flags_parse(f, argc, argv, &rest, &e)) {
+    case FLAGS_HELP:
+        flags_help(f, stdout);
+        return CTL_OK;
+    case FLAGS_ERROR:
+        ctl_say("%s", e.text);
+        ctl_say("`shardctl %s --help` explains", argv[0]);
+        return CTL_USAGE;
+    case FLAGS_OK:
+        break;
+    }
+    if (ret_rest == NULL && rest < argc) {
+        ctl_say("%s takes no further words, got '%s'", argv[0], argv[rest]);
+        ctl_say("`shardctl %s --help` explains", argv[0]);
+        return CTL_USAGE;
+    }
+    if (ret_rest != NULL)
+        *ret_rest = rest;
+    return -1;
+}
+
+void flags_help(const struct flags *f, FILE *out)
+{
+    fprintf(out, "usage: %s\n\n%s\n\nflags:\n", f->usage, f->about);
+    for (size_t i = 0; i < f->count; i++) {
+        const struct flag *flag = &f->table[i];
+        char letter[] = { '-', flag->letter, ',', ' ', '\0' };
+        char left[64];
+        snprintf(left, sizeof(left), "%s--%s %s", flag->letter != 0 ? letter : "", flag->name,
+                 flag->arg != NULL ? flag->arg : "");
+        fprintf(out, "  %-30s%s\n", left, flag->help);
+    }
+    fprintf(out, "  %-30s%s\n", "-h, --help", "this text");
+    if (f->more != NULL)
+        fprintf(out, "\n%s", f->more);
+}

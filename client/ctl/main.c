@@ -1,0 +1,113 @@
+/* shardctl: starts, shows and checks shard daemons. Finds the verb in a table and hands over. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/ctl/ctl.h"
+#include "client/ctl/suggest.h"
+#include "client/shd.h"
+#include "proto/check.h"
+
+static int verb_help(int argc, char **argv);
+
+static const struct verb verbs[] = {
+    { "run", "run a command as workers beside daemons of its own, on this host", verb_run },
+    { "status", "show daemons: models, steps, memory, sessions", verb_status },
+    { "digest", "SHA-256 over a model's parameters and optimizer state", verb_digest },
+    { "help", "this text, or `shardctl help VERB`", verb_help },
+};
+
+static const struct verb *verb_find(const char *name)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
+        if (strcmp(verbs[i].name, name) == 0)
+            return &verbs[i];
+    return NULL;
+}
+
+static int verb_unknown(const char *name)
+{
+    const char *names[ARRAY_SIZE(verbs)];
+    for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
+        names[i] = verbs[i].name;
+    char near[160];
+    ctl_say("unknown verb '%s'%s", name,
+            suggest(name + strspn(name, "-"), names, ARRAY_SIZE(names), "", near, sizeof(near)));
+    ctl_say("`shardctl --help` explains");
+    return CTL_USAGE;
+}
+
+static void print_help(FILE *out)
+{
+    fprintf(out,
+            "usage: shardctl VERB [FLAGS]\n\n"
+            "Parameters and optimizer state live in daemons (shardd, one per device); workers\n"
+            "attach to them. shardctl starts, shows and checks them.\n\nverbs:\n");
+    for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
+        fprintf(out, "  %-10s%s\n", verbs[i].name, verbs[i].summary);
+    fprintf(out, "\n`shardctl VERB --help` explains one. `shardctl --version` prints the version.\n"
+                 "\nexample: train a small GPT in 2 workers against 2 daemons\n"
+                 "  shardctl run --daemons 2 --workers 2 -- shd-gpt --steps 20\n"
+                 "\nexit codes:\n"
+                 "  0  done\n"
+                 "  1  failed; the reason is on stderr\n"
+                 "  2  the command line was wrong\n"
+                 "  `run` passes on its first failing worker's code, 128 + N for signal N\n");
+}
+
+static int verb_help(int argc, char **argv)
+{
+    if (argc < 2 || argv[1][0] == '-') {
+        print_help(stdout);
+        return CTL_OK;
+    }
+    const struct verb *v = verb_find(argv[1]);
+    if (v == NULL)
+        return verb_unknown(argv[1]);
+    if (v->fn == verb_help) {
+        print_help(stdout);
+        return CTL_OK;
+    }
+    char help[] = "--help";
+    char *words[] = { argv[1], help, NULL };
+    return v->fn(2, words);
+}
+
+void ctl_say(const char *fmt, ...)
+{
+    char line[1024];
+    int used = snprintf(line, sizeof(line), "shardctl: ");
+    va_list args;
+    va_start(args, fmt);
+    const int n = vsnprintf(line + used, sizeof(line) - (size_t)used - 1, fmt, args);
+    va_end(args);
+    if (n > 0)
+        used = used + n < (int)sizeof(line) - 2 ? used + n : (int)sizeof(line) - 2;
+    line[used] = '\n';
+    if (write(STDERR_FILENO, line, (size_t)used + 1) < 0)
+        return; /* nobody reads our stderr: there is nowhere left to complain */
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help(stderr);
+        return CTL_USAGE;
+    }
+    if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0) {
+        printf("shardctl %s\n", SHD_VERSION);
+        return CTL_OK;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)
+        return verb_help(1, argv);
+    const struct verb *v = verb_find(argv[1]);
+    if (v == NULL)
+        return verb_unknown(argv[1]);
+    const int code = v->fn(argc - 1, argv + 1);
+    if (fflush(stdout) == 0)
+        return code;
+    ctl_say("cannot write the output: %s", strerror(errno));
+    return CTL_FAILED;
+}

@@ -1,0 +1,42 @@
+/* Copies the output of children to our stderr, a line at a time, each behind its child's prefix.
+ *
+ * A line goes out in one write of at most PIPE_BUF bytes, so lines of several writers stay whole;
+ * longer lines are cut into several. When stderr takes no more, the children's pipes are left
+ * alone until it does: they wait, we do not (signals are still served).
+ *
+ * Happy path: relay_open() per child, its pipe's write end goes to the child, relay_close() when
+ * it has exited. A process that outlives its child and keeps the pipe is not waited for.
+ */
+#ifndef SHD_CTL_RELAY_H
+#define SHD_CTL_RELAY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <uv.h>
+
+#include "proto/status.h"
+
+#define RELAY_PREFIX_BYTES   24u
+#define RELAY_LINE_BYTES_MAX (4096u - RELAY_PREFIX_BYTES - 1u)
+#define RELAY_LAST_BYTES     120u
+
+struct relay {
+    uv_poll_t poll;
+    uv_timer_t retry; /* runs while stderr is full */
+    int fd;           /* owned read end; -1: not open */
+    size_t used;
+    char prefix[RELAY_PREFIX_BYTES]; /* "[rank 1] " */
+    char last[RELAY_LAST_BYTES];     /* the latest line, for error messages */
+    char buf[RELAY_LINE_BYTES_MAX];
+};
+
+/* Start relaying; name is put in brackets. *ret_write_fd is the caller's to give and close. The
+ * relay stays where it is in memory until the loop has run after relay_close().
+ * Errors: SHD_ENOMEM, SHD_EIO. */
+int relay_open(struct relay *relay, uv_loop_t *loop, const char *name, int *ret_write_fd,
+               struct shd_err *e);
+
+/* Relay what is in the pipe now, then close. No-op when not open. */
+void relay_close(struct relay *relay);
+
+#endif

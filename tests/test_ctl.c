@@ -1,0 +1,548 @@
+/* shardctl as a user meets it: the real binary with the real shardd, in a runtime base of the
+ * test's own. Every test ends with nothing left in that base and no process of it alive.
+ *
+ * Workers are `sh -c` scripts; what a run does is read from `-v` lines, its stdout, its stderr
+ * and its exit code.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "proto/check.h"
+#include "tests/test.h"
+
+#define OUTPUT_BYTES (256u * 1024u)
+#define ARGS_MAX     24u
+#define DEADLINE_MS  60000
+#define PIDS_MAX     64u
+
+#define BIN SHD_BIN_DIR /* where the binaries are; first in PATH */
+
+static char base[64]; /* the runtime base, set by main */
+
+struct run {
+    pid_t pid;
+    int fds[2]; /* read ends of stdout and stderr; -1: at its end */
+    char out[OUTPUT_BYTES], err[OUTPUT_BYTES];
+    size_t used[2];
+    int code; /* exit code, or 128 + signal */
+};
+
+static uint64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000u + (uint64_t)t.tv_nsec / 1000000u;
+}
+
+static void sleep_ms(long ms)
+{
+    nanosleep(&(struct timespec){ .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 }, NULL);
+}
+
+/* -- Running it ------------------------------------------------------------------------------ */
+
+/* Start program with args (NULL-terminated, without argv[0]). */
+static void run_start_program(struct run *r, const char *program, const char *const *args)
+{
+    int out[2], err[2];
+    CHECK(pipe2(out, O_CLOEXEC) == 0 && pipe2(err, O_CLOEXEC) == 0);
+    fflush(stdout);
+    r->pid = fork();
+    CHECK(r->pid >= 0);
+    if (r->pid == 0) {
+        char *argv[ARGS_MAX + 2];
+        size_t n = 0;
+        argv[n++] = strdup(program);
+        for (; args[n - 1] != NULL && n <= ARGS_MAX; n++)
+            argv[n] = strdup(args[n - 1]);
+        argv[n] = NULL;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        dup2(out[1], STDOUT_FILENO);
+        dup2(err[1], STDERR_FILENO);
+        execv(program, argv);
+        _exit(99);
+    }
+    close(out[1]);
+    close(err[1]);
+    r->fds[0] = out[0];
+    r->fds[1] = err[0];
+    r->used[0] = r->used[1] = 0;
+    r->out[0] = r->err[0] = '\0';
+}
+
+static void run_start(struct run *r, const char *const *args)
+{
+    run_start_program(r, BIN "/shardctl", args);
+}
+
+/* Read what is there within wait_ms; false when both streams are at their end. */
+static bool run_read(struct run *r, int wait_ms)
+{
+    struct pollfd p[2] = { { .fd = r->fds[0], .events = POLLIN },
+                           { .fd = r->fds[1], .events = POLLIN } };
+    if (r->fds[0] < 0 && r->fds[1] < 0)
+        return false;
+    poll(p, 2, wait_ms);
+    for (int i = 0; i < 2; i++) {
+        char *text = i == 0 ? r->out : r->err;
+        if (p[i].revents == 0)
+            continue;
+        CHECK(r->used[i] < OUTPUT_BYTES - 1);
+        const ssize_t n = read(r->fds[i], text + r->used[i], OUTPUT_BYTES - 1 - r->used[i]);
+        if (n <= 0) {
+            close(r->fds[i]);
+            r->fds[i] = -1;
+            continue;
+        }
+        r->used[i] += (size_t)n;
+        text[r->used[i]] = '\0';
+    }
+    return true;
+}
+
+/* Read until part shows up on stderr, or stdout. */
+static void run_await(struct run *r, const char *part)
+{
+    const uint64_t deadline = now_ms() + DEADLINE_MS;
+    while (strstr(r->err, part) == NULL && strstr(r->out, part) == NULL)
+        if (now_ms() > deadline || !run_read(r, 100))
+            FAIL("no '%s' in stdout '%s' stderr '%s'", part, r->out, r->err);
+}
+
+/* Read to the end, reap. */
+static void run_finish(struct run *r)
+{
+    const uint64_t deadline = now_ms() + DEADLINE_MS;
+    while (run_read(r, 100))
+        if (now_ms() > deadline)
+            FAIL("still running after %d ms: stdout '%s' stderr '%s'", DEADLINE_MS, r->out, r->err);
+    int status;
+    CHECK(waitpid(r->pid, &status, 0) == r->pid);
+    r->code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+#define ARGS(...) ((const char *const[]){ __VA_ARGS__, NULL })
+
+static struct run run; /* large: not on the stack */
+
+static void ctl(const char *const *args)
+{
+    run_start(&run, args);
+    run_finish(&run);
+}
+
+/* -- What is left ---------------------------------------------------------------------------- */
+
+/* Entries in the runtime base. */
+static unsigned leftovers(void)
+{
+    unsigned count = 0;
+    DIR *dir = opendir(base);
+    CHECK(dir != NULL);
+    for (const struct dirent *d = readdir(dir); d != NULL; d = readdir(dir))
+        count += d->d_name[0] != '.';
+    closedir(dir);
+    return count;
+}
+
+/* The pids named after each occurrence of mark in the run's stderr. */
+static unsigned pids_named(const char *mark, pid_t *ret_pids)
+{
+    unsigned count = 0;
+    for (const char *at = strstr(run.err, mark); at != NULL && count < PIDS_MAX;
+         at = strstr(at + 1, mark))
+        ret_pids[count++] = (pid_t)strtol(at + strlen(mark), NULL, 10);
+    return count;
+}
+
+/* Gone, or a zombie that its new parent has not reaped yet. */
+static bool gone(pid_t pid)
+{
+    char path[64], text[256] = "";
+    snprintf(path, sizeof(path), "/proc/%ld/stat", (long)pid);
+    FILE *f = fopen(path, "re");
+    if (f == NULL)
+        return true;
+    const size_t n = fread(text, 1, sizeof(text) - 1, f);
+    fclose(f);
+    const char *state = n > 0 ? strrchr(text, ')') : NULL;
+    return state == NULL || state[2] == 'Z' || state[2] == 'X';
+}
+
+/* Every process that -v named is gone, now or (orphans of a killed shardctl) in a moment. */
+static void expect_gone(const char *mark, unsigned count)
+{
+    pid_t pids[PIDS_MAX];
+    EXPECT_EQ(pids_named(mark, pids), count);
+    for (unsigned i = 0; i < count; i++) {
+        for (int tries = 0; tries < 500 && !gone(pids[i]); tries++)
+            sleep_ms(10);
+        if (!gone(pids[i]))
+            FAIL("process %ld is still there", (long)pids[i]);
+    }
+}
+
+static void expect_clean(void)
+{
+    expect_gone(" pid=", pids_named(" pid=", (pid_t[PIDS_MAX]){ 0 }));
+    EXPECT_EQ(leftovers(), 0);
+}
+
+/* -- The command line ------------------------------------------------------------------------ */
+
+TEST(help_and_version_go_to_stdout)
+{
+    ctl(ARGS("--help"));
+    EXPECT_EQ(run.code, 0);
+    EXPECT_HAS(run.out, "run a command as workers");
+    EXPECT_HAS(run.out, "exit codes");
+    ctl(ARGS("run", "--help"));
+    EXPECT_EQ(run.code, 0);
+    EXPECT_HAS(run.out, "example:");
+    EXPECT_STR(run.err, "");
+    ctl(ARGS("help", "digest"));
+    EXPECT_EQ(run.code, 0);
+    EXPECT_HAS(run.out, "usage: shardctl digest");
+    ctl(ARGS("--version"));
+    EXPECT_EQ(run.code, 0);
+    EXPECT_HAS(run.out, "shardctl 0.");
+}
+
+TEST(wrong_command_lines_exit_2_and_suggest)
+{
+    static const struct {
+        const char *args[5];
+        const char *says;
+    } cases[] = {
+        { { "stats" }, "unknown verb 'stats'; did you mean status?" },
+        { { "xyzzy" }, "known: run, status, digest, help" },
+        { { "run", "--deamons", "2" }, "unknown flag '--deamons'; did you mean --daemons?" },
+        { { "run", "--daemons", "0", "true" }, "--daemons is 0, its limits are 1 and 1024" },
+        { { "run", "--workers", "1025", "true" }, "--workers is 1025, its limits are 1 and 1024" },
+        { { "run", "--workers", "two", "true" }, "--workers takes a whole number, got 'two'" },
+        { { "run", "--workers=99999999999999999999", "true" }, "its limits are 1 and 1024" },
+        { { "run", "--daemons" }, "--daemons needs a value" },
+        { { "run", "--verbose=1", "true" }, "--verbose takes no value" },
+        { { "run", "--daemons", "2" }, "run needs a command" },
+        { { "status", "cpu0" }, "status takes no further words, got 'cpu0'" },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        ctl(cases[i].args);
+        EXPECT_HAS(run.err, cases[i].says);
+        EXPECT_EQ(run.code, 2);
+        EXPECT_STR(run.out, "");
+    }
+}
+
+TEST(status_and_digest_without_a_daemon_fail_clearly)
+{
+    ctl(ARGS("status", "--address", "/nonexistent"));
+    EXPECT_EQ(run.code, 1);
+    EXPECT_HAS(run.err, "/nonexistent");
+    ctl(ARGS("digest", "--address", "/nonexistent"));
+    EXPECT_EQ(run.code, 1);
+    EXPECT_HAS(run.err, "/nonexistent");
+}
+
+/* -- A run that goes well -------------------------------------------------------------------- */
+
+TEST(workers_get_torchruns_environment)
+{
+    ctl(ARGS("run", "-v", "--daemons", "2", "--workers", "3", "--", "sh", "-c",
+             "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR; "
+             "[ $MASTER_PORT -gt 0 ] && [ $OMP_NUM_THREADS -ge 1 ] && echo numbers; "
+             "echo ${SHARDD_ADDRESS#*\\?} ${NOTIFY_SOCKET-none}"));
+    EXPECT_EQ(run.code, 0);
+    EXPECT_STR(run.out, "0 0 3 3 0 127.0.0.1\nnumbers\ncpu0,cpu1 none\n");
+    EXPECT_HAS(run.err, "[rank 2] 2 2 3 3 0 127.0.0.1\n");
+    EXPECT_HAS(run.err, "[rank 1] cpu0,cpu1 none\n");
+    expect_gone("started daemon cpu0 pid=", 1);
+    expect_gone("started worker rank 2 pid=", 1);
+    expect_clean();
+}
+
+TEST(stdout_is_rank_0s_alone_and_exact)
+{
+    ctl(ARGS("run", "--workers", "2", "--", "sh", "-c",
+             "[ $RANK = 0 ] && printf 'a\\r\\0b\\n'; echo err >&2; printf 'no newline'"));
+    EXPECT_EQ(run.code, 0);
+    EXPECT_EQ(run.used[0], strlen("a\r?b\nno newline"));
+    EXPECT(memcmp(run.out, "a\r\0b\nno newline", run.used[0]) == 0);
+    EXPECT_HAS(run.err, "[rank 1] err\n");
+    EXPECT_HAS(run.err, "[rank 1] no newline\n"); /* a partial last line is completed */
+    expect_clean();
+}
+
+TEST(users_thread_settings_are_kept)
+{
+    setenv("OPENBLAS_NUM_THREADS", "7", 1);
+    ctl(ARGS("run", "--", "sh", "-c", "echo $OPENBLAS_NUM_THREADS"));
+    unsetenv("OPENBLAS_NUM_THREADS");
+    EXPECT_STR(run.out, "7\n");
+    expect_clean();
+}
+
+TEST(status_inside_a_run_shows_both_daemons)
+{
+    ctl(ARGS("run", "--daemons", "2", "--", "sh", "-c",
+             "shardctl status && shardctl status --json"));
+    EXPECT_STR(run.err, "");
+    EXPECT_EQ(run.code, 0);
+    EXPECT_HAS(run.out, "cpu0  pid ");
+    EXPECT_HAS(run.out, "cpu1  pid ");
+    EXPECT_HAS(run.out, "\"device\": \"cpu1\"");
+    EXPECT(strstr(run.out, "shardctl status") == NULL); /* its own session is left out */
+    expect_clean();
+}
+
+TEST(digest_of_a_run_is_what_the_worker_printed)
+{
+    ctl(ARGS("run", "--daemons", "2", "--", "sh", "-c",
+             "shd-gpt --layers 1 --dim 32 --heads 1 --seq 16 --batch 2 --micro-batches 2 "
+             "--steps 2 --sample 0 && shardctl digest && shardctl status && "
+             "! shardctl digest --model other"));
+    EXPECT_EQ(run.code, 0);
+    const char *trained = strstr(run.out, "digest sha256:");
+    EXPECT(trained != NULL);
+    const char *asked = strstr(trained + 1, "digest sha256:");
+    EXPECT(asked != NULL);
+    EXPECT(strncmp(trained, asked, strlen("digest sha256:") + 64 + strlen(" step=2")) == 0);
+    EXPECT_HAS(asked, " step=2 model=");
+    EXPECT_HAS(asked, "OPEN");
+    EXPECT_HAS(run.err, "other");
+    expect_clean();
+}
+
+/* -- A run that does not --------------------------------------------------------------------- */
+
+TEST(failing_worker_is_named_and_its_code_passed_on)
+{
+    ctl(ARGS("run", "-v", "--daemons", "2", "--workers", "3", "--", "sh", "-c",
+             "[ $RANK = 1 ] && exit 3; sleep 100"));
+    EXPECT_EQ(run.code, 3);
+    EXPECT_HAS(run.err, "worker rank 1 (pid ");
+    EXPECT_HAS(run.err, ") exited with code 3\n");
+    expect_clean();
+}
+
+TEST(killed_worker_is_named_with_its_signal)
+{
+    ctl(ARGS("run", "-v", "--workers", "2", "--", "sh", "-c",
+             "[ $RANK = 0 ] && kill -9 $$; sleep 100"));
+    EXPECT_EQ(run.code, 128 + SIGKILL);
+    EXPECT_HAS(run.err, "worker rank 0 (pid ");
+    EXPECT_HAS(run.err, ") was killed by signal 9 (SIGKILL)\n");
+    expect_clean();
+}
+
+TEST(missing_command_is_an_error)
+{
+    ctl(ARGS("run", "-v", "--", "./no-such-command"));
+    EXPECT_EQ(run.code, 1);
+    EXPECT_HAS(run.err, "worker rank 0: cannot run './no-such-command': No such file");
+    expect_clean();
+}
+
+TEST(daemon_that_dies_is_named_before_its_workers)
+{
+    pid_t pids[PIDS_MAX];
+    run_start(&run, ARGS("run", "-v", "--daemons", "3", "--workers", "2", "--", "sh", "-c",
+                         "echo working; sleep 100"));
+    run_await(&run, "[rank 1] working");
+    EXPECT_EQ(pids_named("started daemon cpu1 pid=", pids), 1);
+    kill(pids[0], SIGKILL);
+    run_finish(&run);
+    EXPECT_EQ(run.code, 1);
+    char says[128];
+    snprintf(says, sizeof(says), "daemon cpu1 (pid %ld) was killed by signal 9 (SIGKILL)\n",
+             (long)pids[0]);
+    EXPECT_HAS(run.err, says);
+    expect_clean();
+}
+
+/* shardctl beside a program that is not shardd: copied, since it looks next to itself. */
+static void ctl_beside(const char *script, const char *const *args)
+{
+    char command[2048], program[128];
+    snprintf(command, sizeof(command),
+             "mkdir %s/.bin && cp " BIN "/shardctl %s/.bin/ && "
+             "printf '#!/bin/sh\\n%s\\n' > %s/.bin/shardd && chmod +x %s/.bin/shardd",
+             base, base, script, base, base);
+    CHECK(system(command) == 0);
+    snprintf(program, sizeof(program), "%s/.bin/shardctl", base);
+    run_start_program(&run, program, args);
+    run_finish(&run);
+    snprintf(command, sizeof(command), "rm -r %s/.bin", base);
+    CHECK(system(command) == 0);
+}
+
+TEST(daemon_that_ends_before_it_is_ready_is_named_with_its_last_line)
+{
+    ctl_beside("echo no luck >&2; exit 4", ARGS("run", "-v", "--", "true"));
+    EXPECT_EQ(run.code, 1);
+    EXPECT_HAS(run.err, ") exited with code 4 before it was ready: no luck\n");
+    expect_clean();
+}
+
+TEST(daemon_that_never_gets_ready_is_given_up)
+{
+    ctl_beside("echo thinking >&2; exec sleep 100",
+               ARGS("run", "-v", "--timeout", "1", "--", "true"));
+    EXPECT_EQ(run.code, 1);
+    EXPECT_HAS(run.err, "daemon cpu0 (pid ");
+    EXPECT_HAS(run.err, ") was not ready after 1 s (--timeout): thinking\n");
+    expect_clean();
+}
+
+/* -- Signals --------------------------------------------------------------------------------- */
+
+TEST(signals_reach_each_worker_once_and_decide_the_code)
+{
+    static const struct {
+        int number;
+        const char *name;
+    } signals[] = { { SIGINT, "INT" }, { SIGTERM, "TERM" }, { SIGHUP, "HUP" } };
+    for (size_t i = 0; i < ARRAY_SIZE(signals); i++) {
+        char script[256];
+        snprintf(script, sizeof(script),
+                 "trap 'echo caught' %s; echo up; for i in 1 2 3 4 5 6 7; do sleep 0.1; done; "
+                 "exit 0",
+                 signals[i].name);
+        run_start(&run, ARGS("run", "-v", "--workers", "2", "--", "bash", "-c", script));
+        run_await(&run, "up\n");
+        run_await(&run, "[rank 1] up\n");
+        kill(run.pid, signals[i].number);
+        run_finish(&run);
+        EXPECT_EQ(run.code, 128 + signals[i].number);
+        EXPECT_STR(run.out, "up\ncaught\n");
+        EXPECT_HAS(run.err, "[rank 1] caught\n");
+        expect_clean();
+    }
+}
+
+TEST(worker_that_ignores_a_signal_is_killed_after_grace)
+{
+    const uint64_t start = now_ms();
+    run_start(&run, ARGS("run", "-v", "--grace", "1", "--", "sh", "-c",
+                         "trap '' TERM; echo up; sleep 100; sleep 100"));
+    run_await(&run, "up\n");
+    kill(run.pid, SIGTERM);
+    run_finish(&run);
+    EXPECT_EQ(run.code, 128 + SIGTERM);
+    EXPECT_HAS(run.err, "worker rank 0 (pid ");
+    EXPECT_HAS(run.err, ") did not stop within 1 s: killing it\n");
+    EXPECT(now_ms() - start < 20000);
+    expect_clean();
+}
+
+TEST(second_signal_kills_at_once)
+{
+    const uint64_t start = now_ms();
+    run_start(&run, ARGS("run", "-v", "--grace", "50", "--", "sh", "-c",
+                         "trap '' INT; echo up; sleep 100; sleep 100"));
+    run_await(&run, "up\n");
+    kill(run.pid, SIGINT);
+    sleep_ms(700);
+    kill(run.pid, SIGINT);
+    run_finish(&run);
+    EXPECT_EQ(run.code, 128 + SIGINT);
+    EXPECT(now_ms() - start < 20000);
+    expect_clean();
+}
+
+/* -- Nothing is left ------------------------------------------------------------------------- */
+
+TEST(processes_that_workers_leave_behind_are_ended)
+{
+    ctl(ARGS("run", "-v", "--", "bash", "-c",
+             "sleep 100 & echo left pid=$! >&2; setsid sleep 100 & echo left pid=$! >&2; "
+             "setsid bash -c 'sleep 100 & echo left pid=$! >&2'; exit 0"));
+    EXPECT_EQ(run.code, 0);
+    expect_gone("left pid=", 3);
+    expect_clean();
+}
+
+TEST(killed_shardctl_takes_all_along_and_the_next_run_removes_its_directory)
+{
+    run_start(&run, ARGS("run", "-v", "--daemons", "2", "--workers", "2", "--", "sh", "-c",
+                         "echo up; exec sleep 100"));
+    run_await(&run, "[rank 1] up\n");
+    kill(run.pid, SIGKILL);
+    run_finish(&run);
+    EXPECT_EQ(run.code, 128 + SIGKILL);
+    expect_gone(" pid=", 4);
+    EXPECT_EQ(leftovers(), 1);
+    ctl(ARGS("run", "--", "true"));
+    EXPECT_EQ(run.code, 0);
+    EXPECT_EQ(leftovers(), 0);
+}
+
+TEST(run_spares_the_directory_of_a_live_run)
+{
+    static struct run other;
+    run_start(&other, ARGS("run", "--", "sh", "-c", "echo up; sleep 1; ls ${SHARDD_ADDRESS%\\?*}"));
+    run_await(&other, "up\n");
+    ctl(ARGS("run", "--", "true"));
+    EXPECT_EQ(run.code, 0);
+    EXPECT_EQ(leftovers(), 1);
+    run_finish(&other);
+    EXPECT_EQ(other.code, 0);
+    EXPECT_HAS(other.out, "cpu0.sock");
+    expect_clean();
+}
+
+TEST(directory_is_private_and_too_long_a_base_is_an_error)
+{
+    ctl(ARGS("run", "--", "sh", "-c", "stat -c '%a %u' ${SHARDD_ADDRESS%\\?*}"));
+    char want[32];
+    snprintf(want, sizeof(want), "700 %u\n", (unsigned)geteuid());
+    EXPECT_STR(run.out, want);
+    char longer[128];
+    snprintf(longer, sizeof(longer), "%s/%060d", base, 0);
+    CHECK(mkdir(longer, 0700) == 0);
+    setenv("XDG_RUNTIME_DIR", longer, 1);
+    ctl(ARGS("run", "--", "true"));
+    setenv("XDG_RUNTIME_DIR", base, 1);
+    EXPECT_EQ(run.code, 1);
+    EXPECT_HAS(run.err, "is too long for sockets in it");
+    CHECK(rmdir(longer) == 0);
+    expect_clean();
+}
+
+/* -- The program ----------------------------------------------------------------------------- */
+
+/* A base like /run/user/UID, of the test's own; 0 when there is no place for one. */
+static int make_base(void)
+{
+    const char *home = getenv("HOME");
+    if (geteuid() == 0)
+        snprintf(base, sizeof(base), "/run/shardctl-test-XXXXXX");
+    else if (home == NULL ||
+             snprintf(base, sizeof(base), "%s/.shardctl-test-XXXXXX", home) >= (int)sizeof(base))
+        return 0;
+    return mkdtemp(base) != NULL && setenv("XDG_RUNTIME_DIR", base, 1) == 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (!make_base()) {
+        fprintf(stderr, "skipped: no place for a private directory: %s\n", strerror(errno));
+        return 77;
+    }
+    char path[4096];
+    const char *old = getenv("PATH");
+    snprintf(path, sizeof(path), BIN ":%s", old != NULL ? old : "/usr/bin:/bin");
+    setenv("PATH", path, 1);
+    const int code = test_run_all(argc, argv);
+    if (rmdir(base) != 0)
+        fprintf(stderr, "%s: %s\n", base, strerror(errno));
+    return code;
+}
