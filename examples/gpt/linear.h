@@ -1,0 +1,44 @@
+/* linear.h: y = x W + b over all threads, and its gradients.
+ *
+ * The output is cut into tiles by its shape alone, one gemm_run() per tile, each tile's k loop
+ * unbroken: who computes which tile does not matter.
+ */
+#ifndef GPT_LINEAR_H
+#define GPT_LINEAR_H
+
+#include <stdint.h>
+
+#include "examples/gpt/pool.h"
+#include "examples/gpt/real.h"
+#include "examples/gpt/vec.h"
+
+struct linear {
+    uint64_t rows, in, out; /* x [rows, in], y [rows, out] */
+    const real *weight;     /* [in, out], or [out, in] when transposed */
+    const real *bias;       /* [out]; NULL with `then` LINEAR_PLAIN only */
+    int transposed;
+};
+
+/* What happens to a tile of y while it is in the cache. */
+enum linear_then {
+    LINEAR_PLAIN,    /* y = x W (+ b) */
+    LINEAR_RESIDUAL, /* y = x W + b + other */
+    LINEAR_GELU,     /* y = x W + b, other = gelu(y) */
+};
+
+/* other: [rows, out], read or written as `then` says; NULL for LINEAR_PLAIN. */
+void linear_forward(struct pool *pool, const struct linear *lin, const real *x, real *y,
+                    enum linear_then then, real *other);
+
+struct linear_grads {
+    const real *x;   /* [rows, in] */
+    const real *dy;  /* [rows, out] */
+    real *dx;        /* [rows, in], overwritten */
+    const real *pre; /* [rows, in] or NULL: multiply dx by gelu'(pre), x being gelu(pre) */
+    real *dweight;   /* as weight, overwritten */
+    real *dbias;     /* [out], overwritten; NULL: none */
+};
+
+void linear_backward(struct pool *pool, const struct linear *lin, const struct linear_grads *g);
+
+#endif

@@ -1,0 +1,30 @@
+/* main.c: shd-gpt. Exit codes: 0 done, 1 failed, 2 wrong usage, 128 + signal ended by a signal. */
+#include <stdio.h>
+
+#include "examples/gpt/options.h"
+#include "examples/gpt/train.h"
+
+int main(int argc, char **argv)
+{
+    struct options options;
+    struct shd_err e = { 0 };
+    if (options_parse(argc, argv, &options, &e) != SHD_OK) {
+        fprintf(stderr, "shd-gpt: %s\n", e.text);
+        return 2;
+    }
+    if (options.help) {
+        options_help(stdout);
+        return 0;
+    }
+    if (options.version) {
+        printf("shd-gpt %s\n", SHD_VERSION);
+        return 0;
+    }
+    int signal = 0;
+    if (train_run(&options, &signal, &e) != SHD_OK) {
+        fflush(stdout);
+        fprintf(stderr, "shd-gpt: rank %u: %s\n", options.rank, e.text);
+        return 1;
+    }
+    return signal != 0 ? 128 + signal : 0;
+}

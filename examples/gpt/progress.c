@@ -1,0 +1,167 @@
+/* progress.c: see progress.h. */
+#include "examples/gpt/progress.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "examples/gpt/fail.h"
+
+uint64_t progress_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+int progress_init(struct progress *p, FILE *out, const char *json_path, struct shd_err *e)
+{
+    const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR");
+    FILE *json = NULL;
+    if (json_path != NULL) {
+        json = fopen(json_path, "we");
+        if (json == NULL)
+            return fail_errno(e, SHD_EIO, "write --json %s", json_path);
+    }
+    *p = (struct progress){ .out = out, .json = json };
+    p->live = isatty(fileno(out)) && (term == NULL || strcmp(term, "dumb") != 0);
+    p->colour = p->live && (no_color == NULL || no_color[0] == '\0');
+    return SHD_OK;
+}
+
+void progress_deinit(struct progress *p)
+{
+    if (p->shown)
+        fputc('\n', p->out);
+    fflush(p->out);
+    if (p->json != NULL)
+        fclose(p->json);
+    p->json = NULL;
+    p->shown = false;
+}
+
+void progress_begin(struct progress *p, uint64_t first_step, uint64_t wait_ns)
+{
+    p->first_step = first_step;
+    p->mark_step = first_step;
+    p->start_ns = progress_now_ns();
+    p->mark_ns = p->start_ns;
+    p->mark_wait_ns = wait_ns;
+}
+
+static const char *style(const struct progress *p, const char *code)
+{
+    return p->colour ? code : "";
+}
+
+static void progress_clear(struct progress *p)
+{
+    if (p->shown)
+        fputs("\r\033[K", p->out);
+    p->shown = false;
+}
+
+static double seconds(uint64_t ns)
+{
+    return (double)ns * 1e-9;
+}
+
+/* Shares and rates over [mark, end]. */
+struct progress_rate {
+    double bytes_per_s, wait_percent;
+};
+
+static struct progress_rate progress_rate(const struct progress *p, const struct progress_step *s)
+{
+    const double elapsed = seconds(s->end_ns - p->mark_ns) + 1e-9;
+    const double text = (double)((s->step - p->mark_step) * p->step_bytes);
+    return (struct progress_rate){
+        .bytes_per_s = text / elapsed,
+        .wait_percent = 100 * seconds(s->end_wait_ns - p->mark_wait_ns) / elapsed,
+    };
+}
+
+static void progress_live(struct progress *p, const struct progress_step *s)
+{
+    const struct progress_rate rate = progress_rate(p, s);
+    const double per_step = seconds(s->end_ns - p->start_ns) / (double)(s->step - p->first_step);
+    const uint64_t left = (uint64_t)(per_step * (double)(p->steps - s->step) + 0.5);
+    progress_clear(p);
+    fprintf(p->out, "%sstep %ju/%ju%s  loss %s%.3f%s  %.0f tok/s  wait %.0f%%  %ju:%02ju left",
+            style(p, "\033[1m"), (uintmax_t)s->step, (uintmax_t)p->steps, style(p, "\033[0m"),
+            style(p, "\033[32m"), s->loss, style(p, "\033[0m"), rate.bytes_per_s, rate.wait_percent,
+            (uintmax_t)(left / 60), (uintmax_t)(left % 60));
+    p->shown = true;
+    fflush(p->out);
+}
+
+static void progress_line(struct progress *p, const struct progress_step *s)
+{
+    const struct progress_rate rate = progress_rate(p, s);
+    progress_clear(p);
+    fprintf(p->out, "step %ju/%ju loss %.4f norm %.3f lr %.2e %.0f tok/s wait %.1f%%%s\n",
+            (uintmax_t)s->step, (uintmax_t)p->steps, s->loss, s->norm, s->lr, rate.bytes_per_s,
+            rate.wait_percent, s->skipped ? " SKIPPED: the gradient is not finite" : "");
+    fflush(p->out);
+    p->mark_ns = s->end_ns;
+    p->mark_wait_ns = s->end_wait_ns;
+    p->mark_step = s->step;
+}
+
+/* JSON has no NaN. */
+static void json_number(FILE *out, const char *name, double value)
+{
+    if (isfinite(value))
+        fprintf(out, ",\"%s\":%.17g", name, value);
+    else
+        fprintf(out, ",\"%s\":null", name);
+}
+
+static void progress_json(struct progress *p, const struct progress_step *s)
+{
+    fprintf(p->json, "{\"step\":%ju", (uintmax_t)s->step);
+    json_number(p->json, "loss", s->loss);
+    json_number(p->json, "norm", s->norm);
+    json_number(p->json, "lr", s->lr);
+    fprintf(p->json, ",\"skipped\":%s,\"step_ns\":%ju,\"wait_ns\":%ju,\"tokens\":%ju}\n",
+            s->skipped ? "true" : "false", (uintmax_t)(s->end_ns - s->begin_ns),
+            (uintmax_t)(s->end_wait_ns - s->begin_wait_ns), (uintmax_t)p->step_bytes);
+    fflush(p->json);
+}
+
+void progress_step(struct progress *p, const struct progress_step *s)
+{
+    const bool first = s->step == p->first_step + 1, last = s->step >= p->steps;
+    if (p->json != NULL)
+        progress_json(p, s);
+    if (first || last || s->skipped || s->step % p->log_every == 0)
+        progress_line(p, s);
+    else if (p->live)
+        progress_live(p, s);
+}
+
+void progress_note(struct progress *p, const char *fmt, ...)
+{
+    va_list args;
+    progress_clear(p);
+    va_start(args, fmt);
+    vfprintf(p->out, fmt, args);
+    va_end(args);
+    fputc('\n', p->out);
+    fflush(p->out);
+}
+
+void progress_text(struct progress *p, const uint8_t *text, uint64_t count)
+{
+    progress_clear(p);
+    for (uint64_t i = 0; i < count; i++) {
+        const uint8_t c = text[i];
+        fputc((c >= 32 && c < 127) || c == '\n' || c == '\t' ? c : '?', p->out);
+    }
+    if (count > 0 && text[count - 1] != '\n')
+        fputc('\n', p->out);
+    fflush(p->out);
+}

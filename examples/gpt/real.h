@@ -1,0 +1,33 @@
+/* real.h: the number type of the model's arithmetic.
+ *
+ * The model is compiled twice from the same sources: as fp32, which trains, and with GPT_F64 as
+ * fp64, which only the tests use: central differences need its digits. The fp64 names carry
+ * `64`, so that one test program can hold both.
+ */
+#ifndef GPT_REAL_H
+#define GPT_REAL_H
+
+#ifdef GPT_F64
+typedef double real;
+#define attention_backward gpt64_attention_backward
+#define attention_forward  gpt64_attention_forward
+#define gemm_init          gpt64_gemm_init
+#define gemm_run           gpt64_gemm_run
+#define gpt_backward       gpt64_backward
+#define gpt_forward        gpt64_forward
+#define gpt_free           gpt64_free
+#define gpt_loss           gpt64_loss
+#define gpt_new            gpt64_new
+#define gpt_row_losses     gpt64_row_losses
+#define gpt_set_batch      gpt64_set_batch
+#define gpt_whole          gpt64_whole
+#define linear_backward    gpt64_linear_backward
+#define linear_forward     gpt64_linear_forward
+#define vec_base           gpt64_vec_base
+#define vec_pick           gpt64_vec_pick
+#define vec_variant        gpt64_vec_variant
+#else
+typedef float real;
+#endif
+
+#endif
