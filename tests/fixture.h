@@ -1,0 +1,135 @@
+/* Real daemons for a test: forked children of the test program that run the daemon's own code on
+ * a private runtime directory, with cpu0, cpu1, … They die with the test program. */
+#ifndef SHD_FIXTURE_H
+#define SHD_FIXTURE_H
+
+#include <dirent.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "proto/check.h"
+#include "tests/test.h"
+
+#define FIXTURE_DAEMONS_MAX 8
+
+struct fixture {
+    char dir[256];
+    pid_t pids[FIXTURE_DAEMONS_MAX];
+    int count;
+};
+
+__attribute__((unused)) static void sleep_ms(long ms)
+{
+    nanosleep(&(struct timespec){ .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 }, NULL);
+}
+
+__attribute__((noreturn)) static void fixture_serve(const struct fixture *f, int index)
+{
+    char device[16];
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    log_set_level(getenv("TEST_VERBOSE") != NULL ? LOG_LEVEL_DEBUG : LOG_LEVEL_ERROR);
+    umask(0007);
+    snprintf(device, sizeof device, "cpu%d", index);
+    struct daemon *d;
+    struct shd_err e;
+    const struct daemon_config config = { .device = device, .runtime_dir = f->dir, .threads = 1 };
+    if (daemon_new(&config, &d, &e) != SHD_OK) {
+        fprintf(stderr, "daemon %s: %s\n", device, e.text);
+        _exit(1);
+    }
+    daemon_run(d);
+    daemon_free(d);
+    exit(0); /* not _exit: the leak checker looks at the daemon too */
+}
+
+static void fixture_wait_up(const struct fixture *f, int index)
+{
+    char path[300];
+    snprintf(path, sizeof path, "%s/cpu%d.sock", f->dir, index);
+    for (int i = 0; i < 1000 && access(path, F_OK) != 0; i++)
+        sleep_ms(5);
+    EXPECT(access(path, F_OK) == 0);
+}
+
+/* in_child runs first thing in each daemon's process (or is NULL). Fork before any thread. */
+__attribute__((unused)) static void fixture_start(struct fixture *f, int count,
+                                                  void (*in_child)(int index))
+{
+    const char *base = getenv("XDG_RUNTIME_DIR");
+    snprintf(f->dir, sizeof f->dir, "%s/shd-test-XXXXXX", base != NULL ? base : "/run");
+    CHECK(count <= FIXTURE_DAEMONS_MAX && mkdtemp(f->dir) != NULL);
+    f->count = count;
+    fflush(stdout);
+    for (int i = 0; i < count; i++) {
+        f->pids[i] = fork();
+        CHECK(f->pids[i] >= 0);
+        if (f->pids[i] == 0) {
+            if (in_child != NULL)
+                in_child(i);
+            fixture_serve(f, i);
+        }
+    }
+    for (int i = 0; i < count; i++)
+        fixture_wait_up(f, i);
+}
+
+/* End the daemons in good order: each must exit with 0 and leave nothing but its lock file. */
+__attribute__((unused)) static void fixture_stop(struct fixture *f)
+{
+    for (int i = 0; i < f->count; i++) {
+        int status = 0;
+        char path[300];
+        kill(f->pids[i], SIGTERM);
+        EXPECT_EQ(waitpid(f->pids[i], &status, 0), f->pids[i]);
+        EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        snprintf(path, sizeof path, "%s/cpu%d.lock", f->dir, i);
+        unlink(path);
+    }
+    EXPECT_EQ(rmdir(f->dir), 0);
+}
+
+__attribute__((unused)) static int count_fds(pid_t pid)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+    DIR *d = opendir(path);
+    CHECK(d != NULL);
+    int count = 0;
+    while (readdir(d) != NULL)
+        count++;
+    closedir(d);
+    return count;
+}
+
+__attribute__((unused)) static int count_segment_maps(pid_t pid)
+{
+    char path[64], line[512];
+    snprintf(path, sizeof path, "/proc/%d/maps", (int)pid);
+    FILE *file = fopen(path, "re");
+    CHECK(file != NULL);
+    int count = 0;
+    while (fgets(line, sizeof line, file) != NULL)
+        count += strstr(line, "memfd:shardd") != NULL;
+    fclose(file);
+    return count;
+}
+
+/* What a daemon holds for others goes once they have gone; it learns of it asynchronously. */
+__attribute__((unused)) static void expect_daemon_idle(pid_t pid, int fds, int maps)
+{
+    for (int i = 0; i < 300; i++) {
+        if (count_fds(pid) <= fds && count_segment_maps(pid) <= maps)
+            return;
+        sleep_ms(10);
+    }
+    FAIL("daemon keeps %d descriptors (was %d), %d segment maps (was %d)", count_fds(pid), fds,
+         count_segment_maps(pid), maps);
+}
+
+#endif

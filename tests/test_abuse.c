@@ -1,0 +1,448 @@
+/* Bad input to a real daemon over real sockets: each gets a clear error, costs its sender at most
+ * its own session, and a trainer attached all along goes on and ends with the right step. */
+#include <errno.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <zmq.h>
+
+#include "client/shd.h"
+#include "proto/fdpass.h"
+#include "proto/wire.h"
+#include "tests/fixture.h"
+#include "tests/test.h"
+
+static struct fixture fixture;
+
+static const char spec_json[] =
+    "{\"name\":\"tiny\",\"seed\":7,\"micro_batches\":1,\"optimizer\":{\"kind\":\"sgd\"},"
+    "\"units\":[{\"name\":\"a\",\"tensors\":[{\"name\":\"w\",\"shape\":[64]}]}]}";
+
+/* -- A client made by hand -------------------------------------------------------------------- */
+
+struct raw {
+    int side;
+    void *context, *dealer;
+    uint8_t token[SHD_TOKEN_BYTES];
+    uint64_t session, seq;
+    _Alignas(16) uint8_t memory[256 * 1024];
+    struct wire_arena arena;
+};
+
+static void raw_open(struct raw *r)
+{
+    char path[300];
+    struct shd_err e;
+    struct side_msg msg;
+    int fd;
+    memset(r, 0, sizeof *r);
+    snprintf(path, sizeof path, "%s/cpu0.sock", fixture.dir);
+    EXPECT_OK(side_connect(path, &r->side, &e), &e);
+    EXPECT_OK(side_recv(r->side, 2000, &msg, &fd, &e), &e);
+    EXPECT_EQ(msg.type, SIDE_WELCOME);
+    memcpy(r->token, msg.token, sizeof r->token);
+    r->context = zmq_ctx_new();
+    r->dealer = zmq_socket(r->context, ZMQ_DEALER);
+    const int zero = 0, wait_ms = 2000;
+    zmq_setsockopt(r->dealer, ZMQ_LINGER, &zero, sizeof zero);
+    zmq_setsockopt(r->dealer, ZMQ_RCVTIMEO, &wait_ms, sizeof wait_ms);
+    snprintf(path, sizeof path, "ipc://%s/cpu0.zmq", fixture.dir);
+    EXPECT_EQ(zmq_connect(r->dealer, path), 0);
+}
+
+static void raw_close(struct raw *r)
+{
+    close(r->side);
+    zmq_close(r->dealer);
+    zmq_ctx_term(r->context);
+}
+
+static void raw_send(struct raw *r, const void *frame, size_t bytes)
+{
+    EXPECT_EQ(zmq_send(r->dealer, frame, bytes, 0), (int)bytes);
+}
+
+/* The next reply; *ret points into r until the next call. */
+static void raw_recv(struct raw *r, struct wire_reply *ret)
+{
+    static uint8_t frame[64 * 1024];
+    struct shd_err e;
+    const int bytes = zmq_recv(r->dealer, frame, sizeof frame, 0);
+    if (bytes < 0)
+        FAIL("no reply: %s", zmq_strerror(errno));
+    r->arena = (struct wire_arena){ .base = r->memory, .bytes = sizeof r->memory };
+    EXPECT_OK(wire_reply_unpack(frame, (size_t)bytes, &r->arena, ret, &e), &e);
+}
+
+static size_t raw_pack(struct raw *r, struct wire_request *req, uint8_t *frame, size_t capacity)
+{
+    struct shd_err e;
+    size_t bytes;
+    req->seq = ++r->seq;
+    if (req->session == 0)
+        req->session = r->session;
+    EXPECT_OK(wire_request_pack(req, frame, capacity, &bytes, &e), &e);
+    return bytes;
+}
+
+static int raw_ask(struct raw *r, struct wire_request req, struct wire_reply *ret)
+{
+    uint8_t frame[4096];
+    raw_send(r, frame, raw_pack(r, &req, frame, sizeof frame));
+    raw_recv(r, ret);
+    EXPECT_EQ(ret->seq, r->seq);
+    return ret->status;
+}
+
+static int raw_hello(struct raw *r, uint32_t protocol, enum wire_role role, struct wire_reply *ret)
+{
+    struct wire_request req = { .type = WIRE_HELLO,
+                                .hello = { .protocol = protocol, .role = role, .name = "raw" } };
+    memcpy(req.hello.token, r->token, sizeof r->token);
+    const int status = raw_ask(r, req, ret);
+    if (status == SHD_OK)
+        r->session = ret->welcome.session;
+    return status;
+}
+
+static uint32_t raw_attach(struct raw *r, uint32_t slots)
+{
+    struct wire_reply reply;
+    EXPECT_EQ(raw_ask(r,
+                      (struct wire_request){ .type = WIRE_OPEN_MODEL,
+                                             .open_model = { .spec = { (const uint8_t *)spec_json,
+                                                                       sizeof spec_json - 1 },
+                                                             .name = "",
+                                                             .owners = 1,
+                                                             .slots = slots } },
+                      &reply),
+              SHD_OK);
+    return reply.layout.model;
+}
+
+/* -- The trainer that must not notice --------------------------------------------------------- */
+
+static shd_session *trainer;
+static shd_model *model;
+
+static void trainer_start(void)
+{
+    struct shd_err e;
+    fixture_start(&fixture, 1, NULL);
+    EXPECT_OK(shd_connect(&(struct shd_options){ .size = sizeof(struct shd_options),
+                                                 .address = fixture.dir,
+                                                 .timeout_ms = 5000 },
+                          &trainer, &e),
+              &e);
+    EXPECT_OK(shd_model_open(trainer, spec_json, &model, &e), &e);
+}
+
+static void trainer_step(void)
+{
+    struct shd_err e;
+    const void *params;
+    float *grad;
+    struct shd_result result;
+    EXPECT_OK(shd_acquire(model, 0, &params, &e), &e);
+    EXPECT_OK(shd_grad(model, 0, 0, &grad, &e), &e);
+    for (int i = 0; i < 64; i++)
+        grad[i] = 1;
+    EXPECT_OK(shd_return(model, 0, 0, &e), &e);
+    shd_release(model, 0);
+    EXPECT_OK(shd_commit(model, &(struct shd_update){ .size = sizeof(struct shd_update), .lr = 1 },
+                         &result, &e),
+              &e);
+}
+
+static void trainer_stop(uint64_t steps)
+{
+    EXPECT_EQ(shd_step(model), steps);
+    shd_close(trainer);
+    fixture_stop(&fixture);
+}
+
+/* -- Tests ------------------------------------------------------------------------------------ */
+
+TEST(other_protocol_version_is_refused_with_both_versions)
+{
+    static struct raw r;
+    struct wire_reply reply;
+    trainer_start();
+    raw_open(&r);
+    EXPECT_STATUS(raw_hello(&r, 99, WIRE_TRAINER, &reply), SHD_EPROTO);
+    EXPECT_HAS(reply.text, "99");
+    EXPECT_HAS(reply.text, "protocol 1");
+    raw_close(&r);
+    trainer_step();
+    trainer_stop(1);
+}
+
+TEST(token_session_and_role_are_checked)
+{
+    static struct raw r, other;
+    struct wire_reply reply;
+    trainer_start();
+    raw_open(&r);
+    r.token[3] ^= 1;
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_EAUTH);
+    r.token[3] ^= 1;
+    EXPECT_STATUS(raw_ask(&r, (struct wire_request){ .type = WIRE_STATUS }, &reply), SHD_EAUTH);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_READER, &reply), SHD_OK);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_READER, &reply), SHD_EAUTH); /* token is used */
+    raw_open(&other);
+    EXPECT_STATUS(raw_hello(&other, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+    EXPECT_STATUS(
+        raw_ask(&other, (struct wire_request){ .type = WIRE_STATUS, .session = r.session }, &reply),
+        SHD_EAUTH); /* somebody else's session */
+    const uint32_t handle = raw_attach(&r, 0);
+    EXPECT_STATUS(
+        raw_ask(&r,
+                (struct wire_request){ .type = WIRE_RETURN,
+                                       .return_grad = { .model = handle, .dtype = SHD_F32 } },
+                &reply),
+        SHD_EAUTH); /* a reader */
+    raw_close(&r);
+    raw_close(&other);
+    trainer_step();
+    trainer_stop(1);
+}
+
+TEST(numbers_outside_the_model_are_refused_with_their_values)
+{
+    static struct raw r;
+    struct wire_reply reply;
+    trainer_start();
+    raw_open(&r);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+    const uint32_t handle = raw_attach(&r, 2);
+    struct wire_request req = { .type = WIRE_RETURN,
+                                .return_grad = { .model = handle, .dtype = SHD_F32, .unit = 7 } };
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_ERANGE);
+    EXPECT_HAS(reply.text, "unit 7 of a model with 1");
+    req.return_grad.unit = 0;
+    req.return_grad.micro = 9;
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_ERANGE);
+    EXPECT_HAS(reply.text, "micro-batch 9 of a step with 1");
+    req.return_grad.micro = 0;
+    req.return_grad.slot = 2;
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_ERANGE);
+    EXPECT_HAS(reply.text, "slot 2 of an inbox with 2");
+    req.return_grad.slot = 0;
+    req.return_grad.step = 5;
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_ESTEP);
+    EXPECT_HAS(reply.text, "step 5");
+    req.return_grad.model = 3;
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_ENOENT);
+    EXPECT_STATUS(
+        raw_ask(&r,
+                (struct wire_request){ .type = WIRE_COMMIT,
+                                       .commit = { .model = handle, .decision = { .scale = 1 } } },
+                &reply),
+        SHD_ESTEP); /* not sealed */
+    EXPECT_STATUS(raw_ask(&r,
+                          (struct wire_request){ .type = WIRE_DIGEST,
+                                                 .digest = { .model = handle, .tensor = 1 } },
+                          &reply),
+                  SHD_ERANGE);
+    EXPECT_STATUS(raw_ask(&r,
+                          (struct wire_request){ .type = WIRE_DIGEST,
+                                                 .digest = { .model = handle, .array = 2 } },
+                          &reply),
+                  SHD_ERANGE); /* SGD has one moment */
+    raw_close(&r);
+    trainer_step();
+    trainer_stop(1);
+}
+
+TEST(tickets_work_once_in_their_own_session)
+{
+    static struct raw r;
+    struct wire_reply reply;
+    struct shd_err e;
+    struct side_msg msg = { .magic = SIDE_MAGIC, .protocol = SHD_PROTOCOL, .type = SIDE_CLAIM };
+    int fd;
+    trainer_start();
+    raw_open(&r);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+    raw_attach(&r, 1);
+    msg.ticket = 1;
+    EXPECT_OK(side_send(r.side, &msg, -1, &e), &e);
+    EXPECT_OK(side_recv(r.side, 2000, &msg, &fd, &e), &e);
+    EXPECT(msg.type == SIDE_SEGMENT && fd >= 0);
+    close(fd);
+    msg = (struct side_msg){
+        .magic = SIDE_MAGIC, .protocol = SHD_PROTOCOL, .type = SIDE_CLAIM, .ticket = 1
+    };
+    EXPECT_OK(side_send(r.side, &msg, -1, &e), &e);
+    EXPECT_OK(side_recv(r.side, 2000, &msg, &fd, &e), &e);
+    EXPECT(msg.type == SIDE_ERROR && msg.status == SHD_ENOENT && fd < 0);
+    raw_close(&r);
+    trainer_step();
+    trainer_stop(1);
+}
+
+TEST(garbage_loses_its_session_and_nothing_else)
+{
+    static struct raw r;
+    struct wire_reply reply;
+    trainer_start();
+    raw_open(&r);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+    raw_send(&r, "\xff\xff\xff\xff garbage", 12);
+    raw_recv(&r, &reply);
+    EXPECT(reply.status != SHD_OK && reply.text[0] != '\0');
+    EXPECT_STATUS(raw_ask(&r, (struct wire_request){ .type = WIRE_STATUS }, &reply), SHD_EAUTH);
+    raw_close(&r);
+    trainer_step();
+    trainer_stop(1);
+}
+
+TEST(truncated_mutated_oversized_and_split_messages_do_no_harm)
+{
+    static struct raw r;
+    static uint8_t frame[4096], huge[2 * 1024 * 1024];
+    struct wire_reply reply;
+    uint64_t seed = 20261121;
+    printf("seed %" PRIu64 "\n", seed);
+    trainer_start();
+    for (int round = 0; round < 40; round++) {
+        raw_open(&r);
+        EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+        const uint32_t handle = raw_attach(&r, 2);
+        for (int i = 0; i < 25; i++) {
+            struct wire_request req = { .type = WIRE_PREPARE, .prepare = { .model = handle } };
+            if (i % 2 == 0)
+                req = (struct wire_request){
+                    .type = WIRE_RETURN,
+                    .return_grad = { .model = handle, .dtype = SHD_F32, .none = true, .step = 1000 }
+                };
+            size_t bytes = raw_pack(&r, &req, frame, sizeof frame);
+            if (i % 3 == 0)
+                bytes = test_random(&seed) % bytes;
+            else
+                frame[test_random(&seed) % bytes] ^= (uint8_t)(1u << test_random(&seed) % 8);
+            raw_send(&r, frame, bytes);
+        }
+        if (round % 10 == 0) {
+            zmq_send(r.dealer, "a", 1, ZMQ_SNDMORE); /* two frames where one belongs */
+            zmq_send(r.dealer, "b", 1, 0);
+            zmq_send(r.dealer, huge, sizeof huge, 0);
+        }
+        raw_close(&r);
+        if (round % 10 == 0)
+            trainer_step();
+    }
+    trainer_stop(4);
+}
+
+TEST(client_that_hangs_up_in_the_middle_is_forgotten)
+{
+    static struct raw r;
+    struct wire_reply reply;
+    trainer_start();
+    sleep_ms(50);
+    const int fds = count_fds(fixture.pids[0]), maps = count_segment_maps(fixture.pids[0]);
+    for (int i = 0; i < 30; i++) {
+        raw_open(&r);
+        if (i % 3 > 0)
+            EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+        if (i % 3 > 1) {
+            const uint32_t handle = raw_attach(&r, 2);
+            uint8_t frame[256]; /* a Prepare that stays pending */
+            struct wire_request req = { .type = WIRE_PREPARE,
+                                        .prepare = { .model = handle, .step = shd_step(model) } };
+            raw_send(&r, frame, raw_pack(&r, &req, frame, sizeof frame));
+        }
+        raw_close(&r);
+    }
+    trainer_step();
+    expect_daemon_idle(fixture.pids[0], fds, maps);
+    trainer_stop(1);
+}
+
+TEST(sessions_beyond_the_limit_are_refused)
+{
+    static int fds[SESSIONS_MAX + 8];
+    struct rlimit limit;
+    struct shd_err e;
+    char path[300];
+    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    limit.rlim_cur = limit.rlim_max;
+    if (limit.rlim_max < 4 * SESSIONS_MAX || setrlimit(RLIMIT_NOFILE, &limit) != 0)
+        SKIP("the descriptor limit is %ju", (uintmax_t)limit.rlim_max);
+    trainer_start(); /* one session */
+    snprintf(path, sizeof path, "%s/cpu0.sock", fixture.dir);
+    struct side_msg msg;
+    int passed, count = 0, refused = 0;
+    for (uint32_t i = 0; i < SESSIONS_MAX + 8; i++) {
+        EXPECT_OK(side_connect(path, &fds[count], &e), &e);
+        EXPECT_OK(side_recv(fds[count], 2000, &msg, &passed, &e), &e);
+        count++;
+        if (msg.type == SIDE_ERROR) {
+            EXPECT_EQ(msg.status, SHD_EBUSY);
+            EXPECT_HAS(msg.text, "1024");
+            refused++;
+        }
+    }
+    EXPECT_EQ(refused, 9);
+    trainer_step();
+    while (count > 0)
+        close(fds[--count]);
+    trainer_stop(1);
+}
+
+TEST(out_of_descriptors_is_said_and_survived)
+{
+    struct shd_err e;
+    struct side_msg msg;
+    char path[300];
+    int fds[64], passed, count = 0;
+    trainer_start();
+    const struct rlimit low = { 40, 4096 };
+    EXPECT_EQ(prlimit(fixture.pids[0], RLIMIT_NOFILE, &low, NULL), 0);
+    snprintf(path, sizeof path, "%s/cpu0.sock", fixture.dir);
+    do {
+        CHECK(count < 64);
+        EXPECT_OK(side_connect(path, &fds[count], &e), &e);
+        EXPECT_OK(side_recv(fds[count], 2000, &msg, &passed, &e), &e);
+        count++;
+    } while (msg.type == SIDE_WELCOME);
+    EXPECT_EQ(msg.status, SHD_ENOMEM);
+    EXPECT_HAS(msg.text, "descriptors");
+    trainer_step();
+    while (count > 0)
+        close(fds[--count]);
+    trainer_stop(1);
+}
+
+TEST(foreign_uid_is_refused_by_name)
+{
+    if (getuid() != 0)
+        SKIP("needs root to become somebody else");
+    trainer_start();
+    EXPECT_EQ(chmod(fixture.dir, 0755), 0); /* let the other user reach the socket at all */
+    char path[300];
+    snprintf(path, sizeof path, "%s/cpu0.sock", fixture.dir);
+    EXPECT_EQ(chmod(path, 0666), 0);
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        struct shd_err e;
+        struct side_msg msg;
+        int fd, passed;
+        if (setgid(65534) != 0 || setuid(65534) != 0 || side_connect(path, &fd, &e) != SHD_OK ||
+            side_recv(fd, 2000, &msg, &passed, &e) != SHD_OK)
+            _exit(1);
+        _exit(msg.type == SIDE_ERROR && msg.status == SHD_EAUTH && strstr(msg.text, "65534") != NULL
+                  ? 0
+                  : 2);
+    }
+    int status;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    trainer_step();
+    trainer_stop(1);
+}
+
+TEST_MAIN()
