@@ -1,0 +1,360 @@
+/* bench_update: nanoseconds per parameter of accumulation and AdamW, beside the plain loop and
+ * the memory's own limit.
+ *
+ * All variants of a case run in turn, round by round, on the same arrays; ratios are per round, so
+ * that what disturbs the machine disturbs both sides. Our side goes through kern_ops like any
+ * caller, queue and waiting included. `of_limit` is the limit's time over ours: 1 is at the limit.
+ * The limit is the variant in update_limit.c with the lowest median.
+ */
+#include <fcntl.h>
+#include <getopt.h>
+#include <immintrin.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "bench/stat.h"
+#include "bench/update_rivals.h"
+#include "kernels/kern.h"
+#include "proto/check.h"
+#include "proto/layout.h"
+
+#define THREADS_MAX 64u
+#define WARMUPS     1u /* rounds not counted */
+
+enum { VARIANT_OURS, VARIANT_PLAIN, VARIANT_LIMIT, VARIANTS = VARIANT_LIMIT + LIMIT_VARIANTS };
+
+static const char *const case_names[CASES] = { "adamw.fp32", "adamw.bf16", "accumulate",
+                                               "accumulate_sumsq" };
+
+struct options {
+    uint64_t elems;
+    uint32_t rounds;
+    uint32_t threads_max;
+    bool json, verbose, huge, pin;
+    const char *isa;
+};
+
+/* Threads for the rivals: each waits at the gate, does its part, waits at the exit. */
+struct crew {
+    pthread_t id[THREADS_MAX];
+    uint32_t threads;
+    pthread_barrier_t begin, end;
+    rival_fn *fn; /* NULL: leave */
+    const struct bench_arrays *arrays;
+    const struct kern_hyper *hyper;
+    uint64_t elems;
+};
+struct crew_arg {
+    struct crew *crew;
+    uint32_t index;
+};
+
+static void crew_part(const struct crew *c, uint32_t index)
+{
+    const struct slice s = layout_slice(c->elems, index, c->threads);
+    c->fn(c->arrays, c->hyper, s.first_elem, s.elems);
+}
+
+static void *crew_main(void *p)
+{
+    const struct crew_arg arg = *(struct crew_arg *)p;
+    free(p);
+    _mm_setcsr(_mm_getcsr() | 0x8040); /* FTZ | DAZ, as in the compute threads */
+    for (;;) {
+        pthread_barrier_wait(&arg.crew->begin);
+        if (arg.crew->fn == NULL)
+            return NULL;
+        crew_part(arg.crew, arg.index);
+        pthread_barrier_wait(&arg.crew->end);
+    }
+}
+
+static void crew_start(struct crew *c, uint32_t threads)
+{
+    c->threads = threads;
+    CHECK(pthread_barrier_init(&c->begin, NULL, threads + 1) == 0);
+    CHECK(pthread_barrier_init(&c->end, NULL, threads + 1) == 0);
+    for (uint32_t i = 0; i < threads; i++) {
+        struct crew_arg *arg = malloc(sizeof *arg);
+        CHECK(arg != NULL);
+        *arg = (struct crew_arg){ c, i };
+        CHECK(pthread_create(&c->id[i], NULL, crew_main, arg) == 0);
+    }
+}
+
+static void crew_run(struct crew *c, rival_fn *fn)
+{
+    c->fn = fn;
+    pthread_barrier_wait(&c->begin);
+    pthread_barrier_wait(&c->end);
+}
+
+static void crew_stop(struct crew *c)
+{
+    c->fn = NULL;
+    pthread_barrier_wait(&c->begin);
+    for (uint32_t i = 0; i < c->threads; i++)
+        pthread_join(c->id[i], NULL);
+    pthread_barrier_destroy(&c->begin);
+    pthread_barrier_destroy(&c->end);
+}
+
+/* Memory as segments have it: a memfd in 4 KiB pages, or huge pages when asked. */
+static float *map_floats(uint64_t elems, bool huge)
+{
+    const size_t bytes = elems * sizeof(float);
+    void *base;
+    if (huge) {
+        base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(base != MAP_FAILED);
+        madvise(base, bytes, MADV_HUGEPAGE);
+    } else {
+        const int fd = memfd_create("bench", MFD_CLOEXEC);
+        CHECK(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
+        base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+        CHECK(base != MAP_FAILED);
+        close(fd);
+    }
+    return base;
+}
+
+static void fill(struct kern *k, float *out, uint64_t elems, uint64_t key, float a, float b)
+{
+    const struct kern_fill f = { out, elems, 0, key, KERN_FILL_UNIFORM, a, b };
+    struct shd_err e;
+    struct kern_waiter w;
+    kern_waiter_init(&w);
+    CHECK(k->ops->fill(k, &f, &w.done, &e) == SHD_OK && kern_wait(&w) == SHD_OK);
+}
+
+static const struct kern_hyper hyper = {
+    .lr = 1e-4f,
+    .weight_decay = 0.1f,
+    .beta1 = 0.9f,
+    .beta2 = 0.999f,
+    .eps = 1e-8f,
+    .bias1 = 0.5f,
+    .bias2 = 0.01f,
+};
+
+static int run_ours(struct kern *k, const struct bench_arrays *a, uint64_t elems,
+                    enum bench_case which, struct shd_err *e)
+{
+    struct kern_sum sum = { .finite = true };
+    fixsum_init(&sum.sum);
+    const struct kern_run run = { 0, elems, 0 };
+    struct kern_waiter w;
+    kern_waiter_init(&w);
+    int r;
+    if (which == CASE_ADAMW_F32 || which == CASE_ADAMW_BF16) {
+        const struct kern_update u = {
+            .param = a->p,
+            .m = a->m,
+            .v = a->v,
+            .grad = a->g,
+            .grad_scale = 1,
+            .publish = a->out,
+            .publish_dtype = which == CASE_ADAMW_F32 ? SHD_F32 : SHD_BF16,
+            .elems = elems,
+            .runs = &run,
+            .run_count = 1,
+            .hypers = &hyper,
+            .hyper_count = 1,
+        };
+        r = k->ops->adamw(k, &u, &w.done, e);
+    } else {
+        const struct kern_accumulate c = {
+            .acc = a->p,
+            .grad = a->g,
+            .grad_dtype = SHD_F32,
+            .elems = elems,
+            .sum = which == CASE_ACCUMULATE_SUM ? &sum : NULL,
+        };
+        r = k->ops->accumulate(k, &c, &w.done, e);
+    }
+    return r == SHD_OK ? kern_wait(&w) : r;
+}
+
+/* One round: every variant once, starting with another one each time. */
+static void run_round(struct kern *k, struct crew *c, const struct rivals *rivals,
+                      enum bench_case which, uint32_t round, struct stat_series *ns)
+{
+    for (uint32_t j = 0; j < VARIANTS; j++) {
+        const uint32_t variant = (round + j) % VARIANTS;
+        const uint64_t start = stat_now_ns();
+        if (variant == VARIANT_OURS) {
+            struct shd_err e;
+            CHECK(run_ours(k, c->arrays, c->elems, which, &e) == SHD_OK);
+        } else if (variant == VARIANT_PLAIN) {
+            crew_run(c, rivals->plain->fn[which]);
+        } else {
+            crew_run(c, rivals->limit[variant - VARIANT_LIMIT].fn[which]);
+        }
+        const double ns_per_param = (double)(stat_now_ns() - start) / (double)c->elems;
+        if (round >= WARMUPS)
+            stat_add(&ns[variant], ns_per_param);
+    }
+}
+
+static void print_figure(const struct options *o, enum bench_case which, uint32_t threads,
+                         const char *side, const char *what, const char *unit,
+                         const struct stat_series *s)
+{
+    char name[96];
+    snprintf(name, sizeof name, "update.%s%s.t%" PRIu32 ".%s", side, case_names[which], threads,
+             what);
+    stat_print(o->json, name, unit, s);
+}
+
+static void report(const struct options *o, const struct rivals *rivals, enum bench_case which,
+                   uint32_t threads, const struct stat_series *ns)
+{
+    uint32_t best = VARIANT_LIMIT;
+    for (uint32_t i = VARIANT_LIMIT; i < VARIANTS; i++) {
+        if (stat_summarize(&ns[i]).median < stat_summarize(&ns[best]).median)
+            best = i;
+        if (o->verbose) {
+            char what[64];
+            snprintf(what, sizeof what, "%s.ns_per_param", rivals->limit[i - VARIANT_LIMIT].name);
+            print_figure(o, which, threads, "limit.", what, "ns", &ns[i]);
+        }
+    }
+    const struct stat_series of_limit = stat_ratio(&ns[best], &ns[VARIANT_OURS]);
+    const struct stat_series of_plain = stat_ratio(&ns[VARIANT_PLAIN], &ns[VARIANT_OURS]);
+    print_figure(o, which, threads, "", "ns_per_param", "ns", &ns[VARIANT_OURS]);
+    print_figure(o, which, threads, "plain.", "ns_per_param", "ns", &ns[VARIANT_PLAIN]);
+    print_figure(o, which, threads, "limit.", "ns_per_param", "ns", &ns[best]);
+    print_figure(o, which, threads, "", "over_plain", "ratio", &of_plain);
+    print_figure(o, which, threads, "", "of_limit", "ratio", &of_limit);
+    fflush(stdout);
+}
+
+static void bench_threads(const struct options *o, const struct rivals *rivals,
+                          const struct bench_arrays *arrays, uint32_t threads)
+{
+    const struct kern_config config = { .threads = threads, .pin = o->pin, .isa = rivals->isa };
+    struct shd_err e;
+    struct kern *k;
+    if (kern_cpu_new(&config, &k, &e) != SHD_OK) {
+        fprintf(stderr, "bench_update: %s\n", e.text);
+        exit(1);
+    }
+    struct crew crew = { .arrays = arrays, .hyper = &hyper, .elems = o->elems };
+    crew_start(&crew, threads);
+    for (enum bench_case which = 0; which < CASES; which++) {
+        static struct stat_series ns[VARIANTS];
+        memset(ns, 0, sizeof ns);
+        fill(k, arrays->p, o->elems, 1, -1, 1);
+        fill(k, arrays->m, o->elems, 2, -1, 1);
+        fill(k, arrays->v, o->elems, 3, 0, 1);
+        fill(k, arrays->g, o->elems, 4, -1, 1);
+        for (uint32_t round = 0; round < o->rounds + WARMUPS; round++)
+            run_round(k, &crew, rivals, which, round, ns);
+        report(o, rivals, which, threads, ns);
+    }
+    crew_stop(&crew);
+    k->ops->free(k);
+}
+
+static void usage(FILE *to)
+{
+    fprintf(to, "usage: bench_update [--elems N] [--rounds N] [--threads MAX] [--isa NAME]\n"
+                "                    [--pin] [--huge] [--verbose] [--json]\n"
+                "Times accumulation and AdamW against the plain loop and the memory's limit.\n"
+                "--elems is rounded up to blocks of 2,048 (default 33554432: 640 MiB of arrays),\n"
+                "--huge asks for huge pages instead of a memfd's 4 KiB ones, --verbose adds every\n"
+                "variant of the limit, --json prints one object a line.\n");
+}
+
+static uint64_t parse_number(const char *text, uint64_t max)
+{
+    char *end;
+    const unsigned long long n = strtoull(text, &end, 10);
+    if (end == text || *end != '\0' || n < 1 || n > max) {
+        fprintf(stderr, "bench_update: '%s' is not a number from 1 to %" PRIu64 "\n", text, max);
+        exit(2);
+    }
+    return n;
+}
+
+static struct options parse(int argc, char **argv)
+{
+    struct options o = { .elems = UINT64_C(32) << 20, .rounds = 11, .threads_max = 2 };
+    static const struct option longs[] = {
+        { "elems", required_argument, NULL, 'e' },   { "rounds", required_argument, NULL, 'r' },
+        { "threads", required_argument, NULL, 't' }, { "isa", required_argument, NULL, 'i' },
+        { "json", no_argument, NULL, 'j' },          { "verbose", no_argument, NULL, 'v' },
+        { "huge", no_argument, NULL, 'H' },          { "pin", no_argument, NULL, 'p' },
+        { "help", no_argument, NULL, 'h' },          { NULL, 0, NULL, 0 },
+    };
+    for (int c; (c = getopt_long(argc, argv, "", longs, NULL)) != -1;) {
+        switch (c) {
+        case 'e':
+            o.elems = layout_align(parse_number(optarg, UINT64_C(1) << 40), SHD_BLOCK_ELEMS);
+            break;
+        case 'r':
+            o.rounds = (uint32_t)parse_number(optarg, STAT_ROUNDS_MAX - WARMUPS);
+            break;
+        case 't':
+            o.threads_max = (uint32_t)parse_number(optarg, THREADS_MAX);
+            break;
+        case 'i':
+            o.isa = optarg;
+            break;
+        case 'j':
+            o.json = true;
+            break;
+        case 'v':
+            o.verbose = true;
+            break;
+        case 'H':
+            o.huge = true;
+            break;
+        case 'p':
+            o.pin = true;
+            break;
+        default:
+            usage(c == 'h' ? stdout : stderr);
+            exit(c == 'h' ? 0 : 2);
+        }
+    }
+    return o;
+}
+
+static const struct rivals *rivals_find(const char *isa)
+{
+    const struct rivals *const all[] = { &rivals_scalar, &rivals_avx2, &rivals_avx512 };
+    for (const char *const *here = kern_cpu_isas(); isa == NULL && *here != NULL; here++)
+        if (here[1] == NULL)
+            isa = *here;
+    for (size_t i = 0; i < ARRAY_SIZE(all); i++)
+        if (strcmp(all[i]->isa, isa) == 0)
+            return all[i];
+    fprintf(stderr, "bench_update: no isa '%s'\n", isa);
+    exit(2);
+}
+
+int main(int argc, char **argv)
+{
+    const struct options o = parse(argc, argv);
+    const struct rivals *rivals = rivals_find(o.isa);
+    const struct bench_arrays arrays = {
+        .p = map_floats(o.elems, o.huge),
+        .m = map_floats(o.elems, o.huge),
+        .v = map_floats(o.elems, o.huge),
+        .g = map_floats(o.elems, o.huge),
+        .out = map_floats(o.elems, o.huge),
+    };
+    if (!o.json)
+        printf("bench_update: %" PRIu64 " elements, %" PRIu32 " rounds, isa %s, %s pages%s\n",
+               o.elems, o.rounds, rivals->isa, o.huge ? "huge" : "4 KiB", o.pin ? ", pinned" : "");
+    stat_print_head(o.json);
+    for (uint32_t threads = 1; threads <= o.threads_max; threads *= 2)
+        bench_threads(&o, rivals, &arrays, threads);
+    return 0;
+}

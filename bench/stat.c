@@ -1,0 +1,68 @@
+/* See stat.h. */
+#include "bench/stat.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "proto/check.h"
+
+uint64_t stat_now_ns(void)
+{
+    struct timespec t;
+    CHECK(clock_gettime(CLOCK_MONOTONIC, &t) == 0);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void stat_add(struct stat_series *s, double value)
+{
+    CHECK(s->count < STAT_ROUNDS_MAX);
+    s->value[s->count++] = value;
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+struct stat_summary stat_summarize(const struct stat_series *s)
+{
+    CHECK(s->count > 0);
+    struct stat_series sorted = *s;
+    qsort(sorted.value, sorted.count, sizeof sorted.value[0], compare_doubles);
+    const uint32_t mid = sorted.count / 2;
+    const double upper = sorted.value[mid];
+    const double lower = sorted.count % 2 == 1 ? upper : sorted.value[mid - 1];
+    return (struct stat_summary){ (lower + upper) / 2, sorted.value[0],
+                                  sorted.value[sorted.count - 1], sorted.count };
+}
+
+struct stat_series stat_ratio(const struct stat_series *a, const struct stat_series *b)
+{
+    CHECK(a->count == b->count);
+    struct stat_series ratio = { .count = a->count };
+    for (uint32_t i = 0; i < a->count; i++)
+        ratio.value[i] = a->value[i] / b->value[i];
+    return ratio;
+}
+
+void stat_print_head(bool json)
+{
+    if (!json)
+        printf("%-44s %10s %10s %10s  %-6s %s\n", "name", "median", "min", "max", "unit", "n");
+}
+
+void stat_print(bool json, const char *name, const char *unit, const struct stat_series *s)
+{
+    const struct stat_summary m = stat_summarize(s);
+    if (json)
+        printf("{\"name\":\"%s\",\"value\":%.6g,\"unit\":\"%s\",\"min\":%.6g,\"max\":%.6g,"
+               "\"n\":%" PRIu32 "}\n",
+               name, m.median, unit, m.min, m.max, m.count);
+    else
+        printf("%-44s %10.4f %10.4f %10.4f  %-6s %" PRIu32 "\n", name, m.median, m.min, m.max, unit,
+               m.count);
+}

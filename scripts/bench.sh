@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# bench.sh update|step|control [--json] [arguments]: build release and measure.
+#
+#   update    ns per parameter of accumulate and AdamW, beside the machine's own limit
+#   step      a training step with daemons, over the same compute without exchange
+#   control   requests per second and latency of one daemon with 1, 8 and 64 sessions
+#
+# Each prints medians with spread and its parameters; --json: one object a line,
+# {"name","value","unit","min","max","n"}. `bench.sh NAME --help` lists a benchmark's arguments.
+set -euo pipefail
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+usage() {
+    sed -n -e 1d -e '/^set /q' -e 's/^# \{0,1\}//p' "$root/scripts/bench.sh"
+}
+
+what=${1:-}
+[ $# -gt 0 ] && shift
+targets=()
+case $what in
+update) targets=(bench_update) && command=("$root/build/release/bin/bench_update") ;;
+step)
+    targets=(shardd shardctl shd-gpt)
+    command=(python3 "$root/bench/bench_step.py" --bin "$root/build/release/bin")
+    ;;
+control)
+    targets=(shardd bench_control) && command=("$root/build/release/bin/bench_control")
+    ;;
+--help | -h)
+    usage
+    exit 0
+    ;;
+*)
+    usage >&2
+    say "unknown benchmark '$what'; known: update, step, control"
+    exit 2
+    ;;
+esac
+step install-deps "$root/scripts/install-deps.sh" --dev
+step build-release build_to_use "${targets[@]}"
+exec "${command[@]}" "$@"

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# test.sh [--quick]: everything that must hold before a change lands.
+#
+# Format, shellcheck, clang-tidy; then build and test: dev (ASan, UBSan), tsan (unit tests),
+# release. --quick: release only, without lint. Output of the tests is shown, of builds kept in
+# build/logs. Ends with ctest's closing lines of each build.
+set -euo pipefail
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+quick=no
+for arg in "$@"; do
+    case $arg in
+    --quick) quick=yes ;;
+    *)
+        say "unknown argument '$arg'; usage: test.sh [--quick]"
+        exit 2
+        ;;
+    esac
+done
+jobs=$(nproc)
+export CTEST_PARALLEL_LEVEL=$jobs
+failed=()
+closing=()
+
+sources() {
+    find proto kernels daemon client examples bench tests -name '*.[ch]' "$@" | sort
+}
+scripts() {
+    printf '%s\n' .ci/run
+    find scripts bench tests -name '*.sh' | sort
+}
+
+check_format() { sources -print0 | xargs -r clang-format-14 --dry-run -Werror; }
+check_scripts() { scripts | xargs shellcheck -x; }
+# What the release build compiles, all warnings of .clang-tidy as errors.
+check_tidy() {
+    sources -name '*.c' |
+        while read -r file; do
+            if grep -qF "\"file\": \"$root/$file\"" build/release/compile_commands.json; then
+                echo "$file"
+            fi
+        done |
+        xargs -P "$jobs" -n 4 clang-tidy-14 -p build/release --quiet
+}
+
+# check NAME COMMAND...: a step whose failure is counted, so that one run shows all of them.
+check() { (step "$@") || failed+=("$1"); }
+
+# run_tests PRESET [ctest arguments]: the prefix, if any, is in $under.
+under=()
+run_tests() {
+    local preset=$1 log=$logs/ctest-$1.log
+    shift
+    say "testing $preset"
+    "${under[@]}" ctest --preset "$preset" "$@" 2>&1 | tee "$log" || failed+=("ctest-$preset")
+    closing+=("$(sed -n -e "s/^[0-9]*% tests passed.*/$preset: &/p" \
+        -e "s/^Total Test time.*/$preset: &/p" "$log")")
+}
+
+cd "$root"
+if [ "$quick" = yes ]; then
+    step install-deps scripts/install-deps.sh
+    step build-release build release
+    run_tests release
+else
+    step install-deps scripts/install-deps.sh --dev
+    step build-release build release
+    check format check_format
+    check shellcheck check_scripts
+    check clang-tidy check_tidy
+    step build-dev build dev
+    run_tests dev
+    step build-tsan build tsan
+    # gcc 12's ThreadSanitizer knows no address spaces as random as newer kernels' are.
+    under=(setarch "$(uname -m)" -R)
+    run_tests tsan -L unit
+    under=()
+    run_tests release
+fi
+
+printf '%s\n' "" "${closing[@]}"
+if [ ${#failed[@]} -gt 0 ]; then
+    say "FAILED: ${failed[*]} (logs in $logs)"
+    exit 1
+fi
+say "all passed in $SECONDS s"
