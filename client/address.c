@@ -152,14 +152,15 @@ static int list_devices(struct address *address, struct shd_err *e)
         r = add_device(address, entry->d_name, bytes - suffix_bytes, e);
     }
     closedir(dir);
-    if (r == SHD_OK && address->count == 0)
-        r = err_set(e, SHD_ENOENT,
-                    "no daemon in '%.80s' (no *%s there): start one with "
-                    "shardd --device cpu0 --runtime-dir '%.80s'",
-                    address->dir, SOCKET_SUFFIX, address->dir);
-    if (r == SHD_OK)
-        qsort(address->devices, address->count, sizeof *address->devices, compare_devices);
-    return r;
+    if (r != SHD_OK)
+        return r;
+    if (address->count == 0)
+        return err_set(e, SHD_ENOENT,
+                       "no daemon in '%.80s' (no *%s there): start one with "
+                       "shardd --device cpu0 --runtime-dir '%.80s'",
+                       address->dir, SOCKET_SUFFIX, address->dir);
+    qsort(address->devices, address->count, sizeof *address->devices, compare_devices);
+    return SHD_OK;
 }
 
 static const char *address_text(const char *text)

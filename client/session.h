@@ -14,7 +14,9 @@
 #include "proto/spec.h"
 #include "proto/wire.h"
 
-static_assert(SHD_METRICS_MAX == WIRE_METRICS_MAX, "shd.h and the messages agree");
+static_assert(sizeof(double[SHD_METRICS_MAX]) == sizeof(((struct wire_return *)NULL)->metrics),
+              "shd.h and the messages agree");
+/* NOLINTNEXTLINE(misc-redundant-expression): two definitions, held together here */
 static_assert(SHD_BLOB_BYTES_MAX == WIRE_BLOB_BYTES_MAX, "shd.h and the messages agree");
 
 struct hub;

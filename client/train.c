@@ -162,6 +162,7 @@ int shd_grad(shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad, stru
         r = check_fault(m, e); /* it may have come to light while waiting */
     if (r != SHD_OK)
         return r;
+    CHECK(slot != NULL);
     float *grad = m->session->path->slot_array(m, (uint32_t)(slot - m->slots), unit);
     if (taken) {
         *slot = (struct grad_slot){ .state = SLOT_HELD, .micro = micro, .unit = unit };

@@ -71,6 +71,7 @@ static enum kern_fill_kind fill_kind(enum spec_init init)
     return KERN_FILL_CONST;
 }
 
+/* NOLINTNEXTLINE(readability-non-const-parameter): the fill writes there */
 bool runs_fill(const struct spec *spec, uint32_t tensor, struct slice slice, float *param,
                struct kern_fill *ret_fill)
 {
@@ -81,7 +82,7 @@ bool runs_fill(const struct spec *spec, uint32_t tensor, struct slice slice, flo
     if (elems == 0)
         return false;
     *ret_fill = (struct kern_fill){
-        .out = param + (first - slice.first_elem),
+        .out = &param[first - slice.first_elem],
         .elems = elems,
         .first_index = first - st->offset_elems,
         .key = spec_tensor_key(spec, st),

@@ -42,6 +42,19 @@ __attribute__((unused)) static const char *toy_spec(const char *publish, const c
     return json;
 }
 
+/* The toy's default spec with 4099, the size of h0.w, changed in its last digit. */
+__attribute__((unused)) static const char *toy_other_spec(char last_digit)
+{
+    static char other[4096];
+    snprintf(other, sizeof other, "%s",
+             toy_spec("f32", "\"kind\": \"adamw\", \"beta1\": 0.9, \"beta2\": 0.95, "
+                             "\"eps\": 1e-8"));
+    char *at = strstr(other, "4099");
+    CHECK(at != NULL);
+    at[3] = last_digit;
+    return other;
+}
+
 #define TOY_ADAMW "\"kind\": \"adamw\", \"beta1\": 0.9, \"beta2\": 0.95, \"eps\": 1e-8"
 #define TOY_SGD   "\"kind\": \"sgd\", \"momentum\": 0.9"
 #define TOY_LION  "\"kind\": \"lion\", \"beta1\": 0.9, \"beta2\": 0.99"

@@ -86,7 +86,7 @@ TEST(decision_does_not_depend_on_number_of_owners)
         EXPECT_OK(decide(&args, &d, &e), &e);
         if (owners == 1)
             first = d;
-        EXPECT(memcmp(&d.grad_norm, &first.grad_norm, sizeof d.grad_norm) == 0);
+        EXPECT(d.grad_norm == first.grad_norm);
         EXPECT(decision_equal(&d.decision, &first.decision));
     }
 }

@@ -53,14 +53,6 @@ struct fake {
     _Alignas(16) uint8_t arena[WIRE_ARENA_BYTES];
 };
 
-static const char *other_spec(void)
-{
-    static char other[4096];
-    strcpy(other, toy_spec("f32", TOY_ADAMW));
-    memcpy(strstr(other, "4099"), "4097", 4);
-    return other;
-}
-
 static void add_segment(struct fake *f, enum segment_kind kind, uint64_t bytes)
 {
     struct shd_err e = { 0 };
@@ -78,7 +70,7 @@ static void make_layout(struct fake *f, uint32_t slots)
     EXPECT_OK(spec_parse(json, strlen(json), &f->spec, &e), &e);
     EXPECT_OK(spec_dump(f->spec, &f->json, &e), &e);
     EXPECT_OK(shardmap_new(f->spec, 0, 1, &f->map, &e), &e);
-    const char *shown = f->trick == OTHER_SPEC    ? other_spec()
+    const char *shown = f->trick == OTHER_SPEC    ? toy_other_spec('7')
                         : f->trick == BROKEN_SPEC ? "{"
                                                   : f->json;
     f->layout = (struct wire_layout){ .model = 1,

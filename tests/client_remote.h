@@ -1,0 +1,47 @@
+/* What tests of the mapped path share: real daemons, attached to, with the toy model. */
+#ifndef SHD_CLIENT_REMOTE_H
+#define SHD_CLIENT_REMOTE_H
+
+#include "client/path_map.h"
+#include "proto/sys.h"
+#include "tests/client_toy.h"
+#include "tests/fixture.h"
+#include "tests/test.h"
+
+static struct fixture daemons;
+
+__attribute__((unused)) static int try_connect(const char *address, uint64_t timeout_ms,
+                                               shd_session **ret, struct shd_err *e)
+{
+    const struct shd_options options = {
+        .size = sizeof options, .address = address, .name = "test", .timeout_ms = timeout_ms
+    };
+    *e = (struct shd_err){ 0 };
+    return shd_connect(&options, ret, e);
+}
+
+__attribute__((unused)) static shd_session *attach(uint64_t timeout_ms)
+{
+    struct shd_err e;
+    shd_session *s;
+    EXPECT_OK(try_connect(daemons.dir, timeout_ms, &s, &e), &e);
+    return s;
+}
+
+__attribute__((unused)) static shd_model *open_toy(shd_session *s, const char *spec)
+{
+    struct shd_err e = { 0 };
+    shd_model *m;
+    EXPECT_OK(shd_model_open(s, spec, &m, &e), &e);
+    return m;
+}
+
+__attribute__((unused)) static void digest_of(shd_model *m, char hex[65])
+{
+    struct shd_err e = { 0 };
+    uint64_t step;
+    EXPECT_OK(shd_digest(m, hex, &step, &e), &e);
+    EXPECT_EQ(step, shd_step(m));
+}
+
+#endif

@@ -1,0 +1,357 @@
+/* The mapped path when things go wrong: other specs, nobody there, daemons killed or silent,
+ * workers that come late or die in their commit. Each gets a clear error that names the daemon. */
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "proto/fdpass.h"
+#include "tests/client_remote.h"
+
+/* -- Going wrong --------------------------------------------------------------------------------
+ */
+
+TEST(other_spec_names_the_difference)
+{
+    struct shd_err e = { 0 };
+    shd_model *m = NULL;
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(10000);
+    open_toy(s, toy_spec("f32", TOY_ADAMW));
+    shd_session *second = attach(10000);
+    EXPECT_STATUS(shd_model_open(second, toy_other_spec('8'), &m, &e), SHD_ESPEC);
+    EXPECT_HAS(e.text, "h0.w");
+    EXPECT_HAS(e.text, "4098");
+    EXPECT(m == NULL);
+    EXPECT_OK(shd_model_open(second, toy_spec("f32", TOY_ADAMW), &m, &e), &e); /* still usable */
+    shd_close(second);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST(other_order_of_daemons_is_refused)
+{
+    struct shd_err e = { 0 };
+    shd_session *s, *swapped;
+    shd_model *m;
+    char address[300];
+    fixture_start(&daemons, 2, NULL);
+    s = attach(10000);
+    open_toy(s, toy_spec("f32", TOY_ADAMW));
+    snprintf(address, sizeof address, "%s?cpu1,cpu0", daemons.dir);
+    EXPECT_OK(try_connect(address, 10000, &swapped, &e), &e);
+    EXPECT_STATUS(shd_model_open(swapped, toy_spec("f32", TOY_ADAMW), &m, &e), SHD_ESPEC);
+    EXPECT_HAS(e.text, "owner");
+    shd_close(swapped);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST(nobody_at_the_address_is_named)
+{
+    struct shd_err e;
+    shd_session *s = NULL;
+    char address[300];
+    EXPECT_STATUS(try_connect("/nowhere/shardd", 1000, &s, &e), SHD_ENOENT);
+    EXPECT_HAS(e.text, "/nowhere/shardd");
+    fixture_start(&daemons, 1, NULL);
+    snprintf(address, sizeof address, "%s?cpu0,cpu7", daemons.dir);
+    EXPECT_STATUS(try_connect(address, 1000, &s, &e), SHD_ENOENT);
+    EXPECT_HAS(e.text, "cpu7");
+    EXPECT(s == NULL);
+    kill(daemons.pids[0], SIGKILL); /* leaves its sockets behind */
+    waitpid(daemons.pids[0], NULL, 0);
+    EXPECT_STATUS(try_connect(daemons.dir, 1000, &s, &e), SHD_EGONE);
+    EXPECT_HAS(e.text, "cpu0");
+    snprintf(address, sizeof address, "rm -rf %s", daemons.dir);
+    EXPECT_EQ(system(address), 0);
+}
+
+static void remove_dead_fixture(void)
+{
+    char command[300];
+    for (int i = 0; i < daemons.count; i++) {
+        kill(daemons.pids[i], SIGKILL);
+        waitpid(daemons.pids[i], NULL, 0);
+    }
+    snprintf(command, sizeof command, "rm -rf %s", daemons.dir);
+    EXPECT_EQ(system(command), 0);
+}
+
+/* Kill daemon 1 after a while, from a child: this thread will be waiting. */
+static void kill_soon(void)
+{
+    fflush(stdout);
+    const pid_t pid = fork();
+    EXPECT(pid >= 0);
+    if (pid == 0) {
+        sleep_ms(150);
+        kill(daemons.pids[1], SIGKILL);
+        _exit(0);
+    }
+}
+
+enum waiting { IN_PREPARE, IN_ACQUIRE, IN_GRAD };
+
+static int wait_somewhere(shd_model *m, enum waiting where, struct shd_err *e)
+{
+    float *grad;
+    if (where == IN_PREPARE) { /* nobody returns anything */
+        const struct shd_update update = toy_update(0);
+        return shd_commit(m, &update, NULL, e);
+    }
+    if (where == IN_ACQUIRE) {
+        m->step++; /* a step that will not come */
+        const int r = shd_acquire(m, 1, NULL, e);
+        m->step--;
+        return r;
+    }
+    int r = SHD_OK; /* later micro-batches fill the slots: micro-batch 0 is missing */
+    for (uint32_t micro = 3; r == SHD_OK && micro > 0; micro--)
+        for (uint32_t u = 0; r == SHD_OK && u < 4; u++) {
+            r = shd_grad(m, micro, u, &grad, e);
+            if (r == SHD_OK)
+                r = shd_return(m, micro, u, e);
+        }
+    return r;
+}
+
+TEST(daemon_killed_while_waited_for_is_named_at_once)
+{
+    for (int where = IN_PREPARE; where <= IN_GRAD; where++) {
+        struct shd_err e = { 0 };
+        char who[64];
+        fixture_start(&daemons, 2, NULL);
+        shd_session *s = attach(20000);
+        shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+        kill_soon();
+        struct timespec a, b;
+        clock_gettime(CLOCK_MONOTONIC, &a);
+        EXPECT_STATUS(wait_somewhere(m, (enum waiting)where, &e), SHD_EGONE);
+        clock_gettime(CLOCK_MONOTONIC, &b);
+        snprintf(who, sizeof who, "daemon cpu1 (pid %d)", (int)daemons.pids[1]);
+        EXPECT_HAS(e.text, who);
+        EXPECT_HAS(e.text, "/cpu1.sock is gone");
+        EXPECT(b.tv_sec - a.tv_sec < 5);
+        EXPECT_STATUS(wait_somewhere(m, IN_PREPARE, &e), SHD_EGONE); /* and stays so */
+        shd_close(s);
+        while (waitpid(-1, NULL, WNOHANG) > 0)
+            continue;
+        remove_dead_fixture();
+    }
+}
+
+TEST(missing_micro_batches_end_in_a_timeout_that_says_so)
+{
+    struct shd_err e = { 0 };
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(200);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    EXPECT_STATUS(wait_somewhere(m, IN_PREPARE, &e), SHD_ETIMEDOUT);
+    EXPECT_HAS(e.text, "daemon cpu0");
+    EXPECT_HAS(e.text, "Prepare of step 0 within 200 ms");
+    EXPECT_HAS(e.text, "missing");
+    EXPECT_STATUS(wait_somewhere(m, IN_ACQUIRE, &e), SHD_ETIMEDOUT);
+    EXPECT_HAS(e.text, "did not publish unit 1 'h0' of step 1");
+    EXPECT_STATUS(wait_somewhere(m, IN_GRAD, &e), SHD_ETIMEDOUT);
+    EXPECT_HAS(e.text, "still holds unit");
+    EXPECT_HAS(e.text, "earlier micro-batch");
+    shd_close(s);
+    /* What was waited for in vain has left no trace: the step can be done. */
+    s = attach(5000);
+    m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST(late_worker_learns_that_its_step_is_over)
+{
+    struct shd_err e = { 0 };
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(5000), *late = attach(5000);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    shd_model *behind = open_toy(late, toy_spec("f32", TOY_ADAMW));
+    float *grad;
+    EXPECT_OK(shd_grad(behind, 0, 1, &grad, &e), &e);
+    EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    const void *params = NULL;
+    EXPECT_OK(shd_acquire(m, 1, &params, &e), &e); /* published */
+    EXPECT_STATUS(shd_acquire(behind, 1, &params, &e), SHD_ESTEP);
+    EXPECT_HAS(e.text, "that step is over");
+    EXPECT_OK(shd_return(behind, 0, 1, &e), &e); /* stale: dropped */
+    struct shd_result result;
+    struct shd_update update = toy_update(0);
+    update.lr = 123; /* too late to decide anything */
+    EXPECT_OK(shd_commit(behind, &update, &result, &e), &e);
+    EXPECT_EQ(result.step, 0);
+    EXPECT_EQ(shd_step(behind), 1);
+    char a[65], b[65];
+    digest_of(behind, a);
+    toy_reference(toy_spec("f32", TOY_ADAMW), 1, b);
+    EXPECT_STR(a, b);
+    shd_close(late);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST(refused_return_surfaces_at_the_next_call)
+{
+    struct shd_err e = { 0 };
+    float *grad;
+    fixture_start(&daemons, 1, NULL);
+    shd_session *s = attach(5000);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    m->step = 5; /* not open yet: the daemon must refuse */
+    EXPECT_OK(shd_grad(m, 0, 1, &grad, &e), &e);
+    EXPECT_OK(shd_return(m, 0, 1, &e), &e);
+    m->step = 0;
+    int r = SHD_OK;
+    for (int i = 0; i < 200 && r == SHD_OK; i++) {
+        sleep_ms(10);
+        r = shd_grad(m, 0, 1, &grad, &e);
+    }
+    EXPECT_STATUS(r, SHD_ESTEP);
+    EXPECT_HAS(e.text, "daemon cpu0 refused a gradient");
+    EXPECT_STATUS(shd_acquire(m, 0, NULL, &e), SHD_ESTEP); /* sticky */
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* Commit step 0 to owner 0 alone, as a worker does that dies in its commit. */
+static void commit_to_first_owner(shd_model *m, const char *blob)
+{
+    struct shd_err e = { 0 };
+    struct decided d;
+    EXPECT_OK(map_prepare(m, &e), &e);
+    const struct shd_update update = toy_update(0);
+    const struct decide_args args = { .prepared = m->map->prepared,
+                                      .owners = m->map->owner_count,
+                                      .micro_batches = TOY_MICROS,
+                                      .lr = update.lr,
+                                      .clip_norm = update.clip_norm };
+    EXPECT_OK(decide(&args, &d, &e), &e);
+    struct round round = { .what = "Commit", .type = WIRE_COMMITTED };
+    struct wire_request request = {
+        .type = WIRE_COMMIT,
+        .commit = { .model = m->map->owners[0].handle,
+                    .decision = d.decision,
+                    .has_blob = blob != NULL,
+                    .blob = { (const uint8_t *)blob, blob != NULL ? strlen(blob) : 0 } },
+    };
+    struct hub *hub = m->session->hub;
+    int r = round_ask(&round, &hub->links[0], &request, 0, &e);
+    r = round_finish(&round, hub, r, &e);
+    EXPECT_OK(r, &e);
+}
+
+static void return_toy_step(shd_model *m)
+{
+    struct shd_err e = { 0 };
+    struct toy toy = { .m = m, .fail_micro = -1 };
+    for (uint32_t micro = 0; micro < TOY_MICROS; micro++)
+        for (uint32_t u = shd_units(m); u-- > 0;) {
+            const void *params;
+            float *grad;
+            EXPECT_OK(shd_acquire(m, 0, NULL, &e), &e);
+            EXPECT_OK(shd_acquire(m, u, &params, &e), &e);
+            EXPECT_OK(shd_grad(m, micro, u, &grad, &e), &e);
+            EXPECT_EQ(toy_backward(&toy, micro, u, params, grad), 0);
+            EXPECT_OK(shd_return(m, micro, u, &e), &e);
+            shd_release(m, u);
+            shd_release(m, 0);
+        }
+}
+
+TEST(half_committed_step_is_completed_by_whoever_attaches_next)
+{
+    static const char *const blobs[] = { "cursor", NULL };
+    char want[65], got[65];
+    toy_reference(toy_spec("f32", TOY_ADAMW), 2, want);
+    for (size_t i = 0; i < ARRAY_SIZE(blobs); i++) {
+        struct shd_err e = { 0 };
+        char blob[16] = "";
+        size_t bytes;
+        fixture_start(&daemons, 3, NULL);
+        shd_session *s = attach(5000);
+        shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+        return_toy_step(m);
+        commit_to_first_owner(m, blobs[i]);
+        shd_close(s);
+        s = attach(5000);
+        m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+        EXPECT_EQ(shd_step(m), 1);
+        for (uint32_t owner = 0; owner < 3; owner++) {
+            EXPECT_OK(map_owner_blob(m, owner, blob, sizeof blob, &bytes, &e), &e);
+            EXPECT_EQ(bytes, blobs[i] != NULL ? strlen(blobs[i]) : 0);
+            EXPECT(bytes == 0 || memcmp(blob, blobs[i], bytes) == 0);
+        }
+        EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+        digest_of(m, got);
+        EXPECT_STR(got, want);
+        shd_close(s);
+        fixture_stop(&daemons);
+    }
+}
+
+/* -- Strange daemons ----------------------------------------------------------------------------
+ */
+
+/* A child that serves the side channel once with `msg` and then waits to be killed. */
+static pid_t fake_daemon(const char *dir, const struct side_msg *msg)
+{
+    struct sockaddr_un a = { .sun_family = AF_UNIX };
+    snprintf(a.sun_path, sizeof a.sun_path, "%s/cpu0.sock", dir);
+    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    EXPECT(fd >= 0 && bind(fd, (const struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 4) == 0);
+    fflush(stdout);
+    const pid_t pid = fork();
+    EXPECT(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        const int peer = accept(fd, NULL, NULL);
+        send(peer, msg, sizeof *msg, 0);
+        pause();
+        _exit(0);
+    }
+    close(fd);
+    return pid;
+}
+
+static void expect_strange(const struct side_msg *msg, int status, const char *has)
+{
+    char dir[] = "/tmp/shd-fake-XXXXXX", command[128];
+    struct shd_err e;
+    shd_session *s = NULL;
+    EXPECT(mkdtemp(dir) != NULL);
+    const pid_t pid = fake_daemon(dir, msg);
+    EXPECT_STATUS(try_connect(dir, 300, &s, &e), status);
+    EXPECT_HAS(e.text, "cpu0");
+    EXPECT_HAS(e.text, has);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    snprintf(command, sizeof command, "rm -rf %s", dir);
+    EXPECT_EQ(system(command), 0);
+}
+
+TEST(strange_daemons_are_refused)
+{
+    const struct side_msg good = { .magic = SIDE_MAGIC,
+                                   .protocol = SHD_PROTOCOL,
+                                   .type = SIDE_WELCOME };
+    struct side_msg msg = good;
+    msg.protocol = 9;
+    expect_strange(&msg, SHD_EPROTO, "protocol 9, this side 1");
+    msg = good;
+    msg.magic = 1;
+    expect_strange(&msg, SHD_EPROTO, "not shardd's");
+    msg = good;
+    msg.type = SIDE_CLAIM;
+    expect_strange(&msg, SHD_EPROTO, "instead of a welcome");
+    msg = good;
+    msg.type = SIDE_ERROR;
+    msg.status = SHD_EBUSY;
+    strcpy(msg.text, "no room today");
+    expect_strange(&msg, SHD_EBUSY, "no room today");
+    expect_strange(&good, SHD_ETIMEDOUT, "did not answer Hello within 300 ms");
+}
+
+TEST_MAIN()
