@@ -45,7 +45,8 @@ int op_commit(struct op *op)
         return r;
     if (first) {
         if (req->has_blob) {
-            memcpy(m->blob, req->blob.data, req->blob.bytes);
+            if (req->blob.bytes > 0) /* of an empty one there may be no buffer */
+                memcpy(m->blob, req->blob.data, req->blob.bytes);
             m->blob_bytes = req->blob.bytes;
         }
         if (!counts.skip)
