@@ -2,6 +2,9 @@
  * fp32 may be from fp64.
  */
 #include <pthread.h>
+#include <signal.h>
+#include <sys/time.h>
+#include <ucontext.h>
 
 #include "examples/gpt/gemm.h"
 #include "examples/gpt/model.h"
@@ -210,6 +213,51 @@ TEST(fp32_is_near_fp64)
     }
     gpt64_free(gpt64);
     pool_free(pool);
+    model_deinit(&m);
+}
+
+/* A handler's frame goes below the stack pointer of the code it interrupts. oneDNN's sgemm borrows
+ * that register for a heap address, so no signal may arrive inside it: see pool.h. The handler
+ * runs on a stack of its own here, so that a failure is counted and not a crash. */
+static volatile sig_atomic_t signals, signals_off_stack;
+static uintptr_t stack_near;
+
+static void on_alarm(int number, siginfo_t *info, void *context)
+{
+    (void)number;
+    (void)info;
+    signals++;
+#ifdef __x86_64__
+    const ucontext_t *u = context;
+    const uintptr_t rsp = (uintptr_t)u->uc_mcontext.gregs[REG_RSP];
+    if (stack_near - rsp > (8u << 20)) /* unsigned: also when it is above */
+        signals_off_stack++;
+#else
+    (void)context;
+#endif
+}
+
+TEST(signals_arrive_outside_of_gemm)
+{
+    start(206);
+    static char stack[1 << 16];
+    struct sigaction action = { .sa_sigaction = on_alarm,
+                                .sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK };
+    const struct itimerval often = { { 0, 200 }, { 0, 200 } }, never = { { 0, 0 }, { 0, 0 } };
+    struct model m;
+    stack_near = (uintptr_t)&m + 65536;
+    model_init(&m);
+    EXPECT_EQ(sigaltstack(&(stack_t){ .ss_sp = stack, .ss_size = sizeof stack }, NULL), 0);
+    EXPECT_EQ(sigaction(SIGALRM, &action, NULL), 0);
+    EXPECT_EQ(setitimer(ITIMER_REAL, &often, NULL), 0);
+    for (int i = 0; i < 10; i++) {
+        struct result r = model_run(&m, 1 + (uint32_t)i % 3, 0);
+        result_free(&r);
+    }
+    EXPECT_EQ(setitimer(ITIMER_REAL, &never, NULL), 0);
+    printf("%d signals, %d with a foreign stack pointer\n", (int)signals, (int)signals_off_stack);
+    EXPECT(signals > 0);
+    EXPECT_EQ(signals_off_stack, 0);
     model_deinit(&m);
 }
 

@@ -29,7 +29,8 @@ struct gemm_size {
 /* Check that the library works here at all. SHD_ENOTSUP when it does not. Call once, early. */
 int gemm_init(struct shd_err *e);
 
-/* c[m, n] = a[m, k] b[k, n] + beta c, beta 0 or 1. With beta 0, c need not be initialised.
+/* Call it from pool_run() tasks only, which run with signals blocked (see pool.h for why).
+ * c[m, n] = a[m, k] b[k, n] + beta c, beta 0 or 1. With beta 0, c need not be initialised.
  * a is given as [k, m] when a.transposed, b as [n, k] when b.transposed. Sizes at least 1. */
 void gemm_run(struct gemm_size size, struct gemm_in a, struct gemm_in b, real beta, real *c,
               uint64_t c_stride);

@@ -8,6 +8,7 @@
 #include "examples/gpt/pool.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -73,6 +74,18 @@ static void pool_restore_denormals(uint32_t before)
 #endif
 }
 
+/* Signals stay out of tasks: see pool.h. Those that report a fault of the running instruction are
+ * left alone. */
+static void pool_block_signals(sigset_t *ret_before)
+{
+    static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT };
+    sigset_t all;
+    sigfillset(&all);
+    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++)
+        sigdelset(&all, faults[i]);
+    pthread_sigmask(SIG_BLOCK, &all, ret_before);
+}
+
 static void pool_take_tasks(struct pool *p, const struct pool_job *job, uint32_t thread)
 {
     for (;;) {
@@ -123,17 +136,23 @@ static void *pool_helper_main(void *arg)
     return NULL;
 }
 
+/* Helpers inherit the mask they are started under. */
 static int pool_start(struct pool *p, struct shd_err *e)
 {
-    for (uint32_t i = 0; i + 1 < p->threads; i++) {
+    sigset_t before;
+    pool_block_signals(&before);
+    int r = 0;
+    for (uint32_t i = 0; i + 1 < p->threads && r == 0; i++) {
         struct pool_helper *h = &p->helpers[i];
         *h = (struct pool_helper){ .pool = p, .index = i + 1 };
-        const int r = pthread_create(&h->thread, NULL, pool_helper_main, h);
-        if (r != 0)
-            return fail(e, SHD_EIO, "start compute thread %u of %u: %s", i + 2, p->threads,
-                        strerror(r));
-        p->started++;
+        r = pthread_create(&h->thread, NULL, pool_helper_main, h);
+        if (r == 0)
+            p->started++;
     }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (r != 0)
+        return fail(e, SHD_EIO, "start compute thread %u of %u: %s", p->started + 2, p->threads,
+                    strerror(r));
     return SHD_OK;
 }
 
@@ -210,7 +229,9 @@ static void pool_wait_helpers(struct pool *p)
 void pool_run(struct pool *p, uint32_t tasks, pool_fn *fn, void *ctx)
 {
     const struct pool_job job = { .fn = fn, .ctx = ctx, .tasks = tasks };
-    const uint32_t before = pool_flush_denormals();
+    sigset_t signals;
+    pool_block_signals(&signals);
+    const uint32_t denormals = pool_flush_denormals();
     if (p->threads == 1 || tasks == 1) {
         for (uint32_t task = 0; task < tasks; task++)
             fn(ctx, task, 0);
@@ -219,5 +240,6 @@ void pool_run(struct pool *p, uint32_t tasks, pool_fn *fn, void *ctx)
         pool_take_tasks(p, &job, 0);
         pool_wait_helpers(p);
     }
-    pool_restore_denormals(before);
+    pool_restore_denormals(denormals);
+    pthread_sigmask(SIG_SETMASK, &signals, NULL);
 }

@@ -4,7 +4,10 @@
  * task writes what no other task of the same run writes. So it does not matter which thread
  * runs which task when: the result is the same bits for any number of threads.
  *
- * Tasks run with denormals flushed to zero (FTZ and DAZ on x86-64), on every thread.
+ * Tasks run with denormals flushed to zero (FTZ and DAZ on x86-64), on every thread, and with
+ * signals blocked: a signal that comes meanwhile is delivered to the caller after the run. This
+ * is not a nicety: the sgemm of oneDNN 2.6 keeps a pointer into its heap workspace in the stack
+ * pointer while it multiplies, so a signal handler's frame would overwrite the heap.
  */
 #ifndef GPT_POOL_H
 #define GPT_POOL_H
