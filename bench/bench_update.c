@@ -11,6 +11,7 @@
 #include <immintrin.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,8 +75,24 @@ static void *crew_main(void *p)
     }
 }
 
-static void crew_start(struct crew *c, uint32_t threads)
+/* The index-th of the CPUs in allowed, as the kernels' pin does. */
+static void pin_thread(pthread_t id, const cpu_set_t *allowed, uint32_t index)
 {
+    uint32_t at = 0;
+    for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, allowed) || at++ != index)
+            continue;
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        CHECK(pthread_setaffinity_np(id, sizeof one, &one) == 0);
+    }
+}
+
+static void crew_start(struct crew *c, uint32_t threads, bool pin)
+{
+    cpu_set_t allowed;
+    CHECK(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
     c->threads = threads;
     CHECK(pthread_barrier_init(&c->begin, NULL, threads + 1) == 0);
     CHECK(pthread_barrier_init(&c->end, NULL, threads + 1) == 0);
@@ -84,6 +101,8 @@ static void crew_start(struct crew *c, uint32_t threads)
         CHECK(arg != NULL);
         *arg = (struct crew_arg){ c, i };
         CHECK(pthread_create(&c->id[i], NULL, crew_main, arg) == 0);
+        if (pin)
+            pin_thread(c->id[i], &allowed, i);
     }
 }
 
@@ -123,9 +142,10 @@ static float *map_floats(uint64_t elems, bool huge)
     return base;
 }
 
-static void fill(struct kern *k, float *out, uint64_t elems, uint64_t key, float a, float b)
+static void fill_array(struct kern *k, float *out, uint64_t elems, uint64_t key, float a, float b)
 {
-    const struct kern_fill f = { out, elems, 0, key, KERN_FILL_UNIFORM, a, b };
+    struct kern_fill f = { .elems = elems, .key = key, .kind = KERN_FILL_UNIFORM, .a = a, .b = b };
+    f.out = out;
     struct shd_err e;
     struct kern_waiter w;
     kern_waiter_init(&w);
@@ -234,6 +254,28 @@ static void report(const struct options *o, const struct rivals *rivals, enum be
     fflush(stdout);
 }
 
+/* An operation of one block, queued and waited for: what a small one costs. */
+static void bench_small(const struct options *o, struct kern *k, const struct bench_arrays *arrays,
+                        uint32_t threads)
+{
+    static struct stat_series us;
+    us.count = 0;
+    cpu_set_t allowed;
+    CHECK(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+    if (o->pin) /* the caller away from the leader, where there is room */
+        pin_thread(pthread_self(), &allowed, (uint32_t)CPU_COUNT(&allowed) - 1);
+    for (uint32_t i = 0; i < STAT_ROUNDS_MAX; i++) {
+        struct shd_err e;
+        const uint64_t start = stat_now_ns();
+        CHECK(run_ours(k, arrays, SHD_BLOCK_ELEMS, CASE_ACCUMULATE, &e) == SHD_OK);
+        stat_add(&us, (double)(stat_now_ns() - start) * 1e-3);
+    }
+    CHECK(sched_setaffinity(0, sizeof allowed, &allowed) == 0);
+    char name[64];
+    snprintf(name, sizeof name, "update.one_block.t%" PRIu32 ".round_trip", threads);
+    stat_print(o->json, name, "us", &us);
+}
+
 static void bench_threads(const struct options *o, const struct rivals *rivals,
                           const struct bench_arrays *arrays, uint32_t threads)
 {
@@ -245,30 +287,34 @@ static void bench_threads(const struct options *o, const struct rivals *rivals,
         exit(1);
     }
     struct crew crew = { .arrays = arrays, .hyper = &hyper, .elems = o->elems };
-    crew_start(&crew, threads);
+    crew_start(&crew, threads, o->pin);
     for (enum bench_case which = 0; which < CASES; which++) {
         static struct stat_series ns[VARIANTS];
         memset(ns, 0, sizeof ns);
-        fill(k, arrays->p, o->elems, 1, -1, 1);
-        fill(k, arrays->m, o->elems, 2, -1, 1);
-        fill(k, arrays->v, o->elems, 3, 0, 1);
-        fill(k, arrays->g, o->elems, 4, -1, 1);
+        fill_array(k, arrays->p, o->elems, 1, -1, 1);
+        fill_array(k, arrays->m, o->elems, 2, -1, 1);
+        fill_array(k, arrays->v, o->elems, 3, 0, 1);
+        fill_array(k, arrays->g, o->elems, 4, -1, 1);
         for (uint32_t round = 0; round < o->rounds + WARMUPS; round++)
             run_round(k, &crew, rivals, which, round, ns);
         report(o, rivals, which, threads, ns);
     }
     crew_stop(&crew);
+    bench_small(o, k, arrays, threads);
     k->ops->free(k);
 }
 
 static void usage(FILE *to)
 {
-    fprintf(to, "usage: bench_update [--elems N] [--rounds N] [--threads MAX] [--isa NAME]\n"
-                "                    [--pin] [--huge] [--verbose] [--json]\n"
-                "Times accumulation and AdamW against the plain loop and the memory's limit.\n"
-                "--elems is rounded up to blocks of 2,048 (default 33554432: 640 MiB of arrays),\n"
-                "--huge asks for huge pages instead of a memfd's 4 KiB ones, --verbose adds every\n"
-                "variant of the limit, --json prints one object a line.\n");
+    fprintf(
+        to,
+        "usage: bench_update [--elems N] [--rounds N] [--threads MAX] [--isa NAME]\n"
+        "                    [--no-pin] [--huge] [--verbose] [--json]\n"
+        "Times accumulation and AdamW against the plain loop and the memory's limit.\n"
+        "--elems is rounded up to blocks of 2,048 (default 33554432: 640 MiB of arrays),\n"
+        "--huge asks for huge pages instead of a memfd's 4 KiB ones, --verbose adds every\n"
+        "variant of the limit, --no-pin leaves threads to the scheduler, --json prints one object\n"
+        "a line.\n");
 }
 
 static uint64_t parse_number(const char *text, uint64_t max)
@@ -284,12 +330,12 @@ static uint64_t parse_number(const char *text, uint64_t max)
 
 static struct options parse(int argc, char **argv)
 {
-    struct options o = { .elems = UINT64_C(32) << 20, .rounds = 11, .threads_max = 2 };
+    struct options o = { .elems = UINT64_C(32) << 20, .rounds = 11, .threads_max = 2, .pin = true };
     static const struct option longs[] = {
         { "elems", required_argument, NULL, 'e' },   { "rounds", required_argument, NULL, 'r' },
         { "threads", required_argument, NULL, 't' }, { "isa", required_argument, NULL, 'i' },
         { "json", no_argument, NULL, 'j' },          { "verbose", no_argument, NULL, 'v' },
-        { "huge", no_argument, NULL, 'H' },          { "pin", no_argument, NULL, 'p' },
+        { "huge", no_argument, NULL, 'H' },          { "no-pin", no_argument, NULL, 'P' },
         { "help", no_argument, NULL, 'h' },          { NULL, 0, NULL, 0 },
     };
     for (int c; (c = getopt_long(argc, argv, "", longs, NULL)) != -1;) {
@@ -315,8 +361,8 @@ static struct options parse(int argc, char **argv)
         case 'H':
             o.huge = true;
             break;
-        case 'p':
-            o.pin = true;
+        case 'P':
+            o.pin = false;
             break;
         default:
             usage(c == 'h' ? stdout : stderr);
@@ -332,6 +378,7 @@ static const struct rivals *rivals_find(const char *isa)
     for (const char *const *here = kern_cpu_isas(); isa == NULL && *here != NULL; here++)
         if (here[1] == NULL)
             isa = *here;
+    CHECK(isa != NULL);
     for (size_t i = 0; i < ARRAY_SIZE(all); i++)
         if (strcmp(all[i]->isa, isa) == 0)
             return all[i];

@@ -52,7 +52,7 @@ struct stat_series stat_ratio(const struct stat_series *a, const struct stat_ser
 void stat_print_head(bool json)
 {
     if (!json)
-        printf("%-44s %10s %10s %10s  %-6s %s\n", "name", "median", "min", "max", "unit", "n");
+        printf("%-48s %10s %10s %10s  %-6s %s\n", "name", "median", "min", "max", "unit", "n");
 }
 
 void stat_print(bool json, const char *name, const char *unit, const struct stat_series *s)
@@ -63,6 +63,6 @@ void stat_print(bool json, const char *name, const char *unit, const struct stat
                "\"n\":%" PRIu32 "}\n",
                name, m.median, unit, m.min, m.max, m.count);
     else
-        printf("%-44s %10.4f %10.4f %10.4f  %-6s %" PRIu32 "\n", name, m.median, m.min, m.max, unit,
+        printf("%-48s %10.4f %10.4f %10.4f  %-6s %" PRIu32 "\n", name, m.median, m.min, m.max, unit,
                m.count);
 }

@@ -15,7 +15,7 @@
 #include "proto/layout.h"
 
 #define NOT_PUBLISHED UINT64_MAX
-#define SPINS         64 /* a few microseconds: longer would take the daemon's core on a small machine */
+#define SPINS         64 /* a few us: longer would take the daemon its core on a small machine */
 #define NS_PER_S      UINT64_C(1000000000)
 
 static_assert(sizeof(struct board_word) == 64, "a word fills its cache line");

@@ -36,7 +36,7 @@ if [ "$list" = yes ]; then
 fi
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-    say "this system has no apt; shardd is built and tested on Debian 12 and Ubuntu 24.04."
+    say "this system has no apt; the package names here are those of Debian 12 and Ubuntu 24.04."
     say "install the equivalents of these packages, then go on with the next step:"
     printf '  %s\n' "${names[@]}" >&2
     exit 1
@@ -67,6 +67,6 @@ apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y
 if ! "${apt[@]}" install --no-install-recommends "${missing[@]}" >&2; then
     say "apt-get could not install: ${missing[*]}"
     # shellcheck source=/dev/null
-    say "this is $(. /etc/os-release && echo "$PRETTY_NAME"); tried on Debian 12 and Ubuntu 24.04"
+    say "this is $(. /etc/os-release && echo "$PRETTY_NAME"); the names are those of Debian 12 and Ubuntu 24.04"
     exit 1
 fi

@@ -31,7 +31,7 @@ scripts() {
     find scripts bench tests -name '*.sh' | sort
 }
 
-check_format() { sources -print0 | xargs -r clang-format-14 --dry-run -Werror; }
+check_format() { sources | xargs -r clang-format-14 --dry-run -Werror; }
 check_scripts() { scripts | xargs shellcheck -x; }
 # What the release build compiles, all warnings of .clang-tidy as errors.
 check_tidy() {

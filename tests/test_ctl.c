@@ -108,11 +108,11 @@ static bool run_read(struct run *r, int wait_ms)
     return true;
 }
 
-/* Read until part shows up on stderr, or stdout. */
-static void run_await(struct run *r, const char *part)
+/* Read until part shows up in stream, which is r->out or r->err. */
+static void run_await(struct run *r, const char *stream, const char *part)
 {
     const uint64_t deadline = now_ms() + DEADLINE_MS;
-    while (strstr(r->err, part) == NULL && strstr(r->out, part) == NULL)
+    while (strstr(stream, part) == NULL)
         if (now_ms() > deadline || !run_read(r, 100))
             FAIL("no '%s' in stdout '%s' stderr '%s'", part, r->out, r->err);
 }
@@ -257,9 +257,9 @@ TEST(status_and_digest_without_a_daemon_fail_clearly)
 TEST(workers_get_torchruns_environment)
 {
     ctl(ARGS("run", "-v", "--daemons", "2", "--workers", "3", "--", "sh", "-c",
-             "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR; "
-             "[ $MASTER_PORT -gt 0 ] && [ $OMP_NUM_THREADS -ge 1 ] && echo numbers; "
-             "echo ${SHARDD_ADDRESS#*\\?} ${NOTIFY_SOCKET-none}"));
+             ("echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR; "
+              "[ $MASTER_PORT -gt 0 ] && [ $OMP_NUM_THREADS -ge 1 ] && echo numbers; "
+              "echo ${SHARDD_ADDRESS#*\\?} ${NOTIFY_SOCKET-none}")));
     EXPECT_EQ(run.code, 0);
     EXPECT_STR(run.out, "0 0 3 3 0 127.0.0.1\nnumbers\ncpu0,cpu1 none\n");
     EXPECT_HAS(run.err, "[rank 2] 2 2 3 3 0 127.0.0.1\n");
@@ -306,9 +306,9 @@ TEST(status_inside_a_run_shows_both_daemons)
 TEST(digest_of_a_run_is_what_the_worker_printed)
 {
     ctl(ARGS("run", "--daemons", "2", "--", "sh", "-c",
-             "shd-gpt --layers 1 --dim 32 --heads 1 --seq 16 --batch 2 --micro-batches 2 "
-             "--steps 2 --sample 0 && shardctl digest && shardctl status && "
-             "! shardctl digest --model other"));
+             ("shd-gpt --layers 1 --dim 32 --heads 1 --seq 16 --batch 2 --micro-batches 2 "
+              "--steps 2 --sample 0 && shardctl digest && shardctl status && "
+              "! shardctl digest --model other")));
     EXPECT_EQ(run.code, 0);
     const char *trained = strstr(run.out, "digest sha256:");
     EXPECT(trained != NULL);
@@ -356,7 +356,7 @@ TEST(daemon_that_dies_is_named_before_its_workers)
     pid_t pids[PIDS_MAX];
     run_start(&run, ARGS("run", "-v", "--daemons", "3", "--workers", "2", "--", "sh", "-c",
                          "echo working; sleep 100"));
-    run_await(&run, "[rank 1] working");
+    run_await(&run, run.err, "[rank 1] working");
     EXPECT_EQ(pids_named("started daemon cpu1 pid=", pids), 1);
     kill(pids[0], SIGKILL);
     run_finish(&run);
@@ -417,8 +417,8 @@ TEST(signals_reach_each_worker_once_and_decide_the_code)
                  "exit 0",
                  signals[i].name);
         run_start(&run, ARGS("run", "-v", "--workers", "2", "--", "bash", "-c", script));
-        run_await(&run, "up\n");
-        run_await(&run, "[rank 1] up\n");
+        run_await(&run, run.out, "up\n");
+        run_await(&run, run.err, "[rank 1] up\n");
         kill(run.pid, signals[i].number);
         run_finish(&run);
         EXPECT_EQ(run.code, 128 + signals[i].number);
@@ -433,7 +433,7 @@ TEST(worker_that_ignores_a_signal_is_killed_after_grace)
     const uint64_t start = now_ms();
     run_start(&run, ARGS("run", "-v", "--grace", "1", "--", "sh", "-c",
                          "trap '' TERM; echo up; sleep 100; sleep 100"));
-    run_await(&run, "up\n");
+    run_await(&run, run.out, "up\n");
     kill(run.pid, SIGTERM);
     run_finish(&run);
     EXPECT_EQ(run.code, 128 + SIGTERM);
@@ -448,7 +448,7 @@ TEST(second_signal_kills_at_once)
     const uint64_t start = now_ms();
     run_start(&run, ARGS("run", "-v", "--grace", "50", "--", "sh", "-c",
                          "trap '' INT; echo up; sleep 100; sleep 100"));
-    run_await(&run, "up\n");
+    run_await(&run, run.out, "up\n");
     kill(run.pid, SIGINT);
     sleep_ms(700);
     kill(run.pid, SIGINT);
@@ -463,8 +463,8 @@ TEST(second_signal_kills_at_once)
 TEST(processes_that_workers_leave_behind_are_ended)
 {
     ctl(ARGS("run", "-v", "--", "bash", "-c",
-             "sleep 100 & echo left pid=$! >&2; setsid sleep 100 & echo left pid=$! >&2; "
-             "setsid bash -c 'sleep 100 & echo left pid=$! >&2'; exit 0"));
+             ("sleep 100 & echo left pid=$! >&2; setsid sleep 100 & echo left pid=$! >&2; "
+              "setsid bash -c 'sleep 100 & echo left pid=$! >&2'; exit 0")));
     EXPECT_EQ(run.code, 0);
     expect_gone("left pid=", 3);
     expect_clean();
@@ -474,7 +474,7 @@ TEST(killed_shardctl_takes_all_along_and_the_next_run_removes_its_directory)
 {
     run_start(&run, ARGS("run", "-v", "--daemons", "2", "--workers", "2", "--", "sh", "-c",
                          "echo up; exec sleep 100"));
-    run_await(&run, "[rank 1] up\n");
+    run_await(&run, run.err, "[rank 1] up\n");
     kill(run.pid, SIGKILL);
     run_finish(&run);
     EXPECT_EQ(run.code, 128 + SIGKILL);
@@ -489,7 +489,7 @@ TEST(run_spares_the_directory_of_a_live_run)
 {
     static struct run other;
     run_start(&other, ARGS("run", "--", "sh", "-c", "echo up; sleep 1; ls ${SHARDD_ADDRESS%\\?*}"));
-    run_await(&other, "up\n");
+    run_await(&other, other.out, "up\n");
     ctl(ARGS("run", "--", "true"));
     EXPECT_EQ(run.code, 0);
     EXPECT_EQ(leftovers(), 1);

@@ -278,6 +278,22 @@ TEST(sumsq_flags_any_element_that_is_not_finite)
     }
 }
 
+/* The caller's sum is added to, not replaced: both its value and a finding of an earlier call. */
+TEST(sums_add_to_what_is_there)
+{
+    static float x[40 * BLOCK];
+    for (uint64_t i = 0; i < ARRAY_SIZE(x); i++)
+        x[i] = 1;
+    struct kern *k = device_new(NULL, 2);
+    struct kern_sum got = { .finite = false };
+    fixsum_init(&got.sum);
+    fixsum_add(&got.sum, 0.5);
+    EXPECT_RUNS(sumsq, k, (&(struct kern_sumsq){ x, ARRAY_SIZE(x), &got }));
+    EXPECT_NEAR(fixsum_value(&got.sum), 40 * BLOCK + 0.5, 0);
+    EXPECT(!got.finite);
+    k->ops->free(k);
+}
+
 /* acc + grad: one fp32 rounding of the fp64 sum (exact in fp64 to within its own rounding, which
  * nearest-even of fp32 after fp64 survives for + : 53 >= 2 * 24 + 2). Inputs and results under
  * DAZ and FTZ. */

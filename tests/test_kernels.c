@@ -116,7 +116,7 @@ static void check_order(struct kern *k, const char *label, void *arg)
             FAIL("%s: op %" PRIu32 " fired %" PRIu32 " times, at %" PRIu32, label, i,
                  records[i].fired, records[i].order);
     EXPECT_NEAR(acc[0], OPS, 0);
-    EXPECT_NEAR(acc[ELEMS - 1], OPS / 2, 0);
+    EXPECT_NEAR(acc[ELEMS - 1], OPS / 2.0, 0);
 }
 
 TEST(ops_run_in_queueing_order_and_report_once)

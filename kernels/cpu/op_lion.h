@@ -16,6 +16,7 @@
 
 #include "kernels/cpu/op_update.h"
 
+/* NOLINTNEXTLINE(readability-non-const-parameter): the type of all steps */
 VEC_FN void lion_step(const struct rates *c, vec grad, vec *p, vec *m, vec *v)
 {
     (void)v;

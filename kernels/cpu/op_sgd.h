@@ -12,6 +12,7 @@
 
 #include "kernels/cpu/op_update.h"
 
+/* NOLINTNEXTLINE(readability-non-const-parameter): the type of all steps */
 VEC_FN void sgd_step(const struct rates *c, vec grad, vec *p, vec *m, vec *v)
 {
     (void)v;
