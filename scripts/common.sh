@@ -23,19 +23,36 @@ step() {
     say "$name: $((SECONDS - start)) s"
 }
 
-# build PRESET [TARGET...]: configure and build; warnings are errors.
+# cached PRESET VARIABLE: its value in that build's cache; empty when there is none.
+cached() {
+    sed -n "s/^$2:[A-Z]*=//p" "$root/build/$1/CMakeCache.txt" 2>/dev/null || true
+}
+
+# configure PRESET WERROR: unless that is how it is configured already; ninja itself sees changes of
+# the CMakeLists. (Configuring again moves pkg-config's flags about, and all would be built anew.)
+configure() {
+    local cache=$root/build/$1/CMakeCache.txt fresh=
+    [ "$(cached "$1" CMAKE_HOME_DIRECTORY)" = "$root" ] || fresh=--fresh # a tree that was moved
+    if [ -z "$fresh" ] && [ -f "$root/build/$1/build.ninja" ] &&
+        [ "$(cached "$1" SHD_WERROR)" = "$2" ] && [ "$cache" -nt "$root/CMakePresets.json" ]; then
+        return 0
+    fi
+    cmake --preset "$1" $fresh -DSHD_WERROR="$2"
+}
+
+# build PRESET [TARGET...]: all, or these targets; warnings are errors.
 build() {
     local preset=$1
     shift
-    cd "$root" || return
-    cmake --preset "$preset" ${werror:+-DSHD_WERROR="$werror"} &&
+    cd "$root" && configure "$preset" ON &&
         cmake --build --preset "$preset" ${1:+--target "$@"}
 }
 
 # build_to_use TARGET...: release, for who runs it: a warning of a compiler that we never saw must
-# not stop them. A tree that is built with warnings as errors already stays so, not built twice.
+# not stop them. A tree where warnings are errors already stays so, lest it be built twice.
 build_to_use() {
     local werror
-    werror=$(sed -n 's/^SHD_WERROR:[A-Z]*=//p' "$root/build/release/CMakeCache.txt" 2>/dev/null)
-    werror=${werror:-OFF} build release "$@"
+    werror=$(cached release SHD_WERROR)
+    cd "$root" && configure release "${werror:-OFF}" &&
+        cmake --build --preset release --target "$@"
 }

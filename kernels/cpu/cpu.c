@@ -61,8 +61,10 @@ int kern_cpu_new(const struct kern_config *config, struct kern **ret_kern, struc
     k->base.ops = &k->ops;
     k->isa = isa;
     k->thread_count = config->threads;
-    for (uint32_t i = 0; i < k->thread_count; i++)
+    for (uint32_t i = 0; i < k->thread_count; i++) {
         k->threads[i].kern = k;
+        k->threads[i].index = i;
+    }
     CHECK(pthread_mutex_init(&k->push_lock, NULL) == 0);
     r = digests_new(k, e);
     if (r == SHD_OK)

@@ -78,8 +78,11 @@ struct cpu_op {
  * (docs/design.md, not built yet) belongs here, one per thread: its chunk, an index into it, and
  * the old values around the index; beside it one flag per finished chunk. */
 struct cpu_thread {
+    _Alignas(128) _Atomic uint64_t next_chunk; /* of this thread's part of the shared op */
+    uint64_t chunks_end;                       /* of that part */
     _Alignas(128) struct cpu_kern *kern;
     pthread_t id;
+    uint32_t index;
     bool took_part; /* in the leader's op: the fields below are of that op */
     int status;     /* first that was not SHD_OK */
     struct kern_sum sum;
@@ -101,9 +104,8 @@ struct cpu_kern {
     _Alignas(128) _Atomic uint32_t popped; /* ops ever finished */
     _Alignas(128) struct gate work;        /* shared ops ever opened: helpers wait here */
     _Atomic bool leaving;
-    _Alignas(128) struct gate crew;        /* helpers inside the shared op | CREW_OPEN */
-    const struct cpu_op *shared;           /* stable while crew is not 0 */
-    _Alignas(128) _Atomic uint64_t cursor; /* first chunk of it nobody has taken */
+    _Alignas(128) struct gate crew; /* helpers inside the shared op | CREW_OPEN */
+    const struct cpu_op *shared;    /* stable while crew is not 0 */
     struct cpu_op ring[CPU_RING];
     struct cpu_thread threads[]; /* [thread_count] */
 };

@@ -2,10 +2,13 @@
  *
  * A caller copies its op into the ring and raises `pushed`. The leader (thread 0) takes ops in
  * order. One of a single chunk, or on a device of one thread, it runs alone: no hand-off. A larger
- * one it opens to the crew: helpers that wake in time enter, and all take chunks until none is
- * left. The leader then closes the op, waits for the helpers inside (never for one that came too
- * late), merges the partial sums, frees the slot and calls done. Nothing is allocated after the
- * start.
+ * one it opens to the crew: helpers that wake in time enter, each takes the chunks of its own
+ * contiguous part and then those that others have left. The leader then closes the op, waits for
+ * the helpers inside (never for one that came too late), merges the partial sums, frees the slot
+ * and calls done. Nothing is allocated after the start.
+ *
+ * Contiguous parts, because threads that take turns chunk by chunk through one range reach only
+ * 85-90 % of the memory bandwidth that they reach far apart (EPYC Zen 5, two threads).
  *
  * Which thread does which chunk never shows in a result: elements are independent, block sums
  * belong to one block, and partial sums are exact (proto/fixsum.h).
@@ -42,16 +45,28 @@ static void run_begin(struct cpu_thread *t, const struct cpu_op *op)
         sum_init(&t->sum);
 }
 
+/* The next chunk of this thread's part, or of another's who is late. False: none is left. */
+static bool take_chunk(const struct cpu_thread *self, uint64_t *ret_chunk)
+{
+    struct cpu_kern *k = self->kern;
+    for (uint32_t i = 0; i < k->thread_count; i++) {
+        struct cpu_thread *t = &k->threads[(self->index + i) % k->thread_count];
+        if (atomic_load_explicit(&t->next_chunk, memory_order_relaxed) >= t->chunks_end)
+            continue;
+        const uint64_t at = atomic_fetch_add_explicit(&t->next_chunk, 1, memory_order_relaxed);
+        if (at >= t->chunks_end)
+            continue;
+        *ret_chunk = at;
+        return true;
+    }
+    return false;
+}
+
 /* Take chunks until none is left; leader and helpers. */
 static void run_shared(struct cpu_thread *t, const struct cpu_op *op)
 {
-    struct cpu_kern *k = t->kern;
-    const uint64_t chunks = op_chunks(op);
     run_begin(t, op);
-    for (;;) {
-        const uint64_t at = atomic_fetch_add_explicit(&k->cursor, 1, memory_order_relaxed);
-        if (at >= chunks)
-            return;
+    for (uint64_t at; take_chunk(t, &at);) {
         const uint64_t first = at * op->chunk, left = op->count - first;
         const struct cpu_range r = { first, op->chunk < left ? op->chunk : left };
         const int status = op->run(op, t, r);
@@ -71,12 +86,15 @@ static void run_alone(struct cpu_thread *t, const struct cpu_op *op)
 /* Share an op of several chunks with the helpers; leader only. */
 static void run_with_crew(struct cpu_kern *k, const struct cpu_op *op)
 {
-    const uint64_t wanted = op_chunks(op) - 1;
-    const uint32_t helpers = k->thread_count - 1;
-    for (uint32_t i = 1; i < k->thread_count; i++)
-        k->threads[i].took_part = false;
+    const uint64_t chunks = op_chunks(op), wanted = chunks - 1;
+    const uint32_t count = k->thread_count, helpers = count - 1;
+    for (uint32_t i = 0; i < count; i++) {
+        struct cpu_thread *t = &k->threads[i];
+        t->took_part = false;
+        atomic_store_explicit(&t->next_chunk, chunks * i / count, memory_order_relaxed);
+        t->chunks_end = chunks * (i + 1) / count;
+    }
     k->shared = op;
-    atomic_store_explicit(&k->cursor, 0, memory_order_relaxed);
     gate_add(&k->crew, CREW_OPEN, 0);
     gate_add(&k->work, 1, (int)(wanted < helpers ? wanted : helpers));
 
