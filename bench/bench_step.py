@@ -104,7 +104,8 @@ def round_standalone(a, folder):
 def show(a, name, unit, values):
     median, low, high = statistics.median(values), min(values), max(values)
     if a.json:
-        figure = {"name": name, "value": median, "unit": unit, "min": low, "max": high}
+        value, low, high = (float(f"{x:.6g}") for x in (median, low, high))
+        figure = {"name": name, "value": value, "unit": unit, "min": low, "max": high}
         print(json.dumps({**figure, "n": len(values)}), flush=True)
     else:
         print(f"{name:<44} {median:10.4f} {low:10.4f} {high:10.4f}  {unit:<6} {len(values)}")

@@ -290,6 +290,15 @@ TEST(users_thread_settings_are_kept)
     expect_clean();
 }
 
+TEST(closed_standard_streams_do_no_harm)
+{
+    run.err[0] = '\0';
+    EXPECT_EQ(system("exec shardctl run --daemons 2 --workers 2 -- sh -c 'echo a; echo b >&2; cat' "
+                     "<&- >&- 2>&-"),
+              0);
+    expect_clean();
+}
+
 TEST(status_inside_a_run_shows_both_daemons)
 {
     ctl(ARGS("run", "--daemons", "2", "--", "sh", "-c",

@@ -168,7 +168,7 @@ TEST(several_paths_follow_each_other)
 #define SEQ        16
 #define ROWS       64
 #define WINDOW     (SEQ + 1)
-#define BATCH_HASH -3891257093477050902
+#define BATCH_HASH (-3891257093477050902)
 
 static struct data *numbers(void)
 {

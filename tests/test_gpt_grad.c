@@ -55,7 +55,7 @@ struct checked {
 
 static double along(const struct checked *c, const double *u)
 {
-    double *kept = malloc(c->count * sizeof *kept);
+    double *kept = malloc(c->count * sizeof *kept + 1);
     memcpy(kept, c->x, c->count * sizeof *kept);
     for (uint64_t i = 0; i < c->count; i++)
         c->x[i] = kept[i] + H * u[i];

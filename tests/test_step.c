@@ -50,6 +50,7 @@ static void shell_deinit(struct shell *sh)
 
 static uint32_t below(struct shell *sh, uint32_t n)
 {
+    CHECK(n > 0);
     return (uint32_t)(test_random(&sh->seed) >> 33) % n;
 }
 
@@ -111,7 +112,8 @@ static void take(struct shell *sh, const struct step_actions *actions)
             break;
         case STEP_DO_APPLY:
             EXPECT_EQ(a->unit, sh->applied_next); /* forward order */
-            sh->applied_next = (sh->applied_next + 1) % sh->units;
+            if (++sh->applied_next == sh->units)
+                sh->applied_next = 0;
             break;
         }
         CHECK(sh->running_count < EVENTS_MAX);

@@ -1,5 +1,6 @@
 /* shardctl: starts, shows and checks shard daemons. Finds the verb in a table and hands over. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -90,8 +91,20 @@ void ctl_say(const char *fmt, ...)
         return; /* nobody reads our stderr: there is nowhere left to complain */
 }
 
+/* Closed standard streams would hand their numbers to sockets and pipes of ours. */
+static void open_missing_streams(void)
+{
+    int fd;
+    do {
+        fd = open("/dev/null", O_RDWR);
+    } while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd > STDERR_FILENO)
+        close(fd);
+}
+
 int main(int argc, char **argv)
 {
+    open_missing_streams();
     if (argc < 2) {
         print_help(stderr);
         return CTL_USAGE;

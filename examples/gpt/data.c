@@ -151,7 +151,7 @@ static int data_walk(struct data *d, const char *folder, uint32_t depth, struct 
 
 static int data_add_path(struct data *d, const char *path, struct shd_err *e)
 {
-    struct stat st;
+    struct stat st = { 0 };
     int fd = -1, r = data_open(path, 0, &st, &fd, e);
     if (r != SHD_OK)
         return r;
@@ -176,7 +176,9 @@ uint64_t data_bytes_needed(uint32_t seq)
 static void data_divide(struct data *d)
 {
     const uint64_t wanted = d->bytes / (8 * data_bytes_needed(d->seq));
-    d->sections = wanted < 1 ? 1 : wanted > DATA_SECTIONS_MAX ? DATA_SECTIONS_MAX : wanted;
+    d->sections = wanted < DATA_SECTIONS_MAX ? wanted : DATA_SECTIONS_MAX;
+    if (d->sections == 0)
+        d->sections = 1;
     d->section = d->bytes / d->sections;
     d->train = d->section - d->section / DATA_HELD_OUT_DIV;
 }
