@@ -44,15 +44,17 @@ void runs_hypers(const struct spec *spec, double lr, uint64_t update, struct ker
 {
     CHECK(update > 0);
     const double t = (double)update;
+    /* Kernels average with the betas in fp32: the correction must be for those. */
+    const float beta1 = (float)spec->beta1, beta2 = (float)spec->beta2;
     for (uint32_t g = 0; g < spec->group_count; g++) {
         ret_hypers[g] = (struct kern_hyper){
             .lr = (float)(lr * spec->groups[g].lr_scale),
             .weight_decay = (float)spec->groups[g].weight_decay,
-            .beta1 = (float)spec->beta1,
-            .beta2 = (float)spec->beta2,
+            .beta1 = beta1,
+            .beta2 = beta2,
             .eps = (float)spec->eps,
-            .bias1 = (float)(1 - pow(spec->beta1, t)),
-            .bias2 = (float)(1 - pow(spec->beta2, t)),
+            .bias1 = (float)(1 - pow((double)beta1, t)),
+            .bias2 = (float)(1 - pow((double)beta2, t)),
         };
     }
 }
