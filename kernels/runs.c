@@ -2,7 +2,6 @@
 #include "kernels/runs.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 
 #include "proto/check.h"
@@ -40,10 +39,21 @@ int runs_new(const struct spec *spec, uint32_t unit, struct slice slice, struct 
     return SHD_OK;
 }
 
+/* x^n by squaring: the same bits with any libm. */
+static double power(double x, uint64_t n)
+{
+    double result = 1;
+    for (; n > 0; n /= 2) {
+        if (n % 2 == 1)
+            result *= x;
+        x *= x;
+    }
+    return result;
+}
+
 void runs_hypers(const struct spec *spec, double lr, uint64_t update, struct kern_hyper *ret_hypers)
 {
     CHECK(update > 0);
-    const double t = (double)update;
     /* Kernels average with the betas in fp32: the correction must be for those. */
     const float beta1 = (float)spec->beta1, beta2 = (float)spec->beta2;
     for (uint32_t g = 0; g < spec->group_count; g++) {
@@ -53,8 +63,8 @@ void runs_hypers(const struct spec *spec, double lr, uint64_t update, struct ker
             .beta1 = beta1,
             .beta2 = beta2,
             .eps = (float)spec->eps,
-            .bias1 = (float)(1 - pow((double)beta1, t)),
-            .bias2 = (float)(1 - pow((double)beta2, t)),
+            .bias1 = (float)(1 - power((double)beta1, update)),
+            .bias2 = (float)(1 - power((double)beta2, update)),
         };
     }
 }
