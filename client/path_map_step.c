@@ -223,7 +223,8 @@ static int take_committed(struct round *round, struct link *link, uint64_t step,
     if (reply->committed.step != step)
         return link_err(link, SHD_EPROTO, e, "committed step %" PRIu64 ", asked for %" PRIu64,
                         reply->committed.step, step);
-    m->map->counts[link->index] = reply->committed.decision;
+    if (!reply->committed.over) /* else what was asked for stands in for what nobody knows */
+        m->map->counts[link->index] = reply->committed.decision;
     return SHD_OK;
 }
 
@@ -244,6 +245,7 @@ static int commit(struct shd_model *m, const struct wire_decision *decision,
                         .has_blob = update->blob != NULL,
                         .blob = { update->blob, update->blob_bytes } },
         };
+        m->map->counts[i] = *decision;
         r = round_ask(&round, &hub->links[i], &request, m->step, e);
     }
     return round_finish(&round, hub, r, e);
@@ -291,5 +293,10 @@ int map_commit(struct shd_model *m, const struct shd_update *update, struct deci
                struct shd_err *e)
 {
     const int r = map_prepare(m, e);
+    for (uint32_t i = 0; r == SHD_OK && i < m->map->owner_count; i++)
+        if (m->map->prepared[i].over) {
+            *ret_decided = (struct decided){ .over = true };
+            return SHD_OK;
+        }
     return r == SHD_OK ? map_decide_and_commit(m, update, ret_decided, e) : r;
 }

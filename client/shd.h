@@ -208,6 +208,8 @@ struct shd_update {
 struct shd_result {
     uint64_t step;    /* the step that was committed: the model is at step + 1 now */
     double grad_norm; /* of the mean gradient, before clipping */
+    bool over;        /* it was committed long ago, nothing else is known: a worker that had no part
+                       * in a step and comes late. Go on: it catches up step by step */
     bool skipped;     /* a gradient was inf or NaN: parameters and moments are unchanged */
     double metrics[SHD_METRICS_MAX]; /* sums over the micro-batches */
 };

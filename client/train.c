@@ -283,7 +283,8 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
         return r;
     struct shd_result result = { .step = m->step,
                                  .grad_norm = decided.grad_norm,
-                                 .skipped = decided.decision.skip };
+                                 .skipped = decided.decision.skip,
+                                 .over = decided.over };
     memcpy(result.metrics, decided.metrics, decided.metric_count * sizeof *decided.metrics);
     m->step++;
     memset(m->reports, 0, m->spec->micro_batches * sizeof *m->reports);

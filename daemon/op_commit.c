@@ -37,13 +37,13 @@ int op_commit(struct op *op)
     const struct step_decision asked = { .skip = req->decision.skip,
                                          .scale = req->decision.scale,
                                          .lr = req->decision.lr };
-    struct step_decision counts;
+    struct step_decision counts = { 0 };
     struct step_actions actions;
-    bool first;
-    r = step_commit(m->core, req->step, &asked, &counts, &first, &actions, &op->err);
+    enum step_committed how;
+    r = step_commit(m->core, req->step, &asked, &counts, &how, &actions, &op->err);
     if (r != SHD_OK)
         return r;
-    if (first) {
+    if (how == STEP_COMMITTED_FIRST) {
         if (req->has_blob) {
             if (req->blob.bytes > 0) /* of an empty one there may be no buffer */
                 memcpy(m->blob, req->blob.data, req->blob.bytes);
@@ -57,6 +57,7 @@ int op_commit(struct op *op)
     op->reply.type = WIRE_COMMITTED;
     op->reply.committed = (struct wire_committed){
         .step = req->step,
+        .over = how == STEP_COMMITTED_OVER,
         .decision = { .skip = counts.skip, .scale = counts.scale, .lr = counts.lr },
     };
     return SHD_OK;

@@ -24,6 +24,7 @@ int op_prepare(struct op *op)
         return r;
     op->reply.type = WIRE_PREPARED;
     op->reply.prepared = (struct wire_prepared){ .step = p.step,
+                                                 .over = p.over,
                                                  .finite = p.finite,
                                                  .sum = p.sum,
                                                  .metric_count = p.metric_count,

@@ -228,6 +228,10 @@ int step_prepare(const struct step *s, uint64_t step, struct step_prepared *ret_
         *ret_prepared = s->record;
         return SHD_OK;
     }
+    if (step < s->now) {
+        *ret_prepared = (struct step_prepared){ .step = step, .over = true };
+        return SHD_OK;
+    }
     if (step == step_collecting(s))
         return SHD_PENDING;
     return err_set(e, SHD_ESTEP, "prepare for step %" PRIu64 ", the open step is %" PRIu64, step,
@@ -265,13 +269,17 @@ static void begin_applying(struct step *s, const struct step_decision *decision,
 }
 
 int step_commit(struct step *s, uint64_t step, const struct step_decision *decision,
-                struct step_decision *ret_decision, bool *ret_first,
+                struct step_decision *ret_decision, enum step_committed *ret_how,
                 struct step_actions *ret_actions, struct shd_err *e)
 {
     ret_actions->count = 0;
     if (step == s->record.step && s->record.has_decision) {
         *ret_decision = s->record.decision;
-        *ret_first = false;
+        *ret_how = STEP_COMMITTED_AGAIN;
+        return SHD_OK;
+    }
+    if (step < s->now) {
+        *ret_how = STEP_COMMITTED_OVER;
         return SHD_OK;
     }
     if (step != s->now || s->phase != STEP_SEALED)
@@ -286,7 +294,7 @@ int step_commit(struct step *s, uint64_t step, const struct step_decision *decis
                        step);
     begin_applying(s, decision, ret_actions);
     *ret_decision = s->record.decision;
-    *ret_first = true;
+    *ret_how = STEP_COMMITTED_FIRST;
     return SHD_OK;
 }
 

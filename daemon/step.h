@@ -69,6 +69,7 @@ struct step_actions { /* of one event */
 /* What Prepare is answered with; kept until the next step is sealed. */
 struct step_prepared {
     uint64_t step;
+    bool over; /* committed before the last recorded step: nothing else is known */
     bool finite;
     struct fixsum sum; /* carried; meaningless when not finite */
     double metrics[STEP_METRICS_MAX];
@@ -103,15 +104,22 @@ void step_accumulated(struct step *s, uint32_t unit, const struct fixsum *sum, b
 void step_applied(struct step *s, uint32_t unit, struct step_actions *ret_actions);
 
 /* SHD_OK: *ret_prepared is the record of `step` (the sealed one or the one before).
- * SHD_PENDING: gradients are missing; ask again after SEALED. SHD_ESTEP: too old or too new. */
+ * or, for an older one, says that it is over (only a worker without a part in a step can come so
+ * late). SHD_PENDING: gradients are missing; ask again after SEALED. SHD_ESTEP: too new. */
 int step_prepare(const struct step *s, uint64_t step, struct step_prepared *ret_prepared,
                  struct shd_err *e);
 
-/* SHD_OK: *ret_decision is the one that counts for `step`; the first one ever given.
- * *ret_first says whether this call recorded it. SHD_ESTEP: not sealed, or too old or new.
+enum step_committed {
+    STEP_COMMITTED_FIRST, /* this call's decision was recorded */
+    STEP_COMMITTED_AGAIN, /* an earlier one counts */
+    STEP_COMMITTED_OVER,  /* so long ago that the decision is forgotten */
+};
+
+/* SHD_OK: *ret_decision is the one that counts for `step` (unless it is OVER): the first one ever
+ * given. *ret_how says which it was. SHD_ESTEP: not sealed, or too new.
  * SHD_EINVAL: an update with gradients that are not finite. */
 int step_commit(struct step *s, uint64_t step, const struct step_decision *decision,
-                struct step_decision *ret_decision, bool *ret_first,
+                struct step_decision *ret_decision, enum step_committed *ret_how,
                 struct step_actions *ret_actions, struct shd_err *e);
 
 /* Looking. */

@@ -156,6 +156,7 @@ struct wire_layout {
 };
 struct wire_prepared {
     uint64_t step;
+    bool over; /* committed long ago, the record is gone: the rest is meaningless */
     bool finite;
     struct fixsum sum; /* carried */
     double metrics[WIRE_METRICS_MAX];
@@ -165,6 +166,7 @@ struct wire_prepared {
 };
 struct wire_committed {
     uint64_t step;
+    bool over; /* as in wire_prepared */
     struct wire_decision decision;
 };
 struct wire_blob {

@@ -148,7 +148,7 @@ static int layout_unpack(const Shd__Layout *m, struct wire_layout *l, struct shd
 
 static int prepared_unpack(const Shd__Prepared *m, struct wire_prepared *p, struct shd_err *e)
 {
-    *p = (struct wire_prepared){ .step = m->step, .finite = m->finite != 0 };
+    *p = (struct wire_prepared){ .step = m->step, .over = m->over != 0, .finite = m->finite != 0 };
     if (m->n_sum != FIXSUM_LIMBS)
         return err_set(e, SHD_ERANGE, "prepared.sum has %zu limbs, must be %d", m->n_sum,
                        FIXSUM_LIMBS);
@@ -179,6 +179,7 @@ static int body_unpack(const Shd__Reply *m, struct wire_reply *p, struct shd_err
     case SHD__REPLY__BODY_COMMITTED:
         p->type = WIRE_COMMITTED;
         p->committed.step = m->committed->step;
+        p->committed.over = m->committed->over != 0;
         return wire_decision_unpack(m->committed->decision, &p->committed.decision, e);
     case SHD__REPLY__BODY_BLOB:
         p->type = WIRE_BLOB;
@@ -298,6 +299,7 @@ static void prepared_pack(const struct wire_prepared *v, struct reply_parts *p)
     Shd__Prepared *m = &p->prepared;
     shd__prepared__init(m);
     m->step = v->step;
+    m->over = v->over;
     m->finite = v->finite;
     for (uint32_t i = 0; i < FIXSUM_LIMBS; i++)
         p->limbs[i] = (uint32_t)v->sum.limb[i];
@@ -315,6 +317,7 @@ static void committed_pack(const struct wire_committed *c, struct reply_parts *p
 {
     shd__committed__init(&p->committed);
     p->committed.step = c->step;
+    p->committed.over = c->over;
     wire_decision_pack(&c->decision, &p->decision);
     p->committed.decision = &p->decision;
 }

@@ -193,6 +193,34 @@ TEST(late_worker_learns_that_its_step_is_over)
     fixture_stop(&daemons);
 }
 
+/* More workers than micro-batches: one without a part in the steps may fall behind by any number.
+ */
+TEST(worker_without_a_part_catches_up_step_by_step)
+{
+    struct shd_err e = { 0 };
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(5000), *idle = attach(5000);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    shd_model *behind = open_toy(idle, toy_spec("f32", TOY_ADAMW));
+    for (int step = 0; step < 4; step++)
+        EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    for (uint64_t step = 0; step < 4; step++) {
+        struct shd_result result;
+        struct shd_update update = toy_update(step);
+        EXPECT_OK(shd_commit(behind, &update, &result, &e), &e);
+        EXPECT_EQ(result.step, step);
+        EXPECT_EQ(result.over, step < 3); /* of the last one the record is there */
+    }
+    EXPECT_OK(toy_step(behind, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    char a[65], b[65];
+    digest_of(behind, a);
+    toy_reference(toy_spec("f32", TOY_ADAMW), 5, b);
+    EXPECT_STR(a, b);
+    shd_close(idle);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 TEST(refused_return_surfaces_at_the_next_call)
 {
     struct shd_err e = { 0 };

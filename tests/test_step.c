@@ -170,9 +170,9 @@ static int commit(struct shell *sh, uint64_t step, bool skip, struct step_decisi
                                      .lr = 1e-3 + 1e-6 * (double)step };
     struct step_actions actions;
     struct shd_err e;
-    bool first;
-    const int r = step_commit(sh->core, step, &d, ret, &first, &actions, &e);
-    if (r == SHD_OK && first)
+    enum step_committed how;
+    const int r = step_commit(sh->core, step, &d, ret, &how, &actions, &e);
+    if (r == SHD_OK && how == STEP_COMMITTED_FIRST)
         take(sh, &actions);
     return r;
 }
@@ -277,7 +277,7 @@ TEST(out_of_order_gradient_waits_for_the_one_before)
     shell_deinit(&sh);
 }
 
-TEST(prepare_waits_until_sealed_and_keeps_its_record_for_one_step)
+TEST(prepare_waits_until_sealed_and_keeps_its_record_until_the_next)
 {
     static struct shell sh;
     struct step_prepared p;
@@ -302,8 +302,10 @@ TEST(prepare_waits_until_sealed_and_keeps_its_record_for_one_step)
     EXPECT_OK(step_prepare(sh.core, 0, &p, &e), &e); /* and after */
     EXPECT(p.has_decision);
     random_step(&sh, 1);
-    EXPECT_STATUS(step_prepare(sh.core, 0, &p, &e), SHD_ESTEP);
-    EXPECT_STATUS(commit(&sh, 0, false, &d), SHD_ESTEP);
+    EXPECT_OK(step_prepare(sh.core, 0, &p, &e), &e); /* its record is gone, so is the step */
+    EXPECT(p.over && !p.has_decision);
+    EXPECT_OK(commit(&sh, 0, false, &d), &e);
+    EXPECT_EQ(step_now(sh.core), 1);
     shell_deinit(&sh);
 }
 

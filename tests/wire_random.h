@@ -156,6 +156,7 @@ static void random_prepared(uint64_t *seed, struct wire_prepared *p)
 {
     *p = (struct wire_prepared){ .step = random_u64(seed, 0, UINT64_MAX),
                                  .finite = test_random(seed) % 2 != 0,
+                                 .over = test_random(seed) % 2 != 0,
                                  .has_decision = test_random(seed) % 2 != 0 };
     for (int i = 0; i < FIXSUM_LIMBS - 1; i++)
         p->sum.limb[i] = random_u64(seed, 0, UINT32_MAX);
@@ -184,8 +185,9 @@ static struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
         random_prepared(seed, &p.prepared);
         break;
     case WIRE_COMMITTED:
-        p.committed = (struct wire_committed){ random_u64(seed, 0, UINT64_MAX),
-                                               random_decision(seed) };
+        p.committed = (struct wire_committed){ .step = random_u64(seed, 0, UINT64_MAX),
+                                               .over = test_random(seed) % 2 != 0,
+                                               .decision = random_decision(seed) };
         break;
     case WIRE_BLOB:
         p.blob = (struct wire_blob){ random_u64(seed, 0, UINT64_MAX),

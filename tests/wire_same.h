@@ -78,7 +78,7 @@ static bool same_layout(const struct wire_layout *a, const struct wire_layout *b
 
 static bool same_prepared(const struct wire_prepared *a, const struct wire_prepared *b)
 {
-    return a->step == b->step && a->finite == b->finite &&
+    return a->step == b->step && a->over == b->over && a->finite == b->finite &&
            memcmp(a->sum.limb, b->sum.limb, sizeof a->sum.limb) == 0 && b->sum.adds == 0 &&
            same_metrics(a->metrics, a->metric_count, b->metrics, b->metric_count) &&
            a->has_decision == b->has_decision &&
@@ -99,7 +99,7 @@ static bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
     case WIRE_PREPARED:
         return same_prepared(&a->prepared, &b->prepared);
     case WIRE_COMMITTED:
-        return a->committed.step == b->committed.step &&
+        return a->committed.step == b->committed.step && a->committed.over == b->committed.over &&
                same_decision(a->committed.decision, b->committed.decision);
     case WIRE_BLOB:
         return a->blob.step == b->blob.step && same_bytes(a->blob.blob, b->blob.blob);
