@@ -10,6 +10,10 @@ Both have one compute thread per worker. Rounds alternate A B A B ...; a round's
 time of its steps after the warm-up (B: of both processes' steps), as `shd-gpt --json` reports it.
 step.ratio is A/B round by round: the price of the exchange, at most 1.05 wanted. In B each process
 updates the whole model, in A each daemon its slice, so B does W times A's optimizer work.
+
+Two models are measured: 4.9 M parameters (step.*), and the one shd-gpt has by default, 0.84 M
+(step.small.*), where a message per unit and micro-batch weighs more than the bytes. Arguments for
+shd-gpt replace the first and drop the second.
 """
 import argparse
 import json
@@ -20,6 +24,9 @@ import sys
 import tempfile
 
 
+MODEL = ["--dim", "256", "--layers", "6"]
+
+
 def parse():
     p = argparse.ArgumentParser(
         prog="bench.sh step", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -28,7 +35,7 @@ def parse():
     p.add_argument("--bin", default=os.path.join(here, "../build/release/bin"), help=argparse.SUPPRESS)
     p.add_argument("--json", action="store_true", help="one object a line")
     p.add_argument("--rounds", type=int, default=5, help="pairs of A and B (5)")
-    p.add_argument("--steps", type=int, default=30, help="steps of a run (30)")
+    p.add_argument("--steps", type=int, default=20, help="steps of a run (20)")
     p.add_argument("--warmup", type=int, default=5, help="first steps that do not count (5)")
     p.add_argument("--daemons", type=int, default=2, help="daemons in A (2)")
     p.add_argument("--workers", type=int, default=2, help="workers in A, processes in B (2)")
@@ -46,7 +53,7 @@ def gpt_command(a, micro_batches, log):
     return [
         os.path.join(a.bin, "shd-gpt"), "--steps", str(a.steps), "--threads", "1",
         "--micro-batches", str(micro_batches), "--eval-every", "0", "--sample", "0",
-        "--log-every", str(a.steps), "--json", log, *a.gpt,
+        "--log-every", str(a.steps), "--json", log, *a.model,
     ]  # fmt: skip
 
 
@@ -111,13 +118,13 @@ def show(a, name, unit, values):
         print(f"{name:<44} {median:10.4f} {low:10.4f} {high:10.4f}  {unit:<6} {len(values)}")
 
 
-def main():
-    a = parse()
+def measure(a, prefix, model):
+    a.model = model
     if not a.json:
         print(
-            f"step: {a.daemons} daemons, {a.workers} workers, {a.micro_batches} micro-batches, "
+            f"{prefix}: {a.daemons} daemons, {a.workers} workers, {a.micro_batches} micro-batches, "
             f"1 thread each; {a.rounds} rounds of {a.steps} steps, first {a.warmup} not counted; "
-            f"shd-gpt {' '.join(a.gpt) or '(defaults)'}; {os.cpu_count()} processors, "
+            f"shd-gpt {' '.join(model) or '(defaults)'}; {os.cpu_count()} processors, "
             f"load {os.getloadavg()[0]:.1f}"
         )
     run, alone, waited = [], [], []
@@ -129,10 +136,17 @@ def main():
             alone.append(round_standalone(a, folder))
     if not a.json:
         print(f"{'name':<44} {'median':>10} {'min':>10} {'max':>10}  {'unit':<6} n")
-    show(a, "step.ratio", "ratio", [x / y for x, y in zip(run, alone)])
-    show(a, "step.run_ms", "ms", run)
-    show(a, "step.standalone_ms", "ms", alone)
-    show(a, "step.wait_share", "share", waited)
+    show(a, f"{prefix}.ratio", "ratio", [x / y for x, y in zip(run, alone)])
+    show(a, f"{prefix}.run_ms", "ms", run)
+    show(a, f"{prefix}.standalone_ms", "ms", alone)
+    show(a, f"{prefix}.wait_share", "share", waited)
+
+
+def main():
+    a = parse()
+    measure(a, "step", a.gpt or MODEL)
+    if not a.gpt:
+        measure(a, "step.small", [])
 
 
 if __name__ == "__main__":
