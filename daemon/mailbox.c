@@ -62,6 +62,8 @@ static void idle_turn(uv_idle_t *idle);
 static void pump(struct daemon *d)
 {
     struct mailbox *mb = &d->mailbox;
+    if (d->stopping)
+        return; /* what a request would need is going away */
     for (int i = 0; i < BATCH_MAX && receive_one(d); i++)
         continue;
     if (input_pending(mb))

@@ -100,10 +100,12 @@ int child_spawn(const struct child_spawn *spawn, pid_t *ret_pid, struct shd_err 
 void child_signal(pid_t pid, int sig)
 {
     CHECK(pid > 1);
+    /* A stopped process acts on a signal only when it goes on. That comes first: SIGCONT would undo
+     * the SIGSTOP by which a debugger, or a leak checker at exit, attaches meanwhile. */
+    if (sig != SIGKILL && sig != SIGSTOP && sig != SIGCONT)
+        kill(-pid, SIGCONT);
     if (kill(-pid, sig) < 0)
         kill(pid, sig);
-    if (sig != SIGKILL && sig != SIGSTOP && sig != SIGCONT)
-        kill(-pid, SIGCONT); /* a stopped process acts on a signal only when it goes on */
 }
 
 int child_code(int wait_status)
