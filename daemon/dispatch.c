@@ -114,6 +114,15 @@ uint64_t dispatch_count(uint32_t type)
     return rows[type].count;
 }
 
+struct wire_decision dispatch_decision(const struct step_decision *d)
+{
+    return (struct wire_decision){ .skip = d->skip,
+                                   .scale = d->scale,
+                                   .lr = d->lr,
+                                   .loss_scale = d->loss_scale,
+                                   .good_steps = d->good_steps };
+}
+
 int op_find_model(struct op *op, uint32_t handle)
 {
     struct daemon *d = op->daemon;

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "daemon/op.h"
+#include "daemon/step.h"
 
 struct daemon;
 
@@ -29,6 +30,9 @@ int op_get_blob(struct op *op);
 int op_digest(struct op *op);
 int op_status(struct op *op);
 int op_detach(struct op *op);
+
+/* A recorded decision as replies carry it. */
+struct wire_decision dispatch_decision(const struct step_decision *d);
 
 /* The open model a request's handle names: sets op->model. SHD_ENOENT else. */
 int op_find_model(struct op *op, uint32_t handle);

@@ -60,11 +60,10 @@ static int make_segments(struct model *m, struct shd_err *e)
 
 static int make_core(struct model *m, struct shd_err *e)
 {
-    const uint32_t units = m->spec->unit_count, micros = m->spec->micro_batches;
+    const uint32_t units = m->spec->unit_count, micros = spec_returns(m->spec);
     if ((uint64_t)units * micros > STEP_CELLS_MAX)
-        return err_set(e, SHD_ERANGE,
-                       "%" PRIu32 " units x %" PRIu32 " micro-batches exceed %" PRIu64, units,
-                       micros, STEP_CELLS_MAX);
+        return err_set(e, SHD_ERANGE, "%" PRIu32 " units x %" PRIu32 " gradients exceed %" PRIu64,
+                       units, micros, STEP_CELLS_MAX);
     m->core_memory = sys_malloc(step_bytes(units, micros));
     m->units = sys_calloc(units, sizeof *m->units);
     if (m->core_memory == NULL || m->units == NULL)
@@ -73,6 +72,8 @@ static int make_core(struct model *m, struct shd_err *e)
     for (uint32_t u = 0; u < units; u++) {
         m->units[u].model = m;
         m->units[u].unit = u;
+        if (m->spec->units[u].frozen)
+            step_freeze(m->core, u);
         const int r = runs_new(m->spec, u, m->map->slice[u], &m->units[u].runs,
                                &m->units[u].run_count, e);
         if (r != SHD_OK)
@@ -128,8 +129,7 @@ void model_free(struct model *m)
 
 float *model_array(const struct model *m, enum shardmap_array array, uint32_t unit)
 {
-    return (float *)m->state.base + shardmap_array_first_elem(m->map, array) +
-           m->map->base_elem[unit];
+    return (float *)m->state.base + shardmap_array_elem(m->map, array, unit);
 }
 
 uint8_t *model_published(const struct model *m, uint32_t unit)

@@ -36,7 +36,9 @@ int op_commit(struct op *op)
     struct model *m = op->model;
     const struct step_decision asked = { .skip = req->decision.skip,
                                          .scale = req->decision.scale,
-                                         .lr = req->decision.lr };
+                                         .lr = req->decision.lr,
+                                         .loss_scale = req->decision.loss_scale,
+                                         .good_steps = req->decision.good_steps };
     struct step_decision counts = { 0 };
     struct step_actions actions;
     enum step_committed how;
@@ -58,7 +60,7 @@ int op_commit(struct op *op)
     op->reply.committed = (struct wire_committed){
         .step = req->step,
         .over = how == STEP_COMMITTED_OVER,
-        .decision = { .skip = counts.skip, .scale = counts.scale, .lr = counts.lr },
+        .decision = dispatch_decision(&counts),
     };
     return SHD_OK;
 }

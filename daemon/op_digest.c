@@ -101,9 +101,10 @@ int op_digest(struct op *op)
     if (req->tensor >= m->spec->tensor_count)
         return err_set(&op->err, SHD_ERANGE, "tensor %" PRIu32 " of a model with %" PRIu32,
                        req->tensor, m->spec->tensor_count);
-    if (req->array > m->map->moments)
+    const uint32_t arrays = m->spec->tensors[req->tensor].trainable ? 1 + m->map->moments : 1;
+    if (req->array >= arrays)
         return err_set(&op->err, SHD_ERANGE, "array %" PRIu32 " of a state with %" PRIu32,
-                       req->array, m->map->moments + 1);
+                       req->array, arrays);
     if (step_phase(m->core) == STEP_APPLYING) {
         model_wait(op->model, op);
         return SHD_PENDING;

@@ -96,6 +96,11 @@ static int attach(struct op *op, struct model *m)
         .slots = slots,
         .slot_bytes = m->map->slot_bytes,
     };
+    struct step_decision last;
+    if (step_last_decision(m->core, &last)) {
+        op->reply.layout.has_decision = true;
+        op->reply.layout.decision = dispatch_decision(&last);
+    }
     int r = slots > 0 ? make_inbox(op, m, slots) : SHD_OK;
     if (r == SHD_OK)
         r = add_segment(op, SEGMENT_PUBLISH, &m->publish);

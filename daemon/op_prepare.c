@@ -5,11 +5,6 @@
 #include "daemon/dispatch.h"
 #include "daemon/model.h"
 
-static struct wire_decision to_wire(const struct step_decision *d)
-{
-    return (struct wire_decision){ .skip = d->skip, .scale = d->scale, .lr = d->lr };
-}
-
 int op_prepare(struct op *op)
 {
     const struct wire_prepare *req = &op->req.prepare;
@@ -29,7 +24,7 @@ int op_prepare(struct op *op)
                                                  .sum = p.sum,
                                                  .metric_count = p.metric_count,
                                                  .has_decision = p.has_decision,
-                                                 .decision = to_wire(&p.decision) };
+                                                 .decision = dispatch_decision(&p.decision) };
     memcpy(op->reply.prepared.metrics, p.metrics, sizeof p.metrics);
     return SHD_OK;
 }

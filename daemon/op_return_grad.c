@@ -15,9 +15,13 @@ static int check_place(struct op *op)
     if (req->unit >= spec->unit_count)
         return err_set(&op->err, SHD_ERANGE, "unit %" PRIu32 " of a model with %" PRIu32, req->unit,
                        spec->unit_count);
-    if (req->micro >= spec->micro_batches)
-        return err_set(&op->err, SHD_ERANGE, "micro-batch %" PRIu32 " of a step with %" PRIu32,
-                       req->micro, spec->micro_batches);
+    if (req->micro >= spec_returns(spec))
+        return err_set(&op->err, SHD_ERANGE,
+                       "micro-batch %" PRIu32 " of a step with %" PRIu32 " (groups of %" PRIu32 ")",
+                       req->micro, spec_returns(spec), spec->accumulate);
+    if (spec->units[req->unit].frozen)
+        return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 " '%s' is frozen: it has no gradient",
+                       req->unit, spec->units[req->unit].name);
     return SHD_OK;
 }
 

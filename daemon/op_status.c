@@ -39,10 +39,10 @@ static json_t *model_json(const struct model *m)
         step_phase_name(step_phase(core)), "updates", (json_int_t)step_updates(core), "owner",
         (json_int_t)m->map->owner, "owners", (json_int_t)m->map->owners, "units",
         (json_int_t)m->spec->unit_count, "micro_batches", (json_int_t)m->spec->micro_batches,
-        "expected", (json_int_t)m->spec->unit_count * m->spec->micro_batches, "returned",
-        (json_int_t)step_cells_in(core), "waiting", (json_int_t)step_cells_waiting(core), "elems",
-        (json_int_t)m->map->elems, "bytes", bytes, "last_sum_norm", real_or_null(norm),
-        "last_skipped", (int)(record->has_decision && record->decision.skip), "metrics", metrics);
+        "expected", (json_int_t)step_cells(core), "returned", (json_int_t)step_cells_in(core),
+        "waiting", (json_int_t)step_cells_waiting(core), "elems", (json_int_t)m->map->elems,
+        "bytes", bytes, "last_sum_norm", real_or_null(norm), "last_skipped",
+        (int)(record->has_decision && record->decision.skip), "metrics", metrics);
 }
 
 static json_t *session_json(const struct session *s)

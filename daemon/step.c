@@ -15,10 +15,12 @@ struct step_unit {
     bool started;  /* the accumulator holds this step's sum */
     bool summed;   /* all in, sum of squares known */
     bool free;     /* the accumulator may be written: the unit was applied */
+    bool frozen;
 };
 
 struct step {
     uint32_t units, micros;
+    uint32_t units_frozen;
     uint64_t now;
     enum step_phase phase;
     uint64_t updates;
@@ -28,6 +30,8 @@ struct step {
     struct fixsum sum; /* of the collecting step */
     bool finite;
     struct step_prepared record;
+    struct step_decision last; /* decision recorded */
+    bool has_last;
     double (*metrics)[STEP_METRICS_MAX]; /* [micros], of the collecting step */
     uint8_t *metric_counts;              /* [micros] */
     struct step_unit *unit;              /* [units] */
@@ -69,6 +73,20 @@ struct step *step_init(void *memory, uint32_t units, uint32_t micros)
     for (uint32_t u = 0; u < units; u++)
         s->unit[u].free = true;
     return s;
+}
+
+void step_freeze(struct step *s, uint32_t unit)
+{
+    CHECK(unit < s->units && !s->unit[unit].frozen && s->units_frozen + 1 < s->units);
+    s->unit[unit].frozen = s->unit[unit].summed = true;
+    s->units_frozen++;
+    s->units_summed++;
+}
+
+bool step_frozen(const struct step *s, uint32_t unit)
+{
+    CHECK(unit < s->units);
+    return s->unit[unit].frozen;
 }
 
 static struct step_action *act(struct step_actions *actions, enum step_action_kind kind)
@@ -168,7 +186,7 @@ int step_return(struct step *s, step_ref ref, uint64_t step, uint32_t unit, uint
                 struct step_actions *ret_actions, struct shd_err *e)
 {
     CHECK(unit < s->units && micro < s->micros);
-    CHECK(ref > 0 && ref <= STEP_REF_MAX);
+    CHECK(!s->unit[unit].frozen && ref > 0 && ref <= STEP_REF_MAX);
     ret_actions->count = 0;
     const uint64_t collecting = step_collecting(s);
     if (step > collecting)
@@ -244,7 +262,7 @@ static void apply_one_more(struct step *s, struct step_actions *actions)
         return;
     struct step_action *a = act(actions, STEP_DO_APPLY);
     a->unit = s->apply_next++;
-    a->skip = s->record.decision.skip;
+    a->skip = s->record.decision.skip || s->unit[a->unit].frozen;
 }
 
 static void begin_applying(struct step *s, const struct step_decision *decision,
@@ -252,18 +270,22 @@ static void begin_applying(struct step *s, const struct step_decision *decision,
 {
     s->record.has_decision = true;
     s->record.decision = *decision;
+    s->last = *decision;
+    s->has_last = true;
     s->phase = STEP_APPLYING;
     if (!decision->skip)
         s->updates++;
     s->apply_next = s->apply_done = 0;
-    s->units_summed = 0;
+    s->units_summed = s->units_frozen;
     s->cells_in = 0;
     CHECK(s->cells_waiting == 0);
     s->finite = true;
     fixsum_init(&s->sum);
     memset(s->metric_counts, 0, s->micros);
-    for (uint32_t u = 0; u < s->units; u++)
-        s->unit[u] = (struct step_unit){ 0 };
+    for (uint32_t u = 0; u < s->units; u++) {
+        const bool frozen = s->unit[u].frozen;
+        s->unit[u] = (struct step_unit){ .frozen = frozen, .summed = frozen };
+    }
     for (uint32_t i = 0; i < STEP_APPLY_AHEAD; i++)
         apply_one_more(s, actions);
 }
@@ -287,7 +309,7 @@ int step_commit(struct step *s, uint64_t step, const struct step_decision *decis
                        "commit of step %" PRIu64 ", but step %" PRIu64 " is %s with %" PRIu64
                        " of %" PRIu64 " gradients in",
                        step, step_collecting(s), step_phase_name(s->phase), s->cells_in,
-                       (uint64_t)s->units * s->micros);
+                       step_cells(s));
     if (!s->record.finite && !decision->skip)
         return err_set(e, SHD_EINVAL,
                        "commit of step %" PRIu64 " would apply gradients that are not finite",
@@ -332,9 +354,21 @@ uint64_t step_updates(const struct step *s)
     return s->updates;
 }
 
+bool step_last_decision(const struct step *s, struct step_decision *ret_decision)
+{
+    if (s->has_last)
+        *ret_decision = s->last;
+    return s->has_last;
+}
+
 const struct step_prepared *step_record(const struct step *s)
 {
     return &s->record;
+}
+
+uint64_t step_cells(const struct step *s)
+{
+    return (uint64_t)(s->units - s->units_frozen) * s->micros;
 }
 
 uint64_t step_cells_in(const struct step *s)

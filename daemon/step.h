@@ -38,6 +38,8 @@ struct step_decision {
     bool skip;   /* non-finite gradients: the step counts, the values stay */
     float scale; /* multiplies the summed gradient */
     double lr;
+    double loss_scale; /* kept for those who attach later, as is the next one */
+    uint32_t good_steps;
 };
 
 enum step_action_kind {
@@ -83,8 +85,14 @@ struct step; /* lives in caller's memory */
 /* Bytes a core needs; units, micros > 0 and units * micros <= STEP_CELLS_MAX. */
 size_t step_bytes(uint32_t units, uint32_t micros);
 
-/* Lay out a core at step 0, OPEN, in memory of step_bytes() aligned to 16. */
+/* Lay out a core at step 0, OPEN, in memory of step_bytes() aligned to 16. micros: gradients each
+ * unit gets in a step. */
 struct step *step_init(void *memory, uint32_t units, uint32_t micros);
+
+/* The unit is frozen: it gets no gradients and no update, only new versions. Before the first
+ * event; at least one unit must stay trainable. */
+void step_freeze(struct step *s, uint32_t unit);
+bool step_frozen(const struct step *s, uint32_t unit);
 
 /* Events. All clear *ret_actions first. unit and micro must be below their counts. */
 
@@ -127,7 +135,10 @@ uint64_t step_now(const struct step *s);        /* committed steps whose updates
 uint64_t step_collecting(const struct step *s); /* the step whose gradients are taken now */
 enum step_phase step_phase(const struct step *s);
 uint64_t step_updates(const struct step *s); /* committed and not skipped: t of AdamW */
+/* The last decision ever recorded: SEALED steps after it included. False: none yet. */
+bool step_last_decision(const struct step *s, struct step_decision *ret_decision);
 const struct step_prepared *step_record(const struct step *s); /* of the last sealed step */
+uint64_t step_cells(const struct step *s);                     /* gradients that make a step */
 uint64_t step_cells_in(const struct step *s);      /* gradients summed for the collecting step */
 uint64_t step_cells_waiting(const struct step *s); /* arrived, not summed yet */
 

@@ -19,6 +19,10 @@ static void place_units(const struct spec *spec, struct shardmap *map)
         map->slice[u] = layout_slice(spec->units[u].elems, map->owner, map->owners);
         map->base_elem[u] = map->elems;
         map->elems += map->slice[u].elems;
+        map->train_base[u] = map->train_elems;
+        if (spec->units[u].frozen)
+            continue;
+        map->train_elems += map->slice[u].elems;
         if (map->slice[u].elems > slice_elems_max)
             slice_elems_max = map->slice[u].elems;
     }
@@ -42,9 +46,10 @@ int shardmap_new(const struct spec *spec, uint32_t owner, uint32_t owners,
             .publish = spec->publish,
             .slice = sys_calloc(spec->unit_count, sizeof *map->slice),
             .base_elem = sys_calloc(spec->unit_count, sizeof *map->base_elem),
+            .train_base = sys_calloc(spec->unit_count, sizeof *map->train_base),
         };
     }
-    if (map == NULL || map->slice == NULL || map->base_elem == NULL) {
+    if (map == NULL || map->slice == NULL || map->base_elem == NULL || map->train_base == NULL) {
         shardmap_free(map);
         return err_set(e, SHD_ENOMEM, "no memory for the map of %" PRIu32 " units",
                        spec->unit_count);
@@ -60,6 +65,7 @@ void shardmap_free(struct shardmap *map)
         return;
     free(map->slice);
     free(map->base_elem);
+    free(map->train_base);
     free(map);
 }
 
@@ -70,7 +76,7 @@ uint64_t shardmap_publish_bytes(const struct shardmap *map)
 
 uint64_t shardmap_state_bytes(const struct shardmap *map)
 {
-    return whole_pages((2 + map->moments) * map->elems * sizeof(float));
+    return whole_pages((map->elems + (1 + map->moments) * map->train_elems) * sizeof(float));
 }
 
 uint64_t shardmap_inbox_bytes(const struct shardmap *map, uint32_t slots)
@@ -91,11 +97,13 @@ uint64_t shardmap_publish_slice_bytes(const struct shardmap *map, uint32_t unit)
     return map->slice[unit].elems * dtype_bytes(map->publish);
 }
 
-uint64_t shardmap_array_first_elem(const struct shardmap *map, enum shardmap_array array)
+uint64_t shardmap_array_elem(const struct shardmap *map, enum shardmap_array array, uint32_t unit)
 {
-    CHECK(array != SHARDMAP_V || map->moments == 2);
-    const uint64_t index = array == SHARDMAP_ACC ? 1 + map->moments : (uint64_t)array;
-    return index * map->elems;
+    CHECK(unit < map->units && (array != SHARDMAP_V || map->moments == 2));
+    if (array == SHARDMAP_PARAM)
+        return map->base_elem[unit];
+    const uint64_t before = array == SHARDMAP_ACC ? map->moments : (uint64_t)array - 1;
+    return map->elems + before * map->train_elems + map->train_base[unit];
 }
 
 uint64_t shardmap_slot_offset_bytes(const struct shardmap *map, uint32_t slot)

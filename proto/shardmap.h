@@ -5,8 +5,8 @@
  * unit order the slices form its flat array of `elems` elements; unit u starts at base_elem[u].
  *
  *   publish  flat array in the publish dtype
- *   state    fp32 flat arrays one after the other: parameters, first moment, second moment
- *            (AdamW only), gradient accumulator
+ *   state    fp32 flat arrays one after the other: parameters; then, without frozen units, first
+ *            moment, second moment (AdamW only), gradient accumulator
  *   inbox    `slots` slots of slot_bytes each; a unit's gradient slice (fp32) starts its slot
  *
  * Slices are whole pages in every dtype, so are all offsets. Pure but for one allocation.
@@ -29,7 +29,9 @@ struct shardmap {
     struct slice *slice;    /* owned, [units], in unit coordinates; elems may be 0 */
     uint64_t *base_elem;    /* owned, [units]: of the slice in the owner's flat array */
     uint64_t elems;         /* of the flat array: sum of slice elems */
-    uint64_t slot_bytes;    /* one gradient slot: the largest slice in fp32, at least a page */
+    uint64_t *train_base;   /* owned, [units]: the same without frozen units; theirs is unused */
+    uint64_t train_elems;
+    uint64_t slot_bytes; /* one gradient slot: the largest slice in fp32, at least a page */
 };
 
 /* Arrays of the state segment in order. */
@@ -50,9 +52,10 @@ uint64_t shardmap_inbox_bytes(const struct shardmap *map, uint32_t slots);
 uint64_t shardmap_publish_offset_bytes(const struct shardmap *map, uint32_t unit);
 uint64_t shardmap_publish_slice_bytes(const struct shardmap *map, uint32_t unit);
 
-/* Element offset of an array in the state segment, seen as one float array: unit u's slice of it
- * starts base_elem[u] further. SHARDMAP_V only where the optimizer has a second moment. */
-uint64_t shardmap_array_first_elem(const struct shardmap *map, enum shardmap_array array);
+/* Element offset of unit's slice of an array in the state segment, seen as one float array.
+ * SHARDMAP_V only where the optimizer has a second moment; frozen units have SHARDMAP_PARAM only.
+ */
+uint64_t shardmap_array_elem(const struct shardmap *map, enum shardmap_array array, uint32_t unit);
 
 /* Byte offset of a slot in the inbox. */
 uint64_t shardmap_slot_offset_bytes(const struct shardmap *map, uint32_t slot);

@@ -59,6 +59,11 @@ void spec_real_text(double x, char ret_text[32])
     }
 }
 
+uint32_t spec_returns(const struct spec *spec)
+{
+    return spec->micro_batches / spec->accumulate;
+}
+
 uint32_t spec_moments(const struct spec *spec)
 {
     return spec->optimizer == SPEC_ADAMW ? 2 : 1;
@@ -209,6 +214,9 @@ static int compare_tensor(const struct spec *open, const struct spec *asked, uin
     snprintf(field, sizeof field, "tensor '%s': group", o->name);
     if (r == SHD_OK)
         r = same_text(field, open->groups[o->group].name, asked->groups[a->group].name, e);
+    snprintf(field, sizeof field, "tensor '%s': trainable", open->tensors[i].name);
+    if (r == SHD_OK)
+        r = same_text(field, o->trainable ? "true" : "false", a->trainable ? "true" : "false", e);
     return r == SHD_OK ? compare_init(o, a, e) : r;
 }
 
@@ -249,6 +257,8 @@ int spec_compare(const struct spec *open, const struct spec *asked, struct shd_e
         r = same_u64("seed", open->seed, asked->seed, e);
     if (r == SHD_OK)
         r = same_u64("micro_batches", open->micro_batches, asked->micro_batches, e);
+    if (r == SHD_OK)
+        r = same_u64("accumulate", open->accumulate, asked->accumulate, e);
     if (r == SHD_OK)
         r = same_text("publish", dtype_name(open->publish), dtype_name(asked->publish), e);
     if (r == SHD_OK)

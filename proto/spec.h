@@ -40,6 +40,7 @@ struct spec_tensor {
     uint32_t unit;                 /* index of its unit */
     uint64_t offset_elems;         /* in the unit; multiple of SHD_TENSOR_ALIGN_ELEMS */
     enum spec_init init;
+    bool trainable;        /* the same for all tensors of a unit */
     double init_a, init_b; /* const: a; normal: mean, std; uniform: low, high */
 };
 
@@ -50,12 +51,14 @@ struct spec_unit {
     uint64_t elems;        /* end of the last tensor, padded to SHD_BLOCK_ELEMS */
     uint32_t uses[SPEC_USES_MAX];
     uint32_t uses_count;
+    bool frozen; /* its tensors are not trainable: no gradient, no optimizer state */
 };
 
 struct spec {
     char *name;
     uint64_t seed;
     uint32_t micro_batches; /* M, 1..SHD_MICROS_MAX */
+    uint32_t accumulate;    /* micro-batches per returned gradient; divides micro_batches */
     enum shd_dtype publish; /* what workers read */
     enum spec_optimizer optimizer;
     double beta1, beta2, eps; /* SGD: beta1 is the momentum; Lion: beta1, beta2 */
@@ -86,6 +89,10 @@ int spec_dump(const struct spec *spec, char **ret_json, struct shd_err *e);
  * tensor and field named with both values: "tensor 'h.0.mlp.c_fc.weight': shape[1] is 512, the
  * open model has 1024". */
 int spec_compare(const struct spec *open, const struct spec *asked, struct shd_err *e);
+
+/* Gradients an owner gets of each trainable unit in a step: micro_batches / accumulate. Return's
+ * micro counts these. */
+uint32_t spec_returns(const struct spec *spec);
 
 /* Moment arrays the optimizer keeps per parameter: AdamW 2, SGD and Lion 1. */
 uint32_t spec_moments(const struct spec *spec);

@@ -74,6 +74,7 @@ static json_t *tensor_json(struct dump *d, const struct spec *spec, const struct
     if (spec_init_rows[t->init].numbers == 2)
         append(d, init, json_real(t->init_b));
     put(d, o, "init", init);
+    put(d, o, "trainable", json_boolean(t->trainable));
     return o;
 }
 
@@ -102,6 +103,7 @@ int spec_dump(const struct spec *spec, char **ret_json, struct shd_err *e)
     put(&d, root, "name", json_string(spec->name));
     put(&d, root, "seed", integer(spec->seed));
     put(&d, root, "micro_batches", integer(spec->micro_batches));
+    put(&d, root, "accumulate", integer(spec->accumulate));
     put(&d, root, "publish", json_string(dtype_name(spec->publish)));
     put(&d, root, "optimizer", optimizer_json(&d, spec));
     put(&d, root, "groups", groups_json(&d, spec));

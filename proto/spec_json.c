@@ -193,13 +193,14 @@ static int parse_tensor_group(struct parser *p, const struct node *n, struct spe
 
 static int parse_tensor(struct parser *p, const struct node *n, uint32_t index)
 {
-    static const char *const known[] = { "name", "shape", "group", "init" };
+    static const char *const known[] = { "name", "shape", "group", "init", "trainable" };
     struct spec_tensor *t = &p->spec->tensors[index];
     int r = node_object(n, known, ARRAY_SIZE(known), p->e);
     if (r != SHD_OK)
         return r;
     const struct node name = node_field(n, "name"), shape = node_field(n, "shape");
     const struct node group = node_field(n, "group"), init = node_field(n, "init");
+    const struct node trainable = node_field(n, "trainable");
     r = node_unique(&name, "tensor", p->tensors, index, &t->name, p->e);
     if (r == SHD_OK)
         r = parse_shape(p, &shape, t);
@@ -207,6 +208,9 @@ static int parse_tensor(struct parser *p, const struct node *n, uint32_t index)
         r = parse_tensor_group(p, &group, t);
     if (r == SHD_OK)
         r = parse_init(p, &init, t);
+    t->trainable = true;
+    if (r == SHD_OK && trainable.json != NULL)
+        r = node_bool(&trainable, &t->trainable, p->e);
     return r;
 }
 
@@ -219,6 +223,20 @@ static int too_many_elems(const struct node *n, uint64_t elems, struct shd_err *
                    n->path, elems, SHD_MODEL_ELEMS_MAX);
 }
 
+/* A unit has a gradient as a whole or none at all. */
+static int check_trainable(struct parser *p, const struct node *n, const struct spec_unit *u,
+                           const struct spec_tensor *t)
+{
+    const struct spec_tensor *first = &p->spec->tensors[u->first_tensor];
+    if (t->trainable == first->trainable)
+        return SHD_OK;
+    return err_set(
+        p->e, SHD_EINVAL,
+        "%s: '%.60s' is %s, '%.60s' of the same unit is not: give the frozen ones a unit "
+        "of their own, and name it in \"uses\"",
+        n->path, t->name, t->trainable ? "trainable" : "frozen", first->name);
+}
+
 /* Parse the unit's tensors and lay them end to end. *padded is the sum over the units so far. */
 static int parse_tensors(struct parser *p, const struct node *n, uint32_t unit, uint64_t *padded)
 {
@@ -228,10 +246,12 @@ static int parse_tensors(struct parser *p, const struct node *n, uint32_t unit, 
     uint64_t end = 0;
     for (uint32_t i = 0; i < u->tensor_count; i++) {
         const struct node item = node_item(&tensors, i);
-        const int r = parse_tensor(p, &item, u->first_tensor + i);
+        struct spec_tensor *t = &s->tensors[u->first_tensor + i];
+        int r = parse_tensor(p, &item, u->first_tensor + i);
+        if (r == SHD_OK)
+            r = check_trainable(p, &item, u, t);
         if (r != SHD_OK)
             return r;
-        struct spec_tensor *t = &s->tensors[u->first_tensor + i];
         t->unit = unit;
         t->offset_elems = layout_align(end, SHD_TENSOR_ALIGN_ELEMS);
         end = t->offset_elems + t->elems; /* each at most 2^48: no overflow */
@@ -240,6 +260,7 @@ static int parse_tensors(struct parser *p, const struct node *n, uint32_t unit, 
         s->elems += t->elems;
     }
     u->elems = layout_align(end, SHD_BLOCK_ELEMS);
+    u->frozen = !s->tensors[u->first_tensor].trainable;
     *padded += u->elems;
     return *padded <= SHD_MODEL_ELEMS_MAX ? SHD_OK : too_many_elems(n, *padded, p->e);
 }
@@ -321,6 +342,29 @@ static int parse_units(struct parser *p, const struct node *n)
 
 /* -- The document ---------------------------------------------------------------------------- */
 
+static int parse_accumulate(struct parser *p, const struct node *n)
+{
+    struct spec *s = p->spec;
+    uint64_t a = 1;
+    const int r = n->json != NULL ? node_u64(n, 1, s->micro_batches, &a, p->e) : SHD_OK;
+    if (r != SHD_OK)
+        return r;
+    if (s->micro_batches % a != 0)
+        return err_set(p->e, SHD_EINVAL,
+                       "%s is %" PRIu64 ", must divide micro_batches (%" PRIu32 ")", n->path, a,
+                       s->micro_batches);
+    s->accumulate = (uint32_t)a;
+    return SHD_OK;
+}
+
+static int check_any_trainable(struct parser *p)
+{
+    for (uint32_t u = 0; u < p->spec->unit_count; u++)
+        if (!p->spec->units[u].frozen)
+            return SHD_OK;
+    return err_set(p->e, SHD_EINVAL, "units: every tensor is frozen, nothing could be trained");
+}
+
 static int parse_publish(struct parser *p, const struct node *n)
 {
     const char *name = "f32";
@@ -335,14 +379,15 @@ static int parse_publish(struct parser *p, const struct node *n)
 
 static int parse_root(struct parser *p, const struct node *root)
 {
-    static const char *const known[] = { "name",      "seed",   "micro_batches", "publish",
-                                         "optimizer", "groups", "units" };
+    static const char *const known[] = { "name",    "seed",      "micro_batches", "accumulate",
+                                         "publish", "optimizer", "groups",        "units" };
     struct spec *s = p->spec;
     int r = node_object(root, known, ARRAY_SIZE(known), p->e);
     if (r != SHD_OK)
         return r;
     const struct node name = node_field(root, "name"), seed = node_field(root, "seed");
     const struct node micros = node_field(root, "micro_batches");
+    const struct node accumulate = node_field(root, "accumulate");
     const struct node publish = node_field(root, "publish"), groups = node_field(root, "groups");
     const struct node optimizer = node_field(root, "optimizer"), units = node_field(root, "units");
     uint64_t micro_batches = 0;
@@ -353,6 +398,8 @@ static int parse_root(struct parser *p, const struct node *root)
         r = node_u64(&micros, 1, SHD_MICROS_MAX, &micro_batches, p->e);
     s->micro_batches = (uint32_t)micro_batches;
     if (r == SHD_OK)
+        r = parse_accumulate(p, &accumulate);
+    if (r == SHD_OK)
         r = parse_publish(p, &publish);
     if (r == SHD_OK)
         r = parse_optimizer(p, &optimizer);
@@ -360,7 +407,7 @@ static int parse_root(struct parser *p, const struct node *root)
         r = parse_groups(p, &groups);
     if (r == SHD_OK)
         r = parse_units(p, &units);
-    return r;
+    return r == SHD_OK ? check_any_trainable(p) : r;
 }
 
 static int load(const char *json, size_t bytes, json_t **ret_root, struct shd_err *e)

@@ -103,6 +103,14 @@ int node_u64(const struct node *n, uint64_t min, uint64_t max, uint64_t *ret_val
 
 /* Reals are doubles here, but kernels use them as fp32: the ranges are such that neither infinity
  * nor a beta of 1 can come of that. */
+int node_bool(const struct node *n, bool *ret_value, struct shd_err *e)
+{
+    if (!json_is_boolean(n->json))
+        return node_wrong_type(n, "true or false", e);
+    *ret_value = json_is_true(n->json);
+    return SHD_OK;
+}
+
 int node_real(const struct node *n, struct node_range range, double *ret_value, struct shd_err *e)
 {
     if (!json_is_number(n->json))

@@ -4,6 +4,7 @@
 #ifndef SHD_SPEC_NODE_H
 #define SHD_SPEC_NODE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -35,6 +36,7 @@ int node_array(const struct node *n, uint32_t min, uint32_t max, uint32_t *ret_c
 
 int node_u64(const struct node *n, uint64_t min, uint64_t max, uint64_t *ret_value,
              struct shd_err *e);
+int node_bool(const struct node *n, bool *ret_value, struct shd_err *e);
 int node_real(const struct node *n, struct node_range range, double *ret_value, struct shd_err *e);
 
 /* *ret_text is borrowed from the document. */

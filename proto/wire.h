@@ -90,8 +90,10 @@ struct wire_prepare {
 };
 struct wire_decision {
     bool skip;
-    float scale; /* finite, >= 0 */
-    double lr;   /* finite, >= 0 */
+    float scale;         /* finite, >= 0 */
+    double lr;           /* finite, >= 0 */
+    double loss_scale;   /* finite, >= 0: what the gradients were multiplied by; 0, 1: nothing */
+    uint32_t good_steps; /* dynamic loss scaling: in a row without overflow, this one counted */
 };
 struct wire_commit {
     uint32_t model;
@@ -153,6 +155,8 @@ struct wire_layout {
     uint64_t slot_bytes; /* multiple of SHD_PAGE_BYTES */
     struct wire_segment segments[WIRE_SEGMENTS_MAX];
     uint32_t segment_count;
+    bool has_decision; /* of the last committed step */
+    struct wire_decision decision;
 };
 struct wire_prepared {
     uint64_t step;

@@ -42,6 +42,9 @@ int wire_decision_check(const struct wire_decision *d, struct shd_err *e)
                        (double)d->scale);
     if (!isfinite(d->lr) || d->lr < 0)
         return err_set(e, SHD_ERANGE, "decision.lr is %g, must be finite and not negative", d->lr);
+    if (!isfinite(d->loss_scale) || d->loss_scale < 0)
+        return err_set(e, SHD_ERANGE, "decision.loss_scale is %g, must be finite and not negative",
+                       d->loss_scale);
     return SHD_OK;
 }
 
@@ -51,6 +54,8 @@ void wire_decision_pack(const struct wire_decision *d, Shd__Decision *ret_m)
     ret_m->skip = d->skip;
     ret_m->scale = d->scale;
     ret_m->lr = d->lr;
+    ret_m->loss_scale = d->loss_scale;
+    ret_m->good_steps = d->good_steps;
 }
 
 int wire_decision_unpack(const Shd__Decision *m, struct wire_decision *ret_decision,
@@ -58,7 +63,11 @@ int wire_decision_unpack(const Shd__Decision *m, struct wire_decision *ret_decis
 {
     if (m == NULL)
         return err_set(e, SHD_EPROTO, "decision is missing");
-    *ret_decision = (struct wire_decision){ .skip = m->skip != 0, .scale = m->scale, .lr = m->lr };
+    *ret_decision = (struct wire_decision){ .skip = m->skip != 0,
+                                            .scale = m->scale,
+                                            .lr = m->lr,
+                                            .loss_scale = m->loss_scale,
+                                            .good_steps = m->good_steps };
     return wire_unknown_check("decision", &m->base, e);
 }
 

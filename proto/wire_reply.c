@@ -46,6 +46,8 @@ static int layout_check(const struct wire_layout *l, struct shd_err *e)
     int r = wire_limits(limits, ARRAY_SIZE(limits), e);
     if (r == SHD_OK)
         r = page_multiple_check("layout.slot_bytes", l->slot_bytes, e);
+    if (r == SHD_OK && l->has_decision)
+        r = wire_decision_check(&l->decision, e);
     for (uint32_t i = 0; r == SHD_OK && i < l->segment_count; i++)
         r = wire_segment_check(&l->segments[i], e);
     return r;
@@ -143,7 +145,8 @@ static int layout_unpack(const Shd__Layout *m, struct wire_layout *l, struct shd
                                                 .ticket = s->ticket,
                                                 .bytes = s->bytes };
     }
-    return SHD_OK;
+    l->has_decision = m->decided != NULL;
+    return l->has_decision ? wire_decision_unpack(m->decided, &l->decision, e) : SHD_OK;
 }
 
 static int prepared_unpack(const Shd__Prepared *m, struct wire_prepared *p, struct shd_err *e)
@@ -291,6 +294,10 @@ static void layout_pack(const struct wire_layout *l, struct reply_parts *p)
         p->segments[i].ticket = l->segments[i].ticket;
         p->segments[i].bytes = l->segments[i].bytes;
         p->segment_pointers[i] = &p->segments[i];
+    }
+    if (l->has_decision) {
+        wire_decision_pack(&l->decision, &p->decision);
+        m->decided = &p->decision;
     }
 }
 

@@ -49,7 +49,7 @@ static void expect_consistent(const struct shardmap *map)
     EXPECT(shardmap_state_bytes(map) % SHD_PAGE_BYTES == 0);
     EXPECT_EQ(shardmap_inbox_bytes(map, 3), 3 * map->slot_bytes);
     EXPECT_EQ(shardmap_slot_offset_bytes(map, 2), 2 * map->slot_bytes);
-    const uint64_t acc = shardmap_array_first_elem(map, SHARDMAP_ACC);
+    const uint64_t acc = shardmap_array_elem(map, SHARDMAP_ACC, 0);
     EXPECT_EQ(acc, (1 + map->moments) * map->elems);
     EXPECT((acc + map->elems) * sizeof(float) <= shardmap_state_bytes(map));
 }
@@ -81,19 +81,47 @@ TEST(arrays_follow_each_other_as_the_optimizer_needs_them)
 {
     struct spec *spec = four_units("adamw", "bf16");
     struct shardmap *map = map_of(spec, 0, 1);
-    EXPECT_EQ(shardmap_array_first_elem(map, SHARDMAP_PARAM), 0);
-    EXPECT_EQ(shardmap_array_first_elem(map, SHARDMAP_M), map->elems);
-    EXPECT_EQ(shardmap_array_first_elem(map, SHARDMAP_V), 2 * map->elems);
-    EXPECT_EQ(shardmap_array_first_elem(map, SHARDMAP_ACC), 3 * map->elems);
+    EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_PARAM, 0), 0);
+    EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_M, 0), map->elems);
+    EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_V, 0), 2 * map->elems);
+    EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_ACC, 0), 3 * map->elems);
     EXPECT_EQ(shardmap_state_bytes(map), 16 * map->elems);
     EXPECT_EQ(shardmap_publish_bytes(map), 2 * map->elems);
     shardmap_free(map);
     spec_free(spec);
     spec = four_units("sgd", "f32");
     map = map_of(spec, 0, 1);
-    EXPECT_EQ(shardmap_array_first_elem(map, SHARDMAP_ACC), 2 * map->elems);
+    EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_ACC, 0), 2 * map->elems);
     EXPECT_EQ(shardmap_state_bytes(map), 12 * map->elems);
     shardmap_free(map);
+    spec_free(spec);
+}
+
+TEST(frozen_units_have_parameters_only)
+{
+    struct shd_err e;
+    struct spec *spec = four_units("adamw", "bf16");
+    for (uint32_t u = 0; u < UNITS; u += 2)
+        spec->units[u].frozen = true;
+    for (uint32_t owners = 1; owners < 5; owners++) {
+        struct shardmap *map;
+        EXPECT_OK(shardmap_new(spec, owners - 1, owners, &map, &e), &e);
+        uint64_t next = 0;
+        for (uint32_t u = 1; u < UNITS; u += 2) {
+            EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_PARAM, u), map->base_elem[u]);
+            EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_M, u), map->elems + next);
+            EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_V, u),
+                      map->elems + map->train_elems + next);
+            EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_ACC, u),
+                      map->elems + 2 * map->train_elems + next);
+            EXPECT(map->slice[u].elems * sizeof(float) <= map->slot_bytes);
+            next += map->slice[u].elems;
+        }
+        EXPECT_EQ(map->train_elems, next);
+        EXPECT_EQ(shardmap_publish_bytes(map), 2 * map->elems);
+        EXPECT_EQ(shardmap_state_bytes(map), 4 * map->elems + 12 * map->train_elems);
+        shardmap_free(map);
+    }
     spec_free(spec);
 }
 
@@ -133,7 +161,7 @@ static int fault_alloc(enum sys_kind kind)
 TEST(failed_allocations_are_errors_without_leak)
 {
     struct spec *spec = four_units("lion", "f32");
-    for (int nth = 0; nth < 3; nth++) {
+    for (int nth = 0; nth < 4; nth++) {
         struct shd_err e;
         struct shardmap *map = NULL;
         allocs_left = nth;

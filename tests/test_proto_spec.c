@@ -95,16 +95,19 @@ TEST(canonical_form_is_exactly_this)
 {
     struct spec *s = parse(example);
     char *json = dump(s);
-    EXPECT_STR(json, quoted("{'name':'gpt','seed':1,'micro_batches':4,'publish':'f32',"
-                            "'optimizer':{'kind':'adamw','beta1':0.90000000000000002,"
-                            "'beta2':0.94999999999999996,'eps':1e-8},"
-                            "'groups':[{'name':'decay','lr_scale':1.0,"
-                            "'weight_decay':0.10000000000000001},"
-                            "{'name':'plain','lr_scale':1.0,'weight_decay':0.0}],"
-                            "'units':[{'name':'embed','uses':[],'tensors':[{'name':'wte',"
-                            "'shape':[256,128],'group':'decay','init':['normal',0.0,0.02]}]},"
-                            "{'name':'head','uses':['embed'],'tensors':[{'name':'ln_f.weight',"
-                            "'shape':[128],'group':'plain','init':['const',1.0]}]}]}"));
+    EXPECT_STR(json,
+               quoted("{'name':'gpt','seed':1,'micro_batches':4,'accumulate':1,"
+                      "'publish':'f32',"
+                      "'optimizer':{'kind':'adamw','beta1':0.90000000000000002,"
+                      "'beta2':0.94999999999999996,'eps':1e-8},"
+                      "'groups':[{'name':'decay','lr_scale':1.0,"
+                      "'weight_decay':0.10000000000000001},"
+                      "{'name':'plain','lr_scale':1.0,'weight_decay':0.0}],"
+                      "'units':[{'name':'embed','uses':[],'tensors':[{'name':'wte',"
+                      "'shape':[256,128],'group':'decay','init':['normal',0.0,0.02],"
+                      "'trainable':true}]},"
+                      "{'name':'head','uses':['embed'],'tensors':[{'name':'ln_f.weight',"
+                      "'shape':[128],'group':'plain','init':['const',1.0],'trainable':true}]}]}"));
     free(json);
     spec_free(s);
 }
@@ -279,6 +282,10 @@ TEST(first_difference_is_named_with_both_values)
         { "'gpt'", "'gpt2'", "name is 'gpt2', the open model has 'gpt'" },
         { "'seed': 1", "'seed': 2", "seed is 2, the open model has 1" },
         { "'micro_batches': 4", "'micro_batches': 8", "micro_batches is 8, the open model has 4" },
+        { "'micro_batches': 4", "'micro_batches': 4, 'accumulate': 2",
+          "accumulate is 2, the open model has 1" },
+        { "[256, 128]", "[256, 128], 'trainable': false",
+          "tensor 'wte': trainable is 'false', the open model has 'true'" },
         { "'f32'", "'bf16'", "publish is 'bf16', the open model has 'f32'" },
         { "'adamw', 'beta1': 0.9, 'beta2': 0.95, 'eps': 1e-8", "'sgd'",
           "optimizer.kind is 'sgd', the open model has 'adamw'" },
@@ -385,6 +392,26 @@ TEST(random_damage_is_never_more_than_an_error)
         free(json);
     }
     EXPECT(accepted > 100);
+}
+
+/* -- Frozen units and groups of micro-batches ------------------------------------------------- */
+
+TEST(frozen_units_and_returns_are_derived)
+{
+    struct spec *s = changed("'micro_batches': 4", "'micro_batches': 12, 'accumulate': 3");
+    EXPECT_EQ(s->accumulate, 3);
+    EXPECT_EQ(spec_returns(s), 4);
+    EXPECT(!s->units[0].frozen && !s->units[1].frozen && s->tensors[0].trainable);
+    spec_free(s);
+    s = changed("[256, 128]", "[256, 128], 'trainable': false");
+    EXPECT(s->units[0].frozen && !s->tensors[0].trainable && !s->units[1].frozen);
+    char *json = dump(s);
+    struct spec *again = parse(json);
+    struct shd_err e;
+    EXPECT_OK(spec_compare(s, again, &e), &e);
+    free(json);
+    spec_free(again);
+    spec_free(s);
 }
 
 TEST_MAIN()

@@ -202,6 +202,23 @@ TEST(group_may_be_left_out_only_when_there_is_one)
                  SHD_EINVAL, "units[0].tensors[0].group is missing, the model has 2 groups");
 }
 
+TEST(groups_and_frozen_tensors_are_checked)
+{
+#define FROZEN "{'name':'b','shape':[1],'trainable':false}"
+    static const struct bad cases[] = {
+        { "'accumulate':0," SMALL_UNITS, SHD_ERANGE, "accumulate is 0" },
+        { "'accumulate':7," SMALL_UNITS, SHD_ERANGE, "accumulate is 7" },
+        { "'accumulate':4," SMALL_UNITS, SHD_EINVAL, "4, must divide micro_batches (6)" },
+        { "'units':[{'name':'u','tensors':[{'name':'a','shape':[1],'trainable':1}]}]", SHD_EINVAL,
+          "units[0].tensors[0].trainable must be true or false" },
+        { "'units':[{'name':'u','tensors':[{'name':'a','shape':[1]}," FROZEN "]}]", SHD_EINVAL,
+          "units[0].tensors[1]: 'b' is frozen, 'a' of the same unit is not" },
+        { "'units':[{'name':'u','tensors':[" FROZEN "]}]", SHD_EINVAL, "every tensor is frozen" },
+    };
+    expect_all_bad(cases, ARRAY_SIZE(cases),
+                   "{'name':'m','micro_batches':6,'optimizer':{'kind':'sgd'},%s}");
+}
+
 TEST(names_are_limited_to_127_bytes)
 {
     char name[160];

@@ -351,4 +351,32 @@ TEST(next_steps_gradient_waits_for_its_unit_to_be_applied)
     shell_deinit(&sh);
 }
 
+TEST(frozen_units_need_no_gradient_and_get_every_version)
+{
+    static struct shell sh;
+    struct step_decision d, last;
+    struct shd_err e;
+    shell_init(&sh, 3, 2, 1);
+    step_freeze(sh.core, 0);
+    step_freeze(sh.core, 2);
+    EXPECT_EQ(step_cells(sh.core), 2);
+    EXPECT(!step_last_decision(sh.core, &last));
+    for (uint64_t step = 0; step < 3; step++) {
+        sh.ref_last = 0;
+        EXPECT_OK(give(&sh, step, 1, 1, false), &e);
+        EXPECT_EQ(step_phase(sh.core), STEP_OPEN);
+        EXPECT_OK(give(&sh, step, 1, 0, false), &e);
+        finish_all(&sh);
+        EXPECT_EQ(step_phase(sh.core), STEP_SEALED);
+        EXPECT_OK(commit(&sh, step, false, &d), &e);
+        EXPECT_EQ(sh.running_count, 3);
+        for (uint32_t i = 0; i < sh.running_count; i++) /* frozen ones are only published */
+            EXPECT_EQ(sh.running[i].skip, sh.running[i].unit != 1);
+        finish_all(&sh);
+        EXPECT(step_last_decision(sh.core, &last) && last.lr == d.lr);
+    }
+    EXPECT_EQ(step_now(sh.core), 3); /* OPENED checked the versions of all units */
+    shell_deinit(&sh);
+}
+
 TEST_MAIN()

@@ -65,7 +65,9 @@ static struct wire_decision random_decision(uint64_t *seed)
     static const double special[] = { 0, 0x1p-149, 1, 0x1.fffffep127 };
     return (struct wire_decision){ .skip = test_random(seed) % 2 != 0,
                                    .scale = (float)special[test_random(seed) % 4],
-                                   .lr = special[test_random(seed) % 4] * 0x1p-900 };
+                                   .lr = special[test_random(seed) % 4] * 0x1p-900,
+                                   .loss_scale = special[test_random(seed) % 4],
+                                   .good_steps = (uint32_t)test_random(seed) };
 }
 
 static void random_return(uint64_t *seed, struct wire_return *t)
@@ -142,7 +144,10 @@ static void random_layout(uint64_t *seed, struct wire_layout *l)
                                .owners = random_u32(seed, 1, SHD_OWNERS_MAX),
                                .slots = random_u32(seed, 0, SHD_SLOTS_MAX),
                                .slot_bytes = random_u64(seed, 0, UINT64_C(1) << 44) * 4096,
-                               .segment_count = random_u32(seed, 0, WIRE_SEGMENTS_MAX) };
+                               .segment_count = random_u32(seed, 0, WIRE_SEGMENTS_MAX),
+                               .has_decision = test_random(seed) % 2 != 0 };
+    if (l->has_decision)
+        l->decision = random_decision(seed);
     l->owner = random_u32(seed, 0, l->owners - 1);
     for (uint32_t i = 0; i < l->segment_count; i++)
         l->segments[i] = (struct wire_segment){

@@ -13,7 +13,8 @@ static bool same_bytes(struct wire_bytes a, struct wire_bytes b)
 
 static bool same_decision(struct wire_decision a, struct wire_decision b)
 {
-    return a.skip == b.skip && a.scale == b.scale && a.lr == b.lr;
+    return a.skip == b.skip && a.scale == b.scale && a.lr == b.lr && a.loss_scale == b.loss_scale &&
+           a.good_steps == b.good_steps;
 }
 
 static bool same_metrics(const double *a, uint32_t a_count, const double *b, uint32_t b_count)
@@ -73,7 +74,8 @@ static bool same_layout(const struct wire_layout *a, const struct wire_layout *b
             a->segments[i].ticket != b->segments[i].ticket ||
             a->segments[i].bytes != b->segments[i].bytes)
             return false;
-    return true;
+    return a->has_decision == b->has_decision &&
+           (!a->has_decision || same_decision(a->decision, b->decision));
 }
 
 static bool same_prepared(const struct wire_prepared *a, const struct wire_prepared *b)
