@@ -21,7 +21,21 @@ static uint64_t bits(double x)
 bool decision_equal(const struct wire_decision *a, const struct wire_decision *b)
 {
     return a->skip == b->skip && bits((double)a->scale) == bits((double)b->scale) &&
-           bits(a->lr) == bits(b->lr);
+           bits(a->lr) == bits(b->lr) && bits(a->loss_scale) == bits(b->loss_scale) &&
+           a->good_steps == b->good_steps;
+}
+
+double loss_scale_next(const struct wire_decision *last, uint32_t *ret_good_steps)
+{
+    *ret_good_steps = 1;
+    if (last == NULL || (!last->skip && last->good_steps == 0))
+        return LOSS_SCALE_START;
+    if (last->skip)
+        return last->loss_scale > 2 ? last->loss_scale / 2 : 1;
+    if (last->good_steps >= LOSS_SCALE_GROWTH)
+        return last->loss_scale < LOSS_SCALE_MAX / 2 ? last->loss_scale * 2 : LOSS_SCALE_MAX;
+    *ret_good_steps = last->good_steps + 1;
+    return last->loss_scale;
 }
 
 static int check_number(const char *what, double x, struct shd_err *e)
@@ -95,7 +109,9 @@ static int derive(const struct decide_args *args, double norm, double loss_scale
                   struct wire_decision *ret_decision, struct shd_err *e)
 {
     if (!isfinite(norm)) {
-        *ret_decision = (struct wire_decision){ .skip = true, .lr = args->lr };
+        *ret_decision = (struct wire_decision){ .skip = true,
+                                                .lr = args->lr,
+                                                .loss_scale = loss_scale };
         return SHD_OK;
     }
     double factor = 1;
@@ -107,7 +123,9 @@ static int derive(const struct decide_args *args, double norm, double loss_scale
                        "loss_scale %g is too small: gradients would be multiplied "
                        "by more than fp32 holds",
                        args->loss_scale);
-    *ret_decision = (struct wire_decision){ .scale = scale, .lr = args->lr };
+    *ret_decision = (struct wire_decision){
+        .scale = scale, .lr = args->lr, .loss_scale = loss_scale, .good_steps = args->good_steps
+    };
     return SHD_OK;
 }
 
@@ -120,9 +138,10 @@ int decide(const struct decide_args *args, struct decided *ret_decided, struct s
         r = check_agreement(args, e);
     if (r != SHD_OK)
         return r;
-    const double loss_scale = args->loss_scale > 0 ? args->loss_scale : 1;
-    struct decided decided = { .grad_norm = mean_norm(args, loss_scale) };
     const struct wire_decision *record = recorded(args);
+    const double asked = record != NULL ? record->loss_scale : args->loss_scale;
+    const double loss_scale = asked > 0 ? asked : 1;
+    struct decided decided = { .grad_norm = mean_norm(args, loss_scale) };
     if (record != NULL)
         decided.decision = *record;
     else

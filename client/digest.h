@@ -7,7 +7,8 @@
  *
  *   SHA-256("shardd digest 1\n" | step u64 | updates u64
  *           | for each tensor in spec order: name, NUL, rank u32, each dimension u64,
- *             for each array (parameters, then the moments the optimizer has): its leaves)
+ *             for each array (parameters; then, of trainable tensors, the moments the
+ *            optimizer has): its leaves)
  *
  * with all numbers little-endian. Pure: leaves come from a function of the path's.
  */

@@ -1,38 +1,351 @@
-/* The executor: runs a plan with the user's compute. Happy path: build (or reuse) the plan of
- * this many micro-batches, carry out its operations one after the other, commit. On failure the
- * units it holds are released and gradients not yet returned are dropped, so that the caller can
- * run the step again: what was returned counts once. */
+/* See exec.h. Happy path: build (or reuse) the plan of this many micro-batches, carry out its
+ * operations, commit. On failure the units it holds are released and gradients not yet returned
+ * are dropped, so that the caller can run the step again: what was returned counts once. */
+#include "client/exec.h"
+
 #include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
 
+#include "client/hold.h"
 #include "client/path.h"
-#include "client/plan.h"
-#include "client/session.h"
+#include "client/path_copy.h"
+#include "client/train.h"
 #include "proto/check.h"
+#include "proto/sys.h"
 
-struct run {
-    struct shd_model *m;    /* borrowed, as are the next three */
-    const uint32_t *micros; /* [plan.micros] */
-    const struct shd_compute *compute;
-    const struct shd_update *update;
-    struct shd_result result;
-};
+/* -- Memory and plan --------------------------------------------------------------------------- */
 
-static int ensure_plan(struct shd_model *m, uint32_t micros, struct shd_err *e)
+static void find_users(const struct spec *spec, struct exec *x)
 {
-    if (m->plan.op_count > 0 && m->plan.micros == micros)
+    for (uint32_t u = 0; u < spec->unit_count; u++)
+        for (uint32_t i = 0; i < spec->units[u].uses_count; i++)
+            x->units[spec->units[u].uses[i]].has_users = true;
+}
+
+static int exec_new(const struct spec *spec, struct exec **ret_exec, struct shd_err *e)
+{
+    struct exec *x = sys_calloc(1, sizeof *x);
+    if (x != NULL) {
+        x->trace = sys_calloc(spec->unit_count, sizeof *x->trace);
+        x->ran = sys_calloc(spec->unit_count, sizeof *x->ran);
+        x->units = sys_calloc(spec->unit_count, sizeof *x->units);
+    }
+    if (x == NULL || x->trace == NULL || x->ran == NULL || x->units == NULL) {
+        exec_free(x);
+        return err_set(e, SHD_ENOMEM, "no memory to run %" PRIu32 " units", spec->unit_count);
+    }
+    find_users(spec, x);
+    *ret_exec = x;
+    return SHD_OK;
+}
+
+void exec_free(struct exec *x)
+{
+    if (x == NULL)
+        return;
+    plan_free(&x->plan);
+    free(x->trace);
+    free(x->ran);
+    free(x->units);
+    free(x);
+}
+
+bool exec_order_kept(const struct run *run)
+{
+    const struct exec *x = run->exec;
+    const uint32_t planned = x->traced ? x->trace_count : run->m->spec->unit_count;
+    if (x->ran_count != planned)
+        return false;
+    for (uint32_t i = 0; i < planned; i++)
+        if (x->ran[i] != (x->traced ? x->trace[i] : i))
+            return false;
+    return true;
+}
+
+int exec_plan(struct run *run, uint32_t micros, bool traced, struct shd_err *e)
+{
+    struct exec *x = run->exec;
+    struct shd_model *m = run->m;
+    if (x->plan.op_count > 0 && x->plan.micros == micros && x->traced == traced &&
+        (!traced || exec_order_kept(run)))
         return SHD_OK;
+    const struct plan_trace trace = { x->ran, x->ran_count };
     struct plan plan;
-    const int r = plan_build(m->spec, &PLAN_POLICY_DEFAULT, micros, &plan, e);
+    int r = plan_build(m->spec, &m->policy.plan, traced ? &trace : NULL, micros, &plan, e);
+    if (r == SHD_OK && m->copy != NULL) {
+        r = copy_grow(m->copy, plan.cost.live_units_max, e);
+        if (r != SHD_OK)
+            plan_free(&plan);
+    }
     if (r != SHD_OK)
         return r;
-    plan_free(&m->plan);
-    m->plan = plan;
+    plan_free(&x->plan);
+    x->plan = plan;
+    x->traced = traced;
+    x->trace_count = x->ran_count;
+    memcpy(x->trace, x->ran, x->ran_count * sizeof *x->ran);
     return SHD_OK;
+}
+
+/* -- Holding units ----------------------------------------------------------------------------- */
+
+int exec_fetch(struct run *run, uint32_t unit, struct shd_err *e)
+{
+    struct exec_unit *u = &run->exec->units[unit];
+    if (u->fetched)
+        return SHD_OK;
+    const int r = hold_fetch(run->m, unit, e);
+    if (r != SHD_OK)
+        return r;
+    u->fetched = true;
+    u->waited = u->read = u->stray = false;
+    return SHD_OK;
+}
+
+int exec_wait(struct run *run, uint32_t unit, struct shd_err *e)
+{
+    struct exec_unit *u = &run->exec->units[unit];
+    CHECK(u->fetched);
+    if (u->waited)
+        return SHD_OK;
+    const int r = hold_acquire(run->m, unit, e);
+    u->waited = r == SHD_OK;
+    return r;
+}
+
+void exec_miss(struct run *run, uint32_t unit)
+{
+    run->m->misses[unit]++;
+    run->m->session->plan_misses++;
+}
+
+static void forget(struct run *run, uint32_t unit)
+{
+    struct exec_unit *u = &run->exec->units[unit];
+    if (u->waited)
+        hold_release(run->m, unit);
+    else if (u->fetched)
+        hold_drop(run->m, unit);
+    u->fetched = u->waited = u->stray = false;
+}
+
+void exec_let_go(struct run *run, uint32_t unit)
+{
+    const struct exec_unit *u = &run->exec->units[unit];
+    if (u->fetched && !u->read)
+        exec_miss(run, unit);
+    forget(run, unit);
+}
+
+static void forget_all(struct run *run)
+{
+    for (uint32_t u = 0; u < run->m->spec->unit_count; u++)
+        forget(run, u);
+}
+
+static void mark_read(struct run *run, uint32_t unit)
+{
+    const struct spec_unit *su = &run->m->spec->units[unit];
+    run->exec->units[unit].read = true;
+    for (uint32_t i = 0; i < su->uses_count; i++)
+        run->exec->units[su->uses[i]].read = true;
+}
+
+/* -- Computing --------------------------------------------------------------------------------- */
+
+static int compute_failed(const struct run *run, const char *what, uint32_t micro, uint32_t unit,
+                          int code, struct shd_err *e)
+{
+    return err_set(e, SHD_EINTERNAL,
+                   "%s of unit %" PRIu32 " '%s', micro-batch %" PRIu32 ", returned %d", what, unit,
+                   run->m->spec->units[unit].name, run->micros[micro], code);
+}
+
+int exec_forward(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e)
+{
+    const struct shd_compute *c = run->compute;
+    struct exec *x = run->exec;
+    mark_read(run, unit);
+    const int code = c->forward(c->ctx, run->micros[micro], unit, shd_params(run->m, unit));
+    if (code != 0)
+        return compute_failed(run, "forward", micro, unit, code, e);
+    CHECK(!x->units[unit].ran && x->ran_count < run->m->spec->unit_count);
+    x->units[unit].ran = true;
+    x->ran[x->ran_count++] = unit;
+    return SHD_OK;
+}
+
+/* The micro-batch's numbers are known by now, and nothing of it has been returned yet. */
+int exec_metrics(struct run *run, uint32_t micro, struct shd_err *e)
+{
+    if (run->compute->metrics == NULL)
+        return SHD_OK;
+    double metrics[SHD_METRICS_MAX] = { 0 };
+    const uint32_t count = run->compute->metrics(run->compute->ctx, run->micros[micro], metrics);
+    return shd_report(run->m, run->micros[micro], metrics, count, e);
+}
+
+int exec_backward(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e)
+{
+    const struct shd_compute *c = run->compute;
+    struct exec *x = run->exec;
+    float *grad = NULL;
+    int r = SHD_OK;
+    mark_read(run, unit);
+    if (!run->m->spec->units[unit].frozen)
+        r = shd_grad(run->m, run->micros[micro], unit, &grad, e);
+    if (r != SHD_OK)
+        return r;
+    const int code = c->backward(c->ctx, run->micros[micro], unit, shd_params(run->m, unit), grad);
+    if (code != 0)
+        return compute_failed(run, "backward", micro, unit, code, e);
+    x->units[unit].backed = true;
+    CHECK(x->ran_count > 0);
+    return unit == x->ran[x->ran_count - 1] ? exec_metrics(run, micro, e) : SHD_OK;
+}
+
+/* -- Returning --------------------------------------------------------------------------------- */
+
+bool exec_group_ends(const struct run *run, uint32_t micro)
+{
+    return (micro + 1) % run->m->spec->accumulate == 0;
+}
+
+static bool will_back(const struct exec_unit *u)
+{
+    return u->ran && !u->backed;
+}
+
+/* Will a backward that is still to come add to the unit's gradient? */
+static bool pending(const struct run *run, uint32_t unit)
+{
+    const struct spec *spec = run->m->spec;
+    const struct exec_unit *units = run->exec->units;
+    if (will_back(&units[unit]))
+        return true;
+    for (uint32_t u = 0; units[unit].has_users && u < spec->unit_count; u++)
+        for (uint32_t i = 0; will_back(&units[u]) && i < spec->units[u].uses_count; i++)
+            if (spec->units[u].uses[i] == unit)
+                return true;
+    return false;
+}
+
+int exec_return(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e)
+{
+    struct exec_unit *u = &run->exec->units[unit];
+    const uint32_t index = run->micros[micro];
+    if (run->m->spec->units[unit].frozen || u->given || pending(run, unit))
+        return SHD_OK;
+    const int r = train_grad_open(run->m, index, unit) ? shd_return(run->m, index, unit, e)
+                                                       : shd_return_none(run->m, index, unit, e);
+    u->given = r == SHD_OK;
+    return r;
+}
+
+int exec_return_around(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e)
+{
+    const struct spec_unit *su = &run->m->spec->units[unit];
+    int r = exec_return(run, micro, unit, e);
+    for (uint32_t i = 0; r == SHD_OK && i < su->uses_count; i++)
+        r = exec_return(run, micro, su->uses[i], e);
+    return r;
+}
+
+void exec_begin_micro(struct run *run)
+{
+    struct exec *x = run->exec;
+    x->ran_count = 0;
+    for (uint32_t u = 0; u < run->m->spec->unit_count; u++)
+        x->units[u].ran = x->units[u].backed = x->units[u].given = false;
+}
+
+int exec_end_micro(struct run *run, uint32_t micro, struct shd_err *e)
+{
+    int r = SHD_OK;
+    for (uint32_t u = run->m->spec->unit_count; r == SHD_OK && u-- > 0;)
+        r = exec_return(run, micro, u, e);
+    return r;
+}
+
+/* -- Running ----------------------------------------------------------------------------------- */
+
+/* A gradient that is not returned yet goes into its group's sum at once. */
+static int run_backward(struct run *run, const struct plan_op *op, struct shd_err *e)
+{
+    const int r = exec_backward(run, op->micro, op->unit, e);
+    if (r != SHD_OK || exec_group_ends(run, op->micro))
+        return r;
+    return exec_return_around(run, op->micro, op->unit, e);
+}
+
+static int run_op(struct run *run, const struct plan_op *op, struct shd_err *e)
+{
+    switch (op->kind) {
+    case PLAN_FETCH:
+        return exec_fetch(run, op->unit, e);
+    case PLAN_WAIT:
+        return exec_wait(run, op->unit, e);
+    case PLAN_FORWARD:
+        return exec_forward(run, op->micro, op->unit, e);
+    case PLAN_BACKWARD:
+        return run_backward(run, op, e);
+    case PLAN_RETURN:
+        return exec_return(run, op->micro, op->unit, e);
+    case PLAN_FREE:
+        exec_let_go(run, op->unit);
+        return SHD_OK;
+    case PLAN_PREPARE:
+    case PLAN_COMMIT:
+        break;
+    }
+    CHECK(false); /* run_fixed() goes up to PREPARE */
+    return SHD_EINTERNAL;
+}
+
+/* All units in the planned order. */
+static int run_fixed(struct run *run, struct shd_err *e)
+{
+    const struct plan *plan = &run->exec->plan;
+    int r = SHD_OK;
+    for (uint32_t micro = 0; r == SHD_OK && micro < run->count; micro++) {
+        exec_begin_micro(run);
+        for (; r == SHD_OK && plan->ops[run->at].kind != PLAN_PREPARE &&
+               plan->ops[run->at].micro == micro;
+             run->at++)
+            r = run_op(run, &plan->ops[run->at], e);
+        if (r == SHD_OK)
+            r = exec_end_micro(run, micro, e);
+    }
+    return r;
+}
+
+static int run_micros(struct run *run, struct shd_err *e)
+{
+    const bool follows = run->compute->next != NULL;
+    int r = exec_plan(run, run->count, follows && run->exec->recorded, e);
+    if (r == SHD_OK)
+        r = follows ? exec_follow(run, e) : run_fixed(run, e);
+    forget_all(run);
+    return r;
+}
+
+/* PREPARE and COMMIT are shd_commit(). A step whose commit broke off only needs that: its units
+ * may have moved on already. */
+static int run_step(struct run *run, struct shd_err *e)
+{
+    int r = run->m->sealed ? SHD_OK : run_micros(run, e);
+    if (r == SHD_OK)
+        r = shd_commit(run->m, run->update, &run->result, e);
+    if (r != SHD_OK)
+        train_drop_grads(run->m);
+    return r;
 }
 
 static int check_micros(const struct shd_model *m, const uint32_t *micros, uint32_t count,
                         struct shd_err *e)
 {
+    const uint32_t a = m->spec->accumulate;
     for (uint32_t i = 0; i < count; i++) {
         if (micros[i] >= m->spec->micro_batches)
             return err_set(e, SHD_ERANGE, "micro-batch %" PRIu32 " of a step with %" PRIu32,
@@ -42,102 +355,14 @@ static int check_micros(const struct shd_model *m, const uint32_t *micros, uint3
                            "micro-batch %" PRIu32 " after %" PRIu32 ": they must ascend", micros[i],
                            micros[i - 1]);
     }
-    return SHD_OK;
-}
-
-static int compute_failed(const struct run *run, const char *what, const struct plan_op *op,
-                          int code, struct shd_err *e)
-{
-    return err_set(e, SHD_EINTERNAL,
-                   "%s of unit %" PRIu32 " '%s', micro-batch %" PRIu32 ", returned %d", what,
-                   op->unit, run->m->spec->units[op->unit].name, run->micros[op->micro], code);
-}
-
-static int run_forward(struct run *run, const struct plan_op *op, struct shd_err *e)
-{
-    const struct shd_compute *c = run->compute;
-    const int code = c->forward(c->ctx, run->micros[op->micro], op->unit,
-                                shd_params(run->m, op->unit));
-    return code == 0 ? SHD_OK : compute_failed(run, "forward", op, code, e);
-}
-
-/* The micro-batch's numbers are known by now, and nothing of it has been returned yet. */
-static int report_metrics(struct run *run, uint32_t micro, struct shd_err *e)
-{
-    if (run->compute->metrics == NULL)
-        return SHD_OK;
-    double metrics[SHD_METRICS_MAX] = { 0 };
-    const uint32_t count = run->compute->metrics(run->compute->ctx, micro, metrics);
-    return shd_report(run->m, micro, metrics, count, e);
-}
-
-static int run_backward(struct run *run, const struct plan_op *op, struct shd_err *e)
-{
-    const struct shd_compute *c = run->compute;
-    const uint32_t micro = run->micros[op->micro];
-    float *grad;
-    const int r = shd_grad(run->m, micro, op->unit, &grad, e);
-    if (r != SHD_OK)
-        return r;
-    const int code = c->backward(c->ctx, micro, op->unit, shd_params(run->m, op->unit), grad);
-    if (code != 0)
-        return compute_failed(run, "backward", op, code, e);
-    return op->unit + 1 == run->m->spec->unit_count ? report_metrics(run, micro, e) : SHD_OK;
-}
-
-static int run_op(struct run *run, const struct plan_op *op, struct shd_err *e)
-{
-    switch (op->kind) {
-    case PLAN_FETCH:
-        return SHD_OK; /* mapped once, at open: nothing to ask for */
-    case PLAN_WAIT:
-        return shd_acquire(run->m, op->unit, /* ret_params= */ NULL, e);
-    case PLAN_FORWARD:
-        return run_forward(run, op, e);
-    case PLAN_BACKWARD:
-        return run_backward(run, op, e);
-    case PLAN_RETURN:
-        return shd_return(run->m, run->micros[op->micro], op->unit, e);
-    case PLAN_FREE:
-        shd_release(run->m, op->unit);
-        return SHD_OK;
-    case PLAN_PREPARE:
-        return SHD_OK; /* the first half of shd_commit() */
-    case PLAN_COMMIT:
-        return shd_commit(run->m, run->update, &run->result, e);
-    }
-    CHECK(false); /* plan_build() makes no other */
-    return SHD_EINTERNAL;
-}
-
-static bool freed_later(const struct plan *plan, uint32_t op, uint32_t end)
-{
-    for (uint32_t i = op + 1; i < end; i++)
-        if (plan->ops[i].kind == PLAN_FREE && plan->ops[i].unit == plan->ops[op].unit)
-            return true;
-    return false;
-}
-
-/* Undo what operations [0, end) of the plan left behind. */
-static void drop_held(struct shd_model *m, uint32_t end)
-{
-    for (uint32_t i = 0; i < end; i++)
-        if (m->plan.ops[i].kind == PLAN_WAIT && !freed_later(&m->plan, i, end))
-            shd_release(m, m->plan.ops[i].unit);
-    for (uint32_t i = 0; i < m->slot_count; i++)
-        if (m->slots[i].state == SLOT_HELD && m->slots[i].sent == 0)
-            m->slots[i].state = SLOT_FREE;
-}
-
-static int run_plan(struct run *run, struct shd_err *e)
-{
-    const struct plan *plan = &run->m->plan;
-    for (uint32_t i = 0; i < plan->op_count; i++) {
-        const int r = run_op(run, &plan->ops[i], e);
-        if (r != SHD_OK) {
-            drop_held(run->m, i);
-            return r;
-        }
+    for (uint32_t i = 0; i < count; i++) { /* ascending, so a group is a * g, a * g + 1, ... */
+        const uint32_t first = micros[i / a * a];
+        if (first % a != 0 || i / a * a + a > count || micros[i] != first + i % a)
+            return err_set(e, SHD_EINVAL,
+                           "micro-batch %" PRIu32 " belongs to a group of %" PRIu32 " (%" PRIu32
+                           " to %" PRIu32 ") that is summed in one worker, which got only part "
+                           "of it",
+                           micros[i], a, micros[i] / a * a, micros[i] / a * a + a - 1);
     }
     return SHD_OK;
 }
@@ -149,12 +374,18 @@ int shd_run_step(shd_model *m, const uint32_t *micros, uint32_t count,
     if (compute == NULL || compute->forward == NULL || compute->backward == NULL)
         return err_set(e, SHD_EINVAL, "no compute: forward and backward must be given");
     int r = check_micros(m, micros, count, e);
-    if (r == SHD_OK)
-        r = ensure_plan(m, count, e);
+    if (r == SHD_OK && m->exec == NULL)
+        r = exec_new(m->spec, &m->exec, e);
     if (r != SHD_OK)
         return r;
-    struct run run = { .m = m, .micros = micros, .compute = compute, .update = update };
-    r = run_plan(&run, e);
+    CHECK(m->exec != NULL);
+    struct run run = { .m = m,
+                       .exec = m->exec,
+                       .micros = micros,
+                       .count = count,
+                       .compute = compute,
+                       .update = update };
+    r = run_step(&run, e);
     if (r == SHD_OK && ret_result != NULL)
         *ret_result = run.result;
     return r;

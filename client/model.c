@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/exec.h"
+#include "client/grads.h"
 #include "client/path.h"
 #include "client/session.h"
 #include "proto/check.h"
@@ -12,8 +14,9 @@ int model_set_spec(struct shd_model *m, struct spec *spec, struct shd_err *e)
 {
     CHECK(m->spec == NULL);
     m->holds = sys_calloc(spec->unit_count, sizeof *m->holds);
+    m->misses = sys_calloc(spec->unit_count, sizeof *m->misses);
     m->reports = sys_calloc(spec->micro_batches, sizeof *m->reports);
-    if (m->holds == NULL || m->reports == NULL)
+    if (m->holds == NULL || m->misses == NULL || m->reports == NULL)
         return err_set(e, SHD_ENOMEM,
                        "no memory for %" PRIu32 " units and %" PRIu32 " micro-batches",
                        spec->unit_count, spec->micro_batches);
@@ -21,33 +24,51 @@ int model_set_spec(struct shd_model *m, struct spec *spec, struct shd_err *e)
     return SHD_OK;
 }
 
-/* One more than a micro-batch holds at once, so that owners can read one meanwhile. */
-int model_slots_needed(const struct shd_model *m, uint32_t *ret_slots, struct shd_err *e)
+void model_decided(struct shd_model *m, const struct wire_decision *decision)
 {
-    if (m->session->slots > 0) {
-        *ret_slots = m->session->slots;
-        return SHD_OK;
+    m->decided = true;
+    m->decision = *decision;
+}
+
+struct report model_report(const struct shd_model *m, uint32_t group)
+{
+    const uint32_t a = m->spec->accumulate;
+    struct report sum = m->reports[group * a];
+    for (uint32_t micro = group * a + 1; micro < group * a + a; micro++) {
+        const struct report *r = &m->reports[micro];
+        for (uint32_t i = 0; i < r->count; i++)
+            sum.metrics[i] += r->metrics[i];
+        sum.count = r->count > sum.count ? r->count : sum.count;
     }
-    struct plan plan;
-    const int r = plan_build(m->spec, &PLAN_POLICY_DEFAULT, /* micros= */ 1, &plan, e);
-    if (r != SHD_OK)
-        return r;
-    const uint32_t slots = plan.live_grads_max + 1;
-    plan_free(&plan);
-    if (slots > SHD_SLOTS_MAX)
-        return err_set(e, SHD_ERANGE, "model '%s' needs %" PRIu32 " gradient slots, at most %u",
-                       m->spec->name, slots, SHD_SLOTS_MAX);
-    *ret_slots = slots;
-    return SHD_OK;
+    return sum;
+}
+
+struct decide_args model_decide_args(const struct shd_model *m, const struct shd_update *update,
+                                     const struct wire_prepared *prepared, uint32_t owners)
+{
+    struct decide_args args = {
+        .prepared = prepared,
+        .owners = owners,
+        .micro_batches = m->spec->micro_batches,
+        .lr = update->lr,
+        .clip_norm = update->clip_norm,
+        .loss_scale = update->loss_scale,
+    };
+    if (update->dynamic_loss_scale)
+        args.loss_scale = loss_scale_next(m->decided ? &m->decision : NULL, &args.good_steps);
+    return args;
 }
 
 static void model_free(struct shd_model *m)
 {
-    m->session->path->close(m);
-    plan_free(&m->plan);
+    m->path->close(m);
+    exec_free(m->exec);
+    grads_free(m->grads);
     free(m->holds);
+    free(m->misses);
     free(m->reports);
     spec_free(m->spec);
+    free(m->spec_json);
     free(m);
 }
 
@@ -71,6 +92,8 @@ static int open_model(shd_session *s, struct spec *spec, const char *name, shd_m
         return err_set(e, SHD_ENOMEM, "no memory for a model");
     }
     m->session = s;
+    m->path = s->path;
+    m->policy = (struct policy){ .plan = PLAN_POLICY_DEFAULT, .grad_dtype = SHD_F32 };
     int r = SHD_OK;
     if (spec != NULL) {
         r = model_set_spec(m, spec, e);
@@ -80,7 +103,7 @@ static int open_model(shd_session *s, struct spec *spec, const char *name, shd_m
             r = check_not_open(s, m, e);
     }
     if (r == SHD_OK)
-        r = s->path->open(m, name, e);
+        r = m->path->open(m, name, e);
     if (r == SHD_OK && spec == NULL)
         r = check_not_open(s, m, e);
     if (r != SHD_OK) {
@@ -131,9 +154,37 @@ uint64_t shd_step(const shd_model *m)
     return m->step;
 }
 
+const char *shd_model_spec(shd_model *m)
+{
+    if (m->spec_json == NULL && spec_dump(m->spec, &m->spec_json, /* e= */ NULL) != SHD_OK)
+        return NULL;
+    return m->spec_json;
+}
+
 uint32_t shd_micro_batches(const shd_model *m)
 {
     return m->spec->micro_batches;
+}
+
+uint32_t shd_accumulate(const shd_model *m)
+{
+    return m->spec->accumulate;
+}
+
+bool shd_unit_frozen(const shd_model *m, uint32_t unit)
+{
+    return unit < m->spec->unit_count && m->spec->units[unit].frozen;
+}
+
+uint64_t shd_unit_misses(const shd_model *m, uint32_t unit)
+{
+    return unit < m->spec->unit_count ? m->misses[unit] : 0;
+}
+
+double shd_loss_scale(const shd_model *m)
+{
+    uint32_t good_steps;
+    return loss_scale_next(m->decided ? &m->decision : NULL, &good_steps);
 }
 
 uint32_t shd_units(const shd_model *m)
@@ -171,21 +222,21 @@ int shd_tensor_find(const shd_model *m, const char *name, struct shd_tensor *ret
 
 const void *shd_params(const shd_model *m, uint32_t unit)
 {
-    if (unit >= m->spec->unit_count || m->holds[unit] == 0)
+    if (unit >= m->spec->unit_count || m->holds[unit].acquired == 0)
         return NULL;
-    return m->session->path->params(m, unit);
+    return m->path->params(m, unit);
 }
 
 int shd_blob(shd_model *m, void *buf, size_t capacity, size_t *ret_bytes, struct shd_err *e)
 {
-    return m->session->path->blob(m, buf, capacity, ret_bytes, e);
+    return m->path->blob(m, buf, capacity, ret_bytes, e);
 }
 
 int shd_digest(shd_model *m, char ret_hex[65], uint64_t *ret_step, struct shd_err *e)
 {
     static_assert(DIGEST_HEX_BYTES == 65, "shd.h and digest.h agree");
     uint64_t step;
-    const int r = digest_run(m->spec, m->session->path->leaves, m, ret_hex, &step, e);
+    const int r = digest_run(m->spec, m->path->leaves, m, ret_hex, &step, e);
     if (r == SHD_OK && ret_step != NULL)
         *ret_step = step;
     return r;

@@ -12,12 +12,13 @@
 #include "client/session.h"
 
 struct path_return {
-    uint32_t micro, unit;
+    uint32_t group, unit;
     struct grad_slot *slot; /* SLOT_HELD; NULL: the unit took no part */
 };
 
 struct path_ops {
     const char *name;
+    enum shd_path kind; /* as shd_path() reports it */
 
     /* Daemons behind the session. */
     uint32_t (*owners)(const struct shd_session *s);
@@ -32,13 +33,21 @@ struct path_ops {
     /* Make m->slot_count gradient slots. Called once, before the first is used. */
     int (*open_slots)(struct shd_model *m, struct shd_err *e);
 
-    /* Wait until unit can be read at m->step. */
+    /* Units are fetched once, waited for any number of times, let go once (hold.c sees to that).
+     * fetch() asks for unit at m->step and does not wait; SHD_EBUSY: no room for it. */
+    int (*fetch)(struct shd_model *m, uint32_t unit, struct shd_err *e);
+    /* Wait until it can be read. After an error it is still fetched. */
     int (*wait_unit)(struct shd_model *m, uint32_t unit, struct shd_err *e);
+    void (*let_go)(struct shd_model *m, uint32_t unit);
+    /* Its array, once waited for. */
     const void *(*params)(const struct shd_model *m, uint32_t unit);
     /* Wait until a slot is SLOT_FREE; one at least is SLOT_SENT now. */
     int (*wait_slot)(struct shd_model *m, struct shd_err *e);
     /* The array of a slot, shaped for unit. */
     float *(*slot_array)(const struct shd_model *m, uint32_t slot, uint32_t unit);
+    /* Copy grad [unit elements] into a slot, cast to dtype (m->session->kern does it). */
+    int (*fill_slot)(struct shd_model *m, uint32_t slot, uint32_t unit, const float *grad,
+                     enum shd_dtype dtype, struct shd_err *e);
     /* Hand over; on SHD_OK the slot is SLOT_SENT or, already, SLOT_FREE. */
     int (*give)(struct shd_model *m, const struct path_return *ret, struct shd_err *e);
     /* Take in what has arrived meanwhile, without waiting. */
@@ -55,9 +64,11 @@ struct path_ops {
 };
 
 extern const struct path_ops path_map;   /* daemons on this host: read and written in place */
+extern const struct path_ops path_copy;  /* the same daemons, through slots of this process */
 extern const struct path_ops path_local; /* owners inside this process */
 
-/* Start the in-process path's compute threads: sets s->kern. */
-int path_local_connect(struct shd_session *s, uint32_t threads, struct shd_err *e);
+/* What decide() takes for this update. */
+struct decide_args model_decide_args(const struct shd_model *m, const struct shd_update *update,
+                                     const struct wire_prepared *prepared, uint32_t owners);
 
 #endif

@@ -5,49 +5,12 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "client/kern_run.h"
 #include "client/path_local.h"
 #include "proto/check.h"
 #include "proto/sys.h"
 
-/* -- Kernels, one after the other -------------------------------------------------------------- */
-
-int local_finish(struct kern_waiter *w, const char *what, struct shd_err *e)
-{
-    const int r = kern_wait(w);
-    return r == SHD_OK ? SHD_OK : err_set(e, r, "%s failed: %s", what, status_meaning(r));
-}
-
-static int run_fill(struct kern *k, const struct kern_fill *a, struct shd_err *e)
-{
-    struct kern_waiter w;
-    kern_waiter_init(&w);
-    const int r = k->ops->fill(k, a, &w.done, e);
-    return r == SHD_OK ? local_finish(&w, "fill", e) : r;
-}
-
-static int run_cast(struct kern *k, const struct kern_cast *a, struct shd_err *e)
-{
-    struct kern_waiter w;
-    kern_waiter_init(&w);
-    const int r = k->ops->cast(k, a, &w.done, e);
-    return r == SHD_OK ? local_finish(&w, "cast", e) : r;
-}
-
-static int run_hash(struct kern *k, const struct kern_hash *a, struct shd_err *e)
-{
-    struct kern_waiter w;
-    kern_waiter_init(&w);
-    const int r = k->ops->hash(k, a, &w.done, e);
-    return r == SHD_OK ? local_finish(&w, "hash", e) : r;
-}
-
 /* -- Session ----------------------------------------------------------------------------------- */
-
-int path_local_connect(struct shd_session *s, uint32_t threads, struct shd_err *e)
-{
-    const struct kern_config config = { .threads = threads };
-    return kern_cpu_new(&config, &s->kern, e);
-}
 
 static uint32_t local_owners(const struct shd_session *s)
 {
@@ -57,8 +20,7 @@ static uint32_t local_owners(const struct shd_session *s)
 
 static void local_disconnect(struct shd_session *s)
 {
-    s->kern->ops->free(s->kern);
-    s->kern = NULL;
+    (void)s; /* its compute threads end with the session */
 }
 
 /* Names of models are printable without quote or backslash (proto/spec.h). */
@@ -99,10 +61,11 @@ static int open_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     const struct spec *spec = m->spec;
     const uint64_t elems = spec->units[unit].elems;
-    const uint32_t moments = spec_moments(spec);
+    const bool frozen = spec->units[unit].frozen;
+    const uint32_t moments = frozen ? 0 : spec_moments(spec);
     struct local_unit *u = &m->local->units[unit];
-    const uint64_t bytes = (2 + moments) * elems * sizeof(float) +
-                           elems * dtype_bytes(spec->publish);
+    const uint64_t arrays = frozen ? 1 : 2 + moments; /* of fp32 */
+    const uint64_t bytes = arrays * elems * sizeof(float) + elems * dtype_bytes(spec->publish);
     void *base = NULL;
     int r = map_memory(bytes, &base, e);
     if (r != SHD_OK)
@@ -110,11 +73,11 @@ static int open_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     u->memory = base;
     u->memory_bytes = bytes;
     u->param = base;
-    u->acc = u->param + elems;
-    u->m = u->acc + elems;
+    u->acc = frozen ? NULL : u->param + elems;
+    u->m = frozen ? NULL : u->acc + elems;
     u->v = moments == 2 ? u->m + elems : NULL;
-    u->publish = u->m + moments * elems;
-    u->arrived = m->local->arrived + (uint64_t)unit * spec->micro_batches;
+    u->publish = u->param + arrays * elems;
+    u->arrived = m->local->arrived + (uint64_t)unit * spec_returns(spec);
     return runs_new(spec, unit, (struct slice){ 0, elems }, &u->runs, &u->run_count, e);
 }
 
@@ -128,12 +91,12 @@ static int fill_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
         struct kern_fill fill;
         if (!runs_fill(m->spec, t, (struct slice){ 0, su->elems }, u->param, &fill))
             continue;
-        const int r = run_fill(k, &fill, e);
+        const int r = kern_run_fill(k, &fill, e);
         if (r != SHD_OK)
             return r;
     }
     const struct kern_cast cast = { u->publish, m->spec->publish, u->param, su->elems };
-    return run_cast(k, &cast, e);
+    return kern_run_cast(k, &cast, e);
 }
 
 static int new_local(struct shd_model *m, struct shd_err *e)
@@ -143,13 +106,13 @@ static int new_local(struct shd_model *m, struct shd_err *e)
     m->local = local;
     if (local != NULL) {
         local->units = sys_calloc(spec->unit_count, sizeof *local->units);
-        local->arrived = sys_calloc(spec->unit_count, spec->micro_batches);
+        local->arrived = sys_calloc(spec->unit_count, spec_returns(spec));
         local->hypers = sys_calloc(spec->group_count, sizeof *local->hypers);
     }
     if (local == NULL || local->units == NULL || local->arrived == NULL || local->hypers == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for model '%s'", spec->name);
     for (uint32_t u = 0; u < spec->unit_count; u++)
-        if (spec->units[u].elems > local->slot_elems)
+        if (!spec->units[u].frozen && spec->units[u].elems > local->slot_elems)
             local->slot_elems = spec->units[u].elems;
     return SHD_OK;
 }
@@ -230,22 +193,26 @@ static int local_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret
         .out = ret_leaves,
     };
     CHECK(kern_hash_leaves(hash.head_elems, elems) == part->leaves);
-    const int r = run_hash(m->session->kern, &hash, e);
+    const int r = kern_run_hash(m->session->kern, &hash, e);
     return r == SHD_OK ? digest_stamp_take(stamp, m->step, m->local->updates, e) : r;
 }
 
 const struct path_ops path_local = {
     .name = "local",
+    .kind = SHD_PATH_MAP,
     .owners = local_owners,
     .disconnect = local_disconnect,
     .status = local_status,
     .open = local_open,
     .close = local_close,
     .open_slots = local_open_slots,
+    .fetch = local_fetch,
     .wait_unit = local_wait_unit,
+    .let_go = local_let_go,
     .params = local_params,
     .wait_slot = local_wait_slot,
     .slot_array = local_slot_array,
+    .fill_slot = local_fill_slot,
     .give = local_give,
     .poll = local_poll,
     .commit = local_commit,

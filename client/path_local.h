@@ -23,19 +23,19 @@ enum arrival { ARRIVED_NOT, ARRIVED_NONE, ARRIVED_GRAD };
 struct local_unit { /* arrays are fp32 [elems of the unit] */
     void *memory;   /* owned mapping of all of them */
     uint64_t memory_bytes;
-    float *param, *m, *v;  /* v: AdamW only, else NULL */
-    float *acc;            /* gradient sum of the open step */
+    float *param, *m, *v;  /* v: AdamW only, else NULL; frozen units have param alone */
+    float *acc;            /* gradient sum of the open step; NULL: frozen */
     void *publish;         /* what workers read, in the model's dtype */
     struct kern_run *runs; /* owned */
     uint32_t run_count;
-    uint32_t next_micro; /* micro-batches below it are summed */
+    uint32_t next_group; /* gradients of groups below it are summed */
     bool summed;         /* acc holds a gradient of this step */
-    uint8_t *arrived;    /* [micro_batches] in the model's block, enum arrival */
+    uint8_t *arrived;    /* [spec_returns()] in the model's block, enum arrival */
 };
 
 struct local_model {
     struct local_unit *units;                        /* owned, [units] */
-    uint8_t *arrived;                                /* owned, [units * micro_batches] */
+    uint8_t *arrived;                                /* owned, [units * spec_returns()] */
     struct kern_hyper *hypers;                       /* owned, [groups] */
     float *slots;                                    /* owned mapping, [slot_count * slot_elems] */
     uint64_t slot_elems;                             /* of the largest unit */
@@ -46,10 +46,11 @@ struct local_model {
     size_t blob_bytes;
 };
 
-/* Wait for a queued kernel; `what` it was, for the error. */
-int local_finish(struct kern_waiter *w, const char *what, struct shd_err *e);
-
 /* path_ops slots in path_local_step.c; those not listed are in path_local.c. */
+int local_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e);
+void local_let_go(struct shd_model *m, uint32_t unit);
+int local_fill_slot(struct shd_model *m, uint32_t slot, uint32_t unit, const float *grad,
+                    enum shd_dtype dtype, struct shd_err *e);
 int local_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e);
 const void *local_params(const struct shd_model *m, uint32_t unit);
 int local_wait_slot(struct shd_model *m, struct shd_err *e);

@@ -3,38 +3,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/kern_run.h"
 #include "client/path_local.h"
 #include "proto/check.h"
 #include "proto/sys.h"
 
-/* -- Kernels, one after the other -------------------------------------------------------------- */
-
-static int run_accumulate(struct kern *k, const struct kern_accumulate *a, struct shd_err *e)
-{
-    struct kern_waiter w;
-    kern_waiter_init(&w);
-    const int r = k->ops->accumulate(k, a, &w.done, e);
-    return r == SHD_OK ? local_finish(&w, "accumulate", e) : r;
-}
-
-static int run_sumsq(struct kern *k, const struct kern_sumsq *a, struct shd_err *e)
-{
-    struct kern_waiter w;
-    kern_waiter_init(&w);
-    const int r = k->ops->sumsq(k, a, &w.done, e);
-    return r == SHD_OK ? local_finish(&w, "sumsq", e) : r;
-}
-
-static int run_update(struct kern *k, const struct spec *spec, const struct kern_update *a,
-                      struct shd_err *e)
-{
-    struct kern_waiter w;
-    kern_waiter_init(&w);
-    const int r = runs_update(k, spec, a, &w.done, e);
-    return r == SHD_OK ? local_finish(&w, "update", e) : r;
-}
-
 /* -- A micro-batch ----------------------------------------------------------------------------- */
+
+int local_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
+{
+    (void)m;
+    (void)unit;
+    (void)e;
+    return SHD_OK; /* always there */
+}
+
+void local_let_go(struct shd_model *m, uint32_t unit)
+{
+    (void)m;
+    (void)unit;
+}
 
 int local_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
@@ -55,11 +43,12 @@ int local_wait_slot(struct shd_model *m, struct shd_err *e)
         const struct grad_slot *slot = &m->slots[i];
         if (slot->state != SLOT_SENT)
             continue;
-        return err_set(
-            e, SHD_EBUSY,
-            "all %" PRIu32 " gradient slots are taken: unit %" PRIu32 ", micro-batch %" PRIu32
-            " waits for micro-batch %" PRIu32 ": hand them in ascending order",
-            m->slot_count, slot->unit, slot->micro, m->local->units[slot->unit].next_micro);
+        return err_set(e, SHD_EBUSY,
+                       "all %" PRIu32 " gradient slots are taken: unit %" PRIu32
+                       ", micro-batch %" PRIu32 " waits for micro-batch %" PRIu32
+                       ": hand them in ascending order",
+                       m->slot_count, slot->unit, slot->group * m->spec->accumulate,
+                       m->local->units[slot->unit].next_group * m->spec->accumulate);
     }
     CHECK(false); /* the caller saw one */
     return SHD_EINTERNAL;
@@ -71,6 +60,19 @@ float *local_slot_array(const struct shd_model *m, uint32_t slot, uint32_t unit)
     return m->local->slots + slot * m->local->slot_elems;
 }
 
+int local_fill_slot(struct shd_model *m, uint32_t slot, uint32_t unit, const float *grad,
+                    enum shd_dtype dtype, struct shd_err *e)
+{
+    const struct kern_cast cast = {
+        .out = local_slot_array(m, slot, unit),
+        .out_dtype = dtype,
+        .in = grad,
+        .elems = m->spec->units[unit].elems,
+    };
+    m->session->bytes_copied += cast.elems * dtype_bytes(dtype);
+    return kern_run_cast(m->session->kern, &cast, e);
+}
+
 int local_poll(struct shd_model *m, struct shd_err *e)
 {
     (void)m;
@@ -78,10 +80,10 @@ int local_poll(struct shd_model *m, struct shd_err *e)
     return SHD_OK;
 }
 
-static uint32_t find_sent(const struct shd_model *m, uint32_t micro, uint32_t unit)
+static uint32_t find_sent(const struct shd_model *m, uint32_t group, uint32_t unit)
 {
     uint32_t i = 0;
-    while (m->slots[i].state != SLOT_SENT || m->slots[i].micro != micro ||
+    while (m->slots[i].state != SLOT_SENT || m->slots[i].group != group ||
            m->slots[i].unit != unit) {
         i++;
         CHECK(i < m->slot_count);
@@ -89,27 +91,27 @@ static uint32_t find_sent(const struct shd_model *m, uint32_t micro, uint32_t un
     return i;
 }
 
-/* Add what is in, in ascending order, up to the first micro-batch that is missing. */
+/* Add what is in, in ascending order, up to the first group that is missing. */
 static int sum_arrived(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     struct local_unit *u = &m->local->units[unit];
-    while (u->next_micro < m->spec->micro_batches && u->arrived[u->next_micro] != ARRIVED_NOT) {
-        if (u->arrived[u->next_micro] == ARRIVED_GRAD) {
-            const uint32_t slot = find_sent(m, u->next_micro, unit);
+    while (u->next_group < spec_returns(m->spec) && u->arrived[u->next_group] != ARRIVED_NOT) {
+        if (u->arrived[u->next_group] == ARRIVED_GRAD) {
+            const uint32_t slot = find_sent(m, u->next_group, unit);
             const struct kern_accumulate accumulate = {
                 .acc = u->acc,
                 .grad = local_slot_array(m, slot, unit),
-                .grad_dtype = SHD_F32,
+                .grad_dtype = m->slots[slot].dtype,
                 .elems = m->spec->units[unit].elems,
                 .first = !u->summed,
             };
-            const int r = run_accumulate(m->session->kern, &accumulate, e);
+            const int r = kern_run_accumulate(m->session->kern, &accumulate, e);
             if (r != SHD_OK)
                 return r;
             u->summed = true;
             m->slots[slot].state = SLOT_FREE;
         }
-        u->next_micro++;
+        u->next_group++;
     }
     return SHD_OK;
 }
@@ -123,26 +125,26 @@ static int kernel_failed(struct shd_model *m, const struct shd_err *why, struct 
     return why->code;
 }
 
-/* The first report of a micro-batch counts, as with daemons. */
-static void take_metrics(struct shd_model *m, uint32_t micro)
+/* The first report of a group counts, as with daemons. */
+static void take_metrics(struct shd_model *m, uint32_t group)
 {
-    const struct report *report = &m->reports[micro];
-    if (m->local->metric_counts[micro] > 0 || report->count == 0)
+    const struct report report = model_report(m, group);
+    if (m->local->metric_counts[group] > 0 || report.count == 0)
         return;
-    m->local->metric_counts[micro] = report->count;
-    memcpy(m->local->metrics[micro], report->metrics, sizeof report->metrics);
+    m->local->metric_counts[group] = report.count;
+    memcpy(m->local->metrics[group], report.metrics, sizeof report.metrics);
 }
 
 int local_give(struct shd_model *m, const struct path_return *ret, struct shd_err *e)
 {
     struct local_unit *u = &m->local->units[ret->unit];
-    if (u->arrived[ret->micro] != ARRIVED_NOT) { /* counts once */
+    if (u->arrived[ret->group] != ARRIVED_NOT) { /* counts once */
         if (ret->slot != NULL)
             ret->slot->state = SLOT_FREE;
         return SHD_OK;
     }
-    take_metrics(m, ret->micro);
-    u->arrived[ret->micro] = ret->slot != NULL ? ARRIVED_GRAD : ARRIVED_NONE;
+    take_metrics(m, ret->group);
+    u->arrived[ret->group] = ret->slot != NULL ? ARRIVED_GRAD : ARRIVED_NONE;
     if (ret->slot != NULL)
         ret->slot->state = SLOT_SENT;
     struct shd_err why = { 0 };
@@ -155,11 +157,12 @@ int local_give(struct shd_model *m, const struct path_return *ret, struct shd_er
 static int check_complete(const struct shd_model *m, struct shd_err *e)
 {
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
-        if (m->local->units[u].next_micro < m->spec->micro_batches)
+        if (!m->spec->units[u].frozen && m->local->units[u].next_group < spec_returns(m->spec))
             return err_set(e, SHD_EINVAL,
                            "unit %" PRIu32 " '%s', micro-batch %" PRIu32 " of step %" PRIu64
                            " was not returned, and nobody else will",
-                           u, m->spec->units[u].name, m->local->units[u].next_micro, m->step);
+                           u, m->spec->units[u].name,
+                           m->local->units[u].next_group * m->spec->accumulate, m->step);
     return SHD_OK;
 }
 
@@ -170,12 +173,14 @@ static int sum_squares(struct shd_model *m, struct wire_prepared *prepared, stru
     for (uint32_t i = 0; i < m->spec->unit_count; i++) {
         struct local_unit *u = &m->local->units[i];
         const uint64_t elems = m->spec->units[i].elems;
+        if (m->spec->units[i].frozen)
+            continue;
         if (!u->summed) { /* took part in no micro-batch */
             memset(u->acc, 0, elems * sizeof *u->acc);
             continue;
         }
         const struct kern_sumsq sumsq = { u->acc, elems, &sum };
-        const int r = run_sumsq(m->session->kern, &sumsq, e);
+        const int r = kern_run_sumsq(m->session->kern, &sumsq, e);
         if (r != SHD_OK)
             return r;
     }
@@ -188,11 +193,11 @@ static int sum_squares(struct shd_model *m, struct wire_prepared *prepared, stru
 static void sum_metrics(const struct shd_model *m, struct wire_prepared *prepared)
 {
     const struct local_model *local = m->local;
-    for (uint32_t micro = 0; micro < m->spec->micro_batches; micro++) {
-        if (local->metric_counts[micro] > prepared->metric_count)
-            prepared->metric_count = local->metric_counts[micro];
-        for (uint32_t i = 0; i < local->metric_counts[micro]; i++)
-            prepared->metrics[i] += local->metrics[micro][i];
+    for (uint32_t group = 0; group < spec_returns(m->spec); group++) {
+        if (local->metric_counts[group] > prepared->metric_count)
+            prepared->metric_count = local->metric_counts[group];
+        for (uint32_t i = 0; i < local->metric_counts[group]; i++)
+            prepared->metrics[i] += local->metrics[group][i];
     }
 }
 
@@ -203,6 +208,8 @@ static int update_units(struct shd_model *m, const struct wire_decision *decisio
     runs_hypers(m->spec, decision->lr, local->updates + 1, local->hypers);
     for (uint32_t i = 0; i < m->spec->unit_count; i++) {
         const struct local_unit *u = &local->units[i];
+        if (m->spec->units[i].frozen)
+            continue;
         const struct kern_update update = {
             .param = u->param,
             .m = u->m,
@@ -217,7 +224,7 @@ static int update_units(struct shd_model *m, const struct wire_decision *decisio
             .hypers = local->hypers,
             .hyper_count = m->spec->group_count,
         };
-        const int r = run_update(m->session->kern, m->spec, &update, e);
+        const int r = kern_run_update(m->session->kern, m->spec, &update, e);
         if (r != SHD_OK)
             return r;
     }
@@ -243,10 +250,10 @@ static void begin_step(struct shd_model *m)
 {
     struct local_model *local = m->local;
     for (uint32_t u = 0; u < m->spec->unit_count; u++) {
-        local->units[u].next_micro = 0;
+        local->units[u].next_group = 0;
         local->units[u].summed = false;
     }
-    memset(local->arrived, ARRIVED_NOT, (size_t)m->spec->unit_count * m->spec->micro_batches);
+    memset(local->arrived, ARRIVED_NOT, (size_t)m->spec->unit_count * spec_returns(m->spec));
     memset(local->metric_counts, 0, sizeof local->metric_counts);
 }
 
@@ -260,14 +267,7 @@ static int decide_local(struct shd_model *m, const struct shd_update *update,
     if (r != SHD_OK)
         return r;
     sum_metrics(m, &prepared);
-    const struct decide_args args = {
-        .prepared = &prepared,
-        .owners = 1,
-        .micro_batches = m->spec->micro_batches,
-        .lr = update->lr,
-        .clip_norm = update->clip_norm,
-        .loss_scale = update->loss_scale,
-    };
+    const struct decide_args args = model_decide_args(m, update, &prepared, 1);
     return decide(&args, ret_decided, e);
 }
 

@@ -56,6 +56,8 @@ static int take_layout(struct round *round, struct link *link, uint64_t slots,
     owner->step = layout->step;
     owner->slots = layout->slots;
     owner->slot_bytes = layout->slot_bytes;
+    owner->decided = layout->has_decision;
+    owner->decision = layout->decision;
     memcpy(owner->segments, layout->segments, sizeof owner->segments);
     owner->segment_count = layout->segment_count;
     return SHD_OK;
@@ -244,7 +246,8 @@ static int reserve_params(struct shd_model *m, struct shd_err *e)
     return r;
 }
 
-/* Units of one size have the same slices, so one view of a slot serves them all. */
+/* Units of one size have the same slices, so one view of a slot serves them all. Frozen units have
+ * none: no slot is large enough for them. */
 static int find_views(struct shd_model *m, struct shd_err *e)
 {
     struct map_model *map = m->map;
@@ -256,6 +259,8 @@ static int find_views(struct shd_model *m, struct shd_err *e)
         return err_set(e, SHD_ENOMEM, "no memory for the views of %" PRIu32 " units", units);
     for (uint32_t u = 0; u < units; u++) {
         uint32_t v = 0;
+        if (m->spec->units[u].frozen)
+            continue;
         while (v < map->view_count && map->view_elems[v] != m->spec->units[u].elems)
             v++;
         map->view_of[u] = v;

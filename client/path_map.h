@@ -23,6 +23,8 @@ struct map_owner {           /* of one model, by owner index */
     uint64_t step;           /* at open */
     uint32_t slots;          /* as the daemon laid them out */
     uint64_t slot_bytes;
+    bool decided; /* `decision` is that of the step before `step` */
+    struct wire_decision decision;
     struct wire_segment segments[WIRE_SEGMENTS_MAX]; /* offered, to be claimed */
     uint32_t segment_count;
 };
@@ -47,10 +49,14 @@ void map_close(struct shd_model *m);
 int map_open_slots(struct shd_model *m, struct shd_err *e);
 
 /* path_map_step.c: */
+int map_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e);
 int map_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e);
+void map_let_go(struct shd_model *m, uint32_t unit);
 const void *map_params(const struct shd_model *m, uint32_t unit);
 int map_wait_slot(struct shd_model *m, struct shd_err *e);
 float *map_slot_array(const struct shd_model *m, uint32_t slot, uint32_t unit);
+int map_fill_slot(struct shd_model *m, uint32_t slot, uint32_t unit, const float *grad,
+                  enum shd_dtype dtype, struct shd_err *e);
 int map_give(struct shd_model *m, const struct path_return *ret, struct shd_err *e);
 int map_poll(struct shd_model *m, struct shd_err *e);
 int map_commit(struct shd_model *m, const struct shd_update *update, struct decided *ret_decided,
@@ -60,7 +66,8 @@ int map_prepare(struct shd_model *m, struct shd_err *e);
 int map_decide_and_commit(struct shd_model *m, const struct shd_update *update,
                           struct decided *ret_decided, struct shd_err *e);
 
-/* path_map_settle.c: bring owners that are one step apart to the same step; sets m->step. */
+/* path_map_settle.c: bring owners that are one step apart to the same step; sets m->step and the
+ * decision before it. */
 int map_settle(struct shd_model *m, struct shd_err *e);
 
 /* path_map_look.c: */
@@ -69,6 +76,8 @@ int map_owner_blob(struct shd_model *m, uint32_t owner, void *buf, size_t capaci
                    size_t *ret_bytes, struct shd_err *e);
 int map_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],
                struct digest_stamp *stamp, struct shd_err *e);
+uint32_t map_owners(const struct shd_session *s);
+void map_disconnect(struct shd_session *s);
 int map_status(struct shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e);
 
 #endif

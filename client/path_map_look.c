@@ -179,12 +179,12 @@ int map_status(struct shd_session *s, uint32_t owner, char **ret_json, struct sh
 
 /* -- The path ---------------------------------------------------------------------------------- */
 
-static uint32_t map_owners(const struct shd_session *s)
+uint32_t map_owners(const struct shd_session *s)
 {
     return s->hub->link_count;
 }
 
-static void map_disconnect(struct shd_session *s)
+void map_disconnect(struct shd_session *s)
 {
     hub_free(s->hub);
     s->hub = NULL;
@@ -192,16 +192,20 @@ static void map_disconnect(struct shd_session *s)
 
 const struct path_ops path_map = {
     .name = "map",
+    .kind = SHD_PATH_MAP,
     .owners = map_owners,
     .disconnect = map_disconnect,
     .status = map_status,
     .open = map_open,
     .close = map_close,
     .open_slots = map_open_slots,
+    .fetch = map_fetch,
     .wait_unit = map_wait_unit,
+    .let_go = map_let_go,
     .params = map_params,
     .wait_slot = map_wait_slot,
     .slot_array = map_slot_array,
+    .fill_slot = map_fill_slot,
     .give = map_give,
     .poll = map_poll,
     .commit = map_commit,

@@ -48,6 +48,8 @@ int map_settle(struct shd_model *m, struct shd_err *e)
     const uint32_t ahead = owner_ahead(map);
     const uint64_t behind_step = step_min(map), ahead_step = map->owners[ahead].step;
     m->step = ahead_step;
+    if (map->owners[ahead].decided)
+        model_decided(m, &map->owners[ahead].decision);
     if (behind_step == ahead_step)
         return SHD_OK;
     if (behind_step + 1 != ahead_step)

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "client/kern_run.h"
 #include "client/path_map.h"
 #include "proto/check.h"
 
@@ -64,6 +65,20 @@ static int wait_board(struct shd_model *m, struct link *link, uint32_t unit, uin
     return SHD_OK;
 }
 
+int map_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
+{
+    (void)m;
+    (void)unit;
+    (void)e;
+    return SHD_OK; /* mapped once, at open: nothing to ask for */
+}
+
+void map_let_go(struct shd_model *m, uint32_t unit)
+{
+    (void)m;
+    (void)unit;
+}
+
 /* Owners with no part of the unit have nothing to wait for. */
 int map_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
@@ -90,7 +105,8 @@ static int slot_timed_out(struct shd_model *m, struct shd_err *e)
             return link_err(&hub->links[l], SHD_ETIMEDOUT, e,
                             "still holds unit %" PRIu32 ", micro-batch %" PRIu32 " after %" PRIu64
                             " ms: is an earlier micro-batch missing?",
-                            slot->unit, slot->micro, m->session->timeout_ns / NS_PER_MS);
+                            slot->unit, slot->group * m->spec->accumulate,
+                            m->session->timeout_ns / NS_PER_MS);
         }
     return err_set(e, SHD_ETIMEDOUT, "no gradient slot became free");
 }
@@ -143,16 +159,39 @@ static void return_answered(struct link *link, const struct call *call,
 static void fill_return(const struct shd_model *m, const struct path_return *ret,
                         struct wire_return *msg)
 {
-    const struct report *report = &m->reports[ret->micro];
+    const struct report report = model_report(m, ret->group);
     *msg = (struct wire_return){ .step = m->step,
-                                 .micro = ret->micro,
+                                 .micro = ret->group,
                                  .unit = ret->unit,
-                                 .dtype = SHD_F32,
+                                 .dtype = ret->slot != NULL ? ret->slot->dtype : SHD_F32,
                                  .none = ret->slot == NULL,
-                                 .metric_count = report->count };
+                                 .metric_count = report.count };
     if (ret->slot != NULL)
         msg->slot = (uint32_t)(ret->slot - m->slots);
-    memcpy(msg->metrics, report->metrics, sizeof msg->metrics);
+    memcpy(msg->metrics, report.metrics, sizeof msg->metrics);
+}
+
+/* The views are placed for fp32. An owner's part of a view starts where its slot starts, and that
+ * is where its part of the gradient goes, in whichever dtype. */
+int map_fill_slot(struct shd_model *m, uint32_t slot, uint32_t unit, const float *grad,
+                  enum shd_dtype dtype, struct shd_err *e)
+{
+    float *view = map_slot_array(m, slot, unit);
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < m->map->owner_count; i++) {
+        const struct slice slice = m->map->owners[i].shards->slice[unit];
+        const struct kern_cast cast = {
+            .out = view + slice.first_elem,
+            .out_dtype = dtype,
+            .in = grad + slice.first_elem,
+            .elems = slice.elems,
+        };
+        if (slice.elems == 0)
+            continue;
+        r = kern_run_cast(m->session->kern, &cast, e);
+        m->session->bytes_copied += slice.elems * dtype_bytes(dtype);
+    }
+    return r;
 }
 
 /* A return broken off by an error goes on, when repeated, with the first owner not yet told. */
@@ -268,14 +307,8 @@ static int check_counts(const struct shd_model *m, struct shd_err *e)
 int map_decide_and_commit(struct shd_model *m, const struct shd_update *update,
                           struct decided *ret_decided, struct shd_err *e)
 {
-    const struct decide_args args = {
-        .prepared = m->map->prepared,
-        .owners = m->map->owner_count,
-        .micro_batches = m->spec->micro_batches,
-        .lr = update->lr,
-        .clip_norm = update->clip_norm,
-        .loss_scale = update->loss_scale,
-    };
+    const struct decide_args args = model_decide_args(m, update, m->map->prepared,
+                                                      m->map->owner_count);
     struct decided decided;
     int r = decide(&args, &decided, e);
     if (r == SHD_OK)
@@ -298,5 +331,6 @@ int map_commit(struct shd_model *m, const struct shd_update *update, struct deci
             *ret_decided = (struct decided){ .over = true };
             return SHD_OK;
         }
+    m->sealed = m->sealed || r == SHD_OK;
     return r == SHD_OK ? map_decide_and_commit(m, update, ret_decided, e) : r;
 }

@@ -9,6 +9,7 @@
 #include "client/address.h"
 #include "client/hub.h"
 #include "client/path.h"
+#include "kernels/kern.h"
 #include "proto/check.h"
 #include "proto/sys.h"
 
@@ -82,13 +83,31 @@ static int connect_path(struct shd_session *s, const struct shd_options *o, stru
         return r;
     if (address.local) {
         s->path = &path_local;
-        r = path_local_connect(s, o->threads > 0 ? o->threads : 1, e);
+        r = session_kern(s, o->threads > 0 ? o->threads : 1, e);
     } else {
         s->path = &path_map;
         r = hub_new(&address, o->name != NULL ? o->name : name, s->timeout_ns, &s->hub, e);
     }
     address_free(&address);
     return r;
+}
+
+int session_kern(struct shd_session *s, uint32_t threads, struct shd_err *e)
+{
+    const struct kern_config config = { .threads = threads };
+    return s->kern != NULL ? SHD_OK : kern_cpu_new(&config, &s->kern, e);
+}
+
+void session_live(struct shd_session *s, uint64_t bytes, bool more)
+{
+    if (more) {
+        s->live_bytes += bytes;
+        if (s->live_bytes > s->live_bytes_max)
+            s->live_bytes_max = s->live_bytes;
+    } else {
+        CHECK(s->live_bytes >= bytes);
+        s->live_bytes -= bytes;
+    }
 }
 
 int shd_connect(const struct shd_options *options, shd_session **ret_session, struct shd_err *e)
@@ -117,6 +136,8 @@ void shd_close(shd_session *s)
     while (s->models != NULL)
         shd_model_close(s->models);
     s->path->disconnect(s);
+    if (s->kern != NULL)
+        s->kern->ops->free(s->kern);
     free(s);
 }
 
@@ -134,6 +155,10 @@ void shd_stats(const shd_session *s, struct shd_stats *ret_stats)
         .units_acquired = s->units_acquired,
         .units_returned = s->units_returned,
         .requests = s->hub != NULL ? s->hub->requests : 0,
+        .bytes_fetched = s->bytes_fetched,
+        .bytes_returned = s->bytes_returned,
+        .live_bytes_max = s->live_bytes_max,
+        .plan_misses = s->plan_misses,
     };
 }
 

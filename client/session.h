@@ -19,6 +19,18 @@ static_assert(sizeof(double[SHD_METRICS_MAX]) == sizeof(((struct wire_return *)N
 /* NOLINTNEXTLINE(misc-redundant-expression): two definitions, held together here */
 static_assert(SHD_BLOB_BYTES_MAX == WIRE_BLOB_BYTES_MAX, "shd.h and the messages agree");
 
+static_assert((int)SHD_ZERO3 == (int)PLAN_ZERO3 && (int)SHD_ZERO2 == (int)PLAN_ZERO2 &&
+                  (int)SHD_ZERO1 == (int)PLAN_ZERO1 && (int)SHD_DDP == (int)PLAN_DDP &&
+                  (int)SHD_HYBRID == (int)PLAN_HYBRID,
+              "shd.h and the planner agree");
+static_assert((int)SHD_PREFETCH_PRE == (int)PLAN_PREFETCH_PRE &&
+                  (int)SHD_PREFETCH_POST == (int)PLAN_PREFETCH_POST &&
+                  (int)SHD_PREFETCH_NONE == (int)PLAN_PREFETCH_NONE,
+              "shd.h and the planner agree");
+
+struct copy_model;
+struct exec;
+struct grads;
 struct hub;
 struct kern;
 struct local_model;
@@ -28,7 +40,7 @@ struct path_ops;
 struct shd_session {
     const struct path_ops *path;
     struct hub *hub;     /* owned; NULL on the in-process path */
-    struct kern *kern;   /* owned; in-process path only */
+    struct kern *kern;   /* owned; NULL until something is summed or cast here */
     uint64_t timeout_ns; /* of each wait */
     uint32_t slots;      /* asked for; 0: as the plan needs */
     uint64_t wait_ns;    /* counters of struct shd_stats */
@@ -36,21 +48,27 @@ struct shd_session {
     uint64_t bytes_copied;
     uint64_t units_acquired;
     uint64_t units_returned;
+    uint64_t bytes_fetched;
+    uint64_t bytes_returned;
+    uint64_t live_bytes; /* now, of all models; its maximum is next */
+    uint64_t live_bytes_max;
+    uint64_t plan_misses;
     struct shd_model *models; /* owned list */
 };
 
 enum slot_state {
     SLOT_FREE,
-    SLOT_HELD, /* handed out by shd_grad() */
+    SLOT_HELD, /* handed out by shd_grad(), or being returned */
     SLOT_SENT, /* returned; its owners have not all let go */
 };
 
 /* One array of the inbox. */
 struct grad_slot {
     enum slot_state state;
-    uint32_t micro, unit;
+    uint32_t group, unit;  /* group: of micro-batches; the micro-batch where accumulate is 1 */
     uint32_t sent;         /* owners that were told: a broken-off return goes on from there */
     uint32_t credits_left; /* owners that still read it */
+    enum shd_dtype dtype;  /* of its contents */
 };
 
 struct report { /* shd_report() of one micro-batch */
@@ -58,18 +76,43 @@ struct report { /* shd_report() of one micro-batch */
     uint32_t count;
 };
 
+struct unit_hold {
+    uint32_t acquired; /* acquires without release */
+    bool fetched;      /* counts as live: asked for, and not let go since */
+};
+
+/* What shd_set_policy() set. */
+struct policy {
+    struct plan_policy plan;
+    enum shd_dtype grad_dtype; /* of returned gradients */
+    uint64_t fetch_delay_ns;
+    bool set; /* not the default */
+};
+
 struct shd_model {
     struct shd_session *session; /* borrowed */
     struct shd_model *next;
-    struct spec *spec;      /* owned */
-    uint64_t step;          /* open step */
-    uint32_t *holds;        /* owned, [units]: acquires without release */
+    const struct path_ops *path; /* borrowed: the session's, or path_copy where policy says so */
+    struct spec *spec;           /* owned */
+    char *spec_json;             /* owned; made by the first shd_model_spec() */
+    uint64_t step;               /* open step */
+    struct policy policy;
+    bool started;            /* a gradient was asked for: the policy stays */
+    struct unit_hold *holds; /* owned, [units] */
+    uint64_t *misses;        /* owned, [units]: shd_unit_misses() */
+    uint32_t live_units;     /* held now */
+    uint64_t live_param_bytes;
+    bool sealed;  /* all micro-batches of the open step are in, but its commit broke off */
+    bool decided; /* a step was, by `decision`: the last one */
+    struct wire_decision decision;
     struct report *reports; /* owned, [micro_batches], of the open step */
     struct grad_slot slots[SHD_SLOTS_MAX];
     uint32_t slot_count;       /* 0: no inbox yet */
-    struct plan plan;          /* the last one run; op_count 0: none */
+    struct grads *grads;       /* owned; NULL: gradients are written in the slots themselves */
+    struct exec *exec;         /* owned; NULL: no plan was run yet */
     struct shd_err fault;      /* a pipelined return failed; sticky; code 0: none */
     struct map_model *map;     /* owned by the mapped path */
+    struct copy_model *copy;   /* owned by the copy path */
     struct local_model *local; /* owned by the in-process path */
 };
 
@@ -78,5 +121,17 @@ int model_set_spec(struct shd_model *m, struct spec *spec, struct shd_err *e);
 
 /* Gradient slots this model needs: as asked for, else by its plan. */
 int model_slots_needed(const struct shd_model *m, uint32_t *ret_slots, struct shd_err *e);
+
+/* Take over the decision of the step before the open one. */
+void model_decided(struct shd_model *m, const struct wire_decision *decision);
+
+/* What the micro-batches of a group reported, added up in ascending order. */
+struct report model_report(const struct shd_model *m, uint32_t group);
+
+/* session->kern, started on first use. */
+int session_kern(struct shd_session *s, uint32_t threads, struct shd_err *e);
+
+/* Held bytes came (or went, when not more). */
+void session_live(struct shd_session *s, uint64_t bytes, bool more);
 
 #endif

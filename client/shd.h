@@ -129,6 +129,10 @@ SHD_API uint32_t shd_owners(const shd_session *s);
  *     ] }
  *
  *   optimizer.kind  "adamw" (beta1, beta2, eps), "sgd" (momentum), "lion" (beta1, beta2).
+ *   accumulate      a: a worker sums the gradients of a micro-batches and returns them once
+ *                   ("local:a"); micro_batches must be a multiple of it. Default 1.
+ *   trainable       per tensor, default true; a unit's tensors are all trainable or all frozen.
+ *                   Frozen ones have no gradient and no optimizer state; they are fetched.
  *   groups          weight_decay and lr_scale per tensor; lr itself comes with each commit.
  *   init            ["const", a] | ["normal", mean, std] | ["uniform", low, high], drawn by the
  *                   owners from (seed, tensor name, element index); default ["const", 0].
@@ -148,8 +152,11 @@ SHD_API int shd_model_attach(shd_session *s, const char *name, shd_model **ret_m
 SHD_API void shd_model_close(shd_model *m);
 
 SHD_API const char *shd_model_name(const shd_model *m);
-SHD_API uint64_t shd_step(const shd_model *m); /* committed updates, as this worker knows */
+SHD_API const char *shd_model_spec(shd_model *m); /* canonical JSON, borrowed; NULL: no memory */
+SHD_API uint64_t shd_step(const shd_model *m);    /* committed updates, as this worker knows */
 SHD_API uint32_t shd_micro_batches(const shd_model *m); /* M of the spec */
+SHD_API uint32_t shd_accumulate(const shd_model *m);    /* a of the spec: returns per step = M/a */
+SHD_API bool shd_unit_frozen(const shd_model *m, uint32_t unit);
 SHD_API uint32_t shd_units(const shd_model *m);
 SHD_API enum shd_dtype shd_param_dtype(const shd_model *m);
 
@@ -166,6 +173,49 @@ SHD_API int shd_tensor_find(const shd_model *m, const char *name, struct shd_ten
 SHD_API uint32_t shd_tensors(const shd_model *m);
 SHD_API void shd_tensor_get(const shd_model *m, uint32_t index, struct shd_tensor *ret_tensor);
 
+/* -- Policy ---------------------------------------------------------------------------------- */
+
+/* How this worker runs its steps: what it holds when, how bytes move. Results do not depend on it
+ * (grad_dtype apart), to the bit. docs/schedules.md draws each; `shardctl plan` prints one with
+ * its costs before you run it. Zero-initialise, set size, change what you care for. */
+enum shd_strategy {
+    SHD_ZERO3 = 0,  /* FULL_SHARD: free after forward, fetch again for backward */
+    SHD_ZERO2 = 1,  /* SHARD_GRAD_OP: keep from forward to backward */
+    SHD_ZERO1 = 2,  /* keep all parameters for the step; return each unit as its backward ends */
+    SHD_DDP = 3,    /* keep all parameters for the step; return when the whole backward is done */
+    SHD_HYBRID = 4, /* needs replica groups: SHD_ENOTSUP in this version */
+};
+enum shd_backward_prefetch {
+    SHD_PREFETCH_PRE = 0,  /* fetch the next unit before BACKWARD of this one */
+    SHD_PREFETCH_POST = 1, /* after it, and after this one is freed, before its gradient returns */
+    SHD_PREFETCH_NONE = 2,
+};
+enum shd_path {
+    SHD_PATH_AUTO = 0, /* map where that is possible, else copy */
+    SHD_PATH_MAP = 1,  /* read and write the owners' memory in place */
+    SHD_PATH_COPY = 2, /* fixed slots of this process; bytes move on a transfer thread */
+};
+
+struct shd_policy {
+    size_t size; /* sizeof(struct shd_policy) */
+    enum shd_strategy strategy;
+    uint32_t forward_prefetch; /* units fetched ahead of the one that computes; 0: none */
+    enum shd_backward_prefetch backward_prefetch;
+    uint32_t max_live_units; /* hard bound on units held at once; 0: none */
+    uint64_t max_live_bytes; /* hard bound on their bytes; 0: none */
+    enum shd_path path;
+    enum shd_dtype grad_dtype; /* of returned gradients: 0 or SHD_F32, SHD_BF16, SHD_F16 */
+    uint64_t fetch_delay_ns;   /* copy path: added to each fetch; a slow link, for benches */
+};
+
+/* Set before the first gradient or step of the model; default: zero3, one unit ahead both ways,
+ * auto path. SHD_EINVAL names field and number; SHD_ERANGE: the bound cannot be met, and the
+ * smallest that could. */
+SHD_API int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err *e);
+
+/* The path in use: SHD_PATH_MAP or SHD_PATH_COPY ("local:" reports SHD_PATH_MAP). */
+SHD_API enum shd_path shd_path(const shd_model *m);
+
 /* -- One micro-batch ------------------------------------------------------------------------- */
 
 /* Parameters of unit at the open step, [unit elements] of shd_param_dtype(), read-only. Waits
@@ -173,7 +223,8 @@ SHD_API void shd_tensor_get(const shd_model *m, uint32_t index, struct shd_tenso
 SHD_API int shd_acquire(shd_model *m, uint32_t unit, const void **ret_params, struct shd_err *e);
 SHD_API void shd_release(shd_model *m, uint32_t unit);
 
-/* An array of the unit's shape, fp32, for its gradient of micro-batch micro. Contents are
+/* An array of the unit's shape, fp32, for its gradient of micro-batch micro (with accumulate > 1
+ * each micro-batch writes its own; the library sums). Contents are
  * undefined, except that gaps between tensors are zero and must stay so: write every element of
  * every tensor. Waits while the owners still hold all slots. Calling it again before shd_return()
  * gives the same array (a tied tensor's second use adds to it). */
@@ -200,8 +251,9 @@ struct shd_update {
     double lr;         /* times the group's lr_scale */
     double clip_norm;  /* 0: no clipping; else scale so that the global norm is at most this */
     double loss_scale; /* 0 or 1: none; else gradients are divided by it */
-    const void *blob;  /* your own state, committed with the step; NULL keeps the last one */
-    size_t blob_bytes; /* at most SHD_BLOB_BYTES_MAX */
+    bool dynamic_loss_scale; /* keep the scale with the model instead: shd_loss_scale() */
+    const void *blob;        /* your own state, committed with the step; NULL keeps the last one */
+    size_t blob_bytes;       /* at most SHD_BLOB_BYTES_MAX */
 };
 #define SHD_BLOB_BYTES_MAX ((size_t)768 * 1024)
 
@@ -213,6 +265,12 @@ struct shd_result {
     bool skipped;     /* a gradient was inf or NaN: parameters and moments are unchanged */
     double metrics[SHD_METRICS_MAX]; /* sums over the micro-batches */
 };
+
+/* Dynamic loss scaling (fp16): multiply the loss of the open step's micro-batches by this. Starts
+ * at 65,536; a step with a non-finite gradient is skipped and halves it, 2,000 good steps in a row
+ * double it. It is derived from the recorded decisions, so it is the same for all workers and is
+ * committed with the step. */
+SHD_API double shd_loss_scale(const shd_model *m);
 
 /* Wait until all units of all M micro-batches are in, whoever computed them, then commit. Every
  * worker calls it with the same update; the first decision to arrive counts, on all owners. The
@@ -240,12 +298,22 @@ struct shd_compute {
     /* Numbers of the micro-batch, after its backward of the last unit ended the forward part.
      * May be NULL. Fill at most SHD_METRICS_MAX, return how many. */
     uint32_t (*metrics)(void *ctx, uint32_t micro, double *ret_metrics);
+    /* For models whose units vary from one micro-batch to the next (mixture of experts, stochastic
+     * depth): the unit whose forward runs after `unit` (UINT32_MAX: the first), or UINT32_MAX at
+     * the end. Units left out are returned as "took no part"; backward runs in the reverse of what
+     * really ran. NULL: all units in order. A departure from the plan is served by a direct fetch,
+     * counted (shd_stats.plan_misses), and the plan is recorded anew. */
+    uint32_t (*next)(void *ctx, uint32_t micro, uint32_t unit);
 };
 
 /* Run one step's micro-batches micros[count] (ascending) of this worker, then commit. */
 SHD_API int shd_run_step(shd_model *m, const uint32_t *micros, uint32_t count,
                          const struct shd_compute *compute, const struct shd_update *update,
                          struct shd_result *ret_result, struct shd_err *e);
+
+/* How often, since the model was opened, the plan was wrong about a unit: fetched it and it did
+ * not run, or did not fetch it and it did. shd_stats.plan_misses is the sum. */
+SHD_API uint64_t shd_unit_misses(const shd_model *m, uint32_t unit);
 
 /* Parameters of a unit that is acquired now (by shd_acquire() or the running plan); else NULL. */
 SHD_API const void *shd_params(const shd_model *m, uint32_t unit);
@@ -264,7 +332,11 @@ struct shd_stats {
     uint64_t bytes_copied; /* parameters and gradients moved by copying: 0 on the mapped path */
     uint64_t units_acquired;
     uint64_t units_returned;
-    uint64_t requests; /* messages sent */
+    uint64_t requests;       /* messages sent */
+    uint64_t bytes_fetched;  /* parameters: copied; on the mapped path what a copy would move */
+    uint64_t bytes_returned; /* gradients, likewise */
+    uint64_t live_bytes_max; /* parameters and gradients held at once, likewise */
+    uint64_t plan_misses;    /* fetches no plan foresaw, and planned ones not used */
 };
 SHD_API void shd_stats(const shd_session *s, struct shd_stats *ret_stats);
 

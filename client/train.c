@@ -5,9 +5,13 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "client/grads.h"
+#include "client/hold.h"
 #include "client/hub.h"
 #include "client/path.h"
+#include "client/policy.h"
 #include "client/session.h"
+#include "client/train.h"
 #include "proto/check.h"
 
 static int check_unit(const struct shd_model *m, uint32_t unit, struct shd_err *e)
@@ -37,37 +41,41 @@ static int check_fault(const struct shd_model *m, struct shd_err *e)
 
 int shd_acquire(shd_model *m, uint32_t unit, const void **ret_params, struct shd_err *e)
 {
-    const struct path_ops *path = m->session->path;
     int r = check_unit(m, unit, e);
     if (r == SHD_OK)
         r = check_fault(m, e);
+    if (r == SHD_OK)
+        r = hold_fetch(m, unit, e);
     if (r != SHD_OK)
         return r;
-    const uint64_t start_ns = hub_clock_ns();
-    r = path->wait_unit(m, unit, e);
-    m->session->wait_ns += hub_clock_ns() - start_ns;
-    if (r != SHD_OK)
+    r = hold_acquire(m, unit, e);
+    if (r != SHD_OK) {
+        hold_drop(m, unit);
         return r;
-    m->holds[unit]++;
-    m->session->units_acquired++;
+    }
     if (ret_params != NULL)
-        *ret_params = path->params(m, unit);
+        *ret_params = m->path->params(m, unit);
     return SHD_OK;
 }
 
 void shd_release(shd_model *m, uint32_t unit)
 {
-    if (unit < m->spec->unit_count && m->holds[unit] > 0)
-        m->holds[unit]--;
+    if (unit < m->spec->unit_count)
+        hold_release(m, unit);
 }
 
 /* -- Gradients --------------------------------------------------------------------------------- */
 
-static struct grad_slot *find_held(struct shd_model *m, uint32_t micro, uint32_t unit)
+static uint32_t group_of(const struct shd_model *m, uint32_t micro)
+{
+    return micro / m->spec->accumulate;
+}
+
+static struct grad_slot *find_held(struct shd_model *m, uint32_t group, uint32_t unit)
 {
     for (uint32_t i = 0; i < m->slot_count; i++) {
         struct grad_slot *s = &m->slots[i];
-        if (s->state == SLOT_HELD && s->micro == micro && s->unit == unit)
+        if (s->state == SLOT_HELD && s->group == group && s->unit == unit)
             return s;
     }
     return NULL;
@@ -96,7 +104,7 @@ static int make_slots(struct shd_model *m, struct shd_err *e)
     if (r != SHD_OK)
         return r;
     m->slot_count = slots;
-    r = m->session->path->open_slots(m, e);
+    r = m->path->open_slots(m, e);
     if (r != SHD_OK)
         m->slot_count = 0;
     return r;
@@ -116,7 +124,7 @@ static int take_slot(struct shd_model *m, struct grad_slot **ret_slot, struct sh
                        m->slot_count, SHD_SLOTS_MAX);
     if (find_free(m) == NULL) {
         const uint64_t start_ns = hub_clock_ns();
-        const int r = m->session->path->wait_slot(m, e);
+        const int r = m->path->wait_slot(m, e);
         m->session->wait_ns += hub_clock_ns() - start_ns;
         if (r != SHD_OK)
             return r;
@@ -139,60 +147,193 @@ static void zero_gaps(const struct shd_model *m, uint32_t unit, float *grad)
     memset(grad + end, 0, (u->elems - end) * sizeof *grad);
 }
 
+static uint64_t grad_bytes(const struct shd_model *m, uint32_t unit)
+{
+    return plan_unit_grad_bytes(m->spec, unit, SHD_F32);
+}
+
+/* Arguments, and what must be so before a gradient is asked for or handed over. */
 static int check_place(struct shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
 {
     int r = check_unit(m, unit, e);
     if (r == SHD_OK)
         r = check_micro(m, micro, e);
+    if (r == SHD_OK && m->spec->units[unit].frozen)
+        r = err_set(e, SHD_EINVAL, "unit %" PRIu32 " '%s' is frozen: it has no gradient", unit,
+                    m->spec->units[unit].name);
     if (r == SHD_OK)
-        r = m->session->path->poll(m, e);
+        r = policy_start(m, e);
+    if (r == SHD_OK)
+        r = m->path->poll(m, e);
     return r == SHD_OK ? check_fault(m, e) : r;
+}
+
+/* An array of a slot: what is written there is what the owners read. */
+static int open_slot(struct shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad,
+                     bool *ret_fresh, struct shd_err *e)
+{
+    struct grad_slot *slot = find_held(m, micro, unit);
+    *ret_fresh = slot == NULL;
+    if (slot == NULL) {
+        int r = take_slot(m, &slot, e);
+        if (r == SHD_OK)
+            r = check_fault(m, e); /* it may have come to light while waiting */
+        if (r != SHD_OK)
+            return r;
+        CHECK(slot != NULL);
+        *slot = (struct grad_slot){
+            .state = SLOT_HELD, .group = micro, .unit = unit, .dtype = SHD_F32
+        };
+        session_live(m->session, grad_bytes(m, unit), /* more= */ true);
+    }
+    *ret_grad = m->path->slot_array(m, (uint32_t)(slot - m->slots), unit);
+    return SHD_OK;
 }
 
 int shd_grad(shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad, struct shd_err *e)
 {
+    float *grad;
+    bool fresh;
     int r = check_place(m, micro, unit, e);
+    if (r == SHD_OK && m->grads != NULL)
+        r = grads_open(m, micro, unit, &grad, &fresh, e);
+    else if (r == SHD_OK)
+        r = open_slot(m, micro, unit, &grad, &fresh, e);
     if (r != SHD_OK)
         return r;
-    struct grad_slot *slot = find_held(m, micro, unit);
-    const bool taken = slot == NULL;
-    if (taken)
-        r = take_slot(m, &slot, e);
-    if (r == SHD_OK && taken)
-        r = check_fault(m, e); /* it may have come to light while waiting */
-    if (r != SHD_OK)
-        return r;
-    CHECK(slot != NULL);
-    float *grad = m->session->path->slot_array(m, (uint32_t)(slot - m->slots), unit);
-    if (taken) {
-        *slot = (struct grad_slot){ .state = SLOT_HELD, .micro = micro, .unit = unit };
+    if (fresh)
         zero_gaps(m, unit, grad);
-    }
     *ret_grad = grad;
     return SHD_OK;
 }
 
-int shd_return(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
+static int give_none(struct shd_model *m, uint32_t group, uint32_t unit, struct shd_err *e)
 {
-    int r = check_place(m, micro, unit, e);
-    if (r != SHD_OK)
-        return r;
-    struct grad_slot *slot = find_held(m, micro, unit);
-    if (slot == NULL)
-        return err_set(e, SHD_EINVAL,
-                       "unit %" PRIu32 " '%s', micro-batch %" PRIu32 ": shd_grad() "
-                       "did not hand out its gradient",
-                       unit, m->spec->units[unit].name, micro);
-    const struct path_return ret = { micro, unit, slot };
-    r = m->session->path->give(m, &ret, e);
+    const struct path_return ret = { group, unit, NULL };
+    const int r = m->path->give(m, &ret, e);
     if (r == SHD_OK)
         m->session->units_returned++;
     return r;
 }
 
+static int give_slot(struct shd_model *m, struct grad_slot *slot, struct shd_err *e)
+{
+    const uint32_t unit = slot->unit;
+    const enum shd_dtype dtype = slot->dtype;
+    const struct path_return ret = { slot->group, unit, slot };
+    const int r = m->path->give(m, &ret, e);
+    if (r != SHD_OK)
+        return r;
+    m->session->units_returned++;
+    m->session->bytes_returned += plan_unit_grad_bytes(m->spec, unit, dtype);
+    return SHD_OK;
+}
+
+/* A slot with the entry's sum in it: one whose return broke off, or a new one. */
+static int fill_slot(struct shd_model *m, const struct grad_entry *entry,
+                     struct grad_slot **ret_slot, struct shd_err *e)
+{
+    struct grad_slot *slot = find_held(m, entry->group, entry->unit);
+    if (slot != NULL) {
+        *ret_slot = slot;
+        return SHD_OK;
+    }
+    int r = take_slot(m, &slot, e);
+    if (r != SHD_OK)
+        return r;
+    CHECK(slot != NULL);
+    r = check_fault(m, e);
+    if (r == SHD_OK)
+        r = m->path->fill_slot(m, (uint32_t)(slot - m->slots), entry->unit, entry->sum,
+                               m->policy.grad_dtype, e);
+    if (r != SHD_OK)
+        return r;
+    *slot = (struct grad_slot){ .state = SLOT_HELD,
+                                .group = entry->group,
+                                .unit = entry->unit,
+                                .dtype = m->policy.grad_dtype };
+    *ret_slot = slot;
+    return SHD_OK;
+}
+
+/* The entry's group is complete: hand its sum over. After an error it can be repeated. */
+static int hand_over(struct shd_model *m, struct grad_entry *entry, struct shd_err *e)
+{
+    struct grad_slot *slot = NULL;
+    int r;
+    if (entry->sum == NULL) {
+        r = give_none(m, entry->group, entry->unit, e);
+    } else {
+        r = fill_slot(m, entry, &slot, e);
+        if (r == SHD_OK)
+            r = give_slot(m, slot, e);
+        if (r != SHD_OK && slot != NULL && slot->sent == 0)
+            slot->state = SLOT_FREE;
+    }
+    if (r == SHD_OK)
+        grads_done(m, entry);
+    return r;
+}
+
+static int not_handed_out(const struct shd_model *m, uint32_t micro, uint32_t unit,
+                          struct shd_err *e)
+{
+    return err_set(e, SHD_EINVAL,
+                   "unit %" PRIu32 " '%s', micro-batch %" PRIu32 ": shd_grad() "
+                   "did not hand out its gradient",
+                   unit, m->spec->units[unit].name, micro);
+}
+
+/* True for a group whose hand-over broke off, too. */
+static bool entry_open(const struct shd_model *m, const struct grad_entry *entry, uint32_t micro)
+{
+    const uint32_t a = m->spec->accumulate;
+    return entry != NULL && (entry->open ? entry->taken == micro % a : entry->taken == a);
+}
+
+static int return_staged(struct shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
+{
+    struct grad_entry *entry = grads_find(m->grads, group_of(m, micro), unit);
+    if (!entry_open(m, entry, micro))
+        return not_handed_out(m, micro, unit, e);
+    const int r = entry->open ? grads_close(m, entry, e) : SHD_OK;
+    if (r != SHD_OK)
+        return r;
+    return entry->taken == m->spec->accumulate ? hand_over(m, entry, e) : SHD_OK;
+}
+
+int shd_return(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
+{
+    int r = check_place(m, micro, unit, e);
+    if (r == SHD_OK && m->grads != NULL)
+        return return_staged(m, micro, unit, e);
+    if (r != SHD_OK)
+        return r;
+    struct grad_slot *slot = find_held(m, micro, unit);
+    if (slot == NULL)
+        return not_handed_out(m, micro, unit, e);
+    r = give_slot(m, slot, e);
+    if (r == SHD_OK)
+        session_live(m->session, grad_bytes(m, unit), /* more= */ false);
+    return r;
+}
+
+static int return_none_staged(struct shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
+{
+    struct grad_entry *entry = grads_find(m->grads, group_of(m, micro), unit);
+    int r = SHD_OK;
+    if (entry == NULL || entry->open || entry->taken < m->spec->accumulate)
+        r = grads_none(m, micro, unit, &entry, e);
+    if (r != SHD_OK)
+        return r;
+    return entry->taken == m->spec->accumulate ? hand_over(m, entry, e) : SHD_OK;
+}
+
 int shd_return_none(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
 {
     int r = check_place(m, micro, unit, e);
+    if (r == SHD_OK && m->grads != NULL)
+        return return_none_staged(m, micro, unit, e);
     if (r != SHD_OK)
         return r;
     struct grad_slot *slot = find_held(m, micro, unit);
@@ -201,14 +342,33 @@ int shd_return_none(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err 
                        "unit %" PRIu32 " '%s', micro-batch %" PRIu32 ": its return "
                        "has begun, repeat that",
                        unit, m->spec->units[unit].name, micro);
-    const struct path_return ret = { micro, unit, NULL };
-    r = m->session->path->give(m, &ret, e);
-    if (r != SHD_OK)
-        return r;
-    if (slot != NULL) /* asked for, then not needed */
+    r = give_none(m, micro, unit, e);
+    if (r == SHD_OK && slot != NULL) { /* asked for, then not needed */
         slot->state = SLOT_FREE;
-    m->session->units_returned++;
-    return SHD_OK;
+        session_live(m->session, grad_bytes(m, unit), /* more= */ false);
+    }
+    return r;
+}
+
+bool train_grad_open(struct shd_model *m, uint32_t micro, uint32_t unit)
+{
+    if (m->grads == NULL)
+        return find_held(m, micro, unit) != NULL;
+    const struct grad_entry *entry = grads_find(m->grads, group_of(m, micro), unit);
+    return entry != NULL && entry->open && entry->taken == micro % m->spec->accumulate;
+}
+
+void train_drop_grads(struct shd_model *m)
+{
+    grads_reset(m);
+    for (uint32_t i = 0; i < m->slot_count; i++) {
+        struct grad_slot *slot = &m->slots[i];
+        if (slot->state != SLOT_HELD || slot->sent > 0)
+            continue;
+        slot->state = SLOT_FREE;
+        if (m->grads == NULL)
+            session_live(m->session, grad_bytes(m, slot->unit), /* more= */ false);
+    }
 }
 
 int shd_report(shd_model *m, uint32_t micro, const double *metrics, uint32_t count,
@@ -244,20 +404,49 @@ static int take_update(const struct shd_update *update, struct shd_update *ret_u
                        SHD_BLOB_BYTES_MAX);
     if (u.blob == NULL && u.blob_bytes > 0)
         return err_set(e, SHD_EINVAL, "blob is NULL and has %zu bytes", u.blob_bytes);
+    if (u.dynamic_loss_scale && u.loss_scale != 0)
+        return err_set(e, SHD_EINVAL,
+                       "loss_scale is %g and dynamic_loss_scale is set: leave loss_scale 0, "
+                       "shd_loss_scale() tells the one in use",
+                       u.loss_scale);
     *ret_update = u;
+    return SHD_OK;
+}
+
+static int check_all_summed(const struct shd_model *m, struct shd_err *e)
+{
+    const uint32_t a = m->spec->accumulate;
+    for (uint32_t i = 0; i < m->grads->entry_count; i++) {
+        const struct grad_entry *g = &m->grads->entries[i];
+        if (!g->used)
+            continue;
+        if (g->open || g->taken == a)
+            return err_set(e, SHD_EINVAL,
+                           "gradient of unit %" PRIu32 " '%s', micro-batch %" PRIu32
+                           ", was handed out and not returned",
+                           g->unit, m->spec->units[g->unit].name,
+                           g->group * a + (g->open ? g->taken : a - 1));
+        return err_set(e, SHD_EINVAL,
+                       "unit %" PRIu32 " '%s': micro-batches %" PRIu32 " to %" PRIu32
+                       " are summed here, and only %" PRIu32 " of them came in",
+                       g->unit, m->spec->units[g->unit].name, g->group * a, g->group * a + a - 1,
+                       g->taken);
+    }
     return SHD_OK;
 }
 
 /* Waiting for a gradient that this worker itself keeps would never end. */
 static int check_all_returned(const struct shd_model *m, struct shd_err *e)
 {
+    if (m->grads != NULL)
+        return check_all_summed(m, e);
     for (uint32_t i = 0; i < m->slot_count; i++) {
         const struct grad_slot *s = &m->slots[i];
         if (s->state == SLOT_HELD)
             return err_set(e, SHD_EINVAL,
                            "gradient of unit %" PRIu32 " '%s', micro-batch %" PRIu32
                            ", was handed out and not returned",
-                           s->unit, m->spec->units[s->unit].name, s->micro);
+                           s->unit, m->spec->units[s->unit].name, s->group);
     }
     return SHD_OK;
 }
@@ -270,14 +459,14 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
     if (r == SHD_OK)
         r = check_all_returned(m, e);
     if (r == SHD_OK)
-        r = m->session->path->poll(m, e);
+        r = m->path->poll(m, e);
     if (r == SHD_OK)
         r = check_fault(m, e);
     if (r != SHD_OK)
         return r;
     struct decided decided;
     const uint64_t start_ns = hub_clock_ns();
-    r = m->session->path->commit(m, &u, &decided, e);
+    r = m->path->commit(m, &u, &decided, e);
     m->session->wait_ns += hub_clock_ns() - start_ns;
     if (r != SHD_OK)
         return r;
@@ -286,7 +475,10 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
                                  .skipped = decided.decision.skip,
                                  .over = decided.over };
     memcpy(result.metrics, decided.metrics, decided.metric_count * sizeof *decided.metrics);
+    if (!decided.over)
+        model_decided(m, &decided.decision);
     m->step++;
+    m->sealed = false;
     memset(m->reports, 0, m->spec->micro_batches * sizeof *m->reports);
     if (ret_result != NULL)
         *ret_result = result;

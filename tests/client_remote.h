@@ -44,4 +44,16 @@ __attribute__((unused)) static void digest_of(shd_model *m, char hex[65])
     EXPECT_EQ(step, shd_step(m));
 }
 
+/* After a test that killed one: the others too, and what they leave. */
+__attribute__((unused)) static void remove_dead_fixture(void)
+{
+    char command[300];
+    for (int i = 0; i < daemons.count; i++) {
+        kill(daemons.pids[i], SIGKILL);
+        waitpid(daemons.pids[i], NULL, 0);
+    }
+    snprintf(command, sizeof command, "rm -rf %s", daemons.dir);
+    EXPECT_EQ(system(command), 0);
+}
+
 #endif

@@ -155,7 +155,7 @@ __attribute__((unused)) static int toy_step(shd_model *m, const uint32_t *micros
                                             struct shd_result *ret_result, struct shd_err *e)
 {
     struct toy toy = { .m = m, .fail_micro = -1 };
-    const struct shd_compute compute = { &toy, toy_forward, toy_backward, toy_metrics };
+    const struct shd_compute compute = { &toy, toy_forward, toy_backward, toy_metrics, NULL };
     const struct shd_update update = toy_update(shd_step(m));
     return shd_run_step(m, micros, count, &compute, &update, ret_result, e);
 }

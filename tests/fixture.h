@@ -6,7 +6,9 @@
 #include <dirent.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -48,13 +50,26 @@ __attribute__((noreturn)) static void fixture_serve(const struct fixture *f, int
     exit(0); /* not _exit: the leak checker looks at the daemon too */
 }
 
+/* The socket is there a moment before anybody listens on it. */
+static bool fixture_listens(const char *path)
+{
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    CHECK(strlen(path) < sizeof address.sun_path);
+    memcpy(address.sun_path, path, strlen(path));
+    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    CHECK(fd >= 0);
+    const bool listens = connect(fd, (const struct sockaddr *)&address, sizeof address) == 0;
+    close(fd);
+    return listens;
+}
+
 static void fixture_wait_up(const struct fixture *f, int index)
 {
-    char path[300];
+    char path[sizeof f->dir + 64];
     snprintf(path, sizeof path, "%s/cpu%d.sock", f->dir, index);
-    for (int i = 0; i < 1000 && access(path, F_OK) != 0; i++)
+    for (int i = 0; i < 1000 && !fixture_listens(path); i++)
         sleep_ms(5);
-    EXPECT(access(path, F_OK) == 0);
+    EXPECT(fixture_listens(path));
 }
 
 /* in_child runs first thing in each daemon's process (or is NULL). Fork before any thread. */

@@ -153,4 +153,54 @@ TEST(numbers_outside_their_limits_are_named)
     EXPECT(d.grad_norm == 77);
 }
 
+TEST(dynamic_loss_scale_follows_the_decisions)
+{
+    uint32_t good;
+    struct wire_decision d = { .loss_scale = 65536, .good_steps = 7 };
+    EXPECT(loss_scale_next(NULL, &good) == 65536 && good == 1);
+    EXPECT(loss_scale_next(&d, &good) == 65536 && good == 8);
+    d.good_steps = 2000;
+    EXPECT(loss_scale_next(&d, &good) == 131072 && good == 1);
+    d.loss_scale = 16777216;
+    EXPECT(loss_scale_next(&d, &good) == 16777216 && good == 1);
+    d = (struct wire_decision){ .skip = true, .loss_scale = 65536 };
+    EXPECT(loss_scale_next(&d, &good) == 32768 && good == 1);
+    d.loss_scale = 1.5;
+    EXPECT(loss_scale_next(&d, &good) == 1 && good == 1);
+    d = (struct wire_decision){ .loss_scale = 8 }; /* static */
+    EXPECT(loss_scale_next(&d, &good) == 65536 && good == 1);
+}
+
+/* A recorded decision is passed on with the scale it was made with, and the norm follows it. */
+TEST(decisions_carry_their_loss_scale)
+{
+    struct wire_prepared p = prepared_of(64);
+    struct decide_args args = { .prepared = &p,
+                                .owners = 1,
+                                .micro_batches = 4,
+                                .lr = 0.1,
+                                .loss_scale = 16,
+                                .good_steps = 5 };
+    struct decided d;
+    struct shd_err e = { 0 };
+    EXPECT_OK(decide(&args, &d, &e), &e);
+    EXPECT(d.decision.loss_scale == 16 && d.decision.good_steps == 5);
+    struct wire_decision other = d.decision;
+    EXPECT(decision_equal(&other, &d.decision));
+    other.good_steps++;
+    EXPECT(!decision_equal(&other, &d.decision));
+    p.has_decision = true;
+    p.decision = (struct wire_decision){ .scale = 1, .lr = 3, .loss_scale = 2, .good_steps = 9 };
+    EXPECT_OK(decide(&args, &d, &e), &e);
+    EXPECT(decision_equal(&d.decision, &p.decision) && d.grad_norm == 1);
+    p = prepared_of(64);
+    p.finite = false;
+    EXPECT_OK(decide(&args, &d, &e), &e);
+    EXPECT(d.decision.skip && d.decision.loss_scale == 16 && d.decision.good_steps == 0);
+    args.loss_scale = 0;
+    p.finite = true;
+    EXPECT_OK(decide(&args, &d, &e), &e);
+    EXPECT(d.decision.loss_scale == 1);
+}
+
 TEST_MAIN()

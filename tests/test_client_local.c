@@ -394,7 +394,7 @@ TEST(failed_compute_can_be_run_again)
     shd_model *m = open_toy(s);
     struct shd_err e = { 0 };
     struct toy toy = { .m = m, .fail_micro = 2 };
-    const struct shd_compute compute = { &toy, toy_forward, toy_backward, toy_metrics };
+    const struct shd_compute compute = { &toy, toy_forward, toy_backward, toy_metrics, NULL };
     const struct shd_update update = toy_update(0);
     EXPECT_STATUS(shd_run_step(m, toy_all_micros, TOY_MICROS, &compute, &update, NULL, &e),
                   SHD_EINTERNAL);

@@ -65,17 +65,6 @@ TEST(nobody_at_the_address_is_named)
     EXPECT_EQ(system(address), 0);
 }
 
-static void remove_dead_fixture(void)
-{
-    char command[300];
-    for (int i = 0; i < daemons.count; i++) {
-        kill(daemons.pids[i], SIGKILL);
-        waitpid(daemons.pids[i], NULL, 0);
-    }
-    snprintf(command, sizeof command, "rm -rf %s", daemons.dir);
-    EXPECT_EQ(system(command), 0);
-}
-
 /* Kill daemon 1 after a while, from a child: this thread will be waiting. */
 static void kill_soon(void)
 {

@@ -1,0 +1,254 @@
+/* See path_copy.h. */
+#include "client/path_copy.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "client/hub.h"
+#include "client/path_map.h"
+#include "proto/check.h"
+#include "proto/sys.h"
+
+#define NS_PER_MS UINT64_C(1000000)
+#define SLICE_NS  (20 * NS_PER_MS) /* between two looks at the daemons' lives */
+
+/* -- Memory ------------------------------------------------------------------------------------ */
+
+static int add_slot(struct copy_model *c, struct shd_err *e)
+{
+    struct copy_slot *slot = sys_calloc(1, sizeof *slot);
+    if (slot == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for a slot");
+    void *base = sys_mmap(NULL, c->slot_bytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) {
+        free(slot);
+        return err_sys(e, SHD_ENOMEM, "map %" PRIu64 " bytes for a unit", c->slot_bytes);
+    }
+    slot->base = base;
+    c->slots[c->slot_count++] = slot;
+    return SHD_OK;
+}
+
+int copy_grow(struct copy_model *c, uint32_t slots, struct shd_err *e)
+{
+    if (slots <= c->slot_count)
+        return SHD_OK;
+    struct copy_slot **grown = sys_realloc(c->slots, slots * sizeof(struct copy_slot *));
+    if (grown == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " slots", slots);
+    c->slots = grown;
+    int r = SHD_OK;
+    while (r == SHD_OK && c->slot_count < slots)
+        r = add_slot(c, e);
+    return r;
+}
+
+/* Where each owner's slice lies in a unit, and whose board vouches for it. */
+static void fill_pieces(const struct shd_model *m, struct copy_model *c)
+{
+    const uint64_t elem_bytes = dtype_bytes(m->spec->publish);
+    const uint32_t owners = m->map->owner_count;
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        for (uint32_t i = 0; i < owners; i++) {
+            const struct slice slice = m->map->owners[i].shards->slice[u];
+            c->pieces[(size_t)u * owners + i] = (struct transfer_piece){
+                .board = m->map->owners[i].board.base,
+                .offset_bytes = slice.first_elem * elem_bytes,
+                .bytes = slice.elems * elem_bytes,
+            };
+        }
+}
+
+static uint64_t largest_unit_bytes(const struct spec *spec)
+{
+    uint64_t elems = 0;
+    for (uint32_t u = 0; u < spec->unit_count; u++)
+        if (spec->units[u].elems > elems)
+            elems = spec->units[u].elems;
+    return elems * dtype_bytes(spec->publish);
+}
+
+int copy_new(struct shd_model *m, uint32_t slots, uint64_t delay_ns, struct copy_model **ret_copy,
+             struct shd_err *e)
+{
+    const uint32_t units = m->spec->unit_count;
+    struct copy_model *c = sys_calloc(1, sizeof *c);
+    if (c != NULL) {
+        c->slot_of = sys_calloc(units, sizeof *c->slot_of);
+        c->pieces = sys_calloc((size_t)units * m->map->owner_count, sizeof *c->pieces);
+    }
+    if (c == NULL || c->slot_of == NULL || c->pieces == NULL) {
+        copy_free(c);
+        return err_set(e, SHD_ENOMEM, "no memory for the copy path of %" PRIu32 " units", units);
+    }
+    c->slot_bytes = largest_unit_bytes(m->spec);
+    for (uint32_t u = 0; u < units; u++)
+        c->slot_of[u] = COPY_NO_SLOT;
+    fill_pieces(m, c);
+    int r = copy_grow(c, slots, e);
+    if (r == SHD_OK)
+        r = transfer_new(delay_ns, &c->transfer, e);
+    if (r != SHD_OK) {
+        copy_free(c);
+        return r;
+    }
+    *ret_copy = c;
+    return SHD_OK;
+}
+
+void copy_free(struct copy_model *c)
+{
+    if (c == NULL)
+        return;
+    transfer_free(c->transfer); /* first: it writes to the slots */
+    for (uint32_t i = 0; i < c->slot_count; i++) {
+        munmap(c->slots[i]->base, c->slot_bytes);
+        free(c->slots[i]);
+    }
+    free(c->slots);
+    free(c->slot_of);
+    free(c->pieces);
+    free(c);
+}
+
+/* -- Fetching ---------------------------------------------------------------------------------- */
+
+/* The free slot that takes bytes with the least new memory; COPY_NO_SLOT: all are busy. */
+static uint32_t best_slot(const struct copy_model *c, uint64_t bytes)
+{
+    uint32_t best = COPY_NO_SLOT;
+    for (uint32_t i = 0; i < c->slot_count; i++) {
+        if (c->slots[i]->busy)
+            continue;
+        const uint64_t touched = c->slots[i]->bytes_touched;
+        const uint64_t best_touched = best != COPY_NO_SLOT ? c->slots[best]->bytes_touched : 0;
+        const bool fits = touched >= bytes, best_fits = best_touched >= bytes;
+        if (best == COPY_NO_SLOT || (fits && !best_fits) ||
+            (fits == best_fits && (touched < best_touched) == fits))
+            best = i;
+    }
+    return best;
+}
+
+static int copy_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
+{
+    struct copy_model *c = m->copy;
+    const uint64_t bytes = m->spec->units[unit].elems * dtype_bytes(m->spec->publish);
+    const uint32_t index = best_slot(c, bytes);
+    CHECK(c->slot_of[unit] == COPY_NO_SLOT);
+    if (index == COPY_NO_SLOT)
+        return err_set(e, SHD_EBUSY,
+                       "unit %" PRIu32 " '%s': all %" PRIu32 " slots hold other units, as many as "
+                       "the policy's plan holds at once: release one",
+                       unit, m->spec->units[unit].name, c->slot_count);
+    struct copy_slot *slot = c->slots[index];
+    slot->busy = true;
+    if (slot->bytes_touched < bytes)
+        slot->bytes_touched = bytes;
+    slot->job.from = m->map->params[unit];
+    slot->job.to = slot->base;
+    slot->job.pieces = &c->pieces[(size_t)unit * m->map->owner_count];
+    slot->job.piece_count = m->map->owner_count;
+    slot->job.unit = unit;
+    slot->job.step = m->step;
+    c->slot_of[unit] = index;
+    transfer_start(c->transfer, &slot->job);
+    return SHD_OK;
+}
+
+static struct copy_slot *slot_of_unit(const struct shd_model *m, uint32_t unit)
+{
+    CHECK(m->copy->slot_of[unit] != COPY_NO_SLOT);
+    return m->copy->slots[m->copy->slot_of[unit]];
+}
+
+static int check_done(const struct shd_model *m, const struct transfer_job *job, struct shd_err *e)
+{
+    if (job->status == SHD_OK)
+        return SHD_OK;
+    CHECK(job->status == SHD_ESTEP);
+    return link_err(&m->session->hub->links[job->piece], SHD_ESTEP, e,
+                    "has unit %" PRIu32 " '%s' at step %" PRIu64 ", this worker is at step %" PRIu64
+                    ": that step is over",
+                    job->unit, m->spec->units[job->unit].name, job->version, job->step);
+}
+
+/* Which owner it is stuck at is only known once it no longer runs. */
+static int fetch_timed_out(struct shd_model *m, struct transfer_job *job, struct shd_err *e)
+{
+    transfer_cancel(m->copy->transfer, job);
+    const uint32_t piece = job->piece < job->piece_count ? job->piece : job->piece_count - 1;
+    transfer_start(m->copy->transfer, job);
+    return link_err(
+        &m->session->hub->links[piece], SHD_ETIMEDOUT, e,
+        "did not publish unit %" PRIu32 " '%s' of step %" PRIu64 " within %" PRIu64 " ms",
+        job->unit, m->spec->units[job->unit].name, job->step, m->session->timeout_ns / NS_PER_MS);
+}
+
+static int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
+{
+    struct copy_slot *slot = slot_of_unit(m, unit);
+    struct transfer_job *job = &slot->job;
+    const uint64_t deadline_ns = hub_clock_ns() + m->session->timeout_ns;
+    if (job->step != m->step)
+        return err_set(e, SHD_ESTEP,
+                       "unit %" PRIu32 " '%s' is held since step %" PRIu64
+                       ", the open one is %" PRIu64 ": release it before you acquire it again",
+                       unit, m->spec->units[unit].name, job->step, m->step);
+    while (!transfer_wait(m->copy->transfer, job, SLICE_NS)) {
+        const int r = hub_poll(m->session->hub, /* timeout_ns= */ 0, e);
+        if (r != SHD_OK)
+            return r;
+        if (hub_clock_ns() >= deadline_ns)
+            return fetch_timed_out(m, job, e);
+    }
+    m->session->bytes_copied += job->bytes_copied;
+    job->bytes_copied = 0; /* counted once, however often it is waited for */
+    return check_done(m, job, e);
+}
+
+static void copy_let_go(struct shd_model *m, uint32_t unit)
+{
+    struct copy_slot *slot = slot_of_unit(m, unit);
+    transfer_cancel(m->copy->transfer, &slot->job);
+    m->session->bytes_copied += slot->job.bytes_copied;
+    slot->busy = false;
+    m->copy->slot_of[unit] = COPY_NO_SLOT;
+}
+
+static const void *copy_params(const struct shd_model *m, uint32_t unit)
+{
+    return slot_of_unit(m, unit)->base;
+}
+
+static void copy_close(struct shd_model *m)
+{
+    copy_free(m->copy);
+    m->copy = NULL;
+    map_close(m);
+}
+
+const struct path_ops path_copy = {
+    .name = "copy",
+    .kind = SHD_PATH_COPY,
+    .owners = map_owners,
+    .disconnect = map_disconnect,
+    .status = map_status,
+    .open = map_open,
+    .close = copy_close,
+    .open_slots = map_open_slots,
+    .fetch = copy_fetch,
+    .wait_unit = copy_wait_unit,
+    .let_go = copy_let_go,
+    .params = copy_params,
+    .wait_slot = map_wait_slot,
+    .slot_array = map_slot_array,
+    .fill_slot = map_fill_slot,
+    .give = map_give,
+    .poll = map_poll,
+    .commit = map_commit,
+    .blob = map_blob,
+    .leaves = map_leaves,
+};

@@ -1,0 +1,11 @@
+/* What a model's policy means for its session: which path, which memory. */
+#ifndef SHD_POLICY_H
+#define SHD_POLICY_H
+
+#include "client/session.h"
+
+/* Before the first gradient of a model: make what the policy needs for them; from then on it
+ * stays as it is. Once only. Errors: those of plan_build(); SHD_ENOMEM. */
+int policy_start(struct shd_model *m, struct shd_err *e);
+
+#endif

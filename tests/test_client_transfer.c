@@ -1,0 +1,174 @@
+/* The transfer thread, with owners that are threads of this test: boards and pages in memory. */
+#include <pthread.h>
+#include <time.h>
+
+#include "client/transfer.h"
+#include "proto/check.h"
+#include "tests/test.h"
+
+#define OWNERS 3u
+#define PIECE  4096u
+#define S      UINT64_C(1000000000)
+
+struct owners {
+    _Alignas(64) uint8_t boards[OWNERS][1024];
+    uint8_t publish[OWNERS * PIECE], slot[OWNERS * PIECE];
+    struct transfer_piece pieces[OWNERS];
+};
+
+static struct owners o;
+
+static struct board *board_of(uint32_t owner)
+{
+    return (struct board *)(void *)o.boards[owner];
+}
+
+static void reset(void)
+{
+    memset(&o, 0, sizeof o);
+    CHECK(board_bytes(2) <= sizeof o.boards[0]);
+    for (uint32_t i = 0; i < OWNERS; i++) {
+        board_init(board_of(i), 2);
+        o.pieces[i] = (struct transfer_piece){ board_of(i), i * PIECE, PIECE };
+    }
+}
+
+static struct transfer_job job_of(uint32_t unit, uint64_t step)
+{
+    return (struct transfer_job){ .from = o.publish,
+                                  .to = o.slot,
+                                  .pieces = o.pieces,
+                                  .piece_count = OWNERS,
+                                  .unit = unit,
+                                  .step = step };
+}
+
+static void publish(uint32_t owner, uint32_t unit, uint64_t version)
+{
+    memset(o.publish + owner * PIECE, (int)(version + owner + 1), PIECE);
+    board_publish(board_of(owner), unit, version);
+}
+
+static struct transfer *start(uint64_t delay_ns)
+{
+    struct shd_err e = { 0 };
+    struct transfer *t;
+    EXPECT_OK(transfer_new(delay_ns, &t, &e), &e);
+    return t;
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * S + (uint64_t)t.tv_nsec;
+}
+
+static void *publish_late(void *ctx)
+{
+    (void)ctx;
+    for (uint32_t i = OWNERS; i-- > 0;) {
+        nanosleep(&(struct timespec){ .tv_nsec = 3000000 }, NULL);
+        publish(i, 1, 7);
+    }
+    return NULL;
+}
+
+TEST(copies_each_owners_slice_once_it_is_published)
+{
+    pthread_t late;
+    reset();
+    struct transfer *t = start(0);
+    struct transfer_job job = job_of(1, 7);
+    o.pieces[1].bytes = 0; /* this owner has no part of the unit */
+    transfer_start(t, &job);
+    EXPECT(!transfer_wait(t, &job, 0));
+    EXPECT_EQ(pthread_create(&late, NULL, publish_late, NULL), 0);
+    EXPECT(transfer_wait(t, &job, 10 * S));
+    pthread_join(late, NULL);
+    EXPECT_EQ(job.status, SHD_OK);
+    EXPECT_EQ(job.bytes_copied, 2 * PIECE);
+    EXPECT(o.slot[0] == 8 && o.slot[PIECE] == 0 && o.slot[3 * PIECE - 1] == 10);
+    transfer_free(t);
+}
+
+TEST(a_step_that_is_over_is_said_so)
+{
+    reset();
+    struct transfer *t = start(0);
+    publish(0, 0, 3);
+    publish(1, 0, 4);
+    struct transfer_job job = job_of(0, 3);
+    transfer_start(t, &job);
+    EXPECT(transfer_wait(t, &job, 10 * S));
+    EXPECT_EQ(job.status, SHD_ESTEP);
+    EXPECT(job.piece == 1 && job.version == 4);
+    transfer_free(t);
+}
+
+TEST(jobs_run_in_order_and_each_is_delayed)
+{
+    struct transfer_job jobs[3];
+    reset();
+    for (uint32_t i = 0; i < OWNERS; i++)
+        publish(i, 0, 1);
+    struct transfer *t = start(5000000);
+    const uint64_t begin_ns = now_ns();
+    for (int i = 0; i < 3; i++) {
+        jobs[i] = job_of(0, 1);
+        transfer_start(t, &jobs[i]);
+    }
+    EXPECT(transfer_wait(t, &jobs[2], 10 * S));
+    EXPECT(now_ns() - begin_ns >= 15000000);
+    EXPECT(transfer_wait(t, &jobs[0], 0) && transfer_wait(t, &jobs[1], 0));
+    transfer_free(t);
+}
+
+/* Waiting on a board, in the queue behind it, in a delay, done: wherever a job is. */
+TEST(jobs_are_taken_back_wherever_they_are)
+{
+    struct transfer_job stuck, queued, done;
+    reset();
+    struct transfer *t = start(0);
+    for (uint64_t round = 0; round < 20; round++) {
+        stuck = job_of(1, 9);
+        queued = done = job_of(0, 1);
+        transfer_start(t, &stuck);
+        transfer_start(t, &queued);
+        transfer_start(t, &done);
+        EXPECT(!transfer_wait(t, &stuck, round % 2 * UINT64_C(1000000)));
+        transfer_cancel(t, &queued);
+        EXPECT_EQ(queued.state, TRANSFER_IDLE);
+        transfer_cancel(t, &stuck);
+        EXPECT_EQ(stuck.state, TRANSFER_IDLE);
+        for (uint32_t i = 0; i < OWNERS; i++)
+            publish(i, 0, 1);
+        EXPECT(transfer_wait(t, &done, 10 * S));
+        EXPECT_EQ(done.status, SHD_OK);
+        transfer_cancel(t, &done);
+        EXPECT_EQ(done.state, TRANSFER_IDLE);
+        transfer_start(t, &queued); /* and again */
+        EXPECT(transfer_wait(t, &queued, 10 * S));
+    }
+    transfer_free(t);
+}
+
+TEST(a_delay_is_broken_off_and_the_end_does_not_wait)
+{
+    reset();
+    for (uint32_t i = 0; i < OWNERS; i++)
+        publish(i, 0, 1);
+    struct transfer *t = start(20 * S);
+    struct transfer_job job = job_of(0, 1), next = job_of(0, 1), stuck = job_of(1, 1);
+    const uint64_t begin_ns = now_ns();
+    transfer_start(t, &job);
+    EXPECT(!transfer_wait(t, &job, 20000000)); /* copied, in its delay */
+    transfer_cancel(t, &job);
+    transfer_start(t, &next);
+    transfer_start(t, &stuck);
+    transfer_free(t);
+    EXPECT(now_ns() - begin_ns < 10 * S);
+    transfer_free(NULL);
+}
+
+TEST_MAIN()
