@@ -24,6 +24,7 @@ struct verb {
 int verb_run(int argc, char **argv);
 int verb_status(int argc, char **argv);
 int verb_digest(int argc, char **argv);
+int verb_plan(int argc, char **argv);
 
 /* "shardctl: <text>\n" to stderr, in one write so that lines of several processes stay whole. */
 void ctl_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

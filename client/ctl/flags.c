@@ -52,10 +52,37 @@ static int flag_store_u32(const struct flag *flag, const char *text, struct shd_
     return SHD_OK;
 }
 
+/* "512", "1.5GiB", "24 GB". More than 2^60 is a slip. */
+static int flag_store_bytes(const struct flag *flag, const char *text, struct shd_err *e)
+{
+    static const struct {
+        const char *name;
+        double bytes;
+    } units[] = { { "", 1 },         { "B", 1 },        { "KiB", 0x1p10 }, { "MiB", 0x1p20 },
+                  { "GiB", 0x1p30 }, { "TiB", 0x1p40 }, { "KB", 1e3 },     { "MB", 1e6 },
+                  { "GB", 1e9 },     { "TB", 1e12 } };
+    char *end;
+    const double n = strtod(text, &end);
+    end += strspn(end, " ");
+    for (size_t i = 0; i < ARRAY_SIZE(units) && text[0] >= '0' && text[0] <= '9'; i++) {
+        if (strcmp(end, units[i].name) != 0)
+            continue;
+        if (!(n * units[i].bytes >= 1 && n * units[i].bytes <= 0x1p60))
+            return err_set(e, SHD_ERANGE, "--%s is %s, its limits are 1 and 2^60 bytes", flag->name,
+                           text);
+        *(uint64_t *)flag->value = (uint64_t)(n * units[i].bytes);
+        return SHD_OK;
+    }
+    return err_set(e, SHD_EINVAL, "--%s takes bytes, as 512, 1.5GiB or 24GB, got '%s'", flag->name,
+                   text);
+}
+
 static int flag_store(const struct flag *flag, const char *text, struct shd_err *e)
 {
     if (flag->kind == FLAG_U32)
         return flag_store_u32(flag, text, e);
+    if (flag->kind == FLAG_BYTES)
+        return flag_store_bytes(flag, text, e);
     if (flag->kind == FLAG_STRING)
         *(const char **)flag->value = text;
     else

@@ -16,6 +16,7 @@ enum flag_kind {
     FLAG_BOOL,   /* value: bool *, set to true */
     FLAG_U32,    /* value: uint32_t *, min..max */
     FLAG_STRING, /* value: const char **, borrowed from argv */
+    FLAG_BYTES,  /* value: uint64_t *: a number, with KiB, MiB, GiB, TiB or KB, MB, GB, TB */
 };
 
 struct flag {

@@ -17,6 +17,7 @@ static const struct verb verbs[] = {
     { "run", "run a command as workers beside daemons of its own, on this host", verb_run },
     { "status", "show daemons: models, steps, memory, sessions", verb_status },
     { "digest", "SHA-256 over a model's parameters and optimizer state", verb_digest },
+    { "plan", "what a policy does to a model and costs, before it is run", verb_plan },
     { "help", "this text, or `shardctl help VERB`", verb_help },
 };
 
