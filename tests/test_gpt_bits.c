@@ -61,9 +61,7 @@ static void model_init(struct model *m)
     for (size_t i = 0; i < sizeof m->windows; i++)
         m->windows[i] = (uint8_t)(test_random(&seed) >> 40);
     for (uint32_t u = 0; u < m->units; u++) {
-        m->elems[u] = u == 0              ? m->layout.embed_elems
-                      : u + 1 == m->units ? m->layout.head_elems
-                                          : m->layout.block_elems;
+        m->elems[u] = gpt_unit_elems(&shape, &m->layout, u);
         m->params[u] = malloc(m->elems[u] * sizeof(float));
         fill(m->params[u], m->elems[u], 0.15f);
     }
@@ -193,9 +191,7 @@ TEST(fp32_is_near_fp64)
     for (uint32_t i = 0; i < gpt_tensors(&shape); i++) {
         struct gpt_tensor t;
         gpt_tensor_at(&shape, i, &t);
-        const uint64_t at = t.unit == 0             ? m.layout.embed[t.index]
-                            : t.unit + 1 == m.units ? m.layout.head[t.index]
-                                                    : m.layout.block[t.index];
+        const uint64_t at = m.layout.at[t.kind][t.index];
         double *difference = malloc(t.elems * sizeof(double));
         for (uint64_t j = 0; j < t.elems; j++)
             difference[j] = (double)r.grads[t.unit][at + j] - grads[t.unit][at + j];
@@ -264,6 +260,7 @@ TEST(signals_arrive_outside_of_gemm)
 /* -- GEMM ------------------------------------------------------------------------------------ */
 
 struct gemm_case {
+    enum gemm_kind kind;
     struct gemm_size size;
     int a_transposed, b_transposed;
     float *a, *b; /* [1 << 18] each */
@@ -278,8 +275,8 @@ static void *gemm_case_run(void *arg)
     const struct gemm_size s = g->size;
     const struct gemm_in a = { g->a, (g->a_transposed ? s.m : s.k) + 5, g->a_transposed };
     const struct gemm_in b = { g->b, (g->b_transposed ? s.k : s.n) + 7, g->b_transposed };
-    gemm_run(s, a, b, 0, g->c, s.n + 3);
-    gemm_run(s, a, b, 1, g->c, s.n + 3);
+    gemm_run(g->kind, s, a, b, 0, g->c, s.n + 3);
+    gemm_run(g->kind, s, a, b, 1, g->c, s.n + 3);
     return NULL;
 }
 
@@ -321,7 +318,7 @@ TEST(gemm_bits_do_not_depend_on_addresses_or_thread)
     fill(b, GEMM_ELEMS, 1);
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         for (int t = 0; t < 4; t++) {
-            struct gemm_case g = { sizes[i], t & 1, t >> 1, a, b, NULL };
+            struct gemm_case g = { GEMM_FULL, sizes[i], t & 1, t >> 1, a, b, NULL };
             g.c = aligned_alloc(64, (g.size.m * (g.size.n + 3) + 16) / 16 * 64);
             gemm_case_run(&g);
             static const uint64_t shifts[] = { 0, 1, 4, 11 };

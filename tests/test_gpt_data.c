@@ -1,4 +1,4 @@
-/* The parts of shd-gpt around the arithmetic: text, batches, schedule, options, spec, sample. */
+/* The parts of shd-gpt around the arithmetic: text, batches, units and spec, sample, pool. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -7,9 +7,7 @@
 
 #include "examples/gpt/data.h"
 #include "examples/gpt/model.h"
-#include "examples/gpt/options.h"
 #include "examples/gpt/sample.h"
-#include "examples/gpt/schedule.h"
 #include "tests/test.h"
 
 /* -- A folder of its own --------------------------------------------------------------------- */
@@ -257,118 +255,6 @@ TEST(held_out_windows_wrap_around)
     data_free(d);
 }
 
-/* -- Schedule -------------------------------------------------------------------------------- */
-
-TEST(learning_rate_warms_up_and_falls)
-{
-    const struct schedule s = { .lr = 0.01, .lr_min = 0.001, .warmup = 10, .steps = 101 };
-    EXPECT_NEAR(schedule_lr(&s, 0), 0.001, 1e-15);
-    EXPECT_NEAR(schedule_lr(&s, 9), 0.01, 1e-15);
-    EXPECT_NEAR(schedule_lr(&s, 10), 0.01, 1e-15);
-    EXPECT_NEAR(schedule_lr(&s, 55), 0.0055, 1e-15); /* half way */
-    EXPECT_NEAR(schedule_lr(&s, 100), 0.001, 1e-15);
-    EXPECT_NEAR(schedule_lr(&s, 1000), 0.001, 1e-15);
-    for (uint64_t k = 10; k < 100; k++)
-        EXPECT(schedule_lr(&s, k + 1) < schedule_lr(&s, k));
-    const struct schedule warm = { .lr = 1, .lr_min = 0, .warmup = 50, .steps = 20 };
-    EXPECT_NEAR(schedule_lr(&warm, 19), 0.4, 1e-15); /* ends before its warm-up does */
-    const struct schedule one = { .lr = 1, .lr_min = 0.5, .warmup = 0, .steps = 1 };
-    EXPECT_NEAR(schedule_lr(&one, 0), 0.5, 0);
-}
-
-/* -- Options --------------------------------------------------------------------------------- */
-
-static void clear_environment(void)
-{
-    unsetenv("RANK");
-    unsetenv("WORLD_SIZE");
-    unsetenv("LOCAL_WORLD_SIZE");
-}
-
-/* Words separated by spaces. */
-static int parse(const char *line, struct options *o, struct shd_err *e)
-{
-    static char text[512];
-    char *argv[32] = { NULL };
-    int argc = 0;
-    snprintf(text, sizeof text, "shd-gpt %s", line);
-    for (char *word = strtok(text, " "); word != NULL && argc < 31; word = strtok(NULL, " "))
-        argv[argc++] = word;
-    return options_parse(argc, argv, o, e);
-}
-
-TEST(options_have_defaults_and_both_spellings)
-{
-    struct shd_err e;
-    struct options o;
-    clear_environment();
-    EXPECT_OK(parse("", &o, &e), &e);
-    EXPECT_STR(o.data[0], DATA_DEFAULT_PATH);
-    EXPECT_NEAR(o.min_lr, o.lr / 10, 1e-15);
-    EXPECT(o.threads >= 1 && o.log_every >= 1 && o.rank == 0 && o.world == 1);
-    EXPECT_OK(parse("--dim=96 --heads 3 --lr=0.5 --data x --data y --standalone", &o, &e), &e);
-    EXPECT_EQ(o.dim, 96);
-    EXPECT_EQ(o.data_count, 2);
-    EXPECT(o.standalone);
-    EXPECT_OK(parse("--optimizer lion", &o, &e), &e);
-    EXPECT_NEAR(o.lr, 0.0003, 0);
-}
-
-TEST(bad_options_are_named_with_value_and_limits)
-{
-    static const struct {
-        const char *line, *part;
-    } cases[] = {
-        { "--layers 0", "--layers 0 is outside its limits, 1 to 1024" },
-        { "--dim 99999", "1 to 16384" },
-        { "--dim -4", "'-4' is not a whole number" },
-        { "--steps 1e3", "'1e3' is not a whole number" },
-        { "--steps 99999999999999999999", "not a whole number" },
-        { "--lr nan", "'nan' is not a number" },
-        { "--lr x", "--lr: 'x'" },
-        { "--clip -1", "0 to 1000000000" },
-        { "--dim 100 --heads 3", "--dim 100 is not a multiple of --heads 3" },
-        { "--optimizer adam", "'adam' is not adamw, sgd or lion" },
-        { "--threads 1000", "1 to 256" },
-        { "--seq", "--seq needs a value" },
-        { "--standalone=1", "takes no value" },
-        { "--bogus", "unknown option '--bogus'" },
-        { "bogus", "'bogus' is not an option" },
-        { "--min-lr 1 --lr 0.1", "--min-lr 1 is above --lr 0.1" },
-        { "--standalone --address /x", "/x" },
-    };
-    clear_environment();
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct shd_err e;
-        struct options o;
-        EXPECT(parse(cases[i].line, &o, &e) < 0);
-        EXPECT_HAS(e.text, cases[i].part);
-    }
-}
-
-TEST(environment_gives_rank_and_world)
-{
-    struct shd_err e;
-    struct options o;
-    clear_environment();
-    setenv("RANK", "2", 1);
-    setenv("WORLD_SIZE", "4", 1);
-    setenv("LOCAL_WORLD_SIZE", "100000", 1);
-    EXPECT_OK(parse("", &o, &e), &e);
-    EXPECT_EQ(o.rank, 2);
-    EXPECT_EQ(o.world, 4);
-    EXPECT_EQ(o.threads, 1);
-    EXPECT_STATUS(parse("--standalone", &o, &e), SHD_EINVAL);
-    EXPECT_HAS(e.text, "WORLD_SIZE is 4");
-    setenv("RANK", "4", 1);
-    EXPECT_STATUS(parse("", &o, &e), SHD_ERANGE);
-    EXPECT_HAS(e.text, "RANK=4");
-    setenv("RANK", "one", 1);
-    EXPECT_STATUS(parse("", &o, &e), SHD_EINVAL);
-    EXPECT_HAS(e.text, "RANK: 'one'");
-    clear_environment();
-}
-
 /* -- Shape ----------------------------------------------------------------------------------- */
 
 TEST(tensors_are_gpt2s)
@@ -380,7 +266,7 @@ TEST(tensors_are_gpt2s)
     EXPECT_EQ(gpt_parameters(&s), 256 * 40 + 10 * 40 + 3 * (12 * 40 * 40 + 13 * 40) + 2 * 40);
     gpt_tensor_at(&s, 0, &t);
     EXPECT_STR(t.name, "wte.weight");
-    gpt_tensor_at(&s, EMBED_TENSORS + BLOCK_TENSORS + BLOCK_MLP_W, &t);
+    gpt_tensor_at(&s, EMBED_TENSORS + BLOCK_ROUTER_W + BLOCK_MLP_W, &t);
     EXPECT_STR(t.name, "h.1.mlp.c_proj.weight");
     EXPECT_EQ(t.unit, 2);
     EXPECT_EQ(t.dims[0], 160);
@@ -389,15 +275,17 @@ TEST(tensors_are_gpt2s)
     gpt_tensor_at(&s, gpt_tensors(&s) - 1, &t);
     EXPECT_STR(t.name, "ln_f.bias");
     EXPECT_EQ(t.unit, 4);
-    EXPECT_EQ(layout.embed[EMBED_WPE], 256 * 40);
-    EXPECT_EQ(layout.block[BLOCK_LN1_B], 64); /* 40 rounded up to 32s */
-    EXPECT_EQ(layout.head_elems, 128);
+    EXPECT_EQ(layout.at[GPT_EMBED][EMBED_WPE], 256 * 40);
+    EXPECT_EQ(layout.at[GPT_BLOCK][BLOCK_LN1_B], 64); /* 40 rounded up to 32s */
+    EXPECT_EQ(layout.elems[GPT_HEAD], 128);
 }
 
 TEST(spec_is_complete)
 {
     const struct gpt_shape s = { .layers = 1, .dim = 8, .heads = 2, .seq = 4 };
-    const struct gpt_spec spec = { "lion", 5, 3, 0.25 };
+    const struct gpt_spec spec = {
+        .optimizer = "lion", .seed = 5, .micro_batches = 3, .publish = SHD_F32, .weight_decay = 0.25
+    };
     char *json = gpt_spec_json(&s, &spec);
     EXPECT(json != NULL);
     EXPECT_HAS(json, "\"seed\":5");
@@ -409,48 +297,122 @@ TEST(spec_is_complete)
     free(json);
 }
 
+/* Tensors lie one behind the other in spec order, in units that are what they say. */
+static void check_units(const struct gpt_shape *s)
+{
+    struct gpt_layout layout;
+    uint32_t unit = 0, index = 0;
+    gpt_layout_compute(s, &layout);
+    for (uint32_t i = 0; i < gpt_tensors(s); i++) {
+        struct gpt_tensor t;
+        gpt_tensor_at(s, i, &t);
+        EXPECT(t.unit == unit || t.unit == unit + 1);
+        index = t.unit == unit ? index : 0;
+        unit = t.unit;
+        EXPECT_EQ(gpt_unit_at(s, unit).kind, t.kind);
+        EXPECT_EQ(gpt_unit_find(s, gpt_unit_at(s, unit)), unit);
+        EXPECT(t.index >= index);
+        EXPECT(layout.at[t.kind][t.index] + t.elems <= layout.elems[t.kind]);
+        index = t.index + 1;
+    }
+    EXPECT_EQ(unit + 1, gpt_units(s));
+}
+
+TEST(experts_and_adapters_are_units)
+{
+    const struct gpt_shape dense = { .layers = 3, .dim = 8, .heads = 2, .seq = 4 };
+    struct gpt_shape moe = dense, lora = dense;
+    moe.experts = 5;
+    lora.rank = 2;
+    check_units(&dense);
+    check_units(&moe);
+    check_units(&lora);
+    EXPECT_EQ(gpt_units(&moe), 2 + 3 * 6);
+    EXPECT_EQ(gpt_units(&lora), 2 + 3 * 2);
+    EXPECT_EQ(gpt_unit_uses(&lora, 2), 1);
+    EXPECT_EQ(gpt_unit_uses(&lora, 1), GPT_UNIT_NONE);
+    EXPECT_EQ(gpt_unit_uses(&lora, 7), GPT_UNIT_EMBED);
+    EXPECT_EQ(gpt_parameters_trained(&moe), gpt_parameters(&moe));
+    /* rank times in + out of each matrix */
+    EXPECT_EQ(gpt_parameters_trained(&lora), 3u * 2 * 8 * (4 + 2 + 5 + 5));
+    EXPECT_EQ(gpt_parameters(&lora), gpt_parameters(&dense) + gpt_parameters_trained(&lora));
+}
+
+TEST(spec_names_experts_and_freezes_what_is_adapted)
+{
+    struct gpt_shape s = { .layers = 1, .dim = 8, .heads = 2, .seq = 4, .experts = 2 };
+    const struct gpt_spec spec = {
+        .optimizer = "sgd", .micro_batches = 4, .accumulate = 2, .publish = SHD_BF16
+    };
+    char *json = gpt_spec_json(&s, &spec);
+    EXPECT_HAS(json, "\"publish\":\"bf16\"");
+    EXPECT_HAS(json, "\"accumulate\":2");
+    EXPECT_HAS(json, "\"name\":\"h.0.expert.1\"");
+    EXPECT_HAS(json, "h.0.expert.1.c_fc.weight");
+    EXPECT_HAS(json, "h.0.router.weight");
+    EXPECT(strstr(json, "h.0.mlp") == NULL);
+    EXPECT(strstr(json, "trainable") == NULL);
+    free(json);
+    s.experts = 0;
+    s.rank = 3;
+    json = gpt_spec_json(&s, &spec);
+    EXPECT_HAS(json, "\"name\":\"h.0.lora\",\"uses\":[\"h.0\"]");
+    EXPECT_HAS(json, "\"trainable\":false");
+    int frozen = 0;
+    for (const char *at = json; (at = strstr(at, "\"trainable\":false")) != NULL; at++)
+        frozen++;
+    EXPECT_EQ(frozen, EMBED_TENSORS + BLOCK_ROUTER_W + HEAD_TENSORS);
+    free(json);
+}
+
 /* -- Sample ---------------------------------------------------------------------------------- */
 
 struct toy {
     struct gpt_shape shape;
     struct gpt_layout layout;
     struct pool *pool;
-    float *params[4];
+    float *params[16];
 };
 
-static void toy_init(struct toy *t, uint32_t threads)
+static void toy_init_as(struct toy *t, uint32_t threads, uint32_t experts, uint32_t rank)
 {
     struct shd_err e;
     uint64_t seed = 301;
-    *t = (struct toy){ .shape = { .layers = 2, .dim = 48, .heads = 3, .seq = 20 } };
+    *t = (struct toy){
+        .shape = { .layers = 2, .dim = 48, .heads = 3, .seq = 20, .experts = experts, .rank = rank }
+    };
     gpt_layout_compute(&t->shape, &t->layout);
     EXPECT_OK(pool_new(threads, &t->pool, &e), &e);
-    const uint64_t elems[4] = { t->layout.embed_elems, t->layout.block_elems, t->layout.block_elems,
-                                t->layout.head_elems };
-    for (int u = 0; u < 4; u++) {
-        t->params[u] = malloc(elems[u] * sizeof(float));
-        for (uint64_t i = 0; i < elems[u]; i++)
+    for (uint32_t u = 0; u < gpt_units(&t->shape); u++) {
+        const uint64_t elems = gpt_unit_elems(&t->shape, &t->layout, u);
+        t->params[u] = malloc(elems * sizeof(float));
+        for (uint64_t i = 0; i < elems; i++)
             t->params[u][i] = (float)((double)(test_random(&seed) >> 11) * 0x1p-53 - 0.5);
     }
+}
+
+static void toy_init(struct toy *t, uint32_t threads)
+{
+    toy_init_as(t, threads, /* experts= */ 0, /* rank= */ 0);
 }
 
 static void toy_deinit(struct toy *t)
 {
     pool_free(t->pool);
-    for (int u = 0; u < 4; u++)
+    for (uint32_t u = 0; u < gpt_units(&t->shape); u++)
         free(t->params[u]);
 }
 
 /* Byte by byte, the sampler must see what the model sees: the loss of a window by both. The bound
  * is that of fp32_is_near_fp64 in test_gpt_bits.c, with shorter sums. */
-TEST(sampler_agrees_with_the_model)
+static void check_sampler(uint32_t experts, uint32_t rank)
 {
     struct shd_err e;
     struct toy t;
     struct gpt *gpt;
     struct sampler *s;
     uint8_t window[21];
-    toy_init(&t, 2);
+    toy_init_as(&t, 2, experts, rank);
     for (int i = 0; i < 21; i++)
         window[i] = (uint8_t)(i * 37);
     EXPECT_OK(gpt_new(&t.shape, &t.layout, 1, t.pool, &gpt, &e), &e);
@@ -467,6 +429,13 @@ TEST(sampler_agrees_with_the_model)
     sampler_free(s);
     gpt_free(gpt);
     toy_deinit(&t);
+}
+
+TEST(sampler_agrees_with_the_model)
+{
+    check_sampler(0, 0);
+    check_sampler(/* experts= */ 3, 0);
+    check_sampler(0, /* rank= */ 4);
 }
 
 /* Longer than the window, so that it starts anew, with different threads. */

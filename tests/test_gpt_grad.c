@@ -122,7 +122,12 @@ static void check_linear(int transposed)
     double *dx = malloc(rows * in * sizeof(double));
     struct linear_case c = {
         .pool = new_pool(2),
-        .lin = { rows, in, out, weight, transposed ? NULL : bias, transposed },
+        .lin = { .rows = rows,
+                 .in = in,
+                 .out = out,
+                 .weight = weight,
+                 .bias = transposed ? NULL : bias,
+                 .transposed = transposed },
         .x = random_array(rows * in, 1),
         .y = malloc(rows * out * sizeof(double)),
         .dy = random_array(rows * out, 0.1),
@@ -179,8 +184,8 @@ TEST(gelu_gradient_matches_differences)
     double dpre[ROWS * HIDDEN], dx[ROWS * IN], pre[ROWS * HIDDEN], act[ROWS * HIDDEN];
     double y[ROWS * OUT], dw1[IN * HIDDEN], db1[HIDDEN], dw2[HIDDEN * OUT], db2[OUT];
     struct gelu_case c = { .pool = new_pool(1),
-                           .first = { ROWS, IN, HIDDEN, w1, b1, 0 },
-                           .second = { ROWS, HIDDEN, OUT, w2, b2, 0 },
+                           .first = { ROWS, IN, HIDDEN, w1, b1, 0, GEMM_FULL, NULL },
+                           .second = { ROWS, HIDDEN, OUT, w2, b2, 0, GEMM_FULL, NULL },
                            .x = random_array(ROWS * IN, 2),
                            .pre = pre,
                            .act = act,
@@ -262,7 +267,8 @@ TEST(attention_gradient_matches_differences)
     double *scratch = malloc(threads * ATTENTION_BLOCK * seq * sizeof(double));
     struct attention_case c = {
         .pool = new_pool(threads),
-        .a = { batch, seq, heads, dim, qkv, malloc(heads * rows * seq * sizeof(double)) },
+        .a = { batch, seq, heads, dim, qkv, malloc(heads * rows * seq * sizeof(double)),
+               GEMM_FULL },
         .y = malloc(rows * dim * sizeof(double)),
         .dy = random_array(rows * dim, 0.3),
     };
@@ -303,7 +309,7 @@ TEST(cross_entropy_gradient_matches_differences)
 
 /* -- The whole model ------------------------------------------------------------------------- */
 
-#define UNITS_MAX 4
+#define UNITS_MAX 16
 
 struct whole {
     struct gpt_shape shape;
@@ -317,18 +323,24 @@ struct whole {
 
 static uint64_t unit_elems(const struct whole *w, uint32_t unit)
 {
-    return unit == 0              ? w->layout.embed_elems
-           : unit + 1 == w->units ? w->layout.head_elems
-                                  : w->layout.block_elems;
+    return gpt_unit_elems(&w->shape, &w->layout, unit);
 }
+
+static const struct gpt_shape dense = { .layers = 2, .dim = 21, .heads = 3, .seq = 67 };
+static const struct gpt_shape routed = {
+    .layers = 2, .dim = 15, .heads = 3, .seq = 37, .experts = 3
+};
+static const struct gpt_shape adapted = {
+    .layers = 2, .dim = 21, .heads = 3, .seq = 37, .rank = 5
+};
 
 /* Everything random, norms and biases as well; gradients start as NaN, so that an element that
  * is added to before it is written shows. */
-static void whole_init(struct whole *w)
+static void whole_init(struct whole *w, const struct gpt_shape *shape)
 {
     struct shd_err e;
     const uint32_t batch = 2;
-    *w = (struct whole){ .shape = { .layers = 2, .dim = 21, .heads = 3, .seq = 67 } };
+    *w = (struct whole){ .shape = *shape };
     w->units = gpt_units(&w->shape);
     gpt_layout_compute(&w->shape, &w->layout);
     w->pool = new_pool(2);
@@ -363,24 +375,161 @@ static double whole_value(void *ctx)
 
 static uint64_t tensor_offset(const struct whole *w, const struct gpt_tensor *t)
 {
-    return t->unit == 0              ? w->layout.embed[t->index]
-           : t->unit + 1 == w->units ? w->layout.head[t->index]
-                                     : w->layout.block[t->index];
+    return w->layout.at[t->kind][t->index];
+}
+
+/* Frozen units get no array, as in training. */
+static void whole_freeze(struct whole *w)
+{
+    for (uint32_t u = 0; u < w->units; u++) {
+        if (gpt_kind_frozen(&w->shape, gpt_unit_at(&w->shape, u).kind)) {
+            free(w->grads[u]);
+            w->grads[u] = NULL;
+        }
+    }
+}
+
+/* Of every tensor that has a gradient; returns how many. */
+static uint32_t check_tensors(struct whole *w)
+{
+    uint32_t checked = 0;
+    gpt_whole(w->gpt, w->windows, (const double *const *)w->params, w->grads);
+    for (uint32_t i = 0; i < gpt_tensors(&w->shape); i++) {
+        struct gpt_tensor t;
+        gpt_tensor_at(&w->shape, i, &t);
+        if (w->grads[t.unit] == NULL)
+            continue;
+        const uint64_t at = tensor_offset(w, &t);
+        check_gradient(&(struct checked){ whole_value, w, w->params[t.unit] + at,
+                                          w->grads[t.unit] + at, t.elems, t.name });
+        checked++;
+    }
+    return checked;
 }
 
 TEST(every_tensor_of_the_model_matches_differences)
 {
     start(107);
     struct whole w;
-    whole_init(&w);
-    gpt_whole(w.gpt, w.windows, (const double *const *)w.params, w.grads);
-    for (uint32_t i = 0; i < gpt_tensors(&w.shape); i++) {
-        struct gpt_tensor t;
-        gpt_tensor_at(&w.shape, i, &t);
-        const uint64_t at = tensor_offset(&w, &t);
-        check_gradient(&(struct checked){ whole_value, &w, w.params[t.unit] + at,
-                                          w.grads[t.unit] + at, t.elems, t.name });
+    whole_init(&w, &dense);
+    EXPECT_EQ(check_tensors(&w), gpt_tensors(&w.shape));
+    whole_deinit(&w);
+}
+
+/* Random biases in front of the router would point all tokens the same way. */
+static void spread_tokens(struct whole *w)
+{
+    const uint64_t *at = w->layout.at[GPT_BLOCK];
+    for (uint32_t l = 0; l < w->shape.layers; l++) {
+        double *p = w->params[gpt_unit_find(&w->shape, (struct gpt_unit){ GPT_BLOCK, l, 0 })];
+        memset(p + at[BLOCK_LN2_B], 0, w->shape.dim * sizeof(double));
+        memset(p + at[BLOCK_ROUTER_B], 0, w->shape.experts * sizeof(double));
+        for (uint32_t j = 0; j < w->shape.dim; j++)
+            p[at[BLOCK_LN2_W] + j] = 1;
     }
+}
+
+/* The chosen expert changes nowhere between the two sides of a difference: a logit would have to
+ * be within about H of another one. */
+TEST(every_tensor_with_experts_matches_differences)
+{
+    start(110);
+    struct whole w;
+    whole_init(&w, &routed);
+    spread_tokens(&w);
+    gpt_whole(w.gpt, w.windows, (const double *const *)w.params, NULL);
+    for (uint32_t u = 0; u + 1 < w.units; u++) /* else a gradient would be missing, not wrong */
+        EXPECT_EQ(gpt_next(w.gpt, u), u + 1);
+    EXPECT_EQ(check_tensors(&w), gpt_tensors(&w.shape));
+    whole_deinit(&w);
+}
+
+/* Second factors start at zero in training; here they are random, or first ones would have no
+ * gradient. */
+TEST(every_adapter_matches_differences)
+{
+    start(111);
+    struct whole w;
+    whole_init(&w, &adapted);
+    whole_freeze(&w);
+    EXPECT_EQ(check_tensors(&w), w.shape.layers * (uint32_t)LORA_TENSORS);
+    whole_deinit(&w);
+}
+
+/* An adapter whose second factor is zero must not change the model. */
+TEST(adapters_start_as_the_model_they_adapt)
+{
+    start(112);
+    struct whole plain, w;
+    struct gpt_shape shape = adapted;
+    whole_init(&w, &shape);
+    shape.rank = 0;
+    whole_init(&plain, &shape);
+    for (uint32_t u = 0; u < w.units; u++) {
+        const struct gpt_unit unit = gpt_unit_at(&w.shape, u);
+        const uint64_t bytes = unit_elems(&w, u) * sizeof(double);
+        if (unit.kind != GPT_LORA) {
+            memcpy(w.params[u], plain.params[gpt_unit_find(&shape, unit)], bytes);
+            continue;
+        }
+        for (int b = LORA_ATTN_B; b < LORA_TENSORS; b += 2) {
+            const uint64_t at = w.layout.at[GPT_LORA][b];
+            const uint64_t end = b + 1 < LORA_TENSORS ? w.layout.at[GPT_LORA][b + 1]
+                                                      : unit_elems(&w, u);
+            memset(w.params[u] + at, 0, (end - at) * sizeof(double));
+        }
+    }
+    memcpy(w.windows, plain.windows, (size_t)2 * (shape.seq + 1));
+    EXPECT(whole_value(&w) == whole_value(&plain));
+    whole_deinit(&plain);
+    whole_deinit(&w);
+}
+
+/* With a bias that sends every token to expert 2, the others take no part: they are not in the
+ * order, their gradients stay untouched, and the rest is still right. */
+TEST(idle_experts_are_left_out)
+{
+    start(113);
+    struct whole w;
+    whole_init(&w, &routed);
+    for (uint32_t l = 0; l < w.shape.layers; l++) {
+        const uint32_t u = gpt_unit_find(&w.shape, (struct gpt_unit){ GPT_BLOCK, l, 0 });
+        w.params[u][w.layout.at[GPT_BLOCK][BLOCK_ROUTER_B] + 2] = 100;
+    }
+    gpt_whole(w.gpt, w.windows, (const double *const *)w.params, w.grads);
+    uint32_t ran = 0;
+    for (uint32_t u = gpt_next(w.gpt, GPT_UNIT_NONE); u != GPT_UNIT_NONE; u = gpt_next(w.gpt, u)) {
+        const struct gpt_unit unit = gpt_unit_at(&w.shape, u);
+        EXPECT(unit.kind != GPT_EXPERT || unit.expert == 2);
+        ran++;
+    }
+    EXPECT_EQ(ran, 2 + 2 * w.shape.layers);
+    for (uint32_t u = 0; u < w.units; u++) {
+        const struct gpt_unit unit = gpt_unit_at(&w.shape, u);
+        const bool idle = unit.kind == GPT_EXPERT && unit.expert != 2;
+        EXPECT(isnan(w.grads[u][0]) == idle);
+    }
+    const uint32_t u = gpt_unit_find(&w.shape, (struct gpt_unit){ GPT_EXPERT, 1, 2 });
+    check_gradient(&(struct checked){ whole_value, &w, w.params[u], w.grads[u],
+                                      4 * w.shape.dim * w.shape.dim, "the busy expert" });
+    whole_deinit(&w);
+}
+
+/* Equal logits go to the lowest number. */
+TEST(ties_go_to_the_first_expert)
+{
+    start(114);
+    struct whole w;
+    whole_init(&w, &routed);
+    for (uint32_t l = 0; l < w.shape.layers; l++) {
+        double *p = w.params[gpt_unit_find(&w.shape, (struct gpt_unit){ GPT_BLOCK, l, 0 })];
+        for (uint64_t i = w.layout.at[GPT_BLOCK][BLOCK_ROUTER_W]; i < w.layout.elems[GPT_BLOCK];
+             i++)
+            p[i] = 0; /* the last two tensors: weight and bias */
+    }
+    whole_value(&w);
+    for (uint32_t u = gpt_next(w.gpt, GPT_UNIT_NONE); u != GPT_UNIT_NONE; u = gpt_next(w.gpt, u))
+        EXPECT_EQ(gpt_unit_at(&w.shape, u).expert, 0);
     whole_deinit(&w);
 }
 
@@ -388,7 +537,7 @@ TEST(gaps_between_tensors_stay_untouched)
 {
     start(108);
     struct whole w;
-    whole_init(&w);
+    whole_init(&w, &dense);
     gpt_whole(w.gpt, w.windows, (const double *const *)w.params, w.grads);
     uint64_t written = 0;
     for (uint32_t u = 0; u < w.units; u++)
@@ -419,7 +568,7 @@ TEST(tied_gradient_is_the_sum_of_both_uses)
 {
     start(109);
     struct tied t;
-    whole_init(&t.w);
+    whole_init(&t.w, &dense);
     struct whole *w = &t.w;
     const uint64_t elems = unit_elems(w, 0), bytes = elems * sizeof(double);
     t.input = malloc(bytes);
@@ -428,7 +577,8 @@ TEST(tied_gradient_is_the_sum_of_both_uses)
     memcpy(t.output, w->params[0], bytes);
     gpt_whole(w->gpt, w->windows, (const double *const *)w->params, w->grads);
 
-    const uint64_t count = (uint64_t)GPT_VOCAB * w->shape.dim, at = w->layout.embed[EMBED_WTE];
+    const uint64_t count = (uint64_t)GPT_VOCAB * w->shape.dim,
+                   at = w->layout.at[GPT_EMBED][EMBED_WTE];
     for (int d = 0; d < DIRECTIONS; d++) {
         double *u = random_array(count, 1);
         const double analytic = weighted(w->grads[0] + at, u, count);

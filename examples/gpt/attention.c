@@ -60,11 +60,11 @@ static void attention_forward_task(void *ctx, uint32_t task, uint32_t thread)
     for (uint64_t row = 0; row < a->seq; row += ATTENTION_BLOCK) {
         const uint64_t rows = attention_rows(a, row), keys = row + rows;
         real *p = h.prob + row * a->seq;
-        gemm_run((struct gemm_size){ rows, keys, h.size }, plain(q + row * wide, wide),
+        gemm_run(a->gemm, (struct gemm_size){ rows, keys, h.size }, plain(q + row * wide, wide),
                  transposed(k, wide), 0, p, a->seq);
         job->vec->softmax_causal(p, (struct vec_tile){ rows, keys, a->seq }, row, job->scale);
-        gemm_run((struct gemm_size){ rows, h.size, keys }, plain(p, a->seq), plain(v, wide), 0,
-                 job->y + h.at_y + row * dim, dim);
+        gemm_run(a->gemm, (struct gemm_size){ rows, h.size, keys }, plain(p, a->seq),
+                 plain(v, wide), 0, job->y + h.at_y + row * dim, dim);
     }
 }
 
@@ -98,14 +98,14 @@ static void attention_backward_task(void *ctx, uint32_t task, uint32_t thread)
         const real *dy = job->dy + h.at_y + row * dim;
         real *p = h.prob + row * seq;
         const struct gemm_size to_keys = { keys, h.size, rows };
-        gemm_run((struct gemm_size){ rows, keys, h.size }, plain(dy, dim), transposed(v, wide), 0,
-                 dp, seq);
-        gemm_run(to_keys, transposed(p, seq), plain(dy, dim), beta, dv, wide);
+        gemm_run(a->gemm, (struct gemm_size){ rows, keys, h.size }, plain(dy, dim),
+                 transposed(v, wide), 0, dp, seq);
+        gemm_run(a->gemm, to_keys, transposed(p, seq), plain(dy, dim), beta, dv, wide);
         job->vec->softmax_causal_grad(p, (struct vec_tile){ rows, keys, seq }, row, job->scale, dp,
                                       seq);
-        gemm_run((struct gemm_size){ rows, h.size, keys }, plain(p, seq), plain(k, wide), 0,
-                 dq + row * wide, wide);
-        gemm_run(to_keys, transposed(p, seq), plain(q + row * wide, wide), beta, dk, wide);
+        gemm_run(a->gemm, (struct gemm_size){ rows, h.size, keys }, plain(p, seq), plain(k, wide),
+                 0, dq + row * wide, wide);
+        gemm_run(a->gemm, to_keys, transposed(p, seq), plain(q + row * wide, wide), beta, dk, wide);
     }
 }
 

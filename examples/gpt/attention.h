@@ -8,6 +8,7 @@
 
 #include <stdint.h>
 
+#include "examples/gpt/gemm.h"
 #include "examples/gpt/pool.h"
 #include "examples/gpt/real.h"
 
@@ -17,6 +18,7 @@ struct attention {
     uint64_t batch, seq, heads, dim; /* dim / heads = size of a head */
     const real *qkv;                 /* [batch, seq, 3 * dim] */
     real *prob;                      /* [batch, heads, seq, seq]; forward writes, backward spoils */
+    enum gemm_kind gemm;
 };
 
 /* y: [batch, seq, dim], overwritten. */

@@ -7,13 +7,19 @@
 #include <stdlib.h>
 
 #include "examples/gpt/fail.h"
+#include "examples/gpt/gemm_half.h"
 
 #ifdef GPT_F64
 
-int gemm_init(struct shd_err *e)
+int gemm_init(enum gemm_kind kind, struct shd_err *e)
 {
-    (void)e;
-    return SHD_OK;
+    return kind == GEMM_FULL ? SHD_OK : fail(e, SHD_ENOTSUP, "fp64 has no 16-bit products");
+}
+
+const char *gemm_describe(enum gemm_kind kind)
+{
+    (void)kind;
+    return "fp64 loops";
 }
 
 static real gemm_at(struct gemm_in x, uint64_t i, uint64_t j)
@@ -21,9 +27,10 @@ static real gemm_at(struct gemm_in x, uint64_t i, uint64_t j)
     return x.transposed ? x.data[j * x.stride + i] : x.data[i * x.stride + j];
 }
 
-void gemm_run(struct gemm_size size, struct gemm_in a, struct gemm_in b, real beta, real *c,
-              uint64_t c_stride)
+void gemm_run(enum gemm_kind kind, struct gemm_size size, struct gemm_in a, struct gemm_in b,
+              real beta, real *c, uint64_t c_stride)
 {
+    (void)kind; /* gemm_init() refused the others */
     for (uint64_t i = 0; i < size.m; i++) {
         for (uint64_t j = 0; j < size.n; j++) {
             real sum = 0;
@@ -42,7 +49,7 @@ void gemm_run(struct gemm_size size, struct gemm_in a, struct gemm_in b, real be
 /* Distributions build oneDNN on OpenMP, which would start a team of its own under each of our
  * threads. The wanted team size is a per-thread setting; found by dlsym, because it must be set
  * in the runtime that oneDNN itself is linked to. A oneDNN without OpenMP needs nothing. */
-static void gemm_use_one_thread(void)
+void gemm_use_one_thread(void)
 {
     static _Thread_local bool done;
     if (done)
@@ -64,7 +71,7 @@ static dnnl_status_t gemm_call(struct gemm_size size, struct gemm_in a, struct g
                       b.data, (dnnl_dim_t)b.stride, beta, c, (dnnl_dim_t)c_stride);
 }
 
-int gemm_init(struct shd_err *e)
+int gemm_init(enum gemm_kind kind, struct shd_err *e)
 {
     const float one[1] = { 1 };
     float c[1];
@@ -73,12 +80,21 @@ int gemm_init(struct shd_err *e)
     const dnnl_status_t r = gemm_call((struct gemm_size){ 1, 1, 1 }, a, a, 0, c, 1);
     if (r != dnnl_success || c[0] != 1)
         return fail(e, SHD_ENOTSUP, "oneDNN's sgemm does not work here (status %d)", (int)r);
-    return SHD_OK;
+    return kind == GEMM_FULL ? SHD_OK : gemm_half_init(kind, e);
 }
 
-void gemm_run(struct gemm_size size, struct gemm_in a, struct gemm_in b, real beta, real *c,
-              uint64_t c_stride)
+const char *gemm_describe(enum gemm_kind kind)
 {
+    return kind == GEMM_FULL ? "fp32 (oneDNN)" : gemm_half_describe(kind);
+}
+
+void gemm_run(enum gemm_kind kind, struct gemm_size size, struct gemm_in a, struct gemm_in b,
+              real beta, real *c, uint64_t c_stride)
+{
+    if (kind != GEMM_FULL) {
+        gemm_half_run(kind, size, a, b, beta, c, c_stride);
+        return;
+    }
     gemm_use_one_thread();
     const dnnl_status_t r = gemm_call(size, a, b, beta, c, c_stride);
     if (r != dnnl_success) { /* bad sizes are our bug; out of memory is the other reason */

@@ -53,6 +53,21 @@ static struct gemm_in cols_of(const real *x, uint64_t stride, uint64_t col)
     return (struct gemm_in){ .data = x + col, .stride = stride, .transposed = 1 };
 }
 
+/* Add plus's tile t to y, whose rows are stride apart. */
+static void linear_add(const struct linear *lin, const struct linear_plus *plus,
+                       struct linear_tile t, real *y, uint64_t stride)
+{
+    if (plus == NULL)
+        return;
+    const struct gemm_in right = {
+        .data = plus->right + (plus->transposed ? t.col * plus->inner : t.col),
+        .stride = plus->transposed ? plus->inner : stride,
+        .transposed = plus->transposed,
+    };
+    gemm_run(lin->gemm, (struct gemm_size){ t.rows, t.cols, plus->inner },
+             rows_of(plus->left, plus->inner, t.row), right, 1, y, stride);
+}
+
 struct linear_forward_job {
     const struct linear *lin;
     const struct vec_ops *vec;
@@ -73,8 +88,9 @@ static void linear_forward_task(void *ctx, uint32_t task, uint32_t thread)
         .stride = lin->transposed ? lin->in : lin->out,
         .transposed = lin->transposed,
     };
-    gemm_run((struct gemm_size){ t.rows, t.cols, lin->in }, rows_of(job->x, lin->in, t.row), weight,
-             0, job->y + at, lin->out);
+    gemm_run(lin->gemm, (struct gemm_size){ t.rows, t.cols, lin->in },
+             rows_of(job->x, lin->in, t.row), weight, 0, job->y + at, lin->out);
+    linear_add(lin, lin->plus, t, job->y + at, lin->out);
 
     const struct vec_tile tile = { t.rows, t.cols, lin->out };
     if (job->then == LINEAR_GELU)
@@ -113,8 +129,9 @@ static void linear_input_tile(const struct linear_backward_job *job, uint32_t in
         .stride = lin->transposed ? lin->in : lin->out,
         .transposed = !lin->transposed,
     };
-    gemm_run((struct gemm_size){ t.rows, t.cols, lin->out }, rows_of(job->g->dy, lin->out, t.row),
-             weight, 0, job->g->dx + at, lin->in);
+    gemm_run(lin->gemm, (struct gemm_size){ t.rows, t.cols, lin->out },
+             rows_of(job->g->dy, lin->out, t.row), weight, 0, job->g->dx + at, lin->in);
+    linear_add(lin, job->g->plus, t, job->g->dx + at, lin->in);
     if (job->g->pre != NULL)
         job->vec->gelu_grad(job->g->dx + at, job->g->pre + at,
                             (struct vec_tile){ t.rows, t.cols, lin->in });
@@ -135,8 +152,9 @@ static void linear_weight_tile(const struct linear_backward_job *job, uint32_t i
     const real *left = lin->transposed ? job->g->dy : job->g->x;
     const real *right = lin->transposed ? job->g->x : job->g->dy;
     const struct gemm_in b = { .data = right + t.col, .stride = grid.cols };
-    gemm_run((struct gemm_size){ t.rows, t.cols, lin->rows }, cols_of(left, grid.rows, t.row), b, 0,
-             job->g->dweight + t.row * grid.cols + t.col, grid.cols);
+    gemm_run(lin->gemm, (struct gemm_size){ t.rows, t.cols, lin->rows },
+             cols_of(left, grid.rows, t.row), b, 0, job->g->dweight + t.row * grid.cols + t.col,
+             grid.cols);
 }
 
 static void linear_backward_task(void *ctx, uint32_t task, uint32_t thread)
@@ -165,8 +183,8 @@ void linear_backward(struct pool *pool, const struct linear *lin, const struct l
         .lin = lin,
         .vec = vec_pick(),
         .g = g,
-        .input_tiles = grid_tiles((struct linear_grid){ lin->rows, lin->in }),
-        .weight_tiles = grid_tiles(linear_weight_grid(lin)),
+        .input_tiles = g->dx != NULL ? grid_tiles((struct linear_grid){ lin->rows, lin->in }) : 0,
+        .weight_tiles = g->dweight != NULL ? grid_tiles(linear_weight_grid(lin)) : 0,
     };
     const uint32_t bias_tiles = g->dbias != NULL
                                     ? (uint32_t)linear_blocks(lin->out, LINEAR_BIAS_COLS)

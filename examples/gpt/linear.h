@@ -8,15 +8,26 @@
 
 #include <stdint.h>
 
+#include "examples/gpt/gemm.h"
 #include "examples/gpt/pool.h"
 #include "examples/gpt/real.h"
 #include "examples/gpt/vec.h"
+
+/* A second product that is added to the first: left [rows, inner] times right, which is
+ * [inner, cols], or [cols, inner] when transposed. */
+struct linear_plus {
+    const real *left, *right;
+    uint64_t inner;
+    int transposed;
+};
 
 struct linear {
     uint64_t rows, in, out; /* x [rows, in], y [rows, out] */
     const real *weight;     /* [in, out], or [out, in] when transposed */
     const real *bias;       /* [out]; NULL with `then` LINEAR_PLAIN only */
     int transposed;
+    enum gemm_kind gemm;
+    const struct linear_plus *plus; /* NULL, or: added to y before the bias */
 };
 
 /* What happens to a tile of y while it is in the cache. */
@@ -33,10 +44,11 @@ void linear_forward(struct pool *pool, const struct linear *lin, const real *x, 
 struct linear_grads {
     const real *x;   /* [rows, in] */
     const real *dy;  /* [rows, out] */
-    real *dx;        /* [rows, in], overwritten */
+    real *dx;        /* [rows, in], overwritten; NULL: not wanted */
     const real *pre; /* [rows, in] or NULL: multiply dx by gelu'(pre), x being gelu(pre) */
-    real *dweight;   /* as weight, overwritten */
+    real *dweight;   /* as weight, overwritten; NULL: none (a frozen weight) */
     real *dbias;     /* [out], overwritten; NULL: none */
+    const struct linear_plus *plus; /* NULL, or: added to dx before gelu' */
 };
 
 void linear_backward(struct pool *pool, const struct linear *lin, const struct linear_grads *g);

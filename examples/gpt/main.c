@@ -1,5 +1,6 @@
 /* main.c: shd-gpt. Exit codes: 0 done, 1 failed, 2 wrong usage, 128 + signal ended by a signal. */
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "examples/gpt/options.h"
 #include "examples/gpt/train.h"
@@ -20,11 +21,17 @@ int main(int argc, char **argv)
         printf("shd-gpt %s\n", SHD_VERSION);
         return 0;
     }
-    int signal = 0;
-    if (train_run(&options, &signal, &e) != SHD_OK) {
+    if (options.print_spec) {
+        char *spec = train_spec(&options);
+        const bool printed = spec != NULL && puts(spec) != EOF;
+        free(spec);
+        return printed ? 0 : 1;
+    }
+    struct train_end end;
+    if (train_run(&options, &end, &e) != SHD_OK) {
         fflush(stdout);
         fprintf(stderr, "shd-gpt: rank %u: %s\n", options.rank, e.text);
-        return 1;
+        return end.refused ? 2 : 1;
     }
-    return signal != 0 ? 128 + signal : 0;
+    return end.signal != 0 ? 128 + end.signal : 0;
 }

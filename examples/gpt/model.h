@@ -1,7 +1,7 @@
 /* model.h: forward and backward of the model, unit by unit, over arrays somebody else holds.
  *
  * One object holds the activations of one micro-batch. Use: gpt_set_batch(), gpt_forward() for
- * units 0..layers+1, read gpt_loss(), gpt_backward() for the units in reverse.
+ * the units gpt_next() names, read gpt_loss(), gpt_backward() for the same units in reverse.
  *
  * The model: x = wte[token] + wpe[position]; per block x += proj(attention(ln_1(x))) and then
  * x += mlp(ln_2(x)); logits = ln_f(x) wte^T; loss = mean cross-entropy in nats. (Radford et al.
@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "client/shd.h"
+#include "examples/gpt/gemm.h"
 #include "examples/gpt/pool.h"
 #include "examples/gpt/real.h"
 #include "examples/gpt/shape.h"
@@ -28,15 +29,26 @@ void gpt_free(struct gpt *g);
 /* Copy windows[batch, seq + 1]: inputs are each window's first seq bytes, targets its last. */
 void gpt_set_batch(struct gpt *g, const uint8_t *windows);
 
-/* params: the unit's array. embed: unit 0's array, needed by the head (the tied matrix). */
-void gpt_forward(struct gpt *g, uint32_t unit, const real *params, const real *embed);
+/* How the matrix products are done, GEMM_FULL at first; the caller has called gemm_init(). */
+void gpt_set_gemm(struct gpt *g, enum gemm_kind kind);
 
-/* Write the unit's gradient of the mean loss to grad; gaps between tensors are left alone.
- * embed, embed_grad: unit 0's arrays, for the head, which runs first: it overwrites wte's part
- * of embed_grad. The backward of unit 0 must get the same array as grad: it adds its own part
- * to wte and overwrites wpe. */
-void gpt_backward(struct gpt *g, uint32_t unit, const real *params, real *grad, const real *embed,
-                  real *embed_grad);
+/* Gradients are those of the loss times scale, 1 at first. gpt_loss() is not scaled. */
+void gpt_set_loss_scale(struct gpt *g, double scale);
+
+/* The unit whose forward comes after unit's (GPT_UNIT_NONE: the first), or GPT_UNIT_NONE at the
+ * end. Experts no token of the batch goes to are left out: valid up to the unit whose forward ran
+ * last and the experts behind it. */
+uint32_t gpt_next(const struct gpt *g, uint32_t unit);
+
+/* params: the unit's array. used: that of gpt_unit_uses(), NULL if it uses none. */
+void gpt_forward(struct gpt *g, uint32_t unit, const real *params, const real *used);
+
+/* Write the unit's gradient of the mean loss to grad (NULL: the unit is frozen, the gradient only
+ * flows through); gaps between tensors are left alone. used_grad: of the unit it uses, NULL if
+ * that is frozen. The head runs first and overwrites wte's part of it; the backward of embed must
+ * get the same array as grad: it adds its own part to wte and overwrites wpe. */
+void gpt_backward(struct gpt *g, uint32_t unit, const real *params, real *grad, const real *used,
+                  real *used_grad);
 
 /* Mean loss of the batch in nats per byte, once the head's forward is done. */
 double gpt_loss(const struct gpt *g);
@@ -45,7 +57,8 @@ double gpt_loss(const struct gpt *g);
 const double *gpt_row_losses(const struct gpt *g);
 
 /* Forward and backward of the whole model over arrays of one process: params[units],
- * grads[units] (NULL: forward only). Returns the loss. */
+ * grads[units] (NULL: forward only; grads[u] NULL: u is frozen). Gradients of experts that took
+ * no part are left alone. Returns the loss. */
 double gpt_whole(struct gpt *g, const uint8_t *windows, const real *const *params,
                  real *const *grads);
 

@@ -73,6 +73,42 @@ static const struct option_row rows[] = {
       "where the daemons are (default $SHARDD_ADDRESS, /run/shardd)" },
     { "json", "FILE", OPTION_TEXT, AT(json), 0, 0, NULL,
       "one JSON object per step with its timings (rank 0)" },
+    { "strategy", "NAME", OPTION_TEXT, AT(strategy), 0, 0, "zero3",
+      "what a worker holds: ddp, zero1, zero2 or zero3" },
+    { "prefetch", "NAME", OPTION_TEXT, AT(prefetch), 0, 0, "pre",
+      "fetch for backward ahead: pre (before the unit's backward), post, none" },
+    { "forward-prefetch", "N", OPTION_INTEGER, AT(forward_prefetch), 0, GPT_UNITS_MAX, "1",
+      "units fetched ahead in forward" },
+    { "path", "NAME", OPTION_TEXT, AT(path), 0, 0, "auto",
+      "how parameters come: map (the owners' memory), copy or auto" },
+    { "max-live-units", "N", OPTION_INTEGER, AT(max_live_units), 0, GPT_UNITS_MAX, "0",
+      "bound on units held at once; 0: none" },
+    { "max-live-bytes", "N", OPTION_INTEGER, AT(max_live_bytes), 0, INTEGER_MAX, "0",
+      "bound on their bytes; 0: none" },
+    { "precision", "NAME", OPTION_TEXT, AT(precision), 0, 0, "fp32",
+      "fp32, bf16 or fp16: of parameters as workers read them, and of products" },
+    { "grad-precision", "NAME", OPTION_TEXT, AT(grad_precision), 0, 0, "fp32",
+      "fp32, bf16 or fp16: of gradients on their way to the owners" },
+    { "bf16-gemm", "NAME", OPTION_TEXT, AT(bf16_gemm), 0, 0, "auto",
+      "auto, native (the CPU's bf16 instructions) or emulated" },
+    { "loss-scale", "S", OPTION_TEXT, AT(loss_scale), 0, 0, NULL,
+      "dynamic, static (1024) or a number (default dynamic with fp16)" },
+    { "accumulate", "HOW", OPTION_TEXT, AT(accumulate), 0, 0, "owner",
+      "owner: return every micro-batch; local:A: sum A of them first" },
+    { "experts", "N", OPTION_INTEGER, AT(experts), 0, GPT_EXPERTS_MAX, "0",
+      "MLPs per block, one for each token, each a unit; 0: dense" },
+    { "adapters", "R", OPTION_INTEGER, AT(adapters), 0, GPT_DIM_MAX, "0",
+      "train low-rank adapters of rank R on a frozen model; 0: all" },
+    { "fetch-delay-ms", "X", OPTION_REAL, AT(fetch_delay_ms), 0, 10000, "0",
+      "added to each fetch of --path copy: a slow link, for benchmarks" },
+    { "inject-overflow", "STEP", OPTION_INTEGER, AT(inject_overflow), 0, INTEGER_MAX, "0",
+      "test aid: make one gradient of that step infinite; 0: never" },
+    { "stop-rank", "N", OPTION_INTEGER, AT(stop_rank), 1, UINT32_MAX, NULL,
+      "test aid: this worker leaves early, the others take over" },
+    { "stop-at", "STEP", OPTION_INTEGER, AT(stop_at), 0, INTEGER_MAX, "0",
+      "after this step; given together with --stop-rank" },
+    { "print-spec", NULL, OPTION_FLAG, AT(print_spec), 0, 0, NULL,
+      "print the model's spec and end: for shardctl plan --spec" },
     { "help", NULL, OPTION_FLAG, AT(help), 0, 0, NULL, "this text" },
     { "version", NULL, OPTION_FLAG, AT(version), 0, 0, NULL, "print the version" },
 };
@@ -264,22 +300,6 @@ static void options_derive(struct options *o, uint64_t local_world)
         const uint64_t share = at_least_one((uint64_t)(cpus > 0 ? cpus : 1) / local_world);
         o->threads = share < POOL_THREADS_MAX ? share : POOL_THREADS_MAX;
     }
-}
-
-static int options_check(const struct options *o, struct shd_err *e)
-{
-    const char *kind = o->optimizer;
-    if (strcmp(kind, "adamw") != 0 && strcmp(kind, "sgd") != 0 && strcmp(kind, "lion") != 0)
-        return fail(e, SHD_EINVAL, "--optimizer '%s' is not adamw, sgd or lion", kind);
-    if (o->dim % o->heads != 0)
-        return fail(e, SHD_ERANGE, "--dim %ju is not a multiple of --heads %ju", (uintmax_t)o->dim,
-                    (uintmax_t)o->heads);
-    if (o->min_lr > o->lr)
-        return fail(e, SHD_ERANGE, "--min-lr %g is above --lr %g", o->min_lr, o->lr);
-    if (o->standalone && o->address != NULL)
-        return fail(e, SHD_EINVAL, "--standalone uses no daemons, so --address %s makes no sense",
-                    o->address);
-    return SHD_OK;
 }
 
 int options_parse(int argc, char **argv, struct options *ret_options, struct shd_err *e)

@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "client/shd.h"
+#include "examples/gpt/gemm.h"
 
 #define OPTIONS_DATA_MAX 64
 
@@ -26,17 +27,41 @@ struct options {
     uint64_t sample; /* bytes; 0: none */
     double temperature;
     uint64_t threads;
-    bool standalone, help, version;
+    bool standalone, help, version, print_spec;
     const char *address; /* NULL: the environment's */
     const char *json;    /* NULL: none */
+    /* Schedule and precision, as given; what they mean is in `chosen`. */
+    const char *strategy, *prefetch, *path, *precision, *grad_precision, *accumulate, *bf16_gemm;
+    const char *loss_scale; /* NULL: dynamic with fp16, none otherwise */
+    uint64_t forward_prefetch;
+    uint64_t max_live_units, max_live_bytes; /* 0: no bound */
+    uint64_t experts, adapters;              /* 0: none */
+    double fetch_delay_ms;
+    /* For tests. */
+    uint64_t inject_overflow;    /* spoil one gradient of this step, 1..; 0: never */
+    uint64_t stop_rank, stop_at; /* that worker leaves after so many steps; at 0: none does */
     /* From the environment. */
     uint32_t rank, world;
+    /* Derived by options_check(). */
+    struct options_chosen {
+        struct shd_policy policy;
+        enum shd_dtype publish;
+        enum gemm_kind gemm; /* with `gemm_auto`: the kind to try first */
+        bool gemm_auto;      /* fall back to GEMM_BF16_EMULATED, and say so */
+        uint32_t accumulate; /* a of "local:a"; 1: the owners sum */
+        bool dynamic_scale;
+        double static_scale; /* 1: none */
+    } chosen;
 };
 
 /* Parse argv over the defaults, RANK, WORLD_SIZE and LOCAL_WORLD_SIZE. Strings are borrowed from
  * argv. Errors: SHD_EINVAL, SHD_ERANGE; the text names option, value and limits. With --help
  * or --version nothing else is checked. */
 int options_parse(int argc, char **argv, struct options *ret_options, struct shd_err *e);
+
+/* What the options mean together: fills o->chosen. Each combination that makes no sense is refused
+ * with the reason and what would be right. Part of options_parse(). */
+int options_check(struct options *o, struct shd_err *e);
 
 void options_help(FILE *out);
 

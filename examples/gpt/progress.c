@@ -80,7 +80,7 @@ static struct progress_rate progress_rate(const struct progress *p, const struct
     const double text = (double)((s->step - p->mark_step) * p->step_bytes);
     return (struct progress_rate){
         .bytes_per_s = text / elapsed,
-        .wait_percent = 100 * seconds(s->end_wait_ns - p->mark_wait_ns) / elapsed,
+        .wait_percent = 100 * seconds(s->end.wait_ns - p->mark_wait_ns) / elapsed,
     };
 }
 
@@ -102,12 +102,15 @@ static void progress_line(struct progress *p, const struct progress_step *s)
 {
     const struct progress_rate rate = progress_rate(p, s);
     progress_clear(p);
-    fprintf(p->out, "step %ju/%ju loss %.4f norm %.3f lr %.2e %.0f tok/s wait %.1f%%%s\n",
+    fprintf(p->out, "step %ju/%ju loss %.4f norm %.3f lr %.2e %.0f tok/s wait %.1f%%",
             (uintmax_t)s->step, (uintmax_t)p->steps, s->loss, s->norm, s->lr, rate.bytes_per_s,
-            rate.wait_percent, s->skipped ? " SKIPPED: the gradient is not finite" : "");
+            rate.wait_percent);
+    if (s->loss_scale > 1)
+        fprintf(p->out, " scale %.0f", s->loss_scale);
+    fprintf(p->out, "%s\n", s->skipped ? " SKIPPED: the gradient is not finite" : "");
     fflush(p->out);
     p->mark_ns = s->end_ns;
-    p->mark_wait_ns = s->end_wait_ns;
+    p->mark_wait_ns = s->end.wait_ns;
     p->mark_step = s->step;
 }
 
@@ -120,16 +123,39 @@ static void json_number(FILE *out, const char *name, double value)
         fprintf(out, ",\"%s\":null", name);
 }
 
+static void json_whole(FILE *out, const char *name, uint64_t value)
+{
+    fprintf(out, ",\"%s\":%ju", name, (uintmax_t)value);
+}
+
+static void json_array(FILE *out, const char *name, const uint64_t *values, uint32_t count)
+{
+    fprintf(out, ",\"%s\":[", name);
+    for (uint32_t i = 0; i < count; i++)
+        fprintf(out, "%s%ju", i > 0 ? "," : "", (uintmax_t)values[i]);
+    fputc(']', out);
+}
+
 static void progress_json(struct progress *p, const struct progress_step *s)
 {
-    fprintf(p->json, "{\"step\":%ju", (uintmax_t)s->step);
-    json_number(p->json, "loss", s->loss);
-    json_number(p->json, "norm", s->norm);
-    json_number(p->json, "lr", s->lr);
-    fprintf(p->json, ",\"skipped\":%s,\"step_ns\":%ju,\"wait_ns\":%ju,\"tokens\":%ju}\n",
-            s->skipped ? "true" : "false", (uintmax_t)(s->end_ns - s->begin_ns),
-            (uintmax_t)(s->end_wait_ns - s->begin_wait_ns), (uintmax_t)p->step_bytes);
-    fflush(p->json);
+    FILE *out = p->json;
+    fprintf(out, "{\"step\":%ju", (uintmax_t)s->step);
+    json_number(out, "loss", s->loss);
+    json_number(out, "norm", s->norm);
+    json_number(out, "lr", s->lr);
+    json_number(out, "loss_scale", s->loss_scale);
+    fprintf(out, ",\"skipped\":%s", s->skipped ? "true" : "false");
+    json_whole(out, "step_ns", s->end_ns - s->begin_ns);
+    json_whole(out, "wait_ns", s->end.wait_ns - s->begin.wait_ns);
+    json_whole(out, "tokens", p->step_bytes);
+    json_whole(out, "bytes_fetched", s->end.bytes_fetched - s->begin.bytes_fetched);
+    json_whole(out, "bytes_returned", s->end.bytes_returned - s->begin.bytes_returned);
+    json_whole(out, "live_bytes_max", s->end.live_bytes_max);
+    json_whole(out, "plan_misses", s->end.plan_misses - s->begin.plan_misses);
+    json_array(out, "forward_ns", s->forward_ns, s->units);
+    json_array(out, "backward_ns", s->backward_ns, s->units);
+    fputs("}\n", out);
+    fflush(out);
 }
 
 void progress_step(struct progress *p, const struct progress_step *s)

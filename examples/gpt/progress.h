@@ -28,9 +28,13 @@ struct progress {
 struct progress_step {
     uint64_t step; /* updates after it: 1.. */
     double loss, norm, lr;
+    double loss_scale; /* of its gradients; 1: none */
     bool skipped;
-    uint64_t begin_ns, end_ns;           /* of the step */
-    uint64_t begin_wait_ns, end_wait_ns; /* shd_stats.wait_ns then */
+    uint64_t begin_ns, end_ns;   /* of the step */
+    struct shd_stats begin, end; /* this worker's counters then */
+    const uint64_t *forward_ns;  /* [units] this worker's compute in the step, borrowed */
+    const uint64_t *backward_ns;
+    uint32_t units;
 };
 
 uint64_t progress_now_ns(void);

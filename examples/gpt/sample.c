@@ -22,6 +22,7 @@ struct sampler {
     float *keys, *values;      /* [layers, seq, dim] */
     float *x, *y, *norm, *att; /* [dim] */
     float *qkv, *wide, *act;   /* [3 dim], [4 dim], [4 dim] */
+    float *low, *router;       /* [rank], [experts] */
     float *weights;            /* [seq] attention of one head */
     float logits[GPT_VOCAB];
 };
@@ -37,7 +38,7 @@ int sampler_new(const struct gpt_shape *shape, const struct gpt_layout *layout, 
                 const float *const *params, struct sampler **ret_sampler, struct shd_err *e)
 {
     const uint64_t dim = shape->dim, cache = (uint64_t)shape->layers * shape->seq * dim;
-    const uint64_t floats = 2 * cache + 15 * dim + shape->seq;
+    const uint64_t floats = 2 * cache + 15 * dim + shape->seq + shape->rank + shape->experts;
     struct sampler *s = calloc(1, sizeof *s);
     float *memory = calloc(floats, sizeof *memory);
     uint8_t *window = calloc(shape->seq, 1);
@@ -65,6 +66,8 @@ int sampler_new(const struct gpt_shape *shape, const struct gpt_layout *layout, 
     s->wide = take(&next, 4 * dim);
     s->act = take(&next, 4 * dim);
     s->weights = take(&next, shape->seq);
+    s->low = take(&next, shape->rank);
+    s->router = take(&next, shape->experts);
     *ret_sampler = s;
     return SHD_OK;
 }
@@ -119,54 +122,124 @@ static void sampler_head(struct sampler *s, uint32_t layer, uint32_t head)
     }
 }
 
-static struct linear sampler_linear(const struct sampler *s, const float *params,
-                                    enum gpt_block_tensor weight, uint64_t in, uint64_t out)
+/* A linear layer of a block, with its adapter if there is one. */
+struct sampler_matrix {
+    enum gpt_block_tensor weight; /* the bias follows */
+    enum gpt_lora_tensor a;       /* the second factor follows */
+    uint64_t in, out;
+};
+
+static const float *sampler_params(const struct sampler *s, struct gpt_unit unit)
 {
-    return (struct linear){ .rows = 1,
-                            .in = in,
-                            .out = out,
-                            .weight = params + s->layout.block[weight],
-                            .bias = params + s->layout.block[weight + 1] };
+    return s->params[gpt_unit_find(&s->shape, unit)];
+}
+
+static void sampler_linear(struct sampler *s, uint32_t layer, struct sampler_matrix m,
+                           const float *x, float *y, enum linear_then then, float *other)
+{
+    const float *block = sampler_params(s, (struct gpt_unit){ GPT_BLOCK, layer, 0 });
+    const uint64_t *at = s->layout.at[GPT_BLOCK], *low_at = s->layout.at[GPT_LORA];
+    struct linear lin = { .rows = 1,
+                          .in = m.in,
+                          .out = m.out,
+                          .weight = block + at[m.weight],
+                          .bias = block + at[m.weight + 1] };
+    struct linear_plus plus;
+    if (s->shape.rank > 0) {
+        const float *low = sampler_params(s, (struct gpt_unit){ GPT_LORA, layer, 0 });
+        const struct linear first = {
+            .rows = 1, .in = m.in, .out = s->shape.rank, .weight = low + low_at[m.a]
+        };
+        linear_forward(s->pool, &first, x, s->low, LINEAR_PLAIN, NULL);
+        plus = (struct linear_plus){ .left = s->low,
+                                     .right = low + low_at[m.a + 1],
+                                     .inner = s->shape.rank };
+        lin.plus = &plus;
+    }
+    linear_forward(s->pool, &lin, x, y, then, other);
+}
+
+/* x += p[e] mlp_e(norm) for the likeliest expert e. */
+static void sampler_experts(struct sampler *s, uint32_t layer, const float *block)
+{
+    const uint64_t dim = s->shape.dim, experts = s->shape.experts;
+    const uint64_t *at = s->layout.at[GPT_BLOCK], *expert_at = s->layout.at[GPT_EXPERT];
+    const struct linear router = { .rows = 1,
+                                   .in = dim,
+                                   .out = experts,
+                                   .weight = block + at[BLOCK_ROUTER_W],
+                                   .bias = block + at[BLOCK_ROUTER_B] };
+    linear_forward(s->pool, &router, s->norm, s->router, LINEAR_PLAIN, NULL);
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < experts; i++)
+        if (s->router[i] > s->router[best])
+            best = i;
+    s->vec->softmax_causal(s->router, (struct vec_tile){ 1, experts, experts }, experts - 1, 1);
+    const float *expert = sampler_params(s, (struct gpt_unit){ GPT_EXPERT, layer, best });
+    const struct linear fc = { .rows = 1,
+                               .in = dim,
+                               .out = 4 * dim,
+                               .weight = expert + expert_at[EXPERT_FC_W],
+                               .bias = expert + expert_at[EXPERT_FC_B] };
+    const struct linear mlp = { .rows = 1,
+                                .in = 4 * dim,
+                                .out = dim,
+                                .weight = expert + expert_at[EXPERT_MLP_W],
+                                .bias = expert + expert_at[EXPERT_MLP_B] };
+    linear_forward(s->pool, &fc, s->norm, s->wide, LINEAR_GELU, s->act);
+    linear_forward(s->pool, &mlp, s->act, s->y, LINEAR_PLAIN, NULL);
+    for (uint64_t j = 0; j < dim; j++)
+        s->x[j] += s->router[best] * s->y[j];
+}
+
+static void sampler_mlp(struct sampler *s, uint32_t layer)
+{
+    const uint64_t dim = s->shape.dim;
+    const struct sampler_matrix fc = { BLOCK_FC_W, LORA_FC_A, dim, 4 * dim };
+    const struct sampler_matrix mlp = { BLOCK_MLP_W, LORA_MLP_A, 4 * dim, dim };
+    sampler_linear(s, layer, fc, s->norm, s->wide, LINEAR_GELU, s->act);
+    sampler_linear(s, layer, mlp, s->act, s->y, LINEAR_RESIDUAL, s->x);
+    memcpy(s->x, s->y, dim * sizeof(float));
 }
 
 static void sampler_block(struct sampler *s, uint32_t layer)
 {
     const uint64_t dim = s->shape.dim;
     const uint64_t at = ((uint64_t)layer * s->shape.seq + s->used) * dim;
-    const float *p = s->params[1 + layer];
-    const uint64_t *offset = s->layout.block;
-    const struct linear qkv = sampler_linear(s, p, BLOCK_ATTN_W, dim, 3 * dim);
-    const struct linear proj = sampler_linear(s, p, BLOCK_PROJ_W, dim, dim);
-    const struct linear fc = sampler_linear(s, p, BLOCK_FC_W, dim, 4 * dim);
-    const struct linear mlp = sampler_linear(s, p, BLOCK_MLP_W, 4 * dim, dim);
+    const float *p = sampler_params(s, (struct gpt_unit){ GPT_BLOCK, layer, 0 });
+    const uint64_t *offset = s->layout.at[GPT_BLOCK];
+    const struct sampler_matrix qkv = { BLOCK_ATTN_W, LORA_ATTN_A, dim, 3 * dim };
+    const struct sampler_matrix proj = { BLOCK_PROJ_W, LORA_PROJ_A, dim, dim };
 
     sampler_norm(s, p + offset[BLOCK_LN1_W], p + offset[BLOCK_LN1_B]);
-    linear_forward(s->pool, &qkv, s->norm, s->qkv, LINEAR_PLAIN, NULL);
+    sampler_linear(s, layer, qkv, s->norm, s->qkv, LINEAR_PLAIN, NULL);
     memcpy(s->keys + at, s->qkv + dim, dim * sizeof(float));
     memcpy(s->values + at, s->qkv + 2 * dim, dim * sizeof(float));
     for (uint32_t head = 0; head < s->shape.heads; head++)
         sampler_head(s, layer, head);
-    linear_forward(s->pool, &proj, s->att, s->y, LINEAR_RESIDUAL, s->x);
+    sampler_linear(s, layer, proj, s->att, s->y, LINEAR_RESIDUAL, s->x);
     memcpy(s->x, s->y, dim * sizeof(float));
 
     sampler_norm(s, p + offset[BLOCK_LN2_W], p + offset[BLOCK_LN2_B]);
-    linear_forward(s->pool, &fc, s->norm, s->wide, LINEAR_GELU, s->act);
-    linear_forward(s->pool, &mlp, s->act, s->y, LINEAR_RESIDUAL, s->x);
-    memcpy(s->x, s->y, dim * sizeof(float));
+    if (s->shape.experts > 0)
+        sampler_experts(s, layer, p);
+    else
+        sampler_mlp(s, layer);
 }
 
 /* One position through the model; the window has room. */
 static void sampler_step(struct sampler *s, uint8_t byte)
 {
     const uint64_t dim = s->shape.dim;
-    const float *embed = s->params[GPT_UNIT_EMBED], *head = s->params[1 + s->shape.layers];
-    const float *wte = embed + s->layout.embed[EMBED_WTE];
-    const float *wpe = embed + s->layout.embed[EMBED_WPE];
+    const float *embed = s->params[GPT_UNIT_EMBED], *head = s->params[gpt_units(&s->shape) - 1];
+    const float *wte = embed + s->layout.at[GPT_EMBED][EMBED_WTE];
+    const float *wpe = embed + s->layout.at[GPT_EMBED][EMBED_WPE];
     for (uint64_t j = 0; j < dim; j++)
         s->x[j] = wte[byte * dim + j] + wpe[s->used * dim + j];
     for (uint32_t layer = 0; layer < s->shape.layers; layer++)
         sampler_block(s, layer);
-    sampler_norm(s, head + s->layout.head[HEAD_LN_W], head + s->layout.head[HEAD_LN_B]);
+    sampler_norm(s, head + s->layout.at[GPT_HEAD][HEAD_LN_W],
+                 head + s->layout.at[GPT_HEAD][HEAD_LN_B]);
     const struct linear lin = {
         .rows = 1, .in = dim, .out = GPT_VOCAB, .weight = wte, .transposed = 1
     };

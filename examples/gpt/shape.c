@@ -1,166 +1,328 @@
 /* shape.c: see shape.h. */
 #include "examples/gpt/shape.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "examples/gpt/fail.h"
+#include "proto/check.h"
 
 #define GPT_ALIGN_ELEMS 32
 
-/* Name after the unit's prefix, and shape in multiples of dim. */
-struct block_row {
-    const char *name;
-    uint32_t rows, cols; /* cols 0: a vector */
-    double init;         /* vectors: the constant; matrices: 1 = residual projection */
+/* A size of a tensor: so many times dim, or one of these. */
+enum size_code { SIZE_VOCAB = -1, SIZE_SEQ = -2, SIZE_EXPERTS = -3, SIZE_RANK = -4 };
+
+enum init_code {
+    INIT_ZERO,
+    INIT_ONE,
+    INIT_NORMAL,   /* 0.02 */
+    INIT_RESIDUAL, /* what is added to the residual stream: 0.02 / sqrt(2 layers) */
+    INIT_FAN_IN,   /* 1 / sqrt(rows) */
 };
 
-static const struct block_row block_rows[BLOCK_TENSORS] = {
-    [BLOCK_LN1_W] = { "ln_1.weight", 1, 0, 1 },
-    [BLOCK_LN1_B] = { "ln_1.bias", 1, 0, 0 },
-    [BLOCK_ATTN_W] = { "attn.c_attn.weight", 1, 3, 0 },
-    [BLOCK_ATTN_B] = { "attn.c_attn.bias", 3, 0, 0 },
-    [BLOCK_PROJ_W] = { "attn.c_proj.weight", 1, 1, 1 },
-    [BLOCK_PROJ_B] = { "attn.c_proj.bias", 1, 0, 0 },
-    [BLOCK_LN2_W] = { "ln_2.weight", 1, 0, 1 },
-    [BLOCK_LN2_B] = { "ln_2.bias", 1, 0, 0 },
-    [BLOCK_FC_W] = { "mlp.c_fc.weight", 1, 4, 0 },
-    [BLOCK_FC_B] = { "mlp.c_fc.bias", 4, 0, 0 },
-    [BLOCK_MLP_W] = { "mlp.c_proj.weight", 4, 1, 1 },
-    [BLOCK_MLP_B] = { "mlp.c_proj.bias", 1, 0, 0 },
+struct tensor_row {
+    const char *name; /* behind the unit's prefix */
+    int rows, cols;   /* cols 0: a vector */
+    enum init_code init;
 };
+
+/* GPT-2's initialisation; 0.02 / sqrt(2 L) so that the stream's variance does not grow with
+ * depth. Adapters start as a product that is zero (Hu et al., arXiv:2106.09685, section 4.1). */
+static const struct tensor_row rows_embed[EMBED_TENSORS] = {
+    [EMBED_WTE] = { "wte.weight", SIZE_VOCAB, 1, INIT_NORMAL },
+    [EMBED_WPE] = { "wpe.weight", SIZE_SEQ, 1, INIT_NORMAL },
+};
+static const struct tensor_row rows_block[BLOCK_TENSORS] = {
+    [BLOCK_LN1_W] = { "ln_1.weight", 1, 0, INIT_ONE },
+    [BLOCK_LN1_B] = { "ln_1.bias", 1, 0, INIT_ZERO },
+    [BLOCK_ATTN_W] = { "attn.c_attn.weight", 1, 3, INIT_NORMAL },
+    [BLOCK_ATTN_B] = { "attn.c_attn.bias", 3, 0, INIT_ZERO },
+    [BLOCK_PROJ_W] = { "attn.c_proj.weight", 1, 1, INIT_RESIDUAL },
+    [BLOCK_PROJ_B] = { "attn.c_proj.bias", 1, 0, INIT_ZERO },
+    [BLOCK_LN2_W] = { "ln_2.weight", 1, 0, INIT_ONE },
+    [BLOCK_LN2_B] = { "ln_2.bias", 1, 0, INIT_ZERO },
+    [BLOCK_FC_W] = { "mlp.c_fc.weight", 1, 4, INIT_NORMAL },
+    [BLOCK_FC_B] = { "mlp.c_fc.bias", 4, 0, INIT_ZERO },
+    [BLOCK_MLP_W] = { "mlp.c_proj.weight", 4, 1, INIT_RESIDUAL },
+    [BLOCK_MLP_B] = { "mlp.c_proj.bias", 1, 0, INIT_ZERO },
+    [BLOCK_ROUTER_W] = { "router.weight", 1, SIZE_EXPERTS, INIT_NORMAL },
+    [BLOCK_ROUTER_B] = { "router.bias", SIZE_EXPERTS, 0, INIT_ZERO },
+};
+static const struct tensor_row rows_expert[EXPERT_TENSORS] = {
+    [EXPERT_FC_W] = { "c_fc.weight", 1, 4, INIT_NORMAL },
+    [EXPERT_FC_B] = { "c_fc.bias", 4, 0, INIT_ZERO },
+    [EXPERT_MLP_W] = { "c_proj.weight", 4, 1, INIT_RESIDUAL },
+    [EXPERT_MLP_B] = { "c_proj.bias", 1, 0, INIT_ZERO },
+};
+static const struct tensor_row rows_lora[LORA_TENSORS] = {
+    [LORA_ATTN_A] = { "attn.c_attn.lora_a", 1, SIZE_RANK, INIT_FAN_IN },
+    [LORA_ATTN_B] = { "attn.c_attn.lora_b", SIZE_RANK, 3, INIT_ZERO },
+    [LORA_PROJ_A] = { "attn.c_proj.lora_a", 1, SIZE_RANK, INIT_FAN_IN },
+    [LORA_PROJ_B] = { "attn.c_proj.lora_b", SIZE_RANK, 1, INIT_ZERO },
+    [LORA_FC_A] = { "mlp.c_fc.lora_a", 1, SIZE_RANK, INIT_FAN_IN },
+    [LORA_FC_B] = { "mlp.c_fc.lora_b", SIZE_RANK, 4, INIT_ZERO },
+    [LORA_MLP_A] = { "mlp.c_proj.lora_a", 4, SIZE_RANK, INIT_FAN_IN },
+    [LORA_MLP_B] = { "mlp.c_proj.lora_b", SIZE_RANK, 1, INIT_ZERO },
+};
+static const struct tensor_row rows_head[HEAD_TENSORS] = {
+    [HEAD_LN_W] = { "ln_f.weight", 1, 0, INIT_ONE },
+    [HEAD_LN_B] = { "ln_f.bias", 1, 0, INIT_ZERO },
+};
+static const struct tensor_row *const kind_rows[GPT_UNIT_KINDS] = {
+    [GPT_EMBED] = rows_embed, [GPT_BLOCK] = rows_block, [GPT_EXPERT] = rows_expert,
+    [GPT_LORA] = rows_lora,   [GPT_HEAD] = rows_head,
+};
+
+/* -- Units ----------------------------------------------------------------------------------- */
+
+static uint32_t layer_units(const struct gpt_shape *shape)
+{
+    return 1 + shape->experts + (shape->rank > 0 ? 1 : 0);
+}
 
 uint32_t gpt_units(const struct gpt_shape *shape)
 {
-    return shape->layers + 2;
+    return shape->layers * layer_units(shape) + 2;
+}
+
+struct gpt_unit gpt_unit_at(const struct gpt_shape *shape, uint32_t unit)
+{
+    CHECK(unit < gpt_units(shape));
+    if (unit == GPT_UNIT_EMBED)
+        return (struct gpt_unit){ .kind = GPT_EMBED };
+    if (unit + 1 == gpt_units(shape))
+        return (struct gpt_unit){ .kind = GPT_HEAD };
+    const uint32_t layer = (unit - 1) / layer_units(shape), place = (unit - 1) % layer_units(shape);
+    if (place == 0)
+        return (struct gpt_unit){ .kind = GPT_BLOCK, .layer = layer };
+    if (shape->rank > 0)
+        return (struct gpt_unit){ .kind = GPT_LORA, .layer = layer };
+    return (struct gpt_unit){ .kind = GPT_EXPERT, .layer = layer, .expert = place - 1 };
+}
+
+uint32_t gpt_unit_find(const struct gpt_shape *shape, struct gpt_unit unit)
+{
+    if (unit.kind == GPT_EMBED)
+        return GPT_UNIT_EMBED;
+    if (unit.kind == GPT_HEAD)
+        return gpt_units(shape) - 1;
+    const uint32_t block = 1 + unit.layer * layer_units(shape);
+    if (unit.kind == GPT_BLOCK)
+        return block;
+    return unit.kind == GPT_LORA ? block + 1 : block + 1 + unit.expert;
+}
+
+uint32_t gpt_unit_uses(const struct gpt_shape *shape, uint32_t unit)
+{
+    const struct gpt_unit u = gpt_unit_at(shape, unit);
+    if (u.kind == GPT_HEAD)
+        return GPT_UNIT_EMBED;
+    return u.kind == GPT_LORA ? unit - 1 : GPT_UNIT_NONE;
+}
+
+bool gpt_kind_frozen(const struct gpt_shape *shape, enum gpt_unit_kind kind)
+{
+    return shape->rank > 0 && kind != GPT_LORA;
+}
+
+uint64_t gpt_unit_elems(const struct gpt_shape *shape, const struct gpt_layout *layout,
+                        uint32_t unit)
+{
+    return layout->elems[gpt_unit_at(shape, unit).kind];
+}
+
+/* -- Tensors --------------------------------------------------------------------------------- */
+
+static uint32_t kind_tensors(const struct gpt_shape *shape, enum gpt_unit_kind kind)
+{
+    switch (kind) {
+    case GPT_EMBED:
+        return EMBED_TENSORS;
+    case GPT_BLOCK: /* the MLP's four, or the router's two */
+        return shape->experts > 0 ? BLOCK_TENSORS - 4 : BLOCK_TENSORS - 2;
+    case GPT_EXPERT:
+        return EXPERT_TENSORS;
+    case GPT_LORA:
+        return LORA_TENSORS;
+    case GPT_HEAD:
+        return HEAD_TENSORS;
+    case GPT_UNIT_KINDS:
+        break;
+    }
+    return 0;
+}
+
+static uint32_t layer_tensors(const struct gpt_shape *shape)
+{
+    return kind_tensors(shape, GPT_BLOCK) + shape->experts * EXPERT_TENSORS +
+           (shape->rank > 0 ? LORA_TENSORS : 0);
 }
 
 uint32_t gpt_tensors(const struct gpt_shape *shape)
 {
-    return EMBED_TENSORS + shape->layers * BLOCK_TENSORS + HEAD_TENSORS;
+    return EMBED_TENSORS + shape->layers * layer_tensors(shape) + HEAD_TENSORS;
 }
 
-static void tensor_finish(struct gpt_tensor *t)
+/* Which unit's tensor, and which of it; index is over the whole model. */
+static struct gpt_unit tensor_unit(const struct gpt_shape *shape, uint32_t *index)
 {
-    t->elems = t->dims[0] * (t->dims[1] > 0 ? t->dims[1] : 1);
+    if (*index < EMBED_TENSORS)
+        return (struct gpt_unit){ .kind = GPT_EMBED };
+    *index -= EMBED_TENSORS;
+    const uint32_t layer = *index / layer_tensors(shape);
+    if (layer >= shape->layers) {
+        *index -= shape->layers * layer_tensors(shape);
+        return (struct gpt_unit){ .kind = GPT_HEAD };
+    }
+    *index %= layer_tensors(shape);
+    const uint32_t block = kind_tensors(shape, GPT_BLOCK);
+    if (*index < block)
+        return (struct gpt_unit){ .kind = GPT_BLOCK, .layer = layer };
+    *index -= block;
+    if (shape->rank > 0)
+        return (struct gpt_unit){ .kind = GPT_LORA, .layer = layer };
+    const uint32_t expert = *index / EXPERT_TENSORS;
+    *index %= EXPERT_TENSORS;
+    return (struct gpt_unit){ .kind = GPT_EXPERT, .layer = layer, .expert = expert };
 }
 
-static void tensor_embed(const struct gpt_shape *shape, uint32_t index, struct gpt_tensor *t)
+static uint64_t tensor_size(const struct gpt_shape *shape, int size)
 {
-    snprintf(t->name, sizeof t->name, "%s.weight", index == EMBED_WTE ? "wte" : "wpe");
-    t->dims[0] = index == EMBED_WTE ? GPT_VOCAB : shape->seq;
-    t->dims[1] = shape->dim;
-    t->init_std = 0.02;
+    switch (size) {
+    case SIZE_VOCAB:
+        return GPT_VOCAB;
+    case SIZE_SEQ:
+        return shape->seq;
+    case SIZE_EXPERTS:
+        return shape->experts;
+    case SIZE_RANK:
+        return shape->rank;
+    default:
+        return (uint64_t)size * shape->dim;
+    }
 }
 
-/* GPT-2's initialisation: 0.02, and for what is added to the residual stream 0.02 / sqrt(2 L),
- * so that the stream's variance does not grow with depth. */
-static void tensor_block(const struct gpt_shape *shape, uint32_t layer, uint32_t index,
-                         struct gpt_tensor *t)
+static void tensor_init(const struct gpt_shape *shape, enum init_code init, struct gpt_tensor *t)
 {
-    const struct block_row *row = &block_rows[index];
-    snprintf(t->name, sizeof t->name, "h.%u.%s", layer, row->name);
-    t->dims[0] = (uint64_t)row->rows * shape->dim;
-    t->dims[1] = (uint64_t)row->cols * shape->dim;
-    if (row->cols == 0)
-        t->init_const = row->init;
+    switch (init) {
+    case INIT_ZERO:
+        return;
+    case INIT_ONE:
+        t->init_const = 1;
+        return;
+    case INIT_NORMAL:
+        t->init_std = 0.02;
+        return;
+    case INIT_RESIDUAL:
+        t->init_std = 0.02 / sqrt(2.0 * shape->layers);
+        return;
+    case INIT_FAN_IN:
+        t->init_std = 1 / sqrt((double)t->dims[0]);
+        return;
+    }
+}
+
+static void tensor_name(struct gpt_tensor *t, struct gpt_unit unit, const char *name)
+{
+    if (unit.kind == GPT_EMBED || unit.kind == GPT_HEAD)
+        snprintf(t->name, sizeof t->name, "%s", name);
+    else if (unit.kind == GPT_EXPERT)
+        snprintf(t->name, sizeof t->name, "h.%u.expert.%u.%s", unit.layer, unit.expert, name);
     else
-        t->init_std = row->init > 0 ? 0.02 / sqrt(2.0 * shape->layers) : 0.02;
-}
-
-static void tensor_head(const struct gpt_shape *shape, uint32_t index, struct gpt_tensor *t)
-{
-    snprintf(t->name, sizeof t->name, "ln_f.%s", index == HEAD_LN_W ? "weight" : "bias");
-    t->dims[0] = shape->dim;
-    t->init_const = index == HEAD_LN_W ? 1 : 0;
+        snprintf(t->name, sizeof t->name, "h.%u.%s", unit.layer, name);
 }
 
 void gpt_tensor_at(const struct gpt_shape *shape, uint32_t index, struct gpt_tensor *ret_tensor)
 {
-    struct gpt_tensor t = { .index = index, .unit = GPT_UNIT_EMBED };
-    if (index < EMBED_TENSORS) {
-        tensor_embed(shape, index, &t);
-    } else if (index - EMBED_TENSORS < shape->layers * BLOCK_TENSORS) {
-        const uint32_t layer = (index - EMBED_TENSORS) / BLOCK_TENSORS;
-        t.index = (index - EMBED_TENSORS) % BLOCK_TENSORS;
-        t.unit = 1 + layer;
-        tensor_block(shape, layer, t.index, &t);
-    } else {
-        t.index = index - EMBED_TENSORS - shape->layers * BLOCK_TENSORS;
-        t.unit = 1 + shape->layers;
-        tensor_head(shape, t.index, &t);
-    }
-    tensor_finish(&t);
+    CHECK(index < gpt_tensors(shape));
+    const struct gpt_unit unit = tensor_unit(shape, &index);
+    if (unit.kind == GPT_BLOCK && shape->experts > 0 && index >= BLOCK_FC_W)
+        index += BLOCK_ROUTER_W - BLOCK_FC_W;
+    const struct tensor_row *row = &kind_rows[unit.kind][index];
+    struct gpt_tensor t = { .unit = gpt_unit_find(shape, unit), .kind = unit.kind, .index = index };
+    tensor_name(&t, unit, row->name);
+    t.dims[0] = tensor_size(shape, row->rows);
+    t.dims[1] = row->cols != 0 ? tensor_size(shape, row->cols) : 0;
+    t.elems = t.dims[0] * (row->cols != 0 ? t.dims[1] : 1);
+    tensor_init(shape, row->init, &t);
     *ret_tensor = t;
 }
 
-uint64_t gpt_parameters(const struct gpt_shape *shape)
+static uint64_t count_parameters(const struct gpt_shape *shape, bool trained_only)
 {
     uint64_t sum = 0;
     for (uint32_t i = 0; i < gpt_tensors(shape); i++) {
         struct gpt_tensor t;
         gpt_tensor_at(shape, i, &t);
-        sum += t.elems;
+        sum += trained_only && gpt_kind_frozen(shape, t.kind) ? 0 : t.elems;
     }
     return sum;
 }
 
-static int check_range(const char *what, uint32_t value, uint32_t max, struct shd_err *e)
+uint64_t gpt_parameters(const struct gpt_shape *shape)
 {
-    if (value >= 1 && value <= max)
+    return count_parameters(shape, /* trained_only= */ false);
+}
+
+uint64_t gpt_parameters_trained(const struct gpt_shape *shape)
+{
+    return count_parameters(shape, /* trained_only= */ true);
+}
+
+static int check_range(const char *what, uint32_t value, uint32_t min, uint32_t max,
+                       struct shd_err *e)
+{
+    if (value >= min && value <= max)
         return SHD_OK;
-    return fail(e, SHD_ERANGE, "%s is %u, limits are 1 to %u", what, value, max);
+    return fail(e, SHD_ERANGE, "%s is %u, limits are %u to %u", what, value, min, max);
 }
 
 int gpt_shape_check(const struct gpt_shape *shape, struct shd_err *e)
 {
-    int r = check_range("layers", shape->layers, GPT_LAYERS_MAX, e);
+    int r = check_range("layers", shape->layers, 1, GPT_LAYERS_MAX, e);
     if (r == SHD_OK)
-        r = check_range("dim", shape->dim, GPT_DIM_MAX, e);
+        r = check_range("dim", shape->dim, 1, GPT_DIM_MAX, e);
     if (r == SHD_OK)
-        r = check_range("heads", shape->heads, shape->dim, e);
+        r = check_range("heads", shape->heads, 1, shape->dim, e);
     if (r == SHD_OK)
-        r = check_range("seq", shape->seq, GPT_SEQ_MAX, e);
+        r = check_range("seq", shape->seq, 1, GPT_SEQ_MAX, e);
+    if (r == SHD_OK)
+        r = check_range("experts", shape->experts, 0, GPT_EXPERTS_MAX, e);
+    if (r == SHD_OK)
+        r = check_range("adapter rank", shape->rank, 0, shape->dim, e);
     if (r == SHD_OK && shape->dim % shape->heads != 0)
         r = fail(e, SHD_ERANGE, "dim %u is not a multiple of heads %u", shape->dim, shape->heads);
+    if (r == SHD_OK && shape->experts > 0 && shape->rank > 0)
+        r = fail(e, SHD_ENOTSUP, "adapters for a model with experts are not supported");
+    if (r == SHD_OK)
+        r = check_range("units", gpt_units(shape), 1, GPT_UNITS_MAX, e);
     return r;
 }
 
-/* Where a tensor's offset goes, and which unit's size follows it. */
-static uint64_t *layout_slot(const struct gpt_shape *shape, struct gpt_layout *layout,
-                             const struct gpt_tensor *t, uint64_t **ret_elems)
-{
-    if (t->unit == GPT_UNIT_EMBED) {
-        *ret_elems = &layout->embed_elems;
-        return &layout->embed[t->index];
-    }
-    if (t->unit <= shape->layers) {
-        *ret_elems = &layout->block_elems;
-        return &layout->block[t->index];
-    }
-    *ret_elems = &layout->head_elems;
-    return &layout->head[t->index];
-}
+/* -- Layout ---------------------------------------------------------------------------------- */
 
 static uint64_t align_up(uint64_t elems)
 {
     return (elems + GPT_ALIGN_ELEMS - 1) / GPT_ALIGN_ELEMS * GPT_ALIGN_ELEMS;
 }
 
+/* The first unit of its kind: the one whose offsets make the layout. */
+static bool unit_is_first(const struct gpt_shape *shape, uint32_t unit)
+{
+    const struct gpt_unit u = gpt_unit_at(shape, unit);
+    return u.layer == 0 && u.expert == 0;
+}
+
 void gpt_layout_compute(const struct gpt_shape *shape, struct gpt_layout *ret_layout)
 {
-    struct gpt_layout layout = { .embed_elems = 0 };
+    struct gpt_layout layout = { .elems = { 0 } };
     for (uint32_t i = 0; i < gpt_tensors(shape); i++) {
         struct gpt_tensor t;
         gpt_tensor_at(shape, i, &t);
-        if (t.unit > 1 && t.unit <= shape->layers)
-            continue; /* as the first block */
-        uint64_t *elems;
-        uint64_t *offset = layout_slot(shape, &layout, &t, &elems);
-        *offset = *elems;
-        *elems = align_up(*offset + t.elems);
+        if (!unit_is_first(shape, t.unit))
+            continue;
+        layout.at[t.kind][t.index] = layout.elems[t.kind];
+        layout.elems[t.kind] = align_up(layout.elems[t.kind] + t.elems);
     }
     *ret_layout = layout;
 }
@@ -168,91 +330,26 @@ void gpt_layout_compute(const struct gpt_shape *shape, struct gpt_layout *ret_la
 int gpt_layout_load(const struct gpt_shape *shape, const shd_model *m,
                     struct gpt_layout *ret_layout, struct shd_err *e)
 {
-    struct gpt_layout layout = { .embed_elems = 0 };
+    struct gpt_layout layout = { .elems = { 0 } };
     for (uint32_t i = 0; i < gpt_tensors(shape); i++) {
         struct gpt_tensor t;
-        struct shd_tensor at;
+        struct shd_tensor found;
         gpt_tensor_at(shape, i, &t);
-        const int r = shd_tensor_find(m, t.name, &at, e);
+        const int r = shd_tensor_find(m, t.name, &found, e);
         if (r != SHD_OK)
             return r;
-        uint64_t *elems;
-        uint64_t *offset = layout_slot(shape, &layout, &t, &elems);
-        if (at.unit != t.unit || at.elems != t.elems)
+        uint64_t *at = &layout.at[t.kind][t.index], *elems = &layout.elems[t.kind];
+        if (found.unit != t.unit || found.elems != t.elems)
             return fail(e, SHD_ESPEC, "tensor %s is %ju elements of unit %u, expected %ju of %u",
-                        t.name, (uintmax_t)at.elems, at.unit, (uintmax_t)t.elems, t.unit);
-        if (t.unit > 1 && t.unit <= shape->layers && *offset != at.offset_elems)
-            return fail(e, SHD_ESPEC, "tensor %s is at element %ju, in block 0 it is at %ju",
-                        t.name, (uintmax_t)at.offset_elems, (uintmax_t)*offset);
-        *offset = at.offset_elems;
-        if (*elems < align_up(at.offset_elems + at.elems))
-            *elems = align_up(at.offset_elems + at.elems);
+                        t.name, (uintmax_t)found.elems, found.unit, (uintmax_t)t.elems, t.unit);
+        if (!unit_is_first(shape, t.unit) && *at != found.offset_elems)
+            return fail(e, SHD_ESPEC,
+                        "tensor %s is at element %ju, in the first unit of its kind it is at %ju",
+                        t.name, (uintmax_t)found.offset_elems, (uintmax_t)*at);
+        *at = found.offset_elems;
+        if (*elems < align_up(found.offset_elems + found.elems))
+            *elems = align_up(found.offset_elems + found.elems);
     }
     *ret_layout = layout;
     return SHD_OK;
-}
-
-static json_t *spec_optimizer(const char *kind)
-{
-    if (strcmp(kind, "sgd") == 0)
-        return json_pack("{s:s, s:f}", "kind", kind, "momentum", 0.9);
-    if (strcmp(kind, "lion") == 0)
-        return json_pack("{s:s, s:f, s:f}", "kind", kind, "beta1", 0.9, "beta2", 0.99);
-    return json_pack("{s:s, s:f, s:f, s:f}", "kind", kind, "beta1", 0.9, "beta2", 0.95, "eps",
-                     1e-8);
-}
-
-static json_t *spec_tensor(const struct gpt_tensor *t)
-{
-    if (t->dims[1] == 0)
-        return json_pack("{s:s, s:[I], s:s, s:[s, f]}", "name", t->name, "shape",
-                         (json_int_t)t->dims[0], "group", "plain", "init", "const", t->init_const);
-    return json_pack("{s:s, s:[I, I], s:s, s:[s, f, f]}", "name", t->name, "shape",
-                     (json_int_t)t->dims[0], (json_int_t)t->dims[1], "group", "decay", "init",
-                     "normal", 0.0, t->init_std);
-}
-
-static json_t *spec_unit(const struct gpt_shape *shape, uint32_t unit)
-{
-    if (unit == GPT_UNIT_EMBED)
-        return json_pack("{s:s, s:[]}", "name", "embed", "tensors");
-    if (unit > shape->layers)
-        return json_pack("{s:s, s:[s], s:[]}", "name", "head", "uses", "embed", "tensors");
-    char name[16];
-    snprintf(name, sizeof name, "h.%u", unit - 1);
-    return json_pack("{s:s, s:[]}", "name", name, "tensors");
-}
-
-static json_t *spec_units(const struct gpt_shape *shape)
-{
-    json_t *units = json_array();
-    for (uint32_t u = 0; units != NULL && u < gpt_units(shape); u++)
-        if (json_array_append_new(units, spec_unit(shape, u)) != 0)
-            goto no_memory;
-    for (uint32_t i = 0; units != NULL && i < gpt_tensors(shape); i++) {
-        struct gpt_tensor t;
-        gpt_tensor_at(shape, i, &t);
-        json_t *tensors = json_object_get(json_array_get(units, t.unit), "tensors");
-        if (json_array_append_new(tensors, spec_tensor(&t)) != 0)
-            goto no_memory;
-    }
-    return units;
-no_memory:
-    json_decref(units);
-    return NULL;
-}
-
-char *gpt_spec_json(const struct gpt_shape *shape, const struct gpt_spec *spec)
-{
-    /* "o" takes the reference over, also of NULL, which makes json_pack() fail. */
-    json_t *root = json_pack(
-        "{s:s, s:I, s:I, s:s, s:o, s:[{s:s, s:f}, {s:s, s:f}], s:o}", "name", "gpt", "seed",
-        (json_int_t)spec->seed, "micro_batches", (json_int_t)spec->micro_batches, "publish", "f32",
-        "optimizer", spec_optimizer(spec->optimizer), "groups", "name", "decay", "weight_decay",
-        spec->weight_decay, "name", "plain", "weight_decay", 0.0, "units", spec_units(shape));
-    if (root == NULL)
-        return NULL;
-    char *text = json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17));
-    json_decref(root);
-    return text;
 }

@@ -1,12 +1,20 @@
-/* shape.h: which tensors the model has, and where they lie in their units.
+/* shape.h: which units and tensors the model has, and where tensors lie in their units.
  *
- * Units in forward order: 0 "embed" (wte, wpe), 1..layers "h.0".. (one block each), layers + 1
- * "head" (ln_f; its output matrix is wte again). Names and shapes are GPT-2's as Hugging Face
- * stores them: weights are [in, out].
+ * Units in forward order: "embed" (wte, wpe), the layers, "head" (ln_f; its output matrix is wte
+ * again). A layer is
+ *
+ *   dense      "h.0": the whole block
+ *   experts    "h.0": attention and router; then "h.0.expert.0" .., the MLPs one token in E goes to
+ *   adapters   "h.0": the whole block, frozen; then "h.0.lora": two low-rank factors for each of
+ *              its matrices, which uses "h.0". It is the second that computes the block. Embed and
+ *              head are frozen too.
+ *
+ * Names and shapes are GPT-2's as Hugging Face stores them: weights are [in, out].
  */
 #ifndef GPT_SHAPE_H
 #define GPT_SHAPE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "client/shd.h"
@@ -19,9 +27,16 @@
 #define GPT_SEQ_MAX    8192
 #define GPT_BATCH_MAX  4096
 
+#define GPT_EXPERTS_MAX 256
+#define GPT_UNITS_MAX   4096 /* of a spec */
+
 struct gpt_shape {
     uint32_t layers, dim, heads, seq;
+    uint32_t experts; /* of each layer; 0: dense */
+    uint32_t rank;    /* of the adapters; 0: none. Not with experts */
 };
+
+enum gpt_unit_kind { GPT_EMBED, GPT_BLOCK, GPT_EXPERT, GPT_LORA, GPT_HEAD, GPT_UNIT_KINDS };
 
 enum gpt_embed_tensor { EMBED_WTE, EMBED_WPE, EMBED_TENSORS };
 enum gpt_block_tensor {
@@ -33,35 +48,73 @@ enum gpt_block_tensor {
     BLOCK_PROJ_B,
     BLOCK_LN2_W,
     BLOCK_LN2_B,
-    BLOCK_FC_W, /* [dim, 4 dim] */
+    BLOCK_FC_W, /* [dim, 4 dim]; this and the next three: not with experts */
     BLOCK_FC_B,
     BLOCK_MLP_W, /* [4 dim, dim] */
     BLOCK_MLP_B,
+    BLOCK_ROUTER_W, /* [dim, experts]; with experts only */
+    BLOCK_ROUTER_B,
     BLOCK_TENSORS
 };
+enum gpt_expert_tensor { EXPERT_FC_W, EXPERT_FC_B, EXPERT_MLP_W, EXPERT_MLP_B, EXPERT_TENSORS };
+enum gpt_lora_tensor { /* a: [in, rank], b: [rank, out] */
+                       LORA_ATTN_A,
+                       LORA_ATTN_B,
+                       LORA_PROJ_A,
+                       LORA_PROJ_B,
+                       LORA_FC_A,
+                       LORA_FC_B,
+                       LORA_MLP_A,
+                       LORA_MLP_B,
+                       LORA_TENSORS
+};
 enum gpt_head_tensor { HEAD_LN_W, HEAD_LN_B, HEAD_TENSORS };
+#define GPT_KIND_TENSORS_MAX BLOCK_TENSORS
 
-/* Offset of each tensor's first element in its unit's array, and the arrays' sizes. */
+/* Offset of each tensor's first element in its unit's array, and the arrays' sizes: the same for
+ * all units of a kind. */
 struct gpt_layout {
-    uint64_t embed[EMBED_TENSORS], block[BLOCK_TENSORS], head[HEAD_TENSORS];
-    uint64_t embed_elems, block_elems, head_elems;
+    uint64_t at[GPT_UNIT_KINDS][GPT_KIND_TENSORS_MAX];
+    uint64_t elems[GPT_UNIT_KINDS];
+};
+
+struct gpt_unit {
+    enum gpt_unit_kind kind;
+    uint32_t layer, expert; /* 0 where there is none */
 };
 
 /* One tensor of the model. */
 struct gpt_tensor {
     char name[48];
     uint32_t unit;
-    uint32_t index;   /* one of the enums above */
-    uint64_t dims[2]; /* dims[1] is 0 for vectors */
+    enum gpt_unit_kind kind; /* of the unit */
+    uint32_t index;          /* one of the enums above */
+    uint64_t dims[2];        /* dims[1] is 0 for vectors */
     uint64_t elems;
-    double init_const; /* for vectors */
+    double init_const; /* for vectors, and matrices without init_std */
     double init_std;   /* for matrices: normal(0, init_std) */
 };
 
 #define GPT_UNIT_EMBED 0u
+#define GPT_UNIT_NONE  UINT32_MAX
 uint32_t gpt_units(const struct gpt_shape *shape);
 uint32_t gpt_tensors(const struct gpt_shape *shape);
 uint64_t gpt_parameters(const struct gpt_shape *shape);
+uint64_t gpt_parameters_trained(const struct gpt_shape *shape);
+
+/* What unit (< gpt_units()) is, and the other way round. */
+struct gpt_unit gpt_unit_at(const struct gpt_shape *shape, uint32_t unit);
+uint32_t gpt_unit_find(const struct gpt_shape *shape, struct gpt_unit unit);
+
+/* The unit whose parameters this one reads as well: embed for the head (the tied matrix), the
+ * block for its adapters; else GPT_UNIT_NONE. */
+uint32_t gpt_unit_uses(const struct gpt_shape *shape, uint32_t unit);
+
+/* Has no gradient. */
+bool gpt_kind_frozen(const struct gpt_shape *shape, enum gpt_unit_kind kind);
+
+uint64_t gpt_unit_elems(const struct gpt_shape *shape, const struct gpt_layout *layout,
+                        uint32_t unit);
 
 /* Tensor by position, index < gpt_tensors(): the order of the spec. */
 void gpt_tensor_at(const struct gpt_shape *shape, uint32_t index, struct gpt_tensor *ret_tensor);
@@ -72,7 +125,8 @@ int gpt_shape_check(const struct gpt_shape *shape, struct shd_err *e);
 /* The layout by shd.h's rule: tensors in order, each at the next multiple of 32 elements. */
 void gpt_layout_compute(const struct gpt_shape *shape, struct gpt_layout *ret_layout);
 
-/* The layout the daemons use. Errors: as shd_tensor_find(); SHD_ESPEC when blocks differ. */
+/* The layout the daemons use. Errors: as shd_tensor_find(); SHD_ESPEC when units of a kind
+ * differ. */
 int gpt_layout_load(const struct gpt_shape *shape, const shd_model *m,
                     struct gpt_layout *ret_layout, struct shd_err *e);
 
@@ -80,7 +134,8 @@ int gpt_layout_load(const struct gpt_shape *shape, const shd_model *m,
 struct gpt_spec {
     const char *optimizer; /* "adamw", "sgd" or "lion" */
     uint64_t seed;
-    uint32_t micro_batches;
+    uint32_t micro_batches, accumulate;
+    enum shd_dtype publish;
     double weight_decay; /* of matrices; biases and norms have none */
 };
 

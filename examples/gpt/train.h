@@ -5,8 +5,16 @@
 #include "client/shd.h"
 #include "examples/gpt/options.h"
 
-/* Train as the options say, print to stdout (rank 0). *ret_signal: the signal that ended the run
- * early after a whole step, 0: none. Errors: those of the parts, with what was being done. */
-int train_run(const struct options *options, int *ret_signal, struct shd_err *e);
+struct train_end {
+    int signal;   /* the one that ended the run early, after a whole step; 0: none */
+    bool refused; /* the error is about the options: what they ask for cannot be had */
+};
+
+/* The spec of the model the options describe, as JSON; free() it. NULL: no memory. */
+char *train_spec(const struct options *options);
+
+/* Train as the options say, print to stdout (rank 0). Errors: those of the parts, with what was
+ * being done. */
+int train_run(const struct options *options, struct train_end *ret_end, struct shd_err *e);
 
 #endif

@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "examples/gpt/half.h"
+
 /* Rows are aligned to their element only. */
 typedef real lanes
     __attribute__((vector_size(VEC_LANES * sizeof(real)), aligned(sizeof(real)), may_alias));
@@ -287,6 +289,36 @@ static void vec_cross_entropy(real *x, struct vec_tile tile, const uint8_t *targ
     }
 }
 
+static void vec_round_bf16(float *restrict out, const float *restrict x, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        out[i] = half_round_bf16(x[i]);
+}
+
+static void vec_round_f16(float *restrict out, const float *restrict x, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        out[i] = half_round_f16(x[i]);
+}
+
+static void vec_pack_bf16(uint16_t *restrict out, const float *restrict x, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        out[i] = (uint16_t)(half_bf16_bits(x[i]) >> 16);
+}
+
+static void vec_widen_bf16(float *restrict out, const uint16_t *restrict x, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        out[i] = half_widen_bf16(x[i]);
+}
+
+static void vec_widen_f16(float *restrict out, const uint16_t *restrict x, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        out[i] = half_widen_f16(x[i]);
+}
+
 extern const struct vec_ops VEC_OPS;
 const struct vec_ops VEC_OPS = {
     .name = VEC_NAME,
@@ -301,4 +333,9 @@ const struct vec_ops VEC_OPS = {
     .softmax_causal = vec_softmax_causal,
     .softmax_causal_grad = vec_softmax_causal_grad,
     .cross_entropy = vec_cross_entropy,
+    .round_bf16 = vec_round_bf16,
+    .round_f16 = vec_round_f16,
+    .pack_bf16 = vec_pack_bf16,
+    .widen_bf16 = vec_widen_bf16,
+    .widen_f16 = vec_widen_f16,
 };

@@ -53,6 +53,13 @@ struct vec_ops {
     /* losses[i] = -log softmax(x[i])[target[i]] in nats; x becomes scale * d loss / d x. */
     void (*cross_entropy)(real *x, struct vec_tile tile, const uint8_t *target, real scale,
                           double *losses);
+
+    /* Arrays of fp32 in both twins; half.h has the rounding. */
+    void (*round_bf16)(float *out, const float *x, uint64_t count);
+    void (*round_f16)(float *out, const float *x, uint64_t count);
+    void (*pack_bf16)(uint16_t *out, const float *x, uint64_t count);
+    void (*widen_bf16)(float *out, const uint16_t *x, uint64_t count);
+    void (*widen_f16)(float *out, const uint16_t *x, uint64_t count);
 };
 
 /* The variant for this CPU. The same for the whole life of the process. */

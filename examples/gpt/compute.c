@@ -1,0 +1,142 @@
+/* compute.c: see compute.h. */
+#include "examples/gpt/compute.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "examples/gpt/fail.h"
+#include "examples/gpt/progress.h"
+
+int compute_init(struct compute *c, struct shd_err *e)
+{
+    const struct options *o = c->options;
+    const uint32_t units = gpt_units(&c->shape);
+    uint64_t elems_max = 0;
+    for (int kind = 0; kind < GPT_UNIT_KINDS; kind++)
+        if (c->layout.elems[kind] > elems_max)
+            elems_max = c->layout.elems[kind];
+    int r = gpt_new(&c->shape, &c->layout, (uint32_t)o->batch, c->pool, &c->gpt, e);
+    if (r == SHD_OK)
+        r = widen_init(&c->widen, o->chosen.publish, elems_max, c->pool, e);
+    if (r != SHD_OK)
+        return r;
+    c->windows = malloc(o->batch * (o->seq + 1));
+    c->forward_ns = calloc(units, sizeof *c->forward_ns);
+    c->backward_ns = calloc(units, sizeof *c->backward_ns);
+    if (c->windows == NULL || c->forward_ns == NULL || c->backward_ns == NULL)
+        return fail(e, SHD_ENOMEM, "no memory for a batch of %ju", (uintmax_t)o->batch);
+    return SHD_OK;
+}
+
+void compute_deinit(struct compute *c)
+{
+    gpt_free(c->gpt);
+    widen_deinit(&c->widen);
+    free(c->windows);
+    free(c->forward_ns);
+    free(c->backward_ns);
+}
+
+void compute_begin(struct compute *c, double loss_scale)
+{
+    const size_t bytes = gpt_units(&c->shape) * sizeof(uint64_t);
+    memset(c->forward_ns, 0, bytes);
+    memset(c->backward_ns, 0, bytes);
+    gpt_set_loss_scale(c->gpt, loss_scale);
+}
+
+const float *compute_params(struct compute *c, enum widen_slot slot, uint32_t unit,
+                            const void *params)
+{
+    return widen(&c->widen, slot, params, gpt_unit_elems(&c->shape, &c->layout, unit));
+}
+
+/* The array of the unit that `unit` uses; NULL when it uses none. */
+static const float *compute_used(struct compute *c, uint32_t unit)
+{
+    const uint32_t used = gpt_unit_uses(&c->shape, unit);
+    if (used == GPT_UNIT_NONE)
+        return NULL;
+    return compute_params(c, WIDEN_USED, used, shd_params(c->model, used));
+}
+
+/* A frozen block is computed by the unit of its adapters. */
+static bool compute_is_idle(const struct compute *c, uint32_t unit)
+{
+    return c->shape.rank > 0 && gpt_unit_at(&c->shape, unit).kind == GPT_BLOCK;
+}
+
+static int compute_forward(void *ctx, uint32_t micro, uint32_t unit, const void *params)
+{
+    struct compute *c = ctx;
+    const uint64_t begin = progress_now_ns();
+    if (unit == GPT_UNIT_EMBED) {
+        const struct data_key key = { c->options->seed, shd_step(c->model), micro };
+        data_batch(c->data, key, (uint32_t)c->options->batch, c->windows);
+        gpt_set_batch(c->gpt, c->windows);
+    }
+    if (!compute_is_idle(c, unit)) {
+        const float *used = compute_used(c, unit);
+        gpt_forward(c->gpt, unit, compute_params(c, WIDEN_UNIT, unit, params), used);
+    }
+    c->forward_ns[unit] += progress_now_ns() - begin;
+    return 0;
+}
+
+/* The test aid --inject-overflow: once in that step, in the first gradient of micro-batch 0, which
+ * some worker computes. */
+static void compute_inject(struct compute *c, uint32_t micro, float *grad)
+{
+    const uint64_t step = shd_step(c->model) + 1;
+    if (step != c->options->inject_overflow || c->injected_step == step || micro != 0)
+        return;
+    grad[0] = INFINITY;
+    c->injected_step = step;
+}
+
+static int compute_backward(void *ctx, uint32_t micro, uint32_t unit, const void *params,
+                            float *grad)
+{
+    struct compute *c = ctx;
+    const uint64_t begin = progress_now_ns();
+    const uint32_t uses = gpt_unit_uses(&c->shape, unit);
+    float *used_grad = NULL;
+    if (compute_is_idle(c, unit))
+        return 0;
+    if (uses != GPT_UNIT_NONE && !gpt_kind_frozen(&c->shape, gpt_unit_at(&c->shape, uses).kind) &&
+        shd_grad(c->model, micro, uses, &used_grad, &c->err) != SHD_OK)
+        return -1;
+    const float *used = compute_used(c, unit);
+    gpt_backward(c->gpt, unit, compute_params(c, WIDEN_UNIT, unit, params), grad, used, used_grad);
+    if (grad != NULL)
+        compute_inject(c, micro, grad);
+    c->backward_ns[unit] += progress_now_ns() - begin;
+    return 0;
+}
+
+static uint32_t compute_metrics(void *ctx, uint32_t micro, double *ret_metrics)
+{
+    (void)micro;
+    const struct compute *c = ctx;
+    ret_metrics[METRIC_LOSS] = gpt_loss(c->gpt);
+    ret_metrics[METRIC_SIGINT] = *c->signal == SIGINT;
+    ret_metrics[METRIC_SIGTERM] = *c->signal == SIGTERM;
+    return METRICS;
+}
+
+static uint32_t compute_next(void *ctx, uint32_t micro, uint32_t unit)
+{
+    (void)micro;
+    const struct compute *c = ctx;
+    return gpt_next(c->gpt, unit);
+}
+
+struct shd_compute compute_callbacks(struct compute *c)
+{
+    return (struct shd_compute){ .ctx = c,
+                                 .forward = compute_forward,
+                                 .backward = compute_backward,
+                                 .metrics = compute_metrics,
+                                 .next = c->shape.experts > 0 ? compute_next : NULL };
+}

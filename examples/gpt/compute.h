@@ -1,0 +1,51 @@
+/* compute.h: the model as the callbacks of shd_run_step(): what a worker computes for a unit of a
+ * micro-batch.
+ */
+#ifndef GPT_COMPUTE_H
+#define GPT_COMPUTE_H
+
+#include <signal.h>
+#include <stdint.h>
+
+#include "client/shd.h"
+#include "examples/gpt/data.h"
+#include "examples/gpt/model.h"
+#include "examples/gpt/options.h"
+#include "examples/gpt/pool.h"
+#include "examples/gpt/shape.h"
+#include "examples/gpt/widen.h"
+
+/* What each micro-batch reports; the step's sums come back with the commit. */
+enum metric { METRIC_LOSS, METRIC_SIGINT, METRIC_SIGTERM, METRICS };
+
+struct compute {
+    const struct options *options; /* borrowed, as pool, data, model and signal */
+    struct gpt_shape shape;
+    struct gpt_layout layout;
+    struct pool *pool;
+    struct data *data;
+    shd_model *model;
+    const volatile sig_atomic_t *signal; /* the one this process was asked to end by, or 0 */
+    struct gpt *gpt;                     /* owned, as what follows */
+    uint8_t *windows;                    /* [batch, seq + 1] */
+    struct widen widen;
+    uint64_t *forward_ns, *backward_ns; /* [units] time spent, this step */
+    uint64_t injected_step;             /* the last one whose gradient was spoiled, from 1 */
+    struct shd_err err;                 /* of a callback that stopped the run */
+};
+
+/* options, shape, layout, pool, data, model and signal are set; make the rest.
+ * Errors: SHD_ENOMEM, and those of gpt_new(). */
+int compute_init(struct compute *c, struct shd_err *e);
+void compute_deinit(struct compute *c);
+
+/* Before each step: its loss scale, and times back to zero. */
+void compute_begin(struct compute *c, double loss_scale);
+
+struct shd_compute compute_callbacks(struct compute *c);
+
+/* A unit's published array in fp32, in the slot; see widen(). */
+const float *compute_params(struct compute *c, enum widen_slot slot, uint32_t unit,
+                            const void *params);
+
+#endif

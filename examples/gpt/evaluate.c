@@ -1,0 +1,134 @@
+/* evaluate.c: see evaluate.h. */
+#include "examples/gpt/evaluate.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "examples/gpt/fail.h"
+#include "examples/gpt/sample.h"
+
+#define EVAL_WINDOWS 64 /* held-out windows of one evaluation */
+
+/* Forward of one unit, taking it as training does, together with the one it uses. */
+static int eval_unit(struct compute *c, uint32_t unit, struct shd_err *e)
+{
+    const uint32_t uses = gpt_unit_uses(&c->shape, unit);
+    const void *params, *used = NULL;
+    int r = shd_acquire(c->model, unit, &params, e);
+    if (r != SHD_OK)
+        return r;
+    if (uses != GPT_UNIT_NONE)
+        r = shd_acquire(c->model, uses, &used, e);
+    if (r == SHD_OK) {
+        const float *wide = used != NULL ? compute_params(c, WIDEN_USED, uses, used) : NULL;
+        gpt_forward(c->gpt, unit, compute_params(c, WIDEN_UNIT, unit, params), wide);
+        if (uses != GPT_UNIT_NONE)
+            shd_release(c->model, uses);
+    }
+    shd_release(c->model, unit);
+    return r;
+}
+
+static int eval_batch(struct compute *c, struct shd_err *e)
+{
+    int r = SHD_OK;
+    for (uint32_t u = gpt_next(c->gpt, GPT_UNIT_NONE); u != GPT_UNIT_NONE && r == SHD_OK;
+         u = gpt_next(c->gpt, u))
+        r = eval_unit(c, u, e);
+    return r;
+}
+
+int evaluate_loss(struct compute *c, struct progress *p, struct shd_err *e)
+{
+    const uint64_t batch = c->options->batch, available = data_held_out_windows(c->data);
+    const uint64_t wanted = available < EVAL_WINDOWS ? available : EVAL_WINDOWS;
+    double sum = 0;
+    for (uint64_t first = 0; first < wanted; first += batch) {
+        data_held_out(c->data, first, (uint32_t)batch, c->windows);
+        gpt_set_batch(c->gpt, c->windows);
+        const int r = eval_batch(c, e);
+        if (r != SHD_OK)
+            return r;
+        const uint64_t rows = wanted - first < batch ? wanted - first : batch;
+        for (uint64_t i = 0; i < rows * c->shape.seq; i++)
+            sum += gpt_row_losses(c->gpt)[i];
+    }
+    const double loss = sum / (double)(wanted * c->shape.seq);
+    progress_note(p, "eval step %ju held-out loss %.4f (%.3f bits per byte, %ju windows)",
+                  (uintmax_t)shd_step(c->model), loss, loss / log(2), (uintmax_t)wanted);
+    return SHD_OK;
+}
+
+static int sample_with(struct compute *c, struct progress *p, const float *const *params,
+                       struct shd_err *e)
+{
+    const uint64_t count = c->options->sample;
+    const struct sample_options how = { .seed = c->options->seed,
+                                        .temperature = c->options->temperature,
+                                        .first = '\n' };
+    struct sampler *sampler;
+    uint8_t *text = malloc(count);
+    if (text == NULL)
+        return fail(e, SHD_ENOMEM, "no memory for a sample of %ju bytes", (uintmax_t)count);
+    const int r = sampler_new(&c->shape, &c->layout, c->pool, params, &sampler, e);
+    if (r == SHD_OK) {
+        sampler_text(sampler, &how, text, count);
+        progress_note(p, "--- sample of %ju bytes ---", (uintmax_t)count);
+        progress_text(p, text, count);
+        progress_note(p, "---");
+        sampler_free(sampler);
+    }
+    free(text);
+    return r;
+}
+
+/* Sampling reads every unit for every byte: it works on a copy of its own, so that no more units
+ * are held than the policy's bound allows. */
+static int sample_copy(struct compute *c, uint32_t unit, float **ret_params, struct shd_err *e)
+{
+    const uint64_t elems = gpt_unit_elems(&c->shape, &c->layout, unit);
+    const void *published;
+    float *params = malloc(elems * sizeof *params);
+    if (params == NULL)
+        return fail(e, SHD_ENOMEM, "no memory for %ju parameters to sample with", (uintmax_t)elems);
+    const int r = shd_acquire(c->model, unit, &published, e);
+    if (r != SHD_OK) {
+        free(params);
+        return r;
+    }
+    widen_into(&c->widen, published, elems, params);
+    shd_release(c->model, unit);
+    *ret_params = params;
+    return SHD_OK;
+}
+
+static int evaluate_sample(struct compute *c, struct progress *p, struct shd_err *e)
+{
+    const uint32_t units = gpt_units(&c->shape);
+    float **params = calloc(units, sizeof *params);
+    if (params == NULL)
+        return fail(e, SHD_ENOMEM, "no memory for %u units", units);
+    int r = SHD_OK;
+    for (uint32_t u = 0; u < units && r == SHD_OK; u++)
+        r = sample_copy(c, u, &params[u], e);
+    if (r == SHD_OK)
+        r = sample_with(c, p, (const float *const *)params, e);
+    for (uint32_t u = 0; u < units; u++)
+        free(params[u]);
+    free(params);
+    return r;
+}
+
+int evaluate_finish(struct compute *c, struct progress *p, struct shd_err *e)
+{
+    char hex[65];
+    uint64_t step;
+    int r = evaluate_loss(c, p, e);
+    if (r == SHD_OK && c->options->sample > 0)
+        r = evaluate_sample(c, p, e);
+    if (r == SHD_OK)
+        r = shd_digest(c->model, hex, &step, e);
+    if (r == SHD_OK)
+        progress_note(p, "digest sha256:%s step=%ju", hex, (uintmax_t)step);
+    return r;
+}

@@ -1,0 +1,120 @@
+/* model_parts.h: what the files of the model share; nobody else includes it. See model.h.
+ *
+ *   model.c        memory, and which part a unit is
+ *   model_ends.c   embedding, head and loss
+ *   model_block.c  attention and dense MLP, plain or with adapters
+ *   model_moe.c    router and experts
+ *
+ * Names: R = batch * seq rows, C = dim, V = vocabulary, E = experts, r = rank of the adapters. The
+ * residual stream's gradient is one [R, C] array that each unit's backward updates in place.
+ */
+#ifndef GPT_MODEL_PARTS_H
+#define GPT_MODEL_PARTS_H
+
+#include "examples/gpt/model.h"
+#include "examples/gpt/vec.h"
+
+/* The matrices of a block: each has a bias, and may have an adapter. */
+enum block_matrix { MATRIX_ATTN, MATRIX_PROJ, MATRIX_FC, MATRIX_MLP, MATRICES };
+
+/* How rows went to experts. `packed` is the order of all expert arrays: rows sorted by expert,
+ * and ascending within one. */
+struct moe_acts {
+    uint32_t *row;    /* [R] packed position -> row */
+    uint32_t *first;  /* [E + 1] packed position of each expert's first row */
+    uint32_t *chosen; /* [R] expert of a row */
+    real *prob;       /* [R, E] softmax of the router; backward makes its gradient of it */
+    real *in;         /* [R, C] packed: ln_2(mid) */
+    real *out;        /* [R, C] packed: what the expert gave, before the gate */
+    real *dgate;      /* [R] by row: gradient of the chosen probability */
+};
+
+/* What a layer's backward needs of its forward. */
+struct block_acts {
+    real *x;             /* [R, C] the block's input */
+    real *mean1, *rstd1; /* [R] */
+    real *norm1;         /* [R, C] ln_1(x) */
+    real *qkv;           /* [R, 3C] */
+    real *prob;          /* [batch, heads, seq, seq] */
+    real *att;           /* [R, C] attention's output, before its projection */
+    real *mid;           /* [R, C] x + attention */
+    real *mean2, *rstd2; /* [R] */
+    real *norm2;         /* [R, C] ln_2(mid) */
+    real *pre, *act;     /* [R, 4C] before and after gelu; packed with experts */
+    real *low[MATRICES]; /* [R, r] input times an adapter's first factor; NULL without adapters */
+    struct moe_acts moe; /* all NULL without experts */
+};
+
+struct gpt {
+    struct gpt_shape shape;
+    struct gpt_layout layout;
+    struct pool *pool; /* borrowed */
+    const struct vec_ops *vec;
+    enum gemm_kind gemm;
+    double loss_scale;
+    uint64_t batch, rows;
+    void *slab;                /* owned: everything below but `blocks` */
+    struct block_acts *blocks; /* owned, [layers] */
+    real *out;                 /* [R, C] the last layer's output */
+    real *mean, *rstd, *norm;  /* of ln_f: [R], [R], [R, C] */
+    real *logits;              /* [R, V]; their gradient after the head's forward */
+    real *dx;                  /* [R, C] gradient of the residual stream */
+    real *d1, *d3, *d4;        /* [R, C], [R, 3C], [R, 4C] scratch of backward */
+    real *dlow;                /* [R, r] scratch; NULL without adapters */
+    real *dnorm2, *dout;       /* [R, C] scratch; NULL without experts */
+    real *scratch;             /* [threads, ATTENTION_BLOCK, seq] */
+    double *losses;            /* [R] */
+    uint8_t *tokens, *targets; /* [R] */
+};
+
+/* Arrays of one unit, and of the one it uses. */
+struct unit_arrays {
+    const real *params, *used; /* used: NULL when it uses none */
+    real *grad, *used_grad;    /* NULL in forward, and when frozen */
+};
+
+/* Where a layer's input lies: layer l's x, or the last one's output. */
+real *model_stream(struct gpt *g, uint32_t layer);
+
+uint64_t model_blocks(uint64_t count, uint64_t block); /* count / block, rounded up */
+uint64_t model_min(uint64_t a, uint64_t b);
+
+/* Layer norm over row blocks; gradients of its parameters over column blocks. */
+void norm_forward(struct gpt *g, const struct vec_norm *n, real *y);
+
+/* g->dx += the gradient through the norm from dy. dweight and dbias are overwritten, unless they
+ * are NULL. */
+void norm_backward(struct gpt *g, const struct vec_norm *n, const real *dy, real *dweight,
+                   real *dbias);
+
+void embed_forward(struct gpt *g, const real *params);
+void embed_backward(struct gpt *g, real *grad); /* grad NULL: frozen, nothing to do */
+void head_forward(struct gpt *g, const struct unit_arrays *a);
+void head_backward(struct gpt *g, const struct unit_arrays *a);
+
+/* A whole dense block. base: the block's parameters, grad: their gradient or NULL; low, low_grad:
+ * the adapters' or NULL. */
+struct block_arrays {
+    const real *base, *low;
+    real *grad, *low_grad;
+};
+void block_forward(struct gpt *g, uint32_t layer, const struct block_arrays *a);
+void block_backward(struct gpt *g, uint32_t layer, const struct block_arrays *a);
+
+/* x -> mid, norm2 and back: g->dx from mid's gradient to x's. Backward of norm2 is the caller's. */
+void block_attention_forward(struct gpt *g, struct block_acts *b, const struct block_arrays *a);
+void block_attention_backward(struct gpt *g, struct block_acts *b, const struct block_arrays *a);
+struct vec_norm block_norm(const struct gpt *g, const struct block_acts *b, const real *params,
+                           enum gpt_block_tensor weight);
+
+/* Attention and router; then one expert. Rows whose expert does not run would stay at mid: by
+ * construction there are none. */
+void router_forward(struct gpt *g, uint32_t layer, const real *params);
+void router_backward(struct gpt *g, uint32_t layer, const real *params, real *grad);
+void expert_forward(struct gpt *g, struct gpt_unit u, const real *params);
+void expert_backward(struct gpt *g, struct gpt_unit u, const real *params, real *grad);
+
+/* Has the expert rows in this batch? After the router's forward. */
+bool expert_has_rows(const struct gpt *g, struct gpt_unit u);
+
+#endif
