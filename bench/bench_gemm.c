@@ -58,8 +58,8 @@ static void call_onednn(const struct shape *s, const struct operands *o)
 {
     const struct gemm_in a = { o->a, (uint64_t)(s->a_transposed ? s->m : s->k), s->a_transposed };
     const struct gemm_in b = { o->b, (uint64_t)(s->b_transposed ? s->k : s->n), s->b_transposed };
-    gemm_run((struct gemm_size){ (uint64_t)s->m, (uint64_t)s->n, (uint64_t)s->k }, a, b, 0, o->c,
-             (uint64_t)s->n);
+    gemm_run(GEMM_FULL, (struct gemm_size){ (uint64_t)s->m, (uint64_t)s->n, (uint64_t)s->k }, a, b,
+             0, o->c, (uint64_t)s->n);
 }
 
 static void call_cblas(cblas_sgemm_fn *sgemm, const struct shape *s, const struct operands *o)
@@ -154,7 +154,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench_gemm [CORETYPE]\n");
         return 2;
     }
-    if (gemm_init(&e) != SHD_OK) {
+    if (gemm_init(GEMM_FULL, &e) != SHD_OK) {
         fprintf(stderr, "bench_gemm: %s\n", e.text);
         return 1;
     }

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# bench.sh update|step|control [--json] [arguments]: build release and measure.
+# bench.sh update|step|policies|control [--json] [arguments]: build release and measure.
 #
 #   update    ns per parameter of accumulate and AdamW, beside the machine's own limit
 #   step      a training step with daemons, over the same compute without exchange
+#   policies  step time, waiting and memory of each strategy and path, with a slow link
 #   control   requests per second and latency of one daemon with 1, 8 and 64 sessions
 #
 # Each prints medians with spread and its parameters; --json: one object a line,
@@ -24,6 +25,10 @@ step)
     targets=(shardd shardctl shd-gpt)
     command=(python3 "$root/bench/bench_step.py" --bin "$root/build/release/bin")
     ;;
+policies)
+    targets=(shardd shardctl shd-gpt)
+    command=(python3 "$root/bench/bench_policies.py" --bin "$root/build/release/bin")
+    ;;
 control)
     targets=(shardd bench_control) && command=("$root/build/release/bin/bench_control")
     ;;
@@ -33,7 +38,7 @@ control)
     ;;
 *)
     usage >&2
-    say "unknown benchmark '$what'; known: update, step, control"
+    say "unknown benchmark '$what'; known: update, step, policies, control"
     exit 2
     ;;
 esac
