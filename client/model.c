@@ -192,6 +192,11 @@ uint32_t shd_units(const shd_model *m)
     return m->spec->unit_count;
 }
 
+const char *shd_unit_name(const shd_model *m, uint32_t unit)
+{
+    return unit < m->spec->unit_count ? m->spec->units[unit].name : NULL;
+}
+
 enum shd_dtype shd_param_dtype(const shd_model *m)
 {
     return m->spec->publish;

@@ -158,6 +158,7 @@ SHD_API uint32_t shd_micro_batches(const shd_model *m); /* M of the spec */
 SHD_API uint32_t shd_accumulate(const shd_model *m);    /* a of the spec: returns per step = M/a */
 SHD_API bool shd_unit_frozen(const shd_model *m, uint32_t unit);
 SHD_API uint32_t shd_units(const shd_model *m);
+SHD_API const char *shd_unit_name(const shd_model *m, uint32_t unit); /* borrowed; NULL: no such */
 SHD_API enum shd_dtype shd_param_dtype(const shd_model *m);
 
 struct shd_tensor {

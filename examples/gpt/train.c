@@ -10,7 +10,9 @@
 #include "examples/gpt/train.h"
 
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "examples/gpt/compute.h"
 #include "examples/gpt/data.h"
@@ -142,6 +144,39 @@ static int train_step(struct train *t, int *ret_signal, struct shd_err *e)
     return SHD_OK;
 }
 
+#define MISSES_NAMED 6
+
+/* Which units ran out of the recorded order, those with most misses first. */
+static void train_note_misses(struct train *t)
+{
+    const uint64_t misses = train_stats(t).plan_misses;
+    if (misses == 0 || t->options->rank != 0)
+        return;
+    char names[400] = "";
+    uint64_t below = UINT64_MAX; /* units with as many misses or more are named already */
+    for (int named = 0; named < MISSES_NAMED;) {
+        uint64_t most = 0;
+        for (uint32_t u = 0; u < shd_units(t->model); u++) {
+            const uint64_t n = shd_unit_misses(t->model, u);
+            if (n < below && n > most)
+                most = n;
+        }
+        if (most == 0)
+            break;
+        for (uint32_t u = 0; u < shd_units(t->model) && named < MISSES_NAMED; u++) {
+            const size_t used = strlen(names);
+            if (shd_unit_misses(t->model, u) != most)
+                continue;
+            snprintf(names + used, sizeof names - used, "%s%s %ju", named > 0 ? ", " : "",
+                     shd_unit_name(t->model, u), (uintmax_t)most);
+            named++;
+        }
+        below = most;
+    }
+    progress_note(&t->progress, "plan misses: %ju (units out of the recorded order; most: %s)",
+                  (uintmax_t)misses, names);
+}
+
 static int train_loop(struct train *t, int *ret_signal, struct shd_err *e)
 {
     const struct options *o = t->options;
@@ -162,10 +197,7 @@ static int train_loop(struct train *t, int *ret_signal, struct shd_err *e)
         progress_note(&t->progress, "stopped by %s after step %ju of %ju",
                       *ret_signal == SIGINT ? "SIGINT" : "SIGTERM", (uintmax_t)shd_step(t->model),
                       (uintmax_t)o->steps);
-    const uint64_t misses = train_stats(t).plan_misses;
-    if (misses > 0 && o->rank == 0)
-        progress_note(&t->progress, "plan misses: %ju (units run out of the recorded order)",
-                      (uintmax_t)misses);
+    train_note_misses(t);
     return SHD_OK;
 }
 
