@@ -72,14 +72,51 @@ static void fixture_wait_up(const struct fixture *f, int index)
     EXPECT(fixture_listens(path));
 }
 
+static const struct fixture *fixture_open; /* the one that runs now */
+static pid_t fixture_owner;
+
+/* A failed test leaves its daemons behind: end them and remove what they had, at exit. */
+static void fixture_sweep(void)
+{
+    const struct fixture *f = fixture_open;
+    if (f == NULL || getpid() != fixture_owner)
+        return;
+    for (int i = 0; i < f->count; i++) {
+        if (waitpid(f->pids[i], NULL, WNOHANG) != 0)
+            continue; /* reaped already: the number may be somebody else's by now */
+        kill(f->pids[i], SIGKILL);
+        waitpid(f->pids[i], NULL, 0);
+    }
+    static const char *const kinds[] = { "sock", "zmq", "lock" };
+    for (int i = 0; i < f->count * 3; i++) {
+        char path[sizeof f->dir + 64];
+        snprintf(path, sizeof path, "%s/cpu%d.%s", f->dir, i / 3, kinds[i % 3]);
+        unlink(path);
+    }
+    rmdir(f->dir);
+}
+
+static const char *fixture_base(void)
+{
+    const char *base = getenv("XDG_RUNTIME_DIR");
+    if (base == NULL)
+        base = geteuid() == 0 ? "/run" : getenv("HOME");
+    CHECK(base != NULL);
+    return base;
+}
+
 /* in_child runs first thing in each daemon's process (or is NULL). Fork before any thread. */
 __attribute__((unused)) static void fixture_start(struct fixture *f, int count,
                                                   void (*in_child)(int index))
 {
-    const char *base = getenv("XDG_RUNTIME_DIR");
-    snprintf(f->dir, sizeof f->dir, "%s/shd-test-XXXXXX", base != NULL ? base : "/run");
+    if (fixture_owner == 0)
+        atexit(fixture_sweep);
+    fixture_sweep(); /* what a test that failed before has left */
+    snprintf(f->dir, sizeof f->dir, "%.200s/shd-test-XXXXXX", fixture_base());
     CHECK(count <= FIXTURE_DAEMONS_MAX && mkdtemp(f->dir) != NULL);
-    f->count = count;
+    fixture_owner = getpid();
+    fixture_open = f;
+    f->count = 0;
     fflush(stdout);
     for (int i = 0; i < count; i++) {
         f->pids[i] = fork();
@@ -89,6 +126,7 @@ __attribute__((unused)) static void fixture_start(struct fixture *f, int count,
                 in_child(i);
             fixture_serve(f, i);
         }
+        f->count = i + 1;
     }
     for (int i = 0; i < count; i++)
         fixture_wait_up(f, i);
@@ -107,6 +145,7 @@ __attribute__((unused)) static void fixture_stop(struct fixture *f)
         unlink(path);
     }
     EXPECT_EQ(rmdir(f->dir), 0);
+    fixture_open = NULL;
 }
 
 __attribute__((unused)) static int count_fds(pid_t pid)
