@@ -15,19 +15,18 @@
 struct request_row {
     int (*fn)(struct op *op);
     unsigned roles; /* who may send it; 0: no session needed */
-    uint64_t count;
 };
 
-static struct request_row rows[WIRE_REQUEST_TYPES] = {
-    [WIRE_HELLO] = { op_hello, 0, 0 },
-    [WIRE_OPEN_MODEL] = { op_open_model, ANY_ROLE, 0 },
-    [WIRE_RETURN] = { op_return_grad, ROLE(WIRE_TRAINER), 0 },
-    [WIRE_PREPARE] = { op_prepare, ROLE(WIRE_TRAINER), 0 },
-    [WIRE_COMMIT] = { op_commit, ROLE(WIRE_TRAINER), 0 },
-    [WIRE_GET_BLOB] = { op_get_blob, ANY_ROLE, 0 },
-    [WIRE_DIGEST] = { op_digest, ANY_ROLE, 0 },
-    [WIRE_STATUS] = { op_status, ANY_ROLE, 0 },
-    [WIRE_DETACH] = { op_detach, ANY_ROLE, 0 },
+static const struct request_row rows[WIRE_REQUEST_TYPES] = {
+    [WIRE_HELLO] = { op_hello, 0 },
+    [WIRE_OPEN_MODEL] = { op_open_model, ANY_ROLE },
+    [WIRE_RETURN] = { op_return_grad, ROLE(WIRE_TRAINER) },
+    [WIRE_PREPARE] = { op_prepare, ROLE(WIRE_TRAINER) },
+    [WIRE_COMMIT] = { op_commit, ROLE(WIRE_TRAINER) },
+    [WIRE_GET_BLOB] = { op_get_blob, ANY_ROLE },
+    [WIRE_DIGEST] = { op_digest, ANY_ROLE },
+    [WIRE_STATUS] = { op_status, ANY_ROLE },
+    [WIRE_DETACH] = { op_detach, ANY_ROLE },
 };
 
 static int admit(struct op *op, const struct request_row *row)
@@ -51,12 +50,10 @@ static int admit(struct op *op, const struct request_row *row)
 
 static void serve(struct op *op)
 {
-    struct request_row *row = &rows[op->req.type];
+    const struct request_row *row = &rows[op->req.type];
     int r = admit(op, row);
-    if (r == SHD_OK) {
-        row->count++;
+    if (r == SHD_OK)
         r = row->fn(op);
-    }
     if (r != SHD_PENDING)
         op_finish(op, r);
 }
@@ -106,12 +103,6 @@ void dispatch_again(struct op *op)
     const int r = rows[op->req.type].fn(op);
     if (r != SHD_PENDING)
         op_finish(op, r);
-}
-
-uint64_t dispatch_count(uint32_t type)
-{
-    CHECK(type < WIRE_REQUEST_TYPES);
-    return rows[type].count;
 }
 
 struct wire_decision dispatch_decision(const struct step_decision *d)

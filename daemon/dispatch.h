@@ -17,9 +17,6 @@ void dispatch_frame(struct daemon *d, const uint8_t *identity, uint32_t identity
 /* Call op's handler again: it waited for something that has happened. */
 void dispatch_again(struct op *op);
 
-/* Requests served so far, by type (enum wire_request_type). */
-uint64_t dispatch_count(uint32_t type);
-
 /* Handlers, one file each. Loop thread; a status, or SHD_PENDING with op_finish() to come. */
 int op_hello(struct op *op);
 int op_open_model(struct op *op);

@@ -74,7 +74,6 @@ static int make_inbox(struct op *op, struct model *m, uint32_t slots)
     }
     inbox->model = m;
     inbox->slots = slots;
-    inbox->slot_bytes = m->map->slot_bytes;
     inbox->refs = 1;
     m->inbox_bytes += inbox->segment.bytes;
     s->inboxes[s->inbox_count++] = inbox;

@@ -28,7 +28,6 @@ struct inbox {
     struct segment segment;
     struct model *model; /* borrowed */
     uint32_t slots;
-    uint64_t slot_bytes;
     uint64_t busy; /* bit per slot: a RETURN of it is pending */
     uint32_t refs;
 };
