@@ -5,6 +5,9 @@
  * that what disturbs the machine disturbs both sides. Our side goes through kern_ops like any
  * caller, queue and waiting included. `of_limit` is the limit's time over ours: 1 is at the limit.
  * The limit is the variant in update_limit.c with the lowest median.
+ *
+ * `trail_over_none` is what crash-exactness costs: the same operation with a trail over without
+ * one, in pairs of their own, each pair in the other order than the last.
  */
 #include <fcntl.h>
 #include <getopt.h>
@@ -34,7 +37,7 @@ static const char *const case_names[CASES] = { "adamw.fp32", "adamw.bf16", "accu
 
 struct options {
     uint64_t elems;
-    uint32_t rounds;
+    uint32_t rounds, trail_pairs;
     uint32_t threads_max;
     bool json, verbose, huge, pin;
     const char *isa;
@@ -162,8 +165,27 @@ static const struct kern_hyper hyper = {
     .bias2 = 0.01f,
 };
 
+/* A trail for the arrays, its memory and theirs apart. */
+static struct kern_trail trail_new(const struct bench_arrays *a, uint64_t elems)
+{
+    struct kern_trail t = { .op = 1, .base = a->p };
+    t.area = aligned_alloc(128, kern_trail_bytes());
+    t.chunks = calloc(kern_trail_chunks(elems), sizeof *t.chunks);
+    CHECK(t.area != NULL && t.chunks != NULL);
+    memset(t.area, 0, kern_trail_bytes());
+    t.base = (uintptr_t)a->m < (uintptr_t)t.base ? a->m : t.base;
+    t.base = (uintptr_t)a->v < (uintptr_t)t.base ? a->v : t.base;
+    return t;
+}
+
+static void trail_free(struct kern_trail *t)
+{
+    free(t->area);
+    free((void *)t->chunks);
+}
+
 static int run_ours(struct kern *k, const struct bench_arrays *a, uint64_t elems,
-                    enum bench_case which, struct shd_err *e)
+                    enum bench_case which, struct kern_trail trail, struct shd_err *e)
 {
     struct kern_sum sum = { .finite = true };
     fixsum_init(&sum.sum);
@@ -185,6 +207,7 @@ static int run_ours(struct kern *k, const struct bench_arrays *a, uint64_t elems
             .run_count = 1,
             .hypers = &hyper,
             .hyper_count = 1,
+            .trail = trail,
         };
         r = k->ops->adamw(k, &u, &w.done, e);
     } else {
@@ -194,6 +217,7 @@ static int run_ours(struct kern *k, const struct bench_arrays *a, uint64_t elems
             .grad_dtype = SHD_F32,
             .elems = elems,
             .sum = which == CASE_ACCUMULATE_SUM ? &sum : NULL,
+            .trail = trail,
         };
         r = k->ops->accumulate(k, &c, &w.done, e);
     }
@@ -209,7 +233,7 @@ static void run_round(struct kern *k, struct crew *c, const struct rivals *rival
         const uint64_t start = stat_now_ns();
         if (variant == VARIANT_OURS) {
             struct shd_err e;
-            CHECK(run_ours(k, c->arrays, c->elems, which, &e) == SHD_OK);
+            CHECK(run_ours(k, c->arrays, c->elems, which, (struct kern_trail){ 0 }, &e) == SHD_OK);
         } else if (variant == VARIANT_PLAIN) {
             crew_run(c, rivals->plain->fn[which]);
         } else {
@@ -254,6 +278,31 @@ static void report(const struct options *o, const struct rivals *rivals, enum be
     fflush(stdout);
 }
 
+/* With a trail and without, in pairs. */
+static void bench_trail(const struct options *o, struct kern *k, const struct bench_arrays *arrays,
+                        enum bench_case which, uint32_t threads)
+{
+    static struct stat_series ns[2]; /* without, with */
+    memset(ns, 0, sizeof ns);
+    struct kern_trail trail = trail_new(arrays, o->elems);
+    for (uint32_t i = 0; i < 2 * (o->trail_pairs + WARMUPS); i++) {
+        const bool with = (i + i / 2) % 2 == 1;
+        trail.op++;
+        struct shd_err e;
+        const uint64_t start = stat_now_ns();
+        CHECK(run_ours(k, arrays, o->elems, which, with ? trail : (struct kern_trail){ 0 }, &e) ==
+              SHD_OK);
+        const double ns_per_param = (double)(stat_now_ns() - start) / (double)o->elems;
+        if (i >= 2 * WARMUPS)
+            stat_add(&ns[with], ns_per_param);
+    }
+    trail_free(&trail);
+    const struct stat_series cost = stat_ratio(&ns[1], &ns[0]);
+    print_figure(o, which, threads, "trail.", "ns_per_param", "ns", &ns[1]);
+    print_figure(o, which, threads, "", "trail_over_none", "ratio", &cost);
+    fflush(stdout);
+}
+
 /* An operation of one block, queued and waited for: what a small one costs. */
 static void bench_small(const struct options *o, struct kern *k, const struct bench_arrays *arrays,
                         uint32_t threads)
@@ -267,7 +316,8 @@ static void bench_small(const struct options *o, struct kern *k, const struct be
     for (uint32_t i = 0; i < STAT_ROUNDS_MAX; i++) {
         struct shd_err e;
         const uint64_t start = stat_now_ns();
-        CHECK(run_ours(k, arrays, SHD_BLOCK_ELEMS, CASE_ACCUMULATE, &e) == SHD_OK);
+        CHECK(run_ours(k, arrays, SHD_BLOCK_ELEMS, CASE_ACCUMULATE, (struct kern_trail){ 0 }, &e) ==
+              SHD_OK);
         stat_add(&us, (double)(stat_now_ns() - start) * 1e-3);
     }
     CHECK(sched_setaffinity(0, sizeof allowed, &allowed) == 0);
@@ -295,9 +345,11 @@ static void bench_threads(const struct options *o, const struct rivals *rivals,
         fill_array(k, arrays->m, o->elems, 2, -1, 1);
         fill_array(k, arrays->v, o->elems, 3, 0, 1);
         fill_array(k, arrays->g, o->elems, 4, -1, 1);
-        for (uint32_t round = 0; round < o->rounds + WARMUPS; round++)
+        for (uint32_t round = 0; o->rounds > 0 && round < o->rounds + WARMUPS; round++)
             run_round(k, &crew, rivals, which, round, ns);
-        report(o, rivals, which, threads, ns);
+        if (o->rounds > 0)
+            report(o, rivals, which, threads, ns);
+        bench_trail(o, k, arrays, which, threads);
     }
     crew_stop(&crew);
     bench_small(o, k, arrays, threads);
@@ -308,21 +360,23 @@ static void usage(FILE *to)
 {
     fprintf(
         to,
-        "usage: bench_update [--elems N] [--rounds N] [--threads MAX] [--isa NAME]\n"
-        "                    [--no-pin] [--huge] [--verbose] [--json]\n"
-        "Times accumulation and AdamW against the plain loop and the memory's limit.\n"
+        "usage: bench_update [--elems N] [--rounds N] [--trail-pairs N] [--threads MAX]\n"
+        "                    [--isa NAME] [--no-pin] [--huge] [--verbose] [--json]\n"
+        "Times accumulation and AdamW against the plain loop and the memory's limit, and with a\n"
+        "trail against without one (--rounds 0: that alone).\n"
         "--elems is rounded up to blocks of 2,048 (default 33554432: 640 MiB of arrays),\n"
         "--huge asks for huge pages instead of a memfd's 4 KiB ones, --verbose adds every\n"
         "variant of the limit, --no-pin leaves threads to the scheduler, --json prints one object\n"
         "a line.\n");
 }
 
-static uint64_t parse_number(const char *text, uint64_t max)
+static uint64_t parse_number(const char *text, uint64_t min, uint64_t max)
 {
     char *end;
     const unsigned long long n = strtoull(text, &end, 10);
-    if (end == text || *end != '\0' || n < 1 || n > max) {
-        fprintf(stderr, "bench_update: '%s' is not a number from 1 to %" PRIu64 "\n", text, max);
+    if (end == text || *end != '\0' || n < min || n > max) {
+        fprintf(stderr, "bench_update: '%s' is not a number from %" PRIu64 " to %" PRIu64 "\n",
+                text, min, max);
         exit(2);
     }
     return n;
@@ -330,24 +384,35 @@ static uint64_t parse_number(const char *text, uint64_t max)
 
 static struct options parse(int argc, char **argv)
 {
-    struct options o = { .elems = UINT64_C(32) << 20, .rounds = 11, .threads_max = 2, .pin = true };
+    struct options o = {
+        .elems = UINT64_C(32) << 20, .rounds = 11, .trail_pairs = 21, .threads_max = 2, .pin = true
+    };
     static const struct option longs[] = {
-        { "elems", required_argument, NULL, 'e' },   { "rounds", required_argument, NULL, 'r' },
-        { "threads", required_argument, NULL, 't' }, { "isa", required_argument, NULL, 'i' },
-        { "json", no_argument, NULL, 'j' },          { "verbose", no_argument, NULL, 'v' },
-        { "huge", no_argument, NULL, 'H' },          { "no-pin", no_argument, NULL, 'P' },
-        { "help", no_argument, NULL, 'h' },          { NULL, 0, NULL, 0 },
+        { "elems", required_argument, NULL, 'e' },
+        { "rounds", required_argument, NULL, 'r' },
+        { "threads", required_argument, NULL, 't' },
+        { "isa", required_argument, NULL, 'i' },
+        { "trail-pairs", required_argument, NULL, 'T' },
+        { "json", no_argument, NULL, 'j' },
+        { "verbose", no_argument, NULL, 'v' },
+        { "huge", no_argument, NULL, 'H' },
+        { "no-pin", no_argument, NULL, 'P' },
+        { "help", no_argument, NULL, 'h' },
+        { NULL, 0, NULL, 0 },
     };
     for (int c; (c = getopt_long(argc, argv, "", longs, NULL)) != -1;) {
         switch (c) {
         case 'e':
-            o.elems = layout_align(parse_number(optarg, UINT64_C(1) << 40), SHD_BLOCK_ELEMS);
+            o.elems = layout_align(parse_number(optarg, 1, UINT64_C(1) << 40), SHD_BLOCK_ELEMS);
             break;
         case 'r':
-            o.rounds = (uint32_t)parse_number(optarg, STAT_ROUNDS_MAX - WARMUPS);
+            o.rounds = (uint32_t)parse_number(optarg, 0, STAT_ROUNDS_MAX - WARMUPS);
+            break;
+        case 'T':
+            o.trail_pairs = (uint32_t)parse_number(optarg, 1, STAT_ROUNDS_MAX - WARMUPS);
             break;
         case 't':
-            o.threads_max = (uint32_t)parse_number(optarg, THREADS_MAX);
+            o.threads_max = (uint32_t)parse_number(optarg, 1, THREADS_MAX);
             break;
         case 'i':
             o.isa = optarg;

@@ -13,6 +13,7 @@
 #define SHD_KERN_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "proto/dtype.h"
@@ -57,6 +58,57 @@ struct kern_sum {
     bool finite;       /* &= : false when a block sum was inf or NaN (sum then lacks it) */
 };
 
+/* -- Finishing an operation in another process --------------------------------------------------
+ *
+ * An update in place is not idempotent. So that one killed at any instruction can be finished by
+ * a successor, accumulate and the optimizers keep a trail in memory that outlives the process
+ * (host: a segment), when they are given one. Three parts, all zero at first:
+ *
+ *   area    one record per compute thread: the old values of the few elements being changed now,
+ *           and where they belong, as an offset from the base of the segment they lie in
+ *   chunks  one word per KERN_CHUNK_ELEMS elements of the array the operation works on: which
+ *           operation came how far in this chunk
+ *   done    a word of the caller's, stored when the whole operation is done and before anything
+ *           that was queued behind it begins
+ *
+ * Per group of elements: old values into the record, then its position marked busy, then the new
+ * values, then the position moved on. x86-64 keeps stores in program order, so what a killed
+ * process leaves is a prefix of its stores. The successor calls kern_trail_repair() once per area,
+ * before anything else: half-changed groups get their old values back and chunk words say how far
+ * each chunk got. An operation given again with the same arrays and the same `op` goes on from
+ * there, whenever that is; one with another `op` starts from the beginning.
+ *
+ * `first` accumulates (copies) and publish are idempotent and have no records; publish of a
+ * resumed update is not complete: cast the slice afterwards. The sum of a resumed accumulate is
+ * complete. Order of stores, not of power: this is for killed processes, not for power cuts.
+ */
+#define KERN_CHUNK_ELEMS UINT64_C(65536) /* part of the trail's layout, as is the record */
+#define KERN_OP_MAX      ((UINT64_C(1) << 46) - 1)
+
+struct kern_trail_area; /* opaque; aligned to 128 */
+
+struct kern_trail {
+    struct kern_trail_area *area; /* NULL: no trail is kept */
+    void *base;                   /* of the segment with the arrays: records hold offsets from it */
+    _Atomic uint64_t *chunks;     /* all chunk words of the segment's owner (repair's array) */
+    uint64_t first_chunk;         /* this operation's: chunks[first_chunk + i / KERN_CHUNK_ELEMS] */
+    uint64_t op;                  /* 1..KERN_OP_MAX */
+    _Atomic uint64_t *done;       /* NULL: none */
+    uint64_t done_value;
+};
+
+/* Bytes of an area (for any number of threads). */
+size_t kern_trail_bytes(void);
+
+/* Chunk words for an array of elems elements. */
+uint64_t kern_trail_chunks(uint64_t elems);
+
+/* Put a dead process's trail in order. May itself be killed and called again. base[bytes]: the
+ * segment; chunks[count]. Errors: SHD_ESEGMENT a record that points outside, named; nothing is
+ * changed then. */
+int kern_trail_repair(struct kern_trail_area *area, void *base, uint64_t bytes,
+                      _Atomic uint64_t *chunks, uint64_t count, struct shd_err *e);
+
 struct kern_accumulate { /* acc = first ? grad : acc + grad, in fp32 */
     float *acc;          /* [elems] */
     const void *grad;    /* [elems] of grad_dtype */
@@ -64,6 +116,7 @@ struct kern_accumulate { /* acc = first ? grad : acc + grad, in fp32 */
     uint64_t elems; /* multiple of 2,048 */
     bool first;
     struct kern_sum *sum; /* if not NULL: the sum of squares of the new acc, in the same pass */
+    struct kern_trail trail;
 };
 
 struct kern_sumsq {
@@ -101,6 +154,7 @@ struct kern_update {
     uint32_t run_count;
     const struct kern_hyper *hypers;
     uint32_t hyper_count;
+    struct kern_trail trail;
 };
 
 /* SHA-256 of consecutive pieces of x: the first of head_elems elements (so that pieces end at

@@ -127,8 +127,10 @@ static void check_widen(struct kern *k, const char *label, void *arg)
     for (uint32_t i = 0; i < 65536; i++)
         in[i] = (uint16_t)i;
     for (enum shd_dtype dtype = SHD_BF16; dtype <= SHD_F16; dtype++) {
-        EXPECT_RUNS(accumulate, k,
-                    (&(struct kern_accumulate){ out, in, dtype, 65536, true, NULL }));
+        EXPECT_RUNS(
+            accumulate, k,
+            (&(struct kern_accumulate){
+                .acc = out, .grad = in, .grad_dtype = dtype, .elems = 65536, .first = true }));
         for (uint32_t i = 0; i < 65536; i++) {
             const float want = (float)half_value((uint16_t)i, dtype);
             if (!same_float(out[i], want) || (bits_of(out[i]) ^ i << 16) >> 31 != 0)
@@ -329,8 +331,12 @@ static void check_accumulate(struct kern *k, const char *label, void *arg)
     struct kern_sum sum = { .finite = true };
     fixsum_init(&sum.sum);
     EXPECT_RUNS(accumulate, k,
-                (&(struct kern_accumulate){ acc.base, grad.base, c->dtype, ACC_ELEMS, c->first,
-                                            c->sum ? &sum : NULL }));
+                (&(struct kern_accumulate){ .acc = acc.base,
+                                            .grad = grad.base,
+                                            .grad_dtype = c->dtype,
+                                            .elems = ACC_ELEMS,
+                                            .first = c->first,
+                                            .sum = c->sum ? &sum : NULL }));
     EXPECT_SAME_FLOATS((float *)acc.base, want, ACC_ELEMS, label);
     if (c->sum) {
         const struct kern_sum want_sum = sum_reference(want, ACC_ELEMS);
@@ -358,10 +364,13 @@ TEST(accumulate_flushes_denormals_and_first_keeps_them)
         acc[0] = 0x1p-127f, grad[0] = 0x1p-127f;    /* sum would be normal; both count as 0 */
         acc[1] = 0x1p-126f, grad[1] = -0x1.8p-126f; /* sum is a denormal: flushed, sign kept */
         EXPECT_RUNS(accumulate, k,
-                    (&(struct kern_accumulate){ acc, grad, SHD_F32, BLOCK, false, NULL }));
+                    (&(struct kern_accumulate){
+                        .acc = acc, .grad = grad, .grad_dtype = SHD_F32, .elems = BLOCK }));
         EXPECT(bits_of(acc[0]) == 0 && bits_of(acc[1]) == 0x80000000);
-        EXPECT_RUNS(accumulate, k,
-                    (&(struct kern_accumulate){ acc, grad, SHD_F32, BLOCK, true, NULL }));
+        EXPECT_RUNS(
+            accumulate, k,
+            (&(struct kern_accumulate){
+                .acc = acc, .grad = grad, .grad_dtype = SHD_F32, .elems = BLOCK, .first = true }));
         EXPECT(bits_of(acc[0]) == bits_of(0x1p-127f));
         k->ops->free(k);
     }

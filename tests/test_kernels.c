@@ -322,7 +322,9 @@ TEST(bad_arguments_of_plain_ops_are_refused)
     cast.out_dtype = SHD_F32, cast.out = array_h + 1;
     EXPECT_REFUSED(cast, &cast, SHD_EINVAL, "aligned");
 
-    const struct kern_accumulate a = { array_a, array_b, SHD_F32, BLOCK, false, NULL };
+    const struct kern_accumulate a = {
+        .acc = array_a, .grad = array_b, .grad_dtype = SHD_F32, .elems = BLOCK
+    };
     struct kern_accumulate acc = a;
     acc.elems = 100;
     EXPECT_REFUSED(accumulate, &acc, SHD_ERANGE, "100");

@@ -6,8 +6,8 @@
  *
  * Every compute thread runs with CPU_MXCSR. That is part of the numerics: denormal fp32 inputs of
  * arithmetic count as zero, denormal results become zero. Only host arithmetic of x86-64 is
- * described here; another architecture needs its own answer to both that and, later, to the
- * store order that crash recovery builds on.
+ * described here; another architecture needs its own answer to both that and to the store
+ * order that crash recovery builds on (trail.h).
  */
 #ifndef SHD_KERNELS_CPU_CPU_H
 #define SHD_KERNELS_CPU_CPU_H
@@ -34,17 +34,21 @@ struct cpu_range { /* of an op's elements or, for a hash, of its leaves */
     uint64_t count;
 };
 
-/* The ops of one instruction set. Each does one range of the op on the calling thread. */
+struct trail_record;
+
+/* The ops of one instruction set. Each does one range of the op on the calling thread. Those with
+ * a trail note what they change in rec (NULL: nowhere); the range then lies in its chunk. */
 struct cpu_isa {
     const char *name;     /* "avx2" */
     const char *ops_name; /* "cpu-avx2" */
     void (*fill)(const struct kern_fill *a, struct cpu_range r);
     void (*cast)(const struct kern_cast *a, struct cpu_range r);
-    void (*accumulate)(const struct kern_accumulate *a, struct cpu_range r, struct kern_sum *part);
+    void (*accumulate)(const struct kern_accumulate *a, struct cpu_range r, struct kern_sum *part,
+                       struct trail_record *rec);
     void (*sumsq)(const struct kern_sumsq *a, struct cpu_range r, struct kern_sum *part);
-    void (*adamw)(const struct kern_update *a, struct cpu_range r);
-    void (*sgd)(const struct kern_update *a, struct cpu_range r);
-    void (*lion)(const struct kern_update *a, struct cpu_range r);
+    void (*adamw)(const struct kern_update *a, struct cpu_range r, struct trail_record *rec);
+    void (*sgd)(const struct kern_update *a, struct cpu_range r, struct trail_record *rec);
+    void (*lion)(const struct kern_update *a, struct cpu_range r, struct trail_record *rec);
 };
 
 extern const struct cpu_isa cpu_isa_scalar, cpu_isa_avx2, cpu_isa_avx512;
@@ -69,14 +73,18 @@ struct cpu_op {
     } u;
     uint64_t count;         /* elements or leaves; may be 0 */
     uint64_t chunk;         /* what a thread takes at a time */
+    bool by_chunk;          /* a lone thread too: the op has a trail */
     struct kern_sum *sum;   /* NULL, or where the threads' partial sums go */
     struct kern_done *done; /* or NULL */
+
+    /* The trail's word for the whole op: NULL, or stored when all of it succeeded. */
+    _Atomic uint64_t *done_word;
+    uint64_t done_value;
 };
 
 /* One compute thread. Thread 0 leads: it takes ops from the queue and reports them done. The
- * others sleep unless an op has chunks to share. The undo record of crash-exact updates
- * (docs/design.md, not built yet) belongs here, one per thread: its chunk, an index into it, and
- * the old values around the index; beside it one flag per finished chunk. */
+ * others sleep unless an op has chunks to share. Its record in an op's trail is that of its index.
+ */
 struct cpu_thread {
     _Alignas(128) _Atomic uint64_t next_chunk; /* of this thread's part of the shared op */
     uint64_t chunks_end;                       /* of that part */

@@ -45,9 +45,9 @@ VEC_FN void adamw_step(const struct rates *c, vec grad, vec *p, vec *m, vec *v)
     *p = vec_fms(vec_set1(c->keep), *p, u);
 }
 
-static void adamw_range(const struct kern_update *a, struct cpu_range r)
+static void adamw_range(const struct kern_update *a, struct cpu_range r, struct trail_record *rec)
 {
-    update_range(a, r, (struct optimizer){ adamw_rates, adamw_step, true });
+    update_range(a, r, (struct optimizer){ adamw_rates, adamw_step, true }, rec);
 }
 
 #endif

@@ -26,9 +26,9 @@ VEC_FN void lion_step(const struct rates *c, vec grad, vec *p, vec *m, vec *v)
     *m = vec_fma(vec_set1(c->beta2), *m, vec_mul(vec_set1(c->rest2), g));
 }
 
-static void lion_range(const struct kern_update *a, struct cpu_range r)
+static void lion_range(const struct kern_update *a, struct cpu_range r, struct trail_record *rec)
 {
-    update_range(a, r, (struct optimizer){ rates_of, lion_step, false });
+    update_range(a, r, (struct optimizer){ rates_of, lion_step, false }, rec);
 }
 
 #endif

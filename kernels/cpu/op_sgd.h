@@ -21,9 +21,9 @@ VEC_FN void sgd_step(const struct rates *c, vec grad, vec *p, vec *m, vec *v)
     *p = vec_fms(vec_set1(c->keep), *p, vec_mul(vec_set1(c->rate), *m));
 }
 
-static void sgd_range(const struct kern_update *a, struct cpu_range r)
+static void sgd_range(const struct kern_update *a, struct cpu_range r, struct trail_record *rec)
 {
-    update_range(a, r, (struct optimizer){ rates_of, sgd_step, false });
+    update_range(a, r, (struct optimizer){ rates_of, sgd_step, false }, rec);
 }
 
 #endif

@@ -18,7 +18,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/trail.h"
 
 /* A block's lanes to one number, and that into the thread's sum. */
 VEC_FN void block_add(struct kern_sum *to, const struct lanes *l)
@@ -55,54 +55,91 @@ VEC_FN vec load_grad(const void *grad, uint64_t i, enum shd_dtype dtype)
     return dtype == SHD_BF16 ? vec_from_bf16(h) : vec_from_f16(h);
 }
 
-/* The undo record of crash-exact updates goes around the vectors of one inner loop: their old
- * acc, then the index. */
+/* How an accumulate runs: one loop is compiled for each. */
+struct accumulate_how {
+    enum shd_dtype dtype;
+    bool first, sum;
+};
+
+/* Elements [i, i + SUM_LANES). */
+VEC_FN void accumulate_group(const struct kern_accumulate *a, uint64_t i, struct lanes *l,
+                             struct accumulate_how how)
+{
+    for (unsigned j = 0; j < SUM_LANES / VEC_LANES; j++) {
+        float *acc = a->acc + i + (size_t)j * VEC_LANES;
+        const vec g = load_grad(a->grad, i + (uint64_t)j * VEC_LANES, how.dtype);
+        const vec x = how.first ? g : vec_add(vec_load(acc), g);
+        vec_store(acc, x);
+        if (how.sum)
+            lanes_add(l, j, x);
+    }
+}
+
 VEC_FN void accumulate_blocks(const struct kern_accumulate *a, struct cpu_range r,
-                              struct kern_sum *part, enum shd_dtype dtype, bool first, bool sum)
+                              struct kern_sum *part, struct accumulate_how how)
 {
     for (uint64_t at = r.first; at < r.first + r.count; at += SHD_BLOCK_ELEMS) {
         struct lanes l;
         memset(&l, 0, sizeof l);
-        for (uint64_t i = at; i < at + SHD_BLOCK_ELEMS; i += SUM_LANES) {
-            for (unsigned j = 0; j < SUM_LANES / VEC_LANES; j++) {
-                float *acc = a->acc + i + (size_t)j * VEC_LANES;
-                const vec g = load_grad(a->grad, i + (uint64_t)j * VEC_LANES, dtype);
-                const vec x = first ? g : vec_add(vec_load(acc), g);
-                vec_store(acc, x);
-                if (sum)
-                    lanes_add(&l, j, x);
-            }
+        for (uint64_t i = at; i < at + SHD_BLOCK_ELEMS; i += SUM_LANES)
+            accumulate_group(a, i, &l, how);
+        if (how.sum)
+            block_add(part, &l);
+    }
+}
+
+/* The same, old values kept. Without a sum r may begin inside a block: where a dead one stopped. */
+VEC_FN void accumulate_kept(const struct kern_accumulate *a, struct cpu_range r,
+                            struct kern_sum *part, struct accumulate_how how,
+                            struct trail_record *rec)
+{
+    const struct kern_accumulate here = *a; /* so that no store can change a pointer */
+    const uint64_t end = r.first + r.count;
+    for (uint64_t i = r.first; i < end;) {
+        struct lanes l;
+        memset(&l, 0, sizeof l);
+        for (const uint64_t stop = i - i % SHD_BLOCK_ELEMS + SHD_BLOCK_ELEMS; i < stop;) {
+            for (unsigned j = 0; j < TRAIL_GROUP_ELEMS; j += VEC_LANES)
+                vec_store(rec->old[0] + j, vec_load(here.acc + i + j));
+            trail_mark(rec, i, TRAIL_GROUP_ELEMS);
+            for (uint64_t group_end = i + TRAIL_GROUP_ELEMS; i < group_end; i += SUM_LANES)
+                accumulate_group(&here, i, &l, how);
+            trail_mark(rec, i, 0);
         }
-        if (sum)
+        if (how.sum)
             block_add(part, &l);
     }
 }
 
 VEC_FN void accumulate_dtype(const struct kern_accumulate *a, struct cpu_range r,
-                             struct kern_sum *part, enum shd_dtype dtype)
+                             struct kern_sum *part, enum shd_dtype dtype, struct trail_record *rec)
 {
     if (a->first && a->sum != NULL)
-        accumulate_blocks(a, r, part, dtype, true, true);
+        accumulate_blocks(a, r, part, (struct accumulate_how){ dtype, true, true });
     else if (a->first)
-        accumulate_blocks(a, r, part, dtype, true, false);
+        accumulate_blocks(a, r, part, (struct accumulate_how){ dtype, true, false });
+    else if (rec != NULL && a->sum != NULL)
+        accumulate_kept(a, r, part, (struct accumulate_how){ dtype, false, true }, rec);
+    else if (rec != NULL)
+        accumulate_kept(a, r, part, (struct accumulate_how){ dtype, false, false }, rec);
     else if (a->sum != NULL)
-        accumulate_blocks(a, r, part, dtype, false, true);
+        accumulate_blocks(a, r, part, (struct accumulate_how){ dtype, false, true });
     else
-        accumulate_blocks(a, r, part, dtype, false, false);
+        accumulate_blocks(a, r, part, (struct accumulate_how){ dtype, false, false });
 }
 
 static void accumulate_range(const struct kern_accumulate *a, struct cpu_range r,
-                             struct kern_sum *part)
+                             struct kern_sum *part, struct trail_record *rec)
 {
     switch (a->grad_dtype) {
     case SHD_F32:
-        accumulate_dtype(a, r, part, SHD_F32);
+        accumulate_dtype(a, r, part, SHD_F32, rec);
         break;
     case SHD_BF16:
-        accumulate_dtype(a, r, part, SHD_BF16);
+        accumulate_dtype(a, r, part, SHD_BF16, rec);
         break;
     case SHD_F16:
-        accumulate_dtype(a, r, part, SHD_F16);
+        accumulate_dtype(a, r, part, SHD_F16, rec);
         break;
     }
 }

@@ -3,6 +3,10 @@
  *
  * Elements are independent, so neither lanes nor ranges nor the way a run's ends are handled can
  * show in a result. Elements between runs are not touched.
+ *
+ * With a record (rec not NULL) each group's old values are copied there before the very same steps
+ * change them: read twice, but from the cache the second time. The compiler makes the code without
+ * one as if rec were not there.
  */
 #ifndef SHD_KERNELS_CPU_OP_UPDATE_H
 #define SHD_KERNELS_CPU_OP_UPDATE_H
@@ -10,7 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/trail.h"
 
 /* Updates of at least this many elements (4 MiB of state, more than the L2 of one core) write the
  * published copy past the caches: it is not read here, and a plain store would first fetch the
@@ -69,6 +73,26 @@ VEC_FN vec step_vec(const struct kern_update *a, uint64_t i, const struct rates 
     return p;
 }
 
+/* x[0, n) into the record; n <= VEC_LANES, or a multiple of it. */
+VEC_FN void keep_array(float *old, const float *x, unsigned n)
+{
+    if (n < VEC_LANES)
+        vec_store(old, vec_load_n(x, n));
+    for (unsigned j = 0; j + VEC_LANES <= n; j += VEC_LANES)
+        vec_store(old + j, vec_load(x + j));
+}
+
+/* Elements [i, i + n) are about to change. */
+VEC_FN void keep_old(struct trail_record *rec, const struct kern_update *a, uint64_t i, unsigned n,
+                     struct optimizer o)
+{
+    keep_array(rec->old[0], a->param + i, n);
+    keep_array(rec->old[1], a->m + i, n);
+    if (o.has_v)
+        keep_array(rec->old[2], a->v + i, n);
+    trail_mark(rec, i, n);
+}
+
 /* Elements [i, i + n), n <= VEC_LANES, published too. */
 VEC_FN void step_part(const struct kern_update *a, uint64_t i, unsigned n, const struct rates *c,
                       struct optimizer o, struct publish to)
@@ -117,47 +141,76 @@ VEC_FN uint64_t elems_to_line(const struct kern_update *a, uint64_t i, struct pu
 }
 
 VEC_FN uint64_t step_parts(const struct kern_update *a, uint64_t i, uint64_t end,
-                           const struct rates *c, struct optimizer o, struct publish to)
+                           const struct rates *c, struct optimizer o, struct publish to,
+                           struct trail_record *rec)
 {
     while (i < end) {
         const unsigned n = end - i < VEC_LANES ? (unsigned)(end - i) : VEC_LANES;
+        if (rec != NULL)
+            keep_old(rec, a, i, n, o);
         step_part(a, i, n, c, o, to);
         i += n;
+        if (rec != NULL)
+            trail_mark(rec, i, 0);
     }
     return end;
 }
 
-/* One run, or the part of it in this thread's range. The undo record of crash-exact updates goes
- * around the two step_vec() calls: old p, m, v of the pair, then the index. */
-VEC_FN void update_span(const struct kern_update *a, struct cpu_range r, const struct rates *c,
-                        struct optimizer o, struct publish to)
+/* As many pairs of vectors as there are before end; returns where they end. */
+VEC_FN uint64_t step_pairs(const struct kern_update *a, uint64_t i, uint64_t end,
+                           const struct rates *c, struct optimizer o, struct publish to)
 {
-    uint64_t i = r.first;
-    const uint64_t end = r.first + r.count;
-    if (to.stream) {
-        const uint64_t head = elems_to_line(a, i, to);
-        i = step_parts(a, i, head < r.count ? i + head : end, c, o, to);
-    }
     for (; end - i >= 2 * VEC_LANES; i += 2 * VEC_LANES) {
         const vec p0 = step_vec(a, i, c, o);
         const vec p1 = step_vec(a, i + VEC_LANES, c, o);
         publish_pair(a->publish, i, p0, p1, to);
     }
-    step_parts(a, i, end, c, o, to);
+    return i;
+}
+
+/* As many groups as there are before end; returns where they end. */
+VEC_FN uint64_t step_groups(const struct kern_update *a, uint64_t i, uint64_t end,
+                            const struct rates *c, struct optimizer o, struct publish to,
+                            struct trail_record *rec)
+{
+    const struct kern_update here = *a; /* so that no store can change a pointer */
+    for (; end - i >= TRAIL_GROUP_ELEMS; i += TRAIL_GROUP_ELEMS) {
+        keep_old(rec, &here, i, TRAIL_GROUP_ELEMS, o);
+        step_pairs(&here, i, i + TRAIL_GROUP_ELEMS, c, o, to);
+        trail_mark(rec, i + TRAIL_GROUP_ELEMS, 0);
+    }
+    return i;
+}
+
+/* One run, or the part of it in this thread's range. */
+VEC_FN void update_span(const struct kern_update *a, struct cpu_range r, const struct rates *c,
+                        struct optimizer o, struct publish to, struct trail_record *rec)
+{
+    uint64_t i = r.first;
+    const uint64_t end = r.first + r.count;
+    if (to.stream) {
+        const uint64_t head = elems_to_line(a, i, to);
+        i = step_parts(a, i, head < r.count ? i + head : end, c, o, to, rec);
+    }
+    if (rec == NULL)
+        i = step_pairs(a, i, end, c, o, to);
+    else
+        i = step_groups(a, i, end, c, o, to, rec);
+    step_parts(a, i, end, c, o, to, rec);
 }
 
 VEC_FN void update_span_to(const struct kern_update *a, struct cpu_range r, const struct rates *c,
-                           struct optimizer o, bool stream)
+                           struct optimizer o, bool stream, struct trail_record *rec)
 {
     switch (a->publish_dtype) {
     case SHD_F32:
-        update_span(a, r, c, o, (struct publish){ SHD_F32, stream });
+        update_span(a, r, c, o, (struct publish){ SHD_F32, stream }, rec);
         break;
     case SHD_BF16:
-        update_span(a, r, c, o, (struct publish){ SHD_BF16, stream });
+        update_span(a, r, c, o, (struct publish){ SHD_BF16, stream }, rec);
         break;
     case SHD_F16:
-        update_span(a, r, c, o, (struct publish){ SHD_F16, stream });
+        update_span(a, r, c, o, (struct publish){ SHD_F16, stream }, rec);
         break;
     }
 }
@@ -177,7 +230,8 @@ VEC_FN uint32_t run_find(const struct kern_update *a, uint64_t elem)
 }
 
 /* The parts of all runs that lie in r. */
-VEC_FN void update_range(const struct kern_update *a, struct cpu_range r, struct optimizer o)
+VEC_FN void update_runs(const struct kern_update *a, struct cpu_range r, struct optimizer o,
+                        struct trail_record *rec)
 {
     const uint64_t range_end = r.first + r.count;
     for (uint32_t j = run_find(a, r.first); j < a->run_count; j++) {
@@ -192,11 +246,20 @@ VEC_FN void update_range(const struct kern_update *a, struct cpu_range r, struct
         const struct cpu_range part = { first, end - first };
         const struct rates c = o.rates(&a->hypers[run->hyper], a->grad_scale);
         if (a->elems >= UPDATE_STREAM_ELEMS_MIN)
-            update_span_to(a, part, &c, o, true);
+            update_span_to(a, part, &c, o, true, rec);
         else
-            update_span_to(a, part, &c, o, false);
+            update_span_to(a, part, &c, o, false, rec);
     }
     vec_fence();
+}
+
+VEC_FN void update_range(const struct kern_update *a, struct cpu_range r, struct optimizer o,
+                         struct trail_record *rec)
+{
+    if (rec == NULL)
+        update_runs(a, r, o, NULL);
+    else
+        update_runs(a, r, o, rec);
 }
 
 #endif

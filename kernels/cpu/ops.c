@@ -4,13 +4,14 @@
 #include <math.h>
 #include <stddef.h>
 
-#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/trail.h"
 #include "proto/check.h"
 
 /* What a thread takes at a time, and the least worth waking another one for: some 20 us of memory
  * traffic or of hashing. Whole blocks, since sums go by block. */
-#define CHUNK_ELEMS  (32 * (uint64_t)SHD_BLOCK_ELEMS)
+#define CHUNK_ELEMS  KERN_CHUNK_ELEMS
 #define CHUNK_LEAVES UINT64_C(8)
+_Static_assert(CHUNK_ELEMS % SHD_BLOCK_ELEMS == 0, "chunks are whole blocks");
 
 static struct cpu_kern *cpu_kern_of(struct kern *k)
 {
@@ -118,9 +119,79 @@ static int cpu_cast(struct kern *k, const struct kern_cast *a, struct kern_done 
     return queue_push(cpu_kern_of(k), &op, e);
 }
 
+/* A trail for arrays of elems elements in its segment; what the segment's size would tell is
+ * unknown here. */
+static int check_trail(const char *op, const struct kern_trail *t,
+                       const struct trail_arrays *arrays, uint64_t elems, struct shd_err *e)
+{
+    if (t->area == NULL)
+        return SHD_OK;
+    if ((uintptr_t)t->area % _Alignof(struct kern_trail_area) != 0)
+        return err_set(e, SHD_EINVAL, "%s: trail area at %p is not aligned to %zu", op,
+                       (void *)t->area, _Alignof(struct kern_trail_area));
+    if (t->op < 1 || t->op > KERN_OP_MAX)
+        return err_set(e, SHD_ERANGE, "%s: op %" PRIu64 " of a trail, it is 1 to %" PRIu64, op,
+                       t->op, KERN_OP_MAX);
+    if (elems == 0)
+        return SHD_OK;
+    if (t->chunks == NULL || t->first_chunk > SHD_MODEL_ELEMS_MAX)
+        return err_set(e, SHD_EINVAL, "%s: chunk words of a trail at %p, from %" PRIu64, op,
+                       (void *)t->chunks, t->first_chunk);
+    const int r = check_array(op, "base of the trail", t->base, SHD_F32, e);
+    if (r != SHD_OK)
+        return r;
+    for (uint32_t i = 0; i < arrays->count; i++)
+        if ((uintptr_t)arrays->array[i] < (uintptr_t)t->base)
+            return err_set(e, SHD_EINVAL, "%s: array %" PRIu32 " at %p lies before its base %p", op,
+                           i, (void *)arrays->array[i], t->base);
+    return SHD_OK;
+}
+
+static void set_trail(struct cpu_op *op, const struct kern_trail *t)
+{
+    if (t->area == NULL)
+        return;
+    op->by_chunk = true;
+    op->done_word = t->done;
+    op->done_value = t->done_value;
+}
+
+/* One chunk with a trail, from where it stands. A sum that a dead process had begun is lost: then
+ * the rest goes without, and the chunk is summed once it is complete. */
+static int accumulate_chunk(const struct kern_accumulate *a, struct cpu_thread *t,
+                            struct cpu_range r)
+{
+    const struct cpu_isa *isa = t->kern->isa;
+    uint64_t done;
+    const int status = trail_resume(&a->trail, r, &done);
+    if (status != SHD_OK)
+        return status;
+    if (a->first && done < r.count)
+        done = 0; /* a copy: the whole chunk again */
+    if (done % TRAIL_GROUP_ELEMS != 0)
+        return SHD_ESEGMENT;
+
+    struct trail_record *rec = a->first ? NULL : &a->trail.area->records[t->index];
+    struct kern_accumulate rest = *a;
+    if (done > 0)
+        rest.sum = NULL;
+    if (done < r.count) {
+        if (rec != NULL)
+            trail_begin(rec, &a->trail, r, done, &(struct trail_arrays){ { a->acc }, 1 });
+        isa->accumulate(&rest, (struct cpu_range){ r.first + done, r.count - done }, &t->sum, rec);
+        trail_end(rec, &a->trail, r);
+    }
+    if (done > 0 && a->sum != NULL)
+        isa->sumsq(&(struct kern_sumsq){ .x = a->acc, .elems = a->elems }, r, &t->sum);
+    return SHD_OK;
+}
+
 static int accumulate_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
 {
-    t->kern->isa->accumulate(&op->u.accumulate, r, &t->sum);
+    const struct kern_accumulate *a = &op->u.accumulate;
+    if (a->trail.area != NULL)
+        return accumulate_chunk(a, t, r);
+    t->kern->isa->accumulate(a, r, &t->sum, NULL);
     return SHD_OK;
 }
 
@@ -132,12 +203,16 @@ static int cpu_accumulate(struct kern *k, const struct kern_accumulate *a, struc
         r = check_array("accumulate", "acc", a->acc, SHD_F32, e);
     if (r == SHD_OK && a->elems > 0)
         r = check_array("accumulate", "grad", a->grad, a->grad_dtype, e);
+    if (r == SHD_OK)
+        r = check_trail("accumulate", &a->trail, &(struct trail_arrays){ { a->acc }, 1 }, a->elems,
+                        e);
     if (r != SHD_OK)
         return r;
     struct cpu_op op = elems_op(a->elems, done);
     op.run = accumulate_run;
     op.u.accumulate = *a;
     op.sum = a->sum;
+    set_trail(&op, &a->trail);
     return queue_push(cpu_kern_of(k), &op, e);
 }
 
@@ -191,9 +266,17 @@ static int check_runs(const char *op, const struct kern_update *a, struct shd_er
     return SHD_OK;
 }
 
+static struct trail_arrays update_arrays(const struct kern_update *a, bool has_v)
+{
+    return (struct trail_arrays){ { a->param, a->m, a->v }, has_v ? 3 : 2 };
+}
+
 static int check_update(const char *op, const struct kern_update *a, bool has_v, struct shd_err *e)
 {
+    const struct trail_arrays changed = update_arrays(a, has_v);
     int r = check_elems(op, a->elems, SHD_BLOCK_ELEMS, e);
+    if (r == SHD_OK)
+        r = check_trail(op, &a->trail, &changed, a->elems, e);
     if (r != SHD_OK || a->elems == 0)
         return r != SHD_OK ? r : check_runs(op, a, e);
     const struct {
@@ -231,13 +314,35 @@ static int push_update(struct kern *k, const struct kern_update *a, struct kern_
     struct cpu_op op = elems_op(a->elems, done);
     op.run = run;
     op.u.update = *a;
+    set_trail(&op, &a->trail);
     return queue_push(cpu_kern_of(k), &op, e);
+}
+
+/* One range with an instruction set's update; with a trail it is a chunk, from where it stands. */
+static int update_run(const struct kern_update *a, struct cpu_thread *t, struct cpu_range r,
+                      bool has_v,
+                      void (*update)(const struct kern_update *a, struct cpu_range r,
+                                     struct trail_record *rec))
+{
+    if (a->trail.area == NULL) {
+        update(a, r, NULL);
+        return SHD_OK;
+    }
+    uint64_t done;
+    const int status = trail_resume(&a->trail, r, &done);
+    if (status != SHD_OK || done == r.count)
+        return status;
+    struct trail_record *rec = &a->trail.area->records[t->index];
+    const struct trail_arrays arrays = update_arrays(a, has_v);
+    trail_begin(rec, &a->trail, r, done, &arrays);
+    update(a, (struct cpu_range){ r.first + done, r.count - done }, rec);
+    trail_end(rec, &a->trail, r);
+    return SHD_OK;
 }
 
 static int adamw_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
 {
-    t->kern->isa->adamw(&op->u.update, r);
-    return SHD_OK;
+    return update_run(&op->u.update, t, r, true, t->kern->isa->adamw);
 }
 
 static int cpu_adamw(struct kern *k, const struct kern_update *a, struct kern_done *done,
@@ -251,8 +356,7 @@ static int cpu_adamw(struct kern *k, const struct kern_update *a, struct kern_do
 
 static int sgd_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
 {
-    t->kern->isa->sgd(&op->u.update, r);
-    return SHD_OK;
+    return update_run(&op->u.update, t, r, false, t->kern->isa->sgd);
 }
 
 static int cpu_sgd(struct kern *k, const struct kern_update *a, struct kern_done *done,
@@ -264,8 +368,7 @@ static int cpu_sgd(struct kern *k, const struct kern_update *a, struct kern_done
 
 static int lion_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
 {
-    t->kern->isa->lion(&op->u.update, r);
-    return SHD_OK;
+    return update_run(&op->u.update, t, r, false, t->kern->isa->lion);
 }
 
 static int cpu_lion(struct kern *k, const struct kern_update *a, struct kern_done *done,

@@ -23,6 +23,7 @@
 
 #include "kernels/cpu/cpu.h"
 #include "proto/check.h"
+#include "proto/failpoint.h"
 
 #define CREW_OPEN 0x80000000u
 
@@ -79,8 +80,11 @@ static void run_shared(struct cpu_thread *t, const struct cpu_op *op)
 static void run_alone(struct cpu_thread *t, const struct cpu_op *op)
 {
     run_begin(t, op);
-    if (op->count > 0)
-        t->status = op->run(op, t, (struct cpu_range){ 0, op->count });
+    const uint64_t step = op->by_chunk ? op->chunk : op->count;
+    for (uint64_t first = 0; first < op->count && t->status == SHD_OK; first += step) {
+        const uint64_t left = op->count - first;
+        t->status = op->run(op, t, (struct cpu_range){ first, step < left ? step : left });
+    }
 }
 
 /* Share an op of several chunks with the helpers; leader only. */
@@ -130,6 +134,15 @@ static void *helper_main(void *arg)
     return NULL;
 }
 
+/* A successor need not give this op again. The helpers' stores were ordered before by the crew's
+ * gate. */
+static void store_done(const struct cpu_op *op)
+{
+    FAIL_POINT("kern:done:before");
+    atomic_store_explicit(op->done_word, op->done_value, memory_order_release);
+    FAIL_POINT("kern:done:after");
+}
+
 /* Run one op; leader only. Returns the first status that is not SHD_OK. */
 static int run_op(struct cpu_kern *k, const struct cpu_op *op)
 {
@@ -153,6 +166,8 @@ static int run_op(struct cpu_kern *k, const struct cpu_op *op)
     }
     if (op->sum != NULL)
         fixsum_carry(&op->sum->sum); /* equal sums are then equal bytes */
+    if (status == SHD_OK && op->done_word != NULL)
+        store_done(op);
     return status;
 }
 

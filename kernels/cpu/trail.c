@@ -1,0 +1,167 @@
+/* See trail.h; and the repair of what a dead process left. */
+#include "kernels/cpu/trail.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "proto/check.h"
+#include "proto/failpoint.h"
+
+static uint64_t chunk_index(const struct kern_trail *t, uint64_t elem)
+{
+    return t->first_chunk + elem / KERN_CHUNK_ELEMS;
+}
+
+static uint64_t chunk_word(uint64_t op, uint64_t done)
+{
+    return op << TRAIL_COUNT_BITS | done;
+}
+
+size_t kern_trail_bytes(void)
+{
+    return sizeof(struct kern_trail_area);
+}
+
+uint64_t kern_trail_chunks(uint64_t elems)
+{
+    return elems / KERN_CHUNK_ELEMS + (elems % KERN_CHUNK_ELEMS != 0);
+}
+
+int trail_resume(const struct kern_trail *t, struct cpu_range chunk, uint64_t *ret_done)
+{
+    CHECK(chunk.first % KERN_CHUNK_ELEMS == 0 && chunk.count <= KERN_CHUNK_ELEMS);
+    const uint64_t word = atomic_load_explicit(&t->chunks[chunk_index(t, chunk.first)],
+                                               memory_order_relaxed);
+    uint64_t done = 0;
+    if (word >> TRAIL_COUNT_BITS == t->op)
+        done = word & ((UINT64_C(1) << TRAIL_COUNT_BITS) - 1);
+    if (done > chunk.count)
+        return SHD_ESEGMENT;
+    *ret_done = done;
+    return SHD_OK;
+}
+
+void trail_begin(struct trail_record *rec, const struct kern_trail *t, struct cpu_range chunk,
+                 uint64_t done, const struct trail_arrays *arrays)
+{
+    atomic_store_explicit(&rec->op, 0, memory_order_relaxed);
+    atomic_signal_fence(memory_order_seq_cst);
+    rec->chunk = chunk_index(t, chunk.first);
+    rec->first_elem = chunk.first;
+    rec->array_count = arrays->count;
+    for (uint32_t i = 0; i < arrays->count; i++)
+        rec->offset_bytes[i] = (uintptr_t)arrays->array[i] - (uintptr_t)t->base;
+    trail_mark(rec, chunk.first + done, 0);
+    atomic_store_explicit(&rec->op, t->op, memory_order_relaxed);
+    atomic_signal_fence(memory_order_seq_cst);
+}
+
+void trail_end(struct trail_record *rec, const struct kern_trail *t, struct cpu_range chunk)
+{
+    FAIL_POINT("kern:chunk:before");
+    atomic_store_explicit(&t->chunks[chunk_index(t, chunk.first)], chunk_word(t->op, chunk.count),
+                          memory_order_release);
+    FAIL_POINT("kern:chunk:after");
+    if (rec != NULL)
+        atomic_store_explicit(&rec->op, 0, memory_order_release);
+}
+
+/* What repair reads of a record, once. */
+struct found {
+    uint64_t op, chunk, first_elem, array_count;
+    uint64_t elem, n; /* of pos */
+    uint64_t offset_bytes[TRAIL_ARRAYS_MAX];
+};
+
+static struct found record_read(const struct trail_record *rec)
+{
+    const uint64_t pos = atomic_load_explicit(&rec->pos, memory_order_relaxed);
+    struct found f = {
+        .op = atomic_load_explicit(&rec->op, memory_order_relaxed),
+        .chunk = rec->chunk,
+        .first_elem = rec->first_elem,
+        .array_count = rec->array_count,
+        .elem = pos >> 8,
+        .n = pos & 0xff,
+    };
+    memcpy(f.offset_bytes, rec->offset_bytes, sizeof f.offset_bytes);
+    return f;
+}
+
+/* The elements it names: inside one chunk of a slice. pos has 56 bits for them, so that neither
+ * sums nor byte offsets below can wrap. */
+static int check_elems(const struct found *f, uint32_t index, struct shd_err *e)
+{
+    if (f->first_elem % KERN_CHUNK_ELEMS != 0)
+        return err_set(e, SHD_ESEGMENT,
+                       "trail record %" PRIu32 ": element %" PRIu64 " begins no chunk", index,
+                       f->first_elem);
+    if (f->n > TRAIL_GROUP_MAX)
+        return err_set(e, SHD_ESEGMENT,
+                       "trail record %" PRIu32 ": %" PRIu64 " elements at once, the limit is %u",
+                       index, f->n, TRAIL_GROUP_MAX);
+    if (f->elem < f->first_elem || f->elem + f->n - f->first_elem > KERN_CHUNK_ELEMS)
+        return err_set(e, SHD_ESEGMENT,
+                       "trail record %" PRIu32 ": elements %" PRIu64 "+%" PRIu64
+                       " are not in the chunk at %" PRIu64,
+                       index, f->elem, f->n, f->first_elem);
+    return SHD_OK;
+}
+
+static int check_record(const struct found *f, uint32_t index, uint64_t bytes, uint64_t count,
+                        struct shd_err *e)
+{
+    if (f->op > KERN_OP_MAX)
+        return err_set(e, SHD_ESEGMENT,
+                       "trail record %" PRIu32 ": op %" PRIu64 ", the limit is %" PRIu64, index,
+                       f->op, KERN_OP_MAX);
+    if (f->chunk >= count)
+        return err_set(e, SHD_ESEGMENT,
+                       "trail record %" PRIu32 ": chunk %" PRIu64 ", there are %" PRIu64, index,
+                       f->chunk, count);
+    if (f->array_count < 1 || f->array_count > TRAIL_ARRAYS_MAX)
+        return err_set(e, SHD_ESEGMENT,
+                       "trail record %" PRIu32 ": %" PRIu64 " arrays, it is 1 to %u", index,
+                       f->array_count, TRAIL_ARRAYS_MAX);
+    const int r = check_elems(f, index, e);
+    if (r != SHD_OK)
+        return r;
+    const uint64_t end_bytes = (f->elem + f->n) * sizeof(float);
+    for (uint64_t i = 0; i < f->array_count; i++) {
+        const uint64_t offset = f->offset_bytes[i];
+        if (offset % sizeof(float) != 0 || offset > bytes || end_bytes > bytes - offset)
+            return err_set(e, SHD_ESEGMENT,
+                           "trail record %" PRIu32 ": array %" PRIu64 " at byte %" PRIu64
+                           " with elements to %" PRIu64 ", the segment has %" PRIu64 " bytes",
+                           index, i, offset, f->elem + f->n, bytes);
+    }
+    return SHD_OK;
+}
+
+/* Undo the group, then say how far the chunk got, then forget the record: killed at any point,
+ * the same again does no harm. */
+static void record_repair(struct trail_record *rec, uint8_t *base, _Atomic uint64_t *chunks)
+{
+    const struct found f = record_read(rec);
+    for (uint64_t i = 0; i < f.array_count; i++)
+        memcpy(base + f.offset_bytes[i] + f.elem * sizeof(float), rec->old[i], f.n * sizeof(float));
+    atomic_store_explicit(&chunks[f.chunk], chunk_word(f.op, f.elem - f.first_elem),
+                          memory_order_release);
+    atomic_store_explicit(&rec->op, 0, memory_order_release);
+}
+
+int kern_trail_repair(struct kern_trail_area *area, void *base, uint64_t bytes,
+                      _Atomic uint64_t *chunks, uint64_t count, struct shd_err *e)
+{
+    CHECK((uintptr_t)area % _Alignof(struct kern_trail_area) == 0);
+    for (uint32_t i = 0; i < CPU_THREADS_MAX; i++) {
+        const struct found f = record_read(&area->records[i]);
+        const int r = f.op == 0 ? SHD_OK : check_record(&f, i, bytes, count, e);
+        if (r != SHD_OK)
+            return r;
+    }
+    for (uint32_t i = 0; i < CPU_THREADS_MAX; i++)
+        if (atomic_load_explicit(&area->records[i].op, memory_order_relaxed) != 0)
+            record_repair(&area->records[i], base, chunks);
+    return SHD_OK;
+}
