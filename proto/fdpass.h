@@ -13,7 +13,7 @@
 
 #include "proto/status.h"
 
-#define SHD_PROTOCOL    1u /* version of side channel and messages; must match exactly */
+#define SHD_PROTOCOL    2u /* version of side channel and messages; must match exactly */
 #define SHD_TOKEN_BYTES 16u
 
 enum side_type { SIDE_WELCOME = 1, SIDE_CLAIM = 2, SIDE_SEGMENT = 3, SIDE_ERROR = 4 };
@@ -50,7 +50,7 @@ struct side_peer {
 int side_peer(int fd, struct side_peer *ret_peer, struct shd_err *e);
 
 /* Refuse a peer that is neither of our uid nor root: SHD_EAUTH naming both. `what` says which
- * side the peer is ("client", "daemon"). */
+ * side the peer is ("client", "daemon"). The rule of either side, proto/admit.h, is wider. */
 int side_peer_allowed(const struct side_peer *peer, const char *what, struct shd_err *e);
 
 /* Send one message, with fd if >= 0 (not taken); fills in magic and protocol. Never blocks longer

@@ -17,10 +17,8 @@
 #define BYTES_MAX (UINT64_C(1) << 62) /* so that sums of two do not overflow, and off_t holds */
 
 static const char *const kind_names[] = {
-    [SEGMENT_STATE] = "state",
-    [SEGMENT_PUBLISH] = "publish",
-    [SEGMENT_INBOX] = "inbox",
-    [SEGMENT_BOARD] = "board",
+    [SEGMENT_STATE] = "state", [SEGMENT_PUBLISH] = "publish", [SEGMENT_INBOX] = "inbox",
+    [SEGMENT_BOARD] = "board", [SEGMENT_LEDGER] = "ledger",   [SEGMENT_SPILL] = "spill",
 };
 
 bool segment_kind_readonly(enum segment_kind kind)

@@ -21,6 +21,8 @@ enum segment_kind {
     SEGMENT_PUBLISH = 2, /* what workers read */
     SEGMENT_INBOX = 3,   /* a session's gradient slots: the worker writes */
     SEGMENT_BOARD = 4,   /* version words */
+    SEGMENT_LEDGER = 5,  /* what a successor needs to go on: never leaves the daemon */
+    SEGMENT_SPILL = 6,   /* gradients that wait for their turn: never leaves the daemon */
 };
 
 struct segment {

@@ -28,6 +28,7 @@
 #define WIRE_SEGMENTS_MAX    4u
 #define WIRE_LEAVES_MAX      16384u /* per reply: 512 KiB */
 #define WIRE_NAME_BYTES_MAX  128u
+#define WIRE_PATH_BYTES_MAX  4096u
 
 /* A bump allocator over caller's memory; protobuf-c takes from it while unpacking. */
 struct wire_arena {
@@ -51,7 +52,10 @@ struct wire_bytes {
     X(GET_BLOB, get_blob)     \
     X(DIGEST, digest)         \
     X(STATUS, status)         \
-    X(DETACH, detach)
+    X(DETACH, detach)         \
+    X(LEASE, lease)           \
+    X(CHECKPOINT, checkpoint) \
+    X(RESTORE, restore)
 
 enum wire_request_type {
 #define WIRE_REQUEST_ENUM(NAME, name) WIRE_##NAME,
@@ -109,6 +113,22 @@ struct wire_digest {
     uint32_t model, tensor, array; /* array < 3 */
     uint64_t first_leaf;
 };
+struct wire_lease {
+    uint32_t model;
+    uint64_t step;
+};
+struct wire_checkpoint {
+    uint32_t model;
+    uint64_t step;
+    const char *path; /* absolute, < WIRE_PATH_BYTES_MAX, no control characters */
+};
+struct wire_restore {
+    const char *path;       /* likewise */
+    struct wire_bytes spec; /* JSON, 1..SPEC_JSON_BYTES_MAX */
+    uint32_t owner, owners;
+    bool weights;
+    bool open; /* what the same request without it has read */
+};
 
 struct wire_request {
     uint64_t seq;
@@ -122,6 +142,9 @@ struct wire_request {
         struct wire_commit commit;
         struct wire_get_blob get_blob;
         struct wire_digest digest;
+        struct wire_lease lease;
+        struct wire_checkpoint checkpoint;
+        struct wire_restore restore;
     };
 };
 
@@ -136,6 +159,9 @@ enum wire_reply_type {
     WIRE_LEAVES,
     WIRE_STATUS_TEXT,
     WIRE_CREDIT,
+    WIRE_LEASED,
+    WIRE_CHECKPOINTED,
+    WIRE_RESTORED,
 };
 
 struct wire_welcome {
@@ -157,6 +183,8 @@ struct wire_layout {
     uint32_t segment_count;
     bool has_decision; /* of the last committed step */
     struct wire_decision decision;
+    struct wire_bytes
+        in; /* a bit per group, lowest first, at most SHD_MICROS_MAX; may be shorter */
 };
 struct wire_prepared {
     uint64_t step;
@@ -188,6 +216,25 @@ struct wire_credit {
     uint32_t slot;
     bool stale;
 };
+enum wire_leased_what {
+    WIRE_LEASED_GROUP = 1, /* compute `group` */
+    WIRE_LEASED_ALL_IN = 2,
+    WIRE_LEASED_OVER = 3, /* the step was committed */
+};
+struct wire_leased {
+    uint64_t step;
+    enum wire_leased_what what;
+    uint32_t group; /* below SHD_MICROS_MAX */
+};
+struct wire_checkpointed {
+    uint64_t step, updates, bytes;
+    bool has_decision; /* of the step before */
+    struct wire_decision decision;
+    struct wire_bytes blob; /* at most WIRE_BLOB_BYTES_MAX */
+};
+struct wire_restored {
+    uint64_t step, bytes;
+};
 
 struct wire_reply {
     uint64_t seq;
@@ -203,6 +250,9 @@ struct wire_reply {
         struct wire_leaves leaves;
         struct wire_status_text status_text;
         struct wire_credit credit;
+        struct wire_leased leased;
+        struct wire_checkpointed checkpointed;
+        struct wire_restored restored;
     };
 };
 

@@ -35,6 +35,21 @@ int wire_name_check(const char *field, const char *name, struct shd_err *e)
     return SHD_OK;
 }
 
+int wire_path_check(const char *field, const char *path, struct shd_err *e)
+{
+    const size_t bytes = strlen(path);
+    if (bytes >= WIRE_PATH_BYTES_MAX)
+        return err_set(e, SHD_ERANGE, "%s has %zu bytes, must be below %u", field, bytes,
+                       WIRE_PATH_BYTES_MAX);
+    if (path[0] != '/')
+        return err_set(e, SHD_EINVAL, "%s is '%.80s', not an absolute path", field, path);
+    for (const char *c = path; *c != '\0'; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f)
+            return err_set(e, SHD_EINVAL, "%s has the control character %#x", field,
+                           (unsigned)(unsigned char)*c);
+    return SHD_OK;
+}
+
 int wire_decision_check(const struct wire_decision *d, struct shd_err *e)
 {
     if (!isfinite(d->scale) || d->scale < 0)

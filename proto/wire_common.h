@@ -19,6 +19,9 @@ int wire_limits(const struct wire_limit *limits, size_t count, struct shd_err *e
 /* Text for people and logs: shorter than WIRE_NAME_BYTES_MAX, printable ASCII. */
 int wire_name_check(const char *field, const char *name, struct shd_err *e);
 
+/* An absolute path: shorter than WIRE_PATH_BYTES_MAX, no control characters. */
+int wire_path_check(const char *field, const char *path, struct shd_err *e);
+
 int wire_decision_check(const struct wire_decision *d, struct shd_err *e);
 void wire_decision_pack(const struct wire_decision *d, Shd__Decision *ret_m);
 /* m may be NULL (absent): SHD_EPROTO. */

@@ -48,6 +48,9 @@ static int layout_check(const struct wire_layout *l, struct shd_err *e)
         r = page_multiple_check("layout.slot_bytes", l->slot_bytes, e);
     if (r == SHD_OK && l->has_decision)
         r = wire_decision_check(&l->decision, e);
+    if (r == SHD_OK && l->in.bytes > SHD_MICROS_MAX / 8)
+        r = err_set(e, SHD_ERANGE, "layout.in has %zu bytes, must be 0 to %u", l->in.bytes,
+                    SHD_MICROS_MAX / 8);
     for (uint32_t i = 0; r == SHD_OK && i < l->segment_count; i++)
         r = wire_segment_check(&l->segments[i], e);
     return r;
@@ -95,6 +98,24 @@ static int credit_check(const struct wire_credit *c, struct shd_err *e)
     return wire_limits(limits, ARRAY_SIZE(limits), e);
 }
 
+static int leased_check(const struct wire_leased *l, struct shd_err *e)
+{
+    const struct wire_limit limits[] = {
+        { "leased.what", l->what, WIRE_LEASED_GROUP, WIRE_LEASED_OVER },
+        { "leased.group", l->group, 0, SHD_MICROS_MAX - 1 },
+    };
+    return wire_limits(limits, ARRAY_SIZE(limits), e);
+}
+
+static int checkpointed_check(const struct wire_checkpointed *c, struct shd_err *e)
+{
+    const struct wire_limit limits[] = {
+        { "checkpointed.blob's size", c->blob.bytes, 0, WIRE_BLOB_BYTES_MAX },
+    };
+    const int r = wire_limits(limits, ARRAY_SIZE(limits), e);
+    return r == SHD_OK && c->has_decision ? wire_decision_check(&c->decision, e) : r;
+}
+
 static int reply_check(const struct wire_reply *p, struct shd_err *e)
 {
     if (!status_known(p->status))
@@ -114,6 +135,11 @@ static int reply_check(const struct wire_reply *p, struct shd_err *e)
         return leaves_check(&p->leaves, e);
     case WIRE_CREDIT:
         return credit_check(&p->credit, e);
+    case WIRE_LEASED:
+        return leased_check(&p->leased, e);
+    case WIRE_CHECKPOINTED:
+        return checkpointed_check(&p->checkpointed, e);
+    case WIRE_RESTORED:
     case WIRE_STATUS_TEXT:
     case WIRE_REPLY_NONE:
         break;
@@ -135,7 +161,8 @@ static int layout_unpack(const Shd__Layout *m, struct wire_layout *l, struct shd
                                .owners = m->owners,
                                .slots = m->slots,
                                .slot_bytes = m->slot_bytes,
-                               .segment_count = (uint32_t)m->n_segments };
+                               .segment_count = (uint32_t)m->n_segments,
+                               .in = wire_bytes_of(m->in) };
     for (uint32_t i = 0; i < l->segment_count; i++) {
         const Shd__Segment *s = m->segments[i];
         const int r = wire_unknown_check("layout.segments", &s->base, e);
@@ -163,6 +190,17 @@ static int prepared_unpack(const Shd__Prepared *m, struct wire_prepared *p, stru
         return r;
     p->has_decision = true;
     return wire_decision_unpack(m->decided, &p->decision, e);
+}
+
+static int checkpointed_unpack(const Shd__Checkpointed *m, struct wire_checkpointed *c,
+                               struct shd_err *e)
+{
+    *c = (struct wire_checkpointed){ .step = m->step,
+                                     .updates = m->updates,
+                                     .bytes = m->bytes,
+                                     .has_decision = m->decided != NULL,
+                                     .blob = wire_bytes_of(m->blob) };
+    return c->has_decision ? wire_decision_unpack(m->decided, &c->decision, e) : SHD_OK;
 }
 
 /* Fill the body of p from m; p->type follows from m. */
@@ -202,6 +240,19 @@ static int body_unpack(const Shd__Reply *m, struct wire_reply *p, struct shd_err
     case SHD__REPLY__BODY_CREDIT:
         p->type = WIRE_CREDIT;
         p->credit = (struct wire_credit){ m->credit->slot, m->credit->stale != 0 };
+        return SHD_OK;
+    case SHD__REPLY__BODY_LEASED:
+        p->type = WIRE_LEASED;
+        p->leased = (struct wire_leased){ .step = m->leased->step,
+                                          .what = (enum wire_leased_what)m->leased->what,
+                                          .group = m->leased->group };
+        return SHD_OK;
+    case SHD__REPLY__BODY_CHECKPOINTED:
+        p->type = WIRE_CHECKPOINTED;
+        return checkpointed_unpack(m->checkpointed, &p->checkpointed, e);
+    case SHD__REPLY__BODY_RESTORED:
+        p->type = WIRE_RESTORED;
+        p->restored = (struct wire_restored){ m->restored->step, m->restored->bytes };
         return SHD_OK;
     default:
         p->type = WIRE_REPLY_NONE;
@@ -268,6 +319,9 @@ struct reply_parts { /* what the protobuf message points to while it is packed *
         Shd__Leaves leaves;
         Shd__StatusText status_text;
         Shd__Credit credit;
+        Shd__Leased leased;
+        Shd__Checkpointed checkpointed;
+        Shd__Restored restored;
     };
     Shd__Decision decision;
     Shd__Segment segments[WIRE_SEGMENTS_MAX];
@@ -286,6 +340,7 @@ static void layout_pack(const struct wire_layout *l, struct reply_parts *p)
     m->owners = l->owners;
     m->slots = l->slots;
     m->slot_bytes = l->slot_bytes;
+    m->in = wire_binary_of(l->in);
     m->n_segments = l->segment_count;
     m->segments = p->segment_pointers;
     for (uint32_t i = 0; i < l->segment_count; i++) {
@@ -338,6 +393,28 @@ static void leaves_pack(const struct wire_leaves *l, Shd__Leaves *m)
     m->leaves = wire_binary_of(l->leaves);
 }
 
+static void leased_pack(const struct wire_leased *l, Shd__Leased *m)
+{
+    shd__leased__init(m);
+    m->step = l->step;
+    m->what = l->what;
+    m->group = l->group;
+}
+
+static void checkpointed_pack(const struct wire_checkpointed *c, struct reply_parts *p)
+{
+    Shd__Checkpointed *m = &p->checkpointed;
+    shd__checkpointed__init(m);
+    m->step = c->step;
+    m->updates = c->updates;
+    m->bytes = c->bytes;
+    m->blob = wire_binary_of(c->blob);
+    if (c->has_decision) {
+        wire_decision_pack(&c->decision, &p->decision);
+        m->decided = &p->decision;
+    }
+}
+
 /* Fill parts from r; m's body then points to them. */
 static void body_pack(const struct wire_reply *r, struct reply_parts *p, Shd__Reply *m)
 {
@@ -351,6 +428,9 @@ static void body_pack(const struct wire_reply *r, struct reply_parts *p, Shd__Re
         [WIRE_LEAVES] = SHD__REPLY__BODY_LEAVES,
         [WIRE_STATUS_TEXT] = SHD__REPLY__BODY_STATUS_TEXT,
         [WIRE_CREDIT] = SHD__REPLY__BODY_CREDIT,
+        [WIRE_LEASED] = SHD__REPLY__BODY_LEASED,
+        [WIRE_CHECKPOINTED] = SHD__REPLY__BODY_CHECKPOINTED,
+        [WIRE_RESTORED] = SHD__REPLY__BODY_RESTORED,
     };
     m->body_case = cases[r->type];
     m->welcome = &p->welcome; /* the union's members share their address */
@@ -386,6 +466,17 @@ static void body_pack(const struct wire_reply *r, struct reply_parts *p, Shd__Re
         p->credit.slot = r->credit.slot;
         p->credit.stale = r->credit.stale;
         break;
+    case WIRE_LEASED:
+        leased_pack(&r->leased, &p->leased);
+        break;
+    case WIRE_CHECKPOINTED:
+        checkpointed_pack(&r->checkpointed, p);
+        break;
+    case WIRE_RESTORED:
+        shd__restored__init(&p->restored);
+        p->restored.step = r->restored.step;
+        p->restored.bytes = r->restored.bytes;
+        break;
     case WIRE_REPLY_NONE:
         m->welcome = NULL;
         break;
@@ -395,7 +486,7 @@ static void body_pack(const struct wire_reply *r, struct reply_parts *p, Shd__Re
 int wire_reply_pack(const struct wire_reply *reply, void *buf, size_t capacity, size_t *ret_bytes,
                     struct shd_err *e)
 {
-    CHECK((unsigned)reply->type <= WIRE_CREDIT);
+    CHECK((unsigned)reply->type <= WIRE_RESTORED);
     const int r = reply_check(reply, e);
     if (r != SHD_OK)
         return r;

@@ -73,6 +73,22 @@ static int digest_check(const struct wire_digest *d, struct shd_err *e)
     return wire_limits(limits, ARRAY_SIZE(limits), e);
 }
 
+static int checkpoint_check(const struct wire_checkpoint *c, struct shd_err *e)
+{
+    return wire_path_check("checkpoint.path", c->path, e);
+}
+
+static int restore_check(const struct wire_restore *r, struct shd_err *e)
+{
+    const struct wire_limit limits[] = {
+        { "restore.spec's size", r->spec.bytes, 1, SPEC_JSON_BYTES_MAX },
+        { "restore.owners", r->owners, 1, SHD_OWNERS_MAX },
+        { "restore.owner", r->owner, 0, (uint64_t)r->owners - 1 },
+    };
+    const int rc = wire_limits(limits, ARRAY_SIZE(limits), e);
+    return rc == SHD_OK ? wire_path_check("restore.path", r->path, e) : rc;
+}
+
 static int request_check(const struct wire_request *q, struct shd_err *e)
 {
     switch (q->type) {
@@ -86,10 +102,15 @@ static int request_check(const struct wire_request *q, struct shd_err *e)
         return commit_check(&q->commit, e);
     case WIRE_DIGEST:
         return digest_check(&q->digest, e);
+    case WIRE_CHECKPOINT:
+        return checkpoint_check(&q->checkpoint, e);
+    case WIRE_RESTORE:
+        return restore_check(&q->restore, e);
     case WIRE_PREPARE:
     case WIRE_GET_BLOB:
     case WIRE_STATUS:
     case WIRE_DETACH:
+    case WIRE_LEASE:
     case WIRE_REQUEST_TYPES:
         break;
     }
@@ -181,6 +202,25 @@ static int body_unpack(const Shd__Request *m, struct wire_request *q, struct shd
     case SHD__REQUEST__BODY_DETACH:
         q->type = WIRE_DETACH;
         return SHD_OK;
+    case SHD__REQUEST__BODY_LEASE:
+        q->type = WIRE_LEASE;
+        q->lease = (struct wire_lease){ m->lease->model, m->lease->step };
+        return SHD_OK;
+    case SHD__REQUEST__BODY_CHECKPOINT:
+        q->type = WIRE_CHECKPOINT;
+        q->checkpoint = (struct wire_checkpoint){ .model = m->checkpoint->model,
+                                                  .step = m->checkpoint->step,
+                                                  .path = m->checkpoint->path };
+        return SHD_OK;
+    case SHD__REQUEST__BODY_RESTORE:
+        q->type = WIRE_RESTORE;
+        q->restore = (struct wire_restore){ .path = m->restore->path,
+                                            .spec = wire_bytes_of(m->restore->spec),
+                                            .owner = m->restore->owner,
+                                            .owners = m->restore->owners,
+                                            .weights = m->restore->weights != 0,
+                                            .open = m->restore->open != 0 };
+        return SHD_OK;
     default:
         return err_set(e, SHD_EPROTO, "request %" PRIu64 " has no body", m->seq);
     }
@@ -223,6 +263,9 @@ struct request_parts { /* what the protobuf message points to while it is packed
         Shd__Digest digest;
         Shd__Status status;
         Shd__Detach detach;
+        Shd__Lease lease;
+        Shd__Checkpoint checkpoint;
+        Shd__Restore restore;
     };
     Shd__Decision decision;
 };
@@ -280,6 +323,25 @@ static void digest_pack(const struct wire_digest *d, Shd__Digest *m)
     m->first_leaf = d->first_leaf;
 }
 
+static void checkpoint_pack(const struct wire_checkpoint *c, Shd__Checkpoint *m)
+{
+    shd__checkpoint__init(m);
+    m->model = c->model;
+    m->step = c->step;
+    m->path = (char *)c->path;
+}
+
+static void restore_pack(const struct wire_restore *r, Shd__Restore *m)
+{
+    shd__restore__init(m);
+    m->path = (char *)r->path;
+    m->spec = wire_binary_of(r->spec);
+    m->owner = r->owner;
+    m->owners = r->owners;
+    m->weights = r->weights;
+    m->open = r->open;
+}
+
 /* Fill parts from q; m's body then points to them. */
 static void body_pack(const struct wire_request *q, struct request_parts *p, Shd__Request *m)
 {
@@ -322,6 +384,17 @@ static void body_pack(const struct wire_request *q, struct request_parts *p, Shd
         break;
     case WIRE_DETACH:
         shd__detach__init(&p->detach);
+        break;
+    case WIRE_LEASE:
+        shd__lease__init(&p->lease);
+        p->lease.model = q->lease.model;
+        p->lease.step = q->lease.step;
+        break;
+    case WIRE_CHECKPOINT:
+        checkpoint_pack(&q->checkpoint, &p->checkpoint);
+        break;
+    case WIRE_RESTORE:
+        restore_pack(&q->restore, &p->restore);
         break;
     case WIRE_REQUEST_TYPES:
         break;

@@ -63,8 +63,8 @@ TEST(messages_with_wrong_fields_are_refused)
     m.magic++;
     expect_refused(&m, whole, "not shardd's");
     m = msg_of(SIDE_CLAIM);
-    m.protocol = 2;
-    expect_refused(&m, whole, "peer speaks protocol 2, this side 1");
+    m.protocol = 3;
+    expect_refused(&m, whole, "peer speaks protocol 3, this side 2");
     m = msg_of(0);
     expect_refused(&m, whole, "type is 0, expected 1 to 4");
     m = msg_of(5);
@@ -96,8 +96,8 @@ TEST(messages_of_wrong_size_are_refused)
     expect_refused(&m, sizeof m + 1, "has 185 bytes, expected 184");
     expect_refused(&m, 1024, "has 1024 bytes, expected 184");
     struct side_msg v2 = m; /* another version may have another size: say which matters */
-    v2.protocol = 2;
-    expect_refused(&v2, 100, "protocol 2");
+    v2.protocol = 3;
+    expect_refused(&v2, 100, "protocol 3");
 }
 
 TEST(segment_without_descriptor_is_refused)

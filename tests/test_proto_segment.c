@@ -37,8 +37,10 @@ TEST(kinds_have_names)
     EXPECT_STR(segment_kind_name(SEGMENT_PUBLISH), "publish");
     EXPECT_STR(segment_kind_name(SEGMENT_INBOX), "inbox");
     EXPECT_STR(segment_kind_name(SEGMENT_BOARD), "board");
+    EXPECT_STR(segment_kind_name(SEGMENT_LEDGER), "ledger");
+    EXPECT_STR(segment_kind_name(SEGMENT_SPILL), "spill");
     EXPECT_STR(segment_kind_name((enum segment_kind)0), "?");
-    EXPECT_STR(segment_kind_name((enum segment_kind)5), "?");
+    EXPECT_STR(segment_kind_name((enum segment_kind)7), "?");
     EXPECT_STR(segment_kind_name((enum segment_kind) - 1), "?");
     EXPECT(segment_kind_readonly(SEGMENT_PUBLISH) && segment_kind_readonly(SEGMENT_BOARD));
     EXPECT(!segment_kind_readonly(SEGMENT_STATE) && !segment_kind_readonly(SEGMENT_INBOX));

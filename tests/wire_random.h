@@ -7,7 +7,7 @@
 #include "proto/wire.h"
 #include "tests/test.h"
 
-#define REPLY_TYPES (WIRE_CREDIT + 1)
+#define REPLY_TYPES (WIRE_RESTORED + 1)
 
 /* Often an extreme, else anything in between. */
 static uint64_t random_u64(uint64_t *seed, uint64_t min, uint64_t max)
@@ -33,6 +33,17 @@ static const char *random_name(uint64_t *seed, char text[WIRE_NAME_BYTES_MAX])
         text[i] = (char)(0x20 + test_random(seed) % 95);
     text[bytes] = 0;
     return text;
+}
+
+static const char *random_path(uint64_t *seed)
+{
+    static char path[WIRE_PATH_BYTES_MAX];
+    const uint32_t bytes = random_u32(seed, 1, WIRE_PATH_BYTES_MAX - 1);
+    path[0] = '/';
+    for (uint32_t i = 1; i < bytes; i++)
+        path[i] = (char)(0x80 * (test_random(seed) % 2) + 0x20 + test_random(seed) % 95);
+    path[bytes] = 0;
+    return path;
 }
 
 /* Up to max bytes out of a static pool, mostly few. */
@@ -128,6 +139,24 @@ static struct wire_request random_request(uint64_t *seed, enum wire_request_type
         q.digest.array = random_u32(seed, 0, 2);
         q.digest.first_leaf = random_u64(seed, 0, UINT64_MAX);
         break;
+    case WIRE_LEASE:
+        q.lease = (struct wire_lease){ random_u32(seed, 0, UINT32_MAX),
+                                       random_u64(seed, 0, UINT64_MAX) };
+        break;
+    case WIRE_CHECKPOINT:
+        q.checkpoint = (struct wire_checkpoint){ random_u32(seed, 0, UINT32_MAX),
+                                                 random_u64(seed, 0, UINT64_MAX),
+                                                 random_path(seed) };
+        break;
+    case WIRE_RESTORE:
+        q.restore = (struct wire_restore){ .path = random_path(seed),
+                                           .spec = random_bytes(seed, SPEC_JSON_BYTES_MAX, 1),
+                                           .owners = random_u32(seed, 1, SHD_OWNERS_MAX),
+                                           .weights = test_random(seed) % 2 != 0 };
+        q.restore.open = random_u32(seed, 0, 1) != 0;
+        q.restore.spec.bytes += q.restore.spec.bytes == 0;
+        q.restore.owner = random_u32(seed, 0, q.restore.owners - 1);
+        break;
     case WIRE_STATUS:
     case WIRE_DETACH:
     case WIRE_REQUEST_TYPES:
@@ -145,7 +174,8 @@ static void random_layout(uint64_t *seed, struct wire_layout *l)
                                .slots = random_u32(seed, 0, SHD_SLOTS_MAX),
                                .slot_bytes = random_u64(seed, 0, UINT64_C(1) << 44) * 4096,
                                .segment_count = random_u32(seed, 0, WIRE_SEGMENTS_MAX),
-                               .has_decision = test_random(seed) % 2 != 0 };
+                               .has_decision = test_random(seed) % 2 != 0,
+                               .in = random_bytes(seed, SHD_MICROS_MAX / 8, 1) };
     if (l->has_decision)
         l->decision = random_decision(seed);
     l->owner = random_u32(seed, 0, l->owners - 1);
@@ -210,6 +240,24 @@ static struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
     case WIRE_CREDIT:
         p.credit = (struct wire_credit){ random_u32(seed, 0, SHD_SLOTS_MAX - 1),
                                          test_random(seed) % 2 != 0 };
+        break;
+    case WIRE_LEASED:
+        p.leased = (struct wire_leased){ .step = random_u64(seed, 0, UINT64_MAX),
+                                         .what = (enum wire_leased_what)random_u32(seed, 1, 3),
+                                         .group = random_u32(seed, 0, SHD_MICROS_MAX - 1) };
+        break;
+    case WIRE_CHECKPOINTED:
+        p.checkpointed = (struct wire_checkpointed){ .step = random_u64(seed, 0, UINT64_MAX),
+                                                     .updates = random_u64(seed, 0, UINT64_MAX),
+                                                     .bytes = random_u64(seed, 0, UINT64_MAX),
+                                                     .has_decision = test_random(seed) % 2 != 0 };
+        p.checkpointed.blob = random_bytes(seed, WIRE_BLOB_BYTES_MAX, 1);
+        if (p.checkpointed.has_decision)
+            p.checkpointed.decision = random_decision(seed);
+        break;
+    case WIRE_RESTORED:
+        p.restored = (struct wire_restored){ random_u64(seed, 0, UINT64_MAX),
+                                             random_u64(seed, 0, UINT64_MAX) };
         break;
     case WIRE_REPLY_NONE:
         break;

@@ -58,6 +58,17 @@ static bool same_request(const struct wire_request *a, const struct wire_request
     case WIRE_DIGEST:
         return a->digest.model == b->digest.model && a->digest.tensor == b->digest.tensor &&
                a->digest.array == b->digest.array && a->digest.first_leaf == b->digest.first_leaf;
+    case WIRE_LEASE:
+        return a->lease.model == b->lease.model && a->lease.step == b->lease.step;
+    case WIRE_CHECKPOINT:
+        return a->checkpoint.model == b->checkpoint.model &&
+               a->checkpoint.step == b->checkpoint.step &&
+               strcmp(a->checkpoint.path, b->checkpoint.path) == 0;
+    case WIRE_RESTORE:
+        return strcmp(a->restore.path, b->restore.path) == 0 &&
+               same_bytes(a->restore.spec, b->restore.spec) &&
+               a->restore.owner == b->restore.owner && a->restore.owners == b->restore.owners &&
+               a->restore.weights == b->restore.weights;
     default:
         return true;
     }
@@ -67,7 +78,8 @@ static bool same_layout(const struct wire_layout *a, const struct wire_layout *b
 {
     if (a->model != b->model || a->step != b->step || !same_bytes(a->spec, b->spec) ||
         a->owner != b->owner || a->owners != b->owners || a->slots != b->slots ||
-        a->slot_bytes != b->slot_bytes || a->segment_count != b->segment_count)
+        a->slot_bytes != b->slot_bytes || a->segment_count != b->segment_count ||
+        !same_bytes(a->in, b->in))
         return false;
     for (uint32_t i = 0; i < a->segment_count; i++)
         if (a->segments[i].kind != b->segments[i].kind ||
@@ -112,6 +124,19 @@ static bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
         return same_bytes(a->status_text.json, b->status_text.json);
     case WIRE_CREDIT:
         return a->credit.slot == b->credit.slot && a->credit.stale == b->credit.stale;
+    case WIRE_LEASED:
+        return a->leased.step == b->leased.step && a->leased.what == b->leased.what &&
+               a->leased.group == b->leased.group;
+    case WIRE_CHECKPOINTED:
+        return a->checkpointed.step == b->checkpointed.step &&
+               a->checkpointed.updates == b->checkpointed.updates &&
+               a->checkpointed.bytes == b->checkpointed.bytes &&
+               same_bytes(a->checkpointed.blob, b->checkpointed.blob) &&
+               a->checkpointed.has_decision == b->checkpointed.has_decision &&
+               (!a->checkpointed.has_decision ||
+                same_decision(a->checkpointed.decision, b->checkpointed.decision));
+    case WIRE_RESTORED:
+        return a->restored.step == b->restored.step && a->restored.bytes == b->restored.bytes;
     default:
         return true;
     }

@@ -1,0 +1,29 @@
+/* Bugs planted on purpose, for the test of the simulator (tests/test_sim_bugs.c): SIM_BUG(n) is
+ * true where that test has chosen bug n, and a constant false in everything else. Each bug has its
+ * number here.
+ *
+ *   1  the word that a kernel is done is stored before its last block
+ *   2  the commits word is stored before the record it vouches for
+ *   3  credit is given while the gradient only waits in its slot
+ *   4  recovery forgets gradients that wait for their turn and have no sender any more
+ *   5  a worker derives its own decision although an owner has one on record
+ *   6  recovery takes the last gradient once more, under another number of operation
+ *   7  the window of replies takes an old number for a new one
+ *   8  an operation's number differs from one process to the next
+ *   9  a gradient counts as spilled before its bytes are copied
+ *  10  a word that a kernel is done is never stored
+ */
+#ifndef SHD_SIMBUG_H
+#define SHD_SIMBUG_H
+
+#include <stdbool.h>
+
+#ifdef SHD_SIM_BUGS
+#include <stdint.h>
+extern uint32_t sim_bug; /* 0: none */
+#define SIM_BUG(n) (sim_bug == (n))
+#else
+#define SIM_BUG(n) false
+#endif
+
+#endif
