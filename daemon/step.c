@@ -5,12 +5,16 @@
 #include <string.h>
 
 #include "proto/check.h"
+#include "proto/failpoint.h"
+#include "proto/simbug.h"
 
-#define CELL_EMPTY 0u
-#define CELL_NONE  UINT32_MAX /* arrived as "took no part" before its turn */
+#define CELL_EMPTY   0u
+#define CELL_NONE    UINT32_MAX       /* took no part; its turn has not come */
+#define CELL_SPILLED (UINT32_MAX - 1) /* in the spill segment; its turn has not come */
 
 struct step_unit {
     uint32_t next; /* micro-batches below this one are in */
+    step_ref dup;  /* the same gradient as the one that is being summed; 0: none */
     bool busy;     /* an ACCUMULATE, SUM or ZERO is running */
     bool started;  /* the accumulator holds this step's sum */
     bool summed;   /* all in, sum of squares known */
@@ -19,6 +23,7 @@ struct step_unit {
 };
 
 struct step {
+    struct ledger ledger;
     uint32_t units, micros;
     uint32_t units_frozen;
     uint64_t now;
@@ -32,10 +37,10 @@ struct step {
     struct step_prepared record;
     struct step_decision last; /* decision recorded */
     bool has_last;
-    double (*metrics)[STEP_METRICS_MAX]; /* [micros], of the collecting step */
-    uint8_t *metric_counts;              /* [micros] */
-    struct step_unit *unit;              /* [units] */
-    uint32_t *cells;                     /* [units][micros]: ref, CELL_NONE or CELL_EMPTY */
+    uint32_t *micro_units;  /* [micros]: units for which it needs no sender any more */
+    uint32_t *micro_came;   /* [micros]: units for which it arrived at all */
+    struct step_unit *unit; /* [units] */
+    uint32_t *cells;        /* [units][micros]: ref, or one of the CELL_ values */
 };
 
 static size_t align16(size_t bytes)
@@ -46,41 +51,8 @@ static size_t align16(size_t bytes)
 size_t step_bytes(uint32_t units, uint32_t micros)
 {
     CHECK(units > 0 && micros > 0 && (uint64_t)units * micros <= STEP_CELLS_MAX);
-    return align16(sizeof(struct step)) + align16(sizeof(double[STEP_METRICS_MAX]) * micros) +
-           align16(micros) + align16(sizeof(struct step_unit) * units) +
-           sizeof(uint32_t) * units * micros;
-}
-
-struct step *step_init(void *memory, uint32_t units, uint32_t micros)
-{
-    memset(memory, 0, step_bytes(units, micros));
-    uint8_t *at = memory;
-    struct step *s = memory;
-    at += align16(sizeof *s);
-    s->metrics = (void *)at;
-    at += align16(sizeof *s->metrics * micros);
-    s->metric_counts = at;
-    at += align16(micros);
-    s->unit = (void *)at;
-    at += align16(sizeof *s->unit * units);
-    s->cells = (void *)at;
-    s->units = units;
-    s->micros = micros;
-    s->phase = STEP_OPEN;
-    s->finite = true;
-    s->record.step = UINT64_MAX; /* no step was sealed yet */
-    fixsum_init(&s->sum);
-    for (uint32_t u = 0; u < units; u++)
-        s->unit[u].free = true;
-    return s;
-}
-
-void step_freeze(struct step *s, uint32_t unit)
-{
-    CHECK(unit < s->units && !s->unit[unit].frozen && s->units_frozen + 1 < s->units);
-    s->unit[unit].frozen = s->unit[unit].summed = true;
-    s->units_frozen++;
-    s->units_summed++;
+    return align16(sizeof(struct step)) + 2 * align16(sizeof(uint32_t) * micros) +
+           align16(sizeof(struct step_unit) * units) + sizeof(uint32_t) * units * micros;
 }
 
 bool step_frozen(const struct step *s, uint32_t unit)
@@ -114,10 +86,114 @@ uint64_t step_collecting(const struct step *s)
     return s->phase == STEP_APPLYING ? s->now + 1 : s->now;
 }
 
-static uint32_t *cell(struct step *s, uint32_t unit, uint32_t micro)
+static uint32_t *cell(const struct step *s, uint32_t unit, uint32_t micro)
 {
     return &s->cells[(size_t)unit * s->micros + micro];
 }
+
+static _Atomic uint64_t *ledger_cell_at(const struct step *s, uint32_t unit, uint32_t micro)
+{
+    return &s->ledger.cell[(size_t)unit * s->micros + micro];
+}
+
+/* -- Beginning, and going on --------------------------------------------------------------------
+ */
+
+static void recover_record(struct step *s, uint64_t commits)
+{
+    const struct ledger_record *r = &s->ledger.head->record[commits & 1];
+    s->record = (struct step_prepared){ .step = r->step,
+                                        .finite = r->finite,
+                                        .sum = r->sum,
+                                        .metric_count = r->metric_count,
+                                        .has_decision = true,
+                                        .decision = r->decision };
+    memcpy(s->record.metrics, r->metrics, sizeof r->metrics);
+    s->updates = r->updates;
+    s->last = r->decision;
+    s->has_last = true;
+}
+
+/* Micro-batches of the collecting step that wait for their turn and are durable. */
+static void recover_cells(struct step *s, uint32_t unit, uint64_t step)
+{
+    for (uint32_t micro = 0; micro < s->micros; micro++) {
+        if (micro < s->unit[unit].next) {
+            s->micro_units[micro]++;
+            s->micro_came[micro]++;
+            continue;
+        }
+        const uint64_t word = atomic_load_explicit(ledger_cell_at(s, unit, micro),
+                                                   memory_order_relaxed);
+        const enum ledger_cell_kind kind = ledger_cell_kind(word);
+        if (ledger_cell_step(word) != step || kind == LEDGER_CELL_EMPTY || SIM_BUG(4))
+            continue;
+        *cell(s, unit, micro) = kind == LEDGER_CELL_NONE ? CELL_NONE : CELL_SPILLED;
+        s->micro_units[micro]++;
+        s->micro_came[micro]++;
+        s->cells_waiting++;
+    }
+}
+
+static void recover_unit(struct step *s, uint32_t unit, uint64_t commits)
+{
+    struct step_unit *u = &s->unit[unit];
+    const struct ledger_unit *kept = &s->ledger.unit[unit];
+    u->free = atomic_load_explicit(&kept->version, memory_order_relaxed) == commits;
+    if (u->free)
+        s->apply_done++;
+    if (u->frozen)
+        return;
+    const uint64_t progress = atomic_load_explicit(&kept->progress, memory_order_relaxed);
+    if (ledger_progress_step(progress) == commits) {
+        u->next = ledger_progress_next(progress);
+        u->started = ledger_progress_started(progress);
+        if (SIM_BUG(6) && u->started && u->next > 1)
+            u->next--;
+        s->cells_in += u->next;
+    }
+    recover_cells(s, unit, commits);
+}
+
+struct step *step_init(void *memory, const struct ledger *ledger, const bool *frozen)
+{
+    const uint32_t units = ledger->head->units, micros = ledger->head->micros;
+    memset(memory, 0, step_bytes(units, micros));
+    uint8_t *at = memory;
+    struct step *s = memory;
+    at += align16(sizeof *s);
+    s->micro_units = (void *)at;
+    at += align16(sizeof *s->micro_units * micros);
+    s->micro_came = (void *)at;
+    at += align16(sizeof *s->micro_came * micros);
+    s->unit = (void *)at;
+    at += align16(sizeof *s->unit * units);
+    s->cells = (void *)at;
+    s->ledger = *ledger;
+    s->units = units;
+    s->micros = micros;
+    s->finite = true;
+    s->record.step = UINT64_MAX; /* no step was sealed yet */
+    fixsum_init(&s->sum);
+    const uint64_t commits = atomic_load_explicit(&ledger->head->commits, memory_order_acquire);
+    if (commits > 0)
+        recover_record(s, commits);
+    for (uint32_t u = 0; u < units; u++) {
+        s->unit[u].frozen = s->unit[u].summed = frozen != NULL && frozen[u];
+        s->units_frozen += s->unit[u].frozen;
+        recover_unit(s, u, commits);
+    }
+    CHECK(s->units_frozen < units);
+    s->units_summed = s->units_frozen;
+    s->phase = s->apply_done == units ? STEP_OPEN : STEP_APPLYING;
+    s->now = s->phase == STEP_OPEN ? commits : commits - 1;
+    return s;
+}
+
+static void apply_one_more(struct step *s, struct step_actions *actions);
+
+/* -- Sealing ------------------------------------------------------------------------------------
+ */
 
 /* Sums of the micro-batches' numbers, in ascending order: the same for any order of arrival. */
 static void record_metrics(struct step *s)
@@ -125,11 +201,13 @@ static void record_metrics(struct step *s)
     s->record.metric_count = 0;
     memset(s->record.metrics, 0, sizeof s->record.metrics);
     for (uint32_t micro = 0; micro < s->micros; micro++) {
-        const uint32_t count = s->metric_counts[micro];
+        const struct ledger_metrics *m = &s->ledger.metrics[micro];
+        const uint64_t tag = atomic_load_explicit(&m->tag, memory_order_relaxed);
+        const uint32_t count = tag >> 3 == s->record.step ? (uint32_t)(tag & 7) : 0;
         if (count > s->record.metric_count)
             s->record.metric_count = count;
         for (uint32_t i = 0; i < count; i++)
-            s->record.metrics[i] += s->metrics[micro][i];
+            s->record.metrics[i] += m->values[i];
     }
 }
 
@@ -167,18 +245,99 @@ static void unit_advance(struct step *s, uint32_t unit, struct step_actions *act
     u->busy = true;
     struct step_action *a = act(actions, STEP_DO_ACCUMULATE);
     a->unit = unit;
-    a->ref = ref;
+    a->micro = u->next;
     a->first = !u->started;
     a->last = u->next + 1 == s->micros;
+    if (ref == CELL_SPILLED)
+        a->dtype = (enum shd_dtype)ledger_cell_dtype(
+            atomic_load_explicit(ledger_cell_at(s, unit, u->next), memory_order_relaxed));
+    else
+        a->ref = ref;
 }
+
+void step_resume(struct step *s, uint32_t unit, struct step_actions *ret_actions)
+{
+    CHECK(unit < s->units);
+    ret_actions->count = 0;
+    if (s->phase == STEP_APPLYING && unit == 0)
+        for (uint32_t i = 0; i < STEP_APPLY_AHEAD; i++)
+            apply_one_more(s, ret_actions);
+    unit_advance(s, unit, ret_actions);
+}
+
+struct step_word step_done_word(const struct step *s, const struct step_action *a)
+{
+    struct ledger_unit *kept = &s->ledger.unit[a->unit];
+    if (a->kind == STEP_DO_APPLY)
+        return (struct step_word){ &kept->version, s->now + 1 };
+    CHECK(a->kind == STEP_DO_ACCUMULATE);
+    return (struct step_word){ &kept->progress,
+                               ledger_progress(step_collecting(s), true, a->micro + 1) };
+}
+
+uint64_t step_op(const struct step *s, const struct step_action *a)
+{
+    if (SIM_BUG(6) || SIM_BUG(8)) {
+        static uint64_t count;
+        return ++count;
+    }
+    if (a->kind == STEP_DO_APPLY)
+        return ledger_op(&s->ledger, s->now, s->micros);
+    CHECK(a->kind == STEP_DO_ACCUMULATE);
+    return ledger_op(&s->ledger, step_collecting(s), a->micro);
+}
+
+/* -- Gradients ----------------------------------------------------------------------------------
+ */
 
 static void keep_metrics(struct step *s, uint32_t micro, const double *metrics, uint32_t count)
 {
     CHECK(count <= STEP_METRICS_MAX);
-    if (count == 0 || s->metric_counts[micro] > 0)
+    struct ledger_metrics *m = &s->ledger.metrics[micro];
+    const uint64_t step = step_collecting(s);
+    const uint64_t tag = atomic_load_explicit(&m->tag, memory_order_relaxed);
+    if (count == 0 || (tag >> 3 == step && (tag & 7) > 0))
         return;
-    memcpy(s->metrics[micro], metrics, count * sizeof *metrics);
-    s->metric_counts[micro] = (uint8_t)count;
+    memcpy(m->values, metrics, count * sizeof *metrics);
+    FAIL_POINT("step:metrics:before");
+    atomic_store_explicit(&m->tag, ledger_metrics_tag(step, count), memory_order_release);
+    FAIL_POINT("step:metrics:after");
+}
+
+/* It needs no sender any more, although its turn has not come. */
+static void keep_cell(struct step *s, uint32_t unit, uint32_t micro, enum ledger_cell_kind kind,
+                      unsigned dtype)
+{
+    FAIL_POINT("step:cell:before");
+    atomic_store_explicit(ledger_cell_at(s, unit, micro),
+                          ledger_cell(step_collecting(s), kind, dtype), memory_order_release);
+    FAIL_POINT("step:cell:after");
+    *cell(s, unit, micro) = kind == LEDGER_CELL_NONE ? CELL_NONE : CELL_SPILLED;
+    s->micro_units[micro]++;
+}
+
+static bool is_ref(uint32_t c)
+{
+    return c != CELL_EMPTY && c <= STEP_REF_MAX;
+}
+
+/* A gradient for a place where one waits already. That one's sender may be dead: the new one takes
+ * over, unless the old one needs no sender or is being summed right now. */
+static void take_again(struct step *s, step_ref ref, uint32_t unit, uint32_t micro, bool none,
+                       struct step_actions *actions)
+{
+    struct step_unit *u = &s->unit[unit];
+    uint32_t *c = cell(s, unit, micro);
+    step_ref loser = ref;
+    if (is_ref(*c) && !none && u->busy && micro == u->next) {
+        loser = u->dup;
+        u->dup = ref;
+    } else if (is_ref(*c) && !none) {
+        loser = *c;
+        *c = ref;
+    }
+    if (loser != 0)
+        credit(actions, loser, /* stale= */ true);
 }
 
 int step_return(struct step *s, step_ref ref, uint64_t step, uint32_t unit, uint32_t micro,
@@ -196,17 +355,68 @@ int step_return(struct step *s, step_ref ref, uint64_t step, uint32_t unit, uint
                        unit, step, collecting);
     struct step_unit *u = &s->unit[unit];
     uint32_t *c = cell(s, unit, micro);
-    if (step < collecting || micro < u->next || *c != CELL_EMPTY) {
+    if (step < collecting || micro < u->next) {
         credit(ret_actions, ref, /* stale= */ true);
         return SHD_OK;
     }
+    if (*c != CELL_EMPTY) {
+        take_again(s, ref, unit, micro, none, ret_actions);
+        return SHD_OK;
+    }
     keep_metrics(s, micro, metrics, metric_count);
-    *c = none ? CELL_NONE : ref;
     s->cells_waiting++;
-    if (none)
+    s->micro_came[micro]++;
+    if (none) {
+        keep_cell(s, unit, micro, LEDGER_CELL_NONE, 0);
         credit(ret_actions, ref, /* stale= */ false);
+    } else {
+        *c = ref;
+        if (SIM_BUG(3))
+            credit(ret_actions, ref, /* stale= */ false);
+    }
     unit_advance(s, unit, ret_actions);
     return SHD_OK;
+}
+
+bool step_waits(const struct step *s, uint32_t unit, uint32_t micro, step_ref ref)
+{
+    CHECK(unit < s->units && micro < s->micros);
+    const struct step_unit *u = &s->unit[unit];
+    return is_ref(ref) && *cell(s, unit, micro) == ref && micro > u->next;
+}
+
+void step_spilled(struct step *s, uint32_t unit, uint32_t micro, step_ref ref, enum shd_dtype dtype,
+                  struct step_actions *ret_actions)
+{
+    ret_actions->count = 0;
+    const struct step_unit *u = &s->unit[unit];
+    if (*cell(s, unit, micro) != ref || (u->busy && micro == u->next))
+        return; /* its turn has come meanwhile, or somebody else's is taken */
+    keep_cell(s, unit, micro, LEDGER_CELL_SPILLED, (unsigned)dtype);
+    credit(ret_actions, ref, /* stale= */ false);
+}
+
+/* The gradient at u->next is in the accumulator. */
+static void took_in(struct step *s, uint32_t unit, struct step_actions *actions)
+{
+    struct step_unit *u = &s->unit[unit];
+    uint32_t *c = cell(s, unit, u->next);
+    CHECK(*c != CELL_EMPTY && *c != CELL_NONE);
+    CHECK(atomic_load_explicit(&s->ledger.unit[unit].progress, memory_order_relaxed) ==
+          ledger_progress(step_collecting(s), true, u->next + 1));
+    if (is_ref(*c)) {
+        if (!SIM_BUG(3))
+            credit(actions, *c, /* stale= */ false);
+        s->micro_units[u->next]++;
+    }
+    if (u->dup != 0)
+        credit(actions, u->dup, /* stale= */ true);
+    u->dup = 0;
+    *c = CELL_EMPTY;
+    u->started = true;
+    u->next++;
+    s->cells_waiting--;
+    s->cells_in++;
 }
 
 void step_accumulated(struct step *s, uint32_t unit, const struct fixsum *sum, bool finite,
@@ -217,14 +427,7 @@ void step_accumulated(struct step *s, uint32_t unit, const struct fixsum *sum, b
     ret_actions->count = 0;
     u->busy = false;
     if (u->next < s->micros) {
-        uint32_t *c = cell(s, unit, u->next);
-        CHECK(*c != CELL_EMPTY && *c != CELL_NONE);
-        credit(ret_actions, *c, /* stale= */ false);
-        *c = CELL_EMPTY;
-        u->started = true;
-        u->next++;
-        s->cells_waiting--;
-        s->cells_in++;
+        took_in(s, unit, ret_actions);
         if (sum == NULL) {
             unit_advance(s, unit, ret_actions);
             return;
@@ -258,6 +461,8 @@ int step_prepare(const struct step *s, uint64_t step, struct step_prepared *ret_
 
 static void apply_one_more(struct step *s, struct step_actions *actions)
 {
+    while (s->apply_next < s->units && s->unit[s->apply_next].free)
+        s->apply_next++; /* a predecessor did it */
     if (s->apply_next == s->units)
         return;
     struct step_action *a = act(actions, STEP_DO_APPLY);
@@ -265,23 +470,57 @@ static void apply_one_more(struct step *s, struct step_actions *actions)
     a->skip = s->record.decision.skip || s->unit[a->unit].frozen;
 }
 
+/* The commit: the record where the last one but one was, then the word that makes it count. */
+static void write_record(struct step *s, struct step_blob blob)
+{
+    struct ledger_head *h = s->ledger.head;
+    const uint64_t commits = s->now + 1;
+    const struct ledger_record *last = &h->record[(commits - 1) & 1];
+    struct ledger_record *r = &h->record[commits & 1];
+    uint32_t blob_at = commits > 1 ? last->blob_at : 0;
+    uint64_t blob_bytes = commits > 1 ? last->blob_bytes : 0;
+    if (blob.data != NULL) {
+        blob_at = 1 - blob_at; /* the other one is still what counts */
+        blob_bytes = blob.bytes;
+        memcpy(s->ledger.blob[blob_at], blob.data, blob.bytes);
+    }
+    if (SIM_BUG(2)) {
+        atomic_store_explicit(&h->commits, commits, memory_order_release);
+        FAIL_POINT("step:commit:bug");
+    }
+    *r = (struct ledger_record){ .step = s->now,
+                                 .updates = s->updates,
+                                 .decision = s->record.decision,
+                                 .finite = s->record.finite,
+                                 .sum = s->record.sum,
+                                 .metric_count = s->record.metric_count,
+                                 .blob_at = blob_at,
+                                 .blob_bytes = blob_bytes };
+    memcpy(r->metrics, s->record.metrics, sizeof r->metrics);
+    FAIL_POINT("step:commit:before");
+    atomic_store_explicit(&h->commits, commits, memory_order_release);
+    FAIL_POINT("step:commit:after");
+}
+
 static void begin_applying(struct step *s, const struct step_decision *decision,
-                           struct step_actions *actions)
+                           struct step_blob blob, struct step_actions *actions)
 {
     s->record.has_decision = true;
     s->record.decision = *decision;
     s->last = *decision;
     s->has_last = true;
-    s->phase = STEP_APPLYING;
     if (!decision->skip)
         s->updates++;
+    write_record(s, blob);
+    s->phase = STEP_APPLYING;
     s->apply_next = s->apply_done = 0;
     s->units_summed = s->units_frozen;
     s->cells_in = 0;
     CHECK(s->cells_waiting == 0);
     s->finite = true;
     fixsum_init(&s->sum);
-    memset(s->metric_counts, 0, s->micros);
+    memset(s->micro_units, 0, s->micros * sizeof *s->micro_units);
+    memset(s->micro_came, 0, s->micros * sizeof *s->micro_came);
     for (uint32_t u = 0; u < s->units; u++) {
         const bool frozen = s->unit[u].frozen;
         s->unit[u] = (struct step_unit){ .frozen = frozen, .summed = frozen };
@@ -291,8 +530,8 @@ static void begin_applying(struct step *s, const struct step_decision *decision,
 }
 
 int step_commit(struct step *s, uint64_t step, const struct step_decision *decision,
-                struct step_decision *ret_decision, enum step_committed *ret_how,
-                struct step_actions *ret_actions, struct shd_err *e)
+                struct step_blob blob, struct step_decision *ret_decision,
+                enum step_committed *ret_how, struct step_actions *ret_actions, struct shd_err *e)
 {
     ret_actions->count = 0;
     if (step == s->record.step && s->record.has_decision) {
@@ -304,6 +543,8 @@ int step_commit(struct step *s, uint64_t step, const struct step_decision *decis
         *ret_how = STEP_COMMITTED_OVER;
         return SHD_OK;
     }
+    if (step == s->now && s->phase == STEP_OPEN && s->cells_in == step_cells(s))
+        return SHD_PENDING;
     if (step != s->now || s->phase != STEP_SEALED)
         return err_set(e, SHD_ESTEP,
                        "commit of step %" PRIu64 ", but step %" PRIu64 " is %s with %" PRIu64
@@ -314,7 +555,12 @@ int step_commit(struct step *s, uint64_t step, const struct step_decision *decis
         return err_set(e, SHD_EINVAL,
                        "commit of step %" PRIu64 " would apply gradients that are not finite",
                        step);
-    begin_applying(s, decision, ret_actions);
+    if (blob.bytes > LEDGER_BLOB_BYTES || step >= LEDGER_STEP_MAX)
+        return err_set(e, SHD_ERANGE,
+                       "commit of step %" PRIu64 " (limit %" PRIu64 ") with a blob of %" PRIu64
+                       " bytes (limit %" PRIu64 ")",
+                       step, LEDGER_STEP_MAX, blob.bytes, LEDGER_BLOB_BYTES);
+    begin_applying(s, decision, blob, ret_actions);
     *ret_decision = s->record.decision;
     *ret_how = STEP_COMMITTED_FIRST;
     return SHD_OK;
@@ -323,6 +569,7 @@ int step_commit(struct step *s, uint64_t step, const struct step_decision *decis
 void step_applied(struct step *s, uint32_t unit, struct step_actions *ret_actions)
 {
     CHECK(s->phase == STEP_APPLYING && unit < s->apply_next && !s->unit[unit].free);
+    CHECK(atomic_load_explicit(&s->ledger.unit[unit].version, memory_order_relaxed) == s->now + 1);
     ret_actions->count = 0;
     struct step_action *a = act(ret_actions, STEP_DO_PUBLISH);
     a->unit = unit;
@@ -361,6 +608,15 @@ bool step_last_decision(const struct step *s, struct step_decision *ret_decision
     return s->has_last;
 }
 
+struct step_blob step_last_blob(const struct step *s)
+{
+    const uint64_t commits = atomic_load_explicit(&s->ledger.head->commits, memory_order_relaxed);
+    const struct ledger_record *r = &s->ledger.head->record[commits & 1];
+    if (commits == 0 || r->blob_bytes == 0)
+        return (struct step_blob){ .data = NULL };
+    return (struct step_blob){ s->ledger.blob[r->blob_at], r->blob_bytes };
+}
+
 const struct step_prepared *step_record(const struct step *s)
 {
     return &s->record;
@@ -385,6 +641,18 @@ uint32_t step_unit_next(const struct step *s, uint32_t unit)
 {
     CHECK(unit < s->units);
     return s->unit[unit].next;
+}
+
+bool step_micro_in(const struct step *s, uint32_t micro)
+{
+    CHECK(micro < s->micros);
+    return s->micro_units[micro] == s->units - s->units_frozen;
+}
+
+bool step_micro_came(const struct step *s, uint32_t micro)
+{
+    CHECK(micro < s->micros);
+    return s->micro_came[micro] == s->units - s->units_frozen;
 }
 
 const char *step_phase_name(enum step_phase phase)

@@ -2,6 +2,9 @@
  * no clock, no allocation, no threads; the shell (apply.c, op_*.c) does what the actions say and
  * reports back, and the simulator runs the same code.
  *
+ * What must outlive the process the core writes to the ledger (ledger.h), before the action that
+ * tells anybody. What a kernel's end must vouch for, the kernel writes: step_done_word().
+ *
  *            all units x all micro-batches in            Commit                  all units applied
  *   OPEN k ────────────────────────────────▶ SEALED k ──────────▶ APPLYING k ───────────────▶ OPEN
  * k+1
@@ -13,6 +16,14 @@
  *
  * While APPLYING, gradients of step k+1 are taken already; a unit's sums start when that unit has
  * been applied. Everything late or doubled is credited as stale and changes nothing.
+ *
+ * A CREDIT that is not stale means that the gradient will count whatever dies next. One that came
+ * before its turn is credited when it has been summed, or spilled: copied by the shell to where a
+ * successor finds it. While it only waits in its slot, a second one for the same place takes over:
+ * its sender lives, that of the first may not.
+ *
+ * After a crash: step_init() on the adopted ledger, then step_resume() for each unit. Sums of
+ * squares are not kept; they are formed anew.
  */
 #ifndef SHD_STEP_H
 #define SHD_STEP_H
@@ -21,29 +32,27 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/ledger.h"
 #include "proto/fixsum.h"
 #include "proto/status.h"
 
 enum step_phase { STEP_OPEN = 1, STEP_SEALED = 2, STEP_APPLYING = 3 };
 
-#define STEP_METRICS_MAX 4u
+#define STEP_METRICS_MAX LEDGER_METRICS
 #define STEP_APPLY_AHEAD 4u                  /* APPLYs outstanding: keeps the compute threads fed */
 #define STEP_CELLS_MAX   (UINT64_C(1) << 24) /* units x micro-batches */
 
 /* The shell's handle of the request whose gradient waits: 1 .. STEP_REF_MAX. */
 typedef uint32_t step_ref;
-#define STEP_REF_MAX UINT32_C(0xfffffffe)
+#define STEP_REF_MAX UINT32_C(0xfffffff0)
 
-struct step_decision {
-    bool skip;   /* non-finite gradients: the step counts, the values stay */
-    float scale; /* multiplies the summed gradient */
-    double lr;
-    double loss_scale; /* kept for those who attach later, as is the next one */
-    uint32_t good_steps;
-};
+/* skip: non-finite gradients, the step counts and the values stay. scale multiplies the summed
+ * gradient. loss_scale and good_steps are kept for those who attach later. */
+#define step_decision ledger_decision
 
 enum step_action_kind {
-    STEP_DO_ACCUMULATE, /* unit += gradient of ref (first: =); last: with its sum of squares */
+    STEP_DO_ACCUMULATE, /* unit += gradient of ref, or spilled one (first: =); last: with its sum
+                         * of squares */
     STEP_DO_SUM,        /* sum of squares of the unit: its last micro-batch took no part */
     STEP_DO_ZERO,       /* clear the unit's accumulator: no micro-batch took part */
     STEP_DO_CREDIT,     /* answer ref: its slot is free (stale: it was not used) */
@@ -56,7 +65,9 @@ enum step_action_kind {
 struct step_action {
     enum step_action_kind kind;
     uint32_t unit;
-    step_ref ref;
+    uint32_t micro;       /* ACCUMULATE */
+    step_ref ref;         /* ACCUMULATE: 0 when it is spilled */
+    enum shd_dtype dtype; /* of a spilled gradient */
     bool first, last, stale, skip;
     uint64_t version;
 };
@@ -85,14 +96,27 @@ struct step; /* lives in caller's memory */
 /* Bytes a core needs; units, micros > 0 and units * micros <= STEP_CELLS_MAX. */
 size_t step_bytes(uint32_t units, uint32_t micros);
 
-/* Lay out a core at step 0, OPEN, in memory of step_bytes() aligned to 16. micros: gradients each
- * unit gets in a step. */
-struct step *step_init(void *memory, uint32_t units, uint32_t micros);
-
-/* The unit is frozen: it gets no gradients and no update, only new versions. Before the first
- * event; at least one unit must stay trainable. */
-void step_freeze(struct step *s, uint32_t unit);
+/* Lay out a core in memory of step_bytes() aligned to 16, at the point where the ledger (which it
+ * borrows) is: step 0, OPEN, for a fresh one. frozen[units]: units that get no gradients and no
+ * update, only new versions; NULL: none. At least one must be trainable. */
+struct step *step_init(void *memory, const struct ledger *ledger, const bool *frozen);
 bool step_frozen(const struct step *s, uint32_t unit);
+
+/* Once per unit in ascending order, before any other event, each time with its actions carried
+ * out: what a predecessor left to be done. Nothing on a fresh ledger. */
+void step_resume(struct step *s, uint32_t unit, struct step_actions *ret_actions);
+
+/* The word to store (release) when the kernel of an ACCUMULATE or APPLY is done, before anything
+ * behind it in the queue begins and before step_accumulated() or step_applied(). Also where there
+ * is nothing to compute (no elements, skip). */
+struct step_word {
+    _Atomic uint64_t *word;
+    uint64_t value;
+};
+struct step_word step_done_word(const struct step *s, const struct step_action *action);
+
+/* The number of an ACCUMULATE's or APPLY's operation, for the trail. */
+uint64_t step_op(const struct step *s, const struct step_action *action);
 
 /* Events. All clear *ret_actions first. unit and micro must be below their counts. */
 
@@ -107,6 +131,14 @@ int step_return(struct step *s, step_ref ref, uint64_t step, uint32_t unit, uint
  * (last, SUM), else NULL; finite: false if it could not be formed. */
 void step_accumulated(struct step *s, uint32_t unit, const struct fixsum *sum, bool finite,
                       struct step_actions *ret_actions);
+
+/* Does the gradient of this ref wait for earlier ones, so that its slot may stay taken for long? */
+bool step_waits(const struct step *s, uint32_t unit, uint32_t micro, step_ref ref);
+
+/* The waiting gradient's bytes are where a successor finds them: it needs its slot no more. Nothing
+ * happens when it does not wait any more. */
+void step_spilled(struct step *s, uint32_t unit, uint32_t micro, step_ref ref, enum shd_dtype dtype,
+                  struct step_actions *ret_actions);
 
 /* APPLY of unit is done. */
 void step_applied(struct step *s, uint32_t unit, struct step_actions *ret_actions);
@@ -124,11 +156,18 @@ enum step_committed {
 };
 
 /* SHD_OK: *ret_decision is the one that counts for `step` (unless it is OVER): the first one ever
- * given. *ret_how says which it was. SHD_ESTEP: not sealed, or too new.
- * SHD_EINVAL: an update with gradients that are not finite. */
+ * given. *ret_how says which it was. blob: the client's own state, kept with the step; data NULL:
+ * the last one stays. SHD_PENDING: all gradients are in and their sum of squares is being formed,
+ * as after a crash of who was SEALED and said so: ask again after SEALED. SHD_ESTEP: gradients are
+ * missing, or too new. SHD_EINVAL: an update with gradients that
+ * are not finite. SHD_ERANGE: a blob above LEDGER_BLOB_BYTES, or step LEDGER_STEP_MAX. */
+struct step_blob {
+    const void *data;
+    uint64_t bytes;
+};
 int step_commit(struct step *s, uint64_t step, const struct step_decision *decision,
-                struct step_decision *ret_decision, enum step_committed *ret_how,
-                struct step_actions *ret_actions, struct shd_err *e);
+                struct step_blob blob, struct step_decision *ret_decision,
+                enum step_committed *ret_how, struct step_actions *ret_actions, struct shd_err *e);
 
 /* Looking. */
 uint64_t step_now(const struct step *s);        /* committed steps whose updates are done */
@@ -137,6 +176,7 @@ enum step_phase step_phase(const struct step *s);
 uint64_t step_updates(const struct step *s); /* committed and not skipped: t of AdamW */
 /* The last decision ever recorded: SEALED steps after it included. False: none yet. */
 bool step_last_decision(const struct step *s, struct step_decision *ret_decision);
+struct step_blob step_last_blob(const struct step *s); /* of the last commit; data NULL: none */
 const struct step_prepared *step_record(const struct step *s); /* of the last sealed step */
 uint64_t step_cells(const struct step *s);                     /* gradients that make a step */
 uint64_t step_cells_in(const struct step *s);      /* gradients summed for the collecting step */
@@ -144,6 +184,13 @@ uint64_t step_cells_waiting(const struct step *s); /* arrived, not summed yet */
 
 /* The lowest micro-batch of unit that is not in yet; == micros when all are. */
 uint32_t step_unit_next(const struct step *s, uint32_t unit);
+
+/* Is micro-batch `micro` of the collecting step in for all units, so that it needs no sender any
+ * more? */
+bool step_micro_in(const struct step *s, uint32_t micro);
+
+/* Has it arrived for all units, though some may still wait in their slots? */
+bool step_micro_came(const struct step *s, uint32_t micro);
 
 const char *step_phase_name(enum step_phase phase);
 

@@ -1,6 +1,7 @@
 /* The pure step core under a small random shell: gradients arrive in any order, doubled, late;
  * kernels finish in any order. What each (step, unit) summed is recorded and compared with what it
- * must be: every micro-batch that took part exactly once, in ascending order. */
+ * must be: every micro-batch that took part exactly once, in ascending order. Then the same with
+ * the core thrown away at every event and every fail point, and a new one on the ledger. */
 #include "daemon/step.h"
 
 #include "proto/check.h"
@@ -13,6 +14,8 @@
 struct shell {
     struct step *core;
     void *memory;
+    struct ledger ledger;
+    void *ledger_memory;
     uint32_t units, micros;
     uint64_t seed;
     /* kernels that run now */
@@ -38,14 +41,24 @@ static void shell_init(struct shell *sh, uint32_t units, uint32_t micros, uint64
     sh->units = units;
     sh->micros = micros;
     sh->seed = seed;
+    const struct ledger_shape shape = {
+        .name = "m", .spec = "{}", .spec_bytes = 2, .owners = 1, .units = units, .micros = micros
+    };
+    uint64_t bytes;
+    struct shd_err e;
+    CHECK(ledger_bytes(&shape, &bytes, &e) == SHD_OK);
+    sh->ledger_memory = aligned_alloc(128, bytes);
     sh->memory = malloc(step_bytes(units, micros));
-    CHECK(sh->memory != NULL);
-    sh->core = step_init(sh->memory, units, micros);
+    CHECK(sh->memory != NULL && sh->ledger_memory != NULL);
+    memset(sh->ledger_memory, 0, bytes);
+    ledger_init(&sh->ledger, sh->ledger_memory, &shape);
+    sh->core = step_init(sh->memory, &sh->ledger, /* frozen= */ NULL);
 }
 
 static void shell_deinit(struct shell *sh)
 {
     free(sh->memory);
+    free(sh->ledger_memory);
 }
 
 static uint32_t below(struct shell *sh, uint32_t n)
@@ -126,6 +139,10 @@ static void finish_one(struct shell *sh, uint32_t index)
     const struct step_action a = sh->running[index];
     sh->running[index] = sh->running[--sh->running_count];
     struct step_actions actions;
+    if (a.kind == STEP_DO_APPLY || a.kind == STEP_DO_ACCUMULATE) {
+        const struct step_word done = step_done_word(sh->core, &a);
+        atomic_store(done.word, done.value);
+    }
     if (a.kind == STEP_DO_APPLY) {
         step_applied(sh->core, a.unit, &actions);
     } else {
@@ -171,7 +188,8 @@ static int commit(struct shell *sh, uint64_t step, bool skip, struct step_decisi
     struct step_actions actions;
     struct shd_err e;
     enum step_committed how;
-    const int r = step_commit(sh->core, step, &d, ret, &how, &actions, &e);
+    const int r = step_commit(sh->core, step, &d, (struct step_blob){ NULL, 0 }, ret, &how,
+                              &actions, &e);
     if (r == SHD_OK && how == STEP_COMMITTED_FIRST)
         take(sh, &actions);
     return r;
@@ -317,6 +335,8 @@ TEST(non_finite_gradients_can_only_be_skipped)
     struct shd_err e;
     shell_init(&sh, 1, 1, 1);
     give(&sh, 0, 0, 0, false);
+    const struct step_word done = step_done_word(sh.core, &sh.running[0]);
+    atomic_store(done.word, done.value);
     step_accumulated(sh.core, 0, &(struct fixsum){ 0 }, /* finite= */ false, &actions);
     sh.running_count = 0;
     take(&sh, &actions);
@@ -357,8 +377,7 @@ TEST(frozen_units_need_no_gradient_and_get_every_version)
     struct step_decision d, last;
     struct shd_err e;
     shell_init(&sh, 3, 2, 1);
-    step_freeze(sh.core, 0);
-    step_freeze(sh.core, 2);
+    sh.core = step_init(sh.memory, &sh.ledger, (const bool[]){ true, false, true });
     EXPECT_EQ(step_cells(sh.core), 2);
     EXPECT(!step_last_decision(sh.core, &last));
     for (uint64_t step = 0; step < 3; step++) {
@@ -376,6 +395,45 @@ TEST(frozen_units_need_no_gradient_and_get_every_version)
         EXPECT(step_last_decision(sh.core, &last) && last.lr == d.lr);
     }
     EXPECT_EQ(step_now(sh.core), 3); /* OPENED checked the versions of all units */
+    shell_deinit(&sh);
+}
+
+TEST(commit_waits_while_a_successor_forms_the_sums_anew)
+{
+    static struct shell sh;
+    struct step_decision d;
+    struct step_actions actions;
+    struct shd_err e;
+    shell_init(&sh, 1, 1, 1);
+    give(&sh, 0, 0, 0, false);
+    finish_all(&sh);
+    EXPECT_EQ(step_phase(sh.core), STEP_SEALED); /* and a worker was told so */
+    sh.core = step_init(sh.memory, &sh.ledger, NULL);
+    step_resume(sh.core, 0, &actions);
+    EXPECT(actions.count == 1 && actions.items[0].kind == STEP_DO_SUM);
+    EXPECT_EQ(commit(&sh, 0, false, &d), SHD_PENDING);
+    sh.sealed = 0;
+    sh.running_count = 0;
+    sh.running[sh.running_count++] = actions.items[0];
+    finish_all(&sh);
+    EXPECT_EQ(sh.sealed, 1);
+    EXPECT_OK(commit(&sh, 0, false, &d), &e);
+    finish_all(&sh);
+    EXPECT_EQ(step_now(sh.core), 1);
+    shell_deinit(&sh);
+}
+
+TEST(arrived_is_told_from_needs_no_sender)
+{
+    static struct shell sh;
+    shell_init(&sh, 2, 2, 1);
+    give(&sh, 0, 0, 1, false);
+    EXPECT(!step_micro_came(sh.core, 1));
+    give(&sh, 0, 1, 1, true);
+    EXPECT(step_micro_came(sh.core, 1) && !step_micro_in(sh.core, 1)); /* unit 0's waits */
+    give(&sh, 0, 0, 0, false);
+    finish_all(&sh);
+    EXPECT(step_micro_in(sh.core, 1) && !step_micro_came(sh.core, 0));
     shell_deinit(&sh);
 }
 
