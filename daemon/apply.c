@@ -10,10 +10,13 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "daemon/checkpoint.h"
 #include "daemon/daemon.h"
+#include "daemon/dispatch.h"
 #include "daemon/log.h"
 #include "kernels/runs.h"
 #include "proto/check.h"
+#include "proto/failpoint.h"
 
 static struct op *op_of_ref(struct model *m, step_ref ref)
 {
@@ -35,20 +38,49 @@ static void credit(struct model *m, const struct step_action *a)
     op_finish(op, SHD_OK);
 }
 
+/* How a successor finishes the work if we are killed in it. */
+static struct kern_trail trail_of(const struct model_unit *mu)
+{
+    const struct model *m = mu->model;
+    const struct step_word done = step_done_word(m->core, &mu->action);
+    return (struct kern_trail){ .area = m->ledger.trail,
+                                .base = m->state.base,
+                                .chunks = m->ledger.chunks,
+                                .first_chunk = mu->first_chunk,
+                                .op = step_op(m->core, &mu->action),
+                                .done = done.word,
+                                .done_value = done.value };
+}
+
+struct gradient {
+    const void *data;
+    enum shd_dtype dtype;
+};
+
+static struct gradient gradient_of(const struct model_unit *mu)
+{
+    struct model *m = mu->model;
+    if (mu->action.ref == 0)
+        return (struct gradient){ spill_place(m, mu->unit, mu->action.micro), mu->action.dtype };
+    const struct op *op = op_of_ref(m, mu->action.ref);
+    const struct wire_return *req = &op->req.return_grad;
+    const uint8_t *slots = op->inbox->segment.base;
+    return (struct gradient){ slots + shardmap_slot_offset_bytes(m->map, req->slot), req->dtype };
+}
+
 static int submit_accumulate(struct model_unit *mu, struct shd_err *e)
 {
     struct model *m = mu->model;
     struct kern *kern = m->daemon->kern;
-    const struct op *op = op_of_ref(m, mu->action.ref);
-    const struct inbox *inbox = op->inbox;
+    const struct gradient g = gradient_of(mu);
     const struct kern_accumulate a = {
         .acc = model_array(m, SHARDMAP_ACC, mu->unit),
-        .grad = (const uint8_t *)inbox->segment.base +
-                shardmap_slot_offset_bytes(m->map, op->req.return_grad.slot),
-        .grad_dtype = op->req.return_grad.dtype,
+        .grad = g.data,
+        .grad_dtype = g.dtype,
         .elems = m->map->slice[mu->unit].elems,
         .first = mu->action.first,
         .sum = mu->action.last ? &mu->sum : NULL,
+        .trail = trail_of(mu),
     };
     return kern->ops->accumulate(kern, &a, &mu->task.done, e);
 }
@@ -88,8 +120,20 @@ static int submit_apply(struct model_unit *mu, struct shd_err *e)
         .run_count = mu->run_count,
         .hypers = m->hypers,
         .hyper_count = m->spec->group_count,
+        .trail = trail_of(mu),
     };
-    return runs_update(m->daemon->kern, m->spec, &a, &mu->task.done, e);
+    const int r = checkpoint_before_update(m, u, e);
+    return r != SHD_OK ? r : runs_update(m->daemon->kern, m->spec, &a, &mu->task.done, e);
+}
+
+static int submit_publish(struct model_unit *mu, struct shd_err *e)
+{
+    struct model *m = mu->model;
+    const struct kern_cast a = { .out = model_published(m, mu->unit),
+                                 .out_dtype = m->spec->publish,
+                                 .in = model_array(m, SHARDMAP_PARAM, mu->unit),
+                                 .elems = m->map->slice[mu->unit].elems };
+    return m->daemon->kern->ops->cast(m->daemon->kern, &a, &mu->task.done, e);
 }
 
 static int submit(struct model_unit *mu, struct shd_err *e)
@@ -103,6 +147,8 @@ static int submit(struct model_unit *mu, struct shd_err *e)
         return submit_sum(mu, e);
     case MODEL_APPLY:
         return submit_apply(mu, e);
+    case MODEL_PUBLISH:
+        return submit_publish(mu, e);
     }
     CHECK(false); /* every kind is above */
     return SHD_EINTERNAL;
@@ -143,6 +189,15 @@ static void retry_backlog(struct model *m)
     }
 }
 
+/* The predecessor's publish segment is gone, and with it what its part of the update, or the
+ * updates before a skipped one, had put there. */
+static void publish_whole(struct model_unit *mu)
+{
+    mu->publish_whole = false;
+    mu->kind = MODEL_PUBLISH;
+    submit_or_keep(mu);
+}
+
 static void work_done(struct task *task)
 {
     struct model_unit *mu = (struct model_unit *)((char *)task - offsetof(struct model_unit, task));
@@ -152,7 +207,12 @@ static void work_done(struct task *task)
         work_failed(mu, task->status, status_meaning(task->status));
         return;
     }
-    if (mu->kind == MODEL_APPLY) {
+    if (mu->kind == MODEL_APPLY && mu->publish_whole && m->map->slice[mu->unit].elems > 0) {
+        retry_backlog(m);
+        publish_whole(mu);
+        return;
+    }
+    if (mu->kind == MODEL_APPLY || mu->kind == MODEL_PUBLISH) {
         step_applied(m->core, mu->unit, &actions);
     } else {
         const bool summed = mu->kind == MODEL_SUM ||
@@ -164,6 +224,18 @@ static void work_done(struct task *task)
     apply_actions(m, &actions);
 }
 
+/* No kernel will store the word that vouches for the work. */
+static void done_without_kernel(struct model_unit *mu)
+{
+    if (mu->kind == MODEL_ACCUMULATE || mu->kind == MODEL_APPLY) {
+        const struct step_word done = step_done_word(mu->model->core, &mu->action);
+        FAIL_POINT("apply:done:before");
+        atomic_store_explicit(done.word, done.value, memory_order_release);
+        FAIL_POINT("apply:done:after");
+    }
+    task_post(&mu->task, SHD_OK); /* answered in turn like the rest */
+}
+
 static void start_work(struct model *m, const struct step_action *a, enum model_work_kind kind)
 {
     struct model_unit *mu = &m->units[a->unit];
@@ -173,7 +245,7 @@ static void start_work(struct model *m, const struct step_action *a, enum model_
     fixsum_init(&mu->sum.sum);
     task_init(&mu->task, m->daemon->tasks, work_done);
     if (m->map->slice[a->unit].elems == 0 || (kind == MODEL_APPLY && a->skip))
-        task_post(&mu->task, SHD_OK); /* nothing of it here; answered in turn like the rest */
+        done_without_kernel(mu); /* nothing of it here */
     else
         submit_or_keep(mu);
 }
@@ -218,9 +290,15 @@ static void act(struct model *m, const struct step_action *a, bool *ret_wake)
 
 void apply_actions(struct model *m, const struct step_actions *actions)
 {
-    bool wake = false;
-    for (uint32_t i = 0; i < actions->count; i++)
+    bool wake = false, credited = false;
+    for (uint32_t i = 0; i < actions->count; i++) {
         act(m, &actions->items[i], &wake);
+        credited = credited || actions->items[i].kind == STEP_DO_CREDIT;
+    }
     if (wake)
         model_wake(m);
+    if (wake)
+        op_lease_wake(m);
+    else if (credited)
+        op_lease_soon(m);
 }

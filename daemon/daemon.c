@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,9 +13,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/adopt.h"
+#include "daemon/dispatch.h"
 #include "daemon/log.h"
 #include "daemon/model.h"
 #include "daemon/open.h"
+#include "daemon/restore.h"
 #include "daemon/task.h"
 #include "proto/check.h"
 #include "proto/sys.h"
@@ -38,7 +42,7 @@ static int check_runtime_dir(const char *dir, struct shd_err *e)
 {
     if (dir[0] != '/')
         return err_set(e, SHD_EINVAL, "runtime directory '%s' is not an absolute path", dir);
-    if (mkdir(dir, 0750) != 0 && errno != EEXIST)
+    if (mkdir(dir, 0700) != 0 && errno != EEXIST)
         return err_sys(e, SHD_EIO, "make runtime directory '%s'", dir);
     struct stat st;
     if (stat(dir, &st) != 0)
@@ -99,6 +103,9 @@ static int start_loop(struct daemon *d, struct shd_err *e)
     uv_signal_init(&d->loop, &d->sigterm);
     uv_signal_init(&d->loop, &d->sigint);
     d->sigterm.data = d->sigint.data = d;
+    spill_init(d);
+    op_lease_init(d);
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is a checkpoint's error */
     uv_signal_start(&d->sigterm, stop_signal, SIGTERM);
     uv_signal_start(&d->sigint, stop_signal, SIGINT);
     return SHD_OK;
@@ -120,6 +127,10 @@ static int start_parts(struct daemon *d, const struct daemon_config *config, str
         r = session_table_init(&d->sessions, e);
     if (r == SHD_OK)
         r = kern_cpu_new(&kern, &d->kern, e);
+    if (r == SHD_OK)
+        r = keeper_init(&d->keeper, e);
+    if (r == SHD_OK)
+        adopt_all(d); /* before anybody can see what is not in order yet */
     if (r == SHD_OK)
         r = mailbox_init(d, e);
     if (r == SHD_OK)
@@ -206,9 +217,11 @@ void daemon_free(struct daemon *d)
         CHECK(uv_loop_close(&d->loop) == 0);
     }
     open_model_abandon(d);
+    restore_abandon(d);
     drop_requests(d);
     for (uint32_t i = 0; i < d->model_count; i++)
         model_free(d->models[i]);
+    keeper_deinit(&d->keeper);
     session_table_deinit(&d->sessions);
     task_queue_free(d->tasks);
     if (d->lock_fd >= 0)

@@ -14,6 +14,8 @@
 
 #include <uv.h>
 
+#include "daemon/adopt.h"
+#include "daemon/keeper.h"
 #include "daemon/mailbox.h"
 #include "daemon/op.h"
 #include "daemon/session.h"
@@ -27,7 +29,7 @@
 
 struct daemon_config {
     const char *device;      /* "cpu0": letters then digits */
-    const char *runtime_dir; /* absolute; made with mode 0750 when missing */
+    const char *runtime_dir; /* absolute; made with mode 0700 when missing */
     uint32_t threads;        /* compute threads; 0: one per CPU */
     bool pin;
     const char *isa; /* NULL: the best one */
@@ -49,8 +51,12 @@ struct daemon {
     struct model *models[DAEMON_MODELS_MAX]; /* owned; handle = index + 1 */
     uint32_t model_count;
     struct op *open_first, **open_last; /* OpenModel requests, served one at a time */
+    struct restore *restore;            /* owned; NULL when idle */
     struct open_work *opening;          /* owned; NULL when idle */
     struct task_queue *tasks;           /* owned: completions from other threads */
+    struct keeper keeper;
+    struct adopt adopt;
+    uv_timer_t spill_timer, lease_timer; /* running while somebody waits */
     uv_signal_t sigterm, sigint;
     uint64_t requests; /* since start */
     bool stopping;     /* daemon_free() is under way: begin nothing new */

@@ -27,11 +27,14 @@ static const struct request_row rows[WIRE_REQUEST_TYPES] = {
     [WIRE_DIGEST] = { op_digest, ANY_ROLE },
     [WIRE_STATUS] = { op_status, ANY_ROLE },
     [WIRE_DETACH] = { op_detach, ANY_ROLE },
+    [WIRE_RESTORE] = { op_restore, ROLE(WIRE_TRAINER) | ROLE(WIRE_ADMIN) },
+    [WIRE_CHECKPOINT] = { op_checkpoint, ROLE(WIRE_TRAINER) | ROLE(WIRE_ADMIN) },
+    [WIRE_LEASE] = { op_lease, ROLE(WIRE_TRAINER) },
 };
 
 static int admit(struct op *op, const struct request_row *row)
 {
-    if (row->roles == 0)
+    if (row->roles == 0 && row->fn != NULL)
         return SHD_OK;
     struct session *s = session_find(op->daemon, op->req.session, op->identity, op->identity_bytes);
     if (s == NULL)
@@ -43,17 +46,50 @@ static int admit(struct op *op, const struct request_row *row)
     if (s->ops >= SESSION_OPS_MAX)
         return err_set(&op->err, SHD_EBUSY,
                        "session has %u requests pending, the most there may be", SESSION_OPS_MAX);
+    if (op->req.seq == 0)
+        return err_set(&op->err, SHD_EINVAL, "requests of a session are numbered from 1");
     op->session = s;
     s->ops++;
     return SHD_OK;
+}
+
+/* Exactly once per (session, number). False: this copy of it needs no more serving. */
+static bool is_to_serve(struct op *op)
+{
+    const void *frame = NULL;
+    size_t bytes = 0;
+    if (op->session == NULL)
+        return true; /* Hello: its token works once */
+    switch (replies_take(op->session->replies, op->req.seq, &frame, &bytes)) {
+    case REPLIES_NEW:
+        op->once = true;
+        return true;
+    case REPLIES_SERVE:
+        op->repeated = true;
+        return true;
+    case REPLIES_AGAIN:
+        mailbox_repeat(op->daemon, op, frame, bytes);
+        return false;
+    case REPLIES_PENDING:
+    case REPLIES_OLD:
+        return false;
+    }
+    CHECK(false); /* every verdict is above */
+    return false;
 }
 
 static void serve(struct op *op)
 {
     const struct request_row *row = &rows[op->req.type];
     int r = admit(op, row);
+    if (r == SHD_OK && !is_to_serve(op)) {
+        op_drop(op);
+        return;
+    }
     if (r == SHD_OK)
-        r = row->fn(op);
+        r = row->fn != NULL ? row->fn(op)
+                            : err_set(&op->err, SHD_ENOTSUP, "%s is not built yet",
+                                      wire_request_name(op->req.type));
     if (r != SHD_PENDING)
         op_finish(op, r);
 }

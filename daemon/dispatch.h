@@ -9,6 +9,7 @@
 #include "daemon/step.h"
 
 struct daemon;
+struct model;
 
 /* Serve one frame from identity. Loop thread; never blocks. */
 void dispatch_frame(struct daemon *d, const uint8_t *identity, uint32_t identity_bytes,
@@ -27,6 +28,15 @@ int op_get_blob(struct op *op);
 int op_digest(struct op *op);
 int op_status(struct op *op);
 int op_detach(struct op *op);
+int op_checkpoint(struct op *op);
+int op_restore(struct op *op);
+int op_lease(struct op *op);
+
+/* Ask again for those who wait for work of this model: now, or within a millisecond where it may
+ * happen often. */
+void op_lease_wake(struct model *m);
+void op_lease_soon(struct model *m);
+void op_lease_init(struct daemon *d); /* the daemon's timer, on its loop */
 
 /* A recorded decision as replies carry it. */
 struct wire_decision dispatch_decision(const struct step_decision *d);

@@ -179,6 +179,25 @@ static void reply_lost(struct daemon *d, const struct op *op, int error)
     session_end(s, error == EAGAIN ? "it does not read its replies" : "its connection is gone");
 }
 
+static void send_frame(struct daemon *d, const struct op *op, const void *frame, size_t bytes)
+{
+    void *router = d->mailbox.router;
+    const int flags = ZMQ_DONTWAIT;
+    if (sys_zmq_send(router, op->identity, op->identity_bytes, flags | ZMQ_SNDMORE) < 0) {
+        reply_lost(d, op, zmq_errno());
+        return;
+    }
+    /* Once the identity is taken the rest is: ROUTER drops the message or sends it whole. */
+    const int sent = zmq_send(router, frame, bytes, flags);
+    CHECK(sent >= 0);
+}
+
+void mailbox_repeat(struct daemon *d, const struct op *op, const void *frame, size_t bytes)
+{
+    d->mailbox.repeated_replies++;
+    send_frame(d, op, frame, bytes);
+}
+
 void mailbox_reply(struct daemon *d, const struct op *op)
 {
     struct mailbox *mb = &d->mailbox;
@@ -190,12 +209,7 @@ void mailbox_reply(struct daemon *d, const struct op *op)
         if (wire_reply_pack(&failed, mb->frame, WIRE_FRAME_BYTES_MAX, &bytes, &ignored) != SHD_OK)
             return;
     }
-    const int flags = ZMQ_DONTWAIT;
-    if (sys_zmq_send(mb->router, op->identity, op->identity_bytes, flags | ZMQ_SNDMORE) < 0) {
-        reply_lost(d, op, zmq_errno());
-        return;
-    }
-    /* Once the identity is taken the rest of the message is: ROUTER drops it or sends it whole. */
-    const int sent = zmq_send(mb->router, mb->frame, bytes, flags);
-    CHECK(sent >= 0);
+    if (op->once)
+        replies_keep(op->session->replies, op->req.seq, mb->frame, bytes);
+    send_frame(d, op, mb->frame, bytes);
 }

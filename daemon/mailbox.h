@@ -29,7 +29,7 @@ struct mailbox {
     uint8_t *arena_memory;   /* owned */
     uint8_t *frame;          /* owned: the reply being packed */
     char path[600];
-    uint64_t bad_frames, dropped_replies;
+    uint64_t bad_frames, dropped_replies, repeated_replies;
 };
 
 /* Bind RUNTIME_DIR/DEVICE.zmq. */
@@ -39,5 +39,8 @@ void mailbox_deinit(struct daemon *d);
 /* Pack op->reply and send it to op->identity. Never blocks: a peer that has gone or does not read
  * loses its reply, and in the second case its session. */
 void mailbox_reply(struct daemon *d, const struct op *op);
+
+/* Send op's session, once more, the frame that this request was answered with. */
+void mailbox_repeat(struct daemon *d, const struct op *op, const void *frame, size_t bytes);
 
 #endif

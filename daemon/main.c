@@ -25,10 +25,12 @@ static const char help[] =
     "\n"
     "  --device NAME        device to own: cpu0, cpu1, ... (one daemon each)\n"
     "  --runtime-dir DIR    where the sockets go (default $RUNTIME_DIRECTORY, else /run/shardd);\n"
-    "                       made with mode 0750 when missing\n"
-    "  --threads N          compute threads, 1 to 256 (default: one per CPU)\n"
+    "                       made with mode 0700 when missing; members of its group may attach\n"
+    "                       if it is open to them (chgrp GROUP DIR && chmod 2750 DIR)\n"
+    "  --threads N          compute threads, 1 to 256, or auto (default): one per CPU\n"
     "  --pin                give each compute thread a CPU of its own\n"
-    "  --isa NAME           scalar, avx2 or avx512 (default: the best here; same bits in all)\n"
+    "  --isa NAME           scalar, avx2, avx512 or auto (default): the best one here; same\n"
+    "                       bits in all\n"
     "  --log-level LEVEL    error, warn, info or debug (default info)\n"
     "  --help, --version\n"
     "\n"
@@ -61,6 +63,10 @@ static int usage_error(const char *fmt, const char *value)
 
 static bool parse_threads(const char *text, uint32_t *ret_threads)
 {
+    if (strcmp(text, "auto") == 0) { /* a unit file cannot leave a flag out */
+        *ret_threads = 0;
+        return true;
+    }
     char *end;
     errno = 0;
     const long n = strtol(text, &end, 10);
@@ -82,13 +88,15 @@ static int take_option(int option, struct daemon_config *config)
         return 0;
     case 't':
         if (!parse_threads(optarg, &config->threads))
-            return usage_error("--threads '%s' is not a number from 1 to 256", optarg) + 1;
+            return usage_error("--threads '%s' is neither auto nor a number from 1 to 256",
+                               optarg) +
+                   1;
         return 0;
     case 'p':
         config->pin = true;
         return 0;
     case 'i':
-        config->isa = optarg;
+        config->isa = strcmp(optarg, "auto") == 0 ? NULL : optarg;
         return 0;
     case 'l': {
         const enum log_level level = log_level_parse(optarg);
@@ -143,8 +151,10 @@ int main(int argc, char **argv)
         fprintf(stderr, "shardd: %s: %s\n", config.device, e.text);
         return EXIT_FAILURE;
     }
-    sd_notify(/* unset_environment= */ 1, "READY=1");
+    sd_notify(/* unset_environment= */ 0, "READY=1\nSTATUS=Serving");
     daemon_run(d);
+    /* What the keeper has it keeps: a restart goes on where this ends. */
+    sd_notify(/* unset_environment= */ 0, "STOPPING=1");
     daemon_free(d);
     return EXIT_SUCCESS;
 }

@@ -5,29 +5,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
+#include "daemon/checkpoint.h"
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
 #include "daemon/log.h"
+#include "daemon/memory.h"
 #include "daemon/open.h"
 #include "kernels/runs.h"
 #include "proto/check.h"
+#include "proto/failpoint.h"
 #include "proto/sys.h"
-
-/* MemAvailable of /proc/meminfo in bytes; UINT64_MAX when it cannot be read. */
-static uint64_t memory_available_bytes(void)
-{
-    FILE *f = fopen("/proc/meminfo", "re");
-    if (f == NULL)
-        return UINT64_MAX;
-    char line[128];
-    uint64_t kib = UINT64_MAX / 1024;
-    while (fgets(line, sizeof line, f) != NULL)
-        if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kib) == 1)
-            break;
-    fclose(f);
-    return kib * 1024;
-}
 
 static int check_memory(const struct model *m, struct shd_err *e)
 {
@@ -41,13 +30,10 @@ static int check_memory(const struct model *m, struct shd_err *e)
                    m->spec->name, needed >> 20, m->map->owners, available >> 20);
 }
 
-static int make_segments(struct model *m, struct shd_err *e)
+int model_share(struct model *m, struct shd_err *e)
 {
-    const struct shardmap *map = m->map;
-    int r = segment_new("shardd-state", SEGMENT_STATE, shardmap_state_bytes(map), &m->state, e);
-    if (r == SHD_OK)
-        r = segment_new("shardd-publish", SEGMENT_PUBLISH, shardmap_publish_bytes(map), &m->publish,
-                        e);
+    int r = segment_new("shardd-publish", SEGMENT_PUBLISH, shardmap_publish_bytes(m->map),
+                        &m->publish, e);
     if (r == SHD_OK)
         r = segment_new("shardd-board", SEGMENT_BOARD, board_bytes(m->spec->unit_count),
                         &m->board_segment, e);
@@ -58,71 +44,151 @@ static int make_segments(struct model *m, struct shd_err *e)
     return r;
 }
 
-static int make_core(struct model *m, struct shd_err *e)
+static int make_ledger(struct model *m, struct shd_err *e)
+{
+    const struct ledger_shape shape = { .name = m->spec->name,
+                                        .spec = m->spec_json,
+                                        .spec_bytes = strlen(m->spec_json),
+                                        .owner = m->map->owner,
+                                        .owners = m->map->owners,
+                                        .units = m->spec->unit_count,
+                                        .micros = spec_returns(m->spec),
+                                        .instance = m->instance,
+                                        .state_bytes = shardmap_state_bytes(m->map),
+                                        .chunk_count = m->chunk_count };
+    uint64_t bytes = 0;
+    int r = ledger_bytes(&shape, &bytes, e);
+    if (r == SHD_OK)
+        r = segment_new("shardd-ledger", SEGMENT_LEDGER, bytes, &m->ledger_segment, e);
+    if (r == SHD_OK)
+        ledger_init(&m->ledger, m->ledger_segment.base, &shape);
+    return r;
+}
+
+static int make_kept(struct model *m, struct shd_err *e)
+{
+    if (getrandom(&m->instance, sizeof m->instance, 0) != (ssize_t)sizeof m->instance)
+        return err_sys(e, SHD_EIO, "get random bytes");
+    int r = segment_new("shardd-state", SEGMENT_STATE, shardmap_state_bytes(m->map), &m->state, e);
+    if (r == SHD_OK)
+        r = make_ledger(m, e);
+    if (r != SHD_OK)
+        return r;
+    FAIL_POINT("model:segments:after");
+    m->stored = true; /* one of them at least, from here on */
+    r = keeper_store(m->keeper, m->instance, KEEPER_LEDGER, m->ledger_segment.fd, e);
+    if (r == SHD_OK)
+        r = keeper_store(m->keeper, m->instance, KEEPER_STATE, m->state.fd, e);
+    return r;
+}
+
+static int make_units(struct model *m, struct shd_err *e)
 {
     const uint32_t units = m->spec->unit_count, micros = spec_returns(m->spec);
     if ((uint64_t)units * micros > STEP_CELLS_MAX)
         return err_set(e, SHD_ERANGE, "%" PRIu32 " units x %" PRIu32 " gradients exceed %" PRIu64,
                        units, micros, STEP_CELLS_MAX);
-    m->core_memory = sys_malloc(step_bytes(units, micros));
     m->units = sys_calloc(units, sizeof *m->units);
-    if (m->core_memory == NULL || m->units == NULL)
-        return err_set(e, SHD_ENOMEM, "no memory for the step state of %" PRIu32 " units", units);
-    m->core = step_init(m->core_memory, units, micros);
+    if (m->units == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " units", units);
     for (uint32_t u = 0; u < units; u++) {
-        m->units[u].model = m;
-        m->units[u].unit = u;
-        if (m->spec->units[u].frozen)
-            step_freeze(m->core, u);
-        const int r = runs_new(m->spec, u, m->map->slice[u], &m->units[u].runs,
-                               &m->units[u].run_count, e);
+        struct model_unit *mu = &m->units[u];
+        mu->model = m;
+        mu->unit = u;
+        mu->first_chunk = m->chunk_count;
+        m->chunk_count += kern_trail_chunks(m->map->slice[u].elems);
+        const int r = runs_new(m->spec, u, m->map->slice[u], &mu->runs, &mu->run_count, e);
         if (r != SHD_OK)
             return r;
     }
     return SHD_OK;
 }
 
-int model_new(struct spec *spec, uint32_t owner, uint32_t owners, struct model **ret_model,
-              struct shd_err *e)
+int model_core(struct model *m, struct shd_err *e)
+{
+    const uint32_t units = m->spec->unit_count;
+    bool frozen[SHD_UNITS_MAX];
+    m->core_memory = sys_malloc(step_bytes(units, spec_returns(m->spec)));
+    m->lease_memory = sys_malloc(lease_bytes(spec_returns(m->spec)));
+    if (m->core_memory == NULL || m->lease_memory == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for the step state of %" PRIu32 " units", units);
+    for (uint32_t u = 0; u < units; u++)
+        frozen[u] = m->spec->units[u].frozen;
+    m->core = step_init(m->core_memory, &m->ledger, frozen);
+    m->lease = lease_init(m->lease_memory, spec_returns(m->spec),
+                          /* cautious= */ m->map->owner > 0 || m->adopted);
+    return SHD_OK;
+}
+
+int model_plan(struct spec *spec, uint32_t owner, uint32_t owners, struct model **ret_model,
+               struct shd_err *e)
 {
     struct model *m = sys_calloc(1, sizeof *m);
     if (m == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for model '%s'", spec->name);
     m->spec = spec;
-    m->state = m->publish = m->board_segment = SEGMENT_CLOSED;
+    m->state = m->publish = m->board_segment = m->ledger_segment = SEGMENT_CLOSED;
+    m->spill.segment = SEGMENT_CLOSED;
     m->backlog_last = &m->backlog_first;
     int r = spec_dump(spec, &m->spec_json, e);
     if (r == SHD_OK)
         r = shardmap_new(spec, owner, owners, &m->map, e);
     if (r == SHD_OK)
-        r = check_memory(m, e);
-    if (r == SHD_OK)
-        r = make_core(m, e);
-    if (r == SHD_OK)
-        r = make_segments(m, e);
-    if (r != SHD_OK) {
-        m->spec = NULL; /* not taken */
-        model_free(m);
+        r = make_units(m, e);
+    if (r == SHD_OK) {
+        *ret_model = m;
         return r;
     }
-    *ret_model = m;
-    return SHD_OK;
+    m->spec = NULL; /* not taken */
+    model_free(m);
+    return r;
+}
+
+int model_new(struct spec *spec, uint32_t owner, uint32_t owners, const struct keeper *keeper,
+              struct model **ret_model, struct shd_err *e)
+{
+    struct model *m = NULL;
+    int r = model_plan(spec, owner, owners, &m, e);
+    if (r != SHD_OK)
+        return r;
+    CHECK(m != NULL);
+    m->keeper = keeper;
+    r = check_memory(m, e);
+    if (r == SHD_OK)
+        r = make_kept(m, e);
+    if (r == SHD_OK)
+        r = model_share(m, e);
+    if (r == SHD_OK)
+        r = model_core(m, e);
+    if (r == SHD_OK) {
+        *ret_model = m;
+        return r;
+    }
+    m->spec = NULL; /* not taken */
+    model_free(m);
+    return r;
 }
 
 void model_free(struct model *m)
 {
     if (m == NULL)
         return;
+    checkpoint_free(m->checkpoint);
     for (uint32_t u = 0; m->units != NULL && m->map != NULL && u < m->map->units; u++)
         free(m->units[u].runs);
     free(m->units);
     free(m->core_memory);
+    free(m->lease_memory);
+    /* A model that was never complete is of no use to a successor. */
+    if (m->stored && atomic_load(&m->ledger.head->ready) == 0)
+        keeper_remove(m->keeper, m->instance);
+    spill_deinit(m);
     segment_close(&m->board_segment);
     segment_close(&m->publish);
+    segment_close(&m->ledger_segment);
     segment_close(&m->state);
     shardmap_free(m->map);
     free(m->spec_json);
-    free(m->blob);
     spec_free(m->spec);
     free(m);
 }
@@ -173,6 +239,11 @@ static void init_stepped(struct task *task)
     } else if (init_next(m)) {
         return;
     }
+    if (m->last_status == SHD_OK) {
+        FAIL_POINT("model:ready:before");
+        atomic_store_explicit(&m->ledger.head->ready, 1, memory_order_release);
+        FAIL_POINT("model:ready:after");
+    }
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
         board_publish(m->board, u, 0);
     board_set_step(m->board, 0, STEP_OPEN);
@@ -180,12 +251,17 @@ static void init_stepped(struct task *task)
     open_model_ready(m);
 }
 
-void model_start(struct daemon *d, struct model *m)
+void model_register(struct daemon *d, struct model *m)
 {
     CHECK(d->model_count < DAEMON_MODELS_MAX);
     m->daemon = d;
     d->models[d->model_count] = m;
     m->handle = ++d->model_count;
+}
+
+void model_start(struct daemon *d, struct model *m)
+{
+    model_register(d, m);
     task_init(&m->init_task, d->tasks, init_stepped);
     task_post(&m->init_task, SHD_OK); /* begin */
 }
@@ -218,21 +294,38 @@ void model_wake(struct model *m)
     }
 }
 
-void model_forget_session(struct model *m, const struct session *s)
+/* Those of *list that are of session s; the others stay in it, in their order. */
+static struct op *take_session_ops(struct op **list, const struct session *s)
 {
-    struct op *op = m->waiting, *gone = NULL;
-    m->waiting = NULL;
-    while (op != NULL) {
-        struct op *next = op->next;
-        struct op **list = op->session == s ? &gone : &m->waiting;
-        op->next = *list;
-        *list = op;
-        op = next;
+    struct op *gone = NULL, **gone_last = &gone;
+    while (*list != NULL) {
+        struct op *op = *list;
+        if (op->session != s) {
+            list = &op->next;
+            continue;
+        }
+        *list = op->next;
+        op->next = NULL;
+        *gone_last = op;
+        gone_last = &op->next;
     }
+    return gone;
+}
+
+static void finish_gone(struct op *gone)
+{
     while (gone != NULL) {
         struct op *next = gone->next;
         gone->next = NULL;
         op_finish(gone, err_set(&gone->err, SHD_EGONE, "session ended"));
         gone = next;
     }
+}
+
+void model_forget_session(struct model *m, const struct session *s)
+{
+    finish_gone(take_session_ops(&m->waiting, s));
+    finish_gone(take_session_ops(&m->lease_waiting, s));
+    lease_forget(m->lease, s->id);
+    op_lease_wake(m); /* what it had can be handed out again */
 }

@@ -6,6 +6,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/keeper.h"
+#include "daemon/lease.h"
+#include "daemon/ledger.h"
+#include "daemon/spill.h"
 #include "daemon/step.h"
 #include "daemon/task.h"
 #include "kernels/kern.h"
@@ -14,11 +18,12 @@
 #include "proto/shardmap.h"
 #include "proto/spec.h"
 
+struct checkpoint;
 struct daemon;
 struct op;
 struct session;
 
-enum model_work_kind { MODEL_ACCUMULATE, MODEL_SUM, MODEL_ZERO, MODEL_APPLY };
+enum model_work_kind { MODEL_ACCUMULATE, MODEL_SUM, MODEL_ZERO, MODEL_APPLY, MODEL_PUBLISH };
 
 /* One unit's slice; at most one piece of kernel work on it at a time (the core sees to that). */
 struct model_unit {
@@ -30,36 +35,58 @@ struct model_unit {
     struct kern_sum sum;
     struct kern_run *runs; /* owned: parameter groups of the slice */
     uint32_t run_count;
+    uint64_t first_chunk;    /* of the slice in the ledger's chunk words */
+    bool publish_whole;      /* its update was begun by a predecessor, into another segment */
     struct model_unit *next; /* in the backlog */
 };
 
 struct model {
-    struct daemon *daemon; /* borrowed */
-    uint32_t handle;       /* index in daemon.models + 1 */
-    struct spec *spec;     /* owned */
-    char *spec_json;       /* owned: canonical */
-    struct shardmap *map;  /* owned */
-    struct segment state, publish, board_segment;
+    struct daemon *daemon;                /* borrowed */
+    uint32_t handle;                      /* index in daemon.models + 1 */
+    struct spec *spec;                    /* owned */
+    char *spec_json;                      /* owned: canonical */
+    struct shardmap *map;                 /* owned */
+    const struct keeper *keeper;          /* borrowed */
+    bool stored;                          /* with the keeper, under instance */
+    bool adopted;                         /* from a predecessor */
+    uint64_t instance;                    /* random; the keeper's names of the segments carry it */
+    struct segment state, ledger_segment; /* what a successor goes on with */
+    struct segment publish, board_segment;
+    struct ledger ledger;                     /* in ledger_segment */
+    uint64_t chunk_count;                     /* of all units */
     struct board *board;                      /* in board_segment */
     void *core_memory;                        /* owned */
     struct step *core;                        /* in core_memory */
     struct model_unit *units;                 /* owned, [spec->unit_count] */
     struct kern_hyper hypers[SHD_GROUPS_MAX]; /* of the update being applied */
-    uint8_t *blob;                            /* owned: of the last committed step */
-    size_t blob_bytes, blob_capacity;
-    struct op *waiting; /* requests to try again after SEALED or OPENED */
+    struct spill spill;
+    void *lease_memory;       /* owned */
+    struct lease *lease;      /* in lease_memory */
+    struct op *lease_waiting; /* LEASE requests for which there is no work yet */
+    struct op *waiting;       /* requests to try again after SEALED or OPENED */
     struct model_unit *backlog_first, **backlog_last; /* the kernel queue was full */
     struct task init_task;
     uint32_t init_tensor; /* next to fill */
     bool ready;           /* initial values are in */
     int last_status;      /* SHD_OK, or why a kernel failed */
     uint64_t inbox_bytes; /* of all sessions, now */
+    struct checkpoint *checkpoint; /* owned: being written; NULL: none */
 };
 
-/* Make a model of a parsed spec (taken on SHD_OK only): segments, core, runs. Any thread; touches
- * no daemon. Errors: SHD_ENOMEM with the numbers, SHD_ERANGE, SHD_EIO. */
-int model_new(struct spec *spec, uint32_t owner, uint32_t owners, struct model **ret_model,
-              struct shd_err *e);
+/* Make a model of a parsed spec (taken on SHD_OK only): segments, stored with the keeper; core,
+ * runs. Not for the loop's thread, for it waits for the keeper; touches no daemon. Errors:
+ * SHD_ENOMEM with the numbers, SHD_ERANGE, SHD_EIO, SHD_ETIMEDOUT. */
+int model_new(struct spec *spec, uint32_t owner, uint32_t owners, const struct keeper *keeper,
+              struct model **ret_model, struct shd_err *e);
+
+/* Its parts, for one whose kept segments exist already. plan: without segments and core. share:
+ * the segments that workers map; those of a predecessor are sealed against it. core: where the
+ * ledger is. */
+int model_plan(struct spec *spec, uint32_t owner, uint32_t owners, struct model **ret_model,
+               struct shd_err *e);
+int model_share(struct model *m, struct shd_err *e);
+int model_core(struct model *m, struct shd_err *e);
+void model_register(struct daemon *d, struct model *m); /* gives it its handle */
 void model_free(struct model *m); /* NULL is a no-op; no work may be running */
 
 /* Register with the daemon and start filling in initial values; done(op) follows when they are

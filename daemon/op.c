@@ -50,6 +50,7 @@ struct op *op_take(struct op_pool *pool)
         return NULL;
     pool->free = op->next;
     op->next = NULL;
+    op->serial = ++pool->serial;
     pool->used++;
     return op;
 }
@@ -60,22 +61,28 @@ struct op *op_at(struct op_pool *pool, uint32_t index)
     return &pool->items[index];
 }
 
-void op_finish(struct op *op, int status)
+void op_drop(struct op *op)
 {
-    CHECK(status != SHD_PENDING);
     struct daemon *d = op->daemon;
     struct session *session = op->session;
-    op->reply.seq = op->req.seq;
-    op->reply.status = status;
-    op->reply.text = status == SHD_OK ? "" : op->err.text;
-    if (status != SHD_OK)
-        op->reply.type = WIRE_REPLY_NONE;
-    if (session == NULL || session->state == SESSION_OPEN)
-        mailbox_reply(d, op);
     op_clear(op);
     op->next = d->ops.free;
     d->ops.free = op;
     d->ops.used--;
     if (session != NULL)
         session_unref(session);
+}
+
+void op_finish(struct op *op, int status)
+{
+    CHECK(status != SHD_PENDING);
+    const struct session *session = op->session;
+    op->reply.seq = op->req.seq;
+    op->reply.status = status;
+    op->reply.text = status == SHD_OK ? "" : op->err.text;
+    if (status != SHD_OK)
+        op->reply.type = WIRE_REPLY_NONE;
+    if (session == NULL || session->state == SESSION_OPEN)
+        mailbox_reply(op->daemon, op);
+    op_drop(op);
 }

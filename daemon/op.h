@@ -26,18 +26,22 @@ struct op {
     struct shd_err err;      /* why, when the status is not SHD_OK */
     struct model *model;     /* borrowed: models live as long as the daemon */
     struct inbox *inbox;     /* RETURN: counted reference while its slot is read */
-    char *text;              /* owned: OPEN_MODEL's spec, copied */
+    char *text;              /* owned: OPEN_MODEL's spec, a waiting COMMIT's blob */
     void *work;              /* owned by the handler's file: DIGEST's buffers */
     struct op *next;         /* free list, or the list the op waits in */
     uint8_t identity[MAILBOX_IDENTITY_BYTES_MAX];
     uint32_t identity_bytes;
-    uint32_t index; /* in the pool; step_ref = index + 1 */
+    uint32_t index;  /* in the pool; step_ref = index + 1 */
+    uint64_t serial; /* of this use of it; 0: free */
+    bool once;       /* counted by the session's replies: keep what it is answered */
+    bool repeated;   /* served before, its long reply was not kept */
 };
 
 struct op_pool {
     struct op *items; /* owned, [OP_POOL_COUNT] */
     struct op *free;
     uint32_t used;
+    uint64_t serial; /* uses ever */
 };
 
 int op_pool_init(struct op_pool *pool, struct shd_err *e);
@@ -50,5 +54,8 @@ struct op *op_at(struct op_pool *pool, uint32_t index);
 /* Send the reply with this status and give the op back. status is what a handler would return;
  * never SHD_PENDING. Nothing is sent when the session has gone. */
 void op_finish(struct op *op, int status);
+
+/* Give the op back without a reply. */
+void op_drop(struct op *op);
 
 #endif

@@ -9,8 +9,9 @@ int op_get_blob(struct op *op)
     if (r != SHD_OK)
         return r;
     const struct model *m = op->model;
+    const struct step_blob blob = step_last_blob(m->core);
     op->reply.type = WIRE_BLOB;
     op->reply.blob = (struct wire_blob){ .step = step_collecting(m->core),
-                                         .blob = { m->blob, m->blob_bytes } };
+                                         .blob = { blob.data, blob.bytes } };
     return SHD_OK;
 }

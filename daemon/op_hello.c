@@ -1,10 +1,27 @@
 /* HELLO: admit a ZeroMQ connection by the token its owner got on the side channel. */
 #include <inttypes.h>
+#include <stdbool.h>
 #include <string.h>
+
+#include <openssl/crypto.h>
 
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
 #include "daemon/log.h"
+
+static int welcome(struct op *op, const struct session *s)
+{
+    op->reply.type = WIRE_WELCOME;
+    op->reply.welcome = (struct wire_welcome){ .session = s->id, .device = op->daemon->device };
+    return SHD_OK;
+}
+
+/* A token works once, but the Hello that used it may have been doubled on its way: no session knows
+ * repeats yet. A refusal that overtakes the welcome would be the end of the client. */
+static bool is_repeat(const struct session *s, const struct wire_hello *req)
+{
+    return s != NULL && CRYPTO_memcmp(s->token, req->token, SHD_TOKEN_BYTES) == 0;
+}
 
 int op_hello(struct op *op)
 {
@@ -15,11 +32,17 @@ int op_hello(struct op *op)
                        "client speaks protocol %" PRIu32 ", this daemon protocol %u: "
                        "use client and daemon of one version",
                        req->protocol, SHD_PROTOCOL);
+    const struct session *known = session_by_identity(d, op->identity, op->identity_bytes);
+    if (is_repeat(known, req))
+        return welcome(op, known);
     struct session *s = session_by_token(d, req->token);
     if (s == NULL)
         return err_set(&op->err, SHD_EAUTH, "unknown or used session token");
-    if (session_by_identity(d, op->identity, op->identity_bytes) != NULL)
+    if (known != NULL)
         return err_set(&op->err, SHD_EEXIST, "this connection has a session already");
+    const int r = replies_new(&s->replies, &op->err);
+    if (r != SHD_OK)
+        return r;
     s->state = SESSION_OPEN;
     s->role = req->role;
     memcpy(s->name, req->name, strlen(req->name) + 1); /* wire.h: shorter than s->name */
@@ -27,7 +50,5 @@ int op_hello(struct op *op)
     s->identity_bytes = op->identity_bytes;
     log_info("op=hello session=%016" PRIx64 " pid=%d uid=%u role=%s name=%s", s->id,
              (int)s->peer.pid, (unsigned)s->peer.uid, session_role_name(s->role), s->name);
-    op->reply.type = WIRE_WELCOME;
-    op->reply.welcome = (struct wire_welcome){ .session = s->id, .device = d->device };
-    return SHD_OK;
+    return welcome(op, s);
 }

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/adopt.h"
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
 #include "daemon/log.h"
@@ -61,9 +62,12 @@ static int make_inbox(struct op *op, struct model *m, uint32_t slots)
     if (s->inbox_count == SESSION_MODELS_MAX)
         return err_set(&op->err, SHD_EBUSY, "session has %u models open, the most there may be",
                        SESSION_MODELS_MAX);
-    if (session_inbox(s, m) != NULL)
+    struct inbox *inbox = session_inbox(s, m);
+    if (inbox != NULL && op->repeated && inbox->slots == slots) /* the reply may have been lost */
+        return add_segment(op, SEGMENT_INBOX, &inbox->segment);
+    if (inbox != NULL)
         return err_set(&op->err, SHD_EEXIST, "session has model '%s' open already", m->spec->name);
-    struct inbox *inbox = sys_calloc(1, sizeof *inbox);
+    inbox = sys_calloc(1, sizeof *inbox);
     if (inbox == NULL)
         return err_set(&op->err, SHD_ENOMEM, "no memory for an inbox");
     const int r = segment_new("shardd-inbox", SEGMENT_INBOX, shardmap_inbox_bytes(m->map, slots),
@@ -78,6 +82,22 @@ static int make_inbox(struct op *op, struct model *m, uint32_t slots)
     m->inbox_bytes += inbox->segment.bytes;
     s->inboxes[s->inbox_count++] = inbox;
     return add_segment(op, SEGMENT_INBOX, &inbox->segment);
+}
+
+/* Which groups of micro-batches need no sender any more. */
+static int add_groups_in(struct op *op, const struct model *m)
+{
+    const uint32_t groups = spec_returns(m->spec);
+    const size_t bytes = (groups + 7) / 8;
+    uint8_t *bits = sys_calloc(1, bytes);
+    if (bits == NULL)
+        return err_set(&op->err, SHD_ENOMEM, "no memory for a layout");
+    for (uint32_t g = 0; g < groups; g++)
+        if (step_micro_in(m->core, g))
+            bits[g / 8] |= (uint8_t)(1u << g % 8);
+    op->work = bits; /* freed with the op */
+    op->reply.layout.in = (struct wire_bytes){ bits, bytes };
+    return SHD_OK;
 }
 
 static int attach(struct op *op, struct model *m)
@@ -100,7 +120,9 @@ static int attach(struct op *op, struct model *m)
         op->reply.layout.has_decision = true;
         op->reply.layout.decision = dispatch_decision(&last);
     }
-    int r = slots > 0 ? make_inbox(op, m, slots) : SHD_OK;
+    int r = add_groups_in(op, m);
+    if (r == SHD_OK && slots > 0)
+        r = make_inbox(op, m, slots);
     if (r == SHD_OK)
         r = add_segment(op, SEGMENT_PUBLISH, &m->publish);
     if (r == SHD_OK)
@@ -148,7 +170,8 @@ static void make_model(uv_work_t *work)
 {
     struct open_work *w = work->data;
     const struct wire_open_model *req = &w->op->req.open_model;
-    w->status = model_new(w->spec, req->owner, req->owners, &w->model, &w->op->err);
+    w->status = model_new(w->spec, req->owner, req->owners, &w->daemon->keeper, &w->model,
+                          &w->op->err);
 }
 
 static void model_made(uv_work_t *work, int cancelled)
@@ -177,6 +200,9 @@ static void parse_spec(uv_work_t *work)
 
 static int no_such_model(struct op *op, const char *name)
 {
+    const int r = adopt_check_name(op->daemon, name, &op->err);
+    if (r != SHD_OK)
+        return r;
     if (name[0] == '\0')
         return err_set(&op->err, SHD_ENOENT, "daemon %s has %" PRIu32 " models: name one",
                        op->daemon->device, op->daemon->model_count);
@@ -197,6 +223,8 @@ static void spec_parsed(uv_work_t *work, int cancelled)
     struct model *m = model_find(d, w->spec->name);
     if (m != NULL)
         finish_open(w, attach_found(w, m));
+    else if ((w->status = adopt_check_name(d, w->spec->name, &w->op->err)) != SHD_OK)
+        finish_open(w, w->status);
     else if (d->model_count == DAEMON_MODELS_MAX)
         finish_open(w, err_set(&w->op->err, SHD_EBUSY,
                                "daemon %s has %u models, the most there may be", d->device,

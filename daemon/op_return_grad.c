@@ -39,7 +39,9 @@ static int take_slot(struct op *op)
         return err_set(&op->err, SHD_EINVAL, "slot %" PRIu32 " was not credited yet", slot);
     inbox->busy |= UINT64_C(1) << slot;
     inbox->refs++;
+    inbox->op_index[slot] = op->index;
     op->inbox = inbox;
+    spill_watch(op->daemon, inbox);
     return SHD_OK;
 }
 

@@ -12,6 +12,7 @@
 #include "daemon/daemon.h"
 #include "daemon/log.h"
 #include "daemon/model.h"
+#include "daemon/restore.h"
 #include "proto/check.h"
 #include "proto/sys.h"
 
@@ -54,6 +55,7 @@ static void free_if_unused(struct session *s)
     if (s->state != SESSION_DEAD || s->ops > 0 || s->poll_closing)
         return;
     s->daemon->sessions.used--;
+    replies_free(s->replies);
     memset(s, 0, sizeof *s);
     s->side_fd = -1;
 }
@@ -92,6 +94,7 @@ void session_end(struct session *s, const char *why)
     s->ops++; /* the waiting requests finished here must not free the slot under us */
     for (uint32_t i = 0; i < d->model_count; i++)
         model_forget_session(d->models[i], s);
+    restore_forget_session(d, s);
     session_unref(s);
 }
 
@@ -184,6 +187,7 @@ int session_new(struct daemon *d, int fd, const struct side_peer *peer, struct s
     s->id = ++table->epoch << INDEX_BITS | index;
     s->side_fd = fd;
     s->peer = *peer;
+    s->since_ns = uv_hrtime();
     table->used++;
     return SHD_OK;
 }

@@ -13,7 +13,9 @@
 #include <uv.h>
 
 #include "daemon/op.h"
+#include "daemon/replies.h"
 #include "proto/fdpass.h"
+#include "proto/layout.h"
 #include "proto/segment.h"
 #include "proto/wire.h"
 
@@ -28,8 +30,11 @@ struct inbox {
     struct segment segment;
     struct model *model; /* borrowed */
     uint32_t slots;
-    uint64_t busy; /* bit per slot: a RETURN of it is pending */
+    uint64_t busy;     /* bit per slot: a RETURN of it is pending */
+    uint64_t spilling; /* bit per slot: it is being copied */
+    uint64_t full_ns;  /* when the last slot was taken */
     uint32_t refs;
+    uint32_t op_index[SHD_SLOTS_MAX]; /* of a busy slot's RETURN */
 };
 
 struct session_ticket {
@@ -44,7 +49,8 @@ enum session_state { SESSION_FREE, SESSION_NEW, SESSION_OPEN, SESSION_DEAD };
 struct session {
     enum session_state state;
     struct daemon *daemon;
-    uint64_t id;       /* never reused while the daemon runs; carries the table index */
+    uint64_t id; /* never reused while the daemon runs; carries the table index */
+    uint64_t since_ns;
     uv_poll_t poll;    /* on side_fd */
     int side_fd;       /* owned; -1 when closed */
     bool poll_closing; /* uv_close() is under way: the slot must wait */
@@ -54,6 +60,7 @@ struct session {
     char name[WIRE_NAME_BYTES_MAX];
     uint8_t identity[MAILBOX_IDENTITY_BYTES_MAX];
     uint32_t identity_bytes;
+    struct replies *replies;                   /* owned; of an open session */
     uint32_t ops;                              /* pending requests: the slot must wait for them */
     struct inbox *inboxes[SESSION_MODELS_MAX]; /* counted references */
     uint32_t inbox_count;

@@ -10,6 +10,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/log.h"
+#include "proto/admit.h"
 #include "proto/fdpass.h"
 
 #define ACCEPT_BATCH_MAX 32
@@ -31,7 +32,7 @@ static void take_connection(struct daemon *d, int fd)
     struct side_peer peer;
     int r = side_peer(fd, &peer, &e);
     if (r == SHD_OK)
-        r = side_peer_allowed(&peer, "client", &e);
+        r = admit_client(fd, &peer, d->runtime_dir, &e);
     if (r == SHD_OK)
         r = session_new(d, fd, &peer, &e);
     if (r != SHD_OK) {

@@ -1,5 +1,8 @@
 /* Real daemons for a test: forked children of the test program that run the daemon's own code on
- * a private runtime directory, with cpu0, cpu1, … They die with the test program. */
+ * a private runtime directory, with cpu0, cpu1, … They die with the test program.
+ *
+ * fixture_start_kept(): children of a keeper (tests/keeper.h) instead, which holds what they store
+ * with it; fixture_restart() kills one and starts its successor. */
 #ifndef SHD_FIXTURE_H
 #define SHD_FIXTURE_H
 
@@ -16,6 +19,7 @@
 #include "daemon/daemon.h"
 #include "daemon/log.h"
 #include "proto/check.h"
+#include "tests/keeper.h"
 #include "tests/test.h"
 
 #define FIXTURE_DAEMONS_MAX 8
@@ -24,6 +28,8 @@ struct fixture {
     char dir[256];
     pid_t pids[FIXTURE_DAEMONS_MAX];
     int count;
+    pid_t keeper; /* 0: none, the daemons are our own children */
+    int control;  /* socket to it */
 };
 
 __attribute__((unused)) static void sleep_ms(long ms)
@@ -81,16 +87,22 @@ static void fixture_sweep(void)
     const struct fixture *f = fixture_open;
     if (f == NULL || getpid() != fixture_owner)
         return;
-    for (int i = 0; i < f->count; i++) {
+    if (f->keeper > 0) {
+        kill(f->keeper, SIGKILL); /* and with it the daemons */
+        waitpid(f->keeper, NULL, 0);
+        close(f->control);
+    }
+    for (int i = 0; i < f->count && f->keeper == 0; i++) {
         if (waitpid(f->pids[i], NULL, WNOHANG) != 0)
             continue; /* reaped already: the number may be somebody else's by now */
         kill(f->pids[i], SIGKILL);
         waitpid(f->pids[i], NULL, 0);
     }
-    static const char *const kinds[] = { "sock", "zmq", "lock" };
-    for (int i = 0; i < f->count * 3; i++) {
+    static const char *const files[] = { "cpu%d.sock", "cpu%d.zmq", "cpu%d.lock", "notify%d" };
+    for (int i = 0; i < f->count * 4; i++) {
         char path[sizeof f->dir + 64];
-        snprintf(path, sizeof path, "%s/cpu%d.%s", f->dir, i / 3, kinds[i % 3]);
+        int used = snprintf(path, sizeof path, "%s/", f->dir);
+        snprintf(path + used, sizeof path - (size_t)used, files[i % 4], i / 4);
         unlink(path);
     }
     rmdir(f->dir);
@@ -105,19 +117,26 @@ static const char *fixture_base(void)
     return base;
 }
 
-/* in_child runs first thing in each daemon's process (or is NULL). Fork before any thread. */
-__attribute__((unused)) static void fixture_start(struct fixture *f, int count,
-                                                  void (*in_child)(int index))
+static void fixture_make_dir(struct fixture *f)
 {
     if (fixture_owner == 0)
         atexit(fixture_sweep);
     fixture_sweep(); /* what a test that failed before has left */
     snprintf(f->dir, sizeof f->dir, "%.200s/shd-test-XXXXXX", fixture_base());
-    CHECK(count <= FIXTURE_DAEMONS_MAX && mkdtemp(f->dir) != NULL);
+    CHECK(mkdtemp(f->dir) != NULL);
     fixture_owner = getpid();
     fixture_open = f;
     f->count = 0;
+    f->keeper = 0;
     fflush(stdout);
+}
+
+/* in_child runs first thing in each daemon's process (or is NULL). Fork before any thread. */
+__attribute__((unused)) static void fixture_start(struct fixture *f, int count,
+                                                  void (*in_child)(int index))
+{
+    CHECK(count <= FIXTURE_DAEMONS_MAX);
+    fixture_make_dir(f);
     for (int i = 0; i < count; i++) {
         f->pids[i] = fork();
         CHECK(f->pids[i] >= 0);
@@ -132,17 +151,70 @@ __attribute__((unused)) static void fixture_start(struct fixture *f, int count,
         fixture_wait_up(f, i);
 }
 
+static void fixture_serve_kept(int index)
+{
+    fixture_serve(fixture_open, index);
+}
+
+__attribute__((unused)) static long fixture_ask(const struct fixture *f, enum keeper_order order,
+                                                int index, const char *text)
+{
+    return keeper_ask(f->control, order, index, text, NULL);
+}
+
+/* Start a successor where none runs. fail: its SHARDD_FAIL, or "". Does not wait for it. */
+__attribute__((unused)) static void fixture_succeed(struct fixture *f, int index, const char *fail)
+{
+    f->pids[index] = (pid_t)fixture_ask(f, KEEPER_START, index, fail);
+}
+
+/* kill -9, and a successor with all that was stored. */
+__attribute__((unused)) static void fixture_restart(struct fixture *f, int index)
+{
+    fixture_ask(f, KEEPER_KILL, index, "");
+    fixture_succeed(f, index, "");
+    fixture_wait_up(f, index);
+}
+
+/* As fixture_start(), with a keeper. fail: the daemons' SHARDD_FAIL, or "". */
+__attribute__((unused)) static void fixture_start_kept(struct fixture *f, int count,
+                                                       const char *fail)
+{
+    CHECK(count <= FIXTURE_DAEMONS_MAX);
+    fixture_make_dir(f);
+    f->control = keeper_new(f->dir, count, fixture_serve_kept, &f->keeper);
+    for (int i = 0; i < count; i++) {
+        fixture_succeed(f, i, fail);
+        f->count = i + 1;
+    }
+    for (int i = 0; i < count; i++)
+        fixture_wait_up(f, i);
+}
+
+static int fixture_end_one(const struct fixture *f, int index)
+{
+    int status = 0;
+    if (f->keeper > 0)
+        return (int)fixture_ask(f, KEEPER_TERM, index, "");
+    kill(f->pids[index], SIGTERM);
+    EXPECT_EQ(waitpid(f->pids[index], &status, 0), f->pids[index]);
+    return status;
+}
+
 /* End the daemons in good order: each must exit with 0 and leave nothing but its lock file. */
 __attribute__((unused)) static void fixture_stop(struct fixture *f)
 {
     for (int i = 0; i < f->count; i++) {
-        int status = 0;
         char path[300];
-        kill(f->pids[i], SIGTERM);
-        EXPECT_EQ(waitpid(f->pids[i], &status, 0), f->pids[i]);
+        const int status = fixture_end_one(f, i);
         EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
         snprintf(path, sizeof path, "%s/cpu%d.lock", f->dir, i);
         unlink(path);
+    }
+    if (f->keeper > 0) {
+        close(f->control); /* it ends with this */
+        EXPECT_EQ(waitpid(f->keeper, NULL, 0), f->keeper);
+        f->keeper = 0;
     }
     EXPECT_EQ(rmdir(f->dir), 0);
     fixture_open = NULL;

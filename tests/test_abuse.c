@@ -172,7 +172,7 @@ TEST(other_protocol_version_is_refused_with_both_versions)
     raw_open(&r);
     EXPECT_STATUS(raw_hello(&r, 99, WIRE_TRAINER, &reply), SHD_EPROTO);
     EXPECT_HAS(reply.text, "99");
-    EXPECT_HAS(reply.text, "protocol 1");
+    EXPECT_HAS(reply.text, "protocol 2");
     raw_close(&r);
     trainer_step();
     trainer_stop(1);
@@ -189,8 +189,14 @@ TEST(token_session_and_role_are_checked)
     r.token[3] ^= 1;
     EXPECT_STATUS(raw_ask(&r, (struct wire_request){ .type = WIRE_STATUS }, &reply), SHD_EAUTH);
     EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_READER, &reply), SHD_OK);
-    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_READER, &reply), SHD_EAUTH); /* token is used */
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_READER, &reply),
+                  SHD_OK); /* doubled on its way */
     raw_open(&other);
+    uint8_t own[SHD_TOKEN_BYTES];
+    memcpy(own, other.token, sizeof own);
+    memcpy(other.token, r.token, sizeof own);
+    EXPECT_STATUS(raw_hello(&other, SHD_PROTOCOL, WIRE_READER, &reply), SHD_EAUTH); /* used */
+    memcpy(other.token, own, sizeof own);
     EXPECT_STATUS(raw_hello(&other, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
     EXPECT_STATUS(
         raw_ask(&other, (struct wire_request){ .type = WIRE_STATUS, .session = r.session }, &reply),
@@ -253,6 +259,142 @@ TEST(numbers_outside_the_model_are_refused_with_their_values)
     raw_close(&r);
     trainer_step();
     trainer_stop(1);
+}
+
+static void raw_expect_silence(struct raw *r, int ms)
+{
+    uint8_t frame[4096];
+    zmq_setsockopt(r->dealer, ZMQ_RCVTIMEO, &ms, sizeof ms);
+    EXPECT_EQ(zmq_recv(r->dealer, frame, sizeof frame, 0), -1);
+    const int wait_ms = 2000;
+    zmq_setsockopt(r->dealer, ZMQ_RCVTIMEO, &wait_ms, sizeof wait_ms);
+}
+
+TEST(requests_that_come_twice_are_served_once)
+{
+    static struct raw r;
+    struct wire_reply reply;
+    uint8_t frame[4096];
+    trainer_start();
+    raw_open(&r);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+    const uint32_t handle = raw_attach(&r, 2);
+    /* Answered: the same answer again, from the session's cache. */
+    struct wire_request req = { .type = WIRE_RETURN,
+                                .return_grad = { .model = handle, .none = true } };
+    size_t bytes = raw_pack(&r, &req, frame, sizeof frame);
+    raw_send(&r, frame, bytes);
+    raw_recv(&r, &reply);
+    EXPECT(reply.type == WIRE_CREDIT && reply.seq == r.seq && !reply.credit.stale);
+    raw_send(&r, frame, bytes);
+    raw_recv(&r, &reply);
+    EXPECT(reply.type == WIRE_CREDIT && reply.seq == r.seq && !reply.credit.stale);
+    /* Pending: its copies are ignored. */
+    req = (struct wire_request){ .type = WIRE_PREPARE, .prepare = { .model = handle, .step = 1 } };
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_ESTEP);
+    req = (struct wire_request){ .type = WIRE_LEASE, .lease = { .model = handle, .step = 1 } };
+    bytes = raw_pack(&r, &req, frame, sizeof frame);
+    for (int i = 0; i < 3; i++)
+        raw_send(&r, frame, bytes);
+    raw_expect_silence(&r, 50);
+    req = (struct wire_request){ .type = WIRE_COMMIT,
+                                 .commit = { .model = handle, .decision = { .lr = 1 } } };
+    EXPECT_STATUS(
+        raw_ask(&r, (struct wire_request){ .type = WIRE_PREPARE, .prepare = { .model = handle } },
+                &reply),
+        SHD_OK);
+    const uint64_t lease_seq = r.seq - 1;
+    raw_send(&r, frame, raw_pack(&r, &req, frame, sizeof frame));
+    for (int i = 0; i < 2; i++) { /* Committed and, once, Leased */
+        raw_recv(&r, &reply);
+        EXPECT_EQ(reply.status, SHD_OK);
+        EXPECT_EQ(reply.seq, reply.type == WIRE_LEASED ? lease_seq : r.seq);
+    }
+    raw_expect_silence(&r, 50);
+    /* Too long to be kept: served again, with the same inbox. */
+    req = (struct wire_request){ .type = WIRE_OPEN_MODEL,
+                                 .open_model = { .name = "tiny", .owners = 1, .slots = 2 } };
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_EEXIST); /* another one is another one */
+    raw_close(&r);
+    raw_open(&r);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+    req.session = 0;
+    bytes = raw_pack(&r, &req, frame, sizeof frame);
+    for (int i = 0; i < 2; i++) {
+        raw_send(&r, frame, bytes);
+        raw_recv(&r, &reply);
+        EXPECT(reply.status == SHD_OK && reply.type == WIRE_LAYOUT && reply.layout.slots == 2);
+    }
+    req = (struct wire_request){ .type = WIRE_STATUS };
+    req.seq = 0;
+    struct shd_err e;
+    req.session = r.session;
+    EXPECT_OK(wire_request_pack(&req, frame, sizeof frame, &bytes, &e), &e);
+    raw_send(&r, frame, bytes);
+    raw_recv(&r, &reply);
+    EXPECT_STATUS(reply.status, SHD_EINVAL);
+    raw_close(&r);
+    shd_close(trainer);
+    fixture_stop(&fixture);
+}
+
+static void raw_trainer(struct raw *r, uint32_t *ret_handle)
+{
+    struct wire_reply reply;
+    raw_open(r);
+    EXPECT_STATUS(raw_hello(r, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+    *ret_handle = raw_attach(r, 1);
+}
+
+TEST(work_of_a_dead_session_goes_to_who_waits_for_it)
+{
+    static struct raw first, second;
+    struct wire_reply reply;
+    uint8_t frame[256];
+    uint32_t handle;
+    trainer_start();
+    raw_trainer(&first, &handle);
+    raw_trainer(&second, &handle);
+    struct wire_request req = { .type = WIRE_LEASE, .lease = { .model = handle } };
+    EXPECT_STATUS(raw_ask(&first, req, &reply), SHD_OK);
+    EXPECT(reply.type == WIRE_LEASED && reply.leased.what == WIRE_LEASED_GROUP);
+    EXPECT_EQ(reply.leased.group, 0);
+    raw_send(&second, frame, raw_pack(&second, &req, frame, sizeof frame));
+    raw_expect_silence(&second, 100);
+    raw_close(&first);
+    raw_recv(&second, &reply);
+    EXPECT(reply.type == WIRE_LEASED && reply.leased.what == WIRE_LEASED_GROUP);
+    EXPECT_EQ(reply.leased.group, 0);
+    req = (struct wire_request){ .type = WIRE_LEASE, .lease = { .model = handle, .step = 1 } };
+    raw_send(&second, frame, raw_pack(&second, &req, frame, sizeof frame)); /* not begun: wait */
+    raw_expect_silence(&second, 20);
+    trainer_step();
+    raw_recv(&second, &reply);
+    EXPECT(reply.leased.what == WIRE_LEASED_GROUP && reply.leased.step == 1);
+    req.lease.step = 0;
+    EXPECT_STATUS(raw_ask(&second, req, &reply), SHD_OK);
+    EXPECT_EQ(reply.leased.what, WIRE_LEASED_OVER);
+    raw_close(&second);
+    trainer_stop(1);
+}
+
+TEST(overdue_work_is_handed_out_again_by_time_alone)
+{
+    static struct raw first, second;
+    struct wire_reply reply;
+    uint32_t handle;
+    trainer_start();
+    raw_trainer(&first, &handle);
+    raw_trainer(&second, &handle);
+    const struct wire_request req = { .type = WIRE_LEASE, .lease = { .model = handle } };
+    EXPECT_STATUS(raw_ask(&first, req, &reply), SHD_OK);
+    const int wait_ms = 10000;
+    zmq_setsockopt(second.dealer, ZMQ_RCVTIMEO, &wait_ms, sizeof wait_ms);
+    EXPECT_STATUS(raw_ask(&second, req, &reply), SHD_OK); /* a backup, after two seconds or so */
+    EXPECT_EQ(reply.leased.what, WIRE_LEASED_GROUP);
+    raw_close(&first);
+    raw_close(&second);
+    trainer_stop(0);
 }
 
 TEST(tickets_work_once_in_their_own_session)

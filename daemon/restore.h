@@ -1,0 +1,25 @@
+/* Reading a checkpoint, or weights of another tool, into a new model.
+ *
+ * Two requests: the first makes the model where nobody sees it, reads its slices, checks them and
+ * *parks* it; the second (`open`) opens it. So a coordinator that asks all owners twice opens the
+ * model everywhere or, when one cannot read its part, nowhere. A parked model goes with its
+ * session, or when the session asks for another one. One at a time per daemon.
+ *
+ * Happy path: parse and plan on libuv's pool; several pool threads read piece after piece straight
+ * into the state segment and compare each leaf with leaves.bin; the loop has the published copy
+ * made; parked. Failure: the first error counts and names tensor, elements and file; no model is
+ * left.
+ */
+#ifndef SHD_RESTORE_H
+#define SHD_RESTORE_H
+
+struct daemon;
+struct session;
+
+/* The session ends: so does what it restores. */
+void restore_forget_session(struct daemon *d, const struct session *s);
+
+/* At shutdown, when no work runs any more. */
+void restore_abandon(struct daemon *d);
+
+#endif
