@@ -9,6 +9,7 @@
 #include <openssl/evp.h>
 
 #include "proto/check.h"
+#include "proto/ckpt.h"
 #include "proto/layout.h"
 #include "proto/sys.h"
 
@@ -29,9 +30,7 @@ int digest_stamp_take(struct digest_stamp *stamp, uint64_t step, uint64_t update
 
 uint64_t digest_leaves(const struct spec_tensor *tensor)
 {
-    CHECK(tensor->elems > 0);
-    const uint64_t last = tensor->offset_elems + tensor->elems - 1;
-    return last / SHD_BLOCK_ELEMS - tensor->offset_elems / SHD_BLOCK_ELEMS + 1;
+    return ckpt_leaf_count(tensor);
 }
 
 uint64_t digest_elems(const struct spec_tensor *tensor, uint64_t first_leaf, uint64_t leaves,

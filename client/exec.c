@@ -29,9 +29,10 @@ static int exec_new(const struct spec *spec, struct exec **ret_exec, struct shd_
     if (x != NULL) {
         x->trace = sys_calloc(spec->unit_count, sizeof *x->trace);
         x->ran = sys_calloc(spec->unit_count, sizeof *x->ran);
+        x->micros = sys_calloc(spec->micro_batches, sizeof *x->micros);
         x->units = sys_calloc(spec->unit_count, sizeof *x->units);
     }
-    if (x == NULL || x->trace == NULL || x->ran == NULL || x->units == NULL) {
+    if (x == NULL || x->trace == NULL || x->ran == NULL || x->micros == NULL || x->units == NULL) {
         exec_free(x);
         return err_set(e, SHD_ENOMEM, "no memory to run %" PRIu32 " units", spec->unit_count);
     }
@@ -47,6 +48,7 @@ void exec_free(struct exec *x)
     plan_free(&x->plan);
     free(x->trace);
     free(x->ran);
+    free(x->micros);
     free(x->units);
     free(x);
 }
@@ -109,7 +111,9 @@ int exec_wait(struct run *run, uint32_t unit, struct shd_err *e)
     CHECK(u->fetched);
     if (u->waited)
         return SHD_OK;
-    const int r = hold_acquire(run->m, unit, e);
+    int r = hold_fetch(run->m, unit, e); /* a callback may have acquired and released it */
+    if (r == SHD_OK)
+        r = hold_acquire(run->m, unit, e);
     u->waited = r == SHD_OK;
     return r;
 }
@@ -320,26 +324,58 @@ static int run_fixed(struct run *run, struct shd_err *e)
     return r;
 }
 
-static int run_micros(struct run *run, struct shd_err *e)
+int exec_micros(struct run *run, const uint32_t *micros, uint32_t count, struct shd_err *e)
 {
     const bool follows = run->compute->next != NULL;
-    int r = exec_plan(run, run->count, follows && run->exec->recorded, e);
+    run->micros = micros;
+    run->count = count;
+    run->base = run->at = 0;
+    int r = exec_plan(run, count, follows && run->exec->recorded, e);
     if (r == SHD_OK)
         r = follows ? exec_follow(run, e) : run_fixed(run, e);
     forget_all(run);
+    if (r == SHD_OK)
+        run->result.computed += count;
     return r;
+}
+
+/* Without the groups that are in at all owners, since before this worker came: they would only be
+ * dropped. Returns how many are left. */
+static uint32_t leave_out(struct run *run, const uint32_t *micros, uint32_t count)
+{
+    const struct shd_model *m = run->m;
+    uint32_t left = 0;
+    CHECK(run->exec != NULL);
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t group = micros[i] / m->spec->accumulate;
+        const bool in = m->in_step == m->step && (m->in[group / 8] >> group % 8 & 1) != 0;
+        if (!in)
+            run->exec->micros[left++] = micros[i];
+    }
+    return left;
 }
 
 /* PREPARE and COMMIT are shd_commit(). A step whose commit broke off only needs that: its units
  * may have moved on already. */
-static int run_step(struct run *run, struct shd_err *e)
+static int run_step(struct run *run, const uint32_t *micros, uint32_t count, struct shd_err *e)
 {
-    int r = run->m->sealed ? SHD_OK : run_micros(run, e);
-    if (r == SHD_OK)
-        r = shd_commit(run->m, run->update, &run->result, e);
-    if (r != SHD_OK)
+    struct shd_result result;
+    CHECK(run->exec != NULL);
+    const uint32_t left = leave_out(run, micros, count);
+    int r = run->m->sealed ? SHD_OK : exec_micros(run, run->exec->micros, left, e);
+    if (r == SHD_ESTEP) { /* a predecessor's gradients were in, and others have committed */
         train_drop_grads(run->m);
-    return r;
+        r = SHD_OK;
+    }
+    if (r == SHD_OK)
+        r = shd_commit(run->m, run->update, &result, e);
+    if (r != SHD_OK) {
+        train_drop_grads(run->m);
+        return r;
+    }
+    result.computed = run->result.computed;
+    run->result = result;
+    return SHD_OK;
 }
 
 static int check_micros(const struct shd_model *m, const uint32_t *micros, uint32_t count,
@@ -367,25 +403,27 @@ static int check_micros(const struct shd_model *m, const uint32_t *micros, uint3
     return SHD_OK;
 }
 
+int exec_begin(struct shd_model *m, const struct shd_compute *compute,
+               const struct shd_update *update, struct run *ret_run, struct shd_err *e)
+{
+    if (compute == NULL || compute->forward == NULL || compute->backward == NULL)
+        return err_set(e, SHD_EINVAL, "no compute: forward and backward must be given");
+    const int r = m->exec == NULL ? exec_new(m->spec, &m->exec, e) : SHD_OK;
+    if (r == SHD_OK)
+        *ret_run = (struct run){ .m = m, .exec = m->exec, .compute = compute, .update = update };
+    return r;
+}
+
 int shd_run_step(shd_model *m, const uint32_t *micros, uint32_t count,
                  const struct shd_compute *compute, const struct shd_update *update,
                  struct shd_result *ret_result, struct shd_err *e)
 {
-    if (compute == NULL || compute->forward == NULL || compute->backward == NULL)
-        return err_set(e, SHD_EINVAL, "no compute: forward and backward must be given");
-    int r = check_micros(m, micros, count, e);
-    if (r == SHD_OK && m->exec == NULL)
-        r = exec_new(m->spec, &m->exec, e);
-    if (r != SHD_OK)
-        return r;
-    CHECK(m->exec != NULL);
-    struct run run = { .m = m,
-                       .exec = m->exec,
-                       .micros = micros,
-                       .count = count,
-                       .compute = compute,
-                       .update = update };
-    r = run_step(&run, e);
+    struct run run = { .m = m };
+    int r = exec_begin(m, compute, update, &run, e);
+    if (r == SHD_OK)
+        r = check_micros(m, micros, count, e);
+    if (r == SHD_OK)
+        r = run_step(&run, micros, count, e);
     if (r == SHD_OK && ret_result != NULL)
         *ret_result = run.result;
     return r;

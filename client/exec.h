@@ -1,5 +1,7 @@
 /* The executor: runs a plan with the user's compute.
  *
+ * exec_elastic.c runs what the owners hand out instead of a share fixed beforehand.
+ *
  * exec.c carries out single operations and, for models whose units always run in the planned
  * order, just all of them one after the other. exec_follow.c is for the others: it asks what runs
  * next and goes through the plan in step with that.
@@ -33,6 +35,7 @@ struct exec {         /* of one model */
     uint32_t trace_count;
     uint32_t *ran; /* owned, [units]: what ran in the micro-batch at hand, in order */
     uint32_t ran_count;
+    uint32_t *micros;        /* owned, [micro_batches]: those of the step that are left */
     bool recorded;           /* ran is a whole micro-batch of a model that says what runs next */
     struct exec_unit *units; /* owned, [units] */
 };
@@ -49,7 +52,13 @@ struct run {             /* one shd_run_step() */
     struct shd_result result;
 };
 
+/* Of a model's first step, or of any: check compute and make *ret_run, without micro-batches. */
+int exec_begin(struct shd_model *m, const struct shd_compute *compute,
+               const struct shd_update *update, struct run *ret_run, struct shd_err *e);
 void exec_free(struct exec *x); /* NULL is a no-op */
+
+/* Run run->micros[count], up to PREPARE. Lets go of all units, also after an error. */
+int exec_micros(struct run *run, const uint32_t *micros, uint32_t count, struct shd_err *e);
 
 /* Have a plan for `micros` more micro-batches, in the order of the last one that ran (traced) or
  * for all units. Nothing is done when the plan at hand is it. */

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/checkpoint.h"
 #include "client/exec.h"
 #include "client/grads.h"
 #include "client/path.h"
@@ -61,6 +62,7 @@ struct decide_args model_decide_args(const struct shd_model *m, const struct shd
 
 static void model_free(struct shd_model *m)
 {
+    save_free(m->saving);
     m->path->close(m);
     exec_free(m->exec);
     grads_free(m->grads);
@@ -93,6 +95,7 @@ static int open_model(shd_session *s, struct spec *spec, const char *name, shd_m
     }
     m->session = s;
     m->path = s->path;
+    m->in_step = UINT64_MAX;
     m->policy = (struct policy){ .plan = PLAN_POLICY_DEFAULT, .grad_dtype = SHD_F32 };
     int r = SHD_OK;
     if (spec != NULL) {

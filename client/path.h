@@ -43,6 +43,8 @@ struct path_ops {
     const void *(*params)(const struct shd_model *m, uint32_t unit);
     /* Wait until a slot is SLOT_FREE; one at least is SLOT_SENT now. */
     int (*wait_slot)(struct shd_model *m, struct shd_err *e);
+    /* Make a SLOT_FREE slot ready to be written to. */
+    int (*ready_slot)(struct shd_model *m, uint32_t slot, struct shd_err *e);
     /* The array of a slot, shaped for unit. */
     float *(*slot_array)(const struct shd_model *m, uint32_t slot, uint32_t unit);
     /* Copy grad [unit elements] into a slot, cast to dtype (m->session->kern does it). */
@@ -56,6 +58,12 @@ struct path_ops {
     /* Wait for all micro-batches, decide, commit m->step. The caller moves m->step on. */
     int (*commit)(struct shd_model *m, const struct shd_update *update, struct decided *ret_decided,
                   struct shd_err *e);
+    /* The step is over, and nothing else is known: set m->step to the owners' open step, and the
+     * decision before it. */
+    int (*catch_up)(struct shd_model *m, struct shd_err *e);
+    /* Ask an owner what to do for m->step, and wait for the answer. NULL: there is nobody else. */
+    int (*lease)(struct shd_model *m, uint32_t owner, struct wire_leased *ret_leased,
+                 struct shd_err *e);
     int (*blob)(struct shd_model *m, void *buf, size_t capacity, size_t *ret_bytes,
                 struct shd_err *e);
     /* digest_leaves_fn with the model as ctx. */

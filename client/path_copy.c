@@ -11,7 +11,7 @@
 #include "proto/sys.h"
 
 #define NS_PER_MS UINT64_C(1000000)
-#define SLICE_NS  (20 * NS_PER_MS) /* between two looks at the daemons' lives */
+#define SLICE_NS  (5 * NS_PER_MS) /* between two looks at the daemons' lives */
 
 /* -- Memory ------------------------------------------------------------------------------------ */
 
@@ -191,7 +191,7 @@ static int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     struct copy_slot *slot = slot_of_unit(m, unit);
     struct transfer_job *job = &slot->job;
-    const uint64_t deadline_ns = hub_clock_ns() + m->session->timeout_ns;
+    const uint64_t start_ns = hub_clock_ns();
     if (job->step != m->step)
         return err_set(e, SHD_ESTEP,
                        "unit %" PRIu32 " '%s' is held since step %" PRIu64
@@ -201,7 +201,7 @@ static int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
         const int r = hub_poll(m->session->hub, /* timeout_ns= */ 0, e);
         if (r != SHD_OK)
             return r;
-        if (hub_clock_ns() >= deadline_ns)
+        if (hub_clock_ns() >= hub_deadline_ns(m->session->hub, start_ns))
             return fetch_timed_out(m, job, e);
     }
     m->session->bytes_copied += job->bytes_copied;
@@ -244,11 +244,14 @@ const struct path_ops path_copy = {
     .let_go = copy_let_go,
     .params = copy_params,
     .wait_slot = map_wait_slot,
+    .ready_slot = map_ready_slot,
     .slot_array = map_slot_array,
     .fill_slot = map_fill_slot,
     .give = map_give,
     .poll = map_poll,
     .commit = map_commit,
+    .catch_up = map_catch_up,
+    .lease = map_lease,
     .blob = map_blob,
     .leaves = map_leaves,
 };

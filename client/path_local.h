@@ -54,10 +54,14 @@ int local_fill_slot(struct shd_model *m, uint32_t slot, uint32_t unit, const flo
 int local_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e);
 const void *local_params(const struct shd_model *m, uint32_t unit);
 int local_wait_slot(struct shd_model *m, struct shd_err *e);
+int local_ready_slot(struct shd_model *m, uint32_t slot, struct shd_err *e);
 float *local_slot_array(const struct shd_model *m, uint32_t slot, uint32_t unit);
 int local_give(struct shd_model *m, const struct path_return *ret, struct shd_err *e);
 int local_poll(struct shd_model *m, struct shd_err *e);
 int local_commit(struct shd_model *m, const struct shd_update *update, struct decided *ret_decided,
                  struct shd_err *e);
+int local_catch_up(struct shd_model *m, struct shd_err *e);
+int local_lease(struct shd_model *m, uint32_t owner, struct wire_leased *ret_leased,
+                struct shd_err *e);
 
 #endif

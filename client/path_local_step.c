@@ -54,6 +54,14 @@ int local_wait_slot(struct shd_model *m, struct shd_err *e)
     return SHD_EINTERNAL;
 }
 
+int local_ready_slot(struct shd_model *m, uint32_t slot, struct shd_err *e)
+{
+    (void)m;
+    (void)slot;
+    (void)e;
+    return SHD_OK;
+}
+
 float *local_slot_array(const struct shd_model *m, uint32_t slot, uint32_t unit)
 {
     (void)unit;
@@ -294,5 +302,36 @@ int local_commit(struct shd_model *m, const struct shd_update *update, struct de
     }
     begin_step(m);
     *ret_decided = decided;
+    return SHD_OK;
+}
+
+/* -- Elastic: there is one worker -------------------------------------------------------------- */
+
+int local_catch_up(struct shd_model *m, struct shd_err *e)
+{
+    return err_set(e, SHD_EINTERNAL, "step %" PRIu64 " is over, and nobody else is here", m->step);
+}
+
+static bool group_is_in(const struct shd_model *m, uint32_t group)
+{
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        if (!m->spec->units[u].frozen && m->local->units[u].arrived[group] == ARRIVED_NOT)
+            return false;
+    return true;
+}
+
+int local_lease(struct shd_model *m, uint32_t owner, struct wire_leased *ret_leased,
+                struct shd_err *e)
+{
+    const uint32_t groups = m->spec->micro_batches / m->spec->accumulate;
+    uint32_t group = 0;
+    (void)owner;
+    (void)e;
+    while (group < groups && group_is_in(m, group))
+        group++;
+    *ret_leased = (struct wire_leased){ .step = m->step,
+                                        .what = group < groups ? WIRE_LEASED_GROUP
+                                                               : WIRE_LEASED_ALL_IN,
+                                        .group = group < groups ? group : 0 };
     return SHD_OK;
 }

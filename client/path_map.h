@@ -4,6 +4,12 @@
  * side, read-only; each gradient slot gets one per unit size, in which the owners' inbox slices
  * are placed, writable. So a unit is one array although N processes own it, and nothing is copied.
  * Mapped once and kept: remapping costs about a microsecond a page.
+ *
+ * A daemon's successor has new publish, board and inbox segments. The first two are placed over the
+ * old ones: addresses stay, and so do the bytes of every unit at the open step. The inbox is new
+ * and empty, and a slot may be in use: its view keeps showing the old inbox, which is still there
+ * as long as it is mapped, until it is handed out the next time; what is returned from it before is
+ * copied over (path_map_place.c).
  */
 #ifndef SHD_PATH_MAP_H
 #define SHD_PATH_MAP_H
@@ -12,21 +18,31 @@
 
 #include "client/hub.h"
 #include "client/path.h"
+#include "client/turn.h"
 #include "proto/board.h"
 #include "proto/segment.h"
 #include "proto/shardmap.h"
 
-struct map_owner {           /* of one model, by owner index */
-    struct shardmap *shards; /* owned */
-    struct segment board;    /* owned */
-    uint32_t handle;         /* the model's, in requests */
-    uint64_t step;           /* at open */
-    uint32_t slots;          /* as the daemon laid them out */
+struct map_layout {  /* an owner's answer to OpenModel */
+    uint32_t epoch;  /* of the link: segments and handle are of that connection */
+    uint32_t handle; /* the model's, in requests */
+    uint64_t step;
+    uint32_t slots; /* as the daemon laid them out */
     uint64_t slot_bytes;
     bool decided; /* `decision` is that of the step before `step` */
     struct wire_decision decision;
     struct wire_segment segments[WIRE_SEGMENTS_MAX]; /* offered, to be claimed */
     uint32_t segment_count;
+    uint8_t in[MODEL_IN_BYTES]; /* a bit per group that is all in there, of `step` */
+};
+
+struct map_owner {           /* of one model, by owner index */
+    struct shardmap *shards; /* owned */
+    struct segment board;    /* owned; its address stays when the daemon is succeeded */
+    struct segment inbox; /* owned: of a successor; closed: the views map the only one there was */
+    struct map_layout layout;
+    bool mapped; /* publish and board */
+    bool has_inbox;
 };
 
 struct map_model {
@@ -39,8 +55,8 @@ struct map_model {
     uint32_t view_count;
     float **views; /* owned, [slots * view_count]: reservations; NULL: not made */
     uint32_t view_slots;
-    struct wire_prepared *prepared; /* owned, [owner_count]: replies of the step */
-    struct wire_decision *counts;   /* owned, [owner_count]: the decisions that count */
+    bool *stale; /* owned, [slots * owner_count]: the views show a predecessor's inbox there */
+    struct turn *turn; /* owned: the commit at hand */
 };
 
 /* path_ops slots, by file. path_map.c: */
@@ -48,7 +64,36 @@ int map_open(struct shd_model *m, const char *name, struct shd_err *e);
 void map_close(struct shd_model *m);
 int map_open_slots(struct shd_model *m, struct shd_err *e);
 
-/* path_map_step.c: */
+/* path_map_layout.c: what a model is asked for by. */
+struct map_opening {
+    struct shd_model *m;
+    const char *json; /* borrowed; "": attach to name */
+    const char *name; /* borrowed; "": the only one */
+    uint32_t slots;
+};
+/* OpenModel to one or to every daemon, into owner->layout. */
+int map_ask_layout(struct map_opening *o, struct link *link, struct shd_err *e);
+int map_ask_layouts(struct map_opening *o, struct shd_err *e);
+/* Ask once more, of an open model, and take only what can change: steps and decisions. */
+int map_refresh(struct shd_model *m, struct shd_err *e);
+/* On a link that comes up: the model's layout at the successor. */
+int map_exchange_layout(struct shd_model *m, struct link *link, uint32_t slots,
+                        struct map_layout *ret_layout, struct shd_err *e);
+
+/* path_map_place.c: claim an owner's segments, each kind once, and map those of the wanted kinds
+ * (bits); over what was mapped before, if anything was. SHD_EGONE: the layout is of a connection
+ * that is lost. */
+int map_take_segments(struct shd_model *m, struct link *link, const struct map_layout *layout,
+                      unsigned wanted, struct shd_err *e);
+/* Let a free slot's views show the owners' inboxes of today. */
+int map_ready_slot(struct shd_model *m, uint32_t slot, struct shd_err *e);
+/* Before owner is told of a slot's contents: see to it that they lie in its inbox of today. */
+void map_bring_slice(struct shd_model *m, uint32_t owner, uint32_t slot);
+
+/* path_map_again.c: hub->reopen. ctx: the session. */
+int map_reopen(void *ctx, struct link *link, struct shd_err *e);
+
+/* path_map_step.c and path_map_commit.c: */
 int map_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e);
 int map_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e);
 void map_let_go(struct shd_model *m, uint32_t unit);
@@ -61,14 +106,16 @@ int map_give(struct shd_model *m, const struct path_return *ret, struct shd_err 
 int map_poll(struct shd_model *m, struct shd_err *e);
 int map_commit(struct shd_model *m, const struct shd_update *update, struct decided *ret_decided,
                struct shd_err *e);
-/* Its halves: all owners' Prepared replies into map->prepared; what follows from them. */
-int map_prepare(struct shd_model *m, struct shd_err *e);
-int map_decide_and_commit(struct shd_model *m, const struct shd_update *update,
-                          struct decided *ret_decided, struct shd_err *e);
+/* Its middle: m->map->turn, which has begun, to its end; blob NULL: none. */
+int map_turn(struct shd_model *m, const struct wire_bytes *blob, struct shd_err *e);
+int map_lease(struct shd_model *m, uint32_t owner, struct wire_leased *ret_leased,
+              struct shd_err *e);
 
-/* path_map_settle.c: bring owners that are one step apart to the same step; sets m->step and the
- * decision before it. */
+/* path_map_settle.c: bring owners that are one step apart to the same step; sets m->step, the
+ * decision before it, and which groups are in. */
 int map_settle(struct shd_model *m, struct shd_err *e);
+/* The same for a worker that fell behind: ask the owners where they are. */
+int map_catch_up(struct shd_model *m, struct shd_err *e);
 
 /* path_map_look.c: */
 int map_blob(struct shd_model *m, void *buf, size_t capacity, size_t *ret_bytes, struct shd_err *e);

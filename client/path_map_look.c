@@ -13,7 +13,19 @@ struct blob_sink {
     void *buf; /* borrowed, [capacity] */
     size_t capacity;
     size_t bytes;
+    const struct shd_model *m;
 };
+
+static int make_blob(struct round *round, struct link *link, uint64_t arg,
+                     struct wire_request *ret_request, struct shd_err *e)
+{
+    const struct blob_sink *sink = round->ctx;
+    (void)arg;
+    (void)e;
+    ret_request->type = WIRE_GET_BLOB;
+    ret_request->get_blob.model = sink->m->map->owners[link->index].layout.handle;
+    return SHD_OK;
+}
 
 static int take_blob(struct round *round, struct link *link, uint64_t arg,
                      const struct wire_reply *reply, struct shd_err *e)
@@ -35,11 +47,11 @@ int map_owner_blob(struct shd_model *m, uint32_t owner, void *buf, size_t capaci
                    size_t *ret_bytes, struct shd_err *e)
 {
     struct hub *hub = m->session->hub;
-    struct blob_sink sink = { buf, capacity, 0 };
-    struct round round = { .what = "GetBlob", .type = WIRE_BLOB, .take = take_blob, .ctx = &sink };
-    struct wire_request request = { .type = WIRE_GET_BLOB,
-                                    .get_blob = { .model = m->map->owners[owner].handle } };
-    int r = round_ask(&round, &hub->links[owner], &request, 0, e);
+    struct blob_sink sink = { buf, capacity, 0, m };
+    struct round round = {
+        .what = "GetBlob", .type = WIRE_BLOB, .make = make_blob, .take = take_blob, .ctx = &sink
+    };
+    int r = round_ask(&round, &hub->links[owner], 0, e);
     r = round_finish(&round, hub, r, e);
     if (r == SHD_OK)
         *ret_bytes = sink.bytes;
@@ -104,8 +116,24 @@ static int take_leaves(struct round *round, struct link *link, uint64_t first_le
     return digest_stamp_take(sink->stamp, got->step, got->updates, e);
 }
 
+static int make_digest(struct round *round, struct link *link, uint64_t leaf,
+                       struct wire_request *ret_request, struct shd_err *e)
+{
+    const struct leaf_sink *sink = round->ctx;
+    const struct leaf_range own = owner_leaves(sink->map, link->index, sink->tensor);
+    (void)e;
+    ret_request->type = WIRE_DIGEST;
+    ret_request->digest = (struct wire_digest){
+        .model = sink->map->owners[link->index].layout.handle,
+        .tensor = sink->part->tensor,
+        .array = sink->part->array,
+        .first_leaf = leaf - own.first,
+    };
+    return SHD_OK;
+}
+
 /* Ask an owner for its leaves inside the part, in as many requests as they need. */
-static int ask_leaves(struct round *round, struct link *link, uint32_t handle, struct shd_err *e)
+static int ask_leaves(struct round *round, struct link *link, struct shd_err *e)
 {
     const struct leaf_sink *sink = round->ctx;
     const struct digest_part *part = sink->part;
@@ -115,14 +143,7 @@ static int ask_leaves(struct round *round, struct link *link, uint32_t handle, s
     if (end > part->first_leaf + part->leaves)
         end = part->first_leaf + part->leaves;
     for (; leaf < end; leaf += WIRE_LEAVES_MAX) {
-        struct wire_request request = {
-            .type = WIRE_DIGEST,
-            .digest = { .model = handle,
-                        .tensor = part->tensor,
-                        .array = part->array,
-                        .first_leaf = leaf - own.first },
-        };
-        const int r = round_ask(round, link, &request, leaf, e);
+        const int r = round_ask(round, link, leaf, e);
         if (r != SHD_OK)
             return r;
     }
@@ -135,16 +156,29 @@ int map_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[
     struct shd_model *m = ctx;
     struct hub *hub = m->session->hub;
     struct leaf_sink sink = { part, &m->spec->tensors[part->tensor], m->map, ret_leaves, stamp };
-    struct round round = {
-        .what = "Digest", .type = WIRE_LEAVES, .take = take_leaves, .ctx = &sink
-    };
+    struct round round = { .what = "Digest",
+                           .type = WIRE_LEAVES,
+                           .make = make_digest,
+                           .take = take_leaves,
+                           .ctx = &sink };
     int r = SHD_OK;
     for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
-        r = ask_leaves(&round, &hub->links[i], m->map->owners[i].handle, e);
+        r = ask_leaves(&round, &hub->links[i], e);
     return round_finish(&round, hub, r, e);
 }
 
 /* -- Status ------------------------------------------------------------------------------------ */
+
+static int make_status(struct round *round, struct link *link, uint64_t arg,
+                       struct wire_request *ret_request, struct shd_err *e)
+{
+    (void)round;
+    (void)link;
+    (void)arg;
+    (void)e;
+    ret_request->type = WIRE_STATUS;
+    return SHD_OK;
+}
 
 static int take_status(struct round *round, struct link *link, uint64_t arg,
                        const struct wire_reply *reply, struct shd_err *e)
@@ -164,11 +198,12 @@ static int take_status(struct round *round, struct link *link, uint64_t arg,
 int map_status(struct shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e)
 {
     char *json = NULL;
-    struct round round = {
-        .what = "Status", .type = WIRE_STATUS_TEXT, .take = take_status, .ctx = &json
-    };
-    struct wire_request request = { .type = WIRE_STATUS };
-    int r = round_ask(&round, &s->hub->links[owner], &request, 0, e);
+    struct round round = { .what = "Status",
+                           .type = WIRE_STATUS_TEXT,
+                           .make = make_status,
+                           .take = take_status,
+                           .ctx = &json };
+    int r = round_ask(&round, &s->hub->links[owner], 0, e);
     r = round_finish(&round, s->hub, r, e);
     if (r == SHD_OK)
         *ret_json = json;
@@ -204,11 +239,14 @@ const struct path_ops path_map = {
     .let_go = map_let_go,
     .params = map_params,
     .wait_slot = map_wait_slot,
+    .ready_slot = map_ready_slot,
     .slot_array = map_slot_array,
     .fill_slot = map_fill_slot,
     .give = map_give,
     .poll = map_poll,
     .commit = map_commit,
+    .catch_up = map_catch_up,
+    .lease = map_lease,
     .blob = map_blob,
     .leaves = map_leaves,
 };

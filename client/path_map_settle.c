@@ -2,67 +2,112 @@
  *
  * A worker commits a step to one owner after the other. Whoever attaches in between, or after that
  * worker died in it, finds some owners a step ahead. Those have the decision on record, and
- * anybody may pass it on: a commit that arrives twice is acknowledged. The blob goes with it. */
+ * anybody may pass it on: a commit that arrives twice is acknowledged. The blob goes with it.
+ *
+ * The owners were asked one after the other, and other workers go on meanwhile: what does not fit
+ * together is looked at again, and only what stays so is an error. */
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "client/path_map.h"
 #include "proto/check.h"
 #include "proto/sys.h"
 
-static uint64_t step_min(const struct map_model *map)
+#define LOOKS_MAX 50u /* at owners that move on each time */
+
+struct steps {
+    uint64_t min, max;
+    uint32_t ahead; /* the first owner with the highest step */
+};
+
+static struct steps find_steps(const struct map_model *map)
 {
-    uint64_t step = map->owners[0].step;
-    for (uint32_t i = 1; i < map->owner_count; i++)
-        if (map->owners[i].step < step)
-            step = map->owners[i].step;
-    return step;
+    struct steps s = { map->owners[0].layout.step, map->owners[0].layout.step, 0 };
+    for (uint32_t i = 1; i < map->owner_count; i++) {
+        const uint64_t step = map->owners[i].layout.step;
+        if (step < s.min)
+            s.min = step;
+        if (step > s.max) {
+            s.max = step;
+            s.ahead = i;
+        }
+    }
+    return s;
 }
 
-/* The first owner with the highest step. */
-static uint32_t owner_ahead(const struct map_model *map)
+/* The step before s.max, to all. *ret_over: it is no longer on record, so the owners moved on. */
+static int pass_on(struct shd_model *m, struct steps s, bool *ret_over, struct shd_err *e)
 {
-    uint32_t ahead = 0;
-    for (uint32_t i = 1; i < map->owner_count; i++)
-        if (map->owners[i].step > map->owners[ahead].step)
-            ahead = i;
-    return ahead;
+    const struct turn_update update = { .args = { .micro_batches = m->spec->micro_batches },
+                                        .recorded_only = true };
+    size_t bytes;
+    void *data = sys_malloc(SHD_BLOB_BYTES_MAX);
+    if (data == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for a blob");
+    int r = map_owner_blob(m, s.ahead, data, SHD_BLOB_BYTES_MAX, &bytes, e);
+    if (r == SHD_OK) {
+        const struct wire_bytes blob = { data, bytes };
+        m->step = s.min;
+        turn_begin(m->map->turn, m->step, &update);
+        r = map_turn(m, &blob, e);
+    }
+    free(data);
+    *ret_over = r == SHD_OK && turn_state(m->map->turn) == TURN_OVER;
+    return r;
 }
 
-static int pass_on(struct shd_model *m, uint32_t ahead, void *blob, struct shd_err *e)
+/* Groups that are in at every owner. */
+static void take_in(struct shd_model *m)
 {
-    struct shd_update update = { .size = sizeof update, .blob = blob };
-    struct decided ignored;
-    int r = map_owner_blob(m, ahead, blob, SHD_BLOB_BYTES_MAX, &update.blob_bytes, e);
-    if (r == SHD_OK)
-        r = map_prepare(m, e);
-    if (r == SHD_OK && !m->map->prepared[ahead].has_decision)
-        r = link_err(&m->session->hub->links[ahead], SHD_EPROTO, e,
-                     "is past step %" PRIu64 " and has no decision for it", m->step);
-    return r == SHD_OK ? map_decide_and_commit(m, &update, &ignored, e) : r;
+    const struct map_model *map = m->map;
+    memset(m->in, 0xff, sizeof m->in);
+    for (uint32_t i = 0; i < map->owner_count; i++)
+        for (size_t b = 0; b < sizeof m->in; b++)
+            m->in[b] &= map->owners[i].layout.step == m->step ? map->owners[i].layout.in[b] : 0;
+    m->in_step = m->step;
+}
+
+static void settled(struct shd_model *m, struct steps s)
+{
+    const struct map_layout *ahead = &m->map->owners[s.ahead].layout;
+    m->step = s.max;
+    if (ahead->decided)
+        model_decided(m, &ahead->decision);
+    take_in(m);
+}
+
+static bool same_steps(struct steps a, struct steps b)
+{
+    return a.min == b.min && a.max == b.max;
 }
 
 int map_settle(struct shd_model *m, struct shd_err *e)
 {
-    const struct map_model *map = m->map;
-    const uint32_t ahead = owner_ahead(map);
-    const uint64_t behind_step = step_min(map), ahead_step = map->owners[ahead].step;
-    m->step = ahead_step;
-    if (map->owners[ahead].decided)
-        model_decided(m, &map->owners[ahead].decision);
-    if (behind_step == ahead_step)
-        return SHD_OK;
-    if (behind_step + 1 != ahead_step)
-        return link_err(&m->session->hub->links[ahead], SHD_EINTERNAL, e,
-                        "is at step %" PRIu64 ", another owner at %" PRIu64
-                        ": they were not run together",
-                        ahead_step, behind_step);
-    void *blob = sys_malloc(SHD_BLOB_BYTES_MAX);
-    if (blob == NULL)
-        return err_set(e, SHD_ENOMEM, "no memory for a blob");
-    m->step = behind_step;
-    const int r = pass_on(m, ahead, blob, e);
-    m->step = ahead_step;
-    free(blob);
-    return r;
+    struct steps s = find_steps(m->map), before = { UINT64_MAX, UINT64_MAX, 0 };
+    for (uint32_t look = 0; s.min != s.max; look++) {
+        bool over = true;
+        int r = s.min + 1 == s.max ? pass_on(m, s, &over, e) : SHD_OK;
+        if (r == SHD_OK && !over)
+            break;
+        if (r == SHD_OK && (same_steps(s, before) || look == LOOKS_MAX))
+            r = link_err(&m->session->hub->links[s.ahead], SHD_EINTERNAL, e,
+                         "is at step %" PRIu64 ", another owner at %" PRIu64
+                         ": they were not run together",
+                         s.max, s.min);
+        if (r == SHD_OK)
+            r = map_refresh(m, e);
+        if (r != SHD_OK)
+            return r;
+        before = s;
+        s = find_steps(m->map);
+    }
+    settled(m, s);
+    return SHD_OK;
+}
+
+int map_catch_up(struct shd_model *m, struct shd_err *e)
+{
+    const int r = map_refresh(m, e);
+    return r == SHD_OK ? map_settle(m, e) : r;
 }

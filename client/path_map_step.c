@@ -11,8 +11,11 @@
 #include "proto/check.h"
 
 #define NS_PER_MS UINT64_C(1000000)
-#define SLICE_NS  (20 * NS_PER_MS) /* between two looks at the daemons' lives */
-#define NO_SLOT   UINT64_MAX
+#define SLICE_NS  (5 * NS_PER_MS) /* between two looks at the daemons' lives */
+
+/* What a Return's call is about: its slot, or unit and group that took no part. */
+#define NO_SLOT    (UINT64_C(1) << 63)
+#define GROUP_BITS 32
 
 const void *map_params(const struct shd_model *m, uint32_t unit)
 {
@@ -39,12 +42,12 @@ static uint64_t slice_left(uint64_t deadline_ns)
 
 /* -- Parameters -------------------------------------------------------------------------------- */
 
-static int wait_board(struct shd_model *m, struct link *link, uint32_t unit, uint64_t deadline_ns,
+static int wait_board(struct shd_model *m, struct link *link, uint32_t unit, uint64_t start_ns,
                       struct shd_err *e)
 {
     const struct board *board = m->map->owners[link->index].board.base;
     for (;;) {
-        const uint64_t slice_ns = slice_left(deadline_ns);
+        const uint64_t slice_ns = slice_left(hub_deadline_ns(m->session->hub, start_ns));
         if (board_wait(board, unit, m->step, slice_ns) == SHD_OK)
             break;
         const int r = map_poll(m, e);
@@ -83,11 +86,11 @@ void map_let_go(struct shd_model *m, uint32_t unit)
 int map_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     struct hub *hub = m->session->hub;
-    const uint64_t deadline_ns = hub_clock_ns() + m->session->timeout_ns;
+    const uint64_t start_ns = hub_clock_ns();
     int r = SHD_OK;
     for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
         if (m->map->owners[i].shards->slice[unit].elems > 0)
-            r = wait_board(m, &hub->links[i], unit, deadline_ns, e);
+            r = wait_board(m, &hub->links[i], unit, start_ns, e);
     return r;
 }
 
@@ -99,7 +102,7 @@ static int slot_timed_out(struct shd_model *m, struct shd_err *e)
     for (uint32_t l = 0; l < hub->link_count; l++)
         for (uint32_t i = 0; i < HUB_CALLS_MAX; i++) {
             const struct call *call = &hub->links[l].calls[i];
-            if (call->ctx != m || call->arg == NO_SLOT)
+            if (call->ctx != m || (call->arg & NO_SLOT) != 0)
                 continue;
             const struct grad_slot *slot = &m->slots[call->arg];
             return link_err(&hub->links[l], SHD_ETIMEDOUT, e,
@@ -121,9 +124,9 @@ static bool any_slot_free(const struct shd_model *m)
 
 int map_wait_slot(struct shd_model *m, struct shd_err *e)
 {
-    const uint64_t deadline_ns = hub_clock_ns() + m->session->timeout_ns;
+    const uint64_t start_ns = hub_clock_ns();
     while (!any_slot_free(m)) {
-        const uint64_t slice_ns = slice_left(deadline_ns);
+        const uint64_t slice_ns = slice_left(hub_deadline_ns(m->session->hub, start_ns));
         if (slice_ns == 0)
             return slot_timed_out(m, e);
         const int r = hub_poll(m->session->hub, slice_ns, e);
@@ -144,7 +147,7 @@ static void return_answered(struct link *link, const struct call *call,
                             const struct wire_reply *reply)
 {
     struct shd_model *m = call->ctx;
-    if (call->arg != NO_SLOT)
+    if ((call->arg & NO_SLOT) == 0)
         slot_credited(&m->slots[call->arg]);
     if (m->fault.code != SHD_OK)
         return;
@@ -156,19 +159,42 @@ static void return_answered(struct link *link, const struct call *call,
                  (int)reply->type);
 }
 
-static void fill_return(const struct shd_model *m, const struct path_return *ret,
-                        struct wire_return *msg)
+/* Also for a successor of who was asked before, and for a step that is over by now. */
+static int make_return(struct link *link, const struct call *call, struct wire_request *ret_request,
+                       struct shd_err *e)
 {
-    const struct report report = model_report(m, ret->group);
-    *msg = (struct wire_return){ .step = m->step,
-                                 .micro = ret->group,
-                                 .unit = ret->unit,
-                                 .dtype = ret->slot != NULL ? ret->slot->dtype : SHD_F32,
-                                 .none = ret->slot == NULL,
-                                 .metric_count = report.count };
-    if (ret->slot != NULL)
-        msg->slot = (uint32_t)(ret->slot - m->slots);
-    memcpy(msg->metrics, report.metrics, sizeof msg->metrics);
+    const struct shd_model *m = call->ctx;
+    const bool none = (call->arg & NO_SLOT) != 0;
+    const struct grad_slot *slot = none ? NULL : &m->slots[call->arg];
+    struct wire_return *msg = &ret_request->return_grad;
+    (void)e;
+    ret_request->type = WIRE_RETURN;
+    *msg = (struct wire_return){ .model = m->map->owners[link->index].layout.handle,
+                                 .step = call->step,
+                                 .dtype = SHD_F32,
+                                 .none = none };
+    msg->micro = none ? (uint32_t)((call->arg & ~NO_SLOT) >> GROUP_BITS) : slot->group;
+    msg->unit = none ? (uint32_t)call->arg : slot->unit;
+    if (!none) {
+        msg->slot = (uint32_t)call->arg;
+        msg->dtype = slot->dtype;
+    }
+    if (call->step == m->step) {
+        const struct report report = model_report(m, msg->micro);
+        msg->metric_count = report.count;
+        memcpy(msg->metrics, report.metrics, sizeof msg->metrics);
+    }
+    return SHD_OK;
+}
+
+/* The first time on this connection the gradient may have to be brought along. */
+static int make_return_slot(struct link *link, const struct call *call,
+                            struct wire_request *ret_request, struct shd_err *e)
+{
+    struct shd_model *m = call->ctx;
+    if (call->seq == 0)
+        map_bring_slice(m, link->index, (uint32_t)call->arg);
+    return make_return(link, call, ret_request, e);
 }
 
 /* The views are placed for fp32. An owner's part of a view starts where its slot starts, and that
@@ -199,16 +225,16 @@ int map_give(struct shd_model *m, const struct path_return *ret, struct shd_err 
 {
     struct hub *hub = m->session->hub;
     struct grad_slot *slot = ret->slot;
+    const uint64_t none = NO_SLOT | (uint64_t)ret->group << GROUP_BITS | ret->unit;
     const struct call call = {
+        .make = slot != NULL ? make_return_slot : make_return,
         .fn = return_answered,
         .ctx = m,
-        .arg = slot != NULL ? (uint64_t)(slot - m->slots) : NO_SLOT,
+        .arg = slot != NULL ? (uint64_t)(slot - m->slots) : none,
+        .step = m->step,
     };
-    struct wire_request request = { .type = WIRE_RETURN };
-    fill_return(m, ret, &request.return_grad);
     for (uint32_t i = slot != NULL ? slot->sent : 0; i < hub->link_count; i++) {
-        request.return_grad.model = m->map->owners[i].handle;
-        const int r = hub_ask(&hub->links[i], &request, &call, e);
+        const int r = hub_ask(&hub->links[i], &call, e);
         if (r != SHD_OK)
             return r;
         if (slot == NULL)
@@ -219,118 +245,4 @@ int map_give(struct shd_model *m, const struct path_return *ret, struct shd_err 
     if (slot != NULL)
         slot->state = slot->credits_left > 0 ? SLOT_SENT : SLOT_FREE;
     return SHD_OK;
-}
-
-/* -- Commit ------------------------------------------------------------------------------------ */
-
-static int take_prepared(struct round *round, struct link *link, uint64_t step,
-                         const struct wire_reply *reply, struct shd_err *e)
-{
-    struct shd_model *m = round->ctx;
-    if (reply->prepared.step != step)
-        return link_err(link, SHD_EPROTO, e, "prepared step %" PRIu64 ", asked for %" PRIu64,
-                        reply->prepared.step, step);
-    m->map->prepared[link->index] = reply->prepared;
-    return SHD_OK;
-}
-
-int map_prepare(struct shd_model *m, struct shd_err *e)
-{
-    struct hub *hub = m->session->hub;
-    char what[48];
-    snprintf(what, sizeof what, "Prepare of step %" PRIu64, m->step);
-    struct round round = { .what = what,
-                           .hint = "micro-batches of the step are missing, or it is stopped",
-                           .type = WIRE_PREPARED,
-                           .take = take_prepared,
-                           .ctx = m };
-    int r = SHD_OK;
-    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++) {
-        struct wire_request request = {
-            .type = WIRE_PREPARE,
-            .prepare = { .model = m->map->owners[i].handle, .step = m->step },
-        };
-        r = round_ask(&round, &hub->links[i], &request, m->step, e);
-    }
-    return round_finish(&round, hub, r, e);
-}
-
-static int take_committed(struct round *round, struct link *link, uint64_t step,
-                          const struct wire_reply *reply, struct shd_err *e)
-{
-    struct shd_model *m = round->ctx;
-    if (reply->committed.step != step)
-        return link_err(link, SHD_EPROTO, e, "committed step %" PRIu64 ", asked for %" PRIu64,
-                        reply->committed.step, step);
-    if (!reply->committed.over) /* else what was asked for stands in for what nobody knows */
-        m->map->counts[link->index] = reply->committed.decision;
-    return SHD_OK;
-}
-
-static int commit(struct shd_model *m, const struct wire_decision *decision,
-                  const struct shd_update *update, struct shd_err *e)
-{
-    struct hub *hub = m->session->hub;
-    char what[48];
-    snprintf(what, sizeof what, "Commit of step %" PRIu64, m->step);
-    struct round round = { .what = what, .type = WIRE_COMMITTED, .take = take_committed, .ctx = m };
-    int r = SHD_OK;
-    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++) {
-        struct wire_request request = {
-            .type = WIRE_COMMIT,
-            .commit = { .model = m->map->owners[i].handle,
-                        .step = m->step,
-                        .decision = *decision,
-                        .has_blob = update->blob != NULL,
-                        .blob = { update->blob, update->blob_bytes } },
-        };
-        m->map->counts[i] = *decision;
-        r = round_ask(&round, &hub->links[i], &request, m->step, e);
-    }
-    return round_finish(&round, hub, r, e);
-}
-
-/* The first decision to arrive counts, and it must be the same one everywhere. */
-static int check_counts(const struct shd_model *m, struct shd_err *e)
-{
-    const struct map_model *map = m->map;
-    for (uint32_t i = 1; i < map->owner_count; i++)
-        if (!decision_equal(&map->counts[i], &map->counts[0]))
-            return link_err(&m->session->hub->links[i], SHD_EINTERNAL, e,
-                            "applies step %" PRIu64 " with scale %g and rate %g, owner 0 with %g "
-                            "and %g",
-                            m->step, (double)map->counts[i].scale, map->counts[i].lr,
-                            (double)map->counts[0].scale, map->counts[0].lr);
-    return SHD_OK;
-}
-
-int map_decide_and_commit(struct shd_model *m, const struct shd_update *update,
-                          struct decided *ret_decided, struct shd_err *e)
-{
-    const struct decide_args args = model_decide_args(m, update, m->map->prepared,
-                                                      m->map->owner_count);
-    struct decided decided;
-    int r = decide(&args, &decided, e);
-    if (r == SHD_OK)
-        r = commit(m, &decided.decision, update, e);
-    if (r == SHD_OK)
-        r = check_counts(m, e);
-    if (r != SHD_OK)
-        return r;
-    decided.decision = m->map->counts[0];
-    *ret_decided = decided;
-    return SHD_OK;
-}
-
-int map_commit(struct shd_model *m, const struct shd_update *update, struct decided *ret_decided,
-               struct shd_err *e)
-{
-    const int r = map_prepare(m, e);
-    for (uint32_t i = 0; r == SHD_OK && i < m->map->owner_count; i++)
-        if (m->map->prepared[i].over) {
-            *ret_decided = (struct decided){ .over = true };
-            return SHD_OK;
-        }
-    m->sealed = m->sealed || r == SHD_OK;
-    return r == SHD_OK ? map_decide_and_commit(m, update, ret_decided, e) : r;
 }

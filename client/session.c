@@ -9,6 +9,7 @@
 #include "client/address.h"
 #include "client/hub.h"
 #include "client/path.h"
+#include "client/path_map.h"
 #include "kernels/kern.h"
 #include "proto/check.h"
 #include "proto/sys.h"
@@ -87,6 +88,10 @@ static int connect_path(struct shd_session *s, const struct shd_options *o, stru
     } else {
         s->path = &path_map;
         r = hub_new(&address, o->name != NULL ? o->name : name, s->timeout_ns, &s->hub, e);
+    }
+    if (r == SHD_OK && s->hub != NULL) {
+        s->hub->reopen = map_reopen;
+        s->hub->reopen_ctx = s;
     }
     address_free(&address);
     return r;

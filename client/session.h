@@ -11,6 +11,7 @@
 #include "client/shd.h"
 
 #include "client/plan.h"
+#include "proto/layout.h"
 #include "proto/spec.h"
 #include "proto/wire.h"
 
@@ -36,6 +37,7 @@ struct kern;
 struct local_model;
 struct map_model;
 struct path_ops;
+struct save;
 
 struct shd_session {
     const struct path_ops *path;
@@ -53,7 +55,8 @@ struct shd_session {
     uint64_t live_bytes; /* now, of all models; its maximum is next */
     uint64_t live_bytes_max;
     uint64_t plan_misses;
-    struct shd_model *models; /* owned list */
+    struct shd_model *models;  /* owned list */
+    struct shd_model *opening; /* borrowed: not in the list yet */
 };
 
 enum slot_state {
@@ -70,6 +73,8 @@ struct grad_slot {
     uint32_t credits_left; /* owners that still read it */
     enum shd_dtype dtype;  /* of its contents */
 };
+
+#define MODEL_IN_BYTES (SHD_MICROS_MAX / 8)
 
 struct report { /* shd_report() of one micro-batch */
     double metrics[SHD_METRICS_MAX];
@@ -97,6 +102,7 @@ struct shd_model {
     char *spec_json;             /* owned; made by the first shd_model_spec() */
     uint64_t step;               /* open step */
     struct policy policy;
+    bool leaving;            /* shd_leave() */
     bool started;            /* a gradient was asked for: the policy stays */
     struct unit_hold *holds; /* owned, [units] */
     uint64_t *misses;        /* owned, [units]: shd_unit_misses() */
@@ -105,12 +111,16 @@ struct shd_model {
     bool sealed;  /* all micro-batches of the open step are in, but its commit broke off */
     bool decided; /* a step was, by `decision`: the last one */
     struct wire_decision decision;
+    /* What was in at the owners when the model was opened: a bit per group, of step in_step. */
+    uint8_t in[MODEL_IN_BYTES];
+    uint64_t in_step;
     struct report *reports; /* owned, [micro_batches], of the open step */
     struct grad_slot slots[SHD_SLOTS_MAX];
     uint32_t slot_count;       /* 0: no inbox yet */
     struct grads *grads;       /* owned; NULL: gradients are written in the slots themselves */
     struct exec *exec;         /* owned; NULL: no plan was run yet */
     struct shd_err fault;      /* a pipelined return failed; sticky; code 0: none */
+    struct save *saving;       /* owned: shd_checkpoint_begin(); NULL: none */
     struct map_model *map;     /* owned by the mapped path */
     struct copy_model *copy;   /* owned by the copy path */
     struct local_model *local; /* owned by the in-process path */

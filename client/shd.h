@@ -27,6 +27,11 @@
  * *e (may be NULL) with a sentence that names the values. Out-parameters are untouched then.
  * Every wait is bounded by shd_options.timeout_ms and its error names who was waited for.
  *
+ * A daemon that dies and is started again (its memory was kept for it) is not an error: calls wait
+ * for it, at most timeout_ms, attach to it anew and go on; arrays that are handed out stay valid
+ * and keep their contents. SHD_EGONE: it did not come back in time; SHD_ENOENT or SHD_ESTEP: it
+ * came back without its state. These are final for the session.
+ *
  * Ownership: what a _new/_connect/_open call returns is yours until the matching close. Pointers
  * handed out by acquire and grad are borrowed until release and return.
  */
@@ -59,7 +64,7 @@ enum shd_status {
     SHD_EBUSY = -9,      /* a limit on concurrent work is reached; retry later */
     SHD_ENOMEM = -10,    /* out of memory, descriptors or mappings */
     SHD_EIO = -11,       /* system call or transport failed */
-    SHD_EGONE = -12,     /* daemon is gone */
+    SHD_EGONE = -12,     /* daemon is gone and did not come back */
     SHD_ETIMEDOUT = -13, /* deadline passed */
     SHD_ESEGMENT = -14,  /* segment has the wrong size or seals */
     SHD_ENOTSUP = -15,   /* not supported here */
@@ -99,9 +104,10 @@ struct shd_options {
     uint64_t timeout_ms; /* bound of each wait; 0: 60,000 */
 };
 
-/* Attach to the daemons at an address. Needs their socket directory readable and a uid they
- * accept (their own, or root). Errors: SHD_ENOENT nothing there; SHD_EAUTH refused; SHD_EPROTO
- * another protocol version; SHD_EGONE, SHD_ETIMEDOUT, SHD_ENOMEM. */
+/* Attach to the daemons at an address. They accept their own uid, root, and members of the
+ * socket directory's group if it is open to that group. A daemon that the address names, or that
+ * left its socket, is waited for, up to 10 s. Errors: SHD_ENOENT nothing there; SHD_EAUTH
+ * refused; SHD_EPROTO another protocol version; SHD_EGONE, SHD_ETIMEDOUT, SHD_ENOMEM. */
 SHD_API int shd_connect(const struct shd_options *options, shd_session **ret_session,
                         struct shd_err *e);
 
@@ -259,12 +265,14 @@ struct shd_update {
 #define SHD_BLOB_BYTES_MAX ((size_t)768 * 1024)
 
 struct shd_result {
-    uint64_t step;    /* the step that was committed: the model is at step + 1 now */
+    uint64_t step;    /* the step that was committed: the model is at step + 1 now (see over) */
     double grad_norm; /* of the mean gradient, before clipping */
-    bool over;        /* it was committed long ago, nothing else is known: a worker that had no part
-                       * in a step and comes late. Go on: it catches up step by step */
+    bool over;        /* it was committed long ago, nothing else is known: this worker was late. Go
+                       * on: the model is at the owners' open step now, maybe several further */
     bool skipped;     /* a gradient was inf or NaN: parameters and moments are unchanged */
     double metrics[SHD_METRICS_MAX]; /* sums over the micro-batches */
+    uint32_t computed; /* micro-batches this worker computed; by shd_run_step*() only */
+    bool left; /* after shd_leave(): this worker did not wait for the step to be committed */
 };
 
 /* Dynamic loss scaling (fp16): multiply the loss of the open step's micro-batches by this. Starts
@@ -307,10 +315,25 @@ struct shd_compute {
     uint32_t (*next)(void *ctx, uint32_t micro, uint32_t unit);
 };
 
-/* Run one step's micro-batches micros[count] (ascending) of this worker, then commit. */
+/* Run one step's micro-batches micros[count] (ascending) of this worker, then commit. In the first
+ * step after the model was opened, those that are in at all owners already are left out. */
 SHD_API int shd_run_step(shd_model *m, const uint32_t *micros, uint32_t count,
                          const struct shd_compute *compute, const struct shd_update *update,
                          struct shd_result *ret_result, struct shd_err *e);
+
+/* The same without a fixed share: the owners hand out the step's micro-batches one by one (groups
+ * of `accumulate`) to whoever asks. Workers may come, go and be slow as they like; call it in a
+ * loop while shd_step() is below where you want to be. What a worker had in hand when it died, or
+ * holds far longer than others need, is handed to another: if both return it, it counts once. A
+ * worker that was overtaken so drops what it computes and goes on with the next step. To leave,
+ * stop calling: what is in hand goes back when the session ends. The result's bits are the same. */
+SHD_API int shd_run_step_elastic(shd_model *m, const struct shd_compute *compute,
+                                 const struct shd_update *update, struct shd_result *ret_result,
+                                 struct shd_err *e);
+
+/* For the callbacks of shd_run_step_elastic(): return what is at hand, then end the call without
+ * another lease and without the commit, which others will do (shd_result.left). */
+SHD_API void shd_leave(shd_model *m);
 
 /* How often, since the model was opened, the plan was wrong about a unit: fetched it and it did
  * not run, or did not fetch it and it did. shd_stats.plan_misses is the sum. */
@@ -318,6 +341,60 @@ SHD_API uint64_t shd_unit_misses(const shd_model *m, uint32_t unit);
 
 /* Parameters of a unit that is acquired now (by shd_acquire() or the running plan); else NULL. */
 SHD_API const void *shd_params(const shd_model *m, uint32_t unit);
+
+/* -- Saving and restoring -------------------------------------------------------------------- */
+
+/* Save exactly one step of the model, parameters, optimizer state, decision and blob, while
+ * training goes on. It becomes DIR/step-000000000100 when everything is on disk, and DIR/LATEST
+ * names it; whatever fails or dies before leaves the earlier ones as they were. The daemons write
+ * the files, so DIR is a path on their hosts; whoever saves is on one of them or shares the file
+ * system. The weights are safetensors that other tools load. docs/checkpoints.md has the format. */
+struct shd_checkpoint_options {
+    size_t size;         /* sizeof(struct shd_checkpoint_options) */
+    uint32_t keep;       /* afterwards remove the oldest ones but so many; 0: remove none */
+    uint64_t timeout_ms; /* once the step is reached; 0: 600,000 */
+    uint64_t step;       /* this one, or the first possible after it; 0: the one that is open */
+};
+struct shd_checkpointed {
+    uint64_t step, updates;
+    uint64_t bytes;  /* of its files */
+    char digest[65]; /* as shd_digest() would give it at that step */
+    char name[32];   /* "step-000000000100" */
+};
+
+/* Save and wait. Errors: SHD_EBUSY another process saves there, or saves this model; SHD_ENOMEM the
+ * state changed faster than it could be written and there is no room to keep the rest aside;
+ * SHD_EIO the disk; SHD_ETIMEDOUT. */
+SHD_API int shd_checkpoint(shd_model *m, const char *dir, const struct shd_checkpoint_options *options,
+                     struct shd_checkpointed *ret_saved, struct shd_err *e);
+
+/* The same without waiting, for trainers: begin, then poll now and then (once a step will do) until
+ * it is done: SHD_OK with *ret_done, or what went wrong; ret_saved may be NULL. Closing the model
+ * breaks it off. */
+SHD_API int shd_checkpoint_begin(shd_model *m, const char *dir, const struct shd_checkpoint_options *options,
+                           struct shd_err *e);
+SHD_API int shd_checkpoint_poll(shd_model *m, bool *ret_done, struct shd_checkpointed *ret_saved,
+                          struct shd_err *e);
+
+/* Make the daemons of a session, however many, open a model from a checkpoint: path is one, or a
+ * directory whose LATEST counts. Every byte is checked. With `weights`: parameters alone, by tensor
+ * name, from a safetensors file or a directory with model.safetensors or its index, of any tool
+ * (F32, BF16, F16, F64); spec_json says what model it is; it starts at step 0. All daemons open it
+ * or none. Then shd_model_attach() or _open(). Errors: SHD_EEXIST the model is open; SHD_ENOENT;
+ * SHD_EINVAL damaged, or tensors missing or of other shapes, named. */
+struct shd_restore_options {
+    size_t size; /* sizeof(struct shd_restore_options) */
+    bool weights;
+    const char *spec_json; /* with weights */
+    uint64_t timeout_ms;   /* 0: 3,600,000 */
+};
+struct shd_restored {
+    uint64_t step;
+    uint64_t bytes; /* read by all daemons */
+    char model[128];
+};
+SHD_API int shd_restore(shd_session *s, const char *path, const struct shd_restore_options *options,
+                        struct shd_restored *ret_restored, struct shd_err *e);
 
 /* -- Looking --------------------------------------------------------------------------------- */
 

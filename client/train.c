@@ -129,9 +129,12 @@ static int take_slot(struct shd_model *m, struct grad_slot **ret_slot, struct sh
         if (r != SHD_OK)
             return r;
     }
-    *ret_slot = find_free(m);
-    CHECK(*ret_slot != NULL);
-    return SHD_OK;
+    struct grad_slot *slot = find_free(m);
+    CHECK(slot != NULL);
+    const int r = m->path->ready_slot(m, (uint32_t)(slot - m->slots), e);
+    if (r == SHD_OK)
+        *ret_slot = slot;
+    return r;
 }
 
 /* Zero the elements of no tensor: owners sum whole slices. */
@@ -475,9 +478,14 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
                                  .skipped = decided.decision.skip,
                                  .over = decided.over };
     memcpy(result.metrics, decided.metrics, decided.metric_count * sizeof *decided.metrics);
-    if (!decided.over)
+    if (decided.over) {
+        r = m->path->catch_up(m, e);
+        if (r != SHD_OK)
+            return r;
+    } else {
         model_decided(m, &decided.decision);
-    m->step++;
+        m->step++;
+    }
     m->sealed = false;
     memset(m->reports, 0, m->spec->micro_batches * sizeof *m->reports);
     if (ret_result != NULL)

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "examples/gpt/fail.h"
 #include "examples/gpt/progress.h"
@@ -44,6 +45,7 @@ void compute_begin(struct compute *c, double loss_scale)
     memset(c->forward_ns, 0, bytes);
     memset(c->backward_ns, 0, bytes);
     gpt_set_loss_scale(c->gpt, loss_scale);
+    c->begun = false;
 }
 
 const float *compute_params(struct compute *c, enum widen_slot slot, uint32_t unit,
@@ -67,9 +69,23 @@ static bool compute_is_idle(const struct compute *c, uint32_t unit)
     return c->shape.rank > 0 && gpt_unit_at(&c->shape, unit).kind == GPT_BLOCK;
 }
 
+/* The test aid --slow. */
+static void compute_drag(const struct compute *c, uint64_t begin_ns)
+{
+    const struct options *o = c->options;
+    if (o->slow <= 1 || (o->slow_rank != UINT64_MAX && o->slow_rank != o->rank))
+        return;
+    const double ns = (double)(progress_now_ns() - begin_ns) * (o->slow - 1);
+    const struct timespec pause = { .tv_sec = (time_t)(ns / 1e9), .tv_nsec = (long)fmod(ns, 1e9) };
+    nanosleep(&pause, NULL);
+}
+
 static int compute_forward(void *ctx, uint32_t micro, uint32_t unit, const void *params)
 {
     struct compute *c = ctx;
+    if (!c->begun && c->before != NULL && c->before(c->before_ctx, &c->err) != SHD_OK)
+        return -1;
+    c->begun = true;
     const uint64_t begin = progress_now_ns();
     if (unit == GPT_UNIT_EMBED) {
         const struct data_key key = { c->options->seed, shd_step(c->model), micro };
@@ -80,6 +96,7 @@ static int compute_forward(void *ctx, uint32_t micro, uint32_t unit, const void 
         const float *used = compute_used(c, unit);
         gpt_forward(c->gpt, unit, compute_params(c, WIDEN_UNIT, unit, params), used);
     }
+    compute_drag(c, begin);
     c->forward_ns[unit] += progress_now_ns() - begin;
     return 0;
 }
@@ -111,6 +128,7 @@ static int compute_backward(void *ctx, uint32_t micro, uint32_t unit, const void
     gpt_backward(c->gpt, unit, compute_params(c, WIDEN_UNIT, unit, params), grad, used, used_grad);
     if (grad != NULL)
         compute_inject(c, micro, grad);
+    compute_drag(c, begin);
     c->backward_ns[unit] += progress_now_ns() - begin;
     return 0;
 }
@@ -119,9 +137,12 @@ static uint32_t compute_metrics(void *ctx, uint32_t micro, double *ret_metrics)
 {
     (void)micro;
     const struct compute *c = ctx;
+    const bool together = !c->options->elastic; /* else who was asked to leave leaves alone */
     ret_metrics[METRIC_LOSS] = gpt_loss(c->gpt);
-    ret_metrics[METRIC_SIGINT] = *c->signal == SIGINT;
-    ret_metrics[METRIC_SIGTERM] = *c->signal == SIGTERM;
+    ret_metrics[METRIC_SIGINT] = together && *c->signal == SIGINT;
+    ret_metrics[METRIC_SIGTERM] = together && *c->signal == SIGTERM;
+    if (!together && *c->signal != 0)
+        shd_leave(c->model);
     return METRICS;
 }
 

@@ -29,9 +29,12 @@ struct compute {
     struct gpt *gpt;                     /* owned, as what follows */
     uint8_t *windows;                    /* [batch, seq + 1] */
     struct widen widen;
-    uint64_t *forward_ns, *backward_ns; /* [units] time spent, this step */
-    uint64_t injected_step;             /* the last one whose gradient was spoiled, from 1 */
-    struct shd_err err;                 /* of a callback that stopped the run */
+    uint64_t *forward_ns, *backward_ns;          /* [units] time spent, this step */
+    int (*before)(void *ctx, struct shd_err *e); /* a step's first micro-batch; NULL: nothing */
+    void *before_ctx;
+    bool begun;             /* a micro-batch of this step */
+    uint64_t injected_step; /* the last one whose gradient was spoiled, from 1 */
+    struct shd_err err;     /* of a callback that stopped the run */
 };
 
 /* options, shape, layout, pool, data, model and signal are set; make the rest.

@@ -71,6 +71,8 @@ static const struct option_row rows[] = {
       "no daemons: the same training in this process, same bits" },
     { "address", "DIR", OPTION_TEXT, AT(address), 0, 0, NULL,
       "where the daemons are (default $SHARDD_ADDRESS, /run/shardd)" },
+    { "elastic", NULL, OPTION_FLAG, AT(elastic), 0, 0, NULL,
+      "micro-batches go to whoever asks; workers may come and go" },
     { "json", "FILE", OPTION_TEXT, AT(json), 0, 0, NULL,
       "one JSON object per step with its timings (rank 0)" },
     { "strategy", "NAME", OPTION_TEXT, AT(strategy), 0, 0, "zero3",
@@ -101,6 +103,9 @@ static const struct option_row rows[] = {
       "train low-rank adapters of rank R on a frozen model; 0: all" },
     { "fetch-delay-ms", "X", OPTION_REAL, AT(fetch_delay_ms), 0, 10000, "0",
       "added to each fetch of --path copy: a slow link, for benchmarks" },
+    { "slow", "X", OPTION_REAL, AT(slow), 1, 1000, "1", "test aid: compute takes X times as long" },
+    { "slow-rank", "N", OPTION_INTEGER, AT(slow_rank), 0, UINT32_MAX, NULL,
+      "of this worker only; given together with --slow" },
     { "inject-overflow", "STEP", OPTION_INTEGER, AT(inject_overflow), 0, INTEGER_MAX, "0",
       "test aid: make one gradient of that step infinite; 0: never" },
     { "stop-rank", "N", OPTION_INTEGER, AT(stop_rank), 1, UINT32_MAX, NULL,
@@ -239,12 +244,14 @@ static int environment_number(const char *name, uint64_t fallback, uint64_t max,
 
 static int options_environment(struct options *o, uint64_t *ret_local_world, struct shd_err *e)
 {
-    uint64_t rank = 0, world = 1, local = 1;
+    uint64_t rank = 0, world = 1, local = 1, elastic = 0;
     int r = environment_number("RANK", 0, UINT32_MAX, &rank, e);
     if (r == SHD_OK)
         r = environment_number("WORLD_SIZE", 1, UINT32_MAX, &world, e);
     if (r == SHD_OK)
         r = environment_number("LOCAL_WORLD_SIZE", world, UINT32_MAX, &local, e);
+    if (r == SHD_OK)
+        r = environment_number("SHARDD_ELASTIC", 0, 1, &elastic, e);
     if (r != SHD_OK)
         return r;
     if (rank >= world)
@@ -255,6 +262,7 @@ static int options_environment(struct options *o, uint64_t *ret_local_world, str
                     "--standalone trains alone, but WORLD_SIZE is %ju: start one process, or "
                     "leave --standalone out",
                     (uintmax_t)world);
+    o->elastic = o->elastic || elastic > 0;
     o->rank = (uint32_t)rank;
     o->world = (uint32_t)world;
     *ret_local_world = local > 0 ? local : 1;
@@ -343,10 +351,12 @@ void options_help(FILE *out)
         fputc('\n', out);
     }
     fputs("\nEnvironment: RANK of WORLD_SIZE is this worker's place (default 0 of 1): it computes\n"
-          "micro-batches i with i % WORLD_SIZE == RANK. SHARDD_ADDRESS: where the daemons are.\n"
+          "micro-batches i with i % WORLD_SIZE == RANK. SHARDD_ELASTIC=1: as --elastic.\n"
+          "SHARDD_ADDRESS: where the daemons are.\n"
           "NO_COLOR: no colours. Rank 0 prints; its last line is the digest of parameters and\n"
           "optimizer state, which does not depend on how many daemons and workers there are.\n\n"
           "Exit: 0 done, 1 failed, 2 wrong usage, 130 or 143 ended by SIGINT or SIGTERM after a\n"
-          "whole step.\n",
+          "whole step. With --elastic a signal ends this worker alone, with 0, after the\n"
+          "micro-batch at hand.\n",
           out);
 }

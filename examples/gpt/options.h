@@ -27,7 +27,7 @@ struct options {
     uint64_t sample; /* bytes; 0: none */
     double temperature;
     uint64_t threads;
-    bool standalone, help, version, print_spec;
+    bool standalone, elastic, help, version, print_spec;
     const char *address; /* NULL: the environment's */
     const char *json;    /* NULL: none */
     /* Schedule and precision, as given; what they mean is in `chosen`. */
@@ -39,6 +39,8 @@ struct options {
     double fetch_delay_ms;
     /* For tests. */
     uint64_t inject_overflow;    /* spoil one gradient of this step, 1..; 0: never */
+    double slow;                 /* compute takes so many times as long; 1: as it is */
+    uint64_t slow_rank;          /* of this worker only; UINT64_MAX: of all */
     uint64_t stop_rank, stop_at; /* that worker leaves after so many steps; at 0: none does */
     /* From the environment. */
     uint32_t rank, world;

@@ -165,6 +165,12 @@ static int check_stop(struct options *o, struct shd_err *e)
 {
     if ((o->stop_at > 0) != (o->stop_rank != UINT64_MAX))
         return fail(e, SHD_EINVAL, "--stop-rank and --stop-at go together: who leaves, and when");
+    if (o->stop_at > 0 && o->elastic)
+        return fail(e, SHD_EINVAL,
+                    "--stop-rank with --elastic: work is not shared out beforehand, so a worker "
+                    "may just be ended; leave one of them out");
+    if (o->slow_rank != UINT64_MAX && o->slow <= 1)
+        return fail(e, SHD_EINVAL, "--slow-rank without --slow: say how slow");
     if (o->stop_at > 0 && o->stop_rank >= o->world)
         return fail(e, SHD_ERANGE, "--stop-rank %ju: there are %u workers, 0 to %u",
                     (uintmax_t)o->stop_rank, o->world, o->world - 1);

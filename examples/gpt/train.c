@@ -5,7 +5,8 @@
  *
  * Ending early: a worker that just left would keep the others waiting for its micro-batches. So
  * each micro-batch reports, beside its loss, whether its worker was asked to stop; the sums
- * come back to all workers with the commit, and all stop after the same step.
+ * come back to all workers with the commit, and all stop after the same step. With --elastic the
+ * others do not wait for anybody in particular: a worker returns what it has in hand and leaves.
  */
 #include "examples/gpt/train.h"
 
@@ -117,6 +118,44 @@ static void train_step_done(struct train *t, struct progress_step *p,
         *ret_signal = SIGTERM;
 }
 
+/* In elastic mode the step cannot close only while this worker has a micro-batch of it in hand, so
+ * it evaluates at the beginning of its first one; without one it does not. */
+static int train_evaluate_elastic(void *ctx, struct shd_err *e)
+{
+    struct train *t = ctx;
+    if (!train_eval_is_due(t, shd_step(t->model)))
+        return SHD_OK;
+    struct shd_err why = { 0 };
+    const int r = evaluate_loss(&t->compute, &t->progress, &why);
+    if (r == SHD_OK || r == SHD_ESTEP || r == SHD_EBUSY)
+        return SHD_OK; /* or overtaken, or no room for it now */
+    *e = why;
+    return r;
+}
+
+static int train_step_elastic(struct train *t, bool *ret_left, struct shd_err *e)
+{
+    const uint64_t step = shd_step(t->model);
+    const struct shd_update update = train_update(t->options, step);
+    const struct shd_compute compute = compute_callbacks(&t->compute);
+    struct shd_result result = { .step = 0 };
+    int ignored = 0;
+    struct progress_step p = { .begin_ns = progress_now_ns(),
+                               .begin = train_stats(t),
+                               .lr = update.lr,
+                               .loss_scale = train_loss_scale(t) };
+    compute_begin(&t->compute, p.loss_scale);
+    const int r = shd_run_step_elastic(t->model, &compute, &update, &result, e);
+    if (r != SHD_OK && t->compute.err.code != SHD_OK)
+        return fail(e, t->compute.err.code, "%s", t->compute.err.text);
+    if (r != SHD_OK)
+        return r;
+    *ret_left = result.left;
+    if (!result.left && !result.over)
+        train_step_done(t, &p, &result, &ignored);
+    return SHD_OK;
+}
+
 static int train_step(struct train *t, int *ret_signal, struct shd_err *e)
 {
     const uint64_t step = shd_step(t->model);
@@ -177,6 +216,33 @@ static void train_note_misses(struct train *t)
                   (uintmax_t)misses, names);
 }
 
+static const char *train_signal_name(int number)
+{
+    return number == SIGINT ? "SIGINT" : "SIGTERM";
+}
+
+/* *ret_left: this worker alone was asked to stop; the others go on. */
+static int train_loop_elastic(struct train *t, bool *ret_left, struct shd_err *e)
+{
+    const struct options *o = t->options;
+    *ret_left = false;
+    t->compute.before = train_evaluate_elastic;
+    t->compute.before_ctx = t;
+    progress_begin(&t->progress, shd_step(t->model), train_stats(t).wait_ns);
+    while (shd_step(t->model) < o->steps && train_signal == 0 && !*ret_left) {
+        const int r = train_step_elastic(t, ret_left, e);
+        if (r != SHD_OK)
+            return r;
+    }
+    *ret_left = shd_step(t->model) < o->steps;
+    if (*ret_left && o->rank == 0)
+        progress_note(&t->progress, "left by %s at step %ju of %ju",
+                      train_signal_name((int)train_signal), (uintmax_t)shd_step(t->model),
+                      (uintmax_t)o->steps);
+    train_note_misses(t);
+    return SHD_OK;
+}
+
 static int train_loop(struct train *t, int *ret_signal, struct shd_err *e)
 {
     const struct options *o = t->options;
@@ -195,7 +261,7 @@ static int train_loop(struct train *t, int *ret_signal, struct shd_err *e)
     }
     if (*ret_signal != 0 && o->rank == 0)
         progress_note(&t->progress, "stopped by %s after step %ju of %ju",
-                      *ret_signal == SIGINT ? "SIGINT" : "SIGTERM", (uintmax_t)shd_step(t->model),
+                      train_signal_name(*ret_signal), (uintmax_t)shd_step(t->model),
                       (uintmax_t)o->steps);
     train_note_misses(t);
     return SHD_OK;
@@ -352,12 +418,13 @@ static void train_introduce(struct train *t)
     else
         snprintf(where, sizeof where, "in %u daemon%s", shd_owners(t->session),
                  shd_owners(t->session) == 1 ? "" : "s");
-    progress_note(&t->progress,
-                  "state %s; %u worker%s x %ju thread%s; a step is %ju micro-batches of %ju x %ju "
-                  "bytes",
-                  where, o->world, o->world == 1 ? "" : "s", (uintmax_t)o->threads,
-                  o->threads == 1 ? "" : "s", (uintmax_t)o->micro_batches, (uintmax_t)o->batch,
-                  (uintmax_t)o->seq);
+    progress_note(
+        &t->progress,
+        "state %s; %u worker%s%s x %ju thread%s; a step is %ju micro-batches of %ju x %ju "
+        "bytes",
+        where, o->world, o->world == 1 ? "" : "s", o->elastic ? " (elastic)" : "",
+        (uintmax_t)o->threads, o->threads == 1 ? "" : "s", (uintmax_t)o->micro_batches,
+        (uintmax_t)o->batch, (uintmax_t)o->seq);
     train_introduce_schedule(t);
 }
 
@@ -372,13 +439,15 @@ int train_run(const struct options *options, struct train_end *ret_end, struct s
     t.progress.log_every = options->log_every;
     t.progress.step_bytes = options->micro_batches * options->batch * options->seq;
     train_catch_signals();
+    bool left = false;
     r = train_init(&t, &ret_end->refused, e);
     if (r == SHD_OK) {
         if (options->rank == 0)
             train_introduce(&t);
-        r = train_loop(&t, &ret_end->signal, e);
+        r = options->elastic ? train_loop_elastic(&t, &left, e)
+                             : train_loop(&t, &ret_end->signal, e);
     }
-    if (r == SHD_OK && options->rank == 0)
+    if (r == SHD_OK && options->rank == 0 && !left)
         r = evaluate_finish(&t.compute, &t.progress, e);
     train_deinit(&t);
     return r;
