@@ -4,197 +4,10 @@
  * Workers are `sh -c` scripts; what a run does is read from `-v` lines, its stdout, its stderr
  * and its exit code.
  */
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "proto/check.h"
-#include "tests/test.h"
-
-#define OUTPUT_BYTES (256u * 1024u)
-#define ARGS_MAX     24u
-#define DEADLINE_MS  60000
-#define PIDS_MAX     64u
-
-#define BIN SHD_BIN_DIR /* where the binaries are; first in PATH */
-
-static char base[64]; /* the runtime base, set by main */
-
-struct run {
-    pid_t pid;
-    int fds[2]; /* read ends of stdout and stderr; -1: at its end */
-    char out[OUTPUT_BYTES], err[OUTPUT_BYTES];
-    size_t used[2];
-    int code; /* exit code, or 128 + signal */
-};
-
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000u + (uint64_t)t.tv_nsec / 1000000u;
-}
-
-static void sleep_ms(long ms)
-{
-    nanosleep(&(struct timespec){ .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 }, NULL);
-}
-
-/* -- Running it ------------------------------------------------------------------------------ */
-
-/* Start program with args (NULL-terminated, without argv[0]). */
-static void run_start_program(struct run *r, const char *program, const char *const *args)
-{
-    int out[2], err[2];
-    CHECK(pipe2(out, O_CLOEXEC) == 0 && pipe2(err, O_CLOEXEC) == 0);
-    fflush(stdout);
-    r->pid = fork();
-    CHECK(r->pid >= 0);
-    if (r->pid == 0) {
-        char *argv[ARGS_MAX + 2];
-        size_t n = 0;
-        argv[n++] = strdup(program);
-        for (; args[n - 1] != NULL && n <= ARGS_MAX; n++)
-            argv[n] = strdup(args[n - 1]);
-        argv[n] = NULL;
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        dup2(out[1], STDOUT_FILENO);
-        dup2(err[1], STDERR_FILENO);
-        execv(program, argv);
-        _exit(99);
-    }
-    close(out[1]);
-    close(err[1]);
-    r->fds[0] = out[0];
-    r->fds[1] = err[0];
-    r->used[0] = r->used[1] = 0;
-    r->out[0] = r->err[0] = '\0';
-}
-
-static void run_start(struct run *r, const char *const *args)
-{
-    run_start_program(r, BIN "/shardctl", args);
-}
-
-/* Read what is there within wait_ms; false when both streams are at their end. */
-static bool run_read(struct run *r, int wait_ms)
-{
-    struct pollfd p[2] = { { .fd = r->fds[0], .events = POLLIN },
-                           { .fd = r->fds[1], .events = POLLIN } };
-    if (r->fds[0] < 0 && r->fds[1] < 0)
-        return false;
-    poll(p, 2, wait_ms);
-    for (int i = 0; i < 2; i++) {
-        char *text = i == 0 ? r->out : r->err;
-        if (p[i].revents == 0)
-            continue;
-        CHECK(r->used[i] < OUTPUT_BYTES - 1);
-        const ssize_t n = read(r->fds[i], text + r->used[i], OUTPUT_BYTES - 1 - r->used[i]);
-        if (n <= 0) {
-            close(r->fds[i]);
-            r->fds[i] = -1;
-            continue;
-        }
-        r->used[i] += (size_t)n;
-        text[r->used[i]] = '\0';
-    }
-    return true;
-}
-
-/* Read until part shows up in stream, which is r->out or r->err. */
-static void run_await(struct run *r, const char *stream, const char *part)
-{
-    const uint64_t deadline = now_ms() + DEADLINE_MS;
-    while (strstr(stream, part) == NULL)
-        if (now_ms() > deadline || !run_read(r, 100))
-            FAIL("no '%s' in stdout '%s' stderr '%s'", part, r->out, r->err);
-}
-
-/* Read to the end, reap. */
-static void run_finish(struct run *r)
-{
-    const uint64_t deadline = now_ms() + DEADLINE_MS;
-    while (run_read(r, 100))
-        if (now_ms() > deadline)
-            FAIL("still running after %d ms: stdout '%s' stderr '%s'", DEADLINE_MS, r->out, r->err);
-    int status;
-    CHECK(waitpid(r->pid, &status, 0) == r->pid);
-    r->code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-}
-
-#define ARGS(...) ((const char *const[]){ __VA_ARGS__, NULL })
-
-static struct run run; /* large: not on the stack */
-
-static void ctl(const char *const *args)
-{
-    run_start(&run, args);
-    run_finish(&run);
-}
-
-/* -- What is left ---------------------------------------------------------------------------- */
-
-/* Entries in the runtime base. */
-static unsigned leftovers(void)
-{
-    unsigned count = 0;
-    DIR *dir = opendir(base);
-    CHECK(dir != NULL);
-    for (const struct dirent *d = readdir(dir); d != NULL; d = readdir(dir))
-        count += d->d_name[0] != '.';
-    closedir(dir);
-    return count;
-}
-
-/* The pids named after each occurrence of mark in the run's stderr. */
-static unsigned pids_named(const char *mark, pid_t *ret_pids)
-{
-    unsigned count = 0;
-    for (const char *at = strstr(run.err, mark); at != NULL && count < PIDS_MAX;
-         at = strstr(at + 1, mark))
-        ret_pids[count++] = (pid_t)strtol(at + strlen(mark), NULL, 10);
-    return count;
-}
-
-/* Gone, or a zombie that its new parent has not reaped yet. */
-static bool gone(pid_t pid)
-{
-    char path[64], text[256] = "";
-    snprintf(path, sizeof(path), "/proc/%ld/stat", (long)pid);
-    FILE *f = fopen(path, "re");
-    if (f == NULL)
-        return true;
-    const size_t n = fread(text, 1, sizeof(text) - 1, f);
-    fclose(f);
-    const char *state = n > 0 ? strrchr(text, ')') : NULL;
-    return state == NULL || state[2] == 'Z' || state[2] == 'X';
-}
-
-/* Every process that -v named is gone, now or (orphans of a killed shardctl) in a moment. */
-static void expect_gone(const char *mark, unsigned count)
-{
-    pid_t pids[PIDS_MAX];
-    EXPECT_EQ(pids_named(mark, pids), count);
-    for (unsigned i = 0; i < count; i++) {
-        for (int tries = 0; tries < 500 && !gone(pids[i]); tries++)
-            sleep_ms(10);
-        if (!gone(pids[i]))
-            FAIL("process %ld is still there", (long)pids[i]);
-    }
-}
-
-static void expect_clean(void)
-{
-    expect_gone(" pid=", pids_named(" pid=", (pid_t[PIDS_MAX]){ 0 }));
-    EXPECT_EQ(leftovers(), 0);
-}
+#include "tests/ctl_run.h"
 
 /* -- The command line ------------------------------------------------------------------------ */
 
@@ -206,7 +19,7 @@ TEST(help_and_version_go_to_stdout)
     EXPECT_HAS(run.out, "exit codes");
     ctl(ARGS("run", "--help"));
     EXPECT_EQ(run.code, 0);
-    EXPECT_HAS(run.out, "example:");
+    EXPECT_HAS(run.out, "examples:");
     EXPECT_STR(run.err, "");
     ctl(ARGS("help", "digest"));
     EXPECT_EQ(run.code, 0);
@@ -223,12 +36,22 @@ TEST(wrong_command_lines_exit_2_and_suggest)
         const char *says;
     } cases[] = {
         { { "stats" }, "unknown verb 'stats'; did you mean status?" },
-        { { "xyzzy" }, "known: run, status, digest, plan, help" },
+        { { "xyzzy" },
+          "known: run, up, down, status, digest, plan, checkpoint, restore, doctor, completion, "
+          "help" },
         { { "run", "--deamons", "2" }, "unknown flag '--deamons'; did you mean --daemons?" },
         { { "run", "--daemons", "0", "true" }, "--daemons is 0, its limits are 1 and 1024" },
         { { "run", "--workers", "1025", "true" }, "--workers is 1025, its limits are 1 and 1024" },
-        { { "run", "--workers", "two", "true" }, "--workers takes a whole number, got 'two'" },
+        { { "run", "--workers", "two", "true" },
+          "--workers takes a whole number or A..B, got 'two'" },
         { { "run", "--workers=99999999999999999999", "true" }, "its limits are 1 and 1024" },
+        { { "run", "--workers", "2..x", "true" }, "takes a whole number or A..B, got 'x'" },
+        { { "run", "--workers", "4..2", "true" }, "the first may not be larger than the last" },
+        { { "run", "--workers", "2..4", "true" }, "--workers 2..4 needs --elastic" },
+        { { "run", "--workers", "0..4", "true" }, "--workers is 0, its limits are 1 and 1024" },
+        { { "run", "--max-restarts", "1001", "true" }, "its limits are 0 and 1000" },
+        { { "up", "cpu0" }, "up takes no further words, got 'cpu0'" },
+        { { "down", "cpu0" }, "down takes no further words, got 'cpu0'" },
         { { "run", "--daemons" }, "--daemons needs a value" },
         { { "run", "--verbose=1", "true" }, "--verbose takes no value" },
         { { "run", "--daemons", "2" }, "run needs a command" },
@@ -342,9 +165,9 @@ TEST(failing_worker_is_named_and_its_code_passed_on)
     expect_clean();
 }
 
-TEST(killed_worker_is_named_with_its_signal)
+TEST(killed_worker_is_named_with_its_signal_when_it_may_not_be_started_again)
 {
-    ctl(ARGS("run", "-v", "--workers", "2", "--", "sh", "-c",
+    ctl(ARGS("run", "-v", "--max-restarts", "0", "--workers", "2", "--", "sh", "-c",
              "[ $RANK = 0 ] && kill -9 $$; sleep 100"));
     EXPECT_EQ(run.code, 128 + SIGKILL);
     EXPECT_HAS(run.err, "worker rank 0 (pid ");
@@ -360,11 +183,11 @@ TEST(missing_command_is_an_error)
     expect_clean();
 }
 
-TEST(daemon_that_dies_is_named_before_its_workers)
+TEST(daemon_that_dies_is_named_before_its_workers_when_it_may_not_be_started_again)
 {
     pid_t pids[PIDS_MAX];
-    run_start(&run, ARGS("run", "-v", "--daemons", "3", "--workers", "2", "--", "sh", "-c",
-                         "echo working; sleep 100"));
+    run_start(&run, ARGS("run", "-v", "--max-restarts", "0", "--daemons", "3", "--workers", "2",
+                         "--", "sh", "-c", "echo working; sleep 100"));
     run_await(&run, run.err, "[rank 1] working");
     EXPECT_EQ(pids_named("started daemon cpu1 pid=", pids), 1);
     kill(pids[0], SIGKILL);
@@ -395,7 +218,7 @@ static void ctl_beside(const char *script, const char *const *args)
 
 TEST(daemon_that_ends_before_it_is_ready_is_named_with_its_last_line)
 {
-    ctl_beside("echo no luck >&2; exit 4", ARGS("run", "-v", "--", "true"));
+    ctl_beside("echo no luck >&2; exit 4", ARGS("run", "-v", "--max-restarts", "0", "--", "true"));
     EXPECT_EQ(run.code, 1);
     EXPECT_HAS(run.err, ") exited with code 4 before it was ready: no luck\n");
     expect_clean();
@@ -526,32 +349,7 @@ TEST(directory_is_private_and_too_long_a_base_is_an_error)
     expect_clean();
 }
 
-/* -- The program ----------------------------------------------------------------------------- */
-
-/* A base like /run/user/UID, of the test's own; 0 when there is no place for one. */
-static int make_base(void)
-{
-    const char *home = getenv("HOME");
-    if (geteuid() == 0)
-        snprintf(base, sizeof(base), "/run/shardctl-test-XXXXXX");
-    else if (home == NULL ||
-             snprintf(base, sizeof(base), "%s/.shardctl-test-XXXXXX", home) >= (int)sizeof(base))
-        return 0;
-    return mkdtemp(base) != NULL && setenv("XDG_RUNTIME_DIR", base, 1) == 0;
-}
-
 int main(int argc, char **argv)
 {
-    if (!make_base()) {
-        fprintf(stderr, "skipped: no place for a private directory: %s\n", strerror(errno));
-        return 77;
-    }
-    char path[4096];
-    const char *old = getenv("PATH");
-    snprintf(path, sizeof(path), BIN ":%s", old != NULL ? old : "/usr/bin:/bin");
-    setenv("PATH", path, 1);
-    const int code = test_run_all(argc, argv);
-    if (rmdir(base) != 0)
-        fprintf(stderr, "%s: %s\n", base, strerror(errno));
-    return code;
+    return ctl_main(argc, argv);
 }

@@ -39,18 +39,37 @@ static int child_prepare(const struct child_spawn *s, pid_t parent)
     return sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-/* The descriptors handed in may be 0, 1, 2 in any order: move them out of the way first. */
-static int child_move_fds(struct child_spawn *s)
+/* The descriptors handed in may have any number, also one where another is to go: all are first
+ * moved out of the way, then put in place. Source numbers are closed meanwhile: half the files. */
+static int child_move_fds(struct child_spawn *s, int *report)
 {
-    s->in = fcntl(s->in, F_DUPFD_CLOEXEC, 3);
-    s->out = fcntl(s->out, F_DUPFD_CLOEXEC, 3);
-    s->err = fcntl(s->err, F_DUPFD_CLOEXEC, 3);
-    return s->in < 0 || s->out < 0 || s->err < 0 ? -1 : 0;
+    static int moved[CHILD_FDS_MAX]; /* too large for some stacks */
+    CHECK(s->fd_count <= CHILD_FDS_MAX);
+    const int free_from = 3 + (int)s->fd_count;
+    int *const ours[] = { &s->in, &s->out, &s->err, report };
+    for (size_t i = 0; i < ARRAY_SIZE(ours); i++) {
+        const int fd = fcntl(*ours[i], F_DUPFD_CLOEXEC, free_from);
+        if (fd < 0)
+            return -1;
+        *ours[i] = fd;
+    }
+    for (uint32_t i = 0; i < s->fd_count; i++) {
+        moved[i] = fcntl(s->fds[i], F_DUPFD_CLOEXEC, free_from);
+        if (moved[i] < 0)
+            return -1;
+        close(s->fds[i]);
+    }
+    for (uint32_t i = 0; i < s->fd_count; i++)
+        if (dup2(moved[i], 3 + (int)i) < 0)
+            return -1;
+    return 0;
 }
 
 static _Noreturn void child_main(struct child_spawn s, pid_t parent, int report)
 {
-    if (child_move_fds(&s) == 0 && child_prepare(&s, parent) == 0)
+    if (s.listen_pid != NULL)
+        snprintf(s.listen_pid, CHILD_PID_BYTES, "%ld", (long)getpid());
+    if (child_move_fds(&s, &report) == 0 && child_prepare(&s, parent) == 0)
         execvpe(s.argv[0], s.argv, s.envp);
     const int failed = errno;
     if (write(report, &failed, sizeof(failed)) < 0)

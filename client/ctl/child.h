@@ -1,4 +1,4 @@
-/* One process that `shardctl run` started: how it is started, signalled and described.
+/* One process that shardctl started: how it is started, signalled and described.
  *
  * Each child leads a process group of its own, so that a Ctrl-C at the terminal reaches shardctl
  * alone, which passes it on once, and so that whatever the child started goes with it. A child is
@@ -9,16 +9,23 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/resource.h>
 #include <sys/types.h>
 
 #include "proto/status.h"
+
+#define CHILD_FDS_MAX   4096u
+#define CHILD_PID_BYTES 12u /* a pid as text, with its NUL */
 
 struct child_spawn {
     char *const *argv;          /* argv[0] is looked up in PATH unless it has a slash */
     char *const *envp;          /* NULL-terminated "NAME=value" */
     int in, out, err;           /* become 0, 1, 2; stay the caller's */
     const struct rlimit *files; /* RLIMIT_NOFILE for the child; NULL: as ours */
+    const int *fds;             /* become 3, 4, ...; each a different one, at least 3 */
+    uint32_t fd_count;          /* at most CHILD_FDS_MAX */
+    char *listen_pid;           /* in envp, CHILD_PID_BYTES: gets the child's pid; NULL: nothing */
 };
 
 /* Start it. Returns once it has exec'ed, so a missing program is an error here:

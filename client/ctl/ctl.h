@@ -8,6 +8,7 @@
 #define SHD_CTL_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "proto/status.h"
@@ -21,10 +22,19 @@ struct verb {
     int (*fn)(int argc, char **argv);
 };
 
+/* All of them, `help` last. */
+const struct verb *ctl_verbs(size_t *ret_count);
+
 int verb_run(int argc, char **argv);
+int verb_up(int argc, char **argv);
+int verb_down(int argc, char **argv);
 int verb_status(int argc, char **argv);
 int verb_digest(int argc, char **argv);
 int verb_plan(int argc, char **argv);
+int verb_checkpoint(int argc, char **argv);
+int verb_restore(int argc, char **argv);
+int verb_doctor(int argc, char **argv);
+int verb_completion(int argc, char **argv);
 
 /* "shardctl: <text>\n" to stderr, in one write so that lines of several processes stay whole. */
 void ctl_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

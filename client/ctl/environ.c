@@ -61,12 +61,29 @@ void environ_free(struct environ *env)
     *env = (struct environ){ 0 };
 }
 
-bool environ_has(const struct environ *env, const char *name)
+char *environ_value(const struct environ *env, const char *name)
 {
     for (size_t i = 0; i < env->count; i++)
         if (var_is(env->vars[i], name))
-            return true;
-    return false;
+            return env->vars[i] + strlen(name) + 1;
+    return NULL;
+}
+
+bool environ_has(const struct environ *env, const char *name)
+{
+    return environ_value(env, name) != NULL;
+}
+
+void environ_unset(struct environ *env, const char *name)
+{
+    for (size_t i = 0; i < env->count; i++) {
+        if (!var_is(env->vars[i], name))
+            continue;
+        free(env->vars[i]);
+        memmove(env->vars + i, env->vars + i + 1, (env->count - i) * sizeof(*env->vars));
+        env->count--;
+        return;
+    }
 }
 
 int environ_set(struct environ *env, struct shd_err *e, const char *name, const char *fmt, ...)

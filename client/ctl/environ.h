@@ -23,4 +23,10 @@ bool environ_has(const struct environ *env, const char *name);
 int environ_set(struct environ *env, struct shd_err *e, const char *name, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* The value inside env, until it is set again; NULL when it is not there. */
+char *environ_value(const struct environ *env, const char *name);
+
+/* Take a variable out; no-op when it is not there. */
+void environ_unset(struct environ *env, const char *name);
+
 #endif

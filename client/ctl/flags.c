@@ -10,7 +10,8 @@
 #include "client/ctl/suggest.h"
 #include "proto/check.h"
 
-#define FLAGS_MAX 32u
+#define FLAGS_MAX    32u
+#define MDOC_COLUMNS 72u
 
 /* The flag a word names ("--name", "--name=value", "-x"); NULL when none. */
 static const struct flag *flag_find(const struct flags *f, const char *word)
@@ -38,18 +39,44 @@ static int flag_unknown(const struct flags *f, const char *word, struct shd_err 
                    suggest(word + strspn(word, "-"), names, f->count, "--", near, sizeof(near)));
 }
 
-static int flag_store_u32(const struct flag *flag, const char *text, struct shd_err *e)
+static int parse_u32(const struct flag *flag, const char *text, uint32_t *ret_n, struct shd_err *e)
 {
     char *end;
     errno = 0;
     const unsigned long long n = strtoull(text, &end, 10);
     if (text[0] < '0' || text[0] > '9' || *end != '\0')
-        return err_set(e, SHD_EINVAL, "--%s takes a whole number, got '%s'", flag->name, text);
+        return err_set(e, SHD_EINVAL, "--%s takes a whole number%s, got '%s'", flag->name,
+                       flag->kind == FLAG_RANGE ? " or A..B" : "", text);
     if (errno == ERANGE || n < flag->min || n > flag->max)
         return err_set(e, SHD_ERANGE, "--%s is %s, its limits are %" PRIu32 " and %" PRIu32,
                        flag->name, text, flag->min, flag->max);
-    *(uint32_t *)flag->value = (uint32_t)n;
+    *ret_n = (uint32_t)n;
     return SHD_OK;
+}
+
+static int flag_store_range(const struct flag *flag, const char *text, struct shd_err *e)
+{
+    struct flag_range range = { 0 };
+    char first[32];
+    const char *dots = strstr(text, "..");
+    if (dots == NULL || dots - text >= (ptrdiff_t)sizeof(first)) {
+        const int r = parse_u32(flag, text, &range.first, e);
+        range.last = range.first;
+        if (r == SHD_OK)
+            *(struct flag_range *)flag->value = range;
+        return r;
+    }
+    memcpy(first, text, (size_t)(dots - text));
+    first[dots - text] = '\0';
+    int r = parse_u32(flag, first, &range.first, e);
+    if (r == SHD_OK)
+        r = parse_u32(flag, dots + 2, &range.last, e);
+    if (r == SHD_OK && range.first > range.last)
+        r = err_set(e, SHD_ERANGE, "--%s is %s: the first may not be larger than the last",
+                    flag->name, text);
+    if (r == SHD_OK)
+        *(struct flag_range *)flag->value = range;
+    return r;
 }
 
 /* "512", "1.5GiB", "24 GB". More than 2^60 is a slip. */
@@ -80,7 +107,9 @@ static int flag_store_bytes(const struct flag *flag, const char *text, struct sh
 static int flag_store(const struct flag *flag, const char *text, struct shd_err *e)
 {
     if (flag->kind == FLAG_U32)
-        return flag_store_u32(flag, text, e);
+        return parse_u32(flag, text, flag->value, e);
+    if (flag->kind == FLAG_RANGE)
+        return flag_store_range(flag, text, e);
     if (flag->kind == FLAG_BYTES)
         return flag_store_bytes(flag, text, e);
     if (flag->kind == FLAG_STRING)
@@ -128,6 +157,14 @@ int flags_start(const struct flags *f, int argc, char **argv, int *ret_rest)
 {
     struct shd_err e = { 0 };
     int rest = argc;
+    if (argc == 2 && strcmp(argv[1], FLAGS_LIST) == 0) {
+        flags_list(f, stdout);
+        return CTL_OK;
+    }
+    if (argc == 2 && strcmp(argv[1], FLAGS_MDOC) == 0) {
+        flags_mdoc(f, stdout);
+        return CTL_OK;
+    }
     switch (flags_parse(f, argc, argv, &rest, &e)) {
     case FLAGS_HELP:
         flags_help(f, stdout);
@@ -163,4 +200,49 @@ void flags_help(const struct flags *f, FILE *out)
     fprintf(out, "  %-30s%s\n", "-h, --help", "this text");
     if (f->more != NULL)
         fprintf(out, "\n%s", f->more);
+}
+
+void flags_list(const struct flags *f, FILE *out)
+{
+    for (size_t i = 0; i < f->count; i++) {
+        const struct flag *flag = &f->table[i];
+        const char *colon = flag->arg != NULL ? ":" : "", *arg = flag->arg != NULL ? flag->arg : "";
+        fprintf(out, " --%s%s%s", flag->name, colon, arg);
+        if (flag->letter != 0)
+            fprintf(out, " -%c%s%s", flag->letter, colon, arg);
+    }
+    fprintf(out, " --help -h");
+}
+
+/* Text in lines that mandoc does not find too long; no line begins with a word of commands. */
+static void print_wrapped(const char *text, FILE *out)
+{
+    size_t column = 0;
+    while (*text != '\0') {
+        const size_t bytes = strcspn(text, " ");
+        if (column > 0 && column + bytes > MDOC_COLUMNS && text[0] != '.' && text[0] != '\'')
+            column = 0;
+        fprintf(out, "%s%.*s",
+                column > 0       ? " "
+                : text[0] == '.' ? "\n\\&"
+                                 : "\n",
+                (int)bytes, text);
+        column += bytes + 1;
+        text += bytes + strspn(text + bytes, " ");
+    }
+    fprintf(out, ".\n");
+}
+
+void flags_mdoc(const struct flags *f, FILE *out)
+{
+    for (size_t i = 0; i < f->count; i++) {
+        const struct flag *flag = &f->table[i];
+        fprintf(out, ".It");
+        if (flag->letter != 0)
+            fprintf(out, " Fl %c ,", flag->letter);
+        fprintf(out, " Fl -%s", flag->name);
+        if (flag->arg != NULL)
+            fprintf(out, " Ar %s", flag->arg);
+        print_wrapped(flag->help, out);
+    }
 }

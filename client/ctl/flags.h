@@ -15,8 +15,13 @@
 enum flag_kind {
     FLAG_BOOL,   /* value: bool *, set to true */
     FLAG_U32,    /* value: uint32_t *, min..max */
+    FLAG_RANGE,  /* value: struct flag_range *, "A" (both ends) or "A..B", A <= B, min..max */
     FLAG_STRING, /* value: const char **, borrowed from argv */
     FLAG_BYTES,  /* value: uint64_t *: a number, with KiB, MiB, GiB, TiB or KB, MB, GB, TB */
+};
+
+struct flag_range {
+    uint32_t first, last;
 };
 
 struct flag {
@@ -26,7 +31,7 @@ struct flag {
     const char *arg; /* what help calls the value; NULL for FLAG_BOOL */
     const char *help;
     void *value;       /* borrowed */
-    uint32_t min, max; /* FLAG_U32 only */
+    uint32_t min, max; /* FLAG_U32, FLAG_RANGE */
 };
 
 struct flags {
@@ -49,5 +54,14 @@ enum flags_result flags_parse(const struct flags *f, int argc, char **argv, int 
 int flags_start(const struct flags *f, int argc, char **argv, int *ret_rest);
 
 void flags_help(const struct flags *f, FILE *out);
+
+/* `shardctl VERB --list-flags`, for completion and tests: " --name" or " --name:ARG" each, letters
+ * likewise, on one line without an end. flags_start() does it. */
+#define FLAGS_LIST "--list-flags"
+void flags_list(const struct flags *f, FILE *out);
+
+/* `shardctl VERB --list-mdoc`: the flags as items of a list in mdoc(7), for the manual page. */
+#define FLAGS_MDOC "--list-mdoc"
+void flags_mdoc(const struct flags *f, FILE *out);
 
 #endif

@@ -15,11 +15,23 @@ static int verb_help(int argc, char **argv);
 
 static const struct verb verbs[] = {
     { "run", "run a command as workers beside daemons of its own, on this host", verb_run },
+    { "up", "start daemons that stay, with a keeper", verb_up },
+    { "down", "stop what `up` started", verb_down },
     { "status", "show daemons: models, steps, memory, sessions", verb_status },
     { "digest", "SHA-256 over a model's parameters and optimizer state", verb_digest },
     { "plan", "what a policy does to a model and costs, before it is run", verb_plan },
+    { "checkpoint", "save a model, once or as training goes on; list, verify", verb_checkpoint },
+    { "restore", "make daemons open a model from a checkpoint or from weights", verb_restore },
+    { "doctor", "what of this host is in the way, and the remedy", verb_doctor },
+    { "completion", "print the completion script of a shell", verb_completion },
     { "help", "this text, or `shardctl help VERB`", verb_help },
 };
+
+const struct verb *ctl_verbs(size_t *ret_count)
+{
+    *ret_count = ARRAY_SIZE(verbs);
+    return verbs;
+}
 
 static const struct verb *verb_find(const char *name)
 {
@@ -48,7 +60,7 @@ static void print_help(FILE *out)
             "Parameters and optimizer state live in daemons (shardd, one per device); workers\n"
             "attach to them. shardctl starts, shows and checks them.\n\nverbs:\n");
     for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
-        fprintf(out, "  %-10s%s\n", verbs[i].name, verbs[i].summary);
+        fprintf(out, "  %-12s%s\n", verbs[i].name, verbs[i].summary);
     fprintf(out, "\n`shardctl VERB --help` explains one. `shardctl --version` prints the version.\n"
                  "\nexample: train a small GPT in 2 workers against 2 daemons\n"
                  "  shardctl run --daemons 2 --workers 2 -- shd-gpt --steps 20\n"

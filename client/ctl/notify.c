@@ -1,15 +1,13 @@
 #include "client/ctl/notify.h"
 
 #include <errno.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-#define NOTIFY_BYTES_MAX 4096u
-#define NOTIFY_FDS_MAX   16u
+#include "proto/check.h"
 
 int notify_listen(const char *dir, int *ret_fd, struct shd_err *e)
 {
@@ -32,48 +30,45 @@ int notify_listen(const char *dir, int *ret_fd, struct shd_err *e)
     return SHD_OK;
 }
 
-/* The sender's pid from the control data (0: none there); descriptors in it are closed. */
-static pid_t take_control(struct msghdr *msg)
+/* The sender's pid (0: none there) and the descriptors from the control data. */
+static void take_control(struct msghdr *msg, struct notify_message *m)
 {
-    pid_t pid = 0;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c != NULL; c = CMSG_NXTHDR(msg, c)) {
         if (c->cmsg_level != SOL_SOCKET)
             continue;
         if (c->cmsg_type == SCM_CREDENTIALS && c->cmsg_len == CMSG_LEN(sizeof(struct ucred))) {
             struct ucred cred;
             memcpy(&cred, CMSG_DATA(c), sizeof(cred));
-            pid = cred.pid;
+            m->pid = cred.pid;
         } else if (c->cmsg_type == SCM_RIGHTS) {
             const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-            for (size_t i = 0; i < count; i++) {
-                int fd;
-                memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(fd));
-                close(fd);
-            }
+            CHECK(count <= NOTIFY_FDS_MAX - m->fd_count);
+            memcpy(m->fds + m->fd_count, CMSG_DATA(c), count * sizeof(int));
+            m->fd_count += (uint32_t)count;
         }
     }
-    return pid;
 }
 
-/* True when one of the text's lines is exactly READY=1. */
-static bool says_ready(const char *text)
+static void parse_line(struct notify_message *m, const char *line)
 {
-    for (const char *line = text; line != NULL; line = strchr(line, '\n')) {
-        line += *line == '\n';
-        if (strncmp(line, "READY=1", 7) == 0 && (line[7] == '\0' || line[7] == '\n'))
-            return true;
-    }
-    return false;
+    if (strcmp(line, "READY=1") == 0)
+        m->ready = true;
+    else if (strcmp(line, "FDSTORE=1") == 0)
+        m->store = true;
+    else if (strcmp(line, "FDSTOREREMOVE=1") == 0)
+        m->remove = true;
+    else if (strncmp(line, "FDNAME=", strlen("FDNAME=")) == 0)
+        m->name = line + strlen("FDNAME=");
 }
 
-int notify_take(int fd, pid_t *ret_pid)
+int notify_take(int fd, struct notify_message *ret_message)
 {
-    char text[NOTIFY_BYTES_MAX + 1];
+    struct notify_message *m = ret_message;
     union {
         struct cmsghdr align;
         char bytes[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(NOTIFY_FDS_MAX * sizeof(int))];
     } control;
-    struct iovec iov = { .iov_base = text, .iov_len = NOTIFY_BYTES_MAX };
+    struct iovec iov = { .iov_base = m->text, .iov_len = NOTIFY_BYTES_MAX };
     struct msghdr msg = { .msg_iov = &iov,
                           .msg_iovlen = 1,
                           .msg_control = control.bytes,
@@ -81,10 +76,27 @@ int notify_take(int fd, pid_t *ret_pid)
     const ssize_t n = recvmsg(fd, &msg, MSG_CMSG_CLOEXEC);
     if (n < 0)
         return errno == EINTR ? 0 : -1;
-    text[n] = '\0';
-    const pid_t pid = take_control(&msg);
-    if (pid <= 0 || (msg.msg_flags & MSG_TRUNC) != 0 || !says_ready(text))
+    m->pid = 0;
+    m->ready = m->store = m->remove = false;
+    m->name = NULL;
+    m->fd_count = 0;
+    m->fds_lost = (msg.msg_flags & MSG_CTRUNC) != 0;
+    take_control(&msg, m);
+    if (m->pid <= 0 || (msg.msg_flags & MSG_TRUNC) != 0) {
+        notify_close(m);
         return 0;
-    *ret_pid = pid;
+    }
+    m->text[n] = '\0';
+    char *rest = m->text;
+    for (const char *line = strsep(&rest, "\n"); line != NULL; line = strsep(&rest, "\n"))
+        parse_line(m, line);
     return 1;
+}
+
+void notify_close(struct notify_message *message)
+{
+    for (uint32_t i = 0; i < message->fd_count; i++)
+        if (message->fds[i] >= 0)
+            close(message->fds[i]);
+    message->fd_count = 0;
 }

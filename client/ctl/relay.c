@@ -101,6 +101,7 @@ int relay_open(struct relay *relay, uv_loop_t *loop, const char *name, int *ret_
                struct shd_err *e)
 {
     int ends[2];
+    CHECK(relay_idle(relay));
     if (pipe2(ends, O_CLOEXEC) < 0)
         return err_sys(e, SHD_EIO, "make a pipe for %s", name);
     if (fcntl(ends[0], F_SETFL, O_NONBLOCK) < 0 || uv_poll_init(loop, &relay->poll, ends[0]) != 0) {
@@ -113,12 +114,24 @@ int relay_open(struct relay *relay, uv_loop_t *loop, const char *name, int *ret_
     relay->poll.data = relay;
     relay->retry.data = relay;
     relay->fd = ends[0];
+    relay->handles = 2;
     relay->used = 0;
     relay->last[0] = '\0';
     snprintf(relay->prefix, sizeof(relay->prefix), "[%s] ", name);
     uv_poll_start(&relay->poll, UV_READABLE, relay_readable);
     *ret_write_fd = ends[1];
     return SHD_OK;
+}
+
+bool relay_idle(const struct relay *relay)
+{
+    return relay->fd < 0 && relay->handles == 0;
+}
+
+static void handle_closed(uv_handle_t *handle)
+{
+    struct relay *r = handle->data;
+    r->handles--;
 }
 
 void relay_close(struct relay *relay)
@@ -129,8 +142,8 @@ void relay_close(struct relay *relay)
     for (unsigned i = 0; i < RELAY_LAST_READS && more > 0; i++)
         more = relay_flush(relay, false, RELAY_CLOSING_MS) ? relay_read(relay) : 0;
     relay_flush(relay, true, RELAY_CLOSING_MS);
-    uv_close((uv_handle_t *)&relay->poll, NULL);
-    uv_close((uv_handle_t *)&relay->retry, NULL);
+    uv_close((uv_handle_t *)&relay->poll, handle_closed);
+    uv_close((uv_handle_t *)&relay->retry, handle_closed);
     close(relay->fd);
     relay->fd = -1;
 }

@@ -24,6 +24,7 @@ struct relay {
     uv_poll_t poll;
     uv_timer_t retry; /* runs while stderr is full */
     int fd;           /* owned read end; -1: not open */
+    unsigned handles; /* that the loop still knows: see relay_idle() */
     size_t used;
     char prefix[RELAY_PREFIX_BYTES]; /* "[rank 1] " */
     char last[RELAY_LAST_BYTES];     /* the latest line, for error messages */
@@ -31,12 +32,15 @@ struct relay {
 };
 
 /* Start relaying; name is put in brackets. *ret_write_fd is the caller's to give and close. The
- * relay stays where it is in memory until the loop has run after relay_close().
+ * relay must be idle, and stays where it is in memory until it is so again.
  * Errors: SHD_ENOMEM, SHD_EIO. */
 int relay_open(struct relay *relay, uv_loop_t *loop, const char *name, int *ret_write_fd,
                struct shd_err *e);
 
 /* Relay what is in the pipe now, then close. No-op when not open. */
 void relay_close(struct relay *relay);
+
+/* True when it was never opened (zeroed, fd -1) or the loop has let go of it after its close. */
+bool relay_idle(const struct relay *relay);
 
 #endif

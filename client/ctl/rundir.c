@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +48,7 @@ static void make_path(const char *path)
         memcpy(part, path, bytes);
         part[bytes] = '\0';
         if ((mkdir(part, 0700) < 0 && errno != EEXIST) || slash == NULL)
-            return; /* base_check() says what is wrong */
+            return; /* rundir_check() says what is wrong */
     }
 }
 
@@ -60,7 +59,7 @@ static bool is_in(const char *path, const char *dir)
 }
 
 /* A base must be a directory of ours that no one else can write to; one in our home is made. */
-static int base_check(const char *base, bool make, struct shd_err *e)
+int rundir_check(const char *base, bool make, struct shd_err *e)
 {
     struct stat st;
     if (base[0] != '/')
@@ -187,7 +186,7 @@ int rundir_new(struct rundir *ret_dir, struct shd_err *e)
         struct shd_err why = { 0 };
         if (base[0] == '\0')
             continue;
-        int r = base_check(base, /* make= */ i == 2, &why);
+        int r = rundir_check(base, /* make= */ i == 2, &why);
         if (r == SHD_OK)
             r = make_in(base, ret_dir, &why);
         if (r == SHD_OK || r == SHD_ERANGE)

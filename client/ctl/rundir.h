@@ -1,4 +1,5 @@
-/* The private directory of one `shardctl run`: its daemons' sockets and nothing else.
+/* The private directory of one `shardctl run`: its daemons' sockets and nothing else. (That of
+ * `shardctl up`, which has a name that people know, is updir.h.)
  *
  * Made 0700 under $XDG_RUNTIME_DIR, else under /run (root), else under ~/.cache/shardd; never
  * under a directory that others may write to (/tmp). A file "lock" in it is flock()ed for as long
@@ -10,6 +11,8 @@
  */
 #ifndef SHD_CTL_RUNDIR_H
 #define SHD_CTL_RUNDIR_H
+
+#include <stdbool.h>
 
 #include "proto/status.h"
 
@@ -24,6 +27,11 @@ struct rundir {
 
 /* Errors: SHD_ENOENT no usable base; SHD_ERANGE path too long; SHD_EIO. */
 int rundir_new(struct rundir *ret_dir, struct shd_err *e);
+
+/* Whether base, a directory, is one to put sockets in: ours, nobody else can write to it or to what
+ * it is in (/tmp). make: make it (0700) and its parents where they are missing.
+ * Errors: SHD_EINVAL, SHD_EAUTH, SHD_EIO. */
+int rundir_check(const char *base, bool make, struct shd_err *e);
 
 /* Remove the directory with everything in it. */
 int rundir_remove(struct rundir *dir, struct shd_err *e);
