@@ -1,0 +1,113 @@
+/* The side channel: any datagram with any descriptors. What side_recv() takes keeps its promises,
+ * and no descriptor is left behind. Input: one byte (bits 0..1: descriptors that come along, bit 2:
+ * the receiver wants none), then the datagram. */
+#include "tests/fuzz/fuzz.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "proto/fdpass.h"
+#include "proto/segment.h"
+
+static void send_raw(int fd, const uint8_t *data, size_t size, unsigned fds)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(3 * sizeof(int))];
+    } control = { 0 };
+    struct iovec iov = { .iov_base = (void *)(uintptr_t)data, .iov_len = size };
+    struct msghdr h = { .msg_iov = &iov, .msg_iovlen = 1 };
+    if (fds > 0) {
+        h.msg_control = control.bytes;
+        h.msg_controllen = CMSG_SPACE(fds * sizeof(int));
+        struct cmsghdr *c = CMSG_FIRSTHDR(&h);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(fds * sizeof(int));
+        for (unsigned i = 0; i < fds; i++)
+            memcpy(CMSG_DATA(c) + i * sizeof(int), &fd, sizeof fd);
+    }
+    CHECK(sendmsg(fd, &h, 0) == (ssize_t)size);
+}
+
+/* The lowest free descriptor: the same before and after when none stays open. */
+static int lowest_free(int fd)
+{
+    const int low = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    CHECK(low >= 0);
+    close(low);
+    return low;
+}
+
+static void check_taken(const struct side_msg *m, int got, unsigned fds)
+{
+    CHECK(m->magic == SIDE_MAGIC && m->protocol == SHD_PROTOCOL && m->reserved == 0);
+    CHECK(m->type >= SIDE_WELCOME && m->type <= SIDE_ERROR);
+    CHECK(memchr(m->text, 0, sizeof m->text) != NULL);
+    CHECK((got >= 0) == (fds > 0));
+    if (m->type == SIDE_SEGMENT)
+        CHECK(got >= 0 && m->kind >= SEGMENT_STATE && m->kind <= SEGMENT_BOARD);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static int pair[2] = { -1, -1 };
+    struct shd_err e = { 0 };
+    struct side_msg m;
+    int got = -1;
+    if (pair[0] < 0)
+        CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
+    if (size < 2 || size > 4096) /* an empty datagram reads as the end */
+        return 0;
+    const unsigned fds = data[0] & 3;
+    const bool wanted = (data[0] & 4) == 0;
+    const int low = lowest_free(pair[0]);
+    send_raw(pair[0], data + 1, size - 1, fds);
+    const int r = side_recv(pair[1], /* timeout_ms= */ -1, &m, wanted ? &got : NULL, &e);
+    if (r == SHD_OK)
+        check_taken(&m, wanted ? got : (int)fds - 1, fds);
+    else
+        fuzz_check_refusal(r, &e);
+    if (got >= 0) {
+        CHECK((fcntl(got, F_GETFD) & FD_CLOEXEC) != 0);
+        close(got);
+    }
+    CHECK(lowest_free(pair[0]) == low);
+    return 0;
+}
+
+size_t fuzz_seed(unsigned index, uint8_t *buf, size_t bytes_max)
+{
+    struct side_msg m = { .magic = SIDE_MAGIC,
+                          .protocol = SHD_PROTOCOL,
+                          .type = SIDE_WELCOME + index % 4,
+                          .ticket = 7,
+                          .bytes = 4096,
+                          .kind = SEGMENT_PUBLISH,
+                          .text = "no such ticket" };
+    if (m.type == SIDE_ERROR)
+        m.status = SHD_ENOENT;
+    if (index >= 8 || bytes_max < sizeof m + 1)
+        return 0;
+    buf[0] = (uint8_t)((index & 4) | (m.type == SIDE_SEGMENT));
+    memcpy(buf + 1, &m, sizeof m);
+    return sizeof m + 1;
+}
+
+#ifdef SHD_FUZZ
+/* Mostly leave what every message begins with as it must be. */
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max, unsigned seed)
+{
+    static const uint32_t head[2] = { SIDE_MAGIC, SHD_PROTOCOL };
+    size = LLVMFuzzerMutate(data, size, max);
+    if (seed % 8 != 0 && size > sizeof head)
+        memcpy(data + 1, head, sizeof head);
+    if (seed % 4 != 0 && max > sizeof(struct side_msg)) {
+        if (size < sizeof(struct side_msg) + 1)
+            memset(data + size, 0, sizeof(struct side_msg) + 1 - size);
+        size = sizeof(struct side_msg) + 1;
+    }
+    return size;
+}
+#endif

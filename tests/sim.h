@@ -1,0 +1,429 @@
+/* A deterministic simulator of daemons and workers: one seed, virtual time, one queue of events,
+ * no threads and no I/O.
+ *
+ * Real are: the step core, ledger, lease and replies of the daemon; turn and decide of the worker.
+ * Modelled are the shells around them (requests, sessions, kernel queue, segments; slots, resends,
+ * reconnects), the network, clocks and whatever kills. What outlives a process is kept exactly as
+ * far as it came: accumulators and parameters by block, with the trail of kernels/kern.h.
+ *
+ * Happy path: sim_new(), sim_run() to the end, sim_free(). Whatever contradicts a promise of
+ * DESIGN.md section 1 ends the run with its name, what it is about, and the last events around it.
+ */
+#ifndef SHD_SIM_H
+#define SHD_SIM_H
+
+#include <setjmp.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "client/turn.h"
+#include "daemon/lease.h"
+#include "daemon/ledger.h"
+#include "daemon/replies.h"
+#include "daemon/step.h"
+#include "proto/check.h"
+#include "proto/failpoint.h"
+#include "proto/simbug.h"
+
+#define SIM_DAEMONS  4u
+#define SIM_WORKERS  5u
+#define SIM_UNITS    4u
+#define SIM_MICROS   6u
+#define SIM_BLOCKS   5u
+#define SIM_SLOTS    2u
+#define SIM_STEPS    4096u
+#define SIM_SESSIONS 24u
+#define SIM_OPS      192u
+#define SIM_KERNELS  64u
+#define SIM_CALLS    64u
+#define SIM_ANSWERS  64u
+#define SIM_TRACE    8192u
+#define SIM_NOBODY   UINT32_MAX
+
+#define US UINT64_C(1000)
+#define MS UINT64_C(1000000)
+#define S  UINT64_C(1000000000)
+
+/* -- What is asked for --------------------------------------------------------------------------
+ */
+
+enum sim_fault { /* bits */
+                 SIM_KILL_WORKER = 1 << 0,
+                 SIM_KILL_DAEMON = 1 << 1,
+                 SIM_KILL_POINT = 1 << 2, /* a daemon, at a fail point */
+                 SIM_KILL_BOTH = 1 << 3,
+                 SIM_NEW_JOB =
+                     1 << 4, /* all workers die; their successors want another learning rate */
+                 SIM_STALL = 1 << 5,
+                 SIM_PARTITION = 1 << 6,
+                 SIM_RESET = 1 << 7, /* a connection breaks, both ends live */
+                 SIM_LOSS = 1 << 8,
+                 SIM_DOUBLE = 1 << 9,
+                 SIM_REORDER = 1 << 10,
+                 SIM_SLOW = 1 << 11, /* small queues: a stalled peer loses messages */
+                 SIM_CLOCK = 1 << 12,
+                 SIM_LEAVE = 1 << 13,
+                 SIM_KEEPER = 1 << 14, /* a daemon dies and its segments go with it */
+};
+
+struct sim_config {
+    uint64_t seed;
+    uint64_t model_seed; /* gradients, decisions: the result depends on this one alone */
+    uint32_t daemons, workers, units, micros, steps;
+    uint32_t faults;                  /* enum sim_fault */
+    uint64_t fault_gap_ns, kernel_ns; /* at most, between two faults; of a block */
+    uint64_t events_max;
+    bool lease; /* else workers have ranks */
+    bool frozen;
+};
+
+struct sim_scenario {
+    const char *name;
+    uint32_t faults;
+};
+extern const struct sim_scenario sim_scenarios[];
+extern const uint32_t sim_scenario_count;
+
+/* Everything else from the seed. */
+struct sim_config sim_config_of(const struct sim_scenario *scenario, uint64_t seed);
+
+enum sim_outcome { SIM_DONE, SIM_LOST, SIM_BROKEN };
+
+struct sim_result {
+    enum sim_outcome outcome;
+    uint64_t events;
+    uint64_t digest; /* of all final parameters, the same for any number of owners */
+    uint32_t kills;
+    char promise[16];        /* BROKEN: its name */
+    uint32_t daemon, worker; /* BROKEN: whose it is, or SIM_NOBODY */
+    char text[256];
+};
+
+/* trace: print every event. */
+struct sim_result sim_run(const struct sim_config *config, bool trace);
+
+/* The last events around what broke in the last run that did, on stderr. */
+void sim_print_end(void);
+
+/* How often a daemon was killed at this fail point, in this process. */
+uint64_t sim_killed_at(const char *point);
+
+/* The digest of an undisturbed run: computed, not simulated. */
+uint64_t sim_expected_digest(const struct sim_config *config);
+
+/* -- What passes between processes --------------------------------------------------------------
+ */
+
+enum sim_kind {
+    SIM_ATTACH = 1,
+    SIM_LAYOUT,
+    SIM_RETURN,
+    SIM_PREPARE,
+    SIM_COMMIT,
+    SIM_LEASE,
+    SIM_DETACH,
+    SIM_HANGUP,
+};
+
+struct sim_request {
+    enum sim_kind kind;
+    uint64_t step;
+    uint32_t unit, micro, slot;
+    bool none;
+    uint64_t blob;
+    struct wire_decision decision;
+};
+
+struct sim_layout {
+    uint64_t session;
+    uint64_t step;
+    uint32_t in; /* a bit per micro-batch */
+    bool has_decision;
+    struct wire_decision decision;
+    uint32_t seat; /* where the session's inbox is */
+};
+
+struct sim_reply {
+    enum sim_kind kind;
+    int status;
+    uint64_t step;
+    bool stale;
+    enum lease_answer lease;
+    uint32_t group;
+    union {
+        struct wire_prepared prepared;
+        struct wire_committed committed;
+        struct sim_layout layout;
+    };
+};
+_Static_assert(sizeof(struct sim_reply) <= REPLIES_BYTES_MAX, "replies are kept");
+
+struct sim_msg {
+    bool to_daemon;
+    uint32_t daemon, worker;
+    uint64_t daemon_gen, worker_gen;
+    uint64_t session, seq; /* ATTACH: the number of the attempt */
+    union {
+        struct sim_request request;
+        struct sim_reply reply;
+    };
+};
+
+enum sim_event_kind {
+    EV_MSG,
+    EV_KERNEL,
+    EV_KERNEL_DONE,
+    EV_SPILL,
+    EV_SPILLED,
+    EV_LEASE_TIMER,
+    EV_START_DAEMON,
+    EV_WAKE,
+    EV_COMPUTED,
+    EV_RESEND,
+    EV_ATTACH,
+    EV_START_WORKER,
+    EV_FAULT,
+};
+
+struct sim_event {
+    uint64_t at_ns, order;
+    enum sim_event_kind kind;
+    uint32_t who;
+    uint64_t gen;
+    uint64_t arg;
+};
+
+/* -- Processes ----------------------------------------------------------------------------------
+ */
+
+struct sim_wait { /* a request that is answered later */
+    uint64_t seq;
+    enum sim_kind kind;
+    uint64_t step;
+    uint64_t blob; /* COMMIT */
+    struct wire_decision decision;
+};
+
+struct sim_session {
+    uint64_t id; /* 0: free */
+    bool open;
+    uint32_t worker;
+    uint64_t worker_gen, attempt;
+    uint32_t refs; /* gradients that still lie in its slots */
+    struct replies *replies;
+    uint64_t slot[SIM_SLOTS]; /* what is written there: sim_tag() */
+    struct sim_wait waits[4];
+    uint32_t wait_count;
+};
+
+struct sim_op { /* a Return that is not credited */
+    bool used;
+    uint32_t seat;
+    uint64_t session, seq, step;
+    uint32_t unit, micro, slot;
+};
+
+struct sim_kernel {
+    struct step_action action;
+    uint64_t step, op, decision;
+    uint64_t *grad; /* the slot */
+    struct step_word done;
+    uint32_t block, end; /* of the unit: next one, end */
+    bool summing;
+};
+
+struct sim_daemon {
+    bool alive, fresh;
+    uint64_t gen, stalled_until_ns;
+    int64_t clock_ns; /* its clock is so far from the true time */
+    uint32_t held;    /* messages that wait for a stall's end */
+    uint32_t point_left;
+    /* outlives it */
+    void *ledger_memory;
+    uint64_t ledger_bytes;
+    uint64_t acc[SIM_UNITS][SIM_BLOCKS], param[SIM_UNITS][SIM_BLOCKS], word[SIM_UNITS][SIM_BLOCKS];
+    uint64_t spill[SIM_UNITS][SIM_MICROS];
+    uint64_t board[SIM_UNITS];
+    /* for checks: what was promised */
+    uint64_t commits_seen;
+    uint64_t credited_step;
+    uint32_t credited[SIM_UNITS]; /* a bit per micro-batch of that step */
+    uint64_t lost_gen;            /* its keeper was lost: what was promised before is void */
+    /* dies with it */
+    struct ledger ledger;
+    struct step *core;
+    struct lease *lease;
+    void *core_memory, *lease_memory;
+    struct sim_session sessions[SIM_SESSIONS];
+    struct sim_op ops[SIM_OPS]; /* by ref; [0] is not used */
+    struct sim_kernel kernels[SIM_KERNELS];
+    uint64_t kernel_first, kernel_done, kernel_last;
+    uint64_t lease_timer; /* the number of the one that counts */
+};
+
+struct sim_call {
+    bool used, sent;
+    uint64_t seq, sent_ns;
+    bool written; /* its gradient lies in its slot */
+    uint64_t tag;
+    struct sim_request request;
+};
+
+struct sim_link {
+    bool up;
+    uint64_t daemon_gen, session, attempt, seq;
+    uint32_t seat;
+    struct sim_layout layout;
+    bool layout_asked, layout_new;
+    struct sim_call calls[SIM_CALLS];
+    bool slot_taken[SIM_SLOTS];
+    uint64_t answered_seq[SIM_ANSWERS], answered_hash[SIM_ANSWERS];
+    uint32_t give_unit; /* the next unit to hand over, + 1; 0: done */
+};
+
+enum sim_work {
+    WORK_ATTACHING,
+    WORK_LOOKING, /* layouts are asked for again */
+    WORK_SETTLING,
+    WORK_BOARD,
+    WORK_LEASING,
+    WORK_COMPUTING,
+    WORK_RETURNING,
+    WORK_TURN,
+    WORK_FINISHED,
+};
+
+struct sim_worker {
+    bool alive;
+    uint64_t gen, stalled_until_ns;
+    uint32_t held;
+    uint32_t job; /* learning rates differ */
+    bool eager;   /* does not wait for credits */
+    enum sim_work work;
+    uint64_t since_ns; /* in this state or with this step */
+    uint64_t step;
+    uint32_t ask_owner;
+    bool asking;
+    uint32_t micro;
+    uint32_t computed; /* a bit per micro-batch of the step that was handed over */
+    bool torn;         /* parameters changed while it computed */
+    bool has_last, settle_over;
+    struct wire_decision last;
+    uint32_t looks;
+    struct turn *turn;
+    _Alignas(16) uint8_t turn_memory[8192];
+    struct sim_link link[SIM_DAEMONS];
+};
+
+struct sim_trace {
+    uint64_t at_ns;
+    const char *what;
+    uint32_t daemon, worker;
+    uint64_t step;
+    uint32_t unit, micro;
+};
+
+struct sim {
+    struct sim_config config;
+    uint64_t random, now_ns, order, last_session;
+    struct sim_event *heap;
+    uint32_t heap_count, heap_room;
+    struct sim_msg *msg;
+    uint32_t *msg_free;
+    uint32_t msg_free_count, msg_room;
+    struct sim_daemon daemon[SIM_DAEMONS];
+    struct sim_worker worker[SIM_WORKERS];
+    bool cut[SIM_DAEMONS][SIM_WORKERS];
+    uint64_t cut_until_ns[SIM_DAEMONS][SIM_WORKERS];
+    bool frozen[SIM_UNITS];
+    uint32_t blocks[SIM_UNITS];
+    uint32_t job;
+    uint64_t job_ready_ns; /* all connections of the job before are gone */
+    /* what must be: grows with the decisions */
+    uint64_t decided; /* steps with a decision */
+    struct wire_decision decision[SIM_STEPS];
+    uint64_t param[2][SIM_UNITS][SIM_BLOCKS]; /* of version `decided` and the one before */
+    uint64_t last_fault_ns, last_decided_ns;
+    bool kept_lost;
+    struct sim_daemon *running;
+    jmp_buf killed;
+    sigjmp_buf stopped;
+    struct sim_result result;
+    bool print;
+    struct sim_trace trace[SIM_TRACE];
+    uint64_t trace_count;
+};
+
+/* sim_queue.c: randomness, events, messages */
+uint64_t sim_random(struct sim *s);
+uint64_t sim_below(struct sim *s, uint64_t n);
+bool sim_chance(struct sim *s, uint32_t per_mille);
+void sim_at(struct sim *s, uint64_t delay_ns, struct sim_event event);
+bool sim_pop(struct sim *s, struct sim_event *ret_event);
+void sim_requeue(struct sim *s, const struct sim_event *event, uint64_t at_ns);
+void sim_send(struct sim *s, const struct sim_msg *msg);
+void sim_msg_done(struct sim *s, uint64_t index);
+void sim_note(struct sim *s, const char *what, uint32_t daemon, uint32_t worker, uint64_t step,
+              uint32_t unit, uint32_t micro);
+void sim_print_trace(FILE *out, const struct sim_trace *t);
+void sim_deinit(struct sim *s);
+
+/* sim_check.c: what must be, and what happens when it is not */
+_Noreturn void sim_broken(struct sim *s, const char *promise, uint32_t daemon, uint32_t worker,
+                          const char *format, ...) __attribute__((format(printf, 5, 6)));
+_Noreturn void sim_lost(struct sim *s, const char *why);
+uint64_t sim_mix(uint64_t a, uint64_t b);
+bool sim_none(const struct sim *s, uint64_t step, uint32_t micro, uint32_t unit);
+uint64_t sim_tag(const struct sim *s, uint64_t step, uint32_t micro, uint32_t unit);
+uint64_t sim_add(uint64_t acc, bool first, uint64_t tag, uint32_t block);
+uint64_t sim_update(uint64_t param, uint64_t decision, uint64_t acc);
+void sim_square(uint64_t acc, struct fixsum *sum, bool *finite);
+uint64_t sim_decision_hash(const struct wire_decision *d);
+struct turn_update sim_update_of(const struct sim *s, uint64_t step, uint32_t job,
+                                 const struct wire_decision *last);
+uint32_t sim_first_block(const struct sim *s, uint32_t owner, uint32_t unit);
+void sim_check_sum(struct sim *s, const struct sim_daemon *d, uint32_t unit, uint64_t step,
+                   uint32_t next);
+void sim_check_params(struct sim *s, const struct sim_daemon *d, uint32_t unit, uint64_t version);
+void sim_check_decision(struct sim *s, struct sim_daemon *d, uint64_t step,
+                        const struct step_decision *decision);
+void sim_check_prepared(struct sim *s, const struct sim_daemon *d, const struct step_prepared *p);
+void sim_check_credited(struct sim *s, const struct sim_daemon *d);
+void sim_check_progress(struct sim *s);
+void sim_check_end(struct sim *s);
+void sim_begin_checks(struct sim *s);
+
+/* sim_daemon.c: a daemon's loop */
+void sim_daemon_take(struct sim *s, struct sim_daemon *d, const struct step_actions *actions);
+void sim_daemon_after(struct sim *s, const struct sim_daemon *d, uint64_t delay_ns,
+                      enum sim_event_kind kind, uint64_t arg);
+
+/* sim_kernel.c */
+void sim_kernel_queue(struct sim *s, struct sim_daemon *d, const struct step_action *a);
+void sim_kernel_event(struct sim *s, struct sim_daemon *d);
+
+/* sim_life.c, but for the event */
+void sim_daemon_start(struct sim *s, struct sim_daemon *d);
+void sim_daemon_kill(struct sim *s, struct sim_daemon *d);
+void sim_daemon_event(struct sim *s, struct sim_daemon *d, const struct sim_event *event);
+void sim_daemon_deinit(struct sim_daemon *d);
+void sim_daemon_wipe(struct sim *s, struct sim_daemon *d);
+
+/* sim_worker.c */
+void sim_worker_start(struct sim *s, struct sim_worker *w);
+void sim_worker_kill(struct sim *s, struct sim_worker *w);
+void sim_worker_leave(struct sim *s, struct sim_worker *w);
+void sim_worker_event(struct sim *s, struct sim_worker *w, const struct sim_event *event);
+const char *sim_work_name(enum sim_work work);
+
+static inline uint32_t sim_daemon_index(const struct sim *s, const struct sim_daemon *d)
+{
+    return (uint32_t)(d - s->daemon);
+}
+static inline uint32_t sim_worker_index(const struct sim *s, const struct sim_worker *w)
+{
+    return (uint32_t)(w - s->worker);
+}
+
+#endif
