@@ -23,7 +23,6 @@
 
 #include "bench/stat.h"
 #include "client/ctl/child.h"
-#include "client/ctl/notify.h"
 #include "client/ctl/rundir.h"
 #include "proto/check.h"
 #include "proto/fdpass.h"
@@ -95,33 +94,32 @@ static int shardd_path(char *buf, size_t bytes, struct shd_err *e)
     return SHD_OK;
 }
 
-static int wait_ready(int notify_fd, pid_t daemon, struct shd_err *e)
+/* Somebody listens. No NOTIFY_SOCKET: nobody here would keep what it stores. */
+static int wait_ready(const struct bench *b, struct shd_err *e)
 {
     const uint64_t deadline = stat_now_ns() + (uint64_t)READY_MS * 1000000u;
+    char path[ENDPOINT_BYTES];
+    snprintf(path, sizeof(path), "%s/cpu0.sock", b->dir.path);
     while (stat_now_ns() < deadline) {
-        struct pollfd p = { .fd = notify_fd, .events = POLLIN };
-        poll(&p, 1, 100);
-        pid_t from = 0;
-        while (notify_take(notify_fd, &from) > 0)
-            if (from == daemon)
-                return SHD_OK;
-        if (waitpid(daemon, NULL, WNOHANG) == daemon)
+        int fd;
+        if (side_connect(path, &fd, e) == SHD_OK) {
+            close(fd);
+            return SHD_OK;
+        }
+        if (waitpid(b->daemon, NULL, WNOHANG) == b->daemon)
             return err_set(e, SHD_EGONE, "shardd ended before it was ready");
+        poll(NULL, 0, 10);
     }
     return err_set(e, SHD_ETIMEDOUT, "shardd was not ready after %d ms", READY_MS);
 }
 
 static int start_daemon(struct bench *b, struct shd_err *e)
 {
-    char path[PATH_MAX], notify[ENDPOINT_BYTES];
-    int notify_fd;
+    char path[PATH_MAX];
     int r = shardd_path(path, sizeof(path), e);
-    if (r == SHD_OK)
-        r = notify_listen(b->dir.path, &notify_fd, e);
     if (r != SHD_OK)
         return r;
-    snprintf(notify, sizeof(notify), "%s/" NOTIFY_FILE, b->dir.path);
-    setenv("NOTIFY_SOCKET", notify, 1);
+    unsetenv("NOTIFY_SOCKET");
     char *argv[] = { path,
                      (char[]){ "--device" },
                      (char[]){ "cpu0" },
@@ -139,8 +137,7 @@ static int start_daemon(struct bench *b, struct shd_err *e)
     r = child_spawn(&spawn, &b->daemon, e);
     close(null);
     if (r == SHD_OK)
-        r = wait_ready(notify_fd, b->daemon, e);
-    close(notify_fd);
+        r = wait_ready(b, e);
     return r;
 }
 

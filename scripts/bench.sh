@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# bench.sh update|step|policies|control [--json] [arguments]: build release and measure.
+# bench.sh update|step|policies|control|attach|checkpoint [--json] [arguments]: build release and measure.
 #
-#   update    ns per parameter of accumulate and AdamW, beside the machine's own limit
+#   update    ns per parameter of accumulate and AdamW, beside the machine's own limit, and
+#             with a trail over without one
 #   step      a training step with daemons, over the same compute without exchange
 #   policies  step time, waiting and memory of each strategy and path, with a slow link
+#   attach    a fresh worker's first forward on a warm model, beside loading a file
+#   checkpoint  step time while checkpoints are saved; restoring beside attaching
 #   control   requests per second and latency of one daemon with 1, 8 and 64 sessions
 #
 # Each prints medians with spread and its parameters; --json: one object a line,
@@ -29,8 +32,17 @@ policies)
     targets=(shardd shardctl shd-gpt)
     command=(python3 "$root/bench/bench_policies.py" --bin "$root/build/release/bin")
     ;;
+checkpoint)
+    targets=(shardd shardctl shd-gpt shd)
+    command=(python3 "$root/bench/bench_checkpoint.py" --bin "$root/build/release/bin")
+    ;;
 control)
     targets=(shardd bench_control) && command=("$root/build/release/bin/bench_control")
+    ;;
+attach)
+    targets=(shardd shardctl bench_attach)
+    command=("$root/build/release/bin/shardctl" run --daemons 2 --
+        "$root/build/release/bin/bench_attach")
     ;;
 --help | -h)
     usage
@@ -38,7 +50,7 @@ control)
     ;;
 *)
     usage >&2
-    say "unknown benchmark '$what'; known: update, step, policies, control"
+    say "unknown benchmark '$what'; known: update, step, policies, control, attach, checkpoint"
     exit 2
     ;;
 esac

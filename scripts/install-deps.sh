@@ -13,7 +13,9 @@ build_packages="gcc libc6-dev cmake ninja-build pkg-config protobuf-c-compiler
 # The default training text: /usr/share/games/fortunes.
 data_packages="fortunes"
 # Versions by name, so that both distributions agree about format and findings.
-dev_packages="clang-format-14 clang-tidy-14 shellcheck python3 procps"
+# clang-14 with its run time for scripts/fuzz.sh; systemd for a test of the units (nothing boots it).
+dev_packages="clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev shellcheck python3 procps
+    systemd dpkg-dev lintian mandoc"
 
 say() { printf 'install-deps.sh: %s\n' "$*" >&2; }
 

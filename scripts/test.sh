@@ -2,7 +2,7 @@
 # test.sh [--quick]: everything that must hold before a change lands.
 #
 # Format, shellcheck, clang-tidy; then build and test: dev (ASan, UBSan), tsan (unit tests),
-# release. --quick: release only, without lint. Output of the tests is shown, of builds kept in
+# release, and five seconds of each fuzz target. --quick: release only, without lint. Output of the tests is shown, of builds kept in
 # build/logs. Ends with ctest's closing lines of each build.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
@@ -29,6 +29,7 @@ sources() {
 scripts() {
     printf '%s\n' .ci/run
     find scripts bench tests -name '*.sh' | sort
+    printf '%s\n' cmake/debian/{postinst,prerm,postrm}
 }
 
 check_format() { sources | xargs -r clang-format-14 --dry-run -Werror; }
@@ -77,6 +78,8 @@ else
     run_tests tsan -L unit
     under=()
     run_tests release
+    check fuzz scripts/fuzz.sh --seconds 5
+    closing+=("$(grep ' runs ' "$logs/fuzz.log" || true)")
 fi
 
 printf '%s\n' "" "${closing[@]}"
