@@ -25,11 +25,13 @@ void (*fail_point_hook)(const char *name);
 static struct order orders[ORDERS_MAX];
 static uint32_t order_count;
 static bool listing;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static _Atomic pid_t reader; /* the process that read its orders: a fork reads its own */
+static pthread_mutex_t reading = PTHREAD_MUTEX_INITIALIZER;
 
 static void read_orders(void)
 {
     const char *text = getenv("SHARDD_FAIL");
+    order_count = 0;
     listing = text != NULL && strcmp(text, "list") == 0;
     while (text != NULL && *text != '\0' && order_count < ORDERS_MAX && !listing) {
         struct order *o = &orders[order_count++];
@@ -45,6 +47,17 @@ static void read_orders(void)
         atomic_store(&o->left, passages);
         text += *text == ',';
     }
+}
+
+static void read_orders_once(void)
+{
+    if (atomic_load(&reader) == getpid())
+        return;
+    pthread_mutex_lock(&reading);
+    if (atomic_load(&reader) != getpid())
+        read_orders();
+    atomic_store(&reader, getpid());
+    pthread_mutex_unlock(&reading);
 }
 
 /* Once per name and process, as far as the table goes. */
@@ -70,7 +83,7 @@ void fail_point_hit(const char *name)
         fail_point_hook(name);
         return;
     }
-    pthread_once(&once, read_orders);
+    read_orders_once();
     if (listing)
         say_once(name);
     for (uint32_t i = 0; i < order_count; i++) {
