@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "daemon/apply.h"
 #include "daemon/daemon.h"
@@ -17,6 +18,7 @@
 #include "proto/failpoint.h"
 
 #define CAST_ELEMS (UINT64_C(1) << 28) /* between two lines of progress */
+#define RETRY_US   1000u
 
 /* A predecessor's segment: checked and mapped, its descriptor still the group's. */
 static int map_part(const struct keeper_group *g, enum keeper_part part, enum segment_kind kind,
@@ -117,7 +119,9 @@ static int cast_elems(struct model *m, struct kern *kern, uint64_t first, uint64
             .elems = elems - at < CAST_ELEMS ? elems - at : CAST_ELEMS,
         };
         kern_waiter_init(&w);
-        int r = kern->ops->cast(kern, &cast, &w.done, e);
+        int r;
+        while ((r = kern->ops->cast(kern, &cast, &w.done, e)) == SHD_EBUSY)
+            usleep(RETRY_US); /* another adopted model goes on already */
         if (r == SHD_OK && (r = kern_wait(&w)) != SHD_OK)
             err_set(e, r, "publishing the parameters failed");
         if (r != SHD_OK)

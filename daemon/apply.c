@@ -3,7 +3,8 @@
  * Happy path: the core says ACCUMULATE; the unit's work goes to the kernel queue; when it is
  * done, the loop tells the core, whose next actions (credit, next micro-batch, SEALED …) are
  * carried out in turn. Failure: a full kernel queue puts the work in the model's backlog until a
- * completion makes room; a kernel that fails marks the model, which then refuses requests.
+ * completion, of whichever model's work, makes room; a kernel that fails marks the model, which
+ * then refuses requests.
  */
 #include "daemon/apply.h"
 
@@ -177,7 +178,7 @@ static void submit_or_keep(struct model_unit *mu)
     }
 }
 
-static void retry_backlog(struct model *m)
+void apply_retry(struct model *m)
 {
     struct model_unit *mu = m->backlog_first;
     m->backlog_first = NULL;
@@ -208,7 +209,7 @@ static void work_done(struct task *task)
         return;
     }
     if (mu->kind == MODEL_APPLY && mu->publish_whole && m->map->slice[mu->unit].elems > 0) {
-        retry_backlog(m);
+        apply_retry(m);
         publish_whole(mu);
         return;
     }
@@ -220,7 +221,7 @@ static void work_done(struct task *task)
         step_accumulated(m->core, mu->unit, summed ? &mu->sum.sum : NULL,
                          summed ? mu->sum.finite : true, &actions);
     }
-    retry_backlog(m);
+    apply_retry(m);
     apply_actions(m, &actions);
 }
 

@@ -9,4 +9,7 @@
  */
 void apply_actions(struct model *m, const struct step_actions *actions);
 
+/* Try again what found the kernel queue full. */
+void apply_retry(struct model *m);
+
 #endif

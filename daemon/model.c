@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "daemon/apply.h"
 #include "daemon/checkpoint.h"
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
@@ -203,8 +204,18 @@ uint8_t *model_published(const struct model *m, uint32_t unit)
     return (uint8_t *)m->publish.base + shardmap_publish_offset_bytes(m->map, unit);
 }
 
-/* Queue the next tensor's initial values, one piece of work at a time; after the last tensor of a
- * unit its published copy; false when nothing is left. */
+/* A piece of initial values was queued, or must be tried again: at, its tensor. */
+static bool init_queued(struct model *m, uint32_t at, int status)
+{
+    CHECK(status == SHD_OK || status == SHD_EBUSY); /* arguments are ours */
+    m->init_waits = status == SHD_EBUSY;
+    if (m->init_waits)
+        m->init_tensor = at;
+    return true;
+}
+
+/* Queue the next tensor's initial values, one piece of work at a time; after the last tensor the
+ * published copy; false when nothing is left. */
 static bool init_next(struct model *m)
 {
     struct kern *kern = m->daemon->kern;
@@ -215,19 +226,16 @@ static bool init_next(struct model *m)
         struct kern_fill fill;
         if (!runs_fill(m->spec, t, m->map->slice[u], model_array(m, SHARDMAP_PARAM, u), &fill))
             continue;
-        const int r = kern->ops->fill(kern, &fill, &m->init_task.done, &e);
-        CHECK(r == SHD_OK); /* arguments are ours, and the queue has room for one */
-        return true;
+        return init_queued(m, t, kern->ops->fill(kern, &fill, &m->init_task.done, &e));
     }
-    if (m->init_tensor++ > m->spec->tensor_count || m->map->elems == 0)
+    const uint32_t at = m->init_tensor++;
+    if (at > m->spec->tensor_count || m->map->elems == 0)
         return false;
     const struct kern_cast cast = { .out = m->publish.base,
                                     .out_dtype = m->spec->publish,
                                     .in = m->state.base, /* the parameters come first */
                                     .elems = m->map->elems };
-    const int r = kern->ops->cast(kern, &cast, &m->init_task.done, &e);
-    CHECK(r == SHD_OK);
-    return true;
+    return init_queued(m, at, kern->ops->cast(kern, &cast, &m->init_task.done, &e));
 }
 
 static void init_stepped(struct task *task)
@@ -249,6 +257,13 @@ static void init_stepped(struct task *task)
     board_set_step(m->board, 0, STEP_OPEN);
     m->ready = m->last_status == SHD_OK;
     open_model_ready(m);
+}
+
+void model_retry(struct model *m)
+{
+    if (m->init_waits)
+        init_next(m);
+    apply_retry(m);
 }
 
 void model_register(struct daemon *d, struct model *m)

@@ -66,10 +66,11 @@ struct model {
     struct op *waiting;       /* requests to try again after SEALED or OPENED */
     struct model_unit *backlog_first, **backlog_last; /* the kernel queue was full */
     struct task init_task;
-    uint32_t init_tensor; /* next to fill */
-    bool ready;           /* initial values are in */
-    int last_status;      /* SHD_OK, or why a kernel failed */
-    uint64_t inbox_bytes; /* of all sessions, now */
+    uint32_t init_tensor;          /* next to fill */
+    bool init_waits;               /* the kernel queue was full */
+    bool ready;                    /* initial values are in */
+    int last_status;               /* SHD_OK, or why a kernel failed */
+    uint64_t inbox_bytes;          /* of all sessions, now */
     struct checkpoint *checkpoint; /* owned: being written; NULL: none */
 };
 
@@ -92,6 +93,10 @@ void model_free(struct model *m); /* NULL is a no-op; no work may be running */
 /* Register with the daemon and start filling in initial values; done(op) follows when they are
  * published. Loop thread. */
 void model_start(struct daemon *d, struct model *m);
+
+/* Go on with what a full kernel queue kept from beginning: after every completion, whose ever it
+ * was, for the queue may have been full of others' work. */
+void model_retry(struct model *m);
 
 struct model *model_find(struct daemon *d, const char *name); /* "": the only one; or NULL */
 

@@ -9,11 +9,13 @@
 #include <uv.h>
 
 #include "daemon/daemon.h"
+#include "daemon/model.h"
 #include "proto/check.h"
 #include "proto/sys.h"
 
 struct task_queue {
     uv_async_t async;
+    struct daemon *daemon; /* borrowed: its owner */
     _Atomic(struct task *) pushed;
 };
 
@@ -33,6 +35,8 @@ static void queue_woken(uv_async_t *async)
         oldest->fn(oldest);
         oldest = next;
     }
+    for (uint32_t i = 0; i < queue->daemon->model_count; i++)
+        model_retry(queue->daemon->models[i]); /* the kernel queue has room again */
 }
 
 int task_queue_new(struct daemon *d, struct task_queue **ret_queue, struct shd_err *e)
@@ -46,6 +50,7 @@ int task_queue_new(struct daemon *d, struct task_queue **ret_queue, struct shd_e
         return err_set(e, SHD_EIO, "start the completion queue: %s", uv_strerror(r));
     }
     queue->async.data = queue;
+    queue->daemon = d;
     *ret_queue = queue;
     return SHD_OK;
 }

@@ -397,6 +397,69 @@ TEST(overdue_work_is_handed_out_again_by_time_alone)
     trainer_stop(0);
 }
 
+/* Fill the kernel queue: one long piece of hashing, behind it as many short ones as it takes. */
+#define FLOODERS 10u
+
+static void flood(struct raw *r, uint32_t count, uint32_t handle, uint64_t first_leaf)
+{
+    uint8_t frame[256];
+    struct wire_request req = { .type = WIRE_DIGEST,
+                                .digest = { .model = handle, .first_leaf = first_leaf } };
+    for (uint32_t i = 0; i < count; i++)
+        raw_send(r, frame, raw_pack(r, &req, frame, sizeof frame));
+}
+
+static struct wire_request open_spec(const char *json)
+{
+    return (struct wire_request){
+        .type = WIRE_OPEN_MODEL,
+        .open_model = { .spec = { (const uint8_t *)json, strlen(json) }, .name = "", .owners = 1 },
+    };
+}
+
+TEST(work_waits_and_goes_on_when_others_fill_the_kernel_queue)
+{
+    static struct raw flooder[FLOODERS], late;
+    static const char big_json[] =
+        "{\"name\":\"big\",\"micro_batches\":1,\"optimizer\":{\"kind\":\"sgd\"},\"units\":["
+        "{\"name\":\"a\",\"tensors\":[{\"name\":\"w\",\"shape\":[16384,2048],"
+        "\"trainable\":false}]},"
+        "{\"name\":\"b\",\"tensors\":[{\"name\":\"x\",\"shape\":[64]}]}]}";
+    static const char late_json[] =
+        "{\"name\":\"late\",\"micro_batches\":1,\"optimizer\":{\"kind\":\"sgd\"},\"units\":["
+        "{\"name\":\"a\",\"tensors\":[{\"name\":\"w\",\"shape\":[64]}]}]}";
+    struct wire_reply reply;
+    uint8_t frame[1024];
+    trainer_start();
+    const int wait_ms = 20000;
+    for (uint32_t i = 0; i < FLOODERS; i++) {
+        raw_open(&flooder[i]);
+        EXPECT_STATUS(raw_hello(&flooder[i], SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+        zmq_setsockopt(flooder[i].dealer, ZMQ_RCVTIMEO, &wait_ms, sizeof wait_ms);
+    }
+    EXPECT_STATUS(raw_ask(&flooder[0], open_spec(big_json), &reply), SHD_OK);
+    const uint32_t handle = reply.layout.model;
+    raw_open(&late);
+    EXPECT_STATUS(raw_hello(&late, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+    zmq_setsockopt(late.dealer, ZMQ_RCVTIMEO, &wait_ms, sizeof wait_ms);
+    do { /* until the last one is refused: it is full */
+        flood(&flooder[0], 6, handle, 0);
+        for (uint32_t i = 1; i < FLOODERS; i++)
+            flood(&flooder[i], 120, handle, 16383);
+        for (uint32_t i = 0; i < 120 && reply.status != SHD_EBUSY; i++)
+            raw_recv(&flooder[FLOODERS - 1], &reply);
+    } while (reply.status != SHD_EBUSY);
+    struct wire_request req = open_spec(late_json);
+    raw_send(&late, frame, raw_pack(&late, &req, frame, sizeof frame));
+    trainer_step();
+    raw_recv(&late, &reply);
+    EXPECT_STATUS(reply.status, SHD_OK);
+    raw_close(&late);
+    for (uint32_t i = 0; i < FLOODERS; i++)
+        raw_close(&flooder[i]);
+    trainer_stop(1);
+}
+
 TEST(tickets_work_once_in_their_own_session)
 {
     static struct raw r;
