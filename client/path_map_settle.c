@@ -18,16 +18,18 @@
 
 struct steps {
     uint64_t min, max;
-    uint32_t ahead; /* the first owner with the highest step */
+    uint32_t ahead, behind; /* the first owner with the highest, with the lowest step */
 };
 
 static struct steps find_steps(const struct map_model *map)
 {
-    struct steps s = { map->owners[0].layout.step, map->owners[0].layout.step, 0 };
+    struct steps s = { map->owners[0].layout.step, map->owners[0].layout.step, 0, 0 };
     for (uint32_t i = 1; i < map->owner_count; i++) {
         const uint64_t step = map->owners[i].layout.step;
-        if (step < s.min)
+        if (step < s.min) {
             s.min = step;
+            s.behind = i;
+        }
         if (step > s.max) {
             s.max = step;
             s.ahead = i;
@@ -77,6 +79,28 @@ static void settled(struct shd_model *m, struct steps s)
     take_in(m);
 }
 
+/* An owner that is passed has all gradients of its step: the commit of the other needed them. One
+ * that lacks some was asked before that commit; or it has lost its state, and begins anew. */
+static bool can_follow(const struct shd_model *m, struct steps s)
+{
+    const struct map_model *map = m->map;
+    const uint32_t groups = m->spec->micro_batches / m->spec->accumulate;
+    for (uint32_t i = 0; i < map->owner_count; i++)
+        for (uint32_t g = 0; map->owners[i].layout.step == s.min && g < groups; g++)
+            if ((map->owners[i].layout.in[g / 8] & 1u << g % 8) == 0)
+                return false;
+    return s.min + 1 == s.max;
+}
+
+static int err_apart(const struct shd_model *m, struct steps s, struct shd_err *e)
+{
+    const struct link *links = m->session->hub->links;
+    return link_err(&links[s.behind], SHD_ESTEP, e,
+                    "has model '%s' at step %" PRIu64 ", daemon %s has it at step %" PRIu64
+                    ": %s lost its state, or they were not run together; restore a checkpoint",
+                    m->spec->name, s.min, links[s.ahead].device, s.max, links[s.behind].device);
+}
+
 static bool same_steps(struct steps a, struct steps b)
 {
     return a.min == b.min && a.max == b.max;
@@ -84,17 +108,14 @@ static bool same_steps(struct steps a, struct steps b)
 
 int map_settle(struct shd_model *m, struct shd_err *e)
 {
-    struct steps s = find_steps(m->map), before = { UINT64_MAX, UINT64_MAX, 0 };
+    struct steps s = find_steps(m->map), before = { UINT64_MAX, UINT64_MAX, 0, 0 };
     for (uint32_t look = 0; s.min != s.max; look++) {
         bool over = true;
-        int r = s.min + 1 == s.max ? pass_on(m, s, &over, e) : SHD_OK;
+        int r = can_follow(m, s) ? pass_on(m, s, &over, e) : SHD_OK;
         if (r == SHD_OK && !over)
             break;
         if (r == SHD_OK && (same_steps(s, before) || look == LOOKS_MAX))
-            r = link_err(&m->session->hub->links[s.ahead], SHD_EINTERNAL, e,
-                         "is at step %" PRIu64 ", another owner at %" PRIu64
-                         ": they were not run together",
-                         s.max, s.min);
+            r = err_apart(m, s, e);
         if (r == SHD_OK)
             r = map_refresh(m, e);
         if (r != SHD_OK)

@@ -476,6 +476,56 @@ TEST(terminated_in_good_order_goes_on_too)
     fixture_stop(&daemons);
 }
 
+/* -- State that is gone --------------------------------------------------------------------------
+ */
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* An owner whose keeper has nothing begins anew at step 0, beside another one at `steps`: a worker
+ * that comes then, and one that was there, are told so, by name, and at once. */
+static void lose_one_owner(uint64_t steps)
+{
+    struct past got;
+    struct shd_err e = { 0 };
+    shd_session *s, *late;
+    shd_model *m, *other;
+    const struct kind *k = &kinds[1];
+    struct pt_run run = run_of(k);
+    fixture_start_kept(&daemons, 2, "");
+    EXPECT_OK(connect_to(daemons.dir, &s, &e), &e);
+    EXPECT_OK(shd_model_open(s, kind_spec(k), &m, &e), &e);
+    while (shd_step(m) < steps)
+        EXPECT_OK(train_step(m, &run, &got, &e), &e);
+    fixture_ask(&daemons, KEEPER_KILL, 1, "");
+    while (fixture_ask(&daemons, KEEPER_COUNT, 1, "") > 0)
+        fixture_ask(&daemons, KEEPER_FORGET, 1, "");
+    fixture_succeed(&daemons, 1, "");
+    fixture_wait_up(&daemons, 1);
+    const double start_s = now_s();
+    EXPECT_OK(connect_to(daemons.dir, &late, &e), &e);
+    EXPECT_STATUS(shd_model_open(late, kind_spec(k), &other, &e), SHD_ESTEP);
+    EXPECT(now_s() - start_s < 5);
+    EXPECT_HAS(e.text, "daemon cpu1");
+    EXPECT_HAS(e.text, "cpu1 lost its state");
+    shd_close(late);
+    EXPECT_STATUS(train_step(m, &run, &got, &e), SHD_ESTEP);
+    EXPECT_HAS(e.text, "daemon cpu1");
+    EXPECT_HAS(e.text, "committed state is lost");
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST(owner_that_lost_its_state_is_named_at_once)
+{
+    lose_one_owner(1); /* looks like an owner whose commit is still to come */
+    lose_one_owner(3);
+}
+
 /* -- Several owners, some without elements ------------------------------------------------------
  */
 
