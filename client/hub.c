@@ -17,6 +17,7 @@
 #define POLL_SLICE_NS  (100 * NS_PER_MS)
 #define REPEAT_NS      (2 * NS_PER_S) /* without an answer: ask again */
 #define REPEAT_LOOK_NS (NS_PER_S / 4)
+#define STOPPED_NS     NS_PER_S /* between two looks of a wait, many times its sleep */
 #define USEFUL_NS      NS_PER_S /* a daemon that was there for as long came back indeed */
 
 uint64_t hub_clock_ns(void)
@@ -58,8 +59,12 @@ int hub_check(const struct hub *hub, struct shd_err *e)
     return SHD_OK;
 }
 
-uint64_t hub_deadline_ns(const struct hub *hub, uint64_t start_ns)
+uint64_t hub_deadline_ns(struct hub *hub, uint64_t start_ns)
 {
+    const uint64_t now_ns = hub_clock_ns();
+    if (start_ns <= hub->looked_ns && now_ns - hub->looked_ns >= STOPPED_NS)
+        hub->back_ns = now_ns;
+    hub->looked_ns = now_ns;
     if (hub->down_count > 0 && !hub->leaving)
         return UINT64_MAX;
     return (start_ns > hub->back_ns ? start_ns : hub->back_ns) + hub->timeout_ns;

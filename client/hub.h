@@ -95,7 +95,8 @@ struct hub {
     uint8_t *arena_memory;      /* owned, [WIRE_ARENA_BYTES]: replies are unpacked here */
     uint64_t timeout_ns;        /* of each wait */
     uint64_t requests;          /* sent */
-    uint64_t back_ns;           /* a link came up last */
+    uint64_t back_ns;           /* a link came up last, or this process went on */
+    uint64_t looked_ns;         /* hub_deadline_ns() was asked last */
     uint64_t repeat_at_ns;      /* the next look for requests without an answer */
     bool leaving;               /* nothing is connected any more */
     /* A link is up again: open on it what is open (by link_exchange() and hub_claim() only).
@@ -117,8 +118,9 @@ void hub_free(struct hub *hub);
 uint64_t hub_clock_ns(void);
 
 /* When a wait that began at start_ns has lasted too long. While a daemon is away its own bound
- * counts, and a wait that goes on after its return has the full time again. */
-uint64_t hub_deadline_ns(const struct hub *hub, uint64_t start_ns);
+ * counts, and a wait that goes on after its return has the full time again; so it has after this
+ * process was stopped (Ctrl-Z). Ask before each short sleep of a wait. */
+uint64_t hub_deadline_ns(struct hub *hub, uint64_t start_ns);
 
 /* The first link's fault, or SHD_OK. */
 int hub_check(const struct hub *hub, struct shd_err *e);

@@ -526,6 +526,59 @@ TEST(owner_that_lost_its_state_is_named_at_once)
     lose_one_owner(3);
 }
 
+/* A process of its own, for it is stopped: computes micro-batch 0 and waits for the others'. */
+static void stopped_worker(const char *address)
+{
+    shd_session *s;
+    shd_model *m;
+    struct shd_err e = { 0 };
+    struct pt_run run = run_of(&kinds[1]);
+    struct shd_result result;
+    const uint32_t mine[] = { 0 };
+    run.update = toy_update(0);
+    int r = shd_connect(&(struct shd_options){ .size = sizeof(struct shd_options),
+                                               .address = address,
+                                               .timeout_ms = 1500 },
+                        &s, &e);
+    if (r == SHD_OK)
+        r = shd_model_open(s, kind_spec(&kinds[1]), &m, &e);
+    if (r == SHD_OK)
+        r = pt_step(m, &run, mine, 1, &result, &e);
+    if (r != SHD_OK)
+        printf("  the stopped one: %s\n", e.text);
+    fflush(stdout);
+    _exit(r == SHD_OK ? 0 : 1);
+}
+
+TEST(worker_that_was_stopped_has_its_time_again)
+{
+    struct shd_err e = { 0 };
+    shd_session *s;
+    shd_model *m;
+    struct pt_run run = run_of(&kinds[1]);
+    struct shd_result result;
+    const uint32_t others[] = { 1, 2, 3 };
+    int status = 0;
+    run.update = toy_update(0);
+    fixture_start_kept(&daemons, 2, "");
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0)
+        stopped_worker(daemons.dir);
+    sleep_ms(500); /* it waits */
+    kill(pid, SIGSTOP);
+    sleep_ms(2500);
+    kill(pid, SIGCONT);
+    sleep_ms(100);
+    EXPECT_OK(connect_to(daemons.dir, &s, &e), &e);
+    EXPECT_OK(shd_model_open(s, kind_spec(&kinds[1]), &m, &e), &e);
+    EXPECT_OK(pt_step(m, &run, others, 3, &result, &e), &e);
+    shd_close(s);
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    fixture_stop(&daemons);
+}
+
 /* -- Several owners, some without elements ------------------------------------------------------
  */
 
