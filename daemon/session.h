@@ -32,7 +32,7 @@ struct inbox {
     uint32_t slots;
     uint64_t busy;     /* bit per slot: a RETURN of it is pending */
     uint64_t spilling; /* bit per slot: it is being copied */
-    uint64_t full_ns;  /* when the last slot was taken */
+    uint64_t taken_ns; /* when the last slot was taken */
     uint32_t refs;
     uint32_t op_index[SHD_SLOTS_MAX]; /* of a busy slot's RETURN */
 };

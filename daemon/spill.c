@@ -16,10 +16,11 @@
 #include "proto/failpoint.h"
 #include "proto/sys.h"
 
-#define PATIENCE_NS UINT64_C(5000000) /* longer than a gradient takes to be summed */
-#define PATIENCE_MS 5
-#define SHORTAGE_MS 1000 /* until memory is looked at again */
-#define SPARE_BYTES (UINT64_C(64) << 20)
+#define PATIENCE_NS     UINT64_C(5000000) /* longer than a gradient takes to be summed */
+#define PATIENCE_MS     5
+#define PATIENCE_ONE_NS (10 * PATIENCE_NS)
+#define SHORTAGE_MS     1000 /* until memory is looked at again */
+#define SPARE_BYTES     (UINT64_C(64) << 20)
 
 struct spill_copy { /* of one slot */
     struct task task;
@@ -229,14 +230,25 @@ void spill_deinit(struct model *m)
 /* -- Who waits ----------------------------------------------------------------------------------
  */
 
-static bool is_full(const struct inbox *inbox)
+/* A worker may hold slots that it fills over a whole micro-batch (a unit that others use), so how
+ * many can be waiting when it has none left is not known here. Two are where it may be stuck soon;
+ * with one it most likely computes on. */
+static uint64_t patience_ns(const struct inbox *inbox)
 {
-    return (uint32_t)__builtin_popcountll(inbox->busy) == inbox->slots;
+    const uint32_t busy = (uint32_t)__builtin_popcountll(inbox->busy);
+    return busy >= 2 || busy == inbox->slots ? PATIENCE_NS : PATIENCE_ONE_NS;
+}
+
+static bool is_busy(const struct inbox *inbox, uint32_t slot)
+{
+    return (inbox->busy >> slot & 1) != 0;
 }
 
 static bool all_wait(const struct inbox *inbox, const struct op_pool *ops)
 {
     for (uint32_t slot = 0; slot < inbox->slots; slot++) {
+        if (!is_busy(inbox, slot))
+            continue;
         const struct op *op = &ops->items[inbox->op_index[slot]];
         const struct wire_return *req = &op->req.return_grad;
         if (!step_waits(inbox->model->core, req->unit, req->micro, op->index + 1))
@@ -272,7 +284,7 @@ static uint64_t spill_inbox(struct daemon *d, struct inbox *inbox)
         return 0;
     }
     for (uint32_t slot = 0; slot < inbox->slots; slot++)
-        if ((inbox->spilling & UINT64_C(1) << slot) == 0 &&
+        if (is_busy(inbox, slot) && (inbox->spilling & UINT64_C(1) << slot) == 0 &&
             start_copy(inbox, slot, op_at(&d->ops, inbox->op_index[slot])) != SHD_OK)
             return PATIENCE_MS;
     return 0;
@@ -280,9 +292,9 @@ static uint64_t spill_inbox(struct daemon *d, struct inbox *inbox)
 
 static uint64_t look_at(struct daemon *d, struct inbox *inbox, uint64_t now_ns)
 {
-    if (!is_full(inbox) || !inbox->model->ready || !all_wait(inbox, &d->ops))
-        return 0; /* the next one to fill it calls again */
-    if (now_ns - inbox->full_ns < PATIENCE_NS)
+    if (inbox->busy == 0 || !inbox->model->ready)
+        return 0; /* the next gradient calls again */
+    if (now_ns - inbox->taken_ns < patience_ns(inbox) || !all_wait(inbox, &d->ops))
         return PATIENCE_MS;
     return spill_inbox(d, inbox);
 }
@@ -308,9 +320,7 @@ static void look(uv_timer_t *timer)
 
 void spill_watch(struct daemon *d, struct inbox *inbox)
 {
-    if (!is_full(inbox))
-        return;
-    inbox->full_ns = uv_hrtime();
+    inbox->taken_ns = uv_hrtime();
     if (!uv_is_active((const uv_handle_t *)&d->spill_timer))
         look_in(d, PATIENCE_MS + 1);
 }

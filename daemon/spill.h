@@ -1,11 +1,12 @@
 /* Spilling: gradients that arrived before their turn give up their slots.
  *
- * A gradient waits in its sender's slot for the micro-batches before it. When all slots of a
- * session wait, and the one that is missing has nobody who computes it but this very session,
- * nobody could go on. So slots that have been full of waiting gradients for a while are copied to
- * the spill segment, kept like the state (a spilled gradient is credited: it must count whatever
- * dies), and summed from there. The segment is sparse: every gradient has its place, micro-batch
- * by micro-batch; a hole is punched into all of it when the step is over.
+ * A gradient waits in its sender's slot for the micro-batches before it. When no slot of a session
+ * is left, and the one that is missing has nobody who computes it but this very session, or
+ * somebody who is stopped, nobody could go on. So gradients that have waited for a while without
+ * news from their sender are copied to the spill segment, kept like the state (a spilled gradient
+ * is credited: it must count whatever dies), and summed from there. Not only where the session's
+ * slots are all here: it may keep some for itself. The segment is sparse: every gradient has its
+ * place, micro-batch by micro-batch; a hole is punched into all of it when the step is over.
  *
  * Failure modes: no memory, or the keeper does not take it: the gradients wait on, and the log
  * says why, now and then.
@@ -46,7 +47,7 @@ void *spill_place(const struct model *m, uint32_t unit, uint32_t micro);
 
 void spill_init(struct daemon *d); /* the daemon's timer, on its loop */
 
-/* All slots of inbox are taken now: look again in a while. */
+/* A slot of inbox was taken: look in a while whether it still is. */
 void spill_watch(struct daemon *d, struct inbox *inbox);
 
 /* Count what a predecessor has spilled. */

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# bench.sh update|step|policies|control|attach|checkpoint [--json] [arguments]: build release and measure.
+# bench.sh update|step|policies|elastic|control|attach|checkpoint [--json] [arguments]: build, measure.
 #
 #   update    ns per parameter of accumulate and AdamW, beside the machine's own limit, and
 #             with a trail over without one
 #   step      a training step with daemons, over the same compute without exchange
 #   policies  step time, waiting and memory of each strategy and path, with a slow link
+#   elastic   a step of two workers, beside a third one that is slow, or is not
 #   attach    a fresh worker's first forward on a warm model, beside loading a file
 #   checkpoint  step time while checkpoints are saved; restoring beside attaching
 #   control   requests per second and latency of one daemon with 1, 8 and 64 sessions
@@ -36,6 +37,10 @@ checkpoint)
     targets=(shardd shardctl shd-gpt shd)
     command=(python3 "$root/bench/bench_checkpoint.py" --bin "$root/build/release/bin")
     ;;
+elastic)
+    targets=(shardd shardctl shd-gpt)
+    command=(python3 "$root/bench/bench_elastic.py" --bin "$root/build/release/bin")
+    ;;
 control)
     targets=(shardd bench_control) && command=("$root/build/release/bin/bench_control")
     ;;
@@ -50,7 +55,7 @@ attach)
     ;;
 *)
     usage >&2
-    say "unknown benchmark '$what'; known: update, step, policies, control, attach, checkpoint"
+    say "unknown benchmark '$what'; known: update, step, policies, elastic, control, attach, checkpoint"
     exit 2
     ;;
 esac

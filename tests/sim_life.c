@@ -5,7 +5,7 @@
 #include "tests/sim.h"
 
 #define CORE_BYTES  ((size_t)8192)
-#define LEASE_BYTES ((size_t)2048)
+#define LEASE_BYTES ((size_t)16384)
 
 void sim_daemon_wipe(struct sim *s, struct sim_daemon *d)
 {

@@ -20,7 +20,7 @@ struct desk {
 static struct desk desk_new(bool cautious)
 {
     static _Alignas(128) uint8_t ledger[4 << 20];
-    static _Alignas(16) uint8_t core[4096], lease[4096];
+    static _Alignas(16) uint8_t core[4096], lease[16384];
     const struct ledger_shape shape = {
         .name = "m", .spec = "{}", .spec_bytes = 2, .owners = 1, .units = 1, .micros = MICROS
     };
@@ -196,8 +196,9 @@ TEST(usual_time_is_a_median_that_one_stalled_worker_does_not_move)
     EXPECT_EQ(ask(&d, 1), 0);
     d.now_ns += 3600 * 1000 * MS;
     comes_in(&d, 0);
-    EXPECT_EQ(ask(&d, 1), 1);
-    EXPECT_EQ(ask(&d, 2), 2);
+    for (uint32_t i = 1; i < MICROS; i++)
+        EXPECT_EQ(ask(&d, 1), i);
+    EXPECT_EQ(ask(&d, 2), WAITS);
     EXPECT_EQ(lease_next_ns(d.lease, d.core, d.now_ns),
               d.now_ns + 2 * 10 * MS + LEASE_OVERDUE_NS + 1);
 }
@@ -218,10 +219,145 @@ TEST(time_alone_is_not_named_again_when_nobody_can_be_given_what_is_due)
     EXPECT_EQ(lease_next_ns(d.lease, d.core, d.now_ns), UINT64_MAX); /* nobody asked yet */
     for (uint32_t i = 0; i < MICROS; i++)
         EXPECT_EQ(ask(&d, 1), i);
-    const uint64_t due = lease_next_ns(d.lease, d.core, d.now_ns);
-    d.now_ns = due;
     EXPECT_EQ(ask(&d, 1), WAITS); /* it has them all */
     EXPECT_EQ(lease_next_ns(d.lease, d.core, d.now_ns), UINT64_MAX);
+    EXPECT_EQ(ask(&d, 2), WAITS);
+    const uint64_t due = lease_next_ns(d.lease, d.core, d.now_ns);
+    EXPECT(due > d.now_ns && due != UINT64_MAX);
+    lease_forget(d.lease, 2);
+    d.now_ns = due;
+    EXPECT_EQ(ask(&d, 1), WAITS);
+    EXPECT_EQ(lease_next_ns(d.lease, d.core, d.now_ns), UINT64_MAX);
+}
+
+/* Steps that session 1 computes, each group in that time, while session 9 asks before and after
+ * each of them. Returns the first step in which 9 got a group. */
+static uint64_t steps_beside_9(struct desk *d, uint64_t ns, uint32_t steps_max)
+{
+    for (uint32_t k = 0; k < steps_max; k++)
+        for (uint32_t i = 0; i < MICROS; i++) {
+            EXPECT_EQ(ask(d, 1), i);
+            const uint32_t got = ask(d, 9);
+            if (got != WAITS)
+                return k;
+            d->now_ns += ns;
+            comes_in(d, i);
+            if (i == MICROS - 1) {
+                EXPECT_EQ(ask(d, 1), ALL_IN);
+                commit(d);
+            }
+        }
+    return steps_max;
+}
+
+/* Session 9 drops a group after that long (at least 30 ms), because the others did all in the end
+ * and the step is over. 1 takes 10 ms for a group. */
+static void overtake_9(struct desk *d, uint64_t ns)
+{
+    EXPECT_EQ(ask(d, 9), 0);
+    for (uint32_t i = 1; i < MICROS; i++) {
+        EXPECT_EQ(ask(d, 1), i);
+        d->now_ns += 10 * MS;
+        comes_in(d, i);
+    }
+    EXPECT_EQ(ask(d, 1), WAITS);
+    d->now_ns += ns - 30 * MS;
+    comes_in(d, 0);
+    EXPECT_EQ(ask(d, 1), ALL_IN);
+    commit(d);
+}
+
+TEST(slow_session_gets_nothing_while_faster_ones_would_do_all_before_it_did_one)
+{
+    struct desk d = desk_new(false);
+    usual_step(&d, 10 * MS);
+    overtake_9(&d, 50 * MS); /* at least 50 ms, and 1 takes 40 ms for all */
+    EXPECT_EQ(ask(&d, 1), 0);
+    EXPECT_EQ(ask(&d, 9), WAITS);
+    const uint64_t due = d.now_ns + 2 * 10 * MS + LEASE_OVERDUE_NS + 1;
+    EXPECT_EQ(lease_next_ns(d.lease, d.core, d.now_ns), due);
+    EXPECT_EQ(ask(&d, 2), 1); /* nothing is known of it */
+    d.now_ns = due - 1;
+    EXPECT_EQ(ask(&d, 9), WAITS);
+    d.now_ns = due; /* 1 cannot be counted on, nor 2 */
+    EXPECT_EQ(ask(&d, 9), 2);
+}
+
+TEST(slow_session_gets_the_highest_group_when_it_is_done_before_the_others)
+{
+    struct desk d = desk_new(false);
+    usual_step(&d, 10 * MS);
+    overtake_9(&d, 30 * MS);
+    EXPECT_EQ(ask(&d, 9), 3); /* 1 does three until then */
+    EXPECT_EQ(ask(&d, 1), 0);
+    EXPECT_EQ(ask(&d, 9), WAITS);
+}
+
+TEST(idle_session_takes_at_once_what_a_slow_one_has)
+{
+    struct desk d = desk_new(false);
+    usual_step(&d, 10 * MS);
+    overtake_9(&d, 39 * MS);
+    EXPECT_EQ(ask(&d, 9), 3);
+    for (uint32_t i = 0; i < 3; i++) {
+        EXPECT_EQ(ask(&d, 1), i);
+        d.now_ns += MS;
+        comes_in(&d, i);
+    }
+    EXPECT_EQ(ask(&d, 1), 3);
+    EXPECT_EQ(ask(&d, 2), WAITS); /* two have it */
+}
+
+TEST(slow_session_is_tried_again_and_is_slow_no_more_when_it_was_not)
+{
+    struct desk d = desk_new(false);
+    usual_step(&d, 10 * MS);
+    overtake_9(&d, 500 * MS);
+    EXPECT_EQ(steps_beside_9(&d, 10 * MS, 99), LEASE_TRIAL);
+    uint64_t session[2], since_ns[2];
+    lease_holders(d.lease, 3, session, since_ns); /* the highest */
+    EXPECT_EQ(session[0], 9);
+    d.now_ns += 10 * MS;
+    comes_in(&d, 0);
+    comes_in(&d, 3);
+    EXPECT_EQ(ask(&d, 9), 1); /* as everybody */
+    EXPECT_EQ(ask(&d, 1), 2);
+}
+
+TEST(session_that_failed_its_trial_waits_for_the_next_one)
+{
+    struct desk d = desk_new(false);
+    usual_step(&d, 10 * MS);
+    overtake_9(&d, 500 * MS);
+    EXPECT_EQ(steps_beside_9(&d, 10 * MS, 99), LEASE_TRIAL);
+    d.now_ns += 60 * MS; /* others have done it all */
+    for (uint32_t i = 0; i < MICROS; i++)
+        comes_in(&d, i);
+    EXPECT_EQ(ask(&d, 1), ALL_IN);
+    commit(&d);
+    EXPECT_EQ(steps_beside_9(&d, 10 * MS, 99), LEASE_TRIAL);
+}
+
+TEST(equal_sessions_never_wait_for_each_other)
+{
+    struct desk d = desk_new(false);
+    usual_step(&d, 10 * MS);
+    for (uint32_t i = 0; i < 2; i++) { /* 2 takes 14 ms */
+        EXPECT_EQ(ask(&d, 2), i);
+        d.now_ns += 14 * MS;
+        comes_in(&d, i);
+    }
+    EXPECT_EQ(ask(&d, 2), 2);
+    EXPECT_EQ(ask(&d, 1), 3);
+}
+
+TEST(more_sessions_than_are_known_apart_still_get_work_once_each)
+{
+    struct desk d = desk_new(false);
+    for (uint64_t s = 1; s <= 3 * LEASE_WORKERS; s++, d.now_ns++)
+        EXPECT_EQ(ask(&d, s), s <= MICROS ? s - 1 : WAITS);
+    lease_forget(d.lease, 1);
+    EXPECT_EQ(ask(&d, 3 * LEASE_WORKERS), 0);
 }
 
 TEST(cautious_owner_waits_for_what_may_be_on_its_way)

@@ -42,7 +42,7 @@ static void expect_found(uint32_t bug, const char *scenario, const char *promise
 
 TEST(kernel_done_before_its_last_block_is_found)
 {
-    expect_found(1, "points", "P1 P2");
+    expect_found(1, "points", "P1 P2 CHECK");
 }
 
 TEST(commit_counted_before_its_record_is_found)
