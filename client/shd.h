@@ -259,7 +259,8 @@ struct shd_update {
     double clip_norm;  /* 0: no clipping; else scale so that the global norm is at most this */
     double loss_scale; /* 0 or 1: none; else gradients are divided by it */
     bool dynamic_loss_scale; /* keep the scale with the model instead: shd_loss_scale() */
-    const void *blob;        /* your own state, committed with the step; NULL keeps the last one */
+    const void *blob;        /* your own state, committed with the step; NULL keeps the last one.
+                              * Of several workers' that of the first to commit counts */
     size_t blob_bytes;       /* at most SHD_BLOB_BYTES_MAX */
 };
 #define SHD_BLOB_BYTES_MAX ((size_t)768 * 1024)
@@ -365,16 +366,17 @@ struct shd_checkpointed {
 /* Save and wait. Errors: SHD_EBUSY another process saves there, or saves this model; SHD_ENOMEM the
  * state changed faster than it could be written and there is no room to keep the rest aside;
  * SHD_EIO the disk; SHD_ETIMEDOUT. */
-SHD_API int shd_checkpoint(shd_model *m, const char *dir, const struct shd_checkpoint_options *options,
-                     struct shd_checkpointed *ret_saved, struct shd_err *e);
+SHD_API int shd_checkpoint(shd_model *m, const char *dir,
+                           const struct shd_checkpoint_options *options,
+                           struct shd_checkpointed *ret_saved, struct shd_err *e);
 
 /* The same without waiting, for trainers: begin, then poll now and then (once a step will do) until
  * it is done: SHD_OK with *ret_done, or what went wrong; ret_saved may be NULL. Closing the model
  * breaks it off. */
-SHD_API int shd_checkpoint_begin(shd_model *m, const char *dir, const struct shd_checkpoint_options *options,
-                           struct shd_err *e);
+SHD_API int shd_checkpoint_begin(shd_model *m, const char *dir,
+                                 const struct shd_checkpoint_options *options, struct shd_err *e);
 SHD_API int shd_checkpoint_poll(shd_model *m, bool *ret_done, struct shd_checkpointed *ret_saved,
-                          struct shd_err *e);
+                                struct shd_err *e);
 
 /* Make the daemons of a session, however many, open a model from a checkpoint: path is one, or a
  * directory whose LATEST counts. Every byte is checked. With `weights`: parameters alone, by tensor

@@ -160,6 +160,57 @@ static void save_while_training(int owners, long pause_ms)
     remove_ckpts();
 }
 
+/* Half of each step's micro-batches, and a blob that is this worker's own. */
+__attribute__((noreturn)) static void be_half(uint32_t half)
+{
+    struct shd_err e = { 0 };
+    shd_session *s;
+    shd_model *m;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    int r = try_connect(daemons.dir, 5000, &s, &e);
+    if (r == SHD_OK)
+        r = shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e);
+    while (r == SHD_OK) {
+        struct toy toy = { .m = m, .fail_micro = -1 };
+        const struct shd_compute compute = { &toy, toy_forward, toy_backward, toy_metrics, NULL };
+        struct shd_update update = toy_update(shd_step(m));
+        update.blob = &half;
+        update.blob_bytes = sizeof half;
+        r = shd_run_step(m, toy_all_micros + 2 * half, 2, &compute, &update, NULL, &e);
+    }
+    printf("half %u: %s\n", half, e.text);
+    _exit(1);
+}
+
+/* Both commit each step, to one owner after the other: either's may be the first at each. */
+TEST(blobs_of_workers_may_differ)
+{
+    pid_t halves[2];
+    make_ckpts();
+    fixture_start(&daemons, 3, NULL);
+    for (uint32_t i = 0; i < 2; i++) {
+        halves[i] = fork();
+        CHECK(halves[i] >= 0);
+        if (halves[i] == 0)
+            be_half(i);
+    }
+    shd_session *s = attach(10000);
+    shd_model *m = NULL;
+    struct shd_err e = { 0 };
+    for (int i = 0; i < 500 && shd_model_attach(s, "toy", &m, &e) != SHD_OK; i++)
+        sleep_ms(10);
+    CHECK(m != NULL);
+    for (int i = 0; i < 60; i++)
+        save_ok(m, 1);
+    for (uint32_t i = 0; i < 2; i++) {
+        kill(halves[i], SIGKILL);
+        waitpid(halves[i], NULL, 0);
+    }
+    shd_close(s);
+    fixture_stop(&daemons);
+    remove_ckpts();
+}
+
 TEST(a_checkpoint_is_exactly_one_step_while_steps_fly_by)
 {
     save_while_training(1, 0);
