@@ -372,6 +372,7 @@ TEST(a_killed_saver_leaves_what_was_there)
     shd_model *m = attach_toy(s);
     save_ok(m, 1);
     EXPECT_EQ(expect_all_good(), 1);
+    EXPECT(exists("LATEST"));
     EXPECT_EQ(shell("! ls -a %s | grep -q partial", ckpts), 0);
     shd_close(s);
     stop_trainer();
