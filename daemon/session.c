@@ -35,6 +35,8 @@ int session_table_init(struct session_table *table, struct shd_err *e)
 
 void session_table_deinit(struct session_table *table)
 {
+    for (uint32_t i = 0; table->items != NULL && i < SESSIONS_MAX; i++)
+        replies_free(table->items[i].replies); /* of those whose requests were never answered */
     free(table->items);
     *table = (struct session_table){ 0 };
 }
