@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/activity.h"
 #include "client/hold.h"
 #include "client/path.h"
 #include "client/path_copy.h"
@@ -171,7 +172,9 @@ int exec_forward(struct run *run, uint32_t micro, uint32_t unit, struct shd_err 
     const struct shd_compute *c = run->compute;
     struct exec *x = run->exec;
     mark_read(run, unit);
+    activity_begin(run->m, ACTIVITY_FORWARD, unit, run->micros[micro]);
     const int code = c->forward(c->ctx, run->micros[micro], unit, shd_params(run->m, unit));
+    activity_end(run->m);
     if (code != 0)
         return compute_failed(run, "forward", micro, unit, code, e);
     CHECK(!x->units[unit].ran && x->ran_count < run->m->spec->unit_count);
@@ -201,7 +204,9 @@ int exec_backward(struct run *run, uint32_t micro, uint32_t unit, struct shd_err
         r = shd_grad(run->m, run->micros[micro], unit, &grad, e);
     if (r != SHD_OK)
         return r;
+    activity_begin(run->m, ACTIVITY_BACKWARD, unit, run->micros[micro]);
     const int code = c->backward(c->ctx, run->micros[micro], unit, shd_params(run->m, unit), grad);
+    activity_end(run->m);
     if (code != 0)
         return compute_failed(run, "backward", micro, unit, code, e);
     x->units[unit].backed = true;

@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 
+#include "client/activity.h"
 #include "client/hub.h"
 #include "client/path.h"
 #include "client/plan.h"
@@ -48,7 +49,9 @@ int hold_acquire(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     CHECK(m->holds[unit].fetched);
     const uint64_t start_ns = hub_clock_ns();
+    activity_begin(m, ACTIVITY_WAIT_UNIT, unit, ACTIVITY_NONE);
     const int r = m->path->wait_unit(m, unit, e);
+    activity_end(m);
     m->session->wait_ns += hub_clock_ns() - start_ns;
     if (r != SHD_OK)
         return r;

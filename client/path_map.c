@@ -213,6 +213,7 @@ void map_close(struct shd_model *m)
     if (map == NULL)
         return;
     hub_forget(m->session->hub, m);
+    activity_detach(&m->activity);
     release_views(map);
     for (uint32_t u = 0; map->params != NULL && u < m->spec->unit_count; u++)
         if (map->params[u] != NULL)

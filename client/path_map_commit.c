@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "client/activity.h"
 #include "client/path_map.h"
 #include "proto/check.h"
 
@@ -94,8 +95,10 @@ static int turn_round(struct turning *t, enum turn_state state, struct shd_err *
             turn_asked(turn, owner, kind);
     }
     while (r == SHD_OK && turn_state(turn) == state && round.waiting > 0 &&
-           round.err.code == SHD_OK)
+           round.err.code == SHD_OK) {
         r = round_wait(&round, hub, start_ns, e);
+        activity_look(t->m);
+    }
     if (round.err.code == SHD_OK && turn_state(turn) != state) {
         hub_forget(hub, &round); /* OVER: the others need not answer */
         return r;
@@ -106,9 +109,14 @@ static int turn_round(struct turning *t, enum turn_state state, struct shd_err *
 int map_turn(struct shd_model *m, const struct wire_bytes *blob, struct shd_err *e)
 {
     struct turning t = { m, blob };
+    activity_begin(m, ACTIVITY_PREPARE, ACTIVITY_NONE, ACTIVITY_NONE);
     int r = turn_round(&t, TURN_PREPARING, e);
-    if (r == SHD_OK && turn_state(m->map->turn) == TURN_COMMITTING)
-        r = turn_round(&t, TURN_COMMITTING, e);
+    activity_end(m);
+    if (r != SHD_OK || turn_state(m->map->turn) != TURN_COMMITTING)
+        return r;
+    activity_begin(m, ACTIVITY_COMMIT, ACTIVITY_NONE, ACTIVITY_NONE);
+    r = turn_round(&t, TURN_COMMITTING, e);
+    activity_end(m);
     return r;
 }
 
@@ -172,8 +180,10 @@ int map_lease(struct shd_model *m, uint32_t owner, struct wire_leased *ret_lease
                            .make = make_lease,
                            .take = take_leased,
                            .ctx = &leasing };
+    activity_begin(m, ACTIVITY_LEASE, ACTIVITY_NONE, ACTIVITY_NONE);
     int r = round_ask(&round, &hub->links[owner], m->step, e);
     r = round_finish(&round, hub, r, e);
+    activity_end(m);
     if (r == SHD_OK)
         *ret_leased = leasing.leased;
     return r;

@@ -124,6 +124,15 @@ static uint64_t expected_bytes(const struct shd_model *m, const struct map_owner
     return 0; /* nothing we would map */
 }
 
+/* What this worker does it shows at the end of owner 0's inbox. */
+static void show_activity(struct shd_model *m, const struct map_owner *owner, int fd,
+                          uint64_t inbox_bytes)
+{
+    if (owner == &m->map->owners[0])
+        activity_attach(&m->activity, fd, inbox_bytes - ACTIVITY_BYTES,
+                        m->copy != NULL ? ACTIVITY_PATH_COPY : ACTIVITY_PATH_MAP);
+}
+
 /* *fd: taken where it is set to -1. */
 static int map_segment(struct shd_model *m, struct map_owner *owner,
                        const struct wire_segment *segment, int *fd, struct shd_err *e)
@@ -132,6 +141,7 @@ static int map_segment(struct shd_model *m, struct map_owner *owner,
         return place_publish(m, owner, *fd, e);
     if (segment->kind == SEGMENT_BOARD)
         return map_board(m, owner, fd, segment->bytes, e);
+    show_activity(m, owner, *fd, segment->bytes);
     if (owner->has_inbox)
         return replace_inbox(m, owner, fd, segment->bytes, e);
     return place_inbox(m, owner, *fd, e);

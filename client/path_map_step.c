@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "client/activity.h"
 #include "client/kern_run.h"
 #include "client/path_map.h"
 #include "proto/check.h"
@@ -51,6 +52,7 @@ static int wait_board(struct shd_model *m, struct link *link, uint32_t unit, uin
         if (board_wait(board, unit, m->step, slice_ns) == SHD_OK)
             break;
         const int r = map_poll(m, e);
+        activity_look(m);
         if (r != SHD_OK)
             return r;
         if (slice_ns == 0)
@@ -130,6 +132,7 @@ int map_wait_slot(struct shd_model *m, struct shd_err *e)
         if (slice_ns == 0)
             return slot_timed_out(m, e);
         const int r = hub_poll(m->session->hub, slice_ns, e);
+        activity_look(m);
         if (r != SHD_OK)
             return r;
     }

@@ -101,6 +101,7 @@ static void use_copy(struct shd_model *m, struct copy_model *copy)
     copy_free(m->copy);
     m->copy = copy;
     m->path = copy != NULL ? &path_copy : m->session->path;
+    activity_set_path(&m->activity, copy != NULL ? ACTIVITY_PATH_COPY : ACTIVITY_PATH_MAP);
 }
 
 int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err *e)

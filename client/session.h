@@ -10,6 +10,7 @@
 /* After the two above: it repeats parts of them for those who have nothing else. */
 #include "client/shd.h"
 
+#include "client/activity.h"
 #include "client/plan.h"
 #include "proto/layout.h"
 #include "proto/spec.h"
@@ -116,11 +117,12 @@ struct shd_model {
     uint64_t in_step;
     struct report *reports; /* owned, [micro_batches], of the open step */
     struct grad_slot slots[SHD_SLOTS_MAX];
-    uint32_t slot_count;       /* 0: no inbox yet */
-    struct grads *grads;       /* owned; NULL: gradients are written in the slots themselves */
-    struct exec *exec;         /* owned; NULL: no plan was run yet */
-    struct shd_err fault;      /* a pipelined return failed; sticky; code 0: none */
-    struct save *saving;       /* owned: shd_checkpoint_begin(); NULL: none */
+    uint32_t slot_count;  /* 0: no inbox yet */
+    struct grads *grads;  /* owned; NULL: gradients are written in the slots themselves */
+    struct exec *exec;    /* owned; NULL: no plan was run yet */
+    struct shd_err fault; /* a pipelined return failed; sticky; code 0: none */
+    struct save *saving;  /* owned: shd_checkpoint_begin(); NULL: none */
+    struct activity_writer activity;
     struct map_model *map;     /* owned by the mapped path */
     struct copy_model *copy;   /* owned by the copy path */
     struct local_model *local; /* owned by the in-process path */

@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "client/activity.h"
 #include "client/grads.h"
 #include "client/hold.h"
 #include "client/hub.h"
@@ -124,7 +125,9 @@ static int take_slot(struct shd_model *m, struct grad_slot **ret_slot, struct sh
                        m->slot_count, SHD_SLOTS_MAX);
     if (find_free(m) == NULL) {
         const uint64_t start_ns = hub_clock_ns();
+        activity_begin(m, ACTIVITY_WAIT_SLOT, ACTIVITY_NONE, ACTIVITY_NONE);
         const int r = m->path->wait_slot(m, e);
+        activity_end(m);
         m->session->wait_ns += hub_clock_ns() - start_ns;
         if (r != SHD_OK)
             return r;
@@ -305,7 +308,7 @@ static int return_staged(struct shd_model *m, uint32_t micro, uint32_t unit, str
     return entry->taken == m->spec->accumulate ? hand_over(m, entry, e) : SHD_OK;
 }
 
-int shd_return(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
+static int return_one(struct shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
 {
     int r = check_place(m, micro, unit, e);
     if (r == SHD_OK && m->grads != NULL)
@@ -318,6 +321,14 @@ int shd_return(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
     r = give_slot(m, slot, e);
     if (r == SHD_OK)
         session_live(m->session, grad_bytes(m, unit), /* more= */ false);
+    return r;
+}
+
+int shd_return(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
+{
+    activity_begin(m, ACTIVITY_RETURN, unit, micro);
+    const int r = return_one(m, micro, unit, e);
+    activity_end(m);
     return r;
 }
 

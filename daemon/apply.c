@@ -14,6 +14,7 @@
 #include "daemon/checkpoint.h"
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
+#include "daemon/drain.h"
 #include "daemon/log.h"
 #include "kernels/runs.h"
 #include "proto/check.h"
@@ -29,6 +30,7 @@ static void credit(struct model *m, const struct step_action *a)
     struct op *op = op_of_ref(m, a->ref);
     struct inbox *inbox = op->inbox;
     const uint32_t slot = op->req.return_grad.slot;
+    metrics_credited(op, a->stale);
     op->reply.type = WIRE_CREDIT;
     op->reply.credit = (struct wire_credit){ .slot = slot, .stale = a->stale };
     if (inbox != NULL) {
@@ -208,6 +210,7 @@ static void work_done(struct task *task)
         work_failed(mu, task->status, status_meaning(task->status));
         return;
     }
+    metrics_work_done(mu);
     if (mu->kind == MODEL_APPLY && mu->publish_whole && m->map->slice[mu->unit].elems > 0) {
         apply_retry(m);
         publish_whole(mu);
@@ -242,6 +245,7 @@ static void start_work(struct model *m, const struct step_action *a, enum model_
     struct model_unit *mu = &m->units[a->unit];
     mu->kind = kind;
     mu->action = *a;
+    metrics_work_submitted(mu);
     mu->sum.finite = true;
     fixsum_init(&mu->sum.sum);
     task_init(&mu->task, m->daemon->tasks, work_done);
@@ -254,6 +258,7 @@ static void start_work(struct model *m, const struct step_action *a, enum model_
 static void opened(struct model *m, uint64_t step)
 {
     board_set_step(m->board, step, step_phase(m->core));
+    metrics_opened(m, step);
     log_debug("op=opened model=%s step=%" PRIu64, m->spec->name, step);
 }
 
@@ -277,9 +282,11 @@ static void act(struct model *m, const struct step_action *a, bool *ret_wake)
         return;
     case STEP_DO_PUBLISH:
         board_publish(m->board, a->unit, a->version);
+        metrics_published(m, a->unit, a->version);
         return;
     case STEP_DO_SEALED:
         board_set_step(m->board, step_now(m->core), STEP_SEALED);
+        metrics_sealed(m);
         *ret_wake = true;
         return;
     case STEP_DO_OPENED:
@@ -298,6 +305,8 @@ void apply_actions(struct model *m, const struct step_actions *actions)
     }
     if (wake)
         model_wake(m);
+    if (wake)
+        drain_look(m->daemon);
     if (wake)
         op_lease_wake(m);
     else if (credited)

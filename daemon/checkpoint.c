@@ -110,6 +110,20 @@ static void forget_aside(struct checkpoint *c, struct capture *w)
 /* -- Ending -------------------------------------------------------------------------------------
  */
 
+bool checkpoint_progress(const struct model *m, struct checkpoint_progress *ret_progress)
+{
+    const struct checkpoint *c = m->checkpoint;
+    if (c == NULL)
+        return false;
+    *ret_progress = (struct checkpoint_progress){
+        .step = c->step,
+        .writing = c->opened,
+        .bytes_done = c->bytes,
+        .bytes_total = (m->map->elems + m->map->moments * m->map->train_elems) * sizeof(float),
+    };
+    return true;
+}
+
 static void fill_reply(const struct checkpoint *c, struct op *op)
 {
     op->reply.type = WIRE_CHECKPOINTED;
@@ -132,6 +146,7 @@ static void finish(struct checkpoint *c)
              " ms=%" PRIu64 " status=%s",
              m->spec->name, c->step, c->bytes, c->aside_bytes_max,
              (uv_hrtime() - c->started_ns) / 1000000, status_name(c->status));
+    m->metrics.checkpoints += c->status == SHD_OK;
     if (c->status == SHD_OK)
         fill_reply(c, op);
     else

@@ -16,6 +16,7 @@
 #ifndef SHD_CHECKPOINT_H
 #define SHD_CHECKPOINT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/status.h"
@@ -30,6 +31,14 @@ int checkpoint_begin(struct op *op);
 
 /* The request that is being served for this model; NULL: none. */
 struct op *checkpoint_op(const struct model *m);
+
+struct checkpoint_progress {
+    uint64_t step;
+    bool writing; /* else its files are being opened */
+    uint64_t bytes_done, bytes_total;
+};
+/* False: none is being written. */
+bool checkpoint_progress(const struct model *m, struct checkpoint_progress *ret_progress);
 
 /* Let a running one fail with SHD_ESTEP as soon as it can. */
 void checkpoint_replace(struct model *m);

@@ -15,6 +15,7 @@
 
 #include "daemon/adopt.h"
 #include "daemon/dispatch.h"
+#include "daemon/drain.h"
 #include "daemon/log.h"
 #include "daemon/model.h"
 #include "daemon/open.h"
@@ -91,6 +92,7 @@ static void stop_signal(uv_signal_t *signal, int number)
 {
     struct daemon *d = signal->data;
     log_info("op=stop device=%s signal=%s", d->device, strsignal(number));
+    drain_stop(d);
     daemon_stop(d);
 }
 
@@ -130,9 +132,17 @@ static int start_parts(struct daemon *d, const struct daemon_config *config, str
     if (r == SHD_OK)
         r = keeper_init(&d->keeper, e);
     if (r == SHD_OK)
+        r = trace_new(&d->trace, e);
+    if (r == SHD_OK)
         adopt_all(d); /* before anybody can see what is not in order yet */
     if (r == SHD_OK)
         r = mailbox_init(d, e);
+    if (r == SHD_OK)
+        r = view_init(d, e);
+    if (r == SHD_OK)
+        r = http_init(d, config->status_address, e);
+    if (r == SHD_OK)
+        r = view_notify_init(d, e);
     if (r == SHD_OK)
         r = side_init(d, e); /* last: who can connect here finds the mailbox bound */
     return r;
@@ -150,7 +160,9 @@ int daemon_new(const struct daemon_config *config, struct daemon **ret_daemon, s
         return err_set(e, SHD_ENOMEM, "no memory for the daemon");
     snprintf(d->device, sizeof d->device, "%s", config->device);
     snprintf(d->runtime_dir, sizeof d->runtime_dir, "%s", config->runtime_dir);
-    d->lock_fd = d->side.fd = d->side.spare_fd = -1;
+    d->lock_fd = d->side.fd = d->side.spare_fd = d->view.event_fd = d->notify.fd = -1;
+    for (int i = 0; i < HTTP_KINDS; i++)
+        d->http.servers[i] = (struct http_server){ .listen_fd = -1, .epoll_fd = -1 };
     d->open_last = &d->open_first;
     d->started_ns = uv_hrtime();
     d->threads = config->threads > 0 ? config->threads : cpu_count();
@@ -205,6 +217,7 @@ void daemon_free(struct daemon *d)
     if (d == NULL)
         return;
     d->stopping = true;
+    http_deinit(d); /* its thread looks at models, and wakes the loop */
     if (d->kern != NULL)
         d->kern->ops->free(d->kern); /* first: no kernel may run on what goes away below */
     if (d->loop_ready) {
@@ -221,6 +234,9 @@ void daemon_free(struct daemon *d)
     drop_requests(d);
     for (uint32_t i = 0; i < d->model_count; i++)
         model_free(d->models[i]);
+    view_deinit(d);
+    view_notify_deinit(d);
+    trace_free(d->trace);
     keeper_deinit(&d->keeper);
     session_table_deinit(&d->sessions);
     task_queue_free(d->tasks);

@@ -15,11 +15,15 @@
 #include <uv.h>
 
 #include "daemon/adopt.h"
+#include "daemon/http.h"
 #include "daemon/keeper.h"
 #include "daemon/mailbox.h"
+#include "daemon/metrics.h"
 #include "daemon/op.h"
 #include "daemon/session.h"
 #include "daemon/side.h"
+#include "daemon/trace.h"
+#include "daemon/view.h"
 #include "kernels/kern.h"
 #include "proto/status.h"
 #include "proto/wire.h"
@@ -32,7 +36,8 @@ struct daemon_config {
     const char *runtime_dir; /* absolute; made with mode 0700 when missing */
     uint32_t threads;        /* compute threads; 0: one per CPU */
     bool pin;
-    const char *isa; /* NULL: the best one */
+    const char *isa;            /* NULL: the best one */
+    const char *status_address; /* NULL: none; else HOST:PORT for HTTP over TCP as well */
 };
 
 struct daemon {
@@ -56,10 +61,17 @@ struct daemon {
     struct task_queue *tasks;           /* owned: completions from other threads */
     struct keeper keeper;
     struct adopt adopt;
+    struct metrics_daemon metrics;
+    struct trace *trace; /* owned */
+    struct view view;
+    struct view_notify notify;
+    struct http http;
     uv_timer_t spill_timer, lease_timer; /* running while somebody waits */
     uv_signal_t sigterm, sigint;
-    uint64_t requests; /* since start */
-    bool stopping;     /* daemon_free() is under way: begin nothing new */
+    uint64_t drain_session;   /* who drains this device; 0: nobody */
+    struct op *drain_waiting; /* its DRAIN, until we are between two steps */
+    uint64_t requests;        /* since start */
+    bool stopping;            /* daemon_free() is under way: begin nothing new */
 };
 
 /* Start everything: lock, sockets, compute threads. On SHD_OK the daemon is reachable as soon as

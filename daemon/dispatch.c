@@ -29,6 +29,7 @@ static const struct request_row rows[WIRE_REQUEST_TYPES] = {
     [WIRE_DETACH] = { op_detach, ANY_ROLE },
     [WIRE_RESTORE] = { op_restore, ROLE(WIRE_TRAINER) | ROLE(WIRE_ADMIN) },
     [WIRE_CHECKPOINT] = { op_checkpoint, ROLE(WIRE_TRAINER) | ROLE(WIRE_ADMIN) },
+    [WIRE_DRAIN] = { op_drain, ANY_ROLE },
     [WIRE_LEASE] = { op_lease, ROLE(WIRE_TRAINER) },
 };
 
@@ -116,6 +117,7 @@ void dispatch_frame(struct daemon *d, const uint8_t *identity, uint32_t identity
     }
     d->requests++;
     op->daemon = d;
+    op->arrived_ns = uv_hrtime();
     op->identity_bytes = identity_bytes;
     memcpy(op->identity, identity, identity_bytes);
     d->mailbox.arena.used = 0;

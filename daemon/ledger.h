@@ -120,8 +120,8 @@ int ledger_bytes(const struct ledger_shape *shape, uint64_t *ret_bytes, struct s
 /* Lay one out in zeroed memory of ledger_bytes() aligned to 128: nothing committed, not ready. */
 void ledger_init(struct ledger *l, void *memory, const struct ledger_shape *shape);
 
-/* Let a fresh one begin where a checkpoint is: `step` > 0 commits, all of them in all units. Errors:
- * SHD_ERANGE. */
+/* Let a fresh one begin where a checkpoint is: `step` > 0 commits, all of them in all units.
+ * Errors: SHD_ERANGE. */
 struct ledger_start {
     uint64_t step, updates;
     struct ledger_decision decision; /* of the last commit */

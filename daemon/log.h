@@ -1,7 +1,13 @@
-/* One line per event on stderr: "<level> text", key=value pairs in the text. Under systemd the
- * level is the journal's priority prefix ("<4>..."), elsewhere a word. Only daemon/ logs. */
+/* One line per event on stderr: "<level> text", key=value pairs in the text. Where stderr is the
+ * journal the level is its priority prefix ("<4>..."), elsewhere a word. Only daemon/ logs.
+ *
+ * Each place in the code may say 20 lines in 5 seconds; what exceeds that is counted, and the count
+ * is said with its next line. Warnings and errors are also kept, the last 16, for /status. Any
+ * thread. */
 #ifndef SHD_LOG_H
 #define SHD_LOG_H
+
+#include <stdint.h>
 
 enum log_level { LOG_LEVEL_ERROR = 3, LOG_LEVEL_WARN = 4, LOG_LEVEL_INFO = 6, LOG_LEVEL_DEBUG = 7 };
 
@@ -10,12 +16,42 @@ void log_set_level(enum log_level level);
 
 /* "error", "warn", "info", "debug"; 0 when name is none of them. */
 enum log_level log_level_parse(const char *name);
+const char *log_level_name(enum log_level level);
 
-void log_line(enum log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+struct log_site { /* one per place, zeroed at first */
+    uint64_t since_ns;
+    uint32_t said, suppressed;
+};
 
+void log_at(struct log_site *site, enum log_level level, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#define log_line(level, ...)                          \
+    do {                                              \
+        static struct log_site log_site_here;         \
+        log_at(&log_site_here, (level), __VA_ARGS__); \
+    } while (0)
 #define log_error(...) log_line(LOG_LEVEL_ERROR, __VA_ARGS__)
 #define log_warn(...)  log_line(LOG_LEVEL_WARN, __VA_ARGS__)
 #define log_info(...)  log_line(LOG_LEVEL_INFO, __VA_ARGS__)
 #define log_debug(...) log_line(LOG_LEVEL_DEBUG, __VA_ARGS__)
+
+/* -- For /status --------------------------------------------------------------------------------
+ */
+
+#define LOG_ENTRIES    16u
+#define LOG_TEXT_BYTES 512u
+
+struct log_entry {
+    double time_s; /* since 1970 */
+    enum log_level level;
+    char text[LOG_TEXT_BYTES];
+};
+
+/* The last warnings and errors, oldest first; how many. */
+uint32_t log_recent(struct log_entry ret_entries[LOG_ENTRIES]);
+
+/* Lines held back since the start. */
+uint64_t log_suppressed(void);
 
 #endif

@@ -32,9 +32,11 @@ static const char help[] =
     "  --isa NAME           scalar, avx2, avx512 or auto (default): the best one here; same\n"
     "                       bits in all\n"
     "  --log-level LEVEL    error, warn, info or debug (default info)\n"
+    "  --status-address A   answer HTTP at HOST:PORT too, as 127.0.0.1:9464 (see docs/status.md)\n"
     "  --help, --version\n"
     "\n"
-    "Sockets: DIR/DEVICE.sock (credentials, file descriptors), DIR/DEVICE.zmq (requests).\n"
+    "Sockets: DIR/DEVICE.sock (credentials, file descriptors), DIR/DEVICE.zmq (requests),\n"
+    "DIR/DEVICE.status (HTTP: curl --unix-socket DIR/DEVICE.status http://localhost/status).\n"
     "Tells its service manager READY=1 (sd_notify) when it can be reached.\n"
     "Exit status: 0 after SIGTERM or SIGINT, 1 when it cannot start, 2 for wrong usage.\n"
     "\n"
@@ -48,6 +50,7 @@ static const struct option options[] = {
     { "pin", no_argument, NULL, 'p' },
     { "isa", required_argument, NULL, 'i' },
     { "log-level", required_argument, NULL, 'l' },
+    { "status-address", required_argument, NULL, 's' },
     { "help", no_argument, NULL, 'h' },
     { "version", no_argument, NULL, 'V' },
     { NULL, 0, NULL, 0 },
@@ -97,6 +100,9 @@ static int take_option(int option, struct daemon_config *config)
         return 0;
     case 'i':
         config->isa = strcmp(optarg, "auto") == 0 ? NULL : optarg;
+        return 0;
+    case 's':
+        config->status_address = optarg;
         return 0;
     case 'l': {
         const enum log_level level = log_level_parse(optarg);
@@ -154,7 +160,8 @@ int main(int argc, char **argv)
     sd_notify(/* unset_environment= */ 0, "READY=1\nSTATUS=Serving");
     daemon_run(d);
     /* What the keeper has it keeps: a restart goes on where this ends. */
-    sd_notify(/* unset_environment= */ 0, "STOPPING=1");
+    sd_notify(/* unset_environment= */ 0,
+              d->drain_session != 0 ? "STOPPING=1\nSTATUS=Drained" : "STOPPING=1");
     daemon_free(d);
     return EXIT_SUCCESS;
 }

@@ -184,6 +184,7 @@ void model_free(struct model *m)
     if (m->stored && atomic_load(&m->ledger.head->ready) == 0)
         keeper_remove(m->keeper, m->instance);
     spill_deinit(m);
+    metrics_model_deinit(&m->metrics);
     segment_close(&m->board_segment);
     segment_close(&m->publish);
     segment_close(&m->ledger_segment);
@@ -256,6 +257,7 @@ static void init_stepped(struct task *task)
         board_publish(m->board, u, 0);
     board_set_step(m->board, 0, STEP_OPEN);
     m->ready = m->last_status == SHD_OK;
+    m->metrics.opened_ns = uv_hrtime();
     open_model_ready(m);
 }
 
@@ -341,6 +343,7 @@ void model_forget_session(struct model *m, const struct session *s)
 {
     finish_gone(take_session_ops(&m->waiting, s));
     finish_gone(take_session_ops(&m->lease_waiting, s));
+    finish_gone(take_session_ops(&m->held, s));
     lease_forget(m->lease, s->id);
     op_lease_wake(m); /* what it had can be handed out again */
 }

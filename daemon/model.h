@@ -9,6 +9,7 @@
 #include "daemon/keeper.h"
 #include "daemon/lease.h"
 #include "daemon/ledger.h"
+#include "daemon/metrics.h"
 #include "daemon/spill.h"
 #include "daemon/step.h"
 #include "daemon/task.h"
@@ -32,6 +33,7 @@ struct model_unit {
     uint32_t unit;
     enum model_work_kind kind;
     struct step_action action; /* what the work is for */
+    uint64_t submitted_ns;
     struct kern_sum sum;
     struct kern_run *runs; /* owned: parameter groups of the slice */
     uint32_t run_count;
@@ -63,14 +65,17 @@ struct model {
     void *lease_memory;       /* owned */
     struct lease *lease;      /* in lease_memory */
     struct op *lease_waiting; /* LEASE requests for which there is no work yet */
+    uint64_t hold_step;       /* while the daemon drains: the first step that does not begin */
+    struct op *held;          /* what would begin it, in order of arrival */
     struct op *waiting;       /* requests to try again after SEALED or OPENED */
     struct model_unit *backlog_first, **backlog_last; /* the kernel queue was full */
     struct task init_task;
-    uint32_t init_tensor;          /* next to fill */
-    bool init_waits;               /* the kernel queue was full */
-    bool ready;                    /* initial values are in */
-    int last_status;               /* SHD_OK, or why a kernel failed */
-    uint64_t inbox_bytes;          /* of all sessions, now */
+    uint32_t init_tensor; /* next to fill */
+    bool init_waits;      /* the kernel queue was full */
+    bool ready;           /* initial values are in */
+    int last_status;      /* SHD_OK, or why a kernel failed */
+    uint64_t inbox_bytes; /* of all sessions, now */
+    struct metrics_model metrics;
     struct checkpoint *checkpoint; /* owned: being written; NULL: none */
 };
 

@@ -33,8 +33,9 @@ struct op {
     uint32_t identity_bytes;
     uint32_t index;  /* in the pool; step_ref = index + 1 */
     uint64_t serial; /* of this use of it; 0: free */
-    bool once;       /* counted by the session's replies: keep what it is answered */
-    bool repeated;   /* served before, its long reply was not kept */
+    uint64_t arrived_ns;
+    bool once;     /* counted by the session's replies: keep what it is answered */
+    bool repeated; /* served before, its long reply was not kept */
 };
 
 struct op_pool {

@@ -56,6 +56,7 @@ int op_commit(struct op *op)
         if (!counts.skip)
             runs_hypers(m->spec, counts.lr, step_updates(m->core), m->hypers);
         board_set_step(m->board, req->step, STEP_APPLYING);
+        metrics_committed(m, req->step, counts.skip);
         spill_step_over(m);
         apply_actions(m, &actions);
         op_lease_wake(m); /* the next step's work can be handed out */

@@ -9,6 +9,7 @@ int op_detach(struct op *op)
     op->reply.seq = op->req.seq;
     op->reply.text = "";
     mailbox_reply(op->daemon, op); /* before the session, and with it the right to a reply, ends */
+    s->detached = true;
     if (s->state == SESSION_OPEN)
         session_end(s, "it detached");
     return SHD_OK; /* op_finish() sends nothing: the session is dead */

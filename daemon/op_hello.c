@@ -7,6 +7,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
+#include "daemon/drain.h"
 #include "daemon/log.h"
 
 static int welcome(struct op *op, const struct session *s)
@@ -40,6 +41,8 @@ int op_hello(struct op *op)
         return err_set(&op->err, SHD_EAUTH, "unknown or used session token");
     if (known != NULL)
         return err_set(&op->err, SHD_EEXIST, "this connection has a session already");
+    if (d->drain_session != 0)
+        return drain_refuse(d, &op->err);
     const int r = replies_new(&s->replies, &op->err);
     if (r != SHD_OK)
         return r;
@@ -48,6 +51,7 @@ int op_hello(struct op *op)
     memcpy(s->name, req->name, strlen(req->name) + 1); /* wire.h: shorter than s->name */
     memcpy(s->identity, op->identity, op->identity_bytes);
     s->identity_bytes = op->identity_bytes;
+    metrics_session_open(s);
     log_info("op=hello session=%016" PRIx64 " pid=%d uid=%u role=%s name=%s", s->id,
              (int)s->peer.pid, (unsigned)s->peer.uid, session_role_name(s->role), s->name);
     return welcome(op, s);

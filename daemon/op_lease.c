@@ -3,6 +3,7 @@
  * a session ends, or time has passed. */
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
+#include "daemon/drain.h"
 #include "daemon/lease.h"
 #include "daemon/model.h"
 #include "proto/check.h"
@@ -101,6 +102,8 @@ int op_lease(struct op *op)
         return r;
     if (op->session->state != SESSION_OPEN) /* it ended while others were being asked */
         return err_set(&op->err, SHD_EGONE, "session ended");
+    if (drain_holds(op, req->step))
+        return SHD_PENDING;
     uint32_t group = 0;
     const enum lease_answer answer = lease_ask(op->model->lease, op->model->core, req->step,
                                                op->session->id, loop_ns(op->daemon), &group);
@@ -108,6 +111,8 @@ int op_lease(struct op *op)
         wait_for_work(op);
         return SHD_PENDING;
     }
+    if (answer == LEASE_GROUP)
+        metrics_leased(op, group);
     op->reply.type = WIRE_LEASED;
     op->reply.leased = (struct wire_leased){ .step = req->step,
                                              .what = what_of(answer),

@@ -11,6 +11,7 @@ int op_prepare(struct op *op)
     int r = op_find_model(op, req->model);
     if (r != SHD_OK)
         return r;
+    metrics_prepare_asked(op);
     struct step_prepared p;
     r = step_prepare(op->model->core, req->step, &p, &op->err);
     if (r == SHD_PENDING)

@@ -6,6 +6,7 @@
 #include "daemon/apply.h"
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
+#include "daemon/drain.h"
 #include "proto/check.h"
 
 static int check_place(struct op *op)
@@ -60,10 +61,13 @@ int op_return_grad(struct op *op)
     int r = op_find_model(op, req->model);
     if (r == SHD_OK)
         r = check_place(op);
+    if (r == SHD_OK && drain_holds(op, req->step))
+        return SHD_PENDING;
     if (r == SHD_OK && !req->none)
         r = take_slot(op);
     if (r != SHD_OK)
         return r;
+    metrics_return_arrived(op);
     struct step_actions actions;
     r = step_return(op->model->core, op->index + 1, req->step, req->unit, req->micro, req->none,
                     req->metrics, req->metric_count, &actions, &op->err);

@@ -67,7 +67,7 @@ static json_t *model_json(const struct model *m)
     const double norm = sealed && record->finite ? sqrt(fixsum_value(&record->sum)) : NAN;
     return json_pack(
         "{s:s, s:b, s:b, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:b, "
-        "s:o, s:o, s:I, s:I}",
+        "s:o, s:o, s:I, s:I, s:o}",
         "name", m->spec->name, "ready", (int)m->ready, "adopted", (int)m->adopted, "step",
         (json_int_t)step_now(core), "phase", step_phase_name(step_phase(core)), "updates",
         (json_int_t)step_updates(core), "owner", (json_int_t)m->map->owner, "owners",
@@ -77,7 +77,8 @@ static json_t *model_json(const struct model *m)
         (json_int_t)m->map->elems, "bytes", bytes_json(m), "last_sum_norm", real_or_null(norm),
         "last_skipped", (int)(record->has_decision && record->decision.skip), "metrics", metrics,
         "leases", leases_json(m), "requests_waiting", (json_int_t)count_ops(m->waiting),
-        "leases_waiting", (json_int_t)count_ops(m->lease_waiting));
+        "leases_waiting", (json_int_t)count_ops(m->lease_waiting), "hold_step",
+        m->daemon->drain_session != 0 ? json_integer((json_int_t)m->hold_step) : json_null());
 }
 
 static json_t *session_json(const struct session *s)
@@ -114,15 +115,15 @@ static json_t *status_json(struct daemon *d)
     for (uint32_t i = 0; i < SESSIONS_MAX; i++)
         if (d->sessions.items[i].state == SESSION_OPEN)
             json_array_append_new(sessions, session_json(&d->sessions.items[i]));
-    return json_pack("{s:i, s:s, s:s, s:I, s:f, s:I, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:o, s:o}",
-                     "schema", STATUS_SCHEMA, "version", SHARDD_VERSION, "device", d->device, "pid",
-                     (json_int_t)getpid(), "uptime_s", (double)(uv_hrtime() - d->started_ns) * 1e-9,
-                     "threads", (json_int_t)d->threads, "isa", d->kern->ops->name, "keeper",
-                     keeper_name(&d->keeper), "adopted", adopted_json(&d->adopt), "requests",
-                     (json_int_t)d->requests, "bad_frames", (json_int_t)d->mailbox.bad_frames,
-                     "dropped_replies", (json_int_t)d->mailbox.dropped_replies, "repeated_replies",
-                     (json_int_t)d->mailbox.repeated_replies, "models", models, "sessions",
-                     sessions);
+    return json_pack(
+        "{s:i, s:s, s:s, s:I, s:f, s:I, s:s, s:s, s:o, s:b, s:I, s:I, s:I, s:I, s:o, s:o}",
+        "schema", STATUS_SCHEMA, "version", SHARDD_VERSION, "device", d->device, "pid",
+        (json_int_t)getpid(), "uptime_s", (double)(uv_hrtime() - d->started_ns) * 1e-9, "threads",
+        (json_int_t)d->threads, "isa", d->kern->ops->name, "keeper", keeper_name(&d->keeper),
+        "adopted", adopted_json(&d->adopt), "draining", (int)(d->drain_session != 0), "requests",
+        (json_int_t)d->requests, "bad_frames", (json_int_t)d->mailbox.bad_frames, "dropped_replies",
+        (json_int_t)d->mailbox.dropped_replies, "repeated_replies",
+        (json_int_t)d->mailbox.repeated_replies, "models", models, "sessions", sessions);
 }
 
 int op_status(struct op *op)

@@ -10,6 +10,7 @@
 #include <openssl/crypto.h>
 
 #include "daemon/daemon.h"
+#include "daemon/drain.h"
 #include "daemon/log.h"
 #include "daemon/model.h"
 #include "daemon/restore.h"
@@ -51,6 +52,13 @@ void inbox_unref(struct inbox *inbox)
     free(inbox);
 }
 
+const struct activity *inbox_activity(const struct inbox *inbox)
+{
+    const uint8_t *base = inbox->segment.base;
+    return (const struct activity *)(base + shardmap_activity_offset_bytes(inbox->model->map,
+                                                                           inbox->slots));
+}
+
 /* The slot can be used again once nothing refers to it: requests, or the closing poll handle. */
 static void free_if_unused(struct session *s)
 {
@@ -82,6 +90,8 @@ void session_end(struct session *s, const char *why)
     struct daemon *d = s->daemon;
     log_info("op=session_end session=%016" PRIx64 " pid=%d name=%s why=\"%s\"", s->id,
              (int)s->peer.pid, s->name, why);
+    if (s->state == SESSION_OPEN)
+        metrics_session_ended(s);
     s->state = SESSION_DEAD;
     s->poll_closing = true;
     uv_poll_stop(&s->poll);
@@ -97,6 +107,7 @@ void session_end(struct session *s, const char *why)
     for (uint32_t i = 0; i < d->model_count; i++)
         model_forget_session(d->models[i], s);
     restore_forget_session(d, s);
+    drain_forget_session(s);
     session_unref(s);
 }
 
@@ -190,6 +201,7 @@ int session_new(struct daemon *d, int fd, const struct side_peer *peer, struct s
     s->side_fd = fd;
     s->peer = *peer;
     s->since_ns = uv_hrtime();
+    metrics_session_began(s);
     table->used++;
     return SHD_OK;
 }

@@ -14,6 +14,7 @@
 
 #include "daemon/op.h"
 #include "daemon/replies.h"
+#include "proto/activity.h"
 #include "proto/fdpass.h"
 #include "proto/layout.h"
 #include "proto/segment.h"
@@ -35,7 +36,11 @@ struct inbox {
     uint64_t taken_ns; /* when the last slot was taken */
     uint32_t refs;
     uint32_t op_index[SHD_SLOTS_MAX]; /* of a busy slot's RETURN */
+    struct activity_waits waits_seen; /* what the worker had counted when last looked at */
 };
+
+/* What the worker shows of itself: untrusted, see activity.h. */
+const struct activity *inbox_activity(const struct inbox *inbox);
 
 struct session_ticket {
     uint64_t ticket; /* 0: unused */
@@ -51,9 +56,10 @@ struct session {
     struct daemon *daemon;
     uint64_t id; /* never reused while the daemon runs; carries the table index */
     uint64_t since_ns;
-    uv_poll_t poll;    /* on side_fd */
-    int side_fd;       /* owned; -1 when closed */
-    bool poll_closing; /* uv_close() is under way: the slot must wait */
+    uint64_t start_time; /* of its process; 0: not known */
+    uv_poll_t poll;      /* on side_fd */
+    int side_fd;         /* owned; -1 when closed */
+    bool poll_closing;   /* uv_close() is under way: the slot must wait */
     struct side_peer peer;
     uint8_t token[SHD_TOKEN_BYTES];
     enum wire_role role;
@@ -66,6 +72,9 @@ struct session {
     uint32_t inbox_count;
     struct session_ticket tickets[SESSION_TICKETS_MAX];
     uint64_t ticket_last;
+    bool detached;           /* it has said goodbye */
+    uint32_t prepared_model; /* handle; 0: it has not asked Prepare yet, else the last time of */
+    uint64_t prepared_step;
 };
 
 struct session_table {

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "proto/activity.h"
 #include "proto/check.h"
 #include "proto/sys.h"
 
@@ -80,6 +81,12 @@ uint64_t shardmap_state_bytes(const struct shardmap *map)
 }
 
 uint64_t shardmap_inbox_bytes(const struct shardmap *map, uint32_t slots)
+{
+    CHECK(slots > 0 && slots <= SHD_SLOTS_MAX);
+    return slots * map->slot_bytes + ACTIVITY_BYTES;
+}
+
+uint64_t shardmap_activity_offset_bytes(const struct shardmap *map, uint32_t slots)
 {
     CHECK(slots > 0 && slots <= SHD_SLOTS_MAX);
     return slots * map->slot_bytes;

@@ -7,7 +7,8 @@
  *   publish  flat array in the publish dtype
  *   state    fp32 flat arrays one after the other: parameters; then, without frozen units, first
  *            moment, second moment (AdamW only), gradient accumulator
- *   inbox    `slots` slots of slot_bytes each; a unit's gradient slice (fp32) starts its slot
+ *   inbox    `slots` slots of slot_bytes each; a unit's gradient slice (fp32) starts its slot. Then
+ *            what the worker shows of itself (activity.h)
  *
  * Slices are whole pages in every dtype, so are all offsets. Pure but for one allocation.
  */
@@ -56,6 +57,9 @@ uint64_t shardmap_publish_slice_bytes(const struct shardmap *map, uint32_t unit)
  * SHARDMAP_V only where the optimizer has a second moment; frozen units have SHARDMAP_PARAM only.
  */
 uint64_t shardmap_array_elem(const struct shardmap *map, enum shardmap_array array, uint32_t unit);
+
+/* Byte offset of struct activity in an inbox of so many slots. */
+uint64_t shardmap_activity_offset_bytes(const struct shardmap *map, uint32_t slots);
 
 /* Byte offset of a slot in the inbox. */
 uint64_t shardmap_slot_offset_bytes(const struct shardmap *map, uint32_t slot);

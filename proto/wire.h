@@ -55,7 +55,8 @@ struct wire_bytes {
     X(DETACH, detach)         \
     X(LEASE, lease)           \
     X(CHECKPOINT, checkpoint) \
-    X(RESTORE, restore)
+    X(RESTORE, restore)       \
+    X(DRAIN, drain)
 
 enum wire_request_type {
 #define WIRE_REQUEST_ENUM(NAME, name) WIRE_##NAME,
@@ -130,6 +131,10 @@ struct wire_restore {
     bool open; /* what the same request without it has read */
 };
 
+struct wire_drain {
+    bool off; /* not any more */
+};
+
 struct wire_request {
     uint64_t seq;
     uint64_t session;
@@ -145,6 +150,7 @@ struct wire_request {
         struct wire_lease lease;
         struct wire_checkpoint checkpoint;
         struct wire_restore restore;
+        struct wire_drain drain;
     };
 };
 

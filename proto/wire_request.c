@@ -111,6 +111,7 @@ static int request_check(const struct wire_request *q, struct shd_err *e)
     case WIRE_STATUS:
     case WIRE_DETACH:
     case WIRE_LEASE:
+    case WIRE_DRAIN:
     case WIRE_REQUEST_TYPES:
         break;
     }
@@ -221,6 +222,10 @@ static int body_unpack(const Shd__Request *m, struct wire_request *q, struct shd
                                             .weights = m->restore->weights != 0,
                                             .open = m->restore->open != 0 };
         return SHD_OK;
+    case SHD__REQUEST__BODY_DRAIN:
+        q->type = WIRE_DRAIN;
+        q->drain = (struct wire_drain){ m->drain->off != 0 };
+        return SHD_OK;
     default:
         return err_set(e, SHD_EPROTO, "request %" PRIu64 " has no body", m->seq);
     }
@@ -266,6 +271,7 @@ struct request_parts { /* what the protobuf message points to while it is packed
         Shd__Lease lease;
         Shd__Checkpoint checkpoint;
         Shd__Restore restore;
+        Shd__Drain drain;
     };
     Shd__Decision decision;
 };
@@ -395,6 +401,10 @@ static void body_pack(const struct wire_request *q, struct request_parts *p, Shd
         break;
     case WIRE_RESTORE:
         restore_pack(&q->restore, &p->restore);
+        break;
+    case WIRE_DRAIN:
+        shd__drain__init(&p->drain);
+        p->drain.off = q->drain.off;
         break;
     case WIRE_REQUEST_TYPES:
         break;

@@ -98,11 +98,12 @@ static void fixture_sweep(void)
         kill(f->pids[i], SIGKILL);
         waitpid(f->pids[i], NULL, 0);
     }
-    static const char *const files[] = { "cpu%d.sock", "cpu%d.zmq", "cpu%d.lock", "notify%d" };
-    for (int i = 0; i < f->count * 4; i++) {
+    static const char *const files[] = { "cpu%d.sock", "cpu%d.zmq", "cpu%d.lock", "notify%d",
+                                         "cpu%d.status" };
+    for (int i = 0; i < f->count * 5; i++) {
         char path[sizeof f->dir + 64];
         int used = snprintf(path, sizeof path, "%s/", f->dir);
-        snprintf(path + used, sizeof path - (size_t)used, files[i % 4], i / 4);
+        snprintf(path + used, sizeof path - (size_t)used, files[i % 5], i / 5);
         unlink(path);
     }
     rmdir(f->dir);

@@ -157,6 +157,9 @@ static struct wire_request random_request(uint64_t *seed, enum wire_request_type
         q.restore.spec.bytes += q.restore.spec.bytes == 0;
         q.restore.owner = random_u32(seed, 0, q.restore.owners - 1);
         break;
+    case WIRE_DRAIN:
+        q.drain.off = random_u32(seed, 0, 1) != 0;
+        break;
     case WIRE_STATUS:
     case WIRE_DETACH:
     case WIRE_REQUEST_TYPES:

@@ -64,6 +64,8 @@ static bool same_request(const struct wire_request *a, const struct wire_request
         return a->checkpoint.model == b->checkpoint.model &&
                a->checkpoint.step == b->checkpoint.step &&
                strcmp(a->checkpoint.path, b->checkpoint.path) == 0;
+    case WIRE_DRAIN:
+        return a->drain.off == b->drain.off;
     case WIRE_RESTORE:
         return strcmp(a->restore.path, b->restore.path) == 0 &&
                same_bytes(a->restore.spec, b->restore.spec) &&

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""A training step while ten clients look, over the same step while nobody does.
+
+One training with two daemons and two workers (one compute thread each). Blocks of a few seconds
+alternate: A, ten clients ask each daemon for /status and /metrics once a second, evenly spread; B,
+nobody asks. A block's figure is the median time of its steps, as `shd-gpt --json` reports it;
+status.ratio is A/B pair by pair, at most 1.01 wanted. The clients are one process that reads and
+forgets; what it needs of the same processors is in A as well.
+"""
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+CLIENTS = 10
+
+
+def parse():
+    p = argparse.ArgumentParser(
+        prog="bench.sh status", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    here = os.path.dirname(os.path.abspath(__file__))
+    p.add_argument("--bin", default=os.path.join(here, "../build/release/bin"), help=argparse.SUPPRESS)
+    p.add_argument("--json", action="store_true", help="one object a line")
+    p.add_argument("--pairs", type=int, default=10, help="pairs of A and B (10)")
+    p.add_argument("--seconds", type=float, default=4, help="of a block (4)")
+    return p.parse_args()
+
+
+def ask(path, url, took_ns):
+    start_ns = time.monotonic_ns()
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(path)
+        s.sendall(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % url)
+        while s.recv(1 << 20):
+            pass
+    took_ns.append(time.monotonic_ns() - start_ns)
+
+
+class Clients(threading.Thread):
+    """Ask while `asking` is set."""
+
+    def __init__(self, paths):
+        super().__init__(daemon=True)
+        self.paths, self.asking, self.took_ns = paths, threading.Event(), []
+
+    def run(self):
+        jobs = [(p, u) for p in self.paths for u in (b"/status", b"/metrics")] * CLIENTS
+        due = time.monotonic()
+        while True:
+            for job in jobs:
+                self.asking.wait()
+                ask(*job, self.took_ns)
+                due = max(due + 1 / len(jobs), time.monotonic() - 0.1)
+                time.sleep(max(0, due - time.monotonic()))
+
+
+def start(command, log, **env):
+    with open(log, "w", encoding="utf-8") as out:
+        return subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **env})
+
+
+def start_all(a, folder, log):
+    run = os.path.join(folder, "run")
+    processes = [
+        start([os.path.join(a.bin, "shardd"), "--device", f"cpu{i}", "--runtime-dir", run, "--threads", "1"],
+              os.path.join(folder, f"shardd{i}"))
+        for i in range(2)
+    ]  # fmt: skip
+    time.sleep(0.5)
+    for r in range(2):
+        command = [os.path.join(a.bin, "shd-gpt"), "--address", run, "--steps", "1000000", "--threads", "1",
+                   "--sample", "0", "--eval-every", "0", "--log-every", "1000000"]  # fmt: skip
+        if r == 0:
+            command += ["--json", log]
+        processes.append(start(command, os.path.join(folder, f"worker{r}"), RANK=str(r), WORLD_SIZE="2",
+                               LOCAL_WORLD_SIZE="2", OMP_NUM_THREADS="1"))
+    return processes
+
+
+def read_steps(log):
+    with open(log, encoding="utf-8") as f:
+        lines = f.read().split("\n")[:-1]
+    return [json.loads(line)["step_ns"] for line in lines]
+
+
+def block(a, log, clients, asking):
+    """Median step ms of a block; the steps at its borders do not count."""
+    (clients.asking.set if asking else clients.asking.clear)()
+    time.sleep(0.3)
+    before = len(read_steps(log))
+    time.sleep(a.seconds)
+    steps = read_steps(log)[before + 1 :]
+    if not steps:
+        sys.exit("bench.sh status: no step in a block; the workers' logs say more")
+    return statistics.median(steps) * 1e-6
+
+
+def show(a, name, unit, values):
+    median, low, high = statistics.median(values), min(values), max(values)
+    if a.json:
+        figure = {"name": name, "value": median, "unit": unit, "min": low, "max": high, "n": len(values)}
+        print(json.dumps(figure), flush=True)
+    else:
+        print(f"{name:<44} {median:10.4f} {low:10.4f} {high:10.4f}  {unit:<6} {len(values)}")
+
+
+def main():
+    a = parse()
+    base = "/run" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR")
+    with tempfile.TemporaryDirectory(prefix="shd-bench-", dir=base) as folder:
+        log = os.path.join(folder, "steps")
+        processes = start_all(a, folder, log)
+        try:
+            clients = Clients([os.path.join(folder, "run", f"cpu{i}.status") for i in range(2)])
+            clients.start()
+            time.sleep(4)
+            looked, alone = [], []
+            for i in range(a.pairs):
+                for asking in (True, False) if i % 2 == 0 else (False, True):
+                    (looked if asking else alone).append(block(a, log, clients, asking))
+        finally:
+            for p in reversed(processes):
+                p.kill()
+                p.wait()
+    if not a.json:
+        print(f"status: 2 daemons, 2 workers, {CLIENTS} clients, {a.pairs} pairs of {a.seconds:g} s blocks; "
+              f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
+        print(f"{'name':<44} {'median':>10} {'min':>10} {'max':>10}  {'unit':<6} n")
+    show(a, "status.ratio", "ratio", [x / y for x, y in zip(looked, alone)])
+    show(a, "status.looked_ms", "ms", looked)
+    show(a, "status.alone_ms", "ms", alone)
+    show(a, "status.answer_ms", "ms", [ns * 1e-6 for ns in clients.took_ns])
+
+
+if __name__ == "__main__":
+    main()
