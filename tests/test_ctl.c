@@ -37,8 +37,8 @@ TEST(wrong_command_lines_exit_2_and_suggest)
     } cases[] = {
         { { "stats" }, "unknown verb 'stats'; did you mean status?" },
         { { "xyzzy" },
-          "known: run, up, down, status, digest, plan, checkpoint, restore, doctor, completion, "
-          "help" },
+          "known: run, up, drain, down, status, top, trace, dashboard, digest, plan, checkpoint, "
+          "restore, doctor, completion, help" },
         { { "run", "--deamons", "2" }, "unknown flag '--deamons'; did you mean --daemons?" },
         { { "run", "--daemons", "0", "true" }, "--daemons is 0, its limits are 1 and 1024" },
         { { "run", "--workers", "1025", "true" }, "--workers is 1025, its limits are 1 and 1024" },
@@ -52,6 +52,8 @@ TEST(wrong_command_lines_exit_2_and_suggest)
         { { "run", "--max-restarts", "1001", "true" }, "its limits are 0 and 1000" },
         { { "up", "cpu0" }, "up takes no further words, got 'cpu0'" },
         { { "down", "cpu0" }, "down takes no further words, got 'cpu0'" },
+        { { "drain", "--checkpoint", "x", "cpu0" },
+          "--checkpoint saves whole models: name no device" },
         { { "run", "--daemons" }, "--daemons needs a value" },
         { { "run", "--verbose=1", "true" }, "--verbose takes no value" },
         { { "run", "--daemons", "2" }, "run needs a command" },

@@ -103,7 +103,7 @@ TEST(live_daemon_answers_and_a_killed_ones_socket_is_stale)
     EXPECT_STR(level_of("daemons", "cpu1: stale socket"), "warn");
     EXPECT_STR(level_of("runtime", "1 lock file of ended ones"), "ok");
 
-    static const char *const kinds[] = { "sock", "zmq", "lock" };
+    static const char *const kinds[] = { "sock", "zmq", "lock", "status" };
     for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
         snprintf(path, sizeof path, "%s/cpu1.%s", f.dir, kinds[i]);
         unlink(path);

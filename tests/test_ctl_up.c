@@ -253,7 +253,7 @@ TEST(daemon_of_someone_else_in_the_directory_is_spared)
     unsetenv("SHARDD_BIN");
     CHECK(mkdir(dir, 0700) == 0);
     run_start_program(&other, BIN "/shardd", ARGS("--device", "cpu1", "--runtime-dir", dir));
-    run_await(&other, other.err, "op=start");
+    run_await(&other, other.err, "op=start device=");
     ctl(ARGS("up", "-n", "2", "-d", dir));
     EXPECT_EQ(run.code, 1);
     EXPECT_HAS(run.err, "a daemon for 'cpu1' runs at '");

@@ -193,6 +193,17 @@ static int attach(const struct ask *ask, shd_session *s, bool stays, shd_model *
     return stopped && r == SHD_ENOENT ? SHD_PENDING : r;
 }
 
+int checkpoint_save(struct shd_session *s, const char *dir, struct shd_err *e)
+{
+    const struct ask ask = { .dir = dir };
+    shd_model *m = NULL;
+    int r = attach(&ask, s, /* stays= */ false, &m, e);
+    if (r == SHD_OK)
+        r = save_once(&ask, m, 0, e);
+    shd_model_close(m);
+    return r;
+}
+
 static int save(const struct ask *ask, struct shd_err *e)
 {
     const bool stays = ask->every > 0 || ask->every_minutes > 0;
@@ -305,6 +316,7 @@ static int parse(int argc, char **argv, struct ask *ask)
     const struct flag table[] = {
         { "address", 'a', FLAG_STRING, "A", "where the daemons are ($SHARDD_ADDRESS, /run/shardd)",
           &ask->address, 0, 0 },
+        { "runtime-dir", 'd', FLAG_STRING, "DIR", "the same", &ask->address, 0, 0 },
         { "model", 'm', FLAG_STRING, "NAME", "which model (the only one there)", &ask->model, 0,
           0 },
         { "keep", 'k', FLAG_U32, "N", "then remove the oldest but N (keep all)", &ask->keep, 1,

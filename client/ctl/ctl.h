@@ -28,13 +28,21 @@ const struct verb *ctl_verbs(size_t *ret_count);
 int verb_run(int argc, char **argv);
 int verb_up(int argc, char **argv);
 int verb_down(int argc, char **argv);
+int verb_dashboard(int argc, char **argv);
 int verb_status(int argc, char **argv);
+int verb_top(int argc, char **argv);
+int verb_trace(int argc, char **argv);
 int verb_digest(int argc, char **argv);
 int verb_plan(int argc, char **argv);
 int verb_checkpoint(int argc, char **argv);
 int verb_restore(int argc, char **argv);
 int verb_doctor(int argc, char **argv);
+int verb_drain(int argc, char **argv);
 int verb_completion(int argc, char **argv);
+
+/* checkpoint.c: save the only model there is, as `shardctl checkpoint DIR` does, by s. */
+struct shd_session;
+int checkpoint_save(struct shd_session *s, const char *dir, struct shd_err *e);
 
 /* "shardctl: <text>\n" to stderr, in one write so that lines of several processes stay whole. */
 void ctl_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

@@ -68,6 +68,7 @@ int verb_digest(int argc, char **argv)
     const struct flag table[] = {
         { "address", 'a', FLAG_STRING, "A", "where the daemons are ($SHARDD_ADDRESS, /run/shardd)",
           &address, 0, 0 },
+        { "runtime-dir", 'd', FLAG_STRING, "DIR", "the same", &address, 0, 0 },
         { "model", 'm', FLAG_STRING, "NAME", "which model (the only one there)", &model, 0, 0 },
         { "json", 'j', FLAG_BOOL, NULL, "one JSON object: sha256, step, model", &as_json, 0, 0 },
     };

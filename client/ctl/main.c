@@ -16,8 +16,12 @@ static int verb_help(int argc, char **argv);
 static const struct verb verbs[] = {
     { "run", "run a command as workers beside daemons of its own, on this host", verb_run },
     { "up", "start daemons that stay, with a keeper", verb_up },
+    { "drain", "finish the step, save, and end daemons; training can go on later", verb_drain },
     { "down", "stop what `up` started", verb_down },
-    { "status", "show daemons: models, steps, memory, sessions", verb_status },
+    { "status", "show daemons: models, memory, sessions, who waits for whom", verb_status },
+    { "top", "the same on a full screen, live", verb_top },
+    { "trace", "what daemons and workers did, for Perfetto", verb_trace },
+    { "dashboard", "a page that shows all daemons of this machine", verb_dashboard },
     { "digest", "SHA-256 over a model's parameters and optimizer state", verb_digest },
     { "plan", "what a policy does to a model and costs, before it is run", verb_plan },
     { "checkpoint", "save a model, once or as training goes on; list, verify", verb_checkpoint },

@@ -53,6 +53,8 @@ static void parse_line(struct notify_message *m, const char *line)
 {
     if (strcmp(line, "READY=1") == 0)
         m->ready = true;
+    else if (strcmp(line, "STATUS=Drained") == 0)
+        m->drained = true;
     else if (strcmp(line, "FDSTORE=1") == 0)
         m->store = true;
     else if (strcmp(line, "FDSTOREREMOVE=1") == 0)
@@ -77,7 +79,7 @@ int notify_take(int fd, struct notify_message *ret_message)
     if (n < 0)
         return errno == EINTR ? 0 : -1;
     m->pid = 0;
-    m->ready = m->store = m->remove = false;
+    m->ready = m->store = m->remove = m->drained = false;
     m->name = NULL;
     m->fd_count = 0;
     m->fds_lost = (msg.msg_flags & MSG_CTRUNC) != 0;

@@ -21,6 +21,7 @@
 struct notify_message {
     pid_t pid;
     bool ready, store, remove;
+    bool drained;     /* it ends because it was told to go out of service */
     bool fds_lost;    /* some did not arrive: our limit of open files */
     const char *name; /* FDNAME, inside text; NULL: none given */
     uint32_t fd_count;

@@ -92,6 +92,7 @@ int verb_restore(int argc, char **argv)
     const struct flag table[] = {
         { "address", 'a', FLAG_STRING, "A", "where the daemons are ($SHARDD_ADDRESS, /run/shardd)",
           &ask.address, 0, 0 },
+        { "runtime-dir", 'd', FLAG_STRING, "DIR", "the same", &ask.address, 0, 0 },
         { "weights", 'w', FLAG_STRING, "FILE", "parameters alone, from here", &ask.weights, 0, 0 },
         { "spec", 's', FLAG_STRING, "FILE", "the model's spec, with --weights", &ask.spec, 0, 0 },
         { "json", 'j', FLAG_BOOL, NULL, "one JSON object: model, step, bytes", &ask.json, 0, 0 },

@@ -184,10 +184,20 @@ static void daemon_died(struct run *r, struct run_child *c, int wait_status)
     }
 }
 
+/* `shardctl drain` has ended it, and what is left goes on without. */
+static void daemon_drained(struct run *r, const struct run_child *c)
+{
+    ctl_say("daemon %s %s: drained", c->name, c->ended);
+    if (run_count(r->daemons, r->options->daemons) == 0)
+        run_stop(r, SIGTERM);
+}
+
 static void daemon_exited(struct run *r, struct run_child *c, int wait_status)
 {
     const bool told = WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGTERM && !c->ready;
-    if (r->phase <= RUN_WORKING) {
+    if (r->phase < RUN_ENDING && wait_status == 0 && c->drained) {
+        daemon_drained(r, c);
+    } else if (r->phase <= RUN_WORKING) {
         daemon_died(r, c, wait_status);
     } else if (r->phase == RUN_ENDING && (wait_status == 0 || told || r->code != CTL_OK)) {
         run_note(r, "daemon %s %s", c->name, c->ended);
@@ -195,8 +205,7 @@ static void daemon_exited(struct run *r, struct run_child *c, int wait_status)
         say_daemon_failed(r, c, wait_status);
         run_failed(r, CTL_FAILED);
     }
-    if (r->phase == RUN_ENDING && run_count(r->daemons, r->options->daemons) == 0 &&
-        saver_gone(r))
+    if (r->phase == RUN_ENDING && run_count(r->daemons, r->options->daemons) == 0 && saver_gone(r))
         run_done(r);
 }
 

@@ -49,9 +49,12 @@ static const char run_more[] =
 
 int verb_run(int argc, char **argv)
 {
-    struct run_options o = {
-        .daemons = 1, .workers = { 1, 1 }, .timeout_s = 60, .grace_s = 10, .max_restarts = 20, .checkpoint_every = 100
-    };
+    struct run_options o = { .daemons = 1,
+                             .workers = { 1, 1 },
+                             .timeout_s = 60,
+                             .grace_s = 10,
+                             .max_restarts = 20,
+                             .checkpoint_every = 100 };
     const struct flag table[] = {
         { "daemons", 'n', FLAG_U32, "N", "daemons to start, named cpu0, cpu1, ... (1)", &o.daemons,
           1, RUN_DAEMONS_MAX },

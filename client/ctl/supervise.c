@@ -239,6 +239,7 @@ void run_work(struct run *r)
 static void daemon_says(struct run_child *c, struct notify_message *m)
 {
     keeper_take(&c->kept, m, c->name);
+    c->drained = c->drained || m->drained;
     if (!m->ready || c->ready)
         return;
     c->ready = true;

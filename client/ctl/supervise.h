@@ -46,8 +46,8 @@ struct run_options {
     const char *checkpoint;    /* borrowed: where to save; NULL: nowhere */
     uint32_t checkpoint_every; /* steps */
     uint32_t keep;             /* 0: all */
-    char **command;  /* borrowed, NULL-terminated, what each worker runs */
-    const char *dir; /* borrowed, absolute, there; NULL: a private one that is removed */
+    char **command;            /* borrowed, NULL-terminated, what each worker runs */
+    const char *dir;           /* borrowed, absolute, there; NULL: a private one that is removed */
     /* Called once when all daemons are ready; NULL: nobody. An error ends the run. */
     int (*ready)(void *arg, struct shd_err *e);
     void *arg;
@@ -63,6 +63,7 @@ struct run_child {
     uint32_t index;   /* of its kind; a worker's rank */
     enum child_state state;
     bool ready;     /* daemons: said so since they were started */
+    bool drained;   /* daemons: said that it ends so (shardctl drain) */
     bool leaving;   /* workers: asked to; their end is no failure */
     uint64_t order; /* workers: of joining; the newest has the highest */
     pid_t pid;
@@ -80,18 +81,18 @@ enum run_phase { RUN_STARTING, RUN_WORKING, RUN_STOPPING, RUN_ENDING, RUN_DONE }
 struct run {
     const struct run_options *options; /* borrowed */
     enum run_phase phase;
-    int code;                  /* exit code so far */
-    uint64_t signal_ns;        /* when the first signal came; 0: none did */
-    struct run_child *daemons; /* owned, options->daemons of them */
-    struct run_child *workers; /* owned, options->workers.last of them */
+    int code;                         /* exit code so far */
+    uint64_t signal_ns;               /* when the first signal came; 0: none did */
+    struct run_child *daemons;        /* owned, options->daemons of them */
+    struct run_child *workers;        /* owned, options->workers.last of them */
     struct run_child restorer, saver; /* saver.c's */
-    uint64_t *started_ns;      /* owned, the children's started_ns in one piece */
-    uint32_t workers_wanted;   /* while STARTING: how many to begin with */
-    uint64_t order;            /* the newest worker's */
-    const char *path;          /* borrowed: the runtime directory */
-    struct rundir dir;         /* owned, when it is private */
-    struct rlimit files;       /* RLIMIT_NOFILE as we got it; workers get it back */
-    char shardd[PATH_MAX];     /* the daemon's binary */
+    uint64_t *started_ns;             /* owned, the children's started_ns in one piece */
+    uint32_t workers_wanted;          /* while STARTING: how many to begin with */
+    uint64_t order;                   /* the newest worker's */
+    const char *path;                 /* borrowed: the runtime directory */
+    struct rundir dir;                /* owned, when it is private */
+    struct rlimit files;              /* RLIMIT_NOFILE as we got it; workers get it back */
+    char shardd[PATH_MAX];            /* the daemon's binary */
     uint32_t daemon_threads;
     struct environ daemon_env, worker_env;
     int notify_fd;

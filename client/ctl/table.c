@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/ctl/status_text.h"
 #include "proto/check.h"
 
 void table_init(struct table *t, const char *const *headings, unsigned columns)
@@ -33,12 +34,12 @@ void table_print(const struct table *t, const char *indent, FILE *out)
     int width[TABLE_COLUMNS_MAX] = { 0 };
     for (unsigned r = 0; r < t->rows; r++)
         for (unsigned c = 0; c < t->columns; c++)
-            if ((int)strlen(t->cells[r][c]) > width[c])
-                width[c] = (int)strlen(t->cells[r][c]);
+            if ((int)text_width(t->cells[r][c]) > width[c])
+                width[c] = (int)text_width(t->cells[r][c]);
     for (unsigned r = 0; r < t->rows; r++) {
         fputs(indent, out);
         for (unsigned c = 0; c + 1 < t->columns; c++)
-            fprintf(out, "%-*s  ", width[c], t->cells[r][c]);
+            fprintf(out, "%s%*s  ", t->cells[r][c], width[c] - (int)text_width(t->cells[r][c]), "");
         fprintf(out, "%s\n", t->cells[r][t->columns - 1]);
     }
 }

@@ -166,7 +166,8 @@ static void remove_device(const struct updir *up, const char *device)
         const char *suffix = d->d_name + bytes;
         if (strncmp(d->d_name, device, bytes) != 0 || suffix[0] != '.')
             continue;
-        if (up->made || strcmp(suffix, SOCK_SUFFIX) == 0 || strcmp(suffix, ".zmq") == 0)
+        if (up->made || strcmp(suffix, SOCK_SUFFIX) == 0 || strcmp(suffix, ".zmq") == 0 ||
+            strcmp(suffix, ".status") == 0)
             remove_in(up->path, d->d_name);
     }
     closedir(dir);

@@ -1,0 +1,31 @@
+/* Text for people's terminals.
+ *
+ * What a daemon sends may hold names that somebody chose: nothing of it goes to a terminal but
+ * through text_clean(), which lets printable characters of the terminal's own character set pass
+ * and turns the rest (control characters, escapes, direction marks) into '?'.
+ */
+#ifndef SHD_CTL_STATUS_TEXT_H
+#define SHD_CTL_STATUS_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#define TEXT_BYTES 40u /* room for what the functions below make of a number */
+
+/* Take the terminal's character set from the environment. Once, before the rest. */
+void text_init(void);
+bool text_is_utf8(void);
+
+/* src, cleaned, cut at a whole character to fit buf[bytes]. Returns buf. */
+const char *text_clean(const char *src, char *buf, size_t bytes);
+
+/* Columns that a cleaned text takes. */
+unsigned text_width(const char *text);
+
+/* Numbers; NAN, "not known", is "-". Return buf[TEXT_BYTES]. */
+const char *text_count(double n, char *buf);     /* "128", "1.3e+20" */
+const char *text_bytes(double bytes, char *buf); /* "1.5 MiB" */
+const char *text_time(double s, char *buf);      /* "0.3 s", "4:07", "3:12:09", "12 d 3 h" */
+const char *text_number(double x, char *buf);    /* "2.413" */
+
+#endif

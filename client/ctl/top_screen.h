@@ -1,0 +1,41 @@
+/* A screen as an array of cells: drawn into without a terminal, then put on one (top_term.h) or
+ * printed as lines. */
+#ifndef SHD_CTL_TOP_SCREEN_H
+#define SHD_CTL_TOP_SCREEN_H
+
+#include <stdio.h>
+#include <wchar.h>
+
+#define SCREEN_ROWS_MAX 400u
+#define SCREEN_COLS_MAX 1000u
+
+enum screen_look { LOOK_PLAIN, LOOK_HEAD, LOOK_FAINT, LOOK_GOOD, LOOK_WARN, LOOK_BAD, LOOK_MARK };
+
+struct screen_cell {
+    wchar_t c; /* 0: covered by the wide character on its left */
+    enum screen_look look;
+};
+
+struct screen {
+    unsigned rows, cols;
+    struct screen_cell *cells; /* owned, [rows][cols] */
+};
+
+/* All blanks; sizes beyond the limits are cut. Returns 0 when out of memory, else 1. */
+int screen_init(struct screen *s, unsigned rows, unsigned cols);
+void screen_deinit(struct screen *s);
+
+/* Put cleaned text at a place, into at most width columns, padded with blanks up to it; what is
+ * outside the screen is left out. */
+void screen_put(struct screen *s, unsigned row, unsigned col, unsigned width, enum screen_look look,
+                const char *text);
+void screen_put_right(struct screen *s, unsigned row, unsigned col, unsigned width,
+                      enum screen_look look, const char *text);
+
+/* Give a whole row another look. */
+void screen_look(struct screen *s, unsigned row, enum screen_look look);
+
+/* The rows as lines of text, up to the last that is not blank. */
+void screen_print(const struct screen *s, FILE *out);
+
+#endif
