@@ -66,7 +66,7 @@ endforeach()
 
 set(doc ${CMAKE_INSTALL_DATADIR}/doc/shardd)
 install(FILES README.md DESTINATION ${doc} COMPONENT shardd)
-install(DIRECTORY docs/ DESTINATION ${doc}/docs COMPONENT shardd FILES_MATCHING PATTERN *.md
+install(DIRECTORY docs/ DESTINATION ${doc}/docs COMPONENT shardd FILES_MATCHING PATTERN *.md PATTERN *.png
         PATTERN man EXCLUDE)
 install(FILES systemd/cpu0.conf systemd/gpu.conf systemd/checkpoints.conf
         DESTINATION ${doc}/examples COMPONENT shardd)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bench.sh update|step|policies|elastic|control|attach|checkpoint [--json] [arguments]: build, measure.
+# bench.sh NAME [--json] [arguments]: build release and measure.
 #
 #   update    ns per parameter of accumulate and AdamW, beside the machine's own limit, and
 #             with a trail over without one
@@ -8,6 +8,7 @@
 #   elastic   a step of two workers, beside a third one that is slow, or is not
 #   attach    a fresh worker's first forward on a warm model, beside loading a file
 #   checkpoint  step time while checkpoints are saved; restoring beside attaching
+#   status    step time while ten clients read /status and /metrics, over the same unwatched
 #   control   requests per second and latency of one daemon with 1, 8 and 64 sessions
 #
 # Each prints medians with spread and its parameters; --json: one object a line,
@@ -41,6 +42,10 @@ elastic)
     targets=(shardd shardctl shd-gpt)
     command=(python3 "$root/bench/bench_elastic.py" --bin "$root/build/release/bin")
     ;;
+status)
+    targets=(shardd shd-gpt)
+    command=(python3 "$root/bench/bench_status.py" --bin "$root/build/release/bin")
+    ;;
 control)
     targets=(shardd bench_control) && command=("$root/build/release/bin/bench_control")
     ;;
@@ -55,7 +60,7 @@ attach)
     ;;
 *)
     usage >&2
-    say "unknown benchmark '$what'; known: update, step, policies, elastic, control, attach, checkpoint"
+    say "unknown benchmark '$what'; known: update, step, policies, elastic, control, attach, checkpoint, status"
     exit 2
     ;;
 esac

@@ -9,13 +9,14 @@ set -euo pipefail
 gemm_packages="libdnnl-dev"
 build_packages="gcc libc6-dev cmake ninja-build pkg-config protobuf-c-compiler
     libuv1-dev libzmq3-dev libprotobuf-c-dev libjansson-dev libssl-dev libsystemd-dev
+    libmicrohttpd-dev libncurses-dev
     $gemm_packages"
 # The default training text: /usr/share/games/fortunes.
 data_packages="fortunes"
 # Versions by name, so that both distributions agree about format and findings.
 # clang-14 with its run time for scripts/fuzz.sh; systemd for a test of the units (nothing boots it).
 dev_packages="clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev shellcheck python3 procps
-    systemd dpkg-dev lintian mandoc"
+    systemd dpkg-dev lintian mandoc tmux"
 
 say() { printf 'install-deps.sh: %s\n' "$*" >&2; }
 

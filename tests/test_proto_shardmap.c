@@ -3,6 +3,7 @@
 
 #include <errno.h>
 
+#include "proto/activity.h"
 #include "proto/check.h"
 #include "proto/sys.h"
 #include "tests/spec_text.h"
@@ -47,7 +48,8 @@ static void expect_consistent(const struct shardmap *map)
     EXPECT(map->slot_bytes >= SHD_PAGE_BYTES && map->slot_bytes % SHD_PAGE_BYTES == 0);
     EXPECT(shardmap_state_bytes(map) >= SHD_PAGE_BYTES);
     EXPECT(shardmap_state_bytes(map) % SHD_PAGE_BYTES == 0);
-    EXPECT_EQ(shardmap_inbox_bytes(map, 3), 3 * map->slot_bytes);
+    EXPECT_EQ(shardmap_inbox_bytes(map, 3), 3 * map->slot_bytes + ACTIVITY_BYTES);
+    EXPECT_EQ(shardmap_activity_offset_bytes(map, 3), 3 * map->slot_bytes);
     EXPECT_EQ(shardmap_slot_offset_bytes(map, 2), 2 * map->slot_bytes);
     const uint64_t acc = shardmap_array_elem(map, SHARDMAP_ACC, 0);
     EXPECT_EQ(acc, (1 + map->moments) * map->elems);
