@@ -7,6 +7,7 @@
  * Parameters, moments, record, blob and versions must be, bit for bit, those of an undisturbed
  * step; of the first decision, once that is on record. Some of these successors are stepped and
  * left in turn. Real SIGKILLs at random instructions show that the copies are what they leave. */
+#include <errno.h>
 #include <sched.h>
 #include <stddef.h>
 #include <sys/syscall.h>
@@ -82,19 +83,34 @@ __attribute__((no_sanitize("address", "undefined"))) static unsigned code_at(uin
     return (unsigned)code[0] << 8 | code[1];
 }
 
+/* Where a stopped thread is, or 0 if it is none any more: the other one's exit_group() ends it
+ * wherever it is, and its report may not have come yet. */
+static uintptr_t trace_at(const struct tracee *thread)
+{
+    errno = 0;
+    const long at = ptrace(PTRACE_PEEKUSER, thread->tid, offsetof(struct user_regs_struct, rip),
+                           NULL);
+    EXPECT(errno == 0 || errno == ESRCH);
+    return errno == 0 ? (uintptr_t)at : 0;
+}
+
 /* One instruction of one thread. Only a system call is not waited for: the other thread may have
  * to end it, and none of those here writes to the memory that is looked at. */
 static void trace_step(struct trace *t, struct tracee *thread)
 {
     int status;
-    const uintptr_t at = (uintptr_t)ptrace(PTRACE_PEEKUSER, thread->tid,
-                                           offsetof(struct user_regs_struct, rip), NULL);
-    const unsigned code = code_at(at);
+    const uintptr_t at = trace_at(thread);
+    const unsigned code = at == 0 ? 0 : code_at(at);
     const bool call = code == CODE_SYSCALL || thread->inside;
+    const bool gone = at == 0 || ptrace(PTRACE_SINGLESTEP, thread->tid, NULL, 0) != 0;
+    EXPECT(!gone || errno == ESRCH);
+    thread->stopped = thread->inside = false;
+    if (gone) {
+        t->unheard = true;
+        return;
+    }
     if (thread == &t->threads[1])
         t->since_pause = code == CODE_PAUSE ? 0 : t->since_pause + 1;
-    EXPECT(ptrace(PTRACE_SINGLESTEP, thread->tid, NULL, 0) == 0);
-    thread->stopped = thread->inside = false;
     t->instructions++;
     t->unheard = t->unheard || call;
     if (call)
