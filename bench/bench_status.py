@@ -2,8 +2,8 @@
 """A training step while ten clients look, over the same step while nobody does.
 
 One training with two daemons and two workers (one compute thread each). Blocks of a few seconds
-alternate: A, ten clients ask each daemon for /status and /metrics once a second, evenly spread; B,
-nobody asks. A block's figure is the median time of its steps, as `shd-gpt --json` reports it;
+alternate: A, ten clients ask each daemon once a second, five for /status and five for /metrics,
+evenly spread; B, nobody asks. A block's figure is the median time of its steps, as `shd-gpt --json` reports it;
 status.ratio is A/B pair by pair, at most 1.01 wanted. The clients are one process that reads and
 forgets; what it needs of the same processors is in A as well.
 """
@@ -28,8 +28,8 @@ def parse():
     here = os.path.dirname(os.path.abspath(__file__))
     p.add_argument("--bin", default=os.path.join(here, "../build/release/bin"), help=argparse.SUPPRESS)
     p.add_argument("--json", action="store_true", help="one object a line")
-    p.add_argument("--pairs", type=int, default=10, help="pairs of A and B (10)")
-    p.add_argument("--seconds", type=float, default=4, help="of a block (4)")
+    p.add_argument("--pairs", type=int, default=20, help="pairs of A and B (20)")
+    p.add_argument("--seconds", type=float, default=3, help="of a block (3)")
     return p.parse_args()
 
 
@@ -51,7 +51,8 @@ class Clients(threading.Thread):
         self.paths, self.asking, self.took_ns = paths, threading.Event(), []
 
     def run(self):
-        jobs = [(p, u) for p in self.paths for u in (b"/status", b"/metrics")] * CLIENTS
+        urls = (b"/status", b"/metrics")
+        jobs = [(p, urls[c % 2]) for c in range(CLIENTS) for p in self.paths]
         due = time.monotonic()
         while True:
             for job in jobs:
@@ -126,6 +127,8 @@ def main():
                 for asking in (True, False) if i % 2 == 0 else (False, True):
                     (looked if asking else alone).append(block(a, log, clients, asking))
         finally:
+            clients.asking.clear()
+            time.sleep(0.3)
             for p in reversed(processes):
                 p.kill()
                 p.wait()
