@@ -258,16 +258,14 @@ static int read_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret_
 int checkpoint_files_digest(int dir_fd, const struct spec *spec, uint64_t step, uint64_t updates,
                             char ret_hex[DIGEST_HEX_BYTES], struct shd_err *e)
 {
-    uint64_t *first, total, at;
-    int r = ckpt_leaf_index(spec, &first, &total, e);
+    int fd;
+    uint64_t *first, at;
+    int r = ckpt_open_leaves(dir_fd, spec, /* writable= */ false, &fd, &first, e);
     if (r != SHD_OK)
         return r;
-    struct leaf_file f = { spec, first, -1, step, updates };
-    f.fd = openat(dir_fd, CKPT_LEAVES, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    r = f.fd < 0 ? err_sys(e, SHD_EIO, "open '" CKPT_LEAVES "'")
-                 : digest_run(spec, read_leaves, &f, ret_hex, &at, e);
-    if (f.fd >= 0)
-        close(f.fd);
+    struct leaf_file f = { spec, first, fd, step, updates };
+    r = digest_run(spec, read_leaves, &f, ret_hex, &at, e);
+    close(fd);
     free(first);
     return r;
 }

@@ -1,6 +1,5 @@
 /* Checking a checkpoint without daemons: every leaf anew from the tensors' bytes, then the digest
  * from the leaves. */
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,7 +90,6 @@ static int check_array(struct verify *v, uint32_t tensor, uint32_t array, struct
 
 static int open_parts(struct verify *v, struct shd_err *e)
 {
-    uint64_t total;
     int r = ckpt_info_read(v->dir_fd, &v->info, e);
     if (r == SHD_OK)
         r = spec_parse(v->info.spec_json, strlen(v->info.spec_json), &v->spec, e);
@@ -100,16 +98,14 @@ static int open_parts(struct verify *v, struct shd_err *e)
         r = safeset_open_at(v->dir_fd, &ask, &v->sets[a], e);
     }
     if (r == SHD_OK)
-        r = ckpt_leaf_index(v->spec, &v->first_leaf, &total, e);
+        r = ckpt_open_leaves(v->dir_fd, v->spec, /* writable= */ false, &v->leaves_fd,
+                             &v->first_leaf, e);
     if (r == SHD_OK)
         r = ckpt_hasher_new(&v->hasher, e);
     if (r != SHD_OK)
         return r;
-    v->leaves_fd = openat(v->dir_fd, CKPT_LEAVES, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     v->window = sys_malloc(WINDOW_ELEMS * sizeof *v->window);
     v->leaves = sys_malloc(2 * (size_t)WINDOW_LEAVES * CKPT_LEAF_BYTES);
-    if (v->leaves_fd < 0)
-        return err_sys(e, SHD_EIO, "open '" CKPT_LEAVES "'");
     if (v->window == NULL || v->leaves == NULL)
         return err_set(e, SHD_ENOMEM, "no memory to verify");
     return SHD_OK;

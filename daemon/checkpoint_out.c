@@ -1,11 +1,8 @@
 /* See checkpoint_out.h. */
 #include "daemon/checkpoint_out.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "proto/check.h"
@@ -56,22 +53,6 @@ static int find_places(struct checkpoint_out *out, struct shd_err *e)
     return r;
 }
 
-static int open_leaves(struct checkpoint_out *out, int dir_fd, struct shd_err *e)
-{
-    uint64_t total = 0;
-    int r = ckpt_leaf_index(out->spec, &out->first_leaf, &total, e);
-    if (r != SHD_OK)
-        return r;
-    out->leaves_fd = openat(dir_fd, CKPT_LEAVES, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    struct stat st;
-    if (out->leaves_fd < 0 || fstat(out->leaves_fd, &st) != 0)
-        return err_sys(e, SHD_EIO, "open '" CKPT_LEAVES "'");
-    if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != total * CKPT_LEAF_BYTES)
-        return err_set(e, SHD_EINVAL, "'" CKPT_LEAVES "' has %jd bytes, the spec makes it %" PRIu64,
-                       (intmax_t)st.st_size, total * CKPT_LEAF_BYTES);
-    return SHD_OK;
-}
-
 static int open_sets(struct checkpoint_out *out, int dir_fd, struct shd_err *e)
 {
     int r = SHD_OK;
@@ -95,7 +76,8 @@ int checkpoint_out_open(struct checkpoint_out *out, const char *path, const stru
     if (r == SHD_OK)
         r = find_places(out, e);
     if (r == SHD_OK)
-        r = open_leaves(out, dir_fd, e);
+        r = ckpt_open_leaves(dir_fd, spec, /* writable= */ true, &out->leaves_fd, &out->first_leaf,
+                             e);
     close(dir_fd);
     return r;
 }

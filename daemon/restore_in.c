@@ -1,12 +1,9 @@
 /* See restore_in.h. */
 #include "daemon/restore_in.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "proto/check.h"
@@ -82,23 +79,6 @@ static int check_spec(const struct restore_in *in, const struct spec *spec, stru
     return r;
 }
 
-static int open_leaves(struct restore_in *in, int dir_fd, const struct spec *spec,
-                       struct shd_err *e)
-{
-    uint64_t total;
-    int r = ckpt_leaf_index(spec, &in->first_leaf, &total, e);
-    if (r != SHD_OK)
-        return r;
-    in->leaves_fd = openat(dir_fd, CKPT_LEAVES, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    struct stat st;
-    if (in->leaves_fd < 0 || fstat(in->leaves_fd, &st) != 0)
-        return err_sys(e, SHD_EIO, "open '" CKPT_LEAVES "'");
-    if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != total * CKPT_LEAF_BYTES)
-        return err_set(e, SHD_EINVAL, "'" CKPT_LEAVES "' has %jd bytes, the spec makes it %" PRIu64,
-                       (intmax_t)st.st_size, total * CKPT_LEAF_BYTES);
-    return SHD_OK;
-}
-
 static int open_checkpoint(struct restore_in *in, const char *path, const struct spec *spec,
                            struct shd_err *e)
 {
@@ -114,7 +94,8 @@ static int open_checkpoint(struct restore_in *in, const char *path, const struct
         r = safeset_open_at(dir_fd, &ask, &in->sets[a], e);
     }
     if (r == SHD_OK)
-        r = open_leaves(in, dir_fd, spec, e);
+        r = ckpt_open_leaves(dir_fd, spec, /* writable= */ false, &in->leaves_fd, &in->first_leaf,
+                             e);
     close(dir_fd);
     return r;
 }

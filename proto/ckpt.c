@@ -53,6 +53,32 @@ int ckpt_leaf_index(const struct spec *spec, uint64_t **ret_first, uint64_t *ret
     return SHD_OK;
 }
 
+int ckpt_open_leaves(int dir_fd, const struct spec *spec, bool writable, int *ret_fd,
+                     uint64_t **ret_first, struct shd_err *e)
+{
+    struct stat st;
+    uint64_t *first, total;
+    int r = ckpt_leaf_index(spec, &first, &total, e);
+    if (r != SHD_OK)
+        return r;
+    const int fd = openat(dir_fd, CKPT_LEAVES,
+                          (writable ? O_RDWR : O_RDONLY) | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &st) != 0)
+        r = err_sys(e, SHD_EIO, "open '" CKPT_LEAVES "'");
+    else if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != total * CKPT_LEAF_BYTES)
+        r = err_set(e, SHD_EINVAL, "'" CKPT_LEAVES "' has %jd bytes, the spec makes it %" PRIu64,
+                    (intmax_t)st.st_size, total * CKPT_LEAF_BYTES);
+    if (r == SHD_OK) {
+        *ret_fd = fd;
+        *ret_first = first;
+        return SHD_OK;
+    }
+    if (fd >= 0)
+        close(fd);
+    free(first);
+    return r;
+}
+
 struct ckpt_hasher {
     EVP_MD_CTX *ctx; /* owned; initialized: re-initialization finds the algorithm there */
 };

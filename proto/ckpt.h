@@ -41,6 +41,11 @@ uint64_t ckpt_leaf_count(const struct spec_tensor *tensor);
 int ckpt_leaf_index(const struct spec *spec, uint64_t **ret_first, uint64_t *ret_total,
                     struct shd_err *e);
 
+/* Open leaves.bin of the checkpoint in dir_fd, which must be as long as the spec makes it, and
+ * ckpt_leaf_index(). The descriptor is the caller's to close. */
+int ckpt_open_leaves(int dir_fd, const struct spec *spec, bool writable, int *ret_fd,
+                     uint64_t **ret_first, struct shd_err *e);
+
 /* Hashes leaf after leaf; one per thread. */
 struct ckpt_hasher;
 int ckpt_hasher_new(struct ckpt_hasher **ret_hasher, struct shd_err *e);
