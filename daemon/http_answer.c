@@ -9,8 +9,8 @@
 
 #include "daemon/daemon.h"
 #include "daemon/http.h"
-#include "daemon/page/page.h"
 #include "daemon/trace.h"
+#include "page/page.h"
 
 #define NS_PER_MS       UINT64_C(1000000)
 #define WAIT_NS         (195 * NS_PER_MS) /* a little less than http.c resumes after */
