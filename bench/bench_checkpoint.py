@@ -30,17 +30,13 @@ import sys
 import tempfile
 import time
 
+from figures import parser, show, show_head
+
 SKIP = 10  # first steps of a window
 
 
 def parse():
-    p = argparse.ArgumentParser(
-        prog="bench.sh checkpoint", description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )  # fmt: skip
-    here = os.path.dirname(os.path.abspath(__file__))
-    p.add_argument("--bin", default=os.path.join(here, "../build/release/bin"), help=argparse.SUPPRESS)
-    p.add_argument("--json", action="store_true", help="one object a line")
+    p = parser("checkpoint", __doc__)
     p.add_argument("--rounds", type=int, default=7, help="rounds of plain, every, plain, solid (7)")
     p.add_argument("--window", type=int, default=110, help="steps of a window (110)")
     p.add_argument("--every", type=int, default=50, help="steps between checkpoints (50)")
@@ -50,16 +46,6 @@ def parse():
     p.add_argument("--inner", help=argparse.SUPPRESS)
     p.add_argument("gpt", nargs="*", metavar="-- SHD-GPT-ARGUMENT")
     return p.parse_args()
-
-
-def show(a, name, unit, values):
-    median, low, high = statistics.median(values), min(values), max(values)
-    if a.json:
-        value, low, high = (float(f"{x:.6g}") for x in (median, low, high))
-        figure = {"name": name, "value": value, "unit": unit, "min": low, "max": high}
-        print(json.dumps({**figure, "n": len(values)}), flush=True)
-    else:
-        print(f"{name:<44} {median:10.4f} {low:10.4f} {high:10.4f}  {unit:<6} {len(values)}", flush=True)
 
 
 # -- Inside: the worker of `shardctl run` ---------------------------------------------------------
@@ -202,8 +188,7 @@ def main():
         return
     folder = tempfile.mkdtemp()
     try:
-        if not a.json:
-            print(f"{'figure':<44} {'median':>10} {'min':>10} {'max':>10}  unit   n")
+        show_head(a)
         run(a, folder)
         pairs = []
         for _ in range(a.rounds):

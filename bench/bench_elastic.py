@@ -12,7 +12,6 @@ slow worker costs nothing, at most 1.15 wanted. elastic.healthy_ratio is C/A: wh
 worker gives; with fewer processors than workers, nothing. All end with the same digest, or the
 benchmark fails. Arguments for shd-gpt replace the model's.
 """
-import argparse
 import json
 import os
 import statistics
@@ -20,18 +19,14 @@ import subprocess
 import sys
 import tempfile
 
+from figures import machine, parser, show, show_head
+
 
 MODEL = ["--dim", "128", "--layers", "4", "--seq", "64", "--batch", "4"]
 
 
 def parse():
-    p = argparse.ArgumentParser(
-        prog="bench.sh elastic", description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )  # fmt: skip
-    here = os.path.dirname(os.path.abspath(__file__))
-    p.add_argument("--bin", default=os.path.join(here, "../build/release/bin"), help=argparse.SUPPRESS)
-    p.add_argument("--json", action="store_true", help="one object a line")
+    p = parser("elastic", __doc__)
     p.add_argument("--rounds", type=int, default=7, help="of A, B and C (7)")
     p.add_argument("--steps", type=int, default=80, help="steps of a run (80)")
     p.add_argument("--warmup", type=int, default=10, help="first steps that do not count (10)")
@@ -68,17 +63,6 @@ def run(a, folder, workers, more):
     return statistics.median(counted) / 1e6, digest[0]
 
 
-def show(a, name, unit, values):
-    median, low, high = statistics.median(values), min(values), max(values)
-    name = f"elastic.{name}"
-    if a.json:
-        median, low, high = (float(f"{x:.6g}") for x in (median, low, high))
-        figure = {"name": name, "value": median, "unit": unit, "min": low, "max": high}
-        print(json.dumps({**figure, "n": len(values)}), flush=True)
-    else:
-        print(f"{name:<44} {median:10.4f} {low:10.4f} {high:10.4f}  {unit:<6} {len(values)}")
-
-
 def main():
     a = parse()
     kinds = [
@@ -100,14 +84,13 @@ def main():
         print(
             f"elastic: {a.daemons} daemons, {a.micro_batches} micro-batches, slow worker {a.slow:g}x; "
             f"{a.rounds} rounds of {a.steps} steps, first {a.warmup} not counted; "
-            f"shd-gpt {' '.join(a.gpt or MODEL)}; {os.cpu_count()} processors, "
-            f"load {os.getloadavg()[0]:.1f}"
+            f"shd-gpt {' '.join(a.gpt or MODEL)}; {machine()}"
         )
-        print(f"{'name':<44} {'median':>10} {'min':>10} {'max':>10}  {'unit':<6} n")
+    show_head(a)
     for kind, _, _ in kinds:
-        show(a, f"{kind}_ms", "ms", ms[kind])
-    show(a, "slow_ratio", "ratio", [b / x for b, x in zip(ms["slow"], ms["two"])])
-    show(a, "healthy_ratio", "ratio", [c / x for c, x in zip(ms["three"], ms["two"])])
+        show(a, f"elastic.{kind}_ms", "ms", ms[kind])
+    show(a, "elastic.slow_ratio", "ratio", [b / x for b, x in zip(ms["slow"], ms["two"])])
+    show(a, "elastic.healthy_ratio", "ratio", [c / x for c, x in zip(ms["three"], ms["two"])])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ warm-up, as `shd-gpt --json` reports them; shown are median, least and greatest 
 
 hidden should be hidden_plan, within what else runs on the machine.
 """
-import argparse
 import json
 import os
 import statistics
@@ -28,17 +27,14 @@ import subprocess
 import sys
 import tempfile
 
+from figures import machine, parser, show, show_head
+
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 MIB = 1 << 20
 
 
 def parse():
-    p = argparse.ArgumentParser(
-        prog="bench.sh policies", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    here = os.path.dirname(os.path.abspath(__file__))
-    p.add_argument("--bin", default=os.path.join(here, "../build/release/bin"), help=argparse.SUPPRESS)
-    p.add_argument("--json", action="store_true", help="one object a line")
+    p = parser("policies", __doc__)
     p.add_argument("--rounds", type=int, default=5, help="rounds of all variants (5)")
     p.add_argument("--steps", type=int, default=12, help="steps of a run (12)")
     p.add_argument("--warmup", type=int, default=3, help="first steps that do not count (3)")
@@ -181,15 +177,6 @@ def one_round(a, folder, plans, collected):
             collect(f"{strategy}.copy.{delay:g}ms", figures)
 
 
-def show(a, name, unit, values):
-    middle, low, high = statistics.median(values), min(values), max(values)
-    if a.json:
-        figure = {"name": name, "value": middle, "unit": unit, "min": low, "max": high}
-        print(json.dumps({**figure, "n": len(values)}), flush=True)
-    else:
-        print(f"{name:<44} {middle:10.4f} {low:10.4f} {high:10.4f}  {unit:<6} {len(values)}")
-
-
 def main():
     a = parse()
     if not a.json:
@@ -197,7 +184,7 @@ def main():
             f"policies: 1 daemon, 1 worker, 1 thread each, {a.micro_batches} micro-batches, backward "
             f"prefetch {a.prefetch}, forward prefetch {a.forward_prefetch}; {a.rounds} rounds of "
             f"{a.steps} steps, first {a.warmup} not counted; shd-gpt {' '.join(a.gpt) or '(defaults)'}; "
-            f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}",
+            f"{machine()}",
             flush=True,
         )
     collected = {}
@@ -212,8 +199,7 @@ def main():
             )
         for _ in range(a.rounds):
             one_round(a, folder, plans, collected)
-    if not a.json:
-        print(f"{'name':<44} {'median':>10} {'min':>10} {'max':>10}  {'unit':<6} n")
+    show_head(a)
     for (name, unit), values in collected.items():
         show(a, name, unit, values)
 

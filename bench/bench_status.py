@@ -7,7 +7,6 @@ evenly spread; B, nobody asks. A block's figure is the median time of its steps,
 status.ratio is A/B pair by pair, at most 1.01 wanted. The clients are one process that reads and
 forgets; what it needs of the same processors is in A as well.
 """
-import argparse
 import json
 import os
 import socket
@@ -18,16 +17,13 @@ import tempfile
 import threading
 import time
 
+from figures import machine, parser, show, show_head
+
 CLIENTS = 10
 
 
 def parse():
-    p = argparse.ArgumentParser(
-        prog="bench.sh status", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    here = os.path.dirname(os.path.abspath(__file__))
-    p.add_argument("--bin", default=os.path.join(here, "../build/release/bin"), help=argparse.SUPPRESS)
-    p.add_argument("--json", action="store_true", help="one object a line")
+    p = parser("status", __doc__)
     p.add_argument("--pairs", type=int, default=20, help="pairs of A and B (20)")
     p.add_argument("--seconds", type=float, default=3, help="of a block (3)")
     return p.parse_args()
@@ -103,15 +99,6 @@ def block(a, log, clients, asking):
     return statistics.median(steps) * 1e-6
 
 
-def show(a, name, unit, values):
-    median, low, high = statistics.median(values), min(values), max(values)
-    if a.json:
-        figure = {"name": name, "value": median, "unit": unit, "min": low, "max": high, "n": len(values)}
-        print(json.dumps(figure), flush=True)
-    else:
-        print(f"{name:<44} {median:10.4f} {low:10.4f} {high:10.4f}  {unit:<6} {len(values)}")
-
-
 def main():
     a = parse()
     base = "/run" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR")
@@ -134,8 +121,8 @@ def main():
                 p.wait()
     if not a.json:
         print(f"status: 2 daemons, 2 workers, {CLIENTS} clients, {a.pairs} pairs of {a.seconds:g} s blocks; "
-              f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
-        print(f"{'name':<44} {'median':>10} {'min':>10} {'max':>10}  {'unit':<6} n")
+              f"{machine()}")
+    show_head(a)
     show(a, "status.ratio", "ratio", [x / y for x, y in zip(looked, alone)])
     show(a, "status.looked_ms", "ms", looked)
     show(a, "status.alone_ms", "ms", alone)

@@ -15,7 +15,6 @@ Two models are measured: 4.9 M parameters (step.*), and the one shd-gpt has by d
 (step.small.*), where a message per unit and micro-batch weighs more than the bytes. Arguments for
 shd-gpt replace the first and drop the second.
 """
-import argparse
 import json
 import os
 import statistics
@@ -23,17 +22,14 @@ import subprocess
 import sys
 import tempfile
 
+from figures import machine, parser, show, show_head
+
 
 MODEL = ["--dim", "256", "--layers", "6"]
 
 
 def parse():
-    p = argparse.ArgumentParser(
-        prog="bench.sh step", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    here = os.path.dirname(os.path.abspath(__file__))
-    p.add_argument("--bin", default=os.path.join(here, "../build/release/bin"), help=argparse.SUPPRESS)
-    p.add_argument("--json", action="store_true", help="one object a line")
+    p = parser("step", __doc__)
     p.add_argument("--rounds", type=int, default=5, help="pairs of A and B (5)")
     p.add_argument("--steps", type=int, default=20, help="steps of a run (20)")
     p.add_argument("--warmup", type=int, default=5, help="first steps that do not count (5)")
@@ -108,24 +104,13 @@ def round_standalone(a, folder):
     return statistics.median(ns for log in logs for ns, _ in read_steps(a, log)) * 1e-6
 
 
-def show(a, name, unit, values):
-    median, low, high = statistics.median(values), min(values), max(values)
-    if a.json:
-        value, low, high = (float(f"{x:.6g}") for x in (median, low, high))
-        figure = {"name": name, "value": value, "unit": unit, "min": low, "max": high}
-        print(json.dumps({**figure, "n": len(values)}), flush=True)
-    else:
-        print(f"{name:<44} {median:10.4f} {low:10.4f} {high:10.4f}  {unit:<6} {len(values)}")
-
-
 def measure(a, prefix, model):
     a.model = model
     if not a.json:
         print(
             f"{prefix}: {a.daemons} daemons, {a.workers} workers, {a.micro_batches} micro-batches, "
             f"1 thread each; {a.rounds} rounds of {a.steps} steps, first {a.warmup} not counted; "
-            f"shd-gpt {' '.join(model) or '(defaults)'}; {os.cpu_count()} processors, "
-            f"load {os.getloadavg()[0]:.1f}"
+            f"shd-gpt {' '.join(model) or '(defaults)'}; {machine()}"
         )
     run, alone, waited = [], [], []
     with tempfile.TemporaryDirectory(prefix="shardd-bench-") as folder:
@@ -134,8 +119,7 @@ def measure(a, prefix, model):
             run.append(ms)
             waited.append(share)
             alone.append(round_standalone(a, folder))
-    if not a.json:
-        print(f"{'name':<44} {'median':>10} {'min':>10} {'max':>10}  {'unit':<6} n")
+    show_head(a)
     show(a, f"{prefix}.ratio", "ratio", [x / y for x, y in zip(run, alone)])
     show(a, f"{prefix}.run_ms", "ms", run)
     show(a, f"{prefix}.standalone_ms", "ms", alone)
