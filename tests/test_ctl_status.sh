@@ -7,35 +7,17 @@ bin=$(cd "$1" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 command -v python3 >/dev/null || exit 77
 dir=$(mktemp -d)
-server=
 export LC_ALL=C.UTF-8
 unset SHARDD_ADDRESS
 
-stop_server() {
-    [ -z "$server" ] || kill "$server" 2>/dev/null
-    wait 2>/dev/null
-    server=
-}
+# shellcheck source=tests/fake_status.sh
+. "$here/fake_status.sh"
 trap 'stop_server; rm -rf "$dir"' EXIT
 
 fail() {
     printf 'FAILED: %s\n' "$*" >&2
     [ ! -s "$dir/out" ] || head -c 3000 "$dir/out" >&2
     exit 1
-}
-
-# serve DEVICE=MODE...: in a fresh directory $dir/at
-serve() {
-    stop_server
-    rm -rf "$dir/at"
-    mkdir "$dir/at"
-    python3 "$here/fake_status.py" "$dir/at" "$@" >"$dir/ready" &
-    server=$!
-    for _ in $(seq 100); do
-        grep -q ready "$dir/ready" && return
-        sleep 0.1
-    done
-    fail "the fake server did not start"
 }
 
 # run WANTED-CODE ARGS...: shardctl's stdout to $dir/out

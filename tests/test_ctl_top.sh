@@ -13,39 +13,21 @@ for need in tmux python3; do
     fi
 done
 dir=$(mktemp -d)
-server=
 runner=
 export PATH="$bin:$PATH"
 unset SHARDD_ADDRESS TMUX
 
 opened=0 # a server of tmux for each terminal: one that ends takes its time
 tm() { tmux -S "$dir/tmux.$opened" -f /dev/null "$@"; }
-stop_server() {
-    [ -z "$server" ] || kill "$server" 2>/dev/null
-    [ -z "$runner" ] || kill "$runner" 2>/dev/null
-    wait 2>/dev/null
-    server=
-    runner=
-}
-trap 'tm kill-server 2>/dev/null; stop_server; rm -rf "$dir"' EXIT
+# shellcheck source=tests/fake_status.sh
+. "$here/fake_status.sh"
+trap 'tm kill-server 2>/dev/null; [ -z "$runner" ] || kill "$runner"; stop_server; rm -rf "$dir"' EXIT
 
 screen() { tm capture-pane -p -t top; }
 fail() {
     printf 'FAILED: %s\n' "$*" >&2
     screen >&2
     exit 1
-}
-serve() {
-    stop_server
-    rm -rf "$dir/at"
-    mkdir "$dir/at"
-    python3 "$here/fake_status.py" "$dir/at" "$@" >"$dir/ready" &
-    server=$!
-    for _ in $(seq 100); do
-        grep -q ready "$dir/ready" && return
-        sleep 0.1
-    done
-    fail "the fake server did not start"
 }
 # open COLS ROWS COMMAND: in a shell that says how it ended
 open() {
