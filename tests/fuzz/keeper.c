@@ -14,6 +14,7 @@
 #include "client/ctl/ctl.h"
 #include "client/ctl/keeper.h"
 #include "client/ctl/notify.h"
+#include "tests/fuzz/descriptors.h"
 
 #define FILES        3
 #define MESSAGES_MAX 64u
@@ -38,31 +39,10 @@ static void start(void)
 
 static void send_message(const uint8_t *text, size_t bytes, unsigned fds, unsigned which)
 {
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(3 * sizeof(int))];
-    } control = { 0 };
-    struct iovec iov = { .iov_base = (void *)(uintptr_t)text, .iov_len = bytes };
-    struct msghdr h = { .msg_iov = &iov, .msg_iovlen = 1 };
-    if (fds > 0) {
-        h.msg_control = control.bytes;
-        h.msg_controllen = CMSG_SPACE(fds * sizeof(int));
-        struct cmsghdr *c = CMSG_FIRSTHDR(&h);
-        c->cmsg_level = SOL_SOCKET;
-        c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(fds * sizeof(int));
-        for (unsigned i = 0; i < fds; i++)
-            memcpy(CMSG_DATA(c) + i * sizeof(int), &files[(which + i) % FILES], sizeof(int));
-    }
-    CHECK(sendmsg(pair[0], &h, 0) == (ssize_t)bytes);
-}
-
-static int lowest_free(void)
-{
-    const int low = fcntl(pair[0], F_DUPFD_CLOEXEC, 0);
-    CHECK(low >= 0);
-    close(low);
-    return low;
+    int chosen[FUZZ_FDS_MAX];
+    for (unsigned i = 0; i < FUZZ_FDS_MAX; i++)
+        chosen[i] = files[(which + i) % FILES];
+    fuzz_send(pair[0], text, bytes, chosen, fds);
 }
 
 static void check_kept(const struct kept *kept)
@@ -89,7 +69,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct kept kept = { 0 };
     if (pair[0] < 0)
         start();
-    const int low = lowest_free();
+    const int low = fuzz_lowest_free(pair[0]);
     for (unsigned n = 0; in.left > 0 && n < MESSAGES_MAX; n++) {
         const uint8_t how = fuzz_u8(&in);
         size_t bytes = (size_t)fuzz_bytes(&in, (how & 16) != 0 ? 2 : 1);
@@ -106,7 +86,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     check_kept(&kept);
     keeper_free(&kept);
-    CHECK(lowest_free() == low);
+    CHECK(fuzz_lowest_free(pair[0]) == low);
     return 0;
 }
 

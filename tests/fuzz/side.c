@@ -9,36 +9,7 @@
 
 #include "proto/fdpass.h"
 #include "proto/segment.h"
-
-static void send_raw(int fd, const uint8_t *data, size_t size, unsigned fds)
-{
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(3 * sizeof(int))];
-    } control = { 0 };
-    struct iovec iov = { .iov_base = (void *)(uintptr_t)data, .iov_len = size };
-    struct msghdr h = { .msg_iov = &iov, .msg_iovlen = 1 };
-    if (fds > 0) {
-        h.msg_control = control.bytes;
-        h.msg_controllen = CMSG_SPACE(fds * sizeof(int));
-        struct cmsghdr *c = CMSG_FIRSTHDR(&h);
-        c->cmsg_level = SOL_SOCKET;
-        c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(fds * sizeof(int));
-        for (unsigned i = 0; i < fds; i++)
-            memcpy(CMSG_DATA(c) + i * sizeof(int), &fd, sizeof fd);
-    }
-    CHECK(sendmsg(fd, &h, 0) == (ssize_t)size);
-}
-
-/* The lowest free descriptor: the same before and after when none stays open. */
-static int lowest_free(int fd)
-{
-    const int low = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    CHECK(low >= 0);
-    close(low);
-    return low;
-}
+#include "tests/fuzz/descriptors.h"
 
 static void check_taken(const struct side_msg *m, int got, unsigned fds)
 {
@@ -62,8 +33,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     const unsigned fds = data[0] & 3;
     const bool wanted = (data[0] & 4) == 0;
-    const int low = lowest_free(pair[0]);
-    send_raw(pair[0], data + 1, size - 1, fds);
+    const int low = fuzz_lowest_free(pair[0]);
+    fuzz_send(pair[0], data + 1, size - 1, (const int[]){ pair[0], pair[0], pair[0] }, fds);
     const int r = side_recv(pair[1], /* timeout_ms= */ -1, &m, wanted ? &got : NULL, &e);
     if (r == SHD_OK)
         check_taken(&m, wanted ? got : (int)fds - 1, fds);
@@ -73,7 +44,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         CHECK((fcntl(got, F_GETFD) & FD_CLOEXEC) != 0);
         close(got);
     }
-    CHECK(lowest_free(pair[0]) == low);
+    CHECK(fuzz_lowest_free(pair[0]) == low);
     return 0;
 }
 
