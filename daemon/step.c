@@ -1,65 +1,13 @@
-/* See step.h. */
+/* See step.h; how a core begins is in step_init.c. */
 #include "daemon/step.h"
 
 #include <inttypes.h>
 #include <string.h>
 
+#include "daemon/step_state.h"
 #include "proto/check.h"
 #include "proto/failpoint.h"
 #include "proto/simbug.h"
-
-#define CELL_EMPTY   0u
-#define CELL_NONE    UINT32_MAX       /* took no part; its turn has not come */
-#define CELL_SPILLED (UINT32_MAX - 1) /* in the spill segment; its turn has not come */
-
-struct step_unit {
-    uint32_t next; /* micro-batches below this one are in */
-    step_ref dup;  /* the same gradient as the one that is being summed; 0: none */
-    bool busy;     /* an ACCUMULATE, SUM or ZERO is running */
-    bool started;  /* the accumulator holds this step's sum */
-    bool summed;   /* all in, sum of squares known */
-    bool free;     /* the accumulator may be written: the unit was applied */
-    bool frozen;
-};
-
-struct step {
-    struct ledger ledger;
-    uint32_t units, micros;
-    uint32_t units_frozen;
-    uint64_t now;
-    enum step_phase phase;
-    uint64_t updates;
-    uint32_t units_summed;
-    uint32_t apply_next, apply_done; /* of this APPLYING */
-    uint64_t cells_in, cells_waiting;
-    struct fixsum sum; /* of the collecting step */
-    bool finite;
-    struct step_prepared record;
-    struct step_decision last; /* decision recorded */
-    bool has_last;
-    uint32_t *micro_units;  /* [micros]: units for which it needs no sender any more */
-    uint32_t *micro_came;   /* [micros]: units for which it arrived at all */
-    struct step_unit *unit; /* [units] */
-    uint32_t *cells;        /* [units][micros]: ref, or one of the CELL_ values */
-};
-
-static size_t align16(size_t bytes)
-{
-    return (bytes + 15) & ~(size_t)15;
-}
-
-size_t step_bytes(uint32_t units, uint32_t micros)
-{
-    CHECK(units > 0 && micros > 0 && (uint64_t)units * micros <= STEP_CELLS_MAX);
-    return align16(sizeof(struct step)) + 2 * align16(sizeof(uint32_t) * micros) +
-           align16(sizeof(struct step_unit) * units) + sizeof(uint32_t) * units * micros;
-}
-
-bool step_frozen(const struct step *s, uint32_t unit)
-{
-    CHECK(unit < s->units);
-    return s->unit[unit].frozen;
-}
 
 static struct step_action *act(struct step_actions *actions, enum step_action_kind kind)
 {
@@ -86,111 +34,16 @@ uint64_t step_collecting(const struct step *s)
     return s->phase == STEP_APPLYING ? s->now + 1 : s->now;
 }
 
-static uint32_t *cell(const struct step *s, uint32_t unit, uint32_t micro)
+static void apply_one_more(struct step *s, struct step_actions *actions)
 {
-    return &s->cells[(size_t)unit * s->micros + micro];
-}
-
-static _Atomic uint64_t *ledger_cell_at(const struct step *s, uint32_t unit, uint32_t micro)
-{
-    return &s->ledger.cell[(size_t)unit * s->micros + micro];
-}
-
-/* -- Beginning, and going on --------------------------------------------------------------------
- */
-
-static void recover_record(struct step *s, uint64_t commits)
-{
-    const struct ledger_record *r = &s->ledger.head->record[commits & 1];
-    s->record = (struct step_prepared){ .step = r->step,
-                                        .finite = r->finite,
-                                        .sum = r->sum,
-                                        .metric_count = r->metric_count,
-                                        .has_decision = true,
-                                        .decision = r->decision };
-    memcpy(s->record.metrics, r->metrics, sizeof r->metrics);
-    s->updates = r->updates;
-    s->last = r->decision;
-    s->has_last = true;
-}
-
-/* Micro-batches of the collecting step that wait for their turn and are durable. */
-static void recover_cells(struct step *s, uint32_t unit, uint64_t step)
-{
-    for (uint32_t micro = 0; micro < s->micros; micro++) {
-        if (micro < s->unit[unit].next) {
-            s->micro_units[micro]++;
-            s->micro_came[micro]++;
-            continue;
-        }
-        const uint64_t word = atomic_load_explicit(ledger_cell_at(s, unit, micro),
-                                                   memory_order_relaxed);
-        const enum ledger_cell_kind kind = ledger_cell_kind(word);
-        if (ledger_cell_step(word) != step || kind == LEDGER_CELL_EMPTY || SIM_BUG(4))
-            continue;
-        *cell(s, unit, micro) = kind == LEDGER_CELL_NONE ? CELL_NONE : CELL_SPILLED;
-        s->micro_units[micro]++;
-        s->micro_came[micro]++;
-        s->cells_waiting++;
-    }
-}
-
-static void recover_unit(struct step *s, uint32_t unit, uint64_t commits)
-{
-    struct step_unit *u = &s->unit[unit];
-    const struct ledger_unit *kept = &s->ledger.unit[unit];
-    u->free = atomic_load_explicit(&kept->version, memory_order_relaxed) == commits;
-    if (u->free)
-        s->apply_done++;
-    if (u->frozen)
+    while (s->apply_next < s->units && s->unit[s->apply_next].free)
+        s->apply_next++; /* a predecessor did it */
+    if (s->apply_next == s->units)
         return;
-    const uint64_t progress = atomic_load_explicit(&kept->progress, memory_order_relaxed);
-    if (ledger_progress_step(progress) == commits) {
-        u->next = ledger_progress_next(progress);
-        u->started = ledger_progress_started(progress);
-        if (SIM_BUG(6) && u->started && u->next > 1)
-            u->next--;
-        s->cells_in += u->next;
-    }
-    recover_cells(s, unit, commits);
+    struct step_action *a = act(actions, STEP_DO_APPLY);
+    a->unit = s->apply_next++;
+    a->skip = s->record.decision.skip || s->unit[a->unit].frozen;
 }
-
-struct step *step_init(void *memory, const struct ledger *ledger, const bool *frozen)
-{
-    const uint32_t units = ledger->head->units, micros = ledger->head->micros;
-    memset(memory, 0, step_bytes(units, micros));
-    uint8_t *at = memory;
-    struct step *s = memory;
-    at += align16(sizeof *s);
-    s->micro_units = (void *)at;
-    at += align16(sizeof *s->micro_units * micros);
-    s->micro_came = (void *)at;
-    at += align16(sizeof *s->micro_came * micros);
-    s->unit = (void *)at;
-    at += align16(sizeof *s->unit * units);
-    s->cells = (void *)at;
-    s->ledger = *ledger;
-    s->units = units;
-    s->micros = micros;
-    s->finite = true;
-    s->record.step = UINT64_MAX; /* no step was sealed yet */
-    fixsum_init(&s->sum);
-    const uint64_t commits = atomic_load_explicit(&ledger->head->commits, memory_order_acquire);
-    if (commits > 0)
-        recover_record(s, commits);
-    for (uint32_t u = 0; u < units; u++) {
-        s->unit[u].frozen = s->unit[u].summed = frozen != NULL && frozen[u];
-        s->units_frozen += s->unit[u].frozen;
-        recover_unit(s, u, commits);
-    }
-    CHECK(s->units_frozen < units);
-    s->units_summed = s->units_frozen;
-    s->phase = s->apply_done == units ? STEP_OPEN : STEP_APPLYING;
-    s->now = s->phase == STEP_OPEN ? commits : commits - 1;
-    return s;
-}
-
-static void apply_one_more(struct step *s, struct step_actions *actions);
 
 /* -- Sealing ------------------------------------------------------------------------------------
  */
@@ -228,8 +81,8 @@ static void unit_advance(struct step *s, uint32_t unit, struct step_actions *act
     struct step_unit *u = &s->unit[unit];
     if (u->busy || u->summed || !u->free)
         return;
-    while (u->next < s->micros && *cell(s, unit, u->next) == CELL_NONE) {
-        *cell(s, unit, u->next) = CELL_EMPTY;
+    while (u->next < s->micros && *cell_at(s, unit, u->next) == CELL_NONE) {
+        *cell_at(s, unit, u->next) = CELL_EMPTY;
         u->next++;
         s->cells_waiting--;
         s->cells_in++;
@@ -239,7 +92,7 @@ static void unit_advance(struct step *s, uint32_t unit, struct step_actions *act
         act_unit(actions, u->started ? STEP_DO_SUM : STEP_DO_ZERO, unit);
         return;
     }
-    const uint32_t ref = *cell(s, unit, u->next);
+    const uint32_t ref = *cell_at(s, unit, u->next);
     if (ref == CELL_EMPTY)
         return;
     u->busy = true;
@@ -312,7 +165,7 @@ static void keep_cell(struct step *s, uint32_t unit, uint32_t micro, enum ledger
     atomic_store_explicit(ledger_cell_at(s, unit, micro),
                           ledger_cell(step_collecting(s), kind, dtype), memory_order_release);
     FAIL_POINT("step:cell:after");
-    *cell(s, unit, micro) = kind == LEDGER_CELL_NONE ? CELL_NONE : CELL_SPILLED;
+    *cell_at(s, unit, micro) = kind == LEDGER_CELL_NONE ? CELL_NONE : CELL_SPILLED;
     s->micro_units[micro]++;
 }
 
@@ -327,7 +180,7 @@ static void take_again(struct step *s, step_ref ref, uint32_t unit, uint32_t mic
                        struct step_actions *actions)
 {
     struct step_unit *u = &s->unit[unit];
-    uint32_t *c = cell(s, unit, micro);
+    uint32_t *c = cell_at(s, unit, micro);
     step_ref loser = ref;
     if (is_ref(*c) && !none && u->busy && micro == u->next) {
         loser = u->dup;
@@ -354,7 +207,7 @@ int step_return(struct step *s, step_ref ref, uint64_t step, uint32_t unit, uint
                        ", the open step is %" PRIu64,
                        unit, step, collecting);
     struct step_unit *u = &s->unit[unit];
-    uint32_t *c = cell(s, unit, micro);
+    uint32_t *c = cell_at(s, unit, micro);
     if (step < collecting || micro < u->next) {
         credit(ret_actions, ref, /* stale= */ true);
         return SHD_OK;
@@ -382,7 +235,7 @@ bool step_waits(const struct step *s, uint32_t unit, uint32_t micro, step_ref re
 {
     CHECK(unit < s->units && micro < s->micros);
     const struct step_unit *u = &s->unit[unit];
-    return is_ref(ref) && *cell(s, unit, micro) == ref && micro > u->next;
+    return is_ref(ref) && *cell_at(s, unit, micro) == ref && micro > u->next;
 }
 
 void step_spilled(struct step *s, uint32_t unit, uint32_t micro, step_ref ref, enum shd_dtype dtype,
@@ -390,7 +243,7 @@ void step_spilled(struct step *s, uint32_t unit, uint32_t micro, step_ref ref, e
 {
     ret_actions->count = 0;
     const struct step_unit *u = &s->unit[unit];
-    if (*cell(s, unit, micro) != ref || (u->busy && micro == u->next))
+    if (*cell_at(s, unit, micro) != ref || (u->busy && micro == u->next))
         return; /* its turn has come meanwhile, or somebody else's is taken */
     keep_cell(s, unit, micro, LEDGER_CELL_SPILLED, (unsigned)dtype);
     credit(ret_actions, ref, /* stale= */ false);
@@ -400,7 +253,7 @@ void step_spilled(struct step *s, uint32_t unit, uint32_t micro, step_ref ref, e
 static void took_in(struct step *s, uint32_t unit, struct step_actions *actions)
 {
     struct step_unit *u = &s->unit[unit];
-    uint32_t *c = cell(s, unit, u->next);
+    uint32_t *c = cell_at(s, unit, u->next);
     CHECK(*c != CELL_EMPTY && *c != CELL_NONE);
     CHECK(atomic_load_explicit(&s->ledger.unit[unit].progress, memory_order_relaxed) ==
           ledger_progress(step_collecting(s), true, u->next + 1));
@@ -457,17 +310,6 @@ int step_prepare(const struct step *s, uint64_t step, struct step_prepared *ret_
         return SHD_PENDING;
     return err_set(e, SHD_ESTEP, "prepare for step %" PRIu64 ", the open step is %" PRIu64, step,
                    step_collecting(s));
-}
-
-static void apply_one_more(struct step *s, struct step_actions *actions)
-{
-    while (s->apply_next < s->units && s->unit[s->apply_next].free)
-        s->apply_next++; /* a predecessor did it */
-    if (s->apply_next == s->units)
-        return;
-    struct step_action *a = act(actions, STEP_DO_APPLY);
-    a->unit = s->apply_next++;
-    a->skip = s->record.decision.skip || s->unit[a->unit].frozen;
 }
 
 /* The commit: the record where the last one but one was, then the word that makes it count. */

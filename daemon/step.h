@@ -100,7 +100,6 @@ size_t step_bytes(uint32_t units, uint32_t micros);
  * borrows) is: step 0, OPEN, for a fresh one. frozen[units]: units that get no gradients and no
  * update, only new versions; NULL: none. At least one must be trainable. */
 struct step *step_init(void *memory, const struct ledger *ledger, const bool *frozen);
-bool step_frozen(const struct step *s, uint32_t unit);
 
 /* Once per unit in ascending order, before any other event, each time with its actions carried
  * out: what a predecessor left to be done. Nothing on a fresh ledger. */
