@@ -247,6 +247,20 @@ __attribute__((unused)) static int count_segment_maps(pid_t pid)
     return count;
 }
 
+__attribute__((unused)) static long rss_kib(pid_t pid)
+{
+    char path[64], line[256];
+    long kib = -1;
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    FILE *file = fopen(path, "re");
+    CHECK(file != NULL);
+    while (fgets(line, sizeof line, file) != NULL)
+        if (sscanf(line, "VmRSS: %ld kB", &kib) == 1)
+            break;
+    fclose(file);
+    return kib;
+}
+
 /* What a daemon holds for others goes once they have gone; it learns of it asynchronously. */
 __attribute__((unused)) static void expect_daemon_idle(pid_t pid, int fds, int maps)
 {

@@ -45,6 +45,8 @@
 #define MS UINT64_C(1000000)
 #define S  UINT64_C(1000000000)
 
+#define SIM_RESEND_NS (2 * S)
+
 /* -- What is asked for --------------------------------------------------------------------------
  */
 
@@ -308,7 +310,7 @@ struct sim_worker {
     uint32_t micro;
     uint32_t computed; /* a bit per micro-batch of the step that was handed over */
     bool torn;         /* parameters changed while it computed */
-    bool has_last, settle_over;
+    bool has_last;
     struct wire_decision last;
     uint32_t looks;
     struct turn *turn;
@@ -409,6 +411,24 @@ void sim_daemon_kill(struct sim *s, struct sim_daemon *d);
 void sim_daemon_event(struct sim *s, struct sim_daemon *d, const struct sim_event *event);
 void sim_daemon_deinit(struct sim_daemon *d);
 void sim_daemon_wipe(struct sim *s, struct sim_daemon *d);
+
+/* sim_link.c: what a worker has with each daemon */
+void sim_link_attach(struct sim *s, struct sim_worker *w, uint32_t owner);
+void sim_link_attached(struct sim *s, struct sim_worker *w, const struct sim_msg *msg);
+void sim_link_hung_up(struct sim *s, struct sim_worker *w, uint32_t owner);
+bool sim_link_take_slot(struct sim_link *l, uint32_t *ret_slot);
+void sim_link_ask(struct sim *s, struct sim_worker *w, uint32_t owner,
+                  const struct sim_request *request, uint64_t tag);
+void sim_link_send(struct sim *s, const struct sim_worker *w, uint32_t owner, uint64_t seq,
+                   const struct sim_request *request);
+void sim_link_resend(struct sim *s, struct sim_worker *w);
+void sim_link_credited(struct sim *s, struct sim_link *l, const struct sim_call *c,
+                       const struct sim_msg *msg);
+bool sim_link_returns_open(const struct sim *s, const struct sim_worker *w);
+void sim_link_forget_turn(struct sim_worker *w);
+void sim_worker_after(struct sim *s, const struct sim_worker *w, uint64_t delay_ns,
+                      enum sim_event_kind kind, uint64_t arg);
+bool sim_link_first_answer(struct sim *s, struct sim_link *l, const struct sim_msg *msg);
 
 /* sim_worker.c */
 void sim_worker_start(struct sim *s, struct sim_worker *w);

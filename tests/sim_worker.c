@@ -1,14 +1,11 @@
 /* A worker of the simulator: the real turn in a model of libshd and of a training loop; see
  * sim.h. Attach, settle what owners one step apart owe each other, then steps: wait for the board,
- * compute what is leased (or one's own), hand it over unit by unit, commit. Requests are kept
- * until answered: sent again after a while with the same number, and in a new session with a new
- * one. */
+ * compute what is leased (or one's own), hand it over unit by unit, commit. */
 #include <stdio.h>
 #include <string.h>
 
 #include "tests/sim.h"
 
-#define RESEND_NS    (2 * S)
 #define SETTLE_BOUND (30 * S)
 #define LOOKS_MAX    50u
 
@@ -26,190 +23,6 @@ static void enter(struct sim *s, struct sim_worker *w, enum sim_work work)
     sim_note(s, sim_work_name(work), SIM_NOBODY, sim_worker_index(s, w), w->step, 0, w->micro);
     w->work = work;
     w->since_ns = s->now_ns;
-}
-
-static void after(struct sim *s, const struct sim_worker *w, uint64_t delay_ns,
-                  enum sim_event_kind kind, uint64_t arg)
-{
-    sim_at(s, delay_ns,
-           (struct sim_event){
-               .kind = kind, .who = sim_worker_index(s, w), .gen = w->gen, .arg = arg });
-}
-
-/* -- Requests -----------------------------------------------------------------------------------
- */
-
-static void send(struct sim *s, const struct sim_worker *w, uint32_t owner, uint64_t seq,
-                 const struct sim_request *request)
-{
-    const struct sim_link *l = &w->link[owner];
-    const struct sim_msg msg = { .to_daemon = true,
-                                 .daemon = owner,
-                                 .worker = sim_worker_index(s, w),
-                                 .daemon_gen = l->daemon_gen,
-                                 .worker_gen = w->gen,
-                                 .session = l->session,
-                                 .seq = seq,
-                                 .request = *request };
-    sim_send(s, &msg);
-}
-
-/* Write the gradient to its slot: the daemon's memory, while this session lasts. */
-static void write_slot(struct sim *s, const struct sim_link *l, uint32_t owner,
-                       const struct sim_call *c)
-{
-    struct sim_daemon *d = &s->daemon[owner];
-    struct sim_session *ses = &d->sessions[l->seat];
-    if (d->alive && ses->id == l->session)
-        ses->slot[c->request.slot] = c->tag;
-}
-
-static void call_send(struct sim *s, struct sim_worker *w, uint32_t owner, struct sim_call *c)
-{
-    struct sim_link *l = &w->link[owner];
-    if (c->request.kind == SIM_RETURN && !c->request.none)
-        write_slot(s, l, owner, c);
-    c->seq = ++l->seq;
-    c->sent_ns = s->now_ns;
-    send(s, w, owner, c->seq, &c->request);
-}
-
-static struct sim_call *call_new(struct sim_link *l)
-{
-    for (uint32_t i = 0; i < SIM_CALLS; i++)
-        if (!l->calls[i].used)
-            return &l->calls[i];
-    CHECK(false); /* more requests than a worker has */
-    return NULL;
-}
-
-static void ask(struct sim *s, struct sim_worker *w, uint32_t owner,
-                const struct sim_request *request, uint64_t tag)
-{
-    struct sim_call *c = call_new(&w->link[owner]);
-    *c = (struct sim_call){ .used = true, .tag = tag, .request = *request };
-    call_send(s, w, owner, c);
-}
-
-/* Replies to them mean nothing any more. */
-static void forget_turn(struct sim_worker *w)
-{
-    for (uint32_t o = 0; o < SIM_DAEMONS; o++)
-        for (uint32_t i = 0; i < SIM_CALLS; i++) {
-            struct sim_call *c = &w->link[o].calls[i];
-            if (c->request.kind == SIM_PREPARE || c->request.kind == SIM_COMMIT)
-                c->used = false;
-        }
-}
-
-static bool returns_open(const struct sim *s, const struct sim_worker *w)
-{
-    for (uint32_t o = 0; o < s->config.daemons; o++)
-        for (uint32_t i = 0; i < SIM_CALLS; i++)
-            if (w->link[o].calls[i].used && w->link[o].calls[i].request.kind == SIM_RETURN)
-                return true;
-    return false;
-}
-
-/* -- Attaching ----------------------------------------------------------------------------------
- */
-
-static void on_attach_timer(struct sim *s, struct sim_worker *w, uint32_t owner)
-{
-    struct sim_link *l = &w->link[owner];
-    if (l->up)
-        return;
-    const struct sim_request request = { .kind = SIM_ATTACH };
-    l->session = 0;
-    send(s, w, owner, ++l->attempt, &request);
-    after(s, w, sim_chance(s, 500) ? 5 * MS : 100 * MS + sim_below(s, 400 * MS), EV_ATTACH, owner);
-}
-
-static bool take_slot(struct sim_link *l, uint32_t *ret_slot)
-{
-    for (uint32_t i = 0; i < SIM_SLOTS; i++) {
-        if (l->slot_taken[i])
-            continue;
-        l->slot_taken[i] = true;
-        *ret_slot = i;
-        return true;
-    }
-    return false;
-}
-
-/* What was not answered goes to the new session. */
-static void replay(struct sim *s, struct sim_worker *w, uint32_t owner)
-{
-    struct sim_link *l = &w->link[owner];
-    for (uint32_t i = 0; i < SIM_CALLS; i++) {
-        struct sim_call *c = &l->calls[i];
-        if (!c->used)
-            continue;
-        CHECK(c->request.kind == SIM_RETURN);
-        if (!c->request.none)
-            CHECK(take_slot(l, &c->request.slot));
-        call_send(s, w, owner, c);
-    }
-}
-
-static bool return_open(const struct sim_link *l, uint32_t micro)
-{
-    for (uint32_t i = 0; i < SIM_CALLS; i++)
-        if (l->calls[i].used && l->calls[i].request.kind == SIM_RETURN &&
-            l->calls[i].request.micro == micro)
-            return true;
-    return false;
-}
-
-/* An owner's successor knows what its predecessor said, unless its segments are gone. */
-static void check_kept(struct sim *s, const struct sim_worker *w, const struct sim_link *l)
-{
-    const uint64_t step = l->layout.step;
-    if (w->work == WORK_ATTACHING || w->work == WORK_LOOKING || step > w->step)
-        return;
-    if (step < w->step)
-        sim_lost(s, "an owner is behind what it had committed");
-    if (w->work != WORK_TURN)
-        return;
-    for (uint32_t m = 0; m < s->config.micros; m++) {
-        const bool told = s->config.lease || ((w->computed >> m & 1) != 0 && !return_open(l, m));
-        if (told && (l->layout.in >> m & 1) == 0)
-            sim_lost(s, "an owner lacks a gradient that it had");
-    }
-}
-
-static void attached(struct sim *s, struct sim_worker *w, const struct sim_msg *msg)
-{
-    struct sim_link *l = &w->link[msg->daemon];
-    const struct sim_daemon *d = &s->daemon[msg->daemon];
-    if (l->up || msg->seq != l->attempt || !d->alive || d->gen != msg->daemon_gen)
-        return; /* given up, or its socket hung up already */
-    sim_note(s, "attached", msg->daemon, msg->worker, msg->reply.layout.step, 0, 0);
-    l->up = true;
-    l->daemon_gen = msg->daemon_gen;
-    l->layout = msg->reply.layout;
-    l->layout_new = true;
-    l->session = l->layout.session;
-    l->seat = l->layout.seat;
-    l->seq = 0;
-    memset(l->slot_taken, 0, sizeof l->slot_taken);
-    memset(l->answered_seq, 0, sizeof l->answered_seq);
-    check_kept(s, w, l);
-    replay(s, w, msg->daemon);
-}
-
-static void hung_up(struct sim *s, struct sim_worker *w, uint32_t owner)
-{
-    struct sim_link *l = &w->link[owner];
-    sim_note(s, "hung up", owner, sim_worker_index(s, w), w->step, 0, 0);
-    l->up = l->layout_asked = false;
-    for (uint32_t i = 0; i < SIM_CALLS; i++)
-        if (l->calls[i].used && l->calls[i].request.kind != SIM_RETURN)
-            l->calls[i].used = false;
-    if (w->ask_owner == owner)
-        w->asking = false;
-    turn_lost(w->turn, owner);
-    after(s, w, sim_below(s, sim_chance(s, 500) ? MS : 50 * MS), EV_ATTACH, owner);
 }
 
 /* -- Settling -----------------------------------------------------------------------------------
@@ -276,7 +89,7 @@ static bool run_looking(struct sim *s, struct sim_worker *w)
             continue;
         const struct sim_request request = { .kind = SIM_LAYOUT };
         l->layout_asked = true;
-        ask(s, w, o, &request, 0);
+        sim_link_ask(s, w, o, &request, 0);
     }
     return run_settle(s, w);
 }
@@ -309,7 +122,7 @@ static void begin_computing(struct sim *s, struct sim_worker *w)
         ns += sim_below(s, S);
     w->computed |= 1u << w->micro;
     enter(s, w, WORK_COMPUTING);
-    after(s, w, ns, EV_COMPUTED, w->step << 8 | w->micro);
+    sim_worker_after(s, w, ns, EV_COMPUTED, w->step << 8 | w->micro);
 }
 
 static void next_work(struct sim *s, struct sim_worker *w)
@@ -344,7 +157,7 @@ static bool run_leasing(struct sim *s, struct sim_worker *w)
         return false;
     const struct sim_request request = { .kind = SIM_LEASE, .step = w->step };
     w->asking = true;
-    ask(s, w, w->ask_owner, &request, 0);
+    sim_link_ask(s, w, w->ask_owner, &request, 0);
     return false;
 }
 
@@ -391,10 +204,10 @@ static bool give(struct sim *s, struct sim_worker *w, uint32_t owner)
         if (!l->up)
             return false;
         q.none = sim_none(s, w->step, w->micro, unit);
-        if (!q.none && !take_slot(l, &q.slot))
+        if (!q.none && !sim_link_take_slot(l, &q.slot))
             return false;
         const uint64_t tag = sim_tag(s, w->step, w->micro, unit);
-        ask(s, w, owner, &q, w->torn ? sim_mix(tag, s->now_ns) : tag);
+        sim_link_ask(s, w, owner, &q, w->torn ? sim_mix(tag, s->now_ns) : tag);
     }
     return true;
 }
@@ -404,7 +217,7 @@ static bool run_returning(struct sim *s, struct sim_worker *w)
     bool all = true;
     for (uint32_t o = 0; o < s->config.daemons; o++)
         all = give(s, w, o) && all;
-    if (!all || (!w->eager && returns_open(s, w)))
+    if (!all || (!w->eager && sim_link_returns_open(s, w)))
         return false;
     next_work(s, w);
     return true;
@@ -423,7 +236,7 @@ static void turn_requests(struct sim *s, struct sim_worker *w)
                                  .blob = sim_mix(turn_step(w->turn), 77) };
         if (kind == TURN_COMMIT)
             q.decision = *turn_decision(w->turn);
-        ask(s, w, owner, &q, 0);
+        sim_link_ask(s, w, owner, &q, 0);
         turn_asked(w->turn, owner, kind);
     }
 }
@@ -432,7 +245,7 @@ static bool run_turn(struct sim *s, struct sim_worker *w)
 {
     turn_requests(s, w);
     if (turn_state(w->turn) == TURN_OVER) {
-        forget_turn(w);
+        sim_link_forget_turn(w);
         look_again(s, w);
         return true;
     }
@@ -508,51 +321,10 @@ static void run(struct sim *s, struct sim_worker *w)
     }
 }
 
-static uint64_t reply_hash(const struct sim_reply *r)
-{
-    uint64_t h = sim_mix((uint64_t)r->kind << 32 | (uint32_t)r->status, r->step);
-    h = sim_mix(h, (uint64_t)r->stale << 40 | (uint64_t)r->lease << 32 | r->group);
-    if (r->kind == SIM_PREPARE)
-        h = sim_mix(h, (uint64_t)r->prepared.has_decision << 2 | (uint64_t)r->prepared.over << 1 |
-                           r->prepared.finite);
-    if (r->kind == SIM_COMMIT)
-        h = sim_mix(h, sim_decision_hash(&r->committed.decision));
-    return h;
-}
-
-/* True for the first reply to this number. A second one must say the same. */
-static bool note_answer(struct sim *s, struct sim_link *l, const struct sim_msg *msg)
-{
-    const uint32_t at = msg->seq % SIM_ANSWERS;
-    const uint64_t hash = reply_hash(&msg->reply);
-    if (l->answered_seq[at] == msg->seq && l->answered_hash[at] != hash)
-        sim_broken(s, "P2", SIM_NOBODY, msg->worker,
-                   "request %llu got two different replies from owner %u",
-                   (unsigned long long)msg->seq, msg->daemon);
-    const bool first = l->answered_seq[at] != msg->seq;
-    if (msg->seq > l->answered_seq[at]) {
-        l->answered_seq[at] = msg->seq;
-        l->answered_hash[at] = hash;
-    }
-    return first;
-}
-
-static void credited(struct sim *s, struct sim_link *l, const struct sim_call *c,
-                     const struct sim_msg *msg)
-{
-    if (msg->reply.status != SHD_OK && s->kept_lost)
-        sim_lost(s, "an owner does not know the step");
-    if (msg->reply.status != SHD_OK)
-        sim_broken(s, "P2", SIM_NOBODY, msg->worker, "gradient of step %llu was refused: %s",
-                   (unsigned long long)c->request.step, status_name(msg->reply.status));
-    if (!c->request.none)
-        l->slot_taken[c->request.slot] = false;
-}
-
 static void on_reply(struct sim *s, struct sim_worker *w, const struct sim_msg *msg)
 {
     struct sim_link *l = &w->link[msg->daemon];
-    if (!l->up || msg->session != l->session || !note_answer(s, l, msg))
+    if (!l->up || msg->session != l->session || !sim_link_first_answer(s, l, msg))
         return;
     for (uint32_t i = 0; i < SIM_CALLS; i++) {
         struct sim_call *c = &l->calls[i];
@@ -561,7 +333,7 @@ static void on_reply(struct sim *s, struct sim_worker *w, const struct sim_msg *
         c->used = false;
         switch (msg->reply.kind) {
         case SIM_RETURN:
-            credited(s, l, c, msg);
+            sim_link_credited(s, l, c, msg);
             break;
         case SIM_LEASE:
             leased(s, w, &msg->reply);
@@ -588,25 +360,12 @@ static void on_message(struct sim *s, struct sim_worker *w, const struct sim_msg
 {
     const struct sim_link *l = &w->link[msg->daemon];
     if (msg->reply.kind == SIM_ATTACH)
-        attached(s, w, msg);
+        sim_link_attached(s, w, msg);
     else if (msg->reply.kind != SIM_HANGUP)
         on_reply(s, w, msg);
     else if (l->up && l->daemon_gen == msg->daemon_gen &&
              (msg->session == 0 || msg->session == l->session))
-        hung_up(s, w, msg->daemon);
-}
-
-static void resend(struct sim *s, struct sim_worker *w)
-{
-    for (uint32_t o = 0; o < s->config.daemons; o++)
-        for (uint32_t i = 0; w->link[o].up && i < SIM_CALLS; i++) {
-            struct sim_call *c = &w->link[o].calls[i];
-            if (!c->used || s->now_ns < c->sent_ns + RESEND_NS)
-                continue;
-            c->sent_ns = s->now_ns;
-            send(s, w, o, c->seq, &c->request);
-        }
-    after(s, w, RESEND_NS / 2 + sim_below(s, RESEND_NS), EV_RESEND, 0);
+        sim_link_hung_up(s, w, msg->daemon);
 }
 
 void sim_worker_event(struct sim *s, struct sim_worker *w, const struct sim_event *event)
@@ -614,11 +373,11 @@ void sim_worker_event(struct sim *s, struct sim_worker *w, const struct sim_even
     if (event->kind == EV_MSG)
         on_message(s, w, &s->msg[event->arg]);
     else if (event->kind == EV_ATTACH)
-        on_attach_timer(s, w, (uint32_t)event->arg);
+        sim_link_attach(s, w, (uint32_t)event->arg);
     else if (event->kind == EV_COMPUTED)
         computed(s, w, event->arg);
     else if (event->kind == EV_RESEND)
-        resend(s, w);
+        sim_link_resend(s, w);
     run(s, w);
 }
 
@@ -637,8 +396,8 @@ void sim_worker_start(struct sim *s, struct sim_worker *w)
     w->turn = turn_init(w->turn_memory, s->config.daemons);
     enter(s, w, WORK_ATTACHING);
     for (uint32_t o = 0; o < s->config.daemons; o++)
-        after(s, w, sim_below(s, MS), EV_ATTACH, o);
-    after(s, w, RESEND_NS, EV_RESEND, 0);
+        sim_worker_after(s, w, sim_below(s, MS), EV_ATTACH, o);
+    sim_worker_after(s, w, SIM_RESEND_NS, EV_RESEND, 0);
 }
 
 static void end(struct sim *s, struct sim_worker *w)
@@ -656,7 +415,7 @@ static void end(struct sim *s, struct sim_worker *w)
     w->held = 0;
     w->stalled_until_ns = 0;
     w->gen++;
-    after(s, w, 70 * MS + sim_below(s, 300 * MS), EV_START_WORKER, 0);
+    sim_worker_after(s, w, 70 * MS + sim_below(s, 300 * MS), EV_START_WORKER, 0);
 }
 
 void sim_worker_kill(struct sim *s, struct sim_worker *w)
@@ -672,6 +431,6 @@ void sim_worker_leave(struct sim *s, struct sim_worker *w)
     sim_note(s, "worker leaves", SIM_NOBODY, sim_worker_index(s, w), w->step, 0, 0);
     for (uint32_t o = 0; o < s->config.daemons; o++)
         if (w->link[o].up)
-            send(s, w, o, ++w->link[o].seq, &request);
+            sim_link_send(s, w, o, ++w->link[o].seq, &request);
     end(s, w);
 }

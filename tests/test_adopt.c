@@ -6,12 +6,11 @@
 #include <sys/mman.h>
 
 #include "daemon/ledger.h"
-#include "tests/fixture.h"
+#include "tests/client_remote.h"
 #include "tests/policy_toy.h"
 
-#define STEPS 6u
-
-static struct fixture daemons;
+#define STEPS      6u
+#define TIMEOUT_MS 10000u
 
 /* -- Models -------------------------------------------------------------------------------------
  */
@@ -89,21 +88,13 @@ static int finish(shd_model *m, struct past *past, struct shd_err *e)
     return SHD_OK;
 }
 
-static int connect_to(const char *address, shd_session **ret_session, struct shd_err *e)
-{
-    return shd_connect(&(struct shd_options){ .size = sizeof(struct shd_options),
-                                              .address = address,
-                                              .timeout_ms = 10000 },
-                       ret_session, e);
-}
-
 /* Attach and train till the end or till something breaks. True: done. */
 static bool train(const char *address, const struct kind *k, struct past *past, struct shd_err *e)
 {
     shd_session *s = NULL;
     shd_model *m = NULL;
     struct pt_run run = run_of(k);
-    int r = connect_to(address, &s, e);
+    int r = try_connect(address, TIMEOUT_MS, &s, e);
     if (r == SHD_OK)
         r = shd_model_open(s, kind_spec(k), &m, e);
     while (r == SHD_OK && shd_step(m) < STEPS)
@@ -296,7 +287,7 @@ static void start_and_train(struct past *got)
     struct pt_run run = run_of(&kinds[0]);
     *got = (struct past){ .known = { false } };
     fixture_start_kept(&daemons, 1, "");
-    EXPECT_OK(connect_to(daemons.dir, &s, &e), &e);
+    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
     EXPECT_OK(shd_model_open(s, kind_spec(&kinds[0]), &m, &e), &e);
     for (int i = 0; i < 2; i++)
         EXPECT_OK(train_step(m, &run, got, &e), &e);
@@ -309,7 +300,7 @@ static void expect_refused(int status, const char *why)
     struct shd_err e = { 0 };
     shd_session *s;
     shd_model *m;
-    EXPECT_OK(connect_to(daemons.dir, &s, &e), &e);
+    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
     EXPECT_STATUS(shd_model_open(s, kind_spec(&kinds[0]), &m, &e), status);
     EXPECT_HAS(e.text, why);
     EXPECT_HAS(e.text, "kept");
@@ -452,15 +443,11 @@ static void make_unready(struct ledger_head *h)
 
 TEST(model_without_all_initial_values_is_dropped_and_made_again)
 {
-    struct past got, want;
-    struct shd_err e = { 0 };
+    struct past got;
     start_and_train(&got);
     restart_with(make_unready);
     EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 0);
-    reference(&kinds[0], &want);
-    if (!train(daemons.dir, &kinds[0], &got, &e))
-        FAIL("%s", e.text);
-    expect_same(&got, &want);
+    expect_adopted(&got);
     fixture_stop(&daemons);
 }
 
@@ -497,7 +484,7 @@ static void lose_one_owner(uint64_t steps)
     const struct kind *k = &kinds[1];
     struct pt_run run = run_of(k);
     fixture_start_kept(&daemons, 2, "");
-    EXPECT_OK(connect_to(daemons.dir, &s, &e), &e);
+    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
     EXPECT_OK(shd_model_open(s, kind_spec(k), &m, &e), &e);
     while (shd_step(m) < steps)
         EXPECT_OK(train_step(m, &run, &got, &e), &e);
@@ -507,7 +494,7 @@ static void lose_one_owner(uint64_t steps)
     fixture_succeed(&daemons, 1, "");
     fixture_wait_up(&daemons, 1);
     const double start_s = now_s();
-    EXPECT_OK(connect_to(daemons.dir, &late, &e), &e);
+    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &late, &e), &e);
     EXPECT_STATUS(shd_model_open(late, kind_spec(k), &other, &e), SHD_ESTEP);
     EXPECT(now_s() - start_s < 5);
     EXPECT_HAS(e.text, "daemon cpu1");
@@ -536,10 +523,7 @@ static void stopped_worker(const char *address)
     struct shd_result result;
     const uint32_t mine[] = { 0 };
     run.update = toy_update(0);
-    int r = shd_connect(&(struct shd_options){ .size = sizeof(struct shd_options),
-                                               .address = address,
-                                               .timeout_ms = 1500 },
-                        &s, &e);
+    int r = try_connect(address, /* timeout_ms= */ 1500, &s, &e);
     if (r == SHD_OK)
         r = shd_model_open(s, kind_spec(&kinds[1]), &m, &e);
     if (r == SHD_OK)
@@ -570,7 +554,7 @@ TEST(worker_that_was_stopped_has_its_time_again)
     sleep_ms(2500);
     kill(pid, SIGCONT);
     sleep_ms(100);
-    EXPECT_OK(connect_to(daemons.dir, &s, &e), &e);
+    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
     EXPECT_OK(shd_model_open(s, kind_spec(&kinds[1]), &m, &e), &e);
     EXPECT_OK(pt_step(m, &run, others, 3, &result, &e), &e);
     shd_close(s);
@@ -593,7 +577,7 @@ TEST(all_owners_killed_in_the_middle_of_a_step_go_on)
             shd_session *s;
             shd_model *m;
             struct pt_run run = run_of(&kinds[i]);
-            EXPECT_OK(connect_to(daemons.dir, &s, &e), &e);
+            EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
             EXPECT_OK(shd_model_open(s, kind_spec(&kinds[i]), &m, &e), &e);
             EXPECT_EQ(shd_step(m), step);
             EXPECT_OK(train_step(m, &run, &got, &e), &e);
@@ -610,223 +594,6 @@ TEST(all_owners_killed_in_the_middle_of_a_step_go_on)
         expect_same(&got, &want);
         fixture_stop(&daemons);
     }
-}
-
-/* -- Gradients that wait ------------------------------------------------------------------------
- */
-
-static int return_unit(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
-{
-    const void *params;
-    float *grad;
-    int r = shd_acquire(m, unit, &params, e);
-    if (r == SHD_OK)
-        r = shd_grad(m, micro, unit, &grad, e);
-    if (r != SHD_OK)
-        return r;
-    toy_write(m, micro, unit, /* salt= */ 0, params, /* add= */ false, grad);
-    r = shd_return(m, micro, unit, e);
-    shd_release(m, unit);
-    return r;
-}
-
-static int return_micro(shd_model *m, uint32_t micro, struct shd_err *e)
-{
-    int r = SHD_OK;
-    for (uint32_t u = 0; r == SHD_OK && u < shd_units(m); u++)
-        r = return_unit(m, micro, u, e);
-    return r;
-}
-
-static const uint32_t upward[] = { 0, 1, 2, 3 }, downward[] = { 3, 2, 1, 0 };
-
-static int return_step(shd_model *m, const uint32_t *order, uint32_t count, struct shd_err *e)
-{
-    int r = SHD_OK;
-    for (uint32_t i = 0; r == SHD_OK && i < count; i++)
-        r = return_micro(m, order[i], e);
-    return r;
-}
-
-static void commit_step(shd_model *m)
-{
-    struct shd_err e = { 0 };
-    const struct shd_update update = toy_update(shd_step(m));
-    EXPECT_OK(shd_commit(m, &update, NULL, &e), &e);
-}
-
-static void attach_toy(const char *address, shd_session **ret_session, shd_model **ret_model)
-{
-    struct shd_err e = { 0 };
-    EXPECT_OK(connect_to(address, ret_session, &e), &e);
-    EXPECT_OK(shd_model_open(*ret_session, toy_spec("f32", TOY_ADAMW), ret_model, &e), &e);
-}
-
-static void ordered_steps(const char *address, const uint32_t *order, uint32_t steps, char hex[65])
-{
-    struct shd_err e = { 0 };
-    shd_session *s;
-    shd_model *m;
-    attach_toy(address, &s, &m);
-    while (shd_step(m) < steps) {
-        EXPECT_OK(return_step(m, order, TOY_MICROS, &e), &e);
-        commit_step(m);
-    }
-    EXPECT_OK(shd_digest(m, hex, NULL, &e), &e);
-    shd_close(s);
-}
-
-TEST(gradients_in_falling_order_are_spilled_and_sum_to_the_same_bits)
-{
-    char want[65], got[65];
-    ordered_steps("local:", upward, 3, want);
-    fixture_start_kept(&daemons, 2, "");
-    ordered_steps(daemons.dir, downward, 3, got);
-    EXPECT_STR(got, want);
-    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 3);
-    fixture_stop(&daemons);
-    fixture_start(&daemons, 2, NULL); /* and with no keeper */
-    ordered_steps(daemons.dir, downward, 3, got);
-    EXPECT_STR(got, want);
-    fixture_stop(&daemons);
-}
-
-TEST(spilled_gradients_outlive_the_daemon)
-{
-    char want[65], got[65];
-    ordered_steps("local:", upward, 3, want);
-    fixture_start_kept(&daemons, 1, "");
-    for (uint32_t count = 1; count <= 3; count++) {
-        struct shd_err e = { 0 };
-        shd_session *s;
-        shd_model *m;
-        attach_toy(daemons.dir, &s, &m);
-        EXPECT_EQ(shd_step(m), count - 1);
-        EXPECT_OK(return_step(m, downward, count, &e), &e);
-        sleep_ms(20); /* the last ones too */
-        fixture_restart(&daemons, 0);
-        shd_close(s);
-        ordered_steps(daemons.dir, upward, count, got);
-    }
-    EXPECT_STR(got, want);
-    fixture_stop(&daemons);
-}
-
-#ifdef SHD_FAIL_POINTS
-TEST(killed_while_it_spills_goes_on_with_the_same_bits)
-{
-    static const char *const fails[] = {
-        "spill:make:before;",    "spill:make:after;",    "keeper:store:before@3;",
-        "keeper:store:after@3;", "step:cell:before;",    "step:cell:before@4;",
-        "step:cell:after;",      "step:cell:after@5;",   "spill:punch:before;",
-        "spill:punch:after;",    "kern:done:before@20;", "spill:punch:before@2;",
-    };
-    char want[65], got[65];
-    long kills = 0;
-    ordered_steps("local:", upward, 3, want);
-    for (size_t i = 0; i < ARRAY_SIZE(fails); i++) {
-        fixture_start_kept(&daemons, 1, fails[i]);
-        ordered_steps(daemons.dir, downward, 3, got);
-        kills += fixture_ask(&daemons, KEEPER_STARTS, 0, "") - 1;
-        if (strcmp(got, want) != 0)
-            FAIL("after %s: another digest", fails[i]);
-        fixture_stop(&daemons);
-    }
-    EXPECT_EQ(kills, ARRAY_SIZE(fails));
-}
-#endif
-
-TEST(missing_spill_segment_is_said)
-{
-    struct shd_err e = { 0 };
-    shd_session *s;
-    shd_model *m;
-    fixture_start_kept(&daemons, 1, "");
-    attach_toy(daemons.dir, &s, &m);
-    EXPECT_OK(return_step(m, downward, 2, &e), &e);
-    sleep_ms(20);
-    fixture_ask(&daemons, KEEPER_KILL, 0, "");
-    shd_close(s);
-    fixture_ask(&daemons, KEEPER_FORGET, 0, "-spill");
-    fixture_succeed(&daemons, 0, "");
-    fixture_wait_up(&daemons, 0);
-    EXPECT_OK(connect_to(daemons.dir, &s, &e), &e);
-    EXPECT_STATUS(shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e), SHD_ESEGMENT);
-    EXPECT_HAS(e.text, "no spill segment");
-    shd_close(s);
-    fixture_stop(&daemons);
-}
-
-/* -- Clients that come and are killed -----------------------------------------------------------
- */
-
-/* Attach, leave a gradient that waits, say so, and wait for the end. */
-__attribute__((noreturn)) static void doomed_client(int say_fd)
-{
-    struct shd_err e = { 0 };
-    shd_session *s;
-    shd_model *m;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (connect_to(daemons.dir, &s, &e) != SHD_OK ||
-        shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e) != SHD_OK ||
-        return_unit(m, 3, 1, &e) != SHD_OK)
-        fprintf(stderr, "client: %s\n", e.text);
-    else if (write(say_fd, "", 1) == 1)
-        pause();
-    _exit(1);
-}
-
-static void kill_client(void)
-{
-    int fds[2];
-    char byte;
-    CHECK(pipe(fds) == 0);
-    const pid_t pid = fork();
-    CHECK(pid >= 0);
-    if (pid == 0)
-        doomed_client(fds[1]);
-    close(fds[1]);
-    EXPECT_EQ(read(fds[0], &byte, 1), 1);
-    kill(pid, SIGKILL);
-    waitpid(pid, NULL, 0);
-    close(fds[0]);
-}
-
-static long rss_kib(pid_t pid)
-{
-    char path[64], line[256];
-    long kib = -1;
-    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-    FILE *f = fopen(path, "re");
-    CHECK(f != NULL);
-    while (fgets(line, sizeof line, f) != NULL)
-        if (sscanf(line, "VmRSS: %ld kB", &kib) == 1)
-            break;
-    fclose(f);
-    return kib;
-}
-
-TEST(thousand_clients_killed_leave_nothing_behind)
-{
-    char want[65], got[65];
-    fixture_start_kept(&daemons, 1, "");
-    for (int i = 0; i < 50; i++)
-        kill_client();
-    sleep_ms(100);
-    const pid_t pid = daemons.pids[0];
-    const int fds = count_fds(pid), maps = count_segment_maps(pid);
-    const long rss = rss_kib(pid);
-    for (int i = 0; i < 1000; i++)
-        kill_client();
-    expect_daemon_idle(pid, fds, maps);
-    printf("  %d descriptors, %d maps, %ld KiB; before %ld KiB\n", fds, maps, rss_kib(pid), rss);
-#ifndef __SANITIZE_ADDRESS__
-    EXPECT(rss_kib(pid) < rss + 4096);
-#endif
-    ordered_steps("local:", upward, 1, want);
-    ordered_steps(daemons.dir, upward, 1, got); /* one of theirs still waits */
-    EXPECT_STR(got, want);
-    fixture_stop(&daemons);
 }
 
 TEST_MAIN()

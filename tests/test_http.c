@@ -322,20 +322,6 @@ TEST(no_answer_has_a_token)
 /* -- Abuse --------------------------------------------------------------------------------------
  */
 
-static long rss_kib(pid_t pid)
-{
-    char path[64], line[256];
-    long kib = -1;
-    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-    FILE *file = fopen(path, "re");
-    CHECK(file != NULL);
-    while (fgets(line, sizeof line, file) != NULL)
-        if (sscanf(line, "VmRSS: %ld", &kib) == 1)
-            break;
-    fclose(file);
-    return kib;
-}
-
 static void expect_prompt(uint64_t ms_max)
 {
     struct http_reply r = http_get(&daemons, 0, "/status");

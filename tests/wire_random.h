@@ -93,6 +93,26 @@ static void random_return(uint64_t *seed, struct wire_return *t)
     t->metric_count = random_metrics(seed, t->metrics);
 }
 
+static void random_hello(uint64_t *seed, struct wire_hello *h, char name[WIRE_NAME_BYTES_MAX])
+{
+    h->protocol = random_u32(seed, 0, UINT32_MAX);
+    h->role = (enum wire_role)random_u32(seed, WIRE_TRAINER, WIRE_ADMIN);
+    for (unsigned i = 0; i < SHD_TOKEN_BYTES; i++)
+        h->token[i] = (uint8_t)test_random(seed);
+    h->name = random_name(seed, name);
+}
+
+static void random_restore(uint64_t *seed, struct wire_restore *r)
+{
+    *r = (struct wire_restore){ .path = random_path(seed),
+                                .spec = random_bytes(seed, SPEC_JSON_BYTES_MAX, 1),
+                                .owners = random_u32(seed, 1, SHD_OWNERS_MAX),
+                                .weights = test_random(seed) % 2 != 0 };
+    r->open = random_u32(seed, 0, 1) != 0;
+    r->spec.bytes += r->spec.bytes == 0;
+    r->owner = random_u32(seed, 0, r->owners - 1);
+}
+
 /* name: storage for one name. */
 static struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
                                           char name[WIRE_NAME_BYTES_MAX])
@@ -102,11 +122,7 @@ static struct wire_request random_request(uint64_t *seed, enum wire_request_type
                               .type = type };
     switch (type) {
     case WIRE_HELLO:
-        q.hello.protocol = random_u32(seed, 0, UINT32_MAX);
-        q.hello.role = (enum wire_role)random_u32(seed, WIRE_TRAINER, WIRE_ADMIN);
-        for (unsigned i = 0; i < SHD_TOKEN_BYTES; i++)
-            q.hello.token[i] = (uint8_t)test_random(seed);
-        q.hello.name = random_name(seed, name);
+        random_hello(seed, &q.hello, name);
         break;
     case WIRE_OPEN_MODEL:
         q.open_model.spec = random_bytes(seed, SPEC_JSON_BYTES_MAX, 1);
@@ -149,13 +165,7 @@ static struct wire_request random_request(uint64_t *seed, enum wire_request_type
                                                  random_path(seed) };
         break;
     case WIRE_RESTORE:
-        q.restore = (struct wire_restore){ .path = random_path(seed),
-                                           .spec = random_bytes(seed, SPEC_JSON_BYTES_MAX, 1),
-                                           .owners = random_u32(seed, 1, SHD_OWNERS_MAX),
-                                           .weights = test_random(seed) % 2 != 0 };
-        q.restore.open = random_u32(seed, 0, 1) != 0;
-        q.restore.spec.bytes += q.restore.spec.bytes == 0;
-        q.restore.owner = random_u32(seed, 0, q.restore.owners - 1);
+        random_restore(seed, &q.restore);
         break;
     case WIRE_DRAIN:
         q.drain.off = random_u32(seed, 0, 1) != 0;
