@@ -360,19 +360,14 @@ static uint32_t leave_out(struct run *run, const uint32_t *micros, uint32_t coun
     return left;
 }
 
-/* PREPARE and COMMIT are shd_commit(). A step whose commit broke off only needs that: its units
- * may have moved on already. */
-static int run_step(struct run *run, const uint32_t *micros, uint32_t count, struct shd_err *e)
+int exec_commit(struct run *run, int r, bool leaves, struct shd_err *e)
 {
-    struct shd_result result;
-    CHECK(run->exec != NULL);
-    const uint32_t left = leave_out(run, micros, count);
-    int r = run->m->sealed ? SHD_OK : exec_micros(run, run->exec->micros, left, e);
-    if (r == SHD_ESTEP) { /* a predecessor's gradients were in, and others have committed */
+    struct shd_result result = { .step = run->m->step, .left = true };
+    if (r == SHD_ESTEP) {
         train_drop_grads(run->m);
         r = SHD_OK;
     }
-    if (r == SHD_OK)
+    if (r == SHD_OK && !leaves)
         r = shd_commit(run->m, run->update, &result, e);
     if (r != SHD_OK) {
         train_drop_grads(run->m);
@@ -381,6 +376,16 @@ static int run_step(struct run *run, const uint32_t *micros, uint32_t count, str
     result.computed = run->result.computed;
     run->result = result;
     return SHD_OK;
+}
+
+/* PREPARE and COMMIT are shd_commit(). A step whose commit broke off only needs that: its units
+ * may have moved on already. */
+static int run_step(struct run *run, const uint32_t *micros, uint32_t count, struct shd_err *e)
+{
+    CHECK(run->exec != NULL);
+    const uint32_t left = leave_out(run, micros, count);
+    const int r = run->m->sealed ? SHD_OK : exec_micros(run, run->exec->micros, left, e);
+    return exec_commit(run, r, /* leaves= */ false, e);
 }
 
 static int check_micros(const struct shd_model *m, const uint32_t *micros, uint32_t count,

@@ -60,6 +60,10 @@ void exec_free(struct exec *x); /* NULL is a no-op */
 /* Run run->micros[count], up to PREPARE. Lets go of all units, also after an error. */
 int exec_micros(struct run *run, const uint32_t *micros, uint32_t count, struct shd_err *e);
 
+/* What follows, with `r` what came of that: the commit, unless `leaves`. SHD_ESTEP is no error yet:
+ * a predecessor's gradients were in and others have committed, or the commit says what is wrong. */
+int exec_commit(struct run *run, int r, bool leaves, struct shd_err *e);
+
 /* Have a plan for `micros` more micro-batches, in the order of the last one that ran (traced) or
  * for all units. Nothing is done when the plan at hand is it. */
 int exec_plan(struct run *run, uint32_t micros, bool traced, struct shd_err *e);

@@ -58,22 +58,9 @@ static int run_leases(struct run *run, struct shd_err *e)
 
 static int run_elastic(struct run *run, struct shd_err *e)
 {
-    struct shd_result result = { .step = run->m->step, .left = true };
     run->m->leaving = false;
-    int r = run->m->sealed ? SHD_OK : run_leases(run, e);
-    if (r == SHD_ESTEP) { /* then the commit says so, or what else is wrong */
-        train_drop_grads(run->m);
-        r = SHD_OK;
-    }
-    if (r == SHD_OK && !run->m->leaving)
-        r = shd_commit(run->m, run->update, &result, e);
-    if (r != SHD_OK) {
-        train_drop_grads(run->m);
-        return r;
-    }
-    result.computed = run->result.computed;
-    run->result = result;
-    return SHD_OK;
+    const int r = run->m->sealed ? SHD_OK : run_leases(run, e);
+    return exec_commit(run, r, run->m->leaving, e);
 }
 
 int shd_run_step_elastic(shd_model *m, const struct shd_compute *compute,
