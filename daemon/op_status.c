@@ -11,6 +11,7 @@
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
 #include "daemon/model.h"
+#include "daemon/view.h"
 #include "proto/version.h"
 
 #define STATUS_SCHEMA 1
@@ -96,17 +97,6 @@ static json_t *session_json(const struct session *s)
                      (json_int_t)waiting, "requests_pending", (json_int_t)s->ops);
 }
 
-static json_t *adopted_json(const struct adopt *a)
-{
-    json_t *refused = json_array();
-    for (uint32_t i = 0; i < a->refused_count; i++)
-        json_array_append_new(refused, json_pack("{s:s, s:s, s:s}", "name", a->refused[i].name,
-                                                 "status", status_name(a->refused[i].why.code),
-                                                 "why", a->refused[i].why.text));
-    return json_pack("{s:I, s:f, s:f, s:o}", "models", (json_int_t)a->models, "at_s", a->at_s, "ms",
-                     a->ms, "refused", refused);
-}
-
 static json_t *status_json(struct daemon *d)
 {
     json_t *models = json_array(), *sessions = json_array();
@@ -120,7 +110,7 @@ static json_t *status_json(struct daemon *d)
         "schema", STATUS_SCHEMA, "version", SHARDD_VERSION, "device", d->device, "pid",
         (json_int_t)getpid(), "uptime_s", (double)(uv_hrtime() - d->started_ns) * 1e-9, "threads",
         (json_int_t)d->threads, "isa", d->kern->ops->name, "keeper", keeper_name(&d->keeper),
-        "adopted", adopted_json(&d->adopt), "draining", (int)(d->drain_session != 0), "requests",
+        "adopted", view_adopted(&d->adopt), "draining", (int)(d->drain_session != 0), "requests",
         (json_int_t)d->requests, "bad_frames", (json_int_t)d->mailbox.bad_frames, "dropped_replies",
         (json_int_t)d->mailbox.dropped_replies, "repeated_replies",
         (json_int_t)d->mailbox.repeated_replies, "models", models, "sessions", sessions);

@@ -32,6 +32,7 @@
 #include "proto/spec.h"
 #include "proto/wire.h"
 
+struct adopt;
 struct daemon;
 
 #define VIEW_SCHEMA            2
@@ -143,7 +144,7 @@ struct view_snapshot {
     uint32_t spans_left_out; /* sessions beyond VIEW_SPAN_SESSIONS_MAX */
 };
 
-/* view_take.c. Loop thread. NULL: no memory. spans_since_ns: 0: without spans. */
+/* view_take.c. Loop thread. NULL: no memory. */
 struct view_snapshot *view_take(struct daemon *d, bool with_spans);
 void view_unref(struct view_snapshot *s); /* any thread; NULL is a no-op */
 
@@ -154,6 +155,7 @@ const struct view_session *view_session_find(const struct view_snapshot *s, uint
 
 /* view_json.c: docs/status.md. NULL: no memory. */
 json_t *view_json(const struct view_snapshot *s, uint64_t now_ns);
+json_t *view_adopted(const struct adopt *a);
 
 /* view_waits.c: the waits of all models, longest first. longest: per kind in seconds. */
 enum view_wait_kind {

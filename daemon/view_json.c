@@ -156,7 +156,7 @@ static json_t *session_json(const struct view_session *vs, uint64_t taken_ns)
 /* -- The daemon ---------------------------------------------------------------------------------
  */
 
-static json_t *adopted_json(const struct adopt *a)
+json_t *view_adopted(const struct adopt *a)
 {
     json_t *refused = json_array();
     for (uint32_t i = 0; i < a->refused_count; i++)
@@ -187,7 +187,7 @@ static json_t *daemon_json(const struct view_snapshot *s, uint64_t now_ns)
         "schema", VIEW_SCHEMA, "version", SHARDD_VERSION, "device", d->device, "pid", (int)getpid(),
         "uptime_s", s->uptime_s, "time_s", s->time_s, "stale_ms",
         seconds_between(s->taken_ns, now_ns) * 1e3, "threads", (json_int_t)d->threads, "isa",
-        d->kern->ops->name, "keeper", keeper_name(&d->keeper), "adopted", adopted_json(&d->adopt),
+        d->kern->ops->name, "keeper", keeper_name(&d->keeper), "adopted", view_adopted(&d->adopt),
         "draining", (int)s->draining, "requests", (json_int_t)s->requests, "bad_frames",
         (json_int_t)s->bad_frames, "dropped_replies", (json_int_t)s->dropped_replies,
         "repeated_replies", (json_int_t)s->repeated_replies);
