@@ -28,15 +28,10 @@ int digest_stamp_take(struct digest_stamp *stamp, uint64_t step, uint64_t update
     return SHD_OK;
 }
 
-uint64_t digest_leaves(const struct spec_tensor *tensor)
-{
-    return ckpt_leaf_count(tensor);
-}
-
 uint64_t digest_elems(const struct spec_tensor *tensor, uint64_t first_leaf, uint64_t leaves,
                       uint64_t *ret_first)
 {
-    CHECK(leaves > 0 && first_leaf + leaves <= digest_leaves(tensor));
+    CHECK(leaves > 0 && first_leaf + leaves <= ckpt_leaf_count(tensor));
     const uint64_t first_block = tensor->offset_elems / SHD_BLOCK_ELEMS + first_leaf;
     const struct slice blocks = { first_block * SHD_BLOCK_ELEMS, leaves * SHD_BLOCK_ELEMS };
     return layout_intersect(blocks, tensor->offset_elems, tensor->elems, ret_first);
@@ -93,7 +88,7 @@ struct walk {
 static int walk_array(struct walk *w, uint32_t tensor, uint32_t array, struct shd_err *e)
 {
     const struct spec_tensor *t = &w->spec->tensors[tensor];
-    const uint64_t total = digest_leaves(t);
+    const uint64_t total = ckpt_leaf_count(t);
     for (uint64_t first = 0; first < total; first += DIGEST_WINDOW_LEAVES) {
         const uint64_t left = total - first;
         const uint64_t leaves = left < DIGEST_WINDOW_LEAVES ? left : DIGEST_WINDOW_LEAVES;
@@ -143,7 +138,7 @@ static uint64_t window_leaves(const struct spec *spec)
 {
     uint64_t leaves_max = 1;
     for (uint32_t t = 0; t < spec->tensor_count; t++) {
-        const uint64_t leaves = digest_leaves(&spec->tensors[t]);
+        const uint64_t leaves = ckpt_leaf_count(&spec->tensors[t]);
         if (leaves > leaves_max)
             leaves_max = leaves;
     }

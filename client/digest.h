@@ -42,9 +42,6 @@ struct digest_stamp {
 int digest_stamp_take(struct digest_stamp *stamp, uint64_t step, uint64_t updates,
                       struct shd_err *e);
 
-/* Leaves of a tensor's array: the blocks its elements touch. */
-uint64_t digest_leaves(const struct spec_tensor *tensor);
-
 /* Elements [*ret_first, + returned) of the unit that leaves [first_leaf, + leaves) cover. */
 uint64_t digest_elems(const struct spec_tensor *tensor, uint64_t first_leaf, uint64_t leaves,
                       uint64_t *ret_first);

@@ -1,5 +1,5 @@
 /* A data path: how parameters get to the worker and gradients back. One fully filled table per
- * path; the public functions (session.c, model.c, step.c) do what all paths have in common, such
+ * path; the public functions (session.c, model.c, train.c) do what all paths have in common, such
  * as checking arguments and keeping the slots, and call down here for the rest.
  */
 #ifndef SHD_PATH_H

@@ -235,9 +235,3 @@ struct decided turn_decided(const struct turn *t)
     CHECK(t->state == TURN_DONE || t->state == TURN_OVER);
     return t->state == TURN_DONE ? t->decided : (struct decided){ .over = true };
 }
-
-const struct wire_prepared *turn_prepared_of(const struct turn *t, uint32_t owner)
-{
-    CHECK(owner < t->owners);
-    return t->owner[owner].prepared ? &t->prepared[owner] : NULL;
-}

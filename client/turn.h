@@ -58,7 +58,8 @@ int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *pr
 int turn_committed(struct turn *t, uint32_t owner, const struct wire_committed *committed,
                    struct shd_err *e);
 
-/* What was asked of the owner and not answered is to be asked again. */
+/* What was asked of the owner and not answered is to be asked again. The session does not need it:
+ * its hub asks again by itself. */
 void turn_lost(struct turn *t, uint32_t owner);
 
 enum turn_state turn_state(const struct turn *t);
@@ -70,8 +71,5 @@ const struct wire_decision *turn_decision(const struct turn *t);
 
 /* The result: DONE, or OVER (then only `over` says anything). */
 struct decided turn_decided(const struct turn *t);
-
-/* The owner's reply, or NULL: not in. */
-const struct wire_prepared *turn_prepared_of(const struct turn *t, uint32_t owner);
 
 #endif

@@ -18,14 +18,6 @@ void metrics_hist_add(struct metrics_hist *h, uint64_t duration_ns)
     h->sum_ns += duration_ns;
 }
 
-uint64_t metrics_hist_count(const struct metrics_hist *h)
-{
-    uint64_t count = 0;
-    for (uint32_t i = 0; i <= METRICS_BUCKETS; i++)
-        count += h->bucket[i];
-    return count;
-}
-
 void metrics_model_deinit(struct metrics_model *m)
 {
     free(m->senders);

@@ -27,7 +27,6 @@ struct metrics_hist { /* of durations */
 };
 
 void metrics_hist_add(struct metrics_hist *h, uint64_t duration_ns);
-uint64_t metrics_hist_count(const struct metrics_hist *h);
 
 struct metrics_flow { /* of one second */
     uint64_t second;
@@ -51,10 +50,10 @@ struct metrics_model {
     struct metrics_hist collect, decide;
     struct metrics_hist fetch_wait; /* as workers say */
     struct metrics_flow flow[METRICS_RATE_S + 2];
-    uint64_t opened_ns, sealed_ns, committed_ns;          /* of the step at hand; 0: not seen */
-    uint64_t collect_ns, decide_ns, apply_ns;             /* of the last step */
-    bool has_collect, has_decide, has_apply, has_skipped; /* these were seen */
-    struct metrics_sender *senders;                       /* owned, [groups]; NULL: none yet */
+    uint64_t opened_ns, sealed_ns, committed_ns; /* of the step at hand; 0: not seen */
+    uint64_t collect_ns, decide_ns, apply_ns;    /* of the last step */
+    bool has_collect, has_decide, has_apply;     /* these were seen */
+    struct metrics_sender *senders;              /* owned, [groups]; NULL: none yet */
 };
 
 struct metrics_rates {

@@ -86,21 +86,6 @@ uint64_t spec_tensor_key(const struct spec *spec, const struct spec_tensor *tens
     return key;
 }
 
-int spec_fingerprint(const struct spec *spec, uint8_t ret_sha[32], struct shd_err *e)
-{
-    char *json;
-    int r = spec_dump(spec, &json, e);
-    if (r != SHD_OK)
-        return r;
-    uint8_t sha[SHA256_DIGEST_LENGTH];
-    if (SHA256((const uint8_t *)json, strlen(json), sha) == NULL)
-        r = err_set(e, SHD_EINTERNAL, "SHA-256 of the spec failed");
-    else
-        memcpy(ret_sha, sha, sizeof sha);
-    free(json);
-    return r;
-}
-
 /* -- Comparison: `field` is what differs, asked's value comes first ------------------------- */
 
 #define FIELD_BYTES 176 /* "tensor '<127 bytes>': shape[7]" */

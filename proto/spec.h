@@ -101,8 +101,4 @@ uint32_t spec_moments(const struct spec *spec);
  * SHA-256(seed as 8 bytes little-endian, then the name without NUL). */
 uint64_t spec_tensor_key(const struct spec *spec, const struct spec_tensor *tensor);
 
-/* SHA-256 over what defines the numbers of a model apart from its values (used in digests): the
- * canonical JSON. Errors as spec_dump(). */
-int spec_fingerprint(const struct spec *spec, uint8_t ret_sha[32], struct shd_err *e);
-
 #endif

@@ -111,10 +111,8 @@ TEST(all_owners_get_one_decision)
         seal_all(owners, 3, step);
         turn_begin(t, step, &update);
         EXPECT_EQ(turn_state(t), TURN_PREPARING);
-        EXPECT(turn_prepared_of(t, 1) == NULL);
         EXPECT_OK(run(t, owners, UINT32_MAX, &e), &e);
         EXPECT_EQ(turn_state(t), TURN_DONE);
-        EXPECT(turn_prepared_of(t, 1) != NULL);
         const struct decided d = turn_decided(t);
         EXPECT(!d.over && d.metrics[0] == (double)step + 0.5 && d.decision.lr == update.args.lr);
         for (int i = 0; i < 3; i++)

@@ -78,15 +78,6 @@ static void read_model(const json_t *j, struct doc_model *m)
     m->norm = number(j, "last_sum_norm");
 }
 
-double doc_model_bytes(const struct doc_model *m)
-{
-    double sum = NAN;
-    for (unsigned i = 0; i < DOC_MEMORY; i++)
-        if (m->bytes[i] >= 0)
-            sum = (sum >= 0 ? sum : 0) + m->bytes[i];
-    return sum;
-}
-
 double doc_bytes(const struct doc *d, double ret_kinds[DOC_MEMORY])
 {
     double sum = 0;

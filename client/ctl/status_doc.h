@@ -19,7 +19,6 @@
 #define DOC_SESSIONS_MAX 1024u
 #define DOC_WAITS_MAX    1024u
 #define DOC_ON_MAX       8u
-#define DOC_ERRORS_MAX   16u
 #define DOC_NAME_BYTES   40u
 #define DOC_WORD_BYTES   16u
 #define DOC_TEXT_BYTES   240u
@@ -74,8 +73,7 @@ int doc_parse(const char *text, size_t bytes, bool with_tools, struct doc **ret_
               json_t **ret_json, struct shd_err *e);
 void doc_free(struct doc *d); /* NULL is a no-op */
 
-/* Bytes of all kinds over all models of d; of one model. */
-double doc_model_bytes(const struct doc_model *m);
+/* Bytes of all models of d, and of each kind. */
 double doc_bytes(const struct doc *d, double ret_kinds[DOC_MEMORY]);
 
 /* The model of d that does most now; NULL: it has none. */
