@@ -335,20 +335,12 @@ static int parse(int argc, char **argv, struct ask *ask)
                                  .more = checkpoint_more,
                                  .table = table,
                                  .count = ARRAY_SIZE(table) };
-    int rest = argc;
-    if (argc > 1 && argv[1][0] != '-') {
-        ask->dir = argv[1];
-        argv[1] = argv[0];
-        argc--;
-        argv++;
-    }
-    const int code = flags_start(&flags, argc, argv, &rest);
+    const char *more;
+    const int code = flags_start_word(&flags, argc, argv, &ask->dir, &more);
     if (code >= 0)
         return code;
-    if (rest < argc && ask->dir == NULL)
-        ask->dir = argv[rest++];
-    if (rest < argc) {
-        ctl_say("one directory at a time, got '%s' as well", argv[rest]);
+    if (more != NULL) {
+        ctl_say("one directory at a time, got '%s' as well", more);
         return CTL_USAGE;
     }
     return -1;

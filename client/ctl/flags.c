@@ -186,6 +186,27 @@ int flags_start(const struct flags *f, int argc, char **argv, int *ret_rest)
     return -1;
 }
 
+int flags_start_word(const struct flags *f, int argc, char **argv, const char **ret_word,
+                     const char **ret_more)
+{
+    const char *word = NULL;
+    int rest = argc;
+    if (argc > 1 && argv[1][0] != '-') {
+        word = argv[1];
+        argv[1] = argv[0];
+        argc--;
+        argv++;
+    }
+    const int code = flags_start(f, argc, argv, &rest);
+    if (code >= 0)
+        return code;
+    if (word == NULL && rest < argc)
+        word = argv[rest++];
+    *ret_word = word;
+    *ret_more = rest < argc ? argv[rest] : NULL;
+    return -1;
+}
+
 void flags_help(const struct flags *f, FILE *out)
 {
     fprintf(out, "usage: %s\n\n%s\n\nflags:\n", f->usage, f->about);

@@ -53,6 +53,11 @@ enum flags_result flags_parse(const struct flags *f, int argc, char **argv, int 
  * -1 to go on, else the exit code. ret_rest may be NULL: then a further word is an error. */
 int flags_start(const struct flags *f, int argc, char **argv, int *ret_rest);
 
+/* The same for a verb with one word, in front of the flags or behind them. *ret_word: NULL when
+ * there is none; *ret_more: the first word too many, or NULL. */
+int flags_start_word(const struct flags *f, int argc, char **argv, const char **ret_word,
+                     const char **ret_more);
+
 void flags_help(const struct flags *f, FILE *out);
 
 /* `shardctl VERB --list-flags`, for completion and tests: " --name" or " --name:ARG" each, letters

@@ -102,20 +102,12 @@ int verb_restore(int argc, char **argv)
                                  .more = restore_more,
                                  .table = table,
                                  .count = ARRAY_SIZE(table) };
-    int rest = argc;
-    if (argc > 1 && argv[1][0] != '-') {
-        ask.path = argv[1];
-        argv[1] = argv[0];
-        argc--;
-        argv++;
-    }
-    const int code = flags_start(&flags, argc, argv, &rest);
+    const char *more;
+    const int code = flags_start_word(&flags, argc, argv, &ask.path, &more);
     if (code >= 0)
         return code;
-    if (rest < argc && ask.path == NULL)
-        ask.path = argv[rest++];
-    if (rest < argc)
-        err_set(&e, SHD_EINVAL, "one checkpoint at a time, got '%s' as well", argv[rest]);
+    if (more != NULL)
+        err_set(&e, SHD_EINVAL, "one checkpoint at a time, got '%s' as well", more);
     if (e.code != SHD_OK || check_ask(&ask, &e) != SHD_OK) {
         ctl_say("%s", e.text);
         return CTL_USAGE;
