@@ -35,10 +35,8 @@ static int differs(const struct verify *v, const struct ckpt_part *part, uint32_
     uint64_t leaf = 0;
     while (memcmp(v->leaves[leaf], v->leaves[WINDOW_LEAVES + leaf], CKPT_LEAF_BYTES) == 0)
         leaf++;
-    const uint64_t block = t->offset_elems / SHD_BLOCK_ELEMS + part->first_leaf + leaf;
     uint64_t first = 0;
-    const struct slice slice = { block * SHD_BLOCK_ELEMS, SHD_BLOCK_ELEMS };
-    const uint64_t elems = layout_intersect(slice, t->offset_elems, t->elems, &first);
+    const uint64_t elems = ckpt_leaf_elems(t, part->first_leaf + leaf, 1, &first);
     first -= t->offset_elems;
     return err_set(e, SHD_EINVAL,
                    "tensor '%.80s' in '%.60s', elements %" PRIu64 " to %" PRIu64 ", array %" PRIu32

@@ -10,7 +10,6 @@
 
 #include "proto/check.h"
 #include "proto/ckpt.h"
-#include "proto/layout.h"
 #include "proto/sys.h"
 
 #define HEADER "shardd digest 1\n"
@@ -26,15 +25,6 @@ int digest_stamp_take(struct digest_stamp *stamp, uint64_t step, uint64_t update
                        " while its digest was taken",
                        stamp->step, step);
     return SHD_OK;
-}
-
-uint64_t digest_elems(const struct spec_tensor *tensor, uint64_t first_leaf, uint64_t leaves,
-                      uint64_t *ret_first)
-{
-    CHECK(leaves > 0 && first_leaf + leaves <= ckpt_leaf_count(tensor));
-    const uint64_t first_block = tensor->offset_elems / SHD_BLOCK_ELEMS + first_leaf;
-    const struct slice blocks = { first_block * SHD_BLOCK_ELEMS, leaves * SHD_BLOCK_ELEMS };
-    return layout_intersect(blocks, tensor->offset_elems, tensor->elems, ret_first);
 }
 
 /* -- Little-endian into the hash; failures are sticky and looked at once, at the end ----------- */

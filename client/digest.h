@@ -42,10 +42,6 @@ struct digest_stamp {
 int digest_stamp_take(struct digest_stamp *stamp, uint64_t step, uint64_t updates,
                       struct shd_err *e);
 
-/* Elements [*ret_first, + returned) of the unit that leaves [first_leaf, + leaves) cover. */
-uint64_t digest_elems(const struct spec_tensor *tensor, uint64_t first_leaf, uint64_t leaves,
-                      uint64_t *ret_first);
-
 /* Fill ret_leaves[part->leaves] and take the source's stamp. */
 typedef int (*digest_leaves_fn)(void *ctx, const struct digest_part *part,
                                 uint8_t (*ret_leaves)[32], struct digest_stamp *stamp,

@@ -8,6 +8,7 @@
 #include "client/kern_run.h"
 #include "client/path_local.h"
 #include "proto/check.h"
+#include "proto/ckpt.h"
 #include "proto/sys.h"
 
 /* -- Session ----------------------------------------------------------------------------------- */
@@ -184,7 +185,7 @@ static int local_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret
     const float *const arrays[] = { u->param, u->m, u->v };
     CHECK(part->array < ARRAY_SIZE(arrays) && arrays[part->array] != NULL);
     uint64_t first = 0;
-    const uint64_t elems = digest_elems(t, part->first_leaf, part->leaves, &first);
+    const uint64_t elems = ckpt_leaf_elems(t, part->first_leaf, part->leaves, &first);
     const uint64_t head = SHD_BLOCK_ELEMS - first % SHD_BLOCK_ELEMS;
     const struct kern_hash hash = {
         .x = arrays[part->array] + first,

@@ -144,9 +144,7 @@ static int differs(const struct spec_tensor *t, const struct ckpt_part *part, ui
                    uint64_t leaf, const char *file, struct shd_err *e)
 {
     uint64_t first = 0;
-    const uint64_t block = t->offset_elems / SHD_BLOCK_ELEMS + part->first_leaf + leaf;
-    const struct slice slice = { block * SHD_BLOCK_ELEMS, SHD_BLOCK_ELEMS };
-    const uint64_t elems = layout_intersect(slice, t->offset_elems, t->elems, &first);
+    const uint64_t elems = ckpt_leaf_elems(t, part->first_leaf + leaf, 1, &first);
     first -= t->offset_elems;
     return err_set(e, SHD_EINVAL,
                    "%s of tensor '%.80s', elements %" PRIu64 " to %" PRIu64

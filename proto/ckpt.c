@@ -37,6 +37,15 @@ uint64_t ckpt_leaf_count(const struct spec_tensor *tensor)
     return last / SHD_BLOCK_ELEMS - tensor->offset_elems / SHD_BLOCK_ELEMS + 1;
 }
 
+uint64_t ckpt_leaf_elems(const struct spec_tensor *tensor, uint64_t first_leaf, uint64_t leaves,
+                         uint64_t *ret_first)
+{
+    CHECK(leaves > 0 && first_leaf + leaves <= ckpt_leaf_count(tensor));
+    const uint64_t first_block = tensor->offset_elems / SHD_BLOCK_ELEMS + first_leaf;
+    const struct slice blocks = { first_block * SHD_BLOCK_ELEMS, leaves * SHD_BLOCK_ELEMS };
+    return layout_intersect(blocks, tensor->offset_elems, tensor->elems, ret_first);
+}
+
 int ckpt_leaf_index(const struct spec *spec, uint64_t **ret_first, uint64_t *ret_total,
                     struct shd_err *e)
 {

@@ -36,6 +36,11 @@ uint32_t ckpt_arrays(const struct spec *spec, const struct spec_tensor *tensor);
 /* Leaves of a tensor's array: the blocks its elements touch. */
 uint64_t ckpt_leaf_count(const struct spec_tensor *tensor);
 
+/* Elements [*ret_first, + returned) of the unit that leaves [first_leaf, + leaves) of the tensor
+ * cover. */
+uint64_t ckpt_leaf_elems(const struct spec_tensor *tensor, uint64_t first_leaf, uint64_t leaves,
+                         uint64_t *ret_first);
+
 /* Index in leaves.bin of each tensor's first leaf, [tensor_count]; an array's leaves follow those
  * of the array before. *ret_first is the caller's to free. */
 int ckpt_leaf_index(const struct spec *spec, uint64_t **ret_first, uint64_t *ret_total,
