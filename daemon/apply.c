@@ -303,12 +303,11 @@ void apply_actions(struct model *m, const struct step_actions *actions)
         act(m, &actions->items[i], &wake);
         credited = credited || actions->items[i].kind == STEP_DO_CREDIT;
     }
-    if (wake)
+    if (wake) {
         model_wake(m);
-    if (wake)
         drain_look(m->daemon);
-    if (wake)
         op_lease_wake(m);
-    else if (credited)
+    } else if (credited) {
         op_lease_soon(m);
+    }
 }

@@ -136,11 +136,18 @@ void dispatch_frame(struct daemon *d, const uint8_t *identity, uint32_t identity
         session_end(s, "it sent an undecodable request");
 }
 
-void dispatch_again(struct op *op)
+void dispatch_again(struct op **list)
 {
-    const int r = rows[op->req.type].fn(op);
-    if (r != SHD_PENDING)
-        op_finish(op, r);
+    struct op *op = *list;
+    *list = NULL;
+    while (op != NULL) {
+        struct op *next = op->next;
+        op->next = NULL;
+        const int r = rows[op->req.type].fn(op);
+        if (r != SHD_PENDING)
+            op_finish(op, r);
+        op = next;
+    }
 }
 
 struct wire_decision dispatch_decision(const struct step_decision *d)

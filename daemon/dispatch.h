@@ -15,8 +15,9 @@ struct model;
 void dispatch_frame(struct daemon *d, const uint8_t *identity, uint32_t identity_bytes,
                     const void *frame, size_t bytes);
 
-/* Call op's handler again: it waited for something that has happened. */
-void dispatch_again(struct op *op);
+/* Call the handlers of those in *list again: they waited for something that has happened. Who must
+ * wait on joins a new list. */
+void dispatch_again(struct op **list);
 
 /* Handlers, one file each. Loop thread; a status, or SHD_PENDING with op_finish() to come. */
 int op_hello(struct op *op);

@@ -301,14 +301,7 @@ void model_wait(struct model *m, struct op *op)
 
 void model_wake(struct model *m)
 {
-    struct op *op = m->waiting;
-    m->waiting = NULL; /* those who must wait on join a new list */
-    while (op != NULL) {
-        struct op *next = op->next;
-        op->next = NULL;
-        dispatch_again(op);
-        op = next;
-    }
+    dispatch_again(&m->waiting);
 }
 
 /* Those of *list that are of session s; the others stay in it, in their order. */

@@ -22,18 +22,6 @@ bool drain_holds(struct op *op, uint64_t step)
     return true;
 }
 
-static void let_go(struct model *m)
-{
-    struct op *op = m->held;
-    m->held = NULL;
-    while (op != NULL) {
-        struct op *next = op->next;
-        op->next = NULL;
-        dispatch_again(op);
-        op = next;
-    }
-}
-
 /* A step of which anything is in has begun, and is finished. */
 static void decide(struct model *m)
 {
@@ -46,7 +34,7 @@ static void begin(struct daemon *d, const struct session *s)
 {
     d->drain_session = 0; /* asked again: what is held goes through first */
     for (uint32_t i = 0; i < d->model_count; i++)
-        let_go(d->models[i]);
+        dispatch_again(&d->models[i]->held);
     for (uint32_t i = 0; i < d->model_count; i++)
         decide(d->models[i]);
     d->drain_session = s->id;
@@ -60,7 +48,7 @@ static void end(struct daemon *d, const char *why)
     log_info("op=drain_off why=\"%s\"", why);
     view_notify_drain(d);
     for (uint32_t i = 0; i < d->model_count && !d->stopping; i++)
-        let_go(d->models[i]);
+        dispatch_again(&d->models[i]->held);
 }
 
 /* -- Between two steps ------------------------------------------------------------------------- */

@@ -52,14 +52,7 @@ void op_lease_init(struct daemon *d)
 
 void op_lease_wake(struct model *m)
 {
-    struct op *op = m->lease_waiting;
-    m->lease_waiting = NULL; /* those who must wait on join a new list */
-    while (op != NULL) {
-        struct op *next = op->next;
-        op->next = NULL;
-        dispatch_again(op);
-        op = next;
-    }
+    dispatch_again(&m->lease_waiting);
 }
 
 void op_lease_soon(struct model *m)
