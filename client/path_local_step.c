@@ -323,7 +323,7 @@ static bool group_is_in(const struct shd_model *m, uint32_t group)
 int local_lease(struct shd_model *m, uint32_t owner, struct wire_leased *ret_leased,
                 struct shd_err *e)
 {
-    const uint32_t groups = m->spec->micro_batches / m->spec->accumulate;
+    const uint32_t groups = spec_returns(m->spec);
     uint32_t group = 0;
     (void)owner;
     (void)e;

@@ -155,7 +155,7 @@ static int take_leased(struct round *round, struct link *link, uint64_t step,
                        const struct wire_reply *reply, struct shd_err *e)
 {
     struct leasing *l = round->ctx;
-    const uint32_t groups = l->m->spec->micro_batches / l->m->spec->accumulate;
+    const uint32_t groups = spec_returns(l->m->spec);
     l->leased = reply->leased;
     if (l->leased.step != step)
         return link_err(link, SHD_EPROTO, e,

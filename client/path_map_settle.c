@@ -84,7 +84,7 @@ static void settled(struct shd_model *m, struct steps s)
 static bool can_follow(const struct shd_model *m, struct steps s)
 {
     const struct map_model *map = m->map;
-    const uint32_t groups = m->spec->micro_batches / m->spec->accumulate;
+    const uint32_t groups = spec_returns(m->spec);
     for (uint32_t i = 0; i < map->owner_count; i++)
         for (uint32_t g = 0; map->owners[i].layout.step == s.min && g < groups; g++)
             if ((map->owners[i].layout.in[g / 8] & 1u << g % 8) == 0)

@@ -11,7 +11,6 @@
 struct turn_owner {
     bool asked; /* what the state asks for, and it is not answered */
     bool in;    /* it is answered */
-    bool prepared;
 };
 
 struct turn {
@@ -68,8 +67,6 @@ void turn_begin(struct turn *t, uint64_t step, const struct turn_update *update)
     t->update.args.owners = t->owners;
     t->decided = (struct decided){ 0 };
     t->counted = false;
-    for (uint32_t i = 0; i < t->owners; i++)
-        t->owner[i].prepared = false;
     enter(t, TURN_PREPARING);
 }
 
@@ -166,7 +163,6 @@ int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *pr
         return SHD_OK;
     }
     t->prepared[owner] = *prepared;
-    t->owner[owner].prepared = true;
     take_in(t, owner);
     return t->missing == 0 ? derive(t, e) : SHD_OK;
 }

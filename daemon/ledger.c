@@ -11,7 +11,6 @@
 #include "proto/spec.h"
 
 #define PART_ALIGN UINT64_C(128)
-#define CELLS_MAX  (UINT64_C(1) << 24) /* units x micro-batches */
 #define CHUNKS_MAX (SHD_MODEL_ELEMS_MAX / KERN_CHUNK_ELEMS + SHD_UNITS_MAX)
 
 /* KERN_OP_MAX / (SHD_MICROS_MAX + 1) >= LEDGER_STEP_MAX */
@@ -53,7 +52,7 @@ static int check_counts(const struct ledger_head *h, struct shd_err *e)
         { "owner", h->owner, 0, (uint64_t)h->owners - 1 },
         { "units", h->units, 1, SHD_UNITS_MAX },
         { "micros", h->micros, 1, SHD_MICROS_MAX },
-        { "units x micros", (uint64_t)h->units * h->micros, 1, CELLS_MAX },
+        { "units x micros", (uint64_t)h->units * h->micros, 1, LEDGER_CELLS_MAX },
         { "spec_bytes", h->spec_bytes, 1, SPEC_JSON_BYTES_MAX },
         { "chunk_count", h->chunk_count, 0, CHUNKS_MAX },
         { "trail_bytes", h->trail_bytes, kern_trail_bytes(), kern_trail_bytes() },

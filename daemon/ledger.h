@@ -38,6 +38,7 @@
 #define LEDGER_NAME_BYTES 128u
 #define LEDGER_BLOB_BYTES ((uint64_t)768 * 1024)
 #define LEDGER_METRICS    4u
+#define LEDGER_CELLS_MAX  (UINT64_C(1) << 24)       /* units x micro-batches */
 #define LEDGER_STEP_MAX   ((UINT64_C(1) << 33) - 1) /* the trail's numbers of operations end here */
 
 struct ledger_decision {

@@ -12,7 +12,7 @@
 
 #define NS_PER_S UINT64_C(1000000000)
 
-void metrics_hist_add(struct metrics_hist *h, uint64_t duration_ns)
+static void hist_add(struct metrics_hist *h, uint64_t duration_ns)
 {
     h->bucket[activity_bucket(duration_ns)]++;
     h->sum_ns += duration_ns;
@@ -113,7 +113,7 @@ void metrics_credited(const struct op *op, bool stale)
     struct metrics_model *mm = &op->model->metrics;
     const uint64_t now_ns = uv_hrtime();
     mm->stale_returns += stale;
-    metrics_hist_add(&mm->returned, now_ns - op->arrived_ns);
+    hist_add(&mm->returned, now_ns - op->arrived_ns);
     trace_gradient(op, stale ? TRACE_STALE : TRACE_CREDIT, now_ns);
 }
 
@@ -177,7 +177,7 @@ void metrics_work_done(const struct model_unit *mu)
     trace_add(d->trace, &event);
     d->metrics.kernels_free_ns = now_ns;
     if (mu->kind == MODEL_APPLY && !mu->action.skip)
-        metrics_hist_add(&m->metrics.applied, event.duration_ns);
+        hist_add(&m->metrics.applied, event.duration_ns);
 }
 
 void metrics_published(const struct model *m, uint32_t unit, uint64_t version)
@@ -217,7 +217,7 @@ void metrics_sealed(struct model *m)
         return; /* it began before us, or before this process */
     mm->collect_ns = mm->sealed_ns - mm->opened_ns;
     mm->has_collect = true;
-    metrics_hist_add(&mm->collect, mm->collect_ns);
+    hist_add(&mm->collect, mm->collect_ns);
     trace_phase(m, TRACE_COLLECT, step_now(m->core), mm->opened_ns, mm->collect_ns);
 }
 
@@ -232,7 +232,7 @@ void metrics_committed(struct model *m, uint64_t step, bool skip)
         return;
     mm->decide_ns = mm->committed_ns - mm->sealed_ns;
     mm->has_decide = true;
-    metrics_hist_add(&mm->decide, mm->decide_ns);
+    hist_add(&mm->decide, mm->decide_ns);
     trace_phase(m, TRACE_DECIDE, step, mm->sealed_ns, mm->decide_ns);
 }
 
@@ -246,7 +246,7 @@ void metrics_opened(struct model *m, uint64_t step)
         trace_phase(m, TRACE_UPDATE, step - 1, mm->committed_ns, mm->apply_ns);
     }
     if (mm->opened_ns != 0)
-        metrics_hist_add(&mm->step, now_ns - mm->opened_ns);
+        hist_add(&mm->step, now_ns - mm->opened_ns);
     mm->opened_ns = now_ns;
     mm->sealed_ns = mm->committed_ns = 0;
     view_notify_step(m);

@@ -26,8 +26,6 @@ struct metrics_hist { /* of durations */
     uint64_t sum_ns;
 };
 
-void metrics_hist_add(struct metrics_hist *h, uint64_t duration_ns);
-
 struct metrics_flow { /* of one second */
     uint64_t second;
     uint64_t steps, returns, bytes;

@@ -9,6 +9,7 @@
 #include "daemon/daemon.h"
 #include "daemon/log.h"
 #include "daemon/view.h"
+#include "proto/check.h"
 #include "proto/version.h"
 
 #define S_PER_NS 1e-9
@@ -180,7 +181,7 @@ static void write_memory(const struct page *p)
         } kinds[] = { { "state", m->bytes.state },   { "publish", m->bytes.publish },
                       { "inbox", m->bytes.inbox },   { "board", m->bytes.board },
                       { "ledger", m->bytes.ledger }, { "spill", m->bytes.spill } };
-        for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
+        for (size_t k = 0; k < ARRAY_SIZE(kinds); k++)
             fprintf(p->out,
                     "shardd_memory_bytes{device=\"%s\",model=\"%s\",kind=\"%s\"} %" PRIu64 "\n",
                     p->device, m->spec->name, kinds[k].kind, kinds[k].bytes);
@@ -235,7 +236,7 @@ static const struct {
 
 static void write_hists(const struct page *p)
 {
-    for (size_t i = 0; i < sizeof hists / sizeof hists[0]; i++) {
+    for (size_t i = 0; i < ARRAY_SIZE(hists); i++) {
         begin_family(p, hists[i].name, "histogram", hists[i].help);
         for (uint32_t m = 0; m < p->s->model_count; m++) {
             const void *h = (const char *)&p->s->models[m].metrics + hists[i].at;
@@ -254,7 +255,7 @@ int metrics_text(const struct view_snapshot *s, char **ret_text, size_t *ret_byt
     if (p.out == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for the metrics");
     json_decref(view_waits(s, p.longest_s));
-    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
+    for (size_t i = 0; i < ARRAY_SIZE(families); i++)
         write_family(&p, &families[i]);
     write_build(&p);
     write_memory(&p);

@@ -56,7 +56,8 @@ static void record_metrics(struct step *s)
     for (uint32_t micro = 0; micro < s->micros; micro++) {
         const struct ledger_metrics *m = &s->ledger.metrics[micro];
         const uint64_t tag = atomic_load_explicit(&m->tag, memory_order_relaxed);
-        const uint32_t count = tag >> 3 == s->record.step ? (uint32_t)(tag & 7) : 0;
+        const bool known = ledger_metrics_tag_step(tag) == s->record.step;
+        const uint32_t count = known ? ledger_metrics_tag_count(tag) : 0;
         if (count > s->record.metric_count)
             s->record.metric_count = count;
         for (uint32_t i = 0; i < count; i++)
@@ -149,7 +150,7 @@ static void keep_metrics(struct step *s, uint32_t micro, const double *metrics, 
     struct ledger_metrics *m = &s->ledger.metrics[micro];
     const uint64_t step = step_collecting(s);
     const uint64_t tag = atomic_load_explicit(&m->tag, memory_order_relaxed);
-    if (count == 0 || (tag >> 3 == step && (tag & 7) > 0))
+    if (count == 0 || (ledger_metrics_tag_step(tag) == step && ledger_metrics_tag_count(tag) > 0))
         return;
     memcpy(m->values, metrics, count * sizeof *metrics);
     FAIL_POINT("step:metrics:before");

@@ -5,9 +5,8 @@
  * What must outlive the process the core writes to the ledger (ledger.h), before the action that
  * tells anybody. What a kernel's end must vouch for, the kernel writes: step_done_word().
  *
- *            all units x all micro-batches in            Commit                  all units applied
- *   OPEN k ────────────────────────────────▶ SEALED k ──────────▶ APPLYING k ───────────────▶ OPEN
- * k+1
+ *          all units x all micro-batches              Commit              all units applied
+ *   OPEN k ────────────────────────────▶ SEALED k ──────────▶ APPLYING k ──────────▶ OPEN k+1
  *
  * Happy path: step_return() for each (micro-batch, unit) → ACCUMULATE, in ascending micro-batch
  * order per unit whatever the order of arrival → step_accumulated() → CREDIT. After the last one
@@ -39,8 +38,8 @@
 enum step_phase { STEP_OPEN = 1, STEP_SEALED = 2, STEP_APPLYING = 3 };
 
 #define STEP_METRICS_MAX LEDGER_METRICS
-#define STEP_APPLY_AHEAD 4u                  /* APPLYs outstanding: keeps the compute threads fed */
-#define STEP_CELLS_MAX   (UINT64_C(1) << 24) /* units x micro-batches */
+#define STEP_APPLY_AHEAD 4u /* APPLYs outstanding: keeps the compute threads fed */
+#define STEP_CELLS_MAX   LEDGER_CELLS_MAX
 
 /* The shell's handle of the request whose gradient waits: 1 .. STEP_REF_MAX. */
 typedef uint32_t step_ref;
@@ -142,7 +141,7 @@ void step_spilled(struct step *s, uint32_t unit, uint32_t micro, step_ref ref, e
 /* APPLY of unit is done. */
 void step_applied(struct step *s, uint32_t unit, struct step_actions *ret_actions);
 
-/* SHD_OK: *ret_prepared is the record of `step` (the sealed one or the one before).
+/* SHD_OK: *ret_prepared is the record of `step` (the sealed one or the one before)
  * or, for an older one, says that it is over (only a worker without a part in a step can come so
  * late). SHD_PENDING: gradients are missing; ask again after SEALED. SHD_ESTEP: too new. */
 int step_prepare(const struct step *s, uint64_t step, struct step_prepared *ret_prepared,
@@ -158,8 +157,8 @@ enum step_committed {
  * given. *ret_how says which it was. blob: the client's own state, kept with the step; data NULL:
  * the last one stays. SHD_PENDING: all gradients are in and their sum of squares is being formed,
  * as after a crash of who was SEALED and said so: ask again after SEALED. SHD_ESTEP: gradients are
- * missing, or too new. SHD_EINVAL: an update with gradients that
- * are not finite. SHD_ERANGE: a blob above LEDGER_BLOB_BYTES, or step LEDGER_STEP_MAX. */
+ * missing, or too new. SHD_EINVAL: an update with gradients that are not finite. SHD_ERANGE: a blob
+ * above LEDGER_BLOB_BYTES, or step LEDGER_STEP_MAX. */
 struct step_blob {
     const void *data;
     uint64_t bytes;

@@ -14,6 +14,7 @@
 #include "daemon/log.h"
 #include "daemon/model.h"
 #include "daemon/view.h"
+#include "proto/check.h"
 
 #define US_PER_MS UINT64_C(1000)
 #define NS_PER_S  UINT64_C(1000000000)
@@ -53,7 +54,7 @@ static void probe(uv_timer_t *timer)
     struct view_notify *n = &d->notify;
     static float scratch[16]; /* kernel threads write it, nobody reads */
     const struct kern_fill fill = { .out = scratch,
-                                    .elems = sizeof scratch / sizeof scratch[0],
+                                    .elems = ARRAY_SIZE(scratch),
                                     .kind = KERN_FILL_CONST };
     struct shd_err e;
     if (n->probing || d->stopping)
