@@ -58,7 +58,7 @@ int map_owner_blob(struct shd_model *m, uint32_t owner, void *buf, size_t capaci
     return r;
 }
 
-/* All owners have the same one. */
+/* Of several workers' the first to commit counts, at each owner; owner 0's is the one. */
 int map_blob(struct shd_model *m, void *buf, size_t capacity, size_t *ret_bytes, struct shd_err *e)
 {
     return map_owner_blob(m, 0, buf, capacity, ret_bytes, e);

@@ -1,4 +1,4 @@
-/* A step on daemons: waiting on boards, returning gradients, committing. See path_map.h.
+/* A step on daemons: waiting on boards, returning gradients. See path_map.h.
  *
  * Returns are pipelined: nothing waits for their replies, which free the slot when every owner has
  * credited it. A refused return becomes the model's fault and is reported by its next call. */

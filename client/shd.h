@@ -159,7 +159,7 @@ SHD_API void shd_model_close(shd_model *m);
 
 SHD_API const char *shd_model_name(const shd_model *m);
 SHD_API const char *shd_model_spec(shd_model *m); /* canonical JSON, borrowed; NULL: no memory */
-SHD_API uint64_t shd_step(const shd_model *m);    /* committed updates, as this worker knows */
+SHD_API uint64_t shd_step(const shd_model *m);    /* the open one, as this worker knows */
 SHD_API uint32_t shd_micro_batches(const shd_model *m); /* M of the spec */
 SHD_API uint32_t shd_accumulate(const shd_model *m);    /* a of the spec: returns per step = M/a */
 SHD_API bool shd_unit_frozen(const shd_model *m, uint32_t unit);

@@ -26,8 +26,8 @@ struct op {
     struct shd_err err;      /* why, when the status is not SHD_OK */
     struct model *model;     /* borrowed: models live as long as the daemon */
     struct inbox *inbox;     /* RETURN: counted reference while its slot is read */
-    char *text;              /* owned: OPEN_MODEL's spec, a waiting COMMIT's blob */
-    void *work;              /* owned by the handler's file: DIGEST's buffers */
+    char *text;              /* owned: what is kept of a request that waits, or a reply's text */
+    void *work;              /* owned, the handler's own: buffers */
     struct op *next;         /* free list, or the list the op waits in */
     uint8_t identity[MAILBOX_IDENTITY_BYTES_MAX];
     uint32_t identity_bytes;

@@ -51,7 +51,8 @@ struct view_process {
 /* False: there is none. A few microseconds. */
 bool view_process_read(pid_t pid, struct view_process *ret_process);
 
-/* "running", "sleeping", "stopped", "gone"; also "gone" when pid is another process by now. */
+/* "running", "sleeping", "stopped", "gone"; also "gone" when pid is another process by now, and
+ * "unknown" when start_time is 0. */
 const char *view_process_state(pid_t pid, uint64_t start_time);
 
 /* -- A snapshot ---------------------------------------------------------------------------------

@@ -295,8 +295,10 @@ static void add_unit(struct waits *all, const struct view_model *vm, const struc
     else if (vm->phase == STEP_APPLYING || vm->missing_total == 0)
         say(w, vm->phase == STEP_SEALED ? ": the step before is not committed"
                                         : ": it is being updated");
-    else
-        say(w, "; missing is "), say_missing(w, vm);
+    else {
+        say(w, "; missing is ");
+        say_missing(w, vm);
+    }
     if (vm->phase == STEP_SEALED)
         blame_committers(all->s, vm, w);
     else if (vm->phase == STEP_OPEN && vm->missing_total > 0 && now->step > vm->step)
@@ -310,10 +312,12 @@ static void add_slot(struct waits *all, const struct view_model *vm, const struc
     if (w == NULL)
         return;
     say(w, "a free gradient slot (it has %" PRIu32 ")", vs->slots);
-    if (turn != NULL)
-        say(w, ": what it returned waits for its turn"), say_turn(all, vm, turn, w);
-    else
+    if (turn != NULL) {
+        say(w, ": what it returned waits for its turn");
+        say_turn(all, vm, turn, w);
+    } else {
         say(w, ": what it returned is being added");
+    }
 }
 
 static void add_commit(struct waits *all, const struct view_model *vm)
