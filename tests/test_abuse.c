@@ -490,6 +490,18 @@ TEST(out_of_descriptors_is_said_and_survived)
     trainer_stop(1);
 }
 
+TEST(second_daemon_of_a_device_is_refused_and_leaves_the_first_alone)
+{
+    struct daemon *second;
+    struct shd_err e;
+    trainer_start();
+    const struct daemon_config config = { .device = "cpu0", .runtime_dir = fixture.dir };
+    EXPECT_STATUS(daemon_new(&config, &second, &e), SHD_EEXIST);
+    EXPECT_HAS(e.text, "another shardd has device cpu0");
+    trainer_step();
+    trainer_stop(1);
+}
+
 TEST(foreign_uid_is_refused_by_name)
 {
     if (getuid() != 0)

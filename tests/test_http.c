@@ -215,6 +215,15 @@ static void install_sleep(int index)
     signal(SIGUSR1, sleep_in_loop);
 }
 
+TEST(next_user_of_a_pid_is_not_taken_for_the_one_before)
+{
+    struct view_process me;
+    EXPECT(view_process_read(getpid(), &me));
+    EXPECT_STR(view_process_state(getpid(), me.start_time), "running");
+    EXPECT_STR(view_process_state(getpid(), me.start_time - 1), "gone");
+    EXPECT_STR(view_process_state(getpid(), 0), "unknown");
+}
+
 TEST(answers_with_the_last_snapshot_while_the_loop_is_stuck)
 {
     fixture_start(&daemons, 1, install_sleep);
