@@ -11,12 +11,12 @@ stop_server() {
 # serve DEVICE=MODE...
 serve() {
     stop_server
-    rm -rf "$dir/at"
+    rm -rf "$dir/at" "$dir/ready" # what the one before said is not this one's word
     mkdir "$dir/at"
     python3 "$(dirname "${BASH_SOURCE[0]}")/fake_status.py" "$dir/at" "$@" >"$dir/ready" &
     server=$!
     for _ in $(seq 100); do
-        grep -q ready "$dir/ready" && return
+        grep -qs ready "$dir/ready" && return
         sleep 0.1
     done
     fail "the fake server did not start"
