@@ -66,7 +66,7 @@ int ckpt_open_leaves(int dir_fd, const struct spec *spec, bool writable, int *re
                      uint64_t **ret_first, struct shd_err *e)
 {
     struct stat st;
-    uint64_t *first, total;
+    uint64_t *first = NULL, total = 0;
     int r = ckpt_leaf_index(spec, &first, &total, e);
     if (r != SHD_OK)
         return r;
