@@ -52,6 +52,14 @@ up() {
     export SHARDD_ADDRESS
 }
 
+await_gone() { # the daemons' keeper, and with it its directory
+    for _ in $(seq 100); do
+        [ -e "$work/up" ] || break
+        sleep 0.1
+    done
+    [ ! -e "$work/up" ] || fail "its keeper has not gone: $(cat "$work/up/up.log")"
+}
+
 # Taken back: by its own end, after a stopped worker has kept it from the end of its step.
 up
 begin
@@ -62,7 +70,11 @@ code=0
 shardctl drain --runtime-dir "$work/up" --timeout 2 >"$work/drain" 2>&1 || code=$?
 # shellcheck disable=SC2086
 kill -CONT $workers
-if [ $code -ne 0 ]; then # else nothing of a step was in when they were stopped
+if [ $code -eq 0 ]; then # nothing of a step was in when they were stopped: all are drained
+    for pid in $workers; do wait "$pid" || true; done
+    await_gone
+    up
+else
     [ $code -eq 1 ] || fail "exit code $code: $(cat "$work/drain")"
     expect "$work/drain" 'in a step still after 2 s.*at work: .*(pid '
     await_step $(($(step) + 5))
@@ -76,11 +88,7 @@ if [ $code -ne 0 ]; then # else nothing of a step was in when they were stopped
     done
     expect "$work/err0" 'is draining'
     expect "$work/err1" 'is draining'
-    for _ in $(seq 100); do
-        [ -e "$work/up" ] || break
-        sleep 0.1
-    done
-    [ ! -e "$work/up" ] || fail "its keeper has not gone: $(cat "$work/up/up.log")"
+    await_gone
 
     # Exactly one step, and training goes on from it as if nothing had been.
     name=$(cat "$work/saved/LATEST" 2>/dev/null || readlink "$work/saved/LATEST")
