@@ -62,6 +62,7 @@ go_on() {
 begin() {
     local workers=$1
     shift
+    rm -f "$work/out" "$work/err" # a first step that is seen must not be of the run before
     # shellcheck disable=SC2086 # options are words
     "$bin/shardctl" run --daemons 2 --workers "$workers" --elastic --threads-per-daemon 1 -- \
         "$bin/shd-gpt" $model --slow 8 "$@" >"$work/out" 2>"$work/err" &
@@ -122,6 +123,7 @@ address() {
 
 # A worker that nobody but SHARDD_ADDRESS told of the run; killed when it has worked for a while.
 outsider_comes_and_dies() {
+    rm -f "$work/outsider"
     # shellcheck disable=SC2086
     SHARDD_ADDRESS=$(address) SHARDD_ELASTIC=1 RANK=0 WORLD_SIZE=1 \
         "$bin/shd-gpt" $model --slow 8 "$@" >"$work/outsider" 2>&1 &
