@@ -10,7 +10,7 @@
 #include "daemon/daemon.h"
 #include "daemon/http.h"
 #include "daemon/trace.h"
-#include "page/page.h"
+#include "proto/page/page.h"
 
 #define NS_PER_MS       UINT64_C(1000000)
 #define WAIT_NS         (195 * NS_PER_MS) /* a little less than http.c resumes after */

@@ -10,4 +10,4 @@ set -euo pipefail
 step build-release build_to_use shardd shardctl shd-gpt
 mkdir -p "$root/docs/images"
 PYTHONDONTWRITEBYTECODE=1 python3 "$root/tests/page_shots.py" "$root/build/release/bin" \
-    "$root/build/release/page/page.html" "$root/docs/images" "$@"
+    "$root/build/release/proto/page/page.html" "$root/docs/images" "$@"

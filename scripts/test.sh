@@ -24,7 +24,7 @@ failed=()
 closing=()
 
 sources() {
-    find proto kernels page daemon client examples bench tests -name '*.[ch]' "$@" | sort
+    find proto kernels daemon client examples bench tests -name '*.[ch]' "$@" | sort
 }
 scripts() {
     printf '%s\n' .ci/run

@@ -1,4 +1,4 @@
-/* shardctl dashboard: the page of the daemons (page/) for all of a node, and their status
+/* shardctl dashboard: the page of the daemons (proto/page) for all of a node, and their status
  * documents in one, over HTTP for a browser here.
  *
  * Each request for /status looks through the directory and asks all daemons beside each other, at
@@ -25,7 +25,7 @@
 #include "client/ctl/http.h"
 #include "client/ctl/listen.h"
 #include "client/ctl/status_node.h"
-#include "page/page.h"
+#include "proto/page/page.h"
 #include "proto/check.h"
 
 #define LISTEN_DEFAULT    "127.0.0.1:8440"

@@ -1,5 +1,5 @@
 /* The assembled page as the assembler's .incbin: no generated source, nothing to parse. */
-#include "page/page.h"
+#include "proto/page/page.h"
 
 #include <assert.h>
 
