@@ -38,7 +38,8 @@ static const char help[] =
     "Sockets: DIR/DEVICE.sock (credentials, file descriptors), DIR/DEVICE.zmq (requests),\n"
     "DIR/DEVICE.status (HTTP: curl --unix-socket DIR/DEVICE.status http://localhost/status).\n"
     "Tells its service manager READY=1 (sd_notify) when it can be reached.\n"
-    "Exit status: 0 after SIGTERM or SIGINT, 1 when it cannot start, 2 for wrong usage.\n"
+    "Exit status: 0 after SIGTERM or SIGINT, 10 after one when drained (shardctl drain), 1 when it\n"
+    "cannot start, 2 for wrong usage.\n"
     "\n"
     "Example: shardd --device cpu0 --runtime-dir /run/shardd --threads 2\n"
     "Normally started by systemd or by `shardctl run`.\n";
@@ -160,8 +161,8 @@ int main(int argc, char **argv)
     sd_notify(/* unset_environment= */ 0, "READY=1\nSTATUS=Serving");
     daemon_run(d);
     /* What the keeper has it keeps: a restart goes on where this ends. */
-    sd_notify(/* unset_environment= */ 0,
-              d->drain_session != 0 ? "STOPPING=1\nSTATUS=Drained" : "STOPPING=1");
+    const bool drained = d->drain_session != 0;
+    sd_notify(/* unset_environment= */ 0, drained ? "STOPPING=1\nSTATUS=Drained" : "STOPPING=1");
     daemon_free(d);
-    return EXIT_SUCCESS;
+    return drained ? SHARDD_EXIT_DRAINED : EXIT_SUCCESS;
 }

@@ -3,4 +3,8 @@
 #ifndef SHD_VERSION_H
 #define SHD_VERSION_H
 #define SHARDD_VERSION "0.1.0"
+
+/* How shardd exits when it was drained, for managers that start it again after any other end (no
+ * number that systemd has a name for). */
+#define SHARDD_EXIT_DRAINED 10
 #endif

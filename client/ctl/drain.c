@@ -5,8 +5,9 @@
  * wait until they are gone. Daemons decide one by one which step does not begin any more; those
  * that hold at a lower one than another are asked again (drain.h).
  *
- * Failure: with the session the drain ends, and training goes on as if nothing had been. What
- * systemd keeps it would start again: there we say what to run, and wait. */
+ * Failure: with the session the drain ends, and training goes on as if nothing had been. Where we
+ * may not signal a unit of systemd (a member of its group may drain it) we say what somebody else
+ * has to run, and wait. */
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -40,8 +41,9 @@ static const char drain_about[] =
     "training goes on where it was held.";
 
 static const char drain_more[] =
-    "default: all daemons at $SHARDD_ADDRESS, else at /run/shardd. Daemons of `shardctl run` and\n"
-    "`shardctl up` are not started again. Those of systemd would be: then drain says what to run,\n"
+    "default: all daemons at $SHARDD_ADDRESS, else at /run/shardd. Drained daemons are not started\n"
+    "again by `shardctl run`, `shardctl up` or systemd; their memory is given back, so save it.\n"
+    "Who is neither root nor the daemons' user cannot stop them: then drain says what to have run,\n"
     "and waits for it.\n"
     "\n"
     "example:\n"
@@ -250,7 +252,7 @@ static int open_process(struct link *link, int *ret_pidfd, struct shd_err *e)
     return link_err(link, SHD_EGONE, e, "has gone");
 }
 
-/* Is it a unit's, which systemd starts again whatever its end? */
+/* Is it a unit's, which somebody can stop by its name? */
 static bool is_unit(pid_t pid)
 {
     char path[64], line[512];
@@ -273,11 +275,14 @@ static int tell_to_stop(struct drain *dr, struct shd_err *e)
         return r; /* none was told: all go on */
     for (uint32_t i = 0; i < dr->hub->link_count; i++) {
         struct link *link = &dr->hub->links[i];
-        if (is_unit(link->pid))
-            ctl_say("device %s is drained; systemd keeps it, run: systemctl stop shardd@%s",
+        if (syscall(SYS_pidfd_send_signal, dr->daemons[i].pidfd, SIGTERM, NULL, 0) == 0 ||
+            errno == ESRCH)
+            continue;
+        if (errno == EPERM && is_unit(link->pid)) /* a member of its group may drain it */
+            ctl_say("device %s is drained, and not yours to stop; have somebody run: "
+                    "systemctl stop shardd@%s",
                     link->device, link->device);
-        else if (syscall(SYS_pidfd_send_signal, dr->daemons[i].pidfd, SIGTERM, NULL, 0) < 0 &&
-                 errno != ESRCH)
+        else
             r = link_err(link, SHD_EAUTH, e, "cannot be stopped: %s", strerror(errno));
     }
     return r;

@@ -17,6 +17,7 @@
 #include "client/ctl/saver.h"
 #include "client/ctl/supervise.h"
 #include "proto/check.h"
+#include "proto/version.h"
 
 #define REVIVE_WINDOW_S  10
 #define REVIVE_WINDOW_NS (UINT64_C(1000000000) * REVIVE_WINDOW_S)
@@ -195,7 +196,8 @@ static void daemon_drained(struct run *r, const struct run_child *c)
 static void daemon_exited(struct run *r, struct run_child *c, int wait_status)
 {
     const bool told = WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGTERM && !c->ready;
-    if (r->phase < RUN_ENDING && wait_status == 0 && c->drained) {
+    if (r->phase < RUN_ENDING && c->drained && WIFEXITED(wait_status) &&
+        WEXITSTATUS(wait_status) == SHARDD_EXIT_DRAINED) {
         daemon_drained(r, c);
     } else if (r->phase <= RUN_WORKING) {
         daemon_died(r, c, wait_status);
