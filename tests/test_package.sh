@@ -4,8 +4,11 @@
 # Made, looked over by lintian, installed under a real systemd (tests/systemd_box.sh: an overlay of
 # this machine, gone afterwards), used (programs, manual pages, completion, a program against libshd
 # by pkg-config and by CMake, a hardened instance with its settings), upgraded while it runs (the
-# state must survive), removed without a trace. --bare: also installed into a fresh Debian, where
-# nothing but what the packages ask for is there; fetches about 100 MB, so not part of ctest.
+# state must survive); two instances and two workers in training (status read, a worker stopped, an
+# instance restarted, another stuck, both drained, started and restored: the digest is that of an
+# undisturbed run); removed without a trace, but for checkpoints. --bare: also installed into a fresh
+# Debian, where nothing but what the packages ask for is there; fetches about 100 MB, so not part of
+# ctest. Every wait has an end, and says what it was for.
 # Skipped (77) without root, namespaces, systemd, or the tools to make packages.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -44,7 +47,7 @@ run() {
 
 check_tools() {
     local program
-    for program in cpack dpkg-deb dpkg-shlibdeps python3; do
+    for program in cpack dpkg-deb dpkg-shlibdeps python3 curl; do
         command -v "$program" >/dev/null || box_skip "no $program here"
     done
     [ -x "$build/bin/shd-gpt" ] || fail "$build is not built"
@@ -196,11 +199,237 @@ check_upgrade() {
     [ "$(box shardctl digest)" = "$before" ]
 }
 
-check_purge() {
-    box dpkg --purge shd-gpt libshd-dev libshd0 shardd
-    [ -z "$(box systemctl list-units --plain --no-legend 'shardd*')" ]
-    [ "$(box getent passwd shardd | wc -l)" -eq 0 ]
+# -- Two instances, two workers --------------------------------------------------------------------
+
+gpt=(--layers 2 --dim 64 --heads 2 --seq 64 --batch 4 --sample 0 --eval-every 0 --threads 1)
+# A constant learning rate: what a step does is not to depend on --steps.
+gpt+=(--lr 0.005 --min-lr 0.005 --warmup 1)
+
+# As a member of the daemons' group.
+watch() {
+    box setpriv --reuid=nobody --regid=shardd --clear-groups --no-new-privs \
+        env -i PATH=/usr/bin:/bin LC_ALL=C.UTF-8 python3 /opt/test/package_watch.py "$@"
+}
+
+unit_show() { box systemctl show --value --property "$2" "$1"; }
+show() { unit_show "shardd@$1" "$2"; }
+
+# within SECONDS WHAT COMMAND...
+within() {
+    local limit_s=$1 what=$2
+    shift 2
+    box_wait_for "$limit_s" "$@" || {
+        box systemctl --no-pager --full status 'shardd@*' 'shd-worker*' || true
+        tail -n 5 "$box_root"/opt/test/worker*.log || true
+        echo "not within $limit_s s: $what"
+        return 1
+    }
+}
+
+are_active() {
+    local unit
+    for unit in shardd.target shardd@cpu0 shardd@cpu1; do # of several, one is enough for systemctl
+        [ "$(unit_show "$unit" ActiveState)" = active ] || return 1
+    done
+}
+
+# Services of the box's systemd and nobody's children out here: what waits for a child that is
+# stopped (nsenter, for one) would stop as well.
+start_workers() {
+    local rank
+    for rank in 0 1; do
+        rm -f "$box_root/opt/test/worker$rank.log"
+        box systemd-run --quiet --unit="shd-worker$rank" --remain-after-exit --uid=nobody --gid=shardd \
+            -p DefaultDependencies=no -p "StandardOutput=append:/opt/test/worker$rank.log" \
+            -p "StandardError=append:/opt/test/worker$rank.log" \
+            env RANK="$rank" LOCAL_RANK="$rank" WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 NO_COLOR=1 \
+            shd-gpt "${gpt[@]}" --steps "$1" --log-every 100 --data /usr/include/shd.h
+    done
+}
+
+worker_pid() { unit_show "shd-worker$1" MainPID; }
+
+are_over() {
+    local rank
+    for rank in 0 1; do
+        [ "$(worker_pid "$rank")" = 0 ] || return 1
+    done
+}
+
+forget_workers() {
+    box systemctl stop shd-worker0 shd-worker1
+    box systemctl reset-failed
+}
+
+check_target() {
+    cp "$here/package_watch.py" "$box_root/opt/test/"
+    box systemctl stop shardd@cpu0 # and its model
+    echo 'SHARDD_THREADS=1' >"$box_root/etc/shardd/cpu1.conf"
+    box systemctl enable shardd@cpu0 shardd@cpu1
+    box systemctl start shardd.target
+    within 30 "shardd.target and both instances active" are_active
+    start_workers 10000000
+    watch attached "$(worker_pid 0)" "$(worker_pid 1)"
+}
+
+check_status_text() {
+    show cpu0 StatusText >"$results/text"
+    cat "$results/text"
+    grep -qE ': step [0-9]+, (OPEN|SEALED|APPLYING)$' "$results/text"
+    box systemctl --no-pager status shardd@cpu1 | grep -E 'Status: ".*: step [0-9]+, [A-Z]+"'
+}
+
+check_stopped() { watch stop "$(worker_pid 1)" >"$results/named"; }
+
+check_restart() {
+    local pid
+    pid=$(show cpu1 MainPID)
+    box systemctl restart shardd@cpu1
+    [ "$(show cpu1 MainPID)" != "$pid" ]
+    watch adopted cpu1
+}
+
+is_restarted() { [ "$(show cpu1 NRestarts)" -gt "$1" ] && are_active; }
+
+# The unit's own watchdog, in less time: one that is well is left alone, one that is stuck is not.
+check_watchdog() {
+    local drop_in=$box_root/etc/systemd/system/shardd@cpu1.service.d restarts pid
+    [ "$(show cpu0 WatchdogUSec)" = 2min ]
+    mkdir "$drop_in"
+    # shellcheck disable=SC2016
+    printf '[Service]\nWatchdogSec=2\nExecStopPost=%s\n' \
+        '/bin/sh -c "echo $SERVICE_RESULT $EXIT_STATUS >/run/shardd/ended"' >"$drop_in/watchdog.conf"
+    box systemctl daemon-reload
+    box systemctl restart shardd@cpu1
+    restarts=$(show cpu1 NRestarts)
+    pid=$(show cpu1 MainPID)
+    sleep 4 # two of its periods
+    [ "$(show cpu1 MainPID)" = "$pid" ]
+    box kill -STOP "$pid"
+    within 10 "the watchdog ends and restarts a stopped shardd@cpu1" is_restarted "$restarts"
+    # What systemd says of the end: "Watchdog timeout (limit 2s)!" in its own log.
+    [ "$(box cat /run/shardd/ended)" = "watchdog ABRT" ]
+    watch adopted cpu1
+    rm -r "$drop_in"
+    box rm /run/shardd/ended
+    box systemctl daemon-reload
+}
+
+# What nobody has shown of the training above is whether its bits are right: that is at the end.
+check_still_trained() {
+    local rank
+    for rank in 0 1; do
+        [ "$(unit_show "shd-worker$rank" NRestarts)" = 0 ]
+        [ "$(unit_show "shd-worker$rank" SubState)" = running ]
+    done
+}
+
+# Drained with a worker stopped in the middle of a step: all that a drain promises can be seen.
+check_drain() {
+    local device drain code=0 pid
+    pid=$(worker_pid 1)
+    watch hold "$pid"
+    timeout 90 nsenter --target "$box_pid" --mount --uts --ipc --pid --cgroup --root --wd=/ -- \
+        runuser -u shardd -- shardctl drain --checkpoint /var/lib/shardd/run1 \
+        >"$results/drain" 2>&1 &
+    drain=$!
+    watch draining
+    show cpu0 StatusText | grep Draining
+    if box timeout 20 shardctl digest >"$results/refused" 2>&1; then
+        echo "a drained daemon has let somebody in"
+        return 1
+    fi
+    grep 'is draining' "$results/refused"
+    box kill -CONT "$pid"
+    wait $drain || code=$?
+    cat "$results/drain"
+    [ $code -eq 0 ]
+    grep 'saved .*/step-' "$results/drain"
+    grep 'drained 2 daemons' "$results/drain"
+    within 20 "the workers of drained daemons end" are_over
+    grep 'is draining' "$box_root/opt/test/worker0.log"
+    sleep 1 # RestartSec is 0.2
+    for device in cpu0 cpu1; do
+        box systemctl show -p ActiveState -p Result -p ExecMainStatus -p NFileDescriptorStore \
+            "shardd@$device" | sort >"$results/unit"
+        diff - "$results/unit" <<'END'
+ActiveState=inactive
+ExecMainStatus=10
+NFileDescriptorStore=0
+Result=success
+END
+        box test ! -e "/run/shardd/$device.sock"
+    done
+    forget_workers
+}
+
+check_restore() {
+    local at want
+    box systemctl start shardd@cpu0 shardd@cpu1
+    within 30 "both instances active again" are_active
+    box shardctl restore /var/lib/shardd/run1
+    at=$(box readlink /var/lib/shardd/run1/LATEST || box cat /var/lib/shardd/run1/LATEST)
+    at=$((10#${at##*step-} + 100))
+    start_workers "$at"
+    within 60 "training to step $at" are_over
+    [ "$(unit_show shd-worker0 Result)" = success ]
+    [ "$(unit_show shd-worker1 Result)" = success ]
+    want=$("$build/bin/shd-gpt" --standalone "${gpt[@]}" --steps "$at" \
+        --data "$box_root/usr/include/shd.h" | tail -n 1)
+    tail -n 1 "$box_root/opt/test/worker0.log" >"$results/digest"
+    [ "$(cat "$results/digest")" = "$want" ] || {
+        echo "digest $(cat "$results/digest"), undisturbed $want"
+        return 1
+    }
+    forget_workers
+}
+
+is_told() { grep -q "systemctl stop shardd@$1" "$results/drain"; }
+
+# Who may attach may drain, but not stop: somebody else does.
+check_drain_by_member() {
+    local drain
+    timeout 60 nsenter --target "$box_pid" --mount --uts --ipc --pid --cgroup --root --wd=/ -- \
+        setpriv --reuid=nobody --regid=shardd --clear-groups shardctl drain >"$results/drain" 2>&1 &
+    drain=$!
+    within 20 "drain says what to stop" is_told cpu1
+    is_told cpu0
+    are_active
+    box systemctl stop shardd@cpu0 shardd@cpu1
+    wait $drain
+    grep 'drained 2 daemons' "$results/drain"
+    box systemctl start shardd@cpu0 shardd@cpu1
+}
+
+# -- Gone ------------------------------------------------------------------------------------------
+
+purge() { box dpkg --purge shd-gpt libshd-dev libshd0 shardd; }
+
+# shellcheck disable=SC2016
+nothing_runs() {
+    [ -z "$(box systemctl list-units --all --plain --no-legend 'shardd*')" ]
+    box sh -c 'for at in /proc/[0-9]*/comm; do ! grep -lxE "shardd|shardctl|shd-gpt" "$at" || exit 1; done'
     box test ! -e /run/shardd
+    [ -z "$(box ls /dev/shm)" ]
+}
+
+# Both daemons run. Checkpoints are the user's, and what is somebody's must have an owner.
+check_purge_keeps() {
+    are_active
+    purge
+    nothing_runs
+    box shardctl --version && return 1
+    box test -e /var/lib/shardd/run1/LATEST
+    box getent passwd shardd
+}
+
+check_purge() {
+    install_packages
+    box rm -r /var/lib/shardd/run1
+    box systemctl start shardd@cpu0
+    purge
+    nothing_runs
+    [ "$(box getent passwd shardd | wc -l)" -eq 0 ]
     list_files >"$results/after"
     diff "$results/before" "$results/after"
 }
@@ -261,6 +490,18 @@ run "units verified" check_unit
 echo "        exposure $(cat "$results/exposure") of 10, at most $exposure_max"
 run "a hardened instance, a worker of its group" check_instance
 run "upgrade keeps the state" check_upgrade
+run "shardd.target: two instances, two workers, curl" check_target
+run "systemctl shows step and phase" check_status_text
+run "a stopped worker is named by those who wait for it" check_stopped
+echo "        after $(cat "$results/named") s"
+run "restart of one instance, training goes on" check_restart
+run "the watchdog starts a stuck instance anew, its state stays" check_watchdog
+run "the workers are the same" check_still_trained
+run "drained: refused, saved, inactive and not started again" check_drain
+run "started, restored: the digest of an undisturbed run" check_restore
+echo "        $(cat "$results/digest")"
+run "drained by a member, stopped by root" check_drain_by_member
+run "purge ends both, keeps a checkpoint" check_purge_keeps
 run "purge leaves nothing" check_purge
 if [ "${2:-}" = --bare ]; then
     check_bare
