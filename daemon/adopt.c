@@ -126,8 +126,8 @@ static int cast_elems(struct model *m, struct kern *kern, uint64_t first, uint64
             err_set(e, r, "publishing the parameters failed");
         if (r != SHD_OK)
             return r;
-        keeper_status("Adopting model %s: %" PRIu64 " of %" PRIu64 " parameters published",
-                      m->spec->name, first + at + cast.elems, m->map->elems);
+        keeper_progress("Adopting model %s: %" PRIu64 " of %" PRIu64 " parameters published",
+                        m->spec->name, first + at + cast.elems, m->map->elems);
     }
     return SHD_OK;
 }
@@ -166,6 +166,7 @@ static int publish_model(struct model *m, struct kern *kern, struct shd_err *e)
 
 static int restore_order(struct model *m, struct kern *kern, struct shd_err *e)
 {
+    keeper_progress("Adopting model %s: repairing", m->spec->name);
     FAIL_POINT("adopt:repair:before");
     int r = kern_trail_repair(m->ledger.trail, m->state.base, m->state.bytes, m->ledger.chunks,
                               m->chunk_count, e);
@@ -174,6 +175,7 @@ static int restore_order(struct model *m, struct kern *kern, struct shd_err *e)
         r = model_share(m, e);
     if (r == SHD_OK)
         r = model_core(m, e);
+    keeper_progress("Adopting model %s: publishing", m->spec->name);
     if (r == SHD_OK)
         r = publish_model(m, kern, e);
     FAIL_POINT("adopt:publish:after");
@@ -290,7 +292,7 @@ static void adopt_group(struct daemon *d, struct keeper_group *g)
         drop_group(d, g, name);
         return;
     }
-    keeper_status("Adopting model %s", name);
+    keeper_progress("Adopting model %s: mapping what is kept", name);
     if (r == SHD_OK)
         r = adopt_model(d, g, &ledger, &segment, &e);
     if (r == SHD_OK) {

@@ -16,6 +16,7 @@
 #include "proto/sys.h"
 
 #define BARRIER_US  UINT64_C(10000000)
+#define PROGRESS_US UINT64_C(300000000) /* TimeoutStartSec= of the unit says the same */
 #define NAME_BYTES  40u
 #define INSTANCE_AT 1u  /* after the 'm' */
 #define PART_AT     17u /* after its digits */
@@ -167,12 +168,13 @@ void keeper_remove(const struct keeper *k, uint64_t instance)
         remove_part(instance, order[i]);
 }
 
-void keeper_status(const char *fmt, ...)
+void keeper_progress(const char *fmt, ...)
 {
     char text[256];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    sd_notifyf(/* unset_environment= */ 0, "STATUS=%s", text);
+    sd_notifyf(/* unset_environment= */ 0, "EXTEND_TIMEOUT_USEC=%" PRIu64 "\nSTATUS=%s",
+               PROGRESS_US, text);
 }

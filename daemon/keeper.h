@@ -50,7 +50,9 @@ void keeper_forget(struct keeper_group *g); /* close what nobody took */
 /* Take all of a model's out. */
 void keeper_remove(const struct keeper *k, uint64_t instance);
 
-/* STATUS=: what the daemon is busy with, for `systemctl status`. */
-void keeper_status(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* Before the daemon is ready: what it is busy with (STATUS=), and that the manager should give it
+ * five more minutes from now on: one that goes on is not ended for a large model, one that hangs
+ * is. */
+void keeper_progress(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

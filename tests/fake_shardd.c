@@ -4,6 +4,7 @@
  *   (none)  three segments; each life counts itself in each of them
  *   never   ends before it is ready
  *   hang    is ready the first time only
+ *   slow    takes 2 s when it is started again, and says so
  *   names   also stores under names that are no names
  *   many    stores more than may be kept
  *   lost    drops seg1 when it is handed back
@@ -135,6 +136,10 @@ int main(int argc, char **argv)
         free(names[i]);
     free(names);
     CHECK(sd_notify_barrier(0, UINT64_C(10) * 1000 * 1000) > 0);
+    if (count > 0 && told("slow")) {
+        sd_notify(0, "EXTEND_TIMEOUT_USEC=20000000\nSTATUS=adopting");
+        sleep(2);
+    }
     if (count == 0 || !told("hang"))
         sd_notify(0, "STATUS=serving\nREADY=1");
     int signum = 0;

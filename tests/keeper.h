@@ -35,6 +35,7 @@ enum keeper_order {
     KEEPER_COUNT,  /* number: of stored descriptors */
     KEEPER_GIVE,   /* a copy of the first stored one whose name ends in text */
     KEEPER_FORGET, /* the one whose name ends in text */
+    KEEPER_SAID,   /* number: of messages with a line that begins like text */
 };
 
 struct keeper_msg {
@@ -58,6 +59,7 @@ struct keeper_side { /* one daemon's */
     char path[300];
     struct kept_fd kept[KEEPER_FDS_MAX];
     int count;
+    char said[16384]; /* without descriptors, one after the other; what does not fit is not there */
 };
 
 static struct keeper_side keeper_sides[KEEPER_DAEMONS_MAX]; /* of the manager's process */
@@ -138,6 +140,17 @@ static void keeper_obey(struct keeper_side *side, const char *text, int fd)
         keeper_forget_fd(side, kept);
     if (fd >= 0)
         close(fd); /* a barrier's: this is what it waits for */
+    else
+        snprintf(side->said + strlen(side->said), sizeof side->said - strlen(side->said), "%s\n",
+                 text);
+}
+
+static long keeper_said(const struct keeper_side *side, const char *begin)
+{
+    long count = 0;
+    for (const char *at = side->said; *at != '\0'; at += strcspn(at, "\n") + 1)
+        count += strncmp(at, begin, strlen(begin)) == 0;
+    return count;
 }
 
 /* What the daemons have said. */
@@ -273,6 +286,10 @@ static int keeper_serve(struct keeper_msg *msg, int count, void (*serve)(int ind
         kept = keeper_find(side, msg->text);
         if (kept != NULL)
             keeper_forget_fd(side, kept);
+        break;
+    case KEEPER_SAID:
+        keeper_hear(count);
+        msg->number = keeper_said(side, msg->text);
         break;
     }
     return -1;

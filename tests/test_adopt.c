@@ -463,6 +463,23 @@ TEST(terminated_in_good_order_goes_on_too)
     fixture_stop(&daemons);
 }
 
+/* So that a manager's limit for starts ends only one that hangs: before each part of the work. */
+TEST(adoption_asks_for_time_and_says_what_it_does)
+{
+    struct past got;
+    start_and_train(&got);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_SAID, 0, "EXTEND_TIMEOUT_USEC="), 0);
+    fixture_ask(&daemons, KEEPER_KILL, 0, "");
+    fixture_succeed(&daemons, 0, "");
+    fixture_wait_up(&daemons, 0);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_SAID, 0, "STATUS=Adopting model kept: mapping"), 1);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_SAID, 0, "STATUS=Adopting model kept: repairing"), 1);
+    EXPECT(fixture_ask(&daemons, KEEPER_SAID, 0, "STATUS=Adopting model kept: publishing") == 1);
+    EXPECT(fixture_ask(&daemons, KEEPER_SAID, 0, "EXTEND_TIMEOUT_USEC=300000000") >= 4);
+    expect_adopted(&got);
+    fixture_stop(&daemons);
+}
+
 /* -- State that is gone --------------------------------------------------------------------------
  */
 

@@ -162,6 +162,16 @@ TEST(daemon_that_hangs_when_started_again_is_given_up)
     expect_clean();
 }
 
+TEST(daemon_that_asks_for_more_time_when_started_again_has_it)
+{
+    fake("slow");
+    run_start(&run, RUN("--timeout", "1", WAIT));
+    run_await(&run, run.out, "up\n");
+    kill(last_pid("started daemon cpu0 pid="), SIGKILL);
+    await_count("daemon cpu0 is ready", 2);
+    end_by_term();
+}
+
 TEST(daemon_killed_too_often_is_given_up)
 {
     fake("");

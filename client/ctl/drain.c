@@ -41,9 +41,11 @@ static const char drain_about[] =
     "training goes on where it was held.";
 
 static const char drain_more[] =
-    "default: all daemons at $SHARDD_ADDRESS, else at /run/shardd. Drained daemons are not started\n"
+    "default: all daemons at $SHARDD_ADDRESS, else at /run/shardd. Drained daemons are not "
+    "started\n"
     "again by `shardctl run`, `shardctl up` or systemd; their memory is given back, so save it.\n"
-    "Who is neither root nor the daemons' user cannot stop them: then drain says what to have run,\n"
+    "Who is neither root nor the daemons' user cannot stop them: then drain says what to have "
+    "run,\n"
     "and waits for it.\n"
     "\n"
     "example:\n"

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -59,6 +60,8 @@ static void parse_line(struct notify_message *m, const char *line)
         m->store = true;
     else if (strcmp(line, "FDSTOREREMOVE=1") == 0)
         m->remove = true;
+    else if (strncmp(line, "EXTEND_TIMEOUT_USEC=", strlen("EXTEND_TIMEOUT_USEC=")) == 0)
+        m->more_us = strtoull(line + strlen("EXTEND_TIMEOUT_USEC="), NULL, 10);
     else if (strncmp(line, "FDNAME=", strlen("FDNAME=")) == 0)
         m->name = line + strlen("FDNAME=");
 }
@@ -81,6 +84,7 @@ int notify_take(int fd, struct notify_message *ret_message)
     m->pid = 0;
     m->ready = m->store = m->remove = m->drained = false;
     m->name = NULL;
+    m->more_us = 0;
     m->fd_count = 0;
     m->fds_lost = (msg.msg_flags & MSG_CTRUNC) != 0;
     take_control(&msg, m);

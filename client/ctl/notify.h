@@ -22,6 +22,7 @@ struct notify_message {
     pid_t pid;
     bool ready, store, remove;
     bool drained;     /* it ends because it was told to go out of service */
+    uint64_t more_us; /* EXTEND_TIMEOUT_USEC: it works, and is not ready yet; 0: did not say */
     bool fds_lost;    /* some did not arrive: our limit of open files */
     const char *name; /* FDNAME, inside text; NULL: none given */
     uint32_t fd_count;

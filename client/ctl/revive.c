@@ -105,6 +105,12 @@ static bool is_daemon(const struct run_child *c)
     return c == &c->run->daemons[c->index];
 }
 
+void revive_later(struct run_child *c, uint64_t ms)
+{
+    if (uv_is_active((uv_handle_t *)&c->timer) && uv_timer_get_due_in(&c->timer) < ms)
+        uv_timer_start(&c->timer, revive_timer, ms, 0);
+}
+
 void revive_timer(uv_timer_t *timer)
 {
     struct run_child *c = timer->data;

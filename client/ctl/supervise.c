@@ -240,6 +240,8 @@ static void daemon_says(struct run_child *c, struct notify_message *m)
 {
     keeper_take(&c->kept, m, c->name);
     c->drained = c->drained || m->drained;
+    if (!c->ready && m->more_us > 0)
+        revive_later(c, m->more_us / 1000);
     if (!m->ready || c->ready)
         return;
     c->ready = true;

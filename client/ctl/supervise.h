@@ -159,6 +159,9 @@ void revive_exited(struct run *r);
 /* c's timer has fired. */
 void revive_timer(uv_timer_t *timer);
 
+/* A daemon that is not ready yet goes on, and asks for ms from now on. */
+void revive_later(struct run_child *c, uint64_t ms);
+
 /* -- elastic.c -------------------------------------------------------------------------------- */
 
 /* One worker more, or the newest asked to leave, within the limits. */
