@@ -242,7 +242,8 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
 static void drop_group(struct daemon *d, struct keeper_group *g, const char *name)
 {
     log_warn("op=adopt model=%s instance=%016" PRIx64
-             " why=\"dropped: its initial values were not complete\"",
+             " why=\"dropped: its initial values were not complete\""
+             " do=\"nothing: whoever opens it makes it again\"",
              name, g->instance);
     keeper_remove(&d->keeper, g->instance);
     keeper_forget(g);
@@ -264,8 +265,10 @@ static void refuse(struct daemon *d, const struct keeper_group *g, const char *n
     snprintf(refused.name, sizeof refused.name, "%s", name);
     make_printable(refused.name);
     make_printable(refused.why.text);
-    log_error("op=adopt model=%s instance=%016" PRIx64 " status=%s why=\"%s\"", refused.name,
-              g->instance, status_name(why->code), refused.why.text);
+    log_error("op=adopt model=%s instance=%016" PRIx64 " status=%s why=\"%s\""
+              " do=\"its bytes are kept: start the version that wrote them, or drain and "
+              "`shardctl restore` a checkpoint\"",
+              refused.name, g->instance, status_name(why->code), refused.why.text);
     if (a->refused_count < ADOPT_REFUSED_MAX)
         a->refused[a->refused_count++] = refused;
 }

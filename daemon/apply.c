@@ -162,8 +162,9 @@ static void work_failed(struct model_unit *mu, int status, const char *why)
     struct model *m = mu->model;
     m->last_status = status;
     m->ready = false; /* refuses requests from now on; its state is not to be trusted */
-    log_error("op=kernel model=%s unit=%s status=%s why=\"%s\"", m->spec->name,
-              m->spec->units[mu->unit].name, status_name(status), why);
+    log_error("op=kernel model=%s unit=%s status=%s why=\"%s\""
+              " do=\"systemctl restart this daemon, it goes on from the last whole step\"",
+              m->spec->name, m->spec->units[mu->unit].name, status_name(status), why);
 }
 
 static void submit_or_keep(struct model_unit *mu)

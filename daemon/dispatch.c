@@ -129,8 +129,9 @@ void dispatch_frame(struct daemon *d, const uint8_t *identity, uint32_t identity
     /* An undecodable request: its sender speaks something else, or is broken. */
     d->mailbox.bad_frames++;
     struct session *s = session_by_identity(d, identity, identity_bytes);
-    log_warn("op=undecodable status=%s session=%016" PRIx64 " why=\"%s\"", status_name(r),
-             s != NULL ? s->id : 0, op->err.text);
+    log_warn("op=undecodable status=%s session=%016" PRIx64 " pid=%d why=\"%s\""
+             " do=\"look at that program: use libshd of this version\"",
+             status_name(r), s != NULL ? s->id : 0, s != NULL ? (int)s->peer.pid : 0, op->err.text);
     op_finish(op, r);
     if (s != NULL && s->state == SESSION_OPEN)
         session_end(s, "it sent an undecodable request");

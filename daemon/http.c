@@ -139,7 +139,7 @@ static void *serve(void *arg)
             fds[1 + i] = (struct pollfd){ .fd = h->servers[i].epoll_fd, .events = POLLIN };
         const int ready = poll(fds, ARRAY_SIZE(fds), poll_ms(h, published));
         if (ready < 0 && errno != EINTR)
-            log_error("op=http why=\"poll: %s; /status may be slow, restart the daemon\"",
+            log_error("op=http why=\"poll: %s\" do=\"restart the daemon if /status stays slow\"",
                       strerror(errno));
         uint64_t count;
         published = read(v->event_fd, &count, sizeof count) == (ssize_t)sizeof count;

@@ -25,7 +25,8 @@ static int set_access(const struct daemon *d, const char *path, struct shd_err *
     if (stat(d->runtime_dir, &st) != 0)
         return err_sys(e, SHD_EIO, "look at '%s'", d->runtime_dir);
     if (st.st_gid != getegid() && chown(path, (uid_t)-1, st.st_gid) != 0)
-        log_warn("op=http path=%s why=\"give it to group %u: %s; members cannot read the status\"",
+        log_warn("op=http path=%s why=\"give it to group %u: %s\" do=\"chgrp it, or members of the "
+                 "group cannot read the status\"",
                  path, (unsigned)st.st_gid, strerror(errno));
     if (chmod(path, STATUS_MODE) != 0)
         return err_sys(e, SHD_EIO, "set the mode of '%s'", path);
@@ -127,8 +128,8 @@ int http_listen_tcp(const char *address, int *ret_fd, bool *ret_loopback, struct
     *ret_loopback = is_loopback(info->ai_addr);
     freeaddrinfo(info);
     if (r == SHD_OK && !*ret_loopback)
-        log_warn("op=http address=%s why=\"others can read names, pids and progress there; use a "
-                 "loopback address, or a firewall\"",
+        log_warn("op=http address=%s why=\"others can read names, pids and progress there\" "
+                 "do=\"use a loopback address, or a firewall\"",
                  address);
     return r;
 }

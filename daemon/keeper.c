@@ -70,8 +70,9 @@ static void take_one(struct keeper *k, int fd, const char *name)
             return;
         }
     }
-    log_warn("op=adopt fd=%d name=%.64s why=\"no name of ours, or a second one: left alone\"", fd,
-             name);
+    log_warn("op=adopt fd=%d name=%.64s why=\"no name of ours, or a second one: left alone\""
+             " do=\"if no other version of shardd runs here, drain and start again\"",
+             fd, name);
     k->unknown[k->unknown_count++] = fd;
 }
 

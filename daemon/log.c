@@ -20,6 +20,7 @@ static enum log_level level_max = LOG_LEVEL_INFO;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards the rest */
 static struct log_entry entries[LOG_ENTRIES];
 static uint64_t entries_ever, suppressed_ever;
+static struct log_site *held; /* places that hold lines back, by next; borrowed: they are static */
 static enum { UNKNOWN, JOURNAL, OTHER } stderr_kind;
 
 void log_set_level(enum log_level level)
@@ -70,24 +71,56 @@ static uint64_t clock_ns(clockid_t clock)
     return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
 }
 
-/* May this place say one more? *ret_suppressed: how many it did not say before. */
-static bool admit(struct log_site *site, uint32_t *ret_suppressed)
+/* May this place say one more? */
+static bool admit(struct log_site *site)
 {
     const uint64_t now_ns = clock_ns(CLOCK_MONOTONIC);
-    *ret_suppressed = 0;
     if (site->said == 0 || now_ns - site->since_ns > PERIOD_NS) {
         site->since_ns = now_ns;
         site->said = 0;
-        *ret_suppressed = site->suppressed;
-        site->suppressed = 0;
     }
     if (site->said < BURST) {
         site->said++;
         return true;
     }
-    site->suppressed++;
-    suppressed_ever++;
     return false;
+}
+
+static void hold_back(struct log_site *site, enum log_level level, const char *text)
+{
+    suppressed_ever++;
+    if (site->suppressed++ > 0)
+        return;
+    site->level = level;
+    snprintf(site->op, sizeof site->op, "%.*s", (int)strcspn(text, " "), text);
+    site->next = held;
+    held = site;
+}
+
+/* Take a place out whose period is over (all: any). False: there is none. */
+static bool take_held(bool all, enum log_level *ret_level, char *text, size_t bytes)
+{
+    const uint64_t now_ns = clock_ns(CLOCK_MONOTONIC);
+    for (struct log_site **at = &held; *at != NULL; at = &(*at)->next) {
+        struct log_site *site = *at;
+        if (!all && now_ns - site->since_ns <= PERIOD_NS)
+            continue;
+        *at = site->next;
+        *ret_level = site->level;
+        snprintf(text, bytes, "%s suppressed=%u why=\"more than %u like it in %u s\"", site->op,
+                 site->suppressed, BURST, (unsigned)(PERIOD_NS / NS_PER_S));
+        site->suppressed = 0;
+        return true;
+    }
+    return false;
+}
+
+/* Names and messages come from peers: a line is one line, and no escape sequence. */
+static void make_printable(char *text)
+{
+    for (; *text != '\0'; text++)
+        if ((unsigned char)*text < ' ' || *text == 0x7f)
+            *text = '?';
 }
 
 static void keep(enum log_level level, const char *text)
@@ -107,26 +140,47 @@ static void write_line(enum log_level level, const char *text, bool journal)
         fprintf(stderr, "%s: %s\n", log_level_name(level), text);
 }
 
+static bool journal_there(void)
+{
+    if (stderr_kind == UNKNOWN)
+        stderr_kind = is_journal() ? JOURNAL : OTHER;
+    return stderr_kind == JOURNAL;
+}
+
+void log_flush(bool all)
+{
+    char text[LOG_TEXT_BYTES];
+    enum log_level level;
+    for (;;) {
+        pthread_mutex_lock(&mutex);
+        const bool found = take_held(all, &level, text, sizeof text);
+        const bool journal = journal_there();
+        pthread_mutex_unlock(&mutex);
+        if (!found)
+            return;
+        if (level <= level_max)
+            write_line(level, text, journal);
+    }
+}
+
 void log_at(struct log_site *site, enum log_level level, const char *fmt, ...)
 {
     char text[1024];
-    uint32_t suppressed;
     if (level > level_max && level > LOG_LEVEL_WARN)
         return;
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
+    make_printable(text);
+    log_flush(/* all= */ false);
     pthread_mutex_lock(&mutex);
-    const bool admitted = admit(site, &suppressed);
-    const size_t used = strlen(text);
-    if (suppressed > 0)
-        snprintf(text + used, sizeof text - used, " suppressed=%u", suppressed);
-    if (admitted && level <= LOG_LEVEL_WARN)
+    const bool admitted = admit(site);
+    if (!admitted)
+        hold_back(site, level, text);
+    else if (level <= LOG_LEVEL_WARN)
         keep(level, text);
-    if (stderr_kind == UNKNOWN)
-        stderr_kind = is_journal() ? JOURNAL : OTHER;
-    const bool journal = stderr_kind == JOURNAL;
+    const bool journal = journal_there();
     pthread_mutex_unlock(&mutex);
     if (admitted && level <= level_max)
         write_line(level, text, journal); /* it may block; nobody else has to wait for that */

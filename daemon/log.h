@@ -2,11 +2,15 @@
  * journal the level is its priority prefix ("<4>..."), elsewhere a word. Only daemon/ logs.
  *
  * Each place in the code may say 20 lines in 5 seconds; what exceeds that is counted, and the count
- * is said with its next line. Warnings and errors are also kept, the last 16, for /status. Any
- * thread. */
+ * is said ("op=connect suppressed=480 ...") when the period is over, with the next line of any
+ * place or by log_flush(). Control characters become '?'. Warnings and errors are also kept, the
+ * last 16, for /status. Any thread.
+ *
+ * A warning or error says why, and do="...": what somebody should do (tests/test_log_lines.sh). */
 #ifndef SHD_LOG_H
 #define SHD_LOG_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum log_level { LOG_LEVEL_ERROR = 3, LOG_LEVEL_WARN = 4, LOG_LEVEL_INFO = 6, LOG_LEVEL_DEBUG = 7 };
@@ -18,13 +22,19 @@ void log_set_level(enum log_level level);
 enum log_level log_level_parse(const char *name);
 const char *log_level_name(enum log_level level);
 
-struct log_site { /* one per place, zeroed at first */
+struct log_site { /* one per place, static, zeroed at first */
     uint64_t since_ns;
     uint32_t said, suppressed;
+    struct log_site *next; /* among those that hold lines back */
+    enum log_level level;
+    char op[32]; /* the first word of what is held back */
 };
 
 void log_at(struct log_site *site, enum log_level level, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* Say how many lines were held back where the 5 s are over; all: everywhere, before the end. */
+void log_flush(bool all);
 
 #define log_line(level, ...)                          \
     do {                                              \

@@ -133,7 +133,9 @@ static void raise_descriptor_limit(void)
         return;
     limit.rlim_cur = limit.rlim_max;
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
-        log_warn("op=start why=\"cannot raise the descriptor limit: %s\"", strerror(errno));
+        log_warn("op=start why=\"cannot raise the descriptor limit: %s\" do=\"set LimitNOFILE= or "
+                 "ulimit -n if sessions are refused\"",
+                 strerror(errno));
 }
 
 int main(int argc, char **argv)
@@ -165,5 +167,6 @@ int main(int argc, char **argv)
     const bool drained = d->drain_session != 0;
     sd_notify(/* unset_environment= */ 0, drained ? "STOPPING=1\nSTATUS=Drained" : "STOPPING=1");
     daemon_free(d);
+    log_flush(/* all= */ true);
     return drained ? SHARDD_EXIT_DRAINED : EXIT_SUCCESS;
 }

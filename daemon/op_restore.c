@@ -79,8 +79,9 @@ static void drop(struct restore *w)
 static void fail(struct restore *w, int status)
 {
     struct op *op = w->op;
-    log_warn("op=restore path=\"%s\" status=%s why=\"%s\"", w->path, status_name(status),
-             w->err.text);
+    log_warn("op=restore path=\"%s\" status=%s why=\"%s\""
+             " do=\"shardctl checkpoint --verify it; nothing was opened\"",
+             w->path, status_name(status), w->err.text);
     op->err = w->err;
     drop(w);
     op_finish(op, status);

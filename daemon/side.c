@@ -36,8 +36,9 @@ static void take_connection(struct daemon *d, int fd)
     if (r == SHD_OK)
         r = session_new(d, fd, &peer, &e);
     if (r != SHD_OK) {
-        log_warn("op=connect pid=%d uid=%u status=%s why=\"%s\"", (int)peer.pid, (unsigned)peer.uid,
-                 status_name(r), e.text);
+        log_warn("op=connect pid=%d uid=%u status=%s why=\"%s\""
+                 " do=\"shardctl doctor as that user says who may attach\"",
+                 (int)peer.pid, (unsigned)peer.uid, status_name(r), e.text);
         refuse(fd, &e);
     }
 }
@@ -52,7 +53,8 @@ static void refuse_without_descriptors(struct daemon *d)
     if (fd >= 0) {
         err_set(&e, SHD_ENOMEM, "device %s is out of file descriptors (see LimitNOFILE=)",
                 d->device);
-        log_error("op=connect status=SHD_ENOMEM why=\"%s\"", e.text);
+        log_error("op=connect status=SHD_ENOMEM why=\"%s\" do=\"raise LimitNOFILE=, restart\"",
+                  e.text);
         refuse(fd, &e);
     }
     d->side.spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -71,7 +73,8 @@ static void connecting(uv_poll_t *poll, int status, int events)
         if (errno == EMFILE || errno == ENFILE)
             refuse_without_descriptors(d);
         else if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
-            log_error("op=accept why=\"%s\"", strerror(errno));
+            log_error("op=accept why=\"%s\" do=\"shardctl doctor: limits and memory\"",
+                      strerror(errno));
         return;
     }
 }

@@ -88,7 +88,10 @@ static void make_segment(uv_work_t *work)
         r = keeper_store(m->keeper, m->instance, KEEPER_SPILL, m->spill.segment.fd, &e);
     FAIL_POINT("spill:make:after");
     if (r != SHD_OK) {
-        log_error("op=spill model=%s status=%s why=\"%s\"", m->spec->name, status_name(r), e.text);
+        log_error("op=spill model=%s status=%s why=\"%s\" do=\"gradients wait in their slots: free "
+                  "memory, "
+                  "look for the slow worker in shardctl status\"",
+                  m->spec->name, status_name(r), e.text);
         segment_close(&m->spill.segment);
     }
     m->spill.work_status = r;
@@ -110,7 +113,10 @@ static void punch_segment(uv_work_t *work)
     FAIL_POINT("spill:punch:before");
     if (fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
                   (off_t)segment->bytes) != 0)
-        log_warn("op=spill model=%s why=\"punch: %s\"", m->spec->name, strerror(errno));
+        log_warn("op=spill model=%s why=\"give memory back: %s\" do=\"nothing, it is used again; "
+                 "restart the "
+                 "daemon to have it free\"",
+                 m->spec->name, strerror(errno));
     FAIL_POINT("spill:punch:after");
 }
 
@@ -164,7 +170,9 @@ static void copied(struct task *task)
     struct model *m = copy->model;
     struct step_actions actions = { .count = 0 };
     if (task->status != SHD_OK)
-        log_error("op=spill model=%s status=%s", m->spec->name, status_name(task->status));
+        log_error("op=spill model=%s status=%s why=\"a gradient was not copied, it waits in its "
+                  "slot\" do=\"restart the daemon if it comes again\"",
+                  m->spec->name, status_name(task->status));
     else if (op_at(&m->daemon->ops, copy->ref - 1)->serial == copy->serial)
         step_spilled(m->core, copy->unit, copy->micro, copy->ref, copy->dtype, &actions);
     if (actions.count > 0) { /* it was credited */
@@ -264,7 +272,9 @@ static bool is_memory_short(const struct inbox *inbox)
     if (needed <= available)
         return false;
     log_warn("op=spill model=%s why=\"gradients wait in their slots: %" PRIu64
-             " MiB are needed, %" PRIu64 " MiB are available\"",
+             " MiB are needed, %" PRIu64
+             " MiB are available\" do=\"free memory, or look for the slow "
+             "worker in shardctl status\"",
              inbox->model->spec->name, needed >> 20, available >> 20);
     return true;
 }

@@ -23,8 +23,8 @@ static void publish(struct view *v, struct view_snapshot *s, bool with_spans)
     view_unref(old); /* freed here, or by the reader that is still at it */
     const uint64_t one = 1;
     if (write(v->event_fd, &one, sizeof one) != (ssize_t)sizeof one && errno != EAGAIN)
-        log_warn("op=view why=\"tell the status thread: %s; restart the daemon if /status stays "
-                 "old\"",
+        log_warn("op=view why=\"tell the status thread: %s\" do=\"restart the daemon if /status "
+                 "stays old\"",
                  strerror(errno));
 }
 

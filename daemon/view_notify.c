@@ -34,7 +34,8 @@ static void tell(const struct view_notify *n, const char *text)
     if (sendto(n->fd, text, strlen(text), MSG_DONTWAIT | MSG_NOSIGNAL,
                (const struct sockaddr *)&address, length) < 0 &&
         errno != EAGAIN)
-        log_warn("op=notify why=\"%s: %s; look after the service manager\"", path, strerror(errno));
+        log_warn("op=notify why=\"%s: %s\" do=\"look after the service manager\"", path,
+                 strerror(errno));
 }
 
 static void probed(struct task *task)
@@ -57,14 +58,17 @@ static void probe(uv_timer_t *timer)
                                     .elems = ARRAY_SIZE(scratch),
                                     .kind = KERN_FILL_CONST };
     struct shd_err e;
+    log_flush(/* all= */ false);
     if (n->probing || d->stopping)
         return;
     task_init(&n->probe, d->tasks, probed);
     const int r = d->kern->ops->fill(d->kern, &fill, &n->probe.done, &e);
     n->probing = r == SHD_OK;
     if (r != SHD_OK && r != SHD_EBUSY) /* a full queue: the next time */
-        log_error("op=watchdog status=%s why=\"%s; the service manager will restart us\"",
-                  status_name(r), e.text);
+        log_error(
+            "op=watchdog status=%s why=\"%s\" do=\"nothing: the service manager restarts us, the "
+            "state stays\"",
+            status_name(r), e.text);
 }
 
 int view_notify_init(struct daemon *d, struct shd_err *e)

@@ -5,6 +5,7 @@
 #include <sys/un.h>
 
 #include "client/shd.h"
+#include "tests/http_ask.h"
 #include "tests/raw_client.h"
 
 /* -- The trainer that must not notice --------------------------------------------------------- */
@@ -368,6 +369,28 @@ TEST(garbage_loses_its_session_and_nothing_else)
     EXPECT(reply.status != SHD_OK && reply.text[0] != '\0');
     EXPECT_STATUS(raw_ask(&r, (struct wire_request){ .type = WIRE_STATUS }, &reply), SHD_EAUTH);
     raw_close(&r);
+    trainer_step();
+    trainer_stop(1);
+}
+
+/* Without a session, so that nothing ends: the log is spared, and says so to who asks. */
+TEST(flood_of_garbage_is_not_a_flood_of_lines)
+{
+    static struct raw r;
+    struct wire_reply reply;
+    trainer_start();
+    raw_open(&r);
+    for (int i = 0; i < 500; i++) {
+        raw_send(&r, "\xff\xff\xff\xff garbage", 12);
+        raw_recv(&r, &reply);
+        EXPECT(reply.status != SHD_OK);
+    }
+    raw_close(&r);
+    struct http_reply metrics = http_get(&fixture, 0, "/metrics");
+    const char *dropped = strstr(metrics.body, "\nshardd_dropped_events_total{");
+    EXPECT_EQ(metrics.code, 200);
+    EXPECT(dropped != NULL && strtol(strstr(dropped, "} ") + 2, NULL, 10) >= 400);
+    free(metrics.text);
     trainer_step();
     trainer_stop(1);
 }
