@@ -7,6 +7,7 @@
  *   slow    takes 2 s when it is started again, and says so
  *   names   also stores under names that are no names
  *   many    stores more than may be kept
+ *   loud    says 300,000 numbered lines of 128 bytes
  *   lost    drops seg1 when it is handed back
  *
  * SIGUSR1: store "late" and die at once, so that the message outlives its sender.
@@ -142,6 +143,8 @@ int main(int argc, char **argv)
     }
     if (count == 0 || !told("hang"))
         sd_notify(0, "STATUS=serving\nREADY=1");
+    for (unsigned i = 0; i < 300000 && told("loud"); i++)
+        fprintf(stderr, "line %08u %112s\n", i, "");
     int signum = 0;
     sigwait(&wanted, &signum);
     if (signum == SIGUSR1) {

@@ -170,6 +170,14 @@ TEST(up_that_is_killed_before_it_is_ready_leaves_nothing)
     expect_clean();
 }
 
+static off_t size_of(const char *file)
+{
+    char path[192];
+    struct stat st;
+    snprintf(path, sizeof(path), "%s/%s", dir, file);
+    return stat(path, &st) == 0 ? st.st_size : -1;
+}
+
 TEST(keeper_that_gives_up_leaves_its_log)
 {
     pid_t pids[PIDS_MAX];
@@ -183,8 +191,30 @@ TEST(keeper_that_gives_up_leaves_its_log)
     for (int tries = 0; tries < 500 && strstr(run.err, "nothing runs") == NULL; tries++)
         ctl(ARGS("down", "--runtime-dir", dir));
     await_log("was killed by signal 9 (SIGKILL)");
-    up(); /* takes the directory over, and with it its removal */
+    up();                            /* takes the directory over, and with it its removal */
+    EXPECT(size_of("up.log.1") > 0); /* what the one before said */
     down();
+    expect_nothing_runs();
+}
+
+/* 40 MB of a daemon, of which the last 16 to 32 MiB are kept, without a gap. */
+TEST(log_of_loud_daemons_is_bounded)
+{
+    char command[512];
+    start();
+    setenv("FAKE", "loud", 1);
+    ctl(ARGS("up", "--daemons", "1", "--runtime-dir", dir));
+    EXPECT_EQ(run.code, 0);
+    await_log("line 00299999");
+    EXPECT(size_of("up.log.1") <= 16 << 20 && size_of("up.log.1") > (16 << 20) - 4096);
+    EXPECT(size_of("up.log") <= 16 << 20 && size_of("up.log") > 0);
+    snprintf(command, sizeof(command),
+             "cd %s && cat up.log.1 up.log | awk '/line/ { if (seen && $3 != last + 1) exit 1; "
+             "seen = 1; last = $3 }'",
+             dir);
+    EXPECT_EQ(system(command), 0);
+    ctl(ARGS("down", "--runtime-dir", dir));
+    EXPECT_EQ(run.code, 0);
     expect_nothing_runs();
 }
 

@@ -8,6 +8,7 @@
 
 #include "client/ctl/ctl.h"
 #include "client/ctl/suggest.h"
+#include "client/ctl/uplog.h"
 #include "client/shd.h"
 #include "proto/check.h"
 
@@ -104,6 +105,7 @@ void ctl_say(const char *fmt, ...)
     if (n > 0)
         used = used + n < (int)sizeof(line) - 2 ? used + n : (int)sizeof(line) - 2;
     line[used] = '\n';
+    uplog_room((size_t)used + 1);
     if (write(STDERR_FILENO, line, (size_t)used + 1) < 0)
         return; /* nobody reads our stderr: there is nowhere left to complain */
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/ctl/uplog.h"
 #include "proto/check.h"
 
 #define RELAY_RETRY_MS   20u
@@ -34,6 +35,7 @@ static void emit(struct relay *r, size_t bytes)
     used += bytes;
     if (line[used - 1] != '\n')
         line[used++] = '\n';
+    uplog_room(used);
     ssize_t n;
     do {
         n = write(STDERR_FILENO, line, used);

@@ -18,6 +18,7 @@
 #include "client/ctl/flags.h"
 #include "client/ctl/supervise.h"
 #include "client/ctl/updir.h"
+#include "client/ctl/uplog.h"
 #include "proto/check.h"
 
 static const char up_about[] =
@@ -26,9 +27,10 @@ static const char up_about[] =
     "  eval \"$(shardctl up --daemons 2)\" && shd-gpt --steps 20\n"
     "\n"
     "A keeper process holds their memory: a daemon that dies is started again and gets its state\n"
-    "back. It writes to DIR/" UPDIR_LOG
-    ". Without keeper and daemons the state is gone, unless it\n"
-    "was saved elsewhere. One keeper per directory; they are no service: a reboot ends them.";
+    "back. It writes to DIR/" UPDIR_LOG " (at 16 MiB that becomes DIR/" UPDIR_LOG_OLD
+    "). Without keeper and daemons\n"
+    "the state is gone, unless it was saved elsewhere. One keeper per directory; they are no "
+    "service: a reboot ends them.";
 
 static const char up_more[] =
     "default DIR: /run/shardd for root, else $XDG_RUNTIME_DIR/shardd; made when missing, and then\n"
@@ -70,15 +72,9 @@ static void print_address(const char *path)
 /* From here on on our own: no terminal, no caller, no directory in the way. */
 static int detach(struct up *up, struct shd_err *e)
 {
-    char path[RUNDIR_PATH_BYTES + sizeof(UPDIR_LOG) + 1];
-    snprintf(path, sizeof(path), "%s/" UPDIR_LOG, up->dir.path);
-    const int log = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600);
-    if (log < 0)
-        return err_sys(e, SHD_EIO, "open '%s'", path);
-    int rc = SHD_OK;
-    if (dup2(log, STDERR_FILENO) < 0 || chdir("/") < 0)
+    int rc = uplog_open(up->dir.path, e);
+    if (rc == SHD_OK && chdir("/") < 0)
         rc = err_sys(e, SHD_EIO, "leave for the background");
-    close(log);
     prctl(PR_SET_PDEATHSIG, 0);
     return rc;
 }

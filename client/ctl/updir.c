@@ -205,7 +205,9 @@ static int prepare(struct updir *dir, struct shd_err *e)
     if (rc != SHD_OK)
         return rc;
     remove_in(dir->path, NOTIFY_FILE);
-    remove_in(dir->path, UPDIR_LOG);
+    char log[PATH_MAX], old[PATH_MAX];
+    if (join(log, dir->path, UPDIR_LOG) && join(old, dir->path, UPDIR_LOG_OLD))
+        rename(log, old); /* of a keeper that was killed or gave up: somebody may want to know */
     char text[64];
     const int n = snprintf(text, sizeof(text), "daemons=%" PRIu32 " made=%d\n", dir->daemons,
                            dir->made);
@@ -243,8 +245,10 @@ void updir_release(struct updir *dir, bool keep_log)
             remove_device(dir, device);
     }
     remove_in(dir->path, NOTIFY_FILE);
-    if (!keep_log)
+    if (!keep_log) {
         remove_in(dir->path, UPDIR_LOG);
+        remove_in(dir->path, UPDIR_LOG_OLD);
+    }
     if (!keep_log || !dir->made) /* else it says to the next keeper that the directory was made */
         remove_in(dir->path, LOCK_FILE);
     if (dir->made)

@@ -3,7 +3,7 @@
  * A lock on DIR/up.lock says that it is kept, and by which process: fcntl's kind, which the kernel
  * answers with the owner's pid (so that one is never stale) and drops with the process. The file's
  * text is only for messages. Below it are the sockets and locks of the daemons (DEVICE.*), the
- * notify socket and the keeper's log.
+ * notify socket and the keeper's log (uplog.h).
  *
  * A keeper that was killed leaves its files: the next updir_take() removes the sockets, since all
  * *.sock in a directory are what its address means.
@@ -18,7 +18,8 @@
 #include "client/ctl/rundir.h"
 #include "proto/status.h"
 
-#define UPDIR_LOG "up.log"
+#define UPDIR_LOG     "up.log"
+#define UPDIR_LOG_OLD "up.log.1"
 
 struct updir {
     char path[RUNDIR_PATH_BYTES]; /* absolute */
@@ -34,7 +35,7 @@ int updir_path(const char *wanted, char path[RUNDIR_PATH_BYTES], struct shd_err 
  * runs there; those of rundir_check(). */
 int updir_take(const char *path, uint32_t daemons, struct updir *ret_dir, struct shd_err *e);
 
-/* Remove what is ours in it, and the directory if it was made for this. keep_log: but up.log. */
+/* Remove what is ours in it, and the directory if it was made for this. keep_log: but its log. */
 void updir_release(struct updir *dir, bool keep_log);
 
 /* The process that keeps path, and how many daemons it has; 0: none; -1: one whose pid has no
