@@ -18,6 +18,7 @@
 
 #include "proto/dtype.h"
 #include "proto/fixsum.h"
+#include "proto/segment.h"
 #include "proto/status.h"
 
 struct kern; /* one device: its compute threads, its queue */
@@ -69,7 +70,8 @@ struct kern_sum {
  *   chunks  one word per KERN_CHUNK_ELEMS elements of the array the operation works on: which
  *           operation came how far in this chunk
  *   done    a word of the caller's, stored when the whole operation is done and before anything
- *           that was queued behind it begins
+ *           that was queued behind it begins (a device other than the host may have begun what was
+ *           queued behind it already: callers queue one operation per array at a time)
  *
  * Per group of elements: old values into the record, then its position marked busy, then the new
  * values, then the position moved on. x86-64 keeps stores in program order, so what a killed
@@ -108,6 +110,13 @@ uint64_t kern_trail_chunks(uint64_t elems);
  * changed then. */
 int kern_trail_repair(struct kern_trail_area *area, void *base, uint64_t bytes,
                       _Atomic uint64_t *chunks, uint64_t count, struct shd_err *e);
+
+/* Bytes, whichever side (host, device) each end is on; regions do not overlap. */
+struct kern_copy {
+    void *to;
+    const void *from;
+    uint64_t bytes;
+};
 
 struct kern_accumulate { /* acc = first ? grad : acc + grad, in fp32 */
     float *acc;          /* [elems] */
@@ -192,6 +201,44 @@ struct kern_ops {
                 struct shd_err *e);
     int (*hash)(struct kern *k, const struct kern_hash *a, struct kern_done *done,
                 struct shd_err *e);
+    int (*copy)(struct kern *k, const struct kern_copy *a, struct kern_done *done,
+                struct shd_err *e);
+
+    /* Memory. Arrays of every operation are of this device; those of copy, and cast's and hash's
+     * on their host side, may be the host's. These return when it is done; any thread, but not one
+     * that must not block. */
+    enum segment_place place; /* of what is made here */
+    uint8_t uuid[16];         /* of the device; zeros: the host */
+    char product[64];         /* "NVIDIA H100 PCIe"; "": the host */
+    /* As segment_new(), segment_map(), segment_close() (proto/segment.h), for this device's memory.
+     * map: of a descriptor that another process (a predecessor, an owner) exported; it is imported,
+     * checked to be as large, and mapped whole. at: NULL, or the address of a segment of as many
+     * bytes that is mapped now and is replaced by it: that one's fd and handle are closed, its
+     * address lives on (nothing may be running on it). */
+    int (*segment_new)(struct kern *k, const char *name, enum segment_kind kind, uint64_t bytes,
+                       struct segment *ret_segment, struct shd_err *e);
+    int (*segment_map)(struct kern *k, int fd, enum segment_kind kind, uint64_t bytes,
+                       struct segment *at, struct segment *ret_segment, struct shd_err *e);
+    void (*segment_close)(struct kern *k, struct segment *segment);
+    /* Memory of this process alone. NULL: there is no more. */
+    void *(*alloc)(struct kern *k, uint64_t bytes);
+    void (*release)(struct kern *k, void *memory, uint64_t bytes); /* of alloc(); NULL: no-op */
+    /* Memory of the host that copy is to read or write at full speed: base[bytes] is pinned for
+     * the device. Errors are no harm but a slower copy. */
+    int (*pin)(struct kern *k, void *base, uint64_t bytes, bool readonly, struct shd_err *e);
+    void (*unpin)(struct kern *k, void *base);
+    /* Bytes that segments and alloc may still take, now; UINT64_MAX: not known. */
+    uint64_t (*available)(struct kern *k);
+
+    /* Where the trail lies: host devices keep it in the ledger (0), others at the end of the state
+     * segment: so many bytes more, aligned to 128, zero at first. Its kern_trail.area is there and
+     * kern_trail.chunks is NULL. repair: as kern_trail_repair(), for this device. */
+    uint64_t (*trail_bytes)(const struct kern *k, uint64_t chunks);
+    int (*trail_repair)(struct kern *k, struct kern_trail_area *area, void *base, uint64_t bytes,
+                        _Atomic uint64_t *chunks, uint64_t count, struct shd_err *e);
+    /* SHD_OK; or SHD_EIO: the device failed, and does nothing for this process any more (it may for
+     * another): why. Any thread. */
+    int (*health)(struct kern *k, struct shd_err *e);
     void (*free)(struct kern *k); /* waits for queued work; NULL is a no-op */
 };
 
@@ -203,6 +250,11 @@ struct kern {
 /* Start a host device. Errors: SHD_EINVAL unknown isa or thread count; SHD_ENOTSUP isa not on
  * this CPU; SHD_ENOMEM. */
 int kern_cpu_new(const struct kern_config *config, struct kern **ret_kern, struct shd_err *e);
+
+/* Start device `ordinal` (of those that CUDA_VISIBLE_DEVICES leaves): kernels/cuda/cuda.h. Errors:
+ * SHD_ENOTSUP no driver, no such device, or one that is too old or cannot share memory, named;
+ * SHD_ENOMEM; SHD_EIO. */
+int kern_cuda_new(uint32_t ordinal, struct kern **ret_kern, struct shd_err *e);
 
 /* Names of the host instruction sets this CPU has, best last, NULL-terminated. */
 const char *const *kern_cpu_isas(void);

@@ -267,9 +267,10 @@ static int msg_check(const struct side_msg *m, ssize_t bytes, bool has_fd, struc
         return err_set(e, SHD_EPROTO, "side message text is not terminated");
     if (m->type == SIDE_ERROR && (m->status == SHD_OK || !status_known(m->status)))
         return err_set(e, SHD_EPROTO, "side message status %" PRId32 " is unknown", m->status);
-    if (m->type == SIDE_SEGMENT && (m->kind < SEGMENT_STATE || m->kind > SEGMENT_BOARD))
-        return err_set(e, SHD_EPROTO, "side message segment kind is %" PRIu32 ", expected %d to %d",
-                       m->kind, SEGMENT_STATE, SEGMENT_BOARD);
+    if (m->type == SIDE_SEGMENT && !segment_kind_shared(m->kind))
+        return err_set(e, SHD_EPROTO,
+                       "side message segment kind is %" PRIu32 ", expected " SEGMENT_KINDS_SHARED,
+                       m->kind);
     if (m->type == SIDE_SEGMENT && !has_fd)
         return err_set(e, SHD_EPROTO, "side message of a %s segment came without descriptor",
                        segment_kind_name(m->kind));

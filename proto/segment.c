@@ -17,8 +17,9 @@
 #define BYTES_MAX (UINT64_C(1) << 62) /* so that sums of two do not overflow, and off_t holds */
 
 static const char *const kind_names[] = {
-    [SEGMENT_STATE] = "state", [SEGMENT_PUBLISH] = "publish", [SEGMENT_INBOX] = "inbox",
-    [SEGMENT_BOARD] = "board", [SEGMENT_LEDGER] = "ledger",   [SEGMENT_SPILL] = "spill",
+    [SEGMENT_STATE] = "state",       [SEGMENT_PUBLISH] = "publish", [SEGMENT_INBOX] = "inbox",
+    [SEGMENT_BOARD] = "board",       [SEGMENT_LEDGER] = "ledger",   [SEGMENT_SPILL] = "spill",
+    [SEGMENT_ACTIVITY] = "activity",
 };
 
 bool segment_kind_readonly(enum segment_kind kind)
@@ -26,10 +27,20 @@ bool segment_kind_readonly(enum segment_kind kind)
     return kind == SEGMENT_PUBLISH || kind == SEGMENT_BOARD;
 }
 
+bool segment_kind_shared(uint32_t kind)
+{
+    return (kind >= SEGMENT_STATE && kind <= SEGMENT_BOARD) || kind == SEGMENT_ACTIVITY;
+}
+
 const char *segment_kind_name(enum segment_kind kind)
 {
     const char *name = (size_t)kind < ARRAY_SIZE(kind_names) ? kind_names[kind] : NULL;
     return name != NULL ? name : "?";
+}
+
+const char *segment_place_name(enum segment_place place)
+{
+    return place == SEGMENT_HOST ? "host" : place == SEGMENT_CUDA ? "cuda" : "?";
 }
 
 static int kind_seals(enum segment_kind kind)

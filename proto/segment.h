@@ -17,18 +17,29 @@
 
 /* What a segment holds; the number crosses the wire. */
 enum segment_kind {
-    SEGMENT_STATE = 1,   /* masters, moments, accumulator: never leaves the daemon */
-    SEGMENT_PUBLISH = 2, /* what workers read */
-    SEGMENT_INBOX = 3,   /* a session's gradient slots: the worker writes */
-    SEGMENT_BOARD = 4,   /* version words */
-    SEGMENT_LEDGER = 5,  /* what a successor needs to go on: never leaves the daemon */
-    SEGMENT_SPILL = 6,   /* gradients that wait for their turn: never leaves the daemon */
+    SEGMENT_STATE = 1,    /* masters, moments, accumulator: never leaves the daemon */
+    SEGMENT_PUBLISH = 2,  /* what workers read */
+    SEGMENT_INBOX = 3,    /* a session's gradient slots: the worker writes */
+    SEGMENT_BOARD = 4,    /* version words */
+    SEGMENT_LEDGER = 5,   /* what a successor needs to go on: never leaves the daemon */
+    SEGMENT_SPILL = 6,    /* gradients that wait for their turn: never leaves the daemon */
+    SEGMENT_ACTIVITY = 7, /* what a worker shows of itself, where its inbox is not the host's */
+};
+
+/* Where a segment's bytes are; the number crosses the wire. */
+enum segment_place {
+    SEGMENT_HOST = 0, /* a memfd */
+    SEGMENT_CUDA =
+        1, /* a device's memory: a VMM allocation exported as a descriptor. Made and mapped
+            * by the device (kernels/kern.h, "Memory"); never to be read by the host */
 };
 
 struct segment {
-    int fd;         /* owned; -1 when closed */
-    void *base;     /* owned mapping of the whole, or NULL */
+    int fd;     /* owned; -1 when closed */
+    void *base; /* owned mapping of the whole, or NULL; SEGMENT_CUDA: an address of the device */
     uint64_t bytes; /* multiple of SHD_PAGE_BYTES */
+    enum segment_place place;
+    uint64_t handle; /* SEGMENT_CUDA: owned, the driver's */
 };
 
 #define SEGMENT_CLOSED ((struct segment){ .fd = -1 })
@@ -37,8 +48,15 @@ struct segment {
  * F_SEAL_FUTURE_WRITE after the maker's own mapping. */
 bool segment_kind_readonly(enum segment_kind kind);
 
+/* True for what is passed to workers; also of a number that is no kind. */
+bool segment_kind_shared(uint32_t kind);
+#define SEGMENT_KINDS_SHARED "1 to 4 or 7"
+
 /* "publish" ...; "?" for an unknown number. */
 const char *segment_kind_name(enum segment_kind kind);
+
+/* "host", "cuda"; "?" for an unknown number. */
+const char *segment_place_name(enum segment_place place);
 
 /* Create a zeroed, sealed segment and map it read-write here. bytes > 0 is rounded up to whole
  * pages. `name` is for /proc/PID/maps. Errors: SHD_ENOMEM, SHD_EIO. */

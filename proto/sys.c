@@ -2,6 +2,8 @@
 #include "proto/sys.h"
 
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -63,4 +65,18 @@ ssize_t sys_sendmsg(int fd, const struct msghdr *msg, int flags)
 int sys_zmq_send(void *socket, const void *buf, size_t bytes, int flags)
 {
     return fault(SYS_SEND) != 0 ? -1 : zmq_send(socket, buf, bytes, flags);
+}
+
+uint64_t sys_memory_available(void)
+{
+    FILE *f = fopen("/proc/meminfo", "re");
+    if (f == NULL)
+        return UINT64_MAX;
+    char line[128];
+    uint64_t kib = UINT64_MAX / 1024;
+    while (fgets(line, sizeof line, f) != NULL)
+        if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kib) == 1)
+            break;
+    fclose(f);
+    return kib * 1024;
 }

@@ -29,6 +29,7 @@
 #define WIRE_LEAVES_MAX      16384u /* per reply: 512 KiB */
 #define WIRE_NAME_BYTES_MAX  128u
 #define WIRE_PATH_BYTES_MAX  4096u
+#define WIRE_LINK_ID_BYTES   128u
 
 /* A bump allocator over caller's memory; protobuf-c takes from it while unpacking. */
 struct wire_arena {
@@ -56,7 +57,9 @@ struct wire_bytes {
     X(LEASE, lease)           \
     X(CHECKPOINT, checkpoint) \
     X(RESTORE, restore)       \
-    X(DRAIN, drain)
+    X(DRAIN, drain)           \
+    X(JOIN, join)             \
+    X(FETCH, fetch)
 
 enum wire_request_type {
 #define WIRE_REQUEST_ENUM(NAME, name) WIRE_##NAME,
@@ -88,6 +91,7 @@ struct wire_return {
     bool none; /* then slot and dtype say nothing (dtype 0 is taken, and comes out as F32) */
     double metrics[WIRE_METRICS_MAX]; /* finite or not: the client's business */
     uint32_t metric_count;
+    uint64_t turn; /* of the link up by which the gradient comes; 0: it lies in the slot */
 };
 struct wire_prepare {
     uint32_t model;
@@ -135,6 +139,16 @@ struct wire_drain {
     bool off; /* not any more */
 };
 
+struct wire_join {
+    uint32_t model;
+    uint8_t down[WIRE_LINK_ID_BYTES], up[WIRE_LINK_ID_BYTES]; /* NCCL's unique ids */
+};
+struct wire_fetch {
+    uint32_t model, unit; /* unit below SHD_UNITS_MAX */
+    uint64_t step;
+    uint64_t turn; /* > 0 */
+};
+
 struct wire_request {
     uint64_t seq;
     uint64_t session;
@@ -151,6 +165,8 @@ struct wire_request {
         struct wire_checkpoint checkpoint;
         struct wire_restore restore;
         struct wire_drain drain;
+        struct wire_join join;
+        struct wire_fetch fetch;
     };
 };
 
@@ -168,16 +184,20 @@ enum wire_reply_type {
     WIRE_LEASED,
     WIRE_CHECKPOINTED,
     WIRE_RESTORED,
+    WIRE_FETCHED,
 };
 
 struct wire_welcome {
     uint64_t session;
     const char *device;
 };
+#define WIRE_DEVICE_BYTES 16u
+
 struct wire_segment {
     enum segment_kind kind;
     uint64_t ticket;
     uint64_t bytes; /* > 0, multiple of SHD_PAGE_BYTES, <= 2^62 */
+    enum segment_place place;
 };
 struct wire_layout {
     uint32_t model;
@@ -191,6 +211,7 @@ struct wire_layout {
     struct wire_decision decision;
     struct wire_bytes
         in; /* a bit per group, lowest first, at most SHD_MICROS_MAX; may be shorter */
+    struct wire_bytes device; /* UUID of the GPU, WIRE_DEVICE_BYTES; none: the host */
 };
 struct wire_prepared {
     uint64_t step;
@@ -242,6 +263,10 @@ struct wire_restored {
     uint64_t step, bytes;
 };
 
+struct wire_fetched {
+    uint64_t step; /* what was sent */
+};
+
 struct wire_reply {
     uint64_t seq;
     int status;       /* a known status code */
@@ -259,6 +284,7 @@ struct wire_reply {
         struct wire_leased leased;
         struct wire_checkpointed checkpointed;
         struct wire_restored restored;
+        struct wire_fetched fetched;
     };
 };
 

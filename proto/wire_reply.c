@@ -25,9 +25,12 @@ static int page_multiple_check(const char *field, uint64_t bytes, struct shd_err
 static int wire_segment_check(const struct wire_segment *s, struct shd_err *e)
 {
     const struct wire_limit limits[] = {
-        { "layout.segments.kind", s->kind, SEGMENT_STATE, SEGMENT_BOARD },
         { "layout.segments.bytes", s->bytes, 1, BYTES_MAX },
+        { "layout.segments.place", s->place, SEGMENT_HOST, SEGMENT_CUDA },
     };
+    if (!segment_kind_shared((uint32_t)s->kind))
+        return err_set(e, SHD_ERANGE, "layout.segments.kind is %u, must be " SEGMENT_KINDS_SHARED,
+                       (unsigned)s->kind);
     const int r = wire_limits(limits, ARRAY_SIZE(limits), e);
     return r == SHD_OK ? page_multiple_check("layout.segments.bytes", s->bytes, e) : r;
 }
@@ -51,6 +54,9 @@ static int layout_check(const struct wire_layout *l, struct shd_err *e)
     if (r == SHD_OK && l->in.bytes > SHD_MICROS_MAX / 8)
         r = err_set(e, SHD_ERANGE, "layout.in has %zu bytes, must be 0 to %u", l->in.bytes,
                     SHD_MICROS_MAX / 8);
+    if (r == SHD_OK && l->device.bytes != 0 && l->device.bytes != WIRE_DEVICE_BYTES)
+        r = err_set(e, SHD_ERANGE, "layout.device has %zu bytes, must be 0 or %u", l->device.bytes,
+                    WIRE_DEVICE_BYTES);
     for (uint32_t i = 0; r == SHD_OK && i < l->segment_count; i++)
         r = wire_segment_check(&l->segments[i], e);
     return r;
@@ -139,6 +145,7 @@ static int reply_check(const struct wire_reply *p, struct shd_err *e)
         return leased_check(&p->leased, e);
     case WIRE_CHECKPOINTED:
         return checkpointed_check(&p->checkpointed, e);
+    case WIRE_FETCHED:
     case WIRE_RESTORED:
     case WIRE_STATUS_TEXT:
     case WIRE_REPLY_NONE:
@@ -162,7 +169,8 @@ static int layout_unpack(const Shd__Layout *m, struct wire_layout *l, struct shd
                                .slots = m->slots,
                                .slot_bytes = m->slot_bytes,
                                .segment_count = (uint32_t)m->n_segments,
-                               .in = wire_bytes_of(m->in) };
+                               .in = wire_bytes_of(m->in),
+                               .device = wire_bytes_of(m->device) };
     for (uint32_t i = 0; i < l->segment_count; i++) {
         const Shd__Segment *s = m->segments[i];
         const int r = wire_unknown_check("layout.segments", &s->base, e);
@@ -170,7 +178,8 @@ static int layout_unpack(const Shd__Layout *m, struct wire_layout *l, struct shd
             return r;
         l->segments[i] = (struct wire_segment){ .kind = (enum segment_kind)s->kind,
                                                 .ticket = s->ticket,
-                                                .bytes = s->bytes };
+                                                .bytes = s->bytes,
+                                                .place = (enum segment_place)s->place };
     }
     l->has_decision = m->decided != NULL;
     return l->has_decision ? wire_decision_unpack(m->decided, &l->decision, e) : SHD_OK;
@@ -254,6 +263,10 @@ static int body_unpack(const Shd__Reply *m, struct wire_reply *p, struct shd_err
         p->type = WIRE_RESTORED;
         p->restored = (struct wire_restored){ m->restored->step, m->restored->bytes };
         return SHD_OK;
+    case SHD__REPLY__BODY_FETCHED:
+        p->type = WIRE_FETCHED;
+        p->fetched = (struct wire_fetched){ m->fetched->step };
+        return SHD_OK;
     default:
         p->type = WIRE_REPLY_NONE;
         return SHD_OK;
@@ -322,6 +335,7 @@ struct reply_parts { /* what the protobuf message points to while it is packed *
         Shd__Leased leased;
         Shd__Checkpointed checkpointed;
         Shd__Restored restored;
+        Shd__Fetched fetched;
     };
     Shd__Decision decision;
     Shd__Segment segments[WIRE_SEGMENTS_MAX];
@@ -341,6 +355,7 @@ static void layout_pack(const struct wire_layout *l, struct reply_parts *p)
     m->slots = l->slots;
     m->slot_bytes = l->slot_bytes;
     m->in = wire_binary_of(l->in);
+    m->device = wire_binary_of(l->device);
     m->n_segments = l->segment_count;
     m->segments = p->segment_pointers;
     for (uint32_t i = 0; i < l->segment_count; i++) {
@@ -348,6 +363,7 @@ static void layout_pack(const struct wire_layout *l, struct reply_parts *p)
         p->segments[i].kind = l->segments[i].kind;
         p->segments[i].ticket = l->segments[i].ticket;
         p->segments[i].bytes = l->segments[i].bytes;
+        p->segments[i].place = l->segments[i].place;
         p->segment_pointers[i] = &p->segments[i];
     }
     if (l->has_decision) {
@@ -393,6 +409,13 @@ static void leaves_pack(const struct wire_leaves *l, Shd__Leaves *m)
     m->leaves = wire_binary_of(l->leaves);
 }
 
+static void credit_pack(const struct wire_credit *c, Shd__Credit *m)
+{
+    shd__credit__init(m);
+    m->slot = c->slot;
+    m->stale = c->stale;
+}
+
 static void leased_pack(const struct wire_leased *l, Shd__Leased *m)
 {
     shd__leased__init(m);
@@ -431,6 +454,7 @@ static void body_pack(const struct wire_reply *r, struct reply_parts *p, Shd__Re
         [WIRE_LEASED] = SHD__REPLY__BODY_LEASED,
         [WIRE_CHECKPOINTED] = SHD__REPLY__BODY_CHECKPOINTED,
         [WIRE_RESTORED] = SHD__REPLY__BODY_RESTORED,
+        [WIRE_FETCHED] = SHD__REPLY__BODY_FETCHED,
     };
     m->body_case = cases[r->type];
     m->welcome = &p->welcome; /* the union's members share their address */
@@ -462,12 +486,14 @@ static void body_pack(const struct wire_reply *r, struct reply_parts *p, Shd__Re
         p->status_text.json = wire_binary_of(r->status_text.json);
         break;
     case WIRE_CREDIT:
-        shd__credit__init(&p->credit);
-        p->credit.slot = r->credit.slot;
-        p->credit.stale = r->credit.stale;
+        credit_pack(&r->credit, &p->credit);
         break;
     case WIRE_LEASED:
         leased_pack(&r->leased, &p->leased);
+        break;
+    case WIRE_FETCHED:
+        shd__fetched__init(&p->fetched);
+        p->fetched.step = r->fetched.step;
         break;
     case WIRE_CHECKPOINTED:
         checkpointed_pack(&r->checkpointed, p);
@@ -486,7 +512,7 @@ static void body_pack(const struct wire_reply *r, struct reply_parts *p, Shd__Re
 int wire_reply_pack(const struct wire_reply *reply, void *buf, size_t capacity, size_t *ret_bytes,
                     struct shd_err *e)
 {
-    CHECK((unsigned)reply->type <= WIRE_RESTORED);
+    CHECK((unsigned)reply->type <= WIRE_FETCHED);
     const int r = reply_check(reply, e);
     if (r != SHD_OK)
         return r;

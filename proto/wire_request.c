@@ -89,6 +89,15 @@ static int restore_check(const struct wire_restore *r, struct shd_err *e)
     return rc == SHD_OK ? wire_path_check("restore.path", r->path, e) : rc;
 }
 
+static int fetch_check(const struct wire_fetch *f, struct shd_err *e)
+{
+    const struct wire_limit limits[] = {
+        { "fetch.unit", f->unit, 0, SHD_UNITS_MAX - 1 },
+        { "fetch.turn", f->turn, 1, UINT64_MAX },
+    };
+    return wire_limits(limits, ARRAY_SIZE(limits), e);
+}
+
 static int request_check(const struct wire_request *q, struct shd_err *e)
 {
     switch (q->type) {
@@ -106,6 +115,9 @@ static int request_check(const struct wire_request *q, struct shd_err *e)
         return checkpoint_check(&q->checkpoint, e);
     case WIRE_RESTORE:
         return restore_check(&q->restore, e);
+    case WIRE_FETCH:
+        return fetch_check(&q->fetch, e);
+    case WIRE_JOIN:
     case WIRE_PREPARE:
     case WIRE_GET_BLOB:
     case WIRE_STATUS:
@@ -150,7 +162,8 @@ static int return_unpack(const Shd__Return *m, struct wire_return *t, struct shd
                                .unit = m->unit,
                                .slot = m->slot,
                                .dtype = (enum shd_dtype)m->dtype,
-                               .none = m->none != 0 };
+                               .none = m->none != 0,
+                               .turn = m->turn };
     if (t->none && m->dtype == 0) /* of no gradient; what is handed on is always valid */
         t->dtype = SHD_F32;
     return wire_metrics_unpack("return.metrics", m->metrics, m->n_metrics, t->metrics,
@@ -164,6 +177,36 @@ static int commit_unpack(const Shd__Commit *m, struct wire_commit *c, struct shd
                                .has_blob = m->has_blob != 0,
                                .blob = wire_bytes_of(m->blob) };
     return wire_decision_unpack(m->decision, &c->decision, e);
+}
+
+static int digest_unpack(const Shd__Digest *m, struct wire_digest *d)
+{
+    *d = (struct wire_digest){
+        .model = m->model, .tensor = m->tensor, .array = m->array, .first_leaf = m->first_leaf
+    };
+    return SHD_OK;
+}
+
+static int restore_unpack(const Shd__Restore *m, struct wire_restore *r)
+{
+    *r = (struct wire_restore){ .path = m->path,
+                                .spec = wire_bytes_of(m->spec),
+                                .owner = m->owner,
+                                .owners = m->owners,
+                                .weights = m->weights != 0,
+                                .open = m->open != 0 };
+    return SHD_OK;
+}
+
+static int join_unpack(const Shd__Join *m, struct wire_join *j, struct shd_err *e)
+{
+    if (m->down.len != WIRE_LINK_ID_BYTES || m->up.len != WIRE_LINK_ID_BYTES)
+        return err_set(e, SHD_ERANGE, "join.down and up have %zu and %zu bytes, must be %u",
+                       m->down.len, m->up.len, WIRE_LINK_ID_BYTES);
+    j->model = m->model;
+    memcpy(j->down, m->down.data, WIRE_LINK_ID_BYTES);
+    memcpy(j->up, m->up.data, WIRE_LINK_ID_BYTES);
+    return SHD_OK;
 }
 
 /* Fill the body of q from m; q->type follows from m. */
@@ -192,11 +235,7 @@ static int body_unpack(const Shd__Request *m, struct wire_request *q, struct shd
         return SHD_OK;
     case SHD__REQUEST__BODY_DIGEST:
         q->type = WIRE_DIGEST;
-        q->digest = (struct wire_digest){ .model = m->digest->model,
-                                          .tensor = m->digest->tensor,
-                                          .array = m->digest->array,
-                                          .first_leaf = m->digest->first_leaf };
-        return SHD_OK;
+        return digest_unpack(m->digest, &q->digest);
     case SHD__REQUEST__BODY_STATUS:
         q->type = WIRE_STATUS;
         return SHD_OK;
@@ -215,16 +254,20 @@ static int body_unpack(const Shd__Request *m, struct wire_request *q, struct shd
         return SHD_OK;
     case SHD__REQUEST__BODY_RESTORE:
         q->type = WIRE_RESTORE;
-        q->restore = (struct wire_restore){ .path = m->restore->path,
-                                            .spec = wire_bytes_of(m->restore->spec),
-                                            .owner = m->restore->owner,
-                                            .owners = m->restore->owners,
-                                            .weights = m->restore->weights != 0,
-                                            .open = m->restore->open != 0 };
-        return SHD_OK;
+        return restore_unpack(m->restore, &q->restore);
     case SHD__REQUEST__BODY_DRAIN:
         q->type = WIRE_DRAIN;
         q->drain = (struct wire_drain){ m->drain->off != 0 };
+        return SHD_OK;
+    case SHD__REQUEST__BODY_JOIN:
+        q->type = WIRE_JOIN;
+        return join_unpack(m->join, &q->join, e);
+    case SHD__REQUEST__BODY_FETCH:
+        q->type = WIRE_FETCH;
+        q->fetch = (struct wire_fetch){ .model = m->fetch->model,
+                                        .unit = m->fetch->unit,
+                                        .step = m->fetch->step,
+                                        .turn = m->fetch->turn };
         return SHD_OK;
     default:
         return err_set(e, SHD_EPROTO, "request %" PRIu64 " has no body", m->seq);
@@ -272,6 +315,8 @@ struct request_parts { /* what the protobuf message points to while it is packed
         Shd__Checkpoint checkpoint;
         Shd__Restore restore;
         Shd__Drain drain;
+        Shd__Join join;
+        Shd__Fetch fetch;
     };
     Shd__Decision decision;
 };
@@ -307,6 +352,7 @@ static void return_pack(const struct wire_return *t, Shd__Return *m)
     m->none = t->none;
     m->n_metrics = t->metric_count;
     m->metrics = (double *)t->metrics;
+    m->turn = t->turn;
 }
 
 static void commit_pack(const struct wire_commit *c, struct request_parts *p)
@@ -346,6 +392,23 @@ static void restore_pack(const struct wire_restore *r, Shd__Restore *m)
     m->owners = r->owners;
     m->weights = r->weights;
     m->open = r->open;
+}
+
+static void join_pack(const struct wire_join *j, Shd__Join *m)
+{
+    shd__join__init(m);
+    m->model = j->model;
+    m->down = wire_binary_of((struct wire_bytes){ j->down, sizeof j->down });
+    m->up = wire_binary_of((struct wire_bytes){ j->up, sizeof j->up });
+}
+
+static void fetch_pack(const struct wire_fetch *f, Shd__Fetch *m)
+{
+    shd__fetch__init(m);
+    m->model = f->model;
+    m->unit = f->unit;
+    m->step = f->step;
+    m->turn = f->turn;
 }
 
 /* Fill parts from q; m's body then points to them. */
@@ -405,6 +468,12 @@ static void body_pack(const struct wire_request *q, struct request_parts *p, Shd
     case WIRE_DRAIN:
         shd__drain__init(&p->drain);
         p->drain.off = q->drain.off;
+        break;
+    case WIRE_JOIN:
+        join_pack(&q->join, &p->join);
+        break;
+    case WIRE_FETCH:
+        fetch_pack(&q->fetch, &p->fetch);
         break;
     case WIRE_REQUEST_TYPES:
         break;

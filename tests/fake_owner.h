@@ -186,8 +186,9 @@ static void fill_layout(struct fake *f, const struct wire_request *request,
     if (f->inbox.base == NULL)
         CHECK(segment_new("shardd-fake", SEGMENT_INBOX, shardmap_inbox_bytes(f->map, slots),
                           &f->inbox, &e) == SHD_OK);
-    reply->layout.segments[reply->layout.segment_count++] = (struct wire_segment){ SEGMENT_INBOX, 3,
-                                                                                   f->inbox.bytes };
+    reply->layout.segments[reply->layout.segment_count++] = (struct wire_segment){
+        .kind = SEGMENT_INBOX, .ticket = 3, .bytes = f->inbox.bytes
+    };
 }
 
 static void fill_leased(const struct fake *f, uint64_t step, struct wire_reply *reply)

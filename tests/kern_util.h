@@ -14,8 +14,15 @@
 
 static const uint32_t device_threads[] = { 1, 2, 3 };
 
+/* In programs linked with tests/cuda/mirror.c: a device that is not the host's, but takes the
+ * host's arrays. It is then the best one here, and the last of all. */
+struct kern *device_extra_new(void) __attribute__((weak));
+
+/* isa: NULL for the best; "cuda" for the one that is not the host's. */
 __attribute__((unused)) static struct kern *device_new(const char *isa, uint32_t threads)
 {
+    if (device_extra_new != NULL && (isa == NULL || strcmp(isa, "cuda") == 0))
+        return device_extra_new();
     const struct kern_config config = { .threads = threads, .isa = isa };
     struct shd_err e = { 0 };
     struct kern *k = NULL;
@@ -23,13 +30,20 @@ __attribute__((unused)) static struct kern *device_new(const char *isa, uint32_t
     return k;
 }
 
+/* What device_new() may be given here, best last, NULL-terminated. */
+__attribute__((unused)) static const char *const *device_names(void)
+{
+    static const char *const with_extra[] = { "scalar", "cuda", NULL };
+    return device_extra_new != NULL ? with_extra : kern_cpu_isas();
+}
+
 /* Run fn on every instruction set this CPU has with 1, 2 and 3 threads, scalar with 1 first. The
  * label is for messages. */
 __attribute__((unused)) static void
 devices_each(void (*fn)(struct kern *k, const char *label, void *arg), void *arg)
 {
-    for (const char *const *isa = kern_cpu_isas(); *isa != NULL; isa++) {
-        for (size_t t = 0; t < ARRAY_SIZE(device_threads); t++) {
+    for (const char *const *isa = device_names(); *isa != NULL; isa++) {
+        for (size_t t = 0; t < (device_extra_new != NULL ? 1 : ARRAY_SIZE(device_threads)); t++) {
             char label[32];
             snprintf(label, sizeof label, "%s x %" PRIu32, *isa, device_threads[t]);
             struct kern *k = device_new(*isa, device_threads[t]);

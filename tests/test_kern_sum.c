@@ -262,7 +262,7 @@ TEST(sumsq_flags_any_element_that_is_not_finite)
 {
     static float x[3 * BLOCK];
     static const uint64_t places[] = { 0, 1, 31, 32, 2047, 2048, 4095, 6143 };
-    for (const char *const *isa = kern_cpu_isas(); *isa != NULL; isa++) {
+    for (const char *const *isa = device_names(); *isa != NULL; isa++) {
         struct kern *k = device_new(*isa, 1);
         for (size_t p = 0; p < ARRAY_SIZE(places); p++) {
             for (int infinite = 0; infinite < 2; infinite++) {
@@ -359,7 +359,7 @@ TEST(accumulate_adds_with_one_rounding)
 TEST(accumulate_flushes_denormals_and_first_keeps_them)
 {
     static float acc[BLOCK], grad[BLOCK];
-    for (const char *const *isa = kern_cpu_isas(); *isa != NULL; isa++) {
+    for (const char *const *isa = device_names(); *isa != NULL; isa++) {
         struct kern *k = device_new(*isa, 1);
         acc[0] = 0x1p-127f, grad[0] = 0x1p-127f;    /* sum would be normal; both count as 0 */
         acc[1] = 0x1p-126f, grad[1] = -0x1.8p-126f; /* sum is a denormal: flushed, sign kept */

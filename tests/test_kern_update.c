@@ -277,7 +277,7 @@ TEST(updates_give_the_same_bits_on_every_device)
 TEST(publish_is_the_cast_of_the_new_parameters)
 {
     const struct kern_run all = { 0, 140 * BLOCK, 1 };
-    for (const char *const *isa = kern_cpu_isas(); *isa != NULL; isa++) {
+    for (const char *const *isa = device_names(); *isa != NULL; isa++) {
         struct kern *k = device_new(*isa, 2);
         for (enum shd_dtype dtype = SHD_F32; dtype <= SHD_F16; dtype++) {
             struct state s = state_new(140 * BLOCK, dtype, true, 1);
@@ -311,7 +311,7 @@ TEST(lion_does_not_step_where_the_sign_is_zero)
         .hypers = &h,
         .hyper_count = 1,
     };
-    for (const char *const *isa = kern_cpu_isas(); *isa != NULL; isa++) {
+    for (const char *const *isa = device_names(); *isa != NULL; isa++) {
         struct kern *k = device_new(*isa, 1);
         for (uint64_t i = 0; i < BLOCK; i++)
             p[i] = 1, m[i] = 0, g[i] = 0;

@@ -184,7 +184,9 @@ static void expect_bad_reply(const struct bad_field *b)
     p.status = SHD_OK;
     if (b->type == WIRE_LAYOUT && p.layout.segment_count == 0) {
         p.layout.segment_count = 1;
-        p.layout.segments[0] = (struct wire_segment){ SEGMENT_BOARD, 1, 4096 };
+        p.layout.segments[0] = (struct wire_segment){ .kind = SEGMENT_BOARD,
+                                                      .ticket = 1,
+                                                      .bytes = 4096 };
     }
     p.prepared.has_decision |= b->type == WIRE_PREPARED;
     size_t bytes;

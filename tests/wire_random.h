@@ -7,7 +7,7 @@
 #include "proto/wire.h"
 #include "tests/test.h"
 
-#define REPLY_TYPES (WIRE_RESTORED + 1)
+#define REPLY_TYPES (WIRE_FETCHED + 1)
 
 /* Often an extreme, else anything in between. */
 static uint64_t random_u64(uint64_t *seed, uint64_t min, uint64_t max)
@@ -89,7 +89,8 @@ static void random_return(uint64_t *seed, struct wire_return *t)
                                .unit = random_u32(seed, 0, SHD_UNITS_MAX - 1),
                                .slot = random_u32(seed, 0, SHD_SLOTS_MAX - 1),
                                .dtype = (enum shd_dtype)random_u32(seed, SHD_F32, SHD_F16),
-                               .none = test_random(seed) % 2 != 0 };
+                               .none = test_random(seed) % 2 != 0,
+                               .turn = random_u64(seed, 0, UINT64_MAX) };
     t->metric_count = random_metrics(seed, t->metrics);
 }
 
@@ -170,6 +171,19 @@ static struct wire_request random_request(uint64_t *seed, enum wire_request_type
     case WIRE_DRAIN:
         q.drain.off = random_u32(seed, 0, 1) != 0;
         break;
+    case WIRE_JOIN:
+        q.join.model = random_u32(seed, 0, UINT32_MAX);
+        for (unsigned i = 0; i < WIRE_LINK_ID_BYTES; i++) {
+            q.join.down[i] = (uint8_t)test_random(seed);
+            q.join.up[i] = (uint8_t)test_random(seed);
+        }
+        break;
+    case WIRE_FETCH:
+        q.fetch = (struct wire_fetch){ .model = random_u32(seed, 0, UINT32_MAX),
+                                       .unit = random_u32(seed, 0, SHD_UNITS_MAX - 1),
+                                       .step = random_u64(seed, 0, UINT64_MAX),
+                                       .turn = random_u64(seed, 1, UINT64_MAX) };
+        break;
     case WIRE_STATUS:
     case WIRE_DETACH:
     case WIRE_REQUEST_TYPES:
@@ -189,6 +203,8 @@ static void random_layout(uint64_t *seed, struct wire_layout *l)
                                .segment_count = random_u32(seed, 0, WIRE_SEGMENTS_MAX),
                                .has_decision = test_random(seed) % 2 != 0,
                                .in = random_bytes(seed, SHD_MICROS_MAX / 8, 1) };
+    if (test_random(seed) % 2 != 0)
+        l->device = (struct wire_bytes){ (const uint8_t *)"UUID of a device", WIRE_DEVICE_BYTES };
     if (l->has_decision)
         l->decision = random_decision(seed);
     l->owner = random_u32(seed, 0, l->owners - 1);
@@ -196,7 +212,8 @@ static void random_layout(uint64_t *seed, struct wire_layout *l)
         l->segments[i] = (struct wire_segment){
             .kind = (enum segment_kind)random_u32(seed, SEGMENT_STATE, SEGMENT_BOARD),
             .ticket = random_u64(seed, 0, UINT64_MAX),
-            .bytes = random_u64(seed, 1, UINT64_C(1) << 50) * 4096
+            .bytes = random_u64(seed, 1, UINT64_C(1) << 50) * 4096,
+            .place = (enum segment_place)random_u32(seed, SEGMENT_HOST, SEGMENT_CUDA),
         };
 }
 
@@ -271,6 +288,9 @@ static struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
     case WIRE_RESTORED:
         p.restored = (struct wire_restored){ random_u64(seed, 0, UINT64_MAX),
                                              random_u64(seed, 0, UINT64_MAX) };
+        break;
+    case WIRE_FETCHED:
+        p.fetched = (struct wire_fetched){ random_u64(seed, 0, UINT64_MAX) };
         break;
     case WIRE_REPLY_NONE:
         break;

@@ -26,6 +26,7 @@ static bool same_return(const struct wire_return *a, const struct wire_return *b
 {
     return a->model == b->model && a->step == b->step && a->micro == b->micro &&
            a->unit == b->unit && a->slot == b->slot && a->dtype == b->dtype && a->none == b->none &&
+           a->turn == b->turn &&
            same_metrics(a->metrics, a->metric_count, b->metrics, b->metric_count);
 }
 
@@ -66,6 +67,13 @@ static bool same_request(const struct wire_request *a, const struct wire_request
                strcmp(a->checkpoint.path, b->checkpoint.path) == 0;
     case WIRE_DRAIN:
         return a->drain.off == b->drain.off;
+    case WIRE_JOIN:
+        return a->join.model == b->join.model &&
+               memcmp(a->join.down, b->join.down, sizeof a->join.down) == 0 &&
+               memcmp(a->join.up, b->join.up, sizeof a->join.up) == 0;
+    case WIRE_FETCH:
+        return a->fetch.model == b->fetch.model && a->fetch.unit == b->fetch.unit &&
+               a->fetch.step == b->fetch.step && a->fetch.turn == b->fetch.turn;
     case WIRE_RESTORE:
         return strcmp(a->restore.path, b->restore.path) == 0 &&
                same_bytes(a->restore.spec, b->restore.spec) &&
@@ -81,12 +89,13 @@ static bool same_layout(const struct wire_layout *a, const struct wire_layout *b
     if (a->model != b->model || a->step != b->step || !same_bytes(a->spec, b->spec) ||
         a->owner != b->owner || a->owners != b->owners || a->slots != b->slots ||
         a->slot_bytes != b->slot_bytes || a->segment_count != b->segment_count ||
-        !same_bytes(a->in, b->in))
+        !same_bytes(a->in, b->in) || !same_bytes(a->device, b->device))
         return false;
     for (uint32_t i = 0; i < a->segment_count; i++)
         if (a->segments[i].kind != b->segments[i].kind ||
             a->segments[i].ticket != b->segments[i].ticket ||
-            a->segments[i].bytes != b->segments[i].bytes)
+            a->segments[i].bytes != b->segments[i].bytes ||
+            a->segments[i].place != b->segments[i].place)
             return false;
     return a->has_decision == b->has_decision &&
            (!a->has_decision || same_decision(a->decision, b->decision));
@@ -139,6 +148,8 @@ static bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
                 same_decision(a->checkpointed.decision, b->checkpointed.decision));
     case WIRE_RESTORED:
         return a->restored.step == b->restored.step && a->restored.bytes == b->restored.bytes;
+    case WIRE_FETCHED:
+        return a->fetched.step == b->fetched.step;
     default:
         return true;
     }

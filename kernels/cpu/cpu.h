@@ -70,6 +70,7 @@ struct cpu_op {
         struct kern_sumsq sumsq;
         struct kern_update update;
         struct kern_hash hash;
+        struct kern_copy copy;
     } u;
     uint64_t count;         /* elements or leaves; may be 0 */
     uint64_t chunk;         /* what a thread takes at a time */
@@ -131,5 +132,21 @@ int queue_push(struct cpu_kern *k, const struct cpu_op *op, struct shd_err *e);
 /* ops.c: the kern_ops table, but for the name; hash.c: the part of it that hashes. */
 extern const struct kern_ops cpu_ops;
 int hash_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r);
+
+/* memory.c: the part of the table about memory. */
+int cpu_segment_new(struct kern *k, const char *name, enum segment_kind kind, uint64_t bytes,
+                    struct segment *ret_segment, struct shd_err *e);
+int cpu_segment_map(struct kern *k, int fd, enum segment_kind kind, uint64_t bytes,
+                    struct segment *at, struct segment *ret_segment, struct shd_err *e);
+void cpu_segment_close(struct kern *k, struct segment *segment);
+void *cpu_alloc(struct kern *k, uint64_t bytes);
+void cpu_release(struct kern *k, void *memory, uint64_t bytes);
+int cpu_pin(struct kern *k, void *base, uint64_t bytes, bool readonly, struct shd_err *e);
+void cpu_unpin(struct kern *k, void *base);
+uint64_t cpu_available(struct kern *k);
+int cpu_health(struct kern *k, struct shd_err *e);
+uint64_t cpu_trail_bytes(const struct kern *k, uint64_t chunks);
+int cpu_trail_repair(struct kern *k, struct kern_trail_area *area, void *base, uint64_t bytes,
+                     _Atomic uint64_t *chunks, uint64_t count, struct shd_err *e);
 
 #endif

@@ -22,17 +22,7 @@
 #ifndef SHD_KERNELS_CPU_OP_ADAMW_H
 #define SHD_KERNELS_CPU_OP_ADAMW_H
 
-#include <math.h>
-
 #include "kernels/cpu/op_update.h"
-
-VEC_FN struct rates adamw_rates(const struct kern_hyper *h, float grad_scale)
-{
-    struct rates c = rates_of(h, grad_scale);
-    c.rate = (float)((double)h->lr / (double)h->bias1);
-    c.unbias = (float)(1 / sqrt((double)h->bias2));
-    return c;
-}
 
 VEC_FN void adamw_step(const struct rates *c, vec grad, vec *p, vec *m, vec *v)
 {

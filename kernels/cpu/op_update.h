@@ -15,36 +15,12 @@
 #include <stdint.h>
 
 #include "kernels/cpu/trail.h"
+#include "kernels/rates.h"
 
 /* Updates of at least this many elements (4 MiB of state, more than the L2 of one core) write the
  * published copy past the caches: it is not read here, and a plain store would first fetch the
  * line it overwrites. Smaller ones leave it in the cache for the workers. */
 #define UPDATE_STREAM_ELEMS_MIN (UINT64_C(256) * 1024)
-
-/* Hyperparameters of a run, as the steps use them. */
-struct rates {
-    float scale;        /* gradient: 1/M, clip factor and loss unscale in one */
-    float keep;         /* 1 - lr * weight_decay */
-    float rate;         /* lr; AdamW: lr / bias1 */
-    float beta1, rest1; /* rest = 1 - beta */
-    float beta2, rest2;
-    float unbias, eps; /* AdamW: 1 / sqrt(bias2) */
-};
-
-/* All in fp64, rounded once. 1 - beta is exact for beta in [0.5, 1]. */
-VEC_FN struct rates rates_of(const struct kern_hyper *h, float grad_scale)
-{
-    return (struct rates){
-        .scale = grad_scale,
-        .keep = (float)(1 - (double)h->lr * (double)h->weight_decay),
-        .rate = h->lr,
-        .beta1 = h->beta1,
-        .rest1 = (float)(1 - (double)h->beta1),
-        .beta2 = h->beta2,
-        .rest2 = (float)(1 - (double)h->beta2),
-        .eps = h->eps,
-    };
-}
 
 /* One vector of an update: p, m and v (where the optimizer has one) in place. */
 struct optimizer {

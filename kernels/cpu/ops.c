@@ -1,9 +1,8 @@
 /* The host backend's operations: check the arguments, queue the work. Nothing is computed on the
  * caller's thread. */
-#include <inttypes.h>
-#include <math.h>
-#include <stddef.h>
+#include <string.h>
 
+#include "kernels/check_args.h"
 #include "kernels/cpu/trail.h"
 #include "proto/check.h"
 
@@ -12,6 +11,9 @@
 #define CHUNK_ELEMS  KERN_CHUNK_ELEMS
 #define CHUNK_LEAVES UINT64_C(8)
 _Static_assert(CHUNK_ELEMS % SHD_BLOCK_ELEMS == 0, "chunks are whole blocks");
+_Static_assert(_Alignof(struct kern_trail_area) == 128, "as check_args.c has it");
+
+static const struct check_rules rules = { .chunk_words = true };
 
 static struct cpu_kern *cpu_kern_of(struct kern *k)
 {
@@ -28,61 +30,10 @@ static struct cpu_op elems_op(uint64_t elems, struct kern_done *done)
     };
 }
 
-static int check_elems(const char *op, uint64_t elems, uint64_t multiple, struct shd_err *e)
-{
-    if (elems > SHD_MODEL_ELEMS_MAX)
-        return err_set(e, SHD_ERANGE, "%s: %" PRIu64 " elements, the limit is %" PRIu64, op, elems,
-                       (uint64_t)SHD_MODEL_ELEMS_MAX);
-    if (elems % multiple != 0)
-        return err_set(e, SHD_ERANGE, "%s: %" PRIu64 " elements are no multiple of %" PRIu64, op,
-                       elems, multiple);
-    return SHD_OK;
-}
-
-/* An array of at least one element of dtype. */
-static int check_array(const char *op, const char *name, const void *array, enum shd_dtype dtype,
-                       struct shd_err *e)
-{
-    if (!dtype_valid((uint64_t)dtype))
-        return err_set(e, SHD_EINVAL, "%s: %s has unknown dtype %d", op, name, (int)dtype);
-    if (array == NULL)
-        return err_set(e, SHD_EINVAL, "%s: %s is NULL", op, name);
-    if ((uintptr_t)array % dtype_bytes(dtype) != 0)
-        return err_set(e, SHD_EINVAL, "%s: %s at %p is not aligned to %s", op, name, array,
-                       dtype_name(dtype));
-    return SHD_OK;
-}
-
 static int fill_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
 {
     t->kern->isa->fill(&op->u.fill, r);
     return SHD_OK;
-}
-
-static int check_fill(const struct kern_fill *a, struct shd_err *e)
-{
-    int r = check_elems("fill", a->elems, 1, e);
-    if (r == SHD_OK && a->elems > 0)
-        r = check_array("fill", "out", a->out, SHD_F32, e);
-    if (r != SHD_OK)
-        return r;
-    if (a->first_index > SHD_MODEL_ELEMS_MAX)
-        return err_set(e, SHD_ERANGE, "fill: first index %" PRIu64 ", the limit is %" PRIu64,
-                       a->first_index, (uint64_t)SHD_MODEL_ELEMS_MAX);
-    switch (a->kind) {
-    case KERN_FILL_CONST:
-        return SHD_OK;
-    case KERN_FILL_NORMAL:
-        if (!isfinite(a->a) || !(a->b >= 0) || !isfinite(a->b))
-            return err_set(e, SHD_ERANGE, "fill: normal of mean %g and standard deviation %g",
-                           (double)a->a, (double)a->b);
-        return SHD_OK;
-    case KERN_FILL_UNIFORM:
-        if (!isfinite(a->a) || !isfinite(a->b) || !(a->a < a->b))
-            return err_set(e, SHD_ERANGE, "fill: uniform in [%g, %g)", (double)a->a, (double)a->b);
-        return SHD_OK;
-    }
-    return err_set(e, SHD_EINVAL, "fill: unknown kind %d", (int)a->kind);
 }
 
 static int cpu_fill(struct kern *k, const struct kern_fill *a, struct kern_done *done,
@@ -106,45 +57,13 @@ static int cast_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_ra
 static int cpu_cast(struct kern *k, const struct kern_cast *a, struct kern_done *done,
                     struct shd_err *e)
 {
-    int r = check_elems("cast", a->elems, 1, e);
-    if (r == SHD_OK && a->elems > 0)
-        r = check_array("cast", "out", a->out, a->out_dtype, e);
-    if (r == SHD_OK && a->elems > 0)
-        r = check_array("cast", "in", a->in, SHD_F32, e);
+    const int r = check_cast(a, e);
     if (r != SHD_OK)
         return r;
     struct cpu_op op = elems_op(a->elems, done);
     op.run = cast_run;
     op.u.cast = *a;
     return queue_push(cpu_kern_of(k), &op, e);
-}
-
-/* A trail for arrays of elems elements in its segment; what the segment's size would tell is
- * unknown here. */
-static int check_trail(const char *op, const struct kern_trail *t,
-                       const struct trail_arrays *arrays, uint64_t elems, struct shd_err *e)
-{
-    if (t->area == NULL)
-        return SHD_OK;
-    if ((uintptr_t)t->area % _Alignof(struct kern_trail_area) != 0)
-        return err_set(e, SHD_EINVAL, "%s: trail area at %p is not aligned to %zu", op,
-                       (void *)t->area, _Alignof(struct kern_trail_area));
-    if (t->op < 1 || t->op > KERN_OP_MAX)
-        return err_set(e, SHD_ERANGE, "%s: op %" PRIu64 " of a trail, it is 1 to %" PRIu64, op,
-                       t->op, KERN_OP_MAX);
-    if (elems == 0)
-        return SHD_OK;
-    if (t->chunks == NULL || t->first_chunk > SHD_MODEL_ELEMS_MAX)
-        return err_set(e, SHD_EINVAL, "%s: chunk words of a trail at %p, from %" PRIu64, op,
-                       (void *)t->chunks, t->first_chunk);
-    const int r = check_array(op, "base of the trail", t->base, SHD_F32, e);
-    if (r != SHD_OK)
-        return r;
-    for (uint32_t i = 0; i < arrays->count; i++)
-        if ((uintptr_t)arrays->array[i] < (uintptr_t)t->base)
-            return err_set(e, SHD_EINVAL, "%s: array %" PRIu32 " at %p lies before its base %p", op,
-                           i, (void *)arrays->array[i], t->base);
-    return SHD_OK;
 }
 
 static void set_trail(struct cpu_op *op, const struct kern_trail *t)
@@ -198,14 +117,7 @@ static int accumulate_run(const struct cpu_op *op, struct cpu_thread *t, struct 
 static int cpu_accumulate(struct kern *k, const struct kern_accumulate *a, struct kern_done *done,
                           struct shd_err *e)
 {
-    int r = check_elems("accumulate", a->elems, SHD_BLOCK_ELEMS, e);
-    if (r == SHD_OK && a->elems > 0)
-        r = check_array("accumulate", "acc", a->acc, SHD_F32, e);
-    if (r == SHD_OK && a->elems > 0)
-        r = check_array("accumulate", "grad", a->grad, a->grad_dtype, e);
-    if (r == SHD_OK)
-        r = check_trail("accumulate", &a->trail, &(struct trail_arrays){ { a->acc }, 1 }, a->elems,
-                        e);
+    const int r = check_accumulate(a, &rules, e);
     if (r != SHD_OK)
         return r;
     struct cpu_op op = elems_op(a->elems, done);
@@ -225,13 +137,9 @@ static int sumsq_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_r
 static int cpu_sumsq(struct kern *k, const struct kern_sumsq *a, struct kern_done *done,
                      struct shd_err *e)
 {
-    int r = check_elems("sumsq", a->elems, SHD_BLOCK_ELEMS, e);
-    if (r == SHD_OK && a->elems > 0)
-        r = check_array("sumsq", "x", a->x, SHD_F32, e);
+    const int r = check_sumsq(a, &rules, e);
     if (r != SHD_OK)
         return r;
-    if (a->sum == NULL)
-        return err_set(e, SHD_EINVAL, "sumsq: sum is NULL");
     struct cpu_op op = elems_op(a->elems, done);
     op.run = sumsq_run;
     op.u.sumsq = *a;
@@ -239,71 +147,9 @@ static int cpu_sumsq(struct kern *k, const struct kern_sumsq *a, struct kern_don
     return queue_push(cpu_kern_of(k), &op, e);
 }
 
-/* Runs ascending, apart, inside the slice, each with a group that exists. */
-static int check_runs(const char *op, const struct kern_update *a, struct shd_err *e)
-{
-    if (a->run_count > 0 && (a->runs == NULL || a->hypers == NULL))
-        return err_set(e, SHD_EINVAL, "%s: %" PRIu32 " runs, but %s is NULL", op, a->run_count,
-                       a->runs == NULL ? "runs" : "hypers");
-    uint64_t end = 0;
-    for (uint32_t i = 0; i < a->run_count; i++) {
-        const struct kern_run *run = &a->runs[i];
-        if (run->first_elem > a->elems || run->elems > a->elems - run->first_elem)
-            return err_set(e, SHD_ERANGE,
-                           "%s: run %" PRIu32 " is %" PRIu64 "+%" PRIu64 ", the slice has %" PRIu64
-                           " elements",
-                           op, i, run->first_elem, run->elems, a->elems);
-        if (run->first_elem < end)
-            return err_set(e, SHD_ERANGE,
-                           "%s: run %" PRIu32 " begins at %" PRIu64 ", before %" PRIu64
-                           ", where the last one ends",
-                           op, i, run->first_elem, end);
-        if (run->hyper >= a->hyper_count)
-            return err_set(e, SHD_ERANGE, "%s: run %" PRIu32 " has group %" PRIu32 " of %" PRIu32,
-                           op, i, run->hyper, a->hyper_count);
-        end = run->first_elem + run->elems;
-    }
-    return SHD_OK;
-}
-
 static struct trail_arrays update_arrays(const struct kern_update *a, bool has_v)
 {
     return (struct trail_arrays){ { a->param, a->m, a->v }, has_v ? 3 : 2 };
-}
-
-static int check_update(const char *op, const struct kern_update *a, bool has_v, struct shd_err *e)
-{
-    const struct trail_arrays changed = update_arrays(a, has_v);
-    int r = check_elems(op, a->elems, SHD_BLOCK_ELEMS, e);
-    if (r == SHD_OK)
-        r = check_trail(op, &a->trail, &changed, a->elems, e);
-    if (r != SHD_OK || a->elems == 0)
-        return r != SHD_OK ? r : check_runs(op, a, e);
-    const struct {
-        const char *name;
-        const void *array;
-        enum shd_dtype dtype;
-    } arrays[] = {
-        { "param", a->param, SHD_F32 },        { "m", a->m, SHD_F32 },
-        { "grad", a->grad, SHD_F32 },          { "publish", a->publish, a->publish_dtype },
-        { "v", has_v ? a->v : a->m, SHD_F32 },
-    };
-    for (size_t i = 0; i < ARRAY_SIZE(arrays) && r == SHD_OK; i++)
-        r = check_array(op, arrays[i].name, arrays[i].array, arrays[i].dtype, e);
-    return r == SHD_OK ? check_runs(op, a, e) : r;
-}
-
-/* AdamW divides by the bias corrections. */
-static int check_bias(const struct kern_update *a, struct shd_err *e)
-{
-    for (uint32_t i = 0; i < a->run_count; i++) {
-        const struct kern_hyper *h = &a->hypers[a->runs[i].hyper];
-        if (!(h->bias1 > 0 && h->bias1 <= 1) || !(h->bias2 > 0 && h->bias2 <= 1))
-            return err_set(e, SHD_ERANGE,
-                           "adamw: group %" PRIu32 " has bias corrections %g and %g, not in (0, 1]",
-                           a->runs[i].hyper, (double)h->bias1, (double)h->bias2);
-    }
-    return SHD_OK;
 }
 
 static int push_update(struct kern *k, const struct kern_update *a, struct kern_done *done,
@@ -348,9 +194,7 @@ static int adamw_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_r
 static int cpu_adamw(struct kern *k, const struct kern_update *a, struct kern_done *done,
                      struct shd_err *e)
 {
-    int r = check_update("adamw", a, true, e);
-    if (r == SHD_OK)
-        r = check_bias(a, e);
+    const int r = check_adamw(a, &rules, e);
     return r == SHD_OK ? push_update(k, a, done, adamw_run, e) : r;
 }
 
@@ -362,7 +206,7 @@ static int sgd_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_ran
 static int cpu_sgd(struct kern *k, const struct kern_update *a, struct kern_done *done,
                    struct shd_err *e)
 {
-    const int r = check_update("sgd", a, false, e);
+    const int r = check_sgd(a, &rules, e);
     return r == SHD_OK ? push_update(k, a, done, sgd_run, e) : r;
 }
 
@@ -374,26 +218,16 @@ static int lion_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_ra
 static int cpu_lion(struct kern *k, const struct kern_update *a, struct kern_done *done,
                     struct shd_err *e)
 {
-    const int r = check_update("lion", a, false, e);
+    const int r = check_lion(a, &rules, e);
     return r == SHD_OK ? push_update(k, a, done, lion_run, e) : r;
 }
 
 static int cpu_hash(struct kern *k, const struct kern_hash *a, struct kern_done *done,
                     struct shd_err *e)
 {
-    int r = check_elems("hash", a->elems, 1, e);
+    const int r = check_hash(a, e);
     if (r != SHD_OK)
         return r;
-    if (a->elems == 0)
-        return err_set(e, SHD_ERANGE, "hash: of no elements");
-    if (a->head_elems < 1 || a->head_elems > SHD_BLOCK_ELEMS)
-        return err_set(e, SHD_ERANGE, "hash: a first piece of %" PRIu64 " elements, not of 1 to %u",
-                       a->head_elems, SHD_BLOCK_ELEMS);
-    r = check_array("hash", "x", a->x, SHD_F32, e);
-    if (r != SHD_OK)
-        return r;
-    if (a->out == NULL)
-        return err_set(e, SHD_EINVAL, "hash: out is NULL");
     const struct cpu_op op = {
         .run = hash_run,
         .u.hash = *a,
@@ -401,6 +235,28 @@ static int cpu_hash(struct kern *k, const struct kern_hash *a, struct kern_done 
         .chunk = CHUNK_LEAVES,
         .done = done,
     };
+    return queue_push(cpu_kern_of(k), &op, e);
+}
+
+static int copy_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
+{
+    (void)t;
+    const struct kern_copy *a = &op->u.copy;
+    memcpy((uint8_t *)a->to + r.first, (const uint8_t *)a->from + r.first, r.count);
+    return SHD_OK;
+}
+
+static int cpu_copy(struct kern *k, const struct kern_copy *a, struct kern_done *done,
+                    struct shd_err *e)
+{
+    const int r = check_copy(a, e);
+    if (r != SHD_OK)
+        return r;
+    const struct cpu_op op = { .run = copy_run,
+                               .u.copy = *a,
+                               .count = a->bytes,
+                               .chunk = CHUNK_ELEMS * sizeof(float),
+                               .done = done };
     return queue_push(cpu_kern_of(k), &op, e);
 }
 
@@ -414,4 +270,16 @@ const struct kern_ops cpu_ops = {
     .sgd = cpu_sgd,
     .lion = cpu_lion,
     .hash = cpu_hash,
+    .copy = cpu_copy,
+    .segment_new = cpu_segment_new,
+    .segment_map = cpu_segment_map,
+    .segment_close = cpu_segment_close,
+    .alloc = cpu_alloc,
+    .release = cpu_release,
+    .pin = cpu_pin,
+    .unpin = cpu_unpin,
+    .available = cpu_available,
+    .health = cpu_health,
+    .trail_bytes = cpu_trail_bytes,
+    .trail_repair = cpu_trail_repair,
 };

@@ -1,0 +1,245 @@
+/* See check_args.h. */
+#include "kernels/check_args.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+#include "proto/check.h"
+#include "proto/layout.h"
+
+#define TRAIL_ALIGN 128u /* of struct kern_trail_area, on every device */
+
+static int check_elems(const char *op, uint64_t elems, uint64_t multiple, struct shd_err *e)
+{
+    if (elems > SHD_MODEL_ELEMS_MAX)
+        return err_set(e, SHD_ERANGE, "%s: %" PRIu64 " elements, the limit is %" PRIu64, op, elems,
+                       (uint64_t)SHD_MODEL_ELEMS_MAX);
+    if (elems % multiple != 0)
+        return err_set(e, SHD_ERANGE, "%s: %" PRIu64 " elements are no multiple of %" PRIu64, op,
+                       elems, multiple);
+    return SHD_OK;
+}
+
+/* An array of at least one element of dtype. */
+static int check_array(const char *op, const char *name, const void *array, enum shd_dtype dtype,
+                       struct shd_err *e)
+{
+    if (!dtype_valid((uint64_t)dtype))
+        return err_set(e, SHD_EINVAL, "%s: %s has unknown dtype %d", op, name, (int)dtype);
+    if (array == NULL)
+        return err_set(e, SHD_EINVAL, "%s: %s is NULL", op, name);
+    if ((uintptr_t)array % dtype_bytes(dtype) != 0)
+        return err_set(e, SHD_EINVAL, "%s: %s at %p is not aligned to %s", op, name, array,
+                       dtype_name(dtype));
+    return SHD_OK;
+}
+
+/* An array of a slice. */
+static int check_slice(const char *op, const char *name, const void *array, enum shd_dtype dtype,
+                       const struct check_rules *rules, struct shd_err *e)
+{
+    const int r = check_array(op, name, array, dtype, e);
+    if (r == SHD_OK && rules->slice_align > 0 && (uintptr_t)array % rules->slice_align != 0)
+        return err_set(e, SHD_EINVAL, "%s: %s at %p is not aligned to %zu bytes", op, name, array,
+                       rules->slice_align);
+    return r;
+}
+
+int check_fill(const struct kern_fill *a, struct shd_err *e)
+{
+    int r = check_elems("fill", a->elems, 1, e);
+    if (r == SHD_OK && a->elems > 0)
+        r = check_array("fill", "out", a->out, SHD_F32, e);
+    if (r != SHD_OK)
+        return r;
+    if (a->first_index > SHD_MODEL_ELEMS_MAX)
+        return err_set(e, SHD_ERANGE, "fill: first index %" PRIu64 ", the limit is %" PRIu64,
+                       a->first_index, (uint64_t)SHD_MODEL_ELEMS_MAX);
+    switch (a->kind) {
+    case KERN_FILL_CONST:
+        return SHD_OK;
+    case KERN_FILL_NORMAL:
+        if (!isfinite(a->a) || !(a->b >= 0) || !isfinite(a->b))
+            return err_set(e, SHD_ERANGE, "fill: normal of mean %g and standard deviation %g",
+                           (double)a->a, (double)a->b);
+        return SHD_OK;
+    case KERN_FILL_UNIFORM:
+        if (!isfinite(a->a) || !isfinite(a->b) || !(a->a < a->b))
+            return err_set(e, SHD_ERANGE, "fill: uniform in [%g, %g)", (double)a->a, (double)a->b);
+        return SHD_OK;
+    }
+    return err_set(e, SHD_EINVAL, "fill: unknown kind %d", (int)a->kind);
+}
+
+int check_cast(const struct kern_cast *a, struct shd_err *e)
+{
+    int r = check_elems("cast", a->elems, 1, e);
+    if (r == SHD_OK && a->elems > 0)
+        r = check_array("cast", "out", a->out, a->out_dtype, e);
+    if (r == SHD_OK && a->elems > 0)
+        r = check_array("cast", "in", a->in, SHD_F32, e);
+    return r;
+}
+
+/* Arrays that an operation changes in place. */
+struct changed {
+    const float *array[3];
+    uint32_t count;
+};
+
+/* A trail for arrays of elems elements in its segment; what the segment's size would tell is
+ * unknown here. */
+static int check_trail(const char *op, const struct kern_trail *t, const struct changed *changed,
+                       uint64_t elems, const struct check_rules *rules, struct shd_err *e)
+{
+    if (t->area == NULL)
+        return SHD_OK;
+    if ((uintptr_t)t->area % TRAIL_ALIGN != 0)
+        return err_set(e, SHD_EINVAL, "%s: trail area at %p is not aligned to %u", op,
+                       (void *)t->area, TRAIL_ALIGN);
+    if (t->op < 1 || t->op > KERN_OP_MAX)
+        return err_set(e, SHD_ERANGE, "%s: op %" PRIu64 " of a trail, it is 1 to %" PRIu64, op,
+                       t->op, KERN_OP_MAX);
+    if (elems == 0)
+        return SHD_OK;
+    if ((rules->chunk_words && t->chunks == NULL) || t->first_chunk > SHD_MODEL_ELEMS_MAX)
+        return err_set(e, SHD_EINVAL, "%s: chunk words of a trail at %p, from %" PRIu64, op,
+                       (void *)t->chunks, t->first_chunk);
+    const int r = check_array(op, "base of the trail", t->base, SHD_F32, e);
+    if (r != SHD_OK)
+        return r;
+    for (uint32_t i = 0; i < changed->count; i++)
+        if ((uintptr_t)changed->array[i] < (uintptr_t)t->base)
+            return err_set(e, SHD_EINVAL, "%s: array %" PRIu32 " at %p lies before its base %p", op,
+                           i, (const void *)changed->array[i], t->base);
+    return SHD_OK;
+}
+
+int check_accumulate(const struct kern_accumulate *a, const struct check_rules *rules,
+                     struct shd_err *e)
+{
+    int r = check_elems("accumulate", a->elems, SHD_BLOCK_ELEMS, e);
+    if (r == SHD_OK && a->elems > 0)
+        r = check_slice("accumulate", "acc", a->acc, SHD_F32, rules, e);
+    if (r == SHD_OK && a->elems > 0)
+        r = check_slice("accumulate", "grad", a->grad, a->grad_dtype, rules, e);
+    if (r == SHD_OK)
+        r = check_trail("accumulate", &a->trail, &(struct changed){ { a->acc }, 1 }, a->elems,
+                        rules, e);
+    return r;
+}
+
+int check_sumsq(const struct kern_sumsq *a, const struct check_rules *rules, struct shd_err *e)
+{
+    int r = check_elems("sumsq", a->elems, SHD_BLOCK_ELEMS, e);
+    if (r == SHD_OK && a->elems > 0)
+        r = check_slice("sumsq", "x", a->x, SHD_F32, rules, e);
+    if (r == SHD_OK && a->sum == NULL)
+        return err_set(e, SHD_EINVAL, "sumsq: sum is NULL");
+    return r;
+}
+
+/* Runs ascending, apart, inside the slice, each with a group that exists. */
+static int check_runs(const char *op, const struct kern_update *a, struct shd_err *e)
+{
+    if (a->run_count > 0 && (a->runs == NULL || a->hypers == NULL))
+        return err_set(e, SHD_EINVAL, "%s: %" PRIu32 " runs, but %s is NULL", op, a->run_count,
+                       a->runs == NULL ? "runs" : "hypers");
+    uint64_t end = 0;
+    for (uint32_t i = 0; i < a->run_count; i++) {
+        const struct kern_run *run = &a->runs[i];
+        if (run->first_elem > a->elems || run->elems > a->elems - run->first_elem)
+            return err_set(e, SHD_ERANGE,
+                           "%s: run %" PRIu32 " is %" PRIu64 "+%" PRIu64 ", the slice has %" PRIu64
+                           " elements",
+                           op, i, run->first_elem, run->elems, a->elems);
+        if (run->first_elem < end)
+            return err_set(e, SHD_ERANGE,
+                           "%s: run %" PRIu32 " begins at %" PRIu64 ", before %" PRIu64
+                           ", where the last one ends",
+                           op, i, run->first_elem, end);
+        if (run->hyper >= a->hyper_count)
+            return err_set(e, SHD_ERANGE, "%s: run %" PRIu32 " has group %" PRIu32 " of %" PRIu32,
+                           op, i, run->hyper, a->hyper_count);
+        end = run->first_elem + run->elems;
+    }
+    return SHD_OK;
+}
+
+static int check_update(const char *op, const struct kern_update *a, bool has_v,
+                        const struct check_rules *rules, struct shd_err *e)
+{
+    const struct changed changed = { { a->param, a->m, a->v }, has_v ? 3 : 2 };
+    int r = check_elems(op, a->elems, SHD_BLOCK_ELEMS, e);
+    if (r == SHD_OK)
+        r = check_trail(op, &a->trail, &changed, a->elems, rules, e);
+    if (r == SHD_OK && rules->hypers_max > 0 && a->hyper_count > rules->hypers_max)
+        return err_set(e, SHD_ERANGE, "%s: %" PRIu32 " groups, the limit is %" PRIu32, op,
+                       a->hyper_count, rules->hypers_max);
+    if (r != SHD_OK || a->elems == 0)
+        return r != SHD_OK ? r : check_runs(op, a, e);
+    const struct {
+        const char *name;
+        const void *array;
+        enum shd_dtype dtype;
+    } arrays[] = {
+        { "param", a->param, SHD_F32 },        { "m", a->m, SHD_F32 },
+        { "grad", a->grad, SHD_F32 },          { "publish", a->publish, a->publish_dtype },
+        { "v", has_v ? a->v : a->m, SHD_F32 },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(arrays) && r == SHD_OK; i++)
+        r = check_slice(op, arrays[i].name, arrays[i].array, arrays[i].dtype, rules, e);
+    return r == SHD_OK ? check_runs(op, a, e) : r;
+}
+
+/* AdamW divides by the bias corrections. */
+static int check_bias(const struct kern_update *a, struct shd_err *e)
+{
+    for (uint32_t i = 0; i < a->run_count; i++) {
+        const struct kern_hyper *h = &a->hypers[a->runs[i].hyper];
+        if (!(h->bias1 > 0 && h->bias1 <= 1) || !(h->bias2 > 0 && h->bias2 <= 1))
+            return err_set(e, SHD_ERANGE,
+                           "adamw: group %" PRIu32 " has bias corrections %g and %g, not in (0, 1]",
+                           a->runs[i].hyper, (double)h->bias1, (double)h->bias2);
+    }
+    return SHD_OK;
+}
+
+int check_adamw(const struct kern_update *a, const struct check_rules *rules, struct shd_err *e)
+{
+    const int r = check_update("adamw", a, true, rules, e);
+    return r == SHD_OK ? check_bias(a, e) : r;
+}
+
+int check_sgd(const struct kern_update *a, const struct check_rules *rules, struct shd_err *e)
+{
+    return check_update("sgd", a, false, rules, e);
+}
+
+int check_lion(const struct kern_update *a, const struct check_rules *rules, struct shd_err *e)
+{
+    return check_update("lion", a, false, rules, e);
+}
+
+int check_hash(const struct kern_hash *a, struct shd_err *e)
+{
+    int r = check_elems("hash", a->elems, 1, e);
+    if (r != SHD_OK)
+        return r;
+    if (a->elems == 0)
+        return err_set(e, SHD_ERANGE, "hash: of no elements");
+    if (a->head_elems < 1 || a->head_elems > SHD_BLOCK_ELEMS)
+        return err_set(e, SHD_ERANGE, "hash: a first piece of %" PRIu64 " elements, not of 1 to %u",
+                       a->head_elems, SHD_BLOCK_ELEMS);
+    r = check_array("hash", "x", a->x, SHD_F32, e);
+    if (r == SHD_OK && a->out == NULL)
+        return err_set(e, SHD_EINVAL, "hash: out is NULL");
+    return r;
+}
+
+int check_copy(const struct kern_copy *a, struct shd_err *e)
+{
+    if (a->bytes > 0 && (a->to == NULL || a->from == NULL))
+        return err_set(e, SHD_EINVAL, "copy: %s is NULL", a->to == NULL ? "to" : "from");
+    return SHD_OK;
+}
