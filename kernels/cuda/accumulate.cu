@@ -1,0 +1,113 @@
+/* acc = first ? grad : acc + grad, in fp32, one rounding; first copies bits. With block sums the
+ * new values also go to shared memory, where one warp adds a tile's squares while the others are at
+ * the next tile. Tiles that a predecessor did are only read, for their sum.
+ *
+ * Per element: acc read and written, grad read; the record of a trail stays in the L2 cache (see
+ * update.cuh). `first` needs none: copying again does no harm. */
+#include "kernels/cuda/convert.cuh"
+#include "kernels/cuda/sum.cuh"
+#include "kernels/cuda/tile.cuh"
+
+/* How a tile is done. */
+struct how {
+    bool kept;  /* there is a trail */
+    bool done;  /* by a predecessor: nothing changes */
+    bool saved; /* its old values go into the record */
+    bool sum;
+};
+
+DEVICE void accumulate_get(const struct cuda_accumulate &a, uint64_t i, struct how how,
+                           float acc[4], float grad[4])
+{
+    if (how.done || a.first == 0)
+        get_four(a.acc + i, acc);
+    if (!how.done)
+        get_four_as(a.grad, a.grad_dtype, i, grad);
+}
+
+/* The new values, which are those of acc where they are there already. */
+DEVICE void accumulate_put(const struct cuda_accumulate &a, uint64_t i, struct how how,
+                           float acc[4], const float grad[4])
+{
+    if (how.done)
+        return;
+#pragma unroll
+    for (unsigned k = 0; k < 4; k++)
+        acc[k] = a.first != 0 ? grad[k] : acc[k] + grad[k];
+    put_four(a.acc + i, acc);
+}
+
+/* One whole warp: the sum of a tile. */
+DEVICE void tile_sum(const float *values, double *ret_sum)
+{
+    const uint32_t lane = threadIdx.x % SUM_LANES;
+    double sum = 0;
+    for (unsigned row = 0; row < SUM_ROWS; row++)
+        sum = sum_add(sum, values[row * SUM_LANES + lane]);
+    sum = sum_lanes(sum);
+    if (lane == 0)
+        put(ret_sum, sum);
+}
+
+/* Between two tiles: the last one's bit is set and its sum made (values: NULL, there is none), the
+ * next one's record speaks. Warps take turns at the sums, but for the one with thread 0. */
+DEVICE void accumulate_step(const struct cuda_accumulate &a, const struct turn &turn, uint64_t tile,
+                            struct how how, const float *values, uint64_t values_tile)
+{
+    const uint32_t warp = threadIdx.x / 32;
+    if (how.kept)
+        __threadfence();
+    __syncthreads();
+    if (how.kept && threadIdx.x == 0)
+        trail_step(a.trail, turn, tile, how.saved);
+    if (values != nullptr && warp == 1 + values_tile % (CUDA_THREADS / 32 - 1))
+        tile_sum(values, a.block_sums + values_tile);
+    if (how.saved)
+        __syncthreads();
+}
+
+KERNEL_BOUNDS(shd_accumulate, struct cuda_accumulate, CUDA_THREADS, 4)
+{
+    __shared__ float4 values[2][CUDA_TILE_ELEMS / 4]; /* of this tile, of the last one */
+    const struct how every = { a.trail.records != nullptr, false, false, a.block_sums != nullptr };
+    struct turn turn = trail_open(a.trail, a.acc, a.acc, a.acc, 1);
+    const float *last = nullptr;
+    uint64_t last_tile = 0;
+    unsigned half = 0;
+    for (uint64_t tile = blockIdx.x; tile < a.elems / CUDA_TILE_ELEMS; tile += gridDim.x) {
+        struct how how = every;
+        how.done = how.kept && trail_done(a.trail, tile);
+        how.saved = how.kept && !how.done && a.first == 0;
+        if (how.done && !how.sum)
+            continue;
+        const uint64_t first = tile * CUDA_TILE_ELEMS;
+        float acc[TILE_FOURS][4], grad[TILE_FOURS][4];
+#pragma unroll
+        for (unsigned f = 0; f < TILE_FOURS; f++)
+            accumulate_get(a, first + four_at(f), how, acc[f], grad[f]);
+#pragma unroll
+        for (unsigned f = 0; f < TILE_FOURS && how.saved; f++)
+            trail_keep(trail_record(a.trail, turn), 0, four_at(f), acc[f]);
+        if (how.kept || how.sum)
+            accumulate_step(a, turn, tile, how, last, last_tile);
+        turn.pending = false;
+        if (how.kept && !how.done)
+            trail_next(&turn, tile, how.saved);
+#pragma unroll
+        for (unsigned f = 0; f < TILE_FOURS; f++) {
+            accumulate_put(a, first + four_at(f), how, acc[f], grad[f]);
+            if (how.sum)
+                values[half][four_at(f) / 4] = make_float4(acc[f][0], acc[f][1], acc[f][2],
+                                                           acc[f][3]);
+        }
+        last = how.sum ? (const float *)values[half] : nullptr;
+        last_tile = tile;
+        half ^= 1;
+    }
+    struct how end = every;
+    end.kept = false;
+    if (every.kept)
+        trail_close(a.trail, turn);
+    if (every.sum)
+        accumulate_step(a, turn, 0, end, last, last_tile);
+}

@@ -1,0 +1,83 @@
+/* Shared by the tests of emulated kernels: launches, and hyperparameters as the host hands them to
+ * a kernel. */
+#ifndef SHD_TESTS_EMULATE_UTIL_H
+#define SHD_TESTS_EMULATE_UTIL_H
+
+#include "kernels/cuda/args.h"
+#include "tests/cuda/emulate.h"
+#include "tests/kern_util.h"
+
+/* LAUNCH("shd_fill", &args, blocks): its argument struct by value, CUDA_THREADS threads. */
+#define LAUNCH(name, args, blocks) launch((name), (args), sizeof *(args), (blocks))
+
+__attribute__((unused)) static void launch(const char *name, const void *args, size_t bytes,
+                                           unsigned blocks)
+{
+    const struct emulate_kernel *k = emulate_find(name);
+    if (k == NULL)
+        FAIL("no kernel %s", name);
+    EXPECT_EQ(k->args_bytes, bytes);
+    emulate_launch(k, args, (const unsigned[]){ blocks, 1, 1 },
+                   (const unsigned[]){ CUDA_THREADS, 1, 1 });
+}
+
+enum optimizer { ADAMW, SGD, LION };
+
+__attribute__((unused)) static const char *optimizer_kernel(enum optimizer o)
+{
+    return o == ADAMW ? "shd_adamw" : o == SGD ? "shd_sgd" : "shd_lion";
+}
+
+/* As rates_of() and adamw_rates() of the host kernels. */
+__attribute__((unused)) static struct cuda_rates rates_make(const struct kern_hyper *h,
+                                                            float grad_scale, enum optimizer o)
+{
+    struct cuda_rates c = {
+        .scale = grad_scale,
+        .keep = (float)(1 - (double)h->lr * (double)h->weight_decay),
+        .rate = h->lr,
+        .beta1 = h->beta1,
+        .rest1 = (float)(1 - (double)h->beta1),
+        .beta2 = h->beta2,
+        .rest2 = (float)(1 - (double)h->beta2),
+        .eps = h->eps,
+    };
+    if (o == ADAMW) {
+        c.rate = (float)((double)h->lr / (double)h->bias1);
+        c.unbias = (float)(1 / sqrt((double)h->bias2));
+    }
+    return c;
+}
+
+/* Runs as a kernel reads them; owned. */
+__attribute__((unused)) static struct cuda_run *runs_make(const struct kern_run *runs,
+                                                          uint32_t count)
+{
+    struct cuda_run *made = malloc(sizeof *made * (count > 0 ? count : 1));
+    EXPECT(made != NULL);
+    for (uint32_t i = 0; i < count; i++)
+        made[i] = (struct cuda_run){ runs[i].first_elem, runs[i].elems, runs[i].hyper, 0 };
+    return made;
+}
+
+/* What the host makes of a kernel's block sums. */
+__attribute__((unused)) static struct kern_sum sum_of(const double *block_sums, uint64_t count)
+{
+    struct kern_sum sum = { .finite = true };
+    fixsum_init(&sum.sum);
+    for (uint64_t i = 0; i < count; i++) {
+        if (isfinite(block_sums[i]))
+            fixsum_add(&sum.sum, block_sums[i]);
+        else
+            sum.finite = false;
+    }
+    fixsum_carry(&sum.sum); /* the one form that equal sums share */
+    return sum;
+}
+
+__attribute__((unused)) static bool same_sum(const struct kern_sum *a, const struct kern_sum *b)
+{
+    return a->finite == b->finite && memcmp(a->sum.limb, b->sum.limb, sizeof a->sum.limb) == 0;
+}
+
+#endif
