@@ -1,0 +1,406 @@
+/* The CUDA backend's operations: check the arguments, queue the work; and, on the device thread,
+ * launch it by parts.
+ *
+ * Parts of a slice begin at whole chunks, and each is launched as a slice of its own with the same
+ * trail: records and chunk words come out as they would from one launch.
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels/check_args.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/rates.h"
+#include "proto/check.h"
+#include "proto/layout.h"
+
+/* As many elements as have room for their block sums in the staging memory. */
+#define SUMS_MAX      (CUDA_STAGE_BYTES / sizeof(double))
+#define SUM_ELEMS_MAX (SUMS_MAX * SHD_BLOCK_ELEMS)
+_Static_assert(SUM_ELEMS_MAX % KERN_CHUNK_ELEMS == 0, "parts are whole chunks");
+_Static_assert(CUDA_CHUNK_ELEMS == KERN_CHUNK_ELEMS, "one layout of trails");
+_Static_assert(CUDA_BLOCK_ELEMS == SHD_BLOCK_ELEMS, "one kind of block sums");
+
+/* Runs that have room. Those of one chunk always do: each has an element of it. */
+#define RUNS_MAX (CUDA_STAGE_BYTES / sizeof(struct cuda_run))
+_Static_assert(RUNS_MAX > KERN_CHUNK_ELEMS + 1, "every chunk's runs fit");
+
+static const struct check_rules rules = {
+    .slice_align = 16,
+    .hypers_max = CUDA_GROUPS_MAX,
+};
+
+/* Launch with enough blocks for `tiles`; args: the kernel's one parameter. */
+static int launch(struct cuda_kern *k, enum cuda_fn fn, uint64_t tiles, void *args)
+{
+    const struct cuda_kernel *kernel = &k->kernels[fn];
+    const unsigned blocks = tiles < kernel->blocks_max ? (unsigned)tiles : kernel->blocks_max;
+    void *params[] = { args };
+    CHECK(blocks > 0);
+    return cuda_call(k,
+                     k->cuda->cuLaunchKernel(kernel->function, blocks, 1, 1, CUDA_THREADS, 1, 1, 0,
+                                             k->stream, params, NULL),
+                     NULL, "launch %s on %s", kernel->name, k->name);
+}
+
+static uint64_t tiles_of(uint64_t elems)
+{
+    return (elems + CUDA_TILE_ELEMS - 1) / CUDA_TILE_ELEMS;
+}
+
+int cuda_copy_async(struct cuda_kern *k, CUdeviceptr to, CUdeviceptr from, uint64_t bytes)
+{
+    return cuda_call(k, k->cuda->cuMemcpyAsync(to, from, bytes, k->stream), NULL,
+                     "copy %" PRIu64 " bytes on %s", bytes, k->name);
+}
+
+static int fill_launch(struct cuda_kern *k, struct cuda_part *p)
+{
+    const struct kern_fill *a = &p->op->u.fill;
+    struct cuda_fill args = {
+        .out = a->out,
+        .elems = a->elems,
+        .first_index = a->first_index,
+        .key = a->key,
+        .kind = a->kind,
+        .a = a->a,
+        .b = a->b,
+    };
+    return launch(k, CUDA_FILL, tiles_of(a->elems), &args);
+}
+
+static int cuda_fill(struct kern *k, const struct kern_fill *a, struct kern_done *done,
+                     struct shd_err *e)
+{
+    const int r = check_fill(a, e);
+    if (r != SHD_OK)
+        return r;
+    const struct cuda_op op = {
+        .launch = fill_launch, .u.fill = *a, .count = a->elems, .done = done
+    };
+    return cuda_queue_push(cuda_kern_of(k), &op, e);
+}
+
+/* -- Sums of squares -------------------------------------------------------------------------- */
+
+/* Have the part's block sums copied to the host, behind the kernel that makes them. */
+static int fetch_sums(struct cuda_kern *k, const struct cuda_part *p)
+{
+    return cuda_copy_async(k, cuda_address(p->host), p->device,
+                           p->count / SHD_BLOCK_ELEMS * sizeof(double));
+}
+
+static int add_sums(struct cuda_kern *k, struct cuda_part *p)
+{
+    (void)k;
+    const double *sums = p->host;
+    struct kern_sum *to = p->op->sum;
+    for (uint64_t i = 0; to != NULL && i < p->count / SHD_BLOCK_ELEMS; i++) {
+        if (isfinite(sums[i]))
+            fixsum_add(&to->sum, sums[i]);
+        else
+            to->finite = false;
+    }
+    return SHD_OK;
+}
+
+static int sumsq_launch(struct cuda_kern *k, struct cuda_part *p)
+{
+    const struct kern_sumsq *a = &p->op->u.sumsq;
+    p->count = p->count < SUM_ELEMS_MAX ? p->count : SUM_ELEMS_MAX;
+    struct cuda_sumsq args = {
+        .x = a->x + p->first,
+        .elems = p->count,
+        .block_sums = (double *)(uintptr_t)p->device,
+    };
+    const int r = launch(k, CUDA_SUMSQ, tiles_of(p->count), &args);
+    return r == SHD_OK ? fetch_sums(k, p) : r;
+}
+
+static int cuda_sumsq(struct kern *k, const struct kern_sumsq *a, struct kern_done *done,
+                      struct shd_err *e)
+{
+    const int r = check_sumsq(a, &rules, e);
+    if (r != SHD_OK)
+        return r;
+    const struct cuda_op op = {
+        .launch = sumsq_launch,
+        .finish = add_sums,
+        .u.sumsq = *a,
+        .count = a->elems,
+        .sum = a->sum,
+        .done = done,
+    };
+    return cuda_queue_push(cuda_kern_of(k), &op, e);
+}
+
+/* -- Slices with a trail ---------------------------------------------------------------------- */
+
+/* The trail of the part that begins at element `first`, and its chunks given to the op. */
+static int begin_trail(struct cuda_kern *k, const struct kern_trail *t, const struct cuda_part *p,
+                       struct cuda_trail *ret)
+{
+    *ret = (struct cuda_trail){ 0 };
+    if (t->area == NULL)
+        return SHD_OK;
+    uint8_t *area = (uint8_t *)t->area;
+    const uint64_t first_chunk = t->first_chunk + p->first / KERN_CHUNK_ELEMS;
+    *ret = (struct cuda_trail){
+        .records = (struct cuda_trail_record *)(void *)area,
+        .chunks = (struct cuda_chunk *)(void *)(area + CUDA_TRAIL_CHUNKS_AT) + first_chunk,
+        .first_chunk = first_chunk,
+        .base = cuda_address(t->base),
+        .op = t->op,
+    };
+    struct cuda_trail_begin args = {
+        .records = ret->records,
+        .chunks = ret->chunks,
+        .count = kern_trail_chunks(p->count),
+        .op = t->op,
+    };
+    return launch(k, CUDA_TRAIL_BEGIN, 1, &args);
+}
+
+static void set_trail(struct cuda_op *op, const struct kern_trail *t)
+{
+    if (t->area == NULL)
+        return;
+    op->done_word = t->done;
+    op->done_value = t->done_value;
+}
+
+static int accumulate_launch(struct cuda_kern *k, struct cuda_part *p)
+{
+    const struct kern_accumulate *a = &p->op->u.accumulate;
+    if (a->sum != NULL)
+        p->count = p->count < SUM_ELEMS_MAX ? p->count : SUM_ELEMS_MAX;
+    struct cuda_accumulate args = {
+        .acc = a->acc + p->first,
+        .grad = (const uint8_t *)a->grad + p->first * dtype_bytes(a->grad_dtype),
+        .elems = p->count,
+        .grad_dtype = a->grad_dtype,
+        .first = a->first,
+        .block_sums = a->sum != NULL ? (double *)(uintptr_t)p->device : NULL,
+    };
+    int r = begin_trail(k, &a->trail, p, &args.trail);
+    if (r == SHD_OK)
+        r = launch(k, CUDA_ACCUMULATE, tiles_of(p->count), &args);
+    return r == SHD_OK && a->sum != NULL ? fetch_sums(k, p) : r;
+}
+
+static int cuda_accumulate(struct kern *k, const struct kern_accumulate *a, struct kern_done *done,
+                           struct shd_err *e)
+{
+    const int r = check_accumulate(a, &rules, e);
+    if (r != SHD_OK)
+        return r;
+    struct cuda_op op = {
+        .launch = accumulate_launch,
+        .finish = add_sums,
+        .u.accumulate = *a,
+        .count = a->elems,
+        .sum = a->sum,
+        .done = done,
+    };
+    set_trail(&op, &a->trail);
+    return cuda_queue_push(cuda_kern_of(k), &op, e);
+}
+
+/* Index of the first run that ends beyond elem. */
+static uint32_t run_find(const struct kern_update *a, uint64_t elem)
+{
+    uint32_t low = 0, high = a->run_count;
+    while (low < high) {
+        const uint32_t mid = low + (high - low) / 2;
+        if (a->runs[mid].first_elem + a->runs[mid].elems <= elem)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+/* Runs of the part that begins at p->first, counted from there, into its staging memory; p->count
+ * becomes what they are all runs of. Returns how many. */
+static uint32_t pack_runs(const struct kern_update *a, struct cuda_part *p)
+{
+    struct cuda_run *to = p->host;
+    uint32_t count = 0;
+    uint64_t end = p->first + p->count;
+    for (uint32_t i = run_find(a, p->first); i < a->run_count; i++) {
+        const struct kern_run *run = &a->runs[i];
+        if (run->elems == 0)
+            continue;
+        if (count == RUNS_MAX) { /* no room: end with the chunk before */
+            end = run->first_elem / KERN_CHUNK_ELEMS * KERN_CHUNK_ELEMS;
+            break;
+        }
+        const uint64_t first = run->first_elem > p->first ? run->first_elem : p->first;
+        to[count++] = (struct cuda_run){
+            .first_elem = first - p->first,
+            .elems = run->first_elem + run->elems - first,
+            .hyper = run->hyper,
+        };
+    }
+    CHECK(end > p->first);
+    p->count = end - p->first;
+    while (count > 0 && to[count - 1].first_elem >= p->count)
+        count--;
+    if (count > 0 && to[count - 1].elems > p->count - to[count - 1].first_elem)
+        to[count - 1].elems = p->count - to[count - 1].first_elem;
+    return count;
+}
+
+static void set_rates(const struct kern_update *a, enum cuda_fn fn, struct cuda_update *to)
+{
+    for (uint32_t i = 0; i < a->hyper_count; i++) {
+        const struct kern_hyper *h = &a->hypers[i];
+        const struct rates c = fn == CUDA_ADAMW ? adamw_rates(h, a->grad_scale)
+                                                : rates_of(h, a->grad_scale);
+        to->rates[i] = (struct cuda_rates){
+            .scale = c.scale,
+            .keep = c.keep,
+            .rate = c.rate,
+            .beta1 = c.beta1,
+            .rest1 = c.rest1,
+            .beta2 = c.beta2,
+            .rest2 = c.rest2,
+            .unbias = c.unbias,
+            .eps = c.eps,
+        };
+    }
+}
+
+static int update_launch(struct cuda_kern *k, struct cuda_part *p)
+{
+    const struct kern_update *a = &p->op->u.update;
+    const uint32_t runs = pack_runs(a, p);
+    if (runs == 0)
+        return SHD_OK;
+    struct cuda_update args = {
+        .param = a->param + p->first,
+        .m = a->m + p->first,
+        .v = p->op->fn == CUDA_ADAMW ? a->v + p->first : NULL,
+        .grad = a->grad + p->first,
+        .publish = (uint8_t *)a->publish + p->first * dtype_bytes(a->publish_dtype),
+        .elems = p->count,
+        .runs = (const struct cuda_run *)(uintptr_t)p->device,
+        .run_count = runs,
+        .publish_dtype = a->publish_dtype,
+    };
+    set_rates(a, p->op->fn, &args);
+    int r = cuda_copy_async(k, p->device, cuda_address(p->host), runs * sizeof(struct cuda_run));
+    if (r == SHD_OK)
+        r = begin_trail(k, &a->trail, p, &args.trail);
+    return r == SHD_OK ? launch(k, p->op->fn, tiles_of(p->count), &args) : r;
+}
+
+static int push_update(struct kern *k, const struct kern_update *a, enum cuda_fn fn,
+                       struct kern_done *done, struct shd_err *e)
+{
+    struct cuda_op op = {
+        .launch = update_launch,
+        .u.update = *a,
+        .fn = fn,
+        .count = a->elems,
+        .done = done,
+    };
+    set_trail(&op, &a->trail);
+    return cuda_queue_push(cuda_kern_of(k), &op, e);
+}
+
+static int cuda_adamw(struct kern *k, const struct kern_update *a, struct kern_done *done,
+                      struct shd_err *e)
+{
+    const int r = check_adamw(a, &rules, e);
+    return r == SHD_OK ? push_update(k, a, CUDA_ADAMW, done, e) : r;
+}
+
+static int cuda_sgd(struct kern *k, const struct kern_update *a, struct kern_done *done,
+                    struct shd_err *e)
+{
+    const int r = check_sgd(a, &rules, e);
+    return r == SHD_OK ? push_update(k, a, CUDA_SGD, done, e) : r;
+}
+
+static int cuda_lion(struct kern *k, const struct kern_update *a, struct kern_done *done,
+                     struct shd_err *e)
+{
+    const int r = check_lion(a, &rules, e);
+    return r == SHD_OK ? push_update(k, a, CUDA_LION, done, e) : r;
+}
+
+/* -- Between host and device: transfer.c launches --------------------------------------------- */
+
+static int cuda_cast(struct kern *k, const struct kern_cast *a, struct kern_done *done,
+                     struct shd_err *e)
+{
+    const int r = check_cast(a, e);
+    if (r != SHD_OK)
+        return r;
+    const struct cuda_op op = {
+        .launch = cuda_cast_launch, .u.cast = *a, .count = a->elems, .done = done
+    };
+    return cuda_queue_push(cuda_kern_of(k), &op, e);
+}
+
+int cuda_launch_cast(struct cuda_kern *k, void *out, enum shd_dtype out_dtype, const float *in,
+                     uint64_t elems)
+{
+    struct cuda_cast args = { .out = out, .in = in, .elems = elems, .out_dtype = out_dtype };
+    return launch(k, CUDA_CAST, tiles_of(elems), &args);
+}
+
+static int cuda_hash(struct kern *k, const struct kern_hash *a, struct kern_done *done,
+                     struct shd_err *e)
+{
+    const int r = check_hash(a, e);
+    if (r != SHD_OK)
+        return r;
+    const struct cuda_op op = {
+        .launch = cuda_hash_launch,
+        .finish = cuda_hash_finish,
+        .u.hash = *a,
+        .count = kern_hash_leaves(a->head_elems, a->elems),
+        .done = done,
+    };
+    return cuda_queue_push(cuda_kern_of(k), &op, e);
+}
+
+static int cuda_copy(struct kern *k, const struct kern_copy *a, struct kern_done *done,
+                     struct shd_err *e)
+{
+    const int r = check_copy(a, e);
+    if (r != SHD_OK)
+        return r;
+    const struct cuda_op op = {
+        .launch = cuda_copy_launch, .u.copy = *a, .count = a->bytes, .done = done
+    };
+    return cuda_queue_push(cuda_kern_of(k), &op, e);
+}
+
+/* UUID and free are the device's: cuda.c sets them. */
+const struct kern_ops cuda_ops = {
+    .name = "cuda",
+    .fill = cuda_fill,
+    .cast = cuda_cast,
+    .accumulate = cuda_accumulate,
+    .sumsq = cuda_sumsq,
+    .adamw = cuda_adamw,
+    .sgd = cuda_sgd,
+    .lion = cuda_lion,
+    .hash = cuda_hash,
+    .copy = cuda_copy,
+    .place = SEGMENT_CUDA,
+    .segment_new = cuda_segment_new,
+    .segment_map = cuda_segment_map,
+    .segment_close = cuda_segment_close,
+    .alloc = cuda_alloc,
+    .release = cuda_release,
+    .pin = cuda_pin,
+    .unpin = cuda_unpin,
+    .available = cuda_available,
+    .health = cuda_health,
+    .trail_bytes = cuda_kern_trail_bytes,
+    .trail_repair = cuda_trail_repair,
+};

@@ -1,0 +1,235 @@
+/* A CUDA device for tests that were written for the host: it is given the host's arrays, copies
+ * them to the device (with guards around them), runs the operation there, copies back what it may
+ * have changed and checks the guards. Every operation is over when it returns; done has fired. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/kern.h"
+#include "proto/check.h"
+
+#define GUARD_BYTES 256u
+
+struct kern *device_extra_new(void);
+
+#define ARRAYS_MAX 5
+
+struct mirror {
+    struct kern base;
+    struct kern_ops ops;
+    struct kern *cuda; /* owned */
+};
+
+struct array {
+    void *host;
+    uint64_t bytes;
+    uint64_t skew; /* where it begins in its allocation, past the guard */
+    uint8_t *memory;
+};
+
+struct arrays {
+    struct array at[ARRAYS_MAX];
+    unsigned count;
+};
+
+static struct kern *cuda_of(struct kern *k)
+{
+    return ((struct mirror *)k)->cuda;
+}
+
+static void copy(struct kern *cuda, void *to, const void *from, uint64_t bytes)
+{
+    struct kern_waiter w;
+    kern_waiter_init(&w);
+    CHECK(cuda->ops->copy(cuda, &(struct kern_copy){ to, from, bytes }, &w.done, NULL) == SHD_OK);
+    CHECK(kern_wait(&w) == SHD_OK);
+}
+
+/* Where host's array is on the device. skewed: as badly aligned there as here. */
+static void *mirrored(struct kern *cuda, struct arrays *all, const void *host, uint64_t bytes,
+                      bool skewed)
+{
+    if (host == NULL || bytes == 0)
+        return (void *)(uintptr_t)host;
+    struct array *a = &all->at[all->count++];
+    *a = (struct array){ (void *)(uintptr_t)host, bytes, skewed ? (uintptr_t)host % 64 : 0, NULL };
+    const uint64_t whole = bytes + a->skew + 2 * GUARD_BYTES;
+    a->memory = cuda->ops->alloc(cuda, whole);
+    CHECK(a->memory != NULL);
+    uint8_t *image = malloc(whole);
+    CHECK(image != NULL);
+    memset(image, 0xa5, whole);
+    memcpy(image + GUARD_BYTES + a->skew, host, bytes);
+    copy(cuda, a->memory, image, whole);
+    free(image);
+    return a->memory + GUARD_BYTES + a->skew;
+}
+
+/* Bring them back. */
+static void arrays_end(struct kern *cuda, struct arrays *all)
+{
+    for (unsigned i = 0; i < all->count; i++) {
+        const struct array *a = &all->at[i];
+        const uint64_t whole = a->bytes + a->skew + 2 * GUARD_BYTES;
+        uint8_t *image = malloc(whole);
+        CHECK(image != NULL);
+        copy(cuda, image, a->memory, whole);
+        for (uint64_t j = 0; j < GUARD_BYTES + a->skew; j++)
+            CHECK(image[j] == 0xa5);
+        for (uint64_t j = whole - GUARD_BYTES; j < whole; j++)
+            CHECK(image[j] == 0xa5);
+        if (memcmp(a->host, image + GUARD_BYTES + a->skew, a->bytes) != 0)
+            memcpy(a->host, image + GUARD_BYTES + a->skew, a->bytes);
+        free(image);
+        cuda->ops->release(cuda, a->memory, whole);
+    }
+}
+
+/* Wait for what was queued with waiter w, if r says it was. */
+static int finish(struct kern *cuda, struct arrays *all, int r, struct kern_waiter *w,
+                  struct kern_done *done)
+{
+    const int status = r == SHD_OK ? kern_wait(w) : r;
+    arrays_end(cuda, all);
+    if (r == SHD_OK && done != NULL)
+        done->fn(done, status);
+    return r;
+}
+
+static int mirror_fill(struct kern *k, const struct kern_fill *a, struct kern_done *done,
+                       struct shd_err *e)
+{
+    struct kern *cuda = cuda_of(k);
+    struct arrays all = { .count = 0 };
+    struct kern_waiter w;
+    kern_waiter_init(&w);
+    struct kern_fill there = *a;
+    there.out = mirrored(cuda, &all, a->out, a->elems * 4, true);
+    return finish(cuda, &all, cuda->ops->fill(cuda, &there, &w.done, e), &w, done);
+}
+
+/* The four ways take turns: both sides on the device, either, neither. */
+static int mirror_cast(struct kern *k, const struct kern_cast *a, struct kern_done *done,
+                       struct shd_err *e)
+{
+    static unsigned way;
+    struct kern *cuda = cuda_of(k);
+    struct arrays all = { .count = 0 };
+    struct kern_waiter w;
+    kern_waiter_init(&w);
+    struct kern_cast there = *a;
+    if ((way & 1) == 0)
+        there.out = mirrored(cuda, &all, a->out, a->elems * dtype_bytes(a->out_dtype), true);
+    if ((way & 2) == 0)
+        there.in = mirrored(cuda, &all, a->in, a->elems * 4, true);
+    way++;
+    return finish(cuda, &all, cuda->ops->cast(cuda, &there, &w.done, e), &w, done);
+}
+
+static int mirror_accumulate(struct kern *k, const struct kern_accumulate *a,
+                             struct kern_done *done, struct shd_err *e)
+{
+    struct kern *cuda = cuda_of(k);
+    struct arrays all = { .count = 0 };
+    struct kern_waiter w;
+    kern_waiter_init(&w);
+    struct kern_accumulate there = *a;
+    there.acc = mirrored(cuda, &all, a->acc, a->elems * 4, false);
+    there.grad = mirrored(cuda, &all, a->grad, a->elems * dtype_bytes(a->grad_dtype), false);
+    return finish(cuda, &all, cuda->ops->accumulate(cuda, &there, &w.done, e), &w, done);
+}
+
+static int mirror_sumsq(struct kern *k, const struct kern_sumsq *a, struct kern_done *done,
+                        struct shd_err *e)
+{
+    struct kern *cuda = cuda_of(k);
+    struct arrays all = { .count = 0 };
+    struct kern_waiter w;
+    kern_waiter_init(&w);
+    struct kern_sumsq there = *a;
+    there.x = mirrored(cuda, &all, a->x, a->elems * 4, false);
+    return finish(cuda, &all, cuda->ops->sumsq(cuda, &there, &w.done, e), &w, done);
+}
+
+typedef int update_fn(struct kern *k, const struct kern_update *a, struct kern_done *done,
+                      struct shd_err *e);
+
+static int mirror_update(struct kern *k, const struct kern_update *a, update_fn *fn,
+                         struct kern_done *done, struct shd_err *e)
+{
+    struct kern *cuda = cuda_of(k);
+    struct arrays all = { .count = 0 };
+    struct kern_waiter w;
+    kern_waiter_init(&w);
+    struct kern_update there = *a;
+    there.param = mirrored(cuda, &all, a->param, a->elems * 4, false);
+    there.m = mirrored(cuda, &all, a->m, a->elems * 4, false);
+    there.v = mirrored(cuda, &all, a->v, a->elems * 4, false);
+    there.grad = mirrored(cuda, &all, a->grad, a->elems * 4, false);
+    there.publish = mirrored(cuda, &all, a->publish, a->elems * dtype_bytes(a->publish_dtype),
+                             false);
+    return finish(cuda, &all, fn(cuda, &there, &w.done, e), &w, done);
+}
+
+static int mirror_adamw(struct kern *k, const struct kern_update *a, struct kern_done *done,
+                        struct shd_err *e)
+{
+    return mirror_update(k, a, cuda_of(k)->ops->adamw, done, e);
+}
+
+static int mirror_sgd(struct kern *k, const struct kern_update *a, struct kern_done *done,
+                      struct shd_err *e)
+{
+    return mirror_update(k, a, cuda_of(k)->ops->sgd, done, e);
+}
+
+static int mirror_lion(struct kern *k, const struct kern_update *a, struct kern_done *done,
+                       struct shd_err *e)
+{
+    return mirror_update(k, a, cuda_of(k)->ops->lion, done, e);
+}
+
+/* Of the host's array and of the device's in turn. */
+static int mirror_hash(struct kern *k, const struct kern_hash *a, struct kern_done *done,
+                       struct shd_err *e)
+{
+    static unsigned way;
+    struct kern *cuda = cuda_of(k);
+    struct arrays all = { .count = 0 };
+    struct kern_waiter w;
+    kern_waiter_init(&w);
+    struct kern_hash there = *a;
+    if (way++ % 2 == 0)
+        there.x = mirrored(cuda, &all, a->x, a->elems * 4, true);
+    return finish(cuda, &all, cuda->ops->hash(cuda, &there, &w.done, e), &w, done);
+}
+
+static void mirror_free(struct kern *k)
+{
+    if (k == NULL)
+        return;
+    cuda_of(k)->ops->free(cuda_of(k));
+    free(k);
+}
+
+struct kern *device_extra_new(void)
+{
+    struct shd_err e = { 0 };
+    struct mirror *m = calloc(1, sizeof *m);
+    CHECK(m != NULL);
+    if (kern_cuda_new(0, &m->cuda, &e) != SHD_OK) {
+        fprintf(stderr, "no CUDA device: %s\n", e.text);
+        exit(1);
+    }
+    m->ops = *m->cuda->ops;
+    m->ops.fill = mirror_fill;
+    m->ops.cast = mirror_cast;
+    m->ops.accumulate = mirror_accumulate;
+    m->ops.sumsq = mirror_sumsq;
+    m->ops.adamw = mirror_adamw;
+    m->ops.sgd = mirror_sgd;
+    m->ops.lion = mirror_lion;
+    m->ops.hash = mirror_hash;
+    m->ops.free = mirror_free;
+    m->base.ops = &m->ops;
+    return &m->base;
+}

@@ -1,0 +1,440 @@
+/* The shim: start, devices, contexts, modules, and failures on request. See shim.h. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "proto/check.h"
+#include "tests/cuda/shim.h"
+
+#define DEVICES_MAX 16
+#define FAULTS_MAX  16
+
+struct CUctx_st {
+    CUdevice device;
+    unsigned refs;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pid_t init_pid; /* 0: cuInit was not called */
+static struct CUctx_st contexts[DEVICES_MAX];
+static int visible[DEVICES_MAX], visible_count;
+static uint64_t device_bytes = UINT64_C(16) << 30;
+static _Atomic uint64_t delay_us;
+static _Atomic int stuck;
+static _Atomic int64_t live[SHIM_KINDS];
+static _Thread_local CUcontext current;
+
+static const char *const kind_names[] = {
+    [SHIM_CONTEXT] = "context",
+    [SHIM_MODULE] = "module",
+    [SHIM_STREAM] = "stream",
+    [SHIM_EVENT] = "event",
+    [SHIM_ALLOCATION] = "allocation",
+    [SHIM_HANDLE] = "handle",
+    [SHIM_RANGE] = "range",
+    [SHIM_MAP] = "map",
+    [SHIM_PIN] = "pin",
+    [SHIM_HOST] = "host",
+};
+
+/* Functions and work, with how often each was called. */
+static struct {
+    const char *name;
+    uint64_t calls;
+} functions[] = {
+#define SHIM_NAME(member, symbol, arguments) { #member, 0 },
+    CUDA_FUNCTIONS(SHIM_NAME)
+#undef SHIM_NAME
+        { "copy", 0 },
+    { "memset", 0 },
+    { "kernel", 0 },
+};
+
+static struct fault {
+    char name[64];
+    uint64_t nth;
+    CUresult result;
+} faults[FAULTS_MAX];
+static size_t fault_count;
+static bool configured;
+
+/* Under lock. */
+static void set_faults(const char *spec)
+{
+    fault_count = 0;
+    for (size_t i = 0; i < ARRAY_SIZE(functions); i++)
+        functions[i].calls = 0;
+    while (spec != NULL && *spec != '\0') {
+        struct fault f = { .nth = 1, .result = CUDA_ERROR_OUT_OF_MEMORY };
+        const size_t name = strcspn(spec, "@:,");
+        CHECK(name > 0 && name < sizeof f.name && fault_count < FAULTS_MAX);
+        memcpy(f.name, spec, name);
+        spec += name;
+        if (*spec == '@')
+            f.nth = strtoull(spec + 1, (char **)&spec, 10);
+        if (*spec == ':')
+            f.result = (CUresult)strtol(spec + 1, (char **)&spec, 10);
+        CHECK(*spec == ',' || *spec == '\0');
+        spec += *spec == ',';
+        faults[fault_count++] = f;
+    }
+}
+
+static void configure(void)
+{
+    if (configured)
+        return;
+    configured = true;
+    set_faults(getenv("SHIM_CUDA_FAIL"));
+    const char *text = getenv("SHIM_CUDA_DELAY_US");
+    delay_us = text != NULL ? strtoull(text, NULL, 10) : 0;
+    text = getenv("SHIM_CUDA_BYTES");
+    device_bytes = text != NULL ? strtoull(text, NULL, 10) : device_bytes;
+    text = getenv("SHIM_CUDA_DEVICES");
+    int count = text != NULL ? atoi(text) : 1;
+    CHECK(count >= 0 && count <= DEVICES_MAX);
+    text = getenv("CUDA_VISIBLE_DEVICES");
+    if (text == NULL) {
+        for (visible_count = 0; visible_count < count; visible_count++)
+            visible[visible_count] = visible_count;
+        return;
+    }
+    while (*text != '\0' && visible_count < DEVICES_MAX) {
+        char *end;
+        const long i = strtol(text, &end, 10);
+        if (end == text || i < 0 || i >= count)
+            return; /* as the driver: what follows a bad one is not visible */
+        visible[visible_count++] = (int)i;
+        text = *end == ',' ? end + 1 : end;
+    }
+}
+
+/* Count a call; the result it is to have. Under lock. */
+static CUresult count_call(const char *name)
+{
+    configure();
+    uint64_t calls = 0;
+    for (size_t i = 0; i < ARRAY_SIZE(functions); i++)
+        if (strcmp(functions[i].name, name) == 0)
+            calls = ++functions[i].calls;
+    CHECK(calls > 0);
+    for (size_t i = 0; i < fault_count; i++)
+        if (strcmp(faults[i].name, name) == 0 && faults[i].nth == calls)
+            return faults[i].result;
+    return CUDA_SUCCESS;
+}
+
+CUresult shim_enter(const char *name, enum shim_needs needs)
+{
+    pthread_mutex_lock(&lock);
+    CUresult r = count_call(name);
+    if (r != CUDA_SUCCESS && cuda_sticky(r))
+        shim_stick(r);
+    if (r == CUDA_SUCCESS && needs >= NEEDS_INIT && init_pid != getpid())
+        r = CUDA_ERROR_NOT_INITIALIZED;
+    pthread_mutex_unlock(&lock);
+    if (r == CUDA_SUCCESS && needs >= NEEDS_INIT)
+        r = shim_stuck();
+    if (r == CUDA_SUCCESS && needs == NEEDS_CONTEXT && current == NULL)
+        r = CUDA_ERROR_INVALID_CONTEXT;
+    return r;
+}
+
+CUresult shim_work_fault(const char *kind)
+{
+    pthread_mutex_lock(&lock);
+    const CUresult r = count_call(kind);
+    pthread_mutex_unlock(&lock);
+    return r;
+}
+
+void shim_stick(CUresult result)
+{
+    int expected = CUDA_SUCCESS;
+    atomic_compare_exchange_strong(&stuck, &expected, result);
+}
+
+CUresult shim_stuck(void)
+{
+    return atomic_load(&stuck);
+}
+
+void shim_delay(void)
+{
+    const uint64_t us = atomic_load(&delay_us);
+    if (us > 0)
+        nanosleep(&(struct timespec){ (time_t)(us / 1000000), (long)(us % 1000000) * 1000 }, NULL);
+}
+
+void shim_count(enum shim_kind kind, int delta)
+{
+    atomic_fetch_add(&live[kind], delta);
+}
+
+uint64_t shim_device_bytes(void)
+{
+    return device_bytes;
+}
+
+bool shim_device_valid(CUdevice device)
+{
+    return device >= 0 && device < visible_count;
+}
+
+SHIM_API shim_cuda_fail_fn shim_cuda_fail;
+SHIM_API shim_cuda_calls_fn shim_cuda_calls;
+SHIM_API shim_cuda_live_fn shim_cuda_live;
+SHIM_API shim_cuda_reset_fn shim_cuda_reset;
+SHIM_API shim_cuda_delay_fn shim_cuda_delay;
+
+void shim_cuda_fail(const char *spec)
+{
+    pthread_mutex_lock(&lock);
+    configure();
+    set_faults(spec);
+    pthread_mutex_unlock(&lock);
+}
+
+uint64_t shim_cuda_calls(const char *name)
+{
+    uint64_t calls = 0;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < ARRAY_SIZE(functions); i++)
+        if (strcmp(functions[i].name, name) == 0)
+            calls = functions[i].calls;
+    pthread_mutex_unlock(&lock);
+    return calls;
+}
+
+uint64_t shim_cuda_live(const char *kind)
+{
+    int64_t count = 0;
+    for (size_t i = 0; i < SHIM_KINDS; i++)
+        if (kind == NULL || strcmp(kind, kind_names[i]) == 0)
+            count += atomic_load(&live[i]);
+    return (uint64_t)count;
+}
+
+void shim_cuda_reset(void)
+{
+    atomic_store(&stuck, CUDA_SUCCESS);
+}
+
+void shim_cuda_delay(uint64_t us)
+{
+    atomic_store(&delay_us, us);
+}
+
+CUresult cuInit(unsigned flags)
+{
+    CUresult r = shim_enter("cuInit", NEEDS_NOTHING);
+    if (r != CUDA_SUCCESS)
+        return r;
+    if (flags != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    if (visible_count == 0)
+        r = CUDA_ERROR_NO_DEVICE;
+    else if (init_pid == 0)
+        init_pid = getpid();
+    else if (init_pid != getpid()) /* a child of one that used it */
+        r = CUDA_ERROR_NOT_INITIALIZED;
+    pthread_mutex_unlock(&lock);
+    return r;
+}
+
+CUresult cuDriverGetVersion(int *version)
+{
+    *version = 13000;
+    return shim_enter("cuDriverGetVersion", NEEDS_NOTHING);
+}
+
+static const struct {
+    CUresult result;
+    const char *name, *text;
+} results[] = {
+    { CUDA_SUCCESS, "CUDA_SUCCESS", "no error" },
+    { CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument" },
+    { CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory" },
+    { CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error" },
+    { CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected" },
+    { CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal" },
+    { CUDA_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid" },
+    { CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context" },
+    { CUDA_ERROR_ECC_UNCORRECTABLE, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error" },
+    { CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found" },
+    { CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready" },
+    { CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access" },
+    { CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+      "part or all of the requested memory range is already mapped" },
+    { CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure" },
+    { CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported" },
+    { CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error" },
+};
+
+static CUresult result_index(CUresult error, size_t *ret_index)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(results); i++) {
+        if (results[i].result != error)
+            continue;
+        *ret_index = i;
+        return CUDA_SUCCESS;
+    }
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGetErrorName(CUresult error, const char **name)
+{
+    size_t i;
+    const CUresult r = result_index(error, &i);
+    *name = r == CUDA_SUCCESS ? results[i].name : NULL;
+    return r;
+}
+
+CUresult cuGetErrorString(CUresult error, const char **text)
+{
+    size_t i;
+    const CUresult r = result_index(error, &i);
+    *text = r == CUDA_SUCCESS ? results[i].text : NULL;
+    return r;
+}
+
+CUresult cuDeviceGetCount(int *count)
+{
+    const CUresult r = shim_enter("cuDeviceGetCount", NEEDS_INIT);
+    if (r == CUDA_SUCCESS)
+        *count = visible_count;
+    return r;
+}
+
+CUresult cuDeviceGet(CUdevice *device, int ordinal)
+{
+    const CUresult r = shim_enter("cuDeviceGet", NEEDS_INIT);
+    if (r != CUDA_SUCCESS)
+        return r;
+    if (!shim_device_valid(ordinal))
+        return CUDA_ERROR_INVALID_DEVICE;
+    *device = ordinal;
+    return CUDA_SUCCESS;
+}
+
+/* One more for functions of a device. */
+static CUresult enter_device(const char *name, CUdevice device)
+{
+    const CUresult r = shim_enter(name, NEEDS_INIT);
+    if (r == CUDA_SUCCESS && !shim_device_valid(device))
+        return CUDA_ERROR_INVALID_DEVICE;
+    return r;
+}
+
+CUresult cuDeviceGetName(char *name, int len, CUdevice device)
+{
+    const CUresult r = enter_device("cuDeviceGetName", device);
+    if (r == CUDA_SUCCESS)
+        snprintf(name, (size_t)len, "Shim of a GPU");
+    return r;
+}
+
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
+{
+    const CUresult r = enter_device("cuDeviceGetUuid", device);
+    if (r != CUDA_SUCCESS)
+        return r;
+    memcpy(uuid->bytes, "shim of a GPU  ", 15);
+    uuid->bytes[15] = (char)('0' + visible[device]);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
+{
+    const CUresult r = enter_device("cuDeviceGetAttribute", device);
+    if (r != CUDA_SUCCESS)
+        return r;
+    const char *text = getenv("SHIM_CUDA_ATTRIBUTE");
+    while (text != NULL && *text != '\0') {
+        char *end;
+        const long which = strtol(text, &end, 10);
+        const long is = *end == ':' ? strtol(end + 1, &end, 10) : 0;
+        if (which == attribute) {
+            *value = (int)is;
+            return CUDA_SUCCESS;
+        }
+        text = *end == ',' ? end + 1 : NULL;
+    }
+    switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+        *value = 4;
+        return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+        *value = 9;
+        return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+        *value = 0;
+        return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+        *value = 1;
+        return CUDA_SUCCESS;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device)
+{
+    const CUresult r = enter_device("cuDeviceTotalMem", device);
+    if (r == CUDA_SUCCESS)
+        *bytes = device_bytes;
+    return r;
+}
+
+CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
+{
+    const CUresult r = enter_device("cuDeviceCanAccessPeer", device);
+    if (r != CUDA_SUCCESS || !shim_device_valid(peer))
+        return r != CUDA_SUCCESS ? r : CUDA_ERROR_INVALID_DEVICE;
+    *can = device != peer && getenv("SHIM_CUDA_NO_PEER") == NULL;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice device)
+{
+    const CUresult r = enter_device("cuDevicePrimaryCtxRetain", device);
+    if (r != CUDA_SUCCESS)
+        return r;
+    pthread_mutex_lock(&lock);
+    contexts[device].device = device;
+    contexts[device].refs++;
+    pthread_mutex_unlock(&lock);
+    shim_count(SHIM_CONTEXT, 1);
+    *ctx = &contexts[device];
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice device)
+{
+    const CUresult r = enter_device("cuDevicePrimaryCtxRelease", device);
+    if (!shim_device_valid(device))
+        return CUDA_ERROR_INVALID_DEVICE;
+    pthread_mutex_lock(&lock);
+    const bool held = contexts[device].refs > 0;
+    contexts[device].refs -= held;
+    pthread_mutex_unlock(&lock);
+    if (!held)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    shim_count(SHIM_CONTEXT, -1);
+    return r;
+}
+
+CUresult cuCtxSetCurrent(CUcontext ctx)
+{
+    const CUresult r = shim_enter("cuCtxSetCurrent", NEEDS_INIT);
+    if (r != CUDA_SUCCESS)
+        return r;
+    if (ctx != NULL && ctx->refs == 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    current = ctx;
+    return CUDA_SUCCESS;
+}

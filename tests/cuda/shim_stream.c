@@ -1,0 +1,461 @@
+/* The shim's streams, events, modules and launches. See shim.h.
+ *
+ * A stream is a thread that does its work in order; events are counters that it raises. One lock
+ * and one condition serve all. What goes wrong while work runs is sticky: later calls say it, and
+ * what is queued then is dropped. */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "proto/check.h"
+#include "tests/cuda/emulate.h"
+#include "tests/cuda/shim.h"
+
+/* Absent where there is no C++ compiler: then no module has a function. */
+#pragma weak emulate_find
+#pragma weak emulate_launch
+
+enum work_kind { WORK_COPY, WORK_MEMSET, WORK_KERNEL, WORK_CALL, WORK_RECORD, WORK_WAIT };
+
+struct work {
+    enum work_kind kind;
+    CUdeviceptr to, from;
+    uint64_t bytes;
+    unsigned char value;
+    const struct emulate_kernel *kernel;
+    void *args; /* owned copy */
+    unsigned grid[3], block[3];
+    void (*fn)(void *ctx); /* of a call */
+    void *ctx;
+    CUevent event; /* with a reference */
+    uint64_t target;
+    struct work *next;
+};
+
+struct CUstream_st {
+    pthread_t thread;
+    struct work *first, **last;
+    uint64_t queued, done;
+    bool leaving;
+    struct CUstream_st *next;
+};
+
+struct CUevent_st {
+    uint64_t recorded, reached; /* counts of records asked for, and done */
+    struct timespec at;
+    unsigned refs;
+    bool timing;
+};
+
+struct CUmod_st {
+    int unused;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct CUstream_st *streams;
+static struct CUstream_st *default_stream; /* for NULL; never ends */
+
+static void event_drop(CUevent event)
+{
+    if (--event->refs > 0)
+        return;
+    free(event);
+    shim_count(SHIM_EVENT, -1);
+}
+
+static CUresult kernel_run(const struct work *w)
+{
+    const CUresult r = shim_work_fault("kernel");
+    if (r != CUDA_SUCCESS)
+        return r;
+    shim_open_memory();
+    emulate_launch(w->kernel, w->args, w->grid, w->block);
+    shim_close_memory();
+    return CUDA_SUCCESS;
+}
+
+/* Without lock. */
+static CUresult work_run(const struct work *w)
+{
+    if (w->kind == WORK_CALL) { /* in any case: it has something to free */
+        w->fn(w->ctx);
+        return CUDA_SUCCESS;
+    }
+    if (shim_stuck() != CUDA_SUCCESS || w->kind == WORK_RECORD || w->kind == WORK_WAIT)
+        return CUDA_SUCCESS;
+    shim_delay();
+    CUresult r;
+    switch (w->kind) {
+    case WORK_COPY:
+        r = shim_work_fault("copy");
+        return r != CUDA_SUCCESS ? r : shim_copy(w->to, w->from, w->bytes);
+    case WORK_MEMSET:
+        r = shim_work_fault("memset");
+        return r != CUDA_SUCCESS ? r : shim_memset(w->to, w->value, w->bytes);
+    default:
+        return kernel_run(w);
+    }
+}
+
+/* Under lock. */
+static void work_end(struct work *w)
+{
+    if (w->kind == WORK_RECORD) {
+        clock_gettime(CLOCK_MONOTONIC, &w->event->at);
+        if (w->event->reached < w->target)
+            w->event->reached = w->target;
+    }
+    while (w->kind == WORK_WAIT && w->event->reached < w->target)
+        pthread_cond_wait(&changed, &lock);
+    if (w->event != NULL)
+        event_drop(w->event);
+    free(w->args);
+    free(w);
+}
+
+static void *stream_main(void *arg)
+{
+    struct CUstream_st *s = arg;
+    pthread_mutex_lock(&lock);
+    while (!s->leaving || s->first != NULL) {
+        struct work *w = s->first;
+        if (w == NULL) {
+            pthread_cond_wait(&changed, &lock);
+            continue;
+        }
+        pthread_mutex_unlock(&lock);
+        const CUresult r = work_run(w);
+        if (r != CUDA_SUCCESS)
+            shim_stick(r);
+        pthread_mutex_lock(&lock);
+        s->first = w->next;
+        if (s->first == NULL)
+            s->last = &s->first;
+        work_end(w);
+        s->done++;
+        pthread_cond_broadcast(&changed);
+    }
+    pthread_mutex_unlock(&lock);
+    return NULL;
+}
+
+/* Under lock. */
+static CUresult stream_start(struct CUstream_st **ret)
+{
+    struct CUstream_st *s = calloc(1, sizeof *s);
+    if (s == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    s->last = &s->first;
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    const int error = pthread_create(&s->thread, NULL, stream_main, s);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (error != 0) {
+        free(s);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    s->next = streams;
+    streams = s;
+    *ret = s;
+    return CUDA_SUCCESS;
+}
+
+/* Queue a copy of *work; takes its args and its event's reference. */
+static CUresult stream_push(CUstream stream, const struct work *work)
+{
+    struct work *w = malloc(sizeof *w);
+    CHECK(w != NULL);
+    *w = *work;
+    CUresult r = CUDA_SUCCESS;
+    pthread_mutex_lock(&lock);
+    if (stream == NULL && default_stream == NULL)
+        r = stream_start(&default_stream);
+    CHECK(r == CUDA_SUCCESS);
+    struct CUstream_st *s = stream != NULL ? stream : default_stream;
+    *s->last = w;
+    s->last = &w->next;
+    s->queued++;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+SHIM_API shim_cuda_call_fn shim_cuda_call;
+SHIM_API shim_cuda_copy_fn shim_cuda_copy;
+
+void shim_cuda_call(struct CUstream_st *stream, void (*fn)(void *ctx), void *ctx)
+{
+    const struct work w = { .kind = WORK_CALL, .fn = fn, .ctx = ctx };
+    stream_push(stream, &w);
+}
+
+int shim_cuda_copy(uint64_t to, uint64_t from, uint64_t bytes)
+{
+    return shim_copy(to, from, bytes);
+}
+
+CUresult cuStreamCreate(CUstream *stream, unsigned flags)
+{
+    CUresult r = shim_enter("cuStreamCreate", NEEDS_CONTEXT);
+    if (r != CUDA_SUCCESS)
+        return r;
+    if (flags > CU_STREAM_NON_BLOCKING)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    r = stream_start(stream);
+    pthread_mutex_unlock(&lock);
+    if (r == CUDA_SUCCESS)
+        shim_count(SHIM_STREAM, 1);
+    return r;
+}
+
+CUresult cuStreamDestroy(CUstream stream)
+{
+    const CUresult r = shim_enter("cuStreamDestroy", NEEDS_INIT);
+    if (stream == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    stream->leaving = true;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    pthread_join(stream->thread, NULL);
+    pthread_mutex_lock(&lock);
+    struct CUstream_st **at = &streams;
+    while (*at != stream)
+        at = &(*at)->next;
+    *at = stream->next;
+    pthread_mutex_unlock(&lock);
+    free(stream);
+    shim_count(SHIM_STREAM, -1);
+    return r;
+}
+
+static void stream_wait(const struct CUstream_st *s)
+{
+    for (const uint64_t target = s->queued; s->done < target;)
+        pthread_cond_wait(&changed, &lock);
+}
+
+CUresult cuStreamSynchronize(CUstream stream)
+{
+    const CUresult r = shim_enter("cuStreamSynchronize", NEEDS_CONTEXT);
+    if (r != CUDA_SUCCESS && r != shim_stuck())
+        return r; /* but after a sticky error nothing runs on when this returns */
+    pthread_mutex_lock(&lock);
+    const struct CUstream_st *s = stream != NULL ? stream : default_stream;
+    if (s != NULL)
+        stream_wait(s);
+    pthread_mutex_unlock(&lock);
+    return shim_stuck();
+}
+
+static CUevent event_hold(CUevent event, bool record, uint64_t *ret_target)
+{
+    pthread_mutex_lock(&lock);
+    event->refs++;
+    event->recorded += record;
+    *ret_target = event->recorded;
+    pthread_mutex_unlock(&lock);
+    return event;
+}
+
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
+{
+    const CUresult r = shim_enter("cuStreamWaitEvent", NEEDS_CONTEXT);
+    if (r != CUDA_SUCCESS || flags != 0 || event == NULL)
+        return r != CUDA_SUCCESS ? r : CUDA_ERROR_INVALID_VALUE;
+    struct work w = { .kind = WORK_WAIT };
+    w.event = event_hold(event, false, &w.target);
+    return stream_push(stream, &w);
+}
+
+CUresult cuEventCreate(CUevent *event, unsigned flags)
+{
+    const CUresult r = shim_enter("cuEventCreate", NEEDS_CONTEXT);
+    if (r != CUDA_SUCCESS)
+        return r;
+    struct CUevent_st *made = calloc(1, sizeof *made);
+    if (made == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    made->refs = 1;
+    made->timing = (flags & CU_EVENT_DISABLE_TIMING) == 0;
+    shim_count(SHIM_EVENT, 1);
+    *event = made;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy(CUevent event)
+{
+    const CUresult r = shim_enter("cuEventDestroy", NEEDS_INIT);
+    if (event == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    event_drop(event);
+    pthread_mutex_unlock(&lock);
+    return r;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+    const CUresult r = shim_enter("cuEventRecord", NEEDS_CONTEXT);
+    if (r != CUDA_SUCCESS || event == NULL)
+        return r != CUDA_SUCCESS ? r : CUDA_ERROR_INVALID_VALUE;
+    struct work w = { .kind = WORK_RECORD };
+    w.event = event_hold(event, true, &w.target);
+    return stream_push(stream, &w);
+}
+
+CUresult cuEventQuery(CUevent event)
+{
+    const CUresult r = shim_enter("cuEventQuery", NEEDS_CONTEXT);
+    if (r != CUDA_SUCCESS)
+        return r;
+    pthread_mutex_lock(&lock);
+    const bool reached = event->reached >= event->recorded;
+    pthread_mutex_unlock(&lock);
+    const CUresult late = shim_stuck();
+    return late != CUDA_SUCCESS ? late : reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuEventSynchronize(CUevent event)
+{
+    const CUresult r = shim_enter("cuEventSynchronize", NEEDS_CONTEXT);
+    if (r != CUDA_SUCCESS)
+        return r;
+    pthread_mutex_lock(&lock);
+    for (const uint64_t target = event->recorded; event->reached < target;)
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+    return shim_stuck();
+}
+
+CUresult cuEventElapsedTime(float *ms, CUevent start, CUevent end)
+{
+    const CUresult r = shim_enter("cuEventElapsedTime", NEEDS_CONTEXT);
+    if (r != CUDA_SUCCESS)
+        return r;
+    pthread_mutex_lock(&lock);
+    const bool reached = start->reached >= start->recorded && end->reached >= end->recorded;
+    *ms = (float)((double)(end->at.tv_sec - start->at.tv_sec) * 1e3 +
+                  (double)(end->at.tv_nsec - start->at.tv_nsec) / 1e6);
+    const bool timing = start->timing && end->timing;
+    pthread_mutex_unlock(&lock);
+    return !timing ? CUDA_ERROR_INVALID_VALUE : reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    CUresult r = shim_enter("cuMemcpyAsync", NEEDS_CONTEXT);
+    if (r == CUDA_SUCCESS)
+        r = shim_check(to, bytes);
+    if (r == CUDA_SUCCESS)
+        r = shim_check(from, bytes);
+    if (r != CUDA_SUCCESS)
+        return r;
+    const struct work w = { .kind = WORK_COPY, .to = to, .from = from, .bytes = bytes };
+    return stream_push(stream, &w);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
+{
+    CUresult r = shim_enter("cuMemsetD8Async", NEEDS_CONTEXT);
+    if (r == CUDA_SUCCESS)
+        r = shim_check(to, bytes);
+    if (r != CUDA_SUCCESS)
+        return r;
+    const struct work w = { .kind = WORK_MEMSET, .to = to, .value = value, .bytes = bytes };
+    return stream_push(stream, &w);
+}
+
+CUresult cuModuleLoadData(CUmodule *module, const void *image)
+{
+    const CUresult r = shim_enter("cuModuleLoadData", NEEDS_CONTEXT);
+    if (r != CUDA_SUCCESS || image == NULL)
+        return r != CUDA_SUCCESS ? r : CUDA_ERROR_INVALID_VALUE;
+    struct CUmod_st *made = calloc(1, sizeof *made);
+    if (made == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    shim_count(SHIM_MODULE, 1);
+    *module = made;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleUnload(CUmodule module)
+{
+    const CUresult r = shim_enter("cuModuleUnload", NEEDS_INIT);
+    if (module == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    free(module);
+    shim_count(SHIM_MODULE, -1);
+    return r;
+}
+
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
+{
+    const CUresult r = shim_enter("cuModuleGetFunction", NEEDS_CONTEXT);
+    if (r != CUDA_SUCCESS)
+        return r;
+    const struct emulate_kernel *k = emulate_find != NULL ? emulate_find(name) : NULL;
+    if (module == NULL || k == NULL)
+        return CUDA_ERROR_NOT_FOUND;
+    *function = (CUfunction)(uintptr_t)k;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function,
+                                                     int block_threads, size_t shared_bytes)
+{
+    const CUresult r = shim_enter("cuOccupancyMaxActiveBlocksPerMultiprocessor", NEEDS_CONTEXT);
+    if (r != CUDA_SUCCESS)
+        return r;
+    if (function == NULL || block_threads < 1 || block_threads > 1024 || shared_bytes > 49152)
+        return CUDA_ERROR_INVALID_VALUE;
+    *blocks = 1;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                        CUstream stream, void **params, void **extra)
+{
+    const CUresult r = shim_enter("cuLaunchKernel", NEEDS_CONTEXT);
+    if (r != CUDA_SUCCESS)
+        return r;
+    if (function == NULL || params == NULL || extra != NULL || shared_bytes != 0 ||
+        (uint64_t)grid_x * grid_y * grid_z == 0 || (uint64_t)block_x * block_y * block_z == 0 ||
+        (uint64_t)block_x * block_y * block_z > 1024)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct work w = {
+        .kind = WORK_KERNEL,
+        .kernel = (const struct emulate_kernel *)(uintptr_t)function,
+        .grid = { grid_x, grid_y, grid_z },
+        .block = { block_x, block_y, block_z },
+    };
+    w.args = malloc(w.kernel->args_bytes);
+    CHECK(w.args != NULL);
+    memcpy(w.args, params[0], w.kernel->args_bytes);
+    return stream_push(stream, &w);
+}
+
+static bool all_idle(void)
+{
+    for (const struct CUstream_st *s = streams; s != NULL; s = s->next)
+        if (s->first != NULL)
+            return false;
+    return true;
+}
+
+CUresult cuCtxSynchronize(void)
+{
+    const CUresult r = shim_enter("cuCtxSynchronize", NEEDS_CONTEXT);
+    if (r != CUDA_SUCCESS && r != shim_stuck())
+        return r; /* but after a sticky error nothing runs on when this returns */
+    pthread_mutex_lock(&lock);
+    while (!all_idle())
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+    return shim_stuck();
+}
