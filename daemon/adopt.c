@@ -20,37 +20,79 @@
 #define CAST_ELEMS (UINT64_C(1) << 28) /* between two lines of progress */
 #define RETRY_US   1000u
 
-/* A predecessor's segment: checked and mapped, its descriptor still the group's. */
-static int map_part(const struct keeper_group *g, enum keeper_part part, enum segment_kind kind,
-                    struct segment *ret_segment, struct shd_err *e)
+static int find_part(const struct keeper_group *g, enum keeper_part part, enum segment_kind kind,
+                     struct shd_err *e)
+{
+    return g->fd[part] >= 0 ? SHD_OK
+                            : err_set(e, SHD_ESEGMENT, "the keeper has no %s segment of it",
+                                      segment_kind_name(kind));
+}
+
+static int file_bytes(int fd, enum segment_kind kind, uint64_t *ret_bytes, struct shd_err *e)
 {
     struct stat st;
-    const int fd = g->fd[part];
-    if (fd < 0)
-        return err_set(e, SHD_ESEGMENT, "the keeper has no %s segment of it",
-                       segment_kind_name(kind));
     if (fstat(fd, &st) != 0)
         return err_sys(e, SHD_ESEGMENT, "look at the %s segment", segment_kind_name(kind));
-    const uint64_t bytes = st.st_size > 0 ? (uint64_t)st.st_size : 0;
-    const int r = segment_check(fd, kind, bytes, e);
-    return r == SHD_OK ? segment_map(fd, kind, bytes, ret_segment, e) : r;
+    *ret_bytes = st.st_size > 0 ? (uint64_t)st.st_size : 0;
+    return SHD_OK;
+}
+
+/* A predecessor's ledger: checked and mapped, its descriptor still the group's. */
+static int map_ledger(const struct keeper_group *g, struct segment *ret_segment, struct shd_err *e)
+{
+    const int fd = g->fd[KEEPER_LEDGER];
+    uint64_t bytes = 0;
+    int r = find_part(g, KEEPER_LEDGER, SEGMENT_LEDGER, e);
+    if (r == SHD_OK)
+        r = file_bytes(fd, SEGMENT_LEDGER, &bytes, e);
+    if (r == SHD_OK)
+        r = segment_check(fd, SEGMENT_LEDGER, bytes, e);
+    return r == SHD_OK ? segment_map(fd, SEGMENT_LEDGER, bytes, ret_segment, e) : r;
 }
 
 /* Unmap it; the descriptor stays with the group. */
-static void unmap_part(struct segment *segment)
+static void unmap_ledger(struct segment *segment)
 {
     segment->fd = -1;
     segment_close(segment);
 }
 
+/* A predecessor's segment of the device's memory, of so many bytes: the same. A host's is as large
+ * as its file, another device's descriptor does not tell: it checks when it imports. */
+static int map_part(struct kern *kern, const struct keeper_group *g, enum keeper_part part,
+                    enum segment_kind kind, uint64_t bytes, struct segment *ret_segment,
+                    struct shd_err *e)
+{
+    uint64_t found = bytes;
+    int r = find_part(g, part, kind, e);
+    if (r == SHD_OK && kern->ops->place == SEGMENT_HOST)
+        r = file_bytes(g->fd[part], kind, &found, e);
+    if (r == SHD_OK && found != bytes)
+        r = err_set(e, SHD_ESEGMENT, "%s segment has %" PRIu64 " bytes, its ledger says %" PRIu64,
+                    segment_kind_name(kind), found, bytes);
+    if (r == SHD_OK)
+        r = kern->ops->segment_map(kern, g->fd[part], kind, bytes, /* at= */ NULL, ret_segment, e);
+    return r;
+}
+
+static void unmap_part(struct kern *kern, struct segment *segment)
+{
+    segment->fd = -1;
+    kern->ops->segment_close(kern, segment);
+}
+
 /* The model that a ledger describes, without its segments. */
-static int plan_model(const struct ledger *l, struct model **ret_model, struct shd_err *e)
+static int plan_model(const struct daemon *d, const struct ledger *l, struct model **ret_model,
+                      struct shd_err *e)
 {
     const struct ledger_head *h = l->head;
+    const struct model_home home = {
+        .kern = d->kern, .keeper = &d->keeper, .owner = h->owner, .owners = h->owners
+    };
     struct spec *spec = NULL;
     int r = spec_parse(l->spec, h->spec_bytes, &spec, e);
     if (r == SHD_OK)
-        r = model_plan(spec, h->owner, h->owners, ret_model, e);
+        r = model_plan(spec, &home, ret_model, e);
     if (r != SHD_OK) {
         spec_free(spec);
         return r;
@@ -58,14 +100,14 @@ static int plan_model(const struct ledger *l, struct model **ret_model, struct s
     const struct model *m = *ret_model;
     if (strcmp(spec->name, h->name) == 0 && spec->unit_count == h->units &&
         spec_returns(spec) == h->micros && m->chunk_count == h->chunk_count &&
-        shardmap_state_bytes(m->map) == h->state_bytes)
+        model_state_bytes(m) == h->state_bytes)
         return SHD_OK;
     r = err_set(e, SHD_ESEGMENT,
                 "ledger of '%s' has %" PRIu32 " units, %" PRIu32 " gradients, %" PRIu64
                 " chunks, %" PRIu64 " bytes of state; its spec of '%s' makes %" PRIu32 ", %" PRIu32
                 ", %" PRIu64 ", %" PRIu64,
                 h->name, h->units, h->micros, h->chunk_count, h->state_bytes, spec->name,
-                spec->unit_count, spec_returns(spec), m->chunk_count, shardmap_state_bytes(m->map));
+                spec->unit_count, spec_returns(spec), m->chunk_count, model_state_bytes(m));
     model_free(*ret_model);
     return r;
 }
@@ -84,23 +126,18 @@ static bool needs_spill(const struct ledger *l)
 
 static int map_state(struct model *m, const struct keeper_group *g, struct shd_err *e)
 {
-    int r = map_part(g, KEEPER_STATE, SEGMENT_STATE, &m->state, e);
+    int r = map_part(m->kern, g, KEEPER_STATE, SEGMENT_STATE, m->ledger.head->state_bytes,
+                     &m->state, e);
     if (r != SHD_OK)
         return r;
-    if (m->state.bytes != m->ledger.head->state_bytes)
-        return err_set(e, SHD_ESEGMENT,
-                       "state segment has %" PRIu64 " bytes, its ledger says %" PRIu64,
-                       m->state.bytes, m->ledger.head->state_bytes);
+    model_find_trail(m);
     if (g->fd[KEEPER_SPILL] >= 0)
-        r = map_part(g, KEEPER_SPILL, SEGMENT_SPILL, &m->spill.segment, e);
+        r = map_part(m->kern, g, KEEPER_SPILL, SEGMENT_SPILL,
+                     layout_align(spill_segment_bytes(m), SHD_PAGE_BYTES), &m->spill.segment, e);
     else if (needs_spill(&m->ledger))
         r = err_set(e, SHD_ESEGMENT,
                     "the keeper has no spill segment of it, and there are "
                     "gradients in that");
-    const struct segment *spill = &m->spill.segment;
-    if (r == SHD_OK && spill->base != NULL && spill->bytes != spill_segment_bytes(m))
-        r = err_set(e, SHD_ESEGMENT, "spill segment has %" PRIu64 " bytes, needs %" PRIu64,
-                    spill->bytes, spill_segment_bytes(m));
     return r;
 }
 
@@ -168,8 +205,8 @@ static int restore_order(struct model *m, struct kern *kern, struct shd_err *e)
 {
     keeper_progress("Adopting model %s: repairing", m->spec->name);
     FAIL_POINT("adopt:repair:before");
-    int r = kern_trail_repair(m->ledger.trail, m->state.base, m->state.bytes, m->ledger.chunks,
-                              m->chunk_count, e);
+    int r = kern->ops->trail_repair(kern, m->trail, m->state.base, shardmap_state_bytes(m->map),
+                                    m->chunks, m->chunk_count, e);
     FAIL_POINT("adopt:repair:after");
     if (r == SHD_OK)
         r = model_share(m, e);
@@ -210,10 +247,9 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
                        DAEMON_MODELS_MAX);
     if (model_find(d, l->head->name) != NULL)
         return err_set(e, SHD_EEXIST, "another instance of it was adopted");
-    r = plan_model(l, &m, e);
+    r = plan_model(d, l, &m, e);
     if (r != SHD_OK)
         return r;
-    m->keeper = &d->keeper;
     m->instance = g->instance;
     m->ledger = *l;
     m->stored = m->adopted = true;
@@ -221,8 +257,8 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
     if (r == SHD_OK)
         r = restore_order(m, d->kern, e);
     if (r != SHD_OK) {
-        unmap_part(&m->state);
-        unmap_part(&m->spill.segment);
+        unmap_part(d->kern, &m->state);
+        unmap_part(d->kern, &m->spill.segment);
         model_free(m);
         return r;
     }
@@ -281,7 +317,7 @@ static void adopt_group(struct daemon *d, struct keeper_group *g)
     struct shd_err e = { 0 };
     char name[LEDGER_NAME_BYTES];
     snprintf(name, sizeof name, "m%016" PRIx64, g->instance);
-    int r = map_part(g, KEEPER_LEDGER, SEGMENT_LEDGER, &segment, &e);
+    int r = map_ledger(g, &segment, &e);
     if (r == SHD_OK && ledger_known(segment.base, segment.bytes, &head) && head->name[0] != '\0')
         snprintf(name, sizeof name, "%.*s", (int)sizeof head->name, head->name);
     if (r == SHD_OK)
@@ -291,7 +327,7 @@ static void adopt_group(struct daemon *d, struct keeper_group *g)
                     "ledger is of instance %016" PRIx64 ", its name says %016" PRIx64,
                     ledger.head->instance, g->instance);
     if (r == SHD_OK && atomic_load(&ledger.head->ready) == 0) {
-        unmap_part(&segment);
+        unmap_ledger(&segment);
         drop_group(d, g, name);
         return;
     }
@@ -303,7 +339,7 @@ static void adopt_group(struct daemon *d, struct keeper_group *g)
         return;
     }
     refuse(d, g, name, &e);
-    unmap_part(&segment);
+    unmap_ledger(&segment);
 }
 
 void adopt_all(struct daemon *d)

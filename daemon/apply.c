@@ -46,9 +46,9 @@ static struct kern_trail trail_of(const struct model_unit *mu)
 {
     const struct model *m = mu->model;
     const struct step_word done = step_done_word(m->core, &mu->action);
-    return (struct kern_trail){ .area = m->ledger.trail,
+    return (struct kern_trail){ .area = m->trail,
                                 .base = m->state.base,
-                                .chunks = m->ledger.chunks,
+                                .chunks = m->chunks,
                                 .first_chunk = mu->first_chunk,
                                 .op = step_op(m->core, &mu->action),
                                 .done = done.word,
@@ -165,6 +165,8 @@ static void work_failed(struct model_unit *mu, int status, const char *why)
     log_error("op=kernel model=%s unit=%s status=%s why=\"%s\""
               " do=\"systemctl restart this daemon, it goes on from the last whole step\"",
               m->spec->name, m->spec->units[mu->unit].name, status_name(status), why);
+    if (status == SHD_EIO)
+        daemon_look_after_device(m->daemon);
 }
 
 static void submit_or_keep(struct model_unit *mu)

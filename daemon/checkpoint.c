@@ -12,7 +12,6 @@
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
 #include "daemon/log.h"
-#include "daemon/memory.h"
 #include "daemon/model.h"
 #include "proto/check.h"
 #include "proto/failpoint.h"
@@ -252,16 +251,15 @@ static int queue_capture(struct checkpoint *c, struct capture *w, struct shd_err
 {
     struct model *m = c->model;
     const struct checkpoint_piece *p = &w->piece;
-    const struct kern_cast cast = {
-        .out = w->data,
-        .out_dtype = SHD_F32,
-        .in = model_array(m, (enum shardmap_array)p->array, p->unit) +
-              (p->first_elem - m->map->slice[p->unit].first_elem),
-        .elems = p->elems,
+    const struct kern_copy copy = {
+        .to = w->data,
+        .from = model_array(m, (enum shardmap_array)p->array, p->unit) +
+                (p->first_elem - m->map->slice[p->unit].first_elem),
+        .bytes = p->elems * sizeof(float),
     };
     w->checkpoint = c;
     task_init(&w->task, m->daemon->tasks, captured);
-    const int r = m->daemon->kern->ops->cast(m->daemon->kern, &cast, &w->task.done, e);
+    const int r = m->daemon->kern->ops->copy(m->daemon->kern, &copy, &w->task.done, e);
     if (r != SHD_OK)
         return r;
     w->busy = true;
@@ -382,7 +380,7 @@ static void pump(struct checkpoint *c)
 
 static int check_room(const struct checkpoint *c, uint64_t bytes, struct shd_err *e)
 {
-    const uint64_t available = memory_available_bytes();
+    const uint64_t available = sys_memory_available();
     if (bytes + MEMORY_SPARED <= available)
         return SHD_OK;
     return err_set(e, SHD_ENOMEM,

@@ -24,6 +24,15 @@
 #include "proto/check.h"
 #include "proto/sys.h"
 
+#define KIND_CHARS     3u
+#define GPU_DIGITS_MAX 4u
+#define RETRY_US       1000u
+
+static bool is_gpu(const char *device)
+{
+    return strncmp(device, "gpu", KIND_CHARS) == 0;
+}
+
 static int check_device(const char *device, struct shd_err *e)
 {
     const size_t letters = strspn(device, "abcdefghijklmnopqrstuvwxyz");
@@ -33,9 +42,26 @@ static int check_device(const char *device, struct shd_err *e)
         return err_set(e, SHD_EINVAL,
                        "device '%s' is not a kind and a number of at most %u characters, as 'cpu0'",
                        device, DAEMON_DEVICE_BYTES_MAX - 1);
-    if (letters != 3 || strncmp(device, "cpu", 3) != 0)
-        return err_set(e, SHD_ENOTSUP, "device '%s': this build has 'cpu' devices only", device);
+    if (letters != KIND_CHARS || (strncmp(device, "cpu", 3) != 0 && !is_gpu(device)))
+        return err_set(e, SHD_ENOTSUP, "device '%s': there are 'cpu' and 'gpu' devices only",
+                       device);
+    if (is_gpu(device) && digits > GPU_DIGITS_MAX)
+        return err_set(e, SHD_ENOTSUP, "device '%s': there is no GPU of such a number", device);
     return SHD_OK;
+}
+
+static int start_device(struct daemon *d, const struct daemon_config *config, struct shd_err *e)
+{
+    const struct kern_config host = { .threads = d->threads,
+                                      .pin = config->pin,
+                                      .isa = config->isa };
+    if (!is_gpu(d->device))
+        return kern_cpu_new(&host, &d->kern, e);
+    if (config->isa != NULL)
+        return err_set(e, SHD_EINVAL, "--isa %s is of host devices, not of %s", config->isa,
+                       d->device);
+    const unsigned long ordinal = strtoul(d->device + KIND_CHARS, NULL, 10);
+    return kern_cuda_new((uint32_t)ordinal, &d->kern, e);
 }
 
 /* The directory must be ours and closed to others: whoever can write to it can pose as a daemon. */
@@ -113,11 +139,22 @@ static int start_loop(struct daemon *d, struct shd_err *e)
     return SHD_OK;
 }
 
+/* Until all that was queued is done, for work runs in order. */
+static void wait_idle(struct kern *kern)
+{
+    const struct kern_copy nothing = { .bytes = 0 };
+    struct kern_waiter w;
+    struct shd_err e;
+    int r;
+    kern_waiter_init(&w);
+    while ((r = kern->ops->copy(kern, &nothing, &w.done, &e)) == SHD_EBUSY)
+        usleep(RETRY_US);
+    if (r == SHD_OK)
+        kern_wait(&w);
+}
+
 static int start_parts(struct daemon *d, const struct daemon_config *config, struct shd_err *e)
 {
-    const struct kern_config kern = { .threads = d->threads,
-                                      .pin = config->pin,
-                                      .isa = config->isa };
     int r = lock_device(d, e);
     if (r == SHD_OK)
         r = start_loop(d, e);
@@ -128,13 +165,15 @@ static int start_parts(struct daemon *d, const struct daemon_config *config, str
     if (r == SHD_OK)
         r = session_table_init(&d->sessions, e);
     if (r == SHD_OK)
-        r = kern_cpu_new(&kern, &d->kern, e);
+        r = start_device(d, config, e);
     if (r == SHD_OK)
         r = keeper_init(&d->keeper, e);
     if (r == SHD_OK)
         r = trace_new(&d->trace, e);
     if (r == SHD_OK)
         adopt_all(d); /* before anybody can see what is not in order yet */
+    if (r == SHD_OK)
+        r = d->kern->ops->health(d->kern, e); /* before a model is refused for good: start again */
     if (r == SHD_OK)
         r = mailbox_init(d, e);
     if (r == SHD_OK)
@@ -175,11 +214,30 @@ int daemon_new(const struct daemon_config *config, struct daemon **ret_daemon, s
     return SHD_OK;
 }
 
-void daemon_run(struct daemon *d)
+int daemon_run(struct daemon *d)
 {
-    log_info("op=start device=%s runtime_dir=%s threads=%" PRIu32 " isa=%s", d->device,
-             d->runtime_dir, d->threads, d->kern->ops->name);
+    const struct kern_ops *ops = d->kern->ops;
+    if (ops->place == SEGMENT_HOST)
+        log_info("op=start device=%s runtime_dir=%s threads=%" PRIu32 " isa=%s", d->device,
+                 d->runtime_dir, d->threads, ops->name);
+    else
+        log_info("op=start device=%s runtime_dir=%s isa=%s gpu=\"%s\"", d->device, d->runtime_dir,
+                 ops->name, ops->product);
     uv_run(&d->loop, UV_RUN_DEFAULT);
+    return d->failed ? SHD_EIO : SHD_OK;
+}
+
+void daemon_look_after_device(struct daemon *d)
+{
+    struct shd_err e;
+    if (d->failed || d->stopping || d->kern->ops->health(d->kern, &e) == SHD_OK)
+        return;
+    d->failed = true;
+    log_error(
+        "op=device device=%s status=%s why=\"%s\" next=\"ending so that a successor can adopt "
+        "the models\" do=\"if it comes again look at the kernel log (dmesg) and nvidia-smi -q\"",
+        d->device, status_name(e.code), e.text);
+    daemon_stop(d);
 }
 
 void daemon_stop(struct daemon *d)
@@ -219,8 +277,9 @@ void daemon_free(struct daemon *d)
     d->stopping = true;
     http_deinit(d); /* its thread looks at models, and wakes the loop */
     if (d->kern != NULL)
-        d->kern->ops->free(d->kern); /* first: no kernel may run on what goes away below */
+        wait_idle(d->kern); /* no kernel may run on what goes away below */
     if (d->loop_ready) {
+        links_stop(d);              /* and no transfer */
         task_queue_close(d->tasks); /* nor may its completions start more */
         side_deinit(d);
         end_sessions(d);
@@ -229,6 +288,8 @@ void daemon_free(struct daemon *d)
         uv_run(&d->loop, UV_RUN_DEFAULT); /* closing handles, libuv's own workers */
         CHECK(uv_loop_close(&d->loop) == 0);
     }
+    if (d->kern != NULL)
+        wait_idle(d->kern); /* nor what the end of a session has begun */
     open_model_abandon(d);
     restore_abandon(d);
     drop_requests(d);
@@ -236,6 +297,8 @@ void daemon_free(struct daemon *d)
         model_free(d->models[i]);
     view_deinit(d);
     view_notify_deinit(d);
+    if (d->kern != NULL)
+        d->kern->ops->free(d->kern); /* after all of its memory */
     trace_free(d->trace);
     keeper_deinit(&d->keeper);
     session_table_deinit(&d->sessions);

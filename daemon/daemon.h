@@ -32,9 +32,9 @@
 #define DAEMON_DEVICE_BYTES_MAX 32u
 
 struct daemon_config {
-    const char *device;      /* "cpu0": letters then digits */
+    const char *device;      /* "cpu0", or "gpu0": CUDA's device of that number */
     const char *runtime_dir; /* absolute; made with mode 0700 when missing */
-    uint32_t threads;        /* compute threads; 0: one per CPU */
+    uint32_t threads;        /* compute threads of a host device; 0: one per CPU */
     bool pin;
     const char *isa;            /* NULL: the best one */
     const char *status_address; /* NULL: none; else HOST:PORT for HTTP over TCP as well */
@@ -48,7 +48,7 @@ struct daemon {
     int lock_fd;         /* owned: flock on DEVICE.lock */
     uv_loop_t loop;
     bool loop_ready;
-    struct kern *kern; /* owned */
+    struct kern *kern; /* owned: all models' memory and work */
     struct op_pool ops;
     struct mailbox mailbox;
     struct side side;
@@ -59,6 +59,7 @@ struct daemon {
     struct restore *restore;            /* owned; NULL when idle */
     struct open_work *opening;          /* owned; NULL when idle */
     struct task_queue *tasks;           /* owned: completions from other threads */
+    struct comm *comm;                  /* owned: NCCL's thread; NULL: nobody has asked for it */
     struct keeper keeper;
     struct adopt adopt;
     struct metrics_daemon metrics;
@@ -72,15 +73,23 @@ struct daemon {
     struct op *drain_waiting; /* its DRAIN, until we are between two steps */
     uint64_t requests;        /* since start */
     bool stopping;            /* daemon_free() is under way: begin nothing new */
+    bool failed;              /* the device did: daemon_look_after_device() */
 };
 
 /* Start everything: lock, sockets, compute threads. On SHD_OK the daemon is reachable as soon as
  * daemon_run() is called. Errors: SHD_EINVAL, SHD_EEXIST another daemon has this device,
- * SHD_ENOTSUP, SHD_EIO, SHD_ENOMEM. */
+ * SHD_ENOTSUP no such device here, SHD_EIO, SHD_ENOMEM. */
 int daemon_new(const struct daemon_config *config, struct daemon **ret_daemon, struct shd_err *e);
 
-/* Serve until SIGTERM, SIGINT or daemon_stop(). */
-void daemon_run(struct daemon *d);
+/* Serve until SIGTERM, SIGINT or daemon_stop(): SHD_OK; or until the device failed: SHD_EIO. Then
+ * the process is to end at once, by _exit(): nothing it holds can be given back in order, and the
+ * keeper has what counts. */
+int daemon_run(struct daemon *d);
+
+/* Work came back with SHD_EIO. Where that is because the device does nothing for this process any
+ * more (kern.h, health), it may for a successor: ends daemon_run(). Else it is of the one model.
+ * Loop thread. */
+void daemon_look_after_device(struct daemon *d);
 
 /* Ask the loop to end. Loop thread only. */
 void daemon_stop(struct daemon *d);

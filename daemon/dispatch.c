@@ -31,6 +31,8 @@ static const struct request_row rows[WIRE_REQUEST_TYPES] = {
     [WIRE_CHECKPOINT] = { op_checkpoint, ROLE(WIRE_TRAINER) | ROLE(WIRE_ADMIN) },
     [WIRE_DRAIN] = { op_drain, ANY_ROLE },
     [WIRE_LEASE] = { op_lease, ROLE(WIRE_TRAINER) },
+    [WIRE_JOIN] = { op_join, ROLE(WIRE_TRAINER) | ROLE(WIRE_READER) },
+    [WIRE_FETCH] = { op_fetch, ROLE(WIRE_TRAINER) | ROLE(WIRE_READER) },
 };
 
 static int admit(struct op *op, const struct request_row *row)

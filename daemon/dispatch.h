@@ -33,6 +33,8 @@ int op_checkpoint(struct op *op);
 int op_restore(struct op *op);
 int op_lease(struct op *op);
 int op_drain(struct op *op);
+int op_join(struct op *op);
+int op_fetch(struct op *op);
 
 /* Ask again for those who wait for work of this model: now, or within a millisecond where it may
  * happen often. */

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <systemd/sd-daemon.h>
 
@@ -23,11 +24,13 @@ static const char help[] =
     "progress. Training workers attach over sockets in the runtime directory and may come\n"
     "and go; the state stays here.\n"
     "\n"
-    "  --device NAME        device to own: cpu0, cpu1, ... (one daemon each)\n"
+    "  --device NAME        device to own: cpu0, cpu1, ... (host memory) or gpu0, gpu1, ...\n"
+    "                       (NVIDIA GPU of that number, its memory); one daemon each\n"
     "  --runtime-dir DIR    where the sockets go (default $RUNTIME_DIRECTORY, else /run/shardd);\n"
     "                       made with mode 0700 when missing; members of its group may attach\n"
     "                       if it is open to them (chgrp GROUP DIR && chmod 2750 DIR)\n"
-    "  --threads N          compute threads, 1 to 256, or auto (default): one per CPU\n"
+    "  --threads N          compute threads, 1 to 256, or auto (default): one per CPU; of\n"
+    "                       host devices, as are the next two\n"
     "  --pin                give each compute thread a CPU of its own\n"
     "  --isa NAME           scalar, avx2, avx512 or auto (default): the best one here; same\n"
     "                       bits in all\n"
@@ -40,7 +43,7 @@ static const char help[] =
     "Tells its service manager READY=1 (sd_notify) when it can be reached.\n"
     "Exit status: 0 after SIGTERM or SIGINT, 10 after one when drained (shardctl drain), 1 when "
     "it\n"
-    "cannot start, 2 for wrong usage.\n"
+    "cannot start or its device failed, 2 for wrong usage.\n"
     "\n"
     "Example: shardd --device cpu0 --runtime-dir /run/shardd --threads 2\n"
     "Normally started by systemd or by `shardctl run`.\n";
@@ -162,7 +165,8 @@ int main(int argc, char **argv)
         return EXIT_FAILURE;
     }
     sd_notify(/* unset_environment= */ 0, "READY=1\nSTATUS=Serving");
-    daemon_run(d);
+    if (daemon_run(d) != SHD_OK)
+        _exit(EXIT_FAILURE); /* to be restarted */
     /* What the keeper has it keeps: a restart goes on where this ends. */
     const bool drained = d->drain_session != 0;
     sd_notify(/* unset_environment= */ 0, drained ? "STOPPING=1\nSTATUS=Drained" : "STOPPING=1");

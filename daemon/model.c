@@ -12,17 +12,35 @@
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
 #include "daemon/log.h"
-#include "daemon/memory.h"
 #include "daemon/open.h"
 #include "kernels/runs.h"
 #include "proto/check.h"
 #include "proto/failpoint.h"
+#include "proto/layout.h"
 #include "proto/sys.h"
+
+uint64_t model_state_bytes(const struct model *m)
+{
+    const uint64_t trail = m->kern->ops->trail_bytes(m->kern, m->chunk_count);
+    return layout_align(shardmap_state_bytes(m->map) + trail, SHD_PAGE_BYTES);
+}
+
+void model_find_trail(struct model *m)
+{
+    const uint64_t bytes = m->kern->ops->trail_bytes(m->kern, m->chunk_count);
+    m->trail = m->ledger.trail;
+    m->chunks = m->ledger.chunks;
+    if (bytes == 0)
+        return;
+    /* Whole pages come before it: it is aligned. */
+    m->trail = (void *)((uint8_t *)m->state.base + shardmap_state_bytes(m->map));
+    m->chunks = NULL;
+}
 
 static int check_memory(const struct model *m, struct shd_err *e)
 {
-    const uint64_t needed = shardmap_state_bytes(m->map) + shardmap_publish_bytes(m->map);
-    const uint64_t available = memory_available_bytes();
+    const uint64_t needed = model_state_bytes(m) + shardmap_publish_bytes(m->map);
+    const uint64_t available = m->kern->ops->available(m->kern);
     if (needed <= available)
         return SHD_OK;
     return err_set(e, SHD_ENOMEM,
@@ -33,8 +51,8 @@ static int check_memory(const struct model *m, struct shd_err *e)
 
 int model_share(struct model *m, struct shd_err *e)
 {
-    int r = segment_new("shardd-publish", SEGMENT_PUBLISH, shardmap_publish_bytes(m->map),
-                        &m->publish, e);
+    int r = m->kern->ops->segment_new(m->kern, "shardd-publish", SEGMENT_PUBLISH,
+                                      shardmap_publish_bytes(m->map), &m->publish, e);
     if (r == SHD_OK)
         r = segment_new("shardd-board", SEGMENT_BOARD, board_bytes(m->spec->unit_count),
                         &m->board_segment, e);
@@ -55,7 +73,7 @@ static int make_ledger(struct model *m, struct shd_err *e)
                                         .units = m->spec->unit_count,
                                         .micros = spec_returns(m->spec),
                                         .instance = m->instance,
-                                        .state_bytes = shardmap_state_bytes(m->map),
+                                        .state_bytes = model_state_bytes(m),
                                         .chunk_count = m->chunk_count };
     uint64_t bytes = 0;
     int r = ledger_bytes(&shape, &bytes, e);
@@ -70,11 +88,13 @@ static int make_kept(struct model *m, struct shd_err *e)
 {
     if (getrandom(&m->instance, sizeof m->instance, 0) != (ssize_t)sizeof m->instance)
         return err_sys(e, SHD_EIO, "get random bytes");
-    int r = segment_new("shardd-state", SEGMENT_STATE, shardmap_state_bytes(m->map), &m->state, e);
+    int r = m->kern->ops->segment_new(m->kern, "shardd-state", SEGMENT_STATE, model_state_bytes(m),
+                                      &m->state, e);
     if (r == SHD_OK)
         r = make_ledger(m, e);
     if (r != SHD_OK)
         return r;
+    model_find_trail(m);
     FAIL_POINT("model:segments:after");
     m->stored = true; /* one of them at least, from here on */
     r = keeper_store(m->keeper, m->instance, KEEPER_LEDGER, m->ledger_segment.fd, e);
@@ -121,19 +141,21 @@ int model_core(struct model *m, struct shd_err *e)
     return SHD_OK;
 }
 
-int model_plan(struct spec *spec, uint32_t owner, uint32_t owners, struct model **ret_model,
+int model_plan(struct spec *spec, const struct model_home *home, struct model **ret_model,
                struct shd_err *e)
 {
     struct model *m = sys_calloc(1, sizeof *m);
     if (m == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for model '%s'", spec->name);
     m->spec = spec;
+    m->kern = home->kern;
+    m->keeper = home->keeper;
     m->state = m->publish = m->board_segment = m->ledger_segment = SEGMENT_CLOSED;
     m->spill.segment = SEGMENT_CLOSED;
     m->backlog_last = &m->backlog_first;
     int r = spec_dump(spec, &m->spec_json, e);
     if (r == SHD_OK)
-        r = shardmap_new(spec, owner, owners, &m->map, e);
+        r = shardmap_new(spec, home->owner, home->owners, &m->map, e);
     if (r == SHD_OK)
         r = make_units(m, e);
     if (r == SHD_OK) {
@@ -145,15 +167,14 @@ int model_plan(struct spec *spec, uint32_t owner, uint32_t owners, struct model 
     return r;
 }
 
-int model_new(struct spec *spec, uint32_t owner, uint32_t owners, const struct keeper *keeper,
-              struct model **ret_model, struct shd_err *e)
+int model_new(struct spec *spec, const struct model_home *home, struct model **ret_model,
+              struct shd_err *e)
 {
     struct model *m = NULL;
-    int r = model_plan(spec, owner, owners, &m, e);
+    int r = model_plan(spec, home, &m, e);
     if (r != SHD_OK)
         return r;
     CHECK(m != NULL);
-    m->keeper = keeper;
     r = check_memory(m, e);
     if (r == SHD_OK)
         r = make_kept(m, e);
@@ -186,9 +207,9 @@ void model_free(struct model *m)
     spill_deinit(m);
     metrics_model_deinit(&m->metrics);
     segment_close(&m->board_segment);
-    segment_close(&m->publish);
+    m->kern->ops->segment_close(m->kern, &m->publish);
     segment_close(&m->ledger_segment);
-    segment_close(&m->state);
+    m->kern->ops->segment_close(m->kern, &m->state);
     shardmap_free(m->map);
     free(m->spec_json);
     spec_free(m->spec);
@@ -208,10 +229,11 @@ uint8_t *model_published(const struct model *m, uint32_t unit)
 /* A piece of initial values was queued, or must be tried again: at, its tensor. */
 static bool init_queued(struct model *m, uint32_t at, int status)
 {
-    CHECK(status == SHD_OK || status == SHD_EBUSY); /* arguments are ours */
     m->init_waits = status == SHD_EBUSY;
     if (m->init_waits)
         m->init_tensor = at;
+    else if (status != SHD_OK)
+        task_post(&m->init_task, status); /* the device refuses: as if the work had failed */
     return true;
 }
 
@@ -329,6 +351,9 @@ static void finish_gone(struct op *gone)
     while (gone != NULL) {
         struct op *next = gone->next;
         gone->next = NULL;
+        if (gone->inbox != NULL) /* a gradient that had come by a link, and was held */
+            inbox_unref(gone->inbox);
+        gone->inbox = NULL;
         op_finish(gone, err_set(&gone->err, SHD_EGONE, "session ended"));
         gone = next;
     }

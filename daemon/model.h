@@ -37,7 +37,7 @@ struct model_unit {
     struct kern_sum sum;
     struct kern_run *runs; /* owned: parameter groups of the slice */
     uint32_t run_count;
-    uint64_t first_chunk;    /* of the slice in the ledger's chunk words */
+    uint64_t first_chunk;    /* of the slice in the trail's chunk words */
     bool publish_whole;      /* its update was begun by a predecessor, into another segment */
     struct model_unit *next; /* in the backlog */
 };
@@ -49,6 +49,7 @@ struct model {
     char *spec_json;                      /* owned: canonical */
     struct shardmap *map;                 /* owned */
     const struct keeper *keeper;          /* borrowed */
+    struct kern *kern;                    /* borrowed: the device that has its memory */
     bool stored;                          /* with the keeper, under instance */
     bool adopted;                         /* from a predecessor */
     uint64_t instance;                    /* random; the keeper's names of the segments carry it */
@@ -56,6 +57,8 @@ struct model {
     struct segment publish, board_segment;
     struct ledger ledger;                     /* in ledger_segment */
     uint64_t chunk_count;                     /* of all units */
+    struct kern_trail_area *trail;            /* in the ledger, or at the end of the state */
+    _Atomic uint64_t *chunks;                 /* of the trail; NULL: the device's own affair */
     struct board *board;                      /* in board_segment */
     void *core_memory;                        /* owned */
     struct step *core;                        /* in core_memory */
@@ -79,21 +82,32 @@ struct model {
     struct checkpoint *checkpoint; /* owned: being written; NULL: none */
 };
 
+/* Where a model is to be. */
+struct model_home {
+    struct kern *kern;           /* borrowed: its memory, its work */
+    const struct keeper *keeper; /* borrowed */
+    uint32_t owner, owners;
+};
+
 /* Make a model of a parsed spec (taken on SHD_OK only): segments, stored with the keeper; core,
- * runs. Not for the loop's thread, for it waits for the keeper; touches no daemon. Errors:
- * SHD_ENOMEM with the numbers, SHD_ERANGE, SHD_EIO, SHD_ETIMEDOUT. */
-int model_new(struct spec *spec, uint32_t owner, uint32_t owners, const struct keeper *keeper,
-              struct model **ret_model, struct shd_err *e);
+ * runs. Not for the loop's thread, for it waits for the keeper and the device; touches no daemon.
+ * Errors: SHD_ENOMEM with the numbers, SHD_ERANGE, SHD_EIO, SHD_ETIMEDOUT. */
+int model_new(struct spec *spec, const struct model_home *home, struct model **ret_model,
+              struct shd_err *e);
 
 /* Its parts, for one whose kept segments exist already. plan: without segments and core. share:
  * the segments that workers map; those of a predecessor are sealed against it. core: where the
- * ledger is. */
-int model_plan(struct spec *spec, uint32_t owner, uint32_t owners, struct model **ret_model,
+ * ledger is. trail: where its trail is, once state and ledger are there. */
+int model_plan(struct spec *spec, const struct model_home *home, struct model **ret_model,
                struct shd_err *e);
+void model_find_trail(struct model *m);
 int model_share(struct model *m, struct shd_err *e);
 int model_core(struct model *m, struct shd_err *e);
 void model_register(struct daemon *d, struct model *m); /* gives it its handle */
-void model_free(struct model *m); /* NULL is a no-op; no work may be running */
+void model_free(struct model *m); /* NULL is a no-op; no work may be running, may block */
+
+/* Of its state segment: the arrays, and the trail where the device keeps it there. */
+uint64_t model_state_bytes(const struct model *m);
 
 /* Register with the daemon and start filling in initial values; done(op) follows when they are
  * published. Loop thread. */
@@ -105,7 +119,8 @@ void model_retry(struct model *m);
 
 struct model *model_find(struct daemon *d, const char *name); /* "": the only one; or NULL */
 
-/* First float of an array of a unit's slice in the state segment. */
+/* First float of an array of a unit's slice in the state segment: the device's memory, for its
+ * operations. So is the published copy. */
 float *model_array(const struct model *m, enum shardmap_array array, uint32_t unit);
 uint8_t *model_published(const struct model *m, uint32_t unit);
 

@@ -34,6 +34,7 @@ struct op {
     uint32_t index;  /* in the pool; step_ref = index + 1 */
     uint64_t serial; /* of this use of it; 0: free */
     uint64_t arrived_ns;
+    bool received; /* RETURN: its bytes came by a link, and are in the slot */
     bool once;     /* counted by the session's replies: keep what it is answered */
     bool repeated; /* served before, its long reply was not kept */
 };

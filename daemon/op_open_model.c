@@ -2,8 +2,8 @@
  *
  * One at a time per daemon, in order of arrival. Happy path: copy the spec's text; parse it on
  * libuv's pool (the loop must not block); find the model or make it there too; fill in initial
- * values on the compute threads; give the session its inbox and tickets. Any failure answers the
- * request and leaves no trace.
+ * values on the device; make the session's inbox on the pool; give it that and tickets. Any failure
+ * answers the request and leaves no trace.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -24,7 +24,9 @@ struct open_work {
     struct op *op; /* borrowed: pending until finish_open() */
     uint32_t spec_bytes;
     struct spec *spec;   /* owned until a model takes it */
-    struct model *model; /* made or found; owned until model_start() */
+    struct model *model; /* made; owned until model_start() */
+    struct model *found; /* borrowed: to attach to */
+    struct inbox *inbox; /* made; owned until the session has it */
     int status;
 };
 
@@ -35,6 +37,8 @@ static void finish_open(struct open_work *w, int status)
 {
     struct daemon *d = w->daemon;
     struct op *op = w->op;
+    if (w->inbox != NULL)
+        inbox_unref(w->inbox);
     spec_free(w->spec);
     free(w);
     d->opening = NULL;
@@ -50,38 +54,45 @@ static int add_segment(struct op *op, enum segment_kind kind, const struct segme
         return err_set(&op->err, SHD_EBUSY,
                        "session has %u unclaimed segments, the most there may be",
                        SESSION_TICKETS_MAX);
-    layout->segments[layout->segment_count++] = (struct wire_segment){ .kind = kind,
-                                                                       .ticket = ticket,
-                                                                       .bytes = segment->bytes };
+    layout->segments[layout->segment_count++] = (struct wire_segment){
+        .kind = kind, .ticket = ticket, .bytes = segment->bytes, .place = segment->place
+    };
     return SHD_OK;
 }
 
-static int make_inbox(struct op *op, struct model *m, uint32_t slots)
+/* Whether the session can have an inbox. *ret_needed: one must be made. */
+static int check_inbox(struct op *op, const struct model *m, bool *ret_needed)
 {
     struct session *s = op->session;
+    const uint32_t slots = op->req.open_model.slots;
+    *ret_needed = false;
+    if (slots == 0)
+        return SHD_OK;
     if (s->inbox_count == SESSION_MODELS_MAX)
         return err_set(&op->err, SHD_EBUSY, "session has %u models open, the most there may be",
                        SESSION_MODELS_MAX);
-    struct inbox *inbox = session_inbox(s, m);
+    const struct inbox *inbox = session_inbox(s, m);
     if (inbox != NULL && op->repeated && inbox->slots == slots) /* the reply may have been lost */
-        return add_segment(op, SEGMENT_INBOX, &inbox->segment);
+        return SHD_OK;
     if (inbox != NULL)
         return err_set(&op->err, SHD_EEXIST, "session has model '%s' open already", m->spec->name);
-    inbox = sys_calloc(1, sizeof *inbox);
-    if (inbox == NULL)
-        return err_set(&op->err, SHD_ENOMEM, "no memory for an inbox");
-    const int r = segment_new("shardd-inbox", SEGMENT_INBOX, shardmap_inbox_bytes(m->map, slots),
-                              &inbox->segment, &op->err);
-    if (r != SHD_OK) {
-        free(inbox);
-        return r;
+    *ret_needed = true;
+    return SHD_OK;
+}
+
+/* The new inbox, if any, becomes the session's. */
+static int add_inbox(struct open_work *w, struct model *m)
+{
+    struct session *s = w->op->session;
+    if (w->inbox != NULL) {
+        s->inboxes[s->inbox_count++] = w->inbox;
+        w->inbox = NULL;
     }
-    inbox->model = m;
-    inbox->slots = slots;
-    inbox->refs = 1;
-    m->inbox_bytes += inbox->segment.bytes;
-    s->inboxes[s->inbox_count++] = inbox;
-    return add_segment(op, SEGMENT_INBOX, &inbox->segment);
+    const struct inbox *inbox = session_inbox(s, m);
+    const int r = add_segment(w->op, SEGMENT_INBOX, &inbox->segment);
+    return r == SHD_OK && inbox->activity.base != NULL
+               ? add_segment(w->op, SEGMENT_ACTIVITY, &inbox->activity)
+               : r;
 }
 
 /* Which groups of micro-batches need no sender any more. */
@@ -100,11 +111,19 @@ static int add_groups_in(struct op *op, const struct model *m)
     return SHD_OK;
 }
 
-static int attach(struct op *op, struct model *m)
+/* Which device the memory is of: nothing for the host's. */
+static struct wire_bytes device_of(const struct model *m)
 {
+    const struct kern_ops *ops = m->kern->ops;
+    if (ops->place == SEGMENT_HOST)
+        return (struct wire_bytes){ 0 };
+    return (struct wire_bytes){ ops->uuid, sizeof ops->uuid };
+}
+
+static int attach(struct open_work *w, struct model *m)
+{
+    struct op *op = w->op;
     const uint32_t slots = op->req.open_model.slots;
-    if (op->session->state != SESSION_OPEN)
-        return err_set(&op->err, SHD_EGONE, "session ended");
     op->reply.type = WIRE_LAYOUT;
     op->reply.layout = (struct wire_layout){
         .model = m->handle,
@@ -114,6 +133,7 @@ static int attach(struct op *op, struct model *m)
         .owners = m->map->owners,
         .slots = slots,
         .slot_bytes = m->map->slot_bytes,
+        .device = device_of(m),
     };
     struct step_decision last;
     if (step_last_decision(m->core, &last)) {
@@ -122,7 +142,7 @@ static int attach(struct op *op, struct model *m)
     }
     int r = add_groups_in(op, m);
     if (r == SHD_OK && slots > 0)
-        r = make_inbox(op, m, slots);
+        r = add_inbox(w, m);
     if (r == SHD_OK)
         r = add_segment(op, SEGMENT_PUBLISH, &m->publish);
     if (r == SHD_OK)
@@ -142,17 +162,58 @@ static int check_owner(struct op *op, const struct model *m)
                    m->spec->name, m->map->owner, m->map->owners, req->owner, req->owners);
 }
 
-static int attach_found(struct open_work *w, struct model *m)
+static int check_found(struct open_work *w, const struct model *m)
 {
     struct op *op = w->op;
     if (!m->ready)
         return err_set(&op->err, m->last_status == SHD_OK ? SHD_EBUSY : m->last_status,
                        "model '%s' cannot be used: %s", m->spec->name,
                        status_meaning(m->last_status));
-    int r = check_owner(op, m);
-    if (r == SHD_OK && w->spec != NULL)
-        r = spec_compare(m->spec, w->spec, &op->err);
-    return r == SHD_OK ? attach(op, m) : r;
+    const int r = check_owner(op, m);
+    return r == SHD_OK && w->spec != NULL ? spec_compare(m->spec, w->spec, &op->err) : r;
+}
+
+static void make_inbox(uv_work_t *work)
+{
+    struct open_work *w = work->data;
+    w->status = inbox_new(w->found, w->op->req.open_model.slots, &w->inbox, &w->op->err);
+}
+
+static void inbox_made(uv_work_t *work, int cancelled)
+{
+    struct open_work *w = work->data;
+    struct op *op = w->op;
+    bool needed;
+    CHECK(cancelled == 0); /* nobody cancels */
+    if (w->inbox != NULL)
+        w->found->inbox_bytes += w->inbox->segment.bytes;
+    if (w->status == SHD_OK && w->daemon->stopping)
+        w->status = err_set(&op->err, SHD_EGONE, "the daemon stops");
+    if (w->status == SHD_OK && op->session->state != SESSION_OPEN)
+        w->status = err_set(&op->err, SHD_EGONE, "session ended");
+    if (w->status == SHD_OK)
+        w->status = check_found(w, w->found); /* it may have failed meanwhile */
+    if (w->status == SHD_OK)
+        w->status = check_inbox(op, w->found, &needed);
+    finish_open(w, w->status == SHD_OK ? attach(w, w->found) : w->status);
+}
+
+/* Attach the session and answer; with slots once the inbox is there. */
+static void attach_found(struct open_work *w, struct model *m)
+{
+    struct op *op = w->op;
+    bool needed = false;
+    int r = check_found(w, m);
+    if (r == SHD_OK && op->session->state != SESSION_OPEN)
+        r = err_set(&op->err, SHD_EGONE, "session ended");
+    if (r == SHD_OK)
+        r = check_inbox(op, m, &needed);
+    if (r != SHD_OK || !needed) {
+        finish_open(w, r == SHD_OK ? attach(w, m) : r);
+        return;
+    }
+    w->found = m;
+    uv_queue_work(&w->daemon->loop, &w->work, make_inbox, inbox_made);
 }
 
 void open_model_ready(struct model *m)
@@ -163,15 +224,18 @@ void open_model_ready(struct model *m)
              " state_bytes=%" PRIu64 " status=%s",
              m->spec->name, m->map->owner, m->map->owners, m->spec->unit_count, m->map->elems,
              m->state.bytes, status_name(m->last_status));
-    finish_open(w, attach_found(w, m));
+    attach_found(w, m);
 }
 
 static void make_model(uv_work_t *work)
 {
     struct open_work *w = work->data;
     const struct wire_open_model *req = &w->op->req.open_model;
-    w->status = model_new(w->spec, req->owner, req->owners, &w->daemon->keeper, &w->model,
-                          &w->op->err);
+    const struct model_home home = { .kern = w->daemon->kern,
+                                     .keeper = &w->daemon->keeper,
+                                     .owner = req->owner,
+                                     .owners = req->owners };
+    w->status = model_new(w->spec, &home, &w->model, &w->op->err);
 }
 
 static void model_made(uv_work_t *work, int cancelled)
@@ -222,7 +286,7 @@ static void spec_parsed(uv_work_t *work, int cancelled)
     }
     struct model *m = model_find(d, w->spec->name);
     if (m != NULL)
-        finish_open(w, attach_found(w, m));
+        attach_found(w, m);
     else if ((w->status = adopt_check_name(d, w->spec->name, &w->op->err)) != SHD_OK)
         finish_open(w, w->status);
     else if (d->model_count == DAEMON_MODELS_MAX)
@@ -259,7 +323,10 @@ static void serve_next(struct daemon *d)
     }
     const char *name = op->text;
     struct model *m = model_find(d, name);
-    finish_open(w, m != NULL ? attach_found(w, m) : no_such_model(op, name));
+    if (m != NULL)
+        attach_found(w, m);
+    else
+        finish_open(w, no_such_model(op, name));
 }
 
 int op_open_model(struct op *op)
@@ -285,6 +352,7 @@ void open_model_abandon(struct daemon *d)
     struct open_work *w = d->opening;
     if (w == NULL)
         return;
+    CHECK(w->inbox == NULL); /* the pool's work has been heard of */
     model_free(w->model);
     spec_free(w->spec);
     free(w);

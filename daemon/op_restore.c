@@ -222,23 +222,35 @@ static bool next_piece(struct restore *w, struct checkpoint_piece *ret_piece)
     return found;
 }
 
+static void piece_read(struct restore *w, int status, const struct shd_err *e, uint64_t bytes)
+{
+    uv_mutex_lock(&w->mutex);
+    if (status == SHD_OK) {
+        w->bytes += bytes;
+    } else if (w->status == SHD_OK) {
+        w->status = status;
+        w->err = *e;
+    }
+    uv_mutex_unlock(&w->mutex);
+}
+
 static void read_pieces(uv_work_t *work)
 {
     const struct reader *reader = work->data;
     struct restore *w = reader->restore;
     struct checkpoint_piece piece;
-    while (next_piece(w, &piece)) {
-        struct shd_err e;
-        uint64_t bytes = 0;
-        const int r = restore_in_read(&w->in, w->model, &piece, &bytes, &e);
-        uv_mutex_lock(&w->mutex);
-        w->bytes += bytes;
-        if (r != SHD_OK && w->status == SHD_OK) {
-            w->status = r;
-            w->err = e;
-        }
-        uv_mutex_unlock(&w->mutex);
+    struct shd_err e;
+    uint64_t bytes = 0;
+    float *buffer = sys_malloc(PIECE_ELEMS * sizeof *buffer);
+    if (buffer == NULL) {
+        const int r = err_set(&e, SHD_ENOMEM, "no memory to read a checkpoint");
+        piece_read(w, r, &e, bytes);
     }
+    while (buffer != NULL && next_piece(w, &piece)) {
+        const int r = restore_in_read(&w->in, w->model, &piece, buffer, &bytes, &e);
+        piece_read(w, r, &e, bytes);
+    }
+    free(buffer);
 }
 
 static void pieces_read(uv_work_t *work, int cancelled)
@@ -287,11 +299,15 @@ static int start_ledger(struct restore *w)
 static void prepare(uv_work_t *work)
 {
     struct restore *w = work->data;
+    const struct model_home home = { .kern = w->daemon->kern,
+                                     .keeper = &w->daemon->keeper,
+                                     .owner = w->owner,
+                                     .owners = w->owners };
     w->status = spec_parse(w->spec_json, strlen(w->spec_json), &w->spec, &w->err);
     if (w->status == SHD_OK)
         w->status = restore_in_open(&w->in, w->path, w->spec, &w->err);
     if (w->status == SHD_OK)
-        w->status = model_new(w->spec, w->owner, w->owners, &w->daemon->keeper, &w->model, &w->err);
+        w->status = model_new(w->spec, &home, &w->model, &w->err);
     if (w->status != SHD_OK)
         return;
     w->spec = NULL; /* the model's now */

@@ -1,12 +1,13 @@
 /* RETURN: a unit's gradient of one micro-batch lies in a slot of the session's inbox. Happy path:
  * checked here, ordered and counted by the core, summed by a kernel, then credited: the reply says
- * that the slot is free. */
+ * that the slot is free. One with a turn is first received into the slot, by the session's link. */
 #include <inttypes.h>
 
 #include "daemon/apply.h"
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
 #include "daemon/drain.h"
+#include "daemon/links.h"
 #include "proto/check.h"
 
 static int check_place(struct op *op)
@@ -55,18 +56,59 @@ static void release_slot(struct op *op)
     op->inbox = NULL;
 }
 
+static void received(struct op *op, const struct comm_job *job)
+{
+    if (job->status == SHD_OK) {
+        struct op *list = op;
+        op->received = true;
+        dispatch_again(&list);
+        return;
+    }
+    op->err = job->why;
+    release_slot(op);
+    op_finish(op, job->status);
+}
+
+/* Whatever becomes of it later: the next turn is behind this one. */
+static int receive(struct op *op)
+{
+    const struct wire_return *req = &op->req.return_grad;
+    const struct model *m = op->model;
+    const struct links *links = links_find(op->session, m);
+    struct comm_job job = { .way = COMM_RECV,
+                            .bytes = m->map->slice[req->unit].elems * dtype_bytes(req->dtype),
+                            .turn = req->turn };
+    if (links == NULL || links->up == NULL)
+        return err_set(&op->err, SHD_EINVAL, "session has not joined model '%s'", m->spec->name);
+    if (req->none || job.bytes == 0)
+        return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 ": nothing to be sent", req->unit);
+    int r = take_slot(op);
+    if (r != SHD_OK)
+        return r;
+    job.memory = (uint8_t *)op->inbox->segment.base + shardmap_slot_offset_bytes(m->map, req->slot);
+    r = links_transfer(op, links->up, &job, received);
+    if (r == SHD_OK)
+        return SHD_PENDING;
+    release_slot(op);
+    return r;
+}
+
 int op_return_grad(struct op *op)
 {
     const struct wire_return *req = &op->req.return_grad;
     int r = op_find_model(op, req->model);
     if (r == SHD_OK)
         r = check_place(op);
+    if (r == SHD_OK && req->turn > 0 && !op->received)
+        return receive(op);
     if (r == SHD_OK && drain_holds(op, req->step))
         return SHD_PENDING;
-    if (r == SHD_OK && !req->none)
+    if (r == SHD_OK && !req->none && !op->received)
         r = take_slot(op);
-    if (r != SHD_OK)
+    if (r != SHD_OK) {
+        release_slot(op);
         return r;
+    }
     metrics_return_arrived(op);
     struct step_actions actions;
     r = step_return(op->model->core, op->index + 1, req->step, req->unit, req->micro, req->none,

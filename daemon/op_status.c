@@ -106,12 +106,13 @@ static json_t *status_json(struct daemon *d)
         if (d->sessions.items[i].state == SESSION_OPEN)
             json_array_append_new(sessions, session_json(&d->sessions.items[i]));
     return json_pack(
-        "{s:i, s:s, s:s, s:I, s:f, s:I, s:s, s:s, s:o, s:b, s:I, s:I, s:I, s:I, s:o, s:o}",
-        "schema", STATUS_SCHEMA, "version", SHARDD_VERSION, "device", d->device, "pid",
-        (json_int_t)getpid(), "uptime_s", (double)(uv_hrtime() - d->started_ns) * 1e-9, "threads",
-        (json_int_t)d->threads, "isa", d->kern->ops->name, "keeper", keeper_name(&d->keeper),
-        "adopted", view_adopted(&d->adopt), "draining", (int)(d->drain_session != 0), "requests",
-        (json_int_t)d->requests, "bad_frames", (json_int_t)d->mailbox.bad_frames, "dropped_replies",
+        "{s:i, s:s, s:s, s:s, s:I, s:f, s:I, s:s, s:s, s:o, s:b, s:I, s:I, s:I, s:I, s:o, s:o}",
+        "schema", STATUS_SCHEMA, "version", SHARDD_VERSION, "device", d->device, "place",
+        segment_place_name(d->kern->ops->place), "pid", (json_int_t)getpid(), "uptime_s",
+        (double)(uv_hrtime() - d->started_ns) * 1e-9, "threads", (json_int_t)d->threads, "isa",
+        d->kern->ops->name, "keeper", keeper_name(&d->keeper), "adopted", view_adopted(&d->adopt),
+        "draining", (int)(d->drain_session != 0), "requests", (json_int_t)d->requests, "bad_frames",
+        (json_int_t)d->mailbox.bad_frames, "dropped_replies",
         (json_int_t)d->mailbox.dropped_replies, "repeated_replies",
         (json_int_t)d->mailbox.repeated_replies, "models", models, "sessions", sessions);
 }

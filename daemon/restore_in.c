@@ -9,6 +9,8 @@
 #include "proto/check.h"
 #include "proto/sys.h"
 
+#define RETRY_US 1000u
+
 static const char *const array_names[CKPT_ARRAYS_MAX] = { "parameters", "first moments",
                                                           "second moments" };
 
@@ -174,22 +176,43 @@ static int check_leaves(const struct restore_in *in, const struct spec *spec,
     return r;
 }
 
+/* Elements between tensors belong to none, and are zero in a fresh state. */
+static int copy_to_state(struct model *m, const struct checkpoint_piece *piece, const float *x,
+                         struct shd_err *e)
+{
+    const uint64_t at = piece->first_elem - m->map->slice[piece->unit].first_elem;
+    const struct kern_copy copy = {
+        .to = model_array(m, (enum shardmap_array)piece->array, piece->unit) + at,
+        .from = x,
+        .bytes = piece->elems * sizeof *x,
+    };
+    struct kern_waiter w;
+    int r;
+    kern_waiter_init(&w);
+    while ((r = m->kern->ops->copy(m->kern, &copy, &w.done, e)) == SHD_EBUSY)
+        usleep(RETRY_US); /* the queue is full of others' work */
+    if (r == SHD_OK && (r = kern_wait(&w)) != SHD_OK)
+        err_set(e, r, "copying the state failed: %s", status_meaning(r));
+    return r;
+}
+
 int restore_in_read(const struct restore_in *in, struct model *m,
-                    const struct checkpoint_piece *piece, uint64_t *ret_bytes, struct shd_err *e)
+                    const struct checkpoint_piece *piece, float *buffer, uint64_t *ret_bytes,
+                    struct shd_err *e)
 {
     const struct spec_unit *unit = &m->spec->units[piece->unit];
     const struct slice slice = { piece->first_elem, piece->elems };
-    float *base = model_array(m, (enum shardmap_array)piece->array, piece->unit);
     struct ckpt_hasher *hasher = NULL;
     uint64_t bytes = 0;
     int r = ckpt_hasher_new(&hasher, e);
+    memset(buffer, 0, piece->elems * sizeof *buffer);
     for (uint32_t t = unit->first_tensor;
          r == SHD_OK && t < unit->first_tensor + unit->tensor_count; t++) {
         struct ckpt_part part;
         if (!ckpt_part_of(m->spec, t, slice, &part))
             continue;
         const struct safeset_place *place = place_of(in, t, piece->array);
-        float *x = base + (part.first_elem - m->map->slice[piece->unit].first_elem);
+        float *x = buffer + (part.first_elem - piece->first_elem);
         r = read_floats(place, part.first_elem - m->spec->tensors[t].offset_elems, part.elems, x,
                         e);
         if (r == SHD_OK && !in->weights)
@@ -197,6 +220,8 @@ int restore_in_read(const struct restore_in *in, struct model *m,
         bytes += part.elems * safetensors_dtype_bytes(place->tensor->dtype);
     }
     ckpt_hasher_free(hasher);
+    if (r == SHD_OK)
+        r = copy_to_state(m, piece, buffer, e);
     if (r == SHD_OK)
         *ret_bytes = bytes;
     return r;

@@ -27,8 +27,10 @@ int restore_in_open(struct restore_in *in, const char *path, const struct spec *
                     struct shd_err *e);
 void restore_in_close(struct restore_in *in);
 
-/* Read a piece of m's slice into its state. */
+/* Read a piece of m's slice, check it, and copy it into m's state. buffer: [piece->elems], the
+ * caller's, of the host. Waits for the device. */
 int restore_in_read(const struct restore_in *in, struct model *m,
-                    const struct checkpoint_piece *piece, uint64_t *ret_bytes, struct shd_err *e);
+                    const struct checkpoint_piece *piece, float *buffer, uint64_t *ret_bytes,
+                    struct shd_err *e);
 
 #endif

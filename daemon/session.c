@@ -42,18 +42,61 @@ void session_table_deinit(struct session_table *table)
     *table = (struct session_table){ 0 };
 }
 
+int inbox_new(struct model *m, uint32_t slots, struct inbox **ret_inbox, struct shd_err *e)
+{
+    struct inbox *inbox = sys_calloc(1, sizeof *inbox);
+    if (inbox == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for an inbox");
+    inbox->segment = inbox->activity = SEGMENT_CLOSED;
+    int r = m->kern->ops->segment_new(m->kern, "shardd-inbox", SEGMENT_INBOX,
+                                      shardmap_inbox_bytes(m->map, slots), &inbox->segment, e);
+    if (r == SHD_OK && inbox->segment.place != SEGMENT_HOST)
+        r = segment_new("shardd-activity", SEGMENT_ACTIVITY, ACTIVITY_BYTES, &inbox->activity, e);
+    if (r != SHD_OK) {
+        m->kern->ops->segment_close(m->kern, &inbox->segment);
+        free(inbox);
+        return r;
+    }
+    inbox->model = m;
+    inbox->slots = slots;
+    inbox->refs = 1;
+    *ret_inbox = inbox;
+    return SHD_OK;
+}
+
+static void close_inbox(uv_work_t *work)
+{
+    struct inbox *inbox = work->data;
+    inbox->model->kern->ops->segment_close(inbox->model->kern, &inbox->segment);
+    segment_close(&inbox->activity);
+}
+
+static void inbox_closed(uv_work_t *work, int cancelled)
+{
+    CHECK(cancelled == 0);
+    free(work->data);
+}
+
 void inbox_unref(struct inbox *inbox)
 {
+    struct daemon *d = inbox->model->daemon;
     CHECK(inbox->refs > 0);
     if (--inbox->refs > 0)
         return;
     inbox->model->inbox_bytes -= inbox->segment.bytes;
-    segment_close(&inbox->segment);
+    inbox->work.data = inbox;
+    if (!d->stopping) { /* unmapping much memory takes a while */
+        uv_queue_work(&d->loop, &inbox->work, close_inbox, inbox_closed);
+        return;
+    }
+    close_inbox(&inbox->work);
     free(inbox);
 }
 
 const struct activity *inbox_activity(const struct inbox *inbox)
 {
+    if (inbox->activity.base != NULL)
+        return inbox->activity.base;
     const uint8_t *base = inbox->segment.base;
     return (const struct activity *)(base + shardmap_activity_offset_bytes(inbox->model->map,
                                                                            inbox->slots));
@@ -100,6 +143,7 @@ void session_end(struct session *s, const char *why)
     s->side_fd = -1;
     memset(s->tickets, 0, sizeof s->tickets);
     OPENSSL_cleanse(s->token, sizeof s->token);
+    links_end(s); /* what they bring goes into inboxes, which stay for as long */
     for (uint32_t i = 0; i < s->inbox_count; i++)
         inbox_unref(s->inboxes[i]);
     s->inbox_count = 0;

@@ -12,6 +12,7 @@
 
 #include <uv.h>
 
+#include "daemon/links.h"
 #include "daemon/op.h"
 #include "daemon/replies.h"
 #include "proto/activity.h"
@@ -29,7 +30,9 @@
  * RETURN whose slot is still to be read. */
 struct inbox {
     struct segment segment;
-    struct model *model; /* borrowed */
+    struct segment activity; /* the host's, where segment is not; else closed */
+    struct model *model;     /* borrowed */
+    uv_work_t work;          /* closing it */
     uint32_t slots;
     uint64_t busy;     /* bit per slot: a RETURN of it is pending */
     uint64_t spilling; /* bit per slot: it is being copied */
@@ -70,6 +73,8 @@ struct session {
     uint32_t ops;                              /* pending requests: the slot must wait for them */
     struct inbox *inboxes[SESSION_MODELS_MAX]; /* counted references */
     uint32_t inbox_count;
+    struct links links[SESSION_MODELS_MAX];
+    uint32_t link_count;
     struct session_ticket tickets[SESSION_TICKETS_MAX];
     uint64_t ticket_last;
     bool detached;           /* it has said goodbye */
@@ -110,6 +115,11 @@ void session_unref(struct session *s);
 uint64_t session_ticket_new(struct session *s, int fd, enum segment_kind kind, uint64_t bytes);
 
 struct inbox *session_inbox(struct session *s, const struct model *model); /* or NULL */
+
+/* An inbox of no session yet. Not for the loop's thread: it waits for the device. */
+int inbox_new(struct model *m, uint32_t slots, struct inbox **ret_inbox, struct shd_err *e);
+
+/* The last reference closes it, on libuv's pool. */
 void inbox_unref(struct inbox *inbox);
 
 const char *session_role_name(enum wire_role role);

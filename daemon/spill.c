@@ -10,7 +10,6 @@
 #include "daemon/apply.h"
 #include "daemon/daemon.h"
 #include "daemon/log.h"
-#include "daemon/memory.h"
 #include "daemon/model.h"
 #include "proto/check.h"
 #include "proto/failpoint.h"
@@ -82,8 +81,8 @@ static void make_segment(uv_work_t *work)
     struct model *m = work->data;
     struct shd_err e;
     FAIL_POINT("spill:make:before");
-    int r = segment_new("shardd-spill", SEGMENT_SPILL, spill_segment_bytes(m), &m->spill.segment,
-                        &e);
+    int r = m->kern->ops->segment_new(m->kern, "shardd-spill", SEGMENT_SPILL,
+                                      spill_segment_bytes(m), &m->spill.segment, &e);
     if (r == SHD_OK)
         r = keeper_store(m->keeper, m->instance, KEEPER_SPILL, m->spill.segment.fd, &e);
     FAIL_POINT("spill:make:after");
@@ -92,7 +91,7 @@ static void make_segment(uv_work_t *work)
                   "memory, "
                   "look for the slow worker in shardctl status\"",
                   m->spec->name, status_name(r), e.text);
-        segment_close(&m->spill.segment);
+        m->kern->ops->segment_close(m->kern, &m->spill.segment);
     }
     m->spill.work_status = r;
 }
@@ -139,10 +138,16 @@ static void punch_if_idle(struct model *m)
     uv_queue_work(&m->daemon->loop, &s->work, punch_segment, segment_punched);
 }
 
+/* A device's memory has no holes: what is there is written over. */
+static bool is_sparse(const struct model *m)
+{
+    return m->kern->ops->place == SEGMENT_HOST;
+}
+
 void spill_step_over(struct model *m)
 {
     m->spill.bytes = 0;
-    m->spill.punch = m->spill.dirty;
+    m->spill.punch = m->spill.dirty && is_sparse(m);
     punch_if_idle(m);
 }
 
@@ -205,15 +210,12 @@ static int start_copy(struct inbox *inbox, uint32_t slot, struct op *op)
                                  .dtype = req->dtype,
                                  .next = m->spill.first };
     task_init(&copy->task, m->daemon->tasks, copied);
-    /* Bytes, not numbers: two bf16 or f16 are copied as one f32. */
-    const struct kern_cast cast = {
-        .out = spill_place(m, req->unit, req->micro),
-        .out_dtype = SHD_F32,
-        .in = (const float *)((const uint8_t *)inbox->segment.base +
-                              shardmap_slot_offset_bytes(m->map, slot)),
-        .elems = grad_bytes(m, req->unit, req->dtype) / sizeof(float),
+    const struct kern_copy bytes = {
+        .to = spill_place(m, req->unit, req->micro),
+        .from = (const uint8_t *)inbox->segment.base + shardmap_slot_offset_bytes(m->map, slot),
+        .bytes = grad_bytes(m, req->unit, req->dtype),
     };
-    const int r = m->daemon->kern->ops->cast(m->daemon->kern, &cast, &copy->task.done, &e);
+    const int r = m->kern->ops->copy(m->kern, &bytes, &copy->task.done, &e);
     if (r != SHD_OK) {
         free(copy);
         return r;
@@ -232,7 +234,7 @@ void spill_deinit(struct model *m)
         m->spill.first = copy->next;
         free_copy(copy);
     }
-    segment_close(&m->spill.segment);
+    m->kern->ops->segment_close(m->kern, &m->spill.segment);
 }
 
 /* -- Who waits ----------------------------------------------------------------------------------
@@ -265,10 +267,13 @@ static bool all_wait(const struct inbox *inbox, const struct op_pool *ops)
     return true;
 }
 
+/* A device whose memory is short says so when the segment is made: it is made whole. */
 static bool is_memory_short(const struct inbox *inbox)
 {
+    if (!is_sparse(inbox->model))
+        return false;
     const uint64_t needed = shardmap_inbox_bytes(inbox->model->map, inbox->slots) + SPARE_BYTES;
-    const uint64_t available = memory_available_bytes();
+    const uint64_t available = sys_memory_available();
     if (needed <= available)
         return false;
     log_warn("op=spill model=%s why=\"gradients wait in their slots: %" PRIu64

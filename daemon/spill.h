@@ -5,8 +5,9 @@
  * somebody who is stopped, nobody could go on. So gradients that have waited for a while without
  * news from their sender are copied to the spill segment, kept like the state (a spilled gradient
  * is credited: it must count whatever dies), and summed from there. Not only where the session's
- * slots are all here: it may keep some for itself. The segment is sparse: every gradient has its
- * place, micro-batch by micro-batch; a hole is punched into all of it when the step is over.
+ * slots are all here: it may keep some for itself. Every gradient has its place in the segment,
+ * micro-batch by micro-batch. On the host it is sparse: a hole is punched into all of it when the
+ * step is over. A device's takes all of its bytes when it is made, and keeps them.
  *
  * Failure modes: no memory, or the keeper does not take it: the gradients wait on, and the log
  * says why, now and then.

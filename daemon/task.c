@@ -32,6 +32,8 @@ static void queue_woken(uv_async_t *async)
     }
     while (oldest != NULL) {
         struct task *next = oldest->next; /* fn may use the task again */
+        if (oldest->status == SHD_EIO)
+            daemon_look_after_device(queue->daemon);
         oldest->fn(oldest);
         oldest = next;
     }

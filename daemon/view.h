@@ -196,6 +196,7 @@ struct view {
 struct view_notify {
     uv_timer_t timer; /* of the watchdog; runs where one is wanted */
     struct task probe;
+    float *scratch;     /* owned, the device's: written by the probe, read by nobody */
     bool probing;       /* the last one has not come back */
     uint64_t status_ns; /* when STATUS= was sent last */
     int fd;             /* owned socket; -1: no manager */

@@ -52,6 +52,20 @@ static json_t *leases_json(const struct view_model *vm, uint64_t taken_ns)
     return leases;
 }
 
+/* Of a GPU as its tools write it; null: the host. */
+static json_t *gpu_json(const struct kern_ops *ops)
+{
+    const uint8_t *u = ops->uuid;
+    char uuid[48];
+    if (ops->place == SEGMENT_HOST)
+        return json_null();
+    snprintf(uuid, sizeof uuid,
+             "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
+             u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14],
+             u[15]);
+    return json_pack("{s:s, s:s}", "name", ops->product, "uuid", uuid);
+}
+
 static json_t *bytes_json(const struct view_model *vm)
 {
     return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "state", (json_int_t)vm->bytes.state,
@@ -183,9 +197,11 @@ static json_t *daemon_json(const struct view_snapshot *s, uint64_t now_ns)
 {
     const struct daemon *d = s->daemon; /* what is read here never changes */
     return json_pack(
-        "{s:i, s:s, s:s, s:i, s:f, s:f, s:f, s:I, s:s, s:s, s:o, s:b, s:I, s:I, s:I, s:I}",
-        "schema", VIEW_SCHEMA, "version", SHARDD_VERSION, "device", d->device, "pid", (int)getpid(),
-        "uptime_s", s->uptime_s, "time_s", s->time_s, "stale_ms",
+        "{s:i, s:s, s:s, s:s, s:o, s:i, s:f, s:f, s:f, s:I, s:s, s:s, s:o, s:b, s:I, s:I, s:I, "
+        "s:I}",
+        "schema", VIEW_SCHEMA, "version", SHARDD_VERSION, "device", d->device, "place",
+        segment_place_name(d->kern->ops->place), "gpu", gpu_json(d->kern->ops), "pid",
+        (int)getpid(), "uptime_s", s->uptime_s, "time_s", s->time_s, "stale_ms",
         seconds_between(s->taken_ns, now_ns) * 1e3, "threads", (json_int_t)d->threads, "isa",
         d->kern->ops->name, "keeper", keeper_name(&d->keeper), "adopted", view_adopted(&d->adopt),
         "draining", (int)s->draining, "requests", (json_int_t)s->requests, "bad_frames",

@@ -14,10 +14,10 @@
 #include "daemon/log.h"
 #include "daemon/model.h"
 #include "daemon/view.h"
-#include "proto/check.h"
 
-#define US_PER_MS UINT64_C(1000)
-#define NS_PER_S  UINT64_C(1000000000)
+#define US_PER_MS     UINT64_C(1000)
+#define NS_PER_S      UINT64_C(1000000000)
+#define SCRATCH_ELEMS 16u
 
 /* sd_notify() would wait for a manager that is stopped, and the loop with it. */
 static void tell(const struct view_notify *n, const char *text)
@@ -53,9 +53,8 @@ static void probe(uv_timer_t *timer)
 {
     struct daemon *d = timer->data;
     struct view_notify *n = &d->notify;
-    static float scratch[16]; /* kernel threads write it, nobody reads */
-    const struct kern_fill fill = { .out = scratch,
-                                    .elems = ARRAY_SIZE(scratch),
+    const struct kern_fill fill = { .out = n->scratch,
+                                    .elems = SCRATCH_ELEMS,
                                     .kind = KERN_FILL_CONST };
     struct shd_err e;
     log_flush(/* all= */ false);
@@ -81,6 +80,9 @@ int view_notify_init(struct daemon *d, struct shd_err *e)
     uv_timer_init(&d->loop, &n->timer);
     n->timer.data = d;
     if (sd_watchdog_enabled(/* unset_environment= */ 0, &watchdog_us) > 0) {
+        n->scratch = d->kern->ops->alloc(d->kern, SCRATCH_ELEMS * sizeof *n->scratch);
+        if (n->scratch == NULL)
+            return err_set(e, SHD_ENOMEM, "no memory of device %s for the watchdog", d->device);
         const uint64_t ms = watchdog_us / US_PER_MS / 2;
         uv_timer_start(&n->timer, probe, 0, ms > 0 ? ms : 1);
     }
@@ -92,6 +94,9 @@ void view_notify_deinit(struct daemon *d)
     if (d->notify.fd >= 0)
         close(d->notify.fd);
     d->notify.fd = -1;
+    if (d->kern != NULL)
+        d->kern->ops->release(d->kern, d->notify.scratch, SCRATCH_ELEMS * sizeof(float));
+    d->notify.scratch = NULL;
 }
 
 void view_notify_step(struct model *m)

@@ -1,5 +1,6 @@
 /* Real daemons for a test: forked children of the test program that run the daemon's own code on
- * a private runtime directory, with cpu0, cpu1, … They die with the test program.
+ * a private runtime directory, with cpu0, cpu1, … or fixture.devices. They die with the test
+ * program.
  *
  * fixture_start_kept(): children of a keeper (tests/keeper.h) instead, which holds what they store
  * with it; fixture_restart() kills one and starts its successor. */
@@ -28,9 +29,22 @@ struct fixture {
     char dir[256];
     pid_t pids[FIXTURE_DAEMONS_MAX];
     int count;
-    pid_t keeper; /* 0: none, the daemons are our own children */
-    int control;  /* socket to it */
+    pid_t keeper;                             /* 0: none, the daemons are our own children */
+    int control;                              /* socket to it */
+    const char *devices[FIXTURE_DAEMONS_MAX]; /* set before the start; NULL: cpu and its index */
 };
+
+#define FIXTURE_DEVICE_BYTES 16
+
+__attribute__((unused)) static const char *fixture_device(const struct fixture *f, int index,
+                                                          char name[FIXTURE_DEVICE_BYTES])
+{
+    if (f->devices[index] != NULL)
+        snprintf(name, FIXTURE_DEVICE_BYTES, "%s", f->devices[index]);
+    else
+        snprintf(name, FIXTURE_DEVICE_BYTES, "cpu%d", index);
+    return name;
+}
 
 __attribute__((unused)) static void sleep_ms(long ms)
 {
@@ -39,11 +53,11 @@ __attribute__((unused)) static void sleep_ms(long ms)
 
 __attribute__((noreturn)) static void fixture_serve(const struct fixture *f, int index)
 {
-    char device[16];
+    char device[FIXTURE_DEVICE_BYTES];
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     log_set_level(getenv("TEST_VERBOSE") != NULL ? LOG_LEVEL_DEBUG : LOG_LEVEL_ERROR);
     umask(0007);
-    snprintf(device, sizeof device, "cpu%d", index);
+    fixture_device(f, index, device);
     struct daemon *d;
     struct shd_err e;
     const struct daemon_config config = { .device = device, .runtime_dir = f->dir, .threads = 1 };
@@ -51,7 +65,8 @@ __attribute__((noreturn)) static void fixture_serve(const struct fixture *f, int
         fprintf(stderr, "daemon %s: %s\n", device, e.text);
         _exit(1);
     }
-    daemon_run(d);
+    if (daemon_run(d) != SHD_OK)
+        _exit(1);
     daemon_free(d);
     exit(0); /* not _exit: the leak checker looks at the daemon too */
 }
@@ -71,8 +86,8 @@ static bool fixture_listens(const char *path)
 
 static void fixture_wait_up(const struct fixture *f, int index)
 {
-    char path[sizeof f->dir + 64];
-    snprintf(path, sizeof path, "%s/cpu%d.sock", f->dir, index);
+    char path[sizeof f->dir + 64], device[FIXTURE_DEVICE_BYTES];
+    snprintf(path, sizeof path, "%s/%s.sock", f->dir, fixture_device(f, index, device));
     for (int i = 0; i < 1000 && !fixture_listens(path); i++)
         sleep_ms(5);
     EXPECT(fixture_listens(path));
@@ -98,12 +113,15 @@ static void fixture_sweep(void)
         kill(f->pids[i], SIGKILL);
         waitpid(f->pids[i], NULL, 0);
     }
-    static const char *const files[] = { "cpu%d.sock", "cpu%d.zmq", "cpu%d.lock", "notify%d",
-                                         "cpu%d.status" };
-    for (int i = 0; i < f->count * 5; i++) {
-        char path[sizeof f->dir + 64];
-        int used = snprintf(path, sizeof path, "%s/", f->dir);
-        snprintf(path + used, sizeof path - (size_t)used, files[i % 5], i / 5);
+    static const char *const suffixes[] = { "sock", "zmq", "lock", "status" };
+    for (int i = 0; i < f->count; i++) {
+        char path[sizeof f->dir + 64], device[FIXTURE_DEVICE_BYTES];
+        for (int k = 0; k < 4; k++) {
+            snprintf(path, sizeof path, "%s/%s.%s", f->dir, fixture_device(f, i, device),
+                     suffixes[k]);
+            unlink(path);
+        }
+        snprintf(path, sizeof path, "%s/notify%d", f->dir, i);
         unlink(path);
     }
     rmdir(f->dir);
@@ -206,10 +224,10 @@ static int fixture_end_one(const struct fixture *f, int index)
 __attribute__((unused)) static void fixture_stop(struct fixture *f)
 {
     for (int i = 0; i < f->count; i++) {
-        char path[300];
+        char path[300], device[FIXTURE_DEVICE_BYTES];
         const int status = fixture_end_one(f, i);
         EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-        snprintf(path, sizeof path, "%s/cpu%d.lock", f->dir, i);
+        snprintf(path, sizeof path, "%s/%s.lock", f->dir, fixture_device(f, i, device));
         unlink(path);
     }
     if (f->keeper > 0) {

@@ -29,8 +29,10 @@ __attribute__((unused)) static uint64_t test_clock_ms(void)
 
 __attribute__((unused)) static int http_connect(const struct fixture *f, int index)
 {
+    char device[FIXTURE_DEVICE_BYTES];
     struct sockaddr_un address = { .sun_family = AF_UNIX };
-    snprintf(address.sun_path, sizeof address.sun_path, "%.80s/cpu%d.status", f->dir, index);
+    snprintf(address.sun_path, sizeof address.sun_path, "%.80s/%s.status", f->dir,
+             fixture_device(f, index, device));
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     CHECK(fd >= 0);
     if (connect(fd, (const struct sockaddr *)&address, sizeof address) == 0)
@@ -76,6 +78,7 @@ __attribute__((unused)) static struct http_reply http_receive(int fd, int timeou
     r.text[used] = '\0';
     if (sscanf(r.text, "HTTP/1.%*d %d", &r.code) != 1)
         r.code = 0;
+    /* NOLINTNEXTLINE(clang-analyzer-unix.Malloc): the caller's to free */
     const char *body = strstr(r.text, "\r\n\r\n");
     r.body = body != NULL ? body + 4 : r.text + used;
     r.body_bytes = used - (size_t)(r.body - r.text);

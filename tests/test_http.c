@@ -126,11 +126,11 @@ TEST(status_has_every_documented_field)
     fixture_start(&daemons, 1, NULL);
     const pid_t workers[] = { start_worker(0, 3, UINT64_MAX), start_worker(1, 3, UINT64_MAX) };
     json_t *root = wait_for_step(0, 3);
-    expect_fields(
-        root, "schema:i version:s device:s pid:i uptime_s:n time_s:n stale_ms:n threads:i isa:s "
-              "keeper:s adopted:o draining:b requests:i bad_frames:i dropped_replies:i "
-              "repeated_replies:i "
-              "models:a sessions:a waits:a errors:a");
+    expect_fields(root, "schema:i version:s device:s place:s gpu:o? pid:i uptime_s:n time_s:n "
+                        "stale_ms:n threads:i isa:s "
+                        "keeper:s adopted:o draining:b requests:i bad_frames:i dropped_replies:i "
+                        "repeated_replies:i "
+                        "models:a sessions:a waits:a errors:a");
     EXPECT_EQ(json_integer_value(json_object_get(root, "schema")), 2);
     EXPECT_EQ(json_integer_value(json_object_get(root, "pid")), daemons.pids[0]);
     expect_fields(json_object_get(root, "adopted"), "models:i at_s:n ms:n refused:a");

@@ -25,8 +25,8 @@
 #include "client/ctl/http.h"
 #include "client/ctl/listen.h"
 #include "client/ctl/status_node.h"
-#include "proto/page/page.h"
 #include "proto/check.h"
+#include "proto/page/page.h"
 
 #define LISTEN_DEFAULT    "127.0.0.1:8440"
 #define STATUS_SCHEMA     2

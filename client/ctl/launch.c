@@ -18,8 +18,6 @@
 #include "client/ctl/supervise.h"
 #include "proto/check.h"
 
-#define ADDRESS_BYTES (RUNDIR_PATH_BYTES + RUN_DAEMONS_MAX * 8u + 8u)
-
 /* Processors this process may use: a taskset or cpuset counts. */
 static uint32_t processors(void)
 {
@@ -160,22 +158,11 @@ static unsigned free_port(void)
     return port;
 }
 
-/* "DIR?cpu0,cpu1": these daemons, in this order. */
-static void address_of(const struct run *r, char *buf, size_t bytes)
-{
-    size_t used = (size_t)snprintf(buf, bytes, "%s", r->path);
-    for (uint32_t i = 0; i < r->options->daemons; i++) {
-        CHECK(used < bytes);
-        used += (size_t)snprintf(buf + used, bytes - used, "%ccpu%" PRIu32, i == 0 ? '?' : ',', i);
-    }
-    CHECK(used < bytes);
-}
-
 /* What all workers share: where the daemons are, and torchrun's names for who works here. */
 static int worker_environ(const struct run *r, struct environ *env, struct shd_err *e)
 {
-    char address[ADDRESS_BYTES];
-    address_of(r, address, sizeof(address));
+    char address[DEVICES_ADDRESS_BYTES(RUNDIR_PATH_BYTES)];
+    devices_address(r->options->devices, r->path, address, sizeof(address));
     const uint32_t workers = r->options->workers.last;
     const uint32_t threads = share_of(processors(), workers);
     int rc = environ_set(env, e, "SHARDD_ADDRESS", "%s", address);

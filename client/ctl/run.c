@@ -33,6 +33,7 @@ static const char run_more[] =
     "  shardctl run --checkpoint /data/run1 --keep 3 -- shd-gpt --steps 20000\n"
     "  shardctl run --restore /data/run1 --checkpoint /data/run1 -- shd-gpt --steps 20000\n"
     "  shardctl run --daemons 2 --elastic --workers 1..4 -- shd-gpt --steps 200\n"
+    "  shardctl run --devices gpu0,gpu1 --workers 2 -- shd-gpt --steps 20\n"
     "\n"
     "environment: SHARDD_BIN is the daemon to start (default: the shardd beside shardctl, else by\n"
     "PATH).\n"
@@ -49,7 +50,9 @@ static const char run_more[] =
 
 int verb_run(int argc, char **argv)
 {
-    struct run_options o = { .daemons = 1,
+    static struct devices devices;
+    const char *list = NULL;
+    struct run_options o = { .devices = &devices,
                              .workers = { 1, 1 },
                              .timeout_s = 60,
                              .grace_s = 10,
@@ -58,6 +61,8 @@ int verb_run(int argc, char **argv)
     const struct flag table[] = {
         { "daemons", 'n', FLAG_U32, "N", "daemons to start, named cpu0, cpu1, ... (1)", &o.daemons,
           1, RUN_DAEMONS_MAX },
+        { "devices", 0, FLAG_STRING, "LIST", "the daemons' devices instead, as gpu0,cpu0", &list, 0,
+          0 },
         { "workers", 'w', FLAG_RANGE, "W", "copies of COMMAND to run (1); A..B with --elastic",
           &o.workers, 1, RUN_WORKERS_MAX },
         { "elastic", 'e', FLAG_BOOL, NULL, "workers may join and leave (see below)", &o.elastic, 0,
@@ -102,6 +107,12 @@ int verb_run(int argc, char **argv)
                 (unsigned)o.workers.first, (unsigned)o.workers.last);
         return CTL_USAGE;
     }
+    struct shd_err e = { 0 };
+    if (devices_parse(list, o.daemons, &devices, &e) != SHD_OK) {
+        ctl_say("%s", e.text);
+        return CTL_USAGE;
+    }
+    o.daemons = devices.count;
     o.command = argv + rest;
     return supervise(&o);
 }

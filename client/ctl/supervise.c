@@ -398,13 +398,12 @@ static int run_in_dir(struct run *r, struct shd_err *e)
 }
 
 /* Children of one kind, none of them started; started_ns: [count * max_restarts]. */
-static struct run_child *make_children(struct run *r, const char *what, const char *name,
-                                       uint32_t count, uint64_t *started_ns)
+static struct run_child *make_children(struct run *r, const char *what, uint32_t count,
+                                       uint64_t *started_ns)
 {
     struct run_child *children = calloc(count + 1u, sizeof(*children)); /* never of nothing */
     for (uint32_t i = 0; i < count && children != NULL; i++) {
         struct run_child *c = &children[i];
-        snprintf(c->name, sizeof(c->name), "%s%" PRIu32, name, i);
         c->run = r;
         c->what = what;
         c->index = i;
@@ -420,10 +419,14 @@ static int make_all(struct run *r, struct shd_err *e)
     const size_t children = (size_t)o->daemons + o->workers.last;
     r->started_ns = calloc(children * o->max_restarts + 1, sizeof(*r->started_ns));
     if (r->started_ns != NULL) {
-        r->daemons = make_children(r, "daemon", "cpu", o->daemons, r->started_ns);
-        r->workers = make_children(r, "worker", "rank ", o->workers.last,
+        r->daemons = make_children(r, "daemon", o->daemons, r->started_ns);
+        r->workers = make_children(r, "worker", o->workers.last,
                                    r->started_ns + (size_t)o->daemons * o->max_restarts);
     }
+    for (uint32_t i = 0; r->daemons != NULL && i < o->daemons; i++)
+        memcpy(r->daemons[i].name, o->devices->names[i], sizeof(r->daemons[i].name));
+    for (uint32_t i = 0; r->workers != NULL && i < o->workers.last; i++)
+        snprintf(r->workers[i].name, sizeof(r->workers[i].name), "rank %" PRIu32, i);
     if (r->daemons != NULL && r->workers != NULL)
         return SHD_OK;
     return err_set(e, SHD_ENOMEM, "out of memory for %" PRIu32 " daemons, %" PRIu32 " workers",
@@ -432,7 +435,8 @@ static int make_all(struct run *r, struct shd_err *e)
 
 int supervise(const struct run_options *options)
 {
-    CHECK(options->daemons > 0 && options->workers.first <= options->workers.last);
+    CHECK(options->daemons > 0 && options->daemons == options->devices->count);
+    CHECK(options->workers.first <= options->workers.last);
     struct run r = { .options = options,
                      .notify_fd = -1,
                      .workers_wanted = options->workers.first };

@@ -21,6 +21,7 @@
 #include <sys/resource.h>
 #include <uv.h>
 
+#include "client/ctl/devices.h"
 #include "client/ctl/environ.h"
 #include "client/ctl/flags.h"
 #include "client/ctl/keeper.h"
@@ -28,17 +29,18 @@
 #include "client/ctl/rundir.h"
 #include "proto/status.h"
 
-#define RUN_DAEMONS_MAX  1024u
+#define RUN_DAEMONS_MAX  DEVICES_MAX
 #define RUN_WORKERS_MAX  1024u
 #define RUN_THREADS_MAX  256u /* as shardd --threads takes */
 #define RUN_RESTARTS_MAX 1000u
 #define RUN_SIGNALS      8u
 
 struct run_options {
-    uint32_t daemons;            /* 1..RUN_DAEMONS_MAX */
-    struct flag_range workers;   /* 1..RUN_WORKERS_MAX; 0: none, serve until a signal */
-    bool elastic;                /* workers may join and leave; else both ends are the same */
-    uint32_t threads_per_daemon; /* 0: our processors / daemons, at least 1 */
+    uint32_t daemons;              /* 1..RUN_DAEMONS_MAX: devices->count */
+    const struct devices *devices; /* borrowed */
+    struct flag_range workers;     /* 1..RUN_WORKERS_MAX; 0: none, serve until a signal */
+    bool elastic;                  /* workers may join and leave; else both ends are the same */
+    uint32_t threads_per_daemon;   /* 0: our processors / daemons, at least 1 */
     uint32_t timeout_s, grace_s;
     uint32_t max_restarts; /* of one child within REVIVE_WINDOW; 0: never start again */
     bool verbose;
@@ -57,10 +59,10 @@ struct run_options {
 enum child_state { CHILD_GONE, CHILD_WAITING, CHILD_RUNNING };
 
 struct run_child {
-    char name[16];    /* "cpu0", "rank 1" */
-    struct run *run;  /* borrowed, the run it is of */
-    const char *what; /* "daemon", "worker" */
-    uint32_t index;   /* of its kind; a worker's rank */
+    char name[DEVICE_NAME_BYTES]; /* "cpu0", "rank 1" */
+    struct run *run;              /* borrowed, the run it is of */
+    const char *what;             /* "daemon", "worker" */
+    uint32_t index;               /* of its kind; a worker's rank */
     enum child_state state;
     bool ready;     /* daemons: said so since they were started */
     bool drained;   /* daemons: said that it ends so (shardctl drain) */

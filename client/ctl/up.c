@@ -49,18 +49,24 @@ static const char up_more[] =
 
 struct up {
     struct updir dir;
+    struct devices devices;
     bool foreground, was_ready;
     int report_fd; /* owned write end; -1: in the foreground */
 };
 
-/* So that `eval` gets the path as it is. */
-static void print_address(const char *path)
+/* So that `eval` gets the address as it is. Listed devices are named, for their order counts. */
+static void print_address(const struct up *up, const char *path)
 {
     static const char plain[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+:@%,";
-    const bool quote = path[strspn(path, plain)] != '\0';
+    char address[DEVICES_ADDRESS_BYTES(RUNDIR_PATH_BYTES)];
+    if (up->devices.listed)
+        devices_address(&up->devices, path, address, sizeof(address));
+    else
+        snprintf(address, sizeof(address), "%s", path);
+    const bool quote = address[strspn(address, plain)] != '\0';
     printf("export SHARDD_ADDRESS=%s", quote ? "'" : "");
-    for (const char *c = path; *c != '\0'; c++)
+    for (const char *c = address; *c != '\0'; c++)
         if (*c == '\'')
             fputs("'\\''", stdout);
         else
@@ -84,7 +90,7 @@ static int all_ready(void *arg, struct shd_err *e)
     struct up *up = arg;
     up->was_ready = true;
     if (up->foreground) {
-        print_address(up->dir.path);
+        print_address(up, up->dir.path);
         return SHD_OK;
     }
     const int rc = detach(up, e);
@@ -99,7 +105,7 @@ static int all_ready(void *arg, struct shd_err *e)
 static int keep(struct up *up, struct run_options *o, const char *path)
 {
     struct shd_err e = { 0 };
-    if (updir_take(path, o->daemons, &up->dir, &e) != SHD_OK) {
+    if (updir_take(path, &up->devices, &up->dir, &e) != SHD_OK) {
         ctl_say("%s", e.text);
         return CTL_FAILED;
     }
@@ -135,7 +141,7 @@ static int keep_in_background(struct up *up, struct run_options *o, const char *
 }
 
 /* Wait for the keeper's word. Returns the exit code; it has said what went wrong. */
-static int await_keeper(pid_t pid, int fd, const char *path)
+static int await_keeper(const struct up *up, pid_t pid, int fd, const char *path)
 {
     char byte;
     ssize_t n;
@@ -143,7 +149,7 @@ static int await_keeper(pid_t pid, int fd, const char *path)
         n = read(fd, &byte, 1);
     } while (n < 0 && errno == EINTR);
     if (n == 1) {
-        print_address(path);
+        print_address(up, path);
         return CTL_OK;
     }
     int status = 0;
@@ -168,7 +174,7 @@ static int start_keeper(struct up *up, struct run_options *o, const char *path)
     close(ends[1]);
     if (pid < 0)
         ctl_say("start the keeper: %s", strerror(errno));
-    const int code = pid < 0 ? CTL_FAILED : await_keeper(pid, ends[0], path);
+    const int code = pid < 0 ? CTL_FAILED : await_keeper(up, pid, ends[0], path);
     close(ends[0]);
     return code;
 }
@@ -176,11 +182,16 @@ static int start_keeper(struct up *up, struct run_options *o, const char *path)
 int verb_up(int argc, char **argv)
 {
     const char *wanted = NULL;
-    struct up up = { .report_fd = -1 };
-    struct run_options o = { .daemons = 1, .timeout_s = 60, .grace_s = 10, .max_restarts = 20 };
+    static struct up up = { .report_fd = -1 };
+    const char *list = NULL;
+    struct run_options o = {
+        .devices = &up.devices, .timeout_s = 60, .grace_s = 10, .max_restarts = 20
+    };
     const struct flag table[] = {
         { "daemons", 'n', FLAG_U32, "N", "daemons to start, named cpu0, cpu1, ... (1)", &o.daemons,
           1, RUN_DAEMONS_MAX },
+        { "devices", 0, FLAG_STRING, "LIST", "the daemons' devices instead, as gpu0,cpu0", &list, 0,
+          0 },
         { "runtime-dir", 'd', FLAG_STRING, "DIR", "where their sockets go (see below)", &wanted, 0,
           0 },
         { "threads-per-daemon", 't', FLAG_U32, "T", "compute threads (processors / N)",
@@ -205,6 +216,11 @@ int verb_up(int argc, char **argv)
         return code;
     char path[RUNDIR_PATH_BYTES];
     struct shd_err e = { 0 };
+    if (devices_parse(list, o.daemons, &up.devices, &e) != SHD_OK) {
+        ctl_say("%s", e.text);
+        return CTL_USAGE;
+    }
+    o.daemons = up.devices.count;
     if (updir_path(wanted, path, &e) != SHD_OK) {
         ctl_say("%s", e.text);
         return CTL_FAILED;

@@ -209,16 +209,17 @@ static int prepare(struct updir *dir, struct shd_err *e)
     if (join(log, dir->path, UPDIR_LOG) && join(old, dir->path, UPDIR_LOG_OLD))
         rename(log, old); /* of a keeper that was killed or gave up: somebody may want to know */
     char text[64];
-    const int n = snprintf(text, sizeof(text), "daemons=%" PRIu32 " made=%d\n", dir->daemons,
+    const int n = snprintf(text, sizeof(text), "daemons=%" PRIu32 " made=%d\n", dir->devices->count,
                            dir->made);
     if (ftruncate(dir->lock_fd, 0) < 0 || pwrite(dir->lock_fd, text, (size_t)n, 0) != n)
         rc = err_sys(e, SHD_EIO, "write '%s/" LOCK_FILE "'", dir->path);
     return rc;
 }
 
-int updir_take(const char *path, uint32_t daemons, struct updir *ret_dir, struct shd_err *e)
+int updir_take(const char *path, const struct devices *devices, struct updir *ret_dir,
+               struct shd_err *e)
 {
-    struct updir dir = { .lock_fd = -1, .daemons = daemons };
+    struct updir dir = { .lock_fd = -1, .devices = devices };
     CHECK(path[0] == '/' && strlen(path) < sizeof(dir.path));
     snprintf(dir.path, sizeof(dir.path), "%s", path);
     dir.made = access(path, F_OK) < 0 && errno == ENOENT;
@@ -237,9 +238,8 @@ int updir_take(const char *path, uint32_t daemons, struct updir *ret_dir, struct
 
 void updir_release(struct updir *dir, bool keep_log)
 {
-    for (uint32_t i = 0; i < dir->daemons; i++) {
-        char device[16];
-        snprintf(device, sizeof(device), "cpu%" PRIu32, i);
+    for (uint32_t i = 0; i < dir->devices->count; i++) {
+        const char *device = dir->devices->names[i];
         if (!device_is_live(dir->path,
                             device)) /* else somebody's, which is why ours did not start */
             remove_device(dir, device);

@@ -15,6 +15,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "client/ctl/devices.h"
 #include "client/ctl/rundir.h"
 #include "proto/status.h"
 
@@ -22,10 +23,10 @@
 #define UPDIR_LOG_OLD "up.log.1"
 
 struct updir {
-    char path[RUNDIR_PATH_BYTES]; /* absolute */
-    int lock_fd;                  /* owned */
-    uint32_t daemons;
-    bool made; /* by a keeper: it goes with the last one */
+    char path[RUNDIR_PATH_BYTES];  /* absolute */
+    int lock_fd;                   /* owned */
+    const struct devices *devices; /* borrowed: of its daemons */
+    bool made;                     /* by a keeper: it goes with the last one */
 };
 
 /* The directory meant by wanted (NULL: the default). Errors: SHD_ENOENT no default, SHD_ERANGE. */
@@ -33,7 +34,8 @@ int updir_path(const char *wanted, char path[RUNDIR_PATH_BYTES], struct shd_err 
 
 /* Take path for this process, making it when missing. Errors: SHD_EBUSY kept already, or a daemon
  * runs there; those of rundir_check(). */
-int updir_take(const char *path, uint32_t daemons, struct updir *ret_dir, struct shd_err *e);
+int updir_take(const char *path, const struct devices *devices, struct updir *ret_dir,
+               struct shd_err *e);
 
 /* Remove what is ours in it, and the directory if it was made for this. keep_log: but its log. */
 void updir_release(struct updir *dir, bool keep_log);

@@ -1,0 +1,333 @@
+/* `shardd --device gpu0` with a driver that is none: tests/cuda's libcuda.so.1, which has a
+ * device's memory in memfds and runs the kernels by emulation. Nothing here ran on hardware.
+ *
+ * The worker is made by hand (hand_worker.h) and does the same to daemons of the host and of a GPU:
+ * what they come to must be the same, bit for bit, whatever is killed in between.
+ */
+#include "tests/cuda/hand_worker.h"
+#include "tests/fixture.h"
+#include "tests/http_ask.h"
+
+#define STEPS 5u
+
+static struct fixture daemons;
+static struct hand_shared *shared;
+static uint32_t steps = STEPS;
+
+/* Three chunks of the trail and some, a frozen unit between, less than a block at the end. */
+#define SPEC(optimizer)                                                                        \
+    "{\"name\":\"toy\",\"seed\":3,\"micro_batches\":3,\"publish\":\"bf16\","                   \
+    "\"optimizer\":" optimizer                                                                 \
+    ",\"groups\":[{\"name\":\"decay\",\"weight_decay\":0.1},{\"name\":\"plain\"}],\"units\":[" \
+    "{\"name\":\"a\",\"tensors\":[{\"name\":\"a.w\",\"shape\":[300,700],\"group\":\"decay\","  \
+    "\"init\":[\"normal\",0,0.02]},{\"name\":\"a.b\",\"shape\":[1000],\"group\":\"plain\"}]}," \
+    "{\"name\":\"f\",\"tensors\":[{\"name\":\"f.w\",\"shape\":[5000],\"trainable\":false,"     \
+    "\"group\":\"plain\","                                                                     \
+    "\"init\":[\"uniform\",-1,1]}]},"                                                          \
+    "{\"name\":\"z\",\"tensors\":[{\"name\":\"z.w\",\"shape\":[33],\"group\":\"decay\","       \
+    "\"init\":[\"const\",1]}]}]}"
+
+static const char adamw[] = SPEC("{\"kind\":\"adamw\",\"beta1\":0.9,\"beta2\":0.95,\"eps\":1e-8}");
+static const char sgd[] = SPEC("{\"kind\":\"sgd\",\"momentum\":0.9}");
+static const char lion[] = SPEC("{\"kind\":\"lion\",\"beta1\":0.9,\"beta2\":0.99}");
+
+/* -- Runs ---------------------------------------------------------------------------------------
+ */
+
+static void share(void)
+{
+    if (shared == NULL)
+        shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+                      0);
+    CHECK(shared != MAP_FAILED);
+    memset(shared, 0, sizeof *shared);
+}
+
+static struct hand_job job_of(const char *json, const char *const *devices, uint32_t owners)
+{
+    struct hand_job job = { .dir = daemons.dir,
+                            .owners = owners,
+                            .steps = steps,
+                            .slots = 1,
+                            .json = json,
+                            .shared = shared };
+    for (uint32_t i = 0; i < owners; i++)
+        job.devices[i] = devices[i];
+    return job;
+}
+
+static void use_devices(const char *const *devices, uint32_t owners)
+{
+    for (uint32_t i = 0; i < FIXTURE_DAEMONS_MAX; i++)
+        daemons.devices[i] = i < owners ? devices[i] : NULL;
+}
+
+static void await_worker(pid_t pid)
+{
+    int status = 0;
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    EXPECT(shared->digest.bytes > 0);
+}
+
+static void train(const char *json, const char *const *devices, uint32_t owners, bool backwards)
+{
+    share();
+    use_devices(devices, owners);
+    fixture_start(&daemons, (int)owners, NULL);
+    struct hand_job job = job_of(json, devices, owners);
+    job.backwards = backwards;
+    await_worker(hand_fork(&job));
+    fixture_stop(&daemons);
+}
+
+static const char *const one_cpu[] = { "cpu0" };
+static const char *const one_gpu[] = { "gpu0" };
+static const char *const two_cpus[] = { "cpu0", "cpu1" };
+static const char *const mixed[] = { "gpu0", "cpu0" };
+
+static void reference(const char *json, const char *const *devices, uint32_t owners,
+                      struct hand_digest *ret)
+{
+    train(json, devices, owners, /* backwards= */ false);
+    EXPECT_EQ(shared->opened, owners);
+    *ret = shared->digest;
+}
+
+static void expect_same(const struct hand_digest *want)
+{
+    EXPECT_EQ(shared->digest.bytes, want->bytes);
+    EXPECT(memcmp(shared->digest.leaf, want->leaf, want->bytes) == 0);
+}
+
+/* -- The same bits ------------------------------------------------------------------------------
+ */
+
+static void expect_gpu_as_cpu(const char *json)
+{
+    static struct hand_digest want;
+    reference(json, one_cpu, 1, &want);
+    train(json, one_gpu, 1, /* backwards= */ false);
+    expect_same(&want);
+}
+
+TEST(adamw_is_that_of_the_host)
+{
+    expect_gpu_as_cpu(adamw);
+}
+
+TEST(sgd_is_that_of_the_host)
+{
+    expect_gpu_as_cpu(sgd);
+}
+
+TEST(lion_is_that_of_the_host)
+{
+    expect_gpu_as_cpu(lion);
+}
+
+TEST(gpu_and_host_side_by_side_are_two_hosts)
+{
+    static struct hand_digest want;
+    reference(adamw, two_cpus, 2, &want);
+    train(adamw, mixed, 2, /* backwards= */ false);
+    expect_same(&want);
+}
+
+/* With one slot, and the last micro-batch first, nothing can go on but by spilling. */
+TEST(spilled_gradients_count_as_the_others)
+{
+    static struct hand_digest want;
+    reference(adamw, one_cpu, 1, &want);
+    train(adamw, one_cpu, 1, /* backwards= */ true);
+    expect_same(&want);
+    train(adamw, one_gpu, 1, /* backwards= */ true);
+    expect_same(&want);
+}
+
+/* -- Killed -------------------------------------------------------------------------------------
+ */
+
+static unsigned seed(void)
+{
+    const char *text = getenv("TEST_SEED");
+    const unsigned s = text != NULL ? (unsigned)strtoul(text, NULL, 10) : (unsigned)getpid();
+    printf("TEST_SEED=%u\n", s);
+    return s;
+}
+
+TEST(killed_at_random_it_comes_to_the_same)
+{
+    static struct hand_digest want;
+    unsigned random = seed();
+    int kills = 0;
+    steps = 30;
+    reference(adamw, mixed, 2, &want);
+    share();
+    fixture_start_kept(&daemons, 2, "");
+    struct hand_job job = job_of(adamw, mixed, 2);
+    job.backwards = true;
+    const pid_t pid = hand_fork(&job);
+    for (; kills < 30 && atomic_load(&shared->step) < steps; kills++) {
+        sleep_ms(rand_r(&random) % 60);
+        fixture_restart(&daemons, rand_r(&random) % 4 == 0); /* the GPU's more often */
+    }
+    steps = STEPS;
+    await_worker(pid);
+    expect_same(&want);
+    EXPECT(kills >= 5);
+    fixture_stop(&daemons);
+}
+
+#ifdef SHD_FAIL_POINTS
+static const char *const fail_points[] = {
+    "model:segments:after@1", "model:ready:before@1", "model:ready:after@1", "step:cell:before@3",
+    "step:cell:after@4",      "step:commit:before@2", "step:commit:after@2", "apply:done:before@2",
+    "apply:done:after@2",     "spill:make:before@1",  "spill:make:after@1",  "keeper:store:after@1",
+    "kern:done:before@3",     "kern:done:after@9",    "kern:done:before@14", "kern:done:after@20",
+};
+
+/* Killed there, and its successor where it adopts. */
+TEST(killed_at_fail_points_it_comes_to_the_same)
+{
+    static struct hand_digest want;
+    reference(adamw, one_cpu, 1, &want);
+    use_devices(one_gpu, 1);
+    for (size_t i = 0; i < ARRAY_SIZE(fail_points); i++) {
+        static const char *const again[] = { "adopt:repair:after", "adopt:publish:after",
+                                             "adopt:resume:after", "adopt:repair:before" };
+        char orders[160];
+        share();
+        snprintf(orders, sizeof orders, "%s;%s;", fail_points[i], again[i % ARRAY_SIZE(again)]);
+        fixture_start_kept(&daemons, 1, orders);
+        struct hand_job job = job_of(adamw, one_gpu, 1);
+        job.backwards = true;
+        await_worker(hand_fork(&job));
+        expect_same(&want);
+        EXPECT(fixture_ask(&daemons, KEEPER_STARTS, 0, "") > 1); /* it was killed */
+        fixture_stop(&daemons);
+    }
+}
+#endif
+
+/* -- A device that fails ------------------------------------------------------------------------
+ */
+
+/* The shim's orders, for daemons alone: a worker is forked later. */
+static void daemons_fail(const char *spec)
+{
+    if (spec != NULL)
+        setenv("SHIM_CUDA_FAIL", spec, 1);
+    else
+        unsetenv("SHIM_CUDA_FAIL");
+}
+
+static void only_ask(uint32_t asks)
+{
+    int status = 0;
+    struct hand_job job = job_of(adamw, one_gpu, 1);
+    job.asks = asks;
+    const pid_t pid = hand_fork(&job);
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+TEST(no_device_memory_is_an_error_to_who_asked)
+{
+    static const char *const fails[] = { "cuMemCreate@1", "cuMemCreate@2", "cuMemCreate@3",
+                                         "cuMemAddressReserve@1", "cuMemMap@2" };
+    use_devices(one_gpu, 1);
+    for (size_t i = 0; i < ARRAY_SIZE(fails); i++) {
+        share();
+        daemons_fail(fails[i]);
+        fixture_start(&daemons, 1, NULL);
+        daemons_fail(NULL);
+        only_ask(3);
+        EXPECT_EQ(shared->answers[0], SHD_ENOMEM);
+        EXPECT_EQ(shared->answers[1], SHD_OK);
+        EXPECT_EQ(shared->answers[2], SHD_OK);
+        fixture_stop(&daemons);
+    }
+}
+
+/* Illegal address in the middle: nothing that is asked of this process succeeds any more. */
+TEST(daemon_whose_device_failed_exits_with_an_error)
+{
+    int status = 0;
+    share();
+    use_devices(one_gpu, 1);
+    daemons_fail("kernel@30:700");
+    fixture_start(&daemons, 1, NULL);
+    daemons_fail(NULL);
+    struct hand_job job = job_of(adamw, one_gpu, 1);
+    const pid_t pid = hand_fork(&job);
+    EXPECT_EQ(waitpid(daemons.pids[0], &status, 0), daemons.pids[0]);
+    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    EXPECT(atomic_load(&shared->step) < STEPS);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    daemons.pids[0] = fork(); /* for fixture_stop() */
+    CHECK(daemons.pids[0] >= 0);
+    if (daemons.pids[0] == 0)
+        fixture_serve(&daemons, 0);
+    fixture_wait_up(&daemons, 0);
+    fixture_stop(&daemons);
+}
+
+/* Each life ends after so many kernels: a trail of unfinished ones, adopted again and again. */
+TEST(successors_of_failed_devices_come_to_the_same)
+{
+    static struct hand_digest want;
+    reference(adamw, one_cpu, 1, &want);
+    share();
+    use_devices(one_gpu, 1);
+    daemons_fail("kernel@33:719");
+    fixture_start_kept(&daemons, 1, ";");
+    daemons_fail(NULL);
+    struct hand_job job = job_of(adamw, one_gpu, 1);
+    await_worker(hand_fork(&job));
+    expect_same(&want);
+    EXPECT(fixture_ask(&daemons, KEEPER_STARTS, 0, "") > 2);
+    fixture_stop(&daemons);
+}
+
+TEST(segments_that_cannot_be_imported_are_refused_and_kept)
+{
+    static struct hand_digest want;
+    reference(adamw, one_cpu, 1, &want);
+    share();
+    use_devices(one_gpu, 1);
+    daemons_fail("cuMemImportFromShareableHandle@1:201"); /* a first life imports nothing */
+    fixture_start_kept(&daemons, 1, "");
+    daemons_fail(NULL);
+    struct hand_job job = job_of(adamw, one_gpu, 1);
+    await_worker(hand_fork(&job));
+    expect_same(&want);
+    const long kept = fixture_ask(&daemons, KEEPER_COUNT, 0, "");
+    EXPECT_EQ(kept, 2);
+    fixture_restart(&daemons, 0);
+    share();
+    only_ask(1);
+    EXPECT(shared->answers[0] != SHD_OK);
+    EXPECT_HAS(shared->text, "model 'toy' of a predecessor is kept, and cannot be used: import");
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), kept);
+    fixture_stop(&daemons);
+}
+
+/* -- What it shows ------------------------------------------------------------------------------
+ */
+
+TEST(status_names_the_gpu)
+{
+    use_devices(one_gpu, 1);
+    fixture_start(&daemons, 1, NULL);
+    const struct http_reply reply = http_get(&daemons, 0, "/status");
+    EXPECT_EQ(reply.code, 200);
+    EXPECT_HAS(reply.body, "\"place\":\"cuda\"");
+    EXPECT_HAS(reply.body, "\"uuid\":\"GPU-");
+    EXPECT_HAS(reply.body, "\"isa\":\"cuda\"");
+    free(reply.text);
+    fixture_stop(&daemons);
+}
+
+TEST_MAIN()
