@@ -11,6 +11,7 @@
 #include "client/hold.h"
 #include "client/path.h"
 #include "client/path_copy.h"
+#include "client/policy.h"
 #include "client/train.h"
 #include "proto/check.h"
 #include "proto/sys.h"
@@ -76,13 +77,17 @@ int exec_plan(struct run *run, uint32_t micros, bool traced, struct shd_err *e)
     const struct plan_trace trace = { x->ran, x->ran_count };
     struct plan plan;
     int r = plan_build(m->spec, &m->policy.plan, traced ? &trace : NULL, micros, &plan, e);
-    if (r == SHD_OK && m->copy != NULL) {
-        r = copy_grow(m->copy, plan.cost.live_units_max, e);
-        if (r != SHD_OK)
-            plan_free(&plan);
-    }
     if (r != SHD_OK)
         return r;
+    if (m->path->kind != SHD_PATH_MAP) {
+        r = policy_use_copy(m, e);
+        if (r == SHD_OK)
+            r = copy_grow(m->copy, plan.cost.live_units_max, e);
+    }
+    if (r != SHD_OK) {
+        plan_free(&plan);
+        return r;
+    }
     plan_free(&x->plan);
     x->plan = plan;
     x->traced = traced;

@@ -3,7 +3,6 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #include "client/kern_run.h"
 #include "client/plan.h"
@@ -24,9 +23,12 @@ int grads_new(const struct shd_model *m, struct grads **ret_grads, struct shd_er
         return err_set(e, SHD_ENOMEM, "no memory for the gradients of %" PRIu32 " units",
                        m->spec->unit_count);
     }
-    for (uint32_t u = 0; u < m->spec->unit_count; u++)
-        if (!m->spec->units[u].frozen && m->spec->units[u].elems > g->buffer_elems)
-            g->buffer_elems = m->spec->units[u].elems;
+    g->in = (struct buffers){ .gpu = session_gpu(m->session) };
+    for (uint32_t u = 0; u < m->spec->unit_count; u++) {
+        const uint64_t bytes = m->spec->units[u].elems * sizeof(float);
+        if (!m->spec->units[u].frozen && bytes > g->in.bytes_max)
+            g->in.bytes_max = bytes;
+    }
     *ret_grads = g;
     return SHD_OK;
 }
@@ -36,7 +38,7 @@ void grads_free(struct grads *g)
     if (g == NULL)
         return;
     for (uint32_t i = 0; g->buffers != NULL && i < g->buffer_count; i++)
-        munmap(g->buffers[i].base, g->buffer_elems * sizeof(float));
+        buffer_free(&g->in, &g->buffers[i].memory);
     free(g->entries);
     free(g->buffers);
     free(g);
@@ -44,56 +46,39 @@ void grads_free(struct grads *g)
 
 /* -- Buffers ----------------------------------------------------------------------------------- */
 
-/* The free buffer that holds elems with the least memory: the smallest that has held as much, else
- * the largest. NULL: all are busy. */
-static struct grad_buffer *best_buffer(struct grads *g, uint64_t elems)
+/* NULL: all are busy. */
+static struct grad_buffer *best_buffer(struct grads *g, uint64_t bytes)
 {
     struct grad_buffer *best = NULL;
     for (uint32_t i = 0; i < g->buffer_count; i++) {
         struct grad_buffer *b = &g->buffers[i];
-        if (b->busy)
-            continue;
-        const bool fits = b->elems_touched >= elems;
-        const bool best_fits = best != NULL && best->elems_touched >= elems;
-        if (best == NULL || (fits && !best_fits) ||
-            (fits == best_fits && (b->elems_touched < best->elems_touched) == fits))
+        if (!b->busy && buffer_better(&b->memory, best != NULL ? &best->memory : NULL, bytes))
             best = b;
     }
     return best;
 }
 
-static int map_buffer(struct grads *g, struct grad_buffer **ret_buffer, struct shd_err *e)
-{
-    CHECK(g->buffer_count < 2 * g->entry_count); /* an entry has two at most */
-    const uint64_t bytes = g->buffer_elems * sizeof(float);
-    void *base = sys_mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED)
-        return err_sys(e, SHD_ENOMEM, "map %" PRIu64 " bytes for a gradient", bytes);
-    struct grad_buffer *b = &g->buffers[g->buffer_count++];
-    *b = (struct grad_buffer){ .base = base };
-    *ret_buffer = b;
-    return SHD_OK;
-}
-
 static int take_buffer(struct grads *g, uint64_t elems, float **ret_base, struct shd_err *e)
 {
-    struct grad_buffer *b = best_buffer(g, elems);
-    const int r = b == NULL ? map_buffer(g, &b, e) : SHD_OK;
+    const uint64_t bytes = elems * sizeof(float);
+    struct grad_buffer *b = best_buffer(g, bytes);
+    CHECK(b != NULL || g->buffer_count < 2 * g->entry_count); /* an entry has two at most */
+    const bool fresh = b == NULL;
+    if (fresh)
+        b = &g->buffers[g->buffer_count];
+    const int r = buffer_hold(&g->in, &b->memory, bytes, e);
     if (r != SHD_OK)
         return r;
-    CHECK(b != NULL);
+    g->buffer_count += fresh;
     b->busy = true;
-    if (b->elems_touched < elems)
-        b->elems_touched = elems;
-    *ret_base = b->base;
+    *ret_base = b->memory.base;
     return SHD_OK;
 }
 
 static void give_buffer(struct grads *g, float **base)
 {
     for (uint32_t i = 0; *base != NULL && i < g->buffer_count; i++)
-        if (g->buffers[i].base == *base)
+        if (g->buffers[i].memory.base == *base)
             g->buffers[i].busy = false;
     *base = NULL;
 }

@@ -1,13 +1,13 @@
-/* Gradients in this process's own memory, where they cannot be written straight into the owners'
- * inbox: on the copy path, when several micro-batches are summed before they are returned, when
- * they are returned in another dtype, or when more are held at once than there are slots.
+/* Gradients in this process's own memory, of the host or of the worker's GPU, where they cannot be
+ * written straight into the owners' inbox: on the copy path, when several micro-batches are summed
+ * before they are returned, when they are returned in another dtype, or when more are held at once
+ * than there are slots.
  *
  * Happy path: grads_open() hands out an array for one micro-batch, grads_close() adds it to the
  * sum of its group (in ascending order of micro-batches, first writes), and once the group is
  * complete the caller hands the sum over and calls grads_done().
  *
- * Buffers are mapped when first needed and kept: pages that were never touched cost nothing, and
- * a unit gets the buffer that fits it best. Steps of the same shape map nothing new.
+ * Buffers (client/buffer.h) are made when first needed, and a unit gets the one that fits it best.
  */
 #ifndef SHD_GRADS_H
 #define SHD_GRADS_H
@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "client/buffer.h"
 #include "proto/status.h"
 
 struct shd_model;
@@ -29,17 +30,16 @@ struct grad_entry { /* one unit's gradient of one group */
 };
 
 struct grad_buffer {
-    float *base;            /* owned mapping */
-    uint64_t elems_touched; /* the most it has held */
+    struct buffer memory; /* owned */
     bool busy;
 };
 
 struct grads {
     struct grad_entry *entries; /* owned, [entry_count] */
     uint32_t entry_count;
-    struct grad_buffer *buffers; /* owned, [2 * entry_count]; the first buffer_count are mapped */
+    struct grad_buffer *buffers; /* owned, [2 * entry_count]; the first buffer_count are in use */
     uint32_t buffer_count;
-    uint64_t buffer_elems; /* of each: the largest trainable unit */
+    struct buffers in; /* of the largest trainable unit, at most */
 };
 
 /* For a model with a spec. Errors: SHD_ENOMEM. */

@@ -137,7 +137,8 @@ int hub_ask(struct link *link, const struct call *call, struct shd_err *e);
 /* Forget whoever waits with this ctx: its replies will be dropped. */
 void hub_forget(struct hub *hub, const void *ctx);
 
-/* Exchange a ticket for the descriptor of its segment, checked for kind, size and seals.
+/* Exchange a ticket for the descriptor of its segment, checked for kind, size and seals
+ * (a GPU's for kind alone).
  * SHD_EGONE: the connection is lost. */
 int hub_claim(struct link *link, const struct wire_segment *segment, int *ret_fd,
               struct shd_err *e);

@@ -73,6 +73,7 @@ struct path_ops {
 
 extern const struct path_ops path_map;   /* daemons on this host: read and written in place */
 extern const struct path_ops path_copy;  /* the same daemons, through slots of this process */
+extern const struct path_ops path_nccl;  /* from and to other GPUs by NCCL, else as path_copy */
 extern const struct path_ops path_local; /* owners inside this process */
 
 /* What decide() takes for this update. */

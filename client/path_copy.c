@@ -3,10 +3,13 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
+#include "client/gpu.h"
 #include "client/hub.h"
 #include "client/path_map.h"
+#include "client/path_nccl.h"
+#include "client/policy.h"
+#include "kernels/kern.h"
 #include "proto/check.h"
 #include "proto/sys.h"
 
@@ -20,13 +23,6 @@ static int add_slot(struct copy_model *c, struct shd_err *e)
     struct copy_slot *slot = sys_calloc(1, sizeof *slot);
     if (slot == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for a slot");
-    void *base = sys_mmap(NULL, c->slot_bytes, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) {
-        free(slot);
-        return err_sys(e, SHD_ENOMEM, "map %" PRIu64 " bytes for a unit", c->slot_bytes);
-    }
-    slot->base = base;
     c->slots[c->slot_count++] = slot;
     return SHD_OK;
 }
@@ -45,20 +41,33 @@ int copy_grow(struct copy_model *c, uint32_t slots, struct shd_err *e)
     return r;
 }
 
-/* Where each owner's slice lies in a unit, and whose board vouches for it. */
-static void fill_pieces(const struct shd_model *m, struct copy_model *c)
+/* An owner's slice of a unit: where it lies there and here, whose board vouches for it, and who
+ * copies it. */
+static struct transfer_piece piece_of(const struct shd_model *m, const struct copy_model *c,
+                                      const struct map_owner *owner, uint32_t unit)
 {
     const uint64_t elem_bytes = dtype_bytes(m->spec->publish);
+    const struct slice slice = owner->shards->slice[unit];
+    const uint64_t offset_bytes = slice.first_elem * elem_bytes;
+    const bool whole = m->map->whole;
+    if (nccl_far(m, (uint32_t)(owner - m->map->owners)))
+        return (struct transfer_piece){ .bytes = 0 }; /* comes another way */
+    return (struct transfer_piece){
+        .board = owner->board.base,
+        .from = whole ? whole_published(owner, unit)
+                      : (const uint8_t *)m->map->params[unit] + offset_bytes,
+        .gpu = c->gpu != NULL ? c->gpu : owner->whole.gpu,
+        .offset_bytes = offset_bytes,
+        .bytes = slice.elems * elem_bytes,
+    };
+}
+
+static void fill_pieces(const struct shd_model *m, struct copy_model *c)
+{
     const uint32_t owners = m->map->owner_count;
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
-        for (uint32_t i = 0; i < owners; i++) {
-            const struct slice slice = m->map->owners[i].shards->slice[u];
-            c->pieces[(size_t)u * owners + i] = (struct transfer_piece){
-                .board = m->map->owners[i].board.base,
-                .offset_bytes = slice.first_elem * elem_bytes,
-                .bytes = slice.elems * elem_bytes,
-            };
-        }
+        for (uint32_t i = 0; i < owners; i++)
+            c->pieces[(size_t)u * owners + i] = piece_of(m, c, &m->map->owners[i], u);
 }
 
 static uint64_t largest_unit_bytes(const struct spec *spec)
@@ -83,13 +92,18 @@ int copy_new(struct shd_model *m, uint32_t slots, uint64_t delay_ns, struct copy
         copy_free(c);
         return err_set(e, SHD_ENOMEM, "no memory for the copy path of %" PRIu32 " units", units);
     }
-    c->slot_bytes = largest_unit_bytes(m->spec);
+    c->in = (struct buffers){ session_gpu(m->session), largest_unit_bytes(m->spec) };
     for (uint32_t u = 0; u < units; u++)
         c->slot_of[u] = COPY_NO_SLOT;
-    fill_pieces(m, c);
     int r = copy_grow(c, slots, e);
+    if (r == SHD_OK && m->map->whole)
+        r = whole_ready(m, e);
+    if (r == SHD_OK && m->session->on_gpu)
+        r = gpu_open(m->session->ordinal, &c->gpu, e);
     if (r == SHD_OK)
         r = transfer_new(delay_ns, &c->transfer, e);
+    if (r == SHD_OK)
+        fill_pieces(m, c);
     if (r != SHD_OK) {
         copy_free(c);
         return r;
@@ -104,9 +118,11 @@ void copy_free(struct copy_model *c)
         return;
     transfer_free(c->transfer); /* first: it writes to the slots */
     for (uint32_t i = 0; i < c->slot_count; i++) {
-        munmap(c->slots[i]->base, c->slot_bytes);
+        buffer_free(&c->in, &c->slots[i]->memory);
         free(c->slots[i]);
     }
+    if (c->gpu != NULL)
+        c->gpu->ops->free(c->gpu);
     free(c->slots);
     free(c->slot_of);
     free(c->pieces);
@@ -115,40 +131,52 @@ void copy_free(struct copy_model *c)
 
 /* -- Fetching ---------------------------------------------------------------------------------- */
 
-/* The free slot that takes bytes with the least new memory; COPY_NO_SLOT: all are busy. */
+/* COPY_NO_SLOT: all are busy. */
 static uint32_t best_slot(const struct copy_model *c, uint64_t bytes)
 {
-    uint32_t best = COPY_NO_SLOT;
+    const struct buffer *best = NULL;
+    uint32_t index = COPY_NO_SLOT;
     for (uint32_t i = 0; i < c->slot_count; i++) {
-        if (c->slots[i]->busy)
+        if (c->slots[i]->busy || !buffer_better(&c->slots[i]->memory, best, bytes))
             continue;
-        const uint64_t touched = c->slots[i]->bytes_touched;
-        const uint64_t best_touched = best != COPY_NO_SLOT ? c->slots[best]->bytes_touched : 0;
-        const bool fits = touched >= bytes, best_fits = best_touched >= bytes;
-        if (best == COPY_NO_SLOT || (fits && !best_fits) ||
-            (fits == best_fits && (touched < best_touched) == fits))
-            best = i;
+        best = &c->slots[i]->memory;
+        index = i;
     }
-    return best;
+    return index;
 }
 
-static int copy_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
+static int take_slot(struct shd_model *m, uint32_t unit, uint32_t *ret_index, struct shd_err *e)
 {
     struct copy_model *c = m->copy;
     const uint64_t bytes = m->spec->units[unit].elems * dtype_bytes(m->spec->publish);
     const uint32_t index = best_slot(c, bytes);
-    CHECK(c->slot_of[unit] == COPY_NO_SLOT);
     if (index == COPY_NO_SLOT)
         return err_set(e, SHD_EBUSY,
                        "unit %" PRIu32 " '%s': all %" PRIu32 " slots hold other units, as many as "
                        "the policy's plan holds at once: release one",
                        unit, m->spec->units[unit].name, c->slot_count);
+    const int r = buffer_hold(&c->in, &c->slots[index]->memory, bytes, e);
+    if (r == SHD_OK)
+        *ret_index = index;
+    return r;
+}
+
+int copy_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
+{
+    uint32_t index = COPY_NO_SLOT;
+    const bool unset = m->copy == NULL;
+    int r = unset ? policy_use_copy(m, e) : SHD_OK;
+    if (r == SHD_OK && unset && m->path != &path_copy)
+        return m->path->fetch(m, unit, e);
+    if (r == SHD_OK)
+        r = take_slot(m, unit, &index, e);
+    if (r != SHD_OK)
+        return r;
+    struct copy_model *c = m->copy;
     struct copy_slot *slot = c->slots[index];
+    CHECK(c->slot_of[unit] == COPY_NO_SLOT);
     slot->busy = true;
-    if (slot->bytes_touched < bytes)
-        slot->bytes_touched = bytes;
-    slot->job.from = m->map->params[unit];
-    slot->job.to = slot->base;
+    slot->job.to = slot->memory.base;
     slot->job.pieces = &c->pieces[(size_t)unit * m->map->owner_count];
     slot->job.piece_count = m->map->owner_count;
     slot->job.unit = unit;
@@ -168,7 +196,9 @@ static int check_done(const struct shd_model *m, const struct transfer_job *job,
 {
     if (job->status == SHD_OK)
         return SHD_OK;
-    CHECK(job->status == SHD_ESTEP);
+    if (job->status != SHD_ESTEP)
+        return err_set(e, job->status, "copy unit %" PRIu32 " '%s': %s", job->unit,
+                       m->spec->units[job->unit].name, job->why.text);
     return link_err(&m->session->hub->links[job->piece], SHD_ESTEP, e,
                     "has unit %" PRIu32 " '%s' at step %" PRIu64 ", this worker is at step %" PRIu64
                     ": that step is over",
@@ -187,7 +217,7 @@ static int fetch_timed_out(struct shd_model *m, struct transfer_job *job, struct
         job->unit, m->spec->units[job->unit].name, job->step, m->session->timeout_ns / NS_PER_MS);
 }
 
-static int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
+int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     struct copy_slot *slot = slot_of_unit(m, unit);
     struct transfer_job *job = &slot->job;
@@ -209,7 +239,7 @@ static int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     return check_done(m, job, e);
 }
 
-static void copy_let_go(struct shd_model *m, uint32_t unit)
+void copy_let_go(struct shd_model *m, uint32_t unit)
 {
     struct copy_slot *slot = slot_of_unit(m, unit);
     transfer_cancel(m->copy->transfer, &slot->job);
@@ -218,12 +248,24 @@ static void copy_let_go(struct shd_model *m, uint32_t unit)
     m->copy->slot_of[unit] = COPY_NO_SLOT;
 }
 
-static const void *copy_params(const struct shd_model *m, uint32_t unit)
+const void *copy_params(const struct shd_model *m, uint32_t unit)
 {
-    return slot_of_unit(m, unit)->base;
+    return slot_of_unit(m, unit)->memory.base;
 }
 
-static void copy_close(struct shd_model *m)
+void copy_hold(struct shd_model *m)
+{
+    if (m->copy != NULL)
+        transfer_hold(m->copy->transfer);
+}
+
+void copy_go(struct shd_model *m)
+{
+    if (m->copy != NULL)
+        transfer_go(m->copy->transfer);
+}
+
+void copy_close(struct shd_model *m)
 {
     copy_free(m->copy);
     m->copy = NULL;

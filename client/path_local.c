@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "client/kern_run.h"
 #include "client/path_local.h"
@@ -49,11 +48,11 @@ static int local_status(struct shd_session *s, uint32_t owner, char **ret_json, 
 
 /* -- Opening ----------------------------------------------------------------------------------- */
 
-static int map_memory(uint64_t bytes, void **ret_base, struct shd_err *e)
+static int new_memory(struct shd_session *s, uint64_t bytes, void **ret_base, struct shd_err *e)
 {
-    void *base = sys_mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base == MAP_FAILED)
-        return err_sys(e, SHD_ENOMEM, "map %" PRIu64 " bytes", bytes);
+    void *base = s->kern->ops->alloc(s->kern, bytes);
+    if (base == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu64 " bytes", bytes);
     *ret_base = base;
     return SHD_OK;
 }
@@ -68,7 +67,7 @@ static int open_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     const uint64_t arrays = frozen ? 1 : 2 + moments; /* of fp32 */
     const uint64_t bytes = arrays * elems * sizeof(float) + elems * dtype_bytes(spec->publish);
     void *base = NULL;
-    int r = map_memory(bytes, &base, e);
+    int r = new_memory(m->session, bytes, &base, e);
     if (r != SHD_OK)
         return r;
     u->memory = base;
@@ -88,6 +87,11 @@ static int fill_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     const struct spec_unit *su = &m->spec->units[unit];
     const struct local_unit *u = &m->local->units[unit];
     struct kern *k = m->session->kern;
+    const uint64_t zero_elems = (u->memory_bytes - su->elems * dtype_bytes(m->spec->publish)) /
+                                sizeof(float);
+    const int zeroed = kern_run_zero(k, u->memory, zero_elems, e);
+    if (zeroed != SHD_OK)
+        return zeroed;
     for (uint32_t t = su->first_tensor; t < su->first_tensor + su->tensor_count; t++) {
         struct kern_fill fill;
         if (!runs_fill(m->spec, t, (struct slice){ 0, su->elems }, u->param, &fill))
@@ -132,10 +136,15 @@ static int local_open(struct shd_model *m, const char *name, struct shd_err *e)
     return r;
 }
 
+static uint64_t slots_bytes(const struct shd_model *m)
+{
+    return m->slot_count * m->local->slot_elems * sizeof(float);
+}
+
 static int local_open_slots(struct shd_model *m, struct shd_err *e)
 {
     void *base = NULL;
-    const int r = map_memory(m->slot_count * m->local->slot_elems * sizeof(float), &base, e);
+    const int r = new_memory(m->session, slots_bytes(m), &base, e);
     if (r == SHD_OK)
         m->local->slots = base;
     return r;
@@ -144,15 +153,15 @@ static int local_open_slots(struct shd_model *m, struct shd_err *e)
 static void local_close(struct shd_model *m)
 {
     struct local_model *local = m->local;
+    struct kern *k = m->session->kern;
     if (local == NULL)
         return;
     for (uint32_t u = 0; local->units != NULL && u < m->spec->unit_count; u++) {
         free(local->units[u].runs);
-        if (local->units[u].memory != NULL)
-            munmap(local->units[u].memory, local->units[u].memory_bytes);
+        k->ops->release(k, local->units[u].memory, local->units[u].memory_bytes);
     }
     if (local->slots != NULL)
-        munmap(local->slots, m->slot_count * local->slot_elems * sizeof(float));
+        k->ops->release(k, local->slots, slots_bytes(m));
     free(local->units);
     free(local->arrived);
     free(local->hypers);

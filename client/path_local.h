@@ -2,7 +2,8 @@
  *
  * An implementation of its own, simple on purpose: whole units, one operation at a time, no
  * daemon, no messages. It gives the same bits because it runs the same kernels (kernels/kern.h)
- * on the same runs (kernels/runs.h) in the same order, so the two check each other.
+ * on the same runs (kernels/runs.h) in the same order, so the two check each other. All arrays are
+ * in the memory of the worker's device, the host or a GPU.
  *
  * Happy path: a returned gradient is added as soon as those of lower micro-batches are in; commit
  * sums the squares, decides as any worker would, updates unit by unit. Nothing ever waits: what
@@ -21,7 +22,7 @@
 enum arrival { ARRIVED_NOT, ARRIVED_NONE, ARRIVED_GRAD };
 
 struct local_unit { /* arrays are fp32 [elems of the unit] */
-    void *memory;   /* owned mapping of all of them */
+    void *memory;   /* owned, of the worker's device: all of them */
     uint64_t memory_bytes;
     float *param, *m, *v;  /* v: AdamW only, else NULL; frozen units have param alone */
     float *acc;            /* gradient sum of the open step; NULL: frozen */
@@ -37,7 +38,7 @@ struct local_model {
     struct local_unit *units;                        /* owned, [units] */
     uint8_t *arrived;                                /* owned, [units * spec_returns()] */
     struct kern_hyper *hypers;                       /* owned, [groups] */
-    float *slots;                                    /* owned mapping, [slot_count * slot_elems] */
+    float *slots;                                    /* owned, [slot_count * slot_elems] */
     uint64_t slot_elems;                             /* of the largest unit */
     uint64_t updates;                                /* steps that were not skipped */
     double metrics[SHD_MICROS_MAX][SHD_METRICS_MAX]; /* of the open step */

@@ -184,7 +184,9 @@ static int sum_squares(struct shd_model *m, struct wire_prepared *prepared, stru
         if (m->spec->units[i].frozen)
             continue;
         if (!u->summed) { /* took part in no micro-batch */
-            memset(u->acc, 0, elems * sizeof *u->acc);
+            const int r = kern_run_zero(m->session->kern, u->acc, elems, e);
+            if (r != SHD_OK)
+                return r;
             continue;
         }
         const struct kern_sumsq sumsq = { u->acc, elems, &sum };

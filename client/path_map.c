@@ -112,7 +112,8 @@ static int new_map(struct shd_model *m, struct shd_err *e)
         return err_set(e, SHD_ENOMEM, "no memory for a model with %" PRIu32 " owners", owners);
     map->owner_count = owners;
     for (uint32_t i = 0; i < owners; i++)
-        map->owners[i].board = map->owners[i].inbox = SEGMENT_CLOSED;
+        map->owners[i].board = map->owners[i].inbox = map->owners[i].whole.publish.segment =
+            map->owners[i].whole.held = SEGMENT_CLOSED;
     return SHD_OK;
 }
 
@@ -143,8 +144,16 @@ static int take_links(struct map_opening *o, unsigned wanted, struct shd_err *e)
 static int reserve(struct shd_model *m, struct shd_err *e)
 {
     int r = make_shardmaps(m, e);
-    if (r == SHD_OK)
-        r = reserve_params(m, e);
+    if (r != SHD_OK)
+        return r;
+    whole_decide(m, &m->map->whole);
+    if (m->map->whole) {
+        m->map->view_slots = m->slot_count;
+        if (whole_check_map(m, /* e= */ NULL) != SHD_OK)
+            m->path = &path_copy;
+        return SHD_OK;
+    }
+    r = reserve_params(m, e);
     if (r == SHD_OK)
         r = find_views(m, e);
     if (r == SHD_OK && m->slot_count > 0)
@@ -198,7 +207,9 @@ int map_open_slots(struct shd_model *m, struct shd_err *e)
 {
     struct map_opening o = { m, "", m->spec->name, m->slot_count };
     int r = map_ask_layouts(&o, e);
-    if (r == SHD_OK)
+    if (r == SHD_OK && m->map->whole)
+        m->map->view_slots = m->slot_count;
+    else if (r == SHD_OK)
         r = reserve_views(m, m->slot_count, e);
     if (r == SHD_OK)
         r = take_links(&o, 1u << SEGMENT_INBOX, e);
@@ -220,6 +231,7 @@ void map_close(struct shd_model *m)
             segment_unreserve(map->params[u],
                               m->spec->units[u].elems * dtype_bytes(m->spec->publish));
     for (uint32_t i = 0; i < map->owner_count; i++) {
+        whole_close(&map->owners[i]);
         segment_close(&map->owners[i].board);
         segment_close(&map->owners[i].inbox);
         shardmap_free(map->owners[i].shards);

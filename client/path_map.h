@@ -3,7 +3,8 @@
  * At open each unit gets one reservation in which all owners' published slices are placed side by
  * side, read-only; each gradient slot gets one per unit size, in which the owners' inbox slices
  * are placed, writable. So a unit is one array although N processes own it, and nothing is copied.
- * Mapped once and kept: remapping costs about a microsecond a page.
+ * Mapped once and kept: remapping costs about a microsecond a page. Where a GPU takes part it is
+ * done otherwise: path_map_whole.h.
  *
  * A daemon's successor has new publish, board and inbox segments. The first two are placed over the
  * old ones: addresses stay, and so do the bytes of every unit at the open step. The inbox is new
@@ -16,8 +17,10 @@
 
 #include <stdint.h>
 
+#include "client/gpu.h"
 #include "client/hub.h"
 #include "client/path.h"
+#include "client/path_map_whole.h"
 #include "client/turn.h"
 #include "proto/board.h"
 #include "proto/segment.h"
@@ -31,6 +34,8 @@ struct map_layout {  /* an owner's answer to OpenModel */
     uint64_t slot_bytes;
     bool decided; /* `decision` is that of the step before `step` */
     struct wire_decision decision;
+    bool on_gpu;                  /* its publish and inbox are in a GPU's memory */
+    uint8_t uuid[GPU_UUID_BYTES]; /* that GPU's */
     struct wire_segment segments[WIRE_SEGMENTS_MAX]; /* offered, to be claimed */
     uint32_t segment_count;
     uint8_t in[MODEL_IN_BYTES]; /* a bit per group that is all in there, of `step` */
@@ -40,6 +45,7 @@ struct map_owner {           /* of one model, by owner index */
     struct shardmap *shards; /* owned */
     struct segment board;    /* owned; its address stays when the daemon is succeeded */
     struct segment inbox; /* owned: of a successor; closed: the views map the only one there was */
+    struct map_whole whole; /* instead of places in params and views */
     struct map_layout layout;
     bool mapped; /* publish and board */
     bool has_inbox;
@@ -48,6 +54,7 @@ struct map_owner {           /* of one model, by owner index */
 struct map_model {
     struct map_owner *owners; /* owned, [owner_count] */
     uint32_t owner_count;
+    bool whole;           /* owners' segments are mapped one by one: path_map_whole.h */
     void **params;        /* owned, [units]: reservations; NULL: not made */
     uint32_t *view_of;    /* owned, [units]: views of units of one size are shared */
     uint64_t *view_elems; /* owned, [view_count]: elements of the unit */
@@ -88,7 +95,7 @@ int map_take_segments(struct shd_model *m, struct link *link, const struct map_l
 /* Let a free slot's views show the owners' inboxes of today. */
 int map_ready_slot(struct shd_model *m, uint32_t slot, struct shd_err *e);
 /* Before owner is told of a slot's contents: see to it that they lie in its inbox of today. */
-void map_bring_slice(struct shd_model *m, uint32_t owner, uint32_t slot);
+int map_bring_slice(struct shd_model *m, uint32_t owner, uint32_t slot, struct shd_err *e);
 
 /* path_map_again.c: hub->reopen. ctx: the session. */
 int map_reopen(void *ctx, struct link *link, struct shd_err *e);

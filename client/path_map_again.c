@@ -7,8 +7,10 @@
  * Failure: a daemon that goes again is tried again. One that comes back without the model, with
  * another one, or at an earlier step has lost its state: no more waiting helps. */
 #include <inttypes.h>
+#include <string.h>
 
 #include "client/path_map.h"
+#include "client/path_nccl.h"
 #include "proto/check.h"
 
 static int check_step(const struct shd_model *m, const struct link *link,
@@ -20,6 +22,16 @@ static int check_step(const struct shd_model *m, const struct link *link,
                     "came back with model '%s' at step %" PRIu64 ", this worker is at step %" PRIu64
                     ": committed state is lost; restore a checkpoint",
                     m->spec->name, layout->step, m->step);
+}
+
+/* What is mapped of it is mapped by one device. */
+static int check_device(const struct map_layout *before, const struct link *link,
+                        const struct map_layout *layout, struct shd_err *e)
+{
+    if (layout->on_gpu == before->on_gpu &&
+        memcmp(layout->uuid, before->uuid, sizeof layout->uuid) == 0)
+        return SHD_OK;
+    return link_err(link, SHD_ESEGMENT, e, "came back on another device");
 }
 
 static int reopen_failed(const struct shd_model *m, const struct link *link, int code,
@@ -48,10 +60,13 @@ static int reopen_model(struct shd_model *m, struct link *link, struct shd_err *
         return reopen_failed(m, link, r, e);
     r = check_step(m, link, &layout, e);
     if (r == SHD_OK)
-        r = map_take_segments(m, link, &layout, wanted, e);
+        r = check_device(&owner->layout, link, &layout, e);
     if (r == SHD_OK)
-        owner->layout = layout;
-    return r;
+        r = map_take_segments(m, link, &layout, wanted, e);
+    if (r != SHD_OK)
+        return r;
+    owner->layout = layout;
+    return nccl_reopen(m, link, e);
 }
 
 int map_reopen(void *ctx, struct link *link, struct shd_err *e)

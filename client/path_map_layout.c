@@ -7,6 +7,8 @@
 #include "client/path_map.h"
 #include "proto/check.h"
 
+static_assert(WIRE_DEVICE_BYTES == GPU_UUID_BYTES, "gpu.h and the messages agree");
+
 /* The daemon's spec becomes ours (attach), or must be ours. */
 static int take_spec(struct shd_model *m, const struct link *link, const struct wire_layout *layout,
                      struct shd_err *e)
@@ -57,6 +59,10 @@ static int take_layout(const struct map_opening *o, const struct link *link,
                               .decision = layout->decision,
                               .segment_count = layout->segment_count };
     memcpy(got.segments, layout->segments, sizeof got.segments);
+    got.on_gpu = layout->device.bytes > 0;
+    CHECK(!got.on_gpu || layout->device.bytes == sizeof got.uuid);
+    if (got.on_gpu)
+        memcpy(got.uuid, layout->device.data, sizeof got.uuid);
     CHECK(layout->in.bytes <= sizeof got.in);
     if (layout->in.bytes > 0)
         memcpy(got.in, layout->in.data, layout->in.bytes);

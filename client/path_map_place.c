@@ -116,6 +116,8 @@ static uint64_t expected_bytes(const struct shd_model *m, const struct map_owner
         return slots > 0 ? shardmap_inbox_bytes(owner->shards, slots) : 0;
     case SEGMENT_BOARD:
         return layout_align(board_bytes(m->spec->unit_count), SHD_PAGE_BYTES);
+    case SEGMENT_ACTIVITY:
+        return slots > 0 ? ACTIVITY_BYTES : 0;
     case SEGMENT_STATE:
     case SEGMENT_LEDGER:
     case SEGMENT_SPILL:
@@ -124,45 +126,83 @@ static uint64_t expected_bytes(const struct shd_model *m, const struct map_owner
     return 0; /* nothing we would map */
 }
 
-/* What this worker does it shows at the end of owner 0's inbox. */
+/* What this worker does it shows to owner 0: at the end of its inbox, or, where that is a GPU's
+ * memory, in a segment for it. */
 static void show_activity(struct shd_model *m, const struct map_owner *owner, int fd,
-                          uint64_t inbox_bytes)
+                          uint64_t segment_bytes)
 {
     if (owner == &m->map->owners[0])
-        activity_attach(&m->activity, fd, inbox_bytes - ACTIVITY_BYTES,
-                        m->copy != NULL ? ACTIVITY_PATH_COPY : ACTIVITY_PATH_MAP);
+        activity_attach(&m->activity, fd, segment_bytes - ACTIVITY_BYTES,
+                        m->path->kind == SHD_PATH_COPY ? ACTIVITY_PATH_COPY : ACTIVITY_PATH_MAP);
 }
 
 /* *fd: taken where it is set to -1. */
 static int map_segment(struct shd_model *m, struct map_owner *owner,
                        const struct wire_segment *segment, int *fd, struct shd_err *e)
 {
-    if (segment->kind == SEGMENT_PUBLISH)
-        return place_publish(m, owner, *fd, e);
     if (segment->kind == SEGMENT_BOARD)
         return map_board(m, owner, fd, segment->bytes, e);
-    show_activity(m, owner, *fd, segment->bytes);
+    const bool inbox = segment->kind == SEGMENT_INBOX && segment->place == SEGMENT_HOST;
+    if (inbox || segment->kind == SEGMENT_ACTIVITY)
+        show_activity(m, owner, *fd, segment->bytes);
+    if (segment->kind == SEGMENT_ACTIVITY)
+        return SHD_OK;
+    if (m->map->whole)
+        return whole_take(m, owner, segment, fd, e);
+    if (segment->kind == SEGMENT_PUBLISH)
+        return place_publish(m, owner, *fd, e);
     if (owner->has_inbox)
         return replace_inbox(m, owner, fd, segment->bytes, e);
     return place_inbox(m, owner, *fd, e);
+}
+
+/* Boards, and what workers show, are the host's in any case. */
+static int check_place(const struct link *link, const struct map_layout *layout,
+                       const struct wire_segment *segment, struct shd_err *e)
+{
+    const bool gpu = layout->on_gpu && segment->kind != SEGMENT_BOARD &&
+                     segment->kind != SEGMENT_ACTIVITY;
+    if (segment->place == (gpu ? SEGMENT_CUDA : SEGMENT_HOST))
+        return SHD_OK;
+    return link_err(link, SHD_ESEGMENT, e,
+                    "offers a %s segment in %s memory, and says that it is %s",
+                    segment_kind_name(segment->kind), gpu ? "host" : "a GPU's",
+                    layout->on_gpu ? "on a GPU" : "on the host");
+}
+
+/* A GPU's is made of larger pages. */
+static int check_bytes(const struct shd_model *m, const struct link *link,
+                       const struct map_layout *layout, const struct wire_segment *segment,
+                       struct shd_err *e)
+{
+    const struct map_owner *owner = &m->map->owners[link->index];
+    const uint64_t bytes = expected_bytes(m, owner, layout->slots, segment->kind);
+    const bool larger = segment->place == SEGMENT_CUDA && bytes > 0 && segment->bytes > bytes;
+    if (segment->bytes == bytes || larger)
+        return SHD_OK;
+    return link_err(link, SHD_ESEGMENT, e,
+                    "offers a %s segment of %" PRIu64 " bytes, the spec "
+                    "makes it %" PRIu64,
+                    segment_kind_name(segment->kind), segment->bytes, bytes);
 }
 
 static int take_segment(struct shd_model *m, struct link *link, const struct map_layout *layout,
                         const struct wire_segment *segment, unsigned wanted, struct shd_err *e)
 {
     struct map_owner *owner = &m->map->owners[link->index];
-    const uint64_t bytes = expected_bytes(m, owner, layout->slots, segment->kind);
-    if (segment->bytes != bytes)
-        return link_err(link, SHD_ESEGMENT, e,
-                        "offers a %s segment of %" PRIu64 " bytes, the spec "
-                        "makes it %" PRIu64,
-                        segment_kind_name(segment->kind), segment->bytes, bytes);
     int fd;
+    int checked = check_place(link, layout, segment, e);
+    if (checked == SHD_OK)
+        checked = check_bytes(m, link, layout, segment, e);
+    if (checked != SHD_OK)
+        return checked;
     int r = hub_claim(link, segment, &fd, e);
     if (r != SHD_OK)
         return r;
     struct shd_err why = { 0 };
-    if ((wanted & 1u << segment->kind) != 0) /* else mapped earlier: only let go of the ticket */
+    const enum segment_kind with = segment->kind == SEGMENT_ACTIVITY ? SEGMENT_INBOX
+                                                                     : segment->kind;
+    if ((wanted & 1u << with) != 0) /* else mapped earlier: only let go of the ticket */
         r = map_segment(m, owner, segment, &fd, &why);
     if (fd >= 0)
         close(fd); /* mappings keep the memory */
@@ -206,6 +246,8 @@ int map_take_segments(struct shd_model *m, struct link *link, const struct map_l
 int map_ready_slot(struct shd_model *m, uint32_t slot, struct shd_err *e)
 {
     struct map_model *map = m->map;
+    if (map->whole)
+        return whole_ready_slot(m, slot, e);
     for (uint32_t i = 0; i < map->owner_count; i++) {
         bool *stale = &map->stale[slot * map->owner_count + i];
         const struct map_owner *owner = &map->owners[i];
@@ -219,15 +261,18 @@ int map_ready_slot(struct shd_model *m, uint32_t slot, struct shd_err *e)
     return SHD_OK;
 }
 
-void map_bring_slice(struct shd_model *m, uint32_t owner, uint32_t slot)
+int map_bring_slice(struct shd_model *m, uint32_t owner, uint32_t slot, struct shd_err *e)
 {
     const struct map_model *map = m->map;
     const struct grad_slot *s = &m->slots[slot];
-    const struct map_owner *o = &map->owners[owner];
+    struct map_owner *o = &map->owners[owner];
     const struct slice slice = o->shards->slice[s->unit];
+    if (map->whole)
+        return whole_bring_slice(m, o, slot, e);
     if (!map->stale[slot * map->owner_count + owner] || slice.elems == 0)
-        return;
+        return SHD_OK;
     const float *view = map->views[slot * map->view_count + map->view_of[s->unit]];
     uint8_t *inbox = (uint8_t *)o->inbox.base + shardmap_slot_offset_bytes(o->shards, slot);
     memcpy(inbox, view + slice.first_elem, slice.elems * dtype_bytes(s->dtype));
+    return SHD_OK;
 }

@@ -9,6 +9,7 @@
 #include "client/activity.h"
 #include "client/kern_run.h"
 #include "client/path_map.h"
+#include "client/path_nccl.h"
 #include "proto/check.h"
 
 #define NS_PER_MS UINT64_C(1000000)
@@ -20,12 +21,16 @@
 
 const void *map_params(const struct shd_model *m, uint32_t unit)
 {
+    if (m->map->whole) /* it has one owner then */
+        return whole_published(&m->map->owners[0], unit);
     return m->map->params[unit];
 }
 
 float *map_slot_array(const struct shd_model *m, uint32_t slot, uint32_t unit)
 {
     CHECK(slot < m->map->view_slots);
+    if (m->map->whole)
+        return whole_slot_array(m, slot);
     return m->map->views[slot * m->map->view_count + m->map->view_of[unit]];
 }
 
@@ -195,9 +200,17 @@ static int make_return_slot(struct link *link, const struct call *call,
                             struct wire_request *ret_request, struct shd_err *e)
 {
     struct shd_model *m = call->ctx;
-    if (call->seq == 0)
-        map_bring_slice(m, link->index, (uint32_t)call->arg);
-    return make_return(link, call, ret_request, e);
+    const uint32_t slot = (uint32_t)call->arg;
+    uint64_t turn = 0;
+    int r = SHD_OK;
+    if (nccl_far(m, link->index))
+        r = nccl_send(m, link->index, slot, &turn, e);
+    else if (call->seq == 0)
+        r = map_bring_slice(m, link->index, slot, e);
+    if (r == SHD_OK)
+        r = make_return(link, call, ret_request, e);
+    ret_request->return_grad.turn = turn;
+    return r;
 }
 
 /* The views are placed for fp32. An owner's part of a view starts where its slot starts, and that
@@ -205,6 +218,8 @@ static int make_return_slot(struct link *link, const struct call *call,
 int map_fill_slot(struct shd_model *m, uint32_t slot, uint32_t unit, const float *grad,
                   enum shd_dtype dtype, struct shd_err *e)
 {
+    if (m->map->whole)
+        return whole_fill_slot(m, slot, unit, grad, dtype, e);
     float *view = map_slot_array(m, slot, unit);
     int r = SHD_OK;
     for (uint32_t i = 0; r == SHD_OK && i < m->map->owner_count; i++) {

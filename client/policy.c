@@ -7,6 +7,8 @@
 #include "client/grads.h"
 #include "client/path.h"
 #include "client/path_copy.h"
+#include "client/path_map.h"
+#include "client/path_nccl.h"
 #include "proto/check.h"
 
 #define NS_PER_S  UINT64_C(1000000000)
@@ -36,8 +38,13 @@ static int take_policy(const struct shd_policy *policy, struct shd_policy *ret_p
 
 static int check_path(const struct shd_model *m, const struct shd_policy *p, struct shd_err *e)
 {
-    if ((unsigned)p->path > SHD_PATH_COPY)
-        return err_set(e, SHD_EINVAL, "path is %d: 0 auto, 1 map, 2 copy", (int)p->path);
+    if ((unsigned)p->path > SHD_PATH_NCCL)
+        return err_set(e, SHD_EINVAL, "path is %d: 0 auto, 1 map, 2 copy, 3 nccl", (int)p->path);
+    if (p->path == SHD_PATH_NCCL) {
+        const int r = nccl_check(m, e);
+        if (r != SHD_OK)
+            return r;
+    }
     if (p->path == SHD_PATH_COPY && m->map == NULL)
         return err_set(e, SHD_ENOTSUP,
                        "path copy: at \"local:\" the owners are in this process, there is nothing "
@@ -45,11 +52,19 @@ static int check_path(const struct shd_model *m, const struct shd_policy *p, str
     if (p->fetch_delay_ns > DELAY_MAX)
         return err_set(e, SHD_EINVAL, "fetch_delay_ns is %" PRIu64 ", at most %" PRIu64,
                        p->fetch_delay_ns, DELAY_MAX);
+    if (p->path == SHD_PATH_MAP && m->map != NULL) {
+        const int r = whole_check_map(m, e);
+        if (r != SHD_OK)
+            return r;
+    }
     if (p->fetch_delay_ns > 0 && p->path != SHD_PATH_COPY)
         return err_set(e, SHD_EINVAL,
                        "fetch_delay_ns is %" PRIu64 " and path is %s: only path copy has fetches "
                        "to delay",
-                       p->fetch_delay_ns, p->path == SHD_PATH_MAP ? "map" : "auto");
+                       p->fetch_delay_ns,
+                       p->path == SHD_PATH_MAP    ? "map"
+                       : p->path == SHD_PATH_NCCL ? "nccl"
+                                                  : "auto");
     return SHD_OK;
 }
 
@@ -96,19 +111,67 @@ static int group_cost(const struct shd_model *m, const struct plan_policy *polic
     return SHD_OK;
 }
 
+/* Forced, or what is left where the owners' memory cannot be mapped. */
+static bool takes_copy(const struct shd_model *m, enum shd_path path)
+{
+    return path >= SHD_PATH_COPY || (m->map != NULL && whole_check_map(m, /* e= */ NULL) != SHD_OK);
+}
+
 static void use_copy(struct shd_model *m, struct copy_model *copy)
 {
     copy_free(m->copy);
     m->copy = copy;
-    m->path = copy != NULL ? &path_copy : m->session->path;
+    m->path = m->nccl != NULL ? &path_nccl : copy != NULL ? &path_copy : m->session->path;
     activity_set_path(&m->activity, copy != NULL ? ACTIVITY_PATH_COPY : ACTIVITY_PATH_MAP);
+}
+
+/* What the copy and the NCCL path need, in place of what there was. Slots that are let go of, and
+ * still come, are the old path's. */
+static int make_copy(struct shd_model *m, enum shd_path path, uint32_t slots, uint64_t delay_ns,
+                     struct shd_err *e)
+{
+    struct nccl_model *before = m->nccl, *nccl = NULL;
+    struct copy_model *copy = NULL;
+    const bool by_nccl = path == SHD_PATH_NCCL || (path == SHD_PATH_AUTO && nccl_needed(m));
+    int r = before != NULL ? nccl_settle(m, e) : SHD_OK;
+    if (r == SHD_OK && by_nccl && before == NULL)
+        r = nccl_new(m, &nccl, e);
+    if (r != SHD_OK)
+        return r;
+    m->nccl = !by_nccl ? NULL : before != NULL ? before : nccl; /* copy_new() looks at it */
+    r = copy_new(m, slots, delay_ns, &copy, e);
+    if (r == SHD_OK) {
+        use_copy(m, copy);
+        nccl_free(by_nccl ? NULL : before);
+    } else {
+        m->nccl = before;
+        nccl_free(nccl);
+    }
+    return r;
+}
+
+static void drop_copy(struct shd_model *m)
+{
+    nccl_free(m->nccl);
+    m->nccl = NULL;
+    use_copy(m, NULL);
+}
+
+int policy_use_copy(struct shd_model *m, struct shd_err *e)
+{
+    struct plan_cost cost = { 0 };
+    if (m->copy != NULL)
+        return SHD_OK;
+    const int r = group_cost(m, &m->policy.plan, &cost, e);
+    return r == SHD_OK
+               ? make_copy(m, SHD_PATH_AUTO, cost.live_units_max, m->policy.fetch_delay_ns, e)
+               : r;
 }
 
 int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err *e)
 {
     struct shd_policy p = { 0 };
     struct plan_cost cost = { 0 };
-    struct copy_model *copy = NULL;
     int r = take_policy(policy, &p, e);
     if (r == SHD_OK)
         r = check_path(m, &p, e);
@@ -118,13 +181,13 @@ int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err
         return r;
     const struct policy asked = internal(&p);
     r = group_cost(m, &asked.plan, &cost, e);
-    if (r == SHD_OK && p.path == SHD_PATH_COPY)
-        r = copy_new(m, cost.live_units_max, p.fetch_delay_ns, &copy, e);
-    if (r != SHD_OK)
-        return r;
-    use_copy(m, copy);
-    m->policy = asked;
-    return SHD_OK;
+    if (r == SHD_OK && takes_copy(m, p.path))
+        r = make_copy(m, p.path, cost.live_units_max, p.fetch_delay_ns, e);
+    else if (r == SHD_OK)
+        drop_copy(m);
+    if (r == SHD_OK)
+        m->policy = asked;
+    return r;
 }
 
 /* -- What follows ------------------------------------------------------------------------------ */
@@ -132,7 +195,7 @@ int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err
 /* Gradients that cannot be written where the owners read them. */
 static bool needs_staging(const struct shd_model *m)
 {
-    return m->path->kind == SHD_PATH_COPY || m->spec->accumulate > 1 ||
+    return m->path->kind != SHD_PATH_MAP || m->spec->accumulate > 1 ||
            m->policy.grad_dtype != SHD_F32;
 }
 
@@ -173,7 +236,10 @@ int policy_start(struct shd_model *m, struct shd_err *e)
     bool staging;
     if (m->started)
         return SHD_OK;
-    int r = decide_staging(m, &staging, e);
+    const bool unset = m->path == &path_copy && m->copy == NULL && m->session->on_gpu;
+    int r = unset ? policy_use_copy(m, e) : SHD_OK; /* which one it is */
+    if (r == SHD_OK)
+        r = decide_staging(m, &staging, e);
     if (r == SHD_OK && staging)
         r = session_kern(m->session, /* threads= */ 1, e);
     if (r == SHD_OK && staging)

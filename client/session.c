@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "client/address.h"
+#include "client/gpu.h"
 #include "client/hub.h"
 #include "client/path.h"
 #include "client/path_map.h"
@@ -103,6 +104,11 @@ int session_kern(struct shd_session *s, uint32_t threads, struct shd_err *e)
     return s->kern != NULL ? SHD_OK : kern_cpu_new(&config, &s->kern, e);
 }
 
+struct kern *session_gpu(const struct shd_session *s)
+{
+    return s->on_gpu ? s->kern : NULL;
+}
+
 void session_live(struct shd_session *s, uint64_t bytes, bool more)
 {
     if (more) {
@@ -113,6 +119,14 @@ void session_live(struct shd_session *s, uint64_t bytes, bool more)
         CHECK(s->live_bytes >= bytes);
         s->live_bytes -= bytes;
     }
+}
+
+static void session_free(struct shd_session *s)
+{
+    gpu_close(s);
+    if (s->kern != NULL)
+        s->kern->ops->free(s->kern);
+    free(s);
 }
 
 int shd_connect(const struct shd_options *options, shd_session **ret_session, struct shd_err *e)
@@ -126,9 +140,13 @@ int shd_connect(const struct shd_options *options, shd_session **ret_session, st
         return err_set(e, SHD_ENOMEM, "no memory for a session");
     s->slots = o.slots;
     s->timeout_ns = (o.timeout_ms > 0 ? o.timeout_ms : TIMEOUT_MS_DEFAULT) * NS_PER_MS;
-    r = connect_path(s, &o, e);
+    r = gpu_parse(o.device, &s->on_gpu, &s->ordinal, e);
+    if (r == SHD_OK && s->on_gpu)
+        r = gpu_open(s->ordinal, &s->kern, e);
+    if (r == SHD_OK)
+        r = connect_path(s, &o, e);
     if (r != SHD_OK)
-        free(s);
+        session_free(s);
     else
         *ret_session = s;
     return r;
@@ -141,9 +159,7 @@ void shd_close(shd_session *s)
     while (s->models != NULL)
         shd_model_close(s->models);
     s->path->disconnect(s);
-    if (s->kern != NULL)
-        s->kern->ops->free(s->kern);
-    free(s);
+    session_free(s);
 }
 
 uint32_t shd_owners(const shd_session *s)
@@ -164,6 +180,7 @@ void shd_stats(const shd_session *s, struct shd_stats *ret_stats)
         .bytes_returned = s->bytes_returned,
         .live_bytes_max = s->live_bytes_max,
         .plan_misses = s->plan_misses,
+        .bytes_unpinned = s->bytes_unpinned,
     };
 }
 

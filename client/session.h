@@ -37,18 +37,24 @@ struct hub;
 struct kern;
 struct local_model;
 struct map_model;
+struct nccl_model;
 struct path_ops;
 struct save;
 
 struct shd_session {
     const struct path_ops *path;
-    struct hub *hub;     /* owned; NULL on the in-process path */
-    struct kern *kern;   /* owned; NULL until something is summed or cast here */
+    struct hub *hub;   /* owned; NULL on the in-process path */
+    struct kern *kern; /* owned; the worker's device. Host: NULL until something is summed here */
+    bool on_gpu;       /* the worker's arrays are in the memory of GPU `ordinal` */
+    uint32_t ordinal;
+    struct owner_gpu *gpus; /* owned, [gpu_count]: a host worker's, for what GPU owners have */
+    uint32_t gpu_count;
     uint64_t timeout_ns; /* of each wait */
     uint32_t slots;      /* asked for; 0: as the plan needs */
     uint64_t wait_ns;    /* counters of struct shd_stats */
     uint64_t bytes_mapped;
     uint64_t bytes_copied;
+    uint64_t bytes_unpinned;
     uint64_t units_acquired;
     uint64_t units_returned;
     uint64_t bytes_fetched;
@@ -98,7 +104,7 @@ struct policy {
 struct shd_model {
     struct shd_session *session; /* borrowed */
     struct shd_model *next;
-    const struct path_ops *path; /* borrowed: the session's, or path_copy where policy says so */
+    const struct path_ops *path; /* borrowed: the session's, or another where policy says so */
     struct spec *spec;           /* owned */
     char *spec_json;             /* owned; made by the first shd_model_spec() */
     uint64_t step;               /* open step */
@@ -125,6 +131,7 @@ struct shd_model {
     struct activity_writer activity;
     struct map_model *map;     /* owned by the mapped path */
     struct copy_model *copy;   /* owned by the copy path */
+    struct nccl_model *nccl;   /* owned by the NCCL path, beside copy */
     struct local_model *local; /* owned by the in-process path */
 };
 
@@ -142,6 +149,9 @@ struct report model_report(const struct shd_model *m, uint32_t group);
 
 /* session->kern, started on first use. */
 int session_kern(struct shd_session *s, uint32_t threads, struct shd_err *e);
+
+/* Where the worker's arrays are: its GPU; NULL: host memory. */
+struct kern *session_gpu(const struct shd_session *s);
 
 /* Held bytes came (or went, when not more). */
 void session_live(struct shd_session *s, uint64_t bytes, bool more);

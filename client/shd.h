@@ -102,12 +102,21 @@ struct shd_options {
     uint32_t slots;      /* gradients in flight to each owner, 1..64; 0: as the plan needs */
     uint32_t threads;    /* "local:" only: threads that apply updates; 0: one */
     uint64_t timeout_ms; /* bound of each wait; 0: 60,000 */
+    const char *device;  /* where your arrays are: NULL or "host", or "cuda:N", see below */
 };
+
+/* device "cuda:N": the arrays that acquire, params and grad hand out are addresses of that GPU (N
+ * as the CUDA runtime and PyTorch count, in the primary context that they use). The library waits
+ * for its own work, so after shd_acquire() any stream may read. Yours has to be done when you hand
+ * something back: synchronise the stream that wrote a gradient before shd_return(), the one that
+ * read a unit before shd_release(). While a call runs, launch nothing on arrays of the model from
+ * other threads: a daemon that came back may be mapped anew. */
 
 /* Attach to the daemons at an address. They accept their own uid, root, and members of the
  * socket directory's group if it is open to that group. A daemon that the address names, or that
  * left its socket, is waited for, up to 10 s. Errors: SHD_ENOENT nothing there; SHD_EAUTH
- * refused; SHD_EPROTO another protocol version; SHD_EGONE, SHD_ETIMEDOUT, SHD_ENOMEM. */
+ * refused; SHD_EPROTO another protocol version; SHD_EGONE, SHD_ETIMEDOUT, SHD_ENOMEM; for
+ * a GPU SHD_ENOTSUP: no driver, no such GPU, or a build without kernels for it. */
 SHD_API int shd_connect(const struct shd_options *options, shd_session **ret_session,
                         struct shd_err *e);
 
@@ -198,9 +207,12 @@ enum shd_backward_prefetch {
     SHD_PREFETCH_NONE = 2,
 };
 enum shd_path {
-    SHD_PATH_AUTO = 0, /* map where that is possible, else copy */
-    SHD_PATH_MAP = 1,  /* read and write the owners' memory in place */
+    SHD_PATH_AUTO = 0, /* map where that is possible, else copy, else nccl */
+    SHD_PATH_MAP = 1,  /* read and write the owners' memory in place: worker and owners in host
+                        * memory, or the worker and one owner on the same GPU */
     SHD_PATH_COPY = 2, /* fixed slots of this process; bytes move on a transfer thread */
+    SHD_PATH_NCCL = 3, /* as copy, but from and to owners on other GPUs than the worker's by NCCL:
+                        * for GPUs that cannot reach each other's memory */
 };
 
 struct shd_policy {
@@ -217,10 +229,10 @@ struct shd_policy {
 
 /* Set before the first gradient or step of the model; default: zero3, one unit ahead both ways,
  * auto path. SHD_EINVAL names field and number; SHD_ERANGE: the bound cannot be met, and the
- * smallest that could. */
+ * smallest that could; SHD_ENOTSUP: why this path cannot be. */
 SHD_API int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err *e);
 
-/* The path in use: SHD_PATH_MAP or SHD_PATH_COPY ("local:" reports SHD_PATH_MAP). */
+/* The path in use, never SHD_PATH_AUTO ("local:" reports SHD_PATH_MAP). */
 SHD_API enum shd_path shd_path(const shd_model *m);
 
 /* -- One micro-batch ------------------------------------------------------------------------- */
@@ -417,6 +429,8 @@ struct shd_stats {
     uint64_t bytes_returned; /* gradients, likewise */
     uint64_t live_bytes_max; /* parameters and gradients held at once, likewise */
     uint64_t plan_misses;    /* fetches no plan foresaw, and planned ones not used */
+    uint64_t
+        bytes_unpinned; /* owners' host memory that could not be pinned: a GPU copies it slower */
 };
 SHD_API void shd_stats(const shd_session *s, struct shd_stats *ret_stats);
 

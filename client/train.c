@@ -9,6 +9,7 @@
 #include "client/grads.h"
 #include "client/hold.h"
 #include "client/hub.h"
+#include "client/kern_run.h"
 #include "client/path.h"
 #include "client/policy.h"
 #include "client/session.h"
@@ -140,17 +141,56 @@ static int take_slot(struct shd_model *m, struct grad_slot **ret_slot, struct sh
     return r;
 }
 
+/* Elements from *at on that are of no tensor: the gap before tensor t of unit u (before its end,
+ * for t == tensor_count). *at moves on behind that tensor. */
+static uint64_t next_gap(const struct shd_model *m, const struct spec_unit *u, uint32_t t,
+                         uint64_t *at)
+{
+    const struct spec_tensor *tensor = &m->spec->tensors[u->first_tensor + t];
+    const uint64_t end = t < u->tensor_count ? tensor->offset_elems : u->elems;
+    const uint64_t elems = end - *at;
+    *at = t < u->tensor_count ? end + tensor->elems : end;
+    return elems;
+}
+
+static int zero_gaps_on_gpu(struct shd_model *m, const struct spec_unit *u, float *grad,
+                            struct shd_err *e)
+{
+    struct kern_batch batch;
+    uint64_t at = 0;
+    int r = SHD_OK;
+    kern_batch_init(&batch);
+    for (uint32_t t = 0; r == SHD_OK && t <= u->tensor_count; t++) {
+        float *gap = grad + at;
+        const uint64_t elems = next_gap(m, u, t, &at);
+        if (elems > 0)
+            r = kern_batch_zero(&batch, m->session->kern, gap, elems, e);
+    }
+    const int waited = kern_batch_wait(&batch, r == SHD_OK ? e : NULL);
+    return r == SHD_OK ? waited : r;
+}
+
 /* Zero the elements of no tensor: owners sum whole slices. */
-static void zero_gaps(const struct shd_model *m, uint32_t unit, float *grad)
+static int zero_gaps(struct shd_model *m, uint32_t unit, float *grad, struct shd_err *e)
 {
     const struct spec_unit *u = &m->spec->units[unit];
-    uint64_t end = 0;
-    for (uint32_t t = u->first_tensor; t < u->first_tensor + u->tensor_count; t++) {
-        const struct spec_tensor *tensor = &m->spec->tensors[t];
-        memset(grad + end, 0, (tensor->offset_elems - end) * sizeof *grad);
-        end = tensor->offset_elems + tensor->elems;
+    uint64_t at = 0;
+    if (m->session->on_gpu)
+        return zero_gaps_on_gpu(m, u, grad, e);
+    for (uint32_t t = 0; t <= u->tensor_count; t++) {
+        float *gap = grad + at;
+        memset(gap, 0, next_gap(m, u, t, &at) * sizeof *grad);
     }
-    memset(grad + end, 0, (u->elems - end) * sizeof *grad);
+    return SHD_OK;
+}
+
+/* The array is handed out, and may not be used: the model cannot go on. */
+static int gaps_failed(struct shd_model *m, int code, const struct shd_err *why, struct shd_err *e)
+{
+    m->fault = *why;
+    if (e != NULL)
+        *e = *why;
+    return code;
 }
 
 static uint64_t grad_bytes(const struct shd_model *m, uint32_t unit)
@@ -207,8 +247,11 @@ int shd_grad(shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad, stru
         r = open_slot(m, micro, unit, &grad, &fresh, e);
     if (r != SHD_OK)
         return r;
+    struct shd_err why = { 0 };
     if (fresh)
-        zero_gaps(m, unit, grad);
+        r = zero_gaps(m, unit, grad, &why);
+    if (r != SHD_OK)
+        return gaps_failed(m, r, &why, e);
     *ret_grad = grad;
     return SHD_OK;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "client/kern_run.h"
 #include "proto/check.h"
 #include "proto/sys.h"
 
@@ -22,6 +23,9 @@ struct transfer {
     struct transfer_job *first, **last;
     bool leaving;
     uint64_t delay_ns;
+    pthread_mutex_t gpu_lock; /* held while a GPU copies */
+    struct kern_batch flight; /* the thread's: what GPUs copy now */
+    bool flying;              /* the thread's: there may be something, and gpu_lock is held */
 };
 
 static uint64_t now_ns(void)
@@ -48,17 +52,57 @@ static bool stopped(struct transfer *t, const struct transfer_job *job)
     return stop;
 }
 
+/* Wait for what is in flight, of this job. */
+static int land(struct transfer *t, struct transfer_job *job)
+{
+    if (!t->flying)
+        return SHD_OK;
+    const int r = kern_batch_wait(&t->flight, &job->why);
+    t->flying = false;
+    pthread_mutex_unlock(&t->gpu_lock);
+    return r;
+}
+
+static int fly(struct transfer *t, struct transfer_job *job, const struct transfer_piece *piece)
+{
+    const struct kern_copy copy = { job->to + piece->offset_bytes, piece->from, piece->bytes };
+    if (!t->flying)
+        pthread_mutex_lock(&t->gpu_lock);
+    t->flying = true;
+    return kern_batch_copy(&t->flight, piece->gpu, &copy, &job->why);
+}
+
+/* SHD_OK: the piece is published. SHD_EGONE: cancelled. */
+static int wait_piece(struct transfer *t, struct transfer_job *job,
+                      const struct transfer_piece *piece)
+{
+    if (board_wait(piece->board, job->unit, job->step, /* timeout_ns= */ 0) == SHD_OK)
+        return SHD_OK;
+    const int r = land(t, job);
+    if (r != SHD_OK)
+        return r;
+    while (board_wait(piece->board, job->unit, job->step, BOARD_SLICE_NS) != SHD_OK)
+        if (stopped(t, job))
+            return SHD_EGONE;
+    return SHD_OK;
+}
+
 /* One owner's slice. SHD_EGONE: cancelled. */
 static int copy_piece(struct transfer *t, struct transfer_job *job,
                       const struct transfer_piece *piece)
 {
-    while (board_wait(piece->board, job->unit, job->step, BOARD_SLICE_NS) != SHD_OK)
-        if (stopped(t, job))
-            return SHD_EGONE;
+    int r = wait_piece(t, job, piece);
+    if (r != SHD_OK)
+        return r;
     job->version = board_version(piece->board, job->unit);
     if (job->version != job->step)
         return SHD_ESTEP;
-    memcpy(job->to + piece->offset_bytes, job->from + piece->offset_bytes, piece->bytes);
+    if (piece->gpu == NULL)
+        memcpy(job->to + piece->offset_bytes, piece->from, piece->bytes);
+    else
+        r = fly(t, job, piece);
+    if (r != SHD_OK)
+        return r;
     job->bytes_copied += piece->bytes;
     return stopped(t, job) ? SHD_EGONE : SHD_OK;
 }
@@ -71,7 +115,7 @@ static void delay(struct transfer *t, const struct transfer_job *job)
         wait_until(t, &t->work, end_ns);
 }
 
-static int run_job(struct transfer *t, struct transfer_job *job)
+static int copy_pieces(struct transfer *t, struct transfer_job *job)
 {
     int r = SHD_OK;
     for (job->piece = 0; job->piece < job->piece_count; job->piece++) {
@@ -83,6 +127,13 @@ static int run_job(struct transfer *t, struct transfer_job *job)
             return r;
     }
     return SHD_OK;
+}
+
+static int run_job(struct transfer *t, struct transfer_job *job)
+{
+    const int r = copy_pieces(t, job);
+    const int landed = land(t, job); /* in any case: they use the job's memory */
+    return r == SHD_OK ? landed : r;
 }
 
 static void *transfer_main(void *ctx)
@@ -139,6 +190,7 @@ static void destroy(struct transfer *t)
     pthread_cond_destroy(&t->change);
     pthread_cond_destroy(&t->work);
     pthread_mutex_destroy(&t->lock);
+    pthread_mutex_destroy(&t->gpu_lock);
     free(t);
 }
 
@@ -149,7 +201,9 @@ int transfer_new(uint64_t delay_ns, struct transfer **ret_transfer, struct shd_e
         return err_set(e, SHD_ENOMEM, "no memory for a transfer thread");
     t->delay_ns = delay_ns;
     t->last = &t->first;
+    kern_batch_init(&t->flight);
     pthread_mutex_init(&t->lock, NULL);
+    pthread_mutex_init(&t->gpu_lock, NULL);
     init_cond(&t->work);
     init_cond(&t->change);
     const int failed = start_thread(t);
@@ -223,4 +277,14 @@ void transfer_cancel(struct transfer *t, struct transfer_job *job)
         pthread_cond_wait(&t->change, &t->lock);
     job->state = TRANSFER_IDLE;
     pthread_mutex_unlock(&t->lock);
+}
+
+void transfer_hold(struct transfer *t)
+{
+    pthread_mutex_lock(&t->gpu_lock);
+}
+
+void transfer_go(struct transfer *t)
+{
+    pthread_mutex_unlock(&t->gpu_lock);
 }

@@ -3,6 +3,7 @@
 #include <time.h>
 
 #include "client/transfer.h"
+#include "kernels/kern.h"
 #include "proto/check.h"
 #include "tests/test.h"
 
@@ -29,18 +30,18 @@ static void reset(void)
     CHECK(board_bytes(2) <= sizeof o.boards[0]);
     for (uint32_t i = 0; i < OWNERS; i++) {
         board_init(board_of(i), 2);
-        o.pieces[i] = (struct transfer_piece){ board_of(i), i * PIECE, PIECE };
+        o.pieces[i] = (struct transfer_piece){ .board = board_of(i),
+                                               .from = o.publish + i * PIECE,
+                                               .offset_bytes = i * PIECE,
+                                               .bytes = PIECE };
     }
 }
 
 static struct transfer_job job_of(uint32_t unit, uint64_t step)
 {
-    return (struct transfer_job){ .from = o.publish,
-                                  .to = o.slot,
-                                  .pieces = o.pieces,
-                                  .piece_count = OWNERS,
-                                  .unit = unit,
-                                  .step = step };
+    return (struct transfer_job){
+        .to = o.slot, .pieces = o.pieces, .piece_count = OWNERS, .unit = unit, .step = step
+    };
 }
 
 static void publish(uint32_t owner, uint32_t unit, uint64_t version)
@@ -169,6 +170,148 @@ TEST(a_delay_is_broken_off_and_the_end_does_not_wait)
     transfer_free(t);
     EXPECT(now_ns() - begin_ns < 10 * S);
     transfer_free(NULL);
+}
+
+/* -- Copies by a GPU --------------------------------------------------------------------------- */
+
+/* A device that copies when it is told to. */
+static struct {
+    struct kern kern; /* first */
+    pthread_mutex_t lock;
+    struct kern_copy copies[OWNERS];
+    struct kern_done *done[OWNERS];
+    uint32_t count;
+    int status; /* of queueing */
+} gpu = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+static int gpu_copy(struct kern *k, const struct kern_copy *a, struct kern_done *done,
+                    struct shd_err *e)
+{
+    CHECK(k == &gpu.kern);
+    pthread_mutex_lock(&gpu.lock);
+    const int r = gpu.status == SHD_OK ? SHD_OK : err_set(e, gpu.status, "no copies today");
+    CHECK(gpu.count < OWNERS);
+    if (r == SHD_OK) {
+        gpu.copies[gpu.count] = *a;
+        gpu.done[gpu.count++] = done;
+    }
+    pthread_mutex_unlock(&gpu.lock);
+    return r;
+}
+
+static uint32_t gpu_queued(void)
+{
+    pthread_mutex_lock(&gpu.lock);
+    const uint32_t count = gpu.count;
+    pthread_mutex_unlock(&gpu.lock);
+    return count;
+}
+
+static void gpu_await(uint32_t count)
+{
+    for (int i = 0; i < 5000 && gpu_queued() < count; i++)
+        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+    EXPECT_EQ(gpu_queued(), count);
+}
+
+/* All that is queued; the last one ends with this status. */
+static void gpu_finish(int status)
+{
+    pthread_mutex_lock(&gpu.lock);
+    const uint32_t count = gpu.count;
+    gpu.count = 0;
+    pthread_mutex_unlock(&gpu.lock);
+    for (uint32_t i = 0; i < count; i++) {
+        memcpy(gpu.copies[i].to, gpu.copies[i].from, gpu.copies[i].bytes);
+        gpu.done[i]->fn(gpu.done[i], i + 1 == count ? status : SHD_OK);
+    }
+}
+
+static void reset_gpu(void)
+{
+    static struct kern_ops ops;
+    ops = (struct kern_ops){ .copy = gpu_copy };
+    gpu.kern.ops = &ops;
+    gpu.count = 0;
+    gpu.status = SHD_OK;
+    reset();
+    for (uint32_t i = 0; i < OWNERS; i++)
+        o.pieces[i].gpu = &gpu.kern;
+}
+
+TEST(copies_of_a_gpu_are_in_flight_together)
+{
+    reset_gpu();
+    struct transfer *t = start(0);
+    struct transfer_job job = job_of(0, 1);
+    for (uint32_t i = 0; i < OWNERS; i++)
+        publish(i, 0, 1);
+    o.pieces[1].gpu = NULL; /* in the midst, one of the host's */
+    transfer_start(t, &job);
+    gpu_await(2);
+    EXPECT(!transfer_wait(t, &job, 20000000));
+    gpu_finish(SHD_OK);
+    EXPECT(transfer_wait(t, &job, 10 * S));
+    EXPECT_EQ(job.status, SHD_OK);
+    EXPECT_EQ(job.bytes_copied, OWNERS * PIECE);
+    EXPECT(memcmp(o.slot, o.publish, sizeof o.slot) == 0);
+    transfer_free(t);
+}
+
+static void *hold_it(void *ctx)
+{
+    transfer_hold(ctx);
+    return NULL;
+}
+
+/* Held while one is in flight: only once it has landed. Held before: none begins. Nor is anything
+ * in flight while the thread waits for an owner: that one may be who is to be mapped anew. */
+TEST(a_hold_waits_for_copies_and_keeps_others_from_beginning)
+{
+    pthread_t holder;
+    reset_gpu();
+    struct transfer *t = start(0);
+    struct transfer_job job = job_of(0, 1);
+    publish(0, 0, 1);
+    transfer_start(t, &job); /* one is published, for the next it will wait */
+    gpu_await(1);
+    EXPECT_EQ(pthread_create(&holder, NULL, hold_it, t), 0);
+    EXPECT(pthread_tryjoin_np(holder, NULL) != 0);
+    nanosleep(&(struct timespec){ .tv_nsec = 20000000 }, NULL);
+    EXPECT(pthread_tryjoin_np(holder, NULL) != 0);
+    gpu_finish(SHD_OK);
+    pthread_join(holder, NULL); /* though the job is not done */
+    publish(1, 0, 1);
+    publish(2, 0, 1);
+    nanosleep(&(struct timespec){ .tv_nsec = 20000000 }, NULL);
+    EXPECT_EQ(gpu_queued(), 0);
+    transfer_go(t);
+    gpu_await(2);
+    gpu_finish(SHD_OK);
+    EXPECT(transfer_wait(t, &job, 10 * S));
+    EXPECT(memcmp(o.slot, o.publish, sizeof o.slot) == 0);
+    transfer_free(t);
+}
+
+TEST(a_copy_that_fails_ends_its_job)
+{
+    reset_gpu();
+    struct transfer *t = start(0);
+    struct transfer_job job = job_of(0, 1);
+    for (uint32_t i = 0; i < OWNERS; i++)
+        publish(i, 0, 1);
+    transfer_start(t, &job);
+    gpu_await(OWNERS);
+    gpu_finish(SHD_EIO);
+    EXPECT(transfer_wait(t, &job, 10 * S));
+    EXPECT_EQ(job.status, SHD_EIO);
+    gpu.status = SHD_ENOMEM;
+    transfer_cancel(t, &job);
+    transfer_start(t, &job);
+    EXPECT(transfer_wait(t, &job, 10 * S));
+    EXPECT_EQ(job.status, SHD_ENOMEM);
+    EXPECT_STR(job.why.text, "no copies today");
+    transfer_free(t);
 }
 
 TEST_MAIN()

@@ -1,0 +1,192 @@
+/* Workers of tests on GPUs, each in a process of its own: a process that has used CUDA must not
+ * fork daemons. Their driver is the shim of tests/cuda, which has a device's memory in memfds,
+ * unreadable for host code, and runs kernels by emulation. */
+#ifndef SHD_GPU_WORKER_H
+#define SHD_GPU_WORKER_H
+
+#include <sys/mman.h>
+
+#include "client/hub.h"
+#include "tests/client_remote.h"
+#include "tests/cuda/gpu_toy.h"
+
+#define STEPS 2u
+
+struct worker_report { /* shared with the worker's process */
+    char hex[65];
+    char text[256]; /* of an error */
+    int status;
+    bool moved, toy_failed;
+    atomic_int stop; /* gpu_toy's */
+    enum shd_path path;
+    struct shd_stats stats;
+};
+
+struct owners {
+    const char *devices[3]; /* NULL-terminated */
+    bool gpu;               /* one of them is on one */
+    bool maps_gpu;          /* one owner, on the first: a worker on cuda:0 reads it in place */
+};
+
+struct worker {
+    const char *address; /* NULL: the fixture's */
+    const char *device;  /* NULL: the host */
+    struct pt_model model;
+    struct shd_policy policy;
+    uint32_t steps;
+    uint64_t timeout_ms;         /* 0: 20 s */
+    bool stops;                  /* at each gradient of unit 1 */
+    const struct owners *owners; /* who there is, and the digest to come to, for the test */
+    char want[65];
+    struct worker_report *report; /* shared */
+};
+
+static void *share(size_t bytes)
+{
+    void *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(shared != MAP_FAILED);
+    return shared;
+}
+
+__attribute__((unused)) static struct shd_policy
+policy_of(enum shd_strategy strategy, enum shd_path path, enum shd_dtype grad_dtype)
+{
+    return (struct shd_policy){ .size = sizeof(struct shd_policy),
+                                .strategy = strategy,
+                                .forward_prefetch = 1,
+                                .path = path,
+                                .grad_dtype = grad_dtype };
+}
+
+/* -- In the worker's process --------------------------------------------------------------------
+ */
+
+static int open_session(const struct worker *w, shd_session **ret, struct shd_err *e)
+{
+    const struct shd_options options = {
+        .size = sizeof options,
+        .address = w->address != NULL ? w->address : daemons.dir,
+        .name = "test",
+        .timeout_ms = w->timeout_ms > 0 ? w->timeout_ms : 20000,
+        .device = w->device,
+    };
+    return shd_connect(&options, ret, e);
+}
+
+static int train(const struct worker *w, shd_session *s, struct gpu_toy *toy, struct shd_err *e)
+{
+    shd_model *m = NULL;
+    int r = shd_model_open(s, pt_spec(&w->model), &m, e);
+    if (r == SHD_OK && w->policy.size > 0)
+        r = shd_set_policy(m, &w->policy, e);
+    while (r == SHD_OK && shd_step(m) < w->steps)
+        r = gt_step(m, toy, NULL, e);
+    if (r == SHD_OK)
+        r = shd_digest(m, w->report->hex, NULL, e);
+    if (m != NULL)
+        w->report->path = shd_path(m);
+    return r;
+}
+
+/* Connect, train, close. */
+static void work(const struct worker *w)
+{
+    struct shd_err e = { 0 };
+    shd_session *s = NULL;
+    struct gpu_toy toy = { .pt = { .overflow_step = UINT64_MAX },
+                           .stop = w->stops ? &w->report->stop : NULL };
+    int r = open_session(w, &s, &e);
+    if (r == SHD_OK) {
+        if (gt_open(&toy, w->device != NULL && strcmp(w->device, "host") != 0))
+            r = train(w, s, &toy, &e);
+        shd_stats(s, &w->report->stats);
+        shd_close(s);
+        gt_close(&toy);
+    }
+    w->report->moved = toy.moved;
+    w->report->toy_failed = toy.failed;
+    w->report->status = r;
+    snprintf(w->report->text, sizeof w->report->text, "%s", r != SHD_OK ? e.text : "");
+}
+
+/* Nothing of the driver's is left, whatever happened. */
+static void expect_nothing_left(const char *when)
+{
+    const struct cuda *cuda;
+    if (cuda_load(&cuda, NULL) == SHD_OK && shim_live(NULL) != 0)
+        FAIL("%s: left: %d contexts, %d allocations, %d maps, %d pins, %d streams, %d events", when,
+             (int)shim_live("context"), (int)shim_live("allocation"), (int)shim_live("map"),
+             (int)shim_live("pin"), (int)shim_live("stream"), (int)shim_live("event"));
+}
+
+/* In a process of its own: what is expected there and is not so ends it with 1. */
+static pid_t in_child(void (*run)(struct worker *w), struct worker *w)
+{
+    if (w->report == NULL)
+        w->report = share(sizeof *w->report);
+    memset(w->report, 0, sizeof *w->report);
+    fflush(stdout);
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid > 0)
+        return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    fixture_owner = -1; /* the daemons are the parent's */
+    alarm(200);
+    if (setjmp(test_escape) != 0)
+        _exit(1);
+    run(w);
+    exit(0);
+}
+
+static void work_and_look(struct worker *w)
+{
+    work(w);
+    expect_nothing_left("after all");
+}
+
+static pid_t start_worker(struct worker *w)
+{
+    return in_child(work_and_look, w);
+}
+
+static void await_worker(pid_t pid)
+{
+    int status = 0;
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+        FAIL("worker: status %#x", (unsigned)status);
+}
+
+__attribute__((unused)) static void run_worker(struct worker *w)
+{
+    await_worker(start_worker(w));
+}
+
+/* -- Daemons ------------------------------------------------------------------------------------
+ */
+
+static const struct owners mixes[] = {
+    { { "cpu0" }, false, false },        { { "cpu0", "cpu1" }, false, false },
+    { { "gpu0" }, true, true },          { { "gpu0", "cpu0" }, true, false },
+    { { "gpu0", "gpu1" }, true, false },
+};
+
+static int use_owners(const struct owners *o)
+{
+    int count = 0;
+    for (int i = 0; i < FIXTURE_DAEMONS_MAX; i++)
+        daemons.devices[i] = NULL;
+    while (o->devices[count] != NULL) {
+        daemons.devices[count] = o->devices[count];
+        count++;
+    }
+    return count;
+}
+
+__attribute__((unused)) static bool can_map(const struct owners *o, bool worker_on_gpu)
+{
+    return worker_on_gpu ? o->maps_gpu : !o->gpu;
+}
+
+#endif
