@@ -86,7 +86,7 @@ TEST(bad_options_are_named_with_value_and_limits)
         { "--strategy fsdp", "'fsdp' is not ddp, zero1, zero2 or zero3" },
         { "--strategy hybrid", "replica groups" },
         { "--prefetch backward", "'backward' is not pre, post or none" },
-        { "--path rdma", "'rdma' is not map, copy or auto" },
+        { "--path rdma", "'rdma' is not map, copy, nccl or auto" },
         { "--path copy --standalone", "use --path auto, or daemons" },
         { "--fetch-delay-ms 1", "add --path copy" },
         { "--fetch-delay-ms 1 --path map", "only the copy path fetches" },
@@ -113,6 +113,18 @@ TEST(bad_options_are_named_with_value_and_limits)
         { "--stop-rank 1", "go together" },
         { "--stop-rank 0 --stop-at 5", "1 to 4294967295" },
         { "--stop-rank 1 --stop-at 5", "there are 1 workers" },
+        { "--device gpu", "'gpu' is not host or cuda:N" },
+        { "--device cuda:", "'cuda:' is not host or cuda:N" },
+        { "--device cuda:1x", "N is a whole number below 1024" },
+        { "--device cuda:1024", "N is a whole number below 1024" },
+        { "--math fp64", "'fp64' is not fp32 or tf32" },
+        { "--math tf32", "add --device cuda:0" },
+        { "--math tf32 --device cuda:0 --precision bf16", "it is about fp32 products" },
+        { "--device cuda:0 --experts 2", "experts are computed on the host only" },
+        { "--device cuda:0 --precision fp16", "use bf16" },
+        { "--device cuda:0 --precision bf16 --bf16-gemm emulated", "the host's products" },
+        { "--device cuda:0 --dim 96 --heads 24", "a head's width, here 4" },
+        { "--device cuda:0 --adapters 4", "--adapters 4 with --device cuda:0" },
     };
     clear_environment();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -121,6 +133,22 @@ TEST(bad_options_are_named_with_value_and_limits)
         EXPECT(parse(cases[i].line, &o, &e) < 0);
         EXPECT_HAS(e.text, cases[i].part);
     }
+}
+
+TEST(device_is_host_or_a_gpu)
+{
+    struct shd_err e;
+    struct options o;
+    clear_environment();
+    EXPECT_OK(parse("", &o, &e), &e);
+    EXPECT(!o.chosen.cuda && !o.chosen.tf32);
+    EXPECT_OK(parse("--device cuda:3 --math tf32", &o, &e), &e);
+    EXPECT(o.chosen.cuda && o.chosen.tf32);
+    EXPECT_EQ(o.chosen.device, 3);
+    EXPECT_OK(parse("--device cuda:0 --precision bf16 --adapters 8", &o, &e), &e);
+    EXPECT(o.chosen.cuda && !o.chosen.gemm_auto);
+    EXPECT_EQ(o.chosen.publish, SHD_BF16);
+    EXPECT_EQ(o.chosen.gemm, GEMM_FULL);
 }
 
 TEST(environment_gives_rank_and_world)

@@ -9,17 +9,29 @@
 #include "examples/gpt/fail.h"
 #include "examples/gpt/progress.h"
 
+/* --device cuda:N without a session of that device ("local:"): the owners' arrays are the host's.
+ */
+static struct backend_config compute_config(const struct compute *c)
+{
+    const struct options *o = c->options;
+    return (struct backend_config){ .shape = &c->shape,
+                                    .layout = &c->layout,
+                                    .batch = (uint32_t)o->batch,
+                                    .publish = o->chosen.publish,
+                                    .gemm = c->gemm,
+                                    .pool = c->pool,
+                                    .device = o->chosen.device,
+                                    .tf32 = o->chosen.tf32,
+                                    .staged = o->standalone };
+}
+
 int compute_init(struct compute *c, struct shd_err *e)
 {
     const struct options *o = c->options;
     const uint32_t units = gpt_units(&c->shape);
-    uint64_t elems_max = 0;
-    for (int kind = 0; kind < GPT_UNIT_KINDS; kind++)
-        if (c->layout.elems[kind] > elems_max)
-            elems_max = c->layout.elems[kind];
-    int r = gpt_new(&c->shape, &c->layout, (uint32_t)o->batch, c->pool, &c->gpt, e);
-    if (r == SHD_OK)
-        r = widen_init(&c->widen, o->chosen.publish, elems_max, c->pool, e);
+    const struct backend_config config = compute_config(c);
+    const int r = o->chosen.cuda ? backend_cuda_new(&config, &c->backend, e)
+                                 : backend_host_new(&config, &c->backend, e);
     if (r != SHD_OK)
         return r;
     c->windows = malloc(o->batch * (o->seq + 1));
@@ -32,8 +44,8 @@ int compute_init(struct compute *c, struct shd_err *e)
 
 void compute_deinit(struct compute *c)
 {
-    gpt_free(c->gpt);
-    widen_deinit(&c->widen);
+    if (c->backend != NULL)
+        c->backend->ops->free(c->backend);
     free(c->windows);
     free(c->forward_ns);
     free(c->backward_ns);
@@ -44,23 +56,19 @@ void compute_begin(struct compute *c, double loss_scale)
     const size_t bytes = gpt_units(&c->shape) * sizeof(uint64_t);
     memset(c->forward_ns, 0, bytes);
     memset(c->backward_ns, 0, bytes);
-    gpt_set_loss_scale(c->gpt, loss_scale);
+    c->backend->ops->set_loss_scale(c->backend, loss_scale);
     c->begun = false;
 }
 
-const float *compute_params(struct compute *c, enum widen_slot slot, uint32_t unit,
-                            const void *params)
-{
-    return widen(&c->widen, slot, params, gpt_unit_elems(&c->shape, &c->layout, unit));
-}
-
-/* The array of the unit that `unit` uses; NULL when it uses none. */
-static const float *compute_used(struct compute *c, uint32_t unit)
+/* The unit's arrays and those of the one it uses. */
+static struct backend_arrays compute_arrays(const struct compute *c, uint32_t unit,
+                                            const void *params)
 {
     const uint32_t used = gpt_unit_uses(&c->shape, unit);
-    if (used == GPT_UNIT_NONE)
-        return NULL;
-    return compute_params(c, WIDEN_USED, used, shd_params(c->model, used));
+    return (struct backend_arrays){
+        .params = params,
+        .used = used != GPT_UNIT_NONE ? shd_params(c->model, used) : NULL,
+    };
 }
 
 /* A frozen block is computed by the unit of its adapters. */
@@ -80,6 +88,13 @@ static void compute_drag(const struct compute *c, uint64_t begin_ns)
     nanosleep(&pause, NULL);
 }
 
+static int compute_batch(struct compute *c, uint32_t micro)
+{
+    const struct data_key key = { c->options->seed, shd_step(c->model), micro };
+    data_batch(c->data, key, (uint32_t)c->options->batch, c->windows);
+    return c->backend->ops->set_batch(c->backend, c->windows, &c->err);
+}
+
 static int compute_forward(void *ctx, uint32_t micro, uint32_t unit, const void *params)
 {
     struct compute *c = ctx;
@@ -87,14 +102,12 @@ static int compute_forward(void *ctx, uint32_t micro, uint32_t unit, const void 
         return -1;
     c->begun = true;
     const uint64_t begin = progress_now_ns();
-    if (unit == GPT_UNIT_EMBED) {
-        const struct data_key key = { c->options->seed, shd_step(c->model), micro };
-        data_batch(c->data, key, (uint32_t)c->options->batch, c->windows);
-        gpt_set_batch(c->gpt, c->windows);
-    }
+    if (unit == GPT_UNIT_EMBED && compute_batch(c, micro) != SHD_OK)
+        return -1;
     if (!compute_is_idle(c, unit)) {
-        const float *used = compute_used(c, unit);
-        gpt_forward(c->gpt, unit, compute_params(c, WIDEN_UNIT, unit, params), used);
+        const struct backend_arrays a = compute_arrays(c, unit, params);
+        if (c->backend->ops->forward(c->backend, unit, &a, &c->err) != SHD_OK)
+            return -1;
     }
     compute_drag(c, begin);
     c->forward_ns[unit] += progress_now_ns() - begin;
@@ -103,13 +116,13 @@ static int compute_forward(void *ctx, uint32_t micro, uint32_t unit, const void 
 
 /* The test aid --inject-overflow: once in that step, in the first gradient of micro-batch 0, which
  * some worker computes. */
-static void compute_inject(struct compute *c, uint32_t micro, float *grad)
+static int compute_inject(struct compute *c, uint32_t micro, float *grad)
 {
     const uint64_t step = shd_step(c->model) + 1;
     if (step != c->options->inject_overflow || c->injected_step == step || micro != 0)
-        return;
-    grad[0] = INFINITY;
+        return SHD_OK;
     c->injected_step = step;
+    return c->backend->ops->spoil(c->backend, grad, &c->err);
 }
 
 static int compute_backward(void *ctx, uint32_t micro, uint32_t unit, const void *params,
@@ -118,16 +131,17 @@ static int compute_backward(void *ctx, uint32_t micro, uint32_t unit, const void
     struct compute *c = ctx;
     const uint64_t begin = progress_now_ns();
     const uint32_t uses = gpt_unit_uses(&c->shape, unit);
-    float *used_grad = NULL;
     if (compute_is_idle(c, unit))
         return 0;
+    struct backend_arrays a = compute_arrays(c, unit, params);
+    a.grad = grad;
     if (uses != GPT_UNIT_NONE && !gpt_kind_frozen(&c->shape, gpt_unit_at(&c->shape, uses).kind) &&
-        shd_grad(c->model, micro, uses, &used_grad, &c->err) != SHD_OK)
+        shd_grad(c->model, micro, uses, &a.used_grad, &c->err) != SHD_OK)
         return -1;
-    const float *used = compute_used(c, unit);
-    gpt_backward(c->gpt, unit, compute_params(c, WIDEN_UNIT, unit, params), grad, used, used_grad);
-    if (grad != NULL)
-        compute_inject(c, micro, grad);
+    if (c->backend->ops->backward(c->backend, unit, &a, &c->err) != SHD_OK)
+        return -1;
+    if (grad != NULL && compute_inject(c, micro, grad) != SHD_OK)
+        return -1;
     compute_drag(c, begin);
     c->backward_ns[unit] += progress_now_ns() - begin;
     return 0;
@@ -138,7 +152,7 @@ static uint32_t compute_metrics(void *ctx, uint32_t micro, double *ret_metrics)
     (void)micro;
     const struct compute *c = ctx;
     const bool together = !c->options->elastic; /* else who was asked to leave leaves alone */
-    ret_metrics[METRIC_LOSS] = gpt_loss(c->gpt);
+    ret_metrics[METRIC_LOSS] = backend_loss(c->backend, c->options->batch * c->options->seq);
     ret_metrics[METRIC_SIGINT] = together && *c->signal == SIGINT;
     ret_metrics[METRIC_SIGTERM] = together && *c->signal == SIGTERM;
     if (!together && *c->signal != 0)
@@ -150,7 +164,7 @@ static uint32_t compute_next(void *ctx, uint32_t micro, uint32_t unit)
 {
     (void)micro;
     const struct compute *c = ctx;
-    return gpt_next(c->gpt, unit);
+    return c->backend->ops->next(c->backend, unit);
 }
 
 struct shd_compute compute_callbacks(struct compute *c)

@@ -8,12 +8,11 @@
 #include <stdint.h>
 
 #include "client/shd.h"
+#include "examples/gpt/backend.h"
 #include "examples/gpt/data.h"
-#include "examples/gpt/model.h"
 #include "examples/gpt/options.h"
 #include "examples/gpt/pool.h"
 #include "examples/gpt/shape.h"
-#include "examples/gpt/widen.h"
 
 /* What each micro-batch reports; the step's sums come back with the commit. */
 enum metric { METRIC_LOSS, METRIC_SIGINT, METRIC_SIGTERM, METRICS };
@@ -26,10 +25,10 @@ struct compute {
     struct data *data;
     shd_model *model;
     const volatile sig_atomic_t *signal; /* the one this process was asked to end by, or 0 */
-    struct gpt *gpt;                     /* owned, as what follows */
+    enum gemm_kind gemm;                 /* host: gemm_init() was called */
+    struct backend *backend;             /* owned, as what follows */
     uint8_t *windows;                    /* [batch, seq + 1] */
-    struct widen widen;
-    uint64_t *forward_ns, *backward_ns;          /* [units] time spent, this step */
+    uint64_t *forward_ns, *backward_ns;  /* [units] time spent, this step */
     int (*before)(void *ctx, struct shd_err *e); /* a step's first micro-batch; NULL: nothing */
     void *before_ctx;
     bool begun;             /* a micro-batch of this step */
@@ -37,8 +36,8 @@ struct compute {
     struct shd_err err;     /* of a callback that stopped the run */
 };
 
-/* options, shape, layout, pool, data, model and signal are set; make the rest.
- * Errors: SHD_ENOMEM, and those of gpt_new(). */
+/* options, shape, layout, pool, data, model, signal and gemm are set; make the rest.
+ * Errors: SHD_ENOMEM, and those of backend_host_new() and backend_cuda_new(). */
 int compute_init(struct compute *c, struct shd_err *e);
 void compute_deinit(struct compute *c);
 
@@ -46,9 +45,5 @@ void compute_deinit(struct compute *c);
 void compute_begin(struct compute *c, double loss_scale);
 
 struct shd_compute compute_callbacks(struct compute *c);
-
-/* A unit's published array in fp32, in the slot; see widen(). */
-const float *compute_params(struct compute *c, enum widen_slot slot, uint32_t unit,
-                            const void *params);
 
 #endif

@@ -20,8 +20,8 @@ static int eval_unit(struct compute *c, uint32_t unit, struct shd_err *e)
     if (uses != GPT_UNIT_NONE)
         r = shd_acquire(c->model, uses, &used, e);
     if (r == SHD_OK) {
-        const float *wide = used != NULL ? compute_params(c, WIDEN_USED, uses, used) : NULL;
-        gpt_forward(c->gpt, unit, compute_params(c, WIDEN_UNIT, unit, params), wide);
+        const struct backend_arrays a = { .params = params, .used = used };
+        r = c->backend->ops->forward(c->backend, unit, &a, e);
         if (uses != GPT_UNIT_NONE)
             shd_release(c->model, uses);
     }
@@ -31,9 +31,10 @@ static int eval_unit(struct compute *c, uint32_t unit, struct shd_err *e)
 
 static int eval_batch(struct compute *c, struct shd_err *e)
 {
-    int r = SHD_OK;
-    for (uint32_t u = gpt_next(c->gpt, GPT_UNIT_NONE); u != GPT_UNIT_NONE && r == SHD_OK;
-         u = gpt_next(c->gpt, u))
+    struct backend *b = c->backend;
+    int r = b->ops->set_batch(b, c->windows, e);
+    for (uint32_t u = b->ops->next(b, GPT_UNIT_NONE); u != GPT_UNIT_NONE && r == SHD_OK;
+         u = b->ops->next(b, u))
         r = eval_unit(c, u, e);
     return r;
 }
@@ -45,13 +46,12 @@ int evaluate_loss(struct compute *c, struct progress *p, struct shd_err *e)
     double sum = 0;
     for (uint64_t first = 0; first < wanted; first += batch) {
         data_held_out(c->data, first, (uint32_t)batch, c->windows);
-        gpt_set_batch(c->gpt, c->windows);
         const int r = eval_batch(c, e);
         if (r != SHD_OK)
             return r;
         const uint64_t rows = wanted - first < batch ? wanted - first : batch;
         for (uint64_t i = 0; i < rows * c->shape.seq; i++)
-            sum += gpt_row_losses(c->gpt)[i];
+            sum += c->backend->ops->losses(c->backend)[i];
     }
     const double loss = sum / (double)(wanted * c->shape.seq);
     progress_note(p, "eval step %ju held-out loss %.4f (%.3f bits per byte, %ju windows)",
@@ -91,15 +91,16 @@ static int sample_copy(struct compute *c, uint32_t unit, float **ret_params, str
     float *params = malloc(elems * sizeof *params);
     if (params == NULL)
         return fail(e, SHD_ENOMEM, "no memory for %ju parameters to sample with", (uintmax_t)elems);
-    const int r = shd_acquire(c->model, unit, &published, e);
-    if (r != SHD_OK) {
-        free(params);
-        return r;
+    int r = shd_acquire(c->model, unit, &published, e);
+    if (r == SHD_OK) {
+        r = c->backend->ops->read(c->backend, published, elems, params, e);
+        shd_release(c->model, unit);
     }
-    widen_into(&c->widen, published, elems, params);
-    shd_release(c->model, unit);
-    *ret_params = params;
-    return SHD_OK;
+    if (r == SHD_OK)
+        *ret_params = params;
+    else
+        free(params);
+    return r;
 }
 
 static int evaluate_sample(struct compute *c, struct progress *p, struct shd_err *e)

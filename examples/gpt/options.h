@@ -33,6 +33,7 @@ struct options {
     /* Schedule and precision, as given; what they mean is in `chosen`. */
     const char *strategy, *prefetch, *path, *precision, *grad_precision, *accumulate, *bf16_gemm;
     const char *loss_scale; /* NULL: dynamic with fp16, none otherwise */
+    const char *device, *math;
     uint64_t forward_prefetch;
     uint64_t max_live_units, max_live_bytes; /* 0: no bound */
     uint64_t experts, adapters;              /* 0: none */
@@ -53,6 +54,9 @@ struct options {
         uint32_t accumulate; /* a of "local:a"; 1: the owners sum */
         bool dynamic_scale;
         double static_scale; /* 1: none */
+        bool cuda;           /* compute on a GPU, and the session's arrays are there */
+        uint32_t device;     /* CUDA ordinal */
+        bool tf32;
     } chosen;
 };
 

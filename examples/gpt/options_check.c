@@ -33,9 +33,11 @@ static const struct word prefetches[] = { { "pre", SHD_PREFETCH_PRE },
                                           { "post", SHD_PREFETCH_POST },
                                           { "none", SHD_PREFETCH_NONE },
                                           { NULL, 0 } };
-static const struct word paths[] = {
-    { "auto", SHD_PATH_AUTO }, { "map", SHD_PATH_MAP }, { "copy", SHD_PATH_COPY }, { NULL, 0 }
-};
+static const struct word paths[] = { { "auto", SHD_PATH_AUTO },
+                                     { "map", SHD_PATH_MAP },
+                                     { "copy", SHD_PATH_COPY },
+                                     { "nccl", SHD_PATH_NCCL },
+                                     { NULL, 0 } };
 static const struct word dtypes[] = {
     { "fp32", SHD_F32 }, { "bf16", SHD_BF16 }, { "fp16", SHD_F16 }, { NULL, 0 }
 };
@@ -116,7 +118,7 @@ static int check_schedule(struct options *o, struct shd_err *e)
     if (r == SHD_OK)
         r = word_find(prefetches, "prefetch", o->prefetch, "pre, post or none", &prefetch, e);
     if (r == SHD_OK)
-        r = word_find(paths, "path", o->path, "map, copy or auto", &path, e);
+        r = word_find(paths, "path", o->path, "map, copy, nccl or auto", &path, e);
     if (r == SHD_OK && strategy == SHD_HYBRID)
         r = fail(e, SHD_ENOTSUP,
                  "--strategy hybrid needs replica groups, which this version has not: use zero3, "
@@ -243,6 +245,73 @@ static int check_precision(struct options *o, struct shd_err *e)
     return SHD_OK;
 }
 
+/* -- Device ---------------------------------------------------------------------------------- */
+
+/* What the GPU's kernels leave out. Rows there are read as whole vectors of 16 bytes. */
+static int check_cuda(const struct options *o, struct shd_err *e)
+{
+    if (o->experts > 0)
+        return fail(e, SHD_ENOTSUP,
+                    "--experts %ju with --device %s: experts are computed on the host only; leave "
+                    "one of them out",
+                    (uintmax_t)o->experts, o->device);
+    if (o->chosen.publish == SHD_F16)
+        return fail(e, SHD_ENOTSUP,
+                    "--precision fp16 with --device %s: use bf16, which needs no loss scale, or "
+                    "fp32",
+                    o->device);
+    if (strcmp(o->bf16_gemm, "auto") != 0)
+        return fail(e, SHD_EINVAL,
+                    "--bf16-gemm %s with --device %s: that is about the host's products; leave it "
+                    "out",
+                    o->bf16_gemm, o->device);
+    if (o->dim / o->heads % 8 != 0)
+        return fail(e, SHD_ERANGE,
+                    "--dim %ju --heads %ju with --device %s: on a GPU a head's width, here %ju, "
+                    "must be a multiple of 8",
+                    (uintmax_t)o->dim, (uintmax_t)o->heads, o->device,
+                    (uintmax_t)(o->dim / o->heads));
+    if (o->adapters % 8 != 0)
+        return fail(e, SHD_ERANGE,
+                    "--adapters %ju with --device %s: on a GPU it must be a multiple of 8",
+                    (uintmax_t)o->adapters, o->device);
+    return SHD_OK;
+}
+
+/* After the precision, which it may refuse. */
+static int check_device(struct options *o, struct shd_err *e)
+{
+    char *end;
+    const bool tf32 = strcmp(o->math, "tf32") == 0;
+    if (!tf32 && strcmp(o->math, "fp32") != 0)
+        return fail(e, SHD_EINVAL, "--math '%s' is not fp32 or tf32", o->math);
+    if (strcmp(o->device, "host") == 0) {
+        if (tf32)
+            return fail(e, SHD_EINVAL,
+                        "--math tf32 with --device host: TF32 is a format of GPUs; add --device "
+                        "cuda:0, or leave it out");
+        return SHD_OK;
+    }
+    const char *number = o->device + strlen("cuda:");
+    if (strncmp(o->device, "cuda:", strlen("cuda:")) != 0 || !isdigit((unsigned char)*number))
+        return fail(e, SHD_EINVAL, "--device '%s' is not host or cuda:N, N the number of a GPU",
+                    o->device);
+    const unsigned long ordinal = strtoul(number, &end, 10);
+    if (*end != '\0' || ordinal >= 1024)
+        return fail(e, SHD_ERANGE, "--device %s: N is a whole number below 1024", o->device);
+    if (tf32 && o->chosen.publish != SHD_F32)
+        return fail(e, SHD_EINVAL,
+                    "--math tf32 with --precision %s: it is about fp32 products; leave one of them "
+                    "out",
+                    o->precision);
+    o->chosen.cuda = true;
+    o->chosen.device = (uint32_t)ordinal;
+    o->chosen.tf32 = tf32;
+    o->chosen.gemm = GEMM_FULL; /* of the sample, which the host computes */
+    o->chosen.gemm_auto = false;
+    return check_cuda(o, e);
+}
+
 int options_check(struct options *o, struct shd_err *e)
 {
     int r = check_model(o, e);
@@ -254,5 +323,7 @@ int options_check(struct options *o, struct shd_err *e)
         r = check_stop(o, e);
     if (r == SHD_OK)
         r = check_precision(o, e);
+    if (r == SHD_OK)
+        r = check_device(o, e);
     return r;
 }

@@ -149,6 +149,7 @@ static void progress_json(struct progress *p, const struct progress_step *s)
     json_whole(out, "wait_ns", s->end.wait_ns - s->begin.wait_ns);
     json_whole(out, "tokens", p->step_bytes);
     json_whole(out, "bytes_fetched", s->end.bytes_fetched - s->begin.bytes_fetched);
+    json_whole(out, "bytes_copied", s->end.bytes_copied - s->begin.bytes_copied);
     json_whole(out, "bytes_returned", s->end.bytes_returned - s->begin.bytes_returned);
     json_whole(out, "live_bytes_max", s->end.live_bytes_max);
     json_whole(out, "plan_misses", s->end.plan_misses - s->begin.plan_misses);

@@ -295,10 +295,12 @@ char *train_spec(const struct options *o)
 static int train_open_model(struct train *t, bool *ret_refused, struct shd_err *e)
 {
     const struct options *o = t->options;
+    /* Owners inside this process are on the host; compute.c copies. */
     const struct shd_options session = { .size = sizeof session,
                                          .address = o->standalone ? "local:" : o->address,
                                          .name = "shd-gpt",
-                                         .threads = o->standalone ? (uint32_t)o->threads : 0 };
+                                         .threads = o->standalone ? (uint32_t)o->threads : 0,
+                                         .device = o->standalone ? NULL : o->device };
     char *json = train_spec(o);
     if (json == NULL)
         return fail(e, SHD_ENOMEM, "no memory for the model spec");
@@ -349,13 +351,13 @@ static int train_init(struct train *t, bool *ret_refused, struct shd_err *e)
                            .pool = t->pool,
                            .data = t->data,
                            .model = t->model,
-                           .signal = &train_signal };
+                           .signal = &train_signal,
+                           .gemm = t->gemm };
     r = gpt_layout_load(&c->shape, t->model, &c->layout, e);
     if (r == SHD_OK)
         r = compute_init(c, e);
     if (r != SHD_OK)
         return r;
-    gpt_set_gemm(c->gpt, t->gemm);
     t->micros = calloc(o->micro_batches, sizeof *t->micros);
     if (t->micros == NULL)
         return fail(e, SHD_ENOMEM, "no memory for %ju micro-batches", (uintmax_t)o->micro_batches);
@@ -393,13 +395,18 @@ static void train_introduce_model(struct train *t)
 
 static void train_introduce_schedule(struct train *t)
 {
+    static const char *const paths[] = {
+        [SHD_PATH_MAP] = "map", [SHD_PATH_COPY] = "copy", [SHD_PATH_NCCL] = "nccl"
+    };
     const struct options *o = t->options;
     progress_note(&t->progress,
                   "schedule %s, forward prefetch %ju, backward prefetch %s, path %s; parameters "
                   "%s, gradients %s, accumulation %s",
                   o->strategy, (uintmax_t)o->forward_prefetch, o->prefetch,
-                  shd_path(t->model) == SHD_PATH_COPY ? "copy" : "map", o->precision,
-                  o->grad_precision, o->accumulate);
+                  paths[shd_path(t->model)], o->precision, o->grad_precision, o->accumulate);
+    const char *device = t->compute.backend->ops->describe(t->compute.backend);
+    if (device != NULL)
+        progress_note(&t->progress, "computed on %s", device);
     if (t->gemm != GEMM_FULL)
         progress_note(&t->progress, "%s GEMM: %s", o->precision, gemm_describe(t->gemm));
     if (o->chosen.dynamic_scale)

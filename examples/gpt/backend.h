@@ -1,0 +1,84 @@
+/* backend.h: where the model is computed: this host, or a GPU. One table of functions, filled by
+ * backend_host.c and cuda/backend_cuda.c; who calls it does not know which.
+ *
+ * Use, per micro-batch: set_batch(), forward() for the units next() names, losses(), backward() for
+ * the same units in reverse. Arrays are the published ones as libshd hands them out, and its
+ * gradients, fp32: host memory for the host, device memory for a GPU (or host memory there too,
+ * where the session has no device: they are then copied back and forth, see cuda/).
+ *
+ * forward() and backward() return when they are done with the arrays: what is released or returned
+ * afterwards is neither read nor written any more.
+ *
+ * One thread at a time. Errors: SHD_EIO the device failed, with what and why; the host has none.
+ */
+#ifndef GPT_BACKEND_H
+#define GPT_BACKEND_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "client/shd.h"
+#include "examples/gpt/gemm.h"
+#include "examples/gpt/pool.h"
+#include "examples/gpt/shape.h"
+
+struct backend;
+
+/* Arrays of one unit, and of the one it uses; all borrowed. */
+struct backend_arrays {
+    const void *params, *used; /* of the published dtype; used: NULL when it uses none */
+    float *grad, *used_grad;   /* backward: NULL when frozen. As gpt_backward() has it */
+};
+
+struct backend_ops {
+    /* windows: [batch, seq + 1] bytes, copied. */
+    int (*set_batch)(struct backend *b, const uint8_t *windows, struct shd_err *e);
+    int (*forward)(struct backend *b, uint32_t unit, const struct backend_arrays *a,
+                   struct shd_err *e);
+    int (*backward)(struct backend *b, uint32_t unit, const struct backend_arrays *a,
+                    struct shd_err *e);
+    /* [batch, seq] of the host, after the head's forward; borrowed until the next one. */
+    const double *(*losses)(struct backend *b);
+    /* As gpt_next(). */
+    uint32_t (*next)(const struct backend *b, uint32_t unit);
+    void (*set_loss_scale)(struct backend *b, double scale);
+    /* A unit's published array, elems of it, into out[elems] of the host. */
+    int (*read)(struct backend *b, const void *params, uint64_t elems, float *out,
+                struct shd_err *e);
+    /* grad[0] = infinity: the test aid --inject-overflow. */
+    int (*spoil)(struct backend *b, float *grad, struct shd_err *e);
+    /* For the log: "GPU 0 (NVIDIA H200), cuBLAS 13.0, bf16 products"; borrowed. NULL: nothing to
+     * say. */
+    const char *(*describe)(const struct backend *b);
+    void (*free)(struct backend *b); /* NULL is a no-op */
+};
+
+struct backend { /* first member of each implementation's struct */
+    const struct backend_ops *ops;
+};
+
+struct backend_config {
+    const struct gpt_shape *shape;   /* copied, as the next */
+    const struct gpt_layout *layout; /* elems and offsets as the owners have them */
+    uint32_t batch;                  /* sequences */
+    enum shd_dtype publish;          /* of params */
+    enum gemm_kind gemm;             /* host: gemm_init() was called */
+    struct pool *pool;               /* host; borrowed until free() */
+    uint32_t device;                 /* GPU: CUDA ordinal */
+    bool tf32;                       /* GPU: fp32 products with factors rounded to TF32 */
+    bool staged;                     /* GPU: arrays are the host's */
+};
+
+/* Errors: SHD_ENOMEM; SHD_ERANGE limits. */
+int backend_host_new(const struct backend_config *config, struct backend **ret_backend,
+                     struct shd_err *e);
+
+/* Errors: SHD_ENOTSUP no driver, no such device, no cuBLAS, or a build without GPU kernels, each
+ * with what to do; SHD_ENOMEM on the device, with the bytes; SHD_EIO. */
+int backend_cuda_new(const struct backend_config *config, struct backend **ret_backend,
+                     struct shd_err *e);
+
+/* Mean of the losses, [batch, seq], in nats per byte. */
+double backend_loss(struct backend *b, uint64_t rows);
+
+#endif

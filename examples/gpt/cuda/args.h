@@ -1,0 +1,171 @@
+/* args.h: what the host passes to the GPU's kernels; each takes one of these by value. Plain C, for
+ * both sides.
+ *
+ * Names as in model_parts.h: R = batch * seq rows, C = dim, V = vocabulary, H = heads, S = C / H.
+ * All pointers are the device's, matrices row-major without gaps, of fp32 unless a dtype is given:
+ * a `void *` is of GPU_F32 or GPU_BF16. C, S and the strides of attention are multiples of 8: a
+ * thread reads and writes 8 neighbours at a time, 16 or 32 bytes.
+ *
+ * Three shapes of launch, always of GPU_THREADS threads:
+ *   by element   a thread for each 8 elements: elems / 8 threads
+ *   by row       a warp for each row
+ *   by column    a block for each GPU_COLS columns and chunk of rows; sums go to partial[chunk,
+ *                cols], and gpu_columns_sum adds the chunks in ascending order. So sums have one
+ *                order, whatever runs when: no atomics anywhere.
+ */
+#ifndef GPT_CUDA_ARGS_H
+#define GPT_CUDA_ARGS_H
+
+#include <stdint.h>
+
+#define GPU_THREADS 256u
+#define GPU_WARPS   8u   /* of a block */
+#define GPU_LANE    8u   /* elements a thread takes at once */
+#define GPU_COLS    256u /* columns of a block: a warp's 32 threads of 8 */
+#define GPU_VOCAB   256u /* GPT_VOCAB: one warp holds a row of logits */
+#define GPU_SEGMENT 64u  /* most rows of a segment of gpu_embed_tokens */
+
+enum { GPU_F32 = 1, GPU_BF16 = 2 }; /* as enum shd_dtype */
+
+struct gpu_embed { /* by element: x[row] = wte[token] + wpe[position] */
+    float *x;      /* [R, C] */
+    const void *wte, *wpe;
+    const uint8_t *tokens; /* [R] */
+    uint64_t elems;        /* R * C */
+    uint32_t dim, seq, param_dtype;
+};
+
+struct gpu_segment { /* rows of one token */
+    uint32_t begin, end;
+};
+
+struct gpu_embed_tokens {   /* by column, a chunk for each segment */
+    const float *dx;        /* [R, C] */
+    const uint32_t *sorted; /* [R] rows by token, ascending within one */
+    const struct gpu_segment *segments;
+    float *partial; /* [segments, C] */
+    uint32_t segment_count, dim;
+};
+
+struct gpu_embed_sum { /* by element: dwte[token] += its segments, ascending */
+    float *dwte;       /* [V, C] */
+    const float *partial;
+    const uint32_t *first; /* [V + 1] segment of a token's first rows */
+    uint32_t dim;
+};
+
+struct gpu_embed_positions { /* by element: dwpe[t] = sum over sequences, ascending */
+    float *dwpe;             /* [seq, C] */
+    const float *dx;
+    uint32_t batch, seq, dim;
+};
+
+/* By row: y = (x - mean) rstd weight + shift, and before that, where raw is not NULL,
+ * x = residual + (raw + bias). */
+struct gpu_norm {
+    float *x; /* [rows, cols] */
+    const float *raw, *residual;
+    const void *bias; /* [cols] */
+    const void *weight, *shift;
+    void *y;
+    float *mean, *rstd; /* [rows] */
+    uint64_t rows;
+    uint32_t cols, param_dtype, y_dtype;
+};
+
+struct gpu_norm_grad { /* by row: dx = (add ? dx : 0) + the gradient through the norm */
+    const float *x, *mean, *rstd;
+    const float *dy; /* [rows, cols] */
+    const void *weight;
+    float *dx;
+    uint64_t rows;
+    uint32_t cols, param_dtype, add;
+};
+
+struct gpu_norm_columns { /* by column: of dweight, and behind all chunks of it, of dshift */
+    const float *x, *mean, *rstd, *dy;
+    float *partial; /* [2, chunks, cols] */
+    uint64_t rows;
+    uint32_t cols, chunk_rows, chunks;
+};
+
+/* By column: d(, times gelu'(pre)), summed, and stored as a factor of the next product. */
+struct gpu_columns {
+    const float *d;   /* [rows, cols]; or with head_size > 0 of heads, see gpu_to_heads */
+    const float *pre; /* [rows, cols] or NULL */
+    void *out;        /* [rows, cols], may be d where that is no heads' and of its dtype; or NULL */
+    float *partial;   /* [chunks, cols], or NULL */
+    uint64_t rows;
+    uint32_t cols, chunk_rows, out_dtype;
+    uint32_t dim, head_size, seq; /* of heads: cols is 3 dim */
+};
+
+struct gpu_columns_sum { /* a block for each 32 columns: out = sum of the chunks */
+    const float *partial;
+    float *out;
+    uint32_t cols, chunks;
+};
+
+/* By element: rows to heads: in[row, part C + h S + k] (+ bias) to
+ * out[part, sequence, h, position, k]. */
+struct gpu_to_heads {
+    const float *in;  /* [R, parts C] */
+    const void *bias; /* [parts C] or NULL */
+    void *out;
+    uint64_t rows;
+    uint32_t dim, parts, head_size, seq, param_dtype, out_dtype;
+};
+
+struct gpu_from_heads { /* by element: the way back, of one part, dtype kept */
+    const void *in;     /* [batch, H, seq, S] */
+    void *out;          /* [R, C] */
+    uint64_t rows;
+    uint32_t dim, head_size, seq, dtype;
+};
+
+struct gpu_bias_gelu { /* by element: pre += bias; act = gelu(pre) */
+    float *pre;        /* [rows, cols] */
+    void *act;
+    const void *bias;
+    uint64_t elems;
+    uint32_t cols, param_dtype, act_dtype;
+};
+
+struct gpu_residual { /* by element: x = residual + (raw + bias) */
+    float *x;
+    const float *raw, *residual;
+    const void *bias;
+    uint64_t elems;
+    uint32_t cols, param_dtype;
+};
+
+/* By row, of query rows [first, first + rows) of all (sequence, head) pairs: softmax over scores
+ * [0, row], zeros from there to first + rows. A pair's scores begin with row `first`. */
+struct gpu_softmax {
+    const float *scores; /* [pairs, ..., stride]; may be prob's rows where that is fp32 */
+    void *prob;          /* [pairs, seq, stride] */
+    uint64_t score_pair; /* elements from one pair's scores to the next */
+    uint32_t pairs, seq, stride, first, rows, prob_dtype;
+    float scale;
+};
+
+struct gpu_softmax_grad { /* by row: prob := scale prob (dp - sum(prob dp)), over [0, row] */
+    const float *dp;      /* as scores above */
+    void *prob;
+    uint64_t dp_pair;
+    uint32_t pairs, seq, stride, first, rows, prob_dtype;
+    float scale;
+};
+
+/* By row: losses = -log softmax(logits)[target], in nats; grad = scale d loss / d logits. */
+struct gpu_cross_entropy {
+    const float *logits; /* [rows, V]; may be grad where that is fp32 */
+    void *grad;
+    const uint8_t *targets;
+    double *losses;
+    uint64_t rows;
+    uint32_t grad_dtype;
+    float scale;
+};
+
+#endif

@@ -1,0 +1,12 @@
+/* image.h: the compiled kernels. */
+#ifndef GPT_CUDA_IMAGE_H
+#define GPT_CUDA_IMAGE_H
+
+#include <stdbool.h>
+
+/* What cuModuleLoadData() takes; in a build without nvcc zeros, which only the tests' stand-in for
+ * the driver takes. */
+const void *gpt_cuda_image(void);
+bool gpt_cuda_image_is_empty(void);
+
+#endif

@@ -1,0 +1,124 @@
+/* parts.h: what the files of the model on a GPU share; nobody else includes it. It mirrors
+ * model_parts.h, whose names it uses.
+ *
+ *   model_cuda.c     memory, embedding, head and loss
+ *   block_cuda.c     a block: linear layers, plain or with adapters, norms, MLP
+ *   attention_cuda.c attention
+ *   backend_cuda.c   the backend: which part a unit is, arrays in and out
+ *
+ * Number types. Parameters are read as they are published, fp32 or bf16, and that type, T below, is
+ * also that of both factors of every product. What is only ever a factor is kept as T: it is
+ * rounded once, where it is made, to what the host rounds it to at every use. The residual stream,
+ * sums, scores, gradients and what leads to them are fp32.
+ */
+#ifndef GPT_CUDA_PARTS_H
+#define GPT_CUDA_PARTS_H
+
+#include "examples/gpt/backend.h"
+#include "examples/gpt/cuda/gpu.h"
+#include "examples/gpt/shape.h"
+
+enum gpu_matrix_name { GPU_ATTN, GPU_PROJ, GPU_FC, GPU_MLP, GPU_MATRICES };
+
+/* What a layer's backward needs of its forward. */
+struct gpu_acts {
+    float *x;                /* [R, C] the block's input */
+    float *mean1, *rstd1;    /* [R] */
+    void *norm1;             /* T [R, C] ln_1(x) */
+    void *heads;             /* T [3, batch, H, seq, S]: q, k, v */
+    void *prob;              /* T [batch, H, seq, stride]; backward spoils it */
+    void *att;               /* T [R, C] attention's output, before its projection */
+    float *mid;              /* [R, C] x + attention */
+    float *mean2, *rstd2;    /* [R] */
+    void *norm2;             /* T [R, C] ln_2(mid) */
+    float *pre;              /* [R, 4C] before gelu */
+    void *act;               /* T [R, 4C] after it */
+    void *low[GPU_MATRICES]; /* T [R, r] input times an adapter's first factor */
+};
+
+struct gpu_model {
+    struct gpu gpu;
+    struct gpt_shape shape;
+    struct gpt_layout layout;
+    uint32_t dtype; /* T */
+    float loss_scale;
+    uint64_t batch, rows, head_size;
+    uint64_t stride;              /* of a row of scores: seq, up to a multiple of 8 */
+    uint64_t chunk_rows, chunks;  /* of sums over rows */
+    struct gpu_acts *blocks;      /* owned, [layers] */
+    void *slab;                   /* owned, on the device: all that follows, and the blocks' */
+    float *out;                   /* [R, C] the last layer's output */
+    float *mean, *rstd;           /* [R] of ln_f */
+    void *norm;                   /* T [R, C] ln_f(out) */
+    float *logits;                /* [R, V] */
+    void *dlogits;                /* T [R, V]; logits themselves with fp32 */
+    float *dx;                    /* [R, C] gradient of the residual stream */
+    void *dx_factor;              /* T [R, C]; dx itself with fp32 */
+    float *wide;                  /* [R, 4C] a product before its bias; gradients */
+    void *wide_factor;            /* T [R, 4C]; wide itself with fp32 */
+    float *d1;                    /* [R, C] */
+    void *heads;                  /* T [batch, H, seq, S] attention's output, its gradient */
+    float *dheads;                /* [3, batch, H, seq, S] gradients of q, k, v */
+    float *scores;                /* [batch, H, GPU_ATTENTION_ROWS, stride] and their gradient */
+    void *dlow;                   /* T [R, r] */
+    float *partial;               /* [2, chunks, 4C] and [segments_max, C] */
+    double *losses;               /* [R] */
+    uint8_t *tokens, *targets;    /* [R] */
+    uint32_t *sorted, *first;     /* [R]; [V + 1], see gpu_embed_tokens */
+    struct gpu_segment *segments; /* [segments_max] */
+    uint32_t segment_count;       /* of this batch */
+};
+
+/* Query rows of one product of attention: what is masked within them is computed in vain. */
+#define GPU_ATTENTION_ROWS 256u
+
+/* Most segments that a batch's tokens may need. */
+uint64_t gpu_model_segments_max(uint64_t rows);
+
+/* Arrays of a unit, on the device; those of a block: `low` is the adapters', see model_parts.h. */
+struct gpu_block_arrays {
+    const void *base, *low;
+    float *grad, *low_grad; /* NULL: frozen */
+};
+
+int gpu_model_init(struct gpu_model *m, const struct backend_config *config, struct shd_err *e);
+void gpu_model_deinit(struct gpu_model *m); /* of a zeroed one: no-op */
+
+/* Element at of an array of the published dtype; NULL stays NULL in the other. */
+const void *gpu_model_param(const struct gpu_model *m, const void *params, uint64_t at);
+float *gpu_model_grad(float *grad, uint64_t at);
+void *gpu_model_at(const struct gpu_model *m, void *factors, uint64_t at); /* of T */
+
+float *gpu_model_stream(struct gpu_model *m, uint32_t layer); /* a layer's input; [layers]: out */
+
+/* out[cols] = the sum of the partial sums from `partial` on; out NULL: nothing. */
+void gpu_model_columns_sum(struct gpu_model *m, const float *partial, uint64_t cols, float *out);
+
+/* Layer norm of [R, C]. */
+struct gpu_norm_io {
+    float *x, *mean, *rstd;
+    const void *weight, *shift;
+};
+/* y: T. raw, bias, residual: see struct gpu_norm; NULL: x is there already. */
+void gpu_model_norm(struct gpu_model *m, const struct gpu_norm_io *n, const float *raw,
+                    const void *bias, const float *residual, void *y);
+/* dx, added to or overwritten, from d1; dweight and dshift NULL: frozen. */
+void gpu_model_norm_backward(struct gpu_model *m, const struct gpu_norm_io *n, bool add,
+                             float *dweight, float *dshift);
+
+void gpu_model_embed(struct gpu_model *m, const void *params);
+void gpu_model_embed_backward(struct gpu_model *m, float *grad);
+void gpu_model_head(struct gpu_model *m, const void *params, const void *embed);
+void gpu_model_head_backward(struct gpu_model *m, const void *params, const void *embed,
+                             float *grad, float *embed_grad);
+
+void gpu_model_block(struct gpu_model *m, uint32_t layer, const struct gpu_block_arrays *a);
+void gpu_model_block_backward(struct gpu_model *m, uint32_t layer,
+                              const struct gpu_block_arrays *a);
+
+/* acts->heads to acts->att. */
+void gpu_model_attention(struct gpu_model *m, struct gpu_acts *acts);
+/* d1, the gradient of att, to m->dheads. */
+void gpu_model_attention_backward(struct gpu_model *m, struct gpu_acts *acts);
+
+#endif
