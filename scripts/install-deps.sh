@@ -15,7 +15,8 @@ build_packages="gcc libc6-dev cmake ninja-build pkg-config protobuf-c-compiler
 data_packages="fortunes"
 # Versions by name, so that both distributions agree about format and findings.
 # clang-14 with its run time for scripts/fuzz.sh; systemd for a test of the units (nothing boots it).
-dev_packages="clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev shellcheck python3 procps
+# g++ compiles the GPU kernels for the host, for their tests; without it those are left out.
+dev_packages="g++ clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev shellcheck python3 procps
     systemd dpkg-dev lintian mandoc tmux"
 
 say() { printf 'install-deps.sh: %s\n' "$*" >&2; }

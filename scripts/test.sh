@@ -24,7 +24,8 @@ failed=()
 closing=()
 
 sources() {
-    find proto kernels daemon client examples bench tests -name '*.[ch]' "$@" | sort
+    find proto kernels daemon client examples bench tests \
+        \( -name '*.[ch]' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) "$@" | sort
 }
 scripts() {
     printf '%s\n' .ci/run

@@ -36,6 +36,7 @@ def parse():
     p.add_argument('--seconds', type=float, help='or for about so long (no limit)')
     p.add_argument('--seed', type=int, default=1, help='of the choice of victims and times (1)')
     p.add_argument('--daemons', type=int, default=2)
+    p.add_argument('--devices', help='the daemons\' devices instead, as gpu0,cpu0')
     p.add_argument('--workers', type=int, default=2)
     p.add_argument('--rate', type=float, default=5, help='kills per second, on average (5)')
     p.add_argument('--elastic', action='store_true', help='workers also join and leave')
@@ -75,12 +76,12 @@ def parent_and_state(pid):
 
 def role(pid):
     """'cpu0' or 'rank 1'; '' when it is neither, or has not begun to be."""
-    argv = read(f'/proc/{pid}/cmdline').split(b'\0')
-    if b'--device' in argv[:-1]:
-        return argv[argv.index(b'--device') + 1].decode()
     for var in read(f'/proc/{pid}/environ').split(b'\0'):
         if var.startswith(b'RANK='):
             return 'rank ' + var[5:].decode()
+    argv = read(f'/proc/{pid}/cmdline').split(b'\0')  # a worker may have a --device, too
+    if b'--device' in argv[:-1]:
+        return argv[argv.index(b'--device') + 1].decode()
     return ''
 
 
@@ -138,8 +139,9 @@ class Run:
         self.log = os.path.join(o.logs, f'chaos-{name}.log')
         self.out_path = os.path.join(o.logs, f'chaos-{name}.out')
         workers = f'1..{o.workers}' if o.elastic and name != 'undisturbed' else f'{o.workers}'
+        daemons = ['--devices', o.devices] if o.devices else ['--daemons', str(o.daemons)]
         self.command = [os.path.join(o.bin, 'shardctl'), 'run', '--max-restarts', '1000',
-                        '--daemons', str(o.daemons), '--workers', workers]
+                        *daemons, '--workers', workers]
         if o.elastic:
             self.command += ['--elastic']
         self.command += ['--', os.path.join(o.bin, 'shd-gpt'), *MODEL, *o.extra,
@@ -237,6 +239,8 @@ def undisturbed(o, steps):
 def reproduce(o, run, seed):
     flags = ['--kills', str(run.kills), '--seed', str(seed), '--daemons', str(o.daemons),
              '--workers', str(o.workers), '--rate', f'{o.rate:g}', '--steps', str(run.steps)]
+    if o.devices:
+        flags += ['--devices', o.devices]
     if o.elastic:
         flags += ['--elastic']
     if o.extra:

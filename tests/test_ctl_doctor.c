@@ -87,7 +87,7 @@ TEST(every_area_is_looked_at)
 
 TEST(live_daemon_answers_and_a_killed_ones_socket_is_stale)
 {
-    struct fixture f;
+    struct fixture f = { .count = 0 };
     char args[300], path[300];
     fixture_start(&f, 2, NULL);
     snprintf(args, sizeof args, "--runtime-dir %s", f.dir);
@@ -114,7 +114,7 @@ TEST(live_daemon_answers_and_a_killed_ones_socket_is_stale)
 
 TEST(stopped_daemon_is_a_failure_with_a_deadline)
 {
-    struct fixture f;
+    struct fixture f = { .count = 0 };
     char args[300];
     fixture_start(&f, 1, NULL);
     kill(f.pids[0], SIGSTOP);

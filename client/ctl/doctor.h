@@ -48,7 +48,7 @@ void doctor_runtime(struct doctor *d);   /* doctor_runtime.c: directory and lock
 void doctor_daemons(struct doctor *d);   /* doctor_daemons.c: each socket, each daemon */
 void doctor_leftovers(struct doctor *d); /* doctor_leftovers.c: run directories, memory */
 void doctor_checkpoint(struct doctor *d); /* doctor_checkpoint.c: can it be written */
-void doctor_gpu(struct doctor *d);        /* doctor_gpu.c: driver, libraries, MPS */
+void doctor_gpu(struct doctor *d);        /* doctor_gpu.c: driver, devices, libraries, MPS */
 
 /* -- What they share (doctor_look.c) ---------------------------------------------------------- */
 
@@ -75,5 +75,9 @@ bool doctor_probe(void (*fn)(FILE *out), char *buf, size_t bytes);
 
 /* dlopen() the first of these names (NULL-terminated); NULL: none is there. For doctor_probe(). */
 void *doctor_library(const char *const *names);
+
+/* The GPUs a program has kernels for, "sm_90, compute_90 (PTX)"; empty: for none. False: the file
+ * cannot be read. doctor_fatbin.c */
+bool doctor_fatbin(const char *path, char *buf, size_t bytes);
 
 #endif

@@ -1,0 +1,478 @@
+/* bench_cuda: what a GPU device does with its memory, beside the driver's own copies.
+ *
+ * All variants of a case run in turn, round by round, on the same arrays; ratios are per round. Our
+ * side goes through kern_ops like any caller, queue and waiting included; a round queues OPS of
+ * them before it waits, as a step does. Bytes are what the arguments name (kernels/cuda/args.h),
+ * each array counted once a direction: AdamW with a bf16 publish 30 an element (p, m, v both ways,
+ * grad, publish), accumulate 12 from fp32 and 10 from bf16, a device copy 2 a byte. A trail's bytes
+ * are not counted: trail_over_none is what they cost.
+ *
+ *   cuda.copy            the driver's copy within the device: the ceiling here
+ *   cuda.adamw.*, cuda.accumulate.*   and of_copy: the share of that ceiling's bandwidth
+ *   cuda.fetch.map       mapping another's publish segment, once, at attach; a fetch then moves
+ * none cuda.fetch.copy.*    a unit into a worker's slot by kern_ops' copy, over the driver's copy
+ *   cuda.offload.*       from a host segment, pinned and not, over the driver's copy of its own
+ *                        pinned memory
+ */
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "bench/stat.h"
+#include "kernels/kern.h"
+#include "proto/check.h"
+#include "proto/cuda.h"
+
+#define OPS     4u /* queued before a round waits */
+#define WARMUPS 2u /* rounds not counted */
+#define GB      1e9
+
+struct options {
+    uint64_t elems;
+    uint32_t device, rounds;
+    bool json;
+};
+
+struct bench {
+    struct options o;
+    struct kern *k;
+    const struct cuda *cuda;
+    CUstream stream;
+    struct segment state;  /* p, m, v, grad; then the trail */
+    void *publish, *other; /* [elems] of 4 bytes each */
+    uint64_t op;
+};
+
+static void check(int r, const struct shd_err *e)
+{
+    if (r == SHD_OK)
+        return;
+    fprintf(stderr, "bench_cuda: %s\n", e->text);
+    exit(1);
+}
+
+static void check_cuda(const struct bench *b, CUresult result, const char *what)
+{
+    struct shd_err e;
+    check(cuda_result(b->cuda, result, &e, "%s", what), &e);
+}
+
+static float *array(const struct bench *b, uint32_t index)
+{
+    return (float *)b->state.base + index * b->o.elems;
+}
+
+static CUdeviceptr address(const void *p)
+{
+    return (CUdeviceptr)(uintptr_t)p;
+}
+
+/* -- What is timed ------------------------------------------------------------------------------
+ * Each queues one operation; done fires for the last of a round. */
+
+enum {
+    CASE_COPY,
+    CASE_ADAMW,
+    CASE_ADAMW_TRAIL,
+    CASE_ADAMW_F32,
+    CASE_ACC,
+    CASE_ACC_TRAIL,
+    CASE_ACC_SUM,
+    CASE_ACC_BF16,
+    CASE_ACC_FIRST,
+    CASES
+};
+
+static const struct {
+    const char *name;
+    double bytes; /* of an element */
+    int over;     /* the case without a trail, or -1 */
+} cases[CASES] = {
+    [CASE_COPY] = { "copy", 8, -1 },
+    [CASE_ADAMW] = { "adamw.bf16", 30, -1 },
+    [CASE_ADAMW_TRAIL] = { "adamw.bf16.trail", 30, CASE_ADAMW },
+    [CASE_ADAMW_F32] = { "adamw.fp32", 32, -1 },
+    [CASE_ACC] = { "accumulate.fp32", 12, -1 },
+    [CASE_ACC_TRAIL] = { "accumulate.fp32.trail", 12, CASE_ACC },
+    [CASE_ACC_SUM] = { "accumulate.fp32.sum", 12, -1 },
+    [CASE_ACC_BF16] = { "accumulate.bf16", 10, -1 },
+    [CASE_ACC_FIRST] = { "accumulate.first", 8, -1 },
+};
+
+static const struct kern_hyper hyper = {
+    .lr = 1e-4f,
+    .weight_decay = 0.1f,
+    .beta1 = 0.9f,
+    .beta2 = 0.999f,
+    .eps = 1e-8f,
+    .bias1 = 0.5f,
+    .bias2 = 0.01f,
+};
+
+static struct kern_trail trail(struct bench *b, bool wanted)
+{
+    if (!wanted)
+        return (struct kern_trail){ 0 };
+    void *area = (uint8_t *)b->state.base + 4 * b->o.elems * sizeof(float);
+    return (struct kern_trail){ .area = area, .base = b->state.base, .op = ++b->op };
+}
+
+static int queue_adamw(struct bench *b, int which, struct kern_done *done, struct shd_err *e)
+{
+    const struct kern_run run = { 0, b->o.elems, 0 };
+    const struct kern_update u = {
+        .param = array(b, 0),
+        .m = array(b, 1),
+        .v = array(b, 2),
+        .grad = array(b, 3),
+        .grad_scale = 1,
+        .publish = b->publish,
+        .publish_dtype = which == CASE_ADAMW_F32 ? SHD_F32 : SHD_BF16,
+        .elems = b->o.elems,
+        .runs = &run,
+        .run_count = 1,
+        .hypers = &hyper,
+        .hyper_count = 1,
+        .trail = trail(b, which == CASE_ADAMW_TRAIL),
+    };
+    return b->k->ops->adamw(b->k, &u, done, e);
+}
+
+static int queue_accumulate(struct bench *b, int which, struct kern_sum *sum,
+                            struct kern_done *done, struct shd_err *e)
+{
+    const struct kern_accumulate a = {
+        .acc = array(b, 3),
+        .grad = b->other,
+        .grad_dtype = which == CASE_ACC_BF16 ? SHD_BF16 : SHD_F32,
+        .elems = b->o.elems,
+        .first = which == CASE_ACC_FIRST,
+        .sum = which == CASE_ACC_SUM ? sum : NULL,
+        .trail = trail(b, which == CASE_ACC_TRAIL),
+    };
+    return b->k->ops->accumulate(b->k, &a, done, e);
+}
+
+/* Seconds of one operation, of a round of OPS. */
+static double run_case(struct bench *b, int which)
+{
+    static struct kern_sum sums[OPS];
+    struct kern_waiter w;
+    struct shd_err e;
+    kern_waiter_init(&w);
+    const uint64_t start = stat_now_ns();
+    for (uint32_t i = 0; i < OPS; i++) {
+        struct kern_done *done = i + 1 == OPS ? &w.done : NULL;
+        int r;
+        sums[i] = (struct kern_sum){ .finite = true };
+        fixsum_init(&sums[i].sum);
+        if (which == CASE_COPY) {
+            check_cuda(b,
+                       b->cuda->cuMemcpyAsync(address(b->publish), address(b->other),
+                                              b->o.elems * sizeof(float), b->stream),
+                       "copy within the device");
+            r = SHD_OK;
+        } else if (which <= CASE_ADAMW_F32) {
+            r = queue_adamw(b, which, done, &e);
+        } else {
+            r = queue_accumulate(b, which, &sums[i], done, &e);
+        }
+        check(r, &e);
+    }
+    if (which == CASE_COPY)
+        check_cuda(b, b->cuda->cuStreamSynchronize(b->stream), "wait for a copy");
+    else if (kern_wait(&w) != SHD_OK)
+        check(SHD_EIO, &(struct shd_err){ .text = "an operation failed" });
+    return (double)(stat_now_ns() - start) * 1e-9 / OPS;
+}
+
+static void figure(const struct bench *b, const char *name, const char *what, const char *unit,
+                   const struct stat_series *s)
+{
+    char full[96];
+    snprintf(full, sizeof full, "cuda.%s.%s", name, what);
+    stat_print(b->o.json, full, unit, s);
+    fflush(stdout);
+}
+
+static void bench_cases(struct bench *b)
+{
+    static struct stat_series rate[CASES], seconds[CASES];
+    for (uint32_t round = 0; round < b->o.rounds + WARMUPS; round++)
+        for (uint32_t j = 0; j < CASES; j++) {
+            const uint32_t which = (round + j) % CASES;
+            const double s = run_case(b, (int)which);
+            if (round < WARMUPS)
+                continue;
+            stat_add(&seconds[which], s);
+            stat_add(&rate[which], cases[which].bytes * (double)b->o.elems / s / GB);
+        }
+    for (uint32_t i = 0; i < CASES; i++) {
+        const struct stat_series of_copy = stat_ratio(&rate[i], &rate[CASE_COPY]);
+        figure(b, cases[i].name, "rate", "GB/s", &rate[i]);
+        if (i != CASE_COPY)
+            figure(b, cases[i].name, "of_copy", "ratio", &of_copy);
+        if (cases[i].over >= 0) {
+            const struct stat_series cost = stat_ratio(&seconds[i], &seconds[cases[i].over]);
+            figure(b, cases[i].name, "over_none", "ratio", &cost);
+        }
+    }
+}
+
+/* A small operation, queued and waited for. */
+static void bench_small(struct bench *b)
+{
+    static struct stat_series us;
+    for (uint32_t i = 0; i < b->o.rounds * 10 + WARMUPS && us.count < STAT_ROUNDS_MAX; i++) {
+        const struct kern_accumulate a = {
+            .acc = array(b, 3), .grad = b->other, .grad_dtype = SHD_F32, .elems = 2048
+        };
+        struct kern_waiter w;
+        struct shd_err e;
+        kern_waiter_init(&w);
+        const uint64_t start = stat_now_ns();
+        check(b->k->ops->accumulate(b->k, &a, &w.done, &e), &e);
+        kern_wait(&w);
+        if (i >= WARMUPS)
+            stat_add(&us, (double)(stat_now_ns() - start) * 1e-3);
+    }
+    figure(b, "one_block", "round_trip", "us", &us);
+}
+
+/* -- Copies ------------------------------------------------------------------------------------ */
+
+/* GB/s of one copy of ours, and of one of the driver's. */
+static double copy_ours(struct bench *b, void *to, const void *from, uint64_t bytes)
+{
+    const struct kern_copy c = { .to = to, .from = from, .bytes = bytes };
+    struct kern_waiter w;
+    struct shd_err e;
+    kern_waiter_init(&w);
+    const uint64_t start = stat_now_ns();
+    check(b->k->ops->copy(b->k, &c, &w.done, &e), &e);
+    if (kern_wait(&w) != SHD_OK)
+        check(SHD_EIO, &(struct shd_err){ .text = "a copy failed" });
+    return (double)bytes / (double)(stat_now_ns() - start);
+}
+
+static double copy_driver(struct bench *b, void *to, const void *from, uint64_t bytes)
+{
+    const uint64_t start = stat_now_ns();
+    check_cuda(b, b->cuda->cuMemcpyAsync(address(to), address(from), bytes, b->stream), "copy");
+    check_cuda(b, b->cuda->cuStreamSynchronize(b->stream), "wait for a copy");
+    return (double)bytes / (double)(stat_now_ns() - start);
+}
+
+struct pair { /* ours over the driver's */
+    const char *name;
+    void *to;
+    const void *from;
+    void *driver_to;
+    const void *driver_from;
+};
+
+static void bench_copy(struct bench *b, const struct pair *p, uint64_t bytes)
+{
+    struct stat_series rate = { 0 }, driver = { 0 };
+    char name[64];
+    for (uint32_t i = 0; i < b->o.rounds + WARMUPS; i++) {
+        double ours = 0, theirs = 0;
+        if (i % 2 == 0)
+            ours = copy_ours(b, p->to, p->from, bytes);
+        theirs = copy_driver(b, p->driver_to, p->driver_from, bytes);
+        if (i % 2 == 1)
+            ours = copy_ours(b, p->to, p->from, bytes);
+        if (i < WARMUPS)
+            continue;
+        stat_add(&rate, ours);
+        stat_add(&driver, theirs);
+    }
+    const struct stat_series ratio = stat_ratio(&rate, &driver);
+    snprintf(name, sizeof name, "%s.%" PRIu64 "KiB", p->name, bytes >> 10);
+    figure(b, name, "rate", "GB/s", &rate);
+    figure(b, name, "of_driver", "ratio", &ratio);
+}
+
+/* Sizes of units: a small one, GPT-2's block in bf16 and its embedding, all there is. */
+static void bench_copies(struct bench *b, const struct pair *p, uint64_t bytes_max)
+{
+    static const uint64_t sizes[] = { UINT64_C(64) << 10, UINT64_C(2) << 20, UINT64_C(14) << 20,
+                                      UINT64_C(128) << 20 };
+    for (size_t i = 0; i < ARRAY_SIZE(sizes); i++)
+        if (sizes[i] <= bytes_max)
+            bench_copy(b, p, sizes[i]);
+}
+
+/* A host daemon's publish in a GPU worker's slot, and a GPU worker's gradient in its inbox. */
+static void bench_offload(struct bench *b)
+{
+    const uint64_t room = b->o.elems * sizeof(float);
+    const uint64_t bytes = room < UINT64_C(128) << 20 ? room : UINT64_C(128) << 20;
+    struct segment host;
+    struct shd_err e;
+    void *pinned;
+    check(segment_new("bench", SEGMENT_INBOX, bytes, &host, &e), &e);
+    memset(host.base, 1, bytes);
+    check_cuda(b, b->cuda->cuMemHostAlloc(&pinned, bytes, 0), "allocate pinned memory");
+    memset(pinned, 1, bytes);
+    const struct pair plain = { "offload.in.unpinned", b->publish, host.base, b->other, pinned };
+    const struct pair in = { "offload.in", b->publish, host.base, b->other, pinned };
+    const struct pair out = { "offload.out", host.base, b->publish, pinned, b->other };
+    bench_copies(b, &plain, bytes);
+    if (b->k->ops->pin(b->k, host.base, bytes, /* readonly= */ false, &e) == SHD_OK) {
+        bench_copies(b, &in, bytes);
+        bench_copies(b, &out, bytes);
+        b->k->ops->unpin(b->k, host.base);
+    } else {
+        fprintf(stderr, "bench_cuda: a segment cannot be pinned: %s\n", e.text);
+    }
+    check_cuda(b, b->cuda->cuMemFreeHost(pinned), "free pinned memory");
+    segment_close(&host);
+}
+
+/* What attaching costs on the map path: import, map, set access; and what mapping it copies. */
+static void bench_map(struct bench *b)
+{
+    struct stat_series ms = { 0 };
+    struct segment publish;
+    struct shd_err e;
+    const uint64_t bytes = b->o.elems * 2;
+    check(b->k->ops->segment_new(b->k, "bench", SEGMENT_PUBLISH, bytes, &publish, &e), &e);
+    for (uint32_t i = 0; i < b->o.rounds + WARMUPS; i++) {
+        struct segment mapped;
+        const int fd = dup(publish.fd);
+        CHECK(fd >= 0);
+        const uint64_t start = stat_now_ns();
+        check(b->k->ops->segment_map(b->k, fd, SEGMENT_PUBLISH, publish.bytes, NULL, &mapped, &e),
+              &e);
+        const uint64_t end = stat_now_ns();
+        b->k->ops->segment_close(b->k, &mapped);
+        if (i >= WARMUPS)
+            stat_add(&ms, (double)(end - start) * 1e-6);
+    }
+    b->k->ops->segment_close(b->k, &publish);
+    figure(b, "fetch.map", "attach", "ms", &ms);
+}
+
+/* -- The program ------------------------------------------------------------------------------- */
+
+static void fill(struct bench *b, float *out, uint64_t key, float low, float high)
+{
+    const struct kern_fill f = {
+        .out = out, .elems = b->o.elems, .key = key, .kind = KERN_FILL_UNIFORM, .a = low, .b = high
+    };
+    struct kern_waiter w;
+    struct shd_err e;
+    kern_waiter_init(&w);
+    check(b->k->ops->fill(b->k, &f, &w.done, &e), &e);
+    CHECK(kern_wait(&w) == SHD_OK);
+}
+
+static void start(struct bench *b)
+{
+    struct shd_err e;
+    const uint64_t bytes = b->o.elems * sizeof(float);
+    check(cuda_load(&b->cuda, &e), &e);
+    check(kern_cuda_new(b->o.device, &b->k, &e), &e);
+    CUdevice device;
+    CUcontext context;
+    check_cuda(b, b->cuda->cuDeviceGet(&device, (int)b->o.device), "cuDeviceGet");
+    check_cuda(b, b->cuda->cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
+    check_cuda(b, b->cuda->cuCtxSetCurrent(context), "cuCtxSetCurrent");
+    check_cuda(b, b->cuda->cuStreamCreate(&b->stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+    const uint64_t chunks = kern_trail_chunks(b->o.elems);
+    check(b->k->ops->segment_new(b->k, "bench", SEGMENT_STATE,
+                                 4 * bytes + b->k->ops->trail_bytes(b->k, chunks), &b->state, &e),
+          &e);
+    b->publish = b->k->ops->alloc(b->k, bytes);
+    b->other = b->k->ops->alloc(b->k, bytes);
+    if (b->publish == NULL || b->other == NULL)
+        check(SHD_ENOMEM, &(struct shd_err){ .text = "the device has not so much memory" });
+    fill(b, array(b, 0), 1, -1, 1);
+    fill(b, array(b, 1), 2, -1, 1);
+    fill(b, array(b, 2), 3, 0, 1);
+    fill(b, array(b, 3), 4, -1, 1);
+    fill(b, b->other, 5, -1, 1);
+}
+
+static void stop(struct bench *b)
+{
+    const uint64_t bytes = b->o.elems * sizeof(float);
+    b->k->ops->release(b->k, b->publish, bytes);
+    b->k->ops->release(b->k, b->other, bytes);
+    b->k->ops->segment_close(b->k, &b->state);
+    b->cuda->cuStreamDestroy(b->stream);
+    b->k->ops->free(b->k);
+}
+
+static void usage(FILE *to)
+{
+    fputs(
+        "usage: bench_cuda [--elems N] [--rounds N] [--device ORDINAL] [--json]\n"
+        "Times a GPU's kernels, its mapping and its copies beside the driver's own copies.\n"
+        "--elems (of each array, 24 bytes; default 268435456) is rounded up to blocks of 2,048.\n",
+        to);
+}
+
+static uint64_t parse_number(const char *text, uint64_t min, uint64_t max)
+{
+    char *end;
+    const unsigned long long n = strtoull(text, &end, 10);
+    if (end == text || *end != '\0' || n < min || n > max) {
+        fprintf(stderr, "bench_cuda: '%s' is not a number from %" PRIu64 " to %" PRIu64 "\n", text,
+                min, max);
+        exit(2);
+    }
+    return n;
+}
+
+static struct options parse(int argc, char **argv)
+{
+    struct options o = { .elems = UINT64_C(256) << 20, .rounds = 15 };
+    static const struct option longs[] = {
+        { "elems", required_argument, NULL, 'e' },  { "rounds", required_argument, NULL, 'r' },
+        { "device", required_argument, NULL, 'd' }, { "json", no_argument, NULL, 'j' },
+        { "help", no_argument, NULL, 'h' },         { NULL, 0, NULL, 0 },
+    };
+    for (int c; (c = getopt_long(argc, argv, "", longs, NULL)) != -1;) {
+        switch (c) {
+        case 'e':
+            o.elems = (parse_number(optarg, 1, UINT64_C(1) << 33) + 2047) / 2048 * 2048;
+            break;
+        case 'r':
+            o.rounds = (uint32_t)parse_number(optarg, 1, 95);
+            break;
+        case 'd':
+            o.device = (uint32_t)parse_number(optarg, 0, 1023);
+            break;
+        case 'j':
+            o.json = true;
+            break;
+        case 'h':
+            usage(stdout);
+            exit(0);
+        default:
+            usage(stderr);
+            exit(2);
+        }
+    }
+    return o;
+}
+
+int main(int argc, char **argv)
+{
+    struct bench b = { .o = parse(argc, argv) };
+    start(&b);
+    stat_print_head(b.o.json);
+    bench_cases(&b);
+    bench_small(&b);
+    bench_map(&b);
+    const struct pair within = { "fetch.copy", b.publish, b.other, b.publish, b.other };
+    bench_copies(&b, &within, b.o.elems * sizeof(float));
+    bench_offload(&b);
+    stop(&b);
+    return 0;
+}

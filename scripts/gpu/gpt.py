@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""shd-gpt on a GPU with its state in a daemon on the same GPU, beside PyTorch, in rounds.
+
+Tokens per second, and of the H200's dense bf16 peak (989 TFLOP/s) the share that the model's
+arithmetic makes up (MFU):
+
+    FLOP per token = 6 (12 L d^2 + 256 d) + 12 L d T
+
+(L layers, width d, T positions: 2 per multiply-add, twice more in backward; the causal half of
+attention counted in full, as is customary). Last line: answer: ...
+"""
+import argparse
+import json
+import os
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PEAK = 989e12
+GRACE_S = 15  # beyond --seconds, for a round that has begun
+BEGIN = time.monotonic()
+
+
+def parse():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--bin', required=True, help='where shardctl and shd-gpt are')
+    p.add_argument('--data', required=True)
+    p.add_argument('--seconds', type=float, default=140, help='begin no round after so many')
+    p.add_argument('--rounds', type=int, default=3)
+    p.add_argument('--steps', type=int, default=16)
+    p.add_argument('--warmup', type=int, default=4)
+    p.add_argument('--precision', default='bf16')
+    p.add_argument('--torch-device', default='cuda:0', help='"none": without PyTorch')
+    for name, default in (('layers', 12), ('dim', 768), ('heads', 12), ('seq', 1024), ('batch', 16),
+                          ('micro-batches', 2)):
+        p.add_argument(f'--{name}', type=int, default=default)
+    return p.parse_args()
+
+
+def shape_flags(o):
+    names = ('layers', 'dim', 'heads', 'seq', 'batch', 'micro-batches')
+    flags = [w for n in names for w in (f'--{n}', str(getattr(o, n.replace('-', '_'))))]
+    return flags + ['--data', o.data, '--precision', o.precision]
+
+
+def figure(name, unit, values):
+    print(json.dumps({'name': name, 'value': statistics.median(values), 'unit': unit, 'min': min(values),
+                      'max': max(values), 'n': len(values)}), flush=True)
+
+
+def shd_run(o, words, more):
+    """Tokens per second of a run of its own, and its steps."""
+    with tempfile.TemporaryDirectory() as work:
+        log = os.path.join(work, 'steps')
+        command = [os.path.join(o.bin, w) if w in ('shardctl', 'shd-gpt') else w for w in words]
+        command += ['--device', 'cuda:0', *shape_flags(o), '--steps', str(o.steps), '--eval-every', '0',
+                    '--sample', '0', '--log-every', str(o.steps), '--json', log, *more]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, check=False)
+        if done.returncode != 0:
+            print(done.stdout.decode(errors='replace')[-3000:])
+            sys.exit(f'shd-gpt ended with {done.returncode}: {" ".join(command)}')
+        with open(log, encoding='utf-8') as f:
+            steps = [json.loads(line) for line in f][o.warmup:]
+    return statistics.median(s['tokens'] / s['step_ns'] * 1e9 for s in steps), steps
+
+
+DAEMON = ('shardctl', 'run', '--devices', 'gpu0', '--workers', '1', '--', 'shd-gpt')
+
+
+class Torch:
+    """bench/gpt_torch.py, which keeps its model between rounds."""
+
+    def __init__(self, o):
+        self.o, self.process, self.version = o, None, None
+        # Its own libraries, not those that came along.
+        env = {k: v for k, v in os.environ.items() if k not in ('LD_LIBRARY_PATH', 'LD_PRELOAD')}
+        if 'SHD_CHECK_TORCH_LD' in os.environ:
+            env['LD_LIBRARY_PATH'] = os.environ['SHD_CHECK_TORCH_LD']
+        if o.torch_device == 'none':
+            return
+        self.process = subprocess.Popen(
+            [sys.executable, os.path.join(ROOT, 'bench/gpt_torch.py'), '--device', o.torch_device,
+             *shape_flags(o)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, bufsize=0)
+        head = self.answer()
+        self.version = head.get('ready') if head else None
+
+    def answer(self):
+        """Its next line of JSON; None when it has ended, or takes longer than there is time: then it
+        is ended."""
+        fd = self.process.stdout.fileno()
+        buffered = b''
+        while True:
+            left = BEGIN + self.o.seconds + GRACE_S - time.monotonic()
+            if left <= 0 or not select.select([fd], [], [], left)[0]:
+                self.close()
+                return None
+            part = os.read(fd, 65536)
+            if not part:
+                return None
+            buffered += part
+            *lines, buffered = buffered.split(b'\n')
+            for line in lines:
+                if line.startswith(b'{'):
+                    return json.loads(line)
+
+    def run(self, variant, steps):
+        """Tokens per second; None when it has ended."""
+        try:
+            self.process.stdin.write(f'{variant} {steps}\n'.encode())
+        except OSError:
+            return None
+        got = self.answer()
+        if got is None:
+            return None
+        o = self.o
+        times = got['step_s'][o.warmup:] if len(got['step_s']) > o.warmup else got['step_s']
+        return o.batch * o.seq * o.micro_batches / statistics.median(times)
+
+    def close(self):
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+def in_time(o):
+    return time.monotonic() - BEGIN < o.seconds
+
+
+def rounds(o, torch, variant, ours, flop):
+    """Ours and PyTorch's in turn; the ratio of each round. ours: all of our rounds, added to."""
+    theirs, ratios = [], []
+    for number in range(o.rounds):
+        if number > 0 and not in_time(o):
+            break
+        mine = shd_run(o, DAEMON, ['--path', 'map'])[0]
+        ours.append(mine)
+        got = torch.run(variant, o.steps) if torch.version else None
+        if got is None:
+            break
+        theirs.append(got)
+        ratios.append(mine / got)
+    if theirs:
+        figure(f'gpt.torch.{variant}.tokens', 'tok/s', theirs)
+        figure(f'gpt.torch.{variant}.mfu', 'ratio', [t * flop / PEAK for t in theirs])
+        figure(f'gpt.over_torch_{variant}', 'ratio', ratios)
+        return f'{statistics.median(ratios):.2f} of PyTorch {variant}'
+    return f'no PyTorch {variant}'
+
+
+def ways(o, ours):
+    """The same with copies, and without a daemon: what the exchange costs."""
+    parts = []
+    for name, words, more in (('copy', DAEMON, ['--path', 'copy']),
+                              ('standalone', ('shd-gpt', '--standalone'), [])):
+        if not in_time(o):
+            break
+        rate, steps = shd_run(o, words, more)
+        figure(f'gpt.{name}.tokens', 'tok/s', [rate])
+        figure(f'gpt.{name}.bytes_copied', 'bytes/step', [steps[-1]['bytes_copied']])
+        parts.append(f'{name} {rate / statistics.median(ours):.2f}')
+    return parts
+
+
+def main():
+    o = parse()
+    flop = 6 * (12 * o.layers * o.dim ** 2 + 256 * o.dim) + 12 * o.layers * o.dim * o.seq
+    torch = Torch(o)
+    ours = []
+    try:
+        first, steps = shd_run(o, DAEMON, ['--path', 'map'])
+        ours.append(first)
+        figure('gpt.map.bytes_copied', 'bytes/step', [s['bytes_copied'] for s in steps])
+        parts = ways(o, ours)
+        for variant in ('eager', 'compiled'):
+            if torch.version and variant == 'compiled' and in_time(o):
+                torch.run(variant, 2)  # compiles
+            if torch.version and in_time(o):
+                parts.append(rounds(o, torch, variant, ours, flop))
+    finally:
+        torch.close()
+    figure('gpt.flop_per_token', 'FLOP', [flop])
+    figure('gpt.tokens', 'tok/s', ours)
+    figure('gpt.mfu', 'ratio', [t * flop / PEAK for t in ours])
+    copied = max(s['bytes_copied'] for s in steps)
+    rate = statistics.median(ours)
+    if not torch.version:
+        parts.append('no PyTorch here')
+    print(f'answer: {rate:.0f} tok/s, MFU {rate * flop / PEAK:.3f}; {copied} bytes copied a step by '
+          f'map; {"; ".join(parts)}')
+    sys.exit(0 if copied == 0 else 1)
+
+
+if __name__ == '__main__':
+    main()
