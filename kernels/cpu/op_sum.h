@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 #include "kernels/cpu/trail.h"
+#include "proto/check.h"
 
 /* A block's lanes to one number, and that into the thread's sum. */
 VEC_FN void block_add(struct kern_sum *to, const struct lanes *l)
@@ -61,14 +62,14 @@ struct accumulate_how {
     bool first, sum;
 };
 
-/* Elements [i, i + SUM_LANES). */
+/* Elements [i, i + SUM_LANES). old: NULL, or acc's values there. */
 VEC_FN void accumulate_group(const struct kern_accumulate *a, uint64_t i, struct lanes *l,
-                             struct accumulate_how how)
+                             struct accumulate_how how, const vec *old)
 {
     for (unsigned j = 0; j < SUM_LANES / VEC_LANES; j++) {
         float *acc = a->acc + i + (size_t)j * VEC_LANES;
         const vec g = load_grad(a->grad, i + (uint64_t)j * VEC_LANES, how.dtype);
-        const vec x = how.first ? g : vec_add(vec_load(acc), g);
+        const vec x = how.first ? g : vec_add(old != NULL ? old[j] : vec_load(acc), g);
         vec_store(acc, x);
         if (how.sum)
             lanes_add(l, j, x);
@@ -82,7 +83,7 @@ VEC_FN void accumulate_blocks(const struct kern_accumulate *a, struct cpu_range 
         struct lanes l;
         memset(&l, 0, sizeof l);
         for (uint64_t i = at; i < at + SHD_BLOCK_ELEMS; i += SUM_LANES)
-            accumulate_group(a, i, &l, how);
+            accumulate_group(a, i, &l, how, NULL);
         if (how.sum)
             block_add(part, &l);
     }
@@ -99,11 +100,15 @@ VEC_FN void accumulate_kept(const struct kern_accumulate *a, struct cpu_range r,
         struct lanes l;
         memset(&l, 0, sizeof l);
         for (const uint64_t stop = i - i % SHD_BLOCK_ELEMS + SHD_BLOCK_ELEMS; i < stop;) {
-            for (unsigned j = 0; j < TRAIL_GROUP_ELEMS; j += VEC_LANES)
-                vec_store(rec->old[0] + j, vec_load(here.acc + i + j));
+            vec old[TRAIL_GROUP_ELEMS / VEC_LANES]; /* in registers: loaded once */
+            for (unsigned j = 0; j < ARRAY_SIZE(old); j++) {
+                old[j] = vec_load(here.acc + i + (size_t)j * VEC_LANES);
+                vec_store(rec->old[0] + (size_t)j * VEC_LANES, old[j]);
+            }
             trail_mark(rec, i, TRAIL_GROUP_ELEMS);
-            for (uint64_t group_end = i + TRAIL_GROUP_ELEMS; i < group_end; i += SUM_LANES)
-                accumulate_group(&here, i, &l, how);
+            for (unsigned j = 0; j < TRAIL_GROUP_ELEMS; j += SUM_LANES)
+                accumulate_group(&here, i + j, &l, how, old + j / VEC_LANES);
+            i += TRAIL_GROUP_ELEMS;
             trail_mark(rec, i, 0);
         }
         if (how.sum)

@@ -13,6 +13,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "kernels/cpu/trail.h"
 #include "kernels/rates.h"
@@ -52,6 +53,10 @@ VEC_FN vec step_vec(const struct kern_update *a, uint64_t i, const struct rates 
 /* x[0, n) into the record; n <= VEC_LANES, or a multiple of it. */
 VEC_FN void keep_array(float *old, const float *x, unsigned n)
 {
+    if (VEC_LANES == 1) { /* by whatever the compiler copies with */
+        memcpy(old, x, n * sizeof *x);
+        return;
+    }
     if (n < VEC_LANES)
         vec_store(old, vec_load_n(x, n));
     for (unsigned j = 0; j + VEC_LANES <= n; j += VEC_LANES)
