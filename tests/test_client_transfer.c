@@ -1,5 +1,6 @@
 /* The transfer thread, with owners that are threads of this test: boards and pages in memory. */
 #include <pthread.h>
+#include <semaphore.h>
 #include <time.h>
 
 #include "client/transfer.h"
@@ -258,9 +259,15 @@ TEST(copies_of_a_gpu_are_in_flight_together)
     transfer_free(t);
 }
 
+static sem_t held, let_go;
+
+/* One thread from hold to go: it is a lock. */
 static void *hold_it(void *ctx)
 {
     transfer_hold(ctx);
+    sem_post(&held);
+    sem_wait(&let_go);
+    transfer_go(ctx);
     return NULL;
 }
 
@@ -275,17 +282,18 @@ TEST(a_hold_waits_for_copies_and_keeps_others_from_beginning)
     publish(0, 0, 1);
     transfer_start(t, &job); /* one is published, for the next it will wait */
     gpu_await(1);
+    EXPECT(sem_init(&held, 0, 0) == 0 && sem_init(&let_go, 0, 0) == 0);
     EXPECT_EQ(pthread_create(&holder, NULL, hold_it, t), 0);
-    EXPECT(pthread_tryjoin_np(holder, NULL) != 0);
     nanosleep(&(struct timespec){ .tv_nsec = 20000000 }, NULL);
-    EXPECT(pthread_tryjoin_np(holder, NULL) != 0);
+    EXPECT(sem_trywait(&held) != 0);
     gpu_finish(SHD_OK);
-    pthread_join(holder, NULL); /* though the job is not done */
+    sem_wait(&held); /* though the job is not done */
     publish(1, 0, 1);
     publish(2, 0, 1);
     nanosleep(&(struct timespec){ .tv_nsec = 20000000 }, NULL);
     EXPECT_EQ(gpu_queued(), 0);
-    transfer_go(t);
+    sem_post(&let_go);
+    pthread_join(holder, NULL);
     gpu_await(2);
     gpu_finish(SHD_OK);
     EXPECT(transfer_wait(t, &job, 10 * S));

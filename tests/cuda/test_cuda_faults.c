@@ -216,12 +216,18 @@ static int tasks_now(int wanted)
     return tasks;
 }
 
+#ifdef __SANITIZE_THREAD__ /* ten times as slow */
+#define MANY 1
+#else
+#define MANY 8
+#endif
+
 static void fail_each_call(const struct shim *shim, const char *name, size_t result)
 {
     static struct pass p;
     /* All of the first ones, then fewer and fewer of those that are alike: a device asks for
      * events as often as it likes. */
-    for (uint64_t n = 1;; n += 1 + n / 8) {
+    for (uint64_t n = 1;; n += 1 + n / MANY) {
         char spec[128];
         snprintf(spec, sizeof spec, "%s@%" PRIu64 ":%s", name, n, results[result].code);
         const int fds = entries_of("/proc/self/fd"), tasks = entries_of("/proc/self/task");
@@ -254,6 +260,9 @@ static void fail_each_call(const struct shim *shim, const char *name, size_t res
 TEST(every_call_may_fail)
 {
     const struct shim shim = shim_find();
+    static struct pass whole; /* starts what stays, such as a sanitizer's own thread */
+    EXPECT_EQ(run_pass(&whole), 0);
+    shim.reset();
     for (size_t i = 0; i < ARRAY_SIZE(functions); i++)
         for (size_t r = 0; r < ARRAY_SIZE(results); r++)
             fail_each_call(&shim, functions[i], r);
