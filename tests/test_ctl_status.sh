@@ -138,6 +138,27 @@ run 2 status --watch x
 run 2 status --watch 0
 run 2 status cpu0
 
+echo "daemons elsewhere, by TCP"
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+"$bin/shardd" --device cpu0 --runtime-dir "$dir/tcp" --status-address "127.0.0.1:$port" 2>"$dir/tcp.log" &
+tcp=$!
+for _ in $(seq 100); do
+    [ -S "$dir/tcp/cpu0.status" ] && break
+    sleep 0.05
+done
+run 0 status --host "localhost:$port"
+has "localhost:$port  pid $tcp"
+run 0 status --json --host "127.0.0.1:$port"
+has '"device": "cpu0"'
+run 0 trace --host "127.0.0.1:$port" -o "$dir/tcp.json"
+[ -s "$dir/tcp.json" ] || fail "no trace over TCP"
+kill $tcp
+wait $tcp 2>/dev/null
+run 1 status --host "127.0.0.1:$port"
+has "nobody listens at 127.0.0.1:$port"
+run 1 status --host nonsense
+grep -q "is not HOST:PORT" "$dir/err" || fail "what is wrong is not said"
+
 echo "trace"
 serve cpu0=good cpu1=good cpu2=silent
 cd "$dir" || exit 1

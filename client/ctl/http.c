@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +48,7 @@ static void fail(struct http *h)
 
 static void fail_sys(struct http *h, int error)
 {
-    const char *path = h->address.sun_path;
+    const char *path = h->name;
     if (error == ENOENT || error == ENOTDIR)
         err_set(&h->err, SHD_ENOENT, "no status socket %s", path);
     else if (error == ECONNREFUSED)
@@ -78,7 +79,7 @@ static void take_head(struct http *h)
     h->length_bytes = SIZE_MAX;
     if (sscanf(h->buf, "HTTP/1.%*1[01] %3d ", &h->code) != 1) {
         h->code = 0;
-        err_set(&h->err, SHD_EPROTO, "%s does not answer in HTTP", h->address.sun_path);
+        err_set(&h->err, SHD_EPROTO, "%s does not answer in HTTP", h->name);
         fail(h);
         return;
     }
@@ -91,7 +92,7 @@ static void take_head(struct http *h)
     const unsigned long long n = strtoull(length, &end, 10);
     if (length[0] < '0' || length[0] > '9' || errno != 0 || *end != '\r' || n > h->bytes_max) {
         err_set(&h->err, SHD_ERANGE, "%s: an answer of '%.*s' bytes, at most %zu are taken",
-                h->address.sun_path, (int)strspn(length, "0123456789"), length, h->bytes_max);
+                h->name, (int)strspn(length, "0123456789"), length, h->bytes_max);
         fail(h);
         return;
     }
@@ -105,7 +106,7 @@ static void find_head(struct http *h)
     if (end == NULL && h->used <= HTTP_HEAD_BYTES_MAX)
         return;
     if (end == NULL || memchr(h->buf, '\0', (size_t)(end - h->buf)) != NULL) {
-        err_set(&h->err, SHD_EPROTO, "%s does not answer in HTTP", h->address.sun_path);
+        err_set(&h->err, SHD_EPROTO, "%s does not answer in HTTP", h->name);
         fail(h);
         return;
     }
@@ -158,7 +159,7 @@ static void take_body(struct http *h)
                                   : h->length_bytes == SIZE_MAX || bytes >= h->length_bytes;
     if (!whole) {
         err_set(&h->err, SHD_EPROTO, "%s broke off in the middle of its answer (%zu bytes)",
-                h->address.sun_path, h->used);
+                h->name, h->used);
         fail(h);
         return;
     }
@@ -167,7 +168,7 @@ static void take_body(struct http *h)
     body[bytes] = '\0';
     if (h->code != 200) {
         err_set(&h->err, h->code == 404 ? SHD_ENOTSUP : SHD_EPROTO, "%s answers with HTTP %d",
-                h->address.sun_path, h->code);
+                h->name, h->code);
         fail(h);
         return;
     }
@@ -185,7 +186,7 @@ static bool make_room(struct http *h)
     if (h->capacity - h->used > READ_BYTES)
         return true;
     if (h->used > h->bytes_max + HTTP_HEAD_BYTES_MAX) {
-        err_set(&h->err, SHD_ERANGE, "%s: the answer is longer than %zu bytes", h->address.sun_path,
+        err_set(&h->err, SHD_ERANGE, "%s: the answer is longer than %zu bytes", h->name,
                 h->bytes_max);
         fail(h);
         return false;
@@ -193,7 +194,7 @@ static bool make_room(struct http *h)
     const size_t capacity = (h->capacity + READ_BYTES) * 2;
     char *grown = realloc(h->buf, capacity);
     if (grown == NULL) {
-        err_set(&h->err, SHD_ENOMEM, "no memory for the answer of %s", h->address.sun_path);
+        err_set(&h->err, SHD_ENOMEM, "no memory for the answer of %s", h->name);
         fail(h);
         return false;
     }
@@ -208,7 +209,7 @@ static void stream_ended(struct http *h)
         take_body(h);
         return;
     }
-    err_set(&h->err, SHD_EPROTO, "%s hung up without an answer", h->address.sun_path);
+    err_set(&h->err, SHD_EPROTO, "%s hung up without an answer", h->name);
     fail(h);
 }
 
@@ -258,10 +259,44 @@ static void send_some(struct http *h)
 /* EAGAIN: the server's queue of connections is full; there is nothing to poll for. */
 static void try_connect(struct http *h)
 {
-    if (connect(h->fd, (const struct sockaddr *)&h->address, sizeof(h->address)) == 0)
+    if (connect(h->fd, &h->address.any, h->address_bytes) == 0 || errno == EISCONN)
         h->state = HTTP_SENDING;
-    else if (errno != EAGAIN && errno != EINTR && errno != EINPROGRESS)
+    else if (errno != EAGAIN && errno != EINTR && errno != EINPROGRESS && errno != EALREADY)
         fail_sys(h, errno);
+}
+
+static int unix_address(struct http *h, const char *path)
+{
+    const size_t bytes = strlen(path);
+    if (bytes >= sizeof(h->address.local.sun_path))
+        return err_set(&h->err, SHD_ERANGE, "socket path '%.60s...' has %zu bytes, at most %zu",
+                       path, bytes, sizeof(h->address.local.sun_path) - 1);
+    h->address.local.sun_family = AF_UNIX;
+    memcpy(h->address.local.sun_path, path, bytes + 1);
+    h->address_bytes = sizeof(h->address.local);
+    return SHD_OK;
+}
+
+/* "host:9464", "127.0.0.1:9464", "[::1]:9464". Waits for a name server, where that is a name. */
+static int tcp_address(struct http *h, const char *at)
+{
+    const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
+    struct addrinfo *info = NULL;
+    const char *colon = strrchr(at, ':');
+    char host[HTTP_NAME_BYTES];
+    const bool brackets = at[0] == '[' && colon != NULL && colon > at && colon[-1] == ']';
+    if (colon == NULL || colon == at || colon[1] == '\0' || strlen(at) >= sizeof(host))
+        return err_set(&h->err, SHD_EINVAL,
+                       "'%.60s' is not HOST:PORT, as 'node1:9464' or '[::1]:9464'", at);
+    snprintf(host, sizeof(host), "%.*s", (int)(colon - at) - (brackets ? 2 : 0), at + brackets);
+    const int failed = getaddrinfo(host, colon + 1, &hints, &info);
+    if (failed != 0)
+        return err_set(&h->err, failed == EAI_NONAME ? SHD_ENOENT : SHD_EIO, "'%.60s': %s", at,
+                       gai_strerror(failed));
+    memcpy(&h->address, info->ai_addr, info->ai_addrlen);
+    h->address_bytes = info->ai_addrlen;
+    freeaddrinfo(info);
+    return SHD_OK;
 }
 
 /* -- The request ----------------------------------------------------------------------------- */
@@ -270,24 +305,20 @@ void http_start(struct http *h, const char *path, const char *target, size_t byt
                 uint64_t timeout_ms)
 {
     CHECK(h->state == HTTP_IDLE && strlen(target) < HTTP_TARGET_BYTES_MAX);
-    *h = (struct http){ .fd = -1,
-                        .state = HTTP_CONNECTING,
-                        .address.sun_family = AF_UNIX,
-                        .bytes_max = bytes_max,
-                        .started_ns = http_now_ns() };
+    *h = (struct http){
+        .fd = -1, .state = HTTP_CONNECTING, .bytes_max = bytes_max, .started_ns = http_now_ns()
+    };
     h->deadline_ns = h->started_ns + timeout_ms * NS_PER_MS;
     h->request_bytes = (size_t)snprintf(h->request, sizeof(h->request),
                                         "GET %s HTTP/1.1\r\nHost: localhost\r\n"
                                         "User-Agent: shardctl\r\nConnection: close\r\n\r\n",
                                         target);
-    if (strlen(path) >= sizeof(h->address.sun_path)) {
-        err_set(&h->err, SHD_ERANGE, "socket path '%.60s...' has %zu bytes, at most %zu", path,
-                strlen(path), sizeof(h->address.sun_path) - 1);
+    snprintf(h->name, sizeof(h->name), "%s", path);
+    if ((path[0] == '/' ? unix_address(h, path) : tcp_address(h, path)) != SHD_OK) {
         fail(h);
         return;
     }
-    memcpy(h->address.sun_path, path, strlen(path) + 1);
-    h->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    h->fd = socket(h->address.any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (h->fd < 0)
         fail_sys(h, errno);
     else
@@ -297,7 +328,8 @@ void http_start(struct http *h, const char *path, const char *target, size_t byt
 struct pollfd http_poll(const struct http *h)
 {
     struct pollfd p = { .fd = -1 };
-    if (h->state == HTTP_SENDING || h->state == HTTP_READING) {
+    const bool connecting = h->state == HTTP_CONNECTING && h->address.any.sa_family != AF_UNIX;
+    if (connecting || h->state == HTTP_SENDING || h->state == HTTP_READING) {
         p.fd = h->fd;
         p.events = h->state == HTTP_SENDING ? POLLOUT : POLLIN;
     }
@@ -315,7 +347,7 @@ void http_step(struct http *h)
     const uint64_t now_ns = http_now_ns();
     if (h->state == HTTP_IDLE || http_ended(h) || now_ns < h->deadline_ns)
         return;
-    err_set(&h->err, SHD_ETIMEDOUT, "%s does not answer (waited %.1f s)", h->address.sun_path,
+    err_set(&h->err, SHD_ETIMEDOUT, "%s does not answer (waited %.1f s)", h->name,
             (double)(now_ns - h->started_ns) * 1e-9);
     fail(h);
 }

@@ -38,7 +38,7 @@ static const char status_more[] =
     "  2  the command line was wrong\n";
 
 struct status_options {
-    const char *address;
+    const char *address, *hosts;
     const char *watch; /* seconds, as text; NULL: once */
     uint64_t interval_ms;
     bool as_json, with_tools;
@@ -56,7 +56,8 @@ static int health(const struct node *n)
 static int show(struct node *n, const struct status_options *o)
 {
     node_ask_once(n);
-    control_ask(n);
+    if (!n->tcp)
+        control_ask(n);
     if (o->as_json && show_json(n, stdout) != SHD_OK) {
         ctl_say("no memory for the document");
         return CTL_FAILED;
@@ -69,7 +70,8 @@ static int show(struct node *n, const struct status_options *o)
 static int open_node(const struct status_options *o, struct node *ret_node)
 {
     struct shd_err e = { 0 };
-    if (node_open(o->address, ret_node, &e) != SHD_OK) {
+    if ((o->hosts != NULL ? node_open_hosts(o->hosts, ret_node, &e)
+                          : node_open(o->address, ret_node, &e)) != SHD_OK) {
         char text[sizeof(e.text)];
         ctl_say("%s", text_clean(e.text, text, sizeof(text)));
         return CTL_FAILED;
@@ -154,6 +156,7 @@ static int parse(int argc, char **argv, struct status_options *o)
         { "runtime-dir", 'd', FLAG_STRING, "DIR", "where the daemons are: DIR or DIR?cpu0,cpu1",
           &o->address, 0, 0 },
         { "address", 'a', FLAG_STRING, "DIR", "the same", &o->address, 0, 0 },
+        HOST_FLAG(o->hosts),
         { "watch", 'w', FLAG_STRING, "[S]", "show it again every S seconds (1)", &o->watch, 0, 0 },
         { "all", 0, FLAG_BOOL, NULL, "show sessions of tools (role admin) as well", &o->with_tools,
           0, 0 },

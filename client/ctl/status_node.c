@@ -143,6 +143,32 @@ int node_open(const char *address, struct node *ret_node, struct shd_err *e)
     return r;
 }
 
+int node_open_hosts(const char *hosts, struct node *ret_node, struct shd_err *e)
+{
+    struct node n = { .timeout_ms = TIMEOUT_MS, .tcp = true, .listed = true };
+    int r = SHD_OK;
+    for (const char *at = hosts; r == SHD_OK; at++) {
+        char name[DOC_NAME_BYTES];
+        const size_t bytes = strcspn(at, ",");
+        if (bytes == 0 || bytes >= sizeof(name) || memchr(at, ':', bytes) == NULL) {
+            r = err_set(e, SHD_EINVAL,
+                        "'%.*s' is not HOST:PORT of at most %zu characters, as 'node1:9464'",
+                        bytes < 60 ? (int)bytes : 60, at, sizeof(name) - 1);
+            break;
+        }
+        snprintf(name, sizeof(name), "%.*s", (int)bytes, at);
+        r = add(&n, name, e);
+        at += bytes;
+        if (*at == '\0')
+            break;
+    }
+    if (r == SHD_OK)
+        *ret_node = n;
+    else
+        node_close(&n);
+    return r;
+}
+
 void node_close(struct node *n)
 {
     for (uint32_t i = 0; i < n->count; i++) {
@@ -157,10 +183,19 @@ void node_close(struct node *n)
 
 /* -- Asking ---------------------------------------------------------------------------------- */
 
+void node_socket(const struct node *n, const struct node_daemon *d,
+                 char ret_socket[NODE_SOCKET_BYTES])
+{
+    if (n->tcp)
+        snprintf(ret_socket, NODE_SOCKET_BYTES, "%s", d->device);
+    else
+        snprintf(ret_socket, NODE_SOCKET_BYTES, "%s/%s.status", n->dir, d->device);
+}
+
 static void start(struct node *n, struct node_daemon *d)
 {
-    char path[NODE_PATH_BYTES + DOC_NAME_BYTES + 8];
-    snprintf(path, sizeof(path), "%s/%s.status", n->dir, d->device);
+    char path[NODE_SOCKET_BYTES];
+    node_socket(n, d, path);
     http_start(&d->http, path, "/status", STATUS_BYTES_MAX, n->timeout_ms);
 }
 

@@ -39,6 +39,7 @@ struct node_daemon {
 
 struct node {
     char dir[NODE_PATH_BYTES];
+    bool tcp;                    /* their names are HOST:PORT; there is no directory */
     bool listed;                 /* the daemons were named: the directory is not looked through */
     bool with_tools, keep_json;  /* set after node_open() */
     uint64_t timeout_ms;         /* of one answer */
@@ -50,7 +51,21 @@ struct node {
  * up` starts daemons and /run/shardd that has one. Errors: SHD_ENOENT no directory, or no daemon in
  * it; SHD_EAUTH it may not be read; SHD_EINVAL malformed; SHD_ERANGE, SHD_ENOMEM. */
 int node_open(const char *address, struct node *ret_node, struct shd_err *e);
+/* The same of daemons elsewhere that listen on TCP (shardd --status-address): "HOST:PORT,...". */
+int node_open_hosts(const char *hosts, struct node *ret_node, struct shd_err *e);
 void node_close(struct node *n);
+
+/* The flag of verbs that read daemons elsewhere. */
+#define HOST_FLAG(to)                                                                 \
+    {                                                                                 \
+        "host", 'H', FLAG_STRING, "HOST:PORT,...",                                    \
+            "daemons elsewhere, by the --status-address each listens on", &(to), 0, 0 \
+    }
+
+/* The name of a daemon's status socket, as http_start() takes it. */
+#define NODE_SOCKET_BYTES (NODE_PATH_BYTES + DOC_NAME_BYTES + 8)
+void node_socket(const struct node *n, const struct node_daemon *d,
+                 char ret_socket[NODE_SOCKET_BYTES]);
 
 /* Look for new daemons. Errors as above; those known stay. */
 int node_scan(struct node *n, struct shd_err *e);

@@ -211,11 +211,11 @@ static int run_top(struct top *t)
     return there ? CTL_OK : CTL_FAILED;
 }
 
-static int top_at(struct top *t, const char *address)
+static int top_at(struct top *t, const char *address, const char *hosts)
 {
     struct shd_err e = { 0 };
     char text[sizeof(e.text)];
-    int r = node_open(address, &t->node, &e);
+    int r = hosts != NULL ? node_open_hosts(hosts, &t->node, &e) : node_open(address, &t->node, &e);
     if (r == SHD_OK)
         r = term_open(&e);
     if (r != SHD_OK) {
@@ -237,12 +237,13 @@ static int top_at(struct top *t, const char *address)
 
 int verb_top(int argc, char **argv)
 {
-    const char *address = NULL, *interval = NULL;
+    const char *address = NULL, *hosts = NULL, *interval = NULL;
     struct top t = { .interval_ms = INTERVAL_MS };
     struct shd_err e = { 0 };
     const struct flag table[] = {
         { "runtime-dir", 'd', FLAG_STRING, "DIR", "where the daemons are: DIR or DIR?cpu0,cpu1",
           &address, 0, 0 },
+        HOST_FLAG(hosts),
         { "interval", 'i', FLAG_STRING, "S", "ask the daemons every S seconds (1)", &interval, 0,
           0 },
     };
@@ -263,5 +264,5 @@ int verb_top(int argc, char **argv)
         return CTL_FAILED;
     }
     text_init();
-    return top_at(&t, address);
+    return top_at(&t, address, hosts);
 }

@@ -41,7 +41,7 @@ static const char trace_more[] =
     "be written; 2 the command line was wrong\n";
 
 struct trace_options {
-    const char *address, *file;
+    const char *address, *hosts, *file;
     uint32_t seconds;
     bool as_json;
 };
@@ -50,11 +50,11 @@ struct trace_options {
 
 static void ask(struct node *n, uint32_t seconds)
 {
-    char path[NODE_PATH_BYTES + DOC_NAME_BYTES + 8], target[HTTP_TARGET_BYTES_MAX];
+    char path[NODE_SOCKET_BYTES], target[HTTP_TARGET_BYTES_MAX];
     snprintf(target, sizeof(target), "/trace?seconds=%" PRIu32, seconds);
     struct http *all = calloc(n->count + 1u, sizeof(*all));
     for (uint32_t i = 0; i < n->count && all != NULL; i++) {
-        snprintf(path, sizeof(path), "%s/%s.status", n->dir, n->daemons[i].device);
+        node_socket(n, &n->daemons[i], path);
         if (n->daemons[i].up)
             http_start(&all[i], path, target, TRACE_BYTES_MAX, TRACE_TIMEOUT_MS);
     }
@@ -203,6 +203,7 @@ int verb_trace(int argc, char **argv)
         { "output", 'o', FLAG_STRING, "FILE", "where to write it (" TRACE_FILE ")", &o.file, 0, 0 },
         { "runtime-dir", 'd', FLAG_STRING, "DIR", "where the daemons are: DIR or DIR?cpu0,cpu1",
           &o.address, 0, 0 },
+        HOST_FLAG(o.hosts),
         { "json", 'j', FLAG_BOOL, NULL, "the summary as one JSON object", &o.as_json, 0, 0 },
     };
     const struct flags flags = { .usage = "shardctl trace [FLAGS]",
@@ -217,7 +218,7 @@ int verb_trace(int argc, char **argv)
     struct node n;
     struct shd_err e = { 0 };
     char text[sizeof(e.text)];
-    code = node_open(o.address, &n, &e);
+    code = o.hosts != NULL ? node_open_hosts(o.hosts, &n, &e) : node_open(o.address, &n, &e);
     if (code == SHD_OK) {
         code = trace_node(&n, &o, &e);
         node_close(&n);
