@@ -35,8 +35,8 @@ begin() { # two workers at $SHARDD_ADDRESS, in the background
     done
 }
 step() { # of owner 0, from its /status
-    curl -s --unix-socket "$work/up/cpu0.status" http://localhost/status |
-        sed -n 's/.*"phase".*/&/; s/.*"step": *\([0-9]*\), *"phase".*/\1/p'
+    shardctl status --json --runtime-dir "$work/up?cpu0" 2>/dev/null | tr -d ' \n' |
+        sed -n 's/.*"step":\([0-9]*\),"phase".*/\1/p'
 }
 await_step() { # await_step N
     for _ in $(seq 200); do
