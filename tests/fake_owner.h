@@ -173,8 +173,8 @@ static void fill_layout(struct fake *f, const struct wire_request *request,
         .owners = OWNERS,
         .slots = slots,
         .slot_bytes = f->map->slot_bytes,
-        .segments = { { SEGMENT_PUBLISH, 1, f->publish.bytes },
-                      { SEGMENT_BOARD, 2, f->board.bytes } },
+        .segments = { { .kind = SEGMENT_PUBLISH, .ticket = 1, .bytes = f->publish.bytes },
+                      { .kind = SEGMENT_BOARD, .ticket = 2, .bytes = f->board.bytes } },
         .segment_count = 2,
     };
     if (f->state->step > 0) {
