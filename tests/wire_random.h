@@ -114,6 +114,25 @@ static void random_restore(uint64_t *seed, struct wire_restore *r)
     r->owner = random_u32(seed, 0, r->owners - 1);
 }
 
+static void random_commit(uint64_t *seed, struct wire_commit *c)
+{
+    c->model = random_u32(seed, 0, UINT32_MAX);
+    c->step = random_u64(seed, 0, UINT64_MAX);
+    c->decision = random_decision(seed);
+    c->has_blob = test_random(seed) % 2 != 0;
+    if (c->has_blob)
+        c->blob = random_bytes(seed, WIRE_BLOB_BYTES_MAX, 1);
+}
+
+static void random_join(uint64_t *seed, struct wire_join *j)
+{
+    j->model = random_u32(seed, 0, UINT32_MAX);
+    for (unsigned i = 0; i < WIRE_LINK_ID_BYTES; i++) {
+        j->down[i] = (uint8_t)test_random(seed);
+        j->up[i] = (uint8_t)test_random(seed);
+    }
+}
+
 /* name: storage for one name. */
 static struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
                                           char name[WIRE_NAME_BYTES_MAX])
@@ -140,12 +159,7 @@ static struct wire_request random_request(uint64_t *seed, enum wire_request_type
         q.prepare.step = random_u64(seed, 0, UINT64_MAX);
         break;
     case WIRE_COMMIT:
-        q.commit.model = random_u32(seed, 0, UINT32_MAX);
-        q.commit.step = random_u64(seed, 0, UINT64_MAX);
-        q.commit.decision = random_decision(seed);
-        q.commit.has_blob = test_random(seed) % 2 != 0;
-        if (q.commit.has_blob)
-            q.commit.blob = random_bytes(seed, WIRE_BLOB_BYTES_MAX, 1);
+        random_commit(seed, &q.commit);
         break;
     case WIRE_GET_BLOB:
         q.get_blob.model = random_u32(seed, 0, UINT32_MAX);
@@ -172,11 +186,7 @@ static struct wire_request random_request(uint64_t *seed, enum wire_request_type
         q.drain.off = random_u32(seed, 0, 1) != 0;
         break;
     case WIRE_JOIN:
-        q.join.model = random_u32(seed, 0, UINT32_MAX);
-        for (unsigned i = 0; i < WIRE_LINK_ID_BYTES; i++) {
-            q.join.down[i] = (uint8_t)test_random(seed);
-            q.join.up[i] = (uint8_t)test_random(seed);
-        }
+        random_join(seed, &q.join);
         break;
     case WIRE_FETCH:
         q.fetch = (struct wire_fetch){ .model = random_u32(seed, 0, UINT32_MAX),
