@@ -15,8 +15,6 @@
 #include "daemon/log.h"
 #include "proto/version.h"
 
-#define EXIT_USAGE 2
-
 static const char help[] =
     "Usage: shardd --device DEVICE [options]\n"
     "\n"
@@ -43,7 +41,8 @@ static const char help[] =
     "Tells its service manager READY=1 (sd_notify) when it can be reached.\n"
     "Exit status: 0 after SIGTERM or SIGINT, 10 after one when drained (shardctl drain), 1 when "
     "it\n"
-    "cannot start or its device failed, 2 for wrong usage.\n"
+    "cannot start or its device failed, 2 for wrong usage or a device or instruction set that is\n"
+    "not here.\n"
     "\n"
     "Example: shardd --device cpu0 --runtime-dir /run/shardd --threads 2\n"
     "Normally started by systemd or by `shardctl run`.\n";
@@ -66,7 +65,7 @@ static int usage_error(const char *fmt, const char *value)
     fprintf(stderr, "shardd: ");
     fprintf(stderr, fmt, value); /* NOLINT(clang-diagnostic-format-nonliteral): our literals */
     fprintf(stderr, "; see shardd --help\n");
-    return EXIT_USAGE;
+    return SHARDD_EXIT_USAGE;
 }
 
 static bool parse_threads(const char *text, uint32_t *ret_threads)
@@ -124,7 +123,7 @@ static int take_option(int option, struct daemon_config *config)
         return EXIT_SUCCESS + 1;
     default:
         fprintf(stderr, "see shardd --help\n"); /* getopt has named the option */
-        return EXIT_USAGE + 1;
+        return SHARDD_EXIT_USAGE + 1;
     }
 }
 
@@ -162,7 +161,7 @@ int main(int argc, char **argv)
     struct shd_err e = { 0 };
     if (daemon_new(&config, &d, &e) != SHD_OK) {
         fprintf(stderr, "shardd: %s: %s\n", config.device, e.text);
-        return EXIT_FAILURE;
+        return e.code == SHD_EINVAL || e.code == SHD_ENOTSUP ? SHARDD_EXIT_USAGE : EXIT_FAILURE;
     }
     sd_notify(/* unset_environment= */ 0, "READY=1\nSTATUS=Serving");
     if (daemon_run(d) != SHD_OK)

@@ -7,4 +7,7 @@
 /* How shardd exits when it was drained, for managers that start it again after any other end (no
  * number that systemd has a name for). */
 #define SHARDD_EXIT_DRAINED 10
+
+/* How it exits when it was asked for what is wrong or not here: another try ends the same way. */
+#define SHARDD_EXIT_USAGE 2
 #endif

@@ -226,6 +226,16 @@ TEST(daemon_that_ends_before_it_is_ready_is_named_with_its_last_line)
     expect_clean();
 }
 
+TEST(daemon_of_a_device_that_is_not_here_is_tried_once)
+{
+    run_start(&run, ARGS("run", "--devices", "gpu1023", "--", "true"));
+    run_finish(&run);
+    EXPECT_EQ(run.code, 1);
+    EXPECT_HAS(run.err, ") exited with code 2 before it was ready: shardd: gpu1023: ");
+    EXPECT(strstr(run.err, "started again") == NULL);
+    expect_clean();
+}
+
 TEST(daemon_that_never_gets_ready_is_given_up)
 {
     ctl_beside("echo thinking >&2; exec sleep 100",

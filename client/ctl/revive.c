@@ -177,7 +177,10 @@ static void say_given_up(const struct run_child *c)
 /* The run still wants this daemon. */
 static void daemon_died(struct run *r, struct run_child *c, int wait_status)
 {
-    if (r->options->max_restarts == 0) {
+    /* One that was never ready and says that it cannot be; of a later one that is no proof. */
+    const bool hopeless = !c->ready && c->kept.count == 0 && WIFEXITED(wait_status) &&
+                          WEXITSTATUS(wait_status) == SHARDD_EXIT_USAGE;
+    if (r->options->max_restarts == 0 || hopeless) {
         say_daemon_failed(r, c, wait_status);
         fail(r, CTL_FAILED);
     } else if (!c->ready) {
