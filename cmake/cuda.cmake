@@ -4,6 +4,8 @@
 #       extern const unsigned char NAME[];
 #       extern const uint64_t NAME_bytes;      0: this build has no nvcc
 #     with what ptxas said (registers, spills) in NAME.ptxas.txt beside it.
+#   shd_cuda_ptx(NAME FILE.cu)             a target; FILE compiled as in the image, but to NAME.ptx
+#     in the current binary folder. Only where SHD_NVCC is true.
 #   shd_cuda_emulated(NAME FILE.cu)        an object library of FILE as plain C++, for
 #     tests/cuda/emulate.h; only where SHD_CXX is true.
 set(SHD_CUDA AUTO CACHE STRING "Compile the GPU kernels: AUTO (if nvcc is found), ON, OFF")
@@ -20,9 +22,8 @@ if(NOT SHD_CUDA STREQUAL "OFF")
 endif()
 
 # -fmad=false: what is fused is written fmaf(). The rest says what the host kernels do, too.
-set(SHD_NVCC_FLAGS -std=c++17 -O3
-  -gencode arch=compute_${SHD_CUDA_ARCH},code=[sm_${SHD_CUDA_ARCH},compute_${SHD_CUDA_ARCH}]
-  -fmad=false -ftz=true -prec-div=true -prec-sqrt=true -Xptxas -v)
+set(SHD_NVCC_FLAGS -std=c++17 -O3 -fmad=false -ftz=true -prec-div=true -prec-sqrt=true
+    -I${PROJECT_SOURCE_DIR})
 
 function(shd_cuda_image target name file)
   get_filename_component(source ${file} ABSOLUTE)
@@ -30,8 +31,9 @@ function(shd_cuda_image target name file)
   if(SHD_NVCC)
     set(image ${CMAKE_CURRENT_BINARY_DIR}/${name}.fatbin)
     add_custom_command(OUTPUT ${image}
-      COMMAND sh ${PROJECT_SOURCE_DIR}/cmake/nvcc.sh ${name}.ptxas.txt ${SHD_NVCC} ${SHD_NVCC_FLAGS}
-              -I${PROJECT_SOURCE_DIR} -MD -MF ${name}.fatbin.d -MT ${image} -fatbin ${source} -o ${image}
+      COMMAND sh ${PROJECT_SOURCE_DIR}/cmake/nvcc.sh ${name}.ptxas.txt ${SHD_NVCC} ${SHD_NVCC_FLAGS} -Xptxas -v
+              -gencode arch=compute_${SHD_CUDA_ARCH},code=[sm_${SHD_CUDA_ARCH},compute_${SHD_CUDA_ARCH}]
+              -MD -MF ${name}.fatbin.d -MT ${image} -fatbin ${source} -o ${image}
       WORKING_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}
       DEPENDS ${source} ${PROJECT_SOURCE_DIR}/cmake/nvcc.sh
       DEPFILE ${CMAKE_CURRENT_BINARY_DIR}/${name}.fatbin.d
@@ -42,6 +44,15 @@ function(shd_cuda_image target name file)
     configure_file(${PROJECT_SOURCE_DIR}/cmake/cuda_no_image.c.in ${holder} @ONLY)
   endif()
   target_sources(${target} PRIVATE ${holder})
+endfunction()
+
+function(shd_cuda_ptx name file)
+  set(ptx ${CMAKE_CURRENT_BINARY_DIR}/${name}.ptx)
+  add_custom_command(OUTPUT ${ptx}
+    COMMAND ${SHD_NVCC} ${SHD_NVCC_FLAGS} -arch=compute_${SHD_CUDA_ARCH} -MD -MF ${ptx}.d -MT ${ptx}
+            -ptx ${file} -o ${ptx}
+    DEPENDS ${file} DEPFILE ${ptx}.d COMMENT "Compiling ${name} to PTX" VERBATIM)
+  add_custom_target(${name}_ptx ALL DEPENDS ${ptx})
 endfunction()
 
 # A C++ compiler is needed for tests of GPU code alone (and not where libFuzzer's flags go along).

@@ -12,6 +12,7 @@
 
 #include "tests/cuda/emulate_device.h"
 #include "tests/cuda/emulate_fiber.h"
+#include "tests/cuda/ptx.h"
 
 #define WARP         32u
 #define RESIDENT_MAX 64u
@@ -406,6 +407,8 @@ void emulate_register(struct emulate_kernel *kernel, unsigned char *shared_first
 
 const struct emulate_kernel *emulate_find(const char *name)
 {
+    if (const struct emulate_kernel *k = ptx_find(name))
+        return k;
     for (const struct emulate_kernel *k = kernels(); k != nullptr; k = k->next)
         if (strcmp(k->name, name) == 0)
             return k;

@@ -1,9 +1,11 @@
 /* The emulation: it gives what a device would, sees what a device would punish, and stops where it
  * is told. */
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "proto/check.h"
 #include "tests/cuda/emulate.h"
 #include "tests/test.h"
 
@@ -13,6 +15,91 @@ struct planted {
 };
 
 static uint32_t out[4 * 64];
+
+/* What a process says that runs one thread of a PTX kernel of this body. */
+static void run_ptx(const char *body, char ret_said[512], int *ret_signal)
+{
+    char path[] = "/tmp/shd-test-ptx-XXXXXX";
+    const int file = mkstemp(path);
+    int pipe_fd[2], status;
+    EXPECT(file >= 0 && pipe(pipe_fd) == 0);
+    dprintf(file,
+            "// a comment\n.visible .entry planted(\n\t.param .align 8 .b8 planted_param_0[16]\n)\n"
+            ".maxntid 256, 1, 1\n{\n.reg .pred %%p<3>;\n.reg .b32 %%r<5>;\n.reg .f32 %%f<5>;\n"
+            ".reg .b64 %%rd<5>;\nld.param.u64 %%rd1, [planted_param_0]; // out\n%s\nret;\n}\n",
+            body);
+    close(file);
+    fflush(stdout);
+    const pid_t pid = fork();
+    EXPECT(pid >= 0);
+    if (pid == 0) {
+        dup2(pipe_fd[1], STDERR_FILENO);
+        setenv("EMULATE_PTX", path, 1);
+        const struct planted args = { out, 0 };
+        const struct emulate_kernel *k = emulate_find("planted");
+        emulate_launch(k, &args, (const unsigned[]){ 1, 1, 1 }, (const unsigned[]){ 1, 1, 1 });
+        dprintf(STDERR_FILENO, "%x", out[0]);
+        _exit(0);
+    }
+    close(pipe_fd[1]);
+    memset(ret_said, 0, 512);
+    for (ssize_t at = 0, n; (n = read(pipe_fd[0], ret_said + at, 511 - (size_t)at)) > 0;)
+        at += n;
+    close(pipe_fd[0]);
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    *ret_signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    unlink(path);
+}
+
+/* The first test: a process reads EMULATE_PTX once. */
+TEST(ptx_is_run_as_defined_or_not_at_all)
+{
+    static const struct {
+        const char *body, *says;
+    } cases[] = {
+        { "st.global.u32 [%rd1], 0x1234;", "1234" },
+        /* the smallest denormal and half the smallest normal number, flushed or not */
+        { "mov.f32 %f1, 0f00000001; add.rn.ftz.f32 %f2, %f1, %f1; st.global.f32 [%rd1], %f2;",
+          "0" },
+        { "mov.f32 %f1, 0f00000001; add.rn.f32 %f2, %f1, %f1; st.global.f32 [%rd1], %f2;", "2" },
+        { "mov.f32 %f1, 0f80800000; mul.rn.ftz.f32 %f2, %f1, 0f3F000000; st.global.f32 [%rd1], "
+          "%f2;",
+          "80000000" },
+        /* one rounding, not two; and toward minus infinity */
+        { "mov.f32 %f1, 0f3F800001; fma.rn.ftz.f32 %f2, %f1, %f1, 0fBF800002; "
+          "st.global.f32 [%rd1], %f2;",
+          "28800000" },
+        { "mov.f32 %f1, 0f3F800000; fma.rm.ftz.f32 %f2, %f1, %f1, 0f9F800000; "
+          "st.global.f32 [%rd1], %f2;",
+          "3f7fffff" },
+        { "mov.f32 %f1, 0f7F800000; sub.rn.ftz.f32 %f2, %f1, %f1; st.global.f32 [%rd1], %f2;",
+          "7fffffff" },
+        { "mov.u32 %r1, 7; setp.gt.s32 %p1, %r1, -8; @!%p1 bra $L1; st.global.u32 [%rd1], %r1; "
+          "$L1: bfi.b32 %r2, %r1, 0, 30, 4; st.global.u32 [%rd1], %r2;",
+          "c0000000" },
+        { "mov.u32 %r1, 7; setp.gt.u32 %p1, %r1, -8; @%p1 bra $L1; mov.b64 %rd2, {%r1, %r1}; "
+          "shr.u64 %rd3, %rd2, 31; st.global.u32 [%rd1], %rd3; $L1: mov.u32 %r2, 1;",
+          "e" },
+        { "frob.u32 %r1, %r2, %r3;", "an instruction that is not known here: frob.u32" },
+        { "add.s32 %r1, %r2, %r9;", "a register that is not declared: %r9" },
+        { "add.s32 %r1, %r2, nothing;", "an operand that is not known here: nothing" },
+        { "bra $L9;", "a label that is not there: $L9" },
+        { "st.global.wb.u32 [%rd1], 1;", "an access that is not known here" },
+        { "st.global.u32 [%rd1+2], 1;", "an address that is not aligned" },
+        { "st.shared.u32 [%r1], 1;", "beyond shared memory" },
+        { "shfl.sync.down.b32 %r1|%p1, %r2, 1, 31, 1;", "a shuffle of less than a warp" },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        char said[512];
+        int signal;
+        run_ptx(cases[i].body, said, &signal);
+        const bool refused = strchr(cases[i].says, ' ') != NULL;
+        if (refused != (signal == SIGABRT) ||
+            (refused ? strstr(said, cases[i].says) == NULL : strcmp(said, cases[i].says) != 0))
+            FAIL("\"%s\": said \"%s\" (signal %d), expected \"%s\"", cases[i].body, said, signal,
+                 cases[i].says);
+    }
+}
 
 static void launch(const char *name, uint32_t n, unsigned blocks, unsigned threads)
 {

@@ -1,0 +1,25 @@
+/* What nvcc made of the kernels, run on the host: an interpreter of the part of PTX that it uses,
+ * on the emulation's threads (emulate.h). What is compiled as C++ shows that the source is right;
+ * this shows that the GPU is told the same: order of operations, roundings, flushed denormals,
+ * offsets of arguments, fences.
+ *
+ *     EMULATE_PTX=kernels.ptx[:more.ptx] test_emulate_kernels
+ *
+ * Kernels in those files take the place of emulated ones of their names. The process is ended, with
+ * a message, by a file that cannot be read, by an instruction or operand that is not known here
+ * (none is passed over), and by an access that is not aligned to its size, as on the device.
+ *
+ * As the PTX ISA has it: .ftz flushes denormal inputs and results, keeping the sign; a NaN that
+ * arithmetic in fp32 makes is 0x7fffffff. What approximations (ex2, rcp of fp64) give is not
+ * defined to the bit: here, the nearest.
+ */
+#ifndef SHD_TESTS_PTX_H
+#define SHD_TESTS_PTX_H
+
+#include "tests/cuda/emulate.h"
+
+/* Kernel of this name in EMULATE_PTX's files, NULL: none. Under the emulation's lock or before any
+ * launch. */
+const struct emulate_kernel *ptx_find(const char *name);
+
+#endif
