@@ -246,6 +246,37 @@ TEST(daemon_that_never_gets_ready_is_given_up)
     expect_clean();
 }
 
+/* -- Who finds them -------------------------------------------------------------------------- */
+
+TEST(status_finds_the_only_run)
+{
+    static struct run more, status;
+    if (access("/run/shardd", F_OK) == 0)
+        SKIP("there are daemons here already\n");
+    run_start(&run, ARGS("run", "-v", "--", "sh", "-c", "echo up; exec sleep 100"));
+    run_await(&run, run.out, "up\n");
+    run_start(&status, ARGS("status", "--json"));
+    run_finish(&status);
+    EXPECT_EQ(status.code, 0);
+    EXPECT_HAS(status.out, "\"device\":");
+    run_start(&more, ARGS("run", "-v", "--", "sh", "-c", "echo up; exec sleep 100"));
+    run_await(&more, more.out, "up\n");
+    run_start(&status, ARGS("status", "--json"));
+    run_finish(&status);
+    EXPECT_EQ(status.code, 1);
+    EXPECT_HAS(status.err, "2 `shardctl run` go on, in ");
+    EXPECT_HAS(status.err, "/shardd-run-");
+    kill(more.pid, SIGTERM);
+    run_finish(&more);
+    kill(run.pid, SIGTERM);
+    run_finish(&run);
+    run_start(&status, ARGS("status"));
+    run_finish(&status);
+    EXPECT_EQ(status.code, 1);
+    EXPECT_HAS(status.err, "no directory '/run/shardd': start daemons (`shardctl up`)");
+    expect_clean();
+}
+
 /* -- Signals --------------------------------------------------------------------------------- */
 
 TEST(signals_reach_each_worker_once_and_decide_the_code)

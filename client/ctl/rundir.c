@@ -111,8 +111,9 @@ static int lock_take(const char *dir, int create)
 }
 
 /* Remove one directory if it is ours and its owner is dead. */
-static void sweep_one(const char *path)
+static void sweep_one(const char *path, void *arg)
 {
+    (void)arg;
     struct stat st;
     char lock[PATH_MAX];
     if (lstat(path, &st) < 0 || !S_ISDIR(st.st_mode) || st.st_uid != geteuid())
@@ -131,7 +132,8 @@ static void sweep_one(const char *path)
     close(fd);
 }
 
-static void sweep(const char *base)
+/* Calls fn with the path of each run's directory in base. */
+static void for_each_run(const char *base, void (*fn)(const char *path, void *arg), void *arg)
 {
     DIR *dir = opendir(base);
     if (dir == NULL)
@@ -140,9 +142,48 @@ static void sweep(const char *base)
         char path[PATH_MAX];
         if (strncmp(d->d_name, RUNDIR_PREFIX, strlen(RUNDIR_PREFIX)) == 0 &&
             snprintf(path, sizeof(path), "%s/%s", base, d->d_name) < (int)sizeof(path))
-            sweep_one(path);
+            fn(path, arg);
     }
     closedir(dir);
+}
+
+struct live {
+    char (*paths)[RUNDIR_PATH_BYTES];
+    uint32_t max, count;
+};
+
+static void note_live(const char *path, void *arg)
+{
+    struct live *live = arg;
+    struct stat st;
+    char lock[PATH_MAX];
+    if (lstat(path, &st) < 0 || !S_ISDIR(st.st_mode) || st.st_uid != geteuid() ||
+        strlen(path) >= RUNDIR_PATH_BYTES ||
+        snprintf(lock, sizeof(lock), "%s/" RUNDIR_LOCK, path) >= (int)sizeof(lock))
+        return;
+    const int fd = open(lock, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return;
+    if (flock(fd, LOCK_SH | LOCK_NB) < 0 && errno == EWOULDBLOCK) {
+        if (live->count < live->max)
+            snprintf(live->paths[live->count], RUNDIR_PATH_BYTES, "%s", path);
+        live->count++;
+    }
+    close(fd);
+}
+
+uint32_t rundir_live(char (*ret_paths)[RUNDIR_PATH_BYTES], uint32_t max)
+{
+    struct live live = { ret_paths, max, 0 };
+    char base[PATH_MAX];
+    for (unsigned i = 0; base_get(i, base, sizeof(base)); i++) {
+        struct shd_err why = { 0 };
+        if (base[0] == '\0' || rundir_check(base, /* make= */ false, &why) != SHD_OK)
+            continue;
+        for_each_run(base, note_live, &live);
+        break;
+    }
+    return live.count;
 }
 
 static int make_once(const char *base, struct rundir *ret_dir, struct shd_err *e)
@@ -171,7 +212,7 @@ static int make_once(const char *base, struct rundir *ret_dir, struct shd_err *e
 
 static int make_in(const char *base, struct rundir *ret_dir, struct shd_err *e)
 {
-    sweep(base);
+    for_each_run(base, sweep_one, NULL);
     int r = SHD_EBUSY;
     for (unsigned i = 0; i < RUNDIR_ATTEMPTS && r == SHD_EBUSY; i++)
         r = make_once(base, ret_dir, e);

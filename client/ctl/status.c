@@ -22,7 +22,8 @@ static const char status_about[] =
     "waits for whom. Sessions of tools are left out. `shardctl top` shows the same, live.";
 
 static const char status_more[] =
-    "default place: $SHARDD_ADDRESS, else where `shardctl up` starts daemons, else /run/shardd\n"
+    "default place: $SHARDD_ADDRESS, else where `shardctl up` starts daemons, else /run/shardd,\n"
+    "else that of your only `shardctl run`\n"
     "\n"
     "examples:\n"
     "  shardctl status --runtime-dir '/run/shardd?cpu0,cpu1'\n"

@@ -112,14 +112,29 @@ static int open_dir(const char *dir, struct node *n, struct shd_err *e)
     return r;
 }
 
-/* Nothing was said about where: the first place that has a daemon. */
+static int err_which_run(char (*runs)[RUNDIR_PATH_BYTES], uint32_t count, struct shd_err *e)
+{
+    char list[3 * RUNDIR_PATH_BYTES] = "";
+    for (uint32_t i = 0; i < count && i < 2; i++)
+        snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s%s", i > 0 ? ", " : "",
+                 runs[i]);
+    return err_set(e, SHD_EINVAL, "%" PRIu32 " `shardctl run` go on, in %s%s: say which (%s)",
+                   count, list, count > 2 ? ", ..." : "", "--runtime-dir");
+}
+
+/* Nothing was said about where: the first place that has a daemon, or the one run of ours. */
 static int open_default(struct node *n, struct shd_err *e)
 {
-    char path[RUNDIR_PATH_BYTES];
+    char path[RUNDIR_PATH_BYTES], runs[2][RUNDIR_PATH_BYTES];
     if (updir_path(NULL, path, NULL) == SHD_OK && open_dir(path, n, NULL) == SHD_OK)
         return SHD_OK;
     node_close(n);
-    return open_dir(ADDRESS_DEFAULT, n, e);
+    const int r = open_dir(ADDRESS_DEFAULT, n, e);
+    const uint32_t count = r == SHD_ENOENT ? rundir_live(runs, ARRAY_SIZE(runs)) : 0;
+    if (count == 0)
+        return r;
+    node_close(n);
+    return count == 1 ? open_dir(runs[0], n, e) : err_which_run(runs, count, e);
 }
 
 int node_open(const char *address, struct node *ret_node, struct shd_err *e)

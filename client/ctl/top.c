@@ -33,7 +33,8 @@ static const char top_about[] =
     "Needs a terminal; `shardctl status --watch` does without.";
 
 static const char top_more[] =
-    "default place: $SHARDD_ADDRESS, else where `shardctl up` starts daemons, else /run/shardd\n"
+    "default place: $SHARDD_ADDRESS, else where `shardctl up` starts daemons, else /run/shardd,\n"
+    "else that of your only `shardctl run`\n"
     "\n"
     "keys:\n"
     "  q           quit                      h           explains the columns\n"
