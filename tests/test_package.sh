@@ -74,7 +74,7 @@ check_lintian() {
 # Everything a package could leave behind; what dpkg and its triggers write of themselves apart.
 list_files() {
     { box find /etc /usr /var /run/shardd -xdev -path /var/lib/dpkg -prune -o -path /var/cache \
-        -prune -o -path /var/log -prune -o -print 2>/dev/null || true; } |
+        -prune -o -path /var/tmp -prune -o -path /var/log -prune -o -print 2>/dev/null || true; } |
         grep -vE '^/etc/((passwd|group|shadow|gshadow|subuid|subgid)-|ld.so.cache|\.pwd\.lock)|^/var/lib/systemd' |
         sort
 }

@@ -9,7 +9,7 @@ shd_cuda_emulated(shim_emulated_gemm shim_gemm.cu)
 target_link_libraries(shd_shim_cuda PRIVATE gpt_emulated_kernels shim_emulated_gemm)
 
 foreach(name gpt_cuda_kernels gpt_cuda_attention gpt_cuda_model)
-  shd_shim_test(${name} unit test_${name}.c gpt_model gpt_model_f64)
+  shd_shim_test(${name} "unit;threads" test_${name}.c gpt_model gpt_model_f64)
   add_dependencies(test_${name} shd_shim_cublas)
 endforeach()
 

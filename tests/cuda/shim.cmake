@@ -15,7 +15,7 @@ target_link_libraries(shd_shim_nccl PRIVATE shd_options ${CMAKE_DL_LIBS})
 set_target_properties(shd_shim_nccl PROPERTIES OUTPUT_NAME nccl SOVERSION 2
                       LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR})
 
-# shd_shim_test(NAME LABEL SOURCES LIBS...): one program and one ctest entry, on the shims; its
+# shd_shim_test(NAME LABELS SOURCES LIBS...): one program and one ctest entry, on the shims; its
 # arguments are SHIM_TEST_ARGS.
 function(shd_shim_test name label sources)
   add_executable(test_${name} ${sources})
@@ -23,11 +23,12 @@ function(shd_shim_test name label sources)
   add_dependencies(test_${name} shd_shim_cuda shd_shim_nccl)
   set_target_properties(test_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND test_${name} ${SHIM_TEST_ARGS})
-  set_tests_properties(${name} PROPERTIES LABELS ${label} SKIP_RETURN_CODE 77 TIMEOUT 300
+  shd_test_labels(${name} "${label}")
+  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300
                        ENVIRONMENT LD_LIBRARY_PATH=${CMAKE_CURRENT_BINARY_DIR})
 endfunction()
 
-shd_shim_test(comm unit test_comm.c)
+shd_shim_test(comm "unit;threads" test_comm.c)
 # proto/nccl.h against NCCL's header, where there is one
 find_path(SHD_NCCL_INCLUDE nccl.h PATHS /usr/local/cuda/include)
 find_path(SHD_CUDART_INCLUDE cuda_runtime.h PATHS /usr/local/cuda/include)
@@ -39,13 +40,13 @@ endif()
 if(NOT SHD_CXX)
   return() # no kernels to run
 endif()
-shd_shim_test(cuda_kern unit test_cuda_kern.c)
-shd_shim_test(cuda_faults unit test_cuda_faults.c)
+shd_shim_test(cuda_kern "unit;threads" test_cuda_kern.c)
+shd_shim_test(cuda_faults "unit;threads" test_cuda_faults.c)
 set_tests_properties(cuda_faults PROPERTIES TIMEOUT 900) # 560 passes: half a minute of CPU time
-shd_shim_test(cuda_share unit test_cuda_share.c)
+shd_shim_test(cuda_share "unit;threads" test_cuda_share.c)
 # What the host's device refuses, the CUDA device does too
 set(SHIM_TEST_ARGS bad_arguments empty_slices)
-shd_shim_test(cuda_refusals unit "../test_kernels.c;bare.c" PkgConfig::CRYPTO)
+shd_shim_test(cuda_refusals "unit;threads" "../test_kernels.c;bare.c" PkgConfig::CRYPTO)
 set(SHIM_TEST_ARGS)
 
 # proto/cuda.h against the Toolkit's header and stub, where there is one

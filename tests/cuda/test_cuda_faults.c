@@ -216,10 +216,12 @@ static int tasks_now(int wanted)
     return tasks;
 }
 
-#ifdef __SANITIZE_THREAD__ /* ten times as slow */
-#define MANY 1
+#ifdef __SANITIZE_THREAD__ /* ten times as slow; threads end alike after either result */
+#define MANY    1
+#define RESULTS 1
 #else
-#define MANY 8
+#define MANY    8
+#define RESULTS ARRAY_SIZE(results)
 #endif
 
 static void fail_each_call(const struct shim *shim, const char *name, size_t result)
@@ -264,7 +266,7 @@ TEST(every_call_may_fail)
     EXPECT_EQ(run_pass(&whole), 0);
     shim.reset();
     for (size_t i = 0; i < ARRAY_SIZE(functions); i++)
-        for (size_t r = 0; r < ARRAY_SIZE(results); r++)
+        for (size_t r = 0; r < RESULTS; r++)
             fail_each_call(&shim, functions[i], r);
 }
 
