@@ -9,10 +9,18 @@
  *
  *   cuda.copy            the driver's copy within the device: the ceiling here
  *   cuda.adamw.*, cuda.accumulate.*   and of_copy: the share of that ceiling's bandwidth
+ *   cuda.unit.*          the same of a slice as large as a block of GPT-2's, UNIT_OPS in a row:
+ *                        what launching costs
+ *   cuda.blocks.N.*      with a trail, N blocks at most: fewer have smaller records, more have
+ *                        more to do while one waits for a fence
  *   cuda.fetch.map       mapping another's publish segment, once, at attach; a fetch then moves
  * none cuda.fetch.copy.*    a unit into a worker's slot by kern_ops' copy, over the driver's copy
  *   cuda.offload.*       from a host segment, pinned and not, over the driver's copy of its own
  *                        pinned memory
+ *
+ * Copies of a MiB and more are queued COPY_OPS at a time, of less one by one: those show what it
+ * takes to be told. Arrays are far larger than the L2 cache, and the device's clocks are left to
+ * the driver: the first rounds warm it up.
  */
 #include <getopt.h>
 #include <inttypes.h>
@@ -22,13 +30,17 @@
 #include <unistd.h>
 
 #include "bench/stat.h"
+#include "kernels/cuda/cuda.h"
 #include "kernels/kern.h"
 #include "proto/check.h"
 #include "proto/cuda.h"
 
-#define OPS     4u /* queued before a round waits */
-#define WARMUPS 2u /* rounds not counted */
-#define GB      1e9
+#define OPS        4u /* queued before a round waits */
+#define UNIT_OPS   14u
+#define UNIT_ELEMS (UINT64_C(3456) * 2048) /* 7.1 M: 12 d^2 at d = 768 */
+#define COPY_OPS   8u
+#define WARMUPS    3u /* rounds not counted */
+#define GB         1e9
 
 struct options {
     uint64_t elems;
@@ -38,6 +50,9 @@ struct options {
 
 struct bench {
     struct options o;
+    uint64_t elems; /* of an operation, at most o.elems */
+    uint64_t at;    /* its first one */
+    uint32_t ops;   /* of a round, side by side where there is room */
     struct kern *k;
     const struct cuda *cuda;
     CUstream stream;
@@ -62,7 +77,7 @@ static void check_cuda(const struct bench *b, CUresult result, const char *what)
 
 static float *array(const struct bench *b, uint32_t index)
 {
-    return (float *)b->state.base + index * b->o.elems;
+    return (float *)b->state.base + index * b->o.elems + b->at;
 }
 
 static CUdeviceptr address(const void *p)
@@ -117,21 +132,23 @@ static struct kern_trail trail(struct bench *b, bool wanted)
     if (!wanted)
         return (struct kern_trail){ 0 };
     void *area = (uint8_t *)b->state.base + 4 * b->o.elems * sizeof(float);
-    return (struct kern_trail){ .area = area, .base = b->state.base, .op = ++b->op };
+    return (struct kern_trail){
+        .area = area, .base = b->state.base, .first_chunk = b->at / KERN_CHUNK_ELEMS, .op = ++b->op
+    };
 }
 
 static int queue_adamw(struct bench *b, int which, struct kern_done *done, struct shd_err *e)
 {
-    const struct kern_run run = { 0, b->o.elems, 0 };
+    const struct kern_run run = { 0, b->elems, 0 };
     const struct kern_update u = {
         .param = array(b, 0),
         .m = array(b, 1),
         .v = array(b, 2),
         .grad = array(b, 3),
         .grad_scale = 1,
-        .publish = b->publish,
+        .publish = (float *)b->publish + b->at,
         .publish_dtype = which == CASE_ADAMW_F32 ? SHD_F32 : SHD_BF16,
-        .elems = b->o.elems,
+        .elems = b->elems,
         .runs = &run,
         .run_count = 1,
         .hypers = &hyper,
@@ -146,9 +163,9 @@ static int queue_accumulate(struct bench *b, int which, struct kern_sum *sum,
 {
     const struct kern_accumulate a = {
         .acc = array(b, 3),
-        .grad = b->other,
+        .grad = (float *)b->other + b->at,
         .grad_dtype = which == CASE_ACC_BF16 ? SHD_BF16 : SHD_F32,
-        .elems = b->o.elems,
+        .elems = b->elems,
         .first = which == CASE_ACC_FIRST,
         .sum = which == CASE_ACC_SUM ? sum : NULL,
         .trail = trail(b, which == CASE_ACC_TRAIL),
@@ -156,23 +173,25 @@ static int queue_accumulate(struct bench *b, int which, struct kern_sum *sum,
     return b->k->ops->accumulate(b->k, &a, done, e);
 }
 
-/* Seconds of one operation, of a round of OPS. */
+/* Seconds of one operation, of a round. */
 static double run_case(struct bench *b, int which)
 {
-    static struct kern_sum sums[OPS];
+    static struct kern_sum sums[UNIT_OPS];
     struct kern_waiter w;
     struct shd_err e;
     kern_waiter_init(&w);
     const uint64_t start = stat_now_ns();
-    for (uint32_t i = 0; i < OPS; i++) {
-        struct kern_done *done = i + 1 == OPS ? &w.done : NULL;
+    for (uint32_t i = 0; i < b->ops; i++) {
+        struct kern_done *done = i + 1 == b->ops ? &w.done : NULL;
         int r;
+        b->at = (i + 1) * b->elems <= b->o.elems ? i * b->elems : 0;
         sums[i] = (struct kern_sum){ .finite = true };
         fixsum_init(&sums[i].sum);
         if (which == CASE_COPY) {
             check_cuda(b,
-                       b->cuda->cuMemcpyAsync(address(b->publish), address(b->other),
-                                              b->o.elems * sizeof(float), b->stream),
+                       b->cuda->cuMemcpyAsync(address((float *)b->publish + b->at),
+                                              address((float *)b->other + b->at),
+                                              b->elems * sizeof(float), b->stream),
                        "copy within the device");
             r = SHD_OK;
         } else if (which <= CASE_ADAMW_F32) {
@@ -186,7 +205,8 @@ static double run_case(struct bench *b, int which)
         check_cuda(b, b->cuda->cuStreamSynchronize(b->stream), "wait for a copy");
     else if (kern_wait(&w) != SHD_OK)
         check(SHD_EIO, &(struct shd_err){ .text = "an operation failed" });
-    return (double)(stat_now_ns() - start) * 1e-9 / OPS;
+    b->at = 0;
+    return (double)(stat_now_ns() - start) * 1e-9 / b->ops;
 }
 
 static void figure(const struct bench *b, const char *name, const char *what, const char *unit,
@@ -198,9 +218,13 @@ static void figure(const struct bench *b, const char *name, const char *what, co
     fflush(stdout);
 }
 
-static void bench_cases(struct bench *b)
+/* All cases in turn, round by round. */
+static void bench_cases(struct bench *b, const char *prefix)
 {
     static struct stat_series rate[CASES], seconds[CASES];
+    char name[64];
+    memset(rate, 0, sizeof rate);
+    memset(seconds, 0, sizeof seconds);
     for (uint32_t round = 0; round < b->o.rounds + WARMUPS; round++)
         for (uint32_t j = 0; j < CASES; j++) {
             const uint32_t which = (round + j) % CASES;
@@ -208,18 +232,59 @@ static void bench_cases(struct bench *b)
             if (round < WARMUPS)
                 continue;
             stat_add(&seconds[which], s);
-            stat_add(&rate[which], cases[which].bytes * (double)b->o.elems / s / GB);
+            stat_add(&rate[which], cases[which].bytes * (double)b->elems / s / GB);
         }
     for (uint32_t i = 0; i < CASES; i++) {
         const struct stat_series of_copy = stat_ratio(&rate[i], &rate[CASE_COPY]);
-        figure(b, cases[i].name, "rate", "GB/s", &rate[i]);
+        snprintf(name, sizeof name, "%s%s", prefix, cases[i].name);
+        figure(b, name, "rate", "GB/s", &rate[i]);
         if (i != CASE_COPY)
-            figure(b, cases[i].name, "of_copy", "ratio", &of_copy);
+            figure(b, name, "of_copy", "ratio", &of_copy);
         if (cases[i].over >= 0) {
             const struct stat_series cost = stat_ratio(&seconds[i], &seconds[cases[i].over]);
-            figure(b, cases[i].name, "over_none", "ratio", &cost);
+            figure(b, name, "over_none", "ratio", &cost);
         }
     }
+}
+
+static void bench_unit(struct bench *b)
+{
+    const struct bench whole = *b;
+    b->elems = b->o.elems < UNIT_ELEMS ? b->o.elems : UNIT_ELEMS;
+    b->ops = UNIT_OPS;
+    bench_cases(b, "unit.");
+    b->elems = whole.elems;
+    b->ops = whole.ops;
+}
+
+/* How many blocks the kernels with a trail should be launched with: a look into the backend. */
+static void bench_blocks(struct bench *b)
+{
+    static const struct {
+        int which;
+        enum cuda_fn fn;
+    } tried[] = { { CASE_ADAMW_TRAIL, CUDA_ADAMW }, { CASE_ACC_TRAIL, CUDA_ACCUMULATE } };
+    static struct stat_series ratio[ARRAY_SIZE(tried)][4];
+    struct cuda_kernel *kernels = cuda_kern_of(b->k)->kernels;
+    char name[64];
+    for (uint32_t round = 0; round < b->o.rounds + 1; round++)
+        for (uint32_t i = 0; i < ARRAY_SIZE(tried); i++) {
+            const unsigned all = kernels[tried[i].fn].blocks_max;
+            const double whole = run_case(b, tried[i].which);
+            for (uint32_t part = 1; part < 4; part++) {
+                kernels[tried[i].fn].blocks_max = all * part / 4 > 0 ? all * part / 4 : 1;
+                const double s = run_case(b, tried[i].which);
+                if (round > 0)
+                    stat_add(&ratio[i][part], s / whole);
+            }
+            kernels[tried[i].fn].blocks_max = all;
+        }
+    for (uint32_t i = 0; i < ARRAY_SIZE(tried); i++)
+        for (uint32_t part = 1; part < 4; part++) {
+            snprintf(name, sizeof name, "blocks.%u.%s", kernels[tried[i].fn].blocks_max * part / 4,
+                     cases[tried[i].which].name);
+            figure(b, name, "time_over_all", "ratio", &ratio[i][part]);
+        }
 }
 
 /* A small operation, queued and waited for. */
@@ -244,26 +309,35 @@ static void bench_small(struct bench *b)
 
 /* -- Copies ------------------------------------------------------------------------------------ */
 
-/* GB/s of one copy of ours, and of one of the driver's. */
+static uint32_t copy_ops(uint64_t bytes)
+{
+    return bytes < UINT64_C(1) << 20 ? 1 : COPY_OPS;
+}
+
+/* GB/s of copies of ours, and of the driver's. */
 static double copy_ours(struct bench *b, void *to, const void *from, uint64_t bytes)
 {
     const struct kern_copy c = { .to = to, .from = from, .bytes = bytes };
+    const uint32_t ops = copy_ops(bytes);
     struct kern_waiter w;
     struct shd_err e;
     kern_waiter_init(&w);
     const uint64_t start = stat_now_ns();
-    check(b->k->ops->copy(b->k, &c, &w.done, &e), &e);
+    for (uint32_t i = 0; i < ops; i++)
+        check(b->k->ops->copy(b->k, &c, i + 1 == ops ? &w.done : NULL, &e), &e);
     if (kern_wait(&w) != SHD_OK)
         check(SHD_EIO, &(struct shd_err){ .text = "a copy failed" });
-    return (double)bytes / (double)(stat_now_ns() - start);
+    return (double)bytes * ops / (double)(stat_now_ns() - start);
 }
 
 static double copy_driver(struct bench *b, void *to, const void *from, uint64_t bytes)
 {
+    const uint32_t ops = copy_ops(bytes);
     const uint64_t start = stat_now_ns();
-    check_cuda(b, b->cuda->cuMemcpyAsync(address(to), address(from), bytes, b->stream), "copy");
+    for (uint32_t i = 0; i < ops; i++)
+        check_cuda(b, b->cuda->cuMemcpyAsync(address(to), address(from), bytes, b->stream), "copy");
     check_cuda(b, b->cuda->cuStreamSynchronize(b->stream), "wait for a copy");
-    return (double)bytes / (double)(stat_now_ns() - start);
+    return (double)bytes * ops / (double)(stat_now_ns() - start);
 }
 
 struct pair { /* ours over the driver's */
@@ -464,10 +538,13 @@ static struct options parse(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    struct bench b = { .o = parse(argc, argv) };
+    struct bench b = { .o = parse(argc, argv), .ops = OPS };
+    b.elems = b.o.elems;
     start(&b);
     stat_print_head(b.o.json);
-    bench_cases(&b);
+    bench_cases(&b, "");
+    bench_unit(&b);
+    bench_blocks(&b);
     bench_small(&b);
     bench_map(&b);
     const struct pair within = { "fetch.copy", b.publish, b.other, b.publish, b.other };

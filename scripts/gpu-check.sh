@@ -8,7 +8,9 @@
 # run: everything about the GPU part that only a GPU can tell, in under 9 minutes: each item in its
 # own process group with a time limit, the rest goes on after a failure. From the unpacked bundle,
 # where there is nothing but a driver, bash and python3, or from a tree that was built. A table at
-# the end; --json FILE has the results after each item, so that a run that is cut leaves some.
+# the end; --json FILE has the results after each item, so that a run that is cut leaves some, and
+# all logs go beside it, to NAME-logs.tar.gz.
+#   --first          in 60 s: does it work here at all?
 #   --only NAME,...  these items alone      --list  their names and limits
 # Exit code: 0 all passed, 1 not all, 2 wrong usage. docs/gpu.md says what the items are.
 set -euo pipefail
@@ -96,7 +98,7 @@ bundle() {
         return 1
     fi
     say "$out: $((bytes / 1024)) KiB, $(tar -tzf "$out" | grep -c '[^/]$') files"
-    say "on the GPU machine: tar xzf $(basename "$out") && gpu-check/gpu-check.sh run --json gpu-check.json"
+    say "on the GPU machine: tar xzf $(basename "$out") && gpu-check/gpu-check.sh run --first, then run --json gpu-check.json"
 }
 
 case ${1:-} in

@@ -3,7 +3,8 @@
  * the next tile. Tiles that a predecessor did are only read, for their sum.
  *
  * Per element: acc read and written, grad read; the record of a trail stays in the L2 cache (see
- * update.cuh). `first` needs none: copying again does no harm. */
+ * update.cuh). `first` needs none: copying again does no harm. A tile is few bytes beside what its
+ * fences take, so the next one is read while they are waited for. */
 #include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/sum.cuh"
 #include "kernels/cuda/tile.cuh"
@@ -16,24 +17,42 @@ struct how {
     bool sum;
 };
 
-DEVICE void accumulate_get(const struct cuda_accumulate &a, uint64_t i, struct how how,
-                           float acc[4], float grad[4])
+/* What a thread has of a tile. */
+struct part {
+    struct how how;
+    float acc[TILE_FOURS][4];
+    uint32_t grad[TILE_FOURS][4]; /* not converted yet */
+};
+
+/* Begin to read a tile, where there is one. done: it was done by a predecessor. */
+DEVICE void accumulate_get(const struct cuda_accumulate &a, uint64_t tile, bool done,
+                           struct part *ret)
 {
-    if (how.done || a.first == 0)
-        get_four(a.acc + i, acc);
-    if (!how.done)
-        get_four_as(a.grad, a.grad_dtype, i, grad);
+    if (tile >= a.elems / CUDA_TILE_ELEMS)
+        return;
+    const bool kept = a.trail.records != nullptr;
+    ret->how = { kept, done, kept && !done && a.first == 0, a.block_sums != nullptr };
+#pragma unroll
+    for (unsigned f = 0; f < TILE_FOURS; f++) {
+        const uint64_t i = tile * CUDA_TILE_ELEMS + four_at(f);
+        if (done || a.first == 0)
+            get_four(a.acc + i, ret->acc[f]);
+        if (!done)
+            get_four_raw(a.grad, a.grad_dtype, i, ret->grad[f]);
+    }
 }
 
-/* The new values, which are those of acc where they are there already. */
+/* Four new values, which are those of acc where they are there already. */
 DEVICE void accumulate_put(const struct cuda_accumulate &a, uint64_t i, struct how how,
-                           float acc[4], const float grad[4])
+                           float acc[4], const uint32_t raw[4])
 {
     if (how.done)
         return;
 #pragma unroll
-    for (unsigned k = 0; k < 4; k++)
-        acc[k] = a.first != 0 ? grad[k] : acc[k] + grad[k];
+    for (unsigned k = 0; k < 4; k++) {
+        const float grad = raw_float(raw, a.grad_dtype, k);
+        acc[k] = a.first != 0 ? grad : acc[k] + grad;
+    }
     put_four(a.acc + i, acc);
 }
 
@@ -69,45 +88,43 @@ DEVICE void accumulate_step(const struct cuda_accumulate &a, const struct turn &
 KERNEL_BOUNDS(shd_accumulate, struct cuda_accumulate, CUDA_THREADS, 4)
 {
     __shared__ float4 values[2][CUDA_TILE_ELEMS / 4]; /* of this tile, of the last one */
-    const struct how every = { a.trail.records != nullptr, false, false, a.block_sums != nullptr };
+    const uint64_t tiles = a.elems / CUDA_TILE_ELEMS;
+    const bool kept = a.trail.records != nullptr, sum = a.block_sums != nullptr;
     struct turn turn = trail_open(a.trail, a.acc, a.acc, a.acc, 1);
     const float *last = nullptr;
     uint64_t last_tile = 0;
     unsigned half = 0;
-    for (uint64_t tile = blockIdx.x; tile < a.elems / CUDA_TILE_ELEMS; tile += gridDim.x) {
-        struct how how = every;
-        how.done = how.kept && trail_done(a.trail, tile);
-        how.saved = how.kept && !how.done && a.first == 0;
-        if (how.done && !how.sum)
-            continue;
-        const uint64_t first = tile * CUDA_TILE_ELEMS;
-        float acc[TILE_FOURS][4], grad[TILE_FOURS][4];
-#pragma unroll
-        for (unsigned f = 0; f < TILE_FOURS; f++)
-            accumulate_get(a, first + four_at(f), how, acc[f], grad[f]);
+    struct part now, next;
+    accumulate_get(a, blockIdx.x, trail_done(a.trail, blockIdx.x, tiles), &next);
+    bool done_next = trail_done(a.trail, blockIdx.x + gridDim.x, tiles);
+    for (uint64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        now = next;
+        const struct how how = now.how;
 #pragma unroll
         for (unsigned f = 0; f < TILE_FOURS && how.saved; f++)
-            trail_keep(trail_record(a.trail, turn), 0, four_at(f), acc[f]);
-        if (how.kept || how.sum)
+            trail_keep(trail_record(a.trail, turn), 0, four_at(f), now.acc[f]);
+        accumulate_get(a, tile + gridDim.x, done_next, &next);
+        done_next = trail_done(a.trail, tile + 2 * gridDim.x, tiles);
+        if (how.done && !sum)
+            continue;
+        if (kept || sum)
             accumulate_step(a, turn, tile, how, last, last_tile);
         turn.pending = false;
-        if (how.kept && !how.done)
+        if (kept && !how.done)
             trail_next(&turn, tile, how.saved);
 #pragma unroll
         for (unsigned f = 0; f < TILE_FOURS; f++) {
-            accumulate_put(a, first + four_at(f), how, acc[f], grad[f]);
-            if (how.sum)
-                values[half][four_at(f) / 4] = make_float4(acc[f][0], acc[f][1], acc[f][2],
-                                                           acc[f][3]);
+            accumulate_put(a, tile * CUDA_TILE_ELEMS + four_at(f), how, now.acc[f], now.grad[f]);
+            if (sum)
+                values[half][four_at(f) / 4] = make_float4(now.acc[f][0], now.acc[f][1],
+                                                           now.acc[f][2], now.acc[f][3]);
         }
-        last = how.sum ? (const float *)values[half] : nullptr;
+        last = sum ? (const float *)values[half] : nullptr;
         last_tile = tile;
         half ^= 1;
     }
-    struct how end = every;
-    end.kept = false;
-    if (every.kept)
+    if (kept)
         trail_close(a.trail, turn);
-    if (every.sum)
-        accumulate_step(a, turn, 0, end, last, last_tile);
+    if (sum)
+        accumulate_step(a, turn, 0, { false, false, false, true }, last, last_tile);
 }

@@ -87,18 +87,28 @@ DEVICE void get_four(const float *in, float x[4])
     x[3] = f.w;
 }
 
-/* x = in[i, i + 4); they are aligned to their own size. */
-DEVICE void get_four_as(const void *in, uint32_t dtype, uint64_t i, float x[4])
+/* in[i, i + 4) as they are stored, fp32 or two to a word; aligned to their own size. Apart from
+ * their conversion, which has to wait until they are here. */
+DEVICE void get_four_raw(const void *in, uint32_t dtype, uint64_t i, uint32_t raw[4])
 {
     if (dtype == CUDA_F32) {
-        get_four((const float *)in + i, x);
-        return;
+        const uint4 w = get_once((const uint4 *)((const float *)in + i));
+        raw[0] = w.x;
+        raw[1] = w.y;
+        raw[2] = w.z;
+        raw[3] = w.w;
+    } else {
+        const uint2 w = get_once((const uint2 *)((const uint16_t *)in + i));
+        raw[0] = w.x;
+        raw[1] = w.y;
     }
-    const uint2 h = get_once((const uint2 *)((const uint16_t *)in + i));
-    x[0] = from_half(h.x & 0xffffu, dtype);
-    x[1] = from_half(h.x >> 16, dtype);
-    x[2] = from_half(h.y & 0xffffu, dtype);
-    x[3] = from_half(h.y >> 16, dtype);
+}
+
+DEVICE float raw_float(const uint32_t raw[4], uint32_t dtype, unsigned k)
+{
+    if (dtype == CUDA_F32)
+        return f32_of_bits(raw[k]);
+    return from_half(k % 2 == 0 ? raw[k / 2] & 0xffffu : raw[k / 2] >> 16, dtype);
 }
 
 DEVICE void put_four(float *out, const float x[4])

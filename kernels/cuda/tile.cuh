@@ -44,10 +44,13 @@ DEVICE struct turn trail_open(const struct cuda_trail &t, const float *a0, const
     return { false, false, 0 };
 }
 
-/* The same answer for all threads: only this block sets the bit, beyond a barrier from here. */
-DEVICE bool trail_done(const struct cuda_trail &t, uint64_t tile)
+/* Whether a predecessor did this tile of a slice of `tiles`; false where there is none, or no
+ * trail. The same answer for all threads, also when they ask some tiles ahead, so as not to wait
+ * for it: only this block sets the bit, beyond a barrier from here. */
+DEVICE bool trail_done(const struct cuda_trail &t, uint64_t tile, uint64_t tiles)
 {
-    return (t.chunks[tile / CUDA_CHUNK_TILES].mask >> tile % CUDA_CHUNK_TILES & 1) != 0;
+    return t.records != nullptr && tile < tiles &&
+           (t.chunks[tile / CUDA_CHUNK_TILES].mask >> tile % CUDA_CHUNK_TILES & 1) != 0;
 }
 
 /* Four values that this thread is about to change. */

@@ -78,11 +78,11 @@ DEVICE void elem_step(const struct cuda_update &a, uint64_t i, const struct cuda
     put_as(a.publish, a.publish_dtype, i, p);
 }
 
-/* Where runs begin or end, or there is none. j: the first run that ends beyond element i. */
+/* Where runs begin or end, or there is none. */
 template <class Optimizer>
-DEVICE void elems_step_apart(const struct cuda_update &a, uint64_t i, uint32_t j,
-                             const struct elems &x)
+DEVICE void elems_step_apart(const struct cuda_update &a, uint64_t i, const struct elems &x)
 {
+    uint32_t j = run_find(a, i);
 #pragma unroll
     for (unsigned k = 0; k < 4; k++) {
         while (j < a.run_count && a.runs[j].first_elem + a.runs[j].elems <= i + k)
@@ -93,32 +93,47 @@ DEVICE void elems_step_apart(const struct cuda_update &a, uint64_t i, uint32_t j
     }
 }
 
-template <class Optimizer>
-DEVICE void elems_update(const struct cuda_update &a, uint64_t i, struct elems *x)
+/* The run that a block is in. */
+struct reach {
+    uint64_t end; /* elements below it belong to the run, from the last tile that was asked for */
+    uint32_t hyper;
+};
+
+/* All of the tile that begins at element `first` lies in one run: reach->hyper's. Blocks go through
+ * their tiles in ascending order, and most runs are long: so it is seldom looked up, and nothing is
+ * read between a fence, after which each read is one of the L2 cache, and the new values. */
+DEVICE bool reach_tile(const struct cuda_update &a, uint64_t first, struct reach *reach)
 {
-    const uint32_t j = run_find(a, i);
-    if (j == a.run_count)
-        return;
-    const struct cuda_run run = a.runs[j];
-    if (run.first_elem <= i && i + 4 <= run.first_elem + run.elems)
-        elems_step<Optimizer>(a, i, a.rates[run.hyper], x);
-    else
-        elems_step_apart<Optimizer>(a, i, j, *x);
+    if (reach->end >= first + CUDA_TILE_ELEMS)
+        return true;
+    const uint32_t j = run_find(a, first);
+    if (j < a.run_count && a.runs[j].first_elem <= first) {
+        reach->end = a.runs[j].first_elem + a.runs[j].elems;
+        reach->hyper = a.runs[j].hyper;
+    }
+    return reach->end >= first + CUDA_TILE_ELEMS;
 }
 
 template <class Optimizer> DEVICE void update_tiles(const struct cuda_update &a)
 {
     const bool kept = a.trail.records != nullptr;
+    const uint64_t tiles = a.elems / CUDA_TILE_ELEMS;
     struct turn turn = trail_open(a.trail, a.param, a.m, Optimizer::has_v ? a.v : a.m,
                                   Optimizer::has_v ? 3 : 2);
-    for (uint64_t tile = blockIdx.x; tile < a.elems / CUDA_TILE_ELEMS; tile += gridDim.x) {
-        if (kept && trail_done(a.trail, tile))
-            continue;
-        const uint64_t first = tile * CUDA_TILE_ELEMS;
+    struct reach reach = { 0, 0 };
+    bool done = trail_done(a.trail, blockIdx.x, tiles);
+    for (uint64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const uint64_t first = tile * CUDA_TILE_ELEMS, next = tile + gridDim.x;
         struct elems x[TILE_FOURS];
+        if (done) {
+            done = trail_done(a.trail, next, tiles);
+            continue;
+        }
 #pragma unroll
         for (unsigned f = 0; f < TILE_FOURS; f++)
             elems_get<Optimizer>(a, first + four_at(f), &x[f]);
+        done = trail_done(a.trail, next, tiles);
+        const bool whole = reach_tile(a, first, &reach);
         if (kept) {
 #pragma unroll
             for (unsigned f = 0; f < TILE_FOURS; f++)
@@ -131,8 +146,12 @@ template <class Optimizer> DEVICE void update_tiles(const struct cuda_update &a)
             trail_next(&turn, tile, true);
         }
 #pragma unroll
-        for (unsigned f = 0; f < TILE_FOURS; f++)
-            elems_update<Optimizer>(a, first + four_at(f), &x[f]);
+        for (unsigned f = 0; f < TILE_FOURS; f++) {
+            if (whole)
+                elems_step<Optimizer>(a, first + four_at(f), a.rates[reach.hyper], &x[f]);
+            else
+                elems_step_apart<Optimizer>(a, first + four_at(f), x[f]);
+        }
     }
     if (kept)
         trail_close(a.trail, turn);

@@ -4,18 +4,20 @@ import argparse
 import glob
 import json
 import os
-import platform
 import re
 import shutil
 import sys
 import tempfile
+import time
 
+import machine
 from runner import Failed, NotTried, Runner, answer, last_line
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RELEASE = os.environ.get('SHD_CHECK_BUILD') or os.path.join(ROOT, 'build/release')
 BIN = os.path.join(RELEASE, 'bin')
 SECONDS = 530  # of all items: 9 minutes with what comes around them
+FIRST_SECONDS = 60
 # For the test of this script: a directory with a libcuda.so.1 that runs kernels on the host. Sizes
 # are small then, and what only a GPU's tools can do is not tried.
 SHIM = os.environ.get('SHD_CHECK_SHIM', '')
@@ -41,64 +43,83 @@ def data():
     raise Failed('no text to train on')
 
 
-def runtime_base():
-    """Where sockets may go: short, ours, and nobody else writes there (shardctl refuses /tmp)."""
-    for path in ('/run', '/var/lib', os.path.expanduser('~'), '/root', '/opt', ROOT):
-        if os.path.isdir(path) and os.access(path, os.W_OK):
-            st = os.stat(path)
-            if st.st_uid == os.getuid() and st.st_mode & 0o022 == 0 and not path.startswith('/tmp'):
+def runtime_dir():
+    """Where sockets may go: short, ours, and not where shardctl refuses to have them."""
+    for base in ('/run', '/var/lib', os.path.expanduser('~'), '/root', '/opt', '/var', '/mnt', '/', ROOT, os.getcwd()):
+        real = os.path.realpath(base) + '/'
+        if not real.startswith(('/tmp/', '/var/tmp/', '/dev/shm/')) and os.path.isdir(base):
+            try:
+                return tempfile.TemporaryDirectory(prefix='shd-', dir=base)  # mode 0700
+            except OSError:
+                pass
+    print('gpu-check: no place for sockets outside /tmp: what runs daemons will fail', flush=True)
+    return tempfile.TemporaryDirectory(prefix='shd-')
+
+
+def log_dir():
+    for base in (os.path.join(ROOT, 'build/logs'), os.path.join(tempfile.gettempdir(), 'shd-logs')):
+        try:
+            path = os.path.join(base, 'gpu-check')
+            os.makedirs(path, exist_ok=True)
+            with open(os.path.join(path, 'setup.log'), 'wb'):
                 return path
-    return None
+        except OSError:
+            pass
+    return tempfile.mkdtemp(prefix='shd-logs-')
 
 
-def library_dirs():
-    """Directories with NVIDIA's libraries that the loader does not search by itself."""
-    places = [p for base in sys.path if base.endswith('site-packages')
-              for p in sorted(glob.glob(os.path.join(base, 'nvidia/*/lib')))]
-    places += ['/usr/local/cuda/lib64', '/usr/local/cuda/lib', '/usr/local/nvidia/lib64']
-    return [p for p in places if glob.glob(os.path.join(p, 'libcublas.so.*')) or
-            glob.glob(os.path.join(p, 'libnccl.so.2')) or glob.glob(os.path.join(p, 'libcuda.so.1'))]
-
-
-def our_env(runner):
-    """What our programs run with: the libraries that came along first."""
+def our_env(r):
+    """What our programs run with: the libraries that came along first, then the driver's, cuBLAS and
+    NCCL from wherever they are. Only what is missing otherwise comes from fallback/."""
     carried = os.path.join(RELEASE, 'carried')
-    dirs = [SHIM] if SHIM else []
-    if os.path.isdir(carried):
-        dirs.append(carried)
-    dirs += library_dirs()
     env = dict(os.environ)
     for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'SHARDD_ADDRESS', 'SHARDD_BIN'):
         env.pop(name, None)
     before = env.get('LD_LIBRARY_PATH', '')
+    driver = [] if SHIM else machine.driver_dir(r)
+    r.torch_path = ':'.join(driver + ([before] if before else []))
+    dirs = ([SHIM] if SHIM else []) + ([carried] if os.path.isdir(carried) else []) + driver
+    dirs += [d for d in machine.library_dirs() if d not in dirs]
     env['LD_LIBRARY_PATH'] = ':'.join(dirs + ([before] if before else []))
     fallback = os.path.join(carried, 'fallback')
-    if os.path.isdir(fallback):
-        text = ''.join(runner.run(['ldd', p], env=env)[1] for p in (program('shd-gpt'), program('shardd')))
-        if 'not found' in text:
-            env['LD_LIBRARY_PATH'] += ':' + fallback
+    if os.path.isdir(fallback) and any(missing(r, program(p), env) for p in ('shd-gpt', 'shardd')):
+        env['LD_LIBRARY_PATH'] += ':' + fallback
     return env
+
+
+def missing(r, path, env):
+    """Libraries that the loader does not find for it: what ldd does, without ldd."""
+    text = r.run([path], env={**env, 'LD_TRACE_LOADED_OBJECTS': '1'})[1]
+    return [line.strip() for line in text.splitlines() if 'not found' in line]
+
+
+# A script whose programs need our libraries, while its python must not get them.
+SCRIPT = ('import os, runpy, sys; os.environ["LD_LIBRARY_PATH"] = os.environ.pop("SHD_CHECK_LD"); '
+          'del sys.argv[0]; sys.path.insert(0, os.path.dirname(sys.argv[0])); '
+          'runpy.run_path(sys.argv[0], run_name="__main__")')
+
+
+def script(r, path, *arguments, **more):
+    """The output of a script of ours."""
+    env = {**r.env, 'SHD_CHECK_LD': r.env['LD_LIBRARY_PATH'], 'LD_LIBRARY_PATH': r.torch_path,
+           'SHD_CHECK_TORCH_LD': r.torch_path, **more}
+    return r.must([sys.executable, '-B', '-c', SCRIPT, os.path.join(ROOT, path), *arguments], env=env)
 
 
 # -- Items -------------------------------------------------------------------------------------------
 
 def environment(r):
-    facts = {'kernel': platform.release(), 'libc': ' '.join(platform.libc_ver()),
-             'cpus': os.cpu_count(), 'python': platform.python_version()}
+    facts = r.document['environment'] = machine.facts(r, SHIM)
     text = f'{facts["cpus"]} CPUs, Linux {facts["kernel"]}, {facts["libc"]}'
-    if shutil.which('nvidia-smi') and not SHIM:
-        fields = 'name,driver_version,memory.total,compute_mode,persistence_mode,clocks.sm,pstate,uuid'
-        line = last_line(r.must(['nvidia-smi', f'--query-gpu={fields}', '--format=csv,noheader']))
-        r.run(['nvidia-smi'])
-        facts['gpu'] = line
-        text = f'{line}; {text}'
-    elif not SHIM:
-        text = f'no nvidia-smi; {text}'
-    r.document['environment'] = facts
-    missing = [m for p in sorted(glob.glob(os.path.join(BIN, '*'))) if os.access(p, os.X_OK)
-               for m in r.run(['ldd', p], env=r.env)[1].splitlines() if 'not found' in m]
-    if missing:
-        raise Failed(f'libraries missing: {" ".join(missing)}')
+    if not SHIM:
+        text = f'{facts["gpu"] or "no nvidia-smi"}; {text}'
+        facts['libraries'] = machine.libraries(r)
+    lost = [m for p in sorted(glob.glob(os.path.join(BIN, '*'))) if os.access(p, os.X_OK)
+            for m in missing(r, p, r.env)]
+    if lost:
+        raise Failed(f'libraries missing: {" ".join(lost)}')
+    if facts['bars']:
+        raise Failed(f'{"; ".join(facts["bars"])}; {text}')
     return text
 
 
@@ -107,6 +128,8 @@ def doctor(r):
     findings = [f for f in report['findings'] if f['check'] == 'gpu']
     r.document['doctor'] = findings
     bad = [f['found'] for f in findings if f['level'] != 'ok']
+    if not findings:
+        raise Failed('doctor says nothing about GPUs')
     device = [f['found'] for f in findings if f['found'].startswith('gpu0: ')]
     if not device:
         raise Failed('no gpu0: ' + '; '.join(f['found'] for f in findings))
@@ -117,9 +140,10 @@ def doctor(r):
 
 def code(r):
     """The machine code in the binary, by NVIDIA's own tool."""
-    if not shutil.which('cuobjdump'):
+    tool = machine.tool('cuobjdump')
+    if not tool:
         raise NotTried('no cuobjdump here')
-    text = r.must(['cuobjdump', '-lelf', program('shardd')])
+    text = r.must([tool, '-lelf', program('shardd')])
     if 'sm_90' not in text:
         raise Failed(f'no sm_90 in shardd: {last_line(text)}')
     return last_line(text)
@@ -133,9 +157,9 @@ def device_test(path):
     return fn
 
 
-def probe(question, *small):
+def probe(question, *flags):
     def fn(r):
-        return answer(r.must([program('gpu_probe'), question, *(small if SHIM else ())], env=r.env))
+        return answer(r.must([program('gpu_probe'), question, *flags], env=r.env))
     return fn
 
 
@@ -202,11 +226,10 @@ def digests(where, sets):
 
 
 def chaos(r):
-    text = r.must([sys.executable, '-B', os.path.join(ROOT, 'tests/chaos.py'), '--bin', BIN, '--logs',
-                   os.path.join(r.logs, 'chaos'), '--devices', 'gpu0', '--rate', '1', '--seed', '1',
-                   *sized(['--kills', '12', '--steps', '400', '--', *GPU],
-                          ['--kills', '3', '--steps', '150', '--workers', '1', '--']),
-                   '--data', data()], env=r.env)
+    text = script(r, 'tests/chaos.py', '--bin', BIN, '--logs', os.path.join(r.logs, 'chaos'), '--devices',
+                  'gpu0', '--rate', '1', '--seed', '1',
+                  *sized(['--kills', '10', '--steps', '300', '--', *GPU],
+                         ['--kills', '3', '--steps', '150', '--workers', '1', '--']), '--data', data())
     line = last_line(text)
     if 'kills=0' in line:
         raise Failed(f'nobody was killed: {line}')
@@ -216,11 +239,11 @@ def chaos(r):
 def nccl(r):
     if SHIM:
         raise NotTried('the shim has no NCCL')
-    return answer(r.must([program('nccl_pair')], env=r.env))
+    return answer(r.must([program('nccl_pair')], env={**r.env, 'NCCL_DEBUG': 'INFO'}))
 
 
 def sanitizer(r):
-    tool = shutil.which('compute-sanitizer')
+    tool = machine.tool('compute-sanitizer')
     if SHIM or not tool:
         raise NotTried('no compute-sanitizer here')
     said = []
@@ -237,24 +260,61 @@ def sanitizer(r):
     return '; '.join(said)
 
 
+# Figures as (name, at least or None, what it is), for the end of the output.
+TARGETS = (
+    ('cuda.copy.rate', None, 'device copy, both directions, GB/s'),
+    ('cuda.adamw.bf16.of_copy', 0.9, 'AdamW without a trail, of the copy'),
+    ('cuda.adamw.bf16.trail.of_copy', 0.9, 'AdamW with its trail, of the copy'),
+    ('cuda.accumulate.fp32.of_copy', 0.9, 'accumulate without a trail, of the copy'),
+    ('cuda.accumulate.fp32.trail.of_copy', 0.9, 'accumulate with its trail, of the copy'),
+    ('cuda.fetch.copy.131072KiB.of_driver', 0.9, 'copy path within the GPU, of the driver\'s'),
+    ('cuda.offload.in.131072KiB.of_driver', 0.85, 'pinned segment to GPU, of the driver\'s'),
+    ('cuda.offload.out.131072KiB.of_driver', 0.85, 'GPU to pinned segment, of the driver\'s'),
+    ('gpt.tokens', None, 'shd-gpt at GPT-2\'s shape, tok/s'),
+    ('gpt.mfu', None, 'its MFU'),
+    ('gpt.over_torch_compiled', None, 'over PyTorch compiled'),
+    ('gpt.over_torch_eager', None, 'over PyTorch eager'),
+)
+
+
 def bench(r):
     r.must([program('bench_cuda'), '--json', *sized((), ('--elems', '65536', '--rounds', '2'))], env=r.env)
-    parts = []
-    for name, what in (('cuda.copy.rate', 'copy GB/s'), ('cuda.adamw.bf16.of_copy', 'AdamW of it'),
-                       ('cuda.adamw.bf16.trail.over_none', 'trail costs'),
-                       ('cuda.accumulate.fp32.of_copy', 'accumulate'),
-                       ('cuda.offload.in.131072KiB.of_driver', 'host to device of the driver\'s')):
-        value = r.figure(name)
-        if value is not None:
-            parts.append(f'{what} {value:.3g}')
-    return ', '.join(parts)
+    return ', '.join(f'{what} {r.figure(name):.3g}' for name, _, what in TARGETS[:5]
+                     if r.figure(name) is not None)
+
+
+def torch_env(r):
+    return {'SHD_CHECK_PYTHON': os.environ.get('SHD_CHECK_PYTHON') or machine.torch_python() or '',
+            'TORCHINDUCTOR_FX_GRAPH_CACHE': '1',
+            'TORCHINDUCTOR_CACHE_DIR': os.path.join(os.path.dirname(r.logs), 'torch-cache')}
+
+
+def warm(r):
+    """Compile PyTorch's model beside the next items, into a cache: the measured run loads it from there."""
+    python = machine.torch_python()
+    if SHIM or python is None:
+        return
+    env = {k: v for k, v in r.env.items() if k != 'LD_LIBRARY_PATH'}
+    if r.torch_path:
+        env['LD_LIBRARY_PATH'] = r.torch_path
+    r.warming = r.beside([python, os.path.join(ROOT, 'bench/gpt_torch.py'), '--data', data()], 'torch-warm.log',
+                         {**env, **torch_env(r)}, 'compiled 1\n')
+
+
+def quiet(r):
+    """What is measured next has the GPU for itself."""
+    if r.warming is not None:
+        code = r.end_beside(r.warming, max(0, min(60, r.end - time.monotonic() - 240)))
+        print(f'   (PyTorch compiled into its cache: {"cut" if code is None else f"code {code}"})', flush=True)
+        r.warming = None
 
 
 def train(r):
     small = ['--layers', '2', '--dim', '64', '--heads', '2', '--seq', '64', '--batch', '2', '--steps', '3',
              '--warmup', '1', '--rounds', '1', '--torch-device', os.environ.get('SHD_CHECK_TORCH', 'none')]
-    return answer(r.must([sys.executable, '-B', os.path.join(ROOT, 'scripts/gpu/gpt.py'), '--bin', BIN,
-                          '--data', data(), *sized([], small)], env=r.env))
+    seconds = max(10, r.deadline - time.monotonic() - 25)
+    return answer(script(r, 'scripts/gpu/gpt.py', '--bin', BIN, '--data', data(), '--seconds', f'{seconds:.0f}',
+                         *sized([], small), **torch_env(r)))
 
 
 # What the unit's service section locks that could keep CUDA out.
@@ -292,64 +352,93 @@ def device_tests(*patterns):
         yield os.path.basename(path).replace('test_', '').replace('_', '-'), 60, device_test(path), True
 
 
+FIRST = ('environment', 'doctor', 'cuda-kern', 'cuda-kern-update', 'keep', 'loss-gpu')
+
+
 def items():
-    """(name, seconds at most, function, may be left out): what matters most first."""
-    yield 'environment', 30, environment, False
+    """(name, seconds at most, function, may be left out): what matters most for its time first, and
+    what is measured when nothing else runs. None: PyTorch may compile beside the next; or not."""
+    yield 'environment', 60, environment, False
     yield 'doctor', 40, doctor, False
-    yield 'code', 20, code, True
     # ctest runs all of them on the shim: one shows that it is done from here, too.
     yield from device_tests('test_cuda_kern_fill') if SHIM else device_tests('test_cuda*', 'test_gpt_cuda*')
-    yield 'keep', 60, probe('keep', '--bytes', '8388608'), False
-    yield 'queued', 60, probe('queued', '--bytes', '33554432'), False
+    yield 'keep', 60, probe('keep', '--bytes', '8388608' if SHIM else str(1 << 30)), False
+    yield 'queued', 60, probe('queued', *sized((), ('--bytes', '33554432'))), False
+    yield None, 0, warm, True
     yield 'loss-gpu', 60, losses, False
-    yield 'digest-host', 70, digests([], HOST_DAEMONS), False
     yield 'digest-gpu', 90, digests(GPU, GPU_WORKERS), False
-    yield 'chaos', 120, chaos, False
-    yield from [] if SHIM else device_tests('test_gpu_*')
+    yield 'chaos', 100, chaos, False
+    yield None, 0, quiet, True
     yield 'bench', 60, bench, False
-    yield 'readonly', 40, probe('readonly', '--bytes', '4194304'), False
-    yield 'overlap', 50, probe('overlap', '--bytes', '1048576', '--tenths', '2'), False
+    yield 'gpt', 170, train, False
+    yield 'digest-host', 70, digests([], HOST_DAEMONS), False
     yield 'nccl', 70, nccl, bool(SHIM)
-    yield 'gpt', 180, train, False
+    yield 'readonly', 40, probe('readonly', *sized((), ('--bytes', '4194304'))), False
+    yield 'overlap', 50, probe('overlap', *sized((), ('--bytes', '1048576', '--tenths', '2'))), False
+    yield from [] if SHIM else device_tests('test_gpu_*')
+    yield 'code', 20, code, True
     yield 'sanitizer', 100, sanitizer, True
     yield 'systemd', 30, systemd, True
 
 
 def parse():
     p = argparse.ArgumentParser(prog='gpu-check.sh run', description=__doc__)
-    p.add_argument('--json', metavar='FILE', help='the results, written after each item')
+    p.add_argument('--json', metavar='FILE', help='the results, written after each item; logs go beside it')
     p.add_argument('--only', metavar='NAME,...', help='these items alone')
+    p.add_argument('--first', action='store_true',
+                   help=f'those that tell whether it works here at all, in {FIRST_SECONDS} s')
     p.add_argument('--list', action='store_true', help='names and limits of the items')
-    p.add_argument('--seconds', type=float, default=SECONDS, help=f'for all of them ({SECONDS})')
+    p.add_argument('--seconds', type=float, help=f'for all of them ({SECONDS})')
     return p.parse_args()
+
+
+def run(o, chosen):
+    version = os.path.join(ROOT, 'VERSION')
+    head = {'shim': bool(SHIM), 'version': open(version).read().strip() if os.path.isfile(version) else 'tree'}
+    seconds = o.seconds or (FIRST_SECONDS if o.first else SECONDS)
+    r = Runner(log_dir(), o.json, seconds, head)
+    r.warming, r.torch_path = None, os.environ.get('LD_LIBRARY_PATH', '')
+    machine.raise_limits()
+    with runtime_dir() as runtime:
+        r.env = {**os.environ, 'LD_LIBRARY_PATH': r.torch_path, 'XDG_RUNTIME_DIR': runtime}
+        r.deadline = time.monotonic() + min(60, seconds)
+        try:
+            r.env = {**our_env(r), 'XDG_RUNTIME_DIR': runtime}
+        except Failed as e:
+            print(f'gpu-check: setting up: {e}', flush=True)
+        monitor = None if SHIM else machine.monitor(r)
+        r.watch = None if SHIM else machine.after_failure
+        for name, limit_s, fn, may_skip in chosen:
+            if name is None:
+                fn(r)
+            else:
+                r.item(name, limit_s, fn, may_skip)
+        r.end_beside(r.warming)
+        r.end_beside(monitor)
+        r.document['monitor'] = machine.tail(os.path.join(r.logs, 'monitor.csv'), 12000)
+    return r.close(TARGETS)
 
 
 def main():
     o = parse()
     chosen = list(items())
-    if o.only is not None:
-        names = o.only.split(',')
-        unknown = sorted(set(names) - {name for name, *_ in chosen})
+    if o.only is not None or o.first:
+        names = list(FIRST) if o.first else o.only.split(',')
+        unknown = sorted(set(names) - {name for name, *_ in chosen if name}) if not o.first else []
         if unknown:
             sys.stderr.write(f'gpu-check.sh: unknown item {", ".join(unknown)}; known: '
-                             f'{", ".join(name for name, *_ in chosen)}\n')
+                             f'{", ".join(name for name, *_ in chosen if name)}\n')
             return 2
         chosen = [c for c in chosen if c[0] in names]
     if o.list:
         for name, limit_s, *_ in chosen:
-            print(f'{name:24} {limit_s:4} s')
+            if name:
+                print(f'{name:24} {limit_s:4} s')
         return 0
     if not os.access(program('shardd'), os.X_OK):
         sys.stderr.write(f'gpu-check.sh: no {program("shardd")}: build first, or run it in a bundle\n')
         return 1
-    version = os.path.join(ROOT, 'VERSION')
-    head = {'shim': bool(SHIM), 'version': open(version).read().strip() if os.path.isfile(version) else 'tree'}
-    r = Runner(os.path.join(ROOT, 'build/logs/gpu-check'), o.json, o.seconds, head)
-    with tempfile.TemporaryDirectory(prefix='shd-', dir=runtime_base()) as runtime:  # mode 0700
-        r.env = {**our_env(r), 'XDG_RUNTIME_DIR': runtime}
-        for name, limit_s, fn, may_skip in chosen:
-            r.item(name, limit_s, fn, may_skip)
-    return r.close()
+    return run(o, chosen)
 
 
 if __name__ == '__main__':

@@ -1,6 +1,10 @@
 #!/usr/bin/env python3
 """shd-gpt on a GPU with its state in a daemon on the same GPU, beside PyTorch, in rounds.
 
+One untimed run of ours comes first, while PyTorch starts. Then rounds: ours, PyTorch eager, PyTorch
+compiled, in turn. PyTorch is killed and started again without the compiled one when compiling takes
+too long.
+
 Tokens per second, and of the H200's dense bf16 peak (989 TFLOP/s) the share that the model's
 arithmetic makes up (MFU):
 
@@ -21,7 +25,8 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PEAK = 989e12
-GRACE_S = 15  # beyond --seconds, for a round that has begun
+GRACE_S = 15    # beyond --seconds, for a round that has begun
+ROUNDS_S = 40   # that starting and compiling must leave for rounds
 BEGIN = time.monotonic()
 
 
@@ -29,7 +34,7 @@ def parse():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--bin', required=True, help='where shardctl and shd-gpt are')
     p.add_argument('--data', required=True)
-    p.add_argument('--seconds', type=float, default=140, help='begin no round after so many')
+    p.add_argument('--seconds', type=float, default=140, help='begin no round after so many (140)')
     p.add_argument('--rounds', type=int, default=3)
     p.add_argument('--steps', type=int, default=16)
     p.add_argument('--warmup', type=int, default=4)
@@ -73,29 +78,42 @@ DAEMON = ('shardctl', 'run', '--devices', 'gpu0', '--workers', '1', '--', 'shd-g
 
 
 class Torch:
-    """bench/gpt_torch.py, which keeps its model between rounds."""
+    """bench/gpt_torch.py, which keeps its model between rounds. SHD_CHECK_PYTHON: a python that has
+    PyTorch; SHD_CHECK_TORCH_LD: what its loader gets, instead of the libraries that came along."""
 
     def __init__(self, o):
-        self.o, self.process, self.version = o, None, None
-        # Its own libraries, not those that came along.
+        self.o, self.process, self.version, self.variants = o, None, None, []
         env = {k: v for k, v in os.environ.items() if k not in ('LD_LIBRARY_PATH', 'LD_PRELOAD')}
-        if 'SHD_CHECK_TORCH_LD' in os.environ:
+        if os.environ.get('SHD_CHECK_TORCH_LD'):
             env['LD_LIBRARY_PATH'] = os.environ['SHD_CHECK_TORCH_LD']
         if o.torch_device == 'none':
             return
         self.process = subprocess.Popen(
-            [sys.executable, os.path.join(ROOT, 'bench/gpt_torch.py'), '--device', o.torch_device,
-             *shape_flags(o)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, bufsize=0)
-        head = self.answer()
-        self.version = head.get('ready') if head else None
+            [os.environ.get('SHD_CHECK_PYTHON') or sys.executable, os.path.join(ROOT, 'bench/gpt_torch.py'),
+             '--device', o.torch_device, *shape_flags(o)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, bufsize=0)
 
-    def answer(self):
-        """Its next line of JSON; None when it has ended, or takes longer than there is time: then it
-        is ended."""
+    def ready(self, variants):
+        """Wait until it is, and have it run these once. self.variants: those that work."""
+        head = self.answer(self.o.seconds - ROUNDS_S) if self.process is not None else None
+        if head is None:
+            return
+        self.version = head.get('ready')
+        figure('gpt.torch.params', 'parameters', [head['params']])
+        for variant in variants:
+            start = time.monotonic()
+            until = self.o.seconds - (ROUNDS_S if variant == 'compiled' else 0)
+            if self.run(variant, 2, until) is not None:
+                self.variants.append(variant)
+                figure(f'gpt.torch.{variant}.first_steps', 's', [time.monotonic() - start])
+
+    def answer(self, until):
+        """Its next line of JSON; None when it has ended, or not answered until so many seconds from
+        the beginning: then it is ended."""
         fd = self.process.stdout.fileno()
         buffered = b''
         while True:
-            left = BEGIN + self.o.seconds + GRACE_S - time.monotonic()
+            left = BEGIN + until - time.monotonic()
             if left <= 0 or not select.select([fd], [], [], left)[0]:
                 self.close()
                 return None
@@ -108,13 +126,13 @@ class Torch:
                 if line.startswith(b'{'):
                     return json.loads(line)
 
-    def run(self, variant, steps):
+    def run(self, variant, steps, until):
         """Tokens per second; None when it has ended."""
         try:
             self.process.stdin.write(f'{variant} {steps}\n'.encode())
         except OSError:
             return None
-        got = self.answer()
+        got = self.answer(until)
         if got is None:
             return None
         o = self.o
@@ -127,29 +145,39 @@ class Torch:
             self.process.wait()
 
 
+def start_torch(o):
+    """PyTorch, being started."""
+    try:
+        return Torch(o)
+    except OSError as e:
+        print(f'PyTorch does not start: {e}', flush=True)
+        return Torch(argparse.Namespace(**{**vars(o), 'torch_device': 'none'}))
+
+
 def in_time(o):
     return time.monotonic() - BEGIN < o.seconds
 
 
-def rounds(o, torch, variant, ours, flop):
-    """Ours and PyTorch's in turn; the ratio of each round. ours: all of our rounds, added to."""
-    theirs, ratios = [], []
+def rounds(o, torch, ours):
+    """Ours and PyTorch's in turn; the ratio of each round. ours: the rates of our rounds, added to."""
+    theirs = {variant: [] for variant in torch.variants}
+    ratios = {variant: [] for variant in torch.variants}
     for number in range(o.rounds):
         if number > 0 and not in_time(o):
             break
-        mine = shd_run(o, DAEMON, ['--path', 'map'])[0]
-        ours.append(mine)
-        got = torch.run(variant, o.steps) if torch.version else None
-        if got is None:
-            break
-        theirs.append(got)
-        ratios.append(mine / got)
-    if theirs:
-        figure(f'gpt.torch.{variant}.tokens', 'tok/s', theirs)
-        figure(f'gpt.torch.{variant}.mfu', 'ratio', [t * flop / PEAK for t in theirs])
-        figure(f'gpt.over_torch_{variant}', 'ratio', ratios)
-        return f'{statistics.median(ratios):.2f} of PyTorch {variant}'
-    return f'no PyTorch {variant}'
+        rate, steps = shd_run(o, DAEMON, ['--path', 'map'])
+        ours.append(rate)
+        for variant in torch.variants:
+            got = torch.run(variant, o.steps, o.seconds + GRACE_S)
+            if got is not None:
+                theirs[variant].append(got)
+                ratios[variant].append(rate / got)
+    for variant in [v for v in torch.variants if theirs[v]]:
+        figure(f'gpt.torch.{variant}.tokens', 'tok/s', theirs[variant])
+        figure(f'gpt.torch.{variant}.mfu', 'ratio', [t * flop_per_token(o) / PEAK for t in theirs[variant]])
+        figure(f'gpt.over_torch_{variant}', 'ratio', ratios[variant])
+    said = [f'{statistics.median(ratios[v]):.2f} of PyTorch {v}' for v in torch.variants if ratios[v]]
+    return steps, said or ['no PyTorch']
 
 
 def ways(o, ours):
@@ -166,30 +194,32 @@ def ways(o, ours):
     return parts
 
 
+def flop_per_token(o):
+    return 6 * (12 * o.layers * o.dim ** 2 + 256 * o.dim) + 12 * o.layers * o.dim * o.seq
+
+
 def main():
     o = parse()
-    flop = 6 * (12 * o.layers * o.dim ** 2 + 256 * o.dim) + 12 * o.layers * o.dim * o.seq
-    torch = Torch(o)
+    flop = flop_per_token(o)
+    torch = start_torch(o)
     ours = []
     try:
-        first, steps = shd_run(o, DAEMON, ['--path', 'map'])
-        ours.append(first)
-        figure('gpt.map.bytes_copied', 'bytes/step', [s['bytes_copied'] for s in steps])
-        parts = ways(o, ours)
-        for variant in ('eager', 'compiled'):
-            if torch.version and variant == 'compiled' and in_time(o):
-                torch.run(variant, 2)  # compiles
-            if torch.version and in_time(o):
-                parts.append(rounds(o, torch, variant, ours, flop))
+        shd_run(o, DAEMON, ['--path', 'map'])  # libraries and text are read from the disk
+        torch.ready(['eager', 'compiled'])
+        if torch.variants == ['eager']:  # compiling took it along
+            torch.close()
+            torch = start_torch(o)
+            torch.ready(['eager'])
+        steps, parts = rounds(o, torch, ours)
+        parts += ways(o, ours)
     finally:
         torch.close()
+    figure('gpt.map.bytes_copied', 'bytes/step', [s['bytes_copied'] for s in steps])
     figure('gpt.flop_per_token', 'FLOP', [flop])
     figure('gpt.tokens', 'tok/s', ours)
     figure('gpt.mfu', 'ratio', [t * flop / PEAK for t in ours])
     copied = max(s['bytes_copied'] for s in steps)
     rate = statistics.median(ours)
-    if not torch.version:
-        parts.append('no PyTorch here')
     print(f'answer: {rate:.0f} tok/s, MFU {rate * flop / PEAK:.3f}; {copied} bytes copied a step by '
           f'map; {"; ".join(parts)}')
     sys.exit(0 if copied == 0 else 1)

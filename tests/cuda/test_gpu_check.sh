@@ -48,11 +48,43 @@ grep -q '^keep=failed' <(results "$work/slow.json") || fail "a hang is not seen"
 [ "$(results "$work/slow.json" | wc -l)" = 3 ] || fail "results are missing after a hang"
 ! pgrep -f "^$build/bin/gpu_probe" >/dev/null || fail "a process was left behind"
 
+# What cannot be started, and what leaves its group, does not take the rest along.
+python3 -B - "$root/scripts/gpu" "$work" <<'EOF'
+import os, subprocess, sys, time
+sys.path.insert(0, sys.argv[1])
+from runner import Runner, children
+r = Runner(os.path.join(sys.argv[2], 'logs'), os.path.join(sys.argv[2], 'r', 'r.json'), 30, {})  # no such folder
+beside = r.beside(['sleep', '100'], 'beside.log')
+r.item('none', 5, lambda r: r.must(['/nonexistent']), False)
+r.item('orphan', 5, lambda r: r.must(['sh', '-c', 'setsid sleep 99 & exit 0']), False)
+r.item('passes', 5, lambda r: r.must(['echo', '{"name": "x", "value": 0.5}']), False)
+assert [i['result'] for i in r.document['items']] == ['failed', 'passed', 'passed'], r.document
+assert children(os.getpid()) == [beside.pid], children(os.getpid())
+assert r.end_beside(beside) is None and beside.poll() is not None
+assert r.close((('x', 0.9, 'of x'), ('y', 0.9, 'of y'))) == 1
+assert r.document['targets'] == [{'name': 'x', 'at_least': 0.9, 'value': 0.5}]
+EOF
+
+# A PyTorch that is none: its model cannot be compiled, so the rest is measured without.
+cat >"$work/python" <<'EOF'
+#!/usr/bin/env python3
+import json, sys
+print('{"ready": "0", "params": 1}', flush=True)
+for line in sys.stdin:
+    variant, steps = line.split()
+    if variant == 'compiled':
+        sys.exit('no compiler')
+    print(json.dumps({'variant': variant, 'step_s': [0.1] * int(steps), 'loss': 1}), flush=True)
+EOF
+chmod +x "$work/python"
+
 # The whole of it.
-check 0 --json "$work/all.json"
+SHD_CHECK_PYTHON=$work/python SHD_CHECK_TORCH=cuda:0 check 0 --json "$work/all.json"
 results "$work/all.json"
 for name in environment doctor cuda-kern-fill loss-gpu keep queued digest-host digest-gpu chaos bench readonly overlap gpt; do
     grep -qx "$name=passed" <(results "$work/all.json") || fail "$name did not pass"
 done
+[ "$(grep -c '"name": "gpt.over_torch_eager"' "$work/all.json")" = 2 ] || fail "nothing beside PyTorch" # and as a target
+[ -s "$work/all-logs.tar.gz" ] || fail "no logs"
 [ "$(grep -c '"name": "cuda\.' "$work/all.json")" -gt 20 ] || fail "figures are missing"
 echo "1 passed, 0 failed"
