@@ -9,10 +9,10 @@
 
 #include "kernels/runs.h"
 
-static int finish(struct kern_waiter *w, const char *what, struct shd_err *e)
+static int finish(struct kern *k, struct kern_waiter *w, const char *what, struct shd_err *e)
 {
     const int r = kern_wait(w);
-    return r == SHD_OK ? SHD_OK : err_set(e, r, "%s failed: %s", what, status_meaning(r));
+    return r == SHD_OK ? SHD_OK : kern_explain(k, r, e, what);
 }
 
 int kern_run_fill(struct kern *k, const struct kern_fill *a, struct shd_err *e)
@@ -20,7 +20,7 @@ int kern_run_fill(struct kern *k, const struct kern_fill *a, struct shd_err *e)
     struct kern_waiter w;
     kern_waiter_init(&w);
     const int r = k->ops->fill(k, a, &w.done, e);
-    return r == SHD_OK ? finish(&w, "fill", e) : r;
+    return r == SHD_OK ? finish(k, &w, "fill", e) : r;
 }
 
 static struct kern_fill zeros(float *x, uint64_t elems)
@@ -39,7 +39,7 @@ int kern_run_cast(struct kern *k, const struct kern_cast *a, struct shd_err *e)
     struct kern_waiter w;
     kern_waiter_init(&w);
     const int r = k->ops->cast(k, a, &w.done, e);
-    return r == SHD_OK ? finish(&w, "cast", e) : r;
+    return r == SHD_OK ? finish(k, &w, "cast", e) : r;
 }
 
 int kern_run_hash(struct kern *k, const struct kern_hash *a, struct shd_err *e)
@@ -47,7 +47,7 @@ int kern_run_hash(struct kern *k, const struct kern_hash *a, struct shd_err *e)
     struct kern_waiter w;
     kern_waiter_init(&w);
     const int r = k->ops->hash(k, a, &w.done, e);
-    return r == SHD_OK ? finish(&w, "hash", e) : r;
+    return r == SHD_OK ? finish(k, &w, "hash", e) : r;
 }
 
 int kern_run_accumulate(struct kern *k, const struct kern_accumulate *a, struct shd_err *e)
@@ -55,7 +55,7 @@ int kern_run_accumulate(struct kern *k, const struct kern_accumulate *a, struct 
     struct kern_waiter w;
     kern_waiter_init(&w);
     const int r = k->ops->accumulate(k, a, &w.done, e);
-    return r == SHD_OK ? finish(&w, "accumulate", e) : r;
+    return r == SHD_OK ? finish(k, &w, "accumulate", e) : r;
 }
 
 int kern_run_sumsq(struct kern *k, const struct kern_sumsq *a, struct shd_err *e)
@@ -63,7 +63,7 @@ int kern_run_sumsq(struct kern *k, const struct kern_sumsq *a, struct shd_err *e
     struct kern_waiter w;
     kern_waiter_init(&w);
     const int r = k->ops->sumsq(k, a, &w.done, e);
-    return r == SHD_OK ? finish(&w, "sumsq", e) : r;
+    return r == SHD_OK ? finish(k, &w, "sumsq", e) : r;
 }
 
 int kern_run_update(struct kern *k, const struct spec *spec, const struct kern_update *a,
@@ -72,7 +72,7 @@ int kern_run_update(struct kern *k, const struct spec *spec, const struct kern_u
     struct kern_waiter w;
     kern_waiter_init(&w);
     const int r = runs_update(k, spec, a, &w.done, e);
-    return r == SHD_OK ? finish(&w, "update", e) : r;
+    return r == SHD_OK ? finish(k, &w, "update", e) : r;
 }
 
 /* -- Several ----------------------------------------------------------------------------------- */
@@ -102,8 +102,9 @@ static void wait_all(struct kern_batch *b)
         syscall(SYS_futex, &b->pending, FUTEX_WAIT_PRIVATE, pending, NULL, NULL, 0);
 }
 
-static void begin(struct kern_batch *b)
+static void begin(struct kern_batch *b, struct kern *k)
 {
+    b->kern = k;
     __atomic_add_fetch(&b->pending, 1, __ATOMIC_RELAXED);
 }
 
@@ -124,7 +125,7 @@ int kern_batch_copy(struct kern_batch *b, struct kern *k, const struct kern_copy
 {
     int r;
     do {
-        begin(b);
+        begin(b, k);
         r = k->ops->copy(k, a, &b->done, e);
     } while (queue_again(b, r));
     return r;
@@ -135,7 +136,7 @@ int kern_batch_cast(struct kern_batch *b, struct kern *k, const struct kern_cast
 {
     int r;
     do {
-        begin(b);
+        begin(b, k);
         r = k->ops->cast(k, a, &b->done, e);
     } while (queue_again(b, r));
     return r;
@@ -147,7 +148,7 @@ int kern_batch_zero(struct kern_batch *b, struct kern *k, float *x, uint64_t ele
     const struct kern_fill a = zeros(x, elems);
     int r;
     do {
-        begin(b);
+        begin(b, k);
         r = k->ops->fill(k, &a, &b->done, e);
     } while (queue_again(b, r));
     return r;
@@ -157,5 +158,5 @@ int kern_batch_wait(struct kern_batch *b, struct shd_err *e)
 {
     wait_all(b);
     const int r = __atomic_exchange_n(&b->status, SHD_OK, __ATOMIC_RELAXED);
-    return r == SHD_OK ? SHD_OK : err_set(e, r, "the device failed: %s", status_meaning(r));
+    return r == SHD_OK ? SHD_OK : kern_explain(b->kern, r, e, "work of the device");
 }

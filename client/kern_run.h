@@ -20,8 +20,9 @@ int kern_run_hash(struct kern *k, const struct kern_hash *a, struct shd_err *e);
  * to the arrays. One thread. */
 struct kern_batch {
     struct kern_done done;
-    uint32_t pending; /* atomic futex word */
-    int status;       /* atomic: the first failure */
+    uint32_t pending;  /* atomic futex word */
+    int status;        /* atomic: the first failure */
+    struct kern *kern; /* borrowed: of the last one, to say why it failed */
 };
 
 void kern_batch_init(struct kern_batch *b);

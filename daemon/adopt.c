@@ -51,28 +51,32 @@ static int map_ledger(const struct keeper_group *g, struct segment *ret_segment,
 }
 
 /* Unmap it; the descriptor stays with the group. */
-static void unmap_ledger(struct segment *segment)
+static void unmap_host(struct segment *segment)
 {
     segment->fd = -1;
     segment_close(segment);
 }
 
-/* A predecessor's segment of the device's memory, of so many bytes: the same. A host's is as large
- * as its file, another device's descriptor does not tell: it checks when it imports. */
+/* A predecessor's segment of the device's memory (kern NULL: of the host's), of so many bytes: the
+ * same. A host's is as large as its file, another device's descriptor does not tell: it checks when
+ * it imports. */
 static int map_part(struct kern *kern, const struct keeper_group *g, enum keeper_part part,
                     enum segment_kind kind, uint64_t bytes, struct segment *ret_segment,
                     struct shd_err *e)
 {
     uint64_t found = bytes;
     int r = find_part(g, part, kind, e);
-    if (r == SHD_OK && kern->ops->place == SEGMENT_HOST)
+    if (r == SHD_OK && (kern == NULL || kern->ops->place == SEGMENT_HOST))
         r = file_bytes(g->fd[part], kind, &found, e);
     if (r == SHD_OK && found != bytes)
         r = err_set(e, SHD_ESEGMENT, "%s segment has %" PRIu64 " bytes, its ledger says %" PRIu64,
                     segment_kind_name(kind), found, bytes);
+    if (r == SHD_OK && kern != NULL)
+        return kern->ops->segment_map(kern, g->fd[part], kind, bytes, /* at= */ NULL, ret_segment,
+                                      e);
     if (r == SHD_OK)
-        r = kern->ops->segment_map(kern, g->fd[part], kind, bytes, /* at= */ NULL, ret_segment, e);
-    return r;
+        r = segment_check(g->fd[part], kind, bytes, e);
+    return r == SHD_OK ? segment_map(g->fd[part], kind, bytes, ret_segment, e) : r;
 }
 
 static void unmap_part(struct kern *kern, struct segment *segment)
@@ -132,13 +136,12 @@ static int map_state(struct model *m, const struct keeper_group *g, struct shd_e
         return r;
     model_find_trail(m);
     if (g->fd[KEEPER_SPILL] >= 0)
-        r = map_part(m->kern, g, KEEPER_SPILL, SEGMENT_SPILL,
-                     layout_align(spill_segment_bytes(m), SHD_PAGE_BYTES), &m->spill.segment, e);
-    else if (needs_spill(&m->ledger))
-        r = err_set(e, SHD_ESEGMENT,
-                    "the keeper has no spill segment of it, and there are "
-                    "gradients in that");
-    return r;
+        return map_part(/* kern= */ NULL, g, KEEPER_SPILL, SEGMENT_SPILL,
+                        layout_align(spill_segment_bytes(m), SHD_PAGE_BYTES), &m->spill.segment, e);
+    if (needs_spill(&m->ledger))
+        return err_set(e, SHD_ESEGMENT,
+                       "the keeper has no spill segment of it, and there are gradients in that");
+    return SHD_OK;
 }
 
 /* -- The published copy -------------------------------------------------------------------------
@@ -160,7 +163,7 @@ static int cast_elems(struct model *m, struct kern *kern, uint64_t first, uint64
         while ((r = kern->ops->cast(kern, &cast, &w.done, e)) == SHD_EBUSY)
             usleep(RETRY_US); /* another adopted model goes on already */
         if (r == SHD_OK && (r = kern_wait(&w)) != SHD_OK)
-            err_set(e, r, "publishing the parameters failed");
+            kern_explain(kern, r, e, "publishing the parameters");
         if (r != SHD_OK)
             return r;
         keeper_progress("Adopting model %s: %" PRIu64 " of %" PRIu64 " parameters published",
@@ -258,7 +261,7 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
         r = restore_order(m, d->kern, e);
     if (r != SHD_OK) {
         unmap_part(d->kern, &m->state);
-        unmap_part(d->kern, &m->spill.segment);
+        unmap_host(&m->spill.segment);
         model_free(m);
         return r;
     }
@@ -327,7 +330,7 @@ static void adopt_group(struct daemon *d, struct keeper_group *g)
                     "ledger is of instance %016" PRIx64 ", its name says %016" PRIx64,
                     ledger.head->instance, g->instance);
     if (r == SHD_OK && atomic_load(&ledger.head->ready) == 0) {
-        unmap_ledger(&segment);
+        unmap_host(&segment);
         drop_group(d, g, name);
         return;
     }
@@ -339,7 +342,7 @@ static void adopt_group(struct daemon *d, struct keeper_group *g)
         return;
     }
     refuse(d, g, name, &e);
-    unmap_ledger(&segment);
+    unmap_host(&segment);
 }
 
 void adopt_all(struct daemon *d)

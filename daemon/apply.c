@@ -210,7 +210,9 @@ static void work_done(struct task *task)
     struct model *m = mu->model;
     struct step_actions actions;
     if (task->status != SHD_OK) {
-        work_failed(mu, task->status, status_meaning(task->status));
+        struct shd_err why;
+        kern_explain(m->kern, task->status, &why, "its work on the device");
+        work_failed(mu, task->status, why.text);
         return;
     }
     metrics_work_done(mu);

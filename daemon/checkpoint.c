@@ -238,7 +238,7 @@ static void captured(struct task *task)
     c->capturing--;
     if (task->status != SHD_OK) {
         struct shd_err e;
-        err_set(&e, task->status, "copying the state failed: %s", status_meaning(task->status));
+        kern_explain(c->model->kern, task->status, &e, "copying the state");
         fail(c, task->status, &e);
     }
     w->next = NULL;

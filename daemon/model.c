@@ -265,10 +265,11 @@ static void init_stepped(struct task *task)
 {
     struct model *m = (struct model *)((char *)task - offsetof(struct model, init_task));
     if (task->status != SHD_OK) {
-        m->last_status = task->status;
-        log_error("op=init model=%s status=%s why=\"its initial values could not be made\" "
-                  "do=\"restart the daemon and open it again\"",
-                  m->spec->name, status_name(task->status));
+        struct shd_err why;
+        m->last_status = kern_explain(m->kern, task->status, &why, "making initial values");
+        log_error("op=init model=%s status=%s why=\"%s\" do=\"restart the daemon and open it "
+                  "again\"",
+                  m->spec->name, status_name(task->status), why.text);
     } else if (init_next(m)) {
         return;
     }

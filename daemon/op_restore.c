@@ -150,7 +150,8 @@ static void published(struct task *task)
     if (w->gone)
         err_set(&w->err, w->status = SHD_EGONE, "nobody wants it any more");
     else if (task->status != SHD_OK)
-        err_set(&w->err, w->status = task->status, "publishing the parameters failed");
+        w->status = kern_explain(w->daemon->kern, task->status, &w->err,
+                                 "publishing the parameters");
     if (w->status == SHD_OK)
         park(w);
     else

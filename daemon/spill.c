@@ -81,8 +81,8 @@ static void make_segment(uv_work_t *work)
     struct model *m = work->data;
     struct shd_err e;
     FAIL_POINT("spill:make:before");
-    int r = m->kern->ops->segment_new(m->kern, "shardd-spill", SEGMENT_SPILL,
-                                      spill_segment_bytes(m), &m->spill.segment, &e);
+    int r = segment_new("shardd-spill", SEGMENT_SPILL, spill_segment_bytes(m), &m->spill.segment,
+                        &e);
     if (r == SHD_OK)
         r = keeper_store(m->keeper, m->instance, KEEPER_SPILL, m->spill.segment.fd, &e);
     FAIL_POINT("spill:make:after");
@@ -91,7 +91,7 @@ static void make_segment(uv_work_t *work)
                   "memory, "
                   "look for the slow worker in shardctl status\"",
                   m->spec->name, status_name(r), e.text);
-        m->kern->ops->segment_close(m->kern, &m->spill.segment);
+        segment_close(&m->spill.segment);
     }
     m->spill.work_status = r;
 }
@@ -138,16 +138,10 @@ static void punch_if_idle(struct model *m)
     uv_queue_work(&m->daemon->loop, &s->work, punch_segment, segment_punched);
 }
 
-/* A device's memory has no holes: what is there is written over. */
-static bool is_sparse(const struct model *m)
-{
-    return m->kern->ops->place == SEGMENT_HOST;
-}
-
 void spill_step_over(struct model *m)
 {
     m->spill.bytes = 0;
-    m->spill.punch = m->spill.dirty && is_sparse(m);
+    m->spill.punch = m->spill.dirty;
     punch_if_idle(m);
 }
 
@@ -174,12 +168,15 @@ static void copied(struct task *task)
     const struct spill_copy *copy = (const struct spill_copy *)task;
     struct model *m = copy->model;
     struct step_actions actions = { .count = 0 };
-    if (task->status != SHD_OK)
-        log_error("op=spill model=%s status=%s why=\"a gradient was not copied, it waits in its "
-                  "slot\" do=\"restart the daemon if it comes again\"",
-                  m->spec->name, status_name(task->status));
-    else if (op_at(&m->daemon->ops, copy->ref - 1)->serial == copy->serial)
+    struct shd_err why;
+    if (task->status != SHD_OK) {
+        kern_explain(m->kern, task->status, &why, "copying a gradient");
+        log_error("op=spill model=%s status=%s why=\"%s, it waits in its slot\" do=\"restart the "
+                  "daemon if it comes again\"",
+                  m->spec->name, status_name(task->status), why.text);
+    } else if (op_at(&m->daemon->ops, copy->ref - 1)->serial == copy->serial) {
         step_spilled(m->core, copy->unit, copy->micro, copy->ref, copy->dtype, &actions);
+    }
     if (actions.count > 0) { /* it was credited */
         m->spill.bytes += grad_bytes(m, copy->unit, copy->dtype);
         m->spill.bytes_total += grad_bytes(m, copy->unit, copy->dtype);
@@ -234,7 +231,7 @@ void spill_deinit(struct model *m)
         m->spill.first = copy->next;
         free_copy(copy);
     }
-    m->kern->ops->segment_close(m->kern, &m->spill.segment);
+    segment_close(&m->spill.segment);
 }
 
 /* -- Who waits ----------------------------------------------------------------------------------
@@ -267,11 +264,8 @@ static bool all_wait(const struct inbox *inbox, const struct op_pool *ops)
     return true;
 }
 
-/* A device whose memory is short says so when the segment is made: it is made whole. */
 static bool is_memory_short(const struct inbox *inbox)
 {
-    if (!is_sparse(inbox->model))
-        return false;
     const uint64_t needed = shardmap_inbox_bytes(inbox->model->map, inbox->slots) + SPARE_BYTES;
     const uint64_t available = sys_memory_available();
     if (needed <= available)

@@ -6,8 +6,9 @@
  * news from their sender are copied to the spill segment, kept like the state (a spilled gradient
  * is credited: it must count whatever dies), and summed from there. Not only where the session's
  * slots are all here: it may keep some for itself. Every gradient has its place in the segment,
- * micro-batch by micro-batch. On the host it is sparse: a hole is punched into all of it when the
- * step is over. A device's takes all of its bytes when it is made, and keeps them.
+ * micro-batch by micro-batch; it is sparse, and a hole is punched into all of it when the step is
+ * over. It is the host's memory for every device: a GPU's has no holes, so that one gradient would
+ * take room for all of a step's, and is what is short there.
  *
  * Failure modes: no memory, or the keeper does not take it: the gradients wait on, and the log
  * says why, now and then.

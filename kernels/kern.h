@@ -120,7 +120,7 @@ struct kern_copy {
 
 struct kern_accumulate { /* acc = first ? grad : acc + grad, in fp32 */
     float *acc;          /* [elems] */
-    const void *grad;    /* [elems] of grad_dtype */
+    const void *grad;    /* [elems] of grad_dtype; of any device's it may be the host's */
     enum shd_dtype grad_dtype;
     uint64_t elems; /* multiple of 2,048 */
     bool first;
@@ -204,9 +204,9 @@ struct kern_ops {
     int (*copy)(struct kern *k, const struct kern_copy *a, struct kern_done *done,
                 struct shd_err *e);
 
-    /* Memory. Arrays of every operation are of this device; those of copy, and cast's and hash's
-     * on their host side, may be the host's. These return when it is done; any thread, but not one
-     * that must not block. */
+    /* Memory. Arrays of every operation are of this device; those of copy, and of cast, hash and
+     * accumulate the ones that are not changed in place, may be the host's. These return when it is
+     * done; any thread, but not one that must not block. */
     enum segment_place place; /* of what is made here */
     uint8_t uuid[16];         /* of the device; zeros: the host */
     char product[64];         /* "NVIDIA H100 PCIe"; "": the host */
@@ -239,6 +239,9 @@ struct kern_ops {
     /* SHD_OK; or SHD_EIO: the device failed, and does nothing for this process any more (it may for
      * another): why. Any thread. */
     int (*health)(struct kern *k, struct shd_err *e);
+    /* What the last operation that failed failed of, in words: done has room for a status alone.
+     * False: of none yet, or it has no words. Any thread. */
+    bool (*failed)(struct kern *k, struct shd_err *ret_why);
     void (*free)(struct kern *k); /* waits for queued work; NULL is a no-op */
 };
 
@@ -271,5 +274,9 @@ struct kern_waiter {
 };
 void kern_waiter_init(struct kern_waiter *w);
 int kern_wait(struct kern_waiter *w); /* returns the status done fired with */
+
+/* An operation was done with status, not SHD_OK: as an error, "WHAT failed: why". Returns status.
+ */
+int kern_explain(struct kern *k, int status, struct shd_err *e, const char *what);
 
 #endif

@@ -30,7 +30,7 @@ static int find_functions(void *library, struct cuda *ret, struct shd_err *e)
         if (symbol == NULL) {
             err_set(e, SHD_ENOTSUP,
                     "the NVIDIA driver here has no %s: it is too old, install one for "
-                    "CUDA 12 or newer",
+                    "CUDA 12.4 or newer",
                     functions[i].symbol);
             return SHD_ENOTSUP; /* err_set()'s result, which the analyzer does not know */
         }
@@ -45,10 +45,12 @@ static const char *init_remedy(CUresult r)
     switch (r) {
     case CUDA_ERROR_NO_DEVICE:
         return "no GPU, or CUDA_VISIBLE_DEVICES hides it; see nvidia-smi";
+    case CUDA_ERROR_SYSTEM_NOT_READY:
+        return "GPUs joined by NVSwitch need the service nvidia-fabricmanager";
     case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
         return "libcuda and the kernel module differ: reboot, or reload the module";
     default:
-        return "see nvidia-smi and /dev/nvidia*";
+        return "see nvidia-smi and /dev/nvidia*; without /dev/nvidia-uvm: nvidia-modprobe -c 0 -u";
     }
 }
 
@@ -109,9 +111,11 @@ static int result_status(CUresult result)
         return SHD_ENOMEM;
     case CUDA_ERROR_NO_DEVICE:
     case CUDA_ERROR_INVALID_DEVICE:
+    case CUDA_ERROR_DEVICE_UNAVAILABLE:
     case CUDA_ERROR_NO_BINARY_FOR_GPU:
     case CUDA_ERROR_PEER_ACCESS_UNSUPPORTED:
     case CUDA_ERROR_NOT_SUPPORTED:
+    case CUDA_ERROR_SYSTEM_NOT_READY:
     case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
         return SHD_ENOTSUP;
     default:
@@ -148,7 +152,7 @@ bool cuda_sticky(CUresult result)
     case 226: /* CONTAINED */
     case CUDA_ERROR_ILLEGAL_ADDRESS:
     case 702: /* LAUNCH_TIMEOUT */
-    case 709: /* CONTEXT_IS_DESTROYED */
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
     case 710: /* ASSERT */
     case CUDA_ERROR_HARDWARE_STACK_ERROR:
     case 715: /* ILLEGAL_INSTRUCTION */

@@ -35,6 +35,7 @@ enum {
     CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NOT_INITIALIZED = 3,
     CUDA_ERROR_DEINITIALIZED = 4,
+    CUDA_ERROR_DEVICE_UNAVAILABLE = 46,
     CUDA_ERROR_NO_DEVICE = 100,
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_INVALID_IMAGE = 200,
@@ -42,23 +43,28 @@ enum {
     CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
     CUDA_ERROR_ECC_UNCORRECTABLE = 214,
     CUDA_ERROR_PEER_ACCESS_UNSUPPORTED = 217,
+    CUDA_ERROR_INVALID_HANDLE = 400,
     CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_ILLEGAL_ADDRESS = 700,
+    CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
     CUDA_ERROR_HARDWARE_STACK_ERROR = 714,
     CUDA_ERROR_LAUNCH_FAILED = 719,
     CUDA_ERROR_NOT_SUPPORTED = 801,
+    CUDA_ERROR_SYSTEM_NOT_READY = 802,
     CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
     CUDA_ERROR_UNKNOWN = 999,
 };
 
 enum { /* CUdevice_attribute */
        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
+       CU_DEVICE_ATTRIBUTE_COMPUTE_MODE = 20,
        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
        CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
        CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
+       CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED = 113,
 };
 enum {
     CU_MEM_ALLOCATION_TYPE_PINNED = 1,
@@ -73,6 +79,7 @@ enum {
     CU_STREAM_NON_BLOCKING = 1,
     CU_EVENT_BLOCKING_SYNC = 1,
     CU_EVENT_DISABLE_TIMING = 2,
+    CU_COMPUTEMODE_DEFAULT = 0,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
     CU_MEMORYTYPE_DEVICE = 2,
 };
@@ -124,6 +131,7 @@ typedef struct {
     X(cuModuleUnload, "cuModuleUnload", (CUmodule module))                                        \
     X(cuModuleGetFunction, "cuModuleGetFunction",                                                 \
       (CUfunction * function, CUmodule module, const char *name))                                 \
+    X(cuFuncLoad, "cuFuncLoad", (CUfunction function))                                            \
     X(cuOccupancyMaxActiveBlocksPerMultiprocessor, "cuOccupancyMaxActiveBlocksPerMultiprocessor", \
       (int *blocks, CUfunction function, int block_threads, size_t shared_bytes))                 \
     X(cuLaunchKernel, "cuLaunchKernel",                                                           \

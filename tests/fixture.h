@@ -88,7 +88,7 @@ static void fixture_wait_up(const struct fixture *f, int index)
 {
     char path[sizeof f->dir + 64], device[FIXTURE_DEVICE_BYTES];
     snprintf(path, sizeof path, "%s/%s.sock", f->dir, fixture_device(f, index, device));
-    for (int i = 0; i < 1000 && !fixture_listens(path); i++)
+    for (int i = 0; i < 6000 && !fixture_listens(path); i++) /* 30 s: a GPU may have to wake up */
         sleep_ms(5);
     EXPECT(fixture_listens(path));
 }

@@ -60,7 +60,10 @@ devices_each(void (*fn)(struct kern *k, const char *label, void *arg), void *arg
         struct shd_err run_err = { 0 };                                             \
         kern_waiter_init(&run_waiter);                                              \
         EXPECT_OK((k)->ops->op((k), (args), &run_waiter.done, &run_err), &run_err); \
-        EXPECT_STATUS(kern_wait(&run_waiter), SHD_OK);                              \
+        const int run_status = kern_wait(&run_waiter);                              \
+        if (run_status != SHD_OK)                                                   \
+            kern_explain((k), run_status, &run_err, #op);                           \
+        EXPECT_OK(run_status, &run_err);                                            \
     } while (0)
 
 /* An array at base, `skew` elements into its allocation, between guards of known bytes. */

@@ -122,7 +122,15 @@ __attribute__((unused)) static bool test_wanted(const char *name, int argc, char
     for (int i = 1; i < argc; i++)
         if (strstr(name, argv[i]) != NULL)
             return true;
+#ifdef TEST_ONLY /* what this program is for, of tests that it shares with another one */
+    static const char *const only[] = { TEST_ONLY };
+    for (size_t i = 0; i < sizeof only / sizeof only[0]; i++)
+        if (argc <= 1 && strstr(name, only[i]) != NULL)
+            return true;
+    return false;
+#else
     return argc <= 1;
+#endif
 }
 
 __attribute__((unused)) static int test_run_all(int argc, char **argv)

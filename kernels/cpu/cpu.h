@@ -145,6 +145,7 @@ int cpu_pin(struct kern *k, void *base, uint64_t bytes, bool readonly, struct sh
 void cpu_unpin(struct kern *k, void *base);
 uint64_t cpu_available(struct kern *k);
 int cpu_health(struct kern *k, struct shd_err *e);
+bool cpu_failed(struct kern *k, struct shd_err *ret_why);
 uint64_t cpu_trail_bytes(const struct kern *k, uint64_t chunks);
 int cpu_trail_repair(struct kern *k, struct kern_trail_area *area, void *base, uint64_t bytes,
                      _Atomic uint64_t *chunks, uint64_t count, struct shd_err *e);

@@ -75,6 +75,12 @@ int cpu_health(struct kern *k, struct shd_err *e)
     return SHD_OK;
 }
 
+bool cpu_failed(struct kern *k, struct shd_err *ret_why)
+{
+    (void)k, (void)ret_why;
+    return false;
+}
+
 uint64_t cpu_trail_bytes(const struct kern *k, uint64_t chunks)
 {
     (void)k, (void)chunks;

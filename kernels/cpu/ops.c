@@ -280,6 +280,7 @@ const struct kern_ops cpu_ops = {
     .unpin = cpu_unpin,
     .available = cpu_available,
     .health = cpu_health,
+    .failed = cpu_failed,
     .trail_bytes = cpu_trail_bytes,
     .trail_repair = cpu_trail_repair,
 };

@@ -1,4 +1,4 @@
-/* kern_waiter: block a plain thread on one operation. */
+/* kern_waiter: block a plain thread on one operation; and what to say when one failed. */
 #include <immintrin.h>
 #include <stddef.h>
 
@@ -31,4 +31,12 @@ int kern_wait(struct kern_waiter *w)
     while (__atomic_load_n(&w->state, __ATOMIC_ACQUIRE) == 0)
         word_wait(&w->state, 0);
     return w->status;
+}
+
+int kern_explain(struct kern *k, int status, struct shd_err *e, const char *what)
+{
+    struct shd_err why;
+    if (!k->ops->failed(k, &why))
+        return err_set(e, status, "%s failed: %s", what, status_meaning(status));
+    return err_set(e, status, "%s failed: %s", what, why.text);
 }

@@ -1,8 +1,8 @@
 /* What the host passes to the kernels: each takes one of these by value. Plain C, for both sides.
  *
- * All pointers are the device's. A kernel may be launched with any number of blocks up to
- * CUDA_BLOCKS_MAX, of CUDA_THREADS threads each: blocks take tiles in turn. Bits do not depend on
- * how many there are.
+ * All pointers are the device's. A kernel may be launched with any number of blocks, up to
+ * CUDA_BLOCKS_MAX where it keeps a trail, of CUDA_THREADS threads each: blocks take tiles in turn.
+ * Bits do not depend on how many there are.
  *
  * Slices (accumulate, sumsq, the optimizers) are multiples of 2,048 elements, and their arrays are
  * aligned to 16 bytes, whatever the dtype: the host checks. The arrays of fill and cast may begin

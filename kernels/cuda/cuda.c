@@ -60,7 +60,7 @@ static int find_device(struct cuda_kern *k, uint32_t ordinal, struct shd_err *e)
 /* That it can do what is needed here. */
 static int check_device(struct cuda_kern *k, struct shd_err *e)
 {
-    int major = 0, minor = 0, vmm = 0, posix = 0;
+    int major = 0, minor = 0, vmm = 0, posix = 0, mode = CU_COMPUTEMODE_DEFAULT;
     int r = attribute(k, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, "compute capability", &major,
                       e);
     if (r == SHD_OK)
@@ -72,8 +72,15 @@ static int check_device(struct cuda_kern *k, struct shd_err *e)
     if (r == SHD_OK)
         r = attribute(k, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
                       "memory handles", &posix, e);
+    if (r == SHD_OK)
+        r = attribute(k, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, "compute mode", &mode, e);
     if (r != SHD_OK)
         return r;
+    if (mode != CU_COMPUTEMODE_DEFAULT) /* daemons and workers are several processes */
+        return err_set(e, SHD_ENOTSUP,
+                       "%s is in compute mode %d, which keeps other processes away: nvidia-smi -c "
+                       "DEFAULT",
+                       k->name, mode);
     if (major < CAPABILITY_MIN)
         return err_set(e, SHD_ENOTSUP,
                        "%s has compute capability %d.%d, the kernels need %d.0 (Hopper) or newer",
@@ -86,13 +93,24 @@ static int check_device(struct cuda_kern *k, struct shd_err *e)
     return SHD_OK;
 }
 
-/* How many blocks of a kernel fill the device. */
+/* Whether a kernel keeps records for its blocks, and so has no more than there are records for. */
+static bool keeps_records(enum cuda_fn fn)
+{
+    return fn == CUDA_ACCUMULATE || fn == CUDA_ADAMW || fn == CUDA_SGD || fn == CUDA_LION;
+}
+
+/* Find a kernel, and how many of its blocks fill the device. Loaded now: left to its first launch
+ * (CUDA_MODULE_LOADING is LAZY by default), that one could find no memory for the code, which
+ * segments have taken, and would be the one to say that the code does not suit the device. */
 static int load_function(struct cuda_kern *k, enum cuda_fn fn, int processors, struct shd_err *e)
 {
     struct cuda_kernel *to = &k->kernels[fn];
     const char *name = to->name = function_names[fn];
     int r = cuda_call(k, k->cuda->cuModuleGetFunction(&to->function, k->module, name), e,
                       "find kernel %s", name);
+    if (r == SHD_OK)
+        r = cuda_call(k, k->cuda->cuFuncLoad(to->function), e, "load kernel %s on %s", name,
+                      k->name);
     int blocks = 0;
     if (r == SHD_OK)
         r = cuda_call(k,
@@ -102,7 +120,8 @@ static int load_function(struct cuda_kern *k, enum cuda_fn fn, int processors, s
     if (r != SHD_OK)
         return r;
     const uint64_t all = (uint64_t)(blocks > 0 ? blocks : 1) * (uint64_t)processors;
-    to->blocks_max = all < CUDA_BLOCKS_MAX ? (unsigned)all : CUDA_BLOCKS_MAX;
+    const uint64_t max = keeps_records(fn) ? CUDA_BLOCKS_MAX : UINT64_C(1) << 20;
+    to->blocks_max = (unsigned)(all < max ? all : max);
     return SHD_OK;
 }
 

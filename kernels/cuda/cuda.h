@@ -45,7 +45,8 @@ enum cuda_fn {
 struct cuda_kernel {
     const char *name; /* "shd_fill" */
     CUfunction function;
-    unsigned blocks_max; /* that are on the device at once, at most CUDA_BLOCKS_MAX */
+    unsigned blocks_max; /* that are on the device at once; those that records are kept for at
+                          * most CUDA_BLOCKS_MAX */
 };
 
 struct cuda_kern;
@@ -108,11 +109,12 @@ struct cuda_kern {
 
     pthread_t thread;
     bool started;
-    pthread_mutex_t lock; /* over the next five */
+    pthread_mutex_t lock; /* over the next six */
     pthread_cond_t pushed_one;
     uint64_t pushed, popped; /* ops ever queued, and reported */
     bool leaving;
     struct shd_err failure; /* the sticky error, code SHD_OK: none */
+    struct shd_err last;    /* the last call that failed, likewise */
     _Atomic bool broken;    /* there is one */
 
     uint64_t next_op;                    /* device thread: the op whose parts are launched */
@@ -134,7 +136,7 @@ static inline CUdeviceptr cuda_address(const void *p)
 /* Make the device's context current for this thread. */
 int cuda_enter(const struct cuda_kern *k, struct shd_err *e);
 
-/* cuda_result() that also notes a sticky error. e may be NULL. */
+/* cuda_result() that also notes what failed, and a sticky error. e may be NULL. */
 int cuda_call(struct cuda_kern *k, CUresult result, struct shd_err *e, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
@@ -156,6 +158,9 @@ extern const struct kern_ops cuda_ops;
 
 /* Device thread: bytes from one side to any other, on the stream. */
 int cuda_copy_async(struct cuda_kern *k, CUdeviceptr to, CUdeviceptr from, uint64_t bytes);
+
+/* Device thread: which side an address is on: what the driver does not know is the host's. */
+int cuda_find_side(struct cuda_kern *k, const void *p, bool *ret_on_device);
 
 /* Device thread: the cast kernel, arrays of the device. */
 int cuda_launch_cast(struct cuda_kern *k, void *out, enum shd_dtype out_dtype, const float *in,
@@ -181,6 +186,7 @@ uint64_t cuda_available(struct kern *k);
 
 /* queue.c */
 int cuda_health(struct kern *k, struct shd_err *e);
+bool cuda_failed(struct kern *k, struct shd_err *ret_why);
 
 /* trail_repair.c: the part about trails. */
 uint64_t cuda_kern_trail_bytes(const struct kern *k, uint64_t chunks);

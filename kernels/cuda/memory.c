@@ -257,9 +257,11 @@ int cuda_pin(struct kern *kern, void *base, uint64_t bytes, bool readonly, struc
         return r;
     const unsigned flags = CU_MEMHOSTREGISTER_PORTABLE |
                            (readonly ? CU_MEMHOSTREGISTER_READ_ONLY : 0u);
-    return cuda_call(k, k->cuda->cuMemHostRegister(base, bytes, flags), e,
-                     "pin %" PRIu64 " bytes%s for %s", bytes, readonly ? " read-only" : "",
-                     k->name);
+    /* Not cuda_call(): what the driver says of pages that it cannot pin (CUDA_ERROR_UNKNOWN, too)
+     * is no word on the device, and the copy that is slower then finds out about that. */
+    return cuda_result(k->cuda, k->cuda->cuMemHostRegister(base, bytes, flags), e,
+                       "pin %" PRIu64 " bytes%s for %s", bytes, readonly ? " read-only" : "",
+                       k->name);
 }
 
 void cuda_unpin(struct kern *kern, void *base)

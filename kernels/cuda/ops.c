@@ -21,6 +21,13 @@ _Static_assert(SUM_ELEMS_MAX % KERN_CHUNK_ELEMS == 0, "parts are whole chunks");
 _Static_assert(CUDA_CHUNK_ELEMS == KERN_CHUNK_ELEMS, "one layout of trails");
 _Static_assert(CUDA_BLOCK_ELEMS == SHD_BLOCK_ELEMS, "one kind of block sums");
 
+/* Elements of a gradient of the host that have room there, with their block sums behind them. */
+#define STAGED_ELEMS ((CUDA_STAGE_BYTES / sizeof(float) - 1) / KERN_CHUNK_ELEMS * KERN_CHUNK_ELEMS)
+_Static_assert(STAGED_ELEMS > 0 &&
+                   STAGED_ELEMS * sizeof(float) + STAGED_ELEMS / SHD_BLOCK_ELEMS * sizeof(double) <=
+                       CUDA_STAGE_BYTES,
+               "both fit");
+
 /* Runs that have room. Those of one chunk always do: each has an element of it. */
 #define RUNS_MAX (CUDA_STAGE_BYTES / sizeof(struct cuda_run))
 _Static_assert(RUNS_MAX > KERN_CHUNK_ELEMS + 1, "every chunk's runs fit");
@@ -84,9 +91,9 @@ static int cuda_fill(struct kern *k, const struct kern_fill *a, struct kern_done
 /* -- Sums of squares -------------------------------------------------------------------------- */
 
 /* Have the part's block sums copied to the host, behind the kernel that makes them. */
-static int fetch_sums(struct cuda_kern *k, const struct cuda_part *p)
+static int fetch_sums(struct cuda_kern *k, const struct cuda_part *p, CUdeviceptr sums)
 {
-    return cuda_copy_async(k, cuda_address(p->host), p->device,
+    return cuda_copy_async(k, cuda_address(p->host), sums,
                            p->count / SHD_BLOCK_ELEMS * sizeof(double));
 }
 
@@ -114,7 +121,7 @@ static int sumsq_launch(struct cuda_kern *k, struct cuda_part *p)
         .block_sums = (double *)(uintptr_t)p->device,
     };
     const int r = launch(k, CUDA_SUMSQ, tiles_of(p->count), &args);
-    return r == SHD_OK ? fetch_sums(k, p) : r;
+    return r == SHD_OK ? fetch_sums(k, p, p->device) : r;
 }
 
 static int cuda_sumsq(struct kern *k, const struct kern_sumsq *a, struct kern_done *done,
@@ -169,23 +176,47 @@ static void set_trail(struct cuda_op *op, const struct kern_trail *t)
     op->done_value = t->done_value;
 }
 
+/* The part's gradient, on the device: where it is, or, from the host (a spilled one), in the part's
+ * staging memory. Behind that is *sums. */
+static int stage_grad(struct cuda_kern *k, struct cuda_part *p, const void **ret_grad,
+                      CUdeviceptr *sums)
+{
+    const struct kern_accumulate *a = &p->op->u.accumulate;
+    const uint64_t elem_bytes = dtype_bytes(a->grad_dtype);
+    const void *grad = (const uint8_t *)a->grad + p->first * elem_bytes;
+    bool here;
+    const int r = cuda_find_side(k, grad, &here);
+    *ret_grad = grad;
+    if (r != SHD_OK || here)
+        return r;
+    p->count = p->count < STAGED_ELEMS ? p->count : STAGED_ELEMS;
+    *ret_grad = (const void *)(uintptr_t)p->device;
+    *sums = p->device + STAGED_ELEMS * sizeof(float);
+    return cuda_copy_async(k, p->device, cuda_address(grad), p->count * elem_bytes);
+}
+
 static int accumulate_launch(struct cuda_kern *k, struct cuda_part *p)
 {
     const struct kern_accumulate *a = &p->op->u.accumulate;
+    CUdeviceptr sums = p->device;
+    const void *grad;
     if (a->sum != NULL)
         p->count = p->count < SUM_ELEMS_MAX ? p->count : SUM_ELEMS_MAX;
+    int r = stage_grad(k, p, &grad, &sums);
+    if (r != SHD_OK)
+        return r;
     struct cuda_accumulate args = {
         .acc = a->acc + p->first,
-        .grad = (const uint8_t *)a->grad + p->first * dtype_bytes(a->grad_dtype),
+        .grad = grad,
         .elems = p->count,
         .grad_dtype = a->grad_dtype,
         .first = a->first,
-        .block_sums = a->sum != NULL ? (double *)(uintptr_t)p->device : NULL,
+        .block_sums = a->sum != NULL ? (double *)(uintptr_t)sums : NULL,
     };
-    int r = begin_trail(k, &a->trail, p, &args.trail);
+    r = begin_trail(k, &a->trail, p, &args.trail);
     if (r == SHD_OK)
         r = launch(k, CUDA_ACCUMULATE, tiles_of(p->count), &args);
-    return r == SHD_OK && a->sum != NULL ? fetch_sums(k, p) : r;
+    return r == SHD_OK && a->sum != NULL ? fetch_sums(k, p, sums) : r;
 }
 
 static int cuda_accumulate(struct kern *k, const struct kern_accumulate *a, struct kern_done *done,
@@ -401,6 +432,7 @@ const struct kern_ops cuda_ops = {
     .unpin = cuda_unpin,
     .available = cuda_available,
     .health = cuda_health,
+    .failed = cuda_failed,
     .trail_bytes = cuda_kern_trail_bytes,
     .trail_repair = cuda_trail_repair,
 };

@@ -47,6 +47,9 @@ int cuda_call(struct cuda_kern *k, CUresult result, struct shd_err *e, const cha
     va_end(args);
     struct shd_err own = { 0 };
     const int r = cuda_result(k->cuda, result, &own, "%s", what);
+    pthread_mutex_lock(&k->lock);
+    k->last = own;
+    pthread_mutex_unlock(&k->lock);
     if (cuda_sticky(result))
         break_device(k, &own);
     if (e != NULL)
@@ -271,4 +274,16 @@ int cuda_health(struct kern *kern, struct shd_err *e)
 {
     struct shd_err failure;
     return kern_cuda_failure(kern, &failure) ? err_set(e, SHD_EIO, "%s", failure.text) : SHD_OK;
+}
+
+bool cuda_failed(struct kern *kern, struct shd_err *ret_why)
+{
+    struct cuda_kern *k = cuda_kern_of(kern);
+    pthread_mutex_lock(&k->lock);
+    const struct shd_err why = k->failure.code != SHD_OK ? k->failure : k->last;
+    pthread_mutex_unlock(&k->lock);
+    if (why.code == SHD_OK)
+        return false;
+    *ret_why = why;
+    return true;
 }

@@ -16,8 +16,7 @@
 /* Leaves that fit in the staging memory. */
 #define HASH_LEAVES (CUDA_STAGE_BYTES / sizeof(float) / SHD_BLOCK_ELEMS)
 
-/* Which side an address is on: what the driver does not know is the host's. */
-static int find_side(struct cuda_kern *k, const void *p, bool *ret_on_device)
+int cuda_find_side(struct cuda_kern *k, const void *p, bool *ret_on_device)
 {
     int type = 0;
     const CUresult r = k->cuda->cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -59,9 +58,9 @@ int cuda_cast_launch(struct cuda_kern *k, struct cuda_part *p)
 {
     const struct kern_cast *a = &p->op->u.cast;
     bool out_here = false, in_here = false;
-    int r = find_side(k, a->out, &out_here);
+    int r = cuda_find_side(k, a->out, &out_here);
     if (r == SHD_OK)
-        r = find_side(k, a->in, &in_here);
+        r = cuda_find_side(k, a->in, &in_here);
     if (r != SHD_OK)
         return r;
     if (out_here && in_here)
@@ -83,7 +82,7 @@ static uint64_t leaf_first(const struct kern_hash *a, uint64_t leaf)
 int cuda_hash_launch(struct cuda_kern *k, struct cuda_part *p)
 {
     const struct kern_hash *a = &p->op->u.hash;
-    const int r = find_side(k, a->x, &p->staged);
+    const int r = cuda_find_side(k, a->x, &p->staged);
     if (r != SHD_OK || !p->staged)
         return r;
     p->count = p->count < HASH_LEAVES ? p->count : HASH_LEAVES;

@@ -51,6 +51,7 @@ template <typename R, typename... Args> std::string abi_signature(R (*)(Args...)
     ABI_VALUE(CUDA_ERROR_OUT_OF_MEMORY)                                        \
     ABI_VALUE(CUDA_ERROR_NOT_INITIALIZED)                                      \
     ABI_VALUE(CUDA_ERROR_DEINITIALIZED)                                        \
+    ABI_VALUE(CUDA_ERROR_DEVICE_UNAVAILABLE)                                   \
     ABI_VALUE(CUDA_ERROR_NO_DEVICE)                                            \
     ABI_VALUE(CUDA_ERROR_INVALID_DEVICE)                                       \
     ABI_VALUE(CUDA_ERROR_INVALID_IMAGE)                                        \
@@ -58,20 +59,25 @@ template <typename R, typename... Args> std::string abi_signature(R (*)(Args...)
     ABI_VALUE(CUDA_ERROR_NO_BINARY_FOR_GPU)                                    \
     ABI_VALUE(CUDA_ERROR_ECC_UNCORRECTABLE)                                    \
     ABI_VALUE(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)                              \
+    ABI_VALUE(CUDA_ERROR_INVALID_HANDLE)                                       \
     ABI_VALUE(CUDA_ERROR_NOT_FOUND)                                            \
     ABI_VALUE(CUDA_ERROR_NOT_READY)                                            \
     ABI_VALUE(CUDA_ERROR_ILLEGAL_ADDRESS)                                      \
+    ABI_VALUE(CUDA_ERROR_CONTEXT_IS_DESTROYED)                                 \
     ABI_VALUE(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)                       \
     ABI_VALUE(CUDA_ERROR_HARDWARE_STACK_ERROR)                                 \
     ABI_VALUE(CUDA_ERROR_LAUNCH_FAILED)                                        \
     ABI_VALUE(CUDA_ERROR_NOT_SUPPORTED)                                        \
+    ABI_VALUE(CUDA_ERROR_SYSTEM_NOT_READY)                                     \
     ABI_VALUE(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)                               \
     ABI_VALUE(CUDA_ERROR_UNKNOWN)                                              \
     ABI_VALUE(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)                        \
+    ABI_VALUE(CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)                                \
     ABI_VALUE(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)                    \
     ABI_VALUE(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)                    \
     ABI_VALUE(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)         \
     ABI_VALUE(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) \
+    ABI_VALUE(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)           \
     ABI_VALUE(CU_MEM_ALLOCATION_TYPE_PINNED)                                   \
     ABI_VALUE(CU_MEM_LOCATION_TYPE_DEVICE)                                     \
     ABI_VALUE(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)                        \
@@ -84,6 +90,7 @@ template <typename R, typename... Args> std::string abi_signature(R (*)(Args...)
     ABI_VALUE(CU_STREAM_NON_BLOCKING)                                          \
     ABI_VALUE(CU_EVENT_BLOCKING_SYNC)                                          \
     ABI_VALUE(CU_EVENT_DISABLE_TIMING)                                         \
+    ABI_VALUE(CU_COMPUTEMODE_DEFAULT)                                          \
     ABI_VALUE(CU_POINTER_ATTRIBUTE_MEMORY_TYPE)                                \
     ABI_VALUE(CU_MEMORYTYPE_DEVICE)                                            \
     ABI_VALUE(sizeof(CUuuid))                                                  \

@@ -15,14 +15,13 @@ target_link_libraries(shd_shim_nccl PRIVATE shd_options ${CMAKE_DL_LIBS})
 set_target_properties(shd_shim_nccl PROPERTIES OUTPUT_NAME nccl SOVERSION 2
                       LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR})
 
-# shd_shim_test(NAME LABELS SOURCES LIBS...): one program and one ctest entry, on the shims; its
-# arguments are SHIM_TEST_ARGS.
+# shd_shim_test(NAME LABELS SOURCES LIBS...): one program and one ctest entry, on the shims
 function(shd_shim_test name label sources)
   add_executable(test_${name} ${sources})
   target_link_libraries(test_${name} PRIVATE shd_options shd_kernels ${ARGN} ${CMAKE_DL_LIBS} m)
   add_dependencies(test_${name} shd_shim_cuda shd_shim_nccl)
   set_target_properties(test_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
-  add_test(NAME ${name} COMMAND test_${name} ${SHIM_TEST_ARGS})
+  add_test(NAME ${name} COMMAND test_${name})
   shd_test_labels(${name} "${label}")
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300
                        ENVIRONMENT LD_LIBRARY_PATH=${CMAKE_CURRENT_BINARY_DIR})
@@ -45,9 +44,8 @@ shd_shim_test(cuda_faults "unit;threads" test_cuda_faults.c)
 set_tests_properties(cuda_faults PROPERTIES TIMEOUT 900) # 560 passes: half a minute of CPU time
 shd_shim_test(cuda_share "unit;threads" test_cuda_share.c)
 # What the host's device refuses, the CUDA device does too
-set(SHIM_TEST_ARGS bad_arguments empty_slices)
 shd_shim_test(cuda_refusals "unit;threads" "../test_kernels.c;bare.c" PkgConfig::CRYPTO)
-set(SHIM_TEST_ARGS)
+target_compile_definitions(test_cuda_refusals PRIVATE "TEST_ONLY=\"bad_arguments\",\"empty_slices\"")
 
 # proto/cuda.h against the Toolkit's header and stub, where there is one
 get_filename_component(nvcc_bin "${SHD_NVCC}" DIRECTORY)

@@ -6,6 +6,12 @@
  * exported handle is the memfd itself. A stream is a thread that does its work in order. Kernels
  * are those of tests/cuda/emulate.h.
  *
+ * It is as strict as the driver, where that was found out or its header says so, or stricter: a
+ * thread's context is alive; streams, events and launches are of one context; what a device may do
+ * with mapped memory is what cuMemSetAccess() said for that very device; memory is exported only
+ * as it was made for; copies from and to pageable memory of the host are over when the call
+ * returns, and those that begin in registered memory end there.
+ *
  * Environment, read once:
  *
  *     SHIM_CUDA_DEVICES=n      devices (1); 0: there is none
@@ -40,8 +46,15 @@ enum shim_needs { NEEDS_NOTHING, NEEDS_INIT, NEEDS_CONTEXT };
  * context. */
 CUresult shim_enter(const char *name, enum shim_needs needs);
 
-/* The failure asked for of a piece of work that runs now, or CUDA_SUCCESS. */
+/* The failure asked for of a piece of work that runs now, or CUDA_SUCCESS; SHIM_KILL: it is to do
+ * half of it, and end by shim_kill(). */
+#define SHIM_KILL (-9)
 CUresult shim_work_fault(const char *kind);
+_Noreturn void shim_kill(void);
+
+/* The thread's, and which device it is of. */
+CUcontext shim_context(void);
+CUdevice shim_device(CUcontext ctx);
 
 /* From now on every call returns this. */
 void shim_stick(CUresult result);
@@ -67,17 +80,22 @@ void shim_count(enum shim_kind kind, int delta);
 /* Where device i's memory ends. */
 uint64_t shim_device_bytes(void);
 bool shim_device_valid(CUdevice device);
+#define SHIM_DEVICES_MAX 16
 
-/* shim_memory.c: the work of streams; they lock what they need. Kernels run between the latter
- * two, one at a time. */
-CUresult shim_copy(CUdeviceptr to, CUdeviceptr from, uint64_t bytes);
-CUresult shim_memset(CUdeviceptr to, unsigned char value, uint64_t bytes);
+/* shim_memory.c: the work of streams of a device; they lock what they need. Kernels run between the
+ * latter two, one at a time. */
+CUresult shim_copy(CUdevice device, CUdeviceptr to, CUdeviceptr from, uint64_t bytes);
+CUresult shim_memset(CUdevice device, CUdeviceptr to, unsigned char value, uint64_t bytes);
 /* That arguments of work to come are sane: device addresses that are mapped. */
 CUresult shim_check(CUdeviceptr ptr, uint64_t bytes);
-void shim_open_memory(void);
+bool shim_on_device(CUdeviceptr ptr);
+void shim_open_memory(CUdevice device);
 void shim_close_memory(void);
 
-/* shim_pin.c: whether it is pinned memory of the host. */
-bool shim_pinned(uint64_t ptr);
+/* shim_pin.c: how much of [ptr, ptr + bytes) is pinned memory of the host. Ends the process when
+ * pages were registered there and others are mapped there now: the driver would go on with those
+ * that it pinned. */
+enum shim_pinned { SHIM_PAGEABLE, SHIM_PINNED, SHIM_PINNED_PARTLY };
+enum shim_pinned shim_pinned(uint64_t ptr, uint64_t bytes);
 
 #endif

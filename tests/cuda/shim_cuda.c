@@ -1,4 +1,5 @@
 /* The shim: start, devices, contexts, modules, and failures on request. See shim.h. */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,18 +9,17 @@
 #include "proto/check.h"
 #include "tests/cuda/shim.h"
 
-#define DEVICES_MAX 16
-#define FAULTS_MAX  16
+#define FAULTS_MAX 16
 
 struct CUctx_st {
     CUdevice device;
-    unsigned refs;
+    _Atomic unsigned refs;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pid_t init_pid; /* 0: cuInit was not called */
-static struct CUctx_st contexts[DEVICES_MAX];
-static int visible[DEVICES_MAX], visible_count;
+static struct CUctx_st contexts[SHIM_DEVICES_MAX];
+static int visible[SHIM_DEVICES_MAX], visible_count;
 static uint64_t device_bytes = UINT64_C(16) << 30;
 static _Atomic uint64_t delay_us;
 static _Atomic int stuck;
@@ -74,8 +74,12 @@ static void set_faults(const char *spec)
         spec += name;
         if (*spec == '@')
             f.nth = strtoull(spec + 1, (char **)&spec, 10);
-        if (*spec == ':')
+        if (strncmp(spec, ":kill", 5) == 0) {
+            f.result = SHIM_KILL;
+            spec += 5;
+        } else if (*spec == ':') {
             f.result = (CUresult)strtol(spec + 1, (char **)&spec, 10);
+        }
         CHECK(*spec == ',' || *spec == '\0');
         spec += *spec == ',';
         faults[fault_count++] = f;
@@ -94,14 +98,14 @@ static void configure(void)
     device_bytes = text != NULL ? strtoull(text, NULL, 10) : device_bytes;
     text = getenv("SHIM_CUDA_DEVICES");
     int count = text != NULL ? atoi(text) : 1;
-    CHECK(count >= 0 && count <= DEVICES_MAX);
+    CHECK(count >= 0 && count <= SHIM_DEVICES_MAX);
     text = getenv("CUDA_VISIBLE_DEVICES");
     if (text == NULL) {
         for (visible_count = 0; visible_count < count; visible_count++)
             visible[visible_count] = visible_count;
         return;
     }
-    while (*text != '\0' && visible_count < DEVICES_MAX) {
+    while (*text != '\0' && visible_count < SHIM_DEVICES_MAX) {
         char *end;
         const long i = strtol(text, &end, 10);
         if (end == text || i < 0 || i >= count)
@@ -130,6 +134,8 @@ CUresult shim_enter(const char *name, enum shim_needs needs)
 {
     pthread_mutex_lock(&lock);
     CUresult r = count_call(name);
+    if (r == SHIM_KILL)
+        shim_kill();
     if (r != CUDA_SUCCESS && cuda_sticky(r))
         shim_stick(r);
     if (r == CUDA_SUCCESS && needs >= NEEDS_INIT && init_pid != getpid())
@@ -139,7 +145,25 @@ CUresult shim_enter(const char *name, enum shim_needs needs)
         r = shim_stuck();
     if (r == CUDA_SUCCESS && needs == NEEDS_CONTEXT && current == NULL)
         r = CUDA_ERROR_INVALID_CONTEXT;
+    if (r == CUDA_SUCCESS && needs == NEEDS_CONTEXT && atomic_load(&current->refs) == 0)
+        r = CUDA_ERROR_CONTEXT_IS_DESTROYED;
     return r;
+}
+
+void shim_kill(void)
+{
+    raise(SIGKILL);
+    abort();
+}
+
+CUcontext shim_context(void)
+{
+    return current;
+}
+
+CUdevice shim_device(CUcontext ctx)
+{
+    return ctx->device;
 }
 
 CUresult shim_work_fault(const char *kind)
@@ -371,10 +395,12 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
         *value = 9;
         return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_MODE:
         *value = 0;
         return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED:
         *value = 1;
         return CUDA_SUCCESS;
     default:

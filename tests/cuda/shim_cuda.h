@@ -2,11 +2,16 @@
 #ifndef SHD_TESTS_SHIM_CUDA_H
 #define SHD_TESTS_SHIM_CUDA_H
 
+#include <dirent.h>
+#include <dlfcn.h>
+#include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 /* Make calls fail from now on; all counts start again. "cuMemCreate@3:2,copy@1:700": the third
  * cuMemCreate returns 2, the first copy fails while it runs, and what is called later says 700.
- * Work: copy, memset, kernel. Without a number: out of memory. NULL or "": nothing fails. */
+ * Work: copy, memset, kernel. Without a number: out of memory. "copy@3:kill": the process is killed
+ * with half of the third copy done (of a memset, too). NULL or "": nothing fails. */
 typedef void shim_cuda_fail_fn(const char *spec);
 
 /* Times the function was called since then. */
@@ -27,5 +32,43 @@ typedef void shim_cuda_delay_fn(uint64_t delay_us);
 struct CUstream_st;
 typedef void shim_cuda_call_fn(struct CUstream_st *stream, void (*fn)(void *ctx), void *ctx);
 typedef int shim_cuda_copy_fn(uint64_t to, uint64_t from, uint64_t bytes);
+
+/* -- For tests that may also run on a GPU -------------------------------------------------------
+ */
+
+/* Whether the libcuda.so.1 here is the shim. Initialises nothing, so that a process may fork
+ * afterwards. With TEST_NO_SHIM in the environment: no, whatever is here; that is how a run on a
+ * GPU is tried without one. */
+__attribute__((unused)) static bool shim_is_there(void)
+{
+    if (getenv("TEST_NO_SHIM") != NULL)
+        return false;
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    const bool there = library != NULL && dlsym(library, "shim_cuda_live") != NULL;
+    if (library != NULL)
+        dlclose(library);
+    return there;
+}
+
+/* GPUs that there are: of the shim two in any case (the test asks for so many). */
+__attribute__((unused)) static unsigned shim_gpu_count(void)
+{
+    unsigned count = 0;
+    if (shim_is_there())
+        return 2;
+    DIR *dir = opendir("/proc/driver/nvidia/gpus");
+    const struct dirent *entry;
+    while (dir != NULL && (entry = readdir(dir)) != NULL)
+        count += entry->d_name[0] != '.';
+    if (dir != NULL)
+        closedir(dir);
+    return count > 0 ? count : 1;
+}
+
+#define NEEDS_SHIM()                                                         \
+    do {                                                                     \
+        if (!shim_is_there())                                                \
+            SKIP("this driver is not the shim: it cannot be made to do so"); \
+    } while (0)
 
 #endif

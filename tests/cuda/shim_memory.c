@@ -24,7 +24,8 @@ struct allocation {
     uint8_t *alias; /* [bytes] */
     uint64_t bytes;
     unsigned handles, maps;
-    bool counted; /* against the device's memory */
+    bool counted;    /* against the device's memory */
+    bool exportable; /* made for it, or imported */
     struct allocation *next;
 };
 
@@ -36,7 +37,7 @@ struct range {
 struct map {
     uint64_t base, bytes;
     struct allocation *allocation;
-    int prot;
+    int prot[SHIM_DEVICES_MAX]; /* as each device may use it */
     struct map *next;
 };
 
@@ -59,7 +60,12 @@ static struct allocation *allocation_new(int fd, uint64_t bytes, bool counted)
     struct allocation *a = calloc(1, sizeof *a);
     if (a == NULL)
         return NULL;
-    *a = (struct allocation){ MAGIC, fd, NULL, bytes, 0, 0, counted, allocations };
+    *a = (struct allocation){ .magic = MAGIC,
+                              .fd = fd,
+                              .bytes = bytes,
+                              .counted = counted,
+                              .exportable = !counted,
+                              .next = allocations };
     void *alias = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (alias == MAP_FAILED) {
         free(a);
@@ -176,7 +182,7 @@ static CUresult map_make(uint64_t base, struct allocation *a, struct map **ret)
         free(m);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *m = (struct map){ base, a->bytes, a, PROT_NONE, maps };
+    *m = (struct map){ .base = base, .bytes = a->bytes, .allocation = a, .next = maps };
     maps = m;
     a->maps++;
     shim_count(SHIM_MAP, 1);
@@ -220,28 +226,37 @@ static const struct map *map_of(uint64_t at)
     return NULL;
 }
 
-/* Where the host finds [ptr, ...), and how much of *bytes lies there. NULL: nowhere, or not with
- * this access. */
-static uint8_t *resolve(uint64_t ptr, int prot, uint64_t *bytes)
+/* What a device may do with it; -1: what any may. */
+static int prot_of(const struct map *m, CUdevice device)
+{
+    int prot = device >= 0 ? m->prot[device] : PROT_NONE;
+    for (int i = 0; device < 0 && i < SHIM_DEVICES_MAX; i++)
+        prot |= m->prot[i];
+    return prot;
+}
+
+/* Where the host finds [ptr, ...), and how much of *bytes lies there. NULL: nowhere, or the device
+ * has not this access. */
+static uint8_t *resolve(CUdevice device, uint64_t ptr, int prot, uint64_t *bytes)
 {
     if (range_of(ptr) == NULL)
         return (uint8_t *)ptr;
     const struct map *m = map_of(ptr);
-    if (m == NULL || (m->prot & prot) != prot)
+    if (m == NULL || (prot_of(m, device) & prot) != prot)
         return NULL;
     const uint64_t past = ptr - m->base, left = m->bytes - past;
     *bytes = *bytes < left ? *bytes : left;
     return m->allocation->alias + past;
 }
 
-CUresult shim_copy(CUdeviceptr to, CUdeviceptr from, uint64_t bytes)
+CUresult shim_copy(CUdevice device, CUdeviceptr to, CUdeviceptr from, uint64_t bytes)
 {
     CUresult r = CUDA_SUCCESS;
     pthread_rwlock_rdlock(&lock);
     for (uint64_t at = 0, n; at < bytes; at += n) {
         n = bytes - at;
-        uint8_t *out = resolve(to + at, PROT_WRITE, &n);
-        const uint8_t *in = resolve(from + at, PROT_READ, &n);
+        uint8_t *out = resolve(device, to + at, PROT_WRITE, &n);
+        const uint8_t *in = resolve(device, from + at, PROT_READ, &n);
         if (out == NULL || in == NULL) {
             r = CUDA_ERROR_ILLEGAL_ADDRESS;
             break;
@@ -252,13 +267,13 @@ CUresult shim_copy(CUdeviceptr to, CUdeviceptr from, uint64_t bytes)
     return r;
 }
 
-CUresult shim_memset(CUdeviceptr to, unsigned char value, uint64_t bytes)
+CUresult shim_memset(CUdevice device, CUdeviceptr to, unsigned char value, uint64_t bytes)
 {
     CUresult r = CUDA_SUCCESS;
     pthread_rwlock_rdlock(&lock);
     for (uint64_t at = 0, n; at < bytes; at += n) {
         n = bytes - at;
-        uint8_t *out = range_of(to + at) != NULL ? resolve(to + at, PROT_WRITE, &n) : NULL;
+        uint8_t *out = range_of(to + at) != NULL ? resolve(device, to + at, PROT_WRITE, &n) : NULL;
         if (out == NULL) {
             r = CUDA_ERROR_ILLEGAL_ADDRESS;
             break;
@@ -275,19 +290,27 @@ CUresult shim_check(CUdeviceptr ptr, uint64_t bytes)
     pthread_rwlock_rdlock(&lock);
     for (uint64_t at = 0, n; at < bytes && r == CUDA_SUCCESS && range_of(ptr) != NULL; at += n) {
         n = bytes - at;
-        if (resolve(ptr + at, PROT_READ, &n) == NULL)
+        if (resolve(/* device= */ -1, ptr + at, PROT_READ, &n) == NULL)
             r = CUDA_ERROR_INVALID_VALUE;
     }
     pthread_rwlock_unlock(&lock);
     return r;
 }
 
-void shim_open_memory(void)
+bool shim_on_device(CUdeviceptr ptr)
+{
+    pthread_rwlock_rdlock(&lock);
+    const bool on_device = range_of(ptr) != NULL;
+    pthread_rwlock_unlock(&lock);
+    return on_device;
+}
+
+void shim_open_memory(CUdevice device)
 {
     pthread_mutex_lock(&open_lock);
     pthread_rwlock_rdlock(&lock);
     for (const struct map *m = maps; m != NULL; m = m->next)
-        CHECK(mprotect((void *)m->base, m->bytes, m->prot) == 0);
+        CHECK(mprotect((void *)m->base, m->bytes, prot_of(m, device)) == 0);
 }
 
 void shim_close_memory(void)
@@ -331,6 +354,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     r = allocation_make(bytes, &a);
     if (r == CUDA_SUCCESS) {
         a->handles = 1;
+        a->exportable = prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         *handle = (uintptr_t)a;
         shim_count(SHIM_HANDLE, 1);
     }
@@ -362,7 +386,8 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
         return r;
     pthread_rwlock_rdlock(&lock);
     const struct allocation *a = allocation_find(handle);
-    if (a == NULL || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags != 0) {
+    if (a == NULL || !a->exportable || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+        flags != 0) {
         r = CUDA_ERROR_INVALID_VALUE;
     } else {
         const int fd = dup(a->fd); /* without CLOEXEC, as the driver's */
@@ -463,6 +488,7 @@ CUresult cuMemSetAccess(CUdeviceptr ptr, size_t bytes, const CUmemAccessDesc *de
     if (r != CUDA_SUCCESS)
         return r;
     if (count != 1 || desc->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+        !shim_device_valid(desc->location.id) ||
         (desc->flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
          desc->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE))
         return CUDA_ERROR_INVALID_VALUE;
@@ -473,7 +499,7 @@ CUresult cuMemSetAccess(CUdeviceptr ptr, size_t bytes, const CUmemAccessDesc *de
     for (struct map *m = maps; m != NULL; m = m->next) {
         if (m->base < ptr || m->base + m->bytes > ptr + bytes)
             continue;
-        m->prot = prot;
+        m->prot[desc->location.id] = prot;
         set += m->bytes;
     }
     pthread_rwlock_unlock(&lock);
@@ -509,7 +535,7 @@ CUresult cuMemAlloc(CUdeviceptr *ptr, size_t bytes)
     if (r == CUDA_SUCCESS)
         r = map_make(in->base, a, &m);
     if (r == CUDA_SUCCESS) {
-        m->prot = PROT_READ | PROT_WRITE;
+        m->prot[shim_device(shim_context())] = PROT_READ | PROT_WRITE;
         *ptr = m->base;
     } else {
         if (in != NULL)
@@ -550,7 +576,7 @@ CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr ptr)
     if (map_of(ptr) != NULL)
         type = CU_MEMORYTYPE_DEVICE;
     pthread_rwlock_unlock(&lock);
-    if (shim_pinned(ptr))
+    if (shim_pinned(ptr, 1) == SHIM_PINNED)
         type = 1; /* CU_MEMORYTYPE_HOST */
     if (type == 0)
         return CUDA_ERROR_INVALID_VALUE;

@@ -28,12 +28,14 @@ struct work {
     unsigned grid[3], block[3];
     void (*fn)(void *ctx); /* of a call */
     void *ctx;
+    CUdevice device;
     CUevent event; /* with a reference */
     uint64_t target;
     struct work *next;
 };
 
 struct CUstream_st {
+    CUcontext ctx;
     pthread_t thread;
     struct work *first, **last;
     uint64_t queued, done;
@@ -46,6 +48,7 @@ struct CUevent_st {
     struct timespec at;
     unsigned refs;
     bool timing;
+    CUcontext ctx;
 };
 
 struct CUmod_st {
@@ -68,9 +71,11 @@ static void event_drop(CUevent event)
 static CUresult kernel_run(const struct work *w)
 {
     const CUresult r = shim_work_fault("kernel");
+    if (r == SHIM_KILL) /* to end in its middle is the emulation's affair */
+        shim_kill();
     if (r != CUDA_SUCCESS)
         return r;
-    shim_open_memory();
+    shim_open_memory(w->device);
     emulate_launch(w->kernel, w->args, w->grid, w->block);
     shim_close_memory();
     return CUDA_SUCCESS;
@@ -86,17 +91,17 @@ static CUresult work_run(const struct work *w)
     if (shim_stuck() != CUDA_SUCCESS || w->kind == WORK_RECORD || w->kind == WORK_WAIT)
         return CUDA_SUCCESS;
     shim_delay();
-    CUresult r;
-    switch (w->kind) {
-    case WORK_COPY:
-        r = shim_work_fault("copy");
-        return r != CUDA_SUCCESS ? r : shim_copy(w->to, w->from, w->bytes);
-    case WORK_MEMSET:
-        r = shim_work_fault("memset");
-        return r != CUDA_SUCCESS ? r : shim_memset(w->to, w->value, w->bytes);
-    default:
+    if (w->kind == WORK_KERNEL)
         return kernel_run(w);
-    }
+    const CUresult r = shim_work_fault(w->kind == WORK_COPY ? "copy" : "memset");
+    if (r != CUDA_SUCCESS && r != SHIM_KILL)
+        return r;
+    const uint64_t bytes = r == SHIM_KILL ? w->bytes / 2 : w->bytes;
+    const CUresult done = w->kind == WORK_COPY ? shim_copy(w->device, w->to, w->from, bytes)
+                                               : shim_memset(w->device, w->to, w->value, bytes);
+    if (r == SHIM_KILL)
+        shim_kill();
+    return done;
 }
 
 /* Under lock. */
@@ -148,6 +153,7 @@ static CUresult stream_start(struct CUstream_st **ret)
     if (s == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     s->last = &s->first;
+    s->ctx = shim_context();
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -177,6 +183,8 @@ static CUresult stream_push(CUstream stream, const struct work *work)
     struct CUstream_st *s = stream != NULL ? stream : default_stream;
     *s->last = w;
     s->last = &w->next;
+    const CUcontext ctx = stream != NULL ? s->ctx : shim_context();
+    w->device = ctx != NULL ? shim_device(ctx) : -1;
     s->queued++;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
@@ -194,7 +202,7 @@ void shim_cuda_call(struct CUstream_st *stream, void (*fn)(void *ctx), void *ctx
 
 int shim_cuda_copy(uint64_t to, uint64_t from, uint64_t bytes)
 {
-    return shim_copy(to, from, bytes);
+    return shim_copy(/* device= */ -1, to, from, bytes);
 }
 
 CUresult cuStreamCreate(CUstream *stream, unsigned flags)
@@ -281,6 +289,7 @@ CUresult cuEventCreate(CUevent *event, unsigned flags)
     if (made == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     made->refs = 1;
+    made->ctx = shim_context();
     made->timing = (flags & CU_EVENT_DISABLE_TIMING) == 0;
     shim_count(SHIM_EVENT, 1);
     *event = made;
@@ -303,6 +312,8 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
     const CUresult r = shim_enter("cuEventRecord", NEEDS_CONTEXT);
     if (r != CUDA_SUCCESS || event == NULL)
         return r != CUDA_SUCCESS ? r : CUDA_ERROR_INVALID_VALUE;
+    if (event->ctx != (stream != NULL ? stream->ctx : shim_context()))
+        return CUDA_ERROR_INVALID_HANDLE;
     struct work w = { .kind = WORK_RECORD };
     w.event = event_hold(event, true, &w.target);
     return stream_push(stream, &w);
@@ -346,17 +357,55 @@ CUresult cuEventElapsedTime(float *ms, CUevent start, CUevent end)
     return !timing ? CUDA_ERROR_INVALID_VALUE : reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
+/* Which side an end of a copy is on. */
+enum side { DEVICE, PINNED, PAGEABLE };
+
+static CUresult find_side(CUdeviceptr ptr, uint64_t bytes, enum side *ret_side)
+{
+    const CUresult r = shim_check(ptr, bytes);
+    *ret_side = DEVICE;
+    if (r != CUDA_SUCCESS || shim_on_device(ptr))
+        return r;
+    const enum shim_pinned pinned = shim_pinned(ptr, bytes);
+    *ret_side = pinned == SHIM_PINNED ? PINNED : PAGEABLE;
+    return pinned == SHIM_PINNED_PARTLY ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+/* Queue a copy; from: now, if not NULL, and later from w->args. */
+static CUresult copy_push(CUstream stream, struct work *w, const void *from)
+{
+    if (from != NULL) {
+        w->args = malloc(w->bytes);
+        CHECK(w->args != NULL);
+        memcpy(w->args, from, w->bytes);
+        w->from = (uintptr_t)w->args;
+    }
+    return stream_push(stream, w);
+}
+
+/* "API synchronization behavior" in the driver's documentation: pageable memory is read before the
+ * call returns, and a copy into it, or between two places of the host's, is over then. */
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
+    enum side to_side = DEVICE, from_side = DEVICE;
     CUresult r = shim_enter("cuMemcpyAsync", NEEDS_CONTEXT);
     if (r == CUDA_SUCCESS)
-        r = shim_check(to, bytes);
+        r = find_side(to, bytes, &to_side);
     if (r == CUDA_SUCCESS)
-        r = shim_check(from, bytes);
+        r = find_side(from, bytes, &from_side);
     if (r != CUDA_SUCCESS)
         return r;
-    const struct work w = { .kind = WORK_COPY, .to = to, .from = from, .bytes = bytes };
-    return stream_push(stream, &w);
+    struct work w = { .kind = WORK_COPY, .to = to, .from = from, .bytes = bytes };
+    const bool hosts = to_side != DEVICE && from_side != DEVICE;
+    r = copy_push(stream, &w,
+                  from_side == PAGEABLE && !hosts && bytes > 0 ? (const void *)from : NULL);
+    if (r == CUDA_SUCCESS && (hosts || to_side == PAGEABLE)) {
+        pthread_mutex_lock(&lock);
+        stream_wait(stream != NULL ? stream : default_stream);
+        pthread_mutex_unlock(&lock);
+        r = shim_stuck();
+    }
+    return r;
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
@@ -405,6 +454,12 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
     return CUDA_SUCCESS;
 }
 
+CUresult cuFuncLoad(CUfunction function)
+{
+    const CUresult r = shim_enter("cuFuncLoad", NEEDS_CONTEXT);
+    return r == CUDA_SUCCESS && function == NULL ? CUDA_ERROR_INVALID_HANDLE : r;
+}
+
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function,
                                                      int block_threads, size_t shared_bytes)
 {
@@ -426,11 +481,16 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
         return r;
     if (function == NULL || params == NULL || extra != NULL || shared_bytes != 0 ||
         (uint64_t)grid_x * grid_y * grid_z == 0 || (uint64_t)block_x * block_y * block_z == 0 ||
-        (uint64_t)block_x * block_y * block_z > 1024)
+        grid_x > INT32_MAX || grid_y > UINT16_MAX || grid_z > UINT16_MAX)
         return CUDA_ERROR_INVALID_VALUE;
+    const struct emulate_kernel *kernel = (const struct emulate_kernel *)(uintptr_t)function;
+    if ((uint64_t)block_x * block_y * block_z > kernel->threads_max || kernel->args_bytes > 4096)
+        return CUDA_ERROR_INVALID_VALUE; /* __launch_bounds__(); 4 KiB of parameters */
+    if (stream != NULL && stream->ctx != shim_context())
+        return CUDA_ERROR_INVALID_HANDLE;
     struct work w = {
         .kind = WORK_KERNEL,
-        .kernel = (const struct emulate_kernel *)(uintptr_t)function,
+        .kernel = kernel,
         .grid = { grid_x, grid_y, grid_z },
         .block = { block_x, block_y, block_z },
     };

@@ -31,6 +31,7 @@ static const struct abi_function real_functions[] = {
     REAL(cuModuleLoadData),
     REAL(cuModuleUnload),
     REAL(cuModuleGetFunction),
+    REAL(cuFuncLoad),
     REAL(cuOccupancyMaxActiveBlocksPerMultiprocessor),
     REAL(cuLaunchKernel),
     REAL(cuStreamCreate),

@@ -311,6 +311,38 @@ TEST(after_a_sticky_error_everything_fails_and_says_why)
     EXPECT_EQ(shim.live(NULL), 0);
 }
 
+/* One that fails alone: done has room for a status only. */
+TEST(an_operation_that_failed_says_of_what)
+{
+    const struct shim shim = shim_find();
+    static const struct {
+        const char *fail, *text;
+    } cases[] = {
+        { "cuLaunchKernel@1:1", "launch shd_fill on CUDA device 0 (Shim of a GPU): "
+                                "CUDA_ERROR_INVALID_VALUE 1" },
+        { "cuEventRecord@1:1", "record an event on CUDA device 0" },
+    };
+    struct kern *k = cuda_new();
+    float *x = cuda_array(k, 64);
+    struct shd_err e = { 0 };
+    EXPECT(!k->ops->failed(k, &e));
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct kern_waiter w;
+        kern_waiter_init(&w);
+        shim.fail(cases[i].fail);
+        const struct kern_fill zeros = { x, 16, 0, 0, KERN_FILL_CONST, 0, 0 };
+        EXPECT_OK(k->ops->fill(k, &zeros, &w.done, &e), &e);
+        EXPECT_STATUS(kern_wait(&w), SHD_EIO);
+        EXPECT_STATUS(kern_explain(k, SHD_EIO, &e, "a fill"), SHD_EIO);
+        EXPECT_HAS(e.text, "a fill failed: ");
+        EXPECT_HAS(e.text, cases[i].text);
+        EXPECT_STATUS(k->ops->health(k, &e), SHD_OK);
+    }
+    shim.fail(NULL);
+    k->ops->release(k, x, 64);
+    k->ops->free(k);
+}
+
 /* The first load of the driver, in a process of its own. */
 static void expect_load(const char *variable, const char *value, int status, const char *text)
 {
@@ -350,10 +382,13 @@ static int load_main(void)
 
 TEST(a_driver_that_does_not_start_says_why)
 {
+    expect_load("CUDA_VISIBLE_DEVICES", "", SHD_ENOTSUP, "CUDA_VISIBLE_DEVICES");
+    NEEDS_SHIM();
     expect_load("SHIM_CUDA_FAIL", "", SHD_OK, "");
     expect_load("SHIM_CUDA_FAIL", "cuInit@1:100", SHD_ENOTSUP, "CUDA_VISIBLE_DEVICES");
     expect_load("SHIM_CUDA_FAIL", "cuInit@1:803", SHD_ENOTSUP, "reload the module");
-    expect_load("SHIM_CUDA_FAIL", "cuInit@1:999", SHD_ENOTSUP, "nvidia-smi");
+    expect_load("SHIM_CUDA_FAIL", "cuInit@1:802", SHD_ENOTSUP, "nvidia-fabricmanager");
+    expect_load("SHIM_CUDA_FAIL", "cuInit@1:999", SHD_ENOTSUP, "nvidia-modprobe");
     expect_load("SHIM_CUDA_FAIL", "cuInit@1:2", SHD_ENOMEM, "out of memory");
     expect_load("SHIM_CUDA_FAIL", "cuDeviceGetCount@1:1", SHD_EIO, "count the GPUs");
     expect_load("SHIM_CUDA_DEVICES", "0", SHD_ENOTSUP, "CUDA_ERROR_NO_DEVICE");

@@ -30,7 +30,9 @@ TEST(devices_that_cannot_do_it_are_refused_by_name)
         { "75:8,76:6", "compute capability 8.6, the kernels need 9.0" },
         { "102:0", "virtual memory management: 0, POSIX handles: 1" },
         { "103:0", "virtual memory management: 1, POSIX handles: 0" },
+        { "20:3", "compute mode 3, which keeps other processes away: nvidia-smi -c DEFAULT" },
     };
+    NEEDS_SHIM();
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         struct kern *k = NULL;
         struct shd_err e = { 0 };
@@ -196,6 +198,62 @@ TEST(any_thread_may_queue_and_allocate)
     k->ops->free(k);
 }
 
+/* As much as several parts stage: the same bits and sums as of a gradient on the device, and a
+ * trail that says so. */
+TEST(a_gradient_of_the_host_is_added_by_parts)
+{
+    enum { ELEMS = 500 * BLOCK, CHUNKS = (ELEMS + 65535) / 65536 };
+    static const enum shd_dtype dtypes[] = { SHD_F32, SHD_BF16, SHD_F16 };
+    static float acc[2][ELEMS];
+    static struct cuda_chunk chunks[CHUNKS];
+    struct kern *k = cuda_new();
+    struct segment s;
+    struct shd_err e = { 0 };
+    const uint64_t area_at = 2 * ELEMS * sizeof(float);
+    const uint64_t bytes = area_at + k->ops->trail_bytes(k, 2 * CHUNKS);
+    EXPECT_OK(k->ops->segment_new(k, "s", SEGMENT_STATE, bytes, &s, &e), &e);
+    float *there[2] = { s.base, (float *)s.base + ELEMS };
+    struct kern_trail trail = { .area = (void *)((uint8_t *)s.base + area_at), .base = s.base };
+    void *grad = cuda_array(k, ELEMS * sizeof(float)), *host = malloc(ELEMS * sizeof(float));
+    EXPECT(host != NULL);
+    for (size_t d = 0; d < ARRAY_SIZE(dtypes); d++) {
+        struct kern_sum sums[2];
+        EXPECT_RUNS(fill, k,
+                    (&(struct kern_fill){ there[0], ELEMS, 0, d, KERN_FILL_NORMAL, 0, 1 }));
+        EXPECT_RUNS(cast, k, (&(struct kern_cast){ grad, dtypes[d], there[0], ELEMS }));
+        cuda_copy_now(k, host, grad, ELEMS * dtype_bytes(dtypes[d]));
+        for (uint32_t way = 0; way < 2; way++) {
+            sums[way] = (struct kern_sum){ .finite = true };
+            fixsum_init(&sums[way].sum);
+            EXPECT_RUNS(fill, k,
+                        (&(struct kern_fill){ there[way], ELEMS, 0, 9, KERN_FILL_NORMAL, 0, 1 }));
+            trail.op = 1 + 2 * d + way;
+            trail.first_chunk = way * CHUNKS;
+            const struct kern_accumulate a = { .acc = there[way],
+                                               .grad = way == 0 ? grad : host,
+                                               .grad_dtype = dtypes[d],
+                                               .elems = ELEMS,
+                                               .sum = &sums[way],
+                                               .trail = trail };
+            EXPECT_RUNS(accumulate, k, &a);
+            cuda_copy_now(k, acc[way], there[way], sizeof acc[way]);
+        }
+        EXPECT(memcmp(acc[0], acc[1], sizeof acc[0]) == 0);
+        EXPECT(memcmp(&sums[0].sum.limb, &sums[1].sum.limb, sizeof sums[0].sum.limb) == 0);
+        cuda_copy_now(k, chunks, (uint8_t *)trail.area + CUDA_TRAIL_CHUNKS_AT + sizeof chunks,
+                      sizeof chunks);
+        for (uint32_t c = 0; c < CHUNKS; c++)
+            if (chunks[c].op != trail.op ||
+                chunks[c].mask != (c + 1 < CHUNKS ? 0xffffffff : (1u << 500 % 32) - 1))
+                FAIL("chunk %" PRIu32 ": op %" PRIu64 ", mask %#" PRIx64, c, chunks[c].op,
+                     chunks[c].mask);
+    }
+    free(host);
+    k->ops->release(k, grad, ELEMS * sizeof(float));
+    k->ops->segment_close(k, &s);
+    k->ops->free(k);
+}
+
 /* -- Memory ----------------------------------------------------------------------------------- */
 
 TEST(segments_are_zero_and_hold_what_is_copied)
@@ -260,7 +318,6 @@ static uint8_t byte_at(struct kern *k, const uint8_t *p)
 
 TEST(a_segment_is_replaced_at_its_address)
 {
-    const struct shim shim = shim_find();
     struct kern *k = cuda_new();
     struct segment old, other, now;
     struct shd_err e = { 0 };
@@ -270,14 +327,14 @@ TEST(a_segment_is_replaced_at_its_address)
     cuda_copy_now(k, base, (uint8_t[]){ 1 }, 1);
     cuda_copy_now(k, other.base, (uint8_t[]){ 2 }, 1);
     const int fds = entries_of("/proc/self/fd");
-    const uint64_t live = shim.live(NULL);
+    const uint64_t live = shim_live();
     const int fd = dup(other.fd);
     EXPECT_OK(k->ops->segment_map(k, fd, SEGMENT_STATE, other.bytes, &old, &now, &e), &e);
     EXPECT(now.base == base && now.fd == fd && old.fd == -1 && old.base == NULL);
     EXPECT_EQ(byte_at(k, base), 2);
     cuda_copy_now(k, base, (uint8_t[]){ 3 }, 1);
     EXPECT_EQ(byte_at(k, other.base), 3);
-    EXPECT_EQ(shim.live(NULL), live);
+    EXPECT_EQ(shim_live(), live);
     EXPECT_EQ(entries_of("/proc/self/fd"), fds); /* one came, one went: less the old fd */
     k->ops->segment_close(k, &now);
     k->ops->segment_close(k, &other);
@@ -336,13 +393,12 @@ TEST(wrong_sizes_and_descriptors_are_refused)
 
 TEST(memory_of_the_host_is_pinned_as_it_may_be)
 {
-    const struct shim shim = shim_find();
     struct kern *k = cuda_new();
     struct shd_err e = { 0 };
     uint8_t *rw = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     uint8_t *ro = mmap(NULL, 8192, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     EXPECT(rw != MAP_FAILED && ro != MAP_FAILED);
-    const uint64_t live = shim.live(NULL);
+    const uint64_t live = shim_live();
     EXPECT_OK(k->ops->pin(k, rw, 8192, false, &e), &e);
     EXPECT_OK(k->ops->pin(k, ro, 8192, true, &e), &e);
     EXPECT(k->ops->pin(k, rw, 4096, false, &e) != SHD_OK);
@@ -356,9 +412,67 @@ TEST(memory_of_the_host_is_pinned_as_it_may_be)
     k->ops->unpin(k, rw);
     k->ops->unpin(k, ro);
     EXPECT(k->ops->pin(k, ro, 8192, false, &e) != SHD_OK); /* not writable */
-    EXPECT_EQ(shim.live(NULL), live);
+    EXPECT_EQ(shim_live(), live);
     munmap(rw, 8192);
     munmap(ro, 8192);
+    k->ops->free(k);
+}
+
+/* An owner's publish and inbox of the host's memory, as a worker on a GPU uses them. */
+TEST(pinned_memory_of_an_owner_is_copied_as_it_is_now)
+{
+    struct kern *k = cuda_new();
+    struct shd_err e = { 0 };
+    struct segment publish[2], inbox, seen, filled;
+    for (int i = 0; i < 2; i++) {
+        EXPECT_OK(segment_new("p", SEGMENT_PUBLISH, 8192, &publish[i], &e), &e);
+        memset(publish[i].base, 1 + i, 8192);
+    }
+    EXPECT_OK(segment_new("i", SEGMENT_INBOX, 8192, &inbox, &e), &e);
+    EXPECT_OK(segment_map(dup(publish[0].fd), SEGMENT_PUBLISH, 8192, &seen, &e), &e);
+    EXPECT_OK(segment_map(dup(inbox.fd), SEGMENT_INBOX, 8192, &filled, &e), &e);
+    EXPECT_OK(k->ops->pin(k, seen.base, 8192, /* readonly= */ true, &e), &e);
+    EXPECT_OK(k->ops->pin(k, filled.base, 8192, /* readonly= */ false, &e), &e);
+    uint8_t *d = cuda_array(k, 8192);
+    cuda_copy_now(k, d, seen.base, 8192);
+    EXPECT_EQ(byte_at(k, d + 8191), 1);
+    memset(publish[0].base, 7, 8192); /* the owner's next step */
+    cuda_copy_now(k, d, seen.base, 8192);
+    EXPECT_EQ(byte_at(k, d + 8191), 7);
+    cuda_copy_now(k, filled.base, d, 8192);
+    EXPECT_EQ(((const uint8_t *)inbox.base)[8191], 7);
+    k->ops->unpin(k, seen.base); /* its successor's, at the same address */
+    EXPECT_OK(segment_place(seen.base, publish[1].fd, 0, 8192, /* writable= */ false, &e), &e);
+    EXPECT_OK(k->ops->pin(k, seen.base, 8192, /* readonly= */ true, &e), &e);
+    cuda_copy_now(k, d, seen.base, 8192);
+    EXPECT_EQ(byte_at(k, d), 2);
+    k->ops->unpin(k, seen.base);
+    k->ops->unpin(k, filled.base);
+    k->ops->release(k, d, 8192);
+    segment_close(&seen);
+    segment_close(&filled);
+    segment_close(&inbox);
+    segment_close(&publish[0]);
+    segment_close(&publish[1]);
+    k->ops->free(k);
+}
+
+TEST(what_cannot_be_pinned_does_not_break_a_device)
+{
+    const struct shim shim = shim_find();
+    struct kern *k = cuda_new();
+    struct shd_err e = { 0 };
+    uint8_t *rw = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    EXPECT(rw != MAP_FAILED);
+    setenv("SHIM_CUDA_ATTRIBUTE", "113:0", 1);
+    EXPECT_STATUS(k->ops->pin(k, rw, 8192, true, &e), SHD_ENOTSUP);
+    unsetenv("SHIM_CUDA_ATTRIBUTE");
+    shim.fail("cuMemHostRegister@1:999"); /* said of the pages, not of the device */
+    EXPECT_STATUS(k->ops->pin(k, rw, 8192, false, &e), SHD_EIO);
+    shim.fail(NULL);
+    shim.reset();
+    EXPECT_OK(k->ops->health(k, &e), &e);
+    munmap(rw, 8192);
     k->ops->free(k);
 }
 

@@ -94,7 +94,7 @@ static void on_every_mix(struct pt_model model, enum shd_dtype grad_dtype)
     w.model.name = "reference";
     pt_reference(pt_spec(&w.model), &like, w.want);
     copied = share((SHD_DDP + 1) * sizeof *copied);
-    for (size_t i = 0; i < ARRAY_SIZE(mixes); i++) {
+    for (size_t i = 0; i < mix_count(); i++) {
         w.owners = &mixes[i];
         fixture_start(&daemons, use_owners(w.owners), NULL);
         for (int gpu = 0; gpu <= 1; gpu++) {
@@ -124,7 +124,7 @@ TEST(nothing_needs_a_policy)
                         .steps = STEPS };
     struct pt_run like = { .steps = STEPS, .t = { .overflow_step = UINT64_MAX } };
     pt_reference(pt_spec(&w.model), &like, want);
-    for (size_t i = 0; i < ARRAY_SIZE(mixes); i++) {
+    for (size_t i = 0; i < mix_count(); i++) {
         fixture_start(&daemons, use_owners(&mixes[i]), NULL);
         run_worker(&w);
         fixture_stop(&daemons);
@@ -164,11 +164,13 @@ TEST(what_cannot_be_is_said_with_a_remedy)
     expect_refused(&w, SHD_ENOTSUP, "CUDA_VISIBLE_DEVICES");
     EXPECT_HAS(w.report->text, "daemon gpu0 ");
     unsetenv("CUDA_VISIBLE_DEVICES");
-    setenv("SHIM_CUDA_DEVICES", "0", 1);
+    setenv(shim_is_there() ? "SHIM_CUDA_DEVICES" : "CUDA_VISIBLE_DEVICES",
+           shim_is_there() ? "0" : "", 1);
     expect_refused(&w, SHD_ENOTSUP, "daemon gpu0 ");
     w.device = "cuda:0";
     expect_refused(&w, SHD_ENOTSUP, "device cuda:0: ");
     setenv("SHIM_CUDA_DEVICES", "2", 1);
+    unsetenv("CUDA_VISIBLE_DEVICES");
     fixture_stop(&daemons);
 }
 

@@ -5,6 +5,7 @@
  * what they come to must be the same, bit for bit, whatever is killed in between.
  */
 #include "tests/cuda/hand_worker.h"
+#include "tests/cuda/shim_cuda.h"
 #include "tests/fixture.h"
 #include "tests/http_ask.h"
 
@@ -234,6 +235,7 @@ static void only_ask(uint32_t asks)
 
 TEST(no_device_memory_is_an_error_to_who_asked)
 {
+    NEEDS_SHIM();
     static const char *const fails[] = { "cuMemCreate@1", "cuMemCreate@2", "cuMemCreate@3",
                                          "cuMemAddressReserve@1", "cuMemMap@2" };
     use_devices(one_gpu, 1);
@@ -250,9 +252,40 @@ TEST(no_device_memory_is_an_error_to_who_asked)
     }
 }
 
+/* A device with room for the model, one inbox and what it stages through, and not a granule more:
+ * gradients that wait do so in the host's memory. */
+#define DEVICE_MIB 54u
+
+static void use_device_bytes(uint64_t bytes)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%" PRIu64, bytes);
+    setenv("SHIM_CUDA_BYTES", text, 1);
+}
+
+TEST(spilled_gradients_take_no_memory_of_a_gpu)
+{
+    NEEDS_SHIM();
+    static struct hand_digest want;
+    const uint64_t rest = UINT64_C(64) << 10; /* the watchdog's */
+    reference(adamw, one_cpu, 1, &want);
+    use_device_bytes(((uint64_t)DEVICE_MIB << 20) + rest);
+    train(adamw, one_gpu, 1, /* backwards= */ true);
+    expect_same(&want);
+    use_device_bytes(((uint64_t)(DEVICE_MIB - 2) << 20) + rest);
+    share();
+    use_devices(one_gpu, 1);
+    fixture_start(&daemons, 1, NULL);
+    unsetenv("SHIM_CUDA_BYTES");
+    only_ask(1);
+    EXPECT_EQ(shared->answers[0], SHD_ENOMEM);
+    fixture_stop(&daemons);
+}
+
 /* Illegal address in the middle: nothing that is asked of this process succeeds any more. */
 TEST(daemon_whose_device_failed_exits_with_an_error)
 {
+    NEEDS_SHIM();
     int status = 0;
     share();
     use_devices(one_gpu, 1);
@@ -277,6 +310,7 @@ TEST(daemon_whose_device_failed_exits_with_an_error)
 /* Each life ends after so many kernels: a trail of unfinished ones, adopted again and again. */
 TEST(successors_of_failed_devices_come_to_the_same)
 {
+    NEEDS_SHIM();
     static struct hand_digest want;
     reference(adamw, one_cpu, 1, &want);
     share();
@@ -293,6 +327,7 @@ TEST(successors_of_failed_devices_come_to_the_same)
 
 TEST(segments_that_cannot_be_imported_are_refused_and_kept)
 {
+    NEEDS_SHIM();
     static struct hand_digest want;
     reference(adamw, one_cpu, 1, &want);
     share();
