@@ -23,7 +23,6 @@
 #define BUSY_NS            (3000 * NS_PER_MS) /* a dead saver's daemons may not know yet */
 #define LEAD_MAX           4096u              /* steps ahead of the furthest owner */
 #define POLL_NS            (20 * NS_PER_MS)
-#define PHASE_APPLYING     3u /* of the board: enum step_phase */
 
 struct answer { /* of one owner */
     bool in;
@@ -115,7 +114,7 @@ static uint64_t owner_step(const struct shd_model *m, uint32_t owner)
 {
     const struct board *b = m->map->owners[owner].board.base;
     const uint64_t phase = atomic_load_explicit(&b->phase.value, memory_order_relaxed);
-    return atomic_load_explicit(&b->step.value, memory_order_acquire) + (phase == PHASE_APPLYING);
+    return atomic_load_explicit(&b->step.value, memory_order_acquire) + (phase == STEP_APPLYING);
 }
 
 uint64_t save_step(const struct shd_model *m)
@@ -189,7 +188,7 @@ static int write_info(struct save *s, struct shd_checkpointed *saved, struct shd
     char *text = NULL;
     r = ckpt_info_dump(&info, s->files.items, s->files.count, &text, e);
     if (r == SHD_OK)
-        r = checkpoint_files_write_text(s->dir.partial_fd, CKPT_INFO, text, e);
+        r = checkpoint_files_write_text(s->dir.partial_fd, CKPT_INFO, text, s->dir.uid, e);
     free(text);
     free(info.spec_json);
     return r;
@@ -320,12 +319,11 @@ static uid_t writer(const struct shd_session *session)
 
 static int make_directory(struct save *s, const char *dir, struct shd_err *e)
 {
-    const uid_t uid = writer(s->model->session);
-    int r = checkpoint_dir_lock(&s->dir, dir, e);
+    int r = checkpoint_dir_lock(&s->dir, dir, writer(s->model->session), e);
     if (r == SHD_OK)
-        r = checkpoint_dir_begin(&s->dir, uid, e);
+        r = checkpoint_dir_begin(&s->dir, e);
     if (r == SHD_OK)
-        r = checkpoint_files_make(&s->files, s->dir.partial_fd, s->model->spec, uid, e);
+        r = checkpoint_files_make(&s->files, s->dir.partial_fd, s->model->spec, s->dir.uid, e);
     if (r == SHD_OK && asprintf(&s->path, "%s/%s", s->dir.path, s->dir.partial) < 0) {
         s->path = NULL;
         r = err_set(e, SHD_ENOMEM, "no memory for a path");

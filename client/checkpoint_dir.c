@@ -100,9 +100,37 @@ static int remove_partial(void *ctx, const char *name, struct shd_err *e)
 /* -- Saving -------------------------------------------------------------------------------------
  */
 
+int checkpoint_give(int fd, uid_t uid, const char *name, struct shd_err *e)
+{
+    if (uid == (uid_t)-1 || fchown(fd, uid, (gid_t)-1) == 0)
+        return SHD_OK;
+    return err_sys(e, SHD_EIO, "give '%.150s' to user %u", name, (unsigned)uid);
+}
+
+static int is_left(void *ctx, const char *name, struct shd_err *e)
+{
+    if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+        return SHD_OK;
+    return err_set(e, SHD_EIO, "'%.150s' was made empty and has '%.60s'", (const char *)ctx, name);
+}
+
+/* The one just made. It lies where its owner-to-be may have put another one in its place: only an
+ * empty one that is ours is given away. */
+static int give_dir(const struct checkpoint_dir *d, struct shd_err *e)
+{
+    struct stat st;
+    if (fstat(d->fd, &st) != 0)
+        return err_sys(e, SHD_EIO, "look at '%.150s'", d->path);
+    if (st.st_uid != geteuid())
+        return SHD_OK;
+    const int r = each_name(d->fd, is_left, d->path, e);
+    return r == SHD_OK ? checkpoint_give(d->fd, d->uid, d->path, e) : r;
+}
+
 static int open_dir(struct checkpoint_dir *d, const char *path, struct shd_err *e)
 {
-    if (mkdir(path, 0750) != 0 && errno != EEXIST)
+    const bool made = mkdir(path, 0750) == 0;
+    if (!made && errno != EEXIST)
         return err_sys(e, errno == ENOENT ? SHD_ENOENT : SHD_EIO, "make directory '%.150s'", path);
     d->path = realpath(path, NULL);
     if (d->path == NULL)
@@ -113,18 +141,31 @@ static int open_dir(struct checkpoint_dir *d, const char *path, struct shd_err *
     for (const char *c = d->path; *c != '\0'; c++)
         if ((unsigned char)*c < ' ' || *c == 0x7f)
             return err_set(e, SHD_EINVAL, "path of the directory has a control character");
-    return ckpt_open_dir(d->path, &d->fd, e);
+    const int r = ckpt_open_dir(d->path, &d->fd, e);
+    return r == SHD_OK && made && d->uid != (uid_t)-1 ? give_dir(d, e) : r;
 }
 
-int checkpoint_dir_lock(struct checkpoint_dir *d, const char *path, struct shd_err *e)
+static int open_lock(struct checkpoint_dir *d, struct shd_err *e)
+{
+    const int flags = O_RDWR | O_NOFOLLOW | O_CLOEXEC;
+    d->lock_fd = openat(d->fd, LOCK_NAME, flags | O_CREAT | O_EXCL, 0640);
+    if (d->lock_fd >= 0)
+        return checkpoint_give(d->lock_fd, d->uid, LOCK_NAME, e);
+    if (errno == EEXIST)
+        d->lock_fd = openat(d->fd, LOCK_NAME, flags);
+    return d->lock_fd >= 0 ? SHD_OK
+                           : err_sys(e, SHD_EIO, "open '" LOCK_NAME "' in '%.120s'", d->path);
+}
+
+int checkpoint_dir_lock(struct checkpoint_dir *d, const char *path, uid_t uid, struct shd_err *e)
 {
     *d = CHECKPOINT_DIR_CLOSED;
+    d->uid = uid;
     int r = open_dir(d, path, e);
+    if (r == SHD_OK)
+        r = open_lock(d, e);
     if (r != SHD_OK)
         return r;
-    d->lock_fd = openat(d->fd, LOCK_NAME, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0640);
-    if (d->lock_fd < 0)
-        return err_sys(e, SHD_EIO, "open '" LOCK_NAME "' in '%.120s'", d->path);
     if (flock(d->lock_fd, LOCK_EX | LOCK_NB) != 0)
         return errno == EWOULDBLOCK
                    ? err_set(e, SHD_EBUSY, "another process saves in '%.150s'", d->path)
@@ -132,7 +173,7 @@ int checkpoint_dir_lock(struct checkpoint_dir *d, const char *path, struct shd_e
     return each_name(d->fd, remove_partial, d, e);
 }
 
-int checkpoint_dir_begin(struct checkpoint_dir *d, uid_t uid, struct shd_err *e)
+int checkpoint_dir_begin(struct checkpoint_dir *d, struct shd_err *e)
 {
     CHECK(d->lock_fd >= 0 && d->partial_fd < 0);
     snprintf(d->partial, sizeof d->partial, ".step-%d.partial", (int)getpid());
@@ -143,9 +184,7 @@ int checkpoint_dir_begin(struct checkpoint_dir *d, uid_t uid, struct shd_err *e)
     d->partial_fd = openat(d->fd, d->partial, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (d->partial_fd < 0)
         return err_sys(e, SHD_EIO, "open '%s' in '%.120s'", d->partial, d->path);
-    if (uid != (uid_t)-1 && fchown(d->partial_fd, uid, (gid_t)-1) != 0)
-        return err_sys(e, SHD_EIO, "give '%s' to user %u", d->partial, (unsigned)uid);
-    return SHD_OK;
+    return checkpoint_give(d->partial_fd, d->uid, d->partial, e);
 }
 
 /* In place of what has the name already, in one go where the file system can. */
@@ -174,7 +213,9 @@ static int write_latest(const struct checkpoint_dir *d, const char *name, struct
                           0640);
     if (fd < 0)
         return err_sys(e, SHD_EIO, "make '" LATEST_NEW "'");
-    int r = ckpt_pwrite(fd, line, (uint64_t)bytes, 0, LATEST_NEW, e);
+    int r = checkpoint_give(fd, d->uid, LATEST_NEW, e);
+    if (r == SHD_OK)
+        r = ckpt_pwrite(fd, line, (uint64_t)bytes, 0, LATEST_NEW, e);
     if (r == SHD_OK && fsync(fd) != 0)
         r = err_sys(e, SHD_EIO, "sync '" LATEST_NEW "'");
     close(fd);

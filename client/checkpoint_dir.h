@@ -21,19 +21,25 @@ struct checkpoint_dir {
     char *path;                          /* owned: absolute, no symbolic links */
     int fd;                              /* owned */
     int lock_fd;                         /* owned; -1: only looked at */
+    uid_t uid;                           /* checkpoint_dir_lock()'s */
     char partial[CHECKPOINT_NAME_BYTES]; /* "": none */
     int partial_fd;                      /* owned; -1: none */
 };
 
-#define CHECKPOINT_DIR_CLOSED ((struct checkpoint_dir){ .fd = -1, .lock_fd = -1, .partial_fd = -1 })
+#define CHECKPOINT_DIR_CLOSED \
+    ((struct checkpoint_dir){ .fd = -1, .lock_fd = -1, .uid = (uid_t)-1, .partial_fd = -1 })
 
-/* Open DIR to save in: made when missing, locked; what dead savers left is removed. Errors:
- * SHD_EBUSY another process saves there; SHD_EIO, SHD_ENOENT. */
-int checkpoint_dir_lock(struct checkpoint_dir *d, const char *path, struct shd_err *e);
+/* Give what we have just made to its owner; (uid_t)-1: it stays ours. fd must be of our own making:
+ * in a directory of another user a name may be a link to anything. */
+int checkpoint_give(int fd, uid_t uid, const char *name, struct shd_err *e);
 
-/* Make an empty partial one. uid: who must be able to write there, if not we ((uid_t)-1: nobody
- * else). */
-int checkpoint_dir_begin(struct checkpoint_dir *d, uid_t uid, struct shd_err *e);
+/* Open DIR to save in: made when missing, locked; what dead savers left is removed. uid: whose all
+ * that is made here and by the calls below is to be, because they write and read it ((uid_t)-1:
+ * ours). Errors: SHD_EBUSY another process saves there; SHD_EIO, SHD_ENOENT. */
+int checkpoint_dir_lock(struct checkpoint_dir *d, const char *path, uid_t uid, struct shd_err *e);
+
+/* Make an empty partial one. */
+int checkpoint_dir_begin(struct checkpoint_dir *d, struct shd_err *e);
 
 /* Everything in the partial one is on disk: give it its name, point LATEST to it. */
 int checkpoint_dir_publish(struct checkpoint_dir *d, uint64_t step,

@@ -12,6 +12,7 @@
 
 #include <jansson.h>
 
+#include "client/checkpoint_dir.h"
 #include "proto/check.h"
 #include "proto/safetensors.h"
 #include "proto/sys.h"
@@ -73,8 +74,7 @@ static int make_file(const struct making *k, const char *name, const void *head,
                           0640);
     if (fd < 0)
         return err_sys(e, SHD_EIO, "make '%s'", name);
-    if (k->uid != (uid_t)-1 && fchown(fd, k->uid, (gid_t)-1) != 0)
-        r = err_sys(e, SHD_EIO, "give '%s' to user %u", name, (unsigned)k->uid);
+    r = checkpoint_give(fd, k->uid, name, e);
     if (r == SHD_OK && bytes > 0 && fallocate(fd, 0, 0, (off_t)bytes) != 0 &&
         (errno != EOPNOTSUPP || ftruncate(fd, (off_t)bytes) != 0))
         r = err_sys(e, SHD_EIO, "make '%s' of %" PRIu64 " bytes", name, bytes);
@@ -270,12 +270,15 @@ int checkpoint_files_digest(int dir_fd, const struct spec *spec, uint64_t step, 
     return r;
 }
 
-int checkpoint_files_write_text(int dir_fd, const char *name, const char *text, struct shd_err *e)
+int checkpoint_files_write_text(int dir_fd, const char *name, const char *text, uid_t uid,
+                                struct shd_err *e)
 {
     const int fd = openat(dir_fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0640);
     if (fd < 0)
         return err_sys(e, SHD_EIO, "make '%s'", name);
     int r = check_limit(name, strlen(text), e);
+    if (r == SHD_OK)
+        r = checkpoint_give(fd, uid, name, e);
     if (r == SHD_OK)
         r = ckpt_pwrite(fd, text, strlen(text), 0, name, e);
     if (r == SHD_OK && fsync(fd) != 0)

@@ -21,7 +21,7 @@ struct checkpoint_files {
 };
 
 /* Make all files of a model of this spec in dir_fd, at full size, with their headers; leaves.bin
- * too. uid: as checkpoint_dir_begin(). Errors: SHD_EIO, no room among them; SHD_ENOMEM. */
+ * too. uid: as checkpoint_dir_lock(). Errors: SHD_EIO, no room among them; SHD_ENOMEM. */
 int checkpoint_files_make(struct checkpoint_files *files, int dir_fd, const struct spec *spec,
                           uid_t uid, struct shd_err *e);
 void checkpoint_files_deinit(struct checkpoint_files *files);
@@ -33,7 +33,8 @@ int checkpoint_files_sync(const struct checkpoint_files *files, int dir_fd, stru
 int checkpoint_files_digest(int dir_fd, const struct spec *spec, uint64_t step, uint64_t updates,
                             char ret_hex[DIGEST_HEX_BYTES], struct shd_err *e);
 
-/* Write and sync a small file. */
-int checkpoint_files_write_text(int dir_fd, const char *name, const char *text, struct shd_err *e);
+/* Write and sync a small file. uid: as checkpoint_dir_lock(). */
+int checkpoint_files_write_text(int dir_fd, const char *name, const char *text, uid_t uid,
+                                struct shd_err *e);
 
 #endif

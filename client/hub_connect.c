@@ -171,6 +171,8 @@ static void step_token(struct link *link, uint64_t now_ns)
         r = err_set(&why, SHD_EPROTO, "side message of type %" PRIu32 " instead of a welcome",
                     msg.type);
     if (r == SHD_OK)
+        r = side_welcome_check(&msg, &why);
+    if (r == SHD_OK)
         r = say_hello(link, &msg, &why);
     if (r == SHD_OK)
         set_state(link, LINK_HELLO, now_ns);

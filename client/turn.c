@@ -100,12 +100,6 @@ void turn_asked(struct turn *t, uint32_t owner, enum turn_kind kind)
     t->owner[owner].asked = true;
 }
 
-void turn_lost(struct turn *t, uint32_t owner)
-{
-    CHECK(owner < t->owners);
-    t->owner[owner].asked = false;
-}
-
 static int check_step(const struct turn *t, uint32_t owner, uint64_t step, const char *what,
                       struct shd_err *e)
 {

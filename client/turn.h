@@ -7,11 +7,12 @@
  * turn_next() then names owners to ask Commit, with turn_decision(), and turn_committed() takes
  * the replies. DONE: every owner has the decision.
  *
- * Failure: turn_lost() says that a connection went: what was not answered is asked again, what was
- * answered stays, for an owner's successor has on record what its predecessor said. A decision that
- * any owner has recorded is passed on verbatim. An owner that says `over` ends the turn as OVER: it
- * sealed the step after, so another worker had finished this one on all owners. Owners that
- * contradict each other are SHD_EINTERNAL. After an error the turn is only good for turn_begin().
+ * Failure: when a connection goes the caller asks again what was not answered, with the decision of
+ * then; what was answered stays, for an owner's successor has on record what its predecessor said.
+ * A decision that any owner has recorded is passed on verbatim. An owner that says `over` ends the
+ * turn as OVER: it sealed the step after, so another worker had finished this one on all owners.
+ * Owners that contradict each other are SHD_EINTERNAL. After an error the turn is only good for
+ * turn_begin().
  */
 #ifndef SHD_TURN_H
 #define SHD_TURN_H
@@ -57,10 +58,6 @@ int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *pr
                   struct shd_err *e);
 int turn_committed(struct turn *t, uint32_t owner, const struct wire_committed *committed,
                    struct shd_err *e);
-
-/* What was asked of the owner and not answered is to be asked again. The session does not need it:
- * its hub asks again by itself. */
-void turn_lost(struct turn *t, uint32_t owner);
 
 enum turn_state turn_state(const struct turn *t);
 uint64_t turn_step(const struct turn *t);

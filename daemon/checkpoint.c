@@ -4,7 +4,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <uv.h>
 
@@ -13,6 +12,7 @@
 #include "daemon/dispatch.h"
 #include "daemon/log.h"
 #include "daemon/model.h"
+#include "daemon/reach.h"
 #include "proto/check.h"
 #include "proto/failpoint.h"
 #include "proto/sys.h"
@@ -21,7 +21,6 @@
 #define BUFFERS       4u
 #define WRITERS_MAX   2u                   /* pool threads at once: others use the pool too */
 #define MEMORY_SPARED (UINT64_C(64) << 20) /* left alone by asides */
-#define RETRY_US      1000u
 
 struct capture {
     struct task task;
@@ -55,8 +54,9 @@ struct checkpoint {
     struct capture *write_first, **write_last;
     uint32_t writing;   /* captures on the pool */
     uint32_t capturing; /* captures in the kernel queue */
-    bool opened, retrying, syncing;
-    uv_work_t work; /* opening, syncing, waiting */
+    bool opened, syncing;
+    bool waits;     /* for room in the kernel queue */
+    uv_work_t work; /* opening, syncing */
     int work_status;
     struct shd_err work_err;
     int status; /* SHD_OK, or why it fails */
@@ -295,31 +295,6 @@ static bool find_next(struct checkpoint *c)
     return false;
 }
 
-static void retry_waited(uv_work_t *work)
-{
-    (void)work;
-    usleep(RETRY_US);
-}
-
-static void retry(uv_work_t *work, int cancelled)
-{
-    struct checkpoint *c = work->data;
-    CHECK(cancelled == 0);
-    c->retrying = false;
-    if (!c->model->daemon->stopping)
-        pump(c);
-}
-
-/* The kernel queue is full of others' work: look again soon. */
-static void retry_later(struct checkpoint *c)
-{
-    if (c->retrying)
-        return;
-    c->retrying = true;
-    c->work.data = c;
-    uv_queue_work(&c->model->daemon->loop, &c->work, retry_waited, retry);
-}
-
 /* The next piece into a buffer; false: not now, or nothing is left. */
 static bool capture_next(struct checkpoint *c, struct capture *w)
 {
@@ -334,7 +309,7 @@ static bool capture_next(struct checkpoint *c, struct capture *w)
     if (r == SHD_OK)
         c->at.first_elem += w->piece.elems;
     else if (r == SHD_EBUSY)
-        retry_later(c);
+        c->waits = true; /* the queue is full of others' work: checkpoint_retry() */
     else
         fail(c, r, &e);
     return r == SHD_OK;
@@ -363,7 +338,7 @@ static void pump(struct checkpoint *c)
     for (uint32_t i = 0; i < BUFFERS && c->opened && c->status == SHD_OK; i++)
         if (!c->buffers[i].busy && !capture_next(c, &c->buffers[i]))
             break;
-    if (!c->opened || c->retrying || c->syncing || c->writing > 0 || c->capturing > 0)
+    if (!c->opened || c->waits || c->syncing || c->writing > 0 || c->capturing > 0)
         return;
     if (c->status != SHD_OK) {
         finish(c);
@@ -449,7 +424,10 @@ int checkpoint_before_update(struct model *m, uint32_t unit, struct shd_err *e)
 static void open_files(uv_work_t *work)
 {
     struct checkpoint *c = work->data;
-    c->work_status = checkpoint_out_open(&c->out, c->op->text, c->model->spec, &c->work_err);
+    const char *path = c->op->text;
+    c->work_status = checkpoint_out_open(&c->out, path, c->model->spec, &c->work_err);
+    if (c->work_status != SHD_OK)
+        c->work_status = reach_explain(c->work_status, path, /* write= */ true, &c->work_err);
 }
 
 static void files_opened(uv_work_t *work, int cancelled)
@@ -514,6 +492,15 @@ int checkpoint_begin(struct op *op)
 struct op *checkpoint_op(const struct model *m)
 {
     return m->checkpoint != NULL ? m->checkpoint->op : NULL;
+}
+
+void checkpoint_retry(struct model *m)
+{
+    struct checkpoint *c = m->checkpoint;
+    if (c == NULL || !c->waits)
+        return;
+    c->waits = false;
+    pump(c);
 }
 
 void checkpoint_replace(struct model *m)

@@ -47,6 +47,9 @@ void checkpoint_replace(struct model *m);
  * full: not yet. */
 int checkpoint_before_update(struct model *m, uint32_t unit, struct shd_err *e);
 
+/* Go on when the kernel queue may have room again. */
+void checkpoint_retry(struct model *m);
+
 /* At shutdown, when no work runs any more. NULL is a no-op. */
 void checkpoint_free(struct checkpoint *c);
 

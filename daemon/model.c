@@ -291,6 +291,7 @@ void model_retry(struct model *m)
     if (m->init_waits)
         init_next(m);
     apply_retry(m);
+    checkpoint_retry(m);
 }
 
 void model_register(struct daemon *d, struct model *m)

@@ -2,7 +2,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <uv.h>
 
@@ -11,6 +10,7 @@
 #include "daemon/dispatch.h"
 #include "daemon/log.h"
 #include "daemon/model.h"
+#include "daemon/reach.h"
 #include "daemon/restore.h"
 #include "daemon/restore_in.h"
 #include "proto/check.h"
@@ -19,7 +19,6 @@
 
 #define PIECE_ELEMS (UINT64_C(512) * SHD_BLOCK_ELEMS) /* 4 MiB */
 #define READERS     3u                                /* pool threads; the fourth is others' */
-#define RETRY_US    1000u
 
 struct reader {
     uv_work_t work;
@@ -39,6 +38,7 @@ struct restore {
     struct model *model;  /* owned until it is opened */
     uv_work_t work;
     struct task task;
+    bool waits; /* to be published, for room in the kernel queue */
     struct reader readers[READERS];
     uint32_t reading;
     uv_mutex_t mutex;
@@ -142,8 +142,6 @@ static int open_parked(struct op *op, struct restore *w)
 /* -- The published copy -------------------------------------------------------------------------
  */
 
-static void publish(struct restore *w);
-
 static void published(struct task *task)
 {
     struct restore *w = (struct restore *)((char *)task - offsetof(struct restore, task));
@@ -156,20 +154,6 @@ static void published(struct task *task)
         park(w);
     else
         fail(w, w->status);
-}
-
-static void retry_waited(uv_work_t *work)
-{
-    (void)work;
-    usleep(RETRY_US);
-}
-
-static void retry(uv_work_t *work, int cancelled)
-{
-    struct restore *w = work->data;
-    CHECK(cancelled == 0);
-    if (!w->daemon->stopping)
-        publish(w);
 }
 
 static void publish(struct restore *w)
@@ -186,10 +170,15 @@ static void publish(struct restore *w)
         return;
     }
     const int r = kern->ops->cast(kern, &cast, &w->task.done, &w->err);
-    if (r == SHD_EBUSY)
-        uv_queue_work(&w->daemon->loop, &w->work, retry_waited, retry);
-    else if (r != SHD_OK)
+    w->waits = r == SHD_EBUSY; /* the queue is full of others' work: restore_retry() */
+    if (r != SHD_OK && !w->waits)
         fail(w, r);
+}
+
+void restore_retry(struct daemon *d)
+{
+    if (d->restore != NULL && d->restore->waits)
+        publish(d->restore);
 }
 
 /* -- Reading ------------------------------------------------------------------------------------
@@ -305,8 +294,9 @@ static void prepare(uv_work_t *work)
                                      .owner = w->owner,
                                      .owners = w->owners };
     w->status = spec_parse(w->spec_json, strlen(w->spec_json), &w->spec, &w->err);
-    if (w->status == SHD_OK)
-        w->status = restore_in_open(&w->in, w->path, w->spec, &w->err);
+    if (w->status == SHD_OK &&
+        (w->status = restore_in_open(&w->in, w->path, w->spec, &w->err)) != SHD_OK)
+        w->status = reach_explain(w->status, w->path, /* write= */ false, &w->err);
     if (w->status == SHD_OK)
         w->status = model_new(w->spec, &home, &w->model, &w->err);
     if (w->status != SHD_OK)

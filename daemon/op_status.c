@@ -1,5 +1,5 @@
-/* STATUS: what this daemon holds and who is attached, as JSON (schema: docs/protocol.md). Holds no
- * tensor data and no token. */
+/* STATUS: what this daemon holds and who is attached, as JSON (schema 1: docs/protocol.md). Holds
+ * no tensor data and no token. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #include "daemon/view.h"
 #include "proto/version.h"
 
-#define STATUS_SCHEMA 1
+#define CONTROL_SCHEMA 1 /* of this document; /status is another, larger one (docs/status.md) */
 
 static json_t *real_or_null(double x)
 {
@@ -107,7 +107,7 @@ static json_t *status_json(struct daemon *d)
             json_array_append_new(sessions, session_json(&d->sessions.items[i]));
     return json_pack(
         "{s:i, s:s, s:s, s:s, s:I, s:f, s:I, s:s, s:s, s:o, s:b, s:I, s:I, s:I, s:I, s:o, s:o}",
-        "schema", STATUS_SCHEMA, "version", SHARDD_VERSION, "device", d->device, "place",
+        "schema", CONTROL_SCHEMA, "version", SHARDD_VERSION, "device", d->device, "place",
         segment_place_name(d->kern->ops->place), "pid", (json_int_t)getpid(), "uptime_s",
         (double)(uv_hrtime() - d->started_ns) * 1e-9, "threads", (json_int_t)d->threads, "isa",
         d->kern->ops->name, "keeper", keeper_name(&d->keeper), "adopted", view_adopted(&d->adopt),

@@ -19,6 +19,9 @@ struct session;
 /* The session ends: so does what it restores. */
 void restore_forget_session(struct daemon *d, const struct session *s);
 
+/* Go on when the kernel queue may have room again. */
+void restore_retry(struct daemon *d);
+
 /* At shutdown, when no work runs any more. */
 void restore_abandon(struct daemon *d);
 

@@ -216,10 +216,9 @@ static struct session *find_free(struct session_table *table)
 
 static int send_welcome(struct session *s, int fd, struct shd_err *e)
 {
-    struct side_msg msg = { .magic = SIDE_MAGIC, .protocol = SHD_PROTOCOL, .type = SIDE_WELCOME };
     if (getrandom(s->token, sizeof s->token, 0) != (ssize_t)sizeof s->token)
         return err_sys(e, SHD_EIO, "get random bytes");
-    memcpy(msg.token, s->token, sizeof msg.token);
+    const struct side_msg msg = side_welcome(s->token);
     return side_send(fd, &msg, /* pass_fd= */ -1, e);
 }
 

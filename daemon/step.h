@@ -32,10 +32,9 @@
 #include <stdint.h>
 
 #include "daemon/ledger.h"
+#include "proto/board.h"
 #include "proto/fixsum.h"
 #include "proto/status.h"
-
-enum step_phase { STEP_OPEN = 1, STEP_SEALED = 2, STEP_APPLYING = 3 };
 
 #define STEP_METRICS_MAX LEDGER_METRICS
 #define STEP_APPLY_AHEAD 4u /* APPLYs outstanding: keeps the compute threads fed */

@@ -10,6 +10,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/model.h"
+#include "daemon/restore.h"
 #include "proto/check.h"
 #include "proto/sys.h"
 
@@ -39,6 +40,7 @@ static void queue_woken(uv_async_t *async)
     }
     for (uint32_t i = 0; i < queue->daemon->model_count; i++)
         model_retry(queue->daemon->models[i]); /* the kernel queue has room again */
+    restore_retry(queue->daemon);
 }
 
 int task_queue_new(struct daemon *d, struct task_queue **ret_queue, struct shd_err *e)

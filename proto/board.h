@@ -17,6 +17,8 @@
 
 #define BOARD_MAGIC UINT64_C(0x316472616f626873) /* "shboard1" */
 
+enum step_phase { STEP_OPEN = 1, STEP_SEALED = 2, STEP_APPLYING = 3 };
+
 struct board_word {
     _Alignas(64) _Atomic uint64_t value;
 };
@@ -26,7 +28,7 @@ struct board {
     uint32_t units;
     uint32_t layout;             /* layout epoch: 0; owners added and removed later */
     struct board_word step;      /* open step */
-    struct board_word phase;     /* enum step_phase, for people */
+    struct board_word phase;     /* enum step_phase */
     struct board_word version[]; /* [units] */
 };
 

@@ -1,43 +1,19 @@
-/* See cuda.h. The library is opened at the first cuda_load() that finds it usable and stays open:
- * a driver cannot be unloaded from a process that used it. */
+/* See cuda.h. */
 #include "proto/cuda.h"
 
-#include <dlfcn.h>
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "proto/check.h"
+#include "proto/library.h"
 
-static const struct {
-    const char *symbol;
-    size_t offset;
-} functions[] = {
+static const struct library_function functions[] = {
 #define CUDA_SYMBOL(member, symbol, arguments) { symbol, offsetof(struct cuda, member) },
     CUDA_FUNCTIONS(CUDA_SYMBOL)
 #undef CUDA_SYMBOL
 };
 
-static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct cuda table;
-static bool loaded; /* under load_lock */
-
-static int find_functions(void *library, struct cuda *ret, struct shd_err *e)
-{
-    for (size_t i = 0; i < ARRAY_SIZE(functions); i++) {
-        void *symbol = dlsym(library, functions[i].symbol);
-        if (symbol == NULL) {
-            err_set(e, SHD_ENOTSUP,
-                    "the NVIDIA driver here has no %s: it is too old, install one for "
-                    "CUDA 12.4 or newer",
-                    functions[i].symbol);
-            return SHD_ENOTSUP; /* err_set()'s result, which the analyzer does not know */
-        }
-        memcpy((char *)ret + functions[i].offset, &symbol, sizeof symbol);
-    }
-    return SHD_OK;
-}
 
 /* What to look at when the driver does not start. */
 static const char *init_remedy(CUresult r)
@@ -54,8 +30,9 @@ static const char *init_remedy(CUresult r)
     }
 }
 
-static int driver_init(const struct cuda *c, struct shd_err *e)
+static int driver_init(struct shd_err *e)
 {
+    const struct cuda *c = &table;
     const CUresult r = c->cuInit(0);
     if (r == CUDA_ERROR_OUT_OF_MEMORY)
         return cuda_result(c, r, e, "start the NVIDIA driver");
@@ -73,30 +50,21 @@ static int driver_init(const struct cuda *c, struct shd_err *e)
     return status;
 }
 
-/* Under load_lock. */
-static int load(struct shd_err *e)
-{
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (library == NULL)
-        return err_set(e, SHD_ENOTSUP, "no NVIDIA driver here (%s)", dlerror());
-    struct cuda found = { 0 };
-    int r = find_functions(library, &found, e);
-    if (r == SHD_OK)
-        r = driver_init(&found, e);
-    if (r != SHD_OK) {
-        dlclose(library);
-        return r;
-    }
-    table = found;
-    loaded = true;
-    return SHD_OK;
-}
+static struct library driver = {
+    .names = { "libcuda.so.1" },
+    .absent = "no NVIDIA driver here",
+    .called = "the NVIDIA driver here",
+    .remedy = "it is too old, install one for CUDA 12.4 or newer",
+    .functions = functions,
+    .function_count = ARRAY_SIZE(functions),
+    .table = &table,
+    .start = driver_init,
+    .lock = PTHREAD_MUTEX_INITIALIZER,
+};
 
 int cuda_load(const struct cuda **ret_cuda, struct shd_err *e)
 {
-    pthread_mutex_lock(&load_lock);
-    const int r = loaded ? SHD_OK : load(e);
-    pthread_mutex_unlock(&load_lock);
+    const int r = library_load(&driver, e);
     if (r == SHD_OK)
         *ret_cuda = &table;
     return r;

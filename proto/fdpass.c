@@ -15,9 +15,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "proto/activity.h"
+#include "proto/board.h"
 #include "proto/check.h"
 #include "proto/segment.h"
 #include "proto/sys.h"
+#include "proto/version.h"
 
 #define BACKLOG             128
 #define CONNECT_SECONDS_MAX 10
@@ -152,6 +155,28 @@ int side_peer_allowed(const struct side_peer *peer, const char *what, struct shd
         return SHD_OK;
     return err_set(e, SHD_EAUTH, "%s is uid %u (pid %d), only uid %u and root are allowed", what,
                    peer->uid, peer->pid, own);
+}
+
+/* Of the board's header and one word, and of the activity page. */
+#define PAGES \
+    ((uint64_t)(sizeof(struct board) + sizeof(struct board_word)) << 32 | (uint32_t)ACTIVITY_BYTES)
+
+struct side_msg side_welcome(const uint8_t token[SHD_TOKEN_BYTES])
+{
+    struct side_msg msg = { .type = SIDE_WELCOME, .bytes = PAGES, .text = SHARDD_VERSION };
+    memcpy(msg.token, token, sizeof msg.token);
+    return msg;
+}
+
+int side_welcome_check(const struct side_msg *msg, struct shd_err *e)
+{
+    if (msg->bytes == 0 || msg->bytes == PAGES)
+        return SHD_OK;
+    return err_set(e, SHD_EPROTO,
+                   "its build (version %.20s) has a board of %u and an activity page of %u bytes, "
+                   "this one (version %s) of %u and %u: use daemon and library of one build",
+                   msg->text, (unsigned)(msg->bytes >> 32), (unsigned)(uint32_t)msg->bytes,
+                   SHARDD_VERSION, (unsigned)(PAGES >> 32), (unsigned)(uint32_t)PAGES);
 }
 
 static int send_failed(struct shd_err *e)

@@ -24,13 +24,21 @@ struct side_msg {
     uint32_t type;     /* enum side_type */
     int32_t status;    /* SIDE_ERROR: enum shd_status */
     uint64_t ticket;
-    uint64_t bytes;                 /* SIDE_SEGMENT: size of the segment */
+    uint64_t bytes;                 /* SIDE_SEGMENT: size of the segment; SIDE_WELCOME: of pages */
     uint32_t kind;                  /* SIDE_SEGMENT: enum segment_kind */
     uint32_t reserved;              /* 0 */
     uint8_t token[SHD_TOKEN_BYTES]; /* SIDE_WELCOME */
-    char text[128];                 /* SIDE_ERROR: terminated */
+    char text[128];                 /* SIDE_ERROR, SIDE_WELCOME (version): terminated */
 };
 #define SIDE_MAGIC UINT32_C(0x53444853) /* "SHDS" */
+
+/* The daemon's first message: its version, and the sizes of what both sides map as structs of their
+ * own build (the board, the activity page). */
+struct side_msg side_welcome(const uint8_t token[SHD_TOKEN_BYTES]);
+
+/* Client: do both builds have the same structs? SHD_EPROTO names sizes and versions. A daemon that
+ * does not say (0) passes: sizes are checked again when segments are mapped. */
+int side_welcome_check(const struct side_msg *msg, struct shd_err *e);
 
 /* Listen at path: refuses a live one (SHD_EEXIST), replaces a stale one (nobody answers), mode
  * 0660. Non-blocking. Errors: SHD_EINVAL path too long (names the limit), SHD_EIO. */

@@ -1,45 +1,24 @@
-/* See nccl.h. The library stays open: it has threads of its own, and cannot be unloaded. */
+/* See nccl.h. */
 #include "proto/nccl.h"
 
-#include <dlfcn.h>
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "proto/check.h"
+#include "proto/library.h"
 
-static const struct {
-    const char *symbol;
-    size_t offset;
-} functions[] = {
+static const struct library_function functions[] = {
 #define NCCL_SYMBOL(member, symbol, result, arguments) { symbol, offsetof(struct nccl, member) },
     NCCL_FUNCTIONS(NCCL_SYMBOL)
 #undef NCCL_SYMBOL
 };
 
-static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct nccl table;
-static bool loaded; /* under load_lock */
 
-static int find_functions(void *library, struct nccl *ret, struct shd_err *e)
-{
-    for (size_t i = 0; i < ARRAY_SIZE(functions); i++) {
-        void *symbol = dlsym(library, functions[i].symbol);
-        if (symbol == NULL) {
-            err_set(e, SHD_ENOTSUP, "libnccl.so.2 has no %s: install NCCL 2.18 or newer",
-                    functions[i].symbol);
-            return SHD_ENOTSUP; /* err_set()'s result, which the analyzer does not know */
-        }
-        memcpy((char *)ret + functions[i].offset, &symbol, sizeof symbol);
-    }
-    return SHD_OK;
-}
-
-static int check_version(const struct nccl *n, struct shd_err *e)
+static int check_version(struct shd_err *e)
 {
     int version = 0;
-    const int r = nccl_result(n, n->get_version(&version), e, "ncclGetVersion");
+    const int r = nccl_result(&table, table.get_version(&version), e, "ncclGetVersion");
     if (r != SHD_OK)
         return r;
     if ((unsigned)version < NCCL_VERSION_MIN)
@@ -48,30 +27,21 @@ static int check_version(const struct nccl *n, struct shd_err *e)
     return SHD_OK;
 }
 
-/* Under load_lock. */
-static int load(struct shd_err *e)
-{
-    void *library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-    if (library == NULL)
-        return err_set(e, SHD_ENOTSUP, "NCCL cannot be loaded (%s)", dlerror());
-    struct nccl found;
-    int r = find_functions(library, &found, e);
-    if (r == SHD_OK)
-        r = check_version(&found, e);
-    if (r != SHD_OK) {
-        dlclose(library);
-        return r;
-    }
-    table = found;
-    loaded = true;
-    return SHD_OK;
-}
+static struct library library = {
+    .names = { "libnccl.so.2" },
+    .absent = "NCCL cannot be loaded",
+    .called = "libnccl.so.2",
+    .remedy = "install NCCL 2.18 or newer",
+    .functions = functions,
+    .function_count = ARRAY_SIZE(functions),
+    .table = &table,
+    .start = check_version,
+    .lock = PTHREAD_MUTEX_INITIALIZER,
+};
 
 int nccl_load(const struct nccl **ret_nccl, struct shd_err *e)
 {
-    pthread_mutex_lock(&load_lock);
-    const int r = loaded ? SHD_OK : load(e);
-    pthread_mutex_unlock(&load_lock);
+    const int r = library_load(&library, e);
     if (r == SHD_OK)
         *ret_nccl = &table;
     return r;

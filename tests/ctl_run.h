@@ -35,13 +35,6 @@ struct run {
     int code; /* exit code, or 128 + signal */
 };
 
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000u + (uint64_t)t.tv_nsec / 1000000u;
-}
-
 __attribute__((unused)) static void sleep_ms(long ms)
 {
     nanosleep(&(struct timespec){ .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 }, NULL);
@@ -111,18 +104,18 @@ static bool run_read(struct run *r, int wait_ms)
 /* Read until part shows up in stream, which is r->out or r->err. */
 __attribute__((unused)) static void run_await(struct run *r, const char *stream, const char *part)
 {
-    const uint64_t deadline = now_ms() + DEADLINE_MS;
+    const uint64_t deadline = test_now_ms() + DEADLINE_MS;
     while (strstr(stream, part) == NULL)
-        if (now_ms() > deadline || !run_read(r, 100))
+        if (test_now_ms() > deadline || !run_read(r, 100))
             FAIL("no '%s' in stdout '%s' stderr '%s'", part, r->out, r->err);
 }
 
 /* Read to the end, reap. */
 static void run_finish(struct run *r)
 {
-    const uint64_t deadline = now_ms() + DEADLINE_MS;
+    const uint64_t deadline = test_now_ms() + DEADLINE_MS;
     while (run_read(r, 100))
-        if (now_ms() > deadline)
+        if (test_now_ms() > deadline)
             FAIL("still running after %d ms: stdout '%s' stderr '%s'", DEADLINE_MS, r->out, r->err);
     int status;
     CHECK(waitpid(r->pid, &status, 0) == r->pid);

@@ -16,6 +16,7 @@
 #include "proto/shardmap.h"
 #include "proto/spec.h"
 #include "proto/wire.h"
+#include "tests/child.h"
 #include "tests/fixture.h"
 #include "tests/test.h"
 
@@ -374,12 +375,9 @@ __attribute__((noreturn)) static void be_fake(uint32_t index)
 /* Starts a successor whenever the fake died by itself. */
 static pid_t start_keeper(uint32_t index)
 {
-    fflush(stdout);
-    const pid_t keeper = fork();
-    CHECK(keeper >= 0);
+    const pid_t keeper = test_fork();
     if (keeper > 0)
         return keeper;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     for (;;) {
         int status;
         const pid_t pid = fork();

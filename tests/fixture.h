@@ -88,7 +88,7 @@ static void fixture_wait_up(const struct fixture *f, int index)
 {
     char path[sizeof f->dir + 64], device[FIXTURE_DEVICE_BYTES];
     snprintf(path, sizeof path, "%s/%s.sock", f->dir, fixture_device(f, index, device));
-    for (int i = 0; i < 6000 && !fixture_listens(path); i++) /* 30 s: a GPU may have to wake up */
+    for (int i = 0; i < 12000 && !fixture_listens(path); i++) /* a minute: it may be busy */
         sleep_ms(5);
     EXPECT(fixture_listens(path));
 }
@@ -282,7 +282,7 @@ __attribute__((unused)) static long rss_kib(pid_t pid)
 /* What a daemon holds for others goes once they have gone; it learns of it asynchronously. */
 __attribute__((unused)) static void expect_daemon_idle(pid_t pid, int fds, int maps)
 {
-    for (int i = 0; i < 300; i++) {
+    for (int i = 0; i < 3000; i++) {
         if (count_fds(pid) <= fds && count_segment_maps(pid) <= maps)
             return;
         sleep_ms(10);

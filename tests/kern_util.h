@@ -66,6 +66,23 @@ devices_each(void (*fn)(struct kern *k, const char *label, void *arg), void *arg
         EXPECT_OK(run_status, &run_err);                                            \
     } while (0)
 
+/* A done that writes down when it fired. */
+struct record {
+    struct kern_done done;
+    uint32_t fired; /* times */
+    uint32_t order; /* of the last time */
+    int status;
+};
+__attribute__((unused)) static _Atomic uint32_t record_count;
+
+__attribute__((unused)) static void record_done(struct kern_done *done, int status)
+{
+    struct record *r = (struct record *)(void *)done; /* first member */
+    r->fired++;
+    r->status = status;
+    r->order = record_count++;
+}
+
 /* An array at base, `skew` elements into its allocation, between guards of known bytes. */
 #define GUARD_BYTES 256u
 struct guarded {

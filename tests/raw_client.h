@@ -17,6 +17,8 @@ static const char spec_json[] =
     "{\"name\":\"tiny\",\"seed\":7,\"micro_batches\":1,\"optimizer\":{\"kind\":\"sgd\"},"
     "\"units\":[{\"name\":\"a\",\"tensors\":[{\"name\":\"w\",\"shape\":[64]}]}]}";
 
+#define RAW_WAIT_MS 60000 /* for a reply that must come: the machine may be busy */
+
 struct raw {
     int side;
     void *context, *dealer;
@@ -35,12 +37,13 @@ static void raw_open(struct raw *r)
     memset(r, 0, sizeof *r);
     snprintf(path, sizeof path, "%s/cpu0.sock", fixture.dir);
     EXPECT_OK(side_connect(path, &r->side, &e), &e);
-    EXPECT_OK(side_recv(r->side, 2000, &msg, &fd, &e), &e);
+    EXPECT_OK(side_recv(r->side, RAW_WAIT_MS, &msg, &fd, &e), &e);
     EXPECT_EQ(msg.type, SIDE_WELCOME);
+    EXPECT(msg.bytes != 0 && side_welcome_check(&msg, &e) == SHD_OK); /* it says its sizes */
     memcpy(r->token, msg.token, sizeof r->token);
     r->context = zmq_ctx_new();
     r->dealer = zmq_socket(r->context, ZMQ_DEALER);
-    const int zero = 0, wait_ms = 2000;
+    const int zero = 0, wait_ms = RAW_WAIT_MS;
     zmq_setsockopt(r->dealer, ZMQ_LINGER, &zero, sizeof zero);
     zmq_setsockopt(r->dealer, ZMQ_RCVTIMEO, &wait_ms, sizeof wait_ms);
     snprintf(path, sizeof path, "ipc://%s/cpu0.zmq", fixture.dir);
@@ -122,7 +125,7 @@ static void raw_expect_silence(struct raw *r, int ms)
     uint8_t frame[4096];
     zmq_setsockopt(r->dealer, ZMQ_RCVTIMEO, &ms, sizeof ms);
     EXPECT_EQ(zmq_recv(r->dealer, frame, sizeof frame, 0), -1);
-    const int wait_ms = 2000;
+    const int wait_ms = RAW_WAIT_MS;
     zmq_setsockopt(r->dealer, ZMQ_RCVTIMEO, &wait_ms, sizeof wait_ms);
 }
 

@@ -115,7 +115,7 @@ bool sim_link_take_slot(struct sim_link *l, uint32_t *ret_slot)
     return false;
 }
 
-/* What was not answered goes to the new session. */
+/* What was not answered goes to the new session, packed anew: as the client's hub does it. */
 static void replay(struct sim *s, struct sim_worker *w, uint32_t owner)
 {
     struct sim_link *l = &w->link[owner];
@@ -123,9 +123,10 @@ static void replay(struct sim *s, struct sim_worker *w, uint32_t owner)
         struct sim_call *c = &l->calls[i];
         if (!c->used)
             continue;
-        CHECK(c->request.kind == SIM_RETURN);
-        if (!c->request.none)
+        if (c->request.kind == SIM_RETURN && !c->request.none)
             CHECK(sim_link_take_slot(l, &c->request.slot));
+        if (c->request.kind == SIM_COMMIT)
+            c->request.decision = *turn_decision(w->turn);
         call_send(s, w, owner, c);
     }
 }
@@ -182,11 +183,10 @@ void sim_link_hung_up(struct sim *s, struct sim_worker *w, uint32_t owner)
     sim_note(s, "hung up", owner, sim_worker_index(s, w), w->step, 0, 0);
     l->up = l->layout_asked = false;
     for (uint32_t i = 0; i < SIM_CALLS; i++)
-        if (l->calls[i].used && l->calls[i].request.kind != SIM_RETURN)
-            l->calls[i].used = false;
+        if (l->calls[i].request.kind == SIM_LEASE || l->calls[i].request.kind == SIM_LAYOUT)
+            l->calls[i].used = false; /* it looks again itself */
     if (w->ask_owner == owner)
         w->asking = false;
-    turn_lost(w->turn, owner);
     sim_worker_after(s, w, sim_below(s, sim_chance(s, 500) ? MS : 50 * MS), EV_ATTACH, owner);
 }
 

@@ -9,25 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#if defined(__SANITIZE_THREAD__)
-#define SANITIZE_THREAD 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define SANITIZE_THREAD 1
-#endif
-#endif
-#ifndef SANITIZE_THREAD
-#define SANITIZE_THREAD 0
-#endif
-
 #define NO_PTRACE 77 /* exit code of a child that may not be traced */
-
-static inline uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 /* memcmp() by words; AddressSanitizer's, by bytes, would take most of the test's time. */
 __attribute__((no_sanitize("address", "undefined"))) static inline bool

@@ -16,8 +16,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "proto/status.h"
+
+#if defined(__SANITIZE_THREAD__)
+#define SANITIZE_THREAD 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define SANITIZE_THREAD 1
+#endif
+#endif
+#ifndef SANITIZE_THREAD
+#define SANITIZE_THREAD 0
+#endif
 
 struct test_case {
     const char *name;
@@ -107,6 +119,19 @@ __attribute__((unused)) static void test_add(struct test_case *t)
         if (test_r != (code))                                                   \
             FAIL("%s: expected %s, got %s", #expr, #code, status_name(test_r)); \
     } while (0)
+
+/* CLOCK_MONOTONIC. */
+__attribute__((unused)) static uint64_t test_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+__attribute__((unused)) static uint64_t test_now_ms(void)
+{
+    return test_now_ns() / 1000000u;
+}
 
 /* xorshift64*: seeded, the same everywhere. Print the seed of a random test. */
 __attribute__((unused)) static uint64_t test_random(uint64_t *state)

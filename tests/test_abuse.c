@@ -19,7 +19,7 @@ static void trainer_start(void)
     fixture_start(&fixture, 1, NULL);
     EXPECT_OK(shd_connect(&(struct shd_options){ .size = sizeof(struct shd_options),
                                                  .address = fixture.dir,
-                                                 .timeout_ms = 5000 },
+                                                 .timeout_ms = RAW_WAIT_MS },
                           &trainer, &e),
               &e);
     EXPECT_OK(shd_model_open(trainer, spec_json, &model, &e), &e);
@@ -258,8 +258,6 @@ TEST(overdue_work_is_handed_out_again_by_time_alone)
     raw_trainer(&second, &handle);
     const struct wire_request req = { .type = WIRE_LEASE, .lease = { .model = handle } };
     EXPECT_STATUS(raw_ask(&first, req, &reply), SHD_OK);
-    const int wait_ms = 10000;
-    zmq_setsockopt(second.dealer, ZMQ_RCVTIMEO, &wait_ms, sizeof wait_ms);
     EXPECT_STATUS(raw_ask(&second, req, &reply), SHD_OK); /* a backup, after two seconds or so */
     EXPECT_EQ(reply.leased.what, WIRE_LEASED_GROUP);
     raw_close(&first);
@@ -301,17 +299,14 @@ TEST(work_waits_and_goes_on_when_others_fill_the_kernel_queue)
     struct wire_reply reply;
     uint8_t frame[1024];
     trainer_start();
-    const int wait_ms = 20000;
     for (uint32_t i = 0; i < FLOODERS; i++) {
         raw_open(&flooder[i]);
         EXPECT_STATUS(raw_hello(&flooder[i], SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
-        zmq_setsockopt(flooder[i].dealer, ZMQ_RCVTIMEO, &wait_ms, sizeof wait_ms);
     }
     EXPECT_STATUS(raw_ask(&flooder[0], open_spec(big_json), &reply), SHD_OK);
     const uint32_t handle = reply.layout.model;
     raw_open(&late);
     EXPECT_STATUS(raw_hello(&late, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
-    zmq_setsockopt(late.dealer, ZMQ_RCVTIMEO, &wait_ms, sizeof wait_ms);
     do { /* until the last one is refused: it is full */
         flood(&flooder[0], 6, handle, 0);
         for (uint32_t i = 1; i < FLOODERS; i++)
@@ -343,14 +338,14 @@ TEST(tickets_work_once_in_their_own_session)
     raw_attach(&r, 1);
     msg.ticket = 1;
     EXPECT_OK(side_send(r.side, &msg, -1, &e), &e);
-    EXPECT_OK(side_recv(r.side, 2000, &msg, &fd, &e), &e);
+    EXPECT_OK(side_recv(r.side, RAW_WAIT_MS, &msg, &fd, &e), &e);
     EXPECT(msg.type == SIDE_SEGMENT && fd >= 0);
     close(fd);
     msg = (struct side_msg){
         .magic = SIDE_MAGIC, .protocol = SHD_PROTOCOL, .type = SIDE_CLAIM, .ticket = 1
     };
     EXPECT_OK(side_send(r.side, &msg, -1, &e), &e);
-    EXPECT_OK(side_recv(r.side, 2000, &msg, &fd, &e), &e);
+    EXPECT_OK(side_recv(r.side, RAW_WAIT_MS, &msg, &fd, &e), &e);
     EXPECT(msg.type == SIDE_ERROR && msg.status == SHD_ENOENT && fd < 0);
     raw_close(&r);
     trainer_step();
@@ -475,7 +470,7 @@ TEST(sessions_beyond_the_limit_are_refused)
     int passed, count = 0, refused = 0;
     for (uint32_t i = 0; i < SESSIONS_MAX + 8; i++) {
         EXPECT_OK(side_connect(path, &fds[count], &e), &e);
-        EXPECT_OK(side_recv(fds[count], 2000, &msg, &passed, &e), &e);
+        EXPECT_OK(side_recv(fds[count], RAW_WAIT_MS, &msg, &passed, &e), &e);
         count++;
         if (msg.type == SIDE_ERROR) {
             EXPECT_EQ(msg.status, SHD_EBUSY);
@@ -503,7 +498,7 @@ TEST(out_of_descriptors_is_said_and_survived)
     do {
         CHECK(count < 64);
         EXPECT_OK(side_connect(path, &fds[count], &e), &e);
-        EXPECT_OK(side_recv(fds[count], 2000, &msg, &passed, &e), &e);
+        EXPECT_OK(side_recv(fds[count], RAW_WAIT_MS, &msg, &passed, &e), &e);
         count++;
     } while (msg.type == SIDE_WELCOME);
     EXPECT_EQ(msg.status, SHD_ENOMEM);
@@ -542,7 +537,7 @@ TEST(foreign_uid_is_refused_by_name)
         struct side_msg msg;
         int fd, passed;
         if (setgid(65534) != 0 || setuid(65534) != 0 || side_connect(path, &fd, &e) != SHD_OK ||
-            side_recv(fd, 2000, &msg, &passed, &e) != SHD_OK)
+            side_recv(fd, RAW_WAIT_MS, &msg, &passed, &e) != SHD_OK)
             _exit(1);
         _exit(msg.type == SIDE_ERROR && msg.status == SHD_EAUTH && strstr(msg.text, "65534") != NULL
                   ? 0

@@ -15,7 +15,7 @@ static void round_trip(const char *spec, int from, int to)
     toy_reference(spec, 4, whole);
     make_ckpts();
     fixture_start(&daemons, from, NULL);
-    shd_session *s = attach(10000);
+    shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, spec);
     train(m, 2);
     const struct shd_checkpointed saved = save_ok(m, 0);
@@ -27,7 +27,7 @@ static void round_trip(const char *spec, int from, int to)
     fixture_stop(&daemons);
 
     fixture_start(&daemons, to, NULL);
-    s = attach(10000);
+    s = attach(PATIENT_MS);
     m = restore_ok(s, ckpts);
     EXPECT_EQ(shd_step(m), 2);
     digest_of(m, got);

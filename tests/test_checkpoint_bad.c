@@ -14,7 +14,7 @@ static void save_toy(void)
 {
     make_ckpts();
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(5000);
+    shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
     train(m, 2);
     save_ok(m, 0);
@@ -55,7 +55,7 @@ TEST(a_damaged_byte_is_named)
 {
     struct shd_err e = { 0 };
     save_toy();
-    shd_session *s = attach(5000);
+    shd_session *s = attach(PATIENT_MS);
     flip_byte(step2, "model.safetensors", -1); /* of the last tensor, ln.w */
     expect_no_restore(s, SHD_EINVAL, "parameters of tensor 'ln.w', elements ");
     expect_damaged("tensor 'ln.w' in 'model.safetensors', elements ");
@@ -90,7 +90,7 @@ TEST(broken_files_are_named)
 {
     struct shd_err e = { 0 };
     save_toy();
-    shd_session *s = attach(5000);
+    shd_session *s = attach(PATIENT_MS);
     with_damage(s, "rm model.safetensors", SHD_EIO, "model.safetensors");
     with_damage(s, "truncate -s -1 model.safetensors", SHD_EINVAL, "written were");
     with_damage(s, "mv leaves.bin x && ln -s x leaves.bin", SHD_EINVAL, "leaves.bin");
@@ -227,7 +227,7 @@ TEST(weights_that_do_not_fit_are_refused_with_the_count)
     struct shd_err e = { 0 };
     shd_model *m;
     save_toy();
-    shd_session *s = attach(5000);
+    shd_session *s = attach(PATIENT_MS);
     char file[64];
     snprintf(file, sizeof file, "%s/model.safetensors", step2);
     EXPECT_STATUS(restore_weights(s, file, toy_other_spec('8'), &e), SHD_EINVAL);
@@ -262,7 +262,7 @@ TEST(places_that_cannot_be_saved_in_are_named)
     struct shd_err e = { 0 };
     static char path[5000];
     save_toy();
-    shd_session *s = attach(5000);
+    shd_session *s = attach(PATIENT_MS);
     EXPECT_OK(shd_restore(s, ckpts, NULL, NULL, &e), &e);
     EXPECT_STATUS(save_status(s, "/nowhere/at/all", &e), SHD_ENOENT);
     EXPECT_STATUS(save_status(s, "/proc/cannot", &e), SHD_ENOENT);
@@ -283,7 +283,7 @@ TEST(a_limit_on_file_sizes_is_an_error)
     struct shd_err e = { 0 };
     struct rlimit limit, was;
     save_toy();
-    shd_session *s = attach(5000);
+    shd_session *s = attach(PATIENT_MS);
     EXPECT_OK(shd_restore(s, ckpts, NULL, NULL, &e), &e);
     EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &was), 0);
     limit = was;
@@ -303,7 +303,7 @@ TEST(a_daemon_that_cannot_write_says_so_and_lives)
     struct rlimit was;
     make_ckpts();
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(5000);
+    shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
     train(m, 1);
     EXPECT_EQ(prlimit(daemons.pids[1], RLIMIT_FSIZE, NULL, &was), 0);
@@ -327,7 +327,7 @@ TEST(a_full_disk_leaves_the_previous_one)
         SKIP("cannot mount a small file system here");
     }
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(5000);
+    shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
     train(m, 1);
     save_ok(m, 0);
@@ -381,7 +381,7 @@ TEST(daemons_write_into_nothing_but_a_checkpoints_files)
     struct raw raw = { .step = 1 };
     make_ckpts();
     fixture_start(&daemons, 1, NULL);
-    shd_session *s = attach(5000);
+    shd_session *s = attach(PATIENT_MS);
     raw.m = open_toy(s, toy_spec("f32", TOY_ADAMW));
     train(raw.m, 1);
     const struct shd_checkpointed saved = save_ok(raw.m, 0);

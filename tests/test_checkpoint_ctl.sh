@@ -4,7 +4,12 @@
 set -eu
 PATH=$1:$PATH
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+daemon=
+end() {
+    [ -z "$daemon" ] || kill -9 "$daemon" 2>/dev/null || true
+    rm -rf "$work"
+}
+trap end EXIT
 gpt='--layers 2 --dim 64 --seq 32 --sample 0 --eval-every 0 --threads 1'
 
 fail() {
@@ -47,6 +52,49 @@ cp -a "$work/run/step-000000000047" "$work/bad"
 printf 'x' | dd of="$work/bad/model.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
 refused "tensor '.*' in 'model.safetensors', elements" shardctl checkpoint --verify "$work/bad"
 refused 'the file is damaged' shardctl run --daemons 2 --restore "$work/bad" -- true
+
+# Root saves for daemons of another user: what it makes is theirs, so that they can restore it; and
+# who cannot get at the files says which, and as whom.
+serve() { # a daemon of that user at $SHARDD_ADDRESS
+    setpriv --reuid 12345 --regid 12345 --clear-groups shardd --device=cpu0 \
+        --runtime-dir="$SHARDD_ADDRESS" >>"$work/log" 2>&1 &
+    daemon=$!
+    for _ in $(seq 100); do
+        [ -S "$SHARDD_ADDRESS/cpu0.sock" ] && return
+        sleep 0.05
+    done
+    fail "no daemon: $(cat "$work/log")"
+}
+if [ "$(id -u)" = 0 ]; then
+    SHARDD_ADDRESS=$work/run-12345
+    export SHARDD_ADDRESS
+    chmod 755 "$work"
+    mkdir -m 700 "$SHARDD_ADDRESS" "$work/theirs" "$work/ours"
+    chown 12345:12345 "$SHARDD_ADDRESS" "$work/theirs"
+    serve
+    # shellcheck disable=SC2086
+    shd-gpt --steps 2 $gpt >"$work/out" 2>"$work/err" || fail "$(cat "$work/err")"
+    refused "daemon cpu0: as user 12345 it may not enter '$work/ours' (Permission denied): save in a" \
+        shardctl checkpoint "$work/ours/saved"
+    refused "as user 12345 it may not enter '$work/ours' (Permission denied): save in a" \
+        shardctl drain --checkpoint "$work/ours/saved"
+    shardctl drain --checkpoint "$work/theirs/saved" >"$work/drain" 2>&1 || fail "$(cat "$work/drain")"
+    wait "$daemon" || true
+    foreign=$(find "$work/theirs" ! -user 12345)
+    [ -z "$foreign" ] || fail "not given to the daemons' user: $foreign"
+    serve
+    info=$(echo "$work"/theirs/saved/step-*/shardd.json)
+    chown 0:0 "$info"
+    refused "as user 12345 it may not read '$info' (Permission denied): let that user" \
+        shardctl restore "$work/theirs/saved"
+    chown 12345 "$info"
+    shardctl restore "$work/theirs/saved" >"$work/restored" || fail 'not restored'
+    expect "$work/restored" 'step=2'
+    kill "$daemon"
+    wait "$daemon" || true
+    daemon=
+    unset SHARDD_ADDRESS
+fi
 
 # Command lines.
 refused 'no directory' shardctl checkpoint

@@ -144,7 +144,7 @@ static void save_while_training(int owners, long pause_ms)
     make_ckpts();
     fixture_start(&daemons, owners, slow_disk);
     start_trainer(spec, pause_ms);
-    shd_session *s = attach(10000);
+    shd_session *s = attach(PATIENT_MS);
     shd_model *m = attach_toy(s);
     for (uint32_t i = 0; i < ARRAY_SIZE(saved); i++) {
         saved[i] = save_ok(m, 0);
@@ -167,7 +167,7 @@ __attribute__((noreturn)) static void be_half(uint32_t half)
     shd_session *s;
     shd_model *m;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    int r = try_connect(daemons.dir, 5000, &s, &e);
+    int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
     if (r == SHD_OK)
         r = shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e);
     while (r == SHD_OK) {
@@ -194,7 +194,7 @@ TEST(blobs_of_workers_may_differ)
         if (halves[i] == 0)
             be_half(i);
     }
-    shd_session *s = attach(10000);
+    shd_session *s = attach(PATIENT_MS);
     shd_model *m = NULL;
     struct shd_err e = { 0 };
     for (int i = 0; i < 500 && shd_model_attach(s, "toy", &m, &e) != SHD_OK; i++)
@@ -230,7 +230,7 @@ TEST(an_asked_for_step_is_waited_for)
     make_ckpts();
     fixture_start(&daemons, 2, NULL);
     start_trainer(spec, 5);
-    shd_session *s = attach(10000);
+    shd_session *s = attach(PATIENT_MS);
     shd_model *m = attach_toy(s);
     const struct shd_checkpoint_options options = { .size = sizeof options,
                                                     .step = atomic_load(&shared->step) + 40 };
@@ -252,7 +252,7 @@ TEST(a_trainer_saves_without_waiting)
     bool done = false;
     make_ckpts();
     fixture_start(&daemons, 2, slow_disk);
-    shd_session *s = attach(10000);
+    shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, spec);
     for (int k = 0; k < 3; k++)
         EXPECT_OK(step_with_blob(m, &e), &e);
@@ -285,7 +285,7 @@ TEST(one_saver_at_a_time)
     make_ckpts();
     snprintf(other, sizeof other, "%s/other", ckpts);
     fixture_start(&daemons, 2, NULL);
-    shd_session *a = attach(5000), *b = attach(5000);
+    shd_session *a = attach(PATIENT_MS), *b = attach(PATIENT_MS);
     shd_model *ma = open_toy(a, toy_spec("f32", TOY_ADAMW)), *mb = attach_toy(b);
     const struct shd_checkpoint_options later = { .size = sizeof later, .step = 3 };
     EXPECT_OK(shd_checkpoint_begin(ma, ckpts, &later, &e), &e);
@@ -312,7 +312,7 @@ TEST(retention_removes_the_oldest)
 {
     make_ckpts();
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(5000);
+    shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
     for (int k = 0; k < 5; k++) {
         save_ok(m, k == 4 ? 2 : 0);
@@ -340,7 +340,7 @@ __attribute__((noreturn)) static void be_saver(void)
     struct shd_err e = { 0 };
     shd_session *s;
     shd_model *m;
-    int r = try_connect(daemons.dir, 5000, &s, &e);
+    int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
     if (r == SHD_OK)
         r = shd_model_attach(s, "toy", &m, &e);
     const struct shd_checkpoint_options options = { .size = sizeof options, .keep = 2 };
@@ -368,7 +368,7 @@ TEST(a_killed_saver_leaves_what_was_there)
         EXPECT(WIFSIGNALED(status));
         expect_all_good();
     }
-    shd_session *s = attach(5000);
+    shd_session *s = attach(PATIENT_MS);
     shd_model *m = attach_toy(s);
     save_ok(m, 1);
     EXPECT_EQ(expect_all_good(), 1);
@@ -409,7 +409,7 @@ TEST(a_killed_daemon_fails_the_save_and_no_earlier_one)
     EXPECT_EQ(expect_all_good(), 1);
     EXPECT_EQ(shell("! ls -a %s | grep -q partial", ckpts), 0);
     fixture_start(&daemons, 3, NULL);
-    s = attach(5000);
+    s = attach(PATIENT_MS);
     m = restore_ok(s, ckpts);
     digest_of(m, got);
     EXPECT_STR(got, want);

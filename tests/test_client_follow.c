@@ -65,7 +65,7 @@ TEST(nothing_is_allocated_or_mapped_after_the_first_step)
             struct shd_err e = { 0 };
             shd_model *m;
             struct pt_run run = run_on((enum shd_strategy)strategy, (enum shd_path)path, 0);
-            shd_session *s = attach(10000);
+            shd_session *s = attach(PATIENT_MS);
             EXPECT_OK(shd_model_open(s, pt_spec(&model), &m, &e), &e);
             EXPECT_OK(shd_set_policy(m, &run.policy, &e), &e);
             EXPECT_OK(pt_step(m, &run, toy_all_micros, TOY_MICROS, NULL, &e), &e);
@@ -95,7 +95,7 @@ static void train_routed(struct pt_model model, struct pt_run run, const char *w
     shd_model *m;
     snprintf(name, sizeof name, "moe%u", models++);
     model.name = name;
-    shd_session *s = attach(10000);
+    shd_session *s = attach(PATIENT_MS);
     EXPECT_OK(pt_train(s, pt_spec(&model), &run, toy_all_micros, TOY_MICROS, got, &e), &e);
     if (strcmp(got, want) != 0)
         FAIL("strategy %d, path %d, bound %u: other digest", (int)run.policy.strategy,
@@ -186,7 +186,7 @@ TEST(an_order_is_learnt_and_a_wrong_one_refused)
     struct shd_stats stats;
     shd_model *m;
     fixture_start(&daemons, 1, NULL);
-    shd_session *s = attach(10000);
+    shd_session *s = attach(PATIENT_MS);
     EXPECT_OK(shd_model_open(s, pt_spec(&model), &m, &e), &e);
     struct pt_run run = run_on(SHD_ZERO3, SHD_PATH_COPY, 0);
     EXPECT_OK(shd_set_policy(m, &run.policy, &e), &e);
@@ -289,14 +289,14 @@ TEST(an_overflow_skips_exactly_its_step)
     EXPECT(shd_loss_scale(reference) == 32768);
     digest_of(reference, want);
     shd_close(one);
-    shd_session *s = attach(10000);
+    shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, pt_spec(&model));
     EXPECT_OK(shd_set_policy(m, &run.policy, &e), &e);
     EXPECT(shd_loss_scale(m) == 65536);
     scaled_steps(m, &run, 3, &skipped);
     EXPECT(shd_loss_scale(m) == 32768);
     shd_close(s);
-    s = attach(10000); /* a successor knows the scale */
+    s = attach(PATIENT_MS); /* a successor knows the scale */
     m = open_toy(s, pt_spec(&model));
     EXPECT(shd_loss_scale(m) == 32768);
     scaled_steps(m, &run, 2, &skipped);
@@ -326,7 +326,7 @@ static int attach_and_step(const char *spec, struct pt_run *run, shd_session **r
 {
     shd_model *m;
     *ret_session = NULL;
-    int r = try_connect(daemons.dir, 5000, ret_session, e);
+    int r = try_connect(daemons.dir, PATIENT_MS, ret_session, e);
     if (r == SHD_OK)
         r = shd_model_open(*ret_session, spec, &m, e);
     if (r == SHD_OK)
@@ -398,13 +398,13 @@ TEST(copy_path_names_who_does_not_publish_and_what_is_over)
     char who[64];
     struct pt_run run = run_on(SHD_ZERO3, SHD_PATH_COPY, 0);
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(200), *other = attach(5000);
+    shd_session *s = attach(1000), *other = attach(PATIENT_MS);
     shd_model *m = open_toy(s, pt_spec(&model)), *ahead = open_toy(other, pt_spec(&model));
     EXPECT_OK(shd_set_policy(m, &run.policy, &e), &e);
     m->step++; /* a step that will not come */
     EXPECT_STATUS(shd_acquire(m, 1, NULL, &e), SHD_ETIMEDOUT);
     EXPECT_HAS(e.text, "daemon cpu0");
-    EXPECT_HAS(e.text, "did not publish unit 1 'h0' of step 1 within 200 ms");
+    EXPECT_HAS(e.text, "did not publish unit 1 'h0' of step 1 within 1000 ms");
     m->step--;
     EXPECT_OK(shd_acquire(m, 1, NULL, &e), &e);
     EXPECT_OK(pt_step(ahead, &run, toy_all_micros, TOY_MICROS, NULL, &e), &e);

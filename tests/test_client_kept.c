@@ -2,6 +2,7 @@
  * one process, arrays that stay what they are, nothing that piles up. */
 #include "client/path_map.h"
 #include "proto/fdpass.h"
+#include "tests/child.h"
 #include "tests/client_toy.h"
 #include "tests/ctl_run.h"
 
@@ -48,12 +49,9 @@ static bool kill_daemon(int index)
 /* A child that kills `kills` daemons at random times. */
 static pid_t start_killer(uint64_t seed, int kills, long pause_ms_max)
 {
-    fflush(stdout);
-    const pid_t pid = fork();
-    CHECK(pid >= 0);
+    const pid_t pid = test_fork();
     if (pid > 0)
         return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     while (kills > 0) {
         sleep_ms((long)(test_random(&seed) % (uint64_t)pause_ms_max));
         kills -= kill_daemon((int)(test_random(&seed) >> 32) % DAEMONS);
@@ -136,11 +134,11 @@ TEST(leased_steps_while_daemons_are_killed)
 static void await_back(shd_model *m)
 {
     struct shd_err e = { 0 };
-    const uint64_t deadline = now_ms() + DEADLINE_MS;
+    const uint64_t deadline = test_now_ms() + DEADLINE_MS;
     do {
         EXPECT_OK(m->path->poll(m, &e), &e);
         sleep_ms(2);
-    } while (m->session->hub->down_count > 0 && now_ms() < deadline);
+    } while (m->session->hub->down_count > 0 && test_now_ms() < deadline);
     EXPECT_EQ(m->session->hub->down_count, 0);
 }
 
@@ -149,8 +147,8 @@ static void kill_all(shd_model *m)
     for (int i = 0; i < DAEMONS; i++)
         EXPECT(kill_daemon(i));
     struct shd_err e = { 0 };
-    const uint64_t deadline = now_ms() + DEADLINE_MS;
-    while (m->session->hub->down_count < DAEMONS && now_ms() < deadline) {
+    const uint64_t deadline = test_now_ms() + DEADLINE_MS;
+    while (m->session->hub->down_count < DAEMONS && test_now_ms() < deadline) {
         EXPECT_OK(m->path->poll(m, &e), &e);
         if (m->session->hub->back_ns > hub_clock_ns() - 1000000)
             break; /* some are back already */

@@ -66,7 +66,7 @@ static void train_alone(struct pt_model model, struct pt_run run, const char *wa
     struct shd_err e = { 0 };
     snprintf(name, sizeof name, "p%u", models++);
     model.name = name;
-    shd_session *s = attach(20000);
+    shd_session *s = attach(PATIENT_MS);
     EXPECT_OK(pt_train(s, pt_spec(&model), &run, toy_all_micros, TOY_MICROS, got, &e), &e);
     if (strcmp(got, want) != 0)
         FAIL("strategy %d, prefetch %u/%d, path %d: other digest", (int)run.policy.strategy,
@@ -157,7 +157,7 @@ static void *work(void *ctx)
 {
     struct worker *w = ctx;
     shd_session *s;
-    w->status = try_connect(daemons.dir, 20000, &s, &w->e);
+    w->status = try_connect(daemons.dir, PATIENT_MS, &s, &w->e);
     if (w->status != SHD_OK)
         return NULL;
     w->status = pt_train(s, w->spec, &w->run, w->micros, 2, w->hex, &w->e);
@@ -214,7 +214,7 @@ TEST(bounds_bind_whoever_asks)
     for (int path = SHD_PATH_MAP; path <= SHD_PATH_COPY; path++) {
         struct pt_run run = run_of(policy_of(SHD_ZERO3, 3, SHD_PREFETCH_PRE, (enum shd_path)path),
                                    1);
-        shd_session *s = attach(10000);
+        shd_session *s = attach(PATIENT_MS);
         EXPECT_OK(shd_model_open(s, pt_spec(&model), &m, &e), &e);
         run.policy.max_live_units = 1;
         EXPECT_STATUS(shd_set_policy(m, &run.policy, &e), SHD_ERANGE);
@@ -245,7 +245,7 @@ TEST(copy_slots_are_as_many_as_the_plan_holds)
     shd_model *m;
     struct shd_policy p = policy_of(SHD_ZERO3, 1, SHD_PREFETCH_PRE, SHD_PATH_COPY);
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(10000);
+    shd_session *s = attach(PATIENT_MS);
     EXPECT_OK(shd_model_open(s, pt_spec(&model), &m, &e), &e);
     EXPECT_OK(shd_set_policy(m, &p, &e), &e);
     const uint32_t slots = cost_of(pt_spec(&model), &p, 1).live_units_max;
@@ -321,7 +321,7 @@ static uint64_t waited_ns(const char *name, uint32_t forward, enum shd_backward_
     struct pt_run run = run_of(policy_of(SHD_ZERO3, forward, backward, SHD_PATH_COPY), 1);
     run.policy.fetch_delay_ns = 4000000;
     run.t.compute_ms = 6;
-    shd_session *s = attach(10000);
+    shd_session *s = attach(PATIENT_MS);
     EXPECT_OK(pt_train(s, pt_spec(&model), &run, toy_all_micros, TOY_MICROS, hex, &e), &e);
     shd_stats(s, &stats);
     shd_close(s);

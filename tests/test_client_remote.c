@@ -12,7 +12,7 @@ static void train_and_compare(const char *spec, int owners, uint32_t steps)
     struct shd_stats stats;
     toy_reference(spec, steps, want);
     fixture_start(&daemons, owners, NULL);
-    shd_session *s = attach(10000);
+    shd_session *s = attach(PATIENT_MS);
     EXPECT_EQ(shd_owners(s), owners);
     shd_model *m = open_toy(s, spec);
     for (uint32_t k = 0; k < steps; k++) {
@@ -56,7 +56,7 @@ __attribute__((noreturn)) static void be_worker(uint32_t worker, uint32_t worker
     shd_model *m;
     for (uint32_t i = worker; i < TOY_MICROS; i += workers)
         micros[count++] = i;
-    int r = try_connect(daemons.dir, 10000, &s, &e);
+    int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
     if (r == SHD_OK)
         r = shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e);
     while (r == SHD_OK && shd_step(m) < steps) /* without a part it may jump */
@@ -127,7 +127,7 @@ TEST(overtaken_worker_goes_on_with_the_next_step)
     const char *spec = toy_spec("f32", TOY_ADAMW);
     toy_reference(spec, 2, want);
     fixture_start(&daemons, 2, NULL);
-    shd_session *first = attach(10000), *second = attach(10000);
+    shd_session *first = attach(PATIENT_MS), *second = attach(PATIENT_MS);
     struct overtaken o = { .other = open_toy(first, spec), .toy = { .fail_micro = -1 } };
     o.toy.m = open_toy(second, spec);
     const struct shd_compute compute = { &o, forward_overtaken, backward_overtaken, NULL, NULL };
@@ -159,7 +159,7 @@ TEST(units_are_contiguous_over_owners)
     fixture_start(&daemons, 3, NULL); /* it forks: before the first thread */
     EXPECT_OK(shd_connect(&options, &one, &e), &e);
     shd_model *reference = open_toy(one, spec);
-    shd_session *s = attach(10000);
+    shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, spec);
     for (uint32_t t = 0; t < shd_tensors(m); t++) {
         struct shd_tensor tensor;
@@ -181,7 +181,7 @@ TEST(fifty_attaches_leak_nothing_on_either_side)
     int own_fds = 0, own_maps = 0, fds = 0, maps = 0;
     for (int i = 0; i < 50; i++) {
         struct shd_err e = { 0 };
-        shd_session *s = attach(10000);
+        shd_session *s = attach(PATIENT_MS);
         shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
         if (i % 10 == 0)
             EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
@@ -208,13 +208,13 @@ TEST(attach_by_name_reads_and_trains)
     shd_model *m;
     toy_reference(toy_spec("f32", TOY_ADAMW), 2, want);
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(10000);
+    shd_session *s = attach(PATIENT_MS);
     EXPECT_STATUS(shd_model_attach(s, NULL, &m, &e), SHD_ENOENT);
     EXPECT_STATUS(shd_model_attach(s, "toy", &m, &e), SHD_ENOENT);
     EXPECT_HAS(e.text, "toy");
     shd_model *first = open_toy(s, toy_spec("f32", TOY_ADAMW));
     EXPECT_OK(toy_step(first, toy_all_micros, TOY_MICROS, NULL, &e), &e);
-    shd_session *other = attach(10000);
+    shd_session *other = attach(PATIENT_MS);
     EXPECT_OK(shd_model_attach(other, NULL, &m, &e), &e);
     EXPECT_STR(shd_model_name(m), "toy");
     EXPECT_EQ(shd_step(m), 1);
@@ -232,7 +232,7 @@ TEST(blob_status_and_skip)
     char buf[64], *json;
     size_t bytes;
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(10000);
+    shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
     struct shd_update update = toy_update(0);
     update.blob = "position";
@@ -276,7 +276,7 @@ TEST(models_of_one_session_do_not_mix)
     toy_reference(toy_spec("f32", TOY_ADAMW), 3, want_toy);
     toy_reference(other, 3, want_other);
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(5000);
+    shd_session *s = attach(PATIENT_MS);
     shd_model *a = open_toy(s, toy_spec("f32", TOY_ADAMW));
     shd_model *b = open_toy(s, other);
     for (int k = 0; k < 3; k++) {
@@ -291,7 +291,7 @@ TEST(models_of_one_session_do_not_mix)
     EXPECT_OK(toy_step(b, toy_all_micros, TOY_MICROS, NULL, &e), &e);
     EXPECT_EQ(shd_step(b), 4);
     shd_close(s);
-    s = attach(5000);
+    s = attach(PATIENT_MS);
     EXPECT_STATUS(shd_model_attach(s, NULL, &a, &e), SHD_ENOENT); /* which one? */
     shd_close(s);
     fixture_stop(&daemons);
@@ -309,7 +309,7 @@ TEST(steady_state_allocates_and_maps_nothing)
 {
     struct shd_err e = { 0 };
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(5000);
+    shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
     EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
     sys_fault = count_allocations;

@@ -287,7 +287,7 @@ static void worker_answer(struct world *w, struct worker *k, uint32_t i, bool ar
     struct shd_err e = { 0 };
     if (!k->asked[i])
         return;
-    k->asked[i] = false;
+    k->asked[i] = !arrives; /* else it is asked again, as the hub does it */
     if (turn_state(k->turn) == TURN_OVER)
         return;
     if (k->kind[i] == TURN_PREPARE) {
@@ -301,8 +301,6 @@ static void worker_answer(struct world *w, struct worker *k, uint32_t i, bool ar
         if (arrives)
             EXPECT_OK(turn_committed(k->turn, i, &k->last_committed[i], &e), &e);
     }
-    if (!arrives)
-        turn_lost(k->turn, i);
 }
 
 static void worker_repeat(struct worker *k, uint32_t i)
@@ -339,10 +337,7 @@ static void world_event(struct world *w)
         worker_answer(w, k, owner, /* arrives= */ true);
     else if (what < 88)
         worker_answer(w, k, owner, /* arrives= */ false);
-    else if (what < 92) { /* lost before it was handled */
-        k->asked[owner] = false;
-        turn_lost(k->turn, owner);
-    } else if (what < 98)
+    else if (what < 98)
         worker_repeat(k, owner);
     else if (what < 99) /* it dies; its successor begins the step again */
         worker_begin(w, k);

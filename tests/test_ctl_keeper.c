@@ -31,9 +31,9 @@ static unsigned count_of(const char *part)
 
 static void await_count(const char *part, unsigned count)
 {
-    const uint64_t deadline = now_ms() + DEADLINE_MS;
+    const uint64_t deadline = test_now_ms() + DEADLINE_MS;
     while (count_of(part) < count)
-        if (now_ms() > deadline || !run_read(&run, 100))
+        if (test_now_ms() > deadline || !run_read(&run, 100))
             FAIL("no %u '%s' in stderr '%s'", count, part, run.err);
 }
 
@@ -139,14 +139,14 @@ TEST(descriptors_beyond_the_cap_are_refused_aloud_and_the_rest_comes_back)
 TEST(daemon_that_never_gets_ready_is_given_up_with_its_tries_and_last_words)
 {
     fake("never");
-    const uint64_t start = now_ms();
+    const uint64_t start = test_now_ms();
     ctl(RUN("--", "true"));
     EXPECT_EQ(run.code, 1);
     EXPECT_EQ(count_of("started daemon cpu0"), 8);
     EXPECT_EQ(count_of(") exited with code 4 before it was ready: no luck\n"), 8);
     EXPECT_HAS(run.err, "daemon cpu0: given up after 8 tries in a row that did not get ready; its "
                         "last words: no luck\n");
-    EXPECT(now_ms() - start >= 50 + 100 + 200 + 400 + 800 + 1600 + 3200);
+    EXPECT(test_now_ms() - start >= 50 + 100 + 200 + 400 + 800 + 1600 + 3200);
     expect_clean();
 }
 

@@ -175,6 +175,32 @@ tm send-keys -t top q
 await 20 "left 0"
 stop_server
 
+echo "daemons elsewhere, by TCP"
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+listen() { # at $port; its pid is $server
+    shardd --device cpu0 --runtime-dir "$dir/tcp" --status-address "127.0.0.1:$port" 2>>"$dir/tcp.log" &
+    server=$!
+}
+listen
+open 80 24 "LC_ALL=C.UTF-8 shardctl top --host localhost:$port,127.0.0.1:$port"
+await 30 "2/2 daemons up"
+for host in localhost 127.0.0.1; do
+    screen | grep -q "^$host:$port *$server no model" || fail "no $host with the daemon's pid"
+done
+fits 80
+stop_server
+await 40 "0/2 daemons up"
+await 20 "nobody listens at localhost:$port"
+listen
+await 40 "2/2 daemons up"
+screen | grep -q "^localhost:$port *$server no model" || fail "not the successor's pid"
+tm send-keys -t top q
+restored "left 0"
+stop_server
+open 80 24 "shardctl top --host nonsense"
+await 20 "left 1"
+screen | grep -q "is not HOST:PORT" || fail "what is wrong is not said"
+
 echo "real daemons"
 # shellcheck disable=SC2016
 shardctl run --daemons 2 --workers 2 -- sh -c \

@@ -1,116 +1,6 @@
 /* The optimizers: near the papers' formulas in fp64, exact where they must be, and bit for bit the
  * same on every device. */
-#include "tests/kern_util.h"
-
-typedef int update_fn(struct kern *k, const struct kern_update *a, struct kern_done *done,
-                      struct shd_err *e);
-enum optimizer { ADAMW, SGD, LION };
-static update_fn *optimizer_fn(const struct kern *k, enum optimizer o)
-{
-    return o == ADAMW ? k->ops->adamw : o == SGD ? k->ops->sgd : k->ops->lion;
-}
-
-static const struct kern_hyper hypers[] = {
-    { .lr = 1e-3f,
-      .weight_decay = 0.1f,
-      .beta1 = 0.9f,
-      .beta2 = 0.999f,
-      .eps = 1e-8f,
-      .bias1 = 0.1f,
-      .bias2 = 0.001f },
-    { .lr = 3e-2f,
-      .weight_decay = 0,
-      .beta1 = 0.8f,
-      .beta2 = 0.95f,
-      .eps = 1e-6f,
-      .bias1 = 0.7f,
-      .bias2 = 0.4f },
-    { .lr = 0.5f,
-      .weight_decay = 1e-2f,
-      .beta1 = 0,
-      .beta2 = 0.5f,
-      .eps = 1e-3f,
-      .bias1 = 1,
-      .bias2 = 1 },
-};
-
-struct state { /* arrays of one update */
-    struct guarded p, m, v, g, out;
-    uint64_t elems;
-    enum shd_dtype dtype;
-};
-
-static struct state state_new(uint64_t elems, enum shd_dtype dtype, bool wild, uint64_t skew)
-{
-    struct state s = { .elems = elems, .dtype = dtype };
-    s.p = guarded_new(elems * 4, 4 * skew);
-    s.m = guarded_new(elems * 4, 8 * skew);
-    s.v = guarded_new(elems * 4, 12 * skew);
-    s.g = guarded_new(elems * 4, 20 * skew);
-    s.out = guarded_new(elems * dtype_bytes(dtype), skew * dtype_bytes(dtype));
-    fill_awkward(s.p.base, elems, wild, 31);
-    fill_awkward(s.m.base, elems, wild, 32);
-    fill_awkward(s.v.base, elems, wild, 33);
-    fill_awkward(s.g.base, elems, wild, 34);
-    for (uint64_t i = 0; i < elems; i++) /* a second moment is not negative */
-        ((float *)s.v.base)[i] = fabsf(((float *)s.v.base)[i]);
-    memset(s.out.base, 0x5a, s.out.bytes);
-    return s;
-}
-
-static void state_free(struct state *s)
-{
-    EXPECT(guarded_intact(&s->p) && guarded_intact(&s->m) && guarded_intact(&s->v));
-    EXPECT(guarded_intact(&s->g) && guarded_intact(&s->out));
-    guarded_free(&s->p);
-    guarded_free(&s->m);
-    guarded_free(&s->v);
-    guarded_free(&s->g);
-    guarded_free(&s->out);
-}
-
-static void state_update(struct kern *k, enum optimizer o, struct state *s,
-                         const struct kern_run *runs, uint32_t run_count)
-{
-    const struct kern_update a = {
-        .param = s->p.base,
-        .m = s->m.base,
-        .v = o == ADAMW ? s->v.base : NULL,
-        .grad = s->g.base,
-        .grad_scale = 0.37f,
-        .publish = s->out.base,
-        .publish_dtype = s->dtype,
-        .elems = s->elems,
-        .runs = runs,
-        .run_count = run_count,
-        .hypers = hypers,
-        .hyper_count = ARRAY_SIZE(hypers),
-    };
-    struct kern_waiter w;
-    struct shd_err e = { 0 };
-    kern_waiter_init(&w);
-    EXPECT_OK(optimizer_fn(k, o)(k, &a, &w.done, &e), &e);
-    EXPECT_STATUS(kern_wait(&w), SHD_OK);
-}
-
-/* Runs of many lengths, with gaps, empty ones, all groups, across chunk borders. Returns how many.
- */
-static uint32_t make_runs(uint64_t elems, struct kern_run *runs, uint32_t runs_max, uint64_t seed)
-{
-    static const uint64_t sizes[] = { 0, 1, 5, 16, 31, 32, 33, 2048, 5000, 70001 };
-    uint64_t state = seed, at = test_random(&state) % 40;
-    uint32_t count = 0;
-    while (count < runs_max) {
-        const uint64_t n = sizes[test_random(&state) % ARRAY_SIZE(sizes)];
-        if (n > elems - at)
-            break;
-        runs[count++] = (struct kern_run){ at, n, (uint32_t)(test_random(&state) % 3) };
-        at += n;
-        const uint64_t gap = test_random(&state) % 3 == 0 ? test_random(&state) % 100 : 0;
-        at = gap < elems - at ? at + gap : elems;
-    }
-    return count;
-}
+#include "tests/kern_update_util.h"
 
 #define U 0x1p-24 /* half an ulp of 1: one fp32 rounding, relative */
 
@@ -185,8 +75,8 @@ static void check_reference(enum optimizer o, const struct kern_run *runs, uint3
 {
     enum { ELEMS = 90 * BLOCK };
     struct kern *k = device_new("scalar", 1);
-    struct state old = state_new(ELEMS, SHD_F32, false, 0);
-    struct state new = state_new(ELEMS, SHD_F32, false, 1);
+    struct state old = state_new(ELEMS, SHD_F32, false, 0, 31);
+    struct state new = state_new(ELEMS, SHD_F32, false, 1, 31);
     state_update(k, o, &new, runs, run_count);
     const float *p = old.p.base, *m = old.m.base, *v = old.v.base, *g = old.g.base;
     const float *new_p = new.p.base, *new_m = new.m.base, *new_v = new.v.base;
@@ -199,7 +89,7 @@ static void check_reference(enum optimizer o, const struct kern_run *runs, uint3
                    same_float(new_v[i], v[i]) && bits_of(out[i]) == 0x5a5a5a5a);
         for (; r < run_count && i < runs[r].first_elem + runs[r].elems; i++) {
             const struct expected x = references[o]((double)p[i], (double)m[i], (double)v[i],
-                                                    (double)g[i], &hypers[runs[r].hyper]);
+                                                    (double)g[i], &update_hypers[runs[r].hyper]);
             EXPECT_NEAR(new_m[i], x.m, x.m_bound);
             EXPECT_NEAR(new_v[i], x.v, x.v_bound);
             EXPECT_NEAR(new_p[i], x.p, x.p_bound);
@@ -237,7 +127,7 @@ struct update_case {
 static void check_update(struct kern *k, const char *label, void *arg)
 {
     struct update_case *c = arg;
-    struct state s = state_new(c->elems, c->dtype, c->wild, c->skew);
+    struct state s = state_new(c->elems, c->dtype, c->wild, c->skew, 31);
     state_update(k, c->o, &s, c->runs, c->run_count);
     if (!c->have_want) {
         c->want = s;
@@ -280,7 +170,7 @@ TEST(publish_is_the_cast_of_the_new_parameters)
     for (const char *const *isa = device_names(); *isa != NULL; isa++) {
         struct kern *k = device_new(*isa, 2);
         for (enum shd_dtype dtype = SHD_F32; dtype <= SHD_F16; dtype++) {
-            struct state s = state_new(140 * BLOCK, dtype, true, 1);
+            struct state s = state_new(140 * BLOCK, dtype, true, 1, 31);
             struct guarded out = guarded_new(s.elems * 4, 0);
             state_update(k, ADAMW, &s, &all, 1);
             EXPECT_RUNS(cast, k, (&(struct kern_cast){ out.base, dtype, s.p.base, s.elems }));

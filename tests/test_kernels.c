@@ -8,23 +8,6 @@
 #include "proto/sys.h"
 #include "tests/kern_util.h"
 
-/* A done that writes down when it fired. */
-struct record {
-    struct kern_done done;
-    uint32_t fired; /* times */
-    uint32_t order; /* of the last time */
-    int status;
-};
-static _Atomic uint32_t record_count;
-
-static void record_done(struct kern_done *done, int status)
-{
-    struct record *r = (struct record *)(void *)done; /* first member */
-    r->fired++;
-    r->status = status;
-    r->order = record_count++;
-}
-
 TEST(isas_start_with_scalar_and_name_their_devices)
 {
     const char *const *isas = kern_cpu_isas();

@@ -59,13 +59,6 @@ struct proxy {
     uint64_t rng;
 };
 
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static bool one_in(struct proxy *p, uint32_t n)
 {
     return n > 0 && test_random(&p->rng) % n == 0;
@@ -74,7 +67,7 @@ static bool one_in(struct proxy *p, uint32_t n)
 static void enqueue(struct proxy *p, struct message *m)
 {
     CHECK(p->pending_count < PENDING_MAX);
-    m->due_ns = now_ns() + m->hold_ns;
+    m->due_ns = test_now_ns() + m->hold_ns;
     if (one_in(p, p->odds.late)) {
         m->due_ns += test_random(&p->rng) % (p->odds.late_ms_max * NS_PER_MS);
         counts->late++;
@@ -175,7 +168,7 @@ static long flush(struct proxy *p)
 {
     uint32_t left = 0;
     uint64_t next_ns = UINT64_C(20) * NS_PER_MS;
-    const uint64_t now = now_ns();
+    const uint64_t now = test_now_ns();
     for (uint32_t i = 0; i < p->pending_count; i++) {
         struct message *m = &p->pending[i];
         if (m->due_ns <= now) {

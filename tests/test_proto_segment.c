@@ -331,17 +331,6 @@ TEST(failed_map_leaves_the_descriptor_with_the_caller)
     segment_close(&made);
 }
 
-#if defined(__SANITIZE_THREAD__)
-#define SANITIZE_THREAD 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define SANITIZE_THREAD 1
-#endif
-#endif
-#ifndef SANITIZE_THREAD
-#define SANITIZE_THREAD 0
-#endif
-
 TEST(too_many_mappings_name_the_limit)
 {
     if (SANITIZE_THREAD)

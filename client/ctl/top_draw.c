@@ -241,9 +241,22 @@ static enum screen_look heading_look(const struct top_view *v, enum top_list lis
     return v->focus == list ? LOOK_HEAD : LOOK_MARK;
 }
 
+/* As wide as the names are (HOST:PORT of daemons elsewhere), up to a quarter of the screen. */
+static unsigned device_width(const struct node *n, unsigned cols)
+{
+    unsigned width = daemon_columns[D_DEVICE].width;
+    for (uint32_t i = 0; i < n->count; i++)
+        while (width < text_width(n->daemons[i].device) && width < cols / 4)
+            width++;
+    return width;
+}
+
 static void draw_daemons(struct top_view *v, struct screen *s, unsigned row, unsigned rows)
 {
-    const struct top_layout l = top_layout(daemon_columns, D_COUNT, s->cols);
+    struct top_column columns[D_COUNT];
+    memcpy(columns, daemon_columns, sizeof(columns));
+    columns[D_DEVICE].width = device_width(v->node, s->cols);
+    const struct top_layout l = top_layout(columns, D_COUNT, s->cols);
     const double largest = largest_memory(v->node);
     top_heading(&l, s, row, heading_look(v, TOP_DAEMONS));
     place_list(v, TOP_DAEMONS, v->node->count, rows, s, row);

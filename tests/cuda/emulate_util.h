@@ -4,8 +4,9 @@
 #define SHD_TESTS_EMULATE_UTIL_H
 
 #include "kernels/cuda/args.h"
+#include "kernels/rates.h"
 #include "tests/cuda/emulate.h"
-#include "tests/kern_util.h"
+#include "tests/kern_update_util.h"
 
 /* LAUNCH("shd_fill", &args, blocks): its argument struct by value, CUDA_THREADS threads. */
 #define LAUNCH(name, args, blocks) launch((name), (args), sizeof *(args), (blocks))
@@ -21,32 +22,18 @@ __attribute__((unused)) static void launch(const char *name, const void *args, s
                    (const unsigned[]){ CUDA_THREADS, 1, 1 });
 }
 
-enum optimizer { ADAMW, SGD, LION };
-
 __attribute__((unused)) static const char *optimizer_kernel(enum optimizer o)
 {
     return o == ADAMW ? "shd_adamw" : o == SGD ? "shd_sgd" : "shd_lion";
 }
 
-/* As rates_of() and adamw_rates() of the host kernels. */
+/* As kernels/cuda/ops.c hands them over. */
 __attribute__((unused)) static struct cuda_rates rates_make(const struct kern_hyper *h,
                                                             float grad_scale, enum optimizer o)
 {
-    struct cuda_rates c = {
-        .scale = grad_scale,
-        .keep = (float)(1 - (double)h->lr * (double)h->weight_decay),
-        .rate = h->lr,
-        .beta1 = h->beta1,
-        .rest1 = (float)(1 - (double)h->beta1),
-        .beta2 = h->beta2,
-        .rest2 = (float)(1 - (double)h->beta2),
-        .eps = h->eps,
-    };
-    if (o == ADAMW) {
-        c.rate = (float)((double)h->lr / (double)h->bias1);
-        c.unbias = (float)(1 / sqrt((double)h->bias2));
-    }
-    return c;
+    const struct rates r = o == ADAMW ? adamw_rates(h, grad_scale) : rates_of(h, grad_scale);
+    return (struct cuda_rates){ r.scale, r.keep,  r.rate,   r.beta1, r.rest1,
+                                r.beta2, r.rest2, r.unbias, r.eps };
 }
 
 /* Runs as a kernel reads them; owned. */

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include "client/hub.h"
+#include "tests/child.h"
 #include "tests/client_remote.h"
 #include "tests/cuda/gpu_toy.h"
 
@@ -125,12 +126,9 @@ static pid_t in_child(void (*run)(struct worker *w), struct worker *w)
     if (w->report == NULL)
         w->report = share(sizeof *w->report);
     memset(w->report, 0, sizeof *w->report);
-    fflush(stdout);
-    const pid_t pid = fork();
-    CHECK(pid >= 0);
+    const pid_t pid = test_fork();
     if (pid > 0)
         return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     fixture_owner = -1; /* the daemons are the parent's */
     alarm(200);
     if (setjmp(test_escape) != 0)

@@ -19,6 +19,7 @@
 #include "proto/fdpass.h"
 #include "proto/shardmap.h"
 #include "proto/wire.h"
+#include "tests/child.h"
 #include "tests/fixture.h"
 
 #define HAND_DIGEST_BYTES (256u * 1024u)
@@ -525,12 +526,9 @@ static void hand_work(const struct hand_job *job)
  * fork, and the test forks daemons. */
 __attribute__((unused)) static pid_t hand_fork(const struct hand_job *job)
 {
-    fflush(NULL);
-    const pid_t pid = fork();
-    CHECK(pid >= 0);
+    const pid_t pid = test_fork();
     if (pid > 0)
         return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     hand_work(job);
     exit(0);
 }

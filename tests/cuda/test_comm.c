@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -12,6 +11,7 @@
 #include "proto/check.h"
 #include "proto/comm.h"
 #include "proto/cuda.h"
+#include "tests/child.h"
 #include "tests/cuda/shim_cuda.h"
 #include "tests/test.h"
 
@@ -33,24 +33,6 @@ struct world {
 
 static struct world *world;
 
-/* In a rank's process: say why and end. */
-#define MUST(cond)                                                             \
-    do {                                                                       \
-        if (!(cond)) {                                                         \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #cond); \
-            _exit(1);                                                          \
-        }                                                                      \
-    } while (0)
-
-#define MUST_OK(expr)                                   \
-    do {                                                \
-        struct shd_err e = { 0 };                       \
-        if ((expr) != SHD_OK) {                         \
-            fprintf(stderr, "%s: %s\n", #expr, e.text); \
-            _exit(1);                                   \
-        }                                               \
-    } while (0)
-
 struct turn {
     struct comm_job job; /* first */
     _Atomic bool done;
@@ -71,13 +53,6 @@ struct rank {
 static void sleep_ms(uint64_t ms)
 {
     nanosleep(&(struct timespec){ (time_t)(ms / 1000), (long)(ms % 1000) * 1000000 }, NULL);
-}
-
-static uint64_t clock_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
 static void turn_done(struct comm_job *job)
@@ -183,12 +158,9 @@ static void nothing_left(void)
 
 static pid_t start(void (*run)(uint32_t rank), uint32_t rank)
 {
-    fflush(stdout);
-    const pid_t pid = fork();
-    CHECK(pid >= 0);
+    const pid_t pid = test_fork();
     if (pid > 0)
         return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     alarm(100);
     run(rank);
     _exit(0);
@@ -331,9 +303,9 @@ static void run_alone(uint32_t rank)
     if (rank == 1)
         return;
     rank_open(&k, rank);
-    const uint64_t start_ms = clock_ms();
+    const uint64_t start_ms = test_now_ms();
     MUST(rank_connect(&k, 200 * MS, &why) == SHD_ETIMEDOUT);
-    MUST(clock_ms() - start_ms >= 200 && clock_ms() - start_ms < 5000);
+    MUST(test_now_ms() - start_ms >= 200 && test_now_ms() - start_ms < 5000);
     MUST(strstr(why.text, "200 ms") != NULL);
     queue(&k, 0, 1, COMM_SEND, 5, LONG_NS);
     MUST(await(&k.turns[0][0]) == SHD_ETIMEDOUT); /* for the same reason */

@@ -48,22 +48,6 @@ TEST(devices_that_cannot_do_it_are_refused_by_name)
 
 /* -- The queue -------------------------------------------------------------------------------- */
 
-struct record {
-    struct kern_done done;
-    uint32_t fired; /* times */
-    uint32_t order; /* of the last time */
-    int status;
-};
-static _Atomic uint32_t record_count;
-
-static void record_done(struct kern_done *done, int status)
-{
-    struct record *r = (struct record *)(void *)done; /* first member */
-    r->fired++;
-    r->status = status;
-    r->order = record_count++;
-}
-
 /* Fills of one array, each of which the next one overwrites, and a copy of each to the host. */
 TEST(ops_run_in_queueing_order_and_report_once)
 {

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include "proto/fdpass.h"
+#include "tests/child.h"
 #include "tests/cuda/cuda_util.h"
 
 #define ELEMS       (70 * BLOCK) /* chunks with a short last one */
@@ -21,24 +22,6 @@ struct marks {
     float arrays[ARRAYS - 1][ELEMS];
     uint16_t publish[ELEMS];
 };
-
-/* In a life: say why and end. */
-#define MUST(cond)                                                             \
-    do {                                                                       \
-        if (!(cond)) {                                                         \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #cond); \
-            _exit(1);                                                          \
-        }                                                                      \
-    } while (0)
-
-#define MUST_OK(expr)                                   \
-    do {                                                \
-        struct shd_err e = { 0 };                       \
-        if ((expr) != SHD_OK) {                         \
-            fprintf(stderr, "%s: %s\n", #expr, e.text); \
-            _exit(1);                                   \
-        }                                               \
-    } while (0)
 
 #define MUST_RUN(op, ...)                                            \
     do {                                                             \

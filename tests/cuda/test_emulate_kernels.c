@@ -193,88 +193,6 @@ TEST(accumulate_gives_the_hosts_bits_and_sums)
     k->ops->free(k);
 }
 
-static const struct kern_hyper hypers[] = {
-    { 1e-3f, 0.1f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.001f },
-    { 3e-2f, 0, 0.8f, 0.95f, 1e-6f, 0.7f, 0.4f },
-    { 0.5f, 1e-2f, 0, 0.5f, 1e-3f, 1, 1 },
-};
-
-/* Runs of many lengths, some empty, with gaps, of all groups. */
-static uint32_t make_runs(uint64_t elems, struct kern_run *runs, uint32_t runs_max, uint64_t seed)
-{
-    static const uint64_t sizes[] = { 0, 1, 2, 3, 4, 5, 31, 64, 2048, 2047, 5000, 20001 };
-    uint64_t state = seed * 2 + 1, at = test_random(&state) % 40;
-    uint32_t count = 0;
-    while (count < runs_max) {
-        const uint64_t n = sizes[test_random(&state) % ARRAY_SIZE(sizes)];
-        if (n > elems - at)
-            break;
-        runs[count++] = (struct kern_run){ at, n, (uint32_t)(test_random(&state) % 3) };
-        at += n;
-        const uint64_t gap = test_random(&state) % 3 == 0 ? test_random(&state) % 100 : 0;
-        at = gap < elems - at ? at + gap : elems;
-    }
-    return count;
-}
-
-struct state { /* arrays of one update */
-    struct guarded p, m, v, g, out;
-    uint64_t elems;
-    enum shd_dtype dtype;
-};
-
-static struct state state_new(uint64_t elems, enum shd_dtype dtype, bool wild, uint64_t seed)
-{
-    struct state s = { .elems = elems, .dtype = dtype };
-    s.p = guarded_new(elems * 4, 0);
-    s.m = guarded_new(elems * 4, 16);
-    s.v = guarded_new(elems * 4, 32);
-    s.g = guarded_new(elems * 4, 48);
-    s.out = guarded_new(elems * dtype_bytes(dtype), 16);
-    fill_awkward(s.p.base, elems, wild, seed);
-    fill_awkward(s.m.base, elems, wild, seed + 1);
-    fill_awkward(s.v.base, elems, wild, seed + 2);
-    fill_awkward(s.g.base, elems, wild, seed + 3);
-    for (uint64_t i = 0; i < elems; i++) /* a second moment is not negative */
-        ((float *)s.v.base)[i] = fabsf(((float *)s.v.base)[i]);
-    memset(s.out.base, 0x5a, s.out.bytes);
-    return s;
-}
-
-static void state_free(struct state *s)
-{
-    struct guarded *all[] = { &s->p, &s->m, &s->v, &s->g, &s->out };
-    for (size_t i = 0; i < ARRAY_SIZE(all); i++) {
-        EXPECT(guarded_intact(all[i]));
-        guarded_free(all[i]);
-    }
-}
-
-static void host_update(struct kern *k, enum optimizer o, struct state *s,
-                        const struct kern_run *runs, uint32_t run_count)
-{
-    const struct kern_update a = {
-        .param = s->p.base,
-        .m = s->m.base,
-        .v = o == ADAMW ? s->v.base : NULL,
-        .grad = s->g.base,
-        .grad_scale = 0.37f,
-        .publish = s->out.base,
-        .publish_dtype = s->dtype,
-        .elems = s->elems,
-        .runs = runs,
-        .run_count = run_count,
-        .hypers = hypers,
-        .hyper_count = ARRAY_SIZE(hypers),
-    };
-    if (o == ADAMW)
-        EXPECT_RUNS(adamw, k, &a);
-    else if (o == SGD)
-        EXPECT_RUNS(sgd, k, &a);
-    else
-        EXPECT_RUNS(lion, k, &a);
-}
-
 static void emulated_update(enum optimizer o, struct state *s, const struct kern_run *runs,
                             uint32_t run_count, unsigned blocks)
 {
@@ -290,8 +208,8 @@ static void emulated_update(enum optimizer o, struct state *s, const struct kern
         .run_count = run_count,
         .publish_dtype = (uint32_t)s->dtype,
     };
-    for (uint32_t i = 0; i < ARRAY_SIZE(hypers); i++)
-        a.rates[i] = rates_make(&hypers[i], 0.37f, o);
+    for (uint32_t i = 0; i < ARRAY_SIZE(update_hypers); i++)
+        a.rates[i] = rates_make(&update_hypers[i], 0.37f, o);
     LAUNCH(optimizer_kernel(o), &a, blocks);
     free(device_runs);
 }
@@ -306,9 +224,9 @@ TEST(updates_give_the_hosts_bits)
         struct kern_run runs[256] = { { 0, elems, 1 } };
         const uint32_t count = i % 12 == 0 ? 1 : make_runs(elems, runs, ARRAY_SIZE(runs), i);
         const enum shd_dtype dtype = (enum shd_dtype)(1 + i / 3 % 3);
-        struct state want = state_new(elems, dtype, i / 9 % 2 == 1, i);
-        struct state got = state_new(elems, dtype, i / 9 % 2 == 1, i);
-        host_update(k, o, &want, runs, count);
+        struct state want = state_new(elems, dtype, i / 9 % 2 == 1, /* skew= */ 8, i);
+        struct state got = state_new(elems, dtype, i / 9 % 2 == 1, /* skew= */ 8, i);
+        state_update(k, o, &want, runs, count);
         schedule(i);
         emulated_update(o, &got, runs, count, grids[i % ARRAY_SIZE(grids)]);
         EXPECT_SAME_FLOATS((float *)got.p.base, (float *)want.p.base, elems, "p");

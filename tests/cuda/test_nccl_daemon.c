@@ -138,12 +138,9 @@ static void broken_off(void)
 
 static pid_t start(void (*run)(void))
 {
-    fflush(NULL);
-    const pid_t pid = fork();
-    CHECK(pid >= 0);
+    const pid_t pid = test_fork();
     if (pid > 0)
         return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     alarm(60);
     run();
     _exit(0);

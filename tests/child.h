@@ -1,0 +1,44 @@
+/* Processes of a test's own, which end with it. */
+#ifndef SHD_TESTS_CHILD_H
+#define SHD_TESTS_CHILD_H
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "proto/check.h"
+#include "proto/status.h"
+
+/* 0: in the child, which is killed when its parent ends; else its pid, the caller's to wait for. */
+__attribute__((unused)) static pid_t test_fork(void)
+{
+    fflush(NULL);
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0)
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+    return pid;
+}
+
+/* In a child, which cannot fail a test: say why and end with 1. */
+#define MUST(cond)                                                             \
+    do {                                                                       \
+        if (!(cond)) {                                                         \
+            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #cond); \
+            _exit(1);                                                          \
+        }                                                                      \
+    } while (0)
+
+#define MUST_OK(expr)                                   \
+    do {                                                \
+        struct shd_err e = { 0 };                       \
+        if ((expr) != SHD_OK) {                         \
+            fprintf(stderr, "%s: %s\n", #expr, e.text); \
+            _exit(1);                                   \
+        }                                               \
+    } while (0)
+
+#endif
