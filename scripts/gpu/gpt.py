@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -27,6 +28,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 PEAK = 989e12
 GRACE_S = 15    # beyond --seconds, for a round that has begun
 ROUNDS_S = 40   # that starting and compiling must leave for rounds
+RUN_S = 60       # of one of ours
 BEGIN = time.monotonic()
 
 
@@ -57,6 +59,19 @@ def figure(name, unit, values):
                       'max': max(values), 'n': len(values)}), flush=True)
 
 
+def run(command, output):
+    """Exit code of a command; None: it took longer than RUN_S, and was killed with all it started."""
+    with open(output, 'wb') as f:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=f, stderr=subprocess.STDOUT,
+                                   start_new_session=True)
+        try:
+            return process.wait(RUN_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(5)
+            return None
+
+
 def shd_run(o, words, more):
     """Tokens per second of a run of its own, and its steps."""
     with tempfile.TemporaryDirectory() as work:
@@ -64,11 +79,11 @@ def shd_run(o, words, more):
         command = [os.path.join(o.bin, w) if w in ('shardctl', 'shd-gpt') else w for w in words]
         command += ['--device', 'cuda:0', *shape_flags(o), '--steps', str(o.steps), '--eval-every', '0',
                     '--sample', '0', '--log-every', str(o.steps), '--json', log, *more]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, check=False)
-        if done.returncode != 0:
-            print(done.stdout.decode(errors='replace')[-3000:])
-            sys.exit(f'shd-gpt ended with {done.returncode}: {" ".join(command)}')
+        code = run(command, os.path.join(work, 'output'))
+        if code != 0:
+            with open(os.path.join(work, 'output'), encoding='utf-8', errors='replace') as f:
+                print(f.read()[-8000:])
+            sys.exit(f'shd-gpt {"took too long" if code is None else f"ended with {code}"}: {" ".join(command)}')
         with open(log, encoding='utf-8') as f:
             steps = [json.loads(line) for line in f][o.warmup:]
     return statistics.median(s['tokens'] / s['step_ns'] * 1e9 for s in steps), steps
@@ -159,25 +174,34 @@ def in_time(o):
 
 
 def rounds(o, torch, ours):
-    """Ours and PyTorch's in turn; the ratio of each round. ours: the rates of our rounds, added to."""
+    """Ours and PyTorch's in turn; the ratio of each round. ours: the rates of our rounds, added to.
+    Figures also when one fails."""
     theirs = {variant: [] for variant in torch.variants}
     ratios = {variant: [] for variant in torch.variants}
-    for number in range(o.rounds):
-        if number > 0 and not in_time(o):
-            break
-        rate, steps = shd_run(o, DAEMON, ['--path', 'map'])
-        ours.append(rate)
-        for variant in torch.variants:
-            got = torch.run(variant, o.steps, o.seconds + GRACE_S)
-            if got is not None:
-                theirs[variant].append(got)
-                ratios[variant].append(rate / got)
-    for variant in [v for v in torch.variants if theirs[v]]:
-        figure(f'gpt.torch.{variant}.tokens', 'tok/s', theirs[variant])
-        figure(f'gpt.torch.{variant}.mfu', 'ratio', [t * flop_per_token(o) / PEAK for t in theirs[variant]])
-        figure(f'gpt.over_torch_{variant}', 'ratio', ratios[variant])
+    try:
+        for number in range(o.rounds):
+            if number > 0 and not in_time(o):
+                break
+            rate, steps = shd_run(o, DAEMON, ['--path', 'map'])
+            ours.append(rate)
+            for variant in torch.variants:
+                got = torch.run(variant, o.steps, o.seconds + GRACE_S)
+                if got is not None:
+                    theirs[variant].append(got)
+                    ratios[variant].append(rate / got)
+    finally:
+        rate_figures(o, 'gpt', ours)
+        for variant in [v for v in torch.variants if theirs[v]]:
+            rate_figures(o, f'gpt.torch.{variant}', theirs[variant])
+            figure(f'gpt.over_torch_{variant}', 'ratio', ratios[variant])
     said = [f'{statistics.median(ratios[v]):.2f} of PyTorch {v}' for v in torch.variants if ratios[v]]
     return steps, said or ['no PyTorch']
+
+
+def rate_figures(o, name, rates):
+    if rates:
+        figure(f'{name}.tokens', 'tok/s', rates)
+        figure(f'{name}.mfu', 'ratio', [t * flop_per_token(o) / PEAK for t in rates])
 
 
 def ways(o, ours):
@@ -216,8 +240,6 @@ def main():
         torch.close()
     figure('gpt.map.bytes_copied', 'bytes/step', [s['bytes_copied'] for s in steps])
     figure('gpt.flop_per_token', 'FLOP', [flop])
-    figure('gpt.tokens', 'tok/s', ours)
-    figure('gpt.mfu', 'ratio', [t * flop / PEAK for t in ours])
     copied = max(s['bytes_copied'] for s in steps)
     rate = statistics.median(ours)
     print(f'answer: {rate:.0f} tok/s, MFU {rate * flop / PEAK:.3f}; {copied} bytes copied a step by '

@@ -315,8 +315,11 @@ void shim_open_memory(CUdevice device)
 
 void shim_close_memory(void)
 {
-    for (const struct map *m = maps; m != NULL; m = m->next)
+    /* Of few pages is there much done: to forget them costs less than to protect all, twice. */
+    for (const struct map *m = maps; m != NULL; m = m->next) {
+        CHECK(madvise((void *)m->base, m->bytes, MADV_DONTNEED) == 0);
         CHECK(mprotect((void *)m->base, m->bytes, PROT_NONE) == 0);
+    }
     pthread_rwlock_unlock(&lock);
     pthread_mutex_unlock(&open_lock);
 }

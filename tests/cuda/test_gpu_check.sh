@@ -49,7 +49,7 @@ grep -q '^keep=failed' <(results "$work/slow.json") || fail "a hang is not seen"
 ! pgrep -f "^$build/bin/gpu_probe" >/dev/null || fail "a process was left behind"
 
 # What cannot be started, and what leaves its group, does not take the rest along.
-python3 -B - "$root/scripts/gpu" "$work" <<'EOF'
+python3 -B - "$root/scripts/gpu" "$work" "$shim" <<'EOF'
 import os, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
 from runner import Runner, children
@@ -61,6 +61,29 @@ r.item('passes', 5, lambda r: r.must(['echo', '{"name": "x", "value": 0.5}']), F
 assert [i['result'] for i in r.document['items']] == ['failed', 'passed', 'passed'], r.document
 assert children(os.getpid()) == [beside.pid], children(os.getpid())
 assert r.end_beside(beside) is None and beside.poll() is not None
+
+# What a machine says of itself, by an nvidia-smi that is none; and where a driver is that the loader does not know.
+import machine
+tools = os.path.join(sys.argv[2], 'tools')
+os.makedirs(tools)
+with open(os.path.join(tools, 'nvidia-smi'), 'w') as f:
+    f.write('#!/bin/sh\ncase $1 in -q) echo "    MIG Mode\n        Current : Enabled\n    Compute Mode : $MODE";; '
+            '*) echo "a GPU, 580";; esac\n')
+os.chmod(os.path.join(tools, 'nvidia-smi'), 0o755)
+os.environ.update(PATH=tools + ':' + os.environ['PATH'], MODE='Exclusive_Process')
+r.env = dict(os.environ)
+facts = machine.facts(r, False)
+assert facts['gpu'] == 'a GPU, 580' and len(facts['bars']) == 2, facts
+assert 'Exclusive_Process' in facts['bars'][0] and 'MIG' in facts['bars'][1], facts
+assert machine.bars('MIG Mode\n  Current : Disabled\nCompute Mode : Default') == []
+assert 'a GPU' in machine.after_failure('none')
+start = time.monotonic()
+assert machine.quick(['sh', '-c', 'echo said; exec sleep 9'], 1) == 'said\n' and time.monotonic() - start < 5
+os.environ['LD_LIBRARY_PATH'] = ''
+machine.DRIVER_DIRS = ('/nonexistent', '/usr', sys.argv[3])
+r.deadline = time.monotonic() + 60
+here = machine.try_driver(r, 'libcuda.so.1')  # a machine with a GPU
+assert machine.driver_dir(r) == ([] if here else [sys.argv[3]]), machine.driver_dir(r)
 assert r.close((('x', 0.9, 'of x'), ('y', 0.9, 'of y'))) == 1
 assert r.document['targets'] == [{'name': 'x', 'at_least': 0.9, 'value': 0.5}]
 EOF
