@@ -6,6 +6,7 @@
 #   step      a training step with daemons, over the same compute without exchange
 #   policies  step time, waiting and memory of each strategy and path, with a slow link
 #   elastic   a step of two workers, beside a third one that is slow, or is not
+#   recompute  shd-gpt --recompute: step time and memory, beside without
 #   attach    a fresh worker's first forward on a warm model, beside loading a file
 #   checkpoint  step time while checkpoints are saved; restoring beside attaching
 #   status    step time while ten clients read /status and /metrics, over the same unwatched
@@ -49,6 +50,10 @@ status)
 control)
     targets=(shardd bench_control) && command=("$root/build/release/bin/bench_control")
     ;;
+recompute)
+    targets=(shd-gpt)
+    command=(python3 "$root/bench/bench_recompute.py" --bin "$root/build/release/bin")
+    ;;
 attach)
     targets=(shardd shardctl bench_attach)
     command=("$root/build/release/bin/shardctl" run --daemons 2 --
@@ -60,7 +65,7 @@ attach)
     ;;
 *)
     usage >&2
-    say "unknown benchmark '$what'; known: update, step, policies, elastic, control, attach, checkpoint, status"
+    say "unknown benchmark '$what'; known: update, step, policies, elastic, control, recompute, attach, checkpoint, status"
     exit 2
     ;;
 esac

@@ -8,7 +8,8 @@
 #   split     daemons x workers, the default schedule (default: "1 2 3 5" x "1 2 4")
 #   policies  strategy x prefetch x path in fp32 and bf16, each once, over daemons {1, 3} and workers
 #             {1, 2} in turn; accumulation, bounds, 16-bit gradients, an overflow, adapters,
-#             experts without tokens, a worker that leaves early
+#             experts without tokens, a worker that leaves early; most of it with --recompute, too,
+#             whose memory is measured
 #   full      the same with every combination of daemons and workers: about 250 runs
 set -eu
 
@@ -26,7 +27,7 @@ while [ $# -gt 0 ]; do
     --daemons) daemons=$2; shift 2 ;;
     --workers) workers=$2; shift 2 ;;
     --) shift; break ;;
-    *) sed -n '5,13s/^# *//p' "$0" >&2; exit 2 ;;
+    *) sed -n '5,14s/^# *//p' "$0" >&2; exit 2 ;;
     esac
 done
 
@@ -108,6 +109,33 @@ each() {
     esac
 }
 
+# peak OPTIONS...: largest resident memory of one process, in bytes; its output to $work/out.
+peak() {
+    # shellcheck disable=SC2086
+    python3 -c 'import resource, subprocess, sys
+with open(sys.argv[1], "w") as out:
+    subprocess.run(sys.argv[2:], stdout=out, check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)' \
+        "$work/out" "$bin/shd-gpt" --standalone $model "$@"
+}
+
+# saves OPTIONS...: --recompute saves the activations that shd-gpt says it does, within a tenth, and
+# no bit of the digest differs.
+saves() {
+    runs=$((runs + 1))
+    all=$(peak "$@")
+    want=$(digest_of "$work/out")
+    kept=$(peak --recompute "$@")
+    got=$(digest_of "$work/out")
+    said=$(sed -n 's/^activations \([0-9.]*\) MB (\([0-9.]*\) MB without .*/\2 \1/p' "$work/out")
+    echo "peak $all bytes, $kept with --recompute; activations said to be $said MB"
+    [ "$got" = "$want" ] && echo "$said $all $kept" | awk '{
+        said = ($1 - $2) * 1e6; saved = $3 - $4
+        exit !(NF == 4 && $1 > 4 * $2 && saved > 0.9 * said && saved < 1.1 * said) }' && return
+    echo "  and that is not what it should be"
+    bad=$((bad + 1))
+}
+
 set_split() {
     alone "$@"
     for d in ${daemons:-1 2 3 5}; do
@@ -136,12 +164,20 @@ set_policies() {
     each --forward-prefetch 0 "$@"
     each --forward-prefetch 3 --path copy "$@"
     each --max-live-units 2 --prefetch none --forward-prefetch 0 --path copy "$@"
+    for strategy in ddp zero1 zero2 zero3; do
+        each --recompute --strategy $strategy --path map "$@"
+        each --recompute --strategy $strategy --prefetch post --path copy "$@"
+    done
+    each --recompute --max-live-units 2 --prefetch none --forward-prefetch 0 --path copy "$@"
+    each --recompute --elastic "$@"
     set_schedules --precision bf16 "$@"
+    each --recompute --precision bf16 --path copy "$@"
 
     for a in 2 4; do
         alone --accumulate local:$a "$@"
         each --accumulate local:$a "$@"
         each --accumulate local:$a --strategy ddp --path copy "$@"
+        each --accumulate local:$a --recompute "$@"
     done
     alone --grad-precision bf16 "$@"
     each --grad-precision bf16 "$@"
@@ -150,7 +186,9 @@ set_policies() {
     each --precision fp16 --inject-overflow 3 "$@"
     skips 3
     each --precision fp16 --inject-overflow 3 --path copy "$@"
+    each --precision fp16 --inject-overflow 3 --recompute "$@"
     alone --adapters 4 "$@"
+    each --adapters 4 --recompute "$@"
     each --adapters 4 "$@"
     each --adapters 4 --path copy --strategy zero2 "$@"
 
@@ -158,10 +196,13 @@ set_policies() {
     alone --experts 16 --seq 8 --batch 1 "$@"
     each --experts 16 --seq 8 --batch 1 "$@"
     each --experts 16 --seq 8 --batch 1 --path copy "$@"
+    each --experts 16 --seq 8 --batch 1 --recompute "$@"
+    each --experts 16 --seq 8 --batch 1 --recompute --path copy --strategy zero2 "$@"
     each --experts 16 --seq 8 --batch 1 --strategy ddp "$@"
     has "plan misses: [1-9]"
     same 3 3 --experts 16 --seq 8 --batch 1 --stop-rank 1 --stop-at 2 "$@"
     same 1 2 --experts 16 --seq 8 --batch 1 --stop-rank 1 --stop-at 4 --path copy "$@"
+    saves --layers 12 --seq 128 --batch 16 --micro-batches 1 "$@"
 }
 
 case $what in

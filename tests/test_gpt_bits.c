@@ -14,7 +14,7 @@
 /* The fp64 twin (examples/gpt/real.h). */
 struct gpt64;
 int gpt64_new(const struct gpt_shape *shape, const struct gpt_layout *layout, uint32_t batch,
-              struct pool *pool, struct gpt64 **ret_gpt, struct shd_err *e);
+              bool recompute, struct pool *pool, struct gpt64 **ret_gpt, struct shd_err *e);
 void gpt64_free(struct gpt64 *g);
 double gpt64_whole(struct gpt64 *g, const uint8_t *windows, const double *const *params,
                    double *const *grads);
@@ -93,7 +93,7 @@ static struct result model_run(const struct model *m, uint32_t threads, uint64_t
     struct result r = { .loss = 0 };
     float *at[UNITS_MAX], *base[2 * UNITS_MAX], *params[UNITS_MAX];
     EXPECT_OK(pool_new(threads, &pool, &e), &e);
-    EXPECT_OK(gpt_new(&shape, &m->layout, BATCH, pool, &gpt, &e), &e);
+    EXPECT_OK(gpt_new(&shape, &m->layout, BATCH, false, pool, &gpt, &e), &e);
     for (uint32_t u = 0; u < m->units; u++) {
         const uint64_t bytes = ((m->elems[u] + shift) * sizeof(float) + 63) / 64 * 64;
         base[2 * u] = aligned_alloc(64, bytes);
@@ -178,7 +178,7 @@ TEST(fp32_is_near_fp64)
     double *params[UNITS_MAX], *grads[UNITS_MAX], worst = 0;
     model_init(&m);
     EXPECT_OK(pool_new(2, &pool, &e), &e);
-    EXPECT_OK(gpt64_new(&shape, &m.layout, BATCH, pool, &gpt64, &e), &e);
+    EXPECT_OK(gpt64_new(&shape, &m.layout, BATCH, false, pool, &gpt64, &e), &e);
     for (uint32_t u = 0; u < m.units; u++) {
         params[u] = malloc(m.elems[u] * sizeof(double));
         grads[u] = calloc(m.elems[u], sizeof(double));

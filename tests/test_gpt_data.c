@@ -415,7 +415,7 @@ static void check_sampler(uint32_t experts, uint32_t rank)
     toy_init_as(&t, 2, experts, rank);
     for (int i = 0; i < 21; i++)
         window[i] = (uint8_t)(i * 37);
-    EXPECT_OK(gpt_new(&t.shape, &t.layout, 1, t.pool, &gpt, &e), &e);
+    EXPECT_OK(gpt_new(&t.shape, &t.layout, 1, false, t.pool, &gpt, &e), &e);
     EXPECT_OK(sampler_new(&t.shape, &t.layout, t.pool, (const float *const *)t.params, &s, &e), &e);
     gpt_whole(gpt, window, (const float *const *)t.params, NULL);
     for (int i = 0; i < 20; i++) {

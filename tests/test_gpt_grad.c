@@ -344,7 +344,7 @@ static void whole_init(struct whole *w, const struct gpt_shape *shape)
     w->units = gpt_units(&w->shape);
     gpt_layout_compute(&w->shape, &w->layout);
     w->pool = new_pool(2);
-    EXPECT_OK(gpt_new(&w->shape, &w->layout, batch, w->pool, &w->gpt, &e), &e);
+    EXPECT_OK(gpt_new(&w->shape, &w->layout, batch, false, w->pool, &w->gpt, &e), &e);
     w->windows = malloc((size_t)batch * (w->shape.seq + 1));
     for (uint32_t i = 0; i < batch * (w->shape.seq + 1); i++)
         w->windows[i] = (uint8_t)(test_random(&seed) >> 40);

@@ -332,24 +332,37 @@ struct result {
     float *grads[UNITS_MAX]; /* NULL: frozen */
 };
 
-static struct result model_run(const struct model *m, struct run run)
+static struct result model_run_as(const struct model *m, struct run run, bool recompute)
 {
     struct shd_err e;
     struct pool *pool;
     struct gpt *gpt;
     struct result r = { .loss = 0 };
     EXPECT_OK(pool_new(run.threads, &pool, &e), &e);
-    EXPECT_OK(gpt_new(&m->shape, &m->layout, BATCH, pool, &gpt, &e), &e);
+    EXPECT_OK(gpt_new(&m->shape, &m->layout, BATCH, recompute, pool, &gpt, &e), &e);
     EXPECT_OK(gemm_init(run.kind, &e), &e);
     gpt_set_gemm(gpt, run.kind);
     gpt_set_loss_scale(gpt, run.loss_scale);
     for (uint32_t u = 0; u < m->units; u++)
         if (!gpt_kind_frozen(&m->shape, gpt_unit_at(&m->shape, u).kind))
             r.grads[u] = calloc(m->elems[u], sizeof(float));
+    if (recompute) { /* what another batch left must not show */
+        static const uint8_t other[sizeof m->windows] = { 1, 2, 3 };
+        gpt_whole(gpt, other, (const float *const *)m->params, r.grads);
+        for (uint32_t u = 0; u < m->units; u++)
+            if (r.grads[u] != NULL)
+                memset(r.grads[u], 0, m->elems[u] * sizeof(float));
+        gpt_whole(gpt, other, (const float *const *)m->params, NULL);
+    }
     r.loss = gpt_whole(gpt, m->windows, (const float *const *)m->params, r.grads);
     gpt_free(gpt);
     pool_free(pool);
     return r;
+}
+
+static struct result model_run(const struct model *m, struct run run)
+{
+    return model_run_as(m, run, false);
 }
 
 static void result_free(struct result *r)
@@ -406,6 +419,78 @@ TEST(bits_do_not_depend_on_threads_in_any_kind)
         check_threads(&adapted, (enum gemm_kind)kind);
     }
 }
+
+/* -- Recomputing ----------------------------------------------------------------------------- */
+
+/* More layers than the one whose activations still lie there when backward begins. */
+static const struct gpt_shape deep[] = {
+    { .layers = 3, .dim = 96, .heads = 3, .seq = 70 },
+    { .layers = 3, .dim = 48, .heads = 3, .seq = 70, .experts = 3 },
+    { .layers = 3, .dim = 48, .heads = 3, .seq = 70, .rank = 6 },
+    { .layers = 1, .dim = 48, .heads = 3, .seq = 70 },
+};
+#define DEEP (sizeof deep / sizeof deep[0])
+
+TEST(recomputing_changes_no_bit)
+{
+    start(309);
+    for (int kind = GEMM_FULL; kind <= GEMM_F16_EMULATED; kind++) {
+        if (kind == GEMM_BF16_NATIVE && !native_works())
+            continue;
+        for (size_t i = 0; i < DEEP; i++) {
+            struct model m;
+            model_init(&m, &deep[i]);
+            const struct run run = { (enum gemm_kind)kind, 2, 1024 };
+            struct result all = model_run(&m, run), again = model_run_as(&m, run, true);
+            EXPECT(isfinite(all.loss));
+            expect_same(&m, &all, &again);
+            result_free(&all);
+            result_free(&again);
+            model_deinit(&m);
+        }
+    }
+}
+
+static uint64_t activation_bytes(const struct gpt_shape *shape, bool built_as, bool asked)
+{
+    struct shd_err e;
+    struct pool *pool;
+    struct gpt *gpt;
+    struct gpt_layout layout;
+    gpt_layout_compute(shape, &layout);
+    EXPECT_OK(pool_new(1, &pool, &e), &e);
+    EXPECT_OK(gpt_new(shape, &layout, BATCH, built_as, pool, &gpt, &e), &e);
+    const uint64_t bytes = gpt_activation_bytes(gpt, asked);
+    gpt_free(gpt);
+    pool_free(pool);
+    return bytes;
+}
+
+/* A layer more takes its input, and with experts what the router gave them; each array begins on a
+ * cache line. Without recomputing it takes some twenty times as much. */
+TEST(recomputing_keeps_inputs_only)
+{
+    for (size_t i = 0; i < DEEP; i++) {
+        struct gpt_shape more = deep[i];
+        const uint64_t rows = (uint64_t)BATCH * more.seq, width = rows * more.dim * sizeof(float);
+        const uint64_t lines = (rows * 4 + 63) / 64 * 64; /* of one word a row */
+        const uint64_t routed_to = (rows * more.experts * 4 + 63) / 64 * 64;
+        uint64_t input = (width + 63) / 64 * 64;
+        if (more.experts > 0)
+            input += input + 2 * lines + 64 + routed_to;
+        more.layers++;
+        for (int as = 0; as < 2; as++) {
+            const uint64_t kept = activation_bytes(&more, as > 0, true) -
+                                  activation_bytes(&deep[i], as > 0, true);
+            const uint64_t all = activation_bytes(&more, as > 0, false) -
+                                 activation_bytes(&deep[i], as > 0, false);
+            EXPECT_EQ(kept, input);
+            EXPECT(all > 8 * kept);
+        }
+    }
+}
+
+/* -- Rounding -------------------------------------------------------------------------------- */
 
 /* A factor rounded to bf16 is off by at most 2^-9 of itself, on average by about half of that, and
  * errors of independent factors add up as squares; a gradient passes some 10 products: 2^-10 *

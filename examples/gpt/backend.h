@@ -50,6 +50,8 @@ struct backend_ops {
     /* For the log: "GPU 0 (NVIDIA H200), cuBLAS 13.0, bf16 products"; borrowed. NULL: nothing to
      * say. */
     const char *(*describe)(const struct backend *b);
+    /* Of activations and scratch: what is, or would be, allocated with and without recompute. */
+    uint64_t (*activation_bytes)(const struct backend *b, bool recompute);
     void (*free)(struct backend *b); /* NULL is a no-op */
 };
 
@@ -61,6 +63,7 @@ struct backend_config {
     const struct gpt_shape *shape;   /* copied, as the next */
     const struct gpt_layout *layout; /* elems and offsets as the owners have them */
     uint32_t batch;                  /* sequences */
+    bool recompute;                  /* activations of one layer at a time; see model.h */
     enum shd_dtype publish;          /* of params */
     enum gemm_kind gemm;             /* host: gemm_init() was called */
     struct pool *pool;               /* host; borrowed until free() */

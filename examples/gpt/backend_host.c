@@ -98,6 +98,11 @@ static const char *host_describe(const struct backend *b)
     return NULL;
 }
 
+static uint64_t host_activation_bytes(const struct backend *b, bool recompute)
+{
+    return gpt_activation_bytes(((const struct backend_host *)b)->gpt, recompute);
+}
+
 static void host_free(struct backend *b)
 {
     if (b == NULL)
@@ -117,6 +122,7 @@ static const struct backend_ops host_ops = {
     .read = host_read,
     .spoil = host_spoil,
     .describe = host_describe,
+    .activation_bytes = host_activation_bytes,
     .free = host_free,
 };
 
@@ -133,7 +139,8 @@ int backend_host_new(const struct backend_config *config, struct backend **ret_b
     h->base.ops = &host_ops;
     h->shape = *config->shape;
     h->layout = *config->layout;
-    int r = gpt_new(config->shape, config->layout, config->batch, config->pool, &h->gpt, e);
+    int r = gpt_new(config->shape, config->layout, config->batch, config->recompute, config->pool,
+                    &h->gpt, e);
     if (r == SHD_OK)
         r = widen_init(&h->widen, config->publish, elems_max, config->pool, e);
     if (r != SHD_OK) {

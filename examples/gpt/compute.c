@@ -17,6 +17,7 @@ static struct backend_config compute_config(const struct compute *c)
     return (struct backend_config){ .shape = &c->shape,
                                     .layout = &c->layout,
                                     .batch = (uint32_t)o->batch,
+                                    .recompute = o->recompute,
                                     .publish = o->chosen.publish,
                                     .gemm = c->gemm,
                                     .pool = c->pool,
@@ -32,6 +33,10 @@ int compute_init(struct compute *c, struct shd_err *e)
     const struct backend_config config = compute_config(c);
     const int r = o->chosen.cuda ? backend_cuda_new(&config, &c->backend, e)
                                  : backend_host_new(&config, &c->backend, e);
+    if (r == SHD_ENOMEM && !o->recompute) {
+        const struct shd_err why = *e;
+        return fail(e, r, "%s; or add --recompute: activations of one layer at a time", why.text);
+    }
     if (r != SHD_OK)
         return r;
     c->windows = malloc(o->batch * (o->seq + 1));

@@ -33,22 +33,25 @@ static real *carve_reals(struct carver *c, uint64_t count)
     return carve(c, count * sizeof(real));
 }
 
-static void gpt_carve_moe(struct gpt *g, struct moe_acts *moe, struct carver *c)
+/* What the units of a layer start from. */
+static void gpt_carve_inputs(struct gpt *g, struct block_acts *b, struct carver *c)
 {
     const uint64_t rows = g->rows, width = rows * g->shape.dim, experts = g->shape.experts;
+    struct moe_acts *moe = &b->moe;
+    b->x = carve_reals(c, width);
+    if (experts == 0)
+        return;
+    b->norm2 = carve_reals(c, width);
     moe->row = carve(c, rows * sizeof *moe->row);
     moe->first = carve(c, (experts + 1) * sizeof *moe->first);
     moe->chosen = carve(c, rows * sizeof *moe->chosen);
     moe->prob = carve_reals(c, rows * experts);
-    moe->in = carve_reals(c, width);
-    moe->out = carve_reals(c, width);
-    moe->dgate = carve_reals(c, rows);
 }
 
+/* What follows from that. */
 static void gpt_carve_block(struct gpt *g, struct block_acts *b, struct carver *c)
 {
     const uint64_t rows = g->rows, width = rows * g->shape.dim;
-    b->x = carve_reals(c, width);
     b->mean1 = carve_reals(c, rows);
     b->rstd1 = carve_reals(c, rows);
     b->norm1 = carve_reals(c, width);
@@ -58,13 +61,17 @@ static void gpt_carve_block(struct gpt *g, struct block_acts *b, struct carver *
     b->mid = carve_reals(c, width);
     b->mean2 = carve_reals(c, rows);
     b->rstd2 = carve_reals(c, rows);
-    b->norm2 = carve_reals(c, width);
+    if (g->shape.experts == 0)
+        b->norm2 = carve_reals(c, width);
     b->pre = carve_reals(c, 4 * width);
     b->act = carve_reals(c, 4 * width);
     for (int m = 0; m < MATRICES && g->shape.rank > 0; m++)
         b->low[m] = carve_reals(c, rows * g->shape.rank);
-    if (g->shape.experts > 0)
-        gpt_carve_moe(g, &b->moe, c);
+    if (g->shape.experts == 0)
+        return;
+    b->moe.in = carve_reals(c, width);
+    b->moe.out = carve_reals(c, width);
+    b->moe.dgate = carve_reals(c, rows);
 }
 
 /* Returns the bytes needed. */
@@ -72,8 +79,13 @@ static uint64_t gpt_carve(struct gpt *g, void *slab)
 {
     struct carver c = { .base = slab };
     const uint64_t rows = g->rows, width = rows * g->shape.dim;
-    for (uint32_t l = 0; l < g->shape.layers; l++)
-        gpt_carve_block(g, &g->blocks[l], &c);
+    for (uint32_t l = 0; l < g->shape.layers; l++) {
+        if (g->recompute && l > 0)
+            g->blocks[l] = g->blocks[0];
+        else
+            gpt_carve_block(g, &g->blocks[l], &c);
+        gpt_carve_inputs(g, &g->blocks[l], &c);
+    }
     g->out = carve_reals(&c, width);
     g->mean = carve_reals(&c, rows);
     g->rstd = carve_reals(&c, rows);
@@ -94,7 +106,7 @@ static uint64_t gpt_carve(struct gpt *g, void *slab)
 }
 
 int gpt_new(const struct gpt_shape *shape, const struct gpt_layout *layout, uint32_t batch,
-            struct pool *pool, struct gpt **ret_gpt, struct shd_err *e)
+            bool recompute, struct pool *pool, struct gpt **ret_gpt, struct shd_err *e)
 {
     const int r = gpt_shape_check(shape, e);
     if (r != SHD_OK)
@@ -115,11 +127,16 @@ int gpt_new(const struct gpt_shape *shape, const struct gpt_layout *layout, uint
                        .loss_scale = 1,
                        .batch = batch,
                        .rows = (uint64_t)batch * shape->seq,
+                       .held = MODEL_HELD_NONE,
                        .blocks = blocks };
     /* With the limits of gpt_shape_check() this stays far below 2^64. */
-    const uint64_t bytes = gpt_carve(g, NULL);
-    g->slab = aligned_alloc(GPT_SLAB_ALIGN, bytes);
+    for (int way = 0; way < 2; way++) {
+        g->recompute = way == 0 ? !recompute : recompute;
+        g->bytes[g->recompute] = gpt_carve(g, NULL);
+    }
+    g->slab = aligned_alloc(GPT_SLAB_ALIGN, g->bytes[recompute]);
     if (g->slab == NULL) {
+        const uint64_t bytes = g->bytes[recompute];
         gpt_free(g);
         return fail(e, SHD_ENOMEM, "no memory for %ju MiB of activations: lower --batch or --seq",
                     (uintmax_t)(bytes >> 20));
@@ -136,6 +153,11 @@ void gpt_free(struct gpt *g)
     free(g->slab);
     free(g->blocks);
     free(g);
+}
+
+uint64_t gpt_activation_bytes(const struct gpt *g, bool recompute)
+{
+    return g->bytes[recompute];
 }
 
 void gpt_set_gemm(struct gpt *g, enum gemm_kind kind)
@@ -172,6 +194,11 @@ uint64_t model_min(uint64_t a, uint64_t b)
 real *model_stream(struct gpt *g, uint32_t layer)
 {
     return layer < g->shape.layers ? g->blocks[layer].x : g->out;
+}
+
+bool model_recomputes(const struct gpt *g, uint32_t layer)
+{
+    return g->recompute && g->held != layer;
 }
 
 /* A frozen block does nothing by itself: its adapters' unit computes it. */

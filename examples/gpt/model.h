@@ -3,6 +3,13 @@
  * One object holds the activations of one micro-batch. Use: gpt_set_batch(), gpt_forward() for
  * the units gpt_next() names, read gpt_loss(), gpt_backward() for the same units in reverse.
  *
+ * With `recompute` only what each unit of a layer starts from is kept from its forward to its
+ * backward: the layer's input; with experts also what the router gave them. The rest is held once,
+ * for one layer, and a unit's backward computes it again, from that unit's parameters: the same
+ * operations on the same inputs, so the same bits, and the same units in the same order. Nothing in
+ * the model is random. What backward does not read is not computed again (the last product of a
+ * dense layer), nor is what still lies there (the last layer).
+ *
  * The model: x = wte[token] + wpe[position]; per block x += proj(attention(ln_1(x))) and then
  * x += mlp(ln_2(x)); logits = ln_f(x) wte^T; loss = mean cross-entropy in nats. (Radford et al.
  * 2019, "Language Models are Unsupervised Multitask Learners", section 2.3.)
@@ -10,6 +17,7 @@
 #ifndef GPT_MODEL_H
 #define GPT_MODEL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "client/shd.h"
@@ -23,8 +31,11 @@ struct gpt;
 /* Allocate for batch sequences of shape->seq bytes. pool is borrowed until gpt_free().
  * Errors: SHD_ERANGE limits; SHD_ENOMEM, naming the bytes. */
 int gpt_new(const struct gpt_shape *shape, const struct gpt_layout *layout, uint32_t batch,
-            struct pool *pool, struct gpt **ret_gpt, struct shd_err *e);
+            bool recompute, struct pool *pool, struct gpt **ret_gpt, struct shd_err *e);
 void gpt_free(struct gpt *g);
+
+/* What this model's activations and scratch take, or would take, with and without recompute. */
+uint64_t gpt_activation_bytes(const struct gpt *g, bool recompute);
 
 /* Copy windows[batch, seq + 1]: inputs are each window's first seq bytes, targets its last. */
 void gpt_set_batch(struct gpt *g, const uint8_t *windows);

@@ -63,6 +63,18 @@ static struct linear factor_linear(const struct gpt *g, const real *factor, uint
         struct linear){ .rows = g->rows, .in = in, .out = out, .weight = factor, .gemm = g->gemm };
 }
 
+/* x A, where there are adapters. */
+static void adapter_forward(struct gpt *g, struct block_acts *b, const struct block_arrays *a,
+                            enum block_matrix which, const real *x)
+{
+    const struct matrix_row *m = &matrices[which];
+    if (a->low == NULL)
+        return;
+    const struct linear first = factor_linear(g, a->low + g->layout.at[GPT_LORA][m->a],
+                                              m->in * (uint64_t)g->shape.dim, g->shape.rank);
+    linear_forward(g->pool, &first, x, b->low[which], LINEAR_PLAIN, NULL);
+}
+
 static void matrix_forward(struct gpt *g, struct block_acts *b, const struct block_arrays *a,
                            enum block_matrix which, const real *x, real *y, enum linear_then then,
                            real *other)
@@ -70,12 +82,10 @@ static void matrix_forward(struct gpt *g, struct block_acts *b, const struct blo
     const struct matrix_row *m = &matrices[which];
     struct linear lin = matrix_linear(g, a, m);
     struct linear_plus plus;
+    adapter_forward(g, b, a, which, x);
     if (a->low != NULL) {
-        const uint64_t *at = g->layout.at[GPT_LORA];
-        const struct linear first = factor_linear(g, a->low + at[m->a], lin.in, g->shape.rank);
-        linear_forward(g->pool, &first, x, b->low[which], LINEAR_PLAIN, NULL);
         plus = (struct linear_plus){ .left = b->low[which],
-                                     .right = a->low + at[m->b],
+                                     .right = a->low + g->layout.at[GPT_LORA][m->b],
                                      .inner = g->shape.rank };
         lin.plus = &plus;
     }
@@ -156,11 +166,18 @@ void block_attention_backward(struct gpt *g, struct block_acts *b, const struct 
     norm_backward(g, &norm1, g->d1, block_grad(g, a, BLOCK_LN1_W), block_grad(g, a, BLOCK_LN1_B));
 }
 
+/* All that backward reads, but the last matrix's adapter. */
+static void block_inner_forward(struct gpt *g, struct block_acts *b, const struct block_arrays *a)
+{
+    block_attention_forward(g, b, a);
+    matrix_forward(g, b, a, MATRIX_FC, b->norm2, b->pre, LINEAR_GELU, b->act);
+}
+
 void block_forward(struct gpt *g, uint32_t layer, const struct block_arrays *a)
 {
     struct block_acts *b = &g->blocks[layer];
-    block_attention_forward(g, b, a);
-    matrix_forward(g, b, a, MATRIX_FC, b->norm2, b->pre, LINEAR_GELU, b->act);
+    block_inner_forward(g, b, a);
+    g->held = layer;
     matrix_forward(g, b, a, MATRIX_MLP, b->act, model_stream(g, layer + 1), LINEAR_RESIDUAL,
                    b->mid);
 }
@@ -169,6 +186,11 @@ void block_backward(struct gpt *g, uint32_t layer, const struct block_arrays *a)
 {
     struct block_acts *b = &g->blocks[layer];
     const struct vec_norm norm2 = block_norm(g, b, a->base, BLOCK_LN2_W);
+    if (model_recomputes(g, layer)) {
+        block_inner_forward(g, b, a);
+        adapter_forward(g, b, a, MATRIX_MLP, b->act);
+    }
+    g->held = MODEL_HELD_NONE; /* backward spoils them */
     matrix_backward(g, b, a, MATRIX_MLP,
                     (struct linear_grads){ .x = b->act, .dy = g->dx, .dx = g->d4, .pre = b->pre });
     matrix_backward(g, b, a, MATRIX_FC,

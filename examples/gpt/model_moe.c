@@ -77,6 +77,7 @@ void router_forward(struct gpt *g, uint32_t layer, const real *params)
     const struct linear router = router_linear(g, params);
     struct route_job job = { .g = g, .b = b };
     block_attention_forward(g, b, &a);
+    g->held = layer; /* its experts' arrays, too, once they have run */
     linear_forward(g->pool, &router, b->norm2, b->moe.prob, LINEAR_PLAIN, NULL);
     pool_run(g->pool, (uint32_t)model_blocks(g->rows, MOE_ROWS), route_task, &job);
     route_sort(g, &b->moe);
@@ -118,6 +119,9 @@ void router_backward(struct gpt *g, uint32_t layer, const real *params, real *gr
     const struct vec_norm norm2 = block_norm(g, b, params, BLOCK_LN2_W);
     const struct linear router = router_linear(g, params);
     struct route_job job = { .g = g, .b = b };
+    if (model_recomputes(g, layer))
+        block_attention_forward(g, b, &a); /* where rows went was kept */
+    g->held = MODEL_HELD_NONE;             /* backward spoils them */
     pool_run(g->pool, (uint32_t)model_blocks(g->rows, MOE_ROWS), router_grad_task, &job);
     linear_backward(g->pool, &router,
                     &(struct linear_grads){ .x = b->norm2,
@@ -260,17 +264,25 @@ static void expert_scatter_grad_task(void *ctx, uint32_t task, uint32_t thread)
     expert_rows(ctx, task, expert_scatter_grad);
 }
 
+/* All that backward reads. */
+static void expert_inner_forward(struct expert_job *job, const struct expert_layers *l)
+{
+    struct gpt *g = job->g;
+    const uint64_t narrow = job->first * (uint64_t)g->shape.dim, wide = 4 * narrow;
+    pool_run(g->pool, expert_tasks(job), expert_gather_task, job);
+    linear_forward(g->pool, &l->fc, job->b->moe.in + narrow, job->b->pre + wide, LINEAR_GELU,
+                   job->b->act + wide);
+    linear_forward(g->pool, &l->mlp, job->b->act + wide, job->b->moe.out + narrow, LINEAR_PLAIN,
+                   NULL);
+}
+
 void expert_forward(struct gpt *g, struct gpt_unit u, const real *params)
 {
     struct expert_job job = expert_job(g, u);
     const struct expert_layers l = expert_layers(g, params, job.rows);
-    const uint64_t narrow = job.first * (uint64_t)g->shape.dim, wide = 4 * narrow;
     if (job.rows == 0)
         return;
-    pool_run(g->pool, expert_tasks(&job), expert_gather_task, &job);
-    linear_forward(g->pool, &l.fc, job.b->moe.in + narrow, job.b->pre + wide, LINEAR_GELU,
-                   job.b->act + wide);
-    linear_forward(g->pool, &l.mlp, job.b->act + wide, job.b->moe.out + narrow, LINEAR_PLAIN, NULL);
+    expert_inner_forward(&job, &l);
     pool_run(g->pool, expert_tasks(&job), expert_scatter_task, &job);
 }
 
@@ -282,6 +294,8 @@ void expert_backward(struct gpt *g, struct gpt_unit u, const real *params, real 
     const uint64_t *at = g->layout.at[GPT_EXPERT];
     if (job.rows == 0)
         return;
+    if (model_recomputes(g, u.layer))
+        expert_inner_forward(&job, &l);
     pool_run(g->pool, expert_tasks(&job), expert_gather_grad_task, &job);
     linear_backward(g->pool, &l.mlp,
                     &(struct linear_grads){ .x = job.b->act + wide,

@@ -20,18 +20,19 @@ enum block_matrix { MATRIX_ATTN, MATRIX_PROJ, MATRIX_FC, MATRIX_MLP, MATRICES };
 /* How rows went to experts. `packed` is the order of all expert arrays: rows sorted by expert,
  * and ascending within one. */
 struct moe_acts {
-    uint32_t *row;    /* [R] packed position -> row */
-    uint32_t *first;  /* [E + 1] packed position of each expert's first row */
-    uint32_t *chosen; /* [R] expert of a row */
-    real *prob;       /* [R, E] softmax of the router; backward makes its gradient of it */
+    uint32_t *row;    /* kept: [R] packed position -> row */
+    uint32_t *first;  /* kept: [E + 1] packed position of each expert's first row */
+    uint32_t *chosen; /* kept: [R] expert of a row */
+    real *prob;       /* kept: [R, E] softmax of the router; backward makes its gradient of it */
     real *in;         /* [R, C] packed: ln_2(mid) */
     real *out;        /* [R, C] packed: what the expert gave, before the gate */
     real *dgate;      /* [R] by row: gradient of the chosen probability */
 };
 
-/* What a layer's backward needs of its forward. */
+/* What a layer's backward needs of its forward. With `recompute` all layers share one set of
+ * arrays, but for what is marked kept. */
 struct block_acts {
-    real *x;             /* [R, C] the block's input */
+    real *x;             /* kept: [R, C] the block's input */
     real *mean1, *rstd1; /* [R] */
     real *norm1;         /* [R, C] ln_1(x) */
     real *qkv;           /* [R, 3C] */
@@ -39,11 +40,13 @@ struct block_acts {
     real *att;           /* [R, C] attention's output, before its projection */
     real *mid;           /* [R, C] x + attention */
     real *mean2, *rstd2; /* [R] */
-    real *norm2;         /* [R, C] ln_2(mid) */
+    real *norm2;         /* [R, C] ln_2(mid); kept with experts, whose input it is */
     real *pre, *act;     /* [R, 4C] before and after gelu; packed with experts */
     real *low[MATRICES]; /* [R, r] input times an adapter's first factor; NULL without adapters */
     struct moe_acts moe; /* all NULL without experts */
 };
+
+#define MODEL_HELD_NONE UINT32_MAX
 
 struct gpt {
     struct gpt_shape shape;
@@ -53,6 +56,9 @@ struct gpt {
     enum gemm_kind gemm;
     double loss_scale;
     uint64_t batch, rows;
+    bool recompute;
+    uint32_t held;             /* recompute: whose activations the shared arrays have, or NONE */
+    uint64_t bytes[2];         /* of slab: without recompute, with it */
     void *slab;                /* owned: everything below but `blocks` */
     struct block_acts *blocks; /* owned, [layers] */
     real *out;                 /* [R, C] the last layer's output */
@@ -75,6 +81,9 @@ struct unit_arrays {
 
 /* Where a layer's input lies: layer l's x, or the last one's output. */
 real *model_stream(struct gpt *g, uint32_t layer);
+
+/* Is the layer's forward to run again before its backward? */
+bool model_recomputes(const struct gpt *g, uint32_t layer);
 
 uint64_t model_blocks(uint64_t count, uint64_t block); /* count / block, rounded up */
 uint64_t model_min(uint64_t a, uint64_t b);

@@ -105,6 +105,8 @@ static const struct option_row rows[] = {
       "MLPs per block, one for each token, each a unit; 0: dense" },
     { "adapters", "R", OPTION_INTEGER, AT(adapters), 0, GPT_DIM_MAX, "0",
       "train low-rank adapters of rank R on a frozen model; 0: all" },
+    { "recompute", NULL, OPTION_FLAG, AT(recompute), 0, 0, NULL,
+      "hold one layer's activations, not all: compute them again in backward; same bits" },
     { "fetch-delay-ms", "X", OPTION_REAL, AT(fetch_delay_ms), 0, 10000, "0",
       "added to each fetch of --path copy: a slow link, for benchmarks" },
     { "slow", "X", OPTION_REAL, AT(slow), 1, 1000, "1", "test aid: compute takes X times as long" },

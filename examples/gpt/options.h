@@ -27,6 +27,7 @@ struct options {
     uint64_t sample; /* bytes; 0: none */
     double temperature;
     uint64_t threads;
+    bool recompute; /* activations of one layer at a time */
     bool standalone, elastic, help, version, print_spec;
     const char *address; /* NULL: the environment's */
     const char *json;    /* NULL: none */

@@ -24,6 +24,7 @@ typedef double real;
 #define gemm_describe            gpt64_gemm_describe
 #define gemm_init                gpt64_gemm_init
 #define gemm_run                 gpt64_gemm_run
+#define gpt_activation_bytes     gpt64_activation_bytes
 #define gpt_backward             gpt64_backward
 #define gpt_forward              gpt64_forward
 #define gpt_free                 gpt64_free
@@ -41,6 +42,7 @@ typedef double real;
 #define linear_forward           gpt64_linear_forward
 #define model_blocks             gpt64_model_blocks
 #define model_min                gpt64_model_min
+#define model_recomputes         gpt64_model_recomputes
 #define model_stream             gpt64_model_stream
 #define norm_backward            gpt64_norm_backward
 #define norm_forward             gpt64_norm_forward

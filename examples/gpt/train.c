@@ -404,7 +404,12 @@ static void train_introduce_schedule(struct train *t)
                   "%s, gradients %s, accumulation %s",
                   o->strategy, (uintmax_t)o->forward_prefetch, o->prefetch,
                   paths[shd_path(t->model)], o->precision, o->grad_precision, o->accumulate);
-    const char *device = t->compute.backend->ops->describe(t->compute.backend);
+    const struct backend *b = t->compute.backend;
+    progress_note(&t->progress, "activations %.1f MB (%.1f MB %s --recompute)",
+                  (double)b->ops->activation_bytes(b, o->recompute) * 1e-6,
+                  (double)b->ops->activation_bytes(b, !o->recompute) * 1e-6,
+                  o->recompute ? "without" : "with");
+    const char *device = b->ops->describe(b);
     if (device != NULL)
         progress_note(&t->progress, "computed on %s", device);
     if (t->gemm != GEMM_FULL)

@@ -16,6 +16,7 @@ attention counted in full, as is customary). Last line: answer: ...
 import argparse
 import json
 import os
+import re
 import select
 import signal
 import statistics
@@ -73,20 +74,23 @@ def run(command, output):
 
 
 def shd_run(o, words, more):
-    """Tokens per second of a run of its own, and its steps."""
+    """Of a run of its own: tokens per second, its steps, MB of activations it holds."""
     with tempfile.TemporaryDirectory() as work:
         log = os.path.join(work, 'steps')
         command = [os.path.join(o.bin, w) if w in ('shardctl', 'shd-gpt') else w for w in words]
         command += ['--device', 'cuda:0', *shape_flags(o), '--steps', str(o.steps), '--eval-every', '0',
                     '--sample', '0', '--log-every', str(o.steps), '--json', log, *more]
         code = run(command, os.path.join(work, 'output'))
+        with open(os.path.join(work, 'output'), encoding='utf-8', errors='replace') as f:
+            said = f.read()
         if code != 0:
-            with open(os.path.join(work, 'output'), encoding='utf-8', errors='replace') as f:
-                print(f.read()[-8000:])
+            print(said[-8000:])
             sys.exit(f'shd-gpt {"took too long" if code is None else f"ended with {code}"}: {" ".join(command)}')
         with open(log, encoding='utf-8') as f:
             steps = [json.loads(line) for line in f][o.warmup:]
-    return statistics.median(s['tokens'] / s['step_ns'] * 1e9 for s in steps), steps
+    held = re.search('^activations ([0-9.]+) MB', said, re.M)
+    return (statistics.median(s['tokens'] / s['step_ns'] * 1e9 for s in steps), steps,
+            float(held[1]) if held else 0)
 
 
 DAEMON = ('shardctl', 'run', '--devices', 'gpu0', '--workers', '1', '--', 'shd-gpt')
@@ -182,7 +186,7 @@ def rounds(o, torch, ours):
         for number in range(o.rounds):
             if number > 0 and not in_time(o):
                 break
-            rate, steps = shd_run(o, DAEMON, ['--path', 'map'])
+            rate, steps, _ = shd_run(o, DAEMON, ['--path', 'map'])
             ours.append(rate)
             for variant in torch.variants:
                 got = torch.run(variant, o.steps, o.seconds + GRACE_S)
@@ -211,7 +215,7 @@ def ways(o, ours):
                               ('standalone', ('shd-gpt', '--standalone'), [])):
         if not in_time(o):
             break
-        rate, steps = shd_run(o, words, more)
+        rate, steps, _ = shd_run(o, words, more)
         figure(f'gpt.{name}.tokens', 'tok/s', [rate])
         figure(f'gpt.{name}.bytes_copied', 'bytes/step', [steps[-1]['bytes_copied']])
         parts.append(f'{name} {rate / statistics.median(ours):.2f}')
@@ -222,13 +226,25 @@ def flop_per_token(o):
     return 6 * (12 * o.layers * o.dim ** 2 + 256 * o.dim) + 12 * o.layers * o.dim * o.seq
 
 
+def recompute(o, ours, held):
+    """--recompute with all of a step's sequences in one micro-batch. held: MB without, a micro-batch."""
+    more = ['--path', 'map', '--recompute', '--batch', str(o.batch * o.micro_batches),
+            '--micro-batches', '1']
+    rate, _, less = shd_run(o, DAEMON, more)
+    figure('gpt.recompute.tokens', 'tok/s', [rate])
+    figure('gpt.activations', 'MB', [held])
+    figure('gpt.recompute.activations', 'MB', [less])
+    return (f'recompute, {o.micro_batches} times the batch, {rate / statistics.median(ours):.2f} with '
+            f'{less:.0f} MB of activations for {held:.0f}')
+
+
 def main():
     o = parse()
     flop = flop_per_token(o)
     torch = start_torch(o)
     ours = []
     try:
-        shd_run(o, DAEMON, ['--path', 'map'])  # libraries and text are read from the disk
+        _, _, held = shd_run(o, DAEMON, ['--path', 'map'])  # libraries and text are read from the disk
         torch.ready(['eager', 'compiled'])
         if torch.variants == ['eager']:  # compiling took it along
             torch.close()
@@ -236,6 +252,8 @@ def main():
             torch.ready(['eager'])
         steps, parts = rounds(o, torch, ours)
         parts += ways(o, ours)
+        if in_time(o):
+            parts.append(recompute(o, ours, held))
     finally:
         torch.close()
     figure('gpt.map.bytes_copied', 'bytes/step', [s['bytes_copied'] for s in steps])

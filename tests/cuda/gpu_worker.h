@@ -171,7 +171,7 @@ static const struct owners mixes[] = {
 };
 
 /* All but those with more GPUs than there are. */
-static size_t mix_count(void)
+__attribute__((unused)) static size_t mix_count(void)
 {
     return ARRAY_SIZE(mixes) - (shim_gpu_count() < 2 ? 1 : 0);
 }

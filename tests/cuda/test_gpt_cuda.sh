@@ -109,6 +109,31 @@ check "zero2, post, nothing ahead: the same digest" same cpu0 2 --strategy zero2
 check "elastic: the same digest" same gpu0,cpu0 2 --elastic
 check "the worker says where it computes" grep -q "computed on GPU 0 (.*), cuBLAS .* fp32" "$work/out"
 
+for kind in fp32 "fp32 --math tf32" bf16 "fp32 --adapters 8"; do
+    # shellcheck disable=SC2086 # options are words
+    set -- --layers 3 --device cuda:0 --precision $kind
+    gpt "$@"
+    want=$(digest)
+    gpt "$@" --recompute
+    check "recomputing in $kind: the same digest" [ "$(digest)" = "$want" ]
+    shift 4
+    check "and with daemons, too" same gpu0,cpu0 2 --layers 3 "$@" --recompute
+done
+
+# Activations of 20 layers are 9.2 MB and want more than this device has beside cuBLAS's 34 MB; those
+# of one at a time fit.
+SHIM_CUDA_BYTES=40000000
+export SHIM_CUDA_BYTES
+tall="--layers 20 --batch 8 --micro-batches 1 --steps 1 --sample 0 --device cuda:0"
+# shellcheck disable=SC2086
+check "no room for all layers' activations: the error says what helps" \
+    refused 1 "activations: lower --batch or --seq: .*; or add --recompute" $tall
+# shellcheck disable=SC2086
+check "and it does" gpt $tall --recompute
+check "the worker says what is held" \
+    grep -q "^activations [0-9.]* MB ([0-9.]* MB without --recompute)" "$work/out"
+unset SHIM_CUDA_BYTES
+
 gpt --device cuda:0 --inject-overflow 2
 want=$(digest)
 check "an overflow's step is skipped" grep -q "^step 2/4 .*SKIPPED" "$work/out"

@@ -14,7 +14,7 @@
 /* The fp64 twin (examples/gpt/real.h). */
 struct gpt64;
 int gpt64_new(const struct gpt_shape *shape, const struct gpt_layout *layout, uint32_t batch,
-              struct pool *pool, struct gpt64 **ret_gpt, struct shd_err *e);
+              bool recompute, struct pool *pool, struct gpt64 **ret_gpt, struct shd_err *e);
 void gpt64_free(struct gpt64 *g);
 double gpt64_whole(struct gpt64 *g, const uint8_t *windows, const double *const *params,
                    double *const *grads);
@@ -102,7 +102,7 @@ static struct outcome run_f64(const struct world *w)
     double *params[UNITS_MAX], *grads[UNITS_MAX];
     struct outcome o = outcome_new(w);
     EXPECT_OK(pool_new(1, &pool, &e), &e);
-    EXPECT_OK(gpt64_new(&w->shape, &w->layout, w->batch, pool, &gpt, &e), &e);
+    EXPECT_OK(gpt64_new(&w->shape, &w->layout, w->batch, false, pool, &gpt, &e), &e);
     for (uint32_t u = 0; u < w->units; u++) {
         params[u] = calloc(w->elems[u], sizeof(double));
         grads[u] = w->frozen[u] ? NULL : calloc(w->elems[u], sizeof(double));
@@ -129,7 +129,7 @@ static struct outcome run_host(const struct world *w, enum gemm_kind gemm)
     struct outcome o = outcome_new(w);
     EXPECT_OK(gemm_init(gemm, &e), &e);
     EXPECT_OK(pool_new(1, &pool, &e), &e);
-    EXPECT_OK(gpt_new(&w->shape, &w->layout, w->batch, pool, &gpt, &e), &e);
+    EXPECT_OK(gpt_new(&w->shape, &w->layout, w->batch, false, pool, &gpt, &e), &e);
     gpt_set_gemm(gpt, gemm);
     o.loss = gpt_whole(gpt, w->windows, (const float *const *)w->params, o.grads);
     gpt_free(gpt);
@@ -359,6 +359,60 @@ TEST(tf32_rounds_factors)
     world_deinit(&w);
 }
 
+/* Three layers: of the last one, which backward begins with, nothing is computed again. */
+TEST(recomputing_changes_no_bit)
+{
+    static const struct gpt_shape deep = { .layers = 3, .dim = 32, .heads = 2, .seq = 21 };
+    for (int kind = 0; kind < 6; kind++) {
+        struct world w;
+        world_init(&w, kind % 2 == 0 ? &deep : &adapted, 2, 413);
+        struct backend_config config = config_of(&w, kind < 2 ? SHD_BF16 : SHD_F32);
+        config.tf32 = kind >= 4;
+        struct outcome all = run_staged(&w, &config, 1);
+        config.recompute = true;
+        struct outcome again = run_staged(&w, &config, 1), device = run_device(&w, config);
+        expect_same(&w, &all, &again);
+        expect_same(&w, &all, &device);
+        outcome_free(&all);
+        outcome_free(&again);
+        outcome_free(&device);
+        world_deinit(&w);
+    }
+}
+
+static double device_free(struct gpu *gpu)
+{
+    size_t bytes = 0, total = 0;
+    gpu_enter(gpu);
+    EXPECT_EQ(gpu->cuda->cuMemGetInfo(&bytes, &total), CUDA_SUCCESS);
+    return (double)bytes;
+}
+
+/* As much of the device's memory as is said; a driver may round by some MiB. */
+TEST(recomputing_takes_less_of_the_device)
+{
+    static const struct gpt_shape tall = { .layers = 12, .dim = 64, .heads = 2, .seq = 128 };
+    struct shd_err e;
+    struct gpu gpu;
+    struct gpt_layout layout;
+    struct backend_config config = { .shape = &tall, .layout = &layout, .batch = 64 };
+    config.publish = SHD_F32;
+    gpt_layout_compute(&tall, &layout);
+    struct backend *all = backend_new(&config);
+    EXPECT_OK(gpu_init(&gpu, 0, false, &e), &e);
+    const double before = device_free(&gpu);
+    config.recompute = true;
+    struct backend *kept = backend_new(&config);
+    const uint64_t all_bytes = all->ops->activation_bytes(all, false);
+    const uint64_t kept_bytes = kept->ops->activation_bytes(kept, true);
+    all->ops->free(all);
+    const double saved = device_free(&gpu) - before;
+    kept->ops->free(kept);
+    gpu_deinit(&gpu);
+    EXPECT(kept_bytes < all_bytes / 4);
+    EXPECT_NEAR(saved, (double)(all_bytes - kept_bytes), (double)(8 << 20));
+}
+
 /* A power of two scales every gradient and nothing else, to the bit. */
 TEST(loss_scale_scales_gradients)
 {
@@ -456,6 +510,24 @@ static struct shim shim_find(void)
     symbol = shim_symbol("shim_cuda_reset");
     memcpy(&s.reset, &symbol, sizeof symbol);
     return s;
+}
+
+/* Kernels and products of a micro-batch: docs/gpu.md reckons with them. */
+TEST(launches_of_a_micro_batch)
+{
+    for (uint64_t blocks = 1; blocks <= 2; blocks++) { /* of attention */
+        struct world w;
+        world_init(&w, blocks == 1 ? &dense : &longer, 1, 415);
+        const struct backend_config config = config_of(&w, SHD_BF16);
+        struct backend *b = backend_new(&config); /* or skips */
+        b->ops->free(b);
+        const struct shim shim = shim_find();
+        shim.fail(NULL); /* counts anew */
+        struct outcome o = run_staged(&w, &config, 1);
+        EXPECT_EQ(shim.calls("cuLaunchKernel"), 2 * (13 + w.shape.layers * (35 + 8 * blocks)));
+        outcome_free(&o);
+        world_deinit(&w);
+    }
 }
 
 TEST(each_call_of_the_start_may_fail)

@@ -264,6 +264,11 @@ static const char *cuda_describe(const struct backend *b)
     return ((const struct backend_cuda *)b)->describe;
 }
 
+static uint64_t cuda_activation_bytes(const struct backend *b, bool recompute)
+{
+    return ((const struct backend_cuda *)b)->model.bytes[recompute];
+}
+
 /* -- Memory ---------------------------------------------------------------------------------- */
 
 static void cuda_free(struct backend *b)
@@ -322,6 +327,7 @@ static const struct backend_ops cuda_ops = {
     .read = cuda_read,
     .spoil = cuda_spoil,
     .describe = cuda_describe,
+    .activation_bytes = cuda_activation_bytes,
     .free = cuda_free,
 };
 

@@ -61,6 +61,20 @@ static struct adapter adapter_of(const struct gpu_model *m, const struct gpu_blo
                              .b_grad = gpu_model_grad(a->low_grad, at[row->low + 1]) };
 }
 
+/* x A, where there are adapters. */
+static void adapter_forward(struct gpu_model *m, struct gpu_acts *acts,
+                            const struct gpu_block_arrays *a, enum gpu_matrix_name which,
+                            const void *x)
+{
+    const uint64_t in = matrices[which].in * (uint64_t)m->shape.dim, rank = m->shape.rank;
+    if (a->low == NULL)
+        return;
+    struct gpu_product p = { .m = m->rows, .n = rank, .k = in, .a = factor(m, x, in) };
+    p.b = factor(m, adapter_of(m, a, &matrices[which]).a, rank);
+    p.c = factor(m, acts->low[which], rank);
+    gpu_multiply(&m->gpu, &p);
+}
+
 /* y = x W (+ (x A) B), without the bias. */
 static void matrix_forward(struct gpu_model *m, struct gpu_acts *acts,
                            const struct gpu_block_arrays *a, enum gpu_matrix_name which,
@@ -73,16 +87,12 @@ static void matrix_forward(struct gpu_model *m, struct gpu_acts *acts,
     p.b = factor(m, block_param(m, a, row->weight), out);
     p.c = floats(y, out);
     gpu_multiply(&m->gpu, &p);
+    adapter_forward(m, acts, a, which, x);
     if (a->low == NULL)
         return;
-    const struct adapter low = adapter_of(m, a, row);
-    p.n = rank;
-    p.b = factor(m, low.a, rank);
-    p.c = factor(m, acts->low[which], rank);
-    gpu_multiply(&m->gpu, &p);
     p = (struct gpu_product){ .m = m->rows, .n = out, .k = rank, .add = true };
     p.a = factor(m, acts->low[which], rank);
-    p.b = factor(m, low.b, out);
+    p.b = factor(m, adapter_of(m, a, row).b, out);
     p.c = floats(y, out);
     gpu_multiply(&m->gpu, &p);
 }
@@ -210,17 +220,26 @@ static void attention_forward(struct gpu_model *m, struct gpu_acts *acts,
     gpu_model_norm(m, &norm2, m->wide, block_param(m, a, BLOCK_PROJ_B), acts->x, acts->norm2);
 }
 
+/* All that backward reads, but the last matrix's adapter. */
+static void inner_forward(struct gpu_model *m, struct gpu_acts *acts,
+                          const struct gpu_block_arrays *a)
+{
+    const struct gpu_bias_gelu gelu = { .pre = acts->pre,
+                                        .act = acts->act,
+                                        .bias = block_param(m, a, BLOCK_FC_B),
+                                        .elems = 4 * m->rows * m->shape.dim,
+                                        .cols = 4 * m->shape.dim,
+                                        .param_dtype = m->dtype,
+                                        .act_dtype = m->dtype };
+    attention_forward(m, acts, a);
+    matrix_forward(m, acts, a, GPU_FC, acts->norm2, acts->pre);
+    gpu_launch(&m->gpu, GPU_KERNEL_bias_gelu, gpu_blocks_elems(gelu.elems), &gelu);
+}
+
 void gpu_model_block(struct gpu_model *m, uint32_t layer, const struct gpu_block_arrays *a)
 {
     struct gpu_acts *acts = &m->blocks[layer];
     const uint64_t width = m->rows * m->shape.dim;
-    const struct gpu_bias_gelu gelu = { .pre = acts->pre,
-                                        .act = acts->act,
-                                        .bias = block_param(m, a, BLOCK_FC_B),
-                                        .elems = 4 * width,
-                                        .cols = 4 * m->shape.dim,
-                                        .param_dtype = m->dtype,
-                                        .act_dtype = m->dtype };
     const struct gpu_residual sum = { .x = gpu_model_stream(m, layer + 1),
                                       .raw = m->wide,
                                       .residual = acts->mid,
@@ -228,9 +247,8 @@ void gpu_model_block(struct gpu_model *m, uint32_t layer, const struct gpu_block
                                       .elems = width,
                                       .cols = m->shape.dim,
                                       .param_dtype = m->dtype };
-    attention_forward(m, acts, a);
-    matrix_forward(m, acts, a, GPU_FC, acts->norm2, acts->pre);
-    gpu_launch(&m->gpu, GPU_KERNEL_bias_gelu, gpu_blocks_elems(gelu.elems), &gelu);
+    inner_forward(m, acts, a);
+    m->held = layer;
     matrix_forward(m, acts, a, GPU_MLP, acts->act, m->wide);
     gpu_launch(&m->gpu, GPU_KERNEL_residual, gpu_blocks_elems(sum.elems), &sum);
 }
@@ -256,6 +274,11 @@ void gpu_model_block_backward(struct gpu_model *m, uint32_t layer, const struct 
 {
     struct gpu_acts *acts = &m->blocks[layer];
     const struct gpu_norm_io norm2 = block_norm(m, acts, a, false);
+    if (m->recompute && m->held != layer) {
+        inner_forward(m, acts, a);
+        adapter_forward(m, acts, a, GPU_MLP, acts->act);
+    }
+    m->held = GPU_HELD_NONE; /* backward spoils them */
     const void *dy = stream_gradient(m, block_grad(m, a, BLOCK_MLP_B));
     matrix_backward(m, acts, a, GPU_MLP, acts->act, dy, m->wide);
     gradient_columns(m, &(struct gradient){ .d = m->wide,

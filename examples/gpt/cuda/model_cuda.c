@@ -54,7 +54,6 @@ uint64_t gpu_model_segments_max(uint64_t rows)
 static void carve_block(struct gpu_model *m, struct gpu_acts *b, struct carver *c)
 {
     const uint64_t rows = m->rows, width = rows * m->shape.dim;
-    b->x = carve_floats(c, width);
     b->mean1 = carve_floats(c, rows);
     b->rstd1 = carve_floats(c, rows);
     b->norm1 = carve_factors(m, c, width);
@@ -104,8 +103,13 @@ static uint64_t carve_all(struct gpu_model *m, void *slab)
 {
     struct carver c = { .base = slab };
     const uint64_t rows = m->rows, width = rows * m->shape.dim;
-    for (uint32_t l = 0; l < m->shape.layers; l++)
-        carve_block(m, &m->blocks[l], &c);
+    for (uint32_t l = 0; l < m->shape.layers; l++) {
+        if (m->recompute && l > 0)
+            m->blocks[l] = m->blocks[0];
+        else
+            carve_block(m, &m->blocks[l], &c);
+        m->blocks[l].x = carve_floats(&c, width);
+    }
     m->out = carve_floats(&c, width);
     m->mean = carve_floats(&c, rows);
     m->rstd = carve_floats(&c, rows);
@@ -138,6 +142,7 @@ int gpu_model_init(struct gpu_model *m, const struct backend_config *config, str
                              .layout = *config->layout,
                              .dtype = (uint32_t)config->publish,
                              .loss_scale = 1,
+                             .held = GPU_HELD_NONE,
                              .batch = config->batch,
                              .rows = rows,
                              .head_size = config->shape->dim / config->shape->heads,
@@ -158,7 +163,11 @@ int gpu_model_init(struct gpu_model *m, const struct backend_config *config, str
         gpu_model_deinit(m);
         return fail(e, SHD_ENOMEM, "no memory for a model of %u layers", config->shape->layers);
     }
-    m->slab = gpu_alloc(&m->gpu, carve_all(m, NULL), "activations: lower --batch or --seq", e);
+    for (int way = 0; way < 2; way++) {
+        m->recompute = way == 0 ? !config->recompute : config->recompute;
+        m->bytes[m->recompute] = carve_all(m, NULL);
+    }
+    m->slab = gpu_alloc(&m->gpu, m->bytes[m->recompute], "activations: lower --batch or --seq", e);
     if (m->slab == NULL) {
         gpu_model_deinit(m);
         return SHD_ENOMEM;

@@ -20,9 +20,10 @@
 
 enum gpu_matrix_name { GPU_ATTN, GPU_PROJ, GPU_FC, GPU_MLP, GPU_MATRICES };
 
-/* What a layer's backward needs of its forward. */
+/* What a layer's backward needs of its forward. With `recompute` all layers share one set of
+ * arrays, but for what is marked kept; see ../model.h. */
 struct gpu_acts {
-    float *x;                /* [R, C] the block's input */
+    float *x;                /* kept: [R, C] the block's input */
     float *mean1, *rstd1;    /* [R] */
     void *norm1;             /* T [R, C] ln_1(x) */
     void *heads;             /* T [3, batch, H, seq, S]: q, k, v */
@@ -36,11 +37,16 @@ struct gpu_acts {
     void *low[GPU_MATRICES]; /* T [R, r] input times an adapter's first factor */
 };
 
+#define GPU_HELD_NONE UINT32_MAX
+
 struct gpu_model {
     struct gpu gpu;
     struct gpt_shape shape;
     struct gpt_layout layout;
     uint32_t dtype; /* T */
+    bool recompute;
+    uint32_t held;     /* recompute: the layer whose activations the shared arrays have; or none */
+    uint64_t bytes[2]; /* of slab: without recompute, with it */
     float loss_scale;
     uint64_t batch, rows, head_size;
     uint64_t stride;              /* of a row of scores: seq, up to a multiple of 8 */
