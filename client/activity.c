@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include "client/hub.h"
+#include "client/path.h"
 #include "client/session.h"
 #include "proto/check.h"
 
@@ -26,7 +27,16 @@ void activity_attach(struct activity_writer *w, int fd, uint64_t offset_bytes,
     if (page == MAP_FAILED)
         return;
     w->page = page;
+    w->shown = ACTIVITY_SILENT; /* a page that is new, in the middle of something perhaps */
     activity_init(w->page, path);
+}
+
+enum activity_path activity_path_of(const struct shd_model *m)
+{
+    static const enum activity_path paths[] = { [SHD_PATH_MAP] = ACTIVITY_PATH_MAP,
+                                                [SHD_PATH_COPY] = ACTIVITY_PATH_COPY,
+                                                [SHD_PATH_NCCL] = ACTIVITY_PATH_NCCL };
+    return paths[m->path->kind];
 }
 
 void activity_set_path(struct activity_writer *w, enum activity_path path)

@@ -321,6 +321,8 @@ int hub_poll(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
     int r = hub_check(hub, e);
     if (r != SHD_OK)
         return r;
+    if (hub->look != NULL && !hub->leaving)
+        hub->look(hub->reopen_ctx);
     look_after_links(hub);
     flush_links(hub);
     r = hub_check(hub, e);

@@ -103,7 +103,10 @@ struct hub {
      * SHD_EGONE, SHD_ETIMEDOUT, SHD_EBUSY: it is tried again; other errors are final. May be NULL.
      */
     int (*reopen)(void *ctx, struct link *link, struct shd_err *e);
-    void *reopen_ctx;
+    /* In each hub_poll(): what else belongs to a connection may have broken: link_down(), and all
+     * of it is made anew. May be NULL. */
+    void (*look)(void *ctx);
+    void *reopen_ctx; /* of both */
 };
 
 /* Connect to every daemon at address (not local). name: shown by daemons. A daemon that is named
@@ -147,17 +150,21 @@ int hub_claim(struct link *link, const struct wire_segment *segment, int *ret_fd
 int link_err(const struct link *link, int code, struct shd_err *e, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* For reopen(): ask and wait for the answer, taken by take(ctx, reply); nothing else is sent. A
- * refusal is its status, with its text. */
-int link_exchange(struct link *link, struct wire_request *request,
-                  int (*take)(void *ctx, struct link *link, const struct wire_reply *reply,
-                              struct shd_err *e),
-                  void *ctx, struct shd_err *e);
+struct link_ask {
+    int (*take)(void *ctx, struct link *link, const struct wire_reply *reply, struct shd_err *e);
+    int (*look)(void *ctx, struct link *link, struct shd_err *e); /* is it of any use? or NULL */
+    void *ctx;
+};
 
-/* -- Between hub.c and hub_connect.c ----------------------------------------------------------- */
+/* For reopen(): ask and wait for the answer, which is taken; nothing else is sent. A refusal is its
+ * status, with its text. */
+int link_exchange(struct link *link, struct wire_request *request, const struct link_ask *ask,
+                  struct shd_err *e);
 
 /* Its daemon has gone, or must be greeted anew: close, mark all calls as to be sent. */
 void link_down(struct link *link, const struct shd_err *why);
+
+/* -- Between hub.c and hub_connect.c ----------------------------------------------------------- */
 
 /* Do what can be done now for a link that is not up, without waiting. */
 void link_advance(struct link *link, uint64_t now_ns);

@@ -287,10 +287,7 @@ void link_advance(struct link *link, uint64_t now_ns)
 /* -- Asking while it comes up ------------------------------------------------------------------ */
 
 /* SHD_PENDING: nothing yet. */
-static int exchange_receive(struct link *link,
-                            int (*take)(void *ctx, struct link *link,
-                                        const struct wire_reply *reply, struct shd_err *e),
-                            void *ctx, struct shd_err *e)
+static int exchange_receive(struct link *link, const struct link_ask *ask, struct shd_err *e)
 {
     struct wire_arena arena = { .base = link->hub->arena_memory, .bytes = WIRE_ARENA_BYTES };
     struct wire_reply reply;
@@ -305,16 +302,14 @@ static int exchange_receive(struct link *link,
     else if (r == SHD_OK && reply.status != SHD_OK)
         r = err_set(e, reply.status, "%s", reply.text);
     else if (r == SHD_OK)
-        r = take(ctx, link, &reply, e);
+        r = ask->take(ask->ctx, link, &reply, e);
 out:
     zmq_msg_close(&msg);
     return r;
 }
 
-int link_exchange(struct link *link, struct wire_request *request,
-                  int (*take)(void *ctx, struct link *link, const struct wire_reply *reply,
-                              struct shd_err *e),
-                  void *ctx, struct shd_err *e)
+int link_exchange(struct link *link, struct wire_request *request, const struct link_ask *ask,
+                  struct shd_err *e)
 {
     CHECK(link->state == LINK_HELLO);
     const uint64_t deadline_ns = hub_clock_ns() + link->hub->timeout_ns;
@@ -330,8 +325,11 @@ int link_exchange(struct link *link, struct wire_request *request,
                            link->hub->timeout_ns / NS_PER_MS);
         if (zmq_poll(items, 2, (long)(POLL_SLICE_NS / NS_PER_MS)) < 0 && errno != EINTR)
             return err_set(e, SHD_EIO, "poll its sockets: %s", zmq_strerror(errno));
-        r = exchange_receive(link, take, ctx, e);
+        r = exchange_receive(link, ask, e);
         if (r != SHD_PENDING)
+            return r;
+        r = ask->look != NULL ? ask->look(ask->ctx, link, e) : SHD_OK;
+        if (r != SHD_OK)
             return r;
         if (items[1].revents != 0)
             return err_set(e, SHD_EGONE, "hung up");

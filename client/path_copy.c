@@ -229,6 +229,7 @@ int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
                        unit, m->spec->units[unit].name, job->step, m->step);
     while (!transfer_wait(m->copy->transfer, job, SLICE_NS)) {
         const int r = hub_poll(m->session->hub, /* timeout_ns= */ 0, e);
+        activity_look(m);
         if (r != SHD_OK)
             return r;
         if (hub_clock_ns() >= hub_deadline_ns(m->session->hub, start_ns))

@@ -97,7 +97,8 @@ int map_ready_slot(struct shd_model *m, uint32_t slot, struct shd_err *e);
 /* Before owner is told of a slot's contents: see to it that they lie in its inbox of today. */
 int map_bring_slice(struct shd_model *m, uint32_t owner, uint32_t slot, struct shd_err *e);
 
-/* path_map_again.c: hub->reopen. ctx: the session. */
+/* path_map_again.c: hub->look and hub->reopen. ctx: the session. */
+void map_look(void *ctx);
 int map_reopen(void *ctx, struct link *link, struct shd_err *e);
 
 /* path_map_step.c and path_map_commit.c: */

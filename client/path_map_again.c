@@ -69,6 +69,15 @@ static int reopen_model(struct shd_model *m, struct link *link, struct shd_err *
     return nccl_reopen(m, link, e);
 }
 
+void map_look(void *ctx)
+{
+    const struct shd_session *s = ctx;
+    if (s->opening != NULL)
+        nccl_look(s->opening);
+    for (struct shd_model *m = s->models; m != NULL; m = m->next)
+        nccl_look(m);
+}
+
 int map_reopen(void *ctx, struct link *link, struct shd_err *e)
 {
     struct shd_session *s = ctx;

@@ -159,5 +159,6 @@ int map_exchange_layout(struct shd_model *m, struct link *link, uint32_t slots,
     struct exchange x = { &o, ret_layout };
     struct wire_request request;
     fill_open(&o, link, &request);
-    return link_exchange(link, &request, take_exchange, &x, e);
+    const struct link_ask ask = { take_exchange, /* look= */ NULL, &x };
+    return link_exchange(link, &request, &ask, e);
 }

@@ -132,8 +132,7 @@ static void show_activity(struct shd_model *m, const struct map_owner *owner, in
                           uint64_t segment_bytes)
 {
     if (owner == &m->map->owners[0])
-        activity_attach(&m->activity, fd, segment_bytes - ACTIVITY_BYTES,
-                        m->path->kind == SHD_PATH_COPY ? ACTIVITY_PATH_COPY : ACTIVITY_PATH_MAP);
+        activity_attach(&m->activity, fd, segment_bytes - ACTIVITY_BYTES, activity_path_of(m));
 }
 
 /* *fd: taken where it is set to -1. */

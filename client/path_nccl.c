@@ -63,7 +63,7 @@ static int make_fetch(struct link *link, const struct call *call, struct wire_re
             .turn = ++owner->down_turn,
             .gate = { mapped->board.base, p->unit, p->step },
         };
-        nccl_queue(n, owner->down, &p->in);
+        nccl_queue(owner, owner->down, &p->in);
     }
     ret_request->type = WIRE_FETCH;
     ret_request->fetch = (struct wire_fetch){
@@ -365,7 +365,7 @@ int nccl_send(struct shd_model *m, uint32_t owner, uint32_t slot, uint64_t *ret_
             .bytes = slice.elems * elem_bytes,
             .turn = ++o->up_turn,
         };
-        nccl_queue(n, o->up, t);
+        nccl_queue(o, o->up, t);
     }
     *ret_turn = slice.elems > 0 ? t->job.turn : 0;
     return SHD_OK;

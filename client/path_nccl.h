@@ -17,13 +17,20 @@
  * A daemon's successor: on the link that comes up again there are new ids, Join, and then, by the
  * hub, every request that was not answered, with new turns. What was answered and not received is
  * asked for once more by whoever waits for it.
+ *
+ * A link of NCCL that breaks while both live: the connection to that owner is given up, by whoever
+ * notices, and made anew as for a successor. The owner notices too when this process takes no part
+ * in a turn for as long as its timeout (Ctrl-Z). Where no turn is done between NCCL_MENDS_MAX of
+ * these, it is an error.
  */
 #ifndef SHD_PATH_NCCL_H
 #define SHD_PATH_NCCL_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "client/buffer.h"
 #include "client/path.h"
@@ -31,11 +38,14 @@
 
 struct link;
 
+struct nccl_owner;
+
 struct nccl_transfer {
     struct comm_job job;
-    struct nccl_model *of; /* borrowed */
-    bool busy;             /* under of->lock: the communicator thread has it */
-    uint32_t epoch;        /* the owner's when it was queued; 0: it was not */
+    struct nccl_model *of; /* borrowed, with the next */
+    struct nccl_owner *owner;
+    bool busy;      /* under of->lock: the communicator thread has it */
+    uint32_t epoch; /* the owner's when it was queued; 0: it was not */
 };
 
 struct nccl_piece { /* a far owner's slice of what a slot is to hold */
@@ -62,7 +72,14 @@ struct nccl_owner {
     struct nccl_id ids[2];
     uint32_t epoch;              /* joins */
     uint64_t connection;         /* which one of the link's they are of; 0: none */
+    bool asked, stands;          /* at first: Join was not answered yet; both do */
+    struct shd_err refusal;      /* what it was answered; code 0: they stand there */
     uint64_t down_turn, up_turn; /* the last ones */
+    pid_t pid;                   /* of the daemon that it joined last */
+    uint32_t mends;              /* how often again with that one, without a turn in between */
+    bool turned;                 /* under the model's lock, with the next: a turn was done */
+    bool broken;                 /* one was not, for which nobody here has ended the link */
+    struct shd_err why;          /* of that */
 };
 
 struct nccl_model {
@@ -70,6 +87,7 @@ struct nccl_model {
     struct comm *comm;       /* owned */
     pthread_mutex_t lock;
     pthread_cond_t change; /* a transfer is done */
+    atomic_bool broken;    /* some owner's link */
     uint32_t owner_count;
     struct nccl_owner *owners; /* owned, [owner_count] */
     struct nccl_slot *slots;   /* owned, [slot_count], as the copy path's */
@@ -96,13 +114,19 @@ int nccl_settle(struct shd_model *m, struct shd_err *e);
 /* Goes it by NCCL to that owner? */
 bool nccl_far(const struct shd_model *m, uint32_t owner);
 
-/* On a link that comes up again: join anew. No-op for near owners. */
+#define NCCL_MENDS_MAX 3u
+
+/* Give up the connections to owners whose links of NCCL broke. */
+void nccl_look(struct shd_model *m);
+
+/* On a link that comes up again: join anew. No-op for near owners. Errors: SHD_EIO: it was mended
+ * too often. */
 int nccl_reopen(struct shd_model *m, struct link *link, struct shd_err *e);
 
 /* -- Between path_nccl.c and path_nccl_join.c -------------------------------------------------- */
 
-/* Hand a transfer to the communicator thread; its job is made already. */
-void nccl_queue(struct nccl_model *n, struct comm_link *link, struct nccl_transfer *t);
+/* Hand a transfer to the communicator thread; t->of and its job are made already. */
+void nccl_queue(struct nccl_owner *owner, struct comm_link *link, struct nccl_transfer *t);
 
 /* Is it done (or was it never queued)? Waits at most timeout_ns. */
 bool nccl_wait(struct nccl_model *n, const struct nccl_transfer *t, uint64_t timeout_ns);

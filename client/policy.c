@@ -122,7 +122,7 @@ static void use_copy(struct shd_model *m, struct copy_model *copy)
     copy_free(m->copy);
     m->copy = copy;
     m->path = m->nccl != NULL ? &path_nccl : copy != NULL ? &path_copy : m->session->path;
-    activity_set_path(&m->activity, copy != NULL ? ACTIVITY_PATH_COPY : ACTIVITY_PATH_MAP);
+    activity_set_path(&m->activity, activity_path_of(m));
 }
 
 /* What the copy and the NCCL path need, in place of what there was. Slots that are let go of, and

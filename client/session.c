@@ -92,6 +92,7 @@ static int connect_path(struct shd_session *s, const struct shd_options *o, stru
     }
     if (r == SHD_OK && s->hub != NULL) {
         s->hub->reopen = map_reopen;
+        s->hub->look = map_look;
         s->hub->reopen_ctx = s;
     }
     address_free(&address);

@@ -129,10 +129,11 @@ struct shd_model {
     struct shd_err fault; /* a pipelined return failed; sticky; code 0: none */
     struct save *saving;  /* owned: shd_checkpoint_begin(); NULL: none */
     struct activity_writer activity;
-    struct map_model *map;     /* owned by the mapped path */
-    struct copy_model *copy;   /* owned by the copy path */
-    struct nccl_model *nccl;   /* owned by the NCCL path, beside copy */
-    struct local_model *local; /* owned by the in-process path */
+    struct map_model *map;           /* owned by the mapped path */
+    struct copy_model *copy;         /* owned by the copy path */
+    struct nccl_model *nccl_joining; /* borrowed: the next one, in the making; or NULL */
+    struct nccl_model *nccl;         /* owned by the NCCL path, beside copy */
+    struct local_model *local;       /* owned by the in-process path */
 };
 
 /* Give the model its spec (taken on SHD_OK only) and the tables that depend on it. */

@@ -38,6 +38,7 @@ int op_fetch(struct op *op)
         .bytes = m->map->slice[req->unit].elems * dtype_bytes(m->spec->publish),
         .turn = req->turn,
         .gate = { m->board, req->unit, req->step },
+        .timeout_ns = links->timeout_ns,
     };
     if (job.bytes == 0)
         return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 " has no part here", req->unit);

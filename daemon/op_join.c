@@ -3,6 +3,7 @@
  * second JOIN of the same session and model replaces the first one's links. */
 #include <assert.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +14,8 @@
 #include "proto/check.h"
 #include "proto/sys.h"
 
-#define JOIN_NS_MAX (UINT64_C(600) * 1000000000) /* the worker's own deadline is shorter */
+#define NS_PER_MS      UINT64_C(1000000)
+#define TIMEOUT_MS_MAX UINT64_C(60000) /* a worker's default; what is longer waits for people */
 
 static_assert(sizeof(struct nccl_id) == WIRE_LINK_ID_BYTES, "nccl.h and the messages agree");
 
@@ -28,6 +30,7 @@ struct join_link {
 struct join_work { /* op->work */
     struct op *op;
     struct join_link down, up;
+    uint64_t timeout_ns;
     uint32_t waiting;
 };
 
@@ -93,11 +96,28 @@ static int begin(struct join_work *w, struct join_link *link, const uint8_t *id,
     struct nccl_id as;
     memcpy(as.bytes, id, sizeof as.bytes);
     task_init(&link->task, op->daemon->tasks, joined);
-    link->job = (struct comm_job){ .done = link_opened, .timeout_ns = JOIN_NS_MAX };
+    link->job = (struct comm_job){ .done = link_opened, .timeout_ns = w->timeout_ns };
     link->work = w;
     const int r = comm_link_new(op->daemon->comm, &as, /* rank= */ 1, &link->job, ret, &op->err);
     w->waiting += r == SHD_OK;
     return r;
+}
+
+static uint64_t timeout_ns(const struct wire_join *req)
+{
+    const bool given = req->timeout_ms > 0 && req->timeout_ms < TIMEOUT_MS_MAX;
+    return (given ? req->timeout_ms : TIMEOUT_MS_MAX) * NS_PER_MS;
+}
+
+bool links_joining(const struct op *op, uint64_t *ret_begun_ns)
+{
+    const struct join_work *w = op->work;
+    if (op->req.type != WIRE_JOIN || w == NULL)
+        return false;
+    const uint64_t down_ns = atomic_load_explicit(&w->down.job.begun_ns, memory_order_relaxed);
+    const uint64_t up_ns = atomic_load_explicit(&w->up.job.begun_ns, memory_order_relaxed);
+    *ret_begun_ns = down_ns == 0 || up_ns == 0 ? 0 : down_ns > up_ns ? down_ns : up_ns;
+    return true;
 }
 
 int op_join(struct op *op)
@@ -116,6 +136,7 @@ int op_join(struct op *op)
         return err_set(&op->err, SHD_ENOMEM, "no memory for two links");
     op->work = w;
     w->op = op;
+    w->timeout_ns = links->timeout_ns = timeout_ns(req);
     r = begin(w, &w->down, req->down, &links->down);
     if (r == SHD_OK)
         r = begin(w, &w->up, req->up, &links->up);

@@ -82,6 +82,7 @@ static int receive(struct op *op)
         return err_set(&op->err, SHD_EINVAL, "session has not joined model '%s'", m->spec->name);
     if (req->none || job.bytes == 0)
         return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 ": nothing to be sent", req->unit);
+    job.timeout_ns = links->timeout_ns;
     int r = take_slot(op);
     if (r != SHD_OK)
         return r;

@@ -84,6 +84,16 @@ struct view_waiting { /* a request without an answer */
     uint32_t needs;       /* TURN: the group it waits for */
 };
 
+struct view_transfer { /* a turn of a link of NCCL, or (JOIN) two that are being made */
+    enum wire_request_type type;
+    uint64_t session, since_ns;
+    uint64_t begun_ns;    /* both ends have it at hand since then; 0: not yet */
+    uint64_t timeout_ns;  /* from then */
+    uint64_t step;        /* FETCH, RETURN, with the next two */
+    uint32_t unit, group; /* group: RETURN */
+    uint32_t model;       /* handle */
+};
+
 struct view_model {
     const struct spec *spec; /* borrowed: lives as long as the daemon */
     uint32_t handle, owner, owners;
@@ -142,6 +152,8 @@ struct view_snapshot {
     uint32_t model_count;
     struct view_session *sessions; /* owned, [session_count] */
     uint32_t session_count;
+    struct view_transfer *transfers; /* owned */
+    uint32_t transfer_count;
     uint32_t spans_left_out; /* sessions beyond VIEW_SPAN_SESSIONS_MAX */
 };
 
@@ -165,6 +177,8 @@ enum view_wait_kind {
     VIEW_WAIT_UNIT,
     VIEW_WAIT_SLOT,
     VIEW_WAIT_COMMIT,
+    VIEW_WAIT_TRANSFER,
+    VIEW_WAIT_JOIN,
     VIEW_WAIT_KINDS,
 };
 const char *view_wait_kind_name(enum view_wait_kind kind);

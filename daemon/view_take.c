@@ -5,13 +5,14 @@
 #include <time.h>
 
 #include "daemon/daemon.h"
+#include "daemon/links.h"
 #include "daemon/model.h"
 #include "daemon/view.h"
 #include "proto/board.h"
 #include "proto/check.h"
 #include "proto/sys.h"
 
-#define WAITING_MAX 1024u /* requests listed of a model */
+#define WAITING_MAX 1024u /* requests listed: of a model; by NCCL, of all */
 
 void view_unref(struct view_snapshot *s)
 {
@@ -27,6 +28,7 @@ void view_unref(struct view_snapshot *s)
         free(s->sessions[i].spans);
     free(s->models);
     free(s->sessions);
+    free(s->transfers);
     free(s);
 }
 
@@ -255,6 +257,47 @@ static bool take_sessions(struct daemon *d, struct view_snapshot *snapshot, bool
     return true;
 }
 
+/* -- By NCCL -------------------------------------------------------------------------------------
+ */
+
+static struct view_transfer transfer_of(const struct op *op, uint64_t begun_ns)
+{
+    const struct links *links = links_find(op->session, op->model);
+    struct view_transfer t = {
+        .type = op->req.type,
+        .session = op->session->id,
+        .since_ns = op->arrived_ns,
+        .begun_ns = begun_ns,
+        .timeout_ns = links != NULL ? links->timeout_ns : 0,
+        .model = op->model->handle,
+    };
+    if (op->req.type == WIRE_FETCH) {
+        t.step = op->req.fetch.step;
+        t.unit = op->req.fetch.unit;
+    } else if (op->req.type == WIRE_RETURN) {
+        t.step = op->req.return_grad.step;
+        t.unit = op->req.return_grad.unit;
+        t.group = op->req.return_grad.micro;
+    }
+    return t;
+}
+
+static void take_transfers(const struct daemon *d, struct view_snapshot *s)
+{
+    uint32_t left = d->comm != NULL ? d->ops.used : 0;
+    for (uint32_t i = 0; i < OP_POOL_COUNT && left > 0; i++) {
+        const struct op *op = &d->ops.items[i];
+        uint64_t begun_ns = 0;
+        if (op->serial == 0)
+            continue;
+        left--;
+        if (s->transfer_count < WAITING_MAX && op->session != NULL &&
+            op->session->state == SESSION_OPEN &&
+            (links_waiting(op, &begun_ns) || links_joining(op, &begun_ns)))
+            s->transfers[s->transfer_count++] = transfer_of(op, begun_ns);
+    }
+}
+
 /* -- All ----------------------------------------------------------------------------------------
  */
 
@@ -283,12 +326,15 @@ struct view_snapshot *view_take(struct daemon *d, bool with_spans)
     take_daemon(d, s);
     s->models = sys_calloc(d->model_count + 1, sizeof *s->models);
     s->sessions = sys_calloc(d->sessions.used + 1, sizeof *s->sessions);
-    bool ok = s->models != NULL && s->sessions != NULL;
+    s->transfers = sys_calloc(d->comm != NULL ? WAITING_MAX : 1, sizeof *s->transfers);
+    bool ok = s->models != NULL && s->sessions != NULL && s->transfers != NULL;
     for (uint32_t i = 0; ok && i < d->model_count; i++) {
         s->model_count = i + 1;
         ok = take_model(d->models[i], &s->models[i], s->taken_ns);
     }
     ok = ok && take_sessions(d, s, with_spans);
+    if (ok)
+        take_transfers(d, s);
     /* What workers have counted was taken in with their sessions. */
     for (uint32_t i = 0; ok && i < s->model_count; i++)
         s->models[i].metrics.fetch_wait = d->models[i]->metrics.fetch_wait;

@@ -46,7 +46,8 @@ const char *view_wait_kind_name(enum view_wait_kind kind)
     static const char *const names[VIEW_WAIT_KINDS] = {
         [VIEW_WAIT_GRADIENTS] = "gradients", [VIEW_WAIT_TURN] = "turn",
         [VIEW_WAIT_UNIT] = "unit",           [VIEW_WAIT_SLOT] = "slot",
-        [VIEW_WAIT_COMMIT] = "commit",
+        [VIEW_WAIT_COMMIT] = "commit",       [VIEW_WAIT_TRANSFER] = "transfer",
+        [VIEW_WAIT_JOIN] = "join",
     };
     return names[kind];
 }
@@ -282,15 +283,28 @@ static void blame_committers(const struct view_snapshot *s, const struct view_mo
     say_people(w);
 }
 
-static void add_unit(struct waits *all, const struct view_model *vm, const struct view_session *vs)
+/* The turn of that session's link that brings the unit, once it is under way. */
+static bool is_coming(const struct view_snapshot *s, const struct view_session *vs, uint32_t unit)
 {
-    const struct activity_span *now = &vs->now;
+    for (uint32_t i = 0; i < s->transfer_count; i++) {
+        const struct view_transfer *t = &s->transfers[i];
+        if (t->session == vs->id && t->type == WIRE_FETCH && t->unit == unit && t->begun_ns != 0)
+            return true;
+    }
+    return false;
+}
+
+static void add_unit(struct waits *all, const struct view_model *vm, const struct view_session *vs,
+                     const struct activity_span *now)
+{
     struct wait *w = add(all, VIEW_WAIT_UNIT, person_of(vs), now->begin_ns);
     if (w == NULL)
         return;
     const bool known = now->unit < vm->spec->unit_count;
     say(w, "unit '%s' at step %" PRIu64, known ? vm->spec->units[now->unit].name : "?", now->step);
-    if (known && vm->units[now->unit].version == now->step)
+    if (known && is_coming(all->s, vs, now->unit))
+        say(w, ": it is on its way from here by NCCL");
+    else if (known && vm->units[now->unit].version == now->step)
         say(w, ": it is published here; another owner has not got so far");
     else if (vm->phase == STEP_APPLYING || vm->missing_total == 0)
         say(w, vm->phase == STEP_SEALED ? ": the step before is not committed"
@@ -332,14 +346,67 @@ static void add_commit(struct waits *all, const struct view_model *vm)
     blame_committers(all->s, vm, w);
 }
 
+/* This daemon waits for a worker that has no part in what is under way; or, for a join, the worker
+ * for this daemon. */
+static void add_transfer(struct waits *all, const struct view_transfer *t)
+{
+    const struct view_session *vs = view_session_find(all->s, t->session);
+    const struct view_model *vm = &all->s->models[t->model - 1];
+    const struct person us = { .pid = getpid(),
+                               .name = all->s->daemon->device,
+                               .state = "running" };
+    const bool join = t->type == WIRE_JOIN, begun = t->begun_ns != 0;
+    if (vs == NULL || (!begun && !join))
+        return;
+    struct wait *w = add(all, join ? VIEW_WAIT_JOIN : VIEW_WAIT_TRANSFER,
+                         begun ? us : person_of(vs), begun ? t->begun_ns : t->since_ns);
+    if (w == NULL)
+        return;
+    blame(all->s, w, begun ? person_of(vs) : us);
+    say_people(w);
+    if (join) {
+        say(w, begun ? " to connect by NCCL" : " to begin to connect by NCCL");
+    } else {
+        say(w, " to %s unit '%s'", t->type == WIRE_FETCH ? "take" : "send",
+            vm->spec->units[t->unit].name);
+        if (t->type == WIRE_RETURN) {
+            say(w, ", micro-batch ");
+            say_group(w, vm, t->group);
+        }
+        say(w, " of step %" PRIu64 " by NCCL", t->step);
+    }
+    if (begun)
+        say(w, "; given up after %.0f s", (double)t->timeout_ns / NS_PER_S);
+}
+
+/* A worker tells owner 0 alone what it does. To others its oldest request must do. */
+static void add_fetch(struct waits *all, const struct view_session *vs)
+{
+    const struct view_transfer *oldest = NULL;
+    for (uint32_t i = 0; i < all->s->transfer_count; i++) {
+        const struct view_transfer *t = &all->s->transfers[i];
+        if (t->session == vs->id && t->type == WIRE_FETCH && t->begun_ns == 0 &&
+            all->s->models[t->model - 1].units[t->unit].version < t->step &&
+            (oldest == NULL || t->since_ns < oldest->since_ns))
+            oldest = t;
+    }
+    if (oldest == NULL || vs->now.what != ACTIVITY_SILENT)
+        return;
+    const struct activity_span now = { .unit = oldest->unit,
+                                       .step = oldest->step,
+                                       .begin_ns = oldest->since_ns };
+    add_unit(all, &all->s->models[oldest->model - 1], vs, &now);
+}
+
 static void add_session(struct waits *all, const struct view_session *vs)
 {
+    add_fetch(all, vs);
     if (vs->model == 0)
         return;
     const struct view_model *vm = &all->s->models[vs->model - 1];
     add_turn(all, vm, vs);
     if (vs->now.what == ACTIVITY_WAIT_UNIT)
-        add_unit(all, vm, vs);
+        add_unit(all, vm, vs, &vs->now);
     if (vs->now.what == ACTIVITY_WAIT_SLOT)
         add_slot(all, vm, vs);
 }
@@ -356,6 +423,8 @@ static void find_all(struct waits *all)
     }
     for (uint32_t i = 0; i < all->s->session_count; i++)
         add_session(all, &all->s->sessions[i]);
+    for (uint32_t i = 0; i < all->s->transfer_count; i++)
+        add_transfer(all, &all->s->transfers[i]);
 }
 
 /* -- JSON ---------------------------------------------------------------------------------------

@@ -126,8 +126,13 @@ static bool is_page(const struct activity *a)
 
 const char *activity_path_name(const struct activity *a)
 {
+    static const char *const names[ACTIVITY_PATHS] = {
+        [ACTIVITY_PATH_MAP] = "map",
+        [ACTIVITY_PATH_COPY] = "copy",
+        [ACTIVITY_PATH_NCCL] = "nccl",
+    };
     const uint64_t path = is_page(a) ? get(&a->path) : ACTIVITY_PATH_NONE;
-    return path == ACTIVITY_PATH_MAP ? "map" : path == ACTIVITY_PATH_COPY ? "copy" : NULL;
+    return path < ACTIVITY_PATHS ? names[path] : NULL;
 }
 
 bool activity_now(const struct activity *a, const struct activity_limits *limits,

@@ -58,7 +58,13 @@ struct activity_waits { /* for parameters: how often how long */
     uint64_t sum_ns;
 };
 
-enum activity_path { ACTIVITY_PATH_NONE, ACTIVITY_PATH_MAP, ACTIVITY_PATH_COPY };
+enum activity_path {
+    ACTIVITY_PATH_NONE,
+    ACTIVITY_PATH_MAP,
+    ACTIVITY_PATH_COPY,
+    ACTIVITY_PATH_NCCL,
+    ACTIVITY_PATHS,
+};
 
 struct activity {
     _Atomic uint64_t magic;
@@ -91,7 +97,7 @@ struct activity_limits { /* of the model it is about */
     uint64_t now_ns; /* nothing began later */
 };
 
-/* "map", "copy" or NULL. */
+/* "map", "copy", "nccl" or NULL. */
 const char *activity_path_name(const struct activity *a);
 
 /* What it does now. False: it says nothing, or nothing that can be so. */

@@ -11,13 +11,15 @@
  *
  * Failure: what fails, or takes longer than its own deadline, aborts this communicator alone, and
  * every job of the link ends with that status, now and later. comm_link_end() does the same from
- * outside. When done() was called nothing reads or writes the job's memory any more.
+ * outside. When done() was called nothing reads or writes the job's memory any more. Time in which
+ * this process was stopped does not count: the peer could do nothing about it.
  *
  * NCCL's abort is the only way out that never waits for the peer, so links end by it, always.
  */
 #ifndef SHD_COMM_H
 #define SHD_COMM_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/board.h"
@@ -43,7 +45,9 @@ struct comm_job {
     struct comm_gate gate;
     uint64_t timeout_ns; /* from its beginning; 0: none */
     /* The thread's: */
+    _Atomic uint64_t begun_ns; /* CLOCK_MONOTONIC; 0: not yet. Any thread may look */
     int status;
+    bool ended;         /* not SHD_OK: for comm_link_end(), not for what happened to the link */
     struct shd_err why; /* when status is not SHD_OK */
     uint64_t version;   /* of the gate's unit when it began */
     struct comm_job *next;

@@ -2,6 +2,7 @@
 #include "proto/comm_link.h"
 
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -10,6 +11,7 @@
 #define NS_PER_MS    UINT64_C(1000000)
 #define DRAIN_NS_MAX (10 * NS_PER_S) /* after an abort the device lets go of the memory */
 #define MAX_CTAS     8               /* multiprocessors that one turn may take of the device */
+#define STOPPED_NS   NS_PER_S        /* between two steps, many times what is between them */
 
 uint64_t comm_now_ns(void)
 {
@@ -18,9 +20,11 @@ uint64_t comm_now_ns(void)
     return (uint64_t)t.tv_sec * NS_PER_S + (uint64_t)t.tv_nsec;
 }
 
-static uint64_t deadline(uint64_t timeout_ns)
+static void begin(struct comm_link *l, struct comm_job *job)
 {
-    return timeout_ns > 0 ? comm_now_ns() + timeout_ns : UINT64_MAX;
+    const uint64_t now_ns = comm_now_ns();
+    l->deadline_ns = job->timeout_ns > 0 ? now_ns + job->timeout_ns : UINT64_MAX;
+    atomic_store_explicit(&job->begun_ns, now_ns, memory_order_relaxed);
 }
 
 /* -- The libraries ----------------------------------------------------------------------------- */
@@ -55,9 +59,10 @@ int comm_take_libraries(struct comm *c, struct shd_err *e)
 
 /* -- A link that breaks ------------------------------------------------------------------------ */
 
-static void finish(struct comm_job *job, int status, const struct shd_err *why)
+static void finish(struct comm_job *job, int status, bool ended, const struct shd_err *why)
 {
     job->status = status;
+    job->ended = ended;
     job->why = why != NULL ? *why : (struct shd_err){ 0 };
     job->next = NULL;
     job->done(job); /* *job may be gone from here on */
@@ -68,12 +73,12 @@ static void finish_all(struct comm_link *l)
     if (l->opened != NULL) {
         struct comm_job *opened = l->opened;
         l->opened = NULL;
-        finish(opened, l->why.code, &l->why);
+        finish(opened, l->why.code, l->ended, &l->why);
     }
     while (l->queue != NULL) {
         struct comm_job *job = l->queue;
         l->queue = job->next;
-        finish(job, l->why.code, &l->why);
+        finish(job, l->why.code, l->ended, &l->why);
     }
 }
 
@@ -92,9 +97,10 @@ static void break_link(struct comm_link *l)
     }
 }
 
-static void fail(struct comm_link *l, int status, const char *text)
+static void give_up(struct comm_link *l)
 {
-    err_set(&l->why, status, "%s", text);
+    l->ended = true;
+    err_set(&l->why, SHD_EGONE, "the link was given up");
     break_link(l);
 }
 
@@ -154,7 +160,7 @@ static void step_new(struct comm_link *l)
                         c->nccl->comm_init(&l->nccl, /* ranks= */ 2, l->id, l->rank, &config),
                         &l->why, "ncclCommInitRankConfig of rank %d", l->rank);
     if (r == SHD_OK) {
-        l->deadline_ns = deadline(l->opened->timeout_ns);
+        begin(l, l->opened);
         l->state = LINK_INIT;
         return;
     }
@@ -196,7 +202,7 @@ static void step_init(struct comm_link *l)
         return;
     l->state = LINK_READY;
     l->opened = NULL;
-    finish(opened, SHD_OK, NULL);
+    finish(opened, SHD_OK, /* ended= */ false, NULL);
 }
 
 /* -- Turns ------------------------------------------------------------------------------------- */
@@ -233,7 +239,7 @@ static void step_ready(struct comm_link *l)
         return;
     if (job->gate.board != NULL)
         job->version = board_version(job->gate.board, job->gate.unit);
-    l->deadline_ns = deadline(job->timeout_ns);
+    begin(l, job);
     if (nccl_result(l->comm->nccl, issue(l, job), &l->why, "%s %" PRIu64 " bytes", way_name(job),
                     job->bytes) == SHD_OK)
         l->state = LINK_ISSUED;
@@ -274,11 +280,20 @@ static void step_running(struct comm_link *l)
     l->state = LINK_READY;
     l->turn++;
     l->queue = job->next;
-    finish(job, SHD_OK, NULL);
+    finish(job, SHD_OK, /* ended= */ false, NULL);
 }
 
 /* -- All of it ----------------------------------------------------------------------------------
  */
+
+/* What this process was stopped for is added to what the peer is given. */
+static void look_at_clock(struct comm_link *l)
+{
+    const uint64_t now_ns = comm_now_ns(), gap_ns = now_ns - l->looked_ns;
+    if (l->looked_ns != 0 && gap_ns >= STOPPED_NS && l->deadline_ns < UINT64_MAX - gap_ns)
+        l->deadline_ns += gap_ns;
+    l->looked_ns = now_ns;
+}
 
 void comm_link_step(struct comm_link *l)
 {
@@ -286,8 +301,9 @@ void comm_link_step(struct comm_link *l)
         [LINK_NEW] = step_new,       [LINK_INIT] = step_init,       [LINK_READY] = step_ready,
         [LINK_ISSUED] = step_issued, [LINK_RUNNING] = step_running, [LINK_DRAINING] = step_draining,
     };
+    look_at_clock(l);
     if (l->end_seen && l->state != LINK_DRAINING && l->state != LINK_BROKEN)
-        fail(l, SHD_EGONE, "the link was given up");
+        give_up(l);
     else if (l->state != LINK_BROKEN)
         steps[l->state](l);
     if (l->state == LINK_BROKEN)

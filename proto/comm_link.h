@@ -35,10 +35,12 @@ struct comm_link {
     struct comm_job *queue;  /* by turn */
     uint64_t turn;           /* the next, or the one under way: the queue's first then */
     uint64_t deadline_ns;    /* of the state */
+    uint64_t looked_ns;      /* the last step */
     struct ncclComm *nccl;
     CUstream stream;
     CUevent event;
     struct shd_err why; /* why it broke */
+    bool ended;         /* for comm_link_end() */
 };
 
 struct id_request {      /* on its caller's stack */

@@ -142,6 +142,7 @@ struct wire_drain {
 struct wire_join {
     uint32_t model;
     uint8_t down[WIRE_LINK_ID_BYTES], up[WIRE_LINK_ID_BYTES]; /* NCCL's unique ids */
+    uint64_t timeout_ms;
 };
 struct wire_fetch {
     uint32_t model, unit; /* unit below SHD_UNITS_MAX */

@@ -206,6 +206,7 @@ static int join_unpack(const Shd__Join *m, struct wire_join *j, struct shd_err *
     j->model = m->model;
     memcpy(j->down, m->down.data, WIRE_LINK_ID_BYTES);
     memcpy(j->up, m->up.data, WIRE_LINK_ID_BYTES);
+    j->timeout_ms = m->timeout_ms;
     return SHD_OK;
 }
 
@@ -400,6 +401,7 @@ static void join_pack(const struct wire_join *j, Shd__Join *m)
     m->model = j->model;
     m->down = wire_binary_of((struct wire_bytes){ j->down, sizeof j->down });
     m->up = wire_binary_of((struct wire_bytes){ j->up, sizeof j->up });
+    m->timeout_ms = j->timeout_ms;
 }
 
 static void fetch_pack(const struct wire_fetch *f, Shd__Fetch *m)

@@ -340,13 +340,15 @@ static void answer_claim(struct fake *f)
     point(f);
 }
 
-__attribute__((noreturn)) static void be_fake(uint32_t index)
+__attribute__((noreturn)) static void be_fake(uint32_t index, pid_t keeper)
 {
     static struct fake f;
     char endpoint[128];
     struct shd_err e;
     const struct side_msg welcome = { .type = SIDE_WELCOME };
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != keeper)
+        _exit(1); /* killed before that */
     f = (struct fake){ .index = index, .state = &world->owner[index] };
     make_model(&f);
     snprintf(endpoint, sizeof endpoint, "ipc://%s/cpu%u.zmq", world->dir, index);
@@ -380,10 +382,10 @@ static pid_t start_keeper(uint32_t index)
         return keeper;
     for (;;) {
         int status;
-        const pid_t pid = fork();
+        const pid_t self = getpid(), pid = fork();
         CHECK(pid >= 0);
         if (pid == 0)
-            be_fake(index);
+            be_fake(index, self);
         CHECK(waitpid(pid, &status, 0) == pid);
         if (!WIFEXITED(status) || WEXITSTATUS(status) != DIED || world->stay_away)
             _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);

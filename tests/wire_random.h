@@ -127,6 +127,7 @@ static void random_commit(uint64_t *seed, struct wire_commit *c)
 static void random_join(uint64_t *seed, struct wire_join *j)
 {
     j->model = random_u32(seed, 0, UINT32_MAX);
+    j->timeout_ms = random_u64(seed, 0, UINT64_MAX);
     for (unsigned i = 0; i < WIRE_LINK_ID_BYTES; i++) {
         j->down[i] = (uint8_t)test_random(seed);
         j->up[i] = (uint8_t)test_random(seed);

@@ -68,7 +68,7 @@ static bool same_request(const struct wire_request *a, const struct wire_request
     case WIRE_DRAIN:
         return a->drain.off == b->drain.off;
     case WIRE_JOIN:
-        return a->join.model == b->join.model &&
+        return a->join.model == b->join.model && a->join.timeout_ms == b->join.timeout_ms &&
                memcmp(a->join.down, b->join.down, sizeof a->join.down) == 0 &&
                memcmp(a->join.up, b->join.up, sizeof a->join.up) == 0;
     case WIRE_FETCH:

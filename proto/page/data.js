@@ -14,6 +14,8 @@ const WAITS = {
   unit: "parameters of a unit",
   slot: "a free gradient slot",
   commit: "a commit",
+  transfer: "a transfer by NCCL",
+  join: "a connection by NCCL",
 };
 
 const state = {

@@ -35,8 +35,12 @@ struct worker {
     struct pt_model model;
     struct shd_policy policy;
     uint32_t steps;
-    uint64_t timeout_ms;         /* 0: 20 s */
-    bool stops;                  /* at each gradient of unit 1 */
+    uint64_t timeout_ms;    /* 0: 20 s */
+    bool stops;             /* at each gradient of unit 1 */
+    const uint32_t *micros; /* [micro_count], its share of each step; NULL: all of them */
+    uint32_t micro_count;
+    bool elastic;                /* what owners give it, instead */
+    long compute_ms;             /* each forward and backward takes as long */
     const struct owners *owners; /* who there is, and the digest to come to, for the test */
     char want[65];
     struct worker_report *report; /* shared */
@@ -74,6 +78,17 @@ static int open_session(const struct worker *w, shd_session **ret, struct shd_er
     return shd_connect(&options, ret, e);
 }
 
+static int train_step(const struct worker *w, shd_model *m, struct gpu_toy *toy, struct shd_err *e)
+{
+    const struct shd_update update = toy_update(shd_step(m));
+    const struct shd_compute compute = { toy, gt_forward, gt_backward, toy_metrics, NULL };
+    if (w->micros == NULL && !w->elastic)
+        return gt_step(m, toy, NULL, e);
+    toy->pt.m = m;
+    return w->elastic ? shd_run_step_elastic(m, &compute, &update, NULL, e)
+                      : shd_run_step(m, w->micros, w->micro_count, &compute, &update, NULL, e);
+}
+
 static int train(const struct worker *w, shd_session *s, struct gpu_toy *toy, struct shd_err *e)
 {
     shd_model *m = NULL;
@@ -81,7 +96,7 @@ static int train(const struct worker *w, shd_session *s, struct gpu_toy *toy, st
     if (r == SHD_OK && w->policy.size > 0)
         r = shd_set_policy(m, &w->policy, e);
     while (r == SHD_OK && shd_step(m) < w->steps)
-        r = gt_step(m, toy, NULL, e);
+        r = train_step(w, m, toy, e);
     if (r == SHD_OK)
         r = shd_digest(m, w->report->hex, NULL, e);
     if (m != NULL)
@@ -94,7 +109,7 @@ static void work(const struct worker *w)
 {
     struct shd_err e = { 0 };
     shd_session *s = NULL;
-    struct gpu_toy toy = { .pt = { .overflow_step = UINT64_MAX },
+    struct gpu_toy toy = { .pt = { .overflow_step = UINT64_MAX, .compute_ms = w->compute_ms },
                            .stop = w->stops ? &w->report->stop : NULL };
     int r = open_session(w, &s, &e);
     if (r == SHD_OK) {

@@ -11,7 +11,9 @@
  * All calls must come from one thread of the process; else it is aborted.
  *
  * SHIM_NCCL_FAIL=spec, read at the first call, and shim_nccl_fail(spec): "ncclSend@2,work@3:6": the
- * second ncclSend returns ncclSystemError, the third transfer fails as 6 while it runs.
+ * second ncclSend returns ncclSystemError, the third transfer fails as 6 while it runs. "work@3+":
+ * and all after it. "recv@2:stop": this process stops (SIGSTOP) in the middle of its second
+ * receive, which its peer has begun as well; "send" likewise.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -75,10 +77,14 @@ static struct {
     NCCL_FUNCTIONS(SHIM_NAME)
 #undef SHIM_NAME
         { "work", 0 },
+    { "send", 0 },
+    { "recv", 0 },
 };
+#define FAULT_STOP (-1)
 static struct {
     char name[40];
     uint64_t nth;
+    bool later; /* and those after it */
     int result;
 } faults[FAULTS_MAX];
 static unsigned fault_count;
@@ -104,12 +110,21 @@ static void set_faults(const char *spec)
         memcpy(faults[fault_count].name, spec, name);
         faults[fault_count].name[name] = '\0';
         faults[fault_count].nth = 1;
+        faults[fault_count].later = false;
         faults[fault_count].result = NCCL_SYSTEM_ERROR;
         spec += name;
         if (*spec == '@')
             faults[fault_count].nth = strtoull(spec + 1, (char **)&spec, 10);
-        if (*spec == ':')
+        if (*spec == '+') {
+            faults[fault_count].later = true;
+            spec++;
+        }
+        if (strncmp(spec, ":stop", 5) == 0) {
+            faults[fault_count].result = FAULT_STOP;
+            spec += 5;
+        } else if (*spec == ':') {
             faults[fault_count].result = (int)strtol(spec + 1, (char **)&spec, 10);
+        }
         CHECK(*spec == ',' || *spec == '\0');
         spec += *spec == ',';
         fault_count++;
@@ -129,7 +144,8 @@ static int count_call(const char *name)
             calls = ++functions[i].calls;
     CHECK(calls > 0);
     for (unsigned i = 0; i < fault_count; i++)
-        if (strcmp(faults[i].name, name) == 0 && faults[i].nth == calls)
+        if (strcmp(faults[i].name, name) == 0 &&
+            (faults[i].nth == calls || (faults[i].later && faults[i].nth < calls)))
             r = faults[i].result;
     pthread_mutex_unlock(&lock);
     return r;
@@ -274,6 +290,15 @@ static bool heads_meet(struct ncclComm *c, const char *kind, uint64_t bytes)
     return false;
 }
 
+/* In the middle; the peer may know of the transfer only a moment later. */
+static void stop_here(const char *way)
+{
+    if (count_call(way) != FAULT_STOP)
+        return;
+    nanosleep(&(struct timespec){ .tv_nsec = 50000000 }, NULL);
+    raise(SIGSTOP);
+}
+
 static bool run_send(const struct transfer *t, uint8_t *memory)
 {
     const struct head head = { "bytes", t->bytes };
@@ -282,8 +307,9 @@ static bool run_send(const struct transfer *t, uint8_t *memory)
         set_error(c, NCCL_UNHANDLED_CUDA_ERROR);
         return false;
     }
-    if (!move_all(c->fd, (void *)(uintptr_t)&head, sizeof head, true) ||
-        !move_all(c->fd, memory, t->bytes, true)) {
+    const bool sent = move_all(c->fd, (void *)(uintptr_t)&head, sizeof head, true);
+    stop_here("send");
+    if (!sent || !move_all(c->fd, memory, t->bytes, true)) {
         set_error(c, NCCL_REMOTE_ERROR);
         return false;
     }
@@ -296,6 +322,7 @@ static bool run_recv(const struct transfer *t, uint8_t *memory)
     struct ncclComm *c = t->comm;
     if (!heads_meet(c, "bytes", t->bytes))
         return false;
+    stop_here("recv");
     if (!move_all(c->fd, memory, t->bytes, /* out= */ false)) {
         set_error(c, NCCL_REMOTE_ERROR);
         return false;

@@ -1,6 +1,7 @@
 /* What a daemon answers to requests of the NCCL path that are wrong, broken off or doubled; by hand
  * (hand_worker.h), on the shims of tests/cuda: nothing here ran on hardware, nor by NCCL. */
 #include "tests/cuda/hand_worker.h"
+#include "tests/http_ask.h"
 
 static struct fixture daemons;
 static _Atomic int *under_way; /* shared: there is something to wait for */
@@ -188,6 +189,26 @@ static void left_waiting(void)
     by_hand_close(&h);
 }
 
+/* The turns behind it are nobody's yet. */
+static void expect_join_shown(pid_t pid)
+{
+    char want[64];
+    snprintf(want, sizeof want, " s for hand (pid %d, ", (int)pid);
+    static char text[2][65536];
+    static const char *const paths[] = { "/status", "/metrics" };
+    for (int i = 0; i < 2; i++) {
+        struct http_reply r = http_get(&daemons, 0, paths[i]);
+        snprintf(text[i], sizeof text[i], "%s", r.body);
+        free(r.text);
+    }
+    EXPECT_HAS(text[0], "\"kind\":\"join\"");
+    EXPECT_HAS(text[0], want);
+    EXPECT_HAS(text[0], ") to connect by NCCL; given up after 60 s\"");
+    EXPECT(strstr(text[0], "\"transfer\"") == NULL);
+    EXPECT_HAS(text[1], "shardd_wait_seconds{device=\"gpu0\",kind=\"join\"} 0.");
+    EXPECT_HAS(text[1], "kind=\"transfer\"} 0.000000");
+}
+
 TEST(a_daemon_ends_whatever_is_under_way)
 {
     daemons.devices[0] = "gpu0";
@@ -200,6 +221,7 @@ TEST(a_daemon_ends_whatever_is_under_way)
     const pid_t pid = start(left_waiting);
     while (*under_way == 0)
         sleep_ms(1);
+    expect_join_shown(pid);
     fixture_stop(&daemons);
     EXPECT_EQ(waitpid(pid, &status, 0), pid);
     EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
