@@ -16,6 +16,7 @@
 enum mode { MODE_IDLE, MODE_KERNELS, MODE_FROM_HOST, MODE_WITHIN, MODE_QUIT };
 
 #define ROUNDS     3u
+#define PHASE_MORE 30                   /* tenths of a second */
 #define COPY_BYTES (UINT64_C(64) << 20) /* of one copy, at most */
 
 struct party { /* one of the two */
@@ -76,7 +77,16 @@ static int overlap_party(void *arg)
     }
 }
 
-/* Counts per second of both, in these modes for a phase. */
+/* Both that have something to do have done some of it. */
+static bool both_moved(const struct overlap *o, const uint64_t before[2])
+{
+    for (int i = 0; i < 2; i++)
+        if (o->party[i].mode != MODE_IDLE && o->party[i].count == before[i])
+            return false;
+    return true;
+}
+
+/* Counts per second of both, in these modes for a phase; a longer one on a machine that is busy. */
 static void phase(struct overlap *o, enum mode first, enum mode second, double ret_rate[2])
 {
     uint64_t before[2];
@@ -87,6 +97,8 @@ static void phase(struct overlap *o, enum mode first, enum mode second, double r
     for (int i = 0; i < 2; i++)
         before[i] = o->party[i].count;
     usleep(o->o->tenths * 100000);
+    for (int more = 0; more < PHASE_MORE && !both_moved(o, before); more++)
+        usleep(100000);
     const double seconds = (double)(stat_now_ns() - start) * 1e-9;
     for (int i = 0; i < 2; i++)
         ret_rate[i] = (double)(o->party[i].count - before[i]) / seconds;

@@ -69,10 +69,11 @@ __attribute__((unused)) static struct http_reply http_receive(int fd, int timeou
     }
     close(fd);
     r.text[used] = '\0';
+    /* NOLINTBEGIN(clang-analyzer-unix.Malloc): the caller's to free */
     if (sscanf(r.text, "HTTP/1.%*d %d", &r.code) != 1)
         r.code = 0;
-    /* NOLINTNEXTLINE(clang-analyzer-unix.Malloc): the caller's to free */
     const char *body = strstr(r.text, "\r\n\r\n");
+    /* NOLINTEND(clang-analyzer-unix.Malloc) */
     r.body = body != NULL ? body + 4 : r.text + used;
     r.body_bytes = used - (size_t)(r.body - r.text);
     return r;
