@@ -118,8 +118,6 @@ static const struct {
     { "--math fp64", "'fp64' is not fp32 or tf32" },
     { "--math tf32", "add --device cuda:0" },
     { "--math tf32 --device cuda:0 --precision bf16", "it is about fp32 products" },
-    { "--device cuda:0 --experts 2", "experts are computed on the host only" },
-    { "--device cuda:0 --precision fp16", "use bf16" },
     { "--device cuda:0 --precision bf16 --bf16-gemm emulated", "the host's products" },
     { "--device cuda:0 --dim 96 --heads 24", "a head's width, here 4" },
     { "--device cuda:0 --adapters 4", "--adapters 4 with --device cuda:0" },
@@ -143,6 +141,10 @@ TEST(device_is_host_or_a_gpu)
     clear_environment();
     EXPECT_OK(parse("", &o, &e), &e);
     EXPECT(!o.chosen.cuda && !o.chosen.tf32);
+    EXPECT_OK(parse("--device cuda:0 --precision fp16", &o, &e), &e);
+    EXPECT(o.chosen.cuda && o.chosen.publish == SHD_F16 && o.chosen.dynamic_scale);
+    EXPECT_OK(parse("--device cuda:0 --experts 5", &o, &e), &e);
+    EXPECT(o.chosen.cuda && o.experts == 5);
     EXPECT_OK(parse("--device cuda:3 --math tf32", &o, &e), &e);
     EXPECT(o.chosen.cuda && o.chosen.tf32);
     EXPECT_EQ(o.chosen.device, 3);

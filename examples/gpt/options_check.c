@@ -250,16 +250,6 @@ static int check_precision(struct options *o, struct shd_err *e)
 /* What the GPU's kernels leave out. Rows there are read as whole vectors of 16 bytes. */
 static int check_cuda(const struct options *o, struct shd_err *e)
 {
-    if (o->experts > 0)
-        return fail(e, SHD_ENOTSUP,
-                    "--experts %ju with --device %s: experts are computed on the host only; leave "
-                    "one of them out",
-                    (uintmax_t)o->experts, o->device);
-    if (o->chosen.publish == SHD_F16)
-        return fail(e, SHD_ENOTSUP,
-                    "--precision fp16 with --device %s: use bf16, which needs no loss scale, or "
-                    "fp32",
-                    o->device);
     if (strcmp(o->bf16_gemm, "auto") != 0)
         return fail(e, SHD_EINVAL,
                     "--bf16-gemm %s with --device %s: that is about the host's products; leave it "

@@ -181,7 +181,7 @@ ALONE = ('shd-gpt', '--standalone')
 def losses(r):
     """Losses of a GPU worker, step by step, beside a host worker's: other sums, the same training."""
     said, wrong = [], []
-    for precision, bound in (('fp32', 2e-3), ('bf16', 3e-2))[:1 if SHIM else 2]:
+    for precision, bound in (('fp32', 2e-3), ('bf16', 3e-2), ('fp16', 5e-3))[:1 if SHIM else 3]:
         runs = []
         for where in ([], GPU):
             text = r.must([program('shd-gpt'), '--standalone', *MODEL, '--data', data(), '--log-every', '1',
@@ -209,7 +209,10 @@ GPU_WORKERS = (  # workers on the GPU: digests of their own, wherever the state 
     ([], (('gpu0', 1), ('gpu0', 2), ('cpu0,cpu1', 2), ('cpu0,gpu0', 1))),
     (['--path', 'copy'], (('gpu0', 1),)),
     (['--precision', 'bf16', '--grad-precision', 'bf16'], (('gpu0', 2), ('cpu0', 1))),
-)
+) + (() if SHIM else (  # emulated, these take too long; test_gpt_cuda.sh has smaller ones
+    (['--precision', 'fp16', '--inject-overflow', '2'], (('gpu0', 1),)),
+    (['--experts', '16', '--precision', 'bf16'], (('cpu0', 1), ('gpu0', 2))),
+))
 
 
 def digests(where, sets):

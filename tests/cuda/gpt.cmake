@@ -4,11 +4,11 @@ add_library(shd_shim_cublas SHARED shim_cublas.c)
 target_link_libraries(shd_shim_cublas PRIVATE shd_options shd_proto)
 set_target_properties(shd_shim_cublas PROPERTIES OUTPUT_NAME cublas SOVERSION 13
                       LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR})
-shd_cuda_emulated(gpt_emulated_kernels ${PROJECT_SOURCE_DIR}/examples/gpt/cuda/gpt_kernels.cu)
+shd_cuda_emulated(gpt_emulated_kernels ${PROJECT_SOURCE_DIR}/examples/gpt/cuda/kernels.cu)
 shd_cuda_emulated(shim_emulated_gemm shim_gemm.cu)
 target_link_libraries(shd_shim_cuda PRIVATE gpt_emulated_kernels shim_emulated_gemm)
 
-foreach(name gpt_cuda_kernels gpt_cuda_attention gpt_cuda_model)
+foreach(name gpt_cuda_kernels gpt_cuda_attention gpt_cuda_moe gpt_cuda_model)
   shd_shim_test(${name} "unit;threads" test_${name}.c gpt_model gpt_model_f64)
   add_dependencies(test_${name} shd_shim_cublas)
 endforeach()
@@ -16,7 +16,7 @@ endforeach()
 # The real programs
 add_test(NAME gpt_cuda COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/test_gpt_cuda.sh
          ${PROJECT_BINARY_DIR}/bin ${CMAKE_CURRENT_BINARY_DIR})
-set_tests_properties(gpt_cuda PROPERTIES LABELS e2e SKIP_RETURN_CODE 77 TIMEOUT 600)
+set_tests_properties(gpt_cuda PROPERTIES LABELS e2e SKIP_RETURN_CODE 77 TIMEOUT 900)
 
 # Declarations of ours beside the Toolkit's, where there is one
 find_path(CUBLAS_INCLUDE_DIR cublas_api.h HINTS ENV CUDA_HOME ENV CUDA_PATH

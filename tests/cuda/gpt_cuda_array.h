@@ -2,15 +2,15 @@
  *
  * Bounds. EPS is half an ulp of 1 in fp32. A sum of n terms in whatever order is off by at most
  * n EPS sum|terms|; a value that goes through a few operations, by a few EPS of the largest one of
- * them; what is stored as bf16, by 2^-8 of itself on top. Sizes have tails: less than a warp's 256
- * columns, a little more, rows that are no multiple of a block's eight. A guard follows each
- * output.
+ * them; what is stored in 16 bits, by 2^-8 (bf16) or 2^-11 (fp16) of itself on top. Sizes have
+ * tails: less than a warp's 256 columns, a little more, rows that are no multiple of a block's
+ * eight. A guard follows each output.
  */
 #ifndef SHD_TESTS_GPT_CUDA_ARRAY_H
 #define SHD_TESTS_GPT_CUDA_ARRAY_H
 
 #include "examples/gpt/cuda/gpu.h"
-#include "examples/gpt/half.h"
+#include "tests/cuda/gpt_cuda_half.h"
 #include "tests/test.h"
 
 #define EPS   0x1p-24
@@ -44,7 +44,7 @@ struct array {
 
 static uint64_t bytes_of(const struct array *a, uint64_t count)
 {
-    return count * (a->dtype == GPU_BF16 ? 2 : 4);
+    return count * gpu_dtype_bytes(a->dtype);
 }
 
 static void finish(void)
@@ -60,11 +60,11 @@ static void array_send(struct array *a)
     uint16_t *narrow = malloc(all * sizeof *narrow);
     for (uint64_t i = 0; i < all; i++) {
         copy[i] = i < a->count ? a->host[i] : GUARD;
-        narrow[i] = (uint16_t)(half_bf16_bits(copy[i]) >> 16);
-        if (a->dtype == GPU_BF16 && i < a->count)
-            a->host[i] = half_widen_bf16(narrow[i]);
+        narrow[i] = narrowed(copy[i], a->dtype);
+        if (i < a->count)
+            a->host[i] = rounded(a->host[i], a->dtype);
     }
-    gpu_copy(&gpu, a->device, a->dtype == GPU_BF16 ? (void *)narrow : (void *)copy,
+    gpu_copy(&gpu, a->device, a->dtype != GPU_F32 ? (void *)narrow : (void *)copy,
              bytes_of(a, all));
     finish();
     free(copy);
@@ -90,12 +90,12 @@ static void array_fetch(struct array *a)
     const uint64_t all = a->count + 8;
     float *copy = malloc(all * sizeof *copy);
     uint16_t *narrow = malloc(all * sizeof *narrow);
-    gpu_copy(&gpu, a->dtype == GPU_BF16 ? (void *)narrow : (void *)copy, a->device,
+    gpu_copy(&gpu, a->dtype != GPU_F32 ? (void *)narrow : (void *)copy, a->device,
              bytes_of(a, all));
     finish();
     for (uint64_t i = 0; i < all; i++) {
-        const float x = a->dtype == GPU_BF16 ? half_widen_bf16(narrow[i]) : copy[i];
-        const float guard = a->dtype == GPU_BF16 ? half_round_bf16(GUARD) : GUARD;
+        const float x = a->dtype != GPU_F32 ? widened(narrow[i], a->dtype) : copy[i];
+        const float guard = rounded(GUARD, a->dtype);
         if (i < a->count)
             a->host[i] = x;
         else
@@ -111,14 +111,17 @@ static void array_free(struct array *a)
     free(a->host);
 }
 
-/* Near want, and for bf16 rounded. */
+/* Near want, and rounded: for fp16 to a multiple of 2^-24 at least. */
 static void expect_near(const struct array *a, uint64_t i, double want, double bound)
 {
-    const double rounded = a->dtype == GPU_BF16 ? 0x1p-8 * (fabs(want) + bound) : 0;
-    EXPECT_NEAR(a->host[i], want, bound + rounded);
+    const double all = fabs(want) + bound;
+    const double off = a->dtype == GPU_F32    ? 0
+                       : a->dtype == GPU_BF16 ? 0x1p-8 * all
+                                              : 0x1p-11 * all + 0x1p-25;
+    EXPECT_NEAR(a->host[i], want, bound + off);
 }
 
-__attribute__((unused)) static const uint32_t dtypes[] = { GPU_F32, GPU_BF16 };
-#define DTYPES 2
+__attribute__((unused)) static const uint32_t dtypes[] = { GPU_F32, GPU_BF16, GPU_F16 };
+#define DTYPES 3
 
 #endif

@@ -99,7 +99,7 @@ cublasStatus_t cublasSetMathMode(cublasHandle_t handle, int mode)
 
 static int type_known(int type)
 {
-    return type == CUDA_R_32F || type == CUDA_R_16BF;
+    return type == CUDA_R_32F || type == CUDA_R_16BF || type == CUDA_R_16F;
 }
 
 static int sizes_valid(const struct shim_gemm *g)
@@ -117,7 +117,8 @@ static cublasStatus_t run(cublasHandle_t handle, struct shim_gemm *g, int comput
     const uint64_t number = ++products;
     if (fail != NULL && number == strtoull(fail, NULL, 10))
         return EXECUTION_FAILED;
-    if (!sizes_valid(g) || g->a_bf16 != g->b_bf16 || (g->c_bf16 && !g->a_bf16))
+    if (!sizes_valid(g) || g->a_type != g->b_type ||
+        (g->c_type != CUDA_R_32F && g->c_type != g->a_type))
         return INVALID_VALUE;
     if (compute != CUBLAS_COMPUTE_32F && compute != CUBLAS_COMPUTE_32F_PEDANTIC &&
         compute != CUBLAS_COMPUTE_32F_FAST_TF32)
@@ -165,9 +166,9 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, int op_a, int o
                            .count = count,
                            .op_a = op_a,
                            .op_b = op_b,
-                           .a_bf16 = a_type == CUDA_R_16BF,
-                           .b_bf16 = b_type == CUDA_R_16BF,
-                           .c_bf16 = c_type == CUDA_R_16BF,
+                           .a_type = a_type,
+                           .b_type = b_type,
+                           .c_type = c_type,
                            .alpha = *(const float *)alpha,
                            .beta = *(const float *)beta };
     return run(handle, &g, compute_type);

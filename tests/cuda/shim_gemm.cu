@@ -1,24 +1,26 @@
 /* See shim_gemm.h: plain loops, as the kernel that the stand-in for cuBLAS launches. */
-#include "kernels/cuda/portable.cuh"
+#include "kernels/cuda/convert.cuh"
 #include "tests/cuda/shim_gemm.h"
 
-DEVICE float shim_get(const void *p, long long at, int bf16)
+DEVICE float shim_get(const void *p, long long at, int type)
 {
-    return bf16 ? f32_of_bits((uint32_t)((const uint16_t *)p)[at] << 16) : ((const float *)p)[at];
+    if (type == SHIM_R_32F)
+        return ((const float *)p)[at];
+    return from_half(((const uint16_t *)p)[at], type == SHIM_R_16F ? CUDA_F16 : CUDA_BF16);
 }
 
-DEVICE uint32_t shim_round(float x, uint32_t bits)
+DEVICE float shim_round_tf32(float x)
 {
-    const uint32_t u = f32_bits(x), half = (1u << bits >> 1) - 1u;
+    const uint32_t u = f32_bits(x);
     if ((u & 0x7fffffffu) > 0x7f800000u)
-        return u | 0x400000u;
-    return (u + half + (u >> bits & 1u)) >> bits << bits;
+        return x;
+    return f32_of_bits((u + 0xfffu + (u >> 13 & 1u)) & 0xffffe000u);
 }
 
-DEVICE float shim_factor(const void *p, long long at, int bf16, int tf32)
+DEVICE float shim_factor(const void *p, long long at, int type, int tf32)
 {
-    const float x = shim_get(p, at, bf16);
-    return tf32 ? f32_of_bits(shim_round(x, 13)) : x;
+    const float x = shim_get(p, at, type);
+    return tf32 ? shim_round_tf32(x) : x;
 }
 
 KERNEL(shim_product, struct shim_gemm)
@@ -33,15 +35,16 @@ KERNEL(shim_product, struct shim_gemm)
         for (long long k = 0; k < a.k; k++) {
             const long long x = a.op_a ? k + i * a.lda : i + k * a.lda;
             const long long y = a.op_b ? j + k * a.ldb : k + j * a.ldb;
-            sum = fmaf(shim_factor(a.a, at_a + x, a.a_bf16, a.tf32),
-                       shim_factor(a.b, at_b + y, a.b_bf16, a.tf32), sum);
+            sum = fmaf(shim_factor(a.a, at_a + x, a.a_type, a.tf32),
+                       shim_factor(a.b, at_b + y, a.b_type, a.tf32), sum);
         }
         const long long out = pair * a.c_stride + i + j * a.ldc;
-        const float old = a.beta != 0 ? shim_get(a.c, out, a.c_bf16) : 0;
+        const float old = a.beta != 0 ? shim_get(a.c, out, a.c_type) : 0;
         const float value = a.beta != 0 ? fmaf(a.beta, old, a.alpha * sum) : a.alpha * sum;
-        if (a.c_bf16)
-            ((uint16_t *)a.c)[out] = (uint16_t)(shim_round(value, 16) >> 16);
-        else
-            ((float *)a.c)[out] = value;
+        put_as(a.c,
+               a.c_type == SHIM_R_32F   ? CUDA_F32
+               : a.c_type == SHIM_R_16F ? CUDA_F16
+                                        : CUDA_BF16,
+               (uint64_t)out, value);
     }
 }

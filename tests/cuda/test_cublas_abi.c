@@ -16,6 +16,7 @@
 #define CUBLAS_COMPUTE_32F_PEDANTIC                      OUR_32F_PEDANTIC
 #define CUBLAS_COMPUTE_32F_FAST_TF32                     OUR_32F_TF32
 #define CUDA_R_32F                                       OUR_R_32F
+#define CUDA_R_16F                                       OUR_R_16F
 #define CUDA_R_16BF                                      OUR_R_16BF
 #define CUuuid                                           our_uuid /* the driver's, which the header has as well */
 #include "examples/gpt/cuda/cublas.h"
@@ -35,6 +36,7 @@
 #undef CUBLAS_COMPUTE_32F_PEDANTIC
 #undef CUBLAS_COMPUTE_32F_FAST_TF32
 #undef CUDA_R_32F
+#undef CUDA_R_16F
 #undef CUDA_R_16BF
 
 #include <assert.h>
@@ -52,6 +54,7 @@ SAME(OUR_32F, CUBLAS_COMPUTE_32F);
 SAME(OUR_32F_PEDANTIC, CUBLAS_COMPUTE_32F_PEDANTIC);
 SAME(OUR_32F_TF32, CUBLAS_COMPUTE_32F_FAST_TF32);
 SAME(OUR_R_32F, CUDA_R_32F);
+SAME(OUR_R_16F, CUDA_R_16F);
 SAME(OUR_R_16BF, CUDA_R_16BF);
 SAME(sizeof(our_status), sizeof(cublasStatus_t));
 SAME(sizeof(our_operation), sizeof(cublasOperation_t));

@@ -55,7 +55,8 @@ TEST(softmax_is_causal)
     start(308);
     static const uint32_t cases[][2] = { { 19, 0 }, { 19, 8 }, { 1, 0 }, { 300, 256 } };
     for (int i = 0; i < 4 * DTYPES; i++) {
-        struct softmax_case c = softmax_new(cases[i / 2][0], cases[i / 2][1], dtypes[i % 2]);
+        struct softmax_case c = softmax_new(cases[i / DTYPES][0], cases[i / DTYPES][1],
+                                            dtypes[i % DTYPES]);
         for (uint64_t k = 0; k < c.scores.count; k++)
             c.scores.host[k] *= k % 3 == 0 ? 3e4f : 10;
         array_send(&c.scores);
@@ -90,7 +91,8 @@ TEST(softmax_gradient_is_that_of_fp64)
     start(310);
     static const uint32_t cases[][2] = { { 19, 0 }, { 19, 8 }, { 300, 256 } };
     for (int i = 0; i < 3 * DTYPES; i++) {
-        struct softmax_case c = softmax_new(cases[i / 2][0], cases[i / 2][1], dtypes[i % 2]);
+        struct softmax_case c = softmax_new(cases[i / DTYPES][0], cases[i / DTYPES][1],
+                                            dtypes[i % DTYPES]);
         softmax_launch(&c); /* prob is one */
         float *p = malloc(c.prob.count * sizeof *p);
         memcpy(p, c.prob.host, c.prob.count * sizeof *p);
@@ -228,12 +230,46 @@ TEST(products_of_all_kinds)
                                               GPU_F32, i % 2 > 0, i / 2 > 0, batch == 3 };
             struct product_case p = f32;
             product_check(&p);
-            p.factor = GPU_BF16;
-            product_check(&p);
-            p.result = GPU_BF16;
-            p.add = false;
-            product_check(&p);
+            for (int t = 1; t < DTYPES; t++) {
+                p = f32;
+                p.factor = dtypes[t];
+                product_check(&p);
+                p.result = dtypes[t];
+                p.add = false;
+                product_check(&p);
+            }
         }
+}
+
+/* 1 + 2^-12 is no TF32 number: rounded, the product is 1. */
+TEST(full_products_are_not_rounded_to_tf32)
+{
+    struct shd_err e = { 0 };
+    struct gpu tf32;
+    start(314);
+    EXPECT_OK(gpu_init(&tf32, 0, /* tf32= */ true, &e), &e);
+    for (int full = 0; full < 2; full++) {
+        struct array a = array_new(1, GPU_F32), b = array_new(1, GPU_F32),
+                     c = array_new(1, GPU_F32);
+        a.host[0] = 1 + 0x1p-12f;
+        b.host[0] = 1;
+        array_send(&a);
+        array_send(&b);
+        gpu_multiply(&tf32, &(struct gpu_product){ .m = 1,
+                                                   .n = 1,
+                                                   .k = 1,
+                                                   .a = { a.device, GPU_F32, 1, 0, false },
+                                                   .b = { b.device, GPU_F32, 1, 0, false },
+                                                   .c = { c.device, GPU_F32, 1, 0, false },
+                                                   .full = full > 0 });
+        EXPECT_OK(gpu_finish(&tf32, &e), &e);
+        array_fetch(&c);
+        EXPECT(c.host[0] == (full ? a.host[0] : 1));
+        array_free(&a);
+        array_free(&b);
+        array_free(&c);
+    }
+    gpu_deinit(&tf32);
 }
 
 /* What went wrong first is told, once; later work is not queued, and then things work again. */

@@ -1,9 +1,10 @@
 /* args.h: what the host passes to the GPU's kernels; each takes one of these by value. Plain C, for
  * both sides.
  *
- * Names as in model_parts.h: R = batch * seq rows, C = dim, V = vocabulary, H = heads, S = C / H.
+ * Names as in model_parts.h: R = batch * seq rows, C = dim, V = vocabulary, H = heads, S = C / H,
+ * E = experts.
  * All pointers are the device's, matrices row-major without gaps, of fp32 unless a dtype is given:
- * a `void *` is of GPU_F32 or GPU_BF16. C, S and the strides of attention are multiples of 8: a
+ * a `void *` is of any gpu_dtype. C, S and the strides of attention are multiples of 8: a
  * thread reads and writes 8 neighbours at a time, 16 or 32 bytes.
  *
  * Three shapes of launch, always of GPU_THREADS threads:
@@ -25,7 +26,7 @@
 #define GPU_VOCAB   256u /* GPT_VOCAB: one warp holds a row of logits */
 #define GPU_SEGMENT 64u  /* most rows of a segment of gpu_embed_tokens */
 
-enum { GPU_F32 = 1, GPU_BF16 = 2 }; /* as enum shd_dtype */
+enum gpu_dtype { GPU_F32 = 1, GPU_BF16 = 2, GPU_F16 = 3 }; /* as enum shd_dtype */
 
 struct gpu_embed { /* by element: x[row] = wte[token] + wpe[position] */
     float *x;      /* [R, C] */
@@ -100,10 +101,10 @@ struct gpu_columns {
     uint32_t dim, head_size, seq; /* of heads: cols is 3 dim */
 };
 
-struct gpu_columns_sum { /* a block for each 32 columns: out = sum of the chunks */
-    const float *partial;
-    float *out;
-    uint32_t cols, chunks;
+struct gpu_columns_sum {  /* a block for each 32 columns: out = sum of the chunks */
+    const float *partial; /* [chunks, stride] */
+    float *out;           /* [cols] */
+    uint32_t cols, chunks, stride;
 };
 
 /* By element: rows to heads: in[row, part C + h S + k] (+ bias) to
@@ -166,6 +167,89 @@ struct gpu_cross_entropy {
     uint64_t rows;
     uint32_t grad_dtype;
     float scale;
+};
+
+/* Experts. `row` is of one expert: [rows] the row of each of its packed positions; arrays beside it
+ * begin with its first row, too, where they are packed. Logits and probabilities have rows of
+ * `stride` elements, E up to a multiple of 8; what is behind E is zero. */
+
+struct gpu_route { /* by row: logits + bias to their softmax; the largest, the lowest of equals */
+    float *prob;   /* [R, stride] */
+    const void *bias; /* [E] */
+    uint32_t *chosen; /* [R] */
+    uint64_t rows;
+    uint32_t experts, stride, param_dtype;
+};
+
+struct gpu_route_count { /* a block for each chunk of rows, E <= GPU_THREADS */
+    const uint32_t *chosen;
+    uint32_t *counts; /* [chunks, E] rows of the chunk that go to the expert */
+    uint64_t rows;
+    uint32_t experts, chunk_rows;
+};
+
+struct gpu_route_first { /* one block */
+    uint32_t *counts;    /* [chunks, E]; becomes the packed position of the first of those rows */
+    uint32_t *first;     /* [E + 1] packed position of each expert's first row */
+    uint32_t experts, chunks;
+};
+
+struct gpu_route_place { /* as gpu_route_count */
+    const uint32_t *chosen, *places;
+    uint32_t *row; /* [R] of all experts */
+    uint64_t rows;
+    uint32_t experts, chunk_rows;
+};
+
+struct gpu_route_grad { /* by row: prob := d loss / d logits */
+    float *prob;
+    const float *dgate; /* [R] gradient of the chosen probability */
+    const uint32_t *chosen;
+    uint64_t rows;
+    uint32_t experts, stride;
+};
+
+struct gpu_widen { /* by element, a multiple of 8: exactly */
+    const void *in;
+    float *out;
+    uint64_t elems;
+    uint32_t dtype;
+};
+
+struct gpu_expert_gather { /* by element: out[packed] = x[row] */
+    const float *x;        /* [R, C] */
+    const uint32_t *row;
+    void *out; /* [rows, C] packed */
+    uint64_t elems;
+    uint32_t cols, out_dtype;
+};
+
+struct gpu_expert_combine { /* by element: x[row] = mid[row] + prob[row, expert] (out + bias) */
+    float *x;               /* [R, C] */
+    const float *out;       /* [rows, C] packed */
+    const float *mid, *prob;
+    const void *bias;
+    const uint32_t *row;
+    uint64_t elems;
+    uint32_t cols, expert, stride, param_dtype;
+};
+
+/* By row: dout = prob[row, expert] dx[row]; dgate[row] = dx[row] . (out + bias). */
+struct gpu_expert_split {
+    const float *dx, *out, *prob;
+    const void *bias;
+    const uint32_t *row;
+    float *dout, *dgate; /* [rows, C] packed; [R] */
+    uint64_t rows;
+    uint32_t cols, expert, stride, param_dtype;
+};
+
+struct gpu_expert_scatter { /* by element: out[row] = in[packed] */
+    const float *in;
+    const uint32_t *row;
+    float *out;
+    uint64_t elems;
+    uint32_t cols;
 };
 
 #endif

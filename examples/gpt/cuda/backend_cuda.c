@@ -102,7 +102,7 @@ static const void *stage_params(struct backend_cuda *c, enum stage_slot slot, ui
     struct gpu_model *m = &c->model;
     if (!c->staged || params == NULL)
         return params;
-    gpu_copy(&m->gpu, c->stage[slot], params, unit_elems(m, unit) * (m->dtype == GPU_BF16 ? 2 : 4));
+    gpu_copy(&m->gpu, c->stage[slot], params, unit_elems(m, unit) * gpu_dtype_bytes(m->dtype));
     return c->stage[slot];
 }
 
@@ -160,7 +160,8 @@ static int cuda_forward(struct backend *b, uint32_t unit, const struct backend_a
         gpu_model_embed(m, on.params);
         break;
     case GPT_BLOCK:
-        gpu_model_block(m, u.layer, &(struct gpu_block_arrays){ .base = on.params });
+        (m->shape.experts > 0 ? gpu_model_router : gpu_model_block)(
+            m, u.layer, &(struct gpu_block_arrays){ .base = on.params });
         break;
     case GPT_LORA:
         gpu_model_block(m, u.layer,
@@ -170,7 +171,9 @@ static int cuda_forward(struct backend *b, uint32_t unit, const struct backend_a
         gpu_model_head(m, on.params, on.used);
         gpu_copy(&m->gpu, c->losses, m->losses, m->rows * sizeof *m->losses);
         break;
-    case GPT_EXPERT: /* gpu_model_init() refused them */
+    case GPT_EXPERT:
+        gpu_model_expert(m, u, on.params);
+        break;
     case GPT_UNIT_KINDS:
         break;
     }
@@ -192,8 +195,8 @@ static int cuda_backward(struct backend *b, uint32_t unit, const struct backend_
         gpu_model_embed_backward(m, on.grad);
         break;
     case GPT_BLOCK:
-        gpu_model_block_backward(m, u.layer,
-                                 &(struct gpu_block_arrays){ .base = on.params, .grad = on.grad });
+        (m->shape.experts > 0 ? gpu_model_router_backward : gpu_model_block_backward)(
+            m, u.layer, &(struct gpu_block_arrays){ .base = on.params, .grad = on.grad });
         break;
     case GPT_LORA:
         gpu_model_block_backward(
@@ -204,6 +207,8 @@ static int cuda_backward(struct backend *b, uint32_t unit, const struct backend_
         gpu_model_head_backward(m, on.params, on.used, on.grad, on.used_grad);
         break;
     case GPT_EXPERT:
+        gpu_model_expert_backward(m, u, on.params, on.grad);
+        break;
     case GPT_UNIT_KINDS:
         break;
     }
@@ -220,8 +225,13 @@ static const double *cuda_losses(struct backend *b)
 static uint32_t cuda_next(const struct backend *b, uint32_t unit)
 {
     const struct gpu_model *m = &((const struct backend_cuda *)b)->model;
-    const uint32_t next = unit == GPT_UNIT_NONE ? 0 : unit + 1;
-    return next < gpt_units(&m->shape) ? next : GPT_UNIT_NONE;
+    const uint32_t units = gpt_units(&m->shape);
+    for (uint32_t next = unit == GPT_UNIT_NONE ? 0 : unit + 1; next < units; next++) {
+        const struct gpt_unit u = gpt_unit_at(&m->shape, next);
+        if (u.kind != GPT_EXPERT || gpu_model_expert_rows(m, u) > 0)
+            return next;
+    }
+    return GPT_UNIT_NONE;
 }
 
 static void cuda_set_loss_scale(struct backend *b, double scale)
@@ -233,7 +243,7 @@ static int cuda_read(struct backend *b, const void *params, uint64_t elems, floa
                      struct shd_err *e)
 {
     struct gpu_model *m = &cuda_of(b)->model;
-    const bool half = m->dtype == GPU_BF16;
+    const bool half = m->dtype != GPU_F32;
     gpu_enter(&m->gpu);
     uint16_t *narrow = half ? malloc(elems * sizeof *narrow) : NULL;
     if (half && narrow == NULL)
@@ -242,7 +252,7 @@ static int cuda_read(struct backend *b, const void *params, uint64_t elems, floa
              elems * (half ? sizeof *narrow : sizeof *out));
     const int r = gpu_finish(&m->gpu, e);
     for (uint64_t i = 0; half && r == SHD_OK && i < elems; i++)
-        out[i] = half_widen_bf16(narrow[i]);
+        out[i] = m->dtype == GPU_BF16 ? half_widen_bf16(narrow[i]) : half_widen_f16(narrow[i]);
     free(narrow);
     return r;
 }
@@ -349,9 +359,10 @@ int backend_cuda_new(const struct backend_config *config, struct backend **ret_b
         return r;
     }
     snprintf(c->describe, sizeof c->describe, "%s, %s products%s", c->model.gpu.describe,
-             config->publish == SHD_BF16 ? "bf16"
-             : config->tf32              ? "tf32"
-                                         : "fp32",
+             config->publish == SHD_BF16  ? "bf16"
+             : config->publish == SHD_F16 ? "fp16"
+             : config->tf32               ? "tf32"
+                                          : "fp32",
              config->staged ? "; parameters and gradients by way of the host" : "");
     *ret_backend = &c->base;
     return SHD_OK;

@@ -1,5 +1,6 @@
-/* block_cuda.c: a dense block on a GPU, plain or with adapters; see parts.h, and model_block.c for
- * the formulas. A bias is added by the kernel that reads the product next.
+/* block_cuda.c: a dense block on a GPU, plain or with adapters, and any block's attention; see
+ * parts.h, and model_block.c for the formulas. A bias is added by the kernel that reads the product
+ * next.
  */
 #include "examples/gpt/cuda/parts.h"
 
@@ -28,21 +29,6 @@ static float *block_grad(const struct gpu_model *m, const struct gpu_block_array
                          enum gpt_block_tensor tensor)
 {
     return gpu_model_grad(a->grad, m->layout.at[GPT_BLOCK][tensor]);
-}
-
-static struct gpu_matrix factor(const struct gpu_model *m, const void *data, uint64_t cols)
-{
-    return (struct gpu_matrix){ .data = data, .dtype = m->dtype, .stride = cols };
-}
-
-static struct gpu_matrix factor_t(const struct gpu_model *m, const void *data, uint64_t cols)
-{
-    return (struct gpu_matrix){ data, m->dtype, cols, 0, .transposed = true };
-}
-
-static struct gpu_matrix floats(const float *data, uint64_t cols)
-{
-    return (struct gpu_matrix){ .data = data, .dtype = GPU_F32, .stride = cols };
 }
 
 /* Both factors of a matrix's adapter. */
@@ -148,41 +134,40 @@ static void matrix_backward(struct gpu_model *m, const struct gpu_acts *acts,
     gpu_multiply(&m->gpu, &p);
 }
 
-/* A gradient [R, cols] of a matrix's output: its bias's gradient, and itself as a factor. pre NULL,
- * or: times gelu'(pre). d may be of heads. */
-struct gradient {
-    const float *d, *pre;
-    void *out;
-    uint64_t cols;
-    float *dbias; /* NULL: frozen */
-    bool heads;
-};
-
-static void gradient_columns(struct gpu_model *m, const struct gradient *io)
+void gpu_model_gradient(struct gpu_model *m, const struct gpu_gradient *io)
 {
+    const uint64_t chunks = (io->rows + m->chunk_rows - 1) / m->chunk_rows;
     const struct gpu_columns a = { .d = io->d,
                                    .pre = io->pre,
                                    .out = io->out == io->d && io->pre == NULL ? NULL : io->out,
                                    .partial = io->dbias != NULL ? m->partial : NULL,
-                                   .rows = m->rows,
+                                   .rows = io->rows,
                                    .cols = (uint32_t)io->cols,
                                    .chunk_rows = (uint32_t)m->chunk_rows,
                                    .out_dtype = m->dtype,
                                    .dim = m->shape.dim,
                                    .head_size = io->heads ? (uint32_t)m->head_size : 0,
                                    .seq = m->shape.seq };
+    const struct gpu_columns_sum sum = { .partial = m->partial,
+                                         .out = io->dbias,
+                                         .cols = (uint32_t)(io->bias_cols > 0 ? io->bias_cols
+                                                                              : io->cols),
+                                         .chunks = (uint32_t)chunks,
+                                         .stride = (uint32_t)io->cols };
     if (a.out == NULL && a.partial == NULL)
         return;
-    gpu_launch(&m->gpu, GPU_KERNEL_columns, gpu_blocks_cols(io->cols, m->chunks), &a);
-    gpu_model_columns_sum(m, m->partial, io->cols, io->dbias);
+    gpu_launch(&m->gpu, GPU_KERNEL_columns, gpu_blocks_cols(io->cols, chunks), &a);
+    gpu_model_columns_sum(m, &sum);
 }
 
 /* dx as a factor, and the gradient of a bias that was added to the stream. */
 static const void *stream_gradient(struct gpu_model *m, float *dbias)
 {
-    gradient_columns(m,
-                     &(struct gradient){
-                         .d = m->dx, .out = m->dx_factor, .cols = m->shape.dim, .dbias = dbias });
+    gpu_model_gradient(m, &(struct gpu_gradient){ .d = m->dx,
+                                                  .out = m->dx_factor,
+                                                  .rows = m->rows,
+                                                  .cols = m->shape.dim,
+                                                  .dbias = dbias });
     return m->dx_factor;
 }
 
@@ -193,12 +178,12 @@ static struct gpu_norm_io block_norm(const struct gpu_model *m, const struct gpu
                                  .mean = first ? acts->mean1 : acts->mean2,
                                  .rstd = first ? acts->rstd1 : acts->rstd2,
                                  .weight = block_param(m, a, first ? BLOCK_LN1_W : BLOCK_LN2_W),
-                                 .shift = block_param(m, a, first ? BLOCK_LN1_B : BLOCK_LN2_B) };
+                                 .shift = block_param(m, a, first ? BLOCK_LN1_B : BLOCK_LN2_B),
+                                 .full = !first && m->shape.experts > 0 };
 }
 
-/* x -> mid, norm2. */
-static void attention_forward(struct gpu_model *m, struct gpu_acts *acts,
-                              const struct gpu_block_arrays *a)
+void gpu_model_block_attention(struct gpu_model *m, struct gpu_acts *acts,
+                               const struct gpu_block_arrays *a)
 {
     const struct gpu_norm_io norm1 = block_norm(m, acts, a, true);
     const struct gpu_norm_io norm2 = block_norm(m, acts, a, false);
@@ -231,7 +216,7 @@ static void inner_forward(struct gpu_model *m, struct gpu_acts *acts,
                                         .cols = 4 * m->shape.dim,
                                         .param_dtype = m->dtype,
                                         .act_dtype = m->dtype };
-    attention_forward(m, acts, a);
+    gpu_model_block_attention(m, acts, a);
     matrix_forward(m, acts, a, GPU_FC, acts->norm2, acts->pre);
     gpu_launch(&m->gpu, GPU_KERNEL_bias_gelu, gpu_blocks_elems(gelu.elems), &gelu);
 }
@@ -253,18 +238,22 @@ void gpu_model_block(struct gpu_model *m, uint32_t layer, const struct gpu_block
     gpu_launch(&m->gpu, GPU_KERNEL_residual, gpu_blocks_elems(sum.elems), &sum);
 }
 
-static void attention_backward(struct gpu_model *m, struct gpu_acts *acts,
-                               const struct gpu_block_arrays *a)
+void gpu_model_block_attention_backward(struct gpu_model *m, struct gpu_acts *acts,
+                                        const struct gpu_block_arrays *a)
 {
     const struct gpu_norm_io norm1 = block_norm(m, acts, a, true);
+    const struct gpu_norm_io norm2 = block_norm(m, acts, a, false);
+    gpu_model_norm_backward(m, &norm2, /* add= */ true, block_grad(m, a, BLOCK_LN2_W),
+                            block_grad(m, a, BLOCK_LN2_B));
     const void *dy = stream_gradient(m, block_grad(m, a, BLOCK_PROJ_B));
     matrix_backward(m, acts, a, GPU_PROJ, acts->att, dy, m->d1);
     gpu_model_attention_backward(m, acts);
-    gradient_columns(m, &(struct gradient){ .d = m->dheads,
-                                            .out = m->wide_factor,
-                                            .cols = 3 * (uint64_t)m->shape.dim,
-                                            .dbias = block_grad(m, a, BLOCK_ATTN_B),
-                                            .heads = true });
+    gpu_model_gradient(m, &(struct gpu_gradient){ .d = m->dheads,
+                                                  .out = m->wide_factor,
+                                                  .rows = m->rows,
+                                                  .cols = 3 * (uint64_t)m->shape.dim,
+                                                  .dbias = block_grad(m, a, BLOCK_ATTN_B),
+                                                  .heads = true });
     matrix_backward(m, acts, a, GPU_ATTN, acts->norm1, m->wide_factor, m->d1);
     gpu_model_norm_backward(m, &norm1, /* add= */ true, block_grad(m, a, BLOCK_LN1_W),
                             block_grad(m, a, BLOCK_LN1_B));
@@ -273,7 +262,6 @@ static void attention_backward(struct gpu_model *m, struct gpu_acts *acts,
 void gpu_model_block_backward(struct gpu_model *m, uint32_t layer, const struct gpu_block_arrays *a)
 {
     struct gpu_acts *acts = &m->blocks[layer];
-    const struct gpu_norm_io norm2 = block_norm(m, acts, a, false);
     if (m->recompute && m->held != layer) {
         inner_forward(m, acts, a);
         adapter_forward(m, acts, a, GPU_MLP, acts->act);
@@ -281,13 +269,12 @@ void gpu_model_block_backward(struct gpu_model *m, uint32_t layer, const struct 
     m->held = GPU_HELD_NONE; /* backward spoils them */
     const void *dy = stream_gradient(m, block_grad(m, a, BLOCK_MLP_B));
     matrix_backward(m, acts, a, GPU_MLP, acts->act, dy, m->wide);
-    gradient_columns(m, &(struct gradient){ .d = m->wide,
-                                            .pre = acts->pre,
-                                            .out = m->wide_factor,
-                                            .cols = 4 * (uint64_t)m->shape.dim,
-                                            .dbias = block_grad(m, a, BLOCK_FC_B) });
+    gpu_model_gradient(m, &(struct gpu_gradient){ .d = m->wide,
+                                                  .pre = acts->pre,
+                                                  .out = m->wide_factor,
+                                                  .rows = m->rows,
+                                                  .cols = 4 * (uint64_t)m->shape.dim,
+                                                  .dbias = block_grad(m, a, BLOCK_FC_B) });
     matrix_backward(m, acts, a, GPU_FC, acts->norm2, m->wide_factor, m->d1);
-    gpu_model_norm_backward(m, &norm2, /* add= */ true, block_grad(m, a, BLOCK_LN2_W),
-                            block_grad(m, a, BLOCK_LN2_B));
-    attention_backward(m, acts, a);
+    gpu_model_block_attention_backward(m, acts, a);
 }

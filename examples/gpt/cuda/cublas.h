@@ -29,6 +29,7 @@ enum {
     CUBLAS_COMPUTE_32F_PEDANTIC = 69,
     CUBLAS_COMPUTE_32F_FAST_TF32 = 77,
     CUDA_R_32F = 0, /* cudaDataType */
+    CUDA_R_16F = 2,
     CUDA_R_16BF = 14,
 };
 

@@ -279,7 +279,7 @@ KERNEL(gpt_gpu_columns_sum, struct gpu_columns_sum)
     const uint32_t col = blockIdx.x * 32 + lane;
     float sum = 0;
     for (uint32_t chunk = warp; chunk < a.chunks && col < a.cols; chunk += GPU_WARPS)
-        sum += a.partial[(uint64_t)chunk * a.cols + col];
+        sum += a.partial[(uint64_t)chunk * a.stride + col];
     shared[warp * 32 + lane] = sum;
     __syncthreads();
     if (warp > 0 || col >= a.cols)

@@ -85,7 +85,7 @@ static int gpu_start_blas(struct gpu *g, struct shd_err *e)
         r = gpu_blas_result(
             b->cublasSetWorkspace(g->handle, (void *)(uintptr_t)g->workspace, GPU_WORKSPACE_BYTES),
             "cublasSetWorkspace", e);
-    if (r == SHD_OK) /* partial sums of a product stay fp32, also with bf16 results */
+    if (r == SHD_OK) /* partial sums of a product stay fp32, also with 16-bit results */
         r = gpu_blas_result(
             b->cublasSetMathMode(g->handle, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION),
             "cublasSetMathMode", e);
@@ -258,7 +258,14 @@ void gpu_launch(struct gpu *g, enum gpu_kernel kernel, uint64_t blocks, const vo
 
 static int type_of(const struct gpu_matrix *x)
 {
-    return x->dtype == GPU_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    switch (x->dtype) {
+    case GPU_BF16:
+        return CUDA_R_16BF;
+    case GPU_F16:
+        return CUDA_R_16F;
+    default:
+        return CUDA_R_32F;
+    }
 }
 
 static int op_of(const struct gpu_matrix *x)
@@ -278,8 +285,10 @@ void gpu_multiply(struct gpu *g, const struct gpu_product *p)
     if (!gpu_ok(g))
         return;
     void *out = (void *)(uintptr_t)c->data;
-    /* The compute type is about fp32 factors; products of bf16 are exact in fp32. */
-    const int compute = a->dtype == GPU_BF16 ? CUBLAS_COMPUTE_32F : g->compute;
+    /* The compute type is about fp32 factors; products of 16-bit ones are exact in fp32. */
+    const int compute = a->dtype != GPU_F32 ? CUBLAS_COMPUTE_32F
+                        : p->full           ? CUBLAS_COMPUTE_32F_PEDANTIC
+                                            : g->compute;
     const cublasStatus_t status =
         p->count > 1 ? g->blas->cublasGemmStridedBatchedEx(
                            g->handle, op_of(b), op_of(a), n, m, k, &alpha, b->data, type_of(b),

@@ -1,4 +1,4 @@
-/* gpu.h: one GPU as this program uses it: a stream, the kernels of gpt_kernels.cu, cuBLAS, memory.
+/* gpu.h: one GPU as this program uses it: a stream, the kernels of kernels.cu, cuBLAS, memory.
  *
  * Everything but gpu_finish() only queues work, in order, on one stream of our own. The first thing
  * that goes wrong is kept, what is queued after it is not, and gpu_finish() tells: so callers write
@@ -34,7 +34,17 @@
     X(residual)          \
     X(softmax)           \
     X(softmax_grad)      \
-    X(cross_entropy)
+    X(cross_entropy)     \
+    X(route)             \
+    X(route_count)       \
+    X(route_first)       \
+    X(route_place)       \
+    X(route_grad)        \
+    X(widen)             \
+    X(expert_gather)     \
+    X(expert_combine)    \
+    X(expert_split)      \
+    X(expert_scatter)
 
 enum gpu_kernel {
 #define GPU_ENUM(kernel) GPU_KERNEL_##kernel,
@@ -68,6 +78,11 @@ void gpu_deinit(struct gpu *g); /* waits for what is queued; of a zeroed one: no
 /* Before other calls when another context may have become current in this thread. */
 void gpu_enter(struct gpu *g);
 
+static inline uint64_t gpu_dtype_bytes(uint32_t dtype)
+{
+    return dtype == GPU_F32 ? 4 : 2;
+}
+
 /* Device memory, 256-byte aligned, contents undefined; NULL and *e when there is none. */
 void *gpu_alloc(struct gpu *g, uint64_t bytes, const char *what, struct shd_err *e);
 void gpu_free(struct gpu *g, void *memory); /* NULL is a no-op */
@@ -93,7 +108,7 @@ void gpu_zero(struct gpu *g, void *to, uint64_t bytes);
 /* A row-major matrix, and where the next of a batch is. */
 struct gpu_matrix {
     const void *data;
-    uint32_t dtype;  /* GPU_F32, GPU_BF16 */
+    uint32_t dtype;  /* enum gpu_dtype */
     uint64_t stride; /* elements from row to row */
     uint64_t next;   /* elements to the next one of the batch */
     bool transposed; /* factors: use it as its transpose */
@@ -105,6 +120,7 @@ struct gpu_product {
     uint64_t m, n, k;
     struct gpu_matrix a, b, c;
     bool add;
+    bool full;      /* of fp32 factors: not rounded, whatever tf32 says */
     uint64_t count; /* of the batch; 0 and 1: one */
 };
 void gpu_multiply(struct gpu *g, const struct gpu_product *p);

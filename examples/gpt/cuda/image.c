@@ -1,4 +1,4 @@
-/* image.c: see image.h; the build makes the array of gpt_kernels.cu. */
+/* image.c: see image.h; the build makes the array of kernels.cu. */
 #include "examples/gpt/cuda/image.h"
 
 #include <stddef.h>

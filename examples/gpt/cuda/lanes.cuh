@@ -1,28 +1,23 @@
 /* lanes.cuh: eight neighbouring elements of a thread, and sums over a warp and over a block.
  *
- * Loads and stores are of 16 bytes: eight bf16 are one, eight fp32 two. bf16 is rounded to nearest,
- * ties to even, and a NaN stays one, as half.h does it on the host.
+ * Loads and stores are of 16 bytes: eight 16-bit numbers are one, eight fp32 two. 16 bits are
+ * rounded to nearest, ties to even; fp16 is infinite from 65,520 up and keeps subnormals; a NaN
+ * stays one: as half.h does it on the host.
  */
 #ifndef GPT_CUDA_LANES_CUH
 #define GPT_CUDA_LANES_CUH
 
 #include "examples/gpt/cuda/args.h"
+#include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/portable.cuh"
 
 struct lanes8 {
     float v[8];
 };
 
-DEVICE uint32_t lanes_round(float x)
+DEVICE uint32_t lanes_pack(float low, float high, uint32_t dtype)
 {
-    const uint32_t u = f32_bits(x);
-    const uint32_t rounded = u + 0x7fffu + (u >> 16 & 1u);
-    return ((u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : rounded) >> 16;
-}
-
-DEVICE uint32_t lanes_pack(float low, float high)
-{
-    return lanes_round(low) | lanes_round(high) << 16;
+    return to_half(low, dtype) | to_half(high, dtype) << 16;
 }
 
 /* at: a multiple of 8. */
@@ -38,8 +33,8 @@ DEVICE struct lanes8 lanes_load(const void *p, uint64_t at, uint32_t dtype)
     const uint4 h = ((const uint4 *)p)[at / 8];
     const uint32_t words[4] = { h.x, h.y, h.z, h.w };
     for (int i = 0; i < 4; i++) {
-        x.v[2 * i] = f32_of_bits(words[i] << 16);
-        x.v[2 * i + 1] = f32_of_bits(words[i] & 0xffff0000u);
+        x.v[2 * i] = from_half(words[i] & 0xffffu, dtype);
+        x.v[2 * i + 1] = from_half(words[i] >> 16, dtype);
     }
     return x;
 }
@@ -60,10 +55,10 @@ DEVICE void lanes_store(void *p, uint64_t at, uint32_t dtype, const struct lanes
         return;
     }
     uint4 h;
-    h.x = lanes_pack(x->v[0], x->v[1]);
-    h.y = lanes_pack(x->v[2], x->v[3]);
-    h.z = lanes_pack(x->v[4], x->v[5]);
-    h.w = lanes_pack(x->v[6], x->v[7]);
+    h.x = lanes_pack(x->v[0], x->v[1], dtype);
+    h.y = lanes_pack(x->v[2], x->v[3], dtype);
+    h.z = lanes_pack(x->v[4], x->v[5], dtype);
+    h.w = lanes_pack(x->v[6], x->v[7], dtype);
     ((uint4 *)p)[at / 8] = h;
 }
 

@@ -4,6 +4,7 @@
  */
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "examples/gpt/cuda/parts.h"
 #include "examples/gpt/fail.h"
@@ -14,7 +15,9 @@
 #define CHUNK_ROWS 64
 
 static_assert(GPU_VOCAB == GPT_VOCAB, "one warp holds a row of logits");
-static_assert((int)GPU_F32 == (int)SHD_F32 && (int)GPU_BF16 == (int)SHD_BF16, "as on the wire");
+static_assert((int)GPU_F32 == (int)SHD_F32 && (int)GPU_BF16 == (int)SHD_BF16 &&
+                  (int)GPU_F16 == (int)SHD_F16,
+              "as on the wire");
 
 /* -- Memory ---------------------------------------------------------------------------------- */
 
@@ -38,7 +41,7 @@ static float *carve_floats(struct carver *c, uint64_t count)
 
 static uint64_t factor_bytes(const struct gpu_model *m)
 {
-    return m->dtype == GPU_BF16 ? 2 : 4;
+    return gpu_dtype_bytes(m->dtype);
 }
 
 static void *carve_factors(const struct gpu_model *m, struct carver *c, uint64_t count)
@@ -49,6 +52,17 @@ static void *carve_factors(const struct gpu_model *m, struct carver *c, uint64_t
 uint64_t gpu_model_segments_max(uint64_t rows)
 {
     return rows / GPU_SEGMENT + GPU_VOCAB;
+}
+
+/* What an expert's forward reads: each layer's own, however often that runs. */
+static void carve_routes(const struct gpu_model *m, struct gpu_acts *b, struct carver *c)
+{
+    struct gpu_moe *moe = &b->moe;
+    b->norm2 = carve_floats(c, m->rows * m->shape.dim);
+    moe->prob = carve_floats(c, m->rows * m->experts_stride);
+    moe->chosen = carve(c, m->rows, sizeof *moe->chosen);
+    moe->row = carve(c, m->rows, sizeof *moe->row);
+    moe->first = carve(c, m->shape.experts + 1, sizeof *moe->first);
 }
 
 static void carve_block(struct gpu_model *m, struct gpu_acts *b, struct carver *c)
@@ -63,11 +77,13 @@ static void carve_block(struct gpu_model *m, struct gpu_acts *b, struct carver *
     b->mid = carve_floats(c, width);
     b->mean2 = carve_floats(c, rows);
     b->rstd2 = carve_floats(c, rows);
-    b->norm2 = carve_factors(m, c, width);
+    b->norm2 = m->shape.experts > 0 ? NULL : carve_factors(m, c, width);
     b->pre = carve_floats(c, 4 * width);
     b->act = carve_factors(m, c, 4 * width);
     for (int i = 0; i < GPU_MATRICES && m->shape.rank > 0; i++)
         b->low[i] = carve_factors(m, c, rows * m->shape.rank);
+    b->moe.in = m->shape.experts > 0 ? carve_factors(m, c, width) : NULL;
+    b->moe.out = m->shape.experts > 0 ? carve_floats(c, width) : NULL;
 }
 
 /* A T beside an fp32 array: the same one when T is fp32. */
@@ -79,7 +95,9 @@ static void *carve_beside(const struct gpu_model *m, struct carver *c, float *ar
 static void carve_scratch(struct gpu_model *m, struct carver *c)
 {
     const uint64_t rows = m->rows, dim = m->shape.dim, width = rows * dim;
-    const uint64_t sums = 2 * m->chunks * 4 * dim, segments = gpu_model_segments_max(rows);
+    const uint64_t experts = m->shape.experts, segments = gpu_model_segments_max(rows);
+    const uint64_t widest = 4 * dim > m->experts_stride ? 4 * dim : m->experts_stride;
+    const uint64_t sums = 2 * m->chunks * widest;
     m->dx = carve_floats(c, width);
     m->dx_factor = carve_beside(m, c, m->dx, width);
     m->wide = carve_floats(c, 4 * width);
@@ -96,6 +114,9 @@ static void carve_scratch(struct gpu_model *m, struct carver *c)
     m->sorted = carve(c, rows, sizeof *m->sorted);
     m->first = carve(c, GPU_VOCAB + 1, sizeof *m->first);
     m->segments = carve(c, segments, sizeof *m->segments);
+    m->dgate = experts > 0 ? carve_floats(c, rows) : NULL;
+    m->counts = experts > 0 ? carve(c, m->chunks * experts, sizeof *m->counts) : NULL;
+    m->router = experts > 0 && m->dtype != GPU_F32 ? carve_floats(c, dim * experts) : NULL;
 }
 
 /* Returns the bytes needed. */
@@ -110,6 +131,8 @@ static uint64_t carve_all(struct gpu_model *m, void *slab)
             carve_block(m, &m->blocks[l], &c);
         m->blocks[l].x = carve_floats(&c, width);
     }
+    for (uint32_t l = 0; l < m->shape.layers && m->shape.experts > 0; l++)
+        carve_routes(m, &m->blocks[l], &c);
     m->out = carve_floats(&c, width);
     m->mean = carve_floats(&c, rows);
     m->rstd = carve_floats(&c, rows);
@@ -124,14 +147,24 @@ static uint64_t carve_all(struct gpu_model *m, void *slab)
 static int check_shape(const struct backend_config *config, struct shd_err *e)
 {
     const struct gpt_shape *s = config->shape;
-    if (s->experts > 0)
-        return fail(e, SHD_ENOTSUP, "a model with experts on a GPU");
-    if (config->publish != SHD_F32 && config->publish != SHD_BF16)
-        return fail(e, SHD_ENOTSUP, "parameters of dtype %d on a GPU", (int)config->publish);
     if (s->dim / s->heads % GPU_LANE != 0 || s->rank % GPU_LANE != 0)
         return fail(e, SHD_ERANGE,
                     "heads of %u and adapters of rank %u: on a GPU both must be multiples of %u",
                     s->dim / s->heads, s->rank, GPU_LANE);
+    return SHD_OK;
+}
+
+static int init_routes(struct gpu_model *m, struct shd_err *e)
+{
+    const uint64_t count = m->shape.layers * ((uint64_t)m->shape.experts + 1);
+    if (m->shape.experts == 0)
+        return SHD_OK;
+    m->routes = gpu_host_alloc(&m->gpu, count * sizeof *m->routes, e);
+    if (m->routes == NULL) {
+        gpu_model_deinit(m);
+        return SHD_ENOMEM;
+    }
+    memset(m->routes, 0, count * sizeof *m->routes);
     return SHD_OK;
 }
 
@@ -146,7 +179,8 @@ int gpu_model_init(struct gpu_model *m, const struct backend_config *config, str
                              .batch = config->batch,
                              .rows = rows,
                              .head_size = config->shape->dim / config->shape->heads,
-                             .stride = (config->shape->seq + 7) / 8 * 8 };
+                             .stride = (config->shape->seq + 7) / 8 * 8,
+                             .experts_stride = (config->shape->experts + 7) / 8 * 8 };
     m->chunk_rows = (rows + CHUNKS_MAX - 1) / CHUNKS_MAX;
     if (m->chunk_rows < CHUNK_ROWS)
         m->chunk_rows = CHUNK_ROWS;
@@ -173,14 +207,16 @@ int gpu_model_init(struct gpu_model *m, const struct backend_config *config, str
         return SHD_ENOMEM;
     }
     carve_all(m, m->slab);
-    return SHD_OK;
+    return init_routes(m, e);
 }
 
 void gpu_model_deinit(struct gpu_model *m)
 {
     if (m->slab != NULL)
         gpu_free(&m->gpu, m->slab);
+    gpu_host_free(&m->gpu, m->routes);
     free(m->blocks);
+    m->routes = NULL;
     m->slab = NULL;
     m->blocks = NULL;
     gpu_deinit(&m->gpu);
@@ -208,13 +244,10 @@ float *gpu_model_stream(struct gpu_model *m, uint32_t layer)
 
 /* -- Sums and norms -------------------------------------------------------------------------- */
 
-void gpu_model_columns_sum(struct gpu_model *m, const float *partial, uint64_t cols, float *out)
+void gpu_model_columns_sum(struct gpu_model *m, const struct gpu_columns_sum *sum)
 {
-    const struct gpu_columns_sum a = {
-        .partial = partial, .out = out, .cols = (uint32_t)cols, .chunks = (uint32_t)m->chunks
-    };
-    if (out != NULL)
-        gpu_launch(&m->gpu, GPU_KERNEL_columns_sum, (cols + 31) / 32, &a);
+    if (sum->out != NULL)
+        gpu_launch(&m->gpu, GPU_KERNEL_columns_sum, (sum->cols + 31) / 32, sum);
 }
 
 void gpu_model_norm(struct gpu_model *m, const struct gpu_norm_io *n, const float *raw,
@@ -232,7 +265,7 @@ void gpu_model_norm(struct gpu_model *m, const struct gpu_norm_io *n, const floa
                                 .rows = m->rows,
                                 .cols = m->shape.dim,
                                 .param_dtype = m->dtype,
-                                .y_dtype = m->dtype };
+                                .y_dtype = n->full ? GPU_F32 : m->dtype };
     gpu_launch(&m->gpu, GPU_KERNEL_norm, gpu_blocks_rows(m->rows), &a);
 }
 
@@ -249,6 +282,11 @@ void gpu_model_norm_backward(struct gpu_model *m, const struct gpu_norm_io *n, b
                                               .cols = dim,
                                               .chunk_rows = (uint32_t)m->chunk_rows,
                                               .chunks = (uint32_t)m->chunks };
+    struct gpu_columns_sum sum = { .partial = m->partial,
+                                   .out = dweight,
+                                   .cols = dim,
+                                   .chunks = (uint32_t)m->chunks,
+                                   .stride = dim };
     const struct gpu_norm_grad a = { .x = n->x,
                                      .mean = n->mean,
                                      .rstd = n->rstd,
@@ -261,8 +299,10 @@ void gpu_model_norm_backward(struct gpu_model *m, const struct gpu_norm_io *n, b
                                      .add = add };
     if (dweight != NULL) {
         gpu_launch(&m->gpu, GPU_KERNEL_norm_columns, gpu_blocks_cols(dim, m->chunks), &columns);
-        gpu_model_columns_sum(m, m->partial, dim, dweight);
-        gpu_model_columns_sum(m, m->partial + m->chunks * dim, dim, dshift);
+        gpu_model_columns_sum(m, &sum);
+        sum.partial += m->chunks * dim;
+        sum.out = dshift;
+        gpu_model_columns_sum(m, &sum);
     }
     gpu_launch(&m->gpu, GPU_KERNEL_norm_grad, gpu_blocks_rows(m->rows), &a);
 }

@@ -4,12 +4,13 @@
  *   model_cuda.c     memory, embedding, head and loss
  *   block_cuda.c     a block: linear layers, plain or with adapters, norms, MLP
  *   attention_cuda.c attention
+ *   moe_cuda.c       router and experts
  *   backend_cuda.c   the backend: which part a unit is, arrays in and out
  *
- * Number types. Parameters are read as they are published, fp32 or bf16, and that type, T below, is
- * also that of both factors of every product. What is only ever a factor is kept as T: it is
- * rounded once, where it is made, to what the host rounds it to at every use. The residual stream,
- * sums, scores, gradients and what leads to them are fp32.
+ * Number types. Parameters are read as they are published, fp32, bf16 or fp16, and that type, T
+ * below, is also that of both factors of every product. What is only ever a factor is kept as T: it
+ * is rounded once, where it is made, to what the host rounds it to at every use. The residual
+ * stream, sums, scores, gradients and what leads to them are fp32.
  */
 #ifndef GPT_CUDA_PARTS_H
 #define GPT_CUDA_PARTS_H
@@ -17,6 +18,16 @@
 #include "examples/gpt/backend.h"
 #include "examples/gpt/cuda/gpu.h"
 #include "examples/gpt/shape.h"
+
+/* How a layer's rows went to experts (kept by layer: prob, chosen, row, first), and what these
+ * gave. `packed` as in model_parts.h. */
+struct gpu_moe {
+    float *prob;            /* [R, experts_stride] the router's; backward spoils it */
+    uint32_t *chosen, *row; /* [R] expert of a row; row of a packed position */
+    uint32_t *first;        /* [E + 1] packed position of each expert's first row */
+    void *in;               /* T [R, C] packed: ln_2(mid) */
+    float *out;             /* [R, C] packed: what the expert gave, before its bias and the gate */
+};
 
 enum gpu_matrix_name { GPU_ATTN, GPU_PROJ, GPU_FC, GPU_MLP, GPU_MATRICES };
 
@@ -31,10 +42,11 @@ struct gpu_acts {
     void *att;               /* T [R, C] attention's output, before its projection */
     float *mid;              /* [R, C] x + attention */
     float *mean2, *rstd2;    /* [R] */
-    void *norm2;             /* T [R, C] ln_2(mid) */
-    float *pre;              /* [R, 4C] before gelu */
+    void *norm2;             /* T [R, C] ln_2(mid); with experts fp32, the router reads it so */
+    float *pre;              /* [R, 4C] before gelu; packed with experts */
     void *act;               /* T [R, 4C] after it */
     void *low[GPU_MATRICES]; /* T [R, r] input times an adapter's first factor */
+    struct gpu_moe moe;      /* all NULL without experts */
 };
 
 #define GPU_HELD_NONE UINT32_MAX
@@ -51,6 +63,8 @@ struct gpu_model {
     uint64_t batch, rows, head_size;
     uint64_t stride;              /* of a row of scores: seq, up to a multiple of 8 */
     uint64_t chunk_rows, chunks;  /* of sums over rows */
+    uint64_t experts_stride;      /* of a row of router logits: E, up to a multiple of 8 */
+    uint32_t *routes;             /* owned, pinned memory of the host: [layers, E + 1] firsts */
     struct gpu_acts *blocks;      /* owned, [layers] */
     void *slab;                   /* owned, on the device: all that follows, and the blocks' */
     float *out;                   /* [R, C] the last layer's output */
@@ -73,6 +87,9 @@ struct gpu_model {
     uint32_t *sorted, *first;     /* [R]; [V + 1], see gpu_embed_tokens */
     struct gpu_segment *segments; /* [segments_max] */
     uint32_t segment_count;       /* of this batch */
+    float *dgate;                 /* [R] gradient of the chosen probability */
+    uint32_t *counts;             /* [chunks, E] */
+    float *router;                /* [C, E] the router's matrix in fp32; NULL when T is that */
 };
 
 /* Query rows of one product of attention: what is masked within them is computed in vain. */
@@ -97,13 +114,42 @@ void *gpu_model_at(const struct gpu_model *m, void *factors, uint64_t at); /* of
 
 float *gpu_model_stream(struct gpu_model *m, uint32_t layer); /* a layer's input; [layers]: out */
 
-/* out[cols] = the sum of the partial sums from `partial` on; out NULL: nothing. */
-void gpu_model_columns_sum(struct gpu_model *m, const float *partial, uint64_t cols, float *out);
+/* out = the sum of the partial sums from `partial` on; out NULL: nothing. */
+void gpu_model_columns_sum(struct gpu_model *m, const struct gpu_columns_sum *sum);
+
+/* A gradient [rows, cols] of a matrix's output: its bias's gradient, and itself as a factor. pre
+ * NULL, or: times gelu'(pre). d may be of heads. */
+struct gpu_gradient {
+    const float *d, *pre;
+    void *out;           /* T; NULL: no factor is wanted */
+    uint64_t rows, cols; /* rows at most R */
+    float *dbias;        /* NULL: frozen */
+    uint64_t bias_cols;  /* of dbias: the first ones; 0: cols */
+    bool heads;
+};
+void gpu_model_gradient(struct gpu_model *m, const struct gpu_gradient *io);
+
+/* Matrices of products, cols to a row: of T, the transpose of one, of fp32. */
+static inline struct gpu_matrix factor(const struct gpu_model *m, const void *data, uint64_t cols)
+{
+    return (struct gpu_matrix){ .data = data, .dtype = m->dtype, .stride = cols };
+}
+
+static inline struct gpu_matrix factor_t(const struct gpu_model *m, const void *data, uint64_t cols)
+{
+    return (struct gpu_matrix){ data, m->dtype, cols, 0, .transposed = true };
+}
+
+static inline struct gpu_matrix floats(const float *data, uint64_t cols)
+{
+    return (struct gpu_matrix){ .data = data, .dtype = GPU_F32, .stride = cols };
+}
 
 /* Layer norm of [R, C]. */
 struct gpu_norm_io {
     float *x, *mean, *rstd;
     const void *weight, *shift;
+    bool full; /* y is fp32, not T */
 };
 /* y: T. raw, bias, residual: see struct gpu_norm; NULL: x is there already. */
 void gpu_model_norm(struct gpu_model *m, const struct gpu_norm_io *n, const float *raw,
@@ -121,6 +167,25 @@ void gpu_model_head_backward(struct gpu_model *m, const void *params, const void
 void gpu_model_block(struct gpu_model *m, uint32_t layer, const struct gpu_block_arrays *a);
 void gpu_model_block_backward(struct gpu_model *m, uint32_t layer,
                               const struct gpu_block_arrays *a);
+
+/* A block's x to mid and norm2; and from d1, the gradient of norm2, and dx, mid's, to x's in dx. */
+void gpu_model_block_attention(struct gpu_model *m, struct gpu_acts *acts,
+                               const struct gpu_block_arrays *a);
+void gpu_model_block_attention_backward(struct gpu_model *m, struct gpu_acts *acts,
+                                        const struct gpu_block_arrays *a);
+
+/* A block with experts: attention and router, which leaves the counts in m->routes once the stream
+ * is waited for; then each expert that has rows. Backward in reverse: experts, then the router. All
+ * forwards may run again with the same result. */
+void gpu_model_router(struct gpu_model *m, uint32_t layer, const struct gpu_block_arrays *a);
+void gpu_model_router_backward(struct gpu_model *m, uint32_t layer,
+                               const struct gpu_block_arrays *a);
+void gpu_model_expert(struct gpu_model *m, struct gpt_unit u, const void *params);
+void gpu_model_expert_backward(struct gpu_model *m, struct gpt_unit u, const void *params,
+                               float *grad);
+
+/* Rows of an expert, of the batch whose router's forward ran last; 0: it takes no part. */
+uint64_t gpu_model_expert_rows(const struct gpu_model *m, struct gpt_unit u);
 
 /* acts->heads to acts->att. */
 void gpu_model_attention(struct gpu_model *m, struct gpu_acts *acts);
