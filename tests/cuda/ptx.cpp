@@ -25,7 +25,20 @@ alignas(128) unsigned char ptx_shared[PTX_SHARED_BYTES];
 namespace
 {
 
-enum kind { SIMPLE, BRANCH, RETURN, BARRIER, FENCE, SHUFFLE, ATOMIC, LOAD, STORE, PACK, UNPACK };
+enum kind {
+    SIMPLE,
+    BRANCH,
+    RETURN,
+    BARRIER,
+    WARP_BARRIER,
+    FENCE,
+    SHUFFLE,
+    ATOMIC,
+    LOAD,
+    STORE,
+    PACK,
+    UNPACK
+};
 enum special { TID_X, TID_Y, TID_Z, CTAID_X, CTAID_Y, CTAID_Z, NTID_X, NCTAID_X, ARGS, SPECIALS };
 
 struct instruction {
@@ -176,6 +189,9 @@ void run(const struct kernel *k, const void *args)
             return;
         case BARRIER:
             emulate_barrier(k->name.c_str(), (int)at);
+            break;
+        case WARP_BARRIER:
+            emulate_shuffle(0, 0, k->name.c_str(), (int)at);
             break;
         case FENCE:
             emulate_fence(k->name.c_str(), (int)at);
@@ -429,6 +445,8 @@ void parse_instruction(struct kernel *k, const std::string &statement)
         i.kind = RETURN;
     } else if (mnemonic == "bar.sync") {
         i.kind = BARRIER;
+    } else if (mnemonic == "bar.warp.sync" && words.size() == 1 && words[0] == "-1") {
+        i.kind = WARP_BARRIER;
     } else if (mnemonic == "membar.gl") {
         i.kind = FENCE;
     } else if (name[0] == "shfl") {

@@ -146,6 +146,7 @@ const struct entry entries[] = {
     OP("shl.b64", shift_left(U64(1), U32(2))),
     OP("shr.u32", shift_right(U32(1), U32(2))),
     OP("shr.u64", shift_right(U64(1), U32(2))),
+    OP("shr.u16", (uint16_t)shift_right(U16(1), U32(2))),
     OP("bfi.b32", insert(U32(1), U32(2), U32(3), U32(4), 32)),
     OP("bfi.b64", insert(U64(1), U64(2), U32(3), U32(4), 64)),
 
@@ -155,6 +156,8 @@ const struct entry entries[] = {
     INTEGER("div", /),
     INTEGER("rem", %),
     OP("mad.lo.s32", (uint32_t)(U32(1) * U32(2) + U32(3))),
+    OP("mul.wide.u16", (uint32_t)U16(1) * U16(2)),
+    OP("neg.s64", 0 - U64(1)),
     OP("mul.wide.u32", (uint64_t)U32(1) * U32(2)),
     OP("mul.hi.u64", (uint64_t)((unsigned __int128)U64(1) * U64(2) >> 64)),
     OP("min.u32", U32(1) < U32(2) ? U32(1) : U32(2)),
@@ -174,6 +177,9 @@ const struct entry entries[] = {
     COMPARE_UNORDERED("le", >),
     COMPARE_UNORDERED("gt", <=),
     COMPARE_UNORDERED("ge", <),
+
+    OP("setp.num.ftz.f32", !isnan(F32(1)) && !isnan(F32(2))),
+    OP("setp.nan.ftz.f32", isnan(F32(1)) || isnan(F32(2))),
 
     FLOATS("add", +),
     FLOATS("sub", -),

@@ -84,8 +84,8 @@ static bool find_wait(int index, const char *kind, pid_t on, const char *state, 
 
 static int await_wait(const char *kind, pid_t on, const char *state, char text[512])
 {
-    const uint64_t end_ms = test_clock_ms() + WAIT_MS_MAX;
-    while (test_clock_ms() < end_ms) {
+    const uint64_t end_ms = test_now_ms() + WAIT_MS_MAX;
+    while (test_now_ms() < end_ms) {
         for (int i = 0; i < daemons.count; i++)
             if (find_wait(i, kind, on, state, text))
                 return i;
@@ -116,9 +116,9 @@ static bool find_session(int index, pid_t pid, char path[16], char what[32])
 static void await_no_session(int index, pid_t pid)
 {
     char path[16], what[32];
-    const uint64_t end_ms = test_clock_ms() + WAIT_MS_MAX;
+    const uint64_t end_ms = test_now_ms() + WAIT_MS_MAX;
     while (find_session(index, pid, path, what)) {
-        EXPECT(test_clock_ms() < end_ms);
+        EXPECT(test_now_ms() < end_ms);
         sleep_ms(20);
     }
 }
@@ -347,8 +347,8 @@ TEST(owners_are_drained_under_workers_by_nccl)
     }
     json_t *root;
     json_int_t step = 0;
-    const uint64_t end_ms = test_clock_ms() + WAIT_MS_MAX;
-    while (step < 2 && test_clock_ms() < end_ms) {
+    const uint64_t end_ms = test_now_ms() + WAIT_MS_MAX;
+    while (step < 2 && test_now_ms() < end_ms) {
         sleep_ms(20);
         root = status_of(0);
         const json_t *model = json_array_get(json_object_get(root, "models"), 0);
