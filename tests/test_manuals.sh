@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Each flag of --help is in the manual page, and the other way round. (shardctl's page is made from
+# its flags.)
+# usage: test_manuals.sh BIN_DIR SOURCE_DIR
+set -euo pipefail
+
+bin=$1
+man=$2/docs/man
+bad=0
+
+# agree PROGRAM PAGE
+agree() {
+    local apart
+    apart=$(diff <("$bin/$1" --help | grep -oE '(^|, ) *--[a-z][a-z0-9-]*' | tr -d ' ,' | sort -u) \
+        <(grep -E '^\.It Fl' "$man/$2" | grep -oE 'Fl -[a-z][a-z0-9-]*' | sed 's/Fl -/--/' | sort -u)) ||
+        bad=1
+    printf '%s and %s\n%s' "$1" "$2" "${apart:+$apart$'\n'}"
+}
+
+agree shardd shardd.8
+agree shd-gpt shd-gpt.1
+exit "$bad"
