@@ -20,7 +20,7 @@ for arg in "$@"; do
     esac
 done
 jobs=$(nproc)
-# Most tests wait for deadlines and for each other's processes: all of them use less than half a core.
+# Most tests wait more than they compute: for deadlines, and for each other's processes.
 export CTEST_PARALLEL_LEVEL=$((3 * jobs))
 failed=()
 closing=()

@@ -263,7 +263,7 @@ TEST(status_finds_the_only_run)
     run_await(&more, more.out, "up\n");
     run_start(&status, ARGS("status", "--json"));
     run_finish(&status);
-    EXPECT_EQ(status.code, 1);
+    EXPECT_EQ(status.code, 2);
     EXPECT_HAS(status.err, "2 `shardctl run` go on, in ");
     EXPECT_HAS(status.err, "/shardd-run-");
     kill(more.pid, SIGTERM);

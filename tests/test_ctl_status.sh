@@ -156,7 +156,7 @@ kill $tcp
 wait $tcp 2>/dev/null
 run 1 status --host "127.0.0.1:$port"
 has "nobody listens at 127.0.0.1:$port"
-run 1 status --host nonsense
+run 2 status --host nonsense
 grep -q "is not HOST:PORT" "$dir/err" || fail "what is wrong is not said"
 
 echo "trace"

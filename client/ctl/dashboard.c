@@ -228,9 +228,10 @@ static int dashboard(const struct dashboard_options *o)
     struct shd_err e = { 0 };
     char name[LISTEN_NAME_BYTES], url[LISTEN_NAME_BYTES + 16];
     int fd = -1;
-    if (node_open(o->dir, &b.node, &e) != SHD_OK) {
+    const int opened = node_open(o->dir, &b.node, &e);
+    if (opened != SHD_OK) {
         ctl_say("%s", e.text);
-        return CTL_FAILED;
+        return node_exit(opened);
     }
     b.node.keep_json = true;
     int code = CTL_FAILED;

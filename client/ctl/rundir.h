@@ -29,8 +29,8 @@ struct rundir {
 /* Errors: SHD_ENOENT no usable base; SHD_ERANGE path too long; SHD_EIO. */
 int rundir_new(struct rundir *ret_dir, struct shd_err *e);
 
-/* The directories of our `shardctl run`s that go on, where rundir_new() would make one: at most max;
- * returns how many there are. */
+/* The directories of our `shardctl run`s that go on, where rundir_new() would make one: at most
+ * max; returns how many there are. */
 uint32_t rundir_live(char (*ret_paths)[RUNDIR_PATH_BYTES], uint32_t max);
 
 /* Whether base, a directory, is one to put sockets in: ours, nobody else can write to it or to what

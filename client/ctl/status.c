@@ -71,11 +71,12 @@ static int show(struct node *n, const struct status_options *o)
 static int open_node(const struct status_options *o, struct node *ret_node)
 {
     struct shd_err e = { 0 };
-    if ((o->hosts != NULL ? node_open_hosts(o->hosts, ret_node, &e)
-                          : node_open(o->address, ret_node, &e)) != SHD_OK) {
+    const int r = o->hosts != NULL ? node_open_hosts(o->hosts, ret_node, &e)
+                                   : node_open(o->address, ret_node, &e);
+    if (r != SHD_OK) {
         char text[sizeof(e.text)];
         ctl_say("%s", text_clean(e.text, text, sizeof(text)));
-        return CTL_FAILED;
+        return node_exit(r);
     }
     ret_node->with_tools = o->with_tools;
     ret_node->keep_json = o->as_json;

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "client/address.h"
+#include "client/ctl/ctl.h"
 #include "client/ctl/status_text.h"
 #include "client/ctl/updir.h"
 #include "proto/check.h"
@@ -182,6 +183,11 @@ int node_open_hosts(const char *hosts, struct node *ret_node, struct shd_err *e)
     else
         node_close(&n);
     return r;
+}
+
+int node_exit(int status)
+{
+    return status == SHD_EINVAL ? CTL_USAGE : CTL_FAILED;
 }
 
 void node_close(struct node *n)

@@ -48,12 +48,16 @@ struct node {
 };
 
 /* address: NULL, "DIR" or "DIR?cpu0,cpu1". NULL: $SHARDD_ADDRESS, else the first of where `shardctl
- * up` starts daemons and /run/shardd that has one. Errors: SHD_ENOENT no directory, or no daemon in
- * it; SHD_EAUTH it may not be read; SHD_EINVAL malformed; SHD_ERANGE, SHD_ENOMEM. */
+ * up` starts daemons and /run/shardd that has one, else our only `shardctl run`. Errors: SHD_ENOENT
+ * no directory, or no daemon in it; SHD_EAUTH it may not be read; SHD_EINVAL the command line does
+ * not say where (malformed, or several runs): node_exit() is CTL_USAGE; SHD_ERANGE, SHD_ENOMEM. */
 int node_open(const char *address, struct node *ret_node, struct shd_err *e);
 /* The same of daemons elsewhere that listen on TCP (shardd --status-address): "HOST:PORT,...". */
 int node_open_hosts(const char *hosts, struct node *ret_node, struct shd_err *e);
 void node_close(struct node *n);
+
+/* A verb's exit code for an error of the two. */
+int node_exit(int status);
 
 /* The flag of verbs that read daemons elsewhere. */
 #define HOST_FLAG(to)                                                                 \

@@ -216,13 +216,12 @@ static int top_at(struct top *t, const char *address, const char *hosts)
 {
     struct shd_err e = { 0 };
     char text[sizeof(e.text)];
-    int r = hosts != NULL ? node_open_hosts(hosts, &t->node, &e) : node_open(address, &t->node, &e);
-    if (r == SHD_OK)
-        r = term_open(&e);
-    if (r != SHD_OK) {
+    const int r = hosts != NULL ? node_open_hosts(hosts, &t->node, &e)
+                                : node_open(address, &t->node, &e);
+    if (r != SHD_OK || term_open(&e) != SHD_OK) {
         ctl_say("%s", text_clean(e.text, text, sizeof(text)));
         node_close(&t->node);
-        return CTL_FAILED;
+        return node_exit(r);
     }
     if (t->interval_ms > TIMEOUT_MS_MIN && t->interval_ms < t->node.timeout_ms)
         t->node.timeout_ms = t->interval_ms;

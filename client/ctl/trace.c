@@ -226,5 +226,5 @@ int verb_trace(int argc, char **argv)
     if (code >= 0)
         return code;
     ctl_say("%s", text_clean(e.text, text, sizeof(text)));
-    return CTL_FAILED;
+    return node_exit(code);
 }
