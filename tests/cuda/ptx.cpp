@@ -25,33 +25,27 @@ alignas(128) unsigned char ptx_shared[PTX_SHARED_BYTES];
 namespace
 {
 
-enum kind {
-    SIMPLE,
-    BRANCH,
-    RETURN,
-    BARRIER,
-    WARP_BARRIER,
-    FENCE,
-    SHUFFLE,
-    ATOMIC,
-    LOAD,
-    STORE,
-    PACK,
-    UNPACK
-};
+enum kind { SIMPLE, BRANCH, RETURN, OTHER };
 enum special { TID_X, TID_Y, TID_Z, CTAID_X, CTAID_Y, CTAID_Z, NTID_X, NCTAID_X, ARGS, SPECIALS };
+
+struct kernel;
+struct instruction;
+/* line: for messages about threads that are not all at the same place. */
+typedef void (*other_op)(const struct kernel *k, const struct instruction &i, uint64_t *r,
+                         int line);
 
 struct instruction {
     enum kind kind;
-    ptx_op op; /* SIMPLE */
+    ptx_op op;      /* SIMPLE */
+    other_op other; /* OTHER */
     /* Registers; of memory accesses the address's, then what is loaded or stored. */
     unsigned operand[OPERANDS_MAX];
     unsigned count;
     int64_t offset; /* of an address */
     unsigned bytes; /* of an element in memory */
-    unsigned mode;  /* of a shuffle: 'd'own, 'b'fly, 'u'p, 'i'dx */
-    bool shared;    /* address in shared memory */
-    int guard;      /* register, or -1 */
+    unsigned mode; /* of a shuffle: 'd'own, 'b'fly, 'u'p, 'i'dx; of an atomic: 'o'r, 'a'dd, 'm'ax */
+    bool shared;   /* address in shared memory */
+    int guard;     /* register, or -1 */
     bool guard_not;
     unsigned target; /* of a branch */
     std::string text;
@@ -92,7 +86,7 @@ unsigned char *address(const struct kernel *k, const struct instruction &i, cons
     return ptx_shared + at;
 }
 
-void load(const struct kernel *k, const struct instruction &i, uint64_t *r)
+void load(const struct kernel *k, const struct instruction &i, uint64_t *r, int)
 {
     const unsigned char *p = address(k, i, r);
     uint64_t x[4] = {};
@@ -102,7 +96,7 @@ void load(const struct kernel *k, const struct instruction &i, uint64_t *r)
         r[i.operand[j]] = x[j - 1];
 }
 
-void store(const struct kernel *k, const struct instruction &i, const uint64_t *r)
+void store(const struct kernel *k, const struct instruction &i, uint64_t *r, int)
 {
     unsigned char *p = address(k, i, r);
     if (!i.shared)
@@ -114,7 +108,7 @@ void store(const struct kernel *k, const struct instruction &i, const uint64_t *
 }
 
 /* operand: old value, address, value. mode: of what it does. */
-void atomic(const struct kernel *k, const struct instruction &i, uint64_t *r)
+void atomic(const struct kernel *k, const struct instruction &i, uint64_t *r, int)
 {
     const uint64_t at = r[i.operand[1]] + (uint64_t)i.offset, x = r[i.operand[2]];
     if (at % i.bytes != 0)
@@ -148,7 +142,7 @@ void shuffle(const struct kernel *k, const struct instruction &i, uint64_t *r, i
 }
 
 /* bytes: of a part */
-void pack(const struct instruction &i, uint64_t *r)
+void pack(const struct kernel *, const struct instruction &i, uint64_t *r, int)
 {
     uint64_t x = 0;
     for (unsigned j = 1; j < i.count; j++)
@@ -156,11 +150,26 @@ void pack(const struct instruction &i, uint64_t *r)
     r[i.operand[0]] = x;
 }
 
-void unpack(const struct instruction &i, uint64_t *r)
+void unpack(const struct kernel *, const struct instruction &i, uint64_t *r, int)
 {
     const uint64_t x = r[i.operand[i.count - 1]];
     for (unsigned j = 0; j + 1 < i.count; j++)
         r[i.operand[j]] = x >> j * i.bytes * 8 & ((UINT64_C(1) << i.bytes * 8) - 1);
+}
+
+void barrier(const struct kernel *k, const struct instruction &, uint64_t *, int line)
+{
+    emulate_barrier(k->name.c_str(), line);
+}
+
+void warp_barrier(const struct kernel *k, const struct instruction &, uint64_t *, int line)
+{
+    emulate_shuffle(0, 0, k->name.c_str(), line);
+}
+
+void fence(const struct kernel *k, const struct instruction &, uint64_t *, int line)
+{
+    emulate_fence(k->name.c_str(), line);
 }
 
 void run(const struct kernel *k, const void *args)
@@ -178,43 +187,14 @@ void run(const struct kernel *k, const void *args)
         const struct instruction &i = k->code[at++];
         if (i.guard >= 0 && (r[i.guard] != 0) == i.guard_not)
             continue;
-        switch (i.kind) {
-        case SIMPLE:
+        if (i.kind == SIMPLE)
             i.op(r, i.operand);
-            break;
-        case BRANCH:
+        else if (i.kind == BRANCH)
             at = i.target;
-            break;
-        case RETURN:
+        else if (i.kind == RETURN)
             return;
-        case BARRIER:
-            emulate_barrier(k->name.c_str(), (int)at);
-            break;
-        case WARP_BARRIER:
-            emulate_shuffle(0, 0, k->name.c_str(), (int)at);
-            break;
-        case FENCE:
-            emulate_fence(k->name.c_str(), (int)at);
-            break;
-        case SHUFFLE:
-            shuffle(k, i, r, (int)at);
-            break;
-        case ATOMIC:
-            atomic(k, i, r);
-            break;
-        case LOAD:
-            load(k, i, r);
-            break;
-        case STORE:
-            store(k, i, r);
-            break;
-        case PACK:
-            pack(i, r);
-            break;
-        case UNPACK:
-            unpack(i, r);
-            break;
-        }
+        else
+            i.other(k, i, r, (int)at);
     }
 }
 
@@ -341,7 +321,8 @@ void add_address(struct kernel *k, struct instruction *i, const std::string &wor
 void parse_access(struct kernel *k, struct instruction *i, const std::vector<std::string> &name,
                   const std::vector<std::string> &words)
 {
-    i->kind = name[0] == "ld" ? LOAD : STORE;
+    const bool loads = name[0] == "ld";
+    i->other = loads ? load : store;
     i->shared = name[1] == "shared";
     unsigned elems = 1;
     for (size_t w = 1; w + 1 < name.size(); w++) {
@@ -354,8 +335,8 @@ void parse_access(struct kernel *k, struct instruction *i, const std::vector<std
     i->bytes = type_bytes(k, name.back(), i->text);
     if (words.size() != 2)
         wrong(k, "not two operands", i->text);
-    add_address(k, i, words[i->kind == LOAD ? 1 : 0]);
-    const std::vector<std::string> parts = parts_of(words[i->kind == LOAD ? 0 : 1]);
+    add_address(k, i, words[loads ? 1 : 0]);
+    const std::vector<std::string> parts = parts_of(words[loads ? 0 : 1]);
     if (parts.size() != elems)
         wrong(k, "another number of elements", i->text);
     for (const std::string &part : parts)
@@ -369,7 +350,7 @@ void parse_shuffle(struct kernel *k, struct instruction *i, const std::vector<st
     if (name.size() != 4 || name[1] != "sync" || name[3] != "b32" || to.size() != 2 ||
         words.size() != 5)
         wrong(k, "a shuffle that is not known here", i->text);
-    i->kind = SHUFFLE;
+    i->other = shuffle;
     i->mode = (unsigned char)name[2][0];
     add_operand(k, i, to[0], 4);
     add_operand(k, i, to[1], 1);
@@ -384,7 +365,7 @@ void parse_atomic(struct kernel *k, struct instruction *i, const std::vector<std
     if (name.size() != 4 || name[1] != "global" || name[3][0] == 's' || words.size() != 3 ||
         (name[2] != "or" && name[2] != "add" && name[2] != "max"))
         wrong(k, "an atomic that is not known here", i->text);
-    i->kind = ATOMIC;
+    i->other = atomic;
     i->mode = (unsigned char)name[2][0];
     i->bytes = type_bytes(k, name[3], i->text);
     add_operand(k, i, words[0], i->bytes);
@@ -396,7 +377,7 @@ void parse_atomic(struct kernel *k, struct instruction *i, const std::vector<std
 void parse_pack(struct kernel *k, struct instruction *i, const std::vector<std::string> &name,
                 const std::vector<std::string> &words)
 {
-    i->kind = words[0][0] == '{' ? UNPACK : PACK;
+    i->other = words[0][0] == '{' ? unpack : pack;
     for (const std::string &word : words)
         for (const std::string &part : parts_of(word))
             add_operand(k, i, part, 8);
@@ -431,6 +412,7 @@ std::string take_guard(struct kernel *k, struct instruction *i, const std::strin
 void parse_instruction(struct kernel *k, const std::string &statement)
 {
     struct instruction i = instruction();
+    i.kind = OTHER;
     i.text = statement;
     const std::string text = take_guard(k, &i, statement);
     const size_t end = text.find(' ');
@@ -444,11 +426,11 @@ void parse_instruction(struct kernel *k, const std::string &statement)
     } else if (mnemonic == "ret") {
         i.kind = RETURN;
     } else if (mnemonic == "bar.sync") {
-        i.kind = BARRIER;
+        i.other = barrier;
     } else if (mnemonic == "bar.warp.sync" && words.size() == 1 && words[0] == "-1") {
-        i.kind = WARP_BARRIER;
+        i.other = warp_barrier;
     } else if (mnemonic == "membar.gl") {
-        i.kind = FENCE;
+        i.other = fence;
     } else if (name[0] == "shfl") {
         parse_shuffle(k, &i, name, words);
     } else if (name[0] == "atom") {
