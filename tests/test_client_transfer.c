@@ -221,10 +221,17 @@ static void gpu_finish(int status)
     }
 }
 
+static bool gpu_failed(struct kern *k, struct shd_err *ret_why)
+{
+    (void)k;
+    err_set(ret_why, SHD_EIO, "a planted failure");
+    return true;
+}
+
 static void reset_gpu(void)
 {
     static struct kern_ops ops;
-    ops = (struct kern_ops){ .copy = gpu_copy };
+    ops = (struct kern_ops){ .copy = gpu_copy, .failed = gpu_failed };
     gpu.kern.ops = &ops;
     gpu.count = 0;
     gpu.status = SHD_OK;
@@ -306,6 +313,7 @@ TEST(a_copy_that_fails_ends_its_job)
     gpu_finish(SHD_EIO);
     EXPECT(transfer_wait(t, &job, 10 * S));
     EXPECT_EQ(job.status, SHD_EIO);
+    EXPECT(strstr(job.why.text, "a planted failure") != NULL);
     gpu.status = SHD_ENOMEM;
     transfer_cancel(t, &job);
     transfer_start(t, &job);
