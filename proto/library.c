@@ -26,12 +26,14 @@ static int load(struct library *l, struct shd_err *e)
         handle = dlopen(l->names[i], RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL)
         return err_set(e, SHD_ENOTSUP, "%s (%s)", l->absent, dlerror());
-    int r = find_functions(l, handle, e);
-    if (r == SHD_OK && l->start != NULL)
-        r = l->start(e);
-    if (r != SHD_OK)
+    const int r = find_functions(l, handle, e);
+    if (r != SHD_OK) {
         dlclose(handle);
-    return r;
+        return r;
+    }
+    /* What has been called, if in vain, stays: it may have threads, or handlers for this process's
+     * end. Another try finds the same one. */
+    return l->start != NULL ? l->start(e) : SHD_OK;
 }
 
 int library_load(struct library *l, struct shd_err *e)
