@@ -86,6 +86,7 @@ struct grad_slot {
 struct report { /* shd_report() of one micro-batch */
     double metrics[SHD_METRICS_MAX];
     uint32_t count;
+    uint32_t given; /* of the first one of a group: units whose return has been handed over */
 };
 
 struct unit_hold {

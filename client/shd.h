@@ -258,7 +258,9 @@ SHD_API int shd_return(shd_model *m, uint32_t micro, uint32_t unit, struct shd_e
 SHD_API int shd_return_none(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e);
 
 /* Numbers of one micro-batch (its loss, say), at most 4: summed over the step's micro-batches in
- * ascending order and given back by shd_commit(). Call before the micro-batch's last return. */
+ * ascending order and given back by shd_commit(). Call before the micro-batch's last return (with
+ * accumulation local:a: before the first of its group); once something is returned the first ones
+ * stay. SHD_EINVAL: too late. */
 #define SHD_METRICS_MAX 4
 SHD_API int shd_report(shd_model *m, uint32_t micro, const double *metrics, uint32_t count,
                        struct shd_err *e);

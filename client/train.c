@@ -256,13 +256,21 @@ int shd_grad(shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad, stru
     return SHD_OK;
 }
 
+/* All that has to do with a return but its bytes. */
+static int give(struct shd_model *m, const struct path_return *ret, struct shd_err *e)
+{
+    const int r = m->path->give(m, ret, e);
+    if (r != SHD_OK)
+        return r;
+    m->reports[ret->group * m->spec->accumulate].given++;
+    m->session->units_returned++;
+    return SHD_OK;
+}
+
 static int give_none(struct shd_model *m, uint32_t group, uint32_t unit, struct shd_err *e)
 {
     const struct path_return ret = { group, unit, NULL };
-    const int r = m->path->give(m, &ret, e);
-    if (r == SHD_OK)
-        m->session->units_returned++;
-    return r;
+    return give(m, &ret, e);
 }
 
 static int give_slot(struct shd_model *m, struct grad_slot *slot, struct shd_err *e)
@@ -270,10 +278,9 @@ static int give_slot(struct shd_model *m, struct grad_slot *slot, struct shd_err
     const uint32_t unit = slot->unit;
     const enum shd_dtype dtype = slot->dtype;
     const struct path_return ret = { slot->group, unit, slot };
-    const int r = m->path->give(m, &ret, e);
+    const int r = give(m, &ret, e);
     if (r != SHD_OK)
         return r;
-    m->session->units_returned++;
     m->session->bytes_returned += plan_unit_grad_bytes(m->spec, unit, dtype);
     return SHD_OK;
 }
@@ -428,6 +435,14 @@ void train_drop_grads(struct shd_model *m)
     }
 }
 
+static uint32_t units_to_return(const struct shd_model *m)
+{
+    uint32_t count = 0;
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        count += !m->spec->units[u].frozen;
+    return count;
+}
+
 int shd_report(shd_model *m, uint32_t micro, const double *metrics, uint32_t count,
                struct shd_err *e)
 {
@@ -438,7 +453,15 @@ int shd_report(shd_model *m, uint32_t micro, const double *metrics, uint32_t cou
         return err_set(e, SHD_ERANGE, "%" PRIu32 " metrics reported, at most %d", count,
                        SHD_METRICS_MAX);
     struct report *report = &m->reports[micro];
-    *report = (struct report){ .count = count };
+    const uint32_t given = m->reports[micro - micro % m->spec->accumulate].given;
+    if (given > 0 && report->count > 0)
+        return SHD_OK; /* a step run again: some owner has the first ones */
+    if (given >= units_to_return(m))
+        return err_set(e, SHD_EINVAL,
+                       "metrics of micro-batch %" PRIu32 ", all gradients of which are returned: "
+                       "report before the last return",
+                       micro);
+    report->count = count;
     if (count > 0)
         memcpy(report->metrics, metrics, count * sizeof *metrics);
     return SHD_OK;

@@ -119,7 +119,8 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)' \
         "$work/out" "$bin/shd-gpt" --standalone $model "$@"
 }
 
-# saves OPTIONS...: --recompute saves the activations that shd-gpt says it does, within a tenth, and
+# saves OPTIONS...: --recompute saves the activations that shd-gpt says it does (the allocator's and
+# sanitizers' share comes on top), and
 # no bit of the digest differs.
 saves() {
     runs=$((runs + 1))
@@ -131,7 +132,7 @@ saves() {
     echo "peak $all bytes, $kept with --recompute; activations said to be $said MB"
     [ "$got" = "$want" ] && echo "$said $all $kept" | awk '{
         said = ($1 - $2) * 1e6; saved = $3 - $4
-        exit !(NF == 4 && $1 > 4 * $2 && saved > 0.9 * said && saved < 1.1 * said) }' && return
+        exit !(NF == 4 && $1 > 4 * $2 && saved > 0.9 * said && saved < 1.2 * said) }' && return
     echo "  and that is not what it should be"
     bad=$((bad + 1))
 }

@@ -330,6 +330,10 @@ TEST(wrong_arguments_are_named)
     EXPECT_STATUS(shd_return(m, 1, 2, &e), SHD_EINVAL);
     EXPECT_HAS(e.text, "'h1'");
     EXPECT_STATUS(shd_report(m, 0, &update.lr, 5, &e), SHD_ERANGE);
+    for (uint32_t u = 0; u < shd_units(m); u++)
+        EXPECT_OK(shd_return_none(m, 1, u, &e), &e);
+    EXPECT_STATUS(shd_report(m, 1, &update.lr, 1, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "metrics of micro-batch 1, all gradients of which are returned");
     EXPECT_STATUS(shd_commit(m, &update, NULL, &e), SHD_EINVAL);
     EXPECT_HAS(e.text, "was not returned");
     EXPECT_OK(shd_grad(m, 0, 3, &grad, &e), &e);

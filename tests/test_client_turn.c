@@ -214,9 +214,12 @@ TEST(contradictions_are_internal_errors)
     const struct wire_prepared fine = { .finite = true };
     struct wire_prepared other = fine;
     struct wire_committed committed = { .decision = { .scale = 1, .lr = 1 } };
-    other.metric_count = 1;
+    struct wire_prepared decided = fine;
+    decided.has_decision = other.has_decision = true;
+    decided.decision.lr = 1;
+    other.decision.lr = 2;
     turn_begin(t, 0, &update);
-    EXPECT_OK(turn_prepared(t, 0, &fine, &e), &e);
+    EXPECT_OK(turn_prepared(t, 0, &decided, &e), &e);
     EXPECT_STATUS(turn_prepared(t, 1, &other, &e), SHD_EINTERNAL);
     turn_begin(t, 0, &update);
     EXPECT_OK(turn_prepared(t, 0, &fine, &e), &e);

@@ -144,7 +144,7 @@ await 20 "#"
 tm send-keys -t top q Enter
 await 20 "left 0"
 open 80 24 "shardctl top -d $dir/at </dev/null"
-await 20 "left 2"
+await 20 "left 1"
 await 10 "shardctl status --watch"
 "$bin/shardctl" top -d "$dir/at" >"$dir/out" 2>&1 && fail "top without a terminal went well"
 grep -q "status --watch" "$dir/out" || fail "no word of status --watch"

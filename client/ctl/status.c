@@ -194,8 +194,9 @@ int verb_status(int argc, char **argv)
     if (o.watch != NULL)
         return watch(&o);
     struct node n;
-    if (open_node(&o, &n) != CTL_OK)
-        return CTL_FAILED;
+    code = open_node(&o, &n);
+    if (code != CTL_OK)
+        return code;
     code = show(&n, &o);
     node_close(&n);
     return code;
