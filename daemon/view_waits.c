@@ -198,7 +198,12 @@ static struct wait *add(struct waits *all, enum view_wait_kind kind, struct pers
     *w = (struct wait){ .kind = kind, .who = who, .since_ns = since_ns };
     const uint64_t taken_ns = all->s->taken_ns;
     const uint64_t waited_ns = taken_ns > since_ns ? taken_ns - since_ns : 0;
-    say(w, "%s (pid %d) waits %.1f s for ", who.name, (int)who.pid, (double)waited_ns / NS_PER_S);
+    /* What a stopped process says of itself is as old as that: it may have what it waits for. */
+    const struct view_session *vs = view_session_find(all->s, who.session);
+    const bool stopped = vs != NULL &&
+                         strcmp(view_process_state(vs->pid, vs->start_time), "stopped") == 0;
+    say(w, "%s (pid %d%s) waits %.1f s for ", who.name, (int)who.pid, stopped ? ", stopped" : "",
+        (double)waited_ns / NS_PER_S);
     return w;
 }
 

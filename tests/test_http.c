@@ -191,6 +191,20 @@ TEST(stopped_worker_is_named_within_a_second)
     EXPECT_HAS(json_string_value(json_object_get(wait, "text")), stopped);
     EXPECT_HAS(json_string_value(json_object_get(wait, "text")), "of step 2");
     json_decref(root);
+    kill(waits, SIGSTOP); /* what it waits for is no longer all that holds it up */
+    snprintf(stopped, sizeof stopped, "(pid %d, stopped) waits ", (int)waits);
+    const uint64_t end_ms = test_now_ms() + 60000;
+    bool said = false;
+    while (!said && test_now_ms() < end_ms) {
+        root = get_status(0);
+        wait = find_blamed(root, stops);
+        said = wait != NULL &&
+               strstr(json_string_value(json_object_get(wait, "text")), stopped) != NULL;
+        json_decref(root);
+        sleep_ms(20);
+    }
+    EXPECT(said);
+    kill(waits, SIGCONT);
     kill(stops, SIGCONT);
     json_decref(wait_for_step(0, 5));
     end_worker(stops);
