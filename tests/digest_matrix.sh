@@ -109,19 +109,23 @@ each() {
     esac
 }
 
-# peak OPTIONS...: largest resident memory of one process, in bytes; its output to $work/out.
+# peak OPTIONS...: largest resident memory of one process, in bytes, as last seen before its end;
+# its output to $work/out.
 peak() {
+    kib=0
     # shellcheck disable=SC2086
-    python3 -c 'import resource, subprocess, sys
-with open(sys.argv[1], "w") as out:
-    subprocess.run(sys.argv[2:], stdout=out, check=True)
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)' \
-        "$work/out" "$bin/shd-gpt" --standalone $model "$@"
+    "$bin/shd-gpt" --standalone $model "$@" >"$work/out" &
+    pid=$!
+    while now=$(sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB/\1/p' "/proc/$pid/status" 2>"$work/err") && [ -n "$now" ]; do
+        kib=$now
+        sleep 0.01
+    done
+    wait "$pid" || return 1
+    echo $((kib * 1024))
 }
 
 # saves OPTIONS...: --recompute saves the activations that shd-gpt says it does (the allocator's and
-# sanitizers' share comes on top), and
-# no bit of the digest differs.
+# sanitizers' share comes on top), and no bit of the digest differs.
 saves() {
     runs=$((runs + 1))
     all=$(peak "$@")

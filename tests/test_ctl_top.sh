@@ -52,7 +52,7 @@ fits() {
 step() { screen | sed -n 's/^gpt  step \([0-9]*\).*/\1/p'; }
 restored() {
     await 30 "$1"
-    await 10 icanon
+    await 100 icanon
     screen | grep -q '^before' || fail "the screen from before is not back"
     ! screen | grep -q -- '-icanon\|-echo' || fail "the terminal is still raw"
 }
@@ -62,9 +62,9 @@ serve cpu0=good cpu1=good
 at="LC_ALL=C.UTF-8 shardctl top -d $dir/at"
 open 80 24 "$at"
 await 30 "2/2 daemons up  1 model  2 workers"
-await 10 "cpu1      4001 OPEN"
-await 10 "shd-gpt          13 running"
-await 10 "metric 2.5"
+await 100 "cpu1      4001 OPEN"
+await 100 "shd-gpt          13 running"
+await 100 "metric 2.5"
 fits 80
 first=$(step)
 sleep 2
@@ -72,34 +72,34 @@ sleep 2
 
 echo "a stopped worker is named"
 touch "$dir/at/stop"
-await 20 "slowest: shd-gpt pid 13 stopped: 1 worker waits"
+await 100 "slowest: shd-gpt pid 13 stopped: 1 worker waits"
 screen | sed -n '/^WORKER/{n;p}' | grep -q "13 stopped" || fail "the worst is not first"
 rm "$dir/at/stop"
 
 echo "sizes"
 tm resize-window -t top -x 60 -y 15
 sleep 0.5
-await 10 "WORKER"
+await 100 "WORKER"
 fits 60
 [ "$(screen | grep -c .)" -ge 10 ] || fail "60x15 is not full"
-await 10 "cpu1"
+await 100 "cpu1"
 tm resize-window -t top -x 200 -y 50
-await 10 "GRAD/S"
+await 100 "GRAD/S"
 screen | grep -q "STALE" || fail "a wide screen has all columns"
 tm resize-window -t top -x 20 -y 4
 sleep 0.4
 tm resize-window -t top -x 80 -y 24
-await 10 "h help"
+await 100 "h help"
 
 echo "keys"
 tm send-keys -t top h
-await 10 "any key goes back"
+await 100 "any key goes back"
 tm send-keys -t top x
-await 10 "s sort: worst"
+await 100 "s sort: worst"
 tm send-keys -t top s
-await 10 "s sort: pid"
+await 100 "s sort: pid"
 tm send-keys -t top p
-await 10 "PAUSED"
+await 100 "PAUSED"
 first=$(step)
 sleep 1.2
 [ "$(step)" = "$first" ] || fail "not paused"
@@ -113,9 +113,9 @@ open 80 24 "$at"
 await 30 "1-"
 screen | grep -q "of 40" || fail "the list does not say how long it is"
 tm send-keys -t top End
-await 10 "w39"
+await 100 "w39"
 tm send-keys -t top Home
-await 10 "w0 "
+await 100 "w0 "
 tm send-keys -t top NPage
 sleep 0.3
 ! screen | grep -q "w0 " || fail "page down did nothing"
@@ -133,19 +133,19 @@ echo "kinds of terminals"
 for kind in xterm linux vt100 screen; do
     open 80 24 "TERM=$kind NO_COLOR=1 LC_ALL=C shardctl top -d $dir/at"
     await 30 "h help"
-    await 10 "cpu0      4000 OPEN"
+    await 100 "cpu0      4000 OPEN"
     tm send-keys -t top q
-    await 20 "left 0"
+    await 100 "left 0"
 done
 serve cpu0=good
 open 80 24 "TERM=dumb LC_ALL=C shardctl top -d $dir/at"
 await 40 "1/1 daemons up"
-await 20 "#"
+await 100 "#"
 tm send-keys -t top q Enter
-await 20 "left 0"
+await 100 "left 0"
 open 80 24 "shardctl top -d $dir/at </dev/null"
-await 20 "left 1"
-await 10 "shardctl status --watch"
+await 100 "left 1"
+await 100 "shardctl status --watch"
 "$bin/shardctl" top -d "$dir/at" >"$dir/out" 2>&1 && fail "top without a terminal went well"
 grep -q "status --watch" "$dir/out" || fail "no word of status --watch"
 
@@ -153,7 +153,7 @@ echo "daemons that come, go, hang and lie"
 serve cpu0=good cpu1=silent cpu2=control cpu3=huge cpu4=types cpu5=endless
 open 80 24 "$at"
 await 40 "unreachable for"
-await 20 "does not answer"
+await 100 "does not answer"
 first=$(step)
 tm pipe-pane -t top "cat >$dir/raw"
 sleep 2.5
@@ -166,13 +166,13 @@ tm send-keys -t top s
 await 5 "s sort: pid" # keys work while daemons hang
 kill -9 "$server"
 await 40 "0/6 daemons up"
-await 20 "nobody listens"
+await 100 "nobody listens"
 rm "$dir"/at/*.status
 python3 "$here/fake_status.py" "$dir/at" cpu0=good cpu9=good >"$dir/ready" &
 server=$!
 await 40 "2/7 daemons up"
 tm send-keys -t top q
-await 20 "left 0"
+await 100 "left 0"
 stop_server
 
 echo "daemons elsewhere, by TCP"
@@ -190,7 +190,7 @@ done
 fits 80
 stop_server
 await 40 "0/2 daemons up"
-await 20 "nobody listens at localhost:$port"
+await 100 "nobody listens at localhost:$port"
 listen
 await 40 "2/2 daemons up"
 screen | grep -q "^localhost:$port *$server no model" || fail "not the successor's pid"
@@ -198,7 +198,7 @@ tm send-keys -t top q
 restored "left 0"
 stop_server
 open 80 24 "shardctl top --host nonsense"
-await 20 "left 2"
+await 100 "left 2"
 screen | grep -q "is not HOST:PORT" || fail "what is wrong is not said"
 
 echo "real daemons"
@@ -220,8 +220,8 @@ sleep 1.5
 [ "$(step)" -gt "$first" ] || fail "the step does not advance"
 stopped=$(cat "$dir/pid.1")
 kill -STOP "$stopped"
-await 20 "slowest: shd-gpt pid $stopped stopped"
-await 10 "$stopped stopped"
+await 100 "slowest: shd-gpt pid $stopped stopped"
+await 100 "$stopped stopped"
 screen
 kill -CONT "$stopped"
 sleep 2
