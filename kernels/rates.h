@@ -1,4 +1,5 @@
-/* Hyperparameters as the optimizers' steps use them: one place, so that devices cannot differ. */
+/* Hyperparameters as the optimizers' steps use them, and which run has an element: one place, so
+ * that devices cannot differ. */
 #ifndef SHD_KERNELS_RATES_H
 #define SHD_KERNELS_RATES_H
 
@@ -39,6 +40,20 @@ RATES_FN struct rates adamw_rates(const struct kern_hyper *h, float grad_scale)
     c.rate = (float)((double)h->lr / (double)h->bias1);
     c.unbias = (float)(1 / sqrt((double)h->bias2));
     return c;
+}
+
+/* Index of the first run that ends beyond elem. */
+RATES_FN uint32_t run_find(const struct kern_update *a, uint64_t elem)
+{
+    uint32_t low = 0, high = a->run_count;
+    while (low < high) {
+        const uint32_t mid = low + (high - low) / 2;
+        if (a->runs[mid].first_elem + a->runs[mid].elems <= elem)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
 }
 
 #endif

@@ -40,6 +40,15 @@ __attribute__((unused)) static void sleep_ms(long ms)
     nanosleep(&(struct timespec){ .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 }, NULL);
 }
 
+static pid_t unreaped[16]; /* of run_start_program(); 0: none */
+
+static void reaped(pid_t pid)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(unreaped); i++)
+        if (unreaped[i] == pid)
+            unreaped[i] = 0;
+}
+
 /* -- Running it ------------------------------------------------------------------------------ */
 
 /* Start program with args (NULL-terminated, without argv[0]). */
@@ -63,6 +72,10 @@ static void run_start_program(struct run *r, const char *program, const char *co
         execv(program, argv);
         _exit(99);
     }
+    size_t at = 0;
+    while (unreaped[at] != 0)
+        CHECK(++at < ARRAY_SIZE(unreaped));
+    unreaped[at] = r->pid;
     close(out[1]);
     close(err[1]);
     r->fds[0] = out[0];
@@ -119,6 +132,7 @@ static void run_finish(struct run *r)
             FAIL("still running after %d ms: stdout '%s' stderr '%s'", DEADLINE_MS, r->out, r->err);
     int status;
     CHECK(waitpid(r->pid, &status, 0) == r->pid);
+    reaped(r->pid);
     r->code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
@@ -189,6 +203,34 @@ __attribute__((unused)) static void expect_clean(void)
     EXPECT_EQ(leftovers(), 0);
 }
 
+/* A test failed: end its runs (they end what they started) and what `shardctl up` keeps in the
+ * base, so that nothing outlives this program and the next test begins with an empty base. */
+static void end_all(void)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(unreaped); i++) {
+        const pid_t pid = unreaped[i];
+        if (pid == 0)
+            continue;
+        kill(pid, SIGCONT);
+        kill(pid, SIGTERM);
+        int tries = 0;
+        while (waitpid(pid, NULL, WNOHANG) == 0) {
+            if (++tries == 1500)
+                kill(pid, SIGKILL);
+            sleep_ms(10);
+        }
+        unreaped[i] = 0;
+    }
+    char command[256];
+    snprintf(command, sizeof(command),
+             "cd %s && for d in *; do [ ! -e $d/up.lock ] || " BIN
+             "/shardctl down -d $PWD/$d; done;"
+             " rm -rf %s/*",
+             base, base);
+    if (system(command) != 0)
+        fprintf(stderr, "%s: not all of it could be ended\n", base);
+}
+
 /* -- The program ----------------------------------------------------------------------------- */
 
 /* A base like /run/user/UID, of the test's own; 0 when there is no place for one. */
@@ -215,6 +257,7 @@ static int ctl_main(int argc, char **argv)
     const char *old = getenv("PATH");
     snprintf(path, sizeof(path), BIN ":%s", old != NULL ? old : "/usr/bin:/bin");
     setenv("PATH", path, 1);
+    test_clean_up = end_all;
     const int code = test_run_all(argc, argv);
     if (rmdir(base) != 0)
         fprintf(stderr, "%s: %s\n", base, strerror(errno));

@@ -158,6 +158,9 @@ __attribute__((unused)) static bool test_wanted(const char *name, int argc, char
 #endif
 }
 
+/* Called after a test that failed or was skipped: ends what it started and did not come to end. */
+static void (*test_clean_up)(void);
+
 __attribute__((unused)) static int test_run_all(int argc, char **argv)
 {
     /* static: longjmp leaves automatic variables undefined */
@@ -183,6 +186,8 @@ __attribute__((unused)) static int test_run_all(int argc, char **argv)
             printf("skipped %s\n", t->name);
         }
         fflush(stdout);
+        if (how != 0 && test_clean_up != NULL)
+            test_clean_up();
     }
     printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
     if (failed > 0)

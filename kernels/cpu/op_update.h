@@ -196,20 +196,6 @@ VEC_FN void update_span_to(const struct kern_update *a, struct cpu_range r, cons
     }
 }
 
-/* Index of the first run that ends beyond elem. */
-VEC_FN uint32_t run_find(const struct kern_update *a, uint64_t elem)
-{
-    uint32_t low = 0, high = a->run_count;
-    while (low < high) {
-        const uint32_t mid = low + (high - low) / 2;
-        if (a->runs[mid].first_elem + a->runs[mid].elems <= elem)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low;
-}
-
 /* The parts of all runs that lie in r. */
 VEC_FN void update_runs(const struct kern_update *a, struct cpu_range r, struct optimizer o,
                         struct trail_record *rec)

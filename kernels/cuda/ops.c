@@ -237,20 +237,6 @@ static int cuda_accumulate(struct kern *k, const struct kern_accumulate *a, stru
     return cuda_queue_push(cuda_kern_of(k), &op, e);
 }
 
-/* Index of the first run that ends beyond elem. */
-static uint32_t run_find(const struct kern_update *a, uint64_t elem)
-{
-    uint32_t low = 0, high = a->run_count;
-    while (low < high) {
-        const uint32_t mid = low + (high - low) / 2;
-        if (a->runs[mid].first_elem + a->runs[mid].elems <= elem)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low;
-}
-
 /* Runs of the part that begins at p->first, counted from there, into its staging memory; p->count
  * becomes what they are all runs of. Returns how many. */
 static uint32_t pack_runs(const struct kern_update *a, struct cuda_part *p)

@@ -9,15 +9,8 @@
 #include "examples/gpt/cuda/gpu.h"
 #include "examples/gpt/model.h"
 #include "tests/cuda/gpt_cuda_half.h"
+#include "tests/gpt64.h"
 #include "tests/test.h"
-
-/* The fp64 twin (examples/gpt/real.h). */
-struct gpt64;
-int gpt64_new(const struct gpt_shape *shape, const struct gpt_layout *layout, uint32_t batch,
-              bool recompute, struct pool *pool, struct gpt64 **ret_gpt, struct shd_err *e);
-void gpt64_free(struct gpt64 *g);
-double gpt64_whole(struct gpt64 *g, const uint8_t *windows, const double *const *params,
-                   double *const *grads);
 
 #define UNITS_MAX 48
 

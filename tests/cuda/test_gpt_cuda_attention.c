@@ -97,10 +97,8 @@ TEST(softmax_gradient_is_that_of_fp64)
         float *p = malloc(c.prob.count * sizeof *p);
         memcpy(p, c.prob.host, c.prob.count * sizeof *p);
         struct array dp = array_new(c.scores.count, GPU_F32);
-        const struct gpu_softmax_grad a = {
-            dp.device, c.prob.device, c.pair, c.pairs,      c.seq,
-            c.stride,  c.first,       c.rows, c.prob.dtype, c.scale
-        };
+        const struct gpu_softmax a = { dp.device, c.prob.device, c.pair, c.pairs,      c.seq,
+                                       c.stride,  c.first,       c.rows, c.prob.dtype, c.scale };
         gpu_launch(&gpu, GPU_KERNEL_softmax_grad, gpu_blocks_rows((uint64_t)c.pairs * c.rows), &a);
         array_fetch(&c.prob);
         for (uint64_t r = 0; r < (uint64_t)c.pairs * c.rows; r++) {

@@ -141,19 +141,13 @@ struct gpu_residual { /* by element: x = residual + (raw + bias) */
 };
 
 /* By row, of query rows [first, first + rows) of all (sequence, head) pairs: softmax over scores
- * [0, row], zeros from there to first + rows. A pair's scores begin with row `first`. */
+ * [0, row], zeros from there to first + rows. A pair's scores begin with row `first`. And its
+ * gradient, from that by prob, which are the scores then:
+ * prob := scale prob (scores - sum(prob scores)), over [0, row]. */
 struct gpu_softmax {
     const float *scores; /* [pairs, ..., stride]; may be prob's rows where that is fp32 */
     void *prob;          /* [pairs, seq, stride] */
     uint64_t score_pair; /* elements from one pair's scores to the next */
-    uint32_t pairs, seq, stride, first, rows, prob_dtype;
-    float scale;
-};
-
-struct gpu_softmax_grad { /* by row: prob := scale prob (dp - sum(prob dp)), over [0, row] */
-    const float *dp;      /* as scores above */
-    void *prob;
-    uint64_t dp_pair;
     uint32_t pairs, seq, stride, first, rows, prob_dtype;
     float scale;
 };

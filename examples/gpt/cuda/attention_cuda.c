@@ -73,7 +73,9 @@ static float scale_of(const struct gpu_model *m)
     return (float)(1 / sqrt((double)m->head_size));
 }
 
-static void softmax(struct gpu_model *m, struct gpu_acts *acts, struct rows_block b)
+/* kernel: softmax, or softmax_grad. */
+static void softmax(struct gpu_model *m, struct gpu_acts *acts, struct rows_block b,
+                    enum gpu_kernel kernel)
 {
     const struct gpu_softmax a = { .scores = m->scores,
                                    .prob = acts->prob,
@@ -85,22 +87,7 @@ static void softmax(struct gpu_model *m, struct gpu_acts *acts, struct rows_bloc
                                    .rows = (uint32_t)b.rows,
                                    .prob_dtype = m->dtype,
                                    .scale = scale_of(m) };
-    gpu_launch(&m->gpu, GPU_KERNEL_softmax, gpu_blocks_rows(pairs_of(m) * b.rows), &a);
-}
-
-static void softmax_grad(struct gpu_model *m, struct gpu_acts *acts, struct rows_block b)
-{
-    const struct gpu_softmax_grad a = { .dp = m->scores,
-                                        .prob = acts->prob,
-                                        .dp_pair = GPU_ATTENTION_ROWS * m->stride,
-                                        .pairs = (uint32_t)pairs_of(m),
-                                        .seq = m->shape.seq,
-                                        .stride = (uint32_t)m->stride,
-                                        .first = (uint32_t)b.first,
-                                        .rows = (uint32_t)b.rows,
-                                        .prob_dtype = m->dtype,
-                                        .scale = scale_of(m) };
-    gpu_launch(&m->gpu, GPU_KERNEL_softmax_grad, gpu_blocks_rows(pairs_of(m) * b.rows), &a);
+    gpu_launch(&m->gpu, kernel, gpu_blocks_rows(pairs_of(m) * b.rows), &a);
 }
 
 void gpu_model_attention(struct gpu_model *m, struct gpu_acts *acts)
@@ -115,7 +102,7 @@ void gpu_model_attention(struct gpu_model *m, struct gpu_acts *acts)
                                             .b = transposed(heads_of(m, acts->heads, 1, 0)),
                                             .c = scores_of(m),
                                             .count = pairs_of(m) });
-        softmax(m, acts, b);
+        softmax(m, acts, b, GPU_KERNEL_softmax);
         gpu_multiply(&m->gpu, &(struct gpu_product){ .m = b.rows,
                                                      .n = m->head_size,
                                                      .k = b.keys,
@@ -155,7 +142,7 @@ static void attention_block_backward(struct gpu_model *m, struct gpu_acts *acts,
     to_keys.c = heads_grad(m, 2, 0);
     gpu_multiply(&m->gpu, &to_keys); /* dv += p^T dy */
 
-    softmax_grad(m, acts, b); /* p is ds from here on */
+    softmax(m, acts, b, GPU_KERNEL_softmax_grad); /* p is ds from here on */
 
     product = (struct gpu_product){ .m = b.rows, .n = m->head_size, .k = b.keys, .a = p };
     product.count = pairs_of(m);

@@ -353,7 +353,7 @@ KERNEL(gpt_gpu_softmax, struct gpu_softmax)
     }
 }
 
-KERNEL(gpt_gpu_softmax_grad, struct gpu_softmax_grad)
+KERNEL(gpt_gpu_softmax_grad, struct gpu_softmax)
 {
     const uint64_t index = lanes_row();
     const uint32_t lane = threadIdx.x % 32;
@@ -361,7 +361,7 @@ KERNEL(gpt_gpu_softmax_grad, struct gpu_softmax_grad)
         return;
     const uint64_t pair = index / a.rows;
     const uint32_t i_row = (uint32_t)(index % a.rows), row = a.first + i_row;
-    const float *dp = a.dp + pair * a.dp_pair + (uint64_t)i_row * a.stride;
+    const float *dp = a.scores + pair * a.score_pair + (uint64_t)i_row * a.stride;
     const uint64_t at = (pair * a.seq + row) * a.stride;
     float dot = 0;
     for (uint32_t j = lane * GPU_LANE; j <= row; j += GPU_COLS) {
