@@ -22,11 +22,11 @@
 #include <zmq.h>
 
 #include "bench/stat.h"
-#include "client/ctl/child.h"
-#include "client/ctl/rundir.h"
-#include "proto/check.h"
-#include "proto/fdpass.h"
-#include "proto/wire.h"
+#include "client/ctl/base/child.h"
+#include "client/ctl/run/rundir.h"
+#include "proto/base/check.h"
+#include "proto/share/fdpass.h"
+#include "proto/wire/wire.h"
 
 #define SESSIONS_MAX   64u
 #define DEPTH_MAX      64u

@@ -32,8 +32,8 @@
 #include "bench/stat.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/kern.h"
-#include "proto/check.h"
-#include "proto/cuda.h"
+#include "proto/base/check.h"
+#include "proto/gpu/cuda.h"
 
 #define OPS        4u /* queued before a round waits */
 #define UNIT_OPS   14u

@@ -24,8 +24,8 @@
 #include "bench/stat.h"
 #include "bench/update_rivals.h"
 #include "kernels/kern.h"
-#include "proto/check.h"
-#include "proto/layout.h"
+#include "proto/base/check.h"
+#include "proto/spec/layout.h"
 
 #define THREADS_MAX 64u
 #define WARMUPS     1u /* rounds not counted */

@@ -24,7 +24,7 @@
 #include <unistd.h>
 
 #include "bench/stat.h"
-#include "proto/check.h"
+#include "proto/base/check.h"
 
 void probe_check(int r, const struct shd_err *e)
 {

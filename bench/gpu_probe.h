@@ -7,7 +7,7 @@
 #include <sys/types.h>
 
 #include "kernels/kern.h"
-#include "proto/cuda.h"
+#include "proto/gpu/cuda.h"
 
 #define PROBE_WAIT_S 60u /* for another process */
 

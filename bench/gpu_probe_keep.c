@@ -9,7 +9,7 @@
 
 #include "bench/gpu_probe.h"
 #include "bench/stat.h"
-#include "proto/check.h"
+#include "proto/base/check.h"
 
 /* -- keep ---------------------------------------------------------------------------------------
  * The maker fills a segment and hashes it; the keeper (this process, which never initialises CUDA)

@@ -7,7 +7,7 @@
 
 #include "bench/gpu_probe.h"
 #include "bench/stat.h"
-#include "proto/check.h"
+#include "proto/base/check.h"
 
 /* -- overlap ------------------------------------------------------------------------------------
  * Two processes, each doing what its mode says and counting; modes alone, then together. Shares add

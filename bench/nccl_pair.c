@@ -17,8 +17,8 @@
 #include <unistd.h>
 
 #include "bench/stat.h"
-#include "proto/check.h"
-#include "proto/cuda.h"
+#include "proto/base/check.h"
+#include "proto/gpu/cuda.h"
 
 #define RANKS      2
 #define ELEMS      (UINT64_C(1) << 20) /* of a rank's part */

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 
 uint64_t stat_now_ns(void)
 {

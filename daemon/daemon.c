@@ -13,16 +13,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/adopt.h"
-#include "daemon/dispatch.h"
-#include "daemon/drain.h"
-#include "daemon/log.h"
-#include "daemon/model.h"
-#include "daemon/open.h"
-#include "daemon/restore.h"
-#include "daemon/task.h"
-#include "proto/check.h"
-#include "proto/sys.h"
+#include "daemon/base/log.h"
+#include "daemon/base/task.h"
+#include "daemon/model/adopt.h"
+#include "daemon/model/drain.h"
+#include "daemon/model/model.h"
+#include "daemon/model/open.h"
+#include "daemon/model/restore.h"
+#include "daemon/net/dispatch.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
 
 #define KIND_CHARS     3u
 #define GPU_DIGITS_MAX 4u

@@ -14,19 +14,19 @@
 
 #include <uv.h>
 
-#include "daemon/adopt.h"
-#include "daemon/http.h"
-#include "daemon/keeper.h"
-#include "daemon/mailbox.h"
-#include "daemon/metrics.h"
-#include "daemon/op.h"
-#include "daemon/session.h"
-#include "daemon/side.h"
-#include "daemon/trace.h"
-#include "daemon/view.h"
+#include "daemon/base/keeper.h"
+#include "daemon/base/trace.h"
+#include "daemon/model/adopt.h"
+#include "daemon/model/metrics.h"
+#include "daemon/net/mailbox.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
+#include "daemon/net/side.h"
+#include "daemon/view/http.h"
+#include "daemon/view/view.h"
 #include "kernels/kern.h"
-#include "proto/status.h"
-#include "proto/wire.h"
+#include "proto/base/status.h"
+#include "proto/wire/wire.h"
 
 #define DAEMON_MODELS_MAX       64u
 #define DAEMON_DEVICE_BYTES_MAX 32u

@@ -11,9 +11,9 @@
 
 #include <systemd/sd-daemon.h>
 
+#include "daemon/base/log.h"
 #include "daemon/daemon.h"
-#include "daemon/log.h"
-#include "proto/version.h"
+#include "proto/base/version.h"
 
 static const char help[] =
     "Usage: shardd --device DEVICE [options]\n"

@@ -4,8 +4,8 @@
 #include <inttypes.h>
 #include <math.h>
 
-#include "proto/check.h"
-#include "proto/layout.h"
+#include "proto/base/check.h"
+#include "proto/spec/layout.h"
 
 #define TRAIL_ALIGN 128u /* of struct kern_trail_area, on every device */
 

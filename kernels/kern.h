@@ -16,10 +16,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/dtype.h"
-#include "proto/fixsum.h"
-#include "proto/segment.h"
-#include "proto/status.h"
+#include "proto/base/dtype.h"
+#include "proto/base/fixsum.h"
+#include "proto/base/status.h"
+#include "proto/share/segment.h"
 
 struct kern; /* one device: its compute threads, its queue */
 
@@ -210,11 +210,11 @@ struct kern_ops {
     enum segment_place place; /* of what is made here */
     uint8_t uuid[16];         /* of the device; zeros: the host */
     char product[64];         /* "NVIDIA H100 PCIe"; "": the host */
-    /* As segment_new(), segment_map(), segment_close() (proto/segment.h), for this device's memory.
-     * map: of a descriptor that another process (a predecessor, an owner) exported; it is imported,
-     * checked to be as large, and mapped whole. at: NULL, or the address of a segment of as many
-     * bytes that is mapped now and is replaced by it: that one's fd and handle are closed, its
-     * address lives on (nothing may be running on it). */
+    /* As segment_new(), segment_map(), segment_close() (proto/share/segment.h), for this device's
+     * memory. map: of a descriptor that another process (a predecessor, an owner) exported; it is
+     * imported, checked to be as large, and mapped whole. at: NULL, or the address of a segment of
+     * as many bytes that is mapped now and is replaced by it: that one's fd and handle are closed,
+     * its address lives on (nothing may be running on it). */
     int (*segment_new)(struct kern *k, const char *name, enum segment_kind kind, uint64_t bytes,
                        struct segment *ret_segment, struct shd_err *e);
     int (*segment_map)(struct kern *k, int fd, enum segment_kind kind, uint64_t bytes,

@@ -4,8 +4,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "proto/check.h"
-#include "proto/sys.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
 
 int runs_new(const struct spec *spec, uint32_t unit, struct slice slice, struct kern_run **ret_runs,
              uint32_t *ret_count, struct shd_err *e)

@@ -2,8 +2,8 @@
  * group, the hyperparameters of an update, and initial values. Exists once, used by daemons and
  * by the in-process path, so that both give the same bits.
  *
- * All pure but for one allocation. A slice is given in unit coordinates (proto/layout.h); arrays
- * and runs count from its first element. Gaps between tensors belong to no run.
+ * All pure but for one allocation. A slice is given in unit coordinates (proto/spec/layout.h);
+ * arrays and runs count from its first element. Gaps between tensors belong to no run.
  */
 #ifndef SHD_RUNS_H
 #define SHD_RUNS_H
@@ -12,9 +12,9 @@
 #include <stdint.h>
 
 #include "kernels/kern.h"
-#include "proto/layout.h"
-#include "proto/spec.h"
-#include "proto/status.h"
+#include "proto/base/status.h"
+#include "proto/spec/layout.h"
+#include "proto/spec/spec.h"
 
 /* Runs of `slice` of unit `unit`: one per tensor portion, neighbours of one group without a gap
  * between them joined; hyper = group index. *ret_runs (NULL when *ret_count is 0) is the caller's

@@ -6,10 +6,10 @@
 #include <errno.h>
 #include <fcntl.h>
 
-#include "client/checkpoint.h"
-#include "client/checkpoint_dir.h"
-#include "client/checkpoint_files.h"
-#include "proto/ckpt.h"
+#include "client/checkpoint/checkpoint.h"
+#include "client/checkpoint/checkpoint_dir.h"
+#include "client/checkpoint/checkpoint_files.h"
+#include "proto/files/ckpt.h"
 #include "tests/client_remote.h"
 
 static char ckpts[300]; /* the directory; gone at the end of each test that calls remove_ckpts() */

@@ -9,8 +9,8 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include "proto/check.h"
-#include "proto/status.h"
+#include "proto/base/check.h"
+#include "proto/base/status.h"
 
 /* 0: in the child, which is killed when its parent ends; else its pid, the caller's to wait for. */
 __attribute__((unused)) static pid_t test_fork(void)

@@ -2,8 +2,8 @@
 #ifndef SHD_CLIENT_REMOTE_H
 #define SHD_CLIENT_REMOTE_H
 
-#include "client/path_map.h"
-#include "proto/sys.h"
+#include "client/paths/path_map.h"
+#include "proto/base/sys.h"
 #include "tests/client_toy.h"
 #include "tests/fixture.h"
 #include "tests/test.h"

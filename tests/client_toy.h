@@ -5,7 +5,7 @@
 #define SHD_CLIENT_TOY_H
 
 #include "client/shd.h"
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/test.h"
 
 #define TOY_MICROS 4u

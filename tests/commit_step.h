@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 #include <sys/mman.h>
 
-#include "daemon/step.h"
+#include "daemon/core/step.h"
 #include "kernels/cpu/trail.h"
 #include "tests/kern_util.h"
 

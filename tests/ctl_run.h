@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/test.h"
 
 #define OUTPUT_BYTES (256u * 1024u)

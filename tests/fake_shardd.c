@@ -25,7 +25,7 @@
 
 #include <systemd/sd-daemon.h>
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 
 #define MANY 4100u
 

@@ -17,9 +17,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/base/log.h"
 #include "daemon/daemon.h"
-#include "daemon/log.h"
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/keeper.h"
 #include "tests/test.h"
 

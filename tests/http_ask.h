@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/fixture.h"
 #include "tests/test.h"
 

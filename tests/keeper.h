@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 
 #define KEEPER_DAEMONS_MAX 8
 #define KEEPER_FDS_MAX     64

@@ -4,8 +4,8 @@
 #define SHD_TESTS_KERN_UTIL_H
 
 #include "kernels/kern.h"
-#include "proto/check.h"
-#include "proto/layout.h"
+#include "proto/base/check.h"
+#include "proto/spec/layout.h"
 #include "tests/test.h"
 
 /* Block sums, chunks (32 blocks) and the streaming threshold (128 blocks) all have sizes on both

@@ -2,7 +2,7 @@
 #ifndef SHD_TEST_PLAN_TOY_H
 #define SHD_TEST_PLAN_TOY_H
 
-#include "client/plan.h"
+#include "client/plan/plan.h"
 #include "tests/test.h"
 
 #define TOY_UNITS_MAX 24u

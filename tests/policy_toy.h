@@ -4,8 +4,8 @@
 #ifndef SHD_POLICY_TOY_H
 #define SHD_POLICY_TOY_H
 
-#include "client/plan.h"
-#include "client/session.h"
+#include "client/plan/plan.h"
+#include "client/session/session.h"
 #include "tests/client_toy.h"
 
 #define PT_UNITS  7u

@@ -6,8 +6,8 @@
 
 #include <zmq.h>
 
-#include "proto/fdpass.h"
-#include "proto/wire.h"
+#include "proto/share/fdpass.h"
+#include "proto/wire/wire.h"
 #include "tests/fixture.h"
 #include "tests/test.h"
 

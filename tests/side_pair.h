@@ -1,4 +1,4 @@
-/* Connected sockets and counted descriptors, for the tests of proto/fdpass.h. */
+/* Connected sockets and counted descriptors, for the tests of proto/share/fdpass.h. */
 #ifndef SHD_SIDE_PAIR_H
 #define SHD_SIDE_PAIR_H
 
@@ -7,7 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "proto/fdpass.h"
+#include "proto/share/fdpass.h"
 #include "tests/test.h"
 
 __attribute__((unused)) static int fds_open(void)

@@ -17,14 +17,14 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "client/turn.h"
-#include "daemon/lease.h"
-#include "daemon/ledger.h"
-#include "daemon/replies.h"
-#include "daemon/step.h"
-#include "proto/check.h"
-#include "proto/failpoint.h"
-#include "proto/simbug.h"
+#include "client/paths/turn.h"
+#include "daemon/core/lease.h"
+#include "daemon/core/ledger.h"
+#include "daemon/core/replies.h"
+#include "daemon/core/step.h"
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
+#include "proto/base/simbug.h"
 
 #define SIM_DAEMONS  4u
 #define SIM_WORKERS  5u

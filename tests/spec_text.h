@@ -1,10 +1,10 @@
-/* Specs as text, for the tests of proto/spec.h. */
+/* Specs as text, for the tests of proto/spec/spec.h. */
 #ifndef SHD_SPEC_TEXT_H
 #define SHD_SPEC_TEXT_H
 
 #include <stdarg.h>
 
-#include "proto/spec.h"
+#include "proto/spec/spec.h"
 #include "tests/test.h"
 
 /* The example of client/shd.h. */

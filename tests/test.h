@@ -18,7 +18,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "proto/status.h"
+#include "proto/base/status.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define SANITIZE_THREAD 1

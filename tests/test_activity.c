@@ -1,7 +1,7 @@
-/* What workers show of themselves: both sides of proto/activity.h, and nonsense in it. */
-#include "proto/activity.h"
+/* What workers show of themselves: both sides of proto/share/activity.h, and nonsense in it. */
+#include "proto/share/activity.h"
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/test.h"
 
 static _Alignas(4096) uint8_t memory[ACTIVITY_BYTES];

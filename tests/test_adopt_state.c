@@ -3,7 +3,7 @@
  */
 #include <sys/mman.h>
 
-#include "daemon/ledger.h"
+#include "daemon/core/ledger.h"
 #include "tests/adopt_toy.h"
 
 /* -- What cannot be adopted ---------------------------------------------------------------------

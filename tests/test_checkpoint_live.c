@@ -3,7 +3,7 @@
 
 #include <sys/mman.h>
 
-#include "proto/failpoint.h"
+#include "proto/base/failpoint.h"
 
 #define STEPS_MAX 6000u
 

@@ -4,9 +4,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "client/address.h"
-#include "proto/check.h"
-#include "proto/sys.h"
+#include "client/session/address.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
 #include "tests/test.h"
 
 static char dir[64];

@@ -2,7 +2,7 @@
  * itself before or after a request, a reply or a claim (tests/fake_owner.h). Whatever the point,
  * the run ends in time, every gradient counts once with the bytes the worker wrote, arrays that
  * were handed out keep theirs, and nothing is left open. */
-#include "client/path_map.h"
+#include "client/paths/path_map.h"
 #include "tests/fake_owner.h"
 
 /* -- The worker -------------------------------------------------------------------------------- */

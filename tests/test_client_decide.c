@@ -1,8 +1,8 @@
 /* The decision of a step: pure, so checked as data. */
 #include <float.h>
 
-#include "client/decide.h"
-#include "proto/check.h"
+#include "client/paths/decide.h"
+#include "proto/base/check.h"
 #include "tests/test.h"
 
 #define OWNERS_MAX 7u

@@ -8,9 +8,9 @@
 
 #include <zmq.h>
 
-#include "client/path_map.h"
-#include "proto/board.h"
-#include "proto/fdpass.h"
+#include "client/paths/path_map.h"
+#include "proto/share/board.h"
+#include "proto/share/fdpass.h"
 #include "tests/client_toy.h"
 #include "tests/fixture.h"
 #include "tests/test.h"

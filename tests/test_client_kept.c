@@ -1,7 +1,7 @@
 /* Real daemons under a real keeper (`shardctl up`), killed while workers train: the same bits as in
  * one process, arrays that stay what they are, nothing that piles up. */
-#include "client/path_map.h"
-#include "proto/fdpass.h"
+#include "client/paths/path_map.h"
+#include "proto/share/fdpass.h"
 #include "tests/child.h"
 #include "tests/client_toy.h"
 #include "tests/ctl_run.h"

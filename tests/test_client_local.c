@@ -3,9 +3,9 @@
 #include <errno.h>
 #include <unistd.h>
 
-#include "proto/dtype.h"
-#include "proto/status.h"
-#include "proto/sys.h"
+#include "proto/base/dtype.h"
+#include "proto/base/status.h"
+#include "proto/base/sys.h"
 #include "tests/client_toy.h"
 #include "tests/test.h"
 
@@ -415,7 +415,7 @@ TEST(failed_compute_can_be_run_again)
     shd_close(s);
 }
 
-/* Computed with Python's hashlib from the definition in client/digest.h. */
+/* Computed with Python's hashlib from the definition in client/checkpoint/digest.h. */
 TEST(digest_matches_its_definition)
 {
     const char *spec =

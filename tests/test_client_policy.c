@@ -2,7 +2,7 @@
  * that bind. What varies from run to run (experts, sums, dtypes) is in test_client_follow.c. */
 #include <pthread.h>
 
-#include "client/hub.h"
+#include "client/session/hub.h"
 #include "tests/client_remote.h"
 #include "tests/policy_toy.h"
 

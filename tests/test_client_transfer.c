@@ -3,9 +3,9 @@
 #include <semaphore.h>
 #include <time.h>
 
-#include "client/transfer.h"
+#include "client/paths/transfer.h"
 #include "kernels/kern.h"
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/test.h"
 
 #define OWNERS 3u

@@ -1,15 +1,16 @@
 /* The client's protocol core against modelled owners, as data: any order of replies, connections
  * lost at any point, replies repeated, several workers at once, workers that die in their commit.
  */
-#include "client/turn.h"
-#include "proto/check.h"
+#include "client/paths/turn.h"
+#include "proto/base/check.h"
 #include "tests/test.h"
 
 #define OWNERS_MAX  5u
 #define WORKERS_MAX 3u
 #define STEPS       6u
 
-/* An owner as daemon/step.c has it: the record of the last sealed step, and what was decided. */
+/* An owner as daemon/core/step.c has it: the record of the last sealed step, and what was decided.
+ */
 struct owner {
     uint64_t open; /* steps below it are committed */
     struct wire_prepared record;

@@ -3,9 +3,9 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include "proto/activity.h"
-#include "proto/board.h"
-#include "proto/fdpass.h"
+#include "proto/share/activity.h"
+#include "proto/share/board.h"
+#include "proto/share/fdpass.h"
 #include "tests/client_remote.h"
 
 /* -- Going wrong --------------------------------------------------------------------------------

@@ -10,7 +10,7 @@
 
 #include <jansson.h>
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/fixture.h"
 #include "tests/test.h"
 

@@ -6,7 +6,7 @@
 
 #include <jansson.h>
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/test.h"
 
 #define OUTPUT_BYTES (1u << 20)

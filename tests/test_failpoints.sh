@@ -1,5 +1,5 @@
 #!/bin/sh
-# Daemons and workers killed at each fail point (proto/failpoint.h), at its 1st, 2nd and 5th passage, under
+# Daemons and workers killed at each fail point (proto/base/failpoint.h), at its 1st, 2nd and 5th passage, under
 # `shardctl run` with two daemons and two workers; then again at each point of the recovery. Every
 # run must end with the digest that one process without daemons comes to, and in bounded time.
 #

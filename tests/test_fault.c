@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include "client/shd.h"
-#include "proto/check.h"
-#include "proto/sys.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
 #include "tests/fixture.h"
 #include "tests/test.h"
 

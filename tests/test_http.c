@@ -1,7 +1,7 @@
 /* The status socket of real daemons: what it says, about whom, and what it takes. */
 #include <jansson.h>
 
-#include "proto/fdpass.h"
+#include "proto/share/fdpass.h"
 #include "tests/child.h"
 #include "tests/client_remote.h"
 #include "tests/http_ask.h"

@@ -5,7 +5,7 @@
 #include <sched.h>
 #include <semaphore.h>
 
-#include "proto/sys.h"
+#include "proto/base/sys.h"
 #include "tests/kern_util.h"
 
 TEST(isas_start_with_scalar_and_name_their_devices)

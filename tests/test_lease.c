@@ -1,8 +1,8 @@
 /* Who computes what: on a real core, with sessions that return, die and dawdle in a made-up time.
  */
-#include "daemon/lease.h"
+#include "daemon/core/lease.h"
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/test.h"
 
 #define MS     UINT64_C(1000000)

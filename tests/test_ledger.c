@@ -1,11 +1,11 @@
 /* Ledgers as bytes: where the parts lie, and what is refused of one that was found. */
-#include "daemon/ledger.h"
+#include "daemon/core/ledger.h"
 
 #include <stdlib.h>
 
-#include "daemon/step.h"
-#include "proto/check.h"
-#include "proto/layout.h"
+#include "daemon/core/step.h"
+#include "proto/base/check.h"
+#include "proto/spec/layout.h"
 #include "tests/test.h"
 
 #define UNITS  3u

@@ -1,13 +1,13 @@
 /* What the daemon logs: the form of a line, and how many of them. In children, since what stderr is
  * is looked up once. */
-#include "daemon/log.h"
+#include "daemon/base/log.h"
 
 #include <poll.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/test.h"
 
 static char out[1 << 20]; /* what the last child wrote to stderr */

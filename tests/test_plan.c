@@ -3,8 +3,8 @@
  * byte, and broken in every place to see that it is refused. test_plan_order.c has the orders. */
 #include <errno.h>
 
-#include "proto/check.h"
-#include "proto/sys.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
 #include "tests/plan_toy.h"
 
 #define SPECS 4000

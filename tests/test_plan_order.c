@@ -1,7 +1,7 @@
 /* The order of operations, policy by policy, spelled out and compared with what FSDP and DeepSpeed
  * promise (docs/schedules.md): chains hold exactly as many units and gradients, traces are
  * followed, used, frozen and skipped units come and go where they should. */
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/plan_toy.h"
 
 #define UNIT_BYTES 4000u /* of a toy_chain(): parameters in f32, and gradient */

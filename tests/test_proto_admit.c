@@ -1,13 +1,13 @@
 /* Who is admitted by a runtime directory's owner, group and mode. Children become other users, so
  * most of it needs root. */
-#include "proto/admit.h"
+#include "proto/share/admit.h"
 
 #include <errno.h>
 #include <grp.h>
 #include <poll.h>
 #include <sys/stat.h>
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/side_pair.h"
 
 #define DAEMON_UID  4001u

@@ -1,5 +1,5 @@
 /* board: what a reader checks, and that waiting works between threads and processes. */
-#include "proto/board.h"
+#include "proto/share/board.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -8,9 +8,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "proto/check.h"
-#include "proto/layout.h"
-#include "proto/segment.h"
+#include "proto/base/check.h"
+#include "proto/share/segment.h"
+#include "proto/spec/layout.h"
 #include "tests/test.h"
 
 #define UNITS 3u

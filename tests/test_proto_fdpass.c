@@ -1,6 +1,6 @@
 /* The side channel between real processes: who may listen, who may connect, what a claim brings.
  * Children report by exit code; EXPECT is the parent's. */
-#include "proto/fdpass.h"
+#include "proto/share/fdpass.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,8 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "proto/check.h"
-#include "proto/segment.h"
+#include "proto/base/check.h"
+#include "proto/share/segment.h"
 #include "tests/side_pair.h"
 #include "tests/test.h"
 

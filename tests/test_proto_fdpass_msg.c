@@ -1,6 +1,6 @@
 /* The side channel's messages: what must not be believed, descriptors that must not leak, peers
  * that are slow or leave. */
-#include "proto/fdpass.h"
+#include "proto/share/fdpass.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -8,9 +8,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "proto/check.h"
-#include "proto/segment.h"
-#include "proto/sys.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+#include "proto/share/segment.h"
 #include "tests/side_pair.h"
 #include "tests/test.h"
 

@@ -1,5 +1,5 @@
 /* fixsum against plain big-integer addition, one bit at a time, which shares no code with it. */
-#include "proto/fixsum.h"
+#include "proto/base/fixsum.h"
 
 #include "tests/test.h"
 

@@ -1,7 +1,7 @@
 /* layout: slices partition every unit, whatever the numbers. */
-#include "proto/layout.h"
+#include "proto/spec/layout.h"
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/test.h"
 
 /* All owners' slices follow each other, cover the padded unit, and differ by a block at most. */

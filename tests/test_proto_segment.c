@@ -1,13 +1,13 @@
 /* segment: what a receiver may and may not do with a descriptor it was passed. */
-#include "proto/segment.h"
+#include "proto/share/segment.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "proto/check.h"
-#include "proto/sys.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
 #include "tests/test.h"
 
 #define PAGE 4096u

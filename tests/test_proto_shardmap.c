@@ -1,11 +1,11 @@
 /* shardmap: all owners' maps together hold each element of each unit once, on whole pages. */
-#include "proto/shardmap.h"
+#include "proto/share/shardmap.h"
 
 #include <errno.h>
 
-#include "proto/activity.h"
-#include "proto/check.h"
-#include "proto/sys.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+#include "proto/share/activity.h"
 #include "tests/spec_text.h"
 #include "tests/test.h"
 

@@ -1,9 +1,9 @@
 /* spec: what is accepted, what it becomes, and that it comes back from its canonical form. */
-#include "proto/spec.h"
+#include "proto/spec/spec.h"
 
 #include <jansson.h>
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/spec_text.h"
 #include "tests/test.h"
 

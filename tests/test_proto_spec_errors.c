@@ -1,10 +1,10 @@
 /* spec: every error names the path and the value, and leaves nothing behind. */
-#include "proto/spec.h"
+#include "proto/spec/spec.h"
 
 #include <errno.h>
 
-#include "proto/check.h"
-#include "proto/sys.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
 #include "tests/spec_text.h"
 #include "tests/test.h"
 

@@ -3,9 +3,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "proto/check.h"
-#include "proto/dtype.h"
-#include "proto/sys.h"
+#include "proto/base/check.h"
+#include "proto/base/dtype.h"
+#include "proto/base/sys.h"
 #include "tests/test.h"
 
 TEST(every_code_has_a_name_and_a_meaning)

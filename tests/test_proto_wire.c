@@ -1,8 +1,8 @@
 /* wire: what is packed comes back, and every field out of its limits is an error that names it. */
-#include "proto/wire.h"
+#include "proto/wire/wire.h"
 
-#include "proto/check.h"
-#include "proto/wire_common.h"
+#include "proto/base/check.h"
+#include "proto/wire/wire_common.h"
 #include "tests/test.h"
 #include "tests/wire_random.h"
 #include "tests/wire_same.h"

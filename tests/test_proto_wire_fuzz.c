@@ -1,7 +1,7 @@
 /* wire against damage: truncated, mutated, spliced and random frames, in arenas too small and
  * exact. Nothing may crash, leave the arena, or let a value pass that cannot be packed again. Run
  * it under AddressSanitizer (preset dev): frames and arenas are heap blocks of the exact size. */
-#include "proto/wire.h"
+#include "proto/wire/wire.h"
 
 #include "tests/test.h"
 #include "tests/wire_random.h"

@@ -1,8 +1,9 @@
-/* client/shd.h repeats part of proto/status.h and proto/dtype.h so that it stands alone. One
- * source file is compiled against it, this one against the originals; here they are compared. */
-#include "proto/dtype.h"
-#include "proto/status.h"
-#include "proto/wire.h"
+/* client/shd.h repeats part of proto/base/status.h and proto/base/dtype.h so that it stands alone.
+ * One source file is compiled against it, this one against the originals; here they are compared.
+ */
+#include "proto/base/dtype.h"
+#include "proto/base/status.h"
+#include "proto/wire/wire.h"
 #include "tests/public_header_alone.h"
 #include "tests/test.h"
 

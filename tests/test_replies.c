@@ -1,7 +1,7 @@
 /* The window of sequence numbers that makes a repeated request harmless. */
-#include "daemon/replies.h"
+#include "daemon/core/replies.h"
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/test.h"
 
 static enum replies_verdict take(struct replies *r, uint64_t seq)

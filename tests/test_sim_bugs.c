@@ -1,5 +1,5 @@
-/* The test of the simulator: bugs planted in the cores (proto/simbug.h) must be found, each within
- * so many events, and with no bug the same runs must find nothing. */
+/* The test of the simulator: bugs planted in the cores (proto/base/simbug.h) must be found, each
+ * within so many events, and with no bug the same runs must find nothing. */
 #include <stdlib.h>
 
 #include "tests/sim.h"

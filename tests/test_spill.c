@@ -1,5 +1,6 @@
-/* Gradients that wait for earlier ones, in the daemon's own memory (daemon/spill.h): the same bits
- * whatever the order, whichever daemon is killed, and whichever client; nothing is left behind.
+/* Gradients that wait for earlier ones, in the daemon's own memory (daemon/model/spill.h): the same
+ * bits whatever the order, whichever daemon is killed, and whichever client; nothing is left
+ * behind.
  */
 #include "tests/client_remote.h"
 

@@ -2,9 +2,9 @@
  * kernels finish in any order. What each (step, unit) summed is recorded and compared with what it
  * must be: every micro-batch that took part exactly once, in ascending order. Then the same with
  * the core thrown away at every event and every fail point, and a new one on the ledger. */
-#include "daemon/step.h"
+#include "daemon/core/step.h"
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/test.h"
 
 #define UNITS_MAX  9u

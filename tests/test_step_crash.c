@@ -5,10 +5,10 @@
  * operation done, as the kernels' trail has it), spilled gradients, and a worker that sends again
  * what was not credited. Time is counted in ticks: one at each event, one at each fail point. */
 
-#include "daemon/step.h"
+#include "daemon/core/step.h"
 
-#include "proto/check.h"
-#include "proto/failpoint.h"
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
 #include "tests/test.h"
 
 #define EVENTS_MAX   64u

@@ -1,12 +1,12 @@
 /* Grouping tensors into units: by layer, by pattern, by size, in both kinds of list, with ties and
  * frozen tensors; and the spec that comes of it is one that spec_parse() takes. */
-#include "client/wrap.h"
+#include "client/plan/wrap.h"
 
 #include <errno.h>
 
-#include "client/plan.h"
-#include "proto/check.h"
-#include "proto/sys.h"
+#include "client/plan/plan.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
 #include "tests/test.h"
 
 #define TENSORS_MAX 64u

@@ -1,10 +1,10 @@
-/* Random valid requests and replies, and their comparison, for the tests of proto/wire.h. */
+/* Random valid requests and replies, and their comparison, for the tests of proto/wire/wire.h. */
 #ifndef SHD_WIRE_RANDOM_H
 #define SHD_WIRE_RANDOM_H
 
-#include "proto/layout.h"
-#include "proto/spec.h"
-#include "proto/wire.h"
+#include "proto/spec/layout.h"
+#include "proto/spec/spec.h"
+#include "proto/wire/wire.h"
 #include "tests/test.h"
 
 #define REPLY_TYPES (WIRE_FETCHED + 1)

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "proto/wire.h"
+#include "proto/wire/wire.h"
 
 static bool same_bytes(struct wire_bytes a, struct wire_bytes b)
 {

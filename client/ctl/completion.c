@@ -2,9 +2,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "client/ctl/base/flags.h"
 #include "client/ctl/ctl.h"
-#include "client/ctl/flags.h"
-#include "proto/check.h"
+#include "proto/base/check.h"
 
 static const char bash_tail[] =
     "_shardctl()\n"

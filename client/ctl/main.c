@@ -6,11 +6,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/ctl/base/suggest.h"
 #include "client/ctl/ctl.h"
-#include "client/ctl/suggest.h"
-#include "client/ctl/uplog.h"
+#include "client/ctl/run/uplog.h"
 #include "client/shd.h"
-#include "proto/check.h"
+#include "proto/base/check.h"
 
 static int verb_help(int argc, char **argv);
 

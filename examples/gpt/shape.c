@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "examples/gpt/fail.h"
-#include "proto/check.h"
+#include "proto/base/check.h"
 
 #define GPT_ALIGN_ELEMS 32
 

@@ -24,7 +24,7 @@
 
 #include "kernels/cpu/gate.h"
 #include "kernels/kern.h"
-#include "proto/layout.h"
+#include "proto/spec/layout.h"
 
 #define CPU_MXCSR       0x9fc0u /* round to nearest even, exceptions masked, FTZ | DAZ */
 #define CPU_THREADS_MAX 256u

@@ -1,7 +1,7 @@
 /* SHA-256 of the pieces of a slice: leaves of the state digest. Bytes are the fp32 values as they
  * lie in memory (little-endian). libcrypto picks the instructions; the result is SHA-256's. */
 #include "kernels/cpu/cpu.h"
-#include "proto/check.h"
+#include "proto/base/check.h"
 
 uint64_t kern_hash_leaves(uint64_t head_elems, uint64_t elems)
 {

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
-#include "proto/check.h"
+#include "proto/base/check.h"
 
 /* Worst first. */
 static const struct cpu_isa *const isas[] = { &cpu_isa_scalar, &cpu_isa_avx2, &cpu_isa_avx512 };

@@ -1,10 +1,10 @@
-/* The host's memory, as kern.h's "Memory" has it: segments are memfds (proto/segment.h). */
+/* The host's memory, as kern.h's "Memory" has it: segments are memfds (proto/share/segment.h). */
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "kernels/cpu/cpu.h"
-#include "proto/check.h"
-#include "proto/sys.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
 
 int cpu_segment_new(struct kern *k, const char *name, enum segment_kind kind, uint64_t bytes,
                     struct segment *ret_segment, struct shd_err *e)

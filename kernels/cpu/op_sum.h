@@ -4,7 +4,7 @@
  * Sum of one block of 2,048 elements: lane j of 32 adds, in fp64 and in ascending order, the
  * squares of elements j, j + 32, j + 64, ... (the square of an fp32 value is exact in fp64, so a
  * fused add is the same). Then lanes j and j + 16 are added, then j and j + 8, ... down to one.
- * Block sums are added exactly (proto/fixsum.h), so their order is free.
+ * Block sums are added exactly (proto/base/fixsum.h), so their order is free.
  *
  * Accumulate: acc = first ? grad : acc + grad in fp32, one rounding. `first` copies the bits
  * (bf16 and f16 widen exactly): denormals and the sign of zero stay. The sum is of the new acc;
@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #include "kernels/cpu/trail.h"
-#include "proto/check.h"
+#include "proto/base/check.h"
 
 /* A block's lanes to one number, and that into the thread's sum. */
 VEC_FN void block_add(struct kern_sum *to, const struct lanes *l)

@@ -4,7 +4,7 @@
 
 #include "kernels/check_args.h"
 #include "kernels/cpu/trail.h"
-#include "proto/check.h"
+#include "proto/base/check.h"
 
 /* What a thread takes at a time, and the least worth waking another one for: some 20 us of memory
  * traffic or of hashing. Whole blocks, since sums go by block. */

@@ -11,7 +11,7 @@
  * 85-90 % of the memory bandwidth that they reach far apart (EPYC Zen 5, two threads).
  *
  * Which thread does which chunk never shows in a result: elements are independent, block sums
- * belong to one block, and partial sums are exact (proto/fixsum.h).
+ * belong to one block, and partial sums are exact (proto/base/fixsum.h).
  */
 #include <immintrin.h>
 #include <inttypes.h>
@@ -22,8 +22,8 @@
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
-#include "proto/check.h"
-#include "proto/failpoint.h"
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
 
 #define CREW_OPEN 0x80000000u
 

@@ -4,8 +4,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "proto/check.h"
-#include "proto/failpoint.h"
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
 
 static uint64_t chunk_index(const struct kern_trail *t, uint64_t elem)
 {

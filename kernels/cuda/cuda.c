@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "kernels/cuda/image.h"
-#include "proto/check.h"
-#include "proto/sys.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
 
 #define HASH_THREADS   2u
 #define CAPABILITY_MIN 9 /* kernels are compiled for 9.0 and, as PTX, for what comes after */

@@ -24,7 +24,7 @@
 
 #include "kernels/cuda/args.h"
 #include "kernels/kern.h"
-#include "proto/cuda.h"
+#include "proto/gpu/cuda.h"
 
 #define CUDA_FLIGHT      8u
 #define CUDA_STAGE_BYTES (UINT64_C(2) << 20) /* of a part, on either side */

@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include "kernels/cuda/cuda.h"
-#include "proto/check.h"
-#include "proto/layout.h"
+#include "proto/base/check.h"
+#include "proto/spec/layout.h"
 
 #define BYTES_MAX (UINT64_C(1) << 48)
 

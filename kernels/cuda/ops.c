@@ -11,8 +11,8 @@
 #include "kernels/check_args.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/rates.h"
-#include "proto/check.h"
-#include "proto/layout.h"
+#include "proto/base/check.h"
+#include "proto/spec/layout.h"
 
 /* As many elements as have room for their block sums in the staging memory. */
 #define SUMS_MAX      (CUDA_STAGE_BYTES / sizeof(double))

@@ -14,8 +14,8 @@
 #include <time.h>
 
 #include "kernels/cuda/cuda.h"
-#include "proto/check.h"
-#include "proto/failpoint.h"
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
 
 #define QUERY_SPINS    16u
 #define QUERY_PAUSES   64u

@@ -5,8 +5,8 @@
 #include <stddef.h>
 
 #include "kernels/kern.h"
-#include "proto/check.h"
-#include "proto/layout.h"
+#include "proto/base/check.h"
+#include "proto/spec/layout.h"
 
 /* The layout outlives the program that made it. */
 _Static_assert(sizeof(struct cuda_trail_head) == 128, "old values fill lines of their own");
@@ -18,7 +18,7 @@ _Static_assert(CUDA_BLOCK_ELEMS == SHD_BLOCK_ELEMS, "blocks are those of the lay
 _Static_assert(CUDA_BLOCK_ELEMS == CUDA_TILE_ELEMS, "accumulate sums a tile as a block");
 _Static_assert((int)CUDA_F32 == (int)SHD_F32 && (int)CUDA_BF16 == (int)SHD_BF16 &&
                    (int)CUDA_F16 == (int)SHD_F16,
-               "dtypes are those of proto/dtype.h");
+               "dtypes are those of proto/base/dtype.h");
 _Static_assert((int)CUDA_FILL_CONST == (int)KERN_FILL_CONST &&
                    (int)CUDA_FILL_NORMAL == (int)KERN_FILL_NORMAL &&
                    (int)CUDA_FILL_UNIFORM == (int)KERN_FILL_UNIFORM,

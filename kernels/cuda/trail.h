@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #include "kernels/cuda/args.h"
-#include "proto/status.h"
+#include "proto/base/status.h"
 
 /* Bytes of the area for so many chunk words: a multiple of 128. */
 uint64_t cuda_trail_bytes(uint64_t chunks);

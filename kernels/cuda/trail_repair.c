@@ -12,8 +12,8 @@
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"
-#include "proto/failpoint.h"
-#include "proto/sys.h"
+#include "proto/base/failpoint.h"
+#include "proto/base/sys.h"
 
 /* What a repair reads, and makes of it. */
 struct repair {

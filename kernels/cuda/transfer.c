@@ -6,8 +6,8 @@
 #include <inttypes.h>
 
 #include "kernels/cuda/cuda.h"
-#include "proto/check.h"
-#include "proto/layout.h"
+#include "proto/base/check.h"
+#include "proto/spec/layout.h"
 
 /* Elements that are cast at a time by way of the staging memory: fp32 in its first half, what it
  * becomes (at most as large) in the second. */

@@ -1,5 +1,5 @@
-/* What proto/cuda.h says of the driver's interface, for test_cuda_abi.cpp. */
-#include "proto/cuda.h"
+/* What proto/gpu/cuda.h says of the driver's interface, for test_cuda_abi.cpp. */
+#include "proto/gpu/cuda.h"
 #include "tests/cuda/abi.h"
 
 #define OURS(member, symbol, arguments) { symbol, abi_signature(decltype(cuda::member)()) },

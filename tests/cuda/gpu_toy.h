@@ -6,7 +6,7 @@
 
 #include <stdatomic.h>
 
-#include "proto/cuda.h"
+#include "proto/gpu/cuda.h"
 #include "tests/cuda/shim_cuda.h"
 #include "tests/policy_toy.h"
 

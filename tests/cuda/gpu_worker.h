@@ -6,7 +6,7 @@
 
 #include <sys/mman.h>
 
-#include "client/hub.h"
+#include "client/session/hub.h"
 #include "tests/child.h"
 #include "tests/client_remote.h"
 #include "tests/cuda/gpu_toy.h"

@@ -15,10 +15,10 @@
 
 #include <zmq.h>
 
-#include "proto/board.h"
-#include "proto/fdpass.h"
-#include "proto/shardmap.h"
-#include "proto/wire.h"
+#include "proto/share/board.h"
+#include "proto/share/fdpass.h"
+#include "proto/share/shardmap.h"
+#include "proto/wire/wire.h"
 #include "tests/child.h"
 #include "tests/fixture.h"
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "kernels/kern.h"
-#include "proto/check.h"
+#include "proto/base/check.h"
 
 #define GUARD_BYTES 256u
 

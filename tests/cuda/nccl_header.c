@@ -1,8 +1,8 @@
-/* proto/nccl.h against <nccl.h>, where there is one. Compiling is the test. */
+/* proto/gpu/nccl.h against <nccl.h>, where there is one. Compiling is the test. */
 #include <assert.h>
 #include <nccl.h>
 
-#include "proto/nccl.h"
+#include "proto/gpu/nccl.h"
 
 #define SAME_SIZE(a, b) static_assert(sizeof(a) == sizeof(b), #a)
 #define SAME_PLACE(a, b) \

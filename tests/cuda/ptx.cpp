@@ -12,7 +12,7 @@
 #include <vector>
 #include <xmmintrin.h>
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/cuda/emulate_device.h"
 #include "tests/cuda/ptx_ops.h"
 

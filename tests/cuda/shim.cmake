@@ -28,7 +28,7 @@ function(shd_shim_test name label sources)
 endfunction()
 
 shd_shim_test(comm "unit;threads" test_comm.c)
-# proto/nccl.h against NCCL's header, where there is one
+# proto/gpu/nccl.h against NCCL's header, where there is one
 find_path(SHD_NCCL_INCLUDE nccl.h PATHS /usr/local/cuda/include)
 find_path(SHD_CUDART_INCLUDE cuda_runtime.h PATHS /usr/local/cuda/include)
 if(SHD_NCCL_INCLUDE AND SHD_CUDART_INCLUDE)
@@ -47,7 +47,7 @@ shd_shim_test(cuda_share "unit;threads" test_cuda_share.c)
 shd_shim_test(cuda_refusals "unit;threads" "../test_kernels.c;bare.c" PkgConfig::CRYPTO)
 target_compile_definitions(test_cuda_refusals PRIVATE "TEST_ONLY=\"bad_arguments\",\"empty_slices\"")
 
-# proto/cuda.h against the Toolkit's header and stub, where there is one
+# proto/gpu/cuda.h against the Toolkit's header and stub, where there is one
 get_filename_component(nvcc_bin "${SHD_NVCC}" DIRECTORY)
 find_path(SHD_CUDA_INCLUDE cuda.h HINTS ${nvcc_bin}/../include PATHS /usr/local/cuda/include)
 find_file(SHD_CUDA_STUB libcuda.so HINTS ${nvcc_bin}/../lib64/stubs PATHS /usr/local/cuda/lib64/stubs

@@ -29,7 +29,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "proto/cuda.h"
+#include "proto/gpu/cuda.h"
 #include "tests/cuda/shim_cuda.h"
 
 #define SHIM_API __attribute__((visibility("default")))

@@ -6,7 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/cuda/shim.h"
 
 #define FAULTS_MAX 16

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/cuda/shim.h"
 
 #define GRANULE (UINT64_C(2) << 20)

@@ -30,8 +30,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "proto/check.h"
-#include "proto/nccl.h"
+#include "proto/base/check.h"
+#include "proto/gpu/nccl.h"
 #include "tests/cuda/shim_cuda.h"
 
 #define SHIM_API __attribute__((visibility("default")))

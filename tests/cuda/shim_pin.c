@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/cuda/shim.h"
 
 /* Which pages of which file are mapped at an address. */

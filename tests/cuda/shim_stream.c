@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/cuda/emulate.h"
 #include "tests/cuda/shim.h"
 

@@ -1,5 +1,5 @@
-/* The communicator thread (proto/comm.h) on the shims of NCCL and of the driver: two ranks in two
- * processes. Nothing here ran on hardware, nor by NCCL. */
+/* The communicator thread (proto/gpu/comm.h) on the shims of NCCL and of the driver: two ranks in
+ * two processes. Nothing here ran on hardware, nor by NCCL. */
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -8,9 +8,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "proto/check.h"
-#include "proto/comm.h"
-#include "proto/cuda.h"
+#include "proto/base/check.h"
+#include "proto/gpu/comm.h"
+#include "proto/gpu/cuda.h"
 #include "tests/child.h"
 #include "tests/cuda/shim_cuda.h"
 #include "tests/test.h"

@@ -1,5 +1,5 @@
-/* The driver's interface as proto/cuda.h declares it, against the CUDA Toolkit's own header, and
- * its symbols against the Toolkit's stub of the driver. Built only where there is a Toolkit. */
+/* The driver's interface as proto/gpu/cuda.h declares it, against the CUDA Toolkit's own header,
+ * and its symbols against the Toolkit's stub of the driver. Built only where there is a Toolkit. */
 #define __CUDA_API_VERSION_INTERNAL /* every version of a function under its own name */
 #include <cuda.h>
 

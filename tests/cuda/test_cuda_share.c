@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#include "proto/fdpass.h"
+#include "proto/share/fdpass.h"
 #include "tests/child.h"
 #include "tests/cuda/cuda_util.h"
 

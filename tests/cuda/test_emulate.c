@@ -5,7 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "proto/check.h"
+#include "proto/base/check.h"
 #include "tests/cuda/emulate.h"
 #include "tests/test.h"
 

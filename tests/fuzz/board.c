@@ -4,8 +4,8 @@
 
 #include <stdlib.h>
 
-#include "proto/board.h"
-#include "proto/layout.h"
+#include "proto/share/board.h"
+#include "proto/spec/layout.h"
 
 static void read_all(const struct board *b, uint32_t units, uint64_t version)
 {

@@ -12,8 +12,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "proto/check.h"
-#include "proto/status.h"
+#include "proto/base/check.h"
+#include "proto/base/status.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

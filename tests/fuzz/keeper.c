@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include "client/ctl/ctl.h"
-#include "client/ctl/keeper.h"
-#include "client/ctl/notify.h"
+#include "client/ctl/run/keeper.h"
+#include "client/ctl/run/notify.h"
 #include "tests/fuzz/descriptors.h"
 
 #define FILES        3

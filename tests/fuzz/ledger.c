@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "daemon/ledger.h"
-#include "daemon/step.h"
-#include "proto/layout.h"
+#include "daemon/core/ledger.h"
+#include "daemon/core/step.h"
+#include "proto/spec/layout.h"
 
 #define UNITS_MAX  5u
 #define MICROS_MAX 6u

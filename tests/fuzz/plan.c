@@ -2,7 +2,7 @@
  * Input: units with sizes, uses and frozenness, then the policy, then the trace. */
 #include "tests/fuzz/fuzz.h"
 
-#include "client/plan.h"
+#include "client/plan/plan.h"
 
 #define UNITS_MAX 9u
 #define TRACE_MAX 12u

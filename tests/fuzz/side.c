@@ -7,8 +7,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "proto/fdpass.h"
-#include "proto/segment.h"
+#include "proto/share/fdpass.h"
+#include "proto/share/segment.h"
 #include "tests/fuzz/descriptors.h"
 
 static void check_taken(const struct side_msg *m, int got, unsigned fds)

@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-#include "proto/spec.h"
+#include "proto/spec/spec.h"
 #include "tests/fuzz/mutate_json.h"
 
 static void check_spec(const struct spec *s)

@@ -4,11 +4,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "client/address.h"
+#include "client/ctl/base/flags.h"
 #include "client/ctl/ctl.h"
-#include "client/ctl/flags.h"
-#include "client/plan.h"
-#include "proto/dtype.h"
+#include "client/plan/plan.h"
+#include "client/session/address.h"
+#include "proto/base/dtype.h"
 
 #define WORDS_MAX 12
 

@@ -7,7 +7,7 @@
 
 #include "kernels/cpu/trail.h"
 #include "kernels/kern.h"
-#include "proto/layout.h"
+#include "proto/spec/layout.h"
 
 #define BLOCKS_MAX 4u
 #define CHUNKS_MAX 4u

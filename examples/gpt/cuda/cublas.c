@@ -1,8 +1,8 @@
 /* cublas.c: see cublas.h. */
 #include "examples/gpt/cuda/cublas.h"
 
-#include "proto/check.h"
-#include "proto/library.h"
+#include "proto/base/check.h"
+#include "proto/base/library.h"
 
 static const struct library_function functions[] = {
 #define CUBLAS_SYMBOL(member, symbol, arguments) { #symbol, offsetof(struct cublas, member) },

@@ -1,4 +1,4 @@
-/* cublas.h: cuBLAS, loaded at run time as the driver is (proto/cuda.h): shd-gpt runs on hosts
+/* cublas.h: cuBLAS, loaded at run time as the driver is (proto/gpu/cuda.h): shd-gpt runs on hosts
  * without it and builds without the CUDA Toolkit. What is declared is its binary interface in
  * versions 12 and 13 (tests/cuda/test_cublas_abi.c holds the two together where there is one).
  *
@@ -12,7 +12,7 @@
 #include <stddef.h>
 
 #include "client/shd.h"
-#include "proto/cuda.h"
+#include "proto/gpu/cuda.h"
 
 typedef struct cublasContext *cublasHandle_t;
 /* Enums there. */

@@ -7,7 +7,7 @@
 
 #include "examples/gpt/cuda/image.h"
 #include "examples/gpt/fail.h"
-#include "proto/check.h"
+#include "proto/base/check.h"
 
 /* What cuBLAS's documentation recommends for Hopper. */
 #define GPU_WORKSPACE_BYTES ((uint64_t)32 << 20)

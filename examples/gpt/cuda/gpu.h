@@ -15,7 +15,7 @@
 #include "client/shd.h"
 #include "examples/gpt/cuda/args.h"
 #include "examples/gpt/cuda/cublas.h"
-#include "proto/cuda.h"
+#include "proto/gpu/cuda.h"
 
 /* X(kernel): gpt_gpu_KERNEL takes a struct gpu_KERNEL. */
 #define GPU_KERNELS_X(X) \

@@ -8,7 +8,7 @@
 
 #include "examples/gpt/cuda/parts.h"
 #include "examples/gpt/fail.h"
-#include "proto/check.h"
+#include "proto/base/check.h"
 
 #define SLAB_ALIGN 256
 #define CHUNKS_MAX 128 /* of sums over rows: enough blocks for a GPU, little to add up */

@@ -1,0 +1,425 @@
+/* See checkpoint.h. */
+#include "client/checkpoint/checkpoint.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/checkpoint/checkpoint_dir.h"
+#include "client/checkpoint/checkpoint_files.h"
+#include "client/paths/path_map.h"
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
+#include "proto/base/sys.h"
+
+#define NS_PER_MS          UINT64_C(1000000)
+#define TIMEOUT_MS_DEFAULT UINT64_C(600000)
+#define REACH_NS           (2000 * NS_PER_MS) /* for a step that was to come */
+#define BUSY_NS            (3000 * NS_PER_MS) /* a dead saver's daemons may not know yet */
+#define LEAD_MAX           4096u              /* steps ahead of the furthest owner */
+#define POLL_NS            (20 * NS_PER_MS)
+
+struct answer { /* of one owner */
+    bool in;
+    int status;
+    uint64_t updates;
+    bool has_decision;
+    struct wire_decision decision;
+    uint8_t *blob; /* owned */
+    size_t blob_bytes;
+    char text[SHD_ERR_TEXT_BYTES]; /* when status is not SHD_OK */
+};
+
+struct save {
+    struct shd_model *model; /* borrowed */
+    struct checkpoint_dir dir;
+    struct checkpoint_files files;
+    char *path; /* owned: of the partial directory */
+    uint32_t keep;
+    uint64_t from;    /* no step below this one */
+    uint64_t step;    /* asked for */
+    uint64_t attempt; /* number of the question; answers to earlier ones do not count */
+    uint32_t lead;    /* of the next question */
+    uint64_t begun_ns, asked_ns, deadline_ns, timeout_ms;
+    struct answer *answers; /* owned, [owners] */
+    uint32_t owners;
+};
+
+/* -- Asking -------------------------------------------------------------------------------------
+ */
+
+static void clear_answer(struct answer *a)
+{
+    free(a->blob);
+    *a = (struct answer){ .in = false };
+}
+
+static int make_request(struct link *link, const struct call *call,
+                        struct wire_request *ret_request, struct shd_err *e)
+{
+    const struct save *s = call->ctx;
+    (void)e;
+    ret_request->type = WIRE_CHECKPOINT;
+    ret_request->checkpoint = (struct wire_checkpoint){
+        .model = s->model->map->owners[link->index].layout.handle,
+        .step = call->step,
+        .path = s->path,
+    };
+    return SHD_OK;
+}
+
+static void take_reply(struct answer *a, const struct wire_checkpointed *got)
+{
+    a->updates = got->updates;
+    a->has_decision = got->has_decision;
+    a->decision = got->decision;
+    a->blob_bytes = got->blob.bytes;
+    if (got->blob.bytes == 0)
+        return;
+    a->blob = sys_malloc(got->blob.bytes);
+    if (a->blob == NULL) {
+        a->status = SHD_ENOMEM;
+        snprintf(a->text, sizeof a->text, "no memory for a blob of %zu bytes", got->blob.bytes);
+        return;
+    }
+    memcpy(a->blob, got->blob.data, got->blob.bytes);
+}
+
+static void answered(struct link *link, const struct call *call, const struct wire_reply *reply)
+{
+    struct save *s = call->ctx;
+    struct answer *a = &s->answers[link->index];
+    if (call->arg != s->attempt)
+        return; /* of a question that was given up */
+    clear_answer(a);
+    a->in = true;
+    a->status = reply->status;
+    if (reply->status != SHD_OK)
+        snprintf(a->text, sizeof a->text, "daemon %s: %.200s", link->device, reply->text);
+    else if (reply->type != WIRE_CHECKPOINTED || reply->checkpointed.step != s->step) {
+        a->status = SHD_EPROTO;
+        snprintf(a->text, sizeof a->text, "daemon %s answered CHECKPOINT with something else",
+                 link->device);
+    } else
+        take_reply(a, &reply->checkpointed);
+}
+
+/* The step whose state an owner has now or is about to have: a hint, it changes any time. */
+static uint64_t owner_step(const struct shd_model *m, uint32_t owner)
+{
+    const struct board *b = m->map->owners[owner].board.base;
+    const uint64_t phase = atomic_load_explicit(&b->phase.value, memory_order_relaxed);
+    return atomic_load_explicit(&b->step.value, memory_order_acquire) + (phase == STEP_APPLYING);
+}
+
+uint64_t save_step(const struct shd_model *m)
+{
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < m->map->owner_count; i++) {
+        const uint64_t step = owner_step(m, i);
+        most = step > most ? step : most;
+    }
+    return most;
+}
+
+static int ask(struct save *s, struct shd_err *e)
+{
+    struct hub *hub = s->model->session->hub;
+    s->step = save_step(s->model) + s->lead;
+    if (s->step < s->from)
+        s->step = s->from;
+    s->attempt++;
+    s->asked_ns = hub_clock_ns();
+    int r = SHD_OK;
+    for (uint32_t i = 0; i < s->owners; i++)
+        clear_answer(&s->answers[i]);
+    for (uint32_t i = 0; r == SHD_OK && i < s->owners; i++) {
+        const struct call call = {
+            .make = make_request, .fn = answered, .ctx = s, .arg = s->attempt, .step = s->step
+        };
+        r = hub_ask(&hub->links[i], &call, e);
+    }
+    return r;
+}
+
+/* -- Ending -------------------------------------------------------------------------------------
+ */
+
+/* Blobs may differ: at each owner that of the first worker to commit is kept, and owner 0's is what
+ * shd_blob() gives and what is saved. */
+static bool same_answers(const struct answer *a, const struct answer *b)
+{
+    return a->updates == b->updates && a->has_decision == b->has_decision &&
+           (!a->has_decision || decision_equal(&a->decision, &b->decision));
+}
+
+static int check_answers(const struct save *s, struct shd_err *e)
+{
+    for (uint32_t i = 1; i < s->owners; i++)
+        if (!same_answers(&s->answers[i], &s->answers[0]))
+            return err_set(e, SHD_EINTERNAL,
+                           "owner %" PRIu32 " and owner 0 do not agree on the record of step "
+                           "%" PRIu64,
+                           i, s->step);
+    return SHD_OK;
+}
+
+static int write_info(struct save *s, struct shd_checkpointed *saved, struct shd_err *e)
+{
+    const struct answer *a = &s->answers[0];
+    struct ckpt_info info = { .step = s->step,
+                              .updates = a->updates,
+                              .has_decision = a->has_decision,
+                              .decision = { a->decision.skip, a->decision.scale, a->decision.lr,
+                                            a->decision.loss_scale, a->decision.good_steps },
+                              .blob = a->blob,
+                              .blob_bytes = a->blob_bytes,
+                              .time = time(NULL),
+                              .version = SHD_VERSION };
+    memcpy(info.digest, saved->digest, sizeof info.digest);
+    int r = spec_dump(s->model->spec, &info.spec_json, e);
+    if (r != SHD_OK)
+        return r;
+    char *text = NULL;
+    r = ckpt_info_dump(&info, s->files.items, s->files.count, &text, e);
+    if (r == SHD_OK)
+        r = checkpoint_files_write_text(s->dir.partial_fd, CKPT_INFO, text, s->dir.uid, e);
+    free(text);
+    free(info.spec_json);
+    return r;
+}
+
+static int finish(struct save *s, struct shd_checkpointed *saved, struct shd_err *e)
+{
+    static_assert(sizeof saved->digest == DIGEST_HEX_BYTES, "shd.h and digest.h agree");
+    static_assert(sizeof saved->name == CHECKPOINT_NAME_BYTES, "shd.h and checkpoint_dir.h agree");
+    saved->step = s->step;
+    saved->updates = s->answers[0].updates;
+    saved->bytes = s->files.bytes;
+    int r = check_answers(s, e);
+    if (r == SHD_OK)
+        r = checkpoint_files_digest(s->dir.partial_fd, s->model->spec, s->step, saved->updates,
+                                    saved->digest, e);
+    if (r == SHD_OK)
+        r = write_info(s, saved, e);
+    if (r == SHD_OK)
+        r = checkpoint_files_sync(&s->files, s->dir.partial_fd, e);
+    if (r == SHD_OK)
+        r = checkpoint_dir_publish(&s->dir, s->step, saved->name, e);
+    if (r == SHD_OK && s->keep > 0)
+        r = checkpoint_dir_retain(&s->dir, s->keep, e);
+    return r;
+}
+
+/* -- Advancing ----------------------------------------------------------------------------------
+ */
+
+enum outcome { OUTCOME_WAITS, OUTCOME_ALL_IN, OUTCOME_MOVED_ON, OUTCOME_BUSY, OUTCOME_FAILED };
+
+static enum outcome look(const struct save *s, const struct answer **ret_failed)
+{
+    uint32_t in = 0;
+    bool moved_on = false;
+    for (uint32_t i = 0; i < s->owners; i++) {
+        const struct answer *a = &s->answers[i];
+        in += a->in;
+        moved_on = moved_on || (a->in && a->status == SHD_ESTEP);
+        if (a->in && a->status != SHD_OK && a->status != SHD_ESTEP) {
+            *ret_failed = a;
+            return a->status == SHD_EBUSY ? OUTCOME_BUSY : OUTCOME_FAILED;
+        }
+    }
+    if (moved_on)
+        return OUTCOME_MOVED_ON;
+    return in == s->owners ? OUTCOME_ALL_IN : OUTCOME_WAITS;
+}
+
+static int timed_out(const struct save *s, struct shd_err *e)
+{
+    const struct hub *hub = s->model->session->hub;
+    for (uint32_t i = 0; i < s->owners; i++)
+        if (!s->answers[i].in)
+            return link_err(&hub->links[i], SHD_ETIMEDOUT, e,
+                            "did not write its part of step %" PRIu64 " (it is at %" PRIu64
+                            ") within %" PRIu64 " ms",
+                            s->step, owner_step(s->model, i), s->timeout_ms);
+    return err_set(e, SHD_ETIMEDOUT, "no checkpoint within %" PRIu64 " ms", s->timeout_ms);
+}
+
+/* A step that was to come has not come, and nothing is being written for it. */
+static bool is_given_up(const struct save *s)
+{
+    return save_step(s->model) < s->step && s->step > s->from &&
+           hub_clock_ns() - s->asked_ns > REACH_NS;
+}
+
+static void set_deadline(struct save *s)
+{
+    s->deadline_ns = hub_clock_ns() + s->timeout_ms * NS_PER_MS;
+}
+
+/* SHD_PENDING: not done yet. */
+static int advance(struct save *s, struct shd_checkpointed *saved, struct shd_err *e)
+{
+    const struct answer *failed = NULL;
+    const enum outcome outcome = look(s, &failed);
+    if (outcome == OUTCOME_FAILED ||
+        (outcome == OUTCOME_BUSY && hub_clock_ns() - s->begun_ns > BUSY_NS))
+        return err_set(e, failed->status, "%s", failed->text);
+    if (outcome == OUTCOME_ALL_IN)
+        return finish(s, saved, e);
+    if (save_step(s->model) < s->from)
+        set_deadline(s); /* waiting for the step is what was asked for */
+    if (hub_clock_ns() >= s->deadline_ns)
+        return timed_out(s, e);
+    int r = SHD_OK;
+    if (outcome == OUTCOME_MOVED_ON) {
+        s->lead = s->lead == 0 ? 2 : s->lead < LEAD_MAX ? 2 * s->lead : LEAD_MAX;
+        r = ask(s, e);
+    } else if (outcome == OUTCOME_BUSY) {
+        if (hub_clock_ns() - s->asked_ns > POLL_NS)
+            r = ask(s, e);
+    } else if (is_given_up(s)) {
+        s->lead = 0;
+        r = ask(s, e);
+    }
+    return r == SHD_OK ? SHD_PENDING : r;
+}
+
+/* -- Beginning ----------------------------------------------------------------------------------
+ */
+
+void save_free(struct save *s)
+{
+    if (s == NULL)
+        return;
+    hub_forget(s->model->session->hub, s);
+    checkpoint_files_deinit(&s->files);
+    checkpoint_dir_close(&s->dir);
+    for (uint32_t i = 0; s->answers != NULL && i < s->owners; i++)
+        clear_answer(&s->answers[i]);
+    free(s->answers);
+    free(s->path);
+    free(s);
+}
+
+/* Root may save for daemons of another user: they must be able to write. */
+static uid_t writer(const struct shd_session *session)
+{
+    struct stat st;
+    if (geteuid() != 0 || stat(session->hub->links[0].path, &st) != 0 || st.st_uid == 0)
+        return (uid_t)-1;
+    return st.st_uid;
+}
+
+static int make_directory(struct save *s, const char *dir, struct shd_err *e)
+{
+    int r = checkpoint_dir_lock(&s->dir, dir, writer(s->model->session), e);
+    if (r == SHD_OK)
+        r = checkpoint_dir_begin(&s->dir, e);
+    if (r == SHD_OK)
+        r = checkpoint_files_make(&s->files, s->dir.partial_fd, s->model->spec, s->dir.uid, e);
+    if (r == SHD_OK && asprintf(&s->path, "%s/%s", s->dir.path, s->dir.partial) < 0) {
+        s->path = NULL;
+        r = err_set(e, SHD_ENOMEM, "no memory for a path");
+    }
+    return r;
+}
+
+static int take_options(struct save *s, const struct shd_checkpoint_options *options,
+                        struct shd_err *e)
+{
+    struct shd_checkpoint_options o = { 0 };
+    if (options != NULL && (options->size < sizeof options->size || options->size > sizeof o))
+        return err_set(e, SHD_EINVAL,
+                       "shd_checkpoint_options.size is %zu, this library (%s) has %zu",
+                       options->size, SHD_VERSION, sizeof o);
+    if (options != NULL)
+        memcpy(&o, options, options->size);
+    s->keep = o.keep;
+    s->timeout_ms = o.timeout_ms > 0 ? o.timeout_ms : TIMEOUT_MS_DEFAULT;
+    if (s->timeout_ms > UINT64_MAX / 2 / NS_PER_MS)
+        return err_set(e, SHD_ERANGE, "timeout of %" PRIu64 " ms", s->timeout_ms);
+    s->from = o.step;
+    s->begun_ns = hub_clock_ns();
+    set_deadline(s);
+    return SHD_OK;
+}
+
+static int check_model(const shd_model *m, const char *dir, struct shd_err *e)
+{
+    if (m->map == NULL)
+        return err_set(e, SHD_ENOTSUP, "\"local:\" does not save: run daemons");
+    if (m->saving != NULL)
+        return err_set(e, SHD_EBUSY, "model '%s' is being saved by this session", m->spec->name);
+    if (dir == NULL || dir[0] == '\0')
+        return err_set(e, SHD_EINVAL, "no directory to save in");
+    return SHD_OK;
+}
+
+int shd_checkpoint_begin(shd_model *m, const char *dir,
+                         const struct shd_checkpoint_options *options, struct shd_err *e)
+{
+    int r = check_model(m, dir, e);
+    if (r != SHD_OK)
+        return r;
+    struct save *s = sys_calloc(1, sizeof *s);
+    if (s == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory to save");
+    s->model = m;
+    s->dir = CHECKPOINT_DIR_CLOSED;
+    s->owners = m->map->owner_count;
+    s->answers = sys_calloc(s->owners, sizeof *s->answers);
+    r = s->answers != NULL ? take_options(s, options, e)
+                           : err_set(e, SHD_ENOMEM, "no memory to save");
+    if (r == SHD_OK)
+        r = make_directory(s, dir, e);
+    FAIL_POINT("save:files:after");
+    if (r == SHD_OK)
+        r = ask(s, e);
+    if (r == SHD_OK)
+        m->saving = s;
+    else
+        save_free(s);
+    return r;
+}
+
+static int poll_save(shd_model *m, uint64_t wait_ns, bool *ret_done,
+                     struct shd_checkpointed *ret_saved, struct shd_err *e)
+{
+    if (m->saving == NULL)
+        return err_set(e, SHD_EINVAL, "model '%s' is not being saved", m->spec->name);
+    struct shd_checkpointed saved = { .step = 0 };
+    int r = hub_poll(m->session->hub, wait_ns, e);
+    if (r == SHD_OK)
+        r = advance(m->saving, &saved, e);
+    *ret_done = r != SHD_PENDING;
+    if (r == SHD_PENDING)
+        return SHD_OK;
+    save_free(m->saving);
+    m->saving = NULL;
+    if (r == SHD_OK && ret_saved != NULL)
+        *ret_saved = saved;
+    return r;
+}
+
+int shd_checkpoint_poll(shd_model *m, bool *ret_done, struct shd_checkpointed *ret_saved,
+                        struct shd_err *e)
+{
+    return poll_save(m, /* wait_ns= */ 0, ret_done, ret_saved, e);
+}
+
+int shd_checkpoint(shd_model *m, const char *dir, const struct shd_checkpoint_options *options,
+                   struct shd_checkpointed *ret_saved, struct shd_err *e)
+{
+    bool done = false;
+    int r = shd_checkpoint_begin(m, dir, options, e);
+    while (r == SHD_OK && !done)
+        r = poll_save(m, POLL_NS, &done, ret_saved, e);
+    return r;
+}

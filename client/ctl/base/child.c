@@ -1,0 +1,197 @@
+#include "client/ctl/base/child.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "proto/base/check.h"
+
+/* In the child, before exec: undo what shardctl set up for itself. Returns 0 or -1 with errno. */
+static int child_prepare(const struct child_spawn *s, pid_t parent)
+{
+    for (int sig = 1; sig < NSIG; sig++) {
+        struct sigaction sa;
+        if (sigaction(sig, NULL, &sa) == 0 && sa.sa_handler != SIG_DFL &&
+            (sa.sa_handler != SIG_IGN || sig == SIGPIPE)) {
+            sa = (struct sigaction){ .sa_handler = SIG_DFL };
+            sigaction(sig, &sa, NULL);
+        }
+    }
+    setpgid(0, 0); /* the parent does the same: whoever comes first */
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
+        return -1;
+    if (getppid() != parent)
+        raise(SIGKILL); /* it died before the line above took effect */
+    if (s->files != NULL)
+        setrlimit(RLIMIT_NOFILE, s->files);
+    if (dup2(s->in, STDIN_FILENO) < 0 || dup2(s->out, STDOUT_FILENO) < 0 ||
+        dup2(s->err, STDERR_FILENO) < 0)
+        return -1;
+    sigset_t none;
+    sigemptyset(&none);
+    return sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+/* The descriptors handed in may have any number, also one where another is to go: all are first
+ * moved out of the way, then put in place. Source numbers are closed meanwhile: half the files. */
+static int child_move_fds(struct child_spawn *s, int *report)
+{
+    static int moved[CHILD_FDS_MAX]; /* too large for some stacks */
+    CHECK(s->fd_count <= CHILD_FDS_MAX);
+    const int free_from = 3 + (int)s->fd_count;
+    int *const ours[] = { &s->in, &s->out, &s->err, report };
+    for (size_t i = 0; i < ARRAY_SIZE(ours); i++) {
+        const int fd = fcntl(*ours[i], F_DUPFD_CLOEXEC, free_from);
+        if (fd < 0)
+            return -1;
+        *ours[i] = fd;
+    }
+    for (uint32_t i = 0; i < s->fd_count; i++) {
+        moved[i] = fcntl(s->fds[i], F_DUPFD_CLOEXEC, free_from);
+        if (moved[i] < 0)
+            return -1;
+        close(s->fds[i]);
+    }
+    for (uint32_t i = 0; i < s->fd_count; i++)
+        if (dup2(moved[i], 3 + (int)i) < 0)
+            return -1;
+    return 0;
+}
+
+static _Noreturn void child_main(struct child_spawn s, pid_t parent, int report)
+{
+    if (s.listen_pid != NULL)
+        snprintf(s.listen_pid, CHILD_PID_BYTES, "%ld", (long)getpid());
+    if (child_move_fds(&s, &report) == 0 && child_prepare(&s, parent) == 0)
+        execvpe(s.argv[0], s.argv, s.envp);
+    const int failed = errno;
+    if (write(report, &failed, sizeof(failed)) < 0)
+        _exit(126);
+    _exit(127);
+}
+
+int child_spawn(const struct child_spawn *spawn, pid_t *ret_pid, struct shd_err *e)
+{
+    CHECK(spawn->argv[0] != NULL);
+    int report[2];
+    if (pipe2(report, O_CLOEXEC) < 0)
+        return err_sys(e, SHD_EIO, "start '%s'", spawn->argv[0]);
+    /* Handlers of ours must not run in the child: signals stay blocked until it has exec'ed. */
+    sigset_t all, old;
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &old);
+    const pid_t parent = getpid();
+    const pid_t pid = fork();
+    if (pid == 0)
+        child_main(*spawn, parent, report[1]);
+    const int fork_errno = errno;
+    sigprocmask(SIG_SETMASK, &old, NULL);
+    close(report[1]);
+    if (pid < 0) {
+        close(report[0]);
+        errno = fork_errno;
+        return err_sys(e, SHD_EIO, "start '%s'", spawn->argv[0]);
+    }
+    setpgid(pid, pid);
+    int failed = 0;
+    ssize_t n;
+    do {
+        n = read(report[0], &failed, sizeof(failed));
+    } while (n < 0 && errno == EINTR);
+    close(report[0]);
+    if (n == (ssize_t)sizeof(failed)) {
+        waitpid(pid, NULL, 0);
+        errno = failed;
+        return err_sys(e, failed == ENOENT ? SHD_ENOENT : SHD_EIO, "cannot run '%s'",
+                       spawn->argv[0]);
+    }
+    *ret_pid = pid;
+    return SHD_OK;
+}
+
+void child_signal(pid_t pid, int sig)
+{
+    CHECK(pid > 1);
+    /* A stopped process acts on a signal only when it goes on. That comes first: SIGCONT would undo
+     * the SIGSTOP by which a debugger, or a leak checker at exit, attaches meanwhile. */
+    if (sig != SIGKILL && sig != SIGSTOP && sig != SIGCONT)
+        kill(-pid, SIGCONT);
+    if (kill(-pid, sig) < 0)
+        kill(pid, sig);
+}
+
+int child_code(int wait_status)
+{
+    return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
+}
+
+const char *child_describe(int wait_status, char *buf, size_t bytes)
+{
+    if (!WIFSIGNALED(wait_status)) {
+        snprintf(buf, bytes, "exited with code %d", WEXITSTATUS(wait_status));
+        return buf;
+    }
+    const int sig = WTERMSIG(wait_status);
+    const char *name = sigabbrev_np(sig);
+    snprintf(buf, bytes, "was killed by signal %d (%s%s)%s", sig, name != NULL ? "SIG" : "",
+             name != NULL ? name : "?", WCOREDUMP(wait_status) ? ", core dumped" : "");
+    return buf;
+}
+
+/* Parent of a process from /proc/PID/stat; -1 when it is gone. The name in parentheses may hold
+ * anything, so what follows is read from the last ')'. */
+static pid_t parent_of(const char *pid)
+{
+    char path[300], text[512];
+    snprintf(path, sizeof(path), "/proc/%s/stat", pid);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    const ssize_t n = read(fd, text, sizeof(text) - 1);
+    close(fd);
+    if (n <= 0)
+        return -1;
+    text[n] = '\0';
+    const char *after = strrchr(text, ')');
+    if (after == NULL || strlen(after) < 5)
+        return -1;
+    return (pid_t)strtol(after + 4, NULL, 10); /* ") S 123 ..." */
+}
+
+/* Send sig (0: none) to each child of this process; returns how many there are. */
+static unsigned children_signal(int sig)
+{
+    unsigned count = 0;
+    DIR *proc = opendir("/proc");
+    if (proc == NULL)
+        return 0;
+    for (const struct dirent *d = readdir(proc); d != NULL; d = readdir(proc)) {
+        if (d->d_name[0] < '1' || d->d_name[0] > '9' || parent_of(d->d_name) != getpid())
+            continue;
+        kill((pid_t)strtol(d->d_name, NULL, 10), sig);
+        count++;
+    }
+    closedir(proc);
+    return count;
+}
+
+bool child_any(void)
+{
+    return children_signal(0) > 0;
+}
+
+void child_end_orphans(void)
+{
+    /* Killing one may hand us its children in turn, hence the rounds; SIGKILLed processes end by
+     * themselves, so the wait does too. */
+    for (unsigned round = 0; round < 64 && children_signal(SIGKILL) > 0; round++)
+        while (waitpid(-1, NULL, 0) > 0)
+            continue;
+}

@@ -1,0 +1,51 @@
+/* One process that shardctl started: how it is started, signalled and described.
+ *
+ * Each child leads a process group of its own, so that a Ctrl-C at the terminal reaches shardctl
+ * alone, which passes it on once, and so that whatever the child started goes with it. A child is
+ * killed by the kernel when shardctl dies (PR_SET_PDEATHSIG).
+ */
+#ifndef SHD_CTL_CHILD_H
+#define SHD_CTL_CHILD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/resource.h>
+#include <sys/types.h>
+
+#include "proto/base/status.h"
+
+#define CHILD_FDS_MAX   4096u
+#define CHILD_PID_BYTES 12u /* a pid as text, with its NUL */
+
+struct child_spawn {
+    char *const *argv;          /* argv[0] is looked up in PATH unless it has a slash */
+    char *const *envp;          /* NULL-terminated "NAME=value" */
+    int in, out, err;           /* become 0, 1, 2; stay the caller's */
+    const struct rlimit *files; /* RLIMIT_NOFILE for the child; NULL: as ours */
+    const int *fds;             /* become 3, 4, ...; each a different one, at least 3 */
+    uint32_t fd_count;          /* at most CHILD_FDS_MAX */
+    char *listen_pid;           /* in envp, CHILD_PID_BYTES: gets the child's pid; NULL: nothing */
+};
+
+/* Start it. Returns once it has exec'ed, so a missing program is an error here:
+ * SHD_ENOENT/SHD_EIO "cannot run 'x': ...". */
+int child_spawn(const struct child_spawn *spawn, pid_t *ret_pid, struct shd_err *e);
+
+/* Signal the process and the group it leads, stopped ones included. */
+void child_signal(pid_t pid, int sig);
+
+/* How an exited child ended, as a shell would say it: its code, or 128 + signal. */
+int child_code(int wait_status);
+
+/* "exited with code 3" or "was killed by signal 9 (SIGKILL)" into buf; returns buf. */
+const char *child_describe(int wait_status, char *buf, size_t bytes);
+
+/* True when this process has a child: at start, one inherited by exec, which is not ours to end. */
+bool child_any(void);
+
+/* Processes whose parent died and left them to us (we are their subreaper): kill and reap those
+ * that are there now. Call when no child of our own is left. */
+void child_end_orphans(void);
+
+#endif

@@ -1,0 +1,181 @@
+/* shardctl plan: what a policy will do to a model, and cost, before it is run. Reads the model,
+ * builds the plan with the code that workers run, prints it. */
+#include <stdio.h>
+#include <string.h>
+
+#include "client/ctl/base/flags.h"
+#include "client/ctl/ctl.h"
+#include "client/ctl/plan/plan.h"
+#include "proto/base/check.h"
+#include "proto/spec/layout.h"
+
+static const char plan_about[] =
+    "Show what a worker will do in one step under a policy, and what it costs: which units it\n"
+    "fetches, computes, returns and holds when, bytes held at most, bytes moved, memory of the\n"
+    "owners. The plan is built by the code that workers run. Nothing is changed anywhere.\n"
+    "\n"
+    "The model comes from open daemons (--address, --model), a spec (--spec), or the header of\n"
+    "a safetensors file (--safetensors), whose tensors are grouped into units by layer.";
+
+static const char plan_more[] =
+    "strategies: what a worker holds (owners hold optimizer state in any case)\n"
+    "  ddp     all parameters for the step; gradients are returned after the last backward\n"
+    "  zero1   all parameters for the step; each gradient is returned as its backward ends\n"
+    "  zero2   parameters from forward to backward of each micro-batch (SHARD_GRAD_OP)\n"
+    "  zero3   parameters of a unit while it computes, fetched again for backward (FULL_SHARD)\n"
+    "\n"
+    "examples:\n"
+    "  shardctl plan --address /run/shardd --strategy zero3 --prefetch post\n"
+    "  shardctl plan --spec gpt.json --compare --workers 2\n"
+    "  shardctl plan --safetensors model.safetensors --tie lm_head.weight=wte.weight\n"
+    "  shardctl plan --safetensors model.safetensors --auto --device-memory 24GiB --workers 4\n"
+    "  shardctl plan --spec gpt.json --json | jq .cost.live_bytes_max\n"
+    "\n"
+    "docs/schedules.md has every policy drawn by this command, and the JSON schema.\n"
+    "exit code 1: the model cannot be read, or the policy is refused (the text has the numbers)\n";
+
+struct words { /* flags that are parsed further */
+    const char *strategy, *prefetch, *grad_dtype;
+    bool as_json, compare, automatic;
+};
+
+static int parse_words(const struct words *w, struct plan_ask *ask, struct shd_err *e)
+{
+    const int strategy = plan_strategy_parse(w->strategy);
+    const int prefetch = plan_prefetch_parse(w->prefetch);
+    if (strategy < 0)
+        return err_set(e, SHD_EINVAL, "--strategy is '%s', must be ddp, zero1, zero2 or zero3",
+                       w->strategy);
+    if (prefetch < 0)
+        return err_set(e, SHD_EINVAL, "--prefetch is '%s', must be pre, post or none", w->prefetch);
+    ask->policy.strategy = (enum plan_strategy)strategy;
+    ask->policy.backward_prefetch = (enum plan_backward_prefetch)prefetch;
+    ask->policy.grad_dtype = dtype_parse(w->grad_dtype);
+    if (!dtype_valid(ask->policy.grad_dtype))
+        return err_set(e, SHD_EINVAL, "--grad-dtype is '%s', must be f32, bf16 or f16",
+                       w->grad_dtype);
+    if (w->compare && w->automatic)
+        return err_set(e, SHD_EINVAL, "--compare and --auto: one at a time");
+    if (w->automatic && ask->device_bytes == 0)
+        return err_set(e, SHD_EINVAL, "--auto needs --device-memory BYTES, as 24GiB");
+    if (!w->automatic && (ask->device_bytes > 0 || ask->activation_bytes > 0 || ask->offload))
+        return err_set(e, SHD_EINVAL,
+                       "--device-memory, --activations and --offload are questions to --auto");
+    return SHD_OK;
+}
+
+static int show_one(const struct spec *spec, struct plan_ask *ask, const struct words *w,
+                    struct shd_err *e)
+{
+    json_t *automatic = NULL;
+    struct plan plan;
+    int r = SHD_OK;
+    if (w->automatic)
+        r = plan_auto(spec, ask, w->as_json ? NULL : stdout, &automatic, e);
+    if (r == SHD_OK)
+        r = plan_build(spec, &ask->policy, /* trace= */ NULL, ask->micros, &plan, e);
+    if (r != SHD_OK) {
+        json_decref(automatic);
+        return r;
+    }
+    r = plan_check(&plan, spec, &ask->policy, /* trace= */ NULL, e);
+    if (r != SHD_OK)
+        json_decref(automatic);
+    else if (w->as_json)
+        r = plan_print_json(spec, ask, &plan, automatic, stdout, e);
+    else {
+        json_decref(automatic);
+        r = plan_print(spec, ask, &plan, stdout, e);
+    }
+    plan_free(&plan);
+    return r;
+}
+
+static int run_plan(struct plan_ask *ask, const struct words *w, struct shd_err *e)
+{
+    struct spec *spec;
+    int r = plan_source(ask, &spec, e);
+    if (r != SHD_OK)
+        return r;
+    if (ask->daemons == 0)
+        ask->daemons = ask->workers;
+    r = w->compare ? plan_compare(spec, ask, w->as_json, stdout, e) : show_one(spec, ask, w, e);
+    spec_free(spec);
+    return r;
+}
+
+static int answer(struct plan_ask *ask, const struct words *w)
+{
+    struct shd_err e = { 0 };
+    if (parse_words(w, ask, &e) != SHD_OK) {
+        ctl_say("%s", e.text);
+        ctl_say("`shardctl plan --help` explains");
+        return CTL_USAGE;
+    }
+    if (run_plan(ask, w, &e) == SHD_OK)
+        return CTL_OK;
+    ctl_say("%s", e.text);
+    return CTL_FAILED;
+}
+
+int verb_plan(int argc, char **argv)
+{
+    struct plan_ask ask = { .workers = 1, .policy = PLAN_POLICY_DEFAULT };
+    struct words w = { .strategy = "zero3", .prefetch = "pre", .grad_dtype = "f32" };
+    struct plan_policy *p = &ask.policy;
+    const struct flag table[] = {
+        { "address", 'a', FLAG_STRING, "A", "where the daemons are ($SHARDD_ADDRESS, /run/shardd)",
+          &ask.address, 0, 0 },
+        { "model", 'm', FLAG_STRING, "NAME", "which of their models (the only one there)",
+          &ask.model, 0, 0 },
+        { "spec", 0, FLAG_STRING, "FILE", "a model spec in JSON", &ask.spec, 0, 0 },
+        { "safetensors", 0, FLAG_STRING, "FILE", "a safetensors file; only its header is read",
+          &ask.safetensors, 0, 0 },
+        { "units", 0, FLAG_STRING, "REGEX", "a unit is what this matches in tensor names (layers)",
+          &ask.wrap, 0, 0 },
+        { "unit-elems-min", 0, FLAG_U32, "N", "join units below this many parameters",
+          &ask.unit_elems_min, 0, UINT32_MAX },
+        { "tie", 0, FLAG_STRING, "A=T", "tensor A, not in the file, is T a second time", &ask.tie,
+          0, 0 },
+        { "frozen", 0, FLAG_STRING, "REGEX", "tensors that are not trained", &ask.frozen, 0, 0 },
+        { "strategy", 's', FLAG_STRING, "S", "ddp, zero1, zero2, zero3 (zero3)", &w.strategy, 0,
+          0 },
+        { "prefetch", 'p', FLAG_STRING, "P", "in backward: pre, post, none (pre)", &w.prefetch, 0,
+          0 },
+        { "forward-prefetch", 0, FLAG_U32, "N", "units ahead in forward (1)", &p->forward_prefetch,
+          0, SHD_UNITS_MAX },
+        { "max-live-units", 0, FLAG_U32, "N", "hold at most so many units at once",
+          &p->max_live_units, 1, UINT32_MAX },
+        { "max-live-bytes", 0, FLAG_BYTES, "B", "hold at most so many bytes of parameters",
+          &p->max_live_bytes, 0, 0 },
+        { "grad-dtype", 0, FLAG_STRING, "D", "gradients are returned as f32, bf16, f16 (f32)",
+          &w.grad_dtype, 0, 0 },
+        { "param-dtype", 0, FLAG_STRING, "D", "parameters are read as (what the model says)",
+          &ask.param_dtype, 0, 0 },
+        { "accumulate", 0, FLAG_U32, "A", "micro-batches per return (what the model says)",
+          &ask.accumulate, 1, SHD_MICROS_MAX },
+        { "micro-batches-per-worker", 0, FLAG_U32, "K", "in a step (the model's, shared out)",
+          &ask.micros, 1, SHD_MICROS_MAX },
+        { "workers", 'w', FLAG_U32, "W", "that share the step (1)", &ask.workers, 1,
+          SHD_MICROS_MAX },
+        { "daemons", 'n', FLAG_U32, "N", "that hold the model (as many as workers)", &ask.daemons,
+          1, SHD_OWNERS_MAX },
+        { "compare", 'c', FLAG_BOOL, NULL, "all strategies side by side", &w.compare, 0, 0 },
+        { "auto", 0, FLAG_BOOL, NULL, "choose a strategy for --device-memory and say why",
+          &w.automatic, 0, 0 },
+        { "device-memory", 0, FLAG_BYTES, "B", "of one device, as 24GiB", &ask.device_bytes, 0, 0 },
+        { "activations", 0, FLAG_BYTES, "B", "of it, kept for activations (0)",
+          &ask.activation_bytes, 0, 0 },
+        { "offload", 0, FLAG_BOOL, NULL, "daemons are in host memory, not on the devices",
+          &ask.offload, 0, 0 },
+        { "timeline", 't', FLAG_BOOL, NULL, "the timeline alone", &ask.timeline_only, 0, 0 },
+        { "json", 'j', FLAG_BOOL, NULL, "one JSON document", &w.as_json, 0, 0 },
+    };
+    const struct flags flags = { .usage = "shardctl plan [FLAGS]",
+                                 .about = plan_about,
+                                 .more = plan_more,
+                                 .table = table,
+                                 .count = ARRAY_SIZE(table) };
+    const int code = flags_start(&flags, argc, argv, /* ret_rest= */ NULL);
+    return code >= 0 ? code : answer(&ask, &w);
+}

@@ -1,0 +1,274 @@
+/* What `shardctl plan` says about one plan: as text and as JSON (schema: docs/schedules.md). */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "client/ctl/base/table.h"
+#include "client/ctl/plan/plan.h"
+#include "proto/base/check.h"
+#include "proto/share/shardmap.h"
+
+#define UNITS_SHOWN_MAX 16u /* more: the middle is left out */
+
+const char *plan_bytes_text(uint64_t bytes, char buf[PLAN_TEXT_BYTES])
+{
+    static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB" };
+    double n = (double)bytes;
+    size_t unit = 0;
+    for (; n >= 1024 && unit + 1 < ARRAY_SIZE(units); unit++)
+        n /= 1024;
+    snprintf(buf, PLAN_TEXT_BYTES, unit == 0 || n >= 100 ? "%.0f %s" : "%.1f %s", n, units[unit]);
+    return buf;
+}
+
+int plan_owners(const struct spec *spec, uint32_t daemons, struct plan_owners *ret_owners,
+                struct shd_err *e)
+{
+    struct plan_owners o = { 0 };
+    for (uint32_t owner = 0; owner < daemons; owner++) {
+        struct shardmap *map;
+        const int r = shardmap_new(spec, owner, daemons, &map, e);
+        if (r != SHD_OK)
+            return r;
+        const uint64_t state = shardmap_state_bytes(map), publish = shardmap_publish_bytes(map);
+        shardmap_free(map);
+        o.total_bytes += state + publish;
+        if (state + publish > o.state_bytes_max + o.publish_bytes_max) {
+            o.state_bytes_max = state;
+            o.publish_bytes_max = publish;
+        }
+    }
+    *ret_owners = o;
+    return SHD_OK;
+}
+
+/* -- Text ------------------------------------------------------------------------------------ */
+
+static uint64_t unit_params(const struct spec *spec, uint32_t unit)
+{
+    return plan_unit_param_bytes(spec, unit) / dtype_bytes(spec->publish);
+}
+
+static void print_head(const struct spec *spec, const struct plan_ask *ask, FILE *out)
+{
+    const struct plan_policy *p = &ask->policy;
+    char bytes[PLAN_TEXT_BYTES];
+    fprintf(out,
+            "model %s: %" PRIu32 " unit%s, %" PRIu64 " parameters, read as %s\n"
+            "policy: %s, backward prefetch %s, forward prefetch %" PRIu32 ", gradients as %s",
+            spec->name, spec->unit_count, spec->unit_count == 1 ? "" : "s", spec->elems,
+            dtype_name(spec->publish), plan_strategy_name(p->strategy),
+            plan_prefetch_name(p->backward_prefetch), p->forward_prefetch,
+            dtype_name(p->grad_dtype != 0 ? p->grad_dtype : SHD_F32));
+    if (p->max_live_units > 0)
+        fprintf(out, ", at most %" PRIu32 " units", p->max_live_units);
+    if (p->max_live_bytes > 0)
+        fprintf(out, ", at most %s of parameters", plan_bytes_text(p->max_live_bytes, bytes));
+    fprintf(out, "\nstep: %" PRIu32 " micro-batch%s for this worker", ask->micros,
+            ask->micros == 1 ? "" : "es");
+    if (spec->accumulate > 1)
+        fprintf(out, ", gradients summed over %" PRIu32 " before they are returned",
+                spec->accumulate);
+    fprintf(out, "\n\n");
+}
+
+static void print_unit(const struct spec *spec, uint32_t unit, struct table *t)
+{
+    const struct spec_unit *su = &spec->units[unit];
+    char index[PLAN_TEXT_BYTES], params[PLAN_TEXT_BYTES], bytes[PLAN_TEXT_BYTES];
+    char note[PLAN_TEXT_BYTES] = "-";
+    snprintf(index, sizeof index, "%" PRIu32, unit);
+    snprintf(params, sizeof params, "%" PRIu64, unit_params(spec, unit));
+    if (su->uses_count == 1)
+        snprintf(note, sizeof note, "uses %" PRIu32 "%s", su->uses[0],
+                 su->frozen ? ", frozen" : "");
+    else if (su->uses_count > 1)
+        snprintf(note, sizeof note, "uses %" PRIu32 " and %" PRIu32 " more%s", su->uses[0],
+                 su->uses_count - 1, su->frozen ? ", frozen" : "");
+    else if (su->frozen)
+        snprintf(note, sizeof note, "frozen");
+    table_row(t,
+              (const char *[]){ index, su->name, params,
+                                plan_bytes_text(plan_unit_param_bytes(spec, unit), bytes), note });
+}
+
+static void print_units(const struct spec *spec, FILE *out)
+{
+    static const char *const headings[] = { "", "UNIT", "PARAMETERS", "BYTES", "NOTE" };
+    struct table t;
+    table_init(&t, headings, ARRAY_SIZE(headings));
+    for (uint32_t u = 0; u < spec->unit_count; u++) {
+        print_unit(spec, u, &t);
+        if (spec->unit_count > UNITS_SHOWN_MAX && u + 1 == UNITS_SHOWN_MAX / 2) {
+            u = spec->unit_count - UNITS_SHOWN_MAX / 2 - 1;
+            table_row(&t, (const char *[]){ "..", "..", "..", "..", ".." });
+        }
+    }
+    table_print(&t, "  ", out);
+    table_deinit(&t);
+    fputc('\n', out);
+}
+
+static void cost_row(struct table *t, const char *what, uint32_t count, uint64_t bytes)
+{
+    char counted[PLAN_TEXT_BYTES], sized[PLAN_TEXT_BYTES];
+    snprintf(counted, sizeof counted, "%" PRIu32, count);
+    table_row(t, (const char *[]){ what, count != UINT32_MAX ? counted : "",
+                                   plan_bytes_text(bytes, sized) });
+}
+
+static void print_cost(const struct plan_cost *c, FILE *out)
+{
+    static const char *const live[] = { "HELD AT ONCE, AT MOST", "UNITS", "BYTES" };
+    static const char *const moved[] = { "MOVED A STEP, THIS WORKER", "UNITS", "BYTES" };
+    struct table t;
+    table_init(&t, live, ARRAY_SIZE(live));
+    cost_row(&t, "parameters", c->live_units_max, c->live_param_bytes_max);
+    cost_row(&t, "gradients (f32)", c->live_grads_max, c->live_grad_bytes_max);
+    cost_row(&t, "both together", UINT32_MAX, c->live_bytes_max);
+    table_print(&t, "  ", out);
+    table_deinit(&t);
+    fputc('\n', out);
+    table_init(&t, moved, ARRAY_SIZE(moved));
+    cost_row(&t, "parameters fetched", c->fetches, c->fetched_bytes);
+    cost_row(&t, "gradients returned", c->returns, c->returned_bytes);
+    table_print(&t, "  ", out);
+    table_deinit(&t);
+    fputc('\n', out);
+}
+
+static int print_owners(const struct spec *spec, uint32_t daemons, FILE *out, struct shd_err *e)
+{
+    struct plan_owners o;
+    char state[PLAN_TEXT_BYTES], publish[PLAN_TEXT_BYTES], total[PLAN_TEXT_BYTES];
+    const int r = plan_owners(spec, daemons, &o, e);
+    if (r == SHD_OK)
+        fprintf(out,
+                "  Owner memory, %" PRIu32 " daemon%s: %s state + %s published each at most, %s in "
+                "all.\n",
+                daemons, daemons == 1 ? "" : "s", plan_bytes_text(o.state_bytes_max, state),
+                plan_bytes_text(o.publish_bytes_max, publish),
+                plan_bytes_text(o.total_bytes, total));
+    return r;
+}
+
+int plan_print(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,
+               FILE *out, struct shd_err *e)
+{
+    struct timeline t;
+    int r = timeline_new(plan, spec, &t, e);
+    if (r != SHD_OK)
+        return r;
+    if (ask->timeline_only) {
+        timeline_draw(&t, plan, spec, out);
+        timeline_deinit(&t);
+        return SHD_OK;
+    }
+    print_head(spec, ask, out);
+    print_units(spec, out);
+    timeline_draw(&t, plan, spec, out);
+    timeline_deinit(&t);
+    fprintf(
+        out,
+        "F forward, B backward, C commit; units, grads: held in that column. Drawn as if every\n"
+        "fetch, return and forward took one column, a backward two, on one link.\n\n");
+    print_cost(&plan->cost, out);
+    return print_owners(spec, ask->daemons, out, e);
+}
+
+/* -- JSON ------------------------------------------------------------------------------------ */
+
+static json_t *integer(uint64_t n)
+{
+    return json_integer((json_int_t)n);
+}
+
+json_t *plan_json_policy(const struct plan_policy *p)
+{
+    return json_pack("{s:s, s:s, s:o, s:o, s:o, s:s}", "strategy", plan_strategy_name(p->strategy),
+                     "backward_prefetch", plan_prefetch_name(p->backward_prefetch),
+                     "forward_prefetch", integer(p->forward_prefetch), "max_live_units",
+                     integer(p->max_live_units), "max_live_bytes", integer(p->max_live_bytes),
+                     "grad_dtype", dtype_name(p->grad_dtype != 0 ? p->grad_dtype : SHD_F32));
+}
+
+json_t *plan_json_cost(const struct plan_cost *c)
+{
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "live_units_max",
+                     integer(c->live_units_max), "live_grads_max", integer(c->live_grads_max),
+                     "live_param_bytes_max", integer(c->live_param_bytes_max),
+                     "live_grad_bytes_max", integer(c->live_grad_bytes_max), "live_bytes_max",
+                     integer(c->live_bytes_max), "fetched_bytes", integer(c->fetched_bytes),
+                     "returned_bytes", integer(c->returned_bytes), "fetches", integer(c->fetches),
+                     "returns", integer(c->returns));
+}
+
+static json_t *json_unit(const struct spec *spec, uint32_t unit)
+{
+    const struct spec_unit *su = &spec->units[unit];
+    json_t *uses = json_array();
+    for (uint32_t i = 0; i < su->uses_count; i++)
+        json_array_append_new(uses, integer(su->uses[i]));
+    return json_pack("{s:s, s:o, s:o, s:o, s:b, s:o}", "name", su->name, "parameters",
+                     integer(unit_params(spec, unit)), "param_bytes",
+                     integer(plan_unit_param_bytes(spec, unit)), "grad_bytes",
+                     integer(plan_unit_grad_bytes(spec, unit, SHD_F32)), "frozen", (int)su->frozen,
+                     "uses", uses);
+}
+
+json_t *plan_json_model(const struct spec *spec)
+{
+    json_t *units = json_array();
+    for (uint32_t u = 0; u < spec->unit_count; u++)
+        json_array_append_new(units, json_unit(spec, u));
+    return json_pack("{s:s, s:o, s:s, s:o, s:o, s:o}", "name", spec->name, "parameters",
+                     integer(spec->elems), "publish", dtype_name(spec->publish), "micro_batches",
+                     integer(spec->micro_batches), "accumulate", integer(spec->accumulate), "units",
+                     units);
+}
+
+static json_t *json_ops(const struct plan *plan)
+{
+    json_t *ops = json_array();
+    for (uint32_t i = 0; i < plan->op_count; i++) {
+        const struct plan_op *op = &plan->ops[i];
+        json_array_append_new(ops, op->kind < PLAN_PREPARE
+                                       ? json_pack("[s, o, o]", plan_op_name(op->kind),
+                                                   integer(op->unit), integer(op->micro))
+                                       : json_pack("[s]", plan_op_name(op->kind)));
+    }
+    return ops;
+}
+
+static json_t *json_owners(const struct plan_owners *o, uint32_t daemons)
+{
+    return json_pack("{s:o, s:o, s:o, s:o}", "daemons", integer(daemons), "state_bytes_max",
+                     integer(o->state_bytes_max), "publish_bytes_max",
+                     integer(o->publish_bytes_max), "total_bytes", integer(o->total_bytes));
+}
+
+int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,
+                    json_t *automatic, FILE *out, struct shd_err *e)
+{
+    struct timeline t;
+    struct plan_owners owners;
+    int r = plan_owners(spec, ask->daemons, &owners, e);
+    if (r == SHD_OK)
+        r = timeline_new(plan, spec, &t, e);
+    if (r != SHD_OK) {
+        json_decref(automatic);
+        return r;
+    }
+    json_t *root = json_pack(
+        "{s:i, s:o, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o*, s:o}", "schema", 1, "model",
+        plan_json_model(spec), "policy", plan_json_policy(&ask->policy), "micro_batches_per_worker",
+        integer(plan->micros), "cost", plan_json_cost(&plan->cost), "timeline", "columns",
+        integer(t.columns), "idle", integer(t.idle), "owners", json_owners(&owners, ask->daemons),
+        "auto", automatic, "ops", json_ops(plan));
+    timeline_deinit(&t);
+    if (root == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for JSON");
+    json_dumpf(root, out, JSON_COMPACT);
+    fputc('\n', out);
+    json_decref(root);
+    return SHD_OK;
+}

@@ -1,0 +1,429 @@
+/* shardctl drain: end daemons between two steps.
+ *
+ * Happy path: ask each to begin no further step (Drain); when all are between two steps save the
+ * model, if asked to; SIGTERM to each, through a handle of the very process we are connected to;
+ * wait until they are gone. Daemons decide one by one which step does not begin any more; those
+ * that hold at a lower one than another are asked again (drain.h).
+ *
+ * Failure: with the session the drain ends, and training goes on as if nothing had been. Where we
+ * may not signal a unit of systemd (a member of its group may drain it) we say what somebody else
+ * has to run, and wait. */
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <jansson.h>
+
+#include "client/ctl/base/flags.h"
+#include "client/ctl/ctl.h"
+#include "client/session/hub.h"
+#include "client/session/session.h"
+#include "proto/base/check.h"
+#include "proto/spec/layout.h"
+
+#define NS_PER_S  UINT64_C(1000000000)
+#define POLL_NS   UINT64_C(20000000)
+#define LOOK_NS   UINT64_C(200000000) /* between two looks whether all hold at one step */
+#define NAMES_MAX 8u                  /* sessions that are named */
+
+static const char drain_about[] =
+    "End daemons without losing anything: no new sessions, the step under way is finished, no\n"
+    "further one begins; then save the model, if asked to, and stop. Workers end with "
+    "\"draining\".\n"
+    "Until the daemons are told to stop all can be taken back: with Ctrl-C or after the timeout\n"
+    "training goes on where it was held.";
+
+static const char drain_more[] =
+    "default: all daemons at $SHARDD_ADDRESS, else at /run/shardd. Drained daemons are not "
+    "started\n"
+    "again by `shardctl run`, `shardctl up` or systemd; their memory is given back, so save it.\n"
+    "Who is neither root nor the daemons' user cannot stop them: then drain says what to have "
+    "run,\n"
+    "and waits for it.\n"
+    "\n"
+    "example:\n"
+    "  shardctl drain --checkpoint /data/run1\n"
+    "\n"
+    "exit codes:\n"
+    "  0  drained: they are gone\n"
+    "  1  not in time, or not saved; the reason is on stderr\n"
+    "  2  the command line was wrong\n";
+
+struct ask {
+    const char *dir, *checkpoint;
+    char **devices; /* borrowed, device_count of them; none: all */
+    int device_count;
+    uint32_t timeout_s;
+};
+
+struct drained { /* of one daemon */
+    bool done;
+    int status;
+    char text[SHD_ERR_TEXT_BYTES];
+    uint64_t hold_step; /* highest of its models */
+    int pidfd;          /* owned; -1: none */
+};
+
+struct drain {
+    const struct ask *ask;
+    shd_session *session;
+    struct hub *hub;
+    struct drained *daemons; /* owned, [hub->link_count] */
+    uint64_t deadline_ns;
+};
+
+static volatile sig_atomic_t stopped;
+
+static void stop(int sig)
+{
+    stopped = sig;
+}
+
+/* -- Between two steps --------------------------------------------------------------------------
+ */
+
+static int make_drain(struct link *link, const struct call *call, struct wire_request *ret_request,
+                      struct shd_err *e)
+{
+    (void)link;
+    (void)call;
+    (void)e;
+    ret_request->type = WIRE_DRAIN;
+    return SHD_OK;
+}
+
+static void take_drain(struct link *link, const struct call *call, const struct wire_reply *reply)
+{
+    struct drained *d = call->ctx;
+    (void)link;
+    d->done = true;
+    d->status = reply->status;
+    snprintf(d->text, sizeof d->text, "%s", reply->text);
+}
+
+static int ask_one(struct drain *dr, uint32_t owner, struct shd_err *e)
+{
+    struct drained *d = &dr->daemons[owner];
+    const struct call call = { .make = make_drain, .fn = take_drain, .ctx = d };
+    d->done = false;
+    return hub_ask(&dr->hub->links[owner], &call, e);
+}
+
+/* The status of owner's daemon, of the control connection (schema 1). NULL: not to be had. */
+static json_t *status_of(struct drain *dr, uint32_t owner)
+{
+    struct shd_err ignored;
+    char *text = NULL;
+    if (shd_status(dr->session, owner, &text, &ignored) != SHD_OK)
+        return NULL;
+    json_t *root = json_loads(text, 0, NULL);
+    free(text);
+    return root;
+}
+
+static void look_at(struct drain *dr, uint32_t owner)
+{
+    json_t *root = status_of(dr, owner);
+    size_t i;
+    const json_t *model;
+    json_array_foreach(json_object_get(root, "models"), i, model)
+    {
+        const uint64_t hold = (uint64_t)json_integer_value(json_object_get(model, "hold_step"));
+        if (hold > dr->daemons[owner].hold_step)
+            dr->daemons[owner].hold_step = hold;
+    }
+    json_decref(root);
+}
+
+/* Some are done, others wait for a step that the first hold back: let it through there. */
+static int ask_again(struct drain *dr, struct shd_err *e)
+{
+    uint64_t highest = 0;
+    int r = SHD_OK;
+    for (uint32_t i = 0; i < dr->hub->link_count; i++) {
+        dr->daemons[i].hold_step = 0;
+        look_at(dr, i);
+        if (dr->daemons[i].hold_step > highest)
+            highest = dr->daemons[i].hold_step;
+    }
+    for (uint32_t i = 0; r == SHD_OK && i < dr->hub->link_count; i++)
+        if (dr->daemons[i].done && dr->daemons[i].hold_step < highest)
+            r = ask_one(dr, i, e);
+    return r;
+}
+
+static uint32_t count_done(const struct drain *dr)
+{
+    uint32_t done = 0;
+    for (uint32_t i = 0; i < dr->hub->link_count; i++)
+        done += dr->daemons[i].done;
+    return done;
+}
+
+static int refused(const struct drain *dr, struct shd_err *e)
+{
+    for (uint32_t i = 0; i < dr->hub->link_count; i++)
+        if (dr->daemons[i].done && dr->daemons[i].status != SHD_OK)
+            return link_err(&dr->hub->links[i], dr->daemons[i].status, e, "refuses: %s",
+                            dr->daemons[i].text);
+    return SHD_OK;
+}
+
+/* Who has gradients to deliver on a daemon that is not done. */
+static void add_workers(struct drain *dr, uint32_t owner, char *text, size_t bytes)
+{
+    json_t *root = status_of(dr, owner);
+    const json_t *session;
+    uint32_t named = 0;
+    size_t i;
+    json_array_foreach(json_object_get(root, "sessions"), i, session)
+    {
+        const char *name = json_string_value(json_object_get(session, "name"));
+        const size_t used = strlen(text);
+        if (json_integer_value(json_object_get(session, "slots")) == 0 || named++ >= NAMES_MAX)
+            continue;
+        snprintf(text + used, bytes - used, "%s %.40s (pid %" PRId64 ")", named > 1 ? "," : ":",
+                 name != NULL ? name : "?",
+                 (int64_t)json_integer_value(json_object_get(session, "pid")));
+    }
+    json_decref(root);
+}
+
+static int timed_out(struct drain *dr, struct shd_err *e)
+{
+    char text[200] = "";
+    uint32_t first = 0;
+    while (first + 1 < dr->hub->link_count && dr->daemons[first].done)
+        first++;
+    add_workers(dr, first, text, sizeof text);
+    return err_set(
+        e, SHD_ETIMEDOUT, "device %s is in a step still after %" PRIu32 " s (--timeout)%s%s",
+        dr->hub->links[first].device, dr->ask->timeout_s, text[0] != '\0' ? "; at work" : "", text);
+}
+
+/* Wait until all daemons are between the same two steps. */
+static int settle(struct drain *dr, struct shd_err *e)
+{
+    uint64_t look_ns = hub_clock_ns() + LOOK_NS;
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < dr->hub->link_count; i++)
+        r = ask_one(dr, i, e);
+    while (r == SHD_OK && count_done(dr) < dr->hub->link_count) {
+        const uint64_t now_ns = hub_clock_ns();
+        if (stopped)
+            return err_set(e, SHD_EGONE, "interrupted: training goes on");
+        if (now_ns >= dr->deadline_ns)
+            return timed_out(dr, e);
+        r = hub_poll(dr->hub, POLL_NS, e);
+        if (r == SHD_OK)
+            r = refused(dr, e);
+        if (r == SHD_OK && count_done(dr) > 0 && now_ns >= look_ns) {
+            look_ns = now_ns + LOOK_NS;
+            r = ask_again(dr, e);
+        }
+    }
+    return r == SHD_OK ? refused(dr, e) : r;
+}
+
+/* -- Stopping -----------------------------------------------------------------------------------
+ */
+
+/* A handle of the process at the other end: it lives as long as the connection, so that a pid that
+ * was read from it after the handle was opened is no later process's. */
+static int open_process(struct link *link, int *ret_pidfd, struct shd_err *e)
+{
+    struct ucred peer;
+    socklen_t bytes = sizeof peer;
+    struct pollfd hung_up = { .fd = link->side_fd, .events = POLLRDHUP };
+    const int fd = (int)syscall(SYS_pidfd_open, link->pid, 0);
+    if (fd < 0)
+        return link_err(link, SHD_EGONE, e, "cannot be watched: %s", strerror(errno));
+    if (getsockopt(link->side_fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 &&
+        peer.pid == link->pid && poll(&hung_up, 1, 0) == 0) {
+        *ret_pidfd = fd;
+        return SHD_OK;
+    }
+    close(fd);
+    return link_err(link, SHD_EGONE, e, "has gone");
+}
+
+/* Is it a unit's, which somebody can stop by its name? */
+static bool is_unit(pid_t pid)
+{
+    char path[64], line[512];
+    bool found = false;
+    snprintf(path, sizeof path, "/proc/%ld/cgroup", (long)pid);
+    FILE *f = fopen(path, "re");
+    while (f != NULL && !found && fgets(line, sizeof line, f) != NULL)
+        found = strstr(line, "/shardd@") != NULL;
+    if (f != NULL)
+        fclose(f);
+    return found;
+}
+
+static int tell_to_stop(struct drain *dr, struct shd_err *e)
+{
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < dr->hub->link_count; i++)
+        r = open_process(&dr->hub->links[i], &dr->daemons[i].pidfd, e);
+    if (r != SHD_OK)
+        return r; /* none was told: all go on */
+    for (uint32_t i = 0; i < dr->hub->link_count; i++) {
+        struct link *link = &dr->hub->links[i];
+        if (syscall(SYS_pidfd_send_signal, dr->daemons[i].pidfd, SIGTERM, NULL, 0) == 0 ||
+            errno == ESRCH)
+            continue;
+        if (errno == EPERM && is_unit(link->pid)) /* a member of its group may drain it */
+            ctl_say("device %s is drained, and not yours to stop; have somebody run: "
+                    "systemctl stop shardd@%s",
+                    link->device, link->device);
+        else
+            r = link_err(link, SHD_EAUTH, e, "cannot be stopped: %s", strerror(errno));
+    }
+    return r;
+}
+
+static int await_ends(struct drain *dr, struct shd_err *e)
+{
+    for (uint32_t i = 0; i < dr->hub->link_count; i++) {
+        struct pollfd p = { .fd = dr->daemons[i].pidfd, .events = POLLIN };
+        for (;;) {
+            const uint64_t now_ns = hub_clock_ns();
+            const bool over = stopped || now_ns >= dr->deadline_ns;
+            if (poll(&p, 1, over ? 0 : 100) > 0)
+                break;
+            if (over)
+                return link_err(&dr->hub->links[i], SHD_ETIMEDOUT, e,
+                                "is drained but did not stop %s",
+                                stopped ? "before we were told to" : "in time (--timeout)");
+        }
+    }
+    return SHD_OK;
+}
+
+/* -- The verb -----------------------------------------------------------------------------------
+ */
+
+static int drain(struct drain *dr, struct shd_err *e)
+{
+    int r = settle(dr, e);
+    if (r == SHD_OK && dr->ask->checkpoint != NULL)
+        r = checkpoint_save(dr->session, dr->ask->checkpoint, e);
+    if (r == SHD_OK)
+        r = tell_to_stop(dr, e);
+    return r == SHD_OK ? await_ends(dr, e) : r;
+}
+
+/* "DIR" or "DIR?cpu0,cpu1". */
+static int make_address(const struct ask *ask, char *address, size_t bytes, struct shd_err *e)
+{
+    const char *dir = ask->dir != NULL ? ask->dir : getenv(ADDRESS_ENV);
+    if (dir == NULL || *dir == '\0')
+        dir = ADDRESS_DEFAULT;
+    size_t used = ask->device_count > 0 ? strcspn(dir, "?") : strlen(dir);
+    int n = snprintf(address, bytes, "%.*s", (int)used, dir);
+    for (int i = 0; i < ask->device_count && n >= 0 && (size_t)n < bytes; i++)
+        n += snprintf(address + n, bytes - (size_t)n, "%c%s", i == 0 ? '?' : ',', ask->devices[i]);
+    return n >= 0 && (size_t)n < bytes
+               ? SHD_OK
+               : err_set(e, SHD_ERANGE, "the address has more than %zu bytes", bytes - 1);
+}
+
+static int drain_all(const struct ask *ask, struct shd_err *e)
+{
+    char address[4096];
+    struct drain dr = { .ask = ask, .deadline_ns = hub_clock_ns() + ask->timeout_s * NS_PER_S };
+    const struct shd_options options = { .size = sizeof options,
+                                         .address = address,
+                                         .name = "shardctl drain",
+                                         .timeout_ms = UINT64_C(1000) * ask->timeout_s };
+    int r = make_address(ask, address, sizeof address, e);
+    if (r == SHD_OK)
+        r = shd_connect(&options, &dr.session, e);
+    if (r != SHD_OK)
+        return r;
+    dr.hub = dr.session->hub;
+    const uint32_t count = dr.hub != NULL ? dr.hub->link_count : 0;
+    dr.daemons = calloc(count + 1u, sizeof *dr.daemons);
+    for (uint32_t i = 0; dr.daemons != NULL && i < count; i++)
+        dr.daemons[i].pidfd = -1;
+    if (dr.hub == NULL)
+        r = err_set(e, SHD_ENOTSUP, "\"local:\" has no daemons");
+    else if (dr.daemons == NULL)
+        r = err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " daemons", count);
+    else
+        r = drain(&dr, e);
+    if (r == SHD_OK)
+        printf("drained %" PRIu32 " daemon%s\n", count, count == 1 ? "" : "s");
+    for (uint32_t i = 0; dr.daemons != NULL && i < count; i++) {
+        hub_forget(dr.hub, &dr.daemons[i]);
+        if (dr.daemons[i].pidfd >= 0)
+            close(dr.daemons[i].pidfd);
+    }
+    shd_close(dr.session);
+    free(dr.daemons);
+    return r;
+}
+
+/* Devices may stand before the flags or behind them. */
+static int parse(int argc, char **argv, struct ask *ask)
+{
+    const struct flag table[] = {
+        { "runtime-dir", 'd', FLAG_STRING, "DIR", "where they are (see below)", &ask->dir, 0, 0 },
+        { "timeout", 0, FLAG_U32, "SECONDS", "how long it may take (60)", &ask->timeout_s, 1,
+          86400 },
+        { "checkpoint", 0, FLAG_STRING, "DIR", "save the model there, between step and end",
+          &ask->checkpoint, 0, 0 },
+    };
+    const struct flags flags = { .usage = "shardctl drain [DEVICE...] [FLAGS]",
+                                 .about = drain_about,
+                                 .more = drain_more,
+                                 .table = table,
+                                 .count = ARRAY_SIZE(table) };
+    int rest = argc;
+    while (1 + ask->device_count < argc && argv[1 + ask->device_count][0] != '-')
+        ask->device_count++;
+    char *name = argv[0]; /* goes behind the devices */
+    memmove(argv, argv + 1, (size_t)ask->device_count * sizeof *argv);
+    argv[ask->device_count] = name;
+    ask->devices = argv;
+    const int code = flags_start(&flags, argc - ask->device_count, argv + ask->device_count, &rest);
+    if (code >= 0)
+        return code;
+    rest += ask->device_count;
+    if (rest < argc && ask->device_count > 0) {
+        ctl_say("devices stand together, got '%s' as well", argv[rest]);
+        return CTL_USAGE;
+    }
+    if (rest < argc) {
+        ask->devices = argv + rest;
+        ask->device_count = argc - rest;
+    }
+    if (ask->device_count > 0 && ask->checkpoint != NULL) {
+        ctl_say("--checkpoint saves whole models: name no device");
+        return CTL_USAGE;
+    }
+    return -1;
+}
+
+int verb_drain(int argc, char **argv)
+{
+    struct ask ask = { .timeout_s = 60 };
+    struct shd_err e = { 0 };
+    const int code = parse(argc, argv, &ask);
+    if (code >= 0)
+        return code;
+    signal(SIGINT, stop);
+    signal(SIGTERM, stop);
+    if (drain_all(&ask, &e) == SHD_OK)
+        return CTL_OK;
+    ctl_say("%s", e.text);
+    return CTL_FAILED;
+}

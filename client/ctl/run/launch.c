@@ -1,0 +1,238 @@
+/* Starting daemons and workers: their command lines and environments. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "client/ctl/base/child.h"
+#include "client/ctl/base/environ.h"
+#include "client/ctl/ctl.h"
+#include "client/ctl/run/notify.h"
+#include "client/ctl/run/supervise.h"
+#include "proto/base/check.h"
+
+/* Processors this process may use: a taskset or cpuset counts. */
+static uint32_t processors(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) > 0)
+        return (uint32_t)CPU_COUNT(&set);
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (uint32_t)online : 1;
+}
+
+static uint32_t share_of(uint32_t processors_total, uint32_t count)
+{
+    return processors_total / count > 0 ? processors_total / count : 1;
+}
+
+/* $SHARDD_BIN, else shardd beside our own binary, else by PATH. */
+static int find_shardd(char *buf, size_t bytes, struct shd_err *e)
+{
+    char self[PATH_MAX];
+    const char *wanted = getenv("SHARDD_BIN");
+    if (wanted != NULL && wanted[0] != '\0') {
+        char *real = realpath(wanted, NULL); /* `up` leaves the directory it was started in */
+        if (real == NULL || snprintf(buf, bytes, "%s", real) >= (int)bytes) {
+            free(real);
+            return err_sys(e, SHD_ENOENT, "SHARDD_BIN is '%s'", wanted);
+        }
+        free(real);
+        return SHD_OK;
+    }
+    const ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    if (n > 0) {
+        self[n] = '\0';
+        char *slash = strrchr(self, '/');
+        if (slash != NULL) {
+            *slash = '\0';
+            if (snprintf(buf, bytes, "%s/shardd", self) < (int)bytes && access(buf, X_OK) == 0)
+                return SHD_OK;
+        }
+    }
+    snprintf(buf, bytes, "shardd");
+    return SHD_OK;
+}
+
+/* Start c with its output relayed behind its name (relayed) or written straight to ours. */
+static int launch(struct run_child *c, struct child_spawn *spawn, bool relayed, struct shd_err *e)
+{
+    int out = -1;
+    const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (null < 0)
+        return err_sys(e, SHD_EIO, "open /dev/null");
+    spawn->in = relayed || isatty(STDIN_FILENO) ? null : STDIN_FILENO;
+    spawn->out = STDOUT_FILENO;
+    spawn->err = STDERR_FILENO;
+    int rc = SHD_OK;
+    if (relayed) {
+        rc = relay_open(&c->relay, &c->run->loop, c->name, &out, e);
+        spawn->out = out;
+        spawn->err = out;
+    }
+    if (rc == SHD_OK)
+        rc = child_spawn(spawn, &c->pid, e);
+    if (rc == SHD_OK)
+        c->state = CHILD_RUNNING;
+    else
+        relay_close(&c->relay);
+    if (out >= 0)
+        close(out);
+    close(null);
+    return rc;
+}
+
+/* The variables by which a daemon finds what it stored; none when that is nothing. */
+static int listen_environ(const struct kept *kept, struct environ *env, struct shd_err *e)
+{
+    if (kept->count == 0) {
+        environ_unset(env, "LISTEN_FDS");
+        environ_unset(env, "LISTEN_FDNAMES");
+        environ_unset(env, "LISTEN_PID");
+        return SHD_OK;
+    }
+    char *names = NULL;
+    int rc = keeper_names(kept, &names, e);
+    if (rc == SHD_OK)
+        rc = environ_set(env, e, "LISTEN_FDNAMES", "%s", names);
+    free(names);
+    if (rc == SHD_OK)
+        rc = environ_set(env, e, "LISTEN_FDS", "%" PRIu32, kept->count);
+    if (rc == SHD_OK) /* room for the child to write its own pid */
+        rc = environ_set(env, e, "LISTEN_PID", "%*s", (int)CHILD_PID_BYTES - 1, "");
+    return rc;
+}
+
+int launch_daemon(struct run_child *c, struct shd_err *e)
+{
+    struct run *r = c->run;
+    char count[12];
+    snprintf(count, sizeof(count), "%" PRIu32, r->daemon_threads);
+    char *argv[] = { r->shardd,
+                     (char[]){ "--device" },
+                     c->name,
+                     (char[]){ "--runtime-dir" },
+                     (char *)r->path, /* execve() takes what it does not change as char * */
+                     (char[]){ "--threads" },
+                     count,
+                     (char[]){ "--log-level" },
+                     r->options->verbose ? (char[]){ "info" } : (char[]){ "warn" },
+                     NULL };
+    int rc = listen_environ(&c->kept, &r->daemon_env, e);
+    /* No .files: with more descriptors than the limit its own loader could open nothing. */
+    struct child_spawn spawn = { .argv = argv,
+                                 .envp = r->daemon_env.vars,
+                                 .fds = c->kept.fds,
+                                 .fd_count = c->kept.count,
+                                 .listen_pid = environ_value(&r->daemon_env, "LISTEN_PID") };
+    if (rc == SHD_OK)
+        rc = launch(c, &spawn, /* relayed= */ true, e);
+    if (rc != SHD_OK)
+        return err_prefix(e, "daemon %s", c->name);
+    c->ready = false;
+    uv_timer_start(&c->timer, revive_timer, (uint64_t)r->options->timeout_s * 1000, 0);
+    run_note(r, "started daemon %s pid=%ld threads=%" PRIu32, c->name, (long)c->pid,
+             r->daemon_threads);
+    return SHD_OK;
+}
+
+/* A TCP port that was free a moment ago, for frameworks that want MASTER_PORT; 0: none found. */
+static unsigned free_port(void)
+{
+    struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t bytes = sizeof(a);
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    unsigned port = 0;
+    if (fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof(a)) == 0 &&
+        getsockname(fd, (struct sockaddr *)&a, &bytes) == 0)
+        port = ntohs(a.sin_port);
+    if (fd >= 0)
+        close(fd);
+    return port;
+}
+
+/* What all workers share: where the daemons are, and torchrun's names for who works here. */
+static int worker_environ(const struct run *r, struct environ *env, struct shd_err *e)
+{
+    char address[DEVICES_ADDRESS_BYTES(RUNDIR_PATH_BYTES)];
+    devices_address(r->options->devices, r->path, address, sizeof(address));
+    const uint32_t workers = r->options->workers.last;
+    const uint32_t threads = share_of(processors(), workers);
+    int rc = environ_set(env, e, "SHARDD_ADDRESS", "%s", address);
+    if (rc == SHD_OK)
+        rc = environ_set(env, e, "WORLD_SIZE", "%" PRIu32, workers);
+    if (rc == SHD_OK)
+        rc = environ_set(env, e, "LOCAL_WORLD_SIZE", "%" PRIu32, workers);
+    if (rc == SHD_OK)
+        rc = environ_set(env, e, "GROUP_RANK", "0");
+    if (rc == SHD_OK)
+        rc = environ_set(env, e, "MASTER_ADDR", "127.0.0.1");
+    if (rc == SHD_OK)
+        rc = environ_set(env, e, "MASTER_PORT", "%u", free_port());
+    if (rc == SHD_OK && r->options->elastic)
+        rc = environ_set(env, e, "SHARDD_ELASTIC", "1");
+    if (rc == SHD_OK && !environ_has(env, "OPENBLAS_NUM_THREADS"))
+        rc = environ_set(env, e, "OPENBLAS_NUM_THREADS", "%" PRIu32, threads);
+    if (rc == SHD_OK && !environ_has(env, "OMP_NUM_THREADS"))
+        rc = environ_set(env, e, "OMP_NUM_THREADS", "%" PRIu32, threads);
+    return rc;
+}
+
+int launch_prepare(struct run *r, struct shd_err *e)
+{
+    const struct run_options *o = r->options;
+    r->daemon_threads = o->threads_per_daemon > 0 ? o->threads_per_daemon
+                                                  : share_of(processors(), o->daemons);
+    int rc = find_shardd(r->shardd, sizeof(r->shardd), e);
+    if (rc == SHD_OK)
+        rc = environ_new(&r->daemon_env, e);
+    if (rc == SHD_OK)
+        rc = environ_set(&r->daemon_env, e, "NOTIFY_SOCKET", "%s/" NOTIFY_FILE, r->path);
+    if (rc == SHD_OK && o->workers.last > 0)
+        rc = environ_new(&r->worker_env, e);
+    if (rc == SHD_OK && o->workers.last > 0)
+        rc = worker_environ(r, &r->worker_env, e);
+    return rc;
+}
+
+void launch_free(struct run *r)
+{
+    environ_free(&r->daemon_env);
+    environ_free(&r->worker_env);
+}
+
+int launch_worker(struct run_child *c, struct shd_err *e)
+{
+    struct run *r = c->run;
+    struct environ *env = &r->worker_env;
+    int rc = environ_set(env, e, "RANK", "%" PRIu32, c->index);
+    if (rc == SHD_OK)
+        rc = environ_set(env, e, "LOCAL_RANK", "%" PRIu32, c->index);
+    struct child_spawn spawn = { .argv = r->options->command,
+                                 .envp = env->vars,
+                                 .files = &r->files };
+    if (rc == SHD_OK)
+        rc = launch(c, &spawn, /* relayed= */ c->index > 0, e);
+    if (rc != SHD_OK)
+        return err_prefix(e, "worker %s", c->name);
+    c->leaving = false;
+    run_note(r, "started worker %s pid=%ld", c->name, (long)c->pid);
+    return SHD_OK;
+}
+
+/* Another shardctl beside the workers. */
+int launch_helper(struct run_child *c, char *const *argv, struct shd_err *e)
+{
+    struct child_spawn spawn = { .argv = argv, .envp = c->run->worker_env.vars };
+    if (launch(c, &spawn, /* relayed= */ true, e) != SHD_OK)
+        return err_prefix(e, "%s", c->name);
+    run_note(c->run, "started %s pid=%ld", c->name, (long)c->pid);
+    return SHD_OK;
+}

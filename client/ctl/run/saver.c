@@ -1,0 +1,124 @@
+/* See saver.h. */
+#include "client/ctl/run/saver.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "client/ctl/base/child.h"
+#include "client/ctl/ctl.h"
+#include "client/ctl/run/supervise.h"
+#include "proto/base/check.h"
+
+/* "/proc/self/exe" would be another program by the time the child looks. */
+static int find_self(char *buf, size_t bytes, struct shd_err *e)
+{
+    const ssize_t n = readlink("/proc/self/exe", buf, bytes - 1);
+    if (n < 0)
+        return err_sys(e, SHD_EIO, "find shardctl");
+    buf[n] = '\0';
+    return SHD_OK;
+}
+
+static void init(struct run *r, struct run_child *c, const char *name)
+{
+    *c = (struct run_child){ .run = r, .what = "helper", .relay.fd = -1 };
+    snprintf(c->name, sizeof c->name, "%s", name);
+}
+
+void saver_init(struct run *r)
+{
+    init(r, &r->restorer, "restore");
+    init(r, &r->saver, "checkpoint");
+}
+
+bool saver_restores(struct run *r)
+{
+    char self[PATH_MAX];
+    char *argv[] = { self, (char[]){ "restore" }, (char *)r->options->restore, NULL };
+    struct shd_err e = { 0 };
+    if (r->options->restore == NULL)
+        return false;
+    int rc = find_self(self, sizeof self, &e);
+    if (rc == SHD_OK)
+        rc = launch_helper(&r->restorer, argv, &e);
+    if (rc != SHD_OK) {
+        ctl_say("%s", e.text);
+        run_failed(r, CTL_FAILED);
+        run_stop(r, SIGTERM);
+    }
+    return true;
+}
+
+int saver_start(struct run *r, struct shd_err *e)
+{
+    const struct run_options *o = r->options;
+    char self[PATH_MAX], every[12], keep[12];
+    if (o->checkpoint == NULL)
+        return SHD_OK;
+    snprintf(every, sizeof every, "%" PRIu32, o->checkpoint_every);
+    snprintf(keep, sizeof keep, "%" PRIu32, o->keep);
+    char *argv[] = { self,
+                     (char[]){ "checkpoint" },
+                     (char *)o->checkpoint,
+                     (char[]){ "--every" },
+                     every,
+                     o->keep > 0 ? (char[]){ "--keep" } : NULL,
+                     keep,
+                     NULL };
+    const int rc = find_self(self, sizeof self, e);
+    return rc == SHD_OK ? launch_helper(&r->saver, argv, e) : rc;
+}
+
+bool saver_gone(const struct run *r)
+{
+    return r->restorer.state == CHILD_GONE && r->saver.state == CHILD_GONE;
+}
+
+static void signal_both(const struct run *r, int sig)
+{
+    if (r->restorer.state == CHILD_RUNNING)
+        child_signal(r->restorer.pid, sig);
+    if (r->saver.state == CHILD_RUNNING)
+        child_signal(r->saver.pid, sig);
+}
+
+bool saver_stop(const struct run *r)
+{
+    signal_both(r, SIGTERM);
+    return !saver_gone(r);
+}
+
+void saver_kill(const struct run *r)
+{
+    signal_both(r, SIGKILL);
+}
+
+/* Its own words were relayed. */
+static bool say_failed(const struct run_child *c, int wait_status)
+{
+    if (wait_status != 0)
+        ctl_say("%s %s", c->name, c->ended);
+    return wait_status != 0;
+}
+
+void saver_restored(struct run *r, int wait_status)
+{
+    if (r->phase == RUN_ENDING) {
+        run_end_daemons(r);
+    } else if (say_failed(&r->restorer, wait_status)) {
+        run_failed(r, CTL_FAILED);
+        run_stop(r, SIGTERM);
+    } else {
+        run_work(r);
+    }
+}
+
+void saver_exited(struct run *r, int wait_status)
+{
+    if (say_failed(&r->saver, wait_status) && r->phase == RUN_ENDING)
+        run_failed(r, CTL_FAILED); /* else training is worth more than its copy */
+    if (r->phase == RUN_ENDING)
+        run_end_daemons(r);
+}

@@ -1,0 +1,368 @@
+/* shardctl checkpoint: save a model of running daemons, once or again and again; list what is in a
+ * directory; verify a checkpoint without daemons. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <jansson.h>
+
+#include "client/checkpoint/checkpoint.h"
+#include "client/checkpoint/checkpoint_dir.h"
+#include "client/ctl/base/flags.h"
+#include "client/ctl/ctl.h"
+#include "client/session/hub.h"
+#include "proto/base/check.h"
+#include "proto/files/ckpt.h"
+
+#define LOOK_NS    UINT64_C(20000000)
+#define AHEAD_NS   UINT64_C(200000000) /* ask so long before a step is due */
+#define TIMEOUT_MS 30000u              /* of a session that stays: then its daemons are gone */
+#define NS_PER_MIN UINT64_C(60000000000)
+
+static const char checkpoint_about[] =
+    "Save a model as DIR/step-N and point DIR/LATEST to it. Training goes on meanwhile: it is\n"
+    "exactly one step, of parameters, optimizer state and the workers' own blob. The daemons "
+    "write\n"
+    "the files, so DIR is a directory on their host. Weights are safetensors that other tools "
+    "load.";
+
+static const char checkpoint_more[] =
+    "examples:\n"
+    "  shardctl checkpoint /data/run1\n"
+    "  shardctl checkpoint /data/run1 --every 500 --keep 3     stays while the daemons run\n"
+    "  shardctl checkpoint --list /data/run1\n"
+    "  shardctl checkpoint --verify /data/run1                 the latest; or one, by its path\n"
+    "\nexit code 1: nothing was saved, or what was saved is damaged; the reason is on stderr\n";
+
+struct ask {
+    const char *dir, *address, *model;
+    uint32_t keep, every, every_minutes;
+    bool json, list, verify;
+};
+
+static volatile sig_atomic_t stopped; /* 0, or the signal */
+
+static void stop(int sig)
+{
+    stopped = sig;
+}
+
+/* -- Saving -------------------------------------------------------------------------------------
+ */
+
+struct saved {
+    struct shd_checkpointed what;
+    const char *model;
+    double seconds;
+};
+
+static void print_saved(const struct ask *ask, const struct saved *s)
+{
+    if (ask->json) {
+        json_t *o = json_pack("{s:s, s:s, s:I, s:I, s:I, s:s, s:f}", "name", s->what.name, "model",
+                              s->model, "step", (json_int_t)s->what.step, "updates",
+                              (json_int_t)s->what.updates, "bytes", (json_int_t)s->what.bytes,
+                              "sha256", s->what.digest, "seconds", s->seconds);
+        json_dumpf(o, stdout, JSON_COMPACT);
+        putchar('\n');
+        json_decref(o);
+    } else {
+        printf("saved %s/%s model=%s bytes=%" PRIu64 " seconds=%.3f digest sha256:%s\n", ask->dir,
+               s->what.name, s->model, s->what.bytes, s->seconds, s->what.digest);
+    }
+    fflush(stdout);
+}
+
+static uint64_t saved_step = UINT64_MAX; /* the last one that was */
+
+/* Save the open step, or `step` when it comes. */
+static int save_once(const struct ask *ask, shd_model *m, uint64_t step, struct shd_err *e)
+{
+    const struct shd_checkpoint_options options = { .size = sizeof options,
+                                                    .keep = ask->keep,
+                                                    .step = step };
+    struct saved s = { .model = shd_model_name(m) };
+    bool done = false;
+    uint64_t start_ns = hub_clock_ns();
+    int r = shd_checkpoint_begin(m, ask->dir, &options, e);
+    const int was_stopped = stopped; /* then this is the last one */
+    while (r == SHD_OK && !done && stopped == was_stopped) {
+        if (save_step(m) < step)
+            start_ns = hub_clock_ns();
+        nanosleep(&(struct timespec){ .tv_nsec = 2000000 }, NULL);
+        r = shd_checkpoint_poll(m, &done, &s.what, e);
+    }
+    s.seconds = (double)(hub_clock_ns() - start_ns) * 1e-9;
+    if (r == SHD_OK && !done) { /* told to stop: break it off */
+        save_free(m->saving);
+        m->saving = NULL;
+    }
+    if (r == SHD_OK && done) {
+        saved_step = s.what.step;
+        print_saved(ask, &s);
+    }
+    return r;
+}
+
+/* Between two looks at the daemons; how fast steps are, smoothed. */
+struct pace {
+    uint64_t step, at_ns;
+    double steps_per_ns;
+};
+
+static void look(struct pace *p, uint64_t step)
+{
+    const uint64_t now_ns = hub_clock_ns();
+    if (step == p->step)
+        return;
+    if (step > p->step && now_ns > p->at_ns)
+        p->steps_per_ns = (double)(step - p->step) / (double)(now_ns - p->at_ns);
+    p->step = step;
+    p->at_ns = now_ns;
+}
+
+static uint64_t next_multiple(uint64_t step, uint32_t every)
+{
+    return (step / every + 1) * every;
+}
+
+/* Wait until it is time to ask; *ret_step: for what. SHD_OK also when stopped. */
+static int wait_due(const struct ask *ask, shd_model *m, uint64_t last_step, uint64_t last_ns,
+                    uint64_t *ret_step, struct shd_err *e)
+{
+    struct pace pace = { save_step(m), hub_clock_ns(), 0 };
+    const uint64_t due = ask->every > 0 ? next_multiple(last_step, ask->every) : 0;
+    while (!stopped) {
+        const int r = hub_poll(m->session->hub, LOOK_NS, e);
+        if (r != SHD_OK)
+            return r;
+        const uint64_t step = save_step(m);
+        look(&pace, step);
+        const uint64_t ahead = 1 + (uint64_t)(pace.steps_per_ns * (double)AHEAD_NS);
+        if (ask->every > 0 && step + ahead >= due) {
+            *ret_step = due;
+            return SHD_OK;
+        }
+        if (ask->every_minutes > 0 && step > last_step &&
+            hub_clock_ns() - last_ns >= ask->every_minutes * NS_PER_MIN) {
+            *ret_step = 0;
+            return SHD_OK;
+        }
+    }
+    return SHD_OK;
+}
+
+/* Until the daemons are gone, or we are told to stop: both are a good end. */
+static int save_on(const struct ask *ask, shd_model *m, struct shd_err *e)
+{
+    uint64_t last_step = save_step(m), last_ns = hub_clock_ns();
+    int r = SHD_OK;
+    while (!stopped) {
+        uint64_t step = 0;
+        r = wait_due(ask, m, last_step, last_ns, &step, e);
+        if (r == SHD_OK && !stopped)
+            r = save_once(ask, m, step, e);
+        if (r != SHD_OK && hub_check(m->session->hub, NULL) != SHD_OK)
+            break;
+        if (r != SHD_OK) /* training goes on, and the next one may succeed */
+            ctl_say("not saved: %s", e->text);
+        last_step = save_step(m) > step ? save_step(m) : step;
+        last_ns = hub_clock_ns();
+    }
+    if (stopped == SIGTERM && save_step(m) != saved_step) /* what came since then, too */
+        return save_once(ask, m, 0, e);
+    return stopped || r == SHD_EGONE ? SHD_OK : r;
+}
+
+/* The model may be yet to come: workers start as we do. */
+static int attach(const struct ask *ask, shd_session *s, bool stays, shd_model **ret_model,
+                  struct shd_err *e)
+{
+    int r = shd_model_attach(s, ask->model, ret_model, e);
+    while (stays && r == SHD_ENOENT && !stopped && s->hub != NULL) {
+        r = hub_poll(s->hub, LOOK_NS, e);
+        if (r == SHD_OK)
+            r = shd_model_attach(s, ask->model, ret_model, e);
+    }
+    return stopped && r == SHD_ENOENT ? SHD_PENDING : r;
+}
+
+int checkpoint_save(struct shd_session *s, const char *dir, struct shd_err *e)
+{
+    const struct ask ask = { .dir = dir };
+    shd_model *m = NULL;
+    int r = attach(&ask, s, /* stays= */ false, &m, e);
+    if (r == SHD_OK)
+        r = save_once(&ask, m, 0, e);
+    shd_model_close(m);
+    return r;
+}
+
+static int save(const struct ask *ask, struct shd_err *e)
+{
+    const bool stays = ask->every > 0 || ask->every_minutes > 0;
+    const struct shd_options options = { .size = sizeof options,
+                                         .address = ask->address,
+                                         .name = "shardctl checkpoint",
+                                         .timeout_ms = stays ? TIMEOUT_MS : 0 };
+    shd_session *s;
+    shd_model *m = NULL;
+    int r = shd_connect(&options, &s, e);
+    if (r != SHD_OK)
+        return r;
+    r = attach(ask, s, stays, &m, e);
+    if (r == SHD_PENDING) { /* told to stop before there was anything */
+        shd_close(s);
+        return SHD_OK;
+    }
+    if (r == SHD_OK && m->map == NULL)
+        r = err_set(e, SHD_ENOTSUP, "\"local:\" does not save: run daemons");
+    if (r == SHD_OK)
+        r = stays ? save_on(ask, m, e) : save_once(ask, m, 0, e);
+    shd_model_close(m);
+    shd_close(s);
+    return r;
+}
+
+/* -- Looking ------------------------------------------------------------------------------------
+ */
+
+static void print_entry(const struct ask *ask, const struct checkpoint_entry *entry,
+                        const char *latest)
+{
+    char at[32] = "";
+    const time_t seconds = (time_t)(entry->saved_ns / 1000000000);
+    struct tm tm;
+    const bool is_latest = strcmp(entry->name, latest) == 0;
+    if (localtime_r(&seconds, &tm) != NULL)
+        strftime(at, sizeof at, "%Y-%m-%d %H:%M:%S", &tm);
+    if (!ask->json) {
+        printf("%s  %s%s\n", entry->name, at, is_latest ? "  latest" : "");
+        return;
+    }
+    json_t *o = json_pack("{s:s, s:I, s:I, s:b}", "name", entry->name, "step",
+                          (json_int_t)entry->step, "time", (json_int_t)seconds, "latest",
+                          is_latest);
+    json_dumpf(o, stdout, JSON_COMPACT);
+    putchar('\n');
+    json_decref(o);
+}
+
+static int list(const struct ask *ask, struct shd_err *e)
+{
+    char latest[CHECKPOINT_NAME_BYTES] = "";
+    struct checkpoint_entry *entries = NULL;
+    uint32_t count = 0;
+    const int fd = open(ask->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return err_sys(e, SHD_ENOENT, "open directory '%.150s'", ask->dir);
+    int r = checkpoint_dir_list(fd, &entries, &count, e);
+    if (r == SHD_OK && count > 0)
+        r = checkpoint_dir_latest(fd, latest, e);
+    for (uint32_t i = 0; i < count; i++)
+        print_entry(ask, &entries[i], latest);
+    free(entries);
+    close(fd);
+    return r;
+}
+
+static int verify(const struct ask *ask, struct shd_err *e)
+{
+    struct checkpoint_verified v;
+    const int r = checkpoint_verify(ask->dir, &v, e);
+    if (r != SHD_OK)
+        return r;
+    if (!ask->json) {
+        printf("good model=%s step=%" PRIu64 " updates=%" PRIu64 " bytes=%" PRIu64
+               " digest sha256:%s\n",
+               v.model, v.step, v.updates, v.bytes, v.digest);
+        return SHD_OK;
+    }
+    json_t *o = json_pack("{s:s, s:I, s:I, s:I, s:s}", "model", v.model, "step", (json_int_t)v.step,
+                          "updates", (json_int_t)v.updates, "bytes", (json_int_t)v.bytes, "sha256",
+                          v.digest);
+    json_dumpf(o, stdout, JSON_COMPACT);
+    putchar('\n');
+    json_decref(o);
+    return SHD_OK;
+}
+
+/* -- The verb -----------------------------------------------------------------------------------
+ */
+
+static int check_ask(const struct ask *ask, struct shd_err *e)
+{
+    const bool stays = ask->every > 0 || ask->every_minutes > 0;
+    if (ask->dir == NULL)
+        return err_set(e, SHD_EINVAL, "no directory: shardctl checkpoint DIR");
+    if (ask->list && ask->verify)
+        return err_set(e, SHD_EINVAL, "--list and --verify: one at a time");
+    if ((ask->list || ask->verify) && (stays || ask->keep > 0))
+        return err_set(e, SHD_EINVAL, "--list and --verify only look");
+    if (ask->every > 0 && ask->every_minutes > 0)
+        return err_set(e, SHD_EINVAL, "--every and --every-minutes: one at a time");
+    return SHD_OK;
+}
+
+/* DIR may stand before the flags or behind them. */
+static int parse(int argc, char **argv, struct ask *ask)
+{
+    const struct flag table[] = {
+        { "address", 'a', FLAG_STRING, "A", "where the daemons are ($SHARDD_ADDRESS, /run/shardd)",
+          &ask->address, 0, 0 },
+        { "runtime-dir", 'd', FLAG_STRING, "DIR", "the same", &ask->address, 0, 0 },
+        { "model", 'm', FLAG_STRING, "NAME", "which model (the only one there)", &ask->model, 0,
+          0 },
+        { "keep", 'k', FLAG_U32, "N", "then remove the oldest but N (keep all)", &ask->keep, 1,
+          1000000 },
+        { "every", 0, FLAG_U32, "STEPS", "stay, and save at every multiple of STEPS", &ask->every,
+          1, UINT32_MAX },
+        { "every-minutes", 0, FLAG_U32, "M", "stay, and save every M minutes", &ask->every_minutes,
+          1, 1000000 },
+        { "list", 'l', FLAG_BOOL, NULL, "list what is in DIR, the oldest first", &ask->list, 0, 0 },
+        { "verify", 0, FLAG_BOOL, NULL, "check every byte of a checkpoint, without daemons",
+          &ask->verify, 0, 0 },
+        { "json", 'j', FLAG_BOOL, NULL, "one JSON object a line", &ask->json, 0, 0 },
+    };
+    const struct flags flags = { .usage = "shardctl checkpoint DIR [FLAGS]",
+                                 .about = checkpoint_about,
+                                 .more = checkpoint_more,
+                                 .table = table,
+                                 .count = ARRAY_SIZE(table) };
+    const char *more;
+    const int code = flags_start_word(&flags, argc, argv, &ask->dir, &more);
+    if (code >= 0)
+        return code;
+    if (more != NULL) {
+        ctl_say("one directory at a time, got '%s' as well", more);
+        return CTL_USAGE;
+    }
+    return -1;
+}
+
+int verb_checkpoint(int argc, char **argv)
+{
+    struct ask ask = { .dir = NULL };
+    struct shd_err e = { 0 };
+    const int code = parse(argc, argv, &ask);
+    if (code >= 0)
+        return code;
+    if (check_ask(&ask, &e) != SHD_OK) {
+        ctl_say("%s", e.text);
+        return CTL_USAGE;
+    }
+    signal(SIGINT, stop);
+    signal(SIGTERM, stop);
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error with a name */
+    const int r = ask.list ? list(&ask, &e) : ask.verify ? verify(&ask, &e) : save(&ask, &e);
+    if (r == SHD_OK)
+        return CTL_OK;
+    ctl_say("%s", e.text);
+    return CTL_FAILED;
+}

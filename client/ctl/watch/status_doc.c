@@ -1,0 +1,310 @@
+/* See status_doc.h. */
+#include "client/ctl/watch/status_doc.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/ctl/watch/status_text.h"
+#include "proto/base/check.h"
+
+/* -- Fields ---------------------------------------------------------------------------------- */
+
+static double number(const json_t *object, const char *key)
+{
+    const json_t *v = json_object_get(object, key);
+    return json_is_number(v) ? json_number_value(v) : NAN;
+}
+
+static void text(const json_t *object, const char *key, char *buf, size_t bytes)
+{
+    const char *s = json_string_value(json_object_get(object, key));
+    text_clean(s != NULL ? s : "", buf, bytes);
+}
+#define TEXT(object, key, field) text(object, key, field, sizeof(field))
+
+/* A number, or how many there are of a list. */
+static double count_of(const json_t *object, const char *key)
+{
+    const json_t *v = json_object_get(object, key);
+    return json_is_array(v) ? (double)json_array_size(v) : number(object, key);
+}
+
+static double first_of(const json_t *object, const char *key)
+{
+    const json_t *v = json_array_get(json_object_get(object, key), 0);
+    return json_is_number(v) ? json_number_value(v) : NAN;
+}
+
+/* -- Models ---------------------------------------------------------------------------------- */
+
+static void read_checkpoint(const json_t *c, struct doc_model *m)
+{
+    char state[DOC_WORD_BYTES], step[TEXT_BYTES];
+    if (!json_is_object(c))
+        return;
+    TEXT(c, "state", state);
+    const double share = number(c, "bytes_done") / number(c, "bytes_total");
+    const int n = snprintf(m->checkpoint, sizeof(m->checkpoint), "%s step %.12s", state,
+                           text_count(number(c, "step"), step));
+    if (share >= 0 && share <= 1 && n < (int)sizeof(m->checkpoint))
+        snprintf(m->checkpoint + n, sizeof(m->checkpoint) - (size_t)n, " %.0f %%", share * 100);
+}
+
+static void read_model(const json_t *j, struct doc_model *m)
+{
+    static const char *const kinds[DOC_MEMORY] = { "state", "publish", "inbox",
+                                                   "board", "ledger",  "spill" };
+    const json_t *bytes = json_object_get(j, "bytes"), *rates = json_object_get(j, "rates");
+    TEXT(j, "name", m->name);
+    TEXT(j, "phase", m->phase);
+    read_checkpoint(json_object_get(j, "checkpoint"), m);
+    m->step = number(j, "step");
+    m->owner = number(j, "owner");
+    m->owners = number(j, "owners");
+    m->units = count_of(j, "units");
+    m->micro_batches = number(j, "micro_batches");
+    m->expected = number(j, "expected");
+    m->returned = number(j, "returned");
+    m->waiting = number(j, "waiting");
+    for (unsigned i = 0; i < DOC_MEMORY; i++)
+        m->bytes[i] = number(bytes, kinds[i]);
+    m->steps_per_s = number(rates, "steps_per_s");
+    m->returns_per_s = number(rates, "returns_per_s");
+    m->bytes_per_s = number(rates, "bytes_per_s");
+    m->metric = first_of(j, "metrics");
+    m->norm = number(j, "last_sum_norm");
+}
+
+double doc_bytes(const struct doc *d, double ret_kinds[DOC_MEMORY])
+{
+    double sum = 0;
+    for (unsigned i = 0; i < DOC_MEMORY; i++) {
+        ret_kinds[i] = 0;
+        for (uint32_t m = 0; m < d->model_count; m++)
+            if (d->models[m].bytes[i] >= 0)
+                ret_kinds[i] += d->models[m].bytes[i];
+        sum += ret_kinds[i];
+    }
+    return sum;
+}
+
+const struct doc_model *doc_main_model(const struct doc *d)
+{
+    const struct doc_model *best = d->model_count > 0 ? &d->models[0] : NULL;
+    for (uint32_t i = 1; i < d->model_count; i++)
+        if (d->models[i].returns_per_s > best->returns_per_s)
+            best = &d->models[i];
+    return best;
+}
+
+/* -- Sessions and waits ---------------------------------------------------------------------- */
+
+/* A unit's name, found by its index among units (NULL: it is not known which model's). */
+static void read_unit(const json_t *now, const json_t *units, struct doc_session *s)
+{
+    char buf[TEXT_BYTES];
+    const json_t *unit = json_object_get(now, "unit");
+    const double index = number(now, "unit");
+    if (json_is_string(unit))
+        TEXT(now, "unit", s->unit);
+    else if (index >= 0 && index < (double)json_array_size(units))
+        TEXT(json_array_get(units, (size_t)index), "name", s->unit);
+    else if (json_is_number(unit))
+        snprintf(s->unit, sizeof(s->unit), "%s", text_count(index, buf));
+}
+
+static void read_session(const json_t *j, const json_t *units, struct doc_session *s)
+{
+    const json_t *now = json_object_get(j, "now");
+    TEXT(j, "name", s->name);
+    TEXT(j, "role", s->role);
+    TEXT(j, "state", s->state);
+    TEXT(j, "path", s->path);
+    TEXT(now, "what", s->what);
+    read_unit(now, units, s);
+    s->id = number(j, "id");
+    s->pid = number(j, "pid");
+    s->uid = number(j, "uid");
+    s->age_s = number(j, "age_s");
+    s->slots = number(j, "slots");
+    s->slots_waiting = number(j, "slots_waiting");
+    s->micro = number(now, "micro");
+    s->step = number(now, "step");
+    s->since_s = number(now, "since_s");
+}
+
+static void read_peer(const json_t *j, struct doc_peer *p)
+{
+    p->pid = number(j, "pid");
+    TEXT(j, "name", p->name);
+    TEXT(j, "state", p->state);
+}
+
+static void read_wait(const json_t *j, struct doc_wait *w)
+{
+    const json_t *on = json_object_get(j, "on");
+    read_peer(json_object_get(j, "who"), &w->who);
+    TEXT(j, "kind", w->kind);
+    TEXT(j, "text", w->text);
+    w->since_s = number(j, "since_s");
+    for (size_t i = 0; i < json_array_size(on) && w->on_count < DOC_ON_MAX; i++)
+        read_peer(json_array_get(on, i), &w->on[w->on_count++]);
+}
+
+/* -- The document ---------------------------------------------------------------------------- */
+
+/* Room for the objects of a list, at most max of them, size bytes each; NULL: none, or no memory.
+ * Entries that are no objects are left out. */
+static void *make_list(const json_t *list, uint32_t max, size_t size, uint32_t *ret_count)
+{
+    uint32_t count = 0;
+    for (size_t i = 0; i < json_array_size(list) && count < max; i++)
+        count += json_is_object(json_array_get(list, i));
+    void *items = count > 0 ? calloc(count, size) : NULL;
+    *ret_count = items != NULL ? count : 0;
+    return items;
+}
+
+/* The next object of a list from *at on, which moves behind it. There is one. */
+static const json_t *next_object(const json_t *list, size_t *at)
+{
+    const json_t *entry = json_array_get(list, (*at)++);
+    while (!json_is_object(entry)) {
+        CHECK(entry != NULL);
+        entry = json_array_get(list, (*at)++);
+    }
+    return entry;
+}
+
+/* Of a tool: an administrator's, or our own. */
+static bool is_tool(const json_t *session)
+{
+    const char *role = json_string_value(json_object_get(session, "role"));
+    const json_t *pid = json_object_get(session, "pid");
+    return (role != NULL && strcmp(role, "admin") == 0) ||
+           (json_is_integer(pid) && json_integer_value(pid) == (json_int_t)getpid());
+}
+
+static void hide_tools(json_t *root)
+{
+    json_t *sessions = json_object_get(root, "sessions");
+    for (size_t i = json_array_size(sessions); i > 0; i--)
+        if (is_tool(json_array_get(sessions, i - 1)))
+            json_array_remove(sessions, i - 1);
+}
+
+static void read_lists(const json_t *root, struct doc *d)
+{
+    const json_t *models = json_object_get(root, "models");
+    const json_t *sessions = json_object_get(root, "sessions");
+    const json_t *waits = json_object_get(root, "waits");
+    const json_t *units = json_array_size(models) == 1
+                              ? json_object_get(json_array_get(models, 0), "units")
+                              : NULL;
+    size_t at = 0;
+    d->models = make_list(models, DOC_MODELS_MAX, sizeof(*d->models), &d->model_count);
+    for (uint32_t i = 0; i < d->model_count; i++)
+        read_model(next_object(models, &at), &d->models[i]);
+    at = 0;
+    d->sessions = make_list(sessions, DOC_SESSIONS_MAX, sizeof(*d->sessions), &d->session_count);
+    for (uint32_t i = 0; i < d->session_count; i++)
+        read_session(next_object(sessions, &at), units, &d->sessions[i]);
+    at = 0;
+    d->waits = make_list(waits, DOC_WAITS_MAX, sizeof(*d->waits), &d->wait_count);
+    for (uint32_t i = 0; i < d->wait_count; i++)
+        read_wait(next_object(waits, &at), &d->waits[i]);
+}
+
+/* Models that failed, or were refused, and the last warning. */
+static void read_troubles(const json_t *root, struct doc *d)
+{
+    const json_t *errors = json_object_get(root, "errors");
+    const json_t *models = json_object_get(root, "models");
+    const json_t *refused = json_array_get(
+        json_object_get(json_object_get(root, "adopted"), "refused"), 0);
+    char name[DOC_NAME_BYTES], why[DOC_TEXT_BYTES];
+    if (json_array_size(errors) > 0)
+        TEXT(json_array_get(errors, json_array_size(errors) - 1), "text", d->error);
+    for (size_t i = 0; i < json_array_size(models) && d->refused[0] == '\0'; i++) {
+        TEXT(json_array_get(models, i), "name", name);
+        TEXT(json_array_get(models, i), "status", why);
+        if (why[0] != '\0' && strcmp(why, "SHD_OK") != 0)
+            snprintf(d->refused, sizeof(d->refused), "model '%s' has failed: %.60s", name, why);
+    }
+    if (refused == NULL)
+        return;
+    TEXT(refused, "name", name);
+    TEXT(refused, "why", why);
+    snprintf(d->refused, sizeof(d->refused), "model '%s' was not adopted: %.150s", name, why);
+}
+
+/* Lists that are something else: the rest would make no sense either. */
+static int check_root(const json_t *root, struct shd_err *e)
+{
+    static const char *const lists[] = { "models", "sessions", "waits", "errors" };
+    if (!json_is_object(root) || !json_is_integer(json_object_get(root, "schema")))
+        return err_set(e, SHD_EPROTO, "the answer is no status: it has no schema number");
+    for (size_t i = 0; i < ARRAY_SIZE(lists); i++) {
+        const json_t *list = json_object_get(root, lists[i]);
+        if (list != NULL && !json_is_array(list))
+            return err_set(e, SHD_EPROTO, "the answer is no status: '%s' is no list", lists[i]);
+    }
+    return SHD_OK;
+}
+
+static struct doc *doc_new(const json_t *root)
+{
+    struct doc *d = calloc(1, sizeof(*d));
+    if (d == NULL)
+        return NULL;
+    TEXT(root, "device", d->device);
+    TEXT(root, "version", d->version);
+    TEXT(root, "isa", d->isa);
+    TEXT(root, "keeper", d->keeper);
+    d->schema = number(root, "schema");
+    d->pid = number(root, "pid");
+    d->uptime_s = number(root, "uptime_s");
+    d->threads = number(root, "threads");
+    d->stale_ms = number(root, "stale_ms");
+    read_lists(root, d);
+    read_troubles(root, d);
+    return d;
+}
+
+int doc_parse(const char *json, size_t bytes, bool with_tools, struct doc **ret_doc,
+              json_t **ret_json, struct shd_err *e)
+{
+    json_error_t why;
+    char reason[120];
+    json_t *root = json_loadb(json, bytes, JSON_ALLOW_NUL, &why);
+    if (root == NULL)
+        return err_set(e, SHD_EPROTO, "the answer is no JSON: %s",
+                       text_clean(why.text, reason, sizeof(reason)));
+    const int r = check_root(root, e);
+    if (r == SHD_OK && !with_tools)
+        hide_tools(root);
+    struct doc *d = r == SHD_OK ? doc_new(root) : NULL;
+    if (d == NULL) {
+        json_decref(root);
+        return r != SHD_OK ? r : err_set(e, SHD_ENOMEM, "no memory for a status");
+    }
+    if (ret_json != NULL)
+        *ret_json = root;
+    else
+        json_decref(root);
+    *ret_doc = d;
+    return SHD_OK;
+}
+
+void doc_free(struct doc *d)
+{
+    if (d == NULL)
+        return;
+    free(d->models);
+    free(d->sessions);
+    free(d->waits);
+    free(d);
+}

@@ -1,0 +1,82 @@
+/* A daemon's /status document (docs/status.md) as structs for showing.
+ *
+ * The document comes from outside: what is missing or of another type is "not known" (NAN, ""),
+ * lists are cut at the limits below, texts are cleaned (status_text.h). Only what is no such
+ * document at all is an error. Schema 1, of the control connection, is read as well.
+ */
+#ifndef SHD_CTL_STATUS_DOC_H
+#define SHD_CTL_STATUS_DOC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <jansson.h>
+
+#include "proto/base/status.h"
+
+#define DOC_MODELS_MAX   64u
+#define DOC_SESSIONS_MAX 1024u
+#define DOC_WAITS_MAX    1024u
+#define DOC_ON_MAX       8u
+#define DOC_NAME_BYTES   40u
+#define DOC_WORD_BYTES   16u
+#define DOC_TEXT_BYTES   240u
+
+enum doc_memory { DOC_STATE, DOC_PUBLISH, DOC_INBOX, DOC_BOARD, DOC_LEDGER, DOC_SPILL, DOC_MEMORY };
+
+struct doc_model {
+    char name[DOC_NAME_BYTES], phase[DOC_WORD_BYTES];
+    char checkpoint[DOC_NAME_BYTES]; /* "writing step 12: 40 %"; "": none */
+    double step, owner, owners, units, micro_batches;
+    double expected, returned, waiting;
+    double bytes[DOC_MEMORY];
+    double steps_per_s, returns_per_s, bytes_per_s;
+    double metric, norm; /* metrics[0], a sum over micro-batches; last_sum_norm */
+};
+
+struct doc_session {
+    char name[DOC_NAME_BYTES], role[DOC_WORD_BYTES], state[DOC_WORD_BYTES], path[DOC_WORD_BYTES];
+    char what[DOC_WORD_BYTES], unit[DOC_NAME_BYTES]; /* what: "" when it does not say */
+    double id, pid, uid, age_s, slots, slots_waiting;
+    double micro, step, since_s;
+};
+
+struct doc_peer {
+    double pid;
+    char name[DOC_NAME_BYTES], state[DOC_WORD_BYTES];
+};
+struct doc_wait {
+    struct doc_peer who; /* pid NAN: nobody in particular */
+    char kind[DOC_WORD_BYTES], text[DOC_TEXT_BYTES];
+    double since_s;
+    struct doc_peer on[DOC_ON_MAX];
+    uint32_t on_count;
+};
+
+struct doc {
+    char device[DOC_NAME_BYTES], version[DOC_WORD_BYTES], isa[DOC_WORD_BYTES],
+        keeper[DOC_WORD_BYTES];
+    double schema, pid, uptime_s, threads, stale_ms;
+    struct doc_model *models;     /* owned */
+    struct doc_session *sessions; /* owned */
+    struct doc_wait *waits;       /* owned, as sent: the longest first */
+    uint32_t model_count, session_count, wait_count;
+    char refused[DOC_TEXT_BYTES]; /* a model that has failed or was not adopted; "": none */
+    char error[DOC_TEXT_BYTES];   /* its last warning or error; "": none */
+};
+
+/* The document in text[bytes]; *ret_json, when not NULL, is the caller's to release. Without
+ * with_tools the sessions of administrators and of this process are left out of both.
+ * Errors: SHD_EPROTO it is no JSON, or no status; SHD_ENOMEM. */
+int doc_parse(const char *text, size_t bytes, bool with_tools, struct doc **ret_doc,
+              json_t **ret_json, struct shd_err *e);
+void doc_free(struct doc *d); /* NULL is a no-op */
+
+/* Bytes of all models of d, and of each kind. */
+double doc_bytes(const struct doc *d, double ret_kinds[DOC_MEMORY]);
+
+/* The model of d that does most now; NULL: it has none. */
+const struct doc_model *doc_main_model(const struct doc *d);
+
+#endif

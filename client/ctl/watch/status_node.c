@@ -1,0 +1,326 @@
+/* See status_node.h. */
+#include "client/ctl/watch/status_node.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/ctl/ctl.h"
+#include "client/ctl/run/updir.h"
+#include "client/ctl/watch/status_text.h"
+#include "client/session/address.h"
+#include "proto/base/check.h"
+
+#define STATUS_BYTES_MAX ((size_t)32 * 1024 * 1024) /* 64 models of 4,096 units */
+#define TIMEOUT_MS       1500
+#define NS_PER_MS        UINT64_C(1000000)
+
+/* -- Which ----------------------------------------------------------------------------------- */
+
+/* "cpu0" of "cpu0.status" and "cpu0.sock". Names that no daemon has are nobody's. */
+static bool device_of(const char *file, char device[DOC_NAME_BYTES])
+{
+    static const char allowed[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
+    const size_t bytes = strspn(file, allowed);
+    if (bytes == 0 || bytes >= DOC_NAME_BYTES ||
+        (strcmp(file + bytes, ".status") != 0 && strcmp(file + bytes, ".sock") != 0))
+        return false;
+    memcpy(device, file, bytes);
+    device[bytes] = '\0';
+    return true;
+}
+
+static struct node_daemon *find(const struct node *n, const char *device)
+{
+    for (uint32_t i = 0; i < n->count; i++)
+        if (strcmp(n->daemons[i].device, device) == 0)
+            return &n->daemons[i];
+    return NULL;
+}
+
+static int add(struct node *n, const char *device, struct shd_err *e)
+{
+    if (n->count == NODE_DAEMONS_MAX)
+        return err_set(e, SHD_ERANGE, "more than %u daemons in '%.100s'", NODE_DAEMONS_MAX, n->dir);
+    struct node_daemon *grown = realloc(n->daemons, (n->count + 1) * sizeof(*grown));
+    if (grown == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " daemons", n->count + 1);
+    n->daemons = grown;
+    uint32_t at = n->count++;
+    for (; !n->listed && at > 0 && address_compare(n->daemons[at - 1].device, device) > 0; at--)
+        n->daemons[at] = n->daemons[at - 1];
+    n->daemons[at] = (struct node_daemon){ .http.fd = -1 };
+    snprintf(n->daemons[at].device, sizeof(n->daemons[at].device), "%s", device);
+    return SHD_OK;
+}
+
+static int open_failed(const char *dir, struct shd_err *e)
+{
+    if (errno == ENOENT || errno == ENOTDIR)
+        return err_set(
+            e, SHD_ENOENT,
+            "no directory '%.100s': start daemons (`shardctl up`), or say where they are "
+            "(--runtime-dir)",
+            dir);
+    return err_sys(e, errno == EACCES ? SHD_EAUTH : SHD_EIO, "open '%.100s'", dir);
+}
+
+int node_scan(struct node *n, struct shd_err *e)
+{
+    char device[DOC_NAME_BYTES];
+    int r = SHD_OK;
+    if (n->listed)
+        return SHD_OK;
+    DIR *dir = opendir(n->dir);
+    if (dir == NULL)
+        return open_failed(n->dir, e);
+    for (const struct dirent *d = readdir(dir); d != NULL && r == SHD_OK; d = readdir(dir))
+        if (device_of(d->d_name, device) && find(n, device) == NULL)
+            r = add(n, device, e);
+    closedir(dir);
+    return r;
+}
+
+static int open_listed(const char *address, struct node *n, struct shd_err *e)
+{
+    struct address a;
+    int r = address_parse(address, &a, e);
+    if (r != SHD_OK)
+        return r;
+    n->listed = true;
+    snprintf(n->dir, sizeof(n->dir), "%s", a.dir);
+    for (uint32_t i = 0; i < a.count && r == SHD_OK; i++)
+        r = strlen(a.devices[i]) < DOC_NAME_BYTES
+                ? add(n, a.devices[i], e)
+                : err_set(e, SHD_ERANGE, "device name '%.60s' is too long", a.devices[i]);
+    address_free(&a);
+    return r;
+}
+
+static int open_dir(const char *dir, struct node *n, struct shd_err *e)
+{
+    if (snprintf(n->dir, sizeof(n->dir), "%s", dir) >= (int)sizeof(n->dir))
+        return err_set(e, SHD_ERANGE, "the directory's path has %zu bytes, at most %zu",
+                       strlen(dir), sizeof(n->dir) - 1);
+    const int r = node_scan(n, e);
+    if (r == SHD_OK && n->count == 0)
+        return err_set(e, SHD_ENOENT, "no daemon in '%.100s'", dir);
+    return r;
+}
+
+static int err_which_run(char (*runs)[RUNDIR_PATH_BYTES], uint32_t count, struct shd_err *e)
+{
+    char list[3 * RUNDIR_PATH_BYTES] = "";
+    for (uint32_t i = 0; i < count && i < 2; i++)
+        snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s%s", i > 0 ? ", " : "",
+                 runs[i]);
+    return err_set(e, SHD_EINVAL, "%" PRIu32 " `shardctl run` go on, in %s%s: say which (%s)",
+                   count, list, count > 2 ? ", ..." : "", "--runtime-dir");
+}
+
+/* Nothing was said about where: the first place that has a daemon, or the one run of ours. */
+static int open_default(struct node *n, struct shd_err *e)
+{
+    char path[RUNDIR_PATH_BYTES], runs[2][RUNDIR_PATH_BYTES];
+    if (updir_path(NULL, path, NULL) == SHD_OK && open_dir(path, n, NULL) == SHD_OK)
+        return SHD_OK;
+    node_close(n);
+    const int r = open_dir(ADDRESS_DEFAULT, n, e);
+    const uint32_t count = r == SHD_ENOENT ? rundir_live(runs, ARRAY_SIZE(runs)) : 0;
+    if (count == 0)
+        return r;
+    node_close(n);
+    return count == 1 ? open_dir(runs[0], n, e) : err_which_run(runs, count, e);
+}
+
+int node_open(const char *address, struct node *ret_node, struct shd_err *e)
+{
+    struct node n = { .timeout_ms = TIMEOUT_MS };
+    const char *env = getenv(ADDRESS_ENV);
+    if (address == NULL && env != NULL && env[0] != '\0')
+        address = env;
+    int r;
+    if (address != NULL && strncmp(address, "local:", 6) == 0)
+        r = err_set(e, SHD_EINVAL, "'%.60s': owners inside a process have no status sockets",
+                    address);
+    else if (address != NULL && strchr(address, '?') != NULL)
+        r = open_listed(address, &n, e);
+    else
+        r = address != NULL ? open_dir(address, &n, e) : open_default(&n, e);
+    if (r == SHD_OK)
+        *ret_node = n;
+    else
+        node_close(&n);
+    return r;
+}
+
+int node_open_hosts(const char *hosts, struct node *ret_node, struct shd_err *e)
+{
+    struct node n = { .timeout_ms = TIMEOUT_MS, .tcp = true, .listed = true };
+    int r = SHD_OK;
+    for (const char *at = hosts; r == SHD_OK; at++) {
+        char name[DOC_NAME_BYTES];
+        const size_t bytes = strcspn(at, ",");
+        if (bytes == 0 || bytes >= sizeof(name) || memchr(at, ':', bytes) == NULL) {
+            r = err_set(e, SHD_EINVAL,
+                        "'%.*s' is not HOST:PORT of at most %zu characters, as 'node1:9464'",
+                        bytes < 60 ? (int)bytes : 60, at, sizeof(name) - 1);
+            break;
+        }
+        snprintf(name, sizeof(name), "%.*s", (int)bytes, at);
+        r = add(&n, name, e);
+        at += bytes;
+        if (*at == '\0')
+            break;
+    }
+    if (r == SHD_OK)
+        *ret_node = n;
+    else
+        node_close(&n);
+    return r;
+}
+
+int node_exit(int status)
+{
+    return status == SHD_EINVAL ? CTL_USAGE : CTL_FAILED;
+}
+
+void node_close(struct node *n)
+{
+    for (uint32_t i = 0; i < n->count; i++) {
+        http_end(&n->daemons[i].http);
+        doc_free(n->daemons[i].doc);
+        json_decref(n->daemons[i].json);
+    }
+    free(n->daemons);
+    n->daemons = NULL;
+    n->count = 0;
+}
+
+/* -- Asking ---------------------------------------------------------------------------------- */
+
+void node_socket(const struct node *n, const struct node_daemon *d,
+                 char ret_socket[NODE_SOCKET_BYTES])
+{
+    if (n->tcp)
+        snprintf(ret_socket, NODE_SOCKET_BYTES, "%s", d->device);
+    else
+        snprintf(ret_socket, NODE_SOCKET_BYTES, "%s/%s.status", n->dir, d->device);
+}
+
+static void start(struct node *n, struct node_daemon *d)
+{
+    char path[NODE_SOCKET_BYTES];
+    node_socket(n, d, path);
+    http_start(&d->http, path, "/status", STATUS_BYTES_MAX, n->timeout_ms);
+}
+
+void node_ask(struct node *n, uint64_t interval_ms)
+{
+    const uint64_t now_ns = http_now_ns();
+    for (uint32_t i = 0; i < n->count; i++) {
+        struct node_daemon *d = &n->daemons[i];
+        if (d->http.state != HTTP_IDLE || now_ns < d->next_ns)
+            continue;
+        d->next_ns = now_ns + interval_ms * NS_PER_MS;
+        start(n, d);
+    }
+}
+
+void node_polls(const struct node *n, struct pollfd *polls)
+{
+    for (uint32_t i = 0; i < n->count; i++)
+        polls[i] = http_poll(&n->daemons[i].http);
+}
+
+static void set_down(struct node_daemon *d, const struct shd_err *why)
+{
+    const uint64_t now_ns = http_now_ns();
+    d->up = false;
+    d->asked = true;
+    d->why = *why;
+    text_clean(why->text, d->why.text, sizeof(d->why.text));
+    if (d->down_ns == 0)
+        d->down_ns = d->up_ns != 0 ? d->up_ns : now_ns;
+}
+
+void node_take(struct node *n, struct node_daemon *d, const char *text, size_t bytes)
+{
+    struct doc *doc;
+    json_t *json = NULL;
+    struct shd_err e = { 0 };
+    if (doc_parse(text, bytes, n->with_tools, &doc, n->keep_json ? &json : NULL, &e) != SHD_OK) {
+        set_down(d, &e);
+        return;
+    }
+    doc_free(d->doc);
+    json_decref(d->json);
+    d->doc = doc;
+    d->json = json;
+    d->up = d->asked = true;
+    d->up_ns = http_now_ns();
+    d->down_ns = 0;
+}
+
+bool node_step(struct node *n)
+{
+    bool news = false;
+    for (uint32_t i = 0; i < n->count; i++) {
+        struct node_daemon *d = &n->daemons[i];
+        http_step(&d->http);
+        if (!http_ended(&d->http))
+            continue;
+        if (d->http.state == HTTP_DONE)
+            node_take(n, d, d->http.body, d->http.body_bytes);
+        else
+            set_down(d, &d->http.err);
+        http_end(&d->http);
+        news = true;
+    }
+    return news;
+}
+
+void node_ask_once(struct node *n)
+{
+    struct pollfd *polls = calloc(n->count + 1u, sizeof(*polls));
+    bool busy = polls != NULL;
+    node_ask(n, /* interval_ms= */ 0);
+    while (busy) {
+        node_step(n);
+        busy = false;
+        node_polls(n, polls);
+        for (uint32_t i = 0; i < n->count; i++)
+            busy = busy || n->daemons[i].http.state != HTTP_IDLE;
+        if (busy)
+            poll(polls, n->count, 50);
+    }
+    free(polls);
+}
+
+/* -- Judging --------------------------------------------------------------------------------- */
+
+bool node_healthy(const struct node_daemon *d, char *why, size_t bytes)
+{
+    why[0] = '\0';
+    if (!d->up)
+        snprintf(why, bytes, "%s", d->asked ? d->why.text : "not asked yet");
+    else if (d->doc->stale_ms > NODE_STALE_MS)
+        snprintf(why, bytes, "its event loop has not turned for %.1f s",
+                 d->doc->stale_ms < 1e9 ? d->doc->stale_ms / 1000 : 1e6);
+    else if (d->doc->refused[0] != '\0')
+        snprintf(why, bytes, "%s", d->doc->refused);
+    return why[0] == '\0';
+}
+
+uint32_t node_up(const struct node *n)
+{
+    uint32_t up = 0;
+    for (uint32_t i = 0; i < n->count; i++)
+        up += n->daemons[i].up;
+    return up;
+}

@@ -1,0 +1,268 @@
+/* shardctl top: the node on a full screen, live. The loop; what is shown is top_draw.c's, the
+ * terminal top_term.c's.
+ *
+ * One poll() over the keyboard and all daemons' sockets: a daemon that does not answer is shown as
+ * such and delays nothing. */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/ctl/base/flags.h"
+#include "client/ctl/ctl.h"
+#include "client/ctl/watch/status_join.h"
+#include "client/ctl/watch/status_node.h"
+#include "client/ctl/watch/status_show.h"
+#include "client/ctl/watch/status_text.h"
+#include "client/ctl/watch/top_draw.h"
+#include "client/ctl/watch/top_term.h"
+#include "proto/base/check.h"
+
+#define TICK_MS        100
+#define NS_PER_MS      UINT64_C(1000000)
+#define INTERVAL_MS    1000
+#define TIMEOUT_MS_MIN 500
+#define FRAME_MS_MIN   100 /* daemons answer one by one: not a frame for each */
+#define DIRECTORY_MS   1000
+
+static const char top_about[] =
+    "Show the daemons of this host, their models and workers, and who waits for whom, live.\n"
+    "Needs a terminal; `shardctl status --watch` does without.";
+
+static const char top_more[] =
+    "default place: $SHARDD_ADDRESS, else where `shardctl up` starts daemons, else /run/shardd,\n"
+    "else that of your only `shardctl run`\n"
+    "\n"
+    "keys:\n"
+    "  q           quit                      h           explains the columns\n"
+    "  s           order of the workers      p           pause, go on\n"
+    "  arrows      scroll; PgUp PgDn Home End; Tab: the other list\n"
+    "\n"
+    "NO_COLOR=1 does without colour, LC_ALL=C without block characters, TERM=dumb without moving\n"
+    "the cursor. A worker that holds others up is named in the line above the keys.\n"
+    "\n"
+    "examples:\n"
+    "  shardctl top\n"
+    "  shardctl run --verbose ... says its runtime directory: shardctl top --runtime-dir DIR\n"
+    "\n"
+    "exit codes: 0 quit; 1 no daemon, or no terminal; 2 the command line was wrong; 128 + N for\n"
+    "signal N\n";
+
+struct top {
+    struct node node;
+    struct top_view view;
+    struct join join;
+    struct shd_err trouble;
+    uint64_t interval_ms;
+    uint64_t scanned_ns, drawn_ns;
+    bool dirty, quit;
+};
+
+/* -- Drawing --------------------------------------------------------------------------------- */
+
+static void draw(struct top *t)
+{
+    struct screen s;
+    unsigned rows, cols;
+    term_size(&rows, &cols);
+    t->view.now_ns = http_now_ns();
+    t->view.trouble = t->trouble.code != SHD_OK ? t->trouble.text : NULL;
+    if (screen_init(&s, rows, cols)) {
+        top_draw(&t->view, &s);
+        term_show(&s);
+    }
+    screen_deinit(&s);
+    t->drawn_ns = t->view.now_ns;
+    t->dirty = false;
+}
+
+static void take_news(struct top *t)
+{
+    join_free(&t->join);
+    join_make(&t->node, &t->join);
+    join_sort(&t->join, t->view.sort);
+    t->dirty = true;
+}
+
+/* -- Keys ------------------------------------------------------------------------------------ */
+
+static void scroll_by(struct top *t, int rows)
+{
+    unsigned *first = &t->view.first[t->view.focus];
+    if (rows < 0 && *first < (unsigned)-rows)
+        *first = 0;
+    else
+        *first += (unsigned)rows; /* top_draw() brings it back from beyond the end */
+}
+
+static void press(struct top *t, enum term_key key)
+{
+    struct top_view *v = &t->view;
+    const int page = v->page[v->focus] > 1 ? (int)v->page[v->focus] - 1 : 1;
+    t->dirty = true;
+    if (v->help && key != KEY_IS_QUIT) {
+        v->help = key == KEY_IS_REDRAW; /* a new size is no key */
+        return;
+    }
+    switch (key) {
+    case KEY_IS_QUIT:
+        t->quit = true;
+        break;
+    case KEY_IS_UP:
+        scroll_by(t, -1);
+        break;
+    case KEY_IS_DOWN:
+        scroll_by(t, 1);
+        break;
+    case KEY_IS_PAGE_UP:
+        scroll_by(t, -page);
+        break;
+    case KEY_IS_PAGE_DOWN:
+        scroll_by(t, page);
+        break;
+    case KEY_IS_FIRST:
+        v->first[v->focus] = 0;
+        break;
+    case KEY_IS_LAST:
+        v->first[v->focus] = JOIN_WORKERS_MAX;
+        break;
+    case KEY_IS_TAB:
+        v->focus = v->focus == TOP_DAEMONS ? TOP_WORKERS : TOP_DAEMONS;
+        break;
+    case KEY_IS_SORT:
+        v->sort = (v->sort + 1) % JOIN_SORTS;
+        join_sort(&t->join, v->sort);
+        break;
+    case KEY_IS_PAUSE:
+        v->paused = !v->paused;
+        break;
+    case KEY_IS_HELP:
+        v->help = true;
+        break;
+    case KEY_IS_NONE:
+    case KEY_IS_REDRAW:
+    case KEY_IS_OTHER:
+        break;
+    }
+}
+
+/* -- The loop -------------------------------------------------------------------------------- */
+
+/* New daemons; a directory that cannot be read is shown, and tried again. */
+static void scan(struct top *t, uint64_t now_ns)
+{
+    if (now_ns - t->scanned_ns < DIRECTORY_MS * NS_PER_MS)
+        return;
+    t->scanned_ns = now_ns;
+    const uint32_t count = t->node.count;
+    struct shd_err e = { 0 };
+    char text[sizeof(e.text)];
+    if (node_scan(&t->node, &e) != SHD_OK)
+        snprintf(e.text, sizeof(e.text), "%s", text_clean(e.text, text, sizeof(text)));
+    if (e.code != t->trouble.code || count != t->node.count)
+        t->dirty = true;
+    t->trouble = e;
+}
+
+/* Wait for a key, an answer or the next tick; false: the terminal has gone. */
+static bool wait_for_events(const struct top *t)
+{
+    static struct pollfd polls[NODE_DAEMONS_MAX + 1];
+    polls[0] = (struct pollfd){ .fd = STDIN_FILENO, .events = POLLIN };
+    node_polls(&t->node, polls + 1);
+    const int n = poll(polls, t->node.count + 1, TICK_MS);
+    return n < 0 ? errno == EINTR : (polls[0].revents & (POLLHUP | POLLERR | POLLNVAL)) == 0;
+}
+
+static void turn(struct top *t)
+{
+    const uint64_t now_ns = http_now_ns();
+    if (!t->view.paused) {
+        scan(t, now_ns);
+        node_ask(&t->node, t->interval_ms);
+    }
+    if (node_step(&t->node) && !t->view.paused)
+        take_news(t);
+    for (enum term_key key = term_key(); key != KEY_IS_NONE && !t->quit; key = term_key())
+        press(t, key);
+    const uint64_t since_ms = (now_ns - t->drawn_ns) / NS_PER_MS;
+    const uint64_t least_ms = term_is_full_screen() ? FRAME_MS_MIN : t->interval_ms;
+    if (t->drawn_ns == 0 || (t->dirty && since_ms >= least_ms) ||
+        (since_ms >= t->interval_ms && !t->view.paused))
+        draw(t);
+}
+
+/* Until a key or a signal ends it. */
+static int run_top(struct top *t)
+{
+    bool there = true;
+    while (!t->quit && term_signal() == 0 && there) {
+        turn(t);
+        if (!t->quit)
+            there = wait_for_events(t);
+    }
+    term_close();
+    if (term_signal() != 0) {
+        signal(term_signal(), SIG_DFL);
+        raise(term_signal()); /* who waits for us sees how we ended */
+    }
+    return there ? CTL_OK : CTL_FAILED;
+}
+
+static int top_at(struct top *t, const char *address, const char *hosts)
+{
+    struct shd_err e = { 0 };
+    char text[sizeof(e.text)];
+    const int r = hosts != NULL ? node_open_hosts(hosts, &t->node, &e)
+                                : node_open(address, &t->node, &e);
+    if (r != SHD_OK || term_open(&e) != SHD_OK) {
+        ctl_say("%s", text_clean(e.text, text, sizeof(text)));
+        node_close(&t->node);
+        return node_exit(r);
+    }
+    if (t->interval_ms > TIMEOUT_MS_MIN && t->interval_ms < t->node.timeout_ms)
+        t->node.timeout_ms = t->interval_ms;
+    join_make(&t->node, &t->join);
+    t->view = (struct top_view){
+        .node = &t->node, .join = &t->join, .focus = TOP_WORKERS, .utf8 = text_is_utf8()
+    };
+    const int code = run_top(t);
+    join_free(&t->join);
+    node_close(&t->node);
+    return code;
+}
+
+int verb_top(int argc, char **argv)
+{
+    const char *address = NULL, *hosts = NULL, *interval = NULL;
+    struct top t = { .interval_ms = INTERVAL_MS };
+    struct shd_err e = { 0 };
+    const struct flag table[] = {
+        { "runtime-dir", 'd', FLAG_STRING, "DIR", "where the daemons are: DIR or DIR?cpu0,cpu1",
+          &address, 0, 0 },
+        HOST_FLAG(hosts),
+        { "interval", 'i', FLAG_STRING, "S", "ask the daemons every S seconds (1)", &interval, 0,
+          0 },
+    };
+    const struct flags flags = { .usage = "shardctl top [FLAGS]",
+                                 .about = top_about,
+                                 .more = top_more,
+                                 .table = table,
+                                 .count = ARRAY_SIZE(table) };
+    const int code = flags_start(&flags, argc, argv, /* ret_rest= */ NULL);
+    if (code >= 0)
+        return code;
+    if (interval != NULL && show_interval(interval, &t.interval_ms, &e) != SHD_OK) {
+        ctl_say("--interval: %s", e.text);
+        return CTL_USAGE;
+    }
+    if (!isatty(STDOUT_FILENO) || !isatty(STDIN_FILENO)) {
+        ctl_say("top needs a terminal; `shardctl status --watch` writes to files and pipes");
+        return CTL_FAILED;
+    }
+    text_init();
+    return top_at(&t, address, hosts);
+}

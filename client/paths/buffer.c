@@ -1,0 +1,59 @@
+/* See buffer.h. */
+#include "client/paths/buffer.h"
+
+#include <inttypes.h>
+#include <sys/mman.h>
+
+#include "kernels/kern.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+
+static int hold_on_host(const struct buffers *in, struct buffer *b, struct shd_err *e)
+{
+    if (b->base != NULL)
+        return SHD_OK;
+    void *base = sys_mmap(NULL, in->bytes_max, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED)
+        return err_sys(e, SHD_ENOMEM, "map %" PRIu64 " bytes for a unit", in->bytes_max);
+    b->base = base;
+    return SHD_OK;
+}
+
+static int hold_on_gpu(const struct buffers *in, struct buffer *b, uint64_t bytes,
+                       struct shd_err *e)
+{
+    buffer_free(in, b); /* first: there may not be room for both */
+    b->base = in->gpu->ops->alloc(in->gpu, bytes);
+    if (b->base == NULL)
+        return err_set(e, SHD_ENOMEM, "no GPU memory for a unit of %" PRIu64 " bytes", bytes);
+    return SHD_OK;
+}
+
+int buffer_hold(const struct buffers *in, struct buffer *b, uint64_t bytes, struct shd_err *e)
+{
+    CHECK(bytes <= in->bytes_max);
+    if (b->base != NULL && b->bytes >= bytes)
+        return SHD_OK;
+    const int r = in->gpu != NULL ? hold_on_gpu(in, b, bytes, e) : hold_on_host(in, b, e);
+    if (r == SHD_OK)
+        b->bytes = bytes;
+    return r;
+}
+
+void buffer_free(const struct buffers *in, struct buffer *b)
+{
+    if (b->base != NULL && in->gpu != NULL)
+        in->gpu->ops->release(in->gpu, b->base, b->bytes);
+    else if (b->base != NULL)
+        munmap(b->base, in->bytes_max);
+    *b = (struct buffer){ 0 };
+}
+
+bool buffer_better(const struct buffer *b, const struct buffer *best, uint64_t bytes)
+{
+    if (best == NULL)
+        return true;
+    const bool fits = b->bytes >= bytes, best_fits = best->bytes >= bytes;
+    return (fits && !best_fits) || (fits == best_fits && (b->bytes < best->bytes) == fits);
+}

@@ -1,0 +1,38 @@
+/* Memory of this worker for arrays it reads or writes: the host's, or its GPU's.
+ *
+ * A buffer is as large as the largest array it has held; it grows when it is to hold a larger one,
+ * and then loses its contents. The host's is address space for the largest there is, whose pages
+ * cost nothing before they are touched, so it never moves; the GPU's is made anew. Buffers are
+ * kept: steps of the same shape make nothing new.
+ */
+#ifndef SHD_BUFFER_H
+#define SHD_BUFFER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/base/status.h"
+
+struct kern;
+
+struct buffer { /* zeroed at first */
+    void *base; /* owned; NULL: none yet */
+    uint64_t bytes;
+};
+
+/* Where buffers are made. */
+struct buffers {
+    struct kern *gpu;   /* borrowed; NULL: the host's memory */
+    uint64_t bytes_max; /* no array is larger */
+};
+
+/* Have room for so many bytes (at most bytes_max). Errors: SHD_ENOMEM; what there was is kept on
+ * the host, gone on a GPU. */
+int buffer_hold(const struct buffers *in, struct buffer *b, uint64_t bytes, struct shd_err *e);
+void buffer_free(const struct buffers *in, struct buffer *b); /* one without memory is a no-op */
+
+/* Does b hold so many bytes with less new memory than best (NULL: yes)? The smallest that is large
+ * enough is best, else the largest. */
+bool buffer_better(const struct buffer *b, const struct buffer *best, uint64_t bytes);
+
+#endif

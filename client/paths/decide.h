@@ -1,0 +1,51 @@
+/* The decision of a step: a pure function of all owners' Prepared replies and the worker's
+ * update, so that it is the same whoever computes it.
+ *
+ * Happy path: the owners' sums of squares are added exactly (proto/base/fixsum.h), so the norm does
+ * not depend on their number; from it follow clipping and the factor the summed gradient gets.
+ * A decision that an owner has recorded already is passed on verbatim instead.
+ */
+#ifndef SHD_DECIDE_H
+#define SHD_DECIDE_H
+
+#include <stdint.h>
+
+#include "proto/base/status.h"
+#include "proto/wire/wire.h"
+
+struct decide_args {
+    const struct wire_prepared *prepared; /* [owners] */
+    uint32_t owners;
+    uint32_t micro_batches; /* M: the gradients were summed over that many */
+    double lr;              /* finite, >= 0 */
+    double clip_norm;       /* 0: none; finite, >= 0 */
+    double loss_scale;      /* 0 or 1: none; finite, >= 0 */
+    uint32_t good_steps;    /* dynamic loss scaling: steps in a row, if this one is good */
+};
+
+struct decided {
+    struct wire_decision decision;
+    double grad_norm; /* of the mean gradient, unscaled, not clipped; infinite when not finite */
+    double metrics[WIRE_METRICS_MAX];
+    uint32_t metric_count;
+    bool over; /* the step was over long ago: nothing else is known */
+};
+
+/* Errors: SHD_ERANGE a number of the update outside its limits, named; SHD_EINTERNAL owners that
+ * contradict each other. */
+int decide(const struct decide_args *args, struct decided *ret_decided, struct shd_err *e);
+
+/* Dynamic loss scaling. */
+#define LOSS_SCALE_START  65536.0
+#define LOSS_SCALE_MAX    16777216.0 /* 2^24 */
+#define LOSS_SCALE_GROWTH 2000u      /* good steps in a row that double it */
+
+/* The scale of the step after the one decided by `last` (NULL: of the first step), and which good
+ * step in a row it will be if nothing overflows in it. A skipped step halves the scale (not below
+ * 1). After a decision that was made without dynamic scaling it starts anew. */
+double loss_scale_next(const struct wire_decision *last, uint32_t *ret_good_steps);
+
+/* Bit for bit. */
+bool decision_equal(const struct wire_decision *a, const struct wire_decision *b);
+
+#endif

@@ -1,0 +1,39 @@
+/* Kernels, one after the other: queue one operation and wait for it. For the client, whose work
+ * is small or has nothing to overlap with. And several at once, where there are many small ones. */
+#ifndef SHD_KERN_RUN_H
+#define SHD_KERN_RUN_H
+
+#include "kernels/kern.h"
+#include "proto/spec/spec.h"
+
+int kern_run_fill(struct kern *k, const struct kern_fill *a, struct shd_err *e);
+int kern_run_zero(struct kern *k, float *x, uint64_t elems, struct shd_err *e);
+int kern_run_cast(struct kern *k, const struct kern_cast *a, struct shd_err *e);
+int kern_run_accumulate(struct kern *k, const struct kern_accumulate *a, struct shd_err *e);
+int kern_run_sumsq(struct kern *k, const struct kern_sumsq *a, struct shd_err *e);
+int kern_run_update(struct kern *k, const struct spec *spec, const struct kern_update *a,
+                    struct shd_err *e);
+int kern_run_hash(struct kern *k, const struct kern_hash *a, struct shd_err *e);
+
+/* Operations in flight, on any devices, and the wait for all of them. kern_batch_init(), any number
+ * of the others, then always kern_batch_wait(): until it returns the devices refer to the batch and
+ * to the arrays. One thread. */
+struct kern_batch {
+    struct kern_done done;
+    uint32_t pending;  /* atomic futex word */
+    int status;        /* atomic: the first failure */
+    struct kern *kern; /* borrowed: of the last one, to say why it failed */
+};
+
+void kern_batch_init(struct kern_batch *b);
+int kern_batch_copy(struct kern_batch *b, struct kern *k, const struct kern_copy *a,
+                    struct shd_err *e);
+int kern_batch_cast(struct kern_batch *b, struct kern *k, const struct kern_cast *a,
+                    struct shd_err *e);
+int kern_batch_zero(struct kern_batch *b, struct kern *k, float *x, uint64_t elems,
+                    struct shd_err *e);
+
+/* The status all of them ended with. The batch can be used again. */
+int kern_batch_wait(struct kern_batch *b, struct shd_err *e);
+
+#endif

@@ -1,0 +1,300 @@
+/* See path_copy.h. */
+#include "client/paths/path_copy.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "client/paths/path_map.h"
+#include "client/paths/path_nccl.h"
+#include "client/run/policy.h"
+#include "client/session/gpu.h"
+#include "client/session/hub.h"
+#include "kernels/kern.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+
+#define NS_PER_MS UINT64_C(1000000)
+#define SLICE_NS  (5 * NS_PER_MS) /* between two looks at the daemons' lives */
+
+/* -- Memory ------------------------------------------------------------------------------------ */
+
+static int add_slot(struct copy_model *c, struct shd_err *e)
+{
+    struct copy_slot *slot = sys_calloc(1, sizeof *slot);
+    if (slot == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for a slot");
+    c->slots[c->slot_count++] = slot;
+    return SHD_OK;
+}
+
+int copy_grow(struct copy_model *c, uint32_t slots, struct shd_err *e)
+{
+    if (slots <= c->slot_count)
+        return SHD_OK;
+    struct copy_slot **grown = sys_realloc(c->slots, slots * sizeof(struct copy_slot *));
+    if (grown == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " slots", slots);
+    c->slots = grown;
+    int r = SHD_OK;
+    while (r == SHD_OK && c->slot_count < slots)
+        r = add_slot(c, e);
+    return r;
+}
+
+/* An owner's slice of a unit: where it lies there and here, whose board vouches for it, and who
+ * copies it. */
+static struct transfer_piece piece_of(const struct shd_model *m, const struct copy_model *c,
+                                      const struct map_owner *owner, uint32_t unit)
+{
+    const uint64_t elem_bytes = dtype_bytes(m->spec->publish);
+    const struct slice slice = owner->shards->slice[unit];
+    const uint64_t offset_bytes = slice.first_elem * elem_bytes;
+    const bool whole = m->map->whole;
+    if (nccl_far(m, (uint32_t)(owner - m->map->owners)))
+        return (struct transfer_piece){ .bytes = 0 }; /* comes another way */
+    return (struct transfer_piece){
+        .board = owner->board.base,
+        .from = whole ? whole_published(owner, unit)
+                      : (const uint8_t *)m->map->params[unit] + offset_bytes,
+        .gpu = c->gpu != NULL ? c->gpu : owner->whole.gpu,
+        .offset_bytes = offset_bytes,
+        .bytes = slice.elems * elem_bytes,
+    };
+}
+
+static void fill_pieces(const struct shd_model *m, struct copy_model *c)
+{
+    const uint32_t owners = m->map->owner_count;
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        for (uint32_t i = 0; i < owners; i++)
+            c->pieces[(size_t)u * owners + i] = piece_of(m, c, &m->map->owners[i], u);
+}
+
+static uint64_t largest_unit_bytes(const struct spec *spec)
+{
+    uint64_t elems = 0;
+    for (uint32_t u = 0; u < spec->unit_count; u++)
+        if (spec->units[u].elems > elems)
+            elems = spec->units[u].elems;
+    return elems * dtype_bytes(spec->publish);
+}
+
+int copy_new(struct shd_model *m, uint32_t slots, uint64_t delay_ns, struct copy_model **ret_copy,
+             struct shd_err *e)
+{
+    const uint32_t units = m->spec->unit_count;
+    struct copy_model *c = sys_calloc(1, sizeof *c);
+    if (c != NULL) {
+        c->slot_of = sys_calloc(units, sizeof *c->slot_of);
+        c->pieces = sys_calloc((size_t)units * m->map->owner_count, sizeof *c->pieces);
+    }
+    if (c == NULL || c->slot_of == NULL || c->pieces == NULL) {
+        copy_free(c);
+        return err_set(e, SHD_ENOMEM, "no memory for the copy path of %" PRIu32 " units", units);
+    }
+    c->in = (struct buffers){ session_gpu(m->session), largest_unit_bytes(m->spec) };
+    for (uint32_t u = 0; u < units; u++)
+        c->slot_of[u] = COPY_NO_SLOT;
+    int r = copy_grow(c, slots, e);
+    if (r == SHD_OK && m->map->whole)
+        r = whole_ready(m, e);
+    if (r == SHD_OK && m->session->on_gpu)
+        r = gpu_open(m->session->ordinal, &c->gpu, e);
+    if (r == SHD_OK)
+        r = transfer_new(delay_ns, &c->transfer, e);
+    if (r == SHD_OK)
+        fill_pieces(m, c);
+    if (r != SHD_OK) {
+        copy_free(c);
+        return r;
+    }
+    *ret_copy = c;
+    return SHD_OK;
+}
+
+void copy_free(struct copy_model *c)
+{
+    if (c == NULL)
+        return;
+    transfer_free(c->transfer); /* first: it writes to the slots */
+    for (uint32_t i = 0; i < c->slot_count; i++) {
+        buffer_free(&c->in, &c->slots[i]->memory);
+        free(c->slots[i]);
+    }
+    if (c->gpu != NULL)
+        c->gpu->ops->free(c->gpu);
+    free(c->slots);
+    free(c->slot_of);
+    free(c->pieces);
+    free(c);
+}
+
+/* -- Fetching ---------------------------------------------------------------------------------- */
+
+/* COPY_NO_SLOT: all are busy. */
+static uint32_t best_slot(const struct copy_model *c, uint64_t bytes)
+{
+    const struct buffer *best = NULL;
+    uint32_t index = COPY_NO_SLOT;
+    for (uint32_t i = 0; i < c->slot_count; i++) {
+        if (c->slots[i]->busy || !buffer_better(&c->slots[i]->memory, best, bytes))
+            continue;
+        best = &c->slots[i]->memory;
+        index = i;
+    }
+    return index;
+}
+
+static int take_slot(struct shd_model *m, uint32_t unit, uint32_t *ret_index, struct shd_err *e)
+{
+    struct copy_model *c = m->copy;
+    const uint64_t bytes = m->spec->units[unit].elems * dtype_bytes(m->spec->publish);
+    const uint32_t index = best_slot(c, bytes);
+    if (index == COPY_NO_SLOT)
+        return err_set(e, SHD_EBUSY,
+                       "unit %" PRIu32 " '%s': all %" PRIu32 " slots hold other units, as many as "
+                       "the policy's plan holds at once: release one",
+                       unit, m->spec->units[unit].name, c->slot_count);
+    const int r = buffer_hold(&c->in, &c->slots[index]->memory, bytes, e);
+    if (r == SHD_OK)
+        *ret_index = index;
+    return r;
+}
+
+int copy_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
+{
+    uint32_t index = COPY_NO_SLOT;
+    const bool unset = m->copy == NULL;
+    int r = unset ? policy_use_copy(m, e) : SHD_OK;
+    if (r == SHD_OK && unset && m->path != &path_copy)
+        return m->path->fetch(m, unit, e);
+    if (r == SHD_OK)
+        r = take_slot(m, unit, &index, e);
+    if (r != SHD_OK)
+        return r;
+    struct copy_model *c = m->copy;
+    struct copy_slot *slot = c->slots[index];
+    CHECK(c->slot_of[unit] == COPY_NO_SLOT);
+    slot->busy = true;
+    slot->job.to = slot->memory.base;
+    slot->job.pieces = &c->pieces[(size_t)unit * m->map->owner_count];
+    slot->job.piece_count = m->map->owner_count;
+    slot->job.unit = unit;
+    slot->job.step = m->step;
+    c->slot_of[unit] = index;
+    transfer_start(c->transfer, &slot->job);
+    return SHD_OK;
+}
+
+static struct copy_slot *slot_of_unit(const struct shd_model *m, uint32_t unit)
+{
+    CHECK(m->copy->slot_of[unit] != COPY_NO_SLOT);
+    return m->copy->slots[m->copy->slot_of[unit]];
+}
+
+static int check_done(const struct shd_model *m, const struct transfer_job *job, struct shd_err *e)
+{
+    if (job->status == SHD_OK)
+        return SHD_OK;
+    if (job->status != SHD_ESTEP)
+        return err_set(e, job->status, "copy unit %" PRIu32 " '%s': %s", job->unit,
+                       m->spec->units[job->unit].name, job->why.text);
+    return link_err(&m->session->hub->links[job->piece], SHD_ESTEP, e,
+                    "has unit %" PRIu32 " '%s' at step %" PRIu64 ", this worker is at step %" PRIu64
+                    ": that step is over",
+                    job->unit, m->spec->units[job->unit].name, job->version, job->step);
+}
+
+/* Which owner it is stuck at is only known once it no longer runs. */
+static int fetch_timed_out(struct shd_model *m, struct transfer_job *job, struct shd_err *e)
+{
+    transfer_cancel(m->copy->transfer, job);
+    const uint32_t piece = job->piece < job->piece_count ? job->piece : job->piece_count - 1;
+    transfer_start(m->copy->transfer, job);
+    return link_err(
+        &m->session->hub->links[piece], SHD_ETIMEDOUT, e,
+        "did not publish unit %" PRIu32 " '%s' of step %" PRIu64 " within %" PRIu64 " ms",
+        job->unit, m->spec->units[job->unit].name, job->step, m->session->timeout_ns / NS_PER_MS);
+}
+
+int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
+{
+    struct copy_slot *slot = slot_of_unit(m, unit);
+    struct transfer_job *job = &slot->job;
+    const uint64_t start_ns = hub_clock_ns();
+    if (job->step != m->step)
+        return err_set(e, SHD_ESTEP,
+                       "unit %" PRIu32 " '%s' is held since step %" PRIu64
+                       ", the open one is %" PRIu64 ": release it before you acquire it again",
+                       unit, m->spec->units[unit].name, job->step, m->step);
+    while (!transfer_wait(m->copy->transfer, job, SLICE_NS)) {
+        const int r = hub_poll(m->session->hub, /* timeout_ns= */ 0, e);
+        activity_look(m);
+        if (r != SHD_OK)
+            return r;
+        if (hub_clock_ns() >= hub_deadline_ns(m->session->hub, start_ns))
+            return fetch_timed_out(m, job, e);
+    }
+    m->session->bytes_copied += job->bytes_copied;
+    job->bytes_copied = 0; /* counted once, however often it is waited for */
+    return check_done(m, job, e);
+}
+
+void copy_let_go(struct shd_model *m, uint32_t unit)
+{
+    struct copy_slot *slot = slot_of_unit(m, unit);
+    transfer_cancel(m->copy->transfer, &slot->job);
+    m->session->bytes_copied += slot->job.bytes_copied;
+    slot->busy = false;
+    m->copy->slot_of[unit] = COPY_NO_SLOT;
+}
+
+const void *copy_params(const struct shd_model *m, uint32_t unit)
+{
+    return slot_of_unit(m, unit)->memory.base;
+}
+
+void copy_hold(struct shd_model *m)
+{
+    if (m->copy != NULL)
+        transfer_hold(m->copy->transfer);
+}
+
+void copy_go(struct shd_model *m)
+{
+    if (m->copy != NULL)
+        transfer_go(m->copy->transfer);
+}
+
+void copy_close(struct shd_model *m)
+{
+    copy_free(m->copy);
+    m->copy = NULL;
+    map_close(m);
+}
+
+const struct path_ops path_copy = {
+    .name = "copy",
+    .kind = SHD_PATH_COPY,
+    .owners = map_owners,
+    .disconnect = map_disconnect,
+    .status = map_status,
+    .open = map_open,
+    .close = copy_close,
+    .open_slots = map_open_slots,
+    .fetch = copy_fetch,
+    .wait_unit = copy_wait_unit,
+    .let_go = copy_let_go,
+    .params = copy_params,
+    .wait_slot = map_wait_slot,
+    .ready_slot = map_ready_slot,
+    .slot_array = map_slot_array,
+    .fill_slot = map_fill_slot,
+    .give = map_give,
+    .poll = map_poll,
+    .commit = map_commit,
+    .catch_up = map_catch_up,
+    .lease = map_lease,
+    .blob = map_blob,
+    .leaves = map_leaves,
+};

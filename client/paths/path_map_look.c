@@ -1,0 +1,252 @@
+/* Looking at daemons: blob, digest leaves, status. See path_map.h. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/paths/path_map.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+
+/* -- Blob -------------------------------------------------------------------------------------- */
+
+struct blob_sink {
+    void *buf; /* borrowed, [capacity] */
+    size_t capacity;
+    size_t bytes;
+    const struct shd_model *m;
+};
+
+static int make_blob(struct round *round, struct link *link, uint64_t arg,
+                     struct wire_request *ret_request, struct shd_err *e)
+{
+    const struct blob_sink *sink = round->ctx;
+    (void)arg;
+    (void)e;
+    ret_request->type = WIRE_GET_BLOB;
+    ret_request->get_blob.model = sink->m->map->owners[link->index].layout.handle;
+    return SHD_OK;
+}
+
+static int take_blob(struct round *round, struct link *link, uint64_t arg,
+                     const struct wire_reply *reply, struct shd_err *e)
+{
+    (void)link;
+    (void)arg;
+    struct blob_sink *sink = round->ctx;
+    const struct wire_bytes *blob = &reply->blob.blob;
+    if (blob->bytes > sink->capacity)
+        return err_set(e, SHD_ERANGE, "blob has %zu bytes, the buffer %zu", blob->bytes,
+                       sink->capacity);
+    if (blob->bytes > 0)
+        memcpy(sink->buf, blob->data, blob->bytes);
+    sink->bytes = blob->bytes;
+    return SHD_OK;
+}
+
+int map_owner_blob(struct shd_model *m, uint32_t owner, void *buf, size_t capacity,
+                   size_t *ret_bytes, struct shd_err *e)
+{
+    struct hub *hub = m->session->hub;
+    struct blob_sink sink = { buf, capacity, 0, m };
+    struct round round = {
+        .what = "GetBlob", .type = WIRE_BLOB, .make = make_blob, .take = take_blob, .ctx = &sink
+    };
+    int r = round_ask(&round, &hub->links[owner], 0, e);
+    r = round_finish(&round, hub, r, e);
+    if (r == SHD_OK)
+        *ret_bytes = sink.bytes;
+    return r;
+}
+
+/* Of several workers' the first to commit counts, at each owner; owner 0's is the one. */
+int map_blob(struct shd_model *m, void *buf, size_t capacity, size_t *ret_bytes, struct shd_err *e)
+{
+    return map_owner_blob(m, 0, buf, capacity, ret_bytes, e);
+}
+
+/* -- Digest ------------------------------------------------------------------------------------ */
+
+struct leaf_sink {
+    const struct digest_part *part;
+    const struct spec_tensor *tensor;
+    const struct map_model *map;
+    uint8_t (*leaves)[32]; /* [part->leaves] */
+    struct digest_stamp *stamp;
+};
+
+/* An owner's leaves of a tensor, as indices among all of the tensor's. */
+struct leaf_range {
+    uint64_t first, count;
+};
+
+static struct leaf_range owner_leaves(const struct map_model *map, uint32_t owner,
+                                      const struct spec_tensor *t)
+{
+    uint64_t first;
+    const uint64_t elems = layout_intersect(map->owners[owner].shards->slice[t->unit],
+                                            t->offset_elems, t->elems, &first);
+    if (elems == 0)
+        return (struct leaf_range){ 0, 0 };
+    const uint64_t first_block = first / SHD_BLOCK_ELEMS;
+    const uint64_t last_block = (first + elems - 1) / SHD_BLOCK_ELEMS;
+    return (struct leaf_range){ first_block - t->offset_elems / SHD_BLOCK_ELEMS,
+                                last_block - first_block + 1 };
+}
+
+/* A reply may hold more than was wanted: it goes on to the end of the owner's leaves. */
+static int take_leaves(struct round *round, struct link *link, uint64_t first_leaf,
+                       const struct wire_reply *reply, struct shd_err *e)
+{
+    const struct leaf_sink *sink = round->ctx;
+    const struct wire_leaves *got = &reply->leaves;
+    const struct leaf_range own = owner_leaves(sink->map, link->index, sink->tensor);
+    const uint64_t part_end = sink->part->first_leaf + sink->part->leaves;
+    const uint64_t own_end = own.first + own.count;
+    const uint64_t left = own_end - first_leaf;
+    const uint64_t expected = left < WIRE_LEAVES_MAX ? left : WIRE_LEAVES_MAX;
+    if (got->total != own.count || got->leaves.bytes != expected * DIGEST_LEAF_BYTES)
+        return link_err(link, SHD_EPROTO, e,
+                        "sent %zu bytes of %" PRIu64 " leaves of '%s', "
+                        "expected %" PRIu64 " of %" PRIu64,
+                        got->leaves.bytes, got->total, sink->tensor->name,
+                        expected * DIGEST_LEAF_BYTES, own.count);
+    const uint64_t wanted = part_end - first_leaf;
+    memcpy(sink->leaves[first_leaf - sink->part->first_leaf], got->leaves.data,
+           (wanted < expected ? wanted : expected) * DIGEST_LEAF_BYTES);
+    return digest_stamp_take(sink->stamp, got->step, got->updates, e);
+}
+
+static int make_digest(struct round *round, struct link *link, uint64_t leaf,
+                       struct wire_request *ret_request, struct shd_err *e)
+{
+    const struct leaf_sink *sink = round->ctx;
+    const struct leaf_range own = owner_leaves(sink->map, link->index, sink->tensor);
+    (void)e;
+    ret_request->type = WIRE_DIGEST;
+    ret_request->digest = (struct wire_digest){
+        .model = sink->map->owners[link->index].layout.handle,
+        .tensor = sink->part->tensor,
+        .array = sink->part->array,
+        .first_leaf = leaf - own.first,
+    };
+    return SHD_OK;
+}
+
+/* Ask an owner for its leaves inside the part, in as many requests as they need. */
+static int ask_leaves(struct round *round, struct link *link, struct shd_err *e)
+{
+    const struct leaf_sink *sink = round->ctx;
+    const struct digest_part *part = sink->part;
+    const struct leaf_range own = owner_leaves(sink->map, link->index, sink->tensor);
+    uint64_t leaf = own.first > part->first_leaf ? own.first : part->first_leaf;
+    uint64_t end = own.first + own.count;
+    if (end > part->first_leaf + part->leaves)
+        end = part->first_leaf + part->leaves;
+    for (; leaf < end; leaf += WIRE_LEAVES_MAX) {
+        const int r = round_ask(round, link, leaf, e);
+        if (r != SHD_OK)
+            return r;
+    }
+    return SHD_OK;
+}
+
+int map_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],
+               struct digest_stamp *stamp, struct shd_err *e)
+{
+    struct shd_model *m = ctx;
+    struct hub *hub = m->session->hub;
+    struct leaf_sink sink = { part, &m->spec->tensors[part->tensor], m->map, ret_leaves, stamp };
+    struct round round = { .what = "Digest",
+                           .type = WIRE_LEAVES,
+                           .make = make_digest,
+                           .take = take_leaves,
+                           .ctx = &sink };
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
+        r = ask_leaves(&round, &hub->links[i], e);
+    return round_finish(&round, hub, r, e);
+}
+
+/* -- Status ------------------------------------------------------------------------------------ */
+
+static int make_status(struct round *round, struct link *link, uint64_t arg,
+                       struct wire_request *ret_request, struct shd_err *e)
+{
+    (void)round;
+    (void)link;
+    (void)arg;
+    (void)e;
+    ret_request->type = WIRE_STATUS;
+    return SHD_OK;
+}
+
+static int take_status(struct round *round, struct link *link, uint64_t arg,
+                       const struct wire_reply *reply, struct shd_err *e)
+{
+    (void)link;
+    (void)arg;
+    char **json = round->ctx;
+    const struct wire_bytes *text = &reply->status_text.json;
+    *json = sys_malloc(text->bytes + 1);
+    if (*json == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for a status of %zu bytes", text->bytes);
+    memcpy(*json, text->data, text->bytes);
+    (*json)[text->bytes] = '\0';
+    return SHD_OK;
+}
+
+int map_status(struct shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e)
+{
+    char *json = NULL;
+    struct round round = { .what = "Status",
+                           .type = WIRE_STATUS_TEXT,
+                           .make = make_status,
+                           .take = take_status,
+                           .ctx = &json };
+    int r = round_ask(&round, &s->hub->links[owner], 0, e);
+    r = round_finish(&round, s->hub, r, e);
+    if (r == SHD_OK)
+        *ret_json = json;
+    else
+        free(json);
+    return r;
+}
+
+/* -- The path ---------------------------------------------------------------------------------- */
+
+uint32_t map_owners(const struct shd_session *s)
+{
+    return s->hub->link_count;
+}
+
+void map_disconnect(struct shd_session *s)
+{
+    hub_free(s->hub);
+    s->hub = NULL;
+}
+
+const struct path_ops path_map = {
+    .name = "map",
+    .kind = SHD_PATH_MAP,
+    .owners = map_owners,
+    .disconnect = map_disconnect,
+    .status = map_status,
+    .open = map_open,
+    .close = map_close,
+    .open_slots = map_open_slots,
+    .fetch = map_fetch,
+    .wait_unit = map_wait_unit,
+    .let_go = map_let_go,
+    .params = map_params,
+    .wait_slot = map_wait_slot,
+    .ready_slot = map_ready_slot,
+    .slot_array = map_slot_array,
+    .fill_slot = map_fill_slot,
+    .give = map_give,
+    .poll = map_poll,
+    .commit = map_commit,
+    .catch_up = map_catch_up,
+    .lease = map_lease,
+    .blob = map_blob,
+    .leaves = map_leaves,
+};

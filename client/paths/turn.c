@@ -1,0 +1,227 @@
+/* See turn.h. */
+#include "client/paths/turn.h"
+
+#include <inttypes.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "proto/base/check.h"
+#include "proto/base/simbug.h"
+
+struct turn_owner {
+    bool asked; /* what the state asks for, and it is not answered */
+    bool in;    /* it is answered */
+};
+
+struct turn {
+    uint32_t owners;
+    uint32_t missing; /* answers, in this state */
+    uint64_t step;
+    struct turn_update update;
+    enum turn_state state;
+    struct decided decided;
+    bool counted;                   /* an owner has committed: decided.decision is what counts */
+    uint32_t counted_by;            /* the first that did */
+    struct turn_owner *owner;       /* [owners], behind the turn */
+    struct wire_prepared *prepared; /* [owners], behind that */
+};
+
+static uint64_t aligned(uint64_t bytes)
+{
+    const uint64_t align = _Alignof(max_align_t);
+    return (bytes + align - 1) / align * align;
+}
+
+uint64_t turn_bytes(uint32_t owners)
+{
+    return aligned(sizeof(struct turn)) + aligned(owners * sizeof(struct turn_owner)) +
+           owners * sizeof(struct wire_prepared);
+}
+
+struct turn *turn_init(void *memory, uint32_t owners)
+{
+    CHECK(owners > 0);
+    struct turn *t = memory;
+    uint8_t *behind = (uint8_t *)memory + aligned(sizeof *t);
+    memset(memory, 0, turn_bytes(owners));
+    t->owners = owners;
+    t->state = TURN_OVER; /* nothing has begun */
+    t->owner = (void *)behind;
+    t->prepared = (void *)(behind + aligned(owners * sizeof *t->owner));
+    return t;
+}
+
+static void enter(struct turn *t, enum turn_state state)
+{
+    t->state = state;
+    t->missing = t->owners;
+    for (uint32_t i = 0; i < t->owners; i++)
+        t->owner[i].asked = t->owner[i].in = false;
+}
+
+void turn_begin(struct turn *t, uint64_t step, const struct turn_update *update)
+{
+    t->step = step;
+    t->update = *update;
+    t->update.args.prepared = t->prepared;
+    t->update.args.owners = t->owners;
+    t->decided = (struct decided){ 0 };
+    t->counted = false;
+    enter(t, TURN_PREPARING);
+}
+
+static enum turn_kind kind_now(const struct turn *t)
+{
+    return t->state == TURN_PREPARING ? TURN_PREPARE : TURN_COMMIT;
+}
+
+static bool asking(const struct turn *t)
+{
+    return t->state == TURN_PREPARING || t->state == TURN_COMMITTING;
+}
+
+bool turn_next(const struct turn *t, uint32_t *ret_owner, enum turn_kind *ret_kind)
+{
+    for (uint32_t i = 0; asking(t) && i < t->owners; i++) {
+        if (t->owner[i].in || t->owner[i].asked)
+            continue;
+        *ret_owner = i;
+        *ret_kind = kind_now(t);
+        return true;
+    }
+    return false;
+}
+
+void turn_asked(struct turn *t, uint32_t owner, enum turn_kind kind)
+{
+    CHECK(owner < t->owners);
+    CHECK(asking(t) && kind == kind_now(t));
+    CHECK(!t->owner[owner].in);
+    t->owner[owner].asked = true;
+}
+
+static int check_step(const struct turn *t, uint32_t owner, uint64_t step, const char *what,
+                      struct shd_err *e)
+{
+    if (step == t->step)
+        return SHD_OK;
+    return err_set(e, SHD_EPROTO,
+                   "owner %" PRIu32 " %s step %" PRIu64 ", asked for was step %" PRIu64, owner,
+                   what, step, t->step);
+}
+
+static void take_in(struct turn *t, uint32_t owner)
+{
+    t->owner[owner].in = true;
+    t->owner[owner].asked = false;
+    CHECK(t->missing > 0);
+    t->missing--;
+}
+
+/* -- Preparing --------------------------------------------------------------------------------- */
+
+static bool any_record(const struct turn *t)
+{
+    for (uint32_t i = 0; i < t->owners; i++)
+        if (t->prepared[i].has_decision)
+            return true;
+    return false;
+}
+
+/* All owners' replies are in. */
+static int derive(struct turn *t, struct shd_err *e)
+{
+    if (t->update.recorded_only && !any_record(t))
+        return err_set(
+            e, SHD_EINTERNAL,
+            "no owner has the decision of step %" PRIu64 " on record, and one is past it", t->step);
+    for (uint32_t i = 0; SIM_BUG(5) && i < t->owners; i++)
+        t->prepared[i].has_decision = false;
+    const int r = decide(&t->update.args, &t->decided, e);
+    if (r == SHD_OK)
+        enter(t, TURN_COMMITTING);
+    return r;
+}
+
+int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *prepared,
+                  struct shd_err *e)
+{
+    CHECK(owner < t->owners);
+    if (t->state != TURN_PREPARING || t->owner[owner].in)
+        return SHD_OK; /* a repeat */
+    const int r = check_step(t, owner, prepared->step, "prepared", e);
+    if (r != SHD_OK)
+        return r;
+    if (prepared->over) {
+        t->state = TURN_OVER;
+        return SHD_OK;
+    }
+    t->prepared[owner] = *prepared;
+    take_in(t, owner);
+    return t->missing == 0 ? derive(t, e) : SHD_OK;
+}
+
+/* -- Committing -------------------------------------------------------------------------------- */
+
+/* The first decision to arrive counts, and it must be the same one everywhere. */
+static int check_counts(const struct turn *t, uint32_t owner, const struct wire_decision *decision,
+                        struct shd_err *e)
+{
+    const struct wire_decision *first = &t->decided.decision;
+    if (!t->counted || decision_equal(decision, first))
+        return SHD_OK;
+    return err_set(e, SHD_EINTERNAL,
+                   "owner %" PRIu32 " applies step %" PRIu64
+                   " with scale %g and rate %g, owner %" PRIu32 " with %g and %g",
+                   owner, t->step, (double)decision->scale, decision->lr, t->counted_by,
+                   (double)first->scale, first->lr);
+}
+
+int turn_committed(struct turn *t, uint32_t owner, const struct wire_committed *committed,
+                   struct shd_err *e)
+{
+    CHECK(owner < t->owners);
+    if (t->state != TURN_COMMITTING || t->owner[owner].in)
+        return SHD_OK; /* a repeat */
+    int r = check_step(t, owner, committed->step, "committed", e);
+    if (r == SHD_OK && committed->over) {
+        t->state = TURN_OVER;
+        return SHD_OK;
+    }
+    if (r == SHD_OK)
+        r = check_counts(t, owner, &committed->decision, e);
+    if (r != SHD_OK)
+        return r;
+    if (!t->counted)
+        t->counted_by = owner;
+    t->counted = true;
+    t->decided.decision = committed->decision;
+    take_in(t, owner);
+    if (t->missing == 0)
+        t->state = TURN_DONE;
+    return SHD_OK;
+}
+
+/* -- Looking ----------------------------------------------------------------------------------- */
+
+enum turn_state turn_state(const struct turn *t)
+{
+    return t->state;
+}
+
+uint64_t turn_step(const struct turn *t)
+{
+    return t->step;
+}
+
+const struct wire_decision *turn_decision(const struct turn *t)
+{
+    CHECK(t->state == TURN_COMMITTING || t->state == TURN_DONE);
+    return &t->decided.decision;
+}
+
+struct decided turn_decided(const struct turn *t)
+{
+    CHECK(t->state == TURN_DONE || t->state == TURN_OVER);
+    return t->state == TURN_DONE ? t->decided : (struct decided){ .over = true };
+}

@@ -1,0 +1,72 @@
+/* A turn: one worker's commit of one step over N owners. The client's protocol core: pure, so that
+ * a simulator runs it as the session does. Events in, requests out; no I/O, no clock, and no
+ * allocation after turn_init().
+ *
+ * Happy path: turn_next() names an owner to ask Prepare, the caller asks and says turn_asked();
+ * replies come by turn_prepared(), in any order. When all are in the turn decides (decide.h);
+ * turn_next() then names owners to ask Commit, with turn_decision(), and turn_committed() takes
+ * the replies. DONE: every owner has the decision.
+ *
+ * Failure: when a connection goes the caller asks again what was not answered, with the decision of
+ * then; what was answered stays, for an owner's successor has on record what its predecessor said.
+ * A decision that any owner has recorded is passed on verbatim. An owner that says `over` ends the
+ * turn as OVER: it sealed the step after, so another worker had finished this one on all owners.
+ * Owners that contradict each other are SHD_EINTERNAL. After an error the turn is only good for
+ * turn_begin().
+ */
+#ifndef SHD_TURN_H
+#define SHD_TURN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "client/paths/decide.h"
+#include "proto/base/status.h"
+#include "proto/wire/wire.h"
+
+enum turn_state {
+    TURN_PREPARING,
+    TURN_COMMITTING,
+    TURN_DONE, /* turn_decided() tells */
+    TURN_OVER, /* committed long ago, nothing else is known */
+};
+
+enum turn_kind { TURN_PREPARE, TURN_COMMIT };
+
+struct turn;
+
+/* Memory of a turn over so many owners, aligned as malloc() does, and a turn in it. */
+uint64_t turn_bytes(uint32_t owners);
+struct turn *turn_init(void *memory, uint32_t owners);
+
+struct turn_update {
+    struct decide_args args; /* without prepared and owners: the turn's own */
+    bool recorded_only;      /* derive nothing: some owner must have the decision on record */
+};
+
+/* Forget what was and begin with this step. */
+void turn_begin(struct turn *t, uint64_t step, const struct turn_update *update);
+
+/* An owner to be asked what, or false: nothing to ask now. Until turn_asked() it is the same. */
+bool turn_next(const struct turn *t, uint32_t *ret_owner, enum turn_kind *ret_kind);
+void turn_asked(struct turn *t, uint32_t owner, enum turn_kind kind);
+
+/* An owner's reply. Repeated and late ones are dropped. Errors: SHD_EPROTO a step that was not
+ * asked for; SHD_EINTERNAL owners contradict each other; with the last Prepared those of decide(),
+ * and SHD_EINTERNAL where a record was needed and none is there. */
+int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *prepared,
+                  struct shd_err *e);
+int turn_committed(struct turn *t, uint32_t owner, const struct wire_committed *committed,
+                   struct shd_err *e);
+
+enum turn_state turn_state(const struct turn *t);
+uint64_t turn_step(const struct turn *t);
+
+/* What to commit: COMMITTING and DONE only. As long as nobody has committed it may still change to
+ * one that an owner had recorded. */
+const struct wire_decision *turn_decision(const struct turn *t);
+
+/* The result: DONE, or OVER (then only `over` says anything). */
+struct decided turn_decided(const struct turn *t);
+
+#endif

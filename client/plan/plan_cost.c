@@ -1,0 +1,169 @@
+/* What a plan costs, and the words for its parts. Counting replays the operations and nothing
+ * else, so it holds for plans that were not built here. */
+#include "client/plan/plan_cost.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+
+/* -- Sizes ----------------------------------------------------------------------------------- */
+
+static uint64_t unit_elems(const struct spec *spec, uint32_t unit)
+{
+    const struct spec_unit *su = &spec->units[unit];
+    uint64_t elems = 0;
+    for (uint32_t i = 0; i < su->tensor_count; i++)
+        elems += spec->tensors[su->first_tensor + i].elems;
+    return elems;
+}
+
+uint64_t plan_unit_param_bytes(const struct spec *spec, uint32_t unit)
+{
+    return unit_elems(spec, unit) * dtype_bytes(spec->publish);
+}
+
+uint64_t plan_unit_grad_bytes(const struct spec *spec, uint32_t unit, enum shd_dtype dtype)
+{
+    return spec->units[unit].frozen ? 0 : unit_elems(spec, unit) * dtype_bytes(dtype);
+}
+
+/* -- Counting -------------------------------------------------------------------------------- */
+
+struct size { /* of one unit */
+    uint64_t param_bytes, grad_bytes, return_bytes;
+    bool grad_live;
+};
+
+struct counter {
+    const struct spec *spec; /* borrowed */
+    struct size *sizes;      /* owned, [units] */
+    struct plan_cost cost;
+    uint32_t live_units, live_grads;
+    uint64_t live_param_bytes, live_grad_bytes;
+};
+
+static void raise_u32(uint32_t *max, uint32_t value)
+{
+    *max = value > *max ? value : *max;
+}
+
+static void raise_u64(uint64_t *max, uint64_t value)
+{
+    *max = value > *max ? value : *max;
+}
+
+static void count_grad(struct counter *c, uint32_t unit)
+{
+    struct size *s = &c->sizes[unit];
+    if (s->grad_live || c->spec->units[unit].frozen)
+        return;
+    s->grad_live = true;
+    c->live_grads++;
+    c->live_grad_bytes += s->grad_bytes;
+}
+
+static void count_backward(struct counter *c, uint32_t unit)
+{
+    const struct spec_unit *su = &c->spec->units[unit];
+    for (uint32_t i = 0; i < su->uses_count; i++)
+        count_grad(c, su->uses[i]);
+    count_grad(c, unit);
+}
+
+static void count_return(struct counter *c, struct size *s)
+{
+    c->cost.returns++;
+    c->cost.returned_bytes += s->return_bytes;
+    if (!s->grad_live)
+        return;
+    s->grad_live = false;
+    c->live_grads--;
+    c->live_grad_bytes -= s->grad_bytes;
+}
+
+static void count_op(struct counter *c, const struct plan_op *op)
+{
+    struct plan_cost *cost = &c->cost;
+    struct size *s = &c->sizes[op->unit];
+    if (op->kind == PLAN_FETCH) {
+        cost->fetches++;
+        cost->fetched_bytes += s->param_bytes;
+        c->live_units++;
+        c->live_param_bytes += s->param_bytes;
+    } else if (op->kind == PLAN_FREE) {
+        c->live_units--;
+        c->live_param_bytes -= s->param_bytes;
+    } else if (op->kind == PLAN_BACKWARD) {
+        count_backward(c, op->unit);
+    } else if (op->kind == PLAN_RETURN) {
+        count_return(c, s);
+    }
+    raise_u32(&cost->live_units_max, c->live_units);
+    raise_u32(&cost->live_grads_max, c->live_grads);
+    raise_u64(&cost->live_param_bytes_max, c->live_param_bytes);
+    raise_u64(&cost->live_grad_bytes_max, c->live_grad_bytes);
+    raise_u64(&cost->live_bytes_max, c->live_param_bytes + c->live_grad_bytes);
+}
+
+int plan_count(const struct plan *plan, const struct spec *spec, enum shd_dtype grad_dtype,
+               struct plan_cost *ret_cost, struct shd_err *e)
+{
+    struct counter c = { .spec = spec, .sizes = sys_calloc(spec->unit_count, sizeof *c.sizes) };
+    if (c.sizes == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory to count a plan");
+    for (uint32_t u = 0; u < spec->unit_count; u++)
+        c.sizes[u] = (struct size){
+            .param_bytes = plan_unit_param_bytes(spec, u),
+            .grad_bytes = plan_unit_grad_bytes(spec, u, SHD_F32),
+            .return_bytes = plan_unit_grad_bytes(spec, u, grad_dtype != 0 ? grad_dtype : SHD_F32),
+        };
+    for (uint32_t i = 0; i < plan->op_count; i++) {
+        CHECK(plan->ops[i].unit < spec->unit_count);
+        count_op(&c, &plan->ops[i]);
+    }
+    free(c.sizes);
+    *ret_cost = c.cost;
+    return SHD_OK;
+}
+
+/* -- Words ----------------------------------------------------------------------------------- */
+
+static const char *const op_names[] = { "FETCH",  "WAIT", "FORWARD", "BACKWARD",
+                                        "RETURN", "FREE", "PREPARE", "COMMIT" };
+static const char *const strategy_names[] = { "zero3", "zero2", "zero1", "ddp", "hybrid" };
+static const char *const prefetch_names[] = { "pre", "post", "none" };
+
+static int find(const char *name, const char *const *names, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(names[i], name) == 0)
+            return (int)i;
+    return -1;
+}
+
+const char *plan_op_name(enum plan_op_kind kind)
+{
+    return (unsigned)kind < ARRAY_SIZE(op_names) ? op_names[kind] : "?";
+}
+
+const char *plan_strategy_name(enum plan_strategy strategy)
+{
+    return (unsigned)strategy < ARRAY_SIZE(strategy_names) ? strategy_names[strategy] : "?";
+}
+
+const char *plan_prefetch_name(enum plan_backward_prefetch prefetch)
+{
+    return (unsigned)prefetch < ARRAY_SIZE(prefetch_names) ? prefetch_names[prefetch] : "?";
+}
+
+int plan_strategy_parse(const char *name)
+{
+    return find(name, strategy_names, ARRAY_SIZE(strategy_names));
+}
+
+int plan_prefetch_parse(const char *name)
+{
+    return find(name, prefetch_names, ARRAY_SIZE(prefetch_names));
+}

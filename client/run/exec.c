@@ -1,0 +1,445 @@
+/* See exec.h. Happy path: build (or reuse) the plan of this many micro-batches, carry out its
+ * operations, commit. On failure the units it holds are released and gradients not yet returned
+ * are dropped, so that the caller can run the step again: what was returned counts once. */
+#include "client/run/exec.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/paths/path.h"
+#include "client/paths/path_copy.h"
+#include "client/run/hold.h"
+#include "client/run/policy.h"
+#include "client/run/train.h"
+#include "client/session/activity.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+
+/* -- Memory and plan --------------------------------------------------------------------------- */
+
+static void find_users(const struct spec *spec, struct exec *x)
+{
+    for (uint32_t u = 0; u < spec->unit_count; u++)
+        for (uint32_t i = 0; i < spec->units[u].uses_count; i++)
+            x->units[spec->units[u].uses[i]].has_users = true;
+}
+
+static int exec_new(const struct spec *spec, struct exec **ret_exec, struct shd_err *e)
+{
+    struct exec *x = sys_calloc(1, sizeof *x);
+    if (x != NULL) {
+        x->trace = sys_calloc(spec->unit_count, sizeof *x->trace);
+        x->ran = sys_calloc(spec->unit_count, sizeof *x->ran);
+        x->micros = sys_calloc(spec->micro_batches, sizeof *x->micros);
+        x->units = sys_calloc(spec->unit_count, sizeof *x->units);
+    }
+    if (x == NULL || x->trace == NULL || x->ran == NULL || x->micros == NULL || x->units == NULL) {
+        exec_free(x);
+        return err_set(e, SHD_ENOMEM, "no memory to run %" PRIu32 " units", spec->unit_count);
+    }
+    find_users(spec, x);
+    *ret_exec = x;
+    return SHD_OK;
+}
+
+void exec_free(struct exec *x)
+{
+    if (x == NULL)
+        return;
+    plan_free(&x->plan);
+    free(x->trace);
+    free(x->ran);
+    free(x->micros);
+    free(x->units);
+    free(x);
+}
+
+bool exec_order_kept(const struct run *run)
+{
+    const struct exec *x = run->exec;
+    const uint32_t planned = x->traced ? x->trace_count : run->m->spec->unit_count;
+    if (x->ran_count != planned)
+        return false;
+    for (uint32_t i = 0; i < planned; i++)
+        if (x->ran[i] != (x->traced ? x->trace[i] : i))
+            return false;
+    return true;
+}
+
+int exec_plan(struct run *run, uint32_t micros, bool traced, struct shd_err *e)
+{
+    struct exec *x = run->exec;
+    struct shd_model *m = run->m;
+    if (x->plan.op_count > 0 && x->plan.micros == micros && x->traced == traced &&
+        (!traced || exec_order_kept(run)))
+        return SHD_OK;
+    const struct plan_trace trace = { x->ran, x->ran_count };
+    struct plan plan;
+    int r = plan_build(m->spec, &m->policy.plan, traced ? &trace : NULL, micros, &plan, e);
+    if (r != SHD_OK)
+        return r;
+    if (m->path->kind != SHD_PATH_MAP) {
+        r = policy_use_copy(m, e);
+        if (r == SHD_OK)
+            r = copy_grow(m->copy, plan.cost.live_units_max, e);
+    }
+    if (r != SHD_OK) {
+        plan_free(&plan);
+        return r;
+    }
+    plan_free(&x->plan);
+    x->plan = plan;
+    x->traced = traced;
+    x->trace_count = x->ran_count;
+    memcpy(x->trace, x->ran, x->ran_count * sizeof *x->ran);
+    return SHD_OK;
+}
+
+/* -- Holding units ----------------------------------------------------------------------------- */
+
+int exec_fetch(struct run *run, uint32_t unit, struct shd_err *e)
+{
+    struct exec_unit *u = &run->exec->units[unit];
+    if (u->fetched)
+        return SHD_OK;
+    const int r = hold_fetch(run->m, unit, e);
+    if (r != SHD_OK)
+        return r;
+    u->fetched = true;
+    u->waited = u->read = u->stray = false;
+    return SHD_OK;
+}
+
+int exec_wait(struct run *run, uint32_t unit, struct shd_err *e)
+{
+    struct exec_unit *u = &run->exec->units[unit];
+    CHECK(u->fetched);
+    if (u->waited)
+        return SHD_OK;
+    int r = hold_fetch(run->m, unit, e); /* a callback may have acquired and released it */
+    if (r == SHD_OK)
+        r = hold_acquire(run->m, unit, e);
+    u->waited = r == SHD_OK;
+    return r;
+}
+
+void exec_miss(struct run *run, uint32_t unit)
+{
+    run->m->misses[unit]++;
+    run->m->session->plan_misses++;
+}
+
+static void forget(struct run *run, uint32_t unit)
+{
+    struct exec_unit *u = &run->exec->units[unit];
+    if (u->waited)
+        hold_release(run->m, unit);
+    else if (u->fetched)
+        hold_drop(run->m, unit);
+    u->fetched = u->waited = u->stray = false;
+}
+
+void exec_let_go(struct run *run, uint32_t unit)
+{
+    const struct exec_unit *u = &run->exec->units[unit];
+    if (u->fetched && !u->read)
+        exec_miss(run, unit);
+    forget(run, unit);
+}
+
+static void forget_all(struct run *run)
+{
+    for (uint32_t u = 0; u < run->m->spec->unit_count; u++)
+        forget(run, u);
+}
+
+static void mark_read(struct run *run, uint32_t unit)
+{
+    const struct spec_unit *su = &run->m->spec->units[unit];
+    run->exec->units[unit].read = true;
+    for (uint32_t i = 0; i < su->uses_count; i++)
+        run->exec->units[su->uses[i]].read = true;
+}
+
+/* -- Computing --------------------------------------------------------------------------------- */
+
+static int compute_failed(const struct run *run, const char *what, uint32_t micro, uint32_t unit,
+                          int code, struct shd_err *e)
+{
+    return err_set(e, SHD_EINTERNAL,
+                   "%s of unit %" PRIu32 " '%s', micro-batch %" PRIu32 ", returned %d", what, unit,
+                   run->m->spec->units[unit].name, run->micros[micro], code);
+}
+
+int exec_forward(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e)
+{
+    const struct shd_compute *c = run->compute;
+    struct exec *x = run->exec;
+    mark_read(run, unit);
+    activity_begin(run->m, ACTIVITY_FORWARD, unit, run->micros[micro]);
+    const int code = c->forward(c->ctx, run->micros[micro], unit, shd_params(run->m, unit));
+    activity_end(run->m);
+    if (code != 0)
+        return compute_failed(run, "forward", micro, unit, code, e);
+    CHECK(!x->units[unit].ran && x->ran_count < run->m->spec->unit_count);
+    x->units[unit].ran = true;
+    x->ran[x->ran_count++] = unit;
+    return SHD_OK;
+}
+
+/* The micro-batch's numbers are known by now, and nothing of it has been returned yet. */
+int exec_metrics(struct run *run, uint32_t micro, struct shd_err *e)
+{
+    if (run->compute->metrics == NULL)
+        return SHD_OK;
+    double metrics[SHD_METRICS_MAX] = { 0 };
+    const uint32_t count = run->compute->metrics(run->compute->ctx, run->micros[micro], metrics);
+    return shd_report(run->m, run->micros[micro], metrics, count, e);
+}
+
+int exec_backward(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e)
+{
+    const struct shd_compute *c = run->compute;
+    struct exec *x = run->exec;
+    float *grad = NULL;
+    int r = SHD_OK;
+    mark_read(run, unit);
+    if (!run->m->spec->units[unit].frozen)
+        r = shd_grad(run->m, run->micros[micro], unit, &grad, e);
+    if (r != SHD_OK)
+        return r;
+    activity_begin(run->m, ACTIVITY_BACKWARD, unit, run->micros[micro]);
+    const int code = c->backward(c->ctx, run->micros[micro], unit, shd_params(run->m, unit), grad);
+    activity_end(run->m);
+    if (code != 0)
+        return compute_failed(run, "backward", micro, unit, code, e);
+    x->units[unit].backed = true;
+    CHECK(x->ran_count > 0);
+    return unit == x->ran[x->ran_count - 1] ? exec_metrics(run, micro, e) : SHD_OK;
+}
+
+/* -- Returning --------------------------------------------------------------------------------- */
+
+bool exec_group_ends(const struct run *run, uint32_t micro)
+{
+    return (micro + 1) % run->m->spec->accumulate == 0;
+}
+
+static bool will_back(const struct exec_unit *u)
+{
+    return u->ran && !u->backed;
+}
+
+/* Will a backward that is still to come add to the unit's gradient? */
+static bool pending(const struct run *run, uint32_t unit)
+{
+    const struct spec *spec = run->m->spec;
+    const struct exec_unit *units = run->exec->units;
+    if (will_back(&units[unit]))
+        return true;
+    for (uint32_t u = 0; units[unit].has_users && u < spec->unit_count; u++)
+        for (uint32_t i = 0; will_back(&units[u]) && i < spec->units[u].uses_count; i++)
+            if (spec->units[u].uses[i] == unit)
+                return true;
+    return false;
+}
+
+int exec_return(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e)
+{
+    struct exec_unit *u = &run->exec->units[unit];
+    const uint32_t index = run->micros[micro];
+    if (run->m->spec->units[unit].frozen || u->given || pending(run, unit))
+        return SHD_OK;
+    const int r = train_grad_open(run->m, index, unit) ? shd_return(run->m, index, unit, e)
+                                                       : shd_return_none(run->m, index, unit, e);
+    u->given = r == SHD_OK;
+    return r;
+}
+
+int exec_return_around(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e)
+{
+    const struct spec_unit *su = &run->m->spec->units[unit];
+    int r = exec_return(run, micro, unit, e);
+    for (uint32_t i = 0; r == SHD_OK && i < su->uses_count; i++)
+        r = exec_return(run, micro, su->uses[i], e);
+    return r;
+}
+
+void exec_begin_micro(struct run *run)
+{
+    struct exec *x = run->exec;
+    x->ran_count = 0;
+    for (uint32_t u = 0; u < run->m->spec->unit_count; u++)
+        x->units[u].ran = x->units[u].backed = x->units[u].given = false;
+}
+
+int exec_end_micro(struct run *run, uint32_t micro, struct shd_err *e)
+{
+    int r = SHD_OK;
+    for (uint32_t u = run->m->spec->unit_count; r == SHD_OK && u-- > 0;)
+        r = exec_return(run, micro, u, e);
+    return r;
+}
+
+/* -- Running ----------------------------------------------------------------------------------- */
+
+/* A gradient that is not returned yet goes into its group's sum at once. */
+static int run_backward(struct run *run, const struct plan_op *op, struct shd_err *e)
+{
+    const int r = exec_backward(run, op->micro, op->unit, e);
+    if (r != SHD_OK || exec_group_ends(run, op->micro))
+        return r;
+    return exec_return_around(run, op->micro, op->unit, e);
+}
+
+static int run_op(struct run *run, const struct plan_op *op, struct shd_err *e)
+{
+    switch (op->kind) {
+    case PLAN_FETCH:
+        return exec_fetch(run, op->unit, e);
+    case PLAN_WAIT:
+        return exec_wait(run, op->unit, e);
+    case PLAN_FORWARD:
+        return exec_forward(run, op->micro, op->unit, e);
+    case PLAN_BACKWARD:
+        return run_backward(run, op, e);
+    case PLAN_RETURN:
+        return exec_return(run, op->micro, op->unit, e);
+    case PLAN_FREE:
+        exec_let_go(run, op->unit);
+        return SHD_OK;
+    case PLAN_PREPARE:
+    case PLAN_COMMIT:
+        break;
+    }
+    CHECK(false); /* run_fixed() goes up to PREPARE */
+    return SHD_EINTERNAL;
+}
+
+/* All units in the planned order. */
+static int run_fixed(struct run *run, struct shd_err *e)
+{
+    const struct plan *plan = &run->exec->plan;
+    int r = SHD_OK;
+    for (uint32_t micro = 0; r == SHD_OK && micro < run->count; micro++) {
+        exec_begin_micro(run);
+        for (; r == SHD_OK && plan->ops[run->at].kind != PLAN_PREPARE &&
+               plan->ops[run->at].micro == micro;
+             run->at++)
+            r = run_op(run, &plan->ops[run->at], e);
+        if (r == SHD_OK)
+            r = exec_end_micro(run, micro, e);
+    }
+    return r;
+}
+
+int exec_micros(struct run *run, const uint32_t *micros, uint32_t count, struct shd_err *e)
+{
+    const bool follows = run->compute->next != NULL;
+    run->micros = micros;
+    run->count = count;
+    run->base = run->at = 0;
+    int r = exec_plan(run, count, follows && run->exec->recorded, e);
+    if (r == SHD_OK)
+        r = follows ? exec_follow(run, e) : run_fixed(run, e);
+    forget_all(run);
+    if (r == SHD_OK)
+        run->result.computed += count;
+    return r;
+}
+
+/* Without the groups that are in at all owners, since before this worker came: they would only be
+ * dropped. Returns how many are left. */
+static uint32_t leave_out(struct run *run, const uint32_t *micros, uint32_t count)
+{
+    const struct shd_model *m = run->m;
+    uint32_t left = 0;
+    CHECK(run->exec != NULL);
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t group = micros[i] / m->spec->accumulate;
+        const bool in = m->in_step == m->step && (m->in[group / 8] >> group % 8 & 1) != 0;
+        if (!in)
+            run->exec->micros[left++] = micros[i];
+    }
+    return left;
+}
+
+int exec_commit(struct run *run, int r, bool leaves, struct shd_err *e)
+{
+    struct shd_result result = { .step = run->m->step, .left = true };
+    if (r == SHD_ESTEP) {
+        train_drop_grads(run->m);
+        r = SHD_OK;
+    }
+    if (r == SHD_OK && !leaves)
+        r = shd_commit(run->m, run->update, &result, e);
+    if (r != SHD_OK) {
+        train_drop_grads(run->m);
+        return r;
+    }
+    result.computed = run->result.computed;
+    run->result = result;
+    return SHD_OK;
+}
+
+/* PREPARE and COMMIT are shd_commit(). A step whose commit broke off only needs that: its units
+ * may have moved on already. */
+static int run_step(struct run *run, const uint32_t *micros, uint32_t count, struct shd_err *e)
+{
+    CHECK(run->exec != NULL);
+    const uint32_t left = leave_out(run, micros, count);
+    const int r = run->m->sealed ? SHD_OK : exec_micros(run, run->exec->micros, left, e);
+    return exec_commit(run, r, /* leaves= */ false, e);
+}
+
+static int check_micros(const struct shd_model *m, const uint32_t *micros, uint32_t count,
+                        struct shd_err *e)
+{
+    const uint32_t a = m->spec->accumulate;
+    for (uint32_t i = 0; i < count; i++) {
+        if (micros[i] >= m->spec->micro_batches)
+            return err_set(e, SHD_ERANGE, "micro-batch %" PRIu32 " of a step with %" PRIu32,
+                           micros[i], m->spec->micro_batches);
+        if (i > 0 && micros[i] <= micros[i - 1])
+            return err_set(e, SHD_EINVAL,
+                           "micro-batch %" PRIu32 " after %" PRIu32 ": they must ascend", micros[i],
+                           micros[i - 1]);
+    }
+    for (uint32_t i = 0; i < count; i++) { /* ascending, so a group is a * g, a * g + 1, ... */
+        const uint32_t first = micros[i / a * a];
+        if (first % a != 0 || i / a * a + a > count || micros[i] != first + i % a)
+            return err_set(e, SHD_EINVAL,
+                           "micro-batch %" PRIu32 " belongs to a group of %" PRIu32 " (%" PRIu32
+                           " to %" PRIu32 ") that is summed in one worker, which got only part "
+                           "of it",
+                           micros[i], a, micros[i] / a * a, micros[i] / a * a + a - 1);
+    }
+    return SHD_OK;
+}
+
+int exec_begin(struct shd_model *m, const struct shd_compute *compute,
+               const struct shd_update *update, struct run *ret_run, struct shd_err *e)
+{
+    if (compute == NULL || compute->forward == NULL || compute->backward == NULL)
+        return err_set(e, SHD_EINVAL, "no compute: forward and backward must be given");
+    const int r = m->exec == NULL ? exec_new(m->spec, &m->exec, e) : SHD_OK;
+    if (r == SHD_OK)
+        *ret_run = (struct run){ .m = m, .exec = m->exec, .compute = compute, .update = update };
+    return r;
+}
+
+int shd_run_step(shd_model *m, const uint32_t *micros, uint32_t count,
+                 const struct shd_compute *compute, const struct shd_update *update,
+                 struct shd_result *ret_result, struct shd_err *e)
+{
+    struct run run = { .m = m };
+    int r = exec_begin(m, compute, update, &run, e);
+    if (r == SHD_OK)
+        r = check_micros(m, micros, count, e);
+    if (r == SHD_OK)
+        r = run_step(&run, micros, count, e);
+    if (r == SHD_OK && ret_result != NULL)
+        *ret_result = run.result;
+    return r;
+}

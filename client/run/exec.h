@@ -1,0 +1,103 @@
+/* The executor: runs a plan with the user's compute.
+ *
+ * exec_elastic.c runs what the owners hand out instead of a share fixed beforehand.
+ *
+ * exec.c carries out single operations and, for models whose units always run in the planned
+ * order, just all of them one after the other. exec_follow.c is for the others: it asks what runs
+ * next and goes through the plan in step with that.
+ */
+#ifndef SHD_EXEC_H
+#define SHD_EXEC_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "client/plan/plan.h"
+#include "client/session/session.h"
+
+struct exec_unit {
+    bool fetched;   /* by the executor, and not let go since */
+    bool waited;    /* acquired by the executor */
+    bool read;      /* by a compute, since it was fetched */
+    bool stray;     /* fetched although the plan did not say so */
+    bool has_users; /* other units use it */
+    bool away;      /* the plan runs it where it does not run really */
+    /* In the micro-batch at hand: */
+    bool ran;    /* its forward */
+    bool backed; /* its backward */
+    bool given;  /* its gradient was returned, or taken into its group's sum */
+};
+
+struct exec {         /* of one model */
+    struct plan plan; /* owned; op_count 0: none yet */
+    bool traced;      /* the plan was built for trace[trace_count]; else for all units */
+    uint32_t *trace;  /* owned, [units] */
+    uint32_t trace_count;
+    uint32_t *ran; /* owned, [units]: what ran in the micro-batch at hand, in order */
+    uint32_t ran_count;
+    uint32_t *micros;        /* owned, [micro_batches]: those of the step that are left */
+    bool recorded;           /* ran is a whole micro-batch of a model that says what runs next */
+    struct exec_unit *units; /* owned, [units] */
+};
+
+struct run {             /* one shd_run_step() */
+    struct shd_model *m; /* borrowed, as are the next four */
+    struct exec *exec;
+    const uint32_t *micros; /* [count] */
+    const struct shd_compute *compute;
+    const struct shd_update *update;
+    uint32_t count;
+    uint32_t base; /* ordinal of the micro-batch the plan begins with */
+    uint32_t at;   /* next operation of the plan */
+    struct shd_result result;
+};
+
+/* Of a model's first step, or of any: check compute and make *ret_run, without micro-batches. */
+int exec_begin(struct shd_model *m, const struct shd_compute *compute,
+               const struct shd_update *update, struct run *ret_run, struct shd_err *e);
+void exec_free(struct exec *x); /* NULL is a no-op */
+
+/* Run run->micros[count], up to PREPARE. Lets go of all units, also after an error. */
+int exec_micros(struct run *run, const uint32_t *micros, uint32_t count, struct shd_err *e);
+
+/* What follows, with `r` what came of that: the commit, unless `leaves`. SHD_ESTEP is no error yet:
+ * a predecessor's gradients were in and others have committed, or the commit says what is wrong. */
+int exec_commit(struct run *run, int r, bool leaves, struct shd_err *e);
+
+/* Have a plan for `micros` more micro-batches, in the order of the last one that ran (traced) or
+ * for all units. Nothing is done when the plan at hand is it. */
+int exec_plan(struct run *run, uint32_t micros, bool traced, struct shd_err *e);
+
+/* Did the micro-batch run in the order its plan was made for? */
+bool exec_order_kept(const struct run *run);
+
+/* Operations. A unit that is fetched (or waited for) already is left as it is. */
+int exec_fetch(struct run *run, uint32_t unit, struct shd_err *e);
+int exec_wait(struct run *run, uint32_t unit, struct shd_err *e);
+void exec_let_go(struct run *run, uint32_t unit); /* counts a miss if nothing has read it */
+void exec_miss(struct run *run, uint32_t unit);
+
+/* Compute; micro is an ordinal of the step. The first backward of a micro-batch reports its
+ * metrics. */
+int exec_forward(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e);
+int exec_backward(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e);
+int exec_metrics(struct run *run, uint32_t micro, struct shd_err *e);
+
+/* Around a micro-batch: clear what is kept of it; account for the units that were not returned. */
+void exec_begin_micro(struct run *run);
+int exec_end_micro(struct run *run, uint32_t micro, struct shd_err *e);
+
+/* Return a unit's gradient of this micro-batch, if nothing will add to it any more and it has not
+ * been; that of a unit without one counts as zeros. */
+int exec_return(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e);
+
+/* The same for a unit and those it uses. */
+int exec_return_around(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e);
+
+/* Does the group of micro-batches end with this one? */
+bool exec_group_ends(const struct run *run, uint32_t micro);
+
+/* exec_follow.c: all micro-batches of a model that says what runs next, up to PREPARE. */
+int exec_follow(struct run *run, struct shd_err *e);
+
+#endif

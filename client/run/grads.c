@@ -1,0 +1,216 @@
+/* See grads.h. */
+#include "client/run/grads.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "client/paths/kern_run.h"
+#include "client/plan/plan.h"
+#include "client/session/session.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+
+int grads_new(const struct shd_model *m, struct grads **ret_grads, struct shd_err *e)
+{
+    struct grads *g = sys_calloc(1, sizeof *g);
+    if (g != NULL) {
+        g->entry_count = m->spec->unit_count + SHD_SLOTS_MAX;
+        g->entries = sys_calloc(g->entry_count, sizeof *g->entries);
+        g->buffers = sys_calloc(2 * (size_t)g->entry_count, sizeof *g->buffers);
+    }
+    if (g == NULL || g->entries == NULL || g->buffers == NULL) {
+        grads_free(g);
+        return err_set(e, SHD_ENOMEM, "no memory for the gradients of %" PRIu32 " units",
+                       m->spec->unit_count);
+    }
+    g->in = (struct buffers){ .gpu = session_gpu(m->session) };
+    for (uint32_t u = 0; u < m->spec->unit_count; u++) {
+        const uint64_t bytes = m->spec->units[u].elems * sizeof(float);
+        if (!m->spec->units[u].frozen && bytes > g->in.bytes_max)
+            g->in.bytes_max = bytes;
+    }
+    *ret_grads = g;
+    return SHD_OK;
+}
+
+void grads_free(struct grads *g)
+{
+    if (g == NULL)
+        return;
+    for (uint32_t i = 0; g->buffers != NULL && i < g->buffer_count; i++)
+        buffer_free(&g->in, &g->buffers[i].memory);
+    free(g->entries);
+    free(g->buffers);
+    free(g);
+}
+
+/* -- Buffers ----------------------------------------------------------------------------------- */
+
+/* NULL: all are busy. */
+static struct grad_buffer *best_buffer(struct grads *g, uint64_t bytes)
+{
+    struct grad_buffer *best = NULL;
+    for (uint32_t i = 0; i < g->buffer_count; i++) {
+        struct grad_buffer *b = &g->buffers[i];
+        if (!b->busy && buffer_better(&b->memory, best != NULL ? &best->memory : NULL, bytes))
+            best = b;
+    }
+    return best;
+}
+
+static int take_buffer(struct grads *g, uint64_t elems, float **ret_base, struct shd_err *e)
+{
+    const uint64_t bytes = elems * sizeof(float);
+    struct grad_buffer *b = best_buffer(g, bytes);
+    CHECK(b != NULL || g->buffer_count < 2 * g->entry_count); /* an entry has two at most */
+    const bool fresh = b == NULL;
+    if (fresh)
+        b = &g->buffers[g->buffer_count];
+    const int r = buffer_hold(&g->in, &b->memory, bytes, e);
+    if (r != SHD_OK)
+        return r;
+    g->buffer_count += fresh;
+    b->busy = true;
+    *ret_base = b->memory.base;
+    return SHD_OK;
+}
+
+static void give_buffer(struct grads *g, float **base)
+{
+    for (uint32_t i = 0; *base != NULL && i < g->buffer_count; i++)
+        if (g->buffers[i].memory.base == *base)
+            g->buffers[i].busy = false;
+    *base = NULL;
+}
+
+/* -- Entries ----------------------------------------------------------------------------------- */
+
+struct grad_entry *grads_find(struct grads *g, uint32_t group, uint32_t unit)
+{
+    for (uint32_t i = 0; i < g->entry_count; i++) {
+        struct grad_entry *entry = &g->entries[i];
+        if (entry->used && entry->group == group && entry->unit == unit)
+            return entry;
+    }
+    return NULL;
+}
+
+static struct grad_entry *unused_entry(struct grads *g)
+{
+    for (uint32_t i = 0; i < g->entry_count; i++)
+        if (!g->entries[i].used)
+            return &g->entries[i];
+    return NULL;
+}
+
+/* The entry that waits for micro-batch micro; a new one is marked used only by the caller. */
+static int next_entry(struct shd_model *m, uint32_t micro, uint32_t unit,
+                      struct grad_entry **ret_entry, struct shd_err *e)
+{
+    struct grads *g = m->grads;
+    const uint32_t a = m->spec->accumulate;
+    struct grad_entry *entry = grads_find(g, micro / a, unit);
+    const uint32_t taken = entry != NULL ? entry->taken : 0;
+    if (micro % a != taken)
+        return err_set(e, SHD_EINVAL,
+                       "unit %" PRIu32 " '%s', micro-batch %" PRIu32 ": micro-batches %" PRIu32
+                       " to %" PRIu32 " are summed here in ascending order, %" PRIu32 " of them %s "
+                       "in",
+                       unit, m->spec->units[unit].name, micro, micro / a * a, micro / a * a + a - 1,
+                       taken, taken == 1 ? "is" : "are");
+    if (entry == NULL) {
+        entry = unused_entry(g);
+        if (entry == NULL)
+            return err_set(e, SHD_EBUSY, "%" PRIu32 " gradients are held here: return one",
+                           g->entry_count);
+        *entry = (struct grad_entry){ .group = micro / a, .unit = unit };
+    }
+    *ret_entry = entry;
+    return SHD_OK;
+}
+
+static uint64_t live_bytes(const struct shd_model *m, const struct grad_entry *entry)
+{
+    return plan_unit_grad_bytes(m->spec, entry->unit, SHD_F32);
+}
+
+int grads_open(struct shd_model *m, uint32_t micro, uint32_t unit, float **ret_array,
+               bool *ret_fresh, struct shd_err *e)
+{
+    struct grad_entry *entry = NULL;
+    int r = next_entry(m, micro, unit, &entry, e);
+    if (r != SHD_OK)
+        return r;
+    CHECK(entry != NULL);
+    const bool first = entry->sum == NULL;
+    *ret_fresh = !entry->open;
+    if (!entry->open) {
+        r = take_buffer(m->grads, m->spec->units[unit].elems, first ? &entry->sum : &entry->scratch,
+                        e);
+        if (r != SHD_OK)
+            return r;
+        entry->used = entry->open = true;
+        if (first)
+            session_live(m->session, live_bytes(m, entry), /* more= */ true);
+    }
+    *ret_array = entry->scratch != NULL ? entry->scratch : entry->sum;
+    return SHD_OK;
+}
+
+int grads_close(struct shd_model *m, struct grad_entry *entry, struct shd_err *e)
+{
+    CHECK(entry->open && entry->sum != NULL);
+    if (entry->scratch != NULL) {
+        const struct kern_accumulate add = {
+            .acc = entry->sum,
+            .grad = entry->scratch,
+            .grad_dtype = SHD_F32,
+            .elems = m->spec->units[entry->unit].elems,
+        };
+        const int r = kern_run_accumulate(m->session->kern, &add, e);
+        if (r != SHD_OK)
+            return r;
+        give_buffer(m->grads, &entry->scratch);
+    }
+    entry->open = false;
+    entry->taken++;
+    return SHD_OK;
+}
+
+int grads_none(struct shd_model *m, uint32_t micro, uint32_t unit, struct grad_entry **ret_entry,
+               struct shd_err *e)
+{
+    struct grad_entry *entry = NULL;
+    const int r = next_entry(m, micro, unit, &entry, e);
+    if (r != SHD_OK)
+        return r;
+    CHECK(entry != NULL);
+    if (entry->open && entry->scratch != NULL) {
+        give_buffer(m->grads, &entry->scratch);
+    } else if (entry->open) {
+        give_buffer(m->grads, &entry->sum);
+        session_live(m->session, live_bytes(m, entry), /* more= */ false);
+    }
+    entry->used = true;
+    entry->open = false;
+    entry->taken++;
+    *ret_entry = entry;
+    return SHD_OK;
+}
+
+void grads_done(struct shd_model *m, struct grad_entry *entry)
+{
+    CHECK(entry->used);
+    if (entry->sum != NULL)
+        session_live(m->session, live_bytes(m, entry), /* more= */ false);
+    give_buffer(m->grads, &entry->sum);
+    give_buffer(m->grads, &entry->scratch);
+    *entry = (struct grad_entry){ 0 };
+}
+
+void grads_reset(struct shd_model *m)
+{
+    for (uint32_t i = 0; m->grads != NULL && i < m->grads->entry_count; i++)
+        if (m->grads->entries[i].used)
+            grads_done(m, &m->grads->entries[i]);
+}

@@ -1,0 +1,249 @@
+/* Policies: check, take over, and what follows from them. See client/shd.h and policy.h. */
+#include "client/run/policy.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "client/paths/path.h"
+#include "client/paths/path_copy.h"
+#include "client/paths/path_map.h"
+#include "client/paths/path_nccl.h"
+#include "client/run/grads.h"
+#include "proto/base/check.h"
+
+#define NS_PER_S  UINT64_C(1000000000)
+#define DELAY_MAX (10 * NS_PER_S)
+
+enum shd_path shd_path(const shd_model *m)
+{
+    return m->path->kind;
+}
+
+/* -- Checking ---------------------------------------------------------------------------------- */
+
+static int take_policy(const struct shd_policy *policy, struct shd_policy *ret_policy,
+                       struct shd_err *e)
+{
+    if (policy == NULL)
+        return err_set(e, SHD_EINVAL, "no policy");
+    if (policy->size < offsetof(struct shd_policy, forward_prefetch) ||
+        policy->size > sizeof *policy)
+        return err_set(e, SHD_EINVAL, "shd_policy.size is %zu, this library (%s) has %zu",
+                       policy->size, SHD_VERSION, sizeof *policy);
+    struct shd_policy p = { 0 };
+    memcpy(&p, policy, policy->size);
+    *ret_policy = p;
+    return SHD_OK;
+}
+
+static int check_path(const struct shd_model *m, const struct shd_policy *p, struct shd_err *e)
+{
+    if ((unsigned)p->path > SHD_PATH_NCCL)
+        return err_set(e, SHD_EINVAL, "path is %d: 0 auto, 1 map, 2 copy, 3 nccl", (int)p->path);
+    if (p->path == SHD_PATH_NCCL) {
+        const int r = nccl_check(m, e);
+        if (r != SHD_OK)
+            return r;
+    }
+    if (p->path == SHD_PATH_COPY && m->map == NULL)
+        return err_set(e, SHD_ENOTSUP,
+                       "path copy: at \"local:\" the owners are in this process, there is nothing "
+                       "to copy from; take auto or map");
+    if (p->fetch_delay_ns > DELAY_MAX)
+        return err_set(e, SHD_EINVAL, "fetch_delay_ns is %" PRIu64 ", at most %" PRIu64,
+                       p->fetch_delay_ns, DELAY_MAX);
+    if (p->path == SHD_PATH_MAP && m->map != NULL) {
+        const int r = whole_check_map(m, e);
+        if (r != SHD_OK)
+            return r;
+    }
+    if (p->fetch_delay_ns > 0 && p->path != SHD_PATH_COPY)
+        return err_set(e, SHD_EINVAL,
+                       "fetch_delay_ns is %" PRIu64 " and path is %s: only path copy has fetches "
+                       "to delay",
+                       p->fetch_delay_ns,
+                       p->path == SHD_PATH_MAP    ? "map"
+                       : p->path == SHD_PATH_NCCL ? "nccl"
+                                                  : "auto");
+    return SHD_OK;
+}
+
+static int check_unused(const struct shd_model *m, struct shd_err *e)
+{
+    if (m->started)
+        return err_set(e, SHD_EINVAL,
+                       "model '%s' has begun a step: its policy is set before the first gradient",
+                       m->spec->name);
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        if (m->holds[u].fetched)
+            return err_set(e, SHD_EINVAL, "unit %" PRIu32 " '%s' is held: release it first", u,
+                           m->spec->units[u].name);
+    return SHD_OK;
+}
+
+static struct policy internal(const struct shd_policy *p)
+{
+    return (struct policy){
+        .plan = { .strategy = (enum plan_strategy)p->strategy,
+                  .forward_prefetch = p->forward_prefetch,
+                  .backward_prefetch = (enum plan_backward_prefetch)p->backward_prefetch,
+                  .max_live_units = p->max_live_units,
+                  .max_live_bytes = p->max_live_bytes,
+                  .grad_dtype = p->grad_dtype },
+        .grad_dtype = p->grad_dtype != 0 ? p->grad_dtype : SHD_F32,
+        .fetch_delay_ns = p->fetch_delay_ns,
+        .set = true,
+    };
+}
+
+/* -- Taking over ------------------------------------------------------------------------------- */
+
+/* The plan of one group of micro-batches: what a worker holds does not grow with their number. */
+static int group_cost(const struct shd_model *m, const struct plan_policy *policy,
+                      struct plan_cost *ret_cost, struct shd_err *e)
+{
+    struct plan plan;
+    const int r = plan_build(m->spec, policy, /* trace= */ NULL, m->spec->accumulate, &plan, e);
+    if (r != SHD_OK)
+        return r;
+    *ret_cost = plan.cost;
+    plan_free(&plan);
+    return SHD_OK;
+}
+
+/* Forced, or what is left where the owners' memory cannot be mapped. */
+static bool takes_copy(const struct shd_model *m, enum shd_path path)
+{
+    return path >= SHD_PATH_COPY || (m->map != NULL && whole_check_map(m, /* e= */ NULL) != SHD_OK);
+}
+
+static void use_copy(struct shd_model *m, struct copy_model *copy)
+{
+    copy_free(m->copy);
+    m->copy = copy;
+    m->path = m->nccl != NULL ? &path_nccl : copy != NULL ? &path_copy : m->session->path;
+    activity_set_path(&m->activity, activity_path_of(m));
+}
+
+/* What the copy and the NCCL path need, in place of what there was. Slots that are let go of, and
+ * still come, are the old path's. */
+static int make_copy(struct shd_model *m, enum shd_path path, uint32_t slots, uint64_t delay_ns,
+                     struct shd_err *e)
+{
+    struct nccl_model *before = m->nccl, *nccl = NULL;
+    struct copy_model *copy = NULL;
+    const bool by_nccl = path == SHD_PATH_NCCL || (path == SHD_PATH_AUTO && nccl_needed(m));
+    int r = before != NULL ? nccl_settle(m, e) : SHD_OK;
+    if (r == SHD_OK && by_nccl && before == NULL)
+        r = nccl_new(m, &nccl, e);
+    if (r != SHD_OK)
+        return r;
+    m->nccl = !by_nccl ? NULL : before != NULL ? before : nccl; /* copy_new() looks at it */
+    r = copy_new(m, slots, delay_ns, &copy, e);
+    if (r == SHD_OK) {
+        use_copy(m, copy);
+        nccl_free(by_nccl ? NULL : before);
+    } else {
+        m->nccl = before;
+        nccl_free(nccl);
+    }
+    return r;
+}
+
+static void drop_copy(struct shd_model *m)
+{
+    nccl_free(m->nccl);
+    m->nccl = NULL;
+    use_copy(m, NULL);
+}
+
+int policy_use_copy(struct shd_model *m, struct shd_err *e)
+{
+    struct plan_cost cost = { 0 };
+    if (m->copy != NULL)
+        return SHD_OK;
+    const int r = group_cost(m, &m->policy.plan, &cost, e);
+    return r == SHD_OK
+               ? make_copy(m, SHD_PATH_AUTO, cost.live_units_max, m->policy.fetch_delay_ns, e)
+               : r;
+}
+
+int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err *e)
+{
+    struct shd_policy p = { 0 };
+    struct plan_cost cost = { 0 };
+    int r = take_policy(policy, &p, e);
+    if (r == SHD_OK)
+        r = check_path(m, &p, e);
+    if (r == SHD_OK)
+        r = check_unused(m, e);
+    if (r != SHD_OK)
+        return r;
+    const struct policy asked = internal(&p);
+    r = group_cost(m, &asked.plan, &cost, e);
+    if (r == SHD_OK && takes_copy(m, p.path))
+        r = make_copy(m, p.path, cost.live_units_max, p.fetch_delay_ns, e);
+    else if (r == SHD_OK)
+        drop_copy(m);
+    if (r == SHD_OK)
+        m->policy = asked;
+    return r;
+}
+
+/* -- What follows ------------------------------------------------------------------------------ */
+
+/* Gradients that cannot be written where the owners read them. */
+static bool needs_staging(const struct shd_model *m)
+{
+    return m->path->kind != SHD_PATH_MAP || m->spec->accumulate > 1 ||
+           m->policy.grad_dtype != SHD_F32;
+}
+
+/* Staged gradients need a slot only while owners read one: one more can be filled meanwhile. Else
+ * one more than a micro-batch holds at once, for the same reason. */
+int model_slots_needed(const struct shd_model *m, uint32_t *ret_slots, struct shd_err *e)
+{
+    uint32_t slots = m->session->slots > 0 ? m->session->slots : 2;
+    if (m->session->slots == 0 && !needs_staging(m)) {
+        struct plan_cost cost;
+        const int r = group_cost(m, &m->policy.plan, &cost, e);
+        if (r != SHD_OK)
+            return r;
+        if (cost.live_grads_max < SHD_SLOTS_MAX)
+            slots = cost.live_grads_max + 1;
+    }
+    *ret_slots = slots;
+    return SHD_OK;
+}
+
+/* Who asked for a number of slots and no policy counts gradients by hand: an error, when there are
+ * too few, is what they expect. */
+static int decide_staging(struct shd_model *m, bool *ret_staging, struct shd_err *e)
+{
+    struct plan_cost cost = { 0 };
+    uint32_t slots = m->slot_count;
+    *ret_staging = needs_staging(m);
+    int r = group_cost(m, &m->policy.plan, &cost, e);
+    if (r == SHD_OK && slots == 0)
+        r = model_slots_needed(m, &slots, e);
+    if (r == SHD_OK && cost.live_grads_max > slots && (m->policy.set || m->session->slots == 0))
+        *ret_staging = true;
+    return r;
+}
+
+int policy_start(struct shd_model *m, struct shd_err *e)
+{
+    bool staging;
+    if (m->started)
+        return SHD_OK;
+    const bool unset = m->path == &path_copy && m->copy == NULL && m->session->on_gpu;
+    int r = unset ? policy_use_copy(m, e) : SHD_OK; /* which one it is */
+    if (r == SHD_OK)
+        r = decide_staging(m, &staging, e);
+    if (r == SHD_OK && staging)
+        r = session_kern(m->session, /* threads= */ 1, e);
+    if (r == SHD_OK && staging)
+        r = grads_new(m, &m->grads, e);
+    m->started = r == SHD_OK;
+    return r;
+}

@@ -1,0 +1,571 @@
+/* One step as the worker sees it: acquire, grad, return, report, commit. See client/shd.h.
+ *
+ * What all paths have in common is here: arguments are checked, gradient slots and holds are kept,
+ * waiting is counted. The moving itself is the path's. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "client/paths/kern_run.h"
+#include "client/paths/path.h"
+#include "client/run/grads.h"
+#include "client/run/hold.h"
+#include "client/run/policy.h"
+#include "client/run/train.h"
+#include "client/session/activity.h"
+#include "client/session/hub.h"
+#include "client/session/session.h"
+#include "proto/base/check.h"
+
+static int check_unit(const struct shd_model *m, uint32_t unit, struct shd_err *e)
+{
+    if (unit < m->spec->unit_count)
+        return SHD_OK;
+    return err_set(e, SHD_ERANGE, "unit %" PRIu32 " of model '%s' with %" PRIu32, unit,
+                   m->spec->name, m->spec->unit_count);
+}
+
+static int check_micro(const struct shd_model *m, uint32_t micro, struct shd_err *e)
+{
+    if (micro < m->spec->micro_batches)
+        return SHD_OK;
+    return err_set(e, SHD_ERANGE, "micro-batch %" PRIu32 " of a step with %" PRIu32, micro,
+                   m->spec->micro_batches);
+}
+
+static int check_fault(const struct shd_model *m, struct shd_err *e)
+{
+    if (m->fault.code != SHD_OK && e != NULL)
+        *e = m->fault;
+    return m->fault.code;
+}
+
+/* -- Parameters -------------------------------------------------------------------------------- */
+
+int shd_acquire(shd_model *m, uint32_t unit, const void **ret_params, struct shd_err *e)
+{
+    int r = check_unit(m, unit, e);
+    if (r == SHD_OK)
+        r = check_fault(m, e);
+    if (r == SHD_OK)
+        r = hold_fetch(m, unit, e);
+    if (r != SHD_OK)
+        return r;
+    r = hold_acquire(m, unit, e);
+    if (r != SHD_OK) {
+        hold_drop(m, unit);
+        return r;
+    }
+    if (ret_params != NULL)
+        *ret_params = m->path->params(m, unit);
+    return SHD_OK;
+}
+
+void shd_release(shd_model *m, uint32_t unit)
+{
+    if (unit < m->spec->unit_count)
+        hold_release(m, unit);
+}
+
+/* -- Gradients --------------------------------------------------------------------------------- */
+
+static uint32_t group_of(const struct shd_model *m, uint32_t micro)
+{
+    return micro / m->spec->accumulate;
+}
+
+static struct grad_slot *find_held(struct shd_model *m, uint32_t group, uint32_t unit)
+{
+    for (uint32_t i = 0; i < m->slot_count; i++) {
+        struct grad_slot *s = &m->slots[i];
+        if (s->state == SLOT_HELD && s->group == group && s->unit == unit)
+            return s;
+    }
+    return NULL;
+}
+
+static uint32_t count_slots(const struct shd_model *m, enum slot_state state)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < m->slot_count; i++)
+        count += m->slots[i].state == state;
+    return count;
+}
+
+static struct grad_slot *find_free(struct shd_model *m)
+{
+    for (uint32_t i = 0; i < m->slot_count; i++)
+        if (m->slots[i].state == SLOT_FREE)
+            return &m->slots[i];
+    return NULL;
+}
+
+static int make_slots(struct shd_model *m, struct shd_err *e)
+{
+    uint32_t slots;
+    int r = model_slots_needed(m, &slots, e);
+    if (r != SHD_OK)
+        return r;
+    m->slot_count = slots;
+    r = m->path->open_slots(m, e);
+    if (r != SHD_OK)
+        m->slot_count = 0;
+    return r;
+}
+
+static int take_slot(struct shd_model *m, struct grad_slot **ret_slot, struct shd_err *e)
+{
+    if (m->slot_count == 0) {
+        const int r = make_slots(m, e);
+        if (r != SHD_OK)
+            return r;
+    }
+    if (find_free(m) == NULL && count_slots(m, SLOT_SENT) == 0)
+        return err_set(e, SHD_EBUSY,
+                       "all %" PRIu32 " gradient slots are handed out and not "
+                       "returned: return one, or ask for more in shd_options.slots (at most %u)",
+                       m->slot_count, SHD_SLOTS_MAX);
+    if (find_free(m) == NULL) {
+        const uint64_t start_ns = hub_clock_ns();
+        activity_begin(m, ACTIVITY_WAIT_SLOT, ACTIVITY_NONE, ACTIVITY_NONE);
+        const int r = m->path->wait_slot(m, e);
+        activity_end(m);
+        m->session->wait_ns += hub_clock_ns() - start_ns;
+        if (r != SHD_OK)
+            return r;
+    }
+    struct grad_slot *slot = find_free(m);
+    CHECK(slot != NULL);
+    const int r = m->path->ready_slot(m, (uint32_t)(slot - m->slots), e);
+    if (r == SHD_OK)
+        *ret_slot = slot;
+    return r;
+}
+
+/* Elements from *at on that are of no tensor: the gap before tensor t of unit u (before its end,
+ * for t == tensor_count). *at moves on behind that tensor. */
+static uint64_t next_gap(const struct shd_model *m, const struct spec_unit *u, uint32_t t,
+                         uint64_t *at)
+{
+    const struct spec_tensor *tensor = &m->spec->tensors[u->first_tensor + t];
+    const uint64_t end = t < u->tensor_count ? tensor->offset_elems : u->elems;
+    const uint64_t elems = end - *at;
+    *at = t < u->tensor_count ? end + tensor->elems : end;
+    return elems;
+}
+
+static int zero_gaps_on_gpu(struct shd_model *m, const struct spec_unit *u, float *grad,
+                            struct shd_err *e)
+{
+    struct kern_batch batch;
+    uint64_t at = 0;
+    int r = SHD_OK;
+    kern_batch_init(&batch);
+    for (uint32_t t = 0; r == SHD_OK && t <= u->tensor_count; t++) {
+        float *gap = grad + at;
+        const uint64_t elems = next_gap(m, u, t, &at);
+        if (elems > 0)
+            r = kern_batch_zero(&batch, m->session->kern, gap, elems, e);
+    }
+    const int waited = kern_batch_wait(&batch, r == SHD_OK ? e : NULL);
+    return r == SHD_OK ? waited : r;
+}
+
+/* Zero the elements of no tensor: owners sum whole slices. */
+static int zero_gaps(struct shd_model *m, uint32_t unit, float *grad, struct shd_err *e)
+{
+    const struct spec_unit *u = &m->spec->units[unit];
+    uint64_t at = 0;
+    if (m->session->on_gpu)
+        return zero_gaps_on_gpu(m, u, grad, e);
+    for (uint32_t t = 0; t <= u->tensor_count; t++) {
+        float *gap = grad + at;
+        memset(gap, 0, next_gap(m, u, t, &at) * sizeof *grad);
+    }
+    return SHD_OK;
+}
+
+/* The array is handed out, and may not be used: the model cannot go on. */
+static int gaps_failed(struct shd_model *m, int code, const struct shd_err *why, struct shd_err *e)
+{
+    m->fault = *why;
+    if (e != NULL)
+        *e = *why;
+    return code;
+}
+
+static uint64_t grad_bytes(const struct shd_model *m, uint32_t unit)
+{
+    return plan_unit_grad_bytes(m->spec, unit, SHD_F32);
+}
+
+/* Arguments, and what must be so before a gradient is asked for or handed over. */
+static int check_place(struct shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
+{
+    int r = check_unit(m, unit, e);
+    if (r == SHD_OK)
+        r = check_micro(m, micro, e);
+    if (r == SHD_OK && m->spec->units[unit].frozen)
+        r = err_set(e, SHD_EINVAL, "unit %" PRIu32 " '%s' is frozen: it has no gradient", unit,
+                    m->spec->units[unit].name);
+    if (r == SHD_OK)
+        r = policy_start(m, e);
+    if (r == SHD_OK)
+        r = m->path->poll(m, e);
+    return r == SHD_OK ? check_fault(m, e) : r;
+}
+
+/* An array of a slot: what is written there is what the owners read. */
+static int open_slot(struct shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad,
+                     bool *ret_fresh, struct shd_err *e)
+{
+    struct grad_slot *slot = find_held(m, micro, unit);
+    *ret_fresh = slot == NULL;
+    if (slot == NULL) {
+        int r = take_slot(m, &slot, e);
+        if (r == SHD_OK)
+            r = check_fault(m, e); /* it may have come to light while waiting */
+        if (r != SHD_OK)
+            return r;
+        CHECK(slot != NULL);
+        *slot = (struct grad_slot){
+            .state = SLOT_HELD, .group = micro, .unit = unit, .dtype = SHD_F32
+        };
+        session_live(m->session, grad_bytes(m, unit), /* more= */ true);
+    }
+    *ret_grad = m->path->slot_array(m, (uint32_t)(slot - m->slots), unit);
+    return SHD_OK;
+}
+
+int shd_grad(shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad, struct shd_err *e)
+{
+    float *grad;
+    bool fresh;
+    int r = check_place(m, micro, unit, e);
+    if (r == SHD_OK && m->grads != NULL)
+        r = grads_open(m, micro, unit, &grad, &fresh, e);
+    else if (r == SHD_OK)
+        r = open_slot(m, micro, unit, &grad, &fresh, e);
+    if (r != SHD_OK)
+        return r;
+    struct shd_err why = { 0 };
+    if (fresh)
+        r = zero_gaps(m, unit, grad, &why);
+    if (r != SHD_OK)
+        return gaps_failed(m, r, &why, e);
+    *ret_grad = grad;
+    return SHD_OK;
+}
+
+/* All that has to do with a return but its bytes. */
+static int give(struct shd_model *m, const struct path_return *ret, struct shd_err *e)
+{
+    const int r = m->path->give(m, ret, e);
+    if (r != SHD_OK)
+        return r;
+    m->reports[ret->group * m->spec->accumulate].given++;
+    m->session->units_returned++;
+    return SHD_OK;
+}
+
+static int give_none(struct shd_model *m, uint32_t group, uint32_t unit, struct shd_err *e)
+{
+    const struct path_return ret = { group, unit, NULL };
+    return give(m, &ret, e);
+}
+
+static int give_slot(struct shd_model *m, struct grad_slot *slot, struct shd_err *e)
+{
+    const uint32_t unit = slot->unit;
+    const enum shd_dtype dtype = slot->dtype;
+    const struct path_return ret = { slot->group, unit, slot };
+    const int r = give(m, &ret, e);
+    if (r != SHD_OK)
+        return r;
+    m->session->bytes_returned += plan_unit_grad_bytes(m->spec, unit, dtype);
+    return SHD_OK;
+}
+
+/* A slot with the entry's sum in it: one whose return broke off, or a new one. */
+static int fill_slot(struct shd_model *m, const struct grad_entry *entry,
+                     struct grad_slot **ret_slot, struct shd_err *e)
+{
+    struct grad_slot *slot = find_held(m, entry->group, entry->unit);
+    if (slot != NULL) {
+        *ret_slot = slot;
+        return SHD_OK;
+    }
+    int r = take_slot(m, &slot, e);
+    if (r != SHD_OK)
+        return r;
+    CHECK(slot != NULL);
+    r = check_fault(m, e);
+    if (r == SHD_OK)
+        r = m->path->fill_slot(m, (uint32_t)(slot - m->slots), entry->unit, entry->sum,
+                               m->policy.grad_dtype, e);
+    if (r != SHD_OK)
+        return r;
+    *slot = (struct grad_slot){ .state = SLOT_HELD,
+                                .group = entry->group,
+                                .unit = entry->unit,
+                                .dtype = m->policy.grad_dtype };
+    *ret_slot = slot;
+    return SHD_OK;
+}
+
+/* The entry's group is complete: hand its sum over. After an error it can be repeated. */
+static int hand_over(struct shd_model *m, struct grad_entry *entry, struct shd_err *e)
+{
+    struct grad_slot *slot = NULL;
+    int r;
+    if (entry->sum == NULL) {
+        r = give_none(m, entry->group, entry->unit, e);
+    } else {
+        r = fill_slot(m, entry, &slot, e);
+        if (r == SHD_OK)
+            r = give_slot(m, slot, e);
+        if (r != SHD_OK && slot != NULL && slot->sent == 0)
+            slot->state = SLOT_FREE;
+    }
+    if (r == SHD_OK)
+        grads_done(m, entry);
+    return r;
+}
+
+static int not_handed_out(const struct shd_model *m, uint32_t micro, uint32_t unit,
+                          struct shd_err *e)
+{
+    return err_set(e, SHD_EINVAL,
+                   "unit %" PRIu32 " '%s', micro-batch %" PRIu32 ": shd_grad() "
+                   "did not hand out its gradient",
+                   unit, m->spec->units[unit].name, micro);
+}
+
+/* True for a group whose hand-over broke off, too. */
+static bool entry_open(const struct shd_model *m, const struct grad_entry *entry, uint32_t micro)
+{
+    const uint32_t a = m->spec->accumulate;
+    return entry != NULL && (entry->open ? entry->taken == micro % a : entry->taken == a);
+}
+
+static int return_staged(struct shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
+{
+    struct grad_entry *entry = grads_find(m->grads, group_of(m, micro), unit);
+    if (!entry_open(m, entry, micro))
+        return not_handed_out(m, micro, unit, e);
+    const int r = entry->open ? grads_close(m, entry, e) : SHD_OK;
+    if (r != SHD_OK)
+        return r;
+    return entry->taken == m->spec->accumulate ? hand_over(m, entry, e) : SHD_OK;
+}
+
+static int return_one(struct shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
+{
+    int r = check_place(m, micro, unit, e);
+    if (r == SHD_OK && m->grads != NULL)
+        return return_staged(m, micro, unit, e);
+    if (r != SHD_OK)
+        return r;
+    struct grad_slot *slot = find_held(m, micro, unit);
+    if (slot == NULL)
+        return not_handed_out(m, micro, unit, e);
+    r = give_slot(m, slot, e);
+    if (r == SHD_OK)
+        session_live(m->session, grad_bytes(m, unit), /* more= */ false);
+    return r;
+}
+
+int shd_return(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
+{
+    activity_begin(m, ACTIVITY_RETURN, unit, micro);
+    const int r = return_one(m, micro, unit, e);
+    activity_end(m);
+    return r;
+}
+
+static int return_none_staged(struct shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
+{
+    struct grad_entry *entry = grads_find(m->grads, group_of(m, micro), unit);
+    int r = SHD_OK;
+    if (entry == NULL || entry->open || entry->taken < m->spec->accumulate)
+        r = grads_none(m, micro, unit, &entry, e);
+    if (r != SHD_OK)
+        return r;
+    return entry->taken == m->spec->accumulate ? hand_over(m, entry, e) : SHD_OK;
+}
+
+int shd_return_none(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
+{
+    int r = check_place(m, micro, unit, e);
+    if (r == SHD_OK && m->grads != NULL)
+        return return_none_staged(m, micro, unit, e);
+    if (r != SHD_OK)
+        return r;
+    struct grad_slot *slot = find_held(m, micro, unit);
+    if (slot != NULL && slot->sent > 0)
+        return err_set(e, SHD_EINVAL,
+                       "unit %" PRIu32 " '%s', micro-batch %" PRIu32 ": its return "
+                       "has begun, repeat that",
+                       unit, m->spec->units[unit].name, micro);
+    r = give_none(m, micro, unit, e);
+    if (r == SHD_OK && slot != NULL) { /* asked for, then not needed */
+        slot->state = SLOT_FREE;
+        session_live(m->session, grad_bytes(m, unit), /* more= */ false);
+    }
+    return r;
+}
+
+bool train_grad_open(struct shd_model *m, uint32_t micro, uint32_t unit)
+{
+    if (m->grads == NULL)
+        return find_held(m, micro, unit) != NULL;
+    const struct grad_entry *entry = grads_find(m->grads, group_of(m, micro), unit);
+    return entry != NULL && entry->open && entry->taken == micro % m->spec->accumulate;
+}
+
+void train_drop_grads(struct shd_model *m)
+{
+    grads_reset(m);
+    for (uint32_t i = 0; i < m->slot_count; i++) {
+        struct grad_slot *slot = &m->slots[i];
+        if (slot->state != SLOT_HELD || slot->sent > 0)
+            continue;
+        slot->state = SLOT_FREE;
+        if (m->grads == NULL)
+            session_live(m->session, grad_bytes(m, slot->unit), /* more= */ false);
+    }
+}
+
+static uint32_t units_to_return(const struct shd_model *m)
+{
+    uint32_t count = 0;
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        count += !m->spec->units[u].frozen;
+    return count;
+}
+
+int shd_report(shd_model *m, uint32_t micro, const double *metrics, uint32_t count,
+               struct shd_err *e)
+{
+    const int r = check_micro(m, micro, e);
+    if (r != SHD_OK)
+        return r;
+    if (count > SHD_METRICS_MAX)
+        return err_set(e, SHD_ERANGE, "%" PRIu32 " metrics reported, at most %d", count,
+                       SHD_METRICS_MAX);
+    struct report *report = &m->reports[micro];
+    const uint32_t given = m->reports[micro - micro % m->spec->accumulate].given;
+    if (given > 0 && report->count > 0)
+        return SHD_OK; /* a step run again: some owner has the first ones */
+    if (given >= units_to_return(m))
+        return err_set(e, SHD_EINVAL,
+                       "metrics of micro-batch %" PRIu32 ", all gradients of which are returned: "
+                       "report before the last return",
+                       micro);
+    report->count = count;
+    if (count > 0)
+        memcpy(report->metrics, metrics, count * sizeof *metrics);
+    return SHD_OK;
+}
+
+/* -- Commit ------------------------------------------------------------------------------------ */
+
+static int take_update(const struct shd_update *update, struct shd_update *ret_update,
+                       struct shd_err *e)
+{
+    if (update == NULL)
+        return err_set(e, SHD_EINVAL, "no update: shd_commit() needs a learning rate at least");
+    if (update->size < offsetof(struct shd_update, clip_norm) || update->size > sizeof *update)
+        return err_set(e, SHD_EINVAL, "shd_update.size is %zu, this library (%s) has %zu",
+                       update->size, SHD_VERSION, sizeof *update);
+    struct shd_update u = { 0 };
+    memcpy(&u, update, update->size);
+    if (u.blob_bytes > SHD_BLOB_BYTES_MAX)
+        return err_set(e, SHD_ERANGE, "blob has %zu bytes, at most %zu", u.blob_bytes,
+                       SHD_BLOB_BYTES_MAX);
+    if (u.blob == NULL && u.blob_bytes > 0)
+        return err_set(e, SHD_EINVAL, "blob is NULL and has %zu bytes", u.blob_bytes);
+    if (u.dynamic_loss_scale && u.loss_scale != 0)
+        return err_set(e, SHD_EINVAL,
+                       "loss_scale is %g and dynamic_loss_scale is set: leave loss_scale 0, "
+                       "shd_loss_scale() tells the one in use",
+                       u.loss_scale);
+    *ret_update = u;
+    return SHD_OK;
+}
+
+static int check_all_summed(const struct shd_model *m, struct shd_err *e)
+{
+    const uint32_t a = m->spec->accumulate;
+    for (uint32_t i = 0; i < m->grads->entry_count; i++) {
+        const struct grad_entry *g = &m->grads->entries[i];
+        if (!g->used)
+            continue;
+        if (g->open || g->taken == a)
+            return err_set(e, SHD_EINVAL,
+                           "gradient of unit %" PRIu32 " '%s', micro-batch %" PRIu32
+                           ", was handed out and not returned",
+                           g->unit, m->spec->units[g->unit].name,
+                           g->group * a + (g->open ? g->taken : a - 1));
+        return err_set(e, SHD_EINVAL,
+                       "unit %" PRIu32 " '%s': micro-batches %" PRIu32 " to %" PRIu32
+                       " are summed here, and only %" PRIu32 " of them came in",
+                       g->unit, m->spec->units[g->unit].name, g->group * a, g->group * a + a - 1,
+                       g->taken);
+    }
+    return SHD_OK;
+}
+
+/* Waiting for a gradient that this worker itself keeps would never end. */
+static int check_all_returned(const struct shd_model *m, struct shd_err *e)
+{
+    if (m->grads != NULL)
+        return check_all_summed(m, e);
+    for (uint32_t i = 0; i < m->slot_count; i++) {
+        const struct grad_slot *s = &m->slots[i];
+        if (s->state == SLOT_HELD)
+            return err_set(e, SHD_EINVAL,
+                           "gradient of unit %" PRIu32 " '%s', micro-batch %" PRIu32
+                           ", was handed out and not returned",
+                           s->unit, m->spec->units[s->unit].name, s->group);
+    }
+    return SHD_OK;
+}
+
+int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result *ret_result,
+               struct shd_err *e)
+{
+    struct shd_update u;
+    int r = take_update(update, &u, e);
+    if (r == SHD_OK)
+        r = check_all_returned(m, e);
+    if (r == SHD_OK)
+        r = m->path->poll(m, e);
+    if (r == SHD_OK)
+        r = check_fault(m, e);
+    if (r != SHD_OK)
+        return r;
+    struct decided decided;
+    const uint64_t start_ns = hub_clock_ns();
+    r = m->path->commit(m, &u, &decided, e);
+    m->session->wait_ns += hub_clock_ns() - start_ns;
+    if (r != SHD_OK)
+        return r;
+    struct shd_result result = { .step = m->step,
+                                 .grad_norm = decided.grad_norm,
+                                 .skipped = decided.decision.skip,
+                                 .over = decided.over };
+    memcpy(result.metrics, decided.metrics, decided.metric_count * sizeof *decided.metrics);
+    if (decided.over) {
+        r = m->path->catch_up(m, e);
+        if (r != SHD_OK)
+            return r;
+    } else {
+        model_decided(m, &decided.decision);
+        m->step++;
+    }
+    m->sealed = false;
+    memset(m->reports, 0, m->spec->micro_batches * sizeof *m->reports);
+    if (ret_result != NULL)
+        *ret_result = result;
+    return SHD_OK;
+}

@@ -1,0 +1,38 @@
+/* Addresses: where the daemons of a session are.
+ *
+ *   "DIR"            every daemon in runtime directory DIR: each DEVICE.sock in it, in natural
+ *                    order (cpu2 before cpu10)
+ *   "DIR?cpu0,cpu1"  these daemons of it, in this order
+ *   "local:"         none: owners inside this process
+ *
+ * Position in the list is the owner index, so it decides which slice each daemon holds.
+ */
+#ifndef SHD_ADDRESS_H
+#define SHD_ADDRESS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/base/status.h"
+
+#define ADDRESS_DEFAULT "/run/shardd"
+#define ADDRESS_ENV     "SHARDD_ADDRESS"
+
+struct address {
+    bool local;
+    char *dir;      /* owned; NULL when local */
+    char **devices; /* owned, [count], each owned */
+    uint32_t count;
+};
+
+/* Parse text (NULL: $SHARDD_ADDRESS if set and not empty, else ADDRESS_DEFAULT) and, for a bare
+ * DIR, list the directory. Errors: SHD_EINVAL malformed; SHD_ENOENT no such directory or no daemon
+ * in it; SHD_EAUTH directory not readable; SHD_ERANGE too many daemons or path too long;
+ * SHD_ENOMEM. */
+int address_parse(const char *text, struct address *ret_address, struct shd_err *e);
+void address_free(struct address *address); /* leaves it empty; empty is a no-op */
+
+/* Order of device names: runs of digits compare as numbers. As strcmp(). */
+int address_compare(const char *a, const char *b);
+
+#endif

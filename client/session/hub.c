@@ -1,0 +1,436 @@
+/* See hub.h. Connecting is in hub_connect.c, rounds are in hub_round.c. */
+#include "client/session/hub.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
+#include "proto/base/sys.h"
+
+#define NS_PER_MS      UINT64_C(1000000)
+#define NS_PER_S       UINT64_C(1000000000)
+#define POLL_SLICE_NS  (100 * NS_PER_MS)
+#define REPEAT_NS      (2 * NS_PER_S) /* without an answer: ask again */
+#define REPEAT_LOOK_NS (NS_PER_S / 4)
+#define STOPPED_NS     NS_PER_S /* between two looks of a wait, many times its sleep */
+#define USEFUL_NS      NS_PER_S /* a daemon that was there for as long came back indeed */
+
+uint64_t hub_clock_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * NS_PER_S + (uint64_t)t.tv_nsec;
+}
+
+int link_err(const struct link *link, int code, struct shd_err *e, const char *fmt, ...)
+{
+    char text[SHD_ERR_TEXT_BYTES];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    if (link->pid == 0) /* never met */
+        return err_set(e, code, "daemon %s at %s %s", link->device, link->path, text);
+    return err_set(e, code, "daemon %s (pid %d) at %s %s", link->device, (int)link->pid, link->path,
+                   text);
+}
+
+void link_fault(struct link *link, const struct shd_err *why)
+{
+    if (link->fault.code == SHD_OK)
+        link->fault = *why;
+}
+
+int hub_check(const struct hub *hub, struct shd_err *e)
+{
+    for (uint32_t i = 0; i < hub->link_count; i++) {
+        const struct link *link = &hub->links[i];
+        if (link->fault.code == SHD_OK)
+            continue;
+        if (e != NULL)
+            *e = link->fault;
+        return link->fault.code;
+    }
+    return SHD_OK;
+}
+
+uint64_t hub_deadline_ns(struct hub *hub, uint64_t start_ns)
+{
+    const uint64_t now_ns = hub_clock_ns();
+    if (start_ns <= hub->looked_ns && now_ns - hub->looked_ns >= STOPPED_NS)
+        hub->back_ns = now_ns;
+    hub->looked_ns = now_ns;
+    if (hub->down_count > 0 && !hub->leaving)
+        return UINT64_MAX;
+    return (start_ns > hub->back_ns ? start_ns : hub->back_ns) + hub->timeout_ns;
+}
+
+/* -- The table --------------------------------------------------------------------------------- */
+
+static struct call *find_call(struct link *link, uint64_t seq)
+{
+    for (uint32_t i = 0; i < HUB_CALLS_MAX; i++)
+        if (link->calls[i].used && link->calls[i].seq == seq)
+            return &link->calls[i];
+    return NULL;
+}
+
+static struct call *add_call(struct link *link, const struct call *call)
+{
+    for (uint32_t i = 0; i < HUB_CALLS_MAX; i++) {
+        struct call *slot = &link->calls[i];
+        if (slot->used)
+            continue;
+        *slot = *call;
+        slot->used = true;
+        slot->seq = 0;
+        link->call_count++;
+        link->unsent++;
+        return slot;
+    }
+    return NULL;
+}
+
+static void drop_call(struct link *link, struct call *call)
+{
+    CHECK(call->used && link->call_count > 0);
+    if (call->seq == 0)
+        link->unsent--;
+    *call = (struct call){ 0 };
+    link->call_count--;
+}
+
+void hub_forget(struct hub *hub, const void *ctx)
+{
+    for (uint32_t l = 0; l < hub->link_count; l++)
+        for (uint32_t i = 0; i < HUB_CALLS_MAX; i++) {
+            struct call *call = &hub->links[l].calls[i];
+            if (!call->used || call->ctx != ctx)
+                continue;
+            call->ctx = NULL;
+            if (call->seq == 0)
+                drop_call(&hub->links[l], call);
+        }
+}
+
+/* Nothing is asked any more but to let go, and a daemon that hangs up has: that is its answer. */
+static void let_go(struct link *link, struct call *call)
+{
+    const struct call answered = *call;
+    const struct wire_reply reply = { .type = WIRE_REPLY_NONE };
+    drop_call(link, call);
+    answered.fn(link, &answered, &reply);
+}
+
+void link_down(struct link *link, const struct shd_err *why)
+{
+    struct hub *hub = link->hub;
+    const uint64_t now_ns = hub_clock_ns();
+    const bool was_up = link->state == LINK_UP;
+    if (link->proven || (link->state == LINK_UP && now_ns - link->state_ns >= USEFUL_NS)) {
+        link->since_ns = now_ns;
+        link->since = time(NULL);
+    }
+    if (was_up) {
+        hub->down_count++;
+        link->epoch++;
+        link->retry_at_ns = link->retry_ns = 0;
+    }
+    link->proven = false;
+    link->state = LINK_DOWN;
+    link->state_ns = now_ns;
+    link->last = *why;
+    link->session = 0;
+    if (link->dealer != NULL)
+        zmq_close(link->dealer);
+    if (link->side_fd >= 0)
+        close(link->side_fd);
+    link->dealer = NULL;
+    link->side_fd = -1;
+    hub->poll_items[link->index].socket = NULL;
+    hub->poll_items[hub->link_count + link->index].fd = -1;
+    link->unsent = 0;
+    for (uint32_t i = 0; i < HUB_CALLS_MAX; i++) {
+        struct call *call = &link->calls[i];
+        if (!call->used)
+            continue;
+        call->seq = 0;
+        link->unsent++;
+        if (call->ctx == NULL)
+            drop_call(link, call);
+        else if (hub->leaving)
+            let_go(link, call);
+    }
+}
+
+/* -- Receiving -------------------------------------------------------------------------------- */
+
+/* Requests may have been sent twice, so answers may come twice. */
+static int unasked(const struct link *link, const struct wire_reply *reply, struct shd_err *e)
+{
+    if (reply->seq != 0 && reply->seq <= link->seq_last)
+        return SHD_OK;
+    if (reply->status != SHD_OK) /* it could not tell which request failed */
+        return link_err(link, reply->status, e, "refused a request: %s", reply->text);
+    return link_err(link, SHD_EPROTO, e, "answered request %" PRIu64 ", which was not asked",
+                    reply->seq);
+}
+
+static int take_frame(struct link *link, const void *frame, size_t bytes, struct shd_err *e)
+{
+    struct wire_arena arena = { .base = link->hub->arena_memory, .bytes = WIRE_ARENA_BYTES };
+    struct wire_reply reply;
+    int r = wire_reply_unpack(frame, bytes, &arena, &reply, e);
+    if (r != SHD_OK)
+        return link_err(link, r, e, "sent a reply that is not understood: %.80s",
+                        e != NULL ? e->text : "");
+    if (link->state == LINK_HELLO)
+        return link_welcome(link, &reply, e);
+    struct call *slot = reply.seq != 0 ? find_call(link, reply.seq) : NULL;
+    if (slot == NULL)
+        return unasked(link, &reply, e);
+    const struct call call = *slot;
+    drop_call(link, slot);
+    link->proven = true;
+    if (call.ctx != NULL)
+        call.fn(link, &call, &reply);
+    return SHD_OK;
+}
+
+/* One message; false when nothing (more) is there. */
+static bool receive_one(struct link *link)
+{
+    struct shd_err e = { 0 };
+    zmq_msg_t msg;
+    zmq_msg_init(&msg);
+    if (zmq_msg_recv(&msg, link->dealer, ZMQ_DONTWAIT) < 0) {
+        if (errno != EAGAIN && errno != EINTR) {
+            link_err(link, SHD_EIO, &e, "cannot be read: %s", zmq_strerror(errno));
+            link_fault(link, &e);
+        }
+        zmq_msg_close(&msg);
+        return false;
+    }
+    int r;
+    if (zmq_msg_more(&msg))
+        r = link_err(link, SHD_EPROTO, &e, "sent a reply of several frames");
+    else
+        r = take_frame(link, zmq_msg_data(&msg), zmq_msg_size(&msg), &e);
+    zmq_msg_close(&msg);
+    if (r != SHD_OK)
+        link_fault(link, &e);
+    return r == SHD_OK;
+}
+
+/* The side channel is readable although nothing was asked on it: it hung up, or is out of step. */
+static void look_at_side(struct link *link)
+{
+    struct shd_err e = { 0 };
+    struct side_msg msg;
+    const int r = side_recv(link->side_fd, /* timeout_ms= */ 0, &msg, /* ret_fd= */ NULL, &e);
+    if (r == SHD_ETIMEDOUT)
+        return;
+    if (r == SHD_EGONE) {
+        link_down(link, &e);
+        return;
+    }
+    if (r == SHD_OK && msg.type == SIDE_ERROR)
+        link_err(link, msg.status, &e, "ended the session: %s", msg.text);
+    else
+        link_err(link, SHD_EPROTO, &e, "sent what was not asked for on its side channel");
+    link_fault(link, &e);
+}
+
+static bool link_readable(const struct link *link)
+{
+    return link->dealer != NULL && link->fault.code == SHD_OK;
+}
+
+/* -- Links that are down ----------------------------------------------------------------------- */
+
+/* How long a poll may sleep: a link may be due for an attempt. */
+static uint64_t poll_ns_max(const struct hub *hub, uint64_t timeout_ns, uint64_t now_ns)
+{
+    for (uint32_t i = 0; hub->down_count > 0 && i < hub->link_count; i++) {
+        const struct link *link = &hub->links[i];
+        if (link->state != LINK_DOWN)
+            continue;
+        const uint64_t left_ns = link->retry_at_ns > now_ns ? link->retry_at_ns - now_ns : 0;
+        if (left_ns < timeout_ns)
+            timeout_ns = left_ns;
+    }
+    return timeout_ns;
+}
+
+static void look_after_links(struct hub *hub)
+{
+    if (hub->down_count == 0 || hub->leaving)
+        return;
+    const uint64_t now_ns = hub_clock_ns();
+    for (uint32_t i = 0; i < hub->link_count; i++)
+        if (hub->links[i].state != LINK_UP && hub->links[i].fault.code == SHD_OK)
+            link_advance(&hub->links[i], now_ns);
+}
+
+/* Messages may be lost on the way; a repeat has the number of the original. Best effort. */
+static void repeat_call(struct link *link, struct call *call, uint64_t now_ns)
+{
+    struct shd_err ignored;
+    struct wire_request request = { .seq = 0 };
+    call->sent_ns = now_ns;
+    if (call->make(link, call, &request, &ignored) == SHD_OK)
+        link_send(link, &request, call->seq, &ignored);
+}
+
+static void repeat_calls(struct hub *hub)
+{
+    const uint64_t now_ns = hub_clock_ns();
+    if (now_ns < hub->repeat_at_ns || hub->leaving)
+        return;
+    hub->repeat_at_ns = now_ns + REPEAT_LOOK_NS;
+    for (uint32_t l = 0; l < hub->link_count; l++) {
+        struct link *link = &hub->links[l];
+        for (uint32_t i = 0; link->state == LINK_UP && i < HUB_CALLS_MAX; i++) {
+            struct call *call = &link->calls[i];
+            if (call->used && call->ctx != NULL && call->seq != 0 &&
+                now_ns - call->sent_ns >= REPEAT_NS)
+                repeat_call(link, call, now_ns);
+        }
+    }
+}
+
+static void flush_links(struct hub *hub)
+{
+    for (uint32_t i = 0; i < hub->link_count; i++) {
+        struct link *link = &hub->links[i];
+        struct shd_err e = { 0 };
+        if (link->state == LINK_UP && link->unsent > 0 && link->fault.code == SHD_OK &&
+            link_flush(link, &e) != SHD_OK)
+            link_fault(link, &e);
+    }
+}
+
+int hub_poll(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
+{
+    const uint32_t count = hub->link_count;
+    int r = hub_check(hub, e);
+    if (r != SHD_OK)
+        return r;
+    if (hub->look != NULL && !hub->leaving)
+        hub->look(hub->reopen_ctx);
+    look_after_links(hub);
+    flush_links(hub);
+    r = hub_check(hub, e);
+    if (r != SHD_OK)
+        return r;
+    if (hub->down_count > 0)
+        timeout_ns = poll_ns_max(hub, timeout_ns, hub_clock_ns());
+    const long timeout_ms = (long)((timeout_ns + NS_PER_MS - 1) / NS_PER_MS);
+    if (zmq_poll(hub->poll_items, (int)(2 * count), timeout_ms) < 0 && errno != EINTR)
+        return err_set(e, SHD_EIO, "poll the daemons' sockets: %s", zmq_strerror(errno));
+    /* Replies first: those sent before a daemon died still count. */
+    for (uint32_t i = 0; i < count; i++)
+        while (link_readable(&hub->links[i]) && receive_one(&hub->links[i]))
+            continue;
+    for (uint32_t i = 0; i < count; i++)
+        if (hub->poll_items[count + i].revents != 0 && hub->links[i].state == LINK_UP)
+            look_at_side(&hub->links[i]);
+    repeat_calls(hub);
+    return hub_check(hub, e);
+}
+
+/* -- Sending ---------------------------------------------------------------------------------- */
+
+#ifdef SHD_FAIL_POINTS
+static const char *const fail_before[] = {
+#define FAIL_NAME(NAME, name) [WIRE_##NAME] = "send:" #name ":before",
+    WIRE_REQUEST_MAP(FAIL_NAME)
+#undef FAIL_NAME
+};
+static const char *const fail_after[] = {
+#define FAIL_NAME(NAME, name) [WIRE_##NAME] = "send:" #name ":after",
+    WIRE_REQUEST_MAP(FAIL_NAME)
+#undef FAIL_NAME
+};
+#endif
+
+int link_send(struct link *link, struct wire_request *request, uint64_t seq, struct shd_err *e)
+{
+    struct hub *hub = link->hub;
+    request->seq = seq;
+    request->session = link->session;
+    size_t bytes;
+    const int r = wire_request_pack(request, hub->frame, WIRE_FRAME_BYTES_MAX, &bytes, e);
+    if (r != SHD_OK)
+        return r;
+    FAIL_POINT(fail_before[request->type]);
+    if (sys_zmq_send(link->dealer, hub->frame, bytes, ZMQ_DONTWAIT) >= 0) {
+        FAIL_POINT(fail_after[request->type]);
+        hub->requests++;
+        return SHD_OK;
+    }
+    if (errno == EAGAIN || errno == EINTR)
+        return err_set(e, SHD_EBUSY, "pipe is full");
+    return link_err(link, errno == ENOMEM ? SHD_ENOMEM : SHD_EIO, e, "cannot be sent to: %s",
+                    zmq_strerror(errno));
+}
+
+static int send_call(struct link *link, struct call *call, struct shd_err *e)
+{
+    struct wire_request request = { .seq = 0 };
+    int r = call->make(link, call, &request, e);
+    if (r == SHD_OK)
+        r = link_send(link, &request, link->seq_last + 1, e);
+    if (r != SHD_OK)
+        return r;
+    call->seq = ++link->seq_last;
+    call->sent_ns = hub_clock_ns();
+    link->unsent--;
+    return SHD_OK;
+}
+
+int link_flush(struct link *link, struct shd_err *e)
+{
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && link->unsent > 0 && i < HUB_CALLS_MAX; i++)
+        if (link->calls[i].used && link->calls[i].seq == 0)
+            r = send_call(link, &link->calls[i], e);
+    return r == SHD_EBUSY ? SHD_OK : r; /* a full pipe: at the next poll */
+}
+
+static int wait_for_room(struct link *link, uint64_t start_ns, struct shd_err *e)
+{
+    const uint64_t now_ns = hub_clock_ns(), deadline_ns = hub_deadline_ns(link->hub, start_ns);
+    if (now_ns >= deadline_ns)
+        return link_err(link, SHD_ETIMEDOUT, e,
+                        "did not take a request within %" PRIu64 " ms (%" PRIu32 " are pending)",
+                        link->hub->timeout_ns / NS_PER_MS, link->call_count);
+    const uint64_t left_ns = deadline_ns - now_ns;
+    return hub_poll(link->hub, left_ns < POLL_SLICE_NS ? left_ns : POLL_SLICE_NS, e);
+}
+
+int hub_ask(struct link *link, const struct call *call, struct shd_err *e)
+{
+    CHECK(call->make != NULL && call->fn != NULL && call->ctx != NULL);
+    const uint64_t start_ns = hub_clock_ns();
+    int r = hub_check(link->hub, e);
+    while (r == SHD_OK && link->call_count == HUB_CALLS_MAX)
+        r = wait_for_room(link, start_ns, e);
+    if (r != SHD_OK)
+        return r;
+    struct call *slot = add_call(link, call);
+    CHECK(slot != NULL);
+    if (link->state != LINK_UP)
+        return SHD_OK; /* when it is up again */
+    r = send_call(link, slot, e);
+    if (r == SHD_EBUSY)
+        return SHD_OK; /* a full pipe: at the next poll */
+    if (r != SHD_OK)
+        drop_call(link, slot);
+    return r;
+}

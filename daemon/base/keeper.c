@@ -1,0 +1,181 @@
+/* See keeper.h. */
+#include "daemon/base/keeper.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <systemd/sd-daemon.h>
+
+#include "daemon/base/log.h"
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
+#include "proto/base/sys.h"
+
+#define BARRIER_US  UINT64_C(10000000)
+#define PROGRESS_US UINT64_C(300000000) /* TimeoutStartSec= of the unit says the same */
+#define NAME_BYTES  40u
+#define INSTANCE_AT 1u  /* after the 'm' */
+#define PART_AT     17u /* after its digits */
+
+static const char *const part_names[KEEPER_PARTS] = {
+    [KEEPER_LEDGER] = "-ledger",
+    [KEEPER_STATE] = "-state",
+    [KEEPER_SPILL] = "-spill",
+};
+
+static void make_name(char name[NAME_BYTES], uint64_t instance, enum keeper_part part)
+{
+    snprintf(name, NAME_BYTES, "m%016" PRIx64 "%s", instance, part_names[part]);
+}
+
+/* False: not a name of ours. */
+static bool parse_name(const char *name, uint64_t *ret_instance, enum keeper_part *ret_part)
+{
+    if (name[0] != 'm' || strspn(name + INSTANCE_AT, "0123456789abcdef") != PART_AT - INSTANCE_AT)
+        return false;
+    for (int part = 0; part < KEEPER_PARTS; part++) {
+        if (strcmp(name + PART_AT, part_names[part]) != 0)
+            continue;
+        *ret_instance = strtoull(name + INSTANCE_AT, NULL, 16);
+        *ret_part = (enum keeper_part)part;
+        return true;
+    }
+    return false;
+}
+
+static struct keeper_group *group_of(struct keeper *k, uint64_t instance)
+{
+    for (uint32_t i = 0; i < k->group_count; i++)
+        if (k->groups[i].instance == instance)
+            return &k->groups[i];
+    struct keeper_group *g = &k->groups[k->group_count++];
+    *g = (struct keeper_group){ .instance = instance };
+    for (int part = 0; part < KEEPER_PARTS; part++)
+        g->fd[part] = -1;
+    return g;
+}
+
+static void take_one(struct keeper *k, int fd, const char *name)
+{
+    uint64_t instance;
+    enum keeper_part part;
+    if (parse_name(name, &instance, &part)) {
+        struct keeper_group *g = group_of(k, instance);
+        if (g->fd[part] < 0) {
+            g->fd[part] = fd;
+            return;
+        }
+    }
+    log_warn("op=adopt fd=%d name=%.64s why=\"no name of ours, or a second one: left alone\""
+             " do=\"if no other version of shardd runs here, drain and start again\"",
+             fd, name);
+    k->unknown[k->unknown_count++] = fd;
+}
+
+static int take_all(struct keeper *k, uint32_t count, char **names, struct shd_err *e)
+{
+    k->groups = sys_calloc(count, sizeof *k->groups);
+    k->unknown = sys_calloc(count, sizeof *k->unknown);
+    if (k->groups == NULL || k->unknown == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " descriptors of the keeper", count);
+    for (uint32_t i = 0; i < count; i++)
+        take_one(k, SD_LISTEN_FDS_START + (int)i, names[i]);
+    return SHD_OK;
+}
+
+int keeper_init(struct keeper *k, struct shd_err *e)
+{
+    char **names = NULL;
+    *k = (struct keeper){ .notify = getenv("NOTIFY_SOCKET") != NULL };
+    const int count = sd_listen_fds_with_names(/* unset_environment= */ 1, &names);
+    if (count < 0)
+        return err_set(e, SHD_EIO, "take the keeper's descriptors: %s", strerror(-count));
+    const int r = count > 0 ? take_all(k, (uint32_t)count, names, e) : SHD_OK;
+    for (int i = 0; i < count; i++)
+        free(names[i]);
+    free(names);
+    if (!k->notify)
+        log_info("op=start keeper=none why=\"NOTIFY_SOCKET is not set: state ends with this "
+                 "process\"");
+    return r;
+}
+
+void keeper_forget(struct keeper_group *g)
+{
+    for (int part = 0; part < KEEPER_PARTS; part++) {
+        if (g->fd[part] >= 0)
+            close(g->fd[part]);
+        g->fd[part] = -1;
+    }
+}
+
+void keeper_deinit(struct keeper *k)
+{
+    for (uint32_t i = 0; i < k->group_count; i++)
+        keeper_forget(&k->groups[i]);
+    for (uint32_t i = 0; i < k->unknown_count; i++)
+        close(k->unknown[i]);
+    free(k->groups);
+    free(k->unknown);
+    *k = (struct keeper){ 0 };
+}
+
+const char *keeper_name(const struct keeper *k)
+{
+    return k->notify ? "notify" : "none";
+}
+
+static void remove_part(uint64_t instance, enum keeper_part part)
+{
+    char name[NAME_BYTES];
+    make_name(name, instance, part);
+    FAIL_POINT("keeper:remove:before");
+    sd_notifyf(/* unset_environment= */ 0, "FDSTOREREMOVE=1\nFDNAME=%s", name);
+    FAIL_POINT("keeper:remove:after");
+}
+
+int keeper_store(const struct keeper *k, uint64_t instance, enum keeper_part part, int fd,
+                 struct shd_err *e)
+{
+    char name[NAME_BYTES], text[NAME_BYTES + 64];
+    CHECK(fd >= 0);
+    if (!k->notify)
+        return SHD_OK;
+    make_name(name, instance, part);
+    snprintf(text, sizeof text, "FDSTORE=1\nFDNAME=%s\nFDPOLL=0", name);
+    FAIL_POINT("keeper:store:before");
+    int r = sd_pid_notify_with_fds(0, /* unset_environment= */ 0, text, &fd, 1);
+    if (r <= 0)
+        return err_set(e, SHD_EIO, "store '%s' with the service manager: %s", name, strerror(-r));
+    r = sd_notify_barrier(/* unset_environment= */ 0, BARRIER_US);
+    if (r <= 0) {
+        remove_part(instance, part); /* should the manager come to it later */
+        return err_set(e, SHD_ETIMEDOUT,
+                       "the service manager has not taken '%s' within %" PRIu64 " s: %s", name,
+                       BARRIER_US / 1000000, strerror(-r));
+    }
+    FAIL_POINT("keeper:store:after");
+    return SHD_OK;
+}
+
+void keeper_remove(const struct keeper *k, uint64_t instance)
+{
+    static const enum keeper_part order[] = { KEEPER_SPILL, KEEPER_STATE, KEEPER_LEDGER };
+    for (size_t i = 0; i < ARRAY_SIZE(order) && k->notify; i++)
+        remove_part(instance, order[i]);
+}
+
+void keeper_progress(const char *fmt, ...)
+{
+    char text[256];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    sd_notifyf(/* unset_environment= */ 0, "EXTEND_TIMEOUT_USEC=%" PRIu64 "\nSTATUS=%s",
+               PROGRESS_US, text);
+}

@@ -1,0 +1,58 @@
+/* The keeper: whoever holds a model's descriptors while no daemon does. The service manager
+ * (systemd, or `shardctl run`) by the sd_notify protocol: FDSTORE=1 puts one in, LISTEN_FDS gives
+ * all of them to a successor, FDSTOREREMOVE=1 takes one out.
+ *
+ * A model's descriptors are named after its instance: m<16 hex digits>-ledger, -state, -spill. The
+ * ledger goes in first and out last, so that whatever lies there without one is not ours.
+ *
+ * Failure modes: no manager (NOTIFY_SOCKET is not set): nothing is stored, state dies with the
+ * process, and Status says so. A manager that does not take a descriptor in time: an error to who
+ * wanted to make the model. Descriptors with other names, doubled ones: kept open, and said; they
+ * may be another version's.
+ */
+#ifndef SHD_KEEPER_H
+#define SHD_KEEPER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/base/status.h"
+
+enum keeper_part { KEEPER_LEDGER, KEEPER_STATE, KEEPER_SPILL, KEEPER_PARTS };
+
+struct keeper_group { /* of one model, from a predecessor */
+    uint64_t instance;
+    int fd[KEEPER_PARTS]; /* owned until somebody takes it and puts -1 here; -1: none */
+};
+
+struct keeper {
+    bool notify; /* there is a manager */
+    struct keeper_group *groups;
+    uint32_t group_count;
+    int *unknown; /* owned descriptors with names that say nothing to us */
+    uint32_t unknown_count;
+};
+
+/* Take what a predecessor left. Errors: SHD_ENOMEM, SHD_EIO. */
+int keeper_init(struct keeper *k, struct shd_err *e);
+void keeper_deinit(struct keeper *k); /* closes; what the manager holds it goes on to hold */
+
+/* "notify" or "none", for Status. */
+const char *keeper_name(const struct keeper *k);
+
+/* Put fd in, and wait until the manager has it: after SHD_OK the bytes outlive this process. Any
+ * thread but the loop's. With no manager it does nothing. Errors: SHD_EIO, SHD_ETIMEDOUT. */
+int keeper_store(const struct keeper *k, uint64_t instance, enum keeper_part part, int fd,
+                 struct shd_err *e);
+
+void keeper_forget(struct keeper_group *g); /* close what nobody took */
+
+/* Take all of a model's out. */
+void keeper_remove(const struct keeper *k, uint64_t instance);
+
+/* Before the daemon is ready: what it is busy with (STATUS=), and that the manager should give it
+ * five more minutes from now on: one that goes on is not ended for a large model, one that hangs
+ * is. */
+void keeper_progress(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+#endif

@@ -1,0 +1,95 @@
+/* See task.h. A lock-free stack takes completions from any thread; the loop takes it whole and
+ * turns it round, so that tasks run in the order they were finished. */
+#include "daemon/base/task.h"
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include <uv.h>
+
+#include "daemon/daemon.h"
+#include "daemon/model/model.h"
+#include "daemon/model/restore.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+
+struct task_queue {
+    uv_async_t async;
+    struct daemon *daemon; /* borrowed: its owner */
+    _Atomic(struct task *) pushed;
+};
+
+static void queue_woken(uv_async_t *async)
+{
+    struct task_queue *queue = async->data;
+    struct task *newest = atomic_exchange_explicit(&queue->pushed, NULL, memory_order_acquire);
+    struct task *oldest = NULL;
+    while (newest != NULL) {
+        struct task *next = newest->next;
+        newest->next = oldest;
+        oldest = newest;
+        newest = next;
+    }
+    while (oldest != NULL) {
+        struct task *next = oldest->next; /* fn may use the task again */
+        if (oldest->status == SHD_EIO)
+            daemon_look_after_device(queue->daemon);
+        oldest->fn(oldest);
+        oldest = next;
+    }
+    for (uint32_t i = 0; i < queue->daemon->model_count; i++)
+        model_retry(queue->daemon->models[i]); /* the kernel queue has room again */
+    restore_retry(queue->daemon);
+}
+
+int task_queue_new(struct daemon *d, struct task_queue **ret_queue, struct shd_err *e)
+{
+    struct task_queue *queue = sys_calloc(1, sizeof *queue);
+    if (queue == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for the completion queue");
+    const int r = uv_async_init(&d->loop, &queue->async, queue_woken);
+    if (r < 0) {
+        free(queue);
+        return err_set(e, SHD_EIO, "start the completion queue: %s", uv_strerror(r));
+    }
+    queue->async.data = queue;
+    queue->daemon = d;
+    *ret_queue = queue;
+    return SHD_OK;
+}
+
+void task_queue_close(struct task_queue *queue)
+{
+    if (queue != NULL)
+        uv_close((uv_handle_t *)&queue->async, NULL);
+}
+
+void task_queue_free(struct task_queue *queue)
+{
+    free(queue);
+}
+
+void task_post(struct task *task, int status)
+{
+    struct task_queue *queue = task->queue;
+    task->status = status;
+    struct task *head = atomic_load_explicit(&queue->pushed, memory_order_relaxed);
+    do {
+        task->next = head;
+    } while (!atomic_compare_exchange_weak_explicit(&queue->pushed, &head, task,
+                                                    memory_order_release, memory_order_relaxed));
+    const int r = uv_async_send(&queue->async);
+    CHECK(r == 0);
+}
+
+static void kernel_done(struct kern_done *done, int status)
+{
+    struct task *task = (struct task *)((char *)done - offsetof(struct task, done));
+    task_post(task, status);
+}
+
+void task_init(struct task *task, struct task_queue *queue, void (*fn)(struct task *task))
+{
+    *task = (struct task){ .done.fn = kernel_done, .queue = queue, .fn = fn };
+}

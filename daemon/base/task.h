@@ -1,0 +1,31 @@
+/* Work that other threads finish: its completion runs on the loop thread. */
+#ifndef SHD_TASK_H
+#define SHD_TASK_H
+
+#include "kernels/kern.h"
+#include "proto/base/status.h"
+
+struct daemon;
+struct task_queue;
+
+/* Embed; pass &task->done to a kernel. fn runs on the loop thread, once per use. */
+struct task {
+    struct kern_done done;
+    struct task_queue *queue; /* set by task_init() */
+    void (*fn)(struct task *task);
+    int status;
+    struct task *next;
+};
+
+int task_queue_new(struct daemon *d, struct task_queue **ret_queue, struct shd_err *e);
+
+/* Stop delivering. Close the async handle; free by task_queue_free() once the loop has run. */
+void task_queue_close(struct task_queue *queue);
+void task_queue_free(struct task_queue *queue);
+
+void task_init(struct task *task, struct task_queue *queue, void (*fn)(struct task *task));
+
+/* Complete a task from any thread: for work that turned out to be none. */
+void task_post(struct task *task, int status);
+
+#endif

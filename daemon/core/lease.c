@@ -1,0 +1,384 @@
+/* See lease.h. */
+#include "daemon/core/lease.h"
+
+#include <string.h>
+
+#include "proto/base/check.h"
+
+#define SAMPLES 15u /* the median of so many is the usual time */
+
+struct group {
+    uint64_t session[2]; /* 0: nobody; [1] only with [0] */
+    uint64_t since_ns[2];
+    bool handed; /* by this owner, in this step */
+};
+
+struct worker {          /* a session that has asked */
+    uint64_t session;    /* 0: none */
+    uint64_t seen_ns;    /* when it asked last */
+    uint64_t took_ns[2]; /* for its last groups; 0: unknown */
+    bool busy;           /* it has not asked since it got `group` of `step`, or that is not in */
+    uint32_t group;
+    uint64_t step, since_ns;
+    uint64_t refused_step;  /* the last one in which it got nothing because it is slow */
+    uint32_t refused_steps; /* since it had a group */
+};
+
+struct lease {
+    uint32_t count;
+    bool cautious;   /* in this step */
+    bool was_warned; /* cautious where others may have handed groups out */
+    bool began;      /* `step` means something */
+    uint64_t step;
+    uint64_t first_asked_ns; /* for this step */
+    uint64_t due_ns;         /* the earliest at which one that waits may get something */
+    uint64_t sample_ns[SAMPLES];
+    uint64_t samples; /* ever taken */
+    struct worker worker[LEASE_WORKERS];
+    struct group group[];
+};
+
+struct asking { /* one question */
+    const struct step *core;
+    struct worker *worker;
+    uint64_t now_ns;
+};
+
+size_t lease_bytes(uint32_t groups)
+{
+    CHECK(groups > 0);
+    return sizeof(struct lease) + groups * sizeof(struct group);
+}
+
+struct lease *lease_init(void *memory, uint32_t groups, bool cautious)
+{
+    struct lease *l = memory;
+    memset(l, 0, lease_bytes(groups));
+    l->count = groups;
+    l->cautious = l->was_warned = cautious;
+    return l;
+}
+
+/* -- Time -------------------------------------------------------------------------------------- */
+
+static uint64_t min_ns(uint64_t a_ns, uint64_t b_ns)
+{
+    return a_ns < b_ns ? a_ns : b_ns;
+}
+
+static uint64_t max_ns(uint64_t a_ns, uint64_t b_ns)
+{
+    return a_ns > b_ns ? a_ns : b_ns;
+}
+
+/* Clocks may be set: what seems to lie in the future began now. */
+static uint64_t age_ns(uint64_t since_ns, uint64_t now_ns)
+{
+    return now_ns > since_ns ? now_ns - since_ns : 0;
+}
+
+static uint64_t usual_ns(const struct lease *l)
+{
+    const uint32_t count = l->samples < SAMPLES ? (uint32_t)l->samples : SAMPLES;
+    uint64_t sorted[SAMPLES];
+    if (count == 0)
+        return LEASE_UNKNOWN_NS;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t at = i;
+        for (; at > 0 && sorted[at - 1] > l->sample_ns[i]; at--)
+            sorted[at] = sorted[at - 1];
+        sorted[at] = l->sample_ns[i];
+    }
+    return sorted[count / 2];
+}
+
+/* What it is expected to take for a group. NULL: a session that is not known. Never much less than
+ * is usual: one that computed next to nothing once is not that fast. */
+static uint64_t takes_ns(const struct lease *l, const struct worker *w)
+{
+    const uint64_t usual = usual_ns(l);
+    if (w == NULL || w->took_ns[0] == 0)
+        return usual;
+    const uint64_t took = w->took_ns[1] == 0 ? w->took_ns[0] : min_ns(w->took_ns[0], w->took_ns[1]);
+    return max_ns(took, usual / 2);
+}
+
+/* After so long a session is not counted on any more. */
+static uint64_t late_ns(const struct lease *l, const struct worker *w)
+{
+    return takes_ns(l, w) + usual_ns(l) + LEASE_OVERDUE_NS;
+}
+
+static uint64_t grace_ends_ns(const struct lease *l)
+{
+    const uint64_t grace = l->samples == 0 ? 0 : 2 * usual_ns(l);
+    return l->first_asked_ns + max_ns(grace, LEASE_GRACE_NS);
+}
+
+/* Who waits is to be asked again then. */
+static void note_due(struct lease *l, uint64_t at_ns, uint64_t now_ns)
+{
+    if (at_ns > now_ns && (l->due_ns <= now_ns || at_ns < l->due_ns))
+        l->due_ns = at_ns;
+}
+
+/* -- Workers ----------------------------------------------------------------------------------- */
+
+static const struct worker *find_worker(const struct lease *l, uint64_t session)
+{
+    for (uint32_t i = 0; i < LEASE_WORKERS; i++)
+        if (l->worker[i].session == session)
+            return &l->worker[i];
+    return NULL;
+}
+
+/* In place of the one that has not asked for longest, when all places are taken. */
+static struct worker *know_worker(struct lease *l, uint64_t session)
+{
+    struct worker *place = &l->worker[0];
+    for (uint32_t i = 0; i < LEASE_WORKERS; i++) {
+        struct worker *w = &l->worker[i];
+        if (w->session == session)
+            return w;
+        if (place->session != 0 && (w->session == 0 || w->seen_ns < place->seen_ns))
+            place = w;
+    }
+    *place = (struct worker){ .session = session };
+    return place;
+}
+
+/* It asks: so it has done what it had, or dropped it, because its step is over. */
+static void note_done(struct lease *l, const struct asking *q)
+{
+    struct worker *w = q->worker;
+    const bool over = w->step != step_collecting(q->core);
+    if (!w->busy || (!over && !step_micro_came(q->core, w->group)))
+        return;
+    const uint64_t took = max_ns(age_ns(w->since_ns, q->now_ns), 1);
+    w->busy = false;
+    if (!over) {
+        w->took_ns[1] = w->took_ns[0];
+        w->took_ns[0] = took;
+        l->sample_ns[l->samples++ % SAMPLES] = took;
+    } else { /* at least that long */
+        w->took_ns[0] = max_ns(w->took_ns[0], took);
+        w->took_ns[1] = max_ns(w->took_ns[1], took);
+    }
+}
+
+/* Clearly faster, and it can be counted on: it was heard of so lately. */
+static bool is_ahead(const struct lease *l, const struct worker *other, const struct asking *q)
+{
+    return other != q->worker && other->session != 0 &&
+           takes_ns(l, other) < takes_ns(l, q->worker) / 3 * 2 &&
+           age_ns(other->seen_ns, q->now_ns) <= late_ns(l, other);
+}
+
+/* How long it still takes for what it got then. */
+static uint64_t left_ns(const struct lease *l, const struct worker *w, uint64_t since_ns,
+                        uint64_t now_ns)
+{
+    const uint64_t takes = takes_ns(l, w), age = age_ns(since_ns, now_ns);
+    return takes > age ? takes - age : 0;
+}
+
+/* How many groups another one will have done in that time from now. */
+static uint64_t will_do(const struct lease *l, const struct worker *w, uint64_t ns, uint64_t now_ns)
+{
+    const bool busy = w->busy && w->step == l->step;
+    const uint64_t left = busy ? left_ns(l, w, w->since_ns, now_ns) : 0;
+    return left < ns ? (ns - left) / max_ns(takes_ns(l, w), 1) : 0;
+}
+
+/* -- Groups ------------------------------------------------------------------------------------ */
+
+/* The first question about a step: nobody holds anything of it. */
+static void begin_step(struct lease *l, const struct step *core, uint64_t now_ns)
+{
+    const bool nothing_in = step_cells_in(core) == 0 && step_cells_waiting(core) == 0;
+    l->cautious = l->was_warned && (!l->began || !nothing_in);
+    l->began = true;
+    l->step = step_collecting(core);
+    l->first_asked_ns = now_ns;
+    l->due_ns = 0;
+    memset(l->group, 0, l->count * sizeof l->group[0]);
+}
+
+static void hand_out(struct lease *l, uint32_t group, const struct asking *q)
+{
+    struct group *g = &l->group[group];
+    struct worker *w = q->worker;
+    const uint32_t holder = g->session[0] == 0 ? 0 : 1;
+    g->session[holder] = w->session;
+    g->since_ns[holder] = q->now_ns;
+    g->handed = true;
+    w->busy = true;
+    w->group = group;
+    w->step = l->step;
+    w->since_ns = q->now_ns;
+    w->refused_steps = 0;
+}
+
+static bool has(const struct group *g, uint64_t session)
+{
+    return g->session[0] == session || g->session[1] == session;
+}
+
+static bool held_back(const struct lease *l, const struct group *g, uint64_t now_ns)
+{
+    return l->cautious && !g->handed && now_ns < grace_ends_ns(l);
+}
+
+/* Those that can be handed out and were not; in the step's order, l->count: none. */
+struct left {
+    uint32_t count, lowest, highest;
+};
+
+static struct left find_left(struct lease *l, const struct asking *q, uint32_t *ret_missing)
+{
+    struct left left = { 0, l->count, l->count };
+    *ret_missing = 0;
+    for (uint32_t i = 0; i < l->count; i++) {
+        const struct group *g = &l->group[i];
+        if (step_micro_in(q->core, i))
+            continue;
+        ++*ret_missing;
+        if (g->session[0] != 0)
+            continue;
+        if (held_back(l, g, q->now_ns)) {
+            note_due(l, grace_ends_ns(l), q->now_ns);
+            continue;
+        }
+        if (left.count++ == 0)
+            left.lowest = i;
+        left.highest = i;
+    }
+    return left;
+}
+
+/* One of those, or l->count when the step is over sooner without this session. */
+static uint32_t choose_left(struct lease *l, const struct asking *q, const struct left *left)
+{
+    struct worker *w = q->worker;
+    const uint64_t takes = takes_ns(l, w);
+    uint64_t others = 0, until_ns = UINT64_MAX;
+    for (uint32_t i = 0; i < LEASE_WORKERS; i++) {
+        const struct worker *other = &l->worker[i];
+        if (!is_ahead(l, other, q))
+            continue;
+        others += will_do(l, other, takes, q->now_ns);
+        until_ns = min_ns(until_ns, other->seen_ns + late_ns(l, other) + 1);
+    }
+    if (until_ns == UINT64_MAX)
+        return left->lowest;
+    if (others < left->count)
+        return left->highest;
+    if (w->refused_steps == 0 || w->refused_step != l->step)
+        w->refused_steps++;
+    w->refused_step = l->step;
+    if (w->refused_steps > LEASE_TRIAL)
+        return left->highest;
+    note_due(l, until_ns, q->now_ns);
+    return l->count;
+}
+
+/* Since when nobody else was asked to compute it. */
+static uint64_t last_handed_ns(const struct group *g)
+{
+    return g->session[1] != 0 ? g->since_ns[1] : g->since_ns[0];
+}
+
+/* A group is late for this session at that time. It does not begin what it would have done much
+ * later than another, which is asked as well. */
+static uint64_t late_at_ns(const struct lease *l, const struct group *g, const struct worker *w)
+{
+    const uint64_t holder = g->session[1] != 0 ? g->session[1] : g->session[0];
+    return last_handed_ns(g) + takes_ns(l, find_worker(l, holder)) +
+           max_ns(usual_ns(l), takes_ns(l, w)) + LEASE_OVERDUE_NS + 1;
+}
+
+/* In how long it is expected from its only holder; 0: it has two. */
+static uint64_t expected_ns(const struct lease *l, const struct group *g, uint64_t now_ns)
+{
+    return g->session[1] != 0 ? 0
+                              : left_ns(l, find_worker(l, g->session[0]), g->since_ns[0], now_ns);
+}
+
+/* Nothing is left: the group that is late with whoever has it, oldest first, or the one that comes
+ * last, where this session would have it much earlier. l->count: none. */
+static uint32_t choose_backup(struct lease *l, const struct asking *q)
+{
+    const uint64_t takes = max_ns(takes_ns(l, q->worker), usual_ns(l));
+    uint64_t last_ns = takes + takes / 2;
+    uint32_t late = l->count, last = l->count;
+    for (uint32_t i = 0; i < l->count; i++) {
+        const struct group *g = &l->group[i];
+        if (g->session[0] == 0 || has(g, q->worker->session) || step_micro_came(q->core, i))
+            continue;
+        const uint64_t late_at = late_at_ns(l, g, q->worker);
+        const uint64_t expected = expected_ns(l, g, q->now_ns);
+        note_due(l, late_at, q->now_ns);
+        if (late_at <= q->now_ns &&
+            (late == l->count || last_handed_ns(g) < last_handed_ns(&l->group[late])))
+            late = i;
+        if (expected > last_ns) {
+            last_ns = expected;
+            last = i;
+        }
+    }
+    return late != l->count ? late : last;
+}
+
+enum lease_answer lease_ask(struct lease *l, const struct step *core, uint64_t step,
+                            uint64_t session, uint64_t now_ns, uint32_t *ret_group)
+{
+    CHECK(session > 0);
+    const struct asking q = { core, know_worker(l, session), now_ns };
+    note_done(l, &q);
+    q.worker->seen_ns = now_ns;
+    if (step != step_collecting(core))
+        return step < step_collecting(core) ? LEASE_OVER : LEASE_WAIT;
+    if (!l->began || l->step != step)
+        begin_step(l, core, now_ns);
+    uint32_t missing;
+    const struct left left = find_left(l, &q, &missing);
+    if (missing == 0)
+        return LEASE_ALL_IN;
+    const uint32_t found = left.count > 0 ? choose_left(l, &q, &left) : choose_backup(l, &q);
+    if (found == l->count)
+        return LEASE_WAIT;
+    hand_out(l, found, &q);
+    *ret_group = found;
+    return LEASE_GROUP;
+}
+
+void lease_forget(struct lease *l, uint64_t session)
+{
+    for (uint32_t i = 0; i < LEASE_WORKERS; i++)
+        if (l->worker[i].session == session)
+            l->worker[i] = (struct worker){ .session = 0 };
+    for (uint32_t i = 0; i < l->count; i++) {
+        struct group *g = &l->group[i];
+        if (g->session[1] == session)
+            g->session[1] = 0;
+        if (g->session[0] == session) {
+            g->session[0] = g->session[1];
+            g->since_ns[0] = g->since_ns[1];
+            g->session[1] = 0;
+        }
+    }
+}
+
+uint64_t lease_next_ns(const struct lease *l, const struct step *core, uint64_t now_ns)
+{
+    const bool known = l->began && l->step == step_collecting(core);
+    return known && l->due_ns > now_ns ? l->due_ns : UINT64_MAX;
+}
+
+void lease_holders(const struct lease *l, uint32_t group, uint64_t ret_session[2],
+                   uint64_t ret_since_ns[2])
+{
+    CHECK(group < l->count);
+    memcpy(ret_session, l->group[group].session, sizeof l->group[group].session);
+    memcpy(ret_since_ns, l->group[group].since_ns, sizeof l->group[group].since_ns);
+}

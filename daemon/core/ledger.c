@@ -1,0 +1,304 @@
+/* See ledger.h. */
+#include "daemon/core/ledger.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "proto/base/check.h"
+#include "proto/spec/layout.h"
+#include "proto/spec/spec.h"
+
+#define PART_ALIGN UINT64_C(128)
+#define CHUNKS_MAX (SHD_MODEL_ELEMS_MAX / KERN_CHUNK_ELEMS + SHD_UNITS_MAX)
+
+/* KERN_OP_MAX / (SHD_MICROS_MAX + 1) >= LEDGER_STEP_MAX */
+_Static_assert((LEDGER_STEP_MAX + 1) * (SHD_MICROS_MAX + 1) <= KERN_OP_MAX,
+               "every operation of every step has a number");
+_Static_assert(SHD_MICROS_MAX < 1u << 15, "a progress word has room for the count");
+
+/* Offsets of all parts from the counts in h; returns the size of the whole. */
+static uint64_t place_parts(struct ledger_head *h)
+{
+    uint64_t at = layout_align(sizeof *h, PART_ALIGN);
+    const struct {
+        uint64_t *ret_at;
+        uint64_t bytes;
+    } parts[] = {
+        { &h->units_at, h->units * sizeof(struct ledger_unit) },
+        { &h->cells_at, (uint64_t)h->units * h->micros * sizeof(uint64_t) },
+        { &h->metrics_at, h->micros * sizeof(struct ledger_metrics) },
+        { &h->trail_at, h->trail_bytes },
+        { &h->chunks_at, h->chunk_count * sizeof(uint64_t) },
+        { &h->spec_at, h->spec_bytes },
+        { &h->blobs_at, 2 * LEDGER_BLOB_BYTES }, /* last: mostly never touched */
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(parts); i++) {
+        *parts[i].ret_at = at;
+        at = layout_align(at + parts[i].bytes, PART_ALIGN);
+    }
+    return layout_align(at, SHD_PAGE_BYTES);
+}
+
+/* Limits that keep place_parts() far from overflow. */
+static int check_counts(const struct ledger_head *h, struct shd_err *e)
+{
+    const struct {
+        const char *name;
+        uint64_t value, min, max;
+    } limits[] = {
+        { "owners", h->owners, 1, SHD_OWNERS_MAX },
+        { "owner", h->owner, 0, (uint64_t)h->owners - 1 },
+        { "units", h->units, 1, SHD_UNITS_MAX },
+        { "micros", h->micros, 1, SHD_MICROS_MAX },
+        { "units x micros", (uint64_t)h->units * h->micros, 1, LEDGER_CELLS_MAX },
+        { "spec_bytes", h->spec_bytes, 1, SPEC_JSON_BYTES_MAX },
+        { "chunk_count", h->chunk_count, 0, CHUNKS_MAX },
+        { "trail_bytes", h->trail_bytes, kern_trail_bytes(), kern_trail_bytes() },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(limits); i++)
+        if (limits[i].value < limits[i].min || limits[i].value > limits[i].max)
+            return err_set(e, SHD_ERANGE,
+                           "ledger's %s is %" PRIu64 ", must be %" PRIu64 " to %" PRIu64,
+                           limits[i].name, limits[i].value, limits[i].min, limits[i].max);
+    return SHD_OK;
+}
+
+static struct ledger_head head_of(const struct ledger_shape *shape)
+{
+    struct ledger_head h = { .magic = LEDGER_MAGIC,
+                             .version = LEDGER_VERSION,
+                             .owner = shape->owner,
+                             .owners = shape->owners,
+                             .instance = shape->instance,
+                             .units = shape->units,
+                             .micros = shape->micros,
+                             .spec_bytes = shape->spec_bytes,
+                             .state_bytes = shape->state_bytes,
+                             .chunk_count = shape->chunk_count,
+                             .trail_bytes = kern_trail_bytes() };
+    return h;
+}
+
+int ledger_bytes(const struct ledger_shape *shape, uint64_t *ret_bytes, struct shd_err *e)
+{
+    struct ledger_head h = head_of(shape);
+    const int r = check_counts(&h, e);
+    if (r == SHD_OK)
+        *ret_bytes = place_parts(&h);
+    return r;
+}
+
+static void point_to_parts(struct ledger *l, void *memory)
+{
+    uint8_t *base = memory;
+    struct ledger_head *h = memory;
+    *l = (struct ledger){ .head = h,
+                          .unit = (void *)(base + h->units_at),
+                          .cell = (void *)(base + h->cells_at),
+                          .metrics = (void *)(base + h->metrics_at),
+                          .blob = { base + h->blobs_at, base + h->blobs_at + LEDGER_BLOB_BYTES },
+                          .trail = (void *)(base + h->trail_at),
+                          .chunks = (void *)(base + h->chunks_at),
+                          .spec = (const char *)(base + h->spec_at) };
+}
+
+void ledger_init(struct ledger *l, void *memory, const struct ledger_shape *shape)
+{
+    struct ledger_head *h = memory;
+    CHECK((uintptr_t)memory % PART_ALIGN == 0 && strlen(shape->name) < LEDGER_NAME_BYTES);
+    *h = head_of(shape);
+    h->bytes = place_parts(h);
+    memcpy(h->name, shape->name, strlen(shape->name));
+    point_to_parts(l, memory);
+    memcpy((uint8_t *)memory + h->spec_at, shape->spec, shape->spec_bytes);
+}
+
+int ledger_start_at(struct ledger *l, const struct ledger_start *start, struct shd_err *e)
+{
+    CHECK(start->step > 0 && atomic_load(&l->head->commits) == 0);
+    if (start->step > LEDGER_STEP_MAX || start->updates > start->step ||
+        start->blob_bytes > LEDGER_BLOB_BYTES)
+        return err_set(e, SHD_ERANGE,
+                       "step %" PRIu64 " (limit %" PRIu64 ") with %" PRIu64
+                       " updates and a blob of %" PRIu64 " bytes (limit %" PRIu64 ")",
+                       start->step, LEDGER_STEP_MAX, start->updates, start->blob_bytes,
+                       LEDGER_BLOB_BYTES);
+    struct ledger_record *r = &l->head->record[start->step & 1];
+    *r = (struct ledger_record){ .step = start->step - 1,
+                                 .updates = start->updates,
+                                 .decision = start->decision,
+                                 .finite = !start->decision.skip,
+                                 .blob_bytes = start->blob_bytes };
+    fixsum_init(&r->sum);
+    fixsum_carry(&r->sum);
+    if (start->blob_bytes > 0)
+        memcpy(l->blob[0], start->blob, start->blob_bytes);
+    for (uint32_t u = 0; u < l->head->units; u++)
+        atomic_store_explicit(&l->unit[u].version, start->step, memory_order_relaxed);
+    atomic_store_explicit(&l->head->commits, start->step, memory_order_release);
+    return SHD_OK;
+}
+
+bool ledger_known(const void *memory, uint64_t bytes, const struct ledger_head **ret_head)
+{
+    const struct ledger_head *h = memory;
+    if (bytes < sizeof *h || h->magic != LEDGER_MAGIC ||
+        memchr(h->name, '\0', sizeof h->name) == NULL)
+        return false;
+    *ret_head = h;
+    return true;
+}
+
+/* The parts must lie where the counts put them. */
+static int check_places(const struct ledger_head *h, uint64_t bytes, struct shd_err *e)
+{
+    struct ledger_head again = { .units = h->units,
+                                 .micros = h->micros,
+                                 .spec_bytes = h->spec_bytes,
+                                 .chunk_count = h->chunk_count,
+                                 .trail_bytes = h->trail_bytes };
+    const uint64_t whole = place_parts(&again);
+    if (h->bytes != whole || bytes < whole)
+        return err_set(e, SHD_ESEGMENT,
+                       "ledger of %" PRIu64 " bytes says %" PRIu64 ", its counts make %" PRIu64,
+                       bytes, h->bytes, whole);
+    if (h->units_at != again.units_at || h->cells_at != again.cells_at ||
+        h->metrics_at != again.metrics_at || h->blobs_at != again.blobs_at ||
+        h->trail_at != again.trail_at || h->chunks_at != again.chunks_at ||
+        h->spec_at != again.spec_at)
+        return err_set(e, SHD_ESEGMENT, "ledger's parts are not where its counts put them");
+    return SHD_OK;
+}
+
+/* A bool of any other byte must not even be looked at. */
+static bool is_bool(const bool *b)
+{
+    return *(const uint8_t *)(const void *)b <= 1;
+}
+
+static int check_decision(const struct ledger_decision *d, const bool *finite, struct shd_err *e)
+{
+    if (is_bool(&d->skip) && is_bool(finite) && isfinite(d->scale) && d->scale >= 0 &&
+        isfinite(d->lr) && d->lr >= 0 && isfinite(d->loss_scale) && d->loss_scale >= 0)
+        return SHD_OK;
+    return err_set(e, SHD_ESEGMENT,
+                   "ledger's last decision has scale %g, learning rate %g, loss scale %g, or says "
+                   "neither yes nor no",
+                   (double)d->scale, d->lr, d->loss_scale);
+}
+
+static int check_record(const struct ledger *l, uint64_t commits, struct shd_err *e)
+{
+    const struct ledger_record *r = &l->head->record[commits & 1];
+    if (commits == 0)
+        return SHD_OK;
+    if (r->step != commits - 1)
+        return err_set(e, SHD_ESEGMENT,
+                       "ledger has %" PRIu64 " commits, and its last record is of step %" PRIu64,
+                       commits, r->step);
+    if (r->updates > commits || r->metric_count > LEDGER_METRICS || r->blob_at > 1 ||
+        r->blob_bytes > LEDGER_BLOB_BYTES || !fixsum_is_carried(&r->sum))
+        return err_set(e, SHD_ESEGMENT,
+                       "ledger's record of step %" PRIu64 " has %" PRIu64 " updates, %" PRIu32
+                       " metrics, blob %" PRIu32 " of %" PRIu64 " bytes",
+                       r->step, r->updates, r->metric_count, r->blob_at, r->blob_bytes);
+    return check_decision(&r->decision, &r->finite, e);
+}
+
+static int check_units(const struct ledger *l, uint64_t commits, struct shd_err *e)
+{
+    for (uint32_t u = 0; u < l->head->units; u++) {
+        const uint64_t version = atomic_load(&l->unit[u].version);
+        const uint64_t progress = atomic_load(&l->unit[u].progress);
+        if (version > commits || version + 1 < commits)
+            return err_set(e, SHD_ESEGMENT,
+                           "ledger's unit %" PRIu32 " has version %" PRIu64 " of %" PRIu64
+                           " commits",
+                           u, version, commits);
+        if (ledger_progress_step(progress) > commits ||
+            ledger_progress_next(progress) > l->head->micros)
+            return err_set(e, SHD_ESEGMENT,
+                           "ledger's unit %" PRIu32 " has %" PRIu32 " gradients of step %" PRIu64
+                           ", of %" PRIu32 " a step, after %" PRIu64 " commits",
+                           u, ledger_progress_next(progress), ledger_progress_step(progress),
+                           l->head->micros, commits);
+        if (version < commits && ledger_progress_step(progress) == commits)
+            return err_set(e, SHD_ESEGMENT,
+                           "ledger's unit %" PRIu32 " sums gradients of step %" PRIu64
+                           ", the update before it is not done",
+                           u, commits);
+    }
+    return SHD_OK;
+}
+
+/* What waits for its turn. Words of steps gone by stay as they were, and were right once. */
+static int check_cells(const struct ledger *l, uint64_t commits, struct shd_err *e)
+{
+    const uint64_t count = (uint64_t)l->head->units * l->head->micros;
+    for (uint64_t i = 0; i < count; i++) {
+        const uint64_t word = atomic_load_explicit(&l->cell[i], memory_order_relaxed);
+        const enum ledger_cell_kind kind = ledger_cell_kind(word);
+        const unsigned dtype = ledger_cell_dtype(word);
+        if (ledger_cell_step(word) > commits || kind > LEDGER_CELL_SPILLED ||
+            (kind == LEDGER_CELL_SPILLED ? !dtype_valid(dtype) : dtype != 0))
+            return err_set(e, SHD_ESEGMENT,
+                           "ledger's gradient %" PRIu64 " of unit %" PRIu64 " is %#" PRIx64
+                           " after %" PRIu64 " commits",
+                           i % l->head->micros, i / l->head->micros, word, commits);
+    }
+    return SHD_OK;
+}
+
+static int check_metrics(const struct ledger *l, uint64_t commits, struct shd_err *e)
+{
+    for (uint32_t i = 0; i < l->head->micros; i++) {
+        const uint64_t tag = atomic_load(&l->metrics[i].tag);
+        if (ledger_metrics_tag_step(tag) > commits ||
+            ledger_metrics_tag_count(tag) > LEDGER_METRICS)
+            return err_set(e, SHD_ESEGMENT,
+                           "ledger's micro-batch %" PRIu32 " has %" PRIu32
+                           " metrics of step %" PRIu64 ", of at most %u, after %" PRIu64 " commits",
+                           i, ledger_metrics_tag_count(tag), ledger_metrics_tag_step(tag),
+                           LEDGER_METRICS, commits);
+    }
+    return SHD_OK;
+}
+
+int ledger_adopt(struct ledger *l, void *memory, uint64_t bytes, struct shd_err *e)
+{
+    const struct ledger_head *h;
+    if (!ledger_known(memory, bytes, &h))
+        return err_set(e, SHD_ESEGMENT, "segment of %" PRIu64 " bytes is no ledger", bytes);
+    if (h->version != LEDGER_VERSION)
+        return err_set(e, SHD_ENOTSUP,
+                       "ledger of model '%s' has version %" PRIu32
+                       ", this build has %u: start the build that wrote it",
+                       h->name, h->version, LEDGER_VERSION);
+    int r = check_counts(h, e);
+    if (r != SHD_OK) {
+        if (e != NULL)
+            e->code = SHD_ESEGMENT;
+        return SHD_ESEGMENT;
+    }
+    r = check_places(h, bytes, e);
+    if (r != SHD_OK)
+        return r;
+    struct ledger found;
+    point_to_parts(&found, memory);
+    const uint64_t commits = atomic_load(&h->commits);
+    if (commits > LEDGER_STEP_MAX || atomic_load(&h->ready) > 1)
+        return err_set(e, SHD_ESEGMENT, "ledger has %" PRIu64 " commits and is ready %" PRIu64,
+                       commits, (uint64_t)atomic_load(&h->ready));
+    r = check_record(&found, commits, e);
+    if (r == SHD_OK)
+        r = check_units(&found, commits, e);
+    if (r == SHD_OK)
+        r = check_cells(&found, commits, e);
+    if (r == SHD_OK)
+        r = check_metrics(&found, commits, e);
+    if (r == SHD_OK)
+        *l = found;
+    return r;
+}

@@ -1,0 +1,203 @@
+/* The ledger: what a successor of this process needs to go on with a model exactly where it was
+ * killed. One per model, in a segment of its own that the keeper holds, beside the state segment.
+ *
+ * Everything in it is either written once, before the word that vouches for it, or is a single
+ * aligned word. x86-64 keeps stores in program order, so what a killed process leaves is a prefix
+ * of its stores, and each word says that all it vouches for is there:
+ *
+ *   ready             the initial values are in; without it the model never was
+ *   commits           so many steps have a recorded decision; record[commits & 1] is of the last.
+ *                     Storing it is the commit. Gradients being collected are of step `commits`
+ *   unit.version      so many of them are in the unit's parameters and moments
+ *   unit.progress     how far the sum of the unit's gradients is, and of which step
+ *   cell              a gradient that waits for its turn and needs no sender any more: it took no
+ *                     part, or its bytes are in the spill segment; and of which step
+ *   metrics.tag       the micro-batch's numbers are there; and of which step
+ *
+ * Words that belong to a step carry it, so nothing has to be cleared when the next one begins. A
+ * phase is not stored: it is APPLYING while a unit's version is below commits. The trail
+ * (kernels/kern.h) has what a killed kernel left half done.
+ *
+ * Failure modes: a successor refuses a ledger of another version (the keeper has the bytes) and
+ * one whose words contradict each other, by name and value. Pure: no I/O; the simulator keeps
+ * ledgers in plain memory.
+ */
+#ifndef SHD_LEDGER_H
+#define SHD_LEDGER_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/kern.h"
+#include "proto/base/fixsum.h"
+#include "proto/base/status.h"
+
+#define LEDGER_MAGIC      UINT64_C(0x31726764656c6873) /* "shledgr1" */
+#define LEDGER_VERSION    1u
+#define LEDGER_NAME_BYTES 128u
+#define LEDGER_BLOB_BYTES ((uint64_t)768 * 1024)
+#define LEDGER_METRICS    4u
+#define LEDGER_CELLS_MAX  (UINT64_C(1) << 24)       /* units x micro-batches */
+#define LEDGER_STEP_MAX   ((UINT64_C(1) << 33) - 1) /* the trail's numbers of operations end here */
+
+struct ledger_decision {
+    bool skip;
+    float scale;
+    double lr, loss_scale;
+    uint32_t good_steps;
+};
+
+struct ledger_record { /* of a committed step */
+    uint64_t step;
+    uint64_t updates; /* not skipped, this one counted */
+    struct ledger_decision decision;
+    bool finite;
+    struct fixsum sum;
+    double metrics[LEDGER_METRICS];
+    uint32_t metric_count;
+    uint32_t blob_at; /* which of the two blobs is the last committed one */
+    uint64_t blob_bytes;
+};
+
+struct ledger_head {
+    /* Every version has these, here. */
+    uint64_t magic;
+    uint32_t version;
+    uint32_t owner, owners;
+    uint32_t reserved;
+    uint64_t bytes;               /* of the segment */
+    uint64_t instance;            /* random; the names of the model's segments carry it */
+    char name[LEDGER_NAME_BYTES]; /* of the model */
+
+    uint32_t units, micros; /* micros: gradients each unit gets in a step */
+    uint64_t spec_bytes;    /* JSON, without NUL */
+    uint64_t state_bytes;   /* of the state segment */
+    uint64_t chunk_count;
+    uint64_t trail_bytes;
+    uint64_t units_at, cells_at, metrics_at, blobs_at, trail_at, chunks_at, spec_at; /* offsets */
+    _Alignas(64) _Atomic uint64_t ready;
+    _Alignas(64) _Atomic uint64_t commits;
+    struct ledger_record record[2];
+};
+
+struct ledger_unit {
+    _Alignas(64) _Atomic uint64_t version;
+    _Atomic uint64_t progress; /* ledger_progress() */
+};
+
+struct ledger_metrics { /* of one micro-batch (or group of them) */
+    double values[LEDGER_METRICS];
+    _Atomic uint64_t tag; /* ledger_metrics_tag() */
+    uint64_t reserved[3];
+};
+
+/* A ledger in this process's memory: pointers into one segment. Borrowed. */
+struct ledger {
+    struct ledger_head *head;
+    struct ledger_unit *unit;       /* [units] */
+    _Atomic uint64_t *cell;         /* [units][micros]: ledger_cell() */
+    struct ledger_metrics *metrics; /* [micros] */
+    uint8_t *blob[2];               /* [LEDGER_BLOB_BYTES] each */
+    struct kern_trail_area *trail;
+    _Atomic uint64_t *chunks; /* [chunk_count] */
+    const char *spec;         /* [spec_bytes], no NUL */
+};
+
+struct ledger_shape {
+    const char *name; /* of the model, below LEDGER_NAME_BYTES */
+    const char *spec; /* JSON */
+    uint64_t spec_bytes;
+    uint32_t owner, owners;
+    uint32_t units, micros;
+    uint64_t instance;
+    uint64_t state_bytes;
+    uint64_t chunk_count; /* of all units' slices */
+};
+
+/* Bytes of a ledger, whole pages. Errors: SHD_ERANGE. */
+int ledger_bytes(const struct ledger_shape *shape, uint64_t *ret_bytes, struct shd_err *e);
+
+/* Lay one out in zeroed memory of ledger_bytes() aligned to 128: nothing committed, not ready. */
+void ledger_init(struct ledger *l, void *memory, const struct ledger_shape *shape);
+
+/* Let a fresh one begin where a checkpoint is: `step` > 0 commits, all of them in all units.
+ * Errors: SHD_ERANGE. */
+struct ledger_start {
+    uint64_t step, updates;
+    struct ledger_decision decision; /* of the last commit */
+    const void *blob;                /* NULL: none */
+    uint64_t blob_bytes;
+};
+int ledger_start_at(struct ledger *l, const struct ledger_start *start, struct shd_err *e);
+
+/* Look at one that a predecessor left: memory[bytes]. Nothing in it is trusted. Errors:
+ * SHD_ENOTSUP another version (both named); SHD_ESEGMENT what contradicts what. *l is set on
+ * SHD_OK only. */
+int ledger_adopt(struct ledger *l, void *memory, uint64_t bytes, struct shd_err *e);
+
+/* True when memory[bytes] is a ledger of any version: *ret_head may be read up to `name`. */
+bool ledger_known(const void *memory, uint64_t bytes, const struct ledger_head **ret_head);
+
+/* -- Words --------------------------------------------------------------------------------------
+ */
+
+/* started: the accumulator holds the sum of gradients below `next` that took part. */
+static inline uint64_t ledger_progress(uint64_t step, bool started, uint32_t next)
+{
+    return step << 16 | (uint64_t)started << 15 | next;
+}
+static inline uint64_t ledger_progress_step(uint64_t word)
+{
+    return word >> 16;
+}
+static inline bool ledger_progress_started(uint64_t word)
+{
+    return (word >> 15 & 1) != 0;
+}
+static inline uint32_t ledger_progress_next(uint64_t word)
+{
+    return (uint32_t)(word & 0x7fff);
+}
+
+enum ledger_cell_kind { LEDGER_CELL_EMPTY, LEDGER_CELL_NONE, LEDGER_CELL_SPILLED };
+
+/* dtype: of a spilled gradient, else 0. */
+static inline uint64_t ledger_cell(uint64_t step, enum ledger_cell_kind kind, unsigned dtype)
+{
+    return step << 8 | (uint64_t)kind << 4 | dtype;
+}
+static inline uint64_t ledger_cell_step(uint64_t word)
+{
+    return word >> 8;
+}
+static inline enum ledger_cell_kind ledger_cell_kind(uint64_t word)
+{
+    return (enum ledger_cell_kind)(word >> 4 & 0xf);
+}
+static inline unsigned ledger_cell_dtype(uint64_t word)
+{
+    return (unsigned)(word & 0xf);
+}
+
+static inline uint64_t ledger_metrics_tag(uint64_t step, uint32_t count)
+{
+    return step << 3 | count;
+}
+static inline uint64_t ledger_metrics_tag_step(uint64_t tag)
+{
+    return tag >> 3;
+}
+static inline uint32_t ledger_metrics_tag_count(uint64_t tag)
+{
+    return (uint32_t)(tag & 7);
+}
+
+/* Numbers of a unit's operations for the trail, each once: those of a step follow those of the
+ * step before. micro == micros: the update. */
+static inline uint64_t ledger_op(const struct ledger *l, uint64_t step, uint32_t micro)
+{
+    return step * ((uint64_t)l->head->micros + 1) + micro + 1;
+}
+
+#endif

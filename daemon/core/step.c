@@ -1,0 +1,512 @@
+/* See step.h; how a core begins is in step_init.c. */
+#include "daemon/core/step.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/core/step_state.h"
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
+#include "proto/base/simbug.h"
+
+static struct step_action *act(struct step_actions *actions, enum step_action_kind kind)
+{
+    CHECK(actions->count < STEP_ACTIONS_MAX);
+    struct step_action *a = &actions->items[actions->count++];
+    *a = (struct step_action){ .kind = kind };
+    return a;
+}
+
+static void act_unit(struct step_actions *actions, enum step_action_kind kind, uint32_t unit)
+{
+    act(actions, kind)->unit = unit;
+}
+
+static void credit(struct step_actions *actions, step_ref ref, bool stale)
+{
+    struct step_action *a = act(actions, STEP_DO_CREDIT);
+    a->ref = ref;
+    a->stale = stale;
+}
+
+uint64_t step_collecting(const struct step *s)
+{
+    return s->phase == STEP_APPLYING ? s->now + 1 : s->now;
+}
+
+static void apply_one_more(struct step *s, struct step_actions *actions)
+{
+    while (s->apply_next < s->units && s->unit[s->apply_next].free)
+        s->apply_next++; /* a predecessor did it */
+    if (s->apply_next == s->units)
+        return;
+    struct step_action *a = act(actions, STEP_DO_APPLY);
+    a->unit = s->apply_next++;
+    a->skip = s->record.decision.skip || s->unit[a->unit].frozen;
+}
+
+/* -- Sealing ------------------------------------------------------------------------------------
+ */
+
+/* Sums of the micro-batches' numbers, in ascending order: the same for any order of arrival. */
+static void record_metrics(struct step *s)
+{
+    s->record.metric_count = 0;
+    memset(s->record.metrics, 0, sizeof s->record.metrics);
+    for (uint32_t micro = 0; micro < s->micros; micro++) {
+        const struct ledger_metrics *m = &s->ledger.metrics[micro];
+        const uint64_t tag = atomic_load_explicit(&m->tag, memory_order_relaxed);
+        const bool known = ledger_metrics_tag_step(tag) == s->record.step;
+        const uint32_t count = known ? ledger_metrics_tag_count(tag) : 0;
+        if (count > s->record.metric_count)
+            s->record.metric_count = count;
+        for (uint32_t i = 0; i < count; i++)
+            s->record.metrics[i] += m->values[i];
+    }
+}
+
+static void seal_if_complete(struct step *s, struct step_actions *actions)
+{
+    if (s->phase != STEP_OPEN || s->units_summed < s->units)
+        return;
+    s->phase = STEP_SEALED;
+    s->record = (struct step_prepared){ .step = s->now, .finite = s->finite, .sum = s->sum };
+    fixsum_carry(&s->record.sum);
+    record_metrics(s);
+    act(actions, STEP_DO_SEALED);
+}
+
+/* The unit's accumulator is idle: start whatever its next micro-batch allows. */
+static void unit_advance(struct step *s, uint32_t unit, struct step_actions *actions)
+{
+    struct step_unit *u = &s->unit[unit];
+    if (u->busy || u->summed || !u->free)
+        return;
+    while (u->next < s->micros && *cell_at(s, unit, u->next) == CELL_NONE) {
+        *cell_at(s, unit, u->next) = CELL_EMPTY;
+        u->next++;
+        s->cells_waiting--;
+        s->cells_in++;
+    }
+    if (u->next == s->micros) { /* the last micro-batch took no part */
+        u->busy = true;
+        act_unit(actions, u->started ? STEP_DO_SUM : STEP_DO_ZERO, unit);
+        return;
+    }
+    const uint32_t ref = *cell_at(s, unit, u->next);
+    if (ref == CELL_EMPTY)
+        return;
+    u->busy = true;
+    struct step_action *a = act(actions, STEP_DO_ACCUMULATE);
+    a->unit = unit;
+    a->micro = u->next;
+    a->first = !u->started;
+    a->last = u->next + 1 == s->micros;
+    if (ref == CELL_SPILLED)
+        a->dtype = (enum shd_dtype)ledger_cell_dtype(
+            atomic_load_explicit(ledger_cell_at(s, unit, u->next), memory_order_relaxed));
+    else
+        a->ref = ref;
+}
+
+void step_resume(struct step *s, uint32_t unit, struct step_actions *ret_actions)
+{
+    CHECK(unit < s->units);
+    ret_actions->count = 0;
+    if (s->phase == STEP_APPLYING && unit == 0)
+        for (uint32_t i = 0; i < STEP_APPLY_AHEAD; i++)
+            apply_one_more(s, ret_actions);
+    unit_advance(s, unit, ret_actions);
+}
+
+struct step_word step_done_word(const struct step *s, const struct step_action *a)
+{
+    struct ledger_unit *kept = &s->ledger.unit[a->unit];
+    if (a->kind == STEP_DO_APPLY)
+        return (struct step_word){ &kept->version, s->now + 1 };
+    CHECK(a->kind == STEP_DO_ACCUMULATE);
+    return (struct step_word){ &kept->progress,
+                               ledger_progress(step_collecting(s), true, a->micro + 1) };
+}
+
+uint64_t step_op(const struct step *s, const struct step_action *a)
+{
+    if (SIM_BUG(6) || SIM_BUG(8)) {
+        static uint64_t count;
+        return ++count;
+    }
+    if (a->kind == STEP_DO_APPLY)
+        return ledger_op(&s->ledger, s->now, s->micros);
+    CHECK(a->kind == STEP_DO_ACCUMULATE);
+    return ledger_op(&s->ledger, step_collecting(s), a->micro);
+}
+
+/* -- Gradients ----------------------------------------------------------------------------------
+ */
+
+static void keep_metrics(struct step *s, uint32_t micro, const double *metrics, uint32_t count)
+{
+    CHECK(count <= STEP_METRICS_MAX);
+    struct ledger_metrics *m = &s->ledger.metrics[micro];
+    const uint64_t step = step_collecting(s);
+    const uint64_t tag = atomic_load_explicit(&m->tag, memory_order_relaxed);
+    if (count == 0 || (ledger_metrics_tag_step(tag) == step && ledger_metrics_tag_count(tag) > 0))
+        return;
+    memcpy(m->values, metrics, count * sizeof *metrics);
+    FAIL_POINT("step:metrics:before");
+    atomic_store_explicit(&m->tag, ledger_metrics_tag(step, count), memory_order_release);
+    FAIL_POINT("step:metrics:after");
+}
+
+/* It needs no sender any more, although its turn has not come. */
+static void keep_cell(struct step *s, uint32_t unit, uint32_t micro, enum ledger_cell_kind kind,
+                      unsigned dtype)
+{
+    FAIL_POINT("step:cell:before");
+    atomic_store_explicit(ledger_cell_at(s, unit, micro),
+                          ledger_cell(step_collecting(s), kind, dtype), memory_order_release);
+    FAIL_POINT("step:cell:after");
+    *cell_at(s, unit, micro) = kind == LEDGER_CELL_NONE ? CELL_NONE : CELL_SPILLED;
+    s->micro_units[micro]++;
+}
+
+static bool is_ref(uint32_t c)
+{
+    return c != CELL_EMPTY && c <= STEP_REF_MAX;
+}
+
+/* A gradient for a place where one waits already. That one's sender may be dead: the new one takes
+ * over, unless the old one needs no sender or is being summed right now. */
+static void take_again(struct step *s, step_ref ref, uint32_t unit, uint32_t micro, bool none,
+                       struct step_actions *actions)
+{
+    struct step_unit *u = &s->unit[unit];
+    uint32_t *c = cell_at(s, unit, micro);
+    step_ref loser = ref;
+    if (is_ref(*c) && !none && u->busy && micro == u->next) {
+        loser = u->dup;
+        u->dup = ref;
+    } else if (is_ref(*c) && !none) {
+        loser = *c;
+        *c = ref;
+    }
+    if (loser != 0)
+        credit(actions, loser, /* stale= */ true);
+}
+
+int step_return(struct step *s, step_ref ref, uint64_t step, uint32_t unit, uint32_t micro,
+                bool none, const double *metrics, uint32_t metric_count,
+                struct step_actions *ret_actions, struct shd_err *e)
+{
+    CHECK(unit < s->units && micro < s->micros);
+    CHECK(!s->unit[unit].frozen && ref > 0 && ref <= STEP_REF_MAX);
+    ret_actions->count = 0;
+    const uint64_t collecting = step_collecting(s);
+    if (step > collecting)
+        return err_set(e, SHD_ESTEP,
+                       "gradient of unit %" PRIu32 " for step %" PRIu64
+                       ", the open step is %" PRIu64,
+                       unit, step, collecting);
+    struct step_unit *u = &s->unit[unit];
+    uint32_t *c = cell_at(s, unit, micro);
+    if (step < collecting || micro < u->next) {
+        credit(ret_actions, ref, /* stale= */ true);
+        return SHD_OK;
+    }
+    if (*c != CELL_EMPTY) {
+        take_again(s, ref, unit, micro, none, ret_actions);
+        return SHD_OK;
+    }
+    keep_metrics(s, micro, metrics, metric_count);
+    s->cells_waiting++;
+    s->micro_came[micro]++;
+    if (none) {
+        keep_cell(s, unit, micro, LEDGER_CELL_NONE, 0);
+        credit(ret_actions, ref, /* stale= */ false);
+    } else {
+        *c = ref;
+        if (SIM_BUG(3))
+            credit(ret_actions, ref, /* stale= */ false);
+    }
+    unit_advance(s, unit, ret_actions);
+    return SHD_OK;
+}
+
+bool step_waits(const struct step *s, uint32_t unit, uint32_t micro, step_ref ref)
+{
+    CHECK(unit < s->units && micro < s->micros);
+    const struct step_unit *u = &s->unit[unit];
+    return is_ref(ref) && *cell_at(s, unit, micro) == ref && micro > u->next;
+}
+
+void step_spilled(struct step *s, uint32_t unit, uint32_t micro, step_ref ref, enum shd_dtype dtype,
+                  struct step_actions *ret_actions)
+{
+    ret_actions->count = 0;
+    const struct step_unit *u = &s->unit[unit];
+    if (*cell_at(s, unit, micro) != ref || (u->busy && micro == u->next))
+        return; /* its turn has come meanwhile, or somebody else's is taken */
+    keep_cell(s, unit, micro, LEDGER_CELL_SPILLED, (unsigned)dtype);
+    credit(ret_actions, ref, /* stale= */ false);
+}
+
+/* The gradient at u->next is in the accumulator. */
+static void took_in(struct step *s, uint32_t unit, struct step_actions *actions)
+{
+    struct step_unit *u = &s->unit[unit];
+    uint32_t *c = cell_at(s, unit, u->next);
+    CHECK(*c != CELL_EMPTY && *c != CELL_NONE);
+    CHECK(atomic_load_explicit(&s->ledger.unit[unit].progress, memory_order_relaxed) ==
+          ledger_progress(step_collecting(s), true, u->next + 1));
+    if (is_ref(*c)) {
+        if (!SIM_BUG(3))
+            credit(actions, *c, /* stale= */ false);
+        s->micro_units[u->next]++;
+    }
+    if (u->dup != 0)
+        credit(actions, u->dup, /* stale= */ true);
+    u->dup = 0;
+    *c = CELL_EMPTY;
+    u->started = true;
+    u->next++;
+    s->cells_waiting--;
+    s->cells_in++;
+}
+
+void step_accumulated(struct step *s, uint32_t unit, const struct fixsum *sum, bool finite,
+                      struct step_actions *ret_actions)
+{
+    struct step_unit *u = &s->unit[unit];
+    CHECK(unit < s->units && u->busy);
+    ret_actions->count = 0;
+    u->busy = false;
+    if (u->next < s->micros) {
+        took_in(s, unit, ret_actions);
+        if (sum == NULL) {
+            unit_advance(s, unit, ret_actions);
+            return;
+        }
+    }
+    CHECK(u->next == s->micros);
+    u->summed = true;
+    s->units_summed++;
+    s->finite = s->finite && finite;
+    if (sum != NULL)
+        fixsum_merge(&s->sum, sum);
+    seal_if_complete(s, ret_actions);
+}
+
+int step_prepare(const struct step *s, uint64_t step, struct step_prepared *ret_prepared,
+                 struct shd_err *e)
+{
+    if (step == s->record.step && step <= s->now) {
+        *ret_prepared = s->record;
+        return SHD_OK;
+    }
+    if (step < s->now) {
+        *ret_prepared = (struct step_prepared){ .step = step, .over = true };
+        return SHD_OK;
+    }
+    if (step == step_collecting(s))
+        return SHD_PENDING;
+    return err_set(e, SHD_ESTEP, "prepare for step %" PRIu64 ", the open step is %" PRIu64, step,
+                   step_collecting(s));
+}
+
+/* The commit: the record where the last one but one was, then the word that makes it count. */
+static void write_record(struct step *s, struct step_blob blob)
+{
+    struct ledger_head *h = s->ledger.head;
+    const uint64_t commits = s->now + 1;
+    const struct ledger_record *last = &h->record[(commits - 1) & 1];
+    struct ledger_record *r = &h->record[commits & 1];
+    uint32_t blob_at = commits > 1 ? last->blob_at : 0;
+    uint64_t blob_bytes = commits > 1 ? last->blob_bytes : 0;
+    if (blob.data != NULL) {
+        blob_at = 1 - blob_at; /* the other one is still what counts */
+        blob_bytes = blob.bytes;
+        memcpy(s->ledger.blob[blob_at], blob.data, blob.bytes);
+    }
+    if (SIM_BUG(2)) {
+        atomic_store_explicit(&h->commits, commits, memory_order_release);
+        FAIL_POINT("step:commit:bug");
+    }
+    *r = (struct ledger_record){ .step = s->now,
+                                 .updates = s->updates,
+                                 .decision = s->record.decision,
+                                 .finite = s->record.finite,
+                                 .sum = s->record.sum,
+                                 .metric_count = s->record.metric_count,
+                                 .blob_at = blob_at,
+                                 .blob_bytes = blob_bytes };
+    memcpy(r->metrics, s->record.metrics, sizeof r->metrics);
+    FAIL_POINT("step:commit:before");
+    atomic_store_explicit(&h->commits, commits, memory_order_release);
+    FAIL_POINT("step:commit:after");
+}
+
+static void begin_applying(struct step *s, const struct step_decision *decision,
+                           struct step_blob blob, struct step_actions *actions)
+{
+    s->record.has_decision = true;
+    s->record.decision = *decision;
+    s->last = *decision;
+    s->has_last = true;
+    if (!decision->skip)
+        s->updates++;
+    write_record(s, blob);
+    s->phase = STEP_APPLYING;
+    s->apply_next = s->apply_done = 0;
+    s->units_summed = s->units_frozen;
+    s->cells_in = 0;
+    CHECK(s->cells_waiting == 0);
+    s->finite = true;
+    fixsum_init(&s->sum);
+    memset(s->micro_units, 0, s->micros * sizeof *s->micro_units);
+    memset(s->micro_came, 0, s->micros * sizeof *s->micro_came);
+    for (uint32_t u = 0; u < s->units; u++) {
+        const bool frozen = s->unit[u].frozen;
+        s->unit[u] = (struct step_unit){ .frozen = frozen, .summed = frozen };
+    }
+    for (uint32_t i = 0; i < STEP_APPLY_AHEAD; i++)
+        apply_one_more(s, actions);
+}
+
+int step_commit(struct step *s, uint64_t step, const struct step_decision *decision,
+                struct step_blob blob, struct step_decision *ret_decision,
+                enum step_committed *ret_how, struct step_actions *ret_actions, struct shd_err *e)
+{
+    ret_actions->count = 0;
+    if (step == s->record.step && s->record.has_decision) {
+        *ret_decision = s->record.decision;
+        *ret_how = STEP_COMMITTED_AGAIN;
+        return SHD_OK;
+    }
+    if (step < s->now) {
+        *ret_how = STEP_COMMITTED_OVER;
+        return SHD_OK;
+    }
+    if (step == s->now && s->phase == STEP_OPEN && s->cells_in == step_cells(s))
+        return SHD_PENDING;
+    if (step != s->now || s->phase != STEP_SEALED)
+        return err_set(e, SHD_ESTEP,
+                       "commit of step %" PRIu64 ", but step %" PRIu64 " is %s with %" PRIu64
+                       " of %" PRIu64 " gradients in",
+                       step, step_collecting(s), step_phase_name(s->phase), s->cells_in,
+                       step_cells(s));
+    if (!s->record.finite && !decision->skip)
+        return err_set(e, SHD_EINVAL,
+                       "commit of step %" PRIu64 " would apply gradients that are not finite",
+                       step);
+    if (blob.bytes > LEDGER_BLOB_BYTES || step >= LEDGER_STEP_MAX)
+        return err_set(e, SHD_ERANGE,
+                       "commit of step %" PRIu64 " (limit %" PRIu64 ") with a blob of %" PRIu64
+                       " bytes (limit %" PRIu64 ")",
+                       step, LEDGER_STEP_MAX, blob.bytes, LEDGER_BLOB_BYTES);
+    begin_applying(s, decision, blob, ret_actions);
+    *ret_decision = s->record.decision;
+    *ret_how = STEP_COMMITTED_FIRST;
+    return SHD_OK;
+}
+
+void step_applied(struct step *s, uint32_t unit, struct step_actions *ret_actions)
+{
+    CHECK(s->phase == STEP_APPLYING && unit < s->apply_next && !s->unit[unit].free);
+    CHECK(atomic_load_explicit(&s->ledger.unit[unit].version, memory_order_relaxed) == s->now + 1);
+    ret_actions->count = 0;
+    struct step_action *a = act(ret_actions, STEP_DO_PUBLISH);
+    a->unit = unit;
+    a->version = s->now + 1;
+    s->unit[unit].free = true;
+    s->apply_done++;
+    apply_one_more(s, ret_actions);
+    unit_advance(s, unit, ret_actions);
+    if (s->apply_done < s->units)
+        return;
+    s->now++;
+    s->phase = STEP_OPEN;
+    act(ret_actions, STEP_DO_OPENED)->version = s->now;
+    seal_if_complete(s, ret_actions);
+}
+
+uint64_t step_now(const struct step *s)
+{
+    return s->now;
+}
+
+enum step_phase step_phase(const struct step *s)
+{
+    return s->phase;
+}
+
+uint64_t step_updates(const struct step *s)
+{
+    return s->updates;
+}
+
+bool step_last_decision(const struct step *s, struct step_decision *ret_decision)
+{
+    if (s->has_last)
+        *ret_decision = s->last;
+    return s->has_last;
+}
+
+struct step_blob step_last_blob(const struct step *s)
+{
+    const uint64_t commits = atomic_load_explicit(&s->ledger.head->commits, memory_order_relaxed);
+    const struct ledger_record *r = &s->ledger.head->record[commits & 1];
+    if (commits == 0 || r->blob_bytes == 0)
+        return (struct step_blob){ .data = NULL };
+    return (struct step_blob){ s->ledger.blob[r->blob_at], r->blob_bytes };
+}
+
+const struct step_prepared *step_record(const struct step *s)
+{
+    return &s->record;
+}
+
+uint64_t step_cells(const struct step *s)
+{
+    return (uint64_t)(s->units - s->units_frozen) * s->micros;
+}
+
+uint64_t step_cells_in(const struct step *s)
+{
+    return s->cells_in;
+}
+
+uint64_t step_cells_waiting(const struct step *s)
+{
+    return s->cells_waiting;
+}
+
+uint32_t step_unit_next(const struct step *s, uint32_t unit)
+{
+    CHECK(unit < s->units);
+    return s->unit[unit].next;
+}
+
+bool step_micro_in(const struct step *s, uint32_t micro)
+{
+    CHECK(micro < s->micros);
+    return s->micro_units[micro] == s->units - s->units_frozen;
+}
+
+bool step_micro_came(const struct step *s, uint32_t micro)
+{
+    CHECK(micro < s->micros);
+    return s->micro_came[micro] == s->units - s->units_frozen;
+}
+
+const char *step_phase_name(enum step_phase phase)
+{
+    switch (phase) {
+    case STEP_OPEN:
+        return "OPEN";
+    case STEP_SEALED:
+        return "SEALED";
+    case STEP_APPLYING:
+        return "APPLYING";
+    }
+    return "?";
+}

@@ -1,0 +1,194 @@
+/* The step protocol of one model on one daemon, as a pure core: events in, actions out. No I/O,
+ * no clock, no allocation, no threads; the shell (apply.c, op_*.c) does what the actions say and
+ * reports back, and the simulator runs the same code.
+ *
+ * What must outlive the process the core writes to the ledger (ledger.h), before the action that
+ * tells anybody. What a kernel's end must vouch for, the kernel writes: step_done_word().
+ *
+ *          all units x all micro-batches              Commit              all units applied
+ *   OPEN k ────────────────────────────▶ SEALED k ──────────▶ APPLYING k ──────────▶ OPEN k+1
+ *
+ * Happy path: step_return() for each (micro-batch, unit) → ACCUMULATE, in ascending micro-batch
+ * order per unit whatever the order of arrival → step_accumulated() → CREDIT. After the last one
+ * SEALED: step_prepare() gives the exact sum of squares; step_commit() records the first decision
+ * and APPLYs the units in forward order, each PUBLISHed as it is done, then OPENED.
+ *
+ * While APPLYING, gradients of step k+1 are taken already; a unit's sums start when that unit has
+ * been applied. Everything late or doubled is credited as stale and changes nothing.
+ *
+ * A CREDIT that is not stale means that the gradient will count whatever dies next. One that came
+ * before its turn is credited when it has been summed, or spilled: copied by the shell to where a
+ * successor finds it. While it only waits in its slot, a second one for the same place takes over:
+ * its sender lives, that of the first may not.
+ *
+ * After a crash: step_init() on the adopted ledger, then step_resume() for each unit. Sums of
+ * squares are not kept; they are formed anew.
+ */
+#ifndef SHD_STEP_H
+#define SHD_STEP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/core/ledger.h"
+#include "proto/base/fixsum.h"
+#include "proto/base/status.h"
+#include "proto/share/board.h"
+
+#define STEP_METRICS_MAX LEDGER_METRICS
+#define STEP_APPLY_AHEAD 4u /* APPLYs outstanding: keeps the compute threads fed */
+#define STEP_CELLS_MAX   LEDGER_CELLS_MAX
+
+/* The shell's handle of the request whose gradient waits: 1 .. STEP_REF_MAX. */
+typedef uint32_t step_ref;
+#define STEP_REF_MAX UINT32_C(0xfffffff0)
+
+/* skip: non-finite gradients, the step counts and the values stay. scale multiplies the summed
+ * gradient. loss_scale and good_steps are kept for those who attach later. */
+#define step_decision ledger_decision
+
+enum step_action_kind {
+    STEP_DO_ACCUMULATE, /* unit += gradient of ref, or spilled one (first: =); last: with its sum
+                         * of squares */
+    STEP_DO_SUM,        /* sum of squares of the unit: its last micro-batch took no part */
+    STEP_DO_ZERO,       /* clear the unit's accumulator: no micro-batch took part */
+    STEP_DO_CREDIT,     /* answer ref: its slot is free (stale: it was not used) */
+    STEP_DO_APPLY,      /* update the unit by the decision (skip: only answer) */
+    STEP_DO_PUBLISH,    /* raise the unit's version to `version` */
+    STEP_DO_SEALED,     /* Prepare can be answered now */
+    STEP_DO_OPENED,     /* the open step is `version` now */
+};
+
+struct step_action {
+    enum step_action_kind kind;
+    uint32_t unit;
+    uint32_t micro;       /* ACCUMULATE */
+    step_ref ref;         /* ACCUMULATE: 0 when it is spilled */
+    enum shd_dtype dtype; /* of a spilled gradient */
+    bool first, last, stale, skip;
+    uint64_t version;
+};
+
+#define STEP_ACTIONS_MAX 8u
+
+struct step_actions { /* of one event */
+    struct step_action items[STEP_ACTIONS_MAX];
+    uint32_t count;
+};
+
+/* What Prepare is answered with; kept until the next step is sealed. */
+struct step_prepared {
+    uint64_t step;
+    bool over; /* committed before the last recorded step: nothing else is known */
+    bool finite;
+    struct fixsum sum; /* carried; meaningless when not finite */
+    double metrics[STEP_METRICS_MAX];
+    uint32_t metric_count;
+    bool has_decision;
+    struct step_decision decision;
+};
+
+struct step; /* lives in caller's memory */
+
+/* Bytes a core needs; units, micros > 0 and units * micros <= STEP_CELLS_MAX. */
+size_t step_bytes(uint32_t units, uint32_t micros);
+
+/* Lay out a core in memory of step_bytes() aligned to 16, at the point where the ledger (which it
+ * borrows) is: step 0, OPEN, for a fresh one. frozen[units]: units that get no gradients and no
+ * update, only new versions; NULL: none. At least one must be trainable. */
+struct step *step_init(void *memory, const struct ledger *ledger, const bool *frozen);
+
+/* Once per unit in ascending order, before any other event, each time with its actions carried
+ * out: what a predecessor left to be done. Nothing on a fresh ledger. */
+void step_resume(struct step *s, uint32_t unit, struct step_actions *ret_actions);
+
+/* The word to store (release) when the kernel of an ACCUMULATE or APPLY is done, before anything
+ * behind it in the queue begins and before step_accumulated() or step_applied(). Also where there
+ * is nothing to compute (no elements, skip). */
+struct step_word {
+    _Atomic uint64_t *word;
+    uint64_t value;
+};
+struct step_word step_done_word(const struct step *s, const struct step_action *action);
+
+/* The number of an ACCUMULATE's or APPLY's operation, for the trail. */
+uint64_t step_op(const struct step *s, const struct step_action *action);
+
+/* Events. All clear *ret_actions first. unit and micro must be below their counts. */
+
+/* A gradient arrived (none: the unit took no part, there is no slot). Metrics, if any, are those
+ * of the micro-batch; the first to arrive count.
+ * SHD_OK: taken or stale, CREDIT follows now or later. SHD_ESTEP: a step that is not open yet. */
+int step_return(struct step *s, step_ref ref, uint64_t step, uint32_t unit, uint32_t micro,
+                bool none, const double *metrics, uint32_t metric_count,
+                struct step_actions *ret_actions, struct shd_err *e);
+
+/* ACCUMULATE, SUM or ZERO of unit is done. sum: its sum of squares, when the action asked for it
+ * (last, SUM), else NULL; finite: false if it could not be formed. */
+void step_accumulated(struct step *s, uint32_t unit, const struct fixsum *sum, bool finite,
+                      struct step_actions *ret_actions);
+
+/* Does the gradient of this ref wait for earlier ones, so that its slot may stay taken for long? */
+bool step_waits(const struct step *s, uint32_t unit, uint32_t micro, step_ref ref);
+
+/* The waiting gradient's bytes are where a successor finds them: it needs its slot no more. Nothing
+ * happens when it does not wait any more. */
+void step_spilled(struct step *s, uint32_t unit, uint32_t micro, step_ref ref, enum shd_dtype dtype,
+                  struct step_actions *ret_actions);
+
+/* APPLY of unit is done. */
+void step_applied(struct step *s, uint32_t unit, struct step_actions *ret_actions);
+
+/* SHD_OK: *ret_prepared is the record of `step` (the sealed one or the one before)
+ * or, for an older one, says that it is over (only a worker without a part in a step can come so
+ * late). SHD_PENDING: gradients are missing; ask again after SEALED. SHD_ESTEP: too new. */
+int step_prepare(const struct step *s, uint64_t step, struct step_prepared *ret_prepared,
+                 struct shd_err *e);
+
+enum step_committed {
+    STEP_COMMITTED_FIRST, /* this call's decision was recorded */
+    STEP_COMMITTED_AGAIN, /* an earlier one counts */
+    STEP_COMMITTED_OVER,  /* so long ago that the decision is forgotten */
+};
+
+/* SHD_OK: *ret_decision is the one that counts for `step` (unless it is OVER): the first one ever
+ * given. *ret_how says which it was. blob: the client's own state, kept with the step; data NULL:
+ * the last one stays. SHD_PENDING: all gradients are in and their sum of squares is being formed,
+ * as after a crash of who was SEALED and said so: ask again after SEALED. SHD_ESTEP: gradients are
+ * missing, or too new. SHD_EINVAL: an update with gradients that are not finite. SHD_ERANGE: a blob
+ * above LEDGER_BLOB_BYTES, or step LEDGER_STEP_MAX. */
+struct step_blob {
+    const void *data;
+    uint64_t bytes;
+};
+int step_commit(struct step *s, uint64_t step, const struct step_decision *decision,
+                struct step_blob blob, struct step_decision *ret_decision,
+                enum step_committed *ret_how, struct step_actions *ret_actions, struct shd_err *e);
+
+/* Looking. */
+uint64_t step_now(const struct step *s);        /* committed steps whose updates are done */
+uint64_t step_collecting(const struct step *s); /* the step whose gradients are taken now */
+enum step_phase step_phase(const struct step *s);
+uint64_t step_updates(const struct step *s); /* committed and not skipped: t of AdamW */
+/* The last decision ever recorded: SEALED steps after it included. False: none yet. */
+bool step_last_decision(const struct step *s, struct step_decision *ret_decision);
+struct step_blob step_last_blob(const struct step *s); /* of the last commit; data NULL: none */
+const struct step_prepared *step_record(const struct step *s); /* of the last sealed step */
+uint64_t step_cells(const struct step *s);                     /* gradients that make a step */
+uint64_t step_cells_in(const struct step *s);      /* gradients summed for the collecting step */
+uint64_t step_cells_waiting(const struct step *s); /* arrived, not summed yet */
+
+/* The lowest micro-batch of unit that is not in yet; == micros when all are. */
+uint32_t step_unit_next(const struct step *s, uint32_t unit);
+
+/* Is micro-batch `micro` of the collecting step in for all units, so that it needs no sender any
+ * more? */
+bool step_micro_in(const struct step *s, uint32_t micro);
+
+/* Has it arrived for all units, though some may still wait in their slots? */
+bool step_micro_came(const struct step *s, uint32_t micro);
+
+const char *step_phase_name(enum step_phase phase);
+
+#endif

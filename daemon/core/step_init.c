@@ -1,0 +1,110 @@
+/* A step core at the point where its ledger is: step 0 of a fresh one, or what a predecessor left.
+ * Nothing is done here: step_resume() says what is left to be done. */
+#include <string.h>
+
+#include "daemon/core/step_state.h"
+#include "proto/base/check.h"
+#include "proto/base/simbug.h"
+
+static size_t align16(size_t bytes)
+{
+    return (bytes + 15) & ~(size_t)15;
+}
+
+size_t step_bytes(uint32_t units, uint32_t micros)
+{
+    CHECK(units > 0 && micros > 0 && (uint64_t)units * micros <= STEP_CELLS_MAX);
+    return align16(sizeof(struct step)) + 2 * align16(sizeof(uint32_t) * micros) +
+           align16(sizeof(struct step_unit) * units) + sizeof(uint32_t) * units * micros;
+}
+
+static void recover_record(struct step *s, uint64_t commits)
+{
+    const struct ledger_record *r = &s->ledger.head->record[commits & 1];
+    s->record = (struct step_prepared){ .step = r->step,
+                                        .finite = r->finite,
+                                        .sum = r->sum,
+                                        .metric_count = r->metric_count,
+                                        .has_decision = true,
+                                        .decision = r->decision };
+    memcpy(s->record.metrics, r->metrics, sizeof r->metrics);
+    s->updates = r->updates;
+    s->last = r->decision;
+    s->has_last = true;
+}
+
+/* Micro-batches of the collecting step that wait for their turn and are durable. */
+static void recover_cells(struct step *s, uint32_t unit, uint64_t step)
+{
+    for (uint32_t micro = 0; micro < s->micros; micro++) {
+        if (micro < s->unit[unit].next) {
+            s->micro_units[micro]++;
+            s->micro_came[micro]++;
+            continue;
+        }
+        const uint64_t word = atomic_load_explicit(ledger_cell_at(s, unit, micro),
+                                                   memory_order_relaxed);
+        const enum ledger_cell_kind kind = ledger_cell_kind(word);
+        if (ledger_cell_step(word) != step || kind == LEDGER_CELL_EMPTY || SIM_BUG(4))
+            continue;
+        *cell_at(s, unit, micro) = kind == LEDGER_CELL_NONE ? CELL_NONE : CELL_SPILLED;
+        s->micro_units[micro]++;
+        s->micro_came[micro]++;
+        s->cells_waiting++;
+    }
+}
+
+static void recover_unit(struct step *s, uint32_t unit, uint64_t commits)
+{
+    struct step_unit *u = &s->unit[unit];
+    const struct ledger_unit *kept = &s->ledger.unit[unit];
+    u->free = atomic_load_explicit(&kept->version, memory_order_relaxed) == commits;
+    if (u->free)
+        s->apply_done++;
+    if (u->frozen)
+        return;
+    const uint64_t progress = atomic_load_explicit(&kept->progress, memory_order_relaxed);
+    if (ledger_progress_step(progress) == commits) {
+        u->next = ledger_progress_next(progress);
+        u->started = ledger_progress_started(progress);
+        if (SIM_BUG(6) && u->started && u->next > 1)
+            u->next--;
+        s->cells_in += u->next;
+    }
+    recover_cells(s, unit, commits);
+}
+
+struct step *step_init(void *memory, const struct ledger *ledger, const bool *frozen)
+{
+    const uint32_t units = ledger->head->units, micros = ledger->head->micros;
+    memset(memory, 0, step_bytes(units, micros));
+    uint8_t *at = memory;
+    struct step *s = memory;
+    at += align16(sizeof *s);
+    s->micro_units = (void *)at;
+    at += align16(sizeof *s->micro_units * micros);
+    s->micro_came = (void *)at;
+    at += align16(sizeof *s->micro_came * micros);
+    s->unit = (void *)at;
+    at += align16(sizeof *s->unit * units);
+    s->cells = (void *)at;
+    s->ledger = *ledger;
+    s->units = units;
+    s->micros = micros;
+    s->finite = true;
+    s->record.step = UINT64_MAX; /* no step was sealed yet */
+    fixsum_init(&s->sum);
+    const uint64_t commits = atomic_load_explicit(&ledger->head->commits, memory_order_acquire);
+    if (commits > 0)
+        recover_record(s, commits);
+    for (uint32_t u = 0; u < units; u++) {
+        s->unit[u].frozen = s->unit[u].summed = frozen != NULL && frozen[u];
+        s->units_frozen += s->unit[u].frozen;
+        recover_unit(s, u, commits);
+    }
+    CHECK(s->units_frozen < units);
+    s->units_summed = s->units_frozen;
+    s->phase = s->apply_done == units ? STEP_OPEN : STEP_APPLYING;
+    s->now = s->phase == STEP_OPEN ? commits : commits - 1;
+    return s;
+}

@@ -1,0 +1,52 @@
+/* What a step core holds, for step.c and step_init.c alone. */
+#ifndef SHD_STEP_STATE_H
+#define SHD_STEP_STATE_H
+
+#include "daemon/core/step.h"
+
+#define CELL_EMPTY   0u
+#define CELL_NONE    UINT32_MAX       /* took no part; its turn has not come */
+#define CELL_SPILLED (UINT32_MAX - 1) /* in the spill segment; its turn has not come */
+
+struct step_unit {
+    uint32_t next; /* micro-batches below this one are in */
+    step_ref dup;  /* the same gradient as the one that is being summed; 0: none */
+    bool busy;     /* an ACCUMULATE, SUM or ZERO is running */
+    bool started;  /* the accumulator holds this step's sum */
+    bool summed;   /* all in, sum of squares known */
+    bool free;     /* the accumulator may be written: the unit was applied */
+    bool frozen;
+};
+
+struct step {
+    struct ledger ledger;
+    uint32_t units, micros;
+    uint32_t units_frozen;
+    uint64_t now;
+    enum step_phase phase;
+    uint64_t updates;
+    uint32_t units_summed;
+    uint32_t apply_next, apply_done; /* of this APPLYING */
+    uint64_t cells_in, cells_waiting;
+    struct fixsum sum; /* of the collecting step */
+    bool finite;
+    struct step_prepared record;
+    struct step_decision last; /* decision recorded */
+    bool has_last;
+    uint32_t *micro_units;  /* [micros]: units for which it needs no sender any more */
+    uint32_t *micro_came;   /* [micros]: units for which it arrived at all */
+    struct step_unit *unit; /* [units] */
+    uint32_t *cells;        /* [units][micros]: ref, or one of the CELL_ values */
+};
+
+static inline uint32_t *cell_at(const struct step *s, uint32_t unit, uint32_t micro)
+{
+    return &s->cells[(size_t)unit * s->micros + micro];
+}
+
+static inline _Atomic uint64_t *ledger_cell_at(const struct step *s, uint32_t unit, uint32_t micro)
+{
+    return &s->ledger.cell[(size_t)unit * s->micros + micro];
+}
+
+#endif

@@ -1,0 +1,374 @@
+/* See adopt.h. */
+#include "daemon/model/adopt.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/base/keeper.h"
+#include "daemon/base/log.h"
+#include "daemon/daemon.h"
+#include "daemon/model/apply.h"
+#include "daemon/model/model.h"
+#include "kernels/runs.h"
+#include "proto/base/failpoint.h"
+
+#define CAST_ELEMS (UINT64_C(1) << 28) /* between two lines of progress */
+#define RETRY_US   1000u
+
+static int find_part(const struct keeper_group *g, enum keeper_part part, enum segment_kind kind,
+                     struct shd_err *e)
+{
+    return g->fd[part] >= 0 ? SHD_OK
+                            : err_set(e, SHD_ESEGMENT, "the keeper has no %s segment of it",
+                                      segment_kind_name(kind));
+}
+
+static int file_bytes(int fd, enum segment_kind kind, uint64_t *ret_bytes, struct shd_err *e)
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0)
+        return err_sys(e, SHD_ESEGMENT, "look at the %s segment", segment_kind_name(kind));
+    *ret_bytes = st.st_size > 0 ? (uint64_t)st.st_size : 0;
+    return SHD_OK;
+}
+
+/* A predecessor's ledger: checked and mapped, its descriptor still the group's. */
+static int map_ledger(const struct keeper_group *g, struct segment *ret_segment, struct shd_err *e)
+{
+    const int fd = g->fd[KEEPER_LEDGER];
+    uint64_t bytes = 0;
+    int r = find_part(g, KEEPER_LEDGER, SEGMENT_LEDGER, e);
+    if (r == SHD_OK)
+        r = file_bytes(fd, SEGMENT_LEDGER, &bytes, e);
+    if (r == SHD_OK)
+        r = segment_check(fd, SEGMENT_LEDGER, bytes, e);
+    return r == SHD_OK ? segment_map(fd, SEGMENT_LEDGER, bytes, ret_segment, e) : r;
+}
+
+/* Unmap it; the descriptor stays with the group. */
+static void unmap_host(struct segment *segment)
+{
+    segment->fd = -1;
+    segment_close(segment);
+}
+
+/* A predecessor's segment of the device's memory (kern NULL: of the host's), of so many bytes: the
+ * same. A host's is as large as its file, another device's descriptor does not tell: it checks when
+ * it imports. */
+static int map_part(struct kern *kern, const struct keeper_group *g, enum keeper_part part,
+                    enum segment_kind kind, uint64_t bytes, struct segment *ret_segment,
+                    struct shd_err *e)
+{
+    uint64_t found = bytes;
+    int r = find_part(g, part, kind, e);
+    if (r == SHD_OK && (kern == NULL || kern->ops->place == SEGMENT_HOST))
+        r = file_bytes(g->fd[part], kind, &found, e);
+    if (r == SHD_OK && found != bytes)
+        r = err_set(e, SHD_ESEGMENT, "%s segment has %" PRIu64 " bytes, its ledger says %" PRIu64,
+                    segment_kind_name(kind), found, bytes);
+    if (r == SHD_OK && kern != NULL)
+        return kern->ops->segment_map(kern, g->fd[part], kind, bytes, /* at= */ NULL, ret_segment,
+                                      e);
+    if (r == SHD_OK)
+        r = segment_check(g->fd[part], kind, bytes, e);
+    return r == SHD_OK ? segment_map(g->fd[part], kind, bytes, ret_segment, e) : r;
+}
+
+static void unmap_part(struct kern *kern, struct segment *segment)
+{
+    segment->fd = -1;
+    kern->ops->segment_close(kern, segment);
+}
+
+/* The model that a ledger describes, without its segments. */
+static int plan_model(const struct daemon *d, const struct ledger *l, struct model **ret_model,
+                      struct shd_err *e)
+{
+    const struct ledger_head *h = l->head;
+    const struct model_home home = {
+        .kern = d->kern, .keeper = &d->keeper, .owner = h->owner, .owners = h->owners
+    };
+    struct spec *spec = NULL;
+    int r = spec_parse(l->spec, h->spec_bytes, &spec, e);
+    if (r == SHD_OK)
+        r = model_plan(spec, &home, ret_model, e);
+    if (r != SHD_OK) {
+        spec_free(spec);
+        return r;
+    }
+    const struct model *m = *ret_model;
+    if (strcmp(spec->name, h->name) == 0 && spec->unit_count == h->units &&
+        spec_returns(spec) == h->micros && m->chunk_count == h->chunk_count &&
+        model_state_bytes(m) == h->state_bytes)
+        return SHD_OK;
+    r = err_set(e, SHD_ESEGMENT,
+                "ledger of '%s' has %" PRIu32 " units, %" PRIu32 " gradients, %" PRIu64
+                " chunks, %" PRIu64 " bytes of state; its spec of '%s' makes %" PRIu32 ", %" PRIu32
+                ", %" PRIu64 ", %" PRIu64,
+                h->name, h->units, h->micros, h->chunk_count, h->state_bytes, spec->name,
+                spec->unit_count, spec_returns(spec), m->chunk_count, model_state_bytes(m));
+    model_free(*ret_model);
+    return r;
+}
+
+/* What the ledger says lies in the spill segment must have one to lie in. */
+static bool needs_spill(const struct ledger *l)
+{
+    const uint64_t commits = atomic_load(&l->head->commits);
+    for (uint64_t i = 0; i < (uint64_t)l->head->units * l->head->micros; i++) {
+        const uint64_t word = atomic_load_explicit(&l->cell[i], memory_order_relaxed);
+        if (ledger_cell_step(word) == commits && ledger_cell_kind(word) == LEDGER_CELL_SPILLED)
+            return true;
+    }
+    return false;
+}
+
+static int map_state(struct model *m, const struct keeper_group *g, struct shd_err *e)
+{
+    int r = map_part(m->kern, g, KEEPER_STATE, SEGMENT_STATE, m->ledger.head->state_bytes,
+                     &m->state, e);
+    if (r != SHD_OK)
+        return r;
+    model_find_trail(m);
+    if (g->fd[KEEPER_SPILL] >= 0)
+        return map_part(/* kern= */ NULL, g, KEEPER_SPILL, SEGMENT_SPILL,
+                        layout_align(spill_segment_bytes(m), SHD_PAGE_BYTES), &m->spill.segment, e);
+    if (needs_spill(&m->ledger))
+        return err_set(e, SHD_ESEGMENT,
+                       "the keeper has no spill segment of it, and there are gradients in that");
+    return SHD_OK;
+}
+
+/* -- The published copy -------------------------------------------------------------------------
+ */
+
+static int cast_elems(struct model *m, struct kern *kern, uint64_t first, uint64_t elems,
+                      struct shd_err *e)
+{
+    for (uint64_t at = 0; at < elems; at += CAST_ELEMS) {
+        struct kern_waiter w;
+        const struct kern_cast cast = {
+            .out = (uint8_t *)m->publish.base + (first + at) * dtype_bytes(m->spec->publish),
+            .out_dtype = m->spec->publish,
+            .in = (const float *)m->state.base + first + at, /* the parameters come first */
+            .elems = elems - at < CAST_ELEMS ? elems - at : CAST_ELEMS,
+        };
+        kern_waiter_init(&w);
+        int r;
+        while ((r = kern->ops->cast(kern, &cast, &w.done, e)) == SHD_EBUSY)
+            usleep(RETRY_US); /* another adopted model goes on already */
+        if (r == SHD_OK && (r = kern_wait(&w)) != SHD_OK)
+            kern_explain(kern, r, e, "publishing the parameters");
+        if (r != SHD_OK)
+            return r;
+        keeper_progress("Adopting model %s: %" PRIu64 " of %" PRIu64 " parameters published",
+                        m->spec->name, first + at + cast.elems, m->map->elems);
+    }
+    return SHD_OK;
+}
+
+static bool unit_is_current(const struct model *m, uint32_t unit)
+{
+    return atomic_load(&m->ledger.unit[unit].version) == atomic_load(&m->ledger.head->commits);
+}
+
+/* Units with all committed updates now, neighbours together; the others when they are applied. */
+static int publish_model(struct model *m, struct kern *kern, struct shd_err *e)
+{
+    const uint64_t commits = atomic_load(&m->ledger.head->commits);
+    const uint32_t units = m->spec->unit_count;
+    for (uint32_t u = 0; u < units;) {
+        uint32_t end = u;
+        while (end < units && unit_is_current(m, end))
+            end++;
+        if (end > u) {
+            const uint64_t first = m->map->base_elem[u];
+            const uint64_t stop = end < units ? m->map->base_elem[end] : m->map->elems;
+            const int r = cast_elems(m, kern, first, stop - first, e);
+            if (r != SHD_OK)
+                return r;
+        }
+        for (; u < end; u++)
+            board_publish(m->board, u, commits);
+        for (; u < units && !unit_is_current(m, u); u++)
+            m->units[u].publish_whole = true;
+    }
+    return SHD_OK;
+}
+
+/* -- One model ----------------------------------------------------------------------------------
+ */
+
+static int restore_order(struct model *m, struct kern *kern, struct shd_err *e)
+{
+    keeper_progress("Adopting model %s: repairing", m->spec->name);
+    FAIL_POINT("adopt:repair:before");
+    int r = kern->ops->trail_repair(kern, m->trail, m->state.base, shardmap_state_bytes(m->map),
+                                    m->chunks, m->chunk_count, e);
+    FAIL_POINT("adopt:repair:after");
+    if (r == SHD_OK)
+        r = model_share(m, e);
+    if (r == SHD_OK)
+        r = model_core(m, e);
+    keeper_progress("Adopting model %s: publishing", m->spec->name);
+    if (r == SHD_OK)
+        r = publish_model(m, kern, e);
+    FAIL_POINT("adopt:publish:after");
+    return r;
+}
+
+/* Nothing may fail from here on. */
+static void resume_model(struct daemon *d, struct model *m)
+{
+    struct step_actions actions;
+    const struct step_prepared *record = step_record(m->core);
+    m->ready = true;
+    spill_adopted(m);
+    model_register(d, m);
+    if (step_phase(m->core) == STEP_APPLYING && !record->decision.skip)
+        runs_hypers(m->spec, record->decision.lr, step_updates(m->core), m->hypers);
+    board_set_step(m->board, step_now(m->core), step_phase(m->core));
+    for (uint32_t u = 0; u < m->spec->unit_count; u++) {
+        step_resume(m->core, u, &actions);
+        apply_actions(m, &actions); /* completions wait until the loop runs */
+    }
+    FAIL_POINT("adopt:resume:after");
+}
+
+static int adopt_model(struct daemon *d, struct keeper_group *g, const struct ledger *l,
+                       const struct segment *ledger_segment, struct shd_err *e)
+{
+    struct model *m = NULL;
+    int r = SHD_OK;
+    if (d->model_count == DAEMON_MODELS_MAX)
+        return err_set(e, SHD_EBUSY, "daemon %s has %u models, the most there may be", d->device,
+                       DAEMON_MODELS_MAX);
+    if (model_find(d, l->head->name) != NULL)
+        return err_set(e, SHD_EEXIST, "another instance of it was adopted");
+    r = plan_model(d, l, &m, e);
+    if (r != SHD_OK)
+        return r;
+    m->instance = g->instance;
+    m->ledger = *l;
+    m->stored = m->adopted = true;
+    r = map_state(m, g, e);
+    if (r == SHD_OK)
+        r = restore_order(m, d->kern, e);
+    if (r != SHD_OK) {
+        unmap_part(d->kern, &m->state);
+        unmap_host(&m->spill.segment);
+        model_free(m);
+        return r;
+    }
+    m->ledger_segment = *ledger_segment;
+    for (int part = 0; part < KEEPER_PARTS; part++)
+        g->fd[part] = -1; /* the model's now */
+    resume_model(d, m);
+    log_info("op=adopt model=%s owner=%" PRIu32 "/%" PRIu32 " step=%" PRIu64
+             " phase=%s returned=%" PRIu64 " waiting=%" PRIu64,
+             m->spec->name, m->map->owner, m->map->owners, step_now(m->core),
+             step_phase_name(step_phase(m->core)), step_cells_in(m->core),
+             step_cells_waiting(m->core));
+    return SHD_OK;
+}
+
+/* Its initial values were not complete: nobody has seen it, and it would be made again. */
+static void drop_group(struct daemon *d, struct keeper_group *g, const char *name)
+{
+    log_warn("op=adopt model=%s instance=%016" PRIx64
+             " why=\"dropped: its initial values were not complete\""
+             " do=\"nothing: whoever opens it makes it again\"",
+             name, g->instance);
+    keeper_remove(&d->keeper, g->instance);
+    keeper_forget(g);
+}
+
+/* What a broken ledger says of itself goes to logs and JSON. */
+static void make_printable(char *text)
+{
+    for (; *text != '\0'; text++)
+        if (*text < ' ' || *text > '~')
+            *text = '?';
+}
+
+static void refuse(struct daemon *d, const struct keeper_group *g, const char *name,
+                   const struct shd_err *why)
+{
+    struct adopt *a = &d->adopt;
+    struct adopt_refused refused = { .why = *why };
+    snprintf(refused.name, sizeof refused.name, "%s", name);
+    make_printable(refused.name);
+    make_printable(refused.why.text);
+    log_error("op=adopt model=%s instance=%016" PRIx64 " status=%s why=\"%s\""
+              " do=\"its bytes are kept: start the version that wrote them, or drain and "
+              "`shardctl restore` a checkpoint\"",
+              refused.name, g->instance, status_name(why->code), refused.why.text);
+    if (a->refused_count < ADOPT_REFUSED_MAX)
+        a->refused[a->refused_count++] = refused;
+}
+
+static void adopt_group(struct daemon *d, struct keeper_group *g)
+{
+    struct segment segment = SEGMENT_CLOSED;
+    struct ledger ledger;
+    const struct ledger_head *head;
+    struct shd_err e = { 0 };
+    char name[LEDGER_NAME_BYTES];
+    snprintf(name, sizeof name, "m%016" PRIx64, g->instance);
+    int r = map_ledger(g, &segment, &e);
+    if (r == SHD_OK && ledger_known(segment.base, segment.bytes, &head) && head->name[0] != '\0')
+        snprintf(name, sizeof name, "%.*s", (int)sizeof head->name, head->name);
+    if (r == SHD_OK)
+        r = ledger_adopt(&ledger, segment.base, segment.bytes, &e);
+    if (r == SHD_OK && ledger.head->instance != g->instance)
+        r = err_set(&e, SHD_ESEGMENT,
+                    "ledger is of instance %016" PRIx64 ", its name says %016" PRIx64,
+                    ledger.head->instance, g->instance);
+    if (r == SHD_OK && atomic_load(&ledger.head->ready) == 0) {
+        unmap_host(&segment);
+        drop_group(d, g, name);
+        return;
+    }
+    keeper_progress("Adopting model %s: mapping what is kept", name);
+    if (r == SHD_OK)
+        r = adopt_model(d, g, &ledger, &segment, &e);
+    if (r == SHD_OK) {
+        d->adopt.models++;
+        return;
+    }
+    refuse(d, g, name, &e);
+    unmap_host(&segment);
+}
+
+void adopt_all(struct daemon *d)
+{
+    const uint64_t start_ns = uv_hrtime();
+    struct timespec now;
+    if (d->keeper.group_count == 0)
+        return;
+    for (uint32_t i = 0; i < d->keeper.group_count; i++)
+        adopt_group(d, &d->keeper.groups[i]);
+    clock_gettime(CLOCK_REALTIME, &now);
+    d->adopt.at_s = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+    d->adopt.ms = (double)(uv_hrtime() - start_ns) * 1e-6;
+    log_info("op=adopt models=%" PRIu32 " refused=%" PRIu32 " ms=%.1f", d->adopt.models,
+             d->adopt.refused_count, d->adopt.ms);
+}
+
+int adopt_check_name(const struct daemon *d, const char *name, struct shd_err *e)
+{
+    for (uint32_t i = 0; i < d->adopt.refused_count; i++) {
+        const struct adopt_refused *refused = &d->adopt.refused[i];
+        if (strcmp(refused->name, name) == 0)
+            return err_set(e, refused->why.code,
+                           "model '%s' of a predecessor is kept, and cannot "
+                           "be used: %s",
+                           name, refused->why.text);
+    }
+    return SHD_OK;
+}

@@ -1,0 +1,318 @@
+/* See apply.h.
+ *
+ * Happy path: the core says ACCUMULATE; the unit's work goes to the kernel queue; when it is
+ * done, the loop tells the core, whose next actions (credit, next micro-batch, SEALED …) are
+ * carried out in turn. Failure: a full kernel queue puts the work in the model's backlog until a
+ * completion, of whichever model's work, makes room; a kernel that fails marks the model, which
+ * then refuses requests.
+ */
+#include "daemon/model/apply.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/daemon.h"
+#include "daemon/model/checkpoint.h"
+#include "daemon/model/drain.h"
+#include "daemon/net/dispatch.h"
+#include "kernels/runs.h"
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
+
+static struct op *op_of_ref(struct model *m, step_ref ref)
+{
+    return op_at(&m->daemon->ops, ref - 1);
+}
+
+static void credit(struct model *m, const struct step_action *a)
+{
+    struct op *op = op_of_ref(m, a->ref);
+    struct inbox *inbox = op->inbox;
+    const uint32_t slot = op->req.return_grad.slot;
+    metrics_credited(op, a->stale);
+    op->reply.type = WIRE_CREDIT;
+    op->reply.credit = (struct wire_credit){ .slot = slot, .stale = a->stale };
+    if (inbox != NULL) {
+        inbox->busy &= ~(UINT64_C(1) << slot);
+        op->inbox = NULL;
+        inbox_unref(inbox);
+    }
+    op_finish(op, SHD_OK);
+}
+
+/* How a successor finishes the work if we are killed in it. */
+static struct kern_trail trail_of(const struct model_unit *mu)
+{
+    const struct model *m = mu->model;
+    const struct step_word done = step_done_word(m->core, &mu->action);
+    return (struct kern_trail){ .area = m->trail,
+                                .base = m->state.base,
+                                .chunks = m->chunks,
+                                .first_chunk = mu->first_chunk,
+                                .op = step_op(m->core, &mu->action),
+                                .done = done.word,
+                                .done_value = done.value };
+}
+
+struct gradient {
+    const void *data;
+    enum shd_dtype dtype;
+};
+
+static struct gradient gradient_of(const struct model_unit *mu)
+{
+    struct model *m = mu->model;
+    if (mu->action.ref == 0)
+        return (struct gradient){ spill_place(m, mu->unit, mu->action.micro), mu->action.dtype };
+    const struct op *op = op_of_ref(m, mu->action.ref);
+    const struct wire_return *req = &op->req.return_grad;
+    const uint8_t *slots = op->inbox->segment.base;
+    return (struct gradient){ slots + shardmap_slot_offset_bytes(m->map, req->slot), req->dtype };
+}
+
+static int submit_accumulate(struct model_unit *mu, struct shd_err *e)
+{
+    struct model *m = mu->model;
+    struct kern *kern = m->daemon->kern;
+    const struct gradient g = gradient_of(mu);
+    const struct kern_accumulate a = {
+        .acc = model_array(m, SHARDMAP_ACC, mu->unit),
+        .grad = g.data,
+        .grad_dtype = g.dtype,
+        .elems = m->map->slice[mu->unit].elems,
+        .first = mu->action.first,
+        .sum = mu->action.last ? &mu->sum : NULL,
+        .trail = trail_of(mu),
+    };
+    return kern->ops->accumulate(kern, &a, &mu->task.done, e);
+}
+
+static int submit_zero(struct model_unit *mu, struct shd_err *e)
+{
+    struct model *m = mu->model;
+    const struct kern_fill a = { .out = model_array(m, SHARDMAP_ACC, mu->unit),
+                                 .elems = m->map->slice[mu->unit].elems,
+                                 .kind = KERN_FILL_CONST };
+    return m->daemon->kern->ops->fill(m->daemon->kern, &a, &mu->task.done, e);
+}
+
+static int submit_sum(struct model_unit *mu, struct shd_err *e)
+{
+    struct model *m = mu->model;
+    const struct kern_sumsq a = { .x = model_array(m, SHARDMAP_ACC, mu->unit),
+                                  .elems = m->map->slice[mu->unit].elems,
+                                  .sum = &mu->sum };
+    return m->daemon->kern->ops->sumsq(m->daemon->kern, &a, &mu->task.done, e);
+}
+
+static int submit_apply(struct model_unit *mu, struct shd_err *e)
+{
+    struct model *m = mu->model;
+    const uint32_t u = mu->unit;
+    const struct kern_update a = {
+        .param = model_array(m, SHARDMAP_PARAM, u),
+        .m = model_array(m, SHARDMAP_M, u),
+        .v = m->map->moments > 1 ? model_array(m, SHARDMAP_V, u) : NULL,
+        .grad = model_array(m, SHARDMAP_ACC, u),
+        .grad_scale = step_record(m->core)->decision.scale,
+        .publish = model_published(m, u),
+        .publish_dtype = m->spec->publish,
+        .elems = m->map->slice[u].elems,
+        .runs = mu->runs,
+        .run_count = mu->run_count,
+        .hypers = m->hypers,
+        .hyper_count = m->spec->group_count,
+        .trail = trail_of(mu),
+    };
+    const int r = checkpoint_before_update(m, u, e);
+    return r != SHD_OK ? r : runs_update(m->daemon->kern, m->spec, &a, &mu->task.done, e);
+}
+
+static int submit_publish(struct model_unit *mu, struct shd_err *e)
+{
+    struct model *m = mu->model;
+    const struct kern_cast a = { .out = model_published(m, mu->unit),
+                                 .out_dtype = m->spec->publish,
+                                 .in = model_array(m, SHARDMAP_PARAM, mu->unit),
+                                 .elems = m->map->slice[mu->unit].elems };
+    return m->daemon->kern->ops->cast(m->daemon->kern, &a, &mu->task.done, e);
+}
+
+static int submit(struct model_unit *mu, struct shd_err *e)
+{
+    switch (mu->kind) {
+    case MODEL_ACCUMULATE:
+        return submit_accumulate(mu, e);
+    case MODEL_ZERO:
+        return submit_zero(mu, e);
+    case MODEL_SUM:
+        return submit_sum(mu, e);
+    case MODEL_APPLY:
+        return submit_apply(mu, e);
+    case MODEL_PUBLISH:
+        return submit_publish(mu, e);
+    }
+    CHECK(false); /* every kind is above */
+    return SHD_EINTERNAL;
+}
+
+static void work_failed(struct model_unit *mu, int status, const char *why)
+{
+    struct model *m = mu->model;
+    m->last_status = status;
+    m->ready = false; /* refuses requests from now on; its state is not to be trusted */
+    log_error("op=kernel model=%s unit=%s status=%s why=\"%s\""
+              " do=\"systemctl restart this daemon, it goes on from the last whole step\"",
+              m->spec->name, m->spec->units[mu->unit].name, status_name(status), why);
+    if (status == SHD_EIO)
+        daemon_look_after_device(m->daemon);
+}
+
+static void submit_or_keep(struct model_unit *mu)
+{
+    struct model *m = mu->model;
+    struct shd_err e;
+    const int r = submit(mu, &e);
+    if (r == SHD_EBUSY) {
+        mu->next = NULL;
+        *m->backlog_last = mu;
+        m->backlog_last = &mu->next;
+    } else if (r != SHD_OK) {
+        work_failed(mu, r, e.text);
+    }
+}
+
+void apply_retry(struct model *m)
+{
+    struct model_unit *mu = m->backlog_first;
+    m->backlog_first = NULL;
+    m->backlog_last = &m->backlog_first;
+    while (mu != NULL) {
+        struct model_unit *next = mu->next;
+        submit_or_keep(mu);
+        mu = next;
+    }
+}
+
+/* The predecessor's publish segment is gone, and with it what its part of the update, or the
+ * updates before a skipped one, had put there. */
+static void publish_whole(struct model_unit *mu)
+{
+    mu->publish_whole = false;
+    mu->kind = MODEL_PUBLISH;
+    submit_or_keep(mu);
+}
+
+static void work_done(struct task *task)
+{
+    struct model_unit *mu = (struct model_unit *)((char *)task - offsetof(struct model_unit, task));
+    struct model *m = mu->model;
+    struct step_actions actions;
+    if (task->status != SHD_OK) {
+        struct shd_err why;
+        kern_explain(m->kern, task->status, &why, "its work on the device");
+        work_failed(mu, task->status, why.text);
+        return;
+    }
+    metrics_work_done(mu);
+    if (mu->kind == MODEL_APPLY && mu->publish_whole && m->map->slice[mu->unit].elems > 0) {
+        apply_retry(m);
+        publish_whole(mu);
+        return;
+    }
+    if (mu->kind == MODEL_APPLY || mu->kind == MODEL_PUBLISH) {
+        step_applied(m->core, mu->unit, &actions);
+    } else {
+        const bool summed = mu->kind == MODEL_SUM ||
+                            (mu->kind == MODEL_ACCUMULATE && mu->action.last);
+        step_accumulated(m->core, mu->unit, summed ? &mu->sum.sum : NULL,
+                         summed ? mu->sum.finite : true, &actions);
+    }
+    apply_retry(m);
+    apply_actions(m, &actions);
+}
+
+/* No kernel will store the word that vouches for the work. */
+static void done_without_kernel(struct model_unit *mu)
+{
+    if (mu->kind == MODEL_ACCUMULATE || mu->kind == MODEL_APPLY) {
+        const struct step_word done = step_done_word(mu->model->core, &mu->action);
+        FAIL_POINT("apply:done:before");
+        atomic_store_explicit(done.word, done.value, memory_order_release);
+        FAIL_POINT("apply:done:after");
+    }
+    task_post(&mu->task, SHD_OK); /* answered in turn like the rest */
+}
+
+static void start_work(struct model *m, const struct step_action *a, enum model_work_kind kind)
+{
+    struct model_unit *mu = &m->units[a->unit];
+    mu->kind = kind;
+    mu->action = *a;
+    metrics_work_submitted(mu);
+    mu->sum.finite = true;
+    fixsum_init(&mu->sum.sum);
+    task_init(&mu->task, m->daemon->tasks, work_done);
+    if (m->map->slice[a->unit].elems == 0 || (kind == MODEL_APPLY && a->skip))
+        done_without_kernel(mu); /* nothing of it here */
+    else
+        submit_or_keep(mu);
+}
+
+static void opened(struct model *m, uint64_t step)
+{
+    board_set_step(m->board, step, step_phase(m->core));
+    metrics_opened(m, step);
+    log_debug("op=opened model=%s step=%" PRIu64, m->spec->name, step);
+}
+
+static void act(struct model *m, const struct step_action *a, bool *ret_wake)
+{
+    switch (a->kind) {
+    case STEP_DO_ACCUMULATE:
+        start_work(m, a, MODEL_ACCUMULATE);
+        return;
+    case STEP_DO_SUM:
+        start_work(m, a, MODEL_SUM);
+        return;
+    case STEP_DO_ZERO:
+        start_work(m, a, MODEL_ZERO);
+        return;
+    case STEP_DO_APPLY:
+        start_work(m, a, MODEL_APPLY);
+        return;
+    case STEP_DO_CREDIT:
+        credit(m, a);
+        return;
+    case STEP_DO_PUBLISH:
+        board_publish(m->board, a->unit, a->version);
+        metrics_published(m, a->unit, a->version);
+        return;
+    case STEP_DO_SEALED:
+        board_set_step(m->board, step_now(m->core), STEP_SEALED);
+        metrics_sealed(m);
+        *ret_wake = true;
+        return;
+    case STEP_DO_OPENED:
+        opened(m, a->version);
+        *ret_wake = true;
+        return;
+    }
+}
+
+void apply_actions(struct model *m, const struct step_actions *actions)
+{
+    bool wake = false, credited = false;
+    for (uint32_t i = 0; i < actions->count; i++) {
+        act(m, &actions->items[i], &wake);
+        credited = credited || actions->items[i].kind == STEP_DO_CREDIT;
+    }
+    if (wake) {
+        model_wake(m);
+        drain_look(m->daemon);
+        op_lease_wake(m);
+    } else if (credited) {
+        op_lease_soon(m);
+    }
+}

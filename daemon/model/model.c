@@ -1,0 +1,371 @@
+/* See model.h. */
+#include "daemon/model/model.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "daemon/base/log.h"
+#include "daemon/daemon.h"
+#include "daemon/model/apply.h"
+#include "daemon/model/checkpoint.h"
+#include "daemon/model/open.h"
+#include "daemon/net/dispatch.h"
+#include "kernels/runs.h"
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
+#include "proto/base/sys.h"
+#include "proto/spec/layout.h"
+
+uint64_t model_state_bytes(const struct model *m)
+{
+    const uint64_t trail = m->kern->ops->trail_bytes(m->kern, m->chunk_count);
+    return layout_align(shardmap_state_bytes(m->map) + trail, SHD_PAGE_BYTES);
+}
+
+void model_find_trail(struct model *m)
+{
+    const uint64_t bytes = m->kern->ops->trail_bytes(m->kern, m->chunk_count);
+    m->trail = m->ledger.trail;
+    m->chunks = m->ledger.chunks;
+    if (bytes == 0)
+        return;
+    /* Whole pages come before it: it is aligned. */
+    m->trail = (void *)((uint8_t *)m->state.base + shardmap_state_bytes(m->map));
+    m->chunks = NULL;
+}
+
+static int check_memory(const struct model *m, struct shd_err *e)
+{
+    const uint64_t needed = model_state_bytes(m) + shardmap_publish_bytes(m->map);
+    const uint64_t available = m->kern->ops->available(m->kern);
+    if (needed <= available)
+        return SHD_OK;
+    return err_set(e, SHD_ENOMEM,
+                   "model '%s' needs %" PRIu64 " MiB on this owner (1 of %" PRIu32 "), %" PRIu64
+                   " MiB are available: use more owners",
+                   m->spec->name, needed >> 20, m->map->owners, available >> 20);
+}
+
+int model_share(struct model *m, struct shd_err *e)
+{
+    int r = m->kern->ops->segment_new(m->kern, "shardd-publish", SEGMENT_PUBLISH,
+                                      shardmap_publish_bytes(m->map), &m->publish, e);
+    if (r == SHD_OK)
+        r = segment_new("shardd-board", SEGMENT_BOARD, board_bytes(m->spec->unit_count),
+                        &m->board_segment, e);
+    if (r == SHD_OK) {
+        m->board = m->board_segment.base;
+        board_init(m->board, m->spec->unit_count);
+    }
+    return r;
+}
+
+static int make_ledger(struct model *m, struct shd_err *e)
+{
+    const struct ledger_shape shape = { .name = m->spec->name,
+                                        .spec = m->spec_json,
+                                        .spec_bytes = strlen(m->spec_json),
+                                        .owner = m->map->owner,
+                                        .owners = m->map->owners,
+                                        .units = m->spec->unit_count,
+                                        .micros = spec_returns(m->spec),
+                                        .instance = m->instance,
+                                        .state_bytes = model_state_bytes(m),
+                                        .chunk_count = m->chunk_count };
+    uint64_t bytes = 0;
+    int r = ledger_bytes(&shape, &bytes, e);
+    if (r == SHD_OK)
+        r = segment_new("shardd-ledger", SEGMENT_LEDGER, bytes, &m->ledger_segment, e);
+    if (r == SHD_OK)
+        ledger_init(&m->ledger, m->ledger_segment.base, &shape);
+    return r;
+}
+
+static int make_kept(struct model *m, struct shd_err *e)
+{
+    if (getrandom(&m->instance, sizeof m->instance, 0) != (ssize_t)sizeof m->instance)
+        return err_sys(e, SHD_EIO, "get random bytes");
+    int r = m->kern->ops->segment_new(m->kern, "shardd-state", SEGMENT_STATE, model_state_bytes(m),
+                                      &m->state, e);
+    if (r == SHD_OK)
+        r = make_ledger(m, e);
+    if (r != SHD_OK)
+        return r;
+    model_find_trail(m);
+    FAIL_POINT("model:segments:after");
+    m->stored = true; /* one of them at least, from here on */
+    r = keeper_store(m->keeper, m->instance, KEEPER_LEDGER, m->ledger_segment.fd, e);
+    if (r == SHD_OK)
+        r = keeper_store(m->keeper, m->instance, KEEPER_STATE, m->state.fd, e);
+    return r;
+}
+
+static int make_units(struct model *m, struct shd_err *e)
+{
+    const uint32_t units = m->spec->unit_count, micros = spec_returns(m->spec);
+    if ((uint64_t)units * micros > STEP_CELLS_MAX)
+        return err_set(e, SHD_ERANGE, "%" PRIu32 " units x %" PRIu32 " gradients exceed %" PRIu64,
+                       units, micros, STEP_CELLS_MAX);
+    m->units = sys_calloc(units, sizeof *m->units);
+    if (m->units == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " units", units);
+    for (uint32_t u = 0; u < units; u++) {
+        struct model_unit *mu = &m->units[u];
+        mu->model = m;
+        mu->unit = u;
+        mu->first_chunk = m->chunk_count;
+        m->chunk_count += kern_trail_chunks(m->map->slice[u].elems);
+        const int r = runs_new(m->spec, u, m->map->slice[u], &mu->runs, &mu->run_count, e);
+        if (r != SHD_OK)
+            return r;
+    }
+    return SHD_OK;
+}
+
+int model_core(struct model *m, struct shd_err *e)
+{
+    const uint32_t units = m->spec->unit_count;
+    bool frozen[SHD_UNITS_MAX];
+    m->core_memory = sys_malloc(step_bytes(units, spec_returns(m->spec)));
+    m->lease_memory = sys_malloc(lease_bytes(spec_returns(m->spec)));
+    if (m->core_memory == NULL || m->lease_memory == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for the step state of %" PRIu32 " units", units);
+    for (uint32_t u = 0; u < units; u++)
+        frozen[u] = m->spec->units[u].frozen;
+    m->core = step_init(m->core_memory, &m->ledger, frozen);
+    m->lease = lease_init(m->lease_memory, spec_returns(m->spec),
+                          /* cautious= */ m->map->owner > 0 || m->adopted);
+    return SHD_OK;
+}
+
+int model_plan(struct spec *spec, const struct model_home *home, struct model **ret_model,
+               struct shd_err *e)
+{
+    struct model *m = sys_calloc(1, sizeof *m);
+    if (m == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for model '%s'", spec->name);
+    m->spec = spec;
+    m->kern = home->kern;
+    m->keeper = home->keeper;
+    m->state = m->publish = m->board_segment = m->ledger_segment = SEGMENT_CLOSED;
+    m->spill.segment = SEGMENT_CLOSED;
+    m->backlog_last = &m->backlog_first;
+    int r = spec_dump(spec, &m->spec_json, e);
+    if (r == SHD_OK)
+        r = shardmap_new(spec, home->owner, home->owners, &m->map, e);
+    if (r == SHD_OK)
+        r = make_units(m, e);
+    if (r == SHD_OK) {
+        *ret_model = m;
+        return r;
+    }
+    m->spec = NULL; /* not taken */
+    model_free(m);
+    return r;
+}
+
+int model_new(struct spec *spec, const struct model_home *home, struct model **ret_model,
+              struct shd_err *e)
+{
+    struct model *m = NULL;
+    int r = model_plan(spec, home, &m, e);
+    if (r != SHD_OK)
+        return r;
+    CHECK(m != NULL);
+    r = check_memory(m, e);
+    if (r == SHD_OK)
+        r = make_kept(m, e);
+    if (r == SHD_OK)
+        r = model_share(m, e);
+    if (r == SHD_OK)
+        r = model_core(m, e);
+    if (r == SHD_OK) {
+        *ret_model = m;
+        return r;
+    }
+    m->spec = NULL; /* not taken */
+    model_free(m);
+    return r;
+}
+
+void model_free(struct model *m)
+{
+    if (m == NULL)
+        return;
+    checkpoint_free(m->checkpoint);
+    for (uint32_t u = 0; m->units != NULL && m->map != NULL && u < m->map->units; u++)
+        free(m->units[u].runs);
+    free(m->units);
+    free(m->core_memory);
+    free(m->lease_memory);
+    /* A model that was never complete is of no use to a successor. */
+    if (m->stored && atomic_load(&m->ledger.head->ready) == 0)
+        keeper_remove(m->keeper, m->instance);
+    spill_deinit(m);
+    metrics_model_deinit(&m->metrics);
+    segment_close(&m->board_segment);
+    m->kern->ops->segment_close(m->kern, &m->publish);
+    segment_close(&m->ledger_segment);
+    m->kern->ops->segment_close(m->kern, &m->state);
+    shardmap_free(m->map);
+    free(m->spec_json);
+    spec_free(m->spec);
+    free(m);
+}
+
+float *model_array(const struct model *m, enum shardmap_array array, uint32_t unit)
+{
+    return (float *)m->state.base + shardmap_array_elem(m->map, array, unit);
+}
+
+uint8_t *model_published(const struct model *m, uint32_t unit)
+{
+    return (uint8_t *)m->publish.base + shardmap_publish_offset_bytes(m->map, unit);
+}
+
+/* A piece of initial values was queued, or must be tried again: at, its tensor. */
+static bool init_queued(struct model *m, uint32_t at, int status)
+{
+    m->init_waits = status == SHD_EBUSY;
+    if (m->init_waits)
+        m->init_tensor = at;
+    else if (status != SHD_OK)
+        task_post(&m->init_task, status); /* the device refuses: as if the work had failed */
+    return true;
+}
+
+/* Queue the next tensor's initial values, one piece of work at a time; after the last tensor the
+ * published copy; false when nothing is left. */
+static bool init_next(struct model *m)
+{
+    struct kern *kern = m->daemon->kern;
+    struct shd_err e;
+    while (m->init_tensor < m->spec->tensor_count) {
+        const uint32_t t = m->init_tensor++;
+        const uint32_t u = m->spec->tensors[t].unit;
+        struct kern_fill fill;
+        if (!runs_fill(m->spec, t, m->map->slice[u], model_array(m, SHARDMAP_PARAM, u), &fill))
+            continue;
+        return init_queued(m, t, kern->ops->fill(kern, &fill, &m->init_task.done, &e));
+    }
+    const uint32_t at = m->init_tensor++;
+    if (at > m->spec->tensor_count || m->map->elems == 0)
+        return false;
+    const struct kern_cast cast = { .out = m->publish.base,
+                                    .out_dtype = m->spec->publish,
+                                    .in = m->state.base, /* the parameters come first */
+                                    .elems = m->map->elems };
+    return init_queued(m, at, kern->ops->cast(kern, &cast, &m->init_task.done, &e));
+}
+
+static void init_stepped(struct task *task)
+{
+    struct model *m = (struct model *)((char *)task - offsetof(struct model, init_task));
+    if (task->status != SHD_OK) {
+        struct shd_err why;
+        m->last_status = kern_explain(m->kern, task->status, &why, "making initial values");
+        log_error("op=init model=%s status=%s why=\"%s\" do=\"restart the daemon and open it "
+                  "again\"",
+                  m->spec->name, status_name(task->status), why.text);
+    } else if (init_next(m)) {
+        return;
+    }
+    if (m->last_status == SHD_OK) {
+        FAIL_POINT("model:ready:before");
+        atomic_store_explicit(&m->ledger.head->ready, 1, memory_order_release);
+        FAIL_POINT("model:ready:after");
+    }
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        board_publish(m->board, u, 0);
+    board_set_step(m->board, 0, STEP_OPEN);
+    m->ready = m->last_status == SHD_OK;
+    m->metrics.opened_ns = uv_hrtime();
+    open_model_ready(m);
+}
+
+void model_retry(struct model *m)
+{
+    if (m->init_waits)
+        init_next(m);
+    apply_retry(m);
+    checkpoint_retry(m);
+}
+
+void model_register(struct daemon *d, struct model *m)
+{
+    CHECK(d->model_count < DAEMON_MODELS_MAX);
+    m->daemon = d;
+    d->models[d->model_count] = m;
+    m->handle = ++d->model_count;
+}
+
+void model_start(struct daemon *d, struct model *m)
+{
+    model_register(d, m);
+    task_init(&m->init_task, d->tasks, init_stepped);
+    task_post(&m->init_task, SHD_OK); /* begin */
+}
+
+struct model *model_find(struct daemon *d, const char *name)
+{
+    if (name[0] == '\0')
+        return d->model_count == 1 ? d->models[0] : NULL;
+    for (uint32_t i = 0; i < d->model_count; i++)
+        if (strcmp(d->models[i]->spec->name, name) == 0)
+            return d->models[i];
+    return NULL;
+}
+
+void model_wait(struct model *m, struct op *op)
+{
+    op->next = m->waiting;
+    m->waiting = op;
+}
+
+void model_wake(struct model *m)
+{
+    dispatch_again(&m->waiting);
+}
+
+/* Those of *list that are of session s; the others stay in it, in their order. */
+static struct op *take_session_ops(struct op **list, const struct session *s)
+{
+    struct op *gone = NULL, **gone_last = &gone;
+    while (*list != NULL) {
+        struct op *op = *list;
+        if (op->session != s) {
+            list = &op->next;
+            continue;
+        }
+        *list = op->next;
+        op->next = NULL;
+        *gone_last = op;
+        gone_last = &op->next;
+    }
+    return gone;
+}
+
+static void finish_gone(struct op *gone)
+{
+    while (gone != NULL) {
+        struct op *next = gone->next;
+        gone->next = NULL;
+        if (gone->inbox != NULL) /* a gradient that had come by a link, and was held */
+            inbox_unref(gone->inbox);
+        gone->inbox = NULL;
+        op_finish(gone, err_set(&gone->err, SHD_EGONE, "session ended"));
+        gone = next;
+    }
+}
+
+void model_forget_session(struct model *m, const struct session *s)
+{
+    finish_gone(take_session_ops(&m->waiting, s));
+    finish_gone(take_session_ops(&m->lease_waiting, s));
+    finish_gone(take_session_ops(&m->held, s));
+    lease_forget(m->lease, s->id);
+    op_lease_wake(m); /* what it had can be handed out again */
+}

@@ -1,0 +1,134 @@
+/* An open model on this daemon: its slice of every unit, in segments, and the step core that
+ * says what may happen to it. Lives as long as the daemon. */
+#ifndef SHD_MODEL_H
+#define SHD_MODEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/keeper.h"
+#include "daemon/base/task.h"
+#include "daemon/core/lease.h"
+#include "daemon/core/ledger.h"
+#include "daemon/core/step.h"
+#include "daemon/model/metrics.h"
+#include "daemon/model/spill.h"
+#include "kernels/kern.h"
+#include "proto/share/board.h"
+#include "proto/share/segment.h"
+#include "proto/share/shardmap.h"
+#include "proto/spec/spec.h"
+
+struct checkpoint;
+struct daemon;
+struct op;
+struct session;
+
+enum model_work_kind { MODEL_ACCUMULATE, MODEL_SUM, MODEL_ZERO, MODEL_APPLY, MODEL_PUBLISH };
+
+/* One unit's slice; at most one piece of kernel work on it at a time (the core sees to that). */
+struct model_unit {
+    struct task task;
+    struct model *model; /* borrowed */
+    uint32_t unit;
+    enum model_work_kind kind;
+    struct step_action action; /* what the work is for */
+    uint64_t submitted_ns;
+    struct kern_sum sum;
+    struct kern_run *runs; /* owned: parameter groups of the slice */
+    uint32_t run_count;
+    uint64_t first_chunk;    /* of the slice in the trail's chunk words */
+    bool publish_whole;      /* its update was begun by a predecessor, into another segment */
+    struct model_unit *next; /* in the backlog */
+};
+
+struct model {
+    struct daemon *daemon;                /* borrowed */
+    uint32_t handle;                      /* index in daemon.models + 1 */
+    struct spec *spec;                    /* owned */
+    char *spec_json;                      /* owned: canonical */
+    struct shardmap *map;                 /* owned */
+    const struct keeper *keeper;          /* borrowed */
+    struct kern *kern;                    /* borrowed: the device that has its memory */
+    bool stored;                          /* with the keeper, under instance */
+    bool adopted;                         /* from a predecessor */
+    uint64_t instance;                    /* random; the keeper's names of the segments carry it */
+    struct segment state, ledger_segment; /* what a successor goes on with */
+    struct segment publish, board_segment;
+    struct ledger ledger;                     /* in ledger_segment */
+    uint64_t chunk_count;                     /* of all units */
+    struct kern_trail_area *trail;            /* in the ledger, or at the end of the state */
+    _Atomic uint64_t *chunks;                 /* of the trail; NULL: the device's own affair */
+    struct board *board;                      /* in board_segment */
+    void *core_memory;                        /* owned */
+    struct step *core;                        /* in core_memory */
+    struct model_unit *units;                 /* owned, [spec->unit_count] */
+    struct kern_hyper hypers[SHD_GROUPS_MAX]; /* of the update being applied */
+    struct spill spill;
+    void *lease_memory;       /* owned */
+    struct lease *lease;      /* in lease_memory */
+    struct op *lease_waiting; /* LEASE requests for which there is no work yet */
+    uint64_t hold_step;       /* while the daemon drains: the first step that does not begin */
+    struct op *held;          /* what would begin it, in order of arrival */
+    struct op *waiting;       /* requests to try again after SEALED or OPENED */
+    struct model_unit *backlog_first, **backlog_last; /* the kernel queue was full */
+    struct task init_task;
+    uint32_t init_tensor; /* next to fill */
+    bool init_waits;      /* the kernel queue was full */
+    bool ready;           /* initial values are in */
+    int last_status;      /* SHD_OK, or why a kernel failed */
+    uint64_t inbox_bytes; /* of all sessions, now */
+    struct metrics_model metrics;
+    struct checkpoint *checkpoint; /* owned: being written; NULL: none */
+};
+
+/* Where a model is to be. */
+struct model_home {
+    struct kern *kern;           /* borrowed: its memory, its work */
+    const struct keeper *keeper; /* borrowed */
+    uint32_t owner, owners;
+};
+
+/* Make a model of a parsed spec (taken on SHD_OK only): segments, stored with the keeper; core,
+ * runs. Not for the loop's thread, for it waits for the keeper and the device; touches no daemon.
+ * Errors: SHD_ENOMEM with the numbers, SHD_ERANGE, SHD_EIO, SHD_ETIMEDOUT. */
+int model_new(struct spec *spec, const struct model_home *home, struct model **ret_model,
+              struct shd_err *e);
+
+/* Its parts, for one whose kept segments exist already. plan: without segments and core. share:
+ * the segments that workers map; those of a predecessor are sealed against it. core: where the
+ * ledger is. trail: where its trail is, once state and ledger are there. */
+int model_plan(struct spec *spec, const struct model_home *home, struct model **ret_model,
+               struct shd_err *e);
+void model_find_trail(struct model *m);
+int model_share(struct model *m, struct shd_err *e);
+int model_core(struct model *m, struct shd_err *e);
+void model_register(struct daemon *d, struct model *m); /* gives it its handle */
+void model_free(struct model *m); /* NULL is a no-op; no work may be running, may block */
+
+/* Of its state segment: the arrays, and the trail where the device keeps it there. */
+uint64_t model_state_bytes(const struct model *m);
+
+/* Register with the daemon and start filling in initial values; done(op) follows when they are
+ * published. Loop thread. */
+void model_start(struct daemon *d, struct model *m);
+
+/* Go on with what a full kernel queue kept from beginning: after every completion, whose ever it
+ * was, for the queue may have been full of others' work. */
+void model_retry(struct model *m);
+
+struct model *model_find(struct daemon *d, const char *name); /* "": the only one; or NULL */
+
+/* First float of an array of a unit's slice in the state segment: the device's memory, for its
+ * operations. So is the published copy. */
+float *model_array(const struct model *m, enum shardmap_array array, uint32_t unit);
+uint8_t *model_published(const struct model *m, uint32_t unit);
+
+/* Let op wait until the model's phase changes; it is dispatched again then. */
+void model_wait(struct model *m, struct op *op);
+void model_wake(struct model *m);
+
+/* A session died: finish its waiting requests. */
+void model_forget_session(struct model *m, const struct session *s);
+
+#endif

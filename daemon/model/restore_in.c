@@ -1,0 +1,228 @@
+/* See restore_in.h. */
+#include "daemon/model/restore_in.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+
+#define RETRY_US 1000u
+
+static const char *const array_names[CKPT_ARRAYS_MAX] = { "parameters", "first moments",
+                                                          "second moments" };
+
+static struct safeset_place *place_of(const struct restore_in *in, uint32_t tensor, uint32_t array)
+{
+    return &in->places[(size_t)tensor * CKPT_ARRAYS_MAX + array];
+}
+
+static uint32_t arrays_of(const struct restore_in *in, const struct spec *spec, uint32_t tensor)
+{
+    return in->weights ? 1 : ckpt_arrays(spec, &spec->tensors[tensor]);
+}
+
+/* -- Opening ------------------------------------------------------------------------------------
+ */
+
+/* Why this tensor's array cannot be read; NULL: it can. */
+static const char *look_up(struct restore_in *in, const struct spec *spec, uint32_t tensor,
+                           uint32_t array)
+{
+    const struct spec_tensor *t = &spec->tensors[tensor];
+    struct safeset_place *place = place_of(in, tensor, array);
+    if (!safeset_find(in->sets[array], t->name, place))
+        return "is not in the files";
+    const struct safetensors_tensor *found = place->tensor;
+    bool same = t->rank == found->rank;
+    for (uint32_t d = 0; same && d < t->rank; d++)
+        same = t->shape[d] == found->shape[d];
+    if (!same)
+        return "has another shape in the file";
+    if (in->weights ? found->dtype > SAFETENSORS_F64 : found->dtype != SAFETENSORS_F32)
+        return "has a dtype in the file that is not read";
+    return NULL;
+}
+
+static int look_up_all(struct restore_in *in, const struct spec *spec, struct shd_err *e)
+{
+    uint32_t bad = 0;
+    in->places = sys_calloc((size_t)spec->tensor_count * CKPT_ARRAYS_MAX, sizeof *in->places);
+    if (in->places == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " tensors", spec->tensor_count);
+    struct shd_err first = { 0 };
+    for (uint32_t t = 0; t < spec->tensor_count; t++)
+        for (uint32_t a = 0; a < arrays_of(in, spec, t); a++) {
+            CHECK(a < CKPT_ARRAYS_MAX);
+            const char *why = look_up(in, spec, t, a);
+            if (why == NULL)
+                continue;
+            if (bad++ == 0)
+                err_set(&first, SHD_EINVAL, "%s of tensor '%.100s': %s", array_names[a],
+                        spec->tensors[t].name, why);
+            break;
+        }
+    if (bad == 0)
+        return SHD_OK;
+    return err_set(e, SHD_EINVAL, "%s; %" PRIu32 " of %" PRIu32 " tensors cannot be read",
+                   first.text, bad, spec->tensor_count);
+}
+
+static int check_spec(const struct restore_in *in, const struct spec *spec, struct shd_err *e)
+{
+    struct spec *saved;
+    int r = spec_parse(in->info.spec_json, strlen(in->info.spec_json), &saved, e);
+    if (r != SHD_OK)
+        return err_prefix(e, CKPT_INFO "'s spec");
+    r = spec_compare(saved, spec, e);
+    spec_free(saved);
+    return r;
+}
+
+static int open_checkpoint(struct restore_in *in, const char *path, const struct spec *spec,
+                           struct shd_err *e)
+{
+    int dir_fd;
+    int r = ckpt_open_dir(path, &dir_fd, e);
+    if (r != SHD_OK)
+        return r;
+    r = ckpt_info_read(dir_fd, &in->info, e);
+    if (r == SHD_OK)
+        r = check_spec(in, spec, e);
+    for (uint32_t a = 0; r == SHD_OK && a < 1 + spec_moments(spec); a++) {
+        const struct safeset_ask ask = { .stem = ckpt_stem(a) };
+        r = safeset_open_at(dir_fd, &ask, &in->sets[a], e);
+    }
+    if (r == SHD_OK)
+        r = ckpt_open_leaves(dir_fd, spec, /* writable= */ false, &in->leaves_fd, &in->first_leaf,
+                             e);
+    close(dir_fd);
+    return r;
+}
+
+int restore_in_open(struct restore_in *in, const char *path, const struct spec *spec,
+                    struct shd_err *e)
+{
+    const int r = in->weights ? safeset_open(path, &in->sets[0], e)
+                              : open_checkpoint(in, path, spec, e);
+    return r == SHD_OK ? look_up_all(in, spec, e) : r;
+}
+
+void restore_in_close(struct restore_in *in)
+{
+    for (uint32_t a = 0; a < CKPT_ARRAYS_MAX; a++)
+        safeset_free(in->sets[a]);
+    if (in->leaves_fd >= 0)
+        close(in->leaves_fd);
+    free(in->first_leaf);
+    free(in->places);
+    ckpt_info_deinit(&in->info);
+    *in = RESTORE_IN_CLOSED;
+}
+
+/* -- Reading ------------------------------------------------------------------------------------
+ */
+
+static int read_floats(const struct safeset_place *place, uint64_t first, uint64_t elems,
+                       float *ret_x, struct shd_err *e)
+{
+    const uint64_t elem_bytes = safetensors_dtype_bytes(place->tensor->dtype);
+    const uint64_t at = place->tensor->at_bytes + first * elem_bytes;
+    if (place->tensor->dtype == SAFETENSORS_F32)
+        return ckpt_pread(place->file->fd, ret_x, elems * elem_bytes, at, place->file->name, e);
+    void *raw = sys_malloc(elems * elem_bytes);
+    if (raw == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory to convert %" PRIu64 " elements", elems);
+    const int r = ckpt_pread(place->file->fd, raw, elems * elem_bytes, at, place->file->name, e);
+    if (r == SHD_OK)
+        safetensors_to_f32(place->tensor->dtype, raw, elems, ret_x);
+    free(raw);
+    return r;
+}
+
+static int differs(const struct spec_tensor *t, const struct ckpt_part *part, uint32_t array,
+                   uint64_t leaf, const char *file, struct shd_err *e)
+{
+    uint64_t first = 0;
+    const uint64_t elems = ckpt_leaf_elems(t, part->first_leaf + leaf, 1, &first);
+    first -= t->offset_elems;
+    return err_set(e, SHD_EINVAL,
+                   "%s of tensor '%.80s', elements %" PRIu64 " to %" PRIu64
+                   ", in '%.60s' are not what was saved: the file is damaged",
+                   array_names[array], t->name, first, first + elems - 1, file);
+}
+
+static int check_leaves(const struct restore_in *in, const struct spec *spec,
+                        const struct ckpt_part *part, uint32_t array, const float *x,
+                        struct ckpt_hasher *hasher, struct shd_err *e)
+{
+    const struct spec_tensor *t = &spec->tensors[part->tensor];
+    uint8_t(*leaves)[CKPT_LEAF_BYTES] = sys_malloc(2 * part->leaves * CKPT_LEAF_BYTES);
+    if (leaves == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu64 " leaves", part->leaves);
+    const uint64_t bytes = part->leaves * CKPT_LEAF_BYTES;
+    const uint64_t first = in->first_leaf[part->tensor] + array * ckpt_leaf_count(t) +
+                           part->first_leaf;
+    int r = ckpt_pread(in->leaves_fd, leaves[part->leaves], bytes, first * CKPT_LEAF_BYTES,
+                       CKPT_LEAVES, e);
+    if (r == SHD_OK && !ckpt_hash_part(hasher, part, x, leaves))
+        r = err_set(e, SHD_EINTERNAL, "libcrypto's SHA-256 failed");
+    for (uint64_t i = 0; r == SHD_OK && i < part->leaves; i++)
+        if (memcmp(leaves[i], leaves[part->leaves + i], CKPT_LEAF_BYTES) != 0)
+            r = differs(t, part, array, i, place_of(in, part->tensor, array)->file->name, e);
+    free(leaves);
+    return r;
+}
+
+/* Elements between tensors belong to none, and are zero in a fresh state. */
+static int copy_to_state(struct model *m, const struct checkpoint_piece *piece, const float *x,
+                         struct shd_err *e)
+{
+    const uint64_t at = piece->first_elem - m->map->slice[piece->unit].first_elem;
+    const struct kern_copy copy = {
+        .to = model_array(m, (enum shardmap_array)piece->array, piece->unit) + at,
+        .from = x,
+        .bytes = piece->elems * sizeof *x,
+    };
+    struct kern_waiter w;
+    int r;
+    kern_waiter_init(&w);
+    while ((r = m->kern->ops->copy(m->kern, &copy, &w.done, e)) == SHD_EBUSY)
+        usleep(RETRY_US); /* the queue is full of others' work */
+    if (r == SHD_OK && (r = kern_wait(&w)) != SHD_OK)
+        kern_explain(m->kern, r, e, "copying the state");
+    return r;
+}
+
+int restore_in_read(const struct restore_in *in, struct model *m,
+                    const struct checkpoint_piece *piece, float *buffer, uint64_t *ret_bytes,
+                    struct shd_err *e)
+{
+    const struct spec_unit *unit = &m->spec->units[piece->unit];
+    const struct slice slice = { piece->first_elem, piece->elems };
+    struct ckpt_hasher *hasher = NULL;
+    uint64_t bytes = 0;
+    int r = ckpt_hasher_new(&hasher, e);
+    memset(buffer, 0, piece->elems * sizeof *buffer);
+    for (uint32_t t = unit->first_tensor;
+         r == SHD_OK && t < unit->first_tensor + unit->tensor_count; t++) {
+        struct ckpt_part part;
+        if (!ckpt_part_of(m->spec, t, slice, &part))
+            continue;
+        const struct safeset_place *place = place_of(in, t, piece->array);
+        float *x = buffer + (part.first_elem - piece->first_elem);
+        r = read_floats(place, part.first_elem - m->spec->tensors[t].offset_elems, part.elems, x,
+                        e);
+        if (r == SHD_OK && !in->weights)
+            r = check_leaves(in, m->spec, &part, piece->array, x, hasher, e);
+        bytes += part.elems * safetensors_dtype_bytes(place->tensor->dtype);
+    }
+    ckpt_hasher_free(hasher);
+    if (r == SHD_OK)
+        r = copy_to_state(m, piece, buffer, e);
+    if (r == SHD_OK)
+        *ret_bytes = bytes;
+    return r;
+}

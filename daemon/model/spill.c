@@ -1,0 +1,341 @@
+/* See spill.h. */
+#include "daemon/model/spill.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/daemon.h"
+#include "daemon/model/apply.h"
+#include "daemon/model/model.h"
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
+#include "proto/base/sys.h"
+
+#define PATIENCE_NS     UINT64_C(5000000) /* longer than a gradient takes to be summed */
+#define PATIENCE_MS     5
+#define PATIENCE_ONE_NS (10 * PATIENCE_NS)
+#define SHORTAGE_MS     1000 /* until memory is looked at again */
+#define SPARE_BYTES     (UINT64_C(64) << 20)
+
+struct spill_copy { /* of one slot */
+    struct task task;
+    struct model *model;
+    struct inbox *inbox; /* counted */
+    uint32_t slot, unit, micro;
+    step_ref ref;
+    uint64_t serial; /* of the op that ref was when the copy began */
+    enum shd_dtype dtype;
+    struct spill_copy *next;
+};
+
+uint64_t spill_segment_bytes(const struct model *m)
+{
+    const uint64_t bytes = spec_returns(m->spec) * m->map->train_elems * sizeof(float);
+    return bytes > 0 ? bytes : SHD_PAGE_BYTES;
+}
+
+void *spill_place(const struct model *m, uint32_t unit, uint32_t micro)
+{
+    CHECK(m->spill.segment.base != NULL);
+    return (float *)m->spill.segment.base + micro * m->map->train_elems + m->map->train_base[unit];
+}
+
+static uint64_t grad_bytes(const struct model *m, uint32_t unit, enum shd_dtype dtype)
+{
+    return m->map->slice[unit].elems * dtype_bytes(dtype);
+}
+
+void spill_adopted(struct model *m)
+{
+    const uint64_t step = step_collecting(m->core);
+    const uint32_t micros = m->ledger.head->micros;
+    if (m->spill.segment.base == NULL)
+        return;
+    m->spill.state = SPILL_READY;
+    m->spill.dirty = true;
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        for (uint32_t micro = 0; micro < micros; micro++) {
+            const uint64_t word = atomic_load(&m->ledger.cell[(uint64_t)u * micros + micro]);
+            if (ledger_cell_step(word) == step && ledger_cell_kind(word) == LEDGER_CELL_SPILLED)
+                m->spill.bytes += grad_bytes(m, u, (enum shd_dtype)ledger_cell_dtype(word));
+        }
+}
+
+/* -- The segment, on libuv's pool ---------------------------------------------------------------
+ */
+
+static void look(uv_timer_t *timer);
+
+static void look_in(struct daemon *d, uint64_t ms)
+{
+    if (!d->stopping)
+        uv_timer_start(&d->spill_timer, look, ms, /* repeat= */ 0);
+}
+
+static void make_segment(uv_work_t *work)
+{
+    struct model *m = work->data;
+    struct shd_err e;
+    FAIL_POINT("spill:make:before");
+    int r = segment_new("shardd-spill", SEGMENT_SPILL, spill_segment_bytes(m), &m->spill.segment,
+                        &e);
+    if (r == SHD_OK)
+        r = keeper_store(m->keeper, m->instance, KEEPER_SPILL, m->spill.segment.fd, &e);
+    FAIL_POINT("spill:make:after");
+    if (r != SHD_OK) {
+        log_error("op=spill model=%s status=%s why=\"%s\" do=\"gradients wait in their slots: free "
+                  "memory, "
+                  "look for the slow worker in shardctl status\"",
+                  m->spec->name, status_name(r), e.text);
+        segment_close(&m->spill.segment);
+    }
+    m->spill.work_status = r;
+}
+
+static void segment_made(uv_work_t *work, int cancelled)
+{
+    struct model *m = work->data;
+    CHECK(cancelled == 0); /* nobody cancels */
+    const bool made = m->spill.work_status == SHD_OK;
+    m->spill.state = made ? SPILL_READY : SPILL_NONE;
+    look_in(m->daemon, made ? 0 : SHORTAGE_MS);
+}
+
+static void punch_segment(uv_work_t *work)
+{
+    const struct model *m = work->data;
+    const struct segment *segment = &m->spill.segment;
+    FAIL_POINT("spill:punch:before");
+    if (fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                  (off_t)segment->bytes) != 0)
+        log_warn("op=spill model=%s why=\"give memory back: %s\" do=\"nothing, it is used again; "
+                 "restart the "
+                 "daemon to have it free\"",
+                 m->spec->name, strerror(errno));
+    FAIL_POINT("spill:punch:after");
+}
+
+static void segment_punched(uv_work_t *work, int cancelled)
+{
+    struct model *m = work->data;
+    CHECK(cancelled == 0);
+    m->spill.state = SPILL_READY;
+    look_in(m->daemon, 0); /* somebody may have waited for us */
+}
+
+static void punch_if_idle(struct model *m)
+{
+    struct spill *s = &m->spill;
+    if (!s->punch || s->first != NULL || s->state != SPILL_READY || m->daemon->stopping)
+        return;
+    s->punch = s->dirty = false;
+    s->state = SPILL_PUNCHING;
+    s->work.data = m;
+    uv_queue_work(&m->daemon->loop, &s->work, punch_segment, segment_punched);
+}
+
+void spill_step_over(struct model *m)
+{
+    m->spill.bytes = 0;
+    m->spill.punch = m->spill.dirty;
+    punch_if_idle(m);
+}
+
+/* -- Copies -------------------------------------------------------------------------------------
+ */
+
+static void unlink_copy(struct spill_copy *copy)
+{
+    struct spill_copy **at = &copy->model->spill.first;
+    while (*at != copy)
+        at = &(*at)->next;
+    *at = copy->next;
+}
+
+static void free_copy(struct spill_copy *copy)
+{
+    copy->inbox->spilling &= ~(UINT64_C(1) << copy->slot);
+    inbox_unref(copy->inbox);
+    free(copy);
+}
+
+static void copied(struct task *task)
+{
+    const struct spill_copy *copy = (const struct spill_copy *)task;
+    struct model *m = copy->model;
+    struct step_actions actions = { .count = 0 };
+    struct shd_err why;
+    if (task->status != SHD_OK) {
+        kern_explain(m->kern, task->status, &why, "copying a gradient");
+        log_error("op=spill model=%s status=%s why=\"%s, it waits in its slot\" do=\"restart the "
+                  "daemon if it comes again\"",
+                  m->spec->name, status_name(task->status), why.text);
+    } else if (op_at(&m->daemon->ops, copy->ref - 1)->serial == copy->serial) {
+        step_spilled(m->core, copy->unit, copy->micro, copy->ref, copy->dtype, &actions);
+    }
+    if (actions.count > 0) { /* it was credited */
+        m->spill.bytes += grad_bytes(m, copy->unit, copy->dtype);
+        m->spill.bytes_total += grad_bytes(m, copy->unit, copy->dtype);
+    } else {
+        look_in(m->daemon, SHORTAGE_MS); /* it failed, or its turn had come */
+    }
+    unlink_copy((struct spill_copy *)task);
+    free_copy((struct spill_copy *)task);
+    apply_actions(m, &actions);
+    punch_if_idle(m);
+}
+
+static int start_copy(struct inbox *inbox, uint32_t slot, struct op *op)
+{
+    struct model *m = inbox->model;
+    const struct wire_return *req = &op->req.return_grad;
+    struct shd_err e;
+    struct spill_copy *copy = sys_malloc(sizeof *copy);
+    if (copy == NULL)
+        return SHD_ENOMEM;
+    *copy = (struct spill_copy){ .model = m,
+                                 .inbox = inbox,
+                                 .slot = slot,
+                                 .unit = req->unit,
+                                 .micro = req->micro,
+                                 .ref = op->index + 1,
+                                 .serial = op->serial,
+                                 .dtype = req->dtype,
+                                 .next = m->spill.first };
+    task_init(&copy->task, m->daemon->tasks, copied);
+    const struct kern_copy bytes = {
+        .to = spill_place(m, req->unit, req->micro),
+        .from = (const uint8_t *)inbox->segment.base + shardmap_slot_offset_bytes(m->map, slot),
+        .bytes = grad_bytes(m, req->unit, req->dtype),
+    };
+    const int r = m->kern->ops->copy(m->kern, &bytes, &copy->task.done, &e);
+    if (r != SHD_OK) {
+        free(copy);
+        return r;
+    }
+    m->spill.first = copy;
+    m->spill.dirty = true;
+    inbox->spilling |= UINT64_C(1) << slot;
+    inbox->refs++;
+    return SHD_OK;
+}
+
+void spill_deinit(struct model *m)
+{
+    while (m->spill.first != NULL) {
+        struct spill_copy *copy = m->spill.first;
+        m->spill.first = copy->next;
+        free_copy(copy);
+    }
+    segment_close(&m->spill.segment);
+}
+
+/* -- Who waits ----------------------------------------------------------------------------------
+ */
+
+/* A worker may hold slots that it fills over a whole micro-batch (a unit that others use), so how
+ * many can be waiting when it has none left is not known here. Two are where it may be stuck soon;
+ * with one it most likely computes on. */
+static uint64_t patience_ns(const struct inbox *inbox)
+{
+    const uint32_t busy = (uint32_t)__builtin_popcountll(inbox->busy);
+    return busy >= 2 || busy == inbox->slots ? PATIENCE_NS : PATIENCE_ONE_NS;
+}
+
+static bool is_busy(const struct inbox *inbox, uint32_t slot)
+{
+    return (inbox->busy >> slot & 1) != 0;
+}
+
+static bool all_wait(const struct inbox *inbox, const struct op_pool *ops)
+{
+    for (uint32_t slot = 0; slot < inbox->slots; slot++) {
+        if (!is_busy(inbox, slot))
+            continue;
+        const struct op *op = &ops->items[inbox->op_index[slot]];
+        const struct wire_return *req = &op->req.return_grad;
+        if (!step_waits(inbox->model->core, req->unit, req->micro, op->index + 1))
+            return false;
+    }
+    return true;
+}
+
+static bool is_memory_short(const struct inbox *inbox)
+{
+    const uint64_t needed = shardmap_inbox_bytes(inbox->model->map, inbox->slots) + SPARE_BYTES;
+    const uint64_t available = sys_memory_available();
+    if (needed <= available)
+        return false;
+    log_warn("op=spill model=%s why=\"gradients wait in their slots: %" PRIu64
+             " MiB are needed, %" PRIu64
+             " MiB are available\" do=\"free memory, or look for the slow "
+             "worker in shardctl status\"",
+             inbox->model->spec->name, needed >> 20, available >> 20);
+    return true;
+}
+
+/* Begin what can be begun; returns in how many ms to look again, 0: something else will say. */
+static uint64_t spill_inbox(struct daemon *d, struct inbox *inbox)
+{
+    struct spill *s = &inbox->model->spill;
+    if (s->state == SPILL_MAKING || s->state == SPILL_PUNCHING || s->punch)
+        return PATIENCE_MS;
+    if (is_memory_short(inbox))
+        return SHORTAGE_MS;
+    if (s->state == SPILL_NONE) {
+        s->state = SPILL_MAKING;
+        s->work.data = inbox->model;
+        uv_queue_work(&d->loop, &s->work, make_segment, segment_made);
+        return 0;
+    }
+    for (uint32_t slot = 0; slot < inbox->slots; slot++)
+        if (is_busy(inbox, slot) && (inbox->spilling & UINT64_C(1) << slot) == 0 &&
+            start_copy(inbox, slot, op_at(&d->ops, inbox->op_index[slot])) != SHD_OK)
+            return PATIENCE_MS;
+    return 0;
+}
+
+static uint64_t look_at(struct daemon *d, struct inbox *inbox, uint64_t now_ns)
+{
+    if (inbox->busy == 0 || !inbox->model->ready)
+        return 0; /* the next gradient calls again */
+    if (now_ns - inbox->taken_ns < patience_ns(inbox) || !all_wait(inbox, &d->ops))
+        return PATIENCE_MS;
+    return spill_inbox(d, inbox);
+}
+
+static void look(uv_timer_t *timer)
+{
+    struct daemon *d = timer->data;
+    const uint64_t now_ns = uv_hrtime();
+    uint64_t next_ms = 0;
+    for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
+        const struct session *s = &d->sessions.items[i];
+        if (s->state != SESSION_OPEN)
+            continue;
+        for (uint32_t k = 0; k < s->inbox_count; k++) {
+            const uint64_t ms = look_at(d, s->inboxes[k], now_ns);
+            if (ms > 0 && (next_ms == 0 || ms < next_ms))
+                next_ms = ms;
+        }
+    }
+    if (next_ms > 0)
+        look_in(d, next_ms);
+}
+
+void spill_watch(struct daemon *d, struct inbox *inbox)
+{
+    inbox->taken_ns = uv_hrtime();
+    if (!uv_is_active((const uv_handle_t *)&d->spill_timer))
+        look_in(d, PATIENCE_MS + 1);
+}
+
+void spill_init(struct daemon *d)
+{
+    uv_timer_init(&d->loop, &d->spill_timer);
+    d->spill_timer.data = d;
+}

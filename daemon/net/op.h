@@ -1,0 +1,63 @@
+/* One request being served: taken from a fixed pool when its frame arrives, given back when its
+ * reply is sent. A handler either finishes it at once or returns SHD_PENDING and finishes it
+ * later (op_finish), exactly once either way. */
+#ifndef SHD_OP_H
+#define SHD_OP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/base/status.h"
+#include "proto/wire/wire.h"
+
+struct daemon;
+struct inbox;
+struct model;
+struct session;
+
+#define OP_POOL_COUNT              8192u
+#define MAILBOX_IDENTITY_BYTES_MAX 16u
+
+struct op {
+    struct daemon *daemon;
+    struct session *session; /* borrowed; held by its op count; NULL before Hello */
+    struct wire_request req; /* pointers in it are valid until the handler returns */
+    struct wire_reply reply; /* filled by the handler; pointers must outlive op_finish() */
+    struct shd_err err;      /* why, when the status is not SHD_OK */
+    struct model *model;     /* borrowed: models live as long as the daemon */
+    struct inbox *inbox;     /* RETURN: counted reference while its slot is read */
+    char *text;              /* owned: what is kept of a request that waits, or a reply's text */
+    void *work;              /* owned, the handler's own: buffers */
+    struct op *next;         /* free list, or the list the op waits in */
+    uint8_t identity[MAILBOX_IDENTITY_BYTES_MAX];
+    uint32_t identity_bytes;
+    uint32_t index;  /* in the pool; step_ref = index + 1 */
+    uint64_t serial; /* of this use of it; 0: free */
+    uint64_t arrived_ns;
+    bool received; /* RETURN: its bytes came by a link, and are in the slot */
+    bool once;     /* counted by the session's replies: keep what it is answered */
+    bool repeated; /* served before, its long reply was not kept */
+};
+
+struct op_pool {
+    struct op *items; /* owned, [OP_POOL_COUNT] */
+    struct op *free;
+    uint32_t used;
+    uint64_t serial; /* uses ever */
+};
+
+int op_pool_init(struct op_pool *pool, struct shd_err *e);
+void op_pool_deinit(struct op_pool *pool);
+
+/* A cleared op, or NULL when all are in use. */
+struct op *op_take(struct op_pool *pool);
+struct op *op_at(struct op_pool *pool, uint32_t index);
+
+/* Send the reply with this status and give the op back. status is what a handler would return;
+ * never SHD_PENDING. Nothing is sent when the session has gone. */
+void op_finish(struct op *op, int status);
+
+/* Give the op back without a reply. */
+void op_drop(struct op *op);
+
+#endif

@@ -1,0 +1,315 @@
+/* See session.h. */
+#include "daemon/net/session.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <openssl/crypto.h>
+
+#include "daemon/base/log.h"
+#include "daemon/daemon.h"
+#include "daemon/model/drain.h"
+#include "daemon/model/model.h"
+#include "daemon/model/restore.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+
+#define INDEX_BITS 10
+_Static_assert((1u << INDEX_BITS) == SESSIONS_MAX, "a session id carries its table index");
+
+int session_table_init(struct session_table *table, struct shd_err *e)
+{
+    uint32_t epoch;
+    if (getrandom(&epoch, sizeof epoch, 0) != (ssize_t)sizeof epoch)
+        return err_sys(e, SHD_EIO, "get random bytes");
+    struct session *items = sys_calloc(SESSIONS_MAX, sizeof *items);
+    if (items == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %u sessions", SESSIONS_MAX);
+    for (uint32_t i = 0; i < SESSIONS_MAX; i++)
+        items[i].side_fd = -1;
+    *table = (struct session_table){ .items = items, .epoch = epoch };
+    return SHD_OK;
+}
+
+void session_table_deinit(struct session_table *table)
+{
+    for (uint32_t i = 0; table->items != NULL && i < SESSIONS_MAX; i++)
+        replies_free(table->items[i].replies); /* of those whose requests were never answered */
+    free(table->items);
+    *table = (struct session_table){ 0 };
+}
+
+int inbox_new(struct model *m, uint32_t slots, struct inbox **ret_inbox, struct shd_err *e)
+{
+    struct inbox *inbox = sys_calloc(1, sizeof *inbox);
+    if (inbox == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for an inbox");
+    inbox->segment = inbox->activity = SEGMENT_CLOSED;
+    int r = m->kern->ops->segment_new(m->kern, "shardd-inbox", SEGMENT_INBOX,
+                                      shardmap_inbox_bytes(m->map, slots), &inbox->segment, e);
+    if (r == SHD_OK && inbox->segment.place != SEGMENT_HOST)
+        r = segment_new("shardd-activity", SEGMENT_ACTIVITY, ACTIVITY_BYTES, &inbox->activity, e);
+    if (r != SHD_OK) {
+        m->kern->ops->segment_close(m->kern, &inbox->segment);
+        free(inbox);
+        return r;
+    }
+    inbox->model = m;
+    inbox->slots = slots;
+    inbox->refs = 1;
+    *ret_inbox = inbox;
+    return SHD_OK;
+}
+
+static void close_inbox(uv_work_t *work)
+{
+    struct inbox *inbox = work->data;
+    inbox->model->kern->ops->segment_close(inbox->model->kern, &inbox->segment);
+    segment_close(&inbox->activity);
+}
+
+static void inbox_closed(uv_work_t *work, int cancelled)
+{
+    CHECK(cancelled == 0);
+    free(work->data);
+}
+
+void inbox_unref(struct inbox *inbox)
+{
+    struct daemon *d = inbox->model->daemon;
+    CHECK(inbox->refs > 0);
+    if (--inbox->refs > 0)
+        return;
+    inbox->model->inbox_bytes -= inbox->segment.bytes;
+    inbox->work.data = inbox;
+    if (!d->stopping) { /* unmapping much memory takes a while */
+        uv_queue_work(&d->loop, &inbox->work, close_inbox, inbox_closed);
+        return;
+    }
+    close_inbox(&inbox->work);
+    free(inbox);
+}
+
+const struct activity *inbox_activity(const struct inbox *inbox)
+{
+    if (inbox->activity.base != NULL)
+        return inbox->activity.base;
+    const uint8_t *base = inbox->segment.base;
+    return (const struct activity *)(base + shardmap_activity_offset_bytes(inbox->model->map,
+                                                                           inbox->slots));
+}
+
+/* The slot can be used again once nothing refers to it: requests, or the closing poll handle. */
+static void free_if_unused(struct session *s)
+{
+    if (s->state != SESSION_DEAD || s->ops > 0 || s->poll_closing)
+        return;
+    s->daemon->sessions.used--;
+    replies_free(s->replies);
+    memset(s, 0, sizeof *s);
+    s->side_fd = -1;
+}
+
+void session_unref(struct session *s)
+{
+    CHECK(s->ops > 0);
+    s->ops--;
+    free_if_unused(s);
+}
+
+static void poll_closed(uv_handle_t *handle)
+{
+    struct session *s = handle->data;
+    s->poll_closing = false;
+    free_if_unused(s);
+}
+
+void session_end(struct session *s, const char *why)
+{
+    CHECK(s->state == SESSION_NEW || s->state == SESSION_OPEN);
+    struct daemon *d = s->daemon;
+    log_info("op=session_end session=%016" PRIx64 " pid=%d name=%s why=\"%s\"", s->id,
+             (int)s->peer.pid, s->name, why);
+    if (s->state == SESSION_OPEN)
+        metrics_session_ended(s);
+    s->state = SESSION_DEAD;
+    s->poll_closing = true;
+    uv_poll_stop(&s->poll);
+    uv_close((uv_handle_t *)&s->poll, poll_closed);
+    close(s->side_fd);
+    s->side_fd = -1;
+    memset(s->tickets, 0, sizeof s->tickets);
+    OPENSSL_cleanse(s->token, sizeof s->token);
+    links_end(s); /* what they bring goes into inboxes, which stay for as long */
+    for (uint32_t i = 0; i < s->inbox_count; i++)
+        inbox_unref(s->inboxes[i]);
+    s->inbox_count = 0;
+    s->ops++; /* the waiting requests finished here must not free the slot under us */
+    for (uint32_t i = 0; i < d->model_count; i++)
+        model_forget_session(d->models[i], s);
+    restore_forget_session(d, s);
+    drain_forget_session(s);
+    session_unref(s);
+}
+
+static void answer_claim(struct session *s, uint64_t ticket)
+{
+    struct side_msg msg = { .magic = SIDE_MAGIC, .protocol = SHD_PROTOCOL, .ticket = ticket };
+    int fd = -1;
+    for (uint32_t i = 0; i < SESSION_TICKETS_MAX && ticket != 0; i++) {
+        struct session_ticket *t = &s->tickets[i];
+        if (t->ticket != ticket)
+            continue;
+        msg.type = SIDE_SEGMENT;
+        msg.kind = (uint32_t)t->kind;
+        msg.bytes = t->bytes;
+        fd = t->fd;
+        *t = (struct session_ticket){ 0 };
+        break;
+    }
+    if (fd < 0) {
+        msg.type = SIDE_ERROR;
+        msg.status = SHD_ENOENT;
+        strcpy(msg.text, "no such ticket in this session");
+    }
+    struct shd_err e;
+    if (side_send(s->side_fd, &msg, fd, &e) != SHD_OK)
+        session_end(s, e.text);
+}
+
+static void side_event(uv_poll_t *poll, int status, int events)
+{
+    (void)events;
+    struct session *s = poll->data;
+    struct side_msg msg;
+    int fd;
+    struct shd_err e;
+    if (status < 0) {
+        session_end(s, uv_strerror(status));
+        return;
+    }
+    const int r = side_recv(s->side_fd, /* timeout_ms= */ 0, &msg, &fd, &e);
+    if (r == SHD_ETIMEDOUT)
+        return;
+    if (r != SHD_OK) {
+        session_end(s, r == SHD_EGONE ? "it hung up" : e.text);
+        return;
+    }
+    if (fd >= 0)
+        close(fd);
+    if (msg.type == SIDE_CLAIM && s->state == SESSION_OPEN)
+        answer_claim(s, msg.ticket);
+    else
+        session_end(s, "unexpected message on the side channel");
+}
+
+static struct session *find_free(struct session_table *table)
+{
+    for (uint32_t i = 0; i < SESSIONS_MAX; i++)
+        if (table->items[i].state == SESSION_FREE)
+            return &table->items[i];
+    return NULL;
+}
+
+static int send_welcome(struct session *s, int fd, struct shd_err *e)
+{
+    if (getrandom(s->token, sizeof s->token, 0) != (ssize_t)sizeof s->token)
+        return err_sys(e, SHD_EIO, "get random bytes");
+    const struct side_msg msg = side_welcome(s->token);
+    return side_send(fd, &msg, /* pass_fd= */ -1, e);
+}
+
+int session_new(struct daemon *d, int fd, const struct side_peer *peer, struct shd_err *e)
+{
+    struct session_table *table = &d->sessions;
+    struct session *s = find_free(table);
+    if (s == NULL)
+        return err_set(e, SHD_EBUSY, "device %s has %u sessions, the most there may be", d->device,
+                       SESSIONS_MAX);
+    const uint32_t index = (uint32_t)(s - table->items);
+    int r = send_welcome(s, fd, e);
+    if (r != SHD_OK)
+        return r;
+    r = uv_poll_init(&d->loop, &s->poll, fd);
+    if (r < 0)
+        return err_set(e, SHD_EIO, "poll a side channel: %s", uv_strerror(r));
+    s->poll.data = s;
+    uv_poll_start(&s->poll, UV_READABLE | UV_DISCONNECT, side_event);
+    s->state = SESSION_NEW;
+    s->daemon = d;
+    s->id = ++table->epoch << INDEX_BITS | index;
+    s->side_fd = fd;
+    s->peer = *peer;
+    s->since_ns = uv_hrtime();
+    metrics_session_began(s);
+    table->used++;
+    return SHD_OK;
+}
+
+struct session *session_find(struct daemon *d, uint64_t id, const uint8_t *identity,
+                             uint32_t identity_bytes)
+{
+    struct session *s = &d->sessions.items[id & (SESSIONS_MAX - 1)];
+    if (s->state != SESSION_OPEN || s->id != id || s->identity_bytes != identity_bytes ||
+        memcmp(s->identity, identity, identity_bytes) != 0)
+        return NULL;
+    return s;
+}
+
+struct session *session_by_identity(struct daemon *d, const uint8_t *identity,
+                                    uint32_t identity_bytes)
+{
+    for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
+        struct session *s = session_find(d, d->sessions.items[i].id, identity, identity_bytes);
+        if (s != NULL)
+            return s;
+    }
+    return NULL;
+}
+
+struct session *session_by_token(struct daemon *d, const uint8_t *token)
+{
+    struct session *found = NULL;
+    for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
+        struct session *s = &d->sessions.items[i];
+        if (s->state == SESSION_NEW && CRYPTO_memcmp(s->token, token, SHD_TOKEN_BYTES) == 0)
+            found = s;
+    }
+    return found;
+}
+
+uint64_t session_ticket_new(struct session *s, int fd, enum segment_kind kind, uint64_t bytes)
+{
+    for (uint32_t i = 0; i < SESSION_TICKETS_MAX; i++) {
+        struct session_ticket *t = &s->tickets[i];
+        if (t->ticket != 0)
+            continue;
+        *t = (struct session_ticket){ ++s->ticket_last, fd, kind, bytes };
+        return t->ticket;
+    }
+    return 0;
+}
+
+struct inbox *session_inbox(struct session *s, const struct model *model)
+{
+    for (uint32_t i = 0; i < s->inbox_count; i++)
+        if (s->inboxes[i]->model == model)
+            return s->inboxes[i];
+    return NULL;
+}
+
+const char *session_role_name(enum wire_role role)
+{
+    switch (role) {
+    case WIRE_TRAINER:
+        return "trainer";
+    case WIRE_READER:
+        return "reader";
+    case WIRE_ADMIN:
+        return "admin";
+    }
+    return "?";
+}

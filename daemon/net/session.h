@@ -1,0 +1,127 @@
+/* Sessions: one per attached client, born with its side-channel connection and dead with it.
+ *
+ * The side channel proves who the peer is and shows its death within milliseconds; its token
+ * admits one ZeroMQ identity (Hello). When a session dies its claims die: tickets, waiting
+ * requests, slots. Gradients it had handed over stay valid: their inbox lives until summed.
+ */
+#ifndef SHD_SESSION_H
+#define SHD_SESSION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <uv.h>
+
+#include "daemon/core/replies.h"
+#include "daemon/net/links.h"
+#include "daemon/net/op.h"
+#include "proto/share/activity.h"
+#include "proto/share/fdpass.h"
+#include "proto/share/segment.h"
+#include "proto/spec/layout.h"
+#include "proto/wire/wire.h"
+
+#define SESSIONS_MAX        1024u
+#define SESSION_MODELS_MAX  8u
+#define SESSION_TICKETS_MAX 16u
+#define SESSION_OPS_MAX     128u /* requests of one session that may be pending */
+
+/* A session's gradient slots for one model. Counted: one reference by the session, one by each
+ * RETURN whose slot is still to be read. */
+struct inbox {
+    struct segment segment;
+    struct segment activity; /* the host's, where segment is not; else closed */
+    struct model *model;     /* borrowed */
+    uv_work_t work;          /* closing it */
+    uint32_t slots;
+    uint64_t busy;     /* bit per slot: a RETURN of it is pending */
+    uint64_t spilling; /* bit per slot: it is being copied */
+    uint64_t taken_ns; /* when the last slot was taken */
+    uint32_t refs;
+    uint32_t op_index[SHD_SLOTS_MAX]; /* of a busy slot's RETURN */
+    struct activity_waits waits_seen; /* what the worker had counted when last looked at */
+};
+
+/* What the worker shows of itself: untrusted, see activity.h. */
+const struct activity *inbox_activity(const struct inbox *inbox);
+
+struct session_ticket {
+    uint64_t ticket; /* 0: unused */
+    int fd;          /* borrowed from a segment that lives as long as the session */
+    enum segment_kind kind;
+    uint64_t bytes;
+};
+
+enum session_state { SESSION_FREE, SESSION_NEW, SESSION_OPEN, SESSION_DEAD };
+
+struct session {
+    enum session_state state;
+    struct daemon *daemon;
+    uint64_t id; /* never reused while the daemon runs; carries the table index */
+    uint64_t since_ns;
+    uint64_t start_time; /* of its process; 0: not known */
+    uv_poll_t poll;      /* on side_fd */
+    int side_fd;         /* owned; -1 when closed */
+    bool poll_closing;   /* uv_close() is under way: the slot must wait */
+    struct side_peer peer;
+    uint8_t token[SHD_TOKEN_BYTES];
+    enum wire_role role;
+    char name[WIRE_NAME_BYTES_MAX];
+    uint8_t identity[MAILBOX_IDENTITY_BYTES_MAX];
+    uint32_t identity_bytes;
+    struct replies *replies;                   /* owned; of an open session */
+    uint32_t ops;                              /* pending requests: the slot must wait for them */
+    struct inbox *inboxes[SESSION_MODELS_MAX]; /* counted references */
+    uint32_t inbox_count;
+    struct links links[SESSION_MODELS_MAX];
+    uint32_t link_count;
+    struct session_ticket tickets[SESSION_TICKETS_MAX];
+    uint64_t ticket_last;
+    bool detached;           /* it has said goodbye */
+    uint32_t prepared_model; /* handle; 0: it has not asked Prepare yet, else the last time of */
+    uint64_t prepared_step;
+};
+
+struct session_table {
+    struct session *items; /* owned, [SESSIONS_MAX] */
+    uint32_t used;
+    uint64_t epoch; /* counts sessions ever made; starts at random */
+};
+
+int session_table_init(struct session_table *table, struct shd_err *e);
+void session_table_deinit(struct session_table *table);
+
+/* A client connected: take over fd (on SHD_OK only), send it the welcome with a fresh token.
+ * Errors: SHD_EBUSY table full; SHD_EIO, SHD_EGONE. */
+int session_new(struct daemon *d, int fd, const struct side_peer *peer, struct shd_err *e);
+
+/* The open session `id` if this ZeroMQ identity owns it, else NULL. */
+struct session *session_find(struct daemon *d, uint64_t id, const uint8_t *identity,
+                             uint32_t identity_bytes);
+struct session *session_by_identity(struct daemon *d, const uint8_t *identity,
+                                    uint32_t identity_bytes);
+
+/* The new session with this token (compared in constant time), else NULL. */
+struct session *session_by_token(struct daemon *d, const uint8_t *token);
+
+/* End a session: close its side channel, drop its claims. Its slot is reused when its pending
+ * requests are done. `why` is for the log. */
+void session_end(struct session *s, const char *why);
+
+/* A request of it is done; frees the slot of a dead session with the last one. */
+void session_unref(struct session *s);
+
+/* Make a ticket for fd; 0 when the session has too many unclaimed. */
+uint64_t session_ticket_new(struct session *s, int fd, enum segment_kind kind, uint64_t bytes);
+
+struct inbox *session_inbox(struct session *s, const struct model *model); /* or NULL */
+
+/* An inbox of no session yet. Not for the loop's thread: it waits for the device. */
+int inbox_new(struct model *m, uint32_t slots, struct inbox **ret_inbox, struct shd_err *e);
+
+/* The last reference closes it, on libuv's pool. */
+void inbox_unref(struct inbox *inbox);
+
+const char *session_role_name(enum wire_role role);
+
+#endif

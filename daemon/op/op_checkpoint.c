@@ -1,0 +1,74 @@
+/* CHECKPOINT: write this owner's part of exactly one step: the current one at once, a later one
+ * when it opens. A session that asks again replaces what it asked for before. */
+#include <inttypes.h>
+
+#include "daemon/daemon.h"
+#include "daemon/model/checkpoint.h"
+#include "daemon/model/model.h"
+#include "daemon/net/dispatch.h"
+#include "proto/base/sys.h"
+
+static int busy(struct op *op, const struct op *other)
+{
+    return err_set(&op->err, SHD_EBUSY,
+                   "session '%.60s' (pid %d) has a checkpoint of model '%s' under way",
+                   other->session->name, (int)other->session->peer.pid, op->model->spec->name);
+}
+
+/* One that waits for its step: ours goes, another's stays. Called for a request that is new. */
+static int replace_waiting(struct op *op)
+{
+    struct model *m = op->model;
+    for (struct op **at = &m->waiting; *at != NULL; at = &(*at)->next) {
+        struct op *other = *at;
+        if (other->req.type != WIRE_CHECKPOINT)
+            continue;
+        if (other->session != op->session)
+            return busy(op, other);
+        *at = other->next;
+        other->next = NULL;
+        op_finish(other, err_set(&other->err, SHD_ESTEP, "the session asks for another step"));
+        break; /* there is one at most */
+    }
+    return SHD_OK;
+}
+
+static int replace_running(struct op *op)
+{
+    struct op *other = checkpoint_op(op->model);
+    if (other == NULL)
+        return SHD_OK;
+    if (other->session != op->session && other->session->state == SESSION_OPEN)
+        return busy(op, other);
+    checkpoint_replace(op->model);
+    return SHD_OK;
+}
+
+static int take(struct op *op)
+{
+    op->text = sys_strdup(op->req.checkpoint.path); /* the request's bytes are gone later */
+    if (op->text == NULL)
+        return err_set(&op->err, SHD_ENOMEM, "no memory for a path");
+    const int r = replace_waiting(op);
+    return r == SHD_OK ? replace_running(op) : r;
+}
+
+int op_checkpoint(struct op *op)
+{
+    const struct wire_checkpoint *req = &op->req.checkpoint;
+    int r = op_find_model(op, req->model);
+    if (r == SHD_OK && op->text == NULL)
+        r = take(op);
+    if (r != SHD_OK)
+        return r;
+    struct model *m = op->model;
+    const uint64_t current = step_collecting(m->core);
+    if (req->step < current)
+        return err_set(&op->err, SHD_ESTEP,
+                       "checkpoint of step %" PRIu64 " asked for, the open step is %" PRIu64,
+                       req->step, current);
+    if (req->step == current && step_phase(m->core) != STEP_APPLYING && checkpoint_op(m) == NULL)
+        return checkpoint_begin(op);
+    model_wait(m, op);
+    return SHD_PENDING;
+}

@@ -1,0 +1,47 @@
+/* FETCH: send this owner's part of a unit down the session's link, in its turn, once the step asked
+ * for is published. Where that step is over, what is published now is sent all the same, so that
+ * both sides go on with the next turn; the reply says which step it was. Nothing keeps an update
+ * from beginning while the bytes are sent: it begins only when the step is committed, and then what
+ * the worker computes from them no longer counts. */
+#include <inttypes.h>
+
+#include "daemon/daemon.h"
+#include "daemon/model/model.h"
+#include "daemon/net/dispatch.h"
+#include "daemon/net/links.h"
+
+static void sent(struct op *op, const struct comm_job *job)
+{
+    if (job->status != SHD_OK)
+        op->err = job->why;
+    op->reply.type = WIRE_FETCHED;
+    op->reply.fetched.step = job->version;
+    op_finish(op, job->status);
+}
+
+int op_fetch(struct op *op)
+{
+    const struct wire_fetch *req = &op->req.fetch;
+    const int r = op_find_model(op, req->model);
+    if (r != SHD_OK)
+        return r;
+    const struct model *m = op->model;
+    if (req->unit >= m->spec->unit_count)
+        return err_set(&op->err, SHD_ERANGE, "unit %" PRIu32 " of a model with %" PRIu32, req->unit,
+                       m->spec->unit_count);
+    const struct links *links = links_find(op->session, m);
+    if (links == NULL || links->down == NULL)
+        return err_set(&op->err, SHD_EINVAL, "session has not joined model '%s'", m->spec->name);
+    const struct comm_job job = {
+        .way = COMM_SEND,
+        .memory = model_published(m, req->unit),
+        .bytes = m->map->slice[req->unit].elems * dtype_bytes(m->spec->publish),
+        .turn = req->turn,
+        .gate = { m->board, req->unit, req->step },
+        .timeout_ns = links->timeout_ns,
+    };
+    if (job.bytes == 0)
+        return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 " has no part here", req->unit);
+    const int queued = links_transfer(op, links->down, &job, sent);
+    return queued == SHD_OK ? SHD_PENDING : queued;
+}

@@ -1,0 +1,17 @@
+/* GET_BLOB: the client's own state as of the last committed step. */
+#include "daemon/daemon.h"
+#include "daemon/model/model.h"
+#include "daemon/net/dispatch.h"
+
+int op_get_blob(struct op *op)
+{
+    const int r = op_find_model(op, op->req.get_blob.model);
+    if (r != SHD_OK)
+        return r;
+    const struct model *m = op->model;
+    const struct step_blob blob = step_last_blob(m->core);
+    op->reply.type = WIRE_BLOB;
+    op->reply.blob = (struct wire_blob){ .step = step_collecting(m->core),
+                                         .blob = { blob.data, blob.bytes } };
+    return SHD_OK;
+}

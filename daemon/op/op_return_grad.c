@@ -1,0 +1,123 @@
+/* RETURN: a unit's gradient of one micro-batch lies in a slot of the session's inbox. Happy path:
+ * checked here, ordered and counted by the core, summed by a kernel, then credited: the reply says
+ * that the slot is free. One with a turn is first received into the slot, by the session's link. */
+#include <inttypes.h>
+
+#include "daemon/daemon.h"
+#include "daemon/model/apply.h"
+#include "daemon/model/drain.h"
+#include "daemon/net/dispatch.h"
+#include "daemon/net/links.h"
+#include "proto/base/check.h"
+
+static int check_place(struct op *op)
+{
+    const struct wire_return *req = &op->req.return_grad;
+    const struct spec *spec = op->model->spec;
+    if (req->unit >= spec->unit_count)
+        return err_set(&op->err, SHD_ERANGE, "unit %" PRIu32 " of a model with %" PRIu32, req->unit,
+                       spec->unit_count);
+    if (req->micro >= spec_returns(spec))
+        return err_set(&op->err, SHD_ERANGE,
+                       "micro-batch %" PRIu32 " of a step with %" PRIu32 " (groups of %" PRIu32 ")",
+                       req->micro, spec_returns(spec), spec->accumulate);
+    if (spec->units[req->unit].frozen)
+        return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 " '%s' is frozen: it has no gradient",
+                       req->unit, spec->units[req->unit].name);
+    return SHD_OK;
+}
+
+static int take_slot(struct op *op)
+{
+    const uint32_t slot = op->req.return_grad.slot;
+    struct inbox *inbox = session_inbox(op->session, op->model);
+    if (inbox == NULL)
+        return err_set(&op->err, SHD_EINVAL, "session has no gradient slots for model '%s'",
+                       op->model->spec->name);
+    if (slot >= inbox->slots)
+        return err_set(&op->err, SHD_ERANGE, "slot %" PRIu32 " of an inbox with %" PRIu32, slot,
+                       inbox->slots);
+    if (inbox->busy & UINT64_C(1) << slot)
+        return err_set(&op->err, SHD_EINVAL, "slot %" PRIu32 " was not credited yet", slot);
+    inbox->busy |= UINT64_C(1) << slot;
+    inbox->refs++;
+    inbox->op_index[slot] = op->index;
+    op->inbox = inbox;
+    spill_watch(op->daemon, inbox);
+    return SHD_OK;
+}
+
+static void release_slot(struct op *op)
+{
+    if (op->inbox == NULL)
+        return;
+    op->inbox->busy &= ~(UINT64_C(1) << op->req.return_grad.slot);
+    inbox_unref(op->inbox);
+    op->inbox = NULL;
+}
+
+static void received(struct op *op, const struct comm_job *job)
+{
+    if (job->status == SHD_OK) {
+        struct op *list = op;
+        op->received = true;
+        dispatch_again(&list);
+        return;
+    }
+    op->err = job->why;
+    release_slot(op);
+    op_finish(op, job->status);
+}
+
+/* Whatever becomes of it later: the next turn is behind this one. */
+static int receive(struct op *op)
+{
+    const struct wire_return *req = &op->req.return_grad;
+    const struct model *m = op->model;
+    const struct links *links = links_find(op->session, m);
+    struct comm_job job = { .way = COMM_RECV,
+                            .bytes = m->map->slice[req->unit].elems * dtype_bytes(req->dtype),
+                            .turn = req->turn };
+    if (links == NULL || links->up == NULL)
+        return err_set(&op->err, SHD_EINVAL, "session has not joined model '%s'", m->spec->name);
+    if (req->none || job.bytes == 0)
+        return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 ": nothing to be sent", req->unit);
+    job.timeout_ns = links->timeout_ns;
+    int r = take_slot(op);
+    if (r != SHD_OK)
+        return r;
+    job.memory = (uint8_t *)op->inbox->segment.base + shardmap_slot_offset_bytes(m->map, req->slot);
+    r = links_transfer(op, links->up, &job, received);
+    if (r == SHD_OK)
+        return SHD_PENDING;
+    release_slot(op);
+    return r;
+}
+
+int op_return_grad(struct op *op)
+{
+    const struct wire_return *req = &op->req.return_grad;
+    int r = op_find_model(op, req->model);
+    if (r == SHD_OK)
+        r = check_place(op);
+    if (r == SHD_OK && req->turn > 0 && !op->received)
+        return receive(op);
+    if (r == SHD_OK && drain_holds(op, req->step))
+        return SHD_PENDING;
+    if (r == SHD_OK && !req->none && !op->received)
+        r = take_slot(op);
+    if (r != SHD_OK) {
+        release_slot(op);
+        return r;
+    }
+    metrics_return_arrived(op);
+    struct step_actions actions;
+    r = step_return(op->model->core, op->index + 1, req->step, req->unit, req->micro, req->none,
+                    req->metrics, req->metric_count, &actions, &op->err);
+    if (r != SHD_OK) {
+        release_slot(op);
+        return r;
+    }
+    apply_actions(op->model, &actions); /* a stale one is finished here */
+    return SHD_PENDING;
+}

@@ -1,0 +1,230 @@
+/* See http.h. */
+#include "daemon/view/http.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <microhttpd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/daemon.h"
+#include "proto/base/check.h"
+
+#define NS_PER_MS       UINT64_C(1000000)
+#define SNAPSHOT_MS_MAX 200 /* a request waits for a snapshot */
+#define IDLE_S          5u
+#define MEMORY_BYTES    8192u /* of a connection: its headers */
+#define POLL_MS_MAX     1000
+
+/* -- Called by libmicrohttpd, on our thread -----------------------------------------------------
+ */
+
+static void connection_changed(void *cls, struct MHD_Connection *connection, void **socket_context,
+                               enum MHD_ConnectionNotificationCode code)
+{
+    struct http *h = cls;
+    if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
+        http_conn_remove(h, *socket_context);
+        *socket_context = NULL;
+        return;
+    }
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(
+        connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    *socket_context = http_conn_add(h, connection, info != NULL ? info->connect_fd : -1);
+}
+
+static struct http_conn *conn_of(struct MHD_Connection *connection)
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(
+        connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return info != NULL ? info->socket_context : NULL;
+}
+
+static enum http_kind kind_of(const struct http *h, struct MHD_Connection *connection)
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection,
+                                                                   MHD_CONNECTION_INFO_DAEMON);
+    return info != NULL && info->daemon == h->servers[HTTP_TCP].mhd ? HTTP_TCP : HTTP_UNIX;
+}
+
+static enum MHD_Result requested(void *cls, struct MHD_Connection *connection, const char *url,
+                                 const char *method, const char *version, const char *upload,
+                                 size_t *upload_bytes, void **request)
+{
+    struct http *h = cls;
+    struct http_conn *c = conn_of(connection);
+    (void)version;
+    (void)upload;
+    if (c == NULL)
+        return MHD_NO;
+    if (*request == NULL) { /* the headers are in; the next call may answer */
+        *request = c;
+        c->asked = true;
+        return MHD_YES;
+    }
+    if (*upload_bytes > 0)
+        return MHD_NO; /* nothing here takes a body */
+    switch (http_answer(h, kind_of(h, connection), c, url, method)) {
+    case HTTP_ANSWERED:
+        return MHD_YES;
+    case HTTP_WAIT:
+        c->suspended = true;
+        MHD_suspend_connection(connection);
+        return MHD_YES;
+    case HTTP_FAILED:
+        break;
+    }
+    return MHD_NO;
+}
+
+/* -- The thread ---------------------------------------------------------------------------------
+ */
+
+/* Those who wait for a snapshot go on when there is one, or when they have waited long enough:
+ * http_answer() sees which. */
+static int resume_waiting(struct http *h, bool published, uint64_t now_ns)
+{
+    int next_ms = -1;
+    for (uint32_t i = 0; i < ARRAY_SIZE(h->conns); i++) {
+        struct http_conn *c = &h->conns[i];
+        if (c->connection == NULL || !c->suspended)
+            continue;
+        const uint64_t waited_ms = (now_ns - c->wait_ns) / NS_PER_MS;
+        if (published || waited_ms >= SNAPSHOT_MS_MAX) {
+            c->suspended = false;
+            MHD_resume_connection(c->connection);
+            next_ms = 0;
+        } else if (next_ms < 0 || SNAPSHOT_MS_MAX - (int)waited_ms < next_ms) {
+            next_ms = SNAPSHOT_MS_MAX - (int)waited_ms;
+        }
+    }
+    return next_ms;
+}
+
+static int earlier(int a_ms, int b_ms)
+{
+    if (a_ms < 0 || b_ms < 0)
+        return a_ms < 0 ? b_ms : a_ms;
+    return a_ms < b_ms ? a_ms : b_ms;
+}
+
+static int poll_ms(struct http *h, bool published)
+{
+    const uint64_t now_ns = uv_hrtime();
+    int ms = earlier(http_conns_sweep(h, now_ns), resume_waiting(h, published, now_ns));
+    for (int i = 0; i < HTTP_KINDS; i++) {
+        MHD_UNSIGNED_LONG_LONG wanted_ms;
+        if (h->servers[i].mhd == NULL || MHD_get_timeout(h->servers[i].mhd, &wanted_ms) != MHD_YES)
+            continue;
+        ms = earlier(ms, wanted_ms < POLL_MS_MAX ? (int)wanted_ms : POLL_MS_MAX);
+    }
+    if (h->removed) /* at its limit it listens no more, and nothing else would wake it */
+        ms = 0;
+    h->removed = false;
+    return ms;
+}
+
+static void *serve(void *arg)
+{
+    struct http *h = arg;
+    const struct view *v = &h->daemon->view;
+    bool published = false;
+    while (!atomic_load(&h->stop)) {
+        struct pollfd fds[1 + HTTP_KINDS] = { { .fd = v->event_fd, .events = POLLIN } };
+        for (int i = 0; i < HTTP_KINDS; i++)
+            fds[1 + i] = (struct pollfd){ .fd = h->servers[i].epoll_fd, .events = POLLIN };
+        const int ready = poll(fds, ARRAY_SIZE(fds), poll_ms(h, published));
+        if (ready < 0 && errno != EINTR)
+            log_error("op=http why=\"poll: %s\" do=\"restart the daemon if /status stays slow\"",
+                      strerror(errno));
+        uint64_t count;
+        published = read(v->event_fd, &count, sizeof count) == (ssize_t)sizeof count;
+        for (int i = 0; i < HTTP_KINDS; i++)
+            if (h->servers[i].mhd != NULL)
+                MHD_run(h->servers[i].mhd);
+    }
+    return NULL;
+}
+
+/* -- Starting and ending ------------------------------------------------------------------------
+ */
+
+static int start_server(struct http *h, enum http_kind kind, struct shd_err *e)
+{
+    struct http_server *server = &h->servers[kind];
+    server->mhd = MHD_start_daemon(
+        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, requested, h,
+        MHD_OPTION_LISTEN_SOCKET, (MHD_socket)server->listen_fd, MHD_OPTION_CONNECTION_LIMIT,
+        HTTP_CONNECTIONS + HTTP_SPARE, MHD_OPTION_CONNECTION_TIMEOUT, IDLE_S,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)MEMORY_BYTES, MHD_OPTION_NOTIFY_CONNECTION,
+        connection_changed, h, MHD_OPTION_END);
+    const union MHD_DaemonInfo *info = server->mhd != NULL
+                                           ? MHD_get_daemon_info(server->mhd,
+                                                                 MHD_DAEMON_INFO_EPOLL_FD)
+                                           : NULL;
+    if (info == NULL)
+        return err_set(e, SHD_EIO, "start the HTTP server: %s", strerror(errno));
+    server->epoll_fd = info->epoll_fd;
+    return SHD_OK;
+}
+
+static int start_thread(struct http *h, struct shd_err *e)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are the loop thread's */
+    const int r = pthread_create(&h->thread, NULL, serve, h);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (r != 0)
+        return err_set(e, SHD_EIO, "start the HTTP thread: %s", strerror(r));
+    h->running = true;
+    pthread_setname_np(h->thread, "shardd-http");
+    return SHD_OK;
+}
+
+int http_init(struct daemon *d, const char *address, struct shd_err *e)
+{
+    struct http *h = &d->http;
+    h->daemon = d;
+    int r = http_listen_unix(d, &h->servers[HTTP_UNIX].listen_fd, e);
+    if (r == SHD_OK)
+        r = start_server(h, HTTP_UNIX, e);
+    if (r == SHD_OK && address != NULL)
+        r = http_listen_tcp(address, &h->servers[HTTP_TCP].listen_fd,
+                            &h->servers[HTTP_TCP].loopback, e);
+    if (r == SHD_OK && address != NULL)
+        r = start_server(h, HTTP_TCP, e);
+    return r == SHD_OK ? start_thread(h, e) : r;
+}
+
+static void stop_server(struct http_server *server)
+{
+    if (server->mhd != NULL)
+        MHD_stop_daemon(server->mhd); /* closes the listening socket too */
+    else if (server->listen_fd >= 0)
+        close(server->listen_fd);
+    *server = (struct http_server){ .listen_fd = -1, .epoll_fd = -1 };
+}
+
+void http_deinit(struct daemon *d)
+{
+    struct http *h = &d->http;
+    const uint64_t one = 1;
+    if (h->running) {
+        atomic_store(&h->stop, true);
+        const ssize_t written = write(d->view.event_fd, &one, sizeof one);
+        CHECK(written == (ssize_t)sizeof one || errno == EAGAIN);
+        pthread_join(h->thread, NULL);
+        h->running = false;
+        resume_waiting(h, /* published= */ true, uv_hrtime());
+    }
+    for (int i = 0; i < HTTP_KINDS; i++)
+        stop_server(&h->servers[i]);
+    if (h->path[0] != '\0')
+        unlink(h->path);
+    h->path[0] = '\0';
+}

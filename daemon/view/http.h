@@ -1,0 +1,83 @@
+/* HTTP for people and tools that look: DIR/DEVICE.status, and TCP where asked (docs/status.md).
+ *
+ * A thread of its own polls libmicrohttpd's epoll descriptors and the view's eventfd. A request
+ * that needs a fresh snapshot is suspended until the loop has published one, 200 ms at most; then
+ * it is answered with the last one. The thread never waits for the loop.
+ *
+ * Bounds: 64 connections, the newest pushes out the oldest that has not asked anything yet; 5 s
+ * without progress, 10 s until the request is there, 60 s in all; 8 KiB of headers; GET and HEAD;
+ * one request per connection; two traces at a time.
+ *
+ * Failure modes: no descriptors or no memory: that one connection is refused. */
+#ifndef SHD_HTTP_H
+#define SHD_HTTP_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/base/status.h"
+
+struct daemon;
+struct MHD_Connection;
+struct MHD_Daemon;
+struct http;
+
+#define HTTP_CONNECTIONS 64u
+#define HTTP_SPARE       8u /* being pushed out */
+#define HTTP_TRACES_MAX  2u
+
+enum http_kind { HTTP_UNIX, HTTP_TCP, HTTP_KINDS };
+
+struct http_conn {
+    struct MHD_Connection *connection; /* NULL: free */
+    int fd;                            /* borrowed */
+    uint64_t since_ns;
+    bool asked;       /* its request is there */
+    bool shut;        /* on its way out */
+    bool suspended;   /* until a snapshot is published, or: */
+    uint64_t wait_ns; /* since when it waits; 0: it has not waited */
+    bool with_spans;
+    bool traces; /* its answer is one of the HTTP_TRACES_MAX */
+};
+
+struct http_server {
+    struct MHD_Daemon *mhd; /* owned; NULL: none */
+    int listen_fd;          /* MHD's once it runs */
+    int epoll_fd;           /* borrowed */
+    bool loopback;          /* TCP: reachable from this host only */
+};
+
+struct http {
+    struct daemon *daemon;
+    struct http_server servers[HTTP_KINDS];
+    struct http_conn conns[HTTP_CONNECTIONS + HTTP_SPARE];
+    uint32_t conn_count, trace_count;
+    bool removed; /* a connection went: run libmicrohttpd again, it may listen again */
+    char path[600];
+    pthread_t thread;
+    bool running;
+    _Atomic bool stop;
+};
+
+/* address: "HOST:PORT" for TCP as well, or NULL. Starts the thread. */
+int http_init(struct daemon *d, const char *address, struct shd_err *e);
+void http_deinit(struct daemon *d); /* joins the thread, removes the socket file */
+
+/* http_socket.c */
+int http_listen_unix(struct daemon *d, int *ret_fd, struct shd_err *e);
+int http_listen_tcp(const char *address, int *ret_fd, bool *ret_loopback, struct shd_err *e);
+
+/* http_conn.c: the table of connections. HTTP thread. */
+struct http_conn *http_conn_add(struct http *h, struct MHD_Connection *connection, int fd);
+void http_conn_remove(struct http *h, struct http_conn *c);
+/* Shut what has been there too long. Returns in how many ms to look again; -1: nothing to see. */
+int http_conns_sweep(struct http *h, uint64_t now_ns);
+
+/* http_answer.c: begin or answer a request. Returns whether it is to wait for a snapshot first. */
+enum http_next { HTTP_ANSWERED, HTTP_WAIT, HTTP_FAILED };
+enum http_next http_answer(struct http *h, enum http_kind kind, struct http_conn *c,
+                           const char *url, const char *method);
+
+#endif

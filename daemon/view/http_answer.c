@@ -1,0 +1,281 @@
+/* Answers to HTTP requests; see http.h and docs/status.md. HTTP thread. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <microhttpd.h>
+
+#include "daemon/base/trace.h"
+#include "daemon/daemon.h"
+#include "daemon/view/http.h"
+#include "proto/page/page.h"
+
+#define NS_PER_MS       UINT64_C(1000000)
+#define WAIT_NS         (195 * NS_PER_MS) /* a little less than http.c resumes after */
+#define STUCK_NS        (2000 * NS_PER_MS)
+#define TRACE_S_MAX     60
+#define TRACE_S_DEFAULT 5
+#define PLAIN           "text/plain; charset=utf-8"
+
+static const char paths[] = "paths here: / /status /metrics /trace?seconds=N /healthz\n";
+
+struct answer {
+    unsigned code;
+    const char *type;
+    const char *policy; /* Content-Security-Policy, or NULL */
+    char *text;         /* owned, or: */
+    const void *fixed;
+    size_t bytes;
+};
+
+static struct answer plain(unsigned code, const char *text)
+{
+    return (struct answer){ .code = code, .type = PLAIN, .fixed = text, .bytes = strlen(text) };
+}
+
+/* -- Sending ------------------------------------------------------------------------------------
+ */
+
+static void add_headers(struct MHD_Response *response, const struct answer *a)
+{
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, a->type);
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
+    MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    if (a->policy != NULL)
+        MHD_add_response_header(response, "Content-Security-Policy", a->policy);
+    if (a->code == MHD_HTTP_METHOD_NOT_ALLOWED)
+        MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
+}
+
+static enum http_next send_answer(struct MHD_Connection *connection, const struct answer *a)
+{
+    struct MHD_Response *response =
+        a->text != NULL ? MHD_create_response_from_buffer(a->bytes, a->text, MHD_RESPMEM_MUST_FREE)
+                        : MHD_create_response_from_buffer(a->bytes, (void *)(uintptr_t)a->fixed,
+                                                          MHD_RESPMEM_PERSISTENT);
+    if (response == NULL) {
+        free(a->text);
+        return HTTP_FAILED;
+    }
+    add_headers(response, a);
+    const enum MHD_Result queued = MHD_queue_response(connection, a->code, response);
+    MHD_destroy_response(response);
+    return queued == MHD_YES ? HTTP_ANSWERED : HTTP_FAILED;
+}
+
+static struct answer no_memory(void)
+{
+    return plain(MHD_HTTP_SERVICE_UNAVAILABLE, "out of memory\n");
+}
+
+/* -- Snapshots ----------------------------------------------------------------------------------
+ */
+
+/* One taken since this was asked, or waited for long enough; else ask for one and wait. */
+static struct view_snapshot *find_snapshot(struct http *h, struct http_conn *c, bool with_spans,
+                                           bool *ret_wait)
+{
+    struct view *v = &h->daemon->view;
+    const uint64_t now_ns = uv_hrtime();
+    struct view_snapshot *s = view_get(v, with_spans);
+    const bool fresh = s != NULL && c->wait_ns != 0 && s->taken_ns >= c->wait_ns;
+    *ret_wait = !fresh && (c->wait_ns == 0 || now_ns - c->wait_ns < WAIT_NS);
+    if (!*ret_wait)
+        return s;
+    view_unref(s);
+    c->with_spans = with_spans;
+    if (c->wait_ns == 0) {
+        c->wait_ns = now_ns;
+        view_request(v, with_spans);
+    }
+    return NULL;
+}
+
+static struct answer status_answer(const struct view_snapshot *s)
+{
+    json_t *root = view_json(s, uv_hrtime());
+    char *text = root != NULL ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
+    json_decref(root);
+    if (text == NULL)
+        return no_memory();
+    return (struct answer){
+        .code = MHD_HTTP_OK, .type = "application/json", .text = text, .bytes = strlen(text)
+    };
+}
+
+static struct answer metrics_answer(const struct view_snapshot *s)
+{
+    struct answer a = { .code = MHD_HTTP_OK, .type = "text/plain; version=0.0.4; charset=utf-8" };
+    struct shd_err e;
+    if (metrics_text(s, &a.text, &a.bytes, &e) != SHD_OK)
+        return no_memory();
+    return a;
+}
+
+/* -- Trace --------------------------------------------------------------------------------------
+ */
+
+static bool trace_seconds(struct MHD_Connection *connection, uint32_t *ret_seconds)
+{
+    const char *text = MHD_lookup_connection_value(connection, MHD_GET_ARGUMENT_KIND, "seconds");
+    if (text == NULL) {
+        *ret_seconds = TRACE_S_DEFAULT;
+        return true;
+    }
+    char *end;
+    errno = 0;
+    const long seconds = strtol(text, &end, 10);
+    if (errno != 0 || end == text || *end != '\0' || seconds < 1 || seconds > TRACE_S_MAX)
+        return false;
+    *ret_seconds = (uint32_t)seconds;
+    return true;
+}
+
+static bool others_wait_for_spans(const struct http *h, const struct http_conn *c)
+{
+    for (uint32_t i = 0; i < HTTP_CONNECTIONS + HTTP_SPARE; i++)
+        if (&h->conns[i] != c && h->conns[i].connection != NULL && h->conns[i].suspended &&
+            h->conns[i].with_spans)
+            return true;
+    return false;
+}
+
+static struct answer trace_answer(struct http *h, struct http_conn *c,
+                                  const struct view_snapshot *s, uint32_t seconds)
+{
+    struct answer a = { .code = MHD_HTTP_OK, .type = "application/json" };
+    struct shd_err e;
+    if (trace_json(h->daemon->trace, s, seconds, &a.text, &a.bytes, &e) != SHD_OK)
+        return no_memory();
+    c->traces = true;
+    h->trace_count++;
+    if (!others_wait_for_spans(h, c))
+        view_forget_spans(&h->daemon->view);
+    return a;
+}
+
+/* -- Health -------------------------------------------------------------------------------------
+ */
+
+/* The first reason not to be well; false: none. */
+static bool find_illness(const struct http *h, const struct view_snapshot *s, char *text,
+                         size_t bytes)
+{
+    const struct daemon *d = h->daemon;
+    const uint64_t stuck_ns = view_beat_age_ns(&d->view);
+    if (stuck_ns > STUCK_NS) {
+        snprintf(text, bytes, "the event loop has not turned for %.1f s\n",
+                 (double)stuck_ns * 1e-9);
+        return true;
+    }
+    if (d->adopt.refused_count > 0) {
+        snprintf(text, bytes, "model '%s' of a predecessor was refused: %s\n",
+                 d->adopt.refused[0].name, d->adopt.refused[0].why.text);
+        return true;
+    }
+    for (uint32_t i = 0; s != NULL && i < s->model_count; i++) {
+        if (s->models[i].status == SHD_OK)
+            continue;
+        snprintf(text, bytes, "model '%s' has failed: %s\n", s->models[i].spec->name,
+                 status_meaning(s->models[i].status));
+        return true;
+    }
+    return false;
+}
+
+static struct answer health_answer(const struct http *h, const struct view_snapshot *s)
+{
+    char text[1024];
+    if (!find_illness(h, s, text, sizeof text))
+        return plain(MHD_HTTP_OK, "ok\n");
+    char *copy = strdup(text);
+    if (copy == NULL)
+        return no_memory();
+    return (struct answer){
+        .code = MHD_HTTP_SERVICE_UNAVAILABLE, .type = PLAIN, .text = copy, .bytes = strlen(copy)
+    };
+}
+
+/* -- Requests -----------------------------------------------------------------------------------
+ */
+
+enum what { PAGE, STATUS, METRICS, TRACE, HEALTH, WHATS };
+
+static enum what find_path(const char *url)
+{
+    static const char *const urls[WHATS] = { "/", "/status", "/metrics", "/trace", "/healthz" };
+    enum what what = PAGE;
+    while (what < WHATS && strcmp(url, urls[what]) != 0)
+        what++;
+    return what;
+}
+
+/* A page from elsewhere can make a browser ask a loopback address under a name of its own. */
+static bool is_host_allowed(const struct http *h, enum http_kind kind,
+                            struct MHD_Connection *connection)
+{
+    const char *host = MHD_lookup_connection_value(connection, MHD_HEADER_KIND,
+                                                   MHD_HTTP_HEADER_HOST);
+    if (kind != HTTP_TCP || !h->servers[kind].loopback || host == NULL)
+        return true;
+    const size_t local = strlen("localhost");
+    if (strncmp(host, "localhost", local) == 0 && (host[local] == ':' || host[local] == '\0'))
+        return true;
+    return host[0] == '[' || strspn(host, "0123456789.:") == strlen(host);
+}
+
+/* What can be said without a snapshot; code 0: nothing. */
+static struct answer answer_at_once(struct http *h, enum http_kind kind, const struct http_conn *c,
+                                    enum what what, const char *method, uint32_t *ret_seconds)
+{
+    if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
+        return plain(MHD_HTTP_METHOD_NOT_ALLOWED, "GET and HEAD only\n");
+    if (!is_host_allowed(h, kind, c->connection))
+        return plain(MHD_HTTP_FORBIDDEN, "ask by address or as localhost\n");
+    if (what == WHATS)
+        return plain(MHD_HTTP_NOT_FOUND, paths);
+    if (what == PAGE)
+        return (struct answer){ .code = MHD_HTTP_OK,
+                                .type = PAGE_CONTENT_TYPE,
+                                .policy = PAGE_SECURITY_POLICY,
+                                .fixed = page_html,
+                                .bytes = page_html_bytes };
+    if (what == TRACE && !trace_seconds(c->connection, ret_seconds))
+        return plain(MHD_HTTP_BAD_REQUEST, "seconds is a number from 1 to 60\n");
+    if (what == TRACE && h->trace_count >= HTTP_TRACES_MAX)
+        return plain(MHD_HTTP_SERVICE_UNAVAILABLE, "other traces are being read: ask again\n");
+    return (struct answer){ .code = 0 };
+}
+
+static struct answer answer_from(struct http *h, struct http_conn *c, enum what what,
+                                 const struct view_snapshot *s, uint32_t seconds)
+{
+    if (what == HEALTH)
+        return health_answer(h, s);
+    if (s == NULL)
+        return plain(MHD_HTTP_SERVICE_UNAVAILABLE,
+                     "the event loop did not answer in time: ask again\n");
+    if (what == STATUS)
+        return status_answer(s);
+    return what == METRICS ? metrics_answer(s) : trace_answer(h, c, s, seconds);
+}
+
+enum http_next http_answer(struct http *h, enum http_kind kind, struct http_conn *c,
+                           const char *url, const char *method)
+{
+    uint32_t seconds = 0;
+    const enum what what = find_path(url);
+    struct answer a = answer_at_once(h, kind, c, what, method, &seconds);
+    if (a.code != 0)
+        return send_answer(c->connection, &a);
+    bool wait = false;
+    struct view_snapshot *s = find_snapshot(h, c, what == TRACE, &wait);
+    if (wait)
+        return HTTP_WAIT;
+    a = answer_from(h, c, what, s, seconds);
+    view_unref(s);
+    return send_answer(c->connection, &a);
+}

@@ -1,0 +1,80 @@
+/* The table of HTTP connections, and how long each may stay; see http.h. A connection is not closed
+ * here but shut down: libmicrohttpd then finds it ended and closes it. */
+#include <sys/socket.h>
+
+#include <uv.h>
+
+#include "daemon/view/http.h"
+#include "proto/base/check.h"
+
+#define NS_PER_MS UINT64_C(1000000)
+#define ASK_NS    (10000 * NS_PER_MS) /* from connecting to the end of the request */
+#define ANSWER_NS (60000 * NS_PER_MS) /* from connecting to the end of the answer */
+
+static void shut(struct http_conn *c)
+{
+    if (!c->shut && c->fd >= 0)
+        shutdown(c->fd, SHUT_RDWR);
+    c->shut = true;
+}
+
+/* One too many: the oldest that has not asked anything makes room, so that who connects and sends
+ * nothing stands only in the way of others that do. */
+static void make_room(struct http *h)
+{
+    struct http_conn *oldest = NULL;
+    for (uint32_t i = 0; i < ARRAY_SIZE(h->conns); i++) {
+        struct http_conn *c = &h->conns[i];
+        if (c->connection == NULL || c->shut || c->suspended)
+            continue;
+        if (oldest == NULL || (oldest->asked && !c->asked) ||
+            (oldest->asked == c->asked && c->since_ns < oldest->since_ns))
+            oldest = c;
+    }
+    if (oldest != NULL)
+        shut(oldest);
+}
+
+struct http_conn *http_conn_add(struct http *h, struct MHD_Connection *connection, int fd)
+{
+    struct http_conn *c = NULL;
+    if (h->conn_count >= HTTP_CONNECTIONS)
+        make_room(h);
+    for (uint32_t i = 0; i < ARRAY_SIZE(h->conns) && c == NULL; i++)
+        if (h->conns[i].connection == NULL)
+            c = &h->conns[i];
+    if (c == NULL) {
+        shutdown(fd, SHUT_RDWR);
+        return NULL;
+    }
+    *c = (struct http_conn){ .connection = connection, .fd = fd, .since_ns = uv_hrtime() };
+    h->conn_count++;
+    return c;
+}
+
+void http_conn_remove(struct http *h, struct http_conn *c)
+{
+    if (c == NULL)
+        return;
+    CHECK(h->conn_count > 0);
+    h->trace_count -= c->traces;
+    h->conn_count--;
+    h->removed = true;
+    *c = (struct http_conn){ .fd = -1 };
+}
+
+int http_conns_sweep(struct http *h, uint64_t now_ns)
+{
+    uint64_t next_ns = UINT64_MAX;
+    for (uint32_t i = 0; i < ARRAY_SIZE(h->conns); i++) {
+        struct http_conn *c = &h->conns[i];
+        if (c->connection == NULL || c->shut || c->suspended)
+            continue;
+        const uint64_t end_ns = c->since_ns + (c->asked ? ANSWER_NS : ASK_NS);
+        if (end_ns <= now_ns)
+            shut(c);
+        else if (end_ns - now_ns < next_ns)
+            next_ns = end_ns - now_ns;
+    }
+    return next_ns == UINT64_MAX ? -1 : (int)(next_ns / NS_PER_MS) + 1;
+}

@@ -1,0 +1,231 @@
+/* A snapshot as JSON: /status, schema 2 of docs/status.md. Holds no tensor data and no token. */
+#include <math.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/daemon.h"
+#include "daemon/view/view.h"
+#include "proto/base/version.h"
+
+#define S_PER_NS  1e-9
+#define MS_PER_NS 1e-6
+
+static json_t *real_or_null(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+static double seconds_between(uint64_t since_ns, uint64_t until_ns)
+{
+    return until_ns > since_ns ? (double)(until_ns - since_ns) * S_PER_NS : 0.0;
+}
+
+/* -- Models -------------------------------------------------------------------------------------
+ */
+
+static json_t *units_json(const struct view_model *vm)
+{
+    json_t *units = json_array();
+    for (uint32_t u = 0; u < vm->spec->unit_count; u++) {
+        const struct view_unit *unit = &vm->units[u];
+        const bool published = unit->version != UINT64_MAX;
+        json_array_append_new(
+            units,
+            json_pack("{s:s, s:b, s:I, s:o, s:I}", "name", vm->spec->units[u].name, "frozen",
+                      (int)vm->spec->units[u].frozen, "elems", (json_int_t)unit->elems, "version",
+                      published ? json_integer((json_int_t)unit->version) : json_null(), "returned",
+                      (json_int_t)unit->returned));
+    }
+    return units;
+}
+
+static json_t *leases_json(const struct view_model *vm, uint64_t taken_ns)
+{
+    json_t *leases = json_array();
+    for (uint32_t i = 0; i < vm->lease_count; i++) {
+        const struct view_lease *l = &vm->leases[i];
+        json_array_append_new(
+            leases, json_pack("{s:I, s:I, s:f, s:b}", "group", (json_int_t)l->group, "session",
+                              (json_int_t)l->session, "age_s",
+                              seconds_between(l->since_ns, taken_ns), "backup", (int)l->backup));
+    }
+    return leases;
+}
+
+/* Of a GPU as its tools write it; null: the host. */
+static json_t *gpu_json(const struct kern_ops *ops)
+{
+    const uint8_t *u = ops->uuid;
+    char uuid[48];
+    if (ops->place == SEGMENT_HOST)
+        return json_null();
+    snprintf(uuid, sizeof uuid,
+             "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
+             u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14],
+             u[15]);
+    return json_pack("{s:s, s:s}", "name", ops->product, "uuid", uuid);
+}
+
+static json_t *bytes_json(const struct view_model *vm)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "state", (json_int_t)vm->bytes.state,
+                     "publish", (json_int_t)vm->bytes.publish, "inbox", (json_int_t)vm->bytes.inbox,
+                     "board", (json_int_t)vm->bytes.board, "ledger", (json_int_t)vm->bytes.ledger,
+                     "spill", (json_int_t)vm->bytes.spill, "spilled",
+                     (json_int_t)vm->bytes.spilled);
+}
+
+static json_t *ms_or_null(bool seen, uint64_t ns)
+{
+    return seen ? json_real((double)ns * MS_PER_NS) : json_null();
+}
+
+static json_t *times_json(const struct metrics_model *mm)
+{
+    return json_pack("{s:o, s:o, s:o}", "collect", ms_or_null(mm->has_collect, mm->collect_ns),
+                     "decide", ms_or_null(mm->has_decide, mm->decide_ns), "apply",
+                     ms_or_null(mm->has_apply, mm->apply_ns));
+}
+
+static json_t *rates_json(const struct metrics_rates *r)
+{
+    return json_pack("{s:f, s:f, s:f}", "steps_per_s", r->steps_per_s, "returns_per_s",
+                     r->returns_per_s, "bytes_per_s", r->bytes_per_s);
+}
+
+static json_t *checkpoint_json(const struct view_model *vm)
+{
+    const struct checkpoint_progress *c = &vm->checkpoint;
+    if (!vm->saves)
+        return json_null();
+    return json_pack("{s:I, s:s, s:I, s:I}", "step", (json_int_t)c->step, "state",
+                     c->writing ? "writing" : "armed", "bytes_done", (json_int_t)c->bytes_done,
+                     "bytes_total", (json_int_t)c->bytes_total);
+}
+
+/* Of the last sealed step. */
+static void add_record(json_t *model, const struct step_prepared *record)
+{
+    const bool sealed = record->step != UINT64_MAX;
+    json_t *metrics = json_array();
+    for (uint32_t i = 0; sealed && i < record->metric_count; i++)
+        json_array_append_new(metrics, real_or_null(record->metrics[i]));
+    const double norm = sealed && record->finite ? sqrt(fixsum_value(&record->sum)) : NAN;
+    json_object_set_new(model, "last_sum_norm", real_or_null(norm));
+    json_object_set_new(model, "last_skipped",
+                        json_boolean(record->has_decision && record->decision.skip));
+    json_object_set_new(model, "metrics", metrics);
+}
+
+static json_t *model_json(const struct view_model *vm, uint64_t taken_ns)
+{
+    json_t *model = json_pack(
+        "{s:s, s:b, s:b, s:s, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, "
+        "s:o, s:o, s:o}",
+        "name", vm->spec->name, "ready", (int)vm->ready, "adopted", (int)vm->adopted, "status",
+        status_name(vm->status), "step", (json_int_t)vm->step, "phase", step_phase_name(vm->phase),
+        "updates", (json_int_t)vm->updates, "owner", (json_int_t)vm->owner, "owners",
+        (json_int_t)vm->owners, "elems", (json_int_t)vm->elems, "micro_batches",
+        (json_int_t)spec_returns(vm->spec), "expected", (json_int_t)vm->expected, "returned",
+        (json_int_t)vm->returned, "waiting", (json_int_t)vm->waiting, "units", units_json(vm),
+        "bytes", bytes_json(vm), "rates", rates_json(&vm->rates), "times_ms",
+        times_json(&vm->metrics), "leases", leases_json(vm, taken_ns), "checkpoint",
+        checkpoint_json(vm));
+    if (model != NULL)
+        add_record(model, &vm->record);
+    return model;
+}
+
+/* -- Sessions -----------------------------------------------------------------------------------
+ */
+
+static json_t *place_or_null(uint32_t place)
+{
+    return place != ACTIVITY_NONE ? json_integer((json_int_t)place) : json_null();
+}
+
+static json_t *now_json(const struct activity_span *now, uint64_t taken_ns)
+{
+    const char *what = activity_name(now->what);
+    if (what == NULL)
+        return json_null();
+    return json_pack("{s:s, s:o, s:o, s:I, s:f}", "what", what, "unit", place_or_null(now->unit),
+                     "micro", place_or_null(now->micro), "step", (json_int_t)now->step, "since_s",
+                     seconds_between(now->begin_ns, taken_ns));
+}
+
+static json_t *session_json(const struct view_session *vs, uint64_t taken_ns)
+{
+    return json_pack("{s:I, s:s, s:i, s:I, s:s, s:f, s:s, s:I, s:I, s:I, s:o, s:o}", "id",
+                     (json_int_t)vs->id, "name", vs->name, "pid", (int)vs->pid, "uid",
+                     (json_int_t)vs->uid, "role", vs->role, "age_s",
+                     seconds_between(vs->since_ns, taken_ns), "state",
+                     view_process_state(vs->pid, vs->start_time), "slots", (json_int_t)vs->slots,
+                     "slots_waiting", (json_int_t)vs->slots_waiting, "requests_pending",
+                     (json_int_t)vs->requests_pending, "path",
+                     vs->path != NULL ? json_string(vs->path) : json_null(), "now",
+                     now_json(&vs->now, taken_ns));
+}
+
+/* -- The daemon ---------------------------------------------------------------------------------
+ */
+
+json_t *view_adopted(const struct adopt *a)
+{
+    json_t *refused = json_array();
+    for (uint32_t i = 0; i < a->refused_count; i++)
+        json_array_append_new(refused, json_pack("{s:s, s:s, s:s}", "name", a->refused[i].name,
+                                                 "status", status_name(a->refused[i].why.code),
+                                                 "why", a->refused[i].why.text));
+    return json_pack("{s:I, s:f, s:f, s:o}", "models", (json_int_t)a->models, "at_s", a->at_s, "ms",
+                     a->ms, "refused", refused);
+}
+
+static json_t *errors_json(void)
+{
+    struct log_entry entries[LOG_ENTRIES];
+    const uint32_t count = log_recent(entries);
+    json_t *errors = json_array();
+    for (uint32_t i = 0; i < count; i++)
+        json_array_append_new(errors,
+                              json_pack("{s:f, s:s, s:s}", "time_s", entries[i].time_s, "level",
+                                        log_level_name(entries[i].level), "text", entries[i].text));
+    return errors;
+}
+
+static json_t *daemon_json(const struct view_snapshot *s, uint64_t now_ns)
+{
+    const struct daemon *d = s->daemon; /* what is read here never changes */
+    return json_pack(
+        "{s:i, s:s, s:s, s:s, s:o, s:i, s:f, s:f, s:f, s:I, s:s, s:s, s:o, s:b, s:I, s:I, s:I, "
+        "s:I}",
+        "schema", VIEW_SCHEMA, "version", SHARDD_VERSION, "device", d->device, "place",
+        segment_place_name(d->kern->ops->place), "gpu", gpu_json(d->kern->ops), "pid",
+        (int)getpid(), "uptime_s", s->uptime_s, "time_s", s->time_s, "stale_ms",
+        seconds_between(s->taken_ns, now_ns) * 1e3, "threads", (json_int_t)d->threads, "isa",
+        d->kern->ops->name, "keeper", keeper_name(&d->keeper), "adopted", view_adopted(&d->adopt),
+        "draining", (int)s->draining, "requests", (json_int_t)s->requests, "bad_frames",
+        (json_int_t)s->bad_frames, "dropped_replies", (json_int_t)s->dropped_replies,
+        "repeated_replies", (json_int_t)s->repeated_replies);
+}
+
+json_t *view_json(const struct view_snapshot *s, uint64_t now_ns)
+{
+    json_t *root = daemon_json(s, now_ns);
+    json_t *models = json_array(), *sessions = json_array();
+    double longest_s[VIEW_WAIT_KINDS];
+    for (uint32_t i = 0; i < s->model_count; i++)
+        json_array_append_new(models, model_json(&s->models[i], s->taken_ns));
+    for (uint32_t i = 0; i < s->session_count; i++)
+        json_array_append_new(sessions, session_json(&s->sessions[i], s->taken_ns));
+    if (root == NULL) {
+        json_decref(models);
+        json_decref(sessions);
+        return NULL;
+    }
+    json_object_set_new(root, "models", models);
+    json_object_set_new(root, "sessions", sessions);
+    json_object_set_new(root, "waits", view_waits(s, longest_s));
+    json_object_set_new(root, "errors", errors_json());
+    return root;
+}

@@ -1,0 +1,64 @@
+/* What the kernel says about a worker's process; see view.h. */
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/view/view.h"
+
+#define START_TIME_FIELD 22
+
+bool view_process_read(pid_t pid, struct view_process *ret_process)
+{
+    char path[40], text[1024];
+    if (pid <= 0)
+        return false;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    const ssize_t bytes = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (bytes <= 0)
+        return false;
+    text[bytes] = '\0';
+    /* The second field is a name in parentheses and may hold anything, parentheses too. */
+    const char *at = strrchr(text, ')');
+    if (at == NULL || at[1] != ' ' || at[2] == '\0')
+        return false;
+    struct view_process process = { .state = at[2] };
+    at += 2;
+    for (int field = 3; field < START_TIME_FIELD && at != NULL; field++) {
+        at = strchr(at, ' ');
+        at = at != NULL ? at + 1 : NULL;
+    }
+    if (at == NULL)
+        return false;
+    process.start_time = strtoull(at, NULL, 10);
+    *ret_process = process;
+    return true;
+}
+
+const char *view_process_state(pid_t pid, uint64_t start_time)
+{
+    struct view_process process;
+    if (pid <= 0 || start_time == 0)
+        return "unknown"; /* of another pid namespace, or hidden from us from the first */
+    if (!view_process_read(pid, &process) || process.start_time != start_time)
+        return "gone";
+    switch (process.state) {
+    case 'R':
+        return "running";
+    case 'T':
+    case 't':
+        return "stopped";
+    case 'Z':
+    case 'X':
+    case 'x':
+        return "gone";
+    default:
+        return "sleeping";
+    }
+}

@@ -1,0 +1,33 @@
+/* See dtype.h. */
+#include "proto/base/dtype.h"
+
+#include <string.h>
+
+#include "proto/base/check.h"
+
+static const char *const dtype_names[] = { NULL, "f32", "bf16", "f16" };
+
+bool dtype_valid(uint64_t dtype)
+{
+    return dtype >= SHD_F32 && dtype <= SHD_F16;
+}
+
+uint64_t dtype_bytes(enum shd_dtype dtype)
+{
+    CHECK(dtype_valid(dtype));
+    return dtype == SHD_F32 ? 4 : 2;
+}
+
+const char *dtype_name(enum shd_dtype dtype)
+{
+    CHECK(dtype_valid(dtype));
+    return dtype_names[dtype];
+}
+
+enum shd_dtype dtype_parse(const char *name)
+{
+    for (int d = SHD_F32; d <= SHD_F16; d++)
+        if (strcmp(name, dtype_names[d]) == 0)
+            return (enum shd_dtype)d;
+    return (enum shd_dtype)0;
+}

@@ -1,0 +1,102 @@
+/* See fixsum.h. */
+#include "proto/base/fixsum.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "proto/base/check.h"
+
+#define LIMB_BITS 32
+#define LIMB_MASK 0xffffffffu
+#define ADDS_MAX  (1u << 30) /* each add or merge raises a limb by less than 2^32 */
+
+void fixsum_init(struct fixsum *s)
+{
+    memset(s, 0, sizeof *s);
+}
+
+void fixsum_carry(struct fixsum *s)
+{
+    uint64_t carry = 0;
+    for (int i = 0; i < FIXSUM_LIMBS; i++) {
+        const uint64_t sum = s->limb[i] + carry;
+        s->limb[i] = sum & LIMB_MASK;
+        carry = sum >> LIMB_BITS;
+    }
+    CHECK(carry == 0);
+    s->adds = 0;
+}
+
+static void count_add(struct fixsum *s)
+{
+    if (++s->adds >= ADDS_MAX)
+        fixsum_carry(s);
+}
+
+void fixsum_add(struct fixsum *s, double x)
+{
+    CHECK(x >= 0 && x < 0x1p300);
+    if (x == 0)
+        return;
+    int exp;
+    const double frac = frexp(x, &exp);        /* x = frac * 2^exp, frac in [.5, 1) */
+    uint64_t bits = (uint64_t)ldexp(frac, 53); /* exact: 53-bit integer */
+    int pos = exp - 53 - FIXSUM_MIN_EXP;       /* of the lowest bit */
+    if (pos < 0) {
+        if (pos <= -64)
+            return;
+        bits >>= -pos;
+        pos = 0;
+    }
+    const int limb = pos / LIMB_BITS;
+    const unsigned shift = (unsigned)pos % LIMB_BITS;
+    CHECK(limb + 2 < FIXSUM_LIMBS);
+    s->limb[limb] += (bits << shift) & LIMB_MASK;
+    s->limb[limb + 1] += (bits >> (LIMB_BITS - shift)) & LIMB_MASK;
+    if (shift > 0)
+        s->limb[limb + 2] += bits >> (2 * LIMB_BITS - shift);
+    count_add(s);
+}
+
+void fixsum_merge(struct fixsum *s, const struct fixsum *t)
+{
+    struct fixsum carried = *t;
+    fixsum_carry(&carried);
+    for (int i = 0; i < FIXSUM_LIMBS; i++)
+        s->limb[i] += carried.limb[i];
+    count_add(s);
+}
+
+double fixsum_value(const struct fixsum *s)
+{
+    struct fixsum t = *s;
+    fixsum_carry(&t);
+    int top = FIXSUM_LIMBS - 1;
+    while (top >= 0 && t.limb[top] == 0)
+        top--;
+    if (top < 0)
+        return 0;
+    /* The leading 64 bits as one integer, the rest cut: then cut to the 53 a double holds. */
+    unsigned lead = 0;
+    while ((t.limb[top] >> lead) > 1)
+        lead++;
+    uint64_t bits = 0;
+    int filled = 0;
+    for (int i = top; i >= 0 && filled < 64; i--) {
+        const int take = i == top ? (int)lead + 1 : LIMB_BITS;
+        const int room = 64 - filled < take ? 64 - filled : take;
+        bits = (room == 64 ? 0 : bits << room) | (t.limb[i] >> (take - room));
+        filled += room;
+    }
+    bits <<= 64 - filled;
+    const int top_exp = top * LIMB_BITS + (int)lead + FIXSUM_MIN_EXP;
+    return ldexp((double)(bits >> 11), top_exp - 52);
+}
+
+bool fixsum_is_carried(const struct fixsum *s)
+{
+    for (int i = 0; i < FIXSUM_LIMBS; i++)
+        if (s->limb[i] > LIMB_MASK)
+            return false;
+    return true;
+}

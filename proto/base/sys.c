@@ -1,0 +1,82 @@
+/* See sys.h. */
+#include "proto/base/sys.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <zmq.h>
+
+int (*sys_fault)(enum sys_kind kind);
+
+/* 0, or the errno a test wants this call to fail with (then set). */
+static int fault(enum sys_kind kind)
+{
+    const int code = sys_fault != NULL ? sys_fault(kind) : 0;
+    if (code != 0)
+        errno = code;
+    return code;
+}
+
+void *sys_malloc(size_t bytes)
+{
+    return fault(SYS_ALLOC) != 0 ? NULL : malloc(bytes);
+}
+
+void *sys_calloc(size_t count, size_t bytes)
+{
+    size_t total;
+    if (__builtin_mul_overflow(count, bytes,
+                               &total)) { /* calloc() checks too; its checkers abort */
+        errno = ENOMEM;
+        return NULL;
+    }
+    return fault(SYS_ALLOC) != 0 ? NULL : calloc(count, bytes);
+}
+
+void *sys_realloc(void *p, size_t bytes)
+{
+    return fault(SYS_ALLOC) != 0 ? NULL : realloc(p, bytes);
+}
+
+char *sys_strdup(const char *s)
+{
+    return fault(SYS_ALLOC) != 0 ? NULL : strdup(s);
+}
+
+void *sys_mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset)
+{
+    return fault(SYS_MAP) != 0 ? MAP_FAILED : mmap(addr, bytes, prot, flags, fd, offset);
+}
+
+int sys_memfd(const char *name, unsigned flags)
+{
+    return fault(SYS_OPEN) != 0 ? -1 : memfd_create(name, flags);
+}
+
+ssize_t sys_sendmsg(int fd, const struct msghdr *msg, int flags)
+{
+    return fault(SYS_SEND) != 0 ? -1 : sendmsg(fd, msg, flags);
+}
+
+int sys_zmq_send(void *socket, const void *buf, size_t bytes, int flags)
+{
+    return fault(SYS_SEND) != 0 ? -1 : zmq_send(socket, buf, bytes, flags);
+}
+
+uint64_t sys_memory_available(void)
+{
+    FILE *f = fopen("/proc/meminfo", "re");
+    if (f == NULL)
+        return UINT64_MAX;
+    char line[128];
+    uint64_t kib = UINT64_MAX / 1024;
+    while (fgets(line, sizeof line, f) != NULL)
+        if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kib) == 1)
+            break;
+    fclose(f);
+    return kib * 1024;
+}

@@ -1,0 +1,133 @@
+/* What a checkpoint's directory holds (docs/checkpoints.md), as daemons, coordinators and tools
+ * agree on it: names, the order of leaves, and small file helpers.
+ *
+ *   model*.safetensors        fp32 master weights, whole tensors
+ *   optimizer-m*, -v*         moments of trainable tensors
+ *   leaves.bin                SHA-256 leaves of the digest: for each tensor in spec order, for each
+ *                             of its arrays, 32 bytes a leaf
+ *   shardd.json               the rest: struct ckpt_info
+ */
+#ifndef SHD_CKPT_H
+#define SHD_CKPT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/status.h"
+#include "proto/spec/spec.h"
+
+#define CKPT_ARRAYS_MAX 3u /* parameters, two moments */
+#define CKPT_LEAF_BYTES 32u
+#define CKPT_LEAVES     "leaves.bin"
+#define CKPT_INFO       "shardd.json"
+#define CKPT_LATEST     "LATEST"
+#define CKPT_FORMAT     1
+
+/* "model", "optimizer-m", "optimizer-v": of array 0, 1, 2. */
+const char *ckpt_stem(uint32_t array);
+
+/* Arrays a checkpoint has of this tensor. */
+uint32_t ckpt_arrays(const struct spec *spec, const struct spec_tensor *tensor);
+
+/* -- Leaves -------------------------------------------------------------------------------------
+ */
+
+/* Leaves of a tensor's array: the blocks its elements touch. */
+uint64_t ckpt_leaf_count(const struct spec_tensor *tensor);
+
+/* Elements [*ret_first, + returned) of the unit that leaves [first_leaf, + leaves) of the tensor
+ * cover. */
+uint64_t ckpt_leaf_elems(const struct spec_tensor *tensor, uint64_t first_leaf, uint64_t leaves,
+                         uint64_t *ret_first);
+
+/* Index in leaves.bin of each tensor's first leaf, [tensor_count]; an array's leaves follow those
+ * of the array before. *ret_first is the caller's to free. */
+int ckpt_leaf_index(const struct spec *spec, uint64_t **ret_first, uint64_t *ret_total,
+                    struct shd_err *e);
+
+/* Open leaves.bin of the checkpoint in dir_fd, which must be as long as the spec makes it, and
+ * ckpt_leaf_index(). The descriptor is the caller's to close. */
+int ckpt_open_leaves(int dir_fd, const struct spec *spec, bool writable, int *ret_fd,
+                     uint64_t **ret_first, struct shd_err *e);
+
+/* Hashes leaf after leaf; one per thread. */
+struct ckpt_hasher;
+int ckpt_hasher_new(struct ckpt_hasher **ret_hasher, struct shd_err *e);
+void ckpt_hasher_free(struct ckpt_hasher *hasher); /* NULL is a no-op */
+/* SHA-256 of x[elems]. False: libcrypto failed. */
+bool ckpt_hash(struct ckpt_hasher *hasher, const float *x, uint64_t elems,
+               uint8_t ret_leaf[CKPT_LEAF_BYTES]);
+
+/* Elements [first, + elems) of a unit that belong to one tensor; cut where leaves end, but for the
+ * ends of the tensor. Leaves are numbered within the tensor's array. */
+struct ckpt_part {
+    uint32_t tensor;
+    uint64_t first_elem; /* in the unit */
+    uint64_t elems;
+    uint64_t first_leaf;
+    uint64_t leaves;
+};
+
+/* The part of tensor inside a slice of its unit (whole blocks); false: none. */
+bool ckpt_part_of(const struct spec *spec, uint32_t tensor, struct slice slice,
+                  struct ckpt_part *ret_part);
+
+/* Hash part's leaves; x is its first element. */
+bool ckpt_hash_part(struct ckpt_hasher *hasher, const struct ckpt_part *part, const float *x,
+                    uint8_t (*ret_leaves)[CKPT_LEAF_BYTES]);
+
+/* -- shardd.json --------------------------------------------------------------------------------
+ */
+
+struct ckpt_decision { /* of the step before */
+    bool skip;
+    float scale;
+    double lr, loss_scale;
+    uint32_t good_steps;
+};
+
+struct ckpt_info {
+    uint64_t step, updates;
+    char digest[65];
+    char *spec_json; /* owned: canonical */
+    bool has_decision;
+    struct ckpt_decision decision;
+    uint8_t *blob; /* owned; NULL: none */
+    size_t blob_bytes;
+    uint64_t bytes; /* of all files */
+    int64_t time;   /* seconds since 1970 */
+    char version[32];
+};
+
+struct ckpt_file {
+    const char *name;
+    uint64_t bytes;
+};
+
+/* As JSON text; the caller's to free. Errors: SHD_ENOMEM. */
+int ckpt_info_dump(const struct ckpt_info *info, const struct ckpt_file *files, uint32_t count,
+                   char **ret_json, struct shd_err *e);
+
+/* Read shardd.json of the checkpoint in dir_fd and compare the files' sizes. Errors name what is
+ * wrong: SHD_ENOENT no checkpoint, SHD_ENOTSUP another format, SHD_EINVAL. */
+int ckpt_info_read(int dir_fd, struct ckpt_info *ret_info, struct shd_err *e);
+void ckpt_info_deinit(struct ckpt_info *info);
+
+/* -- Files --------------------------------------------------------------------------------------
+ */
+
+/* Directory path, last component no symbolic link. */
+int ckpt_open_dir(const char *path, int *ret_fd, struct shd_err *e);
+
+/* Whole of a regular file of at most bytes_max bytes, with a NUL behind it; the caller's to free.
+ */
+int ckpt_read_text(int dir_fd, const char *name, bool links, uint64_t bytes_max, char **ret_text,
+                   size_t *ret_bytes, struct shd_err *e);
+
+/* All of it, whatever is interrupted. name: for errors. */
+int ckpt_pread(int fd, void *buf, uint64_t bytes, uint64_t at, const char *name, struct shd_err *e);
+int ckpt_pwrite(int fd, const void *buf, uint64_t bytes, uint64_t at, const char *name,
+                struct shd_err *e);
+
+#endif

@@ -1,0 +1,143 @@
+/* See board.h. */
+#include "proto/share/board.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "proto/base/check.h"
+#include "proto/spec/layout.h"
+
+#define NOT_PUBLISHED UINT64_MAX
+#define SPINS         64 /* a few us: longer would take the daemon its core on a small machine */
+#define NS_PER_S      UINT64_C(1000000000)
+
+static_assert(sizeof(struct board_word) == 64, "a word fills its cache line");
+static_assert(offsetof(struct board, version) == 192, "layout other processes map");
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "futex_word() takes the low half of a word to come first"
+#endif
+
+uint64_t board_bytes(uint32_t units)
+{
+    CHECK(units <= SHD_UNITS_MAX);
+    return sizeof(struct board) + (uint64_t)units * sizeof(struct board_word);
+}
+
+void board_init(struct board *b, uint32_t units)
+{
+    CHECK(units <= SHD_UNITS_MAX);
+    b->magic = BOARD_MAGIC;
+    b->units = units;
+    b->layout = 0;
+    for (uint32_t u = 0; u < units; u++)
+        atomic_store_explicit(&b->version[u].value, NOT_PUBLISHED, memory_order_release);
+}
+
+int board_check(const struct board *b, uint64_t bytes, uint32_t units, struct shd_err *e)
+{
+    if (units > SHD_UNITS_MAX || bytes < board_bytes(units))
+        return err_set(e, SHD_ESEGMENT, "board of %" PRIu64 " bytes for %" PRIu32 " units", bytes,
+                       units);
+    if (b->magic != BOARD_MAGIC)
+        return err_set(e, SHD_ESEGMENT, "board magic is %#" PRIx64 ", expected %#" PRIx64, b->magic,
+                       BOARD_MAGIC);
+    if (b->units != units)
+        return err_set(e, SHD_ESEGMENT, "board has %" PRIu32 " units, the model %" PRIu32, b->units,
+                       units);
+    if (b->layout != 0)
+        return err_set(e, SHD_ESEGMENT, "board layout is %" PRIu32 ", this build knows 0",
+                       b->layout);
+    return SHD_OK;
+}
+
+static const uint32_t *futex_word(const struct board_word *word)
+{
+    return (const uint32_t *)(const void *)&word->value;
+}
+
+/* Not FUTEX_PRIVATE: waiters are other processes. */
+static void wake_all(const struct board_word *word)
+{
+    syscall(SYS_futex, futex_word(word), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void board_publish(struct board *b, uint32_t unit, uint64_t version)
+{
+    CHECK(unit < b->units);
+    atomic_store_explicit(&b->version[unit].value, version, memory_order_release);
+    wake_all(&b->version[unit]);
+}
+
+void board_set_step(struct board *b, uint64_t step, uint64_t phase)
+{
+    atomic_store_explicit(&b->step.value, step, memory_order_release);
+    atomic_store_explicit(&b->phase.value, phase, memory_order_release);
+    wake_all(&b->step);
+    wake_all(&b->phase);
+}
+
+uint64_t board_version(const struct board *b, uint32_t unit)
+{
+    return atomic_load_explicit(&b->version[unit].value, memory_order_acquire);
+}
+
+static bool reached(uint64_t now, uint64_t wanted)
+{
+    return now != NOT_PUBLISHED && now >= wanted;
+}
+
+int board_reached(const struct board *b, uint32_t unit, uint64_t version)
+{
+    return reached(board_version(b, unit), version);
+}
+
+static uint64_t clock_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * NS_PER_S + (uint64_t)t.tv_nsec;
+}
+
+static void spin_pause(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+int board_wait(const struct board *b, uint32_t unit, uint64_t version, uint64_t timeout_ns)
+{
+    if (board_reached(b, unit, version))
+        return SHD_OK;
+    if (timeout_ns == 0)
+        return SHD_ETIMEDOUT;
+    const uint64_t start = clock_ns();
+    for (int i = 0; i < SPINS; i++) {
+        spin_pause();
+        if (board_reached(b, unit, version))
+            return SHD_OK;
+    }
+    for (;;) {
+        const uint64_t now = board_version(b, unit);
+        if (reached(now, version))
+            return SHD_OK;
+        const uint64_t waited = clock_ns() - start;
+        if (waited >= timeout_ns)
+            return SHD_ETIMEDOUT;
+        const uint64_t left = timeout_ns - waited;
+        const struct timespec rest = { .tv_sec = (time_t)(left / NS_PER_S),
+                                       .tv_nsec = (long)(left % NS_PER_S) };
+        /* Woken, changed before it slept (EAGAIN), interrupted, timed out: look again. The kernel
+         * compares the low half only; a word that moves by exactly 2^32 steps while we look is
+         * out of reach. */
+        syscall(SYS_futex, futex_word(&b->version[unit]), FUTEX_WAIT, (uint32_t)now, &rest, NULL,
+                0);
+    }
+}

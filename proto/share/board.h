@@ -1,0 +1,56 @@
+/* The board: shared words by which a daemon tells every worker what can be read, with no message.
+ *
+ * One writer (the daemon), any number of readers that map it read-only. Each word has a cache
+ * line of its own. A unit's version is the step its published parameters belong to; it is stored
+ * (release) after the last byte it vouches for, then sleepers are woken. Readers spin briefly,
+ * then sleep in FUTEX_WAIT on the low half of the word (works on a read-only mapping).
+ *
+ * A reader trusts nothing: the header is checked once, indices are its own, and versions are only
+ * compared.
+ */
+#ifndef SHD_BOARD_H
+#define SHD_BOARD_H
+
+#include <stdint.h>
+
+#include "proto/base/status.h"
+
+#define BOARD_MAGIC UINT64_C(0x316472616f626873) /* "shboard1" */
+
+enum step_phase { STEP_OPEN = 1, STEP_SEALED = 2, STEP_APPLYING = 3 };
+
+struct board_word {
+    _Alignas(64) _Atomic uint64_t value;
+};
+
+struct board {
+    _Alignas(64) uint64_t magic;
+    uint32_t units;
+    uint32_t layout;             /* layout epoch: 0; owners added and removed later */
+    struct board_word step;      /* open step */
+    struct board_word phase;     /* enum step_phase */
+    struct board_word version[]; /* [units] */
+};
+
+uint64_t board_bytes(uint32_t units);
+
+/* Daemon: lay out an empty board in zeroed memory of board_bytes(units). Versions start at
+ * UINT64_MAX ("nothing published"). */
+void board_init(struct board *b, uint32_t units);
+
+/* Reader: check a mapped board of `bytes` bytes for `units` units. SHD_ESEGMENT with the values. */
+int board_check(const struct board *b, uint64_t bytes, uint32_t units, struct shd_err *e);
+
+/* Daemon: store (release) and wake all waiters. */
+void board_publish(struct board *b, uint32_t unit, uint64_t version);
+void board_set_step(struct board *b, uint64_t step, uint64_t phase);
+
+/* Reader: has unit reached version (acquire)? UINT64_MAX counts as not reached. */
+int board_reached(const struct board *b, uint32_t unit, uint64_t version);
+uint64_t board_version(const struct board *b, uint32_t unit);
+
+/* Reader: wait until reached, at most timeout_ns (0: only look). Returns SHD_OK or SHD_ETIMEDOUT
+ * (no text: the caller knows whom it waited for and looks after it between slices). */
+int board_wait(const struct board *b, uint32_t unit, uint64_t version, uint64_t timeout_ns);
+
+#endif

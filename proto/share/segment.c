@@ -1,0 +1,219 @@
+/* See segment.h. */
+#include "proto/share/segment.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+#include "proto/spec/layout.h"
+
+#define BYTES_MAX (UINT64_C(1) << 62) /* so that sums of two do not overflow, and off_t holds */
+
+static const char *const kind_names[] = {
+    [SEGMENT_STATE] = "state",       [SEGMENT_PUBLISH] = "publish", [SEGMENT_INBOX] = "inbox",
+    [SEGMENT_BOARD] = "board",       [SEGMENT_LEDGER] = "ledger",   [SEGMENT_SPILL] = "spill",
+    [SEGMENT_ACTIVITY] = "activity",
+};
+
+bool segment_kind_readonly(enum segment_kind kind)
+{
+    return kind == SEGMENT_PUBLISH || kind == SEGMENT_BOARD;
+}
+
+bool segment_kind_shared(uint32_t kind)
+{
+    return (kind >= SEGMENT_STATE && kind <= SEGMENT_BOARD) || kind == SEGMENT_ACTIVITY;
+}
+
+const char *segment_kind_name(enum segment_kind kind)
+{
+    const char *name = (size_t)kind < ARRAY_SIZE(kind_names) ? kind_names[kind] : NULL;
+    return name != NULL ? name : "?";
+}
+
+const char *segment_place_name(enum segment_place place)
+{
+    return place == SEGMENT_HOST ? "host" : place == SEGMENT_CUDA ? "cuda" : "?";
+}
+
+static int kind_seals(enum segment_kind kind)
+{
+    const int size = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+    return segment_kind_readonly(kind) ? size | F_SEAL_FUTURE_WRITE : size;
+}
+
+/* Mappings this process has; 0 when that cannot be read. No stdio: at the limit it could not
+ * allocate its buffer. */
+static uint64_t mappings_count(void)
+{
+    char buf[4096];
+    uint64_t lines = 0;
+    ssize_t n;
+    const int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    while ((n = read(fd, buf, sizeof buf)) > 0)
+        for (ssize_t i = 0; i < n; i++)
+            lines += buf[i] == '\n';
+    close(fd);
+    return lines;
+}
+
+static uint64_t mappings_max(void)
+{
+    char buf[32] = "";
+    const int fd = open("/proc/sys/vm/max_map_count", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    const ssize_t n = read(fd, buf, sizeof buf - 1);
+    close(fd);
+    return n > 0 ? strtoull(buf, NULL, 10) : 0;
+}
+
+/* err_sys() for a failed mmap(), which says ENOMEM for two quite different shortages. */
+static int map_failed(struct shd_err *e, const char *what, uint64_t bytes)
+{
+    const int saved = errno;
+    const uint64_t max = saved == ENOMEM ? mappings_max() : 0;
+    const uint64_t count = max > 0 ? mappings_count() : 0;
+    if (max > 0 && count + 8 >= max) /* the kernel refuses a little below its limit */
+        return err_set(e, SHD_ENOMEM,
+                       "%s %" PRIu64 " bytes: this process has %" PRIu64
+                       " mappings, the limit vm.max_map_count is %" PRIu64,
+                       what, bytes, count, max);
+    errno = saved;
+    return err_sys(e, SHD_EIO, "%s %" PRIu64 " bytes", what, bytes);
+}
+
+/* Size, map, then seal: F_SEAL_FUTURE_WRITE leaves only the mapping made before it writable.
+ * F_SEAL_SEAL goes in the same call, or the others could not be added. */
+static int fill_new(int fd, enum segment_kind kind, uint64_t bytes, void **ret_base,
+                    struct shd_err *e)
+{
+    if (ftruncate(fd, (off_t)bytes) < 0)
+        return err_sys(e, SHD_EIO, "size %s segment to %" PRIu64 " bytes", segment_kind_name(kind),
+                       bytes);
+    void *base = sys_mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED)
+        return map_failed(e, "map new segment of", bytes);
+    if (fcntl(fd, F_ADD_SEALS, kind_seals(kind)) < 0) {
+        const int r = err_sys(e, SHD_EIO, "seal %s segment", segment_kind_name(kind));
+        munmap(base, bytes);
+        return r;
+    }
+    *ret_base = base;
+    return SHD_OK;
+}
+
+int segment_new(const char *name, enum segment_kind kind, uint64_t bytes,
+                struct segment *ret_segment, struct shd_err *e)
+{
+    CHECK(bytes > 0);
+    if (bytes > BYTES_MAX)
+        return err_set(e, SHD_ENOMEM, "%s segment of %" PRIu64 " bytes: the limit is %" PRIu64,
+                       segment_kind_name(kind), bytes, BYTES_MAX);
+    const uint64_t whole = layout_align(bytes, SHD_PAGE_BYTES);
+    char label[200]; /* the kernel takes 249 */
+    snprintf(label, sizeof label, "%s", name);
+    const int fd = sys_memfd(label, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return err_sys(e, SHD_EIO, "create %s segment", segment_kind_name(kind));
+    void *base = NULL;
+    const int r = fill_new(fd, kind, whole, &base, e);
+    if (r != SHD_OK) {
+        close(fd);
+        return r;
+    }
+    *ret_segment = (struct segment){ .fd = fd, .base = base, .bytes = whole };
+    return SHD_OK;
+}
+
+int segment_check(int fd, enum segment_kind kind, uint64_t bytes, struct shd_err *e)
+{
+    const char *name = segment_kind_name(kind);
+    const int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0)
+        return err_sys(e, SHD_ESEGMENT, "%s segment: descriptor %d is not a memfd", name, fd);
+    const int needed = kind_seals(kind);
+    const int refused = segment_kind_readonly(kind) ? 0 : F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
+    if ((seals & (needed | refused)) != needed)
+        return err_set(e, SHD_ESEGMENT, "%s segment has seals %#x, needs %#x%s", name,
+                       (unsigned)seals, (unsigned)needed,
+                       refused != 0 ? " and to be writable" : "");
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return err_sys(e, SHD_ESEGMENT, "stat %s segment", name);
+    if (bytes == 0 || bytes % SHD_PAGE_BYTES != 0 || bytes > BYTES_MAX)
+        return err_set(e, SHD_ESEGMENT, "%s segment of %" PRIu64 " bytes, not whole pages", name,
+                       bytes);
+    if ((uint64_t)st.st_size < bytes) /* a mapping past the end is a SIGBUS */
+        return err_set(e, SHD_ESEGMENT, "%s segment has %jd bytes, needs %" PRIu64, name,
+                       (intmax_t)st.st_size, bytes);
+    return SHD_OK;
+}
+
+int segment_map(int fd, enum segment_kind kind, uint64_t bytes, struct segment *ret_segment,
+                struct shd_err *e)
+{
+    CHECK(bytes > 0 && bytes % SHD_PAGE_BYTES == 0);
+    const int prot = segment_kind_readonly(kind) ? PROT_READ : PROT_READ | PROT_WRITE;
+    void *base = sys_mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED)
+        return map_failed(e, "map segment of", bytes);
+    *ret_segment = (struct segment){ .fd = fd, .base = base, .bytes = bytes };
+    return SHD_OK;
+}
+
+void segment_close(struct segment *segment)
+{
+    if (segment->base != NULL)
+        munmap(segment->base, segment->bytes);
+    if (segment->fd >= 0)
+        close(segment->fd);
+    *segment = SEGMENT_CLOSED;
+}
+
+int segment_reserve(uint64_t bytes, void **ret_base, struct shd_err *e)
+{
+    CHECK(bytes > 0);
+    void *base = sys_mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                          0);
+    if (base == MAP_FAILED)
+        return map_failed(e, "reserve", bytes);
+    *ret_base = base;
+    return SHD_OK;
+}
+
+int segment_place(void *addr, int fd, uint64_t offset_bytes, uint64_t bytes, bool writable,
+                  struct shd_err *e)
+{
+    CHECK((uintptr_t)addr % SHD_PAGE_BYTES == 0);
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return err_sys(e, SHD_EIO, "stat segment to place");
+    const uint64_t size = (uint64_t)st.st_size;
+    if (bytes == 0 || bytes % SHD_PAGE_BYTES != 0 || offset_bytes % SHD_PAGE_BYTES != 0 ||
+        offset_bytes > size || bytes > size - offset_bytes)
+        return err_set(e, SHD_ERANGE,
+                       "bytes %" PRIu64 "+%" PRIu64 " are not whole pages of a segment of %" PRIu64,
+                       offset_bytes, bytes, size);
+    const int prot = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+    const void *p = sys_mmap(addr, bytes, prot, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd,
+                             (off_t)offset_bytes);
+    if (p == MAP_FAILED)
+        return map_failed(e, "place", bytes);
+    return SHD_OK;
+}
+
+void segment_unreserve(void *base, uint64_t bytes)
+{
+    if (base != NULL)
+        munmap(base, bytes);
+}

@@ -1,0 +1,89 @@
+/* Memory behind a file descriptor, which outlives any one process that maps it.
+ *
+ * The maker creates a sealed memfd and maps it read-write; a receiver checks size and seals of
+ * the fd it was passed before mapping, because a mapping past the end of a file is a SIGBUS, and
+ * an unsealed file can be cut by its sender at any time.
+ *
+ * A readonly kind stays writable through the maker's first mapping only: not even a successor of
+ * the maker that was handed the fd can map it writable again. It makes a new one.
+ */
+#ifndef SHD_SEGMENT_H
+#define SHD_SEGMENT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/base/status.h"
+
+/* What a segment holds; the number crosses the wire. */
+enum segment_kind {
+    SEGMENT_STATE = 1,    /* masters, moments, accumulator: never leaves the daemon */
+    SEGMENT_PUBLISH = 2,  /* what workers read */
+    SEGMENT_INBOX = 3,    /* a session's gradient slots: the worker writes */
+    SEGMENT_BOARD = 4,    /* version words */
+    SEGMENT_LEDGER = 5,   /* what a successor needs to go on: never leaves the daemon */
+    SEGMENT_SPILL = 6,    /* gradients that wait for their turn: never leaves the daemon */
+    SEGMENT_ACTIVITY = 7, /* what a worker shows of itself, where its inbox is not the host's */
+};
+
+/* Where a segment's bytes are; the number crosses the wire. */
+enum segment_place {
+    SEGMENT_HOST = 0, /* a memfd */
+    SEGMENT_CUDA =
+        1, /* a device's memory: a VMM allocation exported as a descriptor. Made and mapped
+            * by the device (kernels/kern.h, "Memory"); never to be read by the host */
+};
+
+struct segment {
+    int fd;     /* owned; -1 when closed */
+    void *base; /* owned mapping of the whole, or NULL; SEGMENT_CUDA: an address of the device */
+    uint64_t bytes; /* multiple of SHD_PAGE_BYTES */
+    enum segment_place place;
+    uint64_t handle; /* SEGMENT_CUDA: owned, the driver's */
+};
+
+#define SEGMENT_CLOSED ((struct segment){ .fd = -1 })
+
+/* True when outsiders must not map this kind writable (publish, board): sealed with
+ * F_SEAL_FUTURE_WRITE after the maker's own mapping. */
+bool segment_kind_readonly(enum segment_kind kind);
+
+/* True for what is passed to workers; also of a number that is no kind. */
+bool segment_kind_shared(uint32_t kind);
+#define SEGMENT_KINDS_SHARED "1 to 4 or 7"
+
+/* "publish" ...; "?" for an unknown number. */
+const char *segment_kind_name(enum segment_kind kind);
+
+/* "host", "cuda"; "?" for an unknown number. */
+const char *segment_place_name(enum segment_place place);
+
+/* Create a zeroed, sealed segment and map it read-write here. bytes > 0 is rounded up to whole
+ * pages. `name` is for /proc/PID/maps. Errors: SHD_ENOMEM, SHD_EIO. */
+int segment_new(const char *name, enum segment_kind kind, uint64_t bytes,
+                struct segment *ret_segment, struct shd_err *e);
+
+/* Check an fd received from a peer: a memfd of at least `bytes` bytes with the seals of its kind.
+ * Does not take the fd. Errors: SHD_ESEGMENT with the values. */
+int segment_check(int fd, enum segment_kind kind, uint64_t bytes, struct shd_err *e);
+
+/* Map all of a checked fd (takes ownership of fd on success only); read-only for the kinds that
+ * are. Errors: SHD_ENOMEM, SHD_EIO. */
+int segment_map(int fd, enum segment_kind kind, uint64_t bytes, struct segment *ret_segment,
+                struct shd_err *e);
+
+/* Unmap and close; leaves SEGMENT_CLOSED. A closed or zero-initialised-by-SEGMENT_CLOSED one is a
+ * no-op. */
+void segment_close(struct segment *segment);
+
+/* Reserve address space (PROT_NONE) into which pieces are then placed side by side. */
+int segment_reserve(uint64_t bytes, void **ret_base, struct shd_err *e);
+
+/* Place bytes of fd from offset (both page multiples) at addr, inside a reservation. Maps and
+ * populates the pages. Errors: SHD_ERANGE no whole pages, or past the segment's end; SHD_ENOMEM
+ * (with vm.max_map_count's value when that is the limit); SHD_EIO. */
+int segment_place(void *addr, int fd, uint64_t offset_bytes, uint64_t bytes, bool writable,
+                  struct shd_err *e);
+void segment_unreserve(void *base, uint64_t bytes);
+
+#endif

@@ -1,0 +1,120 @@
+/* See shardmap.h. */
+#include "proto/share/shardmap.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+#include "proto/share/activity.h"
+
+static uint64_t whole_pages(uint64_t bytes)
+{
+    return bytes == 0 ? SHD_PAGE_BYTES : layout_align(bytes, SHD_PAGE_BYTES);
+}
+
+static void place_units(const struct spec *spec, struct shardmap *map)
+{
+    uint64_t slice_elems_max = 0;
+    for (uint32_t u = 0; u < map->units; u++) {
+        map->slice[u] = layout_slice(spec->units[u].elems, map->owner, map->owners);
+        map->base_elem[u] = map->elems;
+        map->elems += map->slice[u].elems;
+        map->train_base[u] = map->train_elems;
+        if (spec->units[u].frozen)
+            continue;
+        map->train_elems += map->slice[u].elems;
+        if (map->slice[u].elems > slice_elems_max)
+            slice_elems_max = map->slice[u].elems;
+    }
+    map->slot_bytes = whole_pages(slice_elems_max * sizeof(float));
+}
+
+int shardmap_new(const struct spec *spec, uint32_t owner, uint32_t owners,
+                 struct shardmap **ret_map, struct shd_err *e)
+{
+    if (owners == 0 || owners > SHD_OWNERS_MAX || owner >= owners)
+        return err_set(e, SHD_ERANGE, "owner %" PRIu32 " of %" PRIu32 ": at most %u owners", owner,
+                       owners, SHD_OWNERS_MAX);
+    CHECK(spec->unit_count > 0 && spec->unit_count <= SHD_UNITS_MAX);
+    struct shardmap *map = sys_calloc(1, sizeof *map);
+    if (map != NULL) {
+        *map = (struct shardmap){
+            .owner = owner,
+            .owners = owners,
+            .units = spec->unit_count,
+            .moments = spec_moments(spec),
+            .publish = spec->publish,
+            .slice = sys_calloc(spec->unit_count, sizeof *map->slice),
+            .base_elem = sys_calloc(spec->unit_count, sizeof *map->base_elem),
+            .train_base = sys_calloc(spec->unit_count, sizeof *map->train_base),
+        };
+    }
+    if (map == NULL || map->slice == NULL || map->base_elem == NULL || map->train_base == NULL) {
+        shardmap_free(map);
+        return err_set(e, SHD_ENOMEM, "no memory for the map of %" PRIu32 " units",
+                       spec->unit_count);
+    }
+    place_units(spec, map);
+    *ret_map = map;
+    return SHD_OK;
+}
+
+void shardmap_free(struct shardmap *map)
+{
+    if (map == NULL)
+        return;
+    free(map->slice);
+    free(map->base_elem);
+    free(map->train_base);
+    free(map);
+}
+
+uint64_t shardmap_publish_bytes(const struct shardmap *map)
+{
+    return whole_pages(map->elems * dtype_bytes(map->publish));
+}
+
+uint64_t shardmap_state_bytes(const struct shardmap *map)
+{
+    return whole_pages((map->elems + (1 + map->moments) * map->train_elems) * sizeof(float));
+}
+
+uint64_t shardmap_inbox_bytes(const struct shardmap *map, uint32_t slots)
+{
+    CHECK(slots > 0 && slots <= SHD_SLOTS_MAX);
+    return slots * map->slot_bytes + ACTIVITY_BYTES;
+}
+
+uint64_t shardmap_activity_offset_bytes(const struct shardmap *map, uint32_t slots)
+{
+    CHECK(slots > 0 && slots <= SHD_SLOTS_MAX);
+    return slots * map->slot_bytes;
+}
+
+uint64_t shardmap_publish_offset_bytes(const struct shardmap *map, uint32_t unit)
+{
+    CHECK(unit < map->units);
+    return map->base_elem[unit] * dtype_bytes(map->publish);
+}
+
+uint64_t shardmap_publish_slice_bytes(const struct shardmap *map, uint32_t unit)
+{
+    CHECK(unit < map->units);
+    return map->slice[unit].elems * dtype_bytes(map->publish);
+}
+
+uint64_t shardmap_array_elem(const struct shardmap *map, enum shardmap_array array, uint32_t unit)
+{
+    CHECK(unit < map->units && (array != SHARDMAP_V || map->moments == 2));
+    if (array == SHARDMAP_PARAM)
+        return map->base_elem[unit];
+    const uint64_t before = array == SHARDMAP_ACC ? map->moments : (uint64_t)array - 1;
+    return map->elems + before * map->train_elems + map->train_base[unit];
+}
+
+uint64_t shardmap_slot_offset_bytes(const struct shardmap *map, uint32_t slot)
+{
+    CHECK(slot < SHD_SLOTS_MAX);
+    return slot * map->slot_bytes;
+}

@@ -1,0 +1,67 @@
+/* Where an owner's slices lie in its segments: the one place for this arithmetic, used by the
+ * daemon that makes the segments and by the worker that maps them and checks their sizes.
+ *
+ * Owner `owner` of `owners` holds one slice of every unit (layout_slice()). Laid end to end in
+ * unit order the slices form its flat array of `elems` elements; unit u starts at base_elem[u].
+ *
+ *   publish  flat array in the publish dtype
+ *   state    fp32 flat arrays one after the other: parameters; then, without frozen units, first
+ *            moment, second moment (AdamW only), gradient accumulator
+ *   inbox    `slots` slots of slot_bytes each; a unit's gradient slice (fp32) starts its slot. Then
+ *            what the worker shows of itself (activity.h)
+ *
+ * Slices are whole pages in every dtype, so are all offsets. Pure but for one allocation.
+ */
+#ifndef SHD_SHARDMAP_H
+#define SHD_SHARDMAP_H
+
+#include <stdint.h>
+
+#include "proto/base/dtype.h"
+#include "proto/base/status.h"
+#include "proto/spec/layout.h"
+#include "proto/spec/spec.h"
+
+struct shardmap {
+    uint32_t owner, owners;
+    uint32_t units;
+    uint32_t moments;       /* moment arrays in state: spec_moments() */
+    enum shd_dtype publish; /* dtype of the published copy */
+    struct slice *slice;    /* owned, [units], in unit coordinates; elems may be 0 */
+    uint64_t *base_elem;    /* owned, [units]: of the slice in the owner's flat array */
+    uint64_t elems;         /* of the flat array: sum of slice elems */
+    uint64_t *train_base;   /* owned, [units]: the same without frozen units; theirs is unused */
+    uint64_t train_elems;
+    uint64_t slot_bytes; /* one gradient slot: the largest slice in fp32, at least a page */
+};
+
+/* Arrays of the state segment in order. */
+enum shardmap_array { SHARDMAP_PARAM, SHARDMAP_M, SHARDMAP_V, SHARDMAP_ACC };
+
+/* Compute the map of owner < owners. Errors: SHD_ERANGE owners beyond 1..SHD_OWNERS_MAX or owner
+ * not below; SHD_ENOMEM. */
+int shardmap_new(const struct spec *spec, uint32_t owner, uint32_t owners,
+                 struct shardmap **ret_map, struct shd_err *e);
+void shardmap_free(struct shardmap *map); /* NULL is a no-op */
+
+/* Segment sizes: whole pages, at least one. slots in 1..SHD_SLOTS_MAX. */
+uint64_t shardmap_publish_bytes(const struct shardmap *map);
+uint64_t shardmap_state_bytes(const struct shardmap *map);
+uint64_t shardmap_inbox_bytes(const struct shardmap *map, uint32_t slots);
+
+/* Byte offset and size of unit's slice in the publish segment. */
+uint64_t shardmap_publish_offset_bytes(const struct shardmap *map, uint32_t unit);
+uint64_t shardmap_publish_slice_bytes(const struct shardmap *map, uint32_t unit);
+
+/* Element offset of unit's slice of an array in the state segment, seen as one float array.
+ * SHARDMAP_V only where the optimizer has a second moment; frozen units have SHARDMAP_PARAM only.
+ */
+uint64_t shardmap_array_elem(const struct shardmap *map, enum shardmap_array array, uint32_t unit);
+
+/* Byte offset of struct activity in an inbox of so many slots. */
+uint64_t shardmap_activity_offset_bytes(const struct shardmap *map, uint32_t slots);
+
+/* Byte offset of a slot in the inbox. */
+uint64_t shardmap_slot_offset_bytes(const struct shardmap *map, uint32_t slot);
+
+#endif

@@ -1,0 +1,104 @@
+/* A model's description: its units, tensors, parameter groups and optimizer, parsed once from
+ * JSON and the same struct in daemons, workers and tools.
+ *
+ * JSON (client/shd.h shows an example; docs/protocol.md lists every field) is what users write
+ * and what OpenModel carries. Everything is checked here: names, shapes, limits, references;
+ * errors name the JSON path ("units[3].tensors[0].shape") and the value. Unknown fields are
+ * errors: a misspelt option must not be dropped in silence.
+ */
+#ifndef SHD_SPEC_H
+#define SHD_SPEC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/dtype.h"
+#include "proto/base/status.h"
+#include "proto/spec/layout.h"
+
+#define SPEC_JSON_BYTES_MAX ((size_t)768 * 1024)
+#define SPEC_NAME_BYTES_MAX 128u /* with NUL; printable ASCII without space, '/', '"' or '\' */
+#define SPEC_RANK_MAX       8u
+#define SPEC_USES_MAX       16u
+
+enum spec_optimizer { SPEC_ADAMW = 1, SPEC_SGD = 2, SPEC_LION = 3 };
+enum spec_init { SPEC_INIT_CONST = 1, SPEC_INIT_NORMAL = 2, SPEC_INIT_UNIFORM = 3 };
+
+struct spec_group {
+    char *name;          /* owned, unique */
+    double lr_scale;     /* default 1 */
+    double weight_decay; /* default 0 */
+};
+
+struct spec_tensor {
+    char *name; /* owned, unique in the model */
+    uint32_t rank;
+    uint64_t shape[SPEC_RANK_MAX]; /* each > 0 */
+    uint64_t elems;                /* product of shape */
+    uint32_t group;                /* index into groups */
+    uint32_t unit;                 /* index of its unit */
+    uint64_t offset_elems;         /* in the unit; multiple of SHD_TENSOR_ALIGN_ELEMS */
+    enum spec_init init;
+    bool trainable;        /* the same for all tensors of a unit */
+    double init_a, init_b; /* const: a; normal: mean, std; uniform: low, high */
+};
+
+struct spec_unit {
+    char *name;            /* owned, unique */
+    uint32_t first_tensor; /* its tensors are spec.tensors[first_tensor .. + tensor_count) */
+    uint32_t tensor_count; /* > 0 */
+    uint64_t elems;        /* end of the last tensor, padded to SHD_BLOCK_ELEMS */
+    uint32_t uses[SPEC_USES_MAX];
+    uint32_t uses_count;
+    bool frozen; /* its tensors are not trainable: no gradient, no optimizer state */
+};
+
+struct spec {
+    char *name;
+    uint64_t seed;
+    uint32_t micro_batches; /* M, 1..SHD_MICROS_MAX */
+    uint32_t accumulate;    /* micro-batches per returned gradient; divides micro_batches */
+    enum shd_dtype publish; /* what workers read */
+    enum spec_optimizer optimizer;
+    double beta1, beta2, eps; /* SGD: beta1 is the momentum; Lion: beta1, beta2 */
+    struct spec_group *groups;
+    uint32_t group_count; /* 1..SHD_GROUPS_MAX; a spec without groups has one, "default" */
+    struct spec_unit *units;
+    uint32_t unit_count; /* 1..SHD_UNITS_MAX */
+    struct spec_tensor *tensors;
+    uint32_t tensor_count; /* in unit order */
+    uint64_t elems;        /* sum over tensors, without padding */
+};
+
+/* Parse json[bytes] (NUL not needed). Errors: SHD_EINVAL, SHD_ERANGE, SHD_ENOMEM.
+ *
+ * Required: name, micro_batches, optimizer.kind, units with name and tensors, tensors with name
+ * and shape ([] is a scalar), a tensor's group where there are several. Defaults: seed 0 (at most
+ * 2^63-1), publish "f32", adamw 0.9, 0.999, 1e-8, sgd momentum 0, lion 0.9, 0.99, one group
+ * "default", lr_scale 1, weight_decay 0, uses [], init ["const", 0]. Reals must be finite in fp32,
+ * betas below 1 in fp32, eps at least FLT_MIN. */
+int spec_parse(const char *json, size_t bytes, struct spec **ret_spec, struct shd_err *e);
+void spec_free(struct spec *spec);
+
+/* The spec as compact canonical JSON that spec_parse() takes; *ret_json is the caller's to free.
+ * Errors: SHD_ENOMEM; SHD_ERANGE when it would exceed SPEC_JSON_BYTES_MAX. */
+int spec_dump(const struct spec *spec, char **ret_json, struct shd_err *e);
+
+/* SHD_OK when asked describes the same model as open; else SHD_ESPEC with the first difference,
+ * tensor and field named with both values: "tensor 'h.0.mlp.c_fc.weight': shape[1] is 512, the
+ * open model has 1024". */
+int spec_compare(const struct spec *open, const struct spec *asked, struct shd_err *e);
+
+/* Gradients an owner gets of each trainable unit in a step: micro_batches / accumulate. Return's
+ * micro counts these. */
+uint32_t spec_returns(const struct spec *spec);
+
+/* Moment arrays the optimizer keeps per parameter: AdamW 2, SGD and Lion 1. */
+uint32_t spec_moments(const struct spec *spec);
+
+/* Philox key of a tensor's initial values: first 8 bytes, little-endian, of
+ * SHA-256(seed as 8 bytes little-endian, then the name without NUL). */
+uint64_t spec_tensor_key(const struct spec *spec, const struct spec_tensor *tensor);
+
+#endif

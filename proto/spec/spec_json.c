@@ -1,0 +1,463 @@
+/* spec_parse(): JSON to struct spec, top down. Values are read by the getters of spec_node.h. */
+#include "proto/spec/spec.h"
+
+#include <float.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+#include "proto/spec/spec_node.h"
+#include "proto/spec/spec_tables.h"
+
+#define BETA_MAX 0x1.fffffep-1 /* largest fp32 below 1 */
+
+struct parser {
+    struct spec *spec;                /* owned until handed out */
+    json_t *groups, *units, *tensors; /* owned dictionaries: name -> index */
+    struct shd_err *e;
+};
+
+/* -- Optimizer and groups -------------------------------------------------------------------- */
+
+static int parse_kind(const struct node *n, enum spec_optimizer *ret_kind, struct shd_err *e)
+{
+    const char *kind = NULL;
+    const int r = node_text(n, &kind, e);
+    if (r != SHD_OK)
+        return r;
+    for (int i = 1; i <= SPEC_OPTIMIZERS; i++)
+        if (strcmp(kind, spec_optimizer_rows[i].kind) == 0) {
+            *ret_kind = (enum spec_optimizer)i;
+            return SHD_OK;
+        }
+    return err_set(e, SHD_EINVAL, "%s is '%.40s', must be adamw, sgd or lion", n->path, kind);
+}
+
+static int parse_optimizer(struct parser *p, const struct node *n)
+{
+    struct spec *s = p->spec;
+    if (!json_is_object(n->json))
+        return node_wrong_type(n, "an object", p->e);
+    const struct node kind = node_field(n, "kind");
+    int r = parse_kind(&kind, &s->optimizer, p->e);
+    if (r != SHD_OK)
+        return r;
+    const struct spec_optimizer_row *row = &spec_optimizer_rows[s->optimizer];
+    const char *const known[] = { "kind", row->beta1_key, row->beta2_key, row->eps_key };
+    r = node_object(n, known, ARRAY_SIZE(known), p->e);
+    s->beta1 = row->beta1;
+    s->beta2 = row->beta2;
+    s->eps = row->eps;
+    const struct {
+        const char *key;
+        struct node_range range;
+        double *value;
+    } fields[] = {
+        { row->beta1_key, { 0, BETA_MAX }, &s->beta1 },
+        { row->beta2_key, { 0, BETA_MAX }, &s->beta2 },
+        /* Not 0: padding has neither gradient nor moments, and 0 / (0 + eps) must stay 0. */
+        { row->eps_key, { FLT_MIN, FLT_MAX }, &s->eps },
+    };
+    for (size_t i = 0; r == SHD_OK && i < ARRAY_SIZE(fields); i++) {
+        if (fields[i].key == NULL)
+            continue;
+        const struct node field = node_field(n, fields[i].key);
+        if (field.json != NULL)
+            r = node_real(&field, fields[i].range, fields[i].value, p->e);
+    }
+    return r;
+}
+
+static int parse_group(struct parser *p, const struct node *n, uint32_t index)
+{
+    static const char *const known[] = { "name", "lr_scale", "weight_decay" };
+    static const struct node_range range = { 0, FLT_MAX };
+    struct spec_group *g = &p->spec->groups[index];
+    int r = node_object(n, known, ARRAY_SIZE(known), p->e);
+    if (r != SHD_OK)
+        return r;
+    const struct node name = node_field(n, "name");
+    r = node_unique(&name, "group", p->groups, index, &g->name, p->e);
+    g->lr_scale = 1;
+    const struct node lr_scale = node_field(n, "lr_scale");
+    if (r == SHD_OK && lr_scale.json != NULL)
+        r = node_real(&lr_scale, range, &g->lr_scale, p->e);
+    const struct node decay = node_field(n, "weight_decay");
+    if (r == SHD_OK && decay.json != NULL)
+        r = node_real(&decay, range, &g->weight_decay, p->e);
+    return r;
+}
+
+static int default_group(struct parser *p)
+{
+    struct spec *s = p->spec;
+    s->groups[0].lr_scale = 1;
+    s->groups[0].name = sys_strdup("default");
+    if (s->groups[0].name == NULL ||
+        json_object_set_new(p->groups, "default", json_integer(0)) != 0)
+        return node_no_memory(p->e);
+    return SHD_OK;
+}
+
+static int parse_groups(struct parser *p, const struct node *n)
+{
+    struct spec *s = p->spec;
+    uint32_t count = 1;
+    int r = n->json != NULL ? node_array(n, 1, SHD_GROUPS_MAX, &count, p->e) : SHD_OK;
+    if (r != SHD_OK)
+        return r;
+    s->groups = sys_calloc(count, sizeof *s->groups);
+    if (s->groups == NULL)
+        return node_no_memory(p->e);
+    s->group_count = count;
+    if (n->json == NULL)
+        return default_group(p);
+    for (uint32_t i = 0; r == SHD_OK && i < count; i++) {
+        const struct node item = node_item(n, i);
+        r = parse_group(p, &item, i);
+    }
+    return r;
+}
+
+/* -- Tensors --------------------------------------------------------------------------------- */
+
+static int parse_shape(struct parser *p, const struct node *n, struct spec_tensor *t)
+{
+    uint32_t rank = 0;
+    int r = node_array(n, 0, SPEC_RANK_MAX, &rank, p->e);
+    if (r != SHD_OK)
+        return r;
+    uint64_t elems = 1;
+    for (uint32_t i = 0; i < rank; i++) {
+        const struct node item = node_item(n, i);
+        r = node_u64(&item, 1, SHD_MODEL_ELEMS_MAX, &t->shape[i], p->e);
+        if (r != SHD_OK)
+            return r;
+        if (elems > SHD_MODEL_ELEMS_MAX / t->shape[i])
+            return err_set(p->e, SHD_ERANGE,
+                           "%s: %" PRIu64 " times %" PRIu64
+                           " elements exceed the limit of %" PRIu64,
+                           item.path, elems, t->shape[i], SHD_MODEL_ELEMS_MAX);
+        elems *= t->shape[i];
+    }
+    t->rank = rank;
+    t->elems = elems;
+    return SHD_OK;
+}
+
+/* ["normal", mean, std] and its like. */
+static int parse_init(struct parser *p, const struct node *n, struct spec_tensor *t)
+{
+    t->init = SPEC_INIT_CONST;
+    if (n->json == NULL)
+        return SHD_OK;
+    uint32_t count = 0;
+    const char *kind = NULL;
+    int r = node_array(n, 1, 3, &count, p->e);
+    const struct node head = node_item(n, 0), first = node_item(n, 1), second = node_item(n, 2);
+    if (r == SHD_OK)
+        r = node_text(&head, &kind, p->e);
+    if (r != SHD_OK)
+        return r;
+    int id = 1;
+    while (id <= SPEC_INITS && strcmp(kind, spec_init_rows[id].kind) != 0)
+        id++;
+    if (id > SPEC_INITS)
+        return err_set(p->e, SHD_EINVAL, "%s is '%.40s', must be const, normal or uniform",
+                       head.path, kind);
+    t->init = (enum spec_init)id;
+    const uint32_t numbers = spec_init_rows[id].numbers;
+    if (count != numbers + 1)
+        return err_set(p->e, SHD_ERANGE, "%s: %s takes %" PRIu32 " numbers, has %" PRIu32, n->path,
+                       kind, numbers, count - 1);
+    r = node_real(&first, (struct node_range){ -FLT_MAX, FLT_MAX }, &t->init_a, p->e);
+    if (r != SHD_OK || numbers == 1)
+        return r;
+    const double min = t->init == SPEC_INIT_NORMAL ? 0 : t->init_a; /* std; high */
+    return node_real(&second, (struct node_range){ min, FLT_MAX }, &t->init_b, p->e);
+}
+
+static int parse_tensor_group(struct parser *p, const struct node *n, struct spec_tensor *t)
+{
+    if (n->json != NULL)
+        return node_reference(n, "group", p->groups, &t->group, p->e);
+    if (p->spec->group_count > 1)
+        return err_set(p->e, SHD_EINVAL, "%s is missing, the model has %" PRIu32 " groups", n->path,
+                       p->spec->group_count);
+    t->group = 0;
+    return SHD_OK;
+}
+
+static int parse_tensor(struct parser *p, const struct node *n, uint32_t index)
+{
+    static const char *const known[] = { "name", "shape", "group", "init", "trainable" };
+    struct spec_tensor *t = &p->spec->tensors[index];
+    int r = node_object(n, known, ARRAY_SIZE(known), p->e);
+    if (r != SHD_OK)
+        return r;
+    const struct node name = node_field(n, "name"), shape = node_field(n, "shape");
+    const struct node group = node_field(n, "group"), init = node_field(n, "init");
+    const struct node trainable = node_field(n, "trainable");
+    r = node_unique(&name, "tensor", p->tensors, index, &t->name, p->e);
+    if (r == SHD_OK)
+        r = parse_shape(p, &shape, t);
+    if (r == SHD_OK)
+        r = parse_tensor_group(p, &group, t);
+    if (r == SHD_OK)
+        r = parse_init(p, &init, t);
+    t->trainable = true;
+    if (r == SHD_OK && trainable.json != NULL)
+        r = node_bool(&trainable, &t->trainable, p->e);
+    return r;
+}
+
+/* -- Units ----------------------------------------------------------------------------------- */
+
+static int too_many_elems(const struct node *n, uint64_t elems, struct shd_err *e)
+{
+    return err_set(e, SHD_ERANGE,
+                   "%s: the model reaches %" PRIu64 " elements with padding, the limit is %" PRIu64,
+                   n->path, elems, SHD_MODEL_ELEMS_MAX);
+}
+
+/* A unit has a gradient as a whole or none at all. */
+static int check_trainable(struct parser *p, const struct node *n, const struct spec_unit *u,
+                           const struct spec_tensor *t)
+{
+    const struct spec_tensor *first = &p->spec->tensors[u->first_tensor];
+    if (t->trainable == first->trainable)
+        return SHD_OK;
+    return err_set(
+        p->e, SHD_EINVAL,
+        "%s: '%.60s' is %s, '%.60s' of the same unit is not: give the frozen ones a unit "
+        "of their own, and name it in \"uses\"",
+        n->path, t->name, t->trainable ? "trainable" : "frozen", first->name);
+}
+
+/* Parse the unit's tensors and lay them end to end. *padded is the sum over the units so far. */
+static int parse_tensors(struct parser *p, const struct node *n, uint32_t unit, uint64_t *padded)
+{
+    struct spec *s = p->spec;
+    struct spec_unit *u = &s->units[unit];
+    const struct node tensors = node_field(n, "tensors");
+    uint64_t end = 0;
+    for (uint32_t i = 0; i < u->tensor_count; i++) {
+        const struct node item = node_item(&tensors, i);
+        struct spec_tensor *t = &s->tensors[u->first_tensor + i];
+        int r = parse_tensor(p, &item, u->first_tensor + i);
+        if (r == SHD_OK)
+            r = check_trainable(p, &item, u, t);
+        if (r != SHD_OK)
+            return r;
+        t->unit = unit;
+        t->offset_elems = layout_align(end, SHD_TENSOR_ALIGN_ELEMS);
+        end = t->offset_elems + t->elems; /* each at most 2^48: no overflow */
+        if (*padded + end > SHD_MODEL_ELEMS_MAX)
+            return too_many_elems(&item, *padded + end, p->e);
+        s->elems += t->elems;
+    }
+    u->elems = layout_align(end, SHD_BLOCK_ELEMS);
+    u->frozen = !s->tensors[u->first_tensor].trainable;
+    *padded += u->elems;
+    return *padded <= SHD_MODEL_ELEMS_MAX ? SHD_OK : too_many_elems(n, *padded, p->e);
+}
+
+static int parse_uses(struct parser *p, const struct node *n, uint32_t unit)
+{
+    struct spec_unit *u = &p->spec->units[unit];
+    if (n->json == NULL)
+        return SHD_OK;
+    uint32_t count = 0;
+    int r = node_array(n, 0, SPEC_USES_MAX, &count, p->e);
+    for (uint32_t i = 0; r == SHD_OK && i < count; i++) {
+        const struct node item = node_item(n, i);
+        uint32_t used = 0;
+        r = node_reference(&item, "unit", p->units, &used, p->e);
+        if (r != SHD_OK)
+            return r;
+        if (used == unit)
+            return err_set(p->e, SHD_EINVAL, "%s is '%s', the unit itself", item.path, u->name);
+        for (uint32_t k = 0; k < i; k++)
+            if (u->uses[k] == used)
+                return err_set(p->e, SHD_EINVAL, "%s '%s' is listed twice", item.path,
+                               p->spec->units[used].name);
+        u->uses[i] = used;
+        u->uses_count = i + 1;
+    }
+    return r;
+}
+
+/* Names and tensor counts of all units, and room for the tensors. */
+static int parse_unit_heads(struct parser *p, const struct node *n)
+{
+    static const char *const known[] = { "name", "uses", "tensors" };
+    struct spec *s = p->spec;
+    uint32_t total = 0;
+    for (uint32_t i = 0; i < s->unit_count; i++) {
+        const struct node item = node_item(n, i);
+        int r = node_object(&item, known, ARRAY_SIZE(known), p->e);
+        if (r != SHD_OK)
+            return r;
+        const struct node name = node_field(&item, "name"), tensors = node_field(&item, "tensors");
+        r = node_unique(&name, "unit", p->units, i, &s->units[i].name, p->e);
+        if (r == SHD_OK)
+            r = node_array(&tensors, 1, SHD_TENSORS_MAX - total, &s->units[i].tensor_count, p->e);
+        if (r != SHD_OK)
+            return r;
+        s->units[i].first_tensor = total;
+        total += s->units[i].tensor_count;
+    }
+    s->tensors = sys_calloc(total, sizeof *s->tensors);
+    if (s->tensors == NULL)
+        return node_no_memory(p->e);
+    s->tensor_count = total;
+    return SHD_OK;
+}
+
+static int parse_units(struct parser *p, const struct node *n)
+{
+    struct spec *s = p->spec;
+    uint32_t count = 0;
+    int r = node_array(n, 1, SHD_UNITS_MAX, &count, p->e);
+    if (r != SHD_OK)
+        return r;
+    s->units = sys_calloc(count, sizeof *s->units);
+    if (s->units == NULL)
+        return node_no_memory(p->e);
+    s->unit_count = count;
+    r = parse_unit_heads(p, n);
+    uint64_t padded = 0;
+    for (uint32_t i = 0; r == SHD_OK && i < count; i++) {
+        const struct node item = node_item(n, i);
+        const struct node uses = node_field(&item, "uses");
+        r = parse_tensors(p, &item, i, &padded);
+        if (r == SHD_OK)
+            r = parse_uses(p, &uses, i);
+    }
+    return r;
+}
+
+/* -- The document ---------------------------------------------------------------------------- */
+
+static int parse_accumulate(struct parser *p, const struct node *n)
+{
+    struct spec *s = p->spec;
+    uint64_t a = 1;
+    const int r = n->json != NULL ? node_u64(n, 1, s->micro_batches, &a, p->e) : SHD_OK;
+    if (r != SHD_OK)
+        return r;
+    if (s->micro_batches % a != 0)
+        return err_set(p->e, SHD_EINVAL,
+                       "%s is %" PRIu64 ", must divide micro_batches (%" PRIu32 ")", n->path, a,
+                       s->micro_batches);
+    s->accumulate = (uint32_t)a;
+    return SHD_OK;
+}
+
+static int check_any_trainable(struct parser *p)
+{
+    for (uint32_t u = 0; u < p->spec->unit_count; u++)
+        if (!p->spec->units[u].frozen)
+            return SHD_OK;
+    return err_set(p->e, SHD_EINVAL, "units: every tensor is frozen, nothing could be trained");
+}
+
+static int parse_publish(struct parser *p, const struct node *n)
+{
+    const char *name = "f32";
+    const int r = n->json != NULL ? node_text(n, &name, p->e) : SHD_OK;
+    if (r != SHD_OK)
+        return r;
+    p->spec->publish = dtype_parse(name);
+    if (!dtype_valid(p->spec->publish))
+        return err_set(p->e, SHD_EINVAL, "%s is '%.40s', must be f32, bf16 or f16", n->path, name);
+    return SHD_OK;
+}
+
+static int parse_root(struct parser *p, const struct node *root)
+{
+    static const char *const known[] = { "name",    "seed",      "micro_batches", "accumulate",
+                                         "publish", "optimizer", "groups",        "units" };
+    struct spec *s = p->spec;
+    int r = node_object(root, known, ARRAY_SIZE(known), p->e);
+    if (r != SHD_OK)
+        return r;
+    const struct node name = node_field(root, "name"), seed = node_field(root, "seed");
+    const struct node micros = node_field(root, "micro_batches");
+    const struct node accumulate = node_field(root, "accumulate");
+    const struct node publish = node_field(root, "publish"), groups = node_field(root, "groups");
+    const struct node optimizer = node_field(root, "optimizer"), units = node_field(root, "units");
+    uint64_t micro_batches = 0;
+    r = node_name(&name, &s->name, p->e);
+    if (r == SHD_OK && seed.json != NULL)
+        r = node_u64(&seed, 0, INT64_MAX, &s->seed, p->e);
+    if (r == SHD_OK)
+        r = node_u64(&micros, 1, SHD_MICROS_MAX, &micro_batches, p->e);
+    s->micro_batches = (uint32_t)micro_batches;
+    if (r == SHD_OK)
+        r = parse_accumulate(p, &accumulate);
+    if (r == SHD_OK)
+        r = parse_publish(p, &publish);
+    if (r == SHD_OK)
+        r = parse_optimizer(p, &optimizer);
+    if (r == SHD_OK)
+        r = parse_groups(p, &groups);
+    if (r == SHD_OK)
+        r = parse_units(p, &units);
+    return r == SHD_OK ? check_any_trainable(p) : r;
+}
+
+static int load(const char *json, size_t bytes, json_t **ret_root, struct shd_err *e)
+{
+    if (bytes > SPEC_JSON_BYTES_MAX)
+        return err_set(e, SHD_ERANGE, "spec has %zu bytes, the limit is %zu", bytes,
+                       SPEC_JSON_BYTES_MAX);
+    json_error_t why;
+    json_t *root = json_loadb(json, bytes, JSON_REJECT_DUPLICATES, &why);
+    if (root != NULL) {
+        *ret_root = root;
+        return SHD_OK;
+    }
+    switch (json_error_code(&why)) {
+    case json_error_out_of_memory:
+        return node_no_memory(e);
+    case json_error_numeric_overflow:
+        return err_set(e, SHD_ERANGE,
+                       "spec line %d column %d: %.100s: integers (seeds too) end at 2^63-1, reals "
+                       "must be finite",
+                       why.line, why.column, why.text);
+    default:
+        return err_set(e, SHD_EINVAL, "spec line %d column %d: %s", why.line, why.column, why.text);
+    }
+}
+
+int spec_parse(const char *json, size_t bytes, struct spec **ret_spec, struct shd_err *e)
+{
+    struct node root = { .path = "spec" };
+    json_t *document = NULL;
+    int r = load(json, bytes, &document, e);
+    if (r != SHD_OK)
+        return r;
+    root.json = document;
+    struct parser p = { .spec = sys_calloc(1, sizeof *p.spec),
+                        .groups = json_object(),
+                        .units = json_object(),
+                        .tensors = json_object(),
+                        .e = e };
+    if (p.spec == NULL || p.groups == NULL || p.units == NULL || p.tensors == NULL)
+        r = node_no_memory(e);
+    else
+        r = parse_root(&p, &root);
+    if (r == SHD_OK)
+        *ret_spec = p.spec;
+    else
+        spec_free(p.spec);
+    json_decref(p.groups);
+    json_decref(p.units);
+    json_decref(p.tensors);
+    json_decref(document);
+    return r;
+}

@@ -1,0 +1,307 @@
+/* Requests and replies as plain structs, and the only code that packs and unpacks them.
+ *
+ * Happy path: *_unpack() turns a frame into a struct whose every number is inside its limits;
+ * *_pack() writes one frame into a caller's buffer. Failure: anything else is SHD_EPROTO,
+ * SHD_ERANGE or SHD_EINVAL with the field and the value, and nothing was kept.
+ *
+ * Unpacking allocates from a caller's arena (no malloc): strings and bytes in the struct point
+ * into it and live until the arena is reset. Frames above WIRE_FRAME_BYTES_MAX are refused before
+ * protobuf-c sees them (it truncates size_t counts: protobuf-c#796).
+ */
+#ifndef SHD_WIRE_H
+#define SHD_WIRE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/dtype.h"
+#include "proto/base/fixsum.h"
+#include "proto/base/status.h"
+#include "proto/share/fdpass.h"
+#include "proto/share/segment.h"
+
+#define WIRE_FRAME_BYTES_MAX ((size_t)1024 * 1024)
+#define WIRE_ARENA_BYTES     (WIRE_FRAME_BYTES_MAX * 2 + 65536)
+#define WIRE_BLOB_BYTES_MAX  ((size_t)768 * 1024)
+#define WIRE_METRICS_MAX     4u
+#define WIRE_SEGMENTS_MAX    4u
+#define WIRE_LEAVES_MAX      16384u /* per reply: 512 KiB */
+#define WIRE_NAME_BYTES_MAX  128u
+#define WIRE_PATH_BYTES_MAX  4096u
+#define WIRE_LINK_ID_BYTES   128u
+
+/* A bump allocator over caller's memory; protobuf-c takes from it while unpacking. */
+struct wire_arena {
+    uint8_t *base; /* borrowed, aligned to 16 */
+    size_t bytes;
+    size_t used;
+};
+
+struct wire_bytes {
+    const uint8_t *data; /* into the arena (unpacked) or the caller's (to pack) */
+    size_t bytes;
+};
+
+/* X(NAME, name): request bodies in tag order. The daemon's dispatch table is built from it. */
+#define WIRE_REQUEST_MAP(X)   \
+    X(HELLO, hello)           \
+    X(OPEN_MODEL, open_model) \
+    X(RETURN, return_grad)    \
+    X(PREPARE, prepare)       \
+    X(COMMIT, commit)         \
+    X(GET_BLOB, get_blob)     \
+    X(DIGEST, digest)         \
+    X(STATUS, status)         \
+    X(DETACH, detach)         \
+    X(LEASE, lease)           \
+    X(CHECKPOINT, checkpoint) \
+    X(RESTORE, restore)       \
+    X(DRAIN, drain)           \
+    X(JOIN, join)             \
+    X(FETCH, fetch)
+
+enum wire_request_type {
+#define WIRE_REQUEST_ENUM(NAME, name) WIRE_##NAME,
+    WIRE_REQUEST_MAP(WIRE_REQUEST_ENUM)
+#undef WIRE_REQUEST_ENUM
+        WIRE_REQUEST_TYPES
+};
+
+enum wire_role { WIRE_TRAINER = 1, WIRE_READER = 2, WIRE_ADMIN = 3 };
+
+struct wire_hello {
+    uint32_t protocol; /* any value: op_hello answers a mismatch with both versions */
+    enum wire_role role;
+    uint8_t token[SHD_TOKEN_BYTES];
+    const char *name; /* < WIRE_NAME_BYTES_MAX, printable */
+};
+struct wire_open_model {
+    struct wire_bytes spec; /* JSON, at most SPEC_JSON_BYTES_MAX; empty: attach by name */
+    const char *name;       /* "" : the only one */
+    uint32_t owner, owners; /* owner < owners <= SHD_OWNERS_MAX */
+    uint32_t slots;         /* 0..SHD_SLOTS_MAX */
+};
+struct wire_return {
+    uint32_t model;
+    uint64_t step;
+    uint32_t micro, unit; /* below SHD_MICROS_MAX / SHD_UNITS_MAX; the model's own limits later */
+    uint32_t slot;        /* below SHD_SLOTS_MAX */
+    enum shd_dtype dtype;
+    bool none; /* then slot and dtype say nothing (dtype 0 is taken, and comes out as F32) */
+    double metrics[WIRE_METRICS_MAX]; /* finite or not: the client's business */
+    uint32_t metric_count;
+    uint64_t turn; /* of the link up by which the gradient comes; 0: it lies in the slot */
+};
+struct wire_prepare {
+    uint32_t model;
+    uint64_t step;
+};
+struct wire_decision {
+    bool skip;
+    float scale;         /* finite, >= 0 */
+    double lr;           /* finite, >= 0 */
+    double loss_scale;   /* finite, >= 0: what the gradients were multiplied by; 0, 1: nothing */
+    uint32_t good_steps; /* dynamic loss scaling: in a row without overflow, this one counted */
+};
+struct wire_commit {
+    uint32_t model;
+    uint64_t step;
+    struct wire_decision decision;
+    bool has_blob;
+    struct wire_bytes blob; /* at most WIRE_BLOB_BYTES_MAX */
+};
+struct wire_get_blob {
+    uint32_t model;
+};
+struct wire_digest {
+    uint32_t model, tensor, array; /* array < 3 */
+    uint64_t first_leaf;
+};
+struct wire_lease {
+    uint32_t model;
+    uint64_t step;
+};
+struct wire_checkpoint {
+    uint32_t model;
+    uint64_t step;
+    const char *path; /* absolute, < WIRE_PATH_BYTES_MAX, no control characters */
+};
+struct wire_restore {
+    const char *path;       /* likewise */
+    struct wire_bytes spec; /* JSON, 1..SPEC_JSON_BYTES_MAX */
+    uint32_t owner, owners;
+    bool weights;
+    bool open; /* what the same request without it has read */
+};
+
+struct wire_drain {
+    bool off; /* not any more */
+};
+
+struct wire_join {
+    uint32_t model;
+    uint8_t down[WIRE_LINK_ID_BYTES], up[WIRE_LINK_ID_BYTES]; /* NCCL's unique ids */
+    uint64_t timeout_ms;
+};
+struct wire_fetch {
+    uint32_t model, unit; /* unit below SHD_UNITS_MAX */
+    uint64_t step;
+    uint64_t turn; /* > 0 */
+};
+
+struct wire_request {
+    uint64_t seq;
+    uint64_t session;
+    enum wire_request_type type;
+    union {
+        struct wire_hello hello;
+        struct wire_open_model open_model;
+        struct wire_return return_grad;
+        struct wire_prepare prepare;
+        struct wire_commit commit;
+        struct wire_get_blob get_blob;
+        struct wire_digest digest;
+        struct wire_lease lease;
+        struct wire_checkpoint checkpoint;
+        struct wire_restore restore;
+        struct wire_drain drain;
+        struct wire_join join;
+        struct wire_fetch fetch;
+    };
+};
+
+/* Replies. */
+enum wire_reply_type {
+    WIRE_REPLY_NONE, /* status alone */
+    WIRE_WELCOME,
+    WIRE_LAYOUT,
+    WIRE_PREPARED,
+    WIRE_COMMITTED,
+    WIRE_BLOB,
+    WIRE_LEAVES,
+    WIRE_STATUS_TEXT,
+    WIRE_CREDIT,
+    WIRE_LEASED,
+    WIRE_CHECKPOINTED,
+    WIRE_RESTORED,
+    WIRE_FETCHED,
+};
+
+struct wire_welcome {
+    uint64_t session;
+    const char *device;
+};
+#define WIRE_DEVICE_BYTES 16u
+
+struct wire_segment {
+    enum segment_kind kind;
+    uint64_t ticket;
+    uint64_t bytes; /* > 0, multiple of SHD_PAGE_BYTES, <= 2^62 */
+    enum segment_place place;
+};
+struct wire_layout {
+    uint32_t model;
+    uint64_t step;
+    struct wire_bytes spec;
+    uint32_t owner, owners, slots;
+    uint64_t slot_bytes; /* multiple of SHD_PAGE_BYTES */
+    struct wire_segment segments[WIRE_SEGMENTS_MAX];
+    uint32_t segment_count;
+    bool has_decision; /* of the last committed step */
+    struct wire_decision decision;
+    struct wire_bytes
+        in; /* a bit per group, lowest first, at most SHD_MICROS_MAX; may be shorter */
+    struct wire_bytes device; /* UUID of the GPU, WIRE_DEVICE_BYTES; none: the host */
+};
+struct wire_prepared {
+    uint64_t step;
+    bool over; /* committed long ago, the record is gone: the rest is meaningless */
+    bool finite;
+    struct fixsum sum; /* carried */
+    double metrics[WIRE_METRICS_MAX];
+    uint32_t metric_count;
+    bool has_decision;
+    struct wire_decision decision;
+};
+struct wire_committed {
+    uint64_t step;
+    bool over; /* as in wire_prepared */
+    struct wire_decision decision;
+};
+struct wire_blob {
+    uint64_t step;
+    struct wire_bytes blob;
+};
+struct wire_leaves {
+    uint64_t step, updates, total;
+    struct wire_bytes leaves; /* multiple of 32 bytes, at most WIRE_LEAVES_MAX leaves */
+};
+struct wire_status_text {
+    struct wire_bytes json;
+};
+struct wire_credit {
+    uint32_t slot;
+    bool stale;
+};
+enum wire_leased_what {
+    WIRE_LEASED_GROUP = 1, /* compute `group` */
+    WIRE_LEASED_ALL_IN = 2,
+    WIRE_LEASED_OVER = 3, /* the step was committed */
+};
+struct wire_leased {
+    uint64_t step;
+    enum wire_leased_what what;
+    uint32_t group; /* below SHD_MICROS_MAX */
+};
+struct wire_checkpointed {
+    uint64_t step, updates, bytes;
+    bool has_decision; /* of the step before */
+    struct wire_decision decision;
+    struct wire_bytes blob; /* at most WIRE_BLOB_BYTES_MAX */
+};
+struct wire_restored {
+    uint64_t step, bytes;
+};
+
+struct wire_fetched {
+    uint64_t step; /* what was sent */
+};
+
+struct wire_reply {
+    uint64_t seq;
+    int status;       /* a known status code */
+    const char *text; /* "" when status is SHD_OK */
+    enum wire_reply_type type;
+    union {
+        struct wire_welcome welcome;
+        struct wire_layout layout;
+        struct wire_prepared prepared;
+        struct wire_committed committed;
+        struct wire_blob blob;
+        struct wire_leaves leaves;
+        struct wire_status_text status_text;
+        struct wire_credit credit;
+        struct wire_leased leased;
+        struct wire_checkpointed checkpointed;
+        struct wire_restored restored;
+        struct wire_fetched fetched;
+    };
+};
+
+int wire_request_unpack(const void *frame, size_t bytes, struct wire_arena *arena,
+                        struct wire_request *ret_request, struct shd_err *e);
+int wire_reply_unpack(const void *frame, size_t bytes, struct wire_arena *arena,
+                      struct wire_reply *ret_reply, struct shd_err *e);
+
+/* Pack into buf[capacity]; *ret_bytes is the frame's size. SHD_ERANGE when it would not fit or
+ * would exceed WIRE_FRAME_BYTES_MAX. */
+int wire_request_pack(const struct wire_request *request, void *buf, size_t capacity,
+                      size_t *ret_bytes, struct shd_err *e);
+int wire_reply_pack(const struct wire_reply *reply, void *buf, size_t capacity, size_t *ret_bytes,
+                    struct shd_err *e);
+
+/* "RETURN" ... for logs; type must be valid. */
+const char *wire_request_name(enum wire_request_type type);
+
+#endif
