@@ -17,4 +17,4 @@ if ! command -v python3 >/dev/null; then
     say "needs python3 (scripts/install-deps.sh --dev installs it)"
     exit 1
 fi
-exec python3 "$root/tests/chaos.py" --bin "$root/build/release/bin" --logs "$logs" "$@"
+exec python3 "$root/tests/e2e/chaos.py" --bin "$root/build/release/bin" --logs "$logs" "$@"

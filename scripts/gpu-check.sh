@@ -69,7 +69,7 @@ stage() {
             strip --strip-unneeded -o "$name/$(basename "$file")" "$file" 2>/dev/null ||
                 cp -L "$file" "$name/$(basename "$file")"
         done
-    (cd "$root" && cp --parents scripts/gpu-check.sh scripts/common.sh scripts/gpu/*.py tests/chaos.py \
+    (cd "$root" && cp --parents scripts/gpu-check.sh scripts/common.sh scripts/gpu/*.py tests/e2e/chaos.py \
         bench/gpt_torch.py systemd/shardd@.service systemd/gpu.conf "$to/")
     ln -s scripts/gpu-check.sh "$to/gpu-check.sh"
     if [ -d /usr/share/games/fortunes ]; then

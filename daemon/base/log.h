@@ -6,7 +6,8 @@
  * place or by log_flush(). Control characters become '?'. Warnings and errors are also kept, the
  * last 16, for /status. Any thread.
  *
- * A warning or error says why, and do="...": what somebody should do (tests/test_log_lines.sh). */
+ * A warning or error says why, and do="...": what somebody should do
+ * (tests/unit/daemon/base/test_log_lines.sh). */
 #ifndef SHD_LOG_H
 #define SHD_LOG_H
 

@@ -5,9 +5,9 @@
  * the same fp32 arrays, round both factors to 16 bits, and sum in fp32 (gemm_half.c).
  *
  * Bits: for given sizes, leading dimensions and values, the result depends neither on the
- * thread nor on where the arrays lie (tests/test_gpt_bits.c). It does depend on the library's
- * version and on the instruction set it picks for the CPU; and the two bf16 kinds differ from
- * each other, because the instructions sum pairs of products in an order of their own.
+ * thread nor on where the arrays lie (tests/unit/examples/gpt/test_gpt_bits.c). It does depend on
+ * the library's version and on the instruction set it picks for the CPU; and the two bf16 kinds
+ * differ from each other, because the instructions sum pairs of products in an order of their own.
  */
 #ifndef GPT_GEMM_H
 #define GPT_GEMM_H

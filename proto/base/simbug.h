@@ -1,4 +1,4 @@
-/* Bugs planted on purpose, for the test of the simulator (tests/test_sim_bugs.c): SIM_BUG(n) is
+/* Bugs planted on purpose, for the test of the simulator (tests/sim/test_sim_bugs.c): SIM_BUG(n) is
  * true where that test has chosen bug n, and a constant false in everything else. Each bug has its
  * number here.
  *

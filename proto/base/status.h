@@ -3,7 +3,7 @@
  * A fallible function returns SHD_OK (0) or one of the negative codes below and, on failure,
  * describes it in the caller's struct shd_err: lower-case text with the values that were wrong.
  * On success the struct is left alone. client/shd.h repeats the public part of this header so
- * that it stands alone; tests/test_public_header.c holds the two together.
+ * that it stands alone; tests/unit/client/test_public_header.c holds the two together.
  */
 #ifndef SHD_STATUS_H
 #define SHD_STATUS_H

@@ -1,5 +1,5 @@
 /* The version of every program and library of this tree; CMakeLists.txt and client/shd.h agree
- * (tests/test_public_header.c). */
+ * (tests/unit/client/test_public_header.c). */
 #ifndef SHD_VERSION_H
 #define SHD_VERSION_H
 #define SHARDD_VERSION "0.1.0"

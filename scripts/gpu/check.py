@@ -244,7 +244,7 @@ def digests(where, sets):
 
 
 def chaos(r):
-    text = script(r, 'tests/chaos.py', '--bin', BIN, '--logs', os.path.join(r.logs, 'chaos'), '--devices',
+    text = script(r, 'tests/e2e/chaos.py', '--bin', BIN, '--logs', os.path.join(r.logs, 'chaos'), '--devices',
                   'gpu0', '--rate', '1', '--seed', '1',
                   *sized(['--kills', '10', '--steps', '300', '--', *GPU],
                          ['--kills', '3', '--steps', '150', '--workers', '1', '--']), '--data', data())

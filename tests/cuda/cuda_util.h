@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "tests/cuda/shim_cuda.h"
-#include "tests/kern_util.h"
+#include "tests/lib/kern_util.h"
 
 struct shim {
     shim_cuda_fail_fn *fail;

@@ -11,7 +11,7 @@
 
 #include "examples/gpt/cuda/gpu.h"
 #include "tests/cuda/gpt_cuda_half.h"
-#include "tests/test.h"
+#include "tests/lib/test.h"
 
 #define EPS   0x1p-24
 #define GUARD 0x1.234p30f

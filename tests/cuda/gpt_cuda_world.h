@@ -9,8 +9,8 @@
 #include "examples/gpt/cuda/gpu.h"
 #include "examples/gpt/model.h"
 #include "tests/cuda/gpt_cuda_half.h"
-#include "tests/gpt64.h"
-#include "tests/test.h"
+#include "tests/lib/gpt64.h"
+#include "tests/lib/test.h"
 
 #define UNITS_MAX 48
 

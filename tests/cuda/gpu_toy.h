@@ -1,4 +1,4 @@
-/* The toy training of tests/policy_toy.h for a worker whose arrays are in a GPU's memory: it
+/* The toy training of tests/lib/policy_toy.h for a worker whose arrays are in a GPU's memory: it
  * computes on the host, between copies of its own, as a program would by its CUDA runtime. Of the
  * host's memory nothing is handed to the library, and nothing it hands out is read. */
 #ifndef SHD_GPU_TOY_H
@@ -8,7 +8,7 @@
 
 #include "proto/gpu/cuda.h"
 #include "tests/cuda/shim_cuda.h"
-#include "tests/policy_toy.h"
+#include "tests/lib/policy_toy.h"
 
 struct gpu_toy {
     struct pt pt;            /* first: pt_next() takes it */

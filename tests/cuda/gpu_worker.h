@@ -7,9 +7,9 @@
 #include <sys/mman.h>
 
 #include "client/session/hub.h"
-#include "tests/child.h"
-#include "tests/client_remote.h"
 #include "tests/cuda/gpu_toy.h"
+#include "tests/lib/child.h"
+#include "tests/lib/client_remote.h"
 
 #define STEPS 2u
 

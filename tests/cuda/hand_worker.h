@@ -19,8 +19,8 @@
 #include "proto/share/fdpass.h"
 #include "proto/share/shardmap.h"
 #include "proto/wire/wire.h"
-#include "tests/child.h"
-#include "tests/fixture.h"
+#include "tests/lib/child.h"
+#include "tests/lib/fixture.h"
 
 #define HAND_DIGEST_BYTES (256u * 1024u)
 #define HAND_REPLY_MS     10000

@@ -44,7 +44,8 @@ shd_shim_test(cuda_faults "unit;threads" test_cuda_faults.c)
 set_tests_properties(cuda_faults PROPERTIES TIMEOUT 900) # 560 passes: half a minute of CPU time
 shd_shim_test(cuda_share "unit;threads" test_cuda_share.c)
 # What the host's device refuses, the CUDA device does too
-shd_shim_test(cuda_refusals "unit;threads" "../test_kernels.c;bare.c" PkgConfig::CRYPTO)
+set(kernel_tests ${PROJECT_SOURCE_DIR}/tests/unit/kernels/cpu)
+shd_shim_test(cuda_refusals "unit;threads" "${kernel_tests}/test_kernels.c;bare.c" PkgConfig::CRYPTO)
 target_compile_definitions(test_cuda_refusals PRIVATE "TEST_ONLY=\"bad_arguments\",\"empty_slices\"")
 
 # proto/gpu/cuda.h against the Toolkit's header and stub, where there is one
@@ -68,5 +69,5 @@ if(SHD_SANITIZE MATCHES thread)
   return()
 endif()
 foreach(name kern_fill kern_sum kern_update)
-  shd_shim_test(cuda_${name} unit "../test_${name}.c;mirror.c")
+  shd_shim_test(cuda_${name} unit "${kernel_tests}/test_${name}.c;mirror.c")
 endforeach()

@@ -11,9 +11,9 @@
 #include "proto/base/check.h"
 #include "proto/gpu/comm.h"
 #include "proto/gpu/cuda.h"
-#include "tests/child.h"
 #include "tests/cuda/shim_cuda.h"
-#include "tests/test.h"
+#include "tests/lib/child.h"
+#include "tests/lib/test.h"
 
 #define MS        UINT64_C(1000000)
 #define LINKS     2u

@@ -42,7 +42,7 @@
 #include <assert.h>
 #include <cublas_api.h>
 
-#include "tests/test.h"
+#include "tests/lib/test.h"
 
 #define SAME(ours, theirs) static_assert((int)(ours) == (int)(theirs), #theirs)
 SAME(OUR_SUCCESS, CUBLAS_STATUS_SUCCESS);

@@ -6,8 +6,8 @@
 #include <sys/socket.h>
 
 #include "proto/share/fdpass.h"
-#include "tests/child.h"
 #include "tests/cuda/cuda_util.h"
+#include "tests/lib/child.h"
 
 #define ELEMS       (70 * BLOCK) /* chunks with a short last one */
 #define CHUNKS      3u

@@ -7,7 +7,7 @@
 
 #include "proto/base/check.h"
 #include "tests/cuda/emulate.h"
-#include "tests/test.h"
+#include "tests/lib/test.h"
 
 struct planted {
     uint32_t *out;

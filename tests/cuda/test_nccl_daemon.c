@@ -1,7 +1,7 @@
 /* What a daemon answers to requests of the NCCL path that are wrong, broken off or doubled; by hand
  * (hand_worker.h), on the shims of tests/cuda: nothing here ran on hardware, nor by NCCL. */
 #include "tests/cuda/hand_worker.h"
-#include "tests/http_ask.h"
+#include "tests/lib/http_ask.h"
 
 static struct fixture daemons;
 static _Atomic int *under_way; /* shared: there is something to wait for */

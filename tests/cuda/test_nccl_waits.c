@@ -5,7 +5,7 @@
 #include <jansson.h>
 
 #include "tests/cuda/gpu_worker.h"
-#include "tests/http_ask.h"
+#include "tests/lib/http_ask.h"
 
 #define WAIT_MS_MAX 20000u
 

@@ -2,8 +2,8 @@
  * another round. Input: one byte (bit 0: a reply; bit 1: a small arena), then the frame. */
 #include "tests/fuzz/fuzz.h"
 
-#include "tests/wire_random.h"
-#include "tests/wire_same.h"
+#include "tests/lib/wire_random.h"
+#include "tests/lib/wire_same.h"
 
 #define SMALL_BYTES 600u
 

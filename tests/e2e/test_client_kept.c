@@ -1,0 +1,331 @@
+/* Real daemons under a real keeper (`shardctl up`), killed while workers train: the same bits as in
+ * one process, arrays that stay what they are, nothing that piles up. */
+#include "client/paths/path_map.h"
+#include "proto/share/fdpass.h"
+#include "tests/lib/child.h"
+#include "tests/lib/client_toy.h"
+#include "tests/lib/ctl_run.h"
+
+#define DAEMONS 2
+
+static char dir[128];
+
+static void start(void)
+{
+    snprintf(dir, sizeof dir, "%s/kept", base);
+    ctl(ARGS("up", "--daemons", "2", "--max-restarts", "1000", "--runtime-dir", dir));
+    EXPECT_EQ(run.code, 0);
+}
+
+static void stop(void)
+{
+    ctl(ARGS("down", "--runtime-dir", dir));
+    EXPECT_EQ(run.code, 0);
+    EXPECT_EQ(leftovers(), 0);
+}
+
+/* Who serves now, by its socket; 0: nobody. */
+static pid_t daemon_pid(int index)
+{
+    char path[192];
+    struct side_peer peer = { .pid = 0 };
+    struct shd_err e;
+    int fd;
+    snprintf(path, sizeof path, "%s/cpu%d.sock", dir, index);
+    if (side_connect(path, &fd, &e) != SHD_OK)
+        return 0;
+    if (side_peer(fd, &peer, &e) != SHD_OK)
+        peer.pid = 0;
+    close(fd);
+    return peer.pid;
+}
+
+static bool kill_daemon(int index)
+{
+    const pid_t pid = daemon_pid(index);
+    return pid > 1 && kill(pid, SIGKILL) == 0;
+}
+
+/* A child that kills `kills` daemons at random times. */
+static pid_t start_killer(uint64_t seed, int kills, long pause_ms_max)
+{
+    const pid_t pid = test_fork();
+    if (pid > 0)
+        return pid;
+    while (kills > 0) {
+        sleep_ms((long)(test_random(&seed) % (uint64_t)pause_ms_max));
+        kills -= kill_daemon((int)(test_random(&seed) >> 32) % DAEMONS);
+    }
+    _exit(0);
+}
+
+static shd_session *attach(void)
+{
+    const struct shd_options options = { .size = sizeof options,
+                                         .address = dir,
+                                         .timeout_ms = 20000 };
+    struct shd_err e = { 0 };
+    shd_session *s;
+    EXPECT_OK(shd_connect(&options, &s, &e), &e);
+    return s;
+}
+
+static shd_model *open_toy(shd_session *s)
+{
+    struct shd_err e = { 0 };
+    shd_model *m;
+    EXPECT_OK(shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e), &e);
+    return m;
+}
+
+static void expect_digest(shd_model *m)
+{
+    struct shd_err e = { 0 };
+    char want[65], got[65];
+    toy_reference(toy_spec("f32", TOY_ADAMW), (uint32_t)shd_step(m), want);
+    EXPECT_OK(shd_digest(m, got, NULL, &e), &e);
+    EXPECT_STR(got, want);
+}
+
+/* -- One worker -------------------------------------------------------------------------------- */
+
+static void train_under_fire(uint64_t seed, enum shd_path path, bool elastic)
+{
+    struct shd_err e = { 0 };
+    const struct shd_policy policy = { .size = sizeof policy, .path = path };
+    start();
+    shd_session *s = attach();
+    shd_model *m = open_toy(s);
+    EXPECT_OK(shd_set_policy(m, &policy, &e), &e);
+    const pid_t killer = start_killer(seed, /* kills= */ 15, /* pause_ms_max= */ 80);
+    int status;
+    while (waitpid(killer, &status, WNOHANG) == 0 || shd_step(m) < 20) {
+        struct toy toy = { .m = m, .fail_micro = -1 };
+        const struct shd_compute compute = { &toy, toy_forward, toy_backward, toy_metrics, NULL };
+        const struct shd_update update = toy_update(shd_step(m));
+        if (elastic)
+            EXPECT_OK(shd_run_step_elastic(m, &compute, &update, NULL, &e), &e);
+        else
+            EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+        sleep_ms(2);
+    }
+    expect_digest(m);
+    shd_close(s);
+    stop();
+}
+
+TEST(steps_while_daemons_are_killed)
+{
+    train_under_fire(1, SHD_PATH_MAP, /* elastic= */ false);
+}
+
+TEST(steps_by_copy_while_daemons_are_killed)
+{
+    train_under_fire(2, SHD_PATH_COPY, /* elastic= */ false);
+}
+
+TEST(leased_steps_while_daemons_are_killed)
+{
+    train_under_fire(3, SHD_PATH_MAP, /* elastic= */ true);
+}
+
+/* -- What is held ------------------------------------------------------------------------------ */
+
+static void await_back(shd_model *m)
+{
+    struct shd_err e = { 0 };
+    const uint64_t deadline = test_now_ms() + DEADLINE_MS;
+    do {
+        EXPECT_OK(m->path->poll(m, &e), &e);
+        sleep_ms(2);
+    } while (m->session->hub->down_count > 0 && test_now_ms() < deadline);
+    EXPECT_EQ(m->session->hub->down_count, 0);
+}
+
+static void kill_all(shd_model *m)
+{
+    for (int i = 0; i < DAEMONS; i++)
+        EXPECT(kill_daemon(i));
+    struct shd_err e = { 0 };
+    const uint64_t deadline = test_now_ms() + DEADLINE_MS;
+    while (m->session->hub->down_count < DAEMONS && test_now_ms() < deadline) {
+        EXPECT_OK(m->path->poll(m, &e), &e);
+        if (m->session->hub->back_ns > hub_clock_ns() - 1000000)
+            break; /* some are back already */
+    }
+    await_back(m);
+}
+
+/* Each gradient is written half before and half after both daemons are killed. */
+static void half_and_half(shd_model *m, uint32_t micro, uint32_t unit)
+{
+    struct shd_err e = { 0 };
+    struct toy toy = { .m = m, .fail_micro = -1 };
+    const uint64_t elems = m->spec->units[unit].elems;
+    const void *params;
+    float *grad, *again;
+    float *mine = malloc(elems * sizeof *mine), *before = malloc(elems * sizeof *before);
+    EXPECT_OK(shd_acquire(m, 0, NULL, &e), &e);
+    EXPECT_OK(shd_acquire(m, unit, &params, &e), &e);
+    memcpy(before, params, elems * sizeof *before);
+    EXPECT_OK(shd_grad(m, micro, unit, &grad, &e), &e);
+    EXPECT_EQ(toy_backward(&toy, micro, unit, params, grad), 0);
+    memcpy(mine, grad, elems * sizeof *mine);
+    memset(grad + elems / 2, 0xff, (elems - elems / 2) * sizeof *grad); /* to be written again */
+    kill_all(m);
+    EXPECT(memcmp(before, params, elems * sizeof *before) == 0);
+    EXPECT_OK(shd_grad(m, micro, unit, &again, &e), &e);
+    EXPECT(again == grad);
+    EXPECT(memcmp(grad, mine, elems / 2 * sizeof *grad) == 0);
+    memcpy(grad, mine, elems * sizeof *grad);
+    EXPECT_OK(shd_return(m, micro, unit, &e), &e);
+    shd_release(m, unit);
+    shd_release(m, 0);
+    free(mine);
+    free(before);
+}
+
+TEST(arrays_that_are_held_stay_what_they_are)
+{
+    struct shd_err e = { 0 };
+    start();
+    shd_session *s = attach();
+    shd_model *m = open_toy(s);
+    EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    for (uint32_t micro = 0; micro < TOY_MICROS; micro++) {
+        double metrics[SHD_METRICS_MAX];
+        const uint32_t count = toy_metrics(NULL, micro, metrics);
+        EXPECT_OK(shd_report(m, micro, metrics, count, &e), &e); /* as toy_step() does */
+        for (uint32_t u = shd_units(m); u-- > 0;)
+            half_and_half(m, micro, u);
+        EXPECT_OK(shd_report(m, micro, metrics, count, &e), &e); /* no harm, no difference */
+    }
+    const struct shd_update update = toy_update(1);
+    EXPECT_OK(shd_commit(m, &update, NULL, &e), &e);
+    expect_digest(m);
+    shd_close(s);
+    stop();
+}
+
+static int count_lines(const char *path, const char *part)
+{
+    char line[512];
+    int count = 0;
+    FILE *file = fopen(path, "re");
+    CHECK(file != NULL);
+    while (fgets(line, sizeof line, file) != NULL)
+        count += strstr(line, part) != NULL;
+    fclose(file);
+    return count;
+}
+
+static int count_own_fds(void)
+{
+    int count = 0;
+    for (int fd = 0; fd < 1024; fd++)
+        count += fcntl(fd, F_GETFD) >= 0;
+    return count;
+}
+
+TEST(nothing_piles_up_from_death_to_death)
+{
+    struct shd_err e = { 0 };
+    int fds = 0, maps = 0;
+    const int fds_without = count_own_fds();
+    start();
+    shd_session *s = attach();
+    shd_model *m = open_toy(s);
+    for (int death = 0; death < 8; death++) {
+        kill_all(m);
+        for (int i = 0; i < 3; i++) /* all slots are handed out once */
+            EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+        if (death == 1) {
+            fds = count_own_fds();
+            maps = count_lines("/proc/self/maps", "memfd:shardd");
+        }
+    }
+    EXPECT_EQ(count_own_fds(), fds);
+    EXPECT_EQ(count_lines("/proc/self/maps", "memfd:shardd"), maps);
+    expect_digest(m);
+    shd_close(s);
+    EXPECT_EQ(count_own_fds(), fds_without);
+    EXPECT_EQ(count_lines("/proc/self/maps", "memfd:shardd"), 0);
+    stop();
+}
+
+/* -- Many workers ------------------------------------------------------------------------------ */
+
+__attribute__((noreturn)) static void be_worker(uint64_t steps, long slow_ms)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    struct shd_err e = { 0 };
+    shd_session *s = attach();
+    shd_model *m = open_toy(s);
+    while (shd_step(m) < steps) {
+        struct toy toy = { .m = m, .fail_micro = -1 };
+        const struct shd_compute compute = { &toy, toy_forward, toy_backward, toy_metrics, NULL };
+        const struct shd_update update = toy_update(shd_step(m));
+        if (shd_run_step_elastic(m, &compute, &update, NULL, &e) != SHD_OK) {
+            fprintf(stderr, "worker: %s\n", e.text);
+            _exit(1);
+        }
+        sleep_ms(slow_ms);
+    }
+    shd_close(s);
+    _exit(0);
+}
+
+static pid_t start_worker(uint64_t steps, long slow_ms)
+{
+    fflush(stdout);
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0)
+        be_worker(steps, slow_ms);
+    return pid;
+}
+
+#define WORKERS 3
+#define STEPS   150u
+
+/* Workers and daemons are killed alike; dead workers are replaced. */
+TEST(elastic_workers_come_and_go_while_daemons_are_killed)
+{
+    uint64_t seed = 11;
+    pid_t pids[WORKERS];
+    int kills = 0, done = 0, status;
+    start();
+    const pid_t killer = start_killer(5, /* kills= */ 10, /* pause_ms_max= */ 150);
+    for (int i = 0; i < WORKERS; i++)
+        pids[i] = start_worker(STEPS, i);
+    while (done < WORKERS) {
+        sleep_ms((long)(test_random(&seed) % 100));
+        const int i = (int)(test_random(&seed) >> 33) % WORKERS;
+        if (kills < 10 && pids[i] > 0 && kill(pids[i], SIGKILL) == 0)
+            kills++;
+        for (int k = 0; k < WORKERS; k++) {
+            if (pids[k] <= 0 || waitpid(pids[k], &status, WNOHANG) == 0)
+                continue;
+            if (WIFSIGNALED(status)) {
+                pids[k] = start_worker(STEPS, k);
+                continue;
+            }
+            EXPECT_EQ(WEXITSTATUS(status), 0);
+            pids[k] = 0;
+            done++;
+        }
+    }
+    EXPECT_EQ(waitpid(killer, &status, 0), killer);
+    EXPECT(kills > 0);
+    shd_session *s = attach();
+    shd_model *m = open_toy(s);
+    EXPECT_EQ(shd_step(m), STEPS);
+    expect_digest(m);
+    shd_close(s);
+    stop();
+}
+
+int main(int argc, char **argv)
+{
+    return ctl_main(argc, argv);
+}

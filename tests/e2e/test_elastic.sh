@@ -1,0 +1,193 @@
+#!/usr/bin/env bash
+# Workers that join, leave, are killed and are stopped while the run goes on. Every run must end
+# with the digest of a static, undisturbed one.
+#
+#   tests/e2e/test_elastic.sh BIN_DIR
+#
+# Everything is done at a step or after a line of the log, not at a time, so that a loaded machine
+# does not matter; --slow makes steps long enough for processes to start in the middle of the run.
+set -euo pipefail
+
+bin=$(cd "$1" && pwd)
+steps=180
+model="--steps $steps --layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 8 --threads 1
+       --sample 0 --eval-every 0 --log-every 1"
+limit_s=60 # for anything that is waited for
+work=$(mktemp -d)
+run=
+outsider=
+
+# Only what was started here; the workers and daemons of a run end with it.
+clean_up() {
+    [ -z "$outsider" ] || kill -KILL "$outsider" 2>/dev/null || true
+    [ -z "$run" ] || kill -KILL "$run" 2>/dev/null || true
+    rm -rf "$work"
+}
+trap clean_up EXIT
+
+fail() {
+    echo "  FAILED: $*"
+    tail -n 20 "$work/err" | sed 's/^/    /'
+    tail -n 3 "$work/out" | sed 's/^/    /'
+    exit 1
+}
+
+# until_so WHAT COMMAND...
+until_so() {
+    local what=$1 end=$((SECONDS + limit_s))
+    shift
+    until "$@"; do
+        [ "$SECONDS" -lt "$end" ] || fail "$what: not within $limit_s s"
+        sleep 0.02
+    done
+}
+
+last_step() { # that a file of output has
+    local step
+    step=$(sed -n 's|^step \([0-9]*\)/.*|\1|p' "$1" 2>/dev/null | tail -n 1)
+    echo "${step:-0}"
+}
+is_at() { [ "$(last_step "$1")" -ge "$2" ]; }
+said() { [ "$(grep -c -- "$1" "$work/err")" -ge "$2" ]; }
+
+# go_on STEPS: so many more steps are made.
+go_on() {
+    local from
+    from=$(last_step "$work/out")
+    [ $((from + $1)) -lt "$steps" ] || fail "the run is too short: it is at step $from already"
+    until_so "step $((from + $1))" is_at "$work/out" $((from + $1))
+}
+
+# begin WORKERS OPTIONS...
+begin() {
+    local workers=$1
+    shift
+    rm -f "$work/out" "$work/err" # a first step that is seen must not be of the run before
+    # shellcheck disable=SC2086 # options are words
+    "$bin/shardctl" run --daemons 2 --workers "$workers" --elastic --threads-per-daemon 1 -- \
+        "$bin/shd-gpt" $model --slow 8 "$@" >"$work/out" 2>"$work/err" &
+    run=$!
+    until_so "a first step" is_at "$work/out" 1
+}
+
+# end_same WHAT: the run ends well, with the digest $want.
+end_same() {
+    local code=0 got
+    wait "$run" || code=$?
+    run=
+    got=$(tail -n 1 "$work/out")
+    if [ "$code" != 0 ] || [ "$got" != "$want" ]; then
+        fail "$1: code $code, wanted '$want', got '$got'"
+    fi
+    echo "  $1: same digest"
+}
+
+static() {
+    # shellcheck disable=SC2086
+    "$bin/shardctl" run --daemons 2 --workers 2 -- "$bin/shd-gpt" $model "$@" \
+        >"$work/out" 2>"$work/err" || fail "the static run"
+    want=$(tail -n 1 "$work/out")
+    case $want in
+    "digest sha256:"*" step=$steps") echo "static $*: $want" ;;
+    *) fail "no digest of step $steps but: $want" ;;
+    esac
+}
+
+joins=0
+leaves=0
+joins_one() {
+    kill -USR1 "$run"
+    joins=$((joins + 1))
+    until_so "join $joins" said "worker rank [0-3] joined as pid" "$joins"
+    go_on 3
+}
+leaves_one() {
+    kill -USR2 "$run"
+    leaves=$((leaves + 1))
+    until_so "leave $leaves" said "worker rank [1-3] .* exited with code 0: left" "$leaves"
+    go_on 3
+}
+
+rank_pid() {
+    local pid
+    for pid in $(pgrep -P "$run"); do
+        if tr '\0' '\n' 2>/dev/null <"/proc/$pid/environ" | grep -qx "RANK=$1"; then
+            echo "$pid"
+            return
+        fi
+    done
+}
+address() {
+    tr '\0' '\n' <"/proc/$(rank_pid 0)/environ" | sed -n 's/^SHARDD_ADDRESS=//p'
+}
+
+# A worker that nobody but SHARDD_ADDRESS told of the run; killed when it has worked for a while.
+outsider_comes_and_dies() {
+    rm -f "$work/outsider"
+    # shellcheck disable=SC2086
+    SHARDD_ADDRESS=$(address) SHARDD_ELASTIC=1 RANK=0 WORLD_SIZE=1 \
+        "$bin/shd-gpt" $model --slow 8 "$@" >"$work/outsider" 2>&1 &
+    outsider=$!
+    until_so "a step of the outsider" is_at "$work/outsider" 1
+    go_on 2
+    kill -KILL "$outsider"
+    wait "$outsider" 2>/dev/null || true
+    outsider=
+    go_on 3
+}
+
+# 1, 2, 4, with a fifth from outside, 1, 3.
+come_and_go() {
+    static "$@"
+    joins=0
+    leaves=0
+    begin 1..4 "$@"
+    joins_one
+    joins_one
+    joins_one
+    outsider_comes_and_dies "$@"
+    leaves_one
+    leaves_one
+    leaves_one
+    said "no worker asked to leave" 1 && fail "one too many was asked to leave"
+    joins_one
+    joins_one
+    end_same "workers 1 2 4 1 3 and one from outside ${*:-}"
+}
+
+# The others go on without it, and go on with it afterwards.
+stop_and_go_on() {
+    begin 3
+    local pid rank
+    for rank in 2 1 2; do
+        go_on 5
+        pid=$(rank_pid $rank)
+        kill -STOP "$pid"
+        go_on 20
+        kill -CONT "$pid"
+    done
+    end_same "a worker is stopped for 20 steps, three times"
+}
+
+# The others finish; it leaves quietly when it is woken after that.
+stop_to_the_end() {
+    begin 3
+    go_on 5
+    local pid
+    pid=$(rank_pid 2)
+    kill -STOP "$pid"
+    until_so "the end without the stopped worker" grep -q '^digest ' "$work/out"
+    kill -CONT "$pid"
+    end_same "a worker is stopped to the end"
+    if grep -q "rank 2" "$work/err"; then
+        fail "the stopped worker did not leave quietly"
+    fi
+}
+
+come_and_go
+stop_and_go_on
+stop_to_the_end
+come_and_go --path copy --precision bf16
+come_and_go --accumulate local:2
+echo "all in $SECONDS s"
+

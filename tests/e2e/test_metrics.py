@@ -1,0 +1,194 @@
+"""test_metrics.py BINDIR: what daemons count, as its readers see it.
+
+A real training with two daemons and two workers; then: promtool finds nothing wrong with /metrics,
+every family of docs/status.md is there and has a panel in docs/grafana/shardd.json, counters agree
+with the steps taken, a real Prometheus scrapes shardd_step, and /trace shows computing, fetching and
+returning at the same time. Exit 77 where promtool is missing (Debian: prometheus), after the rest.
+"""
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+DOCS = os.path.join(HERE, "../../docs")
+STEPS = 40
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def get(port, path):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as r:
+        return r.read().decode()
+
+
+def wait_for(what, seconds, check):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            got = check()
+            if got:
+                return got
+        except OSError:
+            pass
+        time.sleep(0.05)
+    raise AssertionError(f"no {what} within {seconds} s")
+
+
+class Run:
+    """Daemons that listen on loopback ports, and workers; all end with it."""
+
+    def __init__(self, bin_dir, directory):
+        self.bin, self.dir, self.processes = bin_dir, directory, []
+        self.ports = [free_port() for _ in range(2)]
+
+    def start(self, *command, env=None):
+        log = open(os.path.join(self.dir, "log"), "ab")
+        p = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(env or {})})
+        log.close()
+        self.processes.append(p)
+        return p
+
+    def start_daemons(self):
+        for i, port in enumerate(self.ports):
+            self.start(os.path.join(self.bin, "shardd"), "--device", f"cpu{i}", "--runtime-dir",
+                       os.path.join(self.dir, "run"), "--threads", "1",
+                       "--status-address", f"127.0.0.1:{port}")
+            wait_for("daemon", 10, lambda port=port: get(port, "/healthz"))
+
+    def start_workers(self, steps):
+        return [self.start(os.path.join(self.bin, "shd-gpt"), "--address",
+                           os.path.join(self.dir, "run"), "--steps", str(steps), "--threads", "1",
+                           "--sample", "0", "--eval-every", "0",
+                           env={"RANK": str(r), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
+                for r in range(2)]
+
+    def end(self):
+        for p in reversed(self.processes):
+            p.terminate()
+        for p in self.processes:
+            try:
+                p.wait(10)
+            except subprocess.TimeoutExpired:
+                p.kill()
+                p.wait()
+
+
+def parse(text):
+    """{name: {labels: value}} of Prometheus text."""
+    families = {}
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        m = re.fullmatch(r"(\w+)\{(.*)\} (\S+)", line)
+        assert m, f"not a sample: {line}"
+        families.setdefault(m[1], {})[m[2]] = float(m[3])
+    return families
+
+
+def documented():
+    with open(os.path.join(DOCS, "status.md"), encoding="utf-8") as f:
+        text = f.read()
+    section = text[text.index("## /metrics"):text.index("## /trace")]
+    return sorted(set(re.findall(r"`(shardd_[a-z_]+?)(?:\{[^`]*\})?`", section)) - {"shardd_"})
+
+
+def check_metrics(port):
+    text = get(port, "/metrics")
+    families = parse(text)
+    typed = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M))
+    assert sorted(typed) == documented(), (sorted(typed), documented())
+    with open(os.path.join(DOCS, "grafana/shardd.json"), encoding="utf-8") as f:
+        dashboard = f.read()
+    json.loads(dashboard)
+    for name in typed:
+        assert name in dashboard, f"{name} has no panel: run docs/grafana/generate.py"
+    label = 'device="cpu0",model="gpt"'
+    assert families["shardd_steps_total"][label] == STEPS, families["shardd_steps_total"]
+    assert families["shardd_step"][label] == STEPS
+    assert families["shardd_returns_total"][label] == STEPS * 6 * 4  # units, micro-batches
+    assert families["shardd_return_seconds_count"][label] == STEPS * 6 * 4
+    assert families["shardd_collect_seconds_count"][label] == STEPS
+    assert families["shardd_fetch_wait_seconds_count"][label] > STEPS
+    assert families["shardd_sessions_total"]['device="cpu0"'] == 2
+    assert families["shardd_session_deaths_total"]['device="cpu0"'] == 0
+    for name, kind in typed.items():
+        if kind == "histogram":
+            buckets = [v for k, v in families[f"{name}_bucket"].items()]
+            assert buckets == sorted(buckets) and len(buckets) == 21, name
+    return text
+
+
+def check_trace(port, directory):
+    path = os.path.join(directory, "trace.json")
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(get(port, "/trace?seconds=5"))
+    subprocess.run([sys.executable, os.path.join(HERE, "trace_check.py"), path, "--overlap"], check=True)
+
+
+def check_prometheus(run, directory):
+    port = free_port()
+    config = os.path.join(directory, "prometheus.yml")
+    with open(config, "w", encoding="utf-8") as f:
+        targets = ", ".join(f'"127.0.0.1:{p}"' for p in run.ports)
+        f.write("global: {scrape_interval: 1s}\nscrape_configs:\n  - job_name: shardd\n"
+                f"    static_configs: [{{targets: [{targets}]}}]\n")
+    run.start("prometheus", f"--config.file={config}", f"--web.listen-address=127.0.0.1:{port}",
+              f"--storage.tsdb.path={directory}/tsdb")
+    query = urllib.parse.urlencode({"query": "shardd_step"})
+
+    def steps():
+        result = json.loads(get(port, f"/api/v1/query?{query}"))["data"]["result"]
+        return result if len(result) == 2 else None
+
+    result = wait_for("shardd_step in Prometheus", 20, steps)
+    assert all(float(r["value"][1]) == STEPS for r in result), result
+
+
+def main():
+    base = "/run" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR")
+    directory = tempfile.mkdtemp(prefix="shd-metrics-", dir=base)
+    run = Run(sys.argv[1], directory)
+    tools = shutil.which("promtool") and shutil.which("prometheus")
+    try:
+        run.start_daemons()
+        workers = run.start_workers(STEPS)
+        wait_for("first steps", 60, lambda: '"updates":0' not in get(run.ports[0], "/status")
+                 and '"model' in get(run.ports[0], "/status"))
+        wait_for("20 steps", 60, lambda: parse(get(run.ports[0], "/metrics")).get(
+            "shardd_step", {}).get('device="cpu0",model="gpt"', 0) >= 20)
+        check_trace(run.ports[0], directory)
+        for w in workers:
+            assert w.wait(120) == 0
+        wait_for("sessions to end", 10,
+                 lambda: parse(get(run.ports[0], "/metrics"))["shardd_sessions"]['device="cpu0"'] == 0)
+        text = check_metrics(run.ports[0])
+        print("metrics agree with the steps taken")
+        if not tools:
+            print("promtool and prometheus are not installed: their part is skipped")
+            return 77
+        subprocess.run(["promtool", "check", "metrics"], input=text.encode(), check=True)
+        subprocess.run(["promtool", "check", "rules", f"{DOCS}/prometheus/alerts.yml"], check=True)
+        subprocess.run(["promtool", "check", "config", "--syntax-only", f"{DOCS}/prometheus/scrape.yml"],
+                       check=True)
+        check_prometheus(run, directory)
+        print("Prometheus has shardd_step of both daemons")
+        return 0
+    finally:
+        run.end()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

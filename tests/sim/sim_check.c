@@ -1,0 +1,372 @@
+/* What must be, computed from the seed alone, and the comparison with what is; see sim.h. */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+#define STEP_BOUND (600 * S) /* no step takes longer, whatever happens to it */
+#define WAIT_BOUND (60 * S)  /* nobody waits longer when nothing happened for as long */
+
+static void stop(struct sim *s)
+{
+    siglongjmp(s->stopped, 1);
+}
+
+void sim_broken(struct sim *s, const char *promise, uint32_t daemon, uint32_t worker,
+                const char *format, ...)
+{
+    va_list args;
+    char what[200];
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    s->result.outcome = SIM_BROKEN;
+    s->result.daemon = daemon;
+    s->result.worker = worker;
+    snprintf(s->result.promise, sizeof s->result.promise, "%s", promise);
+    if (daemon != SIM_NOBODY)
+        snprintf(s->result.text, sizeof s->result.text, "daemon %" PRIu32 ": %s", daemon, what);
+    else if (worker != SIM_NOBODY)
+        snprintf(s->result.text, sizeof s->result.text, "worker %" PRIu32 ": %s", worker, what);
+    else
+        snprintf(s->result.text, sizeof s->result.text, "%s", what);
+    sim_note(s, "BROKEN", daemon, worker, 0, 0, 0);
+    stop(s);
+    abort();
+}
+
+/* Somebody says that state is gone: right when it is, and only then. */
+void sim_lost(struct sim *s, const char *why)
+{
+    if (!s->kept_lost)
+        sim_broken(s, "P3", SIM_NOBODY, SIM_NOBODY, "reported as lost, and no keeper was: %s", why);
+    s->result.outcome = SIM_LOST;
+    snprintf(s->result.text, sizeof s->result.text, "%s", why);
+    stop(s);
+    abort();
+}
+
+uint64_t sim_mix(uint64_t a, uint64_t b)
+{
+    uint64_t z = (a ^ b * UINT64_C(0xff51afd7ed558ccd)) + UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 32) * UINT64_C(0xd6e8feb86659fd93);
+    return z ^ z >> 32;
+}
+
+/* -- The model: gradients and what becomes of them ------------------------------------------------
+ */
+
+static uint64_t model_hash(const struct sim *s, uint64_t step, uint32_t micro, uint32_t unit)
+{
+    return sim_mix(s->config.model_seed, (step << 16 | (uint64_t)micro << 8 | unit) + 1);
+}
+
+/* A fifth of the gradients, and in some steps all of a unit's. */
+bool sim_none(const struct sim *s, uint64_t step, uint32_t micro, uint32_t unit)
+{
+    return model_hash(s, step, 255, unit) % 11 == 0 || model_hash(s, step, micro, unit) % 5 == 0;
+}
+
+uint64_t sim_tag(const struct sim *s, uint64_t step, uint32_t micro, uint32_t unit)
+{
+    return model_hash(s, step, micro, unit) | 1;
+}
+
+/* Not commutative: another order is another sum. */
+uint64_t sim_add(uint64_t acc, bool first, uint64_t tag, uint32_t block)
+{
+    return sim_mix(first ? 0 : acc, tag + block);
+}
+
+uint64_t sim_update(uint64_t param, uint64_t decision, uint64_t acc)
+{
+    return sim_mix(sim_mix(param, decision), acc);
+}
+
+/* Now and then a sum is not finite. */
+void sim_square(uint64_t acc, struct fixsum *sum, bool *finite)
+{
+    if (acc % 257 == 1)
+        *finite = false;
+    else
+        fixsum_add(sum, (double)(acc >> 40) / 1024);
+}
+
+uint64_t sim_decision_hash(const struct wire_decision *d)
+{
+    uint64_t lr, loss_scale;
+    const double scale = (double)d->scale;
+    uint64_t scale_bits;
+    memcpy(&lr, &d->lr, sizeof lr);
+    memcpy(&loss_scale, &d->loss_scale, sizeof loss_scale);
+    memcpy(&scale_bits, &scale, sizeof scale_bits);
+    return sim_mix(sim_mix(sim_mix(lr, loss_scale), scale_bits),
+                   (uint64_t)d->skip << 32 | d->good_steps);
+}
+
+struct turn_update sim_update_of(const struct sim *s, uint64_t step, uint32_t job,
+                                 const struct wire_decision *last)
+{
+    struct turn_update u = { .args = { .micro_batches = s->config.micros,
+                                       .lr = 1e-3 * (1 + job) + 1e-6 * (double)step,
+                                       .clip_norm = 1 } };
+    u.args.loss_scale = loss_scale_next(last, &u.args.good_steps);
+    return u;
+}
+
+uint32_t sim_first_block(const struct sim *s, uint32_t owner, uint32_t unit)
+{
+    return s->blocks[unit] * owner / s->config.daemons;
+}
+
+/* The sum of a unit's block over micro-batches below `next`; 0 when none took part. */
+static uint64_t sum_of(const struct sim *s, uint64_t step, uint32_t unit, uint32_t block,
+                       uint32_t next)
+{
+    uint64_t acc = 0;
+    bool first = true;
+    for (uint32_t m = 0; m < next; m++) {
+        if (sim_none(s, step, m, unit))
+            continue;
+        acc = sim_add(acc, first, sim_tag(s, step, m, unit), block);
+        first = false;
+    }
+    return acc;
+}
+
+static bool anybody(const struct sim *s, uint64_t step, uint32_t unit)
+{
+    for (uint32_t m = 0; m < s->config.micros; m++)
+        if (!sim_none(s, step, m, unit))
+            return true;
+    return false;
+}
+
+static struct wire_prepared prepared_of(const struct sim *s, uint64_t step, uint32_t owner,
+                                        uint32_t owners)
+{
+    struct wire_prepared p = { .step = step, .finite = true, .metric_count = 1 };
+    fixsum_init(&p.sum);
+    for (uint32_t u = 0; u < s->config.units; u++) {
+        const uint32_t first = s->blocks[u] * owner / owners,
+                       end = s->blocks[u] * (owner + 1) / owners;
+        for (uint32_t b = first; !s->frozen[u] && anybody(s, step, u) && b < end; b++)
+            sim_square(sum_of(s, step, u, b, s->config.micros), &p.sum, &p.finite);
+        /* a sum of zeros: finite, and 0 */
+    }
+    fixsum_carry(&p.sum);
+    for (uint32_t m = 0; m < s->config.micros; m++)
+        p.metrics[0] += 0.1 * m + (double)step;
+    return p;
+}
+
+static bool expected_decision(const struct sim *s, uint64_t step, uint32_t job,
+                              struct wire_decision *ret)
+{
+    const struct wire_prepared p = prepared_of(s, step, 0, 1);
+    struct decided decided;
+    struct shd_err e = { 0 };
+    struct turn_update u = sim_update_of(s, step, job, step == 0 ? NULL : &s->decision[step - 1]);
+    u.args.prepared = &p;
+    u.args.owners = 1;
+    if (decide(&u.args, &decided, &e) != SHD_OK)
+        return false;
+    *ret = decided.decision;
+    return true;
+}
+
+/* The next decision is known: so are the parameters it makes. */
+static void decide_next(struct sim *s, const struct wire_decision *decision)
+{
+    const uint64_t step = s->decided;
+    CHECK(step < SIM_STEPS);
+    memcpy(s->param[1], s->param[0], sizeof s->param[1]);
+    s->decision[step] = *decision;
+    s->decided++;
+    s->last_decided_ns = s->now_ns;
+    for (uint32_t u = 0; u < s->config.units && !decision->skip; u++)
+        for (uint32_t b = 0; b < s->blocks[u] && !s->frozen[u]; b++)
+            s->param[0][u][b] = sim_update(s->param[0][u][b], sim_decision_hash(decision),
+                                           sum_of(s, step, u, b, s->config.micros));
+}
+
+static uint64_t digest_of(const struct sim *s)
+{
+    uint64_t digest = s->decided;
+    for (uint32_t u = 0; u < s->config.units; u++)
+        for (uint32_t b = 0; b < s->blocks[u]; b++)
+            digest = sim_mix(digest, s->param[0][u][b]);
+    return digest;
+}
+
+void sim_begin_checks(struct sim *s)
+{
+    for (uint32_t u = 0; u < SIM_UNITS; u++) {
+        s->blocks[u] = 1 + (uint32_t)(sim_mix(s->config.model_seed, u) % SIM_BLOCKS);
+        s->frozen[u] = s->config.frozen && u == 1;
+        for (uint32_t b = 0; b < SIM_BLOCKS; b++)
+            s->param[0][u][b] = s->param[1][u][b] = sim_mix(u, b);
+    }
+}
+
+uint64_t sim_expected_digest(const struct sim_config *config)
+{
+    struct sim *s = calloc(1, sizeof *s);
+    CHECK(s != NULL);
+    s->config = *config;
+    sim_begin_checks(s);
+    for (uint64_t step = 0; step < config->steps; step++) {
+        struct wire_decision decision;
+        CHECK(expected_decision(s, step, 0, &decision));
+        decide_next(s, &decision);
+    }
+    const uint64_t digest = digest_of(s);
+    free(s);
+    return digest;
+}
+
+/* -- Checks -------------------------------------------------------------------------------------
+ */
+
+void sim_check_sum(struct sim *s, const struct sim_daemon *d, uint32_t unit, uint64_t step,
+                   uint32_t next)
+{
+    const uint32_t owner = sim_daemon_index(s, d);
+    for (uint32_t b = sim_first_block(s, owner, unit); b < sim_first_block(s, owner + 1, unit); b++)
+        if (d->acc[unit][b] != sum_of(s, step, unit, b, next))
+            sim_broken(s, "P2", owner, SIM_NOBODY,
+                       "unit %" PRIu32 " block %" PRIu32
+                       " is not the sum of micro-batches 0..%" PRIu32 " of step %" PRIu64
+                       ", each once, ascending",
+                       unit, b, next - 1, step);
+}
+
+void sim_check_params(struct sim *s, const struct sim_daemon *d, uint32_t unit, uint64_t version)
+{
+    const uint32_t owner = sim_daemon_index(s, d);
+    if (version > s->decided || version + 1 < s->decided)
+        sim_broken(s, "P1", owner, SIM_NOBODY,
+                   "unit %" PRIu32 " becomes version %" PRIu64 " of %" PRIu64, unit, version,
+                   s->decided);
+    for (uint32_t b = sim_first_block(s, owner, unit); b < sim_first_block(s, owner + 1, unit); b++)
+        if (d->param[unit][b] != s->param[s->decided - version][unit][b])
+            sim_broken(s, "P1", owner, SIM_NOBODY,
+                       "unit %" PRIu32 " block %" PRIu32
+                       " is not what the decisions below version %" PRIu64
+                       " make, each applied once",
+                       unit, b, version);
+}
+
+/* The owner's decision of `step` became known. */
+void sim_check_decision(struct sim *s, struct sim_daemon *d, uint64_t step,
+                        const struct step_decision *decision)
+{
+    const struct wire_decision got = { decision->skip, decision->scale, decision->lr,
+                                       decision->loss_scale, decision->good_steps };
+    const uint32_t owner = sim_daemon_index(s, d);
+    if (step != d->commits_seen)
+        sim_broken(s, "P3", owner, SIM_NOBODY, "commits step %" PRIu64 " after %" PRIu64 " steps",
+                   step, d->commits_seen);
+    d->commits_seen = step + 1;
+    if (step < s->decided) {
+        if (!decision_equal(&got, &s->decision[step]))
+            sim_broken(s, "P1", owner, SIM_NOBODY,
+                       "applies another decision of step %" PRIu64
+                       " than an owner before it (lr %g, %g)",
+                       step, got.lr, s->decision[step].lr);
+        return;
+    }
+    struct wire_decision expected;
+    for (uint32_t job = 0; step == s->decided && job <= s->job; job++) {
+        if (!expected_decision(s, step, job, &expected) || !decision_equal(&expected, &got))
+            continue;
+        decide_next(s, &got);
+        return;
+    }
+    sim_broken(s, "P1", owner, SIM_NOBODY, "nobody could derive its decision of step %" PRIu64,
+               step);
+}
+
+void sim_check_prepared(struct sim *s, const struct sim_daemon *d, const struct step_prepared *p)
+{
+    const uint32_t owner = sim_daemon_index(s, d);
+    const struct wire_prepared want = prepared_of(s, p->step, owner, s->config.daemons);
+    if (p->finite != want.finite || p->metric_count != 1 || p->metrics[0] != want.metrics[0] ||
+        (p->finite && memcmp(p->sum.limb, want.sum.limb, sizeof want.sum.limb) != 0))
+        sim_broken(s, "P1", owner, SIM_NOBODY,
+                   "sealed step %" PRIu64 " with another sum than its gradients'", p->step);
+    for (uint32_t u = 0; u < s->config.units; u++)
+        if (!s->frozen[u])
+            sim_check_sum(s, d, u, p->step, s->config.micros);
+}
+
+static bool is_durable(const struct sim *s, const struct sim_daemon *d, uint32_t unit,
+                       uint32_t micro, uint64_t step)
+{
+    const uint64_t progress = atomic_load(&d->ledger.unit[unit].progress);
+    const uint64_t cell = atomic_load(&d->ledger.cell[unit * s->config.micros + micro]);
+    return (ledger_progress_step(progress) == step && micro < ledger_progress_next(progress)) ||
+           (ledger_cell_step(cell) == step && ledger_cell_kind(cell) != LEDGER_CELL_EMPTY);
+}
+
+/* A new process, before its first event: what its predecessors credited, it has. */
+void sim_check_credited(struct sim *s, const struct sim_daemon *d)
+{
+    const uint32_t owner = sim_daemon_index(s, d);
+    const uint64_t step = step_collecting(d->core);
+    uint64_t credited = 0;
+    if (d->credited_step != step)
+        return;
+    for (uint32_t u = 0; u < s->config.units; u++) {
+        for (uint32_t m = 0; m < s->config.micros; m++) {
+            if ((d->credited[u] >> m & 1) == 0)
+                continue;
+            credited++;
+            if (!is_durable(s, d, u, m, step))
+                sim_broken(s, "P3", owner, SIM_NOBODY,
+                           "unit %" PRIu32 " micro-batch %" PRIu32 " of step %" PRIu64
+                           " was credited and is gone",
+                           u, m, step);
+        }
+    }
+    if (step_cells_in(d->core) + step_cells_waiting(d->core) < credited)
+        sim_broken(s, "P3", owner, SIM_NOBODY,
+                   "%" PRIu64 " gradients of step %" PRIu64 " were credited, %" PRIu64 " came back",
+                   credited, step, step_cells_in(d->core) + step_cells_waiting(d->core));
+}
+
+void sim_check_progress(struct sim *s)
+{
+    if (s->now_ns > s->last_decided_ns + STEP_BOUND)
+        sim_broken(s, "P4", SIM_NOBODY, SIM_NOBODY, "step %" PRIu64 " takes longer than %llu s",
+                   s->decided, (unsigned long long)(STEP_BOUND / S));
+    if (s->now_ns < s->last_fault_ns + WAIT_BOUND)
+        return;
+    for (uint32_t i = 0; i < s->config.workers; i++) {
+        const struct sim_worker *w = &s->worker[i];
+        if (w->alive && w->work != WORK_FINISHED && s->now_ns > w->since_ns + WAIT_BOUND)
+            sim_broken(s, "P4", SIM_NOBODY, i,
+                       "waits in '%s' of step %" PRIu64 " for more than %llu s",
+                       sim_work_name(w->work), w->step, (unsigned long long)(WAIT_BOUND / S));
+    }
+}
+
+void sim_check_end(struct sim *s)
+{
+    for (uint32_t i = 0; i < s->config.daemons; i++) {
+        const struct sim_daemon *d = &s->daemon[i];
+        for (uint32_t u = 0; u < s->config.units; u++) {
+            sim_check_params(s, d, u, s->config.steps);
+            if (d->board[u] != s->config.steps)
+                sim_broken(s, "P1", i, SIM_NOBODY, "unit %" PRIu32 " ends at version %" PRIu64, u,
+                           d->board[u]);
+        }
+    }
+    s->result.digest = digest_of(s);
+    if (s->job == 0 && s->result.digest != sim_expected_digest(&s->config))
+        sim_broken(s, "P1", SIM_NOBODY, SIM_NOBODY,
+                   "the result is not that of the undisturbed run");
+}

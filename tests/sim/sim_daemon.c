@@ -1,0 +1,519 @@
+/* A daemon of the simulator: the real core, ledger, lease and replies in a model of their shell;
+ * see sim.h. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+static uint64_t clock_of(const struct sim *s, const struct sim_daemon *d)
+{
+    return s->now_ns + 1000 * S + (uint64_t)d->clock_ns; /* jumps do not make it negative */
+}
+
+void sim_daemon_after(struct sim *s, const struct sim_daemon *d, uint64_t delay_ns,
+                      enum sim_event_kind kind, uint64_t arg)
+{
+    sim_at(s, delay_ns,
+           (struct sim_event){
+               .kind = kind, .who = sim_daemon_index(s, d), .gen = d->gen, .arg = arg });
+}
+
+/* -- Replies ------------------------------------------------------------------------------------
+ */
+
+static void send(struct sim *s, const struct sim_daemon *d, const struct sim_session *ses,
+                 uint64_t seq, const struct sim_reply *reply)
+{
+    const struct sim_msg msg = { .daemon = sim_daemon_index(s, d),
+                                 .worker = ses->worker,
+                                 .daemon_gen = d->gen,
+                                 .worker_gen = ses->worker_gen,
+                                 .session = ses->id,
+                                 .seq = seq,
+                                 .reply = *reply };
+    sim_send(s, &msg);
+}
+
+static void answer(struct sim *s, const struct sim_daemon *d, struct sim_session *ses, uint64_t seq,
+                   const struct sim_reply *reply)
+{
+    if (!ses->open)
+        return;
+    FAIL_POINT("sim:reply:before");
+    replies_keep(ses->replies, seq, reply, sizeof *reply);
+    send(s, d, ses, seq, reply);
+    FAIL_POINT("sim:reply:after");
+}
+
+static struct sim_layout layout_of(const struct sim *s, const struct sim_daemon *d,
+                                   const struct sim_session *ses)
+{
+    struct sim_layout layout = { .session = ses->id,
+                                 .step = step_collecting(d->core),
+                                 .seat = (uint32_t)(ses - d->sessions) };
+    struct step_decision last;
+    for (uint32_t m = 0; m < s->config.micros; m++)
+        layout.in |= (uint32_t)step_micro_in(d->core, m) << m;
+    layout.has_decision = step_last_decision(d->core, &last);
+    if (layout.has_decision)
+        layout.decision = (struct wire_decision){ last.skip, last.scale, last.lr, last.loss_scale,
+                                                  last.good_steps };
+    return layout;
+}
+
+/* -- Sessions -----------------------------------------------------------------------------------
+ */
+
+static void session_free_if_unused(struct sim_session *ses)
+{
+    if (ses->id == 0 || ses->open || ses->refs > 0)
+        return;
+    *ses = (struct sim_session){ .id = 0 };
+}
+
+static void session_close(struct sim *s, struct sim_daemon *d, struct sim_session *ses)
+{
+    if (!ses->open)
+        return;
+    sim_note(s, "session closed", sim_daemon_index(s, d), ses->worker, 0, 0, 0);
+    ses->open = false;
+    ses->wait_count = 0;
+    replies_free(ses->replies);
+    ses->replies = NULL;
+    lease_forget(d->lease, ses->id);
+    session_free_if_unused(ses);
+}
+
+static struct sim_session *session_new(struct sim *s, struct sim_daemon *d,
+                                       const struct sim_msg *msg)
+{
+    for (uint32_t i = 0; i < SIM_SESSIONS; i++) {
+        struct sim_session *ses = &d->sessions[i];
+        if (ses->id != 0)
+            continue;
+        struct shd_err e;
+        *ses = (struct sim_session){ .id = ++s->last_session,
+                                     .open = true,
+                                     .worker = msg->worker,
+                                     .worker_gen = msg->worker_gen,
+                                     .attempt = msg->seq };
+        CHECK(replies_new(&ses->replies, &e) == SHD_OK);
+        return ses;
+    }
+    return NULL;
+}
+
+static void on_attach(struct sim *s, struct sim_daemon *d, const struct sim_msg *msg)
+{
+    const struct sim_worker *w = &s->worker[msg->worker];
+    if (!w->alive || w->gen != msg->worker_gen)
+        return; /* its socket hung up already */
+    for (uint32_t i = 0; i < SIM_SESSIONS; i++) {
+        struct sim_session *ses = &d->sessions[i];
+        if (!ses->open || ses->worker != msg->worker)
+            continue;
+        if (ses->worker_gen == msg->worker_gen && ses->attempt >= msg->seq)
+            return; /* it gave this attempt up */
+        session_close(s, d, ses);
+    }
+    struct sim_session *ses = session_new(s, d, msg);
+    if (ses == NULL)
+        return; /* it will try again */
+    const struct sim_reply reply = { .kind = SIM_ATTACH, .layout = layout_of(s, d, ses) };
+    send(s, d, ses, msg->seq, &reply);
+}
+
+static void on_hangup(struct sim *s, struct sim_daemon *d, const struct sim_msg *msg)
+{
+    for (uint32_t i = 0; i < SIM_SESSIONS; i++) {
+        struct sim_session *ses = &d->sessions[i];
+        if (ses->open && ses->worker == msg->worker && ses->worker_gen == msg->worker_gen &&
+            (msg->session == 0 || msg->session == ses->id))
+            session_close(s, d, ses);
+    }
+}
+
+/* -- Actions ------------------------------------------------------------------------------------
+ */
+
+static void do_credit(struct sim *s, struct sim_daemon *d, const struct step_action *a)
+{
+    struct sim_op *op = &d->ops[a->ref];
+    CHECK(op->used);
+    const struct sim_op was = *op;
+    struct sim_session *ses = &d->sessions[was.seat];
+    const struct sim_reply reply = { .kind = SIM_RETURN, .step = was.step, .stale = a->stale };
+    op->used = false;
+    CHECK(ses->id == was.session && ses->refs > 0);
+    ses->refs--;
+    sim_note(s, a->stale ? "credit, stale" : "credit", sim_daemon_index(s, d), ses->worker,
+             was.step, was.unit, was.micro);
+    if (!a->stale) {
+        if (d->credited_step != was.step) {
+            d->credited_step = was.step;
+            memset(d->credited, 0, sizeof d->credited);
+        }
+        d->credited[was.unit] |= 1u << was.micro;
+    }
+    answer(s, d, ses, was.seq, &reply);
+    session_free_if_unused(ses);
+}
+
+static void do_publish(struct sim *s, struct sim_daemon *d, const struct step_action *a)
+{
+    const uint32_t i = sim_daemon_index(s, d);
+    if (d->board[a->unit] + 1 != a->version)
+        sim_broken(s, "P5", i, SIM_NOBODY, "unit %u goes from version %llu to %llu", a->unit,
+                   (unsigned long long)d->board[a->unit], (unsigned long long)a->version);
+    FAIL_POINT("sim:publish:before");
+    d->board[a->unit] = a->version;
+    FAIL_POINT("sim:publish:after");
+    for (uint32_t w = 0; w < s->config.workers; w++)
+        if (s->worker[w].alive && s->worker[w].work == WORK_BOARD)
+            sim_at(s, US + sim_below(s, 20 * US),
+                   (struct sim_event){ .kind = EV_WAKE, .who = w, .gen = s->worker[w].gen });
+}
+
+static struct sim_reply prepared_reply(const struct step_prepared *p)
+{
+    struct sim_reply r = { .kind = SIM_PREPARE, .step = p->step };
+    r.prepared = (struct wire_prepared){ .step = p->step,
+                                         .over = p->over,
+                                         .finite = p->finite,
+                                         .sum = p->sum,
+                                         .metric_count = p->metric_count,
+                                         .has_decision = p->has_decision };
+    memcpy(r.prepared.metrics, p->metrics, sizeof p->metrics);
+    r.prepared.decision = (struct wire_decision){ p->decision.skip, p->decision.scale,
+                                                  p->decision.lr, p->decision.loss_scale,
+                                                  p->decision.good_steps };
+    return r;
+}
+
+/* Can it be answered now? Then it is. */
+static bool try_prepare(struct sim *s, struct sim_daemon *d, struct sim_session *ses,
+                        const struct sim_wait *wait)
+{
+    struct step_prepared p;
+    struct shd_err e = { 0 };
+    const int r = step_prepare(d->core, wait->step, &p, &e);
+    if (r == SHD_PENDING)
+        return false;
+    struct sim_reply reply = { .kind = SIM_PREPARE, .status = r };
+    if (r == SHD_OK)
+        reply = prepared_reply(&p);
+    answer(s, d, ses, wait->seq, &reply);
+    return true;
+}
+
+static bool try_lease(struct sim *s, struct sim_daemon *d, struct sim_session *ses,
+                      const struct sim_wait *wait)
+{
+    uint32_t group = 0;
+    const enum lease_answer a = lease_ask(d->lease, d->core, wait->step, ses->id, clock_of(s, d),
+                                          &group);
+    if (a == LEASE_WAIT)
+        return false;
+    const struct sim_reply reply = {
+        .kind = SIM_LEASE, .step = wait->step, .lease = a, .group = group
+    };
+    if (a == LEASE_GROUP)
+        sim_note(s, "leased", sim_daemon_index(s, d), ses->worker, wait->step, 0, group);
+    answer(s, d, ses, wait->seq, &reply);
+    return true;
+}
+
+static bool try_commit(struct sim *s, struct sim_daemon *d, struct sim_session *ses,
+                       const struct sim_wait *wait)
+{
+    const struct wire_decision *want = &wait->decision;
+    const struct step_decision decision = { want->skip, want->scale, want->lr, want->loss_scale,
+                                            want->good_steps };
+    struct step_decision counts = { 0 };
+    enum step_committed how;
+    struct step_actions actions;
+    struct shd_err e = { 0 };
+    const uint64_t step = wait->step, seq = wait->seq;
+    const int r = step_commit(d->core, step, &decision,
+                              (struct step_blob){ &wait->blob, sizeof wait->blob }, &counts, &how,
+                              &actions, &e);
+    if (r == SHD_PENDING)
+        return false;
+    struct sim_reply reply = { .kind = SIM_COMMIT, .step = step, .status = r };
+    if (r != SHD_OK) {
+        answer(s, d, ses, seq, &reply);
+        return true;
+    }
+    if (how == STEP_COMMITTED_FIRST) {
+        sim_note(s, "committed", sim_daemon_index(s, d), ses->worker, step, 0, 0);
+        sim_check_decision(s, d, step, &counts);
+    }
+    reply.committed = (struct wire_committed){
+        .step = step,
+        .over = how == STEP_COMMITTED_OVER,
+        .decision = { counts.skip, counts.scale, counts.lr, counts.loss_scale, counts.good_steps },
+    };
+    answer(s, d, ses, seq, &reply);
+    sim_daemon_take(s, d, &actions);
+    return true;
+}
+
+/* Whoever waits asks again; `kinds`: bits of sim_kind. */
+static void ask_again(struct sim *s, struct sim_daemon *d, uint32_t kinds)
+{
+    for (uint32_t i = 0; i < SIM_SESSIONS; i++) {
+        struct sim_session *ses = &d->sessions[i];
+        for (uint32_t w = 0; ses->open && w < ses->wait_count;) {
+            const struct sim_wait wait = ses->waits[w];
+            bool done = false;
+            if ((kinds >> wait.kind & 1) != 0) {
+                ses->waits[w] = ses->waits[--ses->wait_count];
+                if (wait.kind == SIM_PREPARE)
+                    done = try_prepare(s, d, ses, &wait);
+                else if (wait.kind == SIM_COMMIT)
+                    done = try_commit(s, d, ses, &wait);
+                else
+                    done = try_lease(s, d, ses, &wait);
+                if (!done) {
+                    ses->waits[ses->wait_count++] = ses->waits[w];
+                    ses->waits[w] = wait;
+                }
+            }
+            w += !done;
+        }
+    }
+}
+
+void sim_daemon_take(struct sim *s, struct sim_daemon *d, const struct step_actions *actions)
+{
+    for (uint32_t i = 0; i < actions->count; i++) {
+        const struct step_action *a = &actions->items[i];
+        switch (a->kind) {
+        case STEP_DO_CREDIT:
+            do_credit(s, d, a);
+            break;
+        case STEP_DO_PUBLISH:
+            do_publish(s, d, a);
+            break;
+        case STEP_DO_SEALED:
+            sim_note(s, "sealed", sim_daemon_index(s, d), SIM_NOBODY, step_now(d->core), 0, 0);
+            sim_check_prepared(s, d, step_record(d->core));
+            ask_again(s, d, 1u << SIM_PREPARE | 1u << SIM_COMMIT);
+            break;
+        case STEP_DO_OPENED:
+            sim_note(s, "opened", sim_daemon_index(s, d), SIM_NOBODY, a->version, 0, 0);
+            break;
+        case STEP_DO_ACCUMULATE:
+        case STEP_DO_SUM:
+        case STEP_DO_ZERO:
+        case STEP_DO_APPLY:
+            sim_kernel_queue(s, d, a);
+            break;
+        }
+    }
+}
+
+static void leases_again(struct sim *s, struct sim_daemon *d)
+{
+    uint32_t waiting = 0;
+    for (uint32_t i = 0; i < SIM_SESSIONS; i++)
+        for (uint32_t w = 0; d->sessions[i].open && w < d->sessions[i].wait_count; w++)
+            waiting += d->sessions[i].waits[w].kind == SIM_LEASE;
+    if (waiting == 0)
+        return;
+    ask_again(s, d, 1u << SIM_LEASE);
+    const uint64_t now = clock_of(s, d), next = lease_next_ns(d->lease, d->core, now);
+    if (next != UINT64_MAX)
+        sim_daemon_after(s, d, next - now, EV_LEASE_TIMER, ++d->lease_timer);
+}
+
+/* -- Requests -----------------------------------------------------------------------------------
+ */
+
+static uint32_t op_new(struct sim_daemon *d)
+{
+    for (uint32_t ref = 1; ref < SIM_OPS; ref++)
+        if (!d->ops[ref].used)
+            return ref;
+    CHECK(false); /* more gradients than all sessions have slots */
+    return 0;
+}
+
+static void on_return(struct sim *s, struct sim_daemon *d, struct sim_session *ses,
+                      const struct sim_msg *msg)
+{
+    const struct sim_request *q = &msg->request;
+    const uint32_t ref = op_new(d);
+    struct step_actions actions;
+    struct shd_err e = { 0 };
+    const double metric = 0.1 * q->micro + (double)q->step;
+    d->ops[ref] = (struct sim_op){
+        true, (uint32_t)(ses - d->sessions), ses->id, msg->seq, q->step, q->unit, q->micro, q->slot
+    };
+    ses->refs++;
+    sim_note(s, q->none ? "return, none" : "return", sim_daemon_index(s, d), msg->worker, q->step,
+             q->unit, q->micro);
+    const int r = step_return(d->core, ref, q->step, q->unit, q->micro, q->none, &metric, 1,
+                              &actions, &e);
+    if (r != SHD_OK) {
+        const struct sim_reply reply = { .kind = SIM_RETURN, .status = r };
+        d->ops[ref].used = false;
+        ses->refs--;
+        answer(s, d, ses, msg->seq, &reply);
+        return;
+    }
+    sim_daemon_take(s, d, &actions);
+    if (d->ops[ref].used && step_waits(d->core, q->unit, q->micro, ref))
+        sim_daemon_after(s, d, MS + sim_below(s, 50 * MS), EV_SPILL, ref);
+}
+
+static void on_spill(struct sim *s, struct sim_daemon *d, uint32_t ref, bool copied)
+{
+    const struct sim_op op = d->ops[ref];
+    struct step_actions actions;
+    if (!op.used || !step_waits(d->core, op.unit, op.micro, ref))
+        return;
+    if (!copied && !SIM_BUG(9)) {
+        sim_daemon_after(s, d, 50 * US + sim_below(s, MS), EV_SPILLED, ref);
+        return;
+    }
+    sim_note(s, "spilled", sim_daemon_index(s, d), d->sessions[op.seat].worker, op.step, op.unit,
+             op.micro);
+    FAIL_POINT("sim:spill:before");
+    if (!SIM_BUG(9))
+        d->spill[op.unit][op.micro] = d->sessions[op.seat].slot[op.slot];
+    FAIL_POINT("sim:spill:after");
+    step_spilled(d->core, op.unit, op.micro, ref, SHD_F32, &actions);
+    sim_daemon_take(s, d, &actions);
+}
+
+static void wait_or_answer(struct sim *s, struct sim_daemon *d, struct sim_session *ses,
+                           const struct sim_msg *msg)
+{
+    const struct sim_wait wait = { .seq = msg->seq,
+                                   .kind = msg->request.kind,
+                                   .step = msg->request.step,
+                                   .blob = msg->request.blob,
+                                   .decision = msg->request.decision };
+    bool done = true;
+    if (wait.kind == SIM_PREPARE)
+        done = try_prepare(s, d, ses, &wait);
+    else if (wait.kind == SIM_COMMIT)
+        done = try_commit(s, d, ses, &wait);
+    else
+        done = try_lease(s, d, ses, &wait);
+    if (done)
+        return;
+    CHECK(ses->wait_count < ARRAY_SIZE(ses->waits));
+    ses->waits[ses->wait_count++] = wait;
+}
+
+static void serve(struct sim *s, struct sim_daemon *d, struct sim_session *ses,
+                  const struct sim_msg *msg)
+{
+    switch (msg->request.kind) {
+    case SIM_RETURN:
+        on_return(s, d, ses, msg);
+        return;
+    case SIM_PREPARE:
+    case SIM_COMMIT:
+    case SIM_LEASE:
+        wait_or_answer(s, d, ses, msg);
+        return;
+    case SIM_LAYOUT: {
+        const struct sim_reply reply = { .kind = SIM_LAYOUT, .layout = layout_of(s, d, ses) };
+        answer(s, d, ses, msg->seq, &reply);
+        return;
+    }
+    case SIM_DETACH:
+        session_close(s, d, ses);
+        return;
+    case SIM_ATTACH:
+    case SIM_HANGUP:
+        break;
+    }
+    CHECK(false); /* not a request of a session */
+}
+
+static struct sim_session *session_find(struct sim_daemon *d, uint64_t id)
+{
+    for (uint32_t i = 0; i < SIM_SESSIONS; i++)
+        if (d->sessions[i].open && d->sessions[i].id == id)
+            return &d->sessions[i];
+    return NULL;
+}
+
+static void on_message(struct sim *s, struct sim_daemon *d, const struct sim_msg *msg)
+{
+    if (msg->request.kind == SIM_ATTACH) {
+        on_attach(s, d, msg);
+        return;
+    }
+    if (msg->request.kind == SIM_HANGUP) {
+        on_hangup(s, d, msg);
+        return;
+    }
+    struct sim_session *ses = session_find(d, msg->session);
+    if (ses == NULL)
+        return; /* a session that is over */
+    const void *frame;
+    size_t bytes;
+    switch (replies_take(ses->replies, msg->seq, &frame, &bytes)) {
+    case REPLIES_NEW:
+    case REPLIES_SERVE:
+        serve(s, d, ses, msg);
+        break;
+    case REPLIES_AGAIN: {
+        struct sim_reply reply;
+        CHECK(bytes == sizeof reply);
+        memcpy(&reply, frame, bytes);
+        send(s, d, ses, msg->seq, &reply);
+        break;
+    }
+    case REPLIES_PENDING:
+    case REPLIES_OLD:
+        break;
+    }
+}
+
+static void on_kernel_done(struct sim *s, struct sim_daemon *d, uint64_t index)
+{
+    const struct sim_kernel k = d->kernels[index % SIM_KERNELS];
+    struct step_actions actions;
+    CHECK(index == d->kernel_done);
+    d->kernel_done++;
+    if (k.action.kind == STEP_DO_APPLY) {
+        step_applied(d->core, k.action.unit, &actions);
+    } else {
+        struct fixsum sum;
+        bool finite = true;
+        fixsum_init(&sum);
+        const uint32_t owner = sim_daemon_index(s, d), u = k.action.unit;
+        for (uint32_t b = sim_first_block(s, owner, u);
+             k.summing && b < sim_first_block(s, owner + 1, u); b++)
+            sim_square(d->acc[u][b], &sum, &finite);
+        step_accumulated(d->core, u, k.summing ? &sum : NULL, finite, &actions);
+    }
+    sim_daemon_take(s, d, &actions);
+}
+
+/* Kernels and the loop are one process; the queue's events come in the order they are due. */
+void sim_daemon_event(struct sim *s, struct sim_daemon *d, const struct sim_event *event)
+{
+    if (event->kind == EV_START_DAEMON) {
+        sim_daemon_start(s, d);
+        return;
+    }
+    if (event->kind == EV_MSG)
+        on_message(s, d, &s->msg[event->arg]);
+    else if (event->kind == EV_KERNEL)
+        sim_kernel_event(s, d);
+    else if (event->kind == EV_KERNEL_DONE)
+        on_kernel_done(s, d, d->kernel_done);
+    else if (event->kind == EV_SPILL || event->kind == EV_SPILLED)
+        on_spill(s, d, (uint32_t)event->arg, event->kind == EV_SPILLED);
+    else if (event->kind == EV_LEASE_TIMER && event->arg != d->lease_timer)
+        return;
+    leases_again(s, d);
+}

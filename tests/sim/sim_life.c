@@ -1,0 +1,132 @@
+/* A simulated daemon begins, ends, and begins again on what its predecessor left; see sim.h. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+#define CORE_BYTES  ((size_t)8192)
+#define LEASE_BYTES ((size_t)16384)
+
+void sim_daemon_wipe(struct sim *s, struct sim_daemon *d)
+{
+    d->fresh = true;
+    d->commits_seen = 0;
+    d->lost_gen = d->gen;
+    s->kept_lost = true;
+}
+
+static void make_fresh(struct sim *s, struct sim_daemon *d)
+{
+    const struct ledger_shape shape = { .name = "m",
+                                        .spec = "{}",
+                                        .spec_bytes = 2,
+                                        .owner = sim_daemon_index(s, d),
+                                        .owners = s->config.daemons,
+                                        .units = s->config.units,
+                                        .micros = s->config.micros };
+    struct shd_err e;
+    uint64_t bytes;
+    CHECK(ledger_bytes(&shape, &bytes, &e) == SHD_OK);
+    if (d->ledger_memory == NULL)
+        d->ledger_memory = aligned_alloc(128, bytes);
+    CHECK(d->ledger_memory != NULL);
+    d->ledger_bytes = bytes;
+    /* Blobs and spec lie behind what matters: zeroing all of it would be most of a run's time. */
+    memset(d->ledger_memory, 0, bytes - 2 * LEDGER_BLOB_BYTES);
+    ledger_init(&d->ledger, d->ledger_memory, &shape);
+    memset(d->board, 0, sizeof d->board);
+    memset(d->word, 0, sizeof d->word);
+    memset(d->acc, 0, sizeof d->acc);
+    memset(d->credited, 0, sizeof d->credited);
+    for (uint32_t u = 0; u < SIM_UNITS; u++)
+        for (uint32_t b = 0; b < SIM_BLOCKS; b++)
+            d->param[u][b] = sim_mix(u, b);
+    atomic_store(&d->ledger.head->ready, 1);
+    d->fresh = false;
+}
+
+static void check_adopted(struct sim *s, struct sim_daemon *d)
+{
+    const uint64_t commits = atomic_load(&d->ledger.head->commits);
+    const struct step_blob blob = step_last_blob(d->core);
+    uint64_t held = 0;
+    if (commits < d->commits_seen)
+        sim_broken(s, "P3", sim_daemon_index(s, d), SIM_NOBODY,
+                   "%llu commits came back, %llu were acknowledged", (unsigned long long)commits,
+                   (unsigned long long)d->commits_seen);
+    if (commits > d->commits_seen)
+        sim_check_decision(s, d, commits - 1, &step_record(d->core)->decision);
+    if (blob.bytes == sizeof held)
+        memcpy(&held, blob.data, sizeof held);
+    if (commits > 0 && held != sim_mix(commits - 1, 77))
+        sim_broken(s, "P3", sim_daemon_index(s, d), SIM_NOBODY, "the blob of step %llu is gone",
+                   (unsigned long long)commits - 1);
+    sim_check_credited(s, d);
+}
+
+void sim_daemon_start(struct sim *s, struct sim_daemon *d)
+{
+    struct shd_err e = { 0 };
+    const bool first = d->ledger_memory == NULL, cautious = !d->fresh || d != s->daemon;
+    sim_note(s, "daemon starts", sim_daemon_index(s, d), SIM_NOBODY, 0, 0, 0);
+    d->alive = true;
+    if (d->core_memory == NULL) {
+        d->core_memory = aligned_alloc(16, CORE_BYTES);
+        d->lease_memory = aligned_alloc(16, LEASE_BYTES);
+        CHECK(d->core_memory != NULL && d->lease_memory != NULL);
+        CHECK(step_bytes(SIM_UNITS, SIM_MICROS) <= CORE_BYTES &&
+              lease_bytes(SIM_MICROS) <= LEASE_BYTES);
+    }
+    if (d->fresh || first)
+        make_fresh(s, d);
+    else if (ledger_adopt(&d->ledger, d->ledger_memory, d->ledger_bytes, &e) != SHD_OK)
+        sim_broken(s, "P3", sim_daemon_index(s, d), SIM_NOBODY, "the ledger is refused: %s",
+                   e.text);
+    d->core = step_init(d->core_memory, &d->ledger, s->frozen);
+    d->lease = lease_init(d->lease_memory, s->config.micros, cautious);
+    check_adopted(s, d);
+    for (uint32_t u = 0; u < s->config.units; u++)
+        d->board[u] = atomic_load(&d->ledger.unit[u].version);
+    for (uint32_t u = 0; u < s->config.units; u++) {
+        struct step_actions actions;
+        FAIL_POINT("sim:resume");
+        step_resume(d->core, u, &actions);
+        sim_daemon_take(s, d, &actions);
+    }
+}
+
+void sim_daemon_kill(struct sim *s, struct sim_daemon *d)
+{
+    const uint32_t i = sim_daemon_index(s, d);
+    sim_note(s, "daemon killed", i, SIM_NOBODY, 0, 0, 0);
+    for (uint32_t k = 0; k < SIM_SESSIONS; k++)
+        replies_free(d->sessions[k].replies);
+    memset(d->sessions, 0, sizeof d->sessions);
+    memset(d->ops, 0, sizeof d->ops);
+    d->kernel_first = d->kernel_done = d->kernel_last = 0;
+    d->alive = false;
+    d->held = 0;
+    d->stalled_until_ns = 0;
+    for (uint32_t w = 0; w < s->config.workers; w++) {
+        const struct sim_msg msg = { .daemon = i,
+                                     .worker = w,
+                                     .daemon_gen = d->gen,
+                                     .worker_gen = s->worker[w].gen,
+                                     .reply = { .kind = SIM_HANGUP } };
+        if (s->worker[w].alive)
+            sim_send(s, &msg);
+    }
+    d->gen++;
+    sim_daemon_after(s, d, MS + sim_below(s, sim_chance(s, 500) ? 10 * MS : 200 * MS),
+                     EV_START_DAEMON, 0);
+    s->result.kills++;
+}
+
+void sim_daemon_deinit(struct sim_daemon *d)
+{
+    for (uint32_t k = 0; k < SIM_SESSIONS; k++)
+        replies_free(d->sessions[k].replies);
+    free(d->ledger_memory);
+    free(d->core_memory);
+    free(d->lease_memory);
+}

@@ -1,0 +1,436 @@
+/* A worker of the simulator: the real turn in a model of libshd and of a training loop; see
+ * sim.h. Attach, settle what owners one step apart owe each other, then steps: wait for the board,
+ * compute what is leased (or one's own), hand it over unit by unit, commit. */
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+#define SETTLE_BOUND (30 * S)
+#define LOOKS_MAX    50u
+
+const char *sim_work_name(enum sim_work work)
+{
+    static const char *const names[] = {
+        "attaching", "looking",    "settling", "waiting for the board", "leasing", "computing",
+        "returning", "committing", "finished"
+    };
+    return names[work];
+}
+
+static void enter(struct sim *s, struct sim_worker *w, enum sim_work work)
+{
+    sim_note(s, sim_work_name(work), SIM_NOBODY, sim_worker_index(s, w), w->step, 0, w->micro);
+    w->work = work;
+    w->since_ns = s->now_ns;
+}
+
+/* -- Settling -----------------------------------------------------------------------------------
+ */
+
+static void settled(struct sim *s, struct sim_worker *w, uint32_t ahead)
+{
+    const uint64_t step = w->link[ahead].layout.step;
+    w->step = step;
+    w->has_last = w->link[ahead].layout.has_decision;
+    w->last = w->link[ahead].layout.decision;
+    w->computed = UINT32_MAX;
+    if (s->kept_lost && step + 1 < s->decided)
+        sim_lost(s, "the model begins anew: its user is told the step");
+    for (uint32_t o = 0; o < s->config.daemons; o++)
+        w->computed &= w->link[o].layout.step == step ? w->link[o].layout.in : 0;
+    enter(s, w, WORK_BOARD);
+}
+
+static void look_again(struct sim *s, struct sim_worker *w)
+{
+    if (++w->looks > LOOKS_MAX)
+        sim_lost(s, "owners that were not run together");
+    for (uint32_t o = 0; o < s->config.daemons; o++)
+        w->link[o].layout_new = false;
+    enter(s, w, WORK_LOOKING);
+}
+
+static bool run_settle(struct sim *s, struct sim_worker *w)
+{
+    uint64_t min = UINT64_MAX, max = 0;
+    uint32_t ahead = 0;
+    for (uint32_t o = 0; o < s->config.daemons; o++) {
+        const struct sim_link *l = &w->link[o];
+        if (!l->layout_new)
+            return false;
+        min = l->layout.step < min ? l->layout.step : min;
+        if (l->layout.step > max) {
+            max = l->layout.step;
+            ahead = o;
+        }
+    }
+    if (min == max) {
+        w->looks = 0;
+        settled(s, w, ahead);
+    } else if (min + 1 == max) {
+        struct turn_update u = sim_update_of(s, min, w->job, NULL);
+        u.recorded_only = true;
+        w->step = min;
+        w->ask_owner = ahead;
+        turn_begin(w->turn, min, &u);
+        enter(s, w, WORK_SETTLING);
+    } else {
+        look_again(s, w);
+    }
+    return true;
+}
+
+static bool run_looking(struct sim *s, struct sim_worker *w)
+{
+    for (uint32_t o = 0; o < s->config.daemons; o++) {
+        struct sim_link *l = &w->link[o];
+        if (!l->up || l->layout_new || l->layout_asked)
+            continue;
+        const struct sim_request request = { .kind = SIM_LAYOUT };
+        l->layout_asked = true;
+        sim_link_ask(s, w, o, &request, 0);
+    }
+    return run_settle(s, w);
+}
+
+/* -- A step -------------------------------------------------------------------------------------
+ */
+
+/* One's own micro-batches that are not in yet. */
+static bool next_of_rank(const struct sim *s, const struct sim_worker *w, uint32_t *ret_micro)
+{
+    for (uint32_t m = sim_worker_index(s, w); m < s->config.micros; m += s->config.workers)
+        if ((w->computed >> m & 1) == 0) {
+            *ret_micro = m;
+            return true;
+        }
+    return false;
+}
+
+static void begin_turn(struct sim *s, struct sim_worker *w)
+{
+    const struct turn_update u = sim_update_of(s, w->step, w->job, w->has_last ? &w->last : NULL);
+    turn_begin(w->turn, w->step, &u);
+    enter(s, w, WORK_TURN);
+}
+
+static void begin_computing(struct sim *s, struct sim_worker *w)
+{
+    uint64_t ns = MS + sim_below(s, 10 * MS);
+    if (sim_chance(s, 20))
+        ns += sim_below(s, S);
+    w->computed |= 1u << w->micro;
+    enter(s, w, WORK_COMPUTING);
+    sim_worker_after(s, w, ns, EV_COMPUTED, w->step << 8 | w->micro);
+}
+
+static void next_work(struct sim *s, struct sim_worker *w)
+{
+    w->ask_owner = 0;
+    w->asking = false;
+    if (s->config.lease)
+        enter(s, w, WORK_LEASING);
+    else if (next_of_rank(s, w, &w->micro))
+        begin_computing(s, w);
+    else
+        begin_turn(s, w);
+}
+
+static bool run_board(struct sim *s, struct sim_worker *w)
+{
+    if (w->step >= s->config.steps) {
+        enter(s, w, WORK_FINISHED);
+        return false;
+    }
+    for (uint32_t o = 0; o < s->config.daemons; o++)
+        for (uint32_t u = 0; u < s->config.units; u++)
+            if (s->daemon[o].board[u] < w->step)
+                return false;
+    next_work(s, w);
+    return true;
+}
+
+static bool run_leasing(struct sim *s, struct sim_worker *w)
+{
+    if (w->asking || !w->link[w->ask_owner].up)
+        return false;
+    const struct sim_request request = { .kind = SIM_LEASE, .step = w->step };
+    w->asking = true;
+    sim_link_ask(s, w, w->ask_owner, &request, 0);
+    return false;
+}
+
+static void leased(struct sim *s, struct sim_worker *w, const struct sim_reply *r)
+{
+    if (w->work != WORK_LEASING || r->step != w->step || !w->asking)
+        return;
+    w->asking = false;
+    if (r->lease == LEASE_GROUP) {
+        w->micro = r->group;
+        begin_computing(s, w);
+    } else if (r->lease == LEASE_ALL_IN && w->ask_owner + 1 < s->config.daemons) {
+        w->ask_owner++;
+    } else {
+        begin_turn(s, w);
+    }
+}
+
+/* Parameters that moved meanwhile make a gradient that must never count. */
+static void computed(struct sim *s, struct sim_worker *w, uint64_t what)
+{
+    if (w->work != WORK_COMPUTING || what != (w->step << 8 | w->micro))
+        return;
+    w->torn = false;
+    for (uint32_t o = 0; o < s->config.daemons; o++) {
+        w->link[o].give_unit = s->config.units;
+        for (uint32_t u = 0; u < s->config.units; u++)
+            w->torn = w->torn || s->daemon[o].board[u] > w->step;
+    }
+    enter(s, w, WORK_RETURNING);
+}
+
+/* Hand over to one owner what its slots have room for; true: everything. */
+static bool give(struct sim *s, struct sim_worker *w, uint32_t owner)
+{
+    struct sim_link *l = &w->link[owner];
+    for (; l->give_unit > 0; l->give_unit--) {
+        const uint32_t unit = l->give_unit - 1;
+        struct sim_request q = {
+            .kind = SIM_RETURN, .step = w->step, .unit = unit, .micro = w->micro
+        };
+        if (s->frozen[unit])
+            continue;
+        if (!l->up)
+            return false;
+        q.none = sim_none(s, w->step, w->micro, unit);
+        if (!q.none && !sim_link_take_slot(l, &q.slot))
+            return false;
+        const uint64_t tag = sim_tag(s, w->step, w->micro, unit);
+        sim_link_ask(s, w, owner, &q, w->torn ? sim_mix(tag, s->now_ns) : tag);
+    }
+    return true;
+}
+
+static bool run_returning(struct sim *s, struct sim_worker *w)
+{
+    bool all = true;
+    for (uint32_t o = 0; o < s->config.daemons; o++)
+        all = give(s, w, o) && all;
+    if (!all || (!w->eager && sim_link_returns_open(s, w)))
+        return false;
+    next_work(s, w);
+    return true;
+}
+
+/* -- The turn -----------------------------------------------------------------------------------
+ */
+
+static void turn_requests(struct sim *s, struct sim_worker *w)
+{
+    uint32_t owner;
+    enum turn_kind kind;
+    while (turn_next(w->turn, &owner, &kind) && w->link[owner].up) {
+        struct sim_request q = { .kind = kind == TURN_PREPARE ? SIM_PREPARE : SIM_COMMIT,
+                                 .step = turn_step(w->turn),
+                                 .blob = sim_mix(turn_step(w->turn), 77) };
+        if (kind == TURN_COMMIT)
+            q.decision = *turn_decision(w->turn);
+        sim_link_ask(s, w, owner, &q, 0);
+        turn_asked(w->turn, owner, kind);
+    }
+}
+
+static bool run_turn(struct sim *s, struct sim_worker *w)
+{
+    turn_requests(s, w);
+    if (turn_state(w->turn) == TURN_OVER) {
+        sim_link_forget_turn(w);
+        look_again(s, w);
+        return true;
+    }
+    if (turn_state(w->turn) == TURN_DONE) {
+        w->last = turn_decided(w->turn).decision;
+        w->has_last = true;
+        w->looks = 0;
+        if (w->work == WORK_SETTLING) {
+            settled(s, w, w->ask_owner);
+            return true;
+        }
+        w->step++;
+        w->computed = 0;
+        enter(s, w, WORK_BOARD);
+        return true;
+    }
+    if (w->work == WORK_SETTLING && s->kept_lost && s->now_ns > w->since_ns + SETTLE_BOUND)
+        sim_lost(s, "an owner lacks gradients of a step that another one has committed");
+    return false;
+}
+
+static void turn_reply(struct sim *s, struct sim_worker *w, const struct sim_msg *msg)
+{
+    struct shd_err e = { 0 };
+    const struct sim_reply *r = &msg->reply;
+    int status = r->status;
+    if (w->work != WORK_TURN && w->work != WORK_SETTLING)
+        return;
+    if (status == SHD_OK && r->kind == SIM_PREPARE)
+        status = turn_prepared(w->turn, msg->daemon, &r->prepared, &e);
+    else if (status == SHD_OK)
+        status = turn_committed(w->turn, msg->daemon, &r->committed, &e);
+    if (status == SHD_OK)
+        return;
+    if (s->kept_lost)
+        sim_lost(s, "an owner does not know the step");
+    sim_broken(s, "P4", SIM_NOBODY, msg->worker, "%s of step %llu at owner %u: %s %s",
+               r->kind == SIM_PREPARE ? "prepare" : "commit",
+               (unsigned long long)turn_step(w->turn), msg->daemon, status_name(status), e.text);
+}
+
+/* -- Events -------------------------------------------------------------------------------------
+ */
+
+/* Whatever can be done now. */
+static void run(struct sim *s, struct sim_worker *w)
+{
+    bool again = true;
+    while (again) {
+        switch (w->work) {
+        case WORK_ATTACHING:
+        case WORK_LOOKING:
+            again = run_looking(s, w);
+            break;
+        case WORK_SETTLING:
+        case WORK_TURN:
+            again = run_turn(s, w);
+            break;
+        case WORK_BOARD:
+            again = run_board(s, w);
+            break;
+        case WORK_LEASING:
+            again = run_leasing(s, w);
+            break;
+        case WORK_RETURNING:
+            again = run_returning(s, w);
+            break;
+        case WORK_COMPUTING:
+        case WORK_FINISHED:
+            again = false;
+            break;
+        }
+    }
+}
+
+static void on_reply(struct sim *s, struct sim_worker *w, const struct sim_msg *msg)
+{
+    struct sim_link *l = &w->link[msg->daemon];
+    if (!l->up || msg->session != l->session || !sim_link_first_answer(s, l, msg))
+        return;
+    for (uint32_t i = 0; i < SIM_CALLS; i++) {
+        struct sim_call *c = &l->calls[i];
+        if (!c->used || c->seq != msg->seq)
+            continue;
+        c->used = false;
+        switch (msg->reply.kind) {
+        case SIM_RETURN:
+            sim_link_credited(s, l, c, msg);
+            break;
+        case SIM_LEASE:
+            leased(s, w, &msg->reply);
+            break;
+        case SIM_PREPARE:
+        case SIM_COMMIT:
+            turn_reply(s, w, msg);
+            break;
+        case SIM_LAYOUT:
+            l->layout = msg->reply.layout;
+            l->layout_new = true;
+            l->layout_asked = false;
+            break;
+        case SIM_ATTACH:
+        case SIM_DETACH:
+        case SIM_HANGUP:
+            break;
+        }
+        return;
+    }
+}
+
+static void on_message(struct sim *s, struct sim_worker *w, const struct sim_msg *msg)
+{
+    const struct sim_link *l = &w->link[msg->daemon];
+    if (msg->reply.kind == SIM_ATTACH)
+        sim_link_attached(s, w, msg);
+    else if (msg->reply.kind != SIM_HANGUP)
+        on_reply(s, w, msg);
+    else if (l->up && l->daemon_gen == msg->daemon_gen &&
+             (msg->session == 0 || msg->session == l->session))
+        sim_link_hung_up(s, w, msg->daemon);
+}
+
+void sim_worker_event(struct sim *s, struct sim_worker *w, const struct sim_event *event)
+{
+    if (event->kind == EV_MSG)
+        on_message(s, w, &s->msg[event->arg]);
+    else if (event->kind == EV_ATTACH)
+        sim_link_attach(s, w, (uint32_t)event->arg);
+    else if (event->kind == EV_COMPUTED)
+        computed(s, w, event->arg);
+    else if (event->kind == EV_RESEND)
+        sim_link_resend(s, w);
+    run(s, w);
+}
+
+/* -- Life ---------------------------------------------------------------------------------------
+ */
+
+void sim_worker_start(struct sim *s, struct sim_worker *w)
+{
+    const uint64_t gen = w->gen;
+    memset(w, 0, sizeof *w);
+    w->gen = gen;
+    w->alive = true;
+    w->job = s->job;
+    w->eager = sim_chance(s, 500);
+    CHECK(turn_bytes(SIM_DAEMONS) <= sizeof w->turn_memory);
+    w->turn = turn_init(w->turn_memory, s->config.daemons);
+    enter(s, w, WORK_ATTACHING);
+    for (uint32_t o = 0; o < s->config.daemons; o++)
+        sim_worker_after(s, w, sim_below(s, MS), EV_ATTACH, o);
+    sim_worker_after(s, w, SIM_RESEND_NS, EV_RESEND, 0);
+}
+
+static void end(struct sim *s, struct sim_worker *w)
+{
+    const uint32_t i = sim_worker_index(s, w);
+    for (uint32_t o = 0; o < s->config.daemons; o++) {
+        const struct sim_msg msg = { .to_daemon = true,
+                                     .daemon = o,
+                                     .worker = i,
+                                     .worker_gen = w->gen,
+                                     .request = { .kind = SIM_HANGUP } };
+        sim_send(s, &msg);
+    }
+    w->alive = false;
+    w->held = 0;
+    w->stalled_until_ns = 0;
+    w->gen++;
+    sim_worker_after(s, w, 70 * MS + sim_below(s, 300 * MS), EV_START_WORKER, 0);
+}
+
+void sim_worker_kill(struct sim *s, struct sim_worker *w)
+{
+    sim_note(s, "worker killed", SIM_NOBODY, sim_worker_index(s, w), w->step, 0, 0);
+    s->result.kills++;
+    end(s, w);
+}
+
+void sim_worker_leave(struct sim *s, struct sim_worker *w)
+{
+    const struct sim_request request = { .kind = SIM_DETACH };
+    sim_note(s, "worker leaves", SIM_NOBODY, sim_worker_index(s, w), w->step, 0, 0);
+    for (uint32_t o = 0; o < s->config.daemons; o++)
+        if (w->link[o].up)
+            sim_link_send(s, w, o, ++w->link[o].seq, &request);
+    end(s, w);
+}

@@ -1,0 +1,211 @@
+/* Millions of random events on the cores; see sim.h. As a tool:
+ *
+ *     test_sim --scenario NAME [--seed S] [--events N] [--trace]
+ *
+ * runs seeds from S on until N events have happened, or until something breaks. What breaks is
+ * shrunk: with as few kinds of faults, steps, daemons and workers as still show it. */
+#include <stdlib.h>
+#include <time.h>
+
+#include "tests/lib/test.h"
+#include "tests/sim/sim.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define EVENTS UINT64_C(250000) /* of each scenario */
+#else
+#define EVENTS UINT64_C(5000000)
+#endif
+#define SEED UINT64_C(20261121)
+
+static void print_config(const struct sim_config *c)
+{
+    fprintf(stderr,
+            "seed %" PRIu64 ": %" PRIu32 " daemons, %" PRIu32 " workers, %" PRIu32
+            " units, %" PRIu32 " micro-batches, %" PRIu32 " steps, %s, faults %#" PRIx32 "\n",
+            c->seed, c->daemons, c->workers, c->units, c->micros, c->steps,
+            c->lease ? "leases" : "ranks", c->faults);
+}
+
+/* Does it still break, in the same way? Then that is the smaller one. */
+static bool try_smaller(struct sim_config *best, const struct sim_config *smaller,
+                        const char *promise)
+{
+    const struct sim_result r = sim_run(smaller, /* trace= */ false);
+    if (r.outcome != SIM_BROKEN || strcmp(r.promise, promise) != 0)
+        return false;
+    *best = *smaller;
+    return true;
+}
+
+static struct sim_config shrink(struct sim_config c, const char *promise)
+{
+    for (uint32_t bit = 0; bit < 32; bit++) {
+        struct sim_config less = c;
+        less.faults &= ~(1u << bit);
+        if (less.faults != c.faults)
+            try_smaller(&c, &less, promise);
+    }
+    uint32_t *const counts[] = { &c.steps, &c.daemons, &c.workers, &c.units, &c.micros };
+    for (size_t i = 0; i < ARRAY_SIZE(counts); i++) {
+        for (uint32_t n = 1; n < *counts[i]; n++) {
+            struct sim_config less = c;
+            const size_t offset = (size_t)((uint8_t *)counts[i] - (uint8_t *)&c);
+            memcpy((uint8_t *)&less + offset, &n, sizeof n);
+            if (try_smaller(&c, &less, promise))
+                break;
+        }
+    }
+    return c;
+}
+
+static void report(const struct sim_scenario *scenario, const struct sim_config *c,
+                   const struct sim_result *r)
+{
+    fprintf(stderr, "scenario '%s' broke %s: %s\n", scenario->name, r->promise, r->text);
+    print_config(c);
+    const struct sim_config small = shrink(*c, r->promise);
+    fprintf(stderr, "shrunk to ");
+    print_config(&small);
+    const struct sim_result again = sim_run(&small, /* trace= */ false);
+    fprintf(stderr, "%s: %s\n", again.promise, again.text);
+    sim_print_end();
+}
+
+/* Seeds from `seed` on, for so many events. False: something broke, and was reported. */
+static bool run_scenario(const struct sim_scenario *scenario, uint64_t seed, uint64_t events_max,
+                         bool trace, uint64_t *ret_lost)
+{
+    uint64_t events = 0, kills = 0, lost = 0, last = seed;
+    const clock_t start = clock();
+    for (; events < events_max; last++) {
+        const struct sim_config c = sim_config_of(scenario, last);
+        const struct sim_result r = sim_run(&c, trace);
+        events += r.events;
+        kills += r.kills;
+        lost += r.outcome == SIM_LOST;
+        if (r.outcome == SIM_BROKEN) {
+            report(scenario, &c, &r);
+            return false;
+        }
+    }
+    const double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+    printf("  %-10s seeds %" PRIu64 "..%" PRIu64 ": %" PRIu64 " events, %" PRIu64 " kills, %" PRIu64
+           " lost, %.1f million events/s\n",
+           scenario->name, seed, last - 1, events, kills, lost,
+           (double)events / 1e6 / (seconds + 1e-9));
+    *ret_lost = lost;
+    return true;
+}
+
+static const struct sim_scenario *find(const char *name)
+{
+    for (uint32_t i = 0; i < sim_scenario_count; i++)
+        if (strcmp(sim_scenarios[i].name, name) == 0)
+            return &sim_scenarios[i];
+    return NULL;
+}
+
+TEST(nothing_is_lost_counted_twice_or_stuck_whatever_happens)
+{
+    uint64_t lost;
+    for (uint32_t i = 0; i < sim_scenario_count; i++) {
+        if ((sim_scenarios[i].faults & SIM_KEEPER) != 0)
+            continue;
+        EXPECT(run_scenario(&sim_scenarios[i], SEED, EVENTS, false, &lost));
+        EXPECT_EQ(lost, 0);
+    }
+}
+
+TEST(each_fail_point_of_the_core_and_its_shell_was_killed_at)
+{
+    static const char *const names[] = {
+        "step:metrics:before", "step:metrics:after", "step:cell:before", "step:cell:after",
+        "step:commit:before",  "step:commit:after",  "sim:reply:before", "sim:reply:after",
+        "sim:block:before",    "sim:block:after",    "sim:done:before",  "sim:done:after",
+        "sim:publish:before",  "sim:publish:after",  "sim:spill:before", "sim:spill:after",
+        "sim:resume",
+    };
+    uint64_t lost;
+    EXPECT(run_scenario(find("points"), 1, 500000, false, &lost));
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+        if (sim_killed_at(names[i]) == 0)
+            FAIL("nobody was killed at '%s'", names[i]);
+}
+
+TEST(lost_keeper_is_reported_and_never_silently_wrong)
+{
+    uint64_t lost;
+    EXPECT(run_scenario(find("keeper"), SEED, EVENTS, false, &lost));
+    EXPECT(lost > 0);
+}
+
+TEST(result_is_the_same_for_any_number_of_daemons_and_workers)
+{
+    const char *const names[] = { "calm", "both" };
+    for (uint64_t seed = 1; seed <= 10; seed++) {
+        struct sim_config c = sim_config_of(find("calm"), seed);
+        const uint64_t expected = sim_expected_digest(&c);
+        for (c.daemons = 1; c.daemons <= SIM_DAEMONS; c.daemons++)
+            for (c.workers = 1; c.workers <= SIM_WORKERS; c.workers++)
+                for (uint32_t how = 0; how < 4; how++) {
+                    c.faults = find(names[how & 1])->faults;
+                    c.lease = how >> 1;
+                    const struct sim_result r = sim_run(&c, false);
+                    if (r.outcome != SIM_DONE || r.digest != expected)
+                        print_config(&c);
+                    EXPECT(r.outcome == SIM_DONE && r.digest == expected);
+                }
+    }
+}
+
+TEST(same_seed_gives_the_same_run)
+{
+    const struct sim_config c = sim_config_of(find("everything"), SEED);
+    const struct sim_result a = sim_run(&c, false), b = sim_run(&c, false);
+    EXPECT(a.events == b.events && a.digest == b.digest && a.kills == b.kills);
+}
+
+/* -- As a tool ----------------------------------------------------------------------------------
+ */
+
+static int usage(void)
+{
+    fprintf(stderr, "test_sim --scenario NAME [--seed S] [--events N] [--trace]\nscenarios:");
+    for (uint32_t i = 0; i < sim_scenario_count; i++)
+        fprintf(stderr, " %s", sim_scenarios[i].name);
+    fputc('\n', stderr);
+    return 2;
+}
+
+static int tool(int argc, char **argv)
+{
+    const struct sim_scenario *scenario = NULL;
+    uint64_t seed = SEED, events = 1, lost;
+    bool trace = false;
+    for (int i = 1; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : "";
+        if (strcmp(argv[i], "--trace") == 0) {
+            trace = true;
+            continue;
+        }
+        if (strcmp(argv[i], "--scenario") == 0)
+            scenario = find(value);
+        else if (strcmp(argv[i], "--seed") == 0)
+            seed = strtoull(value, NULL, 0);
+        else if (strcmp(argv[i], "--events") == 0)
+            events = strtoull(value, NULL, 0);
+        else
+            return usage();
+        i++;
+    }
+    if (scenario == NULL)
+        return usage();
+    return run_scenario(scenario, seed, events, trace, &lost) ? 0 : 1;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strncmp(argv[1], "--", 2) == 0)
+        return tool(argc, argv);
+    return test_run_all(argc, argv);
+}

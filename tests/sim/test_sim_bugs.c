@@ -1,0 +1,93 @@
+/* The test of the simulator: bugs planted in the cores (proto/base/simbug.h) must be found, each
+ * within so many events, and with no bug the same runs must find nothing. */
+#include <stdlib.h>
+
+#include "tests/lib/test.h"
+#include "tests/sim/sim.h"
+
+#define EVENTS_MAX UINT64_C(5000000)
+#define SEEDS_MAX  2000u
+
+uint32_t sim_bug;
+
+static const struct sim_scenario *scenario_of(const char *name)
+{
+    for (uint32_t i = 0; i < sim_scenario_count; i++)
+        if (strcmp(sim_scenarios[i].name, name) == 0)
+            return &sim_scenarios[i];
+    FAIL("no scenario '%s'", name);
+}
+
+/* Seeds 1, 2, … until it is found; the promise it breaks is one of those named. */
+static void expect_found(uint32_t bug, const char *scenario, const char *promises)
+{
+    uint64_t events = 0;
+    sim_bug = bug;
+    for (uint64_t seed = 1; seed <= SEEDS_MAX && events < EVENTS_MAX; seed++) {
+        const struct sim_config c = sim_config_of(scenario_of(scenario), seed);
+        const struct sim_result r = sim_run(&c, /* trace= */ false);
+        events += r.events;
+        if (r.outcome != SIM_BROKEN)
+            continue;
+        sim_bug = 0;
+        printf("  bug %" PRIu32 ": seed %" PRIu64 ", %" PRIu64 " events: %s %s\n", bug, seed,
+               events, r.promise, r.text);
+        EXPECT_HAS(promises, r.promise);
+        EXPECT(sim_run(&c, false).outcome == SIM_DONE); /* it was the bug */
+        return;
+    }
+    sim_bug = 0;
+    FAIL("bug %" PRIu32 " was not found in %" PRIu64 " events of '%s'", bug, events, scenario);
+}
+
+TEST(kernel_done_before_its_last_block_is_found)
+{
+    expect_found(1, "points", "P1 P2 CHECK");
+}
+
+TEST(commit_counted_before_its_record_is_found)
+{
+    expect_found(2, "points", "P1 P3");
+}
+
+TEST(credit_for_a_gradient_that_only_waits_is_found)
+{
+    expect_found(3, "workers", "P2 P3");
+}
+
+TEST(waiting_gradients_forgotten_in_recovery_are_found)
+{
+    expect_found(4, "daemons", "P3 P4");
+}
+
+TEST(own_decision_against_a_recorded_one_is_found)
+{
+    expect_found(5, "jobs", "P1 P4");
+}
+
+TEST(gradient_summed_twice_after_recovery_is_found)
+{
+    expect_found(6, "points", "P2 P3");
+}
+
+TEST(old_number_served_again_is_found)
+{
+    expect_found(7, "network", "P2");
+}
+
+TEST(operation_number_of_another_process_is_found)
+{
+    expect_found(8, "points", "P1 P2");
+}
+
+TEST(spilled_before_its_bytes_is_found)
+{
+    expect_found(9, "daemons", "P1 P2 P3");
+}
+
+TEST(kernel_whose_end_is_never_stored_is_found)
+{
+    expect_found(10, "calm", "CHECK");
+}
+
+TEST_MAIN()

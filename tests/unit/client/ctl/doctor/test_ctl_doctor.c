@@ -1,0 +1,267 @@
+/* shardctl doctor and completion, by the real binary: what each makes of a host that is in order,
+ * and of one thing at a time that is not. Findings are read from --json. */
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <jansson.h>
+
+#include "proto/base/check.h"
+#include "tests/lib/fixture.h"
+#include "tests/lib/test.h"
+
+#define SHARDCTL     SHD_BIN_DIR "/shardctl"
+#define OUTPUT_BYTES (64u * 1024u)
+
+static char output[OUTPUT_BYTES];
+
+/* Run `shardctl ARGS`, its stdout into output[]; the exit code. */
+static int shardctl(const char *args)
+{
+    char command[1024];
+    snprintf(command, sizeof command, "%s %s 2>/dev/null", SHARDCTL, args);
+    fflush(NULL);
+    FILE *f = popen(command, "re"); /* NOLINT(cert-env33-c): our own words */
+    CHECK(f != NULL);
+    const size_t n = fread(output, 1, sizeof output - 1, f);
+    output[n] = '\0';
+    const int status = pclose(f);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static json_t *findings; /* of the last doctor(), with its root */
+static json_t *report;
+
+static int doctor(const char *args)
+{
+    char line[600];
+    snprintf(line, sizeof line, "doctor --json %s", args);
+    const int code = shardctl(line);
+    json_decref(report);
+    report = json_loads(output, 0, NULL);
+    findings = json_object_get(report, "findings");
+    EXPECT(json_is_array(findings));
+    return code;
+}
+
+/* The first finding of a check whose text has part in it: its level; "" when there is none. */
+static const char *level_of(const char *check, const char *part)
+{
+    size_t i;
+    json_t *f;
+    json_array_foreach(findings, i, f)
+    {
+        const char *name = json_string_value(json_object_get(f, "check"));
+        const char *found = json_string_value(json_object_get(f, "found"));
+        if (strcmp(name, check) == 0 && strstr(found, part) != NULL)
+            return json_string_value(json_object_get(f, "level"));
+    }
+    return "";
+}
+
+static void dir_new(char dir[128], const char *name)
+{
+    snprintf(dir, 128, "%s/shd-doctor-%s-XXXXXX", fixture_base(), name);
+    EXPECT(mkdtemp(dir) != NULL);
+}
+
+TEST(every_area_is_looked_at)
+{
+    static const char *const checks[] = { "kernel",  "limits",  "memory",  "cpu",       "gemm",
+                                          "systemd", "runtime", "daemons", "leftovers", "gpu" };
+    EXPECT_EQ(doctor("--runtime-dir /nonexistent/shardd"), 0);
+    for (size_t i = 0; i < ARRAY_SIZE(checks); i++)
+        EXPECT(level_of(checks[i], "")[0] != '\0');
+    EXPECT_STR(level_of("kernel", "sealed memfd"), "ok");
+    EXPECT_STR(level_of("runtime", "no /nonexistent/shardd"), "ok");
+    EXPECT_STR(level_of("checkpoint", ""), ""); /* not asked about */
+    EXPECT_EQ(json_integer_value(json_object_get(report, "fail")), 0);
+    const long long sum = json_integer_value(json_object_get(report, "ok")) +
+                          json_integer_value(json_object_get(report, "warn"));
+    EXPECT_EQ(sum, json_array_size(findings));
+}
+
+TEST(live_daemon_answers_and_a_killed_ones_socket_is_stale)
+{
+    struct fixture f = { .count = 0 };
+    char args[300], path[300];
+    fixture_start(&f, 2, NULL);
+    snprintf(args, sizeof args, "--runtime-dir %s", f.dir);
+    EXPECT_EQ(doctor(args), 0);
+    EXPECT(strstr(level_of("daemons", "cpu0: pid"), "fail") == NULL);
+    EXPECT(level_of("daemons", "cpu0: pid")[0] != '\0');
+    EXPECT(level_of("daemons", "cpu1: pid")[0] != '\0');
+    EXPECT_STR(level_of("runtime", "2 devices locked"), "ok");
+
+    kill(f.pids[1], SIGKILL);
+    EXPECT_EQ(waitpid(f.pids[1], NULL, 0), f.pids[1]);
+    EXPECT_EQ(doctor(args), 0);
+    EXPECT_STR(level_of("daemons", "cpu1: stale socket"), "warn");
+    EXPECT_STR(level_of("runtime", "1 lock file of ended ones"), "ok");
+
+    static const char *const kinds[] = { "sock", "zmq", "lock", "status" };
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        snprintf(path, sizeof path, "%s/cpu1.%s", f.dir, kinds[i]);
+        unlink(path);
+    }
+    f.count = 1;
+    fixture_stop(&f);
+}
+
+TEST(stopped_daemon_is_a_failure_with_a_deadline)
+{
+    struct fixture f = { .count = 0 };
+    char args[300];
+    fixture_start(&f, 1, NULL);
+    kill(f.pids[0], SIGSTOP);
+    snprintf(args, sizeof args, "--runtime-dir %s", f.dir);
+    EXPECT_EQ(doctor(args), 1);
+    EXPECT_STR(level_of("daemons", "cpu0"), "fail");
+    kill(f.pids[0], SIGCONT);
+    fixture_stop(&f);
+}
+
+TEST(directory_that_others_can_write_to_is_a_failure)
+{
+    char dir[128], args[200];
+    dir_new(dir, "mode");
+    snprintf(args, sizeof args, "--runtime-dir %s", dir);
+    static const struct {
+        mode_t mode;
+        const char *level;
+        int code;
+    } cases[] = { { 0700, "ok", 0 }, { 0750, "ok", 0 }, { 0770, "warn", 0 }, { 0777, "fail", 1 } };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        EXPECT(chmod(dir, cases[i].mode) == 0);
+        EXPECT_EQ(doctor(args), cases[i].code);
+        EXPECT_STR(level_of("runtime", dir), cases[i].level);
+    }
+    rmdir(dir);
+}
+
+TEST(file_in_the_runtime_directorys_place_is_a_failure)
+{
+    EXPECT_EQ(doctor("--runtime-dir /dev/null"), 1);
+    EXPECT_STR(level_of("runtime", "is not a directory"), "fail");
+}
+
+TEST(checkpoint_directory_is_tried_and_left_as_it_was)
+{
+    char dir[128], args[400];
+    dir_new(dir, "checkpoint");
+    snprintf(args, sizeof args, "--runtime-dir /nonexistent/shardd --checkpoint %s", dir);
+    EXPECT_EQ(doctor(args), 0);
+    EXPECT(level_of("checkpoint", dir)[0] != '\0');
+    EXPECT_EQ(rmdir(dir), 0); /* empty again */
+    EXPECT_EQ(doctor(args), 1);
+    EXPECT_STR(level_of("checkpoint", "No such file"), "fail");
+    EXPECT_EQ(doctor("--runtime-dir /nonexistent/shardd --checkpoint /dev/null"), 1);
+    EXPECT_STR(level_of("checkpoint", "not a directory"), "fail");
+    EXPECT_EQ(doctor("--runtime-dir /nonexistent/shardd --checkpoint /proc"), 1);
+    EXPECT_STR(level_of("checkpoint", "cannot make a file"), "fail");
+}
+
+TEST(directory_of_a_killed_run_is_found)
+{
+    char base[128], run[200], lock[230];
+    dir_new(base, "runs");
+    snprintf(run, sizeof run, "%s/shardd-run-abc123", base);
+    snprintf(lock, sizeof lock, "%s/lock", run);
+    EXPECT(mkdir(run, 0700) == 0);
+    const int fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    EXPECT(fd >= 0);
+    close(fd);
+    const char *before = getenv("XDG_RUNTIME_DIR");
+    char *saved = before != NULL ? strdup(before) : NULL;
+    setenv("XDG_RUNTIME_DIR", base, 1);
+    const int code = doctor("--runtime-dir /nonexistent/shardd");
+    if (saved != NULL)
+        setenv("XDG_RUNTIME_DIR", saved, 1);
+    else
+        unsetenv("XDG_RUNTIME_DIR");
+    free(saved);
+    unlink(lock);
+    rmdir(run);
+    rmdir(base);
+    EXPECT_EQ(code, 0);
+    EXPECT_STR(level_of("leftovers", "shardd-run-abc123"), "warn");
+}
+
+TEST(quiet_shows_what_is_not_ok)
+{
+    EXPECT_EQ(shardctl("doctor --quiet --runtime-dir /dev/null"), 1);
+    EXPECT(strstr(output, "fail  runtime") != NULL);
+    EXPECT(strstr(output, "-> ") != NULL);
+    EXPECT(strstr(output, "\nok ") == NULL && strncmp(output, "ok ", 3) != 0);
+    EXPECT(strstr(output, "1 fail\n") != NULL);
+}
+
+/* -- Completion ------------------------------------------------------------------------------ */
+
+/* A shell's word on the script: its syntax, and what it completes. */
+TEST(bash_completes_verbs_flags_and_files)
+{
+    static const struct {
+        const char *words, *want;
+    } cases[] = {
+        { "shardctl do", "doctor" },
+        { "shardctl doctor --check", "--checkpoint" },
+        { "shardctl plan --spec /dev/nul", "/dev/null" },
+        { "shardctl completion z", "zsh" },
+        { "shardctl help digest", "digest" },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        char command[700], got[200] = "";
+        snprintf(command, sizeof command,
+                 "bash -c '. <(%s completion bash); COMP_WORDS=(%s); "
+                 "COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _shardctl; echo \"${COMPREPLY[*]}\"'",
+                 SHARDCTL, cases[i].words);
+        FILE *f = popen(command, "re"); /* NOLINT(cert-env33-c): our own words */
+        CHECK(f != NULL);
+        EXPECT(fgets(got, sizeof got, f) != NULL);
+        EXPECT_EQ(pclose(f), 0);
+        got[strcspn(got, "\n")] = '\0';
+        if (strstr(got, cases[i].want) == NULL)
+            FAIL("'%s' completes to '%s', expected '%s'", cases[i].words, got, cases[i].want);
+    }
+}
+
+/* Every verb of the help is in both scripts. */
+TEST(completion_has_every_verb)
+{
+    static const char *const shells[] = { "bash", "zsh" };
+    char scripts[2][OUTPUT_BYTES], args[64];
+    for (size_t i = 0; i < ARRAY_SIZE(shells); i++) {
+        snprintf(args, sizeof args, "completion %s", shells[i]);
+        EXPECT_EQ(shardctl(args), 0);
+        snprintf(scripts[i], sizeof scripts[i], "%s", output);
+    }
+    EXPECT_EQ(shardctl("--help"), 0);
+    unsigned verbs = 0;
+    char *line = strstr(output, "verbs:\n");
+    EXPECT(line != NULL);
+    for (line = strchr(line, '\n') + 1; strncmp(line, "  ", 2) == 0;
+         line = strchr(line, '\n') + 1) {
+        char verb[32], want[40];
+        EXPECT(sscanf(line, " %31s", verb) == 1);
+        snprintf(want, sizeof want, "    %s) ", verb);
+        EXPECT(strstr(scripts[0], want) != NULL);
+        snprintf(want, sizeof want, "'%s:", verb);
+        EXPECT(strstr(scripts[1], want) != NULL);
+        verbs++;
+    }
+    EXPECT(verbs >= 6);
+}
+
+TEST(completion_of_an_unknown_shell_is_refused)
+{
+    EXPECT_EQ(shardctl("completion"), 2);
+    EXPECT_EQ(shardctl("completion fish"), 2);
+    EXPECT_EQ(shardctl("completion bash zsh"), 2);
+}
+
+TEST_MAIN()

@@ -1,0 +1,348 @@
+/* shardctl plan as a user meets it: text, JSON, refusals and exit codes, with models from specs and
+ * from safetensors files that are good, odd and hostile. The drawings in the documents are compared
+ * by test_docs_schedules.sh. */
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <jansson.h>
+
+#include "proto/base/check.h"
+#include "tests/lib/test.h"
+
+#define OUTPUT_BYTES (1u << 20)
+#define EXAMPLE      " --spec " SHD_SOURCE_DIR "/docs/example-spec.json"
+#define TIED         " --spec " SHD_SOURCE_DIR "/docs/example-tied.json"
+
+static char output[OUTPUT_BYTES]; /* stdout and stderr of the last run */
+static char dir[64];              /* of this process, for files */
+
+/* Run `shardctl <args>`, with the binaries' directory in PATH; returns its exit code. */
+static int ctl(const char *args)
+{
+    char command[2048];
+    snprintf(command, sizeof command, "cd %s && PATH=%s:$PATH && shardctl %s 2>&1", dir,
+             SHD_BIN_DIR, args);
+    FILE *f = popen(command, "r");
+    CHECK(f != NULL);
+    const size_t bytes = fread(output, 1, sizeof output - 1, f);
+    output[bytes] = '\0';
+    const int status = pclose(f);
+    EXPECT(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static int plan(const char *args)
+{
+    char words[2048];
+    snprintf(words, sizeof words, "plan %s", args);
+    return ctl(words);
+}
+
+static void expect_plan(const char *args, int code, const char *text)
+{
+    const int got = plan(args);
+    EXPECT_HAS(output, text);
+    EXPECT_EQ(got, code);
+}
+
+/* -- Text and JSON --------------------------------------------------------------------------- */
+
+TEST(help_teaches)
+{
+    expect_plan("--help", 0, "usage: shardctl plan [FLAGS]");
+    EXPECT_HAS(output, "--max-live-bytes B");
+    EXPECT_HAS(output, "SHARD_GRAD_OP");
+    EXPECT_HAS(output, "examples:");
+    EXPECT_HAS(output, "exit code 1:");
+}
+
+TEST(text_has_model_policy_timeline_and_costs)
+{
+    expect_plan(EXAMPLE " --daemons 2", 0, "model example: 5 units, 1048576 parameters");
+    EXPECT_HAS(output, "policy: zero3, backward prefetch pre, forward prefetch 1");
+    EXPECT_HAS(output, "step: 1 micro-batch for this worker");
+    EXPECT_HAS(output, "compute   .  F0 F1 F2 F3 F4 B4---");
+    EXPECT_HAS(output, "parameters             2      2.0 MiB");
+    EXPECT_HAS(output, "both together                 3.0 MiB");
+    EXPECT_HAS(output, "parameters fetched         9      7.5 MiB");
+    EXPECT_HAS(output, "Owner memory, 2 daemons: 8.0 MiB state + 2.0 MiB published each at most");
+    expect_plan(TIED " --max-live-bytes 1.5MiB --grad-dtype bf16 --param-dtype bf16", 0,
+                "at most 1.5 MiB of parameters");
+    EXPECT_HAS(output, "gradients as bf16");
+    EXPECT_HAS(output, "uses 0");
+}
+
+static json_t *plan_json(const char *args)
+{
+    json_error_t why;
+    EXPECT_EQ(plan(args), 0);
+    json_t *root = json_loads(output, 0, &why);
+    if (root == NULL)
+        FAIL("line %d: %s in '%.200s'", why.line, why.text, output);
+    EXPECT_EQ(json_integer_value(json_object_get(root, "schema")), 1);
+    return root;
+}
+
+static long long json_at(const json_t *root, const char *object, const char *key)
+{
+    const json_t *v = json_object_get(json_object_get(root, object), key);
+    if (!json_is_integer(v))
+        FAIL("no integer %s.%s", object, key);
+    return (long long)json_integer_value(v);
+}
+
+TEST(json_has_the_documented_fields)
+{
+    json_t *root = plan_json(EXAMPLE " --json --strategy zero2 --micro-batches-per-worker 3");
+    EXPECT_EQ(json_at(root, "cost", "fetched_bytes"), 3 * (4 << 20));
+    EXPECT_EQ(json_at(root, "cost", "returned_bytes"), 3 * (4 << 20));
+    EXPECT_EQ(json_at(root, "cost", "live_units_max"), 5);
+    EXPECT_EQ(json_at(root, "timeline", "idle"), 5);
+    EXPECT_EQ(json_at(root, "owners", "daemons"), 1);
+    EXPECT_EQ(json_at(root, "model", "parameters"), 1 << 20);
+    EXPECT_EQ(json_array_size(json_object_get(json_object_get(root, "model"), "units")), 5);
+    const json_t *ops = json_object_get(root, "ops");
+    EXPECT_STR(json_string_value(json_array_get(json_array_get(ops, 0), 0)), "FETCH");
+    EXPECT_STR(json_string_value(json_array_get(json_array_get(ops, json_array_size(ops) - 1), 0)),
+               "COMMIT");
+    json_decref(root);
+}
+
+TEST(compare_puts_all_strategies_side_by_side)
+{
+    expect_plan(EXAMPLE " --compare --max-live-units 2", 0,
+                "refused: max_live_units is 2, must be "
+                "at least 5: ddp holds all units");
+    EXPECT_HAS(output, "zero3     none      2        1      2.0 MiB");
+    EXPECT_HAS(output, "hybrid    -         refused");
+    json_t *root = plan_json(EXAMPLE " --compare --json --max-live-units 2");
+    const json_t *plans = json_object_get(root, "plans");
+    EXPECT_EQ(json_array_size(plans), 7);
+    EXPECT(json_object_get(json_array_get(plans, 0), "refused") != NULL);
+    EXPECT_EQ(json_at(json_array_get(plans, 5), "cost", "live_units_max"), 2);
+    json_decref(root);
+}
+
+TEST(auto_walks_the_tree)
+{
+    expect_plan(EXAMPLE " --auto --device-memory 28MiB", 0, "so: --strategy zero1");
+    expect_plan(EXAMPLE " --auto --device-memory 18MiB --workers 2", 0, "so: --strategy zero1");
+    expect_plan(EXAMPLE " --auto --device-memory 15MiB --workers 2", 0, "so: --strategy zero1");
+    expect_plan(EXAMPLE " --auto --device-memory 14.5MiB --workers 2", 0, "so: --strategy zero2");
+    expect_plan(EXAMPLE " --auto --device-memory 13MiB --workers 2", 0,
+                "so: --strategy zero3 --prefetch pre --forward-prefetch 1");
+    expect_plan(EXAMPLE " --auto --device-memory 12MiB --workers 2", 0,
+                "so: --strategy zero3 --prefetch none --forward-prefetch 0");
+    expect_plan(EXAMPLE " --auto --device-memory 4MiB --offload --activations 1MiB", 0,
+                "so: --strategy zero3 --prefetch pre");
+    json_t *root = plan_json(EXAMPLE " --auto --device-memory 13MiB --workers 2 --json");
+    const json_t *steps = json_object_get(json_object_get(root, "auto"), "steps");
+    EXPECT_EQ(json_array_size(steps), 5);
+    EXPECT(json_is_true(json_object_get(json_array_get(steps, 4), "fits")));
+    json_decref(root);
+}
+
+TEST(auto_refuses_with_what_would_do)
+{
+    expect_plan(EXAMPLE " --auto --device-memory 11MiB --workers 2", 1,
+                "a device of 11.0 MiB is too small: zero3 without prefetch needs 12.0 MiB; 3 "
+                "daemons instead of 2 would do");
+    expect_plan(EXAMPLE " --auto --device-memory 11MiB --workers 2 --daemons 3", 0, "so: ");
+    expect_plan(EXAMPLE " --auto --device-memory 1MiB --workers 2", 1,
+                "the largest unit, 1 'h.0', has 1.0 MiB: cut it into smaller ones");
+}
+
+/* The units of an open model, read from its daemons, and the owners' memory as they are. */
+TEST(open_model_is_read_from_its_daemons)
+{
+    EXPECT_EQ(ctl("run --daemons 2 --workers 1 -- sh -c "
+                  "'shd-gpt --steps 1 >/dev/null && shardctl plan --daemons 2 --strategy zero2'"),
+              0);
+    EXPECT_HAS(output, "model gpt: ");
+    EXPECT_HAS(output, "policy: zero2");
+    EXPECT_HAS(output, "Owner memory, 2 daemons");
+}
+
+/* -- Wrong questions ------------------------------------------------------------------------- */
+
+TEST(wrong_flags_are_usage_errors)
+{
+    expect_plan(EXAMPLE " --strategy zero4", 2, "--strategy is 'zero4', must be ddp, zero1");
+    expect_plan(EXAMPLE " --prefetch soon", 2, "--prefetch is 'soon', must be pre, post or none");
+    expect_plan(EXAMPLE " --grad-dtype i8", 2, "--grad-dtype is 'i8'");
+    expect_plan(EXAMPLE " --forward-prefetch 5000", 2, "its limits are 0 and 4096");
+    expect_plan(EXAMPLE " --max-live-bytes lots", 2, "takes bytes, as 512, 1.5GiB or 24GB");
+    expect_plan(EXAMPLE " --max-live-bytes 0", 2, "its limits are 1 and 2^60 bytes");
+    expect_plan(EXAMPLE " --max-live-bytes 9999999TiB", 2, "its limits are 1 and 2^60 bytes");
+    expect_plan(EXAMPLE " --auto", 2, "--auto needs --device-memory");
+    expect_plan(EXAMPLE " --offload", 2, "are questions to --auto");
+    expect_plan(EXAMPLE " --auto --compare --device-memory 1GiB", 2, "one at a time");
+    expect_plan(EXAMPLE " --stratgy ddp", 2, "did you mean --strategy");
+}
+
+TEST(refused_policies_fail_with_the_numbers)
+{
+    expect_plan(EXAMPLE " --strategy hybrid", 1, "replica groups");
+    expect_plan(EXAMPLE " --strategy zero2 --max-live-units 4", 1,
+                "max_live_units is 4, must be at least 5");
+    expect_plan(EXAMPLE " --micro-batches-per-worker 3 --accumulate 2", 1,
+                "must be a multiple of accumulate (2)");
+    expect_plan(EXAMPLE " --param-dtype f8", 1, "--param-dtype is 'f8'");
+    expect_plan(EXAMPLE " --tie a=b", 1, "other models have units already");
+    expect_plan(EXAMPLE " --model gpt", 1, "--spec a file: one or the other");
+    expect_plan("--spec nowhere.json", 1, "open 'nowhere.json'");
+    expect_plan("--spec /dev/null", 1, "/dev/null: spec line 1");
+    expect_plan("--address /nowhere", 1, "/nowhere");
+}
+
+/* -- safetensors ----------------------------------------------------------------------------- */
+
+/* A file of this header and so many bytes behind it; size < 0: as long as the header is. */
+static void write_file(const char *header, long long size, uint64_t data_bytes)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/t.safetensors", dir);
+    FILE *f = fopen(path, "wb");
+    CHECK(f != NULL);
+    const uint64_t bytes = size >= 0 ? (uint64_t)size : strlen(header);
+    for (unsigned i = 0; i < 8; i++)
+        fputc((int)(bytes >> (8 * i) & 0xff), f);
+    fwrite(header, 1, strlen(header), f);
+    fflush(f);
+    CHECK(ftruncate(fileno(f), (off_t)(8 + strlen(header) + data_bytes)) == 0);
+    CHECK(fclose(f) == 0);
+}
+
+static void expect_file(const char *header, uint64_t data_bytes, const char *flags, int code,
+                        const char *text)
+{
+    char args[512];
+    write_file(header, -1, data_bytes);
+    snprintf(args, sizeof args, "--safetensors t.safetensors %s", flags);
+    expect_plan(args, code, text);
+}
+
+static const char gpt[] =
+    "{\"__metadata__\":{\"format\":\"pt\"},"
+    "\"h.0.mask\":{\"dtype\":\"BOOL\",\"shape\":[4],\"data_offsets\":[0,4]},"
+    "\"h.0.w\":{\"dtype\":\"BF16\",\"shape\":[8,16],\"data_offsets\":[4,260]},"
+    "\"h.10.w\":{\"dtype\":\"BF16\",\"shape\":[8,16],\"data_offsets\":[260,516]},"
+    "\"h.9.w\":{\"dtype\":\"BF16\",\"shape\":[8,16],\"data_offsets\":[516,772]},"
+    "\"ln_f.w\":{\"dtype\":\"F32\",\"shape\":[16],\"data_offsets\":[772,836]},"
+    "\"wte.weight\":{\"dtype\":\"BF16\",\"shape\":[32,8],\"data_offsets\":[836,1348]}}";
+
+TEST(safetensors_become_units_by_layer)
+{
+    expect_file(gpt, 1348, "", 0, "model t.safetensors: 5 units, 656 parameters, read as bf16");
+    EXPECT_HAS(output, "0  wte   256         512 B  -");
+    EXPECT_HAS(output, "3  h.10  128         256 B  -"); /* not between h.0 and h.9 */
+    EXPECT_HAS(output, "4  ln_f  16          32 B   -");
+    expect_file(gpt, 1348, "--tie lm_head.weight=wte.weight", 0, "uses 0");
+    expect_file(gpt, 1348, "--units '^(h|ln)' --param-dtype f32", 0, "3 units");
+    expect_file(gpt, 1348, "--unit-elems-min 250", 0, "2 units");
+    expect_file(gpt, 1348, "--frozen '^h' --micro-batches-per-worker 4 --workers 2", 0, "frozen");
+    EXPECT_HAS(output, "step: 4 micro-batches");
+}
+
+TEST(safetensors_questions_that_make_no_sense_are_refused)
+{
+    expect_file(gpt, 1348, "--tie lm_head", 1, "--tie is 'lm_head', takes ALIAS=TENSOR");
+    expect_file(gpt, 1348, "--tie a=b", 1, "there is no tensor 'b'");
+    expect_file(gpt, 1348, "--tie h.0.w=wte.weight", 1, "'h.0.w' is listed twice");
+    expect_file(gpt, 1348, "--frozen .", 1, "leaves nothing to train");
+    expect_file(gpt, 1348, "--frozen '['", 1, "is no POSIX extended expression");
+    expect_file(gpt, 1348, "--units '['", 1, "pattern '['");
+    expect_file(gpt, 1348, "--workers 4096 --micro-batches-per-worker 2", 1, "8192 micro-batches");
+    expect_plan("--safetensors nowhere", 1, "open 'nowhere'");
+    expect_plan("--safetensors .", 1, "not a regular file");
+    expect_plan("--safetensors a --spec b", 1, "one model at a time");
+}
+
+#define ONE(dtype, shape, offsets) \
+    "{\"w\":{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":" offsets "}}"
+
+TEST(hostile_safetensors_are_refused)
+{
+    expect_file(ONE("\"F32\"", "[4]", "[0,16]"), 15, "", 1, "'w' ends at byte 16 of 15");
+    expect_file(ONE("\"F32\"", "[4]", "[0,12]"), 16, "", 1, "need 16 bytes");
+    expect_file(ONE("\"F32\"", "[4]", "[16,0]"), 16, "", 1, "need 16 bytes");
+    expect_file(ONE("\"F32\"", "[4]", "[-16,0]"), 16, "", 1, "data_offsets is not");
+    expect_file(ONE("\"F32\"", "[4]", "[0,16,32]"), 16, "", 1, "data_offsets is not");
+    expect_file(ONE("\"F32\"", "[0]", "[0,0]"), 16, "", 1, "shape has a size");
+    expect_file(ONE("\"F32\"", "[4294967296,4294967296]", "[0,0]"), 16, "", 1, "shape has a size");
+    expect_file(ONE("\"F32\"", "[9223372036854775807,2]", "[0,0]"), 16, "", 1, "shape has a size");
+    expect_file(ONE("\"F32\"", "[1,1,1,1,1,1,1,1,1]", "[0,4]"), 16, "", 1, "at most 8 numbers");
+    expect_file(ONE("\"F33\"", "[4]", "[0,16]"), 16, "", 1, "dtype is not known");
+    expect_file(ONE("7", "[4]", "[0,16]"), 16, "", 1, "dtype is not known");
+    expect_file("{\"w\":7}", 16, "", 1, "tensor 'w': dtype is not known");
+    expect_file("{\"w\":{\"dtype\":\"I64\",\"shape\":[2],\"data_offsets\":[0,16]}}", 16, "", 1,
+                "1 to 65536 tensors, not 0");
+    expect_file("{\"a b\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[0,16]}}", 16, "", 1,
+                "called 'a b'");
+    expect_file("{\"a\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[0,16]},"
+                "\"b\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[12,28]}}",
+                28, "", 1, "tensors 'a' and 'b' overlap");
+    expect_file("{\"w\":1,\"w\":2}", 16, "", 1, "duplicate");
+    expect_file("[]", 16, "", 1, "header is not a JSON object");
+    expect_file("{", 16, "", 1, "header, line 1");
+    write_file("{}", 1000, 10);
+    expect_plan("--safetensors t.safetensors", 1, "header claims 1000 bytes, the file has 12");
+    write_file("{}", INT64_MAX, 10);
+    expect_plan("--safetensors t.safetensors", 1, "header claims 9223372036854775807 bytes");
+    write_file("{}", 100000001, 200000000);
+    expect_plan("--safetensors t.safetensors", 1, "100000000 are the limit");
+}
+
+/* Every truncation of a good file, and every byte of its header changed: an answer, never a crash.
+ */
+TEST(damaged_safetensors_get_an_answer)
+{
+    char header[sizeof gpt];
+    uint64_t rng = 11;
+    for (size_t i = 0; i < sizeof gpt - 1; i += 7) {
+        memcpy(header, gpt, sizeof gpt);
+        header[i] = (char)(1 + test_random(&rng) % 255);
+        write_file(header, -1, 1348);
+        EXPECT(plan("--safetensors t.safetensors") <= 1);
+        memcpy(header, gpt, sizeof gpt);
+        header[i] = '\0';
+        write_file(header, -1, 1348);
+        EXPECT_EQ(plan("--safetensors t.safetensors"), 1);
+    }
+}
+
+/* -- Large models ---------------------------------------------------------------------------- */
+
+TEST(long_models_are_elided)
+{
+    static char spec[64u * 1024];
+    size_t used = (size_t)snprintf(spec, sizeof spec,
+                                   "{\"name\":\"long\",\"micro_batches\":8,"
+                                   "\"optimizer\":{\"kind\":\"sgd\"},\"units\":[");
+    for (int u = 0; u < 200; u++)
+        used += (size_t)snprintf(spec + used, sizeof spec - used,
+                                 "%s{\"name\":\"h.%d\",\"tensors\":[{\"name\":\"h.%d.w\","
+                                 "\"shape\":[64]}]}",
+                                 u > 0 ? "," : "", u, u);
+    snprintf(spec + used, sizeof spec - used, "]}");
+    char path[128];
+    snprintf(path, sizeof path, "%s/long.json", dir);
+    FILE *f = fopen(path, "w");
+    CHECK(f != NULL && fputs(spec, f) >= 0 && fclose(f) == 0);
+    expect_plan("--spec long.json", 0, "(micro-batches 1 to 6 left out)");
+    EXPECT_HAS(output, "  ..   ..     ..          ..     ..");
+    EXPECT_HAS(output, "  192  h.192  64");
+    EXPECT_HAS(output, "F199 B199-----");
+    for (const char *line = output; *line != '\0'; line += strcspn(line, "\n") + 1)
+        EXPECT(strcspn(line, "\n") <= 120);
+}
+
+int main(int argc, char **argv)
+{
+    snprintf(dir, sizeof dir, "/tmp/shd-plan-XXXXXX");
+    CHECK(mkdtemp(dir) != NULL);
+    const int code = test_run_all(argc, argv);
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf %s", dir);
+    return system(command) == 0 ? code : 1;
+}

@@ -1,0 +1,358 @@
+/* shardctl as the service manager of its daemons and workers: what they store comes back, who dies
+ * is started again, and not for ever. The daemon is tests/unit/client/ctl/run/fake_shardd.c, but
+ * for the last tests.
+ */
+#include "tests/lib/ctl_run.h"
+
+#define RUN(...) ARGS("run", "-v", __VA_ARGS__)
+#define WAIT     "--", "sh", "-c", "echo up; exec sleep 100"
+
+/* How it is started: the fake daemon in this mode. */
+static void fake(const char *mode)
+{
+    setenv("SHARDD_BIN", SHD_FAKE_SHARDD, 1);
+    setenv("FAKE", mode, 1);
+}
+
+static pid_t last_pid(const char *mark)
+{
+    pid_t pids[PIDS_MAX];
+    const unsigned count = pids_named(mark, pids);
+    EXPECT(count > 0);
+    return pids[count - 1];
+}
+
+static unsigned count_of(const char *part)
+{
+    unsigned count = 0;
+    for (const char *at = strstr(run.err, part); at != NULL; at = strstr(at + 1, part))
+        count++;
+    return count;
+}
+
+static void await_count(const char *part, unsigned count)
+{
+    const uint64_t deadline = test_now_ms() + DEADLINE_MS;
+    while (count_of(part) < count)
+        if (test_now_ms() > deadline || !run_read(&run, 100))
+            FAIL("no %u '%s' in stderr '%s'", count, part, run.err);
+}
+
+static void end_by_term(void)
+{
+    kill(run.pid, SIGTERM);
+    run_finish(&run);
+    EXPECT_EQ(run.code, 128 + SIGTERM);
+    expect_clean();
+}
+
+/* Files shardctl has open, named memfd. */
+static unsigned memfds_of(pid_t pid)
+{
+    char command[128], text[32] = "";
+    snprintf(command, sizeof(command), "ls -l /proc/%ld/fd | grep -c memfd", (long)pid);
+    FILE *f = popen(command, "re");
+    CHECK(f != NULL && fgets(text, sizeof(text), f) != NULL);
+    pclose(f);
+    return (unsigned)strtoul(text, NULL, 10);
+}
+
+/* -- Daemons --------------------------------------------------------------------------------- */
+
+TEST(segments_survive_ten_kills_with_their_contents)
+{
+    fake("");
+    run_start(&run, RUN("--daemons", "2", WAIT));
+    run_await(&run, run.out, "up\n");
+    for (unsigned i = 1; i <= 10; i++) {
+        char says[160];
+        const pid_t pid = last_pid("started daemon cpu1 pid=");
+        kill(pid, SIGKILL);
+        snprintf(says, sizeof(says), "[cpu1] adopted 3 of 6 files: seg0=%u seg1=%u seg2=%u\n",
+                 i + 1, i + 1, i + 1);
+        run_await(&run, run.err, says);
+        await_count("daemon cpu1 is ready", i + 1);
+        snprintf(says, sizeof(says),
+                 "daemon cpu1 (pid %ld) was killed by signal 9 (SIGKILL): started again as pid "
+                 "%ld with 3 kept segments\n",
+                 (long)pid, (long)last_pid("started daemon cpu1 pid="));
+        EXPECT_HAS(run.err, says);
+    }
+    EXPECT_EQ(memfds_of(run.pid), 6);
+    EXPECT_EQ(count_of("cpu0 (pid"), 0);
+    end_by_term();
+}
+
+TEST(what_a_daemon_stored_just_before_its_end_counts)
+{
+    fake("");
+    run_start(&run, RUN(WAIT));
+    run_await(&run, run.out, "up\n");
+    kill(last_pid("started daemon cpu0 pid="), SIGUSR1);
+    run_await(&run, run.err, "adopted 4 of 7 files: seg0=2 seg1=2 seg2=2 late=101\n");
+    EXPECT_HAS(run.err, "with 4 kept segments\n");
+    end_by_term();
+}
+
+TEST(dropped_names_are_gone_and_exit_codes_count_as_death)
+{
+    fake("lost");
+    run_start(&run, RUN(WAIT));
+    run_await(&run, run.out, "up\n");
+    kill(last_pid("started daemon cpu0 pid="), SIGKILL);
+    await_count("is ready", 2);
+    kill(last_pid("started daemon cpu0 pid="), SIGTERM); /* it exits with 0 */
+    run_await(&run, run.err, "adopted 2 of 5 files: seg0=3 seg2=3\n");
+    EXPECT_HAS(run.err, ") exited with code 0: started again as pid ");
+    EXPECT_EQ(memfds_of(run.pid), 2);
+    end_by_term();
+}
+
+TEST(wrong_names_are_refused_aloud)
+{
+    fake("names");
+    run_start(&run, RUN(WAIT));
+    run_await(&run, run.out, "up\n");
+    EXPECT_EQ(count_of("daemon cpu0: refused FDNAME '"), 3);
+    EXPECT_HAS(run.err, "refused FDNAME 'a:b': 1 to 255 printable ASCII characters, no ':'\n");
+    EXPECT_EQ(memfds_of(run.pid), 4);
+    end_by_term();
+}
+
+TEST(descriptors_beyond_the_cap_are_refused_aloud_and_the_rest_comes_back)
+{
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) < 0 || files.rlim_max < 8500)
+        SKIP("the limit of open files is too low\n");
+    const struct rlimit usual = { .rlim_cur = 1024, .rlim_max = files.rlim_max };
+    CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);
+    fake("many");
+    run_start(&run, RUN("--", "sh", "-c", "ulimit -Sn; echo up; exec sleep 100"));
+    CHECK(setrlimit(RLIMIT_NOFILE, &files) == 0);
+    run_await(&run, run.out, "1024\nup\n"); /* for workers it is as it was */
+    EXPECT_EQ(count_of("a daemon's limit is 4096\n"), 3 + 4100 - 4096);
+    EXPECT_EQ(memfds_of(run.pid), 4096);
+    kill(last_pid("started daemon cpu0 pid="), SIGKILL);
+    run_await(&run, run.err, "adopted 4096 of 4099 files: seg0=2 seg1=2 seg2=2 many0=2 many1=3");
+    end_by_term();
+}
+
+TEST(daemon_that_never_gets_ready_is_given_up_with_its_tries_and_last_words)
+{
+    fake("never");
+    const uint64_t start = test_now_ms();
+    ctl(RUN("--", "true"));
+    EXPECT_EQ(run.code, 1);
+    EXPECT_EQ(count_of("started daemon cpu0"), 8);
+    EXPECT_EQ(count_of(") exited with code 4 before it was ready: no luck\n"), 8);
+    EXPECT_HAS(run.err, "daemon cpu0: given up after 8 tries in a row that did not get ready; its "
+                        "last words: no luck\n");
+    EXPECT(test_now_ms() - start >= 50 + 100 + 200 + 400 + 800 + 1600 + 3200);
+    expect_clean();
+}
+
+TEST(daemon_that_hangs_when_started_again_is_given_up)
+{
+    fake("hang");
+    run_start(&run, RUN("--timeout", "1", WAIT));
+    run_await(&run, run.out, "up\n");
+    kill(last_pid("started daemon cpu0 pid="), SIGKILL);
+    run_finish(&run);
+    EXPECT_EQ(run.code, 1);
+    EXPECT_HAS(run.err, ") was not ready after 1 s (--timeout)");
+    expect_clean();
+}
+
+TEST(daemon_that_asks_for_more_time_when_started_again_has_it)
+{
+    fake("slow");
+    run_start(&run, RUN("--timeout", "1", WAIT));
+    run_await(&run, run.out, "up\n");
+    kill(last_pid("started daemon cpu0 pid="), SIGKILL);
+    await_count("daemon cpu0 is ready", 2);
+    end_by_term();
+}
+
+TEST(daemon_killed_too_often_is_given_up)
+{
+    fake("");
+    run_start(&run, RUN("--max-restarts", "3", WAIT));
+    run_await(&run, run.out, "up\n");
+    for (unsigned i = 0; i < 4; i++) {
+        await_count("daemon cpu0 is ready", i + 1);
+        kill(last_pid("started daemon cpu0 pid="), SIGKILL);
+    }
+    run_finish(&run);
+    EXPECT_EQ(run.code, 1);
+    EXPECT_HAS(run.err, "(SIGKILL): given up, it was started again 3 times within 10 s "
+                        "(--max-restarts)\n");
+    expect_clean();
+}
+
+TEST(daemon_stopped_with_the_run_is_not_started_again)
+{
+    fake("");
+    ctl(RUN("--daemons", "3", "--workers", "2", "--", "true"));
+    EXPECT_EQ(run.code, 0);
+    EXPECT_EQ(count_of("started daemon"), 3);
+    EXPECT_EQ(count_of("started again"), 0);
+    expect_clean();
+}
+
+/* -- Workers --------------------------------------------------------------------------------- */
+
+TEST(killed_worker_is_started_again_with_its_rank)
+{
+    fake("");
+    ctl(RUN("--workers", "3", "--", "sh", "-c",
+            ("echo rank $RANK of $WORLD_SIZE port $MASTER_PORT; d=${SHARDD_ADDRESS%\\?*}; "
+             "[ $RANK != 1 ] && exit 0; [ -e $d/once ] && exit 0; touch $d/once; kill -9 $$")));
+    EXPECT_EQ(run.code, 0);
+    EXPECT_EQ(count_of("[rank 1] rank 1 of 3 port "), 2);
+    EXPECT_EQ(count_of("started worker rank 1 pid="), 2);
+    EXPECT_HAS(run.err, "was killed by signal 9 (SIGKILL): started again as pid ");
+    expect_clean();
+}
+
+TEST(worker_that_kills_itself_each_time_is_given_up)
+{
+    fake("");
+    ctl(RUN("--workers", "2", "--max-restarts", "5", "--", "sh", "-c",
+            "[ $RANK = 0 ] && kill -11 $$; exec sleep 100"));
+    EXPECT_EQ(run.code, 128 + SIGSEGV);
+    EXPECT_EQ(count_of("started worker rank 0"), 6);
+    EXPECT_HAS(run.err, "given up, it was started again 5 times within 10 s (--max-restarts)\n");
+    expect_clean();
+}
+
+TEST(worker_killed_for_its_closed_output_is_not_started_again)
+{
+    fake("");
+    ctl(RUN("--", "sh", "-c", "kill -PIPE $$"));
+    EXPECT_EQ(run.code, 128 + SIGPIPE);
+    EXPECT_EQ(count_of("started worker"), 1);
+    expect_clean();
+}
+
+TEST(worker_with_an_exit_code_ends_the_run_also_when_it_was_started_again)
+{
+    fake("");
+    ctl(RUN("--workers", "2", "--", "sh", "-c",
+            ("d=${SHARDD_ADDRESS%\\?*}; [ $RANK = 0 ] && exec sleep 100; [ -e $d/once ] && exit 7; "
+             "touch $d/once; kill -9 $$")));
+    EXPECT_EQ(run.code, 7);
+    EXPECT_HAS(run.err, ") exited with code 7\n");
+    expect_clean();
+}
+
+/* -- Elastic --------------------------------------------------------------------------------- */
+
+#define ELASTIC_SCRIPT                                                                 \
+    "trap 'exit 0' TERM; echo rank $RANK of $WORLD_SIZE elastic $SHARDD_ELASTIC >&2; " \
+    "while [ ! -e ${SHARDD_ADDRESS%\\?*}/end ]; do sleep 0.05; done"
+
+static void say_end(void)
+{
+    char command[128];
+    snprintf(command, sizeof(command), "cd %s/shardd-run-* && touch end", base);
+    CHECK(system(command) == 0);
+}
+
+TEST(workers_join_and_leave_by_signals)
+{
+    fake("");
+    run_start(&run, RUN("--elastic", "--workers", "1..3", "--", "bash", "-c", (ELASTIC_SCRIPT)));
+    run_await(&run, run.err, "rank 0 of 3 elastic 1\n");
+    kill(run.pid, SIGUSR1);
+    run_await(&run, run.err, "worker rank 1 joined as pid ");
+    run_await(&run, run.err, "[rank 1] rank 1 of 3 elastic 1\n");
+    kill(run.pid, SIGUSR1);
+    run_await(&run, run.err, "[rank 2] rank 2 of 3 elastic 1\n");
+    kill(run.pid, SIGUSR1);
+    run_await(&run, run.err, "no worker added: there are 3 already (--workers)\n");
+    kill(run.pid, SIGUSR2);
+    run_await(&run, run.err, "worker rank 2 (pid ");
+    run_await(&run, run.err, ") exited with code 0: left\n");
+    kill(run.pid, SIGUSR1); /* the rank is given to the next */
+    await_count("worker rank 2 joined as pid ", 2);
+    await_count("[rank 2] rank 2 of 3", 2);
+    for (unsigned i = 0; i < 2; i++) {
+        kill(run.pid, SIGUSR2);
+        await_count(": left\n", 2 + i);
+    }
+    kill(run.pid, SIGUSR2);
+    run_await(&run, run.err, "no worker asked to leave: 1 must stay (--workers)\n");
+    say_end();
+    run_finish(&run);
+    EXPECT_EQ(run.code, 0);
+    expect_clean();
+}
+
+TEST(leaving_worker_may_die_by_the_signal_and_is_killed_when_it_does_not_leave)
+{
+    fake("");
+    run_start(&run, RUN("--elastic", "--workers", "1..3", "--grace", "1", "--", "bash", "-c",
+                        ("[ $RANK = 1 ] && trap '' TERM; echo rank $RANK >&2; "
+                         "while [ ! -e ${SHARDD_ADDRESS%\\?*}/end ]; do sleep 0.05; done")));
+    run_await(&run, run.err, "rank 0\n");
+    for (unsigned rank = 1; rank < 3; rank++) {
+        char says[32];
+        kill(run.pid, SIGUSR1);
+        snprintf(says, sizeof(says), "[rank %u] rank %u\n", rank, rank);
+        run_await(&run, run.err, says);
+    }
+    kill(run.pid, SIGUSR2);
+    run_await(&run, run.err, ") was killed by signal 15 (SIGTERM): left\n");
+    kill(run.pid, SIGUSR2);
+    run_await(&run, run.err, ") did not leave within 1 s: killing it\n");
+    run_await(&run, run.err, ") was killed by signal 9 (SIGKILL): left\n");
+    say_end();
+    run_finish(&run);
+    EXPECT_EQ(run.code, 0);
+    EXPECT_EQ(count_of("started again"), 0);
+    expect_clean();
+}
+
+TEST(elastic_worker_that_is_killed_is_started_again)
+{
+    fake("");
+    run_start(&run, RUN("--elastic", "--workers", "2", "--", "bash", "-c", (ELASTIC_SCRIPT)));
+    run_await(&run, run.err, "[rank 1] rank 1 of 2");
+    kill(last_pid("started worker rank 1 pid="), SIGKILL);
+    await_count("[rank 1] rank 1 of 2", 2);
+    say_end();
+    run_finish(&run);
+    EXPECT_EQ(run.code, 0);
+    expect_clean();
+}
+
+TEST(elastic_run_ends_when_its_workers_are_done_and_signals_come_late_or_early)
+{
+    fake("");
+    run_start(&run, RUN("--elastic", "--workers", "1..2", "--", "bash", "-c", (ELASTIC_SCRIPT)));
+    run_await(&run, run.err, "started daemon");
+    kill(run.pid, SIGUSR1); /* before they are ready, or just after */
+    run_await(&run, run.err, "[rank 1] rank 1 of 2");
+    say_end();
+    for (unsigned i = 0; i < 20 && run_read(&run, 5); i++)
+        kill(run.pid, i % 2 == 0 ? SIGUSR1 : SIGUSR2);
+    run_finish(&run);
+    EXPECT_EQ(run.code, 0);
+    expect_clean();
+}
+
+/* -- Finding the daemon ---------------------------------------------------------------------- */
+
+TEST(shardd_bin_that_is_not_there_is_an_error)
+{
+    setenv("SHARDD_BIN", "/nonexistent/shardd", 1);
+    ctl(RUN("--", "true"));
+    EXPECT_EQ(run.code, 1);
+    EXPECT_HAS(run.err, "SHARDD_BIN is '/nonexistent/shardd': No such file");
+    expect_clean();
+}
+
+int main(int argc, char **argv)
+{
+    return ctl_main(argc, argv);
+}

@@ -1,0 +1,184 @@
+#!/usr/bin/env bash
+# shardctl status and trace against daemons that are well, gone, stuck, silent and hostile.
+# usage: test_ctl_status.sh BIN_DIR
+set -uo pipefail
+
+bin=$(cd "$1" && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
+command -v python3 >/dev/null || exit 77
+dir=$(mktemp -d)
+export LC_ALL=C.UTF-8
+unset SHARDD_ADDRESS
+
+# shellcheck source=tests/unit/client/ctl/watch/fake_status.sh
+. "$here/fake_status.sh"
+trap 'stop_server; rm -rf "$dir"' EXIT
+
+fail() {
+    printf 'FAILED: %s\n' "$*" >&2
+    [ ! -s "$dir/out" ] || head -c 3000 "$dir/out" >&2
+    exit 1
+}
+
+# run WANTED-CODE ARGS...: shardctl's stdout to $dir/out
+run() {
+    local wanted=$1 code=0
+    shift
+    timeout 60 "$bin/shardctl" "$@" >"$dir/out" 2>"$dir/err" || code=$?
+    [ "$code" -eq "$wanted" ] || fail "shardctl $* exited with $code, not $wanted: $(cat "$dir/err")"
+}
+has() { grep -qF -- "$1" "$dir/out" || fail "no '$1' in the output"; }
+no() { ! grep -qF -- "$1" "$dir/out" || fail "'$1' is in the output"; }
+
+# Bytes that move a cursor or ring a bell must not come out, whatever a daemon says.
+clean() {
+    python3 - "$1" <<'PY' || fail "control characters in $1"
+import sys
+data = open(sys.argv[1], "rb").read().decode()
+bad = [c for c in data if (ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160 or c == "\u202e"]
+sys.exit(1 if bad else 0)
+PY
+}
+
+echo "all well"
+serve cpu0=good cpu1=chunked
+run 0 status --runtime-dir "$dir/at"
+has "cpu0  pid 4000"
+has "cpu1  pid 4001"
+has "blk."
+no "waits, the longest"
+run 0 status --json --runtime-dir "$dir/at?cpu1,cpu0"
+python3 - "$dir/out" <<'PY' || fail "not the documents"
+import json, sys
+a = json.load(open(sys.argv[1]))
+assert [d["device"] for d in a] == ["cpu1", "cpu0"], a
+assert a[0]["schema"] == 2 and a[0]["models"][0]["name"] == "gpt"
+PY
+SHARDD_ADDRESS="$dir/at" run 0 status
+
+echo "a wait and who is to blame"
+touch "$dir/at/stop"
+sleep 0.3
+run 0 status -d "$dir/at"
+has "waits, the longest first:"
+has "shd-gpt (pid 13, stopped) has it"
+has "slowest: shd-gpt pid 13 stopped: 1 worker waits"
+
+echo "watch"
+timeout -s INT 2 "$bin/shardctl" status --watch 0.5 -d "$dir/at" >"$dir/out" 2>&1
+[ "$(grep -c '^-- 20' "$dir/out")" -ge 3 ] || fail "watch did not repeat"
+clean "$dir/out"
+
+echo "trouble"
+serve cpu0=good cpu1=stuck
+run 1 status -d "$dir/at"
+has "NOT WELL: its event loop has not turned for 9.0 s"
+serve cpu0=refused
+run 1 status -d "$dir/at"
+has "NOT WELL: model 'old' was not adopted: its ledger is torn"
+serve cpu0=good
+run 1 status --json -d "$dir/at?cpu0,cpu7"
+python3 - "$dir/out" <<'PY' || fail "no error object"
+import json, sys
+a = json.load(open(sys.argv[1]))
+assert a[1]["device"] == "cpu7" and "no status socket" in a[1]["error"], a
+assert a[1]["status"] == "SHD_ENOENT" and "error" not in a[0]
+PY
+kill -9 "$server"; wait "$server" 2>/dev/null
+run 1 status -d "$dir/at"
+has "cpu0  unreachable: nobody listens at"
+
+echo "nobody answers: bounded, and the others are shown"
+serve cpu0=silent cpu1=trickle cpu2=silent cpu3=good
+before=$(date +%s%N)
+run 1 status -d "$dir/at"
+[ $((($(date +%s%N) - before) / 1000000)) -lt 4000 ] || fail "took longer than 4 s"
+has "cpu0  unreachable: $dir/at/cpu0.status does not answer"
+has "cpu3  pid 4003"
+
+echo "hostile documents"
+serve cpu0=half cpu1=junk cpu2=nojson cpu3=types cpu4=huge cpu5=control cpu6=big cpu7=endless \
+    cpu8=deep cpu9=http404 cpu10=list
+touch "$dir/at/stop" "$dir/at/evil"$'\x1b[31m'".status"
+run 1 status -d "$dir/at"
+clean "$dir/out"
+clean "$dir/err"
+has "cpu0  unreachable: $dir/at/cpu0.status broke off in the middle of its answer"
+has "cpu1  unreachable: $dir/at/cpu1.status does not answer in HTTP"
+has "cpu2  unreachable: the answer is no JSON"
+has "cpu4  pid 8.9e+307"
+has "cpu5  pid 4005"
+has "cpu6  pid 4006"
+has "cpu7  unreachable: $dir/at/cpu7.status: the answer is longer than"
+has "cpu9  unreachable: $dir/at/cpu9.status answers with HTTP 404"
+has "cpu10  unreachable: the answer is no status"
+no evil
+run 1 status --json -d "$dir/at"
+clean "$dir/out"
+python3 -c 'import json,sys; assert len(json.load(open(sys.argv[1]))) == 11' "$dir/out" ||
+    fail "not 11 objects"
+
+echo "directories"
+run 1 status -d "$dir/none"
+grep -q "no directory" "$dir/err" || fail "what is wrong is not said"
+mkdir "$dir/empty"
+run 1 status -d "$dir/empty"
+grep -q "no daemon in" "$dir/err" || fail "what is wrong is not said"
+if [ "$(id -u)" -ne 0 ]; then
+    chmod 0 "$dir/empty"
+    run 1 status -d "$dir/empty"
+    grep -q "Permission denied" "$dir/err" || fail "what is wrong is not said"
+elif command -v setpriv >/dev/null; then
+    chmod 0700 "$dir/empty"
+    chmod 0755 "$dir"
+    setpriv --reuid 65534 --clear-groups "$bin/shardctl" status -d "$dir/empty" 2>"$dir/err"
+    grep -q "Permission denied" "$dir/err" || fail "what is wrong is not said"
+fi
+run 2 status --watch x
+run 2 status --watch 0
+run 2 status cpu0
+
+echo "daemons elsewhere, by TCP"
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+"$bin/shardd" --device cpu0 --runtime-dir "$dir/tcp" --status-address "127.0.0.1:$port" 2>"$dir/tcp.log" &
+tcp=$!
+for _ in $(seq 100); do
+    [ -S "$dir/tcp/cpu0.status" ] && break
+    sleep 0.05
+done
+run 0 status --host "localhost:$port"
+has "localhost:$port  pid $tcp"
+run 0 status --json --host "127.0.0.1:$port"
+has '"device": "cpu0"'
+run 0 trace --host "127.0.0.1:$port" -o "$dir/tcp.json"
+[ -s "$dir/tcp.json" ] || fail "no trace over TCP"
+kill $tcp
+wait $tcp 2>/dev/null
+run 1 status --host "127.0.0.1:$port"
+has "nobody listens at 127.0.0.1:$port"
+run 2 status --host nonsense
+grep -q "is not HOST:PORT" "$dir/err" || fail "what is wrong is not said"
+
+echo "trace"
+serve cpu0=good cpu1=good cpu2=silent
+cd "$dir" || exit 1
+run 0 trace --json -d "$dir/at?cpu0,cpu1" -o merged.json
+python3 - "$dir/out" merged.json <<'PY' || fail "not the merged trace"
+import json, sys
+s, events = json.load(open(sys.argv[1])), json.load(open(sys.argv[2]))["traceEvents"]
+assert s["repeated"] == 3 and s["events"] == len(events) == 11, s
+w, = s["workers"]
+assert w["pid"] == 12 and w["name"] == "shd-gpt", w
+# Compute 1000..2000; owners update 500..1500, of which half is hidden; return 1500..2500 likewise.
+assert abs(w["fetch_hidden"] - 0.5) < 1e-9 and abs(w["return_hidden"] - 0.5) < 1e-9, w
+assert len({e["id"] for e in events if e["ph"] == "s"}) == 2
+PY
+run 1 trace -d "$dir/at" -o partly.json
+has "shd-gpt  12"
+[ -s partly.json ] || fail "what was there was not written"
+run 1 trace -d "$dir/at?cpu0" -o /nonexistent/x.json
+run 2 trace --seconds 61
+serve cpu0=junk
+run 1 trace -d "$dir/at" -o none.json
+[ ! -e none.json ] || fail "a trace of nothing was written"
+echo "passed"

@@ -1,0 +1,324 @@
+/* The mapped path against real daemons, in forked children on a private runtime directory: the same
+ * bits as in one process, whatever the split; what is mapped, and that nothing is left. */
+#include "tests/lib/client_remote.h"
+
+/* -- Same bits ----------------------------------------------------------------------------------
+ */
+
+static void train_and_compare(const char *spec, int owners, uint32_t steps)
+{
+    char want[65], got[65];
+    struct shd_err e = { 0 };
+    struct shd_stats stats;
+    toy_reference(spec, steps, want);
+    fixture_start(&daemons, owners, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    EXPECT_EQ(shd_owners(s), owners);
+    shd_model *m = open_toy(s, spec);
+    for (uint32_t k = 0; k < steps; k++) {
+        struct shd_result result;
+        EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, &result, &e), &e);
+        EXPECT_EQ(result.step, k);
+        EXPECT(result.metrics[1] == 6 && result.grad_norm > 0);
+    }
+    digest_of(m, got);
+    EXPECT_STR(got, want);
+    shd_stats(s, &stats);
+    EXPECT_EQ(stats.bytes_copied, 0);
+    EXPECT(stats.bytes_mapped > 0 && stats.requests > 0);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST(digest_equals_in_process_training_for_any_number_of_daemons)
+{
+    static const int counts[] = { 1, 2, 3, 5 };
+    for (size_t i = 0; i < ARRAY_SIZE(counts); i++)
+        train_and_compare(toy_spec("f32", TOY_ADAMW), counts[i], 4);
+}
+
+TEST(digest_equals_in_process_training_for_each_optimizer_and_dtype)
+{
+    train_and_compare(toy_spec("bf16", TOY_ADAMW), 2, 3);
+    train_and_compare(toy_spec("f16", TOY_SGD), 3, 3);
+    train_and_compare(toy_spec("f32", TOY_LION), 2, 3);
+}
+
+/* One of W workers, in its own process: micro-batches w, w + W, ... Exits with 0 when it ends with
+ * the wanted digest. */
+__attribute__((noreturn)) static void be_worker(uint32_t worker, uint32_t workers, uint32_t steps,
+                                                const char *want)
+{
+    uint32_t micros[TOY_MICROS], count = 0;
+    char got[65];
+    struct shd_err e = { 0 };
+    shd_session *s;
+    shd_model *m;
+    for (uint32_t i = worker; i < TOY_MICROS; i += workers)
+        micros[count++] = i;
+    int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
+    if (r == SHD_OK)
+        r = shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e);
+    while (r == SHD_OK && shd_step(m) < steps) /* without a part it may jump */
+        r = toy_step(m, micros, count, NULL, &e);
+    if (r == SHD_OK)
+        r = shd_digest(m, got, NULL, &e);
+    if (r != SHD_OK)
+        fprintf(stderr, "worker %u: %s\n", worker, e.text);
+    else
+        shd_close(s);
+    _exit(r != SHD_OK ? 1 : strcmp(got, want) != 0 ? 2 : 0);
+}
+
+TEST(digest_does_not_depend_on_number_of_workers)
+{
+    const uint32_t steps = 5;
+    char want[65];
+    toy_reference(toy_spec("f32", TOY_ADAMW), steps, want);
+    for (uint32_t workers = 1; workers <= 5; workers++) { /* the fifth has no micro-batch */
+        pid_t pids[5];
+        fixture_start(&daemons, 2, NULL);
+        for (uint32_t w = 0; w < workers; w++) {
+            pids[w] = fork();
+            EXPECT(pids[w] >= 0);
+            if (pids[w] == 0)
+                be_worker(w, workers, steps, want);
+        }
+        for (uint32_t w = 0; w < workers; w++) {
+            int status;
+            EXPECT_EQ(waitpid(pids[w], &status, 0), pids[w]);
+            EXPECT_EQ(status, 0);
+        }
+        fixture_stop(&daemons);
+    }
+}
+
+/* What a successor of a killed worker meets: it computes again what its predecessor had returned
+ * already, and the others commit meanwhile. */
+struct overtaken {
+    struct toy toy;
+    shd_model *other;
+    bool done;
+};
+
+static int forward_overtaken(void *ctx, uint32_t micro, uint32_t unit, const void *params)
+{
+    struct overtaken *o = ctx;
+    struct shd_err e = { 0 };
+    if (!o->done && unit == 1) {
+        o->done = true;
+        if (toy_step(o->other, toy_all_micros, TOY_MICROS, NULL, &e) != SHD_OK)
+            return 9;
+    }
+    return toy_forward(&o->toy, micro, unit, params);
+}
+
+static int backward_overtaken(void *ctx, uint32_t micro, uint32_t unit, const void *params,
+                              float *grad)
+{
+    struct overtaken *o = ctx;
+    return toy_backward(&o->toy, micro, unit, params, grad);
+}
+
+TEST(overtaken_worker_goes_on_with_the_next_step)
+{
+    struct shd_err e = { 0 };
+    char want[65], got[65];
+    const char *spec = toy_spec("f32", TOY_ADAMW);
+    toy_reference(spec, 2, want);
+    fixture_start(&daemons, 2, NULL);
+    shd_session *first = attach(PATIENT_MS), *second = attach(PATIENT_MS);
+    struct overtaken o = { .other = open_toy(first, spec), .toy = { .fail_micro = -1 } };
+    o.toy.m = open_toy(second, spec);
+    const struct shd_compute compute = { &o, forward_overtaken, backward_overtaken, NULL, NULL };
+    const struct shd_update update = toy_update(0);
+    struct shd_result result;
+    EXPECT_OK(shd_run_step(o.toy.m, (const uint32_t[]){ 1, 3 }, 2, &compute, &update, &result, &e),
+              &e);
+    EXPECT(o.done);
+    EXPECT_EQ(result.step, 0);
+    EXPECT_EQ(shd_step(o.toy.m), 1);
+    EXPECT_OK(toy_step(o.toy.m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    EXPECT_OK(shd_digest(o.toy.m, got, NULL, &e), &e);
+    EXPECT_STR(got, want);
+    shd_close(first);
+    shd_close(second);
+    fixture_stop(&daemons);
+}
+
+/* -- Mapping ------------------------------------------------------------------------------------
+ */
+
+/* Each unit is one array although three daemons own it: initial values are those of one owner. */
+TEST(units_are_contiguous_over_owners)
+{
+    const char *spec = toy_spec("f32", TOY_ADAMW);
+    struct shd_err e = { 0 };
+    shd_session *one;
+    const struct shd_options options = { .size = sizeof options, .address = "local:" };
+    fixture_start(&daemons, 3, NULL); /* it forks: before the first thread */
+    EXPECT_OK(shd_connect(&options, &one, &e), &e);
+    shd_model *reference = open_toy(one, spec);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, spec);
+    for (uint32_t t = 0; t < shd_tensors(m); t++) {
+        struct shd_tensor tensor;
+        const void *a, *b;
+        shd_tensor_get(m, t, &tensor);
+        EXPECT_OK(shd_acquire(m, tensor.unit, &a, &e), &e);
+        EXPECT_OK(shd_acquire(reference, tensor.unit, &b, &e), &e);
+        EXPECT(memcmp((const float *)a + tensor.offset_elems,
+                      (const float *)b + tensor.offset_elems, tensor.elems * sizeof(float)) == 0);
+    }
+    shd_close(s);
+    shd_close(one);
+    fixture_stop(&daemons);
+}
+
+TEST(fifty_attaches_leak_nothing_on_either_side)
+{
+    fixture_start(&daemons, 2, NULL);
+    int own_fds = 0, own_maps = 0, fds = 0, maps = 0;
+    for (int i = 0; i < 50; i++) {
+        struct shd_err e = { 0 };
+        shd_session *s = attach(PATIENT_MS);
+        shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+        if (i % 10 == 0)
+            EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+        shd_close(s);
+        if (i > 0)
+            continue;
+        sleep_ms(200);
+        own_fds = count_fds(getpid());
+        own_maps = count_segment_maps(getpid());
+        fds = count_fds(daemons.pids[0]);
+        maps = count_segment_maps(daemons.pids[0]);
+    }
+    EXPECT_EQ(count_fds(getpid()), own_fds);
+    EXPECT_EQ(count_segment_maps(getpid()), own_maps);
+    EXPECT_EQ(own_maps, 0);
+    expect_daemon_idle(daemons.pids[0], fds, maps);
+    fixture_stop(&daemons);
+}
+
+TEST(attach_by_name_reads_and_trains)
+{
+    char want[65], got[65];
+    struct shd_err e = { 0 };
+    shd_model *m;
+    toy_reference(toy_spec("f32", TOY_ADAMW), 2, want);
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    EXPECT_STATUS(shd_model_attach(s, NULL, &m, &e), SHD_ENOENT);
+    EXPECT_STATUS(shd_model_attach(s, "toy", &m, &e), SHD_ENOENT);
+    EXPECT_HAS(e.text, "toy");
+    shd_model *first = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    EXPECT_OK(toy_step(first, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    shd_session *other = attach(PATIENT_MS);
+    EXPECT_OK(shd_model_attach(other, NULL, &m, &e), &e);
+    EXPECT_STR(shd_model_name(m), "toy");
+    EXPECT_EQ(shd_step(m), 1);
+    EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e); /* slots made on demand */
+    digest_of(m, got);
+    EXPECT_STR(got, want);
+    shd_close(other);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST(blob_status_and_skip)
+{
+    struct shd_err e = { 0 };
+    char buf[64], *json;
+    size_t bytes;
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    struct shd_update update = toy_update(0);
+    update.blob = "position";
+    update.blob_bytes = 8;
+    for (uint32_t micro = 0; micro < TOY_MICROS; micro++)
+        for (uint32_t u = 0; u < shd_units(m); u++)
+            if (u == 1 && micro == 1) {
+                float *grad;
+                EXPECT_OK(shd_grad(m, micro, u, &grad, &e), &e);
+                for (uint32_t i = 0; i < 4099; i++)
+                    grad[i] = i == 4000 ? (float)NAN : 0;
+                EXPECT_OK(shd_return(m, micro, u, &e), &e);
+            } else {
+                EXPECT_OK(shd_return_none(m, micro, u, &e), &e);
+            }
+    struct shd_result result;
+    EXPECT_OK(shd_commit(m, &update, &result, &e), &e);
+    EXPECT(result.skipped && isinf(result.grad_norm));
+    EXPECT_EQ(shd_step(m), 1);
+    EXPECT_OK(shd_blob(m, buf, sizeof buf, &bytes, &e), &e);
+    EXPECT(bytes == 8 && memcmp(buf, "position", 8) == 0);
+    EXPECT_STATUS(shd_blob(m, buf, 4, &bytes, &e), SHD_ERANGE);
+    EXPECT_OK(shd_status(s, 1, &json, &e), &e);
+    EXPECT_HAS(json, "cpu1");
+    free(json);
+    EXPECT_STATUS(shd_status(s, 2, &json, &e), SHD_ERANGE);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* Two models in one session take turns; each comes out as if it were alone. */
+TEST(models_of_one_session_do_not_mix)
+{
+    const char *other = "{ \"name\": \"other\", \"micro_batches\": 4, \"optimizer\": {"
+                        " \"kind\": \"lion\" }, \"units\": [ { \"name\": \"u\", \"tensors\": ["
+                        " { \"name\": \"w\", \"shape\": [9000], \"init\": [\"normal\", 0, 1] } ] },"
+                        " { \"name\": \"v\", \"uses\": [\"u\"], \"tensors\": ["
+                        " { \"name\": \"x\", \"shape\": [77] } ] } ] }";
+    char want_toy[65], want_other[65], got[65];
+    struct shd_err e = { 0 };
+    toy_reference(toy_spec("f32", TOY_ADAMW), 3, want_toy);
+    toy_reference(other, 3, want_other);
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *a = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    shd_model *b = open_toy(s, other);
+    for (int k = 0; k < 3; k++) {
+        EXPECT_OK(toy_step(a, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+        EXPECT_OK(toy_step(b, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    }
+    digest_of(a, got);
+    EXPECT_STR(got, want_toy);
+    digest_of(b, got);
+    EXPECT_STR(got, want_other);
+    shd_model_close(a); /* b goes on */
+    EXPECT_OK(toy_step(b, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    EXPECT_EQ(shd_step(b), 4);
+    shd_close(s);
+    s = attach(PATIENT_MS);
+    EXPECT_STATUS(shd_model_attach(s, NULL, &a, &e), SHD_ENOENT); /* which one? */
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+static int allocations;
+
+static int count_allocations(enum sys_kind kind)
+{
+    allocations += kind == SYS_ALLOC || kind == SYS_MAP;
+    return 0;
+}
+
+TEST(steady_state_allocates_and_maps_nothing)
+{
+    struct shd_err e = { 0 };
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    sys_fault = count_allocations;
+    for (int i = 0; i < 3; i++)
+        EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    sys_fault = NULL;
+    EXPECT_EQ(allocations, 0);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST_MAIN()

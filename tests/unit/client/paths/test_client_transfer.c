@@ -1,0 +1,326 @@
+/* The transfer thread, with owners that are threads of this test: boards and pages in memory. */
+#include <pthread.h>
+#include <semaphore.h>
+#include <time.h>
+
+#include "client/paths/transfer.h"
+#include "kernels/kern.h"
+#include "proto/base/check.h"
+#include "tests/lib/test.h"
+
+#define OWNERS 3u
+#define PIECE  4096u
+#define S      UINT64_C(1000000000)
+
+struct owners {
+    _Alignas(64) uint8_t boards[OWNERS][1024];
+    uint8_t publish[OWNERS * PIECE], slot[OWNERS * PIECE];
+    struct transfer_piece pieces[OWNERS];
+};
+
+static struct owners o;
+
+static struct board *board_of(uint32_t owner)
+{
+    return (struct board *)(void *)o.boards[owner];
+}
+
+static void reset(void)
+{
+    memset(&o, 0, sizeof o);
+    CHECK(board_bytes(2) <= sizeof o.boards[0]);
+    for (uint32_t i = 0; i < OWNERS; i++) {
+        board_init(board_of(i), 2);
+        o.pieces[i] = (struct transfer_piece){ .board = board_of(i),
+                                               .from = o.publish + i * PIECE,
+                                               .offset_bytes = i * PIECE,
+                                               .bytes = PIECE };
+    }
+}
+
+static struct transfer_job job_of(uint32_t unit, uint64_t step)
+{
+    return (struct transfer_job){
+        .to = o.slot, .pieces = o.pieces, .piece_count = OWNERS, .unit = unit, .step = step
+    };
+}
+
+static void publish(uint32_t owner, uint32_t unit, uint64_t version)
+{
+    memset(o.publish + owner * PIECE, (int)(version + owner + 1), PIECE);
+    board_publish(board_of(owner), unit, version);
+}
+
+static struct transfer *start(uint64_t delay_ns)
+{
+    struct shd_err e = { 0 };
+    struct transfer *t;
+    EXPECT_OK(transfer_new(delay_ns, &t, &e), &e);
+    return t;
+}
+
+static void *publish_late(void *ctx)
+{
+    (void)ctx;
+    for (uint32_t i = OWNERS; i-- > 0;) {
+        nanosleep(&(struct timespec){ .tv_nsec = 3000000 }, NULL);
+        publish(i, 1, 7);
+    }
+    return NULL;
+}
+
+TEST(copies_each_owners_slice_once_it_is_published)
+{
+    pthread_t late;
+    reset();
+    struct transfer *t = start(0);
+    struct transfer_job job = job_of(1, 7);
+    o.pieces[1].bytes = 0; /* this owner has no part of the unit */
+    transfer_start(t, &job);
+    EXPECT(!transfer_wait(t, &job, 0));
+    EXPECT_EQ(pthread_create(&late, NULL, publish_late, NULL), 0);
+    EXPECT(transfer_wait(t, &job, 10 * S));
+    pthread_join(late, NULL);
+    EXPECT_EQ(job.status, SHD_OK);
+    EXPECT_EQ(job.bytes_copied, 2 * PIECE);
+    EXPECT(o.slot[0] == 8 && o.slot[PIECE] == 0 && o.slot[3 * PIECE - 1] == 10);
+    transfer_free(t);
+}
+
+TEST(a_step_that_is_over_is_said_so)
+{
+    reset();
+    struct transfer *t = start(0);
+    publish(0, 0, 3);
+    publish(1, 0, 4);
+    struct transfer_job job = job_of(0, 3);
+    transfer_start(t, &job);
+    EXPECT(transfer_wait(t, &job, 10 * S));
+    EXPECT_EQ(job.status, SHD_ESTEP);
+    EXPECT(job.piece == 1 && job.version == 4);
+    transfer_free(t);
+}
+
+TEST(jobs_run_in_order_and_each_is_delayed)
+{
+    struct transfer_job jobs[3];
+    reset();
+    for (uint32_t i = 0; i < OWNERS; i++)
+        publish(i, 0, 1);
+    struct transfer *t = start(5000000);
+    const uint64_t begin_ns = test_now_ns();
+    for (int i = 0; i < 3; i++) {
+        jobs[i] = job_of(0, 1);
+        transfer_start(t, &jobs[i]);
+    }
+    EXPECT(transfer_wait(t, &jobs[2], 10 * S));
+    EXPECT(test_now_ns() - begin_ns >= 15000000);
+    EXPECT(transfer_wait(t, &jobs[0], 0) && transfer_wait(t, &jobs[1], 0));
+    transfer_free(t);
+}
+
+/* Waiting on a board, in the queue behind it, in a delay, done: wherever a job is. */
+TEST(jobs_are_taken_back_wherever_they_are)
+{
+    struct transfer_job stuck, queued, done;
+    reset();
+    struct transfer *t = start(0);
+    for (uint64_t round = 0; round < 20; round++) {
+        stuck = job_of(1, 9);
+        queued = done = job_of(0, 1);
+        transfer_start(t, &stuck);
+        transfer_start(t, &queued);
+        transfer_start(t, &done);
+        EXPECT(!transfer_wait(t, &stuck, round % 2 * UINT64_C(1000000)));
+        transfer_cancel(t, &queued);
+        EXPECT_EQ(queued.state, TRANSFER_IDLE);
+        transfer_cancel(t, &stuck);
+        EXPECT_EQ(stuck.state, TRANSFER_IDLE);
+        for (uint32_t i = 0; i < OWNERS; i++)
+            publish(i, 0, 1);
+        EXPECT(transfer_wait(t, &done, 10 * S));
+        EXPECT_EQ(done.status, SHD_OK);
+        transfer_cancel(t, &done);
+        EXPECT_EQ(done.state, TRANSFER_IDLE);
+        transfer_start(t, &queued); /* and again */
+        EXPECT(transfer_wait(t, &queued, 10 * S));
+    }
+    transfer_free(t);
+}
+
+TEST(a_delay_is_broken_off_and_the_end_does_not_wait)
+{
+    reset();
+    for (uint32_t i = 0; i < OWNERS; i++)
+        publish(i, 0, 1);
+    struct transfer *t = start(20 * S);
+    struct transfer_job job = job_of(0, 1), next = job_of(0, 1), stuck = job_of(1, 1);
+    const uint64_t begin_ns = test_now_ns();
+    transfer_start(t, &job);
+    EXPECT(!transfer_wait(t, &job, 20000000)); /* copied, in its delay */
+    transfer_cancel(t, &job);
+    transfer_start(t, &next);
+    transfer_start(t, &stuck);
+    transfer_free(t);
+    EXPECT(test_now_ns() - begin_ns < 10 * S);
+    transfer_free(NULL);
+}
+
+/* -- Copies by a GPU --------------------------------------------------------------------------- */
+
+/* A device that copies when it is told to. */
+static struct {
+    struct kern kern; /* first */
+    pthread_mutex_t lock;
+    struct kern_copy copies[OWNERS];
+    struct kern_done *done[OWNERS];
+    uint32_t count;
+    int status; /* of queueing */
+} gpu = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+static int gpu_copy(struct kern *k, const struct kern_copy *a, struct kern_done *done,
+                    struct shd_err *e)
+{
+    CHECK(k == &gpu.kern);
+    pthread_mutex_lock(&gpu.lock);
+    const int r = gpu.status == SHD_OK ? SHD_OK : err_set(e, gpu.status, "no copies today");
+    CHECK(gpu.count < OWNERS);
+    if (r == SHD_OK) {
+        gpu.copies[gpu.count] = *a;
+        gpu.done[gpu.count++] = done;
+    }
+    pthread_mutex_unlock(&gpu.lock);
+    return r;
+}
+
+static uint32_t gpu_queued(void)
+{
+    pthread_mutex_lock(&gpu.lock);
+    const uint32_t count = gpu.count;
+    pthread_mutex_unlock(&gpu.lock);
+    return count;
+}
+
+static void gpu_await(uint32_t count)
+{
+    for (int i = 0; i < 5000 && gpu_queued() < count; i++)
+        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+    EXPECT_EQ(gpu_queued(), count);
+}
+
+/* All that is queued; the last one ends with this status. */
+static void gpu_finish(int status)
+{
+    pthread_mutex_lock(&gpu.lock);
+    const uint32_t count = gpu.count;
+    gpu.count = 0;
+    pthread_mutex_unlock(&gpu.lock);
+    for (uint32_t i = 0; i < count; i++) {
+        memcpy(gpu.copies[i].to, gpu.copies[i].from, gpu.copies[i].bytes);
+        gpu.done[i]->fn(gpu.done[i], i + 1 == count ? status : SHD_OK);
+    }
+}
+
+static bool gpu_failed(struct kern *k, struct shd_err *ret_why)
+{
+    (void)k;
+    err_set(ret_why, SHD_EIO, "a planted failure");
+    return true;
+}
+
+static void reset_gpu(void)
+{
+    static struct kern_ops ops;
+    ops = (struct kern_ops){ .copy = gpu_copy, .failed = gpu_failed };
+    gpu.kern.ops = &ops;
+    gpu.count = 0;
+    gpu.status = SHD_OK;
+    reset();
+    for (uint32_t i = 0; i < OWNERS; i++)
+        o.pieces[i].gpu = &gpu.kern;
+}
+
+TEST(copies_of_a_gpu_are_in_flight_together)
+{
+    reset_gpu();
+    struct transfer *t = start(0);
+    struct transfer_job job = job_of(0, 1);
+    for (uint32_t i = 0; i < OWNERS; i++)
+        publish(i, 0, 1);
+    o.pieces[1].gpu = NULL; /* in the midst, one of the host's */
+    transfer_start(t, &job);
+    gpu_await(2);
+    EXPECT(!transfer_wait(t, &job, 20000000));
+    gpu_finish(SHD_OK);
+    EXPECT(transfer_wait(t, &job, 10 * S));
+    EXPECT_EQ(job.status, SHD_OK);
+    EXPECT_EQ(job.bytes_copied, OWNERS * PIECE);
+    EXPECT(memcmp(o.slot, o.publish, sizeof o.slot) == 0);
+    transfer_free(t);
+}
+
+static sem_t held, let_go;
+
+/* One thread from hold to go: it is a lock. */
+static void *hold_it(void *ctx)
+{
+    transfer_hold(ctx);
+    sem_post(&held);
+    sem_wait(&let_go);
+    transfer_go(ctx);
+    return NULL;
+}
+
+/* Held while one is in flight: only once it has landed. Held before: none begins. Nor is anything
+ * in flight while the thread waits for an owner: that one may be who is to be mapped anew. */
+TEST(a_hold_waits_for_copies_and_keeps_others_from_beginning)
+{
+    pthread_t holder;
+    reset_gpu();
+    struct transfer *t = start(0);
+    struct transfer_job job = job_of(0, 1);
+    publish(0, 0, 1);
+    transfer_start(t, &job); /* one is published, for the next it will wait */
+    gpu_await(1);
+    EXPECT(sem_init(&held, 0, 0) == 0 && sem_init(&let_go, 0, 0) == 0);
+    EXPECT_EQ(pthread_create(&holder, NULL, hold_it, t), 0);
+    nanosleep(&(struct timespec){ .tv_nsec = 20000000 }, NULL);
+    EXPECT(sem_trywait(&held) != 0);
+    gpu_finish(SHD_OK);
+    sem_wait(&held); /* though the job is not done */
+    publish(1, 0, 1);
+    publish(2, 0, 1);
+    nanosleep(&(struct timespec){ .tv_nsec = 20000000 }, NULL);
+    EXPECT_EQ(gpu_queued(), 0);
+    sem_post(&let_go);
+    pthread_join(holder, NULL);
+    gpu_await(2);
+    gpu_finish(SHD_OK);
+    EXPECT(transfer_wait(t, &job, 10 * S));
+    EXPECT(memcmp(o.slot, o.publish, sizeof o.slot) == 0);
+    transfer_free(t);
+}
+
+TEST(a_copy_that_fails_ends_its_job)
+{
+    reset_gpu();
+    struct transfer *t = start(0);
+    struct transfer_job job = job_of(0, 1);
+    for (uint32_t i = 0; i < OWNERS; i++)
+        publish(i, 0, 1);
+    transfer_start(t, &job);
+    gpu_await(OWNERS);
+    gpu_finish(SHD_EIO);
+    EXPECT(transfer_wait(t, &job, 10 * S));
+    EXPECT_EQ(job.status, SHD_EIO);
+    EXPECT(strstr(job.why.text, "a planted failure") != NULL);
+    gpu.status = SHD_ENOMEM;
+    transfer_cancel(t, &job);
+    transfer_start(t, &job);
+    EXPECT(transfer_wait(t, &job, 10 * S));
+    EXPECT_EQ(job.status, SHD_ENOMEM);
+    EXPECT_STR(job.why.text, "no copies today");
+    transfer_free(t);
+}
+
+TEST_MAIN()

@@ -1,0 +1,392 @@
+/* The client's protocol core against modelled owners, as data: any order of replies, connections
+ * lost at any point, replies repeated, several workers at once, workers that die in their commit.
+ */
+#include "client/paths/turn.h"
+#include "proto/base/check.h"
+#include "tests/lib/test.h"
+
+#define OWNERS_MAX  5u
+#define WORKERS_MAX 3u
+#define STEPS       6u
+
+/* An owner as daemon/core/step.c has it: the record of the last sealed step, and what was decided.
+ */
+struct owner {
+    uint64_t open; /* steps below it are committed */
+    struct wire_prepared record;
+    struct wire_decision decided[STEPS];
+};
+
+static void seal(struct owner *o, uint32_t index, uint64_t step)
+{
+    if (o->open != step || o->record.step == step)
+        return;
+    o->record = (struct wire_prepared){ .step = step, .finite = true, .metric_count = 1 };
+    o->record.metrics[0] = (double)step + 0.5;
+    fixsum_init(&o->record.sum);
+    fixsum_add(&o->record.sum, (double)(step + 1) * (index + 1));
+    fixsum_carry(&o->record.sum);
+}
+
+static struct wire_prepared prepare(const struct owner *o, uint64_t step)
+{
+    if (step == o->record.step)
+        return o->record;
+    CHECK(step < o->record.step);
+    return (struct wire_prepared){ .step = step, .over = true };
+}
+
+static struct wire_committed commit(struct owner *o, uint64_t step,
+                                    const struct wire_decision *decision)
+{
+    if (step < o->record.step)
+        return (struct wire_committed){ .step = step, .over = true };
+    CHECK(step == o->record.step);
+    if (!o->record.has_decision) {
+        o->record.has_decision = true;
+        o->record.decision = o->decided[step] = *decision;
+        o->open = step + 1;
+    }
+    return (struct wire_committed){ .step = step, .decision = o->record.decision };
+}
+
+static void owners_init(struct owner *owners, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        owners[i] = (struct owner){ .record = { .step = UINT64_MAX } };
+}
+
+static struct turn_update update_of(uint64_t step, double lr)
+{
+    return (struct turn_update){
+        .args = { .micro_batches = 2, .lr = lr / (double)(step + 1), .clip_norm = 1 }
+    };
+}
+
+struct memory {
+    _Alignas(16) uint8_t bytes[8192];
+};
+
+static struct turn *turn_in(struct memory *memory, uint32_t owners)
+{
+    CHECK(turn_bytes(owners) <= sizeof memory->bytes);
+    return turn_init(memory->bytes, owners);
+}
+
+/* Ask and answer everything in order; stop after `commits` commits. */
+static int run(struct turn *t, struct owner *owners, uint32_t commits, struct shd_err *e)
+{
+    uint32_t owner;
+    enum turn_kind kind;
+    int r = SHD_OK;
+    while (r == SHD_OK && turn_next(t, &owner, &kind)) {
+        if (kind == TURN_COMMIT && commits-- == 0)
+            return SHD_OK;
+        turn_asked(t, owner, kind);
+        if (kind == TURN_PREPARE) {
+            const struct wire_prepared p = prepare(&owners[owner], turn_step(t));
+            r = turn_prepared(t, owner, &p, e);
+        } else {
+            const struct wire_committed c = commit(&owners[owner], turn_step(t), turn_decision(t));
+            r = turn_committed(t, owner, &c, e);
+        }
+    }
+    return r;
+}
+
+static void seal_all(struct owner *owners, uint32_t count, uint64_t step)
+{
+    for (uint32_t i = 0; i < count; i++)
+        seal(&owners[i], i, step);
+}
+
+TEST(all_owners_get_one_decision)
+{
+    static struct memory memory;
+    struct owner owners[3];
+    struct shd_err e = { 0 };
+    struct turn *t = turn_in(&memory, 3);
+    owners_init(owners, 3);
+    for (uint64_t step = 0; step < STEPS; step++) {
+        const struct turn_update update = update_of(step, 0.5);
+        seal_all(owners, 3, step);
+        turn_begin(t, step, &update);
+        EXPECT_EQ(turn_state(t), TURN_PREPARING);
+        EXPECT_OK(run(t, owners, UINT32_MAX, &e), &e);
+        EXPECT_EQ(turn_state(t), TURN_DONE);
+        const struct decided d = turn_decided(t);
+        EXPECT(!d.over && d.metrics[0] == (double)step + 0.5 && d.decision.lr == update.args.lr);
+        for (int i = 0; i < 3; i++)
+            EXPECT(decision_equal(&owners[i].decided[step], &d.decision));
+    }
+}
+
+TEST(recorded_decision_is_passed_on_by_the_next_worker)
+{
+    for (uint32_t commits = 0; commits <= 3; commits++) {
+        static struct memory first, second;
+        struct owner owners[3];
+        struct shd_err e = { 0 };
+        struct turn *dead = turn_in(&first, 3), *next = turn_in(&second, 3);
+        const struct turn_update one = update_of(0, 1), two = update_of(0, 2);
+        owners_init(owners, 3);
+        seal_all(owners, 3, 0);
+        turn_begin(dead, 0, &one);
+        EXPECT_OK(run(dead, owners, commits, &e), &e);
+        turn_begin(next, 0, &two);
+        EXPECT_OK(run(next, owners, UINT32_MAX, &e), &e);
+        EXPECT_EQ(turn_state(next), TURN_DONE);
+        for (int i = 0; i < 3; i++)
+            EXPECT(owners[i].decided[0].lr == (commits > 0 ? one.args.lr : two.args.lr));
+    }
+}
+
+/* It was prepared before the other worker committed: Committed tells it first. */
+TEST(decision_learned_from_a_commit_is_passed_on)
+{
+    static struct memory memory;
+    struct owner owners[2];
+    struct shd_err e = { 0 };
+    struct turn *t = turn_in(&memory, 2);
+    const struct turn_update update = update_of(0, 1);
+    const struct wire_decision other = { .scale = 0.25f, .lr = 7 };
+    owners_init(owners, 2);
+    seal_all(owners, 2, 0);
+    turn_begin(t, 0, &update);
+    EXPECT_OK(run(t, owners, 0, &e), &e);
+    commit(&owners[0], 0, &other);
+    EXPECT_OK(run(t, owners, UINT32_MAX, &e), &e);
+    EXPECT_EQ(turn_state(t), TURN_DONE);
+    EXPECT(decision_equal(&owners[1].decided[0], &other));
+    EXPECT(turn_decided(t).decision.lr == 7);
+}
+
+TEST(settling_derives_nothing)
+{
+    static struct memory memory;
+    struct owner owners[2];
+    struct shd_err e = { 0 };
+    struct turn *t = turn_in(&memory, 2);
+    struct turn_update update = update_of(0, 1);
+    const struct wire_decision other = { .scale = 0.25f, .lr = 7 };
+    update.recorded_only = true;
+    owners_init(owners, 2);
+    seal_all(owners, 2, 0);
+    turn_begin(t, 0, &update);
+    EXPECT_STATUS(run(t, owners, UINT32_MAX, &e), SHD_EINTERNAL);
+    EXPECT_HAS(e.text, "decision of step 0 on record");
+    EXPECT_EQ(owners[0].open + owners[1].open, 0);
+    commit(&owners[1], 0, &other);
+    turn_begin(t, 0, &update);
+    EXPECT_OK(run(t, owners, UINT32_MAX, &e), &e);
+    EXPECT(decision_equal(&owners[0].decided[0], &other));
+}
+
+TEST(over_ends_the_turn_wherever_it_comes)
+{
+    static struct memory memory;
+    struct shd_err e = { 0 };
+    struct turn *t = turn_in(&memory, 2);
+    const struct turn_update update = update_of(3, 1);
+    const struct wire_prepared over = { .step = 3, .over = true };
+    const struct wire_prepared fine = { .step = 3, .finite = true };
+    const struct wire_committed committed_over = { .step = 3, .over = true };
+    uint32_t owner;
+    enum turn_kind kind;
+    turn_begin(t, 3, &update);
+    EXPECT_OK(turn_prepared(t, 1, &over, &e), &e);
+    EXPECT(turn_state(t) == TURN_OVER && turn_decided(t).over);
+    EXPECT(!turn_next(t, &owner, &kind));
+    EXPECT_OK(turn_prepared(t, 0, &fine, &e), &e); /* late: dropped */
+    turn_begin(t, 3, &update);
+    EXPECT_OK(turn_prepared(t, 1, &fine, &e), &e);
+    EXPECT_OK(turn_prepared(t, 0, &fine, &e), &e);
+    EXPECT_EQ(turn_state(t), TURN_COMMITTING);
+    EXPECT_OK(turn_committed(t, 0, &committed_over, &e), &e);
+    EXPECT(turn_state(t) == TURN_OVER && turn_decided(t).over);
+}
+
+TEST(contradictions_are_internal_errors)
+{
+    static struct memory memory;
+    struct shd_err e = { 0 };
+    struct turn *t = turn_in(&memory, 2);
+    const struct turn_update update = update_of(0, 1);
+    const struct wire_prepared fine = { .finite = true };
+    struct wire_prepared other = fine;
+    struct wire_committed committed = { .decision = { .scale = 1, .lr = 1 } };
+    struct wire_prepared decided = fine;
+    decided.has_decision = other.has_decision = true;
+    decided.decision.lr = 1;
+    other.decision.lr = 2;
+    turn_begin(t, 0, &update);
+    EXPECT_OK(turn_prepared(t, 0, &decided, &e), &e);
+    EXPECT_STATUS(turn_prepared(t, 1, &other, &e), SHD_EINTERNAL);
+    turn_begin(t, 0, &update);
+    EXPECT_OK(turn_prepared(t, 0, &fine, &e), &e);
+    EXPECT_OK(turn_prepared(t, 1, &fine, &e), &e);
+    EXPECT_OK(turn_committed(t, 1, &committed, &e), &e);
+    committed.decision.lr = 2;
+    EXPECT_STATUS(turn_committed(t, 0, &committed, &e), SHD_EINTERNAL);
+    EXPECT_HAS(e.text, "owner 0 applies step 0 with scale 1 and rate 2, owner 1 with 1 and 1");
+    other = fine;
+    other.step = 9;
+    turn_begin(t, 0, &update);
+    EXPECT_STATUS(turn_prepared(t, 0, &other, &e), SHD_EPROTO);
+    EXPECT_HAS(e.text, "owner 0 prepared step 9, asked for was step 0");
+}
+
+/* -- At random --------------------------------------------------------------------------------- */
+
+struct worker {
+    struct memory memory;
+    struct turn *turn;
+    uint64_t step;
+    bool asked[OWNERS_MAX];
+    enum turn_kind kind[OWNERS_MAX];
+    struct wire_prepared last_prepared[OWNERS_MAX]; /* to be repeated */
+    struct wire_committed last_committed[OWNERS_MAX];
+    bool has_prepared[OWNERS_MAX], has_committed[OWNERS_MAX];
+    uint64_t overs;
+};
+
+struct world {
+    uint64_t seed;
+    uint32_t owners, workers;
+    struct owner owner[OWNERS_MAX];
+    struct worker worker[WORKERS_MAX];
+};
+
+static uint32_t pick(struct world *w, uint32_t below)
+{
+    return (uint32_t)(test_random(&w->seed) >> 33) % below;
+}
+
+static void worker_begin(struct world *w, struct worker *k)
+{
+    const struct turn_update update = update_of(k->step, 0.5);
+    memset(k->asked, 0, sizeof k->asked);
+    memset(k->has_prepared, 0, sizeof k->has_prepared);
+    memset(k->has_committed, 0, sizeof k->has_committed);
+    if (k->step == STEPS)
+        return;
+    seal_all(w->owner, w->owners, k->step); /* it returns its gradients */
+    turn_begin(k->turn, k->step, &update);
+}
+
+static void worker_ask(struct worker *k)
+{
+    uint32_t owner;
+    enum turn_kind kind;
+    if (!turn_next(k->turn, &owner, &kind))
+        return;
+    turn_asked(k->turn, owner, kind);
+    k->asked[owner] = true;
+    k->kind[owner] = kind;
+}
+
+/* The owner handles what the worker asked; its answer arrives or is lost. */
+static void worker_answer(struct world *w, struct worker *k, uint32_t i, bool arrives)
+{
+    struct shd_err e = { 0 };
+    if (!k->asked[i])
+        return;
+    k->asked[i] = !arrives; /* else it is asked again, as the hub does it */
+    if (turn_state(k->turn) == TURN_OVER)
+        return;
+    if (k->kind[i] == TURN_PREPARE) {
+        k->last_prepared[i] = prepare(&w->owner[i], k->step);
+        k->has_prepared[i] = true;
+        if (arrives)
+            EXPECT_OK(turn_prepared(k->turn, i, &k->last_prepared[i], &e), &e);
+    } else {
+        k->last_committed[i] = commit(&w->owner[i], k->step, turn_decision(k->turn));
+        k->has_committed[i] = true;
+        if (arrives)
+            EXPECT_OK(turn_committed(k->turn, i, &k->last_committed[i], &e), &e);
+    }
+}
+
+static void worker_repeat(struct worker *k, uint32_t i)
+{
+    struct shd_err e = { 0 };
+    if (k->has_prepared[i] && !k->asked[i])
+        EXPECT_OK(turn_prepared(k->turn, i, &k->last_prepared[i], &e), &e);
+    if (k->has_committed[i] && !k->asked[i])
+        EXPECT_OK(turn_committed(k->turn, i, &k->last_committed[i], &e), &e);
+}
+
+static void worker_move_on(struct world *w, struct worker *k)
+{
+    const enum turn_state state = turn_state(k->turn);
+    if (state != TURN_DONE && state != TURN_OVER)
+        return;
+    if (state == TURN_DONE) /* whoever says done is right */
+        for (uint32_t i = 0; i < w->owners; i++)
+            EXPECT(w->owner[i].open > k->step);
+    k->overs += state == TURN_OVER;
+    k->step++;
+    worker_begin(w, k);
+}
+
+static void world_event(struct world *w)
+{
+    struct worker *k = &w->worker[pick(w, w->workers)];
+    const uint32_t owner = pick(w, w->owners), what = pick(w, 100);
+    if (k->step == STEPS)
+        return;
+    if (what < 45)
+        worker_ask(k);
+    else if (what < 80)
+        worker_answer(w, k, owner, /* arrives= */ true);
+    else if (what < 88)
+        worker_answer(w, k, owner, /* arrives= */ false);
+    else if (what < 98)
+        worker_repeat(k, owner);
+    else if (what < 99) /* it dies; its successor begins the step again */
+        worker_begin(w, k);
+    worker_move_on(w, k);
+}
+
+static bool world_done(const struct world *w)
+{
+    for (uint32_t i = 0; i < w->workers; i++)
+        if (w->worker[i].step < STEPS)
+            return false;
+    return true;
+}
+
+static uint64_t world_run(uint64_t seed)
+{
+    static struct world w;
+    uint64_t overs = 0;
+    w = (struct world){ .seed = seed };
+    w.owners = 1 + pick(&w, OWNERS_MAX);
+    w.workers = 1 + pick(&w, WORKERS_MAX);
+    owners_init(w.owner, w.owners);
+    for (uint32_t i = 0; i < w.workers; i++) {
+        w.worker[i].turn = turn_in(&w.worker[i].memory, w.owners);
+        worker_begin(&w, &w.worker[i]);
+    }
+    for (uint32_t events = 0; !world_done(&w); events++) {
+        if (events > 1000000)
+            FAIL("seed %" PRIu64 " does not end", seed);
+        world_event(&w);
+    }
+    for (uint32_t i = 0; i < w.owners; i++)
+        for (uint32_t step = 0; step < STEPS; step++)
+            EXPECT(decision_equal(&w.owner[i].decided[step], &w.owner[0].decided[step]));
+    for (uint32_t i = 0; i < w.workers; i++)
+        overs += w.worker[i].overs;
+    return overs;
+}
+
+TEST(random_orders_losses_and_repeats_end_in_one_decision)
+{
+    uint64_t overs = 0;
+    for (uint64_t seed = 1; seed <= 2000; seed++)
+        overs += world_run(seed * UINT64_C(0x9E3779B97F4A7C15));
+    EXPECT(overs > 0); /* late workers did occur */
+}
+
+TEST_MAIN()

@@ -1,0 +1,145 @@
+/* What the daemon logs: the form of a line, and how many of them. In children, since what stderr is
+ * is looked up once. */
+#include "daemon/base/log.h"
+
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "proto/base/check.h"
+#include "tests/lib/test.h"
+
+static char out[1 << 20]; /* what the last child wrote to stderr */
+
+/* Run fn in a child with a pipe as stderr, which JOURNAL_STREAM names or does not. */
+static void run_child(void (*fn)(void), bool journal)
+{
+    int ends[2], status;
+    size_t used = 0;
+    ssize_t n;
+    CHECK(pipe(ends) == 0);
+    fflush(NULL);
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        char stream[64];
+        struct stat st;
+        CHECK(dup2(ends[1], STDERR_FILENO) >= 0 && fstat(STDERR_FILENO, &st) == 0);
+        close(ends[0]);
+        close(ends[1]);
+        snprintf(stream, sizeof stream, "%llu:%llu", (unsigned long long)st.st_dev,
+                 (unsigned long long)st.st_ino + !journal); /* inherited by who is not there */
+        setenv("JOURNAL_STREAM", stream, 1);
+        fn();
+        _exit(0);
+    }
+    close(ends[1]);
+    while ((n = read(ends[0], out + used, sizeof out - 1 - used)) > 0)
+        used += (size_t)n;
+    out[used] = '\0';
+    close(ends[0]);
+    CHECK(waitpid(pid, &status, 0) == pid);
+    EXPECT_EQ(status, 0);
+}
+
+static unsigned count_of(const char *part)
+{
+    unsigned count = 0;
+    for (const char *at = strstr(out, part); at != NULL; at = strstr(at + 1, part))
+        count++;
+    return count;
+}
+
+static void say_each(void)
+{
+    log_error("op=a n=%d", 1);
+    log_warn("op=b n=%d", 2);
+    log_info("op=c n=%d", 3);
+    log_debug("op=d n=%d", 4);
+}
+
+TEST(journal_gets_priorities_and_others_words)
+{
+    run_child(say_each, /* journal= */ true);
+    EXPECT_STR(out, "<3>op=a n=1\n<4>op=b n=2\n<6>op=c n=3\n");
+    run_child(say_each, /* journal= */ false);
+    EXPECT_STR(out, "error: op=a n=1\nwarn: op=b n=2\ninfo: op=c n=3\n");
+}
+
+static void say_forged(void)
+{
+    log_warn("op=hello name=%s", "x\n<0>op=forged\r\033[2J\177");
+}
+
+TEST(line_is_one_line_whatever_a_peer_calls_itself)
+{
+    run_child(say_forged, /* journal= */ true);
+    EXPECT_STR(out, "<4>op=hello name=x?<0>op=forged??[2J?\n");
+}
+
+static void flood(int lines)
+{
+    for (int i = 0; i < lines; i++)
+        log_warn("op=undecodable n=%d", i);
+}
+
+static void flood_and_end(void)
+{
+    flood(500);
+    CHECK(log_suppressed() == 480);
+    log_flush(/* all= */ true);
+    log_flush(/* all= */ true); /* once */
+}
+
+TEST(flood_is_held_back_and_counted_at_the_end)
+{
+    struct log_entry recent[LOG_ENTRIES];
+    run_child(flood_and_end, /* journal= */ true);
+    EXPECT_EQ(count_of("op=undecodable n="), 20);
+    EXPECT_HAS(out, "\n<4>op=undecodable suppressed=480 why=\"more than 20 like it in 5 s\"\n");
+    EXPECT_EQ(count_of("suppressed="), 1);
+    EXPECT_EQ(log_recent(recent), 0); /* a child's */
+}
+
+static void flood_and_go_on(void)
+{
+    flood(100);
+    log_info("op=early");
+    poll(NULL, 0, 5100);
+    log_info("op=late");
+    flood(1);
+}
+
+TEST(flood_that_is_over_is_told_with_the_next_line_of_any_place)
+{
+    run_child(flood_and_go_on, /* journal= */ false);
+    EXPECT_EQ(count_of("op=undecodable n="), 21);
+    EXPECT_EQ(count_of("suppressed="), 1);
+    EXPECT_HAS(out, "info: op=early\nwarn: op=undecodable suppressed=80 why=");
+    EXPECT_HAS(out, "\ninfo: op=late\n");
+}
+
+static void say_many_kinds(void)
+{
+    struct log_entry recent[LOG_ENTRIES];
+    for (int i = 0; i < 18; i++)
+        log_warn("op=kept n=%d", i);
+    log_info("op=not_kept");
+    CHECK(log_recent(recent) == LOG_ENTRIES);
+    CHECK(strcmp(recent[0].text, "op=kept n=2") == 0);
+    CHECK(strcmp(recent[LOG_ENTRIES - 1].text, "op=kept n=17") == 0);
+    log_set_level(LOG_LEVEL_ERROR);
+    log_warn("op=quiet");
+    CHECK(log_recent(recent) == LOG_ENTRIES);
+    CHECK(strcmp(recent[LOG_ENTRIES - 1].text, "op=quiet") == 0);
+}
+
+TEST(warnings_are_kept_for_the_status_also_when_not_written)
+{
+    run_child(say_many_kinds, /* journal= */ false);
+    EXPECT_EQ(count_of("op=kept"), 18);
+    EXPECT_EQ(count_of("op=quiet"), 0);
+}
+
+TEST_MAIN()

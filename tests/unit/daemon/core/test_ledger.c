@@ -1,0 +1,240 @@
+/* Ledgers as bytes: where the parts lie, and what is refused of one that was found. */
+#include "daemon/core/ledger.h"
+
+#include <stdlib.h>
+
+#include "daemon/core/step.h"
+#include "proto/base/check.h"
+#include "proto/spec/layout.h"
+#include "tests/lib/test.h"
+
+#define UNITS  3u
+#define MICROS 5u
+
+static struct ledger_shape shape_of(uint32_t units, uint32_t micros)
+{
+    return (struct ledger_shape){ .name = "model",
+                                  .spec = "{\"name\":\"model\"}",
+                                  .spec_bytes = 16,
+                                  .owner = 1,
+                                  .owners = 3,
+                                  .units = units,
+                                  .micros = micros,
+                                  .instance = 77,
+                                  .state_bytes = 4096,
+                                  .chunk_count = 9 };
+}
+
+static void *zeroed(uint64_t bytes)
+{
+    void *memory = aligned_alloc(128, bytes);
+    CHECK(memory != NULL);
+    return memset(memory, 0, bytes);
+}
+
+/* One after two commits, with every kind of word in it. bytes: of the segment. */
+static struct ledger make(uint64_t *ret_bytes)
+{
+    const struct ledger_shape shape = shape_of(UNITS, MICROS);
+    struct ledger l;
+    struct shd_err e;
+    CHECK(ledger_bytes(&shape, ret_bytes, &e) == SHD_OK);
+    ledger_init(&l, zeroed(*ret_bytes), &shape);
+    atomic_store(&l.head->ready, 1);
+    atomic_store(&l.head->commits, 2);
+    struct ledger_record *r = &l.head->record[0];
+    *r = (struct ledger_record){
+        .step = 1, .updates = 2, .finite = true, .metric_count = 1, .blob_bytes = 3
+    };
+    r->decision.scale = 0.5f;
+    for (uint32_t u = 0; u < UNITS; u++) {
+        atomic_store(&l.unit[u].version, u == 0 ? 2 : 1);
+        atomic_store(&l.unit[u].progress,
+                     u == 0 ? ledger_progress(2, true, 1) : ledger_progress(1, true, MICROS));
+    }
+    atomic_store(&l.cell[3], ledger_cell(2, LEDGER_CELL_SPILLED, SHD_BF16));
+    atomic_store(&l.cell[4], ledger_cell(2, LEDGER_CELL_NONE, 0));
+    atomic_store(&l.metrics[0].tag, ledger_metrics_tag(2, 4));
+    return l;
+}
+
+TEST(sizes_are_whole_pages_and_grow_with_each_count)
+{
+    struct ledger_shape s = shape_of(1, 1);
+    uint64_t bytes, more;
+    struct shd_err e;
+    EXPECT_OK(ledger_bytes(&s, &bytes, &e), &e);
+    EXPECT_EQ(bytes % SHD_PAGE_BYTES, 0);
+    EXPECT(bytes > 2 * LEDGER_BLOB_BYTES + kern_trail_bytes());
+    s.units = s.micros = 1000;
+    EXPECT_OK(ledger_bytes(&s, &more, &e), &e);
+    EXPECT(more >= bytes + 8 * 1000 * 1000);
+    s.chunk_count += 1000000;
+    EXPECT_OK(ledger_bytes(&s, &bytes, &e), &e);
+    EXPECT(bytes + SHD_PAGE_BYTES > more + 8 * 1000000); /* both are rounded up */
+}
+
+TEST(counts_outside_the_limits_are_refused)
+{
+    struct ledger_shape s;
+    uint64_t bytes = 1;
+    struct shd_err e = { 0 };
+#define REFUSED(change, name)                                \
+    s = shape_of(UNITS, MICROS);                             \
+    change;                                                  \
+    EXPECT_STATUS(ledger_bytes(&s, &bytes, &e), SHD_ERANGE); \
+    EXPECT_HAS(e.text, name)
+    REFUSED(s.units = 0, "units");
+    REFUSED(s.units = SHD_UNITS_MAX + 1, "units");
+    REFUSED(s.micros = 0, "micros");
+    REFUSED(s.micros = SHD_MICROS_MAX + 1, "micros");
+    REFUSED(s.spec_bytes = UINT64_MAX, "spec_bytes");
+    REFUSED(s.owners = 0, "owners");
+    REFUSED(s.owner = 3, "owner");
+    REFUSED(s.spec_bytes = 0, "spec_bytes");
+    REFUSED(s.chunk_count = UINT64_MAX, "chunk_count");
+    EXPECT_EQ(bytes, 1); /* untouched */
+}
+
+TEST(parts_do_not_overlap_and_hold_what_was_given)
+{
+    uint64_t bytes;
+    struct ledger l = make(&bytes);
+    uint8_t *base = (uint8_t *)l.head;
+    EXPECT_STR(l.head->name, "model");
+    EXPECT(l.head->instance == 77 && l.head->bytes == bytes && l.head->owner == 1);
+    EXPECT(memcmp(l.spec, "{\"name\":\"model\"}", 16) == 0);
+    const struct {
+        const void *at;
+        uint64_t bytes;
+    } parts[] = {
+        { l.head, sizeof *l.head },
+        { l.unit, UNITS * sizeof *l.unit },
+        { (const void *)l.cell, UNITS * MICROS * sizeof *l.cell },
+        { l.metrics, MICROS * sizeof *l.metrics },
+        { l.trail, kern_trail_bytes() },
+        { (const void *)l.chunks, 9 * sizeof *l.chunks },
+        { l.spec, 16 },
+        { l.blob[0], LEDGER_BLOB_BYTES },
+        { l.blob[1], LEDGER_BLOB_BYTES },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(parts); i++) {
+        const uint64_t at = (uint64_t)((const uint8_t *)parts[i].at - base);
+        EXPECT(at + parts[i].bytes <= bytes);
+        if (i + 1 < ARRAY_SIZE(parts))
+            EXPECT((const uint8_t *)parts[i].at + parts[i].bytes <=
+                   (const uint8_t *)parts[i + 1].at);
+    }
+    EXPECT_EQ((uintptr_t)l.trail % 128, 0);
+    free(l.head);
+}
+
+TEST(words_keep_their_fields)
+{
+    const uint64_t p = ledger_progress(LEDGER_STEP_MAX, true, SHD_MICROS_MAX);
+    EXPECT(ledger_progress_step(p) == LEDGER_STEP_MAX && ledger_progress_started(p));
+    EXPECT_EQ(ledger_progress_next(p), SHD_MICROS_MAX);
+    EXPECT(!ledger_progress_started(ledger_progress(3, false, SHD_MICROS_MAX)));
+    const uint64_t c = ledger_cell(LEDGER_STEP_MAX, LEDGER_CELL_SPILLED, SHD_F16);
+    EXPECT(ledger_cell_step(c) == LEDGER_STEP_MAX && ledger_cell_kind(c) == LEDGER_CELL_SPILLED);
+    EXPECT_EQ(ledger_cell_dtype(c), SHD_F16);
+    uint64_t bytes;
+    struct ledger l = make(&bytes);
+    EXPECT_EQ(ledger_op(&l, 1, 0), ledger_op(&l, 0, MICROS) + 1); /* the update was the last one */
+    EXPECT(ledger_op(&l, 0, 0) > 0);
+    free(l.head);
+}
+
+TEST(found_ledger_is_adopted_with_everything_in_it)
+{
+    uint64_t bytes;
+    struct ledger l = make(&bytes), found;
+    struct shd_err e;
+    EXPECT_OK(ledger_adopt(&found, l.head, bytes, &e), &e);
+    EXPECT(found.head == l.head && found.cell == l.cell && found.blob[1] == l.blob[1]);
+    EXPECT(found.trail == l.trail && found.chunks == l.chunks && found.spec == l.spec);
+    free(l.head);
+}
+
+static void expect_refused(struct ledger *l, uint64_t bytes, const char *what, int status)
+{
+    static struct ledger untouched;
+    struct ledger found = untouched;
+    struct shd_err e = { 0 };
+    const int r = ledger_adopt(&found, l->head, bytes, &e);
+    if (r != status || e.code != status || e.text[0] == '\0')
+        FAIL("%s: %s '%s'", what, status_name(r), e.text);
+    EXPECT(found.head == NULL);
+    free(l->head);
+}
+
+/* Each field alone, in a ledger that is good without it. */
+TEST(ledger_that_contradicts_itself_is_refused)
+{
+    uint64_t bytes;
+    struct ledger l;
+#define BROKEN(change) \
+    l = make(&bytes);  \
+    change;            \
+    expect_refused(&l, bytes, #change, SHD_ESEGMENT)
+    struct ledger_record *r;
+    BROKEN(l.head->magic++);
+    BROKEN(bytes = 100);
+    BROKEN(bytes -= SHD_PAGE_BYTES);
+    BROKEN(memset(l.head->name, 'x', sizeof l.head->name));
+    BROKEN(l.head->bytes += SHD_PAGE_BYTES);
+    BROKEN(l.head->owners = 0);
+    BROKEN(l.head->owner = 3);
+    BROKEN(l.head->units = 0);
+    BROKEN(l.head->units = UINT32_MAX);
+    BROKEN(l.head->units++);
+    BROKEN(l.head->micros = SHD_MICROS_MAX + 1);
+    BROKEN(l.head->micros = 100);
+    BROKEN(l.head->spec_bytes = UINT64_MAX);
+    BROKEN(l.head->chunk_count = UINT64_MAX);
+    BROKEN(l.head->trail_bytes--);
+    BROKEN(l.head->units_at += 64);
+    BROKEN(l.head->cells_at += 8);
+    BROKEN(l.head->metrics_at = UINT64_MAX);
+    BROKEN(l.head->blobs_at = 0);
+    BROKEN(l.head->trail_at += 128);
+    BROKEN(l.head->chunks_at += 8);
+    BROKEN(l.head->spec_at = bytes);
+    BROKEN(l.head->ready = 2);
+    BROKEN(l.head->commits = 1); /* the record is of another step */
+    BROKEN(l.head->commits = LEDGER_STEP_MAX + 1);
+    BROKEN((r = l.head->record)->step = 0);
+    BROKEN((r = l.head->record)->updates = 3);
+    BROKEN((r = l.head->record)->metric_count = LEDGER_METRICS + 1);
+    BROKEN((r = l.head->record)->blob_at = 2);
+    BROKEN((r = l.head->record)->blob_bytes = LEDGER_BLOB_BYTES + 1);
+    BROKEN((r = l.head->record)->sum.limb[3] = UINT64_C(1) << 32);
+    BROKEN((r = l.head->record)->decision.scale = -1);
+    BROKEN((r = l.head->record)->decision.lr = INFINITY);
+    BROKEN((r = l.head->record)->decision.loss_scale = NAN);
+    BROKEN(memset(&(r = l.head->record)->finite, 7, 1));
+    BROKEN(l.unit[1].version = 3);
+    BROKEN(l.unit[1].version = 0);
+    BROKEN(l.unit[0].progress = ledger_progress(3, true, 1));
+    BROKEN(l.unit[0].progress = ledger_progress(2, true, MICROS + 1));
+    BROKEN(l.unit[1].progress = ledger_progress(2, true, 1)); /* its update is not done */
+    BROKEN(l.cell[3] = ledger_cell(3, LEDGER_CELL_NONE, 0));
+    BROKEN(l.cell[3] = ledger_cell(2, (enum ledger_cell_kind)3, 0));
+    BROKEN(l.cell[3] = ledger_cell(2, LEDGER_CELL_SPILLED, 0));
+    BROKEN(l.cell[3] = ledger_cell(2, LEDGER_CELL_NONE, SHD_F32));
+    BROKEN(l.metrics[4].tag = ledger_metrics_tag(3, 1));
+    BROKEN(l.metrics[4].tag = ledger_metrics_tag(2, LEDGER_METRICS + 1));
+}
+
+TEST(another_version_is_named_and_left_alone)
+{
+    uint64_t bytes;
+    struct ledger l = make(&bytes);
+    const struct ledger_head *head;
+    l.head->version = LEDGER_VERSION + 1;
+    l.head->units = 0; /* may mean anything there */
+    EXPECT(ledger_known(l.head, bytes, &head) && strcmp(head->name, "model") == 0);
+    expect_refused(&l, bytes, "version", SHD_ENOTSUP);
+}
+
+TEST_MAIN()

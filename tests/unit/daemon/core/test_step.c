@@ -1,0 +1,440 @@
+/* The pure step core under a small random shell: gradients arrive in any order, doubled, late;
+ * kernels finish in any order. What each (step, unit) summed is recorded and compared with what it
+ * must be: every micro-batch that took part exactly once, in ascending order. Then the same with
+ * the core thrown away at every event and every fail point, and a new one on the ledger. */
+#include "daemon/core/step.h"
+
+#include "proto/base/check.h"
+#include "tests/lib/test.h"
+
+#define UNITS_MAX  9u
+#define MICROS_MAX 7u
+#define EVENTS_MAX 64u
+
+struct shell {
+    struct step *core;
+    void *memory;
+    struct ledger ledger;
+    void *ledger_memory;
+    uint32_t units, micros;
+    uint64_t seed;
+    /* kernels that run now */
+    struct step_action running[EVENTS_MAX];
+    uint32_t running_count;
+    /* what was seen */
+    uint32_t summed[UNITS_MAX][MICROS_MAX]; /* of the collecting step, in order */
+    uint32_t summed_count[UNITS_MAX];
+    bool sum_asked[UNITS_MAX];
+    uint64_t version[UNITS_MAX];
+    uint32_t applied_next;
+    uint32_t credits, stale_credits, sealed, opened;
+    /* requests: ref → what it carried */
+    uint32_t ref_unit[4096], ref_micro[4096];
+    uint64_t ref_step[4096];
+    bool ref_open[4096];
+    uint32_t ref_last;
+};
+
+static void shell_init(struct shell *sh, uint32_t units, uint32_t micros, uint64_t seed)
+{
+    memset(sh, 0, sizeof *sh);
+    sh->units = units;
+    sh->micros = micros;
+    sh->seed = seed;
+    const struct ledger_shape shape = {
+        .name = "m", .spec = "{}", .spec_bytes = 2, .owners = 1, .units = units, .micros = micros
+    };
+    uint64_t bytes;
+    struct shd_err e;
+    CHECK(ledger_bytes(&shape, &bytes, &e) == SHD_OK);
+    sh->ledger_memory = aligned_alloc(128, bytes);
+    sh->memory = malloc(step_bytes(units, micros));
+    CHECK(sh->memory != NULL && sh->ledger_memory != NULL);
+    memset(sh->ledger_memory, 0, bytes);
+    ledger_init(&sh->ledger, sh->ledger_memory, &shape);
+    sh->core = step_init(sh->memory, &sh->ledger, /* frozen= */ NULL);
+}
+
+static void shell_deinit(struct shell *sh)
+{
+    free(sh->memory);
+    free(sh->ledger_memory);
+}
+
+static uint32_t below(struct shell *sh, uint32_t n)
+{
+    CHECK(n > 0);
+    return (uint32_t)(test_random(&sh->seed) >> 33) % n;
+}
+
+static void saw_credit(struct shell *sh, const struct step_action *a)
+{
+    EXPECT(a->ref <= sh->ref_last && sh->ref_open[a->ref]); /* answered exactly once */
+    sh->ref_open[a->ref] = false;
+    if (a->stale)
+        sh->stale_credits++;
+    else
+        sh->credits++;
+}
+
+static void saw_accumulate(struct shell *sh, const struct step_action *a)
+{
+    const uint32_t u = a->unit, micro = sh->ref_micro[a->ref];
+    EXPECT_EQ(sh->ref_unit[a->ref], u);
+    EXPECT_EQ(sh->ref_step[a->ref], step_collecting(sh->core));
+    EXPECT_EQ(a->first, sh->summed_count[u] == 0);
+    EXPECT_EQ(a->last, micro + 1 == sh->micros);
+    if (sh->summed_count[u] > 0)
+        EXPECT(sh->summed[u][sh->summed_count[u] - 1] < micro);
+    sh->summed[u][sh->summed_count[u]++] = micro;
+    sh->sum_asked[u] = a->last;
+}
+
+static void take(struct shell *sh, const struct step_actions *actions)
+{
+    for (uint32_t i = 0; i < actions->count; i++) {
+        const struct step_action *a = &actions->items[i];
+        switch (a->kind) {
+        case STEP_DO_CREDIT:
+            saw_credit(sh, a);
+            continue;
+        case STEP_DO_PUBLISH:
+            EXPECT_EQ(a->version, sh->version[a->unit] + 1);
+            sh->version[a->unit] = a->version;
+            sh->summed_count[a->unit] = 0;
+            sh->sum_asked[a->unit] = false;
+            continue;
+        case STEP_DO_SEALED:
+            sh->sealed++;
+            continue;
+        case STEP_DO_OPENED:
+            sh->opened++;
+            EXPECT_EQ(a->version, sh->opened);
+            for (uint32_t u = 0; u < sh->units; u++)
+                EXPECT_EQ(sh->version[u], a->version);
+            continue;
+        case STEP_DO_ACCUMULATE:
+            saw_accumulate(sh, a);
+            break;
+        case STEP_DO_SUM:
+            EXPECT(sh->summed_count[a->unit] > 0);
+            sh->sum_asked[a->unit] = true;
+            break;
+        case STEP_DO_ZERO:
+            EXPECT_EQ(sh->summed_count[a->unit], 0);
+            break;
+        case STEP_DO_APPLY:
+            EXPECT_EQ(a->unit, sh->applied_next); /* forward order */
+            if (++sh->applied_next == sh->units)
+                sh->applied_next = 0;
+            break;
+        }
+        CHECK(sh->running_count < EVENTS_MAX);
+        sh->running[sh->running_count++] = *a;
+    }
+}
+
+static void finish_one(struct shell *sh, uint32_t index)
+{
+    const struct step_action a = sh->running[index];
+    sh->running[index] = sh->running[--sh->running_count];
+    struct step_actions actions;
+    if (a.kind == STEP_DO_APPLY || a.kind == STEP_DO_ACCUMULATE) {
+        const struct step_word done = step_done_word(sh->core, &a);
+        atomic_store(done.word, done.value);
+    }
+    if (a.kind == STEP_DO_APPLY) {
+        step_applied(sh->core, a.unit, &actions);
+    } else {
+        struct fixsum sum;
+        fixsum_init(&sum);
+        fixsum_add(&sum, 1.0 + a.unit);
+        const bool summed = a.kind == STEP_DO_SUM || (a.kind == STEP_DO_ACCUMULATE && a.last);
+        step_accumulated(sh->core, a.unit, summed ? &sum : NULL, true, &actions);
+    }
+    take(sh, &actions);
+}
+
+static int give(struct shell *sh, uint64_t step, uint32_t unit, uint32_t micro, bool none)
+{
+    const uint32_t ref = ++sh->ref_last;
+    CHECK(ref < 4096);
+    sh->ref_unit[ref] = unit;
+    sh->ref_micro[ref] = micro;
+    sh->ref_step[ref] = step;
+    sh->ref_open[ref] = true;
+    const double metrics[1] = { 10.0 + micro };
+    struct step_actions actions;
+    struct shd_err e;
+    const int r = step_return(sh->core, ref, step, unit, micro, none, metrics, 1, &actions, &e);
+    if (r == SHD_OK)
+        take(sh, &actions);
+    else
+        sh->ref_open[ref] = false;
+    return r;
+}
+
+static void finish_all(struct shell *sh)
+{
+    while (sh->running_count > 0)
+        finish_one(sh, below(sh, sh->running_count));
+}
+
+static int commit(struct shell *sh, uint64_t step, bool skip, struct step_decision *ret)
+{
+    const struct step_decision d = { .skip = skip,
+                                     .scale = 0.5f,
+                                     .lr = 1e-3 + 1e-6 * (double)step };
+    struct step_actions actions;
+    struct shd_err e;
+    enum step_committed how;
+    const int r = step_commit(sh->core, step, &d, (struct step_blob){ NULL, 0 }, ret, &how,
+                              &actions, &e);
+    if (r == SHD_OK && how == STEP_COMMITTED_FIRST)
+        take(sh, &actions);
+    return r;
+}
+
+/* One random step: every cell once or twice, in random order, some as "took no part"; now and
+ * then of the step before. Kernels finish at random in between. */
+static void random_step(struct shell *sh, uint64_t step)
+{
+    uint32_t order[UNITS_MAX * MICROS_MAX * 2];
+    bool none[UNITS_MAX * MICROS_MAX];
+    const uint32_t cells = sh->units * sh->micros;
+    uint32_t count = 0, participants[UNITS_MAX] = { 0 };
+    for (uint32_t c = 0; c < cells; c++) {
+        none[c] = below(sh, 4) == 0;
+        participants[c / sh->micros] += none[c] ? 0 : 1;
+        order[count++] = c;
+        if (below(sh, 3) == 0)
+            order[count++] = c;
+    }
+    for (uint32_t i = count; i-- > 1;) {
+        const uint32_t j = below(sh, i + 1), t = order[i];
+        order[i] = order[j];
+        order[j] = t;
+    }
+    sh->ref_last = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t c = order[i];
+        if (step > 0 && below(sh, 8) == 0)
+            EXPECT_OK(give(sh, step - 1, c / sh->micros, c % sh->micros, none[c]),
+                      &(struct shd_err){ 0 });
+        EXPECT_OK(give(sh, step, c / sh->micros, c % sh->micros, none[c]), &(struct shd_err){ 0 });
+        while (sh->running_count > 0 && below(sh, 2) == 0)
+            finish_one(sh, below(sh, sh->running_count));
+    }
+    finish_all(sh);
+    for (uint32_t u = 0; u < sh->units; u++)
+        EXPECT_EQ(sh->summed_count[u], participants[u]);
+    for (uint32_t ref = 1; ref <= sh->ref_last; ref++)
+        EXPECT(!sh->ref_open[ref]); /* every request was answered */
+    EXPECT_EQ(sh->sealed, step + 1);
+}
+
+static void expect_prepared(struct shell *sh, uint64_t step)
+{
+    struct step_prepared p;
+    struct shd_err e;
+    EXPECT_OK(step_prepare(sh->core, step, &p, &e), &e);
+    EXPECT(p.finite && !p.has_decision && p.metric_count == 1);
+    double want = 0;
+    for (uint32_t micro = 0; micro < sh->micros; micro++)
+        want += 10.0 + micro;
+    EXPECT_NEAR(p.metrics[0], want, 0);
+    double sum = 0; /* units in which nobody took part add nothing */
+    for (uint32_t u = 0; u < sh->units; u++)
+        sum += sh->summed_count[u] > 0 ? 1.0 + u : 0;
+    EXPECT_NEAR(fixsum_value(&p.sum), sum, 0);
+}
+
+TEST(random_orders_sum_every_gradient_once_in_ascending_order)
+{
+    const uint64_t first_seed = 20261121;
+    printf("seeds %" PRIu64 "..%" PRIu64 "\n", first_seed, first_seed + 399);
+    for (uint64_t seed = first_seed; seed < first_seed + 400; seed++) {
+        static struct shell sh;
+        uint64_t pick = seed;
+        shell_init(&sh, 1 + (uint32_t)(test_random(&pick) % UNITS_MAX),
+                   1 + (uint32_t)(test_random(&pick) % MICROS_MAX), seed);
+        uint64_t updates = 0;
+        for (uint64_t step = 0; step < 5; step++) {
+            random_step(&sh, step);
+            expect_prepared(&sh, step);
+            struct step_decision d;
+            const bool skip = below(&sh, 4) == 0;
+            updates += skip ? 0 : 1;
+            EXPECT_OK(commit(&sh, step, skip, &d), &(struct shd_err){ 0 });
+            EXPECT_EQ(d.skip, skip);
+            EXPECT_OK(commit(&sh, step, !skip, &d), &(struct shd_err){ 0 });
+            EXPECT_EQ(d.skip, skip); /* the first decision counts */
+            if (below(&sh, 2) == 0)
+                finish_all(&sh); /* else the next step's gradients arrive while APPLYING */
+        }
+        finish_all(&sh);
+        EXPECT_EQ(step_now(sh.core), 5);
+        EXPECT_EQ(step_updates(sh.core), updates);
+        shell_deinit(&sh);
+    }
+}
+
+TEST(out_of_order_gradient_waits_for_the_one_before)
+{
+    static struct shell sh;
+    shell_init(&sh, 1, 3, 1);
+    give(&sh, 0, 0, 2, false);
+    give(&sh, 0, 0, 1, false);
+    EXPECT_EQ(sh.running_count, 0);
+    EXPECT_EQ(step_cells_waiting(sh.core), 2);
+    EXPECT_EQ(step_unit_next(sh.core, 0), 0);
+    give(&sh, 0, 0, 0, false);
+    EXPECT_EQ(sh.running_count, 1);
+    finish_all(&sh);
+    EXPECT_EQ(step_phase(sh.core), STEP_SEALED);
+    shell_deinit(&sh);
+}
+
+TEST(prepare_waits_until_sealed_and_keeps_its_record_until_the_next)
+{
+    static struct shell sh;
+    struct step_prepared p;
+    struct step_decision d;
+    struct shd_err e;
+    shell_init(&sh, 2, 1, 1);
+    EXPECT_EQ(step_prepare(sh.core, 0, &p, &e), SHD_PENDING);
+    EXPECT_STATUS(step_prepare(sh.core, 1, &p, &e), SHD_ESTEP);
+    EXPECT_STATUS(step_prepare(sh.core, UINT64_MAX, &p, &e), SHD_ESTEP);
+    give(&sh, 0, 0, 0, false);
+    finish_all(&sh);
+    EXPECT_EQ(step_prepare(sh.core, 0, &p, &e), SHD_PENDING);
+    EXPECT_STATUS(commit(&sh, 0, false, &d), SHD_ESTEP); /* not sealed */
+    give(&sh, 0, 1, 0, false);
+    finish_all(&sh);
+    EXPECT_OK(step_prepare(sh.core, 0, &p, &e), &e);
+    EXPECT_OK(commit(&sh, 0, false, &d), &e);
+    EXPECT_OK(step_prepare(sh.core, 0, &p, &e), &e); /* while APPLYING */
+    EXPECT(p.has_decision && p.decision.lr == d.lr);
+    EXPECT_EQ(step_prepare(sh.core, 1, &p, &e), SHD_PENDING);
+    finish_all(&sh);
+    EXPECT_OK(step_prepare(sh.core, 0, &p, &e), &e); /* and after */
+    EXPECT(p.has_decision);
+    random_step(&sh, 1);
+    EXPECT_OK(step_prepare(sh.core, 0, &p, &e), &e); /* its record is gone, so is the step */
+    EXPECT(p.over && !p.has_decision);
+    EXPECT_OK(commit(&sh, 0, false, &d), &e);
+    EXPECT_EQ(step_now(sh.core), 1);
+    shell_deinit(&sh);
+}
+
+TEST(non_finite_gradients_can_only_be_skipped)
+{
+    static struct shell sh;
+    struct step_decision d;
+    struct step_actions actions;
+    struct shd_err e;
+    shell_init(&sh, 1, 1, 1);
+    give(&sh, 0, 0, 0, false);
+    const struct step_word done = step_done_word(sh.core, &sh.running[0]);
+    atomic_store(done.word, done.value);
+    step_accumulated(sh.core, 0, &(struct fixsum){ 0 }, /* finite= */ false, &actions);
+    sh.running_count = 0;
+    take(&sh, &actions);
+    EXPECT_STATUS(commit(&sh, 0, false, &d), SHD_EINVAL);
+    EXPECT_OK(commit(&sh, 0, true, &d), &e);
+    EXPECT(sh.running[0].kind == STEP_DO_APPLY && sh.running[0].skip);
+    finish_all(&sh);
+    EXPECT_EQ(step_now(sh.core), 1);
+    EXPECT_EQ(step_updates(sh.core), 0);
+    shell_deinit(&sh);
+}
+
+TEST(next_steps_gradient_waits_for_its_unit_to_be_applied)
+{
+    static struct shell sh;
+    struct step_decision d;
+    struct shd_err e;
+    shell_init(&sh, 2, 1, 1);
+    EXPECT_STATUS(give(&sh, 1, 0, 0, false), SHD_ESTEP);
+    random_step(&sh, 0);
+    EXPECT_OK(commit(&sh, 0, false, &d), &e);
+    EXPECT_EQ(sh.running_count, 2); /* both APPLYs */
+    give(&sh, 1, 1, 0, false);
+    EXPECT_EQ(sh.running_count, 2); /* unit 1 is still being applied */
+    finish_one(&sh, 0);             /* unit 0 applied */
+    give(&sh, 1, 0, 0, false);      /* its accumulator is free: summed at once */
+    EXPECT_EQ(sh.running_count, 2);
+    EXPECT_EQ(step_phase(sh.core), STEP_APPLYING);
+    finish_all(&sh);
+    EXPECT_EQ(step_phase(sh.core), STEP_SEALED); /* step 1, complete as soon as it was opened */
+    EXPECT_EQ(step_now(sh.core), 1);
+    shell_deinit(&sh);
+}
+
+TEST(frozen_units_need_no_gradient_and_get_every_version)
+{
+    static struct shell sh;
+    struct step_decision d, last;
+    struct shd_err e;
+    shell_init(&sh, 3, 2, 1);
+    sh.core = step_init(sh.memory, &sh.ledger, (const bool[]){ true, false, true });
+    EXPECT_EQ(step_cells(sh.core), 2);
+    EXPECT(!step_last_decision(sh.core, &last));
+    for (uint64_t step = 0; step < 3; step++) {
+        sh.ref_last = 0;
+        EXPECT_OK(give(&sh, step, 1, 1, false), &e);
+        EXPECT_EQ(step_phase(sh.core), STEP_OPEN);
+        EXPECT_OK(give(&sh, step, 1, 0, false), &e);
+        finish_all(&sh);
+        EXPECT_EQ(step_phase(sh.core), STEP_SEALED);
+        EXPECT_OK(commit(&sh, step, false, &d), &e);
+        EXPECT_EQ(sh.running_count, 3);
+        for (uint32_t i = 0; i < sh.running_count; i++) /* frozen ones are only published */
+            EXPECT_EQ(sh.running[i].skip, sh.running[i].unit != 1);
+        finish_all(&sh);
+        EXPECT(step_last_decision(sh.core, &last) && last.lr == d.lr);
+    }
+    EXPECT_EQ(step_now(sh.core), 3); /* OPENED checked the versions of all units */
+    shell_deinit(&sh);
+}
+
+TEST(commit_waits_while_a_successor_forms_the_sums_anew)
+{
+    static struct shell sh;
+    struct step_decision d;
+    struct step_actions actions;
+    struct shd_err e;
+    shell_init(&sh, 1, 1, 1);
+    give(&sh, 0, 0, 0, false);
+    finish_all(&sh);
+    EXPECT_EQ(step_phase(sh.core), STEP_SEALED); /* and a worker was told so */
+    sh.core = step_init(sh.memory, &sh.ledger, NULL);
+    step_resume(sh.core, 0, &actions);
+    EXPECT(actions.count == 1 && actions.items[0].kind == STEP_DO_SUM);
+    EXPECT_EQ(commit(&sh, 0, false, &d), SHD_PENDING);
+    sh.sealed = 0;
+    sh.running_count = 0;
+    sh.running[sh.running_count++] = actions.items[0];
+    finish_all(&sh);
+    EXPECT_EQ(sh.sealed, 1);
+    EXPECT_OK(commit(&sh, 0, false, &d), &e);
+    finish_all(&sh);
+    EXPECT_EQ(step_now(sh.core), 1);
+    shell_deinit(&sh);
+}
+
+TEST(arrived_is_told_from_needs_no_sender)
+{
+    static struct shell sh;
+    shell_init(&sh, 2, 2, 1);
+    give(&sh, 0, 0, 1, false);
+    EXPECT(!step_micro_came(sh.core, 1));
+    give(&sh, 0, 1, 1, true);
+    EXPECT(step_micro_came(sh.core, 1) && !step_micro_in(sh.core, 1)); /* unit 0's waits */
+    give(&sh, 0, 0, 0, false);
+    finish_all(&sh);
+    EXPECT(step_micro_in(sh.core, 1) && !step_micro_came(sh.core, 0));
+    shell_deinit(&sh);
+}
+
+TEST_MAIN()

@@ -1,0 +1,125 @@
+/* Shared by test_adopt.c and test_adopt_state.c: toy models trained by daemons with a keeper, and
+ * what each step came to. */
+#ifndef SHD_TESTS_ADOPT_TOY_H
+#define SHD_TESTS_ADOPT_TOY_H
+
+#include "tests/lib/client_remote.h"
+#include "tests/lib/policy_toy.h"
+
+#define STEPS      6u
+#define TIMEOUT_MS 10000u
+
+struct kind {
+    const char *optimizer; /* JSON of optimizer */
+    const char *publish;
+    bool frozen, routed;
+    uint64_t overflow_step;
+};
+
+static const struct kind kinds[] = {
+    { TOY_ADAMW, "f32", true, true, 1 },
+    { TOY_ADAMW, "bf16", false, false, UINT64_MAX },
+    { TOY_SGD, "f32", false, true, 0 },
+    { TOY_LION, "f16", true, false, 2 },
+};
+
+__attribute__((unused)) static const char *kind_spec(const struct kind *k)
+{
+    static char json[4096];
+    const char *plain = pt_spec(
+        &(struct pt_model){ .name = "kept", .publish = k->publish, .frozen = k->frozen });
+    const char *at = strstr(plain, "\"kind\": \"adamw\"");
+    CHECK(at != NULL);
+    snprintf(json, sizeof json, "%.*s%s%s", (int)(at - plain), plain, k->optimizer,
+             at + strlen("\"kind\": \"adamw\""));
+    return json;
+}
+
+struct past { /* what each step came to */
+    struct shd_result result[STEPS];
+    bool known[STEPS];
+    char hex[65];
+};
+
+static long compute_ms; /* of each forward and backward */
+
+__attribute__((unused)) static struct pt_run run_of(const struct kind *k)
+{
+    return (struct pt_run){ .routed = k->routed,
+                            .t = { .overflow_step = k->overflow_step, .compute_ms = compute_ms } };
+}
+
+__attribute__((unused)) static int train_step(shd_model *m, struct pt_run *run, struct past *past,
+                                              struct shd_err *e)
+{
+    char blob[32];
+    struct shd_result result;
+    const uint64_t step = shd_step(m);
+    run->update = toy_update(step);
+    run->update.blob = blob;
+    run->update.blob_bytes = (size_t)snprintf(blob, sizeof blob, "after %d", (int)step);
+    const int r = pt_step(m, run, toy_all_micros, TOY_MICROS, &result, e);
+    run->update.blob = NULL;
+    run->update.blob_bytes = 0;
+    if (r == SHD_OK && result.step < STEPS) {
+        past->result[result.step] = result;
+        past->known[result.step] = true;
+    }
+    return r;
+}
+
+__attribute__((unused)) static int finish(shd_model *m, struct past *past, struct shd_err *e)
+{
+    char blob[32] = "", want[32];
+    size_t bytes = 0;
+    int r = shd_digest(m, past->hex, NULL, e);
+    if (r == SHD_OK)
+        r = shd_blob(m, blob, sizeof blob, &bytes, e);
+    if (r != SHD_OK)
+        return r;
+    snprintf(want, sizeof want, "after %d", (int)STEPS - 1);
+    EXPECT_EQ(bytes, strlen(want));
+    EXPECT(memcmp(blob, want, bytes) == 0);
+    return SHD_OK;
+}
+
+/* Attach and train till the end or till something breaks. True: done. */
+__attribute__((unused)) static bool train(const char *address, const struct kind *k,
+                                          struct past *past, struct shd_err *e)
+{
+    shd_session *s = NULL;
+    shd_model *m = NULL;
+    struct pt_run run = run_of(k);
+    int r = try_connect(address, TIMEOUT_MS, &s, e);
+    if (r == SHD_OK)
+        r = shd_model_open(s, kind_spec(k), &m, e);
+    while (r == SHD_OK && shd_step(m) < STEPS)
+        r = train_step(m, &run, past, e);
+    if (r == SHD_OK)
+        r = finish(m, past, e);
+    shd_close(s);
+    return r == SHD_OK;
+}
+
+__attribute__((unused)) static void reference(const struct kind *k, struct past *ret)
+{
+    struct shd_err e = { 0 };
+    *ret = (struct past){ .known = { false } };
+    if (!train("local:", k, ret, &e))
+        FAIL("reference: %s", e.text);
+}
+
+__attribute__((unused)) static void expect_same(const struct past *got, const struct past *want)
+{
+    EXPECT_STR(got->hex, want->hex);
+    for (uint32_t i = 0; i < STEPS; i++) {
+        if (!got->known[i])
+            continue; /* whoever would have been told was not there any more */
+        EXPECT_EQ(got->result[i].skipped, want->result[i].skipped);
+        for (int n = 0; n < 2; n++)
+            EXPECT(got->result[i].metrics[n] == want->result[i].metrics[n]);
+        EXPECT(got->result[i].skipped || got->result[i].grad_norm == want->result[i].grad_norm);
+    }
+}
+
+#endif

@@ -1,0 +1,332 @@
+/* What a successor finds: state that cannot be adopted, which is kept, or none; adoptions and
+ * workers that take their time. The keeper is tests/lib/keeper.h's.
+ */
+#include <sys/mman.h>
+
+#include "daemon/core/ledger.h"
+#include "tests/unit/daemon/model/adopt_toy.h"
+
+/* -- What cannot be adopted ---------------------------------------------------------------------
+ */
+
+/* The stored ledger, mapped here. */
+static struct ledger_head *stored_ledger(uint64_t *ret_bytes)
+{
+    int fd;
+    EXPECT(keeper_ask(daemons.control, KEEPER_GIVE, 0, "-ledger", &fd) == 1 && fd >= 0);
+    struct stat st;
+    EXPECT_EQ(fstat(fd, &st), 0);
+    *ret_bytes = (uint64_t)st.st_size;
+    void *base = mmap(NULL, *ret_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    EXPECT(base != MAP_FAILED);
+    return base;
+}
+
+static void restart_with(void (*spoil)(struct ledger_head *h))
+{
+    uint64_t bytes;
+    fixture_ask(&daemons, KEEPER_KILL, 0, "");
+    struct ledger_head *h = stored_ledger(&bytes);
+    spoil(h);
+    munmap(h, bytes);
+    fixture_succeed(&daemons, 0, "");
+    fixture_wait_up(&daemons, 0);
+}
+
+/* Two steps of kinds[0], kept. */
+static void start_and_train(struct past *got)
+{
+    struct shd_err e = { 0 };
+    shd_session *s;
+    shd_model *m;
+    struct pt_run run = run_of(&kinds[0]);
+    *got = (struct past){ .known = { false } };
+    fixture_start_kept(&daemons, 1, "");
+    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
+    EXPECT_OK(shd_model_open(s, kind_spec(&kinds[0]), &m, &e), &e);
+    for (int i = 0; i < 2; i++)
+        EXPECT_OK(train_step(m, &run, got, &e), &e);
+    shd_close(s);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 2);
+}
+
+static void expect_refused(int status, const char *why)
+{
+    struct shd_err e = { 0 };
+    shd_session *s;
+    shd_model *m;
+    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
+    EXPECT_STATUS(shd_model_open(s, kind_spec(&kinds[0]), &m, &e), status);
+    EXPECT_HAS(e.text, why);
+    EXPECT_HAS(e.text, "kept");
+    e = (struct shd_err){ 0 };
+    EXPECT_OK(shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e), &e); /* others can be had */
+    shd_close(s);
+}
+
+static void expect_adopted(struct past *got)
+{
+    struct past want;
+    struct shd_err e = { 0 };
+    reference(&kinds[0], &want);
+    if (!train(daemons.dir, &kinds[0], got, &e))
+        FAIL("%s", e.text);
+    expect_same(got, &want);
+}
+
+static void leave_alone(struct ledger_head *h)
+{
+    (void)h;
+}
+
+static void make_newer(struct ledger_head *h)
+{
+    h->version += 1;
+}
+
+static void make_older(struct ledger_head *h)
+{
+    h->version -= 1;
+}
+
+TEST(ledger_of_another_version_is_refused_and_kept_for_its_own)
+{
+    struct past got;
+    start_and_train(&got);
+    restart_with(make_newer);
+    expect_refused(SHD_ENOTSUP, "version 2");
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 4); /* and those of the other model */
+    restart_with(make_older);
+    expect_adopted(&got);
+    fixture_stop(&daemons);
+}
+
+static void spoil_commits(struct ledger_head *h)
+{
+    atomic_fetch_add(&h->commits, 1);
+}
+
+static void mend_commits(struct ledger_head *h)
+{
+    atomic_fetch_sub(&h->commits, 1);
+}
+
+static void spoil_places(struct ledger_head *h)
+{
+    h->units_at += 128;
+}
+
+static void mend_places(struct ledger_head *h)
+{
+    h->units_at -= 128;
+}
+
+static void spoil_units(struct ledger_head *h)
+{
+    h->units -= 1;
+}
+
+static void mend_units(struct ledger_head *h)
+{
+    h->units += 1;
+}
+
+static void spoil_spec(struct ledger_head *h)
+{
+    *((char *)h + h->spec_at) = '[';
+}
+
+static void mend_spec(struct ledger_head *h)
+{
+    *((char *)h + h->spec_at) = '{';
+}
+
+static void spoil_state(struct ledger_head *h)
+{
+    h->state_bytes += 4096;
+}
+
+static void mend_state(struct ledger_head *h)
+{
+    h->state_bytes -= 4096;
+}
+
+static void spoil_instance(struct ledger_head *h)
+{
+    h->instance ^= 1;
+}
+
+TEST(ledgers_that_contradict_themselves_are_refused_and_kept)
+{
+    static const struct {
+        void (*spoil)(struct ledger_head *h), (*mend)(struct ledger_head *h);
+        int status;
+        const char *why;
+    } cases[] = {
+        { spoil_commits, mend_commits, SHD_ESEGMENT, "commits" },
+        { spoil_places, mend_places, SHD_ESEGMENT, "not where" },
+        { spoil_units, mend_units, SHD_ESEGMENT, "not where" },
+        { spoil_spec, mend_spec, SHD_EINVAL, "" },
+        { spoil_state, mend_state, SHD_ESEGMENT, "bytes of state" },
+        { spoil_instance, spoil_instance, SHD_ESEGMENT, "instance" },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct past got;
+        start_and_train(&got);
+        restart_with(cases[i].spoil);
+        expect_refused(cases[i].status, cases[i].why);
+        restart_with(cases[i].mend);
+        expect_adopted(&got);
+        fixture_stop(&daemons);
+    }
+}
+
+TEST(missing_state_segment_is_said)
+{
+    struct past got;
+    start_and_train(&got);
+    fixture_ask(&daemons, KEEPER_FORGET, 0, "-state");
+    restart_with(leave_alone);
+    expect_refused(SHD_ESEGMENT, "no state segment");
+    fixture_stop(&daemons);
+}
+
+static void make_unready(struct ledger_head *h)
+{
+    atomic_store(&h->ready, 0);
+}
+
+TEST(model_without_all_initial_values_is_dropped_and_made_again)
+{
+    struct past got;
+    start_and_train(&got);
+    restart_with(make_unready);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 0);
+    expect_adopted(&got);
+    fixture_stop(&daemons);
+}
+
+TEST(terminated_in_good_order_goes_on_too)
+{
+    struct past got;
+    start_and_train(&got);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_TERM, 0, ""), 0);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 2);
+    fixture_succeed(&daemons, 0, "");
+    fixture_wait_up(&daemons, 0);
+    expect_adopted(&got);
+    fixture_stop(&daemons);
+}
+
+/* So that a manager's limit for starts ends only one that hangs: before each part of the work. */
+TEST(adoption_asks_for_time_and_says_what_it_does)
+{
+    struct past got;
+    start_and_train(&got);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_SAID, 0, "EXTEND_TIMEOUT_USEC="), 0);
+    fixture_ask(&daemons, KEEPER_KILL, 0, "");
+    fixture_succeed(&daemons, 0, "");
+    fixture_wait_up(&daemons, 0);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_SAID, 0, "STATUS=Adopting model kept: mapping"), 1);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_SAID, 0, "STATUS=Adopting model kept: repairing"), 1);
+    EXPECT(fixture_ask(&daemons, KEEPER_SAID, 0, "STATUS=Adopting model kept: publishing") == 1);
+    EXPECT(fixture_ask(&daemons, KEEPER_SAID, 0, "EXTEND_TIMEOUT_USEC=300000000") >= 4);
+    expect_adopted(&got);
+    fixture_stop(&daemons);
+}
+
+/* -- State that is gone --------------------------------------------------------------------------
+ */
+
+/* An owner whose keeper has nothing begins anew at step 0, beside another one at `steps`: a worker
+ * that comes then, and one that was there, are told so, by name, and at once. */
+static void lose_one_owner(uint64_t steps)
+{
+    struct past got;
+    struct shd_err e = { 0 };
+    shd_session *s, *late;
+    shd_model *m, *other;
+    const struct kind *k = &kinds[1];
+    struct pt_run run = run_of(k);
+    fixture_start_kept(&daemons, 2, "");
+    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
+    EXPECT_OK(shd_model_open(s, kind_spec(k), &m, &e), &e);
+    while (shd_step(m) < steps)
+        EXPECT_OK(train_step(m, &run, &got, &e), &e);
+    fixture_ask(&daemons, KEEPER_KILL, 1, "");
+    while (fixture_ask(&daemons, KEEPER_COUNT, 1, "") > 0)
+        fixture_ask(&daemons, KEEPER_FORGET, 1, "");
+    fixture_succeed(&daemons, 1, "");
+    fixture_wait_up(&daemons, 1);
+    const uint64_t start_ms = test_now_ms();
+    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &late, &e), &e);
+    EXPECT_STATUS(shd_model_open(late, kind_spec(k), &other, &e), SHD_ESTEP);
+    EXPECT(test_now_ms() - start_ms < 5000);
+    EXPECT_HAS(e.text, "daemon cpu1");
+    EXPECT_HAS(e.text, "cpu1 lost its state");
+    shd_close(late);
+    EXPECT_STATUS(train_step(m, &run, &got, &e), SHD_ESTEP);
+    EXPECT_HAS(e.text, "daemon cpu1");
+    EXPECT_HAS(e.text, "committed state is lost");
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST(owner_that_lost_its_state_is_named_at_once)
+{
+    lose_one_owner(1); /* looks like an owner whose commit is still to come */
+    lose_one_owner(3);
+}
+
+/* A process of its own, for it is stopped: computes micro-batch 0 and waits for the others'. */
+static void stopped_worker(const char *address)
+{
+    shd_session *s;
+    shd_model *m;
+    struct shd_err e = { 0 };
+    struct pt_run run = run_of(&kinds[1]);
+    struct shd_result result;
+    const uint32_t mine[] = { 0 };
+    run.update = toy_update(0);
+    int r = try_connect(address, /* timeout_ms= */ 1500, &s, &e);
+    if (r == SHD_OK)
+        r = shd_model_open(s, kind_spec(&kinds[1]), &m, &e);
+    if (r == SHD_OK)
+        r = pt_step(m, &run, mine, 1, &result, &e);
+    if (r != SHD_OK)
+        printf("  the stopped one: %s\n", e.text);
+    fflush(stdout);
+    _exit(r == SHD_OK ? 0 : 1);
+}
+
+TEST(worker_that_was_stopped_has_its_time_again)
+{
+    struct shd_err e = { 0 };
+    shd_session *s;
+    shd_model *m;
+    struct pt_run run = run_of(&kinds[1]);
+    struct shd_result result;
+    const uint32_t others[] = { 1, 2, 3 };
+    int status = 0;
+    run.update = toy_update(0);
+    fixture_start_kept(&daemons, 2, "");
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0)
+        stopped_worker(daemons.dir);
+    sleep_ms(500); /* it waits */
+    kill(pid, SIGSTOP);
+    sleep_ms(2500);
+    kill(pid, SIGCONT);
+    sleep_ms(100);
+    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
+    EXPECT_OK(shd_model_open(s, kind_spec(&kinds[1]), &m, &e), &e);
+    EXPECT_OK(pt_step(m, &run, others, 3, &result, &e), &e);
+    shd_close(s);
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    fixture_stop(&daemons);
+}
+
+TEST_MAIN()

@@ -1,0 +1,467 @@
+/* The status socket of real daemons: what it says, about whom, and what it takes. */
+#include <jansson.h>
+
+#include "proto/share/fdpass.h"
+#include "tests/lib/child.h"
+#include "tests/lib/client_remote.h"
+#include "tests/lib/http_ask.h"
+
+#define STUCK_S 6
+#ifdef __SANITIZE_THREAD__
+#define SLOW 4
+#else
+#define SLOW 1
+#endif
+
+/* -- Workers ------------------------------------------------------------------------------------
+ */
+
+/* A child that runs its share of the toy: micro-batches of its parity; stops itself (SIGSTOP) in
+ * the middle of step stop_at. */
+static pid_t start_worker(uint32_t rank, uint64_t steps, uint64_t stop_at)
+{
+    const pid_t pid = test_fork();
+    if (pid > 0)
+        return pid;
+    struct shd_err e;
+    shd_session *s;
+    shd_model *m;
+    const uint32_t micros[] = { rank, rank + 2 };
+    if (try_connect(daemons.dir, 60000, &s, &e) != SHD_OK ||
+        shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e) != SHD_OK)
+        _exit(3);
+    for (uint64_t k = 0; k < steps; k++) {
+        if (k == stop_at)
+            raise(SIGSTOP);
+        if (toy_step(m, micros, 2, NULL, &e) != SHD_OK)
+            _exit(4);
+    }
+    for (;;)
+        pause(); /* attached, so that it is shown */
+}
+
+static void end_worker(pid_t pid)
+{
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+}
+
+static json_t *get_status(int index)
+{
+    struct http_reply r = http_get(&daemons, index, "/status");
+    json_error_t e;
+    EXPECT_EQ(r.code, 200);
+    json_t *root = json_loadb(r.body, r.body_bytes, JSON_REJECT_DUPLICATES, &e);
+    if (root == NULL)
+        FAIL("not JSON: %s", e.text);
+    free(r.text);
+    return root;
+}
+
+static json_t *wait_for_step(int index, json_int_t step)
+{
+    for (int i = 0; i < 1000; i++) {
+        json_t *root = get_status(index);
+        const json_t *model = json_array_get(json_object_get(root, "models"), 0);
+        if (json_integer_value(json_object_get(model, "step")) >= step)
+            return root;
+        json_decref(root);
+        sleep_ms(10);
+    }
+    FAIL("step %lld was never reached", (long long)step);
+    return NULL;
+}
+
+/* -- Contents -----------------------------------------------------------------------------------
+ */
+
+/* "name:type": s string, i integer, n any number, b bool, o object, a array; '?' after it: or null.
+ * Nothing else may be there. */
+static void expect_fields(const json_t *object, const char *fields)
+{
+    char list[1024], *save = NULL;
+    size_t count = 0;
+    EXPECT(json_is_object(object));
+    snprintf(list, sizeof list, "%s", fields);
+    for (char *f = strtok_r(list, " ", &save); f != NULL; f = strtok_r(NULL, " ", &save)) {
+        char *type = strchr(f, ':');
+        CHECK(type != NULL);
+        *type++ = '\0';
+        const json_t *v = json_object_get(object, f);
+        const bool ok = (type[1] == '?' && json_is_null(v)) ||
+                        (*type == 's' && json_is_string(v)) ||
+                        (*type == 'i' && json_is_integer(v)) ||
+                        (*type == 'n' && json_is_number(v)) ||
+                        (*type == 'b' && json_is_boolean(v)) ||
+                        (*type == 'o' && json_is_object(v)) || (*type == 'a' && json_is_array(v));
+        if (!ok)
+            FAIL("field '%s' is not of type %s", f, type);
+        count++;
+    }
+    if (json_object_size(object) != count)
+        FAIL("%zu fields, documented are %zu (%s)", json_object_size(object), count, fields);
+}
+
+static void expect_model(const json_t *m)
+{
+    expect_fields(m, "name:s ready:b adopted:b status:s step:i phase:s updates:i owner:i owners:i "
+                     "elems:i micro_batches:i expected:i returned:i waiting:i units:a bytes:o "
+                     "rates:o times_ms:o leases:a checkpoint:o? last_sum_norm:n? last_skipped:b "
+                     "metrics:a");
+    expect_fields(json_object_get(m, "bytes"),
+                  "state:i publish:i inbox:i board:i ledger:i spill:i spilled:i");
+    expect_fields(json_object_get(m, "rates"), "steps_per_s:n returns_per_s:n bytes_per_s:n");
+    expect_fields(json_object_get(m, "times_ms"), "collect:n? decide:n? apply:n?");
+    const json_t *unit;
+    size_t i;
+    EXPECT_EQ(json_array_size(json_object_get(m, "units")), 4);
+    json_array_foreach(json_object_get(m, "units"), i, unit)
+        expect_fields(unit, "name:s frozen:b elems:i version:i? returned:i");
+}
+
+TEST(status_has_every_documented_field)
+{
+    fixture_start(&daemons, 1, NULL);
+    const pid_t workers[] = { start_worker(0, 3, UINT64_MAX), start_worker(1, 3, UINT64_MAX) };
+    json_t *root = wait_for_step(0, 3);
+    expect_fields(root, "schema:i version:s device:s place:s gpu:o? pid:i uptime_s:n time_s:n "
+                        "stale_ms:n threads:i isa:s "
+                        "keeper:s adopted:o draining:b requests:i bad_frames:i dropped_replies:i "
+                        "repeated_replies:i "
+                        "models:a sessions:a waits:a errors:a");
+    EXPECT_EQ(json_integer_value(json_object_get(root, "schema")), 2);
+    EXPECT_EQ(json_integer_value(json_object_get(root, "pid")), daemons.pids[0]);
+    expect_fields(json_object_get(root, "adopted"), "models:i at_s:n ms:n refused:a");
+    expect_model(json_array_get(json_object_get(root, "models"), 0));
+    const json_t *s, *now = NULL;
+    size_t i;
+    json_array_foreach(json_object_get(root, "sessions"), i, s)
+    {
+        expect_fields(s, "id:i name:s pid:i uid:i role:s age_s:n state:s slots:i slots_waiting:i "
+                         "requests_pending:i path:s? now:o?");
+        EXPECT_STR(json_string_value(json_object_get(s, "path")), "map");
+        now = json_object_get(s, "now");
+        expect_fields(now, "what:s unit:i? micro:i? step:i since_s:n");
+    }
+    EXPECT_EQ(i, 2);
+    json_decref(root);
+    end_worker(workers[0]);
+    end_worker(workers[1]);
+    fixture_stop(&daemons);
+}
+
+/* -- Waits --------------------------------------------------------------------------------------
+ */
+
+/* A wait that the stopped process is to blame for. */
+static const json_t *find_blamed(const json_t *root, pid_t pid)
+{
+    const json_t *wait, *on;
+    size_t i, k;
+    json_array_foreach(json_object_get(root, "waits"), i, wait)
+        json_array_foreach(json_object_get(wait, "on"), k,
+                           on) if (json_integer_value(json_object_get(on, "pid")) == pid &&
+                                   strcmp(json_string_value(json_object_get(on, "state")),
+                                          "stopped") == 0) return wait;
+    return NULL;
+}
+
+TEST(stopped_worker_is_named_within_a_second)
+{
+    char stopped[64];
+    fixture_start(&daemons, 1, NULL);
+    const pid_t waits = start_worker(0, 5, UINT64_MAX), stops = start_worker(1, 5, 2);
+    json_t *root = wait_for_step(0, 2);
+    const uint64_t start_ms = test_now_ms();
+    uint64_t slowest_ms = 0; /* answer: on a busy machine the worker stops late, too */
+    while (find_blamed(root, stops) == NULL && test_now_ms() - start_ms < 1000 + 10 * slowest_ms) {
+        json_decref(root);
+        sleep_ms(20);
+        const uint64_t asked_ms = test_now_ms();
+        root = get_status(0);
+        if (test_now_ms() - asked_ms > slowest_ms)
+            slowest_ms = test_now_ms() - asked_ms;
+    }
+    const json_t *wait = find_blamed(root, stops);
+    EXPECT(wait != NULL);
+    expect_fields(wait, "who:o kind:s text:s since_s:n on:a");
+    expect_fields(json_object_get(wait, "who"), "session:i pid:i name:s");
+    EXPECT_EQ(json_integer_value(json_object_get(json_object_get(wait, "who"), "pid")), waits);
+    snprintf(stopped, sizeof stopped, "(pid %d, stopped)", (int)stops);
+    EXPECT_HAS(json_string_value(json_object_get(wait, "text")), stopped);
+    EXPECT_HAS(json_string_value(json_object_get(wait, "text")), "of step 2");
+    json_decref(root);
+    kill(waits, SIGSTOP); /* what it waits for is no longer all that holds it up */
+    snprintf(stopped, sizeof stopped, "(pid %d, stopped) waits ", (int)waits);
+    const uint64_t end_ms = test_now_ms() + 60000;
+    bool said = false;
+    while (!said && test_now_ms() < end_ms) {
+        root = get_status(0);
+        wait = find_blamed(root, stops);
+        said = wait != NULL &&
+               strstr(json_string_value(json_object_get(wait, "text")), stopped) != NULL;
+        json_decref(root);
+        sleep_ms(20);
+    }
+    EXPECT(said);
+    kill(waits, SIGCONT);
+    kill(stops, SIGCONT);
+    json_decref(wait_for_step(0, 5));
+    end_worker(stops);
+    end_worker(waits);
+    fixture_stop(&daemons);
+}
+
+/* -- A loop that is stuck -----------------------------------------------------------------------
+ */
+
+/* Signals go to the main thread, which is the loop's. */
+static void sleep_in_loop(int number)
+{
+    (void)number;
+    const struct timespec end = { .tv_sec = STUCK_S };
+    struct timespec left = end;
+    while (nanosleep(&left, &left) != 0) /* NOLINT(bugprone-signal-handler): POSIX allows it */
+        continue;
+}
+
+static void install_sleep(int index)
+{
+    (void)index;
+    signal(SIGUSR1, sleep_in_loop);
+}
+
+TEST(next_user_of_a_pid_is_not_taken_for_the_one_before)
+{
+    struct view_process me;
+    EXPECT(view_process_read(getpid(), &me));
+    EXPECT_STR(view_process_state(getpid(), me.start_time), "running");
+    EXPECT_STR(view_process_state(getpid(), me.start_time - 1), "gone");
+    EXPECT_STR(view_process_state(getpid(), 0), "unknown");
+}
+
+TEST(answers_with_the_last_snapshot_while_the_loop_is_stuck)
+{
+    fixture_start(&daemons, 1, install_sleep);
+    json_decref(get_status(0));
+    sleep_ms(200);
+    struct http_reply well = http_get(&daemons, 0, "/healthz");
+    EXPECT_EQ(well.code, 200);
+    const uint64_t stuck_ms = test_now_ms();
+    kill(daemons.pids[0], SIGUSR1);
+    sleep_ms(300);
+    const uint64_t start_ms = test_now_ms();
+    json_t *root = get_status(0);
+    const uint64_t took_ms = test_now_ms() - start_ms;
+    const double stale_ms = json_number_value(json_object_get(root, "stale_ms"));
+    /* It waited 200 ms for the loop, no more: not until that turns again. */
+    EXPECT(took_ms >= 150 && took_ms < 1000 + 20 * well.took_ms);
+    EXPECT(stale_ms > 300 && stale_ms < 1000 * STUCK_S);
+    json_decref(root);
+    while (test_now_ms() - stuck_ms < 2500)
+        sleep_ms(20);
+    struct http_reply ill = http_get(&daemons, 0, "/healthz");
+    EXPECT_EQ(ill.code, 503);
+    EXPECT_HAS(ill.body, "the event loop has not turned for");
+    struct http_reply again = http_get(&daemons, 0, "/healthz");
+    while (again.code != 200 && test_now_ms() - stuck_ms < 60000) {
+        free(again.text);
+        sleep_ms(100);
+        again = http_get(&daemons, 0, "/healthz");
+    }
+    EXPECT_EQ(again.code, 200);
+    free(well.text);
+    free(ill.text);
+    free(again.text);
+    fixture_stop(&daemons);
+}
+
+/* -- Requests -----------------------------------------------------------------------------------
+ */
+
+static void expect_reply(const char *method, const char *path, int code, const char *part)
+{
+    struct http_reply r = http_ask(&daemons, 0, method, path);
+    EXPECT_EQ(r.code, code);
+    EXPECT_HAS(r.text, part);
+    EXPECT_HAS(r.text, "Cache-Control: no-store");
+    free(r.text);
+}
+
+TEST(requests_get_what_the_table_says)
+{
+    fixture_start(&daemons, 1, NULL);
+    expect_reply("GET", "/", 200, "Content-Security-Policy: default-src 'none'");
+    expect_reply("GET", "/status", 200, "Content-Type: application/json");
+    expect_reply("GET", "/metrics", 200, "Content-Type: text/plain; version=0.0.4");
+    expect_reply("GET", "/trace?seconds=1", 200, "traceEvents");
+    expect_reply("GET", "/trace", 200, "traceEvents");
+    expect_reply("GET", "/trace?seconds=61", 400, "1 to 60");
+    expect_reply("GET", "/trace?seconds=x", 400, "1 to 60");
+    expect_reply("GET", "/healthz", 200, "ok");
+    expect_reply("GET", "/statu", 404, "/metrics");
+    expect_reply("GET", "/../../etc/passwd", 404, "/metrics");
+    expect_reply("POST", "/status", 405, "Allow: GET, HEAD");
+    expect_reply("DELETE", "/", 405, "GET and HEAD only");
+    struct http_reply head = http_ask(&daemons, 0, "HEAD", "/status");
+    EXPECT_EQ(head.code, 200);
+    EXPECT_EQ(head.body_bytes, 0);
+    free(head.text);
+    fixture_stop(&daemons);
+}
+
+TEST(socket_is_for_the_group_and_goes_with_the_daemon)
+{
+    struct stat st, dir;
+    char path[300];
+    fixture_start(&daemons, 1, NULL);
+    snprintf(path, sizeof path, "%s/cpu0.status", daemons.dir);
+    EXPECT(stat(path, &st) == 0 && stat(daemons.dir, &dir) == 0);
+    EXPECT_EQ(st.st_mode & 0777, 0660);
+    EXPECT_EQ(st.st_gid, dir.st_gid);
+    fixture_stop(&daemons); /* expects an empty directory */
+}
+
+static void to_hex(const uint8_t *bytes, size_t count, char *hex)
+{
+    for (size_t i = 0; i < count; i++)
+        snprintf(hex + 2 * i, 3, "%02x", bytes[i]);
+}
+
+TEST(no_answer_has_a_token)
+{
+    static const char *const paths[] = { "/", "/status", "/metrics", "/trace", "/healthz" };
+    char path[300], hex[2 * SHD_TOKEN_BYTES + 1];
+    struct side_msg welcome;
+    struct shd_err e;
+    int fd;
+    fixture_start(&daemons, 1, NULL);
+    snprintf(path, sizeof path, "%s/cpu0.sock", daemons.dir);
+    EXPECT_OK(side_connect(path, &fd, &e), &e);
+    EXPECT_OK(side_recv(fd, 5000, &welcome, NULL, &e), &e);
+    to_hex(welcome.token, SHD_TOKEN_BYTES, hex);
+    for (size_t i = 0; i < ARRAY_SIZE(paths); i++) {
+        struct http_reply r = http_get(&daemons, 0, paths[i]);
+        EXPECT_EQ(r.code, 200);
+        EXPECT(strstr(r.body, hex) == NULL);
+        EXPECT(memmem(r.body, r.body_bytes, welcome.token, SHD_TOKEN_BYTES) == NULL);
+        free(r.text);
+    }
+    close(fd);
+    fixture_stop(&daemons);
+}
+
+/* -- Abuse --------------------------------------------------------------------------------------
+ */
+
+static uint64_t alone_ms; /* the slowest answer while nobody stands in the way */
+
+static uint64_t ask_status(void)
+{
+    struct http_reply r = http_get(&daemons, 0, "/status");
+    EXPECT_EQ(r.code, 200);
+    free(r.text);
+    return r.took_ms;
+}
+
+static void measure_alone(void)
+{
+    alone_ms = 0;
+    for (int i = 0; i < 10; i++) {
+        const uint64_t took_ms = ask_status();
+        alone_ms = took_ms > alone_ms ? took_ms : alone_ms;
+    }
+}
+
+/* Within ms_max, and more where the machine is slow without it. */
+static void expect_prompt(uint64_t ms_max)
+{
+    const uint64_t took_ms = ask_status();
+    if (took_ms > ms_max + 10 * alone_ms)
+        FAIL("it took %" PRIu64 " ms, at most %" PRIu64 " wanted (%" PRIu64 " ms alone)", took_ms,
+             ms_max + 10 * alone_ms, alone_ms);
+}
+
+TEST(silent_and_half_asked_connections_stand_in_nobodys_way)
+{
+    enum { CROWD = 300 };
+    static int fds[CROWD];
+    fixture_start(&daemons, 1, NULL);
+    measure_alone();
+    const int before = count_fds(daemons.pids[0]);
+    for (int i = 0; i < CROWD; i++) {
+        fds[i] = http_connect(&daemons, 0);
+        if (fds[i] >= 0 && i % 2 == 0)
+            http_send(fds[i], "GET /status HTTP/1.1\r\nHost: localhost\r\nX-Slow: ");
+    }
+    for (int k = 0; k < 5; k++) {
+        for (int i = 0; i < CROWD; i += 2)
+            if (fds[i] >= 0)
+                http_send(fds[i], "a"); /* a byte now and then */
+        expect_prompt(500 * SLOW);
+    }
+    EXPECT(count_fds(daemons.pids[0]) <= before + 80);
+    for (int i = 0; i < CROWD; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    expect_daemon_idle(daemons.pids[0], before, 1000);
+    fixture_stop(&daemons);
+}
+
+TEST(slow_request_is_cut_off_in_ten_seconds)
+{
+    fixture_start(&daemons, 1, NULL);
+    const int fd = http_connect(&daemons, 0);
+    const uint64_t start_ms = test_now_ms();
+    struct pollfd p = { .fd = fd, .events = POLLIN };
+    http_send(fd, "GET /status HTTP/1.1\r\nX: ");
+    while (poll(&p, 1, 1000) == 0 && test_now_ms() - start_ms < 20000)
+        http_send(fd, "a");
+    EXPECT(test_now_ms() - start_ms < 18000);
+    close(fd);
+    fixture_stop(&daemons);
+}
+
+TEST(oversized_headers_are_refused)
+{
+    static char request[65536];
+    fixture_start(&daemons, 1, NULL);
+    measure_alone();
+    const int head = snprintf(request, sizeof request, "GET /status HTTP/1.1\r\nX: ");
+    memset(request + head, 'a', sizeof request - 1 - (size_t)head);
+    const int fd = http_connect(&daemons, 0);
+    http_send(fd, request);
+    struct http_reply r = http_receive(fd, 5000);
+    EXPECT(r.code == 0 || r.code >= 400);
+    free(r.text);
+    expect_prompt(1000);
+    fixture_stop(&daemons);
+}
+
+TEST(ten_thousand_connections_leave_nothing_behind)
+{
+    fixture_start(&daemons, 1, NULL);
+    measure_alone();
+    const int before = count_fds(daemons.pids[0]);
+    long kib = 0;
+    for (int i = 0; i < 10000; i++) {
+        const int fd = http_connect(&daemons, 0);
+        if (fd < 0)
+            continue;
+        if (i % 3 > 0) /* gone before, or in the middle of, its answer */
+            http_send(fd, i % 3 == 1 ? "GET /status HTTP/1.1\r\nHost: a\r\n\r\n" : "GET /tr");
+        close(fd);
+        if (i == 1000)
+            kib = rss_kib(daemons.pids[0]);
+    }
+    expect_prompt(3000);
+    expect_daemon_idle(daemons.pids[0], before, 1000);
+#ifndef __SANITIZE_ADDRESS__ /* which keeps what was freed for a while */
+    EXPECT(rss_kib(daemons.pids[0]) < kib + 32 * 1024);
+#else
+    (void)kib;
+#endif
+    fixture_stop(&daemons);
+}
+
+TEST_MAIN()

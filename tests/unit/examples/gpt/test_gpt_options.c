@@ -1,0 +1,255 @@
+/* The command line of shd-gpt, and what follows from it: learning rate, micro-batches, schedule. */
+#include "examples/gpt/data.h"
+#include "examples/gpt/options.h"
+#include "examples/gpt/schedule.h"
+#include "tests/lib/test.h"
+
+/* -- Schedule -------------------------------------------------------------------------------- */
+
+TEST(learning_rate_warms_up_and_falls)
+{
+    const struct schedule s = { .lr = 0.01, .lr_min = 0.001, .warmup = 10, .steps = 101 };
+    EXPECT_NEAR(schedule_lr(&s, 0), 0.001, 1e-15);
+    EXPECT_NEAR(schedule_lr(&s, 9), 0.01, 1e-15);
+    EXPECT_NEAR(schedule_lr(&s, 10), 0.01, 1e-15);
+    EXPECT_NEAR(schedule_lr(&s, 55), 0.0055, 1e-15); /* half way */
+    EXPECT_NEAR(schedule_lr(&s, 100), 0.001, 1e-15);
+    EXPECT_NEAR(schedule_lr(&s, 1000), 0.001, 1e-15);
+    for (uint64_t k = 10; k < 100; k++)
+        EXPECT(schedule_lr(&s, k + 1) < schedule_lr(&s, k));
+    const struct schedule warm = { .lr = 1, .lr_min = 0, .warmup = 50, .steps = 20 };
+    EXPECT_NEAR(schedule_lr(&warm, 19), 0.4, 1e-15); /* ends before its warm-up does */
+    const struct schedule one = { .lr = 1, .lr_min = 0.5, .warmup = 0, .steps = 1 };
+    EXPECT_NEAR(schedule_lr(&one, 0), 0.5, 0);
+}
+
+/* -- Options --------------------------------------------------------------------------------- */
+
+static void clear_environment(void)
+{
+    unsetenv("RANK");
+    unsetenv("WORLD_SIZE");
+    unsetenv("LOCAL_WORLD_SIZE");
+}
+
+/* Words separated by spaces. */
+static int parse(const char *line, struct options *o, struct shd_err *e)
+{
+    static char text[512];
+    char *argv[32] = { NULL };
+    int argc = 0;
+    snprintf(text, sizeof text, "shd-gpt %s", line);
+    for (char *word = strtok(text, " "); word != NULL && argc < 31; word = strtok(NULL, " "))
+        argv[argc++] = word;
+    return options_parse(argc, argv, o, e);
+}
+
+TEST(options_have_defaults_and_both_spellings)
+{
+    struct shd_err e;
+    struct options o;
+    clear_environment();
+    EXPECT_OK(parse("", &o, &e), &e);
+    EXPECT_STR(o.data[0], DATA_DEFAULT_PATH);
+    EXPECT_NEAR(o.min_lr, o.lr / 10, 1e-15);
+    EXPECT(o.threads >= 1 && o.log_every >= 1 && o.rank == 0 && o.world == 1);
+    EXPECT_OK(parse("--dim=96 --heads 3 --lr=0.5 --data x --data y --standalone", &o, &e), &e);
+    EXPECT_EQ(o.dim, 96);
+    EXPECT_EQ(o.data_count, 2);
+    EXPECT(o.standalone);
+    EXPECT_OK(parse("--optimizer lion", &o, &e), &e);
+    EXPECT_NEAR(o.lr, 0.0003, 0);
+}
+
+static const struct {
+    const char *line, *part; /* what is said about it */
+} bad_options[] = {
+    { "--layers 0", "--layers 0 is outside its limits, 1 to 1024" },
+    { "--dim 99999", "1 to 16384" },
+    { "--dim -4", "'-4' is not a whole number" },
+    { "--steps 1e3", "'1e3' is not a whole number" },
+    { "--steps 99999999999999999999", "not a whole number" },
+    { "--lr nan", "'nan' is not a number" },
+    { "--lr x", "--lr: 'x'" },
+    { "--clip -1", "0 to 1000000000" },
+    { "--dim 100 --heads 3", "--dim 100 is not a multiple of --heads 3" },
+    { "--optimizer adam", "'adam' is not adamw, sgd or lion" },
+    { "--threads 1000", "1 to 256" },
+    { "--seq", "--seq needs a value" },
+    { "--standalone=1", "takes no value" },
+    { "--bogus", "unknown option '--bogus'" },
+    { "bogus", "'bogus' is not an option" },
+    { "--min-lr 1 --lr 0.1", "--min-lr 1 is above --lr 0.1" },
+    { "--standalone --address /x", "/x" },
+    { "--strategy fsdp", "'fsdp' is not ddp, zero1, zero2 or zero3" },
+    { "--strategy hybrid", "replica groups" },
+    { "--prefetch backward", "'backward' is not pre, post or none" },
+    { "--path rdma", "'rdma' is not map, copy, nccl or auto" },
+    { "--path copy --standalone", "use --path auto, or daemons" },
+    { "--fetch-delay-ms 1", "add --path copy" },
+    { "--fetch-delay-ms 1 --path map", "only the copy path fetches" },
+    { "--strategy ddp --max-live-units 3", "holds all 6 units" },
+    { "--strategy zero1 --max-live-units 5", "at least 6" },
+    { "--precision fp8", "'fp8' is not fp32, bf16 or fp16" },
+    { "--grad-precision half", "--grad-precision 'half'" },
+    { "--bf16-gemm native", "add --precision bf16" },
+    { "--bf16-gemm fast --precision bf16", "'fast' is not auto, native or emulated" },
+    { "--loss-scale dynamic", "add --precision fp16" },
+    { "--loss-scale dynamic --precision bf16", "do not underflow" },
+    { "--loss-scale 0 --precision fp16", "a number from 1 to 16777216" },
+    { "--loss-scale big --precision fp16", "'big' is not dynamic, static" },
+    { "--accumulate worker", "'worker' is not owner or local:A" },
+    { "--accumulate local:", "A a number" },
+    { "--accumulate local:3", "A must divide --micro-batches 4" },
+    { "--accumulate local:8", "A must divide --micro-batches 4" },
+    { "--accumulate local:0", "A must divide" },
+    { "--experts 300", "0 to 256" },
+    { "--experts 4 --adapters 4", "leave one of them out" },
+    { "--experts 256 --layers 16", "4114 units, the limit is 4096" },
+    { "--adapters 200", "--adapters 200 is above --dim 128" },
+    { "--stop-at 5", "go together" },
+    { "--stop-rank 1", "go together" },
+    { "--stop-rank 0 --stop-at 5", "1 to 4294967295" },
+    { "--stop-rank 1 --stop-at 5", "there are 1 workers" },
+    { "--device gpu", "'gpu' is not host or cuda:N" },
+    { "--device cuda:", "'cuda:' is not host or cuda:N" },
+    { "--device cuda:1x", "N is a whole number below 1024" },
+    { "--device cuda:1024", "N is a whole number below 1024" },
+    { "--math fp64", "'fp64' is not fp32 or tf32" },
+    { "--math tf32", "add --device cuda:0" },
+    { "--math tf32 --device cuda:0 --precision bf16", "it is about fp32 products" },
+    { "--device cuda:0 --precision bf16 --bf16-gemm emulated", "the host's products" },
+    { "--device cuda:0 --dim 96 --heads 24", "a head's width, here 4" },
+    { "--device cuda:0 --adapters 4", "--adapters 4 with --device cuda:0" },
+};
+
+TEST(bad_options_are_named_with_value_and_limits)
+{
+    clear_environment();
+    for (size_t i = 0; i < sizeof bad_options / sizeof bad_options[0]; i++) {
+        struct shd_err e;
+        struct options o;
+        EXPECT(parse(bad_options[i].line, &o, &e) < 0);
+        EXPECT_HAS(e.text, bad_options[i].part);
+    }
+}
+
+TEST(device_is_host_or_a_gpu)
+{
+    struct shd_err e;
+    struct options o;
+    clear_environment();
+    EXPECT_OK(parse("", &o, &e), &e);
+    EXPECT(!o.chosen.cuda && !o.chosen.tf32);
+    EXPECT_OK(parse("--device cuda:0 --precision fp16", &o, &e), &e);
+    EXPECT(o.chosen.cuda && o.chosen.publish == SHD_F16 && o.chosen.dynamic_scale);
+    EXPECT_OK(parse("--device cuda:0 --experts 5", &o, &e), &e);
+    EXPECT(o.chosen.cuda && o.experts == 5);
+    EXPECT_OK(parse("--device cuda:3 --math tf32", &o, &e), &e);
+    EXPECT(o.chosen.cuda && o.chosen.tf32);
+    EXPECT_EQ(o.chosen.device, 3);
+    EXPECT_OK(parse("--device cuda:0 --precision bf16 --adapters 8", &o, &e), &e);
+    EXPECT(o.chosen.cuda && !o.chosen.gemm_auto);
+    EXPECT_EQ(o.chosen.publish, SHD_BF16);
+    EXPECT_EQ(o.chosen.gemm, GEMM_FULL);
+}
+
+TEST(environment_gives_rank_and_world)
+{
+    struct shd_err e;
+    struct options o;
+    clear_environment();
+    setenv("RANK", "2", 1);
+    setenv("WORLD_SIZE", "4", 1);
+    setenv("LOCAL_WORLD_SIZE", "100000", 1);
+    EXPECT_OK(parse("", &o, &e), &e);
+    EXPECT_EQ(o.rank, 2);
+    EXPECT_EQ(o.world, 4);
+    EXPECT_EQ(o.threads, 1);
+    EXPECT_STATUS(parse("--standalone", &o, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "WORLD_SIZE is 4");
+    setenv("RANK", "4", 1);
+    EXPECT_STATUS(parse("", &o, &e), SHD_ERANGE);
+    EXPECT_HAS(e.text, "RANK=4");
+    setenv("RANK", "one", 1);
+    EXPECT_STATUS(parse("", &o, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "RANK: 'one'");
+    clear_environment();
+}
+
+TEST(schedule_and_precision_are_derived)
+{
+    struct shd_err e;
+    struct options o;
+    clear_environment();
+    EXPECT_OK(parse("", &o, &e), &e);
+    EXPECT_EQ(o.chosen.policy.strategy, SHD_ZERO3);
+    EXPECT_EQ(o.chosen.policy.forward_prefetch, 1);
+    EXPECT_EQ(o.chosen.policy.backward_prefetch, SHD_PREFETCH_PRE);
+    EXPECT_EQ(o.chosen.policy.grad_dtype, SHD_F32);
+    EXPECT_EQ(o.chosen.publish, SHD_F32);
+    EXPECT_EQ(o.chosen.gemm, GEMM_FULL);
+    EXPECT_EQ(o.chosen.accumulate, 1);
+    EXPECT(!o.chosen.dynamic_scale && o.chosen.static_scale == 1);
+    EXPECT_OK(parse("--strategy zero2 --prefetch post --path copy --precision bf16 "
+                    "--grad-precision bf16 --accumulate local:2 --fetch-delay-ms 1.5",
+                    &o, &e),
+              &e);
+    EXPECT_EQ(o.chosen.policy.strategy, SHD_ZERO2);
+    EXPECT_EQ(o.chosen.policy.backward_prefetch, SHD_PREFETCH_POST);
+    EXPECT_EQ(o.chosen.policy.path, SHD_PATH_COPY);
+    EXPECT_EQ(o.chosen.policy.fetch_delay_ns, 1500000);
+    EXPECT_EQ(o.chosen.policy.grad_dtype, SHD_BF16);
+    EXPECT_EQ(o.chosen.publish, SHD_BF16);
+    EXPECT(o.chosen.gemm == GEMM_BF16_NATIVE && o.chosen.gemm_auto);
+    EXPECT_EQ(o.chosen.accumulate, 2);
+    EXPECT_OK(parse("--precision fp16", &o, &e), &e);
+    EXPECT(o.chosen.gemm == GEMM_F16_EMULATED && o.chosen.dynamic_scale);
+    EXPECT_OK(parse("--precision fp16 --loss-scale 256", &o, &e), &e);
+    EXPECT(!o.chosen.dynamic_scale && o.chosen.static_scale == 256);
+    EXPECT_OK(parse("--grad-precision fp16 --loss-scale static", &o, &e), &e);
+    EXPECT(o.chosen.gemm == GEMM_FULL && o.chosen.static_scale == 1024);
+}
+
+/* -- Micro-batches --------------------------------------------------------------------------- */
+
+/* Over all ranks: each micro-batch once, groups together, nobody who left. */
+static void check_share(struct schedule_share s, uint64_t step)
+{
+    uint32_t owner[32], micros[32];
+    memset(owner, 0xff, sizeof owner);
+    for (s.rank = 0; s.rank < s.world; s.rank++) {
+        const uint32_t count = schedule_micros(&s, step, micros);
+        EXPECT(schedule_takes_part(&s, step) || count == 0);
+        EXPECT_EQ(count % s.accumulate, 0);
+        for (uint32_t i = 0; i < count; i++) {
+            EXPECT(i == 0 || micros[i] > micros[i - 1]);
+            EXPECT_EQ(owner[micros[i]], UINT32_MAX);
+            owner[micros[i]] = s.rank;
+        }
+    }
+    for (uint32_t i = 0; i < s.micro_batches; i++) {
+        EXPECT(owner[i] < s.world);
+        EXPECT_EQ(owner[i], owner[i / s.accumulate * s.accumulate]);
+    }
+}
+
+TEST(micro_batches_are_shared_out_completely)
+{
+    for (uint32_t world = 2; world < 6; world++)
+        for (uint32_t accumulate = 1; accumulate < 5; accumulate++)
+            for (uint64_t step = 0; step < 6; step++)
+                check_share((struct schedule_share){ .micro_batches = 12,
+                                                     .accumulate = accumulate,
+                                                     .world = world,
+                                                     .stop_rank = world - 1,
+                                                     .stop_at = 3 },
+                            step);
+    const struct schedule_share gone = {
+        .micro_batches = 4, .accumulate = 1, .rank = 1, .world = 2, .stop_rank = 1, .stop_at = 3
+    };
+    EXPECT(schedule_takes_part(&gone, 2));
+    EXPECT(!schedule_takes_part(&gone, 3));
+}
+
+TEST_MAIN()

@@ -1,0 +1,394 @@
+/* The host device as a queue: order, completion, limits, argument checks; and hashing. */
+#include <errno.h>
+#include <openssl/evp.h>
+#include <pthread.h>
+#include <sched.h>
+#include <semaphore.h>
+
+#include "proto/base/sys.h"
+#include "tests/lib/kern_util.h"
+
+TEST(isas_start_with_scalar_and_name_their_devices)
+{
+    const char *const *isas = kern_cpu_isas();
+    EXPECT_STR(isas[0], "scalar");
+    for (; *isas != NULL; isas++) {
+        char want[32];
+        snprintf(want, sizeof want, "cpu-%s", *isas);
+        struct kern *k = device_new(*isas, 1);
+        EXPECT_STR(k->ops->name, want);
+        k->ops->free(k);
+    }
+    struct kern *best = device_new(NULL, 1);
+    EXPECT_STR(best->ops->name + strlen("cpu-"), isas[-1]);
+    best->ops->free(NULL); /* no-op */
+    best->ops->free(best);
+}
+
+TEST(new_refuses_what_it_cannot_do)
+{
+    struct shd_err e = { 0 };
+    struct kern *k = NULL;
+    EXPECT_STATUS(kern_cpu_new(&(struct kern_config){ .threads = 0 }, &k, &e), SHD_EINVAL);
+    EXPECT_STATUS(kern_cpu_new(&(struct kern_config){ .threads = 257 }, &k, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "257");
+    EXPECT_STATUS(kern_cpu_new(&(struct kern_config){ .threads = 1, .isa = "mmx" }, &k, &e),
+                  SHD_EINVAL);
+    EXPECT_HAS(e.text, "mmx");
+    EXPECT(k == NULL);
+}
+
+static int fail_alloc(enum sys_kind kind)
+{
+    return kind == SYS_ALLOC ? ENOMEM : 0;
+}
+
+TEST(new_without_memory_is_an_error)
+{
+    struct shd_err e = { 0 };
+    struct kern *k = NULL;
+    sys_fault = fail_alloc;
+    const int r = kern_cpu_new(&(struct kern_config){ .threads = 2 }, &k, &e);
+    sys_fault = NULL;
+    EXPECT_STATUS(r, SHD_ENOMEM);
+    EXPECT(k == NULL);
+}
+
+TEST(pinned_threads_need_a_cpu_each)
+{
+    cpu_set_t allowed;
+    EXPECT(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+    const uint32_t cpus = (uint32_t)CPU_COUNT(&allowed);
+    if (cpus > 255)
+        SKIP("%" PRIu32 " CPUs, more than a device may have threads", cpus);
+    struct shd_err e = { 0 };
+    struct kern *k = NULL;
+    EXPECT_OK(kern_cpu_new(&(struct kern_config){ .threads = cpus, .pin = true }, &k, &e), &e);
+    k->ops->free(k);
+    k = NULL;
+    EXPECT_STATUS(kern_cpu_new(&(struct kern_config){ .threads = cpus + 1, .pin = true }, &k, &e),
+                  SHD_EINVAL);
+    EXPECT(k == NULL);
+}
+
+/* Each op reads what the one before wrote, sizes alternating between shared and alone. */
+static void check_order(struct kern *k, const char *label, void *arg)
+{
+    (void)arg;
+    enum { OPS = 200, ELEMS = 100 * BLOCK };
+    static float acc[ELEMS], one[ELEMS];
+    static struct record records[OPS];
+    memset(records, 0, sizeof records);
+    record_count = 0;
+    struct shd_err e = { 0 };
+    const struct kern_fill ones = { one, ELEMS, 0, 0, KERN_FILL_CONST, 1, 0 };
+    const struct kern_fill zeros = { acc, ELEMS, 0, 0, KERN_FILL_CONST, 0, 0 };
+    EXPECT_OK(k->ops->fill(k, &ones, NULL, &e), &e);
+    EXPECT_OK(k->ops->fill(k, &zeros, NULL, &e), &e);
+    for (uint32_t i = 0; i < OPS; i++) {
+        /* One more everywhere, or only in the first block. */
+        const struct kern_accumulate a = {
+            .acc = acc, .grad = one, .grad_dtype = SHD_F32, .elems = i % 2 == 0 ? ELEMS : BLOCK
+        };
+        records[i].done.fn = record_done;
+        EXPECT_OK(k->ops->accumulate(k, &a, &records[i].done, &e), &e);
+    }
+    EXPECT_RUNS(fill, k, (&(struct kern_fill){ .kind = KERN_FILL_CONST }));
+    for (uint32_t i = 0; i < OPS; i++)
+        if (records[i].fired != 1 || records[i].order != i || records[i].status != SHD_OK)
+            FAIL("%s: op %" PRIu32 " fired %" PRIu32 " times, at %" PRIu32, label, i,
+                 records[i].fired, records[i].order);
+    EXPECT_NEAR(acc[0], OPS, 0);
+    EXPECT_NEAR(acc[ELEMS - 1], OPS / 2.0, 0);
+}
+
+TEST(ops_run_in_queueing_order_and_report_once)
+{
+    devices_each(check_order, NULL);
+}
+
+struct blocker {
+    struct kern_done done;
+    sem_t reached, go_on;
+};
+
+static void blocker_done(struct kern_done *done, int status)
+{
+    (void)status;
+    struct blocker *b = (struct blocker *)(void *)done;
+    sem_post(&b->reached);
+    while (sem_wait(&b->go_on) != 0)
+        ;
+}
+
+static void check_full(struct kern *k, const char *label, void *arg)
+{
+    (void)label, (void)arg;
+    static struct record records[KERN_QUEUE_MAX];
+    memset(records, 0, sizeof records);
+    record_count = 0;
+    struct blocker b = { .done = { blocker_done } };
+    sem_init(&b.reached, 0, 0);
+    sem_init(&b.go_on, 0, 0);
+    float x[8];
+    const struct kern_fill a = { x, 8, 0, 0, KERN_FILL_CONST, 1, 0 };
+    struct shd_err e = { 0 };
+    EXPECT_OK(k->ops->fill(k, &a, &b.done, &e), &e);
+    while (sem_wait(&b.reached) != 0)
+        ;
+    for (uint32_t i = 0; i < KERN_QUEUE_MAX; i++) {
+        records[i].done.fn = record_done;
+        EXPECT_OK(k->ops->fill(k, &a, &records[i].done, &e), &e);
+    }
+    struct record refused = { .done = { record_done } };
+    EXPECT_STATUS(k->ops->fill(k, &a, &refused.done, &e), SHD_EBUSY);
+    EXPECT_HAS(e.text, "1024");
+    sem_post(&b.go_on);
+    struct kern_waiter w;
+    do {
+        kern_waiter_init(&w);
+    } while (k->ops->fill(k, &a, &w.done, &e) == SHD_EBUSY);
+    EXPECT_STATUS(kern_wait(&w), SHD_OK);
+    for (uint32_t i = 0; i < KERN_QUEUE_MAX; i++)
+        EXPECT_EQ(records[i].fired, 1);
+    EXPECT_EQ(refused.fired, 0);
+    sem_destroy(&b.reached);
+    sem_destroy(&b.go_on);
+}
+
+TEST(one_op_more_than_the_queue_holds_is_busy)
+{
+    devices_each(check_full, NULL);
+}
+
+TEST(free_waits_for_queued_work)
+{
+    enum { ELEMS = 150 * BLOCK };
+    static float x[ELEMS];
+    for (uint32_t threads = 1; threads <= 3; threads++) {
+        struct kern *k = device_new(NULL, threads);
+        struct shd_err e = { 0 };
+        for (uint32_t i = 1; i <= 40; i++) {
+            const struct kern_fill a = { x, ELEMS, 0, 0, KERN_FILL_CONST, (float)i, 0 };
+            EXPECT_OK(k->ops->fill(k, &a, NULL, &e), &e);
+        }
+        k->ops->free(k);
+        for (uint64_t i = 0; i < ELEMS; i++)
+            EXPECT_NEAR(x[i], 40, 0);
+    }
+}
+
+#define SUBMITTERS      3
+#define SUBMITTED       2000
+#define SUBMITTER_ELEMS (70 * BLOCK)
+struct submitter {
+    struct kern *k;
+    float x[SUBMITTER_ELEMS];
+    uint32_t wrong;
+};
+
+static void *submitter_main(void *arg)
+{
+    struct submitter *s = arg;
+    for (uint32_t i = 0; i < SUBMITTED; i++) {
+        const uint64_t elems = i % 50 == 0 ? SUBMITTER_ELEMS : 3;
+        const struct kern_fill a = { s->x, elems, 0, 0, KERN_FILL_CONST, (float)i, 0 };
+        struct kern_waiter w;
+        struct shd_err e;
+        kern_waiter_init(&w);
+        if (s->k->ops->fill(s->k, &a, &w.done, &e) != SHD_OK || kern_wait(&w) != SHD_OK ||
+            !same_float(s->x[elems - 1], (float)i))
+            s->wrong++;
+    }
+    return NULL;
+}
+
+TEST(any_thread_may_queue)
+{
+    static struct submitter submitters[SUBMITTERS];
+    struct kern *k = device_new(NULL, 3);
+    pthread_t id[SUBMITTERS];
+    for (int i = 0; i < SUBMITTERS; i++) {
+        submitters[i].k = k;
+        EXPECT(pthread_create(&id[i], NULL, submitter_main, &submitters[i]) == 0);
+    }
+    for (int i = 0; i < SUBMITTERS; i++) {
+        pthread_join(id[i], NULL);
+        EXPECT_EQ(submitters[i].wrong, 0);
+    }
+    k->ops->free(k);
+}
+
+/* Leaves against EVP_Digest() of each piece, for heads and sizes on both sides of a border. */
+static void check_hash(struct kern *k, const char *label, void *arg)
+{
+    (void)label, (void)arg;
+    static const uint64_t heads[] = { 1, 7, 2047, 2048 };
+    static const uint64_t sizes[] = { 1, 6, 2047, 2048, 2049, 4096, 40 * BLOCK, 40 * BLOCK + 5 };
+    static float x[40 * BLOCK + 6];
+    fill_awkward(x, ARRAY_SIZE(x), true, 99);
+    for (size_t h = 0; h < ARRAY_SIZE(heads); h++) {
+        for (size_t s = 0; s < ARRAY_SIZE(sizes); s++) {
+            uint8_t out[43][32];
+            memset(out, 0xa5, sizeof out);
+            const uint64_t leaves = kern_hash_leaves(heads[h], sizes[s]);
+            EXPECT(leaves < ARRAY_SIZE(out));
+            const struct kern_hash a = { x + 1, sizes[s], heads[h], out };
+            EXPECT_RUNS(hash, k, &a);
+            uint64_t first = 0, piece = heads[h];
+            for (uint64_t i = 0; i < leaves; i++, first += piece, piece = BLOCK) {
+                uint8_t want[32];
+                const uint64_t elems = sizes[s] - first < piece ? sizes[s] - first : piece;
+                EXPECT(EVP_Digest(x + 1 + first, elems * 4, want, NULL, EVP_sha256(), NULL) == 1);
+                EXPECT(memcmp(out[i], want, sizeof want) == 0);
+                piece = elems;
+            }
+            EXPECT_EQ(first, sizes[s]);
+            EXPECT_EQ(out[leaves][0], 0xa5);
+        }
+    }
+}
+
+TEST(hash_gives_sha256_of_each_piece)
+{
+    devices_each(check_hash, NULL);
+}
+
+TEST(hash_known_answer)
+{
+    /* printf '\0\0\0\0' | sha256sum */
+    static const uint8_t want[4] = { 0xdf, 0x3f, 0x61, 0x98 };
+    const float zero = 0;
+    uint8_t out[1][32];
+    struct kern *k = device_new(NULL, 1);
+    EXPECT_RUNS(hash, k, (&(struct kern_hash){ &zero, 1, 2048, out }));
+    EXPECT(memcmp(out[0], want, sizeof want) == 0);
+    k->ops->free(k);
+}
+
+/* A refused op: its status, the value named in the text, and no done. */
+#define EXPECT_REFUSED(op, args, refusal, text_part)                                         \
+    do {                                                                                     \
+        struct record refused_record = { .done = { record_done } };                          \
+        struct shd_err refused_err = { 0 };                                                  \
+        EXPECT_STATUS(k->ops->op(k, (args), &refused_record.done, &refused_err), (refusal)); \
+        EXPECT_HAS(refused_err.text, #op);                                                   \
+        EXPECT_HAS(refused_err.text, (text_part));                                           \
+        EXPECT_EQ(refused_err.code, (refusal));                                              \
+        EXPECT_EQ(refused_record.fired, 0);                                                  \
+    } while (0)
+
+static float array_a[2 * BLOCK], array_b[2 * BLOCK], array_c[2 * BLOCK], array_d[2 * BLOCK];
+static uint16_t array_h[2 * BLOCK];
+
+TEST(bad_arguments_of_plain_ops_are_refused)
+{
+    struct kern *k = device_new(NULL, 2);
+    struct kern_sum sum = { .finite = true };
+    const struct kern_fill f = { array_a, BLOCK, 0, 0, KERN_FILL_CONST, 0, 0 };
+    struct kern_fill fill = f;
+    fill.out = NULL;
+    EXPECT_REFUSED(fill, &fill, SHD_EINVAL, "NULL");
+    fill = f, fill.kind = (enum kern_fill_kind)9;
+    EXPECT_REFUSED(fill, &fill, SHD_EINVAL, "9");
+    fill = f, fill.elems = UINT64_C(1) << 50;
+    EXPECT_REFUSED(fill, &fill, SHD_ERANGE, "1125899906842624");
+    fill = f, fill.first_index = UINT64_MAX;
+    EXPECT_REFUSED(fill, &fill, SHD_ERANGE, "first index");
+    fill = f, fill.kind = KERN_FILL_UNIFORM, fill.a = 2, fill.b = 2;
+    EXPECT_REFUSED(fill, &fill, SHD_ERANGE, "[2, 2)");
+    fill = f, fill.kind = KERN_FILL_NORMAL, fill.b = -1;
+    EXPECT_REFUSED(fill, &fill, SHD_ERANGE, "-1");
+
+    struct kern_cast cast = { array_h, (enum shd_dtype)7, array_a, BLOCK };
+    EXPECT_REFUSED(cast, &cast, SHD_EINVAL, "dtype 7");
+    cast.out_dtype = SHD_F32, cast.out = array_h + 1;
+    EXPECT_REFUSED(cast, &cast, SHD_EINVAL, "aligned");
+
+    const struct kern_accumulate a = {
+        .acc = array_a, .grad = array_b, .grad_dtype = SHD_F32, .elems = BLOCK
+    };
+    struct kern_accumulate acc = a;
+    acc.elems = 100;
+    EXPECT_REFUSED(accumulate, &acc, SHD_ERANGE, "100");
+    acc = a, acc.grad = NULL;
+    EXPECT_REFUSED(accumulate, &acc, SHD_EINVAL, "grad");
+    acc = a, acc.acc = NULL;
+    EXPECT_REFUSED(accumulate, &acc, SHD_EINVAL, "acc");
+    EXPECT_REFUSED(sumsq, (&(struct kern_sumsq){ array_a, BLOCK, NULL }), SHD_EINVAL, "sum");
+    EXPECT_REFUSED(sumsq, (&(struct kern_sumsq){ array_a, 2049, &sum }), SHD_ERANGE, "2049");
+
+    uint8_t out[2][32];
+    EXPECT_REFUSED(hash, (&(struct kern_hash){ array_a, 0, 1, out }), SHD_ERANGE, "no elements");
+    EXPECT_REFUSED(hash, (&(struct kern_hash){ array_a, 9, 0, out }), SHD_ERANGE, " 0 ");
+    EXPECT_REFUSED(hash, (&(struct kern_hash){ array_a, 9, 2049, out }), SHD_ERANGE, "2049");
+    EXPECT_REFUSED(hash, (&(struct kern_hash){ array_a, 9, 2048, NULL }), SHD_EINVAL, "out");
+    k->ops->free(k);
+}
+
+TEST(bad_arguments_of_updates_are_refused)
+{
+    struct kern *k = device_new(NULL, 2);
+    static const struct kern_hyper hyper = { .lr = 1, .bias1 = 1, .bias2 = 1 };
+    struct kern_run runs[2] = { { 0, BLOCK, 0 }, { BLOCK, 5, 0 } };
+    const struct kern_update good = {
+        .param = array_a,
+        .m = array_b,
+        .v = array_c,
+        .grad = array_d,
+        .grad_scale = 1,
+        .publish = array_h,
+        .publish_dtype = SHD_BF16,
+        .elems = 2 * BLOCK,
+        .runs = runs,
+        .run_count = 2,
+        .hypers = &hyper,
+        .hyper_count = 1,
+    };
+    struct kern_update u = good;
+    u.v = NULL;
+    EXPECT_REFUSED(adamw, &u, SHD_EINVAL, "v is NULL");
+    EXPECT_RUNS(sgd, k, &u);
+    EXPECT_RUNS(lion, k, &u);
+    u = good, u.m = NULL;
+    EXPECT_REFUSED(lion, &u, SHD_EINVAL, "m is NULL");
+    u = good, u.publish = NULL;
+    EXPECT_REFUSED(sgd, &u, SHD_EINVAL, "publish");
+    u = good, u.elems = BLOCK + 1;
+    EXPECT_REFUSED(sgd, &u, SHD_ERANGE, "2049");
+    u = good, u.runs = NULL;
+    EXPECT_REFUSED(adamw, &u, SHD_EINVAL, "runs");
+
+    runs[1] = (struct kern_run){ BLOCK - 1, 5, 0 };
+    EXPECT_REFUSED(adamw, &good, SHD_ERANGE, "2047");
+    runs[1] = (struct kern_run){ BLOCK, BLOCK + 1, 0 };
+    EXPECT_REFUSED(adamw, &good, SHD_ERANGE, "2048+2049");
+    runs[1] = (struct kern_run){ BLOCK, UINT64_MAX, 0 };
+    EXPECT_REFUSED(adamw, &good, SHD_ERANGE, "run 1");
+    runs[1] = (struct kern_run){ BLOCK, 5, 1 };
+    EXPECT_REFUSED(adamw, &good, SHD_ERANGE, "group 1 of 1");
+    runs[1].hyper = 0;
+    const struct kern_hyper no_bias = { .lr = 1, .bias1 = 0, .bias2 = 1 };
+    u = good, u.hypers = &no_bias;
+    EXPECT_REFUSED(adamw, &u, SHD_ERANGE, "bias");
+    EXPECT_RUNS(sgd, k, &u);
+    k->ops->free(k);
+}
+
+/* An owner may hold nothing of a small unit. */
+TEST(empty_slices_are_fine)
+{
+    struct kern *k = device_new(NULL, 2);
+    struct kern_sum sum = { .finite = true };
+    fixsum_init(&sum.sum);
+    EXPECT_RUNS(fill, k, (&(struct kern_fill){ .kind = KERN_FILL_CONST }));
+    EXPECT_RUNS(cast, k, (&(struct kern_cast){ .out_dtype = SHD_BF16 }));
+    EXPECT_RUNS(accumulate, k, (&(struct kern_accumulate){ .grad_dtype = SHD_F32, .sum = &sum }));
+    EXPECT_RUNS(sumsq, k, (&(struct kern_sumsq){ .sum = &sum }));
+    EXPECT_RUNS(adamw, k, (&(struct kern_update){ .publish_dtype = SHD_F32 }));
+    EXPECT_NEAR(fixsum_value(&sum.sum), 0, 0);
+    EXPECT(sum.finite);
+    k->ops->free(k);
+}
+
+TEST_MAIN()

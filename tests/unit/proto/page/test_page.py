@@ -1,0 +1,302 @@
+#!/usr/bin/env python3
+"""test_page.py BIN_DIR PAGE: the status page in a headless Chromium.
+
+First with documents made here (page_fake.py): what is shown is what they say, also when they are
+empty, huge, or tell of faults; then with real daemons in training behind `shardctl dashboard`.
+Exits with 77 where there is no Chromium (package: chromium; $CHROMIUM names another).
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+import urllib.parse
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../lib"))
+import page_browser
+import page_fake
+import page_node
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+WIDTHS = {"desktop": 1280, "phone": 360}
+NARROW = "\u202f"
+
+
+def expect(what, got, wanted):
+    if got != wanted:
+        raise AssertionError(f"{what}: shown {got!r}, meant {wanted!r}")
+
+
+def number(n):
+    return f"{n:,}".replace(",", NARROW)
+
+
+# -- What is shown -------------------------------------------------------------------------------
+
+
+def cells(browser, table):
+    """Rows of texts of a table's body."""
+    return browser.run(
+        f"[...document.querySelectorAll('#{table} tbody tr')].map(tr => [...tr.cells].map(td => td.textContent))"
+    )
+
+
+def freeze(browser):
+    """Pause, and the document that the page shows."""
+    browser.events.clear()
+    browser.wait("document.getElementById('live-text').textContent.startsWith('live')")
+    browser.run("document.getElementById('pause').click()")
+    browser.wait("performance.now() > 0")
+    answers = [
+        e["requestId"]
+        for e in browser.named("Network.responseReceived")
+        if urllib.parse.urlparse(e["response"]["url"]).path.endswith("/status")
+    ]
+    if not answers:  # paused before the next one came: let one through
+        browser.run("document.getElementById('pause').click()")
+        return freeze(browser)
+    browser.wait("document.getElementById('pause').textContent === 'Resume'")
+    finished = [e["requestId"] for e in browser.named("Network.loadingFinished")]
+    if answers[-1] not in finished:
+        browser.run("new Promise(done => setTimeout(done, 300))")
+    return json.loads(browser.call("Network.getResponseBody", requestId=answers[-1])["body"])
+
+
+def daemons_of(document):
+    return document.get("daemons", [document])
+
+
+def check_values(browser, document):
+    """Steps, gradients, versions, memory, workers and waits are those of the document."""
+    daemons = [d for d in daemons_of(document) if "error" not in d]
+    name = (
+        browser.run("document.getElementById('model-select').value")
+        or sorted(m["name"] for d in daemons for m in d["models"])[0]
+    )
+    owners = sorted(
+        ((d, m) for d in daemons for m in d["models"] if m["name"] == name), key=lambda pair: pair[1]["owner"]
+    )
+    rows = {row[0]: row for row in cells(browser, "daemons")}
+    steps = {row[0]: row for row in cells(browser, "steps-table")}
+    for d, m in owners:
+        expect("step", rows[d["device"]][2], number(m["step"]))
+        expect("phase", rows[d["device"]][3], m["phase"].lower())
+        early = f", {m['waiting']} early" if m["waiting"] else ""
+        expect(
+            "gradients", steps[d["device"]][3], f"{number(m['returned'])} of {number(m['expected'])}{early}"
+        )
+    for i, row in enumerate(cells(browser, "map-table")):
+        for column, (_d, m) in enumerate(owners):
+            unit = m["units"][i]
+            expect("unit", row[0], unit["name"])
+            expect("version of " + unit["name"], row[1 + column].startswith(number(unit["version"])), True)
+            gradients = "frozen" if unit["frozen"] else f"{unit['returned']}/{m['micro_batches']}"
+            expect("gradients of " + unit["name"], row[1 + column].endswith(gradients), True)
+    expect(
+        "workers",
+        {int(row[0]) for row in cells(browser, "workers-table")},
+        {s["pid"] for d in daemons for s in d["sessions"]},
+    )
+    texts = browser.run("[...document.querySelectorAll('#waits-list .text')].map(n => n.textContent)")
+    expect("waits", set(texts) <= {w["text"] for d in daemons for w in d["waits"]}, True)
+    for d in daemons:
+        total = sum(m["bytes"][kind] for m in d["models"] for kind in page_fake.KINDS)
+        shown = next(row for row in cells(browser, "memory-table") if row[0] == d["device"])[8]
+        value, unit = shown.split(NARROW)
+        scale = 1024 ** ["B", "KiB", "MiB", "GiB"].index(unit)
+        expect("memory within 1 %", abs(float(value) * scale - total) <= 0.01 * total, True)
+
+
+def check_clean(browser, url):
+    """No error, no request to another origin, nothing wider than the window, contrast, headers."""
+    for event in ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled"):
+        expect(event, browser.named(event), [])
+    for request in browser.named("Network.requestWillBeSent"):
+        target = request["request"]["url"]
+        expect("request to " + target, target.startswith(("data:", urllib.parse.urljoin(url, "/"))), True)
+    expect("too wide", browser.run("document.documentElement.scrollWidth > innerWidth"), False)
+    with open(HERE + "/page_contrast.js", encoding="utf-8") as f:
+        expect("contrast", browser.run(f.read()), [])
+    expect("headers without scope", browser.run("document.querySelectorAll('th:not([scope])').length"), 0)
+    expect("hover only", browser.run("document.querySelectorAll('[title]').length"), 0)
+
+
+# -- With documents made here --------------------------------------------------------------------
+
+
+def every_scene_is_shown_cleanly_when_wide_narrow_light_and_dark(browser, server):
+    for scene in page_fake.SCENES:
+        url = server + scene + "/"
+        for width in WIDTHS.values():
+            for dark in (False, True):
+                browser.events.clear()
+                browser.open(url, width, 900, dark)
+                browser.wait("document.querySelectorAll('#daemons tbody tr').length > 0")
+                check_clean(browser, url)
+
+
+def values_are_those_of_the_document_when_daemons_answer(browser, server):
+    for scene in ("trains", "stopped", "large", "alone"):
+        browser.open(server + scene + "/")
+        check_values(browser, freeze(browser))
+
+
+def names_stay_text_when_they_are_markup(browser, server):
+    browser.open(server + "large/")
+    browser.wait("document.querySelectorAll('#map-table tbody tr').length === 64")
+    expect("elements from names", browser.run("document.querySelectorAll('img, #waits-list b').length"), 0)
+    expect(
+        "globals",
+        browser.run("Object.keys(window).filter(k => ['state', 'poll', 'take', 'h'].includes(k))"),
+        [],
+    )
+
+
+def step_changes_when_time_goes_on(browser, server):
+    browser.open(server + "trains/")
+    tile = "document.querySelector('#tiles .big span').textContent"
+    browser.wait(tile + " !== ''")
+    before = browser.run(tile)
+    browser.wait(tile + " !== " + json.dumps(before), 5)
+
+
+def unit_has_its_name_when_a_worker_says_its_index(browser, server):
+    browser.open(server + "alone/")
+    browser.wait("document.querySelectorAll('#workers-table td.doing').length === 1")
+    expect("does", cells(browser, "workers-table")[0][3].startswith("backward h.0, micro-batch 0"), True)
+
+
+def stopped_worker_is_named_when_it_holds_up_a_step(browser, server):
+    browser.open(server + "stopped/")
+    browser.wait("document.getElementById('announce').textContent.includes('5201, stopped')")
+    expect("first worker", cells(browser, "workers-table")[0][0:3], ["5201", "shd-gpt", "stopped"])
+    expect(
+        "row stands out", browser.run("document.querySelector('#workers-table tbody tr').className"), "alert"
+    )
+    expect("behind", cells(browser, "map-table")[2][3].startswith("1" + NARROW + "040\u22122"), True)
+
+
+def faults_are_in_words_when_daemons_have_them(browser, server):
+    browser.open(server + "faults/")
+    browser.wait("document.querySelectorAll('#notices p').length === 4")
+    words = browser.run("document.getElementById('notices').textContent")
+    for wanted in (
+        "EPROTO, ledger of layout 3",
+        "unreachable since",
+        "event loop has not turned for 7.4",
+        "has failed: SHD_EIO",
+    ):
+        expect(wanted, wanted in words, True)
+
+
+def page_says_since_when_and_comes_back_when_the_server_is_gone(browser, server, httpd):
+    browser.open(server + "trains/")
+    browser.wait("document.getElementById('live-text').textContent.startsWith('live')")
+    httpd.broken = True
+    browser.wait("document.getElementById('live-text').textContent.startsWith('unreachable since')", 10)
+    expect(
+        "notice",
+        browser.run("document.getElementById('notices').textContent").startswith("No answer since"),
+        True,
+    )
+    expect("values stay", len(cells(browser, "daemons")), 2)
+    httpd.broken = False
+    browser.wait("document.getElementById('live-text').textContent.startsWith('live')", 20)
+    browser.wait("document.getElementById('notices').childElementCount === 0")
+
+
+def keyboard_reaches_all_when_tab_is_pressed(browser, server):
+    browser.open(server + "stopped/")
+    browser.wait("document.querySelectorAll('#daemons tbody tr').length > 0")
+    seen = []
+    for _ in range(40):
+        for kind in ("keyDown", "keyUp"):
+            browser.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+        seen.append(
+            browser.run(
+                "document.activeElement.id || document.activeElement.getAttribute('href') || document.activeElement.getAttribute('aria-label') || document.activeElement.tagName"
+            )
+        )
+    for wanted in ("#overview", "pause", "theme", "#waits", "Shard map", "Workers", "SUMMARY"):
+        expect("tab reaches " + wanted, wanted in seen, True)
+
+
+def theme_is_kept_when_chosen(browser, server):
+    browser.open(server + "trains/")
+    theme = "document.documentElement.dataset.theme"
+    browser.run("document.getElementById('theme').click(), document.getElementById('theme').click()")
+    expect("theme", browser.run(theme), "dark")
+    browser.open(server + "empty/")
+    expect("theme of the next page", browser.run(theme), "dark")
+    browser.run("document.getElementById('theme').click()")
+    expect("auto again", browser.run(theme), "light")
+
+
+# -- With real daemons ---------------------------------------------------------------------------
+
+
+def real_training_is_shown_when_daemons_serve_it(browser, bin_dir):
+    with page_node.Node(bin_dir, daemons=2, workers=2) as node:
+        browser.events.clear()
+        browser.open(node.url)
+        browser.wait(
+            "document.querySelectorAll('#map-table .cell').length > 0 && document.querySelectorAll('#workers-table tbody tr').length >= 2",
+            60,
+        )
+        tile = "document.querySelector('#tiles .big span').textContent"
+        before = browser.run(tile)
+        browser.wait(tile + " !== " + json.dumps(before), 30)
+        check_clean(browser, node.url)
+        check_values(browser, freeze(browser))
+        browser.run("document.getElementById('pause').click()")
+        stopped = node.workers[1]
+        stopped.send_signal(signal.SIGSTOP)
+        browser.wait("document.getElementById('headline').className.includes('bad')", 30)
+        words = browser.run("document.getElementById('headline').textContent")
+        expect("culprit in " + words, f"pid {stopped.pid}, stopped" in words, True)
+        expect("its row", cells(browser, "workers-table")[0][0], str(stopped.pid))
+        stopped.send_signal(signal.SIGCONT)
+        browser.wait("document.getElementById('headline').textContent.startsWith('Nothing')", 30)
+
+
+def main():
+    bin_dir, page = sys.argv[1:3]
+    chromium = page_browser.find()
+    if chromium is None:
+        print("skipped: no Chromium here (Debian: apt-get install chromium)")
+        return 77
+    httpd = page_fake.serve(page)
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    server = f"http://127.0.0.1:{httpd.server_port}/"
+    fake = [f for n, f in list(globals().items()) if "_when_" in n and not n.startswith("real_")]
+    failed = 0
+    browser = page_browser.Browser(chromium)
+    try:
+        for test in fake:
+            extra = [httpd] if test.__code__.co_argcount == 3 else []
+            failed += not passes(test, browser, server, *extra)
+        if page_node.has_status(bin_dir):
+            failed += not passes(real_training_is_shown_when_daemons_serve_it, browser, bin_dir)
+        else:
+            print("skip real_training: this build's daemons have no status sockets")
+    finally:
+        browser.close()
+    return 1 if failed else 0
+
+
+def passes(test, browser, *args):
+    try:
+        browser.events.clear()
+        test(browser, *args)
+        print("ok   " + test.__name__, flush=True)
+        return True
+    except (AssertionError, RuntimeError, KeyError, IndexError, StopIteration, ValueError):
+        print("FAIL " + test.__name__, flush=True)
+        traceback.print_exc()
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

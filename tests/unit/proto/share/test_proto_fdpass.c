@@ -1,0 +1,318 @@
+/* The side channel between real processes: who may listen, who may connect, what a claim brings.
+ * Children report by exit code; EXPECT is the parent's. */
+#include "proto/share/fdpass.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "proto/base/check.h"
+#include "proto/share/segment.h"
+#include "tests/lib/test.h"
+#include "tests/unit/proto/share/side_pair.h"
+
+#define NOBODY 65534u
+
+struct place {
+    char dir[64];
+    char path[96];
+};
+
+static struct place place_new(void)
+{
+    struct place p = { .dir = "/tmp/shd-side-XXXXXX" };
+    EXPECT(mkdtemp(p.dir) != NULL);
+    snprintf(p.path, sizeof p.path, "%s/side", p.dir);
+    return p;
+}
+
+static void place_free(const struct place *p)
+{
+    unlink(p->path);
+    rmdir(p->dir);
+}
+
+static int accept_one(int listener)
+{
+    struct pollfd p = { .fd = listener, .events = POLLIN };
+    EXPECT(poll(&p, 1, 20000) == 1);
+    const int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    EXPECT(fd >= 0);
+    return fd;
+}
+
+/* A worker: is welcomed, claims ticket 7, reads the segment's first byte. */
+static void claim_main(const char *path)
+{
+    int fd, got = -1;
+    struct side_msg m;
+    struct segment s;
+    if (side_connect(path, &fd, NULL) != SHD_OK)
+        _exit(1);
+    if (side_recv(fd, 20000, &m, &got, NULL) != SHD_OK || m.type != SIDE_WELCOME || got != -1 ||
+        m.token[15] != 0x5a)
+        _exit(2);
+    struct side_msg claim = { .type = SIDE_CLAIM, .ticket = 7 };
+    if (side_send(fd, &claim, -1, NULL) != SHD_OK)
+        _exit(3);
+    if (side_recv(fd, 20000, &m, &got, NULL) != SHD_OK || m.type != SIDE_SEGMENT || got < 0)
+        _exit(4);
+    if (segment_check(got, (enum segment_kind)m.kind, m.bytes, NULL) != SHD_OK ||
+        segment_map(got, (enum segment_kind)m.kind, m.bytes, &s, NULL) != SHD_OK)
+        _exit(5);
+    _exit(*(const char *)s.base == 'x' ? 0 : 6);
+}
+
+TEST(worker_is_welcomed_and_claims_a_segment)
+{
+    struct shd_err e;
+    struct place p = place_new();
+    int listener, got;
+    EXPECT_OK(side_listen(p.path, &listener, &e), &e);
+    fflush(NULL);
+    const pid_t pid = fork();
+    if (pid == 0)
+        claim_main(p.path);
+    const int fd = accept_one(listener);
+
+    struct side_peer peer;
+    EXPECT_OK(side_peer(fd, &peer, &e), &e);
+    EXPECT(peer.pid == pid && peer.uid == geteuid() && peer.gid == getegid());
+    EXPECT_OK(side_peer_allowed(&peer, "client", &e), &e);
+
+    struct segment s;
+    EXPECT_OK(segment_new("test", SEGMENT_PUBLISH, 4096, &s, &e), &e);
+    *(char *)s.base = 'x';
+    struct side_msg m = msg_of(SIDE_WELCOME);
+    memset(m.token, 0x5a, sizeof m.token);
+    EXPECT_OK(side_send(fd, &m, -1, &e), &e);
+    EXPECT_OK(side_recv(fd, 20000, &m, &got, &e), &e);
+    EXPECT(m.type == SIDE_CLAIM && m.ticket == 7 && got == -1);
+    m = msg_of(SIDE_SEGMENT);
+    m.kind = SEGMENT_PUBLISH;
+    m.bytes = s.bytes;
+    EXPECT_OK(side_send(fd, &m, s.fd, &e), &e);
+    EXPECT_EQ(child_status(pid), 0);
+
+    EXPECT_STATUS(side_recv(fd, 20000, &m, &got, &e), SHD_EGONE);
+    EXPECT_HAS(e.text, "hung up");
+    segment_close(&s);
+    close(fd);
+    close(listener);
+    place_free(&p);
+}
+
+TEST(socket_has_mode_0660_whatever_the_umask)
+{
+    struct shd_err e;
+    const mode_t masks[] = { 0, 077, 0777 };
+    for (size_t i = 0; i < ARRAY_SIZE(masks); i++) {
+        struct place p = place_new();
+        int listener;
+        const mode_t old = umask(masks[i]);
+        const int r = side_listen(p.path, &listener, &e);
+        umask(old);
+        EXPECT_OK(r, &e);
+        struct stat st;
+        EXPECT(stat(p.path, &st) == 0);
+        EXPECT_EQ(st.st_mode & 0777, 0660);
+        EXPECT((fcntl(listener, F_GETFD) & FD_CLOEXEC) != 0);
+        EXPECT((fcntl(listener, F_GETFL) & O_NONBLOCK) != 0);
+        close(listener);
+        place_free(&p);
+    }
+}
+
+TEST(stale_socket_is_replaced)
+{
+    struct shd_err e;
+    struct place p = place_new();
+    int listener, fd;
+    EXPECT_OK(side_listen(p.path, &listener, &e), &e);
+    close(listener);
+    EXPECT_STATUS(side_connect(p.path, &fd, &e), SHD_EGONE);
+    EXPECT_HAS(e.text, p.path);
+    EXPECT_OK(side_listen(p.path, &listener, &e), &e);
+    EXPECT_OK(side_connect(p.path, &fd, &e), &e);
+    close(fd);
+    close(listener);
+    place_free(&p);
+}
+
+TEST(live_socket_is_refused)
+{
+    struct shd_err e;
+    struct place p = place_new();
+    int listener, other = -7, fd;
+    EXPECT_OK(side_listen(p.path, &listener, &e), &e);
+    EXPECT_STATUS(side_listen(p.path, &other, &e), SHD_EEXIST);
+    EXPECT_HAS(e.text, "in use");
+    EXPECT_EQ(other, -7);
+    EXPECT_OK(side_connect(p.path, &fd, &e), &e); /* the first one is unharmed */
+    close(fd);
+    close(listener);
+    place_free(&p);
+}
+
+TEST(live_socket_with_a_full_backlog_is_refused_too)
+{
+    struct shd_err e;
+    struct place p = place_new();
+    struct sockaddr_un a = { .sun_family = AF_UNIX };
+    memcpy(a.sun_path, p.path, strlen(p.path) + 1);
+    const int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    EXPECT(bind(listener, (struct sockaddr *)&a, sizeof a) == 0 && listen(listener, 0) == 0);
+    int fd, other;
+    EXPECT_OK(side_connect(p.path, &fd, &e), &e); /* fills it */
+    EXPECT_STATUS(side_listen(p.path, &other, &e), SHD_EEXIST);
+    close(fd);
+    close(listener);
+    place_free(&p);
+}
+
+TEST(stream_socket_of_another_program_is_refused)
+{
+    struct shd_err e;
+    struct place p = place_new();
+    struct sockaddr_un a = { .sun_family = AF_UNIX };
+    memcpy(a.sun_path, p.path, strlen(p.path) + 1);
+    const int other = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    EXPECT(bind(other, (struct sockaddr *)&a, sizeof a) == 0 && listen(other, 4) == 0);
+    int fd;
+    EXPECT_STATUS(side_listen(p.path, &fd, &e), SHD_EEXIST);
+    EXPECT_STATUS(side_connect(p.path, &fd, &e), SHD_EIO);
+    close(other);
+    place_free(&p);
+}
+
+TEST(ordinary_file_is_not_deleted)
+{
+    struct shd_err e;
+    struct place p = place_new();
+    int fd = open(p.path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600), listener;
+    EXPECT(fd >= 0);
+    close(fd);
+    EXPECT_STATUS(side_listen(p.path, &listener, &e), SHD_EEXIST);
+    EXPECT_HAS(e.text, "is not a socket");
+    EXPECT(access(p.path, F_OK) == 0);
+    place_free(&p);
+}
+
+TEST(paths_that_do_not_fit_name_the_limit)
+{
+    struct shd_err e;
+    char path[400];
+    int fd;
+    memset(path, 'a', sizeof path);
+    path[0] = '/';
+    path[108] = 0;
+    EXPECT_STATUS(side_listen(path, &fd, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "108 bytes, the limit is 107");
+    path[108] = 'a';
+    path[399] = 0;
+    EXPECT_STATUS(side_connect(path, &fd, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "399 bytes, the limit is 107");
+    EXPECT_STATUS(side_listen("", &fd, &e), SHD_EINVAL); /* would be an abstract address */
+}
+
+TEST(longest_path_works)
+{
+    struct shd_err e;
+    struct place p = place_new();
+    char path[128];
+    const int used = snprintf(path, sizeof path, "%s/", p.dir);
+    memset(path + used, 'a', sizeof path - (size_t)used);
+    path[107] = 0;
+    int listener, fd;
+    EXPECT_OK(side_listen(path, &listener, &e), &e);
+    EXPECT_OK(side_connect(path, &fd, &e), &e);
+    close(fd);
+    close(listener);
+    unlink(path);
+    place_free(&p);
+}
+
+TEST(missing_places_are_not_found)
+{
+    struct shd_err e;
+    int fd;
+    EXPECT_STATUS(side_connect("/tmp/shd-no-such-dir/side", &fd, &e), SHD_ENOENT);
+    EXPECT_STATUS(side_connect("/proc/self/exe/side", &fd, &e), SHD_ENOENT);
+    EXPECT_STATUS(side_listen("/tmp/shd-no-such-dir/side", &fd, &e), SHD_EIO);
+}
+
+/* A user of another uid: cannot open a 0660 socket; can when the mode was opened by hand. Sees
+ * that the daemon is root, which is allowed. */
+static void foreigner_main(const char *path, int tried)
+{
+    int fd;
+    if (setgid(NOBODY) != 0 || setuid(NOBODY) != 0)
+        _exit(1);
+    const int closed = side_connect(path, &fd, NULL);
+    if (closed == SHD_OK)
+        _exit(2);
+    if (closed != SHD_EAUTH)
+        _exit(3);
+    close(tried); /* now the parent opens it */
+    while (access(path, W_OK) != 0)
+        usleep(1000);
+    if (side_connect(path, &fd, NULL) != SHD_OK)
+        _exit(4);
+    struct side_peer peer;
+    if (side_peer(fd, &peer, NULL) != SHD_OK || peer.uid != 0)
+        _exit(5);
+    if (side_peer_allowed(&peer, "daemon", NULL) != SHD_OK)
+        _exit(6);
+    _exit(0);
+}
+
+TEST(foreign_uid_is_refused)
+{
+    if (geteuid() != 0)
+        SKIP("needs root to become another user");
+    struct shd_err e;
+    struct place p = place_new();
+    int listener, tried[2];
+    EXPECT(pipe2(tried, O_CLOEXEC) == 0);
+    EXPECT(chmod(p.dir, 0755) == 0);
+    EXPECT_OK(side_listen(p.path, &listener, &e), &e);
+    fflush(NULL);
+    const pid_t pid = fork();
+    if (pid == 0)
+        foreigner_main(p.path, tried[1]);
+    close(tried[1]);
+    char none;
+    EXPECT(read(tried[0], &none, 1) == 0);
+    close(tried[0]);
+    EXPECT(chmod(p.path, 0666) == 0);
+    const int fd = accept_one(listener);
+    struct side_peer peer;
+    EXPECT_OK(side_peer(fd, &peer, &e), &e);
+    EXPECT_EQ(peer.uid, NOBODY);
+    EXPECT_STATUS(side_peer_allowed(&peer, "client", &e), SHD_EAUTH);
+    EXPECT_HAS(e.text, "client is uid 65534");
+    EXPECT_HAS(e.text, "only uid 0 and root");
+    EXPECT_EQ(child_status(pid), 0);
+    close(fd);
+    close(listener);
+    place_free(&p);
+}
+
+TEST(peer_rule_is_own_uid_or_root)
+{
+    struct shd_err e;
+    const struct side_peer own = { 1, geteuid(), 0 }, root = { 1, 0, 0 };
+    const struct side_peer other = { 1, geteuid() + 1, 0 };
+    EXPECT_STATUS(side_peer_allowed(&own, "client", &e), SHD_OK);
+    EXPECT_STATUS(side_peer_allowed(&root, "client", &e), SHD_OK);
+    EXPECT_STATUS(side_peer_allowed(&other, "client", &e), SHD_EAUTH);
+}
+
+TEST_MAIN()

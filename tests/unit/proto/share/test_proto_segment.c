@@ -1,0 +1,357 @@
+/* segment: what a receiver may and may not do with a descriptor it was passed. */
+#include "proto/share/segment.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+#include "tests/lib/test.h"
+
+#define PAGE 4096u
+
+static const enum segment_kind kinds[] = { SEGMENT_STATE, SEGMENT_PUBLISH, SEGMENT_INBOX,
+                                           SEGMENT_BOARD };
+
+static struct segment segment_of(enum segment_kind kind, uint64_t bytes)
+{
+    struct shd_err e;
+    struct segment s = SEGMENT_CLOSED;
+    EXPECT_OK(segment_new("test", kind, bytes, &s, &e), &e);
+    return s;
+}
+
+static int fds_open(void)
+{
+    int count = 0;
+    for (int fd = 0; fd < 1024; fd++)
+        count += fcntl(fd, F_GETFD) >= 0;
+    return count;
+}
+
+TEST(kinds_have_names)
+{
+    EXPECT_STR(segment_kind_name(SEGMENT_STATE), "state");
+    EXPECT_STR(segment_kind_name(SEGMENT_PUBLISH), "publish");
+    EXPECT_STR(segment_kind_name(SEGMENT_INBOX), "inbox");
+    EXPECT_STR(segment_kind_name(SEGMENT_BOARD), "board");
+    EXPECT_STR(segment_kind_name(SEGMENT_LEDGER), "ledger");
+    EXPECT_STR(segment_kind_name(SEGMENT_SPILL), "spill");
+    EXPECT_STR(segment_kind_name((enum segment_kind)0), "?");
+    EXPECT_STR(segment_kind_name(SEGMENT_ACTIVITY), "activity");
+    EXPECT_STR(segment_kind_name((enum segment_kind)8), "?");
+    EXPECT_STR(segment_kind_name((enum segment_kind) - 1), "?");
+    EXPECT(segment_kind_readonly(SEGMENT_PUBLISH) && segment_kind_readonly(SEGMENT_BOARD));
+    EXPECT(!segment_kind_readonly(SEGMENT_STATE) && !segment_kind_readonly(SEGMENT_INBOX));
+    EXPECT(segment_kind_shared(SEGMENT_STATE) && segment_kind_shared(SEGMENT_ACTIVITY));
+    EXPECT(!segment_kind_shared(SEGMENT_LEDGER) && !segment_kind_shared(SEGMENT_SPILL));
+    EXPECT(!segment_kind_shared(0) && !segment_kind_shared(8));
+}
+
+TEST(new_segment_is_zeroed_whole_pages_and_writable_by_its_maker)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        struct segment s = segment_of(kinds[i], PAGE + 1);
+        EXPECT_EQ(s.bytes, 2 * PAGE);
+        unsigned char *p = s.base;
+        for (uint64_t b = 0; b < s.bytes; b++)
+            EXPECT_EQ(p[b], 0);
+        memset(p, 0xab, s.bytes);
+        EXPECT((fcntl(s.fd, F_GETFD) & FD_CLOEXEC) != 0);
+        segment_close(&s);
+        EXPECT(s.fd == -1 && s.base == NULL);
+        segment_close(&s); /* a no-op */
+    }
+}
+
+TEST(receiver_reads_what_the_maker_writes)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        struct shd_err e;
+        struct segment made = segment_of(kinds[i], 2 * PAGE), got;
+        const int fd = dup(made.fd);
+        EXPECT_OK(segment_check(fd, kinds[i], 2 * PAGE, &e), &e);
+        EXPECT_OK(segment_map(fd, kinds[i], 2 * PAGE, &got, &e), &e);
+        EXPECT_EQ(got.fd, fd);
+        ((char *)made.base)[PAGE] = 'x';
+        EXPECT_EQ(((char *)got.base)[PAGE], 'x');
+        if (!segment_kind_readonly(kinds[i])) {
+            ((char *)got.base)[7] = 'y';
+            EXPECT_EQ(((char *)made.base)[7], 'y');
+        }
+        segment_close(&got);
+        segment_close(&made);
+    }
+}
+
+TEST(readonly_kinds_cannot_be_made_writable)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        if (!segment_kind_readonly(kinds[i]))
+            continue;
+        struct shd_err e;
+        struct segment made = segment_of(kinds[i], PAGE), got;
+        const int fd = dup(made.fd);
+        EXPECT_OK(segment_map(fd, kinds[i], PAGE, &got, &e), &e);
+        EXPECT(mprotect(got.base, PAGE, PROT_READ | PROT_WRITE) < 0);
+        EXPECT(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED);
+        EXPECT(pwrite(fd, "x", 1, 0) < 0);
+        char path[64];
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        const int again = open(path, O_RDWR | O_CLOEXEC); /* a fresh description of the file */
+        if (again >= 0) {
+            EXPECT(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, again, 0) == MAP_FAILED);
+            EXPECT(pwrite(again, "x", 1, 0) < 0);
+            close(again);
+        }
+        EXPECT_EQ(((char *)made.base)[0], 0);
+        ((char *)made.base)[0] = 'm'; /* the maker still writes */
+        EXPECT_EQ(((char *)got.base)[0], 'm');
+        segment_close(&got);
+        segment_close(&made);
+    }
+}
+
+TEST(size_and_seals_are_fixed)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        struct segment s = segment_of(kinds[i], 2 * PAGE);
+        EXPECT(ftruncate(s.fd, PAGE) < 0 && errno == EPERM);
+        EXPECT(ftruncate(s.fd, 3 * PAGE) < 0 && errno == EPERM);
+        EXPECT(fallocate(s.fd, 0, 0, 3 * PAGE) < 0);
+        EXPECT(fcntl(s.fd, F_ADD_SEALS, F_SEAL_WRITE) < 0);
+        segment_close(&s);
+    }
+}
+
+static int memfd_sealed(uint64_t bytes, int seals)
+{
+    const int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    EXPECT(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
+    EXPECT(seals == 0 || fcntl(fd, F_ADD_SEALS, seals) == 0);
+    return fd;
+}
+
+static void expect_refused(int fd, enum segment_kind kind, uint64_t bytes, const char *text)
+{
+    struct shd_err e;
+    EXPECT_STATUS(segment_check(fd, kind, bytes, &e), SHD_ESEGMENT);
+    EXPECT_HAS(e.text, text);
+    close(fd);
+}
+
+TEST(unsealed_files_are_refused)
+{
+    const int size = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+    expect_refused(memfd_sealed(PAGE, 0), SEGMENT_INBOX, PAGE, "inbox segment has seals 0, needs");
+    expect_refused(memfd_sealed(PAGE, F_SEAL_SHRINK | F_SEAL_GROW), SEGMENT_INBOX, PAGE, "seals");
+    expect_refused(memfd_sealed(PAGE, F_SEAL_GROW | F_SEAL_SEAL), SEGMENT_STATE, PAGE, "seals");
+    expect_refused(memfd_sealed(PAGE, F_SEAL_SHRINK | F_SEAL_SEAL), SEGMENT_STATE, PAGE, "seals");
+    expect_refused(memfd_sealed(PAGE, size), SEGMENT_PUBLISH, PAGE, "publish segment has seals");
+    expect_refused(memfd_sealed(PAGE, size), SEGMENT_BOARD, PAGE, "board segment has seals");
+}
+
+TEST(writable_kinds_sealed_against_writing_are_refused)
+{
+    const int all = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | F_SEAL_FUTURE_WRITE;
+    expect_refused(memfd_sealed(PAGE, all), SEGMENT_INBOX, PAGE, "seals");
+    const int written = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | F_SEAL_WRITE;
+    expect_refused(memfd_sealed(PAGE, written), SEGMENT_STATE, PAGE, "seals");
+}
+
+TEST(ordinary_files_are_refused)
+{
+    expect_refused(open("/proc/self/exe", O_RDONLY | O_CLOEXEC), SEGMENT_PUBLISH, PAGE, "memfd");
+    expect_refused(open("/dev/zero", O_RDWR | O_CLOEXEC), SEGMENT_INBOX, PAGE, "memfd");
+    char path[] = "/dev/shm/shd-test-XXXXXX"; /* tmpfs files do have seals: F_SEAL_SEAL */
+    const int fd = mkstemp(path);
+    if (fd >= 0) {
+        unlink(path);
+        EXPECT(ftruncate(fd, PAGE) == 0);
+        expect_refused(fd, SEGMENT_INBOX, PAGE, "inbox segment");
+    }
+    struct shd_err e;
+    EXPECT_STATUS(segment_check(-1, SEGMENT_INBOX, PAGE, &e), SHD_ESEGMENT);
+}
+
+TEST(wrong_sizes_are_refused)
+{
+    static const struct {
+        uint64_t bytes;
+        const char *text;
+    } cases[] = {
+        { 2 * PAGE, "segment has 4096 bytes, needs 8192" },
+        { 0, "not whole pages" },
+        { 1, "not whole pages" },
+        { PAGE + 1, "not whole pages" },
+        { UINT64_MAX - PAGE + 1, "not whole pages" },
+        { UINT64_C(1) << 62, "needs" },
+    };
+    struct segment s = segment_of(SEGMENT_PUBLISH, PAGE);
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
+        expect_refused(dup(s.fd), SEGMENT_PUBLISH, cases[i].bytes, cases[i].text);
+    segment_close(&s);
+}
+
+TEST(impossible_sizes_are_errors_and_leak_nothing)
+{
+    const int before = fds_open();
+    struct shd_err e;
+    struct segment s = SEGMENT_CLOSED;
+    EXPECT_STATUS(segment_new("test", SEGMENT_STATE, UINT64_MAX, &s, &e), SHD_ENOMEM);
+    EXPECT(segment_new("test", SEGMENT_STATE, UINT64_C(1) << 61, &s, &e) < 0);
+    EXPECT_HAS(e.text, "2305843009213693952");
+    EXPECT_EQ(s.fd, -1);
+    void *base = NULL;
+    EXPECT_STATUS(segment_reserve(UINT64_C(1) << 62, &base, &e), SHD_ENOMEM);
+    EXPECT(base == NULL);
+    EXPECT_EQ(fds_open(), before);
+}
+
+TEST(two_segments_side_by_side_read_as_one_array)
+{
+    struct shd_err e;
+    struct segment a = segment_of(SEGMENT_PUBLISH, 4 * PAGE);
+    struct segment b = segment_of(SEGMENT_PUBLISH, 4 * PAGE);
+    const uint64_t words = PAGE / sizeof(uint64_t);
+    for (uint64_t i = 0; i < 4 * words; i++) {
+        ((uint64_t *)a.base)[i] = 1000000 + i;
+        ((uint64_t *)b.base)[i] = 2000000 + i;
+    }
+    void *base;
+    EXPECT_OK(segment_reserve(3 * PAGE, &base, &e), &e);
+    EXPECT_OK(segment_place(base, a.fd, 2 * PAGE, 2 * PAGE, false, &e), &e);
+    EXPECT_OK(segment_place((char *)base + 2 * PAGE, b.fd, PAGE, PAGE, false, &e), &e);
+    const uint64_t *unit = base;
+    for (uint64_t i = 0; i < 3 * words; i++) {
+        const uint64_t expected = i < 2 * words ? 1000000 + 2 * words + i : 2000000 + i - words;
+        EXPECT_EQ(unit[i], expected);
+    }
+    ((uint64_t *)b.base)[words] = 7; /* live, not a copy */
+    EXPECT_EQ(unit[2 * words], 7);
+    EXPECT(mprotect(base, 3 * PAGE, PROT_READ | PROT_WRITE) < 0);
+    segment_unreserve(base, 3 * PAGE);
+    segment_unreserve(NULL, 0);
+    segment_close(&a);
+    segment_close(&b);
+}
+
+TEST(writing_one_array_scatters_to_two_inboxes)
+{
+    struct shd_err e;
+    struct segment a = segment_of(SEGMENT_INBOX, 2 * PAGE);
+    struct segment b = segment_of(SEGMENT_INBOX, 2 * PAGE);
+    void *base;
+    EXPECT_OK(segment_reserve(2 * PAGE, &base, &e), &e);
+    EXPECT_OK(segment_place(base, a.fd, PAGE, PAGE, true, &e), &e);
+    EXPECT_OK(segment_place((char *)base + PAGE, b.fd, 0, PAGE, true, &e), &e);
+    for (uint32_t i = 0; i < 2 * PAGE; i++)
+        ((unsigned char *)base)[i] = (unsigned char)(i / PAGE + 1);
+    EXPECT_EQ(((char *)a.base)[0], 0);
+    EXPECT_EQ(((char *)a.base)[PAGE], 1);
+    EXPECT_EQ(((char *)a.base)[2 * PAGE - 1], 1);
+    EXPECT_EQ(((char *)b.base)[0], 2);
+    EXPECT_EQ(((char *)b.base)[PAGE], 0);
+    segment_unreserve(base, 2 * PAGE);
+    segment_close(&a);
+    segment_close(&b);
+}
+
+TEST(placing_outside_the_segment_is_an_error)
+{
+    static const struct {
+        uint64_t offset, bytes;
+    } cases[] = {
+        { 0, 0 },           { 0, 3 * PAGE },
+        { PAGE, 2 * PAGE }, { 2 * PAGE, PAGE },
+        { 3 * PAGE, PAGE }, { 1, PAGE },
+        { 0, PAGE + 1 },    { UINT64_MAX - PAGE + 1, 2 * PAGE }, /* the sum wraps */
+    };
+    struct shd_err e;
+    struct segment s = segment_of(SEGMENT_PUBLISH, 2 * PAGE);
+    void *base;
+    EXPECT_OK(segment_reserve(4 * PAGE, &base, &e), &e);
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        EXPECT_STATUS(segment_place(base, s.fd, cases[i].offset, cases[i].bytes, false, &e),
+                      SHD_ERANGE);
+        EXPECT_HAS(e.text, "segment of 8192");
+    }
+    EXPECT_STATUS(segment_place(base, s.fd, 0, PAGE, true, &e), SHD_EIO); /* sealed */
+    EXPECT_STATUS(segment_place(base, -1, 0, PAGE, true, &e), SHD_EIO);
+    segment_unreserve(base, 4 * PAGE);
+    segment_close(&s);
+}
+
+static enum sys_kind fault_kind;
+static int fault_code;
+
+static int fault_once(enum sys_kind kind)
+{
+    return kind == fault_kind ? fault_code : 0;
+}
+
+static void expect_new_fails(enum sys_kind kind, int code, int status, const char *text)
+{
+    struct shd_err e;
+    struct segment s = SEGMENT_CLOSED;
+    fault_kind = kind;
+    fault_code = code;
+    sys_fault = fault_once;
+    const int r = segment_new("test", SEGMENT_INBOX, PAGE, &s, &e);
+    sys_fault = NULL;
+    EXPECT_EQ(r, status);
+    EXPECT_HAS(e.text, text);
+    EXPECT_EQ(s.fd, -1);
+}
+
+TEST(failed_system_calls_are_errors_and_leak_nothing)
+{
+    const int before = fds_open();
+    expect_new_fails(SYS_OPEN, EMFILE, SHD_ENOMEM, "Too many open files");
+    expect_new_fails(SYS_OPEN, EPERM, SHD_EIO, "create inbox segment");
+    expect_new_fails(SYS_MAP, ENOMEM, SHD_ENOMEM, "map new segment of 4096 bytes");
+    expect_new_fails(SYS_MAP, EAGAIN, SHD_EIO, "map new segment of 4096 bytes");
+    EXPECT_EQ(fds_open(), before);
+}
+
+TEST(failed_map_leaves_the_descriptor_with_the_caller)
+{
+    struct shd_err e;
+    struct segment made = segment_of(SEGMENT_INBOX, PAGE), got = SEGMENT_CLOSED;
+    fault_kind = SYS_MAP;
+    fault_code = ENOMEM;
+    sys_fault = fault_once;
+    const int r = segment_map(made.fd, SEGMENT_INBOX, PAGE, &got, &e);
+    sys_fault = NULL;
+    EXPECT_STATUS(r, SHD_ENOMEM);
+    EXPECT_EQ(got.fd, -1);
+    EXPECT(fcntl(made.fd, F_GETFD) >= 0);
+    segment_close(&made);
+}
+
+TEST(too_many_mappings_name_the_limit)
+{
+    if (SANITIZE_THREAD)
+        SKIP("ThreadSanitizer needs mappings of its own and dies without");
+    unsigned long max = 0;
+    FILE *f = fopen("/proc/sys/vm/max_map_count", "re");
+    if (f == NULL || fscanf(f, "%lu", &max) != 1 || max > 300000)
+        SKIP("vm.max_map_count is not known or too large to fill");
+    fclose(f);
+    struct shd_err e;
+    struct segment s = segment_of(SEGMENT_INBOX, PAGE);
+    const uint64_t bytes = (uint64_t)(max + 64) * PAGE;
+    void *base;
+    EXPECT_OK(segment_reserve(bytes, &base, &e), &e);
+    int r = SHD_OK;
+    for (uint64_t i = 0; r == SHD_OK && i < max + 64; i++) /* the same page: none merge */
+        r = segment_place((char *)base + i * PAGE, s.fd, 0, PAGE, true, &e);
+    segment_unreserve(base, bytes);
+    segment_close(&s);
+    EXPECT_STATUS(r, SHD_ENOMEM);
+    EXPECT_HAS(e.text, "the limit vm.max_map_count is");
+}
+
+TEST_MAIN()

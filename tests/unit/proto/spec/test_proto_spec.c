@@ -1,0 +1,413 @@
+/* spec: what is accepted, what it becomes, and that it comes back from its canonical form. */
+#include "proto/spec/spec.h"
+
+#include <jansson.h>
+
+#include "proto/base/check.h"
+#include "tests/lib/spec_text.h"
+#include "tests/lib/test.h"
+
+TEST(example_of_the_public_header_is_understood)
+{
+    struct spec *s = parse(example);
+    EXPECT_STR(s->name, "gpt");
+    EXPECT_EQ(s->seed, 1);
+    EXPECT_EQ(s->micro_batches, 4);
+    EXPECT_EQ(s->publish, SHD_F32);
+    EXPECT_EQ(s->optimizer, SPEC_ADAMW);
+    EXPECT(s->beta1 == 0.9 && s->beta2 == 0.95 && s->eps == 1e-8);
+    EXPECT_EQ(s->group_count, 2);
+    EXPECT_STR(s->groups[0].name, "decay");
+    EXPECT(s->groups[0].weight_decay == 0.1 && s->groups[0].lr_scale == 1);
+    EXPECT(s->groups[1].weight_decay == 0 && s->groups[1].lr_scale == 1);
+    EXPECT_EQ(s->unit_count, 2);
+    EXPECT_EQ(s->tensor_count, 2);
+    const struct spec_tensor *t = &s->tensors[0];
+    EXPECT(t->rank == 2 && t->shape[0] == 256 && t->shape[1] == 128 && t->elems == 32768);
+    EXPECT(t->init == SPEC_INIT_NORMAL && t->init_a == 0 && t->init_b == 0.02 && t->group == 0);
+    t = &s->tensors[1];
+    EXPECT(t->init == SPEC_INIT_CONST && t->init_a == 1 && t->group == 1 && t->unit == 1);
+    EXPECT(s->units[1].uses_count == 1 && s->units[1].uses[0] == 0);
+    EXPECT_EQ(s->units[1].elems, 2048);
+    EXPECT_EQ(s->elems, 32768 + 128);
+    EXPECT_EQ(spec_moments(s), 2);
+    spec_free(s);
+}
+
+TEST(defaults_are_filled_in)
+{
+    struct spec *s = parse(
+        quoted("{'name':'m','micro_batches':1,'optimizer':{'kind':'adamw'}," SMALL_UNITS "}"));
+    EXPECT(s->seed == 0 && s->publish == SHD_F32);
+    EXPECT(s->beta1 == 0.9 && s->beta2 == 0.999 && s->eps == 1e-8);
+    EXPECT_EQ(s->group_count, 1);
+    EXPECT_STR(s->groups[0].name, "default");
+    EXPECT(s->groups[0].lr_scale == 1 && s->groups[0].weight_decay == 0);
+    EXPECT(s->tensors[0].init == SPEC_INIT_CONST && s->tensors[0].init_a == 0);
+    spec_free(s);
+    s = parse(quoted("{'name':'m','micro_batches':1,'optimizer':{'kind':'sgd'}," SMALL_UNITS "}"));
+    EXPECT(s->optimizer == SPEC_SGD && s->beta1 == 0 && s->beta2 == 0 && s->eps == 0);
+    EXPECT_EQ(spec_moments(s), 1);
+    spec_free(s);
+    s = parse(quoted("{'name':'m','micro_batches':1,'optimizer':{'kind':'lion'}," SMALL_UNITS "}"));
+    EXPECT(s->optimizer == SPEC_LION && s->beta1 == 0.9 && s->beta2 == 0.99);
+    EXPECT_EQ(spec_moments(s), 1);
+    spec_free(s);
+    spec_free(NULL);
+}
+
+TEST(tensors_are_aligned_and_units_padded)
+{
+    struct spec *s = parse(
+        quoted("{'name':'m','micro_batches':1,'optimizer':{'kind':'sgd'},'units':["
+               "{'name':'a','tensors':[{'name':'1','shape':[1]},{'name':'2','shape':[33]},"
+               "{'name':'3','shape':[32]},{'name':'4','shape':[]}]},"
+               "{'name':'b','tensors':[{'name':'5','shape':[2048]}]},"
+               "{'name':'c','tensors':[{'name':'6','shape':[2,2,2,2,2,2,2,2]},{'name':'7','shape':["
+               "2017]}]}"
+               "]}"));
+    const uint64_t offsets[] = { 0, 32, 96, 128, 0, 0, 256 };
+    const uint64_t elems[] = { 1, 33, 32, 1, 2048, 256, 2017 };
+    for (uint32_t i = 0; i < ARRAY_SIZE(offsets); i++) {
+        EXPECT_EQ(s->tensors[i].offset_elems, offsets[i]);
+        EXPECT_EQ(s->tensors[i].elems, elems[i]);
+    }
+    EXPECT_EQ(s->units[0].elems, 2048);
+    EXPECT_EQ(s->units[1].elems, 2048);
+    EXPECT_EQ(s->units[2].elems, 4096); /* 256 + 2017 is past one block */
+    EXPECT(s->units[2].first_tensor == 5 && s->units[2].tensor_count == 2);
+    EXPECT_EQ(s->tensors[3].rank, 0);
+    EXPECT_EQ(s->elems, 1 + 33 + 32 + 1 + 2048 + 256 + 2017);
+    spec_free(s);
+}
+
+/* -- Round trips ----------------------------------------------------------------------------- */
+
+static char *dump(const struct spec *s)
+{
+    struct shd_err e;
+    char *json = NULL;
+    EXPECT_OK(spec_dump(s, &json, &e), &e);
+    return json;
+}
+
+TEST(canonical_form_is_exactly_this)
+{
+    struct spec *s = parse(example);
+    char *json = dump(s);
+    EXPECT_STR(json,
+               quoted("{'name':'gpt','seed':1,'micro_batches':4,'accumulate':1,"
+                      "'publish':'f32',"
+                      "'optimizer':{'kind':'adamw','beta1':0.90000000000000002,"
+                      "'beta2':0.94999999999999996,'eps':1e-8},"
+                      "'groups':[{'name':'decay','lr_scale':1.0,"
+                      "'weight_decay':0.10000000000000001},"
+                      "{'name':'plain','lr_scale':1.0,'weight_decay':0.0}],"
+                      "'units':[{'name':'embed','uses':[],'tensors':[{'name':'wte',"
+                      "'shape':[256,128],'group':'decay','init':['normal',0.0,0.02],"
+                      "'trainable':true}]},"
+                      "{'name':'head','uses':['embed'],'tensors':[{'name':'ln_f.weight',"
+                      "'shape':[128],'group':'plain','init':['const',1.0],'trainable':true}]}]}"));
+    free(json);
+    spec_free(s);
+}
+
+static double random_real(uint64_t *seed, double low, double high)
+{
+    const uint64_t how = test_random(seed) % 8;
+    if (how == 0)
+        return low;
+    if (how == 1)
+        return high;
+    return low + (high - low) * ((double)(test_random(seed) >> 11) * 0x1p-53);
+}
+
+static json_t *random_tensor(uint64_t *seed, uint32_t index, uint32_t groups)
+{
+    char name[64], group[16];
+    snprintf(name, sizeof name, "t%" PRIu32 ".%" PRIx64, index, test_random(seed) % 1000);
+    snprintf(group, sizeof group, "g%u", (unsigned)(test_random(seed) % groups));
+    json_t *shape = json_array();
+    for (uint64_t rank = test_random(seed) % 5; rank > 0; rank--)
+        json_array_append_new(shape, json_integer((json_int_t)(test_random(seed) % 50) + 1));
+    json_t *t = json_pack("{s:s, s:o, s:s}", "name", name, "shape", shape, "group", group);
+    const double low = random_real(seed, -3.4e38, 3.4e38), std = random_real(seed, 0, 1);
+    switch (test_random(seed) % 4) {
+    case 0:
+        json_object_set_new(t, "init", json_pack("[s, f]", "const", low));
+        break;
+    case 1:
+        json_object_set_new(t, "init", json_pack("[s, f, f]", "normal", low, std));
+        break;
+    case 2:
+        json_object_set_new(t, "init",
+                            json_pack("[s, f, f]", "uniform", low, random_real(seed, low, 3.4e38)));
+        break;
+    default:
+        break;
+    }
+    return t;
+}
+
+static json_t *random_units(uint64_t *seed, uint32_t groups)
+{
+    json_t *units = json_array();
+    const uint32_t count = (uint32_t)(test_random(seed) % 6) + 1;
+    uint32_t tensors_made = 0;
+    for (uint32_t u = 0; u < count; u++) {
+        char name[16];
+        snprintf(name, sizeof name, "u%" PRIu32, u);
+        json_t *tensors = json_array(), *uses = json_array();
+        for (uint64_t t = test_random(seed) % 4 + 1; t > 0; t--)
+            json_array_append_new(tensors, random_tensor(seed, tensors_made++, groups));
+        for (uint32_t o = 0; o < count; o++)
+            if (o != u && test_random(seed) % 4 == 0)
+                json_array_append_new(uses, json_sprintf("u%u", o));
+        json_array_append_new(
+            units, json_pack("{s:o, s:o, s:s}", "uses", uses, "tensors", tensors, "name", name));
+    }
+    return units;
+}
+
+static char *random_json(uint64_t *seed)
+{
+    static const char *const publish[] = { "f32", "bf16", "f16" };
+    const uint32_t groups = (uint32_t)(test_random(seed) % 4) + 1;
+    json_t *group_array = json_array(), *optimizer = NULL;
+    for (uint32_t g = 0; g < groups; g++)
+        json_array_append_new(group_array,
+                              json_pack("{s:o, s:f, s:f}", "name", json_sprintf("g%u", g),
+                                        "lr_scale", random_real(seed, 0, 3), "weight_decay",
+                                        random_real(seed, 0, 1)));
+    switch (test_random(seed) % 3) {
+    case 0:
+        optimizer = json_pack("{s:s, s:f, s:f, s:f}", "kind", "adamw", "beta1",
+                              random_real(seed, 0, 0.999), "beta2", random_real(seed, 0, 0.99999),
+                              "eps", random_real(seed, 1e-37, 1));
+        break;
+    case 1:
+        optimizer = json_pack("{s:s, s:f}", "kind", "sgd", "momentum", random_real(seed, 0, 0.99));
+        break;
+    default:
+        optimizer = json_pack("{s:s, s:f}", "kind", "lion", "beta1", random_real(seed, 0, 0.99));
+        break;
+    }
+    json_t *root = json_pack(
+        "{s:o, s:I, s:I, s:s, s:s, s:o, s:o}", "units", random_units(seed, groups), "seed",
+        (json_int_t)(test_random(seed) >> 1), "micro_batches",
+        (json_int_t)(test_random(seed) % SHD_MICROS_MAX) + 1, "name", "model", "publish",
+        publish[test_random(seed) % 3], "groups", group_array, "optimizer", optimizer);
+    char *json = json_dumps(root, JSON_INDENT(1));
+    json_decref(root);
+    return json;
+}
+
+static uint64_t bits_of(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static void expect_equal_specs(const struct spec *a, const struct spec *b)
+{
+    struct shd_err e;
+    EXPECT_OK(spec_compare(a, b, &e), &e);
+    EXPECT_OK(spec_compare(b, a, &e), &e);
+    EXPECT_EQ(a->elems, b->elems);
+    for (uint32_t i = 0; i < a->tensor_count; i++) {
+        const struct spec_tensor *x = &a->tensors[i], *y = &b->tensors[i];
+        EXPECT(x->offset_elems == y->offset_elems && x->unit == y->unit && x->elems == y->elems);
+        EXPECT(bits_of(x->init_a) == bits_of(y->init_a));
+        EXPECT(bits_of(x->init_b) == bits_of(y->init_b));
+        EXPECT(spec_tensor_key(a, x) == spec_tensor_key(b, y));
+    }
+}
+
+TEST(dump_and_parse_round_trip_to_the_bit)
+{
+    uint64_t seed = 0x59ec;
+    printf("seed %#" PRIx64 "\n", seed);
+    for (int i = 0; i < 300; i++) {
+        char *json = random_json(&seed);
+        struct spec *a = parse(json);
+        char *first = dump(a);
+        struct spec *b = parse(first);
+        char *second = dump(b);
+        EXPECT_STR(first, second);
+        expect_equal_specs(a, b);
+        free(json);
+        free(first);
+        free(second);
+        spec_free(a);
+        spec_free(b);
+    }
+}
+
+TEST(negative_zero_has_one_spelling)
+{
+    struct spec *a = parse(quoted("{" HEAD ",'units':[{'name':'u','tensors':[{'name':'t',"
+                                  "'shape':[1],'init':['const',-0.0]}]}]}"));
+    struct spec *b = parse(quoted("{" HEAD ",'units':[{'name':'u','tensors':[{'name':'t',"
+                                  "'shape':[1],'init':['const',0]}]}]}"));
+    expect_equal_specs(a, b);
+    spec_free(a);
+    spec_free(b);
+}
+
+/* -- Comparison ------------------------------------------------------------------------------ */
+
+/* Replace the first `from` in the example by `to`. */
+static struct spec *changed(const char *from, const char *to)
+{
+    static char json[4000];
+    char f[200], t[600];
+    snprintf(f, sizeof f, "%s", quoted("%s", from));
+    snprintf(t, sizeof t, "%s", quoted("%s", to));
+    const char *at = strstr(example, f);
+    EXPECT(at != NULL);
+    snprintf(json, sizeof json, "%.*s%s%s", (int)(at - example), example, t, at + strlen(f));
+    return parse(json);
+}
+
+TEST(first_difference_is_named_with_both_values)
+{
+    static const struct {
+        const char *from, *to, *text;
+    } cases[] = {
+        { "'gpt'", "'gpt2'", "name is 'gpt2', the open model has 'gpt'" },
+        { "'seed': 1", "'seed': 2", "seed is 2, the open model has 1" },
+        { "'micro_batches': 4", "'micro_batches': 8", "micro_batches is 8, the open model has 4" },
+        { "'micro_batches': 4", "'micro_batches': 4, 'accumulate': 2",
+          "accumulate is 2, the open model has 1" },
+        { "[256, 128]", "[256, 128], 'trainable': false",
+          "tensor 'wte': trainable is 'false', the open model has 'true'" },
+        { "'f32'", "'bf16'", "publish is 'bf16', the open model has 'f32'" },
+        { "'adamw', 'beta1': 0.9, 'beta2': 0.95, 'eps': 1e-8", "'sgd'",
+          "optimizer.kind is 'sgd', the open model has 'adamw'" },
+        { "0.9,", "0.8,", "optimizer.beta1 is 0.8, the open model has 0.9" },
+        { "0.95", "0.9500000000000001",
+          "optimizer.beta2 is 0.9500000000000001, the open model has 0.95" },
+        { "1e-8", "1e-6", "optimizer.eps is 1e-06, the open model has 1e-08" },
+        { "{ 'name': 'plain' }", "{ 'name': 'plain' }, { 'name': 'x' }",
+          "number of groups is 3, the open model has 2" },
+        { "'weight_decay': 0.1", "'weight_decay': 0.2",
+          "group 'decay': weight_decay is 0.2, the open model has 0.1" },
+        { "'weight_decay': 0.1", "'weight_decay': 0.1, 'lr_scale': 2",
+          "group 'decay': lr_scale is 2, the open model has 1" },
+        { "'name': 'embed'", "'uses':['head'], 'name': 'embed'",
+          "unit 'embed': number of uses is 1, the open model has 0" },
+        { "'wte', 'shape'", "'wte2', 'shape'",
+          "unit 'embed': tensors[0].name is 'wte2', the open model has 'wte'" },
+        { "[256, 128]", "[256, 129]", "tensor 'wte': shape[1] is 129, the open model has 128" },
+        { "[256, 128]", "[32768]", "tensor 'wte': rank is 1, the open model has 2" },
+        { "'group': 'decay'", "'group': 'plain'",
+          "tensor 'wte': group is 'plain', the open model has 'decay'" },
+        { "'normal', 0, 0.02", "'uniform', 0, 0.02",
+          "tensor 'wte': init is 'uniform', the open model has 'normal'" },
+        { "'normal', 0, 0.02", "'normal', 1, 0.02",
+          "tensor 'wte': init[1] is 1, the open model has 0" },
+        { "'normal', 0, 0.02", "'normal', 0, 0.03",
+          "tensor 'wte': init[2] is 0.03, the open model has 0.02" },
+        { "'uses': ['embed'], ", "", "unit 'head': number of uses is 0, the open model has 1" },
+        { "{ 'name': 'ln_f", "{ 'name': 'b', 'shape': [1], 'group': 'plain' }, { 'name': 'ln_f",
+          "unit 'head': number of tensors is 2, the open model has 1" },
+        { "{ 'name': 'head'",
+          "{ 'name': 'x', 'tensors': [ { 'name': 'y', 'shape': [1], 'group': 'plain' } ] }, "
+          "{ 'name': 'head'",
+          "number of units is 3, the open model has 2" },
+        { "'name': 'head', 'uses'", "'name': 'tail', 'uses'",
+          "units[1].name is 'tail', the open model has 'head'" },
+    };
+    struct shd_err e;
+    struct spec *open = parse(example);
+    EXPECT_OK(spec_compare(open, open, &e), &e);
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct spec *asked = changed(cases[i].from, cases[i].to);
+        EXPECT_STATUS(spec_compare(open, asked, &e), SHD_ESPEC);
+        EXPECT_STR(e.text, cases[i].text);
+        spec_free(asked);
+    }
+    spec_free(open);
+}
+
+TEST(names_of_groups_and_uses_are_compared)
+{
+#define NAMES_JSON(g, use)                               \
+    "{" HEAD ",'groups':[{'name':'" g "'}],'units':["    \
+    "{'name':'a','tensors':[{'name':'1','shape':[1]}]}," \
+    "{'name':'b','tensors':[{'name':'2','shape':[1]}]}," \
+    "{'name':'c','uses':['" use "'],'tensors':[{'name':'3','shape':[1]}]}]}"
+    struct shd_err e;
+    struct spec *open = parse(quoted(NAMES_JSON("g", "a")));
+    struct spec *group = parse(quoted(NAMES_JSON("h", "a")));
+    struct spec *use = parse(quoted(NAMES_JSON("g", "b")));
+    EXPECT_STATUS(spec_compare(open, group, &e), SHD_ESPEC);
+    EXPECT_STR(e.text, "groups[0].name is 'h', the open model has 'g'");
+    EXPECT_STATUS(spec_compare(open, use, &e), SHD_ESPEC);
+    EXPECT_STR(e.text, "unit 'c': uses[0] is 'b', the open model has 'a'");
+    spec_free(open);
+    spec_free(group);
+    spec_free(use);
+}
+
+TEST(tensor_keys_are_sha256_of_seed_and_name)
+{
+    /* sha256sum of 01 00 00 00 00 00 00 00 'w' 't' 'e', first 8 bytes little-endian. */
+    struct spec *s = parse(example);
+    EXPECT(spec_tensor_key(s, &s->tensors[0]) == UINT64_C(0x69ab181b4925a31c));
+    EXPECT(spec_tensor_key(s, &s->tensors[0]) != spec_tensor_key(s, &s->tensors[1]));
+    s->seed = UINT64_C(0x0807060504030201);
+    EXPECT(spec_tensor_key(s, &s->tensors[0]) == UINT64_C(0x656decc30c329595));
+    spec_free(s);
+}
+
+TEST(random_damage_is_never_more_than_an_error)
+{
+    uint64_t seed = 0xda3a6e;
+    printf("seed %#" PRIx64 "\n", seed);
+    const size_t bytes = strlen(example);
+    int accepted = 0;
+    for (int i = 0; i < 20000; i++) {
+        char *json = malloc(bytes);   /* exact: a read past the end is caught */
+        memcpy(json, example, bytes); /* NOLINT: no terminator wanted */
+        for (uint64_t k = test_random(&seed) % 3 + 1; k > 0; k--)
+            json[test_random(&seed) % bytes] =
+                test_random(&seed) % 2 ? (char)test_random(&seed)
+                                       : "0123456789-\"[]{},:e."[test_random(&seed) % 20];
+        struct spec *s;
+        if (spec_parse(json, bytes - test_random(&seed) % 3, &s, NULL) == SHD_OK) {
+            accepted++;
+            char *again = dump(s);
+            struct spec *b = parse(again);
+            expect_equal_specs(s, b);
+            free(again);
+            spec_free(b);
+            spec_free(s);
+        }
+        free(json);
+    }
+    EXPECT(accepted > 100);
+}
+
+/* -- Frozen units and groups of micro-batches ------------------------------------------------- */
+
+TEST(frozen_units_and_returns_are_derived)
+{
+    struct spec *s = changed("'micro_batches': 4", "'micro_batches': 12, 'accumulate': 3");
+    EXPECT_EQ(s->accumulate, 3);
+    EXPECT_EQ(spec_returns(s), 4);
+    EXPECT(!s->units[0].frozen && !s->units[1].frozen && s->tensors[0].trainable);
+    spec_free(s);
+    s = changed("[256, 128]", "[256, 128], 'trainable': false");
+    EXPECT(s->units[0].frozen && !s->tensors[0].trainable && !s->units[1].frozen);
+    char *json = dump(s);
+    struct spec *again = parse(json);
+    struct shd_err e;
+    EXPECT_OK(spec_compare(s, again, &e), &e);
+    free(json);
+    spec_free(again);
+    spec_free(s);
+}
+
+TEST_MAIN()

@@ -1,0 +1,340 @@
+/* spec: every error names the path and the value, and leaves nothing behind. */
+#include "proto/spec/spec.h"
+
+#include <errno.h>
+
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+#include "tests/lib/spec_text.h"
+#include "tests/lib/test.h"
+
+static void expect_error(const char *json, int status, const char *text)
+{
+    struct shd_err e = { 0 };
+    struct spec *spec = (struct spec *)&e;
+    const int r = spec_parse(json, strlen(json), &spec, &e);
+    if (r != status || strstr(e.text, text) == NULL)
+        FAIL("%s: expected %s '%s', got %s '%s'", json, status_name(status), text, status_name(r),
+             e.text);
+    EXPECT_EQ(e.code, status);
+    EXPECT(spec == (struct spec *)&e); /* untouched */
+    EXPECT_STATUS(spec_parse(json, strlen(json), &spec, NULL), status);
+}
+
+struct bad {
+    const char *json; /* with single quotes */
+    int status;
+    const char *text;
+};
+
+static void expect_all_bad(const struct bad *cases, size_t count, const char *frame)
+{
+    for (size_t i = 0; i < count; i++)
+        expect_error(quoted(frame, cases[i].json), cases[i].status, cases[i].text);
+}
+
+TEST(malformed_json_names_line_and_column)
+{
+    static const struct bad cases[] = {
+        { "", SHD_EINVAL, "spec line 1 column" },
+        { "{", SHD_EINVAL, "spec line 1 column" },
+        { "\n{'a' 1}", SHD_EINVAL, "spec line 2 column" },
+        { "{} x", SHD_EINVAL, "end of file expected" },
+        { "{'name':'a','name':'b'}", SHD_EINVAL, "duplicate object key" },
+        { "{'groups':[{'name':'a','name':'a'}]}", SHD_EINVAL, "duplicate object key" },
+        { "[]", SHD_EINVAL, "spec must be an object, is an array" },
+        { "{'seed':9223372036854775808}", SHD_ERANGE, "integers (seeds too) end at 2^63-1" },
+        { "{'seed':1e999}", SHD_ERANGE, "must be finite" },
+        { "{'name':'a\\u0000b'}", SHD_EINVAL, "spec line 1" },
+        { "{'name':NaN}", SHD_EINVAL, "spec line 1" },
+    };
+    expect_all_bad(cases, ARRAY_SIZE(cases), "%s");
+    struct shd_err e;
+    struct spec *s;
+    EXPECT_STATUS(spec_parse("{}\0", 3, &s, &e), SHD_EINVAL);
+    EXPECT_STATUS(spec_parse("{\"name\":\"\xff\"}", 12, &s, &e), SHD_EINVAL);
+}
+
+TEST(fields_of_the_model_are_checked)
+{
+    static const struct bad cases[] = {
+        { "", SHD_EINVAL, "name is missing" },
+        { "'nmae':'m'", SHD_EINVAL, "nmae is not a known field" },
+        { "'name':1", SHD_EINVAL, "name must be a string, is an integer" },
+        { "'name':''", SHD_ERANGE, "name has 0 bytes, must be 1 to 127" },
+        { "'name':'a b'", SHD_EINVAL, "name has byte 0x20 at 1" },
+        { "'name':'a/b'", SHD_EINVAL, "name has byte 0x2f at 1" },
+        { "'name':'a\\\\b'", SHD_EINVAL, "name has byte 0x5c at 1" },
+        { "'name':'\\u0007'", SHD_EINVAL, "name has byte 0x7 at 0" },
+        { "'name':'\\u00e4'", SHD_EINVAL, "name has byte 0xc3 at 0" },
+        { "'name':'..'", SHD_EINVAL, "name is '..', which names a directory" },
+        { "'name':'m','seed':-1", SHD_ERANGE, "seed is -1, must be 0 to 9223372036854775807" },
+        { "'name':'m','seed':1.0", SHD_EINVAL, "seed must be an integer, is a real number" },
+        { "'name':'m','seed':null", SHD_EINVAL, "seed must be an integer, is null" },
+        { "'name':'m'", SHD_EINVAL, "micro_batches is missing" },
+        { "'name':'m','micro_batches':0", SHD_ERANGE, "micro_batches is 0, must be 1 to 4096" },
+        { "'name':'m','micro_batches':4097", SHD_ERANGE, "micro_batches is 4097, must be" },
+        { "'name':'m','micro_batches':4294967297", SHD_ERANGE, "micro_batches is 4294967297" },
+        { "'name':'m','micro_batches':1,'publish':'f64'", SHD_EINVAL,
+          "publish is 'f64', must be f32, bf16 or f16" },
+        { "'name':'m','micro_batches':1,'publish':16", SHD_EINVAL, "publish must be a string" },
+        { "'name':'m','micro_batches':1", SHD_EINVAL, "optimizer is missing" },
+        { HEAD, SHD_EINVAL, "units is missing" },
+        { HEAD ",'units':{}", SHD_EINVAL, "units must be an array, is an object" },
+        { HEAD ",'units':[]", SHD_ERANGE, "units has 0 entries, must be 1 to 4096" },
+    };
+    expect_all_bad(cases, ARRAY_SIZE(cases), "{%s}");
+}
+
+TEST(fields_of_the_optimizer_are_checked)
+{
+    static const struct bad cases[] = {
+        { "3", SHD_EINVAL, "optimizer must be an object, is an integer" },
+        { "{}", SHD_EINVAL, "optimizer.kind is missing" },
+        { "{'kind':'adam'}", SHD_EINVAL, "optimizer.kind is 'adam', must be adamw, sgd or lion" },
+        { "{'kind':true}", SHD_EINVAL, "optimizer.kind must be a string, is a boolean" },
+        { "{'kind':'sgd','beta1':0}", SHD_EINVAL, "optimizer.beta1 is not a known field" },
+        { "{'kind':'adamw','momentum':0}", SHD_EINVAL, "optimizer.momentum is not a known field" },
+        { "{'kind':'lion','eps':1}", SHD_EINVAL, "optimizer.eps is not a known field" },
+        { "{'kind':'adamw','lr':1}", SHD_EINVAL, "optimizer.lr is not a known field" },
+        { "{'kind':'adamw','beta1':1}", SHD_ERANGE, "optimizer.beta1 is 1, must be 0 to 0.9999" },
+        { "{'kind':'adamw','beta1':-0.1}", SHD_ERANGE, "optimizer.beta1 is -0.1" },
+        { "{'kind':'adamw','beta2':0.99999999}", SHD_ERANGE, "optimizer.beta2 is 0.99999999" },
+        { "{'kind':'adamw','beta2':'a'}", SHD_EINVAL, "optimizer.beta2 must be a number" },
+        { "{'kind':'adamw','eps':0}", SHD_ERANGE, "optimizer.eps is 0, must be 1.17549435e-38" },
+        { "{'kind':'adamw','eps':1e39}", SHD_ERANGE, "optimizer.eps is" },
+        { "{'kind':'sgd','momentum':1}", SHD_ERANGE, "optimizer.momentum is 1" },
+    };
+    expect_all_bad(cases, ARRAY_SIZE(cases), "{'name':'m','micro_batches':1,'optimizer':%s}");
+}
+
+TEST(fields_of_groups_are_checked)
+{
+    static const struct bad cases[] = {
+        { "{}", SHD_EINVAL, "groups must be an array, is an object" },
+        { "[]", SHD_ERANGE, "groups has 0 entries, must be 1 to 64" },
+        { "[1]", SHD_EINVAL, "groups[0] must be an object, is an integer" },
+        { "[{}]", SHD_EINVAL, "groups[0].name is missing" },
+        { "[{'name':'a','lr':1}]", SHD_EINVAL, "groups[0].lr is not a known field" },
+        { "[{'name':'a'},{'name':'a'}]", SHD_EINVAL,
+          "groups[1].name 'a' is the name of group 0 too" },
+        { "[{'name':'a','lr_scale':-1}]", SHD_ERANGE, "groups[0].lr_scale is -1, must be 0 to" },
+        { "[{'name':'a','weight_decay':1e300}]", SHD_ERANGE, "groups[0].weight_decay is" },
+        { "[{'name':'a','weight_decay':'x'}]", SHD_EINVAL,
+          "groups[0].weight_decay must be a number, is a string" },
+    };
+    expect_all_bad(cases, ARRAY_SIZE(cases), "{" HEAD ",'groups':%s,'units':[]}");
+}
+
+TEST(fields_of_units_are_checked)
+{
+    static const struct bad cases[] = {
+        { "7", SHD_EINVAL, "units[1] must be an object, is an integer" },
+        { "{'name':'b','tensor':[]}", SHD_EINVAL, "units[1].tensor is not a known field" },
+        { "{'tensors':[]}", SHD_EINVAL, "units[1].name is missing" },
+        { "{'name':'a','tensors':[]}", SHD_EINVAL, "units[1].name 'a' is the name of unit 0 too" },
+        { "{'name':'b'}", SHD_EINVAL, "units[1].tensors is missing" },
+        { "{'name':'b','tensors':[]}", SHD_ERANGE, "units[1].tensors has 0 entries, must be 1" },
+        { "{'name':'b','tensors':[3]}", SHD_EINVAL, "units[1].tensors[0] must be an object" },
+        { "{'name':'b','uses':'a','tensors':[{'name':'u','shape':[1]}]}", SHD_EINVAL,
+          "units[1].uses must be an array" },
+        { "{'name':'b','uses':[0],'tensors':[{'name':'u','shape':[1]}]}", SHD_EINVAL,
+          "units[1].uses[0] must be a string" },
+        { "{'name':'b','uses':['c'],'tensors':[{'name':'u','shape':[1]}]}", SHD_EINVAL,
+          "units[1].uses[0] is 'c', there is no such unit" },
+        { "{'name':'b','uses':['b'],'tensors':[{'name':'u','shape':[1]}]}", SHD_EINVAL,
+          "units[1].uses[0] is 'b', the unit itself" },
+        { "{'name':'b','uses':['a','a'],'tensors':[{'name':'u','shape':[1]}]}", SHD_EINVAL,
+          "units[1].uses[1] 'a' is listed twice" },
+        { "{'name':'b','uses':['a','a','a','a','a','a','a','a','a','a','a','a','a','a','a','a',"
+          "'a'],'tensors':[{'name':'u','shape':[1]}]}",
+          SHD_ERANGE, "units[1].uses has 17 entries, must be 0 to 16" },
+    };
+    expect_all_bad(cases, ARRAY_SIZE(cases),
+                   "{" HEAD ",'units':[{'name':'a','tensors':[{'name':'t','shape':[1]}]},%s]}");
+}
+
+TEST(fields_of_tensors_are_checked)
+{
+    static const struct bad cases[] = {
+        { "{'shape':[1]}", SHD_EINVAL, "units[0].tensors[1].name is missing" },
+        { "{'name':'t','shape':[1]}", SHD_EINVAL,
+          "units[0].tensors[1].name 't' is the name of tensor 0 too" },
+        { "{'name':'u'}", SHD_EINVAL, "units[0].tensors[1].shape is missing" },
+        { "{'name':'u','shape':4}", SHD_EINVAL, "tensors[1].shape must be an array" },
+        { "{'name':'u','shape':[1,1,1,1,1,1,1,1,1]}", SHD_ERANGE, "shape has 9 entries" },
+        { "{'name':'u','shape':[2,0]}", SHD_ERANGE, "tensors[1].shape[1] is 0, must be 1 to" },
+        { "{'name':'u','shape':[-3]}", SHD_ERANGE, "tensors[1].shape[0] is -3, must be" },
+        { "{'name':'u','shape':[2.0]}", SHD_EINVAL, "tensors[1].shape[0] must be an integer" },
+        { "{'name':'u','shape':[281474976710657]}", SHD_ERANGE, "shape[0] is 281474976710657" },
+        { "{'name':'u','shape':[16777216,16777217]}", SHD_ERANGE,
+          "shape[1]: 16777216 times 16777217 elements exceed the limit of 281474976710656" },
+        { "{'name':'u','shape':[4294967296,4294967296]}", SHD_ERANGE, "exceed the limit" },
+        { "{'name':'u','shape':[281474976710656]}", SHD_ERANGE,
+          "units[0].tensors[1]: the model reaches 281474976710688 elements with padding" },
+        { "{'name':'u','shape':[1],'dtype':'f32'}", SHD_EINVAL,
+          "units[0].tensors[1].dtype is not a known field" },
+        { "{'name':'u','shape':[1],'group':'x'}", SHD_EINVAL,
+          "units[0].tensors[1].group is 'x', there is no such group" },
+        { "{'name':'u','shape':[1],'init':1}", SHD_EINVAL, "tensors[1].init must be an array" },
+        { "{'name':'u','shape':[1],'init':[]}", SHD_ERANGE, "tensors[1].init has 0 entries" },
+        { "{'name':'u','shape':[1],'init':[1]}", SHD_EINVAL, "init[0] must be a string" },
+        { "{'name':'u','shape':[1],'init':['zero']}", SHD_EINVAL, "init[0] is 'zero', must be" },
+        { "{'name':'u','shape':[1],'init':['const']}", SHD_ERANGE, "const takes 1 numbers, has 0" },
+        { "{'name':'u','shape':[1],'init':['normal',0]}", SHD_ERANGE, "normal takes 2 numbers" },
+        { "{'name':'u','shape':[1],'init':['const',1,2]}", SHD_ERANGE, "takes 1 numbers, has 2" },
+        { "{'name':'u','shape':[1],'init':['const','a']}", SHD_EINVAL, "init[1] must be a number" },
+        { "{'name':'u','shape':[1],'init':['const',1e39]}", SHD_ERANGE, "init[1] is" },
+        { "{'name':'u','shape':[1],'init':['normal',0,-1]}", SHD_ERANGE, "init[2] is -1, must be" },
+        { "{'name':'u','shape':[1],'init':['uniform',1,0.5]}", SHD_ERANGE,
+          "init[2] is 0.5, must be 1 to" },
+    };
+    expect_all_bad(cases, ARRAY_SIZE(cases),
+                   "{" HEAD ",'units':[{'name':'a','tensors':[{'name':'t','shape':[1]},%s]}]}");
+}
+
+TEST(group_may_be_left_out_only_when_there_is_one)
+{
+    spec_free(parse(quoted("{" HEAD ",'groups':[{'name':'a'}]," SMALL_UNITS "}")));
+    spec_free(parse(quoted("{" HEAD ",'units':[{'name':'u','tensors':"
+                           "[{'name':'t','shape':[1],'group':'default'}]}]}")));
+    expect_error(quoted("{" HEAD ",'groups':[{'name':'a'},{'name':'b'}]," SMALL_UNITS "}"),
+                 SHD_EINVAL, "units[0].tensors[0].group is missing, the model has 2 groups");
+}
+
+TEST(groups_and_frozen_tensors_are_checked)
+{
+#define FROZEN "{'name':'b','shape':[1],'trainable':false}"
+    static const struct bad cases[] = {
+        { "'accumulate':0," SMALL_UNITS, SHD_ERANGE, "accumulate is 0" },
+        { "'accumulate':7," SMALL_UNITS, SHD_ERANGE, "accumulate is 7" },
+        { "'accumulate':4," SMALL_UNITS, SHD_EINVAL, "4, must divide micro_batches (6)" },
+        { "'units':[{'name':'u','tensors':[{'name':'a','shape':[1],'trainable':1}]}]", SHD_EINVAL,
+          "units[0].tensors[0].trainable must be true or false" },
+        { "'units':[{'name':'u','tensors':[{'name':'a','shape':[1]}," FROZEN "]}]", SHD_EINVAL,
+          "units[0].tensors[1]: 'b' is frozen, 'a' of the same unit is not" },
+        { "'units':[{'name':'u','tensors':[" FROZEN "]}]", SHD_EINVAL, "every tensor is frozen" },
+    };
+    expect_all_bad(cases, ARRAY_SIZE(cases),
+                   "{'name':'m','micro_batches':6,'optimizer':{'kind':'sgd'},%s}");
+}
+
+TEST(names_are_limited_to_127_bytes)
+{
+    char name[160];
+    memset(name, 'n', sizeof name);
+    name[127] = 0;
+    spec_free(parse(quoted(
+        "{'name':'%s','micro_batches':1,'optimizer':{'kind':'sgd'}," SMALL_UNITS "}", name)));
+    name[127] = 'n';
+    name[128] = 0;
+    expect_error(quoted("{'name':'%s'}", name), SHD_ERANGE, "name has 128 bytes, must be 1 to 127");
+}
+
+TEST(long_unknown_fields_are_named_in_part)
+{
+    char key[2000];
+    memset(key, 'k', sizeof key - 1);
+    key[sizeof key - 1] = 0;
+    expect_error(quoted("{'%s':1}", key), SHD_EINVAL, "kkkk is not a known field");
+}
+
+TEST(documents_above_the_limit_are_refused)
+{
+    char *json = calloc(1, SPEC_JSON_BYTES_MAX + 2);
+    memset(json, ' ', SPEC_JSON_BYTES_MAX + 1);
+    expect_error(json, SHD_ERANGE, "spec has 786433 bytes, the limit is 786432");
+    memcpy(json, example, strlen(example));
+    json[SPEC_JSON_BYTES_MAX] = 0;
+    spec_free(parse(json));
+    free(json);
+}
+
+/* units units of tensors tensors each. */
+static char *big_json(uint32_t units, uint32_t tensors)
+{
+    const size_t bytes = (size_t)units * tensors * 40 + (size_t)units * 60 + 1000;
+    char *json = malloc(bytes);
+    size_t used = (size_t)snprintf(json, bytes,
+                                   "{\"name\":\"m\",\"micro_batches\":1,\"optimizer\":{\"kind\":"
+                                   "\"sgd\"},\"units\":[");
+    for (uint32_t u = 0; u < units; u++) {
+        used += (size_t)snprintf(json + used, bytes - used, "%s{\"name\":\"%x\",\"tensors\":[",
+                                 u > 0 ? "," : "", u);
+        for (uint32_t t = 0; t < tensors; t++)
+            used += (size_t)snprintf(json + used, bytes - used,
+                                     "%s{\"name\":\"%x.%x\",\"shape\":[9]}", t > 0 ? "," : "", u,
+                                     t);
+        used += (size_t)snprintf(json + used, bytes - used, "]}");
+    }
+    snprintf(json + used, bytes - used, "]}");
+    return json;
+}
+
+TEST(largest_number_of_units_is_accepted)
+{
+    char *json = big_json(SHD_UNITS_MAX, 1);
+    struct spec *s = parse(json);
+    EXPECT_EQ(s->unit_count, SHD_UNITS_MAX);
+    EXPECT_STR(s->tensors[4095].name, "fff.0");
+    spec_free(s);
+    free(json);
+    json = big_json(SHD_UNITS_MAX + 1, 1);
+    expect_error(json, SHD_ERANGE, "units has 4097 entries, must be 1 to 4096");
+    free(json);
+}
+
+TEST(canonical_form_above_the_limit_is_an_error_of_dump)
+{
+    char *json = big_json(1, 20000);
+    struct shd_err e;
+    char *dump = NULL;
+    struct spec *s = parse(json);
+    EXPECT_STATUS(spec_dump(s, &dump, &e), SHD_ERANGE);
+    EXPECT_HAS(e.text, "the limit is 786432");
+    EXPECT(dump == NULL);
+    spec_free(s);
+    free(json);
+}
+
+TEST(largest_model_is_accepted_and_a_little_more_is_not)
+{
+    spec_free(parse(quoted("{" HEAD ",'units':[{'name':'u','tensors':[{'name':'t',"
+                           "'shape':[16777216,16777216]}]}]}")));
+    expect_error(quoted("{" HEAD ",'units':[{'name':'u','tensors':[{'name':'t',"
+                        "'shape':[16777216,16777216]}]},"
+                        "{'name':'v','tensors':[{'name':'w','shape':[1]}]}]}"),
+                 SHD_ERANGE, "units[1].tensors[0]: the model reaches 281474976710657 elements");
+}
+
+/* -- Running out of memory ------------------------------------------------------------------- */
+
+static int allocs_left;
+
+static int fault_alloc(enum sys_kind kind)
+{
+    return kind == SYS_ALLOC && allocs_left-- == 0 ? ENOMEM : 0;
+}
+
+TEST(every_failed_allocation_is_an_error_without_leak)
+{
+    int failures = 0;
+    for (int nth = 0; nth < 100; nth++) {
+        struct shd_err e;
+        struct spec *s = NULL;
+        allocs_left = nth;
+        sys_fault = fault_alloc;
+        const int r = spec_parse(example, strlen(example), &s, &e);
+        sys_fault = NULL;
+        if (r == SHD_OK) {
+            spec_free(s);
+            break;
+        }
+        EXPECT_STATUS(r, SHD_ENOMEM);
+        EXPECT(s == NULL);
+        failures++;
+    }
+    EXPECT_EQ(failures, 11); /* spec, name, groups + 2 names, units + 2, tensors + 2 */
+}
+
+TEST_MAIN()
