@@ -18,6 +18,7 @@
 
 #include "bench/stat.h"
 #include "client/shd.h"
+#include "proto/base/clock.h"
 
 #define COLUMNS 1024u
 #define UNITS   16u
@@ -28,7 +29,7 @@ struct times { /* of one process, from before its first call; ms */
 
 static double ms_since(uint64_t start_ns)
 {
-    return (double)(stat_now_ns() - start_ns) * 1e-6;
+    return (double)(clock_now_ns() - start_ns) * 1e-6;
 }
 
 static _Noreturn void die(const char *what, const char *why)
@@ -86,7 +87,7 @@ static float run_attached(uint64_t params, struct times *ret)
     shd_model *m;
     float total = 0;
     const float *x = input();
-    const uint64_t start_ns = stat_now_ns();
+    const uint64_t start_ns = clock_now_ns();
     if (shd_connect(NULL, &s, &e) != SHD_OK)
         die("connect", e.text);
     ret->connected = ms_since(start_ns);
@@ -108,7 +109,7 @@ static float run_attached(uint64_t params, struct times *ret)
 static float run_loaded(const char *path, uint64_t params, struct times *ret)
 {
     const float *x = input();
-    const uint64_t start_ns = stat_now_ns();
+    const uint64_t start_ns = clock_now_ns();
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     float *w = malloc(params * sizeof *w);
     if (fd < 0 || w == NULL)

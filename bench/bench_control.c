@@ -25,6 +25,7 @@
 #include "client/ctl/base/child.h"
 #include "client/ctl/run/rundir.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/share/fdpass.h"
 #include "proto/wire/wire.h"
 
@@ -97,10 +98,10 @@ static int shardd_path(char *buf, size_t bytes, struct shd_err *e)
 /* Somebody listens. No NOTIFY_SOCKET: nobody here would keep what it stores. */
 static int wait_ready(const struct bench *b, struct shd_err *e)
 {
-    const uint64_t deadline = stat_now_ns() + (uint64_t)READY_MS * 1000000u;
+    const uint64_t deadline = clock_now_ns() + (uint64_t)READY_MS * 1000000u;
     char path[ENDPOINT_BYTES];
     snprintf(path, sizeof(path), "%s/cpu0.sock", b->dir.path);
-    while (stat_now_ns() < deadline) {
+    while (clock_now_ns() < deadline) {
         int fd;
         if (side_connect(path, &fd, e) == SHD_OK) {
             close(fd);
@@ -278,7 +279,7 @@ static int ask_blob(const struct bench *b, struct peer *p, struct shd_err *e)
 {
     struct wire_request request = { .type = WIRE_GET_BLOB };
     request.get_blob.model = b->model;
-    p->sent_ns = stat_now_ns();
+    p->sent_ns = clock_now_ns();
     return peer_send(p, &request, e);
 }
 
@@ -292,7 +293,7 @@ static int serve(struct bench *b, struct peer *p, struct round *round, uint64_t 
         int r = peer_take(b, p, &got, &reply, e);
         if (r != SHD_OK || !got)
             return r;
-        const uint64_t now = stat_now_ns();
+        const uint64_t now = clock_now_ns();
         (*in_flight)--;
         if (now >= round->until_ns)
             continue;
@@ -312,7 +313,7 @@ static int run_round(struct bench *b, struct round *round, struct shd_err *e)
     zmq_pollitem_t items[SESSIONS_MAX] = { 0 };
     uint64_t in_flight = 0;
     int r = SHD_OK;
-    round->until_ns = stat_now_ns() + (uint64_t)(b->seconds * 1e9);
+    round->until_ns = clock_now_ns() + (uint64_t)(b->seconds * 1e9);
     for (unsigned i = 0; i < b->peer_count; i++)
         items[i] = (zmq_pollitem_t){ .socket = b->peers[i].dealer, .events = ZMQ_POLLIN };
     for (unsigned i = 0; i < b->peer_count * round->depth && r == SHD_OK; i++, in_flight++)

@@ -33,6 +33,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/gpu/cuda.h"
 
 #define OPS        4u /* queued before a round waits */
@@ -180,7 +181,7 @@ static double run_case(struct bench *b, int which)
     struct kern_waiter w;
     struct shd_err e;
     kern_waiter_init(&w);
-    const uint64_t start = stat_now_ns();
+    const uint64_t start = clock_now_ns();
     for (uint32_t i = 0; i < b->ops; i++) {
         struct kern_done *done = i + 1 == b->ops ? &w.done : NULL;
         int r;
@@ -206,7 +207,7 @@ static double run_case(struct bench *b, int which)
     else if (kern_wait(&w) != SHD_OK)
         check(SHD_EIO, &(struct shd_err){ .text = "an operation failed" });
     b->at = 0;
-    return (double)(stat_now_ns() - start) * 1e-9 / b->ops;
+    return (double)(clock_now_ns() - start) * 1e-9 / b->ops;
 }
 
 static void figure(const struct bench *b, const char *name, const char *what, const char *unit,
@@ -298,11 +299,11 @@ static void bench_small(struct bench *b)
         struct kern_waiter w;
         struct shd_err e;
         kern_waiter_init(&w);
-        const uint64_t start = stat_now_ns();
+        const uint64_t start = clock_now_ns();
         check(b->k->ops->accumulate(b->k, &a, &w.done, &e), &e);
         kern_wait(&w);
         if (i >= WARMUPS)
-            stat_add(&us, (double)(stat_now_ns() - start) * 1e-3);
+            stat_add(&us, (double)(clock_now_ns() - start) * 1e-3);
     }
     figure(b, "one_block", "round_trip", "us", &us);
 }
@@ -322,22 +323,22 @@ static double copy_ours(struct bench *b, void *to, const void *from, uint64_t by
     struct kern_waiter w;
     struct shd_err e;
     kern_waiter_init(&w);
-    const uint64_t start = stat_now_ns();
+    const uint64_t start = clock_now_ns();
     for (uint32_t i = 0; i < ops; i++)
         check(b->k->ops->copy(b->k, &c, i + 1 == ops ? &w.done : NULL, &e), &e);
     if (kern_wait(&w) != SHD_OK)
         check(SHD_EIO, &(struct shd_err){ .text = "a copy failed" });
-    return (double)bytes * ops / (double)(stat_now_ns() - start);
+    return (double)bytes * ops / (double)(clock_now_ns() - start);
 }
 
 static double copy_driver(struct bench *b, void *to, const void *from, uint64_t bytes)
 {
     const uint32_t ops = copy_ops(bytes);
-    const uint64_t start = stat_now_ns();
+    const uint64_t start = clock_now_ns();
     for (uint32_t i = 0; i < ops; i++)
         check_cuda(b, b->cuda->cuMemcpyAsync(address(to), address(from), bytes, b->stream), "copy");
     check_cuda(b, b->cuda->cuStreamSynchronize(b->stream), "wait for a copy");
-    return (double)bytes * ops / (double)(stat_now_ns() - start);
+    return (double)bytes * ops / (double)(clock_now_ns() - start);
 }
 
 struct pair { /* ours over the driver's */
@@ -419,10 +420,10 @@ static void bench_map(struct bench *b)
         struct segment mapped;
         const int fd = dup(publish.fd);
         CHECK(fd >= 0);
-        const uint64_t start = stat_now_ns();
+        const uint64_t start = clock_now_ns();
         check(b->k->ops->segment_map(b->k, fd, SEGMENT_PUBLISH, publish.bytes, NULL, &mapped, &e),
               &e);
-        const uint64_t end = stat_now_ns();
+        const uint64_t end = clock_now_ns();
         b->k->ops->segment_close(b->k, &mapped);
         if (i >= WARMUPS)
             stat_add(&ms, (double)(end - start) * 1e-6);

@@ -25,6 +25,7 @@
 #include "bench/update_rivals.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/spec/layout.h"
 
 #define THREADS_MAX 64u
@@ -230,7 +231,7 @@ static void run_round(struct kern *k, struct crew *c, const struct rivals *rival
 {
     for (uint32_t j = 0; j < VARIANTS; j++) {
         const uint32_t variant = (round + j) % VARIANTS;
-        const uint64_t start = stat_now_ns();
+        const uint64_t start = clock_now_ns();
         if (variant == VARIANT_OURS) {
             struct shd_err e;
             CHECK(run_ours(k, c->arrays, c->elems, which, (struct kern_trail){ 0 }, &e) == SHD_OK);
@@ -239,7 +240,7 @@ static void run_round(struct kern *k, struct crew *c, const struct rivals *rival
         } else {
             crew_run(c, rivals->limit[variant - VARIANT_LIMIT].fn[which]);
         }
-        const double ns_per_param = (double)(stat_now_ns() - start) / (double)c->elems;
+        const double ns_per_param = (double)(clock_now_ns() - start) / (double)c->elems;
         if (round >= WARMUPS)
             stat_add(&ns[variant], ns_per_param);
     }
@@ -289,10 +290,10 @@ static void bench_trail(const struct options *o, struct kern *k, const struct be
         const bool with = (i + i / 2) % 2 == 1;
         trail.op++;
         struct shd_err e;
-        const uint64_t start = stat_now_ns();
+        const uint64_t start = clock_now_ns();
         CHECK(run_ours(k, arrays, o->elems, which, with ? trail : (struct kern_trail){ 0 }, &e) ==
               SHD_OK);
-        const double ns_per_param = (double)(stat_now_ns() - start) / (double)o->elems;
+        const double ns_per_param = (double)(clock_now_ns() - start) / (double)o->elems;
         if (i >= 2 * WARMUPS)
             stat_add(&ns[with], ns_per_param);
     }
@@ -315,10 +316,10 @@ static void bench_small(const struct options *o, struct kern *k, const struct be
         pin_thread(pthread_self(), &allowed, (uint32_t)CPU_COUNT(&allowed) - 1);
     for (uint32_t i = 0; i < STAT_ROUNDS_MAX; i++) {
         struct shd_err e;
-        const uint64_t start = stat_now_ns();
+        const uint64_t start = clock_now_ns();
         CHECK(run_ours(k, arrays, SHD_BLOCK_ELEMS, CASE_ACCUMULATE, (struct kern_trail){ 0 }, &e) ==
               SHD_OK);
-        stat_add(&us, (double)(stat_now_ns() - start) * 1e-3);
+        stat_add(&us, (double)(clock_now_ns() - start) * 1e-3);
     }
     CHECK(sched_setaffinity(0, sizeof allowed, &allowed) == 0);
     char name[64];

@@ -25,6 +25,7 @@
 
 #include "bench/stat.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
 void probe_check(int r, const struct shd_err *e)
 {
@@ -70,10 +71,10 @@ int probe_wait(pid_t pid)
 
 bool probe_until(const _Atomic uint64_t *word, uint64_t value, pid_t pid)
 {
-    const uint64_t deadline = stat_now_ns() + PROBE_WAIT_S * UINT64_C(1000000000);
+    const uint64_t deadline = clock_now_ns() + PROBE_WAIT_S * UINT64_C(1000000000);
     while (*word < value) {
         siginfo_t ended = { 0 };
-        if (stat_now_ns() > deadline)
+        if (clock_now_ns() > deadline)
             return false;
         if (waitid(P_PID, (id_t)pid, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 &&
             ended.si_pid == pid)

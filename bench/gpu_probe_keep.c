@@ -10,6 +10,7 @@
 #include "bench/gpu_probe.h"
 #include "bench/stat.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
 /* -- keep ---------------------------------------------------------------------------------------
  * The maker fills a segment and hashes it; the keeper (this process, which never initialises CUDA)
@@ -64,9 +65,9 @@ static int keep_successor(void *arg)
     uint8_t *again = malloc(k->leaves * 32);
     CHECK(again != NULL);
     probe_open(&d, k->o->device);
-    const uint64_t start = stat_now_ns();
+    const uint64_t start = clock_now_ns();
     probe_check(d.k->ops->segment_map(d.k, k->fd, SEGMENT_STATE, k->o->bytes, NULL, &s, &e), &e);
-    probe_figure("gpu.keep.adopt", "ms", (double)(stat_now_ns() - start) * 1e-6);
+    probe_figure("gpu.keep.adopt", "ms", (double)(clock_now_ns() - start) * 1e-6);
     hash(&d, s.base, k->o->bytes / 4, again);
     const bool same = memcmp(again, k->hashes, k->leaves * 32) == 0;
     d.k->ops->segment_close(d.k, &s);
@@ -212,7 +213,7 @@ static int queued_watcher(void *arg)
     CHECK(fd >= 0);
     probe_check(d.k->ops->segment_map(d.k, fd, SEGMENT_STATE, q->elems * 4, NULL, &s, &e), &e);
     double last = look(&d, q, s.base, pinned);
-    const uint64_t start = stat_now_ns();
+    const uint64_t start = clock_now_ns();
     bool reaped = false;
     q->watching = 1;
     while (!q->stop) {
@@ -224,11 +225,11 @@ static int queued_watcher(void *arg)
             q->at_reap = sum;
         }
         if (sum != last)
-            q->last_change_ns = stat_now_ns();
+            q->last_change_ns = clock_now_ns();
         last = sum;
     }
     q->at_end = last;
-    q->look_us = (double)(stat_now_ns() - start) * 1e-3 / (double)(q->looks > 0 ? q->looks : 1);
+    q->look_us = (double)(clock_now_ns() - start) * 1e-3 / (double)(q->looks > 0 ? q->looks : 1);
     return reaped ? 0 : 1;
 }
 
@@ -260,10 +261,10 @@ int probe_queued(const struct probe_options *o)
     const pid_t victim = probe_fork(queued_victim, q);
     const bool ready = probe_until(&q->watching, 1, watcher) &&
                        probe_until(&q->done, KILL_AFTER, victim);
-    const uint64_t kill_ns = stat_now_ns(), done = q->done;
+    const uint64_t kill_ns = clock_now_ns(), done = q->done;
     kill(victim, SIGKILL);
     probe_wait(victim);
-    q->reaped_ns = stat_now_ns();
+    q->reaped_ns = clock_now_ns();
     sleep(ready ? SETTLE_S : 0);
     q->stop = 1;
     if (!ready)

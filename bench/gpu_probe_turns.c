@@ -8,6 +8,7 @@
 #include "bench/gpu_probe.h"
 #include "bench/stat.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
 /* -- overlap ------------------------------------------------------------------------------------
  * Two processes, each doing what its mode says and counting; modes alone, then together. Shares add
@@ -93,13 +94,13 @@ static void phase(struct overlap *o, enum mode first, enum mode second, double r
     o->party[0].mode = first;
     o->party[1].mode = second;
     usleep(50000);
-    const uint64_t start = stat_now_ns();
+    const uint64_t start = clock_now_ns();
     for (int i = 0; i < 2; i++)
         before[i] = o->party[i].count;
     usleep(o->o->tenths * 100000);
     for (int more = 0; more < PHASE_MORE && !both_moved(o, before); more++)
         usleep(100000);
-    const double seconds = (double)(stat_now_ns() - start) * 1e-9;
+    const double seconds = (double)(clock_now_ns() - start) * 1e-9;
     for (int i = 0; i < 2; i++)
         ret_rate[i] = (double)(o->party[i].count - before[i]) / seconds;
     for (int i = 0; i < 2; i++)
@@ -184,7 +185,7 @@ static void *map_again(struct probe_device *d, const struct segment *s, int acce
     CUdeviceptr at = 0;
     const CUmemAccessDesc desc = { .location = { CU_MEM_LOCATION_TYPE_DEVICE, d->device },
                                    .flags = access };
-    const uint64_t start = stat_now_ns();
+    const uint64_t start = clock_now_ns();
     probe_check_cuda(
         d->cuda,
         d->cuda->cuMemImportFromShareableHandle(&handle, (void *)(uintptr_t)s->fd,
@@ -193,7 +194,7 @@ static void *map_again(struct probe_device *d, const struct segment *s, int acce
     probe_check_cuda(d->cuda, d->cuda->cuMemAddressReserve(&at, s->bytes, 0, 0, 0), "reserve");
     probe_check_cuda(d->cuda, d->cuda->cuMemMap(at, s->bytes, 0, handle, 0), "map");
     probe_check_cuda(d->cuda, d->cuda->cuMemSetAccess(at, s->bytes, &desc, 1), "set access");
-    *ret_us = (double)(stat_now_ns() - start) * 1e-3;
+    *ret_us = (double)(clock_now_ns() - start) * 1e-3;
     d->cuda->cuMemRelease(handle); /* the mapping keeps it */
     return (void *)(uintptr_t)at;
 }
@@ -213,17 +214,17 @@ static double read_by_kernel(struct probe_device *d, float *acc, const void *fro
     struct kern_waiter w;
     struct shd_err e;
     kern_waiter_init(&w);
-    const uint64_t start = stat_now_ns();
+    const uint64_t start = clock_now_ns();
     probe_check(d->k->ops->accumulate(d->k, &a, &w.done, &e), &e);
     CHECK(kern_wait(&w) == SHD_OK);
-    return 2 * (double)bytes / (double)(stat_now_ns() - start);
+    return 2 * (double)bytes / (double)(clock_now_ns() - start);
 }
 
 static double read_by_copy(struct probe_device *d, float *to, const void *from, uint64_t bytes)
 {
-    const uint64_t start = stat_now_ns();
+    const uint64_t start = clock_now_ns();
     probe_copy(d, to, from, bytes);
-    return 2 * (double)bytes / (double)(stat_now_ns() - start);
+    return 2 * (double)bytes / (double)(clock_now_ns() - start);
 }
 
 #define READ_ROUNDS 15u

@@ -18,6 +18,7 @@
 
 #include "bench/stat.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/gpu/cuda.h"
 
 #define RANKS      2
@@ -150,14 +151,14 @@ static void gather(struct rank *r, float *host)
         host[i] = element(r->rank, i);
     copy(r, r->part, (CUdeviceptr)(uintptr_t)host, ELEMS * sizeof(float));
     for (int round = 0; round < ROUNDS; round++) {
-        const uint64_t start = stat_now_ns();
+        const uint64_t start = clock_now_ns();
         check_nccl(r,
                    r->nccl.ncclAllGather((void *)(uintptr_t)r->part, (void *)(uintptr_t)r->whole,
                                          ELEMS, NCCL_FLOAT32, r->comm, r->stream),
                    "ncclAllGather");
         check_cuda(r, r->cuda->cuStreamSynchronize(r->stream), "wait for the all-gather");
         if (r->rank == 0)
-            r->shared->gather_s[round] = (double)(stat_now_ns() - start) * 1e-9;
+            r->shared->gather_s[round] = (double)(clock_now_ns() - start) * 1e-9;
     }
     copy(r, (CUdeviceptr)(uintptr_t)host, r->whole, RANKS * ELEMS * sizeof(float));
     for (uint64_t i = 0; i < RANKS * ELEMS; i++)
@@ -169,7 +170,7 @@ static void gather(struct rank *r, float *host)
 static void scatter(struct rank *r, float *host)
 {
     for (int round = 0; round < ROUNDS; round++) {
-        const uint64_t start = stat_now_ns();
+        const uint64_t start = clock_now_ns();
         check_nccl(r,
                    r->nccl.ncclReduceScatter((void *)(uintptr_t)r->whole,
                                              (void *)(uintptr_t)r->part, ELEMS, NCCL_FLOAT32,
@@ -177,7 +178,7 @@ static void scatter(struct rank *r, float *host)
                    "ncclReduceScatter");
         check_cuda(r, r->cuda->cuStreamSynchronize(r->stream), "wait for the reduce-scatter");
         if (r->rank == 0)
-            r->shared->scatter_s[round] = (double)(stat_now_ns() - start) * 1e-9;
+            r->shared->scatter_s[round] = (double)(clock_now_ns() - start) * 1e-9;
     }
     copy(r, (CUdeviceptr)(uintptr_t)host, r->part, ELEMS * sizeof(float));
     for (uint64_t i = 0; i < ELEMS; i++)

@@ -5,16 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "proto/base/check.h"
-
-uint64_t stat_now_ns(void)
-{
-    struct timespec t;
-    CHECK(clock_gettime(CLOCK_MONOTONIC, &t) == 0);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 void stat_add(struct stat_series *s, double value)
 {

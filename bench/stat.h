@@ -17,8 +17,6 @@ struct stat_summary {
     uint32_t count;
 };
 
-uint64_t stat_now_ns(void);
-
 /* count must be below STAT_ROUNDS_MAX. */
 void stat_add(struct stat_series *s, double value);
 

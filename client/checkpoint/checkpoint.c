@@ -14,10 +14,10 @@
 #include "client/checkpoint/checkpoint_files.h"
 #include "client/paths/path_map.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 
-#define NS_PER_MS          UINT64_C(1000000)
 #define TIMEOUT_MS_DEFAULT UINT64_C(600000)
 #define REACH_NS           (2000 * NS_PER_MS) /* for a step that was to come */
 #define BUSY_NS            (3000 * NS_PER_MS) /* a dead saver's daemons may not know yet */
@@ -134,7 +134,7 @@ static int ask(struct save *s, struct shd_err *e)
     if (s->step < s->from)
         s->step = s->from;
     s->attempt++;
-    s->asked_ns = hub_clock_ns();
+    s->asked_ns = clock_now_ns();
     int r = SHD_OK;
     for (uint32_t i = 0; i < s->owners; i++)
         clear_answer(&s->answers[i]);
@@ -255,12 +255,12 @@ static int timed_out(const struct save *s, struct shd_err *e)
 static bool is_given_up(const struct save *s)
 {
     return save_step(s->model) < s->step && s->step > s->from &&
-           hub_clock_ns() - s->asked_ns > REACH_NS;
+           clock_now_ns() - s->asked_ns > REACH_NS;
 }
 
 static void set_deadline(struct save *s)
 {
-    s->deadline_ns = hub_clock_ns() + s->timeout_ms * NS_PER_MS;
+    s->deadline_ns = clock_now_ns() + s->timeout_ms * NS_PER_MS;
 }
 
 /* SHD_PENDING: not done yet. */
@@ -269,20 +269,20 @@ static int advance(struct save *s, struct shd_checkpointed *saved, struct shd_er
     const struct answer *failed = NULL;
     const enum outcome outcome = look(s, &failed);
     if (outcome == OUTCOME_FAILED ||
-        (outcome == OUTCOME_BUSY && hub_clock_ns() - s->begun_ns > BUSY_NS))
+        (outcome == OUTCOME_BUSY && clock_now_ns() - s->begun_ns > BUSY_NS))
         return err_set(e, failed->status, "%s", failed->text);
     if (outcome == OUTCOME_ALL_IN)
         return finish(s, saved, e);
     if (save_step(s->model) < s->from)
         set_deadline(s); /* waiting for the step is what was asked for */
-    if (hub_clock_ns() >= s->deadline_ns)
+    if (clock_now_ns() >= s->deadline_ns)
         return timed_out(s, e);
     int r = SHD_OK;
     if (outcome == OUTCOME_MOVED_ON) {
         s->lead = s->lead == 0 ? 2 : s->lead < LEAD_MAX ? 2 * s->lead : LEAD_MAX;
         r = ask(s, e);
     } else if (outcome == OUTCOME_BUSY) {
-        if (hub_clock_ns() - s->asked_ns > POLL_NS)
+        if (clock_now_ns() - s->asked_ns > POLL_NS)
             r = ask(s, e);
     } else if (is_given_up(s)) {
         s->lead = 0;
@@ -346,7 +346,7 @@ static int take_options(struct save *s, const struct shd_checkpoint_options *opt
     if (s->timeout_ms > UINT64_MAX / 2 / NS_PER_MS)
         return err_set(e, SHD_ERANGE, "timeout of %" PRIu64 " ms", s->timeout_ms);
     s->from = o.step;
-    s->begun_ns = hub_clock_ns();
+    s->begun_ns = clock_now_ns();
     set_deadline(s);
     return SHD_OK;
 }

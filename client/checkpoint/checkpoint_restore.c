@@ -11,10 +11,10 @@
 #include "client/checkpoint/checkpoint_files.h"
 #include "client/session/hub.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
 
-#define NS_PER_MS          UINT64_C(1000000)
 #define BUSY_NS            (3000 * NS_PER_MS)
 #define BUSY_PAUSE_US      50000u
 #define TIMEOUT_MS_DEFAULT UINT64_C(3600000) /* much is read */
@@ -79,9 +79,9 @@ static int ask_all(struct restoring *r, const char *what, struct shd_err *e)
 /* A daemon that was started again in between says that it has read nothing. */
 static int run(struct restoring *r, struct shd_err *e)
 {
-    const uint64_t start_ns = hub_clock_ns();
+    const uint64_t start_ns = clock_now_ns();
     int status = ask_all(r, "Restore (reading)", e);
-    while (status == SHD_EBUSY && hub_clock_ns() - start_ns < BUSY_NS) {
+    while (status == SHD_EBUSY && clock_now_ns() - start_ns < BUSY_NS) {
         usleep(BUSY_PAUSE_US); /* a dead restorer's daemons may not know yet */
         status = ask_all(r, "Restore (reading)", e);
     }

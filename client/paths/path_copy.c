@@ -11,10 +11,10 @@
 #include "client/session/hub.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
 
-#define NS_PER_MS UINT64_C(1000000)
-#define SLICE_NS  (5 * NS_PER_MS) /* between two looks at the daemons' lives */
+#define SLICE_NS (5 * NS_PER_MS) /* between two looks at the daemons' lives */
 
 /* -- Memory ------------------------------------------------------------------------------------ */
 
@@ -221,7 +221,7 @@ int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     struct copy_slot *slot = slot_of_unit(m, unit);
     struct transfer_job *job = &slot->job;
-    const uint64_t start_ns = hub_clock_ns();
+    const uint64_t start_ns = clock_now_ns();
     if (job->step != m->step)
         return err_set(e, SHD_ESTEP,
                        "unit %" PRIu32 " '%s' is held since step %" PRIu64
@@ -232,7 +232,7 @@ int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
         activity_look(m);
         if (r != SHD_OK)
             return r;
-        if (hub_clock_ns() >= hub_deadline_ns(m->session->hub, start_ns))
+        if (clock_now_ns() >= hub_deadline_ns(m->session->hub, start_ns))
             return fetch_timed_out(m, job, e);
     }
     m->session->bytes_copied += job->bytes_copied;

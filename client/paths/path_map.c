@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
 
 /* -- Reserving --------------------------------------------------------------------------------- */
@@ -120,11 +121,11 @@ static int new_map(struct shd_model *m, struct shd_err *e)
 /* A daemon that died since it was asked, or dies in this, is asked again. */
 static int take_link(struct map_opening *o, struct link *link, unsigned wanted, struct shd_err *e)
 {
-    const uint64_t start_ns = hub_clock_ns();
+    const uint64_t start_ns = clock_now_ns();
     const struct map_layout *layout = &o->m->map->owners[link->index].layout;
     int r = map_take_segments(o->m, link, layout, wanted, e);
     while (r == SHD_EGONE && hub_check(link->hub, NULL) == SHD_OK &&
-           hub_clock_ns() - start_ns < o->m->session->timeout_ns) {
+           clock_now_ns() - start_ns < o->m->session->timeout_ns) {
         r = map_ask_layout(o, link, e);
         if (r == SHD_OK)
             r = map_take_segments(o->m, link, layout, wanted, e);

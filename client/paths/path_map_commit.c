@@ -9,6 +9,7 @@
 #include "client/paths/path_map.h"
 #include "client/session/activity.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
 #define HINT "micro-batches of the step are missing, or it is stopped"
 
@@ -76,7 +77,7 @@ static int turn_round(struct turning *t, enum turn_state state, struct shd_err *
     struct hub *hub = t->m->session->hub;
     struct turn *turn = t->m->map->turn;
     const bool prepare = state == TURN_PREPARING;
-    const uint64_t start_ns = hub_clock_ns();
+    const uint64_t start_ns = clock_now_ns();
     char what[48];
     uint32_t owner;
     enum turn_kind kind;

@@ -11,9 +11,9 @@
 #include "client/paths/path_nccl.h"
 #include "client/session/activity.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
-#define NS_PER_MS UINT64_C(1000000)
-#define SLICE_NS  (5 * NS_PER_MS) /* between two looks at the daemons' lives */
+#define SLICE_NS (5 * NS_PER_MS) /* between two looks at the daemons' lives */
 
 /* What a Return's call is about: its slot, or unit and group that took no part. */
 #define NO_SLOT    (UINT64_C(1) << 63)
@@ -41,7 +41,7 @@ int map_poll(struct shd_model *m, struct shd_err *e)
 
 static uint64_t slice_left(uint64_t deadline_ns)
 {
-    const uint64_t now_ns = hub_clock_ns();
+    const uint64_t now_ns = clock_now_ns();
     const uint64_t left_ns = now_ns < deadline_ns ? deadline_ns - now_ns : 0;
     return left_ns < SLICE_NS ? left_ns : SLICE_NS;
 }
@@ -93,7 +93,7 @@ void map_let_go(struct shd_model *m, uint32_t unit)
 int map_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     struct hub *hub = m->session->hub;
-    const uint64_t start_ns = hub_clock_ns();
+    const uint64_t start_ns = clock_now_ns();
     int r = SHD_OK;
     for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
         if (m->map->owners[i].shards->slice[unit].elems > 0)
@@ -131,7 +131,7 @@ static bool any_slot_free(const struct shd_model *m)
 
 int map_wait_slot(struct shd_model *m, struct shd_err *e)
 {
-    const uint64_t start_ns = hub_clock_ns();
+    const uint64_t start_ns = clock_now_ns();
     while (!any_slot_free(m)) {
         const uint64_t slice_ns = slice_left(hub_deadline_ns(m->session->hub, start_ns));
         if (slice_ns == 0)

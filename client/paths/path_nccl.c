@@ -10,10 +10,10 @@
 #include "client/session/gpu.h"
 #include "client/session/hub.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
 
-#define NS_PER_MS UINT64_C(1000000)
-#define SLICE_NS  (2 * NS_PER_MS) /* between two looks at the daemons' lives */
+#define SLICE_NS (2 * NS_PER_MS) /* between two looks at the daemons' lives */
 
 bool nccl_far(const struct shd_model *m, uint32_t owner)
 {
@@ -146,7 +146,7 @@ static int await_slot(struct shd_model *m, uint64_t start_ns, struct shd_err *e)
 {
     struct hub *hub = m->session->hub;
     const int r = hub_poll(hub, SLICE_NS, e);
-    if (r != SHD_OK || hub_clock_ns() < hub_deadline_ns(hub, start_ns))
+    if (r != SHD_OK || clock_now_ns() < hub_deadline_ns(hub, start_ns))
         return r;
     return err_set(e, SHD_ETIMEDOUT,
                    "units that were released are still on their way after %" PRIu64 " ms",
@@ -155,7 +155,7 @@ static int await_slot(struct shd_model *m, uint64_t start_ns, struct shd_err *e)
 
 int nccl_settle(struct shd_model *m, struct shd_err *e)
 {
-    const uint64_t start_ns = hub_clock_ns();
+    const uint64_t start_ns = clock_now_ns();
     int r = SHD_OK;
     while (r == SHD_OK && reap(m))
         r = await_slot(m, start_ns, e);
@@ -165,7 +165,7 @@ int nccl_settle(struct shd_model *m, struct shd_err *e)
 static int nccl_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     struct nccl_model *n = m->nccl;
-    const uint64_t start_ns = hub_clock_ns();
+    const uint64_t start_ns = clock_now_ns();
     int r = grow(n, m->copy->slot_count, e);
     if (r != SHD_OK)
         return r;
@@ -228,7 +228,7 @@ static int await_piece(struct shd_model *m, const struct link *link, const struc
         activity_look(m);
         if (r != SHD_OK || (here && !p->asked))
             return r;
-        if (hub_clock_ns() >= hub_deadline_ns(hub, start_ns))
+        if (clock_now_ns() >= hub_deadline_ns(hub, start_ns))
             return timed_out(m, link, p, e);
     }
 }
@@ -240,14 +240,14 @@ static int piece_broke(struct shd_model *m, const struct link *link, const struc
 {
     struct hub *hub = m->session->hub;
     const struct nccl_owner *owner = &m->nccl->owners[link->index];
-    const uint64_t start_ns = hub_clock_ns();
+    const uint64_t start_ns = clock_now_ns();
     const struct shd_err why = p->in.job.why;
     while (p->in.epoch == owner->epoch) {
         const int r = hub_poll(hub, SLICE_NS, e);
         if (r != SHD_OK)
             return r;
         if (link->state == LINK_UP && p->in.epoch == owner->epoch &&
-            hub_clock_ns() >= hub_deadline_ns(hub, start_ns))
+            clock_now_ns() >= hub_deadline_ns(hub, start_ns))
             return link_err(link, SHD_EIO, e, "is there, but not by NCCL: %s", why.text);
     }
     return SHD_OK;
@@ -257,7 +257,7 @@ static int wait_piece(struct shd_model *m, uint32_t slot, uint32_t i, struct shd
 {
     const struct link *link = &m->session->hub->links[i];
     struct nccl_piece *p = piece_of(m->nccl, slot, i);
-    const uint64_t start_ns = hub_clock_ns();
+    const uint64_t start_ns = clock_now_ns();
     for (;;) {
         int r = await_piece(m, link, p, start_ns, e);
         if (r != SHD_OK)

@@ -15,12 +15,11 @@
 #include "client/session/hub.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
 
-#define NS_PER_MS UINT64_C(1000000)
-#define NS_PER_S  UINT64_C(1000000000)
-#define END_NS    (30 * NS_PER_S) /* more than an abort takes */
-#define POLL_NS   (2 * NS_PER_MS)
+#define END_NS  (30 * NS_PER_S) /* more than an abort takes */
+#define POLL_NS (2 * NS_PER_MS)
 
 /* -- Who is far -------------------------------------------------------------------------------- */
 
@@ -107,12 +106,10 @@ void nccl_queue(struct nccl_owner *owner, struct comm_link *link, struct nccl_tr
 
 bool nccl_wait(struct nccl_model *n, const struct nccl_transfer *t, uint64_t timeout_ns)
 {
-    struct timespec at;
-    const uint64_t end_ns = hub_clock_ns() + timeout_ns;
-    at.tv_sec = (time_t)(end_ns / NS_PER_S);
-    at.tv_nsec = (long)(end_ns % NS_PER_S);
+    const uint64_t end_ns = clock_now_ns() + timeout_ns;
+    const struct timespec at = clock_timespec(end_ns);
     pthread_mutex_lock(&n->lock);
-    while (t->busy && timeout_ns > 0 && hub_clock_ns() < end_ns)
+    while (t->busy && timeout_ns > 0 && clock_now_ns() < end_ns)
         pthread_cond_timedwait(&n->change, &n->lock, &at);
     const bool done = !t->busy;
     pthread_mutex_unlock(&n->lock);
@@ -346,13 +343,13 @@ static int join_all(struct nccl_model *n, struct shd_err *e)
 {
     struct hub *hub = n->model->session->hub;
     const struct link *missing;
-    const uint64_t start_ns = hub_clock_ns();
+    const uint64_t start_ns = clock_now_ns();
     int r = SHD_OK;
     for (uint32_t i = 0; r == SHD_OK && i < n->owner_count; i++)
         if (n->owners[i].far)
             r = ask_join(n, i, e);
     while (r == SHD_OK && (missing = find_missing(n)) != NULL) {
-        if (hub_clock_ns() >= hub_deadline_ns(hub, start_ns))
+        if (clock_now_ns() >= hub_deadline_ns(hub, start_ns))
             return link_err(missing, SHD_ETIMEDOUT, e, "did not answer Join within %" PRIu64 " ms",
                             n->model->session->timeout_ns / NS_PER_MS);
         r = hub_poll(hub, POLL_NS, e);

@@ -9,10 +9,9 @@
 
 #include "client/paths/kern_run.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
 
-#define NS_PER_MS      UINT64_C(1000000)
-#define NS_PER_S       UINT64_C(1000000000)
 #define BOARD_SLICE_NS (2 * NS_PER_MS) /* between two looks at a job's cancellation */
 
 struct transfer {
@@ -28,17 +27,9 @@ struct transfer {
     bool flying;              /* the thread's: there may be something, and gpu_lock is held */
 };
 
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * NS_PER_S + (uint64_t)t.tv_nsec;
-}
-
 static void wait_until(struct transfer *t, pthread_cond_t *cond, uint64_t at_ns)
 {
-    const struct timespec at = { .tv_sec = (time_t)(at_ns / NS_PER_S),
-                                 .tv_nsec = (long)(at_ns % NS_PER_S) };
+    const struct timespec at = clock_timespec(at_ns);
     pthread_cond_timedwait(cond, &t->lock, &at); /* the caller looks at the clock itself */
 }
 
@@ -110,8 +101,8 @@ static int copy_piece(struct transfer *t, struct transfer_job *job,
 /* With the lock held: what a slow link would take. */
 static void delay(struct transfer *t, const struct transfer_job *job)
 {
-    const uint64_t end_ns = now_ns() + t->delay_ns;
-    while (t->delay_ns > 0 && !t->leaving && !job->cancelled && now_ns() < end_ns)
+    const uint64_t end_ns = clock_now_ns() + t->delay_ns;
+    while (t->delay_ns > 0 && !t->leaving && !job->cancelled && clock_now_ns() < end_ns)
         wait_until(t, &t->work, end_ns);
 }
 
@@ -244,10 +235,10 @@ void transfer_start(struct transfer *t, struct transfer_job *job)
 
 bool transfer_wait(struct transfer *t, struct transfer_job *job, uint64_t timeout_ns)
 {
-    const uint64_t end_ns = now_ns() + timeout_ns;
+    const uint64_t end_ns = clock_now_ns() + timeout_ns;
     pthread_mutex_lock(&t->lock);
     CHECK(job->state != TRANSFER_IDLE);
-    while (job->state != TRANSFER_DONE && timeout_ns > 0 && now_ns() < end_ns)
+    while (job->state != TRANSFER_DONE && timeout_ns > 0 && clock_now_ns() < end_ns)
         wait_until(t, &t->change, end_ns);
     const bool done = job->state == TRANSFER_DONE;
     pthread_mutex_unlock(&t->lock);

@@ -13,6 +13,7 @@
 #include "client/run/policy.h"
 #include "client/run/train.h"
 #include "client/session/hub.h"
+#include "proto/base/clock.h"
 
 static int run_group(struct run *run, uint32_t group, struct shd_err *e)
 {
@@ -26,9 +27,9 @@ static int run_group(struct run *run, uint32_t group, struct shd_err *e)
 static int lease(struct run *run, uint32_t owner, struct wire_leased *ret_leased, struct shd_err *e)
 {
     struct shd_model *m = run->m;
-    const uint64_t start_ns = hub_clock_ns();
+    const uint64_t start_ns = clock_now_ns();
     const int r = m->path->lease(m, owner, ret_leased, e);
-    m->session->wait_ns += hub_clock_ns() - start_ns;
+    m->session->wait_ns += clock_now_ns() - start_ns;
     return r;
 }
 

@@ -8,6 +8,7 @@
 #include "client/session/activity.h"
 #include "client/session/hub.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
 static int check_room(const struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
@@ -48,11 +49,11 @@ int hold_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
 int hold_acquire(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     CHECK(m->holds[unit].fetched);
-    const uint64_t start_ns = hub_clock_ns();
+    const uint64_t start_ns = clock_now_ns();
     activity_begin(m, ACTIVITY_WAIT_UNIT, unit, ACTIVITY_NONE);
     const int r = m->path->wait_unit(m, unit, e);
     activity_end(m);
-    m->session->wait_ns += hub_clock_ns() - start_ns;
+    m->session->wait_ns += clock_now_ns() - start_ns;
     if (r != SHD_OK)
         return r;
     m->holds[unit].acquired++;

@@ -10,8 +10,8 @@
 #include "client/paths/path_nccl.h"
 #include "client/run/grads.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
-#define NS_PER_S  UINT64_C(1000000000)
 #define DELAY_MAX (10 * NS_PER_S)
 
 enum shd_path shd_path(const shd_model *m)

@@ -15,6 +15,7 @@
 #include "client/session/hub.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
 static int check_unit(const struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
@@ -125,11 +126,11 @@ static int take_slot(struct shd_model *m, struct grad_slot **ret_slot, struct sh
                        "returned: return one, or ask for more in shd_options.slots (at most %u)",
                        m->slot_count, SHD_SLOTS_MAX);
     if (find_free(m) == NULL) {
-        const uint64_t start_ns = hub_clock_ns();
+        const uint64_t start_ns = clock_now_ns();
         activity_begin(m, ACTIVITY_WAIT_SLOT, ACTIVITY_NONE, ACTIVITY_NONE);
         const int r = m->path->wait_slot(m, e);
         activity_end(m);
-        m->session->wait_ns += hub_clock_ns() - start_ns;
+        m->session->wait_ns += clock_now_ns() - start_ns;
         if (r != SHD_OK)
             return r;
     }
@@ -545,9 +546,9 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
     if (r != SHD_OK)
         return r;
     struct decided decided;
-    const uint64_t start_ns = hub_clock_ns();
+    const uint64_t start_ns = clock_now_ns();
     r = m->path->commit(m, &u, &decided, e);
-    m->session->wait_ns += hub_clock_ns() - start_ns;
+    m->session->wait_ns += clock_now_ns() - start_ns;
     if (r != SHD_OK)
         return r;
     struct shd_result result = { .step = m->step,

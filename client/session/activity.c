@@ -7,6 +7,7 @@
 #include "client/session/hub.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
 #define SPAN_NS_MIN UINT64_C(2000) /* shorter waits were none */
 
@@ -59,7 +60,7 @@ void activity_begin(struct shd_model *m, enum activity_what what, uint32_t unit,
     *s = (struct activity_span){ .what = what, .unit = unit, .micro = micro, .step = m->step };
     if (w->page == NULL)
         return;
-    s->begin_ns = hub_clock_ns();
+    s->begin_ns = clock_now_ns();
     show(w, s);
 }
 
@@ -75,7 +76,7 @@ void activity_end(struct shd_model *m)
     struct activity_span s = w->stack[--w->depth];
     if (w->page == NULL || s.begin_ns == 0) /* it was attached meanwhile */
         return;
-    const uint64_t now_ns = hub_clock_ns();
+    const uint64_t now_ns = clock_now_ns();
     s.duration_ns = now_ns - s.begin_ns;
     if (s.what == ACTIVITY_WAIT_UNIT)
         activity_add_wait(w->page, s.duration_ns);
@@ -102,6 +103,6 @@ void activity_look(struct shd_model *m)
     if (now.what == w->shown || now.begin_ns == 0)
         return;
     if (away)
-        now.begin_ns = hub_clock_ns();
+        now.begin_ns = clock_now_ns();
     show(w, &now);
 }

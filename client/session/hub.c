@@ -9,23 +9,15 @@
 #include <unistd.h>
 
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 
-#define NS_PER_MS      UINT64_C(1000000)
-#define NS_PER_S       UINT64_C(1000000000)
 #define POLL_SLICE_NS  (100 * NS_PER_MS)
 #define REPEAT_NS      (2 * NS_PER_S) /* without an answer: ask again */
 #define REPEAT_LOOK_NS (NS_PER_S / 4)
 #define STOPPED_NS     NS_PER_S /* between two looks of a wait, many times its sleep */
 #define USEFUL_NS      NS_PER_S /* a daemon that was there for as long came back indeed */
-
-uint64_t hub_clock_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * NS_PER_S + (uint64_t)t.tv_nsec;
-}
 
 int link_err(const struct link *link, int code, struct shd_err *e, const char *fmt, ...)
 {
@@ -61,7 +53,7 @@ int hub_check(const struct hub *hub, struct shd_err *e)
 
 uint64_t hub_deadline_ns(struct hub *hub, uint64_t start_ns)
 {
-    const uint64_t now_ns = hub_clock_ns();
+    const uint64_t now_ns = clock_now_ns();
     if (start_ns <= hub->looked_ns && now_ns - hub->looked_ns >= STOPPED_NS)
         hub->back_ns = now_ns;
     hub->looked_ns = now_ns;
@@ -130,7 +122,7 @@ static void let_go(struct link *link, struct call *call)
 void link_down(struct link *link, const struct shd_err *why)
 {
     struct hub *hub = link->hub;
-    const uint64_t now_ns = hub_clock_ns();
+    const uint64_t now_ns = clock_now_ns();
     const bool was_up = link->state == LINK_UP;
     if (link->proven || (link->state == LINK_UP && now_ns - link->state_ns >= USEFUL_NS)) {
         link->since_ns = now_ns;
@@ -271,7 +263,7 @@ static void look_after_links(struct hub *hub)
 {
     if (hub->down_count == 0 || hub->leaving)
         return;
-    const uint64_t now_ns = hub_clock_ns();
+    const uint64_t now_ns = clock_now_ns();
     for (uint32_t i = 0; i < hub->link_count; i++)
         if (hub->links[i].state != LINK_UP && hub->links[i].fault.code == SHD_OK)
             link_advance(&hub->links[i], now_ns);
@@ -289,7 +281,7 @@ static void repeat_call(struct link *link, struct call *call, uint64_t now_ns)
 
 static void repeat_calls(struct hub *hub)
 {
-    const uint64_t now_ns = hub_clock_ns();
+    const uint64_t now_ns = clock_now_ns();
     if (now_ns < hub->repeat_at_ns || hub->leaving)
         return;
     hub->repeat_at_ns = now_ns + REPEAT_LOOK_NS;
@@ -329,7 +321,7 @@ int hub_poll(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
     if (r != SHD_OK)
         return r;
     if (hub->down_count > 0)
-        timeout_ns = poll_ns_max(hub, timeout_ns, hub_clock_ns());
+        timeout_ns = poll_ns_max(hub, timeout_ns, clock_now_ns());
     const long timeout_ms = (long)((timeout_ns + NS_PER_MS - 1) / NS_PER_MS);
     if (zmq_poll(hub->poll_items, (int)(2 * count), timeout_ms) < 0 && errno != EINTR)
         return err_set(e, SHD_EIO, "poll the daemons' sockets: %s", zmq_strerror(errno));
@@ -389,7 +381,7 @@ static int send_call(struct link *link, struct call *call, struct shd_err *e)
     if (r != SHD_OK)
         return r;
     call->seq = ++link->seq_last;
-    call->sent_ns = hub_clock_ns();
+    call->sent_ns = clock_now_ns();
     link->unsent--;
     return SHD_OK;
 }
@@ -405,7 +397,7 @@ int link_flush(struct link *link, struct shd_err *e)
 
 static int wait_for_room(struct link *link, uint64_t start_ns, struct shd_err *e)
 {
-    const uint64_t now_ns = hub_clock_ns(), deadline_ns = hub_deadline_ns(link->hub, start_ns);
+    const uint64_t now_ns = clock_now_ns(), deadline_ns = hub_deadline_ns(link->hub, start_ns);
     if (now_ns >= deadline_ns)
         return link_err(link, SHD_ETIMEDOUT, e,
                         "did not take a request within %" PRIu64 " ms (%" PRIu32 " are pending)",
@@ -417,7 +409,7 @@ static int wait_for_room(struct link *link, uint64_t start_ns, struct shd_err *e
 int hub_ask(struct link *link, const struct call *call, struct shd_err *e)
 {
     CHECK(call->make != NULL && call->fn != NULL && call->ctx != NULL);
-    const uint64_t start_ns = hub_clock_ns();
+    const uint64_t start_ns = clock_now_ns();
     int r = hub_check(link->hub, e);
     while (r == SHD_OK && link->call_count == HUB_CALLS_MAX)
         r = wait_for_room(link, start_ns, e);

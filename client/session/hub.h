@@ -117,9 +117,6 @@ int hub_new(const struct address *address, const char *name, uint64_t timeout_ns
 /* Say goodbye (Detach, a short wait) and free. NULL is a no-op. */
 void hub_free(struct hub *hub);
 
-/* CLOCK_MONOTONIC. */
-uint64_t hub_clock_ns(void);
-
 /* When a wait that began at start_ns has lasted too long. While a daemon is away its own bound
  * counts, and a wait that goes on after its return has the full time again; so it has after this
  * process was stopped (Ctrl-Z). Ask before each short sleep of a wait. */

@@ -21,11 +21,10 @@
 #include <unistd.h>
 
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
 #include "proto/share/admit.h"
 
-#define NS_PER_MS       UINT64_C(1000000)
-#define NS_PER_S        UINT64_C(1000000000)
 #define DETACH_NS_MAX   (500 * NS_PER_MS)
 #define FIRST_NS_MAX    (10 * NS_PER_S) /* for a daemon that was never there */
 #define HELLO_NS_MAX    (2 * NS_PER_S)  /* then with a new connection: this one may be dead */
@@ -203,7 +202,7 @@ static void step_hello(struct link *link, uint64_t now_ns)
 static void link_up(struct link *link)
 {
     struct hub *hub = link->hub;
-    hub->back_ns = hub_clock_ns();
+    hub->back_ns = clock_now_ns();
     set_state(link, LINK_UP, hub->back_ns);
     link->proven = !link->known;
     link->known = true;
@@ -312,14 +311,14 @@ int link_exchange(struct link *link, struct wire_request *request, const struct 
                   struct shd_err *e)
 {
     CHECK(link->state == LINK_HELLO);
-    const uint64_t deadline_ns = hub_clock_ns() + link->hub->timeout_ns;
+    const uint64_t deadline_ns = clock_now_ns() + link->hub->timeout_ns;
     int r = link_send(link, request, ++link->seq_last, e);
     if (r != SHD_OK)
         return r;
     for (;;) {
         zmq_pollitem_t items[] = { { .socket = link->dealer, .events = ZMQ_POLLIN },
                                    { .fd = link->side_fd, .events = ZMQ_POLLIN } };
-        const uint64_t now_ns = hub_clock_ns();
+        const uint64_t now_ns = clock_now_ns();
         if (now_ns >= deadline_ns)
             return err_set(e, SHD_ETIMEDOUT, "did not answer within %" PRIu64 " ms",
                            link->hub->timeout_ns / NS_PER_MS);
@@ -348,7 +347,7 @@ static int init_link(struct hub *hub, uint32_t index, const struct address *addr
     link->endpoint = make_path("ipc://", address->dir, device, ".zmq");
     if (link->device == NULL || link->path == NULL || link->endpoint == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " connections", address->count);
-    link->since_ns = hub_clock_ns();
+    link->since_ns = clock_now_ns();
     link->since = time(NULL);
     return SHD_OK;
 }

@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
-#define NS_PER_MS     UINT64_C(1000000)
 #define POLL_SLICE_NS (100 * NS_PER_MS)
 
 /* -- Segments --------------------------------------------------------------------------------- */
@@ -127,7 +127,7 @@ int round_wait(struct round *round, struct hub *hub, uint64_t start_ns, struct s
     int r = SHD_OK;
     while (r == SHD_OK && round->waiting > 0 && round->waiting == waiting &&
            round->err.code == SHD_OK) {
-        const uint64_t now_ns = hub_clock_ns(), deadline_ns = hub_deadline_ns(hub, start_ns);
+        const uint64_t now_ns = clock_now_ns(), deadline_ns = hub_deadline_ns(hub, start_ns);
         if (now_ns >= deadline_ns)
             return timed_out(round, hub, e);
         const uint64_t left_ns = deadline_ns - now_ns;
@@ -140,7 +140,7 @@ int round_wait(struct round *round, struct hub *hub, uint64_t start_ns, struct s
 
 int round_finish(struct round *round, struct hub *hub, int asked, struct shd_err *e)
 {
-    const uint64_t start_ns = hub_clock_ns();
+    const uint64_t start_ns = clock_now_ns();
     int r = asked;
     while (r == SHD_OK && round->waiting > 0 && round->err.code == SHD_OK)
         r = round_wait(round, hub, start_ns, e);

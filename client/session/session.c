@@ -13,9 +13,9 @@
 #include "client/session/hub.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
 
-#define NS_PER_MS          UINT64_C(1000000)
 #define TIMEOUT_MS_DEFAULT UINT64_C(60000)
 #define TIMEOUT_MS_MAX     (UINT64_C(1000) * 3600 * 24 * 365)
 #define THREADS_MAX        256u

@@ -11,9 +11,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "proto/base/clock.h"
+
 #define BURST     20u
 #define PERIOD_NS UINT64_C(5000000000)
-#define NS_PER_S  UINT64_C(1000000000)
 
 static enum log_level level_max = LOG_LEVEL_INFO;
 
@@ -64,17 +65,10 @@ static bool is_journal(void)
            fstat(STDERR_FILENO, &st) == 0 && st.st_dev == device && st.st_ino == inode;
 }
 
-static uint64_t clock_ns(clockid_t clock)
-{
-    struct timespec now;
-    clock_gettime(clock, &now);
-    return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
-}
-
 /* May this place say one more? */
 static bool admit(struct log_site *site)
 {
-    const uint64_t now_ns = clock_ns(CLOCK_MONOTONIC);
+    const uint64_t now_ns = clock_now_ns();
     if (site->said == 0 || now_ns - site->since_ns > PERIOD_NS) {
         site->since_ns = now_ns;
         site->said = 0;
@@ -100,7 +94,7 @@ static void hold_back(struct log_site *site, enum log_level level, const char *t
 /* Take a place out whose period is over (all: any). False: there is none. */
 static bool take_held(bool all, enum log_level *ret_level, char *text, size_t bytes)
 {
-    const uint64_t now_ns = clock_ns(CLOCK_MONOTONIC);
+    const uint64_t now_ns = clock_now_ns();
     for (struct log_site **at = &held; *at != NULL; at = &(*at)->next) {
         struct log_site *site = *at;
         if (!all && now_ns - site->since_ns <= PERIOD_NS)
@@ -126,7 +120,7 @@ static void make_printable(char *text)
 static void keep(enum log_level level, const char *text)
 {
     struct log_entry *entry = &entries[entries_ever++ % LOG_ENTRIES];
-    entry->time_s = (double)clock_ns(CLOCK_REALTIME) / (double)NS_PER_S;
+    entry->time_s = (double)clock_read_ns(CLOCK_REALTIME) * S_PER_NS;
     entry->level = level;
     snprintf(entry->text, sizeof entry->text, "%.*s", (int)sizeof entry->text - 1, text);
 }

@@ -8,9 +8,8 @@
 #include "daemon/daemon.h"
 #include "daemon/model/model.h"
 #include "daemon/view/view.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
-
-#define NS_PER_S UINT64_C(1000000000)
 
 static void hist_add(struct metrics_hist *h, uint64_t duration_ns)
 {

@@ -12,9 +12,9 @@
 #include "daemon/net/dispatch.h"
 #include "daemon/net/links.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
 
-#define NS_PER_MS      UINT64_C(1000000)
 #define TIMEOUT_MS_MAX UINT64_C(60000) /* a worker's default; what is longer waits for people */
 
 static_assert(sizeof(struct nccl_id) == WIRE_LINK_ID_BYTES, "nccl.h and the messages agree");

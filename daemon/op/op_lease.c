@@ -7,8 +7,7 @@
 #include "daemon/model/model.h"
 #include "daemon/net/dispatch.h"
 #include "proto/base/check.h"
-
-#define NS_PER_MS UINT64_C(1000000)
+#include "proto/base/clock.h"
 
 /* The loop's time, which stands still while a batch of events is served: lease_next_ns() leaves out
  * what was due when it is asked, so all who wait must have been asked at that very time. */

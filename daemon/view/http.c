@@ -13,8 +13,8 @@
 #include "daemon/base/log.h"
 #include "daemon/daemon.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
-#define NS_PER_MS       UINT64_C(1000000)
 #define SNAPSHOT_MS_MAX 200 /* a request waits for a snapshot */
 #define IDLE_S          5u
 #define MEMORY_BYTES    8192u /* of a connection: its headers */

@@ -10,9 +10,9 @@
 #include "daemon/base/trace.h"
 #include "daemon/daemon.h"
 #include "daemon/view/http.h"
+#include "proto/base/clock.h"
 #include "proto/page/page.h"
 
-#define NS_PER_MS       UINT64_C(1000000)
 #define WAIT_NS         (195 * NS_PER_MS) /* a little less than http.c resumes after */
 #define STUCK_NS        (2000 * NS_PER_MS)
 #define TRACE_S_MAX     60

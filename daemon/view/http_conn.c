@@ -6,8 +6,8 @@
 
 #include "daemon/view/http.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
-#define NS_PER_MS UINT64_C(1000000)
 #define ASK_NS    (10000 * NS_PER_MS) /* from connecting to the end of the request */
 #define ANSWER_NS (60000 * NS_PER_MS) /* from connecting to the end of the answer */
 

@@ -10,9 +10,8 @@
 #include "daemon/daemon.h"
 #include "daemon/view/view.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/version.h"
-
-#define S_PER_NS 1e-9
 
 struct page { /* being written */
     FILE *out;

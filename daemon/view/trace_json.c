@@ -8,10 +8,9 @@
 #include "daemon/base/trace.h"
 #include "daemon/daemon.h"
 #include "daemon/view/view.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
 
-#define NS_PER_S    UINT64_C(1000000000)
-#define US_PER_NS   1e-3
 #define LANE_LOOP   1
 #define LANE_KERNEL 2
 #define LANE_STEP   3 /* and one more for each further model */

@@ -9,8 +9,8 @@
 #include "daemon/base/log.h"
 #include "daemon/daemon.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
-#define NS_PER_MS    UINT64_C(1000000)
 #define HEARTBEAT_MS 500
 
 static void publish(struct view *v, struct view_snapshot *s, bool with_spans)

@@ -5,10 +5,8 @@
 #include "daemon/base/log.h"
 #include "daemon/daemon.h"
 #include "daemon/view/view.h"
+#include "proto/base/clock.h"
 #include "proto/base/version.h"
-
-#define S_PER_NS  1e-9
-#define MS_PER_NS 1e-6
 
 static json_t *real_or_null(double x)
 {

@@ -14,9 +14,8 @@
 #include "daemon/daemon.h"
 #include "daemon/model/model.h"
 #include "daemon/view/view.h"
+#include "proto/base/clock.h"
 
-#define US_PER_MS     UINT64_C(1000)
-#define NS_PER_S      UINT64_C(1000000000)
 #define SCRATCH_ELEMS 16u
 
 /* sd_notify() would wait for a manager that is stopped, and the loop with it. */

@@ -12,11 +12,11 @@
 
 #include "daemon/daemon.h"
 #include "daemon/view/view.h"
+#include "proto/base/clock.h"
 
 #define PEOPLE_MAX 8u
 #define LISTED_MAX 3u /* micro-batches named in a sentence */
 #define TEXT_BYTES 1024u
-#define NS_PER_S   1e9
 
 struct person {
     uint64_t session; /* 0: it has gone, or is this daemon */

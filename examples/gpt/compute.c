@@ -8,6 +8,7 @@
 
 #include "examples/gpt/fail.h"
 #include "examples/gpt/progress.h"
+#include "proto/base/clock.h"
 
 /* --device cuda:N without a session of that device ("local:"): the owners' arrays are the host's.
  */
@@ -88,7 +89,7 @@ static void compute_drag(const struct compute *c, uint64_t begin_ns)
     const struct options *o = c->options;
     if (o->slow <= 1 || (o->slow_rank != UINT64_MAX && o->slow_rank != o->rank))
         return;
-    const double ns = (double)(progress_now_ns() - begin_ns) * (o->slow - 1);
+    const double ns = (double)(clock_now_ns() - begin_ns) * (o->slow - 1);
     const struct timespec pause = { .tv_sec = (time_t)(ns / 1e9), .tv_nsec = (long)fmod(ns, 1e9) };
     nanosleep(&pause, NULL);
 }
@@ -106,7 +107,7 @@ static int compute_forward(void *ctx, uint32_t micro, uint32_t unit, const void 
     if (!c->begun && c->before != NULL && c->before(c->before_ctx, &c->err) != SHD_OK)
         return -1;
     c->begun = true;
-    const uint64_t begin = progress_now_ns();
+    const uint64_t begin = clock_now_ns();
     if (unit == GPT_UNIT_EMBED && compute_batch(c, micro) != SHD_OK)
         return -1;
     if (!compute_is_idle(c, unit)) {
@@ -115,7 +116,7 @@ static int compute_forward(void *ctx, uint32_t micro, uint32_t unit, const void 
             return -1;
     }
     compute_drag(c, begin);
-    c->forward_ns[unit] += progress_now_ns() - begin;
+    c->forward_ns[unit] += clock_now_ns() - begin;
     return 0;
 }
 
@@ -134,7 +135,7 @@ static int compute_backward(void *ctx, uint32_t micro, uint32_t unit, const void
                             float *grad)
 {
     struct compute *c = ctx;
-    const uint64_t begin = progress_now_ns();
+    const uint64_t begin = clock_now_ns();
     const uint32_t uses = gpt_unit_uses(&c->shape, unit);
     if (compute_is_idle(c, unit))
         return 0;
@@ -148,7 +149,7 @@ static int compute_backward(void *ctx, uint32_t micro, uint32_t unit, const void
     if (grad != NULL && compute_inject(c, micro, grad) != SHD_OK)
         return -1;
     compute_drag(c, begin);
-    c->backward_ns[unit] += progress_now_ns() - begin;
+    c->backward_ns[unit] += clock_now_ns() - begin;
     return 0;
 }
 

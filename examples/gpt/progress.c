@@ -5,17 +5,10 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "examples/gpt/fail.h"
-
-uint64_t progress_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
+#include "proto/base/clock.h"
 
 int progress_init(struct progress *p, FILE *out, const char *json_path, struct shd_err *e)
 {
@@ -47,7 +40,7 @@ void progress_begin(struct progress *p, uint64_t first_step, uint64_t wait_ns)
 {
     p->first_step = first_step;
     p->mark_step = first_step;
-    p->start_ns = progress_now_ns();
+    p->start_ns = clock_now_ns();
     p->mark_ns = p->start_ns;
     p->mark_wait_ns = wait_ns;
 }

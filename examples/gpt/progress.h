@@ -37,8 +37,6 @@ struct progress_step {
     uint32_t units;
 };
 
-uint64_t progress_now_ns(void);
-
 /* json_path NULL: none. Errors: SHD_EIO when it cannot be written. */
 int progress_init(struct progress *p, FILE *out, const char *json_path, struct shd_err *e);
 void progress_deinit(struct progress *p);

@@ -24,6 +24,7 @@
 #include "examples/gpt/progress.h"
 #include "examples/gpt/schedule.h"
 #include "examples/gpt/shape.h"
+#include "proto/base/clock.h"
 
 struct train {
     const struct options *options; /* borrowed */
@@ -101,7 +102,7 @@ static struct shd_update train_update(const struct options *o, uint64_t step)
 static void train_step_done(struct train *t, struct progress_step *p,
                             const struct shd_result *result, int *ret_signal)
 {
-    p->end_ns = progress_now_ns();
+    p->end_ns = clock_now_ns();
     p->end = train_stats(t);
     p->step = result->step + 1;
     p->loss = result->metrics[METRIC_LOSS] / (double)t->options->micro_batches;
@@ -140,7 +141,7 @@ static int train_step_elastic(struct train *t, bool *ret_left, struct shd_err *e
     const struct shd_compute compute = compute_callbacks(&t->compute);
     struct shd_result result = { .step = 0 };
     int ignored = 0;
-    struct progress_step p = { .begin_ns = progress_now_ns(),
+    struct progress_step p = { .begin_ns = clock_now_ns(),
                                .begin = train_stats(t),
                                .lr = update.lr,
                                .loss_scale = train_loss_scale(t) };
@@ -166,7 +167,7 @@ static int train_step(struct train *t, int *ret_signal, struct shd_err *e)
     int r = train_eval_is_due(t, step) ? evaluate_loss(&t->compute, &t->progress, e) : SHD_OK;
     if (r != SHD_OK)
         return r;
-    struct progress_step p = { .begin_ns = progress_now_ns(),
+    struct progress_step p = { .begin_ns = clock_now_ns(),
                                .begin = train_stats(t),
                                .lr = update.lr,
                                .loss_scale = train_loss_scale(t) };

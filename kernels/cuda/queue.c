@@ -15,6 +15,7 @@
 
 #include "kernels/cuda/cuda.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/failpoint.h"
 
 #define QUERY_SPINS    16u
@@ -188,11 +189,7 @@ static enum next next_step(struct cuda_kern *k)
 /* Until the oldest part is done or there is something to launch, but not long. */
 static void wait_a_little(struct cuda_kern *k)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += QUERY_SLEEP_NS;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
+    const struct timespec until = clock_timespec(clock_now_ns() + QUERY_SLEEP_NS);
     pthread_mutex_lock(&k->lock);
     if (k->next_op == k->pushed || k->parts_begun - k->parts_done == CUDA_FLIGHT)
         pthread_cond_timedwait(&k->pushed_one, &k->lock, &until);

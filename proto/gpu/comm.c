@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
 #include "proto/gpu/comm_link.h"
 
@@ -107,16 +108,13 @@ static bool asked(const struct comm *c)
 
 static void rest(struct comm *c, uint64_t pause)
 {
-    struct timespec at;
     if (asked(c))
         return;
     if (pause == UINT64_MAX) {
         pthread_cond_wait(&c->work, &c->lock);
         return;
     }
-    const uint64_t at_ns = comm_now_ns() + pause;
-    at.tv_sec = (time_t)(at_ns / NS_PER_S);
-    at.tv_nsec = (long)(at_ns % NS_PER_S);
+    const struct timespec at = clock_timespec(clock_now_ns() + pause);
     pthread_cond_timedwait(&c->work, &c->lock, &at);
 }
 

@@ -4,25 +4,17 @@
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
-#define NS_PER_MS    UINT64_C(1000000)
 #define DRAIN_NS_MAX (10 * NS_PER_S) /* after an abort the device lets go of the memory */
 #define MAX_CTAS     8               /* multiprocessors that one turn may take of the device */
 #define STOPPED_NS   NS_PER_S        /* between two steps, many times what is between them */
 
-uint64_t comm_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * NS_PER_S + (uint64_t)t.tv_nsec;
-}
-
 static void begin(struct comm_link *l, struct comm_job *job)
 {
-    const uint64_t now_ns = comm_now_ns();
+    const uint64_t now_ns = clock_now_ns();
     l->deadline_ns = job->timeout_ns > 0 ? now_ns + job->timeout_ns : UINT64_MAX;
     atomic_store_explicit(&job->begun_ns, now_ns, memory_order_relaxed);
 }
@@ -93,7 +85,7 @@ static void break_link(struct comm_link *l)
     l->state = LINK_BROKEN;
     if (l->event != NULL && c->cuda->cuEventRecord(l->event, l->stream) == CUDA_SUCCESS) {
         l->state = LINK_DRAINING;
-        l->deadline_ns = comm_now_ns() + DRAIN_NS_MAX;
+        l->deadline_ns = clock_now_ns() + DRAIN_NS_MAX;
     }
 }
 
@@ -107,7 +99,7 @@ static void give_up(struct comm_link *l)
 static void step_draining(struct comm_link *l)
 {
     if (l->comm->cuda->cuEventQuery(l->event) == CUDA_ERROR_NOT_READY &&
-        comm_now_ns() < l->deadline_ns)
+        clock_now_ns() < l->deadline_ns)
         return;
     l->state = LINK_BROKEN; /* or the device is stuck, which nothing here can mend */
 }
@@ -184,7 +176,7 @@ static int look(struct comm_link *l, const char *what)
 
 static void check_deadline(struct comm_link *l, uint64_t timeout_ns, const char *what)
 {
-    if (comm_now_ns() < l->deadline_ns)
+    if (clock_now_ns() < l->deadline_ns)
         return;
     err_set(&l->why, SHD_ETIMEDOUT, "%s: not done within %" PRIu64 " ms: is the peer there?", what,
             timeout_ns / NS_PER_MS);
@@ -289,7 +281,7 @@ static void step_running(struct comm_link *l)
 /* What this process was stopped for is added to what the peer is given. */
 static void look_at_clock(struct comm_link *l)
 {
-    const uint64_t now_ns = comm_now_ns(), gap_ns = now_ns - l->looked_ns;
+    const uint64_t now_ns = clock_now_ns(), gap_ns = now_ns - l->looked_ns;
     if (l->looked_ns != 0 && gap_ns >= STOPPED_NS && l->deadline_ns < UINT64_MAX - gap_ns)
         l->deadline_ns += gap_ns;
     l->looked_ns = now_ns;

@@ -9,8 +9,6 @@
 #include "proto/gpu/comm.h"
 #include "proto/gpu/cuda.h"
 
-#define NS_PER_S UINT64_C(1000000000)
-
 enum link_state {
     LINK_NEW,
     LINK_INIT,     /* NCCL connects */
@@ -68,9 +66,6 @@ struct comm {
     CUdevice device;
     CUcontext context;
 };
-
-/* CLOCK_MONOTONIC. */
-uint64_t comm_now_ns(void);
 
 /* The context, and NCCL, unless they are there. */
 int comm_take_libraries(struct comm *c, struct shd_err *e);

@@ -3,13 +3,12 @@
 
 #include <stddef.h>
 
+#include "proto/base/clock.h"
+
 #define READ_TRIES   8
 #define UNIT_SHIFT   24
 #define WHAT_SHIFT   48
 #define PLACE_MASK   UINT64_C(0xffffff)
-#define NS_PER_US    UINT64_C(1000)
-#define NS_PER_MS    UINT64_C(1000000)
-#define NS_PER_S     UINT64_C(1000000000)
 #define SUM_NS_MAX   (UINT64_C(1) << 62)
 #define COUNT_MAX    (UINT64_C(1) << 48)
 #define DURATION_MAX (UINT64_C(1) << 50) /* 13 days */

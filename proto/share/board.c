@@ -12,11 +12,11 @@
 #include <unistd.h>
 
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/spec/layout.h"
 
 #define NOT_PUBLISHED UINT64_MAX
 #define SPINS         64 /* a few us: longer would take the daemon its core on a small machine */
-#define NS_PER_S      UINT64_C(1000000000)
 
 static_assert(sizeof(struct board_word) == 64, "a word fills its cache line");
 static_assert(offsetof(struct board, version) == 192, "layout other processes map");
@@ -98,13 +98,6 @@ int board_reached(const struct board *b, uint32_t unit, uint64_t version)
     return reached(board_version(b, unit), version);
 }
 
-static uint64_t clock_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * NS_PER_S + (uint64_t)t.tv_nsec;
-}
-
 static void spin_pause(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
@@ -118,7 +111,7 @@ int board_wait(const struct board *b, uint32_t unit, uint64_t version, uint64_t 
         return SHD_OK;
     if (timeout_ns == 0)
         return SHD_ETIMEDOUT;
-    const uint64_t start = clock_ns();
+    const uint64_t start = clock_now_ns();
     for (int i = 0; i < SPINS; i++) {
         spin_pause();
         if (board_reached(b, unit, version))
@@ -128,12 +121,11 @@ int board_wait(const struct board *b, uint32_t unit, uint64_t version, uint64_t 
         const uint64_t now = board_version(b, unit);
         if (reached(now, version))
             return SHD_OK;
-        const uint64_t waited = clock_ns() - start;
+        const uint64_t waited = clock_now_ns() - start;
         if (waited >= timeout_ns)
             return SHD_ETIMEDOUT;
         const uint64_t left = timeout_ns - waited;
-        const struct timespec rest = { .tv_sec = (time_t)(left / NS_PER_S),
-                                       .tv_nsec = (long)(left % NS_PER_S) };
+        const struct timespec rest = clock_timespec(left);
         /* Woken, changed before it slept (EAGAIN), interrupted, timed out: look again. The kernel
          * compares the low half only; a word that moves by exactly 2^32 steps while we look is
          * out of reach. */

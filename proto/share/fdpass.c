@@ -12,10 +12,10 @@
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
 #include "proto/base/version.h"
 #include "proto/share/activity.h"
@@ -226,17 +226,10 @@ int side_send(int fd, const struct side_msg *msg, int pass_fd, struct shd_err *e
     return n < 0 ? send_failed(e) : SHD_OK;
 }
 
-static int64_t clock_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
 /* Wait until fd can be read (or has hung up, which reads as its end). */
 static int wait_readable(int fd, int timeout_ms, struct shd_err *e)
 {
-    const int64_t deadline = clock_ms() + timeout_ms;
+    const uint64_t deadline_ns = clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS;
     int left = timeout_ms;
     for (;;) {
         struct pollfd p = { .fd = fd, .events = POLLIN };
@@ -245,10 +238,10 @@ static int wait_readable(int fd, int timeout_ms, struct shd_err *e)
             return SHD_OK;
         if (n < 0 && errno != EINTR)
             return err_sys(e, SHD_EIO, "wait for a side message");
-        const int64_t rest = deadline - clock_ms();
-        if (n == 0 || rest < 0)
+        const uint64_t now_ns = clock_now_ns();
+        if (n == 0 || now_ns > deadline_ns)
             return err_set(e, SHD_ETIMEDOUT, "no side message within %d ms", timeout_ms);
-        left = (int)rest;
+        left = (int)((deadline_ns - now_ns) / NS_PER_MS);
     }
 }
 

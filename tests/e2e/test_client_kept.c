@@ -1,6 +1,7 @@
 /* Real daemons under a real keeper (`shardctl up`), killed while workers train: the same bits as in
  * one process, arrays that stay what they are, nothing that piles up. */
 #include "client/paths/path_map.h"
+#include "proto/base/clock.h"
 #include "proto/share/fdpass.h"
 #include "tests/lib/child.h"
 #include "tests/lib/client_toy.h"
@@ -150,7 +151,7 @@ static void kill_all(shd_model *m)
     const uint64_t deadline = test_now_ms() + DEADLINE_MS;
     while (m->session->hub->down_count < DAEMONS && test_now_ms() < deadline) {
         EXPECT_OK(m->path->poll(m, &e), &e);
-        if (m->session->hub->back_ns > hub_clock_ns() - 1000000)
+        if (m->session->hub->back_ns > clock_now_ns() - 1000000)
             break; /* some are back already */
     }
     await_back(m);

@@ -8,13 +8,13 @@
 
 #include <zmq.h>
 
+#include "proto/base/clock.h"
 #include "tests/lib/client_remote.h"
 
 #define DAEMONS     2
 #define CLIENTS_MAX 8u
 #define PENDING_MAX 4096u
 #define PARTS_MAX   4u
-#define NS_PER_MS   UINT64_C(1000000)
 
 struct odds { /* one in so many messages; 0: never */
     uint32_t drop, twice, late;
@@ -67,7 +67,7 @@ static bool one_in(struct proxy *p, uint32_t n)
 static void enqueue(struct proxy *p, struct message *m)
 {
     CHECK(p->pending_count < PENDING_MAX);
-    m->due_ns = test_now_ns() + m->hold_ns;
+    m->due_ns = clock_now_ns() + m->hold_ns;
     if (one_in(p, p->odds.late)) {
         m->due_ns += test_random(&p->rng) % (p->odds.late_ms_max * NS_PER_MS);
         counts->late++;
@@ -168,7 +168,7 @@ static long flush(struct proxy *p)
 {
     uint32_t left = 0;
     uint64_t next_ns = UINT64_C(20) * NS_PER_MS;
-    const uint64_t now = test_now_ns();
+    const uint64_t now = clock_now_ns();
     for (uint32_t i = 0; i < p->pending_count; i++) {
         struct message *m = &p->pending[i];
         if (m->due_ns <= now) {

@@ -16,8 +16,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "proto/base/clock.h"
 #include "proto/base/status.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -120,17 +120,9 @@ __attribute__((unused)) static void test_add(struct test_case *t)
             FAIL("%s: expected %s, got %s", #expr, #code, status_name(test_r)); \
     } while (0)
 
-/* CLOCK_MONOTONIC. */
-__attribute__((unused)) static uint64_t test_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 __attribute__((unused)) static uint64_t test_now_ms(void)
 {
-    return test_now_ns() / 1000000u;
+    return clock_now_ns() / NS_PER_MS;
 }
 
 /* xorshift64*: seeded, the same everywhere. Print the seed of a random test. */

@@ -9,23 +9,15 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
-#define NS_PER_MS       UINT64_C(1000000)
 #define READ_BYTES      ((size_t)64 * 1024)
 #define TICK_MS         100
 #define READS_PER_STEP  64u /* others want their turn */
 #define DIGITS_OF_CHUNK 8u
-
-uint64_t http_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000 * NS_PER_MS + (uint64_t)t.tv_nsec;
-}
 
 bool http_ended(const struct http *h)
 {
@@ -306,7 +298,7 @@ void http_start(struct http *h, const char *path, const char *target, size_t byt
 {
     CHECK(h->state == HTTP_IDLE && strlen(target) < HTTP_TARGET_BYTES_MAX);
     *h = (struct http){
-        .fd = -1, .state = HTTP_CONNECTING, .bytes_max = bytes_max, .started_ns = http_now_ns()
+        .fd = -1, .state = HTTP_CONNECTING, .bytes_max = bytes_max, .started_ns = clock_now_ns()
     };
     h->deadline_ns = h->started_ns + timeout_ms * NS_PER_MS;
     h->request_bytes = (size_t)snprintf(h->request, sizeof(h->request),
@@ -344,7 +336,7 @@ void http_step(struct http *h)
         send_some(h);
     if (h->state == HTTP_READING)
         read_some(h);
-    const uint64_t now_ns = http_now_ns();
+    const uint64_t now_ns = clock_now_ns();
     if (h->state == HTTP_IDLE || http_ended(h) || now_ns < h->deadline_ns)
         return;
     err_set(&h->err, SHD_ETIMEDOUT, "%s does not answer (waited %.1f s)", h->name,

@@ -32,7 +32,7 @@ struct http {
     const char *body;  /* DONE: into buf, terminated by NUL */
     size_t body_bytes; /* DONE */
     struct shd_err err;  /* FAILED */
-    uint64_t started_ns; /* by http_now_ns() */
+    uint64_t started_ns; /* by clock_now_ns() */
 
     int fd;                     /* owned */
     char name[HTTP_NAME_BYTES]; /* of the socket, for errors */
@@ -53,9 +53,6 @@ struct http {
     size_t length_bytes; /* of the body; SIZE_MAX: until the end of the stream */
     bool chunked;
 };
-
-/* CLOCK_MONOTONIC. */
-uint64_t http_now_ns(void);
 
 /* Begin GET target at a socket: a path from the root, or HOST:PORT. h is IDLE (zeroed). May end at
  * once. */

@@ -8,13 +8,13 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "client/ctl/doctor/doctor.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
-#define PROBE_MS_MAX 10000
+#define PROBE_NS_MAX (10 * NS_PER_S)
 
 bool doctor_read_line(const char *path, char *buf, size_t bytes)
 {
@@ -96,24 +96,17 @@ static void probe_main(void (*fn)(FILE *out), int fd)
     _exit(0); /* not exit(): a foreign library's destructors are no business of ours */
 }
 
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000u + (uint64_t)t.tv_nsec / 1000000u;
-}
-
 /* Read until the end of the pipe or the deadline; false at the deadline. */
 static bool probe_read(int fd, char *buf, size_t bytes)
 {
-    const uint64_t deadline = now_ms() + PROBE_MS_MAX;
+    const uint64_t deadline_ns = clock_now_ns() + PROBE_NS_MAX;
     size_t used = 0;
     for (;;) {
-        const uint64_t now = now_ms();
+        const uint64_t now_ns = clock_now_ns();
         struct pollfd p = { .fd = fd, .events = POLLIN };
-        if (now >= deadline)
+        if (now_ns >= deadline_ns)
             return false;
-        const int ready = poll(&p, 1, (int)(deadline - now));
+        const int ready = poll(&p, 1, (int)((deadline_ns - now_ns) / NS_PER_MS) + 1);
         if (ready < 0 && errno == EINTR)
             continue;
         if (ready <= 0)

@@ -26,9 +26,9 @@
 #include "client/session/hub.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/spec/layout.h"
 
-#define NS_PER_S  UINT64_C(1000000000)
 #define POLL_NS   UINT64_C(20000000)
 #define LOOK_NS   UINT64_C(200000000) /* between two looks whether all hold at one step */
 #define NAMES_MAX 8u                  /* sessions that are named */
@@ -211,12 +211,12 @@ static int timed_out(struct drain *dr, struct shd_err *e)
 /* Wait until all daemons are between the same two steps. */
 static int settle(struct drain *dr, struct shd_err *e)
 {
-    uint64_t look_ns = hub_clock_ns() + LOOK_NS;
+    uint64_t look_ns = clock_now_ns() + LOOK_NS;
     int r = SHD_OK;
     for (uint32_t i = 0; r == SHD_OK && i < dr->hub->link_count; i++)
         r = ask_one(dr, i, e);
     while (r == SHD_OK && count_done(dr) < dr->hub->link_count) {
-        const uint64_t now_ns = hub_clock_ns();
+        const uint64_t now_ns = clock_now_ns();
         if (stopped)
             return err_set(e, SHD_EGONE, "interrupted: training goes on");
         if (now_ns >= dr->deadline_ns)
@@ -295,7 +295,7 @@ static int await_ends(struct drain *dr, struct shd_err *e)
     for (uint32_t i = 0; i < dr->hub->link_count; i++) {
         struct pollfd p = { .fd = dr->daemons[i].pidfd, .events = POLLIN };
         for (;;) {
-            const uint64_t now_ns = hub_clock_ns();
+            const uint64_t now_ns = clock_now_ns();
             const bool over = stopped || now_ns >= dr->deadline_ns;
             if (poll(&p, 1, over ? 0 : 100) > 0)
                 break;
@@ -339,7 +339,7 @@ static int make_address(const struct ask *ask, char *address, size_t bytes, stru
 static int drain_all(const struct ask *ask, struct shd_err *e)
 {
     char address[4096];
-    struct drain dr = { .ask = ask, .deadline_ns = hub_clock_ns() + ask->timeout_s * NS_PER_S };
+    struct drain dr = { .ask = ask, .deadline_ns = clock_now_ns() + ask->timeout_s * NS_PER_S };
     const struct shd_options options = { .size = sizeof options,
                                          .address = address,
                                          .name = "shardctl drain",

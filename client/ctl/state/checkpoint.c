@@ -18,12 +18,13 @@
 #include "client/ctl/ctl.h"
 #include "client/session/hub.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/files/ckpt.h"
 
 #define LOOK_NS    UINT64_C(20000000)
 #define AHEAD_NS   UINT64_C(200000000) /* ask so long before a step is due */
 #define TIMEOUT_MS 30000u              /* of a session that stays: then its daemons are gone */
-#define NS_PER_MIN UINT64_C(60000000000)
+#define NS_PER_MIN (60 * NS_PER_S)
 
 static const char checkpoint_about[] =
     "Save a model as DIR/step-N and point DIR/LATEST to it. Training goes on meanwhile: it is\n"
@@ -89,16 +90,16 @@ static int save_once(const struct ask *ask, shd_model *m, uint64_t step, struct 
                                                     .step = step };
     struct saved s = { .model = shd_model_name(m) };
     bool done = false;
-    uint64_t start_ns = hub_clock_ns();
+    uint64_t start_ns = clock_now_ns();
     int r = shd_checkpoint_begin(m, ask->dir, &options, e);
     const int was_stopped = stopped; /* then this is the last one */
     while (r == SHD_OK && !done && stopped == was_stopped) {
         if (save_step(m) < step)
-            start_ns = hub_clock_ns();
+            start_ns = clock_now_ns();
         nanosleep(&(struct timespec){ .tv_nsec = 2000000 }, NULL);
         r = shd_checkpoint_poll(m, &done, &s.what, e);
     }
-    s.seconds = (double)(hub_clock_ns() - start_ns) * 1e-9;
+    s.seconds = (double)(clock_now_ns() - start_ns) * 1e-9;
     if (r == SHD_OK && !done) { /* told to stop: break it off */
         save_free(m->saving);
         m->saving = NULL;
@@ -118,7 +119,7 @@ struct pace {
 
 static void look(struct pace *p, uint64_t step)
 {
-    const uint64_t now_ns = hub_clock_ns();
+    const uint64_t now_ns = clock_now_ns();
     if (step == p->step)
         return;
     if (step > p->step && now_ns > p->at_ns)
@@ -136,7 +137,7 @@ static uint64_t next_multiple(uint64_t step, uint32_t every)
 static int wait_due(const struct ask *ask, shd_model *m, uint64_t last_step, uint64_t last_ns,
                     uint64_t *ret_step, struct shd_err *e)
 {
-    struct pace pace = { save_step(m), hub_clock_ns(), 0 };
+    struct pace pace = { save_step(m), clock_now_ns(), 0 };
     const uint64_t due = ask->every > 0 ? next_multiple(last_step, ask->every) : 0;
     while (!stopped) {
         const int r = hub_poll(m->session->hub, LOOK_NS, e);
@@ -150,7 +151,7 @@ static int wait_due(const struct ask *ask, shd_model *m, uint64_t last_step, uin
             return SHD_OK;
         }
         if (ask->every_minutes > 0 && step > last_step &&
-            hub_clock_ns() - last_ns >= ask->every_minutes * NS_PER_MIN) {
+            clock_now_ns() - last_ns >= ask->every_minutes * NS_PER_MIN) {
             *ret_step = 0;
             return SHD_OK;
         }
@@ -161,7 +162,7 @@ static int wait_due(const struct ask *ask, shd_model *m, uint64_t last_step, uin
 /* Until the daemons are gone, or we are told to stop: both are a good end. */
 static int save_on(const struct ask *ask, shd_model *m, struct shd_err *e)
 {
-    uint64_t last_step = save_step(m), last_ns = hub_clock_ns();
+    uint64_t last_step = save_step(m), last_ns = clock_now_ns();
     int r = SHD_OK;
     while (!stopped) {
         uint64_t step = 0;
@@ -173,7 +174,7 @@ static int save_on(const struct ask *ask, shd_model *m, struct shd_err *e)
         if (r != SHD_OK) /* training goes on, and the next one may succeed */
             ctl_say("not saved: %s", e->text);
         last_step = save_step(m) > step ? save_step(m) : step;
-        last_ns = hub_clock_ns();
+        last_ns = clock_now_ns();
     }
     if (stopped == SIGTERM && save_step(m) != saved_step) /* what came since then, too */
         return save_once(ask, m, 0, e);

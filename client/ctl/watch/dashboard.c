@@ -26,6 +26,7 @@
 #include "client/ctl/ctl.h"
 #include "client/ctl/watch/status_node.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/page/page.h"
 
 #define LISTEN_DEFAULT    "127.0.0.1:8440"
@@ -71,7 +72,7 @@ static json_t *daemon_json(const struct node_daemon *d)
 /* Ask, unless that was just done. False: no memory. */
 static bool refresh(struct dashboard *b)
 {
-    const uint64_t now_ns = http_now_ns();
+    const uint64_t now_ns = clock_now_ns();
     if (b->text != NULL && now_ns - b->asked_ns < ASK_EVERY_NS)
         return true;
     node_scan(&b->node, NULL); /* without the directory, those known are asked in vain and say so */
@@ -86,7 +87,7 @@ static bool refresh(struct dashboard *b)
         return false;
     free(b->text);
     b->text = text;
-    b->asked_ns = http_now_ns();
+    b->asked_ns = clock_now_ns();
     return true;
 }
 

@@ -14,10 +14,10 @@
 #include "client/ctl/watch/status_text.h"
 #include "client/session/address.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
 #define STATUS_BYTES_MAX ((size_t)32 * 1024 * 1024) /* 64 models of 4,096 units */
 #define TIMEOUT_MS       1500
-#define NS_PER_MS        UINT64_C(1000000)
 
 /* -- Which ----------------------------------------------------------------------------------- */
 
@@ -222,7 +222,7 @@ static void start(struct node *n, struct node_daemon *d)
 
 void node_ask(struct node *n, uint64_t interval_ms)
 {
-    const uint64_t now_ns = http_now_ns();
+    const uint64_t now_ns = clock_now_ns();
     for (uint32_t i = 0; i < n->count; i++) {
         struct node_daemon *d = &n->daemons[i];
         if (d->http.state != HTTP_IDLE || now_ns < d->next_ns)
@@ -240,7 +240,7 @@ void node_polls(const struct node *n, struct pollfd *polls)
 
 static void set_down(struct node_daemon *d, const struct shd_err *why)
 {
-    const uint64_t now_ns = http_now_ns();
+    const uint64_t now_ns = clock_now_ns();
     d->up = false;
     d->asked = true;
     d->why = *why;
@@ -263,7 +263,7 @@ void node_take(struct node *n, struct node_daemon *d, const char *text, size_t b
     d->doc = doc;
     d->json = json;
     d->up = d->asked = true;
-    d->up_ns = http_now_ns();
+    d->up_ns = clock_now_ns();
     d->down_ns = 0;
 }
 

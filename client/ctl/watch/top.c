@@ -20,9 +20,9 @@
 #include "client/ctl/watch/top_draw.h"
 #include "client/ctl/watch/top_term.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
 #define TICK_MS        100
-#define NS_PER_MS      UINT64_C(1000000)
 #define INTERVAL_MS    1000
 #define TIMEOUT_MS_MIN 500
 #define FRAME_MS_MIN   100 /* daemons answer one by one: not a frame for each */
@@ -68,7 +68,7 @@ static void draw(struct top *t)
     struct screen s;
     unsigned rows, cols;
     term_size(&rows, &cols);
-    t->view.now_ns = http_now_ns();
+    t->view.now_ns = clock_now_ns();
     t->view.trouble = t->trouble.code != SHD_OK ? t->trouble.text : NULL;
     if (screen_init(&s, rows, cols)) {
         top_draw(&t->view, &s);
@@ -179,7 +179,7 @@ static bool wait_for_events(const struct top *t)
 
 static void turn(struct top *t)
 {
-    const uint64_t now_ns = http_now_ns();
+    const uint64_t now_ns = clock_now_ns();
     if (!t->view.paused) {
         scan(t, now_ns);
         node_ask(&t->node, t->interval_ms);

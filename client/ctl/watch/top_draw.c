@@ -11,10 +11,10 @@
 #include "client/ctl/watch/status_text.h"
 #include "client/ctl/watch/top_table.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
 #define LINE_BYTES     512u
 #define MODELS_MAX     4u /* lines of them */
-#define NS_PER_S       1e9
 #define SMALL_ROWS     18u
 #define WAIT_LINES_MAX 10u
 

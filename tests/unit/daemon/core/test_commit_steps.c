@@ -14,6 +14,7 @@
 #include <sys/user.h>
 #include <sys/wait.h>
 
+#include "proto/base/clock.h"
 #include "tests/lib/stepping.h"
 #include "tests/unit/daemon/core/commit_step.h"
 
@@ -362,7 +363,7 @@ static void step_all(struct stepping *s, const struct world *from, const char *i
 
 static void counts_begin(struct stepping *s, bool second, uint64_t every)
 {
-    s->counts = (struct counts){ .start_ns = test_now_ns() };
+    s->counts = (struct counts){ .start_ns = clock_now_ns() };
     s->second = second;
     s->every = every;
 }
@@ -373,7 +374,7 @@ static void report(const struct stepping *s, const char *isa, const char *what)
     printf("%-6s %-20s %-14s %8" PRIu64 " instructions, %6" PRIu64 " states, %5" PRIu64
            " of the core's, %6" PRIu64 " recoveries, %5" PRIu64 " of them committed, %.1f s\n",
            isa, s->plan->name, what, c->instructions, c->states, c->core_states, c->recoveries,
-           c->committed, (double)(test_now_ns() - c->start_ns) * 1e-9);
+           c->committed, (double)(clock_now_ns() - c->start_ns) * 1e-9);
 }
 
 /* A child killed at a random instruction leaves what was copied before, and that can be finished.
@@ -406,12 +407,12 @@ static uint64_t step_us(struct stepping *s, const char *isa)
 {
     struct trace t;
     step_begin(s, &s->start, isa, &t);
-    const uint64_t start_ns = test_now_ns();
+    const uint64_t start_ns = clock_now_ns();
     ptrace(PTRACE_CONT, t.threads[1].tid, NULL, 0);
     ptrace(PTRACE_CONT, t.threads[0].tid, NULL, 0);
     while (!t.ended)
         trace_wait(&t);
-    return 1 + (test_now_ns() - start_ns) / 1000;
+    return 1 + (clock_now_ns() - start_ns) / 1000;
 }
 
 static void kill_case(struct stepping *s, const char *isa, uint32_t kills)

@@ -3,6 +3,7 @@
  * must end with the bits of an undisturbed run. */
 #include <sys/wait.h>
 
+#include "proto/base/clock.h"
 #include "tests/lib/kern_trail_util.h"
 #include "tests/lib/stepping.h"
 
@@ -130,9 +131,9 @@ TEST(killed_processes_are_finished_by_their_successors)
     static struct script want;
     script_record(&w, in, &want);
     world_reset(&w);
-    const uint64_t start = test_now_ns();
+    const uint64_t start = clock_now_ns();
     finish_here(&w, in, &want, &(struct kern_config){ .threads = 1, .isa = "scalar" });
-    const uint64_t op_us = (test_now_ns() - start) / 1000;
+    const uint64_t op_us = (clock_now_ns() - start) / 1000;
 
     struct deaths d = { 0 };
     /* Where a kill falls is the scheduler's choice as well: go on until enough fell inside. */
@@ -254,7 +255,7 @@ static bool step_stop(struct stepping *s, pid_t pid, pid_t tid, int status, bool
     }
     if (!step_seen(s))
         return false;
-    s->cut = test_now_ns() > s->deadline_ns;
+    s->cut = clock_now_ns() > s->deadline_ns;
     ptrace(s->cut ? PTRACE_CONT : PTRACE_SINGLESTEP, tid, NULL, signal);
     return true;
 }
@@ -271,7 +272,7 @@ static bool step_child(struct stepping *s, pid_t pid, bool step_main)
     windows_copy(&s->seen, &s->live, s->win);
     s->instructions = s->states = s->in_group = 0;
     s->cut = false;
-    s->deadline_ns = test_now_ns() + STEP_CASE_S * UINT64_C(1000000000);
+    s->deadline_ns = clock_now_ns() + STEP_CASE_S * UINT64_C(1000000000);
     ptrace(step_main ? PTRACE_SINGLESTEP : PTRACE_CONT, pid, NULL, 0);
     for (;;) {
         const pid_t tid = waitpid(-1, &status, __WALL);

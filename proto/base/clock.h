@@ -1,0 +1,34 @@
+/* Time: nanoseconds of CLOCK_MONOTONIC, which all processes of a host share and which libuv's
+ * uv_hrtime() reads too, and what they are counted in. */
+#ifndef SHD_CLOCK_H
+#define SHD_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+#define NS_PER_US UINT64_C(1000)
+#define NS_PER_MS UINT64_C(1000000)
+#define NS_PER_S  UINT64_C(1000000000)
+#define US_PER_MS UINT64_C(1000)
+#define US_PER_NS 1e-3
+#define MS_PER_NS 1e-6
+#define S_PER_NS  1e-9
+
+static inline uint64_t clock_read_ns(clockid_t clock)
+{
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (uint64_t)t.tv_sec * NS_PER_S + (uint64_t)t.tv_nsec;
+}
+
+static inline uint64_t clock_now_ns(void)
+{
+    return clock_read_ns(CLOCK_MONOTONIC);
+}
+
+static inline struct timespec clock_timespec(uint64_t ns)
+{
+    return (struct timespec){ .tv_sec = (time_t)(ns / NS_PER_S), .tv_nsec = (long)(ns % NS_PER_S) };
+}
+
+#endif
