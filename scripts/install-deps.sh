@@ -17,7 +17,7 @@ data_packages="fortunes"
 # clang-14 with its run time for scripts/fuzz.sh; systemd for a test of the units (nothing boots it).
 # g++ compiles the GPU kernels for the host, for their tests; without it those are left out.
 dev_packages="g++ clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev shellcheck python3 procps
-    systemd dpkg-dev lintian mandoc tmux curl"
+    universal-ctags systemd dpkg-dev lintian mandoc tmux curl"
 
 say() { printf 'install-deps.sh: %s\n' "$*" >&2; }
 
