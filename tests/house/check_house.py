@@ -279,17 +279,19 @@ def print_measures(tree, found):
     upward = sum(1 for f in found if f.startswith("upward "))
     listed = subprocess.run(["git", "ls-files"], cwd=tree.root, capture_output=True, text=True,
                             check=True).stdout.splitlines()
-    lines = 0
+    lines = collections.Counter()
     for path in listed:
-        if path.startswith(tuple(top + "/" for top in PRODUCT)):
+        top = path.split("/")[0]
+        if top in PRODUCT + ("bench",) and os.path.exists(os.path.join(tree.root, path)):
             with open(os.path.join(tree.root, path), "rb") as file:
-                lines += file.read().count(b"\n")
+                lines[top] += file.read().count(b"\n")
     print("circles of files         %d, with %d files" % (len(circles), sum(map(len, circles))))
     print("calls upwards            %d" % upward)
     print("includes upwards         %d" % sum(1 for f in found if f.startswith("include ")))
     print("declared elsewhere       %d of %d, %.0f %%" % (away, declared, 100 * away / max(declared, 1)))
     print("headers a daemon .c sees %d at the median, %d at most" % (daemon[len(daemon) // 2], daemon[-1]))
-    print("product lines            %d" % lines)
+    print("product lines            %d (%s)" % (sum(lines.values()), ", ".join(
+        "%s %d" % top for top in sorted(lines.items()))))
     print("files in git             %d" % len(listed))
 
 
