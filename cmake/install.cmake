@@ -70,6 +70,8 @@ install(DIRECTORY docs/ DESTINATION ${doc}/docs COMPONENT shardd FILES_MATCHING 
         PATTERN man EXCLUDE)
 install(FILES systemd/cpu0.conf systemd/gpu.conf systemd/checkpoints.conf
         DESTINATION ${doc}/examples COMPONENT shardd)
+install(FILES examples/minimal.c DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/libshd-dev/examples
+        COMPONENT libshd-dev)
 install(DIRECTORY examples/gpt DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/libshd-dev/examples
         COMPONENT libshd-dev FILES_MATCHING PATTERN *.[ch])
 
