@@ -142,6 +142,7 @@ static int queue_adamw(struct bench *b, int which, struct kern_done *done, struc
 {
     const struct kern_run run = { 0, b->elems, 0 };
     const struct kern_update u = {
+        .kind = SPEC_ADAMW,
         .param = array(b, 0),
         .m = array(b, 1),
         .v = array(b, 2),
@@ -156,7 +157,7 @@ static int queue_adamw(struct bench *b, int which, struct kern_done *done, struc
         .hyper_count = 1,
         .trail = trail(b, which == CASE_ADAMW_TRAIL),
     };
-    return b->k->ops->adamw(b->k, &u, done, e);
+    return b->k->ops->update(b->k, &u, done, e);
 }
 
 static int queue_accumulate(struct bench *b, int which, struct kern_sum *sum,

@@ -196,6 +196,7 @@ static int run_ours(struct kern *k, const struct bench_arrays *a, uint64_t elems
     int r;
     if (which == CASE_ADAMW_F32 || which == CASE_ADAMW_BF16) {
         const struct kern_update u = {
+            .kind = SPEC_ADAMW,
             .param = a->p,
             .m = a->m,
             .v = a->v,
@@ -210,7 +211,7 @@ static int run_ours(struct kern *k, const struct bench_arrays *a, uint64_t elems
             .hyper_count = 1,
             .trail = trail,
         };
-        r = k->ops->adamw(k, &u, &w.done, e);
+        r = k->ops->update(k, &u, &w.done, e);
     } else {
         const struct kern_accumulate c = {
             .acc = a->p,

@@ -166,10 +166,12 @@ static int check_runs(const char *op, const struct kern_update *a, struct shd_er
     return SHD_OK;
 }
 
-static int check_update(const char *op, const struct kern_update *a, bool has_v,
-                        const struct check_rules *rules, struct shd_err *e)
+/* Everything but the hyperparameters. */
+static int check_update_arrays(const char *op, const struct kern_update *a,
+                               const struct check_rules *rules, struct shd_err *e)
 {
-    const struct changed changed = { { a->param, a->m, a->v }, has_v ? 3 : 2 };
+    const uint32_t moments = spec_optimizer_rows[a->kind].moments;
+    const struct changed changed = { { a->param, a->m, a->v }, 1 + moments };
     int r = check_elems(op, a->elems, SHD_BLOCK_ELEMS, e);
     if (r == SHD_OK)
         r = check_trail(op, &a->trail, &changed, a->elems, rules, e);
@@ -183,9 +185,11 @@ static int check_update(const char *op, const struct kern_update *a, bool has_v,
         const void *array;
         enum shd_dtype dtype;
     } arrays[] = {
-        { "param", a->param, SHD_F32 },        { "m", a->m, SHD_F32 },
-        { "grad", a->grad, SHD_F32 },          { "publish", a->publish, a->publish_dtype },
-        { "v", has_v ? a->v : a->m, SHD_F32 },
+        { "param", a->param, SHD_F32 },
+        { "m", a->m, SHD_F32 },
+        { "grad", a->grad, SHD_F32 },
+        { "publish", a->publish, a->publish_dtype },
+        { "v", moments > 1 ? a->v : a->m, SHD_F32 },
     };
     for (size_t i = 0; i < ARRAY_SIZE(arrays) && r == SHD_OK; i++)
         r = check_slice(op, arrays[i].name, arrays[i].array, arrays[i].dtype, rules, e);
@@ -205,20 +209,12 @@ static int check_bias(const struct kern_update *a, struct shd_err *e)
     return SHD_OK;
 }
 
-int check_adamw(const struct kern_update *a, const struct check_rules *rules, struct shd_err *e)
+int check_update(const struct kern_update *a, const struct check_rules *rules, struct shd_err *e)
 {
-    const int r = check_update("adamw", a, true, rules, e);
-    return r == SHD_OK ? check_bias(a, e) : r;
-}
-
-int check_sgd(const struct kern_update *a, const struct check_rules *rules, struct shd_err *e)
-{
-    return check_update("sgd", a, false, rules, e);
-}
-
-int check_lion(const struct kern_update *a, const struct check_rules *rules, struct shd_err *e)
-{
-    return check_update("lion", a, false, rules, e);
+    if (a->kind < 1 || a->kind > SPEC_OPTIMIZERS)
+        return err_set(e, SHD_EINVAL, "update: unknown optimizer %d", (int)a->kind);
+    const int r = check_update_arrays(spec_optimizer_rows[a->kind].kind, a, rules, e);
+    return r == SHD_OK && a->kind == SPEC_ADAMW ? check_bias(a, e) : r;
 }
 
 int check_hash(const struct kern_hash *a, struct shd_err *e)

@@ -24,9 +24,6 @@ int check_accumulate(const struct kern_accumulate *a, const struct check_rules *
 int check_sumsq(const struct kern_sumsq *a, const struct check_rules *rules, struct shd_err *e);
 int check_hash(const struct kern_hash *a, struct shd_err *e);
 int check_copy(const struct kern_copy *a, struct shd_err *e);
-
-int check_adamw(const struct kern_update *a, const struct check_rules *rules, struct shd_err *e);
-int check_sgd(const struct kern_update *a, const struct check_rules *rules, struct shd_err *e);
-int check_lion(const struct kern_update *a, const struct check_rules *rules, struct shd_err *e);
+int check_update(const struct kern_update *a, const struct check_rules *rules, struct shd_err *e);
 
 #endif

@@ -20,6 +20,7 @@
 #include "proto/base/fixsum.h"
 #include "proto/base/status.h"
 #include "proto/share/segment.h"
+#include "proto/spec/optimizer.h"
 
 struct kern; /* one device: its compute threads, its queue */
 
@@ -62,7 +63,7 @@ struct kern_sum {
 /* -- Finishing an operation in another process --------------------------------------------------
  *
  * An update in place is not idempotent. So that one killed at any instruction can be finished by
- * a successor, accumulate and the optimizers keep a trail in memory that outlives the process
+ * a successor, accumulate and update keep a trail in memory that outlives the process
  * (host: a segment), when they are given one. Three parts, all zero at first:
  *
  *   area    one record per compute thread: the old values of the few elements being changed now,
@@ -151,9 +152,10 @@ struct kern_run {
 /* One optimizer update of a slice. Runs are ascending, do not overlap, and may leave gaps:
  * elements in gaps are left alone, in publish too. */
 struct kern_update {
+    enum spec_optimizer kind;
     float *param;      /* [elems] fp32 master weights, updated in place */
     float *m;          /* [elems] first moment / momentum, updated in place */
-    float *v;          /* [elems] second moment (AdamW), else NULL */
+    float *v;          /* [elems] second moment, where the optimizer has one, else NULL */
     const float *grad; /* [elems] fp32 sum over micro-batches, not yet scaled */
     float grad_scale;  /* 1/M, clip factor and loss unscale in one */
     void *publish;     /* [elems] of publish_dtype: the new param, rounded to nearest even */
@@ -193,12 +195,8 @@ struct kern_ops {
                       struct shd_err *e);
     int (*sumsq)(struct kern *k, const struct kern_sumsq *a, struct kern_done *done,
                  struct shd_err *e);
-    int (*adamw)(struct kern *k, const struct kern_update *a, struct kern_done *done,
-                 struct shd_err *e);
-    int (*sgd)(struct kern *k, const struct kern_update *a, struct kern_done *done,
-               struct shd_err *e);
-    int (*lion)(struct kern *k, const struct kern_update *a, struct kern_done *done,
-                struct shd_err *e);
+    int (*update)(struct kern *k, const struct kern_update *a, struct kern_done *done,
+                  struct shd_err *e);
     int (*hash)(struct kern *k, const struct kern_hash *a, struct kern_done *done,
                 struct shd_err *e);
     int (*copy)(struct kern *k, const struct kern_copy *a, struct kern_done *done,

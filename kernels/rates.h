@@ -19,10 +19,11 @@ struct rates {
     float unbias, eps; /* AdamW: 1 / sqrt(bias2) */
 };
 
-/* All in fp64, rounded once. 1 - beta is exact for beta in [0.5, 1]. SGD and Lion. */
-RATES_FN struct rates rates_of(const struct kern_hyper *h, float grad_scale)
+/* All in fp64, rounded once. 1 - beta is exact for beta in [0.5, 1]. */
+RATES_FN struct rates rates_of(enum spec_optimizer kind, const struct kern_hyper *h,
+                               float grad_scale)
 {
-    return (struct rates){
+    struct rates c = {
         .scale = grad_scale,
         .keep = (float)(1 - (double)h->lr * (double)h->weight_decay),
         .rate = h->lr,
@@ -32,13 +33,10 @@ RATES_FN struct rates rates_of(const struct kern_hyper *h, float grad_scale)
         .rest2 = (float)(1 - (double)h->beta2),
         .eps = h->eps,
     };
-}
-
-RATES_FN struct rates adamw_rates(const struct kern_hyper *h, float grad_scale)
-{
-    struct rates c = rates_of(h, grad_scale);
-    c.rate = (float)((double)h->lr / (double)h->bias1);
-    c.unbias = (float)(1 / sqrt((double)h->bias2));
+    if (kind == SPEC_ADAMW) {
+        c.rate = (float)((double)h->lr / (double)h->bias1);
+        c.unbias = (float)(1 / sqrt((double)h->bias2));
+    }
     return c;
 }
 

@@ -104,18 +104,3 @@ bool runs_fill(const struct spec *spec, uint32_t tensor, struct slice slice, flo
     };
     return true;
 }
-
-int runs_update(struct kern *kern, const struct spec *spec, const struct kern_update *update,
-                struct kern_done *done, struct shd_err *e)
-{
-    switch (spec->optimizer) {
-    case SPEC_ADAMW:
-        return kern->ops->adamw(kern, update, done, e);
-    case SPEC_SGD:
-        return kern->ops->sgd(kern, update, done, e);
-    case SPEC_LION:
-        return kern->ops->lion(kern, update, done, e);
-    }
-    CHECK(false); /* a parsed spec has a known optimizer */
-    return SHD_EINTERNAL;
-}

@@ -33,8 +33,4 @@ void runs_hypers(const struct spec *spec, double lr, uint64_t update,
 bool runs_fill(const struct spec *spec, uint32_t tensor, struct slice slice, float *param,
                struct kern_fill *ret_fill);
 
-/* Queue the spec's optimizer on update: kern_ops.adamw, .sgd or .lion. */
-int runs_update(struct kern *kern, const struct spec *spec, const struct kern_update *update,
-                struct kern_done *done, struct shd_err *e);
-
 #endif

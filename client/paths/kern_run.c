@@ -66,12 +66,11 @@ int kern_run_sumsq(struct kern *k, const struct kern_sumsq *a, struct shd_err *e
     return r == SHD_OK ? finish(k, &w, "sumsq", e) : r;
 }
 
-int kern_run_update(struct kern *k, const struct spec *spec, const struct kern_update *a,
-                    struct shd_err *e)
+int kern_run_update(struct kern *k, const struct kern_update *a, struct shd_err *e)
 {
     struct kern_waiter w;
     kern_waiter_init(&w);
-    const int r = runs_update(k, spec, a, &w.done, e);
+    const int r = k->ops->update(k, a, &w.done, e);
     return r == SHD_OK ? finish(k, &w, "update", e) : r;
 }
 

@@ -11,8 +11,7 @@ int kern_run_zero(struct kern *k, float *x, uint64_t elems, struct shd_err *e);
 int kern_run_cast(struct kern *k, const struct kern_cast *a, struct shd_err *e);
 int kern_run_accumulate(struct kern *k, const struct kern_accumulate *a, struct shd_err *e);
 int kern_run_sumsq(struct kern *k, const struct kern_sumsq *a, struct shd_err *e);
-int kern_run_update(struct kern *k, const struct spec *spec, const struct kern_update *a,
-                    struct shd_err *e);
+int kern_run_update(struct kern *k, const struct kern_update *a, struct shd_err *e);
 int kern_run_hash(struct kern *k, const struct kern_hash *a, struct shd_err *e);
 
 /* Operations in flight, on any devices, and the wait for all of them. kern_batch_init(), any number

@@ -221,6 +221,7 @@ static int update_units(struct shd_model *m, const struct wire_decision *decisio
         if (m->spec->units[i].frozen)
             continue;
         const struct kern_update update = {
+            .kind = m->spec->optimizer,
             .param = u->param,
             .m = u->m,
             .v = u->v,
@@ -234,7 +235,7 @@ static int update_units(struct shd_model *m, const struct wire_decision *decisio
             .hypers = local->hypers,
             .hyper_count = m->spec->group_count,
         };
-        const int r = kern_run_update(m->session->kern, m->spec, &update, e);
+        const int r = kern_run_update(m->session->kern, &update, e);
         if (r != SHD_OK)
             return r;
     }

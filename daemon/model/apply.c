@@ -111,6 +111,7 @@ static int submit_apply(struct model_unit *mu, struct shd_err *e)
     struct model *m = mu->model;
     const uint32_t u = mu->unit;
     const struct kern_update a = {
+        .kind = m->spec->optimizer,
         .param = model_array(m, SHARDMAP_PARAM, u),
         .m = model_array(m, SHARDMAP_M, u),
         .v = m->map->moments > 1 ? model_array(m, SHARDMAP_V, u) : NULL,
@@ -126,7 +127,7 @@ static int submit_apply(struct model_unit *mu, struct shd_err *e)
         .trail = trail_of(mu),
     };
     const int r = checkpoint_before_update(m, u, e);
-    return r != SHD_OK ? r : runs_update(m->daemon->kern, m->spec, &a, &mu->task.done, e);
+    return r != SHD_OK ? r : m->daemon->kern->ops->update(m->daemon->kern, &a, &mu->task.done, e);
 }
 
 static int submit_publish(struct model_unit *mu, struct shd_err *e)

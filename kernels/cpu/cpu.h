@@ -46,9 +46,7 @@ struct cpu_isa {
     void (*accumulate)(const struct kern_accumulate *a, struct cpu_range r, struct kern_sum *part,
                        struct trail_record *rec);
     void (*sumsq)(const struct kern_sumsq *a, struct cpu_range r, struct kern_sum *part);
-    void (*adamw)(const struct kern_update *a, struct cpu_range r, struct trail_record *rec);
-    void (*sgd)(const struct kern_update *a, struct cpu_range r, struct trail_record *rec);
-    void (*lion)(const struct kern_update *a, struct cpu_range r, struct trail_record *rec);
+    void (*update)(const struct kern_update *a, struct cpu_range r, struct trail_record *rec);
 };
 
 extern const struct cpu_isa cpu_isa_scalar, cpu_isa_avx2, cpu_isa_avx512;

@@ -3,18 +3,15 @@
 #define SHD_KERNELS_CPU_ISA_TABLE_H
 
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/op_adamw.h"
 #include "kernels/cpu/op_cast.h"
 #include "kernels/cpu/op_fill.h"
-#include "kernels/cpu/op_lion.h"
-#include "kernels/cpu/op_sgd.h"
 #include "kernels/cpu/op_sum.h"
+#include "kernels/cpu/op_update.h"
 
 #define CPU_ISA_TABLE                                                                          \
     {                                                                                          \
         .name = VEC_NAME, .ops_name = "cpu-" VEC_NAME, .fill = fill_range, .cast = cast_range, \
-        .accumulate = accumulate_range, .sumsq = sumsq_range, .adamw = adamw_range,            \
-        .sgd = sgd_range, .lion = lion_range,                                                  \
+        .accumulate = accumulate_range, .sumsq = sumsq_range, .update = update_range,          \
     }
 
 #endif

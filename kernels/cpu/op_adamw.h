@@ -17,12 +17,12 @@
  *     p  = fma(keep, p, -u)               line 12, keep = 1 - lr * weight_decay
  *
  * One division and one root. rest1, rest2, keep, rate and unbias are computed in fp64 and rounded
- * once, see rates_of() and adamw_rates().
+ * once, see rates_of().
  */
 #ifndef SHD_KERNELS_CPU_OP_ADAMW_H
 #define SHD_KERNELS_CPU_OP_ADAMW_H
 
-#include "kernels/cpu/op_update.h"
+#include "kernels/rates.h"
 
 VEC_FN void adamw_step(const struct rates *c, vec grad, vec *p, vec *m, vec *v)
 {
@@ -33,11 +33,6 @@ VEC_FN void adamw_step(const struct rates *c, vec grad, vec *p, vec *m, vec *v)
     const vec s = vec_fma(vec_sqrt(*v), vec_set1(c->unbias), vec_set1(c->eps));
     const vec u = vec_mul(vec_set1(c->rate), vec_div(*m, s));
     *p = vec_fms(vec_set1(c->keep), *p, u);
-}
-
-static void adamw_range(const struct kern_update *a, struct cpu_range r, struct trail_record *rec)
-{
-    update_range(a, r, (struct optimizer){ adamw_rates, adamw_step, true }, rec);
 }
 
 #endif

@@ -14,7 +14,7 @@
 #ifndef SHD_KERNELS_CPU_OP_LION_H
 #define SHD_KERNELS_CPU_OP_LION_H
 
-#include "kernels/cpu/op_update.h"
+#include "kernels/rates.h"
 
 /* NOLINTNEXTLINE(readability-non-const-parameter): the type of all steps */
 VEC_FN void lion_step(const struct rates *c, vec grad, vec *p, vec *m, vec *v)
@@ -24,11 +24,6 @@ VEC_FN void lion_step(const struct rates *c, vec grad, vec *p, vec *m, vec *v)
     const vec mix = vec_fma(vec_set1(c->beta1), *m, vec_mul(vec_set1(c->rest1), g));
     *p = vec_fms(vec_set1(c->keep), *p, vec_sign_times(mix, vec_set1(c->rate)));
     *m = vec_fma(vec_set1(c->beta2), *m, vec_mul(vec_set1(c->rest2), g));
-}
-
-static void lion_range(const struct kern_update *a, struct cpu_range r, struct trail_record *rec)
-{
-    update_range(a, r, (struct optimizer){ rates_of, lion_step, false }, rec);
 }
 
 #endif

@@ -10,7 +10,7 @@
 #ifndef SHD_KERNELS_CPU_OP_SGD_H
 #define SHD_KERNELS_CPU_OP_SGD_H
 
-#include "kernels/cpu/op_update.h"
+#include "kernels/rates.h"
 
 /* NOLINTNEXTLINE(readability-non-const-parameter): the type of all steps */
 VEC_FN void sgd_step(const struct rates *c, vec grad, vec *p, vec *m, vec *v)
@@ -19,11 +19,6 @@ VEC_FN void sgd_step(const struct rates *c, vec grad, vec *p, vec *m, vec *v)
     const vec g = vec_mul(grad, vec_set1(c->scale));
     *m = vec_fma(vec_set1(c->beta1), *m, g);
     *p = vec_fms(vec_set1(c->keep), *p, vec_mul(vec_set1(c->rate), *m));
-}
-
-static void sgd_range(const struct kern_update *a, struct cpu_range r, struct trail_record *rec)
-{
-    update_range(a, r, (struct optimizer){ rates_of, sgd_step, false }, rec);
 }
 
 #endif

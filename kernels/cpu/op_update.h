@@ -15,20 +15,38 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/cpu/op_adamw.h"
+#include "kernels/cpu/op_lion.h"
+#include "kernels/cpu/op_sgd.h"
 #include "kernels/cpu/trail.h"
-#include "kernels/rates.h"
 
 /* Updates of at least this many elements (4 MiB of state, more than the L2 of one core) write the
  * published copy past the caches: it is not read here, and a plain store would first fetch the
  * line it overwrites. Smaller ones leave it in the cache for the workers. */
 #define UPDATE_STREAM_ELEMS_MIN (UINT64_C(256) * 1024)
 
-/* One vector of an update: p, m and v (where the optimizer has one) in place. */
-struct optimizer {
-    struct rates (*rates)(const struct kern_hyper *h, float grad_scale);
-    void (*step)(const struct rates *c, vec grad, vec *p, vec *m, vec *v);
-    bool has_v;
-};
+/* One vector of an update: p, m and v (where the optimizer has one) in place. Each loop is compiled
+ * once per optimizer, its kind being a constant there. */
+VEC_FN void optimizer_step(enum spec_optimizer kind, const struct rates *c, vec grad, vec *p,
+                           vec *m, vec *v)
+{
+    switch (kind) {
+    case SPEC_ADAMW:
+        adamw_step(c, grad, p, m, v);
+        break;
+    case SPEC_SGD:
+        sgd_step(c, grad, p, m, v);
+        break;
+    case SPEC_LION:
+        lion_step(c, grad, p, m, v);
+        break;
+    }
+}
+
+VEC_FN bool has_v(enum spec_optimizer kind)
+{
+    return kind == SPEC_ADAMW;
+}
 
 struct publish {
     enum shd_dtype dtype;
@@ -37,14 +55,14 @@ struct publish {
 
 /* Elements [i, i + VEC_LANES); returns the new parameters. */
 VEC_FN vec step_vec(const struct kern_update *a, uint64_t i, const struct rates *c,
-                    struct optimizer o)
+                    enum spec_optimizer kind)
 {
     vec p = vec_load(a->param + i);
     vec m = vec_load(a->m + i);
-    vec v = o.has_v ? vec_load(a->v + i) : m;
-    o.step(c, vec_load(a->grad + i), &p, &m, &v);
+    vec v = has_v(kind) ? vec_load(a->v + i) : m;
+    optimizer_step(kind, c, vec_load(a->grad + i), &p, &m, &v);
     vec_store(a->m + i, m);
-    if (o.has_v)
+    if (has_v(kind))
         vec_store(a->v + i, v);
     vec_store(a->param + i, p);
     return p;
@@ -65,25 +83,25 @@ VEC_FN void keep_array(float *old, const float *x, unsigned n)
 
 /* Elements [i, i + n) are about to change. */
 VEC_FN void keep_old(struct trail_record *rec, const struct kern_update *a, uint64_t i, unsigned n,
-                     struct optimizer o)
+                     enum spec_optimizer kind)
 {
     keep_array(rec->old[0], a->param + i, n);
     keep_array(rec->old[1], a->m + i, n);
-    if (o.has_v)
+    if (has_v(kind))
         keep_array(rec->old[2], a->v + i, n);
     trail_mark(rec, i, n);
 }
 
 /* Elements [i, i + n), n <= VEC_LANES, published too. */
 VEC_FN void step_part(const struct kern_update *a, uint64_t i, unsigned n, const struct rates *c,
-                      struct optimizer o, struct publish to)
+                      enum spec_optimizer kind, struct publish to)
 {
     vec p = vec_load_n(a->param + i, n);
     vec m = vec_load_n(a->m + i, n);
-    vec v = o.has_v ? vec_load_n(a->v + i, n) : m;
-    o.step(c, vec_load_n(a->grad + i, n), &p, &m, &v);
+    vec v = has_v(kind) ? vec_load_n(a->v + i, n) : m;
+    optimizer_step(kind, c, vec_load_n(a->grad + i, n), &p, &m, &v);
     vec_store_n(a->m + i, m, n);
-    if (o.has_v)
+    if (has_v(kind))
         vec_store_n(a->v + i, v, n);
     vec_store_n(a->param + i, p, n);
     if (to.dtype == SHD_F32)
@@ -122,14 +140,14 @@ VEC_FN uint64_t elems_to_line(const struct kern_update *a, uint64_t i, struct pu
 }
 
 VEC_FN uint64_t step_parts(const struct kern_update *a, uint64_t i, uint64_t end,
-                           const struct rates *c, struct optimizer o, struct publish to,
+                           const struct rates *c, enum spec_optimizer kind, struct publish to,
                            struct trail_record *rec)
 {
     while (i < end) {
         const unsigned n = end - i < VEC_LANES ? (unsigned)(end - i) : VEC_LANES;
         if (rec != NULL)
-            keep_old(rec, a, i, n, o);
-        step_part(a, i, n, c, o, to);
+            keep_old(rec, a, i, n, kind);
+        step_part(a, i, n, c, kind, to);
         i += n;
         if (rec != NULL)
             trail_mark(rec, i, 0);
@@ -139,11 +157,11 @@ VEC_FN uint64_t step_parts(const struct kern_update *a, uint64_t i, uint64_t end
 
 /* As many pairs of vectors as there are before end; returns where they end. */
 VEC_FN uint64_t step_pairs(const struct kern_update *a, uint64_t i, uint64_t end,
-                           const struct rates *c, struct optimizer o, struct publish to)
+                           const struct rates *c, enum spec_optimizer kind, struct publish to)
 {
     for (; end - i >= 2 * VEC_LANES; i += 2 * VEC_LANES) {
-        const vec p0 = step_vec(a, i, c, o);
-        const vec p1 = step_vec(a, i + VEC_LANES, c, o);
+        const vec p0 = step_vec(a, i, c, kind);
+        const vec p1 = step_vec(a, i + VEC_LANES, c, kind);
         publish_pair(a->publish, i, p0, p1, to);
     }
     return i;
@@ -151,13 +169,13 @@ VEC_FN uint64_t step_pairs(const struct kern_update *a, uint64_t i, uint64_t end
 
 /* As many groups as there are before end; returns where they end. */
 VEC_FN uint64_t step_groups(const struct kern_update *a, uint64_t i, uint64_t end,
-                            const struct rates *c, struct optimizer o, struct publish to,
+                            const struct rates *c, enum spec_optimizer kind, struct publish to,
                             struct trail_record *rec)
 {
     const struct kern_update here = *a; /* so that no store can change a pointer */
     for (; end - i >= TRAIL_GROUP_ELEMS; i += TRAIL_GROUP_ELEMS) {
-        keep_old(rec, &here, i, TRAIL_GROUP_ELEMS, o);
-        step_pairs(&here, i, i + TRAIL_GROUP_ELEMS, c, o, to);
+        keep_old(rec, &here, i, TRAIL_GROUP_ELEMS, kind);
+        step_pairs(&here, i, i + TRAIL_GROUP_ELEMS, c, kind, to);
         trail_mark(rec, i + TRAIL_GROUP_ELEMS, 0);
     }
     return i;
@@ -165,39 +183,39 @@ VEC_FN uint64_t step_groups(const struct kern_update *a, uint64_t i, uint64_t en
 
 /* One run, or the part of it in this thread's range. */
 VEC_FN void update_span(const struct kern_update *a, struct cpu_range r, const struct rates *c,
-                        struct optimizer o, struct publish to, struct trail_record *rec)
+                        enum spec_optimizer kind, struct publish to, struct trail_record *rec)
 {
     uint64_t i = r.first;
     const uint64_t end = r.first + r.count;
     if (to.stream) {
         const uint64_t head = elems_to_line(a, i, to);
-        i = step_parts(a, i, head < r.count ? i + head : end, c, o, to, rec);
+        i = step_parts(a, i, head < r.count ? i + head : end, c, kind, to, rec);
     }
     if (rec == NULL)
-        i = step_pairs(a, i, end, c, o, to);
+        i = step_pairs(a, i, end, c, kind, to);
     else
-        i = step_groups(a, i, end, c, o, to, rec);
-    step_parts(a, i, end, c, o, to, rec);
+        i = step_groups(a, i, end, c, kind, to, rec);
+    step_parts(a, i, end, c, kind, to, rec);
 }
 
 VEC_FN void update_span_to(const struct kern_update *a, struct cpu_range r, const struct rates *c,
-                           struct optimizer o, bool stream, struct trail_record *rec)
+                           enum spec_optimizer kind, bool stream, struct trail_record *rec)
 {
     switch (a->publish_dtype) {
     case SHD_F32:
-        update_span(a, r, c, o, (struct publish){ SHD_F32, stream }, rec);
+        update_span(a, r, c, kind, (struct publish){ SHD_F32, stream }, rec);
         break;
     case SHD_BF16:
-        update_span(a, r, c, o, (struct publish){ SHD_BF16, stream }, rec);
+        update_span(a, r, c, kind, (struct publish){ SHD_BF16, stream }, rec);
         break;
     case SHD_F16:
-        update_span(a, r, c, o, (struct publish){ SHD_F16, stream }, rec);
+        update_span(a, r, c, kind, (struct publish){ SHD_F16, stream }, rec);
         break;
     }
 }
 
 /* The parts of all runs that lie in r. */
-VEC_FN void update_runs(const struct kern_update *a, struct cpu_range r, struct optimizer o,
+VEC_FN void update_runs(const struct kern_update *a, struct cpu_range r, enum spec_optimizer kind,
                         struct trail_record *rec)
 {
     const uint64_t range_end = r.first + r.count;
@@ -211,22 +229,37 @@ VEC_FN void update_runs(const struct kern_update *a, struct cpu_range r, struct 
         if (first >= end)
             continue; /* an empty run */
         const struct cpu_range part = { first, end - first };
-        const struct rates c = o.rates(&a->hypers[run->hyper], a->grad_scale);
+        const struct rates c = rates_of(kind, &a->hypers[run->hyper], a->grad_scale);
         if (a->elems >= UPDATE_STREAM_ELEMS_MIN)
-            update_span_to(a, part, &c, o, true, rec);
+            update_span_to(a, part, &c, kind, true, rec);
         else
-            update_span_to(a, part, &c, o, false, rec);
+            update_span_to(a, part, &c, kind, false, rec);
     }
     vec_fence();
 }
 
-VEC_FN void update_range(const struct kern_update *a, struct cpu_range r, struct optimizer o,
-                         struct trail_record *rec)
+VEC_FN void update_kind(const struct kern_update *a, struct cpu_range r, enum spec_optimizer kind,
+                        struct trail_record *rec)
 {
     if (rec == NULL)
-        update_runs(a, r, o, NULL);
+        update_runs(a, r, kind, NULL);
     else
-        update_runs(a, r, o, rec);
+        update_runs(a, r, kind, rec);
+}
+
+static void update_range(const struct kern_update *a, struct cpu_range r, struct trail_record *rec)
+{
+    switch (a->kind) {
+    case SPEC_ADAMW:
+        update_kind(a, r, SPEC_ADAMW, rec);
+        break;
+    case SPEC_SGD:
+        update_kind(a, r, SPEC_SGD, rec);
+        break;
+    case SPEC_LION:
+        update_kind(a, r, SPEC_LION, rec);
+        break;
+    }
 }
 
 #endif

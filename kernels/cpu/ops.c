@@ -147,31 +147,13 @@ static int cpu_sumsq(struct kern *k, const struct kern_sumsq *a, struct kern_don
     return queue_push(cpu_kern_of(k), &op, e);
 }
 
-static struct trail_arrays update_arrays(const struct kern_update *a, bool has_v)
+/* One range; with a trail it is a chunk, from where it stands. */
+static int update_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
 {
-    return (struct trail_arrays){ { a->param, a->m, a->v }, has_v ? 3 : 2 };
-}
-
-static int push_update(struct kern *k, const struct kern_update *a, struct kern_done *done,
-                       int (*run)(const struct cpu_op *op, struct cpu_thread *t,
-                                  struct cpu_range r),
-                       struct shd_err *e)
-{
-    struct cpu_op op = elems_op(a->elems, done);
-    op.run = run;
-    op.u.update = *a;
-    set_trail(&op, &a->trail);
-    return queue_push(cpu_kern_of(k), &op, e);
-}
-
-/* One range with an instruction set's update; with a trail it is a chunk, from where it stands. */
-static int update_run(const struct kern_update *a, struct cpu_thread *t, struct cpu_range r,
-                      bool has_v,
-                      void (*update)(const struct kern_update *a, struct cpu_range r,
-                                     struct trail_record *rec))
-{
+    const struct kern_update *a = &op->u.update;
+    const struct cpu_isa *isa = t->kern->isa;
     if (a->trail.area == NULL) {
-        update(a, r, NULL);
+        isa->update(a, r, NULL);
         return SHD_OK;
     }
     uint64_t done;
@@ -179,47 +161,25 @@ static int update_run(const struct kern_update *a, struct cpu_thread *t, struct 
     if (status != SHD_OK || done == r.count)
         return status;
     struct trail_record *rec = &a->trail.area->records[t->index];
-    const struct trail_arrays arrays = update_arrays(a, has_v);
+    const struct trail_arrays arrays = { { a->param, a->m, a->v },
+                                         1 + spec_optimizer_rows[a->kind].moments };
     trail_begin(rec, &a->trail, r, done, &arrays);
-    update(a, (struct cpu_range){ r.first + done, r.count - done }, rec);
+    isa->update(a, (struct cpu_range){ r.first + done, r.count - done }, rec);
     trail_end(rec, &a->trail, r);
     return SHD_OK;
 }
 
-static int adamw_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
+static int cpu_update(struct kern *k, const struct kern_update *a, struct kern_done *done,
+                      struct shd_err *e)
 {
-    return update_run(&op->u.update, t, r, true, t->kern->isa->adamw);
-}
-
-static int cpu_adamw(struct kern *k, const struct kern_update *a, struct kern_done *done,
-                     struct shd_err *e)
-{
-    const int r = check_adamw(a, &rules, e);
-    return r == SHD_OK ? push_update(k, a, done, adamw_run, e) : r;
-}
-
-static int sgd_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
-{
-    return update_run(&op->u.update, t, r, false, t->kern->isa->sgd);
-}
-
-static int cpu_sgd(struct kern *k, const struct kern_update *a, struct kern_done *done,
-                   struct shd_err *e)
-{
-    const int r = check_sgd(a, &rules, e);
-    return r == SHD_OK ? push_update(k, a, done, sgd_run, e) : r;
-}
-
-static int lion_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
-{
-    return update_run(&op->u.update, t, r, false, t->kern->isa->lion);
-}
-
-static int cpu_lion(struct kern *k, const struct kern_update *a, struct kern_done *done,
-                    struct shd_err *e)
-{
-    const int r = check_lion(a, &rules, e);
-    return r == SHD_OK ? push_update(k, a, done, lion_run, e) : r;
+    const int r = check_update(a, &rules, e);
+    if (r != SHD_OK)
+        return r;
+    struct cpu_op op = elems_op(a->elems, done);
+    op.run = update_run;
+    op.u.update = *a;
+    set_trail(&op, &a->trail);
+    return queue_push(cpu_kern_of(k), &op, e);
 }
 
 static int cpu_hash(struct kern *k, const struct kern_hash *a, struct kern_done *done,
@@ -266,9 +226,7 @@ const struct kern_ops cpu_ops = {
     .cast = cpu_cast,
     .accumulate = cpu_accumulate,
     .sumsq = cpu_sumsq,
-    .adamw = cpu_adamw,
-    .sgd = cpu_sgd,
-    .lion = cpu_lion,
+    .update = cpu_update,
     .hash = cpu_hash,
     .copy = cpu_copy,
     .segment_new = cpu_segment_new,

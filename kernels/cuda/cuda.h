@@ -68,7 +68,6 @@ struct cuda_op {
         struct kern_hash hash;
         struct kern_copy copy;
     } u;
-    enum cuda_fn fn;        /* of an update */
     uint64_t count;         /* elements; leaves of a hash, bytes of a copy; may be 0 */
     uint64_t launched;      /* of count */
     int status;             /* first that was not SHD_OK */

@@ -268,12 +268,11 @@ static uint32_t pack_runs(const struct kern_update *a, struct cuda_part *p)
     return count;
 }
 
-static void set_rates(const struct kern_update *a, enum cuda_fn fn, struct cuda_update *to)
+static void set_rates(const struct kern_update *a, struct cuda_update *to)
 {
     for (uint32_t i = 0; i < a->hyper_count; i++) {
         const struct kern_hyper *h = &a->hypers[i];
-        const struct rates c = fn == CUDA_ADAMW ? adamw_rates(h, a->grad_scale)
-                                                : rates_of(h, a->grad_scale);
+        const struct rates c = rates_of(a->kind, h, a->grad_scale);
         to->rates[i] = (struct cuda_rates){
             .scale = c.scale,
             .keep = c.keep,
@@ -288,6 +287,12 @@ static void set_rates(const struct kern_update *a, enum cuda_fn fn, struct cuda_
     }
 }
 
+static const enum cuda_fn update_fns[] = {
+    [SPEC_ADAMW] = CUDA_ADAMW,
+    [SPEC_SGD] = CUDA_SGD,
+    [SPEC_LION] = CUDA_LION,
+};
+
 static int update_launch(struct cuda_kern *k, struct cuda_part *p)
 {
     const struct kern_update *a = &p->op->u.update;
@@ -297,7 +302,7 @@ static int update_launch(struct cuda_kern *k, struct cuda_part *p)
     struct cuda_update args = {
         .param = a->param + p->first,
         .m = a->m + p->first,
-        .v = p->op->fn == CUDA_ADAMW ? a->v + p->first : NULL,
+        .v = spec_optimizer_rows[a->kind].moments > 1 ? a->v + p->first : NULL,
         .grad = a->grad + p->first,
         .publish = (uint8_t *)a->publish + p->first * dtype_bytes(a->publish_dtype),
         .elems = p->count,
@@ -305,46 +310,27 @@ static int update_launch(struct cuda_kern *k, struct cuda_part *p)
         .run_count = runs,
         .publish_dtype = a->publish_dtype,
     };
-    set_rates(a, p->op->fn, &args);
+    set_rates(a, &args);
     int r = cuda_copy_async(k, p->device, cuda_address(p->host), runs * sizeof(struct cuda_run));
     if (r == SHD_OK)
         r = begin_trail(k, &a->trail, p, &args.trail);
-    return r == SHD_OK ? launch(k, p->op->fn, tiles_of(p->count), &args) : r;
+    return r == SHD_OK ? launch(k, update_fns[a->kind], tiles_of(p->count), &args) : r;
 }
 
-static int push_update(struct kern *k, const struct kern_update *a, enum cuda_fn fn,
-                       struct kern_done *done, struct shd_err *e)
+static int cuda_update(struct kern *k, const struct kern_update *a, struct kern_done *done,
+                       struct shd_err *e)
 {
+    const int r = check_update(a, &rules, e);
+    if (r != SHD_OK)
+        return r;
     struct cuda_op op = {
         .launch = update_launch,
         .u.update = *a,
-        .fn = fn,
         .count = a->elems,
         .done = done,
     };
     set_trail(&op, &a->trail);
     return cuda_queue_push(cuda_kern_of(k), &op, e);
-}
-
-static int cuda_adamw(struct kern *k, const struct kern_update *a, struct kern_done *done,
-                      struct shd_err *e)
-{
-    const int r = check_adamw(a, &rules, e);
-    return r == SHD_OK ? push_update(k, a, CUDA_ADAMW, done, e) : r;
-}
-
-static int cuda_sgd(struct kern *k, const struct kern_update *a, struct kern_done *done,
-                    struct shd_err *e)
-{
-    const int r = check_sgd(a, &rules, e);
-    return r == SHD_OK ? push_update(k, a, CUDA_SGD, done, e) : r;
-}
-
-static int cuda_lion(struct kern *k, const struct kern_update *a, struct kern_done *done,
-                     struct shd_err *e)
-{
-    const int r = check_lion(a, &rules, e);
-    return r == SHD_OK ? push_update(k, a, CUDA_LION, done, e) : r;
 }
 
 /* -- Between host and device: transfer.c launches --------------------------------------------- */
@@ -403,9 +389,7 @@ const struct kern_ops cuda_ops = {
     .cast = cuda_cast,
     .accumulate = cuda_accumulate,
     .sumsq = cuda_sumsq,
-    .adamw = cuda_adamw,
-    .sgd = cuda_sgd,
-    .lion = cuda_lion,
+    .update = cuda_update,
     .hash = cuda_hash,
     .copy = cuda_copy,
     .place = SEGMENT_CUDA,

@@ -11,22 +11,6 @@
 #include "proto/base/check.h"
 #include "proto/spec/spec_tables.h"
 
-const struct spec_optimizer_row spec_optimizer_rows[SPEC_OPTIMIZERS + 1] = {
-    [SPEC_ADAMW] = { .kind = "adamw",
-                     .beta1_key = "beta1",
-                     .beta2_key = "beta2",
-                     .eps_key = "eps",
-                     .beta1 = 0.9,
-                     .beta2 = 0.999,
-                     .eps = 1e-8 },
-    [SPEC_SGD] = { .kind = "sgd", .beta1_key = "momentum" },
-    [SPEC_LION] = { .kind = "lion",
-                    .beta1_key = "beta1",
-                    .beta2_key = "beta2",
-                    .beta1 = 0.9,
-                    .beta2 = 0.99 },
-};
-
 const struct spec_init_row spec_init_rows[SPEC_INITS + 1] = {
     [SPEC_INIT_CONST] = { "const", 1 },
     [SPEC_INIT_NORMAL] = { "normal", 2 },
@@ -66,7 +50,7 @@ uint32_t spec_returns(const struct spec *spec)
 
 uint32_t spec_moments(const struct spec *spec)
 {
-    return spec->optimizer == SPEC_ADAMW ? 2 : 1;
+    return spec_optimizer_rows[spec->optimizer].moments;
 }
 
 uint64_t spec_tensor_key(const struct spec *spec, const struct spec_tensor *tensor)

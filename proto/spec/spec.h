@@ -16,13 +16,13 @@
 #include "proto/base/dtype.h"
 #include "proto/base/status.h"
 #include "proto/spec/layout.h"
+#include "proto/spec/optimizer.h"
 
 #define SPEC_JSON_BYTES_MAX ((size_t)768 * 1024)
 #define SPEC_NAME_BYTES_MAX 128u /* with NUL; printable ASCII without space, '/', '"' or '\' */
 #define SPEC_RANK_MAX       8u
 #define SPEC_USES_MAX       16u
 
-enum spec_optimizer { SPEC_ADAMW = 1, SPEC_SGD = 2, SPEC_LION = 3 };
 enum spec_init { SPEC_INIT_CONST = 1, SPEC_INIT_NORMAL = 2, SPEC_INIT_UNIFORM = 3 };
 
 struct spec_group {

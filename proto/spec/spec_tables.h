@@ -4,20 +4,12 @@
 
 #include "proto/spec/spec.h"
 
-struct spec_optimizer_row {
-    const char *kind;
-    const char *beta1_key, *beta2_key, *eps_key; /* NULL: it has no such field */
-    double beta1, beta2, eps;                    /* defaults; 0 where it has no such field */
-};
-
 struct spec_init_row {
     const char *kind;
     uint32_t numbers; /* that follow the kind: 1 or 2 */
 };
 
-#define SPEC_OPTIMIZERS 3 /* ids 1..3 */
-#define SPEC_INITS      3 /* ids 1..3 */
-extern const struct spec_optimizer_row spec_optimizer_rows[SPEC_OPTIMIZERS + 1];
+#define SPEC_INITS 3 /* ids 1..3 */
 extern const struct spec_init_row spec_init_rows[SPEC_INITS + 1];
 
 /* The shortest decimal that reads back as x. */

@@ -22,16 +22,16 @@ __attribute__((unused)) static void launch(const char *name, const void *args, s
                    (const unsigned[]){ CUDA_THREADS, 1, 1 });
 }
 
-__attribute__((unused)) static const char *optimizer_kernel(enum optimizer o)
+__attribute__((unused)) static const char *optimizer_kernel(enum spec_optimizer o)
 {
-    return o == ADAMW ? "shd_adamw" : o == SGD ? "shd_sgd" : "shd_lion";
+    return o == SPEC_ADAMW ? "shd_adamw" : o == SPEC_SGD ? "shd_sgd" : "shd_lion";
 }
 
 /* As kernels/cuda/ops.c hands them over. */
 __attribute__((unused)) static struct cuda_rates rates_make(const struct kern_hyper *h,
-                                                            float grad_scale, enum optimizer o)
+                                                            float grad_scale, enum spec_optimizer o)
 {
-    const struct rates r = o == ADAMW ? adamw_rates(h, grad_scale) : rates_of(h, grad_scale);
+    const struct rates r = rates_of(o, h, grad_scale);
     return (struct cuda_rates){ r.scale, r.keep,  r.rate,   r.beta1, r.rest1,
                                 r.beta2, r.rest2, r.unbias, r.eps };
 }

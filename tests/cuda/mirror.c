@@ -153,11 +153,8 @@ static int mirror_sumsq(struct kern *k, const struct kern_sumsq *a, struct kern_
     return finish(cuda, &all, cuda->ops->sumsq(cuda, &there, &w.done, e), &w, done);
 }
 
-typedef int update_fn(struct kern *k, const struct kern_update *a, struct kern_done *done,
-                      struct shd_err *e);
-
-static int mirror_update(struct kern *k, const struct kern_update *a, update_fn *fn,
-                         struct kern_done *done, struct shd_err *e)
+static int mirror_update(struct kern *k, const struct kern_update *a, struct kern_done *done,
+                         struct shd_err *e)
 {
     struct kern *cuda = cuda_of(k);
     struct arrays all = { .count = 0 };
@@ -170,25 +167,7 @@ static int mirror_update(struct kern *k, const struct kern_update *a, update_fn 
     there.grad = mirrored(cuda, &all, a->grad, a->elems * 4, false);
     there.publish = mirrored(cuda, &all, a->publish, a->elems * dtype_bytes(a->publish_dtype),
                              false);
-    return finish(cuda, &all, fn(cuda, &there, &w.done, e), &w, done);
-}
-
-static int mirror_adamw(struct kern *k, const struct kern_update *a, struct kern_done *done,
-                        struct shd_err *e)
-{
-    return mirror_update(k, a, cuda_of(k)->ops->adamw, done, e);
-}
-
-static int mirror_sgd(struct kern *k, const struct kern_update *a, struct kern_done *done,
-                      struct shd_err *e)
-{
-    return mirror_update(k, a, cuda_of(k)->ops->sgd, done, e);
-}
-
-static int mirror_lion(struct kern *k, const struct kern_update *a, struct kern_done *done,
-                       struct shd_err *e)
-{
-    return mirror_update(k, a, cuda_of(k)->ops->lion, done, e);
+    return finish(cuda, &all, cuda->ops->update(cuda, &there, &w.done, e), &w, done);
 }
 
 /* Of the host's array and of the device's in turn. */
@@ -228,9 +207,7 @@ struct kern *device_extra_new(void)
     m->ops.cast = mirror_cast;
     m->ops.accumulate = mirror_accumulate;
     m->ops.sumsq = mirror_sumsq;
-    m->ops.adamw = mirror_adamw;
-    m->ops.sgd = mirror_sgd;
-    m->ops.lion = mirror_lion;
+    m->ops.update = mirror_update;
     m->ops.hash = mirror_hash;
     m->ops.free = mirror_free;
     m->base.ops = &m->ops;

@@ -108,26 +108,27 @@ static void queue_all(struct pass *p, struct kern_sum *sum)
     const struct kern_trail trail = {
         .area = (void *)(v + ELEMS), .base = acc, .first_chunk = 0, .op = 1
     };
-    const struct kern_update update = { .param = param,
-                                        .m = m,
-                                        .v = v,
-                                        .grad = acc,
-                                        .grad_scale = 1,
-                                        .publish = p->publish.base,
-                                        .publish_dtype = SHD_BF16,
-                                        .elems = ELEMS,
-                                        .runs = runs,
-                                        .run_count = 1,
-                                        .hypers = hypers,
-                                        .hyper_count = 1,
-                                        .trail = trail };
+    struct kern_update update = { .param = param,
+                                  .m = m,
+                                  .v = v,
+                                  .grad = acc,
+                                  .grad_scale = 1,
+                                  .publish = p->publish.base,
+                                  .publish_dtype = SHD_BF16,
+                                  .elems = ELEMS,
+                                  .runs = runs,
+                                  .run_count = 1,
+                                  .hypers = hypers,
+                                  .hyper_count = 1,
+                                  .trail = trail };
     QUEUE(fill, &(struct kern_fill){ param, ELEMS, 0, 7, KERN_FILL_NORMAL, 0, 1 });
     QUEUE(fill, &(struct kern_fill){ p->array, ELEMS, 0, 8, KERN_FILL_NORMAL, 0, 1 });
     QUEUE(accumulate, &(struct kern_accumulate){ acc, p->array, SHD_F32, ELEMS, true, sum, trail });
     QUEUE(sumsq, &(struct kern_sumsq){ acc, ELEMS, sum });
-    QUEUE(adamw, &update);
-    QUEUE(sgd, &update);
-    QUEUE(lion, &update);
+    for (int kind = 1; kind <= SPEC_OPTIMIZERS; kind++) {
+        update.kind = (enum spec_optimizer)kind;
+        QUEUE(update, &update);
+    }
     QUEUE(cast, &(struct kern_cast){ p->publish.base, SHD_F16, param, ELEMS });
     QUEUE(cast, &(struct kern_cast){ half, SHD_F16, param, ELEMS });
     QUEUE(cast, &(struct kern_cast){ host, SHD_F32, param, ELEMS });

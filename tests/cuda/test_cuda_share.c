@@ -98,7 +98,10 @@ static void script_run(struct kern *k, const struct world *w, struct marks *mark
         marks->sum = sum;
         return;
     }
-    struct kern_update a = { .param = w->param,
+    struct kern_update a = { .kind = op % 3 == 1 ? SPEC_ADAMW
+                                     : op == 2   ? SPEC_SGD
+                                                 : SPEC_LION,
+                             .param = w->param,
                              .m = w->m,
                              .v = w->v,
                              .grad = w->acc,
@@ -112,12 +115,7 @@ static void script_run(struct kern *k, const struct world *w, struct marks *mark
                              .hyper_count = 2 };
     if (trail)
         a.trail = trail_of(w, marks, op);
-    if (op % 3 == 1)
-        MUST_RUN(adamw, &a);
-    else if (op == 2)
-        MUST_RUN(sgd, &a);
-    else
-        MUST_RUN(lion, &a);
+    MUST_RUN(update, &a);
 }
 
 static void script_finish(struct kern *k, const struct world *w, struct marks *marks, bool trail)

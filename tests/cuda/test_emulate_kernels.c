@@ -193,14 +193,14 @@ TEST(accumulate_gives_the_hosts_bits_and_sums)
     k->ops->free(k);
 }
 
-static void emulated_update(enum optimizer o, struct state *s, const struct kern_run *runs,
+static void emulated_update(enum spec_optimizer o, struct state *s, const struct kern_run *runs,
                             uint32_t run_count, unsigned blocks)
 {
     struct cuda_run *device_runs = runs_make(runs, run_count);
     struct cuda_update a = {
         .param = s->p.base,
         .m = s->m.base,
-        .v = o == ADAMW ? s->v.base : NULL,
+        .v = o == SPEC_ADAMW ? s->v.base : NULL,
         .grad = s->g.base,
         .publish = s->out.base,
         .elems = s->elems,
@@ -220,7 +220,7 @@ TEST(updates_give_the_hosts_bits)
     struct kern *k = device_new("scalar", 1);
     for (uint32_t i = 0; i < 36 * ARRAY_SIZE(sizes); i++) {
         const uint64_t elems = sizes[i / 36] * BLOCK;
-        const enum optimizer o = (enum optimizer)(i % 3);
+        const enum spec_optimizer o = (enum spec_optimizer)(SPEC_ADAMW + i % 3);
         struct kern_run runs[256] = { { 0, elems, 1 } };
         const uint32_t count = i % 12 == 0 ? 1 : make_runs(elems, runs, ARRAY_SIZE(runs), i);
         const enum shd_dtype dtype = (enum shd_dtype)(1 + i / 3 % 3);

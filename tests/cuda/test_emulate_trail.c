@@ -116,11 +116,11 @@ static void launch_accumulate(const struct world *w, struct inputs *in, uint64_t
 static void launch_update(const struct world *w, struct inputs *in, uint64_t op,
                           const struct cuda_trail *trail, unsigned blocks)
 {
-    const enum optimizer o = (enum optimizer)(op / 4 % 3);
+    const enum spec_optimizer o = (enum spec_optimizer)(SPEC_ADAMW + op / 4 % 3);
     struct cuda_update a = {
         .param = w->p,
         .m = w->m,
-        .v = o == ADAMW ? w->v : NULL,
+        .v = o == SPEC_ADAMW ? w->v : NULL,
         .grad = w->acc,
         .publish = in->publish,
         .elems = ELEMS,

@@ -143,7 +143,8 @@ static void resume(struct kern *k, struct state *s, uint8_t what)
     };
     const struct kern_run runs[2] = { { .first_elem = 5, .elems = 100 },
                                       { .first_elem = 130, .elems = s->elems - 131 } };
-    const struct kern_update update = { .param = s->base,
+    const struct kern_update update = { .kind = SPEC_ADAMW,
+                                        .param = s->base,
                                         .m = s->base + s->elems,
                                         .v = s->base + 2 * s->elems,
                                         .grad = s->base + 3 * s->elems,
@@ -160,7 +161,7 @@ static void resume(struct kern *k, struct state *s, uint8_t what)
     struct shd_err e = { 0 };
     CHECK(grad != NULL);
     kern_waiter_init(&waiter);
-    const int r = (what & 1) != 0 ? k->ops->adamw(k, &update, &waiter.done, &e)
+    const int r = (what & 1) != 0 ? k->ops->update(k, &update, &waiter.done, &e)
                                   : k->ops->accumulate(k, &acc, &waiter.done, &e);
     CHECK(r == SHD_OK);
     const int done = kern_wait(&waiter);

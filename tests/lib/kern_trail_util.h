@@ -134,10 +134,13 @@ static int queue_accumulate(struct kern *k, const struct world *w, const struct 
 static int queue_update(struct kern *k, const struct world *w, struct inputs *in, uint64_t op,
                         bool trail, struct kern_done *done)
 {
+    static const enum spec_optimizer kinds[] = { SPEC_SGD, SPEC_ADAMW, SPEC_LION };
+    const enum spec_optimizer kind = kinds[op / 4 % 3];
     struct kern_update a = {
+        .kind = kind,
         .param = w->p,
         .m = w->m,
-        .v = op / 4 % 3 == 1 ? w->v : NULL,
+        .v = kind == SPEC_ADAMW ? w->v : NULL,
         .grad = w->acc,
         .grad_scale = 0.37f,
         .publish = in->publish,
@@ -151,14 +154,7 @@ static int queue_update(struct kern *k, const struct world *w, struct inputs *in
     if (trail)
         a.trail = trail_of(w, op, CHUNKS);
     struct shd_err e = { 0 };
-    switch (op / 4 % 3) {
-    case 0:
-        return k->ops->sgd(k, &a, done, &e);
-    case 1:
-        return k->ops->adamw(k, &a, done, &e);
-    default:
-        return k->ops->lion(k, &a, done, &e);
-    }
+    return k->ops->update(k, &a, done, &e);
 }
 
 /* Run the script's operation op, 1..: a first accumulate, one without and one with a sum, an

@@ -5,14 +5,6 @@
 
 #include "tests/lib/kern_util.h"
 
-typedef int update_fn(struct kern *k, const struct kern_update *a, struct kern_done *done,
-                      struct shd_err *e);
-enum optimizer { ADAMW, SGD, LION };
-__attribute__((unused)) static update_fn *optimizer_fn(const struct kern *k, enum optimizer o)
-{
-    return o == ADAMW ? k->ops->adamw : o == SGD ? k->ops->sgd : k->ops->lion;
-}
-
 static const struct kern_hyper update_hypers[] = {
     { .lr = 1e-3f,
       .weight_decay = 0.1f,
@@ -72,13 +64,15 @@ __attribute__((unused)) static void state_free(struct state *s)
     }
 }
 
-__attribute__((unused)) static void state_update(struct kern *k, enum optimizer o, struct state *s,
-                                                 const struct kern_run *runs, uint32_t run_count)
+__attribute__((unused)) static void state_update(struct kern *k, enum spec_optimizer o,
+                                                 struct state *s, const struct kern_run *runs,
+                                                 uint32_t run_count)
 {
     const struct kern_update a = {
+        .kind = o,
         .param = s->p.base,
         .m = s->m.base,
-        .v = o == ADAMW ? s->v.base : NULL,
+        .v = o == SPEC_ADAMW ? s->v.base : NULL,
         .grad = s->g.base,
         .grad_scale = 0.37f,
         .publish = s->out.base,
@@ -92,7 +86,7 @@ __attribute__((unused)) static void state_update(struct kern *k, enum optimizer 
     struct kern_waiter w;
     struct shd_err e = { 0 };
     kern_waiter_init(&w);
-    EXPECT_OK(optimizer_fn(k, o)(k, &a, &w.done, &e), &e);
+    EXPECT_OK(k->ops->update(k, &a, &w.done, &e), &e);
     EXPECT_STATUS(kern_wait(&w), SHD_OK);
 }
 

@@ -217,6 +217,7 @@ static int queue_apply(struct rig *rig, struct work *work)
           (float)(1 - pow(0.95, t)) },
     };
     struct kern_update args = {
+        .kind = SPEC_ADAMW,
         .param = rig_array(rig, PARAM, unit),
         .m = rig_array(rig, MOMENT1, unit),
         .v = rig_array(rig, MOMENT2, unit),
@@ -234,7 +235,7 @@ static int queue_apply(struct rig *rig, struct work *work)
     static struct kern_hyper kept[UNITS][ARRAY_SIZE(hypers)]; /* borrowed until it is done */
     memcpy(kept[unit], hypers, sizeof hypers);
     args.hypers = kept[unit];
-    return rig->k->ops->adamw(rig->k, &args, &work->done, &rig->e);
+    return rig->k->ops->update(rig->k, &args, &work->done, &rig->e);
 }
 
 /* As apply.c does where there is nothing to compute. */

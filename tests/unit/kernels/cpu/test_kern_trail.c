@@ -86,8 +86,9 @@ TEST(an_operation_of_nothing_stores_its_done_word)
     EXPECT_RUNS(accumulate, k,
                 (&(struct kern_accumulate){ .grad_dtype = SHD_F32, .trail = trail_of(&w, 7, 0) }));
     EXPECT_EQ(w.marks->done, 7);
-    EXPECT_RUNS(sgd, k,
-                (&(struct kern_update){ .publish_dtype = SHD_F32, .trail = trail_of(&w, 8, 0) }));
+    EXPECT_RUNS(update, k,
+                (&(struct kern_update){
+                    .kind = SPEC_SGD, .publish_dtype = SHD_F32, .trail = trail_of(&w, 8, 0) }));
     EXPECT_EQ(w.marks->done, 8);
     k->ops->free(k);
     world_free(&w);

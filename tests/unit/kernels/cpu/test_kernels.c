@@ -267,12 +267,14 @@ TEST(hash_known_answer)
 }
 
 /* A refused op: its status, the value named in the text, and no done. */
-#define EXPECT_REFUSED(op, args, refusal, text_part)                                         \
+#define EXPECT_REFUSED(op, args, refusal, text_part) \
+    EXPECT_REFUSED_AS(#op, op, args, refusal, text_part)
+#define EXPECT_REFUSED_AS(name, op, args, refusal, text_part)                                \
     do {                                                                                     \
         struct record refused_record = { .done = { record_done } };                          \
         struct shd_err refused_err = { 0 };                                                  \
         EXPECT_STATUS(k->ops->op(k, (args), &refused_record.done, &refused_err), (refusal)); \
-        EXPECT_HAS(refused_err.text, #op);                                                   \
+        EXPECT_HAS(refused_err.text, (name));                                                \
         EXPECT_HAS(refused_err.text, (text_part));                                           \
         EXPECT_EQ(refused_err.code, (refusal));                                              \
         EXPECT_EQ(refused_record.fired, 0);                                                  \
@@ -326,12 +328,17 @@ TEST(bad_arguments_of_plain_ops_are_refused)
     k->ops->free(k);
 }
 
+/* An update is named by its optimizer. */
+#define EXPECT_UPDATE_REFUSED(u, refusal, text_part) \
+    EXPECT_REFUSED_AS(spec_optimizer_rows[(u)->kind].kind, update, u, refusal, text_part)
+
 TEST(bad_arguments_of_updates_are_refused)
 {
     struct kern *k = device_new(NULL, 2);
     static const struct kern_hyper hyper = { .lr = 1, .bias1 = 1, .bias2 = 1 };
     struct kern_run runs[2] = { { 0, BLOCK, 0 }, { BLOCK, 5, 0 } };
     const struct kern_update good = {
+        .kind = SPEC_ADAMW,
         .param = array_a,
         .m = array_b,
         .v = array_c,
@@ -347,31 +354,38 @@ TEST(bad_arguments_of_updates_are_refused)
     };
     struct kern_update u = good;
     u.v = NULL;
-    EXPECT_REFUSED(adamw, &u, SHD_EINVAL, "v is NULL");
-    EXPECT_RUNS(sgd, k, &u);
-    EXPECT_RUNS(lion, k, &u);
-    u = good, u.m = NULL;
-    EXPECT_REFUSED(lion, &u, SHD_EINVAL, "m is NULL");
-    u = good, u.publish = NULL;
-    EXPECT_REFUSED(sgd, &u, SHD_EINVAL, "publish");
-    u = good, u.elems = BLOCK + 1;
-    EXPECT_REFUSED(sgd, &u, SHD_ERANGE, "2049");
+    EXPECT_UPDATE_REFUSED(&u, SHD_EINVAL, "v is NULL");
+    u.kind = SPEC_SGD;
+    EXPECT_RUNS(update, k, &u);
+    u.kind = SPEC_LION;
+    EXPECT_RUNS(update, k, &u);
+    u.m = NULL;
+    EXPECT_UPDATE_REFUSED(&u, SHD_EINVAL, "m is NULL");
+    u = good, u.kind = SPEC_SGD, u.publish = NULL;
+    EXPECT_UPDATE_REFUSED(&u, SHD_EINVAL, "publish");
+    u = good, u.kind = SPEC_SGD, u.elems = BLOCK + 1;
+    EXPECT_UPDATE_REFUSED(&u, SHD_ERANGE, "2049");
     u = good, u.runs = NULL;
-    EXPECT_REFUSED(adamw, &u, SHD_EINVAL, "runs");
+    EXPECT_UPDATE_REFUSED(&u, SHD_EINVAL, "runs");
+    for (int kind = 0; kind <= SPEC_OPTIMIZERS + 1; kind += SPEC_OPTIMIZERS + 1) {
+        u = good, u.kind = (enum spec_optimizer)kind;
+        EXPECT_REFUSED(update, &u, SHD_EINVAL, "unknown optimizer");
+    }
 
     runs[1] = (struct kern_run){ BLOCK - 1, 5, 0 };
-    EXPECT_REFUSED(adamw, &good, SHD_ERANGE, "2047");
+    EXPECT_UPDATE_REFUSED(&good, SHD_ERANGE, "2047");
     runs[1] = (struct kern_run){ BLOCK, BLOCK + 1, 0 };
-    EXPECT_REFUSED(adamw, &good, SHD_ERANGE, "2048+2049");
+    EXPECT_UPDATE_REFUSED(&good, SHD_ERANGE, "2048+2049");
     runs[1] = (struct kern_run){ BLOCK, UINT64_MAX, 0 };
-    EXPECT_REFUSED(adamw, &good, SHD_ERANGE, "run 1");
+    EXPECT_UPDATE_REFUSED(&good, SHD_ERANGE, "run 1");
     runs[1] = (struct kern_run){ BLOCK, 5, 1 };
-    EXPECT_REFUSED(adamw, &good, SHD_ERANGE, "group 1 of 1");
+    EXPECT_UPDATE_REFUSED(&good, SHD_ERANGE, "group 1 of 1");
     runs[1].hyper = 0;
     const struct kern_hyper no_bias = { .lr = 1, .bias1 = 0, .bias2 = 1 };
     u = good, u.hypers = &no_bias;
-    EXPECT_REFUSED(adamw, &u, SHD_ERANGE, "bias");
-    EXPECT_RUNS(sgd, k, &u);
+    EXPECT_UPDATE_REFUSED(&u, SHD_ERANGE, "bias");
+    u.kind = SPEC_SGD;
+    EXPECT_RUNS(update, k, &u);
     k->ops->free(k);
 }
 
@@ -385,7 +399,7 @@ TEST(empty_slices_are_fine)
     EXPECT_RUNS(cast, k, (&(struct kern_cast){ .out_dtype = SHD_BF16 }));
     EXPECT_RUNS(accumulate, k, (&(struct kern_accumulate){ .grad_dtype = SHD_F32, .sum = &sum }));
     EXPECT_RUNS(sumsq, k, (&(struct kern_sumsq){ .sum = &sum }));
-    EXPECT_RUNS(adamw, k, (&(struct kern_update){ .publish_dtype = SHD_F32 }));
+    EXPECT_RUNS(update, k, (&(struct kern_update){ .kind = SPEC_SGD, .publish_dtype = SHD_F32 }));
     EXPECT_NEAR(fixsum_value(&sum.sum), 0, 0);
     EXPECT(sum.finite);
     k->ops->free(k);

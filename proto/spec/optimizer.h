@@ -1,0 +1,21 @@
+/* The optimizers: what a spec calls each, which hyperparameters it takes and how many moments it
+ * keeps. One table, read by the spec's parser and by every device's kernels. */
+#ifndef SHD_SPEC_OPTIMIZER_H
+#define SHD_SPEC_OPTIMIZER_H
+
+#include <stdint.h>
+
+enum spec_optimizer { SPEC_ADAMW = 1, SPEC_SGD = 2, SPEC_LION = 3 };
+
+#define SPEC_OPTIMIZERS 3 /* ids 1..3 */
+
+struct spec_optimizer_row {
+    const char *kind;
+    uint32_t moments;                            /* arrays kept per parameter: m, or m and v */
+    const char *beta1_key, *beta2_key, *eps_key; /* NULL: it has no such field */
+    double beta1, beta2, eps;                    /* defaults; 0 where it has no such field */
+};
+
+extern const struct spec_optimizer_row spec_optimizer_rows[SPEC_OPTIMIZERS + 1];
+
+#endif
