@@ -72,16 +72,14 @@ struct backend_config {
     bool staged;                     /* GPU: arrays are the host's */
 };
 
-/* Errors: SHD_ENOMEM; SHD_ERANGE limits. */
-int backend_host_new(const struct backend_config *config, struct backend **ret_backend,
-                     struct shd_err *e);
-
-/* Errors: SHD_ENOTSUP no driver, no such device, no cuBLAS, or a build without GPU kernels, each
- * with what to do; SHD_ENOMEM on the device, with the bytes; SHD_EIO. */
-int backend_cuda_new(const struct backend_config *config, struct backend **ret_backend,
-                     struct shd_err *e);
-
 /* Mean of the losses, [batch, seq], in nats per byte. */
-double backend_loss(struct backend *b, uint64_t rows);
+static inline double backend_loss(struct backend *b, uint64_t rows)
+{
+    const double *losses = b->ops->losses(b);
+    double sum = 0;
+    for (uint64_t i = 0; i < rows; i++)
+        sum += losses[i];
+    return sum / (double)rows;
+}
 
 #endif

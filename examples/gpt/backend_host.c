@@ -1,8 +1,9 @@
-/* backend_host.c: the model of model.h as a backend; see backend.h. */
+/* backend_host.c: see backend_host.h. */
+#include "examples/gpt/backend_host.h"
+
 #include <math.h>
 #include <stdlib.h>
 
-#include "examples/gpt/backend.h"
 #include "examples/gpt/fail.h"
 #include "examples/gpt/model.h"
 #include "examples/gpt/widen.h"
@@ -150,13 +151,4 @@ int backend_host_new(const struct backend_config *config, struct backend **ret_b
     gpt_set_gemm(h->gpt, config->gemm);
     *ret_backend = &h->base;
     return SHD_OK;
-}
-
-double backend_loss(struct backend *b, uint64_t rows)
-{
-    const double *losses = b->ops->losses(b);
-    double sum = 0;
-    for (uint64_t i = 0; i < rows; i++)
-        sum += losses[i];
-    return sum / (double)rows;
 }

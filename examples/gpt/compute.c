@@ -6,6 +6,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "examples/gpt/backend_host.h"
+#include "examples/gpt/cuda/backend_cuda.h"
 #include "examples/gpt/fail.h"
 #include "examples/gpt/progress.h"
 #include "proto/base/clock.h"

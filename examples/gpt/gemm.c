@@ -49,7 +49,7 @@ void gemm_run(enum gemm_kind kind, struct gemm_size size, struct gemm_in a, stru
 /* Distributions build oneDNN on OpenMP, which would start a team of its own under each of our
  * threads. The wanted team size is a per-thread setting; found by dlsym, because it must be set
  * in the runtime that oneDNN itself is linked to. A oneDNN without OpenMP needs nothing. */
-void gemm_use_one_thread(void)
+static void use_one_thread(void)
 {
     static _Thread_local bool done;
     if (done)
@@ -75,7 +75,7 @@ int gemm_init(enum gemm_kind kind, struct shd_err *e)
 {
     const float one[1] = { 1 };
     float c[1];
-    gemm_use_one_thread();
+    use_one_thread();
     const struct gemm_in a = { .data = one, .stride = 1 };
     const dnnl_status_t r = gemm_call((struct gemm_size){ 1, 1, 1 }, a, a, 0, c, 1);
     if (r != dnnl_success || c[0] != 1)
@@ -91,11 +91,13 @@ const char *gemm_describe(enum gemm_kind kind)
 void gemm_run(enum gemm_kind kind, struct gemm_size size, struct gemm_in a, struct gemm_in b,
               real beta, real *c, uint64_t c_stride)
 {
-    if (kind != GEMM_FULL) {
-        gemm_half_run(kind, size, a, b, beta, c, c_stride);
+    use_one_thread();
+    if (kind == GEMM_BF16_NATIVE) {
+        gemm_half_native(size, a, b, beta, c, c_stride);
         return;
     }
-    gemm_use_one_thread();
+    if (kind != GEMM_FULL)
+        gemm_half_round(kind, size, &a, &b);
     const dnnl_status_t r = gemm_call(size, a, b, beta, c, c_stride);
     if (r != dnnl_success) { /* bad sizes are our bug; out of memory is the other reason */
         fprintf(stderr, "shd-gpt: oneDNN sgemm failed with status %d\n", (int)r);

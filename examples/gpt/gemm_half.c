@@ -95,7 +95,6 @@ static struct half_thread *half_thread(void)
     t = calloc(1, sizeof *t);
     if (!half_ready || t == NULL || pthread_setspecific(half_key, t) != 0)
         half_die("start", SHD_ENOMEM);
-    gemm_use_one_thread();
     return t;
 }
 
@@ -239,39 +238,6 @@ static struct half_primitive *half_find(struct half_thread *t, const struct half
     return p;
 }
 
-static void half_native(struct half_thread *t, struct gemm_size size, struct gemm_in a,
-                        struct gemm_in b, float beta, float *c, uint64_t c_stride)
-{
-    const struct half_key key = { .m = size.m,
-                                  .n = size.n,
-                                  .k = size.k,
-                                  .a_transposed = a.transposed != 0,
-                                  .b_transposed = b.transposed != 0,
-                                  .beta = beta != 0,
-                                  .c_stride = c_stride };
-    struct half_primitive *p = half_find(t, &key);
-    void *left = half_pack(a, half_extent(size.m, size.k, a.transposed), &t->a);
-    void *right = half_pack(b, half_extent(size.k, size.n, b.transposed), &t->b);
-    dnnl_status_t r = dnnl_success;
-    if (t->stream == NULL)
-        r = dnnl_stream_create(&t->stream, half_engine, dnnl_stream_default_flags);
-    if (r == dnnl_success)
-        r = dnnl_memory_set_data_handle(p->a, left);
-    if (r == dnnl_success)
-        r = dnnl_memory_set_data_handle(p->b, right);
-    if (r == dnnl_success)
-        r = dnnl_memory_set_data_handle(p->c, c);
-    const dnnl_exec_arg_t args[] = { { DNNL_ARG_SRC, p->a },
-                                     { DNNL_ARG_WEIGHTS, p->b },
-                                     { DNNL_ARG_DST, p->c } };
-    if (r == dnnl_success)
-        r = dnnl_primitive_execute(p->primitive, t->stream, 3, args);
-    if (r == dnnl_success)
-        r = dnnl_stream_wait(t->stream);
-    if (r != dnnl_success)
-        half_die("matmul", (int)r);
-}
-
 /* -- Interface --------------------------------------------------------------------------------- */
 
 /* Has the CPU bf16 products, and does this oneDNN use them? Below that instruction set oneDNN
@@ -312,17 +278,44 @@ const char *gemm_half_describe(enum gemm_kind kind)
     return (dnnl_get_effective_cpu_isa() & amx) == amx ? "AMX (oneDNN)" : "AVX-512-BF16 (oneDNN)";
 }
 
-void gemm_half_run(enum gemm_kind kind, struct gemm_size size, struct gemm_in a, struct gemm_in b,
-                   float beta, float *c, uint64_t c_stride)
+void gemm_half_round(enum gemm_kind kind, struct gemm_size size, struct gemm_in *a,
+                     struct gemm_in *b)
 {
     struct half_thread *t = half_thread();
-    if (kind == GEMM_BF16_NATIVE) {
-        half_native(t, size, a, b, beta, c, c_stride);
-        return;
-    }
-    const struct gemm_in left = half_round(kind, a, half_extent(size.m, size.k, a.transposed),
-                                           &t->a);
-    const struct gemm_in right = half_round(kind, b, half_extent(size.k, size.n, b.transposed),
-                                            &t->b);
-    gemm_run(GEMM_FULL, size, left, right, beta, c, c_stride);
+    *a = half_round(kind, *a, half_extent(size.m, size.k, a->transposed), &t->a);
+    *b = half_round(kind, *b, half_extent(size.k, size.n, b->transposed), &t->b);
+}
+
+void gemm_half_native(struct gemm_size size, struct gemm_in a, struct gemm_in b, float beta,
+                      float *c, uint64_t c_stride)
+{
+    struct half_thread *t = half_thread();
+    const struct half_key key = { .m = size.m,
+                                  .n = size.n,
+                                  .k = size.k,
+                                  .a_transposed = a.transposed != 0,
+                                  .b_transposed = b.transposed != 0,
+                                  .beta = beta != 0,
+                                  .c_stride = c_stride };
+    struct half_primitive *p = half_find(t, &key);
+    void *left = half_pack(a, half_extent(size.m, size.k, a.transposed), &t->a);
+    void *right = half_pack(b, half_extent(size.k, size.n, b.transposed), &t->b);
+    dnnl_status_t r = dnnl_success;
+    if (t->stream == NULL)
+        r = dnnl_stream_create(&t->stream, half_engine, dnnl_stream_default_flags);
+    if (r == dnnl_success)
+        r = dnnl_memory_set_data_handle(p->a, left);
+    if (r == dnnl_success)
+        r = dnnl_memory_set_data_handle(p->b, right);
+    if (r == dnnl_success)
+        r = dnnl_memory_set_data_handle(p->c, c);
+    const dnnl_exec_arg_t args[] = { { DNNL_ARG_SRC, p->a },
+                                     { DNNL_ARG_WEIGHTS, p->b },
+                                     { DNNL_ARG_DST, p->c } };
+    if (r == dnnl_success)
+        r = dnnl_primitive_execute(p->primitive, t->stream, 3, args);
+    if (r == dnnl_success)
+        r = dnnl_stream_wait(t->stream);
+    if (r != dnnl_success)
+        half_die("matmul", (int)r);
 }

@@ -1,4 +1,4 @@
-/* model.c: see model.h, and model_parts.h for the other files.
+/* model.c: see model.h, and model_base.h for the other files.
  *
  * Activations live in one slab, carved at gpt_new(); nothing is allocated later.
  */
@@ -9,7 +9,9 @@
 
 #include "examples/gpt/attention.h"
 #include "examples/gpt/fail.h"
-#include "examples/gpt/model_parts.h"
+#include "examples/gpt/model_block.h"
+#include "examples/gpt/model_ends.h"
+#include "examples/gpt/model_moe.h"
 
 #define GPT_SLAB_ALIGN 64
 
@@ -180,26 +182,6 @@ void gpt_set_batch(struct gpt *g, const uint8_t *windows)
 }
 
 /* -- Units ----------------------------------------------------------------------------------- */
-
-uint64_t model_blocks(uint64_t count, uint64_t block)
-{
-    return (count + block - 1) / block;
-}
-
-uint64_t model_min(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
-real *model_stream(struct gpt *g, uint32_t layer)
-{
-    return layer < g->shape.layers ? g->blocks[layer].x : g->out;
-}
-
-bool model_recomputes(const struct gpt *g, uint32_t layer)
-{
-    return g->recompute && g->held != layer;
-}
 
 /* A frozen block does nothing by itself: its adapters' unit computes it. */
 void gpt_forward(struct gpt *g, uint32_t unit, const real *params, const real *used)

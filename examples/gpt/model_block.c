@@ -1,14 +1,15 @@
-/* model_block.c: a dense block, plain or with adapters; see model_parts.h.
+/* model_block.c: a dense block, plain or with adapters; see model_base.h.
  *
  * An adapter (Hu et al., arXiv:2106.09685) adds (x A) B to x W: y = x W + (x A) B + bias. Its scale
  * alpha / r is 1. Backward: dB = (x A)^T dy, d(x A) = dy B^T, dA = x^T d(x A), and dx gains
  * d(x A) A^T; the frozen W gets none.
  */
+#include "examples/gpt/model_block.h"
+
 #include <stddef.h>
 
 #include "examples/gpt/attention.h"
 #include "examples/gpt/linear.h"
-#include "examples/gpt/model_parts.h"
 
 /* Sizes in multiples of dim; the bias is the tensor behind the weight. */
 struct matrix_row {

@@ -1,4 +1,4 @@
-/* model_moe.c: router and experts; see model_parts.h.
+/* model_moe.c: router and experts; see model_base.h.
  *
  * Each row (token) goes to one expert, the one with the largest router logit (ties: the lowest
  * number), without a limit on an expert's rows: y = mid + p[e] * mlp_e(norm2). The factor p[e], the
@@ -9,11 +9,13 @@
  * sums and bits do not depend on threads. The router's product stays in full precision: where a
  * row goes should not hang on how inputs are rounded.
  */
+#include "examples/gpt/model_moe.h"
+
 #include <stddef.h>
 #include <string.h>
 
 #include "examples/gpt/linear.h"
-#include "examples/gpt/model_parts.h"
+#include "examples/gpt/model_block.h"
 
 #define MOE_ROWS 32 /* of a task */
 

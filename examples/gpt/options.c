@@ -11,6 +11,7 @@
 
 #include "examples/gpt/data.h"
 #include "examples/gpt/fail.h"
+#include "examples/gpt/options_check.h"
 #include "examples/gpt/pool.h"
 #include "examples/gpt/shape.h"
 

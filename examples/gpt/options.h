@@ -66,10 +66,6 @@ struct options {
  * or --version nothing else is checked. */
 int options_parse(int argc, char **argv, struct options *ret_options, struct shd_err *e);
 
-/* What the options mean together: fills o->chosen. Each combination that makes no sense is refused
- * with the reason and what would be right. Part of options_parse(). */
-int options_check(struct options *o, struct shd_err *e);
-
 void options_help(FILE *out);
 
 #endif

@@ -1,10 +1,11 @@
-/* options_check.c: what the options mean together; see options.h. */
+/* options_check.c: see options_check.h. */
+#include "examples/gpt/options_check.h"
+
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "examples/gpt/fail.h"
-#include "examples/gpt/options.h"
 #include "examples/gpt/shape.h"
 
 #define STATIC_LOSS_SCALE 1024.0 /* of --loss-scale static */

@@ -130,16 +130,4 @@ void gpt_layout_compute(const struct gpt_shape *shape, struct gpt_layout *ret_la
 int gpt_layout_load(const struct gpt_shape *shape, const shd_model *m,
                     struct gpt_layout *ret_layout, struct shd_err *e);
 
-/* What else the spec says. */
-struct gpt_spec {
-    const char *optimizer; /* "adamw", "sgd" or "lion" */
-    uint64_t seed;
-    uint32_t micro_batches, accumulate;
-    enum shd_dtype publish;
-    double weight_decay; /* of matrices; biases and norms have none */
-};
-
-/* The model spec of shd_model_open(), as JSON; free() it. NULL: no memory. */
-char *gpt_spec_json(const struct gpt_shape *shape, const struct gpt_spec *spec);
-
 #endif

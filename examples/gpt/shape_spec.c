@@ -1,9 +1,9 @@
-/* shape_spec.c: the model as the JSON spec of shd_model_open(); see shape.h. */
+/* shape_spec.c: see shape_spec.h. */
+#include "examples/gpt/shape_spec.h"
+
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
-
-#include "examples/gpt/shape.h"
 
 static json_t *spec_optimizer(const char *kind)
 {

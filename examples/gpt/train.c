@@ -24,6 +24,7 @@
 #include "examples/gpt/progress.h"
 #include "examples/gpt/schedule.h"
 #include "examples/gpt/shape.h"
+#include "examples/gpt/shape_spec.h"
 #include "proto/base/clock.h"
 
 struct train {

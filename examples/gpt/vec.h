@@ -1,6 +1,6 @@
 /* vec.h: what is computed row by row between the matrix products.
  *
- * vec.c is compiled once per instruction set, and vec_pick() takes the widest the CPU has. All
+ * vec_isa.c is compiled once per instruction set, and vec_pick() takes the widest the CPU has. All
  * of them give the same bits: element-wise code has one order of operations and no FMA, and sums
  * run over VEC_LANES partial sums folded in a fixed tree, however wide the registers are.
  *

@@ -5,7 +5,7 @@
 #ifndef SHD_TESTS_GPT_CUDA_WORLD_H
 #define SHD_TESTS_GPT_CUDA_WORLD_H
 
-#include "examples/gpt/backend.h"
+#include "examples/gpt/cuda/backend_cuda.h"
 #include "examples/gpt/cuda/gpu.h"
 #include "examples/gpt/model.h"
 #include "tests/cuda/gpt_cuda_half.h"

@@ -1,12 +1,13 @@
-/* attention_cuda.c: causal self-attention on a GPU; see parts.h, and attention.h for the formula.
+/* attention_cuda.c: causal self-attention on a GPU; see attention_cuda.h, and attention.h for the
+ * formula.
  *
  * A (sequence, head) pair is one product of a batch. Query rows go in blocks, a block's products
  * stop at its last row's key: so about half of the masked half is not computed. Softmax is a kernel
  * between the products.
  */
-#include <math.h>
+#include "examples/gpt/cuda/attention_cuda.h"
 
-#include "examples/gpt/cuda/parts.h"
+#include <math.h>
 
 /* One block of query rows. */
 struct rows_block {

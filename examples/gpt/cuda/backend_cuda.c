@@ -11,12 +11,13 @@
  * Failure: the first error of a call's queued work is its result. A CUDA error may leave the
  * process's context useless; the run ends with it, and the owners have the state.
  */
+#include "examples/gpt/cuda/backend_cuda.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "examples/gpt/backend.h"
-#include "examples/gpt/cuda/parts.h"
+#include "examples/gpt/cuda/moe_cuda.h"
 #include "examples/gpt/fail.h"
 #include "examples/gpt/half.h"
 

@@ -1,8 +1,10 @@
 /* block_cuda.c: a dense block on a GPU, plain or with adapters, and any block's attention; see
- * parts.h, and model_block.c for the formulas. A bias is added by the kernel that reads the product
- * next.
+ * block_cuda.h, and model_block.c for the formulas. A bias is added by the kernel that reads the
+ * product next.
  */
-#include "examples/gpt/cuda/parts.h"
+#include "examples/gpt/cuda/block_cuda.h"
+
+#include "examples/gpt/cuda/attention_cuda.h"
 
 /* Sizes in multiples of dim; the bias is the tensor behind the weight, an adapter's second factor
  * the one behind its first. */

@@ -1,6 +1,6 @@
 /* gpt_kernels.cu: what is computed between the matrix products; see args.h for what each does.
  *
- * The formulas are those of vec.c, with the same intermediate types: fp32, and fp64 for the log of
+ * The formulas are those of vec_isa.c, with the same intermediate types: fp32, and fp64 for the log of
  * a loss. Sums have another order than there, so results agree within a tolerance and not to the
  * bit; run to run they are the same bits.
  */

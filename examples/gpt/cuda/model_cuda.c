@@ -1,12 +1,13 @@
-/* model_cuda.c: memory, embedding, head and loss on a GPU; see parts.h.
+/* model_cuda.c: memory, embedding, head and loss on a GPU; see model_cuda.h.
  *
  * Activations live in one slab, carved at gpu_model_init(); nothing is allocated later.
  */
+#include "examples/gpt/cuda/model_cuda.h"
+
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "examples/gpt/cuda/parts.h"
 #include "examples/gpt/fail.h"
 #include "proto/base/check.h"
 

@@ -1,4 +1,4 @@
-/* moe_cuda.c: router and experts on a GPU; see parts.h, and model_moe.c for the formulas.
+/* moe_cuda.c: router and experts on a GPU; see moe_cuda.h, and model_moe.c for the formulas.
  *
  * The host's routing: a row goes to the expert with the largest logit, packed rows are sorted by
  * expert and ascending within one. The router's products stay fp32, also with --math tf32 and in 16
@@ -9,9 +9,9 @@
  * copies each expert's first packed row to m->routes, E + 1 numbers a layer. Who calls waits for
  * the stream after each unit anyway, before libshd asks for the next one.
  */
-#include <assert.h>
+#include "examples/gpt/cuda/moe_cuda.h"
 
-#include "examples/gpt/cuda/parts.h"
+#include <assert.h>
 
 static_assert(GPT_EXPERTS_MAX <= GPU_THREADS, "a thread of a block for each expert");
 

@@ -1,9 +1,9 @@
-/* parts.h: what the files of the model on a GPU share; nobody else includes it. It mirrors
- * model_parts.h, whose names it uses.
+/* model_cuda.h: the arrays of the model on a GPU, its ends, and what its parts share. It mirrors
+ * ../model_base.h, whose names it uses.
  *
- *   model_cuda.c     memory, embedding, head and loss
- *   block_cuda.c     a block: linear layers, plain or with adapters, norms, MLP
+ *   model_cuda.c     memory, norms, embedding, head and loss
  *   attention_cuda.c attention
+ *   block_cuda.c     a block: linear layers, plain or with adapters, MLP
  *   moe_cuda.c       router and experts
  *   backend_cuda.c   the backend: which part a unit is, arrays in and out
  *
@@ -12,15 +12,15 @@
  * is rounded once, where it is made, to what the host rounds it to at every use. The residual
  * stream, sums, scores, gradients and what leads to them are fp32.
  */
-#ifndef GPT_CUDA_PARTS_H
-#define GPT_CUDA_PARTS_H
+#ifndef GPT_CUDA_MODEL_CUDA_H
+#define GPT_CUDA_MODEL_CUDA_H
 
 #include "examples/gpt/backend.h"
 #include "examples/gpt/cuda/gpu.h"
 #include "examples/gpt/shape.h"
 
 /* How a layer's rows went to experts (kept by layer: prob, chosen, row, first), and what these
- * gave. `packed` as in model_parts.h. */
+ * gave. `packed` as in model_base.h. */
 struct gpu_moe {
     float *prob;            /* [R, experts_stride] the router's; backward spoils it */
     uint32_t *chosen, *row; /* [R] expert of a row; row of a packed position */
@@ -98,12 +98,6 @@ struct gpu_model {
 /* Most segments that a batch's tokens may need. */
 uint64_t gpu_model_segments_max(uint64_t rows);
 
-/* Arrays of a unit, on the device; those of a block: `low` is the adapters', see model_parts.h. */
-struct gpu_block_arrays {
-    const void *base, *low;
-    float *grad, *low_grad; /* NULL: frozen */
-};
-
 int gpu_model_init(struct gpu_model *m, const struct backend_config *config, struct shd_err *e);
 void gpu_model_deinit(struct gpu_model *m); /* of a zeroed one: no-op */
 
@@ -116,18 +110,6 @@ float *gpu_model_stream(struct gpu_model *m, uint32_t layer); /* a layer's input
 
 /* out = the sum of the partial sums from `partial` on; out NULL: nothing. */
 void gpu_model_columns_sum(struct gpu_model *m, const struct gpu_columns_sum *sum);
-
-/* A gradient [rows, cols] of a matrix's output: its bias's gradient, and itself as a factor. pre
- * NULL, or: times gelu'(pre). d may be of heads. */
-struct gpu_gradient {
-    const float *d, *pre;
-    void *out;           /* T; NULL: no factor is wanted */
-    uint64_t rows, cols; /* rows at most R */
-    float *dbias;        /* NULL: frozen */
-    uint64_t bias_cols;  /* of dbias: the first ones; 0: cols */
-    bool heads;
-};
-void gpu_model_gradient(struct gpu_model *m, const struct gpu_gradient *io);
 
 /* Matrices of products, cols to a row: of T, the transpose of one, of fp32. */
 static inline struct gpu_matrix factor(const struct gpu_model *m, const void *data, uint64_t cols)
@@ -163,33 +145,5 @@ void gpu_model_embed_backward(struct gpu_model *m, float *grad);
 void gpu_model_head(struct gpu_model *m, const void *params, const void *embed);
 void gpu_model_head_backward(struct gpu_model *m, const void *params, const void *embed,
                              float *grad, float *embed_grad);
-
-void gpu_model_block(struct gpu_model *m, uint32_t layer, const struct gpu_block_arrays *a);
-void gpu_model_block_backward(struct gpu_model *m, uint32_t layer,
-                              const struct gpu_block_arrays *a);
-
-/* A block's x to mid and norm2; and from d1, the gradient of norm2, and dx, mid's, to x's in dx. */
-void gpu_model_block_attention(struct gpu_model *m, struct gpu_acts *acts,
-                               const struct gpu_block_arrays *a);
-void gpu_model_block_attention_backward(struct gpu_model *m, struct gpu_acts *acts,
-                                        const struct gpu_block_arrays *a);
-
-/* A block with experts: attention and router, which leaves the counts in m->routes once the stream
- * is waited for; then each expert that has rows. Backward in reverse: experts, then the router. All
- * forwards may run again with the same result. */
-void gpu_model_router(struct gpu_model *m, uint32_t layer, const struct gpu_block_arrays *a);
-void gpu_model_router_backward(struct gpu_model *m, uint32_t layer,
-                               const struct gpu_block_arrays *a);
-void gpu_model_expert(struct gpu_model *m, struct gpt_unit u, const void *params);
-void gpu_model_expert_backward(struct gpu_model *m, struct gpt_unit u, const void *params,
-                               float *grad);
-
-/* Rows of an expert, of the batch whose router's forward ran last; 0: it takes no part. */
-uint64_t gpu_model_expert_rows(const struct gpu_model *m, struct gpt_unit u);
-
-/* acts->heads to acts->att. */
-void gpu_model_attention(struct gpu_model *m, struct gpu_acts *acts);
-/* d1, the gradient of att, to m->dheads. */
-void gpu_model_attention_backward(struct gpu_model *m, struct gpu_acts *acts);
 
 #endif

@@ -1,15 +1,15 @@
-/* model_parts.h: what the files of the model share; nobody else includes it. See model.h.
+/* model_base.h: the model's arrays, and what its parts share; nobody else includes it. See model.h.
  *
- *   model.c        memory, and which part a unit is
  *   model_ends.c   embedding, head and loss
  *   model_block.c  attention and dense MLP, plain or with adapters
  *   model_moe.c    router and experts
+ *   model.c        memory, and which part a unit is
  *
  * Names: R = batch * seq rows, C = dim, V = vocabulary, E = experts, r = rank of the adapters. The
  * residual stream's gradient is one [R, C] array that each unit's backward updates in place.
  */
-#ifndef GPT_MODEL_PARTS_H
-#define GPT_MODEL_PARTS_H
+#ifndef GPT_MODEL_BASE_H
+#define GPT_MODEL_BASE_H
 
 #include "examples/gpt/model.h"
 #include "examples/gpt/vec.h"
@@ -95,35 +95,5 @@ void norm_forward(struct gpt *g, const struct vec_norm *n, real *y);
  * are NULL. */
 void norm_backward(struct gpt *g, const struct vec_norm *n, const real *dy, real *dweight,
                    real *dbias);
-
-void embed_forward(struct gpt *g, const real *params);
-void embed_backward(struct gpt *g, real *grad); /* grad NULL: frozen, nothing to do */
-void head_forward(struct gpt *g, const struct unit_arrays *a);
-void head_backward(struct gpt *g, const struct unit_arrays *a);
-
-/* A whole dense block. base: the block's parameters, grad: their gradient or NULL; low, low_grad:
- * the adapters' or NULL. */
-struct block_arrays {
-    const real *base, *low;
-    real *grad, *low_grad;
-};
-void block_forward(struct gpt *g, uint32_t layer, const struct block_arrays *a);
-void block_backward(struct gpt *g, uint32_t layer, const struct block_arrays *a);
-
-/* x -> mid, norm2 and back: g->dx from mid's gradient to x's. Backward of norm2 is the caller's. */
-void block_attention_forward(struct gpt *g, struct block_acts *b, const struct block_arrays *a);
-void block_attention_backward(struct gpt *g, struct block_acts *b, const struct block_arrays *a);
-struct vec_norm block_norm(const struct gpt *g, const struct block_acts *b, const real *params,
-                           enum gpt_block_tensor weight);
-
-/* Attention and router; then one expert. Rows whose expert does not run would stay at mid: by
- * construction there are none. */
-void router_forward(struct gpt *g, uint32_t layer, const real *params);
-void router_backward(struct gpt *g, uint32_t layer, const real *params, real *grad);
-void expert_forward(struct gpt *g, struct gpt_unit u, const real *params);
-void expert_backward(struct gpt *g, struct gpt_unit u, const real *params, real *grad);
-
-/* Has the expert rows in this batch? After the router's forward. */
-bool expert_has_rows(const struct gpt *g, struct gpt_unit u);
 
 #endif
