@@ -137,8 +137,8 @@ static int load_module(struct cuda_kern *k, struct shd_err *e)
     if (loaded != CUDA_SUCCESS && empty)
         return err_set(e, SHD_ENOTSUP,
                        "this build has no GPU kernels for %s: build shardd where nvcc is "
-                       "(-DSHD_CUDA=ON)",
-                       k->name);
+                       "(-DSHD_CUDA=ON); CUDA's error was %d",
+                       k->name, (int)loaded);
     r = cuda_call(k, loaded, e, "load the GPU kernels on %s", k->name);
     for (enum cuda_fn fn = 0; fn < CUDA_FN_COUNT && r == SHD_OK; fn++)
         r = load_function(k, fn, processors, e);
