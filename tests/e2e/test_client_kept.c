@@ -64,7 +64,7 @@ static shd_session *attach(void)
 {
     const struct shd_options options = { .size = sizeof options,
                                          .address = dir,
-                                         .timeout_ms = 20000 };
+                                         .timeout_ms = TEST_HANG_MS };
     struct shd_err e = { 0 };
     shd_session *s;
     EXPECT_OK(shd_connect(&options, &s, &e), &e);
@@ -135,7 +135,7 @@ TEST(leased_steps_while_daemons_are_killed)
 static void await_back(shd_model *m)
 {
     struct shd_err e = { 0 };
-    const uint64_t deadline = test_now_ms() + DEADLINE_MS;
+    const uint64_t deadline = test_now_ms() + TEST_HANG_MS;
     do {
         EXPECT_OK(m->path->poll(m, &e), &e);
         sleep_ms(2);
@@ -148,7 +148,7 @@ static void kill_all(shd_model *m)
     for (int i = 0; i < DAEMONS; i++)
         EXPECT(kill_daemon(i));
     struct shd_err e = { 0 };
-    const uint64_t deadline = test_now_ms() + DEADLINE_MS;
+    const uint64_t deadline = test_now_ms() + TEST_HANG_MS;
     while (m->session->hub->down_count < DAEMONS && test_now_ms() < deadline) {
         EXPECT_OK(m->path->poll(m, &e), &e);
         if (m->session->hub->back_ns > clock_now_ns() - 1000000)

@@ -119,10 +119,11 @@ static int scenario(int index, enum part part, enum sys_kind kind, int n, char h
     shd_model *m = NULL;
     if (part == ATTACH && n > 0)
         arm(index, kind, n);
-    int r = shd_connect(&(struct shd_options){ .size = sizeof(struct shd_options),
-                                               .address = fixture.dir,
-                                               .timeout_ms = 2000 },
-                        &s, e);
+    int r = shd_connect(
+        &(struct shd_options){ .size = sizeof(struct shd_options),
+                               .address = fixture.dir,
+                               .timeout_ms = n > 0 ? test_paced(3000) : TEST_HANG_MS },
+        &s, e);
     if (r == SHD_OK)
         r = shd_model_open(s, spec_json, &m, e);
     if (part == STEP && n > 0 && r == SHD_OK)

@@ -20,7 +20,6 @@
 
 #define OUTPUT_BYTES (256u * 1024u)
 #define ARGS_MAX     24u
-#define DEADLINE_MS  60000
 #define PIDS_MAX     256u
 
 #define BIN SHD_BIN_DIR /* where the binaries are; first in PATH */
@@ -117,7 +116,7 @@ static bool run_read(struct run *r, int wait_ms)
 /* Read until part shows up in stream, which is r->out or r->err. */
 __attribute__((unused)) static void run_await(struct run *r, const char *stream, const char *part)
 {
-    const uint64_t deadline = test_now_ms() + DEADLINE_MS;
+    const uint64_t deadline = test_now_ms() + TEST_HANG_MS;
     while (strstr(stream, part) == NULL)
         if (test_now_ms() > deadline || !run_read(r, 100))
             FAIL("no '%s' in stdout '%s' stderr '%s'", part, r->out, r->err);
@@ -126,10 +125,10 @@ __attribute__((unused)) static void run_await(struct run *r, const char *stream,
 /* Read to the end, reap. */
 static void run_finish(struct run *r)
 {
-    const uint64_t deadline = test_now_ms() + DEADLINE_MS;
+    const uint64_t deadline = test_now_ms() + TEST_HANG_MS;
     while (run_read(r, 100))
         if (test_now_ms() > deadline)
-            FAIL("still running after %d ms: stdout '%s' stderr '%s'", DEADLINE_MS, r->out, r->err);
+            FAIL("it does not end: stdout '%s' stderr '%s'", r->out, r->err);
     int status;
     CHECK(waitpid(r->pid, &status, 0) == r->pid);
     reaped(r->pid);
@@ -190,10 +189,7 @@ __attribute__((unused)) static void expect_gone(const char *mark, unsigned count
     pid_t pids[PIDS_MAX];
     EXPECT_EQ(pids_named(mark, pids), count);
     for (unsigned i = 0; i < count; i++) {
-        for (int tries = 0; tries < 500 && !gone(pids[i]); tries++)
-            sleep_ms(10);
-        if (!gone(pids[i]))
-            FAIL("process %ld is still there", (long)pids[i]);
+        EXPECT_SOON(gone(pids[i]));
     }
 }
 
@@ -213,9 +209,9 @@ static void end_all(void)
             continue;
         kill(pid, SIGCONT);
         kill(pid, SIGTERM);
-        int tries = 0;
+        const uint64_t patience_ms = test_now_ms() + test_paced(15000);
         while (waitpid(pid, NULL, WNOHANG) == 0) {
-            if (++tries == 1500)
+            if (test_now_ms() > patience_ms)
                 kill(pid, SIGKILL);
             sleep_ms(10);
         }

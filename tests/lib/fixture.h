@@ -88,9 +88,7 @@ static void fixture_wait_up(const struct fixture *f, int index)
 {
     char path[sizeof f->dir + 64], device[FIXTURE_DEVICE_BYTES];
     snprintf(path, sizeof path, "%s/%s.sock", f->dir, fixture_device(f, index, device));
-    for (int i = 0; i < 12000 && !fixture_listens(path); i++) /* a minute: it may be busy */
-        sleep_ms(5);
-    EXPECT(fixture_listens(path));
+    EXPECT_SOON(fixture_listens(path));
 }
 
 static const struct fixture *fixture_open; /* the one that runs now */
@@ -282,7 +280,8 @@ __attribute__((unused)) static long rss_kib(pid_t pid)
 /* What a daemon holds for others goes once they have gone; it learns of it asynchronously. */
 __attribute__((unused)) static void expect_daemon_idle(pid_t pid, int fds, int maps)
 {
-    for (int i = 0; i < 3000; i++) {
+    const uint64_t end_ms = test_now_ms() + TEST_HANG_MS;
+    while (test_now_ms() < end_ms) {
         if (count_fds(pid) <= fds && count_segment_maps(pid) <= maps)
             return;
         sleep_ms(10);

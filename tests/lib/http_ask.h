@@ -47,11 +47,11 @@ __attribute__((unused)) static void http_send(int fd, const char *text)
 }
 
 /* Read to the end; closes fd. */
-__attribute__((unused)) static struct http_reply http_receive(int fd, int timeout_ms)
+__attribute__((unused)) static struct http_reply http_receive(int fd, uint64_t timeout_ms)
 {
     struct http_reply r = { .text = malloc(1) };
     size_t used = 0, room = 0;
-    const uint64_t end_ms = test_now_ms() + (uint64_t)timeout_ms;
+    const uint64_t end_ms = test_now_ms() + timeout_ms;
     for (;;) {
         struct pollfd p = { .fd = fd, .events = POLLIN };
         const uint64_t now_ms = test_now_ms();
@@ -88,7 +88,7 @@ __attribute__((unused)) static struct http_reply http_ask(const struct fixture *
     EXPECT(fd >= 0);
     snprintf(request, sizeof request, "%s %s HTTP/1.1\r\nHost: localhost\r\n\r\n", method, path);
     http_send(fd, request);
-    struct http_reply r = http_receive(fd, 60000);
+    struct http_reply r = http_receive(fd, TEST_HANG_MS);
     r.took_ms = test_now_ms() - start_ms;
     return r;
 }

@@ -125,6 +125,28 @@ __attribute__((unused)) static uint64_t test_now_ms(void)
     return clock_now_ns() / NS_PER_MS;
 }
 
+/* Times in tests are those of a machine that is quick and has nothing else to do. Here they are so
+ * many times as long as SHD_TEST_PACE says, which scripts/test.sh measures. */
+__attribute__((unused)) static uint64_t test_paced(uint64_t ms)
+{
+    const char *text = getenv("SHD_TEST_PACE");
+    const unsigned long pace = text != NULL ? strtoul(text, NULL, 10) : 1;
+    return pace > 1 ? pace * ms : ms;
+}
+
+/* For what must come: a wait ends with it, and only one that would never end by this. */
+#define TEST_HANG_MS test_paced(120000)
+
+#define EXPECT_SOON(cond)                                              \
+    do {                                                               \
+        const uint64_t test_end = test_now_ms() + TEST_HANG_MS;        \
+        while (!(cond)) {                                              \
+            if (test_now_ms() > test_end)                              \
+                FAIL("never came: %s", #cond);                         \
+            nanosleep(&(struct timespec){ .tv_nsec = 2000000 }, NULL); \
+        }                                                              \
+    } while (0)
+
 /* xorshift64*: seeded, the same everywhere. Print the seed of a random test. */
 __attribute__((unused)) static uint64_t test_random(uint64_t *state)
 {

@@ -395,16 +395,19 @@ TEST(copy_path_names_who_does_not_publish_and_what_is_over)
 {
     const struct pt_model model = { .name = "late" };
     struct shd_err e = { 0 };
-    char who[64];
+    char who[64], within[64];
     struct pt_run run = run_on(SHD_ZERO3, SHD_PATH_COPY, 0);
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(1000), *other = attach(PATIENT_MS);
+    const uint64_t patience_ms = test_paced(1000);
+    shd_session *s = attach(patience_ms), *other = attach(PATIENT_MS);
     shd_model *m = open_toy(s, pt_spec(&model)), *ahead = open_toy(other, pt_spec(&model));
     EXPECT_OK(shd_set_policy(m, &run.policy, &e), &e);
     m->step++; /* a step that will not come */
     EXPECT_STATUS(shd_acquire(m, 1, NULL, &e), SHD_ETIMEDOUT);
     EXPECT_HAS(e.text, "daemon cpu0");
-    EXPECT_HAS(e.text, "did not publish unit 1 'h0' of step 1 within 1000 ms");
+    snprintf(within, sizeof within, "unit 1 'h0' of step 1 within %" PRIu64 " ms", patience_ms);
+    EXPECT_HAS(e.text, "did not publish ");
+    EXPECT_HAS(e.text, within);
     m->step--;
     EXPECT_OK(shd_acquire(m, 1, NULL, &e), &e);
     EXPECT_OK(pt_step(ahead, &run, toy_all_micros, TOY_MICROS, NULL, &e), &e);

@@ -216,9 +216,11 @@ static pid_t start_fake(struct fake *f)
 
 static int attach(const struct fake *f, struct shd_err *e)
 {
+    /* One that has gone is waited for as long as one may. */
+    const uint64_t wait_ms = f->trick == HANGS_UP ? test_paced(2000) : TEST_HANG_MS;
     const struct shd_options options = { .size = sizeof options,
                                          .address = f->dir,
-                                         .timeout_ms = 3000 };
+                                         .timeout_ms = wait_ms };
     shd_session *s;
     shd_model *m = NULL;
     int r = shd_connect(&options, &s, e);

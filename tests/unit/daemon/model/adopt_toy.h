@@ -7,7 +7,7 @@
 #include "tests/lib/policy_toy.h"
 
 #define STEPS      6u
-#define TIMEOUT_MS 10000u
+#define TIMEOUT_MS TEST_HANG_MS
 
 struct kind {
     const char *optimizer; /* JSON of optimizer */

@@ -4,7 +4,7 @@
  */
 #include "tests/lib/client_remote.h"
 
-#define TIMEOUT_MS 10000u
+#define TIMEOUT_MS TEST_HANG_MS
 
 /* -- Gradients that wait ------------------------------------------------------------------------
  */

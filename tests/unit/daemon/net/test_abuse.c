@@ -19,7 +19,7 @@ static void trainer_start(void)
     fixture_start(&fixture, 1, NULL);
     EXPECT_OK(shd_connect(&(struct shd_options){ .size = sizeof(struct shd_options),
                                                  .address = fixture.dir,
-                                                 .timeout_ms = RAW_WAIT_MS },
+                                                 .timeout_ms = TEST_HANG_MS },
                           &trainer, &e),
               &e);
     EXPECT_OK(shd_model_open(trainer, spec_json, &model, &e), &e);

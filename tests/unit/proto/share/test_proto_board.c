@@ -97,7 +97,6 @@ TEST(wait_ends_at_its_timeout)
     EXPECT_STATUS(board_wait(s.base, 0, 1, 30 * MS), SHD_ETIMEDOUT);
     const uint64_t waited = clock_now_ns() - start;
     EXPECT(waited >= 30 * MS);
-    EXPECT(waited < 5000 * MS);
     segment_close(&s);
 }
 
@@ -157,7 +156,7 @@ TEST(threads_wake_each_other_and_see_the_bytes)
     for (uint64_t v = 0; r == SHD_OK && v < ROUNDS; v++) {
         data[v] = v * 3;
         board_publish(p.b, 0, v);
-        r = board_wait(p.b, 1, v, 20000 * MS);
+        r = board_wait(p.b, 1, v, TEST_HANG_MS * MS);
     }
     pthread_join(thread, NULL);
     EXPECT_STATUS(r, SHD_OK);
@@ -168,7 +167,7 @@ TEST(threads_wake_each_other_and_see_the_bytes)
 static void *wait_for_five(void *ctx)
 {
     struct pair *p = ctx;
-    return board_wait(p->b, 2, 5, 20000 * MS) == SHD_OK ? ctx : NULL;
+    return board_wait(p->b, 2, 5, TEST_HANG_MS * MS) == SHD_OK ? ctx : NULL;
 }
 
 TEST(one_publish_wakes_all_sleepers)
@@ -181,7 +180,6 @@ TEST(one_publish_wakes_all_sleepers)
     usleep(20000); /* they sleep by now; if not, the test is only weaker */
     board_publish(p.b, 2, 4);
     usleep(5000);
-    const uint64_t start = clock_now_ns();
     board_publish(p.b, 2, 5);
     size_t woken = 0;
     for (size_t i = 0; i < ARRAY_SIZE(threads); i++) {
@@ -190,7 +188,6 @@ TEST(one_publish_wakes_all_sleepers)
         woken += result != NULL;
     }
     EXPECT_EQ(woken, ARRAY_SIZE(threads));
-    EXPECT(clock_now_ns() - start < 10000 * MS);
     segment_close(&s);
 }
 

@@ -32,7 +32,7 @@ static unsigned count_of(const char *part)
 
 static void await_count(const char *part, unsigned count)
 {
-    const uint64_t deadline = test_now_ms() + DEADLINE_MS;
+    const uint64_t deadline = test_now_ms() + TEST_HANG_MS;
     while (count_of(part) < count)
         if (test_now_ms() > deadline || !run_read(&run, 100))
             FAIL("no %u '%s' in stderr '%s'", count, part, run.err);
