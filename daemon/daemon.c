@@ -13,20 +13,60 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/base/keeper.h"
 #include "daemon/base/log.h"
+#include "daemon/base/notify.h"
+#include "daemon/base/state.h"
 #include "daemon/base/task.h"
+#include "daemon/base/trace.h"
 #include "daemon/model/adopt.h"
+#include "daemon/model/apply.h"
+#include "daemon/model/checkpoint.h"
 #include "daemon/model/drain.h"
+#include "daemon/model/inbox.h"
+#include "daemon/model/lease_wait.h"
 #include "daemon/model/model.h"
 #include "daemon/model/open.h"
 #include "daemon/model/restore.h"
 #include "daemon/net/dispatch.h"
+#include "daemon/net/mailbox.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
+#include "daemon/net/side.h"
+#include "daemon/op/requests.h"
+#include "daemon/view/http.h"
+#include "daemon/view/view.h"
+#include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 
 #define KIND_CHARS     3u
 #define GPU_DIGITS_MAX 4u
 #define RETRY_US       1000u
+
+struct house {       /* everything a process owns */
+    struct daemon d; /* first: what the parts see of it */
+    int lock_fd;     /* flock on DEVICE.lock; -1: none */
+    uv_loop_t loop;
+    struct op_pool ops;
+    struct mailbox mailbox;
+    struct side side;
+    struct session_table sessions;
+    struct open_queue open;
+    struct keeper keeper;
+    struct adopt adopt;
+    struct metrics_daemon metrics;
+    struct view view;
+    struct notify notify;
+    struct http http;
+    uv_timer_t spill_timer, lease_timer;
+    uv_signal_t sigterm, sigint;
+};
+
+static struct house *house_of(struct daemon *d)
+{
+    return (struct house *)d;
+}
 
 static bool is_gpu(const char *device)
 {
@@ -104,7 +144,7 @@ static int lock_device(struct daemon *d, struct shd_err *e)
         close(fd);
         return r;
     }
-    d->lock_fd = fd;
+    house_of(d)->lock_fd = fd;
     return SHD_OK;
 }
 
@@ -119,23 +159,24 @@ static void stop_signal(uv_signal_t *signal, int number)
     struct daemon *d = signal->data;
     log_info("op=stop device=%s signal=%s", d->device, strsignal(number));
     drain_stop(d);
-    daemon_stop(d);
+    uv_stop(d->loop);
 }
 
 static int start_loop(struct daemon *d, struct shd_err *e)
 {
-    int r = uv_loop_init(&d->loop);
+    struct house *h = house_of(d);
+    const int r = uv_loop_init(&h->loop);
     if (r < 0)
         return err_set(e, SHD_EIO, "start the event loop: %s", uv_strerror(r));
-    d->loop_ready = true;
-    uv_signal_init(&d->loop, &d->sigterm);
-    uv_signal_init(&d->loop, &d->sigint);
-    d->sigterm.data = d->sigint.data = d;
+    d->loop = &h->loop;
+    uv_signal_init(d->loop, &h->sigterm);
+    uv_signal_init(d->loop, &h->sigint);
+    h->sigterm.data = h->sigint.data = d;
     spill_init(d);
-    op_lease_init(d);
+    lease_wait_init(d);
     signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is a checkpoint's error */
-    uv_signal_start(&d->sigterm, stop_signal, SIGTERM);
-    uv_signal_start(&d->sigint, stop_signal, SIGINT);
+    uv_signal_start(&h->sigterm, stop_signal, SIGTERM);
+    uv_signal_start(&h->sigint, stop_signal, SIGINT);
     return SHD_OK;
 }
 
@@ -155,19 +196,20 @@ static void wait_idle(struct kern *kern)
 
 static int start_parts(struct daemon *d, const struct daemon_config *config, struct shd_err *e)
 {
+    struct house *h = house_of(d);
     int r = lock_device(d, e);
     if (r == SHD_OK)
         r = start_loop(d, e);
     if (r == SHD_OK)
         r = task_queue_new(d, &d->tasks, e);
     if (r == SHD_OK)
-        r = op_pool_init(&d->ops, e);
+        r = op_pool_init(d->ops, e);
     if (r == SHD_OK)
-        r = session_table_init(&d->sessions, e);
+        r = session_table_init(d->sessions, e);
     if (r == SHD_OK)
         r = start_device(d, config, e);
     if (r == SHD_OK)
-        r = keeper_init(&d->keeper, e);
+        r = keeper_init(d->keeper, e);
     if (r == SHD_OK)
         r = trace_new(&d->trace, e);
     if (r == SHD_OK)
@@ -179,12 +221,85 @@ static int start_parts(struct daemon *d, const struct daemon_config *config, str
     if (r == SHD_OK)
         r = view_init(d, e);
     if (r == SHD_OK)
-        r = http_init(d, config->status_address, e);
+        r = http_init(&h->http, d, config->status_address, e);
     if (r == SHD_OK)
-        r = view_notify_init(d, e);
+        r = notify_init(d, e);
     if (r == SHD_OK)
-        r = side_init(d, e); /* last: who can connect here finds the mailbox bound */
+        r = side_init(&h->side, d, e); /* last: who can connect here finds the mailbox bound */
     return r;
+}
+
+/* Where the device does nothing for this process any more (kern.h, health), it may for a successor:
+ * the loop ends. Else what failed is of the one model. */
+static void device_failed(struct daemon *d)
+{
+    struct shd_err e;
+    if (d->failed || d->stopping || d->kern->ops->health(d->kern, &e) == SHD_OK)
+        return;
+    d->failed = true;
+    log_error(
+        "op=device device=%s status=%s why=\"%s\" next=\"ending so that a successor can adopt "
+        "the models\" do=\"if it comes again look at the kernel log (dmesg) and nvidia-smi -q\"",
+        d->device, status_name(e.code), e.text);
+    uv_stop(d->loop);
+}
+
+/* The kernel queue has room again, whose work it ever was that took it. */
+static void work_done(struct daemon *d)
+{
+    for (uint32_t i = 0; i < d->model_count; i++) {
+        struct model *m = d->models[i];
+        model_retry(m);
+        apply_retry(m);
+        checkpoint_retry(m);
+    }
+    restore_retry(d);
+}
+
+/* What it had goes back, who waits for that is told. Its inboxes stay while gradients are read. */
+static void session_ended(struct session *s, bool was_open)
+{
+    struct daemon *d = s->daemon;
+    if (was_open)
+        metrics_session_ended(s);
+    links_end(s); /* what they bring goes into the inboxes */
+    inbox_end(s);
+    for (uint32_t i = 0; i < d->model_count; i++) {
+        model_forget_session(d->models[i], s);
+        lease_wait_wake(d->models[i]);
+    }
+    restore_forget_session(d, s);
+    drain_forget_session(s);
+}
+
+static const struct daemon_hooks hooks = {
+    .frame = dispatch_frame,
+    .requests = requests,
+    .session_ended = session_ended,
+    .work_done = work_done,
+    .device_failed = device_failed,
+};
+
+/* Nothing is started yet, everything can be freed. */
+static void share_parts(struct house *h)
+{
+    struct daemon *d = &h->d;
+    d->hooks = &hooks;
+    d->ops = &h->ops;
+    d->mailbox = &h->mailbox;
+    d->sessions = &h->sessions;
+    d->open = &h->open;
+    d->keeper = &h->keeper;
+    d->adopt = &h->adopt;
+    d->metrics = &h->metrics;
+    d->view = &h->view;
+    d->notify = &h->notify;
+    d->spill_timer = &h->spill_timer;
+    d->lease_timer = &h->lease_timer;
+    h->lock_fd = h->side.fd = h->side.spare_fd = h->view.event_fd = h->notify.fd = -1;
+    for (int i = 0; i < HTTP_KINDS; i++)
+        h->http.servers[i] = (struct http_server){ .listen_fd = -1, .epoll_fd = -1 };
+    h->open.last = &h->open.first;
 }
 
 int daemon_new(const struct daemon_config *config, struct daemon **ret_daemon, struct shd_err *e)
@@ -194,15 +309,13 @@ int daemon_new(const struct daemon_config *config, struct daemon **ret_daemon, s
         r = check_runtime_dir(config->runtime_dir, e);
     if (r != SHD_OK)
         return r;
-    struct daemon *d = sys_calloc(1, sizeof *d);
-    if (d == NULL)
+    struct house *h = sys_calloc(1, sizeof *h);
+    if (h == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for the daemon");
+    struct daemon *d = &h->d;
+    share_parts(h);
     snprintf(d->device, sizeof d->device, "%s", config->device);
     snprintf(d->runtime_dir, sizeof d->runtime_dir, "%s", config->runtime_dir);
-    d->lock_fd = d->side.fd = d->side.spare_fd = d->view.event_fd = d->notify.fd = -1;
-    for (int i = 0; i < HTTP_KINDS; i++)
-        d->http.servers[i] = (struct http_server){ .listen_fd = -1, .epoll_fd = -1 };
-    d->open_last = &d->open_first;
     d->started_ns = uv_hrtime();
     d->threads = config->threads > 0 ? config->threads : cpu_count();
     r = start_parts(d, config, e);
@@ -223,26 +336,8 @@ int daemon_run(struct daemon *d)
     else
         log_info("op=start device=%s runtime_dir=%s isa=%s gpu=\"%s\"", d->device, d->runtime_dir,
                  ops->name, ops->product);
-    uv_run(&d->loop, UV_RUN_DEFAULT);
+    uv_run(d->loop, UV_RUN_DEFAULT);
     return d->failed ? SHD_EIO : SHD_OK;
-}
-
-void daemon_look_after_device(struct daemon *d)
-{
-    struct shd_err e;
-    if (d->failed || d->stopping || d->kern->ops->health(d->kern, &e) == SHD_OK)
-        return;
-    d->failed = true;
-    log_error(
-        "op=device device=%s status=%s why=\"%s\" next=\"ending so that a successor can adopt "
-        "the models\" do=\"if it comes again look at the kernel log (dmesg) and nvidia-smi -q\"",
-        d->device, status_name(e.code), e.text);
-    daemon_stop(d);
-}
-
-void daemon_stop(struct daemon *d)
-{
-    uv_stop(&d->loop);
 }
 
 static void close_leftover(uv_handle_t *handle, void *arg)
@@ -254,8 +349,8 @@ static void close_leftover(uv_handle_t *handle, void *arg)
 
 static void end_sessions(struct daemon *d)
 {
-    for (uint32_t i = 0; d->sessions.items != NULL && i < SESSIONS_MAX; i++) {
-        struct session *s = &d->sessions.items[i];
+    for (uint32_t i = 0; d->sessions->items != NULL && i < SESSIONS_MAX; i++) {
+        struct session *s = &d->sessions->items[i];
         if (s->state == SESSION_NEW || s->state == SESSION_OPEN)
             session_end(s, "the daemon stops");
     }
@@ -264,46 +359,50 @@ static void end_sessions(struct daemon *d)
 /* Requests in flight: their inboxes are all that is left to give back. */
 static void drop_requests(struct daemon *d)
 {
-    for (uint32_t i = 0; d->ops.items != NULL && i < OP_POOL_COUNT; i++)
-        if (d->ops.items[i].inbox != NULL)
-            inbox_unref(d->ops.items[i].inbox);
-    op_pool_deinit(&d->ops);
+    for (uint32_t i = 0; d->ops->items != NULL && i < OP_POOL_COUNT; i++)
+        if (d->ops->items[i].inbox != NULL)
+            inbox_unref(d->ops->items[i].inbox);
+    op_pool_deinit(d->ops);
 }
 
 void daemon_free(struct daemon *d)
 {
     if (d == NULL)
         return;
+    struct house *h = house_of(d);
     d->stopping = true;
-    http_deinit(d); /* its thread looks at models, and wakes the loop */
+    http_deinit(&h->http); /* its thread looks at models, and wakes the loop */
     if (d->kern != NULL)
         wait_idle(d->kern); /* no kernel may run on what goes away below */
-    if (d->loop_ready) {
+    if (d->loop != NULL) {
         links_stop(d);              /* and no transfer */
         task_queue_close(d->tasks); /* nor may its completions start more */
-        side_deinit(d);
+        side_deinit(&h->side);
         end_sessions(d);
         mailbox_deinit(d);
-        uv_walk(&d->loop, close_leftover, NULL);
-        uv_run(&d->loop, UV_RUN_DEFAULT); /* closing handles, libuv's own workers */
-        CHECK(uv_loop_close(&d->loop) == 0);
+        uv_walk(d->loop, close_leftover, NULL);
+        uv_run(d->loop, UV_RUN_DEFAULT); /* closing handles, libuv's own workers */
+        CHECK(uv_loop_close(d->loop) == 0);
     }
     if (d->kern != NULL)
         wait_idle(d->kern); /* nor what the end of a session has begun */
     open_model_abandon(d);
     restore_abandon(d);
     drop_requests(d);
-    for (uint32_t i = 0; i < d->model_count; i++)
+    for (uint32_t i = 0; i < d->model_count; i++) {
+        checkpoint_free(d->models[i]->checkpoint);
+        spill_deinit(d->models[i]);
         model_free(d->models[i]);
+    }
     view_deinit(d);
-    view_notify_deinit(d);
+    notify_deinit(d);
     if (d->kern != NULL)
         d->kern->ops->free(d->kern); /* after all of its memory */
     trace_free(d->trace);
-    keeper_deinit(&d->keeper);
-    session_table_deinit(&d->sessions);
+    keeper_deinit(d->keeper);
+    session_table_deinit(d->sessions);
     task_queue_free(d->tasks);
-    if (d->lock_fd >= 0)
-        close(d->lock_fd); /* the file stays: unlinking it would race with the next daemon */
-    free(d);
+    if (h->lock_fd >= 0)
+        close(h->lock_fd); /* the file stays: unlinking it would race with the next daemon */
+    free(h);
 }

@@ -12,6 +12,7 @@
 #include <systemd/sd-daemon.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/state.h"
 #include "daemon/daemon.h"
 #include "proto/base/version.h"
 

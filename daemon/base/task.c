@@ -8,9 +8,7 @@
 
 #include <uv.h>
 
-#include "daemon/daemon.h"
-#include "daemon/model/model.h"
-#include "daemon/model/restore.h"
+#include "daemon/base/state.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 
@@ -34,13 +32,11 @@ static void queue_woken(uv_async_t *async)
     while (oldest != NULL) {
         struct task *next = oldest->next; /* fn may use the task again */
         if (oldest->status == SHD_EIO)
-            daemon_look_after_device(queue->daemon);
+            queue->daemon->hooks->device_failed(queue->daemon);
         oldest->fn(oldest);
         oldest = next;
     }
-    for (uint32_t i = 0; i < queue->daemon->model_count; i++)
-        model_retry(queue->daemon->models[i]); /* the kernel queue has room again */
-    restore_retry(queue->daemon);
+    queue->daemon->hooks->work_done(queue->daemon);
 }
 
 int task_queue_new(struct daemon *d, struct task_queue **ret_queue, struct shd_err *e)
@@ -48,7 +44,7 @@ int task_queue_new(struct daemon *d, struct task_queue **ret_queue, struct shd_e
     struct task_queue *queue = sys_calloc(1, sizeof *queue);
     if (queue == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for the completion queue");
-    const int r = uv_async_init(&d->loop, &queue->async, queue_woken);
+    const int r = uv_async_init(d->loop, &queue->async, queue_woken);
     if (r < 0) {
         free(queue);
         return err_set(e, SHD_EIO, "start the completion queue: %s", uv_strerror(r));

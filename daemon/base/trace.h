@@ -62,10 +62,4 @@ void trace_add(struct trace *t, const struct trace_event *event);
  * [TRACE_EVENTS]; how many. */
 uint32_t trace_copy(const struct trace *t, uint64_t since_ns, struct trace_event *ret_events);
 
-/* trace_json.c: the last `seconds` of the daemon and, from their pages, of its workers. HTTP
- * thread. *ret_text is the caller's, to be freed. Errors: SHD_ENOMEM. */
-struct view_snapshot;
-int trace_json(const struct trace *t, const struct view_snapshot *s, uint32_t seconds,
-               char **ret_text, size_t *ret_bytes, struct shd_err *e);
-
 #endif

@@ -91,14 +91,6 @@ struct step_prepared {
 
 struct step; /* lives in caller's memory */
 
-/* Bytes a core needs; units, micros > 0 and units * micros <= STEP_CELLS_MAX. */
-size_t step_bytes(uint32_t units, uint32_t micros);
-
-/* Lay out a core in memory of step_bytes() aligned to 16, at the point where the ledger (which it
- * borrows) is: step 0, OPEN, for a fresh one. frozen[units]: units that get no gradients and no
- * update, only new versions; NULL: none. At least one must be trainable. */
-struct step *step_init(void *memory, const struct ledger *ledger, const bool *frozen);
-
 /* Once per unit in ascending order, before any other event, each time with its actions carried
  * out: what a predecessor left to be done. Nothing on a fresh ledger. */
 void step_resume(struct step *s, uint32_t unit, struct step_actions *ret_actions);

@@ -1,5 +1,6 @@
-/* A step core at the point where its ledger is: step 0 of a fresh one, or what a predecessor left.
- * Nothing is done here: step_resume() says what is left to be done. */
+/* See step_init.h. */
+#include "daemon/core/step_init.h"
+
 #include <string.h>
 
 #include "daemon/core/step_state.h"

@@ -11,7 +11,7 @@
 
 #include "daemon/base/keeper.h"
 #include "daemon/base/log.h"
-#include "daemon/daemon.h"
+#include "daemon/base/state.h"
 #include "daemon/model/apply.h"
 #include "daemon/model/model.h"
 #include "kernels/runs.h"
@@ -91,7 +91,7 @@ static int plan_model(const struct daemon *d, const struct ledger *l, struct mod
 {
     const struct ledger_head *h = l->head;
     const struct model_home home = {
-        .kern = d->kern, .keeper = &d->keeper, .owner = h->owner, .owners = h->owners
+        .kern = d->kern, .keeper = d->keeper, .owner = h->owner, .owners = h->owners
     };
     struct spec *spec = NULL;
     int r = spec_parse(l->spec, h->spec_bytes, &spec, e);
@@ -137,7 +137,7 @@ static int map_state(struct model *m, const struct keeper_group *g, struct shd_e
     model_find_trail(m);
     if (g->fd[KEEPER_SPILL] >= 0)
         return map_part(/* kern= */ NULL, g, KEEPER_SPILL, SEGMENT_SPILL,
-                        layout_align(spill_segment_bytes(m), SHD_PAGE_BYTES), &m->spill.segment, e);
+                        layout_align(model_spill_bytes(m), SHD_PAGE_BYTES), &m->spill.segment, e);
     if (needs_spill(&m->ledger))
         return err_set(e, SHD_ESEGMENT,
                        "the keeper has no spill segment of it, and there are gradients in that");
@@ -284,7 +284,7 @@ static void drop_group(struct daemon *d, struct keeper_group *g, const char *nam
              " why=\"dropped: its initial values were not complete\""
              " do=\"nothing: whoever opens it makes it again\"",
              name, g->instance);
-    keeper_remove(&d->keeper, g->instance);
+    keeper_remove(d->keeper, g->instance);
     keeper_forget(g);
 }
 
@@ -299,7 +299,7 @@ static void make_printable(char *text)
 static void refuse(struct daemon *d, const struct keeper_group *g, const char *name,
                    const struct shd_err *why)
 {
-    struct adopt *a = &d->adopt;
+    struct adopt *a = d->adopt;
     struct adopt_refused refused = { .why = *why };
     snprintf(refused.name, sizeof refused.name, "%s", name);
     make_printable(refused.name);
@@ -338,7 +338,7 @@ static void adopt_group(struct daemon *d, struct keeper_group *g)
     if (r == SHD_OK)
         r = adopt_model(d, g, &ledger, &segment, &e);
     if (r == SHD_OK) {
-        d->adopt.models++;
+        d->adopt->models++;
         return;
     }
     refuse(d, g, name, &e);
@@ -349,21 +349,21 @@ void adopt_all(struct daemon *d)
 {
     const uint64_t start_ns = uv_hrtime();
     struct timespec now;
-    if (d->keeper.group_count == 0)
+    if (d->keeper->group_count == 0)
         return;
-    for (uint32_t i = 0; i < d->keeper.group_count; i++)
-        adopt_group(d, &d->keeper.groups[i]);
+    for (uint32_t i = 0; i < d->keeper->group_count; i++)
+        adopt_group(d, &d->keeper->groups[i]);
     clock_gettime(CLOCK_REALTIME, &now);
-    d->adopt.at_s = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-    d->adopt.ms = (double)(uv_hrtime() - start_ns) * 1e-6;
-    log_info("op=adopt models=%" PRIu32 " refused=%" PRIu32 " ms=%.1f", d->adopt.models,
-             d->adopt.refused_count, d->adopt.ms);
+    d->adopt->at_s = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+    d->adopt->ms = (double)(uv_hrtime() - start_ns) * 1e-6;
+    log_info("op=adopt models=%" PRIu32 " refused=%" PRIu32 " ms=%.1f", d->adopt->models,
+             d->adopt->refused_count, d->adopt->ms);
 }
 
 int adopt_check_name(const struct daemon *d, const char *name, struct shd_err *e)
 {
-    for (uint32_t i = 0; i < d->adopt.refused_count; i++) {
-        const struct adopt_refused *refused = &d->adopt.refused[i];
+    for (uint32_t i = 0; i < d->adopt->refused_count; i++) {
+        const struct adopt_refused *refused = &d->adopt->refused[i];
         if (strcmp(refused->name, name) == 0)
             return err_set(e, refused->why.code,
                            "model '%s' of a predecessor is kept, and cannot "

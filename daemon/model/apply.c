@@ -12,17 +12,20 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
-#include "daemon/daemon.h"
+#include "daemon/base/state.h"
 #include "daemon/model/checkpoint.h"
 #include "daemon/model/drain.h"
-#include "daemon/net/dispatch.h"
+#include "daemon/model/inbox.h"
+#include "daemon/model/lease_wait.h"
+#include "daemon/net/op.h"
 #include "kernels/runs.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
+#include "proto/wire/wire.h"
 
 static struct op *op_of_ref(struct model *m, step_ref ref)
 {
-    return op_at(&m->daemon->ops, ref - 1);
+    return op_at(m->daemon->ops, ref - 1);
 }
 
 static void credit(struct model *m, const struct step_action *a)
@@ -64,7 +67,7 @@ static struct gradient gradient_of(const struct model_unit *mu)
 {
     struct model *m = mu->model;
     if (mu->action.ref == 0)
-        return (struct gradient){ spill_place(m, mu->unit, mu->action.micro), mu->action.dtype };
+        return (struct gradient){ model_spilled(m, mu->unit, mu->action.micro), mu->action.dtype };
     const struct op *op = op_of_ref(m, mu->action.ref);
     const struct wire_return *req = &op->req.return_grad;
     const uint8_t *slots = op->inbox->segment.base;
@@ -167,7 +170,7 @@ static void work_failed(struct model_unit *mu, int status, const char *why)
               " do=\"systemctl restart this daemon, it goes on from the last whole step\"",
               m->spec->name, m->spec->units[mu->unit].name, status_name(status), why);
     if (status == SHD_EIO)
-        daemon_look_after_device(m->daemon);
+        m->daemon->hooks->device_failed(m->daemon);
 }
 
 static void submit_or_keep(struct model_unit *mu)
@@ -312,8 +315,8 @@ void apply_actions(struct model *m, const struct step_actions *actions)
     if (wake) {
         model_wake(m);
         drain_look(m->daemon);
-        op_lease_wake(m);
+        lease_wait_wake(m);
     } else if (credited) {
-        op_lease_soon(m);
+        lease_wait_soon(m);
     }
 }

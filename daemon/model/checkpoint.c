@@ -9,13 +9,15 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/reach.h"
-#include "daemon/daemon.h"
+#include "daemon/base/state.h"
 #include "daemon/model/checkpoint_out.h"
 #include "daemon/model/model.h"
-#include "daemon/net/dispatch.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
+#include "proto/wire/wire.h"
 
 #define PIECE_ELEMS   (UINT64_C(512) * SHD_BLOCK_ELEMS) /* 4 MiB */
 #define BUFFERS       4u
@@ -134,7 +136,7 @@ static void fill_reply(const struct checkpoint *c, struct op *op)
         .blob = { c->blob, c->blob_bytes },
     };
     if (c->has_decision)
-        op->reply.checkpointed.decision = dispatch_decision(&c->decision);
+        op->reply.checkpointed.decision = model_decision(&c->decision);
 }
 
 static void finish(struct checkpoint *c)
@@ -209,7 +211,7 @@ static void start_writers(struct checkpoint *c)
             c->write_last = &c->write_first;
         c->writing++;
         w->work.data = w;
-        uv_queue_work(&c->model->daemon->loop, &w->work, write_capture, capture_written);
+        uv_queue_work(c->model->daemon->loop, &w->work, write_capture, capture_written);
     }
 }
 
@@ -347,7 +349,7 @@ static void pump(struct checkpoint *c)
     CHECK(c->write_first == NULL && c->asides == NULL);
     c->syncing = true;
     c->work.data = c;
-    uv_queue_work(&c->model->daemon->loop, &c->work, sync_files, files_synced);
+    uv_queue_work(c->model->daemon->loop, &c->work, sync_files, files_synced);
 }
 
 /* -- Aside --------------------------------------------------------------------------------------
@@ -485,7 +487,7 @@ int checkpoint_begin(struct op *op)
     FAIL_POINT("checkpoint:begin");
     m->checkpoint = c;
     c->work.data = c;
-    uv_queue_work(&m->daemon->loop, &c->work, open_files, files_opened);
+    uv_queue_work(m->daemon->loop, &c->work, open_files, files_opened);
     return SHD_PENDING;
 }
 

@@ -23,6 +23,11 @@ struct session;
 /* op is for `step` of op->model, which must not begin: true, and it is kept until it may. */
 bool drain_holds(struct op *op, uint64_t step);
 
+/* op's session drains the device: SHD_OK or, once we are between two steps, op is finished. It
+ * takes that back. */
+int drain_on(struct op *op);
+int drain_off(struct op *op);
+
 /* Why a new session is refused: SHD_EBUSY. */
 int drain_refuse(const struct daemon *d, struct shd_err *e);
 

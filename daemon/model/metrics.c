@@ -1,15 +1,20 @@
 /* See metrics.h. */
 #include "daemon/model/metrics.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "daemon/base/notify.h"
+#include "daemon/base/state.h"
 #include "daemon/base/trace.h"
-#include "daemon/daemon.h"
+#include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
-#include "daemon/view/view.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
+#include "proto/wire/wire.h"
 
 static void hist_add(struct metrics_hist *h, uint64_t duration_ns)
 {
@@ -61,7 +66,7 @@ struct metrics_rates metrics_model_rates(const struct metrics_model *m, uint64_t
 
 static uint32_t session_index(const struct session *s)
 {
-    return s != NULL ? (uint32_t)(s - s->daemon->sessions.items) : TRACE_NOBODY;
+    return s != NULL ? (uint32_t)(s - s->daemon->sessions->items) : TRACE_NOBODY;
 }
 
 static void remember_sender(struct model *m, uint32_t group, const struct session *s)
@@ -157,10 +162,10 @@ void metrics_work_done(const struct model_unit *mu)
 {
     struct model *m = mu->model;
     struct daemon *d = m->daemon;
-    const uint64_t now_ns = uv_hrtime(), free_ns = d->metrics.kernels_free_ns;
+    const uint64_t now_ns = uv_hrtime(), free_ns = d->metrics->kernels_free_ns;
     const uint64_t begin_ns = mu->submitted_ns > free_ns ? mu->submitted_ns : free_ns;
     const struct op *op = mu->kind == MODEL_ACCUMULATE && mu->action.ref != 0
-                              ? op_at(&d->ops, mu->action.ref - 1)
+                              ? op_at(d->ops, mu->action.ref - 1)
                               : NULL;
     const enum trace_what what = what_of(mu->kind);
     const struct trace_event event = {
@@ -174,7 +179,7 @@ void metrics_work_done(const struct model_unit *mu)
         .duration_ns = now_ns > begin_ns ? now_ns - begin_ns : 1,
     };
     trace_add(d->trace, &event);
-    d->metrics.kernels_free_ns = now_ns;
+    d->metrics->kernels_free_ns = now_ns;
     if (mu->kind == MODEL_APPLY && !mu->action.skip)
         hist_add(&m->metrics.applied, event.duration_ns);
 }
@@ -248,7 +253,8 @@ void metrics_opened(struct model *m, uint64_t step)
         hist_add(&mm->step, now_ns - mm->opened_ns);
     mm->opened_ns = now_ns;
     mm->sealed_ns = mm->committed_ns = 0;
-    view_notify_step(m);
+    notify_step(m->daemon->notify, m->daemon->drain_session != 0, "%.100s: step %" PRIu64 ", %s",
+                m->spec->name, step_now(m->core), step_phase_name(step_phase(m->core)));
 }
 
 /* -- Sessions -----------------------------------------------------------------------------------
@@ -264,16 +270,9 @@ static void trace_session(const struct session *s, enum trace_what what)
     trace_add(s->daemon->trace, &event);
 }
 
-void metrics_session_began(struct session *s)
-{
-    struct view_process process;
-    if (view_process_read(s->peer.pid, &process))
-        s->start_time = process.start_time;
-}
-
 void metrics_session_open(const struct session *s)
 {
-    s->daemon->metrics.sessions++;
+    s->daemon->metrics->sessions++;
     trace_session(s, TRACE_SESSION);
 }
 
@@ -281,7 +280,7 @@ void metrics_session_ended(const struct session *s)
 {
     for (uint32_t i = 0; i < s->inbox_count; i++)
         metrics_take_waits(s->inboxes[i]);
-    s->daemon->metrics.session_deaths += !s->detached && !s->daemon->stopping;
+    s->daemon->metrics->session_deaths += !s->detached && !s->daemon->stopping;
     trace_session(s, TRACE_SESSION_END);
 }
 

@@ -78,7 +78,6 @@ void metrics_published(const struct model *m, uint32_t unit, uint64_t version);
 void metrics_sealed(struct model *m);
 void metrics_committed(struct model *m, uint64_t step, bool skip);
 void metrics_opened(struct model *m, uint64_t step);
-void metrics_session_began(struct session *s); /* its process is connected */
 void metrics_session_open(const struct session *s);
 void metrics_session_ended(const struct session *s);
 

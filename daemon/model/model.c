@@ -1,5 +1,6 @@
 /* See model.h. */
 #include "daemon/model/model.h"
+#include "daemon/core/step_init.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -8,16 +9,16 @@
 #include <sys/random.h>
 
 #include "daemon/base/log.h"
-#include "daemon/daemon.h"
-#include "daemon/model/apply.h"
-#include "daemon/model/checkpoint.h"
-#include "daemon/model/open.h"
-#include "daemon/net/dispatch.h"
+#include "daemon/base/state.h"
+#include "daemon/model/inbox.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
 #include "kernels/runs.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 #include "proto/spec/layout.h"
+#include "proto/wire/wire.h"
 
 uint64_t model_state_bytes(const struct model *m)
 {
@@ -195,7 +196,6 @@ void model_free(struct model *m)
 {
     if (m == NULL)
         return;
-    checkpoint_free(m->checkpoint);
     for (uint32_t u = 0; m->units != NULL && m->map != NULL && u < m->map->units; u++)
         free(m->units[u].runs);
     free(m->units);
@@ -204,7 +204,7 @@ void model_free(struct model *m)
     /* A model that was never complete is of no use to a successor. */
     if (m->stored && atomic_load(&m->ledger.head->ready) == 0)
         keeper_remove(m->keeper, m->instance);
-    spill_deinit(m);
+    segment_close(&m->spill.segment);
     metrics_model_deinit(&m->metrics);
     segment_close(&m->board_segment);
     m->kern->ops->segment_close(m->kern, &m->publish);
@@ -224,6 +224,18 @@ float *model_array(const struct model *m, enum shardmap_array array, uint32_t un
 uint8_t *model_published(const struct model *m, uint32_t unit)
 {
     return (uint8_t *)m->publish.base + shardmap_publish_offset_bytes(m->map, unit);
+}
+
+uint64_t model_spill_bytes(const struct model *m)
+{
+    const uint64_t bytes = spec_returns(m->spec) * m->map->train_elems * sizeof(float);
+    return bytes > 0 ? bytes : SHD_PAGE_BYTES;
+}
+
+void *model_spilled(const struct model *m, uint32_t unit, uint32_t micro)
+{
+    CHECK(m->spill.segment.base != NULL);
+    return (float *)m->spill.segment.base + micro * m->map->train_elems + m->map->train_base[unit];
 }
 
 /* A piece of initial values was queued, or must be tried again: at, its tensor. */
@@ -283,15 +295,13 @@ static void init_stepped(struct task *task)
     board_set_step(m->board, 0, STEP_OPEN);
     m->ready = m->last_status == SHD_OK;
     m->metrics.opened_ns = uv_hrtime();
-    open_model_ready(m);
+    m->on_filled(m);
 }
 
 void model_retry(struct model *m)
 {
     if (m->init_waits)
         init_next(m);
-    apply_retry(m);
-    checkpoint_retry(m);
 }
 
 void model_register(struct daemon *d, struct model *m)
@@ -302,9 +312,10 @@ void model_register(struct daemon *d, struct model *m)
     m->handle = ++d->model_count;
 }
 
-void model_start(struct daemon *d, struct model *m)
+void model_start(struct daemon *d, struct model *m, void (*on_filled)(struct model *m))
 {
     model_register(d, m);
+    m->on_filled = on_filled;
     task_init(&m->init_task, d->tasks, init_stepped);
     task_post(&m->init_task, SHD_OK); /* begin */
 }
@@ -319,6 +330,24 @@ struct model *model_find(struct daemon *d, const char *name)
     return NULL;
 }
 
+int model_of(struct op *op, uint32_t handle)
+{
+    struct daemon *d = op->daemon;
+    if (handle == 0 || handle > d->model_count || !d->models[handle - 1]->ready)
+        return err_set(&op->err, SHD_ENOENT, "no open model with handle %" PRIu32 " here", handle);
+    op->model = d->models[handle - 1];
+    return SHD_OK;
+}
+
+struct wire_decision model_decision(const struct step_decision *d)
+{
+    return (struct wire_decision){ .skip = d->skip,
+                                   .scale = d->scale,
+                                   .lr = d->lr,
+                                   .loss_scale = d->loss_scale,
+                                   .good_steps = d->good_steps };
+}
+
 void model_wait(struct model *m, struct op *op)
 {
     op->next = m->waiting;
@@ -327,7 +356,7 @@ void model_wait(struct model *m, struct op *op)
 
 void model_wake(struct model *m)
 {
-    dispatch_again(&m->waiting);
+    op_again(&m->waiting);
 }
 
 /* Those of *list that are of session s; the others stay in it, in their order. */
@@ -367,5 +396,4 @@ void model_forget_session(struct model *m, const struct session *s)
     finish_gone(take_session_ops(&m->lease_waiting, s));
     finish_gone(take_session_ops(&m->held, s));
     lease_forget(m->lease, s->id);
-    op_lease_wake(m); /* what it had can be handed out again */
 }

@@ -72,6 +72,7 @@ struct model {
     struct op *held;          /* what would begin it, in order of arrival */
     struct op *waiting;       /* requests to try again after SEALED or OPENED */
     struct model_unit *backlog_first, **backlog_last; /* the kernel queue was full */
+    void (*on_filled)(struct model *m);
     struct task init_task;
     uint32_t init_tensor; /* next to fill */
     bool init_waits;      /* the kernel queue was full */
@@ -109,12 +110,11 @@ void model_free(struct model *m); /* NULL is a no-op; no work may be running, ma
 /* Of its state segment: the arrays, and the trail where the device keeps it there. */
 uint64_t model_state_bytes(const struct model *m);
 
-/* Register with the daemon and start filling in initial values; done(op) follows when they are
- * published. Loop thread. */
-void model_start(struct daemon *d, struct model *m);
+/* Register with the daemon and start filling in initial values; on_filled(m) follows when they are
+ * published, or cannot be (last_status). Loop thread. */
+void model_start(struct daemon *d, struct model *m, void (*on_filled)(struct model *m));
 
-/* Go on with what a full kernel queue kept from beginning: after every completion, whose ever it
- * was, for the queue may have been full of others' work. */
+/* Go on filling when the kernel queue may have room again. */
 void model_retry(struct model *m);
 
 struct model *model_find(struct daemon *d, const char *name); /* "": the only one; or NULL */
@@ -124,11 +124,21 @@ struct model *model_find(struct daemon *d, const char *name); /* "": the only on
 float *model_array(const struct model *m, enum shardmap_array array, uint32_t unit);
 uint8_t *model_published(const struct model *m, uint32_t unit);
 
-/* Let op wait until the model's phase changes; it is dispatched again then. */
+/* The spill segment's size, and where in it the gradient of a unit has its place; see spill.h. */
+uint64_t model_spill_bytes(const struct model *m);
+void *model_spilled(const struct model *m, uint32_t unit, uint32_t micro);
+
+/* The open model that a request's handle names: sets op->model. SHD_ENOENT else. */
+int model_of(struct op *op, uint32_t handle);
+
+/* A recorded decision as replies carry it. */
+struct wire_decision model_decision(const struct step_decision *d);
+
+/* Let op wait until the model's phase changes; its handler is called again then. */
 void model_wait(struct model *m, struct op *op);
 void model_wake(struct model *m);
 
-/* A session died: finish its waiting requests. */
+/* A session died: finish its waiting requests; what it had on lease can be handed out again. */
 void model_forget_session(struct model *m, const struct session *s);
 
 #endif

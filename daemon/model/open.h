@@ -1,12 +1,24 @@
-/* OpenModel's way: parse off the loop, find or make the model, fill it, attach the session. */
+/* OpenModel's way: create the model a spec describes, or attach to the one that is open.
+ *
+ * One at a time per daemon, in order of arrival. Happy path: parse the spec on libuv's pool (the
+ * loop must not block); find the model or make it there too; fill in initial values on the device;
+ * make the session's inbox on the pool; give it that and tickets. Any failure answers the request
+ * and leaves no trace.
+ */
 #ifndef SHD_OPEN_H
 #define SHD_OPEN_H
 
 struct daemon;
-struct model;
+struct op;
+struct open_work;
 
-/* Initial values of m are in: attach the session that waits for it. */
-void open_model_ready(struct model *m);
+struct open_queue { /* served one at a time */
+    struct op *first, **last;
+    struct open_work *work; /* owned; NULL when idle */
+};
+
+/* Serve op, whose text is a spec, or the name of an open model: it is finished later. */
+void open_model(struct op *op);
 
 /* Free what an unfinished OpenModel holds, at shutdown. */
 void open_model_abandon(struct daemon *d);

@@ -14,7 +14,12 @@
 #define SHD_RESTORE_H
 
 struct daemon;
+struct op;
 struct session;
+
+/* op is the first request of the two, or the second. */
+int restore_begin(struct op *op);
+int restore_open(struct op *op);
 
 /* The session ends: so does what it restores. */
 void restore_forget_session(struct daemon *d, const struct session *s);

@@ -8,12 +8,16 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
-#include "daemon/daemon.h"
+#include "daemon/base/state.h"
 #include "daemon/model/apply.h"
+#include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
+#include "proto/wire/wire.h"
 
 #define PATIENCE_NS     UINT64_C(5000000) /* longer than a gradient takes to be summed */
 #define PATIENCE_MS     5
@@ -31,18 +35,6 @@ struct spill_copy { /* of one slot */
     enum shd_dtype dtype;
     struct spill_copy *next;
 };
-
-uint64_t spill_segment_bytes(const struct model *m)
-{
-    const uint64_t bytes = spec_returns(m->spec) * m->map->train_elems * sizeof(float);
-    return bytes > 0 ? bytes : SHD_PAGE_BYTES;
-}
-
-void *spill_place(const struct model *m, uint32_t unit, uint32_t micro)
-{
-    CHECK(m->spill.segment.base != NULL);
-    return (float *)m->spill.segment.base + micro * m->map->train_elems + m->map->train_base[unit];
-}
 
 static uint64_t grad_bytes(const struct model *m, uint32_t unit, enum shd_dtype dtype)
 {
@@ -73,7 +65,7 @@ static void look(uv_timer_t *timer);
 static void look_in(struct daemon *d, uint64_t ms)
 {
     if (!d->stopping)
-        uv_timer_start(&d->spill_timer, look, ms, /* repeat= */ 0);
+        uv_timer_start(d->spill_timer, look, ms, /* repeat= */ 0);
 }
 
 static void make_segment(uv_work_t *work)
@@ -81,8 +73,7 @@ static void make_segment(uv_work_t *work)
     struct model *m = work->data;
     struct shd_err e;
     FAIL_POINT("spill:make:before");
-    int r = segment_new("shardd-spill", SEGMENT_SPILL, spill_segment_bytes(m), &m->spill.segment,
-                        &e);
+    int r = segment_new("shardd-spill", SEGMENT_SPILL, model_spill_bytes(m), &m->spill.segment, &e);
     if (r == SHD_OK)
         r = keeper_store(m->keeper, m->instance, KEEPER_SPILL, m->spill.segment.fd, &e);
     FAIL_POINT("spill:make:after");
@@ -135,7 +126,7 @@ static void punch_if_idle(struct model *m)
     s->punch = s->dirty = false;
     s->state = SPILL_PUNCHING;
     s->work.data = m;
-    uv_queue_work(&m->daemon->loop, &s->work, punch_segment, segment_punched);
+    uv_queue_work(m->daemon->loop, &s->work, punch_segment, segment_punched);
 }
 
 void spill_step_over(struct model *m)
@@ -174,7 +165,7 @@ static void copied(struct task *task)
         log_error("op=spill model=%s status=%s why=\"%s, it waits in its slot\" do=\"restart the "
                   "daemon if it comes again\"",
                   m->spec->name, status_name(task->status), why.text);
-    } else if (op_at(&m->daemon->ops, copy->ref - 1)->serial == copy->serial) {
+    } else if (op_at(m->daemon->ops, copy->ref - 1)->serial == copy->serial) {
         step_spilled(m->core, copy->unit, copy->micro, copy->ref, copy->dtype, &actions);
     }
     if (actions.count > 0) { /* it was credited */
@@ -208,7 +199,7 @@ static int start_copy(struct inbox *inbox, uint32_t slot, struct op *op)
                                  .next = m->spill.first };
     task_init(&copy->task, m->daemon->tasks, copied);
     const struct kern_copy bytes = {
-        .to = spill_place(m, req->unit, req->micro),
+        .to = model_spilled(m, req->unit, req->micro),
         .from = (const uint8_t *)inbox->segment.base + shardmap_slot_offset_bytes(m->map, slot),
         .bytes = grad_bytes(m, req->unit, req->dtype),
     };
@@ -289,12 +280,12 @@ static uint64_t spill_inbox(struct daemon *d, struct inbox *inbox)
     if (s->state == SPILL_NONE) {
         s->state = SPILL_MAKING;
         s->work.data = inbox->model;
-        uv_queue_work(&d->loop, &s->work, make_segment, segment_made);
+        uv_queue_work(d->loop, &s->work, make_segment, segment_made);
         return 0;
     }
     for (uint32_t slot = 0; slot < inbox->slots; slot++)
         if (is_busy(inbox, slot) && (inbox->spilling & UINT64_C(1) << slot) == 0 &&
-            start_copy(inbox, slot, op_at(&d->ops, inbox->op_index[slot])) != SHD_OK)
+            start_copy(inbox, slot, op_at(d->ops, inbox->op_index[slot])) != SHD_OK)
             return PATIENCE_MS;
     return 0;
 }
@@ -303,7 +294,7 @@ static uint64_t look_at(struct daemon *d, struct inbox *inbox, uint64_t now_ns)
 {
     if (inbox->busy == 0 || !inbox->model->ready)
         return 0; /* the next gradient calls again */
-    if (now_ns - inbox->taken_ns < patience_ns(inbox) || !all_wait(inbox, &d->ops))
+    if (now_ns - inbox->taken_ns < patience_ns(inbox) || !all_wait(inbox, d->ops))
         return PATIENCE_MS;
     return spill_inbox(d, inbox);
 }
@@ -314,7 +305,7 @@ static void look(uv_timer_t *timer)
     const uint64_t now_ns = uv_hrtime();
     uint64_t next_ms = 0;
     for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
-        const struct session *s = &d->sessions.items[i];
+        const struct session *s = &d->sessions->items[i];
         if (s->state != SESSION_OPEN)
             continue;
         for (uint32_t k = 0; k < s->inbox_count; k++) {
@@ -330,12 +321,12 @@ static void look(uv_timer_t *timer)
 void spill_watch(struct daemon *d, struct inbox *inbox)
 {
     inbox->taken_ns = uv_hrtime();
-    if (!uv_is_active((const uv_handle_t *)&d->spill_timer))
+    if (!uv_is_active((const uv_handle_t *)d->spill_timer))
         look_in(d, PATIENCE_MS + 1);
 }
 
 void spill_init(struct daemon *d)
 {
-    uv_timer_init(&d->loop, &d->spill_timer);
-    d->spill_timer.data = d;
+    uv_timer_init(d->loop, d->spill_timer);
+    d->spill_timer->data = d;
 }

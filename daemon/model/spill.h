@@ -42,11 +42,6 @@ struct spill { /* of a model */
     uint64_t bytes_total;     /* since the daemon's start */
 };
 
-uint64_t spill_segment_bytes(const struct model *m);
-
-/* Where the gradient of a unit lies in it. */
-void *spill_place(const struct model *m, uint32_t unit, uint32_t micro);
-
 void spill_init(struct daemon *d); /* the daemon's timer, on its loop */
 
 /* A slot of inbox was taken: look in a while whether it still is. */

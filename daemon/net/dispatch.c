@@ -5,45 +5,21 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
-#include "daemon/daemon.h"
-#include "daemon/model/model.h"
+#include "daemon/base/state.h"
+#include "daemon/net/mailbox.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
 #include "proto/base/check.h"
 
-#define ROLE(role) (1u << (role))
-#define ANY_ROLE   (ROLE(WIRE_TRAINER) | ROLE(WIRE_READER) | ROLE(WIRE_ADMIN))
-
-struct request_row {
-    int (*fn)(struct op *op);
-    unsigned roles; /* who may send it; 0: no session needed */
-};
-
-static const struct request_row rows[WIRE_REQUEST_TYPES] = {
-    [WIRE_HELLO] = { op_hello, 0 },
-    [WIRE_OPEN_MODEL] = { op_open_model, ANY_ROLE },
-    [WIRE_RETURN] = { op_return_grad, ROLE(WIRE_TRAINER) },
-    [WIRE_PREPARE] = { op_prepare, ROLE(WIRE_TRAINER) },
-    [WIRE_COMMIT] = { op_commit, ROLE(WIRE_TRAINER) },
-    [WIRE_GET_BLOB] = { op_get_blob, ANY_ROLE },
-    [WIRE_DIGEST] = { op_digest, ANY_ROLE },
-    [WIRE_STATUS] = { op_status, ANY_ROLE },
-    [WIRE_DETACH] = { op_detach, ANY_ROLE },
-    [WIRE_RESTORE] = { op_restore, ROLE(WIRE_TRAINER) | ROLE(WIRE_ADMIN) },
-    [WIRE_CHECKPOINT] = { op_checkpoint, ROLE(WIRE_TRAINER) | ROLE(WIRE_ADMIN) },
-    [WIRE_DRAIN] = { op_drain, ANY_ROLE },
-    [WIRE_LEASE] = { op_lease, ROLE(WIRE_TRAINER) },
-    [WIRE_JOIN] = { op_join, ROLE(WIRE_TRAINER) | ROLE(WIRE_READER) },
-    [WIRE_FETCH] = { op_fetch, ROLE(WIRE_TRAINER) | ROLE(WIRE_READER) },
-};
-
-static int admit(struct op *op, const struct request_row *row)
+static int admit(struct op *op, const struct request *row)
 {
-    if (row->roles == 0 && row->fn != NULL)
+    if (row->roles == 0)
         return SHD_OK;
     struct session *s = session_find(op->daemon, op->req.session, op->identity, op->identity_bytes);
     if (s == NULL)
         return err_set(&op->err, SHD_EAUTH, "no open session %016" PRIx64 " of this connection",
                        op->req.session);
-    if ((row->roles & ROLE(s->role)) == 0)
+    if ((row->roles & REQUEST_ROLE(s->role)) == 0)
         return err_set(&op->err, SHD_EAUTH, "%s is not for a %s session",
                        wire_request_name(op->req.type), session_role_name(s->role));
     if (s->ops >= SESSION_OPS_MAX)
@@ -83,16 +59,15 @@ static bool is_to_serve(struct op *op)
 
 static void serve(struct op *op)
 {
-    const struct request_row *row = &rows[op->req.type];
+    const struct request *row = op->daemon->hooks->requests[op->req.type];
     int r = admit(op, row);
     if (r == SHD_OK && !is_to_serve(op)) {
         op_drop(op);
         return;
     }
+    op->handler = row->fn;
     if (r == SHD_OK)
-        r = row->fn != NULL ? row->fn(op)
-                            : err_set(&op->err, SHD_ENOTSUP, "%s is not built yet",
-                                      wire_request_name(op->req.type));
+        r = row->fn(op);
     if (r != SHD_PENDING)
         op_finish(op, r);
 }
@@ -112,7 +87,7 @@ void dispatch_frame(struct daemon *d, const uint8_t *identity, uint32_t identity
                     const void *frame, size_t bytes)
 {
     CHECK(identity_bytes <= MAILBOX_IDENTITY_BYTES_MAX);
-    struct op *op = op_take(&d->ops);
+    struct op *op = op_take(d->ops);
     if (op == NULL) {
         refuse_busy(d, identity, identity_bytes);
         return;
@@ -122,14 +97,14 @@ void dispatch_frame(struct daemon *d, const uint8_t *identity, uint32_t identity
     op->arrived_ns = uv_hrtime();
     op->identity_bytes = identity_bytes;
     memcpy(op->identity, identity, identity_bytes);
-    d->mailbox.arena.used = 0;
-    const int r = wire_request_unpack(frame, bytes, &d->mailbox.arena, &op->req, &op->err);
+    d->mailbox->arena.used = 0;
+    const int r = wire_request_unpack(frame, bytes, &d->mailbox->arena, &op->req, &op->err);
     if (r == SHD_OK) {
         serve(op);
         return;
     }
     /* An undecodable request: its sender speaks something else, or is broken. */
-    d->mailbox.bad_frames++;
+    d->mailbox->bad_frames++;
     struct session *s = session_by_identity(d, identity, identity_bytes);
     log_warn("op=undecodable status=%s session=%016" PRIx64 " pid=%d why=\"%s\""
              " do=\"look at that program: use libshd of this version\"",
@@ -137,36 +112,4 @@ void dispatch_frame(struct daemon *d, const uint8_t *identity, uint32_t identity
     op_finish(op, r);
     if (s != NULL && s->state == SESSION_OPEN)
         session_end(s, "it sent an undecodable request");
-}
-
-void dispatch_again(struct op **list)
-{
-    struct op *op = *list;
-    *list = NULL;
-    while (op != NULL) {
-        struct op *next = op->next;
-        op->next = NULL;
-        const int r = rows[op->req.type].fn(op);
-        if (r != SHD_PENDING)
-            op_finish(op, r);
-        op = next;
-    }
-}
-
-struct wire_decision dispatch_decision(const struct step_decision *d)
-{
-    return (struct wire_decision){ .skip = d->skip,
-                                   .scale = d->scale,
-                                   .lr = d->lr,
-                                   .loss_scale = d->loss_scale,
-                                   .good_steps = d->good_steps };
-}
-
-int op_find_model(struct op *op, uint32_t handle)
-{
-    struct daemon *d = op->daemon;
-    if (handle == 0 || handle > d->model_count || !d->models[handle - 1]->ready)
-        return err_set(&op->err, SHD_ENOENT, "no open model with handle %" PRIu32 " here", handle);
-    op->model = d->models[handle - 1];
-    return SHD_OK;
 }

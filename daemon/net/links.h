@@ -17,9 +17,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "proto/base/status.h"
-#include "proto/gpu/comm.h"
-
+struct comm_job;
+struct comm_link;
 struct daemon;
 struct model;
 struct op;
@@ -34,6 +33,11 @@ struct links {
 /* Of the session; or NULL. */
 struct links *links_find(struct session *s, const struct model *model);
 
+/* Connect the two links of op's session and model. Happy path: both are begun here, the
+ * communicator thread connects them while the worker's does, and op is finished when they stand. A
+ * second JOIN of the same session and model replaces the first one's links. */
+int links_join(struct op *op);
+
 /* Make a turn for op (whose op->work it takes); done(op, job) follows on the loop, its session may
  * have ended by then. *job: way, memory, bytes, turn, gate, timeout_ns are the caller's. Errors:
  * SHD_ENOMEM. */
@@ -43,7 +47,7 @@ int links_transfer(struct op *op, struct comm_link *link, const struct comm_job 
 /* Has op a turn, or (JOIN) links that are being made? *ret_begun_ns: since when it is under way; 0:
  * it waits for its turn, for the step it is gated by, or for the communicator thread. */
 bool links_waiting(const struct op *op, uint64_t *ret_begun_ns);
-bool links_joining(const struct op *op, uint64_t *ret_begun_ns); /* op_join.c */
+bool links_joining(const struct op *op, uint64_t *ret_begun_ns);
 
 /* A session ended. */
 void links_end(struct session *s);

@@ -12,8 +12,9 @@
 #include <zmq.h>
 
 #include "daemon/base/log.h"
-#include "daemon/daemon.h"
-#include "daemon/net/dispatch.h"
+#include "daemon/base/state.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 
@@ -23,7 +24,7 @@
 /* One message: identity, then exactly one frame. Returns false when nothing was there. */
 static bool receive_one(struct daemon *d)
 {
-    struct mailbox *mb = &d->mailbox;
+    struct mailbox *mb = d->mailbox;
     zmq_msg_t identity, frame;
     zmq_msg_init(&identity);
     zmq_msg_init(&frame);
@@ -41,8 +42,8 @@ static bool receive_one(struct daemon *d)
         if (surplus || zmq_msg_size(&identity) > MAILBOX_IDENTITY_BYTES_MAX)
             mb->bad_frames++;
         else
-            dispatch_frame(d, zmq_msg_data(&identity), (uint32_t)zmq_msg_size(&identity),
-                           zmq_msg_data(&frame), zmq_msg_size(&frame));
+            d->hooks->frame(d, zmq_msg_data(&identity), (uint32_t)zmq_msg_size(&identity),
+                            zmq_msg_data(&frame), zmq_msg_size(&frame));
     }
     zmq_msg_close(&frame);
     zmq_msg_close(&identity);
@@ -61,7 +62,7 @@ static void idle_turn(uv_idle_t *idle);
 
 static void pump(struct daemon *d)
 {
-    struct mailbox *mb = &d->mailbox;
+    struct mailbox *mb = d->mailbox;
     if (d->stopping)
         return; /* what a request would need is going away */
     for (int i = 0; i < BATCH_MAX && receive_one(d); i++)
@@ -87,13 +88,13 @@ static void readable(uv_poll_t *poll, int status, int events)
 static void before_poll(uv_prepare_t *prepare)
 {
     struct daemon *d = prepare->data;
-    if (input_pending(&d->mailbox))
+    if (input_pending(d->mailbox))
         pump(d);
 }
 
 static int make_socket(struct daemon *d, struct shd_err *e)
 {
-    struct mailbox *mb = &d->mailbox;
+    struct mailbox *mb = d->mailbox;
     const int linger = 0, hwm = HIGH_WATER_MARK, mandatory = 1;
     const int64_t frame_max = (int64_t)WIRE_FRAME_BYTES_MAX;
     mb->context = zmq_ctx_new();
@@ -121,7 +122,7 @@ static int make_socket(struct daemon *d, struct shd_err *e)
 
 int mailbox_init(struct daemon *d, struct shd_err *e)
 {
-    struct mailbox *mb = &d->mailbox;
+    struct mailbox *mb = d->mailbox;
     mb->arena_memory = sys_malloc(WIRE_ARENA_BYTES);
     mb->frame = sys_malloc(WIRE_FRAME_BYTES_MAX);
     if (mb->arena_memory == NULL || mb->frame == NULL)
@@ -134,11 +135,11 @@ int mailbox_init(struct daemon *d, struct shd_err *e)
     size_t bytes = sizeof fd;
     if (zmq_getsockopt(mb->router, ZMQ_FD, &fd, &bytes) != 0)
         return err_set(e, SHD_EIO, "ZMQ_FD: %s", zmq_strerror(zmq_errno()));
-    r = uv_poll_init(&d->loop, &mb->poll, fd);
+    r = uv_poll_init(d->loop, &mb->poll, fd);
     if (r < 0)
         return err_set(e, SHD_EIO, "poll the ZeroMQ socket: %s", uv_strerror(r));
-    uv_prepare_init(&d->loop, &mb->prepare);
-    uv_idle_init(&d->loop, &mb->idle);
+    uv_prepare_init(d->loop, &mb->prepare);
+    uv_idle_init(d->loop, &mb->idle);
     mb->handles_ready = true;
     mb->poll.data = mb->prepare.data = mb->idle.data = d;
     uv_poll_start(&mb->poll, UV_READABLE, readable);
@@ -148,13 +149,13 @@ int mailbox_init(struct daemon *d, struct shd_err *e)
 
 void mailbox_deinit(struct daemon *d)
 {
-    struct mailbox *mb = &d->mailbox;
+    struct mailbox *mb = d->mailbox;
     if (mb->handles_ready) {
         uv_close((uv_handle_t *)&mb->poll, NULL);
         uv_close((uv_handle_t *)&mb->prepare, NULL);
         uv_close((uv_handle_t *)&mb->idle, NULL);
         mb->handles_ready = false;
-        uv_run(&d->loop, UV_RUN_NOWAIT); /* the poll must end before its descriptor */
+        uv_run(d->loop, UV_RUN_NOWAIT); /* the poll must end before its descriptor */
     }
     if (mb->router != NULL)
         zmq_close(mb->router);
@@ -171,7 +172,7 @@ void mailbox_deinit(struct daemon *d)
 static void reply_lost(struct daemon *d, const struct op *op, int error)
 {
     struct session *s = op->session;
-    d->mailbox.dropped_replies++;
+    d->mailbox->dropped_replies++;
     if (s == NULL) /* the reply to Hello */
         s = session_by_identity(d, op->identity, op->identity_bytes);
     if (s == NULL || s->state != SESSION_OPEN)
@@ -181,7 +182,7 @@ static void reply_lost(struct daemon *d, const struct op *op, int error)
 
 static void send_frame(struct daemon *d, const struct op *op, const void *frame, size_t bytes)
 {
-    void *router = d->mailbox.router;
+    void *router = d->mailbox->router;
     const int flags = ZMQ_DONTWAIT;
     if (sys_zmq_send(router, op->identity, op->identity_bytes, flags | ZMQ_SNDMORE) < 0) {
         reply_lost(d, op, zmq_errno());
@@ -194,13 +195,13 @@ static void send_frame(struct daemon *d, const struct op *op, const void *frame,
 
 void mailbox_repeat(struct daemon *d, const struct op *op, const void *frame, size_t bytes)
 {
-    d->mailbox.repeated_replies++;
+    d->mailbox->repeated_replies++;
     send_frame(d, op, frame, bytes);
 }
 
 void mailbox_reply(struct daemon *d, const struct op *op)
 {
-    struct mailbox *mb = &d->mailbox;
+    struct mailbox *mb = d->mailbox;
     struct shd_err e;
     size_t bytes;
     if (wire_reply_pack(&op->reply, mb->frame, WIRE_FRAME_BYTES_MAX, &bytes, &e) != SHD_OK) {

@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/daemon.h"
+#include "daemon/base/state.h"
+#include "daemon/net/mailbox.h"
+#include "daemon/net/session.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 
@@ -66,9 +68,9 @@ void op_drop(struct op *op)
     struct daemon *d = op->daemon;
     struct session *session = op->session;
     op_clear(op);
-    op->next = d->ops.free;
-    d->ops.free = op;
-    d->ops.used--;
+    op->next = d->ops->free;
+    d->ops->free = op;
+    d->ops->used--;
     if (session != NULL)
         session_unref(session);
 }
@@ -85,4 +87,18 @@ void op_finish(struct op *op, int status)
     if (session == NULL || session->state == SESSION_OPEN)
         mailbox_reply(op->daemon, op);
     op_drop(op);
+}
+
+void op_again(struct op **list)
+{
+    struct op *op = *list;
+    *list = NULL;
+    while (op != NULL) {
+        struct op *next = op->next;
+        op->next = NULL;
+        const int r = op->handler(op);
+        if (r != SHD_PENDING)
+            op_finish(op, r);
+        op = next;
+    }
 }

@@ -20,6 +20,7 @@ struct session;
 
 struct op {
     struct daemon *daemon;
+    int (*handler)(struct op *op);
     struct session *session; /* borrowed; held by its op count; NULL before Hello */
     struct wire_request req; /* pointers in it are valid until the handler returns */
     struct wire_reply reply; /* filled by the handler; pointers must outlive op_finish() */
@@ -59,5 +60,9 @@ void op_finish(struct op *op, int status);
 
 /* Give the op back without a reply. */
 void op_drop(struct op *op);
+
+/* Call the handlers of those in *list again: they waited for something that has happened. Who must
+ * wait on joins a new list. */
+void op_again(struct op **list);
 
 #endif

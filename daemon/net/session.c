@@ -10,10 +10,8 @@
 #include <openssl/crypto.h>
 
 #include "daemon/base/log.h"
-#include "daemon/daemon.h"
-#include "daemon/model/drain.h"
-#include "daemon/model/model.h"
-#include "daemon/model/restore.h"
+#include "daemon/base/process.h"
+#include "daemon/base/state.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 
@@ -42,72 +40,12 @@ void session_table_deinit(struct session_table *table)
     *table = (struct session_table){ 0 };
 }
 
-int inbox_new(struct model *m, uint32_t slots, struct inbox **ret_inbox, struct shd_err *e)
-{
-    struct inbox *inbox = sys_calloc(1, sizeof *inbox);
-    if (inbox == NULL)
-        return err_set(e, SHD_ENOMEM, "no memory for an inbox");
-    inbox->segment = inbox->activity = SEGMENT_CLOSED;
-    int r = m->kern->ops->segment_new(m->kern, "shardd-inbox", SEGMENT_INBOX,
-                                      shardmap_inbox_bytes(m->map, slots), &inbox->segment, e);
-    if (r == SHD_OK && inbox->segment.place != SEGMENT_HOST)
-        r = segment_new("shardd-activity", SEGMENT_ACTIVITY, ACTIVITY_BYTES, &inbox->activity, e);
-    if (r != SHD_OK) {
-        m->kern->ops->segment_close(m->kern, &inbox->segment);
-        free(inbox);
-        return r;
-    }
-    inbox->model = m;
-    inbox->slots = slots;
-    inbox->refs = 1;
-    *ret_inbox = inbox;
-    return SHD_OK;
-}
-
-static void close_inbox(uv_work_t *work)
-{
-    struct inbox *inbox = work->data;
-    inbox->model->kern->ops->segment_close(inbox->model->kern, &inbox->segment);
-    segment_close(&inbox->activity);
-}
-
-static void inbox_closed(uv_work_t *work, int cancelled)
-{
-    CHECK(cancelled == 0);
-    free(work->data);
-}
-
-void inbox_unref(struct inbox *inbox)
-{
-    struct daemon *d = inbox->model->daemon;
-    CHECK(inbox->refs > 0);
-    if (--inbox->refs > 0)
-        return;
-    inbox->model->inbox_bytes -= inbox->segment.bytes;
-    inbox->work.data = inbox;
-    if (!d->stopping) { /* unmapping much memory takes a while */
-        uv_queue_work(&d->loop, &inbox->work, close_inbox, inbox_closed);
-        return;
-    }
-    close_inbox(&inbox->work);
-    free(inbox);
-}
-
-const struct activity *inbox_activity(const struct inbox *inbox)
-{
-    if (inbox->activity.base != NULL)
-        return inbox->activity.base;
-    const uint8_t *base = inbox->segment.base;
-    return (const struct activity *)(base + shardmap_activity_offset_bytes(inbox->model->map,
-                                                                           inbox->slots));
-}
-
 /* The slot can be used again once nothing refers to it: requests, or the closing poll handle. */
 static void free_if_unused(struct session *s)
 {
     if (s->state != SESSION_DEAD || s->ops > 0 || s->poll_closing)
         return;
-    s->daemon->sessions.used--;
+    s->daemon->sessions->used--;
     replies_free(s->replies);
     memset(s, 0, sizeof *s);
     s->side_fd = -1;
@@ -130,11 +68,9 @@ static void poll_closed(uv_handle_t *handle)
 void session_end(struct session *s, const char *why)
 {
     CHECK(s->state == SESSION_NEW || s->state == SESSION_OPEN);
-    struct daemon *d = s->daemon;
     log_info("op=session_end session=%016" PRIx64 " pid=%d name=%s why=\"%s\"", s->id,
              (int)s->peer.pid, s->name, why);
-    if (s->state == SESSION_OPEN)
-        metrics_session_ended(s);
+    const bool was_open = s->state == SESSION_OPEN;
     s->state = SESSION_DEAD;
     s->poll_closing = true;
     uv_poll_stop(&s->poll);
@@ -143,15 +79,8 @@ void session_end(struct session *s, const char *why)
     s->side_fd = -1;
     memset(s->tickets, 0, sizeof s->tickets);
     OPENSSL_cleanse(s->token, sizeof s->token);
-    links_end(s); /* what they bring goes into inboxes, which stay for as long */
-    for (uint32_t i = 0; i < s->inbox_count; i++)
-        inbox_unref(s->inboxes[i]);
-    s->inbox_count = 0;
-    s->ops++; /* the waiting requests finished here must not free the slot under us */
-    for (uint32_t i = 0; i < d->model_count; i++)
-        model_forget_session(d->models[i], s);
-    restore_forget_session(d, s);
-    drain_forget_session(s);
+    s->ops++; /* waiting requests that are finished now must not free the slot under us */
+    s->daemon->hooks->session_ended(s, was_open);
     session_unref(s);
 }
 
@@ -224,8 +153,9 @@ static int send_welcome(struct session *s, int fd, struct shd_err *e)
 
 int session_new(struct daemon *d, int fd, const struct side_peer *peer, struct shd_err *e)
 {
-    struct session_table *table = &d->sessions;
+    struct session_table *table = d->sessions;
     struct session *s = find_free(table);
+    struct process process;
     if (s == NULL)
         return err_set(e, SHD_EBUSY, "device %s has %u sessions, the most there may be", d->device,
                        SESSIONS_MAX);
@@ -233,7 +163,7 @@ int session_new(struct daemon *d, int fd, const struct side_peer *peer, struct s
     int r = send_welcome(s, fd, e);
     if (r != SHD_OK)
         return r;
-    r = uv_poll_init(&d->loop, &s->poll, fd);
+    r = uv_poll_init(d->loop, &s->poll, fd);
     if (r < 0)
         return err_set(e, SHD_EIO, "poll a side channel: %s", uv_strerror(r));
     s->poll.data = s;
@@ -244,7 +174,8 @@ int session_new(struct daemon *d, int fd, const struct side_peer *peer, struct s
     s->side_fd = fd;
     s->peer = *peer;
     s->since_ns = uv_hrtime();
-    metrics_session_began(s);
+    if (process_read(peer->pid, &process))
+        s->start_time = process.start_time;
     table->used++;
     return SHD_OK;
 }
@@ -252,7 +183,7 @@ int session_new(struct daemon *d, int fd, const struct side_peer *peer, struct s
 struct session *session_find(struct daemon *d, uint64_t id, const uint8_t *identity,
                              uint32_t identity_bytes)
 {
-    struct session *s = &d->sessions.items[id & (SESSIONS_MAX - 1)];
+    struct session *s = &d->sessions->items[id & (SESSIONS_MAX - 1)];
     if (s->state != SESSION_OPEN || s->id != id || s->identity_bytes != identity_bytes ||
         memcmp(s->identity, identity, identity_bytes) != 0)
         return NULL;
@@ -263,7 +194,7 @@ struct session *session_by_identity(struct daemon *d, const uint8_t *identity,
                                     uint32_t identity_bytes)
 {
     for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
-        struct session *s = session_find(d, d->sessions.items[i].id, identity, identity_bytes);
+        struct session *s = session_find(d, d->sessions->items[i].id, identity, identity_bytes);
         if (s != NULL)
             return s;
     }
@@ -274,7 +205,7 @@ struct session *session_by_token(struct daemon *d, const uint8_t *token)
 {
     struct session *found = NULL;
     for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
-        struct session *s = &d->sessions.items[i];
+        struct session *s = &d->sessions->items[i];
         if (s->state == SESSION_NEW && CRYPTO_memcmp(s->token, token, SHD_TOKEN_BYTES) == 0)
             found = s;
     }
@@ -291,14 +222,6 @@ uint64_t session_ticket_new(struct session *s, int fd, enum segment_kind kind, u
         return t->ticket;
     }
     return 0;
-}
-
-struct inbox *session_inbox(struct session *s, const struct model *model)
-{
-    for (uint32_t i = 0; i < s->inbox_count; i++)
-        if (s->inboxes[i]->model == model)
-            return s->inboxes[i];
-    return NULL;
 }
 
 const char *session_role_name(enum wire_role role)

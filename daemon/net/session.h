@@ -15,7 +15,6 @@
 #include "daemon/core/replies.h"
 #include "daemon/net/links.h"
 #include "daemon/net/op.h"
-#include "proto/share/activity.h"
 #include "proto/share/fdpass.h"
 #include "proto/share/segment.h"
 #include "proto/spec/layout.h"
@@ -26,24 +25,9 @@
 #define SESSION_TICKETS_MAX 16u
 #define SESSION_OPS_MAX     128u /* requests of one session that may be pending */
 
-/* A session's gradient slots for one model. Counted: one reference by the session, one by each
- * RETURN whose slot is still to be read. */
-struct inbox {
-    struct segment segment;
-    struct segment activity; /* the host's, where segment is not; else closed */
-    struct model *model;     /* borrowed */
-    uv_work_t work;          /* closing it */
-    uint32_t slots;
-    uint64_t busy;     /* bit per slot: a RETURN of it is pending */
-    uint64_t spilling; /* bit per slot: it is being copied */
-    uint64_t taken_ns; /* when the last slot was taken */
-    uint32_t refs;
-    uint32_t op_index[SHD_SLOTS_MAX]; /* of a busy slot's RETURN */
-    struct activity_waits waits_seen; /* what the worker had counted when last looked at */
-};
-
-/* What the worker shows of itself: untrusted, see activity.h. */
-const struct activity *inbox_activity(const struct inbox *inbox);
+struct daemon;
+struct inbox;
+struct links;
 
 struct session_ticket {
     uint64_t ticket; /* 0: unused */
@@ -113,14 +97,6 @@ void session_unref(struct session *s);
 
 /* Make a ticket for fd; 0 when the session has too many unclaimed. */
 uint64_t session_ticket_new(struct session *s, int fd, enum segment_kind kind, uint64_t bytes);
-
-struct inbox *session_inbox(struct session *s, const struct model *model); /* or NULL */
-
-/* An inbox of no session yet. Not for the loop's thread: it waits for the device. */
-int inbox_new(struct model *m, uint32_t slots, struct inbox **ret_inbox, struct shd_err *e);
-
-/* The last reference closes it, on libuv's pool. */
-void inbox_unref(struct inbox *inbox);
 
 const char *session_role_name(enum wire_role role);
 

@@ -9,7 +9,8 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/daemon.h"
+#include "daemon/base/state.h"
+#include "daemon/net/session.h"
 #include "proto/share/admit.h"
 #include "proto/share/fdpass.h"
 
@@ -26,8 +27,9 @@ static void refuse(int fd, const struct shd_err *why)
     close(fd);
 }
 
-static void take_connection(struct daemon *d, int fd)
+static void take_connection(const struct side *side, int fd)
 {
+    struct daemon *d = side->daemon;
     struct shd_err e = { 0 };
     struct side_peer peer;
     int r = side_peer(fd, &peer, &e);
@@ -45,33 +47,33 @@ static void take_connection(struct daemon *d, int fd)
 
 /* No descriptor is left to accept with. Left alone the listener would stay readable and the loop
  * spin: give up the spare one for a moment, and tell the client. */
-static void refuse_without_descriptors(struct daemon *d)
+static void refuse_without_descriptors(struct side *side)
 {
     struct shd_err e;
-    close(d->side.spare_fd);
-    const int fd = accept4(d->side.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    close(side->spare_fd);
+    const int fd = accept4(side->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) {
         err_set(&e, SHD_ENOMEM, "device %s is out of file descriptors (see LimitNOFILE=)",
-                d->device);
+                side->daemon->device);
         log_error("op=connect status=SHD_ENOMEM why=\"%s\" do=\"raise LimitNOFILE=, restart\"",
                   e.text);
         refuse(fd, &e);
     }
-    d->side.spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    side->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
 static void connecting(uv_poll_t *poll, int status, int events)
 {
     (void)events;
-    struct daemon *d = poll->data;
+    struct side *side = poll->data;
     for (int i = 0; status == 0 && i < ACCEPT_BATCH_MAX; i++) {
-        const int fd = accept4(d->side.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        const int fd = accept4(side->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd >= 0) {
-            take_connection(d, fd);
+            take_connection(side, fd);
             continue;
         }
         if (errno == EMFILE || errno == ENFILE)
-            refuse_without_descriptors(d);
+            refuse_without_descriptors(side);
         else if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
             log_error("op=accept why=\"%s\" do=\"shardctl doctor: limits and memory\"",
                       strerror(errno));
@@ -79,9 +81,9 @@ static void connecting(uv_poll_t *poll, int status, int events)
     }
 }
 
-int side_init(struct daemon *d, struct shd_err *e)
+int side_init(struct side *side, struct daemon *d, struct shd_err *e)
 {
-    struct side *side = &d->side;
+    side->daemon = d;
     side->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (side->spare_fd < 0)
         return err_sys(e, SHD_EIO, "open '/dev/null'");
@@ -91,21 +93,20 @@ int side_init(struct daemon *d, struct shd_err *e)
         side->path[0] = '\0';
         return r;
     }
-    r = uv_poll_init(&d->loop, &side->poll, side->fd);
+    r = uv_poll_init(d->loop, &side->poll, side->fd);
     if (r < 0)
         return err_set(e, SHD_EIO, "poll '%s': %s", side->path, uv_strerror(r));
     side->poll_ready = true;
-    side->poll.data = d;
+    side->poll.data = side;
     uv_poll_start(&side->poll, UV_READABLE, connecting);
     return SHD_OK;
 }
 
-void side_deinit(struct daemon *d)
+void side_deinit(struct side *side)
 {
-    struct side *side = &d->side;
     if (side->poll_ready) {
         uv_close((uv_handle_t *)&side->poll, NULL);
-        uv_run(&d->loop, UV_RUN_NOWAIT);
+        uv_run(side->poll.loop, UV_RUN_NOWAIT);
         side->poll_ready = false;
     }
     if (side->path[0] != '\0') {

@@ -11,6 +11,7 @@
 struct daemon;
 
 struct side {
+    struct daemon *daemon; /* borrowed */
     uv_poll_t poll;
     bool poll_ready;
     int fd;       /* owned; -1 when closed */
@@ -19,7 +20,7 @@ struct side {
 };
 
 /* Listen at RUNTIME_DIR/DEVICE.sock. */
-int side_init(struct daemon *d, struct shd_err *e);
-void side_deinit(struct daemon *d); /* removes the socket file */
+int side_init(struct side *side, struct daemon *d, struct shd_err *e);
+void side_deinit(struct side *side); /* removes the socket file */
 
 #endif

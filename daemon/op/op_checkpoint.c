@@ -2,10 +2,11 @@
  * when it opens. A session that asks again replaces what it asked for before. */
 #include <inttypes.h>
 
-#include "daemon/daemon.h"
 #include "daemon/model/checkpoint.h"
 #include "daemon/model/model.h"
-#include "daemon/net/dispatch.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
+#include "daemon/op/requests.h"
 #include "proto/base/sys.h"
 
 static int busy(struct op *op, const struct op *other)
@@ -53,10 +54,10 @@ static int take(struct op *op)
     return r == SHD_OK ? replace_running(op) : r;
 }
 
-int op_checkpoint(struct op *op)
+static int op_checkpoint(struct op *op)
 {
     const struct wire_checkpoint *req = &op->req.checkpoint;
-    int r = op_find_model(op, req->model);
+    int r = model_of(op, req->model);
     if (r == SHD_OK && op->text == NULL)
         r = take(op);
     if (r != SHD_OK)
@@ -72,3 +73,6 @@ int op_checkpoint(struct op *op)
     model_wait(m, op);
     return SHD_PENDING;
 }
+
+const struct request request_checkpoint = { op_checkpoint,
+                                            REQUEST_ROLE(WIRE_TRAINER) | REQUEST_ROLE(WIRE_ADMIN) };

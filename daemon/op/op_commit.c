@@ -2,10 +2,11 @@
  * every later one is answered with the recorded one. */
 #include <string.h>
 
-#include "daemon/daemon.h"
 #include "daemon/model/apply.h"
+#include "daemon/model/lease_wait.h"
 #include "daemon/model/model.h"
-#include "daemon/net/dispatch.h"
+#include "daemon/net/op.h"
+#include "daemon/op/requests.h"
 #include "kernels/runs.h"
 #include "proto/base/sys.h"
 
@@ -25,10 +26,10 @@ static int wait_for_sums(struct op *op)
     return SHD_PENDING;
 }
 
-int op_commit(struct op *op)
+static int op_commit(struct op *op)
 {
     const struct wire_commit *req = &op->req.commit;
-    int r = op_find_model(op, req->model);
+    int r = model_of(op, req->model);
     if (r != SHD_OK)
         return r;
     struct model *m = op->model;
@@ -59,13 +60,15 @@ int op_commit(struct op *op)
         metrics_committed(m, req->step, counts.skip);
         spill_step_over(m);
         apply_actions(m, &actions);
-        op_lease_wake(m); /* the next step's work can be handed out */
+        lease_wait_wake(m); /* the next step's work can be handed out */
     }
     op->reply.type = WIRE_COMMITTED;
     op->reply.committed = (struct wire_committed){
         .step = req->step,
         .over = how == STEP_COMMITTED_OVER,
-        .decision = dispatch_decision(&counts),
+        .decision = model_decision(&counts),
     };
     return SHD_OK;
 }
+
+const struct request request_commit = { op_commit, REQUEST_ROLE(WIRE_TRAINER) };

@@ -1,8 +1,10 @@
 /* DETACH: the client leaves in good order; as if it had hung up, but told. */
-#include "daemon/daemon.h"
-#include "daemon/net/dispatch.h"
+#include "daemon/net/mailbox.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
+#include "daemon/op/requests.h"
 
-int op_detach(struct op *op)
+static int op_detach(struct op *op)
 {
     struct session *s = op->session; /* alive: this request counts on it */
     op->reply.type = WIRE_REPLY_NONE;
@@ -14,3 +16,5 @@ int op_detach(struct op *op)
         session_end(s, "it detached");
     return SHD_OK; /* op_finish() sends nothing: the session is dead */
 }
+
+const struct request request_detach = { op_detach, ANY_ROLE };

@@ -5,10 +5,11 @@
  * the worker computes from them no longer counts. */
 #include <inttypes.h>
 
-#include "daemon/daemon.h"
 #include "daemon/model/model.h"
-#include "daemon/net/dispatch.h"
 #include "daemon/net/links.h"
+#include "daemon/net/op.h"
+#include "daemon/op/requests.h"
+#include "proto/gpu/comm.h"
 
 static void sent(struct op *op, const struct comm_job *job)
 {
@@ -19,10 +20,10 @@ static void sent(struct op *op, const struct comm_job *job)
     op_finish(op, job->status);
 }
 
-int op_fetch(struct op *op)
+static int op_fetch(struct op *op)
 {
     const struct wire_fetch *req = &op->req.fetch;
-    const int r = op_find_model(op, req->model);
+    const int r = model_of(op, req->model);
     if (r != SHD_OK)
         return r;
     const struct model *m = op->model;
@@ -45,3 +46,6 @@ int op_fetch(struct op *op)
     const int queued = links_transfer(op, links->down, &job, sent);
     return queued == SHD_OK ? SHD_PENDING : queued;
 }
+
+const struct request request_fetch = { op_fetch,
+                                       REQUEST_ROLE(WIRE_TRAINER) | REQUEST_ROLE(WIRE_READER) };

@@ -1,11 +1,11 @@
 /* GET_BLOB: the client's own state as of the last committed step. */
-#include "daemon/daemon.h"
 #include "daemon/model/model.h"
-#include "daemon/net/dispatch.h"
+#include "daemon/net/op.h"
+#include "daemon/op/requests.h"
 
-int op_get_blob(struct op *op)
+static int op_get_blob(struct op *op)
 {
-    const int r = op_find_model(op, op->req.get_blob.model);
+    const int r = model_of(op, op->req.get_blob.model);
     if (r != SHD_OK)
         return r;
     const struct model *m = op->model;
@@ -15,3 +15,5 @@ int op_get_blob(struct op *op)
                                          .blob = { blob.data, blob.bytes } };
     return SHD_OK;
 }
+
+const struct request request_get_blob = { op_get_blob, ANY_ROLE };

@@ -6,9 +6,13 @@
 #include <openssl/crypto.h>
 
 #include "daemon/base/log.h"
-#include "daemon/daemon.h"
+#include "daemon/base/state.h"
+#include "daemon/core/replies.h"
 #include "daemon/model/drain.h"
-#include "daemon/net/dispatch.h"
+#include "daemon/model/metrics.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
+#include "daemon/op/requests.h"
 
 static int welcome(struct op *op, const struct session *s)
 {
@@ -24,7 +28,7 @@ static bool is_repeat(const struct session *s, const struct wire_hello *req)
     return s != NULL && CRYPTO_memcmp(s->token, req->token, SHD_TOKEN_BYTES) == 0;
 }
 
-int op_hello(struct op *op)
+static int op_hello(struct op *op)
 {
     struct daemon *d = op->daemon;
     const struct wire_hello *req = &op->req.hello;
@@ -56,3 +60,5 @@ int op_hello(struct op *op)
              (int)s->peer.pid, (unsigned)s->peer.uid, session_role_name(s->role), s->name);
     return welcome(op, s);
 }
+
+const struct request request_hello = { op_hello, /* no session yet: */ 0 };

@@ -1,14 +1,15 @@
 /* PREPARE: the exact sum of squares of a step's gradients, once all of them are in. */
 #include <string.h>
 
-#include "daemon/daemon.h"
+#include "daemon/base/state.h"
 #include "daemon/model/model.h"
-#include "daemon/net/dispatch.h"
+#include "daemon/net/op.h"
+#include "daemon/op/requests.h"
 
-int op_prepare(struct op *op)
+static int op_prepare(struct op *op)
 {
     const struct wire_prepare *req = &op->req.prepare;
-    int r = op_find_model(op, req->model);
+    int r = model_of(op, req->model);
     if (r != SHD_OK)
         return r;
     metrics_prepare_asked(op);
@@ -25,7 +26,9 @@ int op_prepare(struct op *op)
                                                  .sum = p.sum,
                                                  .metric_count = p.metric_count,
                                                  .has_decision = p.has_decision,
-                                                 .decision = dispatch_decision(&p.decision) };
+                                                 .decision = model_decision(&p.decision) };
     memcpy(op->reply.prepared.metrics, p.metrics, sizeof p.metrics);
     return SHD_OK;
 }
+
+const struct request request_prepare = { op_prepare, REQUEST_ROLE(WIRE_TRAINER) };

@@ -3,12 +3,14 @@
  * that the slot is free. One with a turn is first received into the slot, by the session's link. */
 #include <inttypes.h>
 
-#include "daemon/daemon.h"
+#include "daemon/base/state.h"
 #include "daemon/model/apply.h"
 #include "daemon/model/drain.h"
-#include "daemon/net/dispatch.h"
+#include "daemon/model/inbox.h"
 #include "daemon/net/links.h"
-#include "proto/base/check.h"
+#include "daemon/net/op.h"
+#include "daemon/op/requests.h"
+#include "proto/gpu/comm.h"
 
 static int check_place(struct op *op)
 {
@@ -29,31 +31,10 @@ static int check_place(struct op *op)
 
 static int take_slot(struct op *op)
 {
-    const uint32_t slot = op->req.return_grad.slot;
-    struct inbox *inbox = session_inbox(op->session, op->model);
-    if (inbox == NULL)
-        return err_set(&op->err, SHD_EINVAL, "session has no gradient slots for model '%s'",
-                       op->model->spec->name);
-    if (slot >= inbox->slots)
-        return err_set(&op->err, SHD_ERANGE, "slot %" PRIu32 " of an inbox with %" PRIu32, slot,
-                       inbox->slots);
-    if (inbox->busy & UINT64_C(1) << slot)
-        return err_set(&op->err, SHD_EINVAL, "slot %" PRIu32 " was not credited yet", slot);
-    inbox->busy |= UINT64_C(1) << slot;
-    inbox->refs++;
-    inbox->op_index[slot] = op->index;
-    op->inbox = inbox;
-    spill_watch(op->daemon, inbox);
-    return SHD_OK;
-}
-
-static void release_slot(struct op *op)
-{
-    if (op->inbox == NULL)
-        return;
-    op->inbox->busy &= ~(UINT64_C(1) << op->req.return_grad.slot);
-    inbox_unref(op->inbox);
-    op->inbox = NULL;
+    const int r = inbox_take_slot(op);
+    if (r == SHD_OK)
+        spill_watch(op->daemon, op->inbox);
+    return r;
 }
 
 static void received(struct op *op, const struct comm_job *job)
@@ -61,11 +42,11 @@ static void received(struct op *op, const struct comm_job *job)
     if (job->status == SHD_OK) {
         struct op *list = op;
         op->received = true;
-        dispatch_again(&list);
+        op_again(&list);
         return;
     }
     op->err = job->why;
-    release_slot(op);
+    inbox_release_slot(op);
     op_finish(op, job->status);
 }
 
@@ -90,14 +71,14 @@ static int receive(struct op *op)
     r = links_transfer(op, links->up, &job, received);
     if (r == SHD_OK)
         return SHD_PENDING;
-    release_slot(op);
+    inbox_release_slot(op);
     return r;
 }
 
-int op_return_grad(struct op *op)
+static int op_return_grad(struct op *op)
 {
     const struct wire_return *req = &op->req.return_grad;
-    int r = op_find_model(op, req->model);
+    int r = model_of(op, req->model);
     if (r == SHD_OK)
         r = check_place(op);
     if (r == SHD_OK && req->turn > 0 && !op->received)
@@ -107,7 +88,7 @@ int op_return_grad(struct op *op)
     if (r == SHD_OK && !req->none && !op->received)
         r = take_slot(op);
     if (r != SHD_OK) {
-        release_slot(op);
+        inbox_release_slot(op);
         return r;
     }
     metrics_return_arrived(op);
@@ -115,9 +96,11 @@ int op_return_grad(struct op *op)
     r = step_return(op->model->core, op->index + 1, req->step, req->unit, req->micro, req->none,
                     req->metrics, req->metric_count, &actions, &op->err);
     if (r != SHD_OK) {
-        release_slot(op);
+        inbox_release_slot(op);
         return r;
     }
     apply_actions(op->model, &actions); /* a stale one is finished here */
     return SHD_PENDING;
 }
+
+const struct request request_return_grad = { op_return_grad, REQUEST_ROLE(WIRE_TRAINER) };

@@ -8,10 +8,14 @@
 
 #include <jansson.h>
 
-#include "daemon/daemon.h"
+#include "daemon/base/state.h"
+#include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
-#include "daemon/net/dispatch.h"
-#include "daemon/view/view.h"
+#include "daemon/net/mailbox.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
+#include "daemon/op/requests.h"
+#include "daemon/view/json.h"
 #include "proto/base/version.h"
 
 #define CONTROL_SCHEMA 1 /* of this document; /status is another, larger one (docs/status.md) */
@@ -24,7 +28,7 @@ static json_t *real_or_null(double x)
 /* Who computes what of the step, where work is handed out. */
 static json_t *leases_json(const struct model *m)
 {
-    const uint64_t now_ns = uv_now(&m->daemon->loop) * 1000000;
+    const uint64_t now_ns = uv_now(m->daemon->loop) * 1000000;
     json_t *leases = json_array();
     for (uint32_t group = 0; group < spec_returns(m->spec); group++) {
         uint64_t session[2], since_ns[2];
@@ -103,21 +107,21 @@ static json_t *status_json(struct daemon *d)
     for (uint32_t i = 0; i < d->model_count; i++)
         json_array_append_new(models, model_json(d->models[i]));
     for (uint32_t i = 0; i < SESSIONS_MAX; i++)
-        if (d->sessions.items[i].state == SESSION_OPEN)
-            json_array_append_new(sessions, session_json(&d->sessions.items[i]));
+        if (d->sessions->items[i].state == SESSION_OPEN)
+            json_array_append_new(sessions, session_json(&d->sessions->items[i]));
     return json_pack(
         "{s:i, s:s, s:s, s:s, s:I, s:f, s:I, s:s, s:s, s:o, s:b, s:I, s:I, s:I, s:I, s:o, s:o}",
         "schema", CONTROL_SCHEMA, "version", SHARDD_VERSION, "device", d->device, "place",
         segment_place_name(d->kern->ops->place), "pid", (json_int_t)getpid(), "uptime_s",
         (double)(uv_hrtime() - d->started_ns) * 1e-9, "threads", (json_int_t)d->threads, "isa",
-        d->kern->ops->name, "keeper", keeper_name(&d->keeper), "adopted", view_adopted(&d->adopt),
+        d->kern->ops->name, "keeper", keeper_name(d->keeper), "adopted", view_adopted(d->adopt),
         "draining", (int)(d->drain_session != 0), "requests", (json_int_t)d->requests, "bad_frames",
-        (json_int_t)d->mailbox.bad_frames, "dropped_replies",
-        (json_int_t)d->mailbox.dropped_replies, "repeated_replies",
-        (json_int_t)d->mailbox.repeated_replies, "models", models, "sessions", sessions);
+        (json_int_t)d->mailbox->bad_frames, "dropped_replies",
+        (json_int_t)d->mailbox->dropped_replies, "repeated_replies",
+        (json_int_t)d->mailbox->repeated_replies, "models", models, "sessions", sessions);
 }
 
-int op_status(struct op *op)
+static int op_status(struct op *op)
 {
     json_t *root = status_json(op->daemon);
     op->text = root != NULL ? json_dumps(root, JSON_COMPACT) : NULL;
@@ -130,3 +134,5 @@ int op_status(struct op *op)
     };
     return SHD_OK;
 }
+
+const struct request request_status = { op_status, ANY_ROLE };

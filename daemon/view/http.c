@@ -11,7 +11,11 @@
 #include <microhttpd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/daemon.h"
+#include "daemon/base/state.h"
+#include "daemon/view/http_answer.h"
+#include "daemon/view/http_conn.h"
+#include "daemon/view/http_socket.h"
+#include "daemon/view/view.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 
@@ -131,7 +135,7 @@ static int poll_ms(struct http *h, bool published)
 static void *serve(void *arg)
 {
     struct http *h = arg;
-    const struct view *v = &h->daemon->view;
+    const struct view *v = h->daemon->view;
     bool published = false;
     while (!atomic_load(&h->stop)) {
         struct pollfd fds[1 + HTTP_KINDS] = { { .fd = v->event_fd, .events = POLLIN } };
@@ -186,11 +190,10 @@ static int start_thread(struct http *h, struct shd_err *e)
     return SHD_OK;
 }
 
-int http_init(struct daemon *d, const char *address, struct shd_err *e)
+int http_init(struct http *h, struct daemon *d, const char *address, struct shd_err *e)
 {
-    struct http *h = &d->http;
     h->daemon = d;
-    int r = http_listen_unix(d, &h->servers[HTTP_UNIX].listen_fd, e);
+    int r = http_listen_unix(h, &h->servers[HTTP_UNIX].listen_fd, e);
     if (r == SHD_OK)
         r = start_server(h, HTTP_UNIX, e);
     if (r == SHD_OK && address != NULL)
@@ -210,13 +213,12 @@ static void stop_server(struct http_server *server)
     *server = (struct http_server){ .listen_fd = -1, .epoll_fd = -1 };
 }
 
-void http_deinit(struct daemon *d)
+void http_deinit(struct http *h)
 {
-    struct http *h = &d->http;
     const uint64_t one = 1;
     if (h->running) {
         atomic_store(&h->stop, true);
-        const ssize_t written = write(d->view.event_fd, &one, sizeof one);
+        const ssize_t written = write(h->daemon->view->event_fd, &one, sizeof one);
         CHECK(written == (ssize_t)sizeof one || errno == EAGAIN);
         pthread_join(h->thread, NULL);
         h->running = false;

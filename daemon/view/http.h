@@ -62,22 +62,7 @@ struct http {
 };
 
 /* address: "HOST:PORT" for TCP as well, or NULL. Starts the thread. */
-int http_init(struct daemon *d, const char *address, struct shd_err *e);
-void http_deinit(struct daemon *d); /* joins the thread, removes the socket file */
-
-/* http_socket.c */
-int http_listen_unix(struct daemon *d, int *ret_fd, struct shd_err *e);
-int http_listen_tcp(const char *address, int *ret_fd, bool *ret_loopback, struct shd_err *e);
-
-/* http_conn.c: the table of connections. HTTP thread. */
-struct http_conn *http_conn_add(struct http *h, struct MHD_Connection *connection, int fd);
-void http_conn_remove(struct http *h, struct http_conn *c);
-/* Shut what has been there too long. Returns in how many ms to look again; -1: nothing to see. */
-int http_conns_sweep(struct http *h, uint64_t now_ns);
-
-/* http_answer.c: begin or answer a request. Returns whether it is to wait for a snapshot first. */
-enum http_next { HTTP_ANSWERED, HTTP_WAIT, HTTP_FAILED };
-enum http_next http_answer(struct http *h, enum http_kind kind, struct http_conn *c,
-                           const char *url, const char *method);
+int http_init(struct http *h, struct daemon *d, const char *address, struct shd_err *e);
+void http_deinit(struct http *h); /* joins the thread, removes the socket file */
 
 #endif

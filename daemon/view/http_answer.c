@@ -1,4 +1,6 @@
-/* Answers to HTTP requests; see http.h and docs/status.md. HTTP thread. */
+/* See http_answer.h. */
+#include "daemon/view/http_answer.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -7,9 +9,16 @@
 
 #include <microhttpd.h>
 
+#include <uv.h>
+
+#include "daemon/base/state.h"
 #include "daemon/base/trace.h"
-#include "daemon/daemon.h"
-#include "daemon/view/http.h"
+#include "daemon/model/adopt.h"
+#include "daemon/view/json.h"
+#include "daemon/view/metrics_text.h"
+#include "daemon/view/snapshot.h"
+#include "daemon/view/trace_json.h"
+#include "daemon/view/view.h"
 #include "proto/base/clock.h"
 #include "proto/page/page.h"
 
@@ -78,7 +87,7 @@ static struct answer no_memory(void)
 static struct view_snapshot *find_snapshot(struct http *h, struct http_conn *c, bool with_spans,
                                            bool *ret_wait)
 {
-    struct view *v = &h->daemon->view;
+    struct view *v = h->daemon->view;
     const uint64_t now_ns = uv_hrtime();
     struct view_snapshot *s = view_get(v, with_spans);
     const bool fresh = s != NULL && c->wait_ns != 0 && s->taken_ns >= c->wait_ns;
@@ -153,7 +162,7 @@ static struct answer trace_answer(struct http *h, struct http_conn *c,
     c->traces = true;
     h->trace_count++;
     if (!others_wait_for_spans(h, c))
-        view_forget_spans(&h->daemon->view);
+        view_forget_spans(h->daemon->view);
     return a;
 }
 
@@ -165,15 +174,15 @@ static bool find_illness(const struct http *h, const struct view_snapshot *s, ch
                          size_t bytes)
 {
     const struct daemon *d = h->daemon;
-    const uint64_t stuck_ns = view_beat_age_ns(&d->view);
+    const uint64_t stuck_ns = view_beat_age_ns(d->view);
     if (stuck_ns > STUCK_NS) {
         snprintf(text, bytes, "the event loop has not turned for %.1f s\n",
                  (double)stuck_ns * 1e-9);
         return true;
     }
-    if (d->adopt.refused_count > 0) {
+    if (d->adopt->refused_count > 0) {
         snprintf(text, bytes, "model '%s' of a predecessor was refused: %s\n",
-                 d->adopt.refused[0].name, d->adopt.refused[0].why.text);
+                 d->adopt->refused[0].name, d->adopt->refused[0].why.text);
         return true;
     }
     for (uint32_t i = 0; s != NULL && i < s->model_count; i++) {

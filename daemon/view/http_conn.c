@@ -1,5 +1,7 @@
-/* The table of HTTP connections, and how long each may stay; see http.h. A connection is not closed
+/* See http_conn.h. A connection is not closed
  * here but shut down: libmicrohttpd then finds it ended and closes it. */
+#include "daemon/view/http_conn.h"
+
 #include <sys/socket.h>
 
 #include <uv.h>

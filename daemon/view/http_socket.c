@@ -1,4 +1,6 @@
-/* The sockets that HTTP listens on; see http.h. */
+/* See http_socket.h. */
+#include "daemon/view/http_socket.h"
+
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -10,7 +12,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/daemon.h"
+#include "daemon/base/state.h"
 #include "daemon/view/http.h"
 
 #define BACKLOG          64
@@ -33,10 +35,11 @@ static int set_access(const struct daemon *d, const char *path, struct shd_err *
     return SHD_OK;
 }
 
-int http_listen_unix(struct daemon *d, int *ret_fd, struct shd_err *e)
+int http_listen_unix(struct http *h, int *ret_fd, struct shd_err *e)
 {
+    const struct daemon *d = h->daemon;
     struct sockaddr_un address = { .sun_family = AF_UNIX };
-    char path[sizeof d->http.path];
+    char path[sizeof h->path];
     const int bytes = snprintf(path, sizeof path, "%s/%s.status", d->runtime_dir, d->device);
     if (bytes < 0 || (size_t)bytes >= sizeof address.sun_path)
         return err_set(e, SHD_EINVAL, "socket path '%s' is longer than %zu bytes", path,
@@ -50,7 +53,7 @@ int http_listen_unix(struct daemon *d, int *ret_fd, struct shd_err *e)
     if (bind(fd, (const struct sockaddr *)&address, sizeof address) != 0)
         r = err_sys(e, SHD_EIO, "bind '%s'", path);
     if (r == SHD_OK) {
-        memcpy(d->http.path, path, sizeof path); /* ours to remove from here on */
+        memcpy(h->path, path, sizeof path); /* ours to remove from here on */
         r = set_access(d, path, e);
     }
     if (r == SHD_OK && listen(fd, BACKLOG) != 0)

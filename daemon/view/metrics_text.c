@@ -1,14 +1,18 @@
-/* A snapshot as Prometheus text; names and labels as docs/status.md has them. See view.h.
+/* See metrics_text.h.
  *
  * One family after the other, as the format wants it: each is a name, a help text, a type and a
  * function that writes its samples. */
+#include "daemon/view/metrics_text.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
-#include "daemon/daemon.h"
-#include "daemon/view/view.h"
+#include "daemon/base/state.h"
+#include "daemon/model/adopt.h"
+#include "daemon/view/snapshot.h"
+#include "daemon/view/waits.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/version.h"
@@ -46,7 +50,7 @@ static uint64_t daemon_dropped(const struct view_snapshot *s)
 }
 static uint64_t daemon_adopted(const struct view_snapshot *s)
 {
-    return s->daemon->adopt.models;
+    return s->daemon->adopt->models;
 }
 static uint64_t daemon_sessions(const struct view_snapshot *s)
 {

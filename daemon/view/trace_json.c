@@ -1,13 +1,16 @@
-/* The trace as Chrome's JSON (also Perfetto's); see trace.h and docs/status.md. Written from copies
- * on the HTTP thread: neither the loop nor a worker notices. */
+/* See trace_json.h. */
+#include "daemon/view/trace_json.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <uv.h>
+
+#include "daemon/base/state.h"
 #include "daemon/base/trace.h"
-#include "daemon/daemon.h"
-#include "daemon/view/view.h"
+#include "daemon/view/snapshot.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
 

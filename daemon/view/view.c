@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/daemon.h"
+#include "daemon/base/state.h"
+#include "daemon/view/snapshot.h"
+#include "daemon/view/take.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 
@@ -67,17 +69,17 @@ static void beat(uv_timer_t *timer)
 
 int view_init(struct daemon *d, struct shd_err *e)
 {
-    struct view *v = &d->view;
+    struct view *v = d->view;
     v->daemon = d;
     v->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (v->event_fd < 0)
         return err_sys(e, SHD_EIO, "make an eventfd");
     pthread_mutex_init(&v->mutex, NULL);
-    const int r = uv_async_init(&d->loop, &v->async, asked);
+    const int r = uv_async_init(d->loop, &v->async, asked);
     if (r < 0)
         return err_set(e, SHD_EIO, "start the view: %s", uv_strerror(r));
-    uv_timer_init(&d->loop, &v->heartbeat);
-    uv_timer_init(&d->loop, &v->later);
+    uv_timer_init(d->loop, &v->heartbeat);
+    uv_timer_init(d->loop, &v->later);
     v->async.data = v->heartbeat.data = v->later.data = v;
     v->handles_ready = true;
     atomic_store(&v->beat_ns, uv_hrtime());
@@ -90,7 +92,7 @@ int view_init(struct daemon *d, struct shd_err *e)
 
 void view_deinit(struct daemon *d)
 {
-    struct view *v = &d->view;
+    struct view *v = d->view;
     view_unref(v->last);
     view_unref(v->last_spans);
     v->last = v->last_spans = NULL;

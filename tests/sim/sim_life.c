@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/core/step_init.h"
 #include "tests/sim/sim.h"
 
 #define CORE_BYTES  ((size_t)8192)

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "daemon/core/step.h"
+#include "daemon/core/step_init.h"
 #include "kernels/cpu/trail.h"
 #include "tests/lib/kern_util.h"
 

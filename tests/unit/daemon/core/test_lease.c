@@ -1,6 +1,7 @@
 /* Who computes what: on a real core, with sessions that return, die and dawdle in a made-up time.
  */
 #include "daemon/core/lease.h"
+#include "daemon/core/step_init.h"
 
 #include "proto/base/check.h"
 #include "tests/lib/test.h"

@@ -3,6 +3,7 @@
  * must be: every micro-batch that took part exactly once, in ascending order. Then the same with
  * the core thrown away at every event and every fail point, and a new one on the ledger. */
 #include "daemon/core/step.h"
+#include "daemon/core/step_init.h"
 
 #include "proto/base/check.h"
 #include "tests/lib/test.h"

@@ -5,6 +5,7 @@
 #include <sys/un.h>
 
 #include "client/shd.h"
+#include "daemon/net/session.h"
 #include "tests/lib/http_ask.h"
 #include "tests/lib/raw_client.h"
 

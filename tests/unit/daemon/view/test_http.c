@@ -1,6 +1,7 @@
 /* The status socket of real daemons: what it says, about whom, and what it takes. */
 #include <jansson.h>
 
+#include "daemon/base/process.h"
 #include "proto/share/fdpass.h"
 #include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
@@ -259,11 +260,11 @@ static int get_health(char text[256])
 
 TEST(next_user_of_a_pid_is_not_taken_for_the_one_before)
 {
-    struct view_process me;
-    EXPECT(view_process_read(getpid(), &me));
-    EXPECT_STR(view_process_state(getpid(), me.start_time), "running");
-    EXPECT_STR(view_process_state(getpid(), me.start_time - 1), "gone");
-    EXPECT_STR(view_process_state(getpid(), 0), "unknown");
+    struct process me;
+    EXPECT(process_read(getpid(), &me));
+    EXPECT_STR(process_state(getpid(), me.start_time), "running");
+    EXPECT_STR(process_state(getpid(), me.start_time - 1), "gone");
+    EXPECT_STR(process_state(getpid(), 0), "unknown");
 }
 
 TEST(answers_with_the_last_snapshot_while_the_loop_is_stuck)

@@ -1,44 +1,26 @@
-/* Taking a snapshot: the loop thread copies numbers, nothing is formatted here. See view.h. */
+/* See take.h. */
+#include "daemon/view/take.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "daemon/daemon.h"
+#include "daemon/base/state.h"
+#include "daemon/model/checkpoint.h"
+#include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
 #include "daemon/net/links.h"
-#include "daemon/view/view.h"
+#include "daemon/net/mailbox.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
+#include "daemon/view/snapshot.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/share/board.h"
+#include "proto/wire/wire.h"
 
 #define WAITING_MAX 1024u /* requests listed: of a model; by NCCL, of all */
-
-void view_unref(struct view_snapshot *s)
-{
-    if (s == NULL || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) > 1)
-        return;
-    for (uint32_t i = 0; s->models != NULL && i < s->model_count; i++) {
-        free(s->models[i].units);
-        free(s->models[i].leases);
-        free(s->models[i].missing);
-        free(s->models[i].waiting_list);
-    }
-    for (uint32_t i = 0; s->sessions != NULL && i < s->session_count; i++)
-        free(s->sessions[i].spans);
-    free(s->models);
-    free(s->sessions);
-    free(s->transfers);
-    free(s);
-}
-
-const struct view_session *view_session_find(const struct view_snapshot *s, uint64_t id)
-{
-    for (uint32_t i = 0; i < s->session_count && id != 0; i++)
-        if (s->sessions[i].id == id)
-            return &s->sessions[i];
-    return NULL;
-}
 
 /* -- Models -------------------------------------------------------------------------------------
  */
@@ -54,7 +36,7 @@ static void take_units(const struct model *m, struct view_model *vm)
 /* Groups that have not come in, who has them on lease, who brought them last time. */
 static void take_groups(const struct model *m, struct view_model *vm)
 {
-    const uint64_t now_ns = uv_hrtime(), loop_ns = uv_now(&m->daemon->loop) * 1000000;
+    const uint64_t now_ns = uv_hrtime(), loop_ns = uv_now(m->daemon->loop) * 1000000;
     for (uint32_t g = 0; g < spec_returns(m->spec); g++) {
         uint64_t session[2] = { 0 }, since_ns[2] = { 0 };
         const bool in = step_micro_in(m->core, g), came = step_micro_came(m->core, g);
@@ -106,7 +88,7 @@ static void take_turns(const struct daemon *d, const struct inbox *inbox, struct
     for (uint32_t slot = 0; slot < inbox->slots; slot++) {
         if ((inbox->busy & UINT64_C(1) << slot) == 0)
             continue;
-        const struct op *op = &d->ops.items[inbox->op_index[slot]];
+        const struct op *op = &d->ops->items[inbox->op_index[slot]];
         const struct wire_return *req = &op->req.return_grad;
         if (!step_waits(m->core, req->unit, req->micro, op->index + 1))
             continue;
@@ -240,10 +222,10 @@ static bool take_sessions(struct daemon *d, struct view_snapshot *snapshot, bool
 {
     uint32_t with = 0;
     for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
-        const struct session *s = &d->sessions.items[i];
+        const struct session *s = &d->sessions->items[i];
         if (s->state != SESSION_OPEN)
             continue;
-        CHECK(snapshot->session_count < d->sessions.used);
+        CHECK(snapshot->session_count < d->sessions->used);
         struct view_session *vs = &snapshot->sessions[snapshot->session_count++];
         take_session(s, i, vs);
         take_inboxes(s, vs, snapshot);
@@ -284,9 +266,9 @@ static struct view_transfer transfer_of(const struct op *op, uint64_t begun_ns)
 
 static void take_transfers(const struct daemon *d, struct view_snapshot *s)
 {
-    uint32_t left = d->comm != NULL ? d->ops.used : 0;
+    uint32_t left = d->comm != NULL ? d->ops->used : 0;
     for (uint32_t i = 0; i < OP_POOL_COUNT && left > 0; i++) {
-        const struct op *op = &d->ops.items[i];
+        const struct op *op = &d->ops->items[i];
         uint64_t begun_ns = 0;
         if (op->serial == 0)
             continue;
@@ -311,10 +293,10 @@ static void take_daemon(const struct daemon *d, struct view_snapshot *s)
     s->uptime_s = (double)(s->taken_ns - d->started_ns) * 1e-9;
     s->draining = d->drain_session != 0;
     s->requests = d->requests;
-    s->bad_frames = d->mailbox.bad_frames;
-    s->dropped_replies = d->mailbox.dropped_replies;
-    s->repeated_replies = d->mailbox.repeated_replies;
-    s->metrics = d->metrics;
+    s->bad_frames = d->mailbox->bad_frames;
+    s->dropped_replies = d->mailbox->dropped_replies;
+    s->repeated_replies = d->mailbox->repeated_replies;
+    s->metrics = *d->metrics;
 }
 
 struct view_snapshot *view_take(struct daemon *d, bool with_spans)
@@ -325,7 +307,7 @@ struct view_snapshot *view_take(struct daemon *d, bool with_spans)
     atomic_init(&s->refs, 1);
     take_daemon(d, s);
     s->models = sys_calloc(d->model_count + 1, sizeof *s->models);
-    s->sessions = sys_calloc(d->sessions.used + 1, sizeof *s->sessions);
+    s->sessions = sys_calloc(d->sessions->used + 1, sizeof *s->sessions);
     s->transfers = sys_calloc(d->comm != NULL ? WAITING_MAX : 1, sizeof *s->transfers);
     bool ok = s->models != NULL && s->sessions != NULL && s->transfers != NULL;
     for (uint32_t i = 0; ok && i < d->model_count; i++) {

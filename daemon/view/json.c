@@ -1,10 +1,16 @@
-/* A snapshot as JSON: /status, schema 2 of docs/status.md. Holds no tensor data and no token. */
+/* See json.h. */
+#include "daemon/view/json.h"
+
 #include <math.h>
 #include <unistd.h>
 
+#include "daemon/base/keeper.h"
 #include "daemon/base/log.h"
-#include "daemon/daemon.h"
-#include "daemon/view/view.h"
+#include "daemon/base/process.h"
+#include "daemon/base/state.h"
+#include "daemon/model/adopt.h"
+#include "daemon/view/snapshot.h"
+#include "daemon/view/waits.h"
 #include "proto/base/clock.h"
 #include "proto/base/version.h"
 
@@ -154,15 +160,14 @@ static json_t *now_json(const struct activity_span *now, uint64_t taken_ns)
 
 static json_t *session_json(const struct view_session *vs, uint64_t taken_ns)
 {
-    return json_pack("{s:I, s:s, s:i, s:I, s:s, s:f, s:s, s:I, s:I, s:I, s:o, s:o}", "id",
-                     (json_int_t)vs->id, "name", vs->name, "pid", (int)vs->pid, "uid",
-                     (json_int_t)vs->uid, "role", vs->role, "age_s",
-                     seconds_between(vs->since_ns, taken_ns), "state",
-                     view_process_state(vs->pid, vs->start_time), "slots", (json_int_t)vs->slots,
-                     "slots_waiting", (json_int_t)vs->slots_waiting, "requests_pending",
-                     (json_int_t)vs->requests_pending, "path",
-                     vs->path != NULL ? json_string(vs->path) : json_null(), "now",
-                     now_json(&vs->now, taken_ns));
+    return json_pack(
+        "{s:I, s:s, s:i, s:I, s:s, s:f, s:s, s:I, s:I, s:I, s:o, s:o}", "id", (json_int_t)vs->id,
+        "name", vs->name, "pid", (int)vs->pid, "uid", (json_int_t)vs->uid, "role", vs->role,
+        "age_s", seconds_between(vs->since_ns, taken_ns), "state",
+        process_state(vs->pid, vs->start_time), "slots", (json_int_t)vs->slots, "slots_waiting",
+        (json_int_t)vs->slots_waiting, "requests_pending", (json_int_t)vs->requests_pending, "path",
+        vs->path != NULL ? json_string(vs->path) : json_null(), "now",
+        now_json(&vs->now, taken_ns));
 }
 
 /* -- The daemon ---------------------------------------------------------------------------------
@@ -201,7 +206,7 @@ static json_t *daemon_json(const struct view_snapshot *s, uint64_t now_ns)
         segment_place_name(d->kern->ops->place), "gpu", gpu_json(d->kern->ops), "pid",
         (int)getpid(), "uptime_s", s->uptime_s, "time_s", s->time_s, "stale_ms",
         seconds_between(s->taken_ns, now_ns) * 1e3, "threads", (json_int_t)d->threads, "isa",
-        d->kern->ops->name, "keeper", keeper_name(&d->keeper), "adopted", view_adopted(&d->adopt),
+        d->kern->ops->name, "keeper", keeper_name(d->keeper), "adopted", view_adopted(d->adopt),
         "draining", (int)s->draining, "requests", (json_int_t)s->requests, "bad_frames",
         (json_int_t)s->bad_frames, "dropped_replies", (json_int_t)s->dropped_replies,
         "repeated_replies", (json_int_t)s->repeated_replies);

@@ -1,6 +1,8 @@
-/* The service manager: watchdog and STATUS=; see view.h. */
+/* See notify.h. */
+#include "daemon/base/notify.h"
+
 #include <errno.h>
-#include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,15 +13,14 @@
 #include <systemd/sd-daemon.h>
 
 #include "daemon/base/log.h"
-#include "daemon/daemon.h"
-#include "daemon/model/model.h"
-#include "daemon/view/view.h"
+#include "daemon/base/state.h"
+#include "kernels/kern.h"
 #include "proto/base/clock.h"
 
 #define SCRATCH_ELEMS 16u
 
 /* sd_notify() would wait for a manager that is stopped, and the loop with it. */
-static void tell(const struct view_notify *n, const char *text)
+static void tell(const struct notify *n, const char *text)
 {
     const char *path = getenv("NOTIFY_SOCKET");
     struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -39,8 +40,7 @@ static void tell(const struct view_notify *n, const char *text)
 
 static void probed(struct task *task)
 {
-    struct view_notify *n = (struct view_notify *)((char *)task -
-                                                   offsetof(struct view_notify, probe));
+    struct notify *n = (struct notify *)((char *)task - offsetof(struct notify, probe));
     n->probing = false;
     if (task->status == SHD_OK)
         tell(n, "WATCHDOG=1");
@@ -51,7 +51,7 @@ static void probed(struct task *task)
 static void probe(uv_timer_t *timer)
 {
     struct daemon *d = timer->data;
-    struct view_notify *n = &d->notify;
+    struct notify *n = d->notify;
     const struct kern_fill fill = { .out = n->scratch,
                                     .elems = SCRATCH_ELEMS,
                                     .kind = KERN_FILL_CONST };
@@ -69,14 +69,14 @@ static void probe(uv_timer_t *timer)
             status_name(r), e.text);
 }
 
-int view_notify_init(struct daemon *d, struct shd_err *e)
+int notify_init(struct daemon *d, struct shd_err *e)
 {
-    struct view_notify *n = &d->notify;
+    struct notify *n = d->notify;
     uint64_t watchdog_us = 0;
     n->fd = getenv("NOTIFY_SOCKET") != NULL ? socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
     if (getenv("NOTIFY_SOCKET") != NULL && n->fd < 0)
         return err_sys(e, SHD_EIO, "make a socket");
-    uv_timer_init(&d->loop, &n->timer);
+    uv_timer_init(d->loop, &n->timer);
     n->timer.data = d;
     if (sd_watchdog_enabled(/* unset_environment= */ 0, &watchdog_us) > 0) {
         n->scratch = d->kern->ops->alloc(d->kern, SCRATCH_ELEMS * sizeof *n->scratch);
@@ -88,31 +88,32 @@ int view_notify_init(struct daemon *d, struct shd_err *e)
     return SHD_OK;
 }
 
-void view_notify_deinit(struct daemon *d)
+void notify_deinit(struct daemon *d)
 {
-    if (d->notify.fd >= 0)
-        close(d->notify.fd);
-    d->notify.fd = -1;
+    if (d->notify->fd >= 0)
+        close(d->notify->fd);
+    d->notify->fd = -1;
     if (d->kern != NULL)
-        d->kern->ops->release(d->kern, d->notify.scratch, SCRATCH_ELEMS * sizeof(float));
-    d->notify.scratch = NULL;
+        d->kern->ops->release(d->kern, d->notify->scratch, SCRATCH_ELEMS * sizeof(float));
+    d->notify->scratch = NULL;
 }
 
-void view_notify_step(struct model *m)
+void notify_step(struct notify *n, bool draining, const char *fmt, ...)
 {
-    struct view_notify *n = &m->daemon->notify;
     const uint64_t now_ns = uv_hrtime();
     char text[256];
     if (n->fd < 0 || now_ns - n->status_ns < NS_PER_S)
         return;
     n->status_ns = now_ns;
-    snprintf(text, sizeof text, "STATUS=%s%.100s: step %" PRIu64 ", %s",
-             m->daemon->drain_session != 0 ? "Draining; " : "", m->spec->name, step_now(m->core),
-             step_phase_name(step_phase(m->core)));
+    const int used = snprintf(text, sizeof text, "STATUS=%s", draining ? "Draining; " : "");
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text + used, sizeof text - (size_t)used, fmt, ap);
+    va_end(ap);
     tell(n, text);
 }
 
-void view_notify_drain(struct daemon *d)
+void notify_drain(const struct notify *n, bool draining)
 {
-    tell(&d->notify, d->drain_session != 0 ? "STATUS=Draining" : "STATUS=Serving");
+    tell(n, draining ? "STATUS=Draining" : "STATUS=Serving");
 }

@@ -1,4 +1,6 @@
-/* What the kernel says about a worker's process; see view.h. */
+/* See process.h. */
+#include "daemon/base/process.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -6,11 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/view/view.h"
-
 #define START_TIME_FIELD 22
 
-bool view_process_read(pid_t pid, struct view_process *ret_process)
+bool process_read(pid_t pid, struct process *ret_process)
 {
     char path[40], text[1024];
     if (pid <= 0)
@@ -28,7 +28,7 @@ bool view_process_read(pid_t pid, struct view_process *ret_process)
     const char *at = strrchr(text, ')');
     if (at == NULL || at[1] != ' ' || at[2] == '\0')
         return false;
-    struct view_process process = { .state = at[2] };
+    struct process process = { .state = at[2] };
     at += 2;
     for (int field = 3; field < START_TIME_FIELD && at != NULL; field++) {
         at = strchr(at, ' ');
@@ -41,12 +41,12 @@ bool view_process_read(pid_t pid, struct view_process *ret_process)
     return true;
 }
 
-const char *view_process_state(pid_t pid, uint64_t start_time)
+const char *process_state(pid_t pid, uint64_t start_time)
 {
-    struct view_process process;
+    struct process process;
     if (pid <= 0 || start_time == 0)
         return "unknown"; /* of another pid namespace, or hidden from us from the first */
-    if (!view_process_read(pid, &process) || process.start_time != start_time)
+    if (!process_read(pid, &process) || process.start_time != start_time)
         return "gone";
     switch (process.state) {
     case 'R':

@@ -1,8 +1,9 @@
-/* Who waits for what, since when, and who is to blame as far as is known. See view.h and
- * docs/status.md. Made from a snapshot; only the state of processes is looked up now.
+/* See waits.h and docs/status.md. Only the state of processes is looked up now.
  *
  * Who has a missing micro-batch: the sessions that have it on lease; where shares are fixed, who
  * returned it in an earlier step; where neither is known, trainers that do not wait themselves. */
+#include "daemon/view/waits.h"
+
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -10,8 +11,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/daemon.h"
-#include "daemon/view/view.h"
+#include "daemon/base/process.h"
+#include "daemon/base/state.h"
+#include "daemon/view/snapshot.h"
 #include "proto/base/clock.h"
 
 #define PEOPLE_MAX 8u
@@ -77,7 +79,7 @@ static struct person person_of_sender(const struct view_snapshot *s,
         return person_of(vs);
     return (struct person){ .pid = sender->pid,
                             .name = sender->name,
-                            .state = view_process_state(sender->pid, sender->start_time) };
+                            .state = process_state(sender->pid, sender->start_time) };
 }
 
 static void blame(const struct view_snapshot *s, struct wait *w, struct person p)
@@ -89,7 +91,7 @@ static void blame(const struct view_snapshot *s, struct wait *w, struct person p
         return;
     const struct view_session *vs = view_session_find(s, p.session);
     if (vs != NULL)
-        p.state = view_process_state(vs->pid, vs->start_time);
+        p.state = process_state(vs->pid, vs->start_time);
     w->on[w->on_count++] = p;
 }
 
@@ -201,7 +203,7 @@ static struct wait *add(struct waits *all, enum view_wait_kind kind, struct pers
     /* What a stopped process says of itself is as old as that: it may have what it waits for. */
     const struct view_session *vs = view_session_find(all->s, who.session);
     const bool stopped = vs != NULL &&
-                         strcmp(view_process_state(vs->pid, vs->start_time), "stopped") == 0;
+                         strcmp(process_state(vs->pid, vs->start_time), "stopped") == 0;
     say(w, "%s (pid %d%s) waits %.1f s for ", who.name, (int)who.pid, stopped ? ", stopped" : "",
         (double)waited_ns / NS_PER_S);
     return w;

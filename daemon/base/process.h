@@ -1,0 +1,21 @@
+/* What the kernel says about a process: a worker's. Any thread. */
+#ifndef SHD_PROCESS_H
+#define SHD_PROCESS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct process {
+    char state;          /* of /proc/PID/stat */
+    uint64_t start_time; /* in clock ticks since boot */
+};
+
+/* False: there is none. A few microseconds. */
+bool process_read(pid_t pid, struct process *ret_process);
+
+/* "running", "sleeping", "stopped", "gone"; also "gone" when pid is another process by now, and
+ * "unknown" when start_time is 0. */
+const char *process_state(pid_t pid, uint64_t start_time);
+
+#endif

@@ -1,0 +1,84 @@
+/* What the parts of a daemon share: pointers to one another, and little else. daemon.c owns all of
+ * it, makes it in order and frees it in reverse. Whoever needs more of a part than its pointer
+ * includes that part's header; this one includes none.
+ *
+ * The loop thread owns every part and never blocks: optimizer work runs on the kernel device's
+ * threads, spec parsing and model creation on libuv's pool; both report back to the loop.
+ */
+#ifndef SHD_STATE_H
+#define SHD_STATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct adopt;
+struct comm;
+struct daemon;
+struct keeper;
+struct kern;
+struct mailbox;
+struct metrics_daemon;
+struct model;
+struct notify;
+struct op;
+struct op_pool;
+struct open_queue;
+struct request;
+struct restore;
+struct session;
+struct session_table;
+struct task_queue;
+struct trace;
+struct uv_loop_s;
+struct uv_timer_s;
+struct view;
+
+#define DAEMON_MODELS_MAX       64u
+#define DAEMON_DEVICE_BYTES_MAX 32u
+#define DAEMON_DIR_BYTES_MAX    512u
+
+/* What a part says to those above it, which it does not know. Set before anything starts. */
+struct daemon_hooks {
+    /* A frame came. */
+    void (*frame)(struct daemon *d, const uint8_t *identity, uint32_t identity_bytes,
+                  const void *frame, size_t bytes);
+    const struct request *const *requests; /* by type: the handler, and who may send it */
+    /* A session has ended, as it was open or not yet; its claims go. */
+    void (*session_ended)(struct session *s, bool was_open);
+    void (*work_done)(struct daemon *d);     /* completions were delivered */
+    void (*device_failed)(struct daemon *d); /* work came back with SHD_EIO */
+};
+
+struct daemon {
+    const struct daemon_hooks *hooks;
+    char device[DAEMON_DEVICE_BYTES_MAX];
+    char runtime_dir[DAEMON_DIR_BYTES_MAX];
+    uint32_t threads;
+    uint64_t started_ns;      /* uv_hrtime() */
+    struct uv_loop_s *loop;   /* NULL before it is there */
+    struct kern *kern;        /* all models' memory and work */
+    struct task_queue *tasks; /* completions from other threads */
+    struct keeper *keeper;
+    struct trace *trace;
+    struct op_pool *ops;
+    struct mailbox *mailbox;
+    struct session_table *sessions;
+    struct model *models[DAEMON_MODELS_MAX]; /* handle = index + 1 */
+    uint32_t model_count;
+    struct open_queue *open; /* OpenModel requests */
+    struct restore *restore; /* NULL when idle */
+    struct adopt *adopt;
+    struct comm *comm; /* NCCL's thread; NULL: nobody has asked for it */
+    struct metrics_daemon *metrics;
+    struct view *view;
+    struct notify *notify;
+    struct uv_timer_s *spill_timer, *lease_timer; /* running while somebody waits */
+    uint64_t drain_session;                       /* who drains this device; 0: nobody */
+    struct op *drain_waiting;                     /* its DRAIN, until we are between two steps */
+    uint64_t requests;                            /* since start */
+    bool stopping; /* daemon_free() is under way: begin nothing new */
+    bool failed;   /* the device did */
+};
+
+#endif

@@ -1,0 +1,21 @@
+/* A step core at the point where its ledger is: step 0 of a fresh one, or what a predecessor left.
+ * Nothing is done here: step_resume() says what is left to be done. */
+#ifndef SHD_STEP_INIT_H
+#define SHD_STEP_INIT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct ledger;
+struct step;
+
+/* Bytes a core needs; units, micros > 0 and units * micros <= STEP_CELLS_MAX. */
+size_t step_bytes(uint32_t units, uint32_t micros);
+
+/* Lay out a core in memory of step_bytes() aligned to 16, at the point where the ledger (which it
+ * borrows) is: step 0, OPEN, for a fresh one. frozen[units]: units that get no gradients and no
+ * update, only new versions; NULL: none. At least one must be trainable. */
+struct step *step_init(void *memory, const struct ledger *ledger, const bool *frozen);
+
+#endif

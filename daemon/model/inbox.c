@@ -1,0 +1,115 @@
+/* See inbox.h. */
+#include "daemon/model/inbox.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "daemon/base/state.h"
+#include "daemon/model/model.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+
+int inbox_new(struct model *m, uint32_t slots, struct inbox **ret_inbox, struct shd_err *e)
+{
+    struct inbox *inbox = sys_calloc(1, sizeof *inbox);
+    if (inbox == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for an inbox");
+    inbox->segment = inbox->activity = SEGMENT_CLOSED;
+    int r = m->kern->ops->segment_new(m->kern, "shardd-inbox", SEGMENT_INBOX,
+                                      shardmap_inbox_bytes(m->map, slots), &inbox->segment, e);
+    if (r == SHD_OK && inbox->segment.place != SEGMENT_HOST)
+        r = segment_new("shardd-activity", SEGMENT_ACTIVITY, ACTIVITY_BYTES, &inbox->activity, e);
+    if (r != SHD_OK) {
+        m->kern->ops->segment_close(m->kern, &inbox->segment);
+        free(inbox);
+        return r;
+    }
+    inbox->model = m;
+    inbox->slots = slots;
+    inbox->refs = 1;
+    *ret_inbox = inbox;
+    return SHD_OK;
+}
+
+static void close_inbox(uv_work_t *work)
+{
+    struct inbox *inbox = work->data;
+    inbox->model->kern->ops->segment_close(inbox->model->kern, &inbox->segment);
+    segment_close(&inbox->activity);
+}
+
+static void inbox_closed(uv_work_t *work, int cancelled)
+{
+    CHECK(cancelled == 0);
+    free(work->data);
+}
+
+void inbox_unref(struct inbox *inbox)
+{
+    struct daemon *d = inbox->model->daemon;
+    CHECK(inbox->refs > 0);
+    if (--inbox->refs > 0)
+        return;
+    inbox->model->inbox_bytes -= inbox->segment.bytes;
+    inbox->work.data = inbox;
+    if (!d->stopping) { /* unmapping much memory takes a while */
+        uv_queue_work(d->loop, &inbox->work, close_inbox, inbox_closed);
+        return;
+    }
+    close_inbox(&inbox->work);
+    free(inbox);
+}
+
+const struct activity *inbox_activity(const struct inbox *inbox)
+{
+    if (inbox->activity.base != NULL)
+        return inbox->activity.base;
+    const uint8_t *base = inbox->segment.base;
+    return (const struct activity *)(base + shardmap_activity_offset_bytes(inbox->model->map,
+                                                                           inbox->slots));
+}
+
+struct inbox *inbox_of(const struct session *s, const struct model *m)
+{
+    for (uint32_t i = 0; i < s->inbox_count; i++)
+        if (s->inboxes[i]->model == m)
+            return s->inboxes[i];
+    return NULL;
+}
+
+int inbox_take_slot(struct op *op)
+{
+    const uint32_t slot = op->req.return_grad.slot;
+    struct inbox *inbox = inbox_of(op->session, op->model);
+    if (inbox == NULL)
+        return err_set(&op->err, SHD_EINVAL, "session has no gradient slots for model '%s'",
+                       op->model->spec->name);
+    if (slot >= inbox->slots)
+        return err_set(&op->err, SHD_ERANGE, "slot %" PRIu32 " of an inbox with %" PRIu32, slot,
+                       inbox->slots);
+    if (inbox->busy & UINT64_C(1) << slot)
+        return err_set(&op->err, SHD_EINVAL, "slot %" PRIu32 " was not credited yet", slot);
+    inbox->busy |= UINT64_C(1) << slot;
+    inbox->refs++;
+    inbox->op_index[slot] = op->index;
+    op->inbox = inbox;
+    return SHD_OK;
+}
+
+void inbox_release_slot(struct op *op)
+{
+    if (op->inbox == NULL)
+        return;
+    op->inbox->busy &= ~(UINT64_C(1) << op->req.return_grad.slot);
+    inbox_unref(op->inbox);
+    op->inbox = NULL;
+}
+
+void inbox_end(struct session *s)
+{
+    for (uint32_t i = 0; i < s->inbox_count; i++)
+        inbox_unref(s->inboxes[i]);
+    s->inbox_count = 0;
+}

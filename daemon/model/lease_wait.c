@@ -1,0 +1,82 @@
+/* See lease_wait.h. */
+#include "daemon/model/lease_wait.h"
+
+#include <uv.h>
+
+#include "daemon/base/state.h"
+#include "daemon/core/lease.h"
+#include "daemon/model/model.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
+#include "proto/base/clock.h"
+
+/* The loop's time, which stands still while a batch of events is served: lease_next_ns() leaves out
+ * what was due when it is asked, so all who wait must have been asked at that very time. */
+static uint64_t loop_ns(const struct daemon *d)
+{
+    return uv_now(d->loop) * NS_PER_MS;
+}
+
+static void time_is_up(uv_timer_t *timer);
+
+/* Fire in ms at the latest. Too early does no harm. */
+static void fire_in(struct daemon *d, uint64_t ms)
+{
+    const bool active = uv_is_active((const uv_handle_t *)d->lease_timer) != 0;
+    if (d->stopping || (active && uv_timer_get_due_in(d->lease_timer) <= ms))
+        return;
+    uv_timer_start(d->lease_timer, time_is_up, ms, /* repeat= */ 0);
+}
+
+static void wait_for_time(const struct model *m)
+{
+    struct daemon *d = m->daemon;
+    const uint64_t now_ns = loop_ns(d);
+    const uint64_t next_ns = lease_next_ns(m->lease, m->core, now_ns);
+    if (m->lease_waiting != NULL && next_ns != UINT64_MAX)
+        fire_in(d, (next_ns - now_ns) / NS_PER_MS + 1);
+}
+
+static void time_is_up(uv_timer_t *timer)
+{
+    struct daemon *d = timer->data;
+    for (uint32_t i = 0; i < d->model_count; i++)
+        lease_wait_wake(d->models[i]);
+}
+
+void lease_wait_init(struct daemon *d)
+{
+    uv_timer_init(d->loop, d->lease_timer);
+    d->lease_timer->data = d;
+}
+
+void lease_wait_wake(struct model *m)
+{
+    op_again(&m->lease_waiting);
+}
+
+void lease_wait_soon(struct model *m)
+{
+    if (m->lease_waiting != NULL)
+        fire_in(m->daemon, 1);
+}
+
+/* Behind the others: who came first is asked first. */
+static void wait_for_work(struct op *op)
+{
+    struct op **at = &op->model->lease_waiting;
+    while (*at != NULL)
+        at = &(*at)->next;
+    *at = op;
+    wait_for_time(op->model);
+}
+
+enum lease_answer lease_wait_ask(struct op *op, uint32_t *ret_group)
+{
+    const struct model *m = op->model;
+    const enum lease_answer answer = lease_ask(m->lease, m->core, op->req.lease.step,
+                                               op->session->id, loop_ns(op->daemon), ret_group);
+    if (answer == LEASE_WAIT)
+        wait_for_work(op);
+    return answer;
+}

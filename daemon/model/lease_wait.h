@@ -1,0 +1,25 @@
+/* LEASE requests for which there is no work yet. Who gets what lease.h decides; they are asked
+ * again when gradients come in, the step goes on, a session ends, or time has passed. Loop thread.
+ */
+#ifndef SHD_LEASE_WAIT_H
+#define SHD_LEASE_WAIT_H
+
+#include <stdint.h>
+
+#include "daemon/core/lease.h"
+
+struct daemon;
+struct model;
+struct op;
+
+void lease_wait_init(struct daemon *d); /* the daemon's timer, on its loop */
+
+/* Ask for work for op's session; LEASE_WAIT: op waits, its handler is called again. */
+enum lease_answer lease_wait_ask(struct op *op, uint32_t *ret_group);
+
+/* Ask again for those who wait for work of this model: now, or within a millisecond where it may
+ * happen often. */
+void lease_wait_wake(struct model *m);
+void lease_wait_soon(struct model *m);
+
+#endif

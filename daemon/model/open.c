@@ -1,0 +1,350 @@
+/* See open.h. */
+#include "daemon/model/open.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/state.h"
+#include "daemon/model/adopt.h"
+#include "daemon/model/inbox.h"
+#include "daemon/model/model.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+#include "proto/wire/wire.h"
+
+struct open_work {
+    uv_work_t work;
+    struct daemon *daemon;
+    struct op *op; /* borrowed: pending until finish_open() */
+    uint32_t spec_bytes;
+    struct spec *spec;   /* owned until a model takes it */
+    struct model *model; /* made; owned until model_start() */
+    struct model *found; /* borrowed: to attach to */
+    struct inbox *inbox; /* made; owned until the session has it */
+    int status;
+};
+
+static void serve_next(struct daemon *d);
+
+/* The one open request is done. */
+static void finish_open(struct open_work *w, int status)
+{
+    struct daemon *d = w->daemon;
+    struct op *op = w->op;
+    if (w->inbox != NULL)
+        inbox_unref(w->inbox);
+    spec_free(w->spec);
+    free(w);
+    d->open->work = NULL;
+    op_finish(op, status);
+    serve_next(d);
+}
+
+static int add_segment(struct op *op, enum segment_kind kind, const struct segment *segment)
+{
+    struct wire_layout *layout = &op->reply.layout;
+    const uint64_t ticket = session_ticket_new(op->session, segment->fd, kind, segment->bytes);
+    if (ticket == 0)
+        return err_set(&op->err, SHD_EBUSY,
+                       "session has %u unclaimed segments, the most there may be",
+                       SESSION_TICKETS_MAX);
+    layout->segments[layout->segment_count++] = (struct wire_segment){
+        .kind = kind, .ticket = ticket, .bytes = segment->bytes, .place = segment->place
+    };
+    return SHD_OK;
+}
+
+/* Whether the session can have an inbox. *ret_needed: one must be made. */
+static int check_inbox(struct op *op, const struct model *m, bool *ret_needed)
+{
+    struct session *s = op->session;
+    const uint32_t slots = op->req.open_model.slots;
+    *ret_needed = false;
+    if (slots == 0)
+        return SHD_OK;
+    if (s->inbox_count == SESSION_MODELS_MAX)
+        return err_set(&op->err, SHD_EBUSY, "session has %u models open, the most there may be",
+                       SESSION_MODELS_MAX);
+    const struct inbox *inbox = inbox_of(s, m);
+    if (inbox != NULL && op->repeated && inbox->slots == slots) /* the reply may have been lost */
+        return SHD_OK;
+    if (inbox != NULL)
+        return err_set(&op->err, SHD_EEXIST, "session has model '%s' open already", m->spec->name);
+    *ret_needed = true;
+    return SHD_OK;
+}
+
+/* The new inbox, if any, becomes the session's. */
+static int add_inbox(struct open_work *w, struct model *m)
+{
+    struct session *s = w->op->session;
+    if (w->inbox != NULL) {
+        s->inboxes[s->inbox_count++] = w->inbox;
+        w->inbox = NULL;
+    }
+    const struct inbox *inbox = inbox_of(s, m);
+    const int r = add_segment(w->op, SEGMENT_INBOX, &inbox->segment);
+    return r == SHD_OK && inbox->activity.base != NULL
+               ? add_segment(w->op, SEGMENT_ACTIVITY, &inbox->activity)
+               : r;
+}
+
+/* Which groups of micro-batches need no sender any more. */
+static int add_groups_in(struct op *op, const struct model *m)
+{
+    const uint32_t groups = spec_returns(m->spec);
+    const size_t bytes = (groups + 7) / 8;
+    uint8_t *bits = sys_calloc(1, bytes);
+    if (bits == NULL)
+        return err_set(&op->err, SHD_ENOMEM, "no memory for a layout");
+    for (uint32_t g = 0; g < groups; g++)
+        if (step_micro_in(m->core, g))
+            bits[g / 8] |= (uint8_t)(1u << g % 8);
+    op->work = bits; /* freed with the op */
+    op->reply.layout.in = (struct wire_bytes){ bits, bytes };
+    return SHD_OK;
+}
+
+/* Which device the memory is of: nothing for the host's. */
+static struct wire_bytes device_of(const struct model *m)
+{
+    const struct kern_ops *ops = m->kern->ops;
+    if (ops->place == SEGMENT_HOST)
+        return (struct wire_bytes){ 0 };
+    return (struct wire_bytes){ ops->uuid, sizeof ops->uuid };
+}
+
+static int attach(struct open_work *w, struct model *m)
+{
+    struct op *op = w->op;
+    const uint32_t slots = op->req.open_model.slots;
+    op->reply.type = WIRE_LAYOUT;
+    op->reply.layout = (struct wire_layout){
+        .model = m->handle,
+        .step = step_collecting(m->core),
+        .spec = { (const uint8_t *)m->spec_json, strlen(m->spec_json) },
+        .owner = m->map->owner,
+        .owners = m->map->owners,
+        .slots = slots,
+        .slot_bytes = m->map->slot_bytes,
+        .device = device_of(m),
+    };
+    struct step_decision last;
+    if (step_last_decision(m->core, &last)) {
+        op->reply.layout.has_decision = true;
+        op->reply.layout.decision = model_decision(&last);
+    }
+    int r = add_groups_in(op, m);
+    if (r == SHD_OK && slots > 0)
+        r = add_inbox(w, m);
+    if (r == SHD_OK)
+        r = add_segment(op, SEGMENT_PUBLISH, &m->publish);
+    if (r == SHD_OK)
+        r = add_segment(op, SEGMENT_BOARD, &m->board_segment);
+    return r;
+}
+
+static int check_owner(struct op *op, const struct model *m)
+{
+    const struct wire_open_model *req = &op->req.open_model;
+    if (req->owner == m->map->owner && req->owners == m->map->owners)
+        return SHD_OK;
+    return err_set(&op->err, SHD_ESPEC,
+                   "model '%s' is open with this daemon as owner %" PRIu32 " of %" PRIu32
+                   ", asked for as owner %" PRIu32 " of %" PRIu32
+                   ": attach to the same daemons in the same order",
+                   m->spec->name, m->map->owner, m->map->owners, req->owner, req->owners);
+}
+
+static int check_found(struct open_work *w, const struct model *m)
+{
+    struct op *op = w->op;
+    if (!m->ready)
+        return err_set(&op->err, m->last_status == SHD_OK ? SHD_EBUSY : m->last_status,
+                       "model '%s' cannot be used: %s", m->spec->name,
+                       status_meaning(m->last_status));
+    const int r = check_owner(op, m);
+    return r == SHD_OK && w->spec != NULL ? spec_compare(m->spec, w->spec, &op->err) : r;
+}
+
+static void make_inbox(uv_work_t *work)
+{
+    struct open_work *w = work->data;
+    w->status = inbox_new(w->found, w->op->req.open_model.slots, &w->inbox, &w->op->err);
+}
+
+static void inbox_made(uv_work_t *work, int cancelled)
+{
+    struct open_work *w = work->data;
+    struct op *op = w->op;
+    bool needed;
+    CHECK(cancelled == 0); /* nobody cancels */
+    if (w->inbox != NULL)
+        w->found->inbox_bytes += w->inbox->segment.bytes;
+    if (w->status == SHD_OK && w->daemon->stopping)
+        w->status = err_set(&op->err, SHD_EGONE, "the daemon stops");
+    if (w->status == SHD_OK && op->session->state != SESSION_OPEN)
+        w->status = err_set(&op->err, SHD_EGONE, "session ended");
+    if (w->status == SHD_OK)
+        w->status = check_found(w, w->found); /* it may have failed meanwhile */
+    if (w->status == SHD_OK)
+        w->status = check_inbox(op, w->found, &needed);
+    finish_open(w, w->status == SHD_OK ? attach(w, w->found) : w->status);
+}
+
+/* Attach the session and answer; with slots once the inbox is there. */
+static void attach_found(struct open_work *w, struct model *m)
+{
+    struct op *op = w->op;
+    bool needed = false;
+    int r = check_found(w, m);
+    if (r == SHD_OK && op->session->state != SESSION_OPEN)
+        r = err_set(&op->err, SHD_EGONE, "session ended");
+    if (r == SHD_OK)
+        r = check_inbox(op, m, &needed);
+    if (r != SHD_OK || !needed) {
+        finish_open(w, r == SHD_OK ? attach(w, m) : r);
+        return;
+    }
+    w->found = m;
+    uv_queue_work(w->daemon->loop, &w->work, make_inbox, inbox_made);
+}
+
+/* The initial values of the model that is made are in, or cannot be. */
+static void model_filled(struct model *m)
+{
+    struct open_work *w = m->daemon->open->work;
+    CHECK(w != NULL);
+    log_info("op=open_model model=%s owner=%" PRIu32 "/%" PRIu32 " units=%" PRIu32 " elems=%" PRIu64
+             " state_bytes=%" PRIu64 " status=%s",
+             m->spec->name, m->map->owner, m->map->owners, m->spec->unit_count, m->map->elems,
+             m->state.bytes, status_name(m->last_status));
+    attach_found(w, m);
+}
+
+static void make_model(uv_work_t *work)
+{
+    struct open_work *w = work->data;
+    const struct wire_open_model *req = &w->op->req.open_model;
+    const struct model_home home = { .kern = w->daemon->kern,
+                                     .keeper = w->daemon->keeper,
+                                     .owner = req->owner,
+                                     .owners = req->owners };
+    w->status = model_new(w->spec, &home, &w->model, &w->op->err);
+}
+
+static void model_made(uv_work_t *work, int cancelled)
+{
+    struct open_work *w = work->data;
+    if (w->status == SHD_OK)
+        w->spec = NULL; /* the model's now */
+    if (w->status == SHD_OK && w->daemon->stopping)
+        w->status = err_set(&w->op->err, SHD_EGONE, "the daemon stops");
+    CHECK(cancelled == 0); /* nobody cancels */
+    if (w->status != SHD_OK) {
+        model_free(w->model);
+        finish_open(w, w->status);
+        return;
+    }
+    struct model *m = w->model;
+    w->model = NULL;
+    model_start(w->daemon, m, model_filled);
+}
+
+static void parse_spec(uv_work_t *work)
+{
+    struct open_work *w = work->data;
+    w->status = spec_parse(w->op->text, w->spec_bytes, &w->spec, &w->op->err);
+}
+
+static int no_such_model(struct op *op, const char *name)
+{
+    const int r = adopt_check_name(op->daemon, name, &op->err);
+    if (r != SHD_OK)
+        return r;
+    if (name[0] == '\0')
+        return err_set(&op->err, SHD_ENOENT, "daemon %s has %" PRIu32 " models: name one",
+                       op->daemon->device, op->daemon->model_count);
+    return err_set(&op->err, SHD_ENOENT, "daemon %s has no model '%s'", op->daemon->device, name);
+}
+
+static void spec_parsed(uv_work_t *work, int cancelled)
+{
+    struct open_work *w = work->data;
+    struct daemon *d = w->daemon;
+    CHECK(cancelled == 0); /* nobody cancels */
+    if (w->status == SHD_OK && d->stopping)
+        w->status = err_set(&w->op->err, SHD_EGONE, "the daemon stops");
+    if (w->status != SHD_OK) {
+        finish_open(w, w->status);
+        return;
+    }
+    struct model *m = model_find(d, w->spec->name);
+    if (m != NULL)
+        attach_found(w, m);
+    else if ((w->status = adopt_check_name(d, w->spec->name, &w->op->err)) != SHD_OK)
+        finish_open(w, w->status);
+    else if (d->model_count == DAEMON_MODELS_MAX)
+        finish_open(w, err_set(&w->op->err, SHD_EBUSY,
+                               "daemon %s has %u models, the most there may be", d->device,
+                               DAEMON_MODELS_MAX));
+    else
+        uv_queue_work(d->loop, &w->work, make_model, model_made);
+}
+
+static void serve_next(struct daemon *d)
+{
+    struct op *op = d->open->first;
+    if (op == NULL || d->open->work != NULL)
+        return;
+    d->open->first = op->next;
+    if (d->open->first == NULL)
+        d->open->last = &d->open->first;
+    op->next = NULL;
+    struct open_work *w = sys_calloc(1, sizeof *w);
+    if (w == NULL) {
+        op_finish(op, err_set(&op->err, SHD_ENOMEM, "no memory to open a model"));
+        serve_next(d);
+        return;
+    }
+    d->open->work = w;
+    w->daemon = d;
+    w->op = op;
+    w->work.data = w;
+    w->spec_bytes = (uint32_t)op->req.open_model.spec.bytes;
+    if (w->spec_bytes > 0) {
+        uv_queue_work(d->loop, &w->work, parse_spec, spec_parsed);
+        return;
+    }
+    const char *name = op->text;
+    struct model *m = model_find(d, name);
+    if (m != NULL)
+        attach_found(w, m);
+    else
+        finish_open(w, no_such_model(op, name));
+}
+
+void open_model(struct op *op)
+{
+    struct daemon *d = op->daemon;
+    op->next = NULL;
+    *d->open->last = op;
+    d->open->last = &op->next;
+    serve_next(d);
+}
+
+void open_model_abandon(struct daemon *d)
+{
+    struct open_work *w = d->open->work;
+    if (w == NULL)
+        return;
+    CHECK(w->inbox == NULL); /* the pool's work has been heard of */
+    model_free(w->model);
+    spec_free(w->spec);
+    free(w);
+    d->open->work = NULL;
+}

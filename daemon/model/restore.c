@@ -1,0 +1,450 @@
+/* See restore.h. */
+#include "daemon/model/restore.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <uv.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/reach.h"
+#include "daemon/base/state.h"
+#include "daemon/model/adopt.h"
+#include "daemon/model/model.h"
+#include "daemon/model/open.h"
+#include "daemon/model/restore_in.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
+#include "proto/base/sys.h"
+#include "proto/wire/wire.h"
+
+#define PIECE_ELEMS (UINT64_C(512) * SHD_BLOCK_ELEMS) /* 4 MiB */
+#define READERS     3u                                /* pool threads; the fourth is others' */
+
+struct reader {
+    uv_work_t work;
+    struct restore *restore; /* borrowed: its owner */
+};
+
+struct restore {
+    struct daemon *daemon;
+    struct op *op;        /* borrowed: pending; NULL when parked */
+    struct op *successor; /* borrowed: to be served when this one is gone; NULL: none */
+    uint64_t session;
+    char *path, *spec_json; /* owned: what was asked for */
+    uint32_t owner, owners;
+    bool weights;
+    struct restore_in in; /* closed again when all is read */
+    struct spec *spec;    /* owned until the model takes it */
+    struct model *model;  /* owned until it is opened */
+    uv_work_t work;
+    struct task task;
+    bool waits; /* to be published, for room in the kernel queue */
+    struct reader readers[READERS];
+    uint32_t reading;
+    uv_mutex_t mutex;
+    /* Under the mutex while readers run: */
+    bool gone;                  /* nobody wants it any more, and pool threads are at it */
+    struct checkpoint_piece at; /* next one; elems unused */
+    uint64_t bytes;
+    int status;
+    struct shd_err err;
+};
+
+static void restore_free(struct restore *w)
+{
+    if (w == NULL)
+        return;
+    restore_in_close(&w->in);
+    model_free(w->model);
+    spec_free(w->spec);
+    uv_mutex_destroy(&w->mutex);
+    free(w->path);
+    free(w->spec_json);
+    free(w);
+}
+
+static int begin(struct op *op);
+
+static void drop(struct restore *w)
+{
+    struct op *next = w->successor;
+    w->daemon->restore = NULL;
+    restore_free(w);
+    const int r = next != NULL ? begin(next) : SHD_PENDING;
+    if (r != SHD_PENDING)
+        op_finish(next, r);
+}
+
+/* The pending request failed; nothing is left. */
+static void fail(struct restore *w, int status)
+{
+    struct op *op = w->op;
+    log_warn("op=restore path=\"%s\" status=%s why=\"%s\""
+             " do=\"shardctl checkpoint --verify it; nothing was opened\"",
+             w->path, status_name(status), w->err.text);
+    op->err = w->err;
+    drop(w);
+    op_finish(op, status);
+}
+
+/* -- Parked, and opened -------------------------------------------------------------------------
+ */
+
+static void park(struct restore *w)
+{
+    struct op *op = w->op;
+    w->op = NULL;
+    op->reply.type = WIRE_RESTORED;
+    op->reply.restored = (struct wire_restored){ .step = step_now(w->model->core),
+                                                 .bytes = w->bytes };
+    restore_in_close(&w->in);
+    op_finish(op, SHD_OK);
+}
+
+static int check_free(struct op *op, const char *name)
+{
+    struct daemon *d = op->daemon;
+    if (model_find(d, name) != NULL)
+        return err_set(&op->err, SHD_EEXIST, "daemon %s has model '%s' open", d->device, name);
+    if (d->model_count == DAEMON_MODELS_MAX)
+        return err_set(&op->err, SHD_EBUSY, "daemon %s has %u models, the most there may be",
+                       d->device, DAEMON_MODELS_MAX);
+    if (d->open->work != NULL)
+        return err_set(&op->err, SHD_EBUSY, "daemon %s is opening a model", d->device);
+    return adopt_check_name(d, name, &op->err);
+}
+
+static int open_parked(struct op *op, struct restore *w)
+{
+    struct model *m = w->model;
+    int r = check_free(op, m->spec->name);
+    if (r != SHD_OK)
+        return r;
+    const uint64_t step = step_now(m->core);
+    w->model = NULL;
+    FAIL_POINT("restore:ready:before");
+    atomic_store_explicit(&m->ledger.head->ready, 1, memory_order_release);
+    FAIL_POINT("restore:ready:after");
+    model_register(w->daemon, m);
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        board_publish(m->board, u, step);
+    board_set_step(m->board, step, STEP_OPEN);
+    m->ready = true;
+    log_info("op=restore model=%s owner=%" PRIu32 "/%" PRIu32 " step=%" PRIu64 " bytes=%" PRIu64
+             " path=\"%s\"",
+             m->spec->name, m->map->owner, m->map->owners, step, w->bytes, w->path);
+    op->reply.type = WIRE_RESTORED;
+    op->reply.restored = (struct wire_restored){ .step = step, .bytes = w->bytes };
+    drop(w);
+    return SHD_OK;
+}
+
+/* -- The published copy -------------------------------------------------------------------------
+ */
+
+static void published(struct task *task)
+{
+    struct restore *w = (struct restore *)((char *)task - offsetof(struct restore, task));
+    if (w->gone)
+        err_set(&w->err, w->status = SHD_EGONE, "nobody wants it any more");
+    else if (task->status != SHD_OK)
+        w->status = kern_explain(w->daemon->kern, task->status, &w->err,
+                                 "publishing the parameters");
+    if (w->status == SHD_OK)
+        park(w);
+    else
+        fail(w, w->status);
+}
+
+static void publish(struct restore *w)
+{
+    const struct model *m = w->model;
+    struct kern *kern = w->daemon->kern;
+    const struct kern_cast cast = { .out = m->publish.base,
+                                    .out_dtype = m->spec->publish,
+                                    .in = m->state.base, /* the parameters come first */
+                                    .elems = m->map->elems };
+    task_init(&w->task, w->daemon->tasks, published);
+    if (m->map->elems == 0) {
+        task_post(&w->task, SHD_OK);
+        return;
+    }
+    const int r = kern->ops->cast(kern, &cast, &w->task.done, &w->err);
+    w->waits = r == SHD_EBUSY; /* the queue is full of others' work: restore_retry() */
+    if (r != SHD_OK && !w->waits)
+        fail(w, r);
+}
+
+void restore_retry(struct daemon *d)
+{
+    if (d->restore != NULL && d->restore->waits)
+        publish(d->restore);
+}
+
+/* -- Reading ------------------------------------------------------------------------------------
+ */
+
+/* A reader's next piece; false: nothing is left, or something went wrong. */
+static bool next_piece(struct restore *w, struct checkpoint_piece *ret_piece)
+{
+    const struct model *m = w->model;
+    struct checkpoint_piece *at = &w->at;
+    bool found = false;
+    uv_mutex_lock(&w->mutex);
+    while (w->status == SHD_OK && !w->gone && !found && at->unit < m->spec->unit_count) {
+        const struct slice slice = m->map->slice[at->unit];
+        const bool alone = w->in.weights || m->spec->units[at->unit].frozen;
+        if (at->array == (alone ? 1 : 1 + m->map->moments)) {
+            *at = (struct checkpoint_piece){ .unit = at->unit + 1 };
+        } else if (at->first_elem >= slice.elems) { /* counts from the slice's first here */
+            at->array++;
+            at->first_elem = 0;
+        } else {
+            const uint64_t left = slice.elems - at->first_elem;
+            *ret_piece = *at;
+            ret_piece->first_elem = slice.first_elem + at->first_elem;
+            ret_piece->elems = left < PIECE_ELEMS ? left : PIECE_ELEMS;
+            at->first_elem += ret_piece->elems;
+            found = true;
+        }
+    }
+    uv_mutex_unlock(&w->mutex);
+    return found;
+}
+
+static void piece_read(struct restore *w, int status, const struct shd_err *e, uint64_t bytes)
+{
+    uv_mutex_lock(&w->mutex);
+    if (status == SHD_OK) {
+        w->bytes += bytes;
+    } else if (w->status == SHD_OK) {
+        w->status = status;
+        w->err = *e;
+    }
+    uv_mutex_unlock(&w->mutex);
+}
+
+static void read_pieces(uv_work_t *work)
+{
+    const struct reader *reader = work->data;
+    struct restore *w = reader->restore;
+    struct checkpoint_piece piece;
+    struct shd_err e;
+    uint64_t bytes = 0;
+    float *buffer = sys_malloc(PIECE_ELEMS * sizeof *buffer);
+    if (buffer == NULL) {
+        const int r = err_set(&e, SHD_ENOMEM, "no memory to read a checkpoint");
+        piece_read(w, r, &e, bytes);
+    }
+    while (buffer != NULL && next_piece(w, &piece)) {
+        const int r = restore_in_read(&w->in, w->model, &piece, buffer, &bytes, &e);
+        piece_read(w, r, &e, bytes);
+    }
+    free(buffer);
+}
+
+static void pieces_read(uv_work_t *work, int cancelled)
+{
+    const struct reader *reader = work->data;
+    struct restore *w = reader->restore;
+    CHECK(cancelled == 0);
+    w->reading--;
+    if (w->daemon->stopping || w->reading > 0)
+        return;
+    if (w->status == SHD_OK && w->gone)
+        err_set(&w->err, w->status = SHD_EGONE, "nobody wants it any more");
+    if (w->status == SHD_OK)
+        publish(w);
+    else
+        fail(w, w->status);
+}
+
+/* The model goes on from what the checkpoint says. */
+static int start_ledger(struct restore *w)
+{
+    const struct ckpt_info *info = &w->in.info;
+    const struct ckpt_decision *d = &info->decision;
+    struct model *m = w->model;
+    if (w->in.weights || info->step == 0)
+        return SHD_OK;
+    const struct ledger_decision decision = { .skip = d->skip,
+                                              .scale = d->scale,
+                                              .lr = d->lr,
+                                              .loss_scale = d->loss_scale,
+                                              .good_steps = d->good_steps };
+    const struct ledger_start start = { .step = info->step,
+                                        .updates = info->updates,
+                                        .decision = decision,
+                                        .blob = info->blob,
+                                        .blob_bytes = info->blob_bytes };
+    int r = ledger_start_at(&m->ledger, &start, &w->err);
+    if (r != SHD_OK)
+        return r;
+    free(m->core_memory);
+    free(m->lease_memory);
+    m->core_memory = m->lease_memory = NULL;
+    return model_core(m, &w->err); /* anew, from where the ledger is now */
+}
+
+static void prepare(uv_work_t *work)
+{
+    struct restore *w = work->data;
+    const struct model_home home = {
+        .kern = w->daemon->kern, .keeper = w->daemon->keeper, .owner = w->owner, .owners = w->owners
+    };
+    w->status = spec_parse(w->spec_json, strlen(w->spec_json), &w->spec, &w->err);
+    if (w->status == SHD_OK &&
+        (w->status = restore_in_open(&w->in, w->path, w->spec, &w->err)) != SHD_OK)
+        w->status = reach_explain(w->status, w->path, /* write= */ false, &w->err);
+    if (w->status == SHD_OK)
+        w->status = model_new(w->spec, &home, &w->model, &w->err);
+    if (w->status != SHD_OK)
+        return;
+    w->spec = NULL; /* the model's now */
+    w->status = start_ledger(w);
+}
+
+static void prepared(uv_work_t *work, int cancelled)
+{
+    struct restore *w = work->data;
+    struct daemon *d = w->daemon;
+    CHECK(cancelled == 0);
+    if (d->stopping)
+        return;
+    if (w->status == SHD_OK && w->gone)
+        err_set(&w->err, w->status = SHD_EGONE, "nobody wants it any more");
+    if (w->status == SHD_OK && (w->status = check_free(w->op, w->model->spec->name)) != SHD_OK)
+        w->err = w->op->err;
+    if (w->status != SHD_OK) {
+        fail(w, w->status);
+        return;
+    }
+    w->model->daemon = d;
+    for (uint32_t i = 0; i < READERS; i++) {
+        w->readers[i].restore = w;
+        w->readers[i].work.data = &w->readers[i];
+        w->reading++;
+        uv_queue_work(d->loop, &w->readers[i].work, read_pieces, pieces_read);
+    }
+}
+
+/* -- Asked --------------------------------------------------------------------------------------
+ */
+
+static bool same_request(const struct restore *w, const struct op *op)
+{
+    const struct wire_restore *req = &op->req.restore;
+    return w->session == op->session->id && w->owner == req->owner && w->owners == req->owners &&
+           w->weights == req->weights && strcmp(w->path, req->path) == 0 &&
+           strlen(w->spec_json) == req->spec.bytes &&
+           memcmp(w->spec_json, req->spec.data, req->spec.bytes) == 0;
+}
+
+static int begin(struct op *op)
+{
+    const struct wire_restore *req = &op->req.restore;
+    struct daemon *d = op->daemon;
+    struct restore *w = sys_calloc(1, sizeof *w);
+    if (w == NULL || uv_mutex_init(&w->mutex) != 0) {
+        free(w);
+        return err_set(&op->err, SHD_ENOMEM, "no memory to restore a model");
+    }
+    w->daemon = d;
+    w->session = op->session->id;
+    w->owner = req->owner;
+    w->owners = req->owners;
+    w->in = RESTORE_IN_CLOSED;
+    w->weights = w->in.weights = req->weights;
+    w->work.data = w;
+    w->path = sys_strdup(req->path);
+    w->spec_json = sys_malloc(req->spec.bytes + 1);
+    if (w->path == NULL || w->spec_json == NULL) {
+        restore_free(w);
+        return err_set(&op->err, SHD_ENOMEM, "no memory to restore a model");
+    }
+    memcpy(w->spec_json, req->spec.data, req->spec.bytes);
+    w->spec_json[req->spec.bytes] = '\0';
+    w->op = op;
+    d->restore = w;
+    uv_queue_work(d->loop, &w->work, prepare, prepared);
+    return SHD_PENDING;
+}
+
+/* Let what pool threads are at end soon, and op follow it. */
+static int replace(struct restore *w, struct op *op)
+{
+    struct op *other = w->successor;
+    uv_mutex_lock(&w->mutex);
+    w->gone = true;
+    uv_mutex_unlock(&w->mutex);
+    op->text = sys_strdup(op->req.restore.path); /* the request's bytes are gone later */
+    op->work = sys_malloc(op->req.restore.spec.bytes + 1);
+    if (op->text == NULL || op->work == NULL)
+        return err_set(&op->err, SHD_ENOMEM, "no memory to restore a model");
+    memcpy(op->work, op->req.restore.spec.data, op->req.restore.spec.bytes);
+    op->req.restore.path = op->text;
+    op->req.restore.spec.data = op->work;
+    w->successor = op;
+    if (other != NULL)
+        op_finish(other, err_set(&other->err, SHD_EBUSY, "another one is to be restored"));
+    return SHD_PENDING;
+}
+
+static int busy(struct op *op, const struct restore *w)
+{
+    return err_set(&op->err, SHD_EBUSY, "daemon %s restores '%.100s' for another session",
+                   op->daemon->device, w->path);
+}
+
+int restore_open(struct op *op)
+{
+    struct restore *w = op->daemon->restore;
+    if (w == NULL || w->op != NULL || !same_request(w, op))
+        return err_set(&op->err, SHD_ENOENT, "daemon %s has not read '%.100s'", op->daemon->device,
+                       op->req.restore.path);
+    return open_parked(op, w);
+}
+
+int restore_begin(struct op *op)
+{
+    struct restore *w = op->daemon->restore;
+    const bool ours = w != NULL && w->session == op->session->id;
+    if (w != NULL && !ours && !w->gone)
+        return busy(op, w);
+    if (w != NULL && w->op != NULL)
+        return replace(w, op);
+    if (w != NULL)
+        drop(w);
+    return begin(op);
+}
+
+void restore_forget_session(struct daemon *d, const struct session *s)
+{
+    struct restore *w = d->restore;
+    if (w == NULL)
+        return;
+    struct op *next = w->successor;
+    if (next != NULL && next->session == s) {
+        w->successor = NULL;
+        op_finish(next, err_set(&next->err, SHD_EGONE, "session ended"));
+    }
+    if (w->session != s->id)
+        return;
+    if (w->op == NULL) {
+        drop(w);
+        return;
+    }
+    uv_mutex_lock(&w->mutex);
+    w->gone = true;
+    uv_mutex_unlock(&w->mutex);
+}
+
+void restore_abandon(struct daemon *d)
+{
+    restore_free(d->restore);
+    d->restore = NULL;
+}

@@ -1,0 +1,125 @@
+/* What a daemon shows of itself at one moment. It never changes once it is published, and is
+ * counted. It holds pointers into models' specs: models live as long as the daemon, and the HTTP
+ * thread ends before them. */
+#ifndef SHD_SNAPSHOT_H
+#define SHD_SNAPSHOT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "daemon/core/step.h"
+#include "daemon/model/checkpoint.h"
+#include "daemon/model/metrics.h"
+#include "proto/share/activity.h"
+#include "proto/spec/spec.h"
+#include "proto/wire/wire.h"
+
+struct daemon;
+
+#define VIEW_MISSING_MAX 64u /* missing groups that are looked into */
+
+struct view_unit {
+    uint64_t elems, version;
+    uint32_t returned;
+};
+
+struct view_lease {
+    uint32_t group;
+    bool backup;
+    uint64_t session, since_ns;
+};
+
+struct view_missing { /* a group that has not come in for the step being collected */
+    uint32_t group;
+    uint64_t holder[2]; /* session ids; 0: nobody has it on lease */
+    struct metrics_sender sender;
+};
+
+enum view_waiting_what { VIEW_WAITS_PREPARE, VIEW_WAITS_LEASE, VIEW_WAITS_TURN };
+
+struct view_waiting { /* a request without an answer */
+    enum view_waiting_what what;
+    uint64_t session, since_ns, step;
+    uint32_t unit, group; /* TURN: what waits */
+    uint32_t needs;       /* TURN: the group it waits for */
+};
+
+struct view_transfer { /* a turn of a link of NCCL, or (JOIN) two that are being made */
+    enum wire_request_type type;
+    uint64_t session, since_ns;
+    uint64_t begun_ns;    /* both ends have it at hand since then; 0: not yet */
+    uint64_t timeout_ns;  /* from then */
+    uint64_t step;        /* FETCH, RETURN, with the next two */
+    uint32_t unit, group; /* group: RETURN */
+    uint32_t model;       /* handle */
+};
+
+struct view_model {
+    const struct spec *spec; /* borrowed: lives as long as the daemon */
+    uint32_t handle, owner, owners;
+    uint64_t elems;
+    bool ready, adopted;
+    int status; /* SHD_OK, or why it is not ready */
+    uint64_t step, collecting, updates;
+    enum step_phase phase;
+    uint64_t expected, returned, waiting;
+    struct {
+        uint64_t state, publish, inbox, board, ledger, spill, spilled;
+    } bytes;
+    struct step_prepared record;
+    struct metrics_model metrics; /* without senders */
+    struct metrics_rates rates;
+    bool saves; /* a checkpoint is being written: */
+    struct checkpoint_progress checkpoint;
+    struct view_unit *units; /* owned, [spec->unit_count] */
+    struct view_lease *leases;
+    uint32_t lease_count;
+    struct view_missing *missing;
+    uint32_t missing_count; /* listed; there may be more */
+    uint32_t missing_total;
+    struct view_waiting *waiting_list;
+    uint32_t waiting_count;
+};
+
+struct view_session {
+    uint64_t id;
+    uint32_t index; /* in the table, as traces name it */
+    pid_t pid;
+    uid_t uid;
+    uint64_t start_time, since_ns;
+    const char *role;
+    char name[WIRE_NAME_BYTES_MAX];
+    const char *path; /* NULL: not known */
+    uint32_t slots, slots_waiting, requests_pending;
+    uint32_t model;          /* handle of the model it is busy with; 0: none */
+    uint32_t prepared_model; /* it asked Prepare of this model, */
+    uint64_t prepared_step;  /* and step */
+    bool trains;
+    struct activity_span now;    /* what: ACTIVITY_SILENT when it says nothing */
+    struct activity_span *spans; /* owned; NULL unless asked for */
+    uint32_t span_count;
+};
+
+struct view_snapshot {
+    _Atomic uint32_t refs;
+    const struct daemon *daemon; /* borrowed: only what never changes is read through it */
+    uint64_t taken_ns;
+    double time_s, uptime_s;
+    bool draining;
+    uint64_t requests, bad_frames, dropped_replies, repeated_replies;
+    struct metrics_daemon metrics;
+    struct view_model *models; /* owned, [model_count] */
+    uint32_t model_count;
+    struct view_session *sessions; /* owned, [session_count] */
+    uint32_t session_count;
+    struct view_transfer *transfers; /* owned */
+    uint32_t transfer_count;
+    uint32_t spans_left_out; /* sessions beyond VIEW_SPAN_SESSIONS_MAX */
+};
+
+void view_unref(struct view_snapshot *s); /* any thread; NULL is a no-op */
+
+const struct view_session *view_session_find(const struct view_snapshot *s, uint64_t id);
+
+#endif
