@@ -31,6 +31,7 @@
 
 #include "bench/stat.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/device.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"

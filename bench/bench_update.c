@@ -23,6 +23,9 @@
 
 #include "bench/stat.h"
 #include "bench/update_rivals.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/trail.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"

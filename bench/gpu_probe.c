@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "bench/stat.h"
+#include "kernels/cuda/cuda.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 

@@ -36,6 +36,8 @@
 #include "daemon/op/requests.h"
 #include "daemon/view/http.h"
 #include "daemon/view/view.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cuda/cuda.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"

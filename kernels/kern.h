@@ -76,9 +76,9 @@ struct kern_sum {
  *
  * Per group of elements: old values into the record, then its position marked busy, then the new
  * values, then the position moved on. x86-64 keeps stores in program order, so what a killed
- * process leaves is a prefix of its stores. The successor calls kern_trail_repair() once per area,
- * before anything else: half-changed groups get their old values back and chunk words say how far
- * each chunk got. An operation given again with the same arrays and the same `op` goes on from
+ * process leaves is a prefix of its stores. The successor calls kern_ops.trail_repair once per
+ * area, before anything else: half-changed groups get their old values back and chunk words say how
+ * far each chunk got. An operation given again with the same arrays and the same `op` goes on from
  * there, whenever that is; one with another `op` starts from the beginning.
  *
  * `first` accumulates (copies) and publish are idempotent and have no records; publish of a
@@ -100,17 +100,8 @@ struct kern_trail {
     uint64_t done_value;
 };
 
-/* Bytes of an area (for any number of threads). */
-size_t kern_trail_bytes(void);
-
 /* Chunk words for an array of elems elements. */
 uint64_t kern_trail_chunks(uint64_t elems);
-
-/* Put a dead process's trail in order. May itself be killed and called again. base[bytes]: the
- * segment; chunks[count]. Errors: SHD_ESEGMENT a record that points outside, named; nothing is
- * changed then. */
-int kern_trail_repair(struct kern_trail_area *area, void *base, uint64_t bytes,
-                      _Atomic uint64_t *chunks, uint64_t count, struct shd_err *e);
 
 /* Bytes, whichever side (host, device) each end is on; regions do not overlap. */
 struct kern_copy {
@@ -230,7 +221,10 @@ struct kern_ops {
 
     /* Where the trail lies: host devices keep it in the ledger (0), others at the end of the state
      * segment: so many bytes more, aligned to 128, zero at first. Its kern_trail.area is there and
-     * kern_trail.chunks is NULL. repair: as kern_trail_repair(), for this device. */
+     * kern_trail.chunks is NULL. repair:
+     * puts a dead process's trail in order, and may itself be killed and called again; base[bytes]
+     * is the segment, chunks[count] all of its chunk words. Errors: SHD_ESEGMENT a record that
+     * points outside, named; nothing is changed then. */
     uint64_t (*trail_bytes)(const struct kern *k, uint64_t chunks);
     int (*trail_repair)(struct kern *k, struct kern_trail_area *area, void *base, uint64_t bytes,
                         _Atomic uint64_t *chunks, uint64_t count, struct shd_err *e);
@@ -247,18 +241,6 @@ struct kern_ops {
 struct kern {
     const struct kern_ops *ops;
 };
-
-/* Start a host device. Errors: SHD_EINVAL unknown isa or thread count; SHD_ENOTSUP isa not on
- * this CPU; SHD_ENOMEM. */
-int kern_cpu_new(const struct kern_config *config, struct kern **ret_kern, struct shd_err *e);
-
-/* Start device `ordinal` (of those that CUDA_VISIBLE_DEVICES leaves): kernels/cuda/cuda.h. Errors:
- * SHD_ENOTSUP no driver, no such device, or one that is too old or cannot share memory, named;
- * SHD_ENOMEM; SHD_EIO. */
-int kern_cuda_new(uint32_t ordinal, struct kern **ret_kern, struct shd_err *e);
-
-/* Names of the host instruction sets this CPU has, best last, NULL-terminated. */
-const char *const *kern_cpu_isas(void);
 
 /* Most operations that may be queued at once; one more gets SHD_EBUSY. */
 #define KERN_QUEUE_MAX 1024u

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "client/session/session.h"
+#include "kernels/cuda/cuda.h"
 #include "kernels/kern.h"
 #include "proto/base/sys.h"
 #include "proto/gpu/cuda.h"

@@ -11,6 +11,7 @@
 #include "client/session/address.h"
 #include "client/session/gpu.h"
 #include "client/session/hub.h"
+#include "kernels/cpu/cpu.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "kernels/cpu/trail.h"
 #include "proto/base/check.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"

@@ -1,11 +1,350 @@
-/* A host device: made, and taken apart. */
+/* See cpu.h: the operations check their arguments and queue the work, and nothing is computed on
+ * the caller's thread. */
 #include "kernels/cpu/cpu.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include "kernels/check_args.h"
+#include "kernels/cpu/queue.h"
+#include "kernels/cpu/trail.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/spec/layout.h"
+
+/* What a thread takes at a time, and the least worth waking another one for: some 20 us of memory
+ * traffic or of hashing. Whole blocks, since sums go by block. */
+#define CHUNK_ELEMS  KERN_CHUNK_ELEMS
+#define CHUNK_LEAVES UINT64_C(8)
+_Static_assert(CHUNK_ELEMS % SHD_BLOCK_ELEMS == 0, "chunks are whole blocks");
+_Static_assert(_Alignof(struct kern_trail_area) == 128, "as check_args.c has it");
+
+static const struct check_rules rules = { .chunk_words = true };
+
+static struct cpu_kern *cpu_kern_of(struct kern *k)
+{
+    return (struct cpu_kern *)k;
+}
+
+/* An op over elems elements. */
+static struct cpu_op elems_op(uint64_t elems, struct kern_done *done)
+{
+    return (struct cpu_op){
+        .count = elems,
+        .chunk = CHUNK_ELEMS,
+        .done = done,
+    };
+}
+
+static int fill_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
+{
+    t->kern->isa->fill(&op->u.fill, r);
+    return SHD_OK;
+}
+
+static int cpu_fill(struct kern *k, const struct kern_fill *a, struct kern_done *done,
+                    struct shd_err *e)
+{
+    const int r = check_fill(a, e);
+    if (r != SHD_OK)
+        return r;
+    struct cpu_op op = elems_op(a->elems, done);
+    op.run = fill_run;
+    op.u.fill = *a;
+    return queue_push(cpu_kern_of(k), &op, e);
+}
+
+static int cast_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
+{
+    t->kern->isa->cast(&op->u.cast, r);
+    return SHD_OK;
+}
+
+static int cpu_cast(struct kern *k, const struct kern_cast *a, struct kern_done *done,
+                    struct shd_err *e)
+{
+    const int r = check_cast(a, e);
+    if (r != SHD_OK)
+        return r;
+    struct cpu_op op = elems_op(a->elems, done);
+    op.run = cast_run;
+    op.u.cast = *a;
+    return queue_push(cpu_kern_of(k), &op, e);
+}
+
+static void set_trail(struct cpu_op *op, const struct kern_trail *t)
+{
+    if (t->area == NULL)
+        return;
+    op->by_chunk = true;
+    op->done_word = t->done;
+    op->done_value = t->done_value;
+}
+
+/* One chunk with a trail, from where it stands. A sum that a dead process had begun is lost: then
+ * the rest goes without, and the chunk is summed once it is complete. */
+static int accumulate_chunk(const struct kern_accumulate *a, struct cpu_thread *t,
+                            struct cpu_range r)
+{
+    const struct cpu_isa *isa = t->kern->isa;
+    uint64_t done;
+    const int status = trail_resume(&a->trail, r, &done);
+    if (status != SHD_OK)
+        return status;
+    if (a->first && done < r.count)
+        done = 0; /* a copy: the whole chunk again */
+    if (done % TRAIL_GROUP_ELEMS != 0)
+        return SHD_ESEGMENT;
+
+    struct trail_record *rec = a->first ? NULL : &a->trail.area->records[t->index];
+    struct kern_accumulate rest = *a;
+    if (done > 0)
+        rest.sum = NULL;
+    if (done < r.count) {
+        if (rec != NULL)
+            trail_begin(rec, &a->trail, r, done, &(struct trail_arrays){ { a->acc }, 1 });
+        isa->accumulate(&rest, (struct cpu_range){ r.first + done, r.count - done }, &t->sum, rec);
+        trail_end(rec, &a->trail, r);
+    }
+    if (done > 0 && a->sum != NULL)
+        isa->sumsq(&(struct kern_sumsq){ .x = a->acc, .elems = a->elems }, r, &t->sum);
+    return SHD_OK;
+}
+
+static int accumulate_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
+{
+    const struct kern_accumulate *a = &op->u.accumulate;
+    if (a->trail.area != NULL)
+        return accumulate_chunk(a, t, r);
+    t->kern->isa->accumulate(a, r, &t->sum, NULL);
+    return SHD_OK;
+}
+
+static int cpu_accumulate(struct kern *k, const struct kern_accumulate *a, struct kern_done *done,
+                          struct shd_err *e)
+{
+    const int r = check_accumulate(a, &rules, e);
+    if (r != SHD_OK)
+        return r;
+    struct cpu_op op = elems_op(a->elems, done);
+    op.run = accumulate_run;
+    op.u.accumulate = *a;
+    op.sum = a->sum;
+    set_trail(&op, &a->trail);
+    return queue_push(cpu_kern_of(k), &op, e);
+}
+
+static int sumsq_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
+{
+    t->kern->isa->sumsq(&op->u.sumsq, r, &t->sum);
+    return SHD_OK;
+}
+
+static int cpu_sumsq(struct kern *k, const struct kern_sumsq *a, struct kern_done *done,
+                     struct shd_err *e)
+{
+    const int r = check_sumsq(a, &rules, e);
+    if (r != SHD_OK)
+        return r;
+    struct cpu_op op = elems_op(a->elems, done);
+    op.run = sumsq_run;
+    op.u.sumsq = *a;
+    op.sum = a->sum;
+    return queue_push(cpu_kern_of(k), &op, e);
+}
+
+/* One range; with a trail it is a chunk, from where it stands. */
+static int update_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
+{
+    const struct kern_update *a = &op->u.update;
+    const struct cpu_isa *isa = t->kern->isa;
+    if (a->trail.area == NULL) {
+        isa->update(a, r, NULL);
+        return SHD_OK;
+    }
+    uint64_t done;
+    const int status = trail_resume(&a->trail, r, &done);
+    if (status != SHD_OK || done == r.count)
+        return status;
+    struct trail_record *rec = &a->trail.area->records[t->index];
+    const struct trail_arrays arrays = { { a->param, a->m, a->v },
+                                         1 + spec_optimizer_rows[a->kind].moments };
+    trail_begin(rec, &a->trail, r, done, &arrays);
+    isa->update(a, (struct cpu_range){ r.first + done, r.count - done }, rec);
+    trail_end(rec, &a->trail, r);
+    return SHD_OK;
+}
+
+static int cpu_update(struct kern *k, const struct kern_update *a, struct kern_done *done,
+                      struct shd_err *e)
+{
+    const int r = check_update(a, &rules, e);
+    if (r != SHD_OK)
+        return r;
+    struct cpu_op op = elems_op(a->elems, done);
+    op.run = update_run;
+    op.u.update = *a;
+    set_trail(&op, &a->trail);
+    return queue_push(cpu_kern_of(k), &op, e);
+}
+
+/* Elements of leaf `leaf`. */
+static struct cpu_range leaf_range(const struct kern_hash *a, uint64_t leaf)
+{
+    const uint64_t first = leaf == 0 ? 0 : a->head_elems + (leaf - 1) * SHD_BLOCK_ELEMS;
+    const uint64_t full = leaf == 0 ? a->head_elems : SHD_BLOCK_ELEMS;
+    CHECK(first < a->elems);
+    return (struct cpu_range){ first, full < a->elems - first ? full : a->elems - first };
+}
+
+static int hash_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range leaves)
+{
+    const struct kern_hash *a = &op->u.hash;
+    for (uint64_t leaf = leaves.first; leaf < leaves.first + leaves.count; leaf++) {
+        const struct cpu_range r = leaf_range(a, leaf);
+        if (EVP_DigestInit_ex2(t->digest, NULL, NULL) != 1 ||
+            EVP_DigestUpdate(t->digest, a->x + r.first, r.count * sizeof *a->x) != 1 ||
+            EVP_DigestFinal_ex(t->digest, a->out[leaf], NULL) != 1)
+            return SHD_EINTERNAL;
+    }
+    return SHD_OK;
+}
+
+static int cpu_hash(struct kern *k, const struct kern_hash *a, struct kern_done *done,
+                    struct shd_err *e)
+{
+    const int r = check_hash(a, e);
+    if (r != SHD_OK)
+        return r;
+    const struct cpu_op op = {
+        .run = hash_run,
+        .u.hash = *a,
+        .count = kern_hash_leaves(a->head_elems, a->elems),
+        .chunk = CHUNK_LEAVES,
+        .done = done,
+    };
+    return queue_push(cpu_kern_of(k), &op, e);
+}
+
+static int copy_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
+{
+    (void)t;
+    const struct kern_copy *a = &op->u.copy;
+    memcpy((uint8_t *)a->to + r.first, (const uint8_t *)a->from + r.first, r.count);
+    return SHD_OK;
+}
+
+static int cpu_copy(struct kern *k, const struct kern_copy *a, struct kern_done *done,
+                    struct shd_err *e)
+{
+    const int r = check_copy(a, e);
+    if (r != SHD_OK)
+        return r;
+    const struct cpu_op op = { .run = copy_run,
+                               .u.copy = *a,
+                               .count = a->bytes,
+                               .chunk = CHUNK_ELEMS * sizeof(float),
+                               .done = done };
+    return queue_push(cpu_kern_of(k), &op, e);
+}
+
+/* -- Memory: segments are memfds (proto/share/segment.h) ------------------------------------------
+ */
+
+static int cpu_segment_new(struct kern *k, const char *name, enum segment_kind kind, uint64_t bytes,
+                           struct segment *ret_segment, struct shd_err *e)
+{
+    (void)k;
+    return segment_new(name, kind, bytes, ret_segment, e);
+}
+
+static int cpu_segment_map(struct kern *k, int fd, enum segment_kind kind, uint64_t bytes,
+                           struct segment *at, struct segment *ret_segment, struct shd_err *e)
+{
+    (void)k;
+    int r = segment_check(fd, kind, bytes, e);
+    if (r != SHD_OK || at == NULL)
+        return r != SHD_OK ? r : segment_map(fd, kind, bytes, ret_segment, e);
+    CHECK(at->bytes == bytes);
+    r = segment_place(at->base, fd, 0, bytes, !segment_kind_readonly(kind), e);
+    if (r != SHD_OK)
+        return r;
+    close(at->fd);
+    *ret_segment = (struct segment){ .fd = fd, .base = at->base, .bytes = bytes };
+    *at = SEGMENT_CLOSED;
+    return SHD_OK;
+}
+
+static void cpu_segment_close(struct kern *k, struct segment *segment)
+{
+    (void)k;
+    segment_close(segment);
+}
+
+/* Pages that were never touched cost nothing. */
+static void *cpu_alloc(struct kern *k, uint64_t bytes)
+{
+    (void)k;
+    void *base = sys_mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return base != MAP_FAILED ? base : NULL;
+}
+
+static void cpu_release(struct kern *k, void *memory, uint64_t bytes)
+{
+    (void)k;
+    if (memory != NULL)
+        munmap(memory, bytes);
+}
+
+static int cpu_pin(struct kern *k, void *base, uint64_t bytes, bool readonly, struct shd_err *e)
+{
+    (void)k, (void)base, (void)bytes, (void)readonly, (void)e;
+    return SHD_OK;
+}
+
+static void cpu_unpin(struct kern *k, void *base)
+{
+    (void)k, (void)base;
+}
+
+static uint64_t cpu_available(struct kern *k)
+{
+    (void)k;
+    return sys_memory_available();
+}
+
+static int cpu_health(struct kern *k, struct shd_err *e)
+{
+    (void)k, (void)e;
+    return SHD_OK;
+}
+
+static bool cpu_failed(struct kern *k, struct shd_err *ret_why)
+{
+    (void)k, (void)ret_why;
+    return false;
+}
+
+static uint64_t cpu_trail_bytes(const struct kern *k, uint64_t chunks)
+{
+    (void)k, (void)chunks;
+    return 0; /* it is in the ledger */
+}
+
+static int cpu_trail_repair(struct kern *k, struct kern_trail_area *area, void *base,
+                            uint64_t bytes, _Atomic uint64_t *chunks, uint64_t count,
+                            struct shd_err *e)
+{
+    (void)k;
+    return kern_trail_repair(area, base, bytes, chunks, count, e);
+}
+
+/* -- The device -----------------------------------------------------------------------------------
+ */
 
 static void cpu_free(struct kern *kern)
 {
@@ -19,6 +358,30 @@ static void cpu_free(struct kern *kern)
     pthread_mutex_destroy(&k->push_lock);
     free(k->memory);
 }
+
+/* A device's own has its instruction set's name. */
+static const struct kern_ops cpu_ops = {
+    .fill = cpu_fill,
+    .cast = cpu_cast,
+    .accumulate = cpu_accumulate,
+    .sumsq = cpu_sumsq,
+    .update = cpu_update,
+    .hash = cpu_hash,
+    .copy = cpu_copy,
+    .segment_new = cpu_segment_new,
+    .segment_map = cpu_segment_map,
+    .segment_close = cpu_segment_close,
+    .alloc = cpu_alloc,
+    .release = cpu_release,
+    .pin = cpu_pin,
+    .unpin = cpu_unpin,
+    .available = cpu_available,
+    .health = cpu_health,
+    .failed = cpu_failed,
+    .trail_bytes = cpu_trail_bytes,
+    .trail_repair = cpu_trail_repair,
+    .free = cpu_free,
+};
 
 /* SHA-256 looked up once, and one context per thread, so that hashing allocates nothing. */
 static int digests_new(struct cpu_kern *k, struct shd_err *e)
@@ -57,7 +420,6 @@ int kern_cpu_new(const struct kern_config *config, struct kern **ret_kern, struc
     k->memory = memory;
     k->ops = cpu_ops;
     k->ops.name = isa->ops_name;
-    k->ops.free = cpu_free;
     k->base.ops = &k->ops;
     k->isa = isa;
     k->thread_count = config->threads;

@@ -1,8 +1,10 @@
-/* Which instruction sets this CPU (and its operating system) has. */
+/* See isa.h. */
+#include "kernels/cpu/isa.h"
+
 #include <cpuid.h>
+#include <pthread.h>
 #include <string.h>
 
-#include "kernels/cpu/cpu.h"
 #include "proto/base/check.h"
 
 /* Worst first. */

@@ -2,7 +2,7 @@
 #ifndef SHD_KERNELS_CPU_ISA_TABLE_H
 #define SHD_KERNELS_CPU_ISA_TABLE_H
 
-#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/isa.h"
 #include "kernels/cpu/op_cast.h"
 #include "kernels/cpu/op_fill.h"
 #include "kernels/cpu/op_sum.h"

@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/isa.h"
 
 VEC_FN void cast_halves(uint16_t *out, const float *in, uint64_t elems, bool bf16)
 {

@@ -25,7 +25,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/isa.h"
 
 #define FILL_BLOCKS 16u /* Philox blocks at once */
 #define FILL_ELEMS  (4 * FILL_BLOCKS)

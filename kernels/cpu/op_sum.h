@@ -20,6 +20,7 @@
 
 #include "kernels/cpu/trail.h"
 #include "proto/base/check.h"
+#include "proto/spec/layout.h"
 
 /* A block's lanes to one number, and that into the thread's sum. */
 VEC_FN void block_add(struct kern_sum *to, const struct lanes *l)

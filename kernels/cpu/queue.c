@@ -13,6 +13,8 @@
  * Which thread does which chunk never shows in a result: elements are independent, block sums
  * belong to one block, and partial sums are exact (proto/base/fixsum.h).
  */
+#include "kernels/cpu/queue.h"
+
 #include <immintrin.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -21,7 +23,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/cpu/cpu.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 

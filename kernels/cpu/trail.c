@@ -22,11 +22,6 @@ size_t kern_trail_bytes(void)
     return sizeof(struct kern_trail_area);
 }
 
-uint64_t kern_trail_chunks(uint64_t elems)
-{
-    return elems / KERN_CHUNK_ELEMS + (elems % KERN_CHUNK_ELEMS != 0);
-}
-
 int trail_resume(const struct kern_trail *t, struct cpu_range chunk, uint64_t *ret_done)
 {
     CHECK(chunk.first % KERN_CHUNK_ELEMS == 0 && chunk.count <= KERN_CHUNK_ELEMS);

@@ -16,8 +16,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#include "kernels/cpu/cpu.h"
-#include "kernels/kern.h"
+#include "kernels/cpu/isa.h"
 
 #define TRAIL_ARRAYS_MAX  3u
 #define TRAIL_GROUP_ELEMS 64u /* changed between two marks, but at the ends of runs */
@@ -41,6 +40,15 @@ struct kern_trail_area {
 /* Layout outlives the program that made it. */
 _Static_assert(offsetof(struct trail_record, old) == 64, "old values fill lines of their own");
 _Static_assert(sizeof(struct trail_record) == 896, "record size");
+
+/* Bytes of an area (for any number of threads). */
+size_t kern_trail_bytes(void);
+
+/* Put a dead process's trail in order. May itself be killed and called again. base[bytes]: the
+ * segment; chunks[count]. Errors: SHD_ESEGMENT a record that points outside, named; nothing is
+ * changed then. */
+int kern_trail_repair(struct kern_trail_area *area, void *base, uint64_t bytes,
+                      _Atomic uint64_t *chunks, uint64_t count, struct shd_err *e);
 
 /* The arrays an operation changes in place. */
 struct trail_arrays {

@@ -5,7 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cpu/cpu.h"
 #include "kernels/cuda/image.h"
+#include "kernels/cuda/ops.h"
+#include "kernels/cuda/queue.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 

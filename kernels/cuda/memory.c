@@ -6,12 +6,13 @@
  * keeps the memory alive, so it survives its maker. Whoever imports it chooses its own access: a
  * readonly kind is mapped read-only by segment_map(), which catches bugs and is no security.
  */
+#include "kernels/cuda/memory.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "kernels/cuda/cuda.h"
 #include "proto/base/check.h"
 #include "proto/spec/layout.h"
 

@@ -4,12 +4,16 @@
  * Parts of a slice begin at whole chunks, and each is launched as a slice of its own with the same
  * trail: records and chunk words come out as they would from one launch.
  */
+#include "kernels/cuda/ops.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
 #include "kernels/check_args.h"
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/memory.h"
+#include "kernels/cuda/queue.h"
+#include "kernels/cuda/trail.h"
 #include "kernels/rates.h"
 #include "proto/base/check.h"
 #include "proto/spec/layout.h"
@@ -55,10 +59,23 @@ static uint64_t tiles_of(uint64_t elems)
     return (elems + CUDA_TILE_ELEMS - 1) / CUDA_TILE_ELEMS;
 }
 
-int cuda_copy_async(struct cuda_kern *k, CUdeviceptr to, CUdeviceptr from, uint64_t bytes)
+/* Bytes from one side to any other, on the stream. */
+static int copy_async(struct cuda_kern *k, CUdeviceptr to, CUdeviceptr from, uint64_t bytes)
 {
     return cuda_call(k, k->cuda->cuMemcpyAsync(to, from, bytes, k->stream), NULL,
                      "copy %" PRIu64 " bytes on %s", bytes, k->name);
+}
+
+/* Which side an address is on: what the driver does not know is the host's. */
+static int find_side(struct cuda_kern *k, const void *p, bool *ret_on_device)
+{
+    int type = 0;
+    const CUresult r = k->cuda->cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                                      cuda_address(p));
+    if (r != CUDA_ERROR_INVALID_VALUE && r != CUDA_SUCCESS)
+        return cuda_call(k, r, NULL, "ask %s whose memory %p is", k->name, p);
+    *ret_on_device = r == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE;
+    return SHD_OK;
 }
 
 static int fill_launch(struct cuda_kern *k, struct cuda_part *p)
@@ -93,8 +110,7 @@ static int cuda_fill(struct kern *k, const struct kern_fill *a, struct kern_done
 /* Have the part's block sums copied to the host, behind the kernel that makes them. */
 static int fetch_sums(struct cuda_kern *k, const struct cuda_part *p, CUdeviceptr sums)
 {
-    return cuda_copy_async(k, cuda_address(p->host), sums,
-                           p->count / SHD_BLOCK_ELEMS * sizeof(double));
+    return copy_async(k, cuda_address(p->host), sums, p->count / SHD_BLOCK_ELEMS * sizeof(double));
 }
 
 static int add_sums(struct cuda_kern *k, struct cuda_part *p)
@@ -185,14 +201,14 @@ static int stage_grad(struct cuda_kern *k, struct cuda_part *p, const void **ret
     const uint64_t elem_bytes = dtype_bytes(a->grad_dtype);
     const void *grad = (const uint8_t *)a->grad + p->first * elem_bytes;
     bool here;
-    const int r = cuda_find_side(k, grad, &here);
+    const int r = find_side(k, grad, &here);
     *ret_grad = grad;
     if (r != SHD_OK || here)
         return r;
     p->count = p->count < STAGED_ELEMS ? p->count : STAGED_ELEMS;
     *ret_grad = (const void *)(uintptr_t)p->device;
     *sums = p->device + STAGED_ELEMS * sizeof(float);
-    return cuda_copy_async(k, p->device, cuda_address(grad), p->count * elem_bytes);
+    return copy_async(k, p->device, cuda_address(grad), p->count * elem_bytes);
 }
 
 static int accumulate_launch(struct cuda_kern *k, struct cuda_part *p)
@@ -311,7 +327,7 @@ static int update_launch(struct cuda_kern *k, struct cuda_part *p)
         .publish_dtype = a->publish_dtype,
     };
     set_rates(a, &args);
-    int r = cuda_copy_async(k, p->device, cuda_address(p->host), runs * sizeof(struct cuda_run));
+    int r = copy_async(k, p->device, cuda_address(p->host), runs * sizeof(struct cuda_run));
     if (r == SHD_OK)
         r = begin_trail(k, &a->trail, p, &args.trail);
     return r == SHD_OK ? launch(k, update_fns[a->kind], tiles_of(p->count), &args) : r;
@@ -333,7 +349,61 @@ static int cuda_update(struct kern *k, const struct kern_update *a, struct kern_
     return cuda_queue_push(cuda_kern_of(k), &op, e);
 }
 
-/* -- Between host and device: transfer.c launches --------------------------------------------- */
+/* -- With an end on the host: copy, cast and hash ------------------------------------------------
+ *
+ * The driver tells which side an address is on. Memory of the host that is not pinned works too:
+ * the driver then copies through memory of its own, and a copy to the host returns when it is done,
+ * so that the device thread waits there instead of launching ahead. */
+
+/* Elements that are cast at a time by way of the staging memory: fp32 in its first half, what it
+ * becomes (at most as large) in the second. */
+#define CAST_ELEMS (CUDA_STAGE_BYTES / 2 / sizeof(float))
+
+/* Leaves that fit in the staging memory. */
+#define HASH_LEAVES (CUDA_STAGE_BYTES / sizeof(float) / SHD_BLOCK_ELEMS)
+
+static int launch_cast(struct cuda_kern *k, void *out, enum shd_dtype out_dtype, const float *in,
+                       uint64_t elems)
+{
+    struct cuda_cast args = { .out = out, .in = in, .elems = elems, .out_dtype = out_dtype };
+    return launch(k, CUDA_CAST, tiles_of(elems), &args);
+}
+
+/* One piece, through staging memory on the sides that are the host's. */
+static int cast_piece(struct cuda_kern *k, struct cuda_part *p, bool out_here, bool in_here)
+{
+    const struct kern_cast *a = &p->op->u.cast;
+    const uint64_t out_bytes = dtype_bytes(a->out_dtype);
+    p->count = p->count < CAST_ELEMS ? p->count : CAST_ELEMS;
+    uint8_t *out = (uint8_t *)a->out + p->first * out_bytes;
+    const float *in = a->in + p->first;
+    const CUdeviceptr staged_out = p->device + CUDA_STAGE_BYTES / 2;
+    int r = SHD_OK;
+    if (!in_here)
+        r = copy_async(k, p->device, cuda_address(in), p->count * sizeof(float));
+    if (r == SHD_OK)
+        r = launch_cast(k, out_here ? (void *)out : (void *)(uintptr_t)staged_out, a->out_dtype,
+                        in_here ? in : (const float *)(uintptr_t)p->device, p->count);
+    if (r == SHD_OK && !out_here)
+        r = copy_async(k, cuda_address(out), staged_out, p->count * out_bytes);
+    return r;
+}
+
+static int cast_launch(struct cuda_kern *k, struct cuda_part *p)
+{
+    const struct kern_cast *a = &p->op->u.cast;
+    bool out_here = false, in_here = false;
+    int r = find_side(k, a->out, &out_here);
+    if (r == SHD_OK)
+        r = find_side(k, a->in, &in_here);
+    if (r != SHD_OK)
+        return r;
+    if (out_here && in_here)
+        return launch_cast(k, a->out, a->out_dtype, a->in, a->elems);
+    if (a->out_dtype == SHD_F32)
+        return copy_async(k, cuda_address(a->out), cuda_address(a->in), a->elems * sizeof(float));
+    return cast_piece(k, p, out_here, in_here);
+}
 
 static int cuda_cast(struct kern *k, const struct kern_cast *a, struct kern_done *done,
                      struct shd_err *e)
@@ -342,16 +412,45 @@ static int cuda_cast(struct kern *k, const struct kern_cast *a, struct kern_done
     if (r != SHD_OK)
         return r;
     const struct cuda_op op = {
-        .launch = cuda_cast_launch, .u.cast = *a, .count = a->elems, .done = done
+        .launch = cast_launch, .u.cast = *a, .count = a->elems, .done = done
     };
     return cuda_queue_push(cuda_kern_of(k), &op, e);
 }
 
-int cuda_launch_cast(struct cuda_kern *k, void *out, enum shd_dtype out_dtype, const float *in,
-                     uint64_t elems)
+/* First element of a leaf, or behind the last one. */
+static uint64_t leaf_first(const struct kern_hash *a, uint64_t leaf)
 {
-    struct cuda_cast args = { .out = out, .in = in, .elems = elems, .out_dtype = out_dtype };
-    return launch(k, CUDA_CAST, tiles_of(elems), &args);
+    const uint64_t first = leaf == 0 ? 0 : a->head_elems + (leaf - 1) * SHD_BLOCK_ELEMS;
+    return first < a->elems ? first : a->elems;
+}
+
+/* Leaves of an array of the host are all one part. */
+static int hash_launch(struct cuda_kern *k, struct cuda_part *p)
+{
+    const struct kern_hash *a = &p->op->u.hash;
+    const int r = find_side(k, a->x, &p->staged);
+    if (r != SHD_OK || !p->staged)
+        return r;
+    p->count = p->count < HASH_LEAVES ? p->count : HASH_LEAVES;
+    const uint64_t first = leaf_first(a, p->first), end = leaf_first(a, p->first + p->count);
+    return copy_async(k, cuda_address(p->host), cuda_address(a->x + first),
+                      (end - first) * sizeof(float));
+}
+
+static int hash_finish(struct cuda_kern *k, struct cuda_part *p)
+{
+    const struct kern_hash *a = &p->op->u.hash;
+    const uint64_t first = leaf_first(a, p->first), end = leaf_first(a, p->first + p->count);
+    const struct kern_hash piece = {
+        .x = p->staged ? (const float *)p->host : a->x + first,
+        .elems = end - first,
+        .head_elems = p->first == 0 ? a->head_elems : SHD_BLOCK_ELEMS,
+        .out = a->out + p->first,
+    };
+    struct kern_waiter w;
+    kern_waiter_init(&w);
+    const int r = k->host->ops->hash(k->host, &piece, &w.done, NULL);
+    return r == SHD_OK ? kern_wait(&w) : r;
 }
 
 static int cuda_hash(struct kern *k, const struct kern_hash *a, struct kern_done *done,
@@ -361,13 +460,19 @@ static int cuda_hash(struct kern *k, const struct kern_hash *a, struct kern_done
     if (r != SHD_OK)
         return r;
     const struct cuda_op op = {
-        .launch = cuda_hash_launch,
-        .finish = cuda_hash_finish,
+        .launch = hash_launch,
+        .finish = hash_finish,
         .u.hash = *a,
         .count = kern_hash_leaves(a->head_elems, a->elems),
         .done = done,
     };
     return cuda_queue_push(cuda_kern_of(k), &op, e);
+}
+
+static int copy_launch(struct cuda_kern *k, struct cuda_part *p)
+{
+    const struct kern_copy *a = &p->op->u.copy;
+    return copy_async(k, cuda_address(a->to), cuda_address(a->from), p->count);
 }
 
 static int cuda_copy(struct kern *k, const struct kern_copy *a, struct kern_done *done,
@@ -377,7 +482,7 @@ static int cuda_copy(struct kern *k, const struct kern_copy *a, struct kern_done
     if (r != SHD_OK)
         return r;
     const struct cuda_op op = {
-        .launch = cuda_copy_launch, .u.copy = *a, .count = a->bytes, .done = done
+        .launch = copy_launch, .u.copy = *a, .count = a->bytes, .done = done
     };
     return cuda_queue_push(cuda_kern_of(k), &op, e);
 }
@@ -403,6 +508,6 @@ const struct kern_ops cuda_ops = {
     .available = cuda_available,
     .health = cuda_health,
     .failed = cuda_failed,
-    .trail_bytes = cuda_kern_trail_bytes,
+    .trail_bytes = cuda_trail_bytes,
     .trail_repair = cuda_trail_repair,
 };

@@ -1,19 +1,19 @@
-/* The device thread: ops in order, launched ahead by parts, reported in order. See cuda.h.
+/* The device thread: ops in order, launched ahead by parts, reported in order. See device.h.
  *
  * The thread sleeps on `pushed_one` while nothing is on the device. While something is, it asks for
  * the oldest part's event: often for some 20 us, then every 50 us, since there is no way to wait
  * for an event and for the next op at once. */
+#include "kernels/cuda/queue.h"
+
 #include <errno.h>
 #include <immintrin.h>
 #include <inttypes.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
 
-#include "kernels/cuda/cuda.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/failpoint.h"
@@ -21,67 +21,6 @@
 #define QUERY_SPINS    16u
 #define QUERY_PAUSES   64u
 #define QUERY_SLEEP_NS 50000
-
-int cuda_enter(const struct cuda_kern *k, struct shd_err *e)
-{
-    return cuda_result(k->cuda, k->cuda->cuCtxSetCurrent(k->ctx), e, "use the context of %s",
-                       k->name);
-}
-
-static void break_device(struct cuda_kern *k, const struct shd_err *why)
-{
-    pthread_mutex_lock(&k->lock);
-    if (k->failure.code == SHD_OK)
-        k->failure = *why;
-    pthread_mutex_unlock(&k->lock);
-    atomic_store(&k->broken, true);
-}
-
-int cuda_call(struct cuda_kern *k, CUresult result, struct shd_err *e, const char *fmt, ...)
-{
-    if (result == CUDA_SUCCESS)
-        return SHD_OK;
-    char what[SHD_ERR_TEXT_BYTES];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(what, sizeof what, fmt, args);
-    va_end(args);
-    struct shd_err own = { 0 };
-    const int r = cuda_result(k->cuda, result, &own, "%s", what);
-    pthread_mutex_lock(&k->lock);
-    k->last = own;
-    pthread_mutex_unlock(&k->lock);
-    if (cuda_sticky(result))
-        break_device(k, &own);
-    if (e != NULL)
-        *e = own;
-    return r;
-}
-
-bool kern_cuda_failure(struct kern *kern, struct shd_err *ret_failure)
-{
-    if (kern->ops->place != SEGMENT_CUDA)
-        return false;
-    struct cuda_kern *k = cuda_kern_of(kern);
-    pthread_mutex_lock(&k->lock);
-    const bool failed = k->failure.code != SHD_OK;
-    if (failed)
-        *ret_failure = k->failure;
-    pthread_mutex_unlock(&k->lock);
-    return failed;
-}
-
-int cuda_wait(struct cuda_kern *k, CUstream stream, struct shd_err *e)
-{
-    const int r = cuda_call(k, k->cuda->cuStreamSynchronize(stream), e, "wait for %s", k->name);
-    if (r == SHD_OK)
-        return SHD_OK;
-    struct shd_err again = { 0 };
-    if (cuda_call(k, k->cuda->cuStreamSynchronize(stream), &again, "wait for %s", k->name) !=
-        SHD_OK)
-        break_device(k, &again);
-    return r;
-}
 
 /* The part's event behind its work. */
 static void record_event(struct cuda_kern *k, struct cuda_part *p)
@@ -202,7 +141,7 @@ static void *device_main(void *arg)
     prctl(PR_SET_TIMERSLACK, 1000);
     struct shd_err e = { 0 };
     if (cuda_enter(k, &e) != SHD_OK)
-        break_device(k, &e);
+        cuda_break(k, &e);
     for (unsigned looks = 0;;) {
         const enum next next = next_step(k);
         if (next == LEAVE)
@@ -265,22 +204,4 @@ int cuda_queue_push(struct cuda_kern *k, const struct cuda_op *op, struct shd_er
     }
     pthread_mutex_unlock(&k->lock);
     return r;
-}
-
-int cuda_health(struct kern *kern, struct shd_err *e)
-{
-    struct shd_err failure;
-    return kern_cuda_failure(kern, &failure) ? err_set(e, SHD_EIO, "%s", failure.text) : SHD_OK;
-}
-
-bool cuda_failed(struct kern *kern, struct shd_err *ret_why)
-{
-    struct cuda_kern *k = cuda_kern_of(kern);
-    pthread_mutex_lock(&k->lock);
-    const struct shd_err why = k->failure.code != SHD_OK ? k->failure : k->last;
-    pthread_mutex_unlock(&k->lock);
-    if (why.code == SHD_OK)
-        return false;
-    *ret_why = why;
-    return true;
 }

@@ -1,16 +1,15 @@
 /* Putting a dead process's trail on a GPU in order (kernels/cuda/args.h): what is to be copied back
- * where. Pure: the device's part, reading heads and chunk words and making the copies, is the
- * caller's. */
+ * where, which is pure, and doing so. */
 #ifndef SHD_KERNELS_CUDA_TRAIL_H
 #define SHD_KERNELS_CUDA_TRAIL_H
 
 #include <stdint.h>
 
 #include "kernels/cuda/args.h"
-#include "proto/base/status.h"
+#include "kernels/kern.h"
 
-/* Bytes of the area for so many chunk words: a multiple of 128. */
-uint64_t cuda_trail_bytes(uint64_t chunks);
+/* Bytes of the area for so many chunk words: a multiple of 128, and the same of any CUDA device. */
+uint64_t cuda_trail_bytes(const struct kern *k, uint64_t chunks);
 
 /* Old values of one array of one tile go back: on the device, from the area to the segment. */
 struct cuda_trail_copy {
@@ -35,5 +34,9 @@ struct cuda_trail_copy {
 int cuda_trail_plan_repair(const struct cuda_trail_head *heads, const struct cuda_chunk *chunks,
                            uint64_t chunk_count, uint64_t bytes, struct cuda_trail_copy *ret_copies,
                            uint32_t *ret_count, struct shd_err *e);
+
+/* Of struct kern_ops. */
+int cuda_trail_repair(struct kern *k, struct kern_trail_area *area, void *base, uint64_t bytes,
+                      _Atomic uint64_t *chunks, uint64_t count, struct shd_err *e);
 
 #endif

@@ -8,7 +8,7 @@
  *
  * A *sticky* error (an illegal address, a hardware fault) leaves the process's context useless:
  * every later call fails. What such a process holds is safe only with others, so a daemon ends
- * (kern_cuda_failure() of kernels/cuda/cuda.h says why).
+ * (kern_ops.health says why).
  */
 #ifndef SHD_CUDA_H
 #define SHD_CUDA_H

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "kernels/cuda/cuda.h"
 #include "kernels/kern.h"
 
 struct kern *device_extra_new(void);

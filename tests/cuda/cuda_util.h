@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kernels/cuda/cuda.h"
 #include "tests/cuda/shim_cuda.h"
 #include "tests/lib/kern_util.h"
 

@@ -16,6 +16,8 @@
 
 #include <zmq.h>
 
+#include "kernels/cpu/cpu.h"
+#include "kernels/cuda/cuda.h"
 #include "proto/share/board.h"
 #include "proto/share/fdpass.h"
 #include "proto/share/shardmap.h"

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cuda/cuda.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 

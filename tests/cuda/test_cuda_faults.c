@@ -3,7 +3,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/device.h"
 #include "tests/cuda/cuda_util.h"
 
 static const char *const functions[] = {
@@ -301,7 +301,7 @@ TEST(after_a_sticky_error_everything_fails_and_says_why)
         if (i >= 4)
             EXPECT_STATUS(ops[i].status, SHD_EIO);
     }
-    EXPECT(kern_cuda_failure(k, &e));
+    EXPECT_STATUS(k->ops->health(k, &e), SHD_EIO);
     EXPECT_HAS(e.text, "CUDA_ERROR_LAUNCH_FAILED");
     EXPECT(k->ops->alloc(k, 100) == NULL);
     struct segment s;

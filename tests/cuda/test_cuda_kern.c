@@ -4,7 +4,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/device.h"
 #include "tests/cuda/cuda_util.h"
 
 TEST(device_has_a_name_and_a_uuid)
@@ -18,7 +18,7 @@ TEST(device_has_a_name_and_a_uuid)
     EXPECT_STATUS(kern_cuda_new(1, &none, &e), SHD_ENOTSUP);
     EXPECT_HAS(e.text, "no CUDA device 1: there are 1 here");
     EXPECT(none == NULL);
-    EXPECT(!kern_cuda_failure(k, &e));
+    EXPECT_OK(k->ops->health(k, &e), &e);
     k->ops->free(k);
 }
 

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
+#include "kernels/cuda/cuda.h"
 #include "proto/share/fdpass.h"
 #include "tests/cuda/cuda_util.h"
 #include "tests/lib/child.h"

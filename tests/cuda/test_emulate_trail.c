@@ -38,7 +38,7 @@ static const struct kern_hyper hypers[] = {
 
 static struct world world_new(void)
 {
-    struct world w = { .bytes = AREA_AT + cuda_trail_bytes(2 * CHUNKS) };
+    struct world w = { .bytes = AREA_AT + cuda_trail_bytes(NULL, 2 * CHUNKS) };
     w.base = aligned_alloc(128, w.bytes);
     EXPECT(w.base != NULL);
     w.acc = (float *)(void *)w.base;

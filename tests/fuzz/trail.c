@@ -5,6 +5,8 @@
 
 #include <stdlib.h>
 
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/isa.h"
 #include "kernels/cpu/trail.h"
 #include "kernels/kern.h"
 #include "proto/spec/layout.h"

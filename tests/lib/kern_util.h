@@ -3,6 +3,8 @@
 #ifndef SHD_TESTS_KERN_UTIL_H
 #define SHD_TESTS_KERN_UTIL_H
 
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/isa.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/spec/layout.h"

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "client/ctl/doctor/doctor.h"
+#include "kernels/cpu/isa.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "daemon/core/step.h"
+#include "kernels/cpu/trail.h"
 #include "proto/base/check.h"
 #include "proto/spec/layout.h"
 #include "tests/lib/test.h"

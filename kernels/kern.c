@@ -1,9 +1,22 @@
-/* kern_waiter: block a plain thread on one operation; and what to say when one failed. */
+/* See kern.h. */
+#include "kernels/kern.h"
+
 #include <immintrin.h>
-#include <stddef.h>
 
 #include "kernels/cpu/gate.h"
-#include "kernels/kern.h"
+#include "proto/spec/layout.h"
+
+uint64_t kern_trail_chunks(uint64_t elems)
+{
+    return elems / KERN_CHUNK_ELEMS + (elems % KERN_CHUNK_ELEMS != 0);
+}
+
+uint64_t kern_hash_leaves(uint64_t head_elems, uint64_t elems)
+{
+    if (elems <= head_elems)
+        return 1;
+    return 1 + (elems - head_elems + SHD_BLOCK_ELEMS - 1) / SHD_BLOCK_ELEMS;
+}
 
 static void waiter_done(struct kern_done *done, int status)
 {

@@ -1,0 +1,90 @@
+/* The host backend's queue and compute threads: what they run is a struct cpu_op, in queueing
+ * order, each split by element ranges among the threads. cpu.c checks arguments and fills it in;
+ * the ops proper are one table of functions per instruction set (isa.h).
+ */
+#ifndef SHD_KERNELS_CPU_QUEUE_H
+#define SHD_KERNELS_CPU_QUEUE_H
+
+#include <openssl/evp.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/cpu/gate.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/kern.h"
+
+struct cpu_kern;
+struct cpu_thread;
+
+/* One queued operation. The arguments are a copy; what they point to is borrowed until done. */
+struct cpu_op {
+    int (*run)(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r);
+    union {
+        struct kern_fill fill;
+        struct kern_cast cast;
+        struct kern_accumulate accumulate;
+        struct kern_sumsq sumsq;
+        struct kern_update update;
+        struct kern_hash hash;
+        struct kern_copy copy;
+    } u;
+    uint64_t count;         /* elements or leaves; may be 0 */
+    uint64_t chunk;         /* what a thread takes at a time */
+    bool by_chunk;          /* a lone thread too: the op has a trail */
+    struct kern_sum *sum;   /* NULL, or where the threads' partial sums go */
+    struct kern_done *done; /* or NULL */
+
+    /* The trail's word for the whole op: NULL, or stored when all of it succeeded. */
+    _Atomic uint64_t *done_word;
+    uint64_t done_value;
+};
+
+/* One compute thread. Thread 0 leads: it takes ops from the queue and reports them done. The
+ * others sleep unless an op has chunks to share. Its record in an op's trail is that of its index.
+ */
+struct cpu_thread {
+    _Alignas(128) _Atomic uint64_t next_chunk; /* of this thread's part of the shared op */
+    uint64_t chunks_end;                       /* of that part */
+    _Alignas(128) struct cpu_kern *kern;
+    pthread_t id;
+    uint32_t index;
+    bool took_part; /* in the leader's op: the fields below are of that op */
+    int status;     /* first that was not SHD_OK */
+    struct kern_sum sum;
+    EVP_MD_CTX *digest; /* owned */
+};
+
+#define CPU_RING (2 * KERN_QUEUE_MAX) /* slots: the limit, and room for the order to leave */
+
+struct cpu_kern {
+    struct kern base;
+    void *memory;        /* owned: what this struct lies in */
+    struct kern_ops ops; /* what base.ops points to: the common table under this ISA's name */
+    const struct cpu_isa *isa;
+    uint32_t thread_count;
+    uint32_t threads_started;
+    EVP_MD *sha256;                        /* owned */
+    pthread_mutex_t push_lock;             /* taken by callers only */
+    _Alignas(128) struct gate pushed;      /* ops ever queued, modulo 2^32 */
+    _Alignas(128) _Atomic uint32_t popped; /* ops ever finished */
+    _Alignas(128) struct gate work;        /* shared ops ever opened: helpers wait here */
+    _Atomic bool leaving;
+    _Alignas(128) struct gate crew; /* helpers inside the shared op | CREW_OPEN */
+    const struct cpu_op *shared;    /* stable while crew is not 0 */
+    struct cpu_op ring[CPU_RING];
+    struct cpu_thread threads[]; /* [thread_count] */
+};
+
+/* Start the threads, pinned if asked. SHD_ENOMEM, SHD_EINVAL (more threads to pin than CPUs). On
+ * failure queue_stop() still has to be called. */
+int queue_start(struct cpu_kern *k, bool pin, struct shd_err *e);
+
+/* Run what is queued, then end the threads that were started. */
+void queue_stop(struct cpu_kern *k);
+
+/* Queue a copy of op. SHD_EBUSY when KERN_QUEUE_MAX are queued. Any thread. */
+int queue_push(struct cpu_kern *k, const struct cpu_op *op, struct shd_err *e);
+
+#endif
