@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "proto/base/check.h"
-#include "proto/base/simbug.h"
 
 struct turn_owner {
     bool asked; /* what the state asks for, and it is not answered */
@@ -135,8 +134,6 @@ static int derive(struct turn *t, struct shd_err *e)
         return err_set(
             e, SHD_EINTERNAL,
             "no owner has the decision of step %" PRIu64 " on record, and one is past it", t->step);
-    for (uint32_t i = 0; SIM_BUG(5) && i < t->owners; i++)
-        t->prepared[i].has_decision = false;
     const int r = decide(&t->update.args, &t->decided, e);
     if (r == SHD_OK)
         enter(t, TURN_COMMITTING);

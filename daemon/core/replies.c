@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "proto/base/check.h"
-#include "proto/base/simbug.h"
 
 enum entry_state { ENTRY_PENDING = 1, ENTRY_KEPT, ENTRY_TOO_LONG };
 
@@ -47,8 +46,6 @@ enum replies_verdict replies_take(struct replies *r, uint64_t seq, const void **
     CHECK(seq > 0);
     if (seq < r->highest && r->highest - seq >= REPLIES_WINDOW)
         return REPLIES_OLD;
-    if (SIM_BUG(7) && seq + 8 < r->highest)
-        return REPLIES_SERVE;
     if (seq > r->highest)
         r->highest = seq;
     struct entry *en = entry_of(r, seq);

@@ -7,7 +7,6 @@
 #include "daemon/core/step_state.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
-#include "proto/base/simbug.h"
 
 static struct step_action *act(struct step_actions *actions, enum step_action_kind kind)
 {
@@ -131,10 +130,6 @@ struct step_word step_done_word(const struct step *s, const struct step_action *
 
 uint64_t step_op(const struct step *s, const struct step_action *a)
 {
-    if (SIM_BUG(6) || SIM_BUG(8)) {
-        static uint64_t count;
-        return ++count;
-    }
     if (a->kind == STEP_DO_APPLY)
         return ledger_op(&s->ledger, s->now, s->micros);
     CHECK(a->kind == STEP_DO_ACCUMULATE);
@@ -225,8 +220,6 @@ int step_return(struct step *s, step_ref ref, uint64_t step, uint32_t unit, uint
         credit(ret_actions, ref, /* stale= */ false);
     } else {
         *c = ref;
-        if (SIM_BUG(3))
-            credit(ret_actions, ref, /* stale= */ false);
     }
     unit_advance(s, unit, ret_actions);
     return SHD_OK;
@@ -259,8 +252,7 @@ static void took_in(struct step *s, uint32_t unit, struct step_actions *actions)
     CHECK(atomic_load_explicit(&s->ledger.unit[unit].progress, memory_order_relaxed) ==
           ledger_progress(step_collecting(s), true, u->next + 1));
     if (is_ref(*c)) {
-        if (!SIM_BUG(3))
-            credit(actions, *c, /* stale= */ false);
+        credit(actions, *c, /* stale= */ false);
         s->micro_units[u->next]++;
     }
     if (u->dup != 0)
@@ -326,10 +318,6 @@ static void write_record(struct step *s, struct step_blob blob)
         blob_at = 1 - blob_at; /* the other one is still what counts */
         blob_bytes = blob.bytes;
         memcpy(s->ledger.blob[blob_at], blob.data, blob.bytes);
-    }
-    if (SIM_BUG(2)) {
-        atomic_store_explicit(&h->commits, commits, memory_order_release);
-        FAIL_POINT("step:commit:bug");
     }
     *r = (struct ledger_record){ .step = s->now,
                                  .updates = s->updates,

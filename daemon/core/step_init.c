@@ -5,7 +5,6 @@
 
 #include "daemon/core/step_state.h"
 #include "proto/base/check.h"
-#include "proto/base/simbug.h"
 
 static size_t align16(size_t bytes)
 {
@@ -46,7 +45,7 @@ static void recover_cells(struct step *s, uint32_t unit, uint64_t step)
         const uint64_t word = atomic_load_explicit(ledger_cell_at(s, unit, micro),
                                                    memory_order_relaxed);
         const enum ledger_cell_kind kind = ledger_cell_kind(word);
-        if (ledger_cell_step(word) != step || kind == LEDGER_CELL_EMPTY || SIM_BUG(4))
+        if (ledger_cell_step(word) != step || kind == LEDGER_CELL_EMPTY)
             continue;
         *cell_at(s, unit, micro) = kind == LEDGER_CELL_NONE ? CELL_NONE : CELL_SPILLED;
         s->micro_units[micro]++;
@@ -68,8 +67,6 @@ static void recover_unit(struct step *s, uint32_t unit, uint64_t commits)
     if (ledger_progress_step(progress) == commits) {
         u->next = ledger_progress_next(progress);
         u->started = ledger_progress_started(progress);
-        if (SIM_BUG(6) && u->started && u->next > 1)
-            u->next--;
         s->cells_in += u->next;
     }
     recover_cells(s, unit, commits);

@@ -24,7 +24,7 @@
 #include "daemon/core/step.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
-#include "proto/base/simbug.h"
+#include "tests/sim/sim_bug.h"
 
 #define SIM_DAEMONS  4u
 #define SIM_WORKERS  5u

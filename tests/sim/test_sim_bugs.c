@@ -1,4 +1,4 @@
-/* The test of the simulator: bugs planted in the cores (proto/base/simbug.h) must be found, each
+/* The test of the simulator: bugs planted in the cores (sim_bugs.cmake) must be found, each
  * within so many events, and with no bug the same runs must find nothing. */
 #include <stdlib.h>
 

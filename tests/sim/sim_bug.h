@@ -1,6 +1,7 @@
-/* Bugs planted on purpose, for the test of the simulator (tests/sim/test_sim_bugs.c): SIM_BUG(n) is
- * true where that test has chosen bug n, and a constant false in everything else. Each bug has its
- * number here.
+/* Bugs planted on purpose, for the test of the simulator (test_sim_bugs.c): SIM_BUG(n) is
+ * true where that test has chosen bug n, and a constant false in everything else. Those of the
+ * cores are in copies of these (sim_bugs.cmake), those of the simulated kernel (1, 10) and of
+ * spilling (9) in the simulator. Each bug has its number here.
  *
  *   1  the word that a kernel is done is stored before its last block
  *   2  the commits word is stored before the record it vouches for
@@ -13,8 +14,8 @@
  *   9  a gradient counts as spilled before its bytes are copied
  *  10  a word that a kernel is done is never stored
  */
-#ifndef SHD_SIMBUG_H
-#define SHD_SIMBUG_H
+#ifndef SHD_TESTS_SIM_SIM_BUG_H
+#define SHD_TESTS_SIM_SIM_BUG_H
 
 #include <stdbool.h>
 

@@ -1,0 +1,97 @@
+# Bugs planted on purpose in copies of the cores, for the test of the simulator (test_sim_bugs.c):
+#
+#   cmake -DSOURCE=daemon/core/step.c -DCOPY=FILE -P tests/sim/sim_bugs.cmake    in the project's folder
+#
+# writes FILE: SOURCE with every bug below that is its own, each behind SIM_BUG(n) of tests/sim/sim_bug.h,
+# which has the list of all numbers. A text that is not found exactly once fails the build: then the
+# source has changed, and the bug has to be planted anew.
+cmake_minimum_required(VERSION 3.24)
+
+function(plant source text in_its_place)
+  if(NOT source STREQUAL SOURCE)
+    return()
+  endif()
+  string(LENGTH "${text}" length)
+  string(FIND "${copy}" "${text}" first)
+  string(FIND "${copy}" "${text}" last REVERSE)
+  if(first EQUAL -1 OR NOT first EQUAL last)
+    message(FATAL_ERROR "${source}: not found exactly once, so that no bug can be planted there:\n${text}")
+  endif()
+  string(REPLACE "${text}" "${in_its_place}" planted "${copy}")
+  set(copy "${planted}" PARENT_SCOPE)
+endfunction()
+
+file(READ ${SOURCE} copy)
+set(original "${copy}")
+
+# The commits word is stored before the record it vouches for.
+plant(daemon/core/step.c [[
+    *r = (struct ledger_record){ .step = s->now,]] [[
+    if (SIM_BUG(2)) {
+        atomic_store_explicit(&h->commits, commits, memory_order_release);
+        FAIL_POINT("step:commit:bug");
+    }
+    *r = (struct ledger_record){ .step = s->now,]])
+
+# Credit is given while the gradient only waits in its slot.
+plant(daemon/core/step.c [[
+        *c = ref;
+    }
+    unit_advance(]] [[
+        *c = ref;
+        if (SIM_BUG(3))
+            credit(ret_actions, ref, false);
+    }
+    unit_advance(]])
+plant(daemon/core/step.c [[
+    if (is_ref(*c)) {
+        credit(actions, *c,]] [[
+    if (is_ref(*c)) {
+        if (!SIM_BUG(3))
+            credit(actions, *c,]])
+
+# Recovery forgets gradients that wait for their turn and have no sender any more.
+plant(daemon/core/step_init.c [[ || kind == LEDGER_CELL_EMPTY)]] [[ || kind == LEDGER_CELL_EMPTY || SIM_BUG(4))]])
+
+# A worker derives its own decision although an owner has one on record.
+plant(client/paths/turn.c [[
+    const int r = decide(]] [[
+    for (uint32_t i = 0; SIM_BUG(5) && i < t->owners; i++)
+        t->prepared[i].has_decision = false;
+    const int r = decide(]])
+
+# Recovery takes the last gradient once more, under another number of operation (6); an operation's
+# number differs from one process to the next (8).
+plant(daemon/core/step_init.c [[
+        u->started = ledger_progress_started(progress);
+]] [[
+        u->started = ledger_progress_started(progress);
+        if (SIM_BUG(6) && u->started && u->next > 1)
+            u->next--;
+]])
+plant(daemon/core/step.c [[
+uint64_t step_op(const struct step *s, const struct step_action *a)
+{
+]] [[
+uint64_t step_op(const struct step *s, const struct step_action *a)
+{
+    static uint64_t count;
+    if (SIM_BUG(6) || SIM_BUG(8))
+        return ++count;
+]])
+
+# The window of replies takes an old number for a new one.
+plant(daemon/core/replies.c [[
+    if (seq > r->highest)
+        r->highest = seq;
+]] [[
+    if (SIM_BUG(7) && seq + 8 < r->highest)
+        return REPLIES_SERVE;
+    if (seq > r->highest)
+        r->highest = seq;
+]])
+
+if(copy STREQUAL original)
+  message(FATAL_ERROR "${SOURCE}: no bug is planted there")
+endif()
+file(WRITE ${COPY} "#include \"tests/sim/sim_bug.h\"\n${copy}")
