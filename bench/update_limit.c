@@ -20,7 +20,7 @@ enum nt { NT_NONE, NT_PUBLISH, NT_ALL };
 #define PREFETCH_ELEMS 512u
 #define BLOCK_ELEMS    512u
 
-VEC_FN void put(float *p, vec x, bool stream)
+KERN_FN void put(float *p, vec x, bool stream)
 {
     if (stream)
         vec_stream(p, x);
@@ -29,14 +29,14 @@ VEC_FN void put(float *p, vec x, bool stream)
 }
 
 /* x[i, i + n) += zero, in place. */
-VEC_FN void touch(float *x, uint64_t i, uint64_t n, vec zero, bool stream)
+KERN_FN void touch(float *x, uint64_t i, uint64_t n, vec zero, bool stream)
 {
     for (uint64_t j = i; j < i + n; j += VEC_LANES)
         put(x + j, vec_add(vec_load(x + j), zero), stream);
 }
 
 /* Publish p + g; also the stand-in for reading the gradient. */
-VEC_FN void publish(const struct bench_arrays *a, uint64_t i, uint64_t n, bool bf16, bool stream)
+KERN_FN void publish(const struct bench_arrays *a, uint64_t i, uint64_t n, bool bf16, bool stream)
 {
     for (uint64_t j = i; j < i + n; j += 2 * VEC_LANES) {
         const vec x = vec_add(vec_load(a->p + j), vec_load(a->g + j));
@@ -54,8 +54,8 @@ VEC_FN void publish(const struct bench_arrays *a, uint64_t i, uint64_t n, bool b
     }
 }
 
-VEC_FN void adamw(const struct bench_arrays *a, uint64_t first, uint64_t elems, bool bf16,
-                  enum how how, enum nt nt)
+KERN_FN void adamw(const struct bench_arrays *a, uint64_t first, uint64_t elems, bool bf16,
+                   enum how how, enum nt nt)
 {
     const vec zero = vec_set1(a->zero);
     const uint64_t step = how == BLOCKED ? BLOCK_ELEMS : 2 * VEC_LANES;
@@ -76,8 +76,8 @@ VEC_FN void adamw(const struct bench_arrays *a, uint64_t first, uint64_t elems, 
     vec_fence();
 }
 
-VEC_FN void accumulate(const struct bench_arrays *a, uint64_t first, uint64_t elems, enum how how,
-                       enum nt nt)
+KERN_FN void accumulate(const struct bench_arrays *a, uint64_t first, uint64_t elems, enum how how,
+                        enum nt nt)
 {
     const uint64_t step = how == BLOCKED ? BLOCK_ELEMS : 2 * VEC_LANES;
     for (uint64_t i = first; i < first + elems; i += step) {

@@ -2,6 +2,7 @@
 #include "kernels/kern.h"
 
 #include <immintrin.h>
+#include <math.h>
 
 #include "kernels/cpu/gate.h"
 #include "proto/spec/layout.h"
@@ -52,4 +53,24 @@ int kern_explain(struct kern *k, int status, struct shd_err *e, const char *what
     if (!k->ops->failed(k, &why))
         return err_set(e, status, "%s failed: %s", what, status_meaning(status));
     return err_set(e, status, "%s failed: %s", what, why.text);
+}
+
+struct kern_rates kern_rates_of(enum spec_optimizer kind, const struct kern_hyper *h,
+                                float grad_scale)
+{
+    struct kern_rates c = {
+        .scale = grad_scale,
+        .keep = (float)(1 - (double)h->lr * (double)h->weight_decay),
+        .rate = h->lr,
+        .beta1 = h->beta1,
+        .rest1 = (float)(1 - (double)h->beta1),
+        .beta2 = h->beta2,
+        .rest2 = (float)(1 - (double)h->beta2),
+        .eps = h->eps,
+    };
+    if (kind == SPEC_ADAMW) {
+        c.rate = (float)((double)h->lr / (double)h->bias1);
+        c.unbias = (float)(1 / sqrt((double)h->bias2));
+    }
+    return c;
 }

@@ -16,25 +16,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/shared.h"
 #include "proto/base/dtype.h"
 #include "proto/base/fixsum.h"
 #include "proto/base/status.h"
 #include "proto/share/segment.h"
-#include "proto/spec/optimizer.h"
 
 struct kern; /* one device: its compute threads, its queue */
 
 /* Embed in the operation that waits for the work. */
 struct kern_done {
     void (*fn)(struct kern_done *done, int status);
-};
-
-/* An initial distribution of a tensor's elements. Element i of the tensor depends on seed, the
- * tensor's name and i alone: Philox4x32-10 with key = first 64 bits of SHA-256(seed, name). */
-enum kern_fill_kind {
-    KERN_FILL_CONST = 1,   /* a */
-    KERN_FILL_NORMAL = 2,  /* mean a, standard deviation b */
-    KERN_FILL_UNIFORM = 3, /* in [a, b) */
 };
 
 struct kern_fill {
@@ -133,12 +125,9 @@ struct kern_hyper {
     float bias1, bias2;      /* AdamW: 1 - beta^t, t from 1; computed on the host in fp64 */
 };
 
-/* Elements [first, first + elems) of the slice belong to one group. */
-struct kern_run {
-    uint64_t first_elem;
-    uint64_t elems;
-    uint32_t hyper; /* index into hypers */
-};
+/* In fp64, rounded once. 1 - beta is exact for beta in [0.5, 1]. */
+struct kern_rates kern_rates_of(enum spec_optimizer kind, const struct kern_hyper *h,
+                                float grad_scale);
 
 /* One optimizer update of a slice. Runs are ascending, do not overlap, and may leave gaps:
  * elements in gaps are left alone, in publish too. */

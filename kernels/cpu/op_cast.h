@@ -11,7 +11,7 @@
 
 #include "kernels/cpu/isa.h"
 
-VEC_FN void cast_halves(uint16_t *out, const float *in, uint64_t elems, bool bf16)
+KERN_FN void cast_halves(uint16_t *out, const float *in, uint64_t elems, bool bf16)
 {
     uint64_t i = 0;
     for (; elems - i >= VEC_LANES; i += VEC_LANES) {

@@ -1,138 +1,46 @@
-/* Initial values from a counter: element i depends on (key, i) alone, so any split of a tensor
- * over owners and threads gives the same bits. Plain C over FILL_BLOCKS counters at a time, which
- * compilers vectorize; included once per instruction set.
- *
- * Random bits: Philox4x32-10. J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel Random Numbers:
- * As Easy as 1, 2, 3", SC11 (https://doi.org/10.1145/2063384.2063405). Counter block b = i / 4
- * is (b mod 2^32, b >> 32, 0, 0), the key (key mod 2^32, key >> 32); element i takes output word
- * i mod 4. In fp64 with fma where written, one rounding to fp32 at the end:
- *
- * UNIFORM: u = x * 2^-32; out = fma(b - a, u, a), and if fp32 rounding reaches b, the fp32 value
- *   before b.
- * NORMAL: Box-Muller on the word pairs (0,1) and (2,3) of a block. G. Box, M. Muller, "A Note on
- *   the Generation of Random Normal Deviates", 1958 (https://doi.org/10.1214/aoms/1177706645).
- *   u = (x0 + 1) 2^-32 in (0, 1]; r = sqrt(-2 ln u); angle = 2 pi (x1 + 1/2) 2^-32;
- *   z = r cos(angle) for the even element, r sin(angle) for the odd; out = fma(b, z, a).
- *   ln, sin and cos are the series below, not libm's, which differ from machine to machine. Their
- *   relative error is below 3.5e-14 (bounds at each; measured 3.4e-14 and 2.9e-14), so before its
- *   rounding to fp32 z is off by less than 5e-14 |z|. |z| <= sqrt(64 ln 2) = 6.66.
- * CONST: a, bit for bit.
- */
+/* Initial values: fill.h over FILL_BLOCKS counters at a time, which compilers vectorize. Included
+ * once per instruction set. */
 #ifndef SHD_KERNELS_CPU_OP_FILL_H
 #define SHD_KERNELS_CPU_OP_FILL_H
 
-#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "kernels/cpu/isa.h"
+#include "kernels/fill.h"
 
 #define FILL_BLOCKS 16u /* Philox blocks at once */
 #define FILL_ELEMS  (4 * FILL_BLOCKS)
 
 /* words[w][l]: output word w of counter block `block` + l. */
-static void philox_words(uint64_t key, uint64_t block, uint32_t words[4][FILL_BLOCKS])
+static void group_words(uint64_t key, uint64_t block, uint32_t words[4][FILL_BLOCKS])
 {
     for (unsigned l = 0; l < FILL_BLOCKS; l++) {
-        uint32_t c0 = (uint32_t)(block + l), c1 = (uint32_t)((block + l) >> 32), c2 = 0, c3 = 0;
-        uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-        for (int round = 0; round < 10; round++) {
-            const uint64_t a = UINT64_C(0xd2511f53) * c0, b = UINT64_C(0xcd9e8d57) * c2;
-            c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
-            c1 = (uint32_t)b;
-            c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
-            c3 = (uint32_t)a;
-            k0 += 0x9e3779b9u;
-            k1 += 0xbb67ae85u;
-        }
-        words[0][l] = c0;
-        words[1][l] = c1;
-        words[2][l] = c2;
-        words[3][l] = c3;
+        uint32_t w[4];
+        philox_words(key, block + l, w);
+        for (unsigned i = 0; i < 4; i++)
+            words[i][l] = w[i];
     }
-}
-
-/* ln((x + 1) 2^-32). u = 2^e m with m in [sqrt 1/2, sqrt 2); s = (m - 1) / (m + 1); then
- * ln m = 2 atanh s = 2 s (1 + s^2/3 + s^4/5 + ... + s^14/15). The first term left out is
- * s^16 / 17 < 3.4e-14 relative, for |s| <= (sqrt 2 - 1)^2. */
-VEC_FN double fill_log(uint32_t x)
-{
-    const double u = ((double)x + 1) * 0x1p-32;
-    uint64_t bits;
-    memcpy(&bits, &u, sizeof bits);
-    const uint64_t sqrt_half = UINT64_C(0x3fe6a09e667f3bcd);
-    /* u <= 1, so e <= 0: counted as a non-negative shift, which every ISA has. */
-    const uint64_t down = (sqrt_half + (UINT64_C(1) << 52) - 1 - bits) >> 52; /* -e */
-    bits += down << 52;
-    double m;
-    memcpy(&m, &bits, sizeof m);
-    const double s = (m - 1) / (m + 1), t = s * s;
-    double y = 1.0 / 15;
-    y = fma(y, t, 1.0 / 13);
-    y = fma(y, t, 1.0 / 11);
-    y = fma(y, t, 1.0 / 9);
-    y = fma(y, t, 1.0 / 7);
-    y = fma(y, t, 1.0 / 5);
-    y = fma(y, t, 1.0 / 3);
-    y = fma(y, t, 1.0);
-    return fma(-(double)(int32_t)down, 0x1.62e42fefa39efp-1, 2 * s * y); /* ln 2 */
-}
-
-/* cos and sin of 2 pi (x + 1/2) 2^-32: quadrant q and an angle within pi/4 of its middle, then
- * Taylor series, whose first terms left out are below 1.5e-15 (cos) and 2.7e-14 (sin) relative. */
-VEC_FN void fill_cos_sin(uint32_t x, double *ret_cos, double *ret_sin)
-{
-    const uint32_t q = (x + 0x20000000u) >> 30;
-    const double turn = (double)(int32_t)(x - (q << 30)) + 0.5;
-    const double angle = turn * 0x1.921fb54442d18p-30, t = angle * angle; /* pi/2 2^-30 */
-    double s = 1.0 / 6227020800;
-    s = fma(s, t, -1.0 / 39916800);
-    s = fma(s, t, 1.0 / 362880);
-    s = fma(s, t, -1.0 / 5040);
-    s = fma(s, t, 1.0 / 120);
-    s = fma(s, t, -1.0 / 6);
-    s = fma(s * t, angle, angle);
-    double c = -1.0 / 87178291200;
-    c = fma(c, t, 1.0 / 479001600);
-    c = fma(c, t, -1.0 / 3628800);
-    c = fma(c, t, 1.0 / 40320);
-    c = fma(c, t, -1.0 / 720);
-    c = fma(c, t, 1.0 / 24);
-    c = fma(c, t, -1.0 / 2);
-    c = fma(c, t, 1.0);
-    const double at_cos = (q & 1) != 0 ? s : c, at_sin = (q & 1) != 0 ? c : s;
-    *ret_cos = q - 1 < 2 ? -at_cos : at_cos; /* quadrants 1 and 2 */
-    *ret_sin = q >= 2 ? -at_sin : at_sin;
 }
 
 static void normal_elems(const struct kern_fill *a, uint64_t block, float out[FILL_ELEMS])
 {
     uint32_t words[4][FILL_BLOCKS];
-    philox_words(a->key, block, words);
-    const double mean = (double)a->a, deviation = (double)a->b;
-    for (unsigned pair = 0; pair < 4; pair += 2) {
-        for (unsigned l = 0; l < FILL_BLOCKS; l++) {
-            double c, s;
-            fill_cos_sin(words[pair + 1][l], &c, &s);
-            const double r = sqrt(-2 * fill_log(words[pair][l]));
-            out[4 * l + pair] = (float)fma(deviation, r * c, mean);
-            out[4 * l + pair + 1] = (float)fma(deviation, r * s, mean);
-        }
-    }
+    group_words(a->key, block, words);
+    for (unsigned pair = 0; pair < 4; pair += 2)
+        for (unsigned l = 0; l < FILL_BLOCKS; l++)
+            fill_normal((const uint32_t[]){ words[pair][l], words[pair + 1][l] }, a->a, a->b,
+                        &out[4 * l + pair]);
 }
 
 static void uniform_elems(const struct kern_fill *a, uint64_t block, float out[FILL_ELEMS])
 {
     uint32_t words[4][FILL_BLOCKS];
-    philox_words(a->key, block, words);
-    const double low = (double)a->a, width = (double)a->b - low;
-    const float last = nextafterf(a->b, a->a);
-    for (unsigned w = 0; w < 4; w++) {
-        for (unsigned l = 0; l < FILL_BLOCKS; l++) {
-            const float x = (float)fma(width, (double)words[w][l] * 0x1p-32, low);
-            out[4 * l + w] = x < a->b ? x : last;
-        }
-    }
+    group_words(a->key, block, words);
+    const float last = fill_before(a->b, a->a);
+    for (unsigned w = 0; w < 4; w++)
+        for (unsigned l = 0; l < FILL_BLOCKS; l++)
+            out[4 * l + w] = fill_uniform(words[w][l], a->a, a->b, last);
 }
 
 static void fill_const(float *out, uint64_t elems, float value)

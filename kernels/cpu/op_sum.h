@@ -23,7 +23,7 @@
 #include "proto/spec/layout.h"
 
 /* A block's lanes to one number, and that into the thread's sum. */
-VEC_FN void block_add(struct kern_sum *to, const struct lanes *l)
+KERN_FN void block_add(struct kern_sum *to, const struct lanes *l)
 {
     double s[SUM_LANES];
     lanes_get(l, s);
@@ -49,7 +49,7 @@ static void sumsq_range(const struct kern_sumsq *a, struct cpu_range r, struct k
 }
 
 /* grad[i, i + VEC_LANES) as fp32. */
-VEC_FN vec load_grad(const void *grad, uint64_t i, enum shd_dtype dtype)
+KERN_FN vec load_grad(const void *grad, uint64_t i, enum shd_dtype dtype)
 {
     if (dtype == SHD_F32)
         return vec_load((const float *)grad + i);
@@ -64,8 +64,8 @@ struct accumulate_how {
 };
 
 /* Elements [i, i + SUM_LANES). old: NULL, or acc's values there. */
-VEC_FN void accumulate_group(const struct kern_accumulate *a, uint64_t i, struct lanes *l,
-                             struct accumulate_how how, const vec *old)
+KERN_FN void accumulate_group(const struct kern_accumulate *a, uint64_t i, struct lanes *l,
+                              struct accumulate_how how, const vec *old)
 {
     for (unsigned j = 0; j < SUM_LANES / VEC_LANES; j++) {
         float *acc = a->acc + i + (size_t)j * VEC_LANES;
@@ -77,8 +77,8 @@ VEC_FN void accumulate_group(const struct kern_accumulate *a, uint64_t i, struct
     }
 }
 
-VEC_FN void accumulate_blocks(const struct kern_accumulate *a, struct cpu_range r,
-                              struct kern_sum *part, struct accumulate_how how)
+KERN_FN void accumulate_blocks(const struct kern_accumulate *a, struct cpu_range r,
+                               struct kern_sum *part, struct accumulate_how how)
 {
     for (uint64_t at = r.first; at < r.first + r.count; at += SHD_BLOCK_ELEMS) {
         struct lanes l;
@@ -91,9 +91,9 @@ VEC_FN void accumulate_blocks(const struct kern_accumulate *a, struct cpu_range 
 }
 
 /* The same, old values kept. Without a sum r may begin inside a block: where a dead one stopped. */
-VEC_FN void accumulate_kept(const struct kern_accumulate *a, struct cpu_range r,
-                            struct kern_sum *part, struct accumulate_how how,
-                            struct trail_record *rec)
+KERN_FN void accumulate_kept(const struct kern_accumulate *a, struct cpu_range r,
+                             struct kern_sum *part, struct accumulate_how how,
+                             struct trail_record *rec)
 {
     const struct kern_accumulate here = *a; /* so that no store can change a pointer */
     const uint64_t end = r.first + r.count;
@@ -117,8 +117,8 @@ VEC_FN void accumulate_kept(const struct kern_accumulate *a, struct cpu_range r,
     }
 }
 
-VEC_FN void accumulate_dtype(const struct kern_accumulate *a, struct cpu_range r,
-                             struct kern_sum *part, enum shd_dtype dtype, struct trail_record *rec)
+KERN_FN void accumulate_dtype(const struct kern_accumulate *a, struct cpu_range r,
+                              struct kern_sum *part, enum shd_dtype dtype, struct trail_record *rec)
 {
     if (a->first && a->sum != NULL)
         accumulate_blocks(a, r, part, (struct accumulate_how){ dtype, true, true });

@@ -15,38 +15,13 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "kernels/cpu/op_adamw.h"
-#include "kernels/cpu/op_lion.h"
-#include "kernels/cpu/op_sgd.h"
 #include "kernels/cpu/trail.h"
+#include "kernels/optimizers.h"
 
 /* Updates of at least this many elements (4 MiB of state, more than the L2 of one core) write the
  * published copy past the caches: it is not read here, and a plain store would first fetch the
  * line it overwrites. Smaller ones leave it in the cache for the workers. */
 #define UPDATE_STREAM_ELEMS_MIN (UINT64_C(256) * 1024)
-
-/* One vector of an update: p, m and v (where the optimizer has one) in place. Each loop is compiled
- * once per optimizer, its kind being a constant there. */
-VEC_FN void optimizer_step(enum spec_optimizer kind, const struct rates *c, vec grad, vec *p,
-                           vec *m, vec *v)
-{
-    switch (kind) {
-    case SPEC_ADAMW:
-        adamw_step(c, grad, p, m, v);
-        break;
-    case SPEC_SGD:
-        sgd_step(c, grad, p, m, v);
-        break;
-    case SPEC_LION:
-        lion_step(c, grad, p, m, v);
-        break;
-    }
-}
-
-VEC_FN bool has_v(enum spec_optimizer kind)
-{
-    return kind == SPEC_ADAMW;
-}
 
 struct publish {
     enum shd_dtype dtype;
@@ -54,8 +29,8 @@ struct publish {
 };
 
 /* Elements [i, i + VEC_LANES); returns the new parameters. */
-VEC_FN vec step_vec(const struct kern_update *a, uint64_t i, const struct rates *c,
-                    enum spec_optimizer kind)
+KERN_FN vec step_vec(const struct kern_update *a, uint64_t i, const struct kern_rates *c,
+                     enum spec_optimizer kind)
 {
     vec p = vec_load(a->param + i);
     vec m = vec_load(a->m + i);
@@ -69,7 +44,7 @@ VEC_FN vec step_vec(const struct kern_update *a, uint64_t i, const struct rates 
 }
 
 /* x[0, n) into the record; n <= VEC_LANES, or a multiple of it. */
-VEC_FN void keep_array(float *old, const float *x, unsigned n)
+KERN_FN void keep_array(float *old, const float *x, unsigned n)
 {
     if (VEC_LANES == 1) { /* by whatever the compiler copies with */
         memcpy(old, x, n * sizeof *x);
@@ -82,8 +57,8 @@ VEC_FN void keep_array(float *old, const float *x, unsigned n)
 }
 
 /* Elements [i, i + n) are about to change. */
-VEC_FN void keep_old(struct trail_record *rec, const struct kern_update *a, uint64_t i, unsigned n,
-                     enum spec_optimizer kind)
+KERN_FN void keep_old(struct trail_record *rec, const struct kern_update *a, uint64_t i, unsigned n,
+                      enum spec_optimizer kind)
 {
     keep_array(rec->old[0], a->param + i, n);
     keep_array(rec->old[1], a->m + i, n);
@@ -93,8 +68,8 @@ VEC_FN void keep_old(struct trail_record *rec, const struct kern_update *a, uint
 }
 
 /* Elements [i, i + n), n <= VEC_LANES, published too. */
-VEC_FN void step_part(const struct kern_update *a, uint64_t i, unsigned n, const struct rates *c,
-                      enum spec_optimizer kind, struct publish to)
+KERN_FN void step_part(const struct kern_update *a, uint64_t i, unsigned n,
+                       const struct kern_rates *c, enum spec_optimizer kind, struct publish to)
 {
     vec p = vec_load_n(a->param + i, n);
     vec m = vec_load_n(a->m + i, n);
@@ -112,7 +87,7 @@ VEC_FN void step_part(const struct kern_update *a, uint64_t i, unsigned n, const
 }
 
 /* Publish two neighbouring vectors at element i. */
-VEC_FN void publish_pair(void *out, uint64_t i, vec p0, vec p1, struct publish to)
+KERN_FN void publish_pair(void *out, uint64_t i, vec p0, vec p1, struct publish to)
 {
     if (to.dtype == SHD_F32) {
         float *f = (float *)out + i;
@@ -132,16 +107,16 @@ VEC_FN void publish_pair(void *out, uint64_t i, vec p0, vec p1, struct publish t
 }
 
 /* Elements from i to the next whose published copy begins a cache line. */
-VEC_FN uint64_t elems_to_line(const struct kern_update *a, uint64_t i, struct publish to)
+KERN_FN uint64_t elems_to_line(const struct kern_update *a, uint64_t i, struct publish to)
 {
     const uint64_t elem_bytes = to.dtype == SHD_F32 ? 4 : 2;
     const uint64_t past = ((uintptr_t)a->publish + i * elem_bytes) % 64;
     return past == 0 ? 0 : (64 - past) / elem_bytes;
 }
 
-VEC_FN uint64_t step_parts(const struct kern_update *a, uint64_t i, uint64_t end,
-                           const struct rates *c, enum spec_optimizer kind, struct publish to,
-                           struct trail_record *rec)
+KERN_FN uint64_t step_parts(const struct kern_update *a, uint64_t i, uint64_t end,
+                            const struct kern_rates *c, enum spec_optimizer kind, struct publish to,
+                            struct trail_record *rec)
 {
     while (i < end) {
         const unsigned n = end - i < VEC_LANES ? (unsigned)(end - i) : VEC_LANES;
@@ -156,8 +131,8 @@ VEC_FN uint64_t step_parts(const struct kern_update *a, uint64_t i, uint64_t end
 }
 
 /* As many pairs of vectors as there are before end; returns where they end. */
-VEC_FN uint64_t step_pairs(const struct kern_update *a, uint64_t i, uint64_t end,
-                           const struct rates *c, enum spec_optimizer kind, struct publish to)
+KERN_FN uint64_t step_pairs(const struct kern_update *a, uint64_t i, uint64_t end,
+                            const struct kern_rates *c, enum spec_optimizer kind, struct publish to)
 {
     for (; end - i >= 2 * VEC_LANES; i += 2 * VEC_LANES) {
         const vec p0 = step_vec(a, i, c, kind);
@@ -168,9 +143,9 @@ VEC_FN uint64_t step_pairs(const struct kern_update *a, uint64_t i, uint64_t end
 }
 
 /* As many groups as there are before end; returns where they end. */
-VEC_FN uint64_t step_groups(const struct kern_update *a, uint64_t i, uint64_t end,
-                            const struct rates *c, enum spec_optimizer kind, struct publish to,
-                            struct trail_record *rec)
+KERN_FN uint64_t step_groups(const struct kern_update *a, uint64_t i, uint64_t end,
+                             const struct kern_rates *c, enum spec_optimizer kind,
+                             struct publish to, struct trail_record *rec)
 {
     const struct kern_update here = *a; /* so that no store can change a pointer */
     for (; end - i >= TRAIL_GROUP_ELEMS; i += TRAIL_GROUP_ELEMS) {
@@ -182,8 +157,9 @@ VEC_FN uint64_t step_groups(const struct kern_update *a, uint64_t i, uint64_t en
 }
 
 /* One run, or the part of it in this thread's range. */
-VEC_FN void update_span(const struct kern_update *a, struct cpu_range r, const struct rates *c,
-                        enum spec_optimizer kind, struct publish to, struct trail_record *rec)
+KERN_FN void update_span(const struct kern_update *a, struct cpu_range r,
+                         const struct kern_rates *c, enum spec_optimizer kind, struct publish to,
+                         struct trail_record *rec)
 {
     uint64_t i = r.first;
     const uint64_t end = r.first + r.count;
@@ -198,8 +174,9 @@ VEC_FN void update_span(const struct kern_update *a, struct cpu_range r, const s
     step_parts(a, i, end, c, kind, to, rec);
 }
 
-VEC_FN void update_span_to(const struct kern_update *a, struct cpu_range r, const struct rates *c,
-                           enum spec_optimizer kind, bool stream, struct trail_record *rec)
+KERN_FN void update_span_to(const struct kern_update *a, struct cpu_range r,
+                            const struct kern_rates *c, enum spec_optimizer kind, bool stream,
+                            struct trail_record *rec)
 {
     switch (a->publish_dtype) {
     case SHD_F32:
@@ -215,11 +192,11 @@ VEC_FN void update_span_to(const struct kern_update *a, struct cpu_range r, cons
 }
 
 /* The parts of all runs that lie in r. */
-VEC_FN void update_runs(const struct kern_update *a, struct cpu_range r, enum spec_optimizer kind,
-                        struct trail_record *rec)
+KERN_FN void update_runs(const struct kern_update *a, struct cpu_range r, enum spec_optimizer kind,
+                         struct trail_record *rec)
 {
     const uint64_t range_end = r.first + r.count;
-    for (uint32_t j = run_find(a, r.first); j < a->run_count; j++) {
+    for (uint32_t j = run_find(a->runs, a->run_count, r.first); j < a->run_count; j++) {
         const struct kern_run *run = &a->runs[j];
         if (run->first_elem >= range_end)
             break;
@@ -229,7 +206,7 @@ VEC_FN void update_runs(const struct kern_update *a, struct cpu_range r, enum sp
         if (first >= end)
             continue; /* an empty run */
         const struct cpu_range part = { first, end - first };
-        const struct rates c = rates_of(kind, &a->hypers[run->hyper], a->grad_scale);
+        const struct kern_rates c = kern_rates_of(kind, &a->hypers[run->hyper], a->grad_scale);
         if (a->elems >= UPDATE_STREAM_ELEMS_MIN)
             update_span_to(a, part, &c, kind, true, rec);
         else
@@ -238,8 +215,8 @@ VEC_FN void update_runs(const struct kern_update *a, struct cpu_range r, enum sp
     vec_fence();
 }
 
-VEC_FN void update_kind(const struct kern_update *a, struct cpu_range r, enum spec_optimizer kind,
-                        struct trail_record *rec)
+KERN_FN void update_kind(const struct kern_update *a, struct cpu_range r, enum spec_optimizer kind,
+                         struct trail_record *rec)
 {
     if (rec == NULL)
         update_runs(a, r, kind, NULL);

@@ -13,77 +13,77 @@
 typedef __m512 vec;
 typedef __m256i half;
 
-VEC_FN vec vec_set1(float x)
+KERN_FN vec vec_set1(float x)
 {
     return _mm512_set1_ps(x);
 }
 
-VEC_FN vec vec_load(const float *p)
+KERN_FN vec vec_load(const float *p)
 {
     return _mm512_loadu_ps(p);
 }
 
-VEC_FN void vec_store(float *p, vec x)
+KERN_FN void vec_store(float *p, vec x)
 {
     _mm512_storeu_ps(p, x);
 }
 
-VEC_FN void vec_stream(float *p, vec x)
+KERN_FN void vec_stream(float *p, vec x)
 {
     _mm512_stream_ps(p, x);
 }
 
-VEC_FN __mmask16 vec_mask(unsigned n)
+KERN_FN __mmask16 vec_mask(unsigned n)
 {
     return (__mmask16)((1u << n) - 1);
 }
 
-VEC_FN vec vec_load_n(const float *p, unsigned n)
+KERN_FN vec vec_load_n(const float *p, unsigned n)
 {
     return _mm512_maskz_loadu_ps(vec_mask(n), p);
 }
 
-VEC_FN void vec_store_n(float *p, vec x, unsigned n)
+KERN_FN void vec_store_n(float *p, vec x, unsigned n)
 {
     _mm512_mask_storeu_ps(p, vec_mask(n), x);
 }
 
-VEC_FN vec vec_add(vec a, vec b)
+KERN_FN vec vec_add(vec a, vec b)
 {
     return _mm512_add_ps(a, b);
 }
 
-VEC_FN vec vec_sub(vec a, vec b)
+KERN_FN vec vec_sub(vec a, vec b)
 {
     return _mm512_sub_ps(a, b);
 }
 
-VEC_FN vec vec_mul(vec a, vec b)
+KERN_FN vec vec_mul(vec a, vec b)
 {
     return _mm512_mul_ps(a, b);
 }
 
-VEC_FN vec vec_div(vec a, vec b)
+KERN_FN vec vec_div(vec a, vec b)
 {
     return _mm512_div_ps(a, b);
 }
 
-VEC_FN vec vec_sqrt(vec a)
+KERN_FN vec vec_sqrt(vec a)
 {
     return _mm512_sqrt_ps(a);
 }
 
-VEC_FN vec vec_fma(vec a, vec b, vec c)
+KERN_FN vec vec_fma(vec a, vec b, vec c)
 {
     return _mm512_fmadd_ps(a, b, c);
 }
 
-VEC_FN vec vec_fms(vec a, vec b, vec c)
+KERN_FN vec vec_fms(vec a, vec b, vec c)
 {
     return _mm512_fmsub_ps(a, b, c);
 }
 
-VEC_FN vec vec_sign_times(vec x, vec by)
+KERN_FN vec vec_sign_times(vec x, vec by)
 {
     const vec zero = _mm512_setzero_ps();
     const __mmask16 above = _mm512_cmp_ps_mask(x, zero, _CMP_GT_OQ);
@@ -92,38 +92,38 @@ VEC_FN vec vec_sign_times(vec x, vec by)
     return _mm512_mask_mov_ps(_mm512_maskz_mov_ps(above, by), below, minus_by);
 }
 
-VEC_FN half half_load(const uint16_t *p)
+KERN_FN half half_load(const uint16_t *p)
 {
     return _mm256_loadu_si256((const __m256i *)(const void *)p);
 }
 
-VEC_FN half half_load_n(const uint16_t *p, unsigned n)
+KERN_FN half half_load_n(const uint16_t *p, unsigned n)
 {
     return _mm256_maskz_loadu_epi16(vec_mask(n), p);
 }
 
-VEC_FN void half_store(uint16_t *p, half x)
+KERN_FN void half_store(uint16_t *p, half x)
 {
     _mm256_storeu_si256((__m256i *)(void *)p, x);
 }
 
-VEC_FN void half_store_n(uint16_t *p, half x, unsigned n)
+KERN_FN void half_store_n(uint16_t *p, half x, unsigned n)
 {
     _mm256_mask_storeu_epi16(p, vec_mask(n), x);
 }
 
-VEC_FN void half_stream_pair(uint16_t *p, half x, half y)
+KERN_FN void half_stream_pair(uint16_t *p, half x, half y)
 {
     _mm512_stream_si512((__m512i *)(void *)p, _mm512_inserti64x4(_mm512_castsi256_si512(x), y, 1));
 }
 
-VEC_FN vec vec_from_bf16(half x)
+KERN_FN vec vec_from_bf16(half x)
 {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
 
 /* Not VCVTNEPS2BF16, which flushes denormals. */
-VEC_FN half vec_to_bf16(vec x)
+KERN_FN half vec_to_bf16(vec x)
 {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -133,12 +133,12 @@ VEC_FN half vec_to_bf16(vec x)
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(wide, 16));
 }
 
-VEC_FN vec vec_from_f16(half x)
+KERN_FN vec vec_from_f16(half x)
 {
     return _mm512_cvtph_ps(x);
 }
 
-VEC_FN half vec_to_f16(vec x)
+KERN_FN half vec_to_f16(vec x)
 {
     /* The unmasked one is a macro at -O0, and its constant -1 mask warns. */
     return _mm512_maskz_cvtps_ph((__mmask16)0xffff, x, _MM_FROUND_TO_NEAREST_INT);
@@ -148,7 +148,7 @@ struct lanes {
     __m512d s[SUM_LANES / 8];
 };
 
-VEC_FN void lanes_add(struct lanes *l, unsigned at, vec x)
+KERN_FN void lanes_add(struct lanes *l, unsigned at, vec x)
 {
     const __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
     const __m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
@@ -156,7 +156,7 @@ VEC_FN void lanes_add(struct lanes *l, unsigned at, vec x)
     l->s[2 * at + 1] = _mm512_fmadd_pd(hi, hi, l->s[2 * at + 1]);
 }
 
-VEC_FN void lanes_get(const struct lanes *l, double out[SUM_LANES])
+KERN_FN void lanes_get(const struct lanes *l, double out[SUM_LANES])
 {
     for (unsigned i = 0; i < SUM_LANES / 8; i++)
         _mm512_storeu_pd(out + (size_t)8 * i, l->s[i]);

@@ -13,6 +13,8 @@
 
 #include <stdint.h>
 
+#include "kernels/shared.h"
+
 #define CUDA_THREADS     256u   /* of a block, in every kernel here */
 #define CUDA_TILE_ELEMS  2048u  /* what a block does at a time, and between two marks */
 #define CUDA_CHUNK_ELEMS 65536u /* KERN_CHUNK_ELEMS: 32 tiles */
@@ -20,8 +22,6 @@
 #define CUDA_BLOCKS_MAX  640u
 #define CUDA_BLOCK_ELEMS 2048u /* SHD_BLOCK_ELEMS: what a block sum is of; a tile */
 #define CUDA_GROUPS_MAX  64u   /* SHD_GROUPS_MAX */
-
-enum cuda_dtype { CUDA_F32 = 1, CUDA_BF16 = 2, CUDA_F16 = 3 }; /* enum shd_dtype */
 
 /* -- The trail (kern.h, "Finishing an operation in another process") ----------------------------
  *
@@ -85,12 +85,10 @@ struct cuda_trail_begin {              /* shd_trail_begin: ONE block does it, ot
 /* -- Operations ---------------------------------------------------------------------------------
  */
 
-enum cuda_fill_kind { CUDA_FILL_CONST = 1, CUDA_FILL_NORMAL = 2, CUDA_FILL_UNIFORM = 3 };
-
 struct cuda_fill { /* shd_fill */
     float *out;
     uint64_t elems, first_index, key;
-    uint32_t kind; /* enum kern_fill_kind, as enum cuda_fill_kind */
+    uint32_t kind; /* enum kern_fill_kind */
     float a, b;
 };
 
@@ -118,27 +116,16 @@ struct cuda_sumsq { /* shd_sumsq */
     double *block_sums;
 };
 
-struct cuda_run { /* as struct kern_run */
-    uint64_t first_elem, elems;
-    uint32_t hyper;
-    uint32_t reserved;
-};
-
-/* As struct rates of the host kernels (kernels/cpu/op_update.h): made on the host. */
-struct cuda_rates {
-    float scale, keep, rate, beta1, rest1, beta2, rest2, unbias, eps;
-};
-
 struct cuda_update { /* shd_adamw, shd_sgd, shd_lion */
     float *param, *m, *v;
     const float *grad;
     void *publish;
     uint64_t elems;
-    const struct cuda_run *runs; /* in device memory */
+    const struct kern_run *runs; /* in device memory */
     uint32_t run_count;
     uint32_t publish_dtype;
     struct cuda_trail trail;
-    struct cuda_rates rates[CUDA_GROUPS_MAX];
+    struct kern_rates rates[CUDA_GROUPS_MAX];
 };
 
 #endif

@@ -13,7 +13,7 @@ KERNEL(shd_cast, struct cuda_cast)
 {
     const uint64_t stride = (uint64_t)gridDim.x * blockDim.x;
     const uint64_t thread = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    const bool fours = aligned(a.in, 16) && aligned(a.out, a.out_dtype == CUDA_F32 ? 16 : 8);
+    const bool fours = aligned(a.in, 16) && aligned(a.out, a.out_dtype == SHD_F32 ? 16 : 8);
     const uint64_t whole = fours ? a.elems / 4 : 0;
     for (uint64_t f = thread; f < whole; f += stride)
         cast_aligned(a, 4 * f);

@@ -14,7 +14,6 @@
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/queue.h"
 #include "kernels/cuda/trail.h"
-#include "kernels/rates.h"
 #include "proto/base/check.h"
 #include "proto/spec/layout.h"
 
@@ -33,7 +32,7 @@ _Static_assert(STAGED_ELEMS > 0 &&
                "both fit");
 
 /* Runs that have room. Those of one chunk always do: each has an element of it. */
-#define RUNS_MAX (CUDA_STAGE_BYTES / sizeof(struct cuda_run))
+#define RUNS_MAX (CUDA_STAGE_BYTES / sizeof(struct kern_run))
 _Static_assert(RUNS_MAX > KERN_CHUNK_ELEMS + 1, "every chunk's runs fit");
 
 static const struct check_rules rules = {
@@ -257,10 +256,10 @@ static int cuda_accumulate(struct kern *k, const struct kern_accumulate *a, stru
  * becomes what they are all runs of. Returns how many. */
 static uint32_t pack_runs(const struct kern_update *a, struct cuda_part *p)
 {
-    struct cuda_run *to = p->host;
+    struct kern_run *to = p->host;
     uint32_t count = 0;
     uint64_t end = p->first + p->count;
-    for (uint32_t i = run_find(a, p->first); i < a->run_count; i++) {
+    for (uint32_t i = run_find(a->runs, a->run_count, p->first); i < a->run_count; i++) {
         const struct kern_run *run = &a->runs[i];
         if (run->elems == 0)
             continue;
@@ -269,7 +268,7 @@ static uint32_t pack_runs(const struct kern_update *a, struct cuda_part *p)
             break;
         }
         const uint64_t first = run->first_elem > p->first ? run->first_elem : p->first;
-        to[count++] = (struct cuda_run){
+        to[count++] = (struct kern_run){
             .first_elem = first - p->first,
             .elems = run->first_elem + run->elems - first,
             .hyper = run->hyper,
@@ -282,25 +281,6 @@ static uint32_t pack_runs(const struct kern_update *a, struct cuda_part *p)
     if (count > 0 && to[count - 1].elems > p->count - to[count - 1].first_elem)
         to[count - 1].elems = p->count - to[count - 1].first_elem;
     return count;
-}
-
-static void set_rates(const struct kern_update *a, struct cuda_update *to)
-{
-    for (uint32_t i = 0; i < a->hyper_count; i++) {
-        const struct kern_hyper *h = &a->hypers[i];
-        const struct rates c = rates_of(a->kind, h, a->grad_scale);
-        to->rates[i] = (struct cuda_rates){
-            .scale = c.scale,
-            .keep = c.keep,
-            .rate = c.rate,
-            .beta1 = c.beta1,
-            .rest1 = c.rest1,
-            .beta2 = c.beta2,
-            .rest2 = c.rest2,
-            .unbias = c.unbias,
-            .eps = c.eps,
-        };
-    }
 }
 
 static const enum cuda_fn update_fns[] = {
@@ -322,12 +302,13 @@ static int update_launch(struct cuda_kern *k, struct cuda_part *p)
         .grad = a->grad + p->first,
         .publish = (uint8_t *)a->publish + p->first * dtype_bytes(a->publish_dtype),
         .elems = p->count,
-        .runs = (const struct cuda_run *)(uintptr_t)p->device,
+        .runs = (const struct kern_run *)(uintptr_t)p->device,
         .run_count = runs,
         .publish_dtype = a->publish_dtype,
     };
-    set_rates(a, &args);
-    int r = copy_async(k, p->device, cuda_address(p->host), runs * sizeof(struct cuda_run));
+    for (uint32_t i = 0; i < a->hyper_count; i++)
+        args.rates[i] = kern_rates_of(a->kind, &a->hypers[i], a->grad_scale);
+    int r = copy_async(k, p->device, cuda_address(p->host), runs * sizeof(struct kern_run));
     if (r == SHD_OK)
         r = begin_trail(k, &a->trail, p, &args.trail);
     return r == SHD_OK ? launch(k, update_fns[a->kind], tiles_of(p->count), &args) : r;

@@ -22,12 +22,14 @@
 
 #include <stdint.h>
 
+#include "kernels/bits.h"
+
 #ifdef __CUDACC__
 
 #define KERNEL_BOUNDS(name, type, threads, blocks)                    \
     extern "C" __global__ void __launch_bounds__((threads), (blocks)) \
         name(const __grid_constant__ type a)
-#define DEVICE static __device__ __forceinline__
+#define DEVICE KERN_FN
 
 /* Store to global memory. */
 template <typename T> DEVICE void put(T *p, T x)
@@ -55,42 +57,6 @@ template <typename T> DEVICE T get_once(const T *p)
 DEVICE bool aligned(const void *p, unsigned bytes)
 {
     return (uintptr_t)p % bytes == 0;
-}
-
-DEVICE uint32_t f32_bits(float x)
-{
-#ifdef __CUDACC__
-    return __float_as_uint(x);
-#else
-    return emulate_bits<uint32_t>(x);
-#endif
-}
-
-DEVICE float f32_of_bits(uint32_t bits)
-{
-#ifdef __CUDACC__
-    return __uint_as_float(bits);
-#else
-    return emulate_bits<float>(bits);
-#endif
-}
-
-DEVICE uint64_t f64_bits(double x)
-{
-#ifdef __CUDACC__
-    return (uint64_t)__double_as_longlong(x);
-#else
-    return emulate_bits<uint64_t>(x);
-#endif
-}
-
-DEVICE double f64_of_bits(uint64_t bits)
-{
-#ifdef __CUDACC__
-    return __longlong_as_double((long long)bits);
-#else
-    return emulate_bits<double>(bits);
-#endif
 }
 
 #endif

@@ -20,13 +20,7 @@ _Static_assert(CUDA_CHUNK_ELEMS == KERN_CHUNK_ELEMS, "chunks are those of kern.h
 _Static_assert(CUDA_CHUNK_TILES <= 64, "a bit per tile");
 _Static_assert(CUDA_BLOCK_ELEMS == SHD_BLOCK_ELEMS, "blocks are those of the layout");
 _Static_assert(CUDA_BLOCK_ELEMS == CUDA_TILE_ELEMS, "accumulate sums a tile as a block");
-_Static_assert((int)CUDA_F32 == (int)SHD_F32 && (int)CUDA_BF16 == (int)SHD_BF16 &&
-                   (int)CUDA_F16 == (int)SHD_F16,
-               "dtypes are those of proto/base/dtype.h");
-_Static_assert((int)CUDA_FILL_CONST == (int)KERN_FILL_CONST &&
-                   (int)CUDA_FILL_NORMAL == (int)KERN_FILL_NORMAL &&
-                   (int)CUDA_FILL_UNIFORM == (int)KERN_FILL_UNIFORM,
-               "kinds are those of kern.h");
+_Static_assert(sizeof(struct kern_run) == 24, "runs on either side of the driver");
 
 #define TILE_BYTES (CUDA_TILE_ELEMS * sizeof(float))
 

@@ -4,91 +4,76 @@
  * Per element and without a trail: param, moments and gradient read once, param and moments
  * written, the copy written. The trail's record is written, too, but over and over the same few
  * megabytes, which stay in the L2 cache: all else goes through it as what is not needed again.
- *
- * An optimizer is a type with has_v and step(rates, grad, p, m, v).
  */
 #ifndef SHD_KERNELS_CUDA_UPDATE_CUH
 #define SHD_KERNELS_CUDA_UPDATE_CUH
 
 #include "kernels/cuda/convert.cuh"
 #include "kernels/cuda/tile.cuh"
+#include "kernels/optimizers.h"
 
 /* Four neighbours. */
 struct elems {
     float p[4], m[4], v[4], g[4];
 };
 
-/* Index of the first run that ends beyond elem. */
-DEVICE uint32_t run_find(const struct cuda_update &a, uint64_t elem)
-{
-    uint32_t low = 0, high = a.run_count;
-    while (low < high) {
-        const uint32_t mid = low + (high - low) / 2;
-        if (a.runs[mid].first_elem + a.runs[mid].elems <= elem)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low;
-}
-
-template <class Optimizer>
+template <enum spec_optimizer KIND>
 DEVICE void elems_get(const struct cuda_update &a, uint64_t i, struct elems *x)
 {
     get_four(a.param + i, x->p);
     get_four(a.m + i, x->m);
-    if (Optimizer::has_v)
+    if (has_v(KIND))
         get_four(a.v + i, x->v);
     get_four(a.grad + i, x->g);
 }
 
-template <class Optimizer>
+template <enum spec_optimizer KIND>
 DEVICE void elems_keep(struct cuda_trail_record *record, uint32_t at, const struct elems &x)
 {
     trail_keep(record, 0, at, x.p);
     trail_keep(record, 1, at, x.m);
-    if (Optimizer::has_v)
+    if (has_v(KIND))
         trail_keep(record, 2, at, x.v);
 }
 
 /* All four lie in one run. */
-template <class Optimizer>
-DEVICE void elems_step(const struct cuda_update &a, uint64_t i, const struct cuda_rates &c,
+template <enum spec_optimizer KIND>
+DEVICE void elems_step(const struct cuda_update &a, uint64_t i, const struct kern_rates &c,
                        struct elems *x)
 {
 #pragma unroll
     for (unsigned k = 0; k < 4; k++)
-        Optimizer::step(c, x->g[k], x->p[k], x->m[k], x->v[k]);
+        optimizer_step(KIND, &c, x->g[k], &x->p[k], &x->m[k], &x->v[k]);
     put_four(a.m + i, x->m);
-    if (Optimizer::has_v)
+    if (has_v(KIND))
         put_four(a.v + i, x->v);
     put_four(a.param + i, x->p);
     put_four_as(a.publish, a.publish_dtype, i, x->p);
 }
 
-template <class Optimizer>
-DEVICE void elem_step(const struct cuda_update &a, uint64_t i, const struct cuda_rates &c, float g,
+template <enum spec_optimizer KIND>
+DEVICE void elem_step(const struct cuda_update &a, uint64_t i, const struct kern_rates &c, float g,
                       float p, float m, float v)
 {
-    Optimizer::step(c, g, p, m, v);
+    optimizer_step(KIND, &c, g, &p, &m, &v);
     put_once(a.m + i, m);
-    if (Optimizer::has_v)
+    if (has_v(KIND))
         put_once(a.v + i, v);
     put_once(a.param + i, p);
     put_as(a.publish, a.publish_dtype, i, p);
 }
 
 /* Where runs begin or end, or there is none. */
-template <class Optimizer>
+template <enum spec_optimizer KIND>
 DEVICE void elems_step_apart(const struct cuda_update &a, uint64_t i, const struct elems &x)
 {
-    uint32_t j = run_find(a, i);
+    uint32_t j = run_find(a.runs, a.run_count, i);
 #pragma unroll
     for (unsigned k = 0; k < 4; k++) {
         while (j < a.run_count && a.runs[j].first_elem + a.runs[j].elems <= i + k)
             j++;
         if (j < a.run_count && a.runs[j].first_elem <= i + k)
-            elem_step<Optimizer>(a, i + k, a.rates[a.runs[j].hyper], x.g[k], x.p[k], x.m[k],
+            elem_step<KIND>(a, i + k, a.rates[a.runs[j].hyper], x.g[k], x.p[k], x.m[k],
                                  x.v[k]);
     }
 }
@@ -106,7 +91,7 @@ DEVICE bool reach_tile(const struct cuda_update &a, uint64_t first, struct reach
 {
     if (reach->end >= first + CUDA_TILE_ELEMS)
         return true;
-    const uint32_t j = run_find(a, first);
+    const uint32_t j = run_find(a.runs, a.run_count, first);
     if (j < a.run_count && a.runs[j].first_elem <= first) {
         reach->end = a.runs[j].first_elem + a.runs[j].elems;
         reach->hyper = a.runs[j].hyper;
@@ -114,12 +99,12 @@ DEVICE bool reach_tile(const struct cuda_update &a, uint64_t first, struct reach
     return reach->end >= first + CUDA_TILE_ELEMS;
 }
 
-template <class Optimizer> DEVICE void update_tiles(const struct cuda_update &a)
+template <enum spec_optimizer KIND> DEVICE void update_tiles(const struct cuda_update &a)
 {
     const bool kept = a.trail.records != nullptr;
     const uint64_t tiles = a.elems / CUDA_TILE_ELEMS;
-    struct turn turn = trail_open(a.trail, a.param, a.m, Optimizer::has_v ? a.v : a.m,
-                                  Optimizer::has_v ? 3 : 2);
+    struct turn turn = trail_open(a.trail, a.param, a.m, has_v(KIND) ? a.v : a.m,
+                                  has_v(KIND) ? 3 : 2);
     struct reach reach = { 0, 0 };
     bool done = trail_done(a.trail, blockIdx.x, tiles);
     for (uint64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -131,13 +116,13 @@ template <class Optimizer> DEVICE void update_tiles(const struct cuda_update &a)
         }
 #pragma unroll
         for (unsigned f = 0; f < TILE_FOURS; f++)
-            elems_get<Optimizer>(a, first + four_at(f), &x[f]);
+            elems_get<KIND>(a, first + four_at(f), &x[f]);
         done = trail_done(a.trail, next, tiles);
         const bool whole = reach_tile(a, first, &reach);
         if (kept) {
 #pragma unroll
             for (unsigned f = 0; f < TILE_FOURS; f++)
-                elems_keep<Optimizer>(trail_record(a.trail, turn), four_at(f), x[f]);
+                elems_keep<KIND>(trail_record(a.trail, turn), four_at(f), x[f]);
             __threadfence();
             __syncthreads();
             if (threadIdx.x == 0)
@@ -148,9 +133,9 @@ template <class Optimizer> DEVICE void update_tiles(const struct cuda_update &a)
 #pragma unroll
         for (unsigned f = 0; f < TILE_FOURS; f++) {
             if (whole)
-                elems_step<Optimizer>(a, first + four_at(f), a.rates[reach.hyper], &x[f]);
+                elems_step<KIND>(a, first + four_at(f), a.rates[reach.hyper], &x[f]);
             else
-                elems_step_apart<Optimizer>(a, first + four_at(f), x[f]);
+                elems_step_apart<KIND>(a, first + four_at(f), x[f]);
         }
     }
     if (kept)

@@ -4,7 +4,6 @@
 #define SHD_TESTS_EMULATE_UTIL_H
 
 #include "kernels/cuda/args.h"
-#include "kernels/rates.h"
 #include "tests/cuda/emulate.h"
 #include "tests/lib/kern_update_util.h"
 
@@ -25,26 +24,6 @@ __attribute__((unused)) static void launch(const char *name, const void *args, s
 __attribute__((unused)) static const char *optimizer_kernel(enum spec_optimizer o)
 {
     return o == SPEC_ADAMW ? "shd_adamw" : o == SPEC_SGD ? "shd_sgd" : "shd_lion";
-}
-
-/* As kernels/cuda/ops.c hands them over. */
-__attribute__((unused)) static struct cuda_rates rates_make(const struct kern_hyper *h,
-                                                            float grad_scale, enum spec_optimizer o)
-{
-    const struct rates r = rates_of(o, h, grad_scale);
-    return (struct cuda_rates){ r.scale, r.keep,  r.rate,   r.beta1, r.rest1,
-                                r.beta2, r.rest2, r.unbias, r.eps };
-}
-
-/* Runs as a kernel reads them; owned. */
-__attribute__((unused)) static struct cuda_run *runs_make(const struct kern_run *runs,
-                                                          uint32_t count)
-{
-    struct cuda_run *made = malloc(sizeof *made * (count > 0 ? count : 1));
-    EXPECT(made != NULL);
-    for (uint32_t i = 0; i < count; i++)
-        made[i] = (struct cuda_run){ runs[i].first_elem, runs[i].elems, runs[i].hyper, 0 };
-    return made;
 }
 
 /* What the host makes of a kernel's block sums. */

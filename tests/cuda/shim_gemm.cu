@@ -6,7 +6,7 @@ DEVICE float shim_get(const void *p, long long at, int type)
 {
     if (type == SHIM_R_32F)
         return ((const float *)p)[at];
-    return from_half(((const uint16_t *)p)[at], type == SHIM_R_16F ? CUDA_F16 : CUDA_BF16);
+    return from_half(((const uint16_t *)p)[at], type == SHIM_R_16F ? SHD_F16 : SHD_BF16);
 }
 
 DEVICE float shim_round_tf32(float x)
@@ -42,9 +42,9 @@ KERNEL(shim_product, struct shim_gemm)
         const float old = a.beta != 0 ? shim_get(a.c, out, a.c_type) : 0;
         const float value = a.beta != 0 ? fmaf(a.beta, old, a.alpha * sum) : a.alpha * sum;
         put_as(a.c,
-               a.c_type == SHIM_R_32F   ? CUDA_F32
-               : a.c_type == SHIM_R_16F ? CUDA_F16
-                                        : CUDA_BF16,
+               a.c_type == SHIM_R_32F   ? SHD_F32
+               : a.c_type == SHIM_R_16F ? SHD_F16
+                                        : SHD_BF16,
                (uint64_t)out, value);
     }
 }

@@ -44,10 +44,10 @@ TEST(fill_reaches_far_indices_and_keeps_constants)
     struct kern *k = device_new("scalar", 1);
     const uint64_t first = (UINT64_C(1) << 35) - 2001;
     EXPECT_RUNS(fill, k, (&(struct kern_fill){ want, N, first, 9, KERN_FILL_NORMAL, 0, 1 }));
-    LAUNCH("shd_fill", (&(struct cuda_fill){ got, N, first, 9, CUDA_FILL_NORMAL, 0, 1 }), 3);
+    LAUNCH("shd_fill", (&(struct cuda_fill){ got, N, first, 9, KERN_FILL_NORMAL, 0, 1 }), 3);
     EXPECT(memcmp(want, got, sizeof got) == 0);
     const float tiny = float_of(0x80000001);
-    LAUNCH("shd_fill", (&(struct cuda_fill){ got, N, 5, 9, CUDA_FILL_CONST, tiny, 0 }), 3);
+    LAUNCH("shd_fill", (&(struct cuda_fill){ got, N, 5, 9, KERN_FILL_CONST, tiny, 0 }), 3);
     for (uint32_t i = 0; i < N; i++)
         EXPECT(bits_of(got[i]) == 0x80000001);
     k->ops->free(k);
@@ -196,7 +196,6 @@ TEST(accumulate_gives_the_hosts_bits_and_sums)
 static void emulated_update(enum spec_optimizer o, struct state *s, const struct kern_run *runs,
                             uint32_t run_count, unsigned blocks)
 {
-    struct cuda_run *device_runs = runs_make(runs, run_count);
     struct cuda_update a = {
         .param = s->p.base,
         .m = s->m.base,
@@ -204,14 +203,13 @@ static void emulated_update(enum spec_optimizer o, struct state *s, const struct
         .grad = s->g.base,
         .publish = s->out.base,
         .elems = s->elems,
-        .runs = device_runs,
+        .runs = runs,
         .run_count = run_count,
         .publish_dtype = (uint32_t)s->dtype,
     };
     for (uint32_t i = 0; i < ARRAY_SIZE(update_hypers); i++)
-        a.rates[i] = rates_make(&update_hypers[i], 0.37f, o);
+        a.rates[i] = kern_rates_of(o, &update_hypers[i], 0.37f);
     LAUNCH(optimizer_kernel(o), &a, blocks);
-    free(device_runs);
 }
 
 TEST(updates_give_the_hosts_bits)

@@ -25,7 +25,7 @@ struct world {
 
 struct inputs {
     float *grad[3]; /* of each dtype */
-    struct cuda_run *runs;
+    const struct kern_run *runs;
     uint32_t run_count;
     uint8_t *publish;
     double *sums; /* [TILES] */
@@ -70,7 +70,7 @@ static struct inputs inputs_new(void)
                                             { 30100, 35000, 1 },
                                             { 65136, 1000, 0 },
                                             { 67001, ELEMS - 67001 - 5, 0 } };
-    struct inputs in = { .runs = runs_make(runs, ARRAY_SIZE(runs)),
+    struct inputs in = { .runs = runs,
                          .run_count = ARRAY_SIZE(runs),
                          .publish = malloc(ARRAY_BYTES),
                          .sums = malloc(TILES * sizeof *in.sums) };
@@ -79,8 +79,8 @@ static struct inputs inputs_new(void)
     EXPECT(in.publish != NULL && in.sums != NULL && in.grad[2] != NULL);
     fill_awkward(in.grad[0], ELEMS, false, 44);
     emulate_configure(NULL);
-    for (uint32_t d = CUDA_BF16; d <= CUDA_F16; d++)
-        LAUNCH("shd_cast", (&(struct cuda_cast){ in.grad[d - CUDA_F32], in.grad[0], ELEMS, d }), 2);
+    for (uint32_t d = SHD_BF16; d <= SHD_F16; d++)
+        LAUNCH("shd_cast", (&(struct cuda_cast){ in.grad[d - SHD_F32], in.grad[0], ELEMS, d }), 2);
     return in;
 }
 
@@ -88,7 +88,6 @@ static void world_free(struct world *w, struct inputs *in)
 {
     for (uint32_t d = 0; d < 3; d++)
         free(in->grad[d]);
-    free(in->runs);
     free(in->publish);
     free(in->sums);
     free(w->base);
@@ -101,10 +100,10 @@ static void world_free(struct world *w, struct inputs *in)
 static void launch_accumulate(const struct world *w, struct inputs *in, uint64_t op,
                               const struct cuda_trail *trail, unsigned blocks)
 {
-    const uint32_t dtype = (uint32_t)(CUDA_F32 + (op + op / 4) % 3);
+    const uint32_t dtype = (uint32_t)(SHD_F32 + (op + op / 4) % 3);
     LAUNCH("shd_accumulate",
            (&(struct cuda_accumulate){ .acc = w->acc,
-                                       .grad = in->grad[dtype - CUDA_F32],
+                                       .grad = in->grad[dtype - SHD_F32],
                                        .elems = ELEMS,
                                        .grad_dtype = dtype,
                                        .first = op % 4 == 1,
@@ -126,11 +125,11 @@ static void launch_update(const struct world *w, struct inputs *in, uint64_t op,
         .elems = ELEMS,
         .runs = in->runs,
         .run_count = in->run_count,
-        .publish_dtype = (uint32_t)(CUDA_F32 + op / 4 % 3),
+        .publish_dtype = (uint32_t)(SHD_F32 + op / 4 % 3),
         .trail = *trail,
     };
     for (uint32_t i = 0; i < ARRAY_SIZE(hypers); i++)
-        a.rates[i] = rates_make(&hypers[i], 0.37f, o);
+        a.rates[i] = kern_rates_of(o, &hypers[i], 0.37f);
     LAUNCH(optimizer_kernel(o), &a, blocks);
 }
 

@@ -1,0 +1,106 @@
+/* The optimizers' steps, one source for the host's instruction sets and for GPUs: included after
+ * what defines vec (kernels/cpu/vec_*.h, kernels/vec_float.h). */
+#ifndef SHD_KERNELS_OPTIMIZERS_H
+#define SHD_KERNELS_OPTIMIZERS_H
+
+#include <stdbool.h>
+
+#include "kernels/shared.h"
+
+/* AdamW with decoupled weight decay: I. Loshchilov, F. Hutter, "Decoupled Weight Decay
+ * Regularization", ICLR 2019, algorithm 2 (https://arxiv.org/abs/1711.05101), as PyTorch reads it
+ * (decay by lr * weight_decay, eps outside the bias-corrected root).
+ *
+ * Per element, fp32, each line one rounding, fma() where it says so and nowhere else:
+ *
+ *     g  = grad * scale                   line 6 of the algorithm
+ *     d  = g - m
+ *     m  = fma(rest1, d, m)               line 7: beta1 m + (1 - beta1) g
+ *     h  = rest2 * g
+ *     w  = beta2 * v
+ *     v  = fma(h, g, w)                   line 8; no g * g, which would overflow or flush early
+ *     r  = sqrt(v)
+ *     s  = fma(r, unbias, eps)            sqrt(v^) + eps of line 12, unbias = 1 / sqrt(bias2)
+ *     q  = m / s
+ *     u  = rate * q                       lr m^, rate = lr / bias1: lines 9 and 12
+ *     p  = fma(keep, p, -u)               line 12, keep = 1 - lr * weight_decay
+ *
+ * One division and one root. rest1, rest2, keep, rate and unbias are computed in fp64 and rounded
+ * once, see kern_rates_of().
+ */
+KERN_FN void adamw_step(const struct kern_rates *c, vec grad, vec *p, vec *m, vec *v)
+{
+    const vec g = vec_mul(grad, vec_set1(c->scale));
+    *m = vec_fma(vec_set1(c->rest1), vec_sub(g, *m), *m);
+    const vec h = vec_mul(vec_set1(c->rest2), g);
+    *v = vec_fma(h, g, vec_mul(vec_set1(c->beta2), *v));
+    const vec s = vec_fma(vec_sqrt(*v), vec_set1(c->unbias), vec_set1(c->eps));
+    const vec u = vec_mul(vec_set1(c->rate), vec_div(*m, s));
+    *p = vec_fms(vec_set1(c->keep), *p, u);
+}
+
+/* SGD with momentum (PyTorch's form: no dampening, no Nesterov) and decoupled weight decay.
+ *
+ * Per element, fp32, each line one rounding:
+ *
+ *     g = grad * scale
+ *     m = fma(beta1, m, g)                beta1 = momentum; m starts at 0, so the first m is g
+ *     u = lr * m
+ *     p = fma(keep, p, -u)                keep = 1 - lr * weight_decay
+ */
+/* NOLINTNEXTLINE(readability-non-const-parameter): the type of all steps */
+KERN_FN void sgd_step(const struct kern_rates *c, vec grad, vec *p, vec *m, vec *v)
+{
+    (void)v;
+    const vec g = vec_mul(grad, vec_set1(c->scale));
+    *m = vec_fma(vec_set1(c->beta1), *m, g);
+    *p = vec_fms(vec_set1(c->keep), *p, vec_mul(vec_set1(c->rate), *m));
+}
+
+/* Lion: X. Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023, algorithm 2
+ * (https://arxiv.org/abs/2302.06675).
+ *
+ * Per element, fp32, each line one rounding:
+ *
+ *     g = grad * scale
+ *     a = rest1 * g
+ *     c = fma(beta1, m, a)                interpolation, only its sign is used
+ *     u = lr, -lr or 0 as c > 0, c < 0, or neither (0, NaN)
+ *     p = fma(keep, p, -u)                keep = 1 - lr * weight_decay
+ *     b = rest2 * g
+ *     m = fma(beta2, m, b)
+ */
+/* NOLINTNEXTLINE(readability-non-const-parameter): the type of all steps */
+KERN_FN void lion_step(const struct kern_rates *c, vec grad, vec *p, vec *m, vec *v)
+{
+    (void)v;
+    const vec g = vec_mul(grad, vec_set1(c->scale));
+    const vec mix = vec_fma(vec_set1(c->beta1), *m, vec_mul(vec_set1(c->rest1), g));
+    *p = vec_fms(vec_set1(c->keep), *p, vec_sign_times(mix, vec_set1(c->rate)));
+    *m = vec_fma(vec_set1(c->beta2), *m, vec_mul(vec_set1(c->rest2), g));
+}
+
+/* One vector of an update: p, m and v (where the optimizer has one) in place. Each loop is compiled
+ * once per optimizer, its kind being a constant there. */
+KERN_FN void optimizer_step(enum spec_optimizer kind, const struct kern_rates *c, vec grad, vec *p,
+                            vec *m, vec *v)
+{
+    switch (kind) {
+    case SPEC_ADAMW:
+        adamw_step(c, grad, p, m, v);
+        break;
+    case SPEC_SGD:
+        sgd_step(c, grad, p, m, v);
+        break;
+    case SPEC_LION:
+        lion_step(c, grad, p, m, v);
+        break;
+    }
+}
+
+KERN_FN bool has_v(enum spec_optimizer kind)
+{
+    return kind == SPEC_ADAMW;
+}
+
+#endif

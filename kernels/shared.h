@@ -1,0 +1,50 @@
+/* Plain C that the host and its GPUs share: what kernels are told in the same words. */
+#ifndef SHD_KERNELS_SHARED_H
+#define SHD_KERNELS_SHARED_H
+
+#include <stdint.h>
+
+#include "kernels/bits.h"
+#include "proto/base/dtype.h"
+#include "proto/spec/optimizer.h"
+
+/* An initial distribution of a tensor's elements. Element i of the tensor depends on seed, the
+ * tensor's name and i alone: Philox4x32-10 with key = first 64 bits of SHA-256(seed, name). */
+enum kern_fill_kind {
+    KERN_FILL_CONST = 1,   /* a */
+    KERN_FILL_NORMAL = 2,  /* mean a, standard deviation b */
+    KERN_FILL_UNIFORM = 3, /* in [a, b) */
+};
+
+/* Elements [first, first + elems) of the slice belong to one group. */
+struct kern_run {
+    uint64_t first_elem;
+    uint64_t elems;
+    uint32_t hyper; /* index into hypers, or rates */
+};
+
+/* A group's hyperparameters as the optimizers' steps use them: kern_rates_of(). */
+struct kern_rates {
+    float scale;        /* gradient: 1/M, clip factor and loss unscale in one */
+    float keep;         /* 1 - lr * weight_decay */
+    float rate;         /* lr; AdamW: lr / bias1 */
+    float beta1, rest1; /* rest = 1 - beta */
+    float beta2, rest2;
+    float unbias, eps; /* AdamW: 1 / sqrt(bias2) */
+};
+
+/* Index of the first run that ends beyond elem. */
+KERN_FN uint32_t run_find(const struct kern_run *runs, uint32_t run_count, uint64_t elem)
+{
+    uint32_t low = 0, high = run_count;
+    while (low < high) {
+        const uint32_t mid = low + (high - low) / 2;
+        if (runs[mid].first_elem + runs[mid].elems <= elem)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+#endif
