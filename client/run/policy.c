@@ -10,9 +10,6 @@
 #include "client/paths/path_nccl.h"
 #include "client/run/grads.h"
 #include "proto/base/check.h"
-#include "proto/base/clock.h"
-
-#define DELAY_MAX (10 * NS_PER_S)
 
 enum shd_path shd_path(const shd_model *m)
 {
@@ -49,22 +46,11 @@ static int check_path(const struct shd_model *m, const struct shd_policy *p, str
         return err_set(e, SHD_ENOTSUP,
                        "path copy: at \"local:\" the owners are in this process, there is nothing "
                        "to copy from; take auto or map");
-    if (p->fetch_delay_ns > DELAY_MAX)
-        return err_set(e, SHD_EINVAL, "fetch_delay_ns is %" PRIu64 ", at most %" PRIu64,
-                       p->fetch_delay_ns, DELAY_MAX);
     if (p->path == SHD_PATH_MAP && m->map != NULL) {
         const int r = whole_check_map(m, e);
         if (r != SHD_OK)
             return r;
     }
-    if (p->fetch_delay_ns > 0 && p->path != SHD_PATH_COPY)
-        return err_set(e, SHD_EINVAL,
-                       "fetch_delay_ns is %" PRIu64 " and path is %s: only path copy has fetches "
-                       "to delay",
-                       p->fetch_delay_ns,
-                       p->path == SHD_PATH_MAP    ? "map"
-                       : p->path == SHD_PATH_NCCL ? "nccl"
-                                                  : "auto");
     return SHD_OK;
 }
 
@@ -81,7 +67,7 @@ static int check_unused(const struct shd_model *m, struct shd_err *e)
     return SHD_OK;
 }
 
-static struct policy internal(const struct shd_policy *p)
+static struct policy internal(const struct shd_policy *p, uint64_t fetch_delay_ns)
 {
     return (struct policy){
         .plan = { .strategy = (enum plan_strategy)p->strategy,
@@ -91,7 +77,7 @@ static struct policy internal(const struct shd_policy *p)
                   .max_live_bytes = p->max_live_bytes,
                   .grad_dtype = p->grad_dtype },
         .grad_dtype = p->grad_dtype != 0 ? p->grad_dtype : SHD_F32,
-        .fetch_delay_ns = p->fetch_delay_ns,
+        .fetch_delay_ns = fetch_delay_ns,
         .set = true,
     };
 }
@@ -127,8 +113,7 @@ static void use_copy(struct shd_model *m, struct copy_model *copy)
 
 /* What the copy and the NCCL path need, in place of what there was. Slots that are let go of, and
  * still come, are the old path's. */
-static int make_copy(struct shd_model *m, enum shd_path path, uint32_t slots, uint64_t delay_ns,
-                     struct shd_err *e)
+static int make_copy(struct shd_model *m, enum shd_path path, uint32_t slots, struct shd_err *e)
 {
     struct nccl_model *before = m->nccl, *nccl = NULL;
     struct copy_model *copy = NULL;
@@ -139,7 +124,7 @@ static int make_copy(struct shd_model *m, enum shd_path path, uint32_t slots, ui
     if (r != SHD_OK)
         return r;
     m->nccl = !by_nccl ? NULL : before != NULL ? before : nccl; /* copy_new() looks at it */
-    r = copy_new(m, slots, delay_ns, &copy, e);
+    r = copy_new(m, slots, m->policy.fetch_delay_ns, &copy, e);
     if (r == SHD_OK) {
         use_copy(m, copy);
         nccl_free(by_nccl ? NULL : before);
@@ -163,9 +148,7 @@ int policy_use_copy(struct shd_model *m, struct shd_err *e)
     if (m->copy != NULL)
         return SHD_OK;
     const int r = group_cost(m, &m->policy.plan, &cost, e);
-    return r == SHD_OK
-               ? make_copy(m, SHD_PATH_AUTO, cost.live_units_max, m->policy.fetch_delay_ns, e)
-               : r;
+    return r == SHD_OK ? make_copy(m, SHD_PATH_AUTO, cost.live_units_max, e) : r;
 }
 
 int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err *e)
@@ -179,10 +162,10 @@ int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err
         r = check_unused(m, e);
     if (r != SHD_OK)
         return r;
-    const struct policy asked = internal(&p);
+    const struct policy asked = internal(&p, m->policy.fetch_delay_ns);
     r = group_cost(m, &asked.plan, &cost, e);
     if (r == SHD_OK && takes_copy(m, p.path))
-        r = make_copy(m, p.path, cost.live_units_max, p.fetch_delay_ns, e);
+        r = make_copy(m, p.path, cost.live_units_max, e);
     else if (r == SHD_OK)
         drop_copy(m);
     if (r == SHD_OK)

@@ -22,8 +22,7 @@ static_assert(sizeof(double[SHD_METRICS_MAX]) == sizeof(((struct wire_return *)N
 static_assert(SHD_BLOB_BYTES_MAX == WIRE_BLOB_BYTES_MAX, "shd.h and the messages agree");
 
 static_assert((int)SHD_ZERO3 == (int)PLAN_ZERO3 && (int)SHD_ZERO2 == (int)PLAN_ZERO2 &&
-                  (int)SHD_ZERO1 == (int)PLAN_ZERO1 && (int)SHD_DDP == (int)PLAN_DDP &&
-                  (int)SHD_HYBRID == (int)PLAN_HYBRID,
+                  (int)SHD_ZERO1 == (int)PLAN_ZERO1 && (int)SHD_DDP == (int)PLAN_DDP,
               "shd.h and the planner agree");
 static_assert((int)SHD_PREFETCH_PRE == (int)PLAN_PREFETCH_PRE &&
                   (int)SHD_PREFETCH_POST == (int)PLAN_PREFETCH_POST &&
@@ -98,8 +97,8 @@ struct unit_hold {
 struct policy {
     struct plan_policy plan;
     enum shd_dtype grad_dtype; /* of returned gradients */
-    uint64_t fetch_delay_ns;
-    bool set; /* not the default */
+    uint64_t fetch_delay_ns;   /* bench.h's, not the policy's */
+    bool set;                  /* not the default */
 };
 
 struct shd_model {

@@ -27,9 +27,11 @@ static int word_find(const struct word *words, const char *option, const char *t
     return fail(e, SHD_EINVAL, "--%s '%s' is not %s", option, text, known);
 }
 
-static const struct word strategies[] = { { "ddp", SHD_DDP },       { "zero1", SHD_ZERO1 },
-                                          { "zero2", SHD_ZERO2 },   { "zero3", SHD_ZERO3 },
-                                          { "hybrid", SHD_HYBRID }, { NULL, 0 } };
+static const struct word strategies[] = { { "ddp", SHD_DDP },
+                                          { "zero1", SHD_ZERO1 },
+                                          { "zero2", SHD_ZERO2 },
+                                          { "zero3", SHD_ZERO3 },
+                                          { NULL, 0 } };
 static const struct word prefetches[] = { { "pre", SHD_PREFETCH_PRE },
                                           { "post", SHD_PREFETCH_POST },
                                           { "none", SHD_PREFETCH_NONE },
@@ -114,16 +116,16 @@ static int check_bounds(const struct options *o, enum shd_strategy strategy, str
 static int check_schedule(struct options *o, struct shd_err *e)
 {
     int strategy = 0, prefetch = 0, path = 0;
+    if (strcmp(o->strategy, "hybrid") == 0)
+        return fail(e, SHD_ENOTSUP,
+                    "--strategy hybrid needs replica groups, which this version has not: use "
+                    "zero3, or zero2 to fetch once");
     int r = word_find(strategies, "strategy", o->strategy, "ddp, zero1, zero2 or zero3", &strategy,
                       e);
     if (r == SHD_OK)
         r = word_find(prefetches, "prefetch", o->prefetch, "pre, post or none", &prefetch, e);
     if (r == SHD_OK)
         r = word_find(paths, "path", o->path, "map, copy, nccl or auto", &path, e);
-    if (r == SHD_OK && strategy == SHD_HYBRID)
-        r = fail(e, SHD_ENOTSUP,
-                 "--strategy hybrid needs replica groups, which this version has not: use zero3, "
-                 "or zero2 to fetch once");
     if (r == SHD_OK)
         r = check_path(o, (enum shd_path)path, e);
     if (r == SHD_OK)
@@ -137,8 +139,7 @@ static int check_schedule(struct options *o, struct shd_err *e)
         .backward_prefetch = (enum shd_backward_prefetch)prefetch,
         .max_live_units = (uint32_t)o->max_live_units,
         .max_live_bytes = o->max_live_bytes,
-        .path = (enum shd_path)path,
-        .fetch_delay_ns = (uint64_t)(o->fetch_delay_ms * 1e6)
+        .path = (enum shd_path)path
     };
     return SHD_OK;
 }

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/run/bench.h"
 #include "examples/gpt/compute.h"
 #include "examples/gpt/data.h"
 #include "examples/gpt/evaluate.h"
@@ -312,6 +313,7 @@ static int train_open_model(struct train *t, bool *ret_refused, struct shd_err *
     free(json);
     if (r != SHD_OK)
         return r;
+    shd_bench_delay_fetches(t->model, (uint64_t)(o->fetch_delay_ms * 1e6));
     r = shd_set_policy(t->model, &o->chosen.policy, e);
     *ret_refused = r == SHD_EINVAL || r == SHD_ERANGE || r == SHD_ENOTSUP;
     return r;

@@ -5,6 +5,7 @@
 #define SHD_POLICY_TOY_H
 
 #include "client/plan/plan.h"
+#include "client/run/bench.h"
 #include "client/session/session.h"
 #include "tests/lib/client_toy.h"
 
@@ -116,6 +117,7 @@ static int pt_backward(void *ctx, uint32_t micro, uint32_t unit, const void *par
 
 struct pt_run {
     struct shd_policy policy; /* size 0: leave the default */
+    uint64_t fetch_delay_ns;  /* of the copy path */
     uint32_t steps;
     bool routed;              /* with next() */
     struct pt t;              /* m is filled in */
@@ -140,6 +142,8 @@ __attribute__((unused)) static int pt_train(shd_session *s, const char *spec, st
 {
     shd_model *m;
     int r = shd_model_open(s, spec, &m, e);
+    if (r == SHD_OK)
+        shd_bench_delay_fetches(m, run->fetch_delay_ns);
     if (r == SHD_OK && run->policy.size > 0)
         r = shd_set_policy(m, &run->policy, e);
     for (uint32_t k = 0; r == SHD_OK && k < run->steps; k++)

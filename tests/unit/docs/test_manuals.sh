@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Each flag of --help is in the manual page, and the other way round. (shardctl's page is made from
-# its flags.)
+# Each flag of --help is in the manual page, and the other way round (shardctl's page is made from its
+# flags); each function of shd.h has its entry in libshd(3), and no other has.
 # usage: test_manuals.sh BIN_DIR SOURCE_DIR
 set -euo pipefail
 
@@ -19,4 +19,9 @@ agree() {
 
 agree shardd shardd.8
 agree shd-gpt shd-gpt.1
+
+functions=$(grep '^SHD_API' "$2/client/shd.h" | grep -oE 'shd_[a-z_]+\(' | tr -d '(' | sort)
+[ "$(wc -l <<<"$functions")" -gt 30 ] || bad=1
+apart=$(diff <(echo "$functions") <(grep '^\.It Fn' "$man/libshd.3" | grep -oE 'shd_[a-z_]+' | sort)) || bad=1
+printf 'shd.h and libshd.3\n%s' "${apart:+$apart$'\n'}"
 exit "$bad"
