@@ -1,7 +1,7 @@
 # What the folders of tests have in common. Programs are built in build/PRESET/tests, whatever folder
 # their source lies in. Labels: unit, sim, e2e (several processes); of unit tests also threads, where
 # ThreadSanitizer has something to see: scripts/test.sh builds and runs these alone with it (target
-# test_threads).
+# test_threads). No test has a time limit of its own: only a hang meets ctest's, which is the presets'.
 set(shd_bin ${PROJECT_BINARY_DIR}/bin)
 
 function(shd_test_labels name labels)
@@ -28,12 +28,12 @@ function(shd_test name label)
   set_target_properties(test_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND test_${name})
   shd_test_labels(${name} "${label}")
-  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300)
+  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
 endfunction()
 
-# shd_script_test(NAME LABEL TIMEOUT FILE ARGUMENTS...): a script of this folder, run by python3 where
+# shd_script_test(NAME LABEL FILE ARGUMENTS...): a script of this folder, run by python3 where
 # it is one of Python's; the test is left out where there is no python3. 77 is skipped.
-function(shd_script_test name label timeout file)
+function(shd_script_test name label file)
   set(command ${CMAKE_CURRENT_SOURCE_DIR}/${file})
   if(file MATCHES "\\.py$")
     if(NOT PYTHON3)
@@ -42,6 +42,6 @@ function(shd_script_test name label timeout file)
     list(PREPEND command ${PYTHON3})
   endif()
   add_test(NAME ${name} COMMAND ${command} ${ARGN})
-  set_tests_properties(${name} PROPERTIES LABELS ${label} SKIP_RETURN_CODE 77 TIMEOUT ${timeout}
+  set_tests_properties(${name} PROPERTIES LABELS ${label} SKIP_RETURN_CODE 77
                        ENVIRONMENT PYTHONDONTWRITEBYTECODE=1)
 endfunction()

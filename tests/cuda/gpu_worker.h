@@ -35,7 +35,7 @@ struct worker {
     struct pt_model model;
     struct shd_policy policy;
     uint32_t steps;
-    uint64_t timeout_ms;    /* 0: 20 s */
+    uint64_t timeout_ms;    /* 0: TEST_HANG_MS */
     bool stops;             /* at each gradient of unit 1 */
     const uint32_t *micros; /* [micro_count], its share of each step; NULL: all of them */
     uint32_t micro_count;
@@ -72,7 +72,7 @@ static int open_session(const struct worker *w, shd_session **ret, struct shd_er
         .size = sizeof options,
         .address = w->address != NULL ? w->address : daemons.dir,
         .name = "test",
-        .timeout_ms = w->timeout_ms > 0 ? w->timeout_ms : 20000,
+        .timeout_ms = w->timeout_ms > 0 ? w->timeout_ms : TEST_HANG_MS,
         .device = w->device,
     };
     return shd_connect(&options, ret, e);
@@ -145,7 +145,7 @@ static pid_t in_child(void (*run)(struct worker *w), struct worker *w)
     if (pid > 0)
         return pid;
     fixture_owner = -1; /* the daemons are the parent's */
-    alarm(200);
+    alarm((unsigned)(10 * TEST_HANG_MS / 1000));
     if (setjmp(test_escape) != 0)
         _exit(1);
     run(w);

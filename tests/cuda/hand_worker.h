@@ -26,7 +26,7 @@
 #include "tests/lib/fixture.h"
 
 #define HAND_DIGEST_BYTES (256u * 1024u)
-#define HAND_REPLY_MS     10000
+#define HAND_REPLY_MS     ((int)TEST_HANG_MS)
 #define HAND_OWNERS_MAX   4u
 #define HAND_ASKS_MAX     4u
 

@@ -23,7 +23,7 @@ function(shd_shim_test name label sources)
   set_target_properties(test_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND test_${name})
   shd_test_labels(${name} "${label}")
-  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300
+  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77
                        ENVIRONMENT LD_LIBRARY_PATH=${CMAKE_CURRENT_BINARY_DIR})
 endfunction()
 
@@ -41,7 +41,6 @@ if(NOT SHD_CXX)
 endif()
 shd_shim_test(cuda_kern "unit;threads" test_cuda_kern.c)
 shd_shim_test(cuda_faults "unit;threads" test_cuda_faults.c)
-set_tests_properties(cuda_faults PROPERTIES TIMEOUT 900) # 560 passes: half a minute of CPU time
 shd_shim_test(cuda_share "unit;threads" test_cuda_share.c)
 # What the host's device refuses, the CUDA device does too
 set(kernel_tests ${PROJECT_SOURCE_DIR}/tests/unit/kernels/cpu)
@@ -60,7 +59,7 @@ if(SHD_CUDA_INCLUDE)
   target_link_libraries(test_cuda_abi PRIVATE ${CMAKE_DL_LIBS})
   set_target_properties(test_cuda_abi PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   add_test(NAME cuda_abi COMMAND test_cuda_abi $<$<BOOL:${SHD_CUDA_STUB}>:${SHD_CUDA_STUB}>)
-  set_tests_properties(cuda_abi PROPERTIES LABELS unit TIMEOUT 60)
+  set_tests_properties(cuda_abi PROPERTIES LABELS unit)
 endif()
 
 # The host's kernel tests with the CUDA device in the host's place. About numbers, not threads, and a

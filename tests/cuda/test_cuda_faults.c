@@ -210,7 +210,7 @@ static bool may_fail(const char *name)
 static int tasks_now(int wanted)
 {
     int tasks = entries_of("/proc/self/task");
-    for (int i = 0; i < 1000 && tasks != wanted; i++) {
+    for (int i = 0; i < 60000 && tasks != wanted; i++) {
         usleep(1000);
         tasks = entries_of("/proc/self/task");
     }
@@ -237,7 +237,7 @@ static void fail_each_call(const struct shim *shim, const char *name, size_t res
         shim->fail(spec);
         if (getenv("FAULTS_VERBOSE") != NULL)
             fprintf(stderr, "%s\n", spec);
-        alarm(120); /* a hang is a failure */
+        alarm((unsigned)(TEST_HANG_MS / 1000)); /* a hang is a failure */
         const uint32_t failed = run_pass(&p);
         alarm(0);
         const bool reached = shim->calls(name) >= n;

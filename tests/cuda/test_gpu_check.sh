@@ -53,11 +53,11 @@ python3 -B - "$root/scripts/gpu" "$work" "$shim" <<'EOF'
 import os, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
 from runner import Runner, children
-r = Runner(os.path.join(sys.argv[2], 'logs'), os.path.join(sys.argv[2], 'r', 'r.json'), 30, {})  # no such folder
+r = Runner(os.path.join(sys.argv[2], 'logs'), os.path.join(sys.argv[2], 'r', 'r.json'), 300, {})  # no such folder
 beside = r.beside(['sleep', '100'], 'beside.log')
 r.item('none', 5, lambda r: r.must(['/nonexistent']), False)
-r.item('orphan', 5, lambda r: r.must(['sh', '-c', 'setsid sleep 99 & exit 0']), False)
-r.item('passes', 5, lambda r: r.must(['echo', '{"name": "x", "value": 0.5}']), False)
+r.item('orphan', 60, lambda r: r.must(['sh', '-c', 'setsid sleep 99 & exit 0']), False)
+r.item('passes', 60, lambda r: r.must(['echo', '{"name": "x", "value": 0.5}']), False)
 assert [i['result'] for i in r.document['items']] == ['failed', 'passed', 'passed'], r.document
 assert children(os.getpid()) == [beside.pid], children(os.getpid())
 assert r.end_beside(beside) is None and beside.poll() is not None
@@ -77,8 +77,7 @@ assert facts['gpu'] == 'a GPU, 580' and len(facts['bars']) == 2, facts
 assert 'Exclusive_Process' in facts['bars'][0] and 'MIG' in facts['bars'][1], facts
 assert machine.bars('MIG Mode\n  Current : Disabled\nCompute Mode : Default') == []
 assert 'a GPU' in machine.after_failure('none')
-start = time.monotonic()
-assert machine.quick(['sh', '-c', 'echo said; exec sleep 9'], 1) == 'said\n' and time.monotonic() - start < 5
+assert machine.quick(['sh', '-c', 'echo said; exec sleep 9999'], 5) == 'said\n'  # and ended
 os.environ['LD_LIBRARY_PATH'] = ''
 machine.DRIVER_DIRS = ('/nonexistent', '/usr', sys.argv[3])
 r.deadline = time.monotonic() + 60

@@ -4,6 +4,8 @@
 # under `shardctl run` and `shardctl up`.
 #   test_gpu_daemon_ctl.sh BIN_DIR
 set -euo pipefail
+# shellcheck source=tests/lib/wait.sh
+. "$(dirname "$0")/../lib/wait.sh"
 bin=$(cd "$1" && pwd)
 export PATH=$bin:$PATH
 base=${XDG_RUNTIME_DIR:-$([ "$(id -u)" = 0 ] && echo /run || echo "$HOME")}
@@ -74,9 +76,7 @@ wait $worker || fail "the worker failed: $(cat "$work/err")"
 [ $kills -gt 0 ] || fail "nothing was killed"
 same "$want" "$(sed -n 's/^digest \(sha256:[0-9a-f]*\) .*/\1/p' "$work/out")" "killed $kills times"
 # One that was stopped while it began would be a failure to its keeper, which then leaves its log
-for _ in $(seq 100); do
-    shardctl status >/dev/null 2>&1 && break
-    sleep 0.1
-done
+well() { shardctl status >/dev/null 2>&1; }
+soon "status says nothing good" well
 shardctl down --runtime-dir "$work/up"
 [ ! -e "$work/up" ] || fail "left behind: $(ls "$work/up")"

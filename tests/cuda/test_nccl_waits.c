@@ -7,8 +7,6 @@
 #include "tests/cuda/gpu_worker.h"
 #include "tests/lib/http_ask.h"
 
-#define WAIT_MS_MAX 20000u
-
 static const struct owners two_far = { { "gpu1", "gpu2" }, true, false };
 static const uint32_t halves[2][2] = { { 0, 1 }, { 2, 3 } };
 
@@ -84,7 +82,7 @@ static bool find_wait(int index, const char *kind, pid_t on, const char *state, 
 
 static int await_wait(const char *kind, pid_t on, const char *state, char text[512])
 {
-    const uint64_t end_ms = test_now_ms() + WAIT_MS_MAX;
+    const uint64_t end_ms = test_now_ms() + TEST_HANG_MS;
     while (test_now_ms() < end_ms) {
         for (int i = 0; i < daemons.count; i++)
             if (find_wait(i, kind, on, state, text))
@@ -116,7 +114,7 @@ static bool find_session(int index, pid_t pid, char path[16], char what[32])
 static void await_no_session(int index, pid_t pid)
 {
     char path[16], what[32];
-    const uint64_t end_ms = test_now_ms() + WAIT_MS_MAX;
+    const uint64_t end_ms = test_now_ms() + TEST_HANG_MS;
     while (find_session(index, pid, path, what)) {
         EXPECT(test_now_ms() < end_ms);
         sleep_ms(20);
@@ -148,7 +146,8 @@ static void expect_given_up(pid_t pid, const char *to)
     const int owner = await_wait("transfer", pid, "stopped", text);
     snprintf(who, sizeof who, "test (pid %d, stopped) to %s unit '", (int)pid, to);
     EXPECT_HAS(text, who);
-    EXPECT_HAS(text, " by NCCL; given up after 2 s");
+    snprintf(who, sizeof who, " by NCCL; given up after %" PRIu64 " s", test_paced(2000) / 1000);
+    EXPECT_HAS(text, who);
     await_no_session(owner, pid);
     EXPECT(!find_wait(owner, "transfer", pid, "stopped", text));
 }
@@ -159,7 +158,7 @@ static void stopped_elastic(const char *where, const char *to)
     char want[65];
     struct worker stopped = a_worker("stop"), other = a_worker("stop");
     stopped.elastic = other.elastic = true;
-    stopped.timeout_ms = 2000;
+    stopped.timeout_ms = test_paced(2000);
     reference(&other, want);
     fixture_start(&daemons, use_owners(&two_far), NULL);
     const pid_t pid = start_to_stop(&stopped, where);
@@ -225,7 +224,7 @@ TEST(who_waits_for_a_stopped_worker_says_so_and_both_end_well)
         w[i].micros = halves[i];
         w[i].micro_count = 2;
     }
-    w[0].timeout_ms = 2000;
+    w[0].timeout_ms = test_paced(2000);
     reference(&w[0], want);
     snprintf(log, sizeof log, "%s/log", getenv("TMPDIR"));
     const int before = log_to(log);
@@ -347,7 +346,7 @@ TEST(owners_are_drained_under_workers_by_nccl)
     }
     json_t *root;
     json_int_t step = 0;
-    const uint64_t end_ms = test_now_ms() + WAIT_MS_MAX;
+    const uint64_t end_ms = test_now_ms() + TEST_HANG_MS;
     while (step < 2 && test_now_ms() < end_ms) {
         sleep_ms(20);
         root = status_of(0);

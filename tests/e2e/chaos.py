@@ -19,6 +19,7 @@ MODEL = ('--layers 2 --dim 64 --heads 2 --seq 32 --batch 2 --micro-batches 4 --s
          '--eval-every 0').split()
 PROBE_STEPS = 50        # to find how many steps make a run of RUN_S
 RUN_S = 5.0
+HANG_S = 600 * int(os.environ.get('SHD_TEST_PACE', '1'))
 DOUBLE_SHARE = 0.25     # of the events: two processes within DOUBLE_S_MAX
 DOUBLE_S_MAX = 0.005
 ELASTIC_JOIN = 0.3      # chance at each event that a worker is added, or asked to leave
@@ -205,7 +206,7 @@ class Run:
         except subprocess.TimeoutExpired:
             self.process.terminate()
             try:
-                self.process.wait(30)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -227,7 +228,7 @@ class Run:
 
 def undisturbed(o, steps):
     run = Run(o, 'undisturbed', steps)
-    wrong = run.end(600)
+    wrong = run.end(HANG_S)
     seconds = time.monotonic() - run.start
     if wrong or not run.digest():
         sys.stderr.write(run.errors()[-4000:])
@@ -267,7 +268,7 @@ def main():
         seconds = undisturbed(o, PROBE_STEPS)[1]
         steps = max(PROBE_STEPS, int(PROBE_STEPS * RUN_S / seconds) // 10 * 10)
     want, seconds = undisturbed(o, steps)
-    limit_s = 120 + 20 * seconds
+    limit_s = HANG_S + 20 * seconds
     say(f'undisturbed: {want} in {seconds:.1f} s')
     kills = doubles = runs = again = 0
     while runs == 0 or (kills < o.kills and time.monotonic() < until):

@@ -208,7 +208,7 @@ gpt+=(--lr 0.005 --min-lr 0.005 --warmup 1)
 # As a member of the daemons' group.
 watch() {
     box setpriv --reuid=nobody --regid=shardd --clear-groups --no-new-privs \
-        env -i PATH=/usr/bin:/bin LC_ALL=C.UTF-8 python3 /opt/test/package_watch.py "$@"
+        env -i PATH=/usr/bin:/bin LC_ALL=C.UTF-8 SHD_TEST_PACE="${SHD_TEST_PACE:-1}" python3 /opt/test/package_watch.py "$@"
 }
 
 unit_show() { box systemctl show --value --property "$2" "$1"; }
@@ -267,7 +267,7 @@ check_target() {
     echo 'SHARDD_THREADS=1' >"$box_root/etc/shardd/cpu1.conf"
     box systemctl enable shardd@cpu0 shardd@cpu1
     box systemctl start shardd.target
-    within 30 "shardd.target and both instances active" are_active
+    within 120 "shardd.target and both instances active" are_active
     start_workers 10000000
     watch attached "$(worker_pid 0)" "$(worker_pid 1)"
 }
@@ -306,7 +306,7 @@ check_watchdog() {
     sleep 4 # two of its periods
     [ "$(show cpu1 MainPID)" = "$pid" ]
     box kill -STOP "$pid"
-    within 10 "the watchdog ends and restarts a stopped shardd@cpu1" is_restarted "$restarts"
+    within 60 "the watchdog ends and restarts a stopped shardd@cpu1" is_restarted "$restarts"
     # What systemd says of the end: "Watchdog timeout (limit 2s)!" in its own log.
     [ "$(box cat /run/shardd/ended)" = "watchdog ABRT" ]
     watch adopted cpu1
@@ -329,13 +329,13 @@ check_drain() {
     local device drain code=0 pid
     pid=$(worker_pid 1)
     watch hold "$pid"
-    timeout 90 nsenter --target "$box_pid" --mount --uts --ipc --pid --cgroup --root --wd=/ -- \
+    timeout "$((300 * ${SHD_TEST_PACE:-1}))" nsenter --target "$box_pid" --mount --uts --ipc --pid --cgroup --root --wd=/ -- \
         runuser -u shardd -- shardctl drain --checkpoint /var/lib/shardd/run1 \
         >"$results/drain" 2>&1 &
     drain=$!
     watch draining
     show cpu0 StatusText | grep Draining
-    if box timeout 20 shardctl digest >"$results/refused" 2>&1; then
+    if box timeout 120 shardctl digest >"$results/refused" 2>&1; then
         echo "a drained daemon has let somebody in"
         return 1
     fi
@@ -346,7 +346,7 @@ check_drain() {
     [ $code -eq 0 ]
     grep 'saved .*/step-' "$results/drain"
     grep 'drained 2 daemons' "$results/drain"
-    within 20 "the workers of drained daemons end" are_over
+    within 120 "the workers of drained daemons end" are_over
     grep 'is draining' "$box_root/opt/test/worker0.log"
     sleep 1 # RestartSec is 0.2
     for device in cpu0 cpu1; do
@@ -366,12 +366,12 @@ END
 check_restore() {
     local at want
     box systemctl start shardd@cpu0 shardd@cpu1
-    within 30 "both instances active again" are_active
+    within 120 "both instances active again" are_active
     box shardctl restore /var/lib/shardd/run1
     at=$(box readlink /var/lib/shardd/run1/LATEST || box cat /var/lib/shardd/run1/LATEST)
     at=$((10#${at##*step-} + 100))
     start_workers "$at"
-    within 60 "training to step $at" are_over
+    within 300 "training to step $at" are_over
     [ "$(unit_show shd-worker0 Result)" = success ]
     [ "$(unit_show shd-worker1 Result)" = success ]
     want=$("$build/bin/shd-gpt" --standalone "${gpt[@]}" --steps "$at" \
@@ -389,10 +389,10 @@ is_told() { grep -q "systemctl stop shardd@$1" "$results/drain"; }
 # Who may attach may drain, but not stop: somebody else does.
 check_drain_by_member() {
     local drain
-    timeout 60 nsenter --target "$box_pid" --mount --uts --ipc --pid --cgroup --root --wd=/ -- \
+    timeout "$((300 * ${SHD_TEST_PACE:-1}))" nsenter --target "$box_pid" --mount --uts --ipc --pid --cgroup --root --wd=/ -- \
         setpriv --reuid=nobody --regid=shardd --clear-groups shardctl drain >"$results/drain" 2>&1 &
     drain=$!
-    within 20 "drain says what to stop" is_told cpu1
+    within 120 "drain says what to stop" is_told cpu1
     is_told cpu0
     are_active
     box systemctl stop shardd@cpu0 shardd@cpu1

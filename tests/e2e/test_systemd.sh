@@ -83,7 +83,7 @@ is_back() {
     [[ $seen == *ActiveState=active* && $seen != *MainPID=0* && ! $seen =~ MainPID=$2([^0-9]|$) ]]
 }
 expect_back() {
-    box_wait_for 30 is_back "$1" "$2" || fail "shardd@$1 did not come back after $3"
+    box_wait_for 120 is_back "$1" "$2" || fail "shardd@$1 did not come back after $3"
     [ "$(show "$1" NFileDescriptorStore)" -ge 2 ] ||
         fail "shardd@$1 has $(show "$1" NFileDescriptorStore) descriptors stored after $3"
     [ "$(adoptions "$1")" -eq $((${adopted[$1]} + 1)) ] || fail "shardd@$1 adopted nothing after $3"
@@ -97,7 +97,7 @@ step_now() {
 }
 step_reached() { [ "$(step_now)" -ge "$1" ]; }
 wait_for_step() {
-    box_wait_for 120 step_reached "$1" || fail "training did not reach step $1, it is at $(step_now)"
+    box_wait_for 600 step_reached "$1" || fail "training did not reach step $1, it is at $(step_now)"
 }
 
 start_workers() {
@@ -139,7 +139,7 @@ break_daemon() {
     printf '#!/bin/sh\nexit 1\n' >"$at/shardd"
     chmod 755 "$at/shardd"
     box systemctl kill --signal=KILL --kill-whom=main "shardd@$1"
-    box_wait_for 60 tried_often "$1" $(($(show "$1" NRestarts) + 12)) ||
+    box_wait_for 120 tried_often "$1" $(($(show "$1" NRestarts) + 12)) ||
         fail "shardd@$1 is not tried any more: $(show "$1" Result)"
     mv "$at/shardd.good" "$at/shardd"
     expect_back "$1" "$pid" "12 failed starts"
@@ -169,11 +169,11 @@ adopt_slowly() {
     pid=$(show cpu1 MainPID)
     slow_start Environment=SLOW_ADOPT_SILENT=1
     box systemctl kill --signal=KILL --kill-whom=main shardd@cpu1
-    box_wait_for 20 tried_often cpu1 $((starts + 3)) || fail "the limit for a start does not hold"
+    box_wait_for 120 tried_often cpu1 $((starts + 3)) || fail "the limit for a start does not hold"
     box rm -r /run/systemd/system/shardd@cpu1.service.d
     box systemctl daemon-reload
     box systemctl kill --signal=KILL --kill-whom=main shardd@cpu1
-    box_wait_for 20 is_back cpu1 "$pid" || fail "shardd@cpu1 did not come back after a slow start"
+    box_wait_for 120 is_back cpu1 "$pid" || fail "shardd@cpu1 did not come back after a slow start"
 }
 
 # Another build: the same program with another version in it.
@@ -207,7 +207,7 @@ echo "undisturbed: $wanted"
 
 box_start shardd.target
 for device in cpu0 cpu1; do
-    box_wait_for 10 is_back "$device" 0 || fail "shardd@$device does not start"
+    box_wait_for 120 is_back "$device" 0 || fail "shardd@$device does not start"
 done
 workers=()
 declare -A adopted=([cpu0]=0 [cpu1]=0)

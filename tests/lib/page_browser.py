@@ -12,6 +12,8 @@ import tempfile
 import time
 import zlib
 
+HANG_S = 120.0 * int(os.environ.get("SHD_TEST_PACE", "1"))  # for what must come
+
 
 def find():
     """Chromium's path, or None."""
@@ -91,7 +93,7 @@ class Browser:
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(domain + ".enable")
 
-    def receive(self, timeout_s=30.0):
+    def receive(self, timeout_s=HANG_S):
         """One message, or None."""
         end = time.monotonic() + timeout_s
         while b"\0" not in self.buffer:
@@ -146,11 +148,11 @@ class Browser:
         self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete' && location.href.startsWith(" + json.dumps(url) + ")")
 
-    def wait(self, expression, timeout_s=20.0):
-        end = time.monotonic() + timeout_s
+    def wait(self, expression):
+        end = time.monotonic() + HANG_S
         while not self.run(expression):
             if time.monotonic() > end:
-                raise RuntimeError(f"not true within {timeout_s} s: {expression}")
+                raise RuntimeError(f"not true within {HANG_S:g} s: {expression}")
             time.sleep(0.05)
 
     def screenshot(self, path, selector=None, full=False):

@@ -9,6 +9,8 @@ import subprocess
 import tempfile
 import time
 
+import page_browser
+
 
 def has_status(bin_dir):
     """Whether this build's daemons have status sockets."""
@@ -73,18 +75,18 @@ class Node:
             stdout=subprocess.PIPE,
             text=True,
         )
-        if not select.select([process.stdout], [], [], 20)[0]:
+        if not select.select([process.stdout], [], [], page_browser.HANG_S)[0]:
             raise RuntimeError("the dashboard prints no address")
         url = process.stdout.readline().strip()
         if not re.fullmatch(r"http://127\.0\.0\.1:\d+/", url):
             raise RuntimeError(f"the dashboard printed '{url}'")
         return url
 
-    def wait(self, ready, what, timeout_s=20):
-        end = time.monotonic() + timeout_s
+    def wait(self, ready, what):
+        end = time.monotonic() + page_browser.HANG_S
         while not ready():
             if time.monotonic() > end:
-                raise RuntimeError(f"no {what} within {timeout_s} s")
+                raise RuntimeError(f"no {what} within {page_browser.HANG_S:g} s")
             time.sleep(0.05)
 
     def __exit__(self, *_why):

@@ -18,6 +18,7 @@
 
 #define STATUS_BYTES_MAX ((size_t)32 * 1024 * 1024) /* 64 models of 4,096 units */
 #define TIMEOUT_MS       1500
+#define TIMEOUT_MS_MAX   3600000
 
 /* -- Which ----------------------------------------------------------------------------------- */
 
@@ -138,9 +139,17 @@ static int open_default(struct node *n, struct shd_err *e)
     return count == 1 ? open_dir(runs[0], n, e) : err_which_run(runs, count, e);
 }
 
+/* Of one answer. A slow or busy machine's daemons may need longer. */
+static uint64_t answer_timeout_ms(void)
+{
+    const char *env = getenv("SHARDD_STATUS_TIMEOUT_MS");
+    const uint64_t ms = env != NULL ? strtoull(env, NULL, 10) : 0;
+    return ms > 0 && ms <= TIMEOUT_MS_MAX ? ms : TIMEOUT_MS;
+}
+
 int node_open(const char *address, struct node *ret_node, struct shd_err *e)
 {
-    struct node n = { .timeout_ms = TIMEOUT_MS };
+    struct node n = { .timeout_ms = answer_timeout_ms() };
     const char *env = getenv(ADDRESS_ENV);
     if (address == NULL && env != NULL && env[0] != '\0')
         address = env;
@@ -161,7 +170,7 @@ int node_open(const char *address, struct node *ret_node, struct shd_err *e)
 
 int node_open_hosts(const char *hosts, struct node *ret_node, struct shd_err *e)
 {
-    struct node n = { .timeout_ms = TIMEOUT_MS, .tcp = true, .listed = true };
+    struct node n = { .timeout_ms = answer_timeout_ms(), .tcp = true, .listed = true };
     int r = SHD_OK;
     for (const char *at = hosts; r == SHD_OK; at++) {
         char name[DOC_NAME_BYTES];

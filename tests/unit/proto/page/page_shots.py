@@ -59,10 +59,10 @@ def made(browser, page, out, every):
 def real(browser, bin_dir, out):
     with page_node.Node(bin_dir, daemons=4, workers=4) as node:
         browser.open(node.url)
-        browser.wait("document.querySelectorAll('#workers-table tbody tr').length >= 4", 60)
+        browser.wait("document.querySelectorAll('#workers-table tbody tr').length >= 4")
         shoot(browser, node.url, out, SHOTS[:3], 20)
         node.workers[1].send_signal(signal.SIGSTOP)
-        browser.wait("document.getElementById('headline').className.includes('bad')", 60)
+        browser.wait("document.getElementById('headline').className.includes('bad')")
         shoot(browser, node.url, out, SHOTS[3:], 5)
 
 

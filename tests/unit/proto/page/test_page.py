@@ -159,7 +159,7 @@ def step_changes_when_time_goes_on(browser, server):
     tile = "document.querySelector('#tiles .big span').textContent"
     browser.wait(tile + " !== ''")
     before = browser.run(tile)
-    browser.wait(tile + " !== " + json.dumps(before), 5)
+    browser.wait(tile + " !== " + json.dumps(before))
 
 
 def unit_has_its_name_when_a_worker_says_its_index(browser, server):
@@ -195,7 +195,7 @@ def page_says_since_when_and_comes_back_when_the_server_is_gone(browser, server,
     browser.open(server + "trains/")
     browser.wait("document.getElementById('live-text').textContent.startsWith('live')")
     httpd.broken = True
-    browser.wait("document.getElementById('live-text').textContent.startsWith('unreachable since')", 10)
+    browser.wait("document.getElementById('live-text').textContent.startsWith('unreachable since')")
     expect(
         "notice",
         browser.run("document.getElementById('notices').textContent").startswith("No answer since"),
@@ -203,7 +203,7 @@ def page_says_since_when_and_comes_back_when_the_server_is_gone(browser, server,
     )
     expect("values stay", len(cells(browser, "daemons")), 2)
     httpd.broken = False
-    browser.wait("document.getElementById('live-text').textContent.startsWith('live')", 20)
+    browser.wait("document.getElementById('live-text').textContent.startsWith('live')")
     browser.wait("document.getElementById('notices').childElementCount === 0")
 
 
@@ -242,23 +242,22 @@ def real_training_is_shown_when_daemons_serve_it(browser, bin_dir):
         browser.events.clear()
         browser.open(node.url)
         browser.wait(
-            "document.querySelectorAll('#map-table .cell').length > 0 && document.querySelectorAll('#workers-table tbody tr').length >= 2",
-            60,
+            "document.querySelectorAll('#map-table .cell').length > 0 && document.querySelectorAll('#workers-table tbody tr').length >= 2"
         )
         tile = "document.querySelector('#tiles .big span').textContent"
         before = browser.run(tile)
-        browser.wait(tile + " !== " + json.dumps(before), 30)
+        browser.wait(tile + " !== " + json.dumps(before))
         check_clean(browser, node.url)
         check_values(browser, freeze(browser))
         browser.run("document.getElementById('pause').click()")
         stopped = node.workers[1]
         stopped.send_signal(signal.SIGSTOP)
-        browser.wait("document.getElementById('headline').className.includes('bad')", 30)
+        browser.wait("document.getElementById('headline').className.includes('bad')")
         words = browser.run("document.getElementById('headline').textContent")
         expect("culprit in " + words, f"pid {stopped.pid}, stopped" in words, True)
         expect("its row", cells(browser, "workers-table")[0][0], str(stopped.pid))
         stopped.send_signal(signal.SIGCONT)
-        browser.wait("document.getElementById('headline').textContent.startsWith('Nothing')", 30)
+        browser.wait("document.getElementById('headline').textContent.startsWith('Nothing')")
 
 
 def main():

@@ -4,6 +4,8 @@
 # test_ctl_drain.sh BIN_DIR
 set -eu
 umask 077
+# shellcheck source=tests/lib/wait.sh
+. "$(dirname "$0")/../../../../lib/wait.sh"
 PATH=$1:$PATH
 work=$(mktemp -d "${XDG_RUNTIME_DIR:-$HOME}/shd.XXXXXX") # not /tmp: `up` takes no place that is everybody's
 chmod 700 "$work"
@@ -38,27 +40,19 @@ step() { # of owner 0, from its /status
     shardctl status --json --runtime-dir "$work/up?cpu0" 2>/dev/null | tr -d ' \n' |
         sed -n 's/.*"step":\([0-9]*\),"phase".*/\1/p'
 }
-await_step() { # await_step N
-    for _ in $(seq 200); do
-        at=$(step)
-        [ "${at:-0}" -ge "$1" ] && return
-        sleep 0.05
-    done
-    fail "no step $1: $(step); $(cat "$work"/err*)"
+is_at() {
+    at=$(step)
+    [ "${at:-0}" -ge "$1" ]
 }
+await_step() { soon "no step $1; $(cat "$work"/err*)" is_at "$1"; }
 up() {
     line=$(shardctl up --daemons 2 --runtime-dir "$work/up")
     eval "$line"
     export SHARDD_ADDRESS
 }
 
-await_gone() { # the daemons' keeper, and with it its directory
-    for _ in $(seq 100); do
-        [ -e "$work/up" ] || break
-        sleep 0.1
-    done
-    [ ! -e "$work/up" ] || fail "its keeper has not gone: $(cat "$work/up/up.log")"
-}
+# The daemons' keeper, and with it its directory
+await_gone() { soon "its keeper has not gone" [ ! -e "$work/up" ]; }
 
 # Taken back: by its own end, after a stopped worker has kept it from the end of its step.
 up
@@ -113,10 +107,7 @@ fi
 shardctl drain cpu1 --runtime-dir "$work/up" >"$work/drain"
 expect "$work/drain" 'drained 1 daemon$'
 [ -e "$work/up/up.log" ] || fail 'the other one is gone, too'
-for _ in $(seq 100); do # it is reaped by its keeper, which then says so
-    grep -q drained "$work/up/up.log" && break
-    sleep 0.1
-done
+soon 'its keeper says nothing' grep -q drained "$work/up/up.log" # it reaps it, and then says so
 expect "$work/up/up.log" 'daemon cpu1 .*: drained'
 shardctl drain cpu0 --runtime-dir "$work/up" >"$work/drain"
 echo ok

@@ -2,6 +2,8 @@
 # shardctl's checkpoint and restore as a user meets them, with real daemons and training.
 # test_checkpoint_ctl.sh BIN_DIR
 set -eu
+# shellcheck source=tests/lib/wait.sh
+. "$(dirname "$0")/../../../../lib/wait.sh"
 PATH=$1:$PATH
 work=$(mktemp -d)
 daemon=
@@ -59,11 +61,7 @@ serve() { # a daemon of that user at $SHARDD_ADDRESS
     setpriv --reuid 12345 --regid 12345 --clear-groups shardd --device=cpu0 \
         --runtime-dir="$SHARDD_ADDRESS" >>"$work/log" 2>&1 &
     daemon=$!
-    for _ in $(seq 100); do
-        [ -S "$SHARDD_ADDRESS/cpu0.sock" ] && return
-        sleep 0.05
-    done
-    fail "no daemon: $(cat "$work/log")"
+    soon "no daemon, see $work/log" [ -S "$SHARDD_ADDRESS/cpu0.sock" ]
 }
 if [ "$(id -u)" = 0 ]; then
     SHARDD_ADDRESS=$work/run-12345

@@ -1,6 +1,10 @@
 # Sourced by tests whose daemons are those of fake_status.py, in a fresh directory $dir/at.
 # shellcheck shell=bash disable=SC2154 # $dir and fail() are the test's
 server=
+# shellcheck source=tests/lib/wait.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../../../../lib/wait.sh"
+# Of one answer: a server that is slow with 10 MB is not silent.
+export SHARDD_STATUS_TIMEOUT_MS=$((4000 * ${SHD_TEST_PACE:-1}))
 
 stop_server() {
     [ -z "$server" ] || kill "$server" 2>/dev/null
@@ -15,9 +19,5 @@ serve() {
     mkdir "$dir/at"
     python3 "$(dirname "${BASH_SOURCE[0]}")/fake_status.py" "$dir/at" "$@" >"$dir/ready" &
     server=$!
-    for _ in $(seq 100); do
-        grep -qs ready "$dir/ready" && return
-        sleep 0.1
-    done
-    fail "the fake server did not start"
+    soon "the fake server did not start" grep -qs ready "$dir/ready"
 }

@@ -24,7 +24,7 @@ fail() {
 run() {
     local wanted=$1 code=0
     shift
-    timeout 60 "$bin/shardctl" "$@" >"$dir/out" 2>"$dir/err" || code=$?
+    timeout "$limit_s" "$bin/shardctl" "$@" >"$dir/out" 2>"$dir/err" || code=$?
     [ "$code" -eq "$wanted" ] || fail "shardctl $* exited with $code, not $wanted: $(cat "$dir/err")"
 }
 has() { grep -qF -- "$1" "$dir/out" || fail "no '$1' in the output"; }
@@ -65,8 +65,12 @@ has "shd-gpt (pid 13, stopped) has it"
 has "slowest: shd-gpt pid 13 stopped: 1 worker waits"
 
 echo "watch"
-timeout -s INT 2 "$bin/shardctl" status --watch 0.5 -d "$dir/at" >"$dir/out" 2>&1
-[ "$(grep -c '^-- 20' "$dir/out")" -ge 3 ] || fail "watch did not repeat"
+repeated() { [ "$(grep -c '^-- 20' "$dir/out")" -ge 3 ]; }
+"$bin/shardctl" status --watch 0.5 -d "$dir/at" >"$dir/out" 2>&1 &
+watch=$!
+soon "watch did not repeat" repeated
+kill "$watch"
+wait "$watch" 2>/dev/null
 clean "$dir/out"
 
 echo "trouble"
@@ -90,9 +94,7 @@ has "cpu0  unreachable: nobody listens at"
 
 echo "nobody answers: bounded, and the others are shown"
 serve cpu0=silent cpu1=trickle cpu2=silent cpu3=good
-before=$(date +%s%N)
-run 1 status -d "$dir/at"
-[ $((($(date +%s%N) - before) / 1000000)) -lt 4000 ] || fail "took longer than 4 s"
+run 1 status -d "$dir/at" # which otherwise ends after an hour
 has "cpu0  unreachable: $dir/at/cpu0.status does not answer"
 has "cpu3  pid 4003"
 
@@ -142,10 +144,7 @@ echo "daemons elsewhere, by TCP"
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 "$bin/shardd" --device cpu0 --runtime-dir "$dir/tcp" --status-address "127.0.0.1:$port" 2>"$dir/tcp.log" &
 tcp=$!
-for _ in $(seq 100); do
-    [ -S "$dir/tcp/cpu0.status" ] && break
-    sleep 0.05
-done
+soon "no daemon" [ -S "$dir/tcp/cpu0.status" ]
 run 0 status --host "localhost:$port"
 has "localhost:$port  pid $tcp"
 run 0 status --json --host "127.0.0.1:$port"

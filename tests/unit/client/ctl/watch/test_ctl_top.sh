@@ -36,70 +36,68 @@ open() {
     LC_ALL=C.UTF-8 tm -u new-session -d -s top -x "$1" -y "$2" \
         "trap '' INT; echo before; $3; echo \"left \$?\"; stty -a | grep -o '[-]*icanon\|[-]*echo '; sleep 1000"
 }
-# await TENTHS TEXT: until it is on the screen
-await() {
-    for _ in $(seq "$1"); do
-        screen | grep -qF -- "$2" && return
-        sleep 0.1
-    done
-    fail "no '$2' on the screen within $1 tenths of a second"
-}
+# await TEXT: until it is on the screen
+shows() { screen | grep -qF -- "$1"; }
+await() { soon "no '$1' on the screen" shows "$1"; }
 # Nothing is wider or longer than the terminal, and nothing was wrapped.
-fits() {
-    screen | python3 -c 'import sys; sys.exit(max(len(l.rstrip("\n")) for l in sys.stdin) > int(sys.argv[1]))' "$1" ||
-        fail "wider than $1"
+is_within() {
+    screen | python3 -c 'import sys; sys.exit(max(len(l.rstrip("\n")) for l in sys.stdin) > int(sys.argv[1]))' "$1"
 }
+fits() { soon "wider than $1" is_within "$1"; }
+has_lines() { [ "$(screen | grep -c .)" -ge "$1" ]; }
+has_line() { screen | grep -q -- "$1"; }
+hides() { ! shows "$1"; }
+is_past() { [ "$(step)" -gt "$1" ]; }
 step() { screen | sed -n 's/^gpt  step \([0-9]*\).*/\1/p'; }
 restored() {
-    await 30 "$1"
-    await 100 icanon
-    screen | grep -q '^before' || fail "the screen from before is not back"
-    ! screen | grep -q -- '-icanon\|-echo' || fail "the terminal is still raw"
+    await "$1"
+    await icanon
+    has_line '^before' || fail "the screen from before is not back"
+    ! has_line '-icanon\|-echo' || fail "the terminal is still raw"
 }
 
 echo "80x24"
 serve cpu0=good cpu1=good
 at="LC_ALL=C.UTF-8 shardctl top -d $dir/at"
 open 80 24 "$at"
-await 30 "2/2 daemons up  1 model  2 workers"
-await 100 "cpu1      4001 OPEN"
-await 100 "shd-gpt          13 running"
-await 100 "metric 2.5"
+await "2/2 daemons up  1 model  2 workers"
+await "cpu1      4001 OPEN"
+await "shd-gpt          13 running"
+await "metric 2.5"
 fits 80
-first=$(step)
-sleep 2
-[ "$(step)" -gt "$first" ] || fail "the step does not advance"
+soon "the step does not advance" is_past "$(step)"
 
 echo "a stopped worker is named"
 touch "$dir/at/stop"
-await 100 "slowest: shd-gpt pid 13 stopped: 1 worker waits"
-screen | sed -n '/^WORKER/{n;p}' | grep -q "13 stopped" || fail "the worst is not first"
+await "slowest: shd-gpt pid 13 stopped: 1 worker waits"
+worst_is() { screen | sed -n '/^WORKER/{n;p}' | grep -q "$1"; }
+soon "the worst is not first" worst_is "13 stopped"
 rm "$dir/at/stop"
 
 echo "sizes"
 tm resize-window -t top -x 60 -y 15
 sleep 0.5
-await 100 "WORKER"
+await "WORKER"
 fits 60
-[ "$(screen | grep -c .)" -ge 10 ] || fail "60x15 is not full"
-await 100 "cpu1"
+soon "60x15 is not full" has_lines 10
+await "cpu1"
 tm resize-window -t top -x 200 -y 50
-await 100 "GRAD/S"
-screen | grep -q "STALE" || fail "a wide screen has all columns"
+await "GRAD/S"
+await "STALE"
 tm resize-window -t top -x 20 -y 4
 sleep 0.4
 tm resize-window -t top -x 80 -y 24
-await 100 "h help"
+await "h help"
 
 echo "keys"
 tm send-keys -t top h
-await 100 "any key goes back"
+await "any key goes back"
 tm send-keys -t top x
-await 100 "s sort: worst"
+await "s sort: worst"
 tm send-keys -t top s
-await 100 "s sort: pid"
+await "s sort: pid"
 tm send-keys -t top p
-await 100 "PAUSED"
+await "PAUSED"
 first=$(step)
 sleep 1.2
 [ "$(step)" = "$first" ] || fail "not paused"
@@ -110,20 +108,19 @@ restored "left 0"
 echo "scrolling"
 serve cpu0=many
 open 80 24 "$at"
-await 30 "1-"
-screen | grep -q "of 40" || fail "the list does not say how long it is"
+await "1-"
+await "of 40"
 tm send-keys -t top End
-await 100 "w39"
+await "w39"
 tm send-keys -t top Home
-await 100 "w0 "
+await "w0 "
 tm send-keys -t top NPage
-sleep 0.3
-! screen | grep -q "w0 " || fail "page down did nothing"
+soon "page down did nothing" hides "w0 "
 
 echo "signals"
 for signal in TERM HUP INT QUIT SEGV ABRT; do
     open 80 24 "$at"
-    await 30 "h help"
+    await "h help"
     pkill_pid=$(pgrep -f "shardctl top -d $dir/at" | tail -n 1)
     kill -s "$signal" "$pkill_pid"
     restored "left $((128 + $(kill -l "$signal")))"
@@ -132,28 +129,28 @@ done
 echo "kinds of terminals"
 for kind in xterm linux vt100 screen; do
     open 80 24 "TERM=$kind NO_COLOR=1 LC_ALL=C shardctl top -d $dir/at"
-    await 30 "h help"
-    await 100 "cpu0      4000 OPEN"
+    await "h help"
+    await "cpu0      4000 OPEN"
     tm send-keys -t top q
-    await 100 "left 0"
+    await "left 0"
 done
 serve cpu0=good
 open 80 24 "TERM=dumb LC_ALL=C shardctl top -d $dir/at"
-await 40 "1/1 daemons up"
-await 100 "#"
+await "1/1 daemons up"
+await "#"
 tm send-keys -t top q Enter
-await 100 "left 0"
+await "left 0"
 open 80 24 "shardctl top -d $dir/at </dev/null"
-await 100 "left 1"
-await 100 "shardctl status --watch"
+await "left 1"
+await "shardctl status --watch"
 "$bin/shardctl" top -d "$dir/at" >"$dir/out" 2>&1 && fail "top without a terminal went well"
 grep -q "status --watch" "$dir/out" || fail "no word of status --watch"
 
 echo "daemons that come, go, hang and lie"
 serve cpu0=good cpu1=silent cpu2=control cpu3=huge cpu4=types cpu5=endless
 open 80 24 "$at"
-await 40 "unreachable for"
-await 100 "does not answer"
+await "unreachable for"
+await "does not answer"
 first=$(step)
 tm pipe-pane -t top "cat >$dir/raw"
 sleep 2.5
@@ -163,16 +160,16 @@ raw = open(sys.argv[1], "rb").read()
 sys.exit(1 if b"\x1b]0;" in raw or b"\x07" in raw or b"\x1b[31mred" in raw or b"\xe2\x80\xae" in raw else 0)
 PY
 tm send-keys -t top s
-await 5 "s sort: pid" # keys work while daemons hang
+await "s sort: pid" # keys work while daemons hang: theirs do so for an hour
 kill -9 "$server"
-await 40 "0/6 daemons up"
-await 100 "nobody listens"
+await "0/6 daemons up"
+await "nobody listens"
 rm "$dir"/at/*.status
 python3 "$here/fake_status.py" "$dir/at" cpu0=good cpu9=good >"$dir/ready" &
 server=$!
-await 40 "2/7 daemons up"
+await "2/7 daemons up"
 tm send-keys -t top q
-await 100 "left 0"
+await "left 0"
 stop_server
 
 echo "daemons elsewhere, by TCP"
@@ -183,23 +180,23 @@ listen() { # at $port; its pid is $server
 }
 listen
 open 80 24 "LC_ALL=C.UTF-8 shardctl top --host localhost:$port,127.0.0.1:$port"
-await 30 "2/2 daemons up"
+await "2/2 daemons up"
 for host in localhost 127.0.0.1; do
-    screen | grep -q "^$host:$port *$server no model" || fail "no $host with the daemon's pid"
+    soon "no $host with the daemon's pid" has_line "^$host:$port *$server no model"
 done
 fits 80
 stop_server
-await 40 "0/2 daemons up"
-await 100 "nobody listens at localhost:$port"
+await "0/2 daemons up"
+await "nobody listens at localhost:$port"
 listen
-await 40 "2/2 daemons up"
-screen | grep -q "^localhost:$port *$server no model" || fail "not the successor's pid"
+await "2/2 daemons up"
+soon "not the successor's pid" has_line "^localhost:$port *$server no model"
 tm send-keys -t top q
 restored "left 0"
 stop_server
 open 80 24 "shardctl top --host nonsense"
-await 100 "left 2"
-screen | grep -q "is not HOST:PORT" || fail "what is wrong is not said"
+await "left 2"
+await "is not HOST:PORT"
 
 echo "real daemons"
 # shellcheck disable=SC2016
@@ -208,24 +205,18 @@ shardctl run --daemons 2 --workers 2 -- sh -c \
      exec shd-gpt --layers 2 --dim 64 --heads 2 --seq 32 --batch 2 --micro-batches 4 --steps 100000 --sample 0' \
     >"$dir/run" 2>&1 &
 runner=$!
-for _ in $(seq 100); do
-    [ -s "$dir/address" ] && [ -s "$dir/pid.1" ] && break
-    sleep 0.1
-done
-sleep 1
+soon "no first worker" [ -s "$dir/address" ]
+soon "no second worker" [ -s "$dir/pid.1" ]
 open 80 24 "LC_ALL=C.UTF-8 shardctl top -d '$(cat "$dir/address")'"
-await 40 "2/2 daemons up  1 model  2 workers"
-first=$(step)
-sleep 1.5
-[ "$(step)" -gt "$first" ] || fail "the step does not advance"
+await "2/2 daemons up  1 model  2 workers"
+soon "the step does not advance" is_past "$(step)"
 stopped=$(cat "$dir/pid.1")
 kill -STOP "$stopped"
-await 100 "slowest: shd-gpt pid $stopped stopped"
-await 100 "$stopped stopped"
+await "slowest: shd-gpt pid $stopped stopped"
+await "$stopped stopped"
 screen
 kill -CONT "$stopped"
-sleep 2
-! screen | grep -q "^slowest" || fail "the blame stays after the worker goes on"
+soon "the blame stays after the worker goes on" hides "slowest: shd-gpt pid"
 tm send-keys -t top q
 restored "left 0"
 kill "$runner"

@@ -1,0 +1,16 @@
+# Sourced by tests of several processes, whose fail() ends them. Waits are for what must come and end
+# with it; only one that would never end meets limit_s. Longer where the machine is slow: scripts/test.sh
+# measures SHD_TEST_PACE.
+# shellcheck shell=dash
+limit_s=$((120 * ${SHD_TEST_PACE:-1}))
+
+# soon COMPLAINT COMMAND...: until that is so.
+soon() {
+    soon_complaint=$1
+    soon_end=$(($(date +%s) + limit_s))
+    shift
+    until "$@"; do
+        [ "$(date +%s)" -lt "$soon_end" ] || fail "$soon_complaint"
+        sleep 0.05
+    done
+}
