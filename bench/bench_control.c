@@ -23,7 +23,7 @@
 
 #include "bench/stat.h"
 #include "client/ctl/base/child.h"
-#include "client/ctl/run/rundir.h"
+#include "client/ctl/base/rundir.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/share/fdpass.h"

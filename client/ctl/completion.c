@@ -1,9 +1,11 @@
-/* shardctl completion: scripts made from the verbs' own tables, so that they cannot lag behind. */
+/* See completion.h. */
+#include "client/ctl/completion.h"
+
 #include <stdio.h>
 #include <string.h>
 
 #include "client/ctl/base/flags.h"
-#include "client/ctl/ctl.h"
+#include "client/ctl/base/say.h"
 #include "proto/base/check.h"
 
 static const char bash_tail[] =
@@ -82,10 +84,8 @@ static void print_echo(const struct verb *v)
     printf("'");
 }
 
-static void print_bash(void)
+static void print_bash(const struct verb *verbs, size_t count)
 {
-    size_t count;
-    const struct verb *verbs = ctl_verbs(&count);
     printf("# bash completion of shardctl, written by `shardctl completion bash`.\n"
            "_shardctl_verbs='");
     for (size_t i = 0; i < count; i++)
@@ -99,10 +99,8 @@ static void print_bash(void)
     printf("    esac\n}\n\n%s", bash_tail);
 }
 
-static void print_zsh(void)
+static void print_zsh(const struct verb *verbs, size_t count)
 {
-    size_t count;
-    const struct verb *verbs = ctl_verbs(&count);
     printf("#compdef shardctl\n# written by `shardctl completion zsh`\n_shardctl()\n{\n"
            "    local flag\n    local -a flags verbs\n    verbs=(\n");
     for (size_t i = 0; i < count; i++) {
@@ -122,7 +120,7 @@ static void print_zsh(void)
     fputs(zsh_tail, stdout);
 }
 
-int verb_completion(int argc, char **argv)
+int completion(int argc, char **argv, const struct verb *verbs, size_t count)
 {
     const struct flags flags = {
         .usage = "shardctl completion bash|zsh",
@@ -136,11 +134,11 @@ int verb_completion(int argc, char **argv)
     if (code >= 0)
         return code;
     if (rest + 1 == argc && strcmp(argv[rest], "bash") == 0) {
-        print_bash();
+        print_bash(verbs, count);
         return CTL_OK;
     }
     if (rest + 1 == argc && strcmp(argv[rest], "zsh") == 0) {
-        print_zsh();
+        print_zsh(verbs, count);
         return CTL_OK;
     }
     ctl_say("which shell? usage: %s", flags.usage);

@@ -1,17 +1,31 @@
 /* shardctl: starts, shows and checks shard daemons. Finds the verb in a table and hands over. */
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "client/ctl/base/say.h"
 #include "client/ctl/base/suggest.h"
-#include "client/ctl/ctl.h"
-#include "client/ctl/run/uplog.h"
+#include "client/ctl/completion.h"
+#include "client/ctl/doctor/doctor.h"
+#include "client/ctl/plan/plan.h"
+#include "client/ctl/run/down.h"
+#include "client/ctl/run/run.h"
+#include "client/ctl/run/up.h"
+#include "client/ctl/state/checkpoint.h"
+#include "client/ctl/state/digest.h"
+#include "client/ctl/state/drain.h"
+#include "client/ctl/state/restore.h"
+#include "client/ctl/verb.h"
+#include "client/ctl/watch/dashboard.h"
+#include "client/ctl/watch/status.h"
+#include "client/ctl/watch/top.h"
+#include "client/ctl/watch/trace.h"
 #include "client/shd.h"
 #include "proto/base/check.h"
 
+static int verb_completion(int argc, char **argv);
 static int verb_help(int argc, char **argv);
 
 static const struct verb verbs[] = {
@@ -32,10 +46,9 @@ static const struct verb verbs[] = {
     { "help", "this text, or `shardctl help VERB`", verb_help },
 };
 
-const struct verb *ctl_verbs(size_t *ret_count)
+static int verb_completion(int argc, char **argv)
 {
-    *ret_count = ARRAY_SIZE(verbs);
-    return verbs;
+    return completion(argc, argv, verbs, ARRAY_SIZE(verbs));
 }
 
 static const struct verb *verb_find(const char *name)
@@ -92,22 +105,6 @@ static int verb_help(int argc, char **argv)
     char help[] = "--help";
     char *words[] = { argv[1], help, NULL };
     return v->fn(2, words);
-}
-
-void ctl_say(const char *fmt, ...)
-{
-    char line[1024];
-    int used = snprintf(line, sizeof(line), "shardctl: ");
-    va_list args;
-    va_start(args, fmt);
-    const int n = vsnprintf(line + used, sizeof(line) - (size_t)used - 1, fmt, args);
-    va_end(args);
-    if (n > 0)
-        used = used + n < (int)sizeof(line) - 2 ? used + n : (int)sizeof(line) - 2;
-    line[used] = '\n';
-    uplog_room((size_t)used + 1);
-    if (write(STDERR_FILENO, line, (size_t)used + 1) < 0)
-        return; /* nobody reads our stderr: there is nowhere left to complain */
 }
 
 /* Closed standard streams would hand their numbers to sockets and pipes of ours. */

@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "client/ctl/ctl.h"
+#include "client/ctl/base/say.h"
 #include "client/ctl/run/keeper.h"
 #include "client/ctl/run/notify.h"
 #include "tests/fuzz/descriptors.h"

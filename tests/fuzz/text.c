@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "client/ctl/base/flags.h"
-#include "client/ctl/ctl.h"
+#include "client/ctl/base/say.h"
 #include "client/plan/plan.h"
 #include "client/session/address.h"
 #include "proto/base/dtype.h"

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/ctl/base/say.h"
 #include "client/ctl/base/suggest.h"
-#include "client/ctl/ctl.h"
 #include "proto/base/check.h"
 
 #define FLAGS_MAX    32u

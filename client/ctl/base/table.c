@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/ctl/watch/status_text.h"
+#include "client/ctl/base/status_text.h"
 #include "proto/base/check.h"
 
 void table_init(struct table *t, const char *const *headings, unsigned columns)

@@ -1,7 +1,7 @@
 /* shardctl doctor: the table of checks, and how findings are shown. */
 #include "client/ctl/doctor/doctor.h"
 
-#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -9,7 +9,12 @@
 #include <jansson.h>
 
 #include "client/ctl/base/flags.h"
-#include "client/ctl/ctl.h"
+#include "client/ctl/base/say.h"
+#include "client/ctl/doctor/doctor_checkpoint.h"
+#include "client/ctl/doctor/doctor_cpu.h"
+#include "client/ctl/doctor/doctor_daemons.h"
+#include "client/ctl/doctor/doctor_gpu.h"
+#include "client/ctl/doctor/doctor_host.h"
 #include "client/shd.h"
 #include "proto/base/check.h"
 
@@ -44,39 +49,6 @@ static const struct {
 };
 
 static const char *const level_names[DOCTOR_LEVELS] = { "ok", "warn", "fail" };
-
-static void report(struct doctor *d, enum doctor_level level, const char *remedy, const char *fmt,
-                   va_list args)
-{
-    char what[DOCTOR_TEXT_BYTES];
-    vsnprintf(what, sizeof(what), fmt, args);
-    d->counts[level]++;
-    d->found(d, level, what, remedy);
-}
-
-void doctor_ok(struct doctor *d, const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    report(d, DOCTOR_OK, /* remedy= */ NULL, fmt, args);
-    va_end(args);
-}
-
-void doctor_warn(struct doctor *d, const char *remedy, const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    report(d, DOCTOR_WARN, remedy, fmt, args);
-    va_end(args);
-}
-
-void doctor_fail(struct doctor *d, const char *remedy, const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    report(d, DOCTOR_FAIL, remedy, fmt, args);
-    va_end(args);
-}
 
 /* -- Showing --------------------------------------------------------------------------------- */
 

@@ -1,4 +1,6 @@
-/* Can checkpoints be written: not a look at permissions but a file, written, synced, removed. */
+/* See doctor_checkpoint.h. */
+#include "client/ctl/doctor/doctor_checkpoint.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -8,7 +10,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "client/ctl/doctor/doctor.h"
+#include "client/ctl/doctor/doctor_look.h"
 
 #define FREE_MIN (UINT64_C(1) << 30)
 

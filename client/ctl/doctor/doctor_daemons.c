@@ -1,18 +1,180 @@
-/* Each socket of the runtime directory: does a daemon answer, is it our version, who keeps its
- * state. */
+/* See doctor_daemons.h. */
+#include "client/ctl/doctor/doctor_daemons.h"
+
 #include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <pwd.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <jansson.h>
 
-#include "client/ctl/ctl.h"
-#include "client/ctl/doctor/doctor.h"
+#include "client/ctl/doctor/doctor_look.h"
 #include "client/shd.h"
 #include "proto/share/fdpass.h"
+
+/* -- Service manager --------------------------------------------------------------------------- */
+
+/* The service manager as keeper: its version, the descriptor store, the service's user. */
+
+#define FDSTORE_VERSION  219 /* FDSTORE=1 */
+#define PRESERVE_VERSION 254 /* FileDescriptorStorePreserve= */
+
+/* "systemd 252 (252.39-1)" */
+static int systemd_version(void)
+{
+    char line[128] = "";
+    int version = 0;
+    FILE *f = popen("systemctl --version 2>/dev/null", "re");
+    if (f == NULL)
+        return 0;
+    if (fgets(line, sizeof(line), f) != NULL && strncmp(line, "systemd ", 8) == 0)
+        version = atoi(line + 8);
+    while (fgets(line, sizeof(line), f) != NULL)
+        ; /* else it would see a closed pipe */
+    pclose(f);
+    return version;
+}
+
+static void check_manager(struct doctor *d)
+{
+    const int version = systemd_version();
+    if (version == 0)
+        doctor_ok(d, "no systemd: `shardctl run` and `up` keep the daemons' memory");
+    else if (access("/run/systemd/system", F_OK) != 0)
+        doctor_ok(d,
+                  "systemd %d is installed, but did not start this system: `shardctl run` and "
+                  "`up` keep the daemons' memory",
+                  version);
+    else if (version < FDSTORE_VERSION)
+        doctor_warn(d, "start daemons by `shardctl run` or `up`",
+                    "systemd %d cannot keep memory of a dead daemon, %d can", version,
+                    FDSTORE_VERSION);
+    else
+        doctor_ok(d, "systemd %d keeps the memory of a daemon that died or restarts%s", version,
+                  version < PRESERVE_VERSION ? "" : ", and of one that is stopped if asked to");
+}
+
+static bool in_group(gid_t gid)
+{
+    gid_t groups[1024];
+    const int count = getgroups((int)(sizeof(groups) / sizeof(*groups)), groups);
+    bool found = getegid() == gid;
+    for (int i = 0; i < count && !found; i++)
+        found = groups[i] == gid;
+    return found;
+}
+
+/* The user comes with the package; without it nothing is wrong. */
+static void check_user(struct doctor *d)
+{
+    const struct passwd *user = getpwnam("shardd");
+    const struct group *group = getgrnam("shardd");
+    if (user == NULL || group == NULL)
+        return;
+    if (geteuid() == 0 || geteuid() == user->pw_uid || in_group(group->gr_gid))
+        doctor_ok(d, "the service's daemons run as shardd; this user may attach to them");
+    else
+        doctor_warn(d, "usermod -aG shardd USER, then log in anew",
+                    "the service's daemons run as shardd; this user, uid %u, is not of that group "
+                    "and may not attach to them",
+                    (unsigned)geteuid());
+}
+
+void doctor_systemd(struct doctor *d)
+{
+    check_manager(d);
+    check_user(d);
+}
+
+/* -- Runtime directory ------------------------------------------------------------------------- */
+
+/* The runtime directory: whose it is, who else can get in, and locks that nobody has. */
+
+static void check_directory(struct doctor *d, const struct stat *st)
+{
+    const unsigned mode = (unsigned)st->st_mode & 07777u;
+    if (!S_ISDIR(st->st_mode))
+        doctor_fail(d, "remove it, or name another with --runtime-dir", "%s is not a directory",
+                    d->runtime_dir);
+    else if ((st->st_mode & S_IWOTH) != 0)
+        doctor_fail(d, "chmod 0750 it", "%s has mode %04o: anyone can pose as a daemon",
+                    d->runtime_dir, mode);
+    else if ((st->st_mode & S_IWGRP) != 0)
+        doctor_warn(d, "chmod 0750 it",
+                    "%s has mode %04o: its group %u can pose as a daemon, so workers of other "
+                    "users refuse to attach",
+                    d->runtime_dir, mode, (unsigned)st->st_gid);
+    else if (access(d->runtime_dir, R_OK | X_OK) != 0)
+        doctor_fail(d, "become a member of its group, or run as its owner",
+                    "%s (uid %u, group %u, mode %04o) is closed to this user, uid %u",
+                    d->runtime_dir, (unsigned)st->st_uid, (unsigned)st->st_gid, mode,
+                    (unsigned)geteuid());
+    else
+        doctor_ok(d, "%s: uid %u, group %u, mode %04o%s", d->runtime_dir, (unsigned)st->st_uid,
+                  (unsigned)st->st_gid, mode,
+                  (st->st_mode & S_IXGRP) != 0 ? " (members of the group may attach)" : "");
+}
+
+/* A lock file nobody locks: of a daemon that ended. Kept on purpose, so only counted. */
+static bool lock_is_free(const char *path)
+{
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return false;
+    const bool is_free = flock(fd, LOCK_SH | LOCK_NB) == 0;
+    close(fd);
+    return is_free;
+}
+
+static void check_locks(struct doctor *d)
+{
+    DIR *dir = opendir(d->runtime_dir);
+    unsigned held = 0, idle = 0;
+    const struct dirent *entry;
+    while (dir != NULL && (entry = readdir(dir)) != NULL) {
+        char path[PATH_MAX];
+        const char *dot = strrchr(entry->d_name, '.');
+        if (dot == NULL || strcmp(dot, ".lock") != 0)
+            continue;
+        snprintf(path, sizeof(path), "%s/%s", d->runtime_dir, entry->d_name);
+        if (lock_is_free(path))
+            idle++;
+        else
+            held++;
+    }
+    if (dir != NULL)
+        closedir(dir);
+    if (held + idle > 0)
+        doctor_ok(d, "%u device%s locked by a daemon, %u lock file%s of ended ones (harmless)",
+                  held, held == 1 ? "" : "s", idle, idle == 1 ? "" : "s");
+}
+
+void doctor_runtime(struct doctor *d)
+{
+    struct stat st;
+    if (stat(d->runtime_dir, &st) == 0) {
+        check_directory(d, &st);
+        check_locks(d);
+    } else if (errno == ENOENT) {
+        doctor_ok(d, "no %s: no daemon was started there yet", d->runtime_dir);
+    } else {
+        doctor_fail(d, "run as a user that may look there", "%s: %s", d->runtime_dir,
+                    strerror(errno));
+    }
+}
+
+/* -- Sockets ----------------------------------------------------------------------------------- */
+
+/* Each socket of the runtime directory: does a daemon answer, is it our version, who keeps its
+ * state. */
 
 #define ANSWER_MS_MAX 5000
 
@@ -104,4 +266,140 @@ void doctor_daemons(struct doctor *d)
         closedir(dir);
     if (count == 0)
         doctor_ok(d, "none in %s", d->runtime_dir);
+}
+
+/* -- Leftovers --------------------------------------------------------------------------------- */
+
+/* What killed programs leave: directories of `shardctl run`, and memory that only a keeper holds.
+ */
+
+#define RUN_PREFIX     "shardd-run-" /* as rundir.c makes them */
+#define SEGMENT_PREFIX "/memfd:shardd"
+
+/* Nobody holds the lock of a directory whose run was killed. */
+static bool run_is_dead(const char *dir)
+{
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof(path), "%s/lock", dir) >= (int)sizeof(path))
+        return false;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return false;
+    const bool dead = flock(fd, LOCK_SH | LOCK_NB) == 0;
+    close(fd);
+    return dead;
+}
+
+static void check_runs_in(struct doctor *d, const char *base)
+{
+    DIR *dir = opendir(base);
+    const struct dirent *entry;
+    while (dir != NULL && (entry = readdir(dir)) != NULL) {
+        char path[PATH_MAX];
+        if (strncmp(entry->d_name, RUN_PREFIX, strlen(RUN_PREFIX)) != 0 ||
+            snprintf(path, sizeof(path), "%s/%s", base, entry->d_name) >= (int)sizeof(path))
+            continue;
+        if (run_is_dead(path))
+            doctor_warn(d, "the next `shardctl run` removes it", "%s was left by a killed run",
+                        path);
+    }
+    if (dir != NULL)
+        closedir(dir);
+}
+
+static void check_runs(struct doctor *d)
+{
+    char cache[PATH_MAX];
+    const char *xdg = getenv("XDG_RUNTIME_DIR"), *home = getenv("HOME");
+    if (xdg != NULL && strcmp(xdg, "/run") != 0)
+        check_runs_in(d, xdg);
+    check_runs_in(d, "/run");
+    if (home != NULL && snprintf(cache, sizeof(cache), "%s/.cache/shardd", home) < PATH_MAX)
+        check_runs_in(d, cache);
+}
+
+struct holders {
+    unsigned daemons, others;           /* processes with segments open */
+    uint64_t daemon_bytes, other_bytes; /* counted once per holder */
+    unsigned unreadable;                /* processes of other users */
+    char other[64];                     /* "systemd (pid 1)" */
+};
+
+static uint64_t segment_bytes(const char *fd_path)
+{
+    char target[300];
+    struct stat st;
+    const ssize_t n = readlink(fd_path, target, sizeof(target) - 1);
+    if (n <= 0)
+        return 0;
+    target[n] = '\0';
+    if (strncmp(target, SEGMENT_PREFIX, strlen(SEGMENT_PREFIX)) != 0 || stat(fd_path, &st) != 0)
+        return 0;
+    return (uint64_t)st.st_blocks * 512u; /* what is really there, not what is reserved */
+}
+
+static void count_process(struct holders *h, pid_t pid)
+{
+    char path[PATH_MAX], name[32] = "?";
+    uint64_t bytes = 0;
+    unsigned segments = 0;
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+    DIR *dir = opendir(path);
+    if (dir == NULL) {
+        h->unreadable += errno == EACCES;
+        return;
+    }
+    const struct dirent *entry;
+    while ((entry = readdir(dir)) != NULL) {
+        char fd_path[PATH_MAX];
+        snprintf(fd_path, sizeof(fd_path), "/proc/%d/fd/%s", (int)pid, entry->d_name);
+        const uint64_t more = segment_bytes(fd_path);
+        segments += more > 0;
+        bytes += more;
+    }
+    closedir(dir);
+    if (segments == 0)
+        return;
+    doctor_process_name(pid, name, sizeof(name));
+    if (strcmp(name, "shardd") == 0) {
+        h->daemons++;
+        h->daemon_bytes += bytes;
+        return;
+    }
+    h->others++;
+    h->other_bytes += bytes;
+    snprintf(h->other, sizeof(h->other), "%s (pid %d)", name, (int)pid);
+}
+
+static void count_all(struct holders *h)
+{
+    DIR *dir = opendir("/proc");
+    const struct dirent *entry;
+    while (dir != NULL && (entry = readdir(dir)) != NULL) {
+        const int pid = atoi(entry->d_name);
+        if (pid > 0 && pid != getpid())
+            count_process(h, pid);
+    }
+    if (dir != NULL)
+        closedir(dir);
+}
+
+void doctor_leftovers(struct doctor *d)
+{
+    struct holders h = { 0 };
+    char daemon_bytes[24], other_bytes[24];
+    check_runs(d);
+    count_all(&h);
+    const char *partly = h.unreadable > 0 ? "; processes of other users could not be seen" : "";
+    doctor_bytes(h.daemon_bytes, daemon_bytes);
+    doctor_bytes(h.other_bytes, other_bytes);
+    if (h.others > 0 && h.daemons == 0)
+        doctor_warn(d, "start their daemons again, or let go: stop the units, or end the holder",
+                    "%s of state held by %s without a daemon%s", other_bytes, h.other, partly);
+    else if (h.daemons > 0)
+        doctor_ok(d, "%s in segments of %u daemon%s, %u other process%s hold%s some%s",
+                  daemon_bytes, h.daemons, h.daemons == 1 ? "" : "s", h.others,
+                  h.others == 1 ? "" : "es", h.others == 1 ? "s" : "", partly);
+    else
+        doctor_ok(d, "no memory of daemons here%s", partly);
 }

@@ -1,6 +1,8 @@
 /* Which GPUs a program has kernels for: section .nv_fatbin of the file, read as cuobjdump -lelf
  * would. NVIDIA does not document the format; what is read here (a header of 16 bytes, entries with
  * kind, sizes and architecture in their first 32) has not changed since CUDA 5. */
+#include "client/ctl/doctor/doctor_fatbin.h"
+
 #include <assert.h>
 #include <elf.h>
 #include <fcntl.h>
@@ -10,7 +12,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "client/ctl/doctor/doctor.h"
 #include "proto/base/check.h"
 
 #define FATBIN_MAGIC UINT32_C(0xba55ed50)

@@ -1,5 +1,6 @@
-/* NVIDIA's driver, its devices, our kernels for them, and libraries. None of it is needed for host
- * memory: a host without a driver is told so, as information. */
+/* See doctor_gpu.h. */
+#include "client/ctl/doctor/doctor_gpu.h"
+
 #include <dirent.h>
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -8,7 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/ctl/doctor/doctor.h"
+#include "client/ctl/doctor/doctor_fatbin.h"
+#include "client/ctl/doctor/doctor_look.h"
 #include "proto/gpu/cuda.h"
 
 #define COMPUTE_MIN 90 /* what kernels/cuda is compiled for: PTX for 9.0 runs on all later ones */

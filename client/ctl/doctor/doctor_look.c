@@ -1,4 +1,6 @@
 /* What doctor's checks share: small files of the kernel, and a child for what may crash. */
+#include "client/ctl/doctor/doctor_look.h"
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -10,7 +12,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "client/ctl/doctor/doctor.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 

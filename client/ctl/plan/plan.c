@@ -1,11 +1,17 @@
 /* shardctl plan: what a policy will do to a model, and cost, before it is run. Reads the model,
  * builds the plan with the code that workers run, prints it. */
+#include "client/ctl/plan/plan.h"
+
 #include <stdio.h>
 #include <string.h>
 
 #include "client/ctl/base/flags.h"
-#include "client/ctl/ctl.h"
-#include "client/ctl/plan/plan.h"
+#include "client/ctl/base/say.h"
+#include "client/ctl/plan/plan_ask.h"
+#include "client/ctl/plan/plan_auto.h"
+#include "client/ctl/plan/plan_compare.h"
+#include "client/ctl/plan/plan_show.h"
+#include "client/ctl/plan/plan_source.h"
 #include "proto/base/check.h"
 #include "proto/spec/layout.h"
 

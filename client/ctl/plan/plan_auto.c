@@ -11,10 +11,12 @@
  * ddp is never the answer: with optimizer state at the owners in any case, zero1 moves as much and
  * holds no more.
  */
+#include "client/ctl/plan/plan_auto.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "client/ctl/plan/plan.h"
+#include "client/ctl/plan/plan_show.h"
 #include "proto/base/check.h"
 
 struct question {

@@ -1,8 +1,11 @@
 /* shardctl plan --compare: every strategy on the same model, side by side. */
+#include "client/ctl/plan/plan_compare.h"
+
 #include <inttypes.h>
 
 #include "client/ctl/base/table.h"
-#include "client/ctl/plan/plan.h"
+#include "client/ctl/plan/plan_draw.h"
+#include "client/ctl/plan/plan_show.h"
 #include "proto/base/check.h"
 
 #define CELL TABLE_CELL_BYTES_MAX

@@ -1,10 +1,11 @@
 /* The timeline of a plan: first laid out in columns by carrying out its operations against a link
  * and a compute lane, then printed, with the repeating middle of long models left out. */
+#include "client/ctl/plan/plan_draw.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/ctl/plan/plan.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 

@@ -1,5 +1,7 @@
 /* A model for `shardctl plan` from the header of a safetensors file: its floating-point tensors,
  * wrapped into units. */
+#include "client/ctl/plan/plan_safetensors.h"
+
 #include <assert.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -8,7 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/ctl/plan/plan.h"
 #include "client/plan/wrap.h"
 #include "proto/base/check.h"
 #include "proto/base/dtype.h"

@@ -1,9 +1,11 @@
 /* What `shardctl plan` says about one plan: as text and as JSON (schema: docs/schedules.md). */
+#include "client/ctl/plan/plan_show.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 
 #include "client/ctl/base/table.h"
-#include "client/ctl/plan/plan.h"
+#include "client/ctl/plan/plan_draw.h"
 #include "proto/base/check.h"
 #include "proto/share/shardmap.h"
 

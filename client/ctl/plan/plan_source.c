@@ -1,47 +1,20 @@
-/* Where the model of `shardctl plan` comes from: an open model on daemons, a spec file, or the
- * header of a safetensors file. */
-#include <errno.h>
+/* See plan_source.h. */
+#include "client/ctl/plan/plan_source.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/ctl/plan/plan.h"
+#include "client/ctl/base/file.h"
+#include "client/ctl/plan/plan_safetensors.h"
 #include "client/shd.h"
 #include "proto/base/check.h"
-
-int plan_read_file(const char *path, size_t bytes_max, char **ret_text, size_t *ret_bytes,
-                   struct shd_err *e)
-{
-    FILE *f = fopen(path, "rb");
-    if (f == NULL)
-        return err_sys(e, SHD_ENOENT, "open '%s'", path);
-    char *text = malloc(bytes_max + 2);
-    if (text == NULL) {
-        fclose(f);
-        return err_set(e, SHD_ENOMEM, "no memory to read '%s'", path);
-    }
-    const size_t bytes = fread(text, 1, bytes_max + 1, f);
-    int r = SHD_OK;
-    if (ferror(f))
-        r = err_sys(e, SHD_EIO, "read '%s'", path);
-    else if (bytes > bytes_max)
-        r = err_set(e, SHD_ERANGE, "'%s' has more than %zu bytes", path, bytes_max);
-    fclose(f);
-    if (r != SHD_OK) {
-        free(text);
-        return r;
-    }
-    text[bytes] = '\0';
-    *ret_text = text;
-    *ret_bytes = bytes;
-    return SHD_OK;
-}
 
 static int from_spec_file(const struct plan_ask *ask, struct spec **ret_spec, struct shd_err *e)
 {
     char *text = NULL;
     size_t bytes = 0;
-    int r = plan_read_file(ask->spec, SPEC_JSON_BYTES_MAX, &text, &bytes, e);
+    int r = file_read(ask->spec, SPEC_JSON_BYTES_MAX, &text, &bytes, e);
     if (r != SHD_OK)
         return r;
     r = spec_parse(text, bytes, ret_spec, e);

@@ -1,4 +1,6 @@
 /* shardctl down: end what `shardctl up` started at a directory. */
+#include "client/ctl/run/down.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -9,8 +11,8 @@
 #include <unistd.h>
 
 #include "client/ctl/base/flags.h"
-#include "client/ctl/ctl.h"
-#include "client/ctl/run/updir.h"
+#include "client/ctl/base/say.h"
+#include "client/ctl/base/updir.h"
 #include "proto/base/check.h"
 
 static const char down_about[] = "Stop the daemons that `shardctl up` started at DIR, and their "

@@ -1,10 +1,11 @@
-/* Workers that join and leave while the run goes on (`shardctl run --elastic`). */
+/* See elastic.h. */
+#include "client/ctl/run/elastic.h"
+
 #include <inttypes.h>
 #include <signal.h>
 
 #include "client/ctl/base/child.h"
-#include "client/ctl/ctl.h"
-#include "client/ctl/run/supervise.h"
+#include "client/ctl/base/say.h"
 #include "proto/base/check.h"
 
 /* The lowest rank that nobody has; NULL when all are taken. */
@@ -34,7 +35,7 @@ void elastic_join(struct run *r)
     c->order = ++r->order;
     c->leaving = false;
     c->state = CHILD_WAITING; /* the rank's last owner may have left its pipe to the loop */
-    uv_timer_start(&c->timer, revive_timer, 0, 0);
+    uv_timer_start(&c->timer, r->child_timer, 0, 0);
 }
 
 /* The newest worker that was not asked to leave; *ret_staying: how many there are of those. */
@@ -77,5 +78,5 @@ void elastic_leave(struct run *r)
     c->leaving = true;
     ctl_say("worker %s (pid %ld) is asked to leave", c->name, (long)c->pid);
     child_signal(c->pid, SIGTERM);
-    uv_timer_start(&c->timer, revive_timer, (uint64_t)r->options->grace_s * 1000, 0);
+    uv_timer_start(&c->timer, r->child_timer, (uint64_t)r->options->grace_s * 1000, 0);
 }

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "client/ctl/ctl.h"
+#include "client/ctl/base/say.h"
 #include "proto/base/check.h"
 
 /* As systemd's fdname_is_valid(): it must survive a list separated by ':'. */

@@ -1,4 +1,6 @@
-/* Starting daemons and workers: their command lines and environments. */
+/* See launch.h. */
+#include "client/ctl/run/launch.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -13,9 +15,8 @@
 
 #include "client/ctl/base/child.h"
 #include "client/ctl/base/environ.h"
-#include "client/ctl/ctl.h"
+#include "client/ctl/base/say.h"
 #include "client/ctl/run/notify.h"
-#include "client/ctl/run/supervise.h"
 #include "proto/base/check.h"
 
 /* Processors this process may use: a taskset or cpuset counts. */
@@ -137,7 +138,7 @@ int launch_daemon(struct run_child *c, struct shd_err *e)
     if (rc != SHD_OK)
         return err_prefix(e, "daemon %s", c->name);
     c->ready = false;
-    uv_timer_start(&c->timer, revive_timer, (uint64_t)r->options->timeout_s * 1000, 0);
+    uv_timer_start(&c->timer, r->child_timer, (uint64_t)r->options->timeout_s * 1000, 0);
     run_note(r, "started daemon %s pid=%ld threads=%" PRIu32, c->name, (long)c->pid,
              r->daemon_threads);
     return SHD_OK;

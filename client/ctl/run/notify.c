@@ -8,6 +8,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "client/ctl/base/rundir.h"
 #include "proto/base/check.h"
 
 int notify_listen(const char *dir, int *ret_fd, struct shd_err *e)

@@ -14,7 +14,6 @@
 
 #include "proto/base/status.h"
 
-#define NOTIFY_FILE      "notify" /* not *.sock: those are daemons */
 #define NOTIFY_BYTES_MAX 4096u
 #define NOTIFY_FDS_MAX   253u /* what the kernel lets through in one message */
 

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/ctl/run/uplog.h"
+#include "client/ctl/base/say.h"
 #include "proto/base/check.h"
 
 #define RELAY_RETRY_MS   20u
@@ -35,7 +35,7 @@ static void emit(struct relay *r, size_t bytes)
     used += bytes;
     if (line[used - 1] != '\n')
         line[used++] = '\n';
-    uplog_room(used);
+    say_log_room(used);
     ssize_t n;
     do {
         n = write(STDERR_FILENO, line, used);

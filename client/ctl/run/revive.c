@@ -1,11 +1,6 @@
-/* Children that exit: who is started again, when, and when that is given up.
- *
- * A daemon that was ready and dies, however, is started again at once, with what it stored. One
- * that dies before it is ready is given time, twice as much after each such end, for EARLY_MAX
- * tries. A worker killed by a signal is started again at once with its rank; one that exits with a
- * code has decided so itself. More than --max-restarts of one child within REVIVE_WINDOW_NS end the
- * run: by then it is not bad luck.
- */
+/* See revive.h. */
+#include "client/ctl/run/revive.h"
+
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -13,9 +8,11 @@
 #include <unistd.h>
 
 #include "client/ctl/base/child.h"
-#include "client/ctl/ctl.h"
+#include "client/ctl/base/say.h"
+#include "client/ctl/run/launch.h"
+#include "client/ctl/run/messages.h"
+#include "client/ctl/run/phase.h"
 #include "client/ctl/run/saver.h"
-#include "client/ctl/run/supervise.h"
 #include "proto/base/check.h"
 #include "proto/base/version.h"
 
@@ -47,13 +44,6 @@ static bool restart_allowed(struct run_child *c)
     return true;
 }
 
-/* The run cannot go on without c. */
-static void fail(struct run *r, int code)
-{
-    run_failed(r, code);
-    run_stop(r, SIGTERM);
-}
-
 /* c, a daemon, did not get ready: try again later, or not any more. */
 static void try_again(struct run_child *c)
 {
@@ -61,7 +51,7 @@ static void try_again(struct run_child *c)
     if (c->early == EARLY_MAX) {
         ctl_say("daemon %s: given up after %u tries in a row that did not get ready%s%s", c->name,
                 EARLY_MAX, c->relay.last[0] != '\0' ? "; its last words: " : "", c->relay.last);
-        fail(c->run, CTL_FAILED);
+        phase_fail(c->run, CTL_FAILED);
         return;
     }
     const uint64_t ms = (uint64_t)EARLY_MS_MIN << (c->early - 1);
@@ -95,20 +85,14 @@ static void start_worker(struct run_child *c)
     c->state = CHILD_GONE;
     ctl_say("worker %s %s%s%s", c->name, c->ended, joins ? "not added: " : "; ", e.text);
     if (!joins)
-        fail(r, CTL_FAILED);
-    else if (run_count(r->workers, r->options->workers.last) == 0)
-        run_end(r);
+        phase_fail(r, CTL_FAILED);
+    else if (phase_count(r->workers, r->options->workers.last) == 0)
+        phase_end(r);
 }
 
 static bool is_daemon(const struct run_child *c)
 {
     return c == &c->run->daemons[c->index];
-}
-
-void revive_later(struct run_child *c, uint64_t ms)
-{
-    if (uv_is_active((uv_handle_t *)&c->timer) && uv_timer_get_due_in(&c->timer) < ms)
-        uv_timer_start(&c->timer, revive_timer, ms, 0);
 }
 
 void revive_timer(uv_timer_t *timer)
@@ -126,7 +110,7 @@ void revive_timer(uv_timer_t *timer)
     } else if (is_daemon(c)) {
         ctl_say("daemon %s (pid %ld) was not ready after %" PRIu32 " s (--timeout)%s%s", c->name,
                 (long)c->pid, o->timeout_s, c->relay.last[0] != '\0' ? ": " : "", c->relay.last);
-        fail(c->run, CTL_FAILED);
+        phase_fail(c->run, CTL_FAILED);
     } else {
         ctl_say("worker %s (pid %ld) did not leave within %" PRIu32 " s: killing it", c->name,
                 (long)c->pid, o->grace_s);
@@ -143,7 +127,7 @@ static bool take_exit(struct run_child *c, int *ret_wait_status)
     if (c->state != CHILD_RUNNING ||
         waitid(P_PID, (id_t)c->pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0 || info.si_pid == 0)
         return false;
-    run_take_messages(c->run); /* what it stored before its end counts, so before its pid is free */
+    messages_take(c->run);  /* what it stored before its end counts, so before its pid is free */
     kill(-c->pid, SIGKILL); /* what it left behind, while its zombie still holds the group's id */
     if (waitpid(c->pid, ret_wait_status, 0) != c->pid)
         return false;
@@ -182,7 +166,7 @@ static void daemon_died(struct run *r, struct run_child *c, int wait_status)
                           WEXITSTATUS(wait_status) == SHARDD_EXIT_USAGE;
     if (r->options->max_restarts == 0 || hopeless) {
         say_daemon_failed(r, c, wait_status);
-        fail(r, CTL_FAILED);
+        phase_fail(r, CTL_FAILED);
     } else if (!c->ready) {
         say_daemon_failed(r, c, wait_status);
         try_again(c);
@@ -190,7 +174,7 @@ static void daemon_died(struct run *r, struct run_child *c, int wait_status)
         start_in(c, 0);
     } else {
         say_given_up(c);
-        fail(r, CTL_FAILED);
+        phase_fail(r, CTL_FAILED);
     }
 }
 
@@ -198,8 +182,8 @@ static void daemon_died(struct run *r, struct run_child *c, int wait_status)
 static void daemon_drained(struct run *r, const struct run_child *c)
 {
     ctl_say("daemon %s %s: drained", c->name, c->ended);
-    if (run_count(r->daemons, r->options->daemons) == 0)
-        run_stop(r, SIGTERM);
+    if (phase_count(r->daemons, r->options->daemons) == 0)
+        phase_stop(r, SIGTERM);
 }
 
 static void daemon_exited(struct run *r, struct run_child *c, int wait_status)
@@ -214,10 +198,11 @@ static void daemon_exited(struct run *r, struct run_child *c, int wait_status)
         run_note(r, "daemon %s %s", c->name, c->ended);
     } else {
         say_daemon_failed(r, c, wait_status);
-        run_failed(r, CTL_FAILED);
+        phase_failed(r, CTL_FAILED);
     }
-    if (r->phase == RUN_ENDING && run_count(r->daemons, r->options->daemons) == 0 && saver_gone(r))
-        run_done(r);
+    if (r->phase == RUN_ENDING && phase_count(r->daemons, r->options->daemons) == 0 &&
+        saver_gone(r))
+        phase_done(r);
 }
 
 /* A worker that failed while the run wants it. SIGPIPE is for good: nobody reads its output, nor
@@ -227,12 +212,12 @@ static void worker_died(struct run *r, struct run_child *c, int wait_status)
     if (!WIFSIGNALED(wait_status) || WTERMSIG(wait_status) == SIGPIPE ||
         r->options->max_restarts == 0) {
         ctl_say("worker %s %s", c->name, c->ended);
-        fail(r, child_code(wait_status));
+        phase_fail(r, child_code(wait_status));
     } else if (restart_allowed(c)) {
         start_in(c, 0);
     } else {
         say_given_up(c);
-        fail(r, child_code(wait_status));
+        phase_fail(r, child_code(wait_status));
     }
 }
 
@@ -247,8 +232,27 @@ static void worker_exited(struct run *r, struct run_child *c, int wait_status)
         ctl_say("worker %s %s: left", c->name, c->ended);
     else
         run_note(r, "worker %s %s", c->name, c->ended);
-    if (run_count(r->workers, r->options->workers.last) == 0)
-        run_end(r);
+    if (phase_count(r->workers, r->options->workers.last) == 0)
+        phase_end(r);
+}
+
+/* It has the workers start, or there is nothing to work on. */
+static void restorer_exited(struct run *r, int wait_status)
+{
+    if (r->phase == RUN_ENDING)
+        phase_end_daemons(r);
+    else if (saver_failed(&r->restorer, wait_status))
+        phase_fail(r, CTL_FAILED);
+    else
+        phase_work(r);
+}
+
+static void saver_exited(struct run *r, int wait_status)
+{
+    if (saver_failed(&r->saver, wait_status) && r->phase == RUN_ENDING)
+        phase_failed(r, CTL_FAILED); /* else training is worth more than its copy */
+    if (r->phase == RUN_ENDING)
+        phase_end_daemons(r);
 }
 
 static void reap_daemons(struct run *r)
@@ -264,7 +268,7 @@ void revive_exited(struct run *r)
     int wait_status;
     reap_daemons(r);
     if (take_exit(&r->restorer, &wait_status))
-        saver_restored(r, wait_status);
+        restorer_exited(r, wait_status);
     if (take_exit(&r->saver, &wait_status))
         saver_exited(r, wait_status);
     for (uint32_t i = 0; i < r->options->workers.last; i++) {

@@ -1,6 +1,8 @@
 /* shardctl run: the command line; supervise.c does the work. */
+#include "client/ctl/run/run.h"
+
 #include "client/ctl/base/flags.h"
-#include "client/ctl/ctl.h"
+#include "client/ctl/base/say.h"
 #include "client/ctl/run/supervise.h"
 #include "proto/base/check.h"
 

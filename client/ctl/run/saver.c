@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include "client/ctl/base/child.h"
-#include "client/ctl/ctl.h"
-#include "client/ctl/run/supervise.h"
+#include "client/ctl/base/say.h"
+#include "client/ctl/run/launch.h"
 #include "proto/base/check.h"
 
 /* "/proc/self/exe" would be another program by the time the child looks. */
@@ -33,22 +33,12 @@ void saver_init(struct run *r)
     init(r, &r->saver, "checkpoint");
 }
 
-bool saver_restores(struct run *r)
+int saver_restore(struct run *r, struct shd_err *e)
 {
     char self[PATH_MAX];
     char *argv[] = { self, (char[]){ "restore" }, (char *)r->options->restore, NULL };
-    struct shd_err e = { 0 };
-    if (r->options->restore == NULL)
-        return false;
-    int rc = find_self(self, sizeof self, &e);
-    if (rc == SHD_OK)
-        rc = launch_helper(&r->restorer, argv, &e);
-    if (rc != SHD_OK) {
-        ctl_say("%s", e.text);
-        run_failed(r, CTL_FAILED);
-        run_stop(r, SIGTERM);
-    }
-    return true;
+    const int rc = find_self(self, sizeof self, e);
+    return rc == SHD_OK ? launch_helper(&r->restorer, argv, e) : rc;
 }
 
 int saver_start(struct run *r, struct shd_err *e)
@@ -95,30 +85,9 @@ void saver_kill(const struct run *r)
     signal_both(r, SIGKILL);
 }
 
-/* Its own words were relayed. */
-static bool say_failed(const struct run_child *c, int wait_status)
+bool saver_failed(const struct run_child *c, int wait_status)
 {
     if (wait_status != 0)
         ctl_say("%s %s", c->name, c->ended);
     return wait_status != 0;
-}
-
-void saver_restored(struct run *r, int wait_status)
-{
-    if (r->phase == RUN_ENDING) {
-        run_end_daemons(r);
-    } else if (say_failed(&r->restorer, wait_status)) {
-        run_failed(r, CTL_FAILED);
-        run_stop(r, SIGTERM);
-    } else {
-        run_work(r);
-    }
-}
-
-void saver_exited(struct run *r, int wait_status)
-{
-    if (say_failed(&r->saver, wait_status) && r->phase == RUN_ENDING)
-        run_failed(r, CTL_FAILED); /* else training is worth more than its copy */
-    if (r->phase == RUN_ENDING)
-        run_end_daemons(r);
 }

@@ -1,3 +1,4 @@
+/* See supervise.h. */
 #include "client/ctl/run/supervise.h"
 
 #include <errno.h>
@@ -10,146 +11,19 @@
 #include <unistd.h>
 
 #include "client/ctl/base/child.h"
-#include "client/ctl/ctl.h"
+#include "client/ctl/base/say.h"
+#include "client/ctl/run/elastic.h"
+#include "client/ctl/run/launch.h"
+#include "client/ctl/run/messages.h"
 #include "client/ctl/run/notify.h"
+#include "client/ctl/run/phase.h"
+#include "client/ctl/run/revive.h"
 #include "client/ctl/run/saver.h"
 #include "proto/base/check.h"
 
 /* A second signal this long after the first is someone losing patience; earlier ones are the
  * first one again (timeout(1) signals the process and its group). */
 #define RUN_IMPATIENT_NS (UINT64_C(500) * 1000 * 1000)
-
-static void on_deadline(uv_timer_t *timer);
-
-uint32_t run_count(const struct run_child *children, uint32_t count)
-{
-    uint32_t there = 0;
-    for (uint32_t i = 0; i < count; i++)
-        there += children[i].state != CHILD_GONE;
-    return there;
-}
-
-/* -- Stopping -------------------------------------------------------------------------------- */
-
-static void close_timers(struct run_child *children, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++)
-        uv_close((uv_handle_t *)&children[i].timer, NULL);
-}
-
-void run_done(struct run *r)
-{
-    r->phase = RUN_DONE;
-    for (size_t i = 0; i < RUN_SIGNALS; i++)
-        uv_close((uv_handle_t *)&r->signals[i], NULL);
-    close_timers(r->daemons, r->options->daemons);
-    close_timers(r->workers, r->options->workers.last);
-    close_timers(&r->restorer, 1);
-    close_timers(&r->saver, 1);
-    uv_close((uv_handle_t *)&r->deadline, NULL);
-    uv_close((uv_handle_t *)&r->notify, NULL);
-}
-
-static void signal_all(const struct run_child *children, uint32_t count, int sig)
-{
-    for (uint32_t i = 0; i < count; i++)
-        if (children[i].state == CHILD_RUNNING)
-            child_signal(children[i].pid, sig);
-}
-
-static void signal_daemons(const struct run *r, int sig)
-{
-    signal_all(r->daemons, r->options->daemons, sig);
-}
-
-static void signal_workers(const struct run *r, int sig)
-{
-    signal_all(r->workers, r->options->workers.last, sig);
-}
-
-/* Who waits to be started again is not any more; nobody is waited for but by the deadline. */
-static void stop_timers(struct run_child *children, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        uv_timer_stop(&children[i].timer);
-        if (children[i].state == CHILD_WAITING)
-            children[i].state = CHILD_GONE;
-    }
-}
-
-static void start_grace(struct run *r)
-{
-    stop_timers(r->daemons, r->options->daemons);
-    stop_timers(r->workers, r->options->workers.last);
-    uv_timer_start(&r->deadline, on_deadline, (uint64_t)r->options->grace_s * 1000, 0);
-}
-
-void run_end(struct run *r)
-{
-    if (r->phase >= RUN_ENDING)
-        return;
-    r->phase = RUN_ENDING;
-    start_grace(r);
-    CHECK(run_count(r->workers, r->options->workers.last) == 0);
-    if (saver_stop(r))
-        uv_timer_stop(&r->deadline); /* it saves, and has deadlines of its own */
-    else
-        run_end_daemons(r);
-}
-
-void run_end_daemons(struct run *r)
-{
-    start_grace(r);
-    const uint32_t daemons = run_count(r->daemons, r->options->daemons);
-    if (daemons == 0) {
-        run_done(r);
-        return;
-    }
-    run_note(r, "stopping the daemons (%" PRIu32 ")", daemons);
-    signal_daemons(r, SIGTERM);
-}
-
-void run_stop(struct run *r, int sig)
-{
-    if (r->phase >= RUN_STOPPING)
-        return;
-    r->phase = RUN_STOPPING;
-    start_grace(r);
-    const uint32_t workers = run_count(r->workers, r->options->workers.last);
-    if (workers == 0) {
-        run_end(r);
-        return;
-    }
-    run_note(r, "stopping the workers (%" PRIu32 ")", workers);
-    signal_workers(r, sig);
-}
-
-void run_failed(struct run *r, int code)
-{
-    if (r->code == CTL_OK)
-        r->code = code;
-}
-
-static void say_overdue(const struct run_child *children, uint32_t count, uint32_t grace_s)
-{
-    for (uint32_t i = 0; i < count; i++)
-        if (children[i].state == CHILD_RUNNING)
-            ctl_say("%s %s (pid %ld) did not stop within %" PRIu32 " s: killing it",
-                    children[i].what, children[i].name, (long)children[i].pid, grace_s);
-}
-
-static void on_deadline(uv_timer_t *timer)
-{
-    struct run *r = timer->data;
-    const struct run_options *o = r->options;
-    if (r->phase == RUN_STOPPING) {
-        say_overdue(r->workers, o->workers.last, o->grace_s);
-        signal_workers(r, SIGKILL);
-    } else if (r->phase == RUN_ENDING) {
-        say_overdue(r->daemons, o->daemons, o->grace_s);
-        signal_daemons(r, SIGKILL);
-    }
-}
 
 /* -- Signals --------------------------------------------------------------------------------- */
 
@@ -167,28 +41,17 @@ static void on_elastic(uv_signal_t *handle, int signum)
         elastic_leave(handle->data);
 }
 
-/* Ctrl-Z: the workers stop with us, and go on with us. */
-static void suspend(struct run *r)
-{
-    signal_workers(r, SIGSTOP);
-    kill(getpid(), SIGSTOP);
-    signal_workers(r, SIGCONT);
-}
-
 static void on_signal(uv_signal_t *handle, int signum)
 {
     struct run *r = handle->data;
     if (signum == SIGTSTP) {
-        suspend(r);
+        phase_suspend(r);
         return;
     }
     const uint64_t now = uv_hrtime();
     if (r->signal_ns != 0 && now - r->signal_ns > RUN_IMPATIENT_NS) {
         ctl_say("killing what still runs");
-        signal_workers(r, SIGKILL);
-        saver_kill(r);
-        if (r->phase == RUN_ENDING)
-            signal_daemons(r, SIGKILL);
+        phase_kill(r);
         return;
     }
     if (r->signal_ns != 0)
@@ -196,71 +59,8 @@ static void on_signal(uv_signal_t *handle, int signum)
     r->signal_ns = now;
     ctl_say("got SIG%s, stopping", sigabbrev_np(signum));
     if (r->options->workers.last > 0 || r->phase == RUN_STARTING) /* it is how `up` ends */
-        run_failed(r, 128 + signum);
-    run_stop(r, signum);
-}
-
-/* -- Readiness ------------------------------------------------------------------------------- */
-
-static int start_work(struct run *r, struct shd_err *e)
-{
-    const struct run_options *o = r->options;
-    int rc = o->ready != NULL ? o->ready(o->arg, e) : SHD_OK;
-    if (rc == SHD_OK)
-        rc = saver_start(r, e);
-    for (uint32_t i = 0; i < r->workers_wanted && rc == SHD_OK; i++)
-        rc = launch_worker(&r->workers[i], e);
-    return rc;
-}
-
-/* Once each daemon has been ready and is. */
-static void check_ready(struct run *r)
-{
-    if (r->phase != RUN_STARTING)
-        return;
-    for (uint32_t i = 0; i < r->options->daemons; i++)
-        if (r->daemons[i].state != CHILD_RUNNING || !r->daemons[i].ready)
-            return;
-    r->phase = RUN_WORKING;
-    if (!saver_restores(r))
-        run_work(r);
-}
-
-void run_work(struct run *r)
-{
-    struct shd_err e = { 0 };
-    if (start_work(r, &e) == SHD_OK)
-        return;
-    ctl_say("%s", e.text);
-    run_failed(r, CTL_FAILED);
-    run_stop(r, SIGTERM);
-}
-
-static void daemon_says(struct run_child *c, struct notify_message *m)
-{
-    keeper_take(&c->kept, m, c->name);
-    c->drained = c->drained || m->drained;
-    if (!c->ready && m->more_us > 0)
-        revive_later(c, m->more_us / 1000);
-    if (!m->ready || c->ready)
-        return;
-    c->ready = true;
-    c->early = 0;
-    uv_timer_stop(&c->timer);
-    run_note(c->run, "daemon %s is ready", c->name);
-}
-
-void run_take_messages(struct run *r)
-{
-    struct notify_message m;
-    for (int got = notify_take(r->notify_fd, &m); got >= 0; got = notify_take(r->notify_fd, &m)) {
-        if (got == 0)
-            continue;
-        for (uint32_t i = 0; i < r->options->daemons; i++)
-            if (r->daemons[i].state == CHILD_RUNNING && r->daemons[i].pid == m.pid)
-                daemon_says(&r->daemons[i], &m);
-        notify_close(&m);
-    }
+        phase_failed(r, 128 + signum);
+    phase_stop(r, signum);
 }
 
 static void on_notify(uv_poll_t *poll, int status, int events)
@@ -268,8 +68,8 @@ static void on_notify(uv_poll_t *poll, int status, int events)
     (void)status;
     (void)events;
     struct run *r = poll->data;
-    run_take_messages(r);
-    check_ready(r);
+    messages_take(r);
+    phase_check_ready(r);
 }
 
 /* -- The run --------------------------------------------------------------------------------- */
@@ -315,7 +115,7 @@ static void init_timers(struct run *r, struct run_child *children, uint32_t coun
     }
 }
 
-/* Initialise every handle, so that run_done() may close each, also after an error. */
+/* Initialise every handle, so that phase_done() may close each, also after an error. */
 static int run_init_handles(struct run *r, struct shd_err *e)
 {
     uv_timer_init(&r->loop, &r->deadline);
@@ -352,8 +152,8 @@ static int run_inside(struct run *r, struct shd_err *e)
         rc = launch_daemon(&r->daemons[i], e);
     if (rc != SHD_OK) {
         ctl_say("%s", e->text);
-        run_failed(r, CTL_FAILED);
-        run_end(r);
+        phase_failed(r, CTL_FAILED);
+        phase_end(r);
     }
     uv_run(&r->loop, UV_RUN_DEFAULT);
     CHECK(r->phase == RUN_DONE);
@@ -392,7 +192,7 @@ static int run_in_dir(struct run *r, struct shd_err *e)
     struct shd_err left = { 0 };
     if (rundir_remove(&r->dir, &left) != SHD_OK) {
         ctl_say("%s", left.text);
-        run_failed(r, CTL_FAILED);
+        phase_failed(r, CTL_FAILED);
     }
     return rc;
 }
@@ -439,6 +239,7 @@ int supervise(const struct run_options *options)
     CHECK(options->workers.first <= options->workers.last);
     struct run r = { .options = options,
                      .notify_fd = -1,
+                     .child_timer = revive_timer,
                      .workers_wanted = options->workers.first };
     saver_init(&r);
     struct shd_err e = { 0 };

@@ -3,6 +3,8 @@
  *
  * Until the daemons are ready the keeper writes to the terminal of who started it, and ends if that
  * one does; then it tells it through a pipe, and writes to DIR/up.log. */
+#include "client/ctl/run/up.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -15,10 +17,9 @@
 
 #include "client/ctl/base/child.h"
 #include "client/ctl/base/flags.h"
-#include "client/ctl/ctl.h"
+#include "client/ctl/base/say.h"
+#include "client/ctl/base/updir.h"
 #include "client/ctl/run/supervise.h"
-#include "client/ctl/run/updir.h"
-#include "client/ctl/run/uplog.h"
 #include "proto/base/check.h"
 
 static const char up_about[] =
@@ -78,7 +79,9 @@ static void print_address(const struct up *up, const char *path)
 /* From here on on our own: no terminal, no caller, no directory in the way. */
 static int detach(struct up *up, struct shd_err *e)
 {
-    int rc = uplog_open(up->dir.path, e);
+    char log[RUNDIR_PATH_BYTES + sizeof(UPDIR_LOG) + 1];
+    snprintf(log, sizeof(log), "%s/" UPDIR_LOG, up->dir.path);
+    int rc = say_to_log(log, e);
     if (rc == SHD_OK && chdir("/") < 0)
         rc = err_sys(e, SHD_EIO, "leave for the background");
     prctl(PR_SET_PDEATHSIG, 0);

@@ -1,5 +1,7 @@
 /* shardctl checkpoint: save a model of running daemons, once or again and again; list what is in a
  * directory; verify a checkpoint without daemons. */
+#include "client/ctl/state/checkpoint.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -15,7 +17,7 @@
 #include "client/checkpoint/checkpoint.h"
 #include "client/checkpoint/checkpoint_dir.h"
 #include "client/ctl/base/flags.h"
-#include "client/ctl/ctl.h"
+#include "client/ctl/base/say.h"
 #include "client/session/hub.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"

@@ -1,12 +1,14 @@
 /* shardctl digest: SHA-256 over a model's parameters and optimizer state. The same for any number
  * of daemons; training may go on, but the digest is of one step or an error. */
+#include "client/ctl/state/digest.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 
 #include <jansson.h>
 
 #include "client/ctl/base/flags.h"
-#include "client/ctl/ctl.h"
+#include "client/ctl/base/say.h"
 #include "client/shd.h"
 #include "proto/base/check.h"
 

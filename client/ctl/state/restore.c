@@ -1,13 +1,15 @@
 /* shardctl restore: make running daemons open a model from a checkpoint, or from weights. */
+#include "client/ctl/state/restore.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include <jansson.h>
 
+#include "client/ctl/base/file.h"
 #include "client/ctl/base/flags.h"
-#include "client/ctl/ctl.h"
-#include "client/ctl/plan/plan.h"
+#include "client/ctl/base/say.h"
 #include "client/shd.h"
 #include "proto/base/check.h"
 #include "proto/spec/spec.h"
@@ -59,7 +61,7 @@ static int restore(const struct ask *ask, struct shd_err *e)
     shd_session *s = NULL;
     int r = SHD_OK;
     if (ask->spec != NULL)
-        r = plan_read_file(ask->spec, SPEC_JSON_BYTES_MAX, &spec, &bytes, e);
+        r = file_read(ask->spec, SPEC_JSON_BYTES_MAX, &spec, &bytes, e);
     how.spec_json = spec;
     if (r == SHD_OK)
         r = shd_connect(&options, &s, e);

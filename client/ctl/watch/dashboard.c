@@ -8,6 +8,8 @@
  *
  * Failure modes: no daemon, or no place to listen: an error at the start. Later, only answers fail.
  */
+#include "client/ctl/watch/dashboard.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -23,7 +25,7 @@
 #include "client/ctl/base/flags.h"
 #include "client/ctl/base/http.h"
 #include "client/ctl/base/listen.h"
-#include "client/ctl/ctl.h"
+#include "client/ctl/base/say.h"
 #include "client/ctl/watch/status_node.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"

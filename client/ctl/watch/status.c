@@ -1,5 +1,7 @@
 /* shardctl status: what each daemon holds, who is attached and who waits for whom (docs/status.md).
  * Read from the status sockets; a daemon that has none is asked over its control connection. */
+#include "client/ctl/watch/status.h"
+
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -9,11 +11,11 @@
 #include <unistd.h>
 
 #include "client/ctl/base/flags.h"
-#include "client/ctl/ctl.h"
+#include "client/ctl/base/say.h"
+#include "client/ctl/base/status_text.h"
 #include "client/ctl/watch/status_control.h"
 #include "client/ctl/watch/status_node.h"
 #include "client/ctl/watch/status_show.h"
-#include "client/ctl/watch/status_text.h"
 #include "proto/base/check.h"
 
 static const char status_about[] =

@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "client/ctl/watch/status_text.h"
+#include "client/ctl/base/status_text.h"
 #include "client/shd.h"
 
 #define TIMEOUT_MS  3000

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#include "client/ctl/watch/status_doc.h"
+#include "client/ctl/base/status_doc.h"
 #include "client/ctl/watch/status_node.h"
 
 #define JOIN_WORKERS_MAX 4096u

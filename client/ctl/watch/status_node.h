@@ -17,7 +17,7 @@
 #include <jansson.h>
 
 #include "client/ctl/base/http.h"
-#include "client/ctl/watch/status_doc.h"
+#include "client/ctl/base/status_doc.h"
 #include "proto/base/status.h"
 
 #define NODE_DAEMONS_MAX 1024u

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/ctl/base/status_text.h"
 #include "client/ctl/base/table.h"
 #include "client/ctl/watch/status_join.h"
-#include "client/ctl/watch/status_text.h"
 #include "proto/base/check.h"
 
 #define CELL TABLE_CELL_BYTES_MAX

@@ -3,6 +3,8 @@
  *
  * One poll() over the keyboard and all daemons' sockets: a daemon that does not answer is shown as
  * such and delays nothing. */
+#include "client/ctl/watch/top.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -12,11 +14,11 @@
 #include <unistd.h>
 
 #include "client/ctl/base/flags.h"
-#include "client/ctl/ctl.h"
+#include "client/ctl/base/say.h"
+#include "client/ctl/base/status_text.h"
 #include "client/ctl/watch/status_join.h"
 #include "client/ctl/watch/status_node.h"
 #include "client/ctl/watch/status_show.h"
-#include "client/ctl/watch/status_text.h"
 #include "client/ctl/watch/top_draw.h"
 #include "client/ctl/watch/top_term.h"
 #include "proto/base/check.h"

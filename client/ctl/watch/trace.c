@@ -1,5 +1,7 @@
 /* shardctl trace: the last seconds of all daemons and workers of a node as one file for Perfetto,
  * and how much of each worker's waiting was hidden behind its computing. */
+#include "client/ctl/watch/trace.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -10,10 +12,10 @@
 
 #include "client/ctl/base/flags.h"
 #include "client/ctl/base/http.h"
+#include "client/ctl/base/say.h"
+#include "client/ctl/base/status_text.h"
 #include "client/ctl/base/table.h"
-#include "client/ctl/ctl.h"
 #include "client/ctl/watch/status_node.h"
-#include "client/ctl/watch/status_text.h"
 #include "client/ctl/watch/trace_merge.h"
 #include "proto/base/check.h"
 

@@ -1,4 +1,4 @@
-#include "client/ctl/run/updir.h"
+#include "client/ctl/base/updir.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -13,7 +13,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "client/ctl/run/notify.h"
 #include "proto/base/check.h"
 
 #define LOCK_FILE   "up.lock"

@@ -1,5 +1,5 @@
 /* See status_text.h. */
-#include "client/ctl/watch/status_text.h"
+#include "client/ctl/base/status_text.h"
 
 #include <langinfo.h>
 #include <locale.h>

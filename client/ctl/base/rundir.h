@@ -21,6 +21,8 @@
 #define RUNDIR_FILE_BYTES_MAX 24u
 #define RUNDIR_PATH_BYTES     (108u - RUNDIR_FILE_BYTES_MAX)
 
+#define NOTIFY_FILE "notify" /* our socket as service manager; not *.sock: those are daemons */
+
 struct rundir {
     char path[RUNDIR_PATH_BYTES];
     int lock_fd; /* owned */

@@ -1,5 +1,5 @@
 /* See devices.h. */
-#include "client/ctl/run/devices.h"
+#include "client/ctl/base/devices.h"
 
 #include <inttypes.h>
 #include <stdio.h>

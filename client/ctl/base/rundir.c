@@ -1,4 +1,4 @@
-#include "client/ctl/run/rundir.h"
+#include "client/ctl/base/rundir.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* See status_doc.h. */
-#include "client/ctl/watch/status_doc.h"
+#include "client/ctl/base/status_doc.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/ctl/watch/status_text.h"
+#include "client/ctl/base/status_text.h"
 #include "proto/base/check.h"
 
 /* -- Fields ---------------------------------------------------------------------------------- */

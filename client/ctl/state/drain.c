@@ -8,6 +8,8 @@
  * Failure: with the session the drain ends, and training goes on as if nothing had been. Where we
  * may not signal a unit of systemd (a member of its group may drain it) we say what somebody else
  * has to run, and wait. */
+#include "client/ctl/state/drain.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -22,7 +24,8 @@
 #include <jansson.h>
 
 #include "client/ctl/base/flags.h"
-#include "client/ctl/ctl.h"
+#include "client/ctl/base/say.h"
+#include "client/ctl/state/checkpoint.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"

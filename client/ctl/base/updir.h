@@ -3,7 +3,7 @@
  * A lock on DIR/up.lock says that it is kept, and by which process: fcntl's kind, which the kernel
  * answers with the owner's pid (so that one is never stale) and drops with the process. The file's
  * text is only for messages. Below it are the sockets and locks of the daemons (DEVICE.*), the
- * notify socket and the keeper's log (uplog.h).
+ * notify socket and the keeper's log (say.h).
  *
  * A keeper that was killed leaves its files: the next updir_take() removes the sockets, since all
  * *.sock in a directory are what its address means.
@@ -15,12 +15,13 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "client/ctl/run/devices.h"
-#include "client/ctl/run/rundir.h"
+#include "client/ctl/base/devices.h"
+#include "client/ctl/base/rundir.h"
+#include "client/ctl/base/say.h"
 #include "proto/base/status.h"
 
 #define UPDIR_LOG     "up.log"
-#define UPDIR_LOG_OLD "up.log.1"
+#define UPDIR_LOG_OLD UPDIR_LOG SAY_LOG_OLD
 
 struct updir {
     char path[RUNDIR_PATH_BYTES];  /* absolute */

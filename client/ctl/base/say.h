@@ -1,0 +1,33 @@
+/* What every verb says, and how it ends: lines on stderr, each whole, and the exit code.
+ *
+ * A keeper in the background has a log for its stderr (say_to_log()). What would make that larger
+ * than SAY_LOG_BYTES_MAX goes to a new one; the old one gets ".1" behind its name, the one before
+ * is gone. So both have at most twice that. One per process, as stderr is.
+ *
+ * Exit codes, also shown by `shardctl --help`: CTL_OK, CTL_FAILED, CTL_USAGE; `run` passes on the
+ * code of the first worker that failed (128 + N when signal N ended it or the run itself).
+ */
+#ifndef SHD_CTL_SAY_H
+#define SHD_CTL_SAY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/status.h"
+
+#define SAY_LOG_BYTES_MAX (UINT64_C(16) << 20)
+#define SAY_LOG_OLD       ".1" /* behind the log's name */
+
+enum ctl_exit { CTL_OK = 0, CTL_FAILED = 1, CTL_USAGE = 2 };
+
+/* "shardctl: <text>\n" to stderr, in one write so that lines of several processes stay whole. */
+void ctl_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* Make stderr a new log at path. Errors: SHD_ERANGE path too long, SHD_EIO. */
+int say_to_log(const char *path, struct shd_err *e);
+
+/* Before bytes are written to stderr. Nothing to do before say_to_log(); where no new log can be
+ * made the old one goes on. */
+void say_log_room(size_t bytes);
+
+#endif

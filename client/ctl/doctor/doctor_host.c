@@ -1,0 +1,253 @@
+/* See doctor_host.h. */
+#include "client/ctl/doctor/doctor_host.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/futex.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include "client/ctl/doctor/doctor_look.h"
+#include "proto/base/check.h"
+#include "proto/spec/layout.h"
+
+/* -- Kernel ------------------------------------------------------------------------------------ */
+
+/* The system calls shardd lives on, tried: a version number does not tell of seccomp filters or of
+ * kernels with parts left out. */
+
+static const char upgrade[] = "use Linux 5.3 or later; in a container, allow this system call";
+
+/* A page sealed as the board is: what was writable stays so, no new mapping is. */
+static bool try_seals(int fd)
+{
+    return ftruncate(fd, SHD_PAGE_BYTES) == 0 &&
+           fcntl(fd, F_ADD_SEALS,
+                 F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0;
+}
+
+/* Wait on a page that can only be read, for a value it does not have: comes back at once. */
+static bool try_futex(int fd)
+{
+    void *page = mmap(NULL, SHD_PAGE_BYTES, PROT_READ, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED)
+        return false;
+    const long r = syscall(SYS_futex, page, FUTEX_WAIT, 1, NULL, NULL, 0);
+    const bool works = r < 0 && errno == EAGAIN;
+    munmap(page, SHD_PAGE_BYTES);
+    return works;
+}
+
+static bool try_write_refused(int fd)
+{
+    void *page = mmap(NULL, SHD_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED)
+        return errno == EPERM;
+    munmap(page, SHD_PAGE_BYTES);
+    return false;
+}
+
+static bool try_pidfd(int fd)
+{
+    (void)fd;
+    const int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    if (pidfd >= 0)
+        close(pidfd);
+    return pidfd >= 0;
+}
+
+void doctor_kernel(struct doctor *d)
+{
+    static const struct {
+        const char *name;
+        bool (*works)(int fd); /* in this order, on one memfd */
+    } features[] = {
+        { "memfd seals with F_SEAL_FUTURE_WRITE", try_seals },
+        { "futex on a read-only page", try_futex },
+        { "F_SEAL_FUTURE_WRITE refuses writable mappings", try_write_refused },
+        { "pidfd_open", try_pidfd },
+    };
+    struct utsname u;
+    if (uname(&u) < 0)
+        snprintf(u.release, sizeof(u.release), "?");
+    const int fd = memfd_create("shardctl-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) {
+        doctor_fail(d, upgrade, "Linux %.60s: memfd_create: %s", u.release, strerror(errno));
+        return;
+    }
+    unsigned missing = 0;
+    for (size_t i = 0; i < ARRAY_SIZE(features); i++) {
+        if (features[i].works(fd))
+            continue;
+        missing++;
+        doctor_fail(d, upgrade, "Linux %.60s: no %s", u.release, features[i].name);
+    }
+    close(fd);
+    if (missing == 0)
+        doctor_ok(d, "Linux %.60s: sealed memfd, futex on shared pages and pidfd work", u.release);
+}
+
+/* -- Limits ------------------------------------------------------------------------------------ */
+
+/* What one process may have: mappings, descriptors, locked memory. */
+
+/* One mapping per unit and daemon, of parameters and of gradients; Linux' default is 65,530. */
+#define MAPPINGS_MIN UINT64_C(65530)
+
+/* A session takes 3 in the daemon, a model a handful; below this a few hundred workers do not fit.
+ */
+#define FILES_MIN 4096u
+
+#define LOCKED_MIN (UINT64_C(64) << 20)
+
+static void check_mappings(struct doctor *d)
+{
+    uint64_t max;
+    if (!doctor_read_u64("/proc/sys/vm/max_map_count", &max))
+        doctor_ok(d, "vm.max_map_count cannot be read here");
+    else if (max < MAPPINGS_MIN)
+        doctor_warn(d, "sysctl -w vm.max_map_count=262144 (and in /etc/sysctl.d)",
+                    "vm.max_map_count is %" PRIu64 ": a worker maps 2 ranges per unit and daemon, "
+                    "so about %" PRIu64 " units x daemons fit",
+                    max, max / 2);
+    else
+        doctor_ok(d, "vm.max_map_count %" PRIu64 ": room for about %" PRIu64 " units x daemons",
+                  max, max / 2);
+}
+
+static const char *limit_text(rlim_t n, char buf[24])
+{
+    if (n == RLIM_INFINITY)
+        snprintf(buf, 24, "unlimited");
+    else
+        snprintf(buf, 24, "%" PRIu64, (uint64_t)n);
+    return buf;
+}
+
+static void check_files(struct doctor *d)
+{
+    struct rlimit files;
+    char soft[24], hard[24];
+    if (getrlimit(RLIMIT_NOFILE, &files) < 0)
+        return;
+    limit_text(files.rlim_cur, soft);
+    limit_text(files.rlim_max, hard);
+    if (files.rlim_max < FILES_MIN)
+        doctor_warn(d, "raise the hard limit: LimitNOFILE= of the service, or `ulimit -Hn`",
+                    "RLIMIT_NOFILE %s, at most %s: daemons need some for each session", soft, hard);
+    else
+        doctor_ok(d, "RLIMIT_NOFILE %s, daemons raise it to %s", soft, hard);
+}
+
+/* Only GPU daemons lock memory, so a small limit is no more than a remark. */
+static void check_locked(struct doctor *d)
+{
+    struct rlimit locked;
+    char text[24];
+    if (getrlimit(RLIMIT_MEMLOCK, &locked) < 0)
+        return;
+    if (locked.rlim_cur == RLIM_INFINITY)
+        doctor_ok(d, "RLIMIT_MEMLOCK unlimited");
+    else
+        doctor_ok(d, "RLIMIT_MEMLOCK %s%s", doctor_bytes(locked.rlim_cur, text),
+                  locked.rlim_cur < LOCKED_MIN ? ": enough for cpu daemons, a GPU wants unlimited"
+                                               : "");
+}
+
+void doctor_limits(struct doctor *d)
+{
+    check_mappings(d);
+    check_files(d);
+    check_locked(d);
+}
+
+/* -- Memory ------------------------------------------------------------------------------------ */
+
+/* How much memory there is for state, and in which pages. */
+
+/* A GPT of a million parameters with AdamW is 20 MB: below this only toys fit. */
+#define AVAILABLE_MIN (UINT64_C(512) << 20)
+
+static void check_available(struct doctor *d)
+{
+    char available[24], total[24];
+    const uint64_t bytes = doctor_meminfo("MemAvailable");
+    if (bytes == 0) {
+        doctor_ok(d, "/proc/meminfo cannot be read here");
+        return;
+    }
+    doctor_bytes(bytes, available);
+    doctor_bytes(doctor_meminfo("MemTotal"), total);
+    /* fp32 masters, two moments, gradient sum, and the published copy. */
+    const double parameters = (double)bytes / 20e6;
+    if (bytes < AVAILABLE_MIN)
+        doctor_warn(d, "end what uses it, or train on a larger machine",
+                    "%s of %s available: about %.0f M parameters with AdamW in fp32", available,
+                    total, parameters);
+    else
+        doctor_ok(d,
+                  "%s of %s available: about %.0f M parameters with AdamW in fp32 (memfd: the "
+                  "size of /dev/shm does not matter)",
+                  available, total, parameters);
+}
+
+/* This process's cgroup under the unified hierarchy ("0::/path"); false when there is none. */
+static bool cgroup_path(char *buf, size_t bytes)
+{
+    char line[400];
+    FILE *f = fopen("/proc/self/cgroup", "re");
+    bool found = false;
+    while (f != NULL && !found && fgets(line, sizeof(line), f) != NULL) {
+        line[strcspn(line, "\n")] = '\0';
+        found = strncmp(line, "0::", 3) == 0;
+    }
+    if (f != NULL)
+        fclose(f);
+    if (found)
+        snprintf(buf, bytes, "/sys/fs/cgroup%s/memory.max",
+                 strcmp(line + 3, "/") != 0 ? line + 3 : "");
+    return found;
+}
+
+static void check_cgroup(struct doctor *d)
+{
+    char path[450], text[24];
+    uint64_t max;
+    if (!cgroup_path(path, sizeof(path)) || !doctor_read_u64(path, &max))
+        return; /* no limit: nothing to say */
+    if (max < doctor_meminfo("MemTotal"))
+        doctor_warn(d, "raise MemoryMax= (systemd) or --memory (container) if state is to fit",
+                    "this process's cgroup may use %s: shared memory counts",
+                    doctor_bytes(max, text));
+}
+
+static void check_huge_pages(struct doctor *d)
+{
+    static const char path[] = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    char line[128], chosen[32] = "";
+    if (!doctor_read_line(path, line, sizeof(line))) {
+        doctor_ok(d, "transparent huge pages for shared memory: %s is not there", path);
+        return;
+    }
+    sscanf(line, "%*[^[][%31[^]]", chosen); /* "always within_size [never]" */
+    if (chosen[0] == '\0')
+        sscanf(line, "[%31[^]]", chosen);
+    /* No remedy: whether huge pages are faster has not been measured here. */
+    if (strcmp(chosen, "always") == 0 || strcmp(chosen, "within_size") == 0)
+        doctor_ok(d, "shared memory in transparent huge pages (%s)", chosen);
+    else
+        doctor_ok(d, "shared memory in 4 KiB pages (transparent_hugepage/shmem_enabled: %s)",
+                  chosen);
+}
+
+void doctor_memory(struct doctor *d)
+{
+    check_available(d);
+    check_cgroup(d);
+    check_huge_pages(d);
+}

@@ -1,0 +1,35 @@
+/* A plan in figures, as text and as JSON. */
+#ifndef SHD_CTL_PLAN_SHOW_H
+#define SHD_CTL_PLAN_SHOW_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include <jansson.h>
+
+#include "client/ctl/plan/plan_ask.h"
+#include "client/plan/plan.h"
+#include "proto/base/status.h"
+#include "proto/spec/spec.h"
+
+#define PLAN_TEXT_BYTES 40u
+
+/* "1.5 MiB", "12 B". Returns buf. */
+const char *plan_bytes_text(uint64_t bytes, char buf[PLAN_TEXT_BYTES]);
+
+struct plan_owners {
+    uint64_t state_bytes_max, publish_bytes_max; /* of the daemon that holds most */
+    uint64_t total_bytes;                        /* of all, both */
+};
+int plan_owners(const struct spec *spec, uint32_t daemons, struct plan_owners *ret_owners,
+                struct shd_err *e);
+
+int plan_print(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,
+               FILE *out, struct shd_err *e);
+int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,
+                    json_t *automatic, FILE *out, struct shd_err *e);
+json_t *plan_json_policy(const struct plan_policy *p);
+json_t *plan_json_cost(const struct plan_cost *c);
+json_t *plan_json_model(const struct spec *spec);
+
+#endif

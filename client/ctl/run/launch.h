@@ -1,0 +1,18 @@
+/* Starting daemons, workers and helpers: their command lines and environments. */
+#ifndef SHD_CTL_LAUNCH_H
+#define SHD_CTL_LAUNCH_H
+
+#include "client/ctl/run/run_state.h"
+
+/* Fill in the command lines and environments; r->path is set. Undone by launch_free(), which is a
+ * no-op before. */
+int launch_prepare(struct run *r, struct shd_err *e);
+void launch_free(struct run *r);
+
+/* Start c, which is not running and whose relay is idle; a daemon's timer runs until it is ready.
+ * On an error c is as before. */
+int launch_daemon(struct run_child *c, struct shd_err *e);
+int launch_worker(struct run_child *c, struct shd_err *e);
+int launch_helper(struct run_child *c, char *const *argv, struct shd_err *e);
+
+#endif

@@ -1,0 +1,111 @@
+/* What one `shardctl run` or `shardctl up` consists of: its options, its children, its phase.
+ *
+ *     STARTING   daemons run, not all have said READY=1     --timeout bounds each start
+ *     WORKING    all were ready; workers run
+ *     STOPPING   something failed for good, or a signal came: workers are told to stop, after
+ *                --grace killed
+ *     ENDING     no worker runs; daemons are told to stop, after --grace killed
+ *     DONE       nothing runs; the loop ends
+ */
+#ifndef SHD_CTL_RUN_STATE_H
+#define SHD_CTL_RUN_STATE_H
+
+#include <limits.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/resource.h>
+#include <uv.h>
+
+#include "client/ctl/base/devices.h"
+#include "client/ctl/base/environ.h"
+#include "client/ctl/base/flags.h"
+#include "client/ctl/base/rundir.h"
+#include "client/ctl/base/say.h"
+#include "client/ctl/run/keeper.h"
+#include "client/ctl/run/relay.h"
+#include "proto/base/status.h"
+
+#define RUN_DAEMONS_MAX  DEVICES_MAX
+#define RUN_WORKERS_MAX  1024u
+#define RUN_THREADS_MAX  256u /* as shardd --threads takes */
+#define RUN_RESTARTS_MAX 1000u
+#define RUN_SIGNALS      8u
+
+struct run_options {
+    uint32_t daemons;              /* 1..RUN_DAEMONS_MAX: devices->count */
+    const struct devices *devices; /* borrowed */
+    struct flag_range workers;     /* 1..RUN_WORKERS_MAX; 0: none, serve until a signal */
+    bool elastic;                  /* workers may join and leave; else both ends are the same */
+    uint32_t threads_per_daemon;   /* 0: our processors / daemons, at least 1 */
+    uint32_t timeout_s, grace_s;
+    uint32_t max_restarts; /* of one child within REVIVE_WINDOW; 0: never start again */
+    bool verbose;
+    const char *restore;       /* borrowed: what to begin with; NULL: nothing */
+    const char *checkpoint;    /* borrowed: where to save; NULL: nowhere */
+    uint32_t checkpoint_every; /* steps */
+    uint32_t keep;             /* 0: all */
+    char **command;            /* borrowed, NULL-terminated, what each worker runs */
+    const char *dir;           /* borrowed, absolute, there; NULL: a private one that is removed */
+    /* Called once when all daemons are ready; NULL: nobody. An error ends the run. */
+    int (*ready)(void *arg, struct shd_err *e);
+    void *arg;
+};
+
+/* WAITING: its timer will start it again. */
+enum child_state { CHILD_GONE, CHILD_WAITING, CHILD_RUNNING };
+
+struct run_child {
+    char name[DEVICE_NAME_BYTES]; /* "cpu0", "rank 1" */
+    struct run *run;              /* borrowed, the run it is of */
+    const char *what;             /* "daemon", "worker" */
+    uint32_t index;               /* of its kind; a worker's rank */
+    enum child_state state;
+    bool ready;     /* daemons: said so since they were started */
+    bool drained;   /* daemons: said that it ends so (shardctl drain) */
+    bool leaving;   /* workers: asked to; their end is no failure */
+    uint64_t order; /* workers: of joining; the newest has the highest */
+    pid_t pid;
+    uv_timer_t timer; /* WAITING, or until ready, or until killed for not leaving */
+    struct relay relay;
+    struct kept kept;     /* daemons: what they stored */
+    uint64_t *started_ns; /* owned by the run: the last max_restarts times it was started again */
+    uint32_t starts;      /* how often it was started again */
+    uint32_t early;       /* daemons: ends before READY, in a row */
+    char ended[96];       /* how the one before ended: "(pid 12) was killed by ..."; "": none */
+};
+
+enum run_phase { RUN_STARTING, RUN_WORKING, RUN_STOPPING, RUN_ENDING, RUN_DONE };
+
+struct run {
+    const struct run_options *options; /* borrowed */
+    enum run_phase phase;
+    int code;                         /* exit code so far */
+    uint64_t signal_ns;               /* when the first signal came; 0: none did */
+    struct run_child *daemons;        /* owned, options->daemons of them */
+    struct run_child *workers;        /* owned, options->workers.last of them */
+    struct run_child restorer, saver; /* saver.c's */
+    uint64_t *started_ns;             /* owned, the children's started_ns in one piece */
+    uint32_t workers_wanted;          /* while STARTING: how many to begin with */
+    uint64_t order;                   /* the newest worker's */
+    const char *path;                 /* borrowed: the runtime directory */
+    struct rundir dir;                /* owned, when it is private */
+    struct rlimit files;              /* RLIMIT_NOFILE as we got it; workers get it back */
+    char shardd[PATH_MAX];            /* the daemon's binary */
+    uint32_t daemon_threads;
+    struct environ daemon_env, worker_env;
+    int notify_fd;
+    uv_timer_cb child_timer; /* a child's timer has fired: revive.c's */
+    uv_loop_t loop;
+    uv_signal_t signals[RUN_SIGNALS];
+    uv_timer_t deadline;
+    uv_poll_t notify;
+};
+
+/* ctl_say() when --verbose is on. */
+#define run_note(r, ...)           \
+    do {                           \
+        if ((r)->options->verbose) \
+            ctl_say(__VA_ARGS__);  \
+    } while (0)
+
+#endif
