@@ -1,5 +1,5 @@
-/* How long a fresh worker takes to its first forward pass on a warm model, beside loading the same
- * parameters from a file.
+/* Measures the time from a fresh worker to its first forward pass on a warm model, beside loading
+ * the same parameters from a file.
  *
  * Run under `shardctl run --daemons N`. Opens a model of --params parameters (AdamW: 16 bytes of
  * state each), then in each round starts a new process that attaches and computes, and another

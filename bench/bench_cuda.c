@@ -260,7 +260,7 @@ static void bench_unit(struct bench *b)
     b->ops = whole.ops;
 }
 
-/* How many blocks the kernels with a trail should be launched with: a look into the backend. */
+/* Time kernels with a trail by their number of blocks: a look into the backend. */
 static void bench_blocks(struct bench *b)
 {
     static const struct {
@@ -410,7 +410,7 @@ static void bench_offload(struct bench *b)
     segment_close(&host);
 }
 
-/* What attaching costs on the map path: import, map, set access; and what mapping it copies. */
+/* Time an attach on the map path: import, map, set access. */
 static void bench_map(struct bench *b)
 {
     struct stat_series ms = { 0 };

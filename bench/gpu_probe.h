@@ -1,4 +1,5 @@
-/* What the questions of gpu_probe share: processes that meet in shared memory, and one device. */
+/* The parts that gpu_probe's questions share: processes that meet in shared memory, and one device.
+ */
 #ifndef SHD_BENCH_GPU_PROBE_H
 #define SHD_BENCH_GPU_PROBE_H
 

@@ -1,4 +1,4 @@
-/* What benchmarks print: medians of rounds with their spread, as a table or as JSON lines. */
+/* The output of benchmarks: medians of rounds with their spread, as a table or as JSON lines. */
 #ifndef SHD_BENCH_STAT_H
 #define SHD_BENCH_STAT_H
 

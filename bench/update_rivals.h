@@ -1,5 +1,5 @@
-/* What bench_update measures the kernels against, one table per instruction set: the plain loop,
- * and the memory's own limit with the same streams. */
+/* The code that bench_update measures the kernels against, one table per instruction set: the plain
+ * loop, and the memory's own limit with the same streams. */
 #ifndef SHD_BENCH_UPDATE_RIVALS_H
 #define SHD_BENCH_UPDATE_RIVALS_H
 

@@ -38,7 +38,7 @@ scripts() {
 
 check_format() { sources | xargs -r clang-format-14 --dry-run -Werror; }
 check_scripts() { scripts | xargs shellcheck -x; }
-# What the release build compiles, all warnings of .clang-tidy as errors.
+# Of the files that the release build compiles; all warnings of .clang-tidy are errors.
 check_tidy() {
     sources -name '*.c' |
         while read -r file; do

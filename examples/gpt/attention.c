@@ -14,7 +14,7 @@ struct attention_job {
     real scale; /* 1 / sqrt(size) */
 };
 
-/* Where one (sequence, head) pair lies. */
+/* The place of one (sequence, head) pair. */
 struct attention_head {
     uint64_t size;   /* dim / heads */
     uint64_t at_qkv; /* of its first q in qkv; k is dim behind it, v 2 dim */

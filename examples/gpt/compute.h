@@ -14,7 +14,7 @@
 #include "examples/gpt/pool.h"
 #include "examples/gpt/shape.h"
 
-/* What each micro-batch reports; the step's sums come back with the commit. */
+/* The numbers that each micro-batch reports; the step's sums come back with the commit. */
 enum metric { METRIC_LOSS, METRIC_SIGINT, METRIC_SIGTERM, METRICS };
 
 struct compute {

@@ -39,7 +39,7 @@ struct gemm_size {
 /* Check that the library and the CPU can do kind. SHD_ENOTSUP when they cannot. Call early. */
 int gemm_init(enum gemm_kind kind, struct shd_err *e);
 
-/* What a log should say of it: "AVX-512-BF16 (oneDNN)". After gemm_init() of the kind. */
+/* Its name for a log: "AVX-512-BF16 (oneDNN)". After gemm_init() of the kind. */
 const char *gemm_describe(enum gemm_kind kind);
 
 /* Call it from pool_run() tasks only, which run with signals blocked (see pool.h for why).

@@ -22,7 +22,8 @@
 #define HALF_ALIGN      64
 #define HALF_PAD_ELEMS  32 /* rows of the buffers start at cache lines */
 
-/* What a primitive is made for. All fields of one size: no padding, so memcmp() compares. */
+/* The product that a primitive is made for. All fields of one size: no padding, so memcmp()
+ * compares. */
 struct half_key {
     uint64_t m, n, k, a_transposed, b_transposed, beta, c_stride;
 };
@@ -240,7 +241,7 @@ static struct half_primitive *half_find(struct half_thread *t, const struct half
 
 /* -- Interface --------------------------------------------------------------------------------- */
 
-/* Has the CPU bf16 products, and does this oneDNN use them? Below that instruction set oneDNN
+/* True: the CPU has bf16 products, and this oneDNN uses them. Below that instruction set oneDNN
  * multiplies bf16 too, by an emulation of its own: that is not what "native" promises. */
 static bool half_bf16_is_native(void)
 {

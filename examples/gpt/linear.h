@@ -30,7 +30,7 @@ struct linear {
     const struct linear_plus *plus; /* NULL, or: added to y before the bias */
 };
 
-/* What happens to a tile of y while it is in the cache. */
+/* The operation that follows on a tile of y while it is in the cache. */
 enum linear_then {
     LINEAR_PLAIN,    /* y = x W (+ b) */
     LINEAR_RESIDUAL, /* y = x W + b + other */

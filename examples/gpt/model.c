@@ -35,7 +35,7 @@ static real *carve_reals(struct carver *c, uint64_t count)
     return carve(c, count * sizeof(real));
 }
 
-/* What the units of a layer start from. */
+/* The inputs of a layer's units, which are kept for their backward. */
 static void gpt_carve_inputs(struct gpt *g, struct block_acts *b, struct carver *c)
 {
     const uint64_t rows = g->rows, width = rows * g->shape.dim, experts = g->shape.experts;
@@ -50,7 +50,7 @@ static void gpt_carve_inputs(struct gpt *g, struct block_acts *b, struct carver 
     moe->prob = carve_reals(c, rows * experts);
 }
 
-/* What follows from that. */
+/* A block's other activations, which its forward makes of its inputs. */
 static void gpt_carve_block(struct gpt *g, struct block_acts *b, struct carver *c)
 {
     const uint64_t rows = g->rows, width = rows * g->shape.dim;

@@ -34,13 +34,13 @@ int gpt_new(const struct gpt_shape *shape, const struct gpt_layout *layout, uint
             bool recompute, struct pool *pool, struct gpt **ret_gpt, struct shd_err *e);
 void gpt_free(struct gpt *g);
 
-/* What this model's activations and scratch take, or would take, with and without recompute. */
+/* Bytes of this model's activations and scratch, with or without recompute. */
 uint64_t gpt_activation_bytes(const struct gpt *g, bool recompute);
 
 /* Copy windows[batch, seq + 1]: inputs are each window's first seq bytes, targets its last. */
 void gpt_set_batch(struct gpt *g, const uint8_t *windows);
 
-/* How the matrix products are done, GEMM_FULL at first; the caller has called gemm_init(). */
+/* Set the kind of matrix products, GEMM_FULL at first; the caller has called gemm_init(). */
 void gpt_set_gemm(struct gpt *g, enum gemm_kind kind);
 
 /* Gradients are those of the loss times scale, 1 at first. gpt_loss() is not scaled. */

@@ -17,7 +17,7 @@
 /* The matrices of a block: each has a bias, and may have an adapter. */
 enum block_matrix { MATRIX_ATTN, MATRIX_PROJ, MATRIX_FC, MATRIX_MLP, MATRICES };
 
-/* How rows went to experts. `packed` is the order of all expert arrays: rows sorted by expert,
+/* The routes of rows to experts. `packed` is the order of all expert arrays: rows sorted by expert,
  * and ascending within one. */
 struct moe_acts {
     uint32_t *row;    /* kept: [R] packed position -> row */
@@ -29,7 +29,7 @@ struct moe_acts {
     real *dgate;      /* [R] by row: gradient of the chosen probability */
 };
 
-/* What a layer's backward needs of its forward. With `recompute` all layers share one set of
+/* A layer's activations, for its backward. With `recompute` all layers share one set of
  * arrays, but for what is marked kept. */
 struct block_acts {
     real *x;             /* kept: [R, C] the block's input */
@@ -79,10 +79,10 @@ struct unit_arrays {
     real *grad, *used_grad;    /* NULL in forward, and when frozen */
 };
 
-/* Where a layer's input lies: layer l's x, or the last one's output. */
+/* A layer's input: layer l's x; with l = layers the output of the last one. */
 real *model_stream(struct gpt *g, uint32_t layer);
 
-/* Is the layer's forward to run again before its backward? */
+/* True: the layer's forward runs again before its backward. */
 bool model_recomputes(const struct gpt *g, uint32_t layer);
 
 uint64_t model_blocks(uint64_t count, uint64_t block); /* count / block, rounded up */

@@ -11,7 +11,7 @@ void router_backward(struct gpt *g, uint32_t layer, const real *params, real *gr
 void expert_forward(struct gpt *g, struct gpt_unit u, const real *params);
 void expert_backward(struct gpt *g, struct gpt_unit u, const real *params, real *grad);
 
-/* Has the expert rows in this batch? After the router's forward. */
+/* True: the batch has rows for the expert. After the router's forward. */
 bool expert_has_rows(const struct gpt *g, struct gpt_unit u);
 
 #endif

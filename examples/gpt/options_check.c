@@ -249,7 +249,7 @@ static int check_precision(struct options *o, struct shd_err *e)
 
 /* -- Device ---------------------------------------------------------------------------------- */
 
-/* What the GPU's kernels leave out. Rows there are read as whole vectors of 16 bytes. */
+/* The GPU's kernels read rows as whole vectors of 16 bytes, and leave some options out. */
 static int check_cuda(const struct options *o, struct shd_err *e)
 {
     if (strcmp(o->bf16_gemm, "auto") != 0)

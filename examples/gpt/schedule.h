@@ -16,15 +16,15 @@ struct schedule {
  * steps - 1 and stays there. In fp64: every worker derives the same value. */
 double schedule_lr(const struct schedule *s, uint64_t step);
 
-/* How micro-batches are shared out: in groups of `accumulate`, which one worker sums, one after
- * the other over the workers that are there. */
+/* A worker's share: micro-batches go in groups of `accumulate`, which one worker sums, to the
+ * workers that are there, one after the other. */
 struct schedule_share {
     uint32_t micro_batches, accumulate; /* a multiple of it */
     uint32_t rank, world;
     uint64_t stop_rank, stop_at; /* that worker is there for steps below stop_at; 0: always */
 };
 
-/* Is this rank there at that step? */
+/* True: this rank takes part in that step. */
 bool schedule_takes_part(const struct schedule_share *s, uint64_t step);
 
 /* This rank's micro-batches, ascending, into micros[micro_batches]; returns how many. */

@@ -102,7 +102,7 @@ uint32_t gpt_tensors(const struct gpt_shape *shape);
 uint64_t gpt_parameters(const struct gpt_shape *shape);
 uint64_t gpt_parameters_trained(const struct gpt_shape *shape);
 
-/* What unit (< gpt_units()) is, and the other way round. */
+/* From an index (< gpt_units()) to the unit, and back. */
 struct gpt_unit gpt_unit_at(const struct gpt_shape *shape, uint32_t unit);
 uint32_t gpt_unit_find(const struct gpt_shape *shape, struct gpt_unit unit);
 

@@ -4,7 +4,7 @@
 
 #include "examples/gpt/shape.h"
 
-/* What else the spec says. */
+/* The parts of the spec that do not follow from the shape. */
 struct gpt_spec {
     const char *optimizer; /* "adamw", "sgd" or "lion" */
     uint64_t seed;

@@ -31,8 +31,8 @@ static int load(struct library *l, struct shd_err *e)
         dlclose(handle);
         return r;
     }
-    /* What has been called, if in vain, stays: it may have threads, or handlers for this process's
-     * end. Another try finds the same one. */
+    /* A library that has been called stays loaded, also after a failure: it may have threads, or
+     * handlers for this process's end. Another try finds the same one. */
     return l->start != NULL ? l->start(e) : SHD_OK;
 }
 

@@ -4,10 +4,10 @@
 #define SHD_VERSION_H
 #define SHARDD_VERSION "0.1.0"
 
-/* How shardd exits when it was drained, for managers that start it again after any other end (no
- * number that systemd has a name for). */
+/* shardd's exit status when it was drained, for managers that start it again after any other end.
+ * It is no number that systemd has a name for. */
 #define SHARDD_EXIT_DRAINED 10
 
-/* How it exits when it was asked for what is wrong or not here: another try ends the same way. */
+/* Its exit status when it was asked for something wrong or not here: a restart would not help. */
 #define SHARDD_EXIT_USAGE 2
 #endif

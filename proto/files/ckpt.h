@@ -1,5 +1,5 @@
-/* What a checkpoint's directory holds (docs/checkpoints.md), as daemons, coordinators and tools
- * agree on it: names, the order of leaves, and small file helpers.
+/* The contents of a checkpoint's directory (docs/checkpoints.md), on which daemons, coordinators
+ * and tools agree: names, the order of leaves, and small file helpers.
  *
  *   model*.safetensors        fp32 master weights, whole tensors
  *   optimizer-m*, -v*         moments of trainable tensors

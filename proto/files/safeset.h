@@ -43,7 +43,7 @@ int safeset_open(const char *path, struct safeset **ret_set, struct shd_err *e);
 
 void safeset_free(struct safeset *set); /* NULL is a no-op */
 
-/* Where the tensor called name is; false: nowhere. */
+/* The place of a tensor, by its name. False: there is none. */
 struct safeset_place {
     const struct safeset_file *file; /* borrowed */
     const struct safetensors_tensor *tensor;

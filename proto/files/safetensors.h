@@ -17,7 +17,7 @@
 #define SAFETENSORS_RANK_MAX         8u
 #define SAFETENSORS_DATA_ALIGN       UINT64_C(4096) /* of the data in files written here */
 
-/* Those with numbers that can become fp32 come first. */
+/* Types whose numbers can become fp32 come first. */
 enum safetensors_dtype {
     SAFETENSORS_F32,
     SAFETENSORS_BF16,

@@ -56,7 +56,7 @@ static void take_over(struct comm *c)
     }
 }
 
-/* How long until there may be something to do again; UINT64_MAX: until somebody asks. */
+/* Time until there may be something to do again; UINT64_MAX: until somebody asks. */
 static uint64_t pause_ns(const struct comm *c)
 {
     uint64_t pause = UINT64_MAX;

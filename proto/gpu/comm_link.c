@@ -1,4 +1,4 @@
-/* What the communicator thread does about one link; see comm.h and comm_link.h. */
+/* The communicator thread's work for one link; see comm.h and comm_link.h. */
 #include "proto/gpu/comm_link.h"
 
 #include <inttypes.h>
@@ -159,7 +159,7 @@ static void step_new(struct comm_link *l)
     break_link(l);
 }
 
-/* What NCCL says of the link by now: NCCL_SUCCESS or NCCL_IN_PROGRESS; anything else broke it. */
+/* NCCL's state of the link: NCCL_SUCCESS or NCCL_IN_PROGRESS; anything else broke it. */
 static int look(struct comm_link *l, const char *what)
 {
     const struct nccl *nccl = l->comm->nccl;
@@ -278,7 +278,7 @@ static void step_running(struct comm_link *l)
 /* -- All of it ----------------------------------------------------------------------------------
  */
 
-/* What this process was stopped for is added to what the peer is given. */
+/* Time in which this process was stopped is added to the time that the peer is given. */
 static void look_at_clock(struct comm_link *l)
 {
     const uint64_t now_ns = clock_now_ns(), gap_ns = now_ns - l->looked_ns;

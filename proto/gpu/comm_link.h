@@ -73,10 +73,10 @@ int comm_take_libraries(struct comm *c, struct shd_err *e);
 /* Do what can be done now. */
 void comm_link_step(struct comm_link *l);
 
-/* Is a turn ready to begin but for its gate? */
+/* True: a turn is ready to begin but for its gate. */
 bool comm_link_gated(const struct comm_link *l);
 
-/* Is something under way, or can begin at once? */
+/* True: something is under way, or can begin at once. */
 bool comm_link_busy(const struct comm_link *l);
 
 /* One that is broken, and has no jobs. */

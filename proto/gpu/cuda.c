@@ -15,7 +15,7 @@ static const struct library_function functions[] = {
 
 static struct cuda table;
 
-/* What to look at when the driver does not start. */
+/* A hint for whoever finds that the driver does not start. */
 static const char *init_remedy(CUresult r)
 {
     switch (r) {

@@ -1,6 +1,7 @@
-/* What we use of NCCL, declared here so that building needs none of its headers, and loaded at run
- * time, so that a host without it runs everything else. The declarations are those of NCCL 2.18 and
- * later; where <nccl.h> is found the tests hold them against it (tests/cuda/nccl_header.c).
+/* The part of NCCL that is used, declared here so that building needs none of its headers, and
+ * loaded at run time, so that a host without it runs everything else. The declarations are those of
+ * NCCL 2.18 and later; where <nccl.h> is found the tests hold them against it
+ * (tests/cuda/nccl_header.c).
  *
  * Not thread-safe: one thread of a process makes all calls (proto/gpu/comm.h).
  */

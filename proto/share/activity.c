@@ -176,7 +176,8 @@ uint32_t activity_spans(const struct activity *a, const struct activity_limits *
     const uint64_t first = end > ACTIVITY_SPANS ? end - ACTIVITY_SPANS : 0;
     for (uint64_t i = first; i < end; i++)
         ret_spans[i - first] = get_words(&a->ring[i % ACTIVITY_SPANS]);
-    /* What was written over while we copied: the one being written now is not counted yet. */
+    /* Spans that were written over during the copy are dropped; the one that is being written is
+     * not counted yet, but may have been spoiled. */
     const uint64_t later = get(&a->spans);
     const uint64_t kept_from = later + 1 > ACTIVITY_SPANS ? later + 1 - ACTIVITY_SPANS : 0;
     uint32_t count = 0;

@@ -1,4 +1,4 @@
-/* What a worker shows of itself: a fixed struct at the end of each inbox segment. Workers write the
+/* A worker's page about itself: a fixed struct at the end of each inbox segment. Workers write the
  * one of owner 0 only, as they go; the daemon looks when somebody asks. No message is sent.
  *
  * One writer (the worker's thread), readers that map the same pages. What the worker does *now* is
@@ -100,7 +100,7 @@ struct activity_limits { /* of the model it is about */
 /* "map", "copy", "nccl" or NULL. */
 const char *activity_path_name(const struct activity *a);
 
-/* What it does now. False: it says nothing, or nothing that can be so. */
+/* The span that the worker is in now. False: it says nothing, or nothing that can be so. */
 bool activity_now(const struct activity *a, const struct activity_limits *limits,
                   struct activity_span *ret_now);
 

@@ -12,7 +12,7 @@
 
 #include "proto/base/sys.h"
 
-/* What ids of another user namespace look like here: an id that stands for anybody. */
+/* The id that all ids of another user namespace appear as: it stands for anybody. */
 #define OVERFLOW_ID 65534u
 
 #define GROUPS_STACK      64u

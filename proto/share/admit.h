@@ -1,6 +1,5 @@
-/* Who may be at the other end of a side channel. The kernel says who it is (SO_PEERCRED,
- * SO_PEERGROUPS); the runtime directory, which only its owner and root can change, says who is
- * welcome.
+/* Admission at a side channel. The kernel says who the peer is (SO_PEERCRED, SO_PEERGROUPS); the
+ * runtime directory, which only its owner and root can change, says who is welcome.
  *
  *   daemon admits a client: its own uid, root, or a member of the directory's group if the
  *                           directory lets that group in (r-x, as 0750 does)

@@ -267,7 +267,8 @@ static int fd_take(struct msghdr *h)
 
 static int msg_check(const struct side_msg *m, ssize_t bytes, bool has_fd, struct shd_err *e)
 {
-    /* What every version starts with comes first, so that another version is called that. */
+    /* The fields that every version begins with are checked first, so that a peer of another
+     * version is told so. */
     if (bytes < (ssize_t)offsetof(struct side_msg, type) || m->magic != SIDE_MAGIC)
         return err_set(e, SHD_EPROTO, "side message of %zd bytes is not shardd's", bytes);
     if (m->protocol != SHD_PROTOCOL)

@@ -36,8 +36,8 @@ struct side_msg {
  * own build (the board, the activity page). */
 struct side_msg side_welcome(const uint8_t token[SHD_TOKEN_BYTES]);
 
-/* Client: do both builds have the same structs? SHD_EPROTO names sizes and versions. A daemon that
- * does not say (0) passes: sizes are checked again when segments are mapped. */
+/* Client: check that both builds have the same structs. SHD_EPROTO names sizes and versions. A
+ * daemon that does not say (0) passes: sizes are checked again when segments are mapped. */
 int side_welcome_check(const struct side_msg *msg, struct shd_err *e);
 
 /* Listen at path: refuses a live one (SHD_EEXIST), replaces a stale one (nobody answers), mode
@@ -54,7 +54,7 @@ struct side_peer {
     gid_t gid;
 };
 
-/* Who is at the other end (SO_PEERCRED). */
+/* The process at the other end (SO_PEERCRED). */
 int side_peer(int fd, struct side_peer *ret_peer, struct shd_err *e);
 
 /* Refuse a peer that is neither of our uid nor root: SHD_EAUTH naming both. `what` says which

@@ -15,7 +15,7 @@
 
 #include "proto/base/status.h"
 
-/* What a segment holds; the number crosses the wire. */
+/* A segment's contents; the number crosses the wire. */
 enum segment_kind {
     SEGMENT_STATE = 1,    /* masters, moments, accumulator: never leaves the daemon */
     SEGMENT_PUBLISH = 2,  /* what workers read */
@@ -26,7 +26,7 @@ enum segment_kind {
     SEGMENT_ACTIVITY = 7, /* what a worker shows of itself, where its inbox is not the host's */
 };
 
-/* Where a segment's bytes are; the number crosses the wire. */
+/* The memory that a segment's bytes are in; the number crosses the wire. */
 enum segment_place {
     SEGMENT_HOST = 0, /* a memfd */
     SEGMENT_CUDA =

@@ -1,4 +1,4 @@
-/* Where an owner's slices lie in its segments: the one place for this arithmetic, used by the
+/* The places of an owner's slices in its segments: the one place for this arithmetic, used by the
  * daemon that makes the segments and by the worker that maps them and checks their sizes.
  *
  * Owner `owner` of `owners` holds one slice of every unit (layout_slice()). Laid end to end in

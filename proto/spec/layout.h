@@ -1,4 +1,4 @@
-/* Who owns which elements: pure arithmetic, the same in daemons, workers and tools.
+/* The owner of each element: pure arithmetic, the same in daemons, workers and tools.
  *
  * A unit's tensors are laid end to end (each aligned to SHD_TENSOR_ALIGN_ELEMS) and the whole is
  * padded to blocks of SHD_BLOCK_ELEMS elements: one block is a whole number of 4 KiB pages in

@@ -335,7 +335,7 @@ def train(r):
                          *sized([], small), **torch_env(r)))
 
 
-# What the unit's service section locks that could keep CUDA out.
+# Locks of the unit's service section that could keep CUDA out, by the start of their names.
 HARDENING = ('SystemCall', 'Device', 'Private', 'Protect', 'Restrict', 'NoNew', 'Capability', 'Lock',
              'MemoryDeny', 'LimitMEMLOCK', 'LimitNOFILE', 'IPAddress')
 

@@ -21,7 +21,7 @@ PREFIXES = ('/opt/*/.venv', '/opt/*/venv', '/opt/*', '/opt/conda/envs/*', '/venv
 # cuInit of a library: prints its result and the number of devices.
 TRY_DRIVER = ('import ctypes, sys; c = ctypes.CDLL(sys.argv[1]); r = c.cuInit(0); n = ctypes.c_int(); '
               'c.cuDeviceGetCount(ctypes.byref(n)); print("driver", r, n.value)')
-# What the loader finds, and of which version it is.
+# Libraries that the loader finds, and their versions.
 TRY_LIBRARIES = '''
 import ctypes, json
 found = {}

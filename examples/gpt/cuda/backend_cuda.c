@@ -23,7 +23,7 @@
 
 enum stage_slot { STAGE_UNIT, STAGE_USED, STAGE_GRAD, STAGE_USED_GRAD, STAGE_SLOTS };
 
-/* What set_batch() sends, of the host and pinned; as in struct gpu_model. */
+/* The host's pinned copy of a batch, which set_batch() sends; fields as in struct gpu_model. */
 struct batch {
     uint8_t *tokens, *targets;
     uint32_t *sorted, *first;

@@ -1,7 +1,7 @@
 /* gpt_kernels.cu: what is computed between the matrix products; see args.h for what each does.
  *
- * The formulas are those of vec_isa.c, with the same intermediate types: fp32, and fp64 for the log of
- * a loss. Sums have another order than there, so results agree within a tolerance and not to the
+ * The formulas are those of vec_isa.c, with the same intermediate types: fp32, and fp64 for the log
+ * of a loss. Sums have another order than there, so results agree within a tolerance and not to the
  * bit; run to run they are the same bits.
  */
 #include "examples/gpt/cuda/lanes.cuh"
@@ -233,7 +233,7 @@ KERNEL(gpt_gpu_residual, struct gpu_residual)
     lanes_store(a.x, at, GPU_F32, &x);
 }
 
-/* Where [row, col] of rows lies among heads, as gpu_to_heads has it. */
+/* The index of [row, col] of rows in the order by heads of gpu_to_heads. */
 DEVICE uint64_t head_place(uint64_t row, uint32_t col, uint64_t rows, uint32_t dim, uint32_t size,
                            uint32_t seq)
 {

@@ -9,7 +9,7 @@
 #include "examples/gpt/fail.h"
 #include "proto/base/check.h"
 
-/* What cuBLAS's documentation recommends for Hopper. */
+/* The size that cuBLAS's documentation recommends for Hopper. */
 #define GPU_WORKSPACE_BYTES ((uint64_t)32 << 20)
 
 static const char *const kernel_names[GPU_KERNELS] = {

@@ -4,8 +4,8 @@
 
 #include <stdbool.h>
 
-/* What cuModuleLoadData() takes; in a build without nvcc zeros, which only the tests' stand-in for
- * the driver takes. */
+/* The kernels' image for cuModuleLoadData(). A build without nvcc has zeros, which only the tests'
+ * stand-in for the driver loads. */
 const void *gpt_cuda_image(void);
 bool gpt_cuda_image_is_empty(void);
 

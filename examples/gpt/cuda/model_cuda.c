@@ -55,7 +55,7 @@ uint64_t gpu_model_segments_max(uint64_t rows)
     return rows / GPU_SEGMENT + GPU_VOCAB;
 }
 
-/* What an expert's forward reads: each layer's own, however often that runs. */
+/* The inputs of a layer's experts: each layer has its own, also with `recompute`. */
 static void carve_routes(const struct gpu_model *m, struct gpu_acts *b, struct carver *c)
 {
     struct gpu_moe *moe = &b->moe;
@@ -144,7 +144,7 @@ static uint64_t carve_all(struct gpu_model *m, void *slab)
     return c.used;
 }
 
-/* Whether the kernels can do the shape; options_check.c says the same of the options. */
+/* SHD_OK: the kernels can do the shape. options_check.c says the same of the options. */
 static int check_shape(const struct backend_config *config, struct shd_err *e)
 {
     const struct gpt_shape *s = config->shape;

@@ -19,8 +19,8 @@
 #include "examples/gpt/cuda/gpu.h"
 #include "examples/gpt/shape.h"
 
-/* How a layer's rows went to experts (kept by layer: prob, chosen, row, first), and what these
- * gave. `packed` as in model_base.h. */
+/* The routes of a layer's rows to experts (kept by layer: prob, chosen, row, first), and the
+ * experts' outputs. `packed` as in model_base.h. */
 struct gpu_moe {
     float *prob;            /* [R, experts_stride] the router's; backward spoils it */
     uint32_t *chosen, *row; /* [R] expert of a row; row of a packed position */
@@ -31,7 +31,7 @@ struct gpu_moe {
 
 enum gpu_matrix_name { GPU_ATTN, GPU_PROJ, GPU_FC, GPU_MLP, GPU_MATRICES };
 
-/* What a layer's backward needs of its forward. With `recompute` all layers share one set of
+/* A layer's activations, for its backward. With `recompute` all layers share one set of
  * arrays, but for what is marked kept; see ../model.h. */
 struct gpu_acts {
     float *x;                /* kept: [R, C] the block's input */
