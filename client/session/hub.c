@@ -173,6 +173,25 @@ static int unasked(const struct link *link, const struct wire_reply *reply, stru
                     reply->seq);
 }
 
+/* The side channel is readable although nothing was asked on it: it hung up, or is out of step. */
+static void look_at_side(struct link *link)
+{
+    struct shd_err e = { 0 };
+    struct side_msg msg;
+    const int r = side_recv(link->side_fd, /* timeout_ms= */ 0, &msg, /* ret_fd= */ NULL, &e);
+    if (r == SHD_ETIMEDOUT)
+        return;
+    if (r == SHD_EGONE) {
+        link_down(link, &e);
+        return;
+    }
+    if (r == SHD_OK && msg.type == SIDE_ERROR)
+        link_err(link, msg.status, &e, "ended the session: %s", msg.text);
+    else
+        link_err(link, SHD_EPROTO, &e, "sent what was not asked for on its side channel");
+    link_fault(link, &e);
+}
+
 static int take_frame(struct link *link, const void *frame, size_t bytes, struct shd_err *e)
 {
     struct wire_arena arena = { .base = link->hub->arena_memory, .bytes = WIRE_ARENA_BYTES };
@@ -183,6 +202,13 @@ static int take_frame(struct link *link, const void *frame, size_t bytes, struct
                         e != NULL ? e->text : "");
     if (link->state == LINK_HELLO)
         return link_welcome(link, &reply, e);
+    /* A session that the daemon has ended is one that it does not know. It has hung up before it
+     * says so, though that may not have been seen here yet; then the request is to be sent anew. */
+    if (reply.status == SHD_EAUTH) {
+        look_at_side(link);
+        if (link->state != LINK_UP)
+            return SHD_OK;
+    }
     struct call *slot = reply.seq != 0 ? find_call(link, reply.seq) : NULL;
     if (slot == NULL)
         return unasked(link, &reply, e);
@@ -217,25 +243,6 @@ static bool receive_one(struct link *link)
     if (r != SHD_OK)
         link_fault(link, &e);
     return r == SHD_OK;
-}
-
-/* The side channel is readable although nothing was asked on it: it hung up, or is out of step. */
-static void look_at_side(struct link *link)
-{
-    struct shd_err e = { 0 };
-    struct side_msg msg;
-    const int r = side_recv(link->side_fd, /* timeout_ms= */ 0, &msg, /* ret_fd= */ NULL, &e);
-    if (r == SHD_ETIMEDOUT)
-        return;
-    if (r == SHD_EGONE) {
-        link_down(link, &e);
-        return;
-    }
-    if (r == SHD_OK && msg.type == SIDE_ERROR)
-        link_err(link, msg.status, &e, "ended the session: %s", msg.text);
-    else
-        link_err(link, SHD_EPROTO, &e, "sent what was not asked for on its side channel");
-    link_fault(link, &e);
 }
 
 static bool link_readable(const struct link *link)

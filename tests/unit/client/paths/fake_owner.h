@@ -51,6 +51,7 @@ struct world {
     uint64_t events;    /* of owner 0 */
     uint64_t die_at[2]; /* events; NOBODY: never */
     uint64_t drop_at;   /* request of owner 0 that is not answered */
+    uint64_t expel_at;  /* request of owner 0 that finds its session ended */
     uint64_t requests;  /* of owner 0 */
     uint32_t deaths;
     bool forget;    /* the successor has lost the model */
@@ -282,6 +283,24 @@ static void answer(struct fake *f, const struct wire_request *request)
     point(f);
 }
 
+/* The session is ended as a daemon does it: by hanging up. What comes then is of nobody it knows.
+ */
+__attribute__((noreturn)) static void expel(struct fake *f, const struct wire_request *request)
+{
+    const struct wire_reply reply = { .seq = request->seq,
+                                      .status = SHD_EAUTH,
+                                      .text = "no open session" };
+    struct shd_err e;
+    size_t used;
+    CHECK(wire_reply_pack(&reply, f->frame, sizeof f->frame, &used, &e) == SHD_OK);
+    close(f->side_fd);
+    zmq_send(f->router, f->identity, f->identity_bytes, ZMQ_SNDMORE);
+    zmq_send(f->router, f->frame, used, 0);
+    sleep_ms(20); /* let the reply out */
+    world->deaths++;
+    _exit(DIED);
+}
+
 /* Credits come late, and Prepare waits until all is in. */
 static bool can_answer(const struct fake *f, const struct wire_request *request, bool idle)
 {
@@ -312,7 +331,10 @@ static void receive(struct fake *f)
     f->identity_bytes = (size_t)identity_bytes;
     CHECK(wire_request_unpack(f->frame, (size_t)bytes, &arena, &request, &e) == SHD_OK);
     point(f);
-    if (f->index == 0 && world->requests++ == world->drop_at)
+    const uint64_t number = f->index == 0 ? world->requests++ : NOBODY - 1;
+    if (number == world->expel_at)
+        expel(f, &request);
+    if (number == world->drop_at)
         return; /* lost on the way */
     if (can_answer(f, &request, /* idle= */ false)) {
         answer(f, &request);

@@ -133,7 +133,7 @@ static void clear_world(void)
                      0);
     CHECK(world != MAP_FAILED);
     memset(world, 0, sizeof *world);
-    world->die_at[0] = world->die_at[1] = world->drop_at = NOBODY;
+    world->die_at[0] = world->die_at[1] = world->drop_at = world->expel_at = NOBODY;
 }
 
 static int run(enum how how, uint64_t timeout_ms, struct shd_err *e)
@@ -226,6 +226,17 @@ TEST(death_while_it_is_coming_back)
         expect_right((enum how)(i % HOWS));
         EXPECT(world->deaths <= 2);
     }
+}
+
+TEST(sessions_that_the_daemon_ends_are_opened_again)
+{
+    for (int how = BY_HAND; how < HOWS; how++)
+        for (uint64_t at = 2; at < 14; at++) {
+            clear_world();
+            world->expel_at = at;
+            expect_right((enum how)how);
+            EXPECT_EQ(world->deaths, 1);
+        }
 }
 
 TEST(lost_requests_are_sent_again)
