@@ -55,7 +55,7 @@ static int add(struct node *n, const char *device, struct shd_err *e)
     uint32_t at = n->count++;
     for (; !n->listed && at > 0 && address_compare(n->daemons[at - 1].device, device) > 0; at--)
         n->daemons[at] = n->daemons[at - 1];
-    n->daemons[at] = (struct node_daemon){ .http.fd = -1 };
+    n->daemons[at] = (struct node_daemon){ .up = false };
     snprintf(n->daemons[at].device, sizeof(n->daemons[at].device), "%s", device);
     return SHD_OK;
 }
@@ -124,18 +124,31 @@ static int err_which_run(char (*runs)[RUNDIR_PATH_BYTES], uint32_t count, struct
                    count, list, count > 2 ? ", ..." : "", "--runtime-dir");
 }
 
+/* The list is empty again. */
+static void forget(struct node *n)
+{
+    for (uint32_t i = 0; i < n->count; i++) {
+        http_free(n->daemons[i].http);
+        doc_free(n->daemons[i].doc);
+        json_decref(n->daemons[i].json);
+    }
+    free(n->daemons);
+    n->daemons = NULL;
+    n->count = 0;
+}
+
 /* Nothing was said about where: the first place that has a daemon, or the one run of ours. */
 static int open_default(struct node *n, struct shd_err *e)
 {
     char path[RUNDIR_PATH_BYTES], runs[2][RUNDIR_PATH_BYTES];
     if (updir_path(NULL, path, NULL) == SHD_OK && open_dir(path, n, NULL) == SHD_OK)
         return SHD_OK;
-    node_close(n);
+    forget(n);
     const int r = open_dir(ADDRESS_DEFAULT, n, e);
     const uint32_t count = r == SHD_ENOENT ? rundir_live(runs, ARRAY_SIZE(runs)) : 0;
     if (count == 0)
         return r;
-    node_close(n);
+    forget(n);
     return count == 1 ? open_dir(runs[0], n, e) : err_which_run(runs, count, e);
 }
 
@@ -153,7 +166,9 @@ int node_open(const char *address, struct node *ret_node, struct shd_err *e)
     const char *env = getenv(ADDRESS_ENV);
     if (address == NULL && env != NULL && env[0] != '\0')
         address = env;
-    int r;
+    int r = http_client_init(&n.client, e);
+    if (r != SHD_OK)
+        return r;
     if (address != NULL && strncmp(address, "local:", 6) == 0)
         r = err_set(e, SHD_EINVAL, "'%.60s': owners inside a process have no status sockets",
                     address);
@@ -171,7 +186,9 @@ int node_open(const char *address, struct node *ret_node, struct shd_err *e)
 int node_open_hosts(const char *hosts, struct node *ret_node, struct shd_err *e)
 {
     struct node n = { .timeout_ms = answer_timeout_ms(), .tcp = true, .listed = true };
-    int r = SHD_OK;
+    int r = http_client_init(&n.client, e);
+    if (r != SHD_OK)
+        return r;
     for (const char *at = hosts; r == SHD_OK; at++) {
         char name[DOC_NAME_BYTES];
         const size_t bytes = strcspn(at, ",");
@@ -194,21 +211,15 @@ int node_open_hosts(const char *hosts, struct node *ret_node, struct shd_err *e)
     return r;
 }
 
+void node_close(struct node *n)
+{
+    forget(n);
+    http_client_deinit(&n->client);
+}
+
 int node_exit(int status)
 {
     return status == SHD_EINVAL ? CTL_USAGE : CTL_FAILED;
-}
-
-void node_close(struct node *n)
-{
-    for (uint32_t i = 0; i < n->count; i++) {
-        http_end(&n->daemons[i].http);
-        doc_free(n->daemons[i].doc);
-        json_decref(n->daemons[i].json);
-    }
-    free(n->daemons);
-    n->daemons = NULL;
-    n->count = 0;
 }
 
 /* -- Asking ---------------------------------------------------------------------------------- */
@@ -226,7 +237,7 @@ static void start(struct node *n, struct node_daemon *d)
 {
     char path[NODE_SOCKET_BYTES];
     node_socket(n, d, path);
-    http_start(&d->http, path, "/status", STATUS_BYTES_MAX, n->timeout_ms);
+    d->http = http_start(&n->client, path, "/status", STATUS_BYTES_MAX, n->timeout_ms);
 }
 
 void node_ask(struct node *n, uint64_t interval_ms)
@@ -234,17 +245,16 @@ void node_ask(struct node *n, uint64_t interval_ms)
     const uint64_t now_ns = clock_now_ns();
     for (uint32_t i = 0; i < n->count; i++) {
         struct node_daemon *d = &n->daemons[i];
-        if (d->http.state != HTTP_IDLE || now_ns < d->next_ns)
+        if (d->http != NULL || now_ns < d->next_ns)
             continue;
         d->next_ns = now_ns + interval_ms * NS_PER_MS;
         start(n, d);
     }
 }
 
-void node_polls(const struct node *n, struct pollfd *polls)
+void node_wait(struct node *n, int fd, int timeout_ms)
 {
-    for (uint32_t i = 0; i < n->count; i++)
-        polls[i] = http_poll(&n->daemons[i].http);
+    http_client_wait(&n->client, fd, timeout_ms);
 }
 
 static void set_down(struct node_daemon *d, const struct shd_err *why)
@@ -279,16 +289,17 @@ void node_take(struct node *n, struct node_daemon *d, const char *text, size_t b
 bool node_step(struct node *n)
 {
     bool news = false;
+    http_client_turn(&n->client);
     for (uint32_t i = 0; i < n->count; i++) {
         struct node_daemon *d = &n->daemons[i];
-        http_step(&d->http);
-        if (!http_ended(&d->http))
+        if (d->http == NULL || !http_ended(d->http))
             continue;
-        if (d->http.state == HTTP_DONE)
-            node_take(n, d, d->http.body, d->http.body_bytes);
+        if (d->http->state == HTTP_DONE)
+            node_take(n, d, d->http->body, d->http->body_bytes);
         else
-            set_down(d, &d->http.err);
-        http_end(&d->http);
+            set_down(d, &d->http->err);
+        http_free(d->http);
+        d->http = NULL;
         news = true;
     }
     return news;
@@ -296,19 +307,9 @@ bool node_step(struct node *n)
 
 void node_ask_once(struct node *n)
 {
-    struct pollfd *polls = calloc(n->count + 1u, sizeof(*polls));
-    bool busy = polls != NULL;
     node_ask(n, /* interval_ms= */ 0);
-    while (busy) {
-        node_step(n);
-        busy = false;
-        node_polls(n, polls);
-        for (uint32_t i = 0; i < n->count; i++)
-            busy = busy || n->daemons[i].http.state != HTTP_IDLE;
-        if (busy)
-            poll(polls, n->count, 50);
-    }
-    free(polls);
+    http_client_run(&n->client);
+    node_step(n);
 }
 
 /* -- Judging --------------------------------------------------------------------------------- */

@@ -4,13 +4,12 @@
  * nothing. One that is gone stays in the list, with the reason and since when, and what it last
  * said.
  *
- * Happy path: node_open(); then, as long as one likes, node_ask(), poll() on node_polls(),
- * node_step(); node_close(). Or node_ask_once().
+ * Happy path: node_open(); then, as long as one likes, node_ask(), node_wait(), node_step();
+ * node_close(). Or node_ask_once().
  */
 #ifndef SHD_CTL_STATUS_NODE_H
 #define SHD_CTL_STATUS_NODE_H
 
-#include <poll.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -26,7 +25,7 @@
 
 struct node_daemon {
     char device[DOC_NAME_BYTES];
-    struct http http;
+    struct http *http;  /* owned: the request under way; NULL: none */
     bool up;            /* its last answer was one */
     bool asked;         /* it has answered, or failed to, at least once */
     struct doc *doc;    /* owned: what it last said; NULL: nothing yet */
@@ -43,6 +42,7 @@ struct node {
     bool listed;                 /* the daemons were named: the directory is not looked through */
     bool with_tools, keep_json;  /* set after node_open() */
     uint64_t timeout_ms;         /* of one answer */
+    struct http_client client;   /* owned */
     struct node_daemon *daemons; /* owned, in natural order, or as they were named */
     uint32_t count;
 };
@@ -77,8 +77,8 @@ int node_scan(struct node *n, struct shd_err *e);
 /* Begin to ask all whose time has come; they are asked again after interval_ms. */
 void node_ask(struct node *n, uint64_t interval_ms);
 
-/* polls[n->count]. */
-void node_polls(const struct node *n, struct pollfd *polls);
+/* Wait until something has come, fd can be read (-1: none) or timeout_ms have passed. */
+void node_wait(struct node *n, int fd, int timeout_ms);
 
 /* Take what has come. True: something is new. */
 bool node_step(struct node *n);

@@ -1,11 +1,10 @@
 /* shardctl top: the node on a full screen, live. The loop; what is shown is top_draw.c's, the
  * terminal top_term.c's.
  *
- * One poll() over the keyboard and all daemons' sockets: a daemon that does not answer is shown as
+ * One wait for the keyboard and all daemons' sockets: a daemon that does not answer is shown as
  * such and delays nothing. */
 #include "client/ctl/watch/top.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -170,13 +169,11 @@ static void scan(struct top *t, uint64_t now_ns)
 }
 
 /* Wait for a key, an answer or the next tick; false: the terminal has gone. */
-static bool wait_for_events(const struct top *t)
+static bool wait_for_events(struct top *t)
 {
-    static struct pollfd polls[NODE_DAEMONS_MAX + 1];
-    polls[0] = (struct pollfd){ .fd = STDIN_FILENO, .events = POLLIN };
-    node_polls(&t->node, polls + 1);
-    const int n = poll(polls, t->node.count + 1, TICK_MS);
-    return n < 0 ? errno == EINTR : (polls[0].revents & (POLLHUP | POLLERR | POLLNVAL)) == 0;
+    struct pollfd keys = { .fd = STDIN_FILENO, .events = POLLIN };
+    node_wait(&t->node, STDIN_FILENO, TICK_MS);
+    return poll(&keys, 1, 0) < 0 || (keys.revents & (POLLHUP | POLLERR | POLLNVAL)) == 0;
 }
 
 static void turn(struct top *t)

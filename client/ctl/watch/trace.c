@@ -52,19 +52,15 @@ struct trace_options {
 
 static void ask(struct node *n, uint32_t seconds)
 {
-    char path[NODE_SOCKET_BYTES], target[HTTP_TARGET_BYTES_MAX];
+    char path[NODE_SOCKET_BYTES], target[40];
     snprintf(target, sizeof(target), "/trace?seconds=%" PRIu32, seconds);
-    struct http *all = calloc(n->count + 1u, sizeof(*all));
-    for (uint32_t i = 0; i < n->count && all != NULL; i++) {
-        node_socket(n, &n->daemons[i], path);
-        if (n->daemons[i].up)
-            http_start(&all[i], path, target, TRACE_BYTES_MAX, TRACE_TIMEOUT_MS);
+    for (uint32_t i = 0; i < n->count; i++) {
+        struct node_daemon *d = &n->daemons[i];
+        node_socket(n, d, path);
+        if (d->up)
+            d->http = http_start(&n->client, path, target, TRACE_BYTES_MAX, TRACE_TIMEOUT_MS);
     }
-    if (all != NULL)
-        http_run(all, n->count);
-    for (uint32_t i = 0; i < n->count && all != NULL; i++)
-        n->daemons[i].http = all[i];
-    free(all);
+    http_client_run(&n->client);
 }
 
 static void say_missing(const struct node_daemon *d, const char *why)
@@ -82,11 +78,13 @@ static uint32_t merge_all(struct node *n, struct merge *m)
             merge_daemon(m, n->daemons[i].doc->pid);
     for (uint32_t i = 0; i < n->count; i++) {
         struct node_daemon *d = &n->daemons[i];
-        struct shd_err e = d->up ? d->http.err : d->why;
-        if (d->http.state == HTTP_DONE)
-            merge_add(m, d->device, d->http.body, d->http.body_bytes, &e);
-        else if (e.code == SHD_OK)
+        struct shd_err e = d->why;
+        if (d->up && d->http == NULL)
             err_set(&e, SHD_ENOMEM, "no memory to ask for its trace");
+        else if (d->up)
+            e = d->http->err;
+        if (d->http != NULL && d->http->state == HTTP_DONE)
+            merge_add(m, d->device, d->http->body, d->http->body_bytes, &e);
         if (e.code == SHD_OK)
             continue;
         say_missing(d, e.text);
