@@ -339,8 +339,8 @@ struct shd_stats {
 };
 SHD_API void shd_stats(const shd_session *s, struct shd_stats *ret_stats);
 
-/* Each daemon's status as one JSON document (schema 1 of docs/protocol.md; /status of its HTTP
- * socket says more), owner by index. The string is yours: free() it. */
+/* Each daemon's status as one JSON document (docs/status.md; of "local:" device, kernels and models
+ * alone), owner by index. The string is yours: free() it. */
 SHD_API int shd_status(shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e);
 
 #ifdef __cplusplus

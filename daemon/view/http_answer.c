@@ -105,14 +105,9 @@ static struct view_snapshot *find_snapshot(struct http *h, struct http_conn *c, 
 
 static struct answer status_answer(const struct view_snapshot *s)
 {
-    json_t *root = view_json(s, uv_hrtime());
-    char *text = root != NULL ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
-    json_decref(root);
-    if (text == NULL)
-        return no_memory();
-    return (struct answer){
-        .code = MHD_HTTP_OK, .type = "application/json", .text = text, .bytes = strlen(text)
-    };
+    struct answer a = { .code = MHD_HTTP_OK, .type = "application/json" };
+    a.text = view_json(s, uv_hrtime(), SIZE_MAX, &a.bytes);
+    return a.text != NULL ? a : no_memory();
 }
 
 static struct answer metrics_answer(const struct view_snapshot *s)

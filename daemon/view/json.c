@@ -2,7 +2,11 @@
 #include "daemon/view/json.h"
 
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
+
+#include <jansson.h>
 
 #include "daemon/base/keeper.h"
 #include "daemon/base/log.h"
@@ -121,20 +125,27 @@ static void add_record(json_t *model, const struct step_prepared *record)
     json_object_set_new(model, "metrics", metrics);
 }
 
-static json_t *model_json(const struct view_model *vm, uint64_t taken_ns)
+/* Of a daemon in which all or none is held back. */
+static json_t *hold_json(const struct view_model *vm, bool draining)
+{
+    return draining ? json_integer((json_int_t)vm->hold_step) : json_null();
+}
+
+static json_t *model_json(const struct view_model *vm, const struct view_snapshot *s, bool brief)
 {
     json_t *model = json_pack(
         "{s:s, s:b, s:b, s:s, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, "
-        "s:o, s:o, s:o}",
+        "s:o, s:o, s:o, s:o}",
         "name", vm->spec->name, "ready", (int)vm->ready, "adopted", (int)vm->adopted, "status",
         status_name(vm->status), "step", (json_int_t)vm->step, "phase", step_phase_name(vm->phase),
         "updates", (json_int_t)vm->updates, "owner", (json_int_t)vm->owner, "owners",
         (json_int_t)vm->owners, "elems", (json_int_t)vm->elems, "micro_batches",
         (json_int_t)spec_returns(vm->spec), "expected", (json_int_t)vm->expected, "returned",
-        (json_int_t)vm->returned, "waiting", (json_int_t)vm->waiting, "units", units_json(vm),
-        "bytes", bytes_json(vm), "rates", rates_json(&vm->rates), "times_ms",
-        times_json(&vm->metrics), "leases", leases_json(vm, taken_ns), "checkpoint",
-        checkpoint_json(vm));
+        (json_int_t)vm->returned, "waiting", (json_int_t)vm->waiting, "units",
+        brief ? json_integer((json_int_t)vm->spec->unit_count) : units_json(vm), "bytes",
+        bytes_json(vm), "rates", rates_json(&vm->rates), "times_ms", times_json(&vm->metrics),
+        "leases", brief ? json_integer((json_int_t)vm->lease_count) : leases_json(vm, s->taken_ns),
+        "checkpoint", checkpoint_json(vm), "hold_step", hold_json(vm, s->draining));
     if (model != NULL)
         add_record(model, &vm->record);
     return model;
@@ -173,7 +184,7 @@ static json_t *session_json(const struct view_session *vs, uint64_t taken_ns)
 /* -- The daemon ---------------------------------------------------------------------------------
  */
 
-json_t *view_adopted(const struct adopt *a)
+static json_t *adopted_json(const struct adopt *a)
 {
     json_t *refused = json_array();
     for (uint32_t i = 0; i < a->refused_count; i++)
@@ -206,19 +217,21 @@ static json_t *daemon_json(const struct view_snapshot *s, uint64_t now_ns)
         segment_place_name(d->kern->ops->place), "gpu", gpu_json(d->kern->ops), "pid",
         (int)getpid(), "uptime_s", s->uptime_s, "time_s", s->time_s, "stale_ms",
         seconds_between(s->taken_ns, now_ns) * 1e3, "threads", (json_int_t)d->threads, "isa",
-        d->kern->ops->name, "keeper", keeper_name(d->keeper), "adopted", view_adopted(d->adopt),
+        d->kern->ops->name, "keeper", keeper_name(d->keeper), "adopted", adopted_json(d->adopt),
         "draining", (int)s->draining, "requests", (json_int_t)s->requests, "bad_frames",
         (json_int_t)s->bad_frames, "dropped_replies", (json_int_t)s->dropped_replies,
         "repeated_replies", (json_int_t)s->repeated_replies);
 }
 
-json_t *view_json(const struct view_snapshot *s, uint64_t now_ns)
+/* brief: lists of the length of a model are their counts, what waits and what was logged is left
+ * out. */
+static json_t *document(const struct view_snapshot *s, uint64_t now_ns, bool brief)
 {
     json_t *root = daemon_json(s, now_ns);
     json_t *models = json_array(), *sessions = json_array();
     double longest_s[VIEW_WAIT_KINDS];
     for (uint32_t i = 0; i < s->model_count; i++)
-        json_array_append_new(models, model_json(&s->models[i], s->taken_ns));
+        json_array_append_new(models, model_json(&s->models[i], s, brief));
     for (uint32_t i = 0; i < s->session_count; i++)
         json_array_append_new(sessions, session_json(&s->sessions[i], s->taken_ns));
     if (root == NULL) {
@@ -228,7 +241,24 @@ json_t *view_json(const struct view_snapshot *s, uint64_t now_ns)
     }
     json_object_set_new(root, "models", models);
     json_object_set_new(root, "sessions", sessions);
+    if (brief)
+        return root;
     json_object_set_new(root, "waits", view_waits(s, longest_s));
     json_object_set_new(root, "errors", errors_json());
     return root;
+}
+
+char *view_json(const struct view_snapshot *s, uint64_t now_ns, size_t bytes_max, size_t *ret_bytes)
+{
+    for (int brief = 0;; brief++) {
+        json_t *root = document(s, now_ns, brief);
+        char *text = root != NULL ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
+        json_decref(root);
+        if (text == NULL)
+            return NULL;
+        *ret_bytes = strlen(text);
+        if (brief || *ret_bytes <= bytes_max)
+            return text;
+        free(text);
+    }
 }

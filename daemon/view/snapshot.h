@@ -62,6 +62,7 @@ struct view_model {
     bool ready, adopted;
     int status; /* SHD_OK, or why it is not ready */
     uint64_t step, collecting, updates;
+    uint64_t hold_step; /* the first that does not begin, while it drains */
     enum step_phase phase;
     uint64_t expected, returned, waiting;
     struct {

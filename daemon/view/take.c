@@ -114,6 +114,7 @@ static void take_numbers(const struct model *m, struct view_model *vm, uint64_t 
     vm->step = step_now(m->core);
     vm->collecting = step_collecting(m->core);
     vm->updates = step_updates(m->core);
+    vm->hold_step = m->hold_step;
     vm->phase = step_phase(m->core);
     vm->expected = step_cells(m->core);
     vm->returned = step_cells_in(m->core);

@@ -65,6 +65,7 @@ static void read_model(const json_t *j, struct doc_model *m)
     m->owner = number(j, "owner");
     m->owners = number(j, "owners");
     m->units = count_of(j, "units");
+    m->hold_step = number(j, "hold_step");
     m->micro_batches = number(j, "micro_batches");
     m->expected = number(j, "expected");
     m->returned = number(j, "returned");

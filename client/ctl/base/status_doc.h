@@ -2,7 +2,7 @@
  *
  * The document comes from outside: what is missing or of another type is "not known" (NAN, ""),
  * lists are cut at the limits below, texts are cleaned (status_text.h). Only what is no such
- * document at all is an error. Schema 1, of the control connection, is read as well.
+ * document at all is an error. Of a document without its long lists `units` is the count.
  */
 #ifndef SHD_CTL_STATUS_DOC_H
 #define SHD_CTL_STATUS_DOC_H
@@ -30,6 +30,7 @@ struct doc_model {
     char checkpoint[DOC_NAME_BYTES]; /* "writing step 12: 40 %"; "": none */
     double step, owner, owners, units, micro_batches;
     double expected, returned, waiting;
+    double hold_step; /* NAN: it does not drain */
     double bytes[DOC_MEMORY];
     double steps_per_s, returns_per_s, bytes_per_s;
     double metric, norm; /* metrics[0], a sum over micro-batches; last_sum_norm */

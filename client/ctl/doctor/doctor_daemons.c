@@ -14,8 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <jansson.h>
-
+#include "client/ctl/base/status_doc.h"
 #include "client/ctl/doctor/doctor_look.h"
 #include "client/shd.h"
 #include "proto/share/fdpass.h"
@@ -179,24 +178,19 @@ void doctor_runtime(struct doctor *d)
 #define ANSWER_MS_MAX 5000
 
 /* What the status says beyond "it answers". */
-static void check_status(struct doctor *d, const char *device, const json_t *status)
+static void check_status(struct doctor *d, const char *device, const struct doc *doc)
 {
-    const char *version = json_string_value(json_object_get(status, "version"));
-    const char *keeper = json_string_value(json_object_get(status, "keeper"));
-    const int pid = (int)json_integer_value(json_object_get(status, "pid"));
-    const size_t models = json_array_size(json_object_get(status, "models"));
-    if (version == NULL || strcmp(version, SHD_VERSION) != 0)
+    if (strcmp(doc->version, SHD_VERSION) != 0)
         doctor_warn(d, "restart the daemon (its keeper hands the state over), or use its shardctl",
-                    "%s: shardd %s, this shardctl is %s", device, version != NULL ? version : "?",
-                    SHD_VERSION);
-    if (keeper != NULL && strcmp(keeper, "none") == 0)
+                    "%s: shardd %s, this shardctl is %s", device, doc->version, SHD_VERSION);
+    if (strcmp(doc->keeper, "none") == 0)
         doctor_warn(d, "start it by systemd (shardd@), `shardctl run` or `shardctl up`",
-                    "%s: pid %d answers, %zu model%s; nothing keeps its state when it dies", device,
-                    pid, models, models == 1 ? "" : "s");
+                    "%s: pid %.0f answers, %" PRIu32
+                    " model%s; nothing keeps its state when it dies",
+                    device, doc->pid, doc->model_count, doc->model_count == 1 ? "" : "s");
     else
-        doctor_ok(d, "%s: pid %d answers, %zu model%s%s%s", device, pid, models,
-                  models == 1 ? "" : "s", keeper != NULL ? ", keeper: " : "",
-                  keeper != NULL ? keeper : "");
+        doctor_ok(d, "%s: pid %.0f answers, %" PRIu32 " model%s, keeper: %s", device, doc->pid,
+                  doc->model_count, doc->model_count == 1 ? "" : "s", doc->keeper);
 }
 
 static void check_answers(struct doctor *d, const char *device)
@@ -210,19 +204,18 @@ static void check_answers(struct doctor *d, const char *device)
     struct shd_err e = { 0 };
     shd_session *s;
     char *text = NULL;
-    json_t *status = NULL;
+    struct doc *doc = NULL;
     if (shd_connect(&options, &s, &e) != SHD_OK) {
         doctor_fail(d, "restart the daemon if it hangs; else what the text says", "%s: %s", device,
                     e.text);
         return;
     }
-    if (shd_status(s, 0, &text, &e) == SHD_OK)
-        status = json_loads(text, 0, NULL);
-    if (status != NULL)
-        check_status(d, device, status);
+    if (shd_status(s, 0, &text, &e) == SHD_OK &&
+        doc_parse(text, strlen(text), /* with_tools= */ true, &doc, NULL, &e) == SHD_OK)
+        check_status(d, device, doc);
     else
         doctor_fail(d, "restart the daemon", "%s: no status: %s", device, e.text);
-    json_decref(status);
+    doc_free(doc);
     free(text);
     shd_close(s);
 }

@@ -21,10 +21,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <jansson.h>
-
 #include "client/ctl/base/flags.h"
 #include "client/ctl/base/say.h"
+#include "client/ctl/base/status_doc.h"
 #include "client/ctl/state/checkpoint.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
@@ -34,7 +33,8 @@
 
 #define POLL_NS   UINT64_C(20000000)
 #define LOOK_NS   UINT64_C(200000000) /* between two looks whether all hold at one step */
-#define NAMES_MAX 8u                  /* sessions that are named */
+#define STEPS_MAX 0x1p63
+#define NAMES_MAX 8u /* sessions that are named */
 
 static const char drain_about[] =
     "End daemons without losing anything: no new sessions, the step under way is finished, no\n"
@@ -119,30 +119,28 @@ static int ask_one(struct drain *dr, uint32_t owner, struct shd_err *e)
     return hub_ask(&dr->hub->links[owner], &call, e);
 }
 
-/* The status of owner's daemon, of the control connection (schema 1). NULL: not to be had. */
-static json_t *status_of(struct drain *dr, uint32_t owner)
+/* The status of owner's daemon. NULL: not to be had. */
+static struct doc *status_of(struct drain *dr, uint32_t owner)
 {
     struct shd_err ignored;
+    struct doc *doc = NULL;
     char *text = NULL;
-    if (shd_status(dr->session, owner, &text, &ignored) != SHD_OK)
-        return NULL;
-    json_t *root = json_loads(text, 0, NULL);
+    if (shd_status(dr->session, owner, &text, &ignored) != SHD_OK ||
+        doc_parse(text, strlen(text), /* with_tools= */ true, &doc, NULL, &ignored) != SHD_OK)
+        doc = NULL;
     free(text);
-    return root;
+    return doc;
 }
 
 static void look_at(struct drain *dr, uint32_t owner)
 {
-    json_t *root = status_of(dr, owner);
-    size_t i;
-    const json_t *model;
-    json_array_foreach(json_object_get(root, "models"), i, model)
-    {
-        const uint64_t hold = (uint64_t)json_integer_value(json_object_get(model, "hold_step"));
-        if (hold > dr->daemons[owner].hold_step)
-            dr->daemons[owner].hold_step = hold;
+    struct doc *doc = status_of(dr, owner);
+    for (uint32_t i = 0; doc != NULL && i < doc->model_count; i++) {
+        const double hold = doc->models[i].hold_step;
+        if (hold > (double)dr->daemons[owner].hold_step && hold < STEPS_MAX)
+            dr->daemons[owner].hold_step = (uint64_t)hold;
     }
-    json_decref(root);
+    doc_free(doc);
 }
 
 /* Some are done, others wait for a step that the first hold back: let it through there. */
@@ -182,21 +180,17 @@ static int refused(const struct drain *dr, struct shd_err *e)
 /* Who has gradients to deliver on a daemon that is not done. */
 static void add_workers(struct drain *dr, uint32_t owner, char *text, size_t bytes)
 {
-    json_t *root = status_of(dr, owner);
-    const json_t *session;
+    struct doc *doc = status_of(dr, owner);
     uint32_t named = 0;
-    size_t i;
-    json_array_foreach(json_object_get(root, "sessions"), i, session)
-    {
-        const char *name = json_string_value(json_object_get(session, "name"));
+    for (uint32_t i = 0; doc != NULL && i < doc->session_count; i++) {
+        const struct doc_session *s = &doc->sessions[i];
         const size_t used = strlen(text);
-        if (json_integer_value(json_object_get(session, "slots")) == 0 || named++ >= NAMES_MAX)
+        if (!(s->slots > 0) || named++ >= NAMES_MAX)
             continue;
-        snprintf(text + used, bytes - used, "%s %.40s (pid %" PRId64 ")", named > 1 ? "," : ":",
-                 name != NULL ? name : "?",
-                 (int64_t)json_integer_value(json_object_get(session, "pid")));
+        snprintf(text + used, bytes - used, "%s %s (pid %.0f)", named > 1 ? "," : ":", s->name,
+                 s->pid);
     }
-    json_decref(root);
+    doc_free(doc);
 }
 
 static int timed_out(struct drain *dr, struct shd_err *e)

@@ -263,6 +263,44 @@ TEST(blob_status_and_skip)
     fixture_stop(&daemons);
 }
 
+/* A model of as many units as there may be, with names so long that three such models have a status
+ * that no frame takes. */
+static char *crowded_spec(int index)
+{
+    char *text = malloc(SPEC_JSON_BYTES_MAX);
+    int used = snprintf(text, SPEC_JSON_BYTES_MAX,
+                        "{ \"name\": \"crowd%d\", \"micro_batches\": 1, \"optimizer\": { \"kind\": "
+                        "\"sgd\" }, \"units\": [",
+                        index);
+    for (unsigned u = 0; u < SHD_UNITS_MAX; u++)
+        used += snprintf(text + used, SPEC_JSON_BYTES_MAX - (size_t)used,
+                         "%s{\"name\":\"%060u\",\"tensors\":[{\"name\":\"t%u\",\"shape\":[1]}]}",
+                         u > 0 ? "," : "", u, u);
+    snprintf(text + used, SPEC_JSON_BYTES_MAX - (size_t)used, "] }");
+    return text;
+}
+
+TEST(status_counts_units_where_their_list_fits_no_frame)
+{
+    struct shd_err e = { 0 };
+    char *json;
+    fixture_start(&daemons, 1, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    for (int i = 0; i < 3; i++) {
+        char *spec = crowded_spec(i);
+        shd_model *m;
+        EXPECT_OK(shd_model_open(s, spec, &m, &e), &e);
+        free(spec);
+        EXPECT_OK(shd_status(s, 0, &json, &e), &e);
+        EXPECT_EQ(strstr(json, "\"units\":4096") == NULL, i < 2);
+        EXPECT_EQ(strstr(json, "\"waits\":[") != NULL, i < 2);
+        EXPECT_HAS(json, "\"sessions\":[{");
+        free(json);
+    }
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* Two models in one session take turns; each comes out as if it were alone. */
 TEST(models_of_one_session_do_not_mix)
 {
