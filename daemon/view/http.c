@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <microhttpd.h>
@@ -13,16 +14,16 @@
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
 #include "daemon/view/http_answer.h"
-#include "daemon/view/http_conn.h"
-#include "daemon/view/http_socket.h"
 #include "daemon/view/view.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/share/listen.h"
 
 #define SNAPSHOT_MS_MAX 200 /* a request waits for a snapshot */
 #define IDLE_S          5u
 #define MEMORY_BYTES    8192u /* of a connection: its headers */
 #define POLL_MS_MAX     1000
+#define STATUS_MODE     0660
 
 /* -- Called by libmicrohttpd, on our thread -----------------------------------------------------
  */
@@ -32,13 +33,13 @@ static void connection_changed(void *cls, struct MHD_Connection *connection, voi
 {
     struct http *h = cls;
     if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
-        http_conn_remove(h, *socket_context);
+        http_conn_remove(&h->conns, *socket_context);
         *socket_context = NULL;
         return;
     }
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(
         connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-    *socket_context = http_conn_add(h, connection, info != NULL ? info->connect_fd : -1);
+    *socket_context = http_conn_add(&h->conns, connection, info != NULL ? info->connect_fd : -1);
 }
 
 static struct http_conn *conn_of(struct MHD_Connection *connection)
@@ -93,8 +94,8 @@ static enum MHD_Result requested(void *cls, struct MHD_Connection *connection, c
 static int resume_waiting(struct http *h, bool published, uint64_t now_ns)
 {
     int next_ms = -1;
-    for (uint32_t i = 0; i < ARRAY_SIZE(h->conns); i++) {
-        struct http_conn *c = &h->conns[i];
+    for (uint32_t i = 0; i < ARRAY_SIZE(h->conns.items); i++) {
+        struct http_conn *c = &h->conns.items[i];
         if (c->connection == NULL || !c->suspended)
             continue;
         const uint64_t waited_ms = (now_ns - c->wait_ns) / NS_PER_MS;
@@ -119,16 +120,16 @@ static int earlier(int a_ms, int b_ms)
 static int poll_ms(struct http *h, bool published)
 {
     const uint64_t now_ns = uv_hrtime();
-    int ms = earlier(http_conns_sweep(h, now_ns), resume_waiting(h, published, now_ns));
+    int ms = earlier(http_conns_sweep(&h->conns, now_ns), resume_waiting(h, published, now_ns));
     for (int i = 0; i < HTTP_KINDS; i++) {
         MHD_UNSIGNED_LONG_LONG wanted_ms;
         if (h->servers[i].mhd == NULL || MHD_get_timeout(h->servers[i].mhd, &wanted_ms) != MHD_YES)
             continue;
         ms = earlier(ms, wanted_ms < POLL_MS_MAX ? (int)wanted_ms : POLL_MS_MAX);
     }
-    if (h->removed) /* at its limit it listens no more, and nothing else would wake it */
+    if (h->conns.removed) /* at its limit it listens no more, and nothing else would wake it */
         ms = 0;
-    h->removed = false;
+    h->conns.removed = false;
     return ms;
 }
 
@@ -156,6 +157,48 @@ static void *serve(void *arg)
 
 /* -- Starting and ending ------------------------------------------------------------------------
  */
+
+/* Ours and the directory's group's: who may look need not be who may train. */
+static int set_access(const struct daemon *d, const char *path, struct shd_err *e)
+{
+    struct stat st;
+    if (stat(d->runtime_dir, &st) != 0)
+        return err_sys(e, SHD_EIO, "look at '%s'", d->runtime_dir);
+    if (st.st_gid != getegid() && chown(path, (uid_t)-1, st.st_gid) != 0)
+        log_warn("op=http path=%s why=\"give it to group %u: %s\" do=\"chgrp it, or members of the "
+                 "group cannot read the status\"",
+                 path, (unsigned)st.st_gid, strerror(errno));
+    if (chmod(path, STATUS_MODE) != 0)
+        return err_sys(e, SHD_EIO, "set the mode of '%s'", path);
+    return SHD_OK;
+}
+
+static int open_unix(struct http *h, int *ret_fd, struct shd_err *e)
+{
+    const struct daemon *d = h->daemon;
+    char path[sizeof h->path];
+    snprintf(path, sizeof path, "%s/%s.status", d->runtime_dir, d->device);
+    unlink(path); /* the device lock is ours: a file here is stale */
+    const int r = listen_unix(path, ret_fd, e);
+    if (r != SHD_OK)
+        return r;
+    memcpy(h->path, path, sizeof path); /* ours to remove from here on */
+    return set_access(d, path, e);
+}
+
+static int open_tcp(const char *address, struct http_server *server, struct shd_err *e)
+{
+    bool remote = false;
+    const int r = listen_tcp(address, LISTEN_NAMES | LISTEN_REMOTE, &server->listen_fd, &remote, e);
+    if (r != SHD_OK)
+        return err_prefix(e, "--status-address");
+    server->loopback = !remote;
+    if (remote)
+        log_warn("op=http address=%s why=\"others can read names, pids and progress there\" "
+                 "do=\"use a loopback address, or a firewall\"",
+                 address);
+    return SHD_OK;
+}
 
 static int start_server(struct http *h, enum http_kind kind, struct shd_err *e)
 {
@@ -193,12 +236,11 @@ static int start_thread(struct http *h, struct shd_err *e)
 int http_init(struct http *h, struct daemon *d, const char *address, struct shd_err *e)
 {
     h->daemon = d;
-    int r = http_listen_unix(h, &h->servers[HTTP_UNIX].listen_fd, e);
+    int r = open_unix(h, &h->servers[HTTP_UNIX].listen_fd, e);
     if (r == SHD_OK)
         r = start_server(h, HTTP_UNIX, e);
     if (r == SHD_OK && address != NULL)
-        r = http_listen_tcp(address, &h->servers[HTTP_TCP].listen_fd,
-                            &h->servers[HTTP_TCP].loopback, e);
+        r = open_tcp(address, &h->servers[HTTP_TCP], e);
     if (r == SHD_OK && address != NULL)
         r = start_server(h, HTTP_TCP, e);
     return r == SHD_OK ? start_thread(h, e) : r;

@@ -19,6 +19,7 @@
 #include "daemon/view/snapshot.h"
 #include "daemon/view/trace_json.h"
 #include "daemon/view/view.h"
+#include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/page/page.h"
 
@@ -140,10 +141,11 @@ static bool trace_seconds(struct MHD_Connection *connection, uint32_t *ret_secon
 
 static bool others_wait_for_spans(const struct http *h, const struct http_conn *c)
 {
-    for (uint32_t i = 0; i < HTTP_CONNECTIONS + HTTP_SPARE; i++)
-        if (&h->conns[i] != c && h->conns[i].connection != NULL && h->conns[i].suspended &&
-            h->conns[i].with_spans)
+    for (uint32_t i = 0; i < ARRAY_SIZE(h->conns.items); i++) {
+        const struct http_conn *other = &h->conns.items[i];
+        if (other != c && other->connection != NULL && other->suspended && other->with_spans)
             return true;
+    }
     return false;
 }
 
@@ -155,7 +157,7 @@ static struct answer trace_answer(struct http *h, struct http_conn *c,
     if (trace_json(h->daemon->trace, s, seconds, &a.text, &a.bytes, &e) != SHD_OK)
         return no_memory();
     c->traces = true;
-    h->trace_count++;
+    h->conns.traces++;
     if (!others_wait_for_spans(h, c))
         view_forget_spans(h->daemon->view);
     return a;
@@ -249,7 +251,7 @@ static struct answer answer_at_once(struct http *h, enum http_kind kind, const s
                                 .bytes = page_html_bytes };
     if (what == TRACE && !trace_seconds(c->connection, ret_seconds))
         return plain(MHD_HTTP_BAD_REQUEST, "seconds is a number from 1 to 60\n");
-    if (what == TRACE && h->trace_count >= HTTP_TRACES_MAX)
+    if (what == TRACE && h->conns.traces >= HTTP_TRACES_MAX)
         return plain(MHD_HTTP_SERVICE_UNAVAILABLE, "other traces are being read: ask again\n");
     return (struct answer){ .code = 0 };
 }

@@ -1,12 +1,11 @@
-/* See http_conn.h. A connection is not closed
- * here but shut down: libmicrohttpd then finds it ended and closes it. */
+/* See http_conn.h. A connection is not closed here but shut down: libmicrohttpd then finds it ended
+ * and closes it. */
 #include "daemon/view/http_conn.h"
 
 #include <sys/socket.h>
 
 #include <uv.h>
 
-#include "daemon/view/http.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 
@@ -22,11 +21,11 @@ static void shut(struct http_conn *c)
 
 /* One too many: the oldest that has not asked anything makes room, so that who connects and sends
  * nothing stands only in the way of others that do. */
-static void make_room(struct http *h)
+static void make_room(struct http_conns *all)
 {
     struct http_conn *oldest = NULL;
-    for (uint32_t i = 0; i < ARRAY_SIZE(h->conns); i++) {
-        struct http_conn *c = &h->conns[i];
+    for (uint32_t i = 0; i < ARRAY_SIZE(all->items); i++) {
+        struct http_conn *c = &all->items[i];
         if (c->connection == NULL || c->shut || c->suspended)
             continue;
         if (oldest == NULL || (oldest->asked && !c->asked) ||
@@ -37,39 +36,39 @@ static void make_room(struct http *h)
         shut(oldest);
 }
 
-struct http_conn *http_conn_add(struct http *h, struct MHD_Connection *connection, int fd)
+struct http_conn *http_conn_add(struct http_conns *all, struct MHD_Connection *connection, int fd)
 {
     struct http_conn *c = NULL;
-    if (h->conn_count >= HTTP_CONNECTIONS)
-        make_room(h);
-    for (uint32_t i = 0; i < ARRAY_SIZE(h->conns) && c == NULL; i++)
-        if (h->conns[i].connection == NULL)
-            c = &h->conns[i];
+    if (all->count >= HTTP_CONNECTIONS)
+        make_room(all);
+    for (uint32_t i = 0; i < ARRAY_SIZE(all->items) && c == NULL; i++)
+        if (all->items[i].connection == NULL)
+            c = &all->items[i];
     if (c == NULL) {
         shutdown(fd, SHUT_RDWR);
         return NULL;
     }
     *c = (struct http_conn){ .connection = connection, .fd = fd, .since_ns = uv_hrtime() };
-    h->conn_count++;
+    all->count++;
     return c;
 }
 
-void http_conn_remove(struct http *h, struct http_conn *c)
+void http_conn_remove(struct http_conns *all, struct http_conn *c)
 {
     if (c == NULL)
         return;
-    CHECK(h->conn_count > 0);
-    h->trace_count -= c->traces;
-    h->conn_count--;
-    h->removed = true;
+    CHECK(all->count > 0);
+    all->traces -= c->traces;
+    all->count--;
+    all->removed = true;
     *c = (struct http_conn){ .fd = -1 };
 }
 
-int http_conns_sweep(struct http *h, uint64_t now_ns)
+int http_conns_sweep(struct http_conns *all, uint64_t now_ns)
 {
     uint64_t next_ns = UINT64_MAX;
-    for (uint32_t i = 0; i < ARRAY_SIZE(h->conns); i++) {
-        struct http_conn *c = &h->conns[i];
+    for (uint32_t i = 0; i < ARRAY_SIZE(all->items); i++) {
+        struct http_conn *c = &all->items[i];
         if (c->connection == NULL || c->shut || c->suspended)
             continue;
         const uint64_t end_ns = c->since_ns + (c->asked ? ANSWER_NS : ASK_NS);

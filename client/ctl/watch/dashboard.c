@@ -22,14 +22,14 @@
 #include <jansson.h>
 #include <microhttpd.h>
 
-#include "client/ctl/base/flags.h"
 #include "client/ctl/base/http.h"
-#include "client/ctl/base/listen.h"
 #include "client/ctl/base/say.h"
+#include "client/ctl/base/flags.h"
 #include "client/ctl/watch/status_node.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/page/page.h"
+#include "proto/share/listen.h"
 
 #define LISTEN_DEFAULT    "127.0.0.1:8440"
 #define STATUS_SCHEMA     2
@@ -225,6 +225,28 @@ struct dashboard_options {
     bool allow_remote, show;
 };
 
+/* name: of a TCP socket. */
+static int listen_at(const struct dashboard_options *o, int *ret_fd, char name[LISTEN_NAME_BYTES],
+                     struct shd_err *e)
+{
+    bool remote;
+    if (o->socket != NULL)
+        return listen_unix(o->socket, ret_fd, e);
+    int r = listen_tcp(o->listen, o->allow_remote ? LISTEN_REMOTE : 0, ret_fd, &remote, e);
+    if (r == SHD_EAUTH)
+        return err_set(e, r,
+                       "'%s' can be reached by other machines, and there is no password: whoever "
+                       "gets there sees names and pids of all workers. From another machine "
+                       "rather: ssh -L. To do it all the same: --allow-remote",
+                       o->listen);
+    if (r != SHD_OK)
+        return r;
+    r = listen_name(*ret_fd, name, e);
+    if (r != SHD_OK)
+        close(*ret_fd);
+    return r;
+}
+
 static int dashboard(const struct dashboard_options *o)
 {
     struct dashboard b = { .allow_remote = o->allow_remote };
@@ -238,9 +260,7 @@ static int dashboard(const struct dashboard_options *o)
     }
     b.node.keep_json = true;
     int code = CTL_FAILED;
-    const int r = o->socket != NULL ? listen_unix(o->socket, &fd, &e)
-                                    : listen_tcp(o->listen, o->allow_remote, &fd, name, &e);
-    if (r == SHD_OK) {
+    if (listen_at(o, &fd, name, &e) == SHD_OK) {
         snprintf(url, sizeof(url), o->socket != NULL ? "%s" : "http://%s/",
                  o->socket != NULL ? o->socket : name);
         code = serve(&b, fd, url, o->show);

@@ -15,6 +15,7 @@
 #include "client/session/address.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/share/listen.h"
 
 #define STATUS_BYTES_MAX ((size_t)32 * 1024 * 1024) /* 64 models of 4,096 units */
 #define TIMEOUT_MS       1500
@@ -190,15 +191,16 @@ int node_open_hosts(const char *hosts, struct node *ret_node, struct shd_err *e)
     if (r != SHD_OK)
         return r;
     for (const char *at = hosts; r == SHD_OK; at++) {
-        char name[DOC_NAME_BYTES];
+        char name[DOC_NAME_BYTES], host[LISTEN_HOST_BYTES];
         const size_t bytes = strcspn(at, ",");
-        if (bytes == 0 || bytes >= sizeof(name) || memchr(at, ':', bytes) == NULL) {
+        const char *port;
+        snprintf(name, sizeof(name), "%.*s", (int)bytes, at);
+        if (bytes >= sizeof(name) || !listen_split(name, host, &port)) {
             r = err_set(e, SHD_EINVAL,
                         "'%.*s' is not HOST:PORT of at most %zu characters, as 'node1:9464'",
                         bytes < 60 ? (int)bytes : 60, at, sizeof(name) - 1);
             break;
         }
-        snprintf(name, sizeof(name), "%.*s", (int)bytes, at);
         r = add(&n, name, e);
         at += bytes;
         if (*at == '\0')

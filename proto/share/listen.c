@@ -1,5 +1,5 @@
 /* See listen.h. */
-#include "client/ctl/base/listen.h"
+#include "proto/share/listen.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -14,23 +14,22 @@
 
 #include "proto/base/check.h"
 
-#define BACKLOG 16
+#define BACKLOG 64
 
-/* "HOST:PORT" in two; the brackets of an IPv6 address are dropped. False: it is none. */
-static bool split(const char *where, char host[LISTEN_NAME_BYTES], const char **ret_port)
+bool listen_split(const char *text, char host[LISTEN_HOST_BYTES], const char **ret_port)
 {
-    const char *colon = strrchr(where, ':');
-    if (colon == NULL || colon == where || colon[1] == '\0' ||
-        colon - where >= (int)LISTEN_NAME_BYTES)
+    const char *colon = strrchr(text, ':');
+    if (colon == NULL || colon == text || colon[1] == '\0' ||
+        colon - text >= (int)LISTEN_HOST_BYTES)
         return false;
-    size_t bytes = (size_t)(colon - where);
-    if (where[0] == '[') {
-        if (bytes < 3 || where[bytes - 1] != ']')
+    size_t bytes = (size_t)(colon - text);
+    if (text[0] == '[') {
+        if (bytes < 3 || text[bytes - 1] != ']')
             return false;
-        where++;
+        text++;
         bytes -= 2;
     }
-    memcpy(host, where, bytes);
+    memcpy(host, text, bytes);
     host[bytes] = '\0';
     *ret_port = colon + 1;
     return true;
@@ -44,7 +43,7 @@ static bool address_is_loopback(const struct sockaddr *a)
            IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr);
 }
 
-static int name_of(int fd, char name[LISTEN_NAME_BYTES], struct shd_err *e)
+int listen_name(int fd, char name[LISTEN_NAME_BYTES], struct shd_err *e)
 {
     struct sockaddr_storage a = { 0 };
     socklen_t bytes = sizeof(a);
@@ -77,41 +76,32 @@ static int tcp_open(const struct addrinfo *a, const char *where, int *ret_fd, st
     return SHD_OK;
 }
 
-int listen_tcp(const char *where, bool allow_remote, int *ret_fd, char name[LISTEN_NAME_BYTES],
-               struct shd_err *e)
+int listen_tcp(const char *where, unsigned flags, int *ret_fd, bool *ret_remote, struct shd_err *e)
 {
-    char host[LISTEN_NAME_BYTES];
+    char host[LISTEN_HOST_BYTES];
     const char *port;
-    if (!split(where, host, &port))
-        return err_set(e, SHD_EINVAL, "'%s' is not HOST:PORT", where);
-    const bool local = strcmp(host, "localhost") == 0;
+    if (!listen_split(where, host, &port))
+        return err_set(e, SHD_EINVAL, "'%s' is not HOST:PORT, as '127.0.0.1:9464' or '[::1]:9464'",
+                       where);
+    const int numeric = flags & LISTEN_NAMES ? 0 : AI_NUMERICHOST;
     const struct addrinfo hints = { .ai_family = AF_UNSPEC,
                                     .ai_socktype = SOCK_STREAM,
-                                    .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE };
+                                    .ai_flags = numeric | AI_NUMERICSERV | AI_PASSIVE };
     struct addrinfo *found;
-    int fd = -1;
+    const bool local = strcmp(host, "localhost") == 0;
     const int bad = getaddrinfo(local ? "127.0.0.1" : host, port, &hints, &found);
     if (bad != 0)
-        return err_set(e, SHD_EINVAL, "'%s' is no numeric address and port: %s", where,
-                       gai_strerror(bad));
+        return err_set(e, SHD_EINVAL, "'%s' is no %saddress and port: %s", where,
+                       numeric != 0 ? "numeric " : "", gai_strerror(bad));
+    const bool remote = !address_is_loopback(found->ai_addr);
     int r = SHD_OK;
-    if (!allow_remote && !address_is_loopback(found->ai_addr))
-        r = err_set(
-            e, SHD_EAUTH,
-            "'%s' can be reached by other machines, and there is no password: whoever gets "
-            "there sees names and pids of all workers. From another machine rather: ssh -L. "
-            "To do it all the same: --allow-remote",
-            where);
+    if (remote && (flags & LISTEN_REMOTE) == 0)
+        r = err_set(e, SHD_EAUTH, "'%s' can be reached by other machines", where);
     if (r == SHD_OK)
-        r = tcp_open(found, where, &fd, e);
+        r = tcp_open(found, where, ret_fd, e);
     freeaddrinfo(found);
-    if (r != SHD_OK)
-        return r;
-    r = name_of(fd, name, e);
     if (r == SHD_OK)
-        *ret_fd = fd;
-    else
-        close(fd);
+        *ret_remote = remote;
     return r;
 }
 
@@ -157,11 +147,11 @@ int listen_unix(const char *path, int *ret_fd, struct shd_err *e)
 
 bool listen_host_is_local(const char *header)
 {
-    char host[LISTEN_NAME_BYTES];
+    char host[LISTEN_HOST_BYTES];
     struct in_addr v4;
     struct in6_addr v6;
     const char *port;
-    if (!split(header, host, &port) &&
+    if (!listen_split(header, host, &port) &&
         snprintf(host, sizeof(host), "%s", header) >= (int)sizeof(host))
         return false;
     if (strcmp(host, "localhost") == 0)
