@@ -1,6 +1,5 @@
 /* shardd: the daemon's command line. */
 #include <errno.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,29 +13,18 @@
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
 #include "daemon/daemon.h"
+#include "proto/base/check.h"
+#include "proto/base/flags.h"
 #include "proto/base/version.h"
 
-static const char help[] =
-    "Usage: shardd --device DEVICE [options]\n"
-    "\n"
+#define NEXT "\n                                " /* a further line of a flag's help */
+
+static const char about[] =
     "Owns one device's shard of every model: parameters, optimizer state, gradients in\n"
     "progress. Training workers attach over sockets in the runtime directory and may come\n"
-    "and go; the state stays here.\n"
-    "\n"
-    "  --device NAME        device to own: cpu0, cpu1, ... (host memory) or gpu0, gpu1, ...\n"
-    "                       (NVIDIA GPU of that number, its memory); one daemon each\n"
-    "  --runtime-dir DIR    where the sockets go (default $RUNTIME_DIRECTORY, else /run/shardd);\n"
-    "                       made with mode 0700 when missing; members of its group may attach\n"
-    "                       if it is open to them (chgrp GROUP DIR && chmod 2750 DIR)\n"
-    "  --threads N          compute threads, 1 to 256, or auto (default): one per CPU; of\n"
-    "                       host devices, as are the next two\n"
-    "  --pin                give each compute thread a CPU of its own\n"
-    "  --isa NAME           scalar, avx2, avx512 or auto (default): the best one here; same\n"
-    "                       bits in all\n"
-    "  --log-level LEVEL    error, warn, info or debug (default info)\n"
-    "  --status-address A   answer HTTP at HOST:PORT too, as 127.0.0.1:9464 (see docs/status.md)\n"
-    "  --help, --version\n"
-    "\n"
+    "and go; the state stays here.";
+
+static const char more[] =
     "Sockets: DIR/DEVICE.sock (credentials, file descriptors), DIR/DEVICE.zmq (requests),\n"
     "DIR/DEVICE.status (HTTP: curl --unix-socket DIR/DEVICE.status http://localhost/status).\n"
     "Tells its service manager READY=1 (sd_notify) when it can be reached.\n"
@@ -48,24 +36,10 @@ static const char help[] =
     "Example: shardd --device cpu0 --runtime-dir /run/shardd --threads 2\n"
     "Normally started by systemd or by `shardctl run`.\n";
 
-static const struct option options[] = {
-    { "device", required_argument, NULL, 'd' },
-    { "runtime-dir", required_argument, NULL, 'r' },
-    { "threads", required_argument, NULL, 't' },
-    { "pin", no_argument, NULL, 'p' },
-    { "isa", required_argument, NULL, 'i' },
-    { "log-level", required_argument, NULL, 'l' },
-    { "status-address", required_argument, NULL, 's' },
-    { "help", no_argument, NULL, 'h' },
-    { "version", no_argument, NULL, 'V' },
-    { NULL, 0, NULL, 0 },
-};
-
-static int usage_error(const char *fmt, const char *value)
+/* The reason is in e. */
+static int usage_error(const struct shd_err *e)
 {
-    fprintf(stderr, "shardd: ");
-    fprintf(stderr, fmt, value); /* NOLINT(clang-diagnostic-format-nonliteral): our literals */
-    fprintf(stderr, "; see shardd --help\n");
+    fprintf(stderr, "shardd: %s; see shardd --help\n", e->text);
     return SHARDD_EXIT_USAGE;
 }
 
@@ -84,48 +58,76 @@ static bool parse_threads(const char *text, uint32_t *ret_threads)
     return true;
 }
 
-/* 0 to go on, else the exit status + 1. */
-static int take_option(int option, struct daemon_config *config)
+struct words { /* flags that are parsed further */
+    const char *threads, *isa, *log_level;
+    bool version;
+};
+
+static int take_words(const struct words *w, struct daemon_config *config, struct shd_err *e)
 {
-    switch (option) {
-    case 'd':
-        config->device = optarg;
-        return 0;
-    case 'r':
-        config->runtime_dir = optarg;
-        return 0;
-    case 't':
-        if (!parse_threads(optarg, &config->threads))
-            return usage_error("--threads '%s' is neither auto nor a number from 1 to 256",
-                               optarg) +
-                   1;
-        return 0;
-    case 'p':
-        config->pin = true;
-        return 0;
-    case 'i':
-        config->isa = strcmp(optarg, "auto") == 0 ? NULL : optarg;
-        return 0;
-    case 's':
-        config->status_address = optarg;
-        return 0;
-    case 'l': {
-        const enum log_level level = log_level_parse(optarg);
-        if (level == 0)
-            return usage_error("--log-level '%s' is none of error, warn, info, debug", optarg) + 1;
-        log_set_level(level);
-        return 0;
-    }
-    case 'h':
-        fputs(help, stdout);
-        return EXIT_SUCCESS + 1;
-    case 'V':
+    const enum log_level level = log_level_parse(w->log_level);
+    if (!parse_threads(w->threads, &config->threads))
+        return err_set(e, SHD_EINVAL, "--threads '%s' is neither auto nor a number from 1 to 256",
+                       w->threads);
+    if (level == 0)
+        return err_set(e, SHD_EINVAL, "--log-level '%s' is none of error, warn, info, debug",
+                       w->log_level);
+    if (config->device == NULL)
+        return err_set(e, SHD_EINVAL, "--device is required");
+    log_set_level(level);
+    config->isa = strcmp(w->isa, "auto") == 0 ? NULL : w->isa;
+    return SHD_OK;
+}
+
+/* -1 to go on, else the exit status. */
+static int parse(int argc, char **argv, struct daemon_config *config)
+{
+    struct words w = { .threads = "auto", .isa = "auto", .log_level = "info" };
+    const struct flag table[] = {
+        { "device", 0, FLAG_STRING, "NAME",
+          "device to own: cpu0, cpu1, ... (host memory) or gpu0, gpu1," NEXT
+          "... (NVIDIA GPU of that number, its memory); one daemon each",
+          &config->device, 0, 0 },
+        { "runtime-dir", 0, FLAG_STRING, "DIR",
+          "where the sockets go ($RUNTIME_DIRECTORY, /run/shardd); made" NEXT
+          "with mode 0700 when missing; members of its group may attach" NEXT
+          "if it is open to them (chgrp GROUP DIR && chmod 2750 DIR)",
+          &config->runtime_dir, 0, 0 },
+        { "threads", 0, FLAG_STRING, "N",
+          "compute threads, 1 to 256, or auto (auto): one per CPU; of" NEXT
+          "host devices, as are the next two",
+          &w.threads, 0, 0 },
+        { "pin", 0, FLAG_BOOL, NULL, "give each compute thread a CPU of its own", &config->pin, 0,
+          0 },
+        { "isa", 0, FLAG_STRING, "NAME",
+          "scalar, avx2, avx512 or auto (auto): the best one here; same" NEXT "bits in all", &w.isa,
+          0, 0 },
+        { "log-level", 0, FLAG_STRING, "LEVEL", "error, warn, info or debug (info)", &w.log_level,
+          0, 0 },
+        { "status-address", 0, FLAG_STRING, "A",
+          "answer HTTP at HOST:PORT too, as 127.0.0.1:9464 (see" NEXT "docs/status.md)",
+          &config->status_address, 0, 0 },
+        { "version", 0, FLAG_BOOL, NULL, "print the version", &w.version, 0, 0 },
+    };
+    const struct flags flags = { .usage = "shardd --device DEVICE [FLAGS]",
+                                 .about = about,
+                                 .more = more,
+                                 .table = table,
+                                 .count = ARRAY_SIZE(table) };
+    struct shd_err e = { 0 };
+    int rest = argc;
+    const enum flags_result r = flags_parse(&flags, argc, argv, &rest, &e);
+    if (r == FLAGS_HELP)
+        flags_help(&flags, stdout);
+    else if (r == FLAGS_OK && w.version)
         printf("shardd %s\n", SHARDD_VERSION);
-        return EXIT_SUCCESS + 1;
-    default:
-        fprintf(stderr, "see shardd --help\n"); /* getopt has named the option */
-        return SHARDD_EXIT_USAGE + 1;
-    }
+    if (r == FLAGS_HELP || w.version)
+        return EXIT_SUCCESS;
+    if (r == FLAGS_OK && rest < argc)
+        err_set(&e, SHD_EINVAL, "unexpected argument '%s'", argv[rest]);
+    else if (r == FLAGS_OK)
+        take_words(&w, config, &e);
+    return e.code == SHD_OK ? -1 : usage_error(&e);
 }
 
 /* Each session takes a few descriptors: use what the system grants us. */
@@ -145,17 +147,9 @@ int main(int argc, char **argv)
 {
     const char *managed = getenv("RUNTIME_DIRECTORY");
     struct daemon_config config = { .runtime_dir = managed != NULL ? managed : "/run/shardd" };
-    int option;
-    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        const int stop = take_option(option, &config);
-        if (stop > 0)
-            return stop - 1;
-    }
-    if (optind < argc)
-        return usage_error("unexpected argument '%s'", argv[optind]);
-    if (config.device == NULL)
-        return usage_error("%s is required", "--device");
-
+    const int code = parse(argc, argv, &config);
+    if (code >= 0)
+        return code;
     raise_descriptor_limit();
     umask(0007); /* sockets: ours and our group's */
     struct daemon *d;

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "client/ctl/base/flags.h"
 #include "client/ctl/base/say.h"
+#include "client/ctl/base/verb_start.h"
 #include "proto/base/check.h"
 
 static const char bash_tail[] =
@@ -69,7 +69,7 @@ static void print_quoted(const char *text)
  * `completion` are no flags. */
 static void print_echo(const struct verb *v)
 {
-    char name[32], list[] = FLAGS_LIST;
+    char name[32], list[] = VERB_LIST_FLAGS;
     if (strcmp(v->name, "help") == 0) {
         printf("echo \"$_shardctl_verbs\"");
         return;
@@ -130,7 +130,7 @@ int completion(int argc, char **argv, const struct verb *verbs, size_t count)
                 "  shardctl completion zsh >~/.zfunc/_shardctl   # a directory of your fpath\n"
     };
     int rest;
-    const int code = flags_start(&flags, argc, argv, &rest);
+    const int code = verb_start(&flags, argc, argv, &rest);
     if (code >= 0)
         return code;
     if (rest + 1 == argc && strcmp(argv[rest], "bash") == 0) {

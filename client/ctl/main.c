@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "client/ctl/base/say.h"
-#include "client/ctl/base/suggest.h"
 #include "client/ctl/completion.h"
 #include "client/ctl/doctor/doctor.h"
 #include "client/ctl/plan/plan.h"
@@ -24,6 +23,7 @@
 #include "client/ctl/watch/trace.h"
 #include "client/shd.h"
 #include "proto/base/check.h"
+#include "proto/base/suggest.h"
 
 static int verb_completion(int argc, char **argv);
 static int verb_help(int argc, char **argv);

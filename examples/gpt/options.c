@@ -1,10 +1,9 @@
-/* options.c: see options.h. One table drives parsing, defaults, limits and the help text. */
+/* options.c: see options.h. One table drives parsing, limits and the help text. */
 #include "examples/gpt/options.h"
 
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,117 +13,179 @@
 #include "examples/gpt/options_check.h"
 #include "examples/gpt/pool.h"
 #include "examples/gpt/shape.h"
+#include "proto/base/flags.h"
 
 #define INTEGER_MAX 9007199254740992.0 /* 2^53: exact in a double, and in JSON */
 #define UNSET       UINT64_MAX         /* an integer whose default depends on others */
 
-enum option_kind { OPTION_INTEGER, OPTION_REAL, OPTION_TEXT, OPTION_FLAG, OPTION_DATA };
-
-struct option_row {
-    const char *name;
-    const char *arg; /* NULL for a flag */
-    enum option_kind kind;
-    size_t offset;
-    double min, max;
-    const char *initial; /* parsed like an argument; NULL: see options_derive() */
-    const char *help;
+static const struct options defaults = {
+    .layers = 4,
+    .dim = 128,
+    .heads = 4,
+    .seq = 128,
+    .batch = 8,
+    .micro_batches = 4,
+    .steps = 500,
+    .optimizer = "adamw",
+    .lr = NAN,
+    .min_lr = NAN,
+    .warmup = UNSET,
+    .weight_decay = 0.1,
+    .clip = 1,
+    .seed = 1,
+    .eval_every = 100,
+    .log_every = UNSET,
+    .sample = 400,
+    .temperature = 0.8,
+    .threads = UNSET,
+    .device = "host",
+    .math = "fp32",
+    .strategy = "zero3",
+    .prefetch = "pre",
+    .forward_prefetch = 1,
+    .path = "auto",
+    .max_live_units = 0,
+    .max_live_bytes = 0,
+    .precision = "fp32",
+    .grad_precision = "fp32",
+    .bf16_gemm = "auto",
+    .accumulate = "owner",
+    .experts = 0,
+    .adapters = 0,
+    .fetch_delay_ms = 0,
+    .slow = 1,
+    .slow_rank = UNSET,
+    .inject_overflow = 0,
+    .stop_rank = UNSET,
+    .stop_at = 0,
 };
 
-#define AT(field) offsetof(struct options, field)
+static struct options parsed; /* what the table stores into */
 
-static const struct option_row rows[] = {
-    { "data", "PATH", OPTION_DATA, 0, 0, 0, NULL,
-      "text file or folder; may be given again (default " DATA_DEFAULT_PATH ")" },
-    { "layers", "N", OPTION_INTEGER, AT(layers), 1, GPT_LAYERS_MAX, "4", "transformer blocks" },
-    { "dim", "N", OPTION_INTEGER, AT(dim), 1, GPT_DIM_MAX, "128", "width of the model" },
-    { "heads", "N", OPTION_INTEGER, AT(heads), 1, GPT_DIM_MAX, "4",
-      "attention heads; divides --dim" },
-    { "seq", "N", OPTION_INTEGER, AT(seq), 1, GPT_SEQ_MAX, "128", "bytes of context" },
-    { "batch", "N", OPTION_INTEGER, AT(batch), 1, GPT_BATCH_MAX, "8",
-      "sequences of a micro-batch" },
-    { "micro-batches", "N", OPTION_INTEGER, AT(micro_batches), 1, 4096, "4",
-      "of a step, shared out over the workers" },
-    { "steps", "N", OPTION_INTEGER, AT(steps), 1, INTEGER_MAX, "500",
-      "train until the model has had this many updates" },
-    { "optimizer", "NAME", OPTION_TEXT, AT(optimizer), 0, 0, "adamw", "adamw, sgd or lion" },
-    { "lr", "X", OPTION_REAL, AT(lr), 0, 100, NULL,
-      "peak learning rate (default 0.005 adamw, 0.1 sgd, 0.0003 lion)" },
-    { "min-lr", "X", OPTION_REAL, AT(min_lr), 0, 100, NULL,
-      "learning rate at the end (default a tenth of --lr)" },
-    { "warmup", "N", OPTION_INTEGER, AT(warmup), 0, INTEGER_MAX, NULL,
-      "steps of linear warm-up (default a tenth of --steps, at least 20)" },
-    { "weight-decay", "X", OPTION_REAL, AT(weight_decay), 0, 100, "0.1",
-      "of matrices; biases and norms have none" },
-    { "clip", "X", OPTION_REAL, AT(clip), 0, 1e9, "1", "global gradient norm; 0: no clipping" },
-    { "seed", "N", OPTION_INTEGER, AT(seed), 0, INTEGER_MAX, "1",
-      "of the initial parameters, the batches and the sample" },
-    { "eval-every", "N", OPTION_INTEGER, AT(eval_every), 0, INTEGER_MAX, "100",
-      "steps between held-out losses; 0: at the end only" },
-    { "log-every", "N", OPTION_INTEGER, AT(log_every), 1, INTEGER_MAX, NULL,
-      "steps between lines (default a twentieth of --steps)" },
-    { "sample", "N", OPTION_INTEGER, AT(sample), 0, 1 << 20, "400",
-      "bytes of text to print at the end; 0: none" },
-    { "temperature", "X", OPTION_REAL, AT(temperature), 0, 100, "0.8",
-      "of the sample; 0: always the likeliest byte" },
-    { "threads", "N", OPTION_INTEGER, AT(threads), 1, POOL_THREADS_MAX, NULL,
-      "compute threads (default CPUs / LOCAL_WORLD_SIZE)" },
-    { "device", "WHERE", OPTION_TEXT, AT(device), 0, 0, "host",
-      "where to compute: host, or cuda:N, the Nth GPU" },
-    { "math", "NAME", OPTION_TEXT, AT(math), 0, 0, "fp32",
-      "fp32, or tf32: fp32 products on a GPU with factors of 10 bits" },
-    { "standalone", NULL, OPTION_FLAG, AT(standalone), 0, 0, NULL,
-      "no daemons: the same training in this process, same bits" },
-    { "address", "DIR", OPTION_TEXT, AT(address), 0, 0, NULL,
-      "where the daemons are (default $SHARDD_ADDRESS, /run/shardd)" },
-    { "elastic", NULL, OPTION_FLAG, AT(elastic), 0, 0, NULL,
-      "micro-batches go to whoever asks; workers may come and go" },
-    { "json", "FILE", OPTION_TEXT, AT(json), 0, 0, NULL,
-      "one JSON object per step with its timings (rank 0)" },
-    { "strategy", "NAME", OPTION_TEXT, AT(strategy), 0, 0, "zero3",
-      "what a worker holds: ddp, zero1, zero2 or zero3" },
-    { "prefetch", "NAME", OPTION_TEXT, AT(prefetch), 0, 0, "pre",
-      "fetch for backward ahead: pre (before the unit's backward), post, none" },
-    { "forward-prefetch", "N", OPTION_INTEGER, AT(forward_prefetch), 0, GPT_UNITS_MAX, "1",
-      "units fetched ahead in forward" },
-    { "path", "NAME", OPTION_TEXT, AT(path), 0, 0, "auto",
-      "how parameters come: map (the owners' memory), copy, nccl or auto" },
-    { "max-live-units", "N", OPTION_INTEGER, AT(max_live_units), 0, GPT_UNITS_MAX, "0",
-      "bound on units held at once; 0: none" },
-    { "max-live-bytes", "N", OPTION_INTEGER, AT(max_live_bytes), 0, INTEGER_MAX, "0",
-      "bound on their bytes; 0: none" },
-    { "precision", "NAME", OPTION_TEXT, AT(precision), 0, 0, "fp32",
-      "fp32, bf16 or fp16: of parameters as workers read them, and of products" },
-    { "grad-precision", "NAME", OPTION_TEXT, AT(grad_precision), 0, 0, "fp32",
-      "fp32, bf16 or fp16: of gradients on their way to the owners" },
-    { "bf16-gemm", "NAME", OPTION_TEXT, AT(bf16_gemm), 0, 0, "auto",
-      "auto, native (the CPU's bf16 instructions) or emulated" },
-    { "loss-scale", "S", OPTION_TEXT, AT(loss_scale), 0, 0, NULL,
-      "dynamic, static (1024) or a number (default dynamic with fp16)" },
-    { "accumulate", "HOW", OPTION_TEXT, AT(accumulate), 0, 0, "owner",
-      "owner: return every micro-batch; local:A: sum A of them first" },
-    { "experts", "N", OPTION_INTEGER, AT(experts), 0, GPT_EXPERTS_MAX, "0",
-      "MLPs per block, one for each token, each a unit; 0: dense" },
-    { "adapters", "R", OPTION_INTEGER, AT(adapters), 0, GPT_DIM_MAX, "0",
-      "train low-rank adapters of rank R on a frozen model; 0: all" },
-    { "recompute", NULL, OPTION_FLAG, AT(recompute), 0, 0, NULL,
-      "hold one layer's activations, not all: compute them again in backward; same bits" },
-    { "fetch-delay-ms", "X", OPTION_REAL, AT(fetch_delay_ms), 0, 10000, "0",
-      "added to each fetch of --path copy: a slow link, for benchmarks" },
-    { "slow", "X", OPTION_REAL, AT(slow), 1, 1000, "1", "test aid: compute takes X times as long" },
-    { "slow-rank", "N", OPTION_INTEGER, AT(slow_rank), 0, UINT32_MAX, NULL,
-      "of this worker only; given together with --slow" },
-    { "inject-overflow", "STEP", OPTION_INTEGER, AT(inject_overflow), 0, INTEGER_MAX, "0",
-      "test aid: make one gradient of that step infinite; 0: never" },
-    { "stop-rank", "N", OPTION_INTEGER, AT(stop_rank), 1, UINT32_MAX, NULL,
-      "test aid: this worker leaves early, the others take over" },
-    { "stop-at", "STEP", OPTION_INTEGER, AT(stop_at), 0, INTEGER_MAX, "0",
-      "after this step; given together with --stop-rank" },
-    { "print-spec", NULL, OPTION_FLAG, AT(print_spec), 0, 0, NULL,
-      "print the model's spec and end: for shardctl plan --spec" },
-    { "help", NULL, OPTION_FLAG, AT(help), 0, 0, NULL, "this text" },
-    { "version", NULL, OPTION_FLAG, AT(version), 0, 0, NULL, "print the version" },
+static const struct flag table[] = {
+    { "data", 0, FLAG_LIST, "PATH",
+      "text file or folder; may be given again (default " DATA_DEFAULT_PATH ")", &parsed.data, 0,
+      0 },
+    { "layers", 0, FLAG_U64, "N", "transformer blocks (4)", &parsed.layers, 1, GPT_LAYERS_MAX },
+    { "dim", 0, FLAG_U64, "N", "width of the model (128)", &parsed.dim, 1, GPT_DIM_MAX },
+    { "heads", 0, FLAG_U64, "N", "attention heads; divides --dim (4)", &parsed.heads, 1,
+      GPT_DIM_MAX },
+    { "seq", 0, FLAG_U64, "N", "bytes of context (128)", &parsed.seq, 1, GPT_SEQ_MAX },
+    { "batch", 0, FLAG_U64, "N", "sequences of a micro-batch (8)", &parsed.batch, 1,
+      GPT_BATCH_MAX },
+    { "micro-batches", 0, FLAG_U64, "N", "of a step, shared out over the workers (4)",
+      &parsed.micro_batches, 1, 4096 },
+    { "steps", 0, FLAG_U64, "N", "train until the model has had this many updates (500)",
+      &parsed.steps, 1, INTEGER_MAX },
+    { "optimizer", 0, FLAG_STRING, "NAME", "adamw, sgd or lion (adamw)", &parsed.optimizer, 0, 0 },
+    { "lr", 0, FLAG_REAL, "X", "peak learning rate (default 0.005 adamw, 0.1 sgd, 0.0003 lion)",
+      &parsed.lr, 0, 100 },
+    { "min-lr", 0, FLAG_REAL, "X", "learning rate at the end (default a tenth of --lr)",
+      &parsed.min_lr, 0, 100 },
+    { "warmup", 0, FLAG_U64, "N",
+      "steps of linear warm-up (default a tenth of --steps, at least 20)", &parsed.warmup, 0,
+      INTEGER_MAX },
+    { "weight-decay", 0, FLAG_REAL, "X", "of matrices; biases and norms have none (0.1)",
+      &parsed.weight_decay, 0, 100 },
+    { "clip", 0, FLAG_REAL, "X", "global gradient norm; 0: no clipping (1)", &parsed.clip, 0, 1e9 },
+    { "seed", 0, FLAG_U64, "N", "of the initial parameters, the batches and the sample (1)",
+      &parsed.seed, 0, INTEGER_MAX },
+    { "eval-every", 0, FLAG_U64, "N", "steps between held-out losses; 0: at the end only (100)",
+      &parsed.eval_every, 0, INTEGER_MAX },
+    { "log-every", 0, FLAG_U64, "N", "steps between lines (default a twentieth of --steps)",
+      &parsed.log_every, 1, INTEGER_MAX },
+    { "sample", 0, FLAG_U64, "N", "bytes of text to print at the end; 0: none (400)",
+      &parsed.sample, 0, 1 << 20 },
+    { "temperature", 0, FLAG_REAL, "X", "of the sample; 0: always the likeliest byte (0.8)",
+      &parsed.temperature, 0, 100 },
+    { "threads", 0, FLAG_U64, "N", "compute threads (default CPUs / LOCAL_WORLD_SIZE)",
+      &parsed.threads, 1, POOL_THREADS_MAX },
+    { "device", 0, FLAG_STRING, "WHERE", "where to compute: host, or cuda:N, the Nth GPU (host)",
+      &parsed.device, 0, 0 },
+    { "math", 0, FLAG_STRING, "NAME",
+      "fp32, or tf32: fp32 products on a GPU with factors of 10 bits (fp32)", &parsed.math, 0, 0 },
+    { "standalone", 0, FLAG_BOOL, NULL, "no daemons: the same training in this process, same bits",
+      &parsed.standalone, 0, 0 },
+    { "address", 0, FLAG_STRING, "DIR",
+      "where the daemons are (default $SHARDD_ADDRESS, /run/shardd)", &parsed.address, 0, 0 },
+    { "elastic", 0, FLAG_BOOL, NULL, "micro-batches go to whoever asks; workers may come and go",
+      &parsed.elastic, 0, 0 },
+    { "json", 0, FLAG_STRING, "FILE", "one JSON object per step with its timings (rank 0)",
+      &parsed.json, 0, 0 },
+    { "strategy", 0, FLAG_STRING, "NAME", "what a worker holds: ddp, zero1, zero2 or zero3 (zero3)",
+      &parsed.strategy, 0, 0 },
+    { "prefetch", 0, FLAG_STRING, "NAME",
+      "fetch for backward ahead: pre (before the unit's backward), post, none (pre)",
+      &parsed.prefetch, 0, 0 },
+    { "forward-prefetch", 0, FLAG_U64, "N", "units fetched ahead in forward (1)",
+      &parsed.forward_prefetch, 0, GPT_UNITS_MAX },
+    { "path", 0, FLAG_STRING, "NAME",
+      "how parameters come: map (the owners' memory), copy, nccl or auto (auto)", &parsed.path, 0,
+      0 },
+    { "max-live-units", 0, FLAG_U64, "N", "bound on units held at once; 0: none (0)",
+      &parsed.max_live_units, 0, GPT_UNITS_MAX },
+    { "max-live-bytes", 0, FLAG_U64, "N", "bound on their bytes; 0: none (0)",
+      &parsed.max_live_bytes, 0, INTEGER_MAX },
+    { "precision", 0, FLAG_STRING, "NAME",
+      "fp32, bf16 or fp16: of parameters as workers read them, and of products (fp32)",
+      &parsed.precision, 0, 0 },
+    { "grad-precision", 0, FLAG_STRING, "NAME",
+      "fp32, bf16 or fp16: of gradients on their way to the owners (fp32)", &parsed.grad_precision,
+      0, 0 },
+    { "bf16-gemm", 0, FLAG_STRING, "NAME",
+      "auto, native (the CPU's bf16 instructions) or emulated (auto)", &parsed.bf16_gemm, 0, 0 },
+    { "loss-scale", 0, FLAG_STRING, "S",
+      "dynamic, static (1024) or a number (default dynamic with fp16)", &parsed.loss_scale, 0, 0 },
+    { "accumulate", 0, FLAG_STRING, "HOW",
+      "owner: return every micro-batch; local:A: sum A of them first (owner)", &parsed.accumulate,
+      0, 0 },
+    { "experts", 0, FLAG_U64, "N", "MLPs per block, one for each token, each a unit; 0: dense (0)",
+      &parsed.experts, 0, GPT_EXPERTS_MAX },
+    { "adapters", 0, FLAG_U64, "R",
+      "train low-rank adapters of rank R on a frozen model; 0: all (0)", &parsed.adapters, 0,
+      GPT_DIM_MAX },
+    { "recompute", 0, FLAG_BOOL, NULL,
+      "hold one layer's activations, not all: compute them again in backward; same bits",
+      &parsed.recompute, 0, 0 },
+    { "fetch-delay-ms", 0, FLAG_REAL, "X",
+      "added to each fetch of --path copy: a slow link, for benchmarks (0)", &parsed.fetch_delay_ms,
+      0, 10000 },
+    { "slow", 0, FLAG_REAL, "X", "test aid: compute takes X times as long (1)", &parsed.slow, 1,
+      1000 },
+    { "slow-rank", 0, FLAG_U64, "N", "of this worker only; given together with --slow",
+      &parsed.slow_rank, 0, UINT32_MAX },
+    { "inject-overflow", 0, FLAG_U64, "STEP",
+      "test aid: make one gradient of that step infinite; 0: never (0)", &parsed.inject_overflow, 0,
+      INTEGER_MAX },
+    { "stop-rank", 0, FLAG_U64, "N", "test aid: this worker leaves early, the others take over",
+      &parsed.stop_rank, 1, UINT32_MAX },
+    { "stop-at", 0, FLAG_U64, "STEP", "after this step; given together with --stop-rank (0)",
+      &parsed.stop_at, 0, INTEGER_MAX },
+    { "print-spec", 0, FLAG_BOOL, NULL, "print the model's spec and end: for shardctl plan --spec",
+      &parsed.print_spec, 0, 0 },
+    { "version", 0, FLAG_BOOL, NULL, "print the version", &parsed.version, 0, 0 },
 };
-#define ROWS (sizeof rows / sizeof rows[0])
+
+static const struct flags flags = {
+    .usage = "shd-gpt [FLAGS]",
+    .about = "Train a byte-level GPT whose parameters live in shardd daemons.\n\n"
+             "  shardctl run --daemons 2 --workers 2 -- shd-gpt\n"
+             "        two daemons hold the model, two workers train it, on the fortunes\n"
+             "  shd-gpt --standalone --steps 50\n"
+             "        the same training without daemons: the same digest at the same step\n"
+             "  shd-gpt --data book.txt --layers 6 --dim 384 --heads 6 --seq 256 --steps 2000\n"
+             "        with daemons that run already; a model that is at step k goes on from there",
+    .more = "Environment: RANK of WORLD_SIZE is this worker's place (default 0 of 1): it computes\n"
+            "micro-batches i with i % WORLD_SIZE == RANK. SHARDD_ELASTIC=1: as --elastic.\n"
+            "SHARDD_ADDRESS: where the daemons are.\n"
+            "NO_COLOR: no colours. Rank 0 prints; its last line is the digest of parameters and\n"
+            "optimizer state, which does not depend on how many daemons and workers there are.\n\n"
+            "Exit: 0 done, 1 failed, 2 wrong usage, 130 or 143 ended by SIGINT or SIGTERM after a\n"
+            "whole step. With --elastic a signal ends this worker alone, with 0, after the\n"
+            "micro-batch at hand.\n",
+    .table = table,
+    .count = sizeof table / sizeof table[0],
+};
 
 static int parse_integer(const char *what, const char *text, uint64_t *ret_value, struct shd_err *e)
 {
@@ -135,103 +196,6 @@ static int parse_integer(const char *what, const char *text, uint64_t *ret_value
         return fail(e, SHD_EINVAL, "%s: '%s' is not a whole number", what, text);
     *ret_value = value;
     return SHD_OK;
-}
-
-static int parse_real(const char *what, const char *text, double *ret_value, struct shd_err *e)
-{
-    char *end;
-    const double value = strtod(text, &end);
-    if (end == text || *end != '\0' || !isfinite(value))
-        return fail(e, SHD_EINVAL, "%s: '%s' is not a number", what, text);
-    *ret_value = value;
-    return SHD_OK;
-}
-
-static int row_set_number(const struct option_row *row, const char *text, void *field,
-                          struct shd_err *e)
-{
-    char what[40];
-    uint64_t whole = 0;
-    double value = 0;
-    snprintf(what, sizeof what, "--%s", row->name);
-    int r;
-    if (row->kind == OPTION_INTEGER) {
-        r = parse_integer(what, text, &whole, e);
-        value = (double)whole;
-    } else {
-        r = parse_real(what, text, &value, e);
-    }
-    if (r != SHD_OK)
-        return r;
-    if (value < row->min || value > row->max)
-        return fail(e, SHD_ERANGE, "--%s %s is outside its limits, %.16g to %.16g", row->name, text,
-                    row->min, row->max);
-    if (row->kind == OPTION_INTEGER)
-        *(uint64_t *)field = whole;
-    else
-        *(double *)field = value;
-    return SHD_OK;
-}
-
-static int row_set(const struct option_row *row, const char *text, struct options *o,
-                   struct shd_err *e)
-{
-    void *field = (char *)o + row->offset;
-    switch (row->kind) {
-    case OPTION_INTEGER:
-    case OPTION_REAL:
-        return row_set_number(row, text, field, e);
-    case OPTION_TEXT:
-        *(const char **)field = text;
-        return SHD_OK;
-    case OPTION_FLAG:
-        *(bool *)field = true;
-        return SHD_OK;
-    case OPTION_DATA:
-        break;
-    }
-    if (o->data_count == OPTIONS_DATA_MAX)
-        return fail(e, SHD_ERANGE, "--data given more than %d times", OPTIONS_DATA_MAX);
-    o->data[o->data_count++] = text;
-    return SHD_OK;
-}
-
-static void options_defaults(struct options *o)
-{
-    memset(o, 0, sizeof *o);
-    for (size_t i = 0; i < ROWS; i++) {
-        void *field = (char *)o + rows[i].offset;
-        if (rows[i].initial != NULL)
-            row_set(&rows[i], rows[i].initial, o, NULL); /* literals of ours: within the limits */
-        else if (rows[i].kind == OPTION_INTEGER)
-            *(uint64_t *)field = UNSET;
-        else if (rows[i].kind == OPTION_REAL)
-            *(double *)field = NAN;
-    }
-}
-
-/* "--name value" or "--name=value". Advances *index over the value. */
-static int options_take(int argc, char **argv, int *index, struct options *o, struct shd_err *e)
-{
-    const char *text = argv[*index];
-    if (strncmp(text, "--", 2) != 0 || text[2] == '\0')
-        return fail(e, SHD_EINVAL, "'%s' is not an option; see --help", text);
-    const char *name = text + 2, *value = strchr(name, '=');
-    const size_t length = value != NULL ? (size_t)(value - name) : strlen(name);
-    for (size_t i = 0; i < ROWS; i++) {
-        if (strlen(rows[i].name) != length || strncmp(rows[i].name, name, length) != 0)
-            continue;
-        if (rows[i].arg == NULL && value != NULL)
-            return fail(e, SHD_EINVAL, "--%s takes no value", rows[i].name);
-        if (rows[i].arg == NULL)
-            return row_set(&rows[i], NULL, o, e);
-        if (value != NULL)
-            return row_set(&rows[i], value + 1, o, e);
-        if (*index + 1 >= argc)
-            return fail(e, SHD_EINVAL, "--%s needs a value (%s)", rows[i].name, rows[i].arg);
-        return row_set(&rows[i], argv[++*index], o, e);
-    }
-    return fail(e, SHD_EINVAL, "unknown option '%s'; see --help", text);
 }
 
 /* An environment variable as a number; `fallback` when it is not set. */
@@ -300,8 +264,8 @@ static uint64_t default_warmup(uint64_t steps)
 /* Defaults that depend on other options. */
 static void options_derive(struct options *o, uint64_t local_world)
 {
-    if (o->data_count == 0)
-        o->data[o->data_count++] = DATA_DEFAULT_PATH;
+    if (o->data.count == 0)
+        o->data.items[o->data.count++] = DATA_DEFAULT_PATH;
     if (isnan(o->lr))
         o->lr = optimizer_lr(o->optimizer);
     if (isnan(o->min_lr))
@@ -317,14 +281,25 @@ static void options_derive(struct options *o, uint64_t local_world)
     }
 }
 
+static int take_flags(int argc, char **argv, struct options *o, struct shd_err *e)
+{
+    int rest = argc;
+    parsed = defaults;
+    const enum flags_result result = flags_parse(&flags, argc, argv, &rest, e);
+    if (result == FLAGS_ERROR)
+        return e != NULL ? e->code : SHD_EINVAL;
+    if (result == FLAGS_OK && rest < argc)
+        return fail(e, SHD_EINVAL, "'%s' is not a flag; see --help", argv[rest]);
+    *o = parsed;
+    o->help = result == FLAGS_HELP;
+    return SHD_OK;
+}
+
 int options_parse(int argc, char **argv, struct options *ret_options, struct shd_err *e)
 {
     struct options o;
     uint64_t local_world = 1;
-    options_defaults(&o);
-    int r = SHD_OK;
-    for (int i = 1; i < argc && r == SHD_OK; i++)
-        r = options_take(argc, argv, &i, &o, e);
+    int r = take_flags(argc, argv, &o, e);
     if (r == SHD_OK && !o.help && !o.version) {
         r = options_environment(&o, &local_world, e);
         if (r == SHD_OK) {
@@ -339,31 +314,5 @@ int options_parse(int argc, char **argv, struct options *ret_options, struct shd
 
 void options_help(FILE *out)
 {
-    fputs("shd-gpt: train a byte-level GPT whose parameters live in shardd daemons\n\n"
-          "  shardctl run --daemons 2 --workers 2 -- shd-gpt\n"
-          "        two daemons hold the model, two workers train it, on the fortunes\n"
-          "  shd-gpt --standalone --steps 50\n"
-          "        the same training without daemons: the same digest at the same step\n"
-          "  shd-gpt --data book.txt --layers 6 --dim 384 --heads 6 --seq 256 --steps 2000\n"
-          "        with daemons that run already; a model that is at step k goes on from there\n\n"
-          "Options:\n",
-          out);
-    for (size_t i = 0; i < ROWS; i++) {
-        char left[32];
-        snprintf(left, sizeof left, "--%s%s%s", rows[i].name, rows[i].arg != NULL ? " " : "",
-                 rows[i].arg != NULL ? rows[i].arg : "");
-        fprintf(out, "  %-20s %s", left, rows[i].help);
-        if (rows[i].initial != NULL)
-            fprintf(out, " (%s)", rows[i].initial);
-        fputc('\n', out);
-    }
-    fputs("\nEnvironment: RANK of WORLD_SIZE is this worker's place (default 0 of 1): it computes\n"
-          "micro-batches i with i % WORLD_SIZE == RANK. SHARDD_ELASTIC=1: as --elastic.\n"
-          "SHARDD_ADDRESS: where the daemons are.\n"
-          "NO_COLOR: no colours. Rank 0 prints; its last line is the digest of parameters and\n"
-          "optimizer state, which does not depend on how many daemons and workers there are.\n\n"
-          "Exit: 0 done, 1 failed, 2 wrong usage, 130 or 143 ended by SIGINT or SIGTERM after a\n"
-          "whole step. With --elastic a signal ends this worker alone, with 0, after the\n"
-          "micro-batch at hand.\n",
-          out);
+    flags_help(&flags, out);
 }

@@ -8,12 +8,10 @@
 
 #include "client/shd.h"
 #include "examples/gpt/gemm.h"
-
-#define OPTIONS_DATA_MAX 64
+#include "proto/base/flags.h"
 
 struct options {
-    const char *data[OPTIONS_DATA_MAX];
-    uint32_t data_count;
+    struct flag_list data;
     uint64_t layers, dim, heads, seq;
     uint64_t batch;         /* sequences of a micro-batch */
     uint64_t micro_batches; /* of a step, over all workers */

@@ -343,7 +343,7 @@ static int train_init(struct train *t, bool *ret_refused, struct shd_err *e)
     struct compute *c = &t->compute;
     int r = train_init_gemm(t, ret_refused, e);
     if (r == SHD_OK)
-        r = data_load(o->data, o->data_count, (uint32_t)o->seq, &t->data, e);
+        r = data_load(o->data.items, o->data.count, (uint32_t)o->seq, &t->data, e);
     if (r == SHD_OK)
         r = pool_new((uint32_t)o->threads, &t->pool, e);
     if (r == SHD_OK)

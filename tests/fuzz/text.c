@@ -4,30 +4,29 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "client/ctl/base/flags.h"
-#include "client/ctl/base/say.h"
 #include "client/plan/plan.h"
 #include "client/session/address.h"
 #include "proto/base/dtype.h"
+#include "proto/base/flags.h"
 
 #define WORDS_MAX 12
-
-void ctl_say(const char *fmt, ...)
-{
-    (void)fmt;
-}
 
 static void parse_flags(int argc, char **argv)
 {
     bool yes = false;
     uint32_t small = 5, any = 0;
     const char *text = "";
-    uint64_t bytes = 1;
+    uint64_t bytes = 1, whole = 2;
+    double real = 0.5;
+    struct flag_list list = { .count = 0 };
     const struct flag table[] = {
         { "verbose", 'v', FLAG_BOOL, NULL, "say more", &yes, 0, 0 },
         { "workers", 'w', FLAG_U32, "N", "how many", &small, 1, 64 },
         { "seed", 0, FLAG_U32, "N", "any", &any, 0, UINT32_MAX },
         { "address", 'a', FLAG_STRING, "A", "where", &text, 0, 0 },
+        { "steps", 0, FLAG_U64, "N", "how many", &whole, 2, 0x1p53 },
+        { "rate", 0, FLAG_REAL, "X", "how fast", &real, 0, 1 },
+        { "data", 'd', FLAG_LIST, "PATH", "from", &list, 0, 0 },
         { "max-live-bytes", 0, FLAG_BYTES, "B", "hold at most", &bytes, 0, 0 },
     };
     const struct flags f = {
@@ -40,6 +39,8 @@ static void parse_flags(int argc, char **argv)
     if (r == FLAGS_ERROR)
         fuzz_check_refusal(e.code, &e);
     CHECK(small >= 1 && small <= 64 && bytes >= 1 && bytes <= UINT64_C(1) << 60);
+    CHECK(whole >= 2 && whole <= UINT64_C(1) << 53 && real >= 0 && real <= 1);
+    CHECK(list.count <= FLAG_LIST_MAX);
     CHECK(strlen(text) < SIZE_MAX / 2); /* it ends */
 }
 

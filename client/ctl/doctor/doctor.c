@@ -8,8 +8,8 @@
 
 #include <jansson.h>
 
-#include "client/ctl/base/flags.h"
 #include "client/ctl/base/say.h"
+#include "client/ctl/base/verb_start.h"
 #include "client/ctl/doctor/doctor_checkpoint.h"
 #include "client/ctl/doctor/doctor_cpu.h"
 #include "client/ctl/doctor/doctor_daemons.h"
@@ -130,7 +130,7 @@ int verb_doctor(int argc, char **argv)
                                  .more = doctor_more,
                                  .table = table,
                                  .count = ARRAY_SIZE(table) };
-    const int code = flags_start(&flags, argc, argv, /* ret_rest= */ NULL);
+    const int code = verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
     if (code >= 0)
         return code;
     if (as_json)

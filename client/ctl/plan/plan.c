@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "client/ctl/base/flags.h"
 #include "client/ctl/base/say.h"
+#include "client/ctl/base/verb_start.h"
 #include "client/ctl/plan/plan_ask.h"
 #include "client/ctl/plan/plan_auto.h"
 #include "client/ctl/plan/plan_compare.h"
@@ -182,6 +182,6 @@ int verb_plan(int argc, char **argv)
                                  .more = plan_more,
                                  .table = table,
                                  .count = ARRAY_SIZE(table) };
-    const int code = flags_start(&flags, argc, argv, /* ret_rest= */ NULL);
+    const int code = verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
     return code >= 0 ? code : answer(&ask, &w);
 }

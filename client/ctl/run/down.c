@@ -10,9 +10,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "client/ctl/base/flags.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/updir.h"
+#include "client/ctl/base/verb_start.h"
 #include "proto/base/check.h"
 
 static const char down_about[] = "Stop the daemons that `shardctl up` started at DIR, and their "
@@ -96,7 +96,7 @@ int verb_down(int argc, char **argv)
                                  .more = down_more,
                                  .table = table,
                                  .count = ARRAY_SIZE(table) };
-    const int code = flags_start(&flags, argc, argv, NULL);
+    const int code = verb_start(&flags, argc, argv, NULL);
     if (code >= 0)
         return code;
     char path[RUNDIR_PATH_BYTES];

@@ -1,8 +1,8 @@
 /* shardctl run: the command line; supervise.c does the work. */
 #include "client/ctl/run/run.h"
 
-#include "client/ctl/base/flags.h"
 #include "client/ctl/base/say.h"
+#include "client/ctl/base/verb_start.h"
 #include "client/ctl/run/supervise.h"
 #include "proto/base/check.h"
 
@@ -92,7 +92,7 @@ int verb_run(int argc, char **argv)
                                  .table = table,
                                  .count = ARRAY_SIZE(table) };
     int rest = argc;
-    const int code = flags_start(&flags, argc, argv, &rest);
+    const int code = verb_start(&flags, argc, argv, &rest);
     if (code >= 0)
         return code;
     if (rest == argc) {

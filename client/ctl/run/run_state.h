@@ -18,11 +18,11 @@
 
 #include "client/ctl/base/devices.h"
 #include "client/ctl/base/environ.h"
-#include "client/ctl/base/flags.h"
 #include "client/ctl/base/rundir.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/run/keeper.h"
 #include "client/ctl/run/relay.h"
+#include "proto/base/flags.h"
 #include "proto/base/status.h"
 
 #define RUN_DAEMONS_MAX  DEVICES_MAX

@@ -16,9 +16,9 @@
 #include <unistd.h>
 
 #include "client/ctl/base/child.h"
-#include "client/ctl/base/flags.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/updir.h"
+#include "client/ctl/base/verb_start.h"
 #include "client/ctl/run/supervise.h"
 #include "proto/base/check.h"
 
@@ -214,7 +214,7 @@ int verb_up(int argc, char **argv)
                                  .more = up_more,
                                  .table = table,
                                  .count = ARRAY_SIZE(table) };
-    const int code = flags_start(&flags, argc, argv, NULL);
+    const int code = verb_start(&flags, argc, argv, NULL);
     if (code >= 0)
         return code;
     char path[RUNDIR_PATH_BYTES];

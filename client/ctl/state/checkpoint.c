@@ -16,8 +16,8 @@
 
 #include "client/checkpoint/checkpoint.h"
 #include "client/checkpoint/checkpoint_dir.h"
-#include "client/ctl/base/flags.h"
 #include "client/ctl/base/say.h"
+#include "client/ctl/base/verb_start.h"
 #include "client/session/hub.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -339,7 +339,7 @@ static int parse(int argc, char **argv, struct ask *ask)
                                  .table = table,
                                  .count = ARRAY_SIZE(table) };
     const char *more;
-    const int code = flags_start_word(&flags, argc, argv, &ask->dir, &more);
+    const int code = verb_start_word(&flags, argc, argv, &ask->dir, &more);
     if (code >= 0)
         return code;
     if (more != NULL) {

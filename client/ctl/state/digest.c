@@ -7,8 +7,8 @@
 
 #include <jansson.h>
 
-#include "client/ctl/base/flags.h"
 #include "client/ctl/base/say.h"
+#include "client/ctl/base/verb_start.h"
 #include "client/shd.h"
 #include "proto/base/check.h"
 
@@ -79,7 +79,7 @@ int verb_digest(int argc, char **argv)
                                  .more = digest_more,
                                  .table = table,
                                  .count = ARRAY_SIZE(table) };
-    const int code = flags_start(&flags, argc, argv, /* ret_rest= */ NULL);
+    const int code = verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
     if (code >= 0)
         return code;
     struct shd_err e = { 0 };

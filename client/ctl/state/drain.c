@@ -21,9 +21,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "client/ctl/base/flags.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/status_doc.h"
+#include "client/ctl/base/verb_start.h"
 #include "client/ctl/state/checkpoint.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
@@ -391,7 +391,7 @@ static int parse(int argc, char **argv, struct ask *ask)
     memmove(argv, argv + 1, (size_t)ask->device_count * sizeof *argv);
     argv[ask->device_count] = name;
     ask->devices = argv;
-    const int code = flags_start(&flags, argc - ask->device_count, argv + ask->device_count, &rest);
+    const int code = verb_start(&flags, argc - ask->device_count, argv + ask->device_count, &rest);
     if (code >= 0)
         return code;
     rest += ask->device_count;

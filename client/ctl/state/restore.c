@@ -8,8 +8,8 @@
 #include <jansson.h>
 
 #include "client/ctl/base/file.h"
-#include "client/ctl/base/flags.h"
 #include "client/ctl/base/say.h"
+#include "client/ctl/base/verb_start.h"
 #include "client/shd.h"
 #include "proto/base/check.h"
 #include "proto/spec/spec.h"
@@ -105,7 +105,7 @@ int verb_restore(int argc, char **argv)
                                  .table = table,
                                  .count = ARRAY_SIZE(table) };
     const char *more;
-    const int code = flags_start_word(&flags, argc, argv, &ask.path, &more);
+    const int code = verb_start_word(&flags, argc, argv, &ask.path, &more);
     if (code >= 0)
         return code;
     if (more != NULL)

@@ -24,7 +24,7 @@
 
 #include "client/ctl/base/http.h"
 #include "client/ctl/base/say.h"
-#include "client/ctl/base/flags.h"
+#include "client/ctl/base/verb_start.h"
 #include "client/ctl/watch/status_node.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -293,7 +293,7 @@ int verb_dashboard(int argc, char **argv)
                                  .more = dashboard_more,
                                  .table = table,
                                  .count = ARRAY_SIZE(table) };
-    const int code = flags_start(&flags, argc, argv, /* ret_rest= */ NULL);
+    const int code = verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
     if (code >= 0)
         return code;
     if (o.socket != NULL && (o.listen != NULL || o.show)) {

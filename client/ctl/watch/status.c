@@ -10,9 +10,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "client/ctl/base/flags.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/status_text.h"
+#include "client/ctl/base/verb_start.h"
 #include "client/ctl/watch/status_control.h"
 #include "client/ctl/watch/status_node.h"
 #include "client/ctl/watch/status_show.h"
@@ -172,7 +172,7 @@ static int parse(int argc, char **argv, struct status_options *o)
                                  .more = status_more,
                                  .table = table,
                                  .count = ARRAY_SIZE(table) };
-    return flags_start(&flags, argc, argv, /* ret_rest= */ NULL);
+    return verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
 }
 
 int verb_status(int argc, char **argv)

@@ -12,9 +12,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/ctl/base/flags.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/status_text.h"
+#include "client/ctl/base/verb_start.h"
 #include "client/ctl/watch/status_join.h"
 #include "client/ctl/watch/status_node.h"
 #include "client/ctl/watch/status_show.h"
@@ -251,7 +251,7 @@ int verb_top(int argc, char **argv)
                                  .more = top_more,
                                  .table = table,
                                  .count = ARRAY_SIZE(table) };
-    const int code = flags_start(&flags, argc, argv, /* ret_rest= */ NULL);
+    const int code = verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
     if (code >= 0)
         return code;
     if (interval != NULL && show_interval(interval, &t.interval_ms, &e) != SHD_OK) {

@@ -10,11 +10,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/ctl/base/flags.h"
 #include "client/ctl/base/http.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/status_text.h"
 #include "client/ctl/base/table.h"
+#include "client/ctl/base/verb_start.h"
 #include "client/ctl/watch/status_node.h"
 #include "client/ctl/watch/trace_merge.h"
 #include "proto/base/check.h"
@@ -211,7 +211,7 @@ int verb_trace(int argc, char **argv)
                                  .more = trace_more,
                                  .table = table,
                                  .count = ARRAY_SIZE(table) };
-    int code = flags_start(&flags, argc, argv, /* ret_rest= */ NULL);
+    int code = verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
     if (code >= 0)
         return code;
     text_init();

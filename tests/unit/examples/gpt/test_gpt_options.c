@@ -50,12 +50,12 @@ TEST(options_have_defaults_and_both_spellings)
     struct options o;
     clear_environment();
     EXPECT_OK(parse("", &o, &e), &e);
-    EXPECT_STR(o.data[0], DATA_DEFAULT_PATH);
+    EXPECT_STR(o.data.items[0], DATA_DEFAULT_PATH);
     EXPECT_NEAR(o.min_lr, o.lr / 10, 1e-15);
     EXPECT(o.threads >= 1 && o.log_every >= 1 && o.rank == 0 && o.world == 1);
     EXPECT_OK(parse("--dim=96 --heads 3 --lr=0.5 --data x --data y --standalone", &o, &e), &e);
     EXPECT_EQ(o.dim, 96);
-    EXPECT_EQ(o.data_count, 2);
+    EXPECT_EQ(o.data.count, 2);
     EXPECT(o.standalone);
     EXPECT_OK(parse("--optimizer lion", &o, &e), &e);
     EXPECT_NEAR(o.lr, 0.0003, 0);
@@ -64,21 +64,21 @@ TEST(options_have_defaults_and_both_spellings)
 static const struct {
     const char *line, *part; /* what is said about it */
 } bad_options[] = {
-    { "--layers 0", "--layers 0 is outside its limits, 1 to 1024" },
-    { "--dim 99999", "1 to 16384" },
-    { "--dim -4", "'-4' is not a whole number" },
-    { "--steps 1e3", "'1e3' is not a whole number" },
-    { "--steps 99999999999999999999", "not a whole number" },
-    { "--lr nan", "'nan' is not a number" },
-    { "--lr x", "--lr: 'x'" },
-    { "--clip -1", "0 to 1000000000" },
+    { "--layers 0", "--layers is 0, its limits are 1 and 1024" },
+    { "--dim 99999", "its limits are 1 and 16384" },
+    { "--dim -4", "--dim takes a whole number, got '-4'" },
+    { "--steps 1e3", "takes a whole number, got '1e3'" },
+    { "--steps 99999999999999999999", "its limits are 1 and 9007199254740992" },
+    { "--lr nan", "takes a number, got 'nan'" },
+    { "--lr x", "--lr takes a number, got 'x'" },
+    { "--clip -1", "its limits are 0 and 1000000000" },
     { "--dim 100 --heads 3", "--dim 100 is not a multiple of --heads 3" },
     { "--optimizer adam", "'adam' is not adamw, sgd or lion" },
-    { "--threads 1000", "1 to 256" },
+    { "--threads 1000", "its limits are 1 and 256" },
     { "--seq", "--seq needs a value" },
     { "--standalone=1", "takes no value" },
-    { "--bogus", "unknown option '--bogus'" },
-    { "bogus", "'bogus' is not an option" },
+    { "--bogus", "unknown flag '--bogus'; known: --data" },
+    { "bogus", "'bogus' is not a flag" },
     { "--min-lr 1 --lr 0.1", "--min-lr 1 is above --lr 0.1" },
     { "--standalone --address /x", "/x" },
     { "--strategy fsdp", "'fsdp' is not ddp, zero1, zero2 or zero3" },
@@ -103,13 +103,13 @@ static const struct {
     { "--accumulate local:3", "A must divide --micro-batches 4" },
     { "--accumulate local:8", "A must divide --micro-batches 4" },
     { "--accumulate local:0", "A must divide" },
-    { "--experts 300", "0 to 256" },
+    { "--experts 300", "its limits are 0 and 256" },
     { "--experts 4 --adapters 4", "leave one of them out" },
     { "--experts 256 --layers 16", "4114 units, the limit is 4096" },
     { "--adapters 200", "--adapters 200 is above --dim 128" },
     { "--stop-at 5", "go together" },
     { "--stop-rank 1", "go together" },
-    { "--stop-rank 0 --stop-at 5", "1 to 4294967295" },
+    { "--stop-rank 0 --stop-at 5", "its limits are 1 and 4294967295" },
     { "--stop-rank 1 --stop-at 5", "there are 1 workers" },
     { "--device gpu", "'gpu' is not host or cuda:N" },
     { "--device cuda:", "'cuda:' is not host or cuda:N" },

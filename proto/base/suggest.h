@@ -1,6 +1,6 @@
 /* "Did you mean": the known names nearest to a mistyped one. Pure. */
-#ifndef SHD_CTL_SUGGEST_H
-#define SHD_CTL_SUGGEST_H
+#ifndef SHD_SUGGEST_H
+#define SHD_SUGGEST_H
 
 #include <stddef.h>
 

@@ -1,17 +1,16 @@
-#include "client/ctl/base/flags.h"
+/* See flags.h. */
+#include "proto/base/flags.h"
 
 #include <errno.h>
-#include <inttypes.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/ctl/base/say.h"
-#include "client/ctl/base/suggest.h"
 #include "proto/base/check.h"
+#include "proto/base/suggest.h"
 
-#define FLAGS_MAX    32u
-#define MDOC_COLUMNS 72u
+#define FLAGS_MAX 64u
 
 /* The flag a word names ("--name", "--name=value", "-x"); NULL when none. */
 static const struct flag *flag_find(const struct flags *f, const char *word)
@@ -39,7 +38,14 @@ static int flag_unknown(const struct flags *f, const char *word, struct shd_err 
                    suggest(word + strspn(word, "-"), names, f->count, "--", near, sizeof(near)));
 }
 
-static int parse_u32(const struct flag *flag, const char *text, uint32_t *ret_n, struct shd_err *e)
+static int outside(const struct flag *flag, const char *text, struct shd_err *e)
+{
+    return err_set(e, SHD_ERANGE, "--%s is %s, its limits are %.16g and %.16g", flag->name, text,
+                   flag->min, flag->max);
+}
+
+static int parse_whole(const struct flag *flag, const char *text, uint64_t *ret_n,
+                       struct shd_err *e)
 {
     char *end;
     errno = 0;
@@ -47,10 +53,41 @@ static int parse_u32(const struct flag *flag, const char *text, uint32_t *ret_n,
     if (text[0] < '0' || text[0] > '9' || *end != '\0')
         return err_set(e, SHD_EINVAL, "--%s takes a whole number%s, got '%s'", flag->name,
                        flag->kind == FLAG_RANGE ? " or A..B" : "", text);
-    if (errno == ERANGE || n < flag->min || n > flag->max)
-        return err_set(e, SHD_ERANGE, "--%s is %s, its limits are %" PRIu32 " and %" PRIu32,
-                       flag->name, text, flag->min, flag->max);
-    *ret_n = (uint32_t)n;
+    if (errno == ERANGE || (double)n < flag->min || (double)n > flag->max)
+        return outside(flag, text, e);
+    *ret_n = n;
+    return SHD_OK;
+}
+
+static int parse_u32(const struct flag *flag, const char *text, uint32_t *ret_n, struct shd_err *e)
+{
+    uint64_t n = 0;
+    CHECK(flag->max <= UINT32_MAX);
+    const int r = parse_whole(flag, text, &n, e);
+    if (r == SHD_OK)
+        *ret_n = (uint32_t)n;
+    return r;
+}
+
+static int flag_store_real(const struct flag *flag, const char *text, struct shd_err *e)
+{
+    char *end;
+    const double n = strtod(text, &end);
+    if (end == text || *end != '\0' || !isfinite(n))
+        return err_set(e, SHD_EINVAL, "--%s takes a number, got '%s'", flag->name, text);
+    if (n < flag->min || n > flag->max)
+        return outside(flag, text, e);
+    *(double *)flag->value = n;
+    return SHD_OK;
+}
+
+static int flag_store_list(const struct flag *flag, const char *text, struct shd_err *e)
+{
+    struct flag_list *list = flag->value;
+    if (list->count == FLAG_LIST_MAX)
+        return err_set(e, SHD_ERANGE, "--%s is given more than %u times", flag->name,
+                       FLAG_LIST_MAX);
+    list->items[list->count++] = text;
     return SHD_OK;
 }
 
@@ -106,17 +143,27 @@ static int flag_store_bytes(const struct flag *flag, const char *text, struct sh
 
 static int flag_store(const struct flag *flag, const char *text, struct shd_err *e)
 {
-    if (flag->kind == FLAG_U32)
-        return parse_u32(flag, text, flag->value, e);
-    if (flag->kind == FLAG_RANGE)
-        return flag_store_range(flag, text, e);
-    if (flag->kind == FLAG_BYTES)
-        return flag_store_bytes(flag, text, e);
-    if (flag->kind == FLAG_STRING)
-        *(const char **)flag->value = text;
-    else
+    switch (flag->kind) {
+    case FLAG_BOOL:
         *(bool *)flag->value = true;
-    return SHD_OK;
+        return SHD_OK;
+    case FLAG_U32:
+        return parse_u32(flag, text, flag->value, e);
+    case FLAG_U64:
+        return parse_whole(flag, text, flag->value, e);
+    case FLAG_REAL:
+        return flag_store_real(flag, text, e);
+    case FLAG_RANGE:
+        return flag_store_range(flag, text, e);
+    case FLAG_STRING:
+        *(const char **)flag->value = text;
+        return SHD_OK;
+    case FLAG_LIST:
+        return flag_store_list(flag, text, e);
+    case FLAG_BYTES:
+        break;
+    }
+    return flag_store_bytes(flag, text, e);
 }
 
 enum flags_result flags_parse(const struct flags *f, int argc, char **argv, int *ret_rest,
@@ -153,60 +200,6 @@ enum flags_result flags_parse(const struct flags *f, int argc, char **argv, int 
     return FLAGS_OK;
 }
 
-int flags_start(const struct flags *f, int argc, char **argv, int *ret_rest)
-{
-    struct shd_err e = { 0 };
-    int rest = argc;
-    if (argc == 2 && strcmp(argv[1], FLAGS_LIST) == 0) {
-        flags_list(f, stdout);
-        return CTL_OK;
-    }
-    if (argc == 2 && strcmp(argv[1], FLAGS_MDOC) == 0) {
-        flags_mdoc(f, stdout);
-        return CTL_OK;
-    }
-    switch (flags_parse(f, argc, argv, &rest, &e)) {
-    case FLAGS_HELP:
-        flags_help(f, stdout);
-        return CTL_OK;
-    case FLAGS_ERROR:
-        ctl_say("%s", e.text);
-        ctl_say("`shardctl %s --help` explains", argv[0]);
-        return CTL_USAGE;
-    case FLAGS_OK:
-        break;
-    }
-    if (ret_rest == NULL && rest < argc) {
-        ctl_say("%s takes no further words, got '%s'", argv[0], argv[rest]);
-        ctl_say("`shardctl %s --help` explains", argv[0]);
-        return CTL_USAGE;
-    }
-    if (ret_rest != NULL)
-        *ret_rest = rest;
-    return -1;
-}
-
-int flags_start_word(const struct flags *f, int argc, char **argv, const char **ret_word,
-                     const char **ret_more)
-{
-    const char *word = NULL;
-    int rest = argc;
-    if (argc > 1 && argv[1][0] != '-') {
-        word = argv[1];
-        argv[1] = argv[0];
-        argc--;
-        argv++;
-    }
-    const int code = flags_start(f, argc, argv, &rest);
-    if (code >= 0)
-        return code;
-    if (word == NULL && rest < argc)
-        word = argv[rest++];
-    *ret_word = word;
-    *ret_more = rest < argc ? argv[rest] : NULL;
-    return -1;
-}
-
 void flags_help(const struct flags *f, FILE *out)
 {
     fprintf(out, "usage: %s\n\n%s\n\nflags:\n", f->usage, f->about);
@@ -221,49 +214,4 @@ void flags_help(const struct flags *f, FILE *out)
     fprintf(out, "  %-30s%s\n", "-h, --help", "this text");
     if (f->more != NULL)
         fprintf(out, "\n%s", f->more);
-}
-
-void flags_list(const struct flags *f, FILE *out)
-{
-    for (size_t i = 0; i < f->count; i++) {
-        const struct flag *flag = &f->table[i];
-        const char *colon = flag->arg != NULL ? ":" : "", *arg = flag->arg != NULL ? flag->arg : "";
-        fprintf(out, " --%s%s%s", flag->name, colon, arg);
-        if (flag->letter != 0)
-            fprintf(out, " -%c%s%s", flag->letter, colon, arg);
-    }
-    fprintf(out, " --help -h");
-}
-
-/* Text in lines that mandoc does not find too long; no line begins with a word of commands. */
-static void print_wrapped(const char *text, FILE *out)
-{
-    size_t column = 0;
-    while (*text != '\0') {
-        const size_t bytes = strcspn(text, " ");
-        if (column > 0 && column + bytes > MDOC_COLUMNS && text[0] != '.' && text[0] != '\'')
-            column = 0;
-        fprintf(out, "%s%.*s",
-                column > 0       ? " "
-                : text[0] == '.' ? "\n\\&"
-                                 : "\n",
-                (int)bytes, text);
-        column += bytes + 1;
-        text += bytes + strspn(text + bytes, " ");
-    }
-    fprintf(out, ".\n");
-}
-
-void flags_mdoc(const struct flags *f, FILE *out)
-{
-    for (size_t i = 0; i < f->count; i++) {
-        const struct flag *flag = &f->table[i];
-        fprintf(out, ".It");
-        if (flag->letter != 0)
-            fprintf(out, " Fl %c ,", flag->letter);
-        fprintf(out, " Fl -%s", flag->name);
-        if (flag->arg != NULL)
-            fprintf(out, " Ar %s", flag->arg);
-        print_wrapped(flag->help, out);
-    }
 }

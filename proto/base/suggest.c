@@ -1,4 +1,4 @@
-#include "client/ctl/base/suggest.h"
+#include "proto/base/suggest.h"
 
 #include <stdbool.h>
 #include <stdio.h>

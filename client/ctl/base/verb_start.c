@@ -1,0 +1,108 @@
+/* See verb_start.h. */
+#include "client/ctl/base/verb_start.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "client/ctl/base/say.h"
+
+#define MDOC_COLUMNS 72u
+
+static void list_flags(const struct flags *f, FILE *out)
+{
+    for (size_t i = 0; i < f->count; i++) {
+        const struct flag *flag = &f->table[i];
+        const char *colon = flag->arg != NULL ? ":" : "", *arg = flag->arg != NULL ? flag->arg : "";
+        fprintf(out, " --%s%s%s", flag->name, colon, arg);
+        if (flag->letter != 0)
+            fprintf(out, " -%c%s%s", flag->letter, colon, arg);
+    }
+    fprintf(out, " --help -h");
+}
+
+/* Text in lines that mandoc does not find too long; no line begins with a word of commands. */
+static void print_wrapped(const char *text, FILE *out)
+{
+    size_t column = 0;
+    while (*text != '\0') {
+        const size_t bytes = strcspn(text, " ");
+        if (column > 0 && column + bytes > MDOC_COLUMNS && text[0] != '.' && text[0] != '\'')
+            column = 0;
+        fprintf(out, "%s%.*s",
+                column > 0       ? " "
+                : text[0] == '.' ? "\n\\&"
+                                 : "\n",
+                (int)bytes, text);
+        column += bytes + 1;
+        text += bytes + strspn(text + bytes, " ");
+    }
+    fprintf(out, ".\n");
+}
+
+static void list_mdoc(const struct flags *f, FILE *out)
+{
+    for (size_t i = 0; i < f->count; i++) {
+        const struct flag *flag = &f->table[i];
+        fprintf(out, ".It");
+        if (flag->letter != 0)
+            fprintf(out, " Fl %c ,", flag->letter);
+        fprintf(out, " Fl -%s", flag->name);
+        if (flag->arg != NULL)
+            fprintf(out, " Ar %s", flag->arg);
+        print_wrapped(flag->help, out);
+    }
+}
+
+int verb_start(const struct flags *f, int argc, char **argv, int *ret_rest)
+{
+    struct shd_err e = { 0 };
+    int rest = argc;
+    if (argc == 2 && strcmp(argv[1], VERB_LIST_FLAGS) == 0) {
+        list_flags(f, stdout);
+        return CTL_OK;
+    }
+    if (argc == 2 && strcmp(argv[1], VERB_LIST_MDOC) == 0) {
+        list_mdoc(f, stdout);
+        return CTL_OK;
+    }
+    switch (flags_parse(f, argc, argv, &rest, &e)) {
+    case FLAGS_HELP:
+        flags_help(f, stdout);
+        return CTL_OK;
+    case FLAGS_ERROR:
+        ctl_say("%s", e.text);
+        ctl_say("`shardctl %s --help` explains", argv[0]);
+        return CTL_USAGE;
+    case FLAGS_OK:
+        break;
+    }
+    if (ret_rest == NULL && rest < argc) {
+        ctl_say("%s takes no further words, got '%s'", argv[0], argv[rest]);
+        ctl_say("`shardctl %s --help` explains", argv[0]);
+        return CTL_USAGE;
+    }
+    if (ret_rest != NULL)
+        *ret_rest = rest;
+    return -1;
+}
+
+int verb_start_word(const struct flags *f, int argc, char **argv, const char **ret_word,
+                    const char **ret_more)
+{
+    const char *word = NULL;
+    int rest = argc;
+    if (argc > 1 && argv[1][0] != '-') {
+        word = argv[1];
+        argv[1] = argv[0];
+        argc--;
+        argv++;
+    }
+    const int code = verb_start(f, argc, argv, &rest);
+    if (code >= 0)
+        return code;
+    if (word == NULL && rest < argc)
+        word = argv[rest++];
+    *ret_word = word;
+    *ret_more = rest < argc ? argv[rest] : NULL;
+    return -1;
+}
