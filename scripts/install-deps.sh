@@ -16,8 +16,12 @@ data_packages="fortunes"
 # Versions by name, so that both distributions agree about format and findings.
 # clang-14 with its run time for scripts/fuzz.sh; systemd for a test of the units (nothing boots it).
 # g++ compiles the GPU kernels for the host, for their tests; without it those are left out.
-dev_packages="g++ clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev shellcheck python3 procps
+dev_packages="g++ clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev shellcheck python3 python3-venv procps
     universal-ctags systemd dpkg-dev lintian mandoc tmux curl"
+
+# For the test of the page. Ubuntu has it as a snap alone, which does not run everywhere.
+browser=chromium
+! grep -qsx 'ID=ubuntu' /etc/os-release || browser=
 
 say() { printf 'install-deps.sh: %s\n' "$*" >&2; }
 
@@ -25,7 +29,7 @@ packages="$build_packages $data_packages"
 list=no
 for arg in "$@"; do
     case $arg in
-    --dev) packages="$packages $dev_packages" ;;
+    --dev) packages="$packages $dev_packages $browser" ;;
     --list) list=yes ;;
     *)
         say "unknown argument '$arg'; usage: install-deps.sh [--dev] [--list]"
