@@ -29,7 +29,7 @@ struct answer { /* of one owner */
     int status;
     uint64_t updates;
     bool has_decision;
-    struct wire_decision decision;
+    struct decision decision;
     uint8_t *blob; /* owned */
     size_t blob_bytes;
     char text[SHD_ERR_TEXT_BYTES]; /* when status is not SHD_OK */
@@ -175,8 +175,7 @@ static int write_info(struct save *s, struct shd_checkpointed *saved, struct shd
     struct ckpt_info info = { .step = s->step,
                               .updates = a->updates,
                               .has_decision = a->has_decision,
-                              .decision = { a->decision.skip, a->decision.scale, a->decision.lr,
-                                            a->decision.loss_scale, a->decision.good_steps },
+                              .decision = a->decision,
                               .blob = a->blob,
                               .blob_bytes = a->blob_bytes,
                               .time = time(NULL),

@@ -18,14 +18,14 @@ static uint64_t bits(double x)
 }
 
 /* A float keeps its identity as a double. */
-bool decision_equal(const struct wire_decision *a, const struct wire_decision *b)
+bool decision_equal(const struct decision *a, const struct decision *b)
 {
     return a->skip == b->skip && bits((double)a->scale) == bits((double)b->scale) &&
            bits(a->lr) == bits(b->lr) && bits(a->loss_scale) == bits(b->loss_scale) &&
            a->good_steps == b->good_steps;
 }
 
-double loss_scale_next(const struct wire_decision *last, uint32_t *ret_good_steps)
+double loss_scale_next(const struct decision *last, uint32_t *ret_good_steps)
 {
     *ret_good_steps = 1;
     if (last == NULL || (!last->skip && last->good_steps == 0))
@@ -74,7 +74,7 @@ static int check_agreement(const struct decide_args *args, struct shd_err *e)
     return SHD_OK;
 }
 
-static const struct wire_decision *recorded(const struct decide_args *args)
+static const struct decision *recorded(const struct decide_args *args)
 {
     for (uint32_t i = 0; i < args->owners; i++)
         if (args->prepared[i].has_decision)
@@ -96,12 +96,10 @@ static double mean_norm(const struct decide_args *args, double loss_scale)
 }
 
 static int derive(const struct decide_args *args, double norm, double loss_scale,
-                  struct wire_decision *ret_decision, struct shd_err *e)
+                  struct decision *ret_decision, struct shd_err *e)
 {
     if (!isfinite(norm)) {
-        *ret_decision = (struct wire_decision){ .skip = true,
-                                                .lr = args->lr,
-                                                .loss_scale = loss_scale };
+        *ret_decision = (struct decision){ .skip = true, .lr = args->lr, .loss_scale = loss_scale };
         return SHD_OK;
     }
     double factor = 1;
@@ -113,7 +111,7 @@ static int derive(const struct decide_args *args, double norm, double loss_scale
                        "loss_scale %g is too small: gradients would be multiplied "
                        "by more than fp32 holds",
                        args->loss_scale);
-    *ret_decision = (struct wire_decision){
+    *ret_decision = (struct decision){
         .scale = scale, .lr = args->lr, .loss_scale = loss_scale, .good_steps = args->good_steps
     };
     return SHD_OK;
@@ -128,7 +126,7 @@ int decide(const struct decide_args *args, struct decided *ret_decided, struct s
         r = check_agreement(args, e);
     if (r != SHD_OK)
         return r;
-    const struct wire_decision *record = recorded(args);
+    const struct decision *record = recorded(args);
     const double asked = record != NULL ? record->loss_scale : args->loss_scale;
     const double loss_scale = asked > 0 ? asked : 1;
     struct decided decided = { .grad_norm = mean_norm(args, loss_scale) };

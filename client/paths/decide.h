@@ -10,6 +10,7 @@
 
 #include <stdint.h>
 
+#include "proto/base/decision.h"
 #include "proto/base/status.h"
 #include "proto/wire/wire.h"
 
@@ -24,7 +25,7 @@ struct decide_args {
 };
 
 struct decided {
-    struct wire_decision decision;
+    struct decision decision;
     double grad_norm; /* of the mean gradient, unscaled, not clipped; infinite when not finite */
     double metrics[WIRE_METRICS_MAX];
     uint32_t metric_count;
@@ -43,9 +44,9 @@ int decide(const struct decide_args *args, struct decided *ret_decided, struct s
 /* The scale of the step after the one decided by `last` (NULL: of the first step), and which good
  * step in a row it will be if nothing overflows in it. A skipped step halves the scale (not below
  * 1). After a decision that was made without dynamic scaling it starts anew. */
-double loss_scale_next(const struct wire_decision *last, uint32_t *ret_good_steps);
+double loss_scale_next(const struct decision *last, uint32_t *ret_good_steps);
 
 /* Bit for bit. */
-bool decision_equal(const struct wire_decision *a, const struct wire_decision *b);
+bool decision_equal(const struct decision *a, const struct decision *b);
 
 #endif

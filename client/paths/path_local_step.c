@@ -211,8 +211,7 @@ static void sum_metrics(const struct shd_model *m, struct wire_prepared *prepare
     }
 }
 
-static int update_units(struct shd_model *m, const struct wire_decision *decision,
-                        struct shd_err *e)
+static int update_units(struct shd_model *m, const struct decision *decision, struct shd_err *e)
 {
     struct local_model *local = m->local;
     runs_hypers(m->spec, decision->lr, local->updates + 1, local->hypers);

@@ -33,7 +33,7 @@ struct map_layout {  /* an owner's answer to OpenModel */
     uint32_t slots; /* as the daemon laid them out */
     uint64_t slot_bytes;
     bool decided; /* `decision` is that of the step before `step` */
-    struct wire_decision decision;
+    struct decision decision;
     bool on_gpu;                  /* its publish and inbox are in a GPU's memory */
     uint8_t uuid[GPU_UUID_BYTES]; /* that GPU's */
     struct wire_segment segments[WIRE_SEGMENTS_MAX]; /* offered, to be claimed */

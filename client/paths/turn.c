@@ -161,10 +161,10 @@ int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *pr
 /* -- Committing -------------------------------------------------------------------------------- */
 
 /* The first decision to arrive counts, and it must be the same one everywhere. */
-static int check_counts(const struct turn *t, uint32_t owner, const struct wire_decision *decision,
+static int check_counts(const struct turn *t, uint32_t owner, const struct decision *decision,
                         struct shd_err *e)
 {
-    const struct wire_decision *first = &t->decided.decision;
+    const struct decision *first = &t->decided.decision;
     if (!t->counted || decision_equal(decision, first))
         return SHD_OK;
     return err_set(e, SHD_EINTERNAL,
@@ -211,7 +211,7 @@ uint64_t turn_step(const struct turn *t)
     return t->step;
 }
 
-const struct wire_decision *turn_decision(const struct turn *t)
+const struct decision *turn_decision(const struct turn *t)
 {
     CHECK(t->state == TURN_COMMITTING || t->state == TURN_DONE);
     return &t->decided.decision;

@@ -64,7 +64,7 @@ uint64_t turn_step(const struct turn *t);
 
 /* What to commit: COMMITTING and DONE only. As long as nobody has committed it may still change to
  * one that an owner had recorded. */
-const struct wire_decision *turn_decision(const struct turn *t);
+const struct decision *turn_decision(const struct turn *t);
 
 /* The result: DONE, or OVER (then only `over` says anything). */
 struct decided turn_decided(const struct turn *t);

@@ -25,7 +25,7 @@ int model_set_spec(struct shd_model *m, struct spec *spec, struct shd_err *e)
     return SHD_OK;
 }
 
-void model_decided(struct shd_model *m, const struct wire_decision *decision)
+void model_decided(struct shd_model *m, const struct decision *decision)
 {
     m->decided = true;
     m->decision = *decision;

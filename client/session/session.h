@@ -117,7 +117,7 @@ struct shd_model {
     uint64_t live_param_bytes;
     bool sealed;  /* all micro-batches of the open step are in, but its commit broke off */
     bool decided; /* a step was, by `decision`: the last one */
-    struct wire_decision decision;
+    struct decision decision;
     /* What was in at the owners when the model was opened: a bit per group, of step in_step. */
     uint8_t in[MODEL_IN_BYTES];
     uint64_t in_step;
@@ -143,7 +143,7 @@ int model_set_spec(struct shd_model *m, struct spec *spec, struct shd_err *e);
 int model_slots_needed(const struct shd_model *m, uint32_t *ret_slots, struct shd_err *e);
 
 /* Take over the decision of the step before the open one. */
-void model_decided(struct shd_model *m, const struct wire_decision *decision);
+void model_decided(struct shd_model *m, const struct decision *decision);
 
 /* What the micro-batches of a group reported, added up in ascending order. */
 struct report model_report(const struct shd_model *m, uint32_t group);

@@ -179,7 +179,7 @@ static bool is_bool(const bool *b)
     return *(const uint8_t *)(const void *)b <= 1;
 }
 
-static int check_decision(const struct ledger_decision *d, const bool *finite, struct shd_err *e)
+static int check_decision(const struct decision *d, const bool *finite, struct shd_err *e)
 {
     if (is_bool(&d->skip) && is_bool(finite) && isfinite(d->scale) && d->scale >= 0 &&
         isfinite(d->lr) && d->lr >= 0 && isfinite(d->loss_scale) && d->loss_scale >= 0)

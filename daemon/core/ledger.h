@@ -30,6 +30,7 @@
 #include <stdint.h>
 
 #include "kernels/kern.h"
+#include "proto/base/decision.h"
 #include "proto/base/fixsum.h"
 #include "proto/base/status.h"
 
@@ -41,17 +42,10 @@
 #define LEDGER_CELLS_MAX  (UINT64_C(1) << 24)       /* units x micro-batches */
 #define LEDGER_STEP_MAX   ((UINT64_C(1) << 33) - 1) /* the trail's numbers of operations end here */
 
-struct ledger_decision {
-    bool skip;
-    float scale;
-    double lr, loss_scale;
-    uint32_t good_steps;
-};
-
 struct ledger_record { /* of a committed step */
     uint64_t step;
     uint64_t updates; /* not skipped, this one counted */
-    struct ledger_decision decision;
+    struct decision decision;
     bool finite;
     struct fixsum sum;
     double metrics[LEDGER_METRICS];
@@ -125,8 +119,8 @@ void ledger_init(struct ledger *l, void *memory, const struct ledger_shape *shap
  * Errors: SHD_ERANGE. */
 struct ledger_start {
     uint64_t step, updates;
-    struct ledger_decision decision; /* of the last commit */
-    const void *blob;                /* NULL: none */
+    struct decision decision; /* of the last commit */
+    const void *blob;         /* NULL: none */
     uint64_t blob_bytes;
 };
 int ledger_start_at(struct ledger *l, const struct ledger_start *start, struct shd_err *e);

@@ -333,8 +333,8 @@ static void write_record(struct step *s, struct step_blob blob)
     FAIL_POINT("step:commit:after");
 }
 
-static void begin_applying(struct step *s, const struct step_decision *decision,
-                           struct step_blob blob, struct step_actions *actions)
+static void begin_applying(struct step *s, const struct decision *decision, struct step_blob blob,
+                           struct step_actions *actions)
 {
     s->record.has_decision = true;
     s->record.decision = *decision;
@@ -360,9 +360,9 @@ static void begin_applying(struct step *s, const struct step_decision *decision,
         apply_one_more(s, actions);
 }
 
-int step_commit(struct step *s, uint64_t step, const struct step_decision *decision,
-                struct step_blob blob, struct step_decision *ret_decision,
-                enum step_committed *ret_how, struct step_actions *ret_actions, struct shd_err *e)
+int step_commit(struct step *s, uint64_t step, const struct decision *decision,
+                struct step_blob blob, struct decision *ret_decision, enum step_committed *ret_how,
+                struct step_actions *ret_actions, struct shd_err *e)
 {
     ret_actions->count = 0;
     if (step == s->record.step && s->record.has_decision) {
@@ -432,7 +432,7 @@ uint64_t step_updates(const struct step *s)
     return s->updates;
 }
 
-bool step_last_decision(const struct step *s, struct step_decision *ret_decision)
+bool step_last_decision(const struct step *s, struct decision *ret_decision)
 {
     if (s->has_last)
         *ret_decision = s->last;

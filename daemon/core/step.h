@@ -32,6 +32,7 @@
 #include <stdint.h>
 
 #include "daemon/core/ledger.h"
+#include "proto/base/decision.h"
 #include "proto/base/fixsum.h"
 #include "proto/base/status.h"
 #include "proto/share/board.h"
@@ -43,10 +44,6 @@
 /* The shell's handle of the request whose gradient waits: 1 .. STEP_REF_MAX. */
 typedef uint32_t step_ref;
 #define STEP_REF_MAX UINT32_C(0xfffffff0)
-
-/* skip: non-finite gradients, the step counts and the values stay. scale multiplies the summed
- * gradient. loss_scale and good_steps are kept for those who attach later. */
-#define step_decision ledger_decision
 
 enum step_action_kind {
     STEP_DO_ACCUMULATE, /* unit += gradient of ref, or spilled one (first: =); last: with its sum
@@ -86,7 +83,7 @@ struct step_prepared {
     double metrics[STEP_METRICS_MAX];
     uint32_t metric_count;
     bool has_decision;
-    struct step_decision decision;
+    struct decision decision;
 };
 
 struct step; /* lives in caller's memory */
@@ -154,9 +151,9 @@ struct step_blob {
     const void *data;
     uint64_t bytes;
 };
-int step_commit(struct step *s, uint64_t step, const struct step_decision *decision,
-                struct step_blob blob, struct step_decision *ret_decision,
-                enum step_committed *ret_how, struct step_actions *ret_actions, struct shd_err *e);
+int step_commit(struct step *s, uint64_t step, const struct decision *decision,
+                struct step_blob blob, struct decision *ret_decision, enum step_committed *ret_how,
+                struct step_actions *ret_actions, struct shd_err *e);
 
 /* Looking. */
 uint64_t step_now(const struct step *s);        /* committed steps whose updates are done */
@@ -164,7 +161,7 @@ uint64_t step_collecting(const struct step *s); /* the step whose gradients are 
 enum step_phase step_phase(const struct step *s);
 uint64_t step_updates(const struct step *s); /* committed and not skipped: t of AdamW */
 /* The last decision ever recorded: SEALED steps after it included. False: none yet. */
-bool step_last_decision(const struct step *s, struct step_decision *ret_decision);
+bool step_last_decision(const struct step *s, struct decision *ret_decision);
 struct step_blob step_last_blob(const struct step *s); /* of the last commit; data NULL: none */
 const struct step_prepared *step_record(const struct step *s); /* of the last sealed step */
 uint64_t step_cells(const struct step *s);                     /* gradients that make a step */

@@ -31,7 +31,7 @@ struct step {
     struct fixsum sum; /* of the collecting step */
     bool finite;
     struct step_prepared record;
-    struct step_decision last; /* decision recorded */
+    struct decision last; /* decision recorded */
     bool has_last;
     uint32_t *micro_units;  /* [micros]: units for which it needs no sender any more */
     uint32_t *micro_came;   /* [micros]: units for which it arrived at all */

@@ -45,7 +45,7 @@ struct checkpoint {
     struct checkpoint_out out;
     uint64_t step, updates;
     bool has_decision;
-    struct step_decision decision;
+    struct decision decision;
     uint8_t *blob; /* owned: of step, as of the beginning */
     uint64_t blob_bytes;
     uint64_t started_ns, bytes, aside_bytes, aside_bytes_max;
@@ -136,7 +136,7 @@ static void fill_reply(const struct checkpoint *c, struct op *op)
         .blob = { c->blob, c->blob_bytes },
     };
     if (c->has_decision)
-        op->reply.checkpointed.decision = model_decision(&c->decision);
+        op->reply.checkpointed.decision = c->decision;
 }
 
 static void finish(struct checkpoint *c)

@@ -339,15 +339,6 @@ int model_of(struct op *op, uint32_t handle)
     return SHD_OK;
 }
 
-struct wire_decision model_decision(const struct step_decision *d)
-{
-    return (struct wire_decision){ .skip = d->skip,
-                                   .scale = d->scale,
-                                   .lr = d->lr,
-                                   .loss_scale = d->loss_scale,
-                                   .good_steps = d->good_steps };
-}
-
 void model_wait(struct model *m, struct op *op)
 {
     op->next = m->waiting;

@@ -131,9 +131,6 @@ void *model_spilled(const struct model *m, uint32_t unit, uint32_t micro);
 /* The open model that a request's handle names: sets op->model. SHD_ENOENT else. */
 int model_of(struct op *op, uint32_t handle);
 
-/* A recorded decision as replies carry it. */
-struct wire_decision model_decision(const struct step_decision *d);
-
 /* Let op wait until the model's phase changes; its handler is called again then. */
 void model_wait(struct model *m, struct op *op);
 void model_wake(struct model *m);

@@ -133,10 +133,10 @@ static int attach(struct open_work *w, struct model *m)
         .slot_bytes = m->map->slot_bytes,
         .device = device_of(m),
     };
-    struct step_decision last;
+    struct decision last;
     if (step_last_decision(m->core, &last)) {
         op->reply.layout.has_decision = true;
-        op->reply.layout.decision = model_decision(&last);
+        op->reply.layout.decision = last;
     }
     int r = add_groups_in(op, m);
     if (r == SHD_OK && slots > 0)

@@ -267,18 +267,12 @@ static void pieces_read(uv_work_t *work, int cancelled)
 static int start_ledger(struct restore *w)
 {
     const struct ckpt_info *info = &w->in.info;
-    const struct ckpt_decision *d = &info->decision;
     struct model *m = w->model;
     if (w->in.weights || info->step == 0)
         return SHD_OK;
-    const struct ledger_decision decision = { .skip = d->skip,
-                                              .scale = d->scale,
-                                              .lr = d->lr,
-                                              .loss_scale = d->loss_scale,
-                                              .good_steps = d->good_steps };
     const struct ledger_start start = { .step = info->step,
                                         .updates = info->updates,
-                                        .decision = decision,
+                                        .decision = info->decision,
                                         .blob = info->blob,
                                         .blob_bytes = info->blob_bytes };
     int r = ledger_start_at(&m->ledger, &start, &w->err);

@@ -33,12 +33,7 @@ static int op_commit(struct op *op)
     if (r != SHD_OK)
         return r;
     struct model *m = op->model;
-    const struct step_decision asked = { .skip = req->decision.skip,
-                                         .scale = req->decision.scale,
-                                         .lr = req->decision.lr,
-                                         .loss_scale = req->decision.loss_scale,
-                                         .good_steps = req->decision.good_steps };
-    struct step_decision counts = { 0 };
+    struct decision counts = { 0 };
     struct step_actions actions;
     enum step_committed how;
     /* Of an empty blob there may be no buffer, but it replaces the last one. */
@@ -48,7 +43,7 @@ static int op_commit(struct op *op)
                                       : (const void *)"",
         .bytes = req->has_blob ? req->blob.bytes : 0,
     };
-    r = step_commit(m->core, req->step, &asked, blob, &counts, &how, &actions, &op->err);
+    r = step_commit(m->core, req->step, &req->decision, blob, &counts, &how, &actions, &op->err);
     if (r == SHD_PENDING)
         return wait_for_sums(op);
     if (r != SHD_OK)
@@ -66,7 +61,7 @@ static int op_commit(struct op *op)
     op->reply.committed = (struct wire_committed){
         .step = req->step,
         .over = how == STEP_COMMITTED_OVER,
-        .decision = model_decision(&counts),
+        .decision = counts,
     };
     return SHD_OK;
 }

@@ -26,7 +26,7 @@ static int op_prepare(struct op *op)
                                                  .sum = p.sum,
                                                  .metric_count = p.metric_count,
                                                  .has_decision = p.has_decision,
-                                                 .decision = model_decision(&p.decision) };
+                                                 .decision = p.decision };
     memcpy(op->reply.prepared.metrics, p.metrics, sizeof p.metrics);
     return SHD_OK;
 }

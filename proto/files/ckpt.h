@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/base/decision.h"
 #include "proto/base/status.h"
 #include "proto/spec/spec.h"
 
@@ -80,20 +81,13 @@ bool ckpt_hash_part(struct ckpt_hasher *hasher, const struct ckpt_part *part, co
 /* -- shardd.json --------------------------------------------------------------------------------
  */
 
-struct ckpt_decision { /* of the step before */
-    bool skip;
-    float scale;
-    double lr, loss_scale;
-    uint32_t good_steps;
-};
-
 struct ckpt_info {
     uint64_t step, updates;
     char digest[65];
     char *spec_json; /* owned: canonical */
     bool has_decision;
-    struct ckpt_decision decision;
-    uint8_t *blob; /* owned; NULL: none */
+    struct decision decision; /* of the step before */
+    uint8_t *blob;            /* owned; NULL: none */
     size_t blob_bytes;
     uint64_t bytes; /* of all files */
     int64_t time;   /* seconds since 1970 */

@@ -37,7 +37,7 @@ static json_t *dump_blob(const struct ckpt_info *info)
 /* loss_scale is a power of two, scale a float: a double holds each exactly. */
 static json_t *dump_decision(const struct ckpt_info *info)
 {
-    const struct ckpt_decision *d = &info->decision;
+    const struct decision *d = &info->decision;
     if (!info->has_decision)
         return json_null();
     return json_pack("{s:b, s:f, s:f, s:f, s:I}", "skip", d->skip, "scale", (double)d->scale, "lr",
@@ -93,7 +93,7 @@ static bool get_real(const json_t *o, const char *field, double *ret_value)
 static int read_decision(const json_t *root, struct ckpt_info *info, struct shd_err *e)
 {
     const json_t *o = json_object_get(root, "decision");
-    struct ckpt_decision *d = &info->decision;
+    struct decision *d = &info->decision;
     double scale = 0;
     uint64_t good_steps = 0;
     info->has_decision = json_is_object(o);

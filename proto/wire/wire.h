@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/base/decision.h"
 #include "proto/base/dtype.h"
 #include "proto/base/fixsum.h"
 #include "proto/base/status.h"
@@ -97,17 +98,10 @@ struct wire_prepare {
     uint32_t model;
     uint64_t step;
 };
-struct wire_decision {
-    bool skip;
-    float scale;         /* finite, >= 0 */
-    double lr;           /* finite, >= 0 */
-    double loss_scale;   /* finite, >= 0: what the gradients were multiplied by; 0, 1: nothing */
-    uint32_t good_steps; /* dynamic loss scaling: in a row without overflow, this one counted */
-};
 struct wire_commit {
     uint32_t model;
     uint64_t step;
-    struct wire_decision decision;
+    struct decision decision;
     bool has_blob;
     struct wire_bytes blob; /* at most WIRE_BLOB_BYTES_MAX */
 };
@@ -209,7 +203,7 @@ struct wire_layout {
     struct wire_segment segments[WIRE_SEGMENTS_MAX];
     uint32_t segment_count;
     bool has_decision; /* of the last committed step */
-    struct wire_decision decision;
+    struct decision decision;
     struct wire_bytes
         in; /* a bit per group, lowest first, at most SHD_MICROS_MAX; may be shorter */
     struct wire_bytes device; /* UUID of the GPU, WIRE_DEVICE_BYTES; none: the host */
@@ -222,12 +216,12 @@ struct wire_prepared {
     double metrics[WIRE_METRICS_MAX];
     uint32_t metric_count;
     bool has_decision;
-    struct wire_decision decision;
+    struct decision decision;
 };
 struct wire_committed {
     uint64_t step;
     bool over; /* as in wire_prepared */
-    struct wire_decision decision;
+    struct decision decision;
 };
 struct wire_blob {
     uint64_t step;
@@ -257,7 +251,7 @@ struct wire_leased {
 struct wire_checkpointed {
     uint64_t step, updates, bytes;
     bool has_decision; /* of the step before */
-    struct wire_decision decision;
+    struct decision decision;
     struct wire_bytes blob; /* at most WIRE_BLOB_BYTES_MAX */
 };
 struct wire_restored {

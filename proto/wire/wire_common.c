@@ -50,7 +50,7 @@ int wire_path_check(const char *field, const char *path, struct shd_err *e)
     return SHD_OK;
 }
 
-int wire_decision_check(const struct wire_decision *d, struct shd_err *e)
+int wire_decision_check(const struct decision *d, struct shd_err *e)
 {
     if (!isfinite(d->scale) || d->scale < 0)
         return err_set(e, SHD_ERANGE, "decision.scale is %g, must be finite and not negative",
@@ -63,7 +63,7 @@ int wire_decision_check(const struct wire_decision *d, struct shd_err *e)
     return SHD_OK;
 }
 
-void wire_decision_pack(const struct wire_decision *d, Shd__Decision *ret_m)
+void wire_decision_pack(const struct decision *d, Shd__Decision *ret_m)
 {
     shd__decision__init(ret_m);
     ret_m->skip = d->skip;
@@ -73,16 +73,15 @@ void wire_decision_pack(const struct wire_decision *d, Shd__Decision *ret_m)
     ret_m->good_steps = d->good_steps;
 }
 
-int wire_decision_unpack(const Shd__Decision *m, struct wire_decision *ret_decision,
-                         struct shd_err *e)
+int wire_decision_unpack(const Shd__Decision *m, struct decision *ret_decision, struct shd_err *e)
 {
     if (m == NULL)
         return err_set(e, SHD_EPROTO, "decision is missing");
-    *ret_decision = (struct wire_decision){ .skip = m->skip != 0,
-                                            .scale = m->scale,
-                                            .lr = m->lr,
-                                            .loss_scale = m->loss_scale,
-                                            .good_steps = m->good_steps };
+    *ret_decision = (struct decision){ .skip = m->skip != 0,
+                                       .scale = m->scale,
+                                       .lr = m->lr,
+                                       .loss_scale = m->loss_scale,
+                                       .good_steps = m->good_steps };
     return wire_unknown_check("decision", &m->base, e);
 }
 

@@ -22,11 +22,10 @@ int wire_name_check(const char *field, const char *name, struct shd_err *e);
 /* An absolute path: shorter than WIRE_PATH_BYTES_MAX, no control characters. */
 int wire_path_check(const char *field, const char *path, struct shd_err *e);
 
-int wire_decision_check(const struct wire_decision *d, struct shd_err *e);
-void wire_decision_pack(const struct wire_decision *d, Shd__Decision *ret_m);
+int wire_decision_check(const struct decision *d, struct shd_err *e);
+void wire_decision_pack(const struct decision *d, Shd__Decision *ret_m);
 /* m may be NULL (absent): SHD_EPROTO. */
-int wire_decision_unpack(const Shd__Decision *m, struct wire_decision *ret_decision,
-                         struct shd_err *e);
+int wire_decision_unpack(const Shd__Decision *m, struct decision *ret_decision, struct shd_err *e);
 
 /* At most WIRE_METRICS_MAX numbers, copied out. */
 int wire_metrics_unpack(const char *field, const double *metrics, size_t count,

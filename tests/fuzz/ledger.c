@@ -201,8 +201,8 @@ static void do_commit(struct shell *sh, struct fuzz_in *in)
 {
     static const uint8_t blob[16] = { 1 };
     const uint8_t how = fuzz_u8(in);
-    const struct step_decision decision = { .skip = (how & 1) != 0, .scale = 1, .lr = 0.1 };
-    struct step_decision counts;
+    const struct decision decision = { .skip = (how & 1) != 0, .scale = 1, .lr = 0.1 };
+    struct decision counts;
     enum step_committed what;
     struct step_actions actions;
     struct shd_err e = { 0 };
@@ -231,7 +231,7 @@ static void do_spill(struct shell *sh, struct fuzz_in *in)
 static void look(const struct shell *sh)
 {
     const struct step *s = sh->step;
-    struct step_decision d;
+    struct decision d;
     CHECK(step_cells_in(s) + step_cells_waiting(s) <= step_cells(s));
     const struct step_blob blob = step_last_blob(s);
     CHECK(blob.bytes <= LEDGER_BLOB_BYTES);

@@ -71,14 +71,14 @@ static uint32_t random_metrics(uint64_t *seed, double metrics[WIRE_METRICS_MAX])
     return count;
 }
 
-static struct wire_decision random_decision(uint64_t *seed)
+static struct decision random_decision(uint64_t *seed)
 {
     static const double special[] = { 0, 0x1p-149, 1, 0x1.fffffep127 };
-    return (struct wire_decision){ .skip = test_random(seed) % 2 != 0,
-                                   .scale = (float)special[test_random(seed) % 4],
-                                   .lr = special[test_random(seed) % 4] * 0x1p-900,
-                                   .loss_scale = special[test_random(seed) % 4],
-                                   .good_steps = (uint32_t)test_random(seed) };
+    return (struct decision){ .skip = test_random(seed) % 2 != 0,
+                              .scale = (float)special[test_random(seed) % 4],
+                              .lr = special[test_random(seed) % 4] * 0x1p-900,
+                              .loss_scale = special[test_random(seed) % 4],
+                              .good_steps = (uint32_t)test_random(seed) };
 }
 
 static void random_return(uint64_t *seed, struct wire_return *t)

@@ -11,7 +11,7 @@ static bool same_bytes(struct wire_bytes a, struct wire_bytes b)
     return a.bytes == b.bytes && (a.bytes == 0 || memcmp(a.data, b.data, a.bytes) == 0);
 }
 
-static bool same_decision(struct wire_decision a, struct wire_decision b)
+static bool same_decision(struct decision a, struct decision b)
 {
     return a.skip == b.skip && a.scale == b.scale && a.lr == b.lr && a.loss_scale == b.loss_scale &&
            a.good_steps == b.good_steps;

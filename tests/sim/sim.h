@@ -134,7 +134,7 @@ struct sim_request {
     uint32_t unit, micro, slot;
     bool none;
     uint64_t blob;
-    struct wire_decision decision;
+    struct decision decision;
 };
 
 struct sim_layout {
@@ -142,7 +142,7 @@ struct sim_layout {
     uint64_t step;
     uint32_t in; /* a bit per micro-batch */
     bool has_decision;
-    struct wire_decision decision;
+    struct decision decision;
     uint32_t seat; /* where the session's inbox is */
 };
 
@@ -204,7 +204,7 @@ struct sim_wait { /* a request that is answered later */
     enum sim_kind kind;
     uint64_t step;
     uint64_t blob; /* COMMIT */
-    struct wire_decision decision;
+    struct decision decision;
 };
 
 struct sim_session {
@@ -311,7 +311,7 @@ struct sim_worker {
     uint32_t computed; /* a bit per micro-batch of the step that was handed over */
     bool torn;         /* parameters changed while it computed */
     bool has_last;
-    struct wire_decision last;
+    struct decision last;
     uint32_t looks;
     struct turn *turn;
     _Alignas(16) uint8_t turn_memory[8192];
@@ -344,7 +344,7 @@ struct sim {
     uint64_t job_ready_ns; /* all connections of the job before are gone */
     /* what must be: grows with the decisions */
     uint64_t decided; /* steps with a decision */
-    struct wire_decision decision[SIM_STEPS];
+    struct decision decision[SIM_STEPS];
     uint64_t param[2][SIM_UNITS][SIM_BLOCKS]; /* of version `decided` and the one before */
     uint64_t last_fault_ns, last_decided_ns;
     bool kept_lost;
@@ -381,15 +381,15 @@ uint64_t sim_tag(const struct sim *s, uint64_t step, uint32_t micro, uint32_t un
 uint64_t sim_add(uint64_t acc, bool first, uint64_t tag, uint32_t block);
 uint64_t sim_update(uint64_t param, uint64_t decision, uint64_t acc);
 void sim_square(uint64_t acc, struct fixsum *sum, bool *finite);
-uint64_t sim_decision_hash(const struct wire_decision *d);
+uint64_t sim_decision_hash(const struct decision *d);
 struct turn_update sim_update_of(const struct sim *s, uint64_t step, uint32_t job,
-                                 const struct wire_decision *last);
+                                 const struct decision *last);
 uint32_t sim_first_block(const struct sim *s, uint32_t owner, uint32_t unit);
 void sim_check_sum(struct sim *s, const struct sim_daemon *d, uint32_t unit, uint64_t step,
                    uint32_t next);
 void sim_check_params(struct sim *s, const struct sim_daemon *d, uint32_t unit, uint64_t version);
 void sim_check_decision(struct sim *s, struct sim_daemon *d, uint64_t step,
-                        const struct step_decision *decision);
+                        const struct decision *decision);
 void sim_check_prepared(struct sim *s, const struct sim_daemon *d, const struct step_prepared *p);
 void sim_check_credited(struct sim *s, const struct sim_daemon *d);
 void sim_check_progress(struct sim *s);

@@ -95,7 +95,7 @@ void sim_square(uint64_t acc, struct fixsum *sum, bool *finite)
         fixsum_add(sum, (double)(acc >> 40) / 1024);
 }
 
-uint64_t sim_decision_hash(const struct wire_decision *d)
+uint64_t sim_decision_hash(const struct decision *d)
 {
     uint64_t lr, loss_scale;
     const double scale = (double)d->scale;
@@ -108,7 +108,7 @@ uint64_t sim_decision_hash(const struct wire_decision *d)
 }
 
 struct turn_update sim_update_of(const struct sim *s, uint64_t step, uint32_t job,
-                                 const struct wire_decision *last)
+                                 const struct decision *last)
 {
     struct turn_update u = { .args = { .micro_batches = s->config.micros,
                                        .lr = 1e-3 * (1 + job) + 1e-6 * (double)step,
@@ -164,7 +164,7 @@ static struct wire_prepared prepared_of(const struct sim *s, uint64_t step, uint
 }
 
 static bool expected_decision(const struct sim *s, uint64_t step, uint32_t job,
-                              struct wire_decision *ret)
+                              struct decision *ret)
 {
     const struct wire_prepared p = prepared_of(s, step, 0, 1);
     struct decided decided;
@@ -179,7 +179,7 @@ static bool expected_decision(const struct sim *s, uint64_t step, uint32_t job,
 }
 
 /* The next decision is known: so are the parameters it makes. */
-static void decide_next(struct sim *s, const struct wire_decision *decision)
+static void decide_next(struct sim *s, const struct decision *decision)
 {
     const uint64_t step = s->decided;
     CHECK(step < SIM_STEPS);
@@ -219,7 +219,7 @@ uint64_t sim_expected_digest(const struct sim_config *config)
     s->config = *config;
     sim_begin_checks(s);
     for (uint64_t step = 0; step < config->steps; step++) {
-        struct wire_decision decision;
+        struct decision decision;
         CHECK(expected_decision(s, step, 0, &decision));
         decide_next(s, &decision);
     }
@@ -262,28 +262,26 @@ void sim_check_params(struct sim *s, const struct sim_daemon *d, uint32_t unit, 
 
 /* The owner's decision of `step` became known. */
 void sim_check_decision(struct sim *s, struct sim_daemon *d, uint64_t step,
-                        const struct step_decision *decision)
+                        const struct decision *decision)
 {
-    const struct wire_decision got = { decision->skip, decision->scale, decision->lr,
-                                       decision->loss_scale, decision->good_steps };
     const uint32_t owner = sim_daemon_index(s, d);
     if (step != d->commits_seen)
         sim_broken(s, "P3", owner, SIM_NOBODY, "commits step %" PRIu64 " after %" PRIu64 " steps",
                    step, d->commits_seen);
     d->commits_seen = step + 1;
     if (step < s->decided) {
-        if (!decision_equal(&got, &s->decision[step]))
+        if (!decision_equal(decision, &s->decision[step]))
             sim_broken(s, "P1", owner, SIM_NOBODY,
                        "applies another decision of step %" PRIu64
                        " than an owner before it (lr %g, %g)",
-                       step, got.lr, s->decision[step].lr);
+                       step, decision->lr, s->decision[step].lr);
         return;
     }
-    struct wire_decision expected;
+    struct decision expected;
     for (uint32_t job = 0; step == s->decided && job <= s->job; job++) {
-        if (!expected_decision(s, step, job, &expected) || !decision_equal(&expected, &got))
+        if (!expected_decision(s, step, job, &expected) || !decision_equal(&expected, decision))
             continue;
-        decide_next(s, &got);
+        decide_next(s, decision);
         return;
     }
     sim_broken(s, "P1", owner, SIM_NOBODY, "nobody could derive its decision of step %" PRIu64,

@@ -52,13 +52,12 @@ static struct sim_layout layout_of(const struct sim *s, const struct sim_daemon 
     struct sim_layout layout = { .session = ses->id,
                                  .step = step_collecting(d->core),
                                  .seat = (uint32_t)(ses - d->sessions) };
-    struct step_decision last;
+    struct decision last;
     for (uint32_t m = 0; m < s->config.micros; m++)
         layout.in |= (uint32_t)step_micro_in(d->core, m) << m;
     layout.has_decision = step_last_decision(d->core, &last);
     if (layout.has_decision)
-        layout.decision = (struct wire_decision){ last.skip, last.scale, last.lr, last.loss_scale,
-                                                  last.good_steps };
+        layout.decision = last;
     return layout;
 }
 
@@ -185,9 +184,7 @@ static struct sim_reply prepared_reply(const struct step_prepared *p)
                                          .metric_count = p->metric_count,
                                          .has_decision = p->has_decision };
     memcpy(r.prepared.metrics, p->metrics, sizeof p->metrics);
-    r.prepared.decision = (struct wire_decision){ p->decision.skip, p->decision.scale,
-                                                  p->decision.lr, p->decision.loss_scale,
-                                                  p->decision.good_steps };
+    r.prepared.decision = p->decision;
     return r;
 }
 
@@ -227,15 +224,12 @@ static bool try_lease(struct sim *s, struct sim_daemon *d, struct sim_session *s
 static bool try_commit(struct sim *s, struct sim_daemon *d, struct sim_session *ses,
                        const struct sim_wait *wait)
 {
-    const struct wire_decision *want = &wait->decision;
-    const struct step_decision decision = { want->skip, want->scale, want->lr, want->loss_scale,
-                                            want->good_steps };
-    struct step_decision counts = { 0 };
+    struct decision counts = { 0 };
     enum step_committed how;
     struct step_actions actions;
     struct shd_err e = { 0 };
     const uint64_t step = wait->step, seq = wait->seq;
-    const int r = step_commit(d->core, step, &decision,
+    const int r = step_commit(d->core, step, &wait->decision,
                               (struct step_blob){ &wait->blob, sizeof wait->blob }, &counts, &how,
                               &actions, &e);
     if (r == SHD_PENDING)
@@ -252,7 +246,7 @@ static bool try_commit(struct sim *s, struct sim_daemon *d, struct sim_session *
     reply.committed = (struct wire_committed){
         .step = step,
         .over = how == STEP_COMMITTED_OVER,
-        .decision = { counts.skip, counts.scale, counts.lr, counts.loss_scale, counts.good_steps },
+        .decision = counts,
     };
     answer(s, d, ses, seq, &reply);
     sim_daemon_take(s, d, &actions);

@@ -41,7 +41,7 @@ static const char spec_json[] =
 struct owner_state {
     uint64_t step;                          /* open */
     uint32_t counted[STEPS][MICROS][UNITS]; /* how often the gradient was taken: 0 or 1 */
-    struct wire_decision decision[STEPS];
+    struct decision decision[STEPS];
     bool decided[STEPS];
     char blob[16];
 };

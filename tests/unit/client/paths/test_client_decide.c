@@ -109,7 +109,7 @@ TEST(recorded_decision_is_passed_on_verbatim)
     struct decided d;
     struct shd_err e = { 0 };
     p[1].has_decision = true;
-    p[1].decision = (struct wire_decision){ .scale = 0.125f, .lr = 3 };
+    p[1].decision = (struct decision){ .scale = 0.125f, .lr = 3 };
     EXPECT_OK(decide(&args, &d, &e), &e);
     EXPECT(d.decision.scale == 0.125f && d.decision.lr == 3);
     p[2].has_decision = true;
@@ -158,18 +158,18 @@ TEST(numbers_outside_their_limits_are_named)
 TEST(dynamic_loss_scale_follows_the_decisions)
 {
     uint32_t good;
-    struct wire_decision d = { .loss_scale = 65536, .good_steps = 7 };
+    struct decision d = { .loss_scale = 65536, .good_steps = 7 };
     EXPECT(loss_scale_next(NULL, &good) == 65536 && good == 1);
     EXPECT(loss_scale_next(&d, &good) == 65536 && good == 8);
     d.good_steps = 2000;
     EXPECT(loss_scale_next(&d, &good) == 131072 && good == 1);
     d.loss_scale = 16777216;
     EXPECT(loss_scale_next(&d, &good) == 16777216 && good == 1);
-    d = (struct wire_decision){ .skip = true, .loss_scale = 65536 };
+    d = (struct decision){ .skip = true, .loss_scale = 65536 };
     EXPECT(loss_scale_next(&d, &good) == 32768 && good == 1);
     d.loss_scale = 1.5;
     EXPECT(loss_scale_next(&d, &good) == 1 && good == 1);
-    d = (struct wire_decision){ .loss_scale = 8 }; /* static */
+    d = (struct decision){ .loss_scale = 8 }; /* static */
     EXPECT(loss_scale_next(&d, &good) == 65536 && good == 1);
 }
 
@@ -187,12 +187,12 @@ TEST(decisions_carry_their_loss_scale)
     struct shd_err e = { 0 };
     EXPECT_OK(decide(&args, &d, &e), &e);
     EXPECT(d.decision.loss_scale == 16 && d.decision.good_steps == 5);
-    struct wire_decision other = d.decision;
+    struct decision other = d.decision;
     EXPECT(decision_equal(&other, &d.decision));
     other.good_steps++;
     EXPECT(!decision_equal(&other, &d.decision));
     p.has_decision = true;
-    p.decision = (struct wire_decision){ .scale = 1, .lr = 3, .loss_scale = 2, .good_steps = 9 };
+    p.decision = (struct decision){ .scale = 1, .lr = 3, .loss_scale = 2, .good_steps = 9 };
     EXPECT_OK(decide(&args, &d, &e), &e);
     EXPECT(decision_equal(&d.decision, &p.decision) && d.grad_norm == 1);
     p = prepared_of(64);

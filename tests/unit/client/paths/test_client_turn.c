@@ -14,7 +14,7 @@
 struct owner {
     uint64_t open; /* steps below it are committed */
     struct wire_prepared record;
-    struct wire_decision decided[STEPS];
+    struct decision decided[STEPS];
 };
 
 static void seal(struct owner *o, uint32_t index, uint64_t step)
@@ -36,8 +36,7 @@ static struct wire_prepared prepare(const struct owner *o, uint64_t step)
     return (struct wire_prepared){ .step = step, .over = true };
 }
 
-static struct wire_committed commit(struct owner *o, uint64_t step,
-                                    const struct wire_decision *decision)
+static struct wire_committed commit(struct owner *o, uint64_t step, const struct decision *decision)
 {
     if (step < o->record.step)
         return (struct wire_committed){ .step = step, .over = true };
@@ -149,7 +148,7 @@ TEST(decision_learned_from_a_commit_is_passed_on)
     struct shd_err e = { 0 };
     struct turn *t = turn_in(&memory, 2);
     const struct turn_update update = update_of(0, 1);
-    const struct wire_decision other = { .scale = 0.25f, .lr = 7 };
+    const struct decision other = { .scale = 0.25f, .lr = 7 };
     owners_init(owners, 2);
     seal_all(owners, 2, 0);
     turn_begin(t, 0, &update);
@@ -168,7 +167,7 @@ TEST(settling_derives_nothing)
     struct shd_err e = { 0 };
     struct turn *t = turn_in(&memory, 2);
     struct turn_update update = update_of(0, 1);
-    const struct wire_decision other = { .scale = 0.25f, .lr = 7 };
+    const struct decision other = { .scale = 0.25f, .lr = 7 };
     update.recorded_only = true;
     owners_init(owners, 2);
     seal_all(owners, 2, 0);

@@ -243,7 +243,7 @@ struct half {
     shd_model *m;
     const char *blob;
     struct wire_prepared prepared[3];
-    struct wire_decision decision;
+    struct decision decision;
 };
 
 static int make_half(struct round *round, struct link *link, uint64_t commit,

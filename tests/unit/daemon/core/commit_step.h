@@ -52,9 +52,9 @@ struct world { /* one mapping */
 /* The same in every process. */
 struct inputs {
     uint8_t grad[2][2][MICROS][UNIT_ELEMS * sizeof(float)]; /* [step][slice][micro] */
-    struct step_decision decision[2]; /* 0: of step 0 and of the process that is killed; 1: of its
-                                       * successors */
-    uint8_t blob[3][BLOB_BYTES];      /* of those two for STEP, and of step 0 */
+    struct decision decision[2]; /* 0: of step 0 and of the process that is killed; 1: of its
+                                  * successors */
+    uint8_t blob[3][BLOB_BYTES]; /* of those two for STEP, and of step 0 */
 };
 
 static const enum shd_dtype micro_dtype[MICROS] = { SHD_F32, SHD_BF16 };
@@ -115,8 +115,8 @@ __attribute__((unused)) static void inputs_fill(struct inputs *in)
         if (i % 2 == 0)
             memcpy(grad, wide, sizeof wide);
     }
-    in->decision[0] = (struct step_decision){ .scale = 0.37f, .lr = 1e-3, .loss_scale = 1 };
-    in->decision[1] = (struct step_decision){ .scale = 0.41f, .lr = 3e-3, .loss_scale = 2 };
+    in->decision[0] = (struct decision){ .scale = 0.37f, .lr = 1e-3, .loss_scale = 1 };
+    in->decision[1] = (struct decision){ .scale = 0.41f, .lr = 3e-3, .loss_scale = 2 };
     for (uint32_t i = 0; i < 3; i++)
         memset(in->blob[i], (int)(0x11 * (i + 1)), BLOB_BYTES);
 }
@@ -209,7 +209,7 @@ static int queue_apply(struct rig *rig, struct work *work)
 {
     static const struct kern_run runs[] = { { 3, 700, 0 }, { 768, 333, 1 } };
     const uint32_t unit = work->action.unit;
-    const struct step_decision *d = &step_record(rig->core)->decision;
+    const struct decision *d = &step_record(rig->core)->decision;
     const double t = (double)step_updates(rig->core);
     const struct kern_hyper hypers[] = {
         { (float)d->lr, 0.1f, 0.9f, 0.999f, 1e-8f, (float)(1 - pow(0.9, t)),
@@ -339,7 +339,7 @@ static void rig_send(struct rig *rig, uint32_t index)
 static void rig_commit(struct rig *rig)
 {
     struct step_actions actions;
-    struct step_decision counts;
+    struct decision counts;
     struct step_prepared prepared;
     enum step_committed how;
     const struct step_blob blob = { rig->in->blob[rig->step == STEP ? rig->decider : 2],
@@ -358,9 +358,9 @@ static void rig_commit(struct rig *rig)
 static void rig_commit_late(struct rig *rig)
 {
     struct step_actions actions;
-    struct step_decision counts;
+    struct decision counts;
     enum step_committed how;
-    const struct step_decision mine = { .skip = true };
+    const struct decision mine = { .skip = true };
     const struct step_blob none = { NULL, 0 };
     if (step_commit(rig->core, rig->step, &mine, none, &counts, &how, &actions, &rig->e) !=
             SHD_OK ||

@@ -83,8 +83,8 @@ static void comes_in(struct desk *d, uint32_t micro)
 
 static void commit(struct desk *d)
 {
-    const struct step_decision wanted = { .scale = 1 };
-    struct step_decision decision;
+    const struct decision wanted = { .scale = 1 };
+    struct decision decision;
     enum step_committed how;
     struct step_actions actions;
     struct shd_err e;

@@ -181,11 +181,9 @@ static void finish_all(struct shell *sh)
         finish_one(sh, below(sh, sh->running_count));
 }
 
-static int commit(struct shell *sh, uint64_t step, bool skip, struct step_decision *ret)
+static int commit(struct shell *sh, uint64_t step, bool skip, struct decision *ret)
 {
-    const struct step_decision d = { .skip = skip,
-                                     .scale = 0.5f,
-                                     .lr = 1e-3 + 1e-6 * (double)step };
+    const struct decision d = { .skip = skip, .scale = 0.5f, .lr = 1e-3 + 1e-6 * (double)step };
     struct step_actions actions;
     struct shd_err e;
     enum step_committed how;
@@ -263,7 +261,7 @@ TEST(random_orders_sum_every_gradient_once_in_ascending_order)
         for (uint64_t step = 0; step < 5; step++) {
             random_step(&sh, step);
             expect_prepared(&sh, step);
-            struct step_decision d;
+            struct decision d;
             const bool skip = below(&sh, 4) == 0;
             updates += skip ? 0 : 1;
             EXPECT_OK(commit(&sh, step, skip, &d), &(struct shd_err){ 0 });
@@ -300,7 +298,7 @@ TEST(prepare_waits_until_sealed_and_keeps_its_record_until_the_next)
 {
     static struct shell sh;
     struct step_prepared p;
-    struct step_decision d;
+    struct decision d;
     struct shd_err e;
     shell_init(&sh, 2, 1, 1);
     EXPECT_EQ(step_prepare(sh.core, 0, &p, &e), SHD_PENDING);
@@ -331,7 +329,7 @@ TEST(prepare_waits_until_sealed_and_keeps_its_record_until_the_next)
 TEST(non_finite_gradients_can_only_be_skipped)
 {
     static struct shell sh;
-    struct step_decision d;
+    struct decision d;
     struct step_actions actions;
     struct shd_err e;
     shell_init(&sh, 1, 1, 1);
@@ -353,7 +351,7 @@ TEST(non_finite_gradients_can_only_be_skipped)
 TEST(next_steps_gradient_waits_for_its_unit_to_be_applied)
 {
     static struct shell sh;
-    struct step_decision d;
+    struct decision d;
     struct shd_err e;
     shell_init(&sh, 2, 1, 1);
     EXPECT_STATUS(give(&sh, 1, 0, 0, false), SHD_ESTEP);
@@ -375,7 +373,7 @@ TEST(next_steps_gradient_waits_for_its_unit_to_be_applied)
 TEST(frozen_units_need_no_gradient_and_get_every_version)
 {
     static struct shell sh;
-    struct step_decision d, last;
+    struct decision d, last;
     struct shd_err e;
     shell_init(&sh, 3, 2, 1);
     sh.core = step_init(sh.memory, &sh.ledger, (const bool[]){ true, false, true });
@@ -402,7 +400,7 @@ TEST(frozen_units_need_no_gradient_and_get_every_version)
 TEST(commit_waits_while_a_successor_forms_the_sums_anew)
 {
     static struct shell sh;
-    struct step_decision d;
+    struct decision d;
     struct step_actions actions;
     struct shd_err e;
     shell_init(&sh, 1, 1, 1);

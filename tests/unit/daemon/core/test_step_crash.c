@@ -33,7 +33,7 @@ struct world {
     uint64_t spilled[CRASH_UNITS][CRASH_MICROS];
     uint64_t updates[CRASH_UNITS];
     bool credited[CRASH_STEPS][CRASH_UNITS][CRASH_MICROS];
-    struct step_decision decision[CRASH_STEPS];
+    struct decision decision[CRASH_STEPS];
     bool decided[CRASH_STEPS];
     /* dies with it */
     struct step_action running[EVENTS_MAX];
@@ -183,8 +183,8 @@ static void world_send(struct world *w, uint32_t unit, uint32_t micro)
 static void world_commit(struct world *w)
 {
     const uint64_t step = step_now(w->core);
-    const struct step_decision mine = { .skip = step == 1, .scale = 1, .lr = (double)w->ticks };
-    struct step_decision counts;
+    const struct decision mine = { .skip = step == 1, .scale = 1, .lr = (double)w->ticks };
+    struct decision counts;
     struct step_actions actions;
     enum step_committed how;
     struct shd_err e;
@@ -201,7 +201,7 @@ static void world_commit(struct world *w)
 static void world_recover(struct world *w)
 {
     struct ledger adopted;
-    struct step_decision last;
+    struct decision last;
     struct shd_err e;
     w->running_count = w->ref_last = 0;
     memset(w->sent, 0, sizeof w->sent);
