@@ -10,6 +10,7 @@
 #include "client/checkpoint/checkpoint_dir.h"
 #include "client/checkpoint/checkpoint_files.h"
 #include "client/session/hub.h"
+#include "client/session/round.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"

@@ -8,6 +8,7 @@
 
 #include "client/paths/path_map.h"
 #include "client/session/activity.h"
+#include "client/session/round.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 

@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "client/paths/path_map.h"
+#include "client/session/link_connect.h"
+#include "client/session/round.h"
 #include "proto/base/check.h"
 
 static_assert(WIRE_DEVICE_BYTES == GPU_UUID_BYTES, "gpu.h and the messages agree");

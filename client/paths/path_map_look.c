@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "client/paths/path_map.h"
+#include "client/session/hub_open.h"
+#include "client/session/round.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 

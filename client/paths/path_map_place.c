@@ -195,7 +195,7 @@ static int take_segment(struct shd_model *m, struct link *link, const struct map
         checked = check_bytes(m, link, layout, segment, e);
     if (checked != SHD_OK)
         return checked;
-    int r = hub_claim(link, segment, &fd, e);
+    int r = link_claim(link, segment, &fd, e);
     if (r != SHD_OK)
         return r;
     struct shd_err why = { 0 };

@@ -1,42 +1,17 @@
-/* See hub.h. Connecting is in hub_connect.c, rounds are in hub_round.c. */
+/* See hub.h. */
 #include "client/session/hub.h"
 
 #include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
 
+#include "client/session/link_connect.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
-#include "proto/base/failpoint.h"
-#include "proto/base/sys.h"
 
 #define POLL_SLICE_NS  (100 * NS_PER_MS)
 #define REPEAT_NS      (2 * NS_PER_S) /* without an answer: ask again */
 #define REPEAT_LOOK_NS (NS_PER_S / 4)
 #define STOPPED_NS     NS_PER_S /* between two looks of a wait, many times its sleep */
-#define USEFUL_NS      NS_PER_S /* a daemon that was there for as long came back indeed */
-
-int link_err(const struct link *link, int code, struct shd_err *e, const char *fmt, ...)
-{
-    char text[SHD_ERR_TEXT_BYTES];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    if (link->pid == 0) /* never met */
-        return err_set(e, code, "daemon %s at %s %s", link->device, link->path, text);
-    return err_set(e, code, "daemon %s (pid %d) at %s %s", link->device, (int)link->pid, link->path,
-                   text);
-}
-
-void link_fault(struct link *link, const struct shd_err *why)
-{
-    if (link->fault.code == SHD_OK)
-        link->fault = *why;
-}
 
 int hub_check(const struct hub *hub, struct shd_err *e)
 {
@@ -72,31 +47,6 @@ static struct call *find_call(struct link *link, uint64_t seq)
     return NULL;
 }
 
-static struct call *add_call(struct link *link, const struct call *call)
-{
-    for (uint32_t i = 0; i < HUB_CALLS_MAX; i++) {
-        struct call *slot = &link->calls[i];
-        if (slot->used)
-            continue;
-        *slot = *call;
-        slot->used = true;
-        slot->seq = 0;
-        link->call_count++;
-        link->unsent++;
-        return slot;
-    }
-    return NULL;
-}
-
-static void drop_call(struct link *link, struct call *call)
-{
-    CHECK(call->used && link->call_count > 0);
-    if (call->seq == 0)
-        link->unsent--;
-    *call = (struct call){ 0 };
-    link->call_count--;
-}
-
 void hub_forget(struct hub *hub, const void *ctx)
 {
     for (uint32_t l = 0; l < hub->link_count; l++)
@@ -106,58 +56,8 @@ void hub_forget(struct hub *hub, const void *ctx)
                 continue;
             call->ctx = NULL;
             if (call->seq == 0)
-                drop_call(&hub->links[l], call);
+                link_drop_call(&hub->links[l], call);
         }
-}
-
-/* Nothing is asked any more but to let go, and a daemon that hangs up has: that is its answer. */
-static void let_go(struct link *link, struct call *call)
-{
-    const struct call answered = *call;
-    const struct wire_reply reply = { .type = WIRE_REPLY_NONE };
-    drop_call(link, call);
-    answered.fn(link, &answered, &reply);
-}
-
-void link_down(struct link *link, const struct shd_err *why)
-{
-    struct hub *hub = link->hub;
-    const uint64_t now_ns = clock_now_ns();
-    const bool was_up = link->state == LINK_UP;
-    if (link->proven || (link->state == LINK_UP && now_ns - link->state_ns >= USEFUL_NS)) {
-        link->since_ns = now_ns;
-        link->since = time(NULL);
-    }
-    if (was_up) {
-        hub->down_count++;
-        link->epoch++;
-        link->retry_at_ns = link->retry_ns = 0;
-    }
-    link->proven = false;
-    link->state = LINK_DOWN;
-    link->state_ns = now_ns;
-    link->last = *why;
-    link->session = 0;
-    if (link->dealer != NULL)
-        zmq_close(link->dealer);
-    if (link->side_fd >= 0)
-        close(link->side_fd);
-    link->dealer = NULL;
-    link->side_fd = -1;
-    hub->poll_items[link->index].socket = NULL;
-    hub->poll_items[hub->link_count + link->index].fd = -1;
-    link->unsent = 0;
-    for (uint32_t i = 0; i < HUB_CALLS_MAX; i++) {
-        struct call *call = &link->calls[i];
-        if (!call->used)
-            continue;
-        call->seq = 0;
-        link->unsent++;
-        if (call->ctx == NULL)
-            drop_call(link, call);
-        else if (hub->leaving)
-            let_go(link, call);
-    }
 }
 
 /* -- Receiving -------------------------------------------------------------------------------- */
@@ -213,7 +113,7 @@ static int take_frame(struct link *link, const void *frame, size_t bytes, struct
     if (slot == NULL)
         return unasked(link, &reply, e);
     const struct call call = *slot;
-    drop_call(link, slot);
+    link_drop_call(link, slot);
     link->proven = true;
     if (call.ctx != NULL)
         call.fn(link, &call, &reply);
@@ -345,63 +245,6 @@ int hub_poll(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
 
 /* -- Sending ---------------------------------------------------------------------------------- */
 
-#ifdef SHD_FAIL_POINTS
-static const char *const fail_before[] = {
-#define FAIL_NAME(NAME, name) [WIRE_##NAME] = "send:" #name ":before",
-    WIRE_REQUEST_MAP(FAIL_NAME)
-#undef FAIL_NAME
-};
-static const char *const fail_after[] = {
-#define FAIL_NAME(NAME, name) [WIRE_##NAME] = "send:" #name ":after",
-    WIRE_REQUEST_MAP(FAIL_NAME)
-#undef FAIL_NAME
-};
-#endif
-
-int link_send(struct link *link, struct wire_request *request, uint64_t seq, struct shd_err *e)
-{
-    struct hub *hub = link->hub;
-    request->seq = seq;
-    request->session = link->session;
-    size_t bytes;
-    const int r = wire_request_pack(request, hub->frame, WIRE_FRAME_BYTES_MAX, &bytes, e);
-    if (r != SHD_OK)
-        return r;
-    FAIL_POINT(fail_before[request->type]);
-    if (sys_zmq_send(link->dealer, hub->frame, bytes, ZMQ_DONTWAIT) >= 0) {
-        FAIL_POINT(fail_after[request->type]);
-        hub->requests++;
-        return SHD_OK;
-    }
-    if (errno == EAGAIN || errno == EINTR)
-        return err_set(e, SHD_EBUSY, "pipe is full");
-    return link_err(link, errno == ENOMEM ? SHD_ENOMEM : SHD_EIO, e, "cannot be sent to: %s",
-                    zmq_strerror(errno));
-}
-
-static int send_call(struct link *link, struct call *call, struct shd_err *e)
-{
-    struct wire_request request = { .seq = 0 };
-    int r = call->make(link, call, &request, e);
-    if (r == SHD_OK)
-        r = link_send(link, &request, link->seq_last + 1, e);
-    if (r != SHD_OK)
-        return r;
-    call->seq = ++link->seq_last;
-    call->sent_ns = clock_now_ns();
-    link->unsent--;
-    return SHD_OK;
-}
-
-int link_flush(struct link *link, struct shd_err *e)
-{
-    int r = SHD_OK;
-    for (uint32_t i = 0; r == SHD_OK && link->unsent > 0 && i < HUB_CALLS_MAX; i++)
-        if (link->calls[i].used && link->calls[i].seq == 0)
-            r = send_call(link, &link->calls[i], e);
-    return r == SHD_EBUSY ? SHD_OK : r; /* a full pipe: at the next poll */
-}
-
 static int wait_for_room(struct link *link, uint64_t start_ns, struct shd_err *e)
 {
     const uint64_t now_ns = clock_now_ns(), deadline_ns = hub_deadline_ns(link->hub, start_ns);
@@ -422,14 +265,14 @@ int hub_ask(struct link *link, const struct call *call, struct shd_err *e)
         r = wait_for_room(link, start_ns, e);
     if (r != SHD_OK)
         return r;
-    struct call *slot = add_call(link, call);
+    struct call *slot = link_add_call(link, call);
     CHECK(slot != NULL);
     if (link->state != LINK_UP)
         return SHD_OK; /* when it is up again */
-    r = send_call(link, slot, e);
+    r = link_send_call(link, slot, e);
     if (r == SHD_EBUSY)
         return SHD_OK; /* a full pipe: at the next poll */
     if (r != SHD_OK)
-        drop_call(link, slot);
+        link_drop_call(link, slot);
     return r;
 }

@@ -10,7 +10,7 @@
 #include "client/paths/path_map.h"
 #include "client/session/address.h"
 #include "client/session/gpu.h"
-#include "client/session/hub.h"
+#include "client/session/hub_open.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"

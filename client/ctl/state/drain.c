@@ -25,6 +25,7 @@
 #include "client/ctl/base/status_doc.h"
 #include "client/ctl/base/verb_start.h"
 #include "client/ctl/state/checkpoint.h"
+#include "client/session/address.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"

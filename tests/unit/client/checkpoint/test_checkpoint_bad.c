@@ -5,6 +5,7 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 
+#include "client/session/round.h"
 #include "proto/files/safeset.h"
 
 static const char *step2 = "step-000000000002";

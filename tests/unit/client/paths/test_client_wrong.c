@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include "client/session/round.h"
 #include "proto/share/activity.h"
 #include "proto/share/board.h"
 #include "proto/share/fdpass.h"

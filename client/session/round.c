@@ -1,71 +1,12 @@
-/* Rounds and claims; see hub.h. */
-#include "client/session/hub.h"
+/* See round.h. */
+#include "client/session/round.h"
 
 #include <inttypes.h>
-#include <unistd.h>
 
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 
 #define POLL_SLICE_NS (100 * NS_PER_MS)
-
-/* -- Segments --------------------------------------------------------------------------------- */
-
-static int receive_segment(struct link *link, const struct wire_segment *segment, int *ret_fd,
-                           struct shd_err *e)
-{
-    struct side_msg msg;
-    int fd;
-    const uint64_t timeout_ms = link->hub->timeout_ns / NS_PER_MS;
-    int r = side_recv(link->side_fd, timeout_ms < INT32_MAX ? (int)timeout_ms : INT32_MAX, &msg,
-                      &fd, e);
-    if (r != SHD_OK)
-        return r;
-    if (msg.type == SIDE_ERROR)
-        r = err_set(e, msg.status, "%s", msg.text);
-    else if (msg.type != SIDE_SEGMENT || fd < 0)
-        r = err_set(e, SHD_EPROTO, "side message of type %" PRIu32 " instead of a segment",
-                    msg.type);
-    else if (msg.ticket != segment->ticket || msg.kind != segment->kind ||
-             msg.bytes != segment->bytes)
-        r = err_set(e, SHD_EPROTO,
-                    "got segment kind %" PRIu32 " of %" PRIu64 " bytes, asked for "
-                    "kind %d of %" PRIu64,
-                    msg.kind, msg.bytes, (int)segment->kind, segment->bytes);
-    else if (segment->place == SEGMENT_HOST) /* a GPU's is checked by its driver */
-        r = segment_check(fd, segment->kind, segment->bytes, e);
-    if (r == SHD_OK)
-        *ret_fd = fd;
-    else if (fd >= 0)
-        close(fd);
-    return r;
-}
-
-int hub_claim(struct link *link, const struct wire_segment *segment, int *ret_fd, struct shd_err *e)
-{
-    if (link->fault.code != SHD_OK) {
-        if (e != NULL)
-            *e = link->fault;
-        return link->fault.code;
-    }
-    if (link->side_fd < 0)
-        return link_err(link, SHD_EGONE, e, "is gone");
-    struct shd_err why = { 0 };
-    const struct side_msg claim = {
-        .magic = SIDE_MAGIC, .protocol = SHD_PROTOCOL, .type = SIDE_CLAIM, .ticket = segment->ticket
-    };
-    int r = side_send(link->side_fd, &claim, /* pass_fd= */ -1, &why);
-    if (r == SHD_OK)
-        r = receive_segment(link, segment, ret_fd, &why);
-    if (r == SHD_OK)
-        return SHD_OK;
-    if (r == SHD_EGONE && link->state == LINK_UP)
-        link_down(link, &why);
-    return link_err(link, r, e, "does not pass its %s segment: %s",
-                    segment_kind_name(segment->kind), why.text);
-}
-
-/* -- Rounds ----------------------------------------------------------------------------------- */
 
 static int take_answer(struct round *round, struct link *link, uint64_t arg,
                        const struct wire_reply *reply, struct shd_err *e)

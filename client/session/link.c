@@ -1,0 +1,227 @@
+/* See link.h. */
+#include "client/session/link.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "proto/base/check.h"
+#include "proto/base/clock.h"
+#include "proto/base/failpoint.h"
+#include "proto/base/sys.h"
+
+#define USEFUL_NS NS_PER_S /* a daemon that was there for as long came back indeed */
+
+int link_err(const struct link *link, int code, struct shd_err *e, const char *fmt, ...)
+{
+    char text[SHD_ERR_TEXT_BYTES];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    if (link->pid == 0) /* never met */
+        return err_set(e, code, "daemon %s at %s %s", link->device, link->path, text);
+    return err_set(e, code, "daemon %s (pid %d) at %s %s", link->device, (int)link->pid, link->path,
+                   text);
+}
+
+void link_fault(struct link *link, const struct shd_err *why)
+{
+    if (link->fault.code == SHD_OK)
+        link->fault = *why;
+}
+
+/* -- The table --------------------------------------------------------------------------------- */
+
+struct call *link_add_call(struct link *link, const struct call *call)
+{
+    for (uint32_t i = 0; i < HUB_CALLS_MAX; i++) {
+        struct call *slot = &link->calls[i];
+        if (slot->used)
+            continue;
+        *slot = *call;
+        slot->used = true;
+        slot->seq = 0;
+        link->call_count++;
+        link->unsent++;
+        return slot;
+    }
+    return NULL;
+}
+
+void link_drop_call(struct link *link, struct call *call)
+{
+    CHECK(call->used && link->call_count > 0);
+    if (call->seq == 0)
+        link->unsent--;
+    *call = (struct call){ 0 };
+    link->call_count--;
+}
+
+/* Nothing is asked any more but to let go, and a daemon that hangs up has: that is its answer. */
+static void let_go(struct link *link, struct call *call)
+{
+    const struct call answered = *call;
+    const struct wire_reply reply = { .type = WIRE_REPLY_NONE };
+    link_drop_call(link, call);
+    answered.fn(link, &answered, &reply);
+}
+
+void link_down(struct link *link, const struct shd_err *why)
+{
+    struct hub *hub = link->hub;
+    const uint64_t now_ns = clock_now_ns();
+    const bool was_up = link->state == LINK_UP;
+    if (link->proven || (link->state == LINK_UP && now_ns - link->state_ns >= USEFUL_NS)) {
+        link->since_ns = now_ns;
+        link->since = time(NULL);
+    }
+    if (was_up) {
+        hub->down_count++;
+        link->epoch++;
+        link->retry_at_ns = link->retry_ns = 0;
+    }
+    link->proven = false;
+    link->state = LINK_DOWN;
+    link->state_ns = now_ns;
+    link->last = *why;
+    link->session = 0;
+    if (link->dealer != NULL)
+        zmq_close(link->dealer);
+    if (link->side_fd >= 0)
+        close(link->side_fd);
+    link->dealer = NULL;
+    link->side_fd = -1;
+    hub->poll_items[link->index].socket = NULL;
+    hub->poll_items[hub->link_count + link->index].fd = -1;
+    link->unsent = 0;
+    for (uint32_t i = 0; i < HUB_CALLS_MAX; i++) {
+        struct call *call = &link->calls[i];
+        if (!call->used)
+            continue;
+        call->seq = 0;
+        link->unsent++;
+        if (call->ctx == NULL)
+            link_drop_call(link, call);
+        else if (hub->leaving)
+            let_go(link, call);
+    }
+}
+
+/* -- Sending ----------------------------------------------------------------------------------- */
+
+#ifdef SHD_FAIL_POINTS
+static const char *const fail_before[] = {
+#define FAIL_NAME(NAME, name) [WIRE_##NAME] = "send:" #name ":before",
+    WIRE_REQUEST_MAP(FAIL_NAME)
+#undef FAIL_NAME
+};
+static const char *const fail_after[] = {
+#define FAIL_NAME(NAME, name) [WIRE_##NAME] = "send:" #name ":after",
+    WIRE_REQUEST_MAP(FAIL_NAME)
+#undef FAIL_NAME
+};
+#endif
+
+int link_send(struct link *link, struct wire_request *request, uint64_t seq, struct shd_err *e)
+{
+    struct hub *hub = link->hub;
+    request->seq = seq;
+    request->session = link->session;
+    size_t bytes;
+    const int r = wire_request_pack(request, hub->frame, WIRE_FRAME_BYTES_MAX, &bytes, e);
+    if (r != SHD_OK)
+        return r;
+    FAIL_POINT(fail_before[request->type]);
+    if (sys_zmq_send(link->dealer, hub->frame, bytes, ZMQ_DONTWAIT) >= 0) {
+        FAIL_POINT(fail_after[request->type]);
+        hub->requests++;
+        return SHD_OK;
+    }
+    if (errno == EAGAIN || errno == EINTR)
+        return err_set(e, SHD_EBUSY, "pipe is full");
+    return link_err(link, errno == ENOMEM ? SHD_ENOMEM : SHD_EIO, e, "cannot be sent to: %s",
+                    zmq_strerror(errno));
+}
+
+int link_send_call(struct link *link, struct call *call, struct shd_err *e)
+{
+    struct wire_request request = { .seq = 0 };
+    int r = call->make(link, call, &request, e);
+    if (r == SHD_OK)
+        r = link_send(link, &request, link->seq_last + 1, e);
+    if (r != SHD_OK)
+        return r;
+    call->seq = ++link->seq_last;
+    call->sent_ns = clock_now_ns();
+    link->unsent--;
+    return SHD_OK;
+}
+
+int link_flush(struct link *link, struct shd_err *e)
+{
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && link->unsent > 0 && i < HUB_CALLS_MAX; i++)
+        if (link->calls[i].used && link->calls[i].seq == 0)
+            r = link_send_call(link, &link->calls[i], e);
+    return r == SHD_EBUSY ? SHD_OK : r; /* a full pipe: at the next poll */
+}
+
+/* -- Segments ---------------------------------------------------------------------------------- */
+
+static int receive_segment(struct link *link, const struct wire_segment *segment, int *ret_fd,
+                           struct shd_err *e)
+{
+    struct side_msg msg;
+    int fd;
+    const uint64_t timeout_ms = link->hub->timeout_ns / NS_PER_MS;
+    int r = side_recv(link->side_fd, timeout_ms < INT32_MAX ? (int)timeout_ms : INT32_MAX, &msg,
+                      &fd, e);
+    if (r != SHD_OK)
+        return r;
+    if (msg.type == SIDE_ERROR)
+        r = err_set(e, msg.status, "%s", msg.text);
+    else if (msg.type != SIDE_SEGMENT || fd < 0)
+        r = err_set(e, SHD_EPROTO, "side message of type %" PRIu32 " instead of a segment",
+                    msg.type);
+    else if (msg.ticket != segment->ticket || msg.kind != segment->kind ||
+             msg.bytes != segment->bytes)
+        r = err_set(e, SHD_EPROTO,
+                    "got segment kind %" PRIu32 " of %" PRIu64 " bytes, asked for "
+                    "kind %d of %" PRIu64,
+                    msg.kind, msg.bytes, (int)segment->kind, segment->bytes);
+    else if (segment->place == SEGMENT_HOST) /* a GPU's is checked by its driver */
+        r = segment_check(fd, segment->kind, segment->bytes, e);
+    if (r == SHD_OK)
+        *ret_fd = fd;
+    else if (fd >= 0)
+        close(fd);
+    return r;
+}
+
+int link_claim(struct link *link, const struct wire_segment *segment, int *ret_fd,
+               struct shd_err *e)
+{
+    if (link->fault.code != SHD_OK) {
+        if (e != NULL)
+            *e = link->fault;
+        return link->fault.code;
+    }
+    if (link->side_fd < 0)
+        return link_err(link, SHD_EGONE, e, "is gone");
+    struct shd_err why = { 0 };
+    const struct side_msg claim = {
+        .magic = SIDE_MAGIC, .protocol = SHD_PROTOCOL, .type = SIDE_CLAIM, .ticket = segment->ticket
+    };
+    int r = side_send(link->side_fd, &claim, /* pass_fd= */ -1, &why);
+    if (r == SHD_OK)
+        r = receive_segment(link, segment, ret_fd, &why);
+    if (r == SHD_OK)
+        return SHD_OK;
+    if (r == SHD_EGONE && link->state == LINK_UP)
+        link_down(link, &why);
+    return link_err(link, r, e, "does not pass its %s segment: %s",
+                    segment_kind_name(segment->kind), why.text);
+}

@@ -1,0 +1,132 @@
+/* A link: one daemon, with its side channel (descriptors, liveness) and its DEALER socket
+ * (requests).
+ *
+ * Requests have ascending numbers per connection and are matched to replies through a fixed table
+ * of *calls*, so that replies may come in any order and nothing is allocated per request. A call
+ * packs its request by its make() function each time it is sent: handles may have changed since.
+ *
+ * A daemon that dies: the link goes down, and its calls stay, marked to be sent again. Who connects
+ * it anew is link_connect.h; who looks after all links of a session is hub.h.
+ *
+ * Failure: a fault is sticky: the link is of no use any more. One thread.
+ */
+#ifndef SHD_LINK_H
+#define SHD_LINK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <time.h>
+
+#include <zmq.h>
+
+#include "proto/wire/wire.h"
+
+#define HUB_CALLS_MAX 120u /* requests outstanding per link; a daemon takes 128 of a session */
+
+struct hub;
+struct link;
+
+/* One outstanding request. */
+struct call {
+    bool used;
+    uint64_t seq;     /* on this connection; 0: it is still to be sent, or to be sent again */
+    uint64_t sent_ns; /* last time */
+    /* Fill in type and body; *ret_request is zeroed. Sends nothing itself. */
+    int (*make)(struct link *link, const struct call *call, struct wire_request *ret_request,
+                struct shd_err *e);
+    /* Gets every reply, also refusals; reply is valid during the call. */
+    void (*fn)(struct link *link, const struct call *call, const struct wire_reply *reply);
+    void *ctx;          /* NULL: nobody waits any more, the reply is dropped */
+    uint64_t arg, step; /* the caller's */
+};
+
+enum link_state {
+    LINK_DOWN,  /* nobody there: tried again and again */
+    LINK_TOKEN, /* side channel is up, its welcome is to come */
+    LINK_HELLO, /* DEALER too; the answer to Hello is to come */
+    LINK_UP,
+};
+
+struct link {
+    struct hub *hub; /* borrowed: its owner */
+    uint32_t index;  /* owner index */
+    char *device;    /* owned: "cpu0" */
+    char *path;      /* owned: of the side socket */
+    char *endpoint;  /* owned: of the DEALER */
+    pid_t pid;
+    enum link_state state;
+    uint32_t epoch;    /* connections lost: what was learned in an earlier one may not hold */
+    bool known;        /* was up once */
+    bool proven;       /* has answered something since it came up */
+    uint64_t since_ns; /* not up: since then (a short, useless return does not count) */
+    time_t since;      /* the same for people */
+    uint64_t state_ns; /* this state since then */
+    uint64_t retry_at_ns, retry_ns; /* DOWN: the next attempt; the pause after it */
+    struct shd_err last;            /* why the last attempt failed */
+    int side_fd;                    /* owned; -1: closed */
+    void *dealer;                   /* owned ZeroMQ socket, or NULL */
+    uint64_t session;               /* id the daemon gave us */
+    uint64_t seq_last;
+    struct call calls[HUB_CALLS_MAX];
+    uint32_t call_count;  /* in use */
+    uint32_t unsent;      /* of them: with seq 0 */
+    struct shd_err fault; /* code 0: none; else why this link is of no use any more */
+};
+
+/* All links of a session; see hub.h. */
+struct hub {
+    void *zmq;          /* owned context */
+    struct link *links; /* owned, [link_count] */
+    uint32_t link_count;
+    uint32_t down_count;        /* links that are not UP */
+    char *name;                 /* owned: shown by daemons */
+    zmq_pollitem_t *poll_items; /* owned, [2 * link_count]: dealers, then side channels */
+    uint8_t *frame;             /* owned, [WIRE_FRAME_BYTES_MAX]: requests are packed here */
+    uint8_t *arena_memory;      /* owned, [WIRE_ARENA_BYTES]: replies are unpacked here */
+    uint64_t timeout_ns;        /* of each wait */
+    uint64_t requests;          /* sent */
+    uint64_t back_ns;           /* a link came up last, or this process went on */
+    uint64_t looked_ns;         /* hub_deadline_ns() was asked last */
+    uint64_t repeat_at_ns;      /* the next look for requests without an answer */
+    bool leaving;               /* nothing is connected any more */
+    /* A link is up again: open on it what is open (by link_exchange() and link_claim() only).
+     * SHD_EGONE, SHD_ETIMEDOUT, SHD_EBUSY: it is tried again; other errors are final. May be NULL.
+     */
+    int (*reopen)(void *ctx, struct link *link, struct shd_err *e);
+    /* In each hub_poll(): what else belongs to a connection may have broken: link_down(), and all
+     * of it is made anew. May be NULL. */
+    void (*look)(void *ctx);
+    void *reopen_ctx; /* of both */
+};
+
+/* A fault of link as an error for its users: "daemon cpu1 (pid 42) at /run/...: <text>". */
+int link_err(const struct link *link, int code, struct shd_err *e, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* Of no use any more: why. The first reason counts. */
+void link_fault(struct link *link, const struct shd_err *why);
+
+/* Put a call in the table, to be sent; NULL: the table is full. */
+struct call *link_add_call(struct link *link, const struct call *call);
+void link_drop_call(struct link *link, struct call *call);
+
+/* Its daemon has gone, or must be greeted anew: close, mark all calls as to be sent. */
+void link_down(struct link *link, const struct shd_err *why);
+
+/* Send what is to be sent, as far as the socket takes it. */
+int link_flush(struct link *link, struct shd_err *e);
+
+/* Send a call of the table that was not sent on this connection. SHD_EBUSY: the pipe is full. */
+int link_send_call(struct link *link, struct call *call, struct shd_err *e);
+
+/* Pack and send under the next number. SHD_EBUSY: the pipe is full. */
+int link_send(struct link *link, struct wire_request *request, uint64_t seq, struct shd_err *e);
+
+/* Exchange a ticket for the descriptor of its segment, checked for kind, size and seals
+ * (a GPU's for kind alone).
+ * SHD_EGONE: the connection is lost. */
+int link_claim(struct link *link, const struct wire_segment *segment, int *ret_fd,
+               struct shd_err *e);
+
+#endif
