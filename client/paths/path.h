@@ -7,8 +7,8 @@
 
 #include <stdint.h>
 
-#include "client/checkpoint/digest.h"
 #include "client/paths/decide.h"
+#include "client/paths/digest.h"
 #include "client/session/session.h"
 
 struct path_return {

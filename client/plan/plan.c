@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "client/plan/plan_cost.h"
+#include "client/plan/plan_names.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 

@@ -96,25 +96,4 @@ int plan_build(const struct spec *spec, const struct plan_policy *policy,
                struct shd_err *e);
 void plan_free(struct plan *plan);
 
-/* Check a plan as data, without knowing how it was built: every compute has its unit (and those
- * it uses) fetched and waited for, nothing is freed before its last use or twice, every trainable
- * unit of the trace is returned exactly once per group of micro-batches, bounds hold after every
- * operation, PREPARE and COMMIT come last, and plan->cost is what a replay counts. SHD_EINVAL
- * names the operation. */
-int plan_check(const struct plan *plan, const struct spec *spec, const struct plan_policy *policy,
-               const struct plan_trace *trace, struct shd_err *e);
-
-/* Bytes of a unit's parameters as fetched (publish dtype) and of its gradient as returned
- * (dtype), without padding; 0 gradient for a frozen unit. */
-uint64_t plan_unit_param_bytes(const struct spec *spec, uint32_t unit);
-uint64_t plan_unit_grad_bytes(const struct spec *spec, uint32_t unit, enum shd_dtype dtype);
-
-const char *plan_op_name(enum plan_op_kind kind);
-const char *plan_strategy_name(enum plan_strategy strategy); /* "zero3" ... */
-const char *plan_prefetch_name(enum plan_backward_prefetch prefetch);
-
-/* The strategy / prefetch called name; -1 when there is none. */
-int plan_strategy_parse(const char *name);
-int plan_prefetch_parse(const char *name);
-
 #endif

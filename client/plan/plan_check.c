@@ -1,11 +1,14 @@
-/* plan_check(): replay a plan against the rules alone. Nothing here knows how plans are built: it
- * counts down how often each unit is still to be read in the sweep that is running, and keeps its
- * own account of what is held. The first operation that breaks a rule is named. */
+/* See plan_check.h. A plan is replayed against the rules alone. Nothing here knows how plans are
+ * built: it counts down how often each unit is still to be read in the sweep that is running, and
+ * keeps its own account of what is held. The first operation that breaks a rule is named. */
+#include "client/plan/plan_check.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/plan/plan.h"
+#include "client/plan/plan_cost.h"
+#include "client/plan/plan_names.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 

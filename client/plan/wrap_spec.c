@@ -1,8 +1,9 @@
-/* wrap_spec(): a spec from wrapped tensors. Everything was checked by wrap_build(). */
+/* See wrap_spec.h. Everything was checked by wrap_build(). */
+#include "client/plan/wrap_spec.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/plan/wrap.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 

@@ -6,6 +6,7 @@
 
 #include "client/paths/kern_run.h"
 #include "client/plan/plan.h"
+#include "client/plan/plan_cost.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"

@@ -5,6 +5,7 @@
 
 #include "client/paths/path.h"
 #include "client/plan/plan.h"
+#include "client/plan/plan_cost.h"
 #include "client/session/activity.h"
 #include "client/session/hub.h"
 #include "proto/base/check.h"

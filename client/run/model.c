@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/checkpoint/checkpoint.h"
+#include "client/checkpoint/save.h"
 #include "client/paths/path.h"
 #include "client/run/exec.h"
 #include "client/run/grads.h"

@@ -7,6 +7,7 @@
 
 #include "client/paths/kern_run.h"
 #include "client/paths/path.h"
+#include "client/plan/plan_cost.h"
 #include "client/run/grads.h"
 #include "client/run/hold.h"
 #include "client/run/policy.h"

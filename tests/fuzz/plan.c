@@ -3,6 +3,7 @@
 #include "tests/fuzz/fuzz.h"
 
 #include "client/plan/plan.h"
+#include "client/plan/plan_check.h"
 
 #define UNITS_MAX 9u
 #define TRACE_MAX 12u

@@ -17,6 +17,8 @@
 #include <stdlib.h>
 
 #include "client/ctl/plan/plan_show.h"
+#include "client/plan/plan_cost.h"
+#include "client/plan/plan_names.h"
 #include "proto/base/check.h"
 
 struct question {

@@ -6,6 +6,7 @@
 #include "client/ctl/base/table.h"
 #include "client/ctl/plan/plan_draw.h"
 #include "client/ctl/plan/plan_show.h"
+#include "client/plan/plan_names.h"
 #include "proto/base/check.h"
 
 #define CELL TABLE_CELL_BYTES_MAX

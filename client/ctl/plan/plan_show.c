@@ -6,6 +6,8 @@
 
 #include "client/ctl/base/table.h"
 #include "client/ctl/plan/plan_draw.h"
+#include "client/plan/plan_cost.h"
+#include "client/plan/plan_names.h"
 #include "proto/base/check.h"
 #include "proto/share/shardmap.h"
 

@@ -14,8 +14,9 @@
 
 #include <jansson.h>
 
-#include "client/checkpoint/checkpoint.h"
-#include "client/checkpoint/checkpoint_dir.h"
+#include "client/checkpoint/dir.h"
+#include "client/checkpoint/save.h"
+#include "client/checkpoint/verify.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/verb_start.h"
 #include "client/session/hub.h"

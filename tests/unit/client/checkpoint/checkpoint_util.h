@@ -6,9 +6,10 @@
 #include <errno.h>
 #include <fcntl.h>
 
-#include "client/checkpoint/checkpoint.h"
-#include "client/checkpoint/checkpoint_dir.h"
-#include "client/checkpoint/checkpoint_files.h"
+#include "client/checkpoint/save.h"
+#include "client/checkpoint/dir.h"
+#include "client/checkpoint/files.h"
+#include "client/checkpoint/verify.h"
 #include "proto/files/ckpt.h"
 #include "tests/lib/client_remote.h"
 

@@ -415,7 +415,7 @@ TEST(failed_compute_can_be_run_again)
     shd_close(s);
 }
 
-/* Computed with Python's hashlib from the definition in client/checkpoint/digest.h. */
+/* Computed with Python's hashlib from the definition in client/paths/digest.h. */
 TEST(digest_matches_its_definition)
 {
     const char *spec =

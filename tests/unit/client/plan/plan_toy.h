@@ -3,6 +3,7 @@
 #define SHD_TEST_PLAN_TOY_H
 
 #include "client/plan/plan.h"
+#include "client/plan/plan_names.h"
 #include "tests/lib/test.h"
 
 #define TOY_UNITS_MAX 24u

@@ -1,6 +1,7 @@
 /* The order of operations, policy by policy, spelled out and compared with what FSDP and DeepSpeed
  * promise (docs/schedules.md): chains hold exactly as many units and gradients, traces are
  * followed, used, frozen and skipped units come and go where they should. */
+#include "client/plan/plan_check.h"
 #include "proto/base/check.h"
 #include "tests/unit/client/plan/plan_toy.h"
 

@@ -5,6 +5,8 @@
 #include <errno.h>
 
 #include "client/plan/plan.h"
+#include "client/plan/plan_cost.h"
+#include "client/plan/wrap_spec.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "tests/lib/test.h"

@@ -1,5 +1,5 @@
 /* See digest.h. */
-#include "client/checkpoint/digest.h"
+#include "client/paths/digest.h"
 
 #include <inttypes.h>
 #include <stdio.h>

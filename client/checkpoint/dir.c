@@ -1,5 +1,5 @@
-/* See checkpoint_dir.h. */
-#include "client/checkpoint/checkpoint_dir.h"
+/* See dir.h. */
+#include "client/checkpoint/dir.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -9,8 +9,8 @@
  *
  * Replies come in whenever the hub is polled; everything else is done by save_advance().
  */
-#ifndef SHD_CLIENT_CHECKPOINT_H
-#define SHD_CLIENT_CHECKPOINT_H
+#ifndef SHD_CHECKPOINT_SAVE_H
+#define SHD_CHECKPOINT_SAVE_H
 
 #include "client/session/session.h"
 
@@ -20,18 +20,5 @@ void save_free(struct save *s); /* breaks it off; NULL is a no-op */
 
 /* The step that the furthest of the model's owners is at, now. On daemons only. */
 uint64_t save_step(const struct shd_model *m);
-
-/* -- Looking at what was saved ------------------------------------------------------------------
- */
-
-/* What is in the checkpoint: sizes of files, tensors, leaves and digest are checked; without
- * daemons. Errors name the first thing that is not as it was saved. */
-struct checkpoint_verified {
-    uint64_t step, updates, bytes;
-    char digest[65];
-    char model[SPEC_NAME_BYTES_MAX];
-};
-int checkpoint_verify(const char *path, struct checkpoint_verified *ret_verified,
-                      struct shd_err *e);
 
 #endif

@@ -1,5 +1,5 @@
-/* See checkpoint.h. */
-#include "client/checkpoint/checkpoint.h"
+/* See save.h. */
+#include "client/checkpoint/save.h"
 
 #include <inttypes.h>
 #include <stdatomic.h>
@@ -10,8 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "client/checkpoint/checkpoint_dir.h"
-#include "client/checkpoint/checkpoint_files.h"
+#include "client/checkpoint/dir.h"
+#include "client/checkpoint/files.h"
 #include "client/paths/path_map.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -196,7 +196,7 @@ static int write_info(struct save *s, struct shd_checkpointed *saved, struct shd
 static int finish(struct save *s, struct shd_checkpointed *saved, struct shd_err *e)
 {
     static_assert(sizeof saved->digest == DIGEST_HEX_BYTES, "shd.h and digest.h agree");
-    static_assert(sizeof saved->name == CHECKPOINT_NAME_BYTES, "shd.h and checkpoint_dir.h agree");
+    static_assert(sizeof saved->name == CHECKPOINT_NAME_BYTES, "shd.h and dir.h agree");
     saved->step = s->step;
     saved->updates = s->answers[0].updates;
     saved->bytes = s->files.bytes;

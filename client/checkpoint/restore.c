@@ -6,11 +6,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/checkpoint/checkpoint.h"
-#include "client/checkpoint/checkpoint_dir.h"
-#include "client/checkpoint/checkpoint_files.h"
-#include "client/session/hub.h"
+#include "client/checkpoint/dir.h"
+#include "client/checkpoint/files.h"
 #include "client/session/round.h"
+#include "client/session/session.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"

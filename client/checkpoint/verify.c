@@ -1,13 +1,14 @@
-/* Checking a checkpoint without daemons: every leaf anew from the tensors' bytes, then the digest
- * from the leaves. */
+/* See verify.h. Every leaf is computed anew from the tensors' bytes, then the digest from the
+ * leaves. */
+#include "client/checkpoint/verify.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "client/checkpoint/checkpoint.h"
-#include "client/checkpoint/checkpoint_dir.h"
-#include "client/checkpoint/checkpoint_files.h"
+#include "client/checkpoint/dir.h"
+#include "client/checkpoint/files.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"

@@ -1,5 +1,5 @@
-/* See checkpoint_files.h. */
-#include "client/checkpoint/checkpoint_files.h"
+/* See files.h. */
+#include "client/checkpoint/files.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 
 #include <jansson.h>
 
-#include "client/checkpoint/checkpoint_dir.h"
+#include "client/checkpoint/dir.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/files/safetensors.h"

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "client/checkpoint/digest.h"
+#include "client/paths/digest.h"
 #include "proto/base/status.h"
 #include "proto/files/ckpt.h"
 #include "proto/spec/spec.h"

@@ -1,0 +1,20 @@
+/* Looking at what was saved. */
+#ifndef SHD_CHECKPOINT_VERIFY_H
+#define SHD_CHECKPOINT_VERIFY_H
+
+#include <stdint.h>
+
+#include "proto/base/status.h"
+#include "proto/spec/spec.h"
+
+/* What is in the checkpoint: sizes of files, tensors, leaves and digest are checked; without
+ * daemons. Errors name the first thing that is not as it was saved. */
+struct checkpoint_verified {
+    uint64_t step, updates, bytes;
+    char digest[65];
+    char model[SPEC_NAME_BYTES_MAX];
+};
+int checkpoint_verify(const char *path, struct checkpoint_verified *ret_verified,
+                      struct shd_err *e);
+
+#endif
