@@ -1,5 +1,6 @@
 /* Restoring: every daemon reads its own slices. Asked twice, so that the model is opened by all of
  * them or by none: the first time they read and check it, the second time they open it. */
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>

@@ -12,7 +12,10 @@
 
 #include "client/checkpoint/dir.h"
 #include "client/checkpoint/files.h"
-#include "client/paths/path_map.h"
+#include "client/paths/decide.h"
+#include "client/paths/map.h"
+#include "client/session/hub.h"
+#include "client/session/link.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/failpoint.h"
@@ -381,11 +384,13 @@ int shd_checkpoint_begin(shd_model *m, const char *dir,
     FAIL_POINT("save:files:after");
     if (r == SHD_OK)
         r = ask(s, e);
-    if (r == SHD_OK)
-        m->saving = s;
-    else
+    if (r != SHD_OK) {
         save_free(s);
-    return r;
+        return r;
+    }
+    m->saving = s;
+    m->save_free = save_free;
+    return SHD_OK;
 }
 
 static int poll_save(shd_model *m, uint64_t wait_ns, bool *ret_done,

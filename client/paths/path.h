@@ -1,6 +1,15 @@
-/* A data path: how parameters get to the worker and gradients back. One fully filled table per
- * path; the public functions (session.c, model.c, train.c) do what all paths have in common, such
- * as checking arguments and keeping the slots, and call down here for the rest.
+/* How parameters get to the worker and gradients back: three tables, every slot of each filled. The
+ * public functions (client/run/) do what all have in common, such as checking arguments and keeping
+ * the slots, and call down here for the rest.
+ *
+ *   control_ops   what is asked of the owners             remote | local
+ *   reader_ops    how a unit's parameters are read        mapped | copy | nccl | local
+ *   mover_ops     how one owner's slices get there and    place | whole | nccl
+ *                 back (remote owners only)
+ *
+ * A session has its control for good, a model its reader, which the policy picks
+ * (client/run/policy.h), an owner its mover: by where its memory is, and nccl where the policy says
+ * so.
  */
 #ifndef SHD_PATH_H
 #define SHD_PATH_H
@@ -9,38 +18,30 @@
 
 #include "client/paths/decide.h"
 #include "client/paths/digest.h"
-#include "client/session/session.h"
+#include "client/session/model.h"
+
+struct map_owner;
 
 struct path_return {
     uint32_t group, unit;
     struct grad_slot *slot; /* SLOT_HELD; NULL: the unit took no part */
 };
 
-struct path_ops {
-    const char *name;
-    enum shd_path kind; /* as shd_path() reports it */
-
+struct control_ops {
     /* Daemons behind the session. */
     uint32_t (*owners)(const struct shd_session *s);
     /* Let go of the daemons; models are closed already. */
     void (*disconnect)(struct shd_session *s);
     int (*status)(struct shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e);
 
-    /* Open (m->spec is set) or attach to `name` (m->spec is NULL: set it by model_set_spec()).
-     * Sets m->step. After a failure close() is called. */
-    int (*open)(struct shd_model *m, const char *name, struct shd_err *e);
+    /* Open (m->spec is set) or attach to `name` (m->spec is NULL: set it by model_set_spec()), with
+     * so many gradient slots (0: by open_slots()). Sets m->step. After a failure close() is
+     * called. */
+    int (*open)(struct shd_model *m, const char *name, uint32_t slots, struct shd_err *e);
     void (*close)(struct shd_model *m);
     /* Make m->slot_count gradient slots. Called once, before the first is used. */
     int (*open_slots)(struct shd_model *m, struct shd_err *e);
 
-    /* Units are fetched once, waited for any number of times, let go once (hold.c sees to that).
-     * fetch() asks for unit at m->step and does not wait; SHD_EBUSY: no room for it. */
-    int (*fetch)(struct shd_model *m, uint32_t unit, struct shd_err *e);
-    /* Wait until it can be read. After an error it is still fetched. */
-    int (*wait_unit)(struct shd_model *m, uint32_t unit, struct shd_err *e);
-    void (*let_go)(struct shd_model *m, uint32_t unit);
-    /* Its array, once waited for. */
-    const void *(*params)(const struct shd_model *m, uint32_t unit);
     /* Wait until a slot is SLOT_FREE; one at least is SLOT_SENT now. */
     int (*wait_slot)(struct shd_model *m, struct shd_err *e);
     /* Make a SLOT_FREE slot ready to be written to. */
@@ -55,13 +56,14 @@ struct path_ops {
     /* Take in what has arrived meanwhile, without waiting. */
     int (*poll)(struct shd_model *m, struct shd_err *e);
 
-    /* Wait for all micro-batches, decide, commit m->step. The caller moves m->step on. */
-    int (*commit)(struct shd_model *m, const struct shd_update *update, struct decided *ret_decided,
-                  struct shd_err *e);
+    /* Wait for all micro-batches, decide (args: without prepared and owners), commit m->step with
+     * the blob (NULL: none). The caller moves m->step on. */
+    int (*commit)(struct shd_model *m, const struct decide_args *args,
+                  const struct wire_bytes *blob, struct decided *ret_decided, struct shd_err *e);
     /* The step is over, and nothing else is known: set m->step to the owners' open step, and the
      * decision before it. */
     int (*catch_up)(struct shd_model *m, struct shd_err *e);
-    /* Ask an owner what to do for m->step, and wait for the answer. NULL: there is nobody else. */
+    /* Ask an owner what to do for m->step, and wait for the answer. */
     int (*lease)(struct shd_model *m, uint32_t owner, struct wire_leased *ret_leased,
                  struct shd_err *e);
     int (*blob)(struct shd_model *m, void *buf, size_t capacity, size_t *ret_bytes,
@@ -71,13 +73,40 @@ struct path_ops {
                   struct digest_stamp *stamp, struct shd_err *e);
 };
 
-extern const struct path_ops path_map;   /* daemons on this host: read and written in place */
-extern const struct path_ops path_copy;  /* the same daemons, through slots of this process */
-extern const struct path_ops path_nccl;  /* from and to other GPUs by NCCL, else as path_copy */
-extern const struct path_ops path_local; /* owners inside this process */
+/* Units are fetched once, waited for any number of times, let go once (client/run/hold.h sees to
+ * that). */
+struct reader_ops {
+    enum shd_path kind;       /* as shd_path() reports it */
+    enum activity_path shown; /* the same for who looks */
+    /* Ask for unit at m->step, without waiting; SHD_EBUSY: no room for it. */
+    int (*fetch)(struct shd_model *m, uint32_t unit, struct shd_err *e);
+    /* Wait until it can be read. After an error it is still fetched. */
+    int (*wait_unit)(struct shd_model *m, uint32_t unit, struct shd_err *e);
+    void (*let_go)(struct shd_model *m, uint32_t unit);
+    /* Its array, once waited for. */
+    const void *(*params)(const struct shd_model *m, uint32_t unit);
+};
 
-/* What decide() takes for this update. */
-struct decide_args model_decide_args(const struct shd_model *m, const struct shd_update *update,
-                                     const struct wire_prepared *prepared, uint32_t owners);
+struct mover_ops {
+    /* A claimed publish or inbox segment, over what there was. *fd: taken where it is set to -1. */
+    int (*take)(struct shd_model *m, struct map_owner *owner, const struct wire_segment *segment,
+                int *fd, struct shd_err *e);
+    /* Have mapped what take() put off. */
+    int (*ready)(struct shd_model *m, struct map_owner *owner, struct shd_err *e);
+    /* Where the owner publishes its slice of unit, to be copied from; NULL: it is sent. */
+    const uint8_t *(*published)(const struct shd_model *m, const struct map_owner *owner,
+                                uint32_t unit);
+    /* Make the owner's part of a SLOT_FREE slot ready to be written to. */
+    int (*ready_slot)(struct shd_model *m, struct map_owner *owner, uint32_t slot,
+                      struct shd_err *e);
+    /* Where its slice of unit, in dtype, is to be written for that slot. */
+    int (*slice_at)(struct shd_model *m, const struct map_owner *owner, uint32_t slot,
+                    uint32_t unit, enum shd_dtype dtype, void **ret_at, struct shd_err *e);
+    /* Before the owner is told (for the first time on this connection: first) of a slot's contents:
+     * see to it that they get to its inbox of today. *ret_turn: by which turn they are sent; 0:
+     * they are there. */
+    int (*bring)(struct shd_model *m, struct map_owner *owner, uint32_t slot, bool first,
+                 uint64_t *ret_turn, struct shd_err *e);
+};
 
 #endif

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/paths/copy.h"
 #include "client/paths/path.h"
-#include "client/paths/path_copy.h"
 #include "client/run/hold.h"
 #include "client/run/policy.h"
 #include "client/run/train.h"
@@ -79,11 +79,9 @@ int exec_plan(struct run *run, uint32_t micros, bool traced, struct shd_err *e)
     int r = plan_build(m->spec, &m->policy.plan, traced ? &trace : NULL, micros, &plan, e);
     if (r != SHD_OK)
         return r;
-    if (m->path->kind != SHD_PATH_MAP) {
-        r = policy_use_copy(m, e);
-        if (r == SHD_OK)
-            r = copy_grow(m->copy, plan.cost.live_units_max, e);
-    }
+    r = policy_reader(m, e);
+    if (r == SHD_OK && m->copy != NULL)
+        r = copy_grow(m->copy, plan.cost.live_units_max, e);
     if (r != SHD_OK) {
         plan_free(&plan);
         return r;

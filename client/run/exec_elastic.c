@@ -28,7 +28,7 @@ static int lease(struct run *run, uint32_t owner, struct wire_leased *ret_leased
 {
     struct shd_model *m = run->m;
     const uint64_t start_ns = clock_now_ns();
-    const int r = m->path->lease(m, owner, ret_leased, e);
+    const int r = m->session->control->lease(m, owner, ret_leased, e);
     m->session->wait_ns += clock_now_ns() - start_ns;
     return r;
 }

@@ -6,6 +6,7 @@
 #include "client/paths/path.h"
 #include "client/plan/plan.h"
 #include "client/plan/plan_cost.h"
+#include "client/run/policy.h"
 #include "client/session/activity.h"
 #include "client/session/hub.h"
 #include "proto/base/check.h"
@@ -35,7 +36,9 @@ int hold_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
         return SHD_OK;
     int r = check_room(m, unit, e);
     if (r == SHD_OK)
-        r = m->path->fetch(m, unit, e);
+        r = policy_reader(m, e);
+    if (r == SHD_OK)
+        r = m->reader->fetch(m, unit, e);
     if (r != SHD_OK)
         return r;
     const uint64_t bytes = plan_unit_param_bytes(m->spec, unit);
@@ -52,7 +55,7 @@ int hold_acquire(struct shd_model *m, uint32_t unit, struct shd_err *e)
     CHECK(m->holds[unit].fetched);
     const uint64_t start_ns = clock_now_ns();
     activity_begin(m, ACTIVITY_WAIT_UNIT, unit, ACTIVITY_NONE);
-    const int r = m->path->wait_unit(m, unit, e);
+    const int r = m->reader->wait_unit(m, unit, e);
     activity_end(m);
     m->session->wait_ns += clock_now_ns() - start_ns;
     if (r != SHD_OK)
@@ -68,7 +71,7 @@ void hold_drop(struct shd_model *m, uint32_t unit)
     if (!h->fetched || h->acquired > 0)
         return;
     const uint64_t bytes = plan_unit_param_bytes(m->spec, unit);
-    m->path->let_go(m, unit);
+    m->reader->let_go(m, unit);
     h->fetched = false;
     CHECK(m->live_units > 0);
     m->live_units--;

@@ -1,151 +1,10 @@
-/* Models: open, close, look things up. See client/shd.h. */
+/* Looking things up in a model. See client/shd.h. */
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "client/checkpoint/save.h"
 #include "client/paths/path.h"
-#include "client/run/exec.h"
-#include "client/run/grads.h"
-#include "client/session/session.h"
+#include "client/session/model.h"
 #include "proto/base/check.h"
-#include "proto/base/sys.h"
-
-int model_set_spec(struct shd_model *m, struct spec *spec, struct shd_err *e)
-{
-    CHECK(m->spec == NULL);
-    m->holds = sys_calloc(spec->unit_count, sizeof *m->holds);
-    m->misses = sys_calloc(spec->unit_count, sizeof *m->misses);
-    m->reports = sys_calloc(spec->micro_batches, sizeof *m->reports);
-    if (m->holds == NULL || m->misses == NULL || m->reports == NULL)
-        return err_set(e, SHD_ENOMEM,
-                       "no memory for %" PRIu32 " units and %" PRIu32 " micro-batches",
-                       spec->unit_count, spec->micro_batches);
-    m->spec = spec;
-    return SHD_OK;
-}
-
-void model_decided(struct shd_model *m, const struct decision *decision)
-{
-    m->decided = true;
-    m->decision = *decision;
-}
-
-struct report model_report(const struct shd_model *m, uint32_t group)
-{
-    const uint32_t a = m->spec->accumulate;
-    struct report sum = m->reports[group * a];
-    for (uint32_t micro = group * a + 1; micro < group * a + a; micro++) {
-        const struct report *r = &m->reports[micro];
-        for (uint32_t i = 0; i < r->count; i++)
-            sum.metrics[i] += r->metrics[i];
-        sum.count = r->count > sum.count ? r->count : sum.count;
-    }
-    return sum;
-}
-
-struct decide_args model_decide_args(const struct shd_model *m, const struct shd_update *update,
-                                     const struct wire_prepared *prepared, uint32_t owners)
-{
-    struct decide_args args = {
-        .prepared = prepared,
-        .owners = owners,
-        .micro_batches = m->spec->micro_batches,
-        .lr = update->lr,
-        .clip_norm = update->clip_norm,
-        .loss_scale = update->loss_scale,
-    };
-    if (update->dynamic_loss_scale)
-        args.loss_scale = loss_scale_next(m->decided ? &m->decision : NULL, &args.good_steps);
-    return args;
-}
-
-static void model_free(struct shd_model *m)
-{
-    save_free(m->saving);
-    m->path->close(m);
-    exec_free(m->exec);
-    grads_free(m->grads);
-    free(m->holds);
-    free(m->misses);
-    free(m->reports);
-    spec_free(m->spec);
-    free(m->spec_json);
-    free(m);
-}
-
-static int check_not_open(const struct shd_session *s, const struct shd_model *opened,
-                          struct shd_err *e)
-{
-    for (const struct shd_model *m = s->models; m != NULL; m = m->next)
-        if (strcmp(m->spec->name, opened->spec->name) == 0)
-            return err_set(e, SHD_EEXIST, "model '%s' is open in this session already",
-                           m->spec->name);
-    return SHD_OK;
-}
-
-/* spec (taken in any case) or, when NULL, the model called name. */
-static int open_model(shd_session *s, struct spec *spec, const char *name, shd_model **ret_model,
-                      struct shd_err *e)
-{
-    struct shd_model *m = sys_calloc(1, sizeof *m);
-    if (m == NULL) {
-        spec_free(spec);
-        return err_set(e, SHD_ENOMEM, "no memory for a model");
-    }
-    m->session = s;
-    m->path = s->path;
-    m->in_step = UINT64_MAX;
-    m->policy = (struct policy){ .plan = PLAN_POLICY_DEFAULT, .grad_dtype = SHD_F32 };
-    int r = SHD_OK;
-    if (spec != NULL) {
-        r = model_set_spec(m, spec, e);
-        if (r != SHD_OK)
-            spec_free(spec);
-        else
-            r = check_not_open(s, m, e);
-    }
-    if (r == SHD_OK)
-        r = m->path->open(m, name, e);
-    if (r == SHD_OK && spec == NULL)
-        r = check_not_open(s, m, e);
-    if (r != SHD_OK) {
-        model_free(m);
-        return r;
-    }
-    m->next = s->models;
-    s->models = m;
-    *ret_model = m;
-    return SHD_OK;
-}
-
-int shd_model_open(shd_session *s, const char *spec_json, shd_model **ret_model, struct shd_err *e)
-{
-    if (spec_json == NULL)
-        return err_set(e, SHD_EINVAL, "no spec: shd_model_attach() attaches without one");
-    struct spec *spec;
-    const int r = spec_parse(spec_json, strlen(spec_json), &spec, e);
-    return r == SHD_OK ? open_model(s, spec, "", ret_model, e) : r;
-}
-
-int shd_model_attach(shd_session *s, const char *name, shd_model **ret_model, struct shd_err *e)
-{
-    return open_model(s, /* spec= */ NULL, name != NULL ? name : "", ret_model, e);
-}
-
-void shd_model_close(shd_model *m)
-{
-    if (m == NULL)
-        return;
-    struct shd_model **at = &m->session->models;
-    while (*at != m)
-        at = &(*at)->next;
-    *at = m->next;
-    model_free(m);
-}
-
-/* -- Looking things up --------------------------------------------------------------------------
- */
 
 const char *shd_model_name(const shd_model *m)
 {
@@ -232,19 +91,19 @@ const void *shd_params(const shd_model *m, uint32_t unit)
 {
     if (unit >= m->spec->unit_count || m->holds[unit].acquired == 0)
         return NULL;
-    return m->path->params(m, unit);
+    return m->reader->params(m, unit);
 }
 
 int shd_blob(shd_model *m, void *buf, size_t capacity, size_t *ret_bytes, struct shd_err *e)
 {
-    return m->path->blob(m, buf, capacity, ret_bytes, e);
+    return m->session->control->blob(m, buf, capacity, ret_bytes, e);
 }
 
 int shd_digest(shd_model *m, char ret_hex[65], uint64_t *ret_step, struct shd_err *e)
 {
     static_assert(DIGEST_HEX_BYTES == 65, "shd.h and digest.h agree");
     uint64_t step;
-    const int r = digest_run(m->spec, m->path->leaves, m, ret_hex, &step, e);
+    const int r = digest_run(m->spec, m->session->control->leaves, m, ret_hex, &step, e);
     if (r == SHD_OK && ret_step != NULL)
         *ret_step = step;
     return r;

@@ -4,16 +4,17 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "client/paths/copy.h"
+#include "client/paths/nccl.h"
+#include "client/paths/nccl_join.h"
 #include "client/paths/path.h"
-#include "client/paths/path_copy.h"
-#include "client/paths/path_map.h"
-#include "client/paths/path_nccl.h"
+#include "client/paths/whole.h"
 #include "client/run/grads.h"
 #include "proto/base/check.h"
 
 enum shd_path shd_path(const shd_model *m)
 {
-    return m->path->kind;
+    return m->reader->kind;
 }
 
 /* -- Checking ---------------------------------------------------------------------------------- */
@@ -103,12 +104,19 @@ static bool takes_copy(const struct shd_model *m, enum shd_path path)
     return path >= SHD_PATH_COPY || (m->map != NULL && whole_check_map(m, /* e= */ NULL) != SHD_OK);
 }
 
+static void use_reader(struct shd_model *m, const struct reader_ops *reader)
+{
+    m->reader = reader;
+    activity_set_path(&m->activity, reader->shown);
+}
+
 static void use_copy(struct shd_model *m, struct copy_model *copy)
 {
     copy_free(m->copy);
     m->copy = copy;
-    m->path = m->nccl != NULL ? &path_nccl : copy != NULL ? &path_copy : m->session->path;
-    activity_set_path(&m->activity, activity_path_of(m));
+    use_reader(m, m->nccl != NULL ? &reader_nccl
+                  : copy != NULL  ? &reader_copy
+                                  : m->session->reader);
 }
 
 /* What the copy and the NCCL path need, in place of what there was. Slots that are let go of, and
@@ -123,13 +131,13 @@ static int make_copy(struct shd_model *m, enum shd_path path, uint32_t slots, st
         r = nccl_new(m, &nccl, e);
     if (r != SHD_OK)
         return r;
-    m->nccl = !by_nccl ? NULL : before != NULL ? before : nccl; /* copy_new() looks at it */
+    nccl_use(m, !by_nccl ? NULL : before != NULL ? before : nccl); /* for copy_new() */
     r = copy_new(m, slots, m->policy.fetch_delay_ns, &copy, e);
     if (r == SHD_OK) {
         use_copy(m, copy);
         nccl_free(by_nccl ? NULL : before);
     } else {
-        m->nccl = before;
+        nccl_use(m, before);
         nccl_free(nccl);
     }
     return r;
@@ -137,15 +145,20 @@ static int make_copy(struct shd_model *m, enum shd_path path, uint32_t slots, st
 
 static void drop_copy(struct shd_model *m)
 {
-    nccl_free(m->nccl);
-    m->nccl = NULL;
+    nccl_free(nccl_use(m, NULL));
     use_copy(m, NULL);
 }
 
-int policy_use_copy(struct shd_model *m, struct shd_err *e)
+void policy_opened(struct shd_model *m)
+{
+    if (m->map != NULL && whole_check_map(m, /* e= */ NULL) != SHD_OK)
+        use_reader(m, &reader_copy);
+}
+
+int policy_reader(struct shd_model *m, struct shd_err *e)
 {
     struct plan_cost cost = { 0 };
-    if (m->copy != NULL)
+    if (m->reader->kind == SHD_PATH_MAP || m->copy != NULL)
         return SHD_OK;
     const int r = group_cost(m, &m->policy.plan, &cost, e);
     return r == SHD_OK ? make_copy(m, SHD_PATH_AUTO, cost.live_units_max, e) : r;
@@ -178,13 +191,13 @@ int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err
 /* Gradients that cannot be written where the owners read them. */
 static bool needs_staging(const struct shd_model *m)
 {
-    return m->path->kind != SHD_PATH_MAP || m->spec->accumulate > 1 ||
+    return m->reader->kind != SHD_PATH_MAP || m->spec->accumulate > 1 ||
            m->policy.grad_dtype != SHD_F32;
 }
 
 /* Staged gradients need a slot only while owners read one: one more can be filled meanwhile. Else
  * one more than a micro-batch holds at once, for the same reason. */
-int model_slots_needed(const struct shd_model *m, uint32_t *ret_slots, struct shd_err *e)
+int policy_slots(const struct shd_model *m, uint32_t *ret_slots, struct shd_err *e)
 {
     uint32_t slots = m->session->slots > 0 ? m->session->slots : 2;
     if (m->session->slots == 0 && !needs_staging(m)) {
@@ -208,7 +221,7 @@ static int decide_staging(struct shd_model *m, bool *ret_staging, struct shd_err
     *ret_staging = needs_staging(m);
     int r = group_cost(m, &m->policy.plan, &cost, e);
     if (r == SHD_OK && slots == 0)
-        r = model_slots_needed(m, &slots, e);
+        r = policy_slots(m, &slots, e);
     if (r == SHD_OK && cost.live_grads_max > slots && (m->policy.set || m->session->slots == 0))
         *ret_staging = true;
     return r;
@@ -219,8 +232,7 @@ int policy_start(struct shd_model *m, struct shd_err *e)
     bool staging;
     if (m->started)
         return SHD_OK;
-    const bool unset = m->path == &path_copy && m->copy == NULL && m->session->on_gpu;
-    int r = unset ? policy_use_copy(m, e) : SHD_OK; /* which one it is */
+    int r = m->session->on_gpu ? policy_reader(m, e) : SHD_OK; /* which one it is */
     if (r == SHD_OK)
         r = decide_staging(m, &staging, e);
     if (r == SHD_OK && staging)

@@ -14,7 +14,7 @@
 #include "client/run/train.h"
 #include "client/session/activity.h"
 #include "client/session/hub.h"
-#include "client/session/session.h"
+#include "client/session/model.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 
@@ -58,7 +58,7 @@ int shd_acquire(shd_model *m, uint32_t unit, const void **ret_params, struct shd
         return r;
     }
     if (ret_params != NULL)
-        *ret_params = m->path->params(m, unit);
+        *ret_params = m->reader->params(m, unit);
     return SHD_OK;
 }
 
@@ -104,11 +104,11 @@ static struct grad_slot *find_free(struct shd_model *m)
 static int make_slots(struct shd_model *m, struct shd_err *e)
 {
     uint32_t slots;
-    int r = model_slots_needed(m, &slots, e);
+    int r = policy_slots(m, &slots, e);
     if (r != SHD_OK)
         return r;
     m->slot_count = slots;
-    r = m->path->open_slots(m, e);
+    r = m->session->control->open_slots(m, e);
     if (r != SHD_OK)
         m->slot_count = 0;
     return r;
@@ -129,7 +129,7 @@ static int take_slot(struct shd_model *m, struct grad_slot **ret_slot, struct sh
     if (find_free(m) == NULL) {
         const uint64_t start_ns = clock_now_ns();
         activity_begin(m, ACTIVITY_WAIT_SLOT, ACTIVITY_NONE, ACTIVITY_NONE);
-        const int r = m->path->wait_slot(m, e);
+        const int r = m->session->control->wait_slot(m, e);
         activity_end(m);
         m->session->wait_ns += clock_now_ns() - start_ns;
         if (r != SHD_OK)
@@ -137,7 +137,7 @@ static int take_slot(struct shd_model *m, struct grad_slot **ret_slot, struct sh
     }
     struct grad_slot *slot = find_free(m);
     CHECK(slot != NULL);
-    const int r = m->path->ready_slot(m, (uint32_t)(slot - m->slots), e);
+    const int r = m->session->control->ready_slot(m, (uint32_t)(slot - m->slots), e);
     if (r == SHD_OK)
         *ret_slot = slot;
     return r;
@@ -212,7 +212,7 @@ static int check_place(struct shd_model *m, uint32_t micro, uint32_t unit, struc
     if (r == SHD_OK)
         r = policy_start(m, e);
     if (r == SHD_OK)
-        r = m->path->poll(m, e);
+        r = m->session->control->poll(m, e);
     return r == SHD_OK ? check_fault(m, e) : r;
 }
 
@@ -234,7 +234,7 @@ static int open_slot(struct shd_model *m, uint32_t micro, uint32_t unit, float *
         };
         session_live(m->session, grad_bytes(m, unit), /* more= */ true);
     }
-    *ret_grad = m->path->slot_array(m, (uint32_t)(slot - m->slots), unit);
+    *ret_grad = m->session->control->slot_array(m, (uint32_t)(slot - m->slots), unit);
     return SHD_OK;
 }
 
@@ -261,7 +261,7 @@ int shd_grad(shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad, stru
 /* All that has to do with a return but its bytes. */
 static int give(struct shd_model *m, const struct path_return *ret, struct shd_err *e)
 {
-    const int r = m->path->give(m, ret, e);
+    const int r = m->session->control->give(m, ret, e);
     if (r != SHD_OK)
         return r;
     m->reports[ret->group * m->spec->accumulate].given++;
@@ -302,8 +302,8 @@ static int fill_slot(struct shd_model *m, const struct grad_entry *entry,
     CHECK(slot != NULL);
     r = check_fault(m, e);
     if (r == SHD_OK)
-        r = m->path->fill_slot(m, (uint32_t)(slot - m->slots), entry->unit, entry->sum,
-                               m->policy.grad_dtype, e);
+        r = m->session->control->fill_slot(m, (uint32_t)(slot - m->slots), entry->unit, entry->sum,
+                                           m->policy.grad_dtype, e);
     if (r != SHD_OK)
         return r;
     *slot = (struct grad_slot){ .state = SLOT_HELD,
@@ -533,22 +533,37 @@ static int check_all_returned(const struct shd_model *m, struct shd_err *e)
     return SHD_OK;
 }
 
+static struct decide_args decide_args(const struct shd_model *m, const struct shd_update *update)
+{
+    struct decide_args args = {
+        .micro_batches = m->spec->micro_batches,
+        .lr = update->lr,
+        .clip_norm = update->clip_norm,
+        .loss_scale = update->loss_scale,
+    };
+    if (update->dynamic_loss_scale)
+        args.loss_scale = loss_scale_next(m->decided ? &m->decision : NULL, &args.good_steps);
+    return args;
+}
+
 int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result *ret_result,
                struct shd_err *e)
 {
-    struct shd_update u;
+    struct shd_update u = { 0 };
     int r = take_update(update, &u, e);
     if (r == SHD_OK)
         r = check_all_returned(m, e);
     if (r == SHD_OK)
-        r = m->path->poll(m, e);
+        r = m->session->control->poll(m, e);
     if (r == SHD_OK)
         r = check_fault(m, e);
     if (r != SHD_OK)
         return r;
     struct decided decided;
+    const struct decide_args args = decide_args(m, &u);
+    const struct wire_bytes blob = { u.blob, u.blob_bytes };
     const uint64_t start_ns = clock_now_ns();
-    r = m->path->commit(m, &u, &decided, e);
+    r = m->session->control->commit(m, &args, u.blob != NULL ? &blob : NULL, &decided, e);
     m->session->wait_ns += clock_now_ns() - start_ns;
     if (r != SHD_OK)
         return r;
@@ -558,7 +573,7 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
                                  .over = decided.over };
     memcpy(result.metrics, decided.metrics, decided.metric_count * sizeof *decided.metrics);
     if (decided.over) {
-        r = m->path->catch_up(m, e);
+        r = m->session->control->catch_up(m, e);
         if (r != SHD_OK)
             return r;
     } else {

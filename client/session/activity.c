@@ -3,9 +3,8 @@
 
 #include <sys/mman.h>
 
-#include "client/paths/path.h"
 #include "client/session/hub.h"
-#include "client/session/session.h"
+#include "client/session/model.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 
@@ -30,14 +29,6 @@ void activity_attach(struct activity_writer *w, int fd, uint64_t offset_bytes,
     w->page = page;
     w->shown = ACTIVITY_SILENT; /* a page that is new, in the middle of something perhaps */
     activity_init(w->page, path);
-}
-
-enum activity_path activity_path_of(const struct shd_model *m)
-{
-    static const enum activity_path paths[] = { [SHD_PATH_MAP] = ACTIVITY_PATH_MAP,
-                                                [SHD_PATH_COPY] = ACTIVITY_PATH_COPY,
-                                                [SHD_PATH_NCCL] = ACTIVITY_PATH_NCCL };
-    return paths[m->path->kind];
 }
 
 void activity_set_path(struct activity_writer *w, enum activity_path path)

@@ -24,7 +24,6 @@ void activity_attach(struct activity_writer *w, int fd, uint64_t offset_bytes,
                      enum activity_path path);
 void activity_detach(struct activity_writer *w);
 void activity_set_path(struct activity_writer *w, enum activity_path path);
-enum activity_path activity_path_of(const struct shd_model *m);
 
 /* Begin and end something; pairs. unit, micro: ACTIVITY_NONE where it is about none. */
 void activity_begin(struct shd_model *m, enum activity_what what, uint32_t unit, uint32_t micro);

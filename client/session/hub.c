@@ -37,6 +37,13 @@ uint64_t hub_deadline_ns(struct hub *hub, uint64_t start_ns)
     return (start_ns > hub->back_ns ? start_ns : hub->back_ns) + hub->timeout_ns;
 }
 
+uint64_t hub_left_ns(struct hub *hub, uint64_t start_ns, uint64_t max_ns)
+{
+    const uint64_t now_ns = clock_now_ns(), deadline_ns = hub_deadline_ns(hub, start_ns);
+    const uint64_t left_ns = now_ns < deadline_ns ? deadline_ns - now_ns : 0;
+    return left_ns < max_ns ? left_ns : max_ns;
+}
+
 /* -- The table --------------------------------------------------------------------------------- */
 
 static struct call *find_call(struct link *link, uint64_t seq)
@@ -247,13 +254,12 @@ int hub_poll(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
 
 static int wait_for_room(struct link *link, uint64_t start_ns, struct shd_err *e)
 {
-    const uint64_t now_ns = clock_now_ns(), deadline_ns = hub_deadline_ns(link->hub, start_ns);
-    if (now_ns >= deadline_ns)
+    const uint64_t left_ns = hub_left_ns(link->hub, start_ns, POLL_SLICE_NS);
+    if (left_ns == 0)
         return link_err(link, SHD_ETIMEDOUT, e,
                         "did not take a request within %" PRIu64 " ms (%" PRIu32 " are pending)",
                         link->hub->timeout_ns / NS_PER_MS, link->call_count);
-    const uint64_t left_ns = deadline_ns - now_ns;
-    return hub_poll(link->hub, left_ns < POLL_SLICE_NS ? left_ns : POLL_SLICE_NS, e);
+    return hub_poll(link->hub, left_ns, e);
 }
 
 int hub_ask(struct link *link, const struct call *call, struct shd_err *e)

@@ -22,6 +22,9 @@
  * process was stopped (Ctrl-Z). Ask before each short sleep of a wait. */
 uint64_t hub_deadline_ns(struct hub *hub, uint64_t start_ns);
 
+/* How long a wait that began at start_ns may sleep now: max_ns at most; 0: its time is over. */
+uint64_t hub_left_ns(struct hub *hub, uint64_t start_ns, uint64_t max_ns);
+
 /* The first link's fault, or SHD_OK. */
 int hub_check(const struct hub *hub, struct shd_err *e);
 

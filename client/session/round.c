@@ -68,11 +68,10 @@ int round_wait(struct round *round, struct hub *hub, uint64_t start_ns, struct s
     int r = SHD_OK;
     while (r == SHD_OK && round->waiting > 0 && round->waiting == waiting &&
            round->err.code == SHD_OK) {
-        const uint64_t now_ns = clock_now_ns(), deadline_ns = hub_deadline_ns(hub, start_ns);
-        if (now_ns >= deadline_ns)
+        const uint64_t left_ns = hub_left_ns(hub, start_ns, POLL_SLICE_NS);
+        if (left_ns == 0)
             return timed_out(round, hub, e);
-        const uint64_t left_ns = deadline_ns - now_ns;
-        r = hub_poll(hub, left_ns < POLL_SLICE_NS ? left_ns : POLL_SLICE_NS, e);
+        r = hub_poll(hub, left_ns, e);
         if (r != SHD_OK && round->waiting == 0 && round->err.code == SHD_OK)
             r = SHD_OK; /* everything was answered before the daemon went */
     }

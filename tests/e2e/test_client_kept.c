@@ -1,6 +1,8 @@
 /* Real daemons under a real keeper (`shardctl up`), killed while workers train: the same bits as in
  * one process, arrays that stay what they are, nothing that piles up. */
-#include "client/paths/path_map.h"
+#include "client/paths/map.h"
+#include "client/paths/path.h"
+#include "client/session/hub.h"
 #include "proto/base/clock.h"
 #include "proto/share/fdpass.h"
 #include "tests/lib/child.h"
@@ -137,7 +139,7 @@ static void await_back(shd_model *m)
     struct shd_err e = { 0 };
     const uint64_t deadline = test_now_ms() + TEST_HANG_MS;
     do {
-        EXPECT_OK(m->path->poll(m, &e), &e);
+        EXPECT_OK(m->session->control->poll(m, &e), &e);
         sleep_ms(2);
     } while (m->session->hub->down_count > 0 && test_now_ms() < deadline);
     EXPECT_EQ(m->session->hub->down_count, 0);
@@ -150,7 +152,7 @@ static void kill_all(shd_model *m)
     struct shd_err e = { 0 };
     const uint64_t deadline = test_now_ms() + TEST_HANG_MS;
     while (m->session->hub->down_count < DAEMONS && test_now_ms() < deadline) {
-        EXPECT_OK(m->path->poll(m, &e), &e);
+        EXPECT_OK(m->session->control->poll(m, &e), &e);
         if (m->session->hub->back_ns > clock_now_ns() - 1000000)
             break; /* some are back already */
     }

@@ -2,7 +2,7 @@
 #ifndef SHD_CLIENT_REMOTE_H
 #define SHD_CLIENT_REMOTE_H
 
-#include "client/paths/path_map.h"
+#include "client/paths/map.h"
 #include "proto/base/sys.h"
 #include "tests/lib/client_toy.h"
 #include "tests/lib/fixture.h"

@@ -6,7 +6,7 @@
 
 #include "client/plan/plan.h"
 #include "client/run/bench.h"
-#include "client/session/session.h"
+#include "client/session/model.h"
 #include "tests/lib/client_toy.h"
 
 #define PT_UNITS  7u

@@ -2,7 +2,10 @@
  * itself before or after a request, a reply or a claim (tests/unit/client/paths/fake_owner.h).
  * Whatever the point, the run ends in time, every gradient counts once with the bytes the worker
  * wrote, arrays that were handed out keep theirs, and nothing is left open. */
-#include "client/paths/path_map.h"
+#include "client/paths/decide.h"
+#include "client/paths/map.h"
+#include "client/paths/path.h"
+#include "client/session/hub.h"
 #include "tests/unit/client/paths/fake_owner.h"
 
 /* -- The worker -------------------------------------------------------------------------------- */
@@ -12,7 +15,7 @@ static void breathe(shd_model *m)
 {
     struct shd_err e = { 0 };
     for (int i = 0; i < 3 || m->session->hub->down_count > 0; i++) {
-        if (m->path->poll(m, &e) != SHD_OK)
+        if (m->session->control->poll(m, &e) != SHD_OK)
             return; /* the next call says so */
         sleep_ms(1);
     }

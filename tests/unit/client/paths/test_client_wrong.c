@@ -3,6 +3,8 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include "client/paths/decide.h"
+#include "client/paths/look.h"
 #include "client/session/round.h"
 #include "proto/share/activity.h"
 #include "proto/share/board.h"
@@ -338,7 +340,7 @@ TEST(half_committed_step_is_completed_by_whoever_attaches_next)
         m = open_toy(s, toy_spec("f32", TOY_ADAMW));
         EXPECT_EQ(shd_step(m), 1);
         for (uint32_t owner = 0; owner < 3; owner++) {
-            EXPECT_OK(map_owner_blob(m, owner, blob, sizeof blob, &bytes, &e), &e);
+            EXPECT_OK(look_owner_blob(m, owner, blob, sizeof blob, &bytes, &e), &e);
             EXPECT_EQ(bytes, blobs[i] != NULL ? strlen(blobs[i]) : 0);
             EXPECT(bytes == 0 || memcmp(blob, blobs[i], bytes) == 0);
         }

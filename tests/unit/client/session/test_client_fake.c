@@ -8,7 +8,7 @@
 
 #include <zmq.h>
 
-#include "client/paths/path_map.h"
+#include "client/paths/map.h"
 #include "proto/share/board.h"
 #include "proto/share/fdpass.h"
 #include "tests/lib/client_toy.h"

@@ -1,12 +1,15 @@
-/* Committing a step on daemons, and asking for work; see path_map.h.
+/* Committing a step on daemons, and asking for work; see commit.h.
  *
  * What is asked of whom, and what follows from the answers, is the turn's business (turn.h); here
  * it is packed, sent and waited for. A daemon that dies meanwhile is asked again by the hub. */
+#include "client/paths/commit.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "client/paths/path_map.h"
+#include "client/paths/map.h"
+#include "client/paths/turn.h"
 #include "client/session/activity.h"
 #include "client/session/round.h"
 #include "proto/base/check.h"
@@ -108,7 +111,7 @@ static int turn_round(struct turning *t, enum turn_state state, struct shd_err *
     return round_finish(&round, hub, r, e);
 }
 
-int map_turn(struct shd_model *m, const struct wire_bytes *blob, struct shd_err *e)
+int commit_turn(struct shd_model *m, const struct wire_bytes *blob, struct shd_err *e)
 {
     struct turning t = { m, blob };
     activity_begin(m, ACTIVITY_PREPARE, ACTIVITY_NONE, ACTIVITY_NONE);
@@ -122,13 +125,12 @@ int map_turn(struct shd_model *m, const struct wire_bytes *blob, struct shd_err 
     return r;
 }
 
-int map_commit(struct shd_model *m, const struct shd_update *update, struct decided *ret_decided,
-               struct shd_err *e)
+int commit_step(struct shd_model *m, const struct decide_args *args, const struct wire_bytes *blob,
+                struct decided *ret_decided, struct shd_err *e)
 {
-    const struct wire_bytes blob = { update->blob, update->blob_bytes };
-    const struct turn_update decide = { .args = model_decide_args(m, update, NULL, 0) };
+    const struct turn_update decide = { .args = *args };
     turn_begin(m->map->turn, m->step, &decide);
-    const int r = map_turn(m, update->blob != NULL ? &blob : NULL, e);
+    const int r = commit_turn(m, blob, e);
     m->sealed = m->sealed || turn_state(m->map->turn) != TURN_PREPARING;
     if (r == SHD_OK)
         *ret_decided = turn_decided(m->map->turn);
@@ -169,8 +171,8 @@ static int take_leased(struct round *round, struct link *link, uint64_t step,
     return SHD_OK;
 }
 
-int map_lease(struct shd_model *m, uint32_t owner, struct wire_leased *ret_leased,
-              struct shd_err *e)
+int commit_lease(struct shd_model *m, uint32_t owner, struct wire_leased *ret_leased,
+                 struct shd_err *e)
 {
     struct hub *hub = m->session->hub;
     struct leasing leasing = { .m = m };

@@ -1,15 +1,18 @@
-/* A step on daemons: waiting on boards, returning gradients. See path_map.h.
+/* See slots.h.
  *
  * Returns are pipelined: nothing waits for their replies, which free the slot when every owner has
  * credited it. A refused return becomes the model's fault and is reported by its next call. */
+#include "client/paths/slots.h"
+
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "client/paths/kern_run.h"
-#include "client/paths/path_map.h"
-#include "client/paths/path_nccl.h"
+#include "client/paths/map.h"
+#include "client/paths/place.h"
+#include "client/paths/whole.h"
 #include "client/session/activity.h"
+#include "client/session/hub.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 
@@ -19,89 +22,7 @@
 #define NO_SLOT    (UINT64_C(1) << 63)
 #define GROUP_BITS 32
 
-const void *map_params(const struct shd_model *m, uint32_t unit)
-{
-    if (m->map->whole) /* it has one owner then */
-        return whole_published(&m->map->owners[0], unit);
-    return m->map->params[unit];
-}
-
-float *map_slot_array(const struct shd_model *m, uint32_t slot, uint32_t unit)
-{
-    CHECK(slot < m->map->view_slots);
-    if (m->map->whole)
-        return whole_slot_array(m, slot);
-    return m->map->views[slot * m->map->view_count + m->map->view_of[unit]];
-}
-
-int map_poll(struct shd_model *m, struct shd_err *e)
-{
-    return hub_poll(m->session->hub, /* timeout_ns= */ 0, e);
-}
-
-static uint64_t slice_left(uint64_t deadline_ns)
-{
-    const uint64_t now_ns = clock_now_ns();
-    const uint64_t left_ns = now_ns < deadline_ns ? deadline_ns - now_ns : 0;
-    return left_ns < SLICE_NS ? left_ns : SLICE_NS;
-}
-
-/* -- Parameters -------------------------------------------------------------------------------- */
-
-static int wait_board(struct shd_model *m, struct link *link, uint32_t unit, uint64_t start_ns,
-                      struct shd_err *e)
-{
-    const struct board *board = m->map->owners[link->index].board.base;
-    for (;;) {
-        const uint64_t slice_ns = slice_left(hub_deadline_ns(m->session->hub, start_ns));
-        if (board_wait(board, unit, m->step, slice_ns) == SHD_OK)
-            break;
-        const int r = map_poll(m, e);
-        activity_look(m);
-        if (r != SHD_OK)
-            return r;
-        if (slice_ns == 0)
-            return link_err(
-                link, SHD_ETIMEDOUT, e,
-                "did not publish unit %" PRIu32 " '%s' of step %" PRIu64 " within %" PRIu64 " ms",
-                unit, m->spec->units[unit].name, m->step, m->session->timeout_ns / NS_PER_MS);
-    }
-    const uint64_t version = board_version(board, unit);
-    if (version != m->step)
-        return link_err(link, SHD_ESTEP, e,
-                        "has unit %" PRIu32 " '%s' at step %" PRIu64
-                        ", this worker is at step %" PRIu64 ": that step is over",
-                        unit, m->spec->units[unit].name, version, m->step);
-    return SHD_OK;
-}
-
-int map_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
-{
-    (void)m;
-    (void)unit;
-    (void)e;
-    return SHD_OK; /* mapped once, at open: nothing to ask for */
-}
-
-void map_let_go(struct shd_model *m, uint32_t unit)
-{
-    (void)m;
-    (void)unit;
-}
-
-/* Owners with no part of the unit have nothing to wait for. */
-int map_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
-{
-    struct hub *hub = m->session->hub;
-    const uint64_t start_ns = clock_now_ns();
-    int r = SHD_OK;
-    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
-        if (m->map->owners[i].shards->slice[unit].elems > 0)
-            r = wait_board(m, &hub->links[i], unit, start_ns, e);
-    return r;
-}
-
-/* -- Gradients --------------------------------------------------------------------------------- */
+/* -- Waiting ----------------------------------------------------------------------------------- */
 
 static int slot_timed_out(struct shd_model *m, struct shd_err *e)
 {
@@ -129,11 +50,11 @@ static bool any_slot_free(const struct shd_model *m)
     return false;
 }
 
-int map_wait_slot(struct shd_model *m, struct shd_err *e)
+int slots_wait(struct shd_model *m, struct shd_err *e)
 {
     const uint64_t start_ns = clock_now_ns();
     while (!any_slot_free(m)) {
-        const uint64_t slice_ns = slice_left(hub_deadline_ns(m->session->hub, start_ns));
+        const uint64_t slice_ns = hub_left_ns(m->session->hub, start_ns, SLICE_NS);
         if (slice_ns == 0)
             return slot_timed_out(m, e);
         const int r = hub_poll(m->session->hub, slice_ns, e);
@@ -143,6 +64,58 @@ int map_wait_slot(struct shd_model *m, struct shd_err *e)
     }
     return SHD_OK;
 }
+
+/* -- Filling ----------------------------------------------------------------------------------- */
+
+int slots_ready(struct shd_model *m, uint32_t slot, struct shd_err *e)
+{
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < m->map->owner_count; i++) {
+        struct map_owner *owner = &m->map->owners[i];
+        r = owner->mover->ready_slot(m, owner, slot, e);
+    }
+    return r;
+}
+
+float *slots_array(const struct shd_model *m, uint32_t slot, uint32_t unit)
+{
+    CHECK(slot < m->map->view_slots);
+    return m->map->whole ? whole_slot_array(m, slot) : place_slot_array(m, slot, unit);
+}
+
+/* By the GPU at either end, if there is one. */
+static int fill_slice(struct shd_model *m, const struct map_owner *owner, struct kern_batch *batch,
+                      const struct kern_cast *cast, struct shd_err *e)
+{
+    struct kern *gpu = owner->whole.gpu;
+    const struct kern_copy copy = { cast->out, cast->in, cast->elems * sizeof(float) };
+    if (gpu != NULL && cast->out_dtype == SHD_F32) /* that needs no kernel */
+        return kern_batch_copy(batch, gpu, &copy, e);
+    return kern_batch_cast(batch, gpu != NULL ? gpu : m->session->kern, cast, e);
+}
+
+int slots_fill(struct shd_model *m, uint32_t slot, uint32_t unit, const float *grad,
+               enum shd_dtype dtype, struct shd_err *e)
+{
+    struct kern_batch batch;
+    int r = SHD_OK;
+    kern_batch_init(&batch);
+    for (uint32_t i = 0; r == SHD_OK && i < m->map->owner_count; i++) {
+        const struct map_owner *owner = &m->map->owners[i];
+        const struct slice slice = owner->shards->slice[unit];
+        struct kern_cast cast = { NULL, dtype, grad + slice.first_elem, slice.elems };
+        if (slice.elems == 0)
+            continue;
+        r = owner->mover->slice_at(m, owner, slot, unit, dtype, &cast.out, e);
+        if (r == SHD_OK)
+            r = fill_slice(m, owner, &batch, &cast, e);
+        m->session->bytes_copied += slice.elems * dtype_bytes(dtype);
+    }
+    const int waited = kern_batch_wait(&batch, r == SHD_OK ? e : NULL);
+    return r == SHD_OK ? waited : r;
+}
+
+/* -- Returning --------------------------------------------------------------------------------- */
 
 static void slot_credited(struct grad_slot *slot)
 {
@@ -200,46 +173,17 @@ static int make_return_slot(struct link *link, const struct call *call,
                             struct wire_request *ret_request, struct shd_err *e)
 {
     struct shd_model *m = call->ctx;
-    const uint32_t slot = (uint32_t)call->arg;
+    struct map_owner *owner = &m->map->owners[link->index];
     uint64_t turn = 0;
-    int r = SHD_OK;
-    if (nccl_far(m, link->index))
-        r = nccl_send(m, link->index, slot, &turn, e);
-    else if (call->seq == 0)
-        r = map_bring_slice(m, link->index, slot, e);
+    int r = owner->mover->bring(m, owner, (uint32_t)call->arg, call->seq == 0, &turn, e);
     if (r == SHD_OK)
         r = make_return(link, call, ret_request, e);
     ret_request->return_grad.turn = turn;
     return r;
 }
 
-/* The views are placed for fp32. An owner's part of a view starts where its slot starts, and that
- * is where its part of the gradient goes, in whichever dtype. */
-int map_fill_slot(struct shd_model *m, uint32_t slot, uint32_t unit, const float *grad,
-                  enum shd_dtype dtype, struct shd_err *e)
-{
-    if (m->map->whole)
-        return whole_fill_slot(m, slot, unit, grad, dtype, e);
-    float *view = map_slot_array(m, slot, unit);
-    int r = SHD_OK;
-    for (uint32_t i = 0; r == SHD_OK && i < m->map->owner_count; i++) {
-        const struct slice slice = m->map->owners[i].shards->slice[unit];
-        const struct kern_cast cast = {
-            .out = view + slice.first_elem,
-            .out_dtype = dtype,
-            .in = grad + slice.first_elem,
-            .elems = slice.elems,
-        };
-        if (slice.elems == 0)
-            continue;
-        r = kern_run_cast(m->session->kern, &cast, e);
-        m->session->bytes_copied += slice.elems * dtype_bytes(dtype);
-    }
-    return r;
-}
-
 /* A return broken off by an error goes on, when repeated, with the first owner not yet told. */
-int map_give(struct shd_model *m, const struct path_return *ret, struct shd_err *e)
+int slots_give(struct shd_model *m, const struct path_return *ret, struct shd_err *e)
 {
     struct hub *hub = m->session->hub;
     struct grad_slot *slot = ret->slot;

@@ -7,8 +7,8 @@
  * device (client/paths/buffer.h); a unit gets the free slot that has held about as much before, so
  * memory used comes to what the plan holds, for units of like size.
  */
-#ifndef SHD_PATH_COPY_H
-#define SHD_PATH_COPY_H
+#ifndef SHD_COPY_H
+#define SHD_COPY_H
 
 #include "client/paths/buffer.h"
 #include "client/paths/path.h"
@@ -32,8 +32,8 @@ struct copy_model {
 
 #define COPY_NO_SLOT UINT32_MAX
 
-/* For a model that is open on the mapped path. Nothing changes on failure. Errors: SHD_ENOMEM;
- * whole_ready()'s. */
+/* For a model that is open on daemons. Nothing changes on failure. Errors: SHD_ENOMEM; its movers'
+ * ready()'s. */
 int copy_new(struct shd_model *m, uint32_t slots, uint64_t delay_ns, struct copy_model **ret_copy,
              struct shd_err *e);
 void copy_free(struct copy_model *c); /* NULL is a no-op */
@@ -41,12 +41,13 @@ void copy_free(struct copy_model *c); /* NULL is a no-op */
 /* Have at least that many slots. Errors: SHD_ENOMEM. */
 int copy_grow(struct copy_model *c, uint32_t slots, struct shd_err *e);
 
-/* path_ops slots, for the NCCL path too: what is near goes this way there. */
+extern const struct reader_ops reader_copy;
+
+/* reader_ops slots, for the NCCL path too: what is near goes this way there. */
 int copy_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e);
 int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e);
 void copy_let_go(struct shd_model *m, uint32_t unit);
 const void *copy_params(const struct shd_model *m, uint32_t unit);
-void copy_close(struct shd_model *m);
 
 /* Owners' memory is about to be mapped anew: no GPU copies from it until copy_go(). Without a copy
  * path no-ops. */

@@ -1,11 +1,13 @@
-/* Opening models in this process, and looking at them. See path_local.h. */
+/* Opening models in this process, and looking at them. See local.h. */
+#include "client/paths/local.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/paths/kern_run.h"
-#include "client/paths/path_local.h"
+#include "client/paths/local_step.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
@@ -122,8 +124,9 @@ static int new_local(struct shd_model *m, struct shd_err *e)
     return SHD_OK;
 }
 
-static int local_open(struct shd_model *m, const char *name, struct shd_err *e)
+static int local_open(struct shd_model *m, const char *name, uint32_t slots, struct shd_err *e)
 {
+    (void)slots;
     if (m->spec == NULL)
         return err_set(e, SHD_ENOENT, "local: holds no model '%.100s': open it with its spec",
                        name);
@@ -207,19 +210,71 @@ static int local_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret
     return r == SHD_OK ? digest_stamp_take(stamp, m->step, m->local->updates, e) : r;
 }
 
-const struct path_ops path_local = {
-    .name = "local",
+/* -- The tables -------------------------------------------------------------------------------- */
+
+static int local_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
+{
+    (void)m;
+    (void)unit;
+    (void)e;
+    return SHD_OK; /* always there */
+}
+
+static int local_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
+{
+    (void)m;
+    (void)unit;
+    (void)e;
+    return SHD_OK; /* updates are done when commit returns */
+}
+
+static void local_let_go(struct shd_model *m, uint32_t unit)
+{
+    (void)m;
+    (void)unit;
+}
+
+static const void *local_params(const struct shd_model *m, uint32_t unit)
+{
+    return m->local->units[unit].publish;
+}
+
+const struct reader_ops reader_local = {
     .kind = SHD_PATH_MAP,
+    .shown = ACTIVITY_PATH_MAP,
+    .fetch = local_fetch,
+    .wait_unit = local_wait_unit,
+    .let_go = local_let_go,
+    .params = local_params,
+};
+
+static int local_ready_slot(struct shd_model *m, uint32_t slot, struct shd_err *e)
+{
+    (void)m;
+    (void)slot;
+    (void)e;
+    return SHD_OK;
+}
+
+static int local_poll(struct shd_model *m, struct shd_err *e)
+{
+    (void)m;
+    (void)e;
+    return SHD_OK;
+}
+
+static int local_catch_up(struct shd_model *m, struct shd_err *e)
+{
+    return err_set(e, SHD_EINTERNAL, "step %" PRIu64 " is over, and nobody else is here", m->step);
+}
+
+const struct control_ops control_local = {
     .owners = local_owners,
     .disconnect = local_disconnect,
     .status = local_status,
     .open = local_open,
     .close = local_close,
     .open_slots = local_open_slots,
-    .fetch = local_fetch,
-    .wait_unit = local_wait_unit,
-    .let_go = local_let_go,
-    .params = local_params,
     .wait_slot = local_wait_slot,
     .ready_slot = local_ready_slot,
     .slot_array = local_slot_array,

@@ -1,5 +1,5 @@
 /* The NCCL path: a worker on a GPU whose owners are on other GPUs. It is the copy path
- * (path_copy.h), with one difference: from and to owners that are *far*, on another GPU, bytes move
+ * (copy.h), with one difference: from and to owners that are *far*, on another GPU, bytes move
  * by NCCL instead of by mapped memory. Owners that are near (on the worker's own GPU, or on the
  * host) are copied from and to as ever.
  *
@@ -23,8 +23,8 @@
  * in a turn for as long as its timeout (Ctrl-Z). Where no turn is done between NCCL_MENDS_MAX of
  * these, it is an error.
  */
-#ifndef SHD_PATH_NCCL_H
-#define SHD_PATH_NCCL_H
+#ifndef SHD_NCCL_JOIN_H
+#define SHD_NCCL_JOIN_H
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -108,12 +108,6 @@ bool nccl_needed(const struct shd_model *m);
 int nccl_new(struct shd_model *m, struct nccl_model **ret_nccl, struct shd_err *e);
 void nccl_free(struct nccl_model *n); /* NULL is a no-op */
 
-/* Wait until nothing comes into slots that were let go of. Errors: SHD_ETIMEDOUT. */
-int nccl_settle(struct shd_model *m, struct shd_err *e);
-
-/* Goes it by NCCL to that owner? */
-bool nccl_far(const struct shd_model *m, uint32_t owner);
-
 #define NCCL_MENDS_MAX 3u
 
 /* Give up the connections to owners whose links of NCCL broke. */
@@ -123,17 +117,10 @@ void nccl_look(struct shd_model *m);
  * too often. */
 int nccl_reopen(struct shd_model *m, struct link *link, struct shd_err *e);
 
-/* -- Between path_nccl.c and path_nccl_join.c -------------------------------------------------- */
-
 /* Hand a transfer to the communicator thread; t->of and its job are made already. */
 void nccl_queue(struct nccl_owner *owner, struct comm_link *link, struct nccl_transfer *t);
 
 /* Is it done (or was it never queued)? Waits at most timeout_ns. */
 bool nccl_wait(struct nccl_model *n, const struct nccl_transfer *t, uint64_t timeout_ns);
-
-/* In a Return to a far owner: send the slot's slice, unless that is on its way already; *ret_turn:
- * 0 where the owner has no part of it. */
-int nccl_send(struct shd_model *m, uint32_t owner, uint32_t slot, uint64_t *ret_turn,
-              struct shd_err *e);
 
 #endif

@@ -1,10 +1,11 @@
-/* Asking for a model's layout; see path_map.h.
+/* Asking for a model's layout; see layout.h.
  *
  * Each answer is checked against our own arithmetic, and its spec against ours. */
+#include "client/paths/layout.h"
+
 #include <inttypes.h>
 #include <string.h>
 
-#include "client/paths/path_map.h"
 #include "client/session/link_connect.h"
 #include "client/session/round.h"
 #include "proto/base/check.h"
@@ -33,7 +34,7 @@ static int take_spec(struct shd_model *m, const struct link *link, const struct 
     return r;
 }
 
-static int take_layout(const struct map_opening *o, const struct link *link,
+static int take_layout(const struct layout_opening *o, const struct link *link,
                        const struct wire_reply *reply, struct map_layout *ret_layout,
                        struct shd_err *e)
 {
@@ -72,7 +73,7 @@ static int take_layout(const struct map_opening *o, const struct link *link,
     return SHD_OK;
 }
 
-static void fill_open(const struct map_opening *o, const struct link *link,
+static void fill_open(const struct layout_opening *o, const struct link *link,
                       struct wire_request *ret_request)
 {
     *ret_request = (struct wire_request){
@@ -99,26 +100,26 @@ static int make_open(struct round *round, struct link *link, uint64_t arg,
 static int take_open(struct round *round, struct link *link, uint64_t arg,
                      const struct wire_reply *reply, struct shd_err *e)
 {
-    const struct map_opening *o = round->ctx;
+    const struct layout_opening *o = round->ctx;
     (void)arg;
     return take_layout(o, link, reply, &o->m->map->owners[link->index].layout, e);
 }
 
-static struct round open_round(struct map_opening *o)
+static struct round open_round(struct layout_opening *o)
 {
     return (struct round){
         .what = "OpenModel", .type = WIRE_LAYOUT, .make = make_open, .take = take_open, .ctx = o
     };
 }
 
-int map_ask_layout(struct map_opening *o, struct link *link, struct shd_err *e)
+int layout_ask(struct layout_opening *o, struct link *link, struct shd_err *e)
 {
     struct round round = open_round(o);
     const int r = round_ask(&round, link, 0, e);
     return round_finish(&round, link->hub, r, e);
 }
 
-int map_ask_layouts(struct map_opening *o, struct shd_err *e)
+int layout_ask_all(struct layout_opening *o, struct shd_err *e)
 {
     struct hub *hub = o->m->session->hub;
     struct round round = open_round(o);
@@ -128,22 +129,10 @@ int map_ask_layouts(struct map_opening *o, struct shd_err *e)
     return round_finish(&round, hub, r, e);
 }
 
-int map_refresh(struct shd_model *m, struct shd_err *e)
-{
-    struct map_opening o = { m, "", m->spec->name, /* slots= */ 0 };
-    struct hub *hub = m->session->hub;
-    int r = map_ask_layouts(&o, e);
-    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++) { /* let go of the tickets */
-        r = map_take_segments(m, &hub->links[i], &m->map->owners[i].layout, /* wanted= */ 0, e);
-        r = r == SHD_EGONE ? SHD_OK : r; /* and so they are gone */
-    }
-    return r;
-}
-
 /* -- On a link that comes up ------------------------------------------------------------------- */
 
 struct exchange {
-    const struct map_opening *o;
+    const struct layout_opening *o;
     struct map_layout *ret_layout;
 };
 
@@ -154,10 +143,10 @@ static int take_exchange(void *ctx, struct link *link, const struct wire_reply *
     return take_layout(x->o, link, reply, x->ret_layout, e);
 }
 
-int map_exchange_layout(struct shd_model *m, struct link *link, uint32_t slots,
-                        struct map_layout *ret_layout, struct shd_err *e)
+int layout_exchange(struct shd_model *m, struct link *link, uint32_t slots,
+                    struct map_layout *ret_layout, struct shd_err *e)
 {
-    const struct map_opening o = { m, "", m->spec->name, slots };
+    const struct layout_opening o = { m, "", m->spec->name, slots };
     struct exchange x = { &o, ret_layout };
     struct wire_request request;
     fill_open(&o, link, &request);

@@ -1,82 +1,11 @@
-/* Mapping an owner's segments side by side with the others', and again those of its successor; see
- * path_map.h. */
+/* See segments.h. Who offers them is not trusted: places, sizes and kinds are checked. */
+#include "client/paths/segments.h"
+
 #include <inttypes.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "client/paths/path_map.h"
+#include "client/paths/path.h"
 #include "proto/base/check.h"
-
-/* -- Placing ----------------------------------------------------------------------------------- */
-
-/* This owner's slice of every unit, read-only. */
-static int place_publish(struct shd_model *m, const struct map_owner *owner, int fd,
-                         struct shd_err *e)
-{
-    const struct shardmap *s = owner->shards;
-    const uint64_t elem_bytes = dtype_bytes(m->spec->publish);
-    for (uint32_t u = 0; u < m->spec->unit_count; u++) {
-        const uint64_t bytes = shardmap_publish_slice_bytes(s, u);
-        if (bytes == 0)
-            continue;
-        uint8_t *at = (uint8_t *)m->map->params[u] + s->slice[u].first_elem * elem_bytes;
-        const int r = segment_place(at, fd, shardmap_publish_offset_bytes(s, u), bytes,
-                                    /* writable= */ false, e);
-        if (r != SHD_OK)
-            return r;
-        m->session->bytes_mapped += bytes;
-    }
-    return SHD_OK;
-}
-
-/* This owner's slice in every view of a slot, writable. */
-static int place_slot(struct shd_model *m, const struct map_owner *owner, uint32_t slot, int fd,
-                      struct shd_err *e)
-{
-    const struct map_model *map = m->map;
-    const struct shardmap *s = owner->shards;
-    for (uint32_t v = 0; v < map->view_count; v++) {
-        const struct slice slice = s->slice[map->view_unit[v]];
-        if (slice.elems == 0)
-            continue;
-        const uint64_t bytes = slice.elems * sizeof(float);
-        float *view = map->views[slot * map->view_count + v];
-        const int r = segment_place(view + slice.first_elem, fd,
-                                    shardmap_slot_offset_bytes(s, slot), bytes,
-                                    /* writable= */ true, e);
-        if (r != SHD_OK)
-            return r;
-        m->session->bytes_mapped += bytes;
-    }
-    return SHD_OK;
-}
-
-/* The first one. */
-static int place_inbox(struct shd_model *m, const struct map_owner *owner, int fd,
-                       struct shd_err *e)
-{
-    int r = SHD_OK;
-    for (uint32_t slot = 0; r == SHD_OK && slot < m->map->view_slots; slot++)
-        r = place_slot(m, owner, slot, fd, e);
-    return r;
-}
-
-/* A successor's: in one piece, and no view shows it yet. */
-static int replace_inbox(struct shd_model *m, struct map_owner *owner, int *fd, uint64_t bytes,
-                         struct shd_err *e)
-{
-    struct segment inbox;
-    const uint32_t index = (uint32_t)(owner - m->map->owners);
-    const int r = segment_map(*fd, SEGMENT_INBOX, bytes, &inbox, e);
-    if (r != SHD_OK)
-        return r;
-    *fd = -1; /* the segment's now */
-    segment_close(&owner->inbox);
-    owner->inbox = inbox;
-    for (uint32_t slot = 0; slot < m->map->view_slots; slot++)
-        m->map->stale[slot * m->map->owner_count + index] = true;
-    return SHD_OK;
-}
 
 /* Checked where it does no harm, then placed over its predecessor: whoever reads that (a transfer
  * thread, say) goes on with this one. */
@@ -104,8 +33,6 @@ static int map_board(struct shd_model *m, struct map_owner *owner, int *fd, uint
     return r;
 }
 
-/* -- Claiming ---------------------------------------------------------------------------------- */
-
 static uint64_t expected_bytes(const struct shd_model *m, const struct map_owner *owner,
                                uint32_t slots, enum segment_kind kind)
 {
@@ -132,7 +59,7 @@ static void show_activity(struct shd_model *m, const struct map_owner *owner, in
                           uint64_t segment_bytes)
 {
     if (owner == &m->map->owners[0])
-        activity_attach(&m->activity, fd, segment_bytes - ACTIVITY_BYTES, activity_path_of(m));
+        activity_attach(&m->activity, fd, segment_bytes - ACTIVITY_BYTES, m->reader->shown);
 }
 
 /* *fd: taken where it is set to -1. */
@@ -146,13 +73,7 @@ static int map_segment(struct shd_model *m, struct map_owner *owner,
         show_activity(m, owner, *fd, segment->bytes);
     if (segment->kind == SEGMENT_ACTIVITY)
         return SHD_OK;
-    if (m->map->whole)
-        return whole_take(m, owner, segment, fd, e);
-    if (segment->kind == SEGMENT_PUBLISH)
-        return place_publish(m, owner, *fd, e);
-    if (owner->has_inbox)
-        return replace_inbox(m, owner, fd, segment->bytes, e);
-    return place_inbox(m, owner, *fd, e);
+    return owner->mover->take(m, owner, segment, fd, e);
 }
 
 /* Boards, and what workers show, are the host's in any case. */
@@ -211,8 +132,8 @@ static int take_segment(struct shd_model *m, struct link *link, const struct map
     return r;
 }
 
-int map_take_segments(struct shd_model *m, struct link *link, const struct map_layout *layout,
-                      unsigned wanted, struct shd_err *e)
+int segments_take(struct shd_model *m, struct link *link, const struct map_layout *layout,
+                  unsigned wanted, struct shd_err *e)
 {
     struct map_owner *owner = &m->map->owners[link->index];
     if (layout->epoch != link->epoch)
@@ -237,41 +158,5 @@ int map_take_segments(struct shd_model *m, struct link *link, const struct map_l
         return link_err(link, SHD_EPROTO, e, "offers segments %#x, needed are %#x", seen, wanted);
     owner->mapped = owner->mapped || (wanted & 1u << SEGMENT_BOARD) != 0;
     owner->has_inbox = owner->has_inbox || (wanted & 1u << SEGMENT_INBOX) != 0;
-    return SHD_OK;
-}
-
-/* -- Slots after a succession ------------------------------------------------------------------ */
-
-int map_ready_slot(struct shd_model *m, uint32_t slot, struct shd_err *e)
-{
-    struct map_model *map = m->map;
-    if (map->whole)
-        return whole_ready_slot(m, slot, e);
-    for (uint32_t i = 0; i < map->owner_count; i++) {
-        bool *stale = &map->stale[slot * map->owner_count + i];
-        const struct map_owner *owner = &map->owners[i];
-        if (!*stale)
-            continue;
-        const int r = place_slot(m, owner, slot, owner->inbox.fd, e);
-        if (r != SHD_OK)
-            return r;
-        *stale = false;
-    }
-    return SHD_OK;
-}
-
-int map_bring_slice(struct shd_model *m, uint32_t owner, uint32_t slot, struct shd_err *e)
-{
-    const struct map_model *map = m->map;
-    const struct grad_slot *s = &m->slots[slot];
-    struct map_owner *o = &map->owners[owner];
-    const struct slice slice = o->shards->slice[s->unit];
-    if (map->whole)
-        return whole_bring_slice(m, o, slot, e);
-    if (!map->stale[slot * map->owner_count + owner] || slice.elems == 0)
-        return SHD_OK;
-    const float *view = map->views[slot * map->view_count + map->view_of[s->unit]];
-    uint8_t *inbox = (uint8_t *)o->inbox.base + shardmap_slot_offset_bytes(o->shards, slot);
-    memcpy(inbox, view + slice.first_elem, slice.elems * dtype_bytes(s->dtype));
     return SHD_OK;
 }

@@ -1,12 +1,13 @@
-/* See path_nccl.h. Joining is in path_nccl_join.c. */
-#include "client/paths/path_nccl.h"
+/* See nccl.h. */
+#include "client/paths/nccl.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "client/paths/kern_run.h"
-#include "client/paths/path_copy.h"
-#include "client/paths/path_map.h"
+#include "client/paths/copy.h"
+#include "client/paths/map.h"
+#include "client/paths/nccl_join.h"
+#include "client/paths/whole.h"
 #include "client/session/gpu.h"
 #include "client/session/hub.h"
 #include "proto/base/check.h"
@@ -14,11 +15,6 @@
 #include "proto/base/sys.h"
 
 #define SLICE_NS (2 * NS_PER_MS) /* between two looks at the daemons' lives */
-
-bool nccl_far(const struct shd_model *m, uint32_t owner)
-{
-    return m->nccl != NULL && m->nccl->owners[owner].far;
-}
 
 /* -- Asking for a unit ------------------------------------------------------------------------- */
 
@@ -162,6 +158,16 @@ int nccl_settle(struct shd_model *m, struct shd_err *e)
     return r;
 }
 
+static void nccl_let_go(struct shd_model *m, uint32_t unit)
+{
+    const uint32_t slot = m->copy->slot_of[unit];
+    copy_let_go(m, unit);
+    if (slot_done(m->nccl, slot))
+        return;
+    m->nccl->slots[slot].leaving = true;
+    m->copy->slots[slot]->busy = true; /* not to be written to by anything else yet */
+}
+
 static int nccl_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     struct nccl_model *n = m->nccl;
@@ -192,18 +198,8 @@ static int nccl_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
         if (piece_of(n, slot, i)->used)
             r = ask(m, slot, i, e);
     if (r != SHD_OK)
-        m->path->let_go(m, unit);
+        nccl_let_go(m, unit);
     return r;
-}
-
-static void nccl_let_go(struct shd_model *m, uint32_t unit)
-{
-    const uint32_t slot = m->copy->slot_of[unit];
-    copy_let_go(m, unit);
-    if (slot_done(m->nccl, slot))
-        return;
-    m->nccl->slots[slot].leaving = true;
-    m->copy->slots[slot]->busy = true; /* not to be written to by anything else yet */
 }
 
 /* -- Waiting ----------------------------------------------------------------------------------- */
@@ -303,58 +299,44 @@ static struct nccl_transfer *send_of(const struct nccl_model *n, uint32_t slot, 
     return &n->sends[(size_t)slot * n->owner_count + owner];
 }
 
-/* The owners have credited it, so they have it; the communicator thread knows in a moment. */
-static int await_sends(struct shd_model *m, uint32_t slot, struct shd_err *e)
+/* The owner has credited the slot's last gradient, so it has it; the communicator thread knows in a
+ * moment. */
+static int nccl_ready_slot(struct shd_model *m, struct map_owner *owner, uint32_t slot,
+                           struct shd_err *e)
 {
-    struct nccl_model *n = m->nccl;
-    for (uint32_t i = 0; i < n->owner_count; i++) {
-        struct nccl_transfer *t = send_of(n, slot, i);
-        if (!nccl_wait(n, t, m->session->timeout_ns))
-            return link_err(&m->session->hub->links[i], SHD_ETIMEDOUT, e,
-                            "has credited a gradient that is still being sent");
-        t->epoch = 0;
-    }
+    const uint32_t i = (uint32_t)(owner - m->map->owners);
+    struct nccl_transfer *t = send_of(m->nccl, slot, i);
+    if (!nccl_wait(m->nccl, t, m->session->timeout_ns))
+        return link_err(&m->session->hub->links[i], SHD_ETIMEDOUT, e,
+                        "has credited a gradient that is still being sent");
+    t->epoch = 0;
     return SHD_OK;
 }
 
-static int nccl_fill_slot(struct shd_model *m, uint32_t slot, uint32_t unit, const float *grad,
-                          enum shd_dtype dtype, struct shd_err *e)
+static int nccl_slice_at(struct shd_model *m, const struct map_owner *owner, uint32_t slot,
+                         uint32_t unit, enum shd_dtype dtype, void **ret_at, struct shd_err *e)
 {
     struct nccl_model *n = m->nccl;
     const uint64_t elem_bytes = dtype_bytes(dtype);
-    struct kern_batch batch;
-    int r = await_sends(m, slot, e);
+    struct buffer *out = &n->out[slot];
+    const int r = buffer_hold(&n->in, out, m->spec->units[unit].elems * elem_bytes, e);
     if (r == SHD_OK)
-        r = buffer_hold(&n->in, &n->out[slot], m->spec->units[unit].elems * elem_bytes, e);
-    if (r != SHD_OK)
-        return r;
-    kern_batch_init(&batch);
-    for (uint32_t i = 0; r == SHD_OK && i < n->owner_count; i++) {
-        const struct slice slice = m->map->owners[i].shards->slice[unit];
-        const struct kern_cast cast = { .out = n->owners[i].far
-                                                   ? (uint8_t *)n->out[slot].base +
-                                                         slice.first_elem * elem_bytes
-                                                   : m->map->owners[i].whole.slots[slot],
-                                        .out_dtype = dtype,
-                                        .in = grad + slice.first_elem,
-                                        .elems = slice.elems };
-        if (slice.elems > 0)
-            r = kern_batch_cast(&batch, m->session->kern, &cast, e);
-        m->session->bytes_copied += slice.elems * elem_bytes;
-    }
-    const int waited = kern_batch_wait(&batch, r == SHD_OK ? e : NULL);
-    return r == SHD_OK ? waited : r;
+        *ret_at = (uint8_t *)out->base + owner->shards->slice[unit].first_elem * elem_bytes;
+    return r;
 }
 
-int nccl_send(struct shd_model *m, uint32_t owner, uint32_t slot, uint64_t *ret_turn,
-              struct shd_err *e)
+/* Sent as part of the Return, unless it is on its way already. */
+static int nccl_bring(struct shd_model *m, struct map_owner *owner, uint32_t slot, bool first,
+                      uint64_t *ret_turn, struct shd_err *e)
 {
     struct nccl_model *n = m->nccl;
-    struct nccl_owner *o = &n->owners[owner];
-    struct nccl_transfer *t = send_of(n, slot, owner);
+    const uint32_t i = (uint32_t)(owner - m->map->owners);
+    struct nccl_owner *o = &n->owners[i];
+    struct nccl_transfer *t = send_of(n, slot, i);
     const struct grad_slot *s = &m->slots[slot];
-    const struct slice slice = m->map->owners[owner].shards->slice[s->unit];
+    const struct slice slice = owner->shards->slice[s->unit];
     const uint64_t elem_bytes = dtype_bytes(s->dtype);
+    (void)first;
     (void)e;
     if (slice.elems > 0 && t->epoch != o->epoch) {
         t->epoch = o->epoch;
@@ -371,37 +353,52 @@ int nccl_send(struct shd_model *m, uint32_t owner, uint32_t slot, uint64_t *ret_
     return SHD_OK;
 }
 
-/* -- The table --------------------------------------------------------------------------------- */
+/* -- The tables -------------------------------------------------------------------------------- */
 
-static void nccl_close(struct shd_model *m)
+static int nccl_ready(struct shd_model *m, struct map_owner *owner, struct shd_err *e)
 {
-    nccl_free(m->nccl); /* first: it writes to the copy path's slots */
-    m->nccl = NULL;
-    copy_close(m);
+    (void)m;
+    (void)owner;
+    (void)e;
+    return SHD_OK; /* its segments stay unmapped */
 }
 
-const struct path_ops path_nccl = {
-    .name = "nccl",
+static const uint8_t *nccl_published(const struct shd_model *m, const struct map_owner *owner,
+                                     uint32_t unit)
+{
+    (void)m;
+    (void)owner;
+    (void)unit;
+    return NULL;
+}
+
+const struct mover_ops mover_nccl = {
+    .take = whole_take,
+    .ready = nccl_ready,
+    .published = nccl_published,
+    .ready_slot = nccl_ready_slot,
+    .slice_at = nccl_slice_at,
+    .bring = nccl_bring,
+};
+
+const struct reader_ops reader_nccl = {
     .kind = SHD_PATH_NCCL,
-    .owners = map_owners,
-    .disconnect = map_disconnect,
-    .status = map_status,
-    .open = map_open,
-    .close = nccl_close,
-    .open_slots = map_open_slots,
+    .shown = ACTIVITY_PATH_NCCL,
     .fetch = nccl_fetch,
     .wait_unit = nccl_wait_unit,
     .let_go = nccl_let_go,
     .params = copy_params,
-    .wait_slot = map_wait_slot,
-    .ready_slot = map_ready_slot,
-    .slot_array = map_slot_array,
-    .fill_slot = nccl_fill_slot,
-    .give = map_give,
-    .poll = map_poll,
-    .commit = map_commit,
-    .catch_up = map_catch_up,
-    .lease = map_lease,
-    .blob = map_blob,
-    .leaves = map_leaves,
 };
+
+struct nccl_model *nccl_use(struct shd_model *m, struct nccl_model *n)
+{
+    struct nccl_model *before = m->nccl;
+    for (uint32_t i = 0; m->map != NULL && i < m->map->owner_count; i++) {
+        if (n != NULL && n->owners[i].far)
+            m->map->owners[i].mover = &mover_nccl;
+        else if (before != NULL && before->owners[i].far)
+            m->map->owners[i].mover = &mover_whole;
+    }
+    m->nccl = n;
+    return before;
+}

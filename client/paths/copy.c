@@ -1,12 +1,10 @@
-/* See path_copy.h. */
-#include "client/paths/path_copy.h"
+/* See copy.h. */
+#include "client/paths/copy.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "client/paths/path_map.h"
-#include "client/paths/path_nccl.h"
-#include "client/run/policy.h"
+#include "client/paths/map.h"
 #include "client/session/gpu.h"
 #include "client/session/hub.h"
 #include "kernels/kern.h"
@@ -42,23 +40,19 @@ int copy_grow(struct copy_model *c, uint32_t slots, struct shd_err *e)
 }
 
 /* An owner's slice of a unit: where it lies there and here, whose board vouches for it, and who
- * copies it. */
+ * copies it. One that is sent has no bytes here. */
 static struct transfer_piece piece_of(const struct shd_model *m, const struct copy_model *c,
                                       const struct map_owner *owner, uint32_t unit)
 {
     const uint64_t elem_bytes = dtype_bytes(m->spec->publish);
     const struct slice slice = owner->shards->slice[unit];
-    const uint64_t offset_bytes = slice.first_elem * elem_bytes;
-    const bool whole = m->map->whole;
-    if (nccl_far(m, (uint32_t)(owner - m->map->owners)))
-        return (struct transfer_piece){ .bytes = 0 }; /* comes another way */
+    const uint8_t *from = owner->mover->published(m, owner, unit);
     return (struct transfer_piece){
         .board = owner->board.base,
-        .from = whole ? whole_published(owner, unit)
-                      : (const uint8_t *)m->map->params[unit] + offset_bytes,
+        .from = from,
         .gpu = c->gpu != NULL ? c->gpu : owner->whole.gpu,
-        .offset_bytes = offset_bytes,
-        .bytes = slice.elems * elem_bytes,
+        .offset_bytes = slice.first_elem * elem_bytes,
+        .bytes = from != NULL ? slice.elems * elem_bytes : 0,
     };
 }
 
@@ -96,8 +90,8 @@ int copy_new(struct shd_model *m, uint32_t slots, uint64_t delay_ns, struct copy
     for (uint32_t u = 0; u < units; u++)
         c->slot_of[u] = COPY_NO_SLOT;
     int r = copy_grow(c, slots, e);
-    if (r == SHD_OK && m->map->whole)
-        r = whole_ready(m, e);
+    for (uint32_t i = 0; r == SHD_OK && i < m->map->owner_count; i++)
+        r = m->map->owners[i].mover->ready(m, &m->map->owners[i], e);
     if (r == SHD_OK && m->session->on_gpu)
         r = gpu_open(m->session->ordinal, &c->gpu, e);
     if (r == SHD_OK)
@@ -164,12 +158,7 @@ static int take_slot(struct shd_model *m, uint32_t unit, uint32_t *ret_index, st
 int copy_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     uint32_t index = COPY_NO_SLOT;
-    const bool unset = m->copy == NULL;
-    int r = unset ? policy_use_copy(m, e) : SHD_OK;
-    if (r == SHD_OK && unset && m->path != &path_copy)
-        return m->path->fetch(m, unit, e);
-    if (r == SHD_OK)
-        r = take_slot(m, unit, &index, e);
+    const int r = take_slot(m, unit, &index, e);
     if (r != SHD_OK)
         return r;
     struct copy_model *c = m->copy;
@@ -266,35 +255,11 @@ void copy_go(struct shd_model *m)
         transfer_go(m->copy->transfer);
 }
 
-void copy_close(struct shd_model *m)
-{
-    copy_free(m->copy);
-    m->copy = NULL;
-    map_close(m);
-}
-
-const struct path_ops path_copy = {
-    .name = "copy",
+const struct reader_ops reader_copy = {
     .kind = SHD_PATH_COPY,
-    .owners = map_owners,
-    .disconnect = map_disconnect,
-    .status = map_status,
-    .open = map_open,
-    .close = copy_close,
-    .open_slots = map_open_slots,
+    .shown = ACTIVITY_PATH_COPY,
     .fetch = copy_fetch,
     .wait_unit = copy_wait_unit,
     .let_go = copy_let_go,
     .params = copy_params,
-    .wait_slot = map_wait_slot,
-    .ready_slot = map_ready_slot,
-    .slot_array = map_slot_array,
-    .fill_slot = map_fill_slot,
-    .give = map_give,
-    .poll = map_poll,
-    .commit = map_commit,
-    .catch_up = map_catch_up,
-    .lease = map_lease,
-    .blob = map_blob,
-    .leaves = map_leaves,
 };

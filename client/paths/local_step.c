@@ -1,41 +1,15 @@
-/* A step in this process: summing gradients, committing. See path_local.h. */
+/* A step in this process: summing gradients, committing. See local_step.h. */
+#include "client/paths/local_step.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/paths/kern_run.h"
-#include "client/paths/path_local.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 
 /* -- A micro-batch ----------------------------------------------------------------------------- */
-
-int local_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
-{
-    (void)m;
-    (void)unit;
-    (void)e;
-    return SHD_OK; /* always there */
-}
-
-void local_let_go(struct shd_model *m, uint32_t unit)
-{
-    (void)m;
-    (void)unit;
-}
-
-int local_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
-{
-    (void)m;
-    (void)unit;
-    (void)e;
-    return SHD_OK; /* updates are done when commit returns */
-}
-
-const void *local_params(const struct shd_model *m, uint32_t unit)
-{
-    return m->local->units[unit].publish;
-}
 
 int local_wait_slot(struct shd_model *m, struct shd_err *e)
 {
@@ -52,14 +26,6 @@ int local_wait_slot(struct shd_model *m, struct shd_err *e)
     }
     CHECK(false); /* the caller saw one */
     return SHD_EINTERNAL;
-}
-
-int local_ready_slot(struct shd_model *m, uint32_t slot, struct shd_err *e)
-{
-    (void)m;
-    (void)slot;
-    (void)e;
-    return SHD_OK;
 }
 
 float *local_slot_array(const struct shd_model *m, uint32_t slot, uint32_t unit)
@@ -79,13 +45,6 @@ int local_fill_slot(struct shd_model *m, uint32_t slot, uint32_t unit, const flo
     };
     m->session->bytes_copied += cast.elems * dtype_bytes(dtype);
     return kern_run_cast(m->session->kern, &cast, e);
-}
-
-int local_poll(struct shd_model *m, struct shd_err *e)
-{
-    (void)m;
-    (void)e;
-    return SHD_OK;
 }
 
 static uint32_t find_sent(const struct shd_model *m, uint32_t group, uint32_t unit)
@@ -243,15 +202,15 @@ static int update_units(struct shd_model *m, const struct decision *decision, st
 }
 
 /* Room first: after the update nothing may fail. */
-static int take_blob(const struct shd_update *update, uint8_t **ret_blob, struct shd_err *e)
+static int take_blob(const struct wire_bytes *from, uint8_t **ret_blob, struct shd_err *e)
 {
     *ret_blob = NULL;
-    if (update->blob == NULL)
+    if (from == NULL)
         return SHD_OK;
-    uint8_t *blob = sys_malloc(update->blob_bytes + 1);
+    uint8_t *blob = sys_malloc(from->bytes + 1);
     if (blob == NULL)
-        return err_set(e, SHD_ENOMEM, "no memory for a blob of %zu bytes", update->blob_bytes);
-    memcpy(blob, update->blob, update->blob_bytes);
+        return err_set(e, SHD_ENOMEM, "no memory for a blob of %zu bytes", from->bytes);
+    memcpy(blob, from->data, from->bytes);
     *ret_blob = blob;
     return SHD_OK;
 }
@@ -267,52 +226,49 @@ static void begin_step(struct shd_model *m)
     memset(local->metric_counts, 0, sizeof local->metric_counts);
 }
 
-static int decide_local(struct shd_model *m, const struct shd_update *update,
+static int decide_local(struct shd_model *m, const struct decide_args *asked,
                         struct decided *ret_decided, struct shd_err *e)
 {
     struct wire_prepared prepared = { .step = m->step };
+    struct decide_args args = *asked;
     int r = check_complete(m, e);
     if (r == SHD_OK)
         r = sum_squares(m, &prepared, e);
     if (r != SHD_OK)
         return r;
     sum_metrics(m, &prepared);
-    const struct decide_args args = model_decide_args(m, update, &prepared, 1);
+    args.prepared = &prepared;
+    args.owners = 1;
     return decide(&args, ret_decided, e);
 }
 
-int local_commit(struct shd_model *m, const struct shd_update *update, struct decided *ret_decided,
-                 struct shd_err *e)
+int local_commit(struct shd_model *m, const struct decide_args *args, const struct wire_bytes *blob,
+                 struct decided *ret_decided, struct shd_err *e)
 {
     struct local_model *local = m->local;
     struct decided decided;
-    uint8_t *blob = NULL;
-    int r = decide_local(m, update, &decided, e);
+    uint8_t *taken = NULL;
+    int r = decide_local(m, args, &decided, e);
     if (r == SHD_OK)
-        r = take_blob(update, &blob, e);
+        r = take_blob(blob, &taken, e);
     struct shd_err why = { 0 };
     if (r == SHD_OK && !decided.decision.skip && update_units(m, &decided.decision, &why) != SHD_OK)
         r = kernel_failed(m, &why, e);
     if (r != SHD_OK) {
-        free(blob);
+        free(taken);
         return r;
     }
-    if (blob != NULL) {
+    if (taken != NULL) {
         free(local->blob);
-        local->blob = blob;
-        local->blob_bytes = update->blob_bytes;
+        local->blob = taken;
+        local->blob_bytes = blob->bytes;
     }
     begin_step(m);
     *ret_decided = decided;
     return SHD_OK;
 }
 
-/* -- Elastic: there is one worker -------------------------------------------------------------- */
-
-int local_catch_up(struct shd_model *m, struct shd_err *e)
-{
-    return err_set(e, SHD_EINTERNAL, "step %" PRIu64 " is over, and nobody else is here", m->step);
-}
+/* -- Work: there is one worker ----------------------------------------------------------------- */
 
 static bool group_is_in(const struct shd_model *m, uint32_t group)
 {

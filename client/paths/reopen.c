@@ -1,16 +1,21 @@
-/* A daemon was succeeded: open on the successor what this session has open; see path_map.h.
+/* A daemon was succeeded: open on the successor what this session has open; see reopen.h.
  *
  * Happy path: OpenModel by name, the same checks as at first, the new segments over the old ones.
  * Returns that were not credited are asked again by the hub, which makes them anew
- * (path_map_step.c): their gradients are brought along then.
+ * (slots.c): their gradients are brought along then.
  *
  * Failure: a daemon that goes again is tried again. One that comes back without the model, with
  * another one, or at an earlier step has lost its state: no more waiting helps. */
+#include "client/paths/reopen.h"
+
 #include <inttypes.h>
 #include <string.h>
 
-#include "client/paths/path_map.h"
-#include "client/paths/path_nccl.h"
+#include "client/paths/copy.h"
+#include "client/paths/layout.h"
+#include "client/paths/map.h"
+#include "client/paths/nccl_join.h"
+#include "client/paths/segments.h"
 #include "proto/base/check.h"
 
 static int check_step(const struct shd_model *m, const struct link *link,
@@ -55,21 +60,24 @@ static int reopen_model(struct shd_model *m, struct link *link, struct shd_err *
         return SHD_OK; /* whoever is opening it will ask again */
     if (owner->has_inbox)
         wanted |= 1u << SEGMENT_INBOX;
-    int r = map_exchange_layout(m, link, owner->has_inbox ? m->map->view_slots : 0, &layout, e);
+    int r = layout_exchange(m, link, owner->has_inbox ? m->map->view_slots : 0, &layout, e);
     if (r != SHD_OK)
         return reopen_failed(m, link, r, e);
     r = check_step(m, link, &layout, e);
     if (r == SHD_OK)
         r = check_device(&owner->layout, link, &layout, e);
-    if (r == SHD_OK)
-        r = map_take_segments(m, link, &layout, wanted, e);
+    if (r != SHD_OK)
+        return r;
+    copy_hold(m);
+    r = segments_take(m, link, &layout, wanted, e);
+    copy_go(m);
     if (r != SHD_OK)
         return r;
     owner->layout = layout;
     return nccl_reopen(m, link, e);
 }
 
-void map_look(void *ctx)
+void reopen_look(void *ctx)
 {
     const struct shd_session *s = ctx;
     if (s->opening != NULL)
@@ -78,7 +86,7 @@ void map_look(void *ctx)
         nccl_look(m);
 }
 
-int map_reopen(void *ctx, struct link *link, struct shd_err *e)
+int reopen_models(void *ctx, struct link *link, struct shd_err *e)
 {
     struct shd_session *s = ctx;
     int r = SHD_OK;

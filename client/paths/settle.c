@@ -1,4 +1,4 @@
-/* Owners one step apart; see path_map.h.
+/* Owners one step apart; see settle.h.
  *
  * A worker commits a step to one owner after the other. Whoever attaches in between, or after that
  * worker died in it, finds some owners a step ahead. Those have the decision on record, and
@@ -6,11 +6,18 @@
  *
  * The owners were asked one after the other, and other workers go on meanwhile: what does not fit
  * together is looked at again, and only what stays so is an error. */
+#include "client/paths/settle.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/paths/path_map.h"
+#include "client/paths/commit.h"
+#include "client/paths/layout.h"
+#include "client/paths/look.h"
+#include "client/paths/segments.h"
+#include "client/paths/turn.h"
+#include "client/session/link.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 
@@ -47,12 +54,12 @@ static int pass_on(struct shd_model *m, struct steps s, bool *ret_over, struct s
     void *data = sys_malloc(SHD_BLOB_BYTES_MAX);
     if (data == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for a blob");
-    int r = map_owner_blob(m, s.ahead, data, SHD_BLOB_BYTES_MAX, &bytes, e);
+    int r = look_owner_blob(m, s.ahead, data, SHD_BLOB_BYTES_MAX, &bytes, e);
     if (r == SHD_OK) {
         const struct wire_bytes blob = { data, bytes };
         m->step = s.min;
         turn_begin(m->map->turn, m->step, &update);
-        r = map_turn(m, &blob, e);
+        r = commit_turn(m, &blob, e);
     }
     free(data);
     *ret_over = r == SHD_OK && turn_state(m->map->turn) == TURN_OVER;
@@ -106,7 +113,20 @@ static bool same_steps(struct steps a, struct steps b)
     return a.min == b.min && a.max == b.max;
 }
 
-int map_settle(struct shd_model *m, struct shd_err *e)
+/* Ask once more, and take only what can change: steps and decisions. */
+static int refresh(struct shd_model *m, struct shd_err *e)
+{
+    struct layout_opening o = { m, "", m->spec->name, /* slots= */ 0 };
+    struct hub *hub = m->session->hub;
+    int r = layout_ask_all(&o, e);
+    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++) { /* let go of the tickets */
+        r = segments_take(m, &hub->links[i], &m->map->owners[i].layout, /* wanted= */ 0, e);
+        r = r == SHD_EGONE ? SHD_OK : r; /* and so they are gone */
+    }
+    return r;
+}
+
+int settle_steps(struct shd_model *m, struct shd_err *e)
 {
     struct steps s = find_steps(m->map), before = { UINT64_MAX, UINT64_MAX, 0, 0 };
     for (uint32_t look = 0; s.min != s.max; look++) {
@@ -117,7 +137,7 @@ int map_settle(struct shd_model *m, struct shd_err *e)
         if (r == SHD_OK && (same_steps(s, before) || look == LOOKS_MAX))
             r = err_apart(m, s, e);
         if (r == SHD_OK)
-            r = map_refresh(m, e);
+            r = refresh(m, e);
         if (r != SHD_OK)
             return r;
         before = s;
@@ -127,8 +147,8 @@ int map_settle(struct shd_model *m, struct shd_err *e)
     return SHD_OK;
 }
 
-int map_catch_up(struct shd_model *m, struct shd_err *e)
+int settle_catch_up(struct shd_model *m, struct shd_err *e)
 {
-    const int r = map_refresh(m, e);
-    return r == SHD_OK ? map_settle(m, e) : r;
+    const int r = refresh(m, e);
+    return r == SHD_OK ? settle_steps(m, e) : r;
 }

@@ -9,8 +9,8 @@
  * sums the squares, decides as any worker would, updates unit by unit. Nothing ever waits: what
  * is missing can only come from the caller, so it is an error at once. A kernel that fails leaves
  * the state half changed: that is the model's fault from then on. */
-#ifndef SHD_PATH_LOCAL_H
-#define SHD_PATH_LOCAL_H
+#ifndef SHD_LOCAL_STEP_H
+#define SHD_LOCAL_STEP_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -47,21 +47,14 @@ struct local_model {
     size_t blob_bytes;
 };
 
-/* path_ops slots in path_local_step.c; those not listed are in path_local.c. */
-int local_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e);
-void local_let_go(struct shd_model *m, uint32_t unit);
+/* What a step needs of the two tables in local.h. */
 int local_fill_slot(struct shd_model *m, uint32_t slot, uint32_t unit, const float *grad,
                     enum shd_dtype dtype, struct shd_err *e);
-int local_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e);
-const void *local_params(const struct shd_model *m, uint32_t unit);
 int local_wait_slot(struct shd_model *m, struct shd_err *e);
-int local_ready_slot(struct shd_model *m, uint32_t slot, struct shd_err *e);
 float *local_slot_array(const struct shd_model *m, uint32_t slot, uint32_t unit);
 int local_give(struct shd_model *m, const struct path_return *ret, struct shd_err *e);
-int local_poll(struct shd_model *m, struct shd_err *e);
-int local_commit(struct shd_model *m, const struct shd_update *update, struct decided *ret_decided,
-                 struct shd_err *e);
-int local_catch_up(struct shd_model *m, struct shd_err *e);
+int local_commit(struct shd_model *m, const struct decide_args *args, const struct wire_bytes *blob,
+                 struct decided *ret_decided, struct shd_err *e);
 int local_lease(struct shd_model *m, uint32_t owner, struct wire_leased *ret_leased,
                 struct shd_err *e);
 

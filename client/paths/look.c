@@ -1,10 +1,11 @@
-/* Looking at daemons: blob, digest leaves, status. See path_map.h. */
+/* Looking at daemons: blob, digest leaves, status. See look.h. */
+#include "client/paths/look.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/paths/path_map.h"
-#include "client/session/hub_open.h"
+#include "client/paths/map.h"
 #include "client/session/round.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
@@ -45,8 +46,8 @@ static int take_blob(struct round *round, struct link *link, uint64_t arg,
     return SHD_OK;
 }
 
-int map_owner_blob(struct shd_model *m, uint32_t owner, void *buf, size_t capacity,
-                   size_t *ret_bytes, struct shd_err *e)
+int look_owner_blob(struct shd_model *m, uint32_t owner, void *buf, size_t capacity,
+                    size_t *ret_bytes, struct shd_err *e)
 {
     struct hub *hub = m->session->hub;
     struct blob_sink sink = { buf, capacity, 0, m };
@@ -61,9 +62,9 @@ int map_owner_blob(struct shd_model *m, uint32_t owner, void *buf, size_t capaci
 }
 
 /* Of several workers' the first to commit counts, at each owner; owner 0's is the one. */
-int map_blob(struct shd_model *m, void *buf, size_t capacity, size_t *ret_bytes, struct shd_err *e)
+int look_blob(struct shd_model *m, void *buf, size_t capacity, size_t *ret_bytes, struct shd_err *e)
 {
-    return map_owner_blob(m, 0, buf, capacity, ret_bytes, e);
+    return look_owner_blob(m, 0, buf, capacity, ret_bytes, e);
 }
 
 /* -- Digest ------------------------------------------------------------------------------------ */
@@ -152,8 +153,8 @@ static int ask_leaves(struct round *round, struct link *link, struct shd_err *e)
     return SHD_OK;
 }
 
-int map_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],
-               struct digest_stamp *stamp, struct shd_err *e)
+int look_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],
+                struct digest_stamp *stamp, struct shd_err *e)
 {
     struct shd_model *m = ctx;
     struct hub *hub = m->session->hub;
@@ -197,7 +198,7 @@ static int take_status(struct round *round, struct link *link, uint64_t arg,
     return SHD_OK;
 }
 
-int map_status(struct shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e)
+int look_status(struct shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e)
 {
     char *json = NULL;
     struct round round = { .what = "Status",
@@ -213,42 +214,3 @@ int map_status(struct shd_session *s, uint32_t owner, char **ret_json, struct sh
         free(json);
     return r;
 }
-
-/* -- The path ---------------------------------------------------------------------------------- */
-
-uint32_t map_owners(const struct shd_session *s)
-{
-    return s->hub->link_count;
-}
-
-void map_disconnect(struct shd_session *s)
-{
-    hub_free(s->hub);
-    s->hub = NULL;
-}
-
-const struct path_ops path_map = {
-    .name = "map",
-    .kind = SHD_PATH_MAP,
-    .owners = map_owners,
-    .disconnect = map_disconnect,
-    .status = map_status,
-    .open = map_open,
-    .close = map_close,
-    .open_slots = map_open_slots,
-    .fetch = map_fetch,
-    .wait_unit = map_wait_unit,
-    .let_go = map_let_go,
-    .params = map_params,
-    .wait_slot = map_wait_slot,
-    .ready_slot = map_ready_slot,
-    .slot_array = map_slot_array,
-    .fill_slot = map_fill_slot,
-    .give = map_give,
-    .poll = map_poll,
-    .commit = map_commit,
-    .catch_up = map_catch_up,
-    .lease = map_lease,
-    .blob = map_blob,
-    .leaves = map_leaves,
-};

@@ -1,24 +1,24 @@
-/* See path_map_whole.h. */
+/* See whole.h. */
+#include "client/paths/whole.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "client/paths/kern_run.h"
-#include "client/paths/path_copy.h"
-#include "client/paths/path_map.h"
-#include "client/paths/path_nccl.h"
+#include "client/session/link.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 
 /* -- Deciding ---------------------------------------------------------------------------------- */
 
-void whole_decide(const struct shd_model *m, bool *ret_whole)
+bool whole_decide(const struct shd_model *m)
 {
     bool whole = m->session->on_gpu;
     for (uint32_t i = 0; i < m->map->owner_count; i++)
         whole = whole || m->map->owners[i].layout.on_gpu;
-    *ret_whole = whole;
+    return whole;
 }
 
 static int err_apart(const struct shd_model *m, uint32_t owner, struct shd_err *e)
@@ -158,7 +158,6 @@ static void keep_unmapped(struct segment *s, const struct wire_segment *segment,
     *fd = -1;
 }
 
-/* What was mapped before may be in a copy of the transfer thread: that waits. */
 static int take_publish(struct shd_model *m, struct map_owner *owner,
                         const struct wire_segment *segment, int *fd, struct shd_err *e)
 {
@@ -171,18 +170,16 @@ static int take_publish(struct shd_model *m, struct map_owner *owner,
     int r = find_gpu(m, owner, e);
     if (r != SHD_OK)
         return r;
-    if (again)
-        copy_hold(m);
     r = map_segment(m, w, segment, *fd, &w->publish, e);
-    if (again)
-        copy_go(m);
     if (r == SHD_OK)
         *fd = -1; /* the segment's now */
     return r;
 }
 
-const uint8_t *whole_published(const struct map_owner *owner, uint32_t unit)
+static const uint8_t *whole_published(const struct shd_model *m, const struct map_owner *owner,
+                                      uint32_t unit)
 {
+    (void)m;
     const uint8_t *base = owner->whole.publish.segment.base;
     CHECK(base != NULL);
     return base + shardmap_publish_offset_bytes(owner->shards, unit);
@@ -265,7 +262,7 @@ static int take_inbox(struct shd_model *m, struct map_owner *owner,
     return SHD_OK;
 }
 
-static int ready(struct shd_model *m, struct map_owner *owner, struct shd_err *e)
+static int whole_ready(struct shd_model *m, struct map_owner *owner, struct shd_err *e)
 {
     struct map_whole *w = &owner->whole;
     const struct segment held = w->publish.segment;
@@ -276,8 +273,6 @@ static int ready(struct shd_model *m, struct map_owner *owner, struct shd_err *e
                                         .bytes = w->held.bytes,
                                         .place = w->held.place };
     struct shd_err why = { 0 };
-    if (nccl_far(m, (uint32_t)(owner - m->map->owners)))
-        return SHD_OK;
     int r = held.base == NULL ? find_gpu(m, owner, &why) : SHD_OK;
     if (r == SHD_OK && held.base == NULL)
         r = map_segment(m, w, &as, held.fd, &w->publish, &why);
@@ -289,24 +284,23 @@ static int ready(struct shd_model *m, struct map_owner *owner, struct shd_err *e
                     "has a publish segment that cannot be mapped here: %s", why.text);
 }
 
-int whole_ready(struct shd_model *m, struct shd_err *e)
-{
-    int r = SHD_OK;
-    for (uint32_t i = 0; r == SHD_OK && i < m->map->owner_count; i++)
-        r = ready(m, &m->map->owners[i], e);
-    return r;
-}
-
-int whole_ready_slot(struct shd_model *m, uint32_t slot, struct shd_err *e)
+static int whole_ready_slot(struct shd_model *m, struct map_owner *owner, uint32_t slot,
+                            struct shd_err *e)
 {
     (void)e;
-    for (uint32_t i = 0; i < m->map->owner_count; i++) {
-        struct map_owner *owner = &m->map->owners[i];
-        if (nccl_far(m, i))
-            continue;
-        owner->whole.slots[slot] = slot_today(owner, slot);
-        drop_old(m, &owner->whole);
-    }
+    owner->whole.slots[slot] = slot_today(owner, slot);
+    drop_old(m, &owner->whole);
+    return SHD_OK;
+}
+
+static int whole_slice_at(struct shd_model *m, const struct map_owner *owner, uint32_t slot,
+                          uint32_t unit, enum shd_dtype dtype, void **ret_at, struct shd_err *e)
+{
+    (void)m;
+    (void)unit;
+    (void)dtype;
+    (void)e;
+    *ret_at = owner->whole.slots[slot];
     return SHD_OK;
 }
 
@@ -344,38 +338,8 @@ void whole_close(struct map_owner *owner)
 
 /* -- Gradients --------------------------------------------------------------------------------- */
 
-/* By the GPU at either end, if there is one. */
-static int fill_slice(struct shd_model *m, const struct map_owner *owner, struct kern_batch *batch,
-                      const struct kern_cast *cast, struct shd_err *e)
-{
-    struct kern *gpu = owner->whole.gpu;
-    const struct kern_copy copy = { cast->out, cast->in, cast->elems * sizeof(float) };
-    if (gpu != NULL && cast->out_dtype == SHD_F32) /* that needs no kernel */
-        return kern_batch_copy(batch, gpu, &copy, e);
-    return kern_batch_cast(batch, gpu != NULL ? gpu : m->session->kern, cast, e);
-}
-
-int whole_fill_slot(struct shd_model *m, uint32_t slot, uint32_t unit, const float *grad,
-                    enum shd_dtype dtype, struct shd_err *e)
-{
-    struct kern_batch batch;
-    int r = SHD_OK;
-    kern_batch_init(&batch);
-    for (uint32_t i = 0; r == SHD_OK && i < m->map->owner_count; i++) {
-        const struct map_owner *owner = &m->map->owners[i];
-        const struct slice slice = owner->shards->slice[unit];
-        const struct kern_cast cast = { owner->whole.slots[slot], dtype, grad + slice.first_elem,
-                                        slice.elems };
-        if (slice.elems > 0)
-            r = fill_slice(m, owner, &batch, &cast, e);
-        m->session->bytes_copied += slice.elems * dtype_bytes(dtype);
-    }
-    const int waited = kern_batch_wait(&batch, r == SHD_OK ? e : NULL);
-    return r == SHD_OK ? waited : r;
-}
-
-int whole_bring_slice(struct shd_model *m, struct map_owner *owner, uint32_t slot,
-                      struct shd_err *e)
+static int whole_bring(struct shd_model *m, struct map_owner *owner, uint32_t slot, bool first,
+                       uint64_t *ret_turn, struct shd_err *e)
 {
     struct map_whole *w = &owner->whole;
     const struct grad_slot *s = &m->slots[slot];
@@ -383,7 +347,8 @@ int whole_bring_slice(struct shd_model *m, struct map_owner *owner, uint32_t slo
     const struct kern_copy copy = { slot_today(owner, slot), w->slots[slot],
                                     elems * dtype_bytes(s->dtype) };
     struct kern_batch batch;
-    if (copy.to == copy.from || elems == 0)
+    *ret_turn = 0;
+    if (!first || copy.to == copy.from || elems == 0)
         return SHD_OK;
     if (w->gpu == NULL) {
         memcpy(copy.to, copy.from, copy.bytes);
@@ -394,3 +359,12 @@ int whole_bring_slice(struct shd_model *m, struct map_owner *owner, uint32_t slo
     const int waited = kern_batch_wait(&batch, r == SHD_OK ? e : NULL);
     return r == SHD_OK ? waited : r;
 }
+
+const struct mover_ops mover_whole = {
+    .take = whole_take,
+    .ready = whole_ready,
+    .published = whole_published,
+    .ready_slot = whole_ready_slot,
+    .slice_at = whole_slice_at,
+    .bring = whole_bring,
+};

@@ -1,4 +1,4 @@
-/* Joining with far owners; see path_nccl.h.
+/* Joining with far owners; see nccl_join.h.
  *
  * Happy path: two ids, both links begun here as rank 0 while Join carries the ids to the owner,
  * which begins them as rank 1; the answer says that they stand there, then they do here. On a link
@@ -9,8 +9,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "client/paths/path_map.h"
-#include "client/paths/path_nccl.h"
+#include "client/paths/map.h"
+#include "client/paths/nccl_join.h"
 #include "client/session/gpu.h"
 #include "client/session/hub.h"
 #include "client/session/link_connect.h"
@@ -246,7 +246,7 @@ int nccl_reopen(struct shd_model *m, struct link *link, struct shd_err *e)
 {
     struct wire_request request = { .seq = 0 };
     struct link_ask ask = { take_nothing, look_at_links, m->nccl };
-    if (!nccl_far(m, link->index))
+    if (m->nccl == NULL || !m->nccl->owners[link->index].far)
         return SHD_OK;
     int r = begin_join(m->nccl, link->index, (uint64_t)link->epoch + 1, e);
     if (r != SHD_OK)

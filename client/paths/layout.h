@@ -1,0 +1,23 @@
+/* OpenModel, and the layout that a daemon answers. */
+#ifndef SHD_CLIENT_LAYOUT_H
+#define SHD_CLIENT_LAYOUT_H
+
+#include "client/paths/map.h"
+#include "client/session/link.h"
+
+struct layout_opening { /* what a model is asked for by */
+    struct shd_model *m;
+    const char *json; /* borrowed; "": attach to name */
+    const char *name; /* borrowed; "": the only one */
+    uint32_t slots;
+};
+
+/* OpenModel to one or to every daemon, into owner->layout. */
+int layout_ask(struct layout_opening *o, struct link *link, struct shd_err *e);
+int layout_ask_all(struct layout_opening *o, struct shd_err *e);
+
+/* On a link that comes up: the model's layout at the successor. */
+int layout_exchange(struct shd_model *m, struct link *link, uint32_t slots,
+                    struct map_layout *ret_layout, struct shd_err *e);
+
+#endif

@@ -1,0 +1,260 @@
+/* See place.h. A successor's segments are placed over its predecessor's: map.h says how. */
+#include "client/paths/place.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+
+/* -- Reserving --------------------------------------------------------------------------------- */
+
+static int reserve_params(struct shd_model *m, struct shd_err *e)
+{
+    struct map_model *map = m->map;
+    const uint64_t elem_bytes = dtype_bytes(m->spec->publish);
+    map->params = sys_calloc(m->spec->unit_count, sizeof *map->params);
+    if (map->params == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " units", m->spec->unit_count);
+    int r = SHD_OK;
+    for (uint32_t u = 0; r == SHD_OK && u < m->spec->unit_count; u++)
+        r = segment_reserve(m->spec->units[u].elems * elem_bytes, &map->params[u], e);
+    return r;
+}
+
+/* Units of one size have the same slices, so one view of a slot serves them all. Frozen units have
+ * none: no slot is large enough for them. */
+static int find_views(struct shd_model *m, struct shd_err *e)
+{
+    struct map_model *map = m->map;
+    const uint32_t units = m->spec->unit_count;
+    map->view_of = sys_calloc(units, sizeof *map->view_of);
+    map->view_elems = sys_calloc(units, sizeof *map->view_elems);
+    map->view_unit = sys_calloc(units, sizeof *map->view_unit);
+    if (map->view_of == NULL || map->view_elems == NULL || map->view_unit == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for the views of %" PRIu32 " units", units);
+    for (uint32_t u = 0; u < units; u++) {
+        uint32_t v = 0;
+        if (m->spec->units[u].frozen)
+            continue;
+        while (v < map->view_count && map->view_elems[v] != m->spec->units[u].elems)
+            v++;
+        map->view_of[u] = v;
+        if (v < map->view_count)
+            continue;
+        map->view_elems[v] = m->spec->units[u].elems;
+        map->view_unit[v] = u;
+        map->view_count++;
+    }
+    return SHD_OK;
+}
+
+int place_reserve(struct shd_model *m, struct shd_err *e)
+{
+    int r = reserve_params(m, e);
+    if (r == SHD_OK)
+        r = find_views(m, e);
+    if (r == SHD_OK && m->slot_count > 0)
+        r = place_reserve_slots(m, m->slot_count, e);
+    return r;
+}
+
+int place_reserve_slots(struct shd_model *m, uint32_t slots, struct shd_err *e)
+{
+    struct map_model *map = m->map;
+    const uint32_t count = slots * map->view_count;
+    map->views = sys_calloc(count, sizeof *map->views);
+    map->stale = sys_calloc((size_t)slots * map->owner_count, sizeof *map->stale);
+    if (map->views == NULL || map->stale == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " views", count);
+    map->view_slots = slots;
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < count; i++) {
+        void *base;
+        r = segment_reserve(map->view_elems[i % map->view_count] * sizeof(float), &base, e);
+        if (r == SHD_OK)
+            map->views[i] = base;
+    }
+    return r;
+}
+
+void place_release_slots(struct map_model *map)
+{
+    for (uint32_t i = 0; map->views != NULL && i < map->view_slots * map->view_count; i++)
+        if (map->views[i] != NULL)
+            segment_unreserve(map->views[i], map->view_elems[i % map->view_count] * sizeof(float));
+    free(map->views);
+    free(map->stale);
+    map->views = NULL;
+    map->stale = NULL;
+    map->view_slots = 0;
+}
+
+void place_release(struct shd_model *m)
+{
+    struct map_model *map = m->map;
+    place_release_slots(map);
+    for (uint32_t u = 0; map->params != NULL && u < m->spec->unit_count; u++)
+        if (map->params[u] != NULL)
+            segment_unreserve(map->params[u],
+                              m->spec->units[u].elems * dtype_bytes(m->spec->publish));
+    free(map->params);
+    free(map->view_of);
+    free(map->view_elems);
+    free(map->view_unit);
+}
+
+/* -- Placing ----------------------------------------------------------------------------------- */
+
+/* This owner's slice of every unit, read-only. */
+static int place_publish(struct shd_model *m, const struct map_owner *owner, int fd,
+                         struct shd_err *e)
+{
+    const struct shardmap *s = owner->shards;
+    const uint64_t elem_bytes = dtype_bytes(m->spec->publish);
+    for (uint32_t u = 0; u < m->spec->unit_count; u++) {
+        const uint64_t bytes = shardmap_publish_slice_bytes(s, u);
+        if (bytes == 0)
+            continue;
+        uint8_t *at = (uint8_t *)m->map->params[u] + s->slice[u].first_elem * elem_bytes;
+        const int r = segment_place(at, fd, shardmap_publish_offset_bytes(s, u), bytes,
+                                    /* writable= */ false, e);
+        if (r != SHD_OK)
+            return r;
+        m->session->bytes_mapped += bytes;
+    }
+    return SHD_OK;
+}
+
+/* This owner's slice in every view of a slot, writable. */
+static int place_slot(struct shd_model *m, const struct map_owner *owner, uint32_t slot, int fd,
+                      struct shd_err *e)
+{
+    const struct map_model *map = m->map;
+    const struct shardmap *s = owner->shards;
+    for (uint32_t v = 0; v < map->view_count; v++) {
+        const struct slice slice = s->slice[map->view_unit[v]];
+        if (slice.elems == 0)
+            continue;
+        const uint64_t bytes = slice.elems * sizeof(float);
+        float *view = map->views[slot * map->view_count + v];
+        const int r = segment_place(view + slice.first_elem, fd,
+                                    shardmap_slot_offset_bytes(s, slot), bytes,
+                                    /* writable= */ true, e);
+        if (r != SHD_OK)
+            return r;
+        m->session->bytes_mapped += bytes;
+    }
+    return SHD_OK;
+}
+
+/* The first one. */
+static int place_inbox(struct shd_model *m, const struct map_owner *owner, int fd,
+                       struct shd_err *e)
+{
+    int r = SHD_OK;
+    for (uint32_t slot = 0; r == SHD_OK && slot < m->map->view_slots; slot++)
+        r = place_slot(m, owner, slot, fd, e);
+    return r;
+}
+
+/* A successor's: in one piece, and no view shows it yet. */
+static int replace_inbox(struct shd_model *m, struct map_owner *owner, int *fd, uint64_t bytes,
+                         struct shd_err *e)
+{
+    struct segment inbox;
+    const uint32_t index = (uint32_t)(owner - m->map->owners);
+    const int r = segment_map(*fd, SEGMENT_INBOX, bytes, &inbox, e);
+    if (r != SHD_OK)
+        return r;
+    *fd = -1; /* the segment's now */
+    segment_close(&owner->inbox);
+    owner->inbox = inbox;
+    for (uint32_t slot = 0; slot < m->map->view_slots; slot++)
+        m->map->stale[slot * m->map->owner_count + index] = true;
+    return SHD_OK;
+}
+
+static int place_take(struct shd_model *m, struct map_owner *owner,
+                      const struct wire_segment *segment, int *fd, struct shd_err *e)
+{
+    if (segment->kind == SEGMENT_PUBLISH)
+        return place_publish(m, owner, *fd, e);
+    if (owner->has_inbox)
+        return replace_inbox(m, owner, fd, segment->bytes, e);
+    return place_inbox(m, owner, *fd, e);
+}
+
+static int place_ready(struct shd_model *m, struct map_owner *owner, struct shd_err *e)
+{
+    (void)m;
+    (void)owner;
+    (void)e;
+    return SHD_OK; /* nothing is put off */
+}
+
+static const uint8_t *place_published(const struct shd_model *m, const struct map_owner *owner,
+                                      uint32_t unit)
+{
+    return (const uint8_t *)m->map->params[unit] +
+           owner->shards->slice[unit].first_elem * dtype_bytes(m->spec->publish);
+}
+
+float *place_slot_array(const struct shd_model *m, uint32_t slot, uint32_t unit)
+{
+    return m->map->views[slot * m->map->view_count + m->map->view_of[unit]];
+}
+
+/* -- Slots, after a succession too ------------------------------------------------------------- */
+
+static bool *find_stale(const struct shd_model *m, const struct map_owner *owner, uint32_t slot)
+{
+    return &m->map->stale[slot * m->map->owner_count + (uint32_t)(owner - m->map->owners)];
+}
+
+static int place_ready_slot(struct shd_model *m, struct map_owner *owner, uint32_t slot,
+                            struct shd_err *e)
+{
+    bool *stale = find_stale(m, owner, slot);
+    if (!*stale)
+        return SHD_OK;
+    const int r = place_slot(m, owner, slot, owner->inbox.fd, e);
+    *stale = r != SHD_OK;
+    return r;
+}
+
+/* The views are placed for fp32. An owner's part of a view starts where its slot starts, and that
+ * is where its part of the gradient goes, in whichever dtype. */
+static int place_slice_at(struct shd_model *m, const struct map_owner *owner, uint32_t slot,
+                          uint32_t unit, enum shd_dtype dtype, void **ret_at, struct shd_err *e)
+{
+    (void)dtype;
+    (void)e;
+    *ret_at = place_slot_array(m, slot, unit) + owner->shards->slice[unit].first_elem;
+    return SHD_OK;
+}
+
+static int place_bring(struct shd_model *m, struct map_owner *owner, uint32_t slot, bool first,
+                       uint64_t *ret_turn, struct shd_err *e)
+{
+    const struct grad_slot *s = &m->slots[slot];
+    const struct slice slice = owner->shards->slice[s->unit];
+    (void)e;
+    *ret_turn = 0;
+    if (!first || !*find_stale(m, owner, slot) || slice.elems == 0)
+        return SHD_OK;
+    uint8_t *inbox = (uint8_t *)owner->inbox.base + shardmap_slot_offset_bytes(owner->shards, slot);
+    memcpy(inbox, place_slot_array(m, slot, s->unit) + slice.first_elem,
+           slice.elems * dtype_bytes(s->dtype));
+    return SHD_OK;
+}
+
+const struct mover_ops mover_place = {
+    .take = place_take,
+    .ready = place_ready,
+    .published = place_published,
+    .ready_slot = place_ready_slot,
+    .slice_at = place_slice_at,
+    .bring = place_bring,
+};

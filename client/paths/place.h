@@ -1,0 +1,19 @@
+/* Owners' slices mapped side by side with the others': host memory all of it. See map.h. */
+#ifndef SHD_PLACE_H
+#define SHD_PLACE_H
+
+#include "client/paths/map.h"
+#include "client/paths/path.h"
+
+extern const struct mover_ops mover_place;
+
+/* Addresses for all units and slots of a model with a spec and m->map->owners' shards. */
+int place_reserve(struct shd_model *m, struct shd_err *e);
+int place_reserve_slots(struct shd_model *m, uint32_t slots, struct shd_err *e);
+void place_release_slots(struct map_model *map);
+void place_release(struct shd_model *m);
+
+/* The array of a slot, shaped for unit. */
+float *place_slot_array(const struct shd_model *m, uint32_t slot, uint32_t unit);
+
+#endif

@@ -1,0 +1,205 @@
+/* See remote.h. Here a model is opened on daemons and mapped; the rest of the table is in files of
+ * its own.
+ *
+ * Happy path: OpenModel to every daemon, claim the segments on the side channels, map them, bring
+ * the owners to one step. A daemon that dies meanwhile is asked again. Any failure unmaps
+ * everything. */
+#include "client/paths/remote.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/paths/commit.h"
+#include "client/paths/copy.h"
+#include "client/paths/layout.h"
+#include "client/paths/look.h"
+#include "client/paths/map.h"
+#include "client/paths/nccl_join.h"
+#include "client/paths/place.h"
+#include "client/paths/segments.h"
+#include "client/paths/settle.h"
+#include "client/paths/slots.h"
+#include "client/paths/turn.h"
+#include "client/paths/whole.h"
+#include "client/session/hub_open.h"
+#include "proto/base/check.h"
+#include "proto/base/clock.h"
+#include "proto/base/sys.h"
+
+static int new_map(struct shd_model *m, struct shd_err *e)
+{
+    const uint32_t owners = m->session->hub->link_count;
+    struct map_model *map = sys_calloc(1, sizeof *map);
+    void *turn = NULL;
+    m->map = map;
+    if (map != NULL) {
+        map->owners = sys_calloc(owners, sizeof *map->owners);
+        turn = sys_malloc(turn_bytes(owners));
+    }
+    if (turn != NULL)
+        map->turn = turn_init(turn, owners);
+    if (map == NULL || map->owners == NULL || turn == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for a model with %" PRIu32 " owners", owners);
+    map->owner_count = owners;
+    for (uint32_t i = 0; i < owners; i++)
+        map->owners[i].board = map->owners[i].inbox = map->owners[i].whole.publish.segment =
+            map->owners[i].whole.held = SEGMENT_CLOSED;
+    return SHD_OK;
+}
+
+/* A daemon that died since it was asked, or dies in this, is asked again. */
+static int take_link(struct layout_opening *o, struct link *link, unsigned wanted,
+                     struct shd_err *e)
+{
+    const uint64_t start_ns = clock_now_ns();
+    const struct map_layout *layout = &o->m->map->owners[link->index].layout;
+    int r = segments_take(o->m, link, layout, wanted, e);
+    while (r == SHD_EGONE && hub_check(link->hub, NULL) == SHD_OK &&
+           clock_now_ns() - start_ns < o->m->session->timeout_ns) {
+        r = layout_ask(o, link, e);
+        if (r == SHD_OK)
+            r = segments_take(o->m, link, layout, wanted, e);
+    }
+    return r;
+}
+
+static int take_links(struct layout_opening *o, unsigned wanted, struct shd_err *e)
+{
+    struct hub *hub = o->m->session->hub;
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
+        r = take_link(o, &hub->links[i], wanted, e);
+    return r;
+}
+
+static int make_shardmaps(struct shd_model *m, struct shd_err *e)
+{
+    struct map_model *map = m->map;
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < map->owner_count; i++)
+        r = shardmap_new(m->spec, i, map->owner_count, &map->owners[i].shards, e);
+    return r;
+}
+
+static int reserve(struct shd_model *m, struct shd_err *e)
+{
+    struct map_model *map = m->map;
+    const int r = make_shardmaps(m, e);
+    if (r != SHD_OK)
+        return r;
+    map->whole = whole_decide(m);
+    for (uint32_t i = 0; i < map->owner_count; i++)
+        map->owners[i].mover = map->whole ? &mover_whole : &mover_place;
+    if (!map->whole)
+        return place_reserve(m, e);
+    map->view_slots = m->slot_count;
+    return SHD_OK;
+}
+
+static int open_as(struct layout_opening *o, struct shd_err *e)
+{
+    struct shd_model *m = o->m;
+    unsigned wanted = 1u << SEGMENT_PUBLISH | 1u << SEGMENT_BOARD;
+    int r = layout_ask_all(o, e);
+    m->slot_count = o->slots;
+    if (r == SHD_OK)
+        r = reserve(m, e);
+    if (m->slot_count > 0)
+        wanted |= 1u << SEGMENT_INBOX;
+    if (r == SHD_OK)
+        r = take_links(o, wanted, e);
+    return r == SHD_OK ? settle_steps(m, e) : r;
+}
+
+static int remote_open(struct shd_model *m, const char *name, uint32_t slots, struct shd_err *e)
+{
+    char *json = NULL;
+    int r = new_map(m, e);
+    if (r == SHD_OK && m->spec != NULL)
+        r = spec_dump(m->spec, &json, e);
+    if (r != SHD_OK)
+        return r;
+    struct layout_opening o = { m, json != NULL ? json : "", name, slots };
+    m->session->opening = m;
+    r = open_as(&o, e);
+    m->session->opening = NULL;
+    free(json);
+    return r;
+}
+
+/* Attached without slots (tools only look): get them now. */
+static int remote_open_slots(struct shd_model *m, struct shd_err *e)
+{
+    struct layout_opening o = { m, "", m->spec->name, m->slot_count };
+    int r = layout_ask_all(&o, e);
+    if (r == SHD_OK && m->map->whole)
+        m->map->view_slots = m->slot_count;
+    else if (r == SHD_OK)
+        r = place_reserve_slots(m, m->slot_count, e);
+    if (r == SHD_OK)
+        r = take_links(&o, 1u << SEGMENT_INBOX, e);
+    if (r != SHD_OK)
+        place_release_slots(m->map);
+    return r;
+}
+
+static void remote_close(struct shd_model *m)
+{
+    struct map_model *map = m->map;
+    if (map == NULL)
+        return;
+    nccl_free(m->nccl); /* first: it writes to the copy path's slots */
+    copy_free(m->copy);
+    m->nccl = NULL;
+    m->copy = NULL;
+    hub_forget(m->session->hub, m);
+    activity_detach(&m->activity);
+    place_release(m);
+    for (uint32_t i = 0; i < map->owner_count; i++) {
+        whole_close(&map->owners[i]);
+        segment_close(&map->owners[i].board);
+        segment_close(&map->owners[i].inbox);
+        shardmap_free(map->owners[i].shards);
+    }
+    free(map->owners);
+    free(map->turn);
+    free(map);
+    m->map = NULL;
+}
+
+static uint32_t remote_owners(const struct shd_session *s)
+{
+    return s->hub->link_count;
+}
+
+static void remote_disconnect(struct shd_session *s)
+{
+    hub_free(s->hub);
+    s->hub = NULL;
+}
+
+static int remote_poll(struct shd_model *m, struct shd_err *e)
+{
+    return hub_poll(m->session->hub, /* timeout_ns= */ 0, e);
+}
+
+const struct control_ops control_remote = {
+    .owners = remote_owners,
+    .disconnect = remote_disconnect,
+    .status = look_status,
+    .open = remote_open,
+    .close = remote_close,
+    .open_slots = remote_open_slots,
+    .wait_slot = slots_wait,
+    .ready_slot = slots_ready,
+    .slot_array = slots_array,
+    .fill_slot = slots_fill,
+    .give = slots_give,
+    .poll = remote_poll,
+    .commit = commit_step,
+    .catch_up = settle_catch_up,
+    .lease = commit_lease,
+    .blob = look_blob,
+    .leaves = look_leaves,
+};

@@ -1,0 +1,173 @@
+/* Sessions: connect, close, look. See client/shd.h. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/paths/local.h"
+#include "client/paths/mapped.h"
+#include "client/paths/path.h"
+#include "client/paths/remote.h"
+#include "client/paths/reopen.h"
+#include "client/session/gpu.h"
+#include "client/session/hub_open.h"
+#include "client/session/model.h"
+#include "kernels/kern.h"
+#include "proto/base/check.h"
+#include "proto/base/clock.h"
+#include "proto/base/sys.h"
+
+#define TIMEOUT_MS_DEFAULT UINT64_C(60000)
+#define TIMEOUT_MS_MAX     (UINT64_C(1000) * 3600 * 24 * 365)
+#define THREADS_MAX        256u
+
+const char *shd_status_name(int code)
+{
+    return status_name(code);
+}
+
+static int check_name(const char *name, struct shd_err *e)
+{
+    if (strlen(name) >= WIRE_NAME_BYTES_MAX)
+        return err_set(e, SHD_ERANGE, "session name has %zu bytes, at most %u", strlen(name),
+                       WIRE_NAME_BYTES_MAX - 1);
+    for (const char *c = name; *c != '\0'; c++)
+        if (*c < ' ' || *c > '~')
+            return err_set(e, SHD_EINVAL, "session name has byte %#x: only printable ASCII",
+                           (unsigned)(unsigned char)*c);
+    return SHD_OK;
+}
+
+static int check_options(const struct shd_options *o, struct shd_err *e)
+{
+    if (o->slots > SHD_SLOTS_MAX)
+        return err_set(e, SHD_ERANGE, "%" PRIu32 " slots asked for, at most %u", o->slots,
+                       SHD_SLOTS_MAX);
+    if (o->threads > THREADS_MAX)
+        return err_set(e, SHD_ERANGE, "%" PRIu32 " threads asked for, at most %u", o->threads,
+                       THREADS_MAX);
+    if (o->timeout_ms > TIMEOUT_MS_MAX)
+        return err_set(e, SHD_ERANGE, "timeout of %" PRIu64 " ms, at most %" PRIu64, o->timeout_ms,
+                       TIMEOUT_MS_MAX);
+    return o->name != NULL ? check_name(o->name, e) : SHD_OK;
+}
+
+/* The caller may have been compiled with a smaller struct: what it lacks is 0. */
+static int take_options(const struct shd_options *options, struct shd_options *ret_options,
+                        struct shd_err *e)
+{
+    if (options == NULL)
+        return SHD_OK;
+    if (options->size < offsetof(struct shd_options, address) + sizeof options->address ||
+        options->size > sizeof *options)
+        return err_set(e, SHD_EINVAL, "shd_options.size is %zu, this library (%s) has %zu",
+                       options->size, SHD_VERSION, sizeof *options);
+    memcpy(ret_options, options, options->size);
+    return check_options(ret_options, e);
+}
+
+/* The program's name, with what a message may not hold replaced. */
+static void default_name(char ret_name[WIRE_NAME_BYTES_MAX])
+{
+    size_t i = 0;
+    for (const char *c = program_invocation_short_name; *c != '\0' && i < WIRE_NAME_BYTES_MAX - 1;
+         c++)
+        ret_name[i++] = *c > ' ' && *c <= '~' ? *c : '_';
+    ret_name[i] = '\0';
+}
+
+static int connect_owners(struct shd_session *s, const struct shd_options *o, struct shd_err *e)
+{
+    struct address address;
+    char name[WIRE_NAME_BYTES_MAX];
+    default_name(name);
+    int r = address_parse(o->address, &address, e);
+    if (r != SHD_OK)
+        return r;
+    if (address.local) {
+        s->control = &control_local;
+        s->reader = &reader_local;
+        r = session_kern(s, o->threads > 0 ? o->threads : 1, e);
+    } else {
+        s->control = &control_remote;
+        s->reader = &reader_mapped;
+        r = hub_new(&address, o->name != NULL ? o->name : name, s->timeout_ns, &s->hub, e);
+    }
+    if (r == SHD_OK && s->hub != NULL) {
+        s->hub->reopen = reopen_models;
+        s->hub->look = reopen_look;
+        s->hub->reopen_ctx = s;
+    }
+    address_free(&address);
+    return r;
+}
+
+static void session_free(struct shd_session *s)
+{
+    gpu_close(s);
+    if (s->kern != NULL)
+        s->kern->ops->free(s->kern);
+    free(s);
+}
+
+int shd_connect(const struct shd_options *options, shd_session **ret_session, struct shd_err *e)
+{
+    struct shd_options o = { 0 };
+    int r = take_options(options, &o, e);
+    if (r != SHD_OK)
+        return r;
+    struct shd_session *s = sys_calloc(1, sizeof *s);
+    if (s == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for a session");
+    s->slots = o.slots;
+    s->timeout_ns = (o.timeout_ms > 0 ? o.timeout_ms : TIMEOUT_MS_DEFAULT) * NS_PER_MS;
+    r = gpu_parse(o.device, &s->on_gpu, &s->ordinal, e);
+    if (r == SHD_OK && s->on_gpu)
+        r = gpu_open(s->ordinal, &s->kern, e);
+    if (r == SHD_OK)
+        r = connect_owners(s, &o, e);
+    if (r != SHD_OK)
+        session_free(s);
+    else
+        *ret_session = s;
+    return r;
+}
+
+void shd_close(shd_session *s)
+{
+    if (s == NULL)
+        return;
+    while (s->models != NULL)
+        shd_model_close(s->models);
+    s->control->disconnect(s);
+    session_free(s);
+}
+
+uint32_t shd_owners(const shd_session *s)
+{
+    return s->control->owners(s);
+}
+
+void shd_stats(const shd_session *s, struct shd_stats *ret_stats)
+{
+    *ret_stats = (struct shd_stats){
+        .wait_ns = s->wait_ns,
+        .bytes_mapped = s->bytes_mapped,
+        .bytes_copied = s->bytes_copied,
+        .units_acquired = s->units_acquired,
+        .units_returned = s->units_returned,
+        .requests = s->hub != NULL ? s->hub->requests : 0,
+        .bytes_fetched = s->bytes_fetched,
+        .bytes_returned = s->bytes_returned,
+        .live_bytes_max = s->live_bytes_max,
+        .plan_misses = s->plan_misses,
+        .bytes_unpinned = s->bytes_unpinned,
+    };
+}
+
+int shd_status(shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e)
+{
+    if (owner >= shd_owners(s))
+        return err_set(e, SHD_ERANGE, "owner %" PRIu32 " of %" PRIu32, owner, shd_owners(s));
+    return s->control->status(s, owner, ret_json, e);
+}
