@@ -1,10 +1,6 @@
-/* The executor: runs a plan with the user's compute.
- *
- * exec_elastic.c runs what the owners hand out instead of a share fixed beforehand.
- *
- * exec.c carries out single operations and, for models whose units always run in the planned
- * order, just all of them one after the other. exec_follow.c is for the others: it asks what runs
- * next and goes through the plan in step with that.
+/* The executor's single operations: what a plan (client/plan/plan.h) is made of, carried out with
+ * the user's compute. Three drivers go through plans with them: run_step.h, in the planned order;
+ * follow.h, for models that say what runs next; elastic.c, for shares that the owners hand out.
  */
 #ifndef SHD_EXEC_H
 #define SHD_EXEC_H
@@ -57,13 +53,6 @@ int exec_begin(struct shd_model *m, const struct shd_compute *compute,
                const struct shd_update *update, struct run *ret_run, struct shd_err *e);
 void exec_free(struct exec *x); /* NULL is a no-op */
 
-/* Run run->micros[count], up to PREPARE. Lets go of all units, also after an error. */
-int exec_micros(struct run *run, const uint32_t *micros, uint32_t count, struct shd_err *e);
-
-/* What follows, with `r` what came of that: the commit, unless `leaves`. SHD_ESTEP is no error yet:
- * a predecessor's gradients were in and others have committed, or the commit says what is wrong. */
-int exec_commit(struct run *run, int r, bool leaves, struct shd_err *e);
-
 /* Have a plan for `micros` more micro-batches, in the order of the last one that ran (traced) or
  * for all units. Nothing is done when the plan at hand is it. */
 int exec_plan(struct run *run, uint32_t micros, bool traced, struct shd_err *e);
@@ -76,6 +65,7 @@ int exec_fetch(struct run *run, uint32_t unit, struct shd_err *e);
 int exec_wait(struct run *run, uint32_t unit, struct shd_err *e);
 void exec_let_go(struct run *run, uint32_t unit); /* counts a miss if nothing has read it */
 void exec_miss(struct run *run, uint32_t unit);
+void exec_forget_all(struct run *run); /* whatever is held; no miss */
 
 /* Compute; micro is an ordinal of the step. The first backward of a micro-batch reports its
  * metrics. */
@@ -96,8 +86,5 @@ int exec_return_around(struct run *run, uint32_t micro, uint32_t unit, struct sh
 
 /* Does the group of micro-batches end with this one? */
 bool exec_group_ends(const struct run *run, uint32_t micro);
-
-/* exec_follow.c: all micro-batches of a model that says what runs next, up to PREPARE. */
-int exec_follow(struct run *run, struct shd_err *e);
 
 #endif

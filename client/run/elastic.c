@@ -1,4 +1,4 @@
-/* A step of which the owners hand out the work. See exec.h and shd_run_step_elastic().
+/* A step of which the owners hand out the work. See shd_run_step_elastic().
  *
  * Happy path: owner 0 leases groups of micro-batches one by one until all are in there; then the
  * others are asked in turn, which normally have all of them too; then the step is committed. A
@@ -9,9 +9,8 @@
  * taken for lost. Then the owners say that the step is over, or a unit is found a step ahead: the
  * micro-batch is dropped, for it counted already, and the commit tells how the step ended. */
 #include "client/paths/path.h"
-#include "client/run/exec.h"
 #include "client/run/policy.h"
-#include "client/run/train.h"
+#include "client/run/run_step.h"
 #include "client/session/hub.h"
 #include "proto/base/clock.h"
 
@@ -21,7 +20,7 @@ static int run_group(struct run *run, uint32_t group, struct shd_err *e)
     uint32_t *micros = run->exec->micros;
     for (uint32_t i = 0; i < a; i++)
         micros[i] = group * a + i;
-    return exec_micros(run, micros, a, e);
+    return run_step_micros(run, micros, a, e);
 }
 
 static int lease(struct run *run, uint32_t owner, struct wire_leased *ret_leased, struct shd_err *e)
@@ -61,7 +60,7 @@ static int run_elastic(struct run *run, struct shd_err *e)
 {
     run->m->leaving = false;
     const int r = run->m->sealed ? SHD_OK : run_leases(run, e);
-    return exec_commit(run, r, run->m->leaving, e);
+    return run_step_commit(run, r, run->m->leaving, e);
 }
 
 int shd_run_step_elastic(shd_model *m, const struct shd_compute *compute,

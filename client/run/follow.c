@@ -1,4 +1,4 @@
-/* Following a model that decides while it runs which unit comes next. See exec.h.
+/* See follow.h.
  *
  * Happy path: the plan's next compute is the one that runs; operations up to it are carried out,
  * then it computes. So a model that repeats itself runs as if its order were fixed.
@@ -10,10 +10,10 @@
  * units that were only prefetched go first, then others, which will be fetched again when they
  * run. After each group of micro-batches whose order was not the planned one, the rest of the
  * step gets a new plan. */
+#include "client/run/follow.h"
+
 #include <inttypes.h>
 
-#include "client/run/exec.h"
-#include "client/run/hold.h"
 #include "proto/base/check.h"
 
 #define NONE UINT32_MAX
@@ -297,7 +297,7 @@ static int follow_micro(struct run *run, uint32_t micro, struct shd_err *e)
     return exec_end_micro(run, micro, e);
 }
 
-int exec_follow(struct run *run, struct shd_err *e)
+int follow_micros(struct run *run, struct shd_err *e)
 {
     int r = SHD_OK;
     for (uint32_t micro = 0; r == SHD_OK && micro < run->count; micro++) {

@@ -1,0 +1,160 @@
+/* See run_step.h and shd_run_step(). Happy path: build (or reuse) the plan of this many
+ * micro-batches, carry out its operations, commit. On failure the units it holds are released and
+ * gradients not yet returned are dropped, so that the caller can run the step again: what was
+ * returned counts once. */
+#include "client/run/run_step.h"
+
+#include <inttypes.h>
+
+#include "client/run/follow.h"
+#include "client/run/train.h"
+#include "proto/base/check.h"
+
+/* A gradient that is not returned yet goes into its group's sum at once. */
+static int run_backward(struct run *run, const struct plan_op *op, struct shd_err *e)
+{
+    const int r = exec_backward(run, op->micro, op->unit, e);
+    if (r != SHD_OK || exec_group_ends(run, op->micro))
+        return r;
+    return exec_return_around(run, op->micro, op->unit, e);
+}
+
+static int run_op(struct run *run, const struct plan_op *op, struct shd_err *e)
+{
+    switch (op->kind) {
+    case PLAN_FETCH:
+        return exec_fetch(run, op->unit, e);
+    case PLAN_WAIT:
+        return exec_wait(run, op->unit, e);
+    case PLAN_FORWARD:
+        return exec_forward(run, op->micro, op->unit, e);
+    case PLAN_BACKWARD:
+        return run_backward(run, op, e);
+    case PLAN_RETURN:
+        return exec_return(run, op->micro, op->unit, e);
+    case PLAN_FREE:
+        exec_let_go(run, op->unit);
+        return SHD_OK;
+    case PLAN_PREPARE:
+    case PLAN_COMMIT:
+        break;
+    }
+    CHECK(false); /* run_fixed() goes up to PREPARE */
+    return SHD_EINTERNAL;
+}
+
+/* All units in the planned order. */
+static int run_fixed(struct run *run, struct shd_err *e)
+{
+    const struct plan *plan = &run->exec->plan;
+    int r = SHD_OK;
+    for (uint32_t micro = 0; r == SHD_OK && micro < run->count; micro++) {
+        exec_begin_micro(run);
+        for (; r == SHD_OK && plan->ops[run->at].kind != PLAN_PREPARE &&
+               plan->ops[run->at].micro == micro;
+             run->at++)
+            r = run_op(run, &plan->ops[run->at], e);
+        if (r == SHD_OK)
+            r = exec_end_micro(run, micro, e);
+    }
+    return r;
+}
+
+int run_step_micros(struct run *run, const uint32_t *micros, uint32_t count, struct shd_err *e)
+{
+    const bool follows = run->compute->next != NULL;
+    run->micros = micros;
+    run->count = count;
+    run->base = run->at = 0;
+    int r = exec_plan(run, count, follows && run->exec->recorded, e);
+    if (r == SHD_OK)
+        r = follows ? follow_micros(run, e) : run_fixed(run, e);
+    exec_forget_all(run);
+    if (r == SHD_OK)
+        run->result.computed += count;
+    return r;
+}
+
+/* Without the groups that are in at all owners, since before this worker came: they would only be
+ * dropped. Returns how many are left. */
+static uint32_t leave_out(struct run *run, const uint32_t *micros, uint32_t count)
+{
+    const struct shd_model *m = run->m;
+    uint32_t left = 0;
+    CHECK(run->exec != NULL);
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t group = micros[i] / m->spec->accumulate;
+        const bool in = m->in_step == m->step && (m->in[group / 8] >> group % 8 & 1) != 0;
+        if (!in)
+            run->exec->micros[left++] = micros[i];
+    }
+    return left;
+}
+
+int run_step_commit(struct run *run, int r, bool leaves, struct shd_err *e)
+{
+    struct shd_result result = { .step = run->m->step, .left = true };
+    if (r == SHD_ESTEP) {
+        train_drop_grads(run->m);
+        r = SHD_OK;
+    }
+    if (r == SHD_OK && !leaves)
+        r = shd_commit(run->m, run->update, &result, e);
+    if (r != SHD_OK) {
+        train_drop_grads(run->m);
+        return r;
+    }
+    result.computed = run->result.computed;
+    run->result = result;
+    return SHD_OK;
+}
+
+/* PREPARE and COMMIT are shd_commit(). A step whose commit broke off only needs that: its units
+ * may have moved on already. */
+static int run_all(struct run *run, const uint32_t *micros, uint32_t count, struct shd_err *e)
+{
+    CHECK(run->exec != NULL);
+    const uint32_t left = leave_out(run, micros, count);
+    const int r = run->m->sealed ? SHD_OK : run_step_micros(run, run->exec->micros, left, e);
+    return run_step_commit(run, r, /* leaves= */ false, e);
+}
+
+static int check_micros(const struct shd_model *m, const uint32_t *micros, uint32_t count,
+                        struct shd_err *e)
+{
+    const uint32_t a = m->spec->accumulate;
+    for (uint32_t i = 0; i < count; i++) {
+        if (micros[i] >= m->spec->micro_batches)
+            return err_set(e, SHD_ERANGE, "micro-batch %" PRIu32 " of a step with %" PRIu32,
+                           micros[i], m->spec->micro_batches);
+        if (i > 0 && micros[i] <= micros[i - 1])
+            return err_set(e, SHD_EINVAL,
+                           "micro-batch %" PRIu32 " after %" PRIu32 ": they must ascend", micros[i],
+                           micros[i - 1]);
+    }
+    for (uint32_t i = 0; i < count; i++) { /* ascending, so a group is a * g, a * g + 1, ... */
+        const uint32_t first = micros[i / a * a];
+        if (first % a != 0 || i / a * a + a > count || micros[i] != first + i % a)
+            return err_set(e, SHD_EINVAL,
+                           "micro-batch %" PRIu32 " belongs to a group of %" PRIu32 " (%" PRIu32
+                           " to %" PRIu32 ") that is summed in one worker, which got only part "
+                           "of it",
+                           micros[i], a, micros[i] / a * a, micros[i] / a * a + a - 1);
+    }
+    return SHD_OK;
+}
+
+int shd_run_step(shd_model *m, const uint32_t *micros, uint32_t count,
+                 const struct shd_compute *compute, const struct shd_update *update,
+                 struct shd_result *ret_result, struct shd_err *e)
+{
+    struct run run = { .m = m };
+    int r = exec_begin(m, compute, update, &run, e);
+    if (r == SHD_OK)
+        r = check_micros(m, micros, count, e);
+    if (r == SHD_OK)
+        r = run_all(&run, micros, count, e);
+    if (r == SHD_OK && ret_result != NULL)
+        *ret_result = run.result;
+    return r;
+}
