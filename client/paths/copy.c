@@ -206,6 +206,13 @@ static int fetch_timed_out(struct shd_model *m, struct transfer_job *job, struct
         job->unit, m->spec->units[job->unit].name, job->step, m->session->timeout_ns / NS_PER_MS);
 }
 
+bool copy_readable(const struct shd_model *m, uint32_t unit)
+{
+    (void)m;
+    (void)unit;
+    return false; /* the transfer thread knows */
+}
+
 int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     struct copy_slot *slot = slot_of_unit(m, unit);
@@ -259,6 +266,7 @@ const struct reader_ops reader_copy = {
     .kind = SHD_PATH_COPY,
     .shown = ACTIVITY_PATH_COPY,
     .fetch = copy_fetch,
+    .readable = copy_readable,
     .wait_unit = copy_wait_unit,
     .let_go = copy_let_go,
     .params = copy_params,

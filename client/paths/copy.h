@@ -45,6 +45,7 @@ extern const struct reader_ops reader_copy;
 
 /* reader_ops slots, for the NCCL path too: what is near goes this way there. */
 int copy_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e);
+bool copy_readable(const struct shd_model *m, uint32_t unit); /* never says so */
 int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e);
 void copy_let_go(struct shd_model *m, uint32_t unit);
 const void *copy_params(const struct shd_model *m, uint32_t unit);

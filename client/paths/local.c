@@ -220,12 +220,19 @@ static int local_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
     return SHD_OK; /* always there */
 }
 
+static bool local_readable(const struct shd_model *m, uint32_t unit)
+{
+    (void)m;
+    (void)unit;
+    return true; /* updates are done when commit returns */
+}
+
 static int local_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     (void)m;
     (void)unit;
     (void)e;
-    return SHD_OK; /* updates are done when commit returns */
+    return SHD_OK;
 }
 
 static void local_let_go(struct shd_model *m, uint32_t unit)
@@ -243,6 +250,7 @@ const struct reader_ops reader_local = {
     .kind = SHD_PATH_MAP,
     .shown = ACTIVITY_PATH_MAP,
     .fetch = local_fetch,
+    .readable = local_readable,
     .wait_unit = local_wait_unit,
     .let_go = local_let_go,
     .params = local_params,

@@ -51,6 +51,16 @@ static int wait_board(struct shd_model *m, struct link *link, uint32_t unit, uin
     return SHD_OK;
 }
 
+static bool mapped_readable(const struct shd_model *m, uint32_t unit)
+{
+    const struct map_model *map = m->map;
+    for (uint32_t i = 0; i < map->owner_count; i++)
+        if (map->owners[i].shards->slice[unit].elems > 0 &&
+            board_version(map->owners[i].board.base, unit) != m->step)
+            return false;
+    return true;
+}
+
 /* Owners with no part of the unit have nothing to wait for. */
 static int mapped_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
@@ -74,6 +84,7 @@ const struct reader_ops reader_mapped = {
     .kind = SHD_PATH_MAP,
     .shown = ACTIVITY_PATH_MAP,
     .fetch = mapped_fetch,
+    .readable = mapped_readable,
     .wait_unit = mapped_wait_unit,
     .let_go = mapped_let_go,
     .params = mapped_params,

@@ -385,6 +385,7 @@ const struct reader_ops reader_nccl = {
     .kind = SHD_PATH_NCCL,
     .shown = ACTIVITY_PATH_NCCL,
     .fetch = nccl_fetch,
+    .readable = copy_readable,
     .wait_unit = nccl_wait_unit,
     .let_go = nccl_let_go,
     .params = copy_params,

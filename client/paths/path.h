@@ -80,6 +80,9 @@ struct reader_ops {
     enum activity_path shown; /* the same for who looks */
     /* Ask for unit at m->step, without waiting; SHD_EBUSY: no room for it. */
     int (*fetch)(struct shd_model *m, uint32_t unit, struct shd_err *e);
+    /* Can a fetched unit be read at m->step without a wait? False, too, where only wait_unit() can
+     * tell. */
+    bool (*readable)(const struct shd_model *m, uint32_t unit);
     /* Wait until it can be read. After an error it is still fetched. */
     int (*wait_unit)(struct shd_model *m, uint32_t unit, struct shd_err *e);
     void (*let_go)(struct shd_model *m, uint32_t unit);

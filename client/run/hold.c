@@ -4,8 +4,6 @@
 #include <inttypes.h>
 
 #include "client/paths/path.h"
-#include "client/plan/plan.h"
-#include "client/plan/plan_cost.h"
 #include "client/run/policy.h"
 #include "client/session/activity.h"
 #include "client/session/hub.h"
@@ -15,7 +13,7 @@
 static int check_room(const struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     const struct plan_policy *p = &m->policy.plan;
-    const uint64_t bytes = m->live_param_bytes + plan_unit_param_bytes(m->spec, unit);
+    const uint64_t bytes = m->live_param_bytes + m->holds[unit].bytes;
     if (p->max_live_units > 0 && m->live_units + 1 > p->max_live_units)
         return err_set(e, SHD_EBUSY,
                        "unit %" PRIu32 " '%s' would be one more than max_live_units (%" PRIu32
@@ -35,32 +33,43 @@ int hold_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
     if (h->fetched)
         return SHD_OK;
     int r = check_room(m, unit, e);
-    if (r == SHD_OK)
+    if (r == SHD_OK && m->reader->kind != SHD_PATH_MAP)
         r = policy_reader(m, e);
     if (r == SHD_OK)
         r = m->reader->fetch(m, unit, e);
     if (r != SHD_OK)
         return r;
-    const uint64_t bytes = plan_unit_param_bytes(m->spec, unit);
     h->fetched = true;
     m->live_units++;
-    m->live_param_bytes += bytes;
-    m->session->bytes_fetched += bytes;
-    session_live(m->session, bytes, /* more= */ true);
+    m->live_param_bytes += h->bytes;
+    m->session->bytes_fetched += h->bytes;
+    session_live(m->session, h->bytes, /* more= */ true);
     return SHD_OK;
 }
 
-int hold_acquire(struct shd_model *m, uint32_t unit, struct shd_err *e)
+static int wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
-    CHECK(m->holds[unit].fetched);
     const uint64_t start_ns = clock_now_ns();
     activity_begin(m, ACTIVITY_WAIT_UNIT, unit, ACTIVITY_NONE);
     const int r = m->reader->wait_unit(m, unit, e);
     activity_end(m);
     m->session->wait_ns += clock_now_ns() - start_ns;
-    if (r != SHD_OK)
-        return r;
-    m->holds[unit].acquired++;
+    return r;
+}
+
+/* The short way: what is published is counted as no wait, and no clock is read. */
+int hold_acquire(struct shd_model *m, uint32_t unit, struct shd_err *e)
+{
+    struct unit_hold *h = &m->holds[unit];
+    CHECK(h->fetched);
+    if (!m->reader->readable(m, unit)) {
+        const int r = wait_unit(m, unit, e);
+        if (r != SHD_OK)
+            return r;
+    } else if (m->activity.page != NULL) {
+        activity_add_wait(m->activity.page, /* duration_ns= */ 0);
+    }
+    h->acquired++;
     m->session->units_acquired++;
     return SHD_OK;
 }
@@ -70,13 +79,12 @@ void hold_drop(struct shd_model *m, uint32_t unit)
     struct unit_hold *h = &m->holds[unit];
     if (!h->fetched || h->acquired > 0)
         return;
-    const uint64_t bytes = plan_unit_param_bytes(m->spec, unit);
     m->reader->let_go(m, unit);
     h->fetched = false;
     CHECK(m->live_units > 0);
     m->live_units--;
-    m->live_param_bytes -= bytes;
-    session_live(m->session, bytes, /* more= */ false);
+    m->live_param_bytes -= h->bytes;
+    session_live(m->session, h->bytes, /* more= */ false);
 }
 
 void hold_release(struct shd_model *m, uint32_t unit)

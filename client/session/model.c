@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 
+#include "client/plan/plan_cost.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 
@@ -16,6 +17,8 @@ int model_set_spec(struct shd_model *m, struct spec *spec, struct shd_err *e)
         return err_set(e, SHD_ENOMEM,
                        "no memory for %" PRIu32 " units and %" PRIu32 " micro-batches",
                        spec->unit_count, spec->micro_batches);
+    for (uint32_t u = 0; u < spec->unit_count; u++)
+        m->holds[u].bytes = plan_unit_param_bytes(spec, u);
     m->spec = spec;
     return SHD_OK;
 }

@@ -56,6 +56,7 @@ struct report { /* shd_report() of one micro-batch */
 };
 
 struct unit_hold {
+    uint64_t bytes;    /* of its parameters, as fetched */
     uint32_t acquired; /* acquires without release */
     bool fetched;      /* counts as live: asked for, and not let go since */
 };
