@@ -181,6 +181,7 @@ enum wire_reply_type {
     WIRE_RESTORED,
     WIRE_FETCHED,
 };
+#define WIRE_REPLY_TYPES (WIRE_FETCHED + 1)
 
 struct wire_welcome {
     uint64_t session;

@@ -94,7 +94,7 @@ static size_t valid(uint64_t *rng, uint8_t *buf, size_t max)
         r = wire_request_pack(&q, buf + 1, max - 1, &bytes, NULL);
     } else {
         const struct wire_reply p = random_reply(
-            rng, (enum wire_reply_type)(test_random(rng) % REPLY_TYPES), name);
+            rng, (enum wire_reply_type)(test_random(rng) % WIRE_REPLY_TYPES), name);
         r = wire_reply_pack(&p, buf + 1, max - 1, &bytes, NULL);
     }
     return r == SHD_OK ? bytes + 1 : 0;

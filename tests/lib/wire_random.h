@@ -7,8 +7,6 @@
 #include "proto/wire/wire.h"
 #include "tests/lib/test.h"
 
-#define REPLY_TYPES (WIRE_FETCHED + 1)
-
 /* Often an extreme, else anything in between. */
 static uint64_t random_u64(uint64_t *seed, uint64_t min, uint64_t max)
 {

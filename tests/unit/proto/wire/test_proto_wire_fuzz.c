@@ -108,7 +108,7 @@ static size_t valid_frame(uint64_t *seed, uint8_t buf[FRAME_MAX])
             r = wire_request_pack(&q, buf, FRAME_MAX, &bytes, NULL);
         } else {
             const struct wire_reply p = random_reply(
-                seed, (enum wire_reply_type)(test_random(seed) % REPLY_TYPES), name);
+                seed, (enum wire_reply_type)(test_random(seed) % WIRE_REPLY_TYPES), name);
             r = wire_reply_pack(&p, buf, FRAME_MAX, &bytes, NULL);
         }
         if (r == SHD_OK)

@@ -1,0 +1,234 @@
+/* See wire_tables.h. A row is a field of shd.proto, in the order of its tags. Limits here are those
+ * of any model; a model's own are its daemon's to check. */
+#include "proto/wire/wire_tables.h"
+
+#include <inttypes.h>
+
+#include "proto/base/check.h"
+#include "proto/spec/layout.h"
+#include "proto/spec/spec.h"
+
+#define MEMORY_BYTES_MAX (UINT64_C(1) << 62)
+#define LEAF_BYTES       32u
+
+/* T: the plain struct's name behind "wire_", which is the generated one's behind "shd__", too. */
+#define ROW(T, member, ...) ROW_OF(struct wire_##T, member, __VA_ARGS__)
+#define ROW_OF(S, member, ...)                                                                    \
+    {                                                                                             \
+        .name = #member, .at = offsetof(S, member), .width = WIDTH(((S *)0)->member), __VA_ARGS__ \
+    }
+#define WIDTH(member)                                                               \
+    _Generic((member), bool : 1, uint32_t : 4, float : 4, uint64_t : 8, double : 8, \
+             const char * : 8, default : 0)
+#define LIMITS(low, high)           .min = (low), .max = (high)
+#define MORE(T, member)             .more_at = offsetof(struct wire_##T, member)
+#define ANY(T, member)              ROW(T, member, .form = WIRE_ANY)
+#define RANGE(T, member, low, high) ROW(T, member, LIMITS(low, high))
+#define REAL(T, member)             ROW(T, member, .form = WIRE_REAL)
+#define UP_TO(T, member, high)      ROW(T, member, .form = WIRE_UP_TO, .max = (high))
+#define INDEX(T, member)            ROW(T, member, .form = WIRE_INDEX)
+#define NAME(T, member)             ROW(T, member, .form = WIRE_NAME, .max = WIRE_NAME_BYTES_MAX - 1)
+#define PATH(T, member)             ROW(T, member, .form = WIRE_PATH, .max = WIRE_PATH_BYTES_MAX - 1)
+#define EXACT(T, member, size)      ROW(T, member, .form = WIRE_EXACT, LIMITS(size, size))
+#define METRICS(T)                  ROW(T, metrics, .max = WIRE_METRICS_MAX, MORE(T, metric_count))
+#define DECISION(T)                 ROW(T, decision, .max = 1, .of = &decision)
+#define DECIDED(T)                  ROW(T, decision, .max = 1, .of = &decision, MORE(T, has_decision))
+
+#define MESSAGE(text, T, ...) MESSAGE_OF(struct wire_##T, text, T, __VA_ARGS__)
+#define MESSAGE_OF(S, text, T, ...)                                                  \
+    {                                                                                \
+        .name = (text), .descriptor = &shd__##T##__descriptor, .fields = T##_fields, \
+        .field_count = ARRAY_SIZE(T##_fields), .bytes = sizeof(S), __VA_ARGS__       \
+    }
+
+/* -- Inside others --------------------------------------------------------------------------- */
+
+#define DECIDED_AS(member, as) ROW_OF(struct decision, member, .form = as)
+static const struct wire_field decision_fields[] = {
+    DECIDED_AS(skip, WIRE_ANY),        DECIDED_AS(scale, WIRE_REAL),     DECIDED_AS(lr, WIRE_REAL),
+    DECIDED_AS(loss_scale, WIRE_REAL), DECIDED_AS(good_steps, WIRE_ANY),
+};
+static const struct wire_message decision = MESSAGE_OF(struct decision, "decision", decision);
+
+static int kind_check(const ProtobufCMessage *m, struct shd_err *e)
+{
+    const uint32_t kind = ((const Shd__Segment *)m)->kind;
+    if (segment_kind_shared(kind))
+        return SHD_OK;
+    return err_set(e, SHD_ERANGE,
+                   "layout.segments.kind is %" PRIu32 ", must be " SEGMENT_KINDS_SHARED, kind);
+}
+
+static const struct wire_field segment_fields[] = {
+    ANY(segment, kind),
+    ANY(segment, ticket),
+    ROW(segment, bytes, LIMITS(1, MEMORY_BYTES_MAX), .multiple = SHD_PAGE_BYTES),
+    UP_TO(segment, place, SEGMENT_CUDA),
+};
+static const struct wire_message segment = MESSAGE("layout.segments", segment, .check = kind_check);
+
+/* -- Requests -------------------------------------------------------------------------------- */
+
+static const struct wire_field hello_fields[] = {
+    ANY(hello, protocol),
+    RANGE(hello, role, WIRE_TRAINER, WIRE_ADMIN),
+    EXACT(hello, token, SHD_TOKEN_BYTES),
+    NAME(hello, name),
+};
+static const struct wire_field open_model_fields[] = {
+    RANGE(open_model, spec, 0, SPEC_JSON_BYTES_MAX),
+    NAME(open_model, name),
+    INDEX(open_model, owner),
+    RANGE(open_model, owners, 1, SHD_OWNERS_MAX),
+    UP_TO(open_model, slots, SHD_SLOTS_MAX),
+};
+static const struct wire_field return_fields[] = {
+    ANY(return, model),
+    ANY(return, step),
+    UP_TO(return, micro, SHD_MICROS_MAX - 1),
+    UP_TO(return, unit, SHD_UNITS_MAX - 1),
+    UP_TO(return, slot, SHD_SLOTS_MAX - 1),
+    ANY(return, dtype), /* return_check() */
+    ANY(return, none),
+    METRICS(return ),
+    ANY(return, turn),
+};
+static const struct wire_field prepare_fields[] = { ANY(prepare, model), ANY(prepare, step) };
+static const struct wire_field commit_fields[] = {
+    ANY(commit, model),    ANY(commit, step), DECISION(commit),
+    ANY(commit, has_blob), ANY(commit, blob), /* commit_check() */
+};
+static const struct wire_field get_blob_fields[] = { ANY(get_blob, model) };
+static const struct wire_field digest_fields[] = {
+    ANY(digest, model),
+    UP_TO(digest, tensor, SHD_TENSORS_MAX - 1),
+    UP_TO(digest, array, 2),
+    ANY(digest, first_leaf),
+};
+static const struct wire_field lease_fields[] = { ANY(lease, model), ANY(lease, step) };
+static const struct wire_field checkpoint_fields[] = { ANY(checkpoint, model),
+                                                       ANY(checkpoint, step),
+                                                       PATH(checkpoint, path) };
+static const struct wire_field restore_fields[] = {
+    PATH(restore, path),   RANGE(restore, spec, 1, SPEC_JSON_BYTES_MAX),
+    INDEX(restore, owner), RANGE(restore, owners, 1, SHD_OWNERS_MAX),
+    ANY(restore, weights), ANY(restore, open),
+};
+static const struct wire_field drain_fields[] = { ANY(drain, off) };
+static const struct wire_field join_fields[] = { ANY(join, model),
+                                                 EXACT(join, down, WIRE_LINK_ID_BYTES),
+                                                 EXACT(join, up, WIRE_LINK_ID_BYTES),
+                                                 ANY(join, timeout_ms) };
+static const struct wire_field fetch_fields[] = {
+    ANY(fetch, model),
+    UP_TO(fetch, unit, SHD_UNITS_MAX - 1),
+    ANY(fetch, step),
+    RANGE(fetch, turn, 1, UINT64_MAX),
+};
+
+/* Of no gradient the dtype says nothing. */
+static int return_check(const ProtobufCMessage *m, struct shd_err *e)
+{
+    const Shd__Return *t = (const Shd__Return *)m;
+    return wire_range("return", "dtype", t->dtype, t->none ? 0 : SHD_F32, SHD_F16, e);
+}
+
+static int commit_check(const ProtobufCMessage *m, struct shd_err *e)
+{
+    const Shd__Commit *c = (const Shd__Commit *)m;
+    return wire_range("commit", "blob's size", c->blob.len, 0,
+                      c->has_blob ? WIRE_BLOB_BYTES_MAX : 0, e);
+}
+
+const struct wire_message wire_requests[] = {
+    [WIRE_HELLO] = MESSAGE("hello", hello),
+    [WIRE_OPEN_MODEL] = MESSAGE("open_model", open_model),
+    [WIRE_RETURN] = MESSAGE("return", return, .check = return_check),
+    [WIRE_PREPARE] = MESSAGE("prepare", prepare),
+    [WIRE_COMMIT] = MESSAGE("commit", commit, .check = commit_check, .nests = true),
+    [WIRE_GET_BLOB] = MESSAGE("get_blob", get_blob),
+    [WIRE_DIGEST] = MESSAGE("digest", digest),
+    [WIRE_STATUS] = { .name = "status", .descriptor = &shd__status__descriptor },
+    [WIRE_DETACH] = { .name = "detach", .descriptor = &shd__detach__descriptor },
+    [WIRE_LEASE] = MESSAGE("lease", lease),
+    [WIRE_CHECKPOINT] = MESSAGE("checkpoint", checkpoint),
+    [WIRE_RESTORE] = MESSAGE("restore", restore),
+    [WIRE_DRAIN] = MESSAGE("drain", drain),
+    [WIRE_JOIN] = MESSAGE("join", join),
+    [WIRE_FETCH] = MESSAGE("fetch", fetch),
+};
+
+/* -- Replies --------------------------------------------------------------------------------- */
+
+static const struct wire_field welcome_fields[] = { ANY(welcome, session), NAME(welcome, device) };
+static const struct wire_field layout_fields[] = {
+    ANY(layout, model),
+    ANY(layout, step),
+    RANGE(layout, spec, 0, SPEC_JSON_BYTES_MAX),
+    INDEX(layout, owner),
+    RANGE(layout, owners, 1, SHD_OWNERS_MAX),
+    UP_TO(layout, slots, SHD_SLOTS_MAX),
+    ROW(layout, slot_bytes, .max = MEMORY_BYTES_MAX / SHD_SLOTS_MAX, .multiple = SHD_PAGE_BYTES),
+    ROW(layout, segments, .max = WIRE_SEGMENTS_MAX, .of = &segment, MORE(layout, segment_count)),
+    DECIDED(layout),
+    RANGE(layout, in, 0, SHD_MICROS_MAX / 8),
+    ROW(layout, device, .max = WIRE_DEVICE_BYTES, .multiple = WIRE_DEVICE_BYTES),
+};
+static const struct wire_field prepared_fields[] = {
+    ANY(prepared, step),
+    ANY(prepared, finite),
+    ROW(prepared, sum, LIMITS(FIXSUM_LIMBS, FIXSUM_LIMBS)),
+    METRICS(prepared),
+    DECIDED(prepared),
+    ANY(prepared, over),
+};
+static const struct wire_field committed_fields[] = { ANY(committed, step), DECISION(committed),
+                                                      ANY(committed, over) };
+static const struct wire_field blob_fields[] = { ANY(blob, step),
+                                                 RANGE(blob, blob, 0, WIRE_BLOB_BYTES_MAX) };
+static const struct wire_field leaves_fields[] = {
+    ANY(leaves, step),
+    ANY(leaves, updates),
+    ANY(leaves, total),
+    ROW(leaves, leaves, .max = (uint64_t)WIRE_LEAVES_MAX * LEAF_BYTES, .multiple = LEAF_BYTES),
+};
+static const struct wire_field status_text_fields[] = { ANY(status_text, json) };
+static const struct wire_field credit_fields[] = { UP_TO(credit, slot, SHD_SLOTS_MAX - 1),
+                                                   ANY(credit, stale) };
+static const struct wire_field leased_fields[] = {
+    ANY(leased, step),
+    RANGE(leased, what, WIRE_LEASED_GROUP, WIRE_LEASED_OVER),
+    UP_TO(leased, group, SHD_MICROS_MAX - 1),
+};
+static const struct wire_field checkpointed_fields[] = {
+    ANY(checkpointed, step),
+    ANY(checkpointed, updates),
+    ANY(checkpointed, bytes),
+    DECIDED(checkpointed),
+    RANGE(checkpointed, blob, 0, WIRE_BLOB_BYTES_MAX),
+};
+static const struct wire_field restored_fields[] = { ANY(restored, step), ANY(restored, bytes) };
+static const struct wire_field fetched_fields[] = { ANY(fetched, step) };
+
+/* Block sums of squares of fp32 values of the largest model stay below 2^304, and any sum of
+ * SHD_OWNERS_MAX replies with an empty top limb cannot overflow what fixsum_carry() checks. */
+static int prepared_check(const ProtobufCMessage *m, struct shd_err *e)
+{
+    const Shd__Prepared *p = (const Shd__Prepared *)m;
+    return wire_range("prepared", "sum's top limb", p->sum[FIXSUM_LIMBS - 1], 0, 0, e);
+}
+
+const struct wire_message wire_replies[] = {
+    [WIRE_WELCOME] = MESSAGE("welcome", welcome),
+    [WIRE_LAYOUT] = MESSAGE("layout", layout, .nests = true),
+    [WIRE_PREPARED] = MESSAGE("prepared", prepared, .check = prepared_check, .nests = true),
+    [WIRE_COMMITTED] = MESSAGE("committed", committed, .nests = true),
+    [WIRE_BLOB] = MESSAGE("blob", blob),
+    [WIRE_LEAVES] = MESSAGE("leaves", leaves),
+    [WIRE_STATUS_TEXT] = MESSAGE("status_text", status_text),
+    [WIRE_CREDIT] = MESSAGE("credit", credit),
+    [WIRE_LEASED] = MESSAGE("leased", leased),
+    [WIRE_CHECKPOINTED] = MESSAGE("checkpointed", checkpointed, .nests = true),
+    [WIRE_RESTORED] = MESSAGE("restored", restored),
+    [WIRE_FETCHED] = MESSAGE("fetched", fetched),
+};
