@@ -21,6 +21,16 @@ function(shd_long_tests)
   endforeach()
 endfunction()
 
+# Those that compute all the time they run, each on one processor or more: such a test counts for three
+# of ctest's, which else are as many that wait.
+function(shd_busy_tests)
+  foreach(name ${ARGN})
+    if(TEST ${name})
+      set_tests_properties(${name} PROPERTIES PROCESSORS 3)
+    endif()
+  endforeach()
+endfunction()
+
 # shd_test(NAME LABELS LIBS...): test_NAME.c of this folder as one program and one ctest entry.
 function(shd_test name label)
   add_executable(test_${name} test_${name}.c)

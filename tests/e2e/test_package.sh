@@ -81,7 +81,6 @@ list_files() {
 
 new_box() {
     local unit
-    box_check_host
     box_new
     for unit in box.target 'shardd@.service' shardd.target; do # nothing of what boots a machine
         mkdir "$box_root/etc/systemd/system/$unit.d"
@@ -473,8 +472,8 @@ check_bare() {
 
 # -- The test --------------------------------------------------------------------------------------
 
-box_check_host
 check_tools
+box_try
 version=$("$build/bin/shardd" --version)
 version=${version#shardd }
 make_packages

@@ -192,7 +192,7 @@ upgrade() {
 
 # -- The test --------------------------------------------------------------------------------------
 
-box_check_host
+box_try
 box_new
 install_files
 if command -v systemd-analyze >/dev/null; then

@@ -145,6 +145,9 @@ class Browser:
                 {"name": "prefers-reduced-motion", "value": motion},
             ],
         )
+        self.call("Page.navigate", url="about:blank")  # what the page before asks for is not this one's
+        self.wait("location.href === 'about:blank'")
+        self.events.clear()
         self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete' && location.href.startsWith(" + json.dumps(url) + ")")
 
