@@ -247,7 +247,7 @@ static void device_failed(struct daemon *d)
 }
 
 /* The kernel queue has room again, whose work it ever was that took it. */
-static void work_done(struct daemon *d)
+static void kernel_room(struct daemon *d)
 {
     for (uint32_t i = 0; i < d->model_count; i++) {
         struct model *m = d->models[i];
@@ -278,7 +278,7 @@ static const struct daemon_hooks hooks = {
     .frame = dispatch_frame,
     .requests = requests,
     .session_ended = session_ended,
-    .work_done = work_done,
+    .kernel_room = kernel_room,
     .device_failed = device_failed,
 };
 

@@ -46,7 +46,7 @@ struct daemon_hooks {
     const struct request *const *requests; /* by type: the handler, and who may send it */
     /* A session has ended, as it was open or not yet; its claims go. */
     void (*session_ended)(struct session *s, bool was_open);
-    void (*work_done)(struct daemon *d);     /* completions were delivered */
+    void (*kernel_room)(struct daemon *d);   /* its queue was full, completions were delivered */
     void (*device_failed)(struct daemon *d); /* work came back with SHD_EIO */
 };
 
@@ -77,6 +77,7 @@ struct daemon {
     uint64_t drain_session;                       /* who drains this device; 0: nobody */
     struct op *drain_waiting;                     /* its DRAIN, until we are between two steps */
     uint64_t requests;                            /* since start */
+    bool kernel_full;                             /* somebody found its queue full, and waits */
     bool stopping; /* daemon_free() is under way: begin nothing new */
     bool failed;   /* the device did */
 };

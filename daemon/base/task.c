@@ -36,7 +36,11 @@ static void queue_woken(uv_async_t *async)
         oldest->fn(oldest);
         oldest = next;
     }
-    queue->daemon->hooks->work_done(queue->daemon);
+    struct daemon *d = queue->daemon;
+    if (!d->kernel_full)
+        return;
+    d->kernel_full = false;
+    d->hooks->kernel_room(d);
 }
 
 int task_queue_new(struct daemon *d, struct task_queue **ret_queue, struct shd_err *e)

@@ -25,7 +25,8 @@
 
 static struct op *op_of_ref(struct model *m, step_ref ref)
 {
-    return op_at(m->daemon->ops, ref - 1);
+    CHECK(ref - 1 < OP_POOL_COUNT);
+    return &m->daemon->ops->items[ref - 1];
 }
 
 static void credit(struct model *m, const struct step_action *a)
@@ -71,7 +72,7 @@ static struct gradient gradient_of(const struct model_unit *mu)
     const struct op *op = op_of_ref(m, mu->action.ref);
     const struct wire_return *req = &op->req.return_grad;
     const uint8_t *slots = op->inbox->segment.base;
-    return (struct gradient){ slots + shardmap_slot_offset_bytes(m->map, req->slot), req->dtype };
+    return (struct gradient){ slots + req->slot * m->map->slot_bytes, req->dtype };
 }
 
 static int submit_accumulate(struct model_unit *mu, struct shd_err *e)
@@ -80,7 +81,7 @@ static int submit_accumulate(struct model_unit *mu, struct shd_err *e)
     struct kern *kern = m->daemon->kern;
     const struct gradient g = gradient_of(mu);
     const struct kern_accumulate a = {
-        .acc = model_array(m, SHARDMAP_ACC, mu->unit),
+        .acc = mu->acc,
         .grad = g.data,
         .grad_dtype = g.dtype,
         .elems = m->map->slice[mu->unit].elems,
@@ -94,7 +95,7 @@ static int submit_accumulate(struct model_unit *mu, struct shd_err *e)
 static int submit_zero(struct model_unit *mu, struct shd_err *e)
 {
     struct model *m = mu->model;
-    const struct kern_fill a = { .out = model_array(m, SHARDMAP_ACC, mu->unit),
+    const struct kern_fill a = { .out = mu->acc,
                                  .elems = m->map->slice[mu->unit].elems,
                                  .kind = KERN_FILL_CONST };
     return m->daemon->kern->ops->fill(m->daemon->kern, &a, &mu->task.done, e);
@@ -103,7 +104,7 @@ static int submit_zero(struct model_unit *mu, struct shd_err *e)
 static int submit_sum(struct model_unit *mu, struct shd_err *e)
 {
     struct model *m = mu->model;
-    const struct kern_sumsq a = { .x = model_array(m, SHARDMAP_ACC, mu->unit),
+    const struct kern_sumsq a = { .x = mu->acc,
                                   .elems = m->map->slice[mu->unit].elems,
                                   .sum = &mu->sum };
     return m->daemon->kern->ops->sumsq(m->daemon->kern, &a, &mu->task.done, e);
@@ -118,7 +119,7 @@ static int submit_apply(struct model_unit *mu, struct shd_err *e)
         .param = model_array(m, SHARDMAP_PARAM, u),
         .m = model_array(m, SHARDMAP_M, u),
         .v = m->map->moments > 1 ? model_array(m, SHARDMAP_V, u) : NULL,
-        .grad = model_array(m, SHARDMAP_ACC, u),
+        .grad = mu->acc,
         .grad_scale = step_record(m->core)->decision.scale,
         .publish = model_published(m, u),
         .publish_dtype = m->spec->publish,
@@ -182,6 +183,7 @@ static void submit_or_keep(struct model_unit *mu)
         mu->next = NULL;
         *m->backlog_last = mu;
         m->backlog_last = &mu->next;
+        m->daemon->kernel_full = true;
     } else if (r != SHD_OK) {
         work_failed(mu, r, e.text);
     }
@@ -254,10 +256,10 @@ static void start_work(struct model *m, const struct step_action *a, enum model_
     struct model_unit *mu = &m->units[a->unit];
     mu->kind = kind;
     mu->action = *a;
-    metrics_work_submitted(mu);
-    mu->sum.finite = true;
-    fixsum_init(&mu->sum.sum);
-    task_init(&mu->task, m->daemon->tasks, work_done);
+    mu->submitted_ns = uv_hrtime();
+    mu->sum = (struct kern_sum){ .finite = true };
+    if (mu->task.fn == NULL)
+        task_init(&mu->task, m->daemon->tasks, work_done);
     if (m->map->slice[a->unit].elems == 0 || (kind == MODEL_APPLY && a->skip))
         done_without_kernel(mu); /* nothing of it here */
     else
@@ -316,7 +318,7 @@ void apply_actions(struct model *m, const struct step_actions *actions)
         model_wake(m);
         drain_look(m->daemon);
         lease_wait_wake(m);
-    } else if (credited) {
+    } else if (credited && m->lease_waiting != NULL) {
         lease_wait_soon(m);
     }
 }

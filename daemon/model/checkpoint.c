@@ -311,7 +311,7 @@ static bool capture_next(struct checkpoint *c, struct capture *w)
     if (r == SHD_OK)
         c->at.first_elem += w->piece.elems;
     else if (r == SHD_EBUSY)
-        c->waits = true; /* the queue is full of others' work: checkpoint_retry() */
+        c->waits = c->model->daemon->kernel_full = true; /* of others' work: checkpoint_retry() */
     else
         fail(c, r, &e);
     return r == SHD_OK;

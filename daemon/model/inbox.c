@@ -94,6 +94,7 @@ int inbox_take_slot(struct op *op)
     inbox->busy |= UINT64_C(1) << slot;
     inbox->refs++;
     inbox->op_index[slot] = op->index;
+    inbox->taken_ns = uv_hrtime();
     op->inbox = inbox;
     return SHD_OK;
 }

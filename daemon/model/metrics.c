@@ -137,11 +137,6 @@ void metrics_leased(const struct op *op, uint32_t group)
 /* -- Kernels ------------------------------------------------------------------------------------
  */
 
-void metrics_work_submitted(struct model_unit *mu)
-{
-    mu->submitted_ns = uv_hrtime();
-}
-
 static enum trace_what what_of(enum model_work_kind kind)
 {
     switch (kind) {
@@ -165,7 +160,7 @@ void metrics_work_done(const struct model_unit *mu)
     const uint64_t now_ns = uv_hrtime(), free_ns = d->metrics->kernels_free_ns;
     const uint64_t begin_ns = mu->submitted_ns > free_ns ? mu->submitted_ns : free_ns;
     const struct op *op = mu->kind == MODEL_ACCUMULATE && mu->action.ref != 0
-                              ? op_at(d->ops, mu->action.ref - 1)
+                              ? &d->ops->items[mu->action.ref - 1]
                               : NULL;
     const enum trace_what what = what_of(mu->kind);
     const struct trace_event event = {

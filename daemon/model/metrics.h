@@ -72,7 +72,6 @@ void metrics_return_arrived(const struct op *op); /* checked, before the core se
 void metrics_credited(const struct op *op, bool stale);
 void metrics_prepare_asked(const struct op *op);
 void metrics_leased(const struct op *op, uint32_t group);
-void metrics_work_submitted(struct model_unit *mu);
 void metrics_work_done(const struct model_unit *mu);
 void metrics_published(const struct model *m, uint32_t unit, uint64_t version);
 void metrics_sealed(struct model *m);

@@ -134,8 +134,10 @@ int model_core(struct model *m, struct shd_err *e)
     m->lease_memory = sys_malloc(lease_bytes(spec_returns(m->spec)));
     if (m->core_memory == NULL || m->lease_memory == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for the step state of %" PRIu32 " units", units);
-    for (uint32_t u = 0; u < units; u++)
+    for (uint32_t u = 0; u < units; u++) {
         frozen[u] = m->spec->units[u].frozen;
+        m->units[u].acc = frozen[u] ? NULL : model_array(m, SHARDMAP_ACC, u);
+    }
     m->core = step_init(m->core_memory, &m->ledger, frozen);
     m->lease = lease_init(m->lease_memory, spec_returns(m->spec),
                           /* cautious= */ m->map->owner > 0 || m->adopted);
@@ -242,9 +244,10 @@ void *model_spilled(const struct model *m, uint32_t unit, uint32_t micro)
 static bool init_queued(struct model *m, uint32_t at, int status)
 {
     m->init_waits = status == SHD_EBUSY;
-    if (m->init_waits)
+    if (m->init_waits) {
         m->init_tensor = at;
-    else if (status != SHD_OK)
+        m->daemon->kernel_full = true;
+    } else if (status != SHD_OK)
         task_post(&m->init_task, status); /* the device refuses: as if the work had failed */
     return true;
 }

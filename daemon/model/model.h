@@ -37,6 +37,7 @@ struct model_unit {
     struct kern_sum sum;
     struct kern_run *runs; /* owned: parameter groups of the slice */
     uint32_t run_count;
+    float *acc;              /* of the slice, in the state segment; NULL: frozen */
     uint64_t first_chunk;    /* of the slice in the trail's chunk words */
     bool publish_whole;      /* its update was begun by a predecessor, into another segment */
     struct model_unit *next; /* in the backlog */

@@ -175,6 +175,7 @@ static void publish(struct restore *w)
     }
     const int r = kern->ops->cast(kern, &cast, &w->task.done, &w->err);
     w->waits = r == SHD_EBUSY; /* the queue is full of others' work: restore_retry() */
+    w->daemon->kernel_full |= w->waits;
     if (r != SHD_OK && !w->waits)
         fail(w, r);
 }

@@ -318,9 +318,8 @@ static void look(uv_timer_t *timer)
         look_in(d, next_ms);
 }
 
-void spill_watch(struct daemon *d, struct inbox *inbox)
+void spill_watch(struct daemon *d)
 {
-    inbox->taken_ns = uv_hrtime();
     if (!uv_is_active((const uv_handle_t *)d->spill_timer))
         look_in(d, PATIENCE_MS + 1);
 }

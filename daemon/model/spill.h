@@ -44,8 +44,8 @@ struct spill { /* of a model */
 
 void spill_init(struct daemon *d); /* the daemon's timer, on its loop */
 
-/* A slot of inbox was taken: look in a while whether it still is. */
-void spill_watch(struct daemon *d, struct inbox *inbox);
+/* A gradient waits in its slot: look in a while whether it still does. */
+void spill_watch(struct daemon *d);
 
 /* Count what a predecessor has spilled. */
 void spill_adopted(struct model *m);

@@ -19,7 +19,7 @@ static int check_place(struct op *op)
     if (req->unit >= spec->unit_count)
         return err_set(&op->err, SHD_ERANGE, "unit %" PRIu32 " of a model with %" PRIu32, req->unit,
                        spec->unit_count);
-    if (req->micro >= spec_returns(spec))
+    if (req->micro >= op->model->ledger.head->micros)
         return err_set(&op->err, SHD_ERANGE,
                        "micro-batch %" PRIu32 " of a step with %" PRIu32 " (groups of %" PRIu32 ")",
                        req->micro, spec_returns(spec), spec->accumulate);
@@ -27,14 +27,6 @@ static int check_place(struct op *op)
         return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 " '%s' is frozen: it has no gradient",
                        req->unit, spec->units[req->unit].name);
     return SHD_OK;
-}
-
-static int take_slot(struct op *op)
-{
-    const int r = inbox_take_slot(op);
-    if (r == SHD_OK)
-        spill_watch(op->daemon, op->inbox);
-    return r;
 }
 
 static void received(struct op *op, const struct comm_job *job)
@@ -64,7 +56,7 @@ static int receive(struct op *op)
     if (req->none || job.bytes == 0)
         return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 ": nothing to be sent", req->unit);
     job.timeout_ns = links->timeout_ns;
-    int r = take_slot(op);
+    int r = inbox_take_slot(op);
     if (r != SHD_OK)
         return r;
     job.memory = (uint8_t *)op->inbox->segment.base + shardmap_slot_offset_bytes(m->map, req->slot);
@@ -83,10 +75,10 @@ static int op_return_grad(struct op *op)
         r = check_place(op);
     if (r == SHD_OK && req->turn > 0 && !op->received)
         return receive(op);
-    if (r == SHD_OK && drain_holds(op, req->step))
+    if (r == SHD_OK && op->daemon->drain_session != 0 && drain_holds(op, req->step))
         return SHD_PENDING;
     if (r == SHD_OK && !req->none && !op->received)
-        r = take_slot(op);
+        r = inbox_take_slot(op);
     if (r != SHD_OK) {
         inbox_release_slot(op);
         return r;
@@ -99,6 +91,8 @@ static int op_return_grad(struct op *op)
         inbox_release_slot(op);
         return r;
     }
+    if (op->inbox != NULL && (actions.count == 0 || actions.items[0].kind != STEP_DO_ACCUMULATE))
+        spill_watch(op->daemon);        /* its turn has not come */
     apply_actions(op->model, &actions); /* a stale one is finished here */
     return SHD_PENDING;
 }
