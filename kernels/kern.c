@@ -4,7 +4,7 @@
 #include <immintrin.h>
 #include <math.h>
 
-#include "kernels/cpu/gate.h"
+#include "kernels/gate.h"
 #include "proto/spec/layout.h"
 
 uint64_t kern_trail_chunks(uint64_t elems)

@@ -11,8 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kernels/cpu/gate.h"
 #include "kernels/cpu/isa.h"
+#include "kernels/gate.h"
 #include "kernels/kern.h"
 
 struct cpu_kern;

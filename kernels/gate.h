@@ -1,7 +1,7 @@
 /* A counter that threads wait on: spin briefly, then sleep on a futex. Waking costs one load when
  * nobody sleeps. */
-#ifndef SHD_KERNELS_CPU_GATE_H
-#define SHD_KERNELS_CPU_GATE_H
+#ifndef SHD_KERNELS_GATE_H
+#define SHD_KERNELS_GATE_H
 
 #include <stdatomic.h>
 #include <stdint.h>

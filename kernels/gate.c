@@ -1,5 +1,5 @@
 /* See gate.h. */
-#include "kernels/cpu/gate.h"
+#include "kernels/gate.h"
 
 #include <immintrin.h>
 #include <linux/futex.h>
