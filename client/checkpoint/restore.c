@@ -15,6 +15,8 @@
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
+#include "proto/files/ckpt_info.h"
+#include "proto/spec/spec_json.h"
 
 #define BUSY_NS            (3000 * NS_PER_MS)
 #define BUSY_PAUSE_US      50000u

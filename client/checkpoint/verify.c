@@ -12,7 +12,9 @@
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
+#include "proto/files/ckpt_info.h"
 #include "proto/files/safeset.h"
+#include "proto/spec/spec_json.h"
 
 #define WINDOW_ELEMS  (UINT64_C(512) * SHD_BLOCK_ELEMS)
 #define WINDOW_LEAVES 513u /* of that many elements that begin anywhere */

@@ -9,6 +9,7 @@
 #include "client/session/link_connect.h"
 #include "client/session/round.h"
 #include "proto/base/check.h"
+#include "proto/spec/spec_json.h"
 
 static_assert(WIRE_DEVICE_BYTES == GPU_UUID_BYTES, "gpu.h and the messages agree");
 

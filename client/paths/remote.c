@@ -26,6 +26,7 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
+#include "proto/spec/spec_dump.h"
 
 static int new_map(struct shd_model *m, struct shd_err *e)
 {

@@ -5,6 +5,7 @@
 #include "client/paths/path.h"
 #include "client/session/model.h"
 #include "proto/base/check.h"
+#include "proto/spec/spec_dump.h"
 
 const char *shd_model_name(const shd_model *m)
 {

@@ -8,6 +8,7 @@
 #include "client/run/grads.h"
 #include "client/run/policy.h"
 #include "proto/base/sys.h"
+#include "proto/spec/spec_json.h"
 
 static void model_free(struct shd_model *m)
 {

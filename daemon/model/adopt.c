@@ -16,6 +16,7 @@
 #include "daemon/model/model.h"
 #include "kernels/runs.h"
 #include "proto/base/failpoint.h"
+#include "proto/spec/spec_json.h"
 
 #define CAST_ELEMS (UINT64_C(1) << 28) /* between two lines of progress */
 #define RETRY_US   1000u

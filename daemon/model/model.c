@@ -18,6 +18,7 @@
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 #include "proto/spec/layout.h"
+#include "proto/spec/spec_dump.h"
 #include "proto/wire/wire.h"
 
 uint64_t model_state_bytes(const struct model *m)

@@ -14,6 +14,7 @@
 #include "daemon/net/session.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/spec/spec_json.h"
 #include "proto/wire/wire.h"
 
 struct open_work {

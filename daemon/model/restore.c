@@ -19,6 +19,8 @@
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
+#include "proto/files/ckpt_info.h"
+#include "proto/spec/spec_json.h"
 #include "proto/wire/wire.h"
 
 #define PIECE_ELEMS (UINT64_C(512) * SHD_BLOCK_ELEMS) /* 4 MiB */

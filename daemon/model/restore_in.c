@@ -8,6 +8,8 @@
 
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/files/ckpt_info.h"
+#include "proto/spec/spec_json.h"
 
 #define RETRY_US 1000u
 

@@ -8,6 +8,7 @@
 #include "daemon/model/checkpoint_out.h"
 #include "daemon/model/model.h"
 #include "proto/files/ckpt.h"
+#include "proto/files/ckpt_info.h"
 #include "proto/files/safeset.h"
 
 struct restore_in {

@@ -1,4 +1,6 @@
-/* shardd.json: what of a checkpoint is not a tensor. See ckpt.h. */
+/* See ckpt_info.h. */
+#include "proto/files/ckpt_info.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

@@ -71,19 +71,7 @@ struct spec {
     uint64_t elems;        /* sum over tensors, without padding */
 };
 
-/* Parse json[bytes] (NUL not needed). Errors: SHD_EINVAL, SHD_ERANGE, SHD_ENOMEM.
- *
- * Required: name, micro_batches, optimizer.kind, units with name and tensors, tensors with name
- * and shape ([] is a scalar), a tensor's group where there are several. Defaults: seed 0 (at most
- * 2^63-1), publish "f32", adamw 0.9, 0.999, 1e-8, sgd momentum 0, lion 0.9, 0.99, one group
- * "default", lr_scale 1, weight_decay 0, uses [], init ["const", 0]. Reals must be finite in fp32,
- * betas below 1 in fp32, eps at least FLT_MIN. */
-int spec_parse(const char *json, size_t bytes, struct spec **ret_spec, struct shd_err *e);
 void spec_free(struct spec *spec);
-
-/* The spec as compact canonical JSON that spec_parse() takes; *ret_json is the caller's to free.
- * Errors: SHD_ENOMEM; SHD_ERANGE when it would exceed SPEC_JSON_BYTES_MAX. */
-int spec_dump(const struct spec *spec, char **ret_json, struct shd_err *e);
 
 /* SHD_OK when asked describes the same model as open; else SHD_ESPEC with the first difference,
  * tensor and field named with both values: "tensor 'h.0.mlp.c_fc.weight': shape[1] is 512, the

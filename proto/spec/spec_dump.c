@@ -1,6 +1,6 @@
 /* spec_dump(): the canonical JSON. Keys in the order set here, every default spelt out, reals with
  * 17 digits: the same struct gives the same bytes, and parsing them gives the same struct. */
-#include "proto/spec/spec.h"
+#include "proto/spec/spec_dump.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* spec_parse(): JSON to struct spec, top down. Values are read by the getters of spec_node.h. */
-#include "proto/spec/spec.h"
+#include "proto/spec/spec_json.h"
 
 #include <float.h>
 #include <inttypes.h>

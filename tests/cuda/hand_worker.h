@@ -21,6 +21,7 @@
 #include "proto/share/board.h"
 #include "proto/share/fdpass.h"
 #include "proto/share/shardmap.h"
+#include "proto/spec/spec_json.h"
 #include "proto/wire/wire.h"
 #include "tests/lib/child.h"
 #include "tests/lib/fixture.h"

@@ -1,5 +1,7 @@
 /* A model's description as anybody may send it: what parses can be dumped, parses to the same
  * again, and its layout can be asked for. Input: the JSON. */
+#include "proto/spec/spec_dump.h"
+#include "proto/spec/spec_json.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <stdlib.h>

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 
 #include "proto/spec/spec.h"
+#include "proto/spec/spec_json.h"
 #include "tests/lib/test.h"
 
 /* The example of client/shd.h. */

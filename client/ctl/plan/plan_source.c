@@ -9,6 +9,7 @@
 #include "client/ctl/plan/plan_safetensors.h"
 #include "client/shd.h"
 #include "proto/base/check.h"
+#include "proto/spec/spec_json.h"
 
 static int from_spec_file(const struct plan_ask *ask, struct spec **ret_spec, struct shd_err *e)
 {

@@ -1,4 +1,5 @@
 /* Saving while training goes on: exactly one step whatever runs, dies or is in the way. */
+#include "proto/files/ckpt_info.h"
 #include "tests/unit/client/checkpoint/checkpoint_util.h"
 
 #include <sys/mman.h>

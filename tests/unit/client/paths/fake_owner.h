@@ -15,6 +15,8 @@
 #include "proto/share/fdpass.h"
 #include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
+#include "proto/spec/spec_dump.h"
+#include "proto/spec/spec_json.h"
 #include "proto/wire/wire.h"
 #include "tests/lib/child.h"
 #include "tests/lib/fixture.h"

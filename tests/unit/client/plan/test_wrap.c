@@ -9,6 +9,8 @@
 #include "client/plan/wrap_spec.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/spec/spec_dump.h"
+#include "proto/spec/spec_json.h"
 #include "tests/lib/test.h"
 
 #define TENSORS_MAX 64u

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include "client/session/hub.h"
+#include "proto/spec/spec_json.h"
 #include "tests/lib/client_remote.h"
 #include "tests/lib/policy_toy.h"
 

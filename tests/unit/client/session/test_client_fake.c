@@ -11,6 +11,8 @@
 #include "client/paths/map.h"
 #include "proto/share/board.h"
 #include "proto/share/fdpass.h"
+#include "proto/spec/spec_dump.h"
+#include "proto/spec/spec_json.h"
 #include "tests/lib/client_toy.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/test.h"

@@ -4,6 +4,8 @@
 #include <jansson.h>
 
 #include "proto/base/check.h"
+#include "proto/spec/spec_dump.h"
+#include "proto/spec/spec_json.h"
 #include "tests/lib/spec_text.h"
 #include "tests/lib/test.h"
 

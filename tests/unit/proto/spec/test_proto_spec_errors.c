@@ -5,6 +5,8 @@
 
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/spec/spec_dump.h"
+#include "proto/spec/spec_json.h"
 #include "tests/lib/spec_text.h"
 #include "tests/lib/test.h"
 

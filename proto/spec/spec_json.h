@@ -1,0 +1,16 @@
+/* A spec from its JSON. */
+#ifndef SHD_SPEC_JSON_H
+#define SHD_SPEC_JSON_H
+
+#include "proto/spec/spec.h"
+
+/* Parse json[bytes] (NUL not needed). Errors: SHD_EINVAL, SHD_ERANGE, SHD_ENOMEM.
+ *
+ * Required: name, micro_batches, optimizer.kind, units with name and tensors, tensors with name
+ * and shape ([] is a scalar), a tensor's group where there are several. Defaults: seed 0 (at most
+ * 2^63-1), publish "f32", adamw 0.9, 0.999, 1e-8, sgd momentum 0, lion 0.9, 0.99, one group
+ * "default", lr_scale 1, weight_decay 0, uses [], init ["const", 0]. Reals must be finite in fp32,
+ * betas below 1 in fp32, eps at least FLT_MIN. */
+int spec_parse(const char *json, size_t bytes, struct spec **ret_spec, struct shd_err *e);
+
+#endif
