@@ -40,7 +40,7 @@ static struct gpu_matrix heads_of(const struct gpu_model *m, void *heads, uint32
 static struct gpu_matrix heads_grad(const struct gpu_model *m, uint32_t part, uint64_t first)
 {
     const uint64_t at = part * m->rows * m->shape.dim + first * m->head_size;
-    return (struct gpu_matrix){ .data = m->dheads + at,
+    return (struct gpu_matrix){ .data = m->scratch.dheads + at,
                                 .dtype = GPU_F32,
                                 .stride = m->head_size,
                                 .next = m->shape.seq * m->head_size };
@@ -57,7 +57,7 @@ static struct gpu_matrix prob_of(const struct gpu_model *m, const struct gpu_act
 
 static struct gpu_matrix scores_of(const struct gpu_model *m)
 {
-    return (struct gpu_matrix){ .data = m->scores,
+    return (struct gpu_matrix){ .data = m->scratch.scores,
                                 .dtype = GPU_F32,
                                 .stride = m->stride,
                                 .next = GPU_ATTENTION_ROWS * m->stride };
@@ -78,7 +78,7 @@ static float scale_of(const struct gpu_model *m)
 static void softmax(struct gpu_model *m, struct gpu_acts *acts, struct rows_block b,
                     enum gpu_kernel kernel)
 {
-    const struct gpu_softmax a = { .scores = m->scores,
+    const struct gpu_softmax a = { .scores = m->scratch.scores,
                                    .prob = acts->prob,
                                    .score_pair = GPU_ATTENTION_ROWS * m->stride,
                                    .pairs = (uint32_t)pairs_of(m),
@@ -109,10 +109,10 @@ void gpu_model_attention(struct gpu_model *m, struct gpu_acts *acts)
                                                      .k = b.keys,
                                                      .a = prob_of(m, acts, first),
                                                      .b = heads_of(m, acts->heads, 2, 0),
-                                                     .c = heads_of(m, m->heads, 0, first),
+                                                     .c = heads_of(m, m->scratch.heads, 0, first),
                                                      .count = pairs_of(m) });
     }
-    const struct gpu_from_heads join = { .in = m->heads,
+    const struct gpu_from_heads join = { .in = m->scratch.heads,
                                          .out = acts->att,
                                          .rows = m->rows,
                                          .dim = m->shape.dim,
@@ -128,7 +128,7 @@ static void attention_block_backward(struct gpu_model *m, struct gpu_acts *acts,
                                      struct rows_block b)
 {
     const bool add = b.keys < m->shape.seq;
-    const struct gpu_matrix dy = heads_of(m, m->heads, 0, b.first);
+    const struct gpu_matrix dy = heads_of(m, m->scratch.heads, 0, b.first);
     const struct gpu_matrix p = prob_of(m, acts, b.first);
     struct gpu_product product = { .m = b.rows, .n = b.keys, .k = m->head_size, .a = dy };
     product.count = pairs_of(m);
@@ -158,8 +158,8 @@ static void attention_block_backward(struct gpu_model *m, struct gpu_acts *acts,
 
 void gpu_model_attention_backward(struct gpu_model *m, struct gpu_acts *acts)
 {
-    const struct gpu_to_heads split = { .in = m->d1,
-                                        .out = m->heads,
+    const struct gpu_to_heads split = { .in = m->scratch.d1,
+                                        .out = m->scratch.heads,
                                         .rows = m->rows,
                                         .dim = m->shape.dim,
                                         .parts = 1,

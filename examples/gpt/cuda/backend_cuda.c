@@ -23,20 +23,13 @@
 
 enum stage_slot { STAGE_UNIT, STAGE_USED, STAGE_GRAD, STAGE_USED_GRAD, STAGE_SLOTS };
 
-/* The host's pinned copy of a batch, which set_batch() sends; fields as in struct gpu_model. */
-struct batch {
-    uint8_t *tokens, *targets;
-    uint32_t *sorted, *first;
-    struct gpu_segment *segments;
-};
-
 struct backend_cuda {
     struct backend base;
     struct gpu_model model;
     bool staged;
     void *stage[STAGE_SLOTS]; /* owned; NULL unless staged */
     void *pinned;             /* owned: batch and losses */
-    struct batch batch;
+    struct gpu_batch batch;
     double *losses; /* [R] */
     char describe[256];
 };
@@ -49,7 +42,7 @@ static struct backend_cuda *cuda_of(struct backend *b)
 /* -- The batch ------------------------------------------------------------------------------- */
 
 /* Rows by token, in segments: the order in which their gradients are added. */
-static uint32_t batch_sort(struct batch *batch, uint64_t rows)
+static uint32_t batch_sort(struct gpu_batch *batch, uint64_t rows)
 {
     uint32_t count[GPU_VOCAB] = { 0 }, next[GPU_VOCAB], segments = 0;
     for (uint64_t r = 0; r < rows; r++)
@@ -79,13 +72,14 @@ static int cuda_set_batch(struct backend *b, const uint8_t *windows, struct shd_
         memcpy(c->batch.tokens + i * seq, windows + i * (seq + 1), seq);
         memcpy(c->batch.targets + i * seq, windows + i * (seq + 1) + 1, seq);
     }
-    m->segment_count = batch_sort(&c->batch, rows);
+    m->input.segment_count = batch_sort(&c->batch, rows);
     gpu_enter(&m->gpu);
-    gpu_copy(&m->gpu, m->tokens, c->batch.tokens, rows);
-    gpu_copy(&m->gpu, m->targets, c->batch.targets, rows);
-    gpu_copy(&m->gpu, m->sorted, c->batch.sorted, rows * sizeof *m->sorted);
-    gpu_copy(&m->gpu, m->first, c->batch.first, (GPU_VOCAB + 1) * sizeof *m->first);
-    gpu_copy(&m->gpu, m->segments, c->batch.segments, m->segment_count * sizeof *m->segments);
+    gpu_copy(&m->gpu, m->input.tokens, c->batch.tokens, rows);
+    gpu_copy(&m->gpu, m->input.targets, c->batch.targets, rows);
+    gpu_copy(&m->gpu, m->input.sorted, c->batch.sorted, rows * sizeof *m->input.sorted);
+    gpu_copy(&m->gpu, m->input.first, c->batch.first, (GPU_VOCAB + 1) * sizeof *m->input.first);
+    gpu_copy(&m->gpu, m->input.segments, c->batch.segments,
+             m->input.segment_count * sizeof *m->input.segments);
     return gpu_finish(&m->gpu, e);
 }
 

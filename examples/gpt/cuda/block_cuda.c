@@ -85,7 +85,7 @@ static void matrix_forward(struct gpu_model *m, struct gpu_acts *acts,
     gpu_multiply(&m->gpu, &p);
 }
 
-/* Gradients of the two factors; leaves d(x A) in m->dlow. */
+/* Gradients of the two factors; leaves d(x A) in m->scratch.dlow. */
 static void adapter_backward(struct gpu_model *m, const struct gpu_acts *acts,
                              const struct adapter *low, enum gpu_matrix_name which, const void *x,
                              const void *dy)
@@ -100,10 +100,10 @@ static void adapter_backward(struct gpu_model *m, const struct gpu_acts *acts,
     gpu_multiply(&m->gpu, &p);
     p = (struct gpu_product){ .m = m->rows, .n = rank, .k = out, .a = factor(m, dy, out) };
     p.b = factor_t(m, low->b, out);
-    p.c = factor(m, m->dlow, rank);
+    p.c = factor(m, m->scratch.dlow, rank);
     gpu_multiply(&m->gpu, &p);
     p = (struct gpu_product){ .m = in, .n = rank, .k = m->rows, .a = factor_t(m, x, in) };
-    p.b = factor(m, m->dlow, rank);
+    p.b = factor(m, m->scratch.dlow, rank);
     p.c = floats(low->a_grad, rank);
     gpu_multiply(&m->gpu, &p);
 }
@@ -130,7 +130,7 @@ static void matrix_backward(struct gpu_model *m, const struct gpu_acts *acts,
     const struct adapter low = adapter_of(m, a, row);
     adapter_backward(m, acts, &low, which, x, dy);
     p = (struct gpu_product){ .m = m->rows, .n = in, .k = m->shape.rank, .add = true };
-    p.a = factor(m, m->dlow, m->shape.rank);
+    p.a = factor(m, m->scratch.dlow, m->shape.rank);
     p.b = factor_t(m, low.a, m->shape.rank);
     p.c = floats(dx, in);
     gpu_multiply(&m->gpu, &p);
@@ -142,7 +142,7 @@ void gpu_model_gradient(struct gpu_model *m, const struct gpu_gradient *io)
     const struct gpu_columns a = { .d = io->d,
                                    .pre = io->pre,
                                    .out = io->out == io->d && io->pre == NULL ? NULL : io->out,
-                                   .partial = io->dbias != NULL ? m->partial : NULL,
+                                   .partial = io->dbias != NULL ? m->scratch.partial : NULL,
                                    .rows = io->rows,
                                    .cols = (uint32_t)io->cols,
                                    .chunk_rows = (uint32_t)m->chunk_rows,
@@ -150,7 +150,7 @@ void gpu_model_gradient(struct gpu_model *m, const struct gpu_gradient *io)
                                    .dim = m->shape.dim,
                                    .head_size = io->heads ? (uint32_t)m->head_size : 0,
                                    .seq = m->shape.seq };
-    const struct gpu_columns_sum sum = { .partial = m->partial,
+    const struct gpu_columns_sum sum = { .partial = m->scratch.partial,
                                          .out = io->dbias,
                                          .cols = (uint32_t)(io->bias_cols > 0 ? io->bias_cols
                                                                               : io->cols),
@@ -165,12 +165,12 @@ void gpu_model_gradient(struct gpu_model *m, const struct gpu_gradient *io)
 /* dx as a factor, and the gradient of a bias that was added to the stream. */
 static const void *stream_gradient(struct gpu_model *m, float *dbias)
 {
-    gpu_model_gradient(m, &(struct gpu_gradient){ .d = m->dx,
-                                                  .out = m->dx_factor,
+    gpu_model_gradient(m, &(struct gpu_gradient){ .d = m->scratch.dx,
+                                                  .out = m->scratch.dx_factor,
                                                   .rows = m->rows,
                                                   .cols = m->shape.dim,
                                                   .dbias = dbias });
-    return m->dx_factor;
+    return m->scratch.dx_factor;
 }
 
 static struct gpu_norm_io block_norm(const struct gpu_model *m, const struct gpu_acts *acts,
@@ -189,7 +189,7 @@ void gpu_model_block_attention(struct gpu_model *m, struct gpu_acts *acts,
 {
     const struct gpu_norm_io norm1 = block_norm(m, acts, a, true);
     const struct gpu_norm_io norm2 = block_norm(m, acts, a, false);
-    const struct gpu_to_heads split = { .in = m->wide,
+    const struct gpu_to_heads split = { .in = m->scratch.wide,
                                         .bias = block_param(m, a, BLOCK_ATTN_B),
                                         .out = acts->heads,
                                         .rows = m->rows,
@@ -200,11 +200,12 @@ void gpu_model_block_attention(struct gpu_model *m, struct gpu_acts *acts,
                                         .param_dtype = m->dtype,
                                         .out_dtype = m->dtype };
     gpu_model_norm(m, &norm1, NULL, NULL, NULL, acts->norm1);
-    matrix_forward(m, acts, a, GPU_ATTN, acts->norm1, m->wide);
+    matrix_forward(m, acts, a, GPU_ATTN, acts->norm1, m->scratch.wide);
     gpu_launch(&m->gpu, GPU_KERNEL_to_heads, gpu_blocks_elems(3 * m->rows * m->shape.dim), &split);
     gpu_model_attention(m, acts);
-    matrix_forward(m, acts, a, GPU_PROJ, acts->att, m->wide);
-    gpu_model_norm(m, &norm2, m->wide, block_param(m, a, BLOCK_PROJ_B), acts->x, acts->norm2);
+    matrix_forward(m, acts, a, GPU_PROJ, acts->att, m->scratch.wide);
+    gpu_model_norm(m, &norm2, m->scratch.wide, block_param(m, a, BLOCK_PROJ_B), acts->x,
+                   acts->norm2);
 }
 
 /* All that backward reads, but the last matrix's adapter. */
@@ -228,7 +229,7 @@ void gpu_model_block(struct gpu_model *m, uint32_t layer, const struct gpu_block
     struct gpu_acts *acts = &m->blocks[layer];
     const uint64_t width = m->rows * m->shape.dim;
     const struct gpu_residual sum = { .x = gpu_model_stream(m, layer + 1),
-                                      .raw = m->wide,
+                                      .raw = m->scratch.wide,
                                       .residual = acts->mid,
                                       .bias = block_param(m, a, BLOCK_MLP_B),
                                       .elems = width,
@@ -236,7 +237,7 @@ void gpu_model_block(struct gpu_model *m, uint32_t layer, const struct gpu_block
                                       .param_dtype = m->dtype };
     inner_forward(m, acts, a);
     m->held = layer;
-    matrix_forward(m, acts, a, GPU_MLP, acts->act, m->wide);
+    matrix_forward(m, acts, a, GPU_MLP, acts->act, m->scratch.wide);
     gpu_launch(&m->gpu, GPU_KERNEL_residual, gpu_blocks_elems(sum.elems), &sum);
 }
 
@@ -248,15 +249,15 @@ void gpu_model_block_attention_backward(struct gpu_model *m, struct gpu_acts *ac
     gpu_model_norm_backward(m, &norm2, /* add= */ true, block_grad(m, a, BLOCK_LN2_W),
                             block_grad(m, a, BLOCK_LN2_B));
     const void *dy = stream_gradient(m, block_grad(m, a, BLOCK_PROJ_B));
-    matrix_backward(m, acts, a, GPU_PROJ, acts->att, dy, m->d1);
+    matrix_backward(m, acts, a, GPU_PROJ, acts->att, dy, m->scratch.d1);
     gpu_model_attention_backward(m, acts);
-    gpu_model_gradient(m, &(struct gpu_gradient){ .d = m->dheads,
-                                                  .out = m->wide_factor,
+    gpu_model_gradient(m, &(struct gpu_gradient){ .d = m->scratch.dheads,
+                                                  .out = m->scratch.wide_factor,
                                                   .rows = m->rows,
                                                   .cols = 3 * (uint64_t)m->shape.dim,
                                                   .dbias = block_grad(m, a, BLOCK_ATTN_B),
                                                   .heads = true });
-    matrix_backward(m, acts, a, GPU_ATTN, acts->norm1, m->wide_factor, m->d1);
+    matrix_backward(m, acts, a, GPU_ATTN, acts->norm1, m->scratch.wide_factor, m->scratch.d1);
     gpu_model_norm_backward(m, &norm1, /* add= */ true, block_grad(m, a, BLOCK_LN1_W),
                             block_grad(m, a, BLOCK_LN1_B));
 }
@@ -270,13 +271,13 @@ void gpu_model_block_backward(struct gpu_model *m, uint32_t layer, const struct 
     }
     m->held = GPU_HELD_NONE; /* backward spoils them */
     const void *dy = stream_gradient(m, block_grad(m, a, BLOCK_MLP_B));
-    matrix_backward(m, acts, a, GPU_MLP, acts->act, dy, m->wide);
-    gpu_model_gradient(m, &(struct gpu_gradient){ .d = m->wide,
+    matrix_backward(m, acts, a, GPU_MLP, acts->act, dy, m->scratch.wide);
+    gpu_model_gradient(m, &(struct gpu_gradient){ .d = m->scratch.wide,
                                                   .pre = acts->pre,
-                                                  .out = m->wide_factor,
+                                                  .out = m->scratch.wide_factor,
                                                   .rows = m->rows,
                                                   .cols = 4 * (uint64_t)m->shape.dim,
                                                   .dbias = block_grad(m, a, BLOCK_FC_B) });
-    matrix_backward(m, acts, a, GPU_FC, acts->norm2, m->wide_factor, m->d1);
+    matrix_backward(m, acts, a, GPU_FC, acts->norm2, m->scratch.wide_factor, m->scratch.d1);
     gpu_model_block_attention_backward(m, acts, a);
 }

@@ -99,25 +99,26 @@ static void carve_scratch(struct gpu_model *m, struct carver *c)
     const uint64_t experts = m->shape.experts, segments = gpu_model_segments_max(rows);
     const uint64_t widest = 4 * dim > m->experts_stride ? 4 * dim : m->experts_stride;
     const uint64_t sums = 2 * m->chunks * widest;
-    m->dx = carve_floats(c, width);
-    m->dx_factor = carve_beside(m, c, m->dx, width);
-    m->wide = carve_floats(c, 4 * width);
-    m->wide_factor = carve_beside(m, c, m->wide, 4 * width);
-    m->d1 = carve_floats(c, width);
-    m->heads = carve_factors(m, c, width);
-    m->dheads = carve_floats(c, 3 * width);
-    m->scores = carve_floats(c, m->batch * m->shape.heads * GPU_ATTENTION_ROWS * m->stride);
-    m->dlow = carve_factors(m, c, rows * m->shape.rank);
-    m->partial = carve_floats(c, sums > segments * dim ? sums : segments * dim);
+    m->scratch.dx = carve_floats(c, width);
+    m->scratch.dx_factor = carve_beside(m, c, m->scratch.dx, width);
+    m->scratch.wide = carve_floats(c, 4 * width);
+    m->scratch.wide_factor = carve_beside(m, c, m->scratch.wide, 4 * width);
+    m->scratch.d1 = carve_floats(c, width);
+    m->scratch.heads = carve_factors(m, c, width);
+    m->scratch.dheads = carve_floats(c, 3 * width);
+    m->scratch.scores = carve_floats(c, m->batch * m->shape.heads * GPU_ATTENTION_ROWS * m->stride);
+    m->scratch.dlow = carve_factors(m, c, rows * m->shape.rank);
+    m->scratch.partial = carve_floats(c, sums > segments * dim ? sums : segments * dim);
     m->losses = carve(c, rows, sizeof *m->losses);
-    m->tokens = carve(c, rows, 1);
-    m->targets = carve(c, rows, 1);
-    m->sorted = carve(c, rows, sizeof *m->sorted);
-    m->first = carve(c, GPU_VOCAB + 1, sizeof *m->first);
-    m->segments = carve(c, segments, sizeof *m->segments);
-    m->dgate = experts > 0 ? carve_floats(c, rows) : NULL;
-    m->counts = experts > 0 ? carve(c, m->chunks * experts, sizeof *m->counts) : NULL;
-    m->router = experts > 0 && m->dtype != GPU_F32 ? carve_floats(c, dim * experts) : NULL;
+    m->input.tokens = carve(c, rows, 1);
+    m->input.targets = carve(c, rows, 1);
+    m->input.sorted = carve(c, rows, sizeof *m->input.sorted);
+    m->input.first = carve(c, GPU_VOCAB + 1, sizeof *m->input.first);
+    m->input.segments = carve(c, segments, sizeof *m->input.segments);
+    m->scratch.dgate = experts > 0 ? carve_floats(c, rows) : NULL;
+    m->scratch.counts = experts > 0 ? carve(c, m->chunks * experts, sizeof *m->scratch.counts)
+                                    : NULL;
+    m->scratch.router = experts > 0 && m->dtype != GPU_F32 ? carve_floats(c, dim * experts) : NULL;
 }
 
 /* Returns the bytes needed. */
@@ -277,13 +278,13 @@ void gpu_model_norm_backward(struct gpu_model *m, const struct gpu_norm_io *n, b
     const struct gpu_norm_columns columns = { .x = n->x,
                                               .mean = n->mean,
                                               .rstd = n->rstd,
-                                              .dy = m->d1,
-                                              .partial = m->partial,
+                                              .dy = m->scratch.d1,
+                                              .partial = m->scratch.partial,
                                               .rows = m->rows,
                                               .cols = dim,
                                               .chunk_rows = (uint32_t)m->chunk_rows,
                                               .chunks = (uint32_t)m->chunks };
-    struct gpu_columns_sum sum = { .partial = m->partial,
+    struct gpu_columns_sum sum = { .partial = m->scratch.partial,
                                    .out = dweight,
                                    .cols = dim,
                                    .chunks = (uint32_t)m->chunks,
@@ -291,9 +292,9 @@ void gpu_model_norm_backward(struct gpu_model *m, const struct gpu_norm_io *n, b
     const struct gpu_norm_grad a = { .x = n->x,
                                      .mean = n->mean,
                                      .rstd = n->rstd,
-                                     .dy = m->d1,
+                                     .dy = m->scratch.d1,
                                      .weight = n->weight,
-                                     .dx = m->dx,
+                                     .dx = m->scratch.dx,
                                      .rows = m->rows,
                                      .cols = dim,
                                      .param_dtype = m->dtype,
@@ -316,7 +317,7 @@ void gpu_model_embed(struct gpu_model *m, const void *params)
     const struct gpu_embed a = { .x = gpu_model_stream(m, 0),
                                  .wte = gpu_model_param(m, params, at[EMBED_WTE]),
                                  .wpe = gpu_model_param(m, params, at[EMBED_WPE]),
-                                 .tokens = m->tokens,
+                                 .tokens = m->input.tokens,
                                  .elems = m->rows * m->shape.dim,
                                  .dim = m->shape.dim,
                                  .seq = m->shape.seq,
@@ -329,25 +330,26 @@ void gpu_model_embed_backward(struct gpu_model *m, float *grad)
 {
     const uint64_t *at = m->layout.at[GPT_EMBED];
     const uint32_t dim = m->shape.dim;
-    const struct gpu_embed_tokens tokens = { .dx = m->dx,
-                                             .sorted = m->sorted,
-                                             .segments = m->segments,
-                                             .partial = m->partial,
-                                             .segment_count = m->segment_count,
+    const struct gpu_embed_tokens tokens = { .dx = m->scratch.dx,
+                                             .sorted = m->input.sorted,
+                                             .segments = m->input.segments,
+                                             .partial = m->scratch.partial,
+                                             .segment_count = m->input.segment_count,
                                              .dim = dim };
     const struct gpu_embed_sum sum = { .dwte = gpu_model_grad(grad, at[EMBED_WTE]),
-                                       .partial = m->partial,
-                                       .first = m->first,
+                                       .partial = m->scratch.partial,
+                                       .first = m->input.first,
                                        .dim = dim };
     const struct gpu_embed_positions positions = { .dwpe = gpu_model_grad(grad, at[EMBED_WPE]),
-                                                   .dx = m->dx,
+                                                   .dx = m->scratch.dx,
                                                    .batch = (uint32_t)m->batch,
                                                    .seq = m->shape.seq,
                                                    .dim = dim };
     if (grad == NULL)
         return;
-    CHECK(m->segment_count <= gpu_model_segments_max(m->rows));
-    gpu_launch(&m->gpu, GPU_KERNEL_embed_tokens, gpu_blocks_cols(dim, m->segment_count), &tokens);
+    CHECK(m->input.segment_count <= gpu_model_segments_max(m->rows));
+    gpu_launch(&m->gpu, GPU_KERNEL_embed_tokens, gpu_blocks_cols(dim, m->input.segment_count),
+               &tokens);
     gpu_launch(&m->gpu, GPU_KERNEL_embed_sum, gpu_blocks_elems((uint64_t)GPU_VOCAB * dim), &sum);
     gpu_launch(&m->gpu, GPU_KERNEL_embed_positions, gpu_blocks_elems((uint64_t)m->shape.seq * dim),
                &positions);
@@ -380,7 +382,7 @@ void gpu_model_head(struct gpu_model *m, const void *params, const void *embed)
                                         .c = { m->logits, GPU_F32, GPU_VOCAB, .next = 0 } });
     const struct gpu_cross_entropy loss = { .logits = m->logits,
                                             .grad = m->dlogits,
-                                            .targets = m->targets,
+                                            .targets = m->input.targets,
                                             .losses = m->losses,
                                             .rows = m->rows,
                                             .grad_dtype = m->dtype,
@@ -409,7 +411,7 @@ void gpu_model_head_backward(struct gpu_model *m, const void *params, const void
     p.b = (struct gpu_matrix){ .data = gpu_model_param(m, embed, wte),
                                .dtype = m->dtype,
                                .stride = dim };
-    p.c = (struct gpu_matrix){ .data = m->d1, .dtype = GPU_F32, .stride = dim };
+    p.c = (struct gpu_matrix){ .data = m->scratch.d1, .dtype = GPU_F32, .stride = dim };
     gpu_multiply(&m->gpu, &p);
     gpu_model_norm_backward(m, &norm, /* add= */ false, gpu_model_grad(grad, at[HEAD_LN_W]),
                             gpu_model_grad(grad, at[HEAD_LN_B]));

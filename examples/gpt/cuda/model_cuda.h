@@ -51,6 +51,31 @@ struct gpu_acts {
 
 #define GPU_HELD_NONE UINT32_MAX
 
+/* A batch of the input: on the device, or the pinned memory of the host that it is sent from. */
+struct gpu_batch {
+    uint8_t *tokens, *targets;    /* [R] */
+    uint32_t *sorted, *first;     /* [R]; [V + 1], see gpu_embed_tokens */
+    struct gpu_segment *segments; /* [segments_max] */
+    uint32_t segment_count;
+};
+
+/* Arrays of the pass at hand: gradients on their way, products before their bias. */
+struct gpu_scratch {
+    float *dx;         /* [R, C] gradient of the residual stream */
+    void *dx_factor;   /* T [R, C]; dx itself with fp32 */
+    float *wide;       /* [R, 4C] a product before its bias; gradients */
+    void *wide_factor; /* T [R, 4C]; wide itself with fp32 */
+    float *d1;         /* [R, C] */
+    void *heads;       /* T [batch, H, seq, S] attention's output, its gradient */
+    float *dheads;     /* [3, batch, H, seq, S] gradients of q, k, v */
+    float *scores;     /* [batch, H, GPU_ATTENTION_ROWS, stride] and their gradient */
+    void *dlow;        /* T [R, r] */
+    float *partial;    /* [2, chunks, 4C] and [segments_max, C] */
+    float *dgate;      /* [R] gradient of the chosen probability */
+    uint32_t *counts;  /* [chunks, E] */
+    float *router;     /* [C, E] the router's matrix in fp32; NULL when T is that */
+};
+
 struct gpu_model {
     struct gpu gpu;
     struct gpt_shape shape;
@@ -61,35 +86,20 @@ struct gpu_model {
     uint64_t bytes[2]; /* of slab: without recompute, with it */
     float loss_scale;
     uint64_t batch, rows, head_size;
-    uint64_t stride;              /* of a row of scores: seq, up to a multiple of 8 */
-    uint64_t chunk_rows, chunks;  /* of sums over rows */
-    uint64_t experts_stride;      /* of a row of router logits: E, up to a multiple of 8 */
-    uint32_t *routes;             /* owned, pinned memory of the host: [layers, E + 1] firsts */
-    struct gpu_acts *blocks;      /* owned, [layers] */
-    void *slab;                   /* owned, on the device: all that follows, and the blocks' */
-    float *out;                   /* [R, C] the last layer's output */
-    float *mean, *rstd;           /* [R] of ln_f */
-    void *norm;                   /* T [R, C] ln_f(out) */
-    float *logits;                /* [R, V] */
-    void *dlogits;                /* T [R, V]; logits themselves with fp32 */
-    float *dx;                    /* [R, C] gradient of the residual stream */
-    void *dx_factor;              /* T [R, C]; dx itself with fp32 */
-    float *wide;                  /* [R, 4C] a product before its bias; gradients */
-    void *wide_factor;            /* T [R, 4C]; wide itself with fp32 */
-    float *d1;                    /* [R, C] */
-    void *heads;                  /* T [batch, H, seq, S] attention's output, its gradient */
-    float *dheads;                /* [3, batch, H, seq, S] gradients of q, k, v */
-    float *scores;                /* [batch, H, GPU_ATTENTION_ROWS, stride] and their gradient */
-    void *dlow;                   /* T [R, r] */
-    float *partial;               /* [2, chunks, 4C] and [segments_max, C] */
-    double *losses;               /* [R] */
-    uint8_t *tokens, *targets;    /* [R] */
-    uint32_t *sorted, *first;     /* [R]; [V + 1], see gpu_embed_tokens */
-    struct gpu_segment *segments; /* [segments_max] */
-    uint32_t segment_count;       /* of this batch */
-    float *dgate;                 /* [R] gradient of the chosen probability */
-    uint32_t *counts;             /* [chunks, E] */
-    float *router;                /* [C, E] the router's matrix in fp32; NULL when T is that */
+    uint64_t stride;             /* of a row of scores: seq, up to a multiple of 8 */
+    uint64_t chunk_rows, chunks; /* of sums over rows */
+    uint64_t experts_stride;     /* of a row of router logits: E, up to a multiple of 8 */
+    uint32_t *routes;            /* owned, pinned memory of the host: [layers, E + 1] firsts */
+    struct gpu_acts *blocks;     /* owned, [layers] */
+    void *slab;                  /* owned, on the device: all that follows, and the blocks' */
+    float *out;                  /* [R, C] the last layer's output */
+    float *mean, *rstd;          /* [R] of ln_f */
+    void *norm;                  /* T [R, C] ln_f(out) */
+    float *logits;               /* [R, V] */
+    void *dlogits;               /* T [R, V]; logits themselves with fp32 */
+    double *losses;              /* [R] */
+    struct gpu_batch input;      /* the batch at hand */
+    struct gpu_scratch scratch;
 };
 
 /* Query rows of one product of attention: what is masked within them is computed in vain. */

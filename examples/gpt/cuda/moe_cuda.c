@@ -32,28 +32,29 @@ static const void *router_param(const struct gpu_model *m, const struct gpu_bloc
 static struct gpu_matrix router_matrix(struct gpu_model *m, const struct gpu_block_arrays *a)
 {
     const struct gpu_widen widen = { .in = router_param(m, a, BLOCK_ROUTER_W),
-                                     .out = m->router,
+                                     .out = m->scratch.router,
                                      .elems = (uint64_t)m->shape.dim * m->shape.experts,
                                      .dtype = m->dtype };
     if (m->dtype == GPU_F32)
         return floats(widen.in, m->shape.experts);
     gpu_launch(&m->gpu, GPU_KERNEL_widen, gpu_blocks_elems(widen.elems), &widen);
-    return floats(m->router, m->shape.experts);
+    return floats(m->scratch.router, m->shape.experts);
 }
 
 static void route_sort(struct gpu_model *m, const struct gpu_moe *moe)
 {
     const uint32_t experts = m->shape.experts;
     const struct gpu_route_count count = { .chosen = moe->chosen,
-                                           .counts = m->counts,
+                                           .counts = m->scratch.counts,
                                            .rows = m->rows,
                                            .experts = experts,
                                            .chunk_rows = (uint32_t)m->chunk_rows };
-    const struct gpu_route_first first = {
-        .counts = m->counts, .first = moe->first, .experts = experts, .chunks = (uint32_t)m->chunks
-    };
+    const struct gpu_route_first first = { .counts = m->scratch.counts,
+                                           .first = moe->first,
+                                           .experts = experts,
+                                           .chunks = (uint32_t)m->chunks };
     const struct gpu_route_place place = { .chosen = moe->chosen,
-                                           .places = m->counts,
+                                           .places = m->scratch.counts,
                                            .row = moe->row,
                                            .rows = m->rows,
                                            .experts = experts,
@@ -112,7 +113,7 @@ void gpu_model_router_backward(struct gpu_model *m, uint32_t layer,
     struct gpu_acts *acts = &m->blocks[layer];
     const uint64_t dim = m->shape.dim, experts = m->shape.experts;
     const struct gpu_route_grad route = { .prob = acts->moe.prob,
-                                          .dgate = m->dgate,
+                                          .dgate = m->scratch.dgate,
                                           .chosen = acts->moe.chosen,
                                           .rows = m->rows,
                                           .experts = m->shape.experts,
@@ -127,7 +128,7 @@ void gpu_model_router_backward(struct gpu_model *m, uint32_t layer,
     p.a = floats(acts->moe.prob, m->experts_stride);
     p.b = router_matrix(m, a);
     p.b.transposed = true;
-    p.c = floats(m->d1, dim);
+    p.c = floats(m->scratch.d1, dim);
     gpu_multiply(&m->gpu, &p);
     gpu_model_block_attention_backward(m, acts, a);
 }
@@ -254,13 +255,13 @@ static void expert_layer_backward(struct gpu_model *m, uint64_t rows,
 static void expert_split(struct gpu_model *m, struct gpt_unit u, const struct expert *x,
                          const void *bias, float *dout)
 {
-    const struct gpu_expert_split a = { .dx = m->dx,
+    const struct gpu_expert_split a = { .dx = m->scratch.dx,
                                         .out = x->out,
                                         .prob = x->prob,
                                         .bias = bias,
                                         .row = x->row,
                                         .dout = dout,
-                                        .dgate = m->dgate,
+                                        .dgate = m->scratch.dgate,
                                         .rows = x->rows,
                                         .cols = m->shape.dim,
                                         .expert = u.expert,
@@ -275,27 +276,27 @@ void gpu_model_expert_backward(struct gpu_model *m, struct gpt_unit u, const voi
 {
     const struct expert x = expert_of(m, u);
     const uint64_t dim = m->shape.dim, *at = m->layout.at[GPT_EXPERT];
-    float *dout = m->dheads, *din = m->dheads + m->rows * dim;
-    void *dout_factor = m->dtype == GPU_F32 ? (void *)dout : m->heads;
+    float *dout = m->scratch.dheads, *din = m->scratch.dheads + m->rows * dim;
+    void *dout_factor = m->dtype == GPU_F32 ? (void *)dout : m->scratch.heads;
     const struct gpu_gradient narrow = { .d = dout,
                                          .out = dout_factor,
                                          .rows = x.rows,
                                          .cols = dim,
                                          .dbias = gpu_model_grad(grad, at[EXPERT_MLP_B]) };
-    const struct gpu_gradient wide = { .d = m->wide,
+    const struct gpu_gradient wide = { .d = m->scratch.wide,
                                        .pre = x.pre,
-                                       .out = m->wide_factor,
+                                       .out = m->scratch.wide_factor,
                                        .rows = x.rows,
                                        .cols = 4 * dim,
                                        .dbias = gpu_model_grad(grad, at[EXPERT_FC_B]) };
     const struct gpu_expert_scatter scatter = {
-        .in = din, .row = x.row, .out = m->d1, .elems = x.rows * dim, .cols = m->shape.dim
+        .in = din, .row = x.row, .out = m->scratch.d1, .elems = x.rows * dim, .cols = m->shape.dim
     };
     struct expert_layer_grad layer = { .x = x.act,
                                        .dy = dout_factor,
                                        .weight = expert_param(m, params, EXPERT_MLP_W),
                                        .dweight = gpu_model_grad(grad, at[EXPERT_MLP_W]),
-                                       .dx = m->wide,
+                                       .dx = m->scratch.wide,
                                        .in = 4 * dim,
                                        .out = dim };
     if (x.rows == 0)
@@ -307,7 +308,7 @@ void gpu_model_expert_backward(struct gpu_model *m, struct gpt_unit u, const voi
     expert_layer_backward(m, x.rows, &layer);
     gpu_model_gradient(m, &wide);
     layer = (struct expert_layer_grad){ .x = x.in,
-                                        .dy = m->wide_factor,
+                                        .dy = m->scratch.wide_factor,
                                         .weight = expert_param(m, params, EXPERT_FC_W),
                                         .dweight = gpu_model_grad(grad, at[EXPERT_FC_W]),
                                         .dx = din,
