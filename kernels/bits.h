@@ -1,4 +1,5 @@
-/* A number's bits, in plain C for the host and for GPUs, as all that both compile from one source. */
+/* A number's bits, in plain C for the host and for GPUs, as all that both compile from one source.
+ */
 #ifndef SHD_KERNELS_BITS_H
 #define SHD_KERNELS_BITS_H
 
@@ -7,6 +8,8 @@
 
 #ifdef __CUDACC__
 #define KERN_FN static __device__ __forceinline__
+#elif defined(KERN_CALLS)
+#define KERN_FN static inline __attribute__((unused))
 #else
 #define KERN_FN static inline __attribute__((always_inline, unused))
 #endif
