@@ -138,11 +138,15 @@ void router_backward(struct gpt *g, uint32_t layer, const real *params, real *gr
 
 /* -- Experts --------------------------------------------------------------------------------- */
 
+struct expert_job;
+typedef void expert_row_fn(const struct expert_job *job, uint64_t packed, uint64_t row);
+
 struct expert_job {
     struct gpt *g;
     struct block_acts *b;
     real *stream;         /* [R, C] the layer's output */
     uint32_t first, rows; /* packed */
+    expert_row_fn *fn;    /* what expert_rows() does */
 };
 
 static struct expert_job expert_job(struct gpt *g, struct gpt_unit u)
@@ -154,11 +158,6 @@ static struct expert_job expert_job(struct gpt *g, struct gpt_unit u)
                                 .stream = model_stream(g, u.layer + 1),
                                 .first = first,
                                 .rows = b->moe.first[u.expert + 1] - first };
-}
-
-static uint32_t expert_tasks(const struct expert_job *job)
-{
-    return (uint32_t)model_blocks(job->rows, MOE_ROWS);
 }
 
 bool expert_has_rows(const struct gpt *g, struct gpt_unit u)
@@ -191,15 +190,21 @@ static struct expert_layers expert_layers(const struct gpt *g, const real *param
     };
 }
 
-typedef void expert_row_fn(const struct expert_job *job, uint64_t packed, uint64_t row);
-
-/* fn for each row of one task. */
-static void expert_rows(const struct expert_job *job, uint32_t task, expert_row_fn *fn)
+static void expert_rows_task(void *ctx, uint32_t task, uint32_t thread)
 {
+    (void)thread;
+    const struct expert_job *job = ctx;
     const uint64_t begin = (uint64_t)task * MOE_ROWS;
     const uint64_t end = begin + model_min(job->rows - begin, MOE_ROWS);
     for (uint64_t i = begin; i < end; i++)
-        fn(job, job->first + i, job->b->moe.row[job->first + i]);
+        job->fn(job, job->first + i, job->b->moe.row[job->first + i]);
+}
+
+/* fn for each row. */
+static void expert_rows(struct expert_job *job, expert_row_fn *fn)
+{
+    job->fn = fn;
+    pool_run(job->g->pool, (uint32_t)model_blocks(job->rows, MOE_ROWS), expert_rows_task, job);
 }
 
 static void expert_gather(const struct expert_job *job, uint64_t packed, uint64_t row)
@@ -242,36 +247,12 @@ static void expert_scatter_grad(const struct expert_job *job, uint64_t packed, u
     memcpy(job->g->dnorm2 + row * dim, job->g->d1 + packed * dim, dim * sizeof(real));
 }
 
-static void expert_gather_task(void *ctx, uint32_t task, uint32_t thread)
-{
-    (void)thread;
-    expert_rows(ctx, task, expert_gather);
-}
-
-static void expert_scatter_task(void *ctx, uint32_t task, uint32_t thread)
-{
-    (void)thread;
-    expert_rows(ctx, task, expert_scatter);
-}
-
-static void expert_gather_grad_task(void *ctx, uint32_t task, uint32_t thread)
-{
-    (void)thread;
-    expert_rows(ctx, task, expert_gather_grad);
-}
-
-static void expert_scatter_grad_task(void *ctx, uint32_t task, uint32_t thread)
-{
-    (void)thread;
-    expert_rows(ctx, task, expert_scatter_grad);
-}
-
 /* All that backward reads. */
 static void expert_inner_forward(struct expert_job *job, const struct expert_layers *l)
 {
     struct gpt *g = job->g;
     const uint64_t narrow = job->first * (uint64_t)g->shape.dim, wide = 4 * narrow;
-    pool_run(g->pool, expert_tasks(job), expert_gather_task, job);
+    expert_rows(job, expert_gather);
     linear_forward(g->pool, &l->fc, job->b->moe.in + narrow, job->b->pre + wide, LINEAR_GELU,
                    job->b->act + wide);
     linear_forward(g->pool, &l->mlp, job->b->act + wide, job->b->moe.out + narrow, LINEAR_PLAIN,
@@ -285,7 +266,7 @@ void expert_forward(struct gpt *g, struct gpt_unit u, const real *params)
     if (job.rows == 0)
         return;
     expert_inner_forward(&job, &l);
-    pool_run(g->pool, expert_tasks(&job), expert_scatter_task, &job);
+    expert_rows(&job, expert_scatter);
 }
 
 void expert_backward(struct gpt *g, struct gpt_unit u, const real *params, real *grad)
@@ -298,7 +279,7 @@ void expert_backward(struct gpt *g, struct gpt_unit u, const real *params, real 
         return;
     if (model_recomputes(g, u.layer))
         expert_inner_forward(&job, &l);
-    pool_run(g->pool, expert_tasks(&job), expert_gather_grad_task, &job);
+    expert_rows(&job, expert_gather_grad);
     linear_backward(g->pool, &l.mlp,
                     &(struct linear_grads){ .x = job.b->act + wide,
                                             .dy = g->dout + narrow,
@@ -312,5 +293,5 @@ void expert_backward(struct gpt *g, struct gpt_unit u, const real *params, real 
                                             .dx = g->d1 + narrow,
                                             .dweight = grad + at[EXPERT_FC_W],
                                             .dbias = grad + at[EXPERT_FC_B] });
-    pool_run(g->pool, expert_tasks(&job), expert_scatter_grad_task, &job);
+    expert_rows(&job, expert_scatter_grad);
 }
