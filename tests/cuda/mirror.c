@@ -27,7 +27,10 @@ struct array {
     uint8_t *memory;
 };
 
-struct arrays {
+/* An operation under way, and its arrays. */
+struct call {
+    struct kern *cuda;
+    struct kern_waiter waiter;
     struct array at[ARRAYS_MAX];
     unsigned count;
 };
@@ -35,6 +38,13 @@ struct arrays {
 static struct kern *cuda_of(struct kern *k)
 {
     return ((struct mirror *)k)->cuda;
+}
+
+static struct call call_of(struct kern *k)
+{
+    struct call c = { .cuda = cuda_of(k) };
+    kern_waiter_init(&c.waiter);
+    return c;
 }
 
 static void copy(struct kern *cuda, void *to, const void *from, uint64_t bytes)
@@ -46,34 +56,33 @@ static void copy(struct kern *cuda, void *to, const void *from, uint64_t bytes)
 }
 
 /* Where host's array is on the device. skewed: as badly aligned there as here. */
-static void *mirrored(struct kern *cuda, struct arrays *all, const void *host, uint64_t bytes,
-                      bool skewed)
+static void *mirrored(struct call *c, const void *host, uint64_t bytes, bool skewed)
 {
     if (host == NULL || bytes == 0)
         return (void *)(uintptr_t)host;
-    struct array *a = &all->at[all->count++];
+    struct array *a = &c->at[c->count++];
     *a = (struct array){ (void *)(uintptr_t)host, bytes, skewed ? (uintptr_t)host % 64 : 0, NULL };
     const uint64_t whole = bytes + a->skew + 2 * GUARD_BYTES;
-    a->memory = cuda->ops->alloc(cuda, whole);
+    a->memory = c->cuda->ops->alloc(c->cuda, whole);
     CHECK(a->memory != NULL);
     uint8_t *image = malloc(whole);
     CHECK(image != NULL);
     memset(image, 0xa5, whole);
     memcpy(image + GUARD_BYTES + a->skew, host, bytes);
-    copy(cuda, a->memory, image, whole);
+    copy(c->cuda, a->memory, image, whole);
     free(image);
     return a->memory + GUARD_BYTES + a->skew;
 }
 
 /* Bring them back. */
-static void arrays_end(struct kern *cuda, struct arrays *all)
+static void arrays_end(const struct call *c)
 {
-    for (unsigned i = 0; i < all->count; i++) {
-        const struct array *a = &all->at[i];
+    for (unsigned i = 0; i < c->count; i++) {
+        const struct array *a = &c->at[i];
         const uint64_t whole = a->bytes + a->skew + 2 * GUARD_BYTES;
         uint8_t *image = malloc(whole);
         CHECK(image != NULL);
-        copy(cuda, image, a->memory, whole);
+        copy(c->cuda, image, a->memory, whole);
         for (uint64_t j = 0; j < GUARD_BYTES + a->skew; j++)
             CHECK(image[j] == 0xa5);
         for (uint64_t j = whole - GUARD_BYTES; j < whole; j++)
@@ -81,16 +90,15 @@ static void arrays_end(struct kern *cuda, struct arrays *all)
         if (memcmp(a->host, image + GUARD_BYTES + a->skew, a->bytes) != 0)
             memcpy(a->host, image + GUARD_BYTES + a->skew, a->bytes);
         free(image);
-        cuda->ops->release(cuda, a->memory, whole);
+        c->cuda->ops->release(c->cuda, a->memory, whole);
     }
 }
 
-/* Wait for what was queued with waiter w, if r says it was. */
-static int finish(struct kern *cuda, struct arrays *all, int r, struct kern_waiter *w,
-                  struct kern_done *done)
+/* Wait for it, if r says that it was queued. */
+static int finish(struct call *c, int r, struct kern_done *done)
 {
-    const int status = r == SHD_OK ? kern_wait(w) : r;
-    arrays_end(cuda, all);
+    const int status = r == SHD_OK ? kern_wait(&c->waiter) : r;
+    arrays_end(c);
     if (r == SHD_OK && done != NULL)
         done->fn(done, status);
     return r;
@@ -99,13 +107,10 @@ static int finish(struct kern *cuda, struct arrays *all, int r, struct kern_wait
 static int mirror_fill(struct kern *k, const struct kern_fill *a, struct kern_done *done,
                        struct shd_err *e)
 {
-    struct kern *cuda = cuda_of(k);
-    struct arrays all = { .count = 0 };
-    struct kern_waiter w;
-    kern_waiter_init(&w);
+    struct call c = call_of(k);
     struct kern_fill there = *a;
-    there.out = mirrored(cuda, &all, a->out, a->elems * 4, true);
-    return finish(cuda, &all, cuda->ops->fill(cuda, &there, &w.done, e), &w, done);
+    there.out = mirrored(&c, a->out, a->elems * 4, true);
+    return finish(&c, c.cuda->ops->fill(c.cuda, &there, &c.waiter.done, e), done);
 }
 
 /* The four ways take turns: both sides on the device, either, neither. */
@@ -113,17 +118,14 @@ static int mirror_cast(struct kern *k, const struct kern_cast *a, struct kern_do
                        struct shd_err *e)
 {
     static unsigned way;
-    struct kern *cuda = cuda_of(k);
-    struct arrays all = { .count = 0 };
-    struct kern_waiter w;
-    kern_waiter_init(&w);
+    struct call c = call_of(k);
     struct kern_cast there = *a;
     if ((way & 1) == 0)
-        there.out = mirrored(cuda, &all, a->out, a->elems * dtype_bytes(a->out_dtype), true);
+        there.out = mirrored(&c, a->out, a->elems * dtype_bytes(a->out_dtype), true);
     if ((way & 2) == 0)
-        there.in = mirrored(cuda, &all, a->in, a->elems * 4, true);
+        there.in = mirrored(&c, a->in, a->elems * 4, true);
     way++;
-    return finish(cuda, &all, cuda->ops->cast(cuda, &there, &w.done, e), &w, done);
+    return finish(&c, c.cuda->ops->cast(c.cuda, &there, &c.waiter.done, e), done);
 }
 
 /* Of a gradient of the device's and of the host's in turn. */
@@ -131,44 +133,34 @@ static int mirror_accumulate(struct kern *k, const struct kern_accumulate *a,
                              struct kern_done *done, struct shd_err *e)
 {
     static unsigned way;
-    struct kern *cuda = cuda_of(k);
-    struct arrays all = { .count = 0 };
-    struct kern_waiter w;
-    kern_waiter_init(&w);
+    struct call c = call_of(k);
     struct kern_accumulate there = *a;
-    there.acc = mirrored(cuda, &all, a->acc, a->elems * 4, false);
+    there.acc = mirrored(&c, a->acc, a->elems * 4, false);
     if (way++ % 2 == 0 || (uintptr_t)a->grad % 16 != 0)
-        there.grad = mirrored(cuda, &all, a->grad, a->elems * dtype_bytes(a->grad_dtype), false);
-    return finish(cuda, &all, cuda->ops->accumulate(cuda, &there, &w.done, e), &w, done);
+        there.grad = mirrored(&c, a->grad, a->elems * dtype_bytes(a->grad_dtype), false);
+    return finish(&c, c.cuda->ops->accumulate(c.cuda, &there, &c.waiter.done, e), done);
 }
 
 static int mirror_sumsq(struct kern *k, const struct kern_sumsq *a, struct kern_done *done,
                         struct shd_err *e)
 {
-    struct kern *cuda = cuda_of(k);
-    struct arrays all = { .count = 0 };
-    struct kern_waiter w;
-    kern_waiter_init(&w);
+    struct call c = call_of(k);
     struct kern_sumsq there = *a;
-    there.x = mirrored(cuda, &all, a->x, a->elems * 4, false);
-    return finish(cuda, &all, cuda->ops->sumsq(cuda, &there, &w.done, e), &w, done);
+    there.x = mirrored(&c, a->x, a->elems * 4, false);
+    return finish(&c, c.cuda->ops->sumsq(c.cuda, &there, &c.waiter.done, e), done);
 }
 
 static int mirror_update(struct kern *k, const struct kern_update *a, struct kern_done *done,
                          struct shd_err *e)
 {
-    struct kern *cuda = cuda_of(k);
-    struct arrays all = { .count = 0 };
-    struct kern_waiter w;
-    kern_waiter_init(&w);
+    struct call c = call_of(k);
     struct kern_update there = *a;
-    there.param = mirrored(cuda, &all, a->param, a->elems * 4, false);
-    there.m = mirrored(cuda, &all, a->m, a->elems * 4, false);
-    there.v = mirrored(cuda, &all, a->v, a->elems * 4, false);
-    there.grad = mirrored(cuda, &all, a->grad, a->elems * 4, false);
-    there.publish = mirrored(cuda, &all, a->publish, a->elems * dtype_bytes(a->publish_dtype),
-                             false);
-    return finish(cuda, &all, cuda->ops->update(cuda, &there, &w.done, e), &w, done);
+    there.param = mirrored(&c, a->param, a->elems * 4, false);
+    there.m = mirrored(&c, a->m, a->elems * 4, false);
+    there.v = mirrored(&c, a->v, a->elems * 4, false);
+    there.grad = mirrored(&c, a->grad, a->elems * 4, false);
+    there.publish = mirrored(&c, a->publish, a->elems * dtype_bytes(a->publish_dtype), false);
+    return finish(&c, c.cuda->ops->update(c.cuda, &there, &c.waiter.done, e), done);
 }
 
 /* Of the host's array and of the device's in turn. */
@@ -176,14 +168,11 @@ static int mirror_hash(struct kern *k, const struct kern_hash *a, struct kern_do
                        struct shd_err *e)
 {
     static unsigned way;
-    struct kern *cuda = cuda_of(k);
-    struct arrays all = { .count = 0 };
-    struct kern_waiter w;
-    kern_waiter_init(&w);
+    struct call c = call_of(k);
     struct kern_hash there = *a;
     if (way++ % 2 == 0)
-        there.x = mirrored(cuda, &all, a->x, a->elems * 4, true);
-    return finish(cuda, &all, cuda->ops->hash(cuda, &there, &w.done, e), &w, done);
+        there.x = mirrored(&c, a->x, a->elems * 4, true);
+    return finish(&c, c.cuda->ops->hash(c.cuda, &there, &c.waiter.done, e), done);
 }
 
 static void mirror_free(struct kern *k)

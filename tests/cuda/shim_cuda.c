@@ -8,8 +8,7 @@
 
 #include "proto/base/check.h"
 #include "tests/cuda/shim.h"
-
-#define FAULTS_MAX 16
+#include "tests/cuda/shim_faults.h"
 
 struct CUctx_st {
     CUdevice device;
@@ -40,10 +39,7 @@ static const char *const kind_names[] = {
 };
 
 /* Functions and work, with how often each was called. */
-static struct {
-    const char *name;
-    uint64_t calls;
-} functions[] = {
+static struct shim_function functions[] = {
 #define SHIM_NAME(member, symbol, arguments) { #member, 0 },
     CUDA_FUNCTIONS(SHIM_NAME)
 #undef SHIM_NAME
@@ -52,46 +48,19 @@ static struct {
     { "kernel", 0 },
 };
 
-static struct fault {
-    char name[64];
-    uint64_t nth;
-    CUresult result;
-} faults[FAULTS_MAX];
-static size_t fault_count;
+static struct shim_faults faults = { .functions = functions,
+                                     .function_count = ARRAY_SIZE(functions),
+                                     .word = ":kill",
+                                     .word_result = SHIM_KILL,
+                                     .usual_result = CUDA_ERROR_OUT_OF_MEMORY };
 static bool configured;
-
-/* Under lock. */
-static void set_faults(const char *spec)
-{
-    fault_count = 0;
-    for (size_t i = 0; i < ARRAY_SIZE(functions); i++)
-        functions[i].calls = 0;
-    while (spec != NULL && *spec != '\0') {
-        struct fault f = { .nth = 1, .result = CUDA_ERROR_OUT_OF_MEMORY };
-        const size_t name = strcspn(spec, "@:,");
-        CHECK(name > 0 && name < sizeof f.name && fault_count < FAULTS_MAX);
-        memcpy(f.name, spec, name);
-        spec += name;
-        if (*spec == '@')
-            f.nth = strtoull(spec + 1, (char **)&spec, 10);
-        if (strncmp(spec, ":kill", 5) == 0) {
-            f.result = SHIM_KILL;
-            spec += 5;
-        } else if (*spec == ':') {
-            f.result = (CUresult)strtol(spec + 1, (char **)&spec, 10);
-        }
-        CHECK(*spec == ',' || *spec == '\0');
-        spec += *spec == ',';
-        faults[fault_count++] = f;
-    }
-}
 
 static void configure(void)
 {
     if (configured)
         return;
     configured = true;
-    set_faults(getenv("SHIM_CUDA_FAIL"));
+    shim_faults_set(&faults, getenv("SHIM_CUDA_FAIL"));
     const char *text = getenv("SHIM_CUDA_DELAY_US");
     delay_us = text != NULL ? strtoull(text, NULL, 10) : 0;
     text = getenv("SHIM_CUDA_BYTES");
@@ -119,15 +88,7 @@ static void configure(void)
 static CUresult count_call(const char *name)
 {
     configure();
-    uint64_t calls = 0;
-    for (size_t i = 0; i < ARRAY_SIZE(functions); i++)
-        if (strcmp(functions[i].name, name) == 0)
-            calls = ++functions[i].calls;
-    CHECK(calls > 0);
-    for (size_t i = 0; i < fault_count; i++)
-        if (strcmp(faults[i].name, name) == 0 && faults[i].nth == calls)
-            return faults[i].result;
-    return CUDA_SUCCESS;
+    return (CUresult)shim_faults_count(&faults, name);
 }
 
 CUresult shim_enter(const char *name, enum shim_needs needs)
@@ -217,17 +178,15 @@ void shim_cuda_fail(const char *spec)
 {
     pthread_mutex_lock(&lock);
     configure();
-    set_faults(spec);
+    shim_faults_set(&faults, spec);
     pthread_mutex_unlock(&lock);
 }
 
 uint64_t shim_cuda_calls(const char *name)
 {
-    uint64_t calls = 0;
     pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < ARRAY_SIZE(functions); i++)
-        if (strcmp(functions[i].name, name) == 0)
-            calls = functions[i].calls;
+    const struct shim_function *function = shim_faults_find(&faults, name);
+    const uint64_t calls = function != NULL ? function->calls : 0;
     pthread_mutex_unlock(&lock);
     return calls;
 }

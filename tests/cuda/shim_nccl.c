@@ -33,6 +33,7 @@
 #include "proto/base/check.h"
 #include "proto/gpu/nccl.h"
 #include "tests/cuda/shim_cuda.h"
+#include "tests/cuda/shim_faults.h"
 
 #define SHIM_API __attribute__((visibility("default")))
 #define SHIM_DECLARE(member, symbol, result, arguments) \
@@ -41,7 +42,6 @@ NCCL_FUNCTIONS(SHIM_DECLARE)
 #undef SHIM_DECLARE
 
 #define SLOW_POLLS 2u /* how often a transfer that was asked for is still in progress */
-#define FAULTS_MAX 8u
 
 struct ncclComm {
     char dir[NCCL_ID_BYTES];
@@ -69,10 +69,7 @@ struct head { /* what goes before the bytes, and back after them */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct {
-    const char *name;
-    uint64_t calls;
-} functions[] = {
+static struct shim_function functions[] = {
 #define SHIM_NAME(member, symbol, result, arguments) { symbol, 0 },
     NCCL_FUNCTIONS(SHIM_NAME)
 #undef SHIM_NAME
@@ -81,13 +78,11 @@ static struct {
     { "recv", 0 },
 };
 #define FAULT_STOP (-1)
-static struct {
-    char name[40];
-    uint64_t nth;
-    bool later; /* and those after it */
-    int result;
-} faults[FAULTS_MAX];
-static unsigned fault_count;
+static struct shim_faults faults = { .functions = functions,
+                                     .function_count = ARRAY_SIZE(functions),
+                                     .word = ":stop",
+                                     .word_result = FAULT_STOP,
+                                     .usual_result = NCCL_SYSTEM_ERROR };
 static bool configured;
 static pthread_t caller;
 static unsigned live; /* communicators; under lock */
@@ -98,55 +93,13 @@ static shim_cuda_copy_fn *cuda_copy;
 
 /* -- Failures ---------------------------------------------------------------------------------- */
 
-/* Under lock. */
-static void set_faults(const char *spec)
-{
-    fault_count = 0;
-    for (size_t i = 0; i < ARRAY_SIZE(functions); i++)
-        functions[i].calls = 0;
-    while (spec != NULL && *spec != '\0') {
-        const size_t name = strcspn(spec, "@:,");
-        CHECK(name > 0 && name < sizeof faults[0].name && fault_count < FAULTS_MAX);
-        memcpy(faults[fault_count].name, spec, name);
-        faults[fault_count].name[name] = '\0';
-        faults[fault_count].nth = 1;
-        faults[fault_count].later = false;
-        faults[fault_count].result = NCCL_SYSTEM_ERROR;
-        spec += name;
-        if (*spec == '@')
-            faults[fault_count].nth = strtoull(spec + 1, (char **)&spec, 10);
-        if (*spec == '+') {
-            faults[fault_count].later = true;
-            spec++;
-        }
-        if (strncmp(spec, ":stop", 5) == 0) {
-            faults[fault_count].result = FAULT_STOP;
-            spec += 5;
-        } else if (*spec == ':') {
-            faults[fault_count].result = (int)strtol(spec + 1, (char **)&spec, 10);
-        }
-        CHECK(*spec == ',' || *spec == '\0');
-        spec += *spec == ',';
-        fault_count++;
-    }
-}
-
 static int count_call(const char *name)
 {
-    uint64_t calls = 0;
-    int r = NCCL_SUCCESS;
     pthread_mutex_lock(&lock);
     if (!configured)
-        set_faults(getenv("SHIM_NCCL_FAIL"));
+        shim_faults_set(&faults, getenv("SHIM_NCCL_FAIL"));
     configured = true;
-    for (size_t i = 0; i < ARRAY_SIZE(functions); i++)
-        if (strcmp(functions[i].name, name) == 0)
-            calls = ++functions[i].calls;
-    CHECK(calls > 0);
-    for (unsigned i = 0; i < fault_count; i++)
-        if (strcmp(faults[i].name, name) == 0 &&
-            (faults[i].nth == calls || (faults[i].later && faults[i].nth < calls)))
-            r = faults[i].result;
+    const int r = shim_faults_count(&faults, name);
     pthread_mutex_unlock(&lock);
     return r;
 }
@@ -168,18 +121,16 @@ SHIM_API uint64_t shim_nccl_calls(const char *name);
 void shim_nccl_fail(const char *spec)
 {
     pthread_mutex_lock(&lock);
-    set_faults(spec);
+    shim_faults_set(&faults, spec);
     configured = true;
     pthread_mutex_unlock(&lock);
 }
 
 uint64_t shim_nccl_calls(const char *name)
 {
-    uint64_t calls = 0;
     pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < ARRAY_SIZE(functions); i++)
-        if (strcmp(functions[i].name, name) == 0)
-            calls = functions[i].calls;
+    const struct shim_function *function = shim_faults_find(&faults, name);
+    const uint64_t calls = function != NULL ? function->calls : 0;
     pthread_mutex_unlock(&lock);
     return calls;
 }
