@@ -70,11 +70,12 @@ static int pass_on(struct shd_model *m, struct steps s, bool *ret_over, struct s
 static void take_in(struct shd_model *m)
 {
     const struct map_model *map = m->map;
-    memset(m->in, 0xff, sizeof m->in);
+    memset(m->in.groups, 0xff, sizeof m->in.groups);
     for (uint32_t i = 0; i < map->owner_count; i++)
-        for (size_t b = 0; b < sizeof m->in; b++)
-            m->in[b] &= map->owners[i].layout.step == m->step ? map->owners[i].layout.in[b] : 0;
-    m->in_step = m->step;
+        for (size_t b = 0; b < sizeof m->in.groups; b++)
+            m->in.groups[b] &= map->owners[i].layout.step == m->step ? map->owners[i].layout.in[b]
+                                                                     : 0;
+    m->in.step = m->step;
 }
 
 static void settled(struct shd_model *m, struct steps s)

@@ -122,7 +122,7 @@ int exec_wait(struct run *run, uint32_t unit, struct shd_err *e)
 
 void exec_miss(struct run *run, uint32_t unit)
 {
-    run->m->misses[unit]++;
+    run->m->holds[unit].misses++;
     run->m->session->plan_misses++;
 }
 

@@ -41,7 +41,7 @@ bool shd_unit_frozen(const shd_model *m, uint32_t unit)
 
 uint64_t shd_unit_misses(const shd_model *m, uint32_t unit)
 {
-    return unit < m->spec->unit_count ? m->misses[unit] : 0;
+    return unit < m->spec->unit_count ? m->holds[unit].misses : 0;
 }
 
 double shd_loss_scale(const shd_model *m)

@@ -18,7 +18,6 @@ static void model_free(struct shd_model *m)
     exec_free(m->exec);
     grads_free(m->grads);
     free(m->holds);
-    free(m->misses);
     free(m->reports);
     spec_free(m->spec);
     free(m->spec_json);
@@ -46,7 +45,7 @@ static int open_model(shd_session *s, struct spec *spec, const char *name, shd_m
     }
     m->session = s;
     m->reader = s->reader;
-    m->in_step = UINT64_MAX;
+    m->in.step = UINT64_MAX;
     m->policy = (struct policy){ .plan = PLAN_POLICY_DEFAULT, .grad_dtype = SHD_F32 };
     uint32_t slots = 0;
     int r = SHD_OK;

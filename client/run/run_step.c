@@ -84,7 +84,7 @@ static uint32_t leave_out(struct run *run, const uint32_t *micros, uint32_t coun
     CHECK(run->exec != NULL);
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t group = micros[i] / m->spec->accumulate;
-        const bool in = m->in_step == m->step && (m->in[group / 8] >> group % 8 & 1) != 0;
+        const bool in = m->in.step == m->step && (m->in.groups[group / 8] >> group % 8 & 1) != 0;
         if (!in)
             run->exec->micros[left++] = micros[i];
     }

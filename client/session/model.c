@@ -11,9 +11,8 @@ int model_set_spec(struct shd_model *m, struct spec *spec, struct shd_err *e)
 {
     CHECK(m->spec == NULL);
     m->holds = sys_calloc(spec->unit_count, sizeof *m->holds);
-    m->misses = sys_calloc(spec->unit_count, sizeof *m->misses);
     m->reports = sys_calloc(spec->micro_batches, sizeof *m->reports);
-    if (m->holds == NULL || m->misses == NULL || m->reports == NULL)
+    if (m->holds == NULL || m->reports == NULL)
         return err_set(e, SHD_ENOMEM,
                        "no memory for %" PRIu32 " units and %" PRIu32 " micro-batches",
                        spec->unit_count, spec->micro_batches);

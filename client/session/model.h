@@ -49,6 +49,12 @@ struct grad_slot {
 
 #define MODEL_IN_BYTES (SHD_MICROS_MAX / 8)
 
+/* What was in at the owners when the model was opened. */
+struct groups_in {
+    uint64_t step;
+    uint8_t groups[MODEL_IN_BYTES]; /* a bit per group */
+};
+
 struct report { /* shd_report() of one micro-batch */
     double metrics[SHD_METRICS_MAX];
     uint32_t count;
@@ -59,6 +65,7 @@ struct unit_hold {
     uint64_t bytes;    /* of its parameters, as fetched */
     uint32_t acquired; /* acquires without release */
     bool fetched;      /* counts as live: asked for, and not let go since */
+    uint64_t misses;   /* shd_unit_misses() */
 };
 
 /* What shd_set_policy() set. */
@@ -80,15 +87,12 @@ struct shd_model {
     bool leaving;            /* shd_leave() */
     bool started;            /* a gradient was asked for: the policy stays */
     struct unit_hold *holds; /* owned, [units] */
-    uint64_t *misses;        /* owned, [units]: shd_unit_misses() */
     uint32_t live_units;     /* held now */
     uint64_t live_param_bytes;
     bool sealed;  /* all micro-batches of the open step are in, but its commit broke off */
     bool decided; /* a step was, by `decision`: the last one */
     struct decision decision;
-    /* What was in at the owners when the model was opened: a bit per group, of step in_step. */
-    uint8_t in[MODEL_IN_BYTES];
-    uint64_t in_step;
+    struct groups_in in;
     struct report *reports; /* owned, [micro_batches], of the open step */
     struct grad_slot slots[SHD_SLOTS_MAX];
     uint32_t slot_count;  /* 0: no inbox yet */
