@@ -3,7 +3,6 @@
 #include "daemon/net/op.h"
 #include "daemon/op/requests.h"
 #include "daemon/view/json.h"
-#include "daemon/view/snapshot.h"
 #include "daemon/view/take.h"
 #include "proto/base/clock.h"
 

@@ -12,11 +12,10 @@
 #include <uv.h>
 
 #include "daemon/base/state.h"
-#include "daemon/base/trace.h"
-#include "daemon/model/adopt.h"
+#include "daemon/view/health.h"
 #include "daemon/view/json.h"
 #include "daemon/view/metrics_text.h"
-#include "daemon/view/snapshot.h"
+#include "daemon/view/take.h"
 #include "daemon/view/trace_json.h"
 #include "daemon/view/view.h"
 #include "proto/base/check.h"
@@ -90,9 +89,9 @@ static struct view_snapshot *find_snapshot(struct http *h, struct http_conn *c, 
 {
     struct view *v = h->daemon->view;
     const uint64_t now_ns = uv_hrtime();
-    struct view_snapshot *s = view_get(v, with_spans);
-    const bool fresh = s != NULL && c->wait_ns != 0 && s->taken_ns >= c->wait_ns;
-    *ret_wait = !fresh && (c->wait_ns == 0 || now_ns - c->wait_ns < WAIT_NS);
+    bool fresh;
+    struct view_snapshot *s = view_get(v, with_spans, c->wait_ns, &fresh);
+    *ret_wait = c->wait_ns == 0 || (!fresh && now_ns - c->wait_ns < WAIT_NS);
     if (!*ret_wait)
         return s;
     view_unref(s);
@@ -166,36 +165,14 @@ static struct answer trace_answer(struct http *h, struct http_conn *c,
 /* -- Health -------------------------------------------------------------------------------------
  */
 
-/* The first reason not to be well; false: none. */
-static bool find_illness(const struct http *h, const struct view_snapshot *s, char *text,
-                         size_t bytes)
-{
-    const struct daemon *d = h->daemon;
-    const uint64_t stuck_ns = view_beat_age_ns(d->view);
-    if (stuck_ns > STUCK_NS) {
-        snprintf(text, bytes, "the event loop has not turned for %.1f s\n",
-                 (double)stuck_ns * 1e-9);
-        return true;
-    }
-    if (d->adopt->refused_count > 0) {
-        snprintf(text, bytes, "model '%s' of a predecessor was refused: %s\n",
-                 d->adopt->refused[0].name, d->adopt->refused[0].why.text);
-        return true;
-    }
-    for (uint32_t i = 0; s != NULL && i < s->model_count; i++) {
-        if (s->models[i].status == SHD_OK)
-            continue;
-        snprintf(text, bytes, "model '%s' has failed: %s\n", s->models[i].spec->name,
-                 status_meaning(s->models[i].status));
-        return true;
-    }
-    return false;
-}
-
 static struct answer health_answer(const struct http *h, const struct view_snapshot *s)
 {
     char text[1024];
-    if (!find_illness(h, s, text, sizeof text))
+    const uint64_t stuck_ns = view_beat_age_ns(h->daemon->view);
+    if (stuck_ns > STUCK_NS)
+        snprintf(text, sizeof text, "the event loop has not turned for %.1f s\n",
+                 (double)stuck_ns * S_PER_NS);
+    else if (!health_trouble(h->daemon, s, text, sizeof text))
         return plain(MHD_HTTP_OK, "ok\n");
     char *copy = strdup(text);
     if (copy == NULL)

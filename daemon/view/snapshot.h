@@ -119,8 +119,6 @@ struct view_snapshot {
     uint32_t spans_left_out; /* sessions beyond VIEW_SPAN_SESSIONS_MAX */
 };
 
-void view_unref(struct view_snapshot *s); /* any thread; NULL is a no-op */
-
 const struct view_session *view_session_find(const struct view_snapshot *s, uint64_t id);
 
 #endif

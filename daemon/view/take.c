@@ -300,6 +300,24 @@ static void take_daemon(const struct daemon *d, struct view_snapshot *s)
     s->metrics = *d->metrics;
 }
 
+void view_unref(struct view_snapshot *s)
+{
+    if (s == NULL || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) > 1)
+        return;
+    for (uint32_t i = 0; s->models != NULL && i < s->model_count; i++) {
+        free(s->models[i].units);
+        free(s->models[i].leases);
+        free(s->models[i].missing);
+        free(s->models[i].waiting_list);
+    }
+    for (uint32_t i = 0; s->sessions != NULL && i < s->session_count; i++)
+        free(s->sessions[i].spans);
+    free(s->models);
+    free(s->sessions);
+    free(s->transfers);
+    free(s);
+}
+
 struct view_snapshot *view_take(struct daemon *d, bool with_spans)
 {
     struct view_snapshot *s = sys_calloc(1, sizeof *s);

@@ -1,4 +1,5 @@
-/* Taking a snapshot: the loop thread copies numbers, nothing is formatted here. */
+/* Taking a snapshot, and letting go of one: the loop thread copies numbers, nothing is formatted
+ * here. */
 #ifndef SHD_TAKE_H
 #define SHD_TAKE_H
 
@@ -11,5 +12,6 @@ struct view_snapshot;
 
 /* NULL: no memory. */
 struct view_snapshot *view_take(struct daemon *d, bool with_spans);
+void view_unref(struct view_snapshot *s); /* any thread; NULL is a no-op */
 
 #endif

@@ -108,13 +108,14 @@ void view_request(struct view *v, bool with_spans)
     CHECK(r == 0);
 }
 
-struct view_snapshot *view_get(struct view *v, bool with_spans)
+struct view_snapshot *view_get(struct view *v, bool with_spans, uint64_t since_ns, bool *ret_fresh)
 {
     pthread_mutex_lock(&v->mutex);
     struct view_snapshot *s = with_spans ? v->last_spans : v->last;
     if (s != NULL)
         atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
     pthread_mutex_unlock(&v->mutex);
+    *ret_fresh = s != NULL && s->taken_ns >= since_ns;
     return s;
 }
 

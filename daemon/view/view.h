@@ -45,8 +45,8 @@ void view_deinit(struct daemon *d); /* no reader is left; handles are closed by 
 /* Any thread: a new snapshot, please; event_fd tells when it is there. */
 void view_request(struct view *v, bool with_spans);
 
-/* Any thread: a reference to the last one, or NULL. */
-struct view_snapshot *view_get(struct view *v, bool with_spans);
+/* Any thread: a reference to the last one, or NULL. *ret_fresh: it was taken since then. */
+struct view_snapshot *view_get(struct view *v, bool with_spans, uint64_t since_ns, bool *ret_fresh);
 
 /* Any thread: nobody needs the last one with spans any more; it is large. */
 void view_forget_spans(struct view *v);
