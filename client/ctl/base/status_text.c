@@ -126,6 +126,11 @@ const char *text_bytes(double bytes, char *buf)
     return buf;
 }
 
+const char *text_size(uint64_t bytes, char *buf)
+{
+    return text_bytes((double)bytes, buf);
+}
+
 const char *text_time(double s, char *buf)
 {
     if (!isfinite(s) || s > 1e12)

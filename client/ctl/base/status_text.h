@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #define TEXT_BYTES 40u /* room for what the functions below make of a number */
 
@@ -23,9 +24,10 @@ const char *text_clean(const char *src, char *buf, size_t bytes);
 unsigned text_width(const char *text);
 
 /* Numbers; NAN, "not known", is "-". Return buf[TEXT_BYTES]. */
-const char *text_count(double n, char *buf);     /* "128", "1.3e+20" */
-const char *text_bytes(double bytes, char *buf); /* "1.5 MiB" */
-const char *text_time(double s, char *buf);      /* "0.3 s", "4:07", "3:12:09", "12 d 3 h" */
-const char *text_number(double x, char *buf);    /* "2.413" */
+const char *text_count(double n, char *buf);      /* "128", "1.3e+20" */
+const char *text_bytes(double bytes, char *buf);  /* "1.5 MiB" */
+const char *text_size(uint64_t bytes, char *buf); /* likewise */
+const char *text_time(double s, char *buf);       /* "0.3 s", "4:07", "3:12:09", "12 d 3 h" */
+const char *text_number(double x, char *buf);     /* "2.413" */
 
 #endif

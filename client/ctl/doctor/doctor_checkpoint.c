@@ -10,6 +10,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "client/ctl/base/status_text.h"
 #include "client/ctl/doctor/doctor_look.h"
 
 #define FREE_MIN (UINT64_C(1) << 30)
@@ -17,11 +18,11 @@
 static void check_space(struct doctor *d)
 {
     struct statvfs fs;
-    char text[24];
+    char text[TEXT_BYTES];
     if (statvfs(d->checkpoint, &fs) < 0)
         return;
     const uint64_t bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
-    doctor_bytes(bytes, text);
+    text_size(bytes, text);
     if (bytes < FREE_MIN)
         doctor_warn(d, "make room: a checkpoint with optimizer state takes 12 bytes per parameter",
                     "%s: only %s free", d->checkpoint, text);

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "client/ctl/base/status_doc.h"
+#include "client/ctl/base/status_text.h"
 #include "client/ctl/doctor/doctor_look.h"
 #include "client/shd.h"
 #include "proto/share/fdpass.h"
@@ -380,12 +381,12 @@ static void count_all(struct holders *h)
 void doctor_leftovers(struct doctor *d)
 {
     struct holders h = { 0 };
-    char daemon_bytes[24], other_bytes[24];
+    char daemon_bytes[TEXT_BYTES], other_bytes[TEXT_BYTES];
     check_runs(d);
     count_all(&h);
     const char *partly = h.unreadable > 0 ? "; processes of other users could not be seen" : "";
-    doctor_bytes(h.daemon_bytes, daemon_bytes);
-    doctor_bytes(h.other_bytes, other_bytes);
+    text_size(h.daemon_bytes, daemon_bytes);
+    text_size(h.other_bytes, other_bytes);
     if (h.others > 0 && h.daemons == 0)
         doctor_warn(d, "start their daemons again, or let go: stop the units, or end the holder",
                     "%s of state held by %s without a daemon%s", other_bytes, h.other, partly);

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/ctl/base/status_text.h"
 #include "client/ctl/doctor/doctor_fatbin.h"
 #include "client/ctl/doctor/doctor_look.h"
 #include "proto/gpu/cuda.h"
@@ -166,9 +167,9 @@ static bool check_driver(struct doctor *d)
 
 static void check_device(struct doctor *d, int ordinal, const struct device *dev)
 {
-    char free_text[24], total_text[24];
-    doctor_bytes(dev->free_bytes, free_text);
-    doctor_bytes(dev->total_bytes, total_text);
+    char free_text[TEXT_BYTES], total_text[TEXT_BYTES];
+    text_size(dev->free_bytes, free_text);
+    text_size(dev->total_bytes, total_text);
     if (dev->compute < COMPUTE_MIN)
         doctor_warn(d, "use cpu0 and so on on this host: kernels are compiled for 9.0 and later",
                     "gpu%d: %s has compute capability %d.%d, no daemon can run on it", ordinal,

@@ -12,6 +12,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include "client/ctl/base/status_text.h"
 #include "client/ctl/doctor/doctor_look.h"
 #include "proto/base/check.h"
 #include "proto/spec/layout.h"
@@ -120,7 +121,7 @@ static void check_mappings(struct doctor *d)
                   max, max / 2);
 }
 
-static const char *limit_text(rlim_t n, char buf[24])
+static const char *limit_text(rlim_t n, char buf[TEXT_BYTES])
 {
     if (n == RLIM_INFINITY)
         snprintf(buf, 24, "unlimited");
@@ -132,7 +133,7 @@ static const char *limit_text(rlim_t n, char buf[24])
 static void check_files(struct doctor *d)
 {
     struct rlimit files;
-    char soft[24], hard[24];
+    char soft[TEXT_BYTES], hard[TEXT_BYTES];
     if (getrlimit(RLIMIT_NOFILE, &files) < 0)
         return;
     limit_text(files.rlim_cur, soft);
@@ -148,13 +149,13 @@ static void check_files(struct doctor *d)
 static void check_locked(struct doctor *d)
 {
     struct rlimit locked;
-    char text[24];
+    char text[TEXT_BYTES];
     if (getrlimit(RLIMIT_MEMLOCK, &locked) < 0)
         return;
     if (locked.rlim_cur == RLIM_INFINITY)
         doctor_ok(d, "RLIMIT_MEMLOCK unlimited");
     else
-        doctor_ok(d, "RLIMIT_MEMLOCK %s%s", doctor_bytes(locked.rlim_cur, text),
+        doctor_ok(d, "RLIMIT_MEMLOCK %s%s", text_size(locked.rlim_cur, text),
                   locked.rlim_cur < LOCKED_MIN ? ": enough for cpu daemons, a GPU wants unlimited"
                                                : "");
 }
@@ -175,14 +176,14 @@ void doctor_limits(struct doctor *d)
 
 static void check_available(struct doctor *d)
 {
-    char available[24], total[24];
+    char available[TEXT_BYTES], total[TEXT_BYTES];
     const uint64_t bytes = doctor_meminfo("MemAvailable");
     if (bytes == 0) {
         doctor_ok(d, "/proc/meminfo cannot be read here");
         return;
     }
-    doctor_bytes(bytes, available);
-    doctor_bytes(doctor_meminfo("MemTotal"), total);
+    text_size(bytes, available);
+    text_size(doctor_meminfo("MemTotal"), total);
     /* fp32 masters, two moments, gradient sum, and the published copy. */
     const double parameters = (double)bytes / 20e6;
     if (bytes < AVAILABLE_MIN)
@@ -222,8 +223,7 @@ static void check_cgroup(struct doctor *d)
         return; /* no limit: nothing to say */
     if (max < doctor_meminfo("MemTotal"))
         doctor_warn(d, "raise MemoryMax= (systemd) or --memory (container) if state is to fit",
-                    "this process's cgroup may use %s: shared memory counts",
-                    doctor_bytes(max, text));
+                    "this process's cgroup may use %s: shared memory counts", text_size(max, text));
 }
 
 static void check_huge_pages(struct doctor *d)

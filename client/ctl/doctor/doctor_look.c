@@ -55,17 +55,6 @@ uint64_t doctor_meminfo(const char *key)
     return bytes;
 }
 
-const char *doctor_bytes(uint64_t bytes, char buf[24])
-{
-    static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB" };
-    double n = (double)bytes;
-    size_t unit = 0;
-    for (; n >= 1024 && unit + 1 < ARRAY_SIZE(units); unit++)
-        n /= 1024;
-    snprintf(buf, 24, unit == 0 ? "%.0f %s" : "%.1f %s", n, units[unit]);
-    return buf;
-}
-
 bool doctor_process_name(pid_t pid, char *buf, size_t bytes)
 {
     char path[64];

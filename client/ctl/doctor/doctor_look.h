@@ -17,9 +17,6 @@ bool doctor_read_u64(const char *path, uint64_t *ret_n);
 /* The field "key:  N kB" of /proc/meminfo, in bytes; 0 when it is not there. */
 uint64_t doctor_meminfo(const char *key);
 
-/* "1.5 GiB". Returns buf. */
-const char *doctor_bytes(uint64_t bytes, char buf[24]);
-
 /* The name of a process; false when it is gone. */
 bool doctor_process_name(pid_t pid, char *buf, size_t bytes);
 

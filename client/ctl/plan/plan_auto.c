@@ -16,6 +16,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "client/ctl/base/status_text.h"
 #include "client/ctl/plan/plan_show.h"
 #include "client/plan/plan_cost.h"
 #include "client/plan/plan_names.h"
@@ -91,15 +92,15 @@ static int answer(const struct spec *spec, const struct plan_ask *ask, const str
 static void say(const struct plan_ask *ask, const struct question *q, const struct answer *a,
                 FILE *out)
 {
-    char worker[PLAN_TEXT_BYTES], owner[PLAN_TEXT_BYTES], rest[PLAN_TEXT_BYTES];
-    char need[PLAN_TEXT_BYTES];
+    char worker[TEXT_BYTES], owner[TEXT_BYTES], rest[TEXT_BYTES];
+    char need[TEXT_BYTES];
     if (out == NULL)
         return;
     fprintf(out, "  %-4s %s?\n       worker %s + owner %s", a->fits ? "yes" : "no", q->text,
-            plan_bytes_text(a->worker_bytes, worker), plan_bytes_text(a->owner_bytes, owner));
+            text_size(a->worker_bytes, worker), text_size(a->owner_bytes, owner));
     if (ask->activation_bytes > 0)
-        fprintf(out, " + activations %s", plan_bytes_text(ask->activation_bytes, rest));
-    fprintf(out, " = %s\n", plan_bytes_text(a->need_bytes, need));
+        fprintf(out, " + activations %s", text_size(ask->activation_bytes, rest));
+    fprintf(out, " = %s\n", text_size(a->need_bytes, need));
 }
 
 static json_t *json_answer(const struct question *q, const struct answer *a)
@@ -145,14 +146,14 @@ static uint32_t largest_unit(const struct spec *spec)
 static int refuse(const struct spec *spec, const struct plan_ask *ask, const struct answer *last,
                   struct shd_err *e)
 {
-    char need[PLAN_TEXT_BYTES], have[PLAN_TEXT_BYTES], unit[PLAN_TEXT_BYTES];
+    char need[TEXT_BYTES], have[TEXT_BYTES], unit[TEXT_BYTES];
     uint32_t daemons;
     const int r = enough_daemons(spec, ask, last, &daemons, e);
     if (r != SHD_OK)
         return r;
     const uint32_t largest = largest_unit(spec);
-    plan_bytes_text(last->need_bytes, need);
-    plan_bytes_text(ask->device_bytes, have);
+    text_size(last->need_bytes, need);
+    text_size(ask->device_bytes, have);
     if (daemons > 0)
         return err_set(e, SHD_ERANGE,
                        "a device of %s is too small: zero3 without prefetch needs %s; %" PRIu32
@@ -164,7 +165,7 @@ static int refuse(const struct spec *spec, const struct plan_ask *ask, const str
                    "number of daemons; the largest unit, %" PRIu32 " '%.40s', has %s: cut it into "
                    "smaller ones",
                    have, need, largest, spec->units[largest].name,
-                   plan_bytes_text(plan_unit_param_bytes(spec, largest), unit));
+                   text_size(plan_unit_param_bytes(spec, largest), unit));
 }
 
 static void adopt(struct plan_ask *ask, const struct plan_policy *choice, FILE *out)
@@ -181,7 +182,7 @@ static void adopt(struct plan_ask *ask, const struct plan_policy *choice, FILE *
 int plan_auto(const struct spec *spec, struct plan_ask *ask, FILE *out, json_t **ret_json,
               struct shd_err *e)
 {
-    char have[PLAN_TEXT_BYTES];
+    char have[TEXT_BYTES];
     json_t *steps = json_array();
     struct answer a = { 0 };
     int r = SHD_OK;
@@ -189,8 +190,8 @@ int plan_auto(const struct spec *spec, struct plan_ask *ask, FILE *out, json_t *
     if (out != NULL)
         fprintf(out,
                 "which strategy fits %s a device, %" PRIu32 " worker%s, %" PRIu32 " daemon%s%s?\n",
-                plan_bytes_text(ask->device_bytes, have), ask->workers,
-                ask->workers == 1 ? "" : "s", ask->daemons, ask->daemons == 1 ? "" : "s",
+                text_size(ask->device_bytes, have), ask->workers, ask->workers == 1 ? "" : "s",
+                ask->daemons, ask->daemons == 1 ? "" : "s",
                 ask->offload ? " in host memory" : " on the same devices");
     for (; i < ARRAY_SIZE(questions); i++) {
         r = answer(spec, ask, &questions[i], &a, e);

@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 
+#include "client/ctl/base/status_text.h"
 #include "client/ctl/base/table.h"
 #include "client/ctl/plan/plan_draw.h"
 #include "client/ctl/plan/plan_show.h"
@@ -70,9 +71,9 @@ static void print_row(struct table *t, const struct row *row, const struct compa
     snprintf(grads, sizeof grads, "%" PRIu32, c->cost.live_grads_max);
     snprintf(waits, sizeof waits, "%" PRIu32 " of %" PRIu32, c->idle, c->columns);
     table_row(t, (const char *[]){ plan_strategy_name(row->strategy), prefetch, units, grads,
-                                   plan_bytes_text(c->cost.live_bytes_max, live),
-                                   plan_bytes_text(c->cost.fetched_bytes, fetched),
-                                   plan_bytes_text(c->cost.returned_bytes, returned), waits });
+                                   text_size(c->cost.live_bytes_max, live),
+                                   text_size(c->cost.fetched_bytes, fetched),
+                                   text_size(c->cost.returned_bytes, returned), waits });
 }
 
 static int print_text(const struct spec *spec, const struct plan_ask *ask,
@@ -80,7 +81,7 @@ static int print_text(const struct spec *spec, const struct plan_ask *ask,
 {
     static const char *const headings[] = { "STRATEGY", "PREFETCH", "UNITS",    "GRADS",
                                             "HELD",     "FETCHED",  "RETURNED", "WAITS" };
-    char state[PLAN_TEXT_BYTES], publish[PLAN_TEXT_BYTES];
+    char state[TEXT_BYTES], publish[TEXT_BYTES];
     struct plan_owners o;
     struct table t;
     const int r = plan_owners(spec, ask->daemons, &o, e);
@@ -101,8 +102,8 @@ static int print_text(const struct spec *spec, const struct plan_ask *ask,
             "WAITS: columns of the timeline in which compute waits for a fetch.\n"
             "Each of %" PRIu32 " daemon%s holds %s state + %s published at most, whatever the "
             "strategy.\n",
-            ask->daemons, ask->daemons == 1 ? "" : "s", plan_bytes_text(o.state_bytes_max, state),
-            plan_bytes_text(o.publish_bytes_max, publish));
+            ask->daemons, ask->daemons == 1 ? "" : "s", text_size(o.state_bytes_max, state),
+            text_size(o.publish_bytes_max, publish));
     for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
         if (all[i].refused.code != SHD_OK)
             fprintf(out, "refused: %s\n", all[i].refused.text);

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "client/ctl/base/status_text.h"
 #include "client/ctl/base/table.h"
 #include "client/ctl/plan/plan_draw.h"
 #include "client/plan/plan_cost.h"
@@ -12,17 +13,6 @@
 #include "proto/share/shardmap.h"
 
 #define UNITS_SHOWN_MAX 16u /* more: the middle is left out */
-
-const char *plan_bytes_text(uint64_t bytes, char buf[PLAN_TEXT_BYTES])
-{
-    static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB" };
-    double n = (double)bytes;
-    size_t unit = 0;
-    for (; n >= 1024 && unit + 1 < ARRAY_SIZE(units); unit++)
-        n /= 1024;
-    snprintf(buf, PLAN_TEXT_BYTES, unit == 0 || n >= 100 ? "%.0f %s" : "%.1f %s", n, units[unit]);
-    return buf;
-}
 
 int plan_owners(const struct spec *spec, uint32_t daemons, struct plan_owners *ret_owners,
                 struct shd_err *e)
@@ -55,7 +45,7 @@ static uint64_t unit_params(const struct spec *spec, uint32_t unit)
 static void print_head(const struct spec *spec, const struct plan_ask *ask, FILE *out)
 {
     const struct plan_policy *p = &ask->policy;
-    char bytes[PLAN_TEXT_BYTES];
+    char bytes[TEXT_BYTES];
     fprintf(out,
             "model %s: %" PRIu32 " unit%s, %" PRIu64 " parameters, read as %s\n"
             "policy: %s, backward prefetch %s, forward prefetch %" PRIu32 ", gradients as %s",
@@ -66,7 +56,7 @@ static void print_head(const struct spec *spec, const struct plan_ask *ask, FILE
     if (p->max_live_units > 0)
         fprintf(out, ", at most %" PRIu32 " units", p->max_live_units);
     if (p->max_live_bytes > 0)
-        fprintf(out, ", at most %s of parameters", plan_bytes_text(p->max_live_bytes, bytes));
+        fprintf(out, ", at most %s of parameters", text_size(p->max_live_bytes, bytes));
     fprintf(out, "\nstep: %" PRIu32 " micro-batch%s for this worker", ask->micros,
             ask->micros == 1 ? "" : "es");
     if (spec->accumulate > 1)
@@ -78,8 +68,8 @@ static void print_head(const struct spec *spec, const struct plan_ask *ask, FILE
 static void print_unit(const struct spec *spec, uint32_t unit, struct table *t)
 {
     const struct spec_unit *su = &spec->units[unit];
-    char index[PLAN_TEXT_BYTES], params[PLAN_TEXT_BYTES], bytes[PLAN_TEXT_BYTES];
-    char note[PLAN_TEXT_BYTES] = "-";
+    char index[TEXT_BYTES], params[TEXT_BYTES], bytes[TEXT_BYTES];
+    char note[TEXT_BYTES] = "-";
     snprintf(index, sizeof index, "%" PRIu32, unit);
     snprintf(params, sizeof params, "%" PRIu64, unit_params(spec, unit));
     if (su->uses_count == 1)
@@ -90,9 +80,8 @@ static void print_unit(const struct spec *spec, uint32_t unit, struct table *t)
                  su->uses_count - 1, su->frozen ? ", frozen" : "");
     else if (su->frozen)
         snprintf(note, sizeof note, "frozen");
-    table_row(t,
-              (const char *[]){ index, su->name, params,
-                                plan_bytes_text(plan_unit_param_bytes(spec, unit), bytes), note });
+    table_row(t, (const char *[]){ index, su->name, params,
+                                   text_size(plan_unit_param_bytes(spec, unit), bytes), note });
 }
 
 static void print_units(const struct spec *spec, FILE *out)
@@ -114,10 +103,10 @@ static void print_units(const struct spec *spec, FILE *out)
 
 static void cost_row(struct table *t, const char *what, uint32_t count, uint64_t bytes)
 {
-    char counted[PLAN_TEXT_BYTES], sized[PLAN_TEXT_BYTES];
+    char counted[TEXT_BYTES], sized[TEXT_BYTES];
     snprintf(counted, sizeof counted, "%" PRIu32, count);
-    table_row(t, (const char *[]){ what, count != UINT32_MAX ? counted : "",
-                                   plan_bytes_text(bytes, sized) });
+    table_row(
+        t, (const char *[]){ what, count != UINT32_MAX ? counted : "", text_size(bytes, sized) });
 }
 
 static void print_cost(const struct plan_cost *c, FILE *out)
@@ -143,15 +132,14 @@ static void print_cost(const struct plan_cost *c, FILE *out)
 static int print_owners(const struct spec *spec, uint32_t daemons, FILE *out, struct shd_err *e)
 {
     struct plan_owners o;
-    char state[PLAN_TEXT_BYTES], publish[PLAN_TEXT_BYTES], total[PLAN_TEXT_BYTES];
+    char state[TEXT_BYTES], publish[TEXT_BYTES], total[TEXT_BYTES];
     const int r = plan_owners(spec, daemons, &o, e);
     if (r == SHD_OK)
         fprintf(out,
                 "  Owner memory, %" PRIu32 " daemon%s: %s state + %s published each at most, %s in "
                 "all.\n",
-                daemons, daemons == 1 ? "" : "s", plan_bytes_text(o.state_bytes_max, state),
-                plan_bytes_text(o.publish_bytes_max, publish),
-                plan_bytes_text(o.total_bytes, total));
+                daemons, daemons == 1 ? "" : "s", text_size(o.state_bytes_max, state),
+                text_size(o.publish_bytes_max, publish), text_size(o.total_bytes, total));
     return r;
 }
 

@@ -12,11 +12,6 @@
 #include "proto/base/status.h"
 #include "proto/spec/spec.h"
 
-#define PLAN_TEXT_BYTES 40u
-
-/* "1.5 MiB", "12 B". Returns buf. */
-const char *plan_bytes_text(uint64_t bytes, char buf[PLAN_TEXT_BYTES]);
-
 struct plan_owners {
     uint64_t state_bytes_max, publish_bytes_max; /* of the daemon that holds most */
     uint64_t total_bytes;                        /* of all, both */
