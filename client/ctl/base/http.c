@@ -66,9 +66,6 @@ static int fail_sys(struct http *h)
     case EPERM:
         return err_set(&h->err, SHD_EAUTH, "%s: permission denied: be its user, or in its group",
                        path);
-    case EAGAIN:
-    case ENOTCONN:
-        return err_set(&h->err, SHD_ETIMEDOUT, "%s does not answer: its queue is full", path);
     default:
         return err_set(&h->err, SHD_EIO, "%s: %s", path,
                        error != 0 ? strerror((int)error) : "the connection failed");
@@ -103,8 +100,11 @@ static int fail(struct http *h, CURLcode code)
         return err_set(&h->err, SHD_ENOENT, "'%.60s': no such host", h->name);
     case CURLE_OUT_OF_MEMORY:
         return err_set(&h->err, SHD_ENOMEM, "no memory for the answer of %s", h->name);
+    case CURLE_SEND_ERROR: /* a Unix socket says only here that its queue is full */
+        return err_set(&h->err, SHD_ETIMEDOUT,
+                       "%s does not answer: its queue of connections is full, or it hung up",
+                       h->name);
     case CURLE_COULDNT_CONNECT:
-    case CURLE_SEND_ERROR:
     case CURLE_RECV_ERROR:
         return fail_sys(h);
     default:
