@@ -199,7 +199,7 @@ static int stage_grad(struct cuda_kern *k, struct cuda_part *p, const void **ret
     const struct kern_accumulate *a = &p->op->u.accumulate;
     const uint64_t elem_bytes = dtype_bytes(a->grad_dtype);
     const void *grad = (const uint8_t *)a->grad + p->first * elem_bytes;
-    bool here;
+    bool here = false;
     const int r = find_side(k, grad, &here);
     *ret_grad = grad;
     if (r != SHD_OK || here)
