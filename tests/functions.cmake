@@ -34,7 +34,7 @@ endfunction()
 # shd_test(NAME LABELS LIBS...): test_NAME.c of this folder as one program and one ctest entry.
 function(shd_test name label)
   add_executable(test_${name} test_${name}.c)
-  target_link_libraries(test_${name} PRIVATE shd_options ${ARGN})
+  target_link_libraries(test_${name} PRIVATE shd_options shd_tests ${ARGN})
   set_target_properties(test_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND test_${name})
   shd_test_labels(${name} "${label}")

@@ -6,6 +6,8 @@
 
 #include <stdatomic.h>
 
+#include "client/session/model.h"
+#include "proto/base/check.h"
 #include "proto/gpu/cuda.h"
 #include "tests/cuda/shim_cuda.h"
 #include "tests/lib/policy_toy.h"

@@ -5,6 +5,7 @@
 #define SHD_GPU_WORKER_H
 
 #include <sys/mman.h>
+#include <sys/wait.h>
 
 #include "client/session/hub.h"
 #include "tests/cuda/gpu_toy.h"

@@ -18,6 +18,7 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cuda/cuda.h"
+#include "proto/base/check.h"
 #include "proto/share/board.h"
 #include "proto/share/fdpass.h"
 #include "proto/share/shardmap.h"

@@ -18,7 +18,7 @@ set_target_properties(shd_shim_nccl PROPERTIES OUTPUT_NAME nccl SOVERSION 2
 # shd_shim_test(NAME LABELS SOURCES LIBS...): one program and one ctest entry, on the shims
 function(shd_shim_test name label sources)
   add_executable(test_${name} ${sources})
-  target_link_libraries(test_${name} PRIVATE shd_options shd_kernels ${ARGN} ${CMAKE_DL_LIBS} m)
+  target_link_libraries(test_${name} PRIVATE shd_options shd_tests ${ARGN} shd_kernels ${CMAKE_DL_LIBS} m)
   add_dependencies(test_${name} shd_shim_cuda shd_shim_nccl)
   set_target_properties(test_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND test_${name})

@@ -50,11 +50,6 @@ struct rank {
     struct turn turns[LINKS][TURNS];
 };
 
-static void sleep_ms(uint64_t ms)
-{
-    nanosleep(&(struct timespec){ (time_t)(ms / 1000), (long)(ms % 1000) * 1000000 }, NULL);
-}
-
 static void turn_done(struct comm_job *job)
 {
     struct turn *t = (struct turn *)(void *)job;

@@ -4,6 +4,8 @@
  * The worker is made by hand (hand_worker.h) and does the same to daemons of the host and of a GPU:
  * what they come to must be the same, bit for bit, whatever is killed in between.
  */
+#include <sys/wait.h>
+
 #include "tests/cuda/hand_worker.h"
 #include "tests/cuda/shim_cuda.h"
 #include "tests/lib/fixture.h"

@@ -1,5 +1,7 @@
 /* What a daemon answers to requests of the NCCL path that are wrong, broken off or doubled; by hand
  * (hand_worker.h), on the shims of tests/cuda: nothing here ran on hardware, nor by NCCL. */
+#include <sys/wait.h>
+
 #include "proto/spec/spec_json.h"
 #include "tests/cuda/hand_worker.h"
 #include "tests/lib/http_ask.h"

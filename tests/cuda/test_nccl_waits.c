@@ -3,6 +3,7 @@
  * of a run in one process. Stand-ins for the driver and NCCL: nothing here ran on hardware. */
 #include <fcntl.h>
 #include <jansson.h>
+#include <sys/stat.h>
 
 #include "tests/cuda/gpu_worker.h"
 #include "tests/lib/http_ask.h"

@@ -1,8 +1,12 @@
 /* Real daemons under a real keeper (`shardctl up`), killed while workers train: the same bits as in
  * one process, arrays that stay what they are, nothing that piles up. */
+#include <fcntl.h>
+#include <sys/wait.h>
+
 #include "client/paths/map.h"
 #include "client/paths/path.h"
 #include "client/session/hub.h"
+#include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/share/fdpass.h"
 #include "tests/lib/child.h"

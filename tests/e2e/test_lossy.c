@@ -5,6 +5,9 @@
  * The proxy is a process with a directory of its own: DEVICE.zmq is the proxy's, DEVICE.sock a link
  * to the daemon's, whose side channel is a socket of this host and loses nothing. */
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 
 #include <zmq.h>
 

@@ -9,19 +9,10 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include "proto/base/check.h"
 #include "proto/base/status.h"
 
 /* 0: in the child, which is killed when its parent ends; else its pid, the caller's to wait for. */
-__attribute__((unused)) static pid_t test_fork(void)
-{
-    fflush(NULL);
-    const pid_t pid = fork();
-    CHECK(pid >= 0);
-    if (pid == 0)
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-    return pid;
-}
+pid_t test_fork(void);
 
 /* In a child, which cannot fail a test: say why and end with 1. */
 #define MUST(cond)                                                             \

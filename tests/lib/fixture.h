@@ -7,19 +7,6 @@
 #ifndef SHD_FIXTURE_H
 #define SHD_FIXTURE_H
 
-#include <dirent.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-
-#include "daemon/base/log.h"
-#include "daemon/daemon.h"
-#include "proto/base/check.h"
 #include "tests/lib/keeper.h"
 #include "tests/lib/test.h"
 
@@ -36,258 +23,40 @@ struct fixture {
 
 #define FIXTURE_DEVICE_BYTES 16
 
-__attribute__((unused)) static const char *fixture_device(const struct fixture *f, int index,
-                                                          char name[FIXTURE_DEVICE_BYTES])
-{
-    if (f->devices[index] != NULL)
-        snprintf(name, FIXTURE_DEVICE_BYTES, "%s", f->devices[index]);
-    else
-        snprintf(name, FIXTURE_DEVICE_BYTES, "cpu%d", index);
-    return name;
-}
+const char *fixture_device(const struct fixture *f, int index, char name[FIXTURE_DEVICE_BYTES]);
 
-__attribute__((unused)) static void sleep_ms(long ms)
-{
-    nanosleep(&(struct timespec){ .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 }, NULL);
-}
+__attribute__((noreturn)) void fixture_serve(const struct fixture *f, int index);
 
-__attribute__((noreturn)) static void fixture_serve(const struct fixture *f, int index)
-{
-    char device[FIXTURE_DEVICE_BYTES];
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    log_set_level(getenv("TEST_VERBOSE") != NULL ? LOG_LEVEL_DEBUG : LOG_LEVEL_ERROR);
-    umask(0007);
-    fixture_device(f, index, device);
-    struct daemon *d;
-    struct shd_err e;
-    const struct daemon_config config = { .device = device, .runtime_dir = f->dir, .threads = 1 };
-    if (daemon_new(&config, &d, &e) != SHD_OK) {
-        fprintf(stderr, "daemon %s: %s\n", device, e.text);
-        _exit(1);
-    }
-    if (daemon_run(d) != SHD_OK)
-        _exit(1);
-    daemon_free(d);
-    exit(0); /* not _exit: the leak checker looks at the daemon too */
-}
+void fixture_wait_up(const struct fixture *f, int index);
 
-/* The socket is there a moment before anybody listens on it. */
-static bool fixture_listens(const char *path)
-{
-    struct sockaddr_un address = { .sun_family = AF_UNIX };
-    CHECK(strlen(path) < sizeof address.sun_path);
-    memcpy(address.sun_path, path, strlen(path));
-    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    CHECK(fd >= 0);
-    const bool listens = connect(fd, (const struct sockaddr *)&address, sizeof address) == 0;
-    close(fd);
-    return listens;
-}
+extern pid_t fixture_owner;
 
-static void fixture_wait_up(const struct fixture *f, int index)
-{
-    char path[sizeof f->dir + 64], device[FIXTURE_DEVICE_BYTES];
-    snprintf(path, sizeof path, "%s/%s.sock", f->dir, fixture_device(f, index, device));
-    EXPECT_SOON(fixture_listens(path));
-}
-
-static const struct fixture *fixture_open; /* the one that runs now */
-static pid_t fixture_owner;
-
-/* A failed test leaves its daemons behind: end them and remove what they had, at exit. */
-static void fixture_sweep(void)
-{
-    const struct fixture *f = fixture_open;
-    if (f == NULL || getpid() != fixture_owner)
-        return;
-    if (f->keeper > 0) {
-        kill(f->keeper, SIGKILL); /* and with it the daemons */
-        waitpid(f->keeper, NULL, 0);
-        close(f->control);
-    }
-    for (int i = 0; i < f->count && f->keeper == 0; i++) {
-        if (waitpid(f->pids[i], NULL, WNOHANG) != 0)
-            continue; /* reaped already: the number may be somebody else's by now */
-        kill(f->pids[i], SIGKILL);
-        waitpid(f->pids[i], NULL, 0);
-    }
-    static const char *const suffixes[] = { "sock", "zmq", "lock", "status" };
-    for (int i = 0; i < f->count; i++) {
-        char path[sizeof f->dir + 64], device[FIXTURE_DEVICE_BYTES];
-        for (int k = 0; k < 4; k++) {
-            snprintf(path, sizeof path, "%s/%s.%s", f->dir, fixture_device(f, i, device),
-                     suffixes[k]);
-            unlink(path);
-        }
-        snprintf(path, sizeof path, "%s/notify%d", f->dir, i);
-        unlink(path);
-    }
-    rmdir(f->dir);
-}
-
-static const char *fixture_base(void)
-{
-    const char *base = getenv("XDG_RUNTIME_DIR");
-    if (base == NULL)
-        base = geteuid() == 0 ? "/run" : getenv("HOME");
-    CHECK(base != NULL);
-    return base;
-}
-
-static void fixture_make_dir(struct fixture *f)
-{
-    if (fixture_owner == 0)
-        atexit(fixture_sweep);
-    fixture_sweep(); /* what a test that failed before has left */
-    snprintf(f->dir, sizeof f->dir, "%.200s/shd-test-XXXXXX", fixture_base());
-    CHECK(mkdtemp(f->dir) != NULL);
-    fixture_owner = getpid();
-    fixture_open = f;
-    f->count = 0;
-    f->keeper = 0;
-    fflush(stdout);
-}
+const char *fixture_base(void);
 
 /* in_child runs first thing in each daemon's process (or is NULL). Fork before any thread. */
-__attribute__((unused)) static void fixture_start(struct fixture *f, int count,
-                                                  void (*in_child)(int index))
-{
-    CHECK(count <= FIXTURE_DAEMONS_MAX);
-    fixture_make_dir(f);
-    for (int i = 0; i < count; i++) {
-        f->pids[i] = fork();
-        CHECK(f->pids[i] >= 0);
-        if (f->pids[i] == 0) {
-            if (in_child != NULL)
-                in_child(i);
-            fixture_serve(f, i);
-        }
-        f->count = i + 1;
-    }
-    for (int i = 0; i < count; i++)
-        fixture_wait_up(f, i);
-}
+void fixture_start(struct fixture *f, int count, void (*in_child)(int index));
 
-static void fixture_serve_kept(int index)
-{
-    fixture_serve(fixture_open, index);
-}
-
-__attribute__((unused)) static long fixture_ask(const struct fixture *f, enum keeper_order order,
-                                                int index, const char *text)
-{
-    return keeper_ask(f->control, order, index, text, NULL);
-}
+long fixture_ask(const struct fixture *f, enum keeper_order order, int index, const char *text);
 
 /* Start a successor where none runs. fail: its SHARDD_FAIL, or "". Does not wait for it. */
-__attribute__((unused)) static void fixture_succeed(struct fixture *f, int index, const char *fail)
-{
-    f->pids[index] = (pid_t)fixture_ask(f, KEEPER_START, index, fail);
-}
+void fixture_succeed(struct fixture *f, int index, const char *fail);
 
 /* kill -9, and a successor with all that was stored. */
-__attribute__((unused)) static void fixture_restart(struct fixture *f, int index)
-{
-    fixture_ask(f, KEEPER_KILL, index, "");
-    fixture_succeed(f, index, "");
-    fixture_wait_up(f, index);
-}
+void fixture_restart(struct fixture *f, int index);
 
 /* As fixture_start(), with a keeper. fail: the daemons' SHARDD_FAIL, or "". */
-__attribute__((unused)) static void fixture_start_kept(struct fixture *f, int count,
-                                                       const char *fail)
-{
-    CHECK(count <= FIXTURE_DAEMONS_MAX);
-    fixture_make_dir(f);
-    f->control = keeper_new(f->dir, count, fixture_serve_kept, &f->keeper);
-    for (int i = 0; i < count; i++) {
-        fixture_succeed(f, i, fail);
-        f->count = i + 1;
-    }
-    for (int i = 0; i < count; i++)
-        fixture_wait_up(f, i);
-}
-
-static int fixture_end_one(const struct fixture *f, int index)
-{
-    int status = 0;
-    if (f->keeper > 0)
-        return (int)fixture_ask(f, KEEPER_TERM, index, "");
-    kill(f->pids[index], SIGTERM);
-    EXPECT_EQ(waitpid(f->pids[index], &status, 0), f->pids[index]);
-    return status;
-}
+void fixture_start_kept(struct fixture *f, int count, const char *fail);
 
 /* End the daemons in good order: each must exit with 0 and leave nothing but its lock file. */
-__attribute__((unused)) static void fixture_stop(struct fixture *f)
-{
-    for (int i = 0; i < f->count; i++) {
-        char path[300], device[FIXTURE_DEVICE_BYTES];
-        const int status = fixture_end_one(f, i);
-        EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-        snprintf(path, sizeof path, "%s/%s.lock", f->dir, fixture_device(f, i, device));
-        unlink(path);
-    }
-    if (f->keeper > 0) {
-        close(f->control); /* it ends with this */
-        EXPECT_EQ(waitpid(f->keeper, NULL, 0), f->keeper);
-        f->keeper = 0;
-    }
-    EXPECT_EQ(rmdir(f->dir), 0);
-    fixture_open = NULL;
-}
+void fixture_stop(struct fixture *f);
 
-__attribute__((unused)) static int count_fds(pid_t pid)
-{
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
-    DIR *d = opendir(path);
-    CHECK(d != NULL);
-    int count = 0;
-    while (readdir(d) != NULL)
-        count++;
-    closedir(d);
-    return count;
-}
+int count_fds(pid_t pid);
 
-__attribute__((unused)) static int count_segment_maps(pid_t pid)
-{
-    char path[64], line[512];
-    snprintf(path, sizeof path, "/proc/%d/maps", (int)pid);
-    FILE *file = fopen(path, "re");
-    CHECK(file != NULL);
-    int count = 0;
-    while (fgets(line, sizeof line, file) != NULL)
-        count += strstr(line, "memfd:shardd") != NULL;
-    fclose(file);
-    return count;
-}
+int count_segment_maps(pid_t pid);
 
-__attribute__((unused)) static long rss_kib(pid_t pid)
-{
-    char path[64], line[256];
-    long kib = -1;
-    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-    FILE *file = fopen(path, "re");
-    CHECK(file != NULL);
-    while (fgets(line, sizeof line, file) != NULL)
-        if (sscanf(line, "VmRSS: %ld kB", &kib) == 1)
-            break;
-    fclose(file);
-    return kib;
-}
+long rss_kib(pid_t pid);
 
 /* What a daemon holds for others goes once they have gone; it learns of it asynchronously. */
-__attribute__((unused)) static void expect_daemon_idle(pid_t pid, int fds, int maps)
-{
-    const uint64_t end_ms = test_now_ms() + TEST_HANG_MS;
-    while (test_now_ms() < end_ms) {
-        if (count_fds(pid) <= fds && count_segment_maps(pid) <= maps)
-            return;
-        sleep_ms(10);
-    }
-    FAIL("daemon keeps %d descriptors (was %d), %d segment maps (was %d)", count_fds(pid), fds,
-         count_segment_maps(pid), maps);
-}
+void expect_daemon_idle(pid_t pid, int fds, int maps);
 
 #endif

@@ -36,14 +36,10 @@ struct test_case {
     void (*fn)(void);
     struct test_case *next;
 };
-static struct test_case *test_first, **test_last = &test_first;
-static jmp_buf test_escape;
 
-__attribute__((unused)) static void test_add(struct test_case *t)
-{
-    *test_last = t;
-    test_last = &t->next;
-}
+extern jmp_buf test_escape;
+
+void test_add(struct test_case *t);
 
 #define TEST(id)                                                      \
     static void test_##id(void);                                      \
@@ -120,99 +116,53 @@ __attribute__((unused)) static void test_add(struct test_case *t)
             FAIL("%s: expected %s, got %s", #expr, #code, status_name(test_r)); \
     } while (0)
 
-__attribute__((unused)) static uint64_t test_now_ms(void)
-{
-    return clock_now_ns() / NS_PER_MS;
-}
+uint64_t test_now_ms(void);
+
+void sleep_ms(long ms);
 
 /* Times in tests are those of a machine that is quick and has nothing else to do. Here they are so
  * many times as long as SHD_TEST_PACE says, which scripts/test.sh measures. */
-__attribute__((unused)) static uint64_t test_paced(uint64_t ms)
-{
-    const char *text = getenv("SHD_TEST_PACE");
-    const unsigned long pace = text != NULL ? strtoul(text, NULL, 10) : 1;
-    return pace > 1 ? pace * ms : ms;
-}
+uint64_t test_paced(uint64_t ms);
 
 /* For what must come: a wait ends with it, and only one that would never end by this. */
 #define TEST_HANG_MS test_paced(120000)
 
-#define EXPECT_SOON(cond)                                              \
-    do {                                                               \
-        const uint64_t test_end = test_now_ms() + TEST_HANG_MS;        \
-        while (!(cond)) {                                              \
-            if (test_now_ms() > test_end)                              \
-                FAIL("never came: %s", #cond);                         \
-            nanosleep(&(struct timespec){ .tv_nsec = 2000000 }, NULL); \
-        }                                                              \
+#define EXPECT_SOON(cond)                                       \
+    do {                                                        \
+        const uint64_t test_end = test_now_ms() + TEST_HANG_MS; \
+        while (!(cond)) {                                       \
+            if (test_now_ms() > test_end)                       \
+                FAIL("never came: %s", #cond);                  \
+            sleep_ms(2);                                        \
+        }                                                       \
     } while (0)
 
 /* xorshift64*: seeded, the same everywhere. Print the seed of a random test. */
-__attribute__((unused)) static uint64_t test_random(uint64_t *state)
-{
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    return *state * UINT64_C(2685821657736338717);
-}
+uint64_t test_random(uint64_t *state);
 
-__attribute__((unused)) static bool test_wanted(const char *name, int argc, char **argv)
-{
-    for (int i = 1; i < argc; i++)
-        if (strstr(name, argv[i]) != NULL)
-            return true;
-#ifdef TEST_ONLY /* what this program is for, of tests that it shares with another one */
-    static const char *const only[] = { TEST_ONLY };
-    for (size_t i = 0; i < sizeof only / sizeof only[0]; i++)
-        if (argc <= 1 && strstr(name, only[i]) != NULL)
-            return true;
-    return false;
-#else
-    return argc <= 1;
-#endif
-}
+/* NULL; or words, up to NULL: without arguments, tests whose name contains none of them are not
+ * run. */
+extern const char *const *test_only;
 
 /* Called after a test that failed or was skipped: ends what it started and did not come to end. */
-static void (*test_clean_up)(void);
+extern void (*test_clean_up)(void);
 
-__attribute__((unused)) static int test_run_all(int argc, char **argv)
-{
-    /* static: longjmp leaves automatic variables undefined */
-    static int passed, failed, skipped;
-    static struct test_case *t;
-    for (t = test_first; t != NULL; t = t->next) {
-        if (argc == 2 && strcmp(argv[1], "-l") == 0) {
-            printf("%s\n", t->name);
-            continue;
-        }
-        if (!test_wanted(t->name, argc, argv))
-            continue;
-        const int how = setjmp(test_escape);
-        if (how == 0) {
-            t->fn();
-            passed++;
-            printf("ok      %s\n", t->name);
-        } else if (how == 1) {
-            failed++;
-            printf("FAILED  %s\n", t->name);
-        } else {
-            skipped++;
-            printf("skipped %s\n", t->name);
-        }
-        fflush(stdout);
-        if (how != 0 && test_clean_up != NULL)
-            test_clean_up();
+int test_run_all(int argc, char **argv);
+
+#ifdef TEST_ONLY /* what this program is for, of tests that it shares with another one */
+#define TEST_MAIN()                                            \
+    int main(int argc, char **argv)                            \
+    {                                                          \
+        static const char *const only[] = { TEST_ONLY, NULL }; \
+        test_only = only;                                      \
+        return test_run_all(argc, argv);                       \
     }
-    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
-    if (failed > 0)
-        return 1;
-    return passed == 0 && skipped > 0 ? 77 : 0;
-}
-
+#else
 #define TEST_MAIN()                      \
     int main(int argc, char **argv)      \
     {                                    \
         return test_run_all(argc, argv); \
     }
+#endif
 
 #endif

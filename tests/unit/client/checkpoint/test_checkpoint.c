@@ -1,6 +1,6 @@
 /* Saving and restoring on real daemons: the same digest on any number of owners, exactly step K
  * while training goes on, and what the files are. */
-#include "tests/unit/client/checkpoint/checkpoint_util.h"
+#include "tests/lib/checkpoint_util.h"
 
 #include <sys/mman.h>
 

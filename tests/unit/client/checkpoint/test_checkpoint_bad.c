@@ -1,10 +1,11 @@
 /* Checkpoints that are damaged, hostile, or have no room: an error that says what, nothing half
  * opened, nothing that was good harmed. */
-#include "tests/unit/client/checkpoint/checkpoint_util.h"
+#include "tests/lib/checkpoint_util.h"
 
 #include <sys/mount.h>
 #include <sys/resource.h>
 
+#include "client/paths/map.h"
 #include "client/session/round.h"
 #include "proto/files/safeset.h"
 

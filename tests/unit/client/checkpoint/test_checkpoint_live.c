@@ -1,10 +1,12 @@
 /* Saving while training goes on: exactly one step whatever runs, dies or is in the way. */
-#include "proto/files/ckpt_info.h"
-#include "tests/unit/client/checkpoint/checkpoint_util.h"
+#include "tests/lib/checkpoint_util.h"
 
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 
 #include "proto/base/failpoint.h"
+#include "proto/files/ckpt_info.h"
 
 #define STEPS_MAX 6000u
 

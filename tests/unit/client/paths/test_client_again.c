@@ -1,12 +1,15 @@
 /* A daemon that dies at every point there is, and comes back: fake owners, of which owner 0 ends
- * itself before or after a request, a reply or a claim (tests/unit/client/paths/fake_owner.h).
+ * itself before or after a request, a reply or a claim (tests/lib/fake_owner.h).
  * Whatever the point, the run ends in time, every gradient counts once with the bytes the worker
  * wrote, arrays that were handed out keep theirs, and nothing is left open. */
+#include <sys/mman.h>
+#include <sys/wait.h>
+
 #include "client/paths/decide.h"
 #include "client/paths/map.h"
 #include "client/paths/path.h"
 #include "client/session/hub.h"
-#include "tests/unit/client/paths/fake_owner.h"
+#include "tests/lib/fake_owner.h"
 
 /* -- The worker -------------------------------------------------------------------------------- */
 

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <unistd.h>
 
+#include "proto/base/check.h"
 #include "proto/base/dtype.h"
 #include "proto/base/status.h"
 #include "proto/base/sys.h"

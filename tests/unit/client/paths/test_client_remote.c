@@ -1,5 +1,9 @@
 /* The mapped path against real daemons, in forked children on a private runtime directory: the same
  * bits as in one process, whatever the split; what is mapped, and that nothing is left. */
+#include <sys/wait.h>
+
+#include "client/paths/map.h"
+#include "proto/base/sys.h"
 #include "tests/lib/client_remote.h"
 
 /* -- Same bits ----------------------------------------------------------------------------------

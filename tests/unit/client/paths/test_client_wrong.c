@@ -1,10 +1,13 @@
 /* The mapped path when things go wrong: other specs, nobody there, daemons killed or silent,
  * workers that come late or die in their commit. Each gets a clear error that names the daemon. */
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 
 #include "client/paths/decide.h"
 #include "client/paths/look.h"
+#include "client/paths/map.h"
 #include "client/session/round.h"
 #include "proto/share/activity.h"
 #include "proto/share/board.h"

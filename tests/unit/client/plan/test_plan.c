@@ -5,9 +5,10 @@
 
 #include "client/plan/plan_check.h"
 #include "client/plan/plan_cost.h"
+#include "client/plan/plan_names.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
-#include "tests/unit/client/plan/plan_toy.h"
+#include "tests/lib/plan_toy.h"
 
 #define SPECS 4000
 

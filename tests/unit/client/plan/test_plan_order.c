@@ -3,7 +3,7 @@
  * followed, used, frozen and skipped units come and go where they should. */
 #include "client/plan/plan_check.h"
 #include "proto/base/check.h"
-#include "tests/unit/client/plan/plan_toy.h"
+#include "tests/lib/plan_toy.h"
 
 #define UNIT_BYTES 4000u /* of a toy_chain(): parameters in f32, and gradient */
 

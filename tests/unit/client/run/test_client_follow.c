@@ -1,7 +1,10 @@
 /* Runs that vary: experts, workers that stop early, sums broken off, loss scales, failing memory.
  * Each must end with the bits of the same run in one process. */
 #include <errno.h>
+#include <sys/wait.h>
 
+#include "client/paths/map.h"
+#include "proto/base/sys.h"
 #include "tests/lib/client_remote.h"
 #include "tests/lib/policy_toy.h"
 

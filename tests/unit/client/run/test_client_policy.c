@@ -2,6 +2,7 @@
  * that bind. What varies from run to run (experts, sums, dtypes) is in test_client_follow.c. */
 #include <pthread.h>
 
+#include "client/plan/plan.h"
 #include "client/session/hub.h"
 #include "proto/spec/spec_json.h"
 #include "tests/lib/client_remote.h"

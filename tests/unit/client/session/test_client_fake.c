@@ -1,10 +1,13 @@
 /* The client against a daemon that lies: a forked child that speaks the protocol correctly up to
  * one trick. Each trick must end in a clear error of the right kind that names the daemon, and
  * leave no descriptor and no mapping behind. Without a trick the same fake is accepted. */
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 
 #include <zmq.h>
 

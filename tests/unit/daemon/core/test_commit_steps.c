@@ -10,10 +10,12 @@
 #include <errno.h>
 #include <sched.h>
 #include <stddef.h>
+#include <sys/ptrace.h>
 #include <sys/syscall.h>
 #include <sys/user.h>
 #include <sys/wait.h>
 
+#include "kernels/cpu/cpu.h"
 #include "proto/base/clock.h"
 #include "tests/lib/stepping.h"
 #include "tests/unit/daemon/core/commit_step.h"

@@ -4,7 +4,8 @@
  */
 #include <pthread.h>
 
-#include "tests/unit/daemon/model/adopt_toy.h"
+#include "client/paths/map.h"
+#include "tests/lib/adopt_toy.h"
 
 /* -- Killed at random ---------------------------------------------------------------------------
  */
@@ -39,18 +40,18 @@ static void train_among_kills(const struct kind *kind, int count, uint64_t seed)
     fixture_start_kept(&daemons, count, ";");
     CHECK(pthread_create(&thread, NULL, kill_at_random, &killer) == 0);
     compute_ms = 1; /* leave them time */
-    const bool done = train(daemons.dir, kind, &got, &e);
+    const bool done = adopt_train(daemons.dir, kind, &got, &e);
     compute_ms = 0;
     atomic_store(&killer.done, true);
     pthread_join(thread, NULL);
     if (!done)
         FAIL("%s", e.text);
-    expect_same(&got, &want);
+    adopt_expect_same(&got, &want);
     printf("  %ld starts of cpu0\n", fixture_ask(&daemons, KEEPER_STARTS, 0, ""));
     for (int i = 0; i < count; i++)
         fixture_wait_up(&daemons, i);
     got = (struct past){ .known = { false } }; /* and what is left is complete */
-    if (!train(daemons.dir, kind, &got, &e))
+    if (!adopt_train(daemons.dir, kind, &got, &e))
         FAIL("%s", e.text);
     EXPECT_STR(got.hex, want.hex);
     fixture_stop(&daemons);
@@ -86,11 +87,11 @@ static long kill_at(const struct kind *k, const struct past *want, const char *f
     struct past got = { .known = { false } };
     struct shd_err e = { 0 };
     fixture_start_kept(&daemons, 1, fails);
-    if (!train(daemons.dir, k, &got, &e))
+    if (!adopt_train(daemons.dir, k, &got, &e))
         FAIL("after %s: %s", fails, e.text);
     if (strcmp(got.hex, want->hex) != 0)
         fprintf(stderr, "after %s:\n", fails);
-    expect_same(&got, want);
+    adopt_expect_same(&got, want);
     const long killed = fixture_ask(&daemons, KEEPER_STARTS, 0, "") - 1;
     fixture_stop(&daemons);
     return killed;
@@ -156,9 +157,9 @@ TEST(all_owners_killed_in_the_middle_of_a_step_go_on)
             for (int d = 0; d < 3; d++)
                 fixture_wait_up(&daemons, d);
         }
-        if (!train(daemons.dir, &kinds[i], &got, &e))
+        if (!adopt_train(daemons.dir, &kinds[i], &got, &e))
             FAIL("%s", e.text);
-        expect_same(&got, &want);
+        adopt_expect_same(&got, &want);
         fixture_stop(&daemons);
     }
 }

@@ -2,9 +2,11 @@
  * workers that take their time. The keeper is tests/lib/keeper.h's.
  */
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 
 #include "daemon/core/ledger.h"
-#include "tests/unit/daemon/model/adopt_toy.h"
+#include "tests/lib/adopt_toy.h"
 
 /* -- What cannot be adopted ---------------------------------------------------------------------
  */
@@ -70,9 +72,9 @@ static void expect_adopted(struct past *got)
     struct past want;
     struct shd_err e = { 0 };
     reference(&kinds[0], &want);
-    if (!train(daemons.dir, &kinds[0], got, &e))
+    if (!adopt_train(daemons.dir, &kinds[0], got, &e))
         FAIL("%s", e.text);
-    expect_same(got, &want);
+    adopt_expect_same(got, &want);
 }
 
 static void leave_alone(struct ledger_head *h)

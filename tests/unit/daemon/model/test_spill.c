@@ -2,6 +2,9 @@
  * bits whatever the order, whichever daemon is killed, and whichever client; nothing is left
  * behind.
  */
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
 #include "tests/lib/client_remote.h"
 
 #define TIMEOUT_MS TEST_HANG_MS

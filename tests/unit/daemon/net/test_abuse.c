@@ -3,8 +3,11 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
+#include <zmq.h>
 
 #include "client/shd.h"
+#include "daemon/daemon.h"
 #include "daemon/net/session.h"
 #include "tests/lib/http_ask.h"
 #include "tests/lib/raw_client.h"

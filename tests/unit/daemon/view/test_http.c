@@ -1,5 +1,8 @@
 /* The status socket of real daemons: what it says, about whom, and what it takes. */
 #include <jansson.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 
 #include "daemon/base/process.h"
 #include "proto/share/fdpass.h"

@@ -1,5 +1,6 @@
 /* Trails without a death: the same bits as without one, what each word says afterwards, resuming,
  * and what is refused. */
+#include "kernels/cpu/trail.h"
 #include "tests/lib/kern_trail_util.h"
 
 /* No record speaks, the words of this operation's chunks say that all is done. */

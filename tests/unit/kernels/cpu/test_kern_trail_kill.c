@@ -1,8 +1,11 @@
 /* Trails and deaths: processes killed at random moments, and a thread stepped instruction by
  * instruction, the memory after each of which is what a SIGKILL there would leave. A successor
  * must end with the bits of an undisturbed run. */
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/trail.h"
 #include "proto/base/clock.h"
 #include "tests/lib/kern_trail_util.h"
 #include "tests/lib/stepping.h"

@@ -5,6 +5,8 @@
 #include <sched.h>
 #include <semaphore.h>
 
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/isa.h"
 #include "proto/base/sys.h"
 #include "tests/lib/kern_util.h"
 

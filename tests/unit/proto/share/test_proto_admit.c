@@ -5,10 +5,11 @@
 #include <errno.h>
 #include <grp.h>
 #include <poll.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 
 #include "proto/base/check.h"
-#include "tests/unit/proto/share/side_pair.h"
+#include "tests/lib/side_pair.h"
 
 #define DAEMON_UID  4001u
 #define WORKER_UID  4002u

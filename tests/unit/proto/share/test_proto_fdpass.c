@@ -15,8 +15,8 @@
 
 #include "proto/base/check.h"
 #include "proto/share/segment.h"
+#include "tests/lib/side_pair.h"
 #include "tests/lib/test.h"
-#include "tests/unit/proto/share/side_pair.h"
 
 #define NOBODY 65534u
 

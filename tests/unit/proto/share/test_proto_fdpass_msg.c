@@ -11,8 +11,8 @@
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/share/segment.h"
+#include "tests/lib/side_pair.h"
 #include "tests/lib/test.h"
-#include "tests/unit/proto/share/side_pair.h"
 
 /* -- Messages that must not be believed ------------------------------------------------------ */
 

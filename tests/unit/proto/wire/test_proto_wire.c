@@ -2,6 +2,7 @@
 #include "proto/wire/wire.h"
 
 #include "proto/base/check.h"
+#include "proto/spec/spec.h"
 #include "proto/wire/wire_message.h"
 #include "proto/wire/wire_tables.h"
 #include "tests/lib/test.h"

@@ -5,8 +5,10 @@
  * and its exit code.
  */
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include "proto/base/check.h"
 #include "tests/lib/ctl_run.h"
 
 /* -- The command line ------------------------------------------------------------------------ */

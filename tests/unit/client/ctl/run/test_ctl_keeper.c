@@ -2,6 +2,10 @@
  * is started again, and not for ever. The daemon is tests/unit/client/ctl/run/fake_shardd.c, but
  * for the last tests.
  */
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include "proto/base/check.h"
 #include "tests/lib/ctl_run.h"
 
 #define RUN(...) ARGS("run", "-v", __VA_ARGS__)

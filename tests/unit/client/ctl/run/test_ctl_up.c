@@ -1,4 +1,8 @@
 /* shardctl up and down: daemons that stay, their keeper, and that nothing stays longer. */
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "proto/base/check.h"
 #include "tests/lib/ctl_run.h"
 
 static char dir[128], address[192]; /* where `up` works, and what it prints */

@@ -1,29 +1,6 @@
-/* Shared by test_adopt.c and test_adopt_state.c: toy models trained by daemons with a keeper, and
- * what each step came to. */
-#ifndef SHD_TESTS_ADOPT_TOY_H
-#define SHD_TESTS_ADOPT_TOY_H
+#include "tests/lib/adopt_toy.h"
 
-#include "tests/lib/client_remote.h"
-#include "tests/lib/policy_toy.h"
-
-#define STEPS      6u
-#define TIMEOUT_MS TEST_HANG_MS
-
-struct kind {
-    const char *optimizer; /* JSON of optimizer */
-    const char *publish;
-    bool frozen, routed;
-    uint64_t overflow_step;
-};
-
-static const struct kind kinds[] = {
-    { TOY_ADAMW, "f32", true, true, 1 },
-    { TOY_ADAMW, "bf16", false, false, UINT64_MAX },
-    { TOY_SGD, "f32", false, true, 0 },
-    { TOY_LION, "f16", true, false, 2 },
-};
-
-__attribute__((unused)) static const char *kind_spec(const struct kind *k)
+const char *kind_spec(const struct kind *k)
 {
     static char json[4096];
     const char *plain = pt_spec(
@@ -35,22 +12,15 @@ __attribute__((unused)) static const char *kind_spec(const struct kind *k)
     return json;
 }
 
-struct past { /* what each step came to */
-    struct shd_result result[STEPS];
-    bool known[STEPS];
-    char hex[65];
-};
+long compute_ms;
 
-static long compute_ms; /* of each forward and backward */
-
-__attribute__((unused)) static struct pt_run run_of(const struct kind *k)
+struct pt_run run_of(const struct kind *k)
 {
     return (struct pt_run){ .routed = k->routed,
                             .t = { .overflow_step = k->overflow_step, .compute_ms = compute_ms } };
 }
 
-__attribute__((unused)) static int train_step(shd_model *m, struct pt_run *run, struct past *past,
-                                              struct shd_err *e)
+int train_step(shd_model *m, struct pt_run *run, struct past *past, struct shd_err *e)
 {
     char blob[32];
     struct shd_result result;
@@ -68,7 +38,7 @@ __attribute__((unused)) static int train_step(shd_model *m, struct pt_run *run, 
     return r;
 }
 
-__attribute__((unused)) static int finish(shd_model *m, struct past *past, struct shd_err *e)
+static int finish(shd_model *m, struct past *past, struct shd_err *e)
 {
     char blob[32] = "", want[32];
     size_t bytes = 0;
@@ -83,9 +53,7 @@ __attribute__((unused)) static int finish(shd_model *m, struct past *past, struc
     return SHD_OK;
 }
 
-/* Attach and train till the end or till something breaks. True: done. */
-__attribute__((unused)) static bool train(const char *address, const struct kind *k,
-                                          struct past *past, struct shd_err *e)
+bool adopt_train(const char *address, const struct kind *k, struct past *past, struct shd_err *e)
 {
     shd_session *s = NULL;
     shd_model *m = NULL;
@@ -101,15 +69,15 @@ __attribute__((unused)) static bool train(const char *address, const struct kind
     return r == SHD_OK;
 }
 
-__attribute__((unused)) static void reference(const struct kind *k, struct past *ret)
+void reference(const struct kind *k, struct past *ret)
 {
     struct shd_err e = { 0 };
     *ret = (struct past){ .known = { false } };
-    if (!train("local:", k, ret, &e))
+    if (!adopt_train("local:", k, ret, &e))
         FAIL("reference: %s", e.text);
 }
 
-__attribute__((unused)) static void expect_same(const struct past *got, const struct past *want)
+void adopt_expect_same(const struct past *got, const struct past *want)
 {
     EXPECT_STR(got->hex, want->hex);
     for (uint32_t i = 0; i < STEPS; i++) {
@@ -121,5 +89,3 @@ __attribute__((unused)) static void expect_same(const struct past *got, const st
         EXPECT(got->result[i].skipped || got->result[i].grad_norm == want->result[i].grad_norm);
     }
 }
-
-#endif

@@ -1,23 +1,14 @@
-/* What tests of checkpoints share: a directory for them, a toy model on daemons, small tricks with
- * files. */
-#ifndef SHD_CHECKPOINT_UTIL_H
-#define SHD_CHECKPOINT_UTIL_H
+#include "tests/lib/checkpoint_util.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <unistd.h>
 
-#include "client/checkpoint/save.h"
-#include "client/checkpoint/dir.h"
-#include "client/checkpoint/files.h"
-#include "client/checkpoint/verify.h"
 #include "proto/files/ckpt.h"
-#include "tests/lib/client_remote.h"
 
-static char ckpts[300]; /* the directory; gone at the end of each test that calls remove_ckpts() */
+char ckpts[300];
 
-__attribute__((unused)) static int shell(const char *fmt, ...)
-    __attribute__((format(printf, 1, 2)));
-static int shell(const char *fmt, ...)
+int shell(const char *fmt, ...)
 {
     char command[2048];
     va_list args;
@@ -27,14 +18,13 @@ static int shell(const char *fmt, ...)
     return system(command);
 }
 
-__attribute__((unused)) static void remove_ckpts(void)
+void remove_ckpts(void)
 {
     if (ckpts[0] != '\0')
         EXPECT_EQ(shell("rm -rf '%s'", ckpts), 0);
 }
 
-/* A new empty directory; that of the test before goes. */
-__attribute__((unused)) static void make_ckpts(void)
+void make_ckpts(void)
 {
     const char *base = getenv("TMPDIR");
     remove_ckpts();
@@ -42,7 +32,7 @@ __attribute__((unused)) static void make_ckpts(void)
     CHECK(mkdtemp(ckpts) != NULL);
 }
 
-__attribute__((unused)) static struct shd_checkpointed save_ok(shd_model *m, uint32_t keep)
+struct shd_checkpointed save_ok(shd_model *m, uint32_t keep)
 {
     struct shd_err e = { 0 };
     struct shd_checkpointed saved;
@@ -51,15 +41,14 @@ __attribute__((unused)) static struct shd_checkpointed save_ok(shd_model *m, uin
     return saved;
 }
 
-__attribute__((unused)) static void train(shd_model *m, uint32_t steps)
+void train(shd_model *m, uint32_t steps)
 {
     struct shd_err e = { 0 };
     for (uint32_t k = 0; k < steps; k++)
         EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
 }
 
-/* Restore the latest checkpoint onto the running daemons and attach. */
-__attribute__((unused)) static shd_model *restore_ok(shd_session *s, const char *path)
+shd_model *restore_ok(shd_session *s, const char *path)
 {
     struct shd_err e = { 0 };
     struct shd_restored restored;
@@ -70,8 +59,7 @@ __attribute__((unused)) static shd_model *restore_ok(shd_session *s, const char 
     return m;
 }
 
-/* Change one byte of a file in a checkpoint; offset < 0 counts from the end. */
-__attribute__((unused)) static void flip_byte(const char *checkpoint, const char *file, off_t at)
+void flip_byte(const char *checkpoint, const char *file, off_t at)
 {
     char path[700];
     uint8_t byte;
@@ -86,14 +74,14 @@ __attribute__((unused)) static void flip_byte(const char *checkpoint, const char
     close(fd);
 }
 
-__attribute__((unused)) static bool exists(const char *name)
+bool exists(const char *name)
 {
     char path[700];
     snprintf(path, sizeof path, "%s/%s", ckpts, name);
     return access(path, F_OK) == 0;
 }
 
-__attribute__((unused)) static void expect_latest(const char *name)
+void expect_latest(const char *name)
 {
     struct shd_err e = { 0 };
     char latest[CHECKPOINT_NAME_BYTES];
@@ -104,9 +92,7 @@ __attribute__((unused)) static void expect_latest(const char *name)
     EXPECT_STR(latest, name);
 }
 
-/* Every complete checkpoint is whole, LATEST (if it is there) names one of them. Returns how many
- * there are. */
-__attribute__((unused)) static uint32_t expect_all_good(void)
+uint32_t expect_all_good(void)
 {
     struct shd_err e = { 0 };
     struct checkpoint_verified verified;
@@ -130,5 +116,3 @@ __attribute__((unused)) static uint32_t expect_all_good(void)
     close(fd);
     return count;
 }
-
-#endif

@@ -1,16 +1,10 @@
-/* Connected sockets and counted descriptors, for the tests of proto/share/fdpass.h. */
-#ifndef SHD_SIDE_PAIR_H
-#define SHD_SIDE_PAIR_H
+#include "tests/lib/side_pair.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include "proto/share/fdpass.h"
-#include "tests/lib/test.h"
-
-__attribute__((unused)) static int fds_open(void)
+int fds_open(void)
 {
     int count = 0;
     for (int fd = 0; fd < 1024; fd++)
@@ -18,29 +12,27 @@ __attribute__((unused)) static int fds_open(void)
     return count;
 }
 
-__attribute__((unused)) static struct side_msg msg_of(uint32_t type)
+struct side_msg msg_of(uint32_t type)
 {
     return (struct side_msg){
         .magic = SIDE_MAGIC, .protocol = SHD_PROTOCOL, .type = type, .ticket = 42
     };
 }
 
-__attribute__((unused)) static void pair_new(int ret_fds[2])
+void pair_new(int ret_fds[2])
 {
     EXPECT(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ret_fds) == 0);
 }
 
-__attribute__((unused)) static void pair_free(const int fds[2])
+void pair_free(const int fds[2])
 {
     close(fds[0]);
     close(fds[1]);
 }
 
-__attribute__((unused)) static int child_status(pid_t pid)
+int child_status(pid_t pid)
 {
     int status = -1;
     waitpid(pid, &status, 0);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + status;
 }
-
-#endif

@@ -1,24 +1,8 @@
-/* Small models for tests of plans: one tensor a unit, made by hand or at random. */
-#ifndef SHD_TEST_PLAN_TOY_H
-#define SHD_TEST_PLAN_TOY_H
+#include "tests/lib/plan_toy.h"
 
-#include "client/plan/plan.h"
 #include "client/plan/plan_names.h"
-#include "tests/lib/test.h"
 
-#define TOY_UNITS_MAX 24u
-
-/* As much of a spec as a plan looks at. */
-struct toy {
-    struct spec spec;
-    struct spec_unit units[TOY_UNITS_MAX];
-    struct spec_tensor tensors[TOY_UNITS_MAX];
-    uint32_t order[TOY_UNITS_MAX];
-    struct plan_trace trace; /* of order */
-};
-
-/* units of 1,000 elements each, all of them in the trace. */
-static inline void toy_chain(struct toy *t, uint32_t units)
+void toy_chain(struct toy *t, uint32_t units)
 {
     static char name[] = "u";
     *t = (struct toy){ .spec = { .unit_count = units, .accumulate = 1, .publish = SHD_F32 } };
@@ -33,7 +17,7 @@ static inline void toy_chain(struct toy *t, uint32_t units)
     }
 }
 
-static inline bool toy_uses(const struct spec *s, uint32_t user, uint32_t unit)
+static bool toy_uses(const struct spec *s, uint32_t user, uint32_t unit)
 {
     for (uint32_t i = 0; i < s->units[user].uses_count; i++)
         if (s->units[user].uses[i] == unit)
@@ -41,20 +25,17 @@ static inline bool toy_uses(const struct spec *s, uint32_t user, uint32_t unit)
     return false;
 }
 
-/* The unit itself, or one that it uses. */
-static inline bool toy_reads(const struct spec *s, uint32_t reader, uint32_t unit)
+bool toy_reads(const struct spec *s, uint32_t reader, uint32_t unit)
 {
     return reader == unit || toy_uses(s, reader, unit);
 }
 
-static inline uint32_t toy_below(uint64_t *rng, uint32_t limit)
+uint32_t toy_below(uint64_t *rng, uint32_t limit)
 {
     return (uint32_t)(test_random(rng) % limit);
 }
 
-/* 1..24 units of random sizes, uses of earlier units, frozen units, accumulate 1..4, and a trace
- * that may skip units and, one time in four, runs them in an order of its own. */
-static inline void toy_random(struct toy *t, uint64_t *rng)
+void toy_random(struct toy *t, uint64_t *rng)
 {
     toy_chain(t, 1 + toy_below(rng, TOY_UNITS_MAX));
     const uint32_t units = t->spec.unit_count;
@@ -82,7 +63,7 @@ static inline void toy_random(struct toy *t, uint64_t *rng)
     }
 }
 
-static inline struct plan_policy toy_policy(uint64_t *rng)
+struct plan_policy toy_policy(uint64_t *rng)
 {
     static const uint32_t dtypes[] = { 0, SHD_F32, SHD_BF16, SHD_F16 };
     return (struct plan_policy){
@@ -93,8 +74,7 @@ static inline struct plan_policy toy_policy(uint64_t *rng)
     };
 }
 
-/* What the trace reads: units in it and those they use. */
-static inline bool toy_in_play(const struct toy *t, uint32_t unit)
+bool toy_in_play(const struct toy *t, uint32_t unit)
 {
     for (uint32_t at = 0; at < t->trace.count; at++)
         if (toy_reads(&t->spec, t->order[at], unit))
@@ -102,8 +82,7 @@ static inline bool toy_in_play(const struct toy *t, uint32_t unit)
     return false;
 }
 
-static inline struct plan toy_build(const struct toy *t, const struct plan_policy *p,
-                                    uint32_t micros)
+struct plan toy_build(const struct toy *t, const struct plan_policy *p, uint32_t micros)
 {
     struct shd_err e = { 0 };
     struct plan plan;
@@ -111,8 +90,7 @@ static inline struct plan toy_build(const struct toy *t, const struct plan_polic
     return plan;
 }
 
-/* "FETCH0 WAIT0 ..." */
-static inline void toy_print(const struct plan *plan, char *buf, size_t bytes)
+void toy_print(const struct plan *plan, char *buf, size_t bytes)
 {
     size_t used = 0;
     buf[0] = '\0';
@@ -120,5 +98,3 @@ static inline void toy_print(const struct plan *plan, char *buf, size_t bytes)
         used += (size_t)snprintf(buf + used, bytes - used, "%s%s%u", i > 0 ? " " : "",
                                  plan_op_name(plan->ops[i].kind), plan->ops[i].unit);
 }
-
-#endif

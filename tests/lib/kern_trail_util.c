@@ -1,0 +1,163 @@
+#include "tests/lib/kern_trail_util.h"
+
+#include <stdatomic.h>
+#include <sys/mman.h>
+
+#include "kernels/cpu/trail.h"
+
+static const struct kern_hyper trail_hypers[] = {
+    { 1e-3f, 0.1f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.001f },
+    { 3e-2f, 0, 0.8f, 0.95f, 1e-6f, 0.7f, 0.4f },
+};
+
+struct world world_new(void)
+{
+    EXPECT_EQ(kern_trail_chunks(ELEMS), CHUNKS);
+    const uint64_t area_bytes = (kern_trail_bytes() + 4095) / 4096 * 4096, marks_bytes = 4096;
+    struct world w = { .bytes = area_bytes + marks_bytes + 4 * ELEMS * sizeof(float) };
+    void *base = mmap(NULL, w.bytes, PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    EXPECT(base != MAP_FAILED);
+    w.base = base;
+    w.area = base;
+    w.marks = (void *)(w.base + area_bytes);
+    w.acc = (void *)(w.base + area_bytes + marks_bytes);
+    w.p = w.acc + ELEMS;
+    w.m = w.p + ELEMS;
+    w.v = w.m + ELEMS;
+    return w;
+}
+
+void world_free(struct world *w)
+{
+    munmap(w->base, w->bytes);
+}
+
+void world_reset(const struct world *w)
+{
+    memset(w->base, 0, w->bytes);
+    fill_awkward(w->acc, ELEMS, false, 40);
+    fill_awkward(w->p, ELEMS, false, 41);
+    fill_awkward(w->m, ELEMS, false, 42);
+    fill_awkward(w->v, ELEMS, false, 43);
+    for (uint64_t i = 0; i < ELEMS; i++) /* a second moment is not negative */
+        w->v[i] = fabsf(w->v[i]);
+}
+
+struct inputs *inputs_new(void)
+{
+    static const struct kern_run runs[] = { { 3, 70001, 0 },
+                                            { 70004, 29, 1 },
+                                            { 70100, 65000, 1 },
+                                            { 135168, 1000, 0 },
+                                            { 140001, ELEMS - 140001 - 5, 0 } };
+    struct inputs *in = malloc(sizeof *in);
+    EXPECT(in != NULL);
+    in->acc_elems = ELEMS;
+    in->runs = runs;
+    in->run_count = ARRAY_SIZE(runs);
+    fill_awkward(in->grad[0], ELEMS, false, 44);
+    struct kern *k = device_new(NULL, 1);
+    for (enum shd_dtype d = SHD_BF16; d <= SHD_F16; d++)
+        EXPECT_RUNS(cast, k, (&(struct kern_cast){ in->grad[d - SHD_F32], d, in->grad[0], ELEMS }));
+    k->ops->free(k);
+    return in;
+}
+
+struct kern_trail trail_of(const struct world *w, uint64_t op, uint64_t first_chunk)
+{
+    return (struct kern_trail){
+        .area = w->area,
+        .base = w->base,
+        .chunks = w->marks->chunks,
+        .first_chunk = first_chunk,
+        .op = op,
+        .done = &w->marks->done,
+        .done_value = op,
+    };
+}
+
+static int queue_accumulate(struct kern *k, const struct world *w, const struct inputs *in,
+                            uint64_t op, bool trail, struct kern_sum *sum, struct kern_done *done)
+{
+    const enum shd_dtype dtype = SHD_F32 + (op + op / 4) % 3;
+    struct kern_accumulate a = {
+        .acc = w->acc,
+        .grad = in->grad[dtype - SHD_F32],
+        .grad_dtype = dtype,
+        .elems = in->acc_elems,
+        .first = op % 4 == 1,
+        .sum = op % 4 == 2 ? NULL : sum,
+    };
+    if (trail)
+        a.trail = trail_of(w, op, 0);
+    struct shd_err e = { 0 };
+    return k->ops->accumulate(k, &a, done, &e);
+}
+
+static int queue_update(struct kern *k, const struct world *w, struct inputs *in, uint64_t op,
+                        bool trail, struct kern_done *done)
+{
+    static const enum spec_optimizer kinds[] = { SPEC_SGD, SPEC_ADAMW, SPEC_LION };
+    const enum spec_optimizer kind = kinds[op / 4 % 3];
+    struct kern_update a = {
+        .kind = kind,
+        .param = w->p,
+        .m = w->m,
+        .v = kind == SPEC_ADAMW ? w->v : NULL,
+        .grad = w->acc,
+        .grad_scale = 0.37f,
+        .publish = in->publish,
+        .publish_dtype = SHD_F32 + op / 12 % 3,
+        .elems = ELEMS,
+        .runs = in->runs,
+        .run_count = in->run_count,
+        .hypers = trail_hypers,
+        .hyper_count = ARRAY_SIZE(trail_hypers),
+    };
+    if (trail)
+        a.trail = trail_of(w, op, CHUNKS);
+    struct shd_err e = { 0 };
+    return k->ops->update(k, &a, done, &e);
+}
+
+int script_run(struct kern *k, const struct world *w, struct inputs *in, uint64_t op, bool trail,
+               struct kern_sum *ret_sum)
+{
+    *ret_sum = (struct kern_sum){ .finite = true };
+    fixsum_init(&ret_sum->sum);
+    struct kern_waiter waiter;
+    kern_waiter_init(&waiter);
+    const int r = op % 4 == 0 ? queue_update(k, w, in, op, trail, &waiter.done)
+                              : queue_accumulate(k, w, in, op, trail, ret_sum, &waiter.done);
+    return r == SHD_OK ? kern_wait(&waiter) : r;
+}
+
+uint64_t world_digest(const struct world *w)
+{
+    const uint8_t *at = (const uint8_t *)w->acc;
+    uint64_t digest = 1;
+    for (uint64_t i = 0; i < 4 * ELEMS * sizeof(float); i += sizeof(uint64_t)) {
+        uint64_t word;
+        memcpy(&word, at + i, sizeof word);
+        digest = (digest ^ word) * UINT64_C(0x9e3779b97f4a7c15);
+        digest ^= digest >> 29;
+    }
+    return digest;
+}
+
+void script_record(const struct world *w, struct inputs *in, struct script *ret)
+{
+    struct kern *k = device_new(NULL, 2);
+    world_reset(w);
+    for (uint64_t op = 1; op <= SCRIPT_OPS; op++) {
+        EXPECT_STATUS(script_run(k, w, in, op, false, &ret->sum[op]), SHD_OK);
+        ret->digest[op] = world_digest(w);
+    }
+    k->ops->free(k);
+}
+
+bool same_sum(const struct kern_sum *a, const struct kern_sum *b)
+{
+    return a->finite == b->finite && memcmp(a->sum.limb, b->sum.limb, sizeof a->sum.limb) == 0;
+}
