@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # fuzz.sh [--seconds S] [--keep] [TARGET...]: libFuzzer on tests/fuzz, each target S seconds (30).
 #
-# Builds preset fuzz (clang-14; install-deps.sh --dev has it), then fuzzes from tests/fuzz/corpus, as
-# many targets at a time as there are processors. A line each: runs, runs per second, coverage. On a
-# crash: exit 1 with its end and the path of the input that did it; build/fuzz/fuzz/replay_TARGET runs
-# that again. What is found stays in build/fuzz/found. --keep: minimise it into tests/fuzz/corpus.
+# Builds preset fuzz (clang-14; install-deps.sh --dev has it), then fuzzes from
+# tests/fuzz/corpus/*.tar, as many targets at a time as there are processors. A line each: runs, runs
+# per second, coverage. On a crash: exit 1 with its end and the path of the input that did it;
+# build/fuzz/fuzz/replay_TARGET runs that again. What is found stays in build/fuzz/found. --keep:
+# minimise it into tests/fuzz/corpus/TARGET.tar, whose bytes depend on the inputs alone.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -46,7 +47,8 @@ done
 
 bin=$root/build/fuzz/fuzz
 found=$root/build/fuzz/found
-corpus=$root/tests/fuzz/corpus
+corpus=$bin/corpus # unpacked by the build
+archives=$root/tests/fuzz/corpus
 
 # options TARGET: of libFuzzer, one a line.
 options() {
@@ -84,6 +86,13 @@ fuzz_one() {
         "$(sed -n 's/.*DONE *\(cov: [0-9]* ft: [0-9]* corp: [^ ]*\).*/\1/p' "$log")"
 }
 
+# pack DIR ARCHIVE: the same inputs make the same bytes.
+pack() {
+    find "$1" -type f -printf '%f\n' | LC_ALL=C sort |
+        tar -C "$1" --format=ustar --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=0644 \
+            --no-recursion --files-from=- -cf "$2"
+}
+
 # The least set of inputs with the same coverage becomes the corpus.
 keep_one() {
     local target=$1 new=$corpus/$1.new args
@@ -92,6 +101,7 @@ keep_one() {
     mkdir -p "$new"
     "$bin/fuzz_$target" "${args[@]}" -use_value_profile=0 -set_cover_merge=1 "$new" "$corpus/$target" \
         "$found/$target" >"$logs/fuzz-merge-$target.log" 2>&1
+    pack "$new" "$archives/$target.tar"
     rm -rf "${corpus:?}/$target"
     mv "$new" "$corpus/$target"
 }
@@ -118,5 +128,5 @@ if [ "$keep" = yes ]; then
     for target in "${targets[@]}"; do
         keep_one "$target"
     done
-    du -sh --apparent-size "$corpus"
+    du -sh --apparent-size "$archives"
 fi
