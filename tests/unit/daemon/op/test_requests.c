@@ -1,0 +1,308 @@
+/* Requests that are well-formed and wrong, come twice or late, or are nobody's any more, to a real
+ * daemon: each gets a clear error, work goes to who waits for it, and a trainer attached all along
+ * goes on and ends with the right step. Bytes that are no requests are test_abuse.c's. */
+#include "daemon/net/session.h"
+#include "tests/lib/bystander.h"
+
+TEST(other_protocol_version_is_refused_with_both_versions)
+{
+    static struct raw r;
+    struct wire_reply reply;
+    trainer_start();
+    raw_open(&r);
+    EXPECT_STATUS(raw_hello(&r, 99, WIRE_TRAINER, &reply), SHD_EPROTO);
+    EXPECT_HAS(reply.text, "99");
+    EXPECT_HAS(reply.text, "protocol 2");
+    raw_close(&r);
+    trainer_step();
+    trainer_stop(1);
+}
+
+TEST(token_session_and_role_are_checked)
+{
+    static struct raw r, other;
+    struct wire_reply reply;
+    trainer_start();
+    raw_open(&r);
+    r.token[3] ^= 1;
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_EAUTH);
+    r.token[3] ^= 1;
+    EXPECT_STATUS(raw_ask(&r, (struct wire_request){ .type = WIRE_STATUS }, &reply), SHD_EAUTH);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_READER, &reply), SHD_OK);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_READER, &reply),
+                  SHD_OK); /* doubled on its way */
+    raw_open(&other);
+    uint8_t own[SHD_TOKEN_BYTES];
+    memcpy(own, other.token, sizeof own);
+    memcpy(other.token, r.token, sizeof own);
+    EXPECT_STATUS(raw_hello(&other, SHD_PROTOCOL, WIRE_READER, &reply), SHD_EAUTH); /* used */
+    memcpy(other.token, own, sizeof own);
+    EXPECT_STATUS(raw_hello(&other, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+    EXPECT_STATUS(
+        raw_ask(&other, (struct wire_request){ .type = WIRE_STATUS, .session = r.session }, &reply),
+        SHD_EAUTH); /* somebody else's session */
+    const uint32_t handle = raw_attach(&r, 0);
+    EXPECT_STATUS(
+        raw_ask(&r,
+                (struct wire_request){ .type = WIRE_RETURN,
+                                       .return_grad = { .model = handle, .dtype = SHD_F32 } },
+                &reply),
+        SHD_EAUTH); /* a reader */
+    raw_close(&r);
+    raw_close(&other);
+    trainer_step();
+    trainer_stop(1);
+}
+
+TEST(numbers_outside_the_model_are_refused_with_their_values)
+{
+    static struct raw r;
+    struct wire_reply reply;
+    trainer_start();
+    raw_open(&r);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+    const uint32_t handle = raw_attach(&r, 2);
+    struct wire_request req = { .type = WIRE_RETURN,
+                                .return_grad = { .model = handle, .dtype = SHD_F32, .unit = 7 } };
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_ERANGE);
+    EXPECT_HAS(reply.text, "unit 7 of a model with 1");
+    req.return_grad.unit = 0;
+    req.return_grad.micro = 9;
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_ERANGE);
+    EXPECT_HAS(reply.text, "micro-batch 9 of a step with 1");
+    req.return_grad.micro = 0;
+    req.return_grad.slot = 2;
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_ERANGE);
+    EXPECT_HAS(reply.text, "slot 2 of an inbox with 2");
+    req.return_grad.slot = 0;
+    req.return_grad.step = 5;
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_ESTEP);
+    EXPECT_HAS(reply.text, "step 5");
+    req.return_grad.model = 3;
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_ENOENT);
+    EXPECT_STATUS(
+        raw_ask(&r,
+                (struct wire_request){ .type = WIRE_COMMIT,
+                                       .commit = { .model = handle, .decision = { .scale = 1 } } },
+                &reply),
+        SHD_ESTEP); /* not sealed */
+    EXPECT_STATUS(raw_ask(&r,
+                          (struct wire_request){ .type = WIRE_DIGEST,
+                                                 .digest = { .model = handle, .tensor = 1 } },
+                          &reply),
+                  SHD_ERANGE);
+    EXPECT_STATUS(raw_ask(&r,
+                          (struct wire_request){ .type = WIRE_DIGEST,
+                                                 .digest = { .model = handle, .array = 2 } },
+                          &reply),
+                  SHD_ERANGE); /* SGD has one moment */
+    raw_close(&r);
+    trainer_step();
+    trainer_stop(1);
+}
+
+TEST(requests_that_come_twice_are_served_once)
+{
+    static struct raw r;
+    struct wire_reply reply;
+    uint8_t frame[4096];
+    trainer_start();
+    raw_open(&r);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+    const uint32_t handle = raw_attach(&r, 2);
+    /* Answered: the same answer again, from the session's cache. */
+    struct wire_request req = { .type = WIRE_RETURN,
+                                .return_grad = { .model = handle, .none = true } };
+    size_t bytes = raw_pack(&r, &req, frame, sizeof frame);
+    raw_send(&r, frame, bytes);
+    raw_recv(&r, &reply);
+    EXPECT(reply.type == WIRE_CREDIT && reply.seq == r.seq && !reply.credit.stale);
+    raw_send(&r, frame, bytes);
+    raw_recv(&r, &reply);
+    EXPECT(reply.type == WIRE_CREDIT && reply.seq == r.seq && !reply.credit.stale);
+    /* Pending: its copies are ignored. */
+    req = (struct wire_request){ .type = WIRE_PREPARE, .prepare = { .model = handle, .step = 1 } };
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_ESTEP);
+    req = (struct wire_request){ .type = WIRE_LEASE, .lease = { .model = handle, .step = 1 } };
+    bytes = raw_pack(&r, &req, frame, sizeof frame);
+    for (int i = 0; i < 3; i++)
+        raw_send(&r, frame, bytes);
+    raw_expect_silence(&r, 50);
+    req = (struct wire_request){ .type = WIRE_COMMIT,
+                                 .commit = { .model = handle, .decision = { .lr = 1 } } };
+    EXPECT_STATUS(
+        raw_ask(&r, (struct wire_request){ .type = WIRE_PREPARE, .prepare = { .model = handle } },
+                &reply),
+        SHD_OK);
+    const uint64_t lease_seq = r.seq - 1;
+    raw_send(&r, frame, raw_pack(&r, &req, frame, sizeof frame));
+    for (int i = 0; i < 2; i++) { /* Committed and, once, Leased */
+        raw_recv(&r, &reply);
+        EXPECT_EQ(reply.status, SHD_OK);
+        EXPECT_EQ(reply.seq, reply.type == WIRE_LEASED ? lease_seq : r.seq);
+    }
+    raw_expect_silence(&r, 50);
+    /* Too long to be kept: served again, with the same inbox. */
+    req = (struct wire_request){ .type = WIRE_OPEN_MODEL,
+                                 .open_model = { .name = "tiny", .owners = 1, .slots = 2 } };
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_EEXIST); /* another one is another one */
+    raw_close(&r);
+    raw_open(&r);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+    req.session = 0;
+    bytes = raw_pack(&r, &req, frame, sizeof frame);
+    for (int i = 0; i < 2; i++) {
+        raw_send(&r, frame, bytes);
+        raw_recv(&r, &reply);
+        EXPECT(reply.status == SHD_OK && reply.type == WIRE_LAYOUT && reply.layout.slots == 2);
+    }
+    req = (struct wire_request){ .type = WIRE_STATUS };
+    req.seq = 0;
+    struct shd_err e;
+    req.session = r.session;
+    EXPECT_OK(wire_request_pack(&req, frame, sizeof frame, &bytes, &e), &e);
+    raw_send(&r, frame, bytes);
+    raw_recv(&r, &reply);
+    EXPECT_STATUS(reply.status, SHD_EINVAL);
+    raw_close(&r);
+    shd_close(trainer);
+    fixture_stop(&fixture);
+}
+
+TEST(work_of_a_dead_session_goes_to_who_waits_for_it)
+{
+    static struct raw first, second;
+    struct wire_reply reply;
+    uint8_t frame[256];
+    uint32_t handle;
+    trainer_start();
+    raw_trainer(&first, &handle);
+    raw_trainer(&second, &handle);
+    struct wire_request req = { .type = WIRE_LEASE, .lease = { .model = handle } };
+    EXPECT_STATUS(raw_ask(&first, req, &reply), SHD_OK);
+    EXPECT(reply.type == WIRE_LEASED && reply.leased.what == WIRE_LEASED_GROUP);
+    EXPECT_EQ(reply.leased.group, 0);
+    raw_send(&second, frame, raw_pack(&second, &req, frame, sizeof frame));
+    raw_expect_silence(&second, 100);
+    raw_close(&first);
+    raw_recv(&second, &reply);
+    EXPECT(reply.type == WIRE_LEASED && reply.leased.what == WIRE_LEASED_GROUP);
+    EXPECT_EQ(reply.leased.group, 0);
+    req = (struct wire_request){ .type = WIRE_LEASE, .lease = { .model = handle, .step = 1 } };
+    raw_send(&second, frame, raw_pack(&second, &req, frame, sizeof frame)); /* not begun: wait */
+    raw_expect_silence(&second, 20);
+    trainer_step();
+    raw_recv(&second, &reply);
+    EXPECT(reply.leased.what == WIRE_LEASED_GROUP && reply.leased.step == 1);
+    req.lease.step = 0;
+    EXPECT_STATUS(raw_ask(&second, req, &reply), SHD_OK);
+    EXPECT_EQ(reply.leased.what, WIRE_LEASED_OVER);
+    raw_close(&second);
+    trainer_stop(1);
+}
+
+TEST(overdue_work_is_handed_out_again_by_time_alone)
+{
+    static struct raw first, second;
+    struct wire_reply reply;
+    uint32_t handle;
+    trainer_start();
+    raw_trainer(&first, &handle);
+    raw_trainer(&second, &handle);
+    const struct wire_request req = { .type = WIRE_LEASE, .lease = { .model = handle } };
+    EXPECT_STATUS(raw_ask(&first, req, &reply), SHD_OK);
+    EXPECT_STATUS(raw_ask(&second, req, &reply), SHD_OK); /* a backup, after two seconds or so */
+    EXPECT_EQ(reply.leased.what, WIRE_LEASED_GROUP);
+    raw_close(&first);
+    raw_close(&second);
+    trainer_stop(0);
+}
+
+/* Fill the kernel queue: one long piece of hashing, behind it as many short ones as it takes. */
+#define FLOODERS 10u
+
+static void flood(struct raw *r, uint32_t count, uint32_t handle, uint64_t first_leaf)
+{
+    uint8_t frame[256];
+    struct wire_request req = { .type = WIRE_DIGEST,
+                                .digest = { .model = handle, .first_leaf = first_leaf } };
+    for (uint32_t i = 0; i < count; i++)
+        raw_send(r, frame, raw_pack(r, &req, frame, sizeof frame));
+}
+
+static struct wire_request open_spec(const char *json)
+{
+    return (struct wire_request){
+        .type = WIRE_OPEN_MODEL,
+        .open_model = { .spec = { (const uint8_t *)json, strlen(json) }, .name = "", .owners = 1 },
+    };
+}
+
+TEST(work_waits_and_goes_on_when_others_fill_the_kernel_queue)
+{
+    static struct raw flooder[FLOODERS], late;
+    static const char big_json[] =
+        "{\"name\":\"big\",\"micro_batches\":1,\"optimizer\":{\"kind\":\"sgd\"},\"units\":["
+        "{\"name\":\"a\",\"tensors\":[{\"name\":\"w\",\"shape\":[16384,2048],"
+        "\"trainable\":false}]},"
+        "{\"name\":\"b\",\"tensors\":[{\"name\":\"x\",\"shape\":[64]}]}]}";
+    static const char late_json[] =
+        "{\"name\":\"late\",\"micro_batches\":1,\"optimizer\":{\"kind\":\"sgd\"},\"units\":["
+        "{\"name\":\"a\",\"tensors\":[{\"name\":\"w\",\"shape\":[64]}]}]}";
+    struct wire_reply reply;
+    uint8_t frame[1024];
+    trainer_start();
+    for (uint32_t i = 0; i < FLOODERS; i++) {
+        raw_open(&flooder[i]);
+        EXPECT_STATUS(raw_hello(&flooder[i], SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+    }
+    EXPECT_STATUS(raw_ask(&flooder[0], open_spec(big_json), &reply), SHD_OK);
+    const uint32_t handle = reply.layout.model;
+    raw_open(&late);
+    EXPECT_STATUS(raw_hello(&late, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+    do { /* until the last one is refused: it is full */
+        flood(&flooder[0], 6, handle, 0);
+        for (uint32_t i = 1; i < FLOODERS; i++)
+            flood(&flooder[i], 120, handle, 16383);
+        for (uint32_t i = 0; i < 120 && reply.status != SHD_EBUSY; i++)
+            raw_recv(&flooder[FLOODERS - 1], &reply);
+    } while (reply.status != SHD_EBUSY);
+    struct wire_request req = open_spec(late_json);
+    raw_send(&late, frame, raw_pack(&late, &req, frame, sizeof frame));
+    trainer_step();
+    raw_recv(&late, &reply);
+    EXPECT_STATUS(reply.status, SHD_OK);
+    raw_close(&late);
+    for (uint32_t i = 0; i < FLOODERS; i++)
+        raw_close(&flooder[i]);
+    trainer_stop(1);
+}
+
+TEST(tickets_work_once_in_their_own_session)
+{
+    static struct raw r;
+    struct wire_reply reply;
+    struct shd_err e;
+    struct side_msg msg = { .magic = SIDE_MAGIC, .protocol = SHD_PROTOCOL, .type = SIDE_CLAIM };
+    int fd;
+    trainer_start();
+    raw_open(&r);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+    raw_attach(&r, 1);
+    msg.ticket = 1;
+    EXPECT_OK(side_send(r.side, &msg, -1, &e), &e);
+    EXPECT_OK(side_recv(r.side, RAW_WAIT_MS, &msg, &fd, &e), &e);
+    EXPECT(msg.type == SIDE_SEGMENT && fd >= 0);
+    close(fd);
+    msg = (struct side_msg){
+        .magic = SIDE_MAGIC, .protocol = SHD_PROTOCOL, .type = SIDE_CLAIM, .ticket = 1
+    };
+    EXPECT_OK(side_send(r.side, &msg, -1, &e), &e);
+    EXPECT_OK(side_recv(r.side, RAW_WAIT_MS, &msg, &fd, &e), &e);
+    EXPECT(msg.type == SIDE_ERROR && msg.status == SHD_ENOENT && fd < 0);
+    raw_close(&r);
+    trainer_step();
+    trainer_stop(1);
+}
+
+TEST_MAIN()
