@@ -10,7 +10,7 @@
 
 #include "kernels/kern.h"
 
-/* What differs between devices. */
+/* The rules that differ between devices. */
 struct check_rules {
     size_t slice_align;  /* of the arrays of accumulate, sumsq and updates; 0: their dtype's */
     bool chunk_words;    /* a trail's chunk words are the caller's */

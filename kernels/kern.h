@@ -208,20 +208,19 @@ struct kern_ops {
     /* Bytes that segments and alloc may still take, now; UINT64_MAX: not known. */
     uint64_t (*available)(struct kern *k);
 
-    /* Where the trail lies: host devices keep it in the ledger (0), others at the end of the state
-     * segment: so many bytes more, aligned to 128, zero at first. Its kern_trail.area is there and
-     * kern_trail.chunks is NULL. repair:
-     * puts a dead process's trail in order, and may itself be killed and called again; base[bytes]
-     * is the segment, chunks[count] all of its chunk words. Errors: SHD_ESEGMENT a record that
-     * points outside, named; nothing is changed then. */
+    /* trail_bytes: of the state segment's end that the device keeps its trail in, aligned to 128
+     * and zero at first; kern_trail.area is there and kern_trail.chunks is NULL. 0: a host device,
+     * whose trail is in the ledger. trail_repair puts a dead process's trail in order, and may
+     * itself be killed and called again; base[bytes] is the segment, chunks[count] all of its chunk
+     * words. Errors: SHD_ESEGMENT a record that points outside, named; nothing is changed then. */
     uint64_t (*trail_bytes)(const struct kern *k, uint64_t chunks);
     int (*trail_repair)(struct kern *k, struct kern_trail_area *area, void *base, uint64_t bytes,
                         _Atomic uint64_t *chunks, uint64_t count, struct shd_err *e);
     /* SHD_OK; or SHD_EIO: the device failed, and does nothing for this process any more (it may for
      * another): why. Any thread. */
     int (*health)(struct kern *k, struct shd_err *e);
-    /* What the last operation that failed failed of, in words: done has room for a status alone.
-     * False: of none yet, or it has no words. Any thread. */
+    /* The reason why the last operation failed, in words: done has room for a status alone. False:
+     * none has failed, or there are no words. Any thread. */
     bool (*failed)(struct kern *k, struct shd_err *ret_why);
     void (*free)(struct kern *k); /* waits for queued work; NULL is a no-op */
 };

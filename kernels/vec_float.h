@@ -90,7 +90,7 @@ KERN_FN vec vec_from_f16(uint32_t x)
     return f32_of_bits(sign | f32_bits((float)frac * 0x1p-24f)); /* exact; never an f32 denormal */
 }
 
-/* What VCVTPS2PH does: nearest even, overflow to infinity, f16 denormals kept (it ignores FTZ;
+/* As VCVTPS2PH: nearest even, overflow to infinity, f16 denormals kept (it ignores FTZ;
  * DAZ cannot show, since an f32 denormal rounds to 0 in f16 anyway). */
 KERN_FN uint32_t vec_to_f16(vec x)
 {

@@ -15,8 +15,8 @@
 #include "proto/base/sys.h"
 #include "proto/spec/layout.h"
 
-/* What a thread takes at a time, and the least worth waking another one for: some 20 us of memory
- * traffic or of hashing. Whole blocks, since sums go by block. */
+/* The work that a thread takes at a time, which is the least worth waking another one for: some
+ * 20 us of memory traffic or of hashing. Whole blocks, since sums go by block. */
 #define CHUNK_ELEMS  KERN_CHUNK_ELEMS
 #define CHUNK_LEAVES UINT64_C(8)
 _Static_assert(CHUNK_ELEMS % SHD_BLOCK_ELEMS == 0, "chunks are whole blocks");

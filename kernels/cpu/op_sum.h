@@ -57,7 +57,7 @@ KERN_FN vec load_grad(const void *grad, uint64_t i, enum shd_dtype dtype)
     return dtype == SHD_BF16 ? vec_from_bf16(h) : vec_from_f16(h);
 }
 
-/* How an accumulate runs: one loop is compiled for each. */
+/* The variants of an accumulate: one loop is compiled for each. */
 struct accumulate_how {
     enum shd_dtype dtype;
     bool first, sum;

@@ -61,7 +61,7 @@ void trail_end(struct trail_record *rec, const struct kern_trail *t, struct cpu_
         atomic_store_explicit(&rec->op, 0, memory_order_release);
 }
 
-/* What repair reads of a record, once. */
+/* A record's numbers, read once: they may be anything. */
 struct found {
     uint64_t op, chunk, first_elem, array_count;
     uint64_t elem, n; /* of pos */

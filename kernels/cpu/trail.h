@@ -56,7 +56,8 @@ struct trail_arrays {
     uint32_t count;
 };
 
-/* How many elements of this chunk its word says are done. SHD_ESEGMENT: more than it has. */
+/* The number of elements of this chunk that its word says are done. SHD_ESEGMENT: more than it has.
+ */
 int trail_resume(const struct kern_trail *t, struct cpu_range chunk, uint64_t *ret_done);
 
 /* Take the record for a chunk of which `done` elements are done. */

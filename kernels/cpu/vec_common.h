@@ -1,4 +1,4 @@
-/* What the vector wrappers of all instruction sets share. */
+/* The part that the vector wrappers of all instruction sets share. */
 #ifndef SHD_KERNELS_CPU_VEC_COMMON_H
 #define SHD_KERNELS_CPU_VEC_COMMON_H
 

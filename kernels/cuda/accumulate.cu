@@ -9,7 +9,7 @@
 #include "kernels/cuda/sum.cuh"
 #include "kernels/cuda/tile.cuh"
 
-/* How a tile is done. */
+/* The variant of the work on a tile. */
 struct how {
     bool kept;  /* there is a trail */
     bool done;  /* by a predecessor: nothing changes */
@@ -17,7 +17,7 @@ struct how {
     bool sum;
 };
 
-/* What a thread has of a tile. */
+/* A thread's part of a tile. */
 struct part {
     struct how how;
     float acc[TILE_FOURS][4];

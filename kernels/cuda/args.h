@@ -1,4 +1,5 @@
-/* What the host passes to the kernels: each takes one of these by value. Plain C, for both sides.
+/* The arguments that the host passes to the kernels: each takes one of these by value. Plain C, for
+ * both sides.
  *
  * All pointers are the device's. A kernel may be launched with any number of blocks, up to
  * CUDA_BLOCKS_MAX where it keeps a trail, of CUDA_THREADS threads each: blocks take tiles in turn.

@@ -1,5 +1,5 @@
-/* Elements read and written as their dtype says (vec_float.h converts), four at a time where they lie
- * together. */
+/* Elements read and written as their dtype says (vec_float.h converts), four at a time where they
+ * lie together. */
 #ifndef SHD_KERNELS_CUDA_CONVERT_CUH
 #define SHD_KERNELS_CUDA_CONVERT_CUH
 

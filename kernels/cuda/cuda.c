@@ -96,7 +96,7 @@ static int check_device(struct cuda_kern *k, struct shd_err *e)
     return SHD_OK;
 }
 
-/* Whether a kernel keeps records for its blocks, and so has no more than there are records for. */
+/* True: the kernel keeps records for its blocks, so it has no more blocks than records. */
 static bool keeps_records(enum cuda_fn fn)
 {
     return fn == CUDA_ACCUMULATE || fn == CUDA_ADAMW || fn == CUDA_SGD || fn == CUDA_LION;

@@ -57,7 +57,7 @@ static void launch_part(struct cuda_kern *k)
         k->next_op++;
 }
 
-/* Whether the oldest part is done on the device. */
+/* True: the oldest part is done on the device. */
 static bool part_reached(struct cuda_kern *k, struct cuda_part *p)
 {
     if (!p->waits)
@@ -111,7 +111,7 @@ static void part_end(struct cuda_kern *k, struct cuda_part *p)
 
 enum next { LAUNCH, LOOK, LEAVE };
 
-/* What to do now; sleeps while there is nothing. */
+/* The thread's next step; sleeps while there is nothing to do. */
 static enum next next_step(struct cuda_kern *k)
 {
     const bool flying = k->parts_begun > k->parts_done;

@@ -9,20 +9,20 @@
 /* A thread does TILE_FOURS times four neighbours of each tile, of all threads side by side. */
 #define TILE_FOURS (CUDA_TILE_ELEMS / 4 / CUDA_THREADS)
 
-/* Where the f-th four of this thread begin in a tile. */
+/* The index in a tile of this thread's f-th four elements. */
 DEVICE uint32_t four_at(uint32_t f)
 {
     return 4 * (f * CUDA_THREADS + threadIdx.x);
 }
 
-/* How far a block is. */
+/* A block's progress. */
 struct turn {
     bool odd;      /* the tile at hand takes the second of the block's records */
     bool pending;  /* a tile is done, but its bit not set: */
     uint64_t tile; /* which */
 };
 
-/* Where the tile at hand's old values go. */
+/* The record for the old values of the tile at hand. */
 DEVICE struct cuda_trail_record *trail_record(const struct cuda_trail &t, const struct turn &turn)
 {
     return t.records + (2 * blockIdx.x + (turn.odd ? 1 : 0));
@@ -44,7 +44,7 @@ DEVICE struct turn trail_open(const struct cuda_trail &t, const float *a0, const
     return { false, false, 0 };
 }
 
-/* Whether a predecessor did this tile of a slice of `tiles`; false where there is none, or no
+/* True: a predecessor did this tile of a slice of `tiles`; false where there is none, or no
  * trail. The same answer for all threads, also when they ask some tiles ahead, so as not to wait
  * for it: only this block sets the bit, beyond a barrier from here. */
 DEVICE bool trail_done(const struct cuda_trail &t, uint64_t tile, uint64_t tiles)

@@ -113,7 +113,7 @@ int cuda_trail_plan_repair(const struct cuda_trail_head *heads, const struct cud
  * forgotten. Killed at any point, the same again does no harm: copies only restore what the records
  * hold, and no record is forgotten before all copies have been waited for. */
 
-/* What a repair reads, and makes of it. */
+/* A repair: the trail as it was read, and the copies that follow. */
 struct repair {
     CUdeviceptr area, base;
     uint8_t *image; /* of the area, all of it: one copy is faster than one of each head; owned, as

@@ -20,9 +20,9 @@ struct cuda_trail_copy {
 
 #define CUDA_TRAIL_COPIES_MAX (CUDA_RECORDS_MAX * CUDA_ARRAYS_MAX)
 
-/* What a repair is to copy. When all is copied, and not before, heads[].busy may be zeroed (or left
- * to shd_trail_begin, which is run before any operation). The chunk words stay as they are: they
- * say which tiles are done. Killed at any point, the same again does no harm.
+/* Plan the copies of a repair. When all is copied, and not before, heads[].busy may be zeroed (or
+ * left to shd_trail_begin, which is run before any operation). The chunk words stay as they are:
+ * they say which tiles are done. Killed at any point, the same again does no harm.
  *
  *   heads        [CUDA_RECORDS_MAX] of the records, as found: anything may stand there
  *   chunks       [chunk_count] of the area, as found

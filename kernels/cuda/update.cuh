@@ -1,4 +1,4 @@
-/* What all optimizers share: a pass over the slice's tiles, each element stepped with the
+/* The pass that all optimizers share: over the slice's tiles, each element stepped with the
  * hyperparameters of the run it lies in and published; elements between runs are left alone.
  *
  * Per element and without a trail: param, moments and gradient read once, param and moments
@@ -63,7 +63,7 @@ DEVICE void elem_step(const struct cuda_update &a, uint64_t i, const struct kern
     put_as(a.publish, a.publish_dtype, i, p);
 }
 
-/* Where runs begin or end, or there is none. */
+/* Four elements that do not all lie in one run: each looks its run up. */
 template <enum spec_optimizer KIND>
 DEVICE void elems_step_apart(const struct cuda_update &a, uint64_t i, const struct elems &x)
 {
@@ -73,8 +73,7 @@ DEVICE void elems_step_apart(const struct cuda_update &a, uint64_t i, const stru
         while (j < a.run_count && a.runs[j].first_elem + a.runs[j].elems <= i + k)
             j++;
         if (j < a.run_count && a.runs[j].first_elem <= i + k)
-            elem_step<KIND>(a, i + k, a.rates[a.runs[j].hyper], x.g[k], x.p[k], x.m[k],
-                                 x.v[k]);
+            elem_step<KIND>(a, i + k, a.rates[a.runs[j].hyper], x.g[k], x.p[k], x.m[k], x.v[k]);
     }
 }
 

@@ -4,6 +4,10 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "client/checkpoint/dir.h"
+#include "client/checkpoint/files.h"
+#include "client/checkpoint/save.h"
+#include "client/checkpoint/verify.h"
 #include "proto/files/ckpt.h"
 
 char ckpts[300];
