@@ -4,7 +4,6 @@
 #include "proto/base/check.h"
 #include "proto/spec/spec.h"
 #include "proto/wire/wire_message.h"
-#include "proto/wire/wire_tables.h"
 #include "tests/lib/test.h"
 #include "tests/lib/wire_random.h"
 #include "tests/lib/wire_same.h"
@@ -60,67 +59,6 @@ TEST(request_names_are_those_of_the_map)
     EXPECT_STR(wire_request_name(WIRE_HELLO), "HELLO");
     EXPECT_STR(wire_request_name(WIRE_OPEN_MODEL), "OPEN_MODEL");
     EXPECT_STR(wire_request_name(WIRE_DETACH), "DETACH");
-}
-
-/* -- Tables ---------------------------------------------------------------------------------- */
-
-static uint32_t width_of(const ProtobufCFieldDescriptor *d)
-{
-    if (d->label == PROTOBUF_C_LABEL_REPEATED)
-        return 0;
-    switch (d->type) {
-    case PROTOBUF_C_TYPE_BOOL:
-        return 1;
-    case PROTOBUF_C_TYPE_UINT32:
-    case PROTOBUF_C_TYPE_FLOAT:
-        return 4;
-    case PROTOBUF_C_TYPE_UINT64:
-    case PROTOBUF_C_TYPE_DOUBLE:
-    case PROTOBUF_C_TYPE_STRING:
-        return 8;
-    default:
-        return 0;
-    }
-}
-
-static void expect_table(const struct wire_message *t, const ProtobufCMessageDescriptor *d)
-{
-    EXPECT(t->descriptor == d && t->field_count == d->n_fields);
-    EXPECT(d->sizeof_message <= sizeof((struct wire_parts *)NULL)->body);
-    bool nests = false;
-    for (uint32_t i = 0; i < t->field_count; i++) {
-        const struct wire_field *row = &t->fields[i];
-        const bool message = d->fields[i].type == PROTOBUF_C_TYPE_MESSAGE;
-        if (strcmp(row->name, d->fields[i].name) != 0 && !message)
-            FAIL("row %" PRIu32 " of %s is %s, the field is %s", i, t->name, row->name,
-                 d->fields[i].name);
-        EXPECT_EQ(row->width, width_of(&d->fields[i]));
-        EXPECT(message == (row->of != NULL));
-        if (!message)
-            continue;
-        nests = true;
-        EXPECT(!row->of->nests);
-        expect_table(row->of, d->fields[i].descriptor);
-    }
-    EXPECT_EQ(nests, t->nests);
-}
-
-static void expect_bodies(const struct wire_message *tables, const ProtobufCMessageDescriptor *d,
-                          uint32_t types)
-{
-    for (uint32_t i = 0; i < types; i++) {
-        const ProtobufCFieldDescriptor *body = protobuf_c_message_descriptor_get_field(d, 10 + i);
-        EXPECT(body != NULL);
-        expect_table(&tables[i], body->descriptor);
-    }
-    EXPECT(protobuf_c_message_descriptor_get_field(d, 10 + types) == NULL);
-}
-
-TEST(tables_are_those_of_the_descriptors)
-{
-    expect_bodies(wire_requests, &shd__request__descriptor, WIRE_REQUEST_TYPES);
-    expect_bodies(wire_replies + WIRE_WELCOME, &shd__reply__descriptor,
-                  WIRE_REPLY_TYPES - WIRE_WELCOME);
 }
 
 /* -- Limits, in received frames: a valid one is decoded, one field set, and sent again -------- */
@@ -232,6 +170,15 @@ TEST(request_fields_out_of_range_are_named)
         { WIRE_COMMIT, SHD_ERANGE, "commit.decision.lr", NAN, "decision.lr is nan" },
         { WIRE_DIGEST, SHD_ERANGE, "digest.tensor", 65536, "digest.tensor is 65536, must be" },
         { WIRE_DIGEST, SHD_ERANGE, "digest.array", 3, "digest.array is 3, must be 0 to 2" },
+        { WIRE_RESTORE, SHD_ERANGE, "restore.spec", 0, "restore.spec's size is 0, must be 1 to" },
+        { WIRE_RESTORE, SHD_ERANGE, "restore.spec", SPEC_JSON_BYTES_MAX + 1, "size is 786433" },
+        { WIRE_RESTORE, SHD_ERANGE, "restore.owners", 0, "restore.owners is 0, must be 1" },
+        { WIRE_RESTORE, SHD_ERANGE, "restore.owners", 1025, "restore.owners is 1025" },
+        { WIRE_RESTORE, SHD_ERANGE, "restore.owner", 1024, "restore.owner is 1024" },
+        { WIRE_JOIN, SHD_ERANGE, "join.down", 127, "join.down has 127 bytes, must be 128" },
+        { WIRE_JOIN, SHD_ERANGE, "join.up", 129, "join.up has 129 bytes, must be 128" },
+        { WIRE_FETCH, SHD_ERANGE, "fetch.unit", 4096, "fetch.unit is 4096, must be 0 to 4095" },
+        { WIRE_FETCH, SHD_ERANGE, "fetch.turn", 0, "fetch.turn is 0, must be 1 to" },
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
         expect_bad_request(&cases[i]);
@@ -294,6 +241,15 @@ TEST(reply_fields_out_of_range_are_named)
         { WIRE_PREPARED, SHD_ERANGE, "prepared.decided.lr", -1, "decision.lr is -1" },
         { WIRE_COMMITTED, SHD_ERANGE, "committed.decision.lr", INFINITY, "decision.lr is inf" },
         { WIRE_BLOB, SHD_ERANGE, "blob.blob", WIRE_BLOB_BYTES_MAX + 1, "blob's size is 786433" },
+        { WIRE_LAYOUT, SHD_ERANGE, "layout_info.segments.place", 2, "segments.place is 2, must" },
+        { WIRE_LAYOUT, SHD_ERANGE, "layout_info.in", 513, "layout.in's size is 513" },
+        { WIRE_LAYOUT, SHD_ERANGE, "layout_info.device", 15, "size is 15, must be a multiple" },
+        { WIRE_LAYOUT, SHD_ERANGE, "layout_info.device", 32, "size is 32, must be 0 to 16" },
+        { WIRE_LEASED, SHD_ERANGE, "leased.what", 0, "leased.what is 0, must be 1 to 3" },
+        { WIRE_LEASED, SHD_ERANGE, "leased.what", 4, "leased.what is 4, must be 1 to 3" },
+        { WIRE_LEASED, SHD_ERANGE, "leased.group", 4096, "leased.group is 4096, must be" },
+        { WIRE_CHECKPOINTED, SHD_ERANGE, "checkpointed.blob", WIRE_BLOB_BYTES_MAX + 1,
+          "checkpointed.blob's size is 786433" },
         { WIRE_LEAVES, SHD_ERANGE, "leaves.leaves", 33, "size is 33, must be a multiple of 32" },
         { WIRE_LEAVES, SHD_ERANGE, "leaves.leaves", WIRE_LEAVES_MAX * 32 + 32, "size is 524320" },
     };
@@ -454,6 +410,29 @@ TEST(names_must_be_short_and_printable)
     name[127] = 'n';
     name[128] = 0;
     expect_request(&m.base, SHD_ERANGE, "hello.name has 128 bytes, must be 0 to 127");
+}
+
+TEST(paths_must_be_absolute_and_printable)
+{
+    Shd__Request m = SHD__REQUEST__INIT;
+    Shd__Checkpoint c = SHD__CHECKPOINT__INIT;
+    char path[WIRE_PATH_BYTES_MAX + 1] = "/gr\xc3\xbc\xc3\x9f";
+    m.body_case = SHD__REQUEST__BODY_CHECKPOINT;
+    m.checkpoint = &c;
+    expect_request(&m.base, SHD_EINVAL, "checkpoint.path is '', not an absolute path");
+    c.path = path;
+    expect_request(&m.base, SHD_OK, "");
+    path[0] = '.';
+    expect_request(&m.base, SHD_EINVAL, "checkpoint.path is '.gr");
+    memset(path, '/', sizeof path);
+    path[9] = '\x1b';
+    path[WIRE_PATH_BYTES_MAX - 1] = 0;
+    expect_request(&m.base, SHD_EINVAL, "checkpoint.path has byte 0x1b at 9, must be printable");
+    path[9] = '/';
+    expect_request(&m.base, SHD_OK, "");
+    path[WIRE_PATH_BYTES_MAX - 1] = '/';
+    path[WIRE_PATH_BYTES_MAX] = 0;
+    expect_request(&m.base, SHD_ERANGE, "checkpoint.path has 4096 bytes, must be 0 to 4095");
 }
 
 TEST(return_of_nothing_needs_no_dtype)
