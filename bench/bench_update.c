@@ -173,10 +173,10 @@ static const struct kern_hyper hyper = {
 static struct kern_trail trail_new(const struct bench_arrays *a, uint64_t elems)
 {
     struct kern_trail t = { .op = 1, .base = a->p };
-    t.area = aligned_alloc(128, kern_trail_bytes());
+    t.area = aligned_alloc(128, KERN_TRAIL_BYTES);
     t.chunks = calloc(kern_trail_chunks(elems), sizeof *t.chunks);
     CHECK(t.area != NULL && t.chunks != NULL);
-    memset(t.area, 0, kern_trail_bytes());
+    memset(t.area, 0, KERN_TRAIL_BYTES);
     t.base = (uintptr_t)a->m < (uintptr_t)t.base ? a->m : t.base;
     t.base = (uintptr_t)a->v < (uintptr_t)t.base ? a->v : t.base;
     return t;

@@ -25,9 +25,11 @@
 #include "daemon/model/drain.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/lease_wait.h"
+#include "daemon/model/metrics.h"
 #include "daemon/model/model.h"
 #include "daemon/model/open.h"
 #include "daemon/model/restore.h"
+#include "daemon/model/spill.h"
 #include "daemon/net/dispatch.h"
 #include "daemon/net/mailbox.h"
 #include "daemon/net/op.h"
@@ -268,7 +270,7 @@ static void session_ended(struct session *s, bool was_open)
     inbox_end(s);
     for (uint32_t i = 0; i < d->model_count; i++) {
         model_forget_session(d->models[i], s);
-        lease_wait_wake(d->models[i]);
+        lease_wait_forget_session(d->models[i], s);
     }
     restore_forget_session(d, s);
     drain_forget_session(s);

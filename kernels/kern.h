@@ -21,6 +21,7 @@
 #include "proto/base/fixsum.h"
 #include "proto/base/status.h"
 #include "proto/share/segment.h"
+#include "proto/share/trail.h"
 
 struct kern; /* one device: its compute threads, its queue */
 
@@ -77,9 +78,6 @@ struct kern_sum {
  * resumed update is not complete: cast the slice afterwards. The sum of a resumed accumulate is
  * complete. Order of stores, not of power: this is for killed processes, not for power cuts.
  */
-#define KERN_CHUNK_ELEMS UINT64_C(65536) /* part of the trail's layout, as is the record */
-#define KERN_OP_MAX      ((UINT64_C(1) << 46) - 1)
-
 struct kern_trail_area; /* opaque; aligned to 128 */
 
 struct kern_trail {

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "daemon/core/step.h"
 #include "proto/base/check.h"
 
 #define SAMPLES 15u /* the median of so many is the usual time */

@@ -31,7 +31,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/core/step.h"
+struct step;
 
 enum lease_answer {
     LEASE_GROUP,  /* compute *ret_group */

@@ -6,8 +6,8 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "kernels/cpu/trail.h"
 #include "proto/base/check.h"
+#include "proto/share/trail.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
 
@@ -56,7 +56,7 @@ static int check_counts(const struct ledger_head *h, struct shd_err *e)
         { "units x micros", (uint64_t)h->units * h->micros, 1, LEDGER_CELLS_MAX },
         { "spec_bytes", h->spec_bytes, 1, SPEC_JSON_BYTES_MAX },
         { "chunk_count", h->chunk_count, 0, CHUNKS_MAX },
-        { "trail_bytes", h->trail_bytes, kern_trail_bytes(), kern_trail_bytes() },
+        { "trail_bytes", h->trail_bytes, KERN_TRAIL_BYTES, KERN_TRAIL_BYTES },
     };
     for (size_t i = 0; i < ARRAY_SIZE(limits); i++)
         if (limits[i].value < limits[i].min || limits[i].value > limits[i].max)
@@ -78,7 +78,7 @@ static struct ledger_head head_of(const struct ledger_shape *shape)
                              .spec_bytes = shape->spec_bytes,
                              .state_bytes = shape->state_bytes,
                              .chunk_count = shape->chunk_count,
-                             .trail_bytes = kern_trail_bytes() };
+                             .trail_bytes = KERN_TRAIL_BYTES };
     return h;
 }
 

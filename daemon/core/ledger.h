@@ -29,7 +29,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kernels/kern.h"
 #include "proto/base/decision.h"
 #include "proto/base/fixsum.h"
 #include "proto/base/status.h"
@@ -85,6 +84,8 @@ struct ledger_metrics { /* of one micro-batch (or group of them) */
     _Atomic uint64_t tag; /* ledger_metrics_tag() */
     uint64_t reserved[3];
 };
+
+struct kern_trail_area;
 
 /* A ledger in this process's memory: pointers into one segment. Borrowed. */
 struct ledger {

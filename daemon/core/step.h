@@ -33,6 +33,7 @@
 
 #include "daemon/core/ledger.h"
 #include "proto/base/decision.h"
+#include "proto/base/dtype.h"
 #include "proto/base/fixsum.h"
 #include "proto/base/status.h"
 #include "proto/share/board.h"

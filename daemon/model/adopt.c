@@ -9,11 +9,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <uv.h>
+
 #include "daemon/base/keeper.h"
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
 #include "daemon/model/apply.h"
 #include "daemon/model/model.h"
+#include "daemon/model/model_unit.h"
+#include "daemon/model/spill.h"
 #include "kernels/runs.h"
 #include "proto/base/failpoint.h"
 #include "proto/spec/spec_json.h"
@@ -104,7 +108,7 @@ static int plan_model(const struct daemon *d, const struct ledger *l, struct mod
     }
     const struct model *m = *ret_model;
     if (strcmp(spec->name, h->name) == 0 && spec->unit_count == h->units &&
-        spec_returns(spec) == h->micros && m->chunk_count == h->chunk_count &&
+        spec_returns(spec) == h->micros && m->trail.chunk_count == h->chunk_count &&
         model_state_bytes(m) == h->state_bytes)
         return SHD_OK;
     r = err_set(e, SHD_ESEGMENT,
@@ -112,7 +116,7 @@ static int plan_model(const struct daemon *d, const struct ledger *l, struct mod
                 " chunks, %" PRIu64 " bytes of state; its spec of '%s' makes %" PRIu32 ", %" PRIu32
                 ", %" PRIu64 ", %" PRIu64,
                 h->name, h->units, h->micros, h->chunk_count, h->state_bytes, spec->name,
-                spec->unit_count, spec_returns(spec), m->chunk_count, model_state_bytes(m));
+                spec->unit_count, spec_returns(spec), m->trail.chunk_count, model_state_bytes(m));
     model_free(*ret_model);
     return r;
 }
@@ -138,7 +142,7 @@ static int map_state(struct model *m, const struct keeper_group *g, struct shd_e
     model_find_trail(m);
     if (g->fd[KEEPER_SPILL] >= 0)
         return map_part(/* kern= */ NULL, g, KEEPER_SPILL, SEGMENT_SPILL,
-                        layout_align(model_spill_bytes(m), SHD_PAGE_BYTES), &m->spill.segment, e);
+                        layout_align(model_spill_bytes(m), SHD_PAGE_BYTES), &m->spill->segment, e);
     if (needs_spill(&m->ledger))
         return err_set(e, SHD_ESEGMENT,
                        "the keeper has no spill segment of it, and there are gradients in that");
@@ -209,8 +213,9 @@ static int restore_order(struct model *m, struct kern *kern, struct shd_err *e)
 {
     keeper_progress("Adopting model %s: repairing", m->spec->name);
     FAIL_POINT("adopt:repair:before");
-    int r = kern->ops->trail_repair(kern, m->trail, m->state.base, shardmap_state_bytes(m->map),
-                                    m->chunks, m->chunk_count, e);
+    int r = kern->ops->trail_repair(kern, m->trail.area, m->state.base,
+                                    shardmap_state_bytes(m->map), m->trail.chunks,
+                                    m->trail.chunk_count, e);
     FAIL_POINT("adopt:repair:after");
     if (r == SHD_OK)
         r = model_share(m, e);
@@ -254,15 +259,15 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
     r = plan_model(d, l, &m, e);
     if (r != SHD_OK)
         return r;
-    m->instance = g->instance;
+    m->kept.instance = g->instance;
     m->ledger = *l;
-    m->stored = m->adopted = true;
+    m->kept.stored = m->kept.adopted = true;
     r = map_state(m, g, e);
     if (r == SHD_OK)
         r = restore_order(m, d->kern, e);
     if (r != SHD_OK) {
         unmap_part(d->kern, &m->state);
-        unmap_host(&m->spill.segment);
+        unmap_host(&m->spill->segment);
         model_free(m);
         return r;
     }

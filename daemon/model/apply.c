@@ -13,12 +13,14 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
+#include "daemon/base/task.h"
 #include "daemon/model/checkpoint.h"
 #include "daemon/model/drain.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/lease_wait.h"
+#include "daemon/model/metrics.h"
+#include "daemon/model/model_unit.h"
 #include "daemon/net/op.h"
-#include "kernels/runs.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/wire/wire.h"
@@ -50,9 +52,9 @@ static struct kern_trail trail_of(const struct model_unit *mu)
 {
     const struct model *m = mu->model;
     const struct step_word done = step_done_word(m->core, &mu->action);
-    return (struct kern_trail){ .area = m->trail,
+    return (struct kern_trail){ .area = m->trail.area,
                                 .base = m->state.base,
-                                .chunks = m->chunks,
+                                .chunks = m->trail.chunks,
                                 .first_chunk = mu->first_chunk,
                                 .op = step_op(m->core, &mu->action),
                                 .done = done.word,
@@ -318,7 +320,7 @@ void apply_actions(struct model *m, const struct step_actions *actions)
         model_wake(m);
         drain_look(m->daemon);
         lease_wait_wake(m);
-    } else if (credited && m->lease_waiting != NULL) {
+    } else if (credited && m->waits.lease != NULL) {
         lease_wait_soon(m);
     }
 }

@@ -10,13 +10,18 @@
 #include "daemon/base/log.h"
 #include "daemon/base/reach.h"
 #include "daemon/base/state.h"
+#include "daemon/base/task.h"
+#include "daemon/core/step.h"
 #include "daemon/model/checkpoint_out.h"
+#include "daemon/model/metrics.h"
 #include "daemon/model/model.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
+#include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
+#include "proto/share/board.h"
 #include "proto/wire/wire.h"
 
 #define PIECE_ELEMS   (UINT64_C(512) * SHD_BLOCK_ELEMS) /* 4 MiB */
@@ -147,7 +152,7 @@ static void finish(struct checkpoint *c)
              " ms=%" PRIu64 " status=%s",
              m->spec->name, c->step, c->bytes, c->aside_bytes_max,
              (uv_hrtime() - c->started_ns) / 1000000, status_name(c->status));
-    m->metrics.checkpoints += c->status == SHD_OK;
+    m->metrics->checkpoints += c->status == SHD_OK;
     if (c->status == SHD_OK)
         fill_reply(c, op);
     else

@@ -5,6 +5,7 @@
 
 #include "daemon/base/state.h"
 #include "daemon/base/task.h"
+#include "daemon/core/step.h"
 #include "daemon/model/model.h"
 #include "daemon/net/op.h"
 #include "proto/base/sys.h"

@@ -7,20 +7,21 @@
 #include "daemon/base/log.h"
 #include "daemon/base/notify.h"
 #include "daemon/base/state.h"
-#include "daemon/model/drain.h"
+#include "daemon/core/step.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
 #include "proto/base/check.h"
+#include "proto/share/board.h"
 #include "proto/share/fdpass.h"
 
 /* -- What is held ------------------------------------------------------------------------------ */
 
 bool drain_holds(struct op *op, uint64_t step)
 {
-    struct op **at = &op->model->held;
-    if (op->daemon->drain_session == 0 || step < op->model->hold_step)
+    struct op **at = &op->model->waits.held;
+    if (op->daemon->drain_session == 0 || step < op->model->waits.hold_step)
         return false;
     while (*at != NULL)
         at = &(*at)->next;
@@ -33,14 +34,14 @@ static void decide(struct model *m)
 {
     const bool begun = step_phase(m->core) == STEP_SEALED || step_cells_in(m->core) > 0 ||
                        step_cells_waiting(m->core) > 0;
-    m->hold_step = step_collecting(m->core) + begun;
+    m->waits.hold_step = step_collecting(m->core) + begun;
 }
 
 static void begin(struct daemon *d, const struct session *s)
 {
     d->drain_session = 0; /* asked again: what is held goes through first */
     for (uint32_t i = 0; i < d->model_count; i++)
-        op_again(&d->models[i]->held);
+        op_again(&d->models[i]->waits.held);
     for (uint32_t i = 0; i < d->model_count; i++)
         decide(d->models[i]);
     d->drain_session = s->id;
@@ -54,7 +55,7 @@ static void end(struct daemon *d, const char *why)
     log_info("op=drain_off why=\"%s\"", why);
     notify_drain(d->notify, d->drain_session != 0);
     for (uint32_t i = 0; i < d->model_count && !d->stopping; i++)
-        op_again(&d->models[i]->held);
+        op_again(&d->models[i]->waits.held);
 }
 
 /* -- Between two steps ------------------------------------------------------------------------- */
@@ -77,7 +78,7 @@ static bool is_settled(const struct daemon *d)
         if (!m->ready)
             continue; /* nothing to lose */
         if (step_phase(m->core) == STEP_APPLYING ||
-            (step_collecting(m->core) < m->hold_step && has_trainers(d, m)))
+            (step_collecting(m->core) < m->waits.hold_step && has_trainers(d, m)))
             return false;
     }
     return true;

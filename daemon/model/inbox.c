@@ -8,6 +8,7 @@
 #include "daemon/model/model.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
+#include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 

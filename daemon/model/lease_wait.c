@@ -33,7 +33,7 @@ static void wait_for_time(const struct model *m)
     struct daemon *d = m->daemon;
     const uint64_t now_ns = loop_ns(d);
     const uint64_t next_ns = lease_next_ns(m->lease, m->core, now_ns);
-    if (m->lease_waiting != NULL && next_ns != UINT64_MAX)
+    if (m->waits.lease != NULL && next_ns != UINT64_MAX)
         fire_in(d, (next_ns - now_ns) / NS_PER_MS + 1);
 }
 
@@ -52,19 +52,19 @@ void lease_wait_init(struct daemon *d)
 
 void lease_wait_wake(struct model *m)
 {
-    op_again(&m->lease_waiting);
+    op_again(&m->waits.lease);
 }
 
 void lease_wait_soon(struct model *m)
 {
-    if (m->lease_waiting != NULL)
+    if (m->waits.lease != NULL)
         fire_in(m->daemon, 1);
 }
 
 /* Behind the others: who came first is asked first. */
 static void wait_for_work(struct op *op)
 {
-    struct op **at = &op->model->lease_waiting;
+    struct op **at = &op->model->waits.lease;
     while (*at != NULL)
         at = &(*at)->next;
     *at = op;
@@ -79,4 +79,10 @@ enum lease_answer lease_wait_ask(struct op *op, uint32_t *ret_group)
     if (answer == LEASE_WAIT)
         wait_for_work(op);
     return answer;
+}
+
+void lease_wait_forget_session(struct model *m, const struct session *s)
+{
+    lease_forget(m->lease, s->id);
+    lease_wait_wake(m);
 }

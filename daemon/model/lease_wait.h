@@ -11,6 +11,7 @@
 struct daemon;
 struct model;
 struct op;
+struct session;
 
 void lease_wait_init(struct daemon *d); /* the daemon's timer, on its loop */
 
@@ -21,5 +22,8 @@ enum lease_answer lease_wait_ask(struct op *op, uint32_t *ret_group);
  * happen often. */
 void lease_wait_wake(struct model *m);
 void lease_wait_soon(struct model *m);
+
+/* A session ended: what it had can be handed out again. */
+void lease_wait_forget_session(struct model *m, const struct session *s);
 
 #endif

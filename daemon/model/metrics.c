@@ -8,8 +8,11 @@
 #include "daemon/base/notify.h"
 #include "daemon/base/state.h"
 #include "daemon/base/trace.h"
+#include "daemon/core/lease.h"
+#include "daemon/core/step.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
+#include "daemon/model/model_unit.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
 #include "proto/base/clock.h"
@@ -71,7 +74,7 @@ static uint32_t session_index(const struct session *s)
 
 static void remember_sender(struct model *m, uint32_t group, const struct session *s)
 {
-    struct metrics_model *mm = &m->metrics;
+    struct metrics_model *mm = m->metrics;
     if (mm->senders == NULL) /* without it nobody is named: no harm to the data path */
         mm->senders = sys_calloc(spec_returns(m->spec), sizeof *mm->senders);
     if (mm->senders == NULL || mm->senders[group].session == s->id)
@@ -103,9 +106,9 @@ void metrics_return_arrived(const struct op *op)
     const struct wire_return *req = &op->req.return_grad;
     struct model *m = op->model;
     const uint64_t bytes = req->none ? 0 : m->map->slice[req->unit].elems * dtype_bytes(req->dtype);
-    struct metrics_flow *flow = flow_now(&m->metrics, op->arrived_ns);
-    m->metrics.returns++;
-    m->metrics.return_bytes += bytes;
+    struct metrics_flow *flow = flow_now(m->metrics, op->arrived_ns);
+    m->metrics->returns++;
+    m->metrics->return_bytes += bytes;
     flow->returns++;
     flow->bytes += bytes;
     remember_sender(m, req->micro, op->session);
@@ -114,7 +117,7 @@ void metrics_return_arrived(const struct op *op)
 
 void metrics_credited(const struct op *op, bool stale)
 {
-    struct metrics_model *mm = &op->model->metrics;
+    struct metrics_model *mm = op->model->metrics;
     const uint64_t now_ns = uv_hrtime();
     mm->stale_returns += stale;
     hist_add(&mm->returned, now_ns - op->arrived_ns);
@@ -131,7 +134,7 @@ void metrics_leased(const struct op *op, uint32_t group)
 {
     uint64_t session[2], since_ns[2];
     lease_holders(op->model->lease, group, session, since_ns);
-    op->model->metrics.backup_leases += session[1] == op->session->id;
+    op->model->metrics->backup_leases += session[1] == op->session->id;
 }
 
 /* -- Kernels ------------------------------------------------------------------------------------
@@ -176,7 +179,7 @@ void metrics_work_done(const struct model_unit *mu)
     trace_add(d->trace, &event);
     d->metrics->kernels_free_ns = now_ns;
     if (mu->kind == MODEL_APPLY && !mu->action.skip)
-        hist_add(&m->metrics.applied, event.duration_ns);
+        hist_add(&m->metrics->applied, event.duration_ns);
 }
 
 void metrics_published(const struct model *m, uint32_t unit, uint64_t version)
@@ -210,7 +213,7 @@ static void trace_phase(const struct model *m, enum trace_what what, uint64_t st
 
 void metrics_sealed(struct model *m)
 {
-    struct metrics_model *mm = &m->metrics;
+    struct metrics_model *mm = m->metrics;
     mm->sealed_ns = uv_hrtime();
     if (mm->opened_ns == 0)
         return; /* it began before us, or before this process */
@@ -222,7 +225,7 @@ void metrics_sealed(struct model *m)
 
 void metrics_committed(struct model *m, uint64_t step, bool skip)
 {
-    struct metrics_model *mm = &m->metrics;
+    struct metrics_model *mm = m->metrics;
     mm->committed_ns = uv_hrtime();
     mm->steps++;
     mm->skipped_steps += skip;
@@ -237,7 +240,7 @@ void metrics_committed(struct model *m, uint64_t step, bool skip)
 
 void metrics_opened(struct model *m, uint64_t step)
 {
-    struct metrics_model *mm = &m->metrics;
+    struct metrics_model *mm = m->metrics;
     const uint64_t now_ns = uv_hrtime();
     if (mm->committed_ns != 0) {
         mm->apply_ns = now_ns - mm->committed_ns;
@@ -284,7 +287,7 @@ void metrics_take_waits(struct inbox *inbox)
 {
     struct activity_waits now;
     struct activity_waits *seen = &inbox->waits_seen;
-    struct metrics_hist *h = &inbox->model->metrics.fetch_wait;
+    struct metrics_hist *h = &inbox->model->metrics->fetch_wait;
     if (!activity_waits(inbox_activity(inbox), &now) || now.sum_ns < seen->sum_ns)
         return;
     for (uint32_t i = 0; i <= METRICS_BUCKETS; i++)

@@ -7,7 +7,6 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "proto/base/status.h"
 #include "proto/share/activity.h"
 
 struct daemon;

@@ -1,6 +1,5 @@
 /* See model.h. */
 #include "daemon/model/model.h"
-#include "daemon/core/step_init.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -8,35 +7,59 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "daemon/base/keeper.h"
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
+#include "daemon/base/task.h"
+#include "daemon/core/lease.h"
+#include "daemon/core/step.h"
+#include "daemon/core/step_init.h"
 #include "daemon/model/inbox.h"
+#include "daemon/model/metrics.h"
+#include "daemon/model/model_unit.h"
+#include "daemon/model/spill.h"
 #include "daemon/net/op.h"
-#include "daemon/net/session.h"
 #include "kernels/runs.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
+#include "proto/share/board.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec_dump.h"
 #include "proto/wire/wire.h"
 
+struct model_fill {   /* of initial values, one piece of work at a time */
+    struct task task; /* first */
+    struct model *model;
+    void (*done)(struct model *m);
+    uint32_t tensor; /* next to fill */
+    bool waits;      /* the kernel queue was full */
+};
+
+struct parts {      /* of a model, in one block */
+    struct model m; /* first */
+    struct kern_hyper hypers[SHD_GROUPS_MAX];
+    struct model_fill fill;
+    struct spill spill;
+    struct metrics_model metrics;
+};
+
 uint64_t model_state_bytes(const struct model *m)
 {
-    const uint64_t trail = m->kern->ops->trail_bytes(m->kern, m->chunk_count);
+    const uint64_t trail = m->kern->ops->trail_bytes(m->kern, m->trail.chunk_count);
     return layout_align(shardmap_state_bytes(m->map) + trail, SHD_PAGE_BYTES);
 }
 
 void model_find_trail(struct model *m)
 {
-    const uint64_t bytes = m->kern->ops->trail_bytes(m->kern, m->chunk_count);
-    m->trail = m->ledger.trail;
-    m->chunks = m->ledger.chunks;
+    const uint64_t bytes = m->kern->ops->trail_bytes(m->kern, m->trail.chunk_count);
+    m->trail.area = m->ledger.trail;
+    m->trail.chunks = m->ledger.chunks;
     if (bytes == 0)
         return;
     /* Whole pages come before it: it is aligned. */
-    m->trail = (void *)((uint8_t *)m->state.base + shardmap_state_bytes(m->map));
-    m->chunks = NULL;
+    m->trail.area = (void *)((uint8_t *)m->state.base + shardmap_state_bytes(m->map));
+    m->trail.chunks = NULL;
 }
 
 static int check_memory(const struct model *m, struct shd_err *e)
@@ -74,9 +97,9 @@ static int make_ledger(struct model *m, struct shd_err *e)
                                         .owners = m->map->owners,
                                         .units = m->spec->unit_count,
                                         .micros = spec_returns(m->spec),
-                                        .instance = m->instance,
+                                        .instance = m->kept.instance,
                                         .state_bytes = model_state_bytes(m),
-                                        .chunk_count = m->chunk_count };
+                                        .chunk_count = m->trail.chunk_count };
     uint64_t bytes = 0;
     int r = ledger_bytes(&shape, &bytes, e);
     if (r == SHD_OK)
@@ -88,7 +111,8 @@ static int make_ledger(struct model *m, struct shd_err *e)
 
 static int make_kept(struct model *m, struct shd_err *e)
 {
-    if (getrandom(&m->instance, sizeof m->instance, 0) != (ssize_t)sizeof m->instance)
+    if (getrandom(&m->kept.instance, sizeof m->kept.instance, 0) !=
+        (ssize_t)sizeof m->kept.instance)
         return err_sys(e, SHD_EIO, "get random bytes");
     int r = m->kern->ops->segment_new(m->kern, "shardd-state", SEGMENT_STATE, model_state_bytes(m),
                                       &m->state, e);
@@ -98,10 +122,10 @@ static int make_kept(struct model *m, struct shd_err *e)
         return r;
     model_find_trail(m);
     FAIL_POINT("model:segments:after");
-    m->stored = true; /* one of them at least, from here on */
-    r = keeper_store(m->keeper, m->instance, KEEPER_LEDGER, m->ledger_segment.fd, e);
+    m->kept.stored = true; /* one of them at least, from here on */
+    r = keeper_store(m->kept.keeper, m->kept.instance, KEEPER_LEDGER, m->ledger_segment.fd, e);
     if (r == SHD_OK)
-        r = keeper_store(m->keeper, m->instance, KEEPER_STATE, m->state.fd, e);
+        r = keeper_store(m->kept.keeper, m->kept.instance, KEEPER_STATE, m->state.fd, e);
     return r;
 }
 
@@ -118,8 +142,8 @@ static int make_units(struct model *m, struct shd_err *e)
         struct model_unit *mu = &m->units[u];
         mu->model = m;
         mu->unit = u;
-        mu->first_chunk = m->chunk_count;
-        m->chunk_count += kern_trail_chunks(m->map->slice[u].elems);
+        mu->first_chunk = m->trail.chunk_count;
+        m->trail.chunk_count += kern_trail_chunks(m->map->slice[u].elems);
         const int r = runs_new(m->spec, u, m->map->slice[u], &mu->runs, &mu->run_count, e);
         if (r != SHD_OK)
             return r;
@@ -131,31 +155,40 @@ int model_core(struct model *m, struct shd_err *e)
 {
     const uint32_t units = m->spec->unit_count;
     bool frozen[SHD_UNITS_MAX];
-    m->core_memory = sys_malloc(step_bytes(units, spec_returns(m->spec)));
-    m->lease_memory = sys_malloc(lease_bytes(spec_returns(m->spec)));
-    if (m->core_memory == NULL || m->lease_memory == NULL)
+    void *core = sys_malloc(step_bytes(units, spec_returns(m->spec)));
+    void *lease = sys_malloc(lease_bytes(spec_returns(m->spec)));
+    if (core == NULL || lease == NULL) {
+        free(core);
+        free(lease);
         return err_set(e, SHD_ENOMEM, "no memory for the step state of %" PRIu32 " units", units);
+    }
     for (uint32_t u = 0; u < units; u++) {
         frozen[u] = m->spec->units[u].frozen;
         m->units[u].acc = frozen[u] ? NULL : model_array(m, SHARDMAP_ACC, u);
     }
-    m->core = step_init(m->core_memory, &m->ledger, frozen);
-    m->lease = lease_init(m->lease_memory, spec_returns(m->spec),
-                          /* cautious= */ m->map->owner > 0 || m->adopted);
+    m->core = step_init(core, &m->ledger, frozen);
+    m->lease = lease_init(lease, spec_returns(m->spec),
+                          /* cautious= */ m->map->owner > 0 || m->kept.adopted);
     return SHD_OK;
 }
 
 int model_plan(struct spec *spec, const struct model_home *home, struct model **ret_model,
                struct shd_err *e)
 {
-    struct model *m = sys_calloc(1, sizeof *m);
-    if (m == NULL)
+    struct parts *parts = sys_calloc(1, sizeof *parts);
+    if (parts == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for model '%s'", spec->name);
+    struct model *m = &parts->m;
+    m->hypers = parts->hypers;
+    m->fill = &parts->fill;
+    m->fill->model = m;
+    m->spill = &parts->spill;
+    m->metrics = &parts->metrics;
     m->spec = spec;
     m->kern = home->kern;
-    m->keeper = home->keeper;
+    m->kept.keeper = home->keeper;
     m->state = m->publish = m->board_segment = m->ledger_segment = SEGMENT_CLOSED;
-    m->spill.segment = SEGMENT_CLOSED;
+    m->spill->segment = SEGMENT_CLOSED;
     m->backlog_last = &m->backlog_first;
     int r = spec_dump(spec, &m->spec_json, e);
     if (r == SHD_OK)
@@ -202,13 +235,13 @@ void model_free(struct model *m)
     for (uint32_t u = 0; m->units != NULL && m->map != NULL && u < m->map->units; u++)
         free(m->units[u].runs);
     free(m->units);
-    free(m->core_memory);
-    free(m->lease_memory);
+    free(m->core);
+    free(m->lease);
     /* A model that was never complete is of no use to a successor. */
-    if (m->stored && atomic_load(&m->ledger.head->ready) == 0)
-        keeper_remove(m->keeper, m->instance);
-    segment_close(&m->spill.segment);
-    metrics_model_deinit(&m->metrics);
+    if (m->kept.stored && atomic_load(&m->ledger.head->ready) == 0)
+        keeper_remove(m->kept.keeper, m->kept.instance);
+    segment_close(&m->spill->segment);
+    metrics_model_deinit(m->metrics);
     segment_close(&m->board_segment);
     m->kern->ops->segment_close(m->kern, &m->publish);
     segment_close(&m->ledger_segment);
@@ -237,19 +270,19 @@ uint64_t model_spill_bytes(const struct model *m)
 
 void *model_spilled(const struct model *m, uint32_t unit, uint32_t micro)
 {
-    CHECK(m->spill.segment.base != NULL);
-    return (float *)m->spill.segment.base + micro * m->map->train_elems + m->map->train_base[unit];
+    CHECK(m->spill->segment.base != NULL);
+    return (float *)m->spill->segment.base + micro * m->map->train_elems + m->map->train_base[unit];
 }
 
 /* A piece of initial values was queued, or must be tried again: at, its tensor. */
 static bool init_queued(struct model *m, uint32_t at, int status)
 {
-    m->init_waits = status == SHD_EBUSY;
-    if (m->init_waits) {
-        m->init_tensor = at;
+    m->fill->waits = status == SHD_EBUSY;
+    if (m->fill->waits) {
+        m->fill->tensor = at;
         m->daemon->kernel_full = true;
     } else if (status != SHD_OK)
-        task_post(&m->init_task, status); /* the device refuses: as if the work had failed */
+        task_post(&m->fill->task, status); /* the device refuses: as if the work had failed */
     return true;
 }
 
@@ -259,27 +292,27 @@ static bool init_next(struct model *m)
 {
     struct kern *kern = m->daemon->kern;
     struct shd_err e;
-    while (m->init_tensor < m->spec->tensor_count) {
-        const uint32_t t = m->init_tensor++;
+    while (m->fill->tensor < m->spec->tensor_count) {
+        const uint32_t t = m->fill->tensor++;
         const uint32_t u = m->spec->tensors[t].unit;
         struct kern_fill fill;
         if (!runs_fill(m->spec, t, m->map->slice[u], model_array(m, SHARDMAP_PARAM, u), &fill))
             continue;
-        return init_queued(m, t, kern->ops->fill(kern, &fill, &m->init_task.done, &e));
+        return init_queued(m, t, kern->ops->fill(kern, &fill, &m->fill->task.done, &e));
     }
-    const uint32_t at = m->init_tensor++;
+    const uint32_t at = m->fill->tensor++;
     if (at > m->spec->tensor_count || m->map->elems == 0)
         return false;
     const struct kern_cast cast = { .out = m->publish.base,
                                     .out_dtype = m->spec->publish,
                                     .in = m->state.base, /* the parameters come first */
                                     .elems = m->map->elems };
-    return init_queued(m, at, kern->ops->cast(kern, &cast, &m->init_task.done, &e));
+    return init_queued(m, at, kern->ops->cast(kern, &cast, &m->fill->task.done, &e));
 }
 
 static void init_stepped(struct task *task)
 {
-    struct model *m = (struct model *)((char *)task - offsetof(struct model, init_task));
+    struct model *m = ((struct model_fill *)task)->model;
     if (task->status != SHD_OK) {
         struct shd_err why;
         m->last_status = kern_explain(m->kern, task->status, &why, "making initial values");
@@ -298,13 +331,13 @@ static void init_stepped(struct task *task)
         board_publish(m->board, u, 0);
     board_set_step(m->board, 0, STEP_OPEN);
     m->ready = m->last_status == SHD_OK;
-    m->metrics.opened_ns = uv_hrtime();
-    m->on_filled(m);
+    m->metrics->opened_ns = uv_hrtime();
+    m->fill->done(m);
 }
 
 void model_retry(struct model *m)
 {
-    if (m->init_waits)
+    if (m->fill->waits)
         init_next(m);
 }
 
@@ -319,9 +352,9 @@ void model_register(struct daemon *d, struct model *m)
 void model_start(struct daemon *d, struct model *m, void (*on_filled)(struct model *m))
 {
     model_register(d, m);
-    m->on_filled = on_filled;
-    task_init(&m->init_task, d->tasks, init_stepped);
-    task_post(&m->init_task, SHD_OK); /* begin */
+    m->fill->done = on_filled;
+    task_init(&m->fill->task, d->tasks, init_stepped);
+    task_post(&m->fill->task, SHD_OK); /* begin */
 }
 
 struct model *model_find(struct daemon *d, const char *name)
@@ -345,13 +378,13 @@ int model_of(struct op *op, uint32_t handle)
 
 void model_wait(struct model *m, struct op *op)
 {
-    op->next = m->waiting;
-    m->waiting = op;
+    op->next = m->waits.phase;
+    m->waits.phase = op;
 }
 
 void model_wake(struct model *m)
 {
-    op_again(&m->waiting);
+    op_again(&m->waits.phase);
 }
 
 /* Those of *list that are of session s; the others stay in it, in their order. */
@@ -387,8 +420,7 @@ static void finish_gone(struct op *gone)
 
 void model_forget_session(struct model *m, const struct session *s)
 {
-    finish_gone(take_session_ops(&m->waiting, s));
-    finish_gone(take_session_ops(&m->lease_waiting, s));
-    finish_gone(take_session_ops(&m->held, s));
-    lease_forget(m->lease, s->id);
+    finish_gone(take_session_ops(&m->waits.phase, s));
+    finish_gone(take_session_ops(&m->waits.lease, s));
+    finish_gone(take_session_ops(&m->waits.held, s));
 }

@@ -6,82 +6,74 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/base/keeper.h"
-#include "daemon/base/task.h"
-#include "daemon/core/lease.h"
 #include "daemon/core/ledger.h"
-#include "daemon/core/step.h"
-#include "daemon/model/metrics.h"
-#include "daemon/model/spill.h"
-#include "kernels/kern.h"
-#include "proto/share/board.h"
+#include "proto/base/status.h"
 #include "proto/share/segment.h"
 #include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
 
+struct board;
 struct checkpoint;
 struct daemon;
+struct keeper;
+struct kern;
+struct kern_hyper;
+struct kern_trail_area;
+struct lease;
+struct metrics_model;
+struct model_fill;
+struct model_unit;
 struct op;
 struct session;
+struct spill;
+struct step;
 
-enum model_work_kind { MODEL_ACCUMULATE, MODEL_SUM, MODEL_ZERO, MODEL_APPLY, MODEL_PUBLISH };
+struct model_kept {              /* what outlives this process */
+    const struct keeper *keeper; /* borrowed */
+    uint64_t instance;           /* random; the keeper's names of the segments carry it */
+    bool stored;                 /* with the keeper */
+    bool adopted;                /* from a predecessor */
+};
 
-/* One unit's slice; at most one piece of kernel work on it at a time (the core sees to that). */
-struct model_unit {
-    struct task task;
-    struct model *model; /* borrowed */
-    uint32_t unit;
-    enum model_work_kind kind;
-    struct step_action action; /* what the work is for */
-    uint64_t submitted_ns;
-    struct kern_sum sum;
-    struct kern_run *runs; /* owned: parameter groups of the slice */
-    uint32_t run_count;
-    float *acc;              /* of the slice, in the state segment; NULL: frozen */
-    uint64_t first_chunk;    /* of the slice in the trail's chunk words */
-    bool publish_whole;      /* its update was begun by a predecessor, into another segment */
-    struct model_unit *next; /* in the backlog */
+struct model_trail {              /* of all units' work */
+    struct kern_trail_area *area; /* in the ledger, or at the end of the state */
+    _Atomic uint64_t *chunks;     /* NULL: the device's own affair */
+    uint64_t chunk_count;
+};
+
+struct model_waits {    /* requests, to be tried again */
+    struct op *phase;   /* after SEALED or OPENED */
+    struct op *lease;   /* LEASE, for which there is no work yet */
+    struct op *held;    /* while the daemon drains: what would begin hold_step, as it came */
+    uint64_t hold_step; /* the first that does not begin */
 };
 
 struct model {
-    struct daemon *daemon;                /* borrowed */
-    uint32_t handle;                      /* index in daemon.models + 1 */
-    struct spec *spec;                    /* owned */
-    char *spec_json;                      /* owned: canonical */
-    struct shardmap *map;                 /* owned */
-    const struct keeper *keeper;          /* borrowed */
-    struct kern *kern;                    /* borrowed: the device that has its memory */
-    bool stored;                          /* with the keeper, under instance */
-    bool adopted;                         /* from a predecessor */
-    uint64_t instance;                    /* random; the keeper's names of the segments carry it */
+    struct daemon *daemon; /* borrowed */
+    uint32_t handle;       /* index in daemon.models + 1 */
+    struct spec *spec;     /* owned */
+    char *spec_json;       /* owned: canonical */
+    struct shardmap *map;  /* owned */
+    struct kern *kern;     /* borrowed: the device that has its memory */
+    struct model_kept kept;
     struct segment state, ledger_segment; /* what a successor goes on with */
     struct segment publish, board_segment;
-    struct ledger ledger;                     /* in ledger_segment */
-    uint64_t chunk_count;                     /* of all units */
-    struct kern_trail_area *trail;            /* in the ledger, or at the end of the state */
-    _Atomic uint64_t *chunks;                 /* of the trail; NULL: the device's own affair */
-    struct board *board;                      /* in board_segment */
-    void *core_memory;                        /* owned */
-    struct step *core;                        /* in core_memory */
-    struct model_unit *units;                 /* owned, [spec->unit_count] */
-    struct kern_hyper hypers[SHD_GROUPS_MAX]; /* of the update being applied */
-    struct spill spill;
-    void *lease_memory;       /* owned */
-    struct lease *lease;      /* in lease_memory */
-    struct op *lease_waiting; /* LEASE requests for which there is no work yet */
-    uint64_t hold_step;       /* while the daemon drains: the first step that does not begin */
-    struct op *held;          /* what would begin it, in order of arrival */
-    struct op *waiting;       /* requests to try again after SEALED or OPENED */
+    struct ledger ledger; /* in ledger_segment */
+    struct model_trail trail;
+    struct board *board;       /* in board_segment */
+    struct step *core;         /* owned */
+    struct lease *lease;       /* owned */
+    struct model_unit *units;  /* owned, [spec->unit_count] */
+    struct kern_hyper *hypers; /* [SHD_GROUPS_MAX], of the update being applied */
+    struct model_fill *fill;   /* of initial values; here and the next two live as long as it */
+    struct spill *spill;
+    struct metrics_model *metrics;
+    struct model_waits waits;
     struct model_unit *backlog_first, **backlog_last; /* the kernel queue was full */
-    void (*on_filled)(struct model *m);
-    struct task init_task;
-    uint32_t init_tensor; /* next to fill */
-    bool init_waits;      /* the kernel queue was full */
-    bool ready;           /* initial values are in */
-    int last_status;      /* SHD_OK, or why a kernel failed */
-    uint64_t inbox_bytes; /* of all sessions, now */
-    struct metrics_model metrics;
-    struct checkpoint *checkpoint; /* owned: being written; NULL: none */
+    bool ready;                                       /* initial values are in */
+    int last_status;                                  /* SHD_OK, or why a kernel failed */
+    uint64_t inbox_bytes;                             /* of all sessions, now */
+    struct checkpoint *checkpoint;                    /* owned: being written; NULL: none */
 };
 
 /* Where a model is to be. */
@@ -136,7 +128,7 @@ int model_of(struct op *op, uint32_t handle);
 void model_wait(struct model *m, struct op *op);
 void model_wake(struct model *m);
 
-/* A session died: finish its waiting requests; what it had on lease can be handed out again. */
+/* A session died: finish its waiting requests. */
 void model_forget_session(struct model *m, const struct session *s);
 
 #endif

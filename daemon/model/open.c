@@ -7,11 +7,13 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
+#include "daemon/core/step.h"
 #include "daemon/model/adopt.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
+#include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/spec/spec_json.h"

@@ -10,16 +10,20 @@
 #include "daemon/base/log.h"
 #include "daemon/base/reach.h"
 #include "daemon/base/state.h"
+#include "daemon/base/task.h"
+#include "daemon/core/step.h"
 #include "daemon/model/adopt.h"
 #include "daemon/model/model.h"
 #include "daemon/model/open.h"
 #include "daemon/model/restore_in.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
+#include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt_info.h"
+#include "proto/share/board.h"
 #include "proto/spec/spec_json.h"
 #include "proto/wire/wire.h"
 
@@ -281,9 +285,10 @@ static int start_ledger(struct restore *w)
     int r = ledger_start_at(&m->ledger, &start, &w->err);
     if (r != SHD_OK)
         return r;
-    free(m->core_memory);
-    free(m->lease_memory);
-    m->core_memory = m->lease_memory = NULL;
+    free(m->core);
+    free(m->lease);
+    m->core = NULL;
+    m->lease = NULL;
     return model_core(m, &w->err); /* anew, from where the ledger is now */
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt_info.h"

@@ -7,13 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/keeper.h"
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
+#include "daemon/base/task.h"
 #include "daemon/model/apply.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
+#include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
@@ -45,15 +48,15 @@ void spill_adopted(struct model *m)
 {
     const uint64_t step = step_collecting(m->core);
     const uint32_t micros = m->ledger.head->micros;
-    if (m->spill.segment.base == NULL)
+    if (m->spill->segment.base == NULL)
         return;
-    m->spill.state = SPILL_READY;
-    m->spill.dirty = true;
+    m->spill->state = SPILL_READY;
+    m->spill->dirty = true;
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
         for (uint32_t micro = 0; micro < micros; micro++) {
             const uint64_t word = atomic_load(&m->ledger.cell[(uint64_t)u * micros + micro]);
             if (ledger_cell_step(word) == step && ledger_cell_kind(word) == LEDGER_CELL_SPILLED)
-                m->spill.bytes += grad_bytes(m, u, (enum shd_dtype)ledger_cell_dtype(word));
+                m->spill->bytes += grad_bytes(m, u, (enum shd_dtype)ledger_cell_dtype(word));
         }
 }
 
@@ -73,33 +76,34 @@ static void make_segment(uv_work_t *work)
     struct model *m = work->data;
     struct shd_err e;
     FAIL_POINT("spill:make:before");
-    int r = segment_new("shardd-spill", SEGMENT_SPILL, model_spill_bytes(m), &m->spill.segment, &e);
+    int r = segment_new("shardd-spill", SEGMENT_SPILL, model_spill_bytes(m), &m->spill->segment,
+                        &e);
     if (r == SHD_OK)
-        r = keeper_store(m->keeper, m->instance, KEEPER_SPILL, m->spill.segment.fd, &e);
+        r = keeper_store(m->kept.keeper, m->kept.instance, KEEPER_SPILL, m->spill->segment.fd, &e);
     FAIL_POINT("spill:make:after");
     if (r != SHD_OK) {
         log_error("op=spill model=%s status=%s why=\"%s\" do=\"gradients wait in their slots: free "
                   "memory, "
                   "look for the slow worker in shardctl status\"",
                   m->spec->name, status_name(r), e.text);
-        segment_close(&m->spill.segment);
+        segment_close(&m->spill->segment);
     }
-    m->spill.work_status = r;
+    m->spill->work_status = r;
 }
 
 static void segment_made(uv_work_t *work, int cancelled)
 {
     struct model *m = work->data;
     CHECK(cancelled == 0); /* nobody cancels */
-    const bool made = m->spill.work_status == SHD_OK;
-    m->spill.state = made ? SPILL_READY : SPILL_NONE;
+    const bool made = m->spill->work_status == SHD_OK;
+    m->spill->state = made ? SPILL_READY : SPILL_NONE;
     look_in(m->daemon, made ? 0 : SHORTAGE_MS);
 }
 
 static void punch_segment(uv_work_t *work)
 {
     const struct model *m = work->data;
-    const struct segment *segment = &m->spill.segment;
+    const struct segment *segment = &m->spill->segment;
     FAIL_POINT("spill:punch:before");
     if (fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
                   (off_t)segment->bytes) != 0)
@@ -114,13 +118,13 @@ static void segment_punched(uv_work_t *work, int cancelled)
 {
     struct model *m = work->data;
     CHECK(cancelled == 0);
-    m->spill.state = SPILL_READY;
+    m->spill->state = SPILL_READY;
     look_in(m->daemon, 0); /* somebody may have waited for us */
 }
 
 static void punch_if_idle(struct model *m)
 {
-    struct spill *s = &m->spill;
+    struct spill *s = m->spill;
     if (!s->punch || s->first != NULL || s->state != SPILL_READY || m->daemon->stopping)
         return;
     s->punch = s->dirty = false;
@@ -131,8 +135,8 @@ static void punch_if_idle(struct model *m)
 
 void spill_step_over(struct model *m)
 {
-    m->spill.bytes = 0;
-    m->spill.punch = m->spill.dirty;
+    m->spill->bytes = 0;
+    m->spill->punch = m->spill->dirty;
     punch_if_idle(m);
 }
 
@@ -141,7 +145,7 @@ void spill_step_over(struct model *m)
 
 static void unlink_copy(struct spill_copy *copy)
 {
-    struct spill_copy **at = &copy->model->spill.first;
+    struct spill_copy **at = &copy->model->spill->first;
     while (*at != copy)
         at = &(*at)->next;
     *at = copy->next;
@@ -169,8 +173,8 @@ static void copied(struct task *task)
         step_spilled(m->core, copy->unit, copy->micro, copy->ref, copy->dtype, &actions);
     }
     if (actions.count > 0) { /* it was credited */
-        m->spill.bytes += grad_bytes(m, copy->unit, copy->dtype);
-        m->spill.bytes_total += grad_bytes(m, copy->unit, copy->dtype);
+        m->spill->bytes += grad_bytes(m, copy->unit, copy->dtype);
+        m->spill->bytes_total += grad_bytes(m, copy->unit, copy->dtype);
     } else {
         look_in(m->daemon, SHORTAGE_MS); /* it failed, or its turn had come */
     }
@@ -196,7 +200,7 @@ static int start_copy(struct inbox *inbox, uint32_t slot, struct op *op)
                                  .ref = op->index + 1,
                                  .serial = op->serial,
                                  .dtype = req->dtype,
-                                 .next = m->spill.first };
+                                 .next = m->spill->first };
     task_init(&copy->task, m->daemon->tasks, copied);
     const struct kern_copy bytes = {
         .to = model_spilled(m, req->unit, req->micro),
@@ -208,8 +212,8 @@ static int start_copy(struct inbox *inbox, uint32_t slot, struct op *op)
         free(copy);
         return r;
     }
-    m->spill.first = copy;
-    m->spill.dirty = true;
+    m->spill->first = copy;
+    m->spill->dirty = true;
     inbox->spilling |= UINT64_C(1) << slot;
     inbox->refs++;
     return SHD_OK;
@@ -217,12 +221,12 @@ static int start_copy(struct inbox *inbox, uint32_t slot, struct op *op)
 
 void spill_deinit(struct model *m)
 {
-    while (m->spill.first != NULL) {
-        struct spill_copy *copy = m->spill.first;
-        m->spill.first = copy->next;
+    while (m->spill->first != NULL) {
+        struct spill_copy *copy = m->spill->first;
+        m->spill->first = copy->next;
         free_copy(copy);
     }
-    segment_close(&m->spill.segment);
+    segment_close(&m->spill->segment);
 }
 
 /* -- Who waits ----------------------------------------------------------------------------------
@@ -272,7 +276,7 @@ static bool is_memory_short(const struct inbox *inbox)
 /* Begin what can be begun; returns in how many ms to look again, 0: something else will say. */
 static uint64_t spill_inbox(struct daemon *d, struct inbox *inbox)
 {
-    struct spill *s = &inbox->model->spill;
+    struct spill *s = inbox->model->spill;
     if (s->state == SPILL_MAKING || s->state == SPILL_PUNCHING || s->punch)
         return PATIENCE_MS;
     if (is_memory_short(inbox))

@@ -6,6 +6,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
+#include "daemon/core/replies.h"
 #include "daemon/net/mailbox.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"

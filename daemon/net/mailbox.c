@@ -13,6 +13,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
+#include "daemon/core/replies.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
 #include "proto/base/check.h"

@@ -12,6 +12,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/process.h"
 #include "daemon/base/state.h"
+#include "daemon/core/replies.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 

@@ -12,12 +12,10 @@
 
 #include <uv.h>
 
-#include "daemon/core/replies.h"
 #include "daemon/net/links.h"
 #include "daemon/net/op.h"
 #include "proto/share/fdpass.h"
 #include "proto/share/segment.h"
-#include "proto/spec/layout.h"
 #include "proto/wire/wire.h"
 
 #define SESSIONS_MAX        1024u
@@ -27,7 +25,7 @@
 
 struct daemon;
 struct inbox;
-struct links;
+struct replies;
 
 struct session_ticket {
     uint64_t ticket; /* 0: unused */

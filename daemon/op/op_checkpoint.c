@@ -2,12 +2,14 @@
  * when it opens. A session that asks again replaces what it asked for before. */
 #include <inttypes.h>
 
+#include "daemon/core/step.h"
 #include "daemon/model/checkpoint.h"
 #include "daemon/model/model.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
 #include "daemon/op/requests.h"
 #include "proto/base/sys.h"
+#include "proto/share/board.h"
 
 static int busy(struct op *op, const struct op *other)
 {
@@ -20,7 +22,7 @@ static int busy(struct op *op, const struct op *other)
 static int replace_waiting(struct op *op)
 {
     struct model *m = op->model;
-    for (struct op **at = &m->waiting; *at != NULL; at = &(*at)->next) {
+    for (struct op **at = &m->waits.phase; *at != NULL; at = &(*at)->next) {
         struct op *other = *at;
         if (other->req.type != WIRE_CHECKPOINT)
             continue;

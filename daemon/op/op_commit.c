@@ -4,7 +4,9 @@
 
 #include "daemon/model/apply.h"
 #include "daemon/model/lease_wait.h"
+#include "daemon/model/metrics.h"
 #include "daemon/model/model.h"
+#include "daemon/model/spill.h"
 #include "daemon/net/op.h"
 #include "daemon/op/requests.h"
 #include "kernels/runs.h"

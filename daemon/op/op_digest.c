@@ -3,10 +3,12 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "daemon/core/step.h"
 #include "daemon/model/digest.h"
 #include "daemon/model/model.h"
 #include "daemon/net/op.h"
 #include "daemon/op/requests.h"
+#include "proto/share/board.h"
 
 static int op_digest(struct op *op)
 {

@@ -1,4 +1,5 @@
 /* GET_BLOB: the client's own state as of the last committed step. */
+#include "daemon/core/step.h"
 #include "daemon/model/model.h"
 #include "daemon/net/op.h"
 #include "daemon/op/requests.h"

@@ -2,6 +2,8 @@
 #include <string.h>
 
 #include "daemon/base/state.h"
+#include "daemon/core/step.h"
+#include "daemon/model/metrics.h"
 #include "daemon/model/model.h"
 #include "daemon/net/op.h"
 #include "daemon/op/requests.h"

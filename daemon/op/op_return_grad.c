@@ -7,6 +7,8 @@
 #include "daemon/model/apply.h"
 #include "daemon/model/drain.h"
 #include "daemon/model/inbox.h"
+#include "daemon/model/metrics.h"
+#include "daemon/model/spill.h"
 #include "daemon/net/links.h"
 #include "daemon/net/op.h"
 #include "daemon/op/requests.h"

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include <microhttpd.h>
-
 #include <uv.h>
 
 #include "daemon/base/state.h"

@@ -13,6 +13,7 @@
 #include "daemon/model/adopt.h"
 #include "daemon/view/snapshot.h"
 #include "daemon/view/waits.h"
+#include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/version.h"

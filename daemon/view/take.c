@@ -7,9 +7,11 @@
 #include <time.h>
 
 #include "daemon/base/state.h"
+#include "daemon/core/lease.h"
 #include "daemon/model/checkpoint.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
+#include "daemon/model/spill.h"
 #include "daemon/net/links.h"
 #include "daemon/net/mailbox.h"
 #include "daemon/net/op.h"
@@ -55,8 +57,8 @@ static void take_groups(const struct model *m, struct view_model *vm)
             continue;
         struct view_missing *missing = &vm->missing[vm->missing_count++];
         *missing = (struct view_missing){ .group = g, .holder = { session[0], session[1] } };
-        if (m->metrics.senders != NULL)
-            missing->sender = m->metrics.senders[g];
+        if (m->metrics->senders != NULL)
+            missing->sender = m->metrics->senders[g];
     }
 }
 
@@ -71,12 +73,12 @@ static void add_waiting(struct view_model *vm, const struct op *op, struct view_
 
 static void take_requests(const struct model *m, struct view_model *vm)
 {
-    for (const struct op *op = m->waiting; op != NULL; op = op->next)
+    for (const struct op *op = m->waits.phase; op != NULL; op = op->next)
         if (op->req.type == WIRE_PREPARE)
             add_waiting(
                 vm, op,
                 (struct view_waiting){ .what = VIEW_WAITS_PREPARE, .step = op->req.prepare.step });
-    for (const struct op *op = m->lease_waiting; op != NULL; op = op->next)
+    for (const struct op *op = m->waits.lease; op != NULL; op = op->next)
         add_waiting(vm, op,
                     (struct view_waiting){ .what = VIEW_WAITS_LEASE, .step = op->req.lease.step });
 }
@@ -109,12 +111,12 @@ static void take_numbers(const struct model *m, struct view_model *vm, uint64_t 
     vm->owners = m->map->owners;
     vm->elems = m->map->elems;
     vm->ready = m->ready;
-    vm->adopted = m->adopted;
+    vm->adopted = m->kept.adopted;
     vm->status = m->last_status;
     vm->step = step_now(m->core);
     vm->collecting = step_collecting(m->core);
     vm->updates = step_updates(m->core);
-    vm->hold_step = m->hold_step;
+    vm->hold_step = m->waits.hold_step;
     vm->phase = step_phase(m->core);
     vm->expected = step_cells(m->core);
     vm->returned = step_cells_in(m->core);
@@ -124,13 +126,13 @@ static void take_numbers(const struct model *m, struct view_model *vm, uint64_t 
     vm->bytes.inbox = m->inbox_bytes;
     vm->bytes.board = m->board_segment.bytes;
     vm->bytes.ledger = m->ledger_segment.bytes;
-    vm->bytes.spill = m->spill.bytes;
-    vm->bytes.spilled = m->spill.bytes_total;
+    vm->bytes.spill = m->spill->bytes;
+    vm->bytes.spilled = m->spill->bytes_total;
     vm->record = *step_record(m->core);
-    vm->metrics = m->metrics;
+    vm->metrics = *m->metrics;
     vm->metrics.senders = NULL;
     vm->saves = checkpoint_progress(m, &vm->checkpoint);
-    vm->rates = metrics_model_rates(&m->metrics, now_ns - m->daemon->started_ns, now_ns);
+    vm->rates = metrics_model_rates(m->metrics, now_ns - m->daemon->started_ns, now_ns);
 }
 
 static bool take_model(const struct model *m, struct view_model *vm, uint64_t now_ns)
@@ -338,7 +340,7 @@ struct view_snapshot *view_take(struct daemon *d, bool with_spans)
         take_transfers(d, s);
     /* What workers have counted was taken in with their sessions. */
     for (uint32_t i = 0; ok && i < s->model_count; i++)
-        s->models[i].metrics.fetch_wait = d->models[i]->metrics.fetch_wait;
+        s->models[i].metrics.fetch_wait = d->models[i]->metrics->fetch_wait;
     if (!ok) {
         view_unref(s);
         return NULL;

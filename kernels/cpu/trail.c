@@ -17,11 +17,6 @@ static uint64_t chunk_word(uint64_t op, uint64_t done)
     return op << TRAIL_COUNT_BITS | done;
 }
 
-size_t kern_trail_bytes(void)
-{
-    return sizeof(struct kern_trail_area);
-}
-
 int trail_resume(const struct kern_trail *t, struct cpu_range chunk, uint64_t *ret_done)
 {
     CHECK(chunk.first % KERN_CHUNK_ELEMS == 0 && chunk.count <= KERN_CHUNK_ELEMS);

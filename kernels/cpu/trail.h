@@ -40,9 +40,7 @@ struct kern_trail_area {
 /* Layout outlives the program that made it. */
 _Static_assert(offsetof(struct trail_record, old) == 64, "old values fill lines of their own");
 _Static_assert(sizeof(struct trail_record) == 896, "record size");
-
-/* Bytes of an area (for any number of threads). */
-size_t kern_trail_bytes(void);
+_Static_assert(sizeof(struct kern_trail_area) == KERN_TRAIL_BYTES, "ledgers have room for it");
 
 /* Put a dead process's trail in order. May itself be killed and called again. base[bytes]: the
  * segment; chunks[count]. Errors: SHD_ESEGMENT a record that points outside, named; nothing is

@@ -178,9 +178,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static unsigned kern_count;
     struct shd_err e = { 0 };
     if (area == NULL) {
-        area = aligned_alloc(128, kern_trail_bytes());
+        area = aligned_alloc(128, KERN_TRAIL_BYTES);
         CHECK(area != NULL);
-        memset((void *)area, 0, kern_trail_bytes());
+        memset((void *)area, 0, KERN_TRAIL_BYTES);
         for (const char *const *isa = kern_cpu_isas(); *isa != NULL; isa++) {
             const struct kern_config config = { .threads = 1, .isa = *isa };
             CHECK(kern_cpu_new(&config, &kerns[kern_count++], &e) == SHD_OK);

@@ -13,7 +13,7 @@ static const struct kern_hyper trail_hypers[] = {
 struct world world_new(void)
 {
     EXPECT_EQ(kern_trail_chunks(ELEMS), CHUNKS);
-    const uint64_t area_bytes = (kern_trail_bytes() + 4095) / 4096 * 4096, marks_bytes = 4096;
+    const uint64_t area_bytes = (KERN_TRAIL_BYTES + 4095) / 4096 * 4096, marks_bytes = 4096;
     struct world w = { .bytes = area_bytes + marks_bytes + 4 * ELEMS * sizeof(float) };
     void *base = mmap(NULL, w.bytes, PROT_READ | PROT_WRITE,
                       MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);

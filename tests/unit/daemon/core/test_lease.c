@@ -1,6 +1,8 @@
 /* Who computes what: on a real core, with sessions that return, die and dawdle in a made-up time.
  */
 #include "daemon/core/lease.h"
+#include "daemon/core/ledger.h"
+#include "daemon/core/step.h"
 #include "daemon/core/step_init.h"
 
 #include "proto/base/check.h"

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 
 #include "daemon/core/step.h"
-#include "kernels/cpu/trail.h"
 #include "proto/base/check.h"
+#include "proto/share/trail.h"
 #include "proto/spec/layout.h"
 #include "tests/lib/test.h"
 
@@ -66,7 +66,7 @@ TEST(sizes_are_whole_pages_and_grow_with_each_count)
     struct shd_err e;
     EXPECT_OK(ledger_bytes(&s, &bytes, &e), &e);
     EXPECT_EQ(bytes % SHD_PAGE_BYTES, 0);
-    EXPECT(bytes > 2 * LEDGER_BLOB_BYTES + kern_trail_bytes());
+    EXPECT(bytes > 2 * LEDGER_BLOB_BYTES + KERN_TRAIL_BYTES);
     s.units = s.micros = 1000;
     EXPECT_OK(ledger_bytes(&s, &more, &e), &e);
     EXPECT(more >= bytes + 8 * 1000 * 1000);
@@ -113,7 +113,7 @@ TEST(parts_do_not_overlap_and_hold_what_was_given)
         { l.unit, UNITS * sizeof *l.unit },
         { (const void *)l.cell, UNITS * MICROS * sizeof *l.cell },
         { l.metrics, MICROS * sizeof *l.metrics },
-        { l.trail, kern_trail_bytes() },
+        { l.trail, KERN_TRAIL_BYTES },
         { (const void *)l.chunks, 9 * sizeof *l.chunks },
         { l.spec, 16 },
         { l.blob[0], LEDGER_BLOB_BYTES },

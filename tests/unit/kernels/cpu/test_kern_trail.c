@@ -255,7 +255,7 @@ TEST(chunk_counts_round_up)
     EXPECT_EQ(kern_trail_chunks(1), 1);
     EXPECT_EQ(kern_trail_chunks(65536), 1);
     EXPECT_EQ(kern_trail_chunks(65537), 2);
-    EXPECT_EQ(kern_trail_bytes() % 128, 0);
+    EXPECT_EQ(KERN_TRAIL_BYTES % 128, 0);
 }
 
 TEST_MAIN()

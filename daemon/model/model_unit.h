@@ -1,0 +1,33 @@
+/* One unit's slice of a model, and the kernel work on it. */
+#ifndef SHD_MODEL_UNIT_H
+#define SHD_MODEL_UNIT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/task.h"
+#include "daemon/core/step.h"
+#include "kernels/kern.h"
+
+struct model;
+
+enum model_work_kind { MODEL_ACCUMULATE, MODEL_SUM, MODEL_ZERO, MODEL_APPLY, MODEL_PUBLISH };
+
+/* One unit's slice; at most one piece of kernel work on it at a time (the core sees to that). */
+struct model_unit {
+    struct task task;
+    struct model *model; /* borrowed */
+    uint32_t unit;
+    enum model_work_kind kind;
+    struct step_action action; /* what the work is for */
+    uint64_t submitted_ns;
+    struct kern_sum sum;
+    struct kern_run *runs; /* owned: parameter groups of the slice */
+    uint32_t run_count;
+    float *acc;              /* of the slice, in the state segment; NULL: frozen */
+    uint64_t first_chunk;    /* of the slice in the trail's chunk words */
+    bool publish_whole;      /* its update was begun by a predecessor, into another segment */
+    struct model_unit *next; /* in the backlog */
+};
+
+#endif
