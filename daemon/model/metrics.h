@@ -1,5 +1,5 @@
 /* What happens, counted: by the loop thread, in plain structs, at the places where it happens.
- * view_take.c copies them for whoever looks. The hooks also write the trace (trace.h). */
+ * take.c copies them for whoever looks. The hooks also write the trace (trace.h). */
 #ifndef SHD_METRICS_H
 #define SHD_METRICS_H
 
