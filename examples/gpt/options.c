@@ -286,12 +286,12 @@ static int take_flags(int argc, char **argv, struct options *o, struct shd_err *
     int rest = argc;
     parsed = defaults;
     const enum flags_result result = flags_parse(&flags, argc, argv, &rest, e);
+    *o = parsed;
+    o->help = result == FLAGS_HELP;
     if (result == FLAGS_ERROR)
         return e != NULL ? e->code : SHD_EINVAL;
     if (result == FLAGS_OK && rest < argc)
         return fail(e, SHD_EINVAL, "'%s' is not a flag; see --help", argv[rest]);
-    *o = parsed;
-    o->help = result == FLAGS_HELP;
     return SHD_OK;
 }
 

@@ -191,6 +191,7 @@ int cuda_trail_repair(struct kern *kern, struct kern_trail_area *area, void *bas
     if (status == SHD_OK)
         status = cuda_enter(k, e);
     if (status == SHD_OK) {
+        CHECK(r.image != NULL && r.heads != NULL);
         if (r.area >= r.base && bytes > r.area - r.base)
             bytes = r.area - r.base; /* old values do not belong into the trail itself */
         pthread_mutex_lock(&k->memory_lock);

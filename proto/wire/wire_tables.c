@@ -43,7 +43,7 @@
 
 /* -- Inside others --------------------------------------------------------------------------- */
 
-#define DECIDED_AS(member, as) ROW_OF(struct decision, member, .form = as)
+#define DECIDED_AS(member, as) ROW_OF(struct decision, member, .form = (as))
 static const struct wire_field decision_fields[] = {
     DECIDED_AS(skip, WIRE_ANY),        DECIDED_AS(scale, WIRE_REAL),     DECIDED_AS(lr, WIRE_REAL),
     DECIDED_AS(loss_scale, WIRE_REAL), DECIDED_AS(good_steps, WIRE_ANY),
