@@ -14,9 +14,11 @@ foreach(name gpt_cuda_kernels gpt_cuda_attention gpt_cuda_moe gpt_cuda_model)
 endforeach()
 
 # The real programs
-add_test(NAME gpt_cuda COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/test_gpt_cuda.sh
-         ${PROJECT_BINARY_DIR}/bin ${CMAKE_CURRENT_BINARY_DIR})
-set_tests_properties(gpt_cuda PROPERTIES LABELS e2e SKIP_RETURN_CODE 77)
+set(ways all)
+if(SHD_SANITIZE)
+  set(ways once)
+endif()
+shd_script_test(gpt_cuda e2e test_gpt_cuda.sh ${shd_bin} ${CMAKE_CURRENT_BINARY_DIR} ${ways})
 
 # Declarations of ours beside the Toolkit's, where there is one
 find_path(CUBLAS_INCLUDE_DIR cublas_api.h HINTS ENV CUDA_HOME ENV CUDA_PATH
