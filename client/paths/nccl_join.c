@@ -76,11 +76,14 @@ static void transfer_done(struct comm_job *job)
     struct nccl_model *n = t->of;
     pthread_mutex_lock(&n->lock);
     t->busy = false;
-    if (job->turn > 0 && job->status == SHD_OK)
+    if (job->turn > 0 && job->status == SHD_OK) {
         t->owner->turned = true;
+        t->owner->why = (struct shd_err){ 0 };
+    }
     if (job->status != SHD_OK && job->status != SHD_ETIMEDOUT && !job->ended && !t->owner->broken) {
         t->owner->broken = true;
-        t->owner->why = job->why;
+        if (!job->remote || t->owner->why.code == SHD_OK)
+            t->owner->why = job->why; /* that the peer broke off says less than why this side did */
         atomic_store(&n->broken, true);
     }
     pthread_cond_broadcast(&n->change);

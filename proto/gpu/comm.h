@@ -48,6 +48,7 @@ struct comm_job {
     _Atomic uint64_t begun_ns; /* CLOCK_MONOTONIC; 0: not yet. Any thread may look */
     int status;
     bool ended;         /* not SHD_OK: for comm_link_end(), not for what happened to the link */
+    bool remote;        /* not SHD_OK: for the peer's end of the link, which knows why */
     struct shd_err why; /* when status is not SHD_OK */
     uint64_t version;   /* of the gate's unit when it began */
     struct comm_job *next;

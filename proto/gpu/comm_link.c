@@ -51,11 +51,13 @@ int comm_take_libraries(struct comm *c, struct shd_err *e)
 
 /* -- A link that breaks ------------------------------------------------------------------------ */
 
-static void finish(struct comm_job *job, int status, bool ended, const struct shd_err *why)
+/* broken: the link that did not do it; NULL: it is done. */
+static void finish(struct comm_job *job, const struct comm_link *broken)
 {
-    job->status = status;
-    job->ended = ended;
-    job->why = why != NULL ? *why : (struct shd_err){ 0 };
+    job->status = broken != NULL ? broken->why.code : SHD_OK;
+    job->ended = broken != NULL && broken->ended;
+    job->remote = broken != NULL && broken->remote;
+    job->why = broken != NULL ? broken->why : (struct shd_err){ 0 };
     job->next = NULL;
     job->done(job); /* *job may be gone from here on */
 }
@@ -65,12 +67,12 @@ static void finish_all(struct comm_link *l)
     if (l->opened != NULL) {
         struct comm_job *opened = l->opened;
         l->opened = NULL;
-        finish(opened, l->why.code, l->ended, &l->why);
+        finish(opened, l);
     }
     while (l->queue != NULL) {
         struct comm_job *job = l->queue;
         l->queue = job->next;
-        finish(job, l->why.code, l->ended, &l->why);
+        finish(job, l);
     }
 }
 
@@ -170,6 +172,7 @@ static int look(struct comm_link *l, const char *what)
         r = nccl_result(nccl, state, &l->why, "%s", what);
     if (r == SHD_OK)
         return state;
+    l->remote = state == NCCL_REMOTE_ERROR;
     break_link(l);
     return NCCL_REMOTE_ERROR;
 }
@@ -194,7 +197,7 @@ static void step_init(struct comm_link *l)
         return;
     l->state = LINK_READY;
     l->opened = NULL;
-    finish(opened, SHD_OK, /* ended= */ false, NULL);
+    finish(opened, NULL);
 }
 
 /* -- Turns ------------------------------------------------------------------------------------- */
@@ -232,7 +235,9 @@ static void step_ready(struct comm_link *l)
     if (job->gate.board != NULL)
         job->version = board_version(job->gate.board, job->gate.unit);
     begin(l, job);
-    if (nccl_result(l->comm->nccl, issue(l, job), &l->why, "%s %" PRIu64 " bytes", way_name(job),
+    const int issued = issue(l, job);
+    l->remote = issued == NCCL_REMOTE_ERROR;
+    if (nccl_result(l->comm->nccl, issued, &l->why, "%s %" PRIu64 " bytes", way_name(job),
                     job->bytes) == SHD_OK)
         l->state = LINK_ISSUED;
     else
@@ -272,7 +277,7 @@ static void step_running(struct comm_link *l)
     l->state = LINK_READY;
     l->turn++;
     l->queue = job->next;
-    finish(job, SHD_OK, /* ended= */ false, NULL);
+    finish(job, NULL);
 }
 
 /* -- All of it ----------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ struct comm_link {
     CUevent event;
     struct shd_err why; /* why it broke */
     bool ended;         /* for comm_link_end() */
+    bool remote;        /* for the peer's end, which knows why */
 };
 
 struct id_request {      /* on its caller's stack */

@@ -351,8 +351,8 @@ static void run_death(uint32_t rank)
         raise(SIGKILL);
     queue(&k, 0, 1, COMM_SEND, 60000, /* timeout_ns= */ 0);
     queue(&k, 0, 2, COMM_SEND, 60000, /* timeout_ns= */ 0);
-    MUST(await(&k.turns[0][0]) == SHD_EGONE);
-    MUST(await(&k.turns[0][1]) == SHD_EGONE);
+    MUST(await(&k.turns[0][0]) == SHD_EGONE && k.turns[0][0].job.remote);
+    MUST(await(&k.turns[0][1]) == SHD_EGONE && k.turns[0][1].job.remote);
     k.turns[1][0] = (struct turn){ .job = { .done = turn_done,
                                             .way = COMM_RECV,
                                             .memory = k.device[1],
@@ -362,7 +362,7 @@ static void run_death(uint32_t rank)
     sleep_ms(20);
     MUST(!k.turns[1][0].done);
     comm_link_end(k.links[1]);
-    MUST(await(&k.turns[1][0]) == SHD_EGONE);
+    MUST(await(&k.turns[1][0]) == SHD_EGONE && !k.turns[1][0].job.remote);
     k.links[1] = NULL;
     rank_close(&k);
     nothing_left();
