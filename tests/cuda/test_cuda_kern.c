@@ -126,9 +126,9 @@ TEST(free_waits_for_work_that_is_slow)
     const struct shim shim = shim_find();
     struct kern *k = cuda_new();
     struct shd_err e = { 0 };
+    words[0] = 7;
     shim.delay(2000);
     for (uint32_t i = 0; i + 1 < 40; i++) {
-        words[0] = 7;
         const struct kern_copy a = { &words[i + 1], &words[i], sizeof words[0] };
         EXPECT_OK(k->ops->copy(k, &a, NULL, &e), &e);
     }
