@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# test_gpu_check.sh BUILD SHIM: a dry run of scripts/gpu-check.sh, with a driver that is none.
+# test_gpu_check.sh BUILD SHIM nvcc|none: a dry run of scripts/gpu-check.sh, with a driver that is none.
+# none: the build has no GPU kernels, and what needs them would fail.
 #
 # A run on hardware is cold and has one attempt: here every item that does not need a GPU's own tools
 # goes through, one that fails or hangs is told from the rest, and a cut run leaves its results.
@@ -8,6 +9,10 @@ build=$(cd "$1" && pwd)
 shim=$(cd "$2" && pwd)
 root=$(cd "$(dirname "$0")/../.." && pwd)
 command -v python3 >/dev/null || exit 77
+if [ "$3" = none ]; then
+    echo "skipped: this build has no GPU kernels, for there was no nvcc"
+    exit 77
+fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export SHD_CHECK_BUILD=$build SHD_CHECK_SHIM=$shim
