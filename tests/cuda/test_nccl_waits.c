@@ -60,8 +60,10 @@ static bool is_pid(const json_t *person, pid_t pid)
     return json_integer_value(json_object_get(person, "pid")) == pid;
 }
 
-/* A wait of this kind for `on`, which is in that state; its sentence. */
-static bool find_wait(int index, const char *kind, pid_t on, const char *state, char text[512])
+/* A wait of this kind for `on`, which is in that state and whose sentence has `has`; the sentence.
+ * A worker can be stopped while one owner gives and another takes: `has` tells the two apart. */
+static bool find_wait(int index, const char *kind, pid_t on, const char *state, const char *has,
+                      char text[512])
 {
     json_t *root = status_of(index), *wait, *person;
     size_t i, k;
@@ -71,7 +73,8 @@ static bool find_wait(int index, const char *kind, pid_t on, const char *state, 
         json_array_foreach(json_object_get(wait, "on"), k, person)
         {
             if (strcmp(text_of(wait, "kind"), kind) != 0 || !is_pid(person, on) ||
-                strcmp(text_of(person, "state"), state) != 0)
+                strcmp(text_of(person, "state"), state) != 0 ||
+                strstr(text_of(wait, "text"), has) == NULL)
                 continue;
             snprintf(text, 512, "%s", text_of(wait, "text"));
             found = true;
@@ -81,16 +84,17 @@ static bool find_wait(int index, const char *kind, pid_t on, const char *state, 
     return found;
 }
 
-static int await_wait(const char *kind, pid_t on, const char *state, char text[512])
+static int await_wait(const char *kind, pid_t on, const char *state, const char *has,
+                      char text[512])
 {
     const uint64_t end_ms = test_now_ms() + TEST_HANG_MS;
     while (test_now_ms() < end_ms) {
         for (int i = 0; i < daemons.count; i++)
-            if (find_wait(i, kind, on, state, text))
+            if (find_wait(i, kind, on, state, has, text))
                 return i;
         sleep_ms(20);
     }
-    FAIL("nobody says that it waits (%s) for pid %d, %s", kind, (int)on, state);
+    FAIL("nobody says that it waits (%s, '%s') for pid %d, %s", kind, has, (int)on, state);
     return -1;
 }
 
@@ -144,13 +148,12 @@ static void await_stopped(pid_t pid)
 static void expect_given_up(pid_t pid, const char *to)
 {
     char text[512], who[64];
-    const int owner = await_wait("transfer", pid, "stopped", text);
     snprintf(who, sizeof who, "test (pid %d, stopped) to %s unit '", (int)pid, to);
-    EXPECT_HAS(text, who);
+    const int owner = await_wait("transfer", pid, "stopped", who, text);
     snprintf(who, sizeof who, " by NCCL; given up after %" PRIu64 " s", test_paced(2000) / 1000);
     EXPECT_HAS(text, who);
     await_no_session(owner, pid);
-    EXPECT(!find_wait(owner, "transfer", pid, "stopped", text));
+    EXPECT(!find_wait(owner, "transfer", pid, "stopped", "", text));
 }
 
 /* Elastic: the other one does all of it meanwhile; then this one finds the run at its end. */
@@ -238,7 +241,7 @@ TEST(who_waits_for_a_stopped_worker_says_so_and_both_end_well)
     EXPECT_STR(path, "nccl");
     EXPECT_STR(what, "wait unit");
     expect_given_up(pid, "take");
-    await_wait("gradients", pid, "stopped", text);
+    await_wait("gradients", pid, "stopped", "", text);
     kill(pid, SIGCONT);
     expect_done(&w[0], pid, want);
     expect_done(&w[1], goes_on, want);
