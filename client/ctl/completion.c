@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "client/ctl/base/say.h"
-#include "client/ctl/base/verb_start.h"
+#include "client/ctl/base/verb.h"
 #include "proto/base/check.h"
 
 static const char bash_tail[] =
@@ -141,6 +141,5 @@ int completion(int argc, char **argv, const struct verb *verbs, size_t count)
         print_zsh(verbs, count);
         return CTL_OK;
     }
-    ctl_say("which shell? usage: %s", flags.usage);
-    return CTL_USAGE;
+    return ctl_usage("which shell? usage: %s", flags.usage);
 }

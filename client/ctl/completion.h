@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-#include "client/ctl/verb.h"
+#include "client/ctl/base/verb.h"
 
 /* shardctl completion: print the script for these verbs. Returns the exit code. */
 int completion(int argc, char **argv, const struct verb *verbs, size_t count);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "client/ctl/base/say.h"
+#include "client/ctl/base/verb.h"
 #include "client/ctl/completion.h"
 #include "client/ctl/doctor/doctor.h"
 #include "client/ctl/plan/plan.h"
@@ -16,7 +17,6 @@
 #include "client/ctl/state/digest.h"
 #include "client/ctl/state/drain.h"
 #include "client/ctl/state/restore.h"
-#include "client/ctl/verb.h"
 #include "client/ctl/watch/dashboard.h"
 #include "client/ctl/watch/status.h"
 #include "client/ctl/watch/top.h"
@@ -67,8 +67,7 @@ static int verb_unknown(const char *name)
     char near[160];
     ctl_say("unknown verb '%s'%s", name,
             suggest(name + strspn(name, "-"), names, ARRAY_SIZE(names), "", near, sizeof(near)));
-    ctl_say("`shardctl --help` explains");
-    return CTL_USAGE;
+    return ctl_usage("`shardctl --help` explains");
 }
 
 static void print_help(FILE *out)
@@ -137,6 +136,5 @@ int main(int argc, char **argv)
     const int code = v->fn(argc - 1, argv + 1);
     if (fflush(stdout) == 0)
         return code;
-    ctl_say("cannot write the output: %s", strerror(errno));
-    return CTL_FAILED;
+    return ctl_fail("cannot write the output: %s", strerror(errno));
 }

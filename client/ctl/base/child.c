@@ -1,9 +1,12 @@
+/* See child.h. */
 #include "client/ctl/base/child.h"
 
-#include <dirent.h>
+#include <argz.h>
+#include <envz.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "client/ctl/base/rundir.h"
 #include "proto/base/check.h"
 
 /* In the child, before exec: undo what shardctl set up for itself. Returns 0 or -1 with errno. */
@@ -170,15 +174,12 @@ static unsigned children_signal(int sig)
 {
     unsigned count = 0;
     DIR *proc = opendir("/proc");
-    if (proc == NULL)
-        return 0;
-    for (const struct dirent *d = readdir(proc); d != NULL; d = readdir(proc)) {
-        if (d->d_name[0] < '1' || d->d_name[0] > '9' || parent_of(d->d_name) != getpid())
+    for (const char *name = dir_next(&proc); name != NULL; name = dir_next(&proc)) {
+        if (name[0] < '1' || name[0] > '9' || parent_of(name) != getpid())
             continue;
-        kill((pid_t)strtol(d->d_name, NULL, 10), sig);
+        kill((pid_t)strtol(name, NULL, 10), sig);
         count++;
     }
-    closedir(proc);
     return count;
 }
 
@@ -194,4 +195,50 @@ void child_end_orphans(void)
     for (unsigned round = 0; round < 64 && children_signal(SIGKILL) > 0; round++)
         while (waitpid(-1, NULL, 0) > 0)
             continue;
+}
+
+/* -- Its environment ----------------------------------------------------------------------------
+ */
+
+int environ_new(struct environ *ret_env, struct shd_err *e)
+{
+    static const char *const manager_vars[] = { "NOTIFY_SOCKET",  "LISTEN_FDS",    "LISTEN_PID",
+                                                "LISTEN_FDNAMES", "WATCHDOG_USEC", "WATCHDOG_PID" };
+    struct environ env = { 0 };
+    if (argz_create(environ, &env.text, &env.bytes) != 0)
+        return err_set(e, SHD_ENOMEM, "out of memory for the environment");
+    for (size_t i = 0; i < ARRAY_SIZE(manager_vars); i++)
+        envz_remove(&env.text, &env.bytes, manager_vars[i]);
+    *ret_env = env;
+    return SHD_OK;
+}
+
+void environ_free(struct environ *env)
+{
+    free(env->text);
+    *env = (struct environ){ 0 };
+}
+
+int environ_set(struct environ *env, struct shd_err *e, const char *name, const char *fmt, ...)
+{
+    char *value = NULL;
+    va_list args;
+    va_start(args, fmt);
+    const bool made = vasprintf(&value, fmt, args) >= 0;
+    va_end(args);
+    const bool set = made && envz_add(&env->text, &env->bytes, name, value) == 0;
+    if (made)
+        free(value);
+    return set ? SHD_OK : err_set(e, SHD_ENOMEM, "out of memory for environment variable %s", name);
+}
+
+int environ_list(const struct environ *env, char ***ret_list, struct shd_err *e)
+{
+    const size_t count = argz_count(env->text, env->bytes);
+    char **list = calloc(count + 1, sizeof(*list));
+    if (list == NULL)
+        return err_set(e, SHD_ENOMEM, "out of memory for %zu environment variables", count);
+    argz_extract(env->text, env->bytes, list);
+    *ret_list = list;
+    return SHD_OK;
 }

@@ -1,4 +1,5 @@
-/* One process that shardctl started: how it is started, signalled and described.
+/* One process that shardctl started: how it is started, signalled and described, and its
+ * environment.
  *
  * Each child leads a process group of its own, so that a Ctrl-C at the terminal reaches shardctl
  * alone, which passes it on once, and so that whatever the child started goes with it. A child is
@@ -47,5 +48,26 @@ bool child_any(void);
 /* Processes whose parent died and left them to us (we are their subreaper): kill and reap those
  * that are there now. Call when no child of our own is left. */
 void child_end_orphans(void);
+
+/* -- Its environment: ours, with some variables set and some taken out ---------------------------
+ */
+
+struct environ {
+    char *text; /* owned: "NAME=value" each behind its NUL, as <envz.h> has them */
+    size_t bytes;
+};
+
+/* A copy of this process's environment without what a service manager set for us alone
+ * (NOTIFY_SOCKET, LISTEN_FDS ...). Errors: SHD_ENOMEM. */
+int environ_new(struct environ *ret_env, struct shd_err *e);
+void environ_free(struct environ *env);
+
+/* Set name to the formatted value, replacing an old one. Errors: SHD_ENOMEM. */
+int environ_set(struct environ *env, struct shd_err *e, const char *name, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* For child_spawn(): NULL-terminated, into env, which is left alone meanwhile. *ret_list is the
+ * caller's to free. Errors: SHD_ENOMEM. */
+int environ_list(const struct environ *env, char ***ret_list, struct shd_err *e);
 
 #endif

@@ -1,9 +1,11 @@
+/* See rundir.h. */
 #include "client/ctl/base/rundir.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,9 +18,44 @@
 #include "proto/base/check.h"
 
 #define RUNDIR_PREFIX     "shardd-run-"
-#define RUNDIR_LOCK       "lock"
 #define RUNDIR_UNLOCKED_S 60 /* without a lock file: younger is being made, older was left */
 #define RUNDIR_ATTEMPTS   8
+
+/* -- Directories and locks ----------------------------------------------------------------------
+ */
+
+const char *dir_next(DIR **dir)
+{
+    const struct dirent *entry = *dir != NULL ? readdir(*dir) : NULL;
+    if (entry != NULL)
+        return entry->d_name;
+    if (*dir != NULL)
+        closedir(*dir);
+    *dir = NULL;
+    return NULL;
+}
+
+/* dir/file; false when that is too long. */
+static bool join(char path[PATH_MAX], const char *dir, const char *file)
+{
+    return snprintf(path, PATH_MAX, "%s/%s", dir, file) < PATH_MAX;
+}
+
+enum lock_state lock_look(const char *dir, const char *file)
+{
+    char path[PATH_MAX];
+    if (!join(path, dir, file))
+        return LOCK_CLOSED;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return errno == ENOENT ? LOCK_GONE : LOCK_CLOSED;
+    const bool held = flock(fd, LOCK_SH | LOCK_NB) < 0 && errno == EWOULDBLOCK;
+    close(fd);
+    return held ? LOCK_HELD : LOCK_FREE;
+}
+
+/* -- Of `shardctl run` --------------------------------------------------------------------------
+ */
 
 /* The next place to try, in order; false when there is none left. */
 static bool base_get(unsigned index, char *buf, size_t bytes)
@@ -29,7 +66,8 @@ static bool base_get(unsigned index, char *buf, size_t bytes)
     if (index == 0)
         n = snprintf(buf, bytes, "%s", xdg != NULL ? xdg : "");
     else if (index == 1)
-        n = snprintf(buf, bytes, "%s", geteuid() == 0 ? "/run" : "");
+        n = snprintf(buf, bytes, "%s",
+                     geteuid() == 0 && (xdg == NULL || strcmp(xdg, "/run") != 0) ? "/run" : "");
     else if (index == 2)
         n = home == NULL ? 0 : snprintf(buf, bytes, "%s/.cache/shardd", home);
     if (n >= (int)bytes)
@@ -98,7 +136,7 @@ static int remove_tree(const char *path)
 static int lock_take(const char *dir, int create)
 {
     char path[PATH_MAX];
-    if (snprintf(path, sizeof(path), "%s/" RUNDIR_LOCK, dir) >= (int)sizeof(path))
+    if (!join(path, dir, RUNDIR_LOCK))
         return -1;
     const int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | create, 0600);
     if (fd < 0)
@@ -110,41 +148,33 @@ static int lock_take(const char *dir, int create)
     return fd;
 }
 
-/* Remove one directory if it is ours and its owner is dead. */
+/* Calls fn with the path of each directory in base that a run of ours has made. */
+static void for_each_run(const char *base, void (*fn)(const char *path, void *arg), void *arg)
+{
+    DIR *dir = opendir(base);
+    for (const char *name = dir_next(&dir); name != NULL; name = dir_next(&dir)) {
+        char path[PATH_MAX];
+        struct stat st;
+        if (strncmp(name, RUNDIR_PREFIX, strlen(RUNDIR_PREFIX)) == 0 && join(path, base, name) &&
+            lstat(path, &st) == 0 && S_ISDIR(st.st_mode) && st.st_uid == geteuid())
+            fn(path, arg);
+    }
+}
+
+/* Remove a directory whose owner is dead. */
 static void sweep_one(const char *path, void *arg)
 {
     (void)arg;
     struct stat st;
-    char lock[PATH_MAX];
-    if (lstat(path, &st) < 0 || !S_ISDIR(st.st_mode) || st.st_uid != geteuid())
-        return;
-    if (snprintf(lock, sizeof(lock), "%s/" RUNDIR_LOCK, path) >= (int)sizeof(lock))
-        return;
-    if (access(lock, F_OK) < 0) {
-        if (errno == ENOENT && time(NULL) - st.st_mtime > RUNDIR_UNLOCKED_S)
-            remove_tree(path);
-        return;
+    const enum lock_state state = lock_look(path, RUNDIR_LOCK);
+    const int fd = state == LOCK_FREE ? lock_take(path, 0) : -1;
+    if (fd >= 0) {
+        remove_tree(path); /* under its lock: two sweepers do not meet */
+        close(fd);
+    } else if (state == LOCK_GONE && stat(path, &st) == 0 &&
+               time(NULL) - st.st_mtime > RUNDIR_UNLOCKED_S) {
+        remove_tree(path);
     }
-    const int fd = lock_take(path, 0);
-    if (fd < 0)
-        return;
-    remove_tree(path); /* under its lock: two sweepers do not meet */
-    close(fd);
-}
-
-/* Calls fn with the path of each run's directory in base. */
-static void for_each_run(const char *base, void (*fn)(const char *path, void *arg), void *arg)
-{
-    DIR *dir = opendir(base);
-    if (dir == NULL)
-        return;
-    for (const struct dirent *d = readdir(dir); d != NULL; d = readdir(dir)) {
-        char path[PATH_MAX];
-        if (strncmp(d->d_name, RUNDIR_PREFIX, strlen(RUNDIR_PREFIX)) == 0 &&
-            snprintf(path, sizeof(path), "%s/%s", base, d->d_name) < (int)sizeof(path))
-            fn(path, arg);
-    }
-    closedir(dir);
 }
 
 struct live {
@@ -155,21 +185,11 @@ struct live {
 static void note_live(const char *path, void *arg)
 {
     struct live *live = arg;
-    struct stat st;
-    char lock[PATH_MAX];
-    if (lstat(path, &st) < 0 || !S_ISDIR(st.st_mode) || st.st_uid != geteuid() ||
-        strlen(path) >= RUNDIR_PATH_BYTES ||
-        snprintf(lock, sizeof(lock), "%s/" RUNDIR_LOCK, path) >= (int)sizeof(lock))
+    if (strlen(path) >= RUNDIR_PATH_BYTES || lock_look(path, RUNDIR_LOCK) != LOCK_HELD)
         return;
-    const int fd = open(lock, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    if (fd < 0)
-        return;
-    if (flock(fd, LOCK_SH | LOCK_NB) < 0 && errno == EWOULDBLOCK) {
-        if (live->count < live->max)
-            snprintf(live->paths[live->count], RUNDIR_PATH_BYTES, "%s", path);
-        live->count++;
-    }
-    close(fd);
+    if (live->count < live->max)
+        snprintf(live->paths[live->count], RUNDIR_PATH_BYTES, "%s", path);
+    live->count++;
 }
 
 uint32_t rundir_live(char (*ret_paths)[RUNDIR_PATH_BYTES], uint32_t max)
@@ -184,6 +204,14 @@ uint32_t rundir_live(char (*ret_paths)[RUNDIR_PATH_BYTES], uint32_t max)
         break;
     }
     return live.count;
+}
+
+void rundir_each(void (*fn)(const char *path, void *arg), void *arg)
+{
+    char base[PATH_MAX];
+    for (unsigned i = 0; base_get(i, base, sizeof(base)); i++)
+        if (base[0] != '\0')
+            for_each_run(base, fn, arg);
 }
 
 static int make_once(const char *base, struct rundir *ret_dir, struct shd_err *e)
@@ -249,4 +277,231 @@ int rundir_remove(struct rundir *dir, struct shd_err *e)
     dir->lock_fd = -1;
     errno = failed;
     return r == 0 ? SHD_OK : err_sys(e, SHD_EIO, "remove '%s'", dir->path);
+}
+
+/* -- Of `shardctl up` ---------------------------------------------------------------------------
+ */
+
+#define LOCK_FILE   "up.lock"
+#define SOCK_SUFFIX ".sock"
+#define GONE_TRIES  100 /* of 20 ms: a killed keeper's daemons may take a moment to be gone */
+
+/* -- Which ------------------------------------------------------------------------------------ */
+
+int updir_path(const char *wanted, char path[RUNDIR_PATH_BYTES], struct shd_err *e)
+{
+    const char *xdg = getenv("XDG_RUNTIME_DIR");
+    char cwd[PATH_MAX];
+    int n;
+    if (wanted != NULL && wanted[0] == '/')
+        n = snprintf(path, RUNDIR_PATH_BYTES, "%s", wanted);
+    else if (wanted != NULL && getcwd(cwd, sizeof(cwd)) != NULL)
+        n = snprintf(path, RUNDIR_PATH_BYTES, "%s/%s", cwd, wanted);
+    else if (wanted != NULL)
+        return err_sys(e, SHD_EIO, "find '%s'", wanted);
+    else if (geteuid() == 0)
+        n = snprintf(path, RUNDIR_PATH_BYTES, "/run/shardd");
+    else if (xdg != NULL && xdg[0] == '/')
+        n = snprintf(path, RUNDIR_PATH_BYTES, "%s/shardd", xdg);
+    else
+        return err_set(e, SHD_ENOENT, "XDG_RUNTIME_DIR is not set: give --runtime-dir");
+    if (n >= (int)RUNDIR_PATH_BYTES)
+        return err_set(e, SHD_ERANGE,
+                       "the runtime directory's path has %d bytes, at most %u leave room for "
+                       "sockets in it",
+                       n, RUNDIR_PATH_BYTES - 1);
+    while (n > 1 && path[n - 1] == '/')
+        path[--n] = '\0';
+    return SHD_OK;
+}
+
+static void remove_in(const char *dir, const char *file)
+{
+    char path[PATH_MAX];
+    if (join(path, dir, file))
+        unlink(path);
+}
+
+/* -- Who keeps it ----------------------------------------------------------------------------- */
+
+/* "daemons=4 made=1"; what is not there stays as it was. */
+static void read_lock_text(int fd, uint32_t *daemons, bool *made)
+{
+    char text[64];
+    const ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
+    text[n > 0 ? n : 0] = '\0';
+    const char *count = strstr(text, "daemons=");
+    if (count != NULL)
+        *daemons = (uint32_t)strtoul(count + strlen("daemons="), NULL, 10);
+    if (strstr(text, "made=1") != NULL)
+        *made = true;
+}
+
+/* Who holds the lock of an open lock file; as updir_keeper(). */
+static pid_t lock_owner(int fd)
+{
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+    if (fcntl(fd, F_GETLK, &lock) < 0 || lock.l_type == F_UNLCK)
+        return 0;
+    return lock.l_pid > 0 ? lock.l_pid : -1;
+}
+
+pid_t updir_keeper(const char *path, uint32_t *ret_daemons)
+{
+    char file[PATH_MAX];
+    bool made = false;
+    if (!join(file, path, LOCK_FILE))
+        return 0;
+    const int fd = open(file, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return 0;
+    const pid_t pid = lock_owner(fd);
+    *ret_daemons = 0;
+    if (pid != 0)
+        read_lock_text(fd, ret_daemons, &made);
+    close(fd);
+    return pid;
+}
+
+/* Open and lock the lock file. Errors: SHD_EBUSY someone has it; SHD_EIO. */
+static int take_lock(const char *path, int *ret_fd, struct shd_err *e)
+{
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+    char file[PATH_MAX];
+    struct stat st;
+    if (!join(file, path, LOCK_FILE))
+        return err_set(e, SHD_ERANGE, "'%s' is too long", path);
+    const int fd = open(file, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return err_sys(e, SHD_EIO, "open '%s'", file);
+    if (fcntl(fd, F_SETLK, &lock) == 0 && fstat(fd, &st) == 0 && st.st_nlink > 0) {
+        *ret_fd = fd;
+        return SHD_OK;
+    }
+    const pid_t pid = lock_owner(fd);
+    close(fd);
+    return err_set(e, SHD_EBUSY,
+                   "'%s' is kept by a `shardctl up` that runs, pid %ld; `shardctl down "
+                   "--runtime-dir %s` stops it",
+                   path, (long)pid, path);
+}
+
+/* -- What is in it ---------------------------------------------------------------------------- */
+
+static bool device_is_live(const char *dir, const char *device)
+{
+    char file[NAME_MAX + 8];
+    snprintf(file, sizeof(file), "%s.lock", device);
+    return lock_look(dir, file) == LOCK_HELD;
+}
+
+/* Wait until no daemon of a device runs; false: one that stays does. */
+static bool device_gone(const char *dir, const char *device)
+{
+    for (int i = 0; i < GONE_TRIES; i++) {
+        if (!device_is_live(dir, device))
+            return true;
+        nanosleep(&(struct timespec){ .tv_nsec = 20 * 1000 * 1000 }, NULL);
+    }
+    return false;
+}
+
+/* Remove the files of a daemon that is gone: all (DEVICE.*) in a directory that was made for us,
+ * elsewhere its sockets. There its lock file stays: a daemon that starts under another manager may
+ * have opened it. */
+static void remove_device(const struct updir *up, const char *device)
+{
+    const size_t bytes = strlen(device);
+    DIR *dir = opendir(up->path);
+    for (const char *name = dir_next(&dir); name != NULL; name = dir_next(&dir)) {
+        const char *suffix = name + bytes;
+        if (strncmp(name, device, bytes) != 0 || suffix[0] != '.')
+            continue;
+        if (up->made || strcmp(suffix, SOCK_SUFFIX) == 0 || strcmp(suffix, ".zmq") == 0 ||
+            strcmp(suffix, ".status") == 0)
+            remove_in(up->path, name);
+    }
+}
+
+/* Remove the sockets of dead daemons; a live one is an error. */
+static int clear_sockets(const struct updir *up, struct shd_err *e)
+{
+    int rc = SHD_OK;
+    DIR *dir = opendir(up->path);
+    if (dir == NULL)
+        return err_sys(e, SHD_EIO, "open '%s'", up->path);
+    for (const char *name = dir_next(&dir); name != NULL; name = dir_next(&dir)) {
+        const size_t bytes = strlen(name), suffix = strlen(SOCK_SUFFIX);
+        char device[NAME_MAX + 1];
+        if (rc != SHD_OK || bytes <= suffix || strcmp(name + bytes - suffix, SOCK_SUFFIX) != 0)
+            continue;
+        snprintf(device, sizeof(device), "%.*s", (int)(bytes - suffix), name);
+        if (device_gone(up->path, device))
+            remove_device(up, device);
+        else
+            rc = err_set(e, SHD_EBUSY,
+                         "a daemon for '%s' runs at '%s', not started by `shardctl up`: use "
+                         "another --runtime-dir",
+                         device, up->path);
+    }
+    return rc;
+}
+
+static int prepare(struct updir *dir, struct shd_err *e)
+{
+    read_lock_text(dir->lock_fd, &(uint32_t){ 0 }, &dir->made);
+    int rc = clear_sockets(dir, e);
+    if (rc != SHD_OK)
+        return rc;
+    remove_in(dir->path, NOTIFY_FILE);
+    char log[PATH_MAX], old[PATH_MAX];
+    if (join(log, dir->path, UPDIR_LOG) && join(old, dir->path, UPDIR_LOG_OLD))
+        rename(log, old); /* of a keeper that was killed or gave up: somebody may want to know */
+    char text[64];
+    const int n = snprintf(text, sizeof(text), "daemons=%" PRIu32 " made=%d\n", dir->devices->count,
+                           dir->made);
+    if (ftruncate(dir->lock_fd, 0) < 0 || pwrite(dir->lock_fd, text, (size_t)n, 0) != n)
+        rc = err_sys(e, SHD_EIO, "write '%s/" LOCK_FILE "'", dir->path);
+    return rc;
+}
+
+int updir_take(const char *path, const struct devices *devices, struct updir *ret_dir,
+               struct shd_err *e)
+{
+    struct updir dir = { .lock_fd = -1, .devices = devices };
+    CHECK(path[0] == '/' && strlen(path) < sizeof(dir.path));
+    snprintf(dir.path, sizeof(dir.path), "%s", path);
+    dir.made = access(path, F_OK) < 0 && errno == ENOENT;
+    int rc = rundir_check(path, /* make= */ true, e);
+    if (rc == SHD_OK)
+        rc = take_lock(path, &dir.lock_fd, e);
+    if (rc != SHD_OK)
+        return rc;
+    rc = prepare(&dir, e);
+    if (rc == SHD_OK)
+        *ret_dir = dir;
+    else
+        updir_release(&dir, /* keep_log= */ true);
+    return rc;
+}
+
+void updir_release(struct updir *dir, bool keep_log)
+{
+    for (uint32_t i = 0; i < dir->devices->count; i++) {
+        const char *device = dir->devices->names[i];
+        if (!device_is_live(dir->path,
+                            device)) /* else somebody's, which is why ours did not start */
+            remove_device(dir, device);
+    }
+    remove_in(dir->path, NOTIFY_FILE);
+    if (!keep_log) {
+        remove_in(dir->path, UPDIR_LOG);
+        remove_in(dir->path, UPDIR_LOG_OLD);
+    }
+    if (!keep_log || !dir->made) /* else it says to the next keeper that the directory was made */
+        remove_in(dir->path, LOCK_FILE);
+    if (dir->made)
+        rmdir(dir->path); /* fails, as it should, when others have put something there */
+    close(dir->lock_fd);
+    dir->lock_fd = -1;
 }

@@ -1,5 +1,7 @@
-/* The private directory of one `shardctl run`: its daemons' sockets and nothing else. (That of
- * `shardctl up`, which has a name that people know, is updir.h.)
+/* Directories of daemons: the private one of a `shardctl run` (rundir), and the one of `shardctl
+ * up`, which has a name that people know (updir).
+ *
+ * The private directory has its daemons' sockets and nothing else.
  *
  * Made 0700 under $XDG_RUNTIME_DIR, else under /run (root), else under ~/.cache/shardd; never
  * under a directory that others may write to (/tmp). A file "lock" in it is flock()ed for as long
@@ -12,9 +14,13 @@
 #ifndef SHD_CTL_RUNDIR_H
 #define SHD_CTL_RUNDIR_H
 
+#include <dirent.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
+#include "client/ctl/base/devices.h"
+#include "client/ctl/base/say.h"
 #include "proto/base/status.h"
 
 /* Longest path that leaves room for a socket's name in sockaddr_un (108 with NUL). */
@@ -35,6 +41,10 @@ int rundir_new(struct rundir *ret_dir, struct shd_err *e);
  * max; returns how many there are. */
 uint32_t rundir_live(char (*ret_paths)[RUNDIR_PATH_BYTES], uint32_t max);
 
+/* Each directory that a `shardctl run` of ours has made and not removed, wherever it may be. */
+void rundir_each(void (*fn)(const char *path, void *arg), void *arg);
+#define RUNDIR_LOCK "lock" /* held (lock_look()) by the run that made the directory */
+
 /* Whether base, a directory, is one to put sockets in: ours, nobody else can write to it or to what
  * it is in (/tmp). make: make it (0700) and its parents where they are missing.
  * Errors: SHD_EINVAL, SHD_EAUTH, SHD_EIO. */
@@ -42,5 +52,54 @@ int rundir_check(const char *base, bool make, struct shd_err *e);
 
 /* Remove the directory with everything in it. */
 int rundir_remove(struct rundir *dir, struct shd_err *e);
+
+/* -- Directories and locks ----------------------------------------------------------------------
+ */
+
+/* The next name in a directory; NULL behind the last, where *dir is closed and NULL. NULL for NULL.
+ */
+const char *dir_next(DIR **dir);
+
+/* A file that a live process locks by flock(). GONE: there is none. CLOSED: we cannot open it. */
+enum lock_state { LOCK_GONE, LOCK_CLOSED, LOCK_FREE, LOCK_HELD };
+enum lock_state lock_look(const char *dir, const char *file);
+
+/* -- Of `shardctl up` ---------------------------------------------------------------------------
+ */
+
+/* The directory of daemons that stay (`shardctl up`): who keeps it, and what is in it.
+ *
+ * A lock on DIR/up.lock says that it is kept, and by which process: fcntl's kind, which the kernel
+ * answers with the owner's pid (so that one is never stale) and drops with the process. The file's
+ * text is only for messages. Below it are the sockets and locks of the daemons (DEVICE.*), the
+ * notify socket and the keeper's log (say.h).
+ *
+ * A keeper that was killed leaves its files: the next updir_take() removes the sockets, since all
+ * *.sock in a directory are what its address means.
+ */
+#define UPDIR_LOG     "up.log"
+#define UPDIR_LOG_OLD UPDIR_LOG SAY_LOG_OLD
+
+struct updir {
+    char path[RUNDIR_PATH_BYTES];  /* absolute */
+    int lock_fd;                   /* owned */
+    const struct devices *devices; /* borrowed: of its daemons */
+    bool made;                     /* by a keeper: it goes with the last one */
+};
+
+/* The directory meant by wanted (NULL: the default). Errors: SHD_ENOENT no default, SHD_ERANGE. */
+int updir_path(const char *wanted, char path[RUNDIR_PATH_BYTES], struct shd_err *e);
+
+/* Take path for this process, making it when missing. Errors: SHD_EBUSY kept already, or a daemon
+ * runs there; those of rundir_check(). */
+int updir_take(const char *path, const struct devices *devices, struct updir *ret_dir,
+               struct shd_err *e);
+
+/* Remove what is ours in it, and the directory if it was made for this. keep_log: but its log. */
+void updir_release(struct updir *dir, bool keep_log);
+
+/* The process that keeps path, and how many daemons it has; 0: none; -1: one whose pid has no
+ * meaning here (another pid namespace). */
+pid_t updir_keeper(const char *path, uint32_t *ret_daemons);
 
 #endif

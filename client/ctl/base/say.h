@@ -23,6 +23,10 @@ enum ctl_exit { CTL_OK = 0, CTL_FAILED = 1, CTL_USAGE = 2 };
 /* "shardctl: <text>\n" to stderr, in one write so that lines of several processes stay whole. */
 void ctl_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
+/* The same, then the exit code of a verb that failed, or whose command line is wrong. */
+#define ctl_fail(...)  (ctl_say(__VA_ARGS__), (int)CTL_FAILED)
+#define ctl_usage(...) (ctl_say(__VA_ARGS__), (int)CTL_USAGE)
+
 /* Make stderr a new log at path. Errors: SHD_ERANGE path too long, SHD_EIO. */
 int say_to_log(const char *path, struct shd_err *e);
 

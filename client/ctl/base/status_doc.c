@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/ctl/base/status_text.h"
+#include "client/ctl/base/text.h"
 #include "proto/base/check.h"
 
 /* -- Fields ---------------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
 /* A daemon's /status document (docs/status.md) as structs for showing.
  *
  * The document comes from outside: what is missing or of another type is "not known" (NAN, ""),
- * lists are cut at the limits below, texts are cleaned (status_text.h). Only what is no such
+ * lists are cut at the limits below, texts are cleaned (text.h). Only what is no such
  * document at all is an error. Of a document without its long lists `units` is the count.
  */
 #ifndef SHD_CTL_STATUS_DOC_H

@@ -9,7 +9,7 @@
 #include <jansson.h>
 
 #include "client/ctl/base/say.h"
-#include "client/ctl/base/verb_start.h"
+#include "client/ctl/base/verb.h"
 #include "client/ctl/doctor/doctor_checkpoint.h"
 #include "client/ctl/doctor/doctor_cpu.h"
 #include "client/ctl/doctor/doctor_daemons.h"
@@ -106,9 +106,7 @@ static void show_json(struct doctor *d)
                              SHD_VERSION, "runtime_dir", d->runtime_dir, "findings", findings, "ok",
                              (int)d->counts[DOCTOR_OK], "warn", (int)d->counts[DOCTOR_WARN], "fail",
                              (int)d->counts[DOCTOR_FAIL]);
-    json_dumpf(root, stdout, JSON_INDENT(2));
-    putchar('\n');
-    json_decref(root);
+    verb_json(root, JSON_INDENT(2), stdout);
     json_decref(findings);
 }
 
@@ -125,11 +123,7 @@ int verb_doctor(int argc, char **argv)
         { "json", 'j', FLAG_BOOL, NULL, "one JSON document: schema, findings[], counts", &as_json,
           0, 0 },
     };
-    const struct flags flags = { .usage = "shardctl doctor [FLAGS]",
-                                 .about = doctor_about,
-                                 .more = doctor_more,
-                                 .table = table,
-                                 .count = ARRAY_SIZE(table) };
+    const struct flags flags = VERB_FLAGS(doctor, "shardctl doctor [FLAGS]", table);
     const int code = verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
     if (code >= 0)
         return code;

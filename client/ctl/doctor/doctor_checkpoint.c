@@ -10,7 +10,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "client/ctl/base/status_text.h"
+#include "client/ctl/base/text.h"
 #include "client/ctl/doctor/doctor_look.h"
 
 #define FREE_MIN (UINT64_C(1) << 30)

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "client/ctl/base/status_doc.h"
-#include "client/ctl/base/status_text.h"
+#include "client/ctl/base/text.h"
 #include "client/ctl/doctor/doctor_look.h"
 #include "client/shd.h"
 #include "proto/share/fdpass.h"

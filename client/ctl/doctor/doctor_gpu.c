@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/ctl/base/status_text.h"
+#include "client/ctl/base/text.h"
 #include "client/ctl/doctor/doctor_fatbin.h"
 #include "client/ctl/doctor/doctor_look.h"
 #include "proto/gpu/cuda.h"

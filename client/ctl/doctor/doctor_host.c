@@ -12,7 +12,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include "client/ctl/base/status_text.h"
+#include "client/ctl/base/text.h"
 #include "client/ctl/doctor/doctor_look.h"
 #include "proto/base/check.h"
 #include "proto/spec/layout.h"

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "client/ctl/base/say.h"
-#include "client/ctl/base/verb_start.h"
+#include "client/ctl/base/verb.h"
 #include "client/ctl/plan/plan_ask.h"
 #include "client/ctl/plan/plan_auto.h"
 #include "client/ctl/plan/plan_compare.h"
@@ -117,13 +117,11 @@ static int answer(struct plan_ask *ask, const struct words *w)
     struct shd_err e = { 0 };
     if (parse_words(w, ask, &e) != SHD_OK) {
         ctl_say("%s", e.text);
-        ctl_say("`shardctl plan --help` explains");
-        return CTL_USAGE;
+        return ctl_usage("`shardctl plan --help` explains");
     }
     if (run_plan(ask, w, &e) == SHD_OK)
         return CTL_OK;
-    ctl_say("%s", e.text);
-    return CTL_FAILED;
+    return ctl_fail("%s", e.text);
 }
 
 int verb_plan(int argc, char **argv)
@@ -179,11 +177,7 @@ int verb_plan(int argc, char **argv)
         { "timeline", 't', FLAG_BOOL, NULL, "the timeline alone", &ask.timeline_only, 0, 0 },
         { "json", 'j', FLAG_BOOL, NULL, "one JSON document", &w.as_json, 0, 0 },
     };
-    const struct flags flags = { .usage = "shardctl plan [FLAGS]",
-                                 .about = plan_about,
-                                 .more = plan_more,
-                                 .table = table,
-                                 .count = ARRAY_SIZE(table) };
+    const struct flags flags = VERB_FLAGS(plan, "shardctl plan [FLAGS]", table);
     const int code = verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
     return code >= 0 ? code : answer(&ask, &w);
 }

@@ -16,7 +16,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "client/ctl/base/status_text.h"
+#include "client/ctl/base/text.h"
 #include "client/ctl/plan/plan_show.h"
 #include "client/plan/plan_cost.h"
 #include "client/plan/plan_names.h"

@@ -3,8 +3,8 @@
 
 #include <inttypes.h>
 
-#include "client/ctl/base/status_text.h"
-#include "client/ctl/base/table.h"
+#include "client/ctl/base/text.h"
+#include "client/ctl/base/verb.h"
 #include "client/ctl/plan/plan_draw.h"
 #include "client/ctl/plan/plan_show.h"
 #include "client/plan/plan_names.h"
@@ -129,9 +129,7 @@ static void print_json(const struct spec *spec, const struct plan_ask *ask,
     }
     json_t *root = json_pack("{s:i, s:o, s:I, s:o}", "schema", 1, "model", plan_json_model(spec),
                              "micro_batches_per_worker", (json_int_t)ask->micros, "plans", plans);
-    json_dumpf(root, out, JSON_COMPACT);
-    fputc('\n', out);
-    json_decref(root);
+    verb_json(root, JSON_COMPACT, out);
 }
 
 int plan_compare(const struct spec *spec, const struct plan_ask *ask, bool as_json, FILE *out,

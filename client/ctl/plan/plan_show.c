@@ -4,8 +4,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "client/ctl/base/status_text.h"
-#include "client/ctl/base/table.h"
+#include "client/ctl/base/text.h"
+#include "client/ctl/base/verb.h"
 #include "client/ctl/plan/plan_draw.h"
 #include "client/plan/plan_cost.h"
 #include "client/plan/plan_names.h"
@@ -259,8 +259,6 @@ int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const s
     timeline_deinit(&t);
     if (root == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for JSON");
-    json_dumpf(root, out, JSON_COMPACT);
-    fputc('\n', out);
-    json_decref(root);
+    verb_json(root, JSON_COMPACT, out);
     return SHD_OK;
 }

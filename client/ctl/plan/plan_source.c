@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/ctl/base/file.h"
+#include "client/ctl/base/verb.h"
 #include "client/ctl/plan/plan_safetensors.h"
 #include "client/shd.h"
 #include "proto/base/check.h"
@@ -15,7 +15,7 @@ static int from_spec_file(const struct plan_ask *ask, struct spec **ret_spec, st
 {
     char *text = NULL;
     size_t bytes = 0;
-    int r = file_read(ask->spec, SPEC_JSON_BYTES_MAX, &text, &bytes, e);
+    int r = verb_file(ask->spec, SPEC_JSON_BYTES_MAX, &text, &bytes, e);
     if (r != SHD_OK)
         return r;
     r = spec_parse(text, bytes, ret_spec, e);

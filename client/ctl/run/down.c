@@ -10,9 +10,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "client/ctl/base/rundir.h"
 #include "client/ctl/base/say.h"
-#include "client/ctl/base/updir.h"
-#include "client/ctl/base/verb_start.h"
+#include "client/ctl/base/verb.h"
 #include "proto/base/check.h"
 
 static const char down_about[] = "Stop the daemons that `shardctl up` started at DIR, and their "
@@ -47,10 +47,8 @@ static int keeper_open(const char *path, pid_t pid)
 /* SIGTERM, and wait. Returns the exit code, has said what went wrong. */
 static int stop(int fd, pid_t pid, const char *path, uint32_t timeout_s)
 {
-    if (syscall(SYS_pidfd_send_signal, fd, SIGTERM, NULL, 0) < 0 && errno != ESRCH) {
-        ctl_say("stop the keeper of '%s' (pid %ld): %s", path, (long)pid, strerror(errno));
-        return CTL_FAILED;
-    }
+    if (syscall(SYS_pidfd_send_signal, fd, SIGTERM, NULL, 0) < 0 && errno != ESRCH)
+        return ctl_fail("stop the keeper of '%s' (pid %ld): %s", path, (long)pid, strerror(errno));
     struct pollfd p = { .fd = fd, .events = POLLIN };
     int n;
     do {
@@ -58,9 +56,8 @@ static int stop(int fd, pid_t pid, const char *path, uint32_t timeout_s)
     } while (n < 0 && errno == EINTR);
     if (n > 0)
         return CTL_OK;
-    ctl_say("the keeper of '%s' (pid %ld) did not stop within %" PRIu32 " s (--timeout)", path,
-            (long)pid, timeout_s);
-    return CTL_FAILED;
+    return ctl_fail("the keeper of '%s' (pid %ld) did not stop within %" PRIu32 " s (--timeout)",
+                    path, (long)pid, timeout_s);
 }
 
 static int down(const char *path, uint32_t timeout_s)
@@ -68,14 +65,10 @@ static int down(const char *path, uint32_t timeout_s)
     uint32_t daemons = 0;
     const pid_t pid = updir_keeper(path, &daemons);
     const int fd = pid > 0 ? keeper_open(path, pid) : -1;
-    if (pid < 0) {
-        ctl_say("what runs at '%s' is in another pid namespace: stop it there", path);
-        return CTL_FAILED;
-    }
-    if (fd < 0) {
-        ctl_say("nothing runs at '%s'", path);
-        return CTL_FAILED;
-    }
+    if (pid < 0)
+        return ctl_fail("what runs at '%s' is in another pid namespace: stop it there", path);
+    if (fd < 0)
+        return ctl_fail("nothing runs at '%s'", path);
     const int code = stop(fd, pid, path, timeout_s);
     close(fd);
     if (code == CTL_OK)
@@ -91,11 +84,7 @@ int verb_down(int argc, char **argv)
         { "runtime-dir", 'd', FLAG_STRING, "DIR", "where they are (see below)", &wanted, 0, 0 },
         { "timeout", 0, FLAG_U32, "SECONDS", "how long they may take (30)", &timeout_s, 1, 86400 },
     };
-    const struct flags flags = { .usage = "shardctl down [FLAGS]",
-                                 .about = down_about,
-                                 .more = down_more,
-                                 .table = table,
-                                 .count = ARRAY_SIZE(table) };
+    const struct flags flags = VERB_FLAGS(down, "shardctl down [FLAGS]", table);
     const int code = verb_start(&flags, argc, argv, NULL);
     if (code >= 0)
         return code;
@@ -103,6 +92,5 @@ int verb_down(int argc, char **argv)
     struct shd_err e = { 0 };
     if (updir_path(wanted, path, &e) == SHD_OK)
         return down(path, timeout_s);
-    ctl_say("%s", e.text);
-    return CTL_FAILED;
+    return ctl_fail("%s", e.text);
 }

@@ -2,6 +2,7 @@
 #include "client/ctl/run/launch.h"
 
 #include <arpa/inet.h>
+#include <envz.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -14,7 +15,6 @@
 #include <unistd.h>
 
 #include "client/ctl/base/child.h"
-#include "client/ctl/base/environ.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/run/notify.h"
 #include "proto/base/check.h"
@@ -63,17 +63,20 @@ static int find_shardd(char *buf, size_t bytes, struct shd_err *e)
 }
 
 /* Start c with its output relayed behind its name (relayed) or written straight to ours. */
-static int launch(struct run_child *c, struct child_spawn *spawn, bool relayed, struct shd_err *e)
+static int launch(struct run_child *c, struct child_spawn *spawn, const struct environ *env,
+                  bool relayed, struct shd_err *e)
 {
     int out = -1;
+    char **list = NULL;
     const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (null < 0)
         return err_sys(e, SHD_EIO, "open /dev/null");
     spawn->in = relayed || isatty(STDIN_FILENO) ? null : STDIN_FILENO;
     spawn->out = STDOUT_FILENO;
     spawn->err = STDERR_FILENO;
-    int rc = SHD_OK;
-    if (relayed) {
+    int rc = environ_list(env, &list, e);
+    spawn->envp = list;
+    if (rc == SHD_OK && relayed) {
         rc = relay_open(&c->relay, &c->run->loop, c->name, &out, e);
         spawn->out = out;
         spawn->err = out;
@@ -86,6 +89,7 @@ static int launch(struct run_child *c, struct child_spawn *spawn, bool relayed, 
         relay_close(&c->relay);
     if (out >= 0)
         close(out);
+    free(list);
     close(null);
     return rc;
 }
@@ -94,9 +98,9 @@ static int launch(struct run_child *c, struct child_spawn *spawn, bool relayed, 
 static int listen_environ(const struct kept *kept, struct environ *env, struct shd_err *e)
 {
     if (kept->count == 0) {
-        environ_unset(env, "LISTEN_FDS");
-        environ_unset(env, "LISTEN_FDNAMES");
-        environ_unset(env, "LISTEN_PID");
+        envz_remove(&env->text, &env->bytes, "LISTEN_FDS");
+        envz_remove(&env->text, &env->bytes, "LISTEN_FDNAMES");
+        envz_remove(&env->text, &env->bytes, "LISTEN_PID");
         return SHD_OK;
     }
     char *names = NULL;
@@ -129,12 +133,12 @@ int launch_daemon(struct run_child *c, struct shd_err *e)
     int rc = listen_environ(&c->kept, &r->daemon_env, e);
     /* No .files: with more descriptors than the limit its own loader could open nothing. */
     struct child_spawn spawn = { .argv = argv,
-                                 .envp = r->daemon_env.vars,
                                  .fds = c->kept.fds,
                                  .fd_count = c->kept.count,
-                                 .listen_pid = environ_value(&r->daemon_env, "LISTEN_PID") };
+                                 .listen_pid = envz_get(r->daemon_env.text, r->daemon_env.bytes,
+                                                        "LISTEN_PID") };
     if (rc == SHD_OK)
-        rc = launch(c, &spawn, /* relayed= */ true, e);
+        rc = launch(c, &spawn, &r->daemon_env, /* relayed= */ true, e);
     if (rc != SHD_OK)
         return err_prefix(e, "daemon %s", c->name);
     c->ready = false;
@@ -145,12 +149,12 @@ int launch_daemon(struct run_child *c, struct shd_err *e)
 }
 
 /* A TCP port that was free a moment ago, for frameworks that want MASTER_PORT; 0: none found. */
-static unsigned free_port(void)
+static uint32_t free_port(void)
 {
     struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     socklen_t bytes = sizeof(a);
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    unsigned port = 0;
+    uint32_t port = 0;
     if (fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof(a)) == 0 &&
         getsockname(fd, (struct sockaddr *)&a, &bytes) == 0)
         port = ntohs(a.sin_port);
@@ -166,23 +170,26 @@ static int worker_environ(const struct run *r, struct environ *env, struct shd_e
     devices_address(r->options->devices, r->path, address, sizeof(address));
     const uint32_t workers = r->options->workers.last;
     const uint32_t threads = share_of(processors(), workers);
+    const struct {
+        const char *name;
+        uint32_t value;
+        bool only_default;
+    } numbers[] = {
+        { "WORLD_SIZE", workers, false },
+        { "LOCAL_WORLD_SIZE", workers, false },
+        { "GROUP_RANK", 0, false },
+        { "MASTER_PORT", free_port(), false },
+        { "OPENBLAS_NUM_THREADS", threads, true },
+        { "OMP_NUM_THREADS", threads, true },
+    };
     int rc = environ_set(env, e, "SHARDD_ADDRESS", "%s", address);
     if (rc == SHD_OK)
-        rc = environ_set(env, e, "WORLD_SIZE", "%" PRIu32, workers);
-    if (rc == SHD_OK)
-        rc = environ_set(env, e, "LOCAL_WORLD_SIZE", "%" PRIu32, workers);
-    if (rc == SHD_OK)
-        rc = environ_set(env, e, "GROUP_RANK", "0");
-    if (rc == SHD_OK)
         rc = environ_set(env, e, "MASTER_ADDR", "127.0.0.1");
-    if (rc == SHD_OK)
-        rc = environ_set(env, e, "MASTER_PORT", "%u", free_port());
     if (rc == SHD_OK && r->options->elastic)
         rc = environ_set(env, e, "SHARDD_ELASTIC", "1");
-    if (rc == SHD_OK && !environ_has(env, "OPENBLAS_NUM_THREADS"))
-        rc = environ_set(env, e, "OPENBLAS_NUM_THREADS", "%" PRIu32, threads);
-    if (rc == SHD_OK && !environ_has(env, "OMP_NUM_THREADS"))
-        rc = environ_set(env, e, "OMP_NUM_THREADS", "%" PRIu32, threads);
+    for (size_t i = 0; i < ARRAY_SIZE(numbers) && rc == SHD_OK; i++)
+        if (!numbers[i].only_default || !envz_entry(env->text, env->bytes, numbers[i].name))
+            rc = environ_set(env, e, numbers[i].name, "%" PRIu32, numbers[i].value);
     return rc;
 }
 
@@ -216,11 +223,9 @@ int launch_worker(struct run_child *c, struct shd_err *e)
     int rc = environ_set(env, e, "RANK", "%" PRIu32, c->index);
     if (rc == SHD_OK)
         rc = environ_set(env, e, "LOCAL_RANK", "%" PRIu32, c->index);
-    struct child_spawn spawn = { .argv = r->options->command,
-                                 .envp = env->vars,
-                                 .files = &r->files };
+    struct child_spawn spawn = { .argv = r->options->command, .files = &r->files };
     if (rc == SHD_OK)
-        rc = launch(c, &spawn, /* relayed= */ c->index > 0, e);
+        rc = launch(c, &spawn, env, /* relayed= */ c->index > 0, e);
     if (rc != SHD_OK)
         return err_prefix(e, "worker %s", c->name);
     c->leaving = false;
@@ -231,8 +236,8 @@ int launch_worker(struct run_child *c, struct shd_err *e)
 /* Another shardctl beside the workers. */
 int launch_helper(struct run_child *c, char *const *argv, struct shd_err *e)
 {
-    struct child_spawn spawn = { .argv = argv, .envp = c->run->worker_env.vars };
-    if (launch(c, &spawn, /* relayed= */ true, e) != SHD_OK)
+    struct child_spawn spawn = { .argv = argv };
+    if (launch(c, &spawn, &c->run->worker_env, /* relayed= */ true, e) != SHD_OK)
         return err_prefix(e, "%s", c->name);
     run_note(c->run, "started %s pid=%ld", c->name, (long)c->pid);
     return SHD_OK;

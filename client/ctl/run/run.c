@@ -2,7 +2,7 @@
 #include "client/ctl/run/run.h"
 
 #include "client/ctl/base/say.h"
-#include "client/ctl/base/verb_start.h"
+#include "client/ctl/base/verb.h"
 #include "client/ctl/run/supervise.h"
 #include "proto/base/check.h"
 
@@ -86,34 +86,23 @@ int verb_run(int argc, char **argv)
         { "keep", 0, FLAG_U32, "N", "checkpoints to keep (all)", &o.keep, 1, 1000000 },
         { "verbose", 'v', FLAG_BOOL, NULL, "say what is started and stopped", &o.verbose, 0, 0 },
     };
-    const struct flags flags = { .usage = "shardctl run [FLAGS] -- COMMAND [ARGS...]",
-                                 .about = run_about,
-                                 .more = run_more,
-                                 .table = table,
-                                 .count = ARRAY_SIZE(table) };
+    const struct flags flags = VERB_FLAGS(run, "shardctl run [FLAGS] -- COMMAND [ARGS...]", table);
     int rest = argc;
     const int code = verb_start(&flags, argc, argv, &rest);
     if (code >= 0)
         return code;
-    if (rest == argc) {
-        ctl_say("run needs a command: shardctl run [FLAGS] -- COMMAND [ARGS...]");
-        return CTL_USAGE;
-    }
-    if (o.checkpoint == NULL && (o.keep > 0 || o.checkpoint_every != 100)) {
-        ctl_say("--keep and --checkpoint-every say how: --checkpoint DIR says where");
-        return CTL_USAGE;
-    }
-    if (!o.elastic && o.workers.first != o.workers.last) {
-        ctl_say("--workers %u..%u needs --elastic: without it each of W ranks has its own share of "
-                "the work",
-                (unsigned)o.workers.first, (unsigned)o.workers.last);
-        return CTL_USAGE;
-    }
+    if (rest == argc)
+        return ctl_usage("run needs a command: shardctl run [FLAGS] -- COMMAND [ARGS...]");
+    if (o.checkpoint == NULL && (o.keep > 0 || o.checkpoint_every != 100))
+        return ctl_usage("--keep and --checkpoint-every say how: --checkpoint DIR says where");
+    if (!o.elastic && o.workers.first != o.workers.last)
+        return ctl_usage(
+            "--workers %u..%u needs --elastic: without it each of W ranks has its own share of "
+            "the work",
+            (unsigned)o.workers.first, (unsigned)o.workers.last);
     struct shd_err e = { 0 };
-    if (devices_parse(list, o.daemons, &devices, &e) != SHD_OK) {
-        ctl_say("%s", e.text);
-        return CTL_USAGE;
-    }
+    if (devices_parse(list, o.daemons, &devices, &e) != SHD_OK)
+        return ctl_usage("%s", e.text);
     o.daemons = devices.count;
     o.command = argv + rest;
     return supervise(&o);

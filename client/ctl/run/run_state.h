@@ -16,8 +16,8 @@
 #include <sys/resource.h>
 #include <uv.h>
 
+#include "client/ctl/base/child.h"
 #include "client/ctl/base/devices.h"
-#include "client/ctl/base/environ.h"
 #include "client/ctl/base/rundir.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/run/keeper.h"

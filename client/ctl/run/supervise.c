@@ -254,6 +254,5 @@ int supervise(const struct run_options *options)
     free(r.started_ns);
     if (rc == SHD_OK || r.code != CTL_OK)
         return r.code;
-    ctl_say("%s", e.text);
-    return CTL_FAILED;
+    return ctl_fail("%s", e.text);
 }

@@ -16,9 +16,9 @@
 #include <unistd.h>
 
 #include "client/ctl/base/child.h"
+#include "client/ctl/base/rundir.h"
 #include "client/ctl/base/say.h"
-#include "client/ctl/base/updir.h"
-#include "client/ctl/base/verb_start.h"
+#include "client/ctl/base/verb.h"
 #include "client/ctl/run/supervise.h"
 #include "proto/base/check.h"
 
@@ -108,10 +108,8 @@ static int all_ready(void *arg, struct shd_err *e)
 static int keep(struct up *up, struct run_options *o, const char *path)
 {
     struct shd_err e = { 0 };
-    if (updir_take(path, &up->devices, &up->dir, &e) != SHD_OK) {
-        ctl_say("%s", e.text);
-        return CTL_FAILED;
-    }
+    if (updir_take(path, &up->devices, &up->dir, &e) != SHD_OK)
+        return ctl_fail("%s", e.text);
     o->dir = up->dir.path;
     o->ready = all_ready;
     o->arg = up;
@@ -133,10 +131,8 @@ static int keep_in_background(struct up *up, struct run_options *o, const char *
     sigprocmask(SIG_SETMASK, &none, NULL);
     const int null = open("/dev/null", O_RDWR);
     if (null < 0 || dup2(null, STDIN_FILENO) < 0 || dup2(null, STDOUT_FILENO) < 0 ||
-        dup2(up->report_fd, 3) < 0) {
-        ctl_say("cannot go to the background: %s", strerror(errno));
-        return CTL_FAILED;
-    }
+        dup2(up->report_fd, 3) < 0)
+        return ctl_fail("cannot go to the background: %s", strerror(errno));
     close_range(4, ~0u, 0); /* files of the caller's would stay open as long as we run */
     fcntl(3, F_SETFD, FD_CLOEXEC);
     up->report_fd = 3;
@@ -165,10 +161,8 @@ static int await_keeper(const struct up *up, pid_t pid, int fd, const char *path
 static int start_keeper(struct up *up, struct run_options *o, const char *path)
 {
     int ends[2];
-    if (pipe2(ends, O_CLOEXEC) < 0) {
-        ctl_say("make a pipe: %s", strerror(errno));
-        return CTL_FAILED;
-    }
+    if (pipe2(ends, O_CLOEXEC) < 0)
+        return ctl_fail("make a pipe: %s", strerror(errno));
     const pid_t parent = getpid(), pid = fork();
     if (pid == 0) {
         up->report_fd = ends[1];
@@ -209,24 +203,16 @@ int verb_up(int argc, char **argv)
           &o.grace_s, 1, 86400 },
         { "verbose", 'v', FLAG_BOOL, NULL, "say what is started and stopped", &o.verbose, 0, 0 },
     };
-    const struct flags flags = { .usage = "shardctl up [FLAGS]",
-                                 .about = up_about,
-                                 .more = up_more,
-                                 .table = table,
-                                 .count = ARRAY_SIZE(table) };
+    const struct flags flags = VERB_FLAGS(up, "shardctl up [FLAGS]", table);
     const int code = verb_start(&flags, argc, argv, NULL);
     if (code >= 0)
         return code;
     char path[RUNDIR_PATH_BYTES];
     struct shd_err e = { 0 };
-    if (devices_parse(list, o.daemons, &up.devices, &e) != SHD_OK) {
-        ctl_say("%s", e.text);
-        return CTL_USAGE;
-    }
+    if (devices_parse(list, o.daemons, &up.devices, &e) != SHD_OK)
+        return ctl_usage("%s", e.text);
     o.daemons = up.devices.count;
-    if (updir_path(wanted, path, &e) != SHD_OK) {
-        ctl_say("%s", e.text);
-        return CTL_FAILED;
-    }
+    if (updir_path(wanted, path, &e) != SHD_OK)
+        return ctl_fail("%s", e.text);
     return up.foreground ? keep(&up, &o, path) : start_keeper(&up, &o, path);
 }

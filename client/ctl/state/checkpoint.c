@@ -18,7 +18,7 @@
 #include "client/checkpoint/save.h"
 #include "client/checkpoint/verify.h"
 #include "client/ctl/base/say.h"
-#include "client/ctl/base/verb_start.h"
+#include "client/ctl/base/verb.h"
 #include "client/session/hub.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -73,9 +73,7 @@ static void print_saved(const struct ask *ask, const struct saved *s)
                               s->model, "step", (json_int_t)s->what.step, "updates",
                               (json_int_t)s->what.updates, "bytes", (json_int_t)s->what.bytes,
                               "sha256", s->what.digest, "seconds", s->seconds);
-        json_dumpf(o, stdout, JSON_COMPACT);
-        putchar('\n');
-        json_decref(o);
+        verb_json(o, JSON_COMPACT, stdout);
     } else {
         printf("saved %s/%s model=%s bytes=%" PRIu64 " seconds=%.3f digest sha256:%s\n", ask->dir,
                s->what.name, s->model, s->what.bytes, s->seconds, s->what.digest);
@@ -253,9 +251,7 @@ static void print_entry(const struct ask *ask, const struct checkpoint_entry *en
     json_t *o = json_pack("{s:s, s:I, s:I, s:b}", "name", entry->name, "step",
                           (json_int_t)entry->step, "time", (json_int_t)seconds, "latest",
                           is_latest);
-    json_dumpf(o, stdout, JSON_COMPACT);
-    putchar('\n');
-    json_decref(o);
+    verb_json(o, JSON_COMPACT, stdout);
 }
 
 static int list(const struct ask *ask, struct shd_err *e)
@@ -291,9 +287,7 @@ static int verify(const struct ask *ask, struct shd_err *e)
     json_t *o = json_pack("{s:s, s:I, s:I, s:I, s:s}", "model", v.model, "step", (json_int_t)v.step,
                           "updates", (json_int_t)v.updates, "bytes", (json_int_t)v.bytes, "sha256",
                           v.digest);
-    json_dumpf(o, stdout, JSON_COMPACT);
-    putchar('\n');
-    json_decref(o);
+    verb_json(o, JSON_COMPACT, stdout);
     return SHD_OK;
 }
 
@@ -334,19 +328,13 @@ static int parse(int argc, char **argv, struct ask *ask)
           &ask->verify, 0, 0 },
         { "json", 'j', FLAG_BOOL, NULL, "one JSON object a line", &ask->json, 0, 0 },
     };
-    const struct flags flags = { .usage = "shardctl checkpoint DIR [FLAGS]",
-                                 .about = checkpoint_about,
-                                 .more = checkpoint_more,
-                                 .table = table,
-                                 .count = ARRAY_SIZE(table) };
+    const struct flags flags = VERB_FLAGS(checkpoint, "shardctl checkpoint DIR [FLAGS]", table);
     const char *more;
     const int code = verb_start_word(&flags, argc, argv, &ask->dir, &more);
     if (code >= 0)
         return code;
-    if (more != NULL) {
-        ctl_say("one directory at a time, got '%s' as well", more);
-        return CTL_USAGE;
-    }
+    if (more != NULL)
+        return ctl_usage("one directory at a time, got '%s' as well", more);
     return -1;
 }
 
@@ -357,16 +345,13 @@ int verb_checkpoint(int argc, char **argv)
     const int code = parse(argc, argv, &ask);
     if (code >= 0)
         return code;
-    if (check_ask(&ask, &e) != SHD_OK) {
-        ctl_say("%s", e.text);
-        return CTL_USAGE;
-    }
+    if (check_ask(&ask, &e) != SHD_OK)
+        return ctl_usage("%s", e.text);
     signal(SIGINT, stop);
     signal(SIGTERM, stop);
     signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error with a name */
     const int r = ask.list ? list(&ask, &e) : ask.verify ? verify(&ask, &e) : save(&ask, &e);
     if (r == SHD_OK)
         return CTL_OK;
-    ctl_say("%s", e.text);
-    return CTL_FAILED;
+    return ctl_fail("%s", e.text);
 }

@@ -8,7 +8,7 @@
 #include <jansson.h>
 
 #include "client/ctl/base/say.h"
-#include "client/ctl/base/verb_start.h"
+#include "client/ctl/base/verb.h"
 #include "client/shd.h"
 #include "proto/base/check.h"
 
@@ -35,9 +35,7 @@ static void print_digest(const struct digest *d, bool as_json)
     }
     json_t *o = json_pack("{s:s, s:I, s:s}", "sha256", d->hex, "step", (json_int_t)d->step, "model",
                           d->model);
-    json_dumpf(o, stdout, JSON_COMPACT);
-    putchar('\n');
-    json_decref(o);
+    verb_json(o, JSON_COMPACT, stdout);
 }
 
 static int digest_at(const char *address, const char *model_name, bool as_json, struct shd_err *e)
@@ -74,17 +72,12 @@ int verb_digest(int argc, char **argv)
         { "model", 'm', FLAG_STRING, "NAME", "which model (the only one there)", &model, 0, 0 },
         { "json", 'j', FLAG_BOOL, NULL, "one JSON object: sha256, step, model", &as_json, 0, 0 },
     };
-    const struct flags flags = { .usage = "shardctl digest [FLAGS]",
-                                 .about = digest_about,
-                                 .more = digest_more,
-                                 .table = table,
-                                 .count = ARRAY_SIZE(table) };
+    const struct flags flags = VERB_FLAGS(digest, "shardctl digest [FLAGS]", table);
     const int code = verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
     if (code >= 0)
         return code;
     struct shd_err e = { 0 };
     if (digest_at(address, model, as_json, &e) == SHD_OK)
         return CTL_OK;
-    ctl_say("%s", e.text);
-    return CTL_FAILED;
+    return ctl_fail("%s", e.text);
 }

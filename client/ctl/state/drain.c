@@ -23,7 +23,7 @@
 
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/status_doc.h"
-#include "client/ctl/base/verb_start.h"
+#include "client/ctl/base/verb.h"
 #include "client/ctl/state/checkpoint.h"
 #include "client/session/address.h"
 #include "client/session/hub.h"
@@ -380,11 +380,7 @@ static int parse(int argc, char **argv, struct ask *ask)
         { "checkpoint", 0, FLAG_STRING, "DIR", "save the model there, between step and end",
           &ask->checkpoint, 0, 0 },
     };
-    const struct flags flags = { .usage = "shardctl drain [DEVICE...] [FLAGS]",
-                                 .about = drain_about,
-                                 .more = drain_more,
-                                 .table = table,
-                                 .count = ARRAY_SIZE(table) };
+    const struct flags flags = VERB_FLAGS(drain, "shardctl drain [DEVICE...] [FLAGS]", table);
     int rest = argc;
     while (1 + ask->device_count < argc && argv[1 + ask->device_count][0] != '-')
         ask->device_count++;
@@ -396,18 +392,14 @@ static int parse(int argc, char **argv, struct ask *ask)
     if (code >= 0)
         return code;
     rest += ask->device_count;
-    if (rest < argc && ask->device_count > 0) {
-        ctl_say("devices stand together, got '%s' as well", argv[rest]);
-        return CTL_USAGE;
-    }
+    if (rest < argc && ask->device_count > 0)
+        return ctl_usage("devices stand together, got '%s' as well", argv[rest]);
     if (rest < argc) {
         ask->devices = argv + rest;
         ask->device_count = argc - rest;
     }
-    if (ask->device_count > 0 && ask->checkpoint != NULL) {
-        ctl_say("--checkpoint saves whole models: name no device");
-        return CTL_USAGE;
-    }
+    if (ask->device_count > 0 && ask->checkpoint != NULL)
+        return ctl_usage("--checkpoint saves whole models: name no device");
     return -1;
 }
 
@@ -422,6 +414,5 @@ int verb_drain(int argc, char **argv)
     signal(SIGTERM, stop);
     if (drain_all(&ask, &e) == SHD_OK)
         return CTL_OK;
-    ctl_say("%s", e.text);
-    return CTL_FAILED;
+    return ctl_fail("%s", e.text);
 }

@@ -7,9 +7,8 @@
 
 #include <jansson.h>
 
-#include "client/ctl/base/file.h"
 #include "client/ctl/base/say.h"
-#include "client/ctl/base/verb_start.h"
+#include "client/ctl/base/verb.h"
 #include "client/shd.h"
 #include "proto/base/check.h"
 #include "proto/spec/spec.h"
@@ -44,9 +43,7 @@ static void print_restored(const struct ask *ask, const struct shd_restored *r)
     }
     json_t *o = json_pack("{s:s, s:I, s:I}", "model", r->model, "step", (json_int_t)r->step,
                           "bytes", (json_int_t)r->bytes);
-    json_dumpf(o, stdout, JSON_COMPACT);
-    putchar('\n');
-    json_decref(o);
+    verb_json(o, JSON_COMPACT, stdout);
 }
 
 static int restore(const struct ask *ask, struct shd_err *e)
@@ -61,7 +58,7 @@ static int restore(const struct ask *ask, struct shd_err *e)
     shd_session *s = NULL;
     int r = SHD_OK;
     if (ask->spec != NULL)
-        r = file_read(ask->spec, SPEC_JSON_BYTES_MAX, &spec, &bytes, e);
+        r = verb_file(ask->spec, SPEC_JSON_BYTES_MAX, &spec, &bytes, e);
     how.spec_json = spec;
     if (r == SHD_OK)
         r = shd_connect(&options, &s, e);
@@ -99,23 +96,16 @@ int verb_restore(int argc, char **argv)
         { "spec", 's', FLAG_STRING, "FILE", "the model's spec, with --weights", &ask.spec, 0, 0 },
         { "json", 'j', FLAG_BOOL, NULL, "one JSON object: model, step, bytes", &ask.json, 0, 0 },
     };
-    const struct flags flags = { .usage = "shardctl restore DIR [FLAGS]",
-                                 .about = restore_about,
-                                 .more = restore_more,
-                                 .table = table,
-                                 .count = ARRAY_SIZE(table) };
+    const struct flags flags = VERB_FLAGS(restore, "shardctl restore DIR [FLAGS]", table);
     const char *more;
     const int code = verb_start_word(&flags, argc, argv, &ask.path, &more);
     if (code >= 0)
         return code;
     if (more != NULL)
         err_set(&e, SHD_EINVAL, "one checkpoint at a time, got '%s' as well", more);
-    if (e.code != SHD_OK || check_ask(&ask, &e) != SHD_OK) {
-        ctl_say("%s", e.text);
-        return CTL_USAGE;
-    }
+    if (e.code != SHD_OK || check_ask(&ask, &e) != SHD_OK)
+        return ctl_usage("%s", e.text);
     if (restore(&ask, &e) == SHD_OK)
         return CTL_OK;
-    ctl_say("%s", e.text);
-    return CTL_FAILED;
+    return ctl_fail("%s", e.text);
 }

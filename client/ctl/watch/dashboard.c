@@ -24,7 +24,7 @@
 
 #include "client/ctl/base/http.h"
 #include "client/ctl/base/say.h"
-#include "client/ctl/base/verb_start.h"
+#include "client/ctl/base/verb.h"
 #include "client/ctl/watch/status_node.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -288,18 +288,12 @@ int verb_dashboard(int argc, char **argv)
           "let other machines see it: there is no password and no encryption", &o.allow_remote, 0,
           0 },
     };
-    const struct flags flags = { .usage = "shardctl dashboard [FLAGS]",
-                                 .about = dashboard_about,
-                                 .more = dashboard_more,
-                                 .table = table,
-                                 .count = ARRAY_SIZE(table) };
+    const struct flags flags = VERB_FLAGS(dashboard, "shardctl dashboard [FLAGS]", table);
     const int code = verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
     if (code >= 0)
         return code;
-    if (o.socket != NULL && (o.listen != NULL || o.show)) {
-        ctl_say("--socket: neither --listen nor --open goes with it");
-        return CTL_USAGE;
-    }
+    if (o.socket != NULL && (o.listen != NULL || o.show))
+        return ctl_usage("--socket: neither --listen nor --open goes with it");
     if (o.listen == NULL)
         o.listen = LISTEN_DEFAULT;
     return dashboard(&o);

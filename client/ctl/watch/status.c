@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "client/ctl/base/say.h"
-#include "client/ctl/base/status_text.h"
-#include "client/ctl/base/verb_start.h"
+#include "client/ctl/base/text.h"
+#include "client/ctl/base/verb.h"
 #include "client/ctl/watch/status_control.h"
 #include "client/ctl/watch/status_node.h"
 #include "client/ctl/watch/status_show.h"
@@ -61,10 +61,8 @@ static int show(struct node *n, const struct status_options *o)
     node_ask_once(n);
     if (!n->tcp)
         control_ask(n);
-    if (o->as_json && show_json(n, stdout) != SHD_OK) {
-        ctl_say("no memory for the document");
-        return CTL_FAILED;
-    }
+    if (o->as_json && show_json(n, stdout) != SHD_OK)
+        return ctl_fail("no memory for the document");
     if (!o->as_json)
         show_node(n, stdout);
     return health(n);
@@ -167,11 +165,7 @@ static int parse(int argc, char **argv, struct status_options *o)
         { "json", 'j', FLAG_BOOL, NULL, "one array: each daemon's document, or its `error`",
           &o->as_json, 0, 0 },
     };
-    const struct flags flags = { .usage = "shardctl status [FLAGS]",
-                                 .about = status_about,
-                                 .more = status_more,
-                                 .table = table,
-                                 .count = ARRAY_SIZE(table) };
+    const struct flags flags = VERB_FLAGS(status, "shardctl status [FLAGS]", table);
     return verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
 }
 
@@ -180,18 +174,14 @@ int verb_status(int argc, char **argv)
     struct status_options o = { 0 };
     struct shd_err e = { 0 };
     char **words = calloc((size_t)argc + 2, sizeof(*words));
-    if (words == NULL) {
-        ctl_say("out of memory");
-        return CTL_FAILED;
-    }
+    if (words == NULL)
+        return ctl_fail("out of memory");
     int code = parse(complete_watch(argc, argv, words), words, &o);
     free(words);
     if (code >= 0)
         return code;
-    if (o.watch != NULL && show_interval(o.watch, &o.interval_ms, &e) != SHD_OK) {
-        ctl_say("--watch: %s", e.text);
-        return CTL_USAGE;
-    }
+    if (o.watch != NULL && show_interval(o.watch, &o.interval_ms, &e) != SHD_OK)
+        return ctl_usage("--watch: %s", e.text);
     text_init();
     if (o.watch != NULL)
         return watch(&o);

@@ -9,9 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/ctl/base/rundir.h"
 #include "client/ctl/base/say.h"
-#include "client/ctl/base/status_text.h"
-#include "client/ctl/base/updir.h"
+#include "client/ctl/base/text.h"
 #include "client/session/address.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"

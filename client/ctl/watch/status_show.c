@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/ctl/base/status_text.h"
-#include "client/ctl/base/table.h"
+#include "client/ctl/base/text.h"
 #include "client/ctl/watch/status_join.h"
 #include "proto/base/check.h"
 

@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 #include "client/ctl/base/say.h"
-#include "client/ctl/base/status_text.h"
-#include "client/ctl/base/verb_start.h"
+#include "client/ctl/base/text.h"
+#include "client/ctl/base/verb.h"
 #include "client/ctl/watch/status_join.h"
 #include "client/ctl/watch/status_node.h"
 #include "client/ctl/watch/status_show.h"
@@ -246,22 +246,15 @@ int verb_top(int argc, char **argv)
         { "interval", 'i', FLAG_STRING, "S", "ask the daemons every S seconds (1)", &interval, 0,
           0 },
     };
-    const struct flags flags = { .usage = "shardctl top [FLAGS]",
-                                 .about = top_about,
-                                 .more = top_more,
-                                 .table = table,
-                                 .count = ARRAY_SIZE(table) };
+    const struct flags flags = VERB_FLAGS(top, "shardctl top [FLAGS]", table);
     const int code = verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
     if (code >= 0)
         return code;
-    if (interval != NULL && show_interval(interval, &t.interval_ms, &e) != SHD_OK) {
-        ctl_say("--interval: %s", e.text);
-        return CTL_USAGE;
-    }
-    if (!isatty(STDOUT_FILENO) || !isatty(STDIN_FILENO)) {
-        ctl_say("top needs a terminal; `shardctl status --watch` writes to files and pipes");
-        return CTL_FAILED;
-    }
+    if (interval != NULL && show_interval(interval, &t.interval_ms, &e) != SHD_OK)
+        return ctl_usage("--interval: %s", e.text);
+    if (!isatty(STDOUT_FILENO) || !isatty(STDIN_FILENO))
+        return ctl_fail(
+            "top needs a terminal; `shardctl status --watch` writes to files and pipes");
     text_init();
     return top_at(&t, address, hosts);
 }

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "client/ctl/base/status_text.h"
+#include "client/ctl/base/text.h"
 #include "client/ctl/watch/top_table.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/ctl/base/status_text.h"
+#include "client/ctl/base/text.h"
 
 int screen_init(struct screen *s, unsigned rows, unsigned cols)
 {

@@ -12,9 +12,8 @@
 
 #include "client/ctl/base/http.h"
 #include "client/ctl/base/say.h"
-#include "client/ctl/base/status_text.h"
-#include "client/ctl/base/table.h"
-#include "client/ctl/base/verb_start.h"
+#include "client/ctl/base/text.h"
+#include "client/ctl/base/verb.h"
 #include "client/ctl/watch/status_node.h"
 #include "client/ctl/watch/trace_merge.h"
 #include "proto/base/check.h"
@@ -139,9 +138,7 @@ static void print_json(const struct merge *m, const struct trace_options *o, uin
         "{s:s, s:I, s:I, s:I, s:I, s:o}", "file", o->file, "seconds", (json_int_t)o->seconds,
         "events", (json_int_t)json_array_size(m->events), "repeated", (json_int_t)m->repeated,
         "missing", (json_int_t)missing, "workers", workers);
-    json_dumpf(root, stdout, JSON_INDENT(2) | JSON_ENSURE_ASCII);
-    putchar('\n');
-    json_decref(root);
+    verb_json(root, JSON_INDENT(2) | JSON_ENSURE_ASCII, stdout);
 }
 
 static const char *percent(double share, char *buf)
@@ -206,11 +203,7 @@ int verb_trace(int argc, char **argv)
         HOST_FLAG(o.hosts),
         { "json", 'j', FLAG_BOOL, NULL, "the summary as one JSON object", &o.as_json, 0, 0 },
     };
-    const struct flags flags = { .usage = "shardctl trace [FLAGS]",
-                                 .about = trace_about,
-                                 .more = trace_more,
-                                 .table = table,
-                                 .count = ARRAY_SIZE(table) };
+    const struct flags flags = VERB_FLAGS(trace, "shardctl trace [FLAGS]", table);
     int code = verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
     if (code >= 0)
         return code;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/ctl/base/status_text.h"
+#include "client/ctl/base/text.h"
 #include "proto/base/check.h"
 
 #define KEY_BYTES 256u

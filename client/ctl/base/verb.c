@@ -1,7 +1,8 @@
-/* See verb_start.h. */
-#include "client/ctl/base/verb_start.h"
+/* See verb.h. */
+#include "client/ctl/base/verb.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "client/ctl/base/say.h"
@@ -71,15 +72,13 @@ int verb_start(const struct flags *f, int argc, char **argv, int *ret_rest)
         return CTL_OK;
     case FLAGS_ERROR:
         ctl_say("%s", e.text);
-        ctl_say("`shardctl %s --help` explains", argv[0]);
-        return CTL_USAGE;
+        return ctl_usage("`shardctl %s --help` explains", argv[0]);
     case FLAGS_OK:
         break;
     }
     if (ret_rest == NULL && rest < argc) {
         ctl_say("%s takes no further words, got '%s'", argv[0], argv[rest]);
-        ctl_say("`shardctl %s --help` explains", argv[0]);
-        return CTL_USAGE;
+        return ctl_usage("`shardctl %s --help` explains", argv[0]);
     }
     if (ret_rest != NULL)
         *ret_rest = rest;
@@ -105,4 +104,39 @@ int verb_start_word(const struct flags *f, int argc, char **argv, const char **r
     *ret_word = word;
     *ret_more = rest < argc ? argv[rest] : NULL;
     return -1;
+}
+
+int verb_file(const char *path, size_t bytes_max, char **ret_text, size_t *ret_bytes,
+              struct shd_err *e)
+{
+    FILE *f = fopen(path, "rb");
+    if (f == NULL)
+        return err_sys(e, SHD_ENOENT, "open '%s'", path);
+    char *text = malloc(bytes_max + 2);
+    if (text == NULL) {
+        fclose(f);
+        return err_set(e, SHD_ENOMEM, "no memory to read '%s'", path);
+    }
+    const size_t bytes = fread(text, 1, bytes_max + 1, f);
+    int r = SHD_OK;
+    if (ferror(f))
+        r = err_sys(e, SHD_EIO, "read '%s'", path);
+    else if (bytes > bytes_max)
+        r = err_set(e, SHD_ERANGE, "'%s' has more than %zu bytes", path, bytes_max);
+    fclose(f);
+    if (r != SHD_OK) {
+        free(text);
+        return r;
+    }
+    text[bytes] = '\0';
+    *ret_text = text;
+    *ret_bytes = bytes;
+    return SHD_OK;
+}
+
+void verb_json(json_t *answer, size_t flags, FILE *out)
+{
+    json_dumpf(answer, out, flags);
+    fputc('\n', out);
+    json_decref(answer);
 }

@@ -1,0 +1,52 @@
+/* A verb of shardctl, and what all have in common: flags, help, a file, an answer in JSON. A verb
+ * is verb_NAME() and a row in main.c's table. */
+#ifndef SHD_CTL_VERB_H
+#define SHD_CTL_VERB_H
+
+#include <stddef.h>
+#include <stdio.h>
+
+#include <jansson.h>
+
+#include "proto/base/check.h"
+#include "proto/base/flags.h"
+
+/* argv[0] is the verb's own name. Returns the exit code (say.h). */
+struct verb {
+    const char *name;
+    const char *summary; /* one line, for --help */
+    int (*fn)(int argc, char **argv);
+};
+
+/* The struct flags of a verb whose texts are NAME_about and NAME_more. */
+#define VERB_FLAGS(name, usage_, table_)                                                  \
+    {                                                                                     \
+        .usage = (usage_), .about = name##_about, .more = name##_more, .table = (table_), \
+        .count = ARRAY_SIZE(table_)                                                       \
+    }
+
+/* For a verb without further words. Returns -1 to go on, else the exit code. ret_rest: as
+ * flags_parse() has it; NULL: a further word is an error. */
+int verb_start(const struct flags *f, int argc, char **argv, int *ret_rest);
+
+/* The same for a verb with one word, in front of the flags or behind them. *ret_word: NULL when
+ * there is none; *ret_more: the first word too many, or NULL. */
+int verb_start_word(const struct flags *f, int argc, char **argv, const char **ret_word,
+                    const char **ret_more);
+
+/* `shardctl VERB --list-flags`, for completion and tests: " --name" or " --name:ARG" each, letters
+ * likewise, on one line without an end. */
+#define VERB_LIST_FLAGS "--list-flags"
+
+/* `shardctl VERB --list-mdoc`: the flags as items of a list in mdoc(7), for the manual page. */
+#define VERB_LIST_MDOC "--list-mdoc"
+
+/* A whole file of at most bytes_max bytes, NUL behind it; the caller's to free. Errors: SHD_ENOENT,
+ * SHD_ERANGE it has more, SHD_ENOMEM, SHD_EIO. */
+int verb_file(const char *path, size_t bytes_max, char **ret_text, size_t *ret_bytes,
+              struct shd_err *e);
+
+/* Print what a verb answers with --json, as jansson's flags say, and release it. */
+void verb_json(json_t *answer, size_t flags, FILE *out);
+
+#endif
