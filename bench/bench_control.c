@@ -80,21 +80,6 @@ static double quantile(const double *sorted, size_t n, double q)
 /* -- The daemon ------------------------------------------------------------------------------ */
 
 /* shardd beside this program. */
-static int shardd_path(char *buf, size_t bytes, struct shd_err *e)
-{
-    char self[PATH_MAX];
-    const ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    if (n < 0)
-        return err_sys(e, SHD_EIO, "read /proc/self/exe");
-    self[n] = '\0';
-    char *slash = strrchr(self, '/');
-    CHECK(slash != NULL);
-    *slash = '\0';
-    if (snprintf(buf, bytes, "%s/shardd", self) >= (int)bytes)
-        return err_set(e, SHD_ERANGE, "path '%s' is too long", self);
-    return SHD_OK;
-}
-
 /* Somebody listens. No NOTIFY_SOCKET: nobody here would keep what it stores. */
 static int wait_ready(const struct bench *b, struct shd_err *e)
 {
@@ -117,7 +102,7 @@ static int wait_ready(const struct bench *b, struct shd_err *e)
 static int start_daemon(struct bench *b, struct shd_err *e)
 {
     char path[PATH_MAX];
-    int r = shardd_path(path, sizeof(path), e);
+    int r = child_find_shardd(path, sizeof(path), e);
     if (r != SHD_OK)
         return r;
     unsetenv("NOTIFY_SOCKET");

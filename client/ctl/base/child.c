@@ -5,6 +5,7 @@
 #include <envz.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -16,6 +17,40 @@
 
 #include "client/ctl/base/rundir.h"
 #include "proto/base/check.h"
+
+/* -- Programs ------------------------------------------------------------------------------------
+ */
+
+int child_find_self(char *buf, size_t bytes, struct shd_err *e)
+{
+    const ssize_t n = readlink("/proc/self/exe", buf, bytes - 1);
+    if (n < 0)
+        return err_sys(e, SHD_EIO, "find shardctl");
+    buf[n] = '\0';
+    return SHD_OK;
+}
+
+int child_find_shardd(char *buf, size_t bytes, struct shd_err *e)
+{
+    char self[PATH_MAX];
+    const char *wanted = getenv("SHARDD_BIN");
+    if (wanted != NULL && wanted[0] != '\0') {
+        char *real = realpath(wanted, NULL); /* `up` leaves the directory it was started in */
+        const bool found = real != NULL && snprintf(buf, bytes, "%s", real) < (int)bytes;
+        free(real);
+        return found ? SHD_OK : err_sys(e, SHD_ENOENT, "SHARDD_BIN is '%s'", wanted);
+    }
+    char *slash = child_find_self(self, sizeof(self), NULL) == SHD_OK ? strrchr(self, '/') : NULL;
+    if (slash != NULL &&
+        snprintf(buf, bytes, "%.*s/shardd", (int)(slash - self), self) < (int)bytes &&
+        access(buf, X_OK) == 0)
+        return SHD_OK;
+    snprintf(buf, bytes, "shardd");
+    return SHD_OK;
+}
+
+/* -- Starting ------------------------------------------------------------------------------------
+ */
 
 /* In the child, before exec: undo what shardctl set up for itself. Returns 0 or -1 with errno. */
 static int child_prepare(const struct child_spawn *s, pid_t parent)

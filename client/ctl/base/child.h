@@ -29,6 +29,13 @@ struct child_spawn {
     char *listen_pid;           /* in envp, CHILD_PID_BYTES: gets the child's pid; NULL: nothing */
 };
 
+/* The path of this program: "/proc/self/exe" would be another by the time a child looks. */
+int child_find_self(char *buf, size_t bytes, struct shd_err *e);
+
+/* The daemon to start: $SHARDD_BIN, else shardd beside this program, else "shardd", by PATH.
+ * Errors: SHD_ENOENT $SHARDD_BIN is not there. */
+int child_find_shardd(char *buf, size_t bytes, struct shd_err *e);
+
 /* Start it. Returns once it has exec'ed, so a missing program is an error here:
  * SHD_ENOENT/SHD_EIO "cannot run 'x': ...". */
 int child_spawn(const struct child_spawn *spawn, pid_t *ret_pid, struct shd_err *e);

@@ -10,8 +10,6 @@
 
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/verb.h"
-#include "client/ctl/doctor/doctor_checkpoint.h"
-#include "client/ctl/doctor/doctor_cpu.h"
 #include "client/ctl/doctor/doctor_daemons.h"
 #include "client/ctl/doctor/doctor_gpu.h"
 #include "client/ctl/doctor/doctor_host.h"

@@ -1,7 +1,6 @@
 /* See doctor_daemons.h. */
 #include "client/ctl/doctor/doctor_daemons.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -10,13 +9,13 @@
 #include <pwd.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "client/ctl/base/rundir.h"
 #include "client/ctl/base/status_doc.h"
 #include "client/ctl/base/text.h"
-#include "client/ctl/doctor/doctor_look.h"
+#include "client/ctl/doctor/doctor_check.h"
 #include "client/shd.h"
 #include "proto/share/fdpass.h"
 
@@ -123,35 +122,25 @@ static void check_directory(struct doctor *d, const struct stat *st)
                   (st->st_mode & S_IXGRP) != 0 ? " (members of the group may attach)" : "");
 }
 
-/* A lock file nobody locks: of a daemon that ended. Kept on purpose, so only counted. */
-static bool lock_is_free(const char *path)
+static bool ends_in(const char *name, const char *suffix)
 {
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    if (fd < 0)
-        return false;
-    const bool is_free = flock(fd, LOCK_SH | LOCK_NB) == 0;
-    close(fd);
-    return is_free;
+    const char *dot = strrchr(name, '.');
+    return dot != NULL && strcmp(dot, suffix) == 0;
 }
 
+/* The lock file of a daemon that ended stays there on purpose, so it is only counted. */
 static void check_locks(struct doctor *d)
 {
     DIR *dir = opendir(d->runtime_dir);
     unsigned held = 0, idle = 0;
-    const struct dirent *entry;
-    while (dir != NULL && (entry = readdir(dir)) != NULL) {
-        char path[PATH_MAX];
-        const char *dot = strrchr(entry->d_name, '.');
-        if (dot == NULL || strcmp(dot, ".lock") != 0)
+    for (const char *name = dir_next(&dir); name != NULL; name = dir_next(&dir)) {
+        if (!ends_in(name, ".lock"))
             continue;
-        snprintf(path, sizeof(path), "%s/%s", d->runtime_dir, entry->d_name);
-        if (lock_is_free(path))
+        if (lock_look(d->runtime_dir, name) == LOCK_FREE)
             idle++;
         else
             held++;
     }
-    if (dir != NULL)
-        closedir(dir);
     if (held + idle > 0)
         doctor_ok(d, "%u device%s locked by a daemon, %u lock file%s of ended ones (harmless)",
                   held, held == 1 ? "" : "s", idle, idle == 1 ? "" : "s");
@@ -246,18 +235,14 @@ void doctor_daemons(struct doctor *d)
 {
     DIR *dir = opendir(d->runtime_dir);
     unsigned count = 0;
-    const struct dirent *entry;
-    while (dir != NULL && (entry = readdir(dir)) != NULL) {
+    for (const char *name = dir_next(&dir); name != NULL; name = dir_next(&dir)) {
         char device[NAME_MAX + 1];
-        const char *dot = strrchr(entry->d_name, '.');
-        if (dot == NULL || dot == entry->d_name || strcmp(dot, ".sock") != 0)
+        if (!ends_in(name, ".sock") || strcmp(name, ".sock") == 0)
             continue;
-        snprintf(device, sizeof(device), "%.*s", (int)(dot - entry->d_name), entry->d_name);
+        snprintf(device, sizeof(device), "%.*s", (int)(strlen(name) - strlen(".sock")), name);
         check_socket(d, device);
         count++;
     }
-    if (dir != NULL)
-        closedir(dir);
     if (count == 0)
         doctor_ok(d, "none in %s", d->runtime_dir);
 }
@@ -267,49 +252,13 @@ void doctor_daemons(struct doctor *d)
 /* What killed programs leave: directories of `shardctl run`, and memory that only a keeper holds.
  */
 
-#define RUN_PREFIX     "shardd-run-" /* as rundir.c makes them */
 #define SEGMENT_PREFIX "/memfd:shardd"
 
 /* Nobody holds the lock of a directory whose run was killed. */
-static bool run_is_dead(const char *dir)
+static void check_run(const char *path, void *arg)
 {
-    char path[PATH_MAX];
-    if (snprintf(path, sizeof(path), "%s/lock", dir) >= (int)sizeof(path))
-        return false;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    if (fd < 0)
-        return false;
-    const bool dead = flock(fd, LOCK_SH | LOCK_NB) == 0;
-    close(fd);
-    return dead;
-}
-
-static void check_runs_in(struct doctor *d, const char *base)
-{
-    DIR *dir = opendir(base);
-    const struct dirent *entry;
-    while (dir != NULL && (entry = readdir(dir)) != NULL) {
-        char path[PATH_MAX];
-        if (strncmp(entry->d_name, RUN_PREFIX, strlen(RUN_PREFIX)) != 0 ||
-            snprintf(path, sizeof(path), "%s/%s", base, entry->d_name) >= (int)sizeof(path))
-            continue;
-        if (run_is_dead(path))
-            doctor_warn(d, "the next `shardctl run` removes it", "%s was left by a killed run",
-                        path);
-    }
-    if (dir != NULL)
-        closedir(dir);
-}
-
-static void check_runs(struct doctor *d)
-{
-    char cache[PATH_MAX];
-    const char *xdg = getenv("XDG_RUNTIME_DIR"), *home = getenv("HOME");
-    if (xdg != NULL && strcmp(xdg, "/run") != 0)
-        check_runs_in(d, xdg);
-    check_runs_in(d, "/run");
-    if (home != NULL && snprintf(cache, sizeof(cache), "%s/.cache/shardd", home) < PATH_MAX)
-        check_runs_in(d, cache);
+    if (lock_look(path, RUNDIR_LOCK) == LOCK_FREE)
+        doctor_warn(arg, "the next `shardctl run` removes it", "%s was left by a killed run", path);
 }
 
 struct holders {
@@ -343,15 +292,13 @@ static void count_process(struct holders *h, pid_t pid)
         h->unreadable += errno == EACCES;
         return;
     }
-    const struct dirent *entry;
-    while ((entry = readdir(dir)) != NULL) {
+    for (const char *fd = dir_next(&dir); fd != NULL; fd = dir_next(&dir)) {
         char fd_path[PATH_MAX];
-        snprintf(fd_path, sizeof(fd_path), "/proc/%d/fd/%s", (int)pid, entry->d_name);
+        snprintf(fd_path, sizeof(fd_path), "/proc/%d/fd/%s", (int)pid, fd);
         const uint64_t more = segment_bytes(fd_path);
         segments += more > 0;
         bytes += more;
     }
-    closedir(dir);
     if (segments == 0)
         return;
     doctor_process_name(pid, name, sizeof(name));
@@ -368,21 +315,18 @@ static void count_process(struct holders *h, pid_t pid)
 static void count_all(struct holders *h)
 {
     DIR *dir = opendir("/proc");
-    const struct dirent *entry;
-    while (dir != NULL && (entry = readdir(dir)) != NULL) {
-        const int pid = atoi(entry->d_name);
+    for (const char *name = dir_next(&dir); name != NULL; name = dir_next(&dir)) {
+        const int pid = atoi(name);
         if (pid > 0 && pid != getpid())
             count_process(h, pid);
     }
-    if (dir != NULL)
-        closedir(dir);
 }
 
 void doctor_leftovers(struct doctor *d)
 {
     struct holders h = { 0 };
     char daemon_bytes[TEXT_BYTES], other_bytes[TEXT_BYTES];
-    check_runs(d);
+    rundir_each(check_run, d);
     count_all(&h);
     const char *partly = h.unreadable > 0 ? "; processes of other users could not be seen" : "";
     text_size(h.daemon_bytes, daemon_bytes);

@@ -2,7 +2,7 @@
 #ifndef SHD_CTL_DOCTOR_DAEMONS_H
 #define SHD_CTL_DOCTOR_DAEMONS_H
 
-#include "client/ctl/doctor/doctor_say.h"
+#include "client/ctl/doctor/doctor_check.h"
 
 void doctor_systemd(struct doctor *d);   /* manager, fd store, user */
 void doctor_runtime(struct doctor *d);   /* directory and locks */

@@ -1,21 +1,27 @@
 /* See doctor_gpu.h. */
 #include "client/ctl/doctor/doctor_gpu.h"
 
-#include <dirent.h>
+#include <assert.h>
 #include <dlfcn.h>
+#include <elf.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "client/ctl/base/child.h"
+#include "client/ctl/base/rundir.h"
 #include "client/ctl/base/text.h"
-#include "client/ctl/doctor/doctor_fatbin.h"
-#include "client/ctl/doctor/doctor_look.h"
+#include "client/ctl/doctor/doctor_check.h"
+#include "proto/base/check.h"
 #include "proto/gpu/cuda.h"
 
 #define COMPUTE_MIN 90 /* what kernels/cuda is compiled for: PTX for 9.0 runs on all later ones */
-#define DEVICES_MAX 16
+#define GPUS_MAX    16
 
 /* -- In a child: what drivers do in a process is not undone ------------------------------------ */
 
@@ -71,7 +77,7 @@ static void probe_devices(FILE *out)
     int count = 0;
     if (cuda_load(&cuda, &e) != SHD_OK || cuda->cuDeviceGetCount(&count) != CUDA_SUCCESS)
         return;
-    for (int i = 0; i < count && i < DEVICES_MAX; i++) {
+    for (int i = 0; i < count && i < GPUS_MAX; i++) {
         struct device d = { 0 };
         if (look_at(cuda, i, &d))
             fprintf(out, "%d %d %d %" PRIu64 " %" PRIu64 " %s|", d.compute, d.vmm, d.posix,
@@ -104,22 +110,128 @@ static void probe_cublas(FILE *out)
         fprintf(out, "%d.%d\n", major, minor);
 }
 
+/* -- Kernels in a program ---------------------------------------------------------------------- */
+
+/* Which GPUs a program has kernels for: section .nv_fatbin of the file, read as cuobjdump -lelf
+ * would. NVIDIA does not document the format; what is read here (a header of 16 bytes, entries with
+ * kind, sizes and architecture in their first 32) has not changed since CUDA 5. */
+
+#define FATBIN_MAGIC UINT32_C(0xba55ed50)
+enum { FATBIN_PTX = 1, FATBIN_ELF = 2 };
+
+struct fatbin_header {
+    uint32_t magic;
+    uint16_t version, header_bytes;
+    uint64_t bytes; /* behind the header */
+};
+struct fatbin_entry {
+    uint16_t kind, version;
+    uint32_t header_bytes;
+    uint64_t bytes; /* behind the header */
+    uint32_t compressed_bytes, options;
+    uint16_t minor, major;
+    uint32_t arch; /* 90 */
+};
+static_assert(sizeof(struct fatbin_entry) == 32, "as in the file");
+
+struct bytes {
+    const uint8_t *at;
+    uint64_t count;
+};
+
+static bool take(struct bytes b, uint64_t offset, void *out, size_t count)
+{
+    if (offset > b.count || count > b.count - offset)
+        return false;
+    memcpy(out, b.at + offset, count);
+    return true;
+}
+
+static void add_arch(char *out, size_t bytes, const struct fatbin_entry *e)
+{
+    char word[32];
+    snprintf(word, sizeof(word), e->kind == FATBIN_ELF ? "sm_%u" : "compute_%u (PTX)", e->arch);
+    const size_t used = strlen(out);
+    if (strstr(out, word) == NULL)
+        snprintf(out + used, bytes - used, "%s%s", used > 0 ? ", " : "", word);
+}
+
+/* Fat binaries lie one behind the other, aligned to 8. */
+static void list_archs(struct bytes section, char *out, size_t bytes)
+{
+    struct fatbin_header header;
+    struct fatbin_entry entry;
+    uint64_t at = 0;
+    while (take(section, at, &header, sizeof(header)) && header.magic == FATBIN_MAGIC) {
+        if (header.header_bytes < sizeof(header) ||
+            header.bytes > section.count - at - sizeof(header))
+            return;
+        const uint64_t end = at + header.header_bytes + header.bytes;
+        uint64_t entry_at = at + header.header_bytes;
+        while (entry_at < end && take(section, entry_at, &entry, sizeof(entry)) &&
+               entry.header_bytes >= sizeof(entry) && entry.bytes <= section.count) {
+            if (entry.kind == FATBIN_ELF || entry.kind == FATBIN_PTX)
+                add_arch(out, bytes, &entry);
+            entry_at += entry.header_bytes + entry.bytes;
+        }
+        at = (end + 7) / 8 * 8;
+    }
+}
+
+static bool find_section(struct bytes file, const char *name, struct bytes *ret_section)
+{
+    Elf64_Ehdr elf;
+    Elf64_Shdr names, section;
+    if (!take(file, 0, &elf, sizeof(elf)) || memcmp(elf.e_ident, ELFMAG, SELFMAG) != 0 ||
+        elf.e_ident[EI_CLASS] != ELFCLASS64 || elf.e_shentsize != sizeof(section) ||
+        !take(file, elf.e_shoff + (uint64_t)elf.e_shstrndx * sizeof(names), &names, sizeof(names)))
+        return false;
+    for (uint16_t i = 0; i < elf.e_shnum; i++) {
+        char text[16];
+        if (take(file, elf.e_shoff + (uint64_t)i * sizeof(section), &section, sizeof(section)) &&
+            take(file, names.sh_offset + section.sh_name, text, strlen(name) + 1) &&
+            memcmp(text, name, strlen(name) + 1) == 0 && section.sh_offset < file.count &&
+            section.sh_size <= file.count - section.sh_offset) {
+            *ret_section = (struct bytes){ file.at + section.sh_offset, section.sh_size };
+            return true;
+        }
+    }
+    return false;
+}
+
+/* "sm_90, compute_90 (PTX)"; empty: for none. False: the file cannot be read. */
+static bool fatbin(const char *path, char *buf, size_t bytes)
+{
+    struct stat st;
+    struct bytes section;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    const bool known = fstat(fd, &st) == 0 && st.st_size > 0;
+    void *base = known ? mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
+    close(fd);
+    if (base == MAP_FAILED)
+        return false;
+    buf[0] = '\0';
+    if (find_section((struct bytes){ base, (uint64_t)st.st_size }, ".nv_fatbin", &section))
+        list_archs(section, buf, bytes);
+    munmap(base, (size_t)st.st_size);
+    return true;
+}
+
 /* -- The checks -------------------------------------------------------------------------------- */
 
 /* By its process: the pipe directory may be anywhere. */
 static bool mps_runs(void)
 {
     DIR *dir = opendir("/proc");
-    const struct dirent *entry;
     bool found = false;
-    while (dir != NULL && !found && (entry = readdir(dir)) != NULL) {
+    for (const char *entry = dir_next(&dir); entry != NULL; entry = dir_next(&dir)) {
         char name[32];
-        const int pid = atoi(entry->d_name);
-        found = pid > 0 && doctor_process_name(pid, name, sizeof(name)) &&
-                strncmp(name, "nvidia-cuda-mps", 15) == 0;
+        const int pid = atoi(entry);
+        found = found || (pid > 0 && doctor_process_name(pid, name, sizeof(name)) &&
+                          strncmp(name, "nvidia-cuda-mps", 15) == 0);
     }
-    if (dir != NULL)
-        closedir(dir);
     return found;
 }
 
@@ -191,7 +303,7 @@ static void check_device(struct doctor *d, int ordinal, const struct device *dev
 
 static void check_devices(struct doctor *d)
 {
-    char text[DEVICES_MAX * 160], *rest = NULL;
+    char text[GPUS_MAX * 160], *rest = NULL;
     if (!doctor_probe(probe_devices, text, sizeof(text))) {
         doctor_warn(d, "run nvidia-smi: if it hangs too, the driver or a GPU is in trouble",
                     "the driver answers, its devices do not within 10 s");
@@ -209,26 +321,11 @@ static void check_devices(struct doctor *d)
     }
 }
 
-/* shardd as `run` and `up` would start it: $SHARDD_BIN, else beside us. */
-static bool find_shardd(char *buf, size_t bytes)
-{
-    const char *wanted = getenv("SHARDD_BIN");
-    char self[PATH_MAX];
-    if (wanted != NULL && wanted[0] != '\0')
-        return snprintf(buf, bytes, "%s", wanted) < (int)bytes;
-    const ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    self[n > 0 ? n : 0] = '\0';
-    char *slash = strrchr(self, '/');
-    if (slash == NULL)
-        return false;
-    *slash = '\0';
-    return snprintf(buf, bytes, "%s/shardd", self) < (int)bytes;
-}
-
 static void check_kernels(struct doctor *d, bool devices)
 {
     char path[PATH_MAX], archs[200];
-    if (!find_shardd(path, sizeof(path)) || !doctor_fatbin(path, archs, sizeof(archs)))
+    if (child_find_shardd(path, sizeof(path), NULL) != SHD_OK || strchr(path, '/') == NULL ||
+        !fatbin(path, archs, sizeof(archs)))
         return; /* shardd is not here: another check's business */
     if (archs[0] != '\0')
         doctor_ok(d, "shardd has GPU kernels: %s", archs);

@@ -3,7 +3,7 @@
 #ifndef SHD_CTL_DOCTOR_GPU_H
 #define SHD_CTL_DOCTOR_GPU_H
 
-#include "client/ctl/doctor/doctor_say.h"
+#include "client/ctl/doctor/doctor_check.h"
 
 void doctor_gpu(struct doctor *d);
 

@@ -34,34 +34,6 @@ static uint32_t share_of(uint32_t processors_total, uint32_t count)
     return processors_total / count > 0 ? processors_total / count : 1;
 }
 
-/* $SHARDD_BIN, else shardd beside our own binary, else by PATH. */
-static int find_shardd(char *buf, size_t bytes, struct shd_err *e)
-{
-    char self[PATH_MAX];
-    const char *wanted = getenv("SHARDD_BIN");
-    if (wanted != NULL && wanted[0] != '\0') {
-        char *real = realpath(wanted, NULL); /* `up` leaves the directory it was started in */
-        if (real == NULL || snprintf(buf, bytes, "%s", real) >= (int)bytes) {
-            free(real);
-            return err_sys(e, SHD_ENOENT, "SHARDD_BIN is '%s'", wanted);
-        }
-        free(real);
-        return SHD_OK;
-    }
-    const ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    if (n > 0) {
-        self[n] = '\0';
-        char *slash = strrchr(self, '/');
-        if (slash != NULL) {
-            *slash = '\0';
-            if (snprintf(buf, bytes, "%s/shardd", self) < (int)bytes && access(buf, X_OK) == 0)
-                return SHD_OK;
-        }
-    }
-    snprintf(buf, bytes, "shardd");
-    return SHD_OK;
-}
-
 /* Start c with its output relayed behind its name (relayed) or written straight to ours. */
 static int launch(struct run_child *c, struct child_spawn *spawn, const struct environ *env,
                   bool relayed, struct shd_err *e)
@@ -198,7 +170,7 @@ int launch_prepare(struct run *r, struct shd_err *e)
     const struct run_options *o = r->options;
     r->daemon_threads = o->threads_per_daemon > 0 ? o->threads_per_daemon
                                                   : share_of(processors(), o->daemons);
-    int rc = find_shardd(r->shardd, sizeof(r->shardd), e);
+    int rc = child_find_shardd(r->shardd, sizeof(r->shardd), e);
     if (rc == SHD_OK)
         rc = environ_new(&r->daemon_env, e);
     if (rc == SHD_OK)

@@ -11,16 +11,6 @@
 #include "client/ctl/run/launch.h"
 #include "proto/base/check.h"
 
-/* "/proc/self/exe" would be another program by the time the child looks. */
-static int find_self(char *buf, size_t bytes, struct shd_err *e)
-{
-    const ssize_t n = readlink("/proc/self/exe", buf, bytes - 1);
-    if (n < 0)
-        return err_sys(e, SHD_EIO, "find shardctl");
-    buf[n] = '\0';
-    return SHD_OK;
-}
-
 static void init(struct run *r, struct run_child *c, const char *name)
 {
     *c = (struct run_child){ .run = r, .what = "helper", .relay.fd = -1 };
@@ -37,7 +27,7 @@ int saver_restore(struct run *r, struct shd_err *e)
 {
     char self[PATH_MAX];
     char *argv[] = { self, (char[]){ "restore" }, (char *)r->options->restore, NULL };
-    const int rc = find_self(self, sizeof self, e);
+    const int rc = child_find_self(self, sizeof self, e);
     return rc == SHD_OK ? launch_helper(&r->restorer, argv, e) : rc;
 }
 
@@ -57,7 +47,7 @@ int saver_start(struct run *r, struct shd_err *e)
                      o->keep > 0 ? (char[]){ "--keep" } : NULL,
                      keep,
                      NULL };
-    const int rc = find_self(self, sizeof self, e);
+    const int rc = child_find_self(self, sizeof self, e);
     return rc == SHD_OK ? launch_helper(&r->saver, argv, e) : rc;
 }
 

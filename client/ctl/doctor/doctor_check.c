@@ -1,11 +1,12 @@
-/* What doctor's checks share: small files of the kernel, and a child for what may crash. */
-#include "client/ctl/doctor/doctor_look.h"
+/* See doctor_check.h. */
+#include "client/ctl/doctor/doctor_check.h"
 
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -16,6 +17,43 @@
 #include "proto/base/clock.h"
 
 #define PROBE_NS_MAX (10 * NS_PER_S)
+
+/* -- Reporting --------------------------------------------------------------------------------- */
+
+static void report(struct doctor *d, enum doctor_level level, const char *remedy, const char *fmt,
+                   va_list args)
+{
+    char what[DOCTOR_TEXT_BYTES];
+    vsnprintf(what, sizeof(what), fmt, args);
+    d->counts[level]++;
+    d->found(d, level, what, remedy);
+}
+
+void doctor_ok(struct doctor *d, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    report(d, DOCTOR_OK, /* remedy= */ NULL, fmt, args);
+    va_end(args);
+}
+
+void doctor_warn(struct doctor *d, const char *remedy, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    report(d, DOCTOR_WARN, remedy, fmt, args);
+    va_end(args);
+}
+
+void doctor_fail(struct doctor *d, const char *remedy, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    report(d, DOCTOR_FAIL, remedy, fmt, args);
+    va_end(args);
+}
+
+/* -- The kernel's files ------------------------------------------------------------------------ */
 
 bool doctor_read_line(const char *path, char *buf, size_t bytes)
 {

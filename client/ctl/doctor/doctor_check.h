@@ -1,0 +1,58 @@
+/* What the checks of `shardctl doctor` share: how they report, small files of the kernel, and a
+ * child for what may crash. Each check looks at one thing, changes nothing, and reports. It never
+ * fails itself: what it cannot look at is a finding too (ok with "cannot be read" where nothing
+ * depends on it). */
+#ifndef SHD_CTL_DOCTOR_CHECK_H
+#define SHD_CTL_DOCTOR_CHECK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/types.h>
+
+enum doctor_level {
+    DOCTOR_OK,
+    DOCTOR_WARN, /* works, but slower, smaller or less safe than it could */
+    DOCTOR_FAIL, /* something will not work */
+};
+#define DOCTOR_LEVELS     3
+#define DOCTOR_TEXT_BYTES 512u
+
+struct doctor {
+    const char *runtime_dir; /* borrowed */
+    const char *checkpoint;  /* borrowed; NULL: not asked about */
+    /* Takes each finding. remedy: what to do; NULL when nothing is. */
+    void (*found)(struct doctor *d, enum doctor_level level, const char *what, const char *remedy);
+    const char *check;              /* name of the one that runs */
+    unsigned counts[DOCTOR_LEVELS]; /* findings so far */
+    void *sink;                     /* found()'s own */
+};
+
+/* Report a finding; the text is one line without a full stop. */
+void doctor_ok(struct doctor *d, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void doctor_warn(struct doctor *d, const char *remedy, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+void doctor_fail(struct doctor *d, const char *remedy, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* The first line of a file, without its end; false when it cannot be read. */
+bool doctor_read_line(const char *path, char *buf, size_t bytes);
+
+/* A whole number in a file. */
+bool doctor_read_u64(const char *path, uint64_t *ret_n);
+
+/* The field "key:  N kB" of /proc/meminfo, in bytes; 0 when it is not there. */
+uint64_t doctor_meminfo(const char *key);
+
+/* The name of a process; false when it is gone. */
+bool doctor_process_name(pid_t pid, char *buf, size_t bytes);
+
+/* Run fn in a child, which may crash or hang (foreign libraries do), and take the line it prints.
+ * False: it crashed, hung (10 s) or printed nothing. */
+bool doctor_probe(void (*fn)(FILE *out), char *buf, size_t bytes);
+
+/* dlopen() the first of these names (NULL-terminated); NULL: none is there. For doctor_probe(). */
+void *doctor_library(const char *const *names);
+
+#endif
