@@ -9,7 +9,7 @@
 
 #include "client/checkpoint/dir.h"
 #include "client/checkpoint/files.h"
-#include "client/session/round.h"
+#include "client/session/hub.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"

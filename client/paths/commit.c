@@ -11,7 +11,7 @@
 #include "client/paths/map.h"
 #include "client/paths/turn.h"
 #include "client/session/activity.h"
-#include "client/session/round.h"
+#include "client/session/hub.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 

@@ -6,8 +6,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "client/session/link_connect.h"
-#include "client/session/round.h"
+#include "client/session/hub.h"
+#include "client/session/link.h"
 #include "proto/base/check.h"
 #include "proto/spec/spec_json.h"
 

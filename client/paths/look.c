@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "client/paths/map.h"
-#include "client/session/round.h"
+#include "client/session/hub.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 

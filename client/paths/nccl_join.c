@@ -13,7 +13,7 @@
 #include "client/paths/nccl_join.h"
 #include "client/session/gpu.h"
 #include "client/session/hub.h"
-#include "client/session/link_connect.h"
+#include "client/session/link.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"

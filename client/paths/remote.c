@@ -22,7 +22,7 @@
 #include "client/paths/slots.h"
 #include "client/paths/turn.h"
 #include "client/paths/whole.h"
-#include "client/session/hub_open.h"
+#include "client/session/hub.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"

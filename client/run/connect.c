@@ -10,7 +10,7 @@
 #include "client/paths/remote.h"
 #include "client/paths/reopen.h"
 #include "client/session/gpu.h"
-#include "client/session/hub_open.h"
+#include "client/session/hub.h"
 #include "client/session/model.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"

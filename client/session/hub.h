@@ -3,7 +3,7 @@
  * Happy path: hub_ask() packs and sends, hub_poll() receives and hands each reply to its call.
  *
  * A daemon that dies. Its side channel hangs up and its link goes down. Every hub_poll() then tries
- * to connect anew (link_connect.h): side channel, token, DEALER, Hello, then the session's reopen()
+ * to connect anew (link.h): side channel, token, DEALER, Hello, then the session's reopen()
  * function, which opens the models on the successor, then all calls. What is asked meanwhile waits
  * in the table.
  *
@@ -15,7 +15,16 @@
 #ifndef SHD_HUB_H
 #define SHD_HUB_H
 
+#include "client/session/address.h"
 #include "client/session/link.h"
+
+/* Connect to every daemon at address (not local). name: shown by daemons. A daemon that is named
+ * but not there yet is waited for, up to 10 s. Errors as shd_connect(). */
+int hub_new(const struct address *address, const char *name, uint64_t timeout_ns,
+            struct hub **ret_hub, struct shd_err *e);
+
+/* Say goodbye (Detach, a short wait) and free. NULL is a no-op. */
+void hub_free(struct hub *hub);
 
 /* When a wait that began at start_ns has lasted too long. While a daemon is away its own bound
  * counts, and a wait that goes on after its return has the full time again; so it has after this
@@ -39,5 +48,33 @@ int hub_ask(struct link *link, const struct call *call, struct shd_err *e);
 
 /* Forget whoever waits with this ctx: its replies will be dropped. */
 void hub_forget(struct hub *hub, const void *ctx);
+
+/* A round: one request to several links, and the wait for all their replies. */
+struct round {
+    const char *what;          /* for errors: "Prepare of step 3"; borrowed */
+    const char *hint;          /* why an answer may be missing; NULL: none */
+    enum wire_reply_type type; /* what an answer must be */
+    /* Fill in the request to link, as call.make. */
+    int (*make)(struct round *round, struct link *link, uint64_t arg,
+                struct wire_request *ret_request, struct shd_err *e);
+    /* Take an answer of the right type; a status other than SHD_OK ends the round with *e. May be
+     * NULL. */
+    int (*take)(struct round *round, struct link *link, uint64_t arg,
+                const struct wire_reply *reply, struct shd_err *e);
+    void *ctx;          /* make's and take's */
+    uint32_t waiting;   /* answers still to come */
+    struct shd_err err; /* first error; code 0: none */
+};
+
+/* Ask one link as part of the round. */
+int round_ask(struct round *round, struct link *link, uint64_t arg, struct shd_err *e);
+
+/* Wait for all answers and end the round (always call it once anything was asked). asked: the
+ * status of the last round_ask(); not SHD_OK: only end it. */
+int round_finish(struct round *round, struct hub *hub, int asked, struct shd_err *e);
+
+/* As round_finish(), but return as soon as no answer is missing or something was answered. For
+ * rounds that ask more as answers come in; end it by round_finish(). */
+int round_wait(struct round *round, struct hub *hub, uint64_t start_ns, struct shd_err *e);
 
 #endif

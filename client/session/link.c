@@ -1,18 +1,37 @@
-/* See link.h. */
+/* See link.h.
+ *
+ * Happy path per link, in steps that never wait: connect the side channel, look who is there,
+ * receive the token, connect the DEALER, Hello with the token, Welcome with the session id. Then
+ * what was open on it is opened again (that waits for a daemon that has just answered), and the
+ * link is up.
+ *
+ * Failure: what a daemon that is being started may do (nobody there, a full backlog, hanging up in
+ * the middle) is tried again, every 5 to 50 ms, until the link's time is over; refusals and
+ * nonsense are final. */
 #include "client/session/link.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
+#include "proto/share/admit.h"
 
-#define USEFUL_NS NS_PER_S /* a daemon that was there for as long came back indeed */
+#define USEFUL_NS       NS_PER_S        /* a daemon that was there for as long came back indeed */
+#define FIRST_NS_MAX    (10 * NS_PER_S) /* for a daemon that was never there */
+#define HELLO_NS_MAX    (2 * NS_PER_S)  /* then with a new connection: this one may be dead */
+#define RETRY_NS_MIN    (5 * NS_PER_MS)
+#define RETRY_NS_MAX    (50 * NS_PER_MS)
+#define POLL_SLICE_NS   (100 * NS_PER_MS)
+#define HIGH_WATER_MARK ((int)HUB_CALLS_MAX * 2)
 
 int link_err(const struct link *link, int code, struct shd_err *e, const char *fmt, ...)
 {
@@ -224,4 +243,296 @@ int link_claim(struct link *link, const struct wire_segment *segment, int *ret_f
         link_down(link, &why);
     return link_err(link, r, e, "does not pass its %s segment: %s",
                     segment_kind_name(segment->kind), why.text);
+}
+
+/* -- Steps ------------------------------------------------------------------------------------- */
+
+static void set_state(struct link *link, enum link_state state, uint64_t now_ns)
+{
+    link->state = state;
+    link->state_ns = now_ns;
+}
+
+/* Not this time. */
+static void retry(struct link *link, const struct shd_err *why)
+{
+    link_down(link, why);
+    link->retry_ns = link->retry_ns == 0 ? RETRY_NS_MIN : 2 * link->retry_ns;
+    if (link->retry_ns > RETRY_NS_MAX)
+        link->retry_ns = RETRY_NS_MAX;
+    link->retry_at_ns = link->state_ns + link->retry_ns;
+}
+
+static void refuse(struct link *link, int code, const char *text)
+{
+    struct shd_err e = { 0 };
+    link_err(link, code, &e, "cannot be attached to: %s", text);
+    link_fault(link, &e);
+}
+
+/* As side_connect(), and never waits. */
+static int connect_now(const char *path, int *ret_fd, struct shd_err *e)
+{
+    struct sockaddr_un a = { .sun_family = AF_UNIX };
+    CHECK(strlen(path) < sizeof a.sun_path); /* address.c saw to it */
+    memcpy(a.sun_path, path, strlen(path) + 1);
+    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return err_sys(e, SHD_EIO, "open side socket");
+    if (connect(fd, (const struct sockaddr *)&a, sizeof a) == 0) {
+        *ret_fd = fd;
+        return SHD_OK;
+    }
+    const int why = errno;
+    close(fd);
+    errno = why;
+    if (why == ENOENT || why == ENOTDIR)
+        return err_sys(e, SHD_ENOENT, "connect to '%s'", path);
+    if (why == ECONNREFUSED || why == ECONNRESET)
+        return err_sys(e, SHD_EGONE, "nobody listens at '%s'", path);
+    if (why == EACCES || why == EPERM)
+        return err_sys(e, SHD_EAUTH, "connect to '%s'", path);
+    if (why == EAGAIN)
+        return err_set(e, SHD_ETIMEDOUT, "'%s' accepts no connection", path);
+    return err_sys(e, SHD_EIO, "connect to '%s'", path);
+}
+
+static bool comes_later(const struct link *link, int code)
+{
+    if (code == SHD_ENOENT || code == SHD_EGONE || code == SHD_ETIMEDOUT)
+        return true;
+    return link->known && (code == SHD_EAUTH || code == SHD_ENOMEM); /* modes are set late */
+}
+
+static void step_connect(struct link *link, uint64_t now_ns)
+{
+    struct shd_err why = { 0 };
+    struct side_peer peer;
+    int r = connect_now(link->path, &link->side_fd, &why);
+    if (r != SHD_OK && comes_later(link, r)) {
+        retry(link, &why);
+        return;
+    }
+    if (r == SHD_OK)
+        r = side_peer(link->side_fd, &peer, &why);
+    if (r == SHD_OK)
+        r = admit_daemon(&peer, link->path, &why);
+    if (r != SHD_OK) {
+        refuse(link, r, why.text);
+        return;
+    }
+    link->pid = peer.pid;
+    link->hub->poll_items[link->hub->link_count + link->index].fd = link->side_fd;
+    set_state(link, LINK_TOKEN, now_ns);
+}
+
+/* A broken connection is not mended by ZeroMQ: it would reach the daemon's successor, which knows
+ * nothing of this session. */
+static int connect_dealer(struct link *link, struct shd_err *e)
+{
+    const int linger = 0, hwm = HIGH_WATER_MARK, never = -1;
+    const int64_t frame_max = (int64_t)WIRE_FRAME_BYTES_MAX;
+    link->dealer = zmq_socket(link->hub->zmq, ZMQ_DEALER);
+    if (link->dealer == NULL)
+        return err_sys(e, SHD_EIO, "create the ZeroMQ socket");
+    zmq_setsockopt(link->dealer, ZMQ_LINGER, &linger, sizeof linger);
+    zmq_setsockopt(link->dealer, ZMQ_SNDHWM, &hwm, sizeof hwm);
+    zmq_setsockopt(link->dealer, ZMQ_RCVHWM, &hwm, sizeof hwm);
+    zmq_setsockopt(link->dealer, ZMQ_RECONNECT_IVL, &never, sizeof never);
+    zmq_setsockopt(link->dealer, ZMQ_MAXMSGSIZE, &frame_max, sizeof frame_max);
+    if (zmq_connect(link->dealer, link->endpoint) != 0)
+        return err_set(e, SHD_EIO, "connect to '%s': %s", link->endpoint,
+                       zmq_strerror(zmq_errno()));
+    link->hub->poll_items[link->index].socket = link->dealer;
+    return SHD_OK;
+}
+
+static int say_hello(struct link *link, const struct side_msg *welcome, struct shd_err *e)
+{
+    struct wire_request hello = {
+        .type = WIRE_HELLO,
+        .hello = { .protocol = SHD_PROTOCOL, .role = WIRE_TRAINER, .name = link->hub->name },
+    };
+    memcpy(hello.hello.token, welcome->token, SHD_TOKEN_BYTES);
+    const int r = connect_dealer(link, e);
+    link->seq_last = 1;
+    return r == SHD_OK ? link_send(link, &hello, link->seq_last, e) : r;
+}
+
+static void step_token(struct link *link, uint64_t now_ns)
+{
+    struct shd_err why = { 0 };
+    struct side_msg msg;
+    int r = side_recv(link->side_fd, /* timeout_ms= */ 0, &msg, /* ret_fd= */ NULL, &why);
+    if (r == SHD_ETIMEDOUT)
+        return;
+    if (r == SHD_OK && msg.type == SIDE_ERROR)
+        r = err_set(&why, msg.status, "%s", msg.text);
+    else if (r == SHD_OK && msg.type != SIDE_WELCOME)
+        r = err_set(&why, SHD_EPROTO, "side message of type %" PRIu32 " instead of a welcome",
+                    msg.type);
+    if (r == SHD_OK)
+        r = side_welcome_check(&msg, &why);
+    if (r == SHD_OK)
+        r = say_hello(link, &msg, &why);
+    if (r == SHD_OK)
+        set_state(link, LINK_HELLO, now_ns);
+    else if (r == SHD_EGONE || (r == SHD_EBUSY && link->known))
+        retry(link, &why);
+    else
+        refuse(link, r, why.text);
+}
+
+static bool side_hung_up(const struct link *link)
+{
+    struct pollfd p = { .fd = link->side_fd, .events = POLLIN };
+    return poll(&p, 1, 0) > 0;
+}
+
+static void step_hello(struct link *link, uint64_t now_ns)
+{
+    struct shd_err why = { 0 };
+    if (side_hung_up(link))
+        err_set(&why, SHD_EGONE, "hung up instead of answering Hello");
+    else if (now_ns - link->state_ns < HELLO_NS_MAX)
+        return;
+    else
+        err_set(&why, SHD_ETIMEDOUT, "did not answer Hello");
+    retry(link, &why);
+}
+
+static void link_up(struct link *link)
+{
+    struct hub *hub = link->hub;
+    hub->back_ns = clock_now_ns();
+    set_state(link, LINK_UP, hub->back_ns);
+    link->proven = !link->known;
+    link->known = true;
+    CHECK(hub->down_count > 0);
+    hub->down_count--;
+}
+
+int link_welcome(struct link *link, const struct wire_reply *reply, struct shd_err *e)
+{
+    struct hub *hub = link->hub;
+    struct shd_err why = { 0 };
+    if (reply->status == SHD_EBUSY && link->known) {
+        err_set(&why, SHD_EBUSY, "refused Hello: %s", reply->text);
+        retry(link, &why);
+        return SHD_OK;
+    }
+    if (reply->status != SHD_OK)
+        return link_err(link, reply->status, e, "refused Hello: %s", reply->text);
+    if (reply->seq != link->seq_last || reply->type != WIRE_WELCOME)
+        return link_err(link, SHD_EPROTO, e, "answered Hello with a reply of type %d",
+                        (int)reply->type);
+    if (strcmp(reply->welcome.device, link->device) != 0)
+        return link_err(link, SHD_EPROTO, e, "says it is device '%.64s'", reply->welcome.device);
+    link->session = reply->welcome.session;
+    const int r = hub->reopen != NULL ? hub->reopen(hub->reopen_ctx, link, &why) : SHD_OK;
+    if (r == SHD_OK)
+        link_up(link);
+    else if (r == SHD_EGONE || r == SHD_ETIMEDOUT || r == SHD_EBUSY)
+        retry(link, &why);
+    else if (e != NULL)
+        *e = why;
+    return link->state == LINK_HELLO ? r : SHD_OK;
+}
+
+/* -- Waiting for a link ------------------------------------------------------------------------ */
+
+static uint64_t patience_ns(const struct link *link)
+{
+    const uint64_t timeout_ns = link->hub->timeout_ns;
+    const bool nobody = !link->known && link->state == LINK_DOWN;
+    return nobody && timeout_ns > FIRST_NS_MAX ? FIRST_NS_MAX : timeout_ns;
+}
+
+static void give_up(struct link *link, uint64_t waited_ns)
+{
+    static const char *const missing[] = { "", "send its welcome", "answer Hello", "" };
+    struct shd_err e = { 0 };
+    struct tm tm;
+    char when[32] = "?";
+    if (link->known && localtime_r(&link->since, &tm) != NULL)
+        strftime(when, sizeof when, "%H:%M:%S", &tm);
+    if (link->known)
+        link_err(link, SHD_EGONE, &e, "is gone: lost at %s, not back within %" PRIu64 " ms (%s)",
+                 when, waited_ns / NS_PER_MS, link->last.text);
+    else if (link->state == LINK_DOWN && link->last.code != SHD_ETIMEDOUT)
+        link_err(link, link->last.code, &e, "cannot be reached: %s", link->last.text);
+    else if (link->state == LINK_DOWN)
+        link_err(link, SHD_ETIMEDOUT, &e, "%s", link->last.text);
+    else
+        link_err(link, SHD_ETIMEDOUT, &e, "did not %s within %" PRIu64 " ms", missing[link->state],
+                 link->hub->timeout_ns / NS_PER_MS);
+    link_fault(link, &e);
+}
+
+void link_advance(struct link *link, uint64_t now_ns)
+{
+    CHECK(link->state != LINK_UP);
+    const uint64_t waited_ns = now_ns > link->since_ns ? now_ns - link->since_ns : 0;
+    if (waited_ns >= patience_ns(link)) {
+        give_up(link, waited_ns);
+        return;
+    }
+    if (link->state == LINK_DOWN && now_ns >= link->retry_at_ns)
+        step_connect(link, now_ns);
+    else if (link->state == LINK_TOKEN)
+        step_token(link, now_ns);
+    else if (link->state == LINK_HELLO)
+        step_hello(link, now_ns);
+}
+
+/* -- Asking while it comes up ------------------------------------------------------------------ */
+
+/* SHD_PENDING: nothing yet. */
+static int exchange_receive(struct link *link, const struct link_ask *ask, struct shd_err *e)
+{
+    struct wire_arena arena = { .base = link->hub->arena_memory, .bytes = WIRE_ARENA_BYTES };
+    struct wire_reply reply;
+    zmq_msg_t msg;
+    zmq_msg_init(&msg);
+    int r = SHD_PENDING;
+    if (zmq_msg_recv(&msg, link->dealer, ZMQ_DONTWAIT) < 0)
+        goto out;
+    r = wire_reply_unpack(zmq_msg_data(&msg), zmq_msg_size(&msg), &arena, &reply, e);
+    if (r == SHD_OK && reply.seq != link->seq_last)
+        r = SHD_PENDING; /* a repeat of Welcome */
+    else if (r == SHD_OK && reply.status != SHD_OK)
+        r = err_set(e, reply.status, "%s", reply.text);
+    else if (r == SHD_OK)
+        r = ask->take(ask->ctx, link, &reply, e);
+out:
+    zmq_msg_close(&msg);
+    return r;
+}
+
+int link_exchange(struct link *link, struct wire_request *request, const struct link_ask *ask,
+                  struct shd_err *e)
+{
+    CHECK(link->state == LINK_HELLO);
+    const uint64_t deadline_ns = clock_now_ns() + link->hub->timeout_ns;
+    int r = link_send(link, request, ++link->seq_last, e);
+    if (r != SHD_OK)
+        return r;
+    for (;;) {
+        zmq_pollitem_t items[] = { { .socket = link->dealer, .events = ZMQ_POLLIN },
+                                   { .fd = link->side_fd, .events = ZMQ_POLLIN } };
+        const uint64_t now_ns = clock_now_ns();
+        if (now_ns >= deadline_ns)
+            return err_set(e, SHD_ETIMEDOUT, "did not answer within %" PRIu64 " ms",
+                           link->hub->timeout_ns / NS_PER_MS);
+        if (zmq_poll(items, 2, (long)(POLL_SLICE_NS / NS_PER_MS)) < 0 && errno != EINTR)
+            return err_set(e, SHD_EIO, "poll its sockets: %s", zmq_strerror(errno));
+        r = exchange_receive(link, ask, e);
+        if (r != SHD_PENDING)
+            return r;
+        r = ask->look != NULL ? ask->look(ask->ctx, link, e) : SHD_OK;
+        if (r != SHD_OK)
+            return r;
+        if (items[1].revents != 0)
+            return err_set(e, SHD_EGONE, "hung up");
+    }
 }

@@ -5,8 +5,8 @@
  * of *calls*, so that replies may come in any order and nothing is allocated per request. A call
  * packs its request by its make() function each time it is sent: handles may have changed since.
  *
- * A daemon that dies: the link goes down, and its calls stay, marked to be sent again. Who connects
- * it anew is link_connect.h; who looks after all links of a session is hub.h.
+ * A daemon that dies: the link goes down, and its calls stay, marked to be sent again. hub.h looks
+ * after all links of a session and has those that are down connected anew.
  *
  * Failure: a fault is sticky: the link is of no use any more. One thread.
  */
@@ -128,5 +128,24 @@ int link_send(struct link *link, struct wire_request *request, uint64_t seq, str
  * SHD_EGONE: the connection is lost. */
 int link_claim(struct link *link, const struct wire_segment *segment, int *ret_fd,
                struct shd_err *e);
+
+/* -- Attaching to a daemon, and again after it died -------------------------------------------- */
+
+/* Do what can be done now for a link that is not up, without waiting. */
+void link_advance(struct link *link, uint64_t now_ns);
+
+/* The answer to Hello. */
+int link_welcome(struct link *link, const struct wire_reply *reply, struct shd_err *e);
+
+struct link_ask {
+    int (*take)(void *ctx, struct link *link, const struct wire_reply *reply, struct shd_err *e);
+    int (*look)(void *ctx, struct link *link, struct shd_err *e); /* is it of any use? or NULL */
+    void *ctx;
+};
+
+/* For reopen(): ask and wait for the answer, which is taken; nothing else is sent. A refusal is its
+ * status, with its text. */
+int link_exchange(struct link *link, struct wire_request *request, const struct link_ask *ask,
+                  struct shd_err *e);
 
 #endif

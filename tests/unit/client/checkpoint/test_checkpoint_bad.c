@@ -6,7 +6,7 @@
 #include <sys/resource.h>
 
 #include "client/paths/map.h"
-#include "client/session/round.h"
+#include "client/session/hub.h"
 #include "proto/files/safeset.h"
 
 static const char *step2 = "step-000000000002";

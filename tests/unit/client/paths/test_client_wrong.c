@@ -8,7 +8,7 @@
 #include "client/paths/decide.h"
 #include "client/paths/look.h"
 #include "client/paths/map.h"
-#include "client/session/round.h"
+#include "client/session/hub.h"
 #include "proto/share/activity.h"
 #include "proto/share/board.h"
 #include "proto/share/fdpass.h"
