@@ -179,11 +179,9 @@ int shd_restore(shd_session *s, const char *path, const struct shd_restore_optio
                 struct shd_restored *ret_restored, struct shd_err *e)
 {
     struct shd_restore_options o = { 0 };
-    if (options != NULL && (options->size < sizeof options->size || options->size > sizeof o))
-        return err_set(e, SHD_EINVAL, "shd_restore_options.size is %zu, this library (%s) has %zu",
-                       options->size, SHD_VERSION, sizeof o);
-    if (options != NULL)
-        memcpy(&o, options, options->size);
+    if (options != NULL &&
+        sized_take(&o, sizeof o, options, sizeof o.size, "shd_restore_options", e) != SHD_OK)
+        return SHD_EINVAL;
     struct restoring r = { .hub = s->hub };
     struct shd_restored restored = { .step = 0 };
     int status = check_session(s, &o, e);

@@ -339,12 +339,9 @@ static int take_options(struct save *s, const struct shd_checkpoint_options *opt
                         struct shd_err *e)
 {
     struct shd_checkpoint_options o = { 0 };
-    if (options != NULL && (options->size < sizeof options->size || options->size > sizeof o))
-        return err_set(e, SHD_EINVAL,
-                       "shd_checkpoint_options.size is %zu, this library (%s) has %zu",
-                       options->size, SHD_VERSION, sizeof o);
-    if (options != NULL)
-        memcpy(&o, options, options->size);
+    if (options != NULL &&
+        sized_take(&o, sizeof o, options, sizeof o.size, "shd_checkpoint_options", e) != SHD_OK)
+        return SHD_EINVAL;
     s->keep = o.keep;
     s->timeout_ms = o.timeout_ms > 0 ? o.timeout_ms : TIMEOUT_MS_DEFAULT;
     if (s->timeout_ms > UINT64_MAX / 2 / NS_PER_MS)

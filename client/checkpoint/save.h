@@ -12,7 +12,7 @@
 #ifndef SHD_CHECKPOINT_SAVE_H
 #define SHD_CHECKPOINT_SAVE_H
 
-#include "client/session/model.h"
+#include "client/session/session.h"
 
 struct save;
 

@@ -3,7 +3,7 @@
 #define SHD_COMMIT_H
 
 #include "client/paths/decide.h"
-#include "client/session/model.h"
+#include "client/session/session.h"
 
 /* control_ops slots. */
 int commit_step(struct shd_model *m, const struct decide_args *args, const struct wire_bytes *blob,

@@ -13,19 +13,14 @@
 
 int local_wait_slot(struct shd_model *m, struct shd_err *e)
 {
-    for (uint32_t i = 0; i < m->slot_count; i++) {
-        const struct grad_slot *slot = &m->slots[i];
-        if (slot->state != SLOT_SENT)
-            continue;
-        return err_set(e, SHD_EBUSY,
-                       "all %" PRIu32 " gradient slots are taken: unit %" PRIu32
-                       ", micro-batch %" PRIu32 " waits for micro-batch %" PRIu32
-                       ": hand them in ascending order",
-                       m->slot_count, slot->unit, slot->group * m->spec->accumulate,
-                       m->local->units[slot->unit].next_group * m->spec->accumulate);
-    }
-    CHECK(false); /* the caller saw one */
-    return SHD_EINTERNAL;
+    const struct grad_slot *slot = model_find_slot(m, SLOT_SENT);
+    CHECK(slot != NULL); /* the caller saw one */
+    return err_set(e, SHD_EBUSY,
+                   "all %" PRIu32 " gradient slots are taken: unit %" PRIu32
+                   ", micro-batch %" PRIu32 " waits for micro-batch %" PRIu32
+                   ": hand them in ascending order",
+                   m->slot_count, slot->unit, slot->group * m->spec->accumulate,
+                   m->local->units[slot->unit].next_group * m->spec->accumulate);
 }
 
 float *local_slot_array(const struct shd_model *m, uint32_t slot, uint32_t unit)
@@ -83,15 +78,6 @@ static int sum_arrived(struct shd_model *m, uint32_t unit, struct shd_err *e)
     return SHD_OK;
 }
 
-/* State is half changed: the model cannot go on. */
-static int kernel_failed(struct shd_model *m, const struct shd_err *why, struct shd_err *e)
-{
-    m->fault = *why;
-    if (e != NULL)
-        *e = *why;
-    return why->code;
-}
-
 /* The first report of a group counts, as with daemons. */
 static void take_metrics(struct shd_model *m, uint32_t group)
 {
@@ -116,7 +102,7 @@ int local_give(struct shd_model *m, const struct path_return *ret, struct shd_er
         ret->slot->state = SLOT_SENT;
     struct shd_err why = { 0 };
     const int r = sum_arrived(m, ret->unit, &why);
-    return r == SHD_OK ? SHD_OK : kernel_failed(m, &why, e);
+    return r == SHD_OK ? SHD_OK : model_broken(m, &why, e);
 }
 
 /* -- Commit ------------------------------------------------------------------------------------ */
@@ -253,7 +239,7 @@ int local_commit(struct shd_model *m, const struct decide_args *args, const stru
         r = take_blob(blob, &taken, e);
     struct shd_err why = { 0 };
     if (r == SHD_OK && !decided.decision.skip && update_units(m, &decided.decision, &why) != SHD_OK)
-        r = kernel_failed(m, &why, e);
+        r = model_broken(m, &why, e);
     if (r != SHD_OK) {
         free(taken);
         return r;

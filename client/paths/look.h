@@ -3,7 +3,7 @@
 #define SHD_LOOK_H
 
 #include "client/paths/digest.h"
-#include "client/session/model.h"
+#include "client/session/session.h"
 
 /* control_ops slots. */
 int look_status(struct shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e);

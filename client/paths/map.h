@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 #include "client/session/gpu.h"
-#include "client/session/model.h"
+#include "client/session/session.h"
 #include "proto/share/board.h"
 #include "proto/share/segment.h"
 #include "proto/share/shardmap.h"

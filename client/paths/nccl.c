@@ -258,11 +258,8 @@ static int wait_piece(struct shd_model *m, uint32_t slot, uint32_t i, struct shd
         int r = await_piece(m, link, p, start_ns, e);
         if (r != SHD_OK)
             return r;
-        if (p->status != SHD_OK) {
-            if (e != NULL)
-                *e = p->why;
-            return p->status;
-        }
+        if (p->status != SHD_OK)
+            return err_copy(&p->why, e);
         if (p->in.job.status == SHD_OK)
             break;
         r = piece_broke(m, link, p, e);

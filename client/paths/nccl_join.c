@@ -330,9 +330,7 @@ static int look_at_join(struct nccl_model *n, uint32_t i, struct shd_err *e)
         return ask_join(n, i, e);
     }
     o->stands = r == SHD_OK;
-    if (r != SHD_OK && e != NULL)
-        *e = why;
-    return r;
+    return err_copy(&why, e);
 }
 
 static const struct link *find_missing(const struct nccl_model *n)

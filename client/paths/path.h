@@ -18,7 +18,7 @@
 
 #include "client/paths/decide.h"
 #include "client/paths/digest.h"
-#include "client/session/model.h"
+#include "client/session/session.h"
 
 struct map_owner;
 

@@ -2,7 +2,7 @@
 #ifndef SHD_SETTLE_H
 #define SHD_SETTLE_H
 
-#include "client/session/model.h"
+#include "client/session/session.h"
 
 /* Sets m->step, the decision before it, and which groups are in. */
 int settle_steps(struct shd_model *m, struct shd_err *e);

@@ -42,18 +42,10 @@ static int slot_timed_out(struct shd_model *m, struct shd_err *e)
     return err_set(e, SHD_ETIMEDOUT, "no gradient slot became free");
 }
 
-static bool any_slot_free(const struct shd_model *m)
-{
-    for (uint32_t i = 0; i < m->slot_count; i++)
-        if (m->slots[i].state == SLOT_FREE)
-            return true;
-    return false;
-}
-
 int slots_wait(struct shd_model *m, struct shd_err *e)
 {
     const uint64_t start_ns = clock_now_ns();
-    while (!any_slot_free(m)) {
+    while (model_find_slot(m, SLOT_FREE) == NULL) {
         const uint64_t slice_ns = hub_left_ns(m->session->hub, start_ns, SLICE_NS);
         if (slice_ns == 0)
             return slot_timed_out(m, e);

@@ -1,7 +1,7 @@
 /* See bench.h. */
 #include "client/run/bench.h"
 
-#include "client/session/model.h"
+#include "client/session/session.h"
 
 void shd_bench_delay_fetches(shd_model *m, uint64_t delay_ns)
 {

@@ -11,7 +11,7 @@
 #include "client/paths/reopen.h"
 #include "client/session/gpu.h"
 #include "client/session/hub.h"
-#include "client/session/model.h"
+#include "client/session/session.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -52,18 +52,15 @@ static int check_options(const struct shd_options *o, struct shd_err *e)
     return o->name != NULL ? check_name(o->name, e) : SHD_OK;
 }
 
-/* The caller may have been compiled with a smaller struct: what it lacks is 0. */
 static int take_options(const struct shd_options *options, struct shd_options *ret_options,
                         struct shd_err *e)
 {
     if (options == NULL)
         return SHD_OK;
-    if (options->size < offsetof(struct shd_options, address) + sizeof options->address ||
-        options->size > sizeof *options)
-        return err_set(e, SHD_EINVAL, "shd_options.size is %zu, this library (%s) has %zu",
-                       options->size, SHD_VERSION, sizeof *options);
-    memcpy(ret_options, options, options->size);
-    return check_options(ret_options, e);
+    const int r = sized_take(ret_options, sizeof *ret_options, options,
+                             offsetof(struct shd_options, address) + sizeof options->address,
+                             "shd_options", e);
+    return r == SHD_OK ? check_options(ret_options, e) : r;
 }
 
 /* The program's name, with what a message may not hold replaced. */

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #include "client/plan/plan.h"
-#include "client/session/model.h"
+#include "client/session/session.h"
 
 struct exec_unit {
     bool fetched;   /* by the executor, and not let go since */

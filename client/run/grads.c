@@ -7,7 +7,7 @@
 #include "client/paths/kern_run.h"
 #include "client/plan/plan.h"
 #include "client/plan/plan_cost.h"
-#include "client/session/model.h"
+#include "client/session/session.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 

@@ -3,7 +3,7 @@
 #ifndef SHD_HOLD_H
 #define SHD_HOLD_H
 
-#include "client/session/model.h"
+#include "client/session/session.h"
 
 /* Ask for a unit; nothing when it is held already. SHD_EBUSY: it would exceed max_live_units or
  * max_live_bytes of the policy, or the path has no room. */

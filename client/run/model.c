@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "client/paths/path.h"
-#include "client/session/model.h"
+#include "client/session/session.h"
 #include "proto/base/check.h"
 #include "proto/spec/spec_dump.h"
 

@@ -19,21 +19,6 @@ enum shd_path shd_path(const shd_model *m)
 
 /* -- Checking ---------------------------------------------------------------------------------- */
 
-static int take_policy(const struct shd_policy *policy, struct shd_policy *ret_policy,
-                       struct shd_err *e)
-{
-    if (policy == NULL)
-        return err_set(e, SHD_EINVAL, "no policy");
-    if (policy->size < offsetof(struct shd_policy, forward_prefetch) ||
-        policy->size > sizeof *policy)
-        return err_set(e, SHD_EINVAL, "shd_policy.size is %zu, this library (%s) has %zu",
-                       policy->size, SHD_VERSION, sizeof *policy);
-    struct shd_policy p = { 0 };
-    memcpy(&p, policy, policy->size);
-    *ret_policy = p;
-    return SHD_OK;
-}
-
 static int check_path(const struct shd_model *m, const struct shd_policy *p, struct shd_err *e)
 {
     if ((unsigned)p->path > SHD_PATH_NCCL)
@@ -168,7 +153,10 @@ int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err
 {
     struct shd_policy p = { 0 };
     struct plan_cost cost = { 0 };
-    int r = take_policy(policy, &p, e);
+    int r = policy == NULL
+                ? err_set(e, SHD_EINVAL, "no policy")
+                : sized_take(&p, sizeof p, policy, offsetof(struct shd_policy, forward_prefetch),
+                             "shd_policy", e);
     if (r == SHD_OK)
         r = check_path(m, &p, e);
     if (r == SHD_OK)

@@ -2,7 +2,7 @@
 #ifndef SHD_POLICY_H
 #define SHD_POLICY_H
 
-#include "client/session/model.h"
+#include "client/session/session.h"
 
 /* Gradient slots this model needs: as asked for, else by its plan. */
 int policy_slots(const struct shd_model *m, uint32_t *ret_slots, struct shd_err *e);

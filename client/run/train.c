@@ -14,7 +14,7 @@
 #include "client/run/train.h"
 #include "client/session/activity.h"
 #include "client/session/hub.h"
-#include "client/session/model.h"
+#include "client/session/session.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 
@@ -34,20 +34,13 @@ static int check_micro(const struct shd_model *m, uint32_t micro, struct shd_err
                    m->spec->micro_batches);
 }
 
-static int check_fault(const struct shd_model *m, struct shd_err *e)
-{
-    if (m->fault.code != SHD_OK && e != NULL)
-        *e = m->fault;
-    return m->fault.code;
-}
-
 /* -- Parameters -------------------------------------------------------------------------------- */
 
 int shd_acquire(shd_model *m, uint32_t unit, const void **ret_params, struct shd_err *e)
 {
     int r = check_unit(m, unit, e);
-    if (r == SHD_OK)
-        r = check_fault(m, e);
+    if (r == SHD_OK && m->fault.code != SHD_OK)
+        r = err_copy(&m->fault, e);
     if (r == SHD_OK)
         r = hold_fetch(m, unit, e);
     if (r != SHD_OK)
@@ -85,22 +78,6 @@ static struct grad_slot *find_held(struct shd_model *m, uint32_t group, uint32_t
     return NULL;
 }
 
-static uint32_t count_slots(const struct shd_model *m, enum slot_state state)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < m->slot_count; i++)
-        count += m->slots[i].state == state;
-    return count;
-}
-
-static struct grad_slot *find_free(struct shd_model *m)
-{
-    for (uint32_t i = 0; i < m->slot_count; i++)
-        if (m->slots[i].state == SLOT_FREE)
-            return &m->slots[i];
-    return NULL;
-}
-
 static int make_slots(struct shd_model *m, struct shd_err *e)
 {
     uint32_t slots;
@@ -121,12 +98,13 @@ static int take_slot(struct shd_model *m, struct grad_slot **ret_slot, struct sh
         if (r != SHD_OK)
             return r;
     }
-    if (find_free(m) == NULL && count_slots(m, SLOT_SENT) == 0)
+    struct grad_slot *slot = model_find_slot(m, SLOT_FREE);
+    if (slot == NULL && model_find_slot(m, SLOT_SENT) == NULL)
         return err_set(e, SHD_EBUSY,
                        "all %" PRIu32 " gradient slots are handed out and not "
                        "returned: return one, or ask for more in shd_options.slots (at most %u)",
                        m->slot_count, SHD_SLOTS_MAX);
-    if (find_free(m) == NULL) {
+    if (slot == NULL) {
         const uint64_t start_ns = clock_now_ns();
         activity_begin(m, ACTIVITY_WAIT_SLOT, ACTIVITY_NONE, ACTIVITY_NONE);
         const int r = m->session->control->wait_slot(m, e);
@@ -134,8 +112,8 @@ static int take_slot(struct shd_model *m, struct grad_slot **ret_slot, struct sh
         m->session->wait_ns += clock_now_ns() - start_ns;
         if (r != SHD_OK)
             return r;
+        slot = model_find_slot(m, SLOT_FREE);
     }
-    struct grad_slot *slot = find_free(m);
     CHECK(slot != NULL);
     const int r = m->session->control->ready_slot(m, (uint32_t)(slot - m->slots), e);
     if (r == SHD_OK)
@@ -186,15 +164,6 @@ static int zero_gaps(struct shd_model *m, uint32_t unit, float *grad, struct shd
     return SHD_OK;
 }
 
-/* The array is handed out, and may not be used: the model cannot go on. */
-static int gaps_failed(struct shd_model *m, int code, const struct shd_err *why, struct shd_err *e)
-{
-    m->fault = *why;
-    if (e != NULL)
-        *e = *why;
-    return code;
-}
-
 static uint64_t grad_bytes(const struct shd_model *m, uint32_t unit)
 {
     return plan_unit_grad_bytes(m->spec, unit, SHD_F32);
@@ -213,7 +182,7 @@ static int check_place(struct shd_model *m, uint32_t micro, uint32_t unit, struc
         r = policy_start(m, e);
     if (r == SHD_OK)
         r = m->session->control->poll(m, e);
-    return r == SHD_OK ? check_fault(m, e) : r;
+    return r == SHD_OK ? err_copy(&m->fault, e) : r;
 }
 
 /* An array of a slot: what is written there is what the owners read. */
@@ -225,7 +194,7 @@ static int open_slot(struct shd_model *m, uint32_t micro, uint32_t unit, float *
     if (slot == NULL) {
         int r = take_slot(m, &slot, e);
         if (r == SHD_OK)
-            r = check_fault(m, e); /* it may have come to light while waiting */
+            r = err_copy(&m->fault, e); /* it may have come to light while waiting */
         if (r != SHD_OK)
             return r;
         CHECK(slot != NULL);
@@ -252,8 +221,8 @@ int shd_grad(shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad, stru
     struct shd_err why = { 0 };
     if (fresh)
         r = zero_gaps(m, unit, grad, &why);
-    if (r != SHD_OK)
-        return gaps_failed(m, r, &why, e);
+    if (r != SHD_OK) /* the array is handed out, and may not be used */
+        return model_broken(m, &why, e);
     *ret_grad = grad;
     return SHD_OK;
 }
@@ -300,7 +269,7 @@ static int fill_slot(struct shd_model *m, const struct grad_entry *entry,
     if (r != SHD_OK)
         return r;
     CHECK(slot != NULL);
-    r = check_fault(m, e);
+    r = err_copy(&m->fault, e);
     if (r == SHD_OK)
         r = m->session->control->fill_slot(m, (uint32_t)(slot - m->slots), entry->unit, entry->sum,
                                            m->policy.grad_dtype, e);
@@ -476,11 +445,11 @@ static int take_update(const struct shd_update *update, struct shd_update *ret_u
 {
     if (update == NULL)
         return err_set(e, SHD_EINVAL, "no update: shd_commit() needs a learning rate at least");
-    if (update->size < offsetof(struct shd_update, clip_norm) || update->size > sizeof *update)
-        return err_set(e, SHD_EINVAL, "shd_update.size is %zu, this library (%s) has %zu",
-                       update->size, SHD_VERSION, sizeof *update);
     struct shd_update u = { 0 };
-    memcpy(&u, update, update->size);
+    const int r = sized_take(&u, sizeof u, update, offsetof(struct shd_update, clip_norm),
+                             "shd_update", e);
+    if (r != SHD_OK)
+        return r;
     if (u.blob_bytes > SHD_BLOB_BYTES_MAX)
         return err_set(e, SHD_ERANGE, "blob has %zu bytes, at most %zu", u.blob_bytes,
                        SHD_BLOB_BYTES_MAX);
@@ -556,7 +525,7 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
     if (r == SHD_OK)
         r = m->session->control->poll(m, e);
     if (r == SHD_OK)
-        r = check_fault(m, e);
+        r = err_copy(&m->fault, e);
     if (r != SHD_OK)
         return r;
     struct decided decided;

@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 
 #include "client/session/hub.h"
-#include "client/session/model.h"
+#include "client/session/session.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 

@@ -21,12 +21,9 @@
 int hub_check(const struct hub *hub, struct shd_err *e)
 {
     for (uint32_t i = 0; i < hub->link_count; i++) {
-        const struct link *link = &hub->links[i];
-        if (link->fault.code == SHD_OK)
-            continue;
-        if (e != NULL)
-            *e = link->fault;
-        return link->fault.code;
+        const int r = err_copy(&hub->links[i].fault, e);
+        if (r != SHD_OK)
+            return r;
     }
     return SHD_OK;
 }
@@ -368,12 +365,7 @@ int round_finish(struct round *round, struct hub *hub, int asked, struct shd_err
     while (r == SHD_OK && round->waiting > 0 && round->err.code == SHD_OK)
         r = round_wait(round, hub, start_ns, e);
     hub_forget(hub, round);
-    if (r == SHD_OK && round->err.code != SHD_OK) {
-        r = round->err.code;
-        if (e != NULL)
-            *e = round->err;
-    }
-    return r;
+    return r == SHD_OK ? err_copy(&round->err, e) : r;
 }
 
 /* -- Connecting to all, and leaving -------------------------------------------------------------
@@ -456,9 +448,7 @@ int hub_new(const struct address *address, const char *name, uint64_t timeout_ns
         r = hub_poll(hub, POLL_SLICE_NS, &why);
     if (r != SHD_OK) {
         hub_free(hub);
-        if (e != NULL)
-            *e = why;
-        return r;
+        return err_copy(&why, e);
     }
     *ret_hub = hub;
     return SHD_OK;

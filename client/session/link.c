@@ -15,8 +15,6 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "proto/base/check.h"
@@ -223,11 +221,8 @@ static int receive_segment(struct link *link, const struct wire_segment *segment
 int link_claim(struct link *link, const struct wire_segment *segment, int *ret_fd,
                struct shd_err *e)
 {
-    if (link->fault.code != SHD_OK) {
-        if (e != NULL)
-            *e = link->fault;
-        return link->fault.code;
-    }
+    if (link->fault.code != SHD_OK)
+        return err_copy(&link->fault, e);
     if (link->side_fd < 0)
         return link_err(link, SHD_EGONE, e, "is gone");
     struct shd_err why = { 0 };
@@ -270,33 +265,6 @@ static void refuse(struct link *link, int code, const char *text)
     link_fault(link, &e);
 }
 
-/* As side_connect(), and never waits. */
-static int connect_now(const char *path, int *ret_fd, struct shd_err *e)
-{
-    struct sockaddr_un a = { .sun_family = AF_UNIX };
-    CHECK(strlen(path) < sizeof a.sun_path); /* address.c saw to it */
-    memcpy(a.sun_path, path, strlen(path) + 1);
-    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return err_sys(e, SHD_EIO, "open side socket");
-    if (connect(fd, (const struct sockaddr *)&a, sizeof a) == 0) {
-        *ret_fd = fd;
-        return SHD_OK;
-    }
-    const int why = errno;
-    close(fd);
-    errno = why;
-    if (why == ENOENT || why == ENOTDIR)
-        return err_sys(e, SHD_ENOENT, "connect to '%s'", path);
-    if (why == ECONNREFUSED || why == ECONNRESET)
-        return err_sys(e, SHD_EGONE, "nobody listens at '%s'", path);
-    if (why == EACCES || why == EPERM)
-        return err_sys(e, SHD_EAUTH, "connect to '%s'", path);
-    if (why == EAGAIN)
-        return err_set(e, SHD_ETIMEDOUT, "'%s' accepts no connection", path);
-    return err_sys(e, SHD_EIO, "connect to '%s'", path);
-}
-
 static bool comes_later(const struct link *link, int code)
 {
     if (code == SHD_ENOENT || code == SHD_EGONE || code == SHD_ETIMEDOUT)
@@ -308,7 +276,7 @@ static void step_connect(struct link *link, uint64_t now_ns)
 {
     struct shd_err why = { 0 };
     struct side_peer peer;
-    int r = connect_now(link->path, &link->side_fd, &why);
+    int r = side_connect(link->path, &link->side_fd, &why);
     if (r != SHD_OK && comes_later(link, r)) {
         retry(link, &why);
         return;
@@ -434,8 +402,8 @@ int link_welcome(struct link *link, const struct wire_reply *reply, struct shd_e
         link_up(link);
     else if (r == SHD_EGONE || r == SHD_ETIMEDOUT || r == SHD_EBUSY)
         retry(link, &why);
-    else if (e != NULL)
-        *e = why;
+    else
+        err_copy(&why, e);
     return link->state == LINK_HELLO ? r : SHD_OK;
 }
 

@@ -1,9 +1,14 @@
 /* See session.h. */
 #include "client/session/session.h"
 
+#include <inttypes.h>
+#include <string.h>
+
+#include "client/plan/plan_cost.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
+#include "proto/base/sys.h"
 
 int session_kern(struct shd_session *s, uint32_t threads, struct shd_err *e)
 {
@@ -26,4 +31,67 @@ void session_live(struct shd_session *s, uint64_t bytes, bool more)
         CHECK(s->live_bytes >= bytes);
         s->live_bytes -= bytes;
     }
+}
+
+int sized_take(void *to, size_t bytes, const void *from, size_t least, const char *name,
+               struct shd_err *e)
+{
+    size_t given;
+    memcpy(&given, from, sizeof given);
+    if (given < least || given > bytes)
+        return err_set(e, SHD_EINVAL, "%s.size is %zu, this library (%s) has %zu", name, given,
+                       SHD_VERSION, bytes);
+    memcpy(to, from, given);
+    return SHD_OK;
+}
+
+/* -- Models ---------------------------------------------------------------------------------------
+ */
+
+int model_set_spec(struct shd_model *m, struct spec *spec, struct shd_err *e)
+{
+    CHECK(m->spec == NULL);
+    m->holds = sys_calloc(spec->unit_count, sizeof *m->holds);
+    m->reports = sys_calloc(spec->micro_batches, sizeof *m->reports);
+    if (m->holds == NULL || m->reports == NULL)
+        return err_set(e, SHD_ENOMEM,
+                       "no memory for %" PRIu32 " units and %" PRIu32 " micro-batches",
+                       spec->unit_count, spec->micro_batches);
+    for (uint32_t u = 0; u < spec->unit_count; u++)
+        m->holds[u].bytes = plan_unit_param_bytes(spec, u);
+    m->spec = spec;
+    return SHD_OK;
+}
+
+void model_decided(struct shd_model *m, const struct decision *decision)
+{
+    m->decided = true;
+    m->decision = *decision;
+}
+
+struct report model_report(const struct shd_model *m, uint32_t group)
+{
+    const uint32_t a = m->spec->accumulate;
+    struct report sum = m->reports[group * a];
+    for (uint32_t micro = group * a + 1; micro < group * a + a; micro++) {
+        const struct report *r = &m->reports[micro];
+        for (uint32_t i = 0; i < r->count; i++)
+            sum.metrics[i] += r->metrics[i];
+        sum.count = r->count > sum.count ? r->count : sum.count;
+    }
+    return sum;
+}
+
+int model_broken(struct shd_model *m, const struct shd_err *why, struct shd_err *e)
+{
+    m->fault = *why;
+    return err_copy(why, e);
+}
+
+struct grad_slot *model_find_slot(struct shd_model *m, enum slot_state state)
+{
+    for (uint32_t i = 0; i < m->slot_count; i++)
+        if (m->slots[i].state == state)
+            return &m->slots[i];
+    return NULL;
 }

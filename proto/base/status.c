@@ -55,6 +55,13 @@ int err_prefix(struct shd_err *e, const char *fmt, ...)
     return e->code;
 }
 
+int err_copy(const struct shd_err *why, struct shd_err *e)
+{
+    if (why->code != SHD_OK && e != NULL)
+        *e = *why;
+    return why->code;
+}
+
 static const struct status_row {
     int code;
     const char *name;

@@ -63,6 +63,10 @@ int err_sys(struct shd_err *e, int code, const char *fmt, ...)
  * what the failed call was for. */
 int err_prefix(struct shd_err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+/* Pass a failure on that was kept: *e becomes it (e may be NULL), its code is returned. SHD_OK:
+ * there was none, and e is left alone. */
+int err_copy(const struct shd_err *why, struct shd_err *e);
+
 /* "SHD_ESTEP", or "SHD_UNKNOWN" for a code not in the table. */
 const char *status_name(int code);
 

@@ -10,7 +10,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -22,9 +21,8 @@
 #include "proto/share/board.h"
 #include "proto/share/segment.h"
 
-#define BACKLOG             128
-#define CONNECT_SECONDS_MAX 10
-#define FDS_MAX             8 /* received and closed; the kernel drops more itself */
+#define BACKLOG 128
+#define FDS_MAX 8 /* received and closed; the kernel drops more itself */
 
 static_assert(sizeof(struct side_msg) == 184, "the message on the socket");
 
@@ -109,8 +107,7 @@ static int connect_failed(const char *path, struct shd_err *e)
     case EPERM:
         return err_sys(e, SHD_EAUTH, "connect to '%s'", path);
     case EAGAIN:
-        return err_set(e, SHD_ETIMEDOUT, "'%s' accepted no connection within %d s", path,
-                       CONNECT_SECONDS_MAX);
+        return err_set(e, SHD_ETIMEDOUT, "'%s' accepts no connection", path);
     default:
         return err_sys(e, SHD_EIO, "connect to '%s'", path);
     }
@@ -122,14 +119,10 @@ int side_connect(const char *path, int *ret_fd, struct shd_err *e)
     int r = address_set(path, &a, e);
     if (r != SHD_OK)
         return r;
-    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return err_sys(e, SHD_EIO, "open side socket");
-    /* A listener that is stopped with a full backlog would block us for ever. */
-    const struct timeval limit = { .tv_sec = CONNECT_SECONDS_MAX };
-    if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) < 0)
-        r = err_sys(e, SHD_EIO, "limit the time to connect to '%s'", path);
-    else if (connect(fd, (const struct sockaddr *)&a, sizeof a) < 0)
+    if (connect(fd, (const struct sockaddr *)&a, sizeof a) < 0)
         r = connect_failed(path, e);
     if (r == SHD_OK)
         *ret_fd = fd;

@@ -44,8 +44,8 @@ int side_welcome_check(const struct side_msg *msg, struct shd_err *e);
  * 0660. Non-blocking. Errors: SHD_EINVAL path too long (names the limit), SHD_EIO. */
 int side_listen(const char *path, int *ret_fd, struct shd_err *e);
 
-/* Connect (blocking socket). SHD_ENOENT: no such socket, SHD_EGONE: nobody listens, SHD_EAUTH;
- * SHD_ETIMEDOUT: the listener accepts nothing (10 s: its backlog is full). */
+/* Connect, without waiting; the socket does not block. SHD_ENOENT: no such socket, SHD_EGONE:
+ * nobody listens, SHD_EAUTH; SHD_ETIMEDOUT: the listener accepts nothing (its backlog is full). */
 int side_connect(const char *path, int *ret_fd, struct shd_err *e);
 
 struct side_peer {

@@ -6,7 +6,7 @@
 
 #include <stdatomic.h>
 
-#include "client/session/model.h"
+#include "client/session/session.h"
 #include "proto/base/check.h"
 #include "proto/gpu/cuda.h"
 #include "tests/cuda/shim_cuda.h"

@@ -2,7 +2,7 @@
 
 #include "client/plan/plan.h"
 #include "client/run/bench.h"
-#include "client/session/model.h"
+#include "client/session/session.h"
 #include "proto/base/check.h"
 
 #define PT_NONE UINT32_MAX
