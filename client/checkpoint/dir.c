@@ -43,8 +43,7 @@ static bool parse_name(const char *name, uint64_t *ret_step)
     return true;
 }
 
-/* -- Removing -----------------------------------------------------------------------------------
- */
+/* -- Removing ---------------------------------------------------------------------------------- */
 
 /* The directory `name` with the files in it: checkpoints have no directories inside. Nothing that
  * is a link is followed. */
@@ -97,8 +96,7 @@ static int remove_partial(void *ctx, const char *name, struct shd_err *e)
     return is_partial(name) ? remove_tree(d->fd, name, e) : SHD_OK;
 }
 
-/* -- Saving -------------------------------------------------------------------------------------
- */
+/* -- Saving ------------------------------------------------------------------------------------ */
 
 int checkpoint_give(int fd, uid_t uid, const char *name, struct shd_err *e)
 {
@@ -293,8 +291,7 @@ void checkpoint_dir_close(struct checkpoint_dir *d)
     *d = CHECKPOINT_DIR_CLOSED;
 }
 
-/* -- Looking ------------------------------------------------------------------------------------
- */
+/* -- Looking ----------------------------------------------------------------------------------- */
 
 struct listing {
     int fd;

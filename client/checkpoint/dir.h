@@ -51,8 +51,7 @@ int checkpoint_dir_retain(const struct checkpoint_dir *d, uint32_t keep, struct 
 /* A partial one goes; unlock, close. */
 void checkpoint_dir_close(struct checkpoint_dir *d);
 
-/* -- Looking -----------------------------------------------------------------------------------
- */
+/* -- Looking ----------------------------------------------------------------------------------- */
 
 struct checkpoint_entry {
     char name[CHECKPOINT_NAME_BYTES];

@@ -20,8 +20,7 @@
 
 uint64_t checkpoint_file_bytes_max = UINT64_C(5000000000);
 
-/* -- Making -------------------------------------------------------------------------------------
- */
+/* -- Making ------------------------------------------------------------------------------------ */
 
 struct making {                     /* of one array's files */
     struct checkpoint_files *files; /* borrowed */
@@ -219,8 +218,7 @@ void checkpoint_files_deinit(struct checkpoint_files *files)
     *files = (struct checkpoint_files){ .items = NULL };
 }
 
-/* -- Ending -------------------------------------------------------------------------------------
- */
+/* -- Ending ------------------------------------------------------------------------------------ */
 
 int checkpoint_files_sync(const struct checkpoint_files *files, int dir_fd, struct shd_err *e)
 {

@@ -94,8 +94,7 @@ static int run(struct restoring *r, struct shd_err *e)
     return status;
 }
 
-/* -- What ---------------------------------------------------------------------------------------
- */
+/* -- What -------------------------------------------------------------------------------------- */
 
 /* The daemons compare tensors with leaves; this holds the leaves, step and updates together. */
 static int check_digest(int dir_fd, struct ckpt_info *info, struct shd_err *e)

@@ -55,8 +55,7 @@ struct save {
     uint32_t owners;
 };
 
-/* -- Asking -------------------------------------------------------------------------------------
- */
+/* -- Asking ------------------------------------------------------------------------------------ */
 
 static void clear_answer(struct answer *a)
 {
@@ -152,8 +151,7 @@ static int ask(struct save *s, struct shd_err *e)
     return r;
 }
 
-/* -- Ending -------------------------------------------------------------------------------------
- */
+/* -- Ending ------------------------------------------------------------------------------------ */
 
 /* Blobs may differ: at each owner that of the first worker to commit is kept, and owner 0's is what
  * shd_blob() gives and what is saved. */
@@ -220,8 +218,7 @@ static int finish(struct save *s, struct shd_checkpointed *saved, struct shd_err
     return r;
 }
 
-/* -- Advancing ----------------------------------------------------------------------------------
- */
+/* -- Advancing --------------------------------------------------------------------------------- */
 
 enum outcome { OUTCOME_WAITS, OUTCOME_ALL_IN, OUTCOME_MOVED_ON, OUTCOME_BUSY, OUTCOME_FAILED };
 
@@ -295,8 +292,7 @@ static int advance(struct save *s, struct shd_checkpointed *saved, struct shd_er
     return r == SHD_OK ? SHD_PENDING : r;
 }
 
-/* -- Beginning ----------------------------------------------------------------------------------
- */
+/* -- Beginning --------------------------------------------------------------------------------- */
 
 void save_free(struct save *s)
 {

@@ -1,4 +1,5 @@
-/* Committing a step on daemons, and asking them for work. */
+/* Committing a step on daemons, asking them for work, and bringing owners that are one step apart
+ * to the same step. */
 #ifndef SHD_COMMIT_H
 #define SHD_COMMIT_H
 
@@ -13,5 +14,11 @@ int commit_lease(struct shd_model *m, uint32_t owner, struct wire_leased *ret_le
 
 /* The middle of the first: m->map->turn, which has begun, to its end; blob NULL: none. */
 int commit_turn(struct shd_model *m, const struct wire_bytes *blob, struct shd_err *e);
+
+/* Sets m->step, the decision before it, and which groups are in. */
+int settle_steps(struct shd_model *m, struct shd_err *e);
+
+/* The same for a worker that fell behind: ask the owners where they are. */
+int settle_catch_up(struct shd_model *m, struct shd_err *e);
 
 #endif

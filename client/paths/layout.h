@@ -1,4 +1,4 @@
-/* OpenModel, and the layout that a daemon answers. */
+/* OpenModel, the layout that a daemon answers, and the segments that it offers in it. */
 #ifndef SHD_CLIENT_LAYOUT_H
 #define SHD_CLIENT_LAYOUT_H
 
@@ -19,5 +19,10 @@ int layout_ask_all(struct layout_opening *o, struct shd_err *e);
 /* On a link that comes up: the model's layout at the successor. */
 int layout_exchange(struct shd_model *m, struct link *link, uint32_t slots,
                     struct map_layout *ret_layout, struct shd_err *e);
+
+/* Claim an owner's segments, each kind once, and map those of the wanted kinds (bits); over what
+ * was mapped before, if anything was. SHD_EGONE: the layout is of a connection that is lost. */
+int segments_take(struct shd_model *m, struct link *link, const struct map_layout *layout,
+                  unsigned wanted, struct shd_err *e);
 
 #endif

@@ -1,4 +1,5 @@
-/* Owners' slices mapped side by side with the others': host memory all of it. See map.h. */
+/* Owners' slices mapped side by side with the others', host memory all of it (map.h); and the
+ * reader of what is mapped, so or in one piece (whole.h). */
 #ifndef SHD_PLACE_H
 #define SHD_PLACE_H
 
@@ -15,5 +16,7 @@ void place_release(struct shd_model *m);
 
 /* The array of a slot, shaped for unit. */
 float *place_slot_array(const struct shd_model *m, uint32_t slot, uint32_t unit);
+
+extern const struct reader_ops reader_mapped;
 
 #endif

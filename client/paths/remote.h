@@ -3,7 +3,12 @@
 #define SHD_REMOTE_H
 
 #include "client/paths/path.h"
+#include "client/session/link.h"
 
 extern const struct control_ops control_remote;
+
+/* hub->look and hub->reopen: a successor gets open what this session has open. ctx: the session. */
+void reopen_look(void *ctx);
+int reopen_models(void *ctx, struct link *link, struct shd_err *e);
 
 #endif

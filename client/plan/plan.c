@@ -43,8 +43,7 @@ struct builder {
     bool failed; /* out of memory; checked once, at the end */
 };
 
-/* -- What a position reads: the unit that runs there and those it uses --------------------------
- */
+/* -- What a position reads: the unit that runs there and those it uses ------------------------- */
 
 static uint32_t need_count(const struct builder *b, uint32_t at)
 {
@@ -66,7 +65,7 @@ static bool need_has(const struct builder *b, uint32_t at, uint32_t unit)
     return false;
 }
 
-/* -- Operations ------------------------------------------------------------------------------ */
+/* -- Operations -------------------------------------------------------------------------------- */
 
 static void emit(struct builder *b, enum plan_op_kind kind, uint32_t unit)
 {
@@ -121,7 +120,7 @@ static void wait_needed(struct builder *b, uint32_t at)
     }
 }
 
-/* -- Bounds ---------------------------------------------------------------------------------- */
+/* -- Bounds ------------------------------------------------------------------------------------ */
 
 /* Would what position `at` lacks fit beside what is held? */
 static bool missing_fits(const struct builder *b, uint32_t at)
@@ -190,7 +189,7 @@ static bool prefetch(struct builder *b, uint32_t at)
     return true;
 }
 
-/* -- The sweeps ------------------------------------------------------------------------------ */
+/* -- The sweeps -------------------------------------------------------------------------------- */
 
 static bool keeps_all_step(const struct builder *b)
 {
@@ -267,7 +266,7 @@ static void build_step(struct builder *b)
     emit(b, PLAN_COMMIT, 0);
 }
 
-/* -- Before and around ----------------------------------------------------------------------- */
+/* -- Before and around ------------------------------------------------------------------------- */
 
 static int check_policy(const struct plan_policy *p, struct shd_err *e)
 {

@@ -42,7 +42,7 @@ struct checker {
     bool prepared, committed;
 };
 
-/* -- The account ----------------------------------------------------------------------------- */
+/* -- The account ------------------------------------------------------------------------------- */
 
 static uint64_t larger(uint64_t a, uint64_t b)
 {
@@ -93,7 +93,7 @@ static void micro_begin(struct checker *c, uint32_t micro)
     }
 }
 
-/* -- One operation: NULL, or why it cannot come now ------------------------------------------ */
+/* -- One operation: NULL, or why it cannot come now -------------------------------------------- */
 
 static const char *check_fetch(struct checker *c, uint32_t unit)
 {
@@ -282,7 +282,7 @@ static const char *check_op(struct checker *c, const struct plan_op *op)
     }
 }
 
-/* -- The whole plan -------------------------------------------------------------------------- */
+/* -- The whole plan ---------------------------------------------------------------------------- */
 
 static int check_cost(const struct checker *c, struct shd_err *e)
 {

@@ -7,7 +7,7 @@
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 
-/* -- Sizes ----------------------------------------------------------------------------------- */
+/* -- Sizes ------------------------------------------------------------------------------------- */
 
 static uint64_t unit_elems(const struct spec *spec, uint32_t unit)
 {
@@ -28,7 +28,7 @@ uint64_t plan_unit_grad_bytes(const struct spec *spec, uint32_t unit, enum shd_d
     return spec->units[unit].frozen ? 0 : unit_elems(spec, unit) * dtype_bytes(dtype);
 }
 
-/* -- Counting -------------------------------------------------------------------------------- */
+/* -- Counting ---------------------------------------------------------------------------------- */
 
 struct size { /* of one unit */
     uint64_t param_bytes, grad_bytes, return_bytes;

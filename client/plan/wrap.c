@@ -44,7 +44,7 @@ struct wrapper {
     struct shd_err *e;
 };
 
-/* -- The list -------------------------------------------------------------------------------- */
+/* -- The list ---------------------------------------------------------------------------------- */
 
 static bool name_valid(const char *name)
 {
@@ -134,7 +134,7 @@ static int check_list(struct wrapper *w)
     return SHD_OK;
 }
 
-/* -- Keys ------------------------------------------------------------------------------------ */
+/* -- Keys -------------------------------------------------------------------------------------- */
 
 /* Up to the first component that is a number, with it. */
 static void layer_key(struct item *item)
@@ -213,7 +213,7 @@ static int find_keys(struct wrapper *w)
     return SHD_OK;
 }
 
-/* -- Groups ---------------------------------------------------------------------------------- */
+/* -- Groups ------------------------------------------------------------------------------------ */
 
 /* As strcmp(), but numbers inside compare by value: "h.2" before "h.10". */
 static int compare_natural(const char *a, uint32_t a_bytes, const char *b, uint32_t b_bytes)
@@ -314,7 +314,7 @@ static int by_first_index(const void *a, const void *b)
     return x->first_item < y->first_item ? -1 : 1; /* frozen before trainable */
 }
 
-/* -- Units ----------------------------------------------------------------------------------- */
+/* -- Units ------------------------------------------------------------------------------------- */
 
 /* The key, or for leftovers the module of the first tensor: "wte.weight" makes "wte". */
 static void name_unit(const struct wrapper *w, const struct group *g, struct wrap_unit *u)

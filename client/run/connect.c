@@ -5,10 +5,9 @@
 #include <string.h>
 
 #include "client/paths/local.h"
-#include "client/paths/mapped.h"
 #include "client/paths/path.h"
+#include "client/paths/place.h"
 #include "client/paths/remote.h"
-#include "client/paths/reopen.h"
 #include "client/session/gpu.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"

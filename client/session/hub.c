@@ -69,7 +69,7 @@ void hub_forget(struct hub *hub, const void *ctx)
         }
 }
 
-/* -- Receiving -------------------------------------------------------------------------------- */
+/* -- Receiving --------------------------------------------------------------------------------- */
 
 /* Requests may have been sent twice, so answers may come twice. */
 static int unasked(const struct link *link, const struct wire_reply *reply, struct shd_err *e)
@@ -252,7 +252,7 @@ int hub_poll(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
     return hub_check(hub, e);
 }
 
-/* -- Sending ---------------------------------------------------------------------------------- */
+/* -- Sending ----------------------------------------------------------------------------------- */
 
 static int wait_for_room(struct link *link, uint64_t start_ns, struct shd_err *e)
 {
@@ -285,8 +285,7 @@ int hub_ask(struct link *link, const struct call *call, struct shd_err *e)
     return r;
 }
 
-/* -- Rounds -------------------------------------------------------------------------------------
- */
+/* -- Rounds ------------------------------------------------------------------------------------ */
 
 static int take_answer(struct round *round, struct link *link, uint64_t arg,
                        const struct wire_reply *reply, struct shd_err *e)
@@ -368,8 +367,7 @@ int round_finish(struct round *round, struct hub *hub, int asked, struct shd_err
     return r == SHD_OK ? err_copy(&round->err, e) : r;
 }
 
-/* -- Connecting to all, and leaving -------------------------------------------------------------
- */
+/* -- Connecting to all, and leaving ------------------------------------------------------------ */
 
 /* "DIR/DEVICE.sock", or with a prefix and another suffix. */
 static char *make_path(const char *prefix, const char *dir, const char *device, const char *suffix)

@@ -45,8 +45,7 @@ int sized_take(void *to, size_t bytes, const void *from, size_t least, const cha
     return SHD_OK;
 }
 
-/* -- Models ---------------------------------------------------------------------------------------
- */
+/* -- Models ------------------------------------------------------------------------------------ */
 
 int model_set_spec(struct shd_model *m, struct spec *spec, struct shd_err *e)
 {

@@ -76,8 +76,7 @@ struct kern *session_gpu(const struct shd_session *s);
 /* Held bytes came (or went, when not more). */
 void session_live(struct shd_session *s, uint64_t bytes, bool more);
 
-/* -- Models ---------------------------------------------------------------------------------------
- */
+/* -- Models ------------------------------------------------------------------------------------ */
 
 enum slot_state {
     SLOT_FREE,
