@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/plan/plan.h"
 #include "client/plan/plan_cost.h"
-#include "client/plan/plan_names.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 

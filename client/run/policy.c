@@ -10,6 +10,7 @@
 #include "client/paths/path.h"
 #include "client/paths/whole.h"
 #include "client/run/grads.h"
+#include "client/session/session.h"
 #include "proto/base/check.h"
 
 enum shd_path shd_path(const shd_model *m)
@@ -229,4 +230,9 @@ int policy_start(struct shd_model *m, struct shd_err *e)
         r = grads_new(m, &m->grads, e);
     m->started = r == SHD_OK;
     return r;
+}
+
+void shd_bench_delay_fetches(shd_model *m, uint64_t delay_ns)
+{
+    m->policy.fetch_delay_ns = delay_ns;
 }

@@ -1,14 +1,24 @@
-/* See run_step.h and shd_run_step(). Happy path: build (or reuse) the plan of this many
- * micro-batches, carry out its operations, commit. On failure the units it holds are released and
- * gradients not yet returned are dropped, so that the caller can run the step again: what was
- * returned counts once. */
-#include "client/run/run_step.h"
-
+/* Running a step: its plan from beginning to end, and the commit. Happy path: build (or reuse) the
+ * plan of this many micro-batches, carry out its operations, commit. On failure the units it holds
+ * are released and gradients not yet returned are dropped, so that the caller can run the step
+ * again: what was returned counts once.
+ *
+ * Elastic, shd_run_step_elastic(): owner 0 leases groups of micro-batches one by one until all are
+ * in there; then the others are asked in turn, which normally have all of them too; then the step
+ * is committed. A group that an owner still lacks (something died between its returns) is computed
+ * and returned to all once more: what they have already is dropped. Overtaken: another worker may
+ * return and commit while this one computes, because its lease was taken for lost. Then the owners
+ * say that the step is over, or a unit is found a step ahead: the micro-batch is dropped, for it
+ * counted already, and the commit tells how the step ended. */
 #include <inttypes.h>
 
+#include "client/paths/path.h"
 #include "client/run/follow.h"
+#include "client/run/policy.h"
 #include "client/run/train.h"
+#include "client/session/hub.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
 /* A gradient that is not returned yet goes into its group's sum at once. */
 static int run_backward(struct run *run, const struct plan_op *op, struct shd_err *e)
@@ -60,7 +70,9 @@ static int run_fixed(struct run *run, struct shd_err *e)
     return r;
 }
 
-int run_step_micros(struct run *run, const uint32_t *micros, uint32_t count, struct shd_err *e)
+/* Run run->micros[count], up to PREPARE. Lets go of all units, also after an error. */
+static int run_step_micros(struct run *run, const uint32_t *micros, uint32_t count,
+                           struct shd_err *e)
 {
     const bool follows = run->compute->next != NULL;
     run->micros = micros;
@@ -91,7 +103,9 @@ static uint32_t leave_out(struct run *run, const uint32_t *micros, uint32_t coun
     return left;
 }
 
-int run_step_commit(struct run *run, int r, bool leaves, struct shd_err *e)
+/* What follows, with `r` what came of that: the commit, unless `leaves`. SHD_ESTEP is no error yet:
+ * a predecessor's gradients were in and others have committed, or the commit says what is wrong. */
+static int run_step_commit(struct run *run, int r, bool leaves, struct shd_err *e)
 {
     struct shd_result result = { .step = run->m->step, .left = true };
     if (r == SHD_ESTEP) {
@@ -154,6 +168,72 @@ int shd_run_step(shd_model *m, const uint32_t *micros, uint32_t count,
         r = check_micros(m, micros, count, e);
     if (r == SHD_OK)
         r = run_all(&run, micros, count, e);
+    if (r == SHD_OK && ret_result != NULL)
+        *ret_result = run.result;
+    return r;
+}
+
+/* -- A step of which the owners hand out the work ---------------------------------------------- */
+
+static int run_group(struct run *run, uint32_t group, struct shd_err *e)
+{
+    const uint32_t a = run->m->spec->accumulate;
+    uint32_t *micros = run->exec->micros;
+    for (uint32_t i = 0; i < a; i++)
+        micros[i] = group * a + i;
+    return run_step_micros(run, micros, a, e);
+}
+
+static int lease(struct run *run, uint32_t owner, struct wire_leased *ret_leased, struct shd_err *e)
+{
+    struct shd_model *m = run->m;
+    const uint64_t start_ns = clock_now_ns();
+    const int r = m->session->control->lease(m, owner, ret_leased, e);
+    m->session->wait_ns += clock_now_ns() - start_ns;
+    return r;
+}
+
+void shd_leave(shd_model *m)
+{
+    m->leaving = true;
+}
+
+/* Until nothing is left to be done, or this worker leaves. SHD_ESTEP: overtaken. */
+static int run_leases(struct run *run, struct shd_err *e)
+{
+    const uint32_t owners = shd_owners(run->m->session);
+    struct wire_leased leased = { .step = 0 };
+    for (uint32_t owner = 0; owner < owners && !run->m->leaving;) {
+        int r = lease(run, owner, &leased, e);
+        if (r == SHD_OK && leased.what == WIRE_LEASED_GROUP)
+            r = run_group(run, leased.group, e);
+        if (r != SHD_OK)
+            return r;
+        if (leased.what == WIRE_LEASED_OVER)
+            return SHD_ESTEP;
+        if (leased.what == WIRE_LEASED_ALL_IN)
+            owner++;
+    }
+    return SHD_OK;
+}
+
+static int run_elastic(struct run *run, struct shd_err *e)
+{
+    run->m->leaving = false;
+    const int r = run->m->sealed ? SHD_OK : run_leases(run, e);
+    return run_step_commit(run, r, run->m->leaving, e);
+}
+
+int shd_run_step_elastic(shd_model *m, const struct shd_compute *compute,
+                         const struct shd_update *update, struct shd_result *ret_result,
+                         struct shd_err *e)
+{
+    struct run run = { .m = m };
+    int r = exec_begin(m, compute, update, &run, e);
+    if (r == SHD_OK)
+        r = policy_start(m, e);
+    if (r == SHD_OK)
+        r = run_elastic(&run, e);
     if (r == SHD_OK && ret_result != NULL)
         *ret_result = run.result;
     return r;

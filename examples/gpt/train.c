@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/run/bench.h"
+#include "client/run/policy.h"
 #include "examples/gpt/compute.h"
 #include "examples/gpt/data.h"
 #include "examples/gpt/evaluate.h"

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "client/plan/plan.h"
-#include "client/plan/plan_names.h"
 #include "client/session/address.h"
 #include "proto/base/dtype.h"
 #include "proto/base/flags.h"

@@ -6,8 +6,8 @@
 
 #include "client/checkpoint/dir.h"
 #include "client/checkpoint/files.h"
+#include "client/checkpoint/restore.h"
 #include "client/checkpoint/save.h"
-#include "client/checkpoint/verify.h"
 #include "proto/files/ckpt.h"
 
 char ckpts[300];

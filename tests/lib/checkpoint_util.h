@@ -5,8 +5,8 @@
 
 #include "client/checkpoint/dir.h"
 #include "client/checkpoint/files.h"
+#include "client/checkpoint/restore.h"
 #include "client/checkpoint/save.h"
-#include "client/checkpoint/verify.h"
 #include "tests/lib/client_remote.h"
 
 extern char ckpts[300]; /* the directory; gone at the end of each test that calls remove_ckpts() */

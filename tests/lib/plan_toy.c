@@ -1,6 +1,6 @@
 #include "tests/lib/plan_toy.h"
 
-#include "client/plan/plan_names.h"
+#include "client/plan/plan.h"
 
 void toy_chain(struct toy *t, uint32_t units)
 {

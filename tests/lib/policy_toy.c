@@ -1,7 +1,7 @@
 #include "tests/lib/policy_toy.h"
 
 #include "client/plan/plan.h"
-#include "client/run/bench.h"
+#include "client/run/policy.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
 

@@ -12,8 +12,8 @@
 #include "client/ctl/plan/plan_compare.h"
 #include "client/ctl/plan/plan_show.h"
 #include "client/ctl/plan/plan_source.h"
+#include "client/plan/plan.h"
 #include "client/plan/plan_check.h"
-#include "client/plan/plan_names.h"
 #include "proto/base/check.h"
 #include "proto/spec/layout.h"
 

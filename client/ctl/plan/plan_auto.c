@@ -18,8 +18,8 @@
 
 #include "client/ctl/base/text.h"
 #include "client/ctl/plan/plan_show.h"
+#include "client/plan/plan.h"
 #include "client/plan/plan_cost.h"
-#include "client/plan/plan_names.h"
 #include "proto/base/check.h"
 
 struct question {

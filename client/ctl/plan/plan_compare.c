@@ -7,7 +7,7 @@
 #include "client/ctl/base/verb.h"
 #include "client/ctl/plan/plan_draw.h"
 #include "client/ctl/plan/plan_show.h"
-#include "client/plan/plan_names.h"
+#include "client/plan/plan.h"
 #include "proto/base/check.h"
 
 #define CELL TABLE_CELL_BYTES_MAX

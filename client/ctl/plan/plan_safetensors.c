@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "client/plan/wrap.h"
-#include "client/plan/wrap_spec.h"
 #include "proto/base/check.h"
 #include "proto/base/dtype.h"
 #include "proto/files/safetensors.h"

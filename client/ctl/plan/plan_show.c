@@ -7,8 +7,8 @@
 #include "client/ctl/base/text.h"
 #include "client/ctl/base/verb.h"
 #include "client/ctl/plan/plan_draw.h"
+#include "client/plan/plan.h"
 #include "client/plan/plan_cost.h"
-#include "client/plan/plan_names.h"
 #include "proto/base/check.h"
 #include "proto/share/shardmap.h"
 

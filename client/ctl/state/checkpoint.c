@@ -15,8 +15,8 @@
 #include <jansson.h>
 
 #include "client/checkpoint/dir.h"
+#include "client/checkpoint/restore.h"
 #include "client/checkpoint/save.h"
-#include "client/checkpoint/verify.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/verb.h"
 #include "client/session/hub.h"

@@ -3,9 +3,9 @@
  * byte, and broken in every place to see that it is refused. test_plan_order.c has the orders. */
 #include <errno.h>
 
+#include "client/plan/plan.h"
 #include "client/plan/plan_check.h"
 #include "client/plan/plan_cost.h"
-#include "client/plan/plan_names.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "tests/lib/plan_toy.h"

@@ -6,7 +6,6 @@
 
 #include "client/plan/plan.h"
 #include "client/plan/plan_cost.h"
-#include "client/plan/wrap_spec.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/spec/spec_dump.h"

@@ -1,6 +1,6 @@
 /* Looking at what was saved. */
-#ifndef SHD_CHECKPOINT_VERIFY_H
-#define SHD_CHECKPOINT_VERIFY_H
+#ifndef SHD_CHECKPOINT_RESTORE_H
+#define SHD_CHECKPOINT_RESTORE_H
 
 #include <stdint.h>
 
