@@ -158,7 +158,7 @@ static int queue_adamw(struct bench *b, int which, struct kern_done *done, struc
         .hyper_count = 1,
         .trail = trail(b, which == CASE_ADAMW_TRAIL),
     };
-    return b->k->ops->update(b->k, &u, done, e);
+    return kern_update(b->k, &u, done, e);
 }
 
 static int queue_accumulate(struct bench *b, int which, struct kern_sum *sum,
@@ -173,7 +173,7 @@ static int queue_accumulate(struct bench *b, int which, struct kern_sum *sum,
         .sum = which == CASE_ACC_SUM ? sum : NULL,
         .trail = trail(b, which == CASE_ACC_TRAIL),
     };
-    return b->k->ops->accumulate(b->k, &a, done, e);
+    return kern_accumulate(b->k, &a, done, e);
 }
 
 /* Seconds of one operation, of a round. */
@@ -302,7 +302,7 @@ static void bench_small(struct bench *b)
         struct shd_err e;
         kern_waiter_init(&w);
         const uint64_t start = clock_now_ns();
-        check(b->k->ops->accumulate(b->k, &a, &w.done, &e), &e);
+        check(kern_accumulate(b->k, &a, &w.done, &e), &e);
         kern_wait(&w);
         if (i >= WARMUPS)
             stat_add(&us, (double)(clock_now_ns() - start) * 1e-3);
@@ -327,7 +327,7 @@ static double copy_ours(struct bench *b, void *to, const void *from, uint64_t by
     kern_waiter_init(&w);
     const uint64_t start = clock_now_ns();
     for (uint32_t i = 0; i < ops; i++)
-        check(b->k->ops->copy(b->k, &c, i + 1 == ops ? &w.done : NULL, &e), &e);
+        check(kern_copy(b->k, &c, i + 1 == ops ? &w.done : NULL, &e), &e);
     if (kern_wait(&w) != SHD_OK)
         check(SHD_EIO, &(struct shd_err){ .text = "a copy failed" });
     return (double)bytes * ops / (double)(clock_now_ns() - start);
@@ -444,7 +444,7 @@ static void fill(struct bench *b, float *out, uint64_t key, float low, float hig
     struct kern_waiter w;
     struct shd_err e;
     kern_waiter_init(&w);
-    check(b->k->ops->fill(b->k, &f, &w.done, &e), &e);
+    check(kern_fill(b->k, &f, &w.done, &e), &e);
     CHECK(kern_wait(&w) == SHD_OK);
 }
 

@@ -156,7 +156,7 @@ static void fill_array(struct kern *k, float *out, uint64_t elems, uint64_t key,
     struct shd_err e;
     struct kern_waiter w;
     kern_waiter_init(&w);
-    CHECK(k->ops->fill(k, &f, &w.done, &e) == SHD_OK && kern_wait(&w) == SHD_OK);
+    CHECK(kern_fill(k, &f, &w.done, &e) == SHD_OK && kern_wait(&w) == SHD_OK);
 }
 
 static const struct kern_hyper hyper = {
@@ -214,7 +214,7 @@ static int run_ours(struct kern *k, const struct bench_arrays *a, uint64_t elems
             .hyper_count = 1,
             .trail = trail,
         };
-        r = k->ops->update(k, &u, &w.done, e);
+        r = kern_update(k, &u, &w.done, e);
     } else {
         const struct kern_accumulate c = {
             .acc = a->p,
@@ -224,7 +224,7 @@ static int run_ours(struct kern *k, const struct bench_arrays *a, uint64_t elems
             .sum = which == CASE_ACCUMULATE_SUM ? &sum : NULL,
             .trail = trail,
         };
-        r = k->ops->accumulate(k, &c, &w.done, e);
+        r = kern_accumulate(k, &c, &w.done, e);
     }
     return r == SHD_OK ? kern_wait(&w) : r;
 }

@@ -133,7 +133,7 @@ static void fill(struct probe_device *d, const struct kern_fill *f)
     struct kern_waiter w;
     struct shd_err e;
     kern_waiter_init(&w);
-    probe_check(d->k->ops->fill(d->k, f, &w.done, &e), &e);
+    probe_check(kern_fill(d->k, f, &w.done, &e), &e);
     if (kern_wait(&w) != SHD_OK)
         probe_check(SHD_EIO, &(struct shd_err){ .text = "fill failed" });
 }

@@ -34,7 +34,7 @@ static void hash(struct probe_device *d, const float *x, uint64_t elems, uint8_t
     struct kern_waiter w;
     struct shd_err e;
     kern_waiter_init(&w);
-    probe_check(d->k->ops->hash(d->k, &h, &w.done, &e), &e);
+    probe_check(kern_hash(d->k, &h, &w.done, &e), &e);
     CHECK(kern_wait(&w) == SHD_OK);
 }
 
@@ -175,7 +175,7 @@ static int queued_victim(void *arg)
             .acc = s.base, .grad = ones, .grad_dtype = SHD_F32, .elems = q->elems
         };
         done[i] = (struct victim_done){ { victim_done }, q };
-        probe_check(d.k->ops->accumulate(d.k, &a, &done[i].done, &e), &e);
+        probe_check(kern_accumulate(d.k, &a, &done[i].done, &e), &e);
     }
     while (pause() != 0)
         ; /* until it is killed */

@@ -45,7 +45,7 @@ static void work(struct probe_device *d, enum mode mode, float *x, float *y, voi
         };
         kern_waiter_init(&w);
         for (uint32_t i = 0; i < 4; i++) /* several ahead, as a daemon has */
-            probe_check(d->k->ops->accumulate(d->k, &a, i == 3 ? &w.done : NULL, &e), &e);
+            probe_check(kern_accumulate(d->k, &a, i == 3 ? &w.done : NULL, &e), &e);
         CHECK(kern_wait(&w) == SHD_OK);
     }
 }
@@ -215,7 +215,7 @@ static double read_by_kernel(struct probe_device *d, float *acc, const void *fro
     struct shd_err e;
     kern_waiter_init(&w);
     const uint64_t start = clock_now_ns();
-    probe_check(d->k->ops->accumulate(d->k, &a, &w.done, &e), &e);
+    probe_check(kern_accumulate(d->k, &a, &w.done, &e), &e);
     CHECK(kern_wait(&w) == SHD_OK);
     return 2 * (double)bytes / (double)(clock_now_ns() - start);
 }

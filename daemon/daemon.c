@@ -192,7 +192,7 @@ static void wait_idle(struct kern *kern)
     struct shd_err e;
     int r;
     kern_waiter_init(&w);
-    while ((r = kern->ops->copy(kern, &nothing, &w.done, &e)) == SHD_EBUSY)
+    while ((r = kern_copy(kern, &nothing, &w.done, &e)) == SHD_EBUSY)
         usleep(RETRY_US);
     if (r == SHD_OK)
         kern_wait(&w);

@@ -163,22 +163,37 @@ struct kern_config {
     const char *isa;  /* host: "scalar", "avx2", "avx512"; NULL: the best one here */
 };
 
+/* X(NAME, name): the operations, each with its arguments in a struct kern_name. */
+#define KERN_OPS(X)           \
+    X(FILL, fill)             \
+    X(CAST, cast)             \
+    X(ACCUMULATE, accumulate) \
+    X(SUMSQ, sumsq)           \
+    X(UPDATE, update)         \
+    X(HASH, hash)             \
+    X(COPY, copy)
+
+enum kern_op_kind {
+#define KERN_OP_ENUM(NAME, name) KERN_##NAME,
+    KERN_OPS(KERN_OP_ENUM)
+#undef KERN_OP_ENUM
+        KERN_OP_KINDS
+};
+
+struct kern_op {
+    enum kern_op_kind kind;
+    union {
+#define KERN_OP_MEMBER(NAME, name) struct kern_##name name;
+        KERN_OPS(KERN_OP_MEMBER)
+#undef KERN_OP_MEMBER
+    };
+};
+
 struct kern_ops {
     const char *name; /* "cpu-scalar", "cpu-avx2", "cpu-avx512", "cuda" */
-    int (*fill)(struct kern *k, const struct kern_fill *a, struct kern_done *done,
-                struct shd_err *e);
-    int (*cast)(struct kern *k, const struct kern_cast *a, struct kern_done *done,
-                struct shd_err *e);
-    int (*accumulate)(struct kern *k, const struct kern_accumulate *a, struct kern_done *done,
-                      struct shd_err *e);
-    int (*sumsq)(struct kern *k, const struct kern_sumsq *a, struct kern_done *done,
-                 struct shd_err *e);
-    int (*update)(struct kern *k, const struct kern_update *a, struct kern_done *done,
+    /* Queue an operation: kern_fill() and so on, below. */
+    int (*submit)(struct kern *k, const struct kern_op *op, struct kern_done *done,
                   struct shd_err *e);
-    int (*hash)(struct kern *k, const struct kern_hash *a, struct kern_done *done,
-                struct shd_err *e);
-    int (*copy)(struct kern *k, const struct kern_copy *a, struct kern_done *done,
-                struct shd_err *e);
 
     /* Memory. Arrays of every operation are of this device; those of copy, and of cast, hash and
      * accumulate the ones that are not changed in place, may be the host's. These return when it is
@@ -227,6 +242,18 @@ struct kern_ops {
 struct kern {
     const struct kern_ops *ops;
 };
+
+/* int kern_fill(struct kern *k, const struct kern_fill *a, struct kern_done *done,
+ *               struct shd_err *e)
+ * and likewise the others: queue an operation. */
+#define KERN_OP_FUNCTION(NAME, name)                                                         \
+    static inline int kern_##name(struct kern *k, const struct kern_##name *a,               \
+                                  struct kern_done *done, struct shd_err *e)                 \
+    {                                                                                        \
+        return k->ops->submit(k, &(struct kern_op){ KERN_##NAME, { .name = *a } }, done, e); \
+    }
+KERN_OPS(KERN_OP_FUNCTION)
+#undef KERN_OP_FUNCTION
 
 /* Most operations that may be queued at once; one more gets SHD_EBUSY. */
 #define KERN_QUEUE_MAX 1024u

@@ -9,69 +9,26 @@
 
 #include "kernels/runs.h"
 
-static int finish(struct kern *k, struct kern_waiter *w, const char *what, struct shd_err *e)
+int kern_run(struct kern *k, const struct kern_op *op, struct shd_err *e)
 {
-    const int r = kern_wait(w);
-    return r == SHD_OK ? SHD_OK : kern_explain(k, r, e, what);
-}
-
-int kern_run_fill(struct kern *k, const struct kern_fill *a, struct shd_err *e)
-{
+    static const char *const names[] = {
+#define OP_NAME(NAME, name) [KERN_##NAME] = #name,
+        KERN_OPS(OP_NAME)
+#undef OP_NAME
+    };
     struct kern_waiter w;
     kern_waiter_init(&w);
-    const int r = k->ops->fill(k, a, &w.done, e);
-    return r == SHD_OK ? finish(k, &w, "fill", e) : r;
+    int r = k->ops->submit(k, op, &w.done, e);
+    if (r != SHD_OK)
+        return r;
+    r = kern_wait(&w);
+    return r == SHD_OK ? SHD_OK : kern_explain(k, r, e, names[op->kind]);
 }
 
-static struct kern_fill zeros(float *x, uint64_t elems)
+struct kern_op kern_zero(float *x, uint64_t elems)
 {
-    return (struct kern_fill){ .out = x, .elems = elems, .kind = KERN_FILL_CONST };
-}
-
-int kern_run_zero(struct kern *k, float *x, uint64_t elems, struct shd_err *e)
-{
-    const struct kern_fill a = zeros(x, elems);
-    return kern_run_fill(k, &a, e);
-}
-
-int kern_run_cast(struct kern *k, const struct kern_cast *a, struct shd_err *e)
-{
-    struct kern_waiter w;
-    kern_waiter_init(&w);
-    const int r = k->ops->cast(k, a, &w.done, e);
-    return r == SHD_OK ? finish(k, &w, "cast", e) : r;
-}
-
-int kern_run_hash(struct kern *k, const struct kern_hash *a, struct shd_err *e)
-{
-    struct kern_waiter w;
-    kern_waiter_init(&w);
-    const int r = k->ops->hash(k, a, &w.done, e);
-    return r == SHD_OK ? finish(k, &w, "hash", e) : r;
-}
-
-int kern_run_accumulate(struct kern *k, const struct kern_accumulate *a, struct shd_err *e)
-{
-    struct kern_waiter w;
-    kern_waiter_init(&w);
-    const int r = k->ops->accumulate(k, a, &w.done, e);
-    return r == SHD_OK ? finish(k, &w, "accumulate", e) : r;
-}
-
-int kern_run_sumsq(struct kern *k, const struct kern_sumsq *a, struct shd_err *e)
-{
-    struct kern_waiter w;
-    kern_waiter_init(&w);
-    const int r = k->ops->sumsq(k, a, &w.done, e);
-    return r == SHD_OK ? finish(k, &w, "sumsq", e) : r;
-}
-
-int kern_run_update(struct kern *k, const struct kern_update *a, struct shd_err *e)
-{
-    struct kern_waiter w;
-    kern_waiter_init(&w);
-    const int r = k->ops->update(k, a, &w.done, e);
-    return r == SHD_OK ? finish(k, &w, "update", e) : r;
+    return (struct kern_op){ KERN_FILL,
+                             { .fill = { .out = x, .elems = elems, .kind = KERN_FILL_CONST } } };
 }
 
 /* -- Several ----------------------------------------------------------------------------------- */
@@ -119,36 +76,13 @@ static bool queue_again(struct kern_batch *b, int r)
     return true;
 }
 
-int kern_batch_copy(struct kern_batch *b, struct kern *k, const struct kern_copy *a,
-                    struct shd_err *e)
+int kern_batch_add(struct kern_batch *b, struct kern *k, const struct kern_op *op,
+                   struct shd_err *e)
 {
     int r;
     do {
         begin(b, k);
-        r = k->ops->copy(k, a, &b->done, e);
-    } while (queue_again(b, r));
-    return r;
-}
-
-int kern_batch_cast(struct kern_batch *b, struct kern *k, const struct kern_cast *a,
-                    struct shd_err *e)
-{
-    int r;
-    do {
-        begin(b, k);
-        r = k->ops->cast(k, a, &b->done, e);
-    } while (queue_again(b, r));
-    return r;
-}
-
-int kern_batch_zero(struct kern_batch *b, struct kern *k, float *x, uint64_t elems,
-                    struct shd_err *e)
-{
-    const struct kern_fill a = zeros(x, elems);
-    int r;
-    do {
-        begin(b, k);
-        r = k->ops->fill(k, &a, &b->done, e);
+        r = k->ops->submit(k, op, &b->done, e);
     } while (queue_again(b, r));
     return r;
 }

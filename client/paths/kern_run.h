@@ -6,13 +6,11 @@
 #include "kernels/kern.h"
 #include "proto/spec/spec.h"
 
-int kern_run_fill(struct kern *k, const struct kern_fill *a, struct shd_err *e);
-int kern_run_zero(struct kern *k, float *x, uint64_t elems, struct shd_err *e);
-int kern_run_cast(struct kern *k, const struct kern_cast *a, struct shd_err *e);
-int kern_run_accumulate(struct kern *k, const struct kern_accumulate *a, struct shd_err *e);
-int kern_run_sumsq(struct kern *k, const struct kern_sumsq *a, struct shd_err *e);
-int kern_run_update(struct kern *k, const struct kern_update *a, struct shd_err *e);
-int kern_run_hash(struct kern *k, const struct kern_hash *a, struct shd_err *e);
+/* Queue op, and wait for it. */
+int kern_run(struct kern *k, const struct kern_op *op, struct shd_err *e);
+
+/* Elements that become zero. */
+struct kern_op kern_zero(float *x, uint64_t elems);
 
 /* Operations in flight, on any devices, and the wait for all of them. kern_batch_init(), any number
  * of the others, then always kern_batch_wait(): until it returns the devices refer to the batch and
@@ -25,12 +23,9 @@ struct kern_batch {
 };
 
 void kern_batch_init(struct kern_batch *b);
-int kern_batch_copy(struct kern_batch *b, struct kern *k, const struct kern_copy *a,
-                    struct shd_err *e);
-int kern_batch_cast(struct kern_batch *b, struct kern *k, const struct kern_cast *a,
-                    struct shd_err *e);
-int kern_batch_zero(struct kern_batch *b, struct kern *k, float *x, uint64_t elems,
-                    struct shd_err *e);
+/* Queue one more; where the queue is full, once the batch has left it. */
+int kern_batch_add(struct kern_batch *b, struct kern *k, const struct kern_op *op,
+                   struct shd_err *e);
 
 /* The status all of them ended with. The batch can be used again. */
 int kern_batch_wait(struct kern_batch *b, struct shd_err *e);

@@ -120,19 +120,20 @@ static int fill_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     struct kern *k = m->session->kern;
     const uint64_t zero_elems = (u->memory_bytes - su->elems * dtype_bytes(m->spec->publish)) /
                                 sizeof(float);
-    const int zeroed = kern_run_zero(k, u->memory, zero_elems, e);
+    const struct kern_op zero = kern_zero(u->memory, zero_elems);
+    const int zeroed = kern_run(k, &zero, e);
     if (zeroed != SHD_OK)
         return zeroed;
     for (uint32_t t = su->first_tensor; t < su->first_tensor + su->tensor_count; t++) {
         struct kern_fill fill;
         if (!runs_fill(m->spec, t, (struct slice){ 0, su->elems }, u->param, &fill))
             continue;
-        const int r = kern_run_fill(k, &fill, e);
+        const int r = kern_run(k, &(struct kern_op){ KERN_FILL, { .fill = fill } }, e);
         if (r != SHD_OK)
             return r;
     }
     const struct kern_cast cast = { u->publish, m->spec->publish, u->param, su->elems };
-    return kern_run_cast(k, &cast, e);
+    return kern_run(k, &(struct kern_op){ KERN_CAST, { .cast = cast } }, e);
 }
 
 static int new_local(struct shd_model *m, struct shd_err *e)
@@ -235,7 +236,7 @@ static int local_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret
         .out = ret_leaves,
     };
     CHECK(kern_hash_leaves(hash.head_elems, elems) == part->leaves);
-    const int r = kern_run_hash(m->session->kern, &hash, e);
+    const int r = kern_run(m->session->kern, &(struct kern_op){ KERN_HASH, { .hash = hash } }, e);
     return r == SHD_OK ? digest_stamp_take(stamp, m->step, m->local->updates, e) : r;
 }
 

@@ -80,10 +80,11 @@ static int fill_slice(struct shd_model *m, const struct map_owner *owner, struct
                       const struct kern_cast *cast, struct shd_err *e)
 {
     struct kern *gpu = owner->whole.gpu;
-    const struct kern_copy copy = { cast->out, cast->in, cast->elems * sizeof(float) };
+    struct kern_op op = { KERN_CAST, { .cast = *cast } };
     if (gpu != NULL && cast->out_dtype == SHD_F32) /* that needs no kernel */
-        return kern_batch_copy(batch, gpu, &copy, e);
-    return kern_batch_cast(batch, gpu != NULL ? gpu : m->session->kern, cast, e);
+        op = (struct kern_op){ KERN_COPY,
+                               { .copy = { cast->out, cast->in, cast->elems * sizeof(float) } } };
+    return kern_batch_add(batch, gpu != NULL ? gpu : m->session->kern, &op, e);
 }
 
 int slots_fill(struct shd_model *m, uint32_t slot, uint32_t unit, const float *grad,

@@ -56,11 +56,13 @@ static int land(struct transfer *t, struct transfer_job *job)
 
 static int fly(struct transfer *t, struct transfer_job *job, const struct transfer_piece *piece)
 {
-    const struct kern_copy copy = { job->to + piece->offset_bytes, piece->from, piece->bytes };
+    const struct kern_op op = {
+        KERN_COPY, { .copy = { job->to + piece->offset_bytes, piece->from, piece->bytes } }
+    };
     if (!t->flying)
         pthread_mutex_lock(&t->gpu_lock);
     t->flying = true;
-    return kern_batch_copy(&t->flight, piece->gpu, &copy, &job->why);
+    return kern_batch_add(&t->flight, piece->gpu, &op, &job->why);
 }
 
 /* SHD_OK: the piece is published. SHD_EGONE: cancelled. */

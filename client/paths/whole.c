@@ -354,8 +354,9 @@ static int whole_bring(struct shd_model *m, struct map_owner *owner, uint32_t sl
         memcpy(copy.to, copy.from, copy.bytes);
         return SHD_OK;
     }
+    const struct kern_op op = { KERN_COPY, { .copy = copy } };
     kern_batch_init(&batch);
-    const int r = kern_batch_copy(&batch, w->gpu, &copy, e);
+    const int r = kern_batch_add(&batch, w->gpu, &op, e);
     const int waited = kern_batch_wait(&batch, r == SHD_OK ? e : NULL);
     return r == SHD_OK ? waited : r;
 }

@@ -143,8 +143,9 @@ static int zero_gaps_on_gpu(struct shd_model *m, const struct spec_unit *u, floa
     for (uint32_t t = 0; r == SHD_OK && t <= u->tensor_count; t++) {
         float *gap = grad + at;
         const uint64_t elems = next_gap(m, u, t, &at);
+        const struct kern_op zero = kern_zero(gap, elems);
         if (elems > 0)
-            r = kern_batch_zero(&batch, m->session->kern, gap, elems, e);
+            r = kern_batch_add(&batch, m->session->kern, &zero, e);
     }
     const int waited = kern_batch_wait(&batch, r == SHD_OK ? e : NULL);
     return r == SHD_OK ? waited : r;

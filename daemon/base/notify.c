@@ -60,7 +60,7 @@ static void probe(uv_timer_t *timer)
     if (n->probing || d->stopping)
         return;
     task_init(&n->probe, d->tasks, probed);
-    const int r = d->kern->ops->fill(d->kern, &fill, &n->probe.done, &e);
+    const int r = kern_fill(d->kern, &fill, &n->probe.done, &e);
     n->probing = r == SHD_OK;
     if (r != SHD_OK && r != SHD_EBUSY) /* a full queue: the next time */
         log_error(

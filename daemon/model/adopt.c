@@ -165,7 +165,7 @@ static int cast_elems(struct model *m, struct kern *kern, uint64_t first, uint64
         };
         kern_waiter_init(&w);
         int r;
-        while ((r = kern->ops->cast(kern, &cast, &w.done, e)) == SHD_EBUSY)
+        while ((r = kern_cast(kern, &cast, &w.done, e)) == SHD_EBUSY)
             usleep(RETRY_US); /* another adopted model goes on already */
         if (r == SHD_OK && (r = kern_wait(&w)) != SHD_OK)
             kern_explain(kern, r, e, "publishing the parameters");

@@ -91,7 +91,7 @@ static int submit_accumulate(struct model_unit *mu, struct shd_err *e)
         .sum = mu->action.last ? &mu->sum : NULL,
         .trail = trail_of(mu),
     };
-    return kern->ops->accumulate(kern, &a, &mu->task.done, e);
+    return kern_accumulate(kern, &a, &mu->task.done, e);
 }
 
 static int submit_zero(struct model_unit *mu, struct shd_err *e)
@@ -100,7 +100,7 @@ static int submit_zero(struct model_unit *mu, struct shd_err *e)
     const struct kern_fill a = { .out = mu->acc,
                                  .elems = m->map->slice[mu->unit].elems,
                                  .kind = KERN_FILL_CONST };
-    return m->daemon->kern->ops->fill(m->daemon->kern, &a, &mu->task.done, e);
+    return kern_fill(m->daemon->kern, &a, &mu->task.done, e);
 }
 
 static int submit_sum(struct model_unit *mu, struct shd_err *e)
@@ -109,7 +109,7 @@ static int submit_sum(struct model_unit *mu, struct shd_err *e)
     const struct kern_sumsq a = { .x = mu->acc,
                                   .elems = m->map->slice[mu->unit].elems,
                                   .sum = &mu->sum };
-    return m->daemon->kern->ops->sumsq(m->daemon->kern, &a, &mu->task.done, e);
+    return kern_sumsq(m->daemon->kern, &a, &mu->task.done, e);
 }
 
 static int submit_apply(struct model_unit *mu, struct shd_err *e)
@@ -133,7 +133,7 @@ static int submit_apply(struct model_unit *mu, struct shd_err *e)
         .trail = trail_of(mu),
     };
     const int r = checkpoint_before_update(m, u, e);
-    return r != SHD_OK ? r : m->daemon->kern->ops->update(m->daemon->kern, &a, &mu->task.done, e);
+    return r != SHD_OK ? r : kern_update(m->daemon->kern, &a, &mu->task.done, e);
 }
 
 static int submit_publish(struct model_unit *mu, struct shd_err *e)
@@ -143,7 +143,7 @@ static int submit_publish(struct model_unit *mu, struct shd_err *e)
                                  .out_dtype = m->spec->publish,
                                  .in = model_array(m, SHARDMAP_PARAM, mu->unit),
                                  .elems = m->map->slice[mu->unit].elems };
-    return m->daemon->kern->ops->cast(m->daemon->kern, &a, &mu->task.done, e);
+    return kern_cast(m->daemon->kern, &a, &mu->task.done, e);
 }
 
 static int submit(struct model_unit *mu, struct shd_err *e)

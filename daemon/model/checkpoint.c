@@ -266,7 +266,7 @@ static int queue_capture(struct checkpoint *c, struct capture *w, struct shd_err
     };
     w->checkpoint = c;
     task_init(&w->task, m->daemon->tasks, captured);
-    const int r = m->daemon->kern->ops->copy(m->daemon->kern, &copy, &w->task.done, e);
+    const int r = kern_copy(m->daemon->kern, &copy, &w->task.done, e);
     if (r != SHD_OK)
         return r;
     w->busy = true;

@@ -79,6 +79,6 @@ int digest_begin(struct op *op, const struct digest_part *part)
         .head_elems = head,
         .out = w->out,
     };
-    const int r = kern->ops->hash(kern, &hash, &w->task.done, &op->err);
+    const int r = kern_hash(kern, &hash, &w->task.done, &op->err);
     return r == SHD_OK ? SHD_PENDING : r;
 }

@@ -298,7 +298,7 @@ static bool init_next(struct model *m)
         struct kern_fill fill;
         if (!runs_fill(m->spec, t, m->map->slice[u], model_array(m, SHARDMAP_PARAM, u), &fill))
             continue;
-        return init_queued(m, t, kern->ops->fill(kern, &fill, &m->fill->task.done, &e));
+        return init_queued(m, t, kern_fill(kern, &fill, &m->fill->task.done, &e));
     }
     const uint32_t at = m->fill->tensor++;
     if (at > m->spec->tensor_count || m->map->elems == 0)
@@ -307,7 +307,7 @@ static bool init_next(struct model *m)
                                     .out_dtype = m->spec->publish,
                                     .in = m->state.base, /* the parameters come first */
                                     .elems = m->map->elems };
-    return init_queued(m, at, kern->ops->cast(kern, &cast, &m->fill->task.done, &e));
+    return init_queued(m, at, kern_cast(kern, &cast, &m->fill->task.done, &e));
 }
 
 static void init_stepped(struct task *task)

@@ -179,7 +179,7 @@ static void publish(struct restore *w)
         task_post(&w->task, SHD_OK);
         return;
     }
-    const int r = kern->ops->cast(kern, &cast, &w->task.done, &w->err);
+    const int r = kern_cast(kern, &cast, &w->task.done, &w->err);
     w->waits = r == SHD_EBUSY; /* the queue is full of others' work: restore_retry() */
     w->daemon->kernel_full |= w->waits;
     if (r != SHD_OK && !w->waits)

@@ -192,7 +192,7 @@ static int copy_to_state(struct model *m, const struct checkpoint_piece *piece, 
     struct kern_waiter w;
     int r;
     kern_waiter_init(&w);
-    while ((r = m->kern->ops->copy(m->kern, &copy, &w.done, e)) == SHD_EBUSY)
+    while ((r = kern_copy(m->kern, &copy, &w.done, e)) == SHD_EBUSY)
         usleep(RETRY_US); /* the queue is full of others' work */
     if (r == SHD_OK && (r = kern_wait(&w)) != SHD_OK)
         kern_explain(m->kern, r, e, "copying the state");

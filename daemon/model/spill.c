@@ -207,7 +207,7 @@ static int start_copy(struct inbox *inbox, uint32_t slot, struct op *op)
         .from = (const uint8_t *)inbox->segment.base + shardmap_slot_offset_bytes(m->map, slot),
         .bytes = grad_bytes(m, req->unit, req->dtype),
     };
-    const int r = m->kern->ops->copy(m->kern, &bytes, &copy->task.done, &e);
+    const int r = kern_copy(m->kern, &bytes, &copy->task.done, &e);
     if (r != SHD_OK) {
         free(copy);
         return r;

@@ -8,7 +8,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "kernels/check_args.h"
 #include "kernels/cpu/queue.h"
 #include "kernels/cpu/trail.h"
 #include "proto/base/check.h"
@@ -20,68 +19,18 @@
 #define CHUNK_ELEMS  KERN_CHUNK_ELEMS
 #define CHUNK_LEAVES UINT64_C(8)
 _Static_assert(CHUNK_ELEMS % SHD_BLOCK_ELEMS == 0, "chunks are whole blocks");
-_Static_assert(_Alignof(struct kern_trail_area) == 128, "as check_args.c has it");
-
-static const struct check_rules rules = { .chunk_words = true };
-
-static struct cpu_kern *cpu_kern_of(struct kern *k)
-{
-    return (struct cpu_kern *)k;
-}
-
-/* An op over elems elements. */
-static struct cpu_op elems_op(uint64_t elems, struct kern_done *done)
-{
-    return (struct cpu_op){
-        .count = elems,
-        .chunk = CHUNK_ELEMS,
-        .done = done,
-    };
-}
+_Static_assert(_Alignof(struct kern_trail_area) == 128, "as work.c has it");
 
 static int fill_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
 {
-    t->kern->isa->fill(&op->u.fill, r);
+    t->kern->isa->fill(&op->work.op.fill, r);
     return SHD_OK;
-}
-
-static int cpu_fill(struct kern *k, const struct kern_fill *a, struct kern_done *done,
-                    struct shd_err *e)
-{
-    const int r = check_fill(a, e);
-    if (r != SHD_OK)
-        return r;
-    struct cpu_op op = elems_op(a->elems, done);
-    op.run = fill_run;
-    op.u.fill = *a;
-    return queue_push(cpu_kern_of(k), &op, e);
 }
 
 static int cast_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
 {
-    t->kern->isa->cast(&op->u.cast, r);
+    t->kern->isa->cast(&op->work.op.cast, r);
     return SHD_OK;
-}
-
-static int cpu_cast(struct kern *k, const struct kern_cast *a, struct kern_done *done,
-                    struct shd_err *e)
-{
-    const int r = check_cast(a, e);
-    if (r != SHD_OK)
-        return r;
-    struct cpu_op op = elems_op(a->elems, done);
-    op.run = cast_run;
-    op.u.cast = *a;
-    return queue_push(cpu_kern_of(k), &op, e);
-}
-
-static void set_trail(struct cpu_op *op, const struct kern_trail *t)
-{
-    if (t->area == NULL)
-        return;
-    op->by_chunk = true;
-    op->done_word = t->done;
-    op->done_value = t->done_value;
 }
 
 /* One chunk with a trail, from where it stands. A sum that a dead process had begun is lost: then
@@ -116,52 +65,25 @@ static int accumulate_chunk(const struct kern_accumulate *a, struct cpu_thread *
 
 static int accumulate_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
 {
-    const struct kern_accumulate *a = &op->u.accumulate;
-    if (a->trail.area != NULL)
+    const struct kern_accumulate *a = &op->work.op.accumulate;
+    if (op->work.trail)
         return accumulate_chunk(a, t, r);
     t->kern->isa->accumulate(a, r, &t->sum, NULL);
     return SHD_OK;
 }
 
-static int cpu_accumulate(struct kern *k, const struct kern_accumulate *a, struct kern_done *done,
-                          struct shd_err *e)
-{
-    const int r = check_accumulate(a, &rules, e);
-    if (r != SHD_OK)
-        return r;
-    struct cpu_op op = elems_op(a->elems, done);
-    op.run = accumulate_run;
-    op.u.accumulate = *a;
-    op.sum = a->sum;
-    set_trail(&op, &a->trail);
-    return queue_push(cpu_kern_of(k), &op, e);
-}
-
 static int sumsq_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
 {
-    t->kern->isa->sumsq(&op->u.sumsq, r, &t->sum);
+    t->kern->isa->sumsq(&op->work.op.sumsq, r, &t->sum);
     return SHD_OK;
-}
-
-static int cpu_sumsq(struct kern *k, const struct kern_sumsq *a, struct kern_done *done,
-                     struct shd_err *e)
-{
-    const int r = check_sumsq(a, &rules, e);
-    if (r != SHD_OK)
-        return r;
-    struct cpu_op op = elems_op(a->elems, done);
-    op.run = sumsq_run;
-    op.u.sumsq = *a;
-    op.sum = a->sum;
-    return queue_push(cpu_kern_of(k), &op, e);
 }
 
 /* One range; with a trail it is a chunk, from where it stands. */
 static int update_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
 {
-    const struct kern_update *a = &op->u.update;
+    const struct kern_update *a = &op->work.op.update;
     const struct cpu_isa *isa = t->kern->isa;
-    if (a->trail.area == NULL) {
+    if (!op->work.trail) {
         isa->update(a, r, NULL);
         return SHD_OK;
     }
@@ -178,77 +100,49 @@ static int update_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_
     return SHD_OK;
 }
 
-static int cpu_update(struct kern *k, const struct kern_update *a, struct kern_done *done,
-                      struct shd_err *e)
-{
-    const int r = check_update(a, &rules, e);
-    if (r != SHD_OK)
-        return r;
-    struct cpu_op op = elems_op(a->elems, done);
-    op.run = update_run;
-    op.u.update = *a;
-    set_trail(&op, &a->trail);
-    return queue_push(cpu_kern_of(k), &op, e);
-}
-
-/* Elements of leaf `leaf`. */
-static struct cpu_range leaf_range(const struct kern_hash *a, uint64_t leaf)
-{
-    const uint64_t first = leaf == 0 ? 0 : a->head_elems + (leaf - 1) * SHD_BLOCK_ELEMS;
-    const uint64_t full = leaf == 0 ? a->head_elems : SHD_BLOCK_ELEMS;
-    CHECK(first < a->elems);
-    return (struct cpu_range){ first, full < a->elems - first ? full : a->elems - first };
-}
-
 static int hash_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range leaves)
 {
-    const struct kern_hash *a = &op->u.hash;
+    const struct kern_hash *a = &op->work.op.hash;
     for (uint64_t leaf = leaves.first; leaf < leaves.first + leaves.count; leaf++) {
-        const struct cpu_range r = leaf_range(a, leaf);
-        if (EVP_DigestInit_ex2(t->digest, NULL, NULL) != 1 ||
-            EVP_DigestUpdate(t->digest, a->x + r.first, r.count * sizeof *a->x) != 1 ||
-            EVP_DigestFinal_ex(t->digest, a->out[leaf], NULL) != 1)
+        const uint64_t first = hash_leaf_first(a, leaf), end = hash_leaf_first(a, leaf + 1);
+        CHECK(first < end);
+        if (!ckpt_hash(t->hasher, a->x + first, end - first, a->out[leaf]))
             return SHD_EINTERNAL;
     }
     return SHD_OK;
 }
 
-static int cpu_hash(struct kern *k, const struct kern_hash *a, struct kern_done *done,
-                    struct shd_err *e)
-{
-    const int r = check_hash(a, e);
-    if (r != SHD_OK)
-        return r;
-    const struct cpu_op op = {
-        .run = hash_run,
-        .u.hash = *a,
-        .count = kern_hash_leaves(a->head_elems, a->elems),
-        .chunk = CHUNK_LEAVES,
-        .done = done,
-    };
-    return queue_push(cpu_kern_of(k), &op, e);
-}
-
 static int copy_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
 {
     (void)t;
-    const struct kern_copy *a = &op->u.copy;
+    const struct kern_copy *a = &op->work.op.copy;
     memcpy((uint8_t *)a->to + r.first, (const uint8_t *)a->from + r.first, r.count);
     return SHD_OK;
 }
 
-static int cpu_copy(struct kern *k, const struct kern_copy *a, struct kern_done *done,
-                    struct shd_err *e)
+static int cpu_submit(struct kern *k, const struct kern_op *op, struct kern_done *done,
+                      struct shd_err *e)
 {
-    const int r = check_copy(a, e);
+    static const struct work_rules rules = { .chunk_words = true };
+    static const struct {
+        cpu_run *run;
+        uint64_t chunk;
+    } kinds[KERN_OP_KINDS] = {
+        [KERN_FILL] = { fill_run, CHUNK_ELEMS },
+        [KERN_CAST] = { cast_run, CHUNK_ELEMS },
+        [KERN_ACCUMULATE] = { accumulate_run, CHUNK_ELEMS },
+        [KERN_SUMSQ] = { sumsq_run, CHUNK_ELEMS },
+        [KERN_UPDATE] = { update_run, CHUNK_ELEMS },
+        [KERN_HASH] = { hash_run, CHUNK_LEAVES },
+        [KERN_COPY] = { copy_run, CHUNK_ELEMS * sizeof(float) },
+    };
+    struct cpu_op queued;
+    const int r = work_init(&queued.work, op, &rules, done, e);
     if (r != SHD_OK)
         return r;
-    const struct cpu_op op = { .run = copy_run,
-                               .u.copy = *a,
-                               .count = a->bytes,
-                               .chunk = CHUNK_ELEMS * sizeof(float),
-                               .done = done };
-    return queue_push(cpu_kern_of(k), &op, e);
+    queued.run = kinds[op->kind].run;
+    queued.chunk = kinds[op->kind].chunk;
+    return queue_push((struct cpu_kern *)k, &queued, e);
 }
 
 /* -- Memory: segments are memfds (proto/share/segment.h) ------------------------------------------
@@ -353,21 +247,14 @@ static void cpu_free(struct kern *kern)
     struct cpu_kern *k = (struct cpu_kern *)kern;
     queue_stop(k);
     for (uint32_t i = 0; i < k->thread_count; i++)
-        EVP_MD_CTX_free(k->threads[i].digest);
-    EVP_MD_free(k->sha256);
+        ckpt_hasher_free(k->threads[i].hasher);
     pthread_mutex_destroy(&k->push_lock);
     free(k->memory);
 }
 
 /* A device's own has its instruction set's name. */
 static const struct kern_ops cpu_ops = {
-    .fill = cpu_fill,
-    .cast = cpu_cast,
-    .accumulate = cpu_accumulate,
-    .sumsq = cpu_sumsq,
-    .update = cpu_update,
-    .hash = cpu_hash,
-    .copy = cpu_copy,
+    .submit = cpu_submit,
     .segment_new = cpu_segment_new,
     .segment_map = cpu_segment_map,
     .segment_close = cpu_segment_close,
@@ -382,22 +269,6 @@ static const struct kern_ops cpu_ops = {
     .trail_repair = cpu_trail_repair,
     .free = cpu_free,
 };
-
-/* SHA-256 looked up once, and one context per thread, so that hashing allocates nothing. */
-static int digests_new(struct cpu_kern *k, struct shd_err *e)
-{
-    k->sha256 = EVP_MD_fetch(NULL, "SHA256", NULL);
-    if (k->sha256 == NULL)
-        return err_set(e, SHD_ENOTSUP, "libcrypto has no SHA-256 here");
-    for (uint32_t i = 0; i < k->thread_count; i++) {
-        k->threads[i].digest = EVP_MD_CTX_new();
-        if (k->threads[i].digest == NULL ||
-            EVP_DigestInit_ex2(k->threads[i].digest, k->sha256, NULL) != 1)
-            return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " digest contexts",
-                           k->thread_count);
-    }
-    return SHD_OK;
-}
 
 int kern_cpu_new(const struct kern_config *config, struct kern **ret_kern, struct shd_err *e)
 {
@@ -428,7 +299,8 @@ int kern_cpu_new(const struct kern_config *config, struct kern **ret_kern, struc
         k->threads[i].index = i;
     }
     CHECK(pthread_mutex_init(&k->push_lock, NULL) == 0);
-    r = digests_new(k, e);
+    for (uint32_t i = 0; i < k->thread_count && r == SHD_OK; i++)
+        r = ckpt_hasher_new(&k->threads[i].hasher, e);
     if (r == SHD_OK)
         r = queue_start(k, config->pin, e);
     if (r != SHD_OK) {

@@ -24,7 +24,6 @@
 #include <string.h>
 
 #include "proto/base/check.h"
-#include "proto/base/failpoint.h"
 
 #define CREW_OPEN 0x80000000u
 
@@ -36,14 +35,14 @@ static void sum_init(struct kern_sum *s)
 
 static uint64_t op_chunks(const struct cpu_op *op)
 {
-    return (op->count + op->chunk - 1) / op->chunk;
+    return (op->work.count + op->chunk - 1) / op->chunk;
 }
 
 static void run_begin(struct cpu_thread *t, const struct cpu_op *op)
 {
     t->took_part = true;
     t->status = SHD_OK;
-    if (op->sum != NULL)
+    if (op->work.sum != NULL)
         sum_init(&t->sum);
 }
 
@@ -69,7 +68,7 @@ static void run_shared(struct cpu_thread *t, const struct cpu_op *op)
 {
     run_begin(t, op);
     for (uint64_t at; take_chunk(t, &at);) {
-        const uint64_t first = at * op->chunk, left = op->count - first;
+        const uint64_t first = at * op->chunk, left = op->work.count - first;
         const struct cpu_range r = { first, op->chunk < left ? op->chunk : left };
         const int status = op->run(op, t, r);
         if (t->status == SHD_OK)
@@ -81,9 +80,9 @@ static void run_shared(struct cpu_thread *t, const struct cpu_op *op)
 static void run_alone(struct cpu_thread *t, const struct cpu_op *op)
 {
     run_begin(t, op);
-    const uint64_t step = op->by_chunk ? op->chunk : op->count;
-    for (uint64_t first = 0; first < op->count && t->status == SHD_OK; first += step) {
-        const uint64_t left = op->count - first;
+    const uint64_t step = op->work.trail ? op->chunk : op->work.count;
+    for (uint64_t first = 0; first < op->work.count && t->status == SHD_OK; first += step) {
+        const uint64_t left = op->work.count - first;
         t->status = op->run(op, t, (struct cpu_range){ first, step < left ? step : left });
     }
 }
@@ -135,15 +134,6 @@ static void *helper_main(void *arg)
     return NULL;
 }
 
-/* A successor need not give this op again. The helpers' stores were ordered before by the crew's
- * gate. */
-static void store_done(const struct cpu_op *op)
-{
-    FAIL_POINT("kern:done:before");
-    atomic_store_explicit(op->done_word, op->done_value, memory_order_release);
-    FAIL_POINT("kern:done:after");
-}
-
 /* Run one op; leader only. Returns the first status that is not SHD_OK. */
 static int run_op(struct cpu_kern *k, const struct cpu_op *op)
 {
@@ -160,15 +150,12 @@ static int run_op(struct cpu_kern *k, const struct cpu_op *op)
             continue;
         if (status == SHD_OK)
             status = t->status;
-        if (op->sum != NULL) {
-            fixsum_merge(&op->sum->sum, &t->sum.sum);
-            op->sum->finite = op->sum->finite && t->sum.finite;
+        if (op->work.sum != NULL) {
+            fixsum_merge(&op->work.sum->sum, &t->sum.sum);
+            op->work.sum->finite = op->work.sum->finite && t->sum.finite;
         }
     }
-    if (op->sum != NULL)
-        fixsum_carry(&op->sum->sum); /* equal sums are then equal bytes */
-    if (status == SHD_OK && op->done_word != NULL)
-        store_done(op);
+    work_end(&op->work, status); /* the helpers' stores were ordered before by the crew's gate */
     return status;
 }
 
@@ -185,7 +172,7 @@ static void *leader_main(void *arg)
         if (op->run == NULL)
             return NULL;
         const int status = run_op(k, op);
-        struct kern_done *done = op->done;
+        struct kern_done *done = op->work.done;
         atomic_store_explicit(&k->popped, ++popped, memory_order_release); /* *op is gone now */
         if (done != NULL)
             done->fn(done, status);

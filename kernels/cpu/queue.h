@@ -5,7 +5,6 @@
 #ifndef SHD_KERNELS_CPU_QUEUE_H
 #define SHD_KERNELS_CPU_QUEUE_H
 
-#include <openssl/evp.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -13,32 +12,21 @@
 
 #include "kernels/cpu/isa.h"
 #include "kernels/gate.h"
-#include "kernels/kern.h"
+#include "kernels/work.h"
+#include "proto/files/ckpt.h"
 
 struct cpu_kern;
+struct cpu_op;
 struct cpu_thread;
 
-/* One queued operation. The arguments are a copy; what they point to is borrowed until done. */
-struct cpu_op {
-    int (*run)(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r);
-    union {
-        struct kern_fill fill;
-        struct kern_cast cast;
-        struct kern_accumulate accumulate;
-        struct kern_sumsq sumsq;
-        struct kern_update update;
-        struct kern_hash hash;
-        struct kern_copy copy;
-    } u;
-    uint64_t count;         /* elements or leaves; may be 0 */
-    uint64_t chunk;         /* what a thread takes at a time */
-    bool by_chunk;          /* a lone thread too: the op has a trail */
-    struct kern_sum *sum;   /* NULL, or where the threads' partial sums go */
-    struct kern_done *done; /* or NULL */
+/* Do one range of an op on this thread. */
+typedef int cpu_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r);
 
-    /* The trail's word for the whole op: NULL, or stored when all of it succeeded. */
-    _Atomic uint64_t *done_word;
-    uint64_t done_value;
+/* One queued operation. */
+struct cpu_op {
+    struct work work;
+    cpu_run *run;
+    uint64_t chunk; /* of work.count: what a thread takes at a time */
 };
 
 /* One compute thread. Thread 0 leads: it takes ops from the queue and reports them done. The
@@ -53,7 +41,7 @@ struct cpu_thread {
     bool took_part; /* in the leader's op: the fields below are of that op */
     int status;     /* first that was not SHD_OK */
     struct kern_sum sum;
-    EVP_MD_CTX *digest; /* owned */
+    struct ckpt_hasher *hasher; /* owned */
 };
 
 #define CPU_RING (2 * KERN_QUEUE_MAX) /* slots: the limit, and room for the order to leave */
@@ -65,7 +53,6 @@ struct cpu_kern {
     const struct cpu_isa *isa;
     uint32_t thread_count;
     uint32_t threads_started;
-    EVP_MD *sha256;                        /* owned */
     pthread_mutex_t push_lock;             /* taken by callers only */
     _Alignas(128) struct gate pushed;      /* ops ever queued, modulo 2^32 */
     _Alignas(128) _Atomic uint32_t popped; /* ops ever finished */

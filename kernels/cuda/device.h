@@ -22,7 +22,7 @@
 #include <stdint.h>
 
 #include "kernels/cuda/args.h"
-#include "kernels/kern.h"
+#include "kernels/work.h"
 #include "proto/gpu/cuda.h"
 
 #define CUDA_FLIGHT      8u
@@ -51,29 +51,16 @@ struct cuda_kernel {
 struct cuda_kern;
 struct cuda_part;
 
-/* One queued operation. The arguments are a copy; what they point to is borrowed until done. */
+/* One queued operation. */
 struct cuda_op {
+    struct work work;
     /* Queue the part that begins at p->first on the stream, of no more than p->count elements; sets
      * p->count to how many it took. Not called for an op of none. */
     int (*launch)(struct cuda_kern *k, struct cuda_part *p);
     /* NULL, or what the host does when the device is done with the part. */
     int (*finish)(struct cuda_kern *k, struct cuda_part *p);
-    union {
-        struct kern_fill fill;
-        struct kern_cast cast;
-        struct kern_accumulate accumulate;
-        struct kern_sumsq sumsq;
-        struct kern_update update;
-        struct kern_hash hash;
-        struct kern_copy copy;
-    } u;
-    uint64_t count;         /* elements; leaves of a hash, bytes of a copy; may be 0 */
-    uint64_t launched;      /* of count */
-    int status;             /* first that was not SHD_OK */
-    struct kern_sum *sum;   /* NULL, or to be carried at the end */
-    struct kern_done *done; /* or NULL */
-    _Atomic uint64_t *done_word;
-    uint64_t done_value;
+    uint64_t launched; /* of work.count */
+    int status;        /* first that was not SHD_OK */
 };
 
 /* A part of an op on the device, and what it stages through. */

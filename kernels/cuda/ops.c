@@ -10,7 +10,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/check_args.h"
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/queue.h"
 #include "kernels/cuda/trail.h"
@@ -34,11 +33,6 @@ _Static_assert(STAGED_ELEMS > 0 &&
 /* Runs that have room. Those of one chunk always do: each has an element of it. */
 #define RUNS_MAX (CUDA_STAGE_BYTES / sizeof(struct kern_run))
 _Static_assert(RUNS_MAX > KERN_CHUNK_ELEMS + 1, "every chunk's runs fit");
-
-static const struct check_rules rules = {
-    .slice_align = 16,
-    .hypers_max = CUDA_GROUPS_MAX,
-};
 
 /* Launch with enough blocks for `tiles`; args: the kernel's one parameter. */
 static int launch(struct cuda_kern *k, enum cuda_fn fn, uint64_t tiles, void *args)
@@ -79,7 +73,7 @@ static int find_side(struct cuda_kern *k, const void *p, bool *ret_on_device)
 
 static int fill_launch(struct cuda_kern *k, struct cuda_part *p)
 {
-    const struct kern_fill *a = &p->op->u.fill;
+    const struct kern_fill *a = &p->op->work.op.fill;
     struct cuda_fill args = {
         .out = a->out,
         .elems = a->elems,
@@ -90,18 +84,6 @@ static int fill_launch(struct cuda_kern *k, struct cuda_part *p)
         .b = a->b,
     };
     return launch(k, CUDA_FILL, tiles_of(a->elems), &args);
-}
-
-static int cuda_fill(struct kern *k, const struct kern_fill *a, struct kern_done *done,
-                     struct shd_err *e)
-{
-    const int r = check_fill(a, e);
-    if (r != SHD_OK)
-        return r;
-    const struct cuda_op op = {
-        .launch = fill_launch, .u.fill = *a, .count = a->elems, .done = done
-    };
-    return cuda_queue_push(cuda_kern_of(k), &op, e);
 }
 
 /* -- Sums of squares -------------------------------------------------------------------------- */
@@ -116,7 +98,7 @@ static int add_sums(struct cuda_kern *k, struct cuda_part *p)
 {
     (void)k;
     const double *sums = p->host;
-    struct kern_sum *to = p->op->sum;
+    struct kern_sum *to = p->op->work.sum;
     for (uint64_t i = 0; to != NULL && i < p->count / SHD_BLOCK_ELEMS; i++) {
         if (isfinite(sums[i]))
             fixsum_add(&to->sum, sums[i]);
@@ -128,7 +110,7 @@ static int add_sums(struct cuda_kern *k, struct cuda_part *p)
 
 static int sumsq_launch(struct cuda_kern *k, struct cuda_part *p)
 {
-    const struct kern_sumsq *a = &p->op->u.sumsq;
+    const struct kern_sumsq *a = &p->op->work.op.sumsq;
     p->count = p->count < SUM_ELEMS_MAX ? p->count : SUM_ELEMS_MAX;
     struct cuda_sumsq args = {
         .x = a->x + p->first,
@@ -137,23 +119,6 @@ static int sumsq_launch(struct cuda_kern *k, struct cuda_part *p)
     };
     const int r = launch(k, CUDA_SUMSQ, tiles_of(p->count), &args);
     return r == SHD_OK ? fetch_sums(k, p, p->device) : r;
-}
-
-static int cuda_sumsq(struct kern *k, const struct kern_sumsq *a, struct kern_done *done,
-                      struct shd_err *e)
-{
-    const int r = check_sumsq(a, &rules, e);
-    if (r != SHD_OK)
-        return r;
-    const struct cuda_op op = {
-        .launch = sumsq_launch,
-        .finish = add_sums,
-        .u.sumsq = *a,
-        .count = a->elems,
-        .sum = a->sum,
-        .done = done,
-    };
-    return cuda_queue_push(cuda_kern_of(k), &op, e);
 }
 
 /* -- Slices with a trail ---------------------------------------------------------------------- */
@@ -183,20 +148,12 @@ static int begin_trail(struct cuda_kern *k, const struct kern_trail *t, const st
     return launch(k, CUDA_TRAIL_BEGIN, 1, &args);
 }
 
-static void set_trail(struct cuda_op *op, const struct kern_trail *t)
-{
-    if (t->area == NULL)
-        return;
-    op->done_word = t->done;
-    op->done_value = t->done_value;
-}
-
 /* The part's gradient, on the device: where it is, or, from the host (a spilled one), in the part's
  * staging memory. Behind that is *sums. */
 static int stage_grad(struct cuda_kern *k, struct cuda_part *p, const void **ret_grad,
                       CUdeviceptr *sums)
 {
-    const struct kern_accumulate *a = &p->op->u.accumulate;
+    const struct kern_accumulate *a = &p->op->work.op.accumulate;
     const uint64_t elem_bytes = dtype_bytes(a->grad_dtype);
     const void *grad = (const uint8_t *)a->grad + p->first * elem_bytes;
     bool here = false;
@@ -212,7 +169,7 @@ static int stage_grad(struct cuda_kern *k, struct cuda_part *p, const void **ret
 
 static int accumulate_launch(struct cuda_kern *k, struct cuda_part *p)
 {
-    const struct kern_accumulate *a = &p->op->u.accumulate;
+    const struct kern_accumulate *a = &p->op->work.op.accumulate;
     CUdeviceptr sums = p->device;
     const void *grad;
     if (a->sum != NULL)
@@ -232,24 +189,6 @@ static int accumulate_launch(struct cuda_kern *k, struct cuda_part *p)
     if (r == SHD_OK)
         r = launch(k, CUDA_ACCUMULATE, tiles_of(p->count), &args);
     return r == SHD_OK && a->sum != NULL ? fetch_sums(k, p, sums) : r;
-}
-
-static int cuda_accumulate(struct kern *k, const struct kern_accumulate *a, struct kern_done *done,
-                           struct shd_err *e)
-{
-    const int r = check_accumulate(a, &rules, e);
-    if (r != SHD_OK)
-        return r;
-    struct cuda_op op = {
-        .launch = accumulate_launch,
-        .finish = add_sums,
-        .u.accumulate = *a,
-        .count = a->elems,
-        .sum = a->sum,
-        .done = done,
-    };
-    set_trail(&op, &a->trail);
-    return cuda_queue_push(cuda_kern_of(k), &op, e);
 }
 
 /* Runs of the part that begins at p->first, counted from there, into its staging memory; p->count
@@ -291,7 +230,7 @@ static const enum cuda_fn update_fns[] = {
 
 static int update_launch(struct cuda_kern *k, struct cuda_part *p)
 {
-    const struct kern_update *a = &p->op->u.update;
+    const struct kern_update *a = &p->op->work.op.update;
     const uint32_t runs = pack_runs(a, p);
     if (runs == 0)
         return SHD_OK;
@@ -312,22 +251,6 @@ static int update_launch(struct cuda_kern *k, struct cuda_part *p)
     if (r == SHD_OK)
         r = begin_trail(k, &a->trail, p, &args.trail);
     return r == SHD_OK ? launch(k, update_fns[a->kind], tiles_of(p->count), &args) : r;
-}
-
-static int cuda_update(struct kern *k, const struct kern_update *a, struct kern_done *done,
-                       struct shd_err *e)
-{
-    const int r = check_update(a, &rules, e);
-    if (r != SHD_OK)
-        return r;
-    struct cuda_op op = {
-        .launch = update_launch,
-        .u.update = *a,
-        .count = a->elems,
-        .done = done,
-    };
-    set_trail(&op, &a->trail);
-    return cuda_queue_push(cuda_kern_of(k), &op, e);
 }
 
 /* -- With an end on the host: copy, cast and hash ------------------------------------------------
@@ -353,7 +276,7 @@ static int launch_cast(struct cuda_kern *k, void *out, enum shd_dtype out_dtype,
 /* One piece, through staging memory on the sides that are the host's. */
 static int cast_piece(struct cuda_kern *k, struct cuda_part *p, bool out_here, bool in_here)
 {
-    const struct kern_cast *a = &p->op->u.cast;
+    const struct kern_cast *a = &p->op->work.op.cast;
     const uint64_t out_bytes = dtype_bytes(a->out_dtype);
     p->count = p->count < CAST_ELEMS ? p->count : CAST_ELEMS;
     uint8_t *out = (uint8_t *)a->out + p->first * out_bytes;
@@ -372,7 +295,7 @@ static int cast_piece(struct cuda_kern *k, struct cuda_part *p, bool out_here, b
 
 static int cast_launch(struct cuda_kern *k, struct cuda_part *p)
 {
-    const struct kern_cast *a = &p->op->u.cast;
+    const struct kern_cast *a = &p->op->work.op.cast;
     bool out_here = false, in_here = false;
     int r = find_side(k, a->out, &out_here);
     if (r == SHD_OK)
@@ -386,42 +309,25 @@ static int cast_launch(struct cuda_kern *k, struct cuda_part *p)
     return cast_piece(k, p, out_here, in_here);
 }
 
-static int cuda_cast(struct kern *k, const struct kern_cast *a, struct kern_done *done,
-                     struct shd_err *e)
-{
-    const int r = check_cast(a, e);
-    if (r != SHD_OK)
-        return r;
-    const struct cuda_op op = {
-        .launch = cast_launch, .u.cast = *a, .count = a->elems, .done = done
-    };
-    return cuda_queue_push(cuda_kern_of(k), &op, e);
-}
-
-/* First element of a leaf, or behind the last one. */
-static uint64_t leaf_first(const struct kern_hash *a, uint64_t leaf)
-{
-    const uint64_t first = leaf == 0 ? 0 : a->head_elems + (leaf - 1) * SHD_BLOCK_ELEMS;
-    return first < a->elems ? first : a->elems;
-}
-
 /* Leaves of an array of the host are all one part. */
 static int hash_launch(struct cuda_kern *k, struct cuda_part *p)
 {
-    const struct kern_hash *a = &p->op->u.hash;
+    const struct kern_hash *a = &p->op->work.op.hash;
     const int r = find_side(k, a->x, &p->staged);
     if (r != SHD_OK || !p->staged)
         return r;
     p->count = p->count < HASH_LEAVES ? p->count : HASH_LEAVES;
-    const uint64_t first = leaf_first(a, p->first), end = leaf_first(a, p->first + p->count);
+    const uint64_t first = hash_leaf_first(a, p->first),
+                   end = hash_leaf_first(a, p->first + p->count);
     return copy_async(k, cuda_address(p->host), cuda_address(a->x + first),
                       (end - first) * sizeof(float));
 }
 
 static int hash_finish(struct cuda_kern *k, struct cuda_part *p)
 {
-    const struct kern_hash *a = &p->op->u.hash;
-    const uint64_t first = leaf_first(a, p->first), end = leaf_first(a, p->first + p->count);
+    const struct kern_hash *a = &p->op->work.op.hash;
+    const uint64_t first = hash_leaf_first(a, p->first),
+                   end = hash_leaf_first(a, p->first + p->count);
     const struct kern_hash piece = {
         .x = p->staged ? (const float *)p->host : a->x + first,
         .elems = end - first,
@@ -430,54 +336,42 @@ static int hash_finish(struct cuda_kern *k, struct cuda_part *p)
     };
     struct kern_waiter w;
     kern_waiter_init(&w);
-    const int r = k->host->ops->hash(k->host, &piece, &w.done, NULL);
+    const int r = kern_hash(k->host, &piece, &w.done, NULL);
     return r == SHD_OK ? kern_wait(&w) : r;
-}
-
-static int cuda_hash(struct kern *k, const struct kern_hash *a, struct kern_done *done,
-                     struct shd_err *e)
-{
-    const int r = check_hash(a, e);
-    if (r != SHD_OK)
-        return r;
-    const struct cuda_op op = {
-        .launch = hash_launch,
-        .finish = hash_finish,
-        .u.hash = *a,
-        .count = kern_hash_leaves(a->head_elems, a->elems),
-        .done = done,
-    };
-    return cuda_queue_push(cuda_kern_of(k), &op, e);
 }
 
 static int copy_launch(struct cuda_kern *k, struct cuda_part *p)
 {
-    const struct kern_copy *a = &p->op->u.copy;
+    const struct kern_copy *a = &p->op->work.op.copy;
     return copy_async(k, cuda_address(a->to), cuda_address(a->from), p->count);
 }
 
-static int cuda_copy(struct kern *k, const struct kern_copy *a, struct kern_done *done,
-                     struct shd_err *e)
+static int cuda_submit(struct kern *k, const struct kern_op *op, struct kern_done *done,
+                       struct shd_err *e)
 {
-    const int r = check_copy(a, e);
+    static const struct work_rules rules = { .slice_align = 16, .hypers_max = CUDA_GROUPS_MAX };
+    static const struct cuda_op kinds[KERN_OP_KINDS] = {
+        [KERN_FILL] = { .launch = fill_launch },
+        [KERN_CAST] = { .launch = cast_launch },
+        [KERN_ACCUMULATE] = { .launch = accumulate_launch, .finish = add_sums },
+        [KERN_SUMSQ] = { .launch = sumsq_launch, .finish = add_sums },
+        [KERN_UPDATE] = { .launch = update_launch },
+        [KERN_HASH] = { .launch = hash_launch, .finish = hash_finish },
+        [KERN_COPY] = { .launch = copy_launch },
+    };
+    struct work work;
+    const int r = work_init(&work, op, &rules, done, e);
     if (r != SHD_OK)
         return r;
-    const struct cuda_op op = {
-        .launch = copy_launch, .u.copy = *a, .count = a->bytes, .done = done
-    };
-    return cuda_queue_push(cuda_kern_of(k), &op, e);
+    struct cuda_op queued = kinds[op->kind];
+    queued.work = work;
+    return cuda_queue_push(cuda_kern_of(k), &queued, e);
 }
 
 /* UUID and free are the device's: cuda.c sets them. */
 const struct kern_ops cuda_ops = {
     .name = "cuda",
-    .fill = cuda_fill,
-    .cast = cuda_cast,
-    .accumulate = cuda_accumulate,
-    .sumsq = cuda_sumsq,
-    .update = cuda_update,
-    .hash = cuda_hash,
-    .copy = cuda_copy,
+    .submit = cuda_submit,
     .place = SEGMENT_CUDA,
     .segment_new = cuda_segment_new,
     .segment_map = cuda_segment_map,

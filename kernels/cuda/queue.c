@@ -16,7 +16,6 @@
 
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
-#include "proto/base/failpoint.h"
 
 #define QUERY_SPINS    16u
 #define QUERY_PAUSES   64u
@@ -43,16 +42,16 @@ static void launch_part(struct cuda_kern *k)
     struct cuda_part *p = &k->parts[k->parts_begun++ % CUDA_FLIGHT];
     p->op = op;
     p->first = op->launched;
-    p->count = op->count - op->launched;
+    p->count = op->work.count - op->launched;
     p->waits = p->staged = false;
     p->status = atomic_load(&k->broken) ? SHD_EIO : SHD_OK;
     if (p->status == SHD_OK && p->count > 0) {
         p->status = op->launch(k, p);
-        CHECK(p->status != SHD_OK || (p->count > 0 && p->count <= op->count - op->launched));
+        CHECK(p->status != SHD_OK || (p->count > 0 && p->count <= op->work.count - op->launched));
         record_event(k, p);
     }
     op->launched += p->count;
-    p->last = p->status != SHD_OK || op->launched == op->count;
+    p->last = p->status != SHD_OK || op->launched == op->work.count;
     if (p->last)
         k->next_op++;
 }
@@ -78,17 +77,11 @@ static bool part_reached(struct cuda_kern *k, struct cuda_part *p)
 /* The op's last part is done: report. Its slot may be used again before done is called. */
 static void op_end(struct cuda_kern *k, struct cuda_op *op)
 {
-    if (op->sum != NULL)
-        fixsum_carry(&op->sum->sum); /* equal sums are then equal bytes */
     const int status = op->status == SHD_OK      ? SHD_OK
                        : atomic_load(&k->broken) ? SHD_EIO
                                                  : op->status;
-    if (status == SHD_OK && op->done_word != NULL) {
-        FAIL_POINT("kern:done:before");
-        atomic_store_explicit(op->done_word, op->done_value, memory_order_release);
-        FAIL_POINT("kern:done:after");
-    }
-    struct kern_done *done = op->done;
+    work_end(&op->work, status);
+    struct kern_done *done = op->work.done;
     pthread_mutex_lock(&k->lock);
     k->popped++;
     pthread_mutex_unlock(&k->lock);

@@ -254,7 +254,7 @@ static void hand_copy(struct hand *h, void *to, const void *from, uint64_t bytes
     struct kern_waiter w;
     struct shd_err e;
     kern_waiter_init(&w);
-    if (h->kern->ops->copy(h->kern, &copy, &w.done, &e) != SHD_OK || kern_wait(&w) != SHD_OK)
+    if (kern_copy(h->kern, &copy, &w.done, &e) != SHD_OK || kern_wait(&w) != SHD_OK)
         HAND_DIE("copy of %" PRIu64 " bytes", bytes);
 }
 

@@ -51,7 +51,7 @@ static void copy(struct kern *cuda, void *to, const void *from, uint64_t bytes)
 {
     struct kern_waiter w;
     kern_waiter_init(&w);
-    CHECK(cuda->ops->copy(cuda, &(struct kern_copy){ to, from, bytes }, &w.done, NULL) == SHD_OK);
+    CHECK(kern_copy(cuda, &(struct kern_copy){ to, from, bytes }, &w.done, NULL) == SHD_OK);
     CHECK(kern_wait(&w) == SHD_OK);
 }
 
@@ -104,75 +104,71 @@ static int finish(struct call *c, int r, struct kern_done *done)
     return r;
 }
 
-static int mirror_fill(struct kern *k, const struct kern_fill *a, struct kern_done *done,
-                       struct shd_err *e)
+/* A gradient is the device's and the host's in turn. */
+static void mirror_accumulate(struct call *c, struct kern_accumulate *a)
 {
-    struct call c = call_of(k);
-    struct kern_fill there = *a;
-    there.out = mirrored(&c, a->out, a->elems * 4, true);
-    return finish(&c, c.cuda->ops->fill(c.cuda, &there, &c.waiter.done, e), done);
+    static unsigned way;
+    a->acc = mirrored(c, a->acc, a->elems * 4, false);
+    if (way++ % 2 == 0 || (uintptr_t)a->grad % 16 != 0)
+        a->grad = mirrored(c, a->grad, a->elems * dtype_bytes(a->grad_dtype), false);
 }
 
 /* The four ways take turns: both sides on the device, either, neither. */
-static int mirror_cast(struct kern *k, const struct kern_cast *a, struct kern_done *done,
-                       struct shd_err *e)
+static void mirror_cast(struct call *c, struct kern_cast *a)
 {
     static unsigned way;
-    struct call c = call_of(k);
-    struct kern_cast there = *a;
     if ((way & 1) == 0)
-        there.out = mirrored(&c, a->out, a->elems * dtype_bytes(a->out_dtype), true);
+        a->out = mirrored(c, a->out, a->elems * dtype_bytes(a->out_dtype), true);
     if ((way & 2) == 0)
-        there.in = mirrored(&c, a->in, a->elems * 4, true);
+        a->in = mirrored(c, a->in, a->elems * 4, true);
     way++;
-    return finish(&c, c.cuda->ops->cast(c.cuda, &there, &c.waiter.done, e), done);
 }
 
-/* Of a gradient of the device's and of the host's in turn. */
-static int mirror_accumulate(struct kern *k, const struct kern_accumulate *a,
-                             struct kern_done *done, struct shd_err *e)
+/* An array is the host's and the device's in turn. */
+static void mirror_hash(struct call *c, struct kern_hash *a)
 {
     static unsigned way;
-    struct call c = call_of(k);
-    struct kern_accumulate there = *a;
-    there.acc = mirrored(&c, a->acc, a->elems * 4, false);
-    if (way++ % 2 == 0 || (uintptr_t)a->grad % 16 != 0)
-        there.grad = mirrored(&c, a->grad, a->elems * dtype_bytes(a->grad_dtype), false);
-    return finish(&c, c.cuda->ops->accumulate(c.cuda, &there, &c.waiter.done, e), done);
+    if (way++ % 2 == 0)
+        a->x = mirrored(c, a->x, a->elems * 4, true);
 }
 
-static int mirror_sumsq(struct kern *k, const struct kern_sumsq *a, struct kern_done *done,
-                        struct shd_err *e)
+static void mirror_update(struct call *c, struct kern_update *a)
 {
-    struct call c = call_of(k);
-    struct kern_sumsq there = *a;
-    there.x = mirrored(&c, a->x, a->elems * 4, false);
-    return finish(&c, c.cuda->ops->sumsq(c.cuda, &there, &c.waiter.done, e), done);
+    a->param = mirrored(c, a->param, a->elems * 4, false);
+    a->m = mirrored(c, a->m, a->elems * 4, false);
+    a->v = mirrored(c, a->v, a->elems * 4, false);
+    a->grad = mirrored(c, a->grad, a->elems * 4, false);
+    a->publish = mirrored(c, a->publish, a->elems * dtype_bytes(a->publish_dtype), false);
 }
 
-static int mirror_update(struct kern *k, const struct kern_update *a, struct kern_done *done,
+static int mirror_submit(struct kern *k, const struct kern_op *op, struct kern_done *done,
                          struct shd_err *e)
 {
     struct call c = call_of(k);
-    struct kern_update there = *a;
-    there.param = mirrored(&c, a->param, a->elems * 4, false);
-    there.m = mirrored(&c, a->m, a->elems * 4, false);
-    there.v = mirrored(&c, a->v, a->elems * 4, false);
-    there.grad = mirrored(&c, a->grad, a->elems * 4, false);
-    there.publish = mirrored(&c, a->publish, a->elems * dtype_bytes(a->publish_dtype), false);
-    return finish(&c, c.cuda->ops->update(c.cuda, &there, &c.waiter.done, e), done);
-}
-
-/* Of the host's array and of the device's in turn. */
-static int mirror_hash(struct kern *k, const struct kern_hash *a, struct kern_done *done,
-                       struct shd_err *e)
-{
-    static unsigned way;
-    struct call c = call_of(k);
-    struct kern_hash there = *a;
-    if (way++ % 2 == 0)
-        there.x = mirrored(&c, a->x, a->elems * 4, true);
-    return finish(&c, c.cuda->ops->hash(c.cuda, &there, &c.waiter.done, e), done);
+    struct kern_op there = *op;
+    switch (op->kind) {
+    case KERN_FILL:
+        there.fill.out = mirrored(&c, op->fill.out, op->fill.elems * 4, true);
+        break;
+    case KERN_CAST:
+        mirror_cast(&c, &there.cast);
+        break;
+    case KERN_ACCUMULATE:
+        mirror_accumulate(&c, &there.accumulate);
+        break;
+    case KERN_SUMSQ:
+        there.sumsq.x = mirrored(&c, op->sumsq.x, op->sumsq.elems * 4, false);
+        break;
+    case KERN_UPDATE:
+        mirror_update(&c, &there.update);
+        break;
+    case KERN_HASH:
+        mirror_hash(&c, &there.hash);
+        break;
+    default: /* a copy takes addresses of either side */
+        break;
+    }
+    return finish(&c, c.cuda->ops->submit(c.cuda, &there, &c.waiter.done, e), done);
 }
 
 static void mirror_free(struct kern *k)
@@ -193,12 +189,7 @@ struct kern *device_extra_new(void)
         exit(1);
     }
     m->ops = *m->cuda->ops;
-    m->ops.fill = mirror_fill;
-    m->ops.cast = mirror_cast;
-    m->ops.accumulate = mirror_accumulate;
-    m->ops.sumsq = mirror_sumsq;
-    m->ops.update = mirror_update;
-    m->ops.hash = mirror_hash;
+    m->ops.submit = mirror_submit;
     m->ops.free = mirror_free;
     m->base.ops = &m->ops;
     return &m->base;

@@ -89,14 +89,14 @@ static void make_memory(struct pass *p)
     p->pinned = good(p, k->ops->pin(k, host, sizeof host, false, &e), &e);
 }
 
-#define QUEUE(op, ...)                                                                       \
-    do {                                                                                     \
-        struct shd_err queue_err = { 0 };                                                    \
-        CHECK(p->queued < OPS);                                                              \
-        p->ops[p->queued].done.fn = counted_done;                                            \
-        if (good(p, p->k->ops->op(p->k, (__VA_ARGS__), &p->ops[p->queued].done, &queue_err), \
-                 &queue_err))                                                                \
-            p->queued++;                                                                     \
+#define QUEUE(op, ...)                                                                   \
+    do {                                                                                 \
+        struct shd_err queue_err = { 0 };                                                \
+        CHECK(p->queued < OPS);                                                          \
+        p->ops[p->queued].done.fn = counted_done;                                        \
+        if (good(p, kern_##op(p->k, (__VA_ARGS__), &p->ops[p->queued].done, &queue_err), \
+                 &queue_err))                                                            \
+            p->queued++;                                                                 \
     } while (0)
 
 static const struct kern_run runs[] = { { 0, ELEMS, 0 } };
@@ -180,7 +180,7 @@ static uint32_t run_pass(struct pass *p)
     if (p->queued > 0) { /* the last one waits for all */
         struct kern_waiter w;
         kern_waiter_init(&w);
-        if (good(p, p->k->ops->copy(p->k, &(struct kern_copy){ 0 }, &w.done, &e), &e))
+        if (good(p, kern_copy(p->k, &(struct kern_copy){ 0 }, &w.done, &e), &e))
             kern_wait(&w);
     }
     if (p->errors == 0 && p->state.base != NULL)
@@ -290,11 +290,11 @@ TEST(after_a_sticky_error_everything_fails_and_says_why)
     shim.fail("copy@5:719");
     for (int i = 0; i < 20; i++) {
         ops[i].done.fn = counted_done;
-        EXPECT_OK(k->ops->copy(k, &(struct kern_copy){ &to[i], &from, 8 }, &ops[i].done, &e), &e);
+        EXPECT_OK(kern_copy(k, &(struct kern_copy){ &to[i], &from, 8 }, &ops[i].done, &e), &e);
     }
     struct kern_waiter w;
     kern_waiter_init(&w);
-    EXPECT_OK(k->ops->copy(k, &(struct kern_copy){ &to[0], &from, 8 }, &w.done, &e), &e);
+    EXPECT_OK(kern_copy(k, &(struct kern_copy){ &to[0], &from, 8 }, &w.done, &e), &e);
     EXPECT_STATUS(kern_wait(&w), SHD_EIO);
     for (int i = 0; i < 20; i++) {
         EXPECT_EQ(ops[i].fired, 1);
@@ -332,7 +332,7 @@ TEST(an_operation_that_failed_says_of_what)
         kern_waiter_init(&w);
         shim.fail(cases[i].fail);
         const struct kern_fill zeros = { x, 16, 0, 0, KERN_FILL_CONST, 0, 0 };
-        EXPECT_OK(k->ops->fill(k, &zeros, &w.done, &e), &e);
+        EXPECT_OK(kern_fill(k, &zeros, &w.done, &e), &e);
         EXPECT_STATUS(kern_wait(&w), SHD_EIO);
         EXPECT_STATUS(kern_explain(k, SHD_EIO, &e, "a fill"), SHD_EIO);
         EXPECT_HAS(e.text, "a fill failed: ");

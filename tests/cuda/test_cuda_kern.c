@@ -61,9 +61,9 @@ TEST(ops_run_in_queueing_order_and_report_once)
     for (uint32_t i = 0; i < OPS; i++) {
         records[2 * i].done.fn = records[2 * i + 1].done.fn = record_done;
         const struct kern_fill f = { x, ELEMS, 0, 0, KERN_FILL_CONST, (float)i, 0 };
-        EXPECT_OK(k->ops->fill(k, &f, &records[2 * i].done, &e), &e);
+        EXPECT_OK(kern_fill(k, &f, &records[2 * i].done, &e), &e);
         const struct kern_copy c = { out[i], x + ELEMS - 16, sizeof out[i] };
-        EXPECT_OK(k->ops->copy(k, &c, &records[2 * i + 1].done, &e), &e);
+        EXPECT_OK(kern_copy(k, &c, &records[2 * i + 1].done, &e), &e);
     }
     EXPECT_RUNS(copy, k, (&(struct kern_copy){ 0 })); /* of nothing: behind all of them */
     for (uint32_t i = 0; i < 2 * OPS; i++)
@@ -101,15 +101,15 @@ TEST(one_op_more_than_the_queue_holds_is_busy)
     uint8_t from[8] = { 1 }, to[8];
     const struct kern_copy a = { to, from, 8 };
     struct shd_err e = { 0 };
-    EXPECT_OK(k->ops->copy(k, &a, &b.done, &e), &e);
+    EXPECT_OK(kern_copy(k, &a, &b.done, &e), &e);
     while (sem_wait(&b.reached) != 0)
         ;
     for (uint32_t i = 0; i < KERN_QUEUE_MAX; i++) {
         records[i].done.fn = record_done;
-        EXPECT_OK(k->ops->copy(k, &a, &records[i].done, &e), &e);
+        EXPECT_OK(kern_copy(k, &a, &records[i].done, &e), &e);
     }
     struct record refused = { .done = { record_done } };
-    EXPECT_STATUS(k->ops->copy(k, &a, &refused.done, &e), SHD_EBUSY);
+    EXPECT_STATUS(kern_copy(k, &a, &refused.done, &e), SHD_EBUSY);
     EXPECT_HAS(e.text, "1024");
     sem_post(&b.go_on);
     k->ops->free(k);
@@ -130,7 +130,7 @@ TEST(free_waits_for_work_that_is_slow)
     shim.delay(2000);
     for (uint32_t i = 0; i + 1 < 40; i++) {
         const struct kern_copy a = { &words[i + 1], &words[i], sizeof words[0] };
-        EXPECT_OK(k->ops->copy(k, &a, NULL, &e), &e);
+        EXPECT_OK(kern_copy(k, &a, NULL, &e), &e);
     }
     k->ops->free(k);
     shim.delay(0);
@@ -156,9 +156,8 @@ static void *submitter_main(void *arg)
         const float sent = (float)i;
         float *x = k->ops->alloc(k, 64);
         kern_waiter_init(&w);
-        if (x == NULL ||
-            k->ops->copy(k, &(struct kern_copy){ x + 2, &sent, 4 }, NULL, &e) != SHD_OK ||
-            k->ops->copy(k, &(struct kern_copy){ &got, x + 2, 4 }, &w.done, &e) != SHD_OK ||
+        if (x == NULL || kern_copy(k, &(struct kern_copy){ x + 2, &sent, 4 }, NULL, &e) != SHD_OK ||
+            kern_copy(k, &(struct kern_copy){ &got, x + 2, 4 }, &w.done, &e) != SHD_OK ||
             kern_wait(&w) != SHD_OK || !same_float(got, sent))
             s->wrong++;
         k->ops->release(k, x, 64);

@@ -24,12 +24,12 @@ struct marks {
     uint16_t publish[ELEMS];
 };
 
-#define MUST_RUN(op, ...)                                            \
-    do {                                                             \
-        struct kern_waiter run_waiter;                               \
-        kern_waiter_init(&run_waiter);                               \
-        MUST_OK(k->ops->op(k, (__VA_ARGS__), &run_waiter.done, &e)); \
-        MUST(kern_wait(&run_waiter) == SHD_OK);                      \
+#define MUST_RUN(op, ...)                                           \
+    do {                                                            \
+        struct kern_waiter run_waiter;                              \
+        kern_waiter_init(&run_waiter);                              \
+        MUST_OK(kern_##op(k, (__VA_ARGS__), &run_waiter.done, &e)); \
+        MUST(kern_wait(&run_waiter) == SHD_OK);                     \
     } while (0)
 
 /* Segment and publish of a life, and where things are in it. */
@@ -154,7 +154,7 @@ static void look(struct kern *k, int side)
         MUST(got[i] == i * 7);
     struct kern_waiter w;
     kern_waiter_init(&w);
-    MUST_OK(k->ops->copy(k, &(struct kern_copy){ s.base, got, 8 }, &w.done, &e));
+    MUST_OK(kern_copy(k, &(struct kern_copy){ s.base, got, 8 }, &w.done, &e));
     MUST(kern_wait(&w) == SHD_EIO);
     free(got);
     k->ops->segment_close(k, &s);

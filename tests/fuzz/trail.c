@@ -163,8 +163,8 @@ static void resume(struct kern *k, struct state *s, uint8_t what)
     struct shd_err e = { 0 };
     CHECK(grad != NULL);
     kern_waiter_init(&waiter);
-    const int r = (what & 1) != 0 ? k->ops->update(k, &update, &waiter.done, &e)
-                                  : k->ops->accumulate(k, &acc, &waiter.done, &e);
+    const int r = (what & 1) != 0 ? kern_update(k, &update, &waiter.done, &e)
+                                  : kern_accumulate(k, &acc, &waiter.done, &e);
     CHECK(r == SHD_OK);
     const int done = kern_wait(&waiter);
     CHECK(done == SHD_OK || done == SHD_ESEGMENT);

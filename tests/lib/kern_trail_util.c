@@ -92,7 +92,7 @@ static int queue_accumulate(struct kern *k, const struct world *w, const struct 
     if (trail)
         a.trail = trail_of(w, op, 0);
     struct shd_err e = { 0 };
-    return k->ops->accumulate(k, &a, done, &e);
+    return kern_accumulate(k, &a, done, &e);
 }
 
 static int queue_update(struct kern *k, const struct world *w, struct inputs *in, uint64_t op,
@@ -118,7 +118,7 @@ static int queue_update(struct kern *k, const struct world *w, struct inputs *in
     if (trail)
         a.trail = trail_of(w, op, CHUNKS);
     struct shd_err e = { 0 };
-    return k->ops->update(k, &a, done, &e);
+    return kern_update(k, &a, done, &e);
 }
 
 int script_run(struct kern *k, const struct world *w, struct inputs *in, uint64_t op, bool trail,

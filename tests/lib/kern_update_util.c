@@ -49,7 +49,7 @@ void state_update(struct kern *k, enum spec_optimizer o, struct state *s,
     struct kern_waiter w;
     struct shd_err e = { 0 };
     kern_waiter_init(&w);
-    EXPECT_OK(k->ops->update(k, &a, &w.done, &e), &e);
+    EXPECT_OK(kern_update(k, &a, &w.done, &e), &e);
     EXPECT_STATUS(kern_wait(&w), SHD_OK);
 }
 

@@ -23,16 +23,16 @@ const char *const *device_names(void);
 void devices_each(void (*fn)(struct kern *k, const char *label, void *arg), void *arg);
 
 /* EXPECT_RUNS(fill, k, &args): queue, wait, both must succeed. */
-#define EXPECT_RUNS(op, k, args)                                                    \
-    do {                                                                            \
-        struct kern_waiter run_waiter;                                              \
-        struct shd_err run_err = { 0 };                                             \
-        kern_waiter_init(&run_waiter);                                              \
-        EXPECT_OK((k)->ops->op((k), (args), &run_waiter.done, &run_err), &run_err); \
-        const int run_status = kern_wait(&run_waiter);                              \
-        if (run_status != SHD_OK)                                                   \
-            kern_explain((k), run_status, &run_err, #op);                           \
-        EXPECT_OK(run_status, &run_err);                                            \
+#define EXPECT_RUNS(op, k, args)                                                 \
+    do {                                                                         \
+        struct kern_waiter run_waiter;                                           \
+        struct shd_err run_err = { 0 };                                          \
+        kern_waiter_init(&run_waiter);                                           \
+        EXPECT_OK(kern_##op((k), (args), &run_waiter.done, &run_err), &run_err); \
+        const int run_status = kern_wait(&run_waiter);                           \
+        if (run_status != SHD_OK)                                                \
+            kern_explain((k), run_status, &run_err, #op);                        \
+        EXPECT_OK(run_status, &run_err);                                         \
     } while (0)
 
 /* A done that writes down when it fired. */

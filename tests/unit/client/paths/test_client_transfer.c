@@ -179,15 +179,15 @@ static struct {
     int status; /* of queueing */
 } gpu = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-static int gpu_copy(struct kern *k, const struct kern_copy *a, struct kern_done *done,
-                    struct shd_err *e)
+static int gpu_submit(struct kern *k, const struct kern_op *op, struct kern_done *done,
+                      struct shd_err *e)
 {
-    CHECK(k == &gpu.kern);
+    CHECK(k == &gpu.kern && op->kind == KERN_COPY);
     pthread_mutex_lock(&gpu.lock);
     const int r = gpu.status == SHD_OK ? SHD_OK : err_set(e, gpu.status, "no copies today");
     CHECK(gpu.count < OWNERS);
     if (r == SHD_OK) {
-        gpu.copies[gpu.count] = *a;
+        gpu.copies[gpu.count] = op->copy;
         gpu.done[gpu.count++] = done;
     }
     pthread_mutex_unlock(&gpu.lock);
@@ -231,7 +231,7 @@ static bool gpu_failed(struct kern *k, struct shd_err *ret_why)
 static void reset_gpu(void)
 {
     static struct kern_ops ops;
-    ops = (struct kern_ops){ .copy = gpu_copy, .failed = gpu_failed };
+    ops = (struct kern_ops){ .submit = gpu_submit, .failed = gpu_failed };
     gpu.kern.ops = &ops;
     gpu.count = 0;
     gpu.status = SHD_OK;

@@ -187,14 +187,14 @@ static int queue_accumulate(struct rig *rig, struct work *work)
         .sum = a->last ? &work->sum : NULL,
         .trail = rig_trail(rig, a),
     };
-    return rig->k->ops->accumulate(rig->k, &args, &work->done, &rig->e);
+    return kern_accumulate(rig->k, &args, &work->done, &rig->e);
 }
 
 static int queue_sum(struct rig *rig, struct work *work)
 {
     const struct kern_sumsq args = { rig_array(rig, ACC, work->action.unit), UNIT_ELEMS,
                                      &work->sum };
-    return rig->k->ops->sumsq(rig->k, &args, &work->done, &rig->e);
+    return kern_sumsq(rig->k, &args, &work->done, &rig->e);
 }
 
 static int queue_zero(struct rig *rig, struct work *work)
@@ -202,7 +202,7 @@ static int queue_zero(struct rig *rig, struct work *work)
     const struct kern_fill args = { .out = rig_array(rig, ACC, work->action.unit),
                                     .elems = UNIT_ELEMS,
                                     .kind = KERN_FILL_CONST };
-    return rig->k->ops->fill(rig->k, &args, &work->done, &rig->e);
+    return kern_fill(rig->k, &args, &work->done, &rig->e);
 }
 
 static int queue_apply(struct rig *rig, struct work *work)
@@ -236,7 +236,7 @@ static int queue_apply(struct rig *rig, struct work *work)
     static struct kern_hyper kept[UNITS][ARRAY_SIZE(hypers)]; /* borrowed until it is done */
     memcpy(kept[unit], hypers, sizeof hypers);
     args.hypers = kept[unit];
-    return rig->k->ops->update(rig->k, &args, &work->done, &rig->e);
+    return kern_update(rig->k, &args, &work->done, &rig->e);
 }
 
 /* As apply.c does where there is nothing to compute. */

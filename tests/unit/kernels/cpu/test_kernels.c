@@ -85,15 +85,15 @@ static void check_order(struct kern *k, const char *label, void *arg)
     struct shd_err e = { 0 };
     const struct kern_fill ones = { one, ELEMS, 0, 0, KERN_FILL_CONST, 1, 0 };
     const struct kern_fill zeros = { acc, ELEMS, 0, 0, KERN_FILL_CONST, 0, 0 };
-    EXPECT_OK(k->ops->fill(k, &ones, NULL, &e), &e);
-    EXPECT_OK(k->ops->fill(k, &zeros, NULL, &e), &e);
+    EXPECT_OK(kern_fill(k, &ones, NULL, &e), &e);
+    EXPECT_OK(kern_fill(k, &zeros, NULL, &e), &e);
     for (uint32_t i = 0; i < OPS; i++) {
         /* One more everywhere, or only in the first block. */
         const struct kern_accumulate a = {
             .acc = acc, .grad = one, .grad_dtype = SHD_F32, .elems = i % 2 == 0 ? ELEMS : BLOCK
         };
         records[i].done.fn = record_done;
-        EXPECT_OK(k->ops->accumulate(k, &a, &records[i].done, &e), &e);
+        EXPECT_OK(kern_accumulate(k, &a, &records[i].done, &e), &e);
     }
     EXPECT_RUNS(fill, k, (&(struct kern_fill){ .kind = KERN_FILL_CONST }));
     for (uint32_t i = 0; i < OPS; i++)
@@ -135,21 +135,21 @@ static void check_full(struct kern *k, const char *label, void *arg)
     float x[8];
     const struct kern_fill a = { x, 8, 0, 0, KERN_FILL_CONST, 1, 0 };
     struct shd_err e = { 0 };
-    EXPECT_OK(k->ops->fill(k, &a, &b.done, &e), &e);
+    EXPECT_OK(kern_fill(k, &a, &b.done, &e), &e);
     while (sem_wait(&b.reached) != 0)
         ;
     for (uint32_t i = 0; i < KERN_QUEUE_MAX; i++) {
         records[i].done.fn = record_done;
-        EXPECT_OK(k->ops->fill(k, &a, &records[i].done, &e), &e);
+        EXPECT_OK(kern_fill(k, &a, &records[i].done, &e), &e);
     }
     struct record refused = { .done = { record_done } };
-    EXPECT_STATUS(k->ops->fill(k, &a, &refused.done, &e), SHD_EBUSY);
+    EXPECT_STATUS(kern_fill(k, &a, &refused.done, &e), SHD_EBUSY);
     EXPECT_HAS(e.text, "1024");
     sem_post(&b.go_on);
     struct kern_waiter w;
     do {
         kern_waiter_init(&w);
-    } while (k->ops->fill(k, &a, &w.done, &e) == SHD_EBUSY);
+    } while (kern_fill(k, &a, &w.done, &e) == SHD_EBUSY);
     EXPECT_STATUS(kern_wait(&w), SHD_OK);
     for (uint32_t i = 0; i < KERN_QUEUE_MAX; i++)
         EXPECT_EQ(records[i].fired, 1);
@@ -172,7 +172,7 @@ TEST(free_waits_for_queued_work)
         struct shd_err e = { 0 };
         for (uint32_t i = 1; i <= 40; i++) {
             const struct kern_fill a = { x, ELEMS, 0, 0, KERN_FILL_CONST, (float)i, 0 };
-            EXPECT_OK(k->ops->fill(k, &a, NULL, &e), &e);
+            EXPECT_OK(kern_fill(k, &a, NULL, &e), &e);
         }
         k->ops->free(k);
         for (uint64_t i = 0; i < ELEMS; i++)
@@ -198,7 +198,7 @@ static void *submitter_main(void *arg)
         struct kern_waiter w;
         struct shd_err e;
         kern_waiter_init(&w);
-        if (s->k->ops->fill(s->k, &a, &w.done, &e) != SHD_OK || kern_wait(&w) != SHD_OK ||
+        if (kern_fill(s->k, &a, &w.done, &e) != SHD_OK || kern_wait(&w) != SHD_OK ||
             !same_float(s->x[elems - 1], (float)i))
             s->wrong++;
     }
@@ -271,15 +271,15 @@ TEST(hash_known_answer)
 /* A refused op: its status, the value named in the text, and no done. */
 #define EXPECT_REFUSED(op, args, refusal, text_part) \
     EXPECT_REFUSED_AS(#op, op, args, refusal, text_part)
-#define EXPECT_REFUSED_AS(name, op, args, refusal, text_part)                                \
-    do {                                                                                     \
-        struct record refused_record = { .done = { record_done } };                          \
-        struct shd_err refused_err = { 0 };                                                  \
-        EXPECT_STATUS(k->ops->op(k, (args), &refused_record.done, &refused_err), (refusal)); \
-        EXPECT_HAS(refused_err.text, (name));                                                \
-        EXPECT_HAS(refused_err.text, (text_part));                                           \
-        EXPECT_EQ(refused_err.code, (refusal));                                              \
-        EXPECT_EQ(refused_record.fired, 0);                                                  \
+#define EXPECT_REFUSED_AS(name, op, args, refusal, text_part)                               \
+    do {                                                                                    \
+        struct record refused_record = { .done = { record_done } };                         \
+        struct shd_err refused_err = { 0 };                                                 \
+        EXPECT_STATUS(kern_##op(k, (args), &refused_record.done, &refused_err), (refusal)); \
+        EXPECT_HAS(refused_err.text, (name));                                               \
+        EXPECT_HAS(refused_err.text, (text_part));                                          \
+        EXPECT_EQ(refused_err.code, (refusal));                                             \
+        EXPECT_EQ(refused_record.fired, 0);                                                 \
     } while (0)
 
 static float array_a[2 * BLOCK], array_b[2 * BLOCK], array_c[2 * BLOCK], array_d[2 * BLOCK];

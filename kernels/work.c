@@ -1,10 +1,11 @@
-/* See check_args.h. */
-#include "kernels/check_args.h"
+/* See work.h. */
+#include "kernels/work.h"
 
 #include <inttypes.h>
 #include <math.h>
 
 #include "proto/base/check.h"
+#include "proto/base/failpoint.h"
 #include "proto/spec/layout.h"
 
 #define TRAIL_ALIGN 128u /* of struct kern_trail_area, on every device */
@@ -36,7 +37,7 @@ static int check_array(const char *op, const char *name, const void *array, enum
 
 /* An array of a slice. */
 static int check_slice(const char *op, const char *name, const void *array, enum shd_dtype dtype,
-                       const struct check_rules *rules, struct shd_err *e)
+                       const struct work_rules *rules, struct shd_err *e)
 {
     const int r = check_array(op, name, array, dtype, e);
     if (r == SHD_OK && rules->slice_align > 0 && (uintptr_t)array % rules->slice_align != 0)
@@ -45,7 +46,7 @@ static int check_slice(const char *op, const char *name, const void *array, enum
     return r;
 }
 
-int check_fill(const struct kern_fill *a, struct shd_err *e)
+static int check_fill(const struct kern_fill *a, struct shd_err *e)
 {
     int r = check_elems("fill", a->elems, 1, e);
     if (r == SHD_OK && a->elems > 0)
@@ -71,7 +72,7 @@ int check_fill(const struct kern_fill *a, struct shd_err *e)
     return err_set(e, SHD_EINVAL, "fill: unknown kind %d", (int)a->kind);
 }
 
-int check_cast(const struct kern_cast *a, struct shd_err *e)
+static int check_cast(const struct kern_cast *a, struct shd_err *e)
 {
     int r = check_elems("cast", a->elems, 1, e);
     if (r == SHD_OK && a->elems > 0)
@@ -90,7 +91,7 @@ struct changed {
 /* A trail for arrays of elems elements in its segment; what the segment's size would tell is
  * unknown here. */
 static int check_trail(const char *op, const struct kern_trail *t, const struct changed *changed,
-                       uint64_t elems, const struct check_rules *rules, struct shd_err *e)
+                       uint64_t elems, const struct work_rules *rules, struct shd_err *e)
 {
     if (t->area == NULL)
         return SHD_OK;
@@ -115,8 +116,8 @@ static int check_trail(const char *op, const struct kern_trail *t, const struct 
     return SHD_OK;
 }
 
-int check_accumulate(const struct kern_accumulate *a, const struct check_rules *rules,
-                     struct shd_err *e)
+static int check_accumulate(const struct kern_accumulate *a, const struct work_rules *rules,
+                            struct shd_err *e)
 {
     int r = check_elems("accumulate", a->elems, SHD_BLOCK_ELEMS, e);
     if (r == SHD_OK && a->elems > 0)
@@ -129,7 +130,8 @@ int check_accumulate(const struct kern_accumulate *a, const struct check_rules *
     return r;
 }
 
-int check_sumsq(const struct kern_sumsq *a, const struct check_rules *rules, struct shd_err *e)
+static int check_sumsq(const struct kern_sumsq *a, const struct work_rules *rules,
+                       struct shd_err *e)
 {
     int r = check_elems("sumsq", a->elems, SHD_BLOCK_ELEMS, e);
     if (r == SHD_OK && a->elems > 0)
@@ -168,7 +170,7 @@ static int check_runs(const char *op, const struct kern_update *a, struct shd_er
 
 /* Everything but the hyperparameters. */
 static int check_update_arrays(const char *op, const struct kern_update *a,
-                               const struct check_rules *rules, struct shd_err *e)
+                               const struct work_rules *rules, struct shd_err *e)
 {
     const uint32_t moments = spec_optimizer_rows[a->kind].moments;
     const struct changed changed = { { a->param, a->m, a->v }, 1 + moments };
@@ -209,7 +211,8 @@ static int check_bias(const struct kern_update *a, struct shd_err *e)
     return SHD_OK;
 }
 
-int check_update(const struct kern_update *a, const struct check_rules *rules, struct shd_err *e)
+static int check_update(const struct kern_update *a, const struct work_rules *rules,
+                        struct shd_err *e)
 {
     if (a->kind < 1 || a->kind > SPEC_OPTIMIZERS)
         return err_set(e, SHD_EINVAL, "update: unknown optimizer %d", (int)a->kind);
@@ -217,7 +220,7 @@ int check_update(const struct kern_update *a, const struct check_rules *rules, s
     return r == SHD_OK && a->kind == SPEC_ADAMW ? check_bias(a, e) : r;
 }
 
-int check_hash(const struct kern_hash *a, struct shd_err *e)
+static int check_hash(const struct kern_hash *a, struct shd_err *e)
 {
     int r = check_elems("hash", a->elems, 1, e);
     if (r != SHD_OK)
@@ -233,9 +236,80 @@ int check_hash(const struct kern_hash *a, struct shd_err *e)
     return r;
 }
 
-int check_copy(const struct kern_copy *a, struct shd_err *e)
+static int check_copy(const struct kern_copy *a, struct shd_err *e)
 {
     if (a->bytes > 0 && (a->to == NULL || a->from == NULL))
         return err_set(e, SHD_EINVAL, "copy: %s is NULL", a->to == NULL ? "to" : "from");
     return SHD_OK;
+}
+
+int work_init(struct work *w, const struct kern_op *op, const struct work_rules *rules,
+              struct kern_done *done, struct shd_err *e)
+{
+    const struct kern_trail *trail = NULL;
+    struct kern_sum *sum = NULL;
+    uint64_t count = 0;
+    int r = SHD_EINVAL;
+    switch (op->kind) {
+    case KERN_FILL:
+        r = check_fill(&op->fill, e);
+        count = op->fill.elems;
+        break;
+    case KERN_CAST:
+        r = check_cast(&op->cast, e);
+        count = op->cast.elems;
+        break;
+    case KERN_ACCUMULATE:
+        r = check_accumulate(&op->accumulate, rules, e);
+        count = op->accumulate.elems;
+        sum = op->accumulate.sum;
+        trail = &op->accumulate.trail;
+        break;
+    case KERN_SUMSQ:
+        r = check_sumsq(&op->sumsq, rules, e);
+        count = op->sumsq.elems;
+        sum = op->sumsq.sum;
+        break;
+    case KERN_UPDATE:
+        r = check_update(&op->update, rules, e);
+        count = op->update.elems;
+        trail = &op->update.trail;
+        break;
+    case KERN_HASH:
+        r = check_hash(&op->hash, e);
+        count = r == SHD_OK ? kern_hash_leaves(op->hash.head_elems, op->hash.elems) : 0;
+        break;
+    case KERN_COPY:
+        r = check_copy(&op->copy, e);
+        count = op->copy.bytes;
+        break;
+    case KERN_OP_KINDS:
+        break;
+    }
+    if (r != SHD_OK)
+        return r;
+    *w = (struct work){ .op = *op, .count = count, .sum = sum, .done = done };
+    if (trail != NULL && trail->area != NULL) {
+        w->trail = true;
+        w->done_word = trail->done;
+        w->done_value = trail->done_value;
+    }
+    return SHD_OK;
+}
+
+void work_end(const struct work *w, int status)
+{
+    if (w->sum != NULL)
+        fixsum_carry(&w->sum->sum); /* equal sums are then equal bytes */
+    if (status != SHD_OK || w->done_word == NULL)
+        return;
+    FAIL_POINT("kern:done:before");
+    atomic_store_explicit(w->done_word, w->done_value, memory_order_release);
+    FAIL_POINT("kern:done:after");
+}
+
+uint64_t hash_leaf_first(const struct kern_hash *a, uint64_t leaf)
+{
+    const uint64_t first = leaf == 0 ? 0 : a->head_elems + (leaf - 1) * SHD_BLOCK_ELEMS;
+    return first < a->elems ? first : a->elems;
 }
