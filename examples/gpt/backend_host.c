@@ -4,9 +4,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "examples/gpt/fail.h"
 #include "examples/gpt/model.h"
 #include "examples/gpt/widen.h"
+#include "proto/base/status.h"
 
 struct backend_host {
     struct backend base;
@@ -136,7 +136,7 @@ int backend_host_new(const struct backend_config *config, struct backend **ret_b
             elems_max = config->layout->elems[kind];
     struct backend_host *h = calloc(1, sizeof *h);
     if (h == NULL)
-        return fail(e, SHD_ENOMEM, "no memory for the model");
+        return err_set(e, SHD_ENOMEM, "no memory for the model");
     h->base.ops = &host_ops;
     h->shape = *config->shape;
     h->layout = *config->layout;

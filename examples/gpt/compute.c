@@ -8,9 +8,9 @@
 
 #include "examples/gpt/backend_host.h"
 #include "examples/gpt/cuda/backend_cuda.h"
-#include "examples/gpt/fail.h"
 #include "examples/gpt/progress.h"
 #include "proto/base/clock.h"
+#include "proto/base/status.h"
 
 /* --device cuda:N without a session of that device ("local:"): the owners' arrays are the host's.
  */
@@ -36,17 +36,15 @@ int compute_init(struct compute *c, struct shd_err *e)
     const struct backend_config config = compute_config(c);
     const int r = o->chosen.cuda ? backend_cuda_new(&config, &c->backend, e)
                                  : backend_host_new(&config, &c->backend, e);
-    if (r == SHD_ENOMEM && !o->recompute) {
-        const struct shd_err why = *e;
-        return fail(e, r, "%s; or add --recompute: activations of one layer at a time", why.text);
-    }
+    if (r == SHD_ENOMEM && !o->recompute)
+        return err_set(e, r, "%s; or add --recompute: activations of one layer at a time", e->text);
     if (r != SHD_OK)
         return r;
     c->windows = malloc(o->batch * (o->seq + 1));
     c->forward_ns = calloc(units, sizeof *c->forward_ns);
     c->backward_ns = calloc(units, sizeof *c->backward_ns);
     if (c->windows == NULL || c->forward_ns == NULL || c->backward_ns == NULL)
-        return fail(e, SHD_ENOMEM, "no memory for a batch of %ju", (uintmax_t)o->batch);
+        return err_set(e, SHD_ENOMEM, "no memory for a batch of %ju", (uintmax_t)o->batch);
     return SHD_OK;
 }
 

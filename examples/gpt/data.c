@@ -11,8 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "examples/gpt/fail.h"
 #include "examples/gpt/rng.h"
+#include "proto/base/status.h"
 
 #define DATA_DEPTH_MAX 64
 
@@ -36,8 +36,8 @@ static int data_reserve(struct data *d, uint64_t more, const char *path, struct 
     const uint64_t capacity = d->bytes + more > doubled ? d->bytes + more : doubled;
     uint8_t *text = realloc(d->text, capacity);
     if (text == NULL)
-        return fail(e, SHD_ENOMEM, "no memory for %ju bytes of text, reading %s",
-                    (uintmax_t)capacity, path);
+        return err_set(e, SHD_ENOMEM, "no memory for %ju bytes of text, reading %s",
+                       (uintmax_t)capacity, path);
     d->text = text;
     d->capacity = capacity;
     return SHD_OK;
@@ -54,7 +54,7 @@ static int data_read(struct data *d, int fd, const char *path, struct shd_err *e
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
-            return fail_errno(e, SHD_EIO, "read %s", path);
+            return err_sys(e, SHD_EIO, "read %s", path);
         if (got == 0)
             return SHD_OK;
         d->bytes += (uint64_t)got;
@@ -74,8 +74,8 @@ static int data_add_file(struct data *d, int fd, const char *path, bool named, s
         return SHD_OK;
     }
     if (named)
-        return fail(e, SHD_EINVAL, "%s is not text: it has a NUL byte at offset %td", path,
-                    nul - (d->text + start));
+        return err_set(e, SHD_EINVAL, "%s is not text: it has a NUL byte at offset %td", path,
+                       nul - (d->text + start));
     d->bytes = start;
     return SHD_OK;
 }
@@ -86,9 +86,9 @@ static int data_open(const char *path, int flags, struct stat *ret_stat, int *re
     /* O_NONBLOCK: opening a FIFO must not wait for a writer. */
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
     if (fd < 0)
-        return fail_errno(e, errno == ENOENT ? SHD_ENOENT : SHD_EIO, "open data %s", path);
+        return err_sys(e, errno == ENOENT ? SHD_ENOENT : SHD_EIO, "open data %s", path);
     if (fstat(fd, ret_stat) < 0) {
-        const int r = fail_errno(e, SHD_EIO, "stat %s", path);
+        const int r = err_sys(e, SHD_EIO, "stat %s", path);
         close(fd);
         return r;
     }
@@ -105,9 +105,9 @@ static int data_add_entry(struct data *d, const char *folder, const char *name, 
     struct stat st;
     int fd = -1, r = SHD_OK;
     if (asprintf(&path, "%s/%s", folder, name) < 0)
-        return fail(e, SHD_ENOMEM, "no memory, reading %s", folder);
+        return err_set(e, SHD_ENOMEM, "no memory, reading %s", folder);
     if (lstat(path, &st) < 0) {
-        r = fail_errno(e, SHD_EIO, "stat %s", path);
+        r = err_sys(e, SHD_EIO, "stat %s", path);
     } else if (S_ISDIR(st.st_mode)) {
         r = data_walk(d, path, depth + 1, e);
     } else if (S_ISREG(st.st_mode)) {
@@ -134,11 +134,12 @@ static int not_dots(const struct dirent *entry)
 static int data_walk(struct data *d, const char *folder, uint32_t depth, struct shd_err *e)
 {
     if (depth > DATA_DEPTH_MAX)
-        return fail(e, SHD_ERANGE, "folder %s is more than %d levels deep", folder, DATA_DEPTH_MAX);
+        return err_set(e, SHD_ERANGE, "folder %s is more than %d levels deep", folder,
+                       DATA_DEPTH_MAX);
     struct dirent **entries;
     const int count = scandir(folder, &entries, not_dots, by_bytes);
     if (count < 0)
-        return fail_errno(e, SHD_EIO, "read folder %s", folder);
+        return err_sys(e, SHD_EIO, "read folder %s", folder);
     int r = SHD_OK;
     for (int i = 0; i < count; i++) {
         if (r == SHD_OK)
@@ -160,7 +161,7 @@ static int data_add_path(struct data *d, const char *path, struct shd_err *e)
     else if (S_ISREG(st.st_mode))
         r = data_add_file(d, fd, path, /* named= */ true, e);
     else
-        r = fail(e, SHD_EINVAL, "data %s is neither a file nor a folder", path);
+        r = err_set(e, SHD_EINVAL, "data %s is neither a file nor a folder", path);
     close(fd);
     return r;
 }
@@ -189,17 +190,17 @@ int data_load(const char *const *paths, uint32_t count, uint32_t seq, struct dat
 {
     struct data *d = calloc(1, sizeof *d);
     if (d == NULL)
-        return fail(e, SHD_ENOMEM, "no memory to read data");
+        return err_set(e, SHD_ENOMEM, "no memory to read data");
     d->seq = seq;
     int r = SHD_OK;
     for (uint32_t i = 0; i < count && r == SHD_OK; i++)
         r = data_add_path(d, paths[i], e);
     if (r == SHD_OK && d->bytes < data_bytes_needed(seq))
-        r = fail(e, SHD_ERANGE,
-                 "data %s%s: %ju bytes of text in %u files, but --seq %u needs at least %ju "
-                 "(5 %% are held out, and that must hold a window of %u)",
-                 count > 0 ? paths[0] : "(none)", count > 1 ? " and others" : "",
-                 (uintmax_t)d->bytes, d->files, seq, (uintmax_t)data_bytes_needed(seq), seq + 1);
+        r = err_set(e, SHD_ERANGE,
+                    "data %s%s: %ju bytes of text in %u files, but --seq %u needs at least %ju "
+                    "(5 %% are held out, and that must hold a window of %u)",
+                    count > 0 ? paths[0] : "(none)", count > 1 ? " and others" : "",
+                    (uintmax_t)d->bytes, d->files, seq, (uintmax_t)data_bytes_needed(seq), seq + 1);
     if (r != SHD_OK) {
         data_free(d);
         return r;

@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "examples/gpt/fail.h"
 #include "examples/gpt/sample.h"
+#include "proto/base/status.h"
 
 #define EVAL_WINDOWS 64 /* held-out windows of one evaluation */
 
@@ -69,7 +69,7 @@ static int sample_with(struct compute *c, struct progress *p, const float *const
     struct sampler *sampler;
     uint8_t *text = malloc(count);
     if (text == NULL)
-        return fail(e, SHD_ENOMEM, "no memory for a sample of %ju bytes", (uintmax_t)count);
+        return err_set(e, SHD_ENOMEM, "no memory for a sample of %ju bytes", (uintmax_t)count);
     const int r = sampler_new(&c->shape, &c->layout, c->pool, params, &sampler, e);
     if (r == SHD_OK) {
         sampler_text(sampler, &how, text, count);
@@ -90,7 +90,8 @@ static int sample_copy(struct compute *c, uint32_t unit, float **ret_params, str
     const void *published;
     float *params = malloc(elems * sizeof *params);
     if (params == NULL)
-        return fail(e, SHD_ENOMEM, "no memory for %ju parameters to sample with", (uintmax_t)elems);
+        return err_set(e, SHD_ENOMEM, "no memory for %ju parameters to sample with",
+                       (uintmax_t)elems);
     int r = shd_acquire(c->model, unit, &published, e);
     if (r == SHD_OK) {
         r = c->backend->ops->read(c->backend, published, elems, params, e);
@@ -108,7 +109,7 @@ static int evaluate_sample(struct compute *c, struct progress *p, struct shd_err
     const uint32_t units = gpt_units(&c->shape);
     float **params = calloc(units, sizeof *params);
     if (params == NULL)
-        return fail(e, SHD_ENOMEM, "no memory for %u units", units);
+        return err_set(e, SHD_ENOMEM, "no memory for %u units", units);
     int r = SHD_OK;
     for (uint32_t u = 0; u < units && r == SHD_OK; u++)
         r = sample_copy(c, u, &params[u], e);

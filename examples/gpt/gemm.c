@@ -6,14 +6,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "examples/gpt/fail.h"
 #include "examples/gpt/gemm_half.h"
+#include "proto/base/status.h"
 
 #ifdef GPT_F64
 
 int gemm_init(enum gemm_kind kind, struct shd_err *e)
 {
-    return kind == GEMM_FULL ? SHD_OK : fail(e, SHD_ENOTSUP, "fp64 has no 16-bit products");
+    return kind == GEMM_FULL ? SHD_OK : err_set(e, SHD_ENOTSUP, "fp64 has no 16-bit products");
 }
 
 const char *gemm_describe(enum gemm_kind kind)
@@ -79,7 +79,7 @@ int gemm_init(enum gemm_kind kind, struct shd_err *e)
     const struct gemm_in a = { .data = one, .stride = 1 };
     const dnnl_status_t r = gemm_call((struct gemm_size){ 1, 1, 1 }, a, a, 0, c, 1);
     if (r != dnnl_success || c[0] != 1)
-        return fail(e, SHD_ENOTSUP, "oneDNN's sgemm does not work here (status %d)", (int)r);
+        return err_set(e, SHD_ENOTSUP, "oneDNN's sgemm does not work here (status %d)", (int)r);
     return kind == GEMM_FULL ? SHD_OK : gemm_half_init(kind, e);
 }
 

@@ -15,8 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "examples/gpt/fail.h"
 #include "examples/gpt/vec.h"
+#include "proto/base/status.h"
 
 #define HALF_PRIMITIVES 64 /* a model of one shape needs about 30 */
 #define HALF_ALIGN      64
@@ -254,17 +254,17 @@ int gemm_half_init(enum gemm_kind kind, struct shd_err *e)
     if (kind != GEMM_BF16_NATIVE)
         return SHD_OK;
     if (!half_bf16_is_native())
-        return fail(e, SHD_ENOTSUP,
-                    "this CPU, or this oneDNN, has no bf16 instructions (AVX-512-BF16 or AMX)");
+        return err_set(e, SHD_ENOTSUP,
+                       "this CPU, or this oneDNN, has no bf16 instructions (AVX-512-BF16 or AMX)");
     pthread_once(&half_once, half_start);
     if (!half_ready)
-        return fail(e, SHD_ENOTSUP, "oneDNN has no CPU engine here");
+        return err_set(e, SHD_ENOTSUP, "oneDNN has no CPU engine here");
     const struct half_key key = { .m = 128, .n = 256, .k = 128, .c_stride = 256 };
     const struct half_descs descs = half_descs(&key);
     dnnl_primitive_desc_t pd = NULL;
     const dnnl_status_t r = half_primitive_desc(&key, &descs, &pd);
     if (r != dnnl_success)
-        return fail(e, SHD_ENOTSUP, "oneDNN has no bf16 matmul here (status %d)", (int)r);
+        return err_set(e, SHD_ENOTSUP, "oneDNN has no bf16 matmul here (status %d)", (int)r);
     dnnl_primitive_desc_destroy(pd);
     return SHD_OK;
 }

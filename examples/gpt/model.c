@@ -8,10 +8,10 @@
 #include <string.h>
 
 #include "examples/gpt/attention.h"
-#include "examples/gpt/fail.h"
 #include "examples/gpt/model_block.h"
 #include "examples/gpt/model_ends.h"
 #include "examples/gpt/model_moe.h"
+#include "proto/base/status.h"
 
 #define GPT_SLAB_ALIGN 64
 
@@ -114,13 +114,13 @@ int gpt_new(const struct gpt_shape *shape, const struct gpt_layout *layout, uint
     if (r != SHD_OK)
         return r;
     if (batch < 1 || batch > GPT_BATCH_MAX)
-        return fail(e, SHD_ERANGE, "batch is %u, limits are 1 to %d", batch, GPT_BATCH_MAX);
+        return err_set(e, SHD_ERANGE, "batch is %u, limits are 1 to %d", batch, GPT_BATCH_MAX);
     struct gpt *g = calloc(1, sizeof *g);
     struct block_acts *blocks = calloc(shape->layers, sizeof *blocks);
     if (g == NULL || blocks == NULL) {
         free(g);
         free(blocks);
-        return fail(e, SHD_ENOMEM, "no memory for a model of %u layers", shape->layers);
+        return err_set(e, SHD_ENOMEM, "no memory for a model of %u layers", shape->layers);
     }
     *g = (struct gpt){ .shape = *shape,
                        .layout = *layout,
@@ -140,8 +140,9 @@ int gpt_new(const struct gpt_shape *shape, const struct gpt_layout *layout, uint
     if (g->slab == NULL) {
         const uint64_t bytes = g->bytes[recompute];
         gpt_free(g);
-        return fail(e, SHD_ENOMEM, "no memory for %ju MiB of activations: lower --batch or --seq",
-                    (uintmax_t)(bytes >> 20));
+        return err_set(e, SHD_ENOMEM,
+                       "no memory for %ju MiB of activations: lower --batch or --seq",
+                       (uintmax_t)(bytes >> 20));
     }
     gpt_carve(g, g->slab);
     *ret_gpt = g;

@@ -9,11 +9,11 @@
 #include <unistd.h>
 
 #include "examples/gpt/data.h"
-#include "examples/gpt/fail.h"
 #include "examples/gpt/options_check.h"
 #include "examples/gpt/pool.h"
 #include "examples/gpt/shape.h"
 #include "proto/base/flags.h"
+#include "proto/base/status.h"
 
 #define INTEGER_MAX 9007199254740992.0 /* 2^53: exact in a double, and in JSON */
 #define UNSET       UINT64_MAX         /* an integer whose default depends on others */
@@ -193,7 +193,7 @@ static int parse_integer(const char *what, const char *text, uint64_t *ret_value
     errno = 0;
     const unsigned long long value = strtoull(text, &end, 10);
     if (!isdigit((unsigned char)text[0]) || *end != '\0' || errno != 0)
-        return fail(e, SHD_EINVAL, "%s: '%s' is not a whole number", what, text);
+        return err_set(e, SHD_EINVAL, "%s: '%s' is not a whole number", what, text);
     *ret_value = value;
     return SHD_OK;
 }
@@ -208,7 +208,7 @@ static int environment_number(const char *name, uint64_t fallback, uint64_t max,
     if (r != SHD_OK)
         return r;
     if (value > max)
-        return fail(e, SHD_ERANGE, "%s=%s is above its limit %ju", name, text, (uintmax_t)max);
+        return err_set(e, SHD_ERANGE, "%s=%s is above its limit %ju", name, text, (uintmax_t)max);
     *ret_value = value;
     return SHD_OK;
 }
@@ -226,13 +226,13 @@ static int options_environment(struct options *o, uint64_t *ret_local_world, str
     if (r != SHD_OK)
         return r;
     if (rank >= world)
-        return fail(e, SHD_ERANGE, "RANK=%ju is not below WORLD_SIZE=%ju", (uintmax_t)rank,
-                    (uintmax_t)world);
+        return err_set(e, SHD_ERANGE, "RANK=%ju is not below WORLD_SIZE=%ju", (uintmax_t)rank,
+                       (uintmax_t)world);
     if (o->standalone && world > 1)
-        return fail(e, SHD_EINVAL,
-                    "--standalone trains alone, but WORLD_SIZE is %ju: start one process, or "
-                    "leave --standalone out",
-                    (uintmax_t)world);
+        return err_set(e, SHD_EINVAL,
+                       "--standalone trains alone, but WORLD_SIZE is %ju: start one process, or "
+                       "leave --standalone out",
+                       (uintmax_t)world);
     o->elastic = o->elastic || elastic > 0;
     o->rank = (uint32_t)rank;
     o->world = (uint32_t)world;
@@ -291,7 +291,7 @@ static int take_flags(int argc, char **argv, struct options *o, struct shd_err *
     if (result == FLAGS_ERROR)
         return e != NULL ? e->code : SHD_EINVAL;
     if (result == FLAGS_OK && rest < argc)
-        return fail(e, SHD_EINVAL, "'%s' is not a flag; see --help", argv[rest]);
+        return err_set(e, SHD_EINVAL, "'%s' is not a flag; see --help", argv[rest]);
     return SHD_OK;
 }
 

@@ -17,7 +17,7 @@
 #include <immintrin.h>
 #endif
 
-#include "examples/gpt/fail.h"
+#include "proto/base/status.h"
 
 /* A step has hundreds of short runs, back to back: sleep only when the next one is late. */
 #define POOL_SPINS 4000
@@ -151,22 +151,22 @@ static int pool_start(struct pool *p, struct shd_err *e)
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (r != 0)
-        return fail(e, SHD_EIO, "start compute thread %u of %u: %s", p->started + 2, p->threads,
-                    strerror(r));
+        return err_set(e, SHD_EIO, "start compute thread %u of %u: %s", p->started + 2, p->threads,
+                       strerror(r));
     return SHD_OK;
 }
 
 int pool_new(uint32_t threads, struct pool **ret_pool, struct shd_err *e)
 {
     if (threads < 1 || threads > POOL_THREADS_MAX)
-        return fail(e, SHD_ERANGE, "%u compute threads, limits are 1 to %d", threads,
-                    POOL_THREADS_MAX);
+        return err_set(e, SHD_ERANGE, "%u compute threads, limits are 1 to %d", threads,
+                       POOL_THREADS_MAX);
     struct pool *p = calloc(1, sizeof *p);
     struct pool_helper *helpers = calloc(threads, sizeof *helpers);
     if (p == NULL || helpers == NULL) {
         free(p);
         free(helpers);
-        return fail(e, SHD_ENOMEM, "no memory for %u compute threads", threads);
+        return err_set(e, SHD_ENOMEM, "no memory for %u compute threads", threads);
     }
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->wake, NULL);

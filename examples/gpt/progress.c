@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "examples/gpt/fail.h"
 #include "proto/base/clock.h"
+#include "proto/base/status.h"
 
 int progress_init(struct progress *p, FILE *out, const char *json_path, struct shd_err *e)
 {
@@ -17,7 +17,7 @@ int progress_init(struct progress *p, FILE *out, const char *json_path, struct s
     if (json_path != NULL) {
         json = fopen(json_path, "we");
         if (json == NULL)
-            return fail_errno(e, SHD_EIO, "write --json %s", json_path);
+            return err_sys(e, SHD_EIO, "write --json %s", json_path);
     }
     *p = (struct progress){ .out = out, .json = json };
     p->live = isatty(fileno(out)) && (term == NULL || strcmp(term, "dumb") != 0);

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "examples/gpt/fail.h"
 #include "examples/gpt/linear.h"
 #include "examples/gpt/rng.h"
 #include "examples/gpt/vec.h"
+#include "proto/base/status.h"
 
 struct sampler {
     struct gpt_shape shape;
@@ -46,7 +46,7 @@ int sampler_new(const struct gpt_shape *shape, const struct gpt_layout *layout, 
         free(s);
         free(memory);
         free(window);
-        return fail(e, SHD_ENOMEM, "no memory for %ju floats to sample with", (uintmax_t)floats);
+        return err_set(e, SHD_ENOMEM, "no memory for %ju floats to sample with", (uintmax_t)floats);
     }
     *s = (struct sampler){ .shape = *shape,
                            .layout = *layout,

@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "examples/gpt/fail.h"
 #include "proto/base/check.h"
+#include "proto/base/status.h"
 
 #define GPT_ALIGN_ELEMS 32
 
@@ -274,7 +274,7 @@ static int check_range(const char *what, uint32_t value, uint32_t min, uint32_t 
 {
     if (value >= min && value <= max)
         return SHD_OK;
-    return fail(e, SHD_ERANGE, "%s is %u, limits are %u to %u", what, value, min, max);
+    return err_set(e, SHD_ERANGE, "%s is %u, limits are %u to %u", what, value, min, max);
 }
 
 int gpt_shape_check(const struct gpt_shape *shape, struct shd_err *e)
@@ -291,9 +291,10 @@ int gpt_shape_check(const struct gpt_shape *shape, struct shd_err *e)
     if (r == SHD_OK)
         r = check_range("adapter rank", shape->rank, 0, shape->dim, e);
     if (r == SHD_OK && shape->dim % shape->heads != 0)
-        r = fail(e, SHD_ERANGE, "dim %u is not a multiple of heads %u", shape->dim, shape->heads);
+        r = err_set(e, SHD_ERANGE, "dim %u is not a multiple of heads %u", shape->dim,
+                    shape->heads);
     if (r == SHD_OK && shape->experts > 0 && shape->rank > 0)
-        r = fail(e, SHD_ENOTSUP, "adapters for a model with experts are not supported");
+        r = err_set(e, SHD_ENOTSUP, "adapters for a model with experts are not supported");
     if (r == SHD_OK)
         r = check_range("units", gpt_units(shape), 1, GPT_UNITS_MAX, e);
     return r;
@@ -340,12 +341,13 @@ int gpt_layout_load(const struct gpt_shape *shape, const shd_model *m,
             return r;
         uint64_t *at = &layout.at[t.kind][t.index], *elems = &layout.elems[t.kind];
         if (found.unit != t.unit || found.elems != t.elems)
-            return fail(e, SHD_ESPEC, "tensor %s is %ju elements of unit %u, expected %ju of %u",
-                        t.name, (uintmax_t)found.elems, found.unit, (uintmax_t)t.elems, t.unit);
+            return err_set(e, SHD_ESPEC, "tensor %s is %ju elements of unit %u, expected %ju of %u",
+                           t.name, (uintmax_t)found.elems, found.unit, (uintmax_t)t.elems, t.unit);
         if (!unit_is_first(shape, t.unit) && *at != found.offset_elems)
-            return fail(e, SHD_ESPEC,
-                        "tensor %s is at element %ju, in the first unit of its kind it is at %ju",
-                        t.name, (uintmax_t)found.offset_elems, (uintmax_t)*at);
+            return err_set(
+                e, SHD_ESPEC,
+                "tensor %s is at element %ju, in the first unit of its kind it is at %ju", t.name,
+                (uintmax_t)found.offset_elems, (uintmax_t)*at);
         *at = found.offset_elems;
         if (*elems < align_up(found.offset_elems + found.elems))
             *elems = align_up(found.offset_elems + found.elems);

@@ -19,7 +19,6 @@
 #include "examples/gpt/compute.h"
 #include "examples/gpt/data.h"
 #include "examples/gpt/evaluate.h"
-#include "examples/gpt/fail.h"
 #include "examples/gpt/gemm.h"
 #include "examples/gpt/pool.h"
 #include "examples/gpt/progress.h"
@@ -27,6 +26,7 @@
 #include "examples/gpt/shape.h"
 #include "examples/gpt/shape_spec.h"
 #include "proto/base/clock.h"
+#include "proto/base/status.h"
 
 struct train {
     const struct options *options; /* borrowed */
@@ -150,7 +150,7 @@ static int train_step_elastic(struct train *t, bool *ret_left, struct shd_err *e
     compute_begin(&t->compute, p.loss_scale);
     const int r = shd_run_step_elastic(t->model, &compute, &update, &result, e);
     if (r != SHD_OK && t->compute.err.code != SHD_OK)
-        return fail(e, t->compute.err.code, "%s", t->compute.err.text);
+        return err_set(e, t->compute.err.code, "%s", t->compute.err.text);
     if (r != SHD_OK)
         return r;
     *ret_left = result.left;
@@ -177,7 +177,7 @@ static int train_step(struct train *t, int *ret_signal, struct shd_err *e)
     const uint32_t count = schedule_micros(&share, step, t->micros);
     r = shd_run_step(t->model, t->micros, count, &compute, &update, &result, e);
     if (r != SHD_OK && t->compute.err.code != SHD_OK)
-        return fail(e, t->compute.err.code, "%s", t->compute.err.text);
+        return err_set(e, t->compute.err.code, "%s", t->compute.err.text);
     if (r != SHD_OK)
         return r;
     train_step_done(t, &p, &result, ret_signal);
@@ -306,7 +306,7 @@ static int train_open_model(struct train *t, bool *ret_refused, struct shd_err *
                                          .device = o->standalone ? NULL : o->device };
     char *json = train_spec(o);
     if (json == NULL)
-        return fail(e, SHD_ENOMEM, "no memory for the model spec");
+        return err_set(e, SHD_ENOMEM, "no memory for the model spec");
     int r = shd_connect(&session, &t->session, e);
     if (r == SHD_OK)
         r = shd_model_open(t->session, json, &t->model, e);
@@ -330,9 +330,9 @@ static int train_init_gemm(struct train *t, bool *ret_refused, struct shd_err *e
         r = gemm_init(t->gemm, e);
     } else if (r != SHD_OK && t->gemm == GEMM_BF16_NATIVE) {
         *ret_refused = true;
-        return fail(e, SHD_ENOTSUP,
-                    "--bf16-gemm native: this CPU, or this oneDNN, has no bf16 instructions "
-                    "(AVX-512-BF16 or AMX); use auto or emulated");
+        return err_set(e, SHD_ENOTSUP,
+                       "--bf16-gemm native: this CPU, or this oneDNN, has no bf16 instructions "
+                       "(AVX-512-BF16 or AMX); use auto or emulated");
     }
     return r;
 }
@@ -364,7 +364,8 @@ static int train_init(struct train *t, bool *ret_refused, struct shd_err *e)
         return r;
     t->micros = calloc(o->micro_batches, sizeof *t->micros);
     if (t->micros == NULL)
-        return fail(e, SHD_ENOMEM, "no memory for %ju micro-batches", (uintmax_t)o->micro_batches);
+        return err_set(e, SHD_ENOMEM, "no memory for %ju micro-batches",
+                       (uintmax_t)o->micro_batches);
     return SHD_OK;
 }
 

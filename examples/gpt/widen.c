@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "examples/gpt/fail.h"
 #include "examples/gpt/vec.h"
+#include "proto/base/status.h"
 
 #define WIDEN_ELEMS 16384 /* of a task */
 
@@ -16,8 +16,8 @@ int widen_init(struct widen *w, enum shd_dtype dtype, uint64_t elems_max, struct
     for (int i = 0; i < WIDEN_SLOTS && dtype != SHD_F32; i++) {
         w->buffer[i] = malloc(elems_max * sizeof(float));
         if (w->buffer[i] == NULL)
-            return fail(e, SHD_ENOMEM, "no memory for a unit of %ju parameters in fp32",
-                        (uintmax_t)elems_max);
+            return err_set(e, SHD_ENOMEM, "no memory for a unit of %ju parameters in fp32",
+                           (uintmax_t)elems_max);
     }
     return SHD_OK;
 }

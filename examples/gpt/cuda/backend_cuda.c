@@ -18,8 +18,8 @@
 #include <string.h>
 
 #include "examples/gpt/cuda/moe_cuda.h"
-#include "examples/gpt/fail.h"
 #include "examples/gpt/half.h"
+#include "proto/base/status.h"
 
 enum stage_slot { STAGE_UNIT, STAGE_USED, STAGE_GRAD, STAGE_USED_GRAD, STAGE_SLOTS };
 
@@ -242,7 +242,7 @@ static int cuda_read(struct backend *b, const void *params, uint64_t elems, floa
     gpu_enter(&m->gpu);
     uint16_t *narrow = half ? malloc(elems * sizeof *narrow) : NULL;
     if (half && narrow == NULL)
-        return fail(e, SHD_ENOMEM, "no memory for %ju parameters", (uintmax_t)elems);
+        return err_set(e, SHD_ENOMEM, "no memory for %ju parameters", (uintmax_t)elems);
     gpu_copy(&m->gpu, half ? (void *)narrow : (void *)out, params,
              elems * (half ? sizeof *narrow : sizeof *out));
     const int r = gpu_finish(&m->gpu, e);
@@ -341,7 +341,7 @@ int backend_cuda_new(const struct backend_config *config, struct backend **ret_b
 {
     struct backend_cuda *c = calloc(1, sizeof *c);
     if (c == NULL)
-        return fail(e, SHD_ENOMEM, "no memory for the model");
+        return err_set(e, SHD_ENOMEM, "no memory for the model");
     c->base.ops = &cuda_ops;
     c->staged = config->staged;
     int r = gpu_model_init(&c->model, config, e);

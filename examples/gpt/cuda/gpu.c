@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "examples/gpt/cuda/image.h"
-#include "examples/gpt/fail.h"
 #include "proto/base/check.h"
+#include "proto/base/status.h"
 
 /* The size that cuBLAS's documentation recommends for Hopper. */
 #define GPU_WORKSPACE_BYTES ((uint64_t)32 << 20)
@@ -28,10 +28,10 @@ static int gpu_find(struct gpu *g, char *name, int name_bytes, struct shd_err *e
     if (r != SHD_OK)
         return r;
     if (g->ordinal >= (uint32_t)count)
-        return fail(e, SHD_ENOTSUP,
-                    "--device cuda:%u: the driver shows %d GPU%s, cuda:0 to cuda:%d "
-                    "(CUDA_VISIBLE_DEVICES can hide some)",
-                    g->ordinal, count, count == 1 ? "" : "s", count - 1);
+        return err_set(e, SHD_ENOTSUP,
+                       "--device cuda:%u: the driver shows %d GPU%s, cuda:0 to cuda:%d "
+                       "(CUDA_VISIBLE_DEVICES can hide some)",
+                       g->ordinal, count, count == 1 ? "" : "s", count - 1);
     r = cuda_result(c, c->cuDeviceGet(&g->device, (int)g->ordinal), e, "open GPU %u", g->ordinal);
     if (r == SHD_OK)
         r = cuda_result(c, c->cuDeviceGetName(name, name_bytes, g->device), e, "name GPU %u",
@@ -42,10 +42,11 @@ static int gpu_find(struct gpu *g, char *name, int name_bytes, struct shd_err *e
                             &major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, g->device),
                         e, "ask GPU %u for its compute capability", g->ordinal);
     if (r == SHD_OK && major < 9)
-        r = fail(e, SHD_ENOTSUP,
-                 "GPU %u (%s) has compute capability %d.x, the kernels here need 9.0 (Hopper) or "
-                 "newer: use --device host",
-                 g->ordinal, name, major);
+        r = err_set(
+            e, SHD_ENOTSUP,
+            "GPU %u (%s) has compute capability %d.x, the kernels here need 9.0 (Hopper) or "
+            "newer: use --device host",
+            g->ordinal, name, major);
     return r;
 }
 
@@ -54,9 +55,9 @@ static int gpu_load_kernels(struct gpu *g, struct shd_err *e)
     const struct cuda *c = g->cuda;
     const CUresult loaded = c->cuModuleLoadData(&g->module, gpt_cuda_image());
     if (loaded != CUDA_SUCCESS && gpt_cuda_image_is_empty())
-        return fail(e, SHD_ENOTSUP,
-                    "this build of shd-gpt has no GPU kernels: build it where nvcc is, or use "
-                    "--device host");
+        return err_set(e, SHD_ENOTSUP,
+                       "this build of shd-gpt has no GPU kernels: build it where nvcc is, or use "
+                       "--device host");
     int r = cuda_result(c, loaded, e, "load the kernels on GPU %u", g->ordinal);
     for (int k = 0; k < GPU_KERNELS && r == SHD_OK; k++)
         r = cuda_result(c, c->cuModuleGetFunction(&g->kernels[k], g->module, kernel_names[k]), e,
@@ -68,7 +69,7 @@ static int gpu_blas_result(cublasStatus_t status, const char *what, struct shd_e
 {
     if (status == CUBLAS_STATUS_SUCCESS)
         return SHD_OK;
-    return fail(e, SHD_EIO, "%s: %s (%d)", what, cublas_status_name(status), status);
+    return err_set(e, SHD_EIO, "%s: %s (%d)", what, cublas_status_name(status), status);
 }
 
 /* A workspace of our own: with cuBLAS's the bits of a product might depend on what ran before. */
@@ -174,7 +175,7 @@ int gpu_finish(struct gpu *g, struct shd_err *e)
         return SHD_OK;
     const struct shd_err first = g->err;
     g->err = (struct shd_err){ .code = SHD_OK };
-    return fail(e, first.code, "%s", first.text);
+    return err_set(e, first.code, "%s", first.text);
 }
 
 /* -- Memory ---------------------------------------------------------------------------------- */
@@ -300,6 +301,6 @@ void gpu_multiply(struct gpu *g, const struct gpu_product *p)
                                              type_of(a), (int)a->stride, &beta, out, type_of(c),
                                              (int)c->stride, compute, CUBLAS_GEMM_DEFAULT);
     if (status != CUBLAS_STATUS_SUCCESS)
-        fail(&g->err, SHD_EIO, "GPU %u: product [%d, %d] x [%d, %d]: %s (%d)", g->ordinal, m, k, k,
-             n, cublas_status_name(status), status);
+        err_set(&g->err, SHD_EIO, "GPU %u: product [%d, %d] x [%d, %d]: %s (%d)", g->ordinal, m, k,
+                k, n, cublas_status_name(status), status);
 }

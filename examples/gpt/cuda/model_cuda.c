@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "examples/gpt/fail.h"
 #include "proto/base/check.h"
+#include "proto/base/status.h"
 
 #define SLAB_ALIGN 256
 #define CHUNKS_MAX 128 /* of sums over rows: enough blocks for a GPU, little to add up */
@@ -150,9 +150,9 @@ static int check_shape(const struct backend_config *config, struct shd_err *e)
 {
     const struct gpt_shape *s = config->shape;
     if (s->dim / s->heads % GPU_LANE != 0 || s->rank % GPU_LANE != 0)
-        return fail(e, SHD_ERANGE,
-                    "heads of %u and adapters of rank %u: on a GPU both must be multiples of %u",
-                    s->dim / s->heads, s->rank, GPU_LANE);
+        return err_set(e, SHD_ERANGE,
+                       "heads of %u and adapters of rank %u: on a GPU both must be multiples of %u",
+                       s->dim / s->heads, s->rank, GPU_LANE);
     return SHD_OK;
 }
 
@@ -197,7 +197,7 @@ int gpu_model_init(struct gpu_model *m, const struct backend_config *config, str
     m->blocks = calloc(m->shape.layers, sizeof *m->blocks);
     if (m->blocks == NULL) {
         gpu_model_deinit(m);
-        return fail(e, SHD_ENOMEM, "no memory for a model of %u layers", config->shape->layers);
+        return err_set(e, SHD_ENOMEM, "no memory for a model of %u layers", config->shape->layers);
     }
     for (int way = 0; way < 2; way++) {
         m->recompute = way == 0 ? !config->recompute : config->recompute;
