@@ -1,4 +1,4 @@
-/* model.c: see model.h, and model_base.h for the other files.
+/* model.c: see model.h.
  *
  * Activations live in one slab, carved at gpt_new(); nothing is allocated later.
  */
@@ -8,12 +8,19 @@
 #include <string.h>
 
 #include "examples/gpt/attention.h"
-#include "examples/gpt/model_block.h"
-#include "examples/gpt/model_ends.h"
-#include "examples/gpt/model_moe.h"
+#include "examples/gpt/linear.h"
+#include "examples/gpt/model_layer.h"
 #include "proto/base/status.h"
 
 #define GPT_SLAB_ALIGN 64
+#define GPT_HEAD_ROWS  64 /* of a task */
+#define GPT_EMBED_COLS 64
+
+/* Arrays of one unit, and of the one it uses. */
+struct unit_arrays {
+    const real *params, *used; /* used: NULL when it uses none */
+    real *grad, *used_grad;    /* NULL in forward, and when frozen */
+};
 
 /* -- Memory ---------------------------------------------------------------------------------- */
 
@@ -182,82 +189,176 @@ void gpt_set_batch(struct gpt *g, const uint8_t *windows)
     }
 }
 
+/* -- Embedding ------------------------------------------------------------------------------- */
+
+struct embed_job {
+    struct gpt *g;
+    const real *params;
+    real *grad, *x;
+};
+
+/* One sequence. */
+static void embed_forward_task(void *ctx, uint32_t task, uint32_t thread)
+{
+    (void)thread;
+    const struct embed_job *job = ctx;
+    const uint64_t dim = job->g->shape.dim, seq = job->g->shape.seq;
+    const real *wte = job->params + job->g->layout.at[GPT_EMBED][EMBED_WTE];
+    const real *wpe = job->params + job->g->layout.at[GPT_EMBED][EMBED_WPE];
+    for (uint64_t t = 0; t < seq; t++) {
+        const uint64_t row = task * seq + t;
+        const real *token = wte + job->g->tokens[row] * dim;
+        for (uint64_t j = 0; j < dim; j++)
+            job->x[row * dim + j] = token[j] + wpe[t * dim + j];
+    }
+}
+
+/* A few columns of both gradients, rows ascending: several rows add to one token's gradient,
+ * always in this order. */
+static void embed_backward_task(void *ctx, uint32_t task, uint32_t thread)
+{
+    (void)thread;
+    const struct embed_job *job = ctx;
+    const struct gpt *g = job->g;
+    const uint64_t dim = g->shape.dim, seq = g->shape.seq;
+    const uint64_t col = (uint64_t)task * GPT_EMBED_COLS;
+    const uint64_t end = col + model_min(dim - col, GPT_EMBED_COLS);
+    real *dwte = job->grad + g->layout.at[GPT_EMBED][EMBED_WTE];
+    real *dwpe = job->grad + g->layout.at[GPT_EMBED][EMBED_WPE];
+    for (uint64_t row = 0; row < g->rows; row++) {
+        const real *dx = g->dx + row * dim;
+        real *token = dwte + g->tokens[row] * dim, *position = dwpe + row % seq * dim;
+        for (uint64_t j = col; j < end; j++) {
+            token[j] += dx[j];
+            position[j] = row < seq ? dx[j] : position[j] + dx[j];
+        }
+    }
+}
+
+static void embed_forward(struct gpt *g, const real *params)
+{
+    struct embed_job job = { .g = g, .params = params, .x = model_stream(g, 0) };
+    pool_run(g->pool, (uint32_t)g->batch, embed_forward_task, &job);
+}
+
+static void embed_backward(struct gpt *g, real *grad)
+{
+    struct embed_job job = { .g = g, .grad = grad };
+    if (grad != NULL)
+        pool_run(g->pool, model_tasks(g->shape.dim, GPT_EMBED_COLS), embed_backward_task, &job);
+}
+
+/* -- Head: final norm, logits against wte, loss ---------------------------------------------- */
+
+static struct vec_norm head_norm(const struct gpt *g, const real *params)
+{
+    return (struct vec_norm){ .x = g->out,
+                              .weight = params + g->layout.at[GPT_HEAD][HEAD_LN_W],
+                              .bias = params + g->layout.at[GPT_HEAD][HEAD_LN_B],
+                              .mean = g->mean,
+                              .rstd = g->rstd,
+                              .rows = g->rows,
+                              .cols = g->shape.dim };
+}
+
+static struct linear head_linear(const struct gpt *g, const real *embed)
+{
+    return (struct linear){ .rows = g->rows,
+                            .in = g->shape.dim,
+                            .out = GPT_VOCAB,
+                            .weight = embed + g->layout.at[GPT_EMBED][EMBED_WTE],
+                            .transposed = 1,
+                            .gemm = g->gemm };
+}
+
+static void head_loss_task(void *ctx, uint32_t task, uint32_t thread)
+{
+    (void)thread;
+    struct gpt *g = ctx;
+    const uint64_t row = (uint64_t)task * GPT_HEAD_ROWS;
+    const struct vec_tile tile = { model_min(g->rows - row, GPT_HEAD_ROWS), GPT_VOCAB, GPT_VOCAB };
+    g->vec->cross_entropy(g->logits + row * GPT_VOCAB, tile, g->targets + row,
+                          (real)(g->loss_scale / (double)g->rows), g->losses + row);
+}
+
+static void head_forward(struct gpt *g, const real *params, const real *embed)
+{
+    const struct vec_norm norm = head_norm(g, params);
+    const struct linear lin = head_linear(g, embed);
+    norm_forward(g, &norm, g->norm);
+    linear_forward(g->pool, &lin, g->norm, g->logits, LINEAR_PLAIN, NULL);
+    pool_run(g->pool, model_tasks(g->rows, GPT_HEAD_ROWS), head_loss_task, g);
+}
+
+static void head_backward(struct gpt *g, const struct unit_arrays *a)
+{
+    const struct vec_norm norm = head_norm(g, a->params);
+    const struct linear lin = head_linear(g, a->used);
+    const uint64_t *at = g->layout.at[GPT_HEAD];
+    struct linear_grads io = { .x = g->norm, .dy = g->logits, .dx = g->d1 };
+    if (a->used_grad != NULL)
+        io.dweight = a->used_grad + g->layout.at[GPT_EMBED][EMBED_WTE];
+    linear_backward(g->pool, &lin, &io);
+    memset(g->dx, 0, g->rows * g->shape.dim * sizeof(real));
+    norm_backward(g, &norm, g->d1, a->grad != NULL ? a->grad + at[HEAD_LN_W] : NULL,
+                  a->grad != NULL ? a->grad + at[HEAD_LN_B] : NULL);
+}
+
 /* -- Units ----------------------------------------------------------------------------------- */
 
 /* A frozen block does nothing by itself: its adapters' unit computes it. */
 void gpt_forward(struct gpt *g, uint32_t unit, const real *params, const real *used)
 {
     const struct gpt_unit u = gpt_unit_at(&g->shape, unit);
-    switch (u.kind) {
-    case GPT_EMBED:
+    const bool lora = u.kind == GPT_LORA;
+    const struct block_arrays a = { .base = lora ? used : params, .low = lora ? params : NULL };
+    if (u.kind == GPT_EMBED)
         embed_forward(g, params);
-        break;
-    case GPT_BLOCK:
-        if (g->shape.experts > 0)
-            router_forward(g, u.layer, params);
-        else if (g->shape.rank == 0)
-            block_forward(g, u.layer, &(struct block_arrays){ .base = params });
-        break;
-    case GPT_EXPERT:
+    else if (u.kind == GPT_HEAD)
+        head_forward(g, params, used);
+    else if (u.kind == GPT_EXPERT)
         expert_forward(g, u, params);
-        break;
-    case GPT_LORA:
-        block_forward(g, u.layer, &(struct block_arrays){ .base = used, .low = params });
-        break;
-    case GPT_HEAD:
-        head_forward(g, &(struct unit_arrays){ .params = params, .used = used });
-        break;
-    case GPT_UNIT_KINDS:
-        break;
-    }
-}
-
-static void backward_block(struct gpt *g, uint32_t layer, const struct unit_arrays *a)
-{
-    if (g->shape.experts > 0)
-        router_backward(g, layer, a->params, a->grad);
-    else if (g->shape.rank == 0)
-        block_backward(g, layer, &(struct block_arrays){ .base = a->params, .grad = a->grad });
+    else if (g->shape.experts > 0)
+        router_forward(g, u.layer, &a);
+    else if (lora || g->shape.rank == 0)
+        block_forward(g, u.layer, &a);
 }
 
 void gpt_backward(struct gpt *g, uint32_t unit, const real *params, real *grad, const real *used,
                   real *used_grad)
 {
     const struct gpt_unit u = gpt_unit_at(&g->shape, unit);
-    const struct unit_arrays a = {
-        .params = params, .used = used, .grad = grad, .used_grad = used_grad
-    };
-    switch (u.kind) {
-    case GPT_EMBED:
+    const bool lora = u.kind == GPT_LORA;
+    const struct block_arrays a = { .base = lora ? used : params,
+                                    .low = lora ? params : NULL,
+                                    .grad = lora ? NULL : grad,
+                                    .low_grad = lora ? grad : NULL };
+    if (u.kind == GPT_EMBED)
         embed_backward(g, grad);
-        break;
-    case GPT_BLOCK:
-        backward_block(g, u.layer, &a);
-        break;
-    case GPT_EXPERT:
+    else if (u.kind == GPT_HEAD)
+        head_backward(g, &(struct unit_arrays){ params, used, grad, used_grad });
+    else if (u.kind == GPT_EXPERT)
         expert_backward(g, u, params, grad);
-        break;
-    case GPT_LORA:
-        block_backward(g, u.layer,
-                       &(struct block_arrays){ .base = used, .low = params, .low_grad = grad });
-        break;
-    case GPT_HEAD:
-        head_backward(g, &a);
-        break;
-    case GPT_UNIT_KINDS:
-        break;
+    else if (g->shape.experts > 0)
+        router_backward(g, u.layer, &a);
+    else if (lora || g->shape.rank == 0)
+        block_backward(g, u.layer, &a);
+}
+
+/* The first unit that takes part among unit, unit + step, ...; or GPT_UNIT_NONE. */
+static uint32_t gpt_taking_part(const struct gpt *g, uint32_t unit, int step)
+{
+    for (; unit < gpt_units(&g->shape); unit += (uint32_t)step) {
+        const struct gpt_unit u = gpt_unit_at(&g->shape, unit);
+        if (u.kind != GPT_EXPERT || expert_has_rows(g, u))
+            return unit;
     }
+    return GPT_UNIT_NONE;
 }
 
 uint32_t gpt_next(const struct gpt *g, uint32_t unit)
 {
-    const uint32_t units = gpt_units(&g->shape);
-    for (uint32_t next = unit == GPT_UNIT_NONE ? 0 : unit + 1; next < units; next++) {
-        const struct gpt_unit u = gpt_unit_at(&g->shape, next);
-        if (u.kind != GPT_EXPERT || expert_has_rows(g, u))
-            return next;
-    }
-    return GPT_UNIT_NONE;
+    return gpt_taking_part(g, unit + 1, 1); /* GPT_UNIT_NONE + 1 is 0 */
 }
 
 double gpt_loss(const struct gpt *g)
@@ -273,17 +374,6 @@ const double *gpt_row_losses(const struct gpt *g)
     return g->losses;
 }
 
-/* The unit before `unit` that took part. */
-static uint32_t gpt_previous(const struct gpt *g, uint32_t unit)
-{
-    while (unit-- > 0) {
-        const struct gpt_unit u = gpt_unit_at(&g->shape, unit);
-        if (u.kind != GPT_EXPERT || expert_has_rows(g, u))
-            return unit;
-    }
-    return GPT_UNIT_NONE;
-}
-
 double gpt_whole(struct gpt *g, const uint8_t *windows, const real *const *params,
                  real *const *grads)
 {
@@ -293,7 +383,7 @@ double gpt_whole(struct gpt *g, const uint8_t *windows, const real *const *param
         gpt_forward(g, u, params[u], used == GPT_UNIT_NONE ? NULL : params[used]);
     }
     for (uint32_t u = gpt_units(&g->shape) - 1; grads != NULL && u != GPT_UNIT_NONE;
-         u = gpt_previous(g, u)) {
+         u = gpt_taking_part(g, u - 1, -1)) {
         const uint32_t used = gpt_unit_uses(&g->shape, u);
         gpt_backward(g, u, params[u], grads[u], used == GPT_UNIT_NONE ? NULL : params[used],
                      used == GPT_UNIT_NONE ? NULL : grads[used]);

@@ -34,7 +34,7 @@ static uint32_t below(uint32_t limit)
 
 /* -- Routing --------------------------------------------------------------------------------- */
 
-/* As route_task() of model_moe.c. */
+/* As route_row() of model_layer.c. */
 static uint32_t choose(const float *logits, uint32_t experts)
 {
     uint32_t best = 0;
@@ -123,7 +123,7 @@ TEST(route_chooses_the_largest_logit)
             route_case(experts[i], dtypes[t]);
 }
 
-/* A stable counting sort: as route_sort() of model_moe.c. */
+/* A stable counting sort: as route_sort() of model_layer.c. */
 static void sort_case(uint32_t experts, uint32_t rows, uint32_t chunk_rows)
 {
     static uint32_t chosen[ROWS_MAX], row[ROWS_MAX], first[EXPERTS + 1], counts[ROWS_MAX * EXPERTS];

@@ -1,7 +1,7 @@
 /* args.h: what the host passes to the GPU's kernels; each takes one of these by value. Plain C, for
  * both sides.
  *
- * Names as in model_base.h: R = batch * seq rows, C = dim, V = vocabulary, H = heads, S = C / H,
+ * Names as in model_layer.h: R = batch * seq rows, C = dim, V = vocabulary, H = heads, S = C / H,
  * E = experts.
  * All pointers are the device's, matrices row-major without gaps, of fp32 unless a dtype is given:
  * a `void *` is of any gpu_dtype. C, S and the strides of attention are multiples of 8: a

@@ -1,5 +1,5 @@
 /* block_cuda.c: a dense block on a GPU, plain or with adapters, and any block's attention; see
- * block_cuda.h, and model_block.c for the formulas. A bias is added by the kernel that reads the
+ * block_cuda.h, and model_layer.c for the formulas. A bias is added by the kernel that reads the
  * product next.
  */
 #include "examples/gpt/cuda/block_cuda.h"

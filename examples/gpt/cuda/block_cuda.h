@@ -4,7 +4,7 @@
 
 #include "examples/gpt/cuda/model_cuda.h"
 
-/* Arrays of a unit, on the device; those of a block: `low` is the adapters', see model_block.h. */
+/* Arrays of a unit, on the device; those of a block: `low` is the adapters', see model_layer.h. */
 struct gpu_block_arrays {
     const void *base, *low;
     float *grad, *low_grad; /* NULL: frozen */

@@ -1,5 +1,5 @@
 /* model_cuda.h: the arrays of the model on a GPU, its ends, and what its parts share. It mirrors
- * ../model_base.h, whose names it uses.
+ * ../model_layer.h, whose names it uses.
  *
  *   model_cuda.c     memory, norms, embedding, head and loss
  *   attention_cuda.c attention
@@ -20,7 +20,7 @@
 #include "examples/gpt/shape.h"
 
 /* The routes of a layer's rows to experts (kept by layer: prob, chosen, row, first), and the
- * experts' outputs. `packed` as in model_base.h. */
+ * experts' outputs. `packed` as in model_layer.h. */
 struct gpu_moe {
     float *prob;            /* [R, experts_stride] the router's; backward spoils it */
     uint32_t *chosen, *row; /* [R] expert of a row; row of a packed position */

@@ -1,4 +1,4 @@
-/* moe_cuda.c: router and experts on a GPU; see moe_cuda.h, and model_moe.c for the formulas.
+/* moe_cuda.c: router and experts on a GPU; see moe_cuda.h, and model_layer.c for the formulas.
  *
  * The host's routing: a row goes to the expert with the largest logit, packed rows are sorted by
  * expert and ascending within one. The router's products stay fp32, also with --math tf32 and in 16

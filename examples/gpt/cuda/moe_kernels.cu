@@ -1,5 +1,5 @@
 /* moe_kernels.cu: routing of rows to experts, and what is around an expert's products; see args.h
- * for what each does, and model_moe.c for the formulas.
+ * for what each does, and model_layer.c for the formulas.
  *
  * Rows are sorted by a counting sort in chunks: each chunk's rows of each expert are counted, one
  * block turns the counts into places, and each chunk puts its rows there, ascending. A thread
@@ -19,7 +19,7 @@ DEVICE float moe_load(const void *p, uint64_t at, uint32_t dtype)
 
 /* -- Routing --------------------------------------------------------------------------------- */
 
-/* As route_task() has it: a NaN is never the largest, but who begins with one stays with expert 0.
+/* As route_row() has it: a NaN is never the largest, but who begins with one stays with expert 0.
  */
 DEVICE float moe_key(float logit, uint32_t expert)
 {

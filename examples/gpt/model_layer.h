@@ -1,15 +1,11 @@
-/* model_base.h: the model's arrays, and what its parts share; nobody else includes it. See model.h.
- *
- *   model_ends.c   embedding, head and loss
- *   model_block.c  attention and dense MLP, plain or with adapters
- *   model_moe.c    router and experts
- *   model.c        memory, and which part a unit is
+/* model_layer.h: the model's arrays, and a layer of it: dense, with adapters, or with experts. Only
+ * model.c, which has the memory, the ends and the loss, includes it. See model.h.
  *
  * Names: R = batch * seq rows, C = dim, V = vocabulary, E = experts, r = rank of the adapters. The
  * residual stream's gradient is one [R, C] array that each unit's backward updates in place.
  */
-#ifndef GPT_MODEL_BASE_H
-#define GPT_MODEL_BASE_H
+#ifndef GPT_MODEL_LAYER_H
+#define GPT_MODEL_LAYER_H
 
 #include "examples/gpt/model.h"
 #include "examples/gpt/vec.h"
@@ -73,20 +69,22 @@ struct gpt {
     uint8_t *tokens, *targets; /* [R] */
 };
 
-/* Arrays of one unit, and of the one it uses. */
-struct unit_arrays {
-    const real *params, *used; /* used: NULL when it uses none */
-    real *grad, *used_grad;    /* NULL in forward, and when frozen */
-};
+/* Layer l's input, l's x; with l = layers the output of the last one. */
+static inline real *model_stream(struct gpt *g, uint32_t layer)
+{
+    return layer < g->shape.layers ? g->blocks[layer].x : g->out;
+}
 
-/* A layer's input: layer l's x; with l = layers the output of the last one. */
-real *model_stream(struct gpt *g, uint32_t layer);
+/* Tasks of `block` pieces each that count pieces make. */
+static inline uint32_t model_tasks(uint64_t count, uint64_t block)
+{
+    return (uint32_t)((count + block - 1) / block);
+}
 
-/* True: the layer's forward runs again before its backward. */
-bool model_recomputes(const struct gpt *g, uint32_t layer);
-
-uint64_t model_blocks(uint64_t count, uint64_t block); /* count / block, rounded up */
-uint64_t model_min(uint64_t a, uint64_t b);
+static inline uint64_t model_min(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
 
 /* Layer norm over row blocks; gradients of its parameters over column blocks. */
 void norm_forward(struct gpt *g, const struct vec_norm *n, real *y);
@@ -95,5 +93,26 @@ void norm_forward(struct gpt *g, const struct vec_norm *n, real *y);
  * are NULL. */
 void norm_backward(struct gpt *g, const struct vec_norm *n, const real *dy, real *dweight,
                    real *dbias);
+
+/* A block's arrays. base: its parameters, grad: their gradient or NULL; low, low_grad: the
+ * adapters' or NULL. */
+struct block_arrays {
+    const real *base, *low;
+    real *grad, *low_grad;
+};
+
+/* A whole dense block. */
+void block_forward(struct gpt *g, uint32_t layer, const struct block_arrays *a);
+void block_backward(struct gpt *g, uint32_t layer, const struct block_arrays *a);
+
+/* A block with experts: attention and router; then one expert. Rows whose expert does not run would
+ * stay at mid: by construction there are none. */
+void router_forward(struct gpt *g, uint32_t layer, const struct block_arrays *a);
+void router_backward(struct gpt *g, uint32_t layer, const struct block_arrays *a);
+void expert_forward(struct gpt *g, struct gpt_unit u, const real *params);
+void expert_backward(struct gpt *g, struct gpt_unit u, const real *params, real *grad);
+
+/* True: the batch has rows for the expert. After the router's forward. */
+bool expert_has_rows(const struct gpt *g, struct gpt_unit u);
 
 #endif
