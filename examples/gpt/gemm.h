@@ -2,7 +2,7 @@
  *
  * fp32 is oneDNN's dnnl_sgemm(): measured beside OpenBLAS by bench/bench_gemm.c, the choice is
  * explained in docs/numerics.md. fp64 (tests only) is three plain loops. The other kinds take
- * the same fp32 arrays, round both factors to 16 bits, and sum in fp32 (gemm_half.c).
+ * the same fp32 arrays, round both factors to 16 bits, and sum in fp32.
  *
  * Bits: for given sizes, leading dimensions and values, the result depends neither on the
  * thread nor on where the arrays lie (tests/unit/examples/gpt/test_gpt_bits.c). It does depend on
