@@ -37,26 +37,24 @@ struct backend_ops {
                    struct shd_err *e);
     int (*backward)(struct backend *b, uint32_t unit, const struct backend_arrays *a,
                     struct shd_err *e);
-    /* [batch, seq] of the host, after the head's forward; borrowed until the next one. */
-    const double *(*losses)(struct backend *b);
     /* As gpt_next(). */
     uint32_t (*next)(const struct backend *b, uint32_t unit);
-    void (*set_loss_scale)(struct backend *b, double scale);
     /* A unit's published array, elems of it, into out[elems] of the host. */
     int (*read)(struct backend *b, const void *params, uint64_t elems, float *out,
                 struct shd_err *e);
     /* grad[0] = infinity: the test aid --inject-overflow. */
     int (*spoil)(struct backend *b, float *grad, struct shd_err *e);
-    /* For the log: "GPU 0 (NVIDIA H200), cuBLAS 13.0, bf16 products"; borrowed. NULL: nothing to
-     * say. */
-    const char *(*describe)(const struct backend *b);
-    /* Of activations and scratch: what is, or would be, allocated with and without recompute. */
-    uint64_t (*activation_bytes)(const struct backend *b, bool recompute);
     void (*free)(struct backend *b); /* NULL is a no-op */
 };
 
 struct backend { /* first member of each implementation's struct */
     const struct backend_ops *ops;
+    double loss_scale;    /* of the batches to come, 1 at first; the caller's to set */
+    const double *losses; /* [batch, seq] of the host, after the head's forward */
+    /* Of activations and scratch: what is, or would be, allocated without and with recompute. */
+    uint64_t activation_bytes[2];
+    /* For the log: "GPU 0 (NVIDIA H200), cuBLAS 13.0, bf16 products"; "": nothing to say. */
+    char describe[256];
 };
 
 struct backend_config {
@@ -73,13 +71,21 @@ struct backend_config {
 };
 
 /* Mean of the losses, [batch, seq], in nats per byte. */
-static inline double backend_loss(struct backend *b, uint64_t rows)
+static inline double backend_loss(const struct backend *b, uint64_t rows)
 {
-    const double *losses = b->ops->losses(b);
     double sum = 0;
     for (uint64_t i = 0; i < rows; i++)
-        sum += losses[i];
+        sum += b->losses[i];
     return sum / (double)rows;
+}
+
+/* Elements of the largest unit. */
+static inline uint64_t backend_elems_max(const struct gpt_layout *layout)
+{
+    uint64_t max = 0;
+    for (int kind = 0; kind < GPT_UNIT_KINDS; kind++)
+        max = layout->elems[kind] > max ? layout->elems[kind] : max;
+    return max;
 }
 
 #endif

@@ -1,19 +1,31 @@
-/* backend_host.c: see backend_host.h. */
+/* backend_host.c: see backend_host.h.
+ *
+ * The model computes with fp32 parameters. A published fp32 array is handed through as it is; bf16
+ * and fp16 are widened, exactly, into a buffer that lasts until its next use. So a worker that
+ * reads 16-bit parameters holds one unit, and the one it uses, in fp32 besides.
+ */
 #include "examples/gpt/backend_host.h"
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "examples/gpt/model.h"
-#include "examples/gpt/widen.h"
+#include "examples/gpt/vec.h"
 #include "proto/base/status.h"
+
+#define WIDEN_ELEMS 16384 /* of a task */
+
+enum wide_slot { WIDE_UNIT, WIDE_USED, WIDE_SLOTS };
 
 struct backend_host {
     struct backend base;
     struct gpt_shape shape;
     struct gpt_layout layout;
     struct gpt *gpt; /* owned */
-    struct widen widen;
+    enum shd_dtype publish;
+    struct pool *pool;       /* borrowed */
+    float *wide[WIDE_SLOTS]; /* owned, of the largest unit; NULL with fp32 */
 };
 
 static struct backend_host *host_of(struct backend *b)
@@ -21,25 +33,60 @@ static struct backend_host *host_of(struct backend *b)
     return (struct backend_host *)b;
 }
 
-static int host_set_batch(struct backend *b, const uint8_t *windows, struct shd_err *e)
+/* -- Parameters in fp32 ---------------------------------------------------------------------- */
+
+struct widen_job {
+    const struct vec_ops *vec;
+    enum shd_dtype dtype;
+    const void *params;
+    uint64_t elems;
+    float *out;
+};
+
+static void widen_task(void *ctx, uint32_t task, uint32_t thread)
 {
+    (void)thread;
+    const struct widen_job *job = ctx;
+    const uint64_t at = (uint64_t)task * WIDEN_ELEMS;
+    const uint64_t count = job->elems - at < WIDEN_ELEMS ? job->elems - at : WIDEN_ELEMS;
+    if (job->dtype == SHD_F32)
+        memcpy(job->out + at, (const float *)job->params + at, count * sizeof(float));
+    else if (job->dtype == SHD_BF16)
+        job->vec->widen_bf16(job->out + at, (const uint16_t *)job->params + at, count);
+    else
+        job->vec->widen_f16(job->out + at, (const uint16_t *)job->params + at, count);
+}
+
+static int host_read(struct backend *b, const void *params, uint64_t elems, float *out,
+                     struct shd_err *e)
+{
+    const struct backend_host *h = host_of(b);
+    struct widen_job job = {
+        .vec = vec_pick(), .dtype = h->publish, .params = params, .elems = elems, .out = out
+    };
     (void)e;
-    gpt_set_batch(host_of(b)->gpt, windows);
+    pool_run(h->pool, (uint32_t)((elems + WIDEN_ELEMS - 1) / WIDEN_ELEMS), widen_task, &job);
     return SHD_OK;
 }
 
-/* The unit's array and that of the one it uses in fp32. */
-static const float *host_params(struct backend_host *h, uint32_t unit, const void *params)
+/* A unit's array in fp32. */
+static const float *host_params(struct backend_host *h, enum wide_slot slot, uint32_t unit,
+                                const void *params)
 {
-    return widen(&h->widen, WIDEN_UNIT, params, gpt_unit_elems(&h->shape, &h->layout, unit));
+    if (h->publish == SHD_F32 || params == NULL)
+        return params;
+    host_read(&h->base, params, gpt_unit_elems(&h->shape, &h->layout, unit), h->wide[slot], NULL);
+    return h->wide[slot];
 }
 
-static const float *host_used(struct backend_host *h, uint32_t unit, const void *used)
+/* -- The model ------------------------------------------------------------------------------- */
+
+static int host_set_batch(struct backend *b, const uint8_t *windows, struct shd_err *e)
 {
-    const uint32_t uses = gpt_unit_uses(&h->shape, unit);
-    if (uses == GPT_UNIT_NONE)
-        return NULL;
-    return widen(&h->widen, WIDEN_USED, used, gpt_unit_elems(&h->shape, &h->layout, uses));
+    (void)e;
+    gpt_set_loss_scale(host_of(b)->gpt, b->loss_scale);
+    gpt_set_batch(host_of(b)->gpt, windows);
+    return SHD_OK;
 }
 
 static int host_forward(struct backend *b, uint32_t unit, const struct backend_arrays *a,
@@ -47,8 +94,8 @@ static int host_forward(struct backend *b, uint32_t unit, const struct backend_a
 {
     struct backend_host *h = host_of(b);
     (void)e;
-    const float *used = host_used(h, unit, a->used);
-    gpt_forward(h->gpt, unit, host_params(h, unit, a->params), used);
+    const float *used = host_params(h, WIDE_USED, gpt_unit_uses(&h->shape, unit), a->used);
+    gpt_forward(h->gpt, unit, host_params(h, WIDE_UNIT, unit, a->params), used);
     return SHD_OK;
 }
 
@@ -57,14 +104,10 @@ static int host_backward(struct backend *b, uint32_t unit, const struct backend_
 {
     struct backend_host *h = host_of(b);
     (void)e;
-    const float *used = host_used(h, unit, a->used);
-    gpt_backward(h->gpt, unit, host_params(h, unit, a->params), a->grad, used, a->used_grad);
+    const float *used = host_params(h, WIDE_USED, gpt_unit_uses(&h->shape, unit), a->used);
+    gpt_backward(h->gpt, unit, host_params(h, WIDE_UNIT, unit, a->params), a->grad, used,
+                 a->used_grad);
     return SHD_OK;
-}
-
-static const double *host_losses(struct backend *b)
-{
-    return gpt_row_losses(host_of(b)->gpt);
 }
 
 static uint32_t host_next(const struct backend *b, uint32_t unit)
@@ -72,36 +115,11 @@ static uint32_t host_next(const struct backend *b, uint32_t unit)
     return gpt_next(((const struct backend_host *)b)->gpt, unit);
 }
 
-static void host_set_loss_scale(struct backend *b, double scale)
-{
-    gpt_set_loss_scale(host_of(b)->gpt, scale);
-}
-
-static int host_read(struct backend *b, const void *params, uint64_t elems, float *out,
-                     struct shd_err *e)
-{
-    (void)e;
-    widen_into(&host_of(b)->widen, params, elems, out);
-    return SHD_OK;
-}
-
 static int host_spoil(struct backend *b, float *grad, struct shd_err *e)
 {
-    (void)b;
-    (void)e;
+    (void)b, (void)e;
     grad[0] = INFINITY;
     return SHD_OK;
-}
-
-static const char *host_describe(const struct backend *b)
-{
-    (void)b;
-    return NULL;
-}
-
-static uint64_t host_activation_bytes(const struct backend *b, bool recompute)
-{
-    return gpt_activation_bytes(((const struct backend_host *)b)->gpt, recompute);
 }
 
 static void host_free(struct backend *b)
@@ -109,7 +127,8 @@ static void host_free(struct backend *b)
     if (b == NULL)
         return;
     gpt_free(host_of(b)->gpt);
-    widen_deinit(&host_of(b)->widen);
+    for (int i = 0; i < WIDE_SLOTS; i++)
+        free(host_of(b)->wide[i]);
     free(b);
 }
 
@@ -117,38 +136,48 @@ static const struct backend_ops host_ops = {
     .set_batch = host_set_batch,
     .forward = host_forward,
     .backward = host_backward,
-    .losses = host_losses,
     .next = host_next,
-    .set_loss_scale = host_set_loss_scale,
     .read = host_read,
     .spoil = host_spoil,
-    .describe = host_describe,
-    .activation_bytes = host_activation_bytes,
     .free = host_free,
 };
+
+static int host_init(struct backend_host *h, const struct backend_config *config, struct shd_err *e)
+{
+    const uint64_t elems_max = backend_elems_max(config->layout);
+    const int r = gpt_new(config->shape, config->layout, config->batch, config->recompute,
+                          config->pool, &h->gpt, e);
+    if (r != SHD_OK)
+        return r;
+    for (int i = 0; i < WIDE_SLOTS && h->publish != SHD_F32; i++) {
+        h->wide[i] = malloc(elems_max * sizeof(float));
+        if (h->wide[i] == NULL)
+            return err_set(e, SHD_ENOMEM, "no memory for a unit of %ju parameters in fp32",
+                           (uintmax_t)elems_max);
+    }
+    gpt_set_gemm(h->gpt, config->gemm);
+    h->base.losses = gpt_row_losses(h->gpt);
+    for (int recompute = 0; recompute < 2; recompute++)
+        h->base.activation_bytes[recompute] = gpt_activation_bytes(h->gpt, recompute);
+    return SHD_OK;
+}
 
 int backend_host_new(const struct backend_config *config, struct backend **ret_backend,
                      struct shd_err *e)
 {
-    uint64_t elems_max = 0;
-    for (int kind = 0; kind < GPT_UNIT_KINDS; kind++)
-        if (config->layout->elems[kind] > elems_max)
-            elems_max = config->layout->elems[kind];
     struct backend_host *h = calloc(1, sizeof *h);
     if (h == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for the model");
-    h->base.ops = &host_ops;
-    h->shape = *config->shape;
-    h->layout = *config->layout;
-    int r = gpt_new(config->shape, config->layout, config->batch, config->recompute, config->pool,
-                    &h->gpt, e);
-    if (r == SHD_OK)
-        r = widen_init(&h->widen, config->publish, elems_max, config->pool, e);
+    *h = (struct backend_host){ .base = { .ops = &host_ops, .loss_scale = 1 },
+                                .shape = *config->shape,
+                                .layout = *config->layout,
+                                .publish = config->publish,
+                                .pool = config->pool };
+    const int r = host_init(h, config, e);
     if (r != SHD_OK) {
         host_free(&h->base);
         return r;
     }
-    gpt_set_gemm(h->gpt, config->gemm);
     *ret_backend = &h->base;
     return SHD_OK;
 }

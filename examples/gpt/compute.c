@@ -62,7 +62,7 @@ void compute_begin(struct compute *c, double loss_scale)
     const size_t bytes = gpt_units(&c->shape) * sizeof(uint64_t);
     memset(c->forward_ns, 0, bytes);
     memset(c->backward_ns, 0, bytes);
-    c->backend->ops->set_loss_scale(c->backend, loss_scale);
+    c->backend->loss_scale = loss_scale;
     c->begun = false;
 }
 

@@ -51,7 +51,7 @@ int evaluate_loss(struct compute *c, struct progress *p, struct shd_err *e)
             return r;
         const uint64_t rows = wanted - first < batch ? wanted - first : batch;
         for (uint64_t i = 0; i < rows * c->shape.seq; i++)
-            sum += c->backend->ops->losses(c->backend)[i];
+            sum += c->backend->losses[i];
     }
     const double loss = sum / (double)(wanted * c->shape.seq);
     progress_note(p, "eval step %ju held-out loss %.4f (%.3f bits per byte, %ju windows)",

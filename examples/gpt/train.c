@@ -411,12 +411,11 @@ static void train_introduce_schedule(struct train *t)
                   paths[shd_path(t->model)], o->precision, o->grad_precision, o->accumulate);
     const struct backend *b = t->compute.backend;
     progress_note(&t->progress, "activations %.1f MB (%.1f MB %s --recompute)",
-                  (double)b->ops->activation_bytes(b, o->recompute) * 1e-6,
-                  (double)b->ops->activation_bytes(b, !o->recompute) * 1e-6,
+                  (double)b->activation_bytes[o->recompute] * 1e-6,
+                  (double)b->activation_bytes[!o->recompute] * 1e-6,
                   o->recompute ? "without" : "with");
-    const char *device = b->ops->describe(b);
-    if (device != NULL)
-        progress_note(&t->progress, "computed on %s", device);
+    if (b->describe[0] != '\0')
+        progress_note(&t->progress, "computed on %s", b->describe);
     if (t->gemm != GEMM_FULL)
         progress_note(&t->progress, "%s GEMM: %s", o->precision, gemm_describe(t->gemm));
     if (o->chosen.dynamic_scale)

@@ -202,7 +202,7 @@ static struct outcome run_staged(const struct world *w, const struct backend_con
     struct backend *b = backend_new(config);
     for (uint32_t u = 0; u < w->units; u++)
         params[u] = publish(w, u, config->publish);
-    b->ops->set_loss_scale(b, loss_scale);
+    b->loss_scale = loss_scale;
     const double first = run_micro(w, b, params, o.grads);
     o.loss = run_micro(w, b, params, o.grads);
     EXPECT(first == o.loss);
@@ -235,7 +235,7 @@ static struct outcome run_device(const struct world *w, struct backend_config co
         EXPECT_OK(gpu_finish(&gpu, &e), &e);
         free(copy);
     }
-    b->ops->set_loss_scale(b, loss_scale);
+    b->loss_scale = loss_scale;
     o.loss = run_micro(w, b, params, grads);
     for (uint32_t u = 0; u < w->units; u++) {
         if (grads[u] != NULL)

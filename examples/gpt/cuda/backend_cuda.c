@@ -31,7 +31,6 @@ struct backend_cuda {
     void *pinned;             /* owned: batch and losses */
     struct gpu_batch batch;
     double *losses; /* [R] */
-    char describe[256];
 };
 
 static struct backend_cuda *cuda_of(struct backend *b)
@@ -68,6 +67,7 @@ static int cuda_set_batch(struct backend *b, const uint8_t *windows, struct shd_
     struct backend_cuda *c = cuda_of(b);
     struct gpu_model *m = &c->model;
     const uint64_t seq = m->shape.seq, rows = m->rows;
+    m->loss_scale = (float)b->loss_scale;
     for (uint64_t i = 0; i < m->batch; i++) {
         memcpy(c->batch.tokens + i * seq, windows + i * (seq + 1), seq);
         memcpy(c->batch.targets + i * seq, windows + i * (seq + 1) + 1, seq);
@@ -140,43 +140,47 @@ static struct backend_arrays stage_arrays(struct backend_cuda *c, uint32_t unit,
 
 /* -- Units ----------------------------------------------------------------------------------- */
 
-static int cuda_forward(struct backend *b, uint32_t unit, const struct backend_arrays *a,
-                        struct shd_err *e)
+static void forward(struct gpu_model *m, struct gpt_unit u, const struct backend_arrays *on)
 {
-    struct backend_cuda *c = cuda_of(b);
-    struct gpu_model *m = &c->model;
-    const struct gpt_unit u = gpt_unit_at(&m->shape, unit);
-    if (u.kind == GPT_BLOCK && m->shape.rank > 0)
-        return SHD_OK; /* its adapters' unit computes it */
-    gpu_enter(&m->gpu);
-    const struct backend_arrays on = stage_arrays(c, unit, a);
-    switch (u.kind) {
-    case GPT_EMBED:
-        gpu_model_embed(m, on.params);
-        break;
-    case GPT_BLOCK:
-        (m->shape.experts > 0 ? gpu_model_router : gpu_model_block)(
-            m, u.layer, &(struct gpu_block_arrays){ .base = on.params });
-        break;
-    case GPT_LORA:
-        gpu_model_block(m, u.layer,
-                        &(struct gpu_block_arrays){ .base = on.used, .low = on.params });
-        break;
-    case GPT_HEAD:
-        gpu_model_head(m, on.params, on.used);
-        gpu_copy(&m->gpu, c->losses, m->losses, m->rows * sizeof *m->losses);
-        break;
-    case GPT_EXPERT:
-        gpu_model_expert(m, u, on.params);
-        break;
-    case GPT_UNIT_KINDS:
-        break;
-    }
-    return gpu_finish(&m->gpu, e);
+    const bool lora = u.kind == GPT_LORA;
+    const struct gpu_block_arrays a = { .base = lora ? on->used : on->params,
+                                        .low = lora ? on->params : NULL };
+    if (u.kind == GPT_EMBED)
+        gpu_model_embed(m, on->params);
+    else if (u.kind == GPT_HEAD)
+        gpu_model_head(m, on->params, on->used);
+    else if (u.kind == GPT_EXPERT)
+        gpu_model_expert(m, u, on->params);
+    else if (m->shape.experts > 0)
+        gpu_model_router(m, u.layer, &a);
+    else
+        gpu_model_block(m, u.layer, &a);
 }
 
-static int cuda_backward(struct backend *b, uint32_t unit, const struct backend_arrays *a,
-                         struct shd_err *e)
+static void backward(struct gpu_model *m, struct gpt_unit u, const struct backend_arrays *on)
+{
+    const bool lora = u.kind == GPT_LORA;
+    const struct gpu_block_arrays a = { .base = lora ? on->used : on->params,
+                                        .low = lora ? on->params : NULL,
+                                        .grad = lora ? NULL : on->grad,
+                                        .low_grad = lora ? on->grad : NULL };
+    if (u.kind == GPT_EMBED)
+        gpu_model_embed_backward(m, on->grad);
+    else if (u.kind == GPT_HEAD)
+        gpu_model_head_backward(m, on->params, on->used, on->grad, on->used_grad);
+    else if (u.kind == GPT_EXPERT)
+        gpu_model_expert_backward(m, u, on->params, on->grad);
+    else if (m->shape.experts > 0)
+        gpu_model_router_backward(m, u.layer, &a);
+    else
+        gpu_model_block_backward(m, u.layer, &a);
+}
+
+/* One pass of a unit; a frozen block's is that of its adapters' unit. */
+static int cuda_run(struct backend *b, uint32_t unit, const struct backend_arrays *a,
+                    void (*pass)(struct gpu_model *, struct gpt_unit,
+                                 const struct backend_arrays *),
+                    struct shd_err *e)
 {
     struct backend_cuda *c = cuda_of(b);
     struct gpu_model *m = &c->model;
@@ -185,36 +189,25 @@ static int cuda_backward(struct backend *b, uint32_t unit, const struct backend_
         return SHD_OK;
     gpu_enter(&m->gpu);
     const struct backend_arrays on = stage_arrays(c, unit, a);
-    switch (u.kind) {
-    case GPT_EMBED:
-        gpu_model_embed_backward(m, on.grad);
-        break;
-    case GPT_BLOCK:
-        (m->shape.experts > 0 ? gpu_model_router_backward : gpu_model_block_backward)(
-            m, u.layer, &(struct gpu_block_arrays){ .base = on.params, .grad = on.grad });
-        break;
-    case GPT_LORA:
-        gpu_model_block_backward(
-            m, u.layer,
-            &(struct gpu_block_arrays){ .base = on.used, .low = on.params, .low_grad = on.grad });
-        break;
-    case GPT_HEAD:
-        gpu_model_head_backward(m, on.params, on.used, on.grad, on.used_grad);
-        break;
-    case GPT_EXPERT:
-        gpu_model_expert_backward(m, u, on.params, on.grad);
-        break;
-    case GPT_UNIT_KINDS:
-        break;
-    }
+    pass(m, u, &on);
+    if (u.kind == GPT_HEAD && pass == forward)
+        gpu_copy(&m->gpu, c->losses, m->losses, m->rows * sizeof *m->losses);
     unstage_grad(c, STAGE_GRAD, unit, a->grad);
     unstage_grad(c, STAGE_USED_GRAD, gpt_unit_uses(&m->shape, unit), a->used_grad);
     return gpu_finish(&m->gpu, e);
 }
 
-static const double *cuda_losses(struct backend *b)
+static int cuda_forward(struct backend *b, uint32_t unit, const struct backend_arrays *a,
+                        struct shd_err *e)
 {
-    return cuda_of(b)->losses;
+    const struct backend_arrays read = { .params = a->params, .used = a->used };
+    return cuda_run(b, unit, &read, forward, e);
+}
+
+static int cuda_backward(struct backend *b, uint32_t unit, const struct backend_arrays *a,
+                         struct shd_err *e)
+{
+    return cuda_run(b, unit, a, backward, e);
 }
 
 static uint32_t cuda_next(const struct backend *b, uint32_t unit)
@@ -227,11 +220,6 @@ static uint32_t cuda_next(const struct backend *b, uint32_t unit)
             return next;
     }
     return GPT_UNIT_NONE;
-}
-
-static void cuda_set_loss_scale(struct backend *b, double scale)
-{
-    cuda_of(b)->model.loss_scale = (float)scale;
 }
 
 static int cuda_read(struct backend *b, const void *params, uint64_t elems, float *out,
@@ -262,16 +250,6 @@ static int cuda_spoil(struct backend *b, float *grad, struct shd_err *e)
     else
         gpu_copy(&c->model.gpu, grad, &infinite, sizeof infinite);
     return gpu_finish(&c->model.gpu, e);
-}
-
-static const char *cuda_describe(const struct backend *b)
-{
-    return ((const struct backend_cuda *)b)->describe;
-}
-
-static uint64_t cuda_activation_bytes(const struct backend *b, bool recompute)
-{
-    return ((const struct backend_cuda *)b)->model.bytes[recompute];
 }
 
 /* -- Memory ---------------------------------------------------------------------------------- */
@@ -310,10 +288,7 @@ static int cuda_pin(struct backend_cuda *c, struct shd_err *e)
 
 static int cuda_stage(struct backend_cuda *c, struct shd_err *e)
 {
-    uint64_t elems_max = 0;
-    for (int kind = 0; kind < GPT_UNIT_KINDS; kind++)
-        if (c->model.layout.elems[kind] > elems_max)
-            elems_max = c->model.layout.elems[kind];
+    const uint64_t elems_max = backend_elems_max(&c->model.layout);
     for (int i = 0; c->staged && i < STAGE_SLOTS; i++) {
         c->stage[i] = gpu_alloc(&c->model.gpu, elems_max * sizeof(float), "a unit", e);
         if (c->stage[i] == NULL)
@@ -326,13 +301,9 @@ static const struct backend_ops cuda_ops = {
     .set_batch = cuda_set_batch,
     .forward = cuda_forward,
     .backward = cuda_backward,
-    .losses = cuda_losses,
     .next = cuda_next,
-    .set_loss_scale = cuda_set_loss_scale,
     .read = cuda_read,
     .spoil = cuda_spoil,
-    .describe = cuda_describe,
-    .activation_bytes = cuda_activation_bytes,
     .free = cuda_free,
 };
 
@@ -342,8 +313,8 @@ int backend_cuda_new(const struct backend_config *config, struct backend **ret_b
     struct backend_cuda *c = calloc(1, sizeof *c);
     if (c == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for the model");
-    c->base.ops = &cuda_ops;
-    c->staged = config->staged;
+    *c = (struct backend_cuda){ .base = { .ops = &cuda_ops, .loss_scale = 1 },
+                                .staged = config->staged };
     int r = gpu_model_init(&c->model, config, e);
     if (r == SHD_OK)
         r = cuda_pin(c, e);
@@ -353,7 +324,9 @@ int backend_cuda_new(const struct backend_config *config, struct backend **ret_b
         cuda_free(&c->base);
         return r;
     }
-    snprintf(c->describe, sizeof c->describe, "%s, %s products%s", c->model.gpu.describe,
+    c->base.losses = c->losses;
+    memcpy(c->base.activation_bytes, c->model.bytes, sizeof c->model.bytes);
+    snprintf(c->base.describe, sizeof c->base.describe, "%s, %s products%s", c->model.gpu.describe,
              config->publish == SHD_BF16  ? "bf16"
              : config->publish == SHD_F16 ? "fp16"
              : config->tf32               ? "tf32"
