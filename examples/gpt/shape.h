@@ -130,4 +130,16 @@ void gpt_layout_compute(const struct gpt_shape *shape, struct gpt_layout *ret_la
 int gpt_layout_load(const struct gpt_shape *shape, const shd_model *m,
                     struct gpt_layout *ret_layout, struct shd_err *e);
 
+/* The parts of the spec that do not follow from the shape. */
+struct gpt_spec {
+    const char *optimizer; /* "adamw", "sgd" or "lion" */
+    uint64_t seed;
+    uint32_t micro_batches, accumulate;
+    enum shd_dtype publish;
+    double weight_decay; /* of matrices; biases and norms have none */
+};
+
+/* The model spec of shd_model_open(), as JSON; free() it. NULL: no memory. */
+char *gpt_spec_json(const struct gpt_shape *shape, const struct gpt_spec *spec);
+
 #endif

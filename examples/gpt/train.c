@@ -1,4 +1,5 @@
-/* train.c: see train.h.
+/* train.c: shd-gpt, from attaching to the digest. Exit codes: 0 done, 1 failed, 2 wrong usage, 128
+ * + signal ended by a signal.
  *
  * Happy path: read the text, attach, open the model; per step run this worker's micro-batches
  * through shd_run_step(); rank 0 prints, evaluates and, at the end, samples and digests.
@@ -8,8 +9,6 @@
  * come back to all workers with the commit, and all stop after the same step. With --elastic the
  * others do not wait for anybody in particular: a worker returns what it has in hand and leaves.
  */
-#include "examples/gpt/train.h"
-
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,11 +19,11 @@
 #include "examples/gpt/data.h"
 #include "examples/gpt/evaluate.h"
 #include "examples/gpt/gemm.h"
+#include "examples/gpt/options.h"
 #include "examples/gpt/pool.h"
 #include "examples/gpt/progress.h"
 #include "examples/gpt/schedule.h"
 #include "examples/gpt/shape.h"
-#include "examples/gpt/shape_spec.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
 
@@ -38,6 +37,8 @@ struct train {
     shd_session *session;
     shd_model *model;
     struct progress progress;
+    int signal; /* the one that ends the run, of any worker, after a whole step; 0: none */
+    bool left;  /* elastic: this worker alone was asked to stop; the others go on */
 };
 
 static volatile sig_atomic_t train_signal;
@@ -100,9 +101,9 @@ static struct shd_update train_update(const struct options *o, uint64_t step)
                                 .dynamic_loss_scale = o->chosen.dynamic_scale };
 }
 
-/* Rank 0 prints. *ret_signal: the one any worker was asked to stop by; else untouched. */
+/* Rank 0 prints. */
 static void train_step_done(struct train *t, struct progress_step *p,
-                            const struct shd_result *result, int *ret_signal)
+                            const struct shd_result *result)
 {
     p->end_ns = clock_now_ns();
     p->end = train_stats(t);
@@ -116,9 +117,9 @@ static void train_step_done(struct train *t, struct progress_step *p,
     if (t->options->rank == 0)
         progress_step(&t->progress, p);
     if (result->metrics[METRIC_SIGINT] > 0)
-        *ret_signal = SIGINT;
+        t->signal = SIGINT;
     else if (result->metrics[METRIC_SIGTERM] > 0)
-        *ret_signal = SIGTERM;
+        t->signal = SIGTERM;
 }
 
 /* In elastic mode the step cannot close only while this worker has a micro-batch of it in hand, so
@@ -136,37 +137,16 @@ static int train_evaluate_elastic(void *ctx, struct shd_err *e)
     return r;
 }
 
-static int train_step_elastic(struct train *t, bool *ret_left, struct shd_err *e)
+static int train_step(struct train *t, struct shd_err *e)
 {
+    const struct options *o = t->options;
     const uint64_t step = shd_step(t->model);
-    const struct shd_update update = train_update(t->options, step);
+    const struct schedule_share share = train_share(o);
+    const struct shd_update update = train_update(o, step);
     const struct shd_compute compute = compute_callbacks(&t->compute);
     struct shd_result result = { .step = 0 };
-    int ignored = 0;
-    struct progress_step p = { .begin_ns = clock_now_ns(),
-                               .begin = train_stats(t),
-                               .lr = update.lr,
-                               .loss_scale = train_loss_scale(t) };
-    compute_begin(&t->compute, p.loss_scale);
-    const int r = shd_run_step_elastic(t->model, &compute, &update, &result, e);
-    if (r != SHD_OK && t->compute.err.code != SHD_OK)
-        return err_set(e, t->compute.err.code, "%s", t->compute.err.text);
-    if (r != SHD_OK)
-        return r;
-    *ret_left = result.left;
-    if (!result.left && !result.over)
-        train_step_done(t, &p, &result, &ignored);
-    return SHD_OK;
-}
-
-static int train_step(struct train *t, int *ret_signal, struct shd_err *e)
-{
-    const uint64_t step = shd_step(t->model);
-    const struct schedule_share share = train_share(t->options);
-    const struct shd_update update = train_update(t->options, step);
-    const struct shd_compute compute = compute_callbacks(&t->compute);
-    struct shd_result result = { .step = 0 };
-    int r = train_eval_is_due(t, step) ? evaluate_loss(&t->compute, &t->progress, e) : SHD_OK;
+    const bool evaluate = !o->elastic && train_eval_is_due(t, step);
+    int r = evaluate ? evaluate_loss(&t->compute, &t->progress, e) : SHD_OK;
     if (r != SHD_OK)
         return r;
     struct progress_step p = { .begin_ns = clock_now_ns(),
@@ -175,14 +155,17 @@ static int train_step(struct train *t, int *ret_signal, struct shd_err *e)
                                .loss_scale = train_loss_scale(t) };
     compute_begin(&t->compute, p.loss_scale);
     const uint32_t count = schedule_micros(&share, step, t->micros);
-    r = shd_run_step(t->model, t->micros, count, &compute, &update, &result, e);
+    r = o->elastic ? shd_run_step_elastic(t->model, &compute, &update, &result, e)
+                   : shd_run_step(t->model, t->micros, count, &compute, &update, &result, e);
     if (r != SHD_OK && t->compute.err.code != SHD_OK)
         return err_set(e, t->compute.err.code, "%s", t->compute.err.text);
     if (r != SHD_OK)
         return r;
-    train_step_done(t, &p, &result, ret_signal);
-    if (*ret_signal == 0 && count == 0) /* nobody waits for this worker */
-        *ret_signal = train_signal;
+    t->left = result.left;
+    if (!result.left && !result.over)
+        train_step_done(t, &p, &result);
+    if (!o->elastic && t->signal == 0 && count == 0) /* nobody waits for this worker */
+        t->signal = train_signal;
     return SHD_OK;
 }
 
@@ -224,48 +207,38 @@ static const char *train_signal_name(int number)
     return number == SIGINT ? "SIGINT" : "SIGTERM";
 }
 
-/* *ret_left: this worker alone was asked to stop; the others go on. */
-static int train_loop_elastic(struct train *t, bool *ret_left, struct shd_err *e)
+static bool train_goes_on(const struct train *t)
 {
-    const struct options *o = t->options;
-    *ret_left = false;
-    t->compute.before = train_evaluate_elastic;
-    t->compute.before_ctx = t;
-    progress_begin(&t->progress, shd_step(t->model), train_stats(t).wait_ns);
-    while (shd_step(t->model) < o->steps && train_signal == 0 && !*ret_left) {
-        const int r = train_step_elastic(t, ret_left, e);
-        if (r != SHD_OK)
-            return r;
-    }
-    *ret_left = shd_step(t->model) < o->steps;
-    if (*ret_left && o->rank == 0)
-        progress_note(&t->progress, "left by %s at step %ju of %ju",
-                      train_signal_name((int)train_signal), (uintmax_t)shd_step(t->model),
-                      (uintmax_t)o->steps);
-    train_note_misses(t);
-    return SHD_OK;
+    const struct schedule_share share = train_share(t->options);
+    const uint64_t step = shd_step(t->model);
+    if (step >= t->options->steps || t->signal != 0 || t->left)
+        return false;
+    return t->options->elastic ? train_signal == 0 : schedule_takes_part(&share, step);
 }
 
-static int train_loop(struct train *t, int *ret_signal, struct shd_err *e)
+static int train_loop(struct train *t, struct shd_err *e)
 {
     const struct options *o = t->options;
-    const struct schedule_share share = train_share(o);
     const uint64_t first = shd_step(t->model);
-    *ret_signal = 0;
-    if (o->rank == 0 && first > 0)
+    if (!o->elastic && o->rank == 0 && first > 0)
         progress_note(&t->progress, "the model is at step %ju: going on from there",
                       (uintmax_t)first);
+    t->compute.before = o->elastic ? train_evaluate_elastic : NULL;
+    t->compute.before_ctx = t;
     progress_begin(&t->progress, first, train_stats(t).wait_ns);
-    while (shd_step(t->model) < o->steps && *ret_signal == 0 &&
-           schedule_takes_part(&share, shd_step(t->model))) {
-        const int r = train_step(t, ret_signal, e);
+    while (train_goes_on(t)) {
+        const int r = train_step(t, e);
         if (r != SHD_OK)
             return r;
     }
-    if (*ret_signal != 0 && o->rank == 0)
+    const uintmax_t step = shd_step(t->model), steps = o->steps;
+    t->left = o->elastic && step < steps;
+    if (t->left && o->rank == 0)
+        progress_note(&t->progress, "left by %s at step %ju of %ju",
+                      train_signal_name((int)train_signal), step, steps);
+    if (t->signal != 0 && o->rank == 0)
         progress_note(&t->progress, "stopped by %s after step %ju of %ju",
-                      train_signal_name(*ret_signal), (uintmax_t)shd_step(t->model),
-                      (uintmax_t)o->steps);
+                      train_signal_name(t->signal), step, steps);
     train_note_misses(t);
     return SHD_OK;
 }
@@ -282,7 +255,8 @@ static struct gpt_shape train_shape(const struct options *o)
                                .rank = (uint32_t)o->adapters };
 }
 
-char *train_spec(const struct options *o)
+/* The spec of the model the options describe, as JSON; free() it. NULL: no memory. */
+static char *train_spec(const struct options *o)
 {
     const struct gpt_shape shape = train_shape(o);
     const struct gpt_spec spec = { .optimizer = o->optimizer,
@@ -444,10 +418,13 @@ static void train_introduce(struct train *t)
     train_introduce_schedule(t);
 }
 
-int train_run(const struct options *options, struct train_end *ret_end, struct shd_err *e)
+/* Print to stdout (rank 0). Errors: those of the parts, with what was being done. *ret_refused: the
+ * error is about the options, what they ask for cannot be had. *ret_signal: the one that ended the
+ * run early, after a whole step; 0: none. */
+static int train_run(const struct options *options, bool *ret_refused, int *ret_signal,
+                     struct shd_err *e)
 {
     struct train t = { .options = options };
-    *ret_end = (struct train_end){ .signal = 0 };
     int r = progress_init(&t.progress, stdout, options->rank == 0 ? options->json : NULL, e);
     if (r != SHD_OK)
         return r;
@@ -455,16 +432,51 @@ int train_run(const struct options *options, struct train_end *ret_end, struct s
     t.progress.log_every = options->log_every;
     t.progress.step_bytes = options->micro_batches * options->batch * options->seq;
     train_catch_signals();
-    bool left = false;
-    r = train_init(&t, &ret_end->refused, e);
+    r = train_init(&t, ret_refused, e);
     if (r == SHD_OK) {
         if (options->rank == 0)
             train_introduce(&t);
-        r = options->elastic ? train_loop_elastic(&t, &left, e)
-                             : train_loop(&t, &ret_end->signal, e);
+        r = train_loop(&t, e);
     }
-    if (r == SHD_OK && options->rank == 0 && !left)
+    if (r == SHD_OK && options->rank == 0 && !t.left)
         r = evaluate_finish(&t.compute, &t.progress, e);
     train_deinit(&t);
+    *ret_signal = t.signal;
     return r;
+}
+
+static int train_print_spec(const struct options *options)
+{
+    char *spec = train_spec(options);
+    const bool printed = spec != NULL && puts(spec) != EOF;
+    free(spec);
+    return printed ? 0 : 1;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options;
+    struct shd_err e = { 0 };
+    bool refused = false;
+    int signal_number = 0;
+    if (options_parse(argc, argv, &options, &e) != SHD_OK) {
+        fprintf(stderr, "shd-gpt: %s\n", e.text);
+        return 2;
+    }
+    if (options.help) {
+        options_help(stdout);
+        return 0;
+    }
+    if (options.version) {
+        printf("shd-gpt %s\n", SHD_VERSION);
+        return 0;
+    }
+    if (options.print_spec)
+        return train_print_spec(&options);
+    if (train_run(&options, &refused, &signal_number, &e) != SHD_OK) {
+        fflush(stdout);
+        fprintf(stderr, "shd-gpt: rank %u: %s\n", options.rank, e.text);
+        return refused ? 2 : 1;
+    }
+    return signal_number != 0 ? 128 + signal_number : 0;
 }

@@ -8,7 +8,6 @@
 #include "examples/gpt/data.h"
 #include "examples/gpt/model.h"
 #include "examples/gpt/sample.h"
-#include "examples/gpt/shape_spec.h"
 #include "tests/lib/test.h"
 
 /* -- A folder of its own --------------------------------------------------------------------- */
