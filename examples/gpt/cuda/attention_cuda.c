@@ -63,12 +63,6 @@ static struct gpu_matrix scores_of(const struct gpu_model *m)
                                 .next = GPU_ATTENTION_ROWS * m->stride };
 }
 
-static struct gpu_matrix transposed(struct gpu_matrix x)
-{
-    x.transposed = true;
-    return x;
-}
-
 static float scale_of(const struct gpu_model *m)
 {
     return (float)(1 / sqrt((double)m->head_size));

@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "examples/gpt/cuda/moe_cuda.h"
+#include "examples/gpt/cuda/layer_cuda.h"
 #include "examples/gpt/half.h"
 #include "proto/base/status.h"
 

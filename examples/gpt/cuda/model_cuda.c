@@ -373,13 +373,8 @@ void gpu_model_head(struct gpu_model *m, const void *params, const void *embed)
     const uint64_t dim = m->shape.dim;
     const void *wte = gpu_model_param(m, embed, m->layout.at[GPT_EMBED][EMBED_WTE]);
     gpu_model_norm(m, &norm, NULL, NULL, NULL, m->norm);
-    gpu_multiply(&m->gpu,
-                 &(struct gpu_product){ .m = m->rows,
-                                        .n = GPU_VOCAB,
-                                        .k = dim,
-                                        .a = { .data = m->norm, .dtype = m->dtype, .stride = dim },
-                                        .b = { wte, m->dtype, dim, .transposed = true },
-                                        .c = { m->logits, GPU_F32, GPU_VOCAB, .next = 0 } });
+    multiply(m, (struct gpu_size){ m->rows, GPU_VOCAB, dim }, factor(m, m->norm, dim),
+             factor_t(m, wte, dim), floats(m->logits, GPU_VOCAB), PRODUCT);
     const struct gpu_cross_entropy loss = { .logits = m->logits,
                                             .grad = m->dlogits,
                                             .targets = m->input.targets,
@@ -396,23 +391,12 @@ void gpu_model_head_backward(struct gpu_model *m, const void *params, const void
     const struct gpu_norm_io norm = head_norm(m, params);
     const uint64_t dim = m->shape.dim, *at = m->layout.at[GPT_HEAD];
     const uint64_t wte = m->layout.at[GPT_EMBED][EMBED_WTE];
-    const struct gpu_matrix dlogits = { .data = m->dlogits,
-                                        .dtype = m->dtype,
-                                        .stride = GPU_VOCAB };
-    struct gpu_product p = { .m = GPU_VOCAB, .n = dim, .k = m->rows, .a = dlogits };
-    p.a.transposed = true;
-    p.b = (struct gpu_matrix){ .data = m->norm, .dtype = m->dtype, .stride = dim };
-    p.c = (struct gpu_matrix){ .data = gpu_model_grad(embed_grad, wte),
-                               .dtype = GPU_F32,
-                               .stride = dim };
+    const struct gpu_matrix dlogits = factor(m, m->dlogits, GPU_VOCAB);
     if (embed_grad != NULL)
-        gpu_multiply(&m->gpu, &p);
-    p = (struct gpu_product){ .m = m->rows, .n = dim, .k = GPU_VOCAB, .a = dlogits };
-    p.b = (struct gpu_matrix){ .data = gpu_model_param(m, embed, wte),
-                               .dtype = m->dtype,
-                               .stride = dim };
-    p.c = (struct gpu_matrix){ .data = m->scratch.d1, .dtype = GPU_F32, .stride = dim };
-    gpu_multiply(&m->gpu, &p);
+        multiply(m, (struct gpu_size){ GPU_VOCAB, dim, m->rows }, transposed(dlogits),
+                 factor(m, m->norm, dim), floats(embed_grad + wte, dim), PRODUCT);
+    multiply(m, (struct gpu_size){ m->rows, dim, GPU_VOCAB }, dlogits,
+             factor(m, gpu_model_param(m, embed, wte), dim), floats(m->scratch.d1, dim), PRODUCT);
     gpu_model_norm_backward(m, &norm, /* add= */ false, gpu_model_grad(grad, at[HEAD_LN_W]),
                             gpu_model_grad(grad, at[HEAD_LN_B]));
 }

@@ -3,8 +3,7 @@
  *
  *   model_cuda.c     memory, norms, embedding, head and loss
  *   attention_cuda.c attention
- *   block_cuda.c     a block: linear layers, plain or with adapters, MLP
- *   moe_cuda.c       router and experts
+ *   layer_cuda.c     a layer: dense, with adapters, or with experts
  *   backend_cuda.c   the backend: which part a unit is, arrays in and out
  *
  * Number types. Parameters are read as they are published, fp32, bf16 or fp16, and that type, T
@@ -127,14 +126,40 @@ static inline struct gpu_matrix factor(const struct gpu_model *m, const void *da
     return (struct gpu_matrix){ .data = data, .dtype = m->dtype, .stride = cols };
 }
 
-static inline struct gpu_matrix factor_t(const struct gpu_model *m, const void *data, uint64_t cols)
-{
-    return (struct gpu_matrix){ data, m->dtype, cols, 0, .transposed = true };
-}
-
 static inline struct gpu_matrix floats(const float *data, uint64_t cols)
 {
     return (struct gpu_matrix){ .data = data, .dtype = GPU_F32, .stride = cols };
+}
+
+static inline struct gpu_matrix transposed(struct gpu_matrix x)
+{
+    x.transposed = true;
+    return x;
+}
+
+static inline struct gpu_matrix factor_t(const struct gpu_model *m, const void *data, uint64_t cols)
+{
+    return transposed(factor(m, data, cols));
+}
+
+struct gpu_size {
+    uint64_t m, n, k;
+};
+
+/* c[m, n] = a[m, k] b[k, n] + (add ? c : 0); see struct gpu_product for full. */
+enum { PRODUCT = 0, PRODUCT_ADD = 1, PRODUCT_FULL = 2 };
+static inline void multiply(struct gpu_model *m, struct gpu_size s, struct gpu_matrix a,
+                            struct gpu_matrix b, struct gpu_matrix c, unsigned how)
+{
+    const struct gpu_product p = { .m = s.m,
+                                   .n = s.n,
+                                   .k = s.k,
+                                   .a = a,
+                                   .b = b,
+                                   .c = c,
+                                   .add = (how & PRODUCT_ADD) != 0,
+                                   .full = (how & PRODUCT_FULL) != 0 };
+    gpu_multiply(&m->gpu, &p);
 }
 
 /* Layer norm of [R, C]. */

@@ -1,8 +1,18 @@
-/* moe_cuda.h: router and experts on a GPU. */
-#ifndef GPT_CUDA_MOE_CUDA_H
-#define GPT_CUDA_MOE_CUDA_H
+/* layer_cuda.h: a layer on a GPU: dense, with adapters, or with experts. */
+#ifndef GPT_CUDA_LAYER_CUDA_H
+#define GPT_CUDA_LAYER_CUDA_H
 
-#include "examples/gpt/cuda/block_cuda.h"
+#include "examples/gpt/cuda/model_cuda.h"
+
+/* Arrays of a unit, on the device; those of a block: `low` is the adapters', see model_layer.h. */
+struct gpu_block_arrays {
+    const void *base, *low;
+    float *grad, *low_grad; /* NULL: frozen */
+};
+
+void gpu_model_block(struct gpu_model *m, uint32_t layer, const struct gpu_block_arrays *a);
+void gpu_model_block_backward(struct gpu_model *m, uint32_t layer,
+                              const struct gpu_block_arrays *a);
 
 /* A block with experts: attention and router, which leaves the counts in m->routes once the stream
  * is waited for; then each expert that has rows. Backward in reverse: experts, then the router. All
