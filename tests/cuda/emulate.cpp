@@ -1,5 +1,5 @@
 /* See emulate.h. One launch at a time; a scheduler on the caller's stack resumes fibers, which come
- * back to it where they must wait or may be switched. */
+ * back to it, or go on to the next, where they must wait or may be switched. */
 #include "tests/cuda/emulate.h"
 
 #include <mutex>
@@ -122,13 +122,18 @@ uint64_t random_below(uint64_t n)
     abort();
 }
 
+bool same_file(const char *one, const char *other)
+{
+    return one == other || strcmp(one, other) == 0;
+}
+
 /* True: this fence or barrier is to be passed over. */
 bool site_skipped(const char *file, int line, bool is_fence)
 {
     struct machine &e = emulator();
     unsigned at = 0;
     while (at < e.sites.size() && (e.sites[at].line != line || e.sites[at].is_fence != is_fence ||
-                                   strcmp(e.sites[at].file, file) != 0))
+                                   !same_file(e.sites[at].file, file)))
         at++;
     if (at == e.sites.size())
         e.sites.push_back({ file, line, is_fence });
@@ -165,30 +170,20 @@ void shared_swap(struct block *from, struct block *to)
 
 /* -- Threads ----------------------------------------------------------------------------------- */
 
-void thread_leave()
+/* The thread of b that goes on. */
+unsigned take_ready(struct block *b)
 {
-    struct machine &e = emulator();
-    fiber_switch(&e.thread->fiber, &e.scheduler);
+    const struct machine &e = emulator();
+    const size_t last = b->ready.size() - 1;
+    const size_t at = e.options.seed != 0 ? random_below(last + 1) : last;
+    const unsigned index = b->ready[at];
+    b->ready[at] = b->ready[last];
+    b->ready.pop_back();
+    return index;
 }
 
-/* A fiber's life: one thread after the other. */
-void thread_main()
-{
-    struct machine &e = emulator();
-    fiber_arrived(&e.thread->fiber, &e.scheduler);
-    for (;;) {
-        e.thread->parked = false;
-        e.kernel->run(e.args);
-        struct block *b = e.block;
-        if (b->at_barrier > 0)
-            wrong("ended while others wait at a barrier", b->file, b->line);
-        b->ended++;
-        e.thread->parked = true;
-        thread_leave();
-    }
-}
-
-void thread_run(struct block *b, unsigned index)
+/* Its fiber is to be switched to. */
+struct fiber *thread_enter(struct block *b, unsigned index)
 {
     struct machine &e = emulator();
     if (e.block != b) {
@@ -202,7 +197,35 @@ void thread_run(struct block *b, unsigned index)
     threadIdx.x = index % blockDim.x;
     threadIdx.y = index / blockDim.x % blockDim.y;
     threadIdx.z = index / blockDim.x / blockDim.y;
-    fiber_switch(&e.scheduler, &t->fiber);
+    return &t->fiber;
+}
+
+/* In order the next thread is known here, and half of the switches saved. */
+void thread_leave()
+{
+    struct machine &e = emulator();
+    struct fiber *here = &e.thread->fiber;
+    if (e.options.seed != 0 || e.dead || e.block->ready.empty())
+        fiber_switch(here, &e.scheduler);
+    else
+        fiber_switch(here, thread_enter(e.block, take_ready(e.block)));
+}
+
+/* A fiber's life: one thread after the other. */
+void thread_main()
+{
+    struct machine &e = emulator();
+    fiber_arrived(&e.thread->fiber);
+    for (;;) {
+        e.thread->parked = false;
+        e.kernel->run(e.args);
+        struct block *b = e.block;
+        if (b->at_barrier > 0)
+            wrong("ended while others wait at a barrier", b->file, b->line);
+        b->ended++;
+        e.thread->parked = true;
+        thread_leave();
+    }
 }
 
 /* -- Blocks ------------------------------------------------------------------------------------ */
@@ -254,22 +277,16 @@ bool block_ended(const struct block *b)
     return b->ended == blockDim.x * blockDim.y * blockDim.z;
 }
 
-/* One thread of b goes on to where it next waits. */
+/* One thread of b goes on to where it next waits, or in order as many as can. */
 void block_step(struct block *b)
 {
-    struct machine &e = emulator();
     if (b->ready.empty()) {
         for (const struct warp &w : b->warps)
             if (w.arrived > 0)
                 wrong("some lanes wait at a shuffle which others never come to", w.file, w.line);
         wrong("some threads wait at a barrier which others never come to", b->file, b->line);
     }
-    const size_t last = b->ready.size() - 1;
-    const size_t at = e.options.seed != 0 ? random_below(last + 1) : last;
-    const unsigned index = b->ready[at];
-    b->ready[at] = b->ready[last];
-    b->ready.pop_back();
-    thread_run(b, index);
+    fiber_switch(&emulator().scheduler, thread_enter(b, take_ready(b)));
 }
 
 /* -- Launches ---------------------------------------------------------------------------------- */
@@ -537,7 +554,7 @@ void emulate_barrier(const char *file, int line)
     struct block *b = e.block;
     if (b->ended > 0)
         wrong("at a barrier after another thread's end", file, line);
-    if (b->at_barrier > 0 && (b->line != line || strcmp(b->file, file) != 0))
+    if (b->at_barrier > 0 && (b->line != line || !same_file(b->file, file)))
         wrong("at another barrier than the rest of the block", file, line);
     b->file = file;
     b->line = line;
@@ -563,7 +580,7 @@ uint64_t emulate_shuffle(uint64_t value, unsigned from_lane, const char *file, i
     struct warp *w = &e.block->warps[t->index / WARP];
     uint64_t *values = w->value[t->shuffles++ % 2];
     values[t->index % WARP] = value;
-    if (w->arrived > 0 && (w->line != line || strcmp(w->file, file) != 0))
+    if (w->arrived > 0 && (w->line != line || !same_file(w->file, file)))
         wrong("at another shuffle than the rest of the warp", file, line);
     w->file = file;
     w->line = line;

@@ -11,7 +11,7 @@
 
 #include "proto/base/check.h"
 
-#ifdef __SANITIZE_ADDRESS__
+#ifdef EMULATE_ASAN
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
@@ -70,7 +70,7 @@ static inline void fiber_alloc(struct fiber *f)
 /* The next switch to f begins entry(), which never returns. */
 static inline void fiber_start(struct fiber *f, void (*entry)())
 {
-#ifdef __SANITIZE_ADDRESS__
+#ifdef EMULATE_ASAN
     __asan_unpoison_memory_region(f->stack, f->stack_bytes); /* it may have been left anywhere */
 #endif
     f->fake_stack = nullptr;
@@ -82,30 +82,35 @@ static inline void fiber_start(struct fiber *f, void (*entry)())
     f->sp = top;
 }
 
+/* The fiber that switched to the one that runs. Of all threads: one launch at a time. */
+static struct fiber *fiber_before;
+
 /* First thing a fiber does, and after each return from fiber_switch(). */
-static inline void fiber_arrived(struct fiber *here, struct fiber *from)
+static inline void fiber_arrived(struct fiber *here)
 {
-#ifdef __SANITIZE_ADDRESS__
+#ifdef EMULATE_ASAN
     const void *stack;
     size_t bytes;
     __sanitizer_finish_switch_fiber(here->fake_stack, &stack, &bytes);
-    if (from->memory == nullptr) {
-        from->stack = stack;
-        from->stack_bytes = bytes;
+    if (fiber_before->memory == nullptr) {
+        fiber_before->stack = stack;
+        fiber_before->stack_bytes = bytes;
     }
 #else
     (void)here;
-    (void)from;
 #endif
 }
 
 static inline void fiber_switch(struct fiber *from, struct fiber *to)
 {
-#ifdef __SANITIZE_ADDRESS__
+    if (from == to)
+        return;
+#ifdef EMULATE_ASAN
+    fiber_before = from;
     __sanitizer_start_switch_fiber(&from->fake_stack, to->stack, to->stack_bytes);
 #endif
     emulate_fiber_switch(&from->sp, to->sp);
-    fiber_arrived(from, to);
+    fiber_arrived(from);
 }
 
 #endif

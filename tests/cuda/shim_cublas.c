@@ -125,8 +125,7 @@ static cublasStatus_t run(cublasHandle_t handle, struct shim_gemm *g, int comput
         return INVALID_VALUE;
     g->tf32 = compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     void *params[] = { g };
-    const uint64_t blocks = ((uint64_t)g->n * (uint64_t)g->count + 255) / 256;
-    const CUresult r = handle->cuda->cuLaunchKernel(handle->gemm, (unsigned)blocks, 1, 1, 256, 1, 1,
+    const CUresult r = handle->cuda->cuLaunchKernel(handle->gemm, (unsigned)g->count, 1, 1, 1, 1, 1,
                                                     0, handle->stream, params, NULL);
     return r == CUDA_SUCCESS ? CUBLAS_STATUS_SUCCESS : EXECUTION_FAILED;
 }

@@ -7,7 +7,7 @@
 enum { SHIM_R_32F = 0, SHIM_R_16F = 2, SHIM_R_16BF = 14 }; /* cuBLAS's cudaDataType */
 
 /* c = op(a) op(b) + beta c of column-major matrices, `count` times; bf16, fp16 or fp32 factors
- * (rounded to TF32 where tf32 says so), sums in fp32, k ascending. A thread for each column of each
+ * (rounded to TF32 where tf32 says so), sums in fp32, k ascending. A block of one thread for each
  * c. */
 struct shim_gemm {
     const void *a, *b;
