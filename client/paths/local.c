@@ -270,7 +270,7 @@ static int local_fill_slot(struct shd_model *m, uint32_t slot, uint32_t unit, co
         .elems = m->spec->units[unit].elems,
     };
     m->session->bytes_copied += cast.elems * dtype_bytes(dtype);
-    return kern_run_cast(m->session->kern, &cast, e);
+    return kern_run(m->session->kern, &(struct kern_op){ KERN_CAST, { .cast = cast } }, e);
 }
 
 static uint32_t find_sent(const struct shd_model *m, uint32_t group, uint32_t unit)
@@ -298,7 +298,9 @@ static int sum_arrived(struct shd_model *m, uint32_t unit, struct shd_err *e)
                 .elems = m->spec->units[unit].elems,
                 .first = !u->summed,
             };
-            const int r = kern_run_accumulate(m->session->kern, &accumulate, e);
+            const int r = kern_run(
+                m->session->kern,
+                &(struct kern_op){ KERN_ACCUMULATE, { .accumulate = accumulate } }, e);
             if (r != SHD_OK)
                 return r;
             u->summed = true;
@@ -360,13 +362,15 @@ static int sum_squares(struct shd_model *m, struct wire_prepared *prepared, stru
         if (m->spec->units[i].frozen)
             continue;
         if (!u->summed) { /* took part in no micro-batch */
-            const int r = kern_run_zero(m->session->kern, u->acc, elems, e);
+            const struct kern_op zero = kern_zero(u->acc, elems);
+            const int r = kern_run(m->session->kern, &zero, e);
             if (r != SHD_OK)
                 return r;
             continue;
         }
         const struct kern_sumsq sumsq = { u->acc, elems, &sum };
-        const int r = kern_run_sumsq(m->session->kern, &sumsq, e);
+        const int r = kern_run(m->session->kern,
+                               &(struct kern_op){ KERN_SUMSQ, { .sumsq = sumsq } }, e);
         if (r != SHD_OK)
             return r;
     }
@@ -410,7 +414,8 @@ static int update_units(struct shd_model *m, const struct decision *decision, st
             .hypers = local->hypers,
             .hyper_count = m->spec->group_count,
         };
-        const int r = kern_run_update(m->session->kern, &update, e);
+        const int r = kern_run(m->session->kern,
+                               &(struct kern_op){ KERN_UPDATE, { .update = update } }, e);
         if (r != SHD_OK)
             return r;
     }

@@ -174,7 +174,8 @@ int exec_forward(struct run *run, uint32_t micro, uint32_t unit, struct shd_err 
     struct exec *x = run->exec;
     mark_read(run, unit);
     activity_begin(run->m, ACTIVITY_FORWARD, unit, run->micros[micro]);
-    const int code = c->forward(c->ctx, run->micros[micro], unit, shd_params(run->m, unit));
+    const int code = c->forward(c->ctx, run->micros[micro], unit,
+                                run->m->reader->params(run->m, unit));
     activity_end(run->m);
     if (code != 0)
         return compute_failed(run, "forward", micro, unit, code, e);
@@ -206,7 +207,8 @@ int exec_backward(struct run *run, uint32_t micro, uint32_t unit, struct shd_err
     if (r != SHD_OK)
         return r;
     activity_begin(run->m, ACTIVITY_BACKWARD, unit, run->micros[micro]);
-    const int code = c->backward(c->ctx, run->micros[micro], unit, shd_params(run->m, unit), grad);
+    const int code = c->backward(c->ctx, run->micros[micro], unit,
+                                 run->m->reader->params(run->m, unit), grad);
     activity_end(run->m);
     if (code != 0)
         return compute_failed(run, "backward", micro, unit, code, e);
