@@ -31,6 +31,7 @@
 #include "daemon/model/restore.h"
 #include "daemon/model/spill.h"
 #include "daemon/net/dispatch.h"
+#include "daemon/net/links.h"
 #include "daemon/net/mailbox.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"

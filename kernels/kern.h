@@ -16,19 +16,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/done.h"
 #include "kernels/shared.h"
 #include "proto/base/dtype.h"
-#include "proto/base/fixsum.h"
 #include "proto/base/status.h"
 #include "proto/share/segment.h"
-#include "proto/share/trail.h"
 
 struct kern; /* one device: its compute threads, its queue */
-
-/* Embed in the operation that waits for the work. */
-struct kern_done {
-    void (*fn)(struct kern_done *done, int status);
-};
 
 struct kern_fill {
     float *out; /* [elems] */
@@ -44,13 +38,6 @@ struct kern_cast { /* out[i] = (out_dtype)in[i], rounded to nearest even */
     enum shd_dtype out_dtype;
     const float *in; /* [elems] */
     uint64_t elems;
-};
-
-/* A sum of squares: each block of 2,048 elements (counted from x[0]) in fp64 in one fixed order,
- * block sums added exactly. Written when done fires. */
-struct kern_sum {
-    struct fixsum sum; /* += : start from fixsum_init() */
-    bool finite;       /* &= : false when a block sum was inf or NaN (sum then lacks it) */
 };
 
 /* -- Finishing an operation in another process --------------------------------------------------

@@ -1,12 +1,49 @@
-/* Plain C that the host and its GPUs share: what kernels are told in the same words. */
+/* Plain C that the host and its GPUs compile from one source: what kernels are told in the same
+ * words, and the bits of a number. */
 #ifndef SHD_KERNELS_SHARED_H
 #define SHD_KERNELS_SHARED_H
 
 #include <stdint.h>
+#include <string.h>
 
-#include "kernels/bits.h"
 #include "proto/base/dtype.h"
 #include "proto/spec/optimizer.h"
+
+#ifdef __CUDACC__
+#define KERN_FN static __device__ __forceinline__
+#elif defined(KERN_CALLS)
+#define KERN_FN static inline __attribute__((unused))
+#else
+#define KERN_FN static inline __attribute__((always_inline, unused))
+#endif
+
+KERN_FN uint32_t f32_bits(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+KERN_FN float f32_of_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+KERN_FN uint64_t f64_bits(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+KERN_FN double f64_of_bits(uint64_t bits)
+{
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
 
 /* An initial distribution of a tensor's elements. Element i of the tensor depends on seed, the
  * tensor's name and i alone: Philox4x32-10 with key = first 64 bits of SHA-256(seed, name). */

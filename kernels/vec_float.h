@@ -12,7 +12,7 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "kernels/bits.h"
+#include "kernels/shared.h"
 
 typedef float vec;
 

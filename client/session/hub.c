@@ -11,6 +11,7 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
+#include "proto/share/fdpass.h"
 
 #define POLL_SLICE_NS  (100 * NS_PER_MS)
 #define DETACH_NS_MAX  (500 * NS_PER_MS)

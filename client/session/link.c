@@ -22,6 +22,7 @@
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 #include "proto/share/admit.h"
+#include "proto/share/fdpass.h"
 
 #define USEFUL_NS       NS_PER_S        /* a daemon that was there for as long came back indeed */
 #define FIRST_NS_MAX    (10 * NS_PER_S) /* for a daemon that was never there */

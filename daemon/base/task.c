@@ -10,6 +10,7 @@
 
 #include "daemon/base/state.h"
 #include "proto/base/check.h"
+#include "proto/base/status.h"
 #include "proto/base/sys.h"
 
 struct task_queue {

@@ -2,10 +2,10 @@
 #ifndef SHD_TASK_H
 #define SHD_TASK_H
 
-#include "kernels/kern.h"
-#include "proto/base/status.h"
+#include "kernels/done.h"
 
 struct daemon;
+struct shd_err;
 struct task_queue;
 
 /* Embed; pass &task->done to a kernel. fn runs on the loop thread, once per use. */

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "proto/base/check.h"
-#include "proto/share/trail.h"
+#include "proto/share/segment.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
 

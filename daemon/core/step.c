@@ -4,9 +4,11 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "daemon/core/ledger.h"
 #include "daemon/core/step_state.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
+#include "proto/base/status.h"
 
 static struct step_action *act(struct step_actions *actions, enum step_action_kind kind)
 {

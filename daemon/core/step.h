@@ -31,16 +31,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/core/ledger.h"
 #include "proto/base/decision.h"
 #include "proto/base/dtype.h"
 #include "proto/base/fixsum.h"
-#include "proto/base/status.h"
-#include "proto/share/board.h"
 
-#define STEP_METRICS_MAX LEDGER_METRICS
-#define STEP_APPLY_AHEAD 4u /* APPLYs outstanding: keeps the compute threads fed */
-#define STEP_CELLS_MAX   LEDGER_CELLS_MAX
+#define STEP_METRICS_MAX 4u
+#define STEP_APPLY_AHEAD 4u                  /* APPLYs outstanding: keeps the compute threads fed */
+#define STEP_CELLS_MAX   (UINT64_C(1) << 24) /* units x micro-batches */
+
+struct shd_err;
 
 /* The shell's handle of the request whose gradient waits: 1 .. STEP_REF_MAX. */
 typedef uint32_t step_ref;

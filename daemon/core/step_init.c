@@ -3,8 +3,12 @@
 
 #include <string.h>
 
+#include "daemon/core/ledger.h"
 #include "daemon/core/step_state.h"
 #include "proto/base/check.h"
+
+_Static_assert(STEP_METRICS_MAX == LEDGER_METRICS && STEP_CELLS_MAX == LEDGER_CELLS_MAX,
+               "a ledger has room for what the core takes");
 
 static size_t align16(size_t bytes)
 {

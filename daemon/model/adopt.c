@@ -20,6 +20,7 @@
 #include "daemon/model/spill.h"
 #include "kernels/runs.h"
 #include "proto/base/failpoint.h"
+#include "proto/share/board.h"
 #include "proto/spec/spec_json.h"
 
 #define CAST_ELEMS (UINT64_C(1) << 28) /* between two lines of progress */

@@ -19,10 +19,14 @@
 #include "daemon/model/inbox.h"
 #include "daemon/model/lease_wait.h"
 #include "daemon/model/metrics.h"
+#include "daemon/model/model.h"
 #include "daemon/model/model_unit.h"
 #include "daemon/net/op.h"
+#include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
+#include "proto/share/board.h"
+#include "proto/spec/spec.h"
 #include "proto/wire/wire.h"
 
 static struct op *op_of_ref(struct model *m, step_ref ref)

@@ -2,8 +2,8 @@
 #ifndef SHD_APPLY_H
 #define SHD_APPLY_H
 
-#include "daemon/core/step.h"
-#include "daemon/model/model.h"
+struct model;
+struct step_actions;
 
 /* Carry out an event's actions. Loop thread. May finish requests (credits) and wake waiting ones.
  */

@@ -22,6 +22,8 @@
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 #include "proto/share/board.h"
+#include "proto/spec/layout.h"
+#include "proto/spec/spec.h"
 #include "proto/wire/wire.h"
 
 #define PIECE_ELEMS   (UINT64_C(512) * SHD_BLOCK_ELEMS) /* 4 MiB */

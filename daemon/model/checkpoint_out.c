@@ -7,7 +7,11 @@
 
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
+#include "proto/base/status.h"
 #include "proto/base/sys.h"
+#include "proto/files/safeset.h"
+#include "proto/files/safetensors.h"
+#include "proto/spec/spec.h"
 
 static struct checkpoint_place *place_of(const struct checkpoint_out *out, uint32_t tensor,
                                          uint32_t array)

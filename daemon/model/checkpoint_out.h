@@ -5,10 +5,11 @@
 
 #include <stdint.h>
 
-#include "proto/base/status.h"
 #include "proto/files/ckpt.h"
-#include "proto/files/safeset.h"
-#include "proto/spec/spec.h"
+
+struct safeset;
+struct shd_err;
+struct spec;
 
 struct checkpoint_place { /* of an array of a tensor */
     int fd;               /* borrowed from the set */

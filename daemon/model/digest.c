@@ -8,7 +8,10 @@
 #include "daemon/core/step.h"
 #include "daemon/model/model.h"
 #include "daemon/net/op.h"
+#include "kernels/kern.h"
 #include "proto/base/sys.h"
+#include "proto/spec/layout.h"
+#include "proto/spec/spec.h"
 
 struct digest_work {
     struct task task;

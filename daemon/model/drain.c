@@ -45,7 +45,7 @@ static void begin(struct daemon *d, const struct session *s)
     for (uint32_t i = 0; i < d->model_count; i++)
         decide(d->models[i]);
     d->drain_session = s->id;
-    log_info("op=drain session=%016" PRIx64 " pid=%d", s->id, (int)s->peer.pid);
+    log_info("op=drain session=%016" PRIx64 " pid=%d", s->id, (int)s->pid);
     notify_drain(d->notify, d->drain_session != 0);
 }
 

@@ -17,6 +17,7 @@
 #include "daemon/net/session.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
+#include "proto/spec/spec.h"
 #include "proto/wire/wire.h"
 
 static void hist_add(struct metrics_hist *h, uint64_t duration_ns)
@@ -81,7 +82,7 @@ static void remember_sender(struct model *m, uint32_t group, const struct sessio
         return;
     struct metrics_sender *sender = &mm->senders[group];
     sender->session = s->id;
-    sender->pid = s->peer.pid;
+    sender->pid = s->pid;
     sender->start_time = s->start_time;
     snprintf(sender->name, sizeof sender->name, "%.*s", (int)sizeof sender->name - 1, s->name);
 }

@@ -7,10 +7,8 @@
 #include <stdint.h>
 
 #include "daemon/core/ledger.h"
-#include "proto/base/status.h"
 #include "proto/share/segment.h"
 #include "proto/share/shardmap.h"
-#include "proto/spec/spec.h"
 
 struct board;
 struct checkpoint;
@@ -25,6 +23,8 @@ struct model_fill;
 struct model_unit;
 struct op;
 struct session;
+struct shd_err;
+struct spec;
 struct spill;
 struct step;
 

@@ -7,8 +7,9 @@
 
 #include "daemon/base/task.h"
 #include "daemon/core/step.h"
-#include "kernels/kern.h"
+#include "kernels/done.h"
 
+struct kern_run;
 struct model;
 
 enum model_work_kind { MODEL_ACCUMULATE, MODEL_SUM, MODEL_ZERO, MODEL_APPLY, MODEL_PUBLISH };

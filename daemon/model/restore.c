@@ -13,6 +13,7 @@
 #include "daemon/base/task.h"
 #include "daemon/core/step.h"
 #include "daemon/model/adopt.h"
+#include "daemon/model/checkpoint_out.h"
 #include "daemon/model/model.h"
 #include "daemon/model/open.h"
 #include "daemon/model/restore_in.h"

@@ -6,10 +6,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/model/checkpoint_out.h"
+#include "daemon/model/model.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt_info.h"
+#include "proto/files/safeset.h"
+#include "proto/files/safetensors.h"
 #include "proto/spec/spec_json.h"
 
 #define RETRY_US 1000u

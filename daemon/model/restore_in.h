@@ -5,11 +5,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/model/checkpoint_out.h"
-#include "daemon/model/model.h"
 #include "proto/files/ckpt.h"
 #include "proto/files/ckpt_info.h"
-#include "proto/files/safeset.h"
+
+struct checkpoint_piece;
+struct model;
+struct safeset;
+struct safeset_place;
+struct shd_err;
+struct spec;
 
 struct restore_in {
     bool weights; /* parameters alone, of any tool; no leaves */

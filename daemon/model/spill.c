@@ -11,6 +11,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
 #include "daemon/base/task.h"
+#include "daemon/core/step.h"
 #include "daemon/model/apply.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
@@ -20,6 +21,7 @@
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
+#include "proto/spec/spec.h"
 #include "proto/wire/wire.h"
 
 #define PATIENCE_NS     UINT64_C(5000000) /* longer than a gradient takes to be summed */

@@ -49,8 +49,8 @@ static void broke(const struct op *op, const struct comm_job *job)
     const bool slow = job->status == SHD_ETIMEDOUT;
     log_warn("op=link session=%016" PRIx64 " pid=%d name=%s request=%s status=%s why=\"%s\""
              " do=\"%s; it joins again by itself\"",
-             s->id, (int)s->peer.pid, s->name, wire_request_name(op->req.type),
-             status_name(job->status), job->why.text,
+             s->id, (int)s->pid, s->name, wire_request_name(op->req.type), status_name(job->status),
+             job->why.text,
              slow ? "see whether that process is stopped or hangs"
                   : "none if it died, else see its log; NCCL_DEBUG=WARN says more");
     session_end(s, slow ? "it took no part in a transfer by NCCL in time" : "NCCL failed");
@@ -165,6 +165,10 @@ static int need_place(struct op *op, struct links **ret_links)
     if (links == NULL && s->link_count == SESSION_MODELS_MAX)
         return err_set(&op->err, SHD_EBUSY, "session has links of %u models, the most there may be",
                        SESSION_MODELS_MAX);
+    if (links == NULL && s->links == NULL)
+        s->links = sys_calloc(SESSION_MODELS_MAX, sizeof *s->links);
+    if (s->links == NULL)
+        return err_set(&op->err, SHD_ENOMEM, "no memory for a session's links");
     if (links == NULL) {
         links = &s->links[s->link_count++];
         *links = (struct links){ .model = op->model };
@@ -242,6 +246,8 @@ void links_end(struct session *s)
         comm_link_end(s->links[i].up);
     }
     s->link_count = 0;
+    free(s->links);
+    s->links = NULL;
 }
 
 void links_stop(struct daemon *d)

@@ -15,6 +15,7 @@
 #include "daemon/core/replies.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/share/fdpass.h"
 
 #define INDEX_BITS 10
 _Static_assert((1u << INDEX_BITS) == SESSIONS_MAX, "a session id carries its table index");
@@ -69,8 +70,8 @@ static void poll_closed(uv_handle_t *handle)
 void session_end(struct session *s, const char *why)
 {
     CHECK(s->state == SESSION_NEW || s->state == SESSION_OPEN);
-    log_info("op=session_end session=%016" PRIx64 " pid=%d name=%s why=\"%s\"", s->id,
-             (int)s->peer.pid, s->name, why);
+    log_info("op=session_end session=%016" PRIx64 " pid=%d name=%s why=\"%s\"", s->id, (int)s->pid,
+             s->name, why);
     const bool was_open = s->state == SESSION_OPEN;
     s->state = SESSION_DEAD;
     s->poll_closing = true;
@@ -173,7 +174,8 @@ int session_new(struct daemon *d, int fd, const struct side_peer *peer, struct s
     s->daemon = d;
     s->id = ++table->epoch << INDEX_BITS | index;
     s->side_fd = fd;
-    s->peer = *peer;
+    s->pid = peer->pid;
+    s->uid = peer->uid;
     s->since_ns = uv_hrtime();
     if (process_read(peer->pid, &process))
         s->start_time = process.start_time;
@@ -207,7 +209,7 @@ struct session *session_by_token(struct daemon *d, const uint8_t *token)
     struct session *found = NULL;
     for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
         struct session *s = &d->sessions->items[i];
-        if (s->state == SESSION_NEW && CRYPTO_memcmp(s->token, token, SHD_TOKEN_BYTES) == 0)
+        if (s->state == SESSION_NEW && CRYPTO_memcmp(s->token, token, WIRE_TOKEN_BYTES) == 0)
             found = s;
     }
     return found;

@@ -9,13 +9,11 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include <uv.h>
 
-#include "daemon/net/links.h"
 #include "daemon/net/op.h"
-#include "proto/share/fdpass.h"
-#include "proto/share/segment.h"
 #include "proto/wire/wire.h"
 
 #define SESSIONS_MAX        1024u
@@ -25,7 +23,9 @@
 
 struct daemon;
 struct inbox;
+struct links;
 struct replies;
+struct side_peer;
 
 struct session_ticket {
     uint64_t ticket; /* 0: unused */
@@ -45,8 +45,9 @@ struct session {
     uv_poll_t poll;      /* on side_fd */
     int side_fd;         /* owned; -1 when closed */
     bool poll_closing;   /* uv_close() is under way: the slot must wait */
-    struct side_peer peer;
-    uint8_t token[SHD_TOKEN_BYTES];
+    pid_t pid;           /* of its process, and its user */
+    uid_t uid;
+    uint8_t token[WIRE_TOKEN_BYTES];
     enum wire_role role;
     char name[WIRE_NAME_BYTES_MAX];
     uint8_t identity[MAILBOX_IDENTITY_BYTES_MAX];
@@ -55,7 +56,7 @@ struct session {
     uint32_t ops;                              /* pending requests: the slot must wait for them */
     struct inbox *inboxes[SESSION_MODELS_MAX]; /* counted references */
     uint32_t inbox_count;
-    struct links links[SESSION_MODELS_MAX];
+    struct links *links; /* owned, [SESSION_MODELS_MAX]; NULL: it has had none */
     uint32_t link_count;
     struct session_ticket tickets[SESSION_TICKETS_MAX];
     uint64_t ticket_last;

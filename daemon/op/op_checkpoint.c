@@ -10,12 +10,13 @@
 #include "daemon/op/requests.h"
 #include "proto/base/sys.h"
 #include "proto/share/board.h"
+#include "proto/spec/spec.h"
 
 static int busy(struct op *op, const struct op *other)
 {
     return err_set(&op->err, SHD_EBUSY,
                    "session '%.60s' (pid %d) has a checkpoint of model '%s' under way",
-                   other->session->name, (int)other->session->peer.pid, op->model->spec->name);
+                   other->session->name, (int)other->session->pid, op->model->spec->name);
 }
 
 /* One that waits for its step: ours goes, another's stays. Called for a request that is new. */

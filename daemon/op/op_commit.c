@@ -2,6 +2,7 @@
  * every later one is answered with the recorded one. */
 #include <string.h>
 
+#include "daemon/core/step.h"
 #include "daemon/model/apply.h"
 #include "daemon/model/lease_wait.h"
 #include "daemon/model/metrics.h"
@@ -11,6 +12,7 @@
 #include "daemon/op/requests.h"
 #include "kernels/runs.h"
 #include "proto/base/sys.h"
+#include "proto/share/board.h"
 
 /* A predecessor of this process has answered Prepare, and the sums are formed anew: wait for them.
  * The blob lies in the frame, which will be gone. */

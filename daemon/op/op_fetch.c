@@ -10,6 +10,8 @@
 #include "daemon/net/op.h"
 #include "daemon/op/requests.h"
 #include "proto/gpu/comm.h"
+#include "proto/spec/layout.h"
+#include "proto/spec/spec.h"
 
 static void sent(struct op *op, const struct comm_job *job)
 {

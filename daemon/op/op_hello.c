@@ -13,6 +13,9 @@
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
 #include "daemon/op/requests.h"
+#include "proto/share/fdpass.h"
+
+_Static_assert(WIRE_TOKEN_BYTES == SHD_TOKEN_BYTES, "the side channel's token");
 
 static int welcome(struct op *op, const struct session *s)
 {
@@ -25,7 +28,7 @@ static int welcome(struct op *op, const struct session *s)
  * repeats yet. A refusal that overtakes the welcome would be the end of the client. */
 static bool is_repeat(const struct session *s, const struct wire_hello *req)
 {
-    return s != NULL && CRYPTO_memcmp(s->token, req->token, SHD_TOKEN_BYTES) == 0;
+    return s != NULL && CRYPTO_memcmp(s->token, req->token, WIRE_TOKEN_BYTES) == 0;
 }
 
 static int op_hello(struct op *op)
@@ -56,8 +59,8 @@ static int op_hello(struct op *op)
     memcpy(s->identity, op->identity, op->identity_bytes);
     s->identity_bytes = op->identity_bytes;
     metrics_session_open(s);
-    log_info("op=hello session=%016" PRIx64 " pid=%d uid=%u role=%s name=%s", s->id,
-             (int)s->peer.pid, (unsigned)s->peer.uid, session_role_name(s->role), s->name);
+    log_info("op=hello session=%016" PRIx64 " pid=%d uid=%u role=%s name=%s", s->id, (int)s->pid,
+             (unsigned)s->uid, session_role_name(s->role), s->name);
     return welcome(op, s);
 }
 

@@ -4,15 +4,18 @@
 #include <inttypes.h>
 
 #include "daemon/base/state.h"
+#include "daemon/core/step.h"
 #include "daemon/model/apply.h"
 #include "daemon/model/drain.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/metrics.h"
+#include "daemon/model/model.h"
 #include "daemon/model/spill.h"
 #include "daemon/net/links.h"
 #include "daemon/net/op.h"
 #include "daemon/op/requests.h"
 #include "proto/gpu/comm.h"
+#include "proto/spec/spec.h"
 
 static int check_place(struct op *op)
 {

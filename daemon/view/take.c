@@ -209,8 +209,8 @@ static void take_session(const struct session *s, uint32_t index, struct view_se
 {
     vs->id = s->id;
     vs->index = index;
-    vs->pid = s->peer.pid;
-    vs->uid = s->peer.uid;
+    vs->pid = s->pid;
+    vs->uid = s->uid;
     vs->start_time = s->start_time;
     vs->since_ns = s->since_ns;
     vs->role = session_role_name(s->role);

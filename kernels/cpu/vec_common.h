@@ -4,7 +4,7 @@
 
 #include <immintrin.h>
 
-#include "kernels/bits.h"
+#include "kernels/shared.h"
 
 #define SUM_LANES 32u /* fp64 lanes of a block's sum of squares: part of the numerics */
 

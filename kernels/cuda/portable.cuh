@@ -22,7 +22,7 @@
 
 #include <stdint.h>
 
-#include "kernels/bits.h"
+#include "kernels/shared.h"
 
 #ifdef __CUDACC__
 

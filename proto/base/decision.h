@@ -1,10 +1,13 @@
-/* What was decided about a step: by one worker, once, from all owners' sums; the same at every
- * owner, in every message, in the ledger and in checkpoints. */
+/* A step's phases, and what was decided about it: by one worker, once, from all owners' sums; the
+ * same at every owner, in every message, in the ledger and in checkpoints. */
 #ifndef SHD_DECISION_H
 #define SHD_DECISION_H
 
 #include <stdbool.h>
 #include <stdint.h>
+
+/* Collecting gradients; all are in; being applied. The board has it as a number. */
+enum step_phase { STEP_OPEN = 1, STEP_SEALED = 2, STEP_APPLYING = 3 };
 
 struct decision {
     bool skip;           /* gradients were not finite: the step counts, the values stay */

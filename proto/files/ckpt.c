@@ -12,8 +12,10 @@
 #include <openssl/evp.h>
 
 #include "proto/base/check.h"
+#include "proto/base/status.h"
 #include "proto/base/sys.h"
 #include "proto/spec/layout.h"
+#include "proto/spec/spec.h"
 
 const char *ckpt_stem(uint32_t array)
 {

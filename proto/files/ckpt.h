@@ -14,8 +14,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/base/status.h"
-#include "proto/spec/spec.h"
+struct shd_err;
+struct slice;
+struct spec;
+struct spec_tensor;
 
 #define CKPT_ARRAYS_MAX 3u /* parameters, two moments */
 #define CKPT_LEAF_BYTES 32u

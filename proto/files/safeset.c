@@ -13,8 +13,10 @@
 #include <jansson.h>
 
 #include "proto/base/check.h"
+#include "proto/base/status.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
+#include "proto/files/safetensors.h"
 
 static int new_set(uint32_t capacity, struct safeset **ret_set, struct shd_err *e)
 {

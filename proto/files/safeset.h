@@ -10,8 +10,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "proto/base/status.h"
-#include "proto/files/safetensors.h"
+struct safetensors;
+struct safetensors_tensor;
+struct shd_err;
 
 #define SAFESET_FILES_MAX 4096u
 

@@ -7,12 +7,14 @@
 #include <linux/futex.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/status.h"
 #include "proto/spec/layout.h"
 
 #define NOT_PUBLISHED UINT64_MAX

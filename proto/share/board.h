@@ -13,11 +13,11 @@
 
 #include <stdint.h>
 
-#include "proto/base/status.h"
+#include "proto/base/decision.h"
 
 #define BOARD_MAGIC UINT64_C(0x316472616f626873) /* "shboard1" */
 
-enum step_phase { STEP_OPEN = 1, STEP_SEALED = 2, STEP_APPLYING = 3 };
+struct shd_err;
 
 struct board_word {
     _Alignas(64) _Atomic uint64_t value;

@@ -42,6 +42,12 @@ struct segment {
     uint64_t handle; /* SEGMENT_CUDA: owned, the driver's */
 };
 
+/* The format of the trail in a model's kept segments (kernels/kern.h): it must be the same in a
+ * process and its successor. */
+#define KERN_CHUNK_ELEMS UINT64_C(65536) /* elements that a chunk word is about */
+#define KERN_OP_MAX      ((UINT64_C(1) << 46) - 1)
+#define KERN_TRAIL_BYTES UINT64_C(229376) /* of a host device's area, for any number of threads */
+
 #define SEGMENT_CLOSED ((struct segment){ .fd = -1 })
 
 /* True when outsiders must not map this kind writable (publish, board): sealed with

@@ -5,8 +5,11 @@
 #include <stdlib.h>
 
 #include "proto/base/check.h"
+#include "proto/base/status.h"
 #include "proto/base/sys.h"
 #include "proto/share/activity.h"
+#include "proto/spec/layout.h"
+#include "proto/spec/spec.h"
 
 static uint64_t whole_pages(uint64_t bytes)
 {

@@ -18,9 +18,10 @@
 #include <stdint.h>
 
 #include "proto/base/dtype.h"
-#include "proto/base/status.h"
-#include "proto/spec/layout.h"
-#include "proto/spec/spec.h"
+
+struct shd_err;
+struct slice;
+struct spec;
 
 struct shardmap {
     uint32_t owner, owners;

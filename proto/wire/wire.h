@@ -18,8 +18,6 @@
 #include "proto/base/decision.h"
 #include "proto/base/dtype.h"
 #include "proto/base/fixsum.h"
-#include "proto/base/status.h"
-#include "proto/share/fdpass.h"
 #include "proto/share/segment.h"
 
 #define WIRE_FRAME_BYTES_MAX ((size_t)1024 * 1024)
@@ -31,6 +29,9 @@
 #define WIRE_NAME_BYTES_MAX  128u
 #define WIRE_PATH_BYTES_MAX  4096u
 #define WIRE_LINK_ID_BYTES   128u
+#define WIRE_TOKEN_BYTES     16u /* SHD_TOKEN_BYTES: of the side channel */
+
+struct shd_err;
 
 /* A bump allocator over caller's memory; protobuf-c takes from it while unpacking. */
 struct wire_arena {
@@ -74,7 +75,7 @@ enum wire_role { WIRE_TRAINER = 1, WIRE_READER = 2, WIRE_ADMIN = 3 };
 struct wire_hello {
     uint32_t protocol; /* any value: op_hello answers a mismatch with both versions */
     enum wire_role role;
-    uint8_t token[SHD_TOKEN_BYTES];
+    uint8_t token[WIRE_TOKEN_BYTES];
     const char *name; /* < WIRE_NAME_BYTES_MAX, printable */
 };
 struct wire_open_model {

@@ -72,7 +72,7 @@ static const struct wire_message segment = MESSAGE("layout.segments", segment, .
 static const struct wire_field hello_fields[] = {
     ANY(hello, protocol),
     RANGE(hello, role, WIRE_TRAINER, WIRE_ADMIN),
-    EXACT(hello, token, SHD_TOKEN_BYTES),
+    EXACT(hello, token, WIRE_TOKEN_BYTES),
     NAME(hello, name),
 };
 static const struct wire_field open_model_fields[] = {

@@ -10,7 +10,7 @@
 #include "daemon/core/ledger.h"
 #include "daemon/core/step.h"
 #include "daemon/core/step_init.h"
-#include "proto/share/trail.h"
+#include "proto/share/segment.h"
 #include "proto/spec/layout.h"
 
 #define UNITS_MAX  5u

@@ -17,7 +17,7 @@ static const char spec_json[] =
 struct raw {
     int side;
     void *context, *dealer;
-    uint8_t token[SHD_TOKEN_BYTES];
+    uint8_t token[WIRE_TOKEN_BYTES];
     uint64_t session, seq;
     _Alignas(16) uint8_t memory[256 * 1024];
     struct wire_arena arena;

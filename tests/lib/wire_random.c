@@ -92,7 +92,7 @@ static void random_hello(uint64_t *seed, struct wire_hello *h, char name[WIRE_NA
 {
     h->protocol = random_u32(seed, 0, UINT32_MAX);
     h->role = (enum wire_role)random_u32(seed, WIRE_TRAINER, WIRE_ADMIN);
-    for (unsigned i = 0; i < SHD_TOKEN_BYTES; i++)
+    for (unsigned i = 0; i < WIRE_TOKEN_BYTES; i++)
         h->token[i] = (uint8_t)test_random(seed);
     h->name = random_name(seed, name);
 }

@@ -33,7 +33,7 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
     switch (a->type) {
     case WIRE_HELLO:
         return a->hello.protocol == b->hello.protocol && a->hello.role == b->hello.role &&
-               memcmp(a->hello.token, b->hello.token, SHD_TOKEN_BYTES) == 0 &&
+               memcmp(a->hello.token, b->hello.token, WIRE_TOKEN_BYTES) == 0 &&
                strcmp(a->hello.name, b->hello.name) == 0;
     case WIRE_OPEN_MODEL:
         return same_bytes(a->open_model.spec, b->open_model.spec) &&

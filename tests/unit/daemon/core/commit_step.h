@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <sys/mman.h>
 
+#include "daemon/core/ledger.h"
 #include "daemon/core/step.h"
 #include "daemon/core/step_init.h"
 #include "kernels/cpu/trail.h"

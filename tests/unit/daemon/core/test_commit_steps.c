@@ -15,6 +15,7 @@
 #include <sys/user.h>
 #include <sys/wait.h>
 
+#include "daemon/core/ledger.h"
 #include "kernels/cpu/cpu.h"
 #include "proto/base/clock.h"
 #include "tests/lib/stepping.h"

@@ -5,7 +5,7 @@
 
 #include "daemon/core/step.h"
 #include "proto/base/check.h"
-#include "proto/share/trail.h"
+#include "proto/share/segment.h"
 #include "proto/spec/layout.h"
 #include "tests/lib/test.h"
 

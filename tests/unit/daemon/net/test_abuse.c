@@ -6,6 +6,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/net/session.h"
+#include "proto/share/fdpass.h"
 #include "tests/lib/bystander.h"
 #include "tests/lib/http_ask.h"
 

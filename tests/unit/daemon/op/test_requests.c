@@ -2,6 +2,7 @@
  * daemon: each gets a clear error, work goes to who waits for it, and a trainer attached all along
  * goes on and ends with the right step. Bytes that are no requests are test_abuse.c's. */
 #include "daemon/net/session.h"
+#include "proto/share/fdpass.h"
 #include "tests/lib/bystander.h"
 
 TEST(other_protocol_version_is_refused_with_both_versions)

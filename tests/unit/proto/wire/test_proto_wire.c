@@ -393,7 +393,7 @@ TEST(names_must_be_short_and_printable)
     };
     Shd__Request m = SHD__REQUEST__INIT;
     Shd__Hello h = SHD__HELLO__INIT;
-    uint8_t token[SHD_TOKEN_BYTES] = { 0 };
+    uint8_t token[WIRE_TOKEN_BYTES] = { 0 };
     char name[300];
     m.body_case = SHD__REQUEST__BODY_HELLO;
     m.hello = &h;
