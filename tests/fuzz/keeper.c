@@ -13,7 +13,6 @@
 
 #include "client/ctl/base/say.h"
 #include "client/ctl/run/keeper.h"
-#include "client/ctl/run/notify.h"
 #include "tests/fuzz/descriptors.h"
 
 #define FILES        3

@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "client/ctl/plan/plan_safetensors.h"
+#include "client/ctl/plan/plan_source.h"
 #include "tests/fuzz/mutate_json.h"
 
 #define HEAD_BYTES 5u

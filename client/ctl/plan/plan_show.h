@@ -7,7 +7,7 @@
 
 #include <jansson.h>
 
-#include "client/ctl/plan/plan_ask.h"
+#include "client/ctl/plan/plan_source.h"
 #include "client/plan/plan.h"
 #include "proto/base/status.h"
 #include "proto/spec/spec.h"
@@ -23,8 +23,9 @@ int plan_print(const struct spec *spec, const struct plan_ask *ask, const struct
                FILE *out, struct shd_err *e);
 int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,
                     json_t *automatic, FILE *out, struct shd_err *e);
-json_t *plan_json_policy(const struct plan_policy *p);
-json_t *plan_json_cost(const struct plan_cost *c);
-json_t *plan_json_model(const struct spec *spec);
+
+/* Every strategy on the same model, side by side. */
+int plan_compare(const struct spec *spec, const struct plan_ask *ask, bool as_json, FILE *out,
+                 struct shd_err *e);
 
 #endif

@@ -3,12 +3,35 @@
 #ifndef SHD_CTL_PLAN_SOURCE_H
 #define SHD_CTL_PLAN_SOURCE_H
 
-#include "client/ctl/plan/plan_ask.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "client/plan/plan.h"
 #include "proto/base/status.h"
 #include "proto/spec/spec.h"
+
+/* What the flags of `shardctl plan` ask for. Strings are borrowed from argv. */
+struct plan_ask {
+    const char *address, *model;     /* an open model */
+    const char *spec, *safetensors;  /* or a file */
+    const char *wrap, *tie, *frozen; /* how a safetensors file becomes units; NULL: not given */
+    uint32_t unit_elems_min;
+    const char *param_dtype; /* NULL: as the source has it */
+    uint32_t accumulate;     /* 0: as the source has it */
+    uint32_t micros;         /* per worker and step; 0: the model's, spread over the workers */
+    uint32_t workers, daemons;
+    struct plan_policy policy;
+    uint64_t device_bytes, activation_bytes;
+    bool offload;
+    bool timeline_only;
+};
 
 /* The model as asked for: what --param-dtype and --accumulate change is changed, micros is filled
  * in. Errors name the file or flag. */
 int plan_source(struct plan_ask *ask, struct spec **ret_spec, struct shd_err *e);
+
+/* The spec in a safetensors file's header: its tensors wrapped into units. The file is not
+ * trusted. */
+int plan_safetensors(const struct plan_ask *ask, struct spec **ret_spec, struct shd_err *e);
 
 #endif

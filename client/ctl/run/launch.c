@@ -3,7 +3,6 @@
 
 #include <arpa/inet.h>
 #include <envz.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <netinet/in.h>
@@ -16,7 +15,6 @@
 
 #include "client/ctl/base/child.h"
 #include "client/ctl/base/say.h"
-#include "client/ctl/run/notify.h"
 #include "proto/base/check.h"
 
 /* Processors this process may use: a taskset or cpuset counts. */
@@ -205,12 +203,46 @@ int launch_worker(struct run_child *c, struct shd_err *e)
     return SHD_OK;
 }
 
-/* Another shardctl beside the workers. */
-int launch_helper(struct run_child *c, char *const *argv, struct shd_err *e)
+/* Another shardctl beside the workers, with these words behind its name. */
+static int launch_helper(struct run_child *c, char *const *words, struct shd_err *e)
 {
+    char self[PATH_MAX];
+    char *argv[8] = { self };
     struct child_spawn spawn = { .argv = argv };
-    if (launch(c, &spawn, &c->run->worker_env, /* relayed= */ true, e) != SHD_OK)
+    for (size_t i = 0; words[i] != NULL; i++) {
+        CHECK(i + 2 < ARRAY_SIZE(argv));
+        argv[i + 1] = words[i];
+    }
+    int rc = child_find_self(self, sizeof(self), e);
+    if (rc != SHD_OK)
+        return rc;
+    rc = launch(c, &spawn, &c->run->worker_env, /* relayed= */ true, e);
+    if (rc != SHD_OK)
         return err_prefix(e, "%s", c->name);
     run_note(c->run, "started %s pid=%ld", c->name, (long)c->pid);
     return SHD_OK;
+}
+
+int launch_restorer(struct run *r, struct shd_err *e)
+{
+    char *words[] = { (char[]){ "restore" }, (char *)r->options->restore, NULL };
+    return launch_helper(&r->helpers.list[RUN_RESTORER], words, e);
+}
+
+int launch_saver(struct run *r, struct shd_err *e)
+{
+    const struct run_options *o = r->options;
+    char every[12], keep[12];
+    if (o->checkpoint == NULL)
+        return SHD_OK;
+    snprintf(every, sizeof(every), "%" PRIu32, o->checkpoint_every);
+    snprintf(keep, sizeof(keep), "%" PRIu32, o->keep);
+    char *words[] = { (char[]){ "checkpoint" },
+                      (char *)o->checkpoint,
+                      (char[]){ "--every" },
+                      every,
+                      o->keep > 0 ? (char[]){ "--keep" } : NULL,
+                      keep,
+                      NULL };
+    return launch_helper(&r->helpers.list[RUN_SAVER], words, e);
 }

@@ -13,6 +13,9 @@ void launch_free(struct run *r);
  * On an error c is as before. */
 int launch_daemon(struct run_child *c, struct shd_err *e);
 int launch_worker(struct run_child *c, struct shd_err *e);
-int launch_helper(struct run_child *c, char *const *argv, struct shd_err *e);
+
+/* Start the restore (options->restore); start saving, if that is wanted. */
+int launch_restorer(struct run *r, struct shd_err *e);
+int launch_saver(struct run *r, struct shd_err *e);
 
 #endif

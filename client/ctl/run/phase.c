@@ -7,23 +7,22 @@
 
 #include "client/ctl/base/child.h"
 #include "client/ctl/run/launch.h"
-#include "client/ctl/run/saver.h"
 #include "proto/base/check.h"
 
 static void on_deadline(uv_timer_t *timer);
 
-uint32_t phase_count(const struct run_child *children, uint32_t count)
+uint32_t phase_count(const struct run_children *c)
 {
     uint32_t there = 0;
-    for (uint32_t i = 0; i < count; i++)
-        there += children[i].state != CHILD_GONE;
+    for (uint32_t i = 0; i < c->count; i++)
+        there += c->list[i].state != CHILD_GONE;
     return there;
 }
 
-static void close_timers(struct run_child *children, uint32_t count)
+static void close_timers(struct run_children *c)
 {
-    for (uint32_t i = 0; i < count; i++)
-        uv_close((uv_handle_t *)&children[i].timer, NULL);
+    for (uint32_t i = 0; i < c->count; i++)
+        uv_close((uv_handle_t *)&c->list[i].timer, NULL);
 }
 
 void phase_done(struct run *r)
@@ -31,45 +30,34 @@ void phase_done(struct run *r)
     r->phase = RUN_DONE;
     for (size_t i = 0; i < RUN_SIGNALS; i++)
         uv_close((uv_handle_t *)&r->signals[i], NULL);
-    close_timers(r->daemons, r->options->daemons);
-    close_timers(r->workers, r->options->workers.last);
-    close_timers(&r->restorer, 1);
-    close_timers(&r->saver, 1);
+    close_timers(&r->daemons);
+    close_timers(&r->workers);
+    close_timers(&r->helpers);
     uv_close((uv_handle_t *)&r->deadline, NULL);
     uv_close((uv_handle_t *)&r->notify, NULL);
 }
 
-static void signal_all(const struct run_child *children, uint32_t count, int sig)
+static void signal_all(const struct run_children *c, int sig)
 {
-    for (uint32_t i = 0; i < count; i++)
-        if (children[i].state == CHILD_RUNNING)
-            child_signal(children[i].pid, sig);
+    for (uint32_t i = 0; i < c->count; i++)
+        if (c->list[i].state == CHILD_RUNNING)
+            child_signal(c->list[i].pid, sig);
 }
 
-static void signal_daemons(const struct run *r, int sig)
+/* What waits to be started again is not started any more; only the deadline waits for anybody. */
+static void stop_timers(struct run_children *c)
 {
-    signal_all(r->daemons, r->options->daemons, sig);
-}
-
-static void signal_workers(const struct run *r, int sig)
-{
-    signal_all(r->workers, r->options->workers.last, sig);
-}
-
-/* Who waits to be started again is not any more; nobody is waited for but by the deadline. */
-static void stop_timers(struct run_child *children, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        uv_timer_stop(&children[i].timer);
-        if (children[i].state == CHILD_WAITING)
-            children[i].state = CHILD_GONE;
+    for (uint32_t i = 0; i < c->count; i++) {
+        uv_timer_stop(&c->list[i].timer);
+        if (c->list[i].state == CHILD_WAITING)
+            c->list[i].state = CHILD_GONE;
     }
 }
 
 static void start_grace(struct run *r)
 {
-    stop_timers(r->daemons, r->options->daemons);
-    stop_timers(r->workers, r->options->workers.last);
+    stop_timers(&r->daemons);
+    stop_timers(&r->workers);
     uv_timer_start(&r->deadline, on_deadline, (uint64_t)r->options->grace_s * 1000, 0);
 }
 
@@ -79,9 +67,10 @@ void phase_end(struct run *r)
         return;
     r->phase = RUN_ENDING;
     start_grace(r);
-    CHECK(phase_count(r->workers, r->options->workers.last) == 0);
-    if (saver_stop(r))
-        uv_timer_stop(&r->deadline); /* it saves, and has deadlines of its own */
+    CHECK(phase_count(&r->workers) == 0);
+    signal_all(&r->helpers, SIGTERM);
+    if (phase_count(&r->helpers) > 0)
+        uv_timer_stop(&r->deadline); /* the saver saves what is new, and has deadlines of its own */
     else
         phase_end_daemons(r);
 }
@@ -89,13 +78,13 @@ void phase_end(struct run *r)
 void phase_end_daemons(struct run *r)
 {
     start_grace(r);
-    const uint32_t daemons = phase_count(r->daemons, r->options->daemons);
+    const uint32_t daemons = phase_count(&r->daemons);
     if (daemons == 0) {
         phase_done(r);
         return;
     }
     run_note(r, "stopping the daemons (%" PRIu32 ")", daemons);
-    signal_daemons(r, SIGTERM);
+    signal_all(&r->daemons, SIGTERM);
 }
 
 void phase_stop(struct run *r, int sig)
@@ -104,13 +93,13 @@ void phase_stop(struct run *r, int sig)
         return;
     r->phase = RUN_STOPPING;
     start_grace(r);
-    const uint32_t workers = phase_count(r->workers, r->options->workers.last);
+    const uint32_t workers = phase_count(&r->workers);
     if (workers == 0) {
         phase_end(r);
         return;
     }
     run_note(r, "stopping the workers (%" PRIu32 ")", workers);
-    signal_workers(r, sig);
+    signal_all(&r->workers, sig);
 }
 
 void phase_failed(struct run *r, int code)
@@ -125,40 +114,37 @@ void phase_fail(struct run *r, int code)
     phase_stop(r, SIGTERM);
 }
 
-static void say_overdue(const struct run_child *children, uint32_t count, uint32_t grace_s)
+static void kill_overdue(const struct run_children *c, uint32_t grace_s)
 {
-    for (uint32_t i = 0; i < count; i++)
-        if (children[i].state == CHILD_RUNNING)
-            ctl_say("%s %s (pid %ld) did not stop within %" PRIu32 " s: killing it",
-                    children[i].what, children[i].name, (long)children[i].pid, grace_s);
+    for (uint32_t i = 0; i < c->count; i++)
+        if (c->list[i].state == CHILD_RUNNING)
+            ctl_say("%s %s (pid %ld) did not stop within %" PRIu32 " s: killing it", c->what,
+                    c->list[i].name, (long)c->list[i].pid, grace_s);
+    signal_all(c, SIGKILL);
 }
 
 static void on_deadline(uv_timer_t *timer)
 {
     struct run *r = timer->data;
-    const struct run_options *o = r->options;
-    if (r->phase == RUN_STOPPING) {
-        say_overdue(r->workers, o->workers.last, o->grace_s);
-        signal_workers(r, SIGKILL);
-    } else if (r->phase == RUN_ENDING) {
-        say_overdue(r->daemons, o->daemons, o->grace_s);
-        signal_daemons(r, SIGKILL);
-    }
+    if (r->phase == RUN_STOPPING)
+        kill_overdue(&r->workers, r->options->grace_s);
+    else if (r->phase == RUN_ENDING)
+        kill_overdue(&r->daemons, r->options->grace_s);
 }
 
 void phase_kill(struct run *r)
 {
-    signal_workers(r, SIGKILL);
-    saver_kill(r);
+    signal_all(&r->workers, SIGKILL);
+    signal_all(&r->helpers, SIGKILL);
     if (r->phase == RUN_ENDING)
-        signal_daemons(r, SIGKILL);
+        signal_all(&r->daemons, SIGKILL);
 }
 
 void phase_suspend(struct run *r)
 {
-    signal_workers(r, SIGSTOP);
+    signal_all(&r->workers, SIGSTOP);
     kill(getpid(), SIGSTOP);
-    signal_workers(r, SIGCONT);
+    signal_all(&r->workers, SIGCONT);
 }
 
 /* -- Working --------------------------------------------------------------------------------- */
@@ -174,18 +160,17 @@ static int start_work(struct run *r, struct shd_err *e)
     const struct run_options *o = r->options;
     int rc = o->ready != NULL ? o->ready(o->arg, e) : SHD_OK;
     if (rc == SHD_OK)
-        rc = saver_start(r, e);
+        rc = launch_saver(r, e);
     for (uint32_t i = 0; i < r->workers_wanted && rc == SHD_OK; i++)
-        rc = launch_worker(&r->workers[i], e);
+        rc = launch_worker(&r->workers.list[i], e);
     return rc;
 }
 
 void phase_work(struct run *r)
 {
     struct shd_err e = { 0 };
-    if (start_work(r, &e) == SHD_OK)
-        return;
-    fail_saying(r, &e);
+    if (start_work(r, &e) != SHD_OK)
+        fail_saying(r, &e);
 }
 
 void phase_check_ready(struct run *r)
@@ -193,12 +178,48 @@ void phase_check_ready(struct run *r)
     struct shd_err e = { 0 };
     if (r->phase != RUN_STARTING)
         return;
-    for (uint32_t i = 0; i < r->options->daemons; i++)
-        if (r->daemons[i].state != CHILD_RUNNING || !r->daemons[i].ready)
+    for (uint32_t i = 0; i < r->daemons.count; i++)
+        if (r->daemons.list[i].state != CHILD_RUNNING || !r->daemons.list[i].ready)
             return;
     r->phase = RUN_WORKING;
     if (r->options->restore == NULL)
         phase_work(r);
-    else if (saver_restore(r, &e) != SHD_OK)
+    else if (launch_restorer(r, &e) != SHD_OK)
         fail_saying(r, &e);
+}
+
+/* -- What daemons say -------------------------------------------------------------------------- */
+
+/* A daemon that is not ready yet goes on, and asks for ms from here on. */
+static void allow_more(struct run_child *c, uint64_t ms)
+{
+    if (uv_is_active((uv_handle_t *)&c->timer) && uv_timer_get_due_in(&c->timer) < ms)
+        uv_timer_start(&c->timer, c->run->child_timer, ms, 0);
+}
+
+static void daemon_says(struct run_child *c, struct notify_message *m)
+{
+    keeper_take(&c->kept, m, c->name);
+    c->drained = c->drained || m->drained;
+    if (!c->ready && m->more_us > 0)
+        allow_more(c, m->more_us / 1000);
+    if (!m->ready || c->ready)
+        return;
+    c->ready = true;
+    c->early = 0;
+    uv_timer_stop(&c->timer);
+    run_note(c->run, "daemon %s is ready", c->name);
+}
+
+void phase_take_messages(struct run *r)
+{
+    struct notify_message m;
+    for (int got = notify_take(r->notify_fd, &m); got >= 0; got = notify_take(r->notify_fd, &m)) {
+        if (got == 0)
+            continue;
+        for (uint32_t i = 0; i < r->daemons.count; i++)
+            if (r->daemons.list[i].state == CHILD_RUNNING && r->daemons.list[i].pid == m.pid)
+                daemon_says(&r->daemons.list[i], &m);
+        notify_close(&m);
+    }
 }

@@ -37,6 +37,10 @@ void phase_kill(struct run *r);
 void phase_suspend(struct run *r);
 
 /* How many are running or waiting. */
-uint32_t phase_count(const struct run_child *children, uint32_t count);
+uint32_t phase_count(const struct run_children *c);
+
+/* Take all messages that daemons have sent us up to now: that they are ready, need longer, or end
+ * drained, and what they want kept. */
+void phase_take_messages(struct run *r);
 
 #endif

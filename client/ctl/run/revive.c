@@ -10,9 +10,7 @@
 #include "client/ctl/base/child.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/run/launch.h"
-#include "client/ctl/run/messages.h"
 #include "client/ctl/run/phase.h"
-#include "client/ctl/run/saver.h"
 #include "proto/base/check.h"
 #include "proto/base/version.h"
 
@@ -86,13 +84,13 @@ static void start_worker(struct run_child *c)
     ctl_say("worker %s %s%s%s", c->name, c->ended, joins ? "not added: " : "; ", e.text);
     if (!joins)
         phase_fail(r, CTL_FAILED);
-    else if (phase_count(r->workers, r->options->workers.last) == 0)
+    else if (phase_count(&r->workers) == 0)
         phase_end(r);
 }
 
 static bool is_daemon(const struct run_child *c)
 {
-    return c == &c->run->daemons[c->index];
+    return c == &c->run->daemons.list[c->index];
 }
 
 void revive_timer(uv_timer_t *timer)
@@ -127,7 +125,8 @@ static bool take_exit(struct run_child *c, int *ret_wait_status)
     if (c->state != CHILD_RUNNING ||
         waitid(P_PID, (id_t)c->pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0 || info.si_pid == 0)
         return false;
-    messages_take(c->run);  /* what it stored before its end counts, so before its pid is free */
+    phase_take_messages(
+        c->run);            /* what it stored before its end counts, so before its pid is free */
     kill(-c->pid, SIGKILL); /* what it left behind, while its zombie still holds the group's id */
     if (waitpid(c->pid, ret_wait_status, 0) != c->pid)
         return false;
@@ -155,7 +154,8 @@ static void say_given_up(const struct run_child *c)
 {
     ctl_say("%s %s %s: given up, it was started again %" PRIu32 " times within %d s "
             "(--max-restarts)",
-            c->what, c->name, c->ended, c->run->options->max_restarts, REVIVE_WINDOW_S);
+            is_daemon(c) ? "daemon" : "worker", c->name, c->ended, c->run->options->max_restarts,
+            REVIVE_WINDOW_S);
 }
 
 /* The run still wants this daemon. */
@@ -182,7 +182,7 @@ static void daemon_died(struct run *r, struct run_child *c, int wait_status)
 static void daemon_drained(struct run *r, const struct run_child *c)
 {
     ctl_say("daemon %s %s: drained", c->name, c->ended);
-    if (phase_count(r->daemons, r->options->daemons) == 0)
+    if (phase_count(&r->daemons) == 0)
         phase_stop(r, SIGTERM);
 }
 
@@ -200,8 +200,7 @@ static void daemon_exited(struct run *r, struct run_child *c, int wait_status)
         say_daemon_failed(r, c, wait_status);
         phase_failed(r, CTL_FAILED);
     }
-    if (r->phase == RUN_ENDING && phase_count(r->daemons, r->options->daemons) == 0 &&
-        saver_gone(r))
+    if (r->phase == RUN_ENDING && phase_count(&r->daemons) == 0 && phase_count(&r->helpers) == 0)
         phase_done(r);
 }
 
@@ -232,51 +231,52 @@ static void worker_exited(struct run *r, struct run_child *c, int wait_status)
         ctl_say("worker %s %s: left", c->name, c->ended);
     else
         run_note(r, "worker %s %s", c->name, c->ended);
-    if (phase_count(r->workers, r->options->workers.last) == 0)
+    if (phase_count(&r->workers) == 0)
         phase_end(r);
 }
 
-/* It has the workers start, or there is nothing to work on. */
-static void restorer_exited(struct run *r, int wait_status)
+/* True, and says so, when a helper has failed. Its own words were relayed. */
+static bool helper_failed(const struct run_child *c, int wait_status)
 {
+    if (wait_status != 0)
+        ctl_say("%s %s", c->name, c->ended);
+    return wait_status != 0;
+}
+
+static void helper_exited(struct run *r, struct run_child *c, int wait_status)
+{
+    const bool restored = c->index == RUN_RESTORER;
+    const bool failed = (!restored || r->phase != RUN_ENDING) && helper_failed(c, wait_status);
+    if (r->phase == RUN_ENDING && failed)
+        phase_failed(r, CTL_FAILED);
     if (r->phase == RUN_ENDING)
         phase_end_daemons(r);
-    else if (saver_failed(&r->restorer, wait_status))
-        phase_fail(r, CTL_FAILED);
-    else
+    else if (restored && failed)
+        phase_fail(r, CTL_FAILED); /* nothing to work on; without a saver training goes on */
+    else if (restored)
         phase_work(r);
 }
 
-static void saver_exited(struct run *r, int wait_status)
-{
-    if (saver_failed(&r->saver, wait_status) && r->phase == RUN_ENDING)
-        phase_failed(r, CTL_FAILED); /* else training is worth more than its copy */
-    if (r->phase == RUN_ENDING)
-        phase_end_daemons(r);
-}
-
-static void reap_daemons(struct run *r)
+static void reap(struct run *r, struct run_children *children,
+                 void (*exited)(struct run *r, struct run_child *c, int wait_status))
 {
     int wait_status;
-    for (uint32_t i = 0; i < r->options->daemons; i++)
-        if (take_exit(&r->daemons[i], &wait_status))
-            daemon_exited(r, &r->daemons[i], wait_status);
+    for (uint32_t i = 0; i < children->count; i++)
+        if (take_exit(&children->list[i], &wait_status))
+            exited(r, &children->list[i], wait_status);
+}
+
+/* A worker that fails because its daemon died must not be named for it: the daemon's death came
+ * first, so it can be seen by now. */
+static void worker_exited_alone(struct run *r, struct run_child *c, int wait_status)
+{
+    reap(r, &r->daemons, daemon_exited);
+    worker_exited(r, c, wait_status);
 }
 
 void revive_exited(struct run *r)
 {
-    int wait_status;
-    reap_daemons(r);
-    if (take_exit(&r->restorer, &wait_status))
-        restorer_exited(r, wait_status);
-    if (take_exit(&r->saver, &wait_status))
-        saver_exited(r, wait_status);
-    for (uint32_t i = 0; i < r->options->workers.last; i++) {
-        if (!take_exit(&r->workers[i], &wait_status))
-            continue;
-        /* A worker that fails because its daemon died must not be named for it: the daemon's
-         * death came first, so it can be seen by now. */
-        reap_daemons(r);
-        worker_exited(r, &r->workers[i], wait_status);
-    }
+    reap(r, &r->daemons, daemon_exited);
+    reap(r, &r->helpers, helper_exited);
+    reap(r, &r->workers, worker_exited_alone);
 }

@@ -57,7 +57,6 @@ enum child_state { CHILD_GONE, CHILD_WAITING, CHILD_RUNNING };
 struct run_child {
     char name[DEVICE_NAME_BYTES]; /* "cpu0", "rank 1" */
     struct run *run;              /* borrowed, the run it is of */
-    const char *what;             /* "daemon", "worker" */
     uint32_t index;               /* of its kind; a worker's rank */
     enum child_state state;
     bool ready;     /* daemons: said so since they were started */
@@ -68,29 +67,38 @@ struct run_child {
     uv_timer_t timer; /* WAITING, or until ready, or until killed for not leaving */
     struct relay relay;
     struct kept kept;     /* daemons: what they stored */
-    uint64_t *started_ns; /* owned by the run: the last max_restarts times it was started again */
+    uint64_t *started_ns; /* borrowed, [max_restarts]: when it was started again, the last times */
     uint32_t starts;      /* how often it was started again */
     uint32_t early;       /* daemons: ends before READY, in a row */
     char ended[96];       /* how the one before ended: "(pid 12) was killed by ..."; "": none */
 };
+
+struct run_children {
+    struct run_child *list; /* owned, [count] */
+    uint32_t count;
+    const char *what;     /* "daemon", "worker" */
+    uint64_t *started_ns; /* owned: those of the list, in one piece */
+};
+/* The helpers: `shardctl restore` before the workers start, `shardctl checkpoint --every` while
+ * they work. It saves once more before the daemons are stopped. */
+enum { RUN_RESTORER, RUN_SAVER, RUN_HELPERS };
 
 enum run_phase { RUN_STARTING, RUN_WORKING, RUN_STOPPING, RUN_ENDING, RUN_DONE };
 
 struct run {
     const struct run_options *options; /* borrowed */
     enum run_phase phase;
-    int code;                         /* exit code so far */
-    uint64_t signal_ns;               /* when the first signal came; 0: none did */
-    struct run_child *daemons;        /* owned, options->daemons of them */
-    struct run_child *workers;        /* owned, options->workers.last of them */
-    struct run_child restorer, saver; /* saver.c's */
-    uint64_t *started_ns;             /* owned, the children's started_ns in one piece */
-    uint32_t workers_wanted;          /* while STARTING: how many to begin with */
-    uint64_t order;                   /* the newest worker's */
-    const char *path;                 /* borrowed: the runtime directory */
-    struct rundir dir;                /* owned, when it is private */
-    struct rlimit files;              /* RLIMIT_NOFILE as we got it; workers get it back */
-    char shardd[PATH_MAX];            /* the daemon's binary */
+    int code;                    /* exit code so far */
+    uint64_t signal_ns;          /* when the first signal came; 0: none did */
+    struct run_children daemons; /* options->daemons of them */
+    struct run_children workers; /* options->workers.last of them */
+    struct run_children helpers; /* RUN_HELPERS of them */
+    uint32_t workers_wanted;     /* while STARTING: how many to begin with */
+    uint64_t order;              /* the newest worker's */
+    const char *path;            /* borrowed: the runtime directory */
+    struct rundir dir;           /* owned, when it is private */
+    struct rlimit files;         /* RLIMIT_NOFILE as we got it; workers get it back */
+    char shardd[PATH_MAX];       /* the daemon's binary */
     uint32_t daemon_threads;
     struct environ daemon_env, worker_env;
     int notify_fd;

@@ -12,18 +12,91 @@
 
 #include "client/ctl/base/child.h"
 #include "client/ctl/base/say.h"
-#include "client/ctl/run/elastic.h"
 #include "client/ctl/run/launch.h"
-#include "client/ctl/run/messages.h"
-#include "client/ctl/run/notify.h"
 #include "client/ctl/run/phase.h"
 #include "client/ctl/run/revive.h"
-#include "client/ctl/run/saver.h"
 #include "proto/base/check.h"
 
 /* A second signal this long after the first is someone losing patience; earlier ones are the
  * first one again (timeout(1) signals the process and its group). */
 #define RUN_IMPATIENT_NS (UINT64_C(500) * 1000 * 1000)
+
+/* -- Workers that join and leave (--elastic) --------------------------------------------------- */
+
+/* The lowest rank that nobody has; NULL when all are taken. */
+static struct run_child *free_rank(struct run *r)
+{
+    for (uint32_t i = 0; i < r->workers.count; i++)
+        if (r->workers.list[i].state == CHILD_GONE)
+            return &r->workers.list[i];
+    return NULL;
+}
+
+/* One worker more, up to the limit. */
+static void elastic_join(struct run *r)
+{
+    const uint32_t max = r->options->workers.last;
+    if (r->phase == RUN_STARTING && r->workers_wanted < max) {
+        r->workers_wanted++;
+        return;
+    }
+    if (r->phase > RUN_WORKING)
+        return;
+    struct run_child *c = r->phase == RUN_WORKING ? free_rank(r) : NULL;
+    if (c == NULL) {
+        ctl_say("no worker added: there are %" PRIu32 " already (--workers)", max);
+        return;
+    }
+    c->ended[0] = '\0'; /* nobody's successor */
+    c->order = ++r->order;
+    c->leaving = false;
+    c->state = CHILD_WAITING; /* the rank's last owner may have left its pipe to the loop */
+    uv_timer_start(&c->timer, r->child_timer, 0, 0);
+}
+
+/* The newest worker that was not asked to leave; *ret_staying: how many there are of those. */
+static struct run_child *newest(struct run *r, uint32_t *ret_staying)
+{
+    struct run_child *found = NULL;
+    *ret_staying = 0;
+    for (uint32_t i = 0; i < r->workers.count; i++) {
+        struct run_child *c = &r->workers.list[i];
+        if (c->state == CHILD_GONE || c->leaving)
+            continue;
+        (*ret_staying)++;
+        if (found == NULL || c->order >= found->order)
+            found = c;
+    }
+    return found;
+}
+
+/* The newest worker is asked to leave, down to the limit. */
+static void elastic_leave(struct run *r)
+{
+    const uint32_t min = r->options->workers.first;
+    if (r->phase == RUN_STARTING && r->workers_wanted > min) {
+        r->workers_wanted--;
+        return;
+    }
+    if (r->phase > RUN_WORKING)
+        return;
+    uint32_t staying = 0;
+    struct run_child *c = r->phase == RUN_WORKING ? newest(r, &staying) : NULL;
+    if (c == NULL || staying <= min) {
+        ctl_say("no worker asked to leave: %" PRIu32 " must stay (--workers)", min);
+        return;
+    }
+    if (c->state == CHILD_WAITING) { /* about to be started */
+        uv_timer_stop(&c->timer);
+        c->state = CHILD_GONE;
+        ctl_say("worker %s left", c->name);
+        return;
+    }
+    c->leaving = true;
+    ctl_say("worker %s (pid %ld) is asked to leave", c->name, (long)c->pid);
+    child_signal(c->pid, SIGTERM);
+    uv_timer_start(&c->timer, r->child_timer, (uint64_t)r->options->grace_s * 1000, 0);
+}
 
 /* -- Signals --------------------------------------------------------------------------------- */
 
@@ -68,7 +141,7 @@ static void on_notify(uv_poll_t *poll, int status, int events)
     (void)status;
     (void)events;
     struct run *r = poll->data;
-    messages_take(r);
+    phase_take_messages(r);
     phase_check_ready(r);
 }
 
@@ -107,11 +180,11 @@ static int watch_signals(struct run *r, struct shd_err *e)
     return SHD_OK;
 }
 
-static void init_timers(struct run *r, struct run_child *children, uint32_t count)
+static void init_timers(struct run *r, struct run_children *c)
 {
-    for (uint32_t i = 0; i < count; i++) {
-        uv_timer_init(&r->loop, &children[i].timer);
-        children[i].timer.data = &children[i];
+    for (uint32_t i = 0; i < c->count; i++) {
+        uv_timer_init(&r->loop, &c->list[i].timer);
+        c->list[i].timer.data = &c->list[i];
     }
 }
 
@@ -120,10 +193,9 @@ static int run_init_handles(struct run *r, struct shd_err *e)
 {
     uv_timer_init(&r->loop, &r->deadline);
     uv_poll_init(&r->loop, &r->notify, r->notify_fd);
-    init_timers(r, r->daemons, r->options->daemons);
-    init_timers(r, r->workers, r->options->workers.last);
-    init_timers(r, &r->restorer, 1);
-    init_timers(r, &r->saver, 1);
+    init_timers(r, &r->daemons);
+    init_timers(r, &r->workers);
+    init_timers(r, &r->helpers);
     r->deadline.data = r;
     r->notify.data = r;
     uv_poll_start(&r->notify, UV_READABLE, on_notify);
@@ -148,8 +220,8 @@ static int run_inside(struct run *r, struct shd_err *e)
     if (failed != 0)
         return err_set(e, SHD_EIO, "make an event loop: %s", uv_strerror(failed));
     int rc = run_init_handles(r, e);
-    for (uint32_t i = 0; i < r->options->daemons && rc == SHD_OK; i++)
-        rc = launch_daemon(&r->daemons[i], e);
+    for (uint32_t i = 0; i < r->daemons.count && rc == SHD_OK; i++)
+        rc = launch_daemon(&r->daemons.list[i], e);
     if (rc != SHD_OK) {
         ctl_say("%s", e->text);
         phase_failed(r, CTL_FAILED);
@@ -197,40 +269,52 @@ static int run_in_dir(struct run *r, struct shd_err *e)
     return rc;
 }
 
-/* Children of one kind, none of them started; started_ns: [count * max_restarts]. */
-static struct run_child *make_children(struct run *r, const char *what, uint32_t count,
-                                       uint64_t *started_ns)
+/* Children of one kind, none of them started. Errors: SHD_ENOMEM. */
+static int make_children(struct run *r, const char *what, uint32_t count, struct run_children *c,
+                         struct shd_err *e)
 {
-    struct run_child *children = calloc(count + 1u, sizeof(*children)); /* never of nothing */
-    for (uint32_t i = 0; i < count && children != NULL; i++) {
-        struct run_child *c = &children[i];
-        c->run = r;
-        c->what = what;
-        c->index = i;
-        c->relay.fd = -1;
-        c->started_ns = started_ns + (size_t)i * r->options->max_restarts;
+    const uint32_t restarts = r->options->max_restarts;
+    *c = (struct run_children){ .list = calloc(count + 1u, sizeof(*c->list)), .what = what };
+    uint64_t *started_ns = calloc((size_t)count * restarts + 1, sizeof(*started_ns));
+    if (c->list == NULL || started_ns == NULL) {
+        free(started_ns);
+        return err_set(e, SHD_ENOMEM, "out of memory for %" PRIu32 " %ss", count, what);
     }
-    return children;
+    c->started_ns = started_ns;
+    c->count = count;
+    for (uint32_t i = 0; i < count; i++) {
+        c->list[i].run = r;
+        c->list[i].index = i;
+        c->list[i].relay.fd = -1;
+        c->list[i].started_ns = started_ns + (size_t)i * restarts;
+    }
+    return SHD_OK;
 }
 
 static int make_all(struct run *r, struct shd_err *e)
 {
+    static const char *const helpers[RUN_HELPERS] = { "restore", "checkpoint" };
     const struct run_options *o = r->options;
-    const size_t children = (size_t)o->daemons + o->workers.last;
-    r->started_ns = calloc(children * o->max_restarts + 1, sizeof(*r->started_ns));
-    if (r->started_ns != NULL) {
-        r->daemons = make_children(r, "daemon", o->daemons, r->started_ns);
-        r->workers = make_children(r, "worker", o->workers.last,
-                                   r->started_ns + (size_t)o->daemons * o->max_restarts);
-    }
-    for (uint32_t i = 0; r->daemons != NULL && i < o->daemons; i++)
-        memcpy(r->daemons[i].name, o->devices->names[i], sizeof(r->daemons[i].name));
-    for (uint32_t i = 0; r->workers != NULL && i < o->workers.last; i++)
-        snprintf(r->workers[i].name, sizeof(r->workers[i].name), "rank %" PRIu32, i);
-    if (r->daemons != NULL && r->workers != NULL)
-        return SHD_OK;
-    return err_set(e, SHD_ENOMEM, "out of memory for %" PRIu32 " daemons, %" PRIu32 " workers",
-                   o->daemons, o->workers.last);
+    int rc = make_children(r, "daemon", o->daemons, &r->daemons, e);
+    if (rc == SHD_OK)
+        rc = make_children(r, "worker", o->workers.last, &r->workers, e);
+    if (rc == SHD_OK)
+        rc = make_children(r, "helper", RUN_HELPERS, &r->helpers, e);
+    for (uint32_t i = 0; i < r->daemons.count; i++)
+        memcpy(r->daemons.list[i].name, o->devices->names[i], DEVICE_NAME_BYTES);
+    for (uint32_t i = 0; i < r->workers.count; i++)
+        snprintf(r->workers.list[i].name, DEVICE_NAME_BYTES, "rank %" PRIu32, i);
+    for (uint32_t i = 0; i < r->helpers.count; i++)
+        snprintf(r->helpers.list[i].name, DEVICE_NAME_BYTES, "%s", helpers[i]);
+    return rc;
+}
+
+static void free_children(struct run_children *c)
+{
+    for (uint32_t i = 0; i < c->count; i++)
+        keeper_free(&c->list[i].kept);
+    free(c->list);
+    free(c->started_ns);
 }
 
 int supervise(const struct run_options *options)
@@ -241,18 +325,13 @@ int supervise(const struct run_options *options)
                      .notify_fd = -1,
                      .child_timer = revive_timer,
                      .workers_wanted = options->workers.first };
-    saver_init(&r);
     struct shd_err e = { 0 };
     raise_file_limit(&r);
     int rc = make_all(&r, &e);
     if (rc == SHD_OK)
         rc = run_in_dir(&r, &e);
-    for (uint32_t i = 0; r.daemons != NULL && i < options->daemons; i++)
-        keeper_free(&r.daemons[i].kept);
-    free(r.daemons);
-    free(r.workers);
-    free(r.started_ns);
-    if (rc == SHD_OK || r.code != CTL_OK)
-        return r.code;
-    return ctl_fail("%s", e.text);
+    free_children(&r.daemons);
+    free_children(&r.workers);
+    free_children(&r.helpers);
+    return rc == SHD_OK || r.code != CTL_OK ? r.code : ctl_fail("%s", e.text);
 }

@@ -24,6 +24,7 @@
 
 #include "client/ctl/base/http.h"
 #include "client/ctl/base/say.h"
+#include "client/ctl/base/text.h"
 #include "client/ctl/base/verb.h"
 #include "client/ctl/watch/status_node.h"
 #include "proto/base/check.h"
@@ -253,11 +254,9 @@ static int dashboard(const struct dashboard_options *o)
     struct shd_err e = { 0 };
     char name[LISTEN_NAME_BYTES], url[LISTEN_NAME_BYTES + 16];
     int fd = -1;
-    const int opened = node_open(o->dir, &b.node, &e);
-    if (opened != SHD_OK) {
-        ctl_say("%s", e.text);
-        return node_exit(opened);
-    }
+    const int opened = node_open_at(o->dir, /* hosts= */ NULL, &b.node);
+    if (opened != CTL_OK)
+        return opened;
     b.node.keep_json = true;
     int code = CTL_FAILED;
     if (listen_at(o, &fd, name, &e) == SHD_OK) {
@@ -296,5 +295,6 @@ int verb_dashboard(int argc, char **argv)
         return ctl_usage("--socket: neither --listen nor --open goes with it");
     if (o.listen == NULL)
         o.listen = LISTEN_DEFAULT;
+    text_init();
     return dashboard(&o);
 }

@@ -2,21 +2,32 @@
  * Read from the status sockets; a daemon that has none is asked over its control connection. */
 #include "client/ctl/watch/status.h"
 
+#include <errno.h>
 #include <inttypes.h>
+#include <math.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/text.h"
 #include "client/ctl/base/verb.h"
-#include "client/ctl/watch/status_control.h"
+#include "client/ctl/watch/status_join.h"
 #include "client/ctl/watch/status_node.h"
-#include "client/ctl/watch/status_show.h"
+#include "client/shd.h"
 #include "proto/base/check.h"
+
+#define CONTROL_MS  3000
+#define GREETING_MS 500
+#define CELL        TABLE_CELL_BYTES_MAX
+
+_Static_assert(TEXT_BYTES <= CELL && DOC_NAME_BYTES <= CELL, "texts fit a table's cell");
 
 static const char status_about[] =
     "Show each daemon: its models with step, phase, gradients that are in (of units times\n"
@@ -47,6 +58,218 @@ struct status_options {
     bool as_json, with_tools;
 };
 
+/* -- Control connections -------------------------------------------------------------------- */
+
+/* Whether somebody listens there: shd_connect() would wait long for one that does not. A daemon
+ * greets who connects; hanging up before it has would make it complain. */
+static bool listens(const char *path)
+{
+    struct sockaddr_un a = { .sun_family = AF_UNIX };
+    if (strlen(path) >= sizeof(a.sun_path))
+        return false;
+    memcpy(a.sun_path, path, strlen(path) + 1);
+    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    const bool does = fd >= 0 && connect(fd, (const struct sockaddr *)&a, sizeof(a)) == 0;
+    struct pollfd p = { .fd = fd, .events = POLLIN };
+    if (does)
+        poll(&p, 1, GREETING_MS);
+    if (fd >= 0)
+        close(fd);
+    return does;
+}
+
+static int ask(const char *address, char **ret_text, struct shd_err *e)
+{
+    const struct shd_options options = { .size = sizeof(options),
+                                         .address = address,
+                                         .name = "shardctl status",
+                                         .timeout_ms = CONTROL_MS };
+    shd_session *s;
+    int r = shd_connect(&options, &s, e);
+    if (r != SHD_OK)
+        return r;
+    r = shd_status(s, 0, ret_text, e);
+    shd_close(s);
+    return r;
+}
+
+static void ask_one(struct node *n, struct node_daemon *d)
+{
+    char path[NODE_PATH_BYTES + DOC_NAME_BYTES + 8], *text;
+    snprintf(path, sizeof(path), "%s/%s.sock", n->dir, d->device);
+    if (!listens(path))
+        return;
+    snprintf(path, sizeof(path), "%s?%s", n->dir, d->device);
+    struct shd_err e = { 0 };
+    if (ask(path, &text, &e) != SHD_OK) {
+        d->why = e;
+        text_clean(e.text, d->why.text, sizeof(d->why.text));
+        return;
+    }
+    node_take(n, d, text, strlen(text));
+    free(text);
+}
+
+/* Ask all daemons of n that are down for the lack of a status socket, an older or a smaller
+ * shardd's, over DEVICE.sock. Waits, at most a few seconds each; none for one that is dead. */
+static void control_ask(struct node *n)
+{
+    for (uint32_t i = 0; i < n->count; i++) {
+        struct node_daemon *d = &n->daemons[i];
+        if (!d->up &&
+            (d->why.code == SHD_ENOENT || d->why.code == SHD_EGONE || d->why.code == SHD_ENOTSUP))
+            ask_one(n, d);
+    }
+}
+
+/* -- Cells ----------------------------------------------------------------------------------- */
+
+static const char *or_dash(const char *text)
+{
+    return text[0] != '\0' ? text : "-";
+}
+
+/* "12/24". buf[CELL]; returns buf. */
+static const char *cell_of(double part, double whole, char *buf)
+{
+    char a[TEXT_BYTES], b[TEXT_BYTES];
+    snprintf(buf, CELL, "%.18s/%.18s", text_count(part, a), text_count(whole, b));
+    return buf;
+}
+
+static const char *cell_returned(const struct doc_model *m, char *buf)
+{
+    const double expected = isnan(m->expected) ? m->units * m->micro_batches : m->expected;
+    return isnan(expected) ? text_count(m->returned, buf) : cell_of(m->returned, expected, buf);
+}
+
+/* -- One daemon ------------------------------------------------------------------------------ */
+
+static void show_models(const struct doc *d, FILE *out)
+{
+    static const char *const headings[] = { "MODEL",   "STEP",     "PHASE",  "OWNER",
+                                            "UNITS",   "RETURNED", "STEP/S", "STATE",
+                                            "PUBLISH", "INBOX",    "SPILL",  "SAVING" };
+    struct table t;
+    table_init(&t, headings, ARRAY_SIZE(headings));
+    for (uint32_t i = 0; i < d->model_count; i++) {
+        const struct doc_model *m = &d->models[i];
+        char b[ARRAY_SIZE(headings)][CELL];
+        table_row(
+            &t, (const char *[]){ or_dash(m->name), text_count(m->step, b[0]), or_dash(m->phase),
+                                  cell_of(m->owner, m->owners, b[1]), text_count(m->units, b[2]),
+                                  cell_returned(m, b[3]), text_number(m->steps_per_s, b[4]),
+                                  text_bytes(m->bytes[DOC_STATE], b[5]),
+                                  text_bytes(m->bytes[DOC_PUBLISH], b[6]),
+                                  text_bytes(m->bytes[DOC_INBOX], b[7]),
+                                  text_bytes(m->bytes[DOC_SPILL], b[8]), or_dash(m->checkpoint) });
+    }
+    table_print(&t, "  ", out);
+    table_deinit(&t);
+}
+
+static void show_sessions(const struct doc *d, FILE *out)
+{
+    static const char *const headings[] = { "SESSION", "PID",    "UID",  "ROLE", "PROCESS",
+                                            "SLOTS",   "IN USE", "PATH", "NOW",  "SINCE" };
+    struct table t;
+    table_init(&t, headings, ARRAY_SIZE(headings));
+    for (uint32_t i = 0; i < d->session_count; i++) {
+        const struct doc_session *s = &d->sessions[i];
+        char b[ARRAY_SIZE(headings)][CELL], now[CELL];
+        table_row(&t, (const char *[]){
+                          or_dash(s->name), text_count(s->pid, b[0]), text_count(s->uid, b[1]),
+                          or_dash(s->role), or_dash(s->state), text_count(s->slots, b[2]),
+                          text_count(s->slots_waiting, b[3]), or_dash(s->path),
+                          join_now(s, now, sizeof(now)), text_time(s->since_s, b[4]) });
+    }
+    table_print(&t, "  ", out);
+    table_deinit(&t);
+}
+
+static void show_daemon(const struct node_daemon *n, FILE *out)
+{
+    char why[DOC_TEXT_BYTES], b[3][TEXT_BYTES];
+    const bool healthy = node_healthy(n, why, sizeof(why));
+    if (!n->up) {
+        fprintf(out, "%s  unreachable: %s\n", n->device, why);
+        return;
+    }
+    const struct doc *d = n->doc;
+    fprintf(out, "%s  pid %s  up %s  threads %s  %s  shardd %s\n", n->device,
+            text_count(d->pid, b[0]), text_time(d->uptime_s, b[1]), text_count(d->threads, b[2]),
+            or_dash(d->isa), or_dash(d->version));
+    if (!healthy)
+        fprintf(out, "  NOT WELL: %s\n", why);
+    if (d->error[0] != '\0')
+        fprintf(out, "  last warning: %s\n", d->error);
+    show_models(d, out);
+    show_sessions(d, out);
+}
+
+/* -- The node -------------------------------------------------------------------------------- */
+
+static void show_waits(const struct join *j, FILE *out)
+{
+    char since[TEXT_BYTES];
+    if (j->wait_count == 0)
+        return;
+    fputs("waits, the longest first:\n", out);
+    for (uint32_t i = 0; i < j->wait_count; i++)
+        fprintf(out, "  %8s  %s\n", text_time(j->waits[i].w.since_s, since),
+                or_dash(j->waits[i].w.text));
+    if (j->slowest[0] != '\0')
+        fprintf(out, "slowest: %s\n", j->slowest);
+}
+
+/* Daemons with their models and sessions, then who waits for what. */
+static void show_node(const struct node *n, FILE *out)
+{
+    struct join j;
+    for (uint32_t i = 0; i < n->count; i++)
+        show_daemon(&n->daemons[i], out);
+    join_make(n, &j);
+    show_waits(&j, out);
+    join_free(&j);
+}
+
+static json_t *json_of_down(const struct node_daemon *d)
+{
+    return json_pack("{s:s, s:s, s:s}", "device", d->device, "error", d->why.text, "status",
+                     status_name(d->why.code));
+}
+
+/* jansson escapes all but DEL. */
+static void put_json(const char *text, FILE *out)
+{
+    for (; *text != '\0'; text++)
+        if (*text == '\x7f')
+            fputs("\\u007f", out);
+        else
+            fputc(*text, out);
+    fputc('\n', out);
+}
+
+/* One array: each daemon's document, or {"device", "error", "status"} of one without. Only
+ * printable ASCII is written. */
+static int show_json(const struct node *n, FILE *out)
+{
+    json_t *all = json_array();
+    for (uint32_t i = 0; i < n->count; i++) {
+        const struct node_daemon *d = &n->daemons[i];
+        json_array_append_new(all, d->up ? json_incref(d->json) : json_of_down(d));
+    }
+    char *text = json_dumps(all, JSON_INDENT(2) | JSON_ENSURE_ASCII);
+    const bool whole = text != NULL && json_array_size(all) == n->count;
+    if (whole)
+        put_json(text, out);
+    free(text);
+    json_decref(all);
+    return whole ? SHD_OK : SHD_ENOMEM;
+}
+
+/* -- All of it ------------------------------------------------------------------------------- */
+
 static int health(const struct node *n)
 {
     char why[DOC_TEXT_BYTES];
@@ -70,14 +293,9 @@ static int show(struct node *n, const struct status_options *o)
 
 static int open_node(const struct status_options *o, struct node *ret_node)
 {
-    struct shd_err e = { 0 };
-    const int r = o->hosts != NULL ? node_open_hosts(o->hosts, ret_node, &e)
-                                   : node_open(o->address, ret_node, &e);
-    if (r != SHD_OK) {
-        char text[sizeof(e.text)];
-        ctl_say("%s", text_clean(e.text, text, sizeof(text)));
-        return node_exit(r);
-    }
+    const int code = node_open_at(o->address, o->hosts, ret_node);
+    if (code != CTL_OK)
+        return code;
     ret_node->with_tools = o->with_tools;
     ret_node->keep_json = o->as_json;
     return CTL_OK;
@@ -180,7 +398,7 @@ int verb_status(int argc, char **argv)
     free(words);
     if (code >= 0)
         return code;
-    if (o.watch != NULL && show_interval(o.watch, &o.interval_ms, &e) != SHD_OK)
+    if (o.watch != NULL && node_interval(o.watch, &o.interval_ms, &e) != SHD_OK)
         return ctl_usage("--watch: %s", e.text);
     text_init();
     if (o.watch != NULL)

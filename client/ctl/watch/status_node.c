@@ -1,7 +1,6 @@
 /* See status_node.h. */
 #include "client/ctl/watch/status_node.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -81,10 +80,9 @@ int node_scan(struct node *n, struct shd_err *e)
     DIR *dir = opendir(n->dir);
     if (dir == NULL)
         return open_failed(n->dir, e);
-    for (const struct dirent *d = readdir(dir); d != NULL && r == SHD_OK; d = readdir(dir))
-        if (device_of(d->d_name, device) && find(n, device) == NULL)
+    for (const char *name = dir_next(&dir); name != NULL; name = dir_next(&dir))
+        if (r == SHD_OK && device_of(name, device) && find(n, device) == NULL)
             r = add(n, device, e);
-    closedir(dir);
     return r;
 }
 
@@ -219,9 +217,32 @@ void node_close(struct node *n)
     http_client_deinit(&n->client);
 }
 
-int node_exit(int status)
+int node_fail(int status, const struct shd_err *e)
 {
+    char text[sizeof(e->text)];
+    ctl_say("%s", text_clean(e->text, text, sizeof(text)));
     return status == SHD_EINVAL ? CTL_USAGE : CTL_FAILED;
+}
+
+int node_open_at(const char *address, const char *hosts, struct node *ret_node)
+{
+    struct shd_err e = { 0 };
+    const int r = hosts != NULL ? node_open_hosts(hosts, ret_node, &e)
+                                : node_open(address, ret_node, &e);
+    return r == SHD_OK ? CTL_OK : node_fail(r, &e);
+}
+
+int node_interval(const char *text, uint64_t *ret_ms, struct shd_err *e)
+{
+    char *end;
+    const double s = strtod(text, &end);
+    if (text[0] < '0' || text[0] > '9' || *end != '\0')
+        return err_set(e, SHD_EINVAL,
+                       "an interval is a number of seconds, as 2 or 0.5, not '%.40s'", text);
+    if (!(s >= 0.1 && s <= 3600))
+        return err_set(e, SHD_ERANGE, "an interval of %.40s s: its limits are 0.1 and 3600", text);
+    *ret_ms = (uint64_t)(s * 1000);
+    return SHD_OK;
 }
 
 /* -- Asking ---------------------------------------------------------------------------------- */
@@ -235,28 +256,18 @@ void node_socket(const struct node *n, const struct node_daemon *d,
         snprintf(ret_socket, NODE_SOCKET_BYTES, "%s/%s.status", n->dir, d->device);
 }
 
-static void start(struct node *n, struct node_daemon *d)
-{
-    char path[NODE_SOCKET_BYTES];
-    node_socket(n, d, path);
-    d->http = http_start(&n->client, path, "/status", STATUS_BYTES_MAX, n->timeout_ms);
-}
-
 void node_ask(struct node *n, uint64_t interval_ms)
 {
     const uint64_t now_ns = clock_now_ns();
     for (uint32_t i = 0; i < n->count; i++) {
         struct node_daemon *d = &n->daemons[i];
+        char path[NODE_SOCKET_BYTES];
         if (d->http != NULL || now_ns < d->next_ns)
             continue;
         d->next_ns = now_ns + interval_ms * NS_PER_MS;
-        start(n, d);
+        node_socket(n, d, path);
+        d->http = http_start(&n->client, path, "/status", STATUS_BYTES_MAX, n->timeout_ms);
     }
-}
-
-void node_wait(struct node *n, int fd, int timeout_ms)
-{
-    http_client_wait(&n->client, fd, timeout_ms);
 }
 
 static void set_down(struct node_daemon *d, const struct shd_err *why)

@@ -4,7 +4,8 @@
  * nothing. One that is gone stays in the list, with the reason and since when, and what it last
  * said.
  *
- * Happy path: node_open(); then, as long as one likes, node_ask(), node_wait(), node_step();
+ * Happy path: node_open(); then, as long as one likes, node_ask(), http_client_wait(),
+ * node_step();
  * node_close(). Or node_ask_once().
  */
 #ifndef SHD_CTL_STATUS_NODE_H
@@ -50,14 +51,23 @@ struct node {
 /* address: NULL, "DIR" or "DIR?cpu0,cpu1". NULL: $SHARDD_ADDRESS, else the first of where `shardctl
  * up` starts daemons and /run/shardd that has one, else our only `shardctl run`. Errors: SHD_ENOENT
  * no directory, or no daemon in it; SHD_EAUTH it may not be read; SHD_EINVAL the command line does
- * not say where (malformed, or several runs): node_exit() is CTL_USAGE; SHD_ERANGE, SHD_ENOMEM. */
+ * not say where (malformed, or several runs): the exit code is CTL_USAGE; SHD_ERANGE, SHD_ENOMEM.
+ */
 int node_open(const char *address, struct node *ret_node, struct shd_err *e);
 /* The same of daemons elsewhere that listen on TCP (shardd --status-address): "HOST:PORT,...". */
 int node_open_hosts(const char *hosts, struct node *ret_node, struct shd_err *e);
 void node_close(struct node *n);
 
-/* A verb's exit code for an error of the two. */
-int node_exit(int status);
+/* A verb's way out of an error of the two: says it, returns the exit code. */
+int node_fail(int status, const struct shd_err *e);
+
+/* One of them for a verb, hosts before address. Returns CTL_OK, or the exit code: it has said why.
+ */
+int node_open_at(const char *address, const char *hosts, struct node *ret_node);
+
+/* "2", "0.5": seconds between two questions, from 0.1 to 3600, as milliseconds. Errors: SHD_EINVAL,
+ * SHD_ERANGE. */
+int node_interval(const char *text, uint64_t *ret_ms, struct shd_err *e);
 
 /* The flag of verbs that read daemons elsewhere. */
 #define HOST_FLAG(to)                                                                 \
@@ -76,9 +86,6 @@ int node_scan(struct node *n, struct shd_err *e);
 
 /* Begin to ask all whose time has come; they are asked again after interval_ms. */
 void node_ask(struct node *n, uint64_t interval_ms);
-
-/* Wait until something has come, fd can be read (-1: none) or timeout_ms have passed. */
-void node_wait(struct node *n, int fd, int timeout_ms);
 
 /* Take what has come. True: something is new. */
 bool node_step(struct node *n);

@@ -17,7 +17,6 @@
 #include "client/ctl/base/verb.h"
 #include "client/ctl/watch/status_join.h"
 #include "client/ctl/watch/status_node.h"
-#include "client/ctl/watch/status_show.h"
 #include "client/ctl/watch/top_draw.h"
 #include "client/ctl/watch/top_term.h"
 #include "proto/base/check.h"
@@ -172,7 +171,7 @@ static void scan(struct top *t, uint64_t now_ns)
 static bool wait_for_events(struct top *t)
 {
     struct pollfd keys = { .fd = STDIN_FILENO, .events = POLLIN };
-    node_wait(&t->node, STDIN_FILENO, TICK_MS);
+    http_client_wait(&t->node.client, STDIN_FILENO, TICK_MS);
     return poll(&keys, 1, 0) < 0 || (keys.revents & (POLLHUP | POLLERR | POLLNVAL)) == 0;
 }
 
@@ -214,13 +213,13 @@ static int run_top(struct top *t)
 static int top_at(struct top *t, const char *address, const char *hosts)
 {
     struct shd_err e = { 0 };
-    char text[sizeof(e.text)];
-    const int r = hosts != NULL ? node_open_hosts(hosts, &t->node, &e)
-                                : node_open(address, &t->node, &e);
-    if (r != SHD_OK || term_open(&e) != SHD_OK) {
-        ctl_say("%s", text_clean(e.text, text, sizeof(text)));
+    int code = node_open_at(address, hosts, &t->node);
+    if (code != CTL_OK)
+        return code;
+    const int r = term_open(&e);
+    if (r != SHD_OK) {
         node_close(&t->node);
-        return node_exit(r);
+        return node_fail(r, &e);
     }
     if (t->interval_ms > TIMEOUT_MS_MIN && t->interval_ms < t->node.timeout_ms)
         t->node.timeout_ms = t->interval_ms;
@@ -228,7 +227,7 @@ static int top_at(struct top *t, const char *address, const char *hosts)
     t->view = (struct top_view){
         .node = &t->node, .join = &t->join, .focus = TOP_WORKERS, .utf8 = text_is_utf8()
     };
-    const int code = run_top(t);
+    code = run_top(t);
     join_free(&t->join);
     node_close(&t->node);
     return code;
@@ -250,7 +249,7 @@ int verb_top(int argc, char **argv)
     const int code = verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
     if (code >= 0)
         return code;
-    if (interval != NULL && show_interval(interval, &t.interval_ms, &e) != SHD_OK)
+    if (interval != NULL && node_interval(interval, &t.interval_ms, &e) != SHD_OK)
         return ctl_usage("--interval: %s", e.text);
     if (!isatty(STDOUT_FILENO) || !isatty(STDIN_FILENO))
         return ctl_fail(

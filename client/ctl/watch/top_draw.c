@@ -9,7 +9,6 @@
 #include <time.h>
 
 #include "client/ctl/base/text.h"
-#include "client/ctl/watch/top_table.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 

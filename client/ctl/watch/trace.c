@@ -210,14 +210,10 @@ int verb_trace(int argc, char **argv)
     text_init();
     struct node n;
     struct shd_err e = { 0 };
-    char text[sizeof(e.text)];
-    code = o.hosts != NULL ? node_open_hosts(o.hosts, &n, &e) : node_open(o.address, &n, &e);
-    if (code == SHD_OK) {
-        code = trace_node(&n, &o, &e);
-        node_close(&n);
-    }
-    if (code >= 0)
+    code = node_open_at(o.address, o.hosts, &n);
+    if (code != CTL_OK)
         return code;
-    ctl_say("%s", text_clean(e.text, text, sizeof(text)));
-    return node_exit(code);
+    code = trace_node(&n, &o, &e);
+    node_close(&n);
+    return code >= 0 ? code : node_fail(code, &e);
 }

@@ -7,15 +7,24 @@
 #ifndef SHD_CTL_TRACE_MERGE_H
 #define SHD_CTL_TRACE_MERGE_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include <jansson.h>
 
-#include "client/ctl/watch/trace_spans.h"
 #include "proto/base/status.h"
 
 #define MERGE_WORKERS_MAX 1024u
 #define MERGE_NAME_BYTES  40u
+
+/* A set of time as a list of spans, in microseconds. */
+struct span {
+    double begin, end;
+};
+struct spans {
+    struct span *items; /* owned */
+    size_t count, capacity;
+};
 
 struct merge_worker {
     double pid;

@@ -1,0 +1,9 @@
+/* shardctl restore and digest: daemons open a model from a checkpoint or from weights; SHA-256 over
+ * an open one. */
+#ifndef SHD_CTL_MODEL_H
+#define SHD_CTL_MODEL_H
+
+int verb_restore(int argc, char **argv);
+int verb_digest(int argc, char **argv);
+
+#endif
