@@ -25,9 +25,21 @@ static void close_timers(struct run_children *c)
         uv_close((uv_handle_t *)&c->list[i].timer, NULL);
 }
 
+/* With its handler gone a signal to join or leave would kill us before our end. */
+static void let_late_signals_wait(void)
+{
+    sigset_t late;
+    sigemptyset(&late);
+    sigaddset(&late, SIGUSR1);
+    sigaddset(&late, SIGUSR2);
+    sigprocmask(SIG_BLOCK, &late, NULL);
+}
+
 void phase_done(struct run *r)
 {
     r->phase = RUN_DONE;
+    if (r->options->elastic)
+        let_late_signals_wait();
     for (size_t i = 0; i < RUN_SIGNALS; i++)
         uv_close((uv_handle_t *)&r->signals[i], NULL);
     close_timers(&r->daemons);
