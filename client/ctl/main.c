@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "client/ctl/base/say.h"
+#include "client/ctl/base/text.h"
 #include "client/ctl/base/verb.h"
 #include "client/ctl/doctor/doctor.h"
 #include "client/ctl/plan/plan.h"
@@ -92,16 +93,6 @@ static const char zsh_tail[] = "    esac\n"
                                "}\n"
                                "_shardctl \"$@\"\n";
 
-/* Inside single quotes of a shell. */
-static void print_quoted(const char *text)
-{
-    for (; *text != '\0'; text++)
-        if (*text == '\'')
-            fputs("'\\''", stdout);
-        else
-            putchar(*text);
-}
-
 /* A shell's command that prints what the verb says of its flags. The words of `help` and
  * `completion` are no flags. */
 static void print_echo(const struct verb *v)
@@ -142,7 +133,7 @@ static void print_zsh(void)
            "    local flag\n    local -a flags verbs\n    verbs=(\n");
     for (size_t i = 0; i < ARRAY_SIZE(verbs); i++) {
         printf("        '%s:", verbs[i].name);
-        print_quoted(verbs[i].summary);
+        text_quote(verbs[i].summary, stdout);
         printf("'\n");
     }
     printf("    )\n    if (( CURRENT == 2 )) || [[ $words[2] == help ]]; then\n"

@@ -104,7 +104,7 @@ const struct doc_model *doc_main_model(const struct doc *d)
 /* -- Sessions and waits ---------------------------------------------------------------------- */
 
 /* A unit's name, found by its index among units (NULL: it is not known which model's). */
-static void read_unit(const json_t *now, const json_t *units, struct doc_session *s)
+static void read_unit(const json_t *now, const json_t *units, struct doc_now *s)
 {
     char buf[TEXT_BYTES];
     const json_t *unit = json_object_get(now, "unit");
@@ -124,17 +124,17 @@ static void read_session(const json_t *j, const json_t *units, struct doc_sessio
     TEXT(j, "role", s->role);
     TEXT(j, "state", s->state);
     TEXT(j, "path", s->path);
-    TEXT(now, "what", s->what);
-    read_unit(now, units, s);
+    TEXT(now, "what", s->now.what);
+    read_unit(now, units, &s->now);
     s->id = number(j, "id");
     s->pid = number(j, "pid");
     s->uid = number(j, "uid");
     s->age_s = number(j, "age_s");
     s->slots = number(j, "slots");
     s->slots_waiting = number(j, "slots_waiting");
-    s->micro = number(now, "micro");
-    s->step = number(now, "step");
-    s->since_s = number(now, "since_s");
+    s->now.micro = number(now, "micro");
+    s->now.step = number(now, "step");
+    s->now.since_s = number(now, "since_s");
 }
 
 static void read_peer(const json_t *j, struct doc_peer *p)

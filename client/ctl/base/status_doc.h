@@ -36,11 +36,15 @@ struct doc_model {
     double metric, norm; /* metrics[0], a sum over micro-batches; last_sum_norm */
 };
 
+struct doc_now {
+    char what[DOC_WORD_BYTES], unit[DOC_NAME_BYTES]; /* what: "" when it does not say */
+    double micro, step, since_s;
+};
+
 struct doc_session {
     char name[DOC_NAME_BYTES], role[DOC_WORD_BYTES], state[DOC_WORD_BYTES], path[DOC_WORD_BYTES];
-    char what[DOC_WORD_BYTES], unit[DOC_NAME_BYTES]; /* what: "" when it does not say */
     double id, pid, uid, age_s, slots, slots_waiting;
-    double micro, step, since_s;
+    struct doc_now now; /* what it does */
 };
 
 struct doc_peer {

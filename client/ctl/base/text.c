@@ -93,6 +93,15 @@ unsigned text_width(const char *text)
     return width;
 }
 
+void text_quote(const char *text, FILE *out)
+{
+    for (; *text != '\0'; text++)
+        if (*text == '\'')
+            fputs("'\\''", out);
+        else
+            fputc(*text, out);
+}
+
 const char *text_count(double n, char *buf)
 {
     if (!isfinite(n))

@@ -24,6 +24,9 @@ const char *text_clean(const char *src, char *buf, size_t bytes);
 /* Columns that a cleaned text takes. */
 unsigned text_width(const char *text);
 
+/* Put text between single quotes of a shell onto out, which has the quotes already. */
+void text_quote(const char *text, FILE *out);
+
 /* Numbers; NAN, "not known", is "-". Return buf[TEXT_BYTES]. */
 const char *text_count(double n, char *buf);      /* "128", "1.3e+20" */
 const char *text_bytes(double bytes, char *buf);  /* "1.5 MiB" */

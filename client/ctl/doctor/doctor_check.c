@@ -20,37 +20,16 @@
 
 /* -- Reporting --------------------------------------------------------------------------------- */
 
-static void report(struct doctor *d, enum doctor_level level, const char *remedy, const char *fmt,
-                   va_list args)
+void doctor_found(struct doctor *d, enum doctor_level level, const char *remedy, const char *fmt,
+                  ...)
 {
     char what[DOCTOR_TEXT_BYTES];
+    va_list args;
+    va_start(args, fmt);
     vsnprintf(what, sizeof(what), fmt, args);
+    va_end(args);
     d->counts[level]++;
     d->found(d, level, what, remedy);
-}
-
-void doctor_ok(struct doctor *d, const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    report(d, DOCTOR_OK, /* remedy= */ NULL, fmt, args);
-    va_end(args);
-}
-
-void doctor_warn(struct doctor *d, const char *remedy, const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    report(d, DOCTOR_WARN, remedy, fmt, args);
-    va_end(args);
-}
-
-void doctor_fail(struct doctor *d, const char *remedy, const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    report(d, DOCTOR_FAIL, remedy, fmt, args);
-    va_end(args);
 }
 
 /* -- The kernel's files ------------------------------------------------------------------------ */
@@ -100,12 +79,12 @@ bool doctor_process_name(pid_t pid, char *buf, size_t bytes)
     return doctor_read_line(path, buf, bytes);
 }
 
-void *doctor_library(const char *const *names)
+void *doctor_symbol(const char *const *libraries, const char *name)
 {
     void *library = NULL;
-    for (; library == NULL && *names != NULL; names++)
-        library = dlopen(*names, RTLD_NOW | RTLD_LOCAL);
-    return library;
+    for (; library == NULL && *libraries != NULL; libraries++)
+        library = dlopen(*libraries, RTLD_NOW | RTLD_LOCAL);
+    return library != NULL ? dlsym(library, name) : NULL;
 }
 
 /* -- A child for what may crash or hang -------------------------------------------------------- */

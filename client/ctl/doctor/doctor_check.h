@@ -30,11 +30,11 @@ struct doctor {
 };
 
 /* Report a finding; the text is one line without a full stop. */
-void doctor_ok(struct doctor *d, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void doctor_warn(struct doctor *d, const char *remedy, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
-void doctor_fail(struct doctor *d, const char *remedy, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
+void doctor_found(struct doctor *d, enum doctor_level level, const char *remedy, const char *fmt,
+                  ...) __attribute__((format(printf, 4, 5)));
+#define doctor_ok(d, ...)           doctor_found(d, DOCTOR_OK, NULL, __VA_ARGS__)
+#define doctor_warn(d, remedy, ...) doctor_found(d, DOCTOR_WARN, remedy, __VA_ARGS__)
+#define doctor_fail(d, remedy, ...) doctor_found(d, DOCTOR_FAIL, remedy, __VA_ARGS__)
 
 /* The first line of a file, without its end; false when it cannot be read. */
 bool doctor_read_line(const char *path, char *buf, size_t bytes);
@@ -52,7 +52,8 @@ bool doctor_process_name(pid_t pid, char *buf, size_t bytes);
  * False: it crashed, hung (10 s) or printed nothing. */
 bool doctor_probe(void (*fn)(FILE *out), char *buf, size_t bytes);
 
-/* dlopen() the first of these names (NULL-terminated); NULL: none is there. For doctor_probe(). */
-void *doctor_library(const char *const *names);
+/* dlsym() of a name in the first of these libraries (NULL-terminated) that is there; NULL: it is
+ * not. For doctor_probe(). */
+void *doctor_symbol(const char *const *libraries, const char *name);
 
 #endif

@@ -2,7 +2,6 @@
 #include "client/ctl/doctor/doctor_gpu.h"
 
 #include <assert.h>
-#include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -88,24 +87,20 @@ static void probe_devices(FILE *out)
 
 static void probe_nccl(FILE *out)
 {
-    void *library = doctor_library((const char *[]){ "libnccl.so.2", NULL });
+    static const char *const names[] = { "libnccl.so.2", NULL };
     int (*get_version)(int *);
     int v = 0;
-    if (library == NULL)
-        return;
-    *(void **)&get_version = dlsym(library, "ncclGetVersion");
+    *(void **)&get_version = doctor_symbol(names, "ncclGetVersion");
     if (get_version != NULL && get_version(&v) == 0)
         fprintf(out, "%d.%d.%d\n", v / 10000, v / 100 % 100, v % 100);
 }
 
 static void probe_cublas(FILE *out)
 {
-    void *library = doctor_library((const char *[]){ "libcublas.so.13", "libcublas.so.12", NULL });
+    static const char *const names[] = { "libcublas.so.13", "libcublas.so.12", NULL };
     int (*get_property)(int, int *);
     int major = 0, minor = 0;
-    if (library == NULL)
-        return;
-    *(void **)&get_property = dlsym(library, "cublasGetProperty");
+    *(void **)&get_property = doctor_symbol(names, "cublasGetProperty");
     if (get_property != NULL && get_property(0, &major) == 0 && get_property(1, &minor) == 0)
         fprintf(out, "%d.%d\n", major, minor);
 }

@@ -1,7 +1,6 @@
 /* See doctor_host.h. */
 #include "client/ctl/doctor/doctor_host.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -347,13 +346,11 @@ static const char *dnnl_isa_name(int isa)
 
 static void probe_dnnl(FILE *out)
 {
-    void *library = doctor_library((const char *[]){ "libdnnl.so.3", "libdnnl.so.2", NULL });
-    if (library == NULL)
-        return;
+    static const char *const names[] = { "libdnnl.so.3", "libdnnl.so.2", NULL };
     const struct dnnl_version *(*version)(void);
     int (*isa)(void);
-    *(void **)&version = dlsym(library, "dnnl_version");
-    *(void **)&isa = dlsym(library, "dnnl_get_effective_cpu_isa");
+    *(void **)&version = doctor_symbol(names, "dnnl_version");
+    *(void **)&isa = doctor_symbol(names, "dnnl_get_effective_cpu_isa");
     if (version == NULL || isa == NULL)
         return;
     const char *name = dnnl_isa_name(isa());
@@ -367,11 +364,9 @@ static void probe_dnnl(FILE *out)
 
 static void probe_openblas(FILE *out)
 {
-    void *library = doctor_library((const char *[]){ "libopenblas.so.0", NULL });
+    static const char *const names[] = { "libopenblas.so.0", NULL };
     const char *(*core)(void);
-    if (library == NULL)
-        return;
-    *(void **)&core = dlsym(library, "openblas_get_corename");
+    *(void **)&core = doctor_symbol(names, "openblas_get_corename");
     if (core != NULL)
         fprintf(out, "%s\n", core());
 }

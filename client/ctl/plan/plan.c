@@ -59,39 +59,26 @@ static const char plan_more[] =
  * holds no more.
  */
 
-struct question {
+static const struct question {
     const char *text;
     enum plan_strategy held; /* what a worker would hold is taken from a plan of this */
     bool one_owner;
-    struct plan_policy choice;
+    enum plan_strategy strategy; /* chosen when the answer is yes, with so many units ahead */
+    uint32_t ahead;
+} questions[] = {
+    { "everything on one device: state, parameters, gradients", PLAN_DDP, true, PLAN_ZERO1, 1 },
+    { "optimizer state shared out, parameters and gradients whole", PLAN_DDP, false, PLAN_ZERO1,
+      1 },
+    { "gradients handed over unit by unit, parameters whole", PLAN_ZERO1, false, PLAN_ZERO1, 1 },
+    { "each unit's parameters freed after its backward", PLAN_ZERO2, false, PLAN_ZERO2, 1 },
+    { "parameters shared out as well, one unit ahead", PLAN_ZERO3, false, PLAN_ZERO3, 1 },
+    { "the same without prefetch", PLAN_ZERO3, false, PLAN_ZERO3, 0 },
 };
 
-static const struct question questions[] = {
-    { "everything on one device: state, parameters, gradients",
-      PLAN_DDP,
-      true,
-      { .strategy = PLAN_ZERO1, .forward_prefetch = 1 } },
-    { "optimizer state shared out, parameters and gradients whole",
-      PLAN_DDP,
-      false,
-      { .strategy = PLAN_ZERO1, .forward_prefetch = 1 } },
-    { "gradients handed over unit by unit, parameters whole",
-      PLAN_ZERO1,
-      false,
-      { .strategy = PLAN_ZERO1, .forward_prefetch = 1 } },
-    { "each unit's parameters freed after its backward",
-      PLAN_ZERO2,
-      false,
-      { .strategy = PLAN_ZERO2, .forward_prefetch = 1 } },
-    { "parameters shared out as well, one unit ahead",
-      PLAN_ZERO3,
-      false,
-      { .strategy = PLAN_ZERO3, .forward_prefetch = 1 } },
-    { "the same without prefetch",
-      PLAN_ZERO3,
-      false,
-      { .strategy = PLAN_ZERO3, .backward_prefetch = PLAN_PREFETCH_NONE } },
-};
+static enum plan_backward_prefetch prefetch_of(const struct question *q)
+{
+    return q->ahead > 0 ? PLAN_PREFETCH_PRE : PLAN_PREFETCH_NONE;
+}
 
 struct answer {
     uint64_t worker_bytes, owner_bytes, need_bytes;
@@ -106,8 +93,9 @@ static uint64_t owner_bytes(const struct plan_owners *o)
 static int try_question(const struct spec *spec, const struct plan_ask *ask,
                         const struct question *q, struct answer *ret_answer, struct shd_err *e)
 {
-    struct plan_policy held = q->choice;
-    held.strategy = q->held;
+    const struct plan_policy held = { .strategy = q->held,
+                                      .forward_prefetch = q->ahead,
+                                      .backward_prefetch = prefetch_of(q) };
     struct plan_owners owners = { 0 };
     struct plan plan;
     int r = SHD_OK;
@@ -205,15 +193,14 @@ static int refuse(const struct spec *spec, const struct plan_ask *ask, const str
                    text_size(plan_unit_param_bytes(spec, largest), unit));
 }
 
-static void adopt(struct plan_ask *ask, const struct plan_policy *choice, FILE *out)
+static void adopt(struct plan_ask *ask, const struct question *q, FILE *out)
 {
-    ask->policy.strategy = choice->strategy;
-    ask->policy.forward_prefetch = choice->forward_prefetch;
-    ask->policy.backward_prefetch = choice->backward_prefetch;
+    ask->policy.strategy = q->strategy;
+    ask->policy.forward_prefetch = q->ahead;
+    ask->policy.backward_prefetch = prefetch_of(q);
     if (out != NULL)
         fprintf(out, "\n  so: --strategy %s --prefetch %s --forward-prefetch %" PRIu32 "\n\n",
-                plan_strategy_name(choice->strategy), plan_prefetch_name(choice->backward_prefetch),
-                choice->forward_prefetch);
+                plan_strategy_name(q->strategy), plan_prefetch_name(prefetch_of(q)), q->ahead);
 }
 
 /* Choose ask->policy for ask->device_bytes and say why on out (NULL: do not). *ret_json tells the
@@ -249,7 +236,7 @@ static int plan_auto(const struct spec *spec, struct plan_ask *ask, FILE *out, j
     }
     if (out != NULL && ask->activation_bytes == 0)
         fprintf(out, "       activations are not counted: --activations\n");
-    adopt(ask, &questions[i].choice, out);
+    adopt(ask, &questions[i], out);
     *ret_json = json_pack("{s:I, s:I, s:o}", "device_bytes", (json_int_t)ask->device_bytes,
                           "activation_bytes", (json_int_t)ask->activation_bytes, "steps", steps);
     return SHD_OK;

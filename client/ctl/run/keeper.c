@@ -146,20 +146,14 @@ static bool is_kept(const struct kept *k, const char *name, int fd)
     return false;
 }
 
+/* All the room there may be, which takes memory only as it is used. */
 static bool make_room(struct kept *k)
 {
-    if (k->count < k->room)
-        return true;
-    const uint32_t room = k->room == 0 ? 16 : 2 * k->room;
-    int *fds = realloc(k->fds, room * sizeof(*fds));
-    if (fds != NULL)
-        k->fds = fds;
-    char **names = fds != NULL ? realloc(k->names, room * sizeof(*names)) : NULL;
-    if (names == NULL)
-        return false;
-    k->names = names;
-    k->room = room;
-    return true;
+    if (k->fds == NULL)
+        k->fds = calloc(KEPT_FDS_MAX, sizeof(*k->fds));
+    if (k->names == NULL)
+        k->names = calloc(KEPT_FDS_MAX, sizeof(*k->names));
+    return k->fds != NULL && k->names != NULL;
 }
 
 /* Keep one. NULL: done, fd is ours; else why not. */

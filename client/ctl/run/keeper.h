@@ -56,9 +56,9 @@ void notify_close(struct notify_message *message);
 #define KEPT_NAMES_BYTES_MAX (127u * 1024u)
 
 struct kept {
-    int *fds;     /* owned, [count], each owned */
+    int *fds;     /* owned, [count], each owned; NULL: none yet */
     char **names; /* owned, [count], each owned */
-    uint32_t count, room;
+    uint32_t count;
     size_t names_bytes;
 };
 

@@ -17,6 +17,7 @@
 #include "client/ctl/base/child.h"
 #include "client/ctl/base/rundir.h"
 #include "client/ctl/base/say.h"
+#include "client/ctl/base/text.h"
 #include "client/ctl/base/verb.h"
 #include "client/ctl/run/supervise.h"
 #include "proto/base/check.h"
@@ -180,11 +181,7 @@ static void print_address(const struct up *up, const char *path)
         snprintf(address, sizeof(address), "%s", path);
     const bool quote = address[strspn(address, plain)] != '\0';
     printf("export SHARDD_ADDRESS=%s", quote ? "'" : "");
-    for (const char *c = address; *c != '\0'; c++)
-        if (*c == '\'')
-            fputs("'\\''", stdout);
-        else
-            putchar(*c);
+    text_quote(address, stdout);
     printf("%s\n", quote ? "'" : "");
     fflush(stdout);
 }

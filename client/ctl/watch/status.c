@@ -181,7 +181,7 @@ static void show_sessions(const struct doc *d, FILE *out)
                           or_dash(s->name), text_count(s->pid, b[0]), text_count(s->uid, b[1]),
                           or_dash(s->role), or_dash(s->state), text_count(s->slots, b[2]),
                           text_count(s->slots_waiting, b[3]), or_dash(s->path),
-                          join_now(s, now, sizeof(now)), text_time(s->since_s, b[4]) });
+                          join_now(&s->now, now, sizeof(now)), text_time(s->now.since_s, b[4]) });
     }
     table_print(&t, "  ", out);
     table_deinit(&t);

@@ -33,23 +33,13 @@ static double plus(double a, double b)
     return isnan(a) ? b : isnan(b) ? a : a + b;
 }
 
-/* What it does now, which it tells one daemon only. */
-static void copy_now(struct doc_session *to, const struct doc_session *from)
-{
-    memcpy(to->what, from->what, sizeof(to->what));
-    memcpy(to->unit, from->unit, sizeof(to->unit));
-    to->micro = from->micro;
-    to->step = from->step;
-    to->since_s = from->since_s;
-}
-
 /* Another session of a worker: the latest word counts. */
 static void merge_worker(struct join_worker *w, const struct doc_session *s, double told_ns)
 {
     struct doc_session both = told_ns > w->told_ns ? *s : w->s;
     const struct doc_session *other = told_ns > w->told_ns ? &w->s : s;
-    if (both.what[0] == '\0')
-        copy_now(&both, other);
+    if (both.now.what[0] == '\0')
+        both.now = other->now; /* a worker tells one daemon only */
     if (both.path[0] == '\0')
         memcpy(both.path, other->path, sizeof(both.path));
     both.slots = plus(w->s.slots, s->slots);
@@ -240,7 +230,7 @@ void join_free(struct join *j)
     *j = (struct join){ 0 };
 }
 
-const char *join_now(const struct doc_session *s, char *buf, size_t bytes)
+const char *join_now(const struct doc_now *s, char *buf, size_t bytes)
 {
     char micro[TEXT_BYTES], step[TEXT_BYTES];
     int n = snprintf(buf, bytes, "%s", s->what[0] != '\0' ? s->what : "-");
@@ -291,7 +281,7 @@ static int by_name(const void *a, const void *b)
 static int by_since(const void *a, const void *b)
 {
     const struct join_worker *x = a, *y = b;
-    const int order = by_number(y->s.since_s, x->s.since_s);
+    const int order = by_number(y->s.now.since_s, x->s.now.since_s);
     return order != 0 ? order : by_pid(a, b);
 }
 

@@ -35,7 +35,7 @@ void join_make(const struct node *n, struct join *ret_join);
 void join_free(struct join *j);
 
 /* "backward blk.3, micro-batch 2". buf[bytes]; returns buf. */
-const char *join_now(const struct doc_session *s, char *buf, size_t bytes);
+const char *join_now(const struct doc_now *s, char *buf, size_t bytes);
 
 enum join_sort { JOIN_WORST, JOIN_PID, JOIN_NAME, JOIN_SINCE, JOIN_SORTS };
 const char *join_sort_name(enum join_sort sort);

@@ -89,13 +89,18 @@ static void take_news(struct top *t)
 
 /* -- Keys ------------------------------------------------------------------------------------ */
 
-static void scroll_by(struct top *t, int rows)
+/* Rows by which a key scrolls, far beyond any list for its ends; 0: it does not. */
+static int scrolled(enum term_key key, int page)
 {
-    unsigned *first = &t->view.first[t->view.focus];
-    if (rows < 0 && *first < (unsigned)-rows)
-        *first = 0;
-    else
-        *first += (unsigned)rows; /* top_draw() brings it back from beyond the end */
+    const int rows[] = {
+        [KEY_IS_UP] = -1,
+        [KEY_IS_DOWN] = 1,
+        [KEY_IS_PAGE_UP] = -page,
+        [KEY_IS_PAGE_DOWN] = page,
+        [KEY_IS_FIRST] = -(int)JOIN_WORKERS_MAX,
+        [KEY_IS_LAST] = (int)JOIN_WORKERS_MAX,
+    };
+    return (size_t)key < ARRAY_SIZE(rows) ? rows[key] : 0;
 }
 
 static void press(struct top *t, enum term_key key)
@@ -107,46 +112,18 @@ static void press(struct top *t, enum term_key key)
         v->help = key == KEY_IS_REDRAW; /* a new size is no key */
         return;
     }
-    switch (key) {
-    case KEY_IS_QUIT:
-        t->quit = true;
-        break;
-    case KEY_IS_UP:
-        scroll_by(t, -1);
-        break;
-    case KEY_IS_DOWN:
-        scroll_by(t, 1);
-        break;
-    case KEY_IS_PAGE_UP:
-        scroll_by(t, -page);
-        break;
-    case KEY_IS_PAGE_DOWN:
-        scroll_by(t, page);
-        break;
-    case KEY_IS_FIRST:
-        v->first[v->focus] = 0;
-        break;
-    case KEY_IS_LAST:
-        v->first[v->focus] = JOIN_WORKERS_MAX;
-        break;
-    case KEY_IS_TAB:
-        v->focus = v->focus == TOP_DAEMONS ? TOP_WORKERS : TOP_DAEMONS;
-        break;
-    case KEY_IS_SORT:
+    const int first = (int)v->first[v->focus] + scrolled(key, page);
+    v->first[v->focus] = first > 0 ? (unsigned)first : 0; /* top_draw() looks at the other end */
+    if (key == KEY_IS_SORT) {
         v->sort = (v->sort + 1) % JOIN_SORTS;
         join_sort(&t->join, v->sort);
-        break;
-    case KEY_IS_PAUSE:
+    } else if (key == KEY_IS_TAB) {
+        v->focus = v->focus == TOP_DAEMONS ? TOP_WORKERS : TOP_DAEMONS;
+    } else if (key == KEY_IS_PAUSE) {
         v->paused = !v->paused;
-        break;
-    case KEY_IS_HELP:
-        v->help = true;
-        break;
-    case KEY_IS_NONE:
-    case KEY_IS_REDRAW:
-    case KEY_IS_OTHER:
-        break;
     }
+    t->quit = t->quit || key == KEY_IS_QUIT;
+    v->help = key == KEY_IS_HELP;
 }
 
 /* -- The loop -------------------------------------------------------------------------------- */

@@ -288,8 +288,8 @@ static void draw_worker(const struct top_view *v, const struct join_worker *w,
     top_cell(l, W_NAME, s, row, look, w->s.name);
     top_cell(l, W_PID, s, row, look, text_count(w->s.pid, b[0]));
     top_cell(l, W_STATE, s, row, look, w->s.state);
-    top_cell(l, W_NOW, s, row, LOOK_PLAIN, join_now(&w->s, now, sizeof(now)));
-    top_cell(l, W_SINCE, s, row, LOOK_PLAIN, text_time(w->s.since_s, b[0]));
+    top_cell(l, W_NOW, s, row, LOOK_PLAIN, join_now(&w->s.now, now, sizeof(now)));
+    top_cell(l, W_SINCE, s, row, LOOK_PLAIN, text_time(w->s.now.since_s, b[0]));
     top_cell(l, W_BAR, s, row, LOOK_GOOD,
              top_bar(&w->s.slots_waiting, 1, w->s.slots, l->width[W_BAR], v->utf8, bar));
     snprintf(pair, sizeof(pair), "%s/%s", text_count(w->s.slots_waiting, b[0]),
