@@ -68,6 +68,20 @@ bool nccl_needed(const struct shd_model *m)
 
 /* -- Transfers --------------------------------------------------------------------------------- */
 
+bool nccl_ended(struct nccl_owner *owner, const struct comm_job *job)
+{
+    if (job->status == SHD_OK && job->turn > 0) {
+        owner->turned = true;
+        owner->why = (struct shd_err){ 0 };
+    }
+    if (job->status == SHD_OK || job->status == SHD_ETIMEDOUT || job->ended || owner->broken)
+        return false;
+    owner->broken = true;
+    if (!job->remote || owner->why.code == SHD_OK)
+        owner->why = job->why; /* that the peer broke off says less than why this side did */
+    return true;
+}
+
 /* On the communicator thread. */
 static void transfer_done(struct comm_job *job)
 {
@@ -76,16 +90,8 @@ static void transfer_done(struct comm_job *job)
     struct nccl_model *n = t->of;
     pthread_mutex_lock(&n->lock);
     t->busy = false;
-    if (job->turn > 0 && job->status == SHD_OK) {
-        t->owner->turned = true;
-        t->owner->why = (struct shd_err){ 0 };
-    }
-    if (job->status != SHD_OK && job->status != SHD_ETIMEDOUT && !job->ended && !t->owner->broken) {
-        t->owner->broken = true;
-        if (!job->remote || t->owner->why.code == SHD_OK)
-            t->owner->why = job->why; /* that the peer broke off says less than why this side did */
+    if (nccl_ended(t->owner, job))
         atomic_store(&n->broken, true);
-    }
     pthread_cond_broadcast(&n->change);
     pthread_mutex_unlock(&n->lock);
 }

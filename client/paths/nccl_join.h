@@ -117,6 +117,11 @@ void nccl_look(struct shd_model *m);
  * too often. */
 int nccl_reopen(struct shd_model *m, struct link *link, struct shd_err *e);
 
+/* Take note of how a job of the owner's links ended; under the model's lock. True: a link broke,
+ * for owner->why. A reason stays until a turn is done: the peer's end of a link that is made anew
+ * (job->remote) comes of it, and does not replace it. */
+bool nccl_ended(struct nccl_owner *owner, const struct comm_job *job);
+
 /* Hand a transfer to the communicator thread; t->of and its job are made already. */
 void nccl_queue(struct nccl_owner *owner, struct comm_link *link, struct nccl_transfer *t);
 

@@ -3,6 +3,7 @@
 #include <semaphore.h>
 #include <time.h>
 
+#include "client/paths/nccl_join.h"
 #include "client/paths/transfer.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
@@ -321,6 +322,53 @@ TEST(a_copy_that_fails_ends_its_job)
     EXPECT_EQ(job.status, SHD_ENOMEM);
     EXPECT_STR(job.why.text, "no copies today");
     transfer_free(t);
+}
+
+/* -- Why a link of NCCL broke -------------------------------------------------------------------
+ */
+
+static struct comm_job broken_by(const char *why, bool remote)
+{
+    struct comm_job job = { .turn = 1, .status = SHD_EIO, .remote = remote };
+    err_set(&job.why, SHD_EIO, "%s", why);
+    return job;
+}
+
+static void expect_broken(struct nccl_owner *owner, const struct comm_job *job, const char *why)
+{
+    EXPECT(nccl_ended(owner, job));
+    EXPECT(owner->broken);
+    EXPECT_STR(owner->why.text, why);
+}
+
+TEST(a_known_reason_outlives_that_the_peer_broke_off)
+{
+    const struct comm_job ours = broken_by("no memory", false), next = broken_by("no route", false);
+    const struct comm_job theirs = broken_by("remote process exited", true);
+    const struct comm_job done = { .turn = 1, .status = SHD_OK };
+    struct nccl_owner owner = { .far = true };
+    expect_broken(&owner, &ours, "no memory");
+    EXPECT(!nccl_ended(&owner, &next)); /* the other link of the pair: the first one told */
+    EXPECT_STR(owner.why.text, "no memory");
+    owner.broken = false; /* joined anew, and the owner is the first to see that it fails again */
+    expect_broken(&owner, &theirs, "no memory");
+    owner.broken = false;
+    expect_broken(&owner, &next, "no route");
+    EXPECT(
+        !nccl_ended(&owner, &done)); /* that was mended: what comes now has a reason of its own */
+    EXPECT(owner.turned);
+    owner.broken = false;
+    expect_broken(&owner, &theirs, "remote process exited");
+}
+
+TEST(links_that_were_ended_or_came_late_are_not_broken)
+{
+    struct comm_job ended = broken_by("ended", false), late = broken_by("late", false);
+    struct nccl_owner owner = { .far = true };
+    ended.ended = true;
+    late.status = SHD_ETIMEDOUT;
+    EXPECT(!nccl_ended(&owner, &ended) && !nccl_ended(&owner, &late));
+    EXPECT(!owner.broken && owner.why.code == SHD_OK);
 }
 
 TEST_MAIN()
