@@ -36,13 +36,10 @@ struct restoring {
     uint64_t step, bytes;
 };
 
-static int make_request(struct round *round, struct link *link, uint64_t arg,
-                        struct wire_request *ret_request, struct shd_err *e)
+static void make_request(const struct round *round, const struct link *link,
+                         struct wire_request *ret_request)
 {
     const struct restoring *r = round->ctx;
-    (void)arg;
-    (void)e;
-    ret_request->type = WIRE_RESTORE;
     ret_request->restore = (struct wire_restore){
         .path = r->path,
         .spec = { (const uint8_t *)r->spec_json, strlen(r->spec_json) },
@@ -51,14 +48,12 @@ static int make_request(struct round *round, struct link *link, uint64_t arg,
         .weights = r->weights,
         .open = r->open,
     };
-    return SHD_OK;
 }
 
-static int take_restored(struct round *round, struct link *link, uint64_t arg,
+static int take_restored(const struct round *round, const struct link *link,
                          const struct wire_reply *reply, struct shd_err *e)
 {
     struct restoring *r = round->ctx;
-    (void)arg;
     if (r->answered && reply->restored.step != r->step)
         return link_err(link, SHD_EPROTO, e, "restored step %" PRIu64 ", another one %" PRIu64,
                         reply->restored.step, r->step);
@@ -72,16 +67,14 @@ static int ask_all(struct restoring *r, const char *what, struct shd_err *e)
 {
     struct round round = { .what = what,
                            .hint = "it may be reading still",
+                           .asks = WIRE_RESTORE,
                            .type = WIRE_RESTORED,
                            .make = make_request,
                            .take = take_restored,
                            .ctx = r };
     r->bytes = 0;
     r->answered = false;
-    int status = SHD_OK;
-    for (uint32_t i = 0; status == SHD_OK && i < r->hub->link_count; i++)
-        status = round_ask(&round, &r->hub->links[i], 0, e);
-    return round_finish(&round, r->hub, status, e);
+    return round_all(&round, r->hub, 0, e);
 }
 
 /* A daemon that was started again in between says that it has read nothing. */

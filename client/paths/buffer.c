@@ -4,9 +4,19 @@
 #include <inttypes.h>
 #include <sys/mman.h>
 
+#include "client/session/session.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+
+struct buffers buffers_for(const struct shd_model *m, uint64_t elem_bytes)
+{
+    uint64_t elems = 0;
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        if (m->spec->units[u].elems > elems)
+            elems = m->spec->units[u].elems;
+    return (struct buffers){ session_gpu(m->session), elems * elem_bytes };
+}
 
 static int hold_on_host(const struct buffers *in, struct buffer *b, struct shd_err *e)
 {

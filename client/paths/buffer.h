@@ -14,6 +14,7 @@
 #include "proto/base/status.h"
 
 struct kern;
+struct shd_model;
 
 struct buffer { /* zeroed at first */
     void *base; /* owned; NULL: none yet */
@@ -25,6 +26,9 @@ struct buffers {
     struct kern *gpu;   /* borrowed; NULL: the host's memory */
     uint64_t bytes_max; /* no array is larger */
 };
+
+/* For arrays of any unit of this model, of so many bytes an element. */
+struct buffers buffers_for(const struct shd_model *m, uint64_t elem_bytes);
 
 /* Have room for so many bytes (at most bytes_max). Errors: SHD_ENOMEM; what there was is kept on
  * the host, gone on a GPU. */

@@ -42,48 +42,40 @@ static int turn_err(const struct link *link, int code, struct shd_err *e)
     return code == SHD_OK ? code : link_err(link, code, e, "ends the step: %s", why.text);
 }
 
-static int make_prepare(struct round *round, struct link *link, uint64_t step,
-                        struct wire_request *ret_request, struct shd_err *e)
+static void make_prepare(const struct round *round, const struct link *link,
+                         struct wire_request *ret_request)
 {
     const struct turning *t = round->ctx;
-    (void)e;
-    ret_request->type = WIRE_PREPARE;
     ret_request->prepare = (struct wire_prepare){
-        .model = t->m->map->owners[link->index].layout.handle, .step = step
+        .model = t->m->map->owners[link->index].layout.handle, .step = round->arg
     };
-    return SHD_OK;
 }
 
-static int take_prepared(struct round *round, struct link *link, uint64_t step,
+static int take_prepared(const struct round *round, const struct link *link,
                          const struct wire_reply *reply, struct shd_err *e)
 {
     const struct turning *t = round->ctx;
-    (void)step;
     return turn_err(link, turn_prepared(t->m->map->turn, link->index, &reply->prepared, e), e);
 }
 
-static int make_commit(struct round *round, struct link *link, uint64_t step,
-                       struct wire_request *ret_request, struct shd_err *e)
+static void make_commit(const struct round *round, const struct link *link,
+                        struct wire_request *ret_request)
 {
     const struct turning *t = round->ctx;
-    (void)e;
-    ret_request->type = WIRE_COMMIT;
     ret_request->commit = (struct wire_commit){
         .model = t->m->map->owners[link->index].layout.handle,
-        .step = step,
+        .step = round->arg,
         .decision = *turn_decision(t->m->map->turn),
         .has_blob = t->blob != NULL,
     };
     if (t->blob != NULL)
         ret_request->commit.blob = *t->blob;
-    return SHD_OK;
 }
 
-static int take_committed(struct round *round, struct link *link, uint64_t step,
+static int take_committed(const struct round *round, const struct link *link,
                           const struct wire_reply *reply, struct shd_err *e)
 {
     const struct turning *t = round->ctx;
-    (void)step;
     return turn_err(link, turn_committed(t->m->map->turn, link->index, &reply->committed, e), e);
 }
 
@@ -101,6 +93,7 @@ static int turn_round(struct turning *t, enum turn_state state, struct shd_err *
              turn_step(turn));
     struct round round = { .what = what,
                            .hint = prepare ? HINT : NULL,
+                           .asks = prepare ? WIRE_PREPARE : WIRE_COMMIT,
                            .type = prepare ? WIRE_PREPARED : WIRE_COMMITTED,
                            .make = prepare ? make_prepare : make_commit,
                            .take = prepare ? take_prepared : take_committed,
@@ -156,27 +149,24 @@ struct leasing { /* ctx of the round */
     struct wire_leased leased;
 };
 
-static int make_lease(struct round *round, struct link *link, uint64_t step,
-                      struct wire_request *ret_request, struct shd_err *e)
+static void make_lease(const struct round *round, const struct link *link,
+                       struct wire_request *ret_request)
 {
     const struct leasing *l = round->ctx;
-    (void)e;
-    ret_request->type = WIRE_LEASE;
     ret_request->lease = (struct wire_lease){ .model = l->m->map->owners[link->index].layout.handle,
-                                              .step = step };
-    return SHD_OK;
+                                              .step = round->arg };
 }
 
-static int take_leased(struct round *round, struct link *link, uint64_t step,
+static int take_leased(const struct round *round, const struct link *link,
                        const struct wire_reply *reply, struct shd_err *e)
 {
     struct leasing *l = round->ctx;
     const uint32_t groups = spec_returns(l->m->spec);
     l->leased = reply->leased;
-    if (l->leased.step != step)
+    if (l->leased.step != round->arg)
         return link_err(link, SHD_EPROTO, e,
                         "leased work of step %" PRIu64 ", asked for was step %" PRIu64,
-                        l->leased.step, step);
+                        l->leased.step, round->arg);
     if (l->leased.what == WIRE_LEASED_GROUP && l->leased.group >= groups)
         return link_err(link, SHD_EPROTO, e, "leased group %" PRIu32 " of %" PRIu32,
                         l->leased.group, groups);
@@ -186,19 +176,18 @@ static int take_leased(struct round *round, struct link *link, uint64_t step,
 int commit_lease(struct shd_model *m, uint32_t owner, struct wire_leased *ret_leased,
                  struct shd_err *e)
 {
-    struct hub *hub = m->session->hub;
     struct leasing leasing = { .m = m };
     char what[48];
     snprintf(what, sizeof what, "Lease of step %" PRIu64, m->step);
     struct round round = { .what = what,
                            .hint = "other workers hold all that is left of the step",
+                           .asks = WIRE_LEASE,
                            .type = WIRE_LEASED,
                            .make = make_lease,
                            .take = take_leased,
                            .ctx = &leasing };
     activity_begin(m, ACTIVITY_LEASE, ACTIVITY_NONE, ACTIVITY_NONE);
-    int r = round_ask(&round, &hub->links[owner], m->step, e);
-    r = round_finish(&round, hub, r, e);
+    const int r = round_one(&round, &m->session->hub->links[owner], m->step, e);
     activity_end(m);
     if (r == SHD_OK)
         *ret_leased = leasing.leased;
@@ -238,7 +227,7 @@ static int pass_on(struct shd_model *m, struct steps s, bool *ret_over, struct s
     void *data = sys_malloc(SHD_BLOB_BYTES_MAX);
     if (data == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for a blob");
-    int r = look_owner_blob(m, s.ahead, data, SHD_BLOB_BYTES_MAX, &bytes, e);
+    int r = look_blob(m, s.ahead, data, SHD_BLOB_BYTES_MAX, &bytes, e);
     if (r == SHD_OK) {
         const struct wire_bytes blob = { data, bytes };
         m->step = s.min;

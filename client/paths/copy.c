@@ -64,15 +64,6 @@ static void fill_pieces(const struct shd_model *m, struct copy_model *c)
             c->pieces[(size_t)u * owners + i] = piece_of(m, c, &m->map->owners[i], u);
 }
 
-static uint64_t largest_unit_bytes(const struct spec *spec)
-{
-    uint64_t elems = 0;
-    for (uint32_t u = 0; u < spec->unit_count; u++)
-        if (spec->units[u].elems > elems)
-            elems = spec->units[u].elems;
-    return elems * dtype_bytes(spec->publish);
-}
-
 int copy_new(struct shd_model *m, uint32_t slots, uint64_t delay_ns, struct copy_model **ret_copy,
              struct shd_err *e)
 {
@@ -86,7 +77,7 @@ int copy_new(struct shd_model *m, uint32_t slots, uint64_t delay_ns, struct copy
         copy_free(c);
         return err_set(e, SHD_ENOMEM, "no memory for the copy path of %" PRIu32 " units", units);
     }
-    c->in = (struct buffers){ session_gpu(m->session), largest_unit_bytes(m->spec) };
+    c->in = buffers_for(m, dtype_bytes(m->spec->publish));
     for (uint32_t u = 0; u < units; u++)
         c->slot_of[u] = COPY_NO_SLOT;
     int r = copy_grow(c, slots, e);
@@ -188,10 +179,7 @@ static int check_done(const struct shd_model *m, const struct transfer_job *job,
     if (job->status != SHD_ESTEP)
         return err_set(e, job->status, "copy unit %" PRIu32 " '%s': %s", job->unit,
                        m->spec->units[job->unit].name, job->why.text);
-    return link_err(&m->session->hub->links[job->piece], SHD_ESTEP, e,
-                    "has unit %" PRIu32 " '%s' at step %" PRIu64 ", this worker is at step %" PRIu64
-                    ": that step is over",
-                    job->unit, m->spec->units[job->unit].name, job->version, job->step);
+    return model_err_past(m, &m->session->hub->links[job->piece], job->unit, job->version, e);
 }
 
 /* Which owner it is stuck at is only known once it no longer runs. */
@@ -200,10 +188,7 @@ static int fetch_timed_out(struct shd_model *m, struct transfer_job *job, struct
     transfer_cancel(m->copy->transfer, job);
     const uint32_t piece = job->piece < job->piece_count ? job->piece : job->piece_count - 1;
     transfer_start(m->copy->transfer, job);
-    return link_err(
-        &m->session->hub->links[piece], SHD_ETIMEDOUT, e,
-        "did not publish unit %" PRIu32 " '%s' of step %" PRIu64 " within %" PRIu64 " ms",
-        job->unit, m->spec->units[job->unit].name, job->step, m->session->timeout_ns / NS_PER_MS);
+    return model_err_unpublished(m, &m->session->hub->links[piece], job->unit, e);
 }
 
 bool copy_readable(const struct shd_model *m, uint32_t unit)

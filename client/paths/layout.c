@@ -78,57 +78,49 @@ static int take_layout(const struct layout_opening *o, const struct link *link,
 static void fill_open(const struct layout_opening *o, const struct link *link,
                       struct wire_request *ret_request)
 {
-    *ret_request = (struct wire_request){
-        .type = WIRE_OPEN_MODEL,
-        .open_model = { .spec = { (const uint8_t *)o->json, strlen(o->json) },
-                        .name = o->name,
-                        .owner = link->index,
-                        .owners = link->hub->link_count,
-                        .slots = o->slots },
-    };
+    ret_request->open_model = (struct wire_open_model){ .spec = { (const uint8_t *)o->json,
+                                                                  strlen(o->json) },
+                                                        .name = o->name,
+                                                        .owner = link->index,
+                                                        .owners = link->hub->link_count,
+                                                        .slots = o->slots };
 }
 
 /* -- By rounds --------------------------------------------------------------------------------- */
 
-static int make_open(struct round *round, struct link *link, uint64_t arg,
-                     struct wire_request *ret_request, struct shd_err *e)
+static void make_open(const struct round *round, const struct link *link,
+                      struct wire_request *ret_request)
 {
-    (void)arg;
-    (void)e;
     fill_open(round->ctx, link, ret_request);
-    return SHD_OK;
 }
 
-static int take_open(struct round *round, struct link *link, uint64_t arg,
+static int take_open(const struct round *round, const struct link *link,
                      const struct wire_reply *reply, struct shd_err *e)
 {
     const struct layout_opening *o = round->ctx;
-    (void)arg;
     return take_layout(o, link, reply, &o->m->map->owners[link->index].layout, e);
 }
 
 static struct round open_round(struct layout_opening *o)
 {
-    return (struct round){
-        .what = "OpenModel", .type = WIRE_LAYOUT, .make = make_open, .take = take_open, .ctx = o
-    };
+    return (struct round){ .what = "OpenModel",
+                           .asks = WIRE_OPEN_MODEL,
+                           .type = WIRE_LAYOUT,
+                           .make = make_open,
+                           .take = take_open,
+                           .ctx = o };
 }
 
 int layout_ask(struct layout_opening *o, struct link *link, struct shd_err *e)
 {
     struct round round = open_round(o);
-    const int r = round_ask(&round, link, 0, e);
-    return round_finish(&round, link->hub, r, e);
+    return round_one(&round, link, 0, e);
 }
 
 int layout_ask_all(struct layout_opening *o, struct shd_err *e)
 {
-    struct hub *hub = o->m->session->hub;
     struct round round = open_round(o);
-    int r = SHD_OK;
-    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
-        r = round_ask(&round, &hub->links[i], 0, e);
-    return round_finish(&round, hub, r, e);
+    return round_all(&round, o->m->session->hub, 0, e);
 }
 
 /* -- On a link that comes up ------------------------------------------------------------------- */
@@ -150,7 +142,7 @@ int layout_exchange(struct shd_model *m, struct link *link, uint32_t slots,
 {
     const struct layout_opening o = { m, "", m->spec->name, slots };
     struct exchange x = { &o, ret_layout };
-    struct wire_request request;
+    struct wire_request request = { .type = WIRE_OPEN_MODEL };
     fill_open(&o, link, &request);
     const struct link_ask ask = { take_exchange, /* look= */ NULL, &x };
     return link_exchange(link, &request, &ask, e);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "client/paths/kern_run.h"
+#include "client/paths/place.h"
 #include "kernels/kern.h"
 #include "kernels/runs.h"
 #include "proto/base/check.h"
@@ -205,9 +206,10 @@ static void local_close(struct shd_model *m)
 
 /* -- Looking ----------------------------------------------------------------------------------- */
 
-static int local_blob(struct shd_model *m, void *buf, size_t capacity, size_t *ret_bytes,
-                      struct shd_err *e)
+static int local_blob(struct shd_model *m, uint32_t owner, void *buf, size_t capacity,
+                      size_t *ret_bytes, struct shd_err *e)
 {
+    CHECK(owner == 0);
     const struct local_model *local = m->local;
     if (local->blob_bytes > capacity)
         return err_set(e, SHD_ERANGE, "blob has %zu bytes, the buffer %zu", local->blob_bytes,
@@ -519,33 +521,11 @@ static int local_lease(struct shd_model *m, uint32_t owner, struct wire_leased *
 
 /* -- The tables -------------------------------------------------------------------------------- */
 
-static int local_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
-{
-    (void)m;
-    (void)unit;
-    (void)e;
-    return SHD_OK; /* always there */
-}
-
 static bool local_readable(const struct shd_model *m, uint32_t unit)
 {
     (void)m;
     (void)unit;
     return true; /* updates are done when commit returns */
-}
-
-static int local_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
-{
-    (void)m;
-    (void)unit;
-    (void)e;
-    return SHD_OK;
-}
-
-static void local_let_go(struct shd_model *m, uint32_t unit)
-{
-    (void)m;
-    (void)unit;
 }
 
 static const void *local_params(const struct shd_model *m, uint32_t unit)
@@ -556,20 +536,12 @@ static const void *local_params(const struct shd_model *m, uint32_t unit)
 const struct reader_ops reader_local = {
     .kind = SHD_PATH_MAP,
     .shown = ACTIVITY_PATH_MAP,
-    .fetch = local_fetch,
+    .fetch = mapped_nothing,
     .readable = local_readable,
-    .wait_unit = local_wait_unit,
-    .let_go = local_let_go,
+    .wait_unit = mapped_nothing,
+    .let_go = mapped_let_go,
     .params = local_params,
 };
-
-static int local_ready_slot(struct shd_model *m, uint32_t slot, struct shd_err *e)
-{
-    (void)m;
-    (void)slot;
-    (void)e;
-    return SHD_OK;
-}
 
 static int local_poll(struct shd_model *m, struct shd_err *e)
 {
@@ -591,7 +563,7 @@ const struct control_ops control_local = {
     .close = local_close,
     .open_slots = local_open_slots,
     .wait_slot = local_wait_slot,
-    .ready_slot = local_ready_slot,
+    .ready_slot = mapped_nothing,
     .slot_array = local_slot_array,
     .fill_slot = local_fill_slot,
     .give = local_give,

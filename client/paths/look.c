@@ -19,22 +19,17 @@ struct blob_sink {
     const struct shd_model *m;
 };
 
-static int make_blob(struct round *round, struct link *link, uint64_t arg,
-                     struct wire_request *ret_request, struct shd_err *e)
+static void make_blob(const struct round *round, const struct link *link,
+                      struct wire_request *ret_request)
 {
     const struct blob_sink *sink = round->ctx;
-    (void)arg;
-    (void)e;
-    ret_request->type = WIRE_GET_BLOB;
     ret_request->get_blob.model = sink->m->map->owners[link->index].layout.handle;
-    return SHD_OK;
 }
 
-static int take_blob(struct round *round, struct link *link, uint64_t arg,
+static int take_blob(const struct round *round, const struct link *link,
                      const struct wire_reply *reply, struct shd_err *e)
 {
     (void)link;
-    (void)arg;
     struct blob_sink *sink = round->ctx;
     const struct wire_bytes *blob = &reply->blob.blob;
     if (blob->bytes > sink->capacity)
@@ -46,25 +41,20 @@ static int take_blob(struct round *round, struct link *link, uint64_t arg,
     return SHD_OK;
 }
 
-int look_owner_blob(struct shd_model *m, uint32_t owner, void *buf, size_t capacity,
-                    size_t *ret_bytes, struct shd_err *e)
+int look_blob(struct shd_model *m, uint32_t owner, void *buf, size_t capacity, size_t *ret_bytes,
+              struct shd_err *e)
 {
-    struct hub *hub = m->session->hub;
     struct blob_sink sink = { buf, capacity, 0, m };
-    struct round round = {
-        .what = "GetBlob", .type = WIRE_BLOB, .make = make_blob, .take = take_blob, .ctx = &sink
-    };
-    int r = round_ask(&round, &hub->links[owner], 0, e);
-    r = round_finish(&round, hub, r, e);
+    struct round round = { .what = "GetBlob",
+                           .asks = WIRE_GET_BLOB,
+                           .type = WIRE_BLOB,
+                           .make = make_blob,
+                           .take = take_blob,
+                           .ctx = &sink };
+    const int r = round_one(&round, &m->session->hub->links[owner], 0, e);
     if (r == SHD_OK)
         *ret_bytes = sink.bytes;
     return r;
-}
-
-/* Of several workers' the first to commit counts, at each owner; owner 0's is the one. */
-int look_blob(struct shd_model *m, void *buf, size_t capacity, size_t *ret_bytes, struct shd_err *e)
-{
-    return look_owner_blob(m, 0, buf, capacity, ret_bytes, e);
 }
 
 /* -- Digest ------------------------------------------------------------------------------------ */
@@ -97,10 +87,11 @@ static struct leaf_range owner_leaves(const struct map_model *map, uint32_t owne
 }
 
 /* A reply may hold more than was wanted: it goes on to the end of the owner's leaves. */
-static int take_leaves(struct round *round, struct link *link, uint64_t first_leaf,
+static int take_leaves(const struct round *round, const struct link *link,
                        const struct wire_reply *reply, struct shd_err *e)
 {
     const struct leaf_sink *sink = round->ctx;
+    const uint64_t first_leaf = round->arg;
     const struct wire_leaves *got = &reply->leaves;
     const struct leaf_range own = owner_leaves(sink->map, link->index, sink->tensor);
     const uint64_t part_end = sink->part->first_leaf + sink->part->leaves;
@@ -119,20 +110,17 @@ static int take_leaves(struct round *round, struct link *link, uint64_t first_le
     return digest_stamp_take(sink->stamp, got->step, got->updates, e);
 }
 
-static int make_digest(struct round *round, struct link *link, uint64_t leaf,
-                       struct wire_request *ret_request, struct shd_err *e)
+static void make_digest(const struct round *round, const struct link *link,
+                        struct wire_request *ret_request)
 {
     const struct leaf_sink *sink = round->ctx;
     const struct leaf_range own = owner_leaves(sink->map, link->index, sink->tensor);
-    (void)e;
-    ret_request->type = WIRE_DIGEST;
     ret_request->digest = (struct wire_digest){
         .model = sink->map->owners[link->index].layout.handle,
         .tensor = sink->part->tensor,
         .array = sink->part->array,
-        .first_leaf = leaf - own.first,
+        .first_leaf = round->arg - own.first,
     };
-    return SHD_OK;
 }
 
 /* Ask an owner for its leaves inside the part, in as many requests as they need. */
@@ -160,6 +148,7 @@ int look_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)
     struct hub *hub = m->session->hub;
     struct leaf_sink sink = { part, &m->spec->tensors[part->tensor], m->map, ret_leaves, stamp };
     struct round round = { .what = "Digest",
+                           .asks = WIRE_DIGEST,
                            .type = WIRE_LEAVES,
                            .make = make_digest,
                            .take = take_leaves,
@@ -172,22 +161,10 @@ int look_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)
 
 /* -- Status ------------------------------------------------------------------------------------ */
 
-static int make_status(struct round *round, struct link *link, uint64_t arg,
-                       struct wire_request *ret_request, struct shd_err *e)
-{
-    (void)round;
-    (void)link;
-    (void)arg;
-    (void)e;
-    ret_request->type = WIRE_STATUS;
-    return SHD_OK;
-}
-
-static int take_status(struct round *round, struct link *link, uint64_t arg,
+static int take_status(const struct round *round, const struct link *link,
                        const struct wire_reply *reply, struct shd_err *e)
 {
     (void)link;
-    (void)arg;
     char **json = round->ctx;
     const struct wire_bytes *text = &reply->status_text.json;
     *json = sys_malloc(text->bytes + 1);
@@ -202,12 +179,11 @@ int look_status(struct shd_session *s, uint32_t owner, char **ret_json, struct s
 {
     char *json = NULL;
     struct round round = { .what = "Status",
+                           .asks = WIRE_STATUS,
                            .type = WIRE_STATUS_TEXT,
-                           .make = make_status,
                            .take = take_status,
                            .ctx = &json };
-    int r = round_ask(&round, &s->hub->links[owner], 0, e);
-    r = round_finish(&round, s->hub, r, e);
+    const int r = round_one(&round, &s->hub->links[owner], 0, e);
     if (r == SHD_OK)
         *ret_json = json;
     else

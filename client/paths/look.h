@@ -7,12 +7,9 @@
 
 /* control_ops slots. */
 int look_status(struct shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e);
-int look_blob(struct shd_model *m, void *buf, size_t capacity, size_t *ret_bytes,
+int look_blob(struct shd_model *m, uint32_t owner, void *buf, size_t capacity, size_t *ret_bytes,
               struct shd_err *e);
 int look_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],
                 struct digest_stamp *stamp, struct shd_err *e);
-
-int look_owner_blob(struct shd_model *m, uint32_t owner, void *buf, size_t capacity,
-                    size_t *ret_bytes, struct shd_err *e);
 
 #endif

@@ -7,6 +7,7 @@
 #include "client/paths/copy.h"
 #include "client/paths/map.h"
 #include "client/paths/nccl_join.h"
+#include "client/paths/place.h"
 #include "client/paths/whole.h"
 #include "client/session/gpu.h"
 #include "client/session/hub.h"
@@ -271,12 +272,7 @@ static int wait_piece(struct shd_model *m, uint32_t slot, uint32_t i, struct shd
     if (!p->counted)
         m->session->bytes_copied += p->in.job.bytes;
     p->counted = true;
-    if (p->version == p->step)
-        return SHD_OK;
-    return link_err(link, SHD_ESTEP, e,
-                    "has unit %" PRIu32 " '%s' at step %" PRIu64 ", this worker is at step %" PRIu64
-                    ": that step is over",
-                    p->unit, m->spec->units[p->unit].name, p->version, p->step);
+    return p->version == p->step ? SHD_OK : model_err_past(m, link, p->unit, p->version, e);
 }
 
 static int nccl_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
@@ -352,14 +348,6 @@ static int nccl_bring(struct shd_model *m, struct map_owner *owner, uint32_t slo
 
 /* -- The tables -------------------------------------------------------------------------------- */
 
-static int nccl_ready(struct shd_model *m, struct map_owner *owner, struct shd_err *e)
-{
-    (void)m;
-    (void)owner;
-    (void)e;
-    return SHD_OK; /* its segments stay unmapped */
-}
-
 static const uint8_t *nccl_published(const struct shd_model *m, const struct map_owner *owner,
                                      uint32_t unit)
 {
@@ -371,7 +359,7 @@ static const uint8_t *nccl_published(const struct shd_model *m, const struct map
 
 const struct mover_ops mover_nccl = {
     .take = whole_take,
-    .ready = nccl_ready,
+    .ready = place_ready, /* its segments stay unmapped */
     .published = nccl_published,
     .ready_slot = nccl_ready_slot,
     .slice_at = nccl_slice_at,

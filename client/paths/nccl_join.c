@@ -396,10 +396,7 @@ int nccl_new(struct shd_model *m, struct nccl_model **ret_nccl, struct shd_err *
     if (n == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for the NCCL path of %" PRIu32 " owners",
                        m->map->owner_count);
-    n->in = (struct buffers){ .gpu = session_gpu(m->session) };
-    for (uint32_t u = 0; u < m->spec->unit_count; u++)
-        if (m->spec->units[u].elems * sizeof(float) > n->in.bytes_max)
-            n->in.bytes_max = m->spec->units[u].elems * sizeof(float);
+    n->in = buffers_for(m, sizeof(float));
     for (uint32_t i = 0; i < n->owner_count; i++)
         n->owners[i].far = is_far(m, i);
     int r = comm_new(m->session->ordinal, &n->comm, e);

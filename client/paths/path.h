@@ -66,7 +66,7 @@ struct control_ops {
     /* Ask an owner what to do for m->step, and wait for the answer. */
     int (*lease)(struct shd_model *m, uint32_t owner, struct wire_leased *ret_leased,
                  struct shd_err *e);
-    int (*blob)(struct shd_model *m, void *buf, size_t capacity, size_t *ret_bytes,
+    int (*blob)(struct shd_model *m, uint32_t owner, void *buf, size_t capacity, size_t *ret_bytes,
                 struct shd_err *e);
     /* digest_leaves_fn with the model as ctx. */
     int (*leaves)(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],

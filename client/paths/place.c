@@ -192,12 +192,12 @@ static int place_take(struct shd_model *m, struct map_owner *owner,
     return place_inbox(m, owner, *fd, e);
 }
 
-static int place_ready(struct shd_model *m, struct map_owner *owner, struct shd_err *e)
+int place_ready(struct shd_model *m, struct map_owner *owner, struct shd_err *e)
 {
     (void)m;
     (void)owner;
     (void)e;
-    return SHD_OK; /* nothing is put off */
+    return SHD_OK;
 }
 
 static const uint8_t *place_published(const struct shd_model *m, const struct map_owner *owner,
@@ -267,15 +267,15 @@ const struct mover_ops mover_place = {
 
 /* -- Reading: waits are for the owners' boards (proto/share/board.h) --------------------------- */
 
-static int mapped_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
+int mapped_nothing(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     (void)m;
     (void)unit;
     (void)e;
-    return SHD_OK; /* mapped once, at open: nothing to ask for */
+    return SHD_OK;
 }
 
-static void mapped_let_go(struct shd_model *m, uint32_t unit)
+void mapped_let_go(struct shd_model *m, uint32_t unit)
 {
     (void)m;
     (void)unit;
@@ -294,18 +294,10 @@ static int wait_board(struct shd_model *m, struct link *link, uint32_t unit, uin
         if (r != SHD_OK)
             return r;
         if (slice_ns == 0)
-            return link_err(
-                link, SHD_ETIMEDOUT, e,
-                "did not publish unit %" PRIu32 " '%s' of step %" PRIu64 " within %" PRIu64 " ms",
-                unit, m->spec->units[unit].name, m->step, m->session->timeout_ns / NS_PER_MS);
+            return model_err_unpublished(m, link, unit, e);
     }
     const uint64_t version = board_version(board, unit);
-    if (version != m->step)
-        return link_err(link, SHD_ESTEP, e,
-                        "has unit %" PRIu32 " '%s' at step %" PRIu64
-                        ", this worker is at step %" PRIu64 ": that step is over",
-                        unit, m->spec->units[unit].name, version, m->step);
-    return SHD_OK;
+    return version == m->step ? SHD_OK : model_err_past(m, link, unit, version, e);
 }
 
 static bool mapped_readable(const struct shd_model *m, uint32_t unit)
@@ -340,7 +332,7 @@ static const void *mapped_params(const struct shd_model *m, uint32_t unit)
 const struct reader_ops reader_mapped = {
     .kind = SHD_PATH_MAP,
     .shown = ACTIVITY_PATH_MAP,
-    .fetch = mapped_fetch,
+    .fetch = mapped_nothing,
     .readable = mapped_readable,
     .wait_unit = mapped_wait_unit,
     .let_go = mapped_let_go,

@@ -17,6 +17,13 @@ void place_release(struct shd_model *m);
 /* The array of a slot, shaped for unit. */
 float *place_slot_array(const struct shd_model *m, uint32_t slot, uint32_t unit);
 
+/* mover_ops slot, where take() puts nothing off: nothing. */
+int place_ready(struct shd_model *m, struct map_owner *owner, struct shd_err *e);
+
 extern const struct reader_ops reader_mapped;
+
+/* Slots of both tables for what is there since the model was opened: nothing. */
+int mapped_nothing(struct shd_model *m, uint32_t unit_or_slot, struct shd_err *e);
+void mapped_let_go(struct shd_model *m, uint32_t unit);
 
 #endif

@@ -24,12 +24,7 @@ int grads_new(const struct shd_model *m, struct grads **ret_grads, struct shd_er
         return err_set(e, SHD_ENOMEM, "no memory for the gradients of %" PRIu32 " units",
                        m->spec->unit_count);
     }
-    g->in = (struct buffers){ .gpu = session_gpu(m->session) };
-    for (uint32_t u = 0; u < m->spec->unit_count; u++) {
-        const uint64_t bytes = m->spec->units[u].elems * sizeof(float);
-        if (!m->spec->units[u].frozen && bytes > g->in.bytes_max)
-            g->in.bytes_max = bytes;
-    }
+    g->in = buffers_for(m, sizeof(float));
     *ret_grads = g;
     return SHD_OK;
 }

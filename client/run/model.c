@@ -187,16 +187,11 @@ int shd_tensor_find(const shd_model *m, const char *name, struct shd_tensor *ret
     return err_set(e, SHD_ENOENT, "model '%s' has no tensor '%.100s'", m->spec->name, name);
 }
 
-const void *shd_params(const shd_model *m, uint32_t unit)
-{
-    if (unit >= m->spec->unit_count || m->holds[unit].acquired == 0)
-        return NULL;
-    return m->reader->params(m, unit);
-}
-
+/* Of several workers' blobs that of the first to commit is kept, at each owner; owner 0's counts.
+ */
 int shd_blob(shd_model *m, void *buf, size_t capacity, size_t *ret_bytes, struct shd_err *e)
 {
-    return m->session->control->blob(m, buf, capacity, ret_bytes, e);
+    return m->session->control->blob(m, /* owner= */ 0, buf, capacity, ret_bytes, e);
 }
 
 int shd_digest(shd_model *m, char ret_hex[65], uint64_t *ret_step, struct shd_err *e)

@@ -55,6 +55,13 @@ int shd_acquire(shd_model *m, uint32_t unit, const void **ret_params, struct shd
     return SHD_OK;
 }
 
+const void *shd_params(const shd_model *m, uint32_t unit)
+{
+    if (unit >= m->spec->unit_count || m->holds[unit].acquired == 0)
+        return NULL;
+    return m->reader->params(m, unit);
+}
+
 void shd_release(shd_model *m, uint32_t unit)
 {
     if (unit < m->spec->unit_count)

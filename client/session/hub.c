@@ -288,7 +288,7 @@ int hub_ask(struct link *link, const struct call *call, struct shd_err *e)
 
 /* -- Rounds ------------------------------------------------------------------------------------ */
 
-static int take_answer(struct round *round, struct link *link, uint64_t arg,
+static int take_answer(const struct round *round, const struct link *link,
                        const struct wire_reply *reply, struct shd_err *e)
 {
     if (reply->status != SHD_OK)
@@ -296,7 +296,7 @@ static int take_answer(struct round *round, struct link *link, uint64_t arg,
     if (reply->type != round->type)
         return link_err(link, SHD_EPROTO, e, "answered %s with a reply of type %d", round->what,
                         (int)reply->type);
-    return round->take != NULL ? round->take(round, link, arg, reply, e) : SHD_OK;
+    return round->take != NULL ? round->take(round, link, reply, e) : SHD_OK;
 }
 
 static void round_answered(struct link *link, const struct call *call,
@@ -306,7 +306,8 @@ static void round_answered(struct link *link, const struct call *call,
     struct shd_err e = { 0 };
     CHECK(round->waiting > 0);
     round->waiting--;
-    const int r = take_answer(round, link, call->arg, reply, &e);
+    round->arg = call->arg;
+    const int r = take_answer(round, link, reply, &e);
     if (r != SHD_OK && round->err.code == SHD_OK) {
         round->err = e;
         round->err.code = r;
@@ -317,17 +318,35 @@ static int round_make(struct link *link, const struct call *call, struct wire_re
                       struct shd_err *e)
 {
     struct round *round = call->ctx;
-    return round->make(round, link, call->arg, ret_request, e);
+    (void)e;
+    round->arg = call->arg;
+    ret_request->type = round->asks;
+    if (round->make != NULL)
+        round->make(round, link, ret_request);
+    return SHD_OK;
 }
 
 int round_ask(struct round *round, struct link *link, uint64_t arg, struct shd_err *e)
 {
     const struct call call = { .make = round_make, .fn = round_answered, .ctx = round, .arg = arg };
-    CHECK(round->make != NULL);
     const int r = hub_ask(link, &call, e);
     if (r == SHD_OK)
         round->waiting++;
     return r;
+}
+
+int round_one(struct round *round, struct link *link, uint64_t arg, struct shd_err *e)
+{
+    const int r = round_ask(round, link, arg, e);
+    return round_finish(round, link->hub, r, e);
+}
+
+int round_all(struct round *round, struct hub *hub, uint64_t arg, struct shd_err *e)
+{
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
+        r = round_ask(round, &hub->links[i], arg, e);
+    return round_finish(round, hub, r, e);
 }
 
 static int timed_out(const struct round *round, const struct hub *hub, struct shd_err *e)
@@ -453,29 +472,16 @@ int hub_new(const struct address *address, const char *name, uint64_t timeout_ns
     return SHD_OK;
 }
 
-static int make_detach(struct round *round, struct link *link, uint64_t arg,
-                       struct wire_request *ret_request, struct shd_err *e)
-{
-    (void)round;
-    (void)link;
-    (void)arg;
-    (void)e;
-    ret_request->type = WIRE_DETACH;
-    return SHD_OK;
-}
-
 /* So that the daemons have let go when we return. Best effort: hanging up says the same. */
 static void detach(struct hub *hub)
 {
-    struct round round = { .what = "Detach", .type = WIRE_REPLY_NONE, .make = make_detach };
+    struct round round = { .what = "Detach", .asks = WIRE_DETACH, .type = WIRE_REPLY_NONE };
     struct shd_err ignored;
     if (hub->timeout_ns > DETACH_NS_MAX)
         hub->timeout_ns = DETACH_NS_MAX;
     hub->leaving = true;
-    int r = hub->down_count > 0 ? SHD_EGONE : hub_check(hub, &ignored);
-    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
-        r = round_ask(&round, &hub->links[i], 0, &ignored);
-    round_finish(&round, hub, r, &ignored);
+    if (hub->down_count == 0 && hub_check(hub, &ignored) == SHD_OK)
+        round_all(&round, hub, 0, &ignored);
 }
 
 void hub_free(struct hub *hub)

@@ -51,23 +51,29 @@ void hub_forget(struct hub *hub, const void *ctx);
 
 /* A round: one request to several links, and the wait for all their replies. */
 struct round {
-    const char *what;          /* for errors: "Prepare of step 3"; borrowed */
-    const char *hint;          /* why an answer may be missing; NULL: none */
+    const char *what; /* for errors: "Prepare of step 3"; borrowed */
+    const char *hint; /* why an answer may be missing; NULL: none */
+    enum wire_request_type asks;
     enum wire_reply_type type; /* what an answer must be */
-    /* Fill in the request to link, as call.make. */
-    int (*make)(struct round *round, struct link *link, uint64_t arg,
-                struct wire_request *ret_request, struct shd_err *e);
+    /* Fill in the body of the request to link, as often as it is sent. NULL: it has none. */
+    void (*make)(const struct round *round, const struct link *link,
+                 struct wire_request *ret_request);
     /* Take an answer of the right type; a status other than SHD_OK ends the round with *e. May be
      * NULL. */
-    int (*take)(struct round *round, struct link *link, uint64_t arg,
-                const struct wire_reply *reply, struct shd_err *e);
-    void *ctx;          /* make's and take's */
+    int (*take)(const struct round *round, const struct link *link, const struct wire_reply *reply,
+                struct shd_err *e);
+    void *ctx;          /* make's and take's, with the next */
+    uint64_t arg;       /* round_ask()'s, of the request at hand */
     uint32_t waiting;   /* answers still to come */
     struct shd_err err; /* first error; code 0: none */
 };
 
 /* Ask one link as part of the round. */
 int round_ask(struct round *round, struct link *link, uint64_t arg, struct shd_err *e);
+
+/* Ask one link, or every link, once, and wait for the answers: a whole round. */
+int round_one(struct round *round, struct link *link, uint64_t arg, struct shd_err *e);
+int round_all(struct round *round, struct hub *hub, uint64_t arg, struct shd_err *e);
 
 /* Wait for all answers and end the round (always call it once anything was asked). asked: the
  * status of the last round_ask(); not SHD_OK: only end it. */

@@ -5,9 +5,11 @@
 #include <string.h>
 
 #include "client/plan/plan_cost.h"
+#include "client/session/link.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
 
 int session_kern(struct shd_session *s, uint32_t threads, struct shd_err *e)
@@ -85,6 +87,24 @@ int model_broken(struct shd_model *m, const struct shd_err *why, struct shd_err 
 {
     m->fault = *why;
     return err_copy(why, e);
+}
+
+int model_err_past(const struct shd_model *m, const struct link *link, uint32_t unit,
+                   uint64_t version, struct shd_err *e)
+{
+    return link_err(link, SHD_ESTEP, e,
+                    "has unit %" PRIu32 " '%s' at step %" PRIu64 ", this worker is at step %" PRIu64
+                    ": that step is over",
+                    unit, m->spec->units[unit].name, version, m->step);
+}
+
+int model_err_unpublished(const struct shd_model *m, const struct link *link, uint32_t unit,
+                          struct shd_err *e)
+{
+    return link_err(link, SHD_ETIMEDOUT, e,
+                    "did not publish unit %" PRIu32 " '%s' of step %" PRIu64 " within %" PRIu64
+                    " ms",
+                    unit, m->spec->units[unit].name, m->step, m->session->timeout_ns / NS_PER_MS);
 }
 
 struct grad_slot *model_find_slot(struct shd_model *m, enum slot_state state)

@@ -34,6 +34,7 @@ struct exec;
 struct grads;
 struct hub;
 struct kern;
+struct link;
 struct local_model;
 struct map_model;
 struct nccl_model;
@@ -166,6 +167,13 @@ struct report model_report(const struct shd_model *m, uint32_t group);
 
 /* The model cannot go on: why, as its fault, and as the error of the call that noticed. */
 int model_broken(struct shd_model *m, const struct shd_err *why, struct shd_err *e);
+
+/* Why a fetched unit cannot be read: an owner is past the open step, or does not get to it in time.
+ */
+int model_err_past(const struct shd_model *m, const struct link *link, uint32_t unit,
+                   uint64_t version, struct shd_err *e);
+int model_err_unpublished(const struct shd_model *m, const struct link *link, uint32_t unit,
+                          struct shd_err *e);
 
 /* A gradient slot in this state, or NULL. */
 struct grad_slot *model_find_slot(struct shd_model *m, enum slot_state state);

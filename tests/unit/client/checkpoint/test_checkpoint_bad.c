@@ -357,25 +357,24 @@ struct raw {
     uint64_t step;
 };
 
-static int make_raw(struct round *round, struct link *link, uint64_t arg,
-                    struct wire_request *ret_request, struct shd_err *e)
+static void make_raw(const struct round *round, const struct link *link,
+                     struct wire_request *ret_request)
 {
     const struct raw *raw = round->ctx;
-    (void)arg;
-    (void)e;
-    ret_request->type = WIRE_CHECKPOINT;
     ret_request->checkpoint.model = raw->m->map->owners[link->index].layout.handle;
     ret_request->checkpoint.step = raw->step;
     ret_request->checkpoint.path = raw->path;
-    return SHD_OK;
 }
 
 static int ask_raw(struct raw *raw, struct shd_err *e)
 {
     struct hub *hub = raw->m->session->hub;
-    struct round round = { .what = "raw", .type = WIRE_CHECKPOINTED, .make = make_raw, .ctx = raw };
-    const int r = round_ask(&round, &hub->links[0], 0, e);
-    return round_finish(&round, hub, r, e);
+    struct round round = { .what = "raw",
+                           .asks = WIRE_CHECKPOINT,
+                           .type = WIRE_CHECKPOINTED,
+                           .make = make_raw,
+                           .ctx = raw };
+    return round_one(&round, &hub->links[0], 0, e);
 }
 
 TEST(daemons_write_into_nothing_but_a_checkpoints_files)

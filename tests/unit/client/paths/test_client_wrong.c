@@ -252,14 +252,12 @@ struct half {
     struct decision decision;
 };
 
-static int make_half(struct round *round, struct link *link, uint64_t commit,
-                     struct wire_request *request, struct shd_err *e)
+static void make_half(const struct round *round, const struct link *link,
+                      struct wire_request *request)
 {
     struct half *h = round->ctx;
     const uint32_t handle = h->m->map->owners[link->index].layout.handle;
-    (void)e;
-    request->type = commit ? WIRE_COMMIT : WIRE_PREPARE;
-    if (commit)
+    if (round->asks == WIRE_COMMIT)
         request->commit = (struct wire_commit){ .model = handle,
                                                 .decision = h->decision,
                                                 .has_blob = h->blob != NULL,
@@ -267,15 +265,14 @@ static int make_half(struct round *round, struct link *link, uint64_t commit,
                                                           h->blob != NULL ? strlen(h->blob) : 0 } };
     else
         request->prepare = (struct wire_prepare){ .model = handle };
-    return SHD_OK;
 }
 
-static int take_half(struct round *round, struct link *link, uint64_t commit,
+static int take_half(const struct round *round, const struct link *link,
                      const struct wire_reply *reply, struct shd_err *e)
 {
     struct half *h = round->ctx;
     (void)e;
-    if (!commit)
+    if (round->asks == WIRE_PREPARE)
         h->prepared[link->index] = reply->prepared;
     return SHD_OK;
 }
@@ -287,12 +284,13 @@ static void commit_to_first_owner(shd_model *m, const char *blob)
     struct hub *hub = m->session->hub;
     static struct half h;
     h = (struct half){ .m = m, .blob = blob };
-    struct round round = {
-        .what = "half", .type = WIRE_PREPARED, .make = make_half, .take = take_half, .ctx = &h
-    };
-    for (uint32_t i = 0; i < hub->link_count; i++)
-        EXPECT_OK(round_ask(&round, &hub->links[i], /* arg= */ 0, &e), &e);
-    EXPECT_OK(round_finish(&round, hub, SHD_OK, &e), &e);
+    struct round round = { .what = "half",
+                           .asks = WIRE_PREPARE,
+                           .type = WIRE_PREPARED,
+                           .make = make_half,
+                           .take = take_half,
+                           .ctx = &h };
+    EXPECT_OK(round_all(&round, hub, /* arg= */ 0, &e), &e);
     const struct shd_update update = toy_update(0);
     const struct decide_args args = { .prepared = h.prepared,
                                       .owners = m->map->owner_count,
@@ -301,9 +299,9 @@ static void commit_to_first_owner(shd_model *m, const char *blob)
                                       .clip_norm = update.clip_norm };
     EXPECT_OK(decide(&args, &d, &e), &e);
     h.decision = d.decision;
+    round.asks = WIRE_COMMIT;
     round.type = WIRE_COMMITTED;
-    EXPECT_OK(round_ask(&round, &hub->links[0], /* arg= */ 1, &e), &e);
-    EXPECT_OK(round_finish(&round, hub, SHD_OK, &e), &e);
+    EXPECT_OK(round_one(&round, &hub->links[0], /* arg= */ 0, &e), &e);
 }
 
 static void return_toy_micros(shd_model *m, uint32_t micros)
@@ -343,7 +341,7 @@ TEST(half_committed_step_is_completed_by_whoever_attaches_next)
         m = open_toy(s, toy_spec("f32", TOY_ADAMW));
         EXPECT_EQ(shd_step(m), 1);
         for (uint32_t owner = 0; owner < 3; owner++) {
-            EXPECT_OK(look_owner_blob(m, owner, blob, sizeof blob, &bytes, &e), &e);
+            EXPECT_OK(look_blob(m, owner, blob, sizeof blob, &bytes, &e), &e);
             EXPECT_EQ(bytes, blobs[i] != NULL ? strlen(blobs[i]) : 0);
             EXPECT(bytes == 0 || memcmp(blob, blobs[i], bytes) == 0);
         }
