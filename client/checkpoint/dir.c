@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -103,6 +104,47 @@ int checkpoint_give(int fd, uid_t uid, const char *name, struct shd_err *e)
     if (uid == (uid_t)-1 || fchown(fd, uid, (gid_t)-1) == 0)
         return SHD_OK;
     return err_sys(e, SHD_EIO, "give '%.150s' to user %u", name, (unsigned)uid);
+}
+
+/* Past this limit the kernel sends SIGXFSZ, which ends programs that do not expect it. */
+static int check_limit(const char *name, uint64_t bytes, struct shd_err *e)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+        bytes <= limit.rlim_cur)
+        return SHD_OK;
+    return err_set(e, SHD_EIO, "'%s' needs %" PRIu64 " bytes, RLIMIT_FSIZE allows %" PRIu64, name,
+                   bytes, (uint64_t)limit.rlim_cur);
+}
+
+int checkpoint_create(int dir_fd, const char *name, uint64_t bytes, uid_t uid, int *ret_fd,
+                      struct shd_err *e)
+{
+    int r = check_limit(name, bytes, e);
+    if (r != SHD_OK)
+        return r;
+    const int fd = openat(dir_fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0640);
+    if (fd < 0)
+        return err_sys(e, SHD_EIO, "make '%s'", name);
+    r = checkpoint_give(fd, uid, name, e);
+    if (r == SHD_OK)
+        *ret_fd = fd;
+    else
+        close(fd);
+    return r;
+}
+
+int checkpoint_write(int dir_fd, const char *name, const char *text, uid_t uid, struct shd_err *e)
+{
+    int fd;
+    int r = checkpoint_create(dir_fd, name, strlen(text), uid, &fd, e);
+    if (r != SHD_OK)
+        return r;
+    r = ckpt_pwrite(fd, text, strlen(text), 0, name, e);
+    if (r == SHD_OK && fsync(fd) != 0)
+        r = err_sys(e, SHD_EIO, "sync '%s'", name);
+    close(fd);
+    return r;
 }
 
 static int is_left(void *ctx, const char *name, struct shd_err *e)
@@ -205,18 +247,9 @@ static int rename_over(const struct checkpoint_dir *d, const char *name, struct 
 static int write_latest(const struct checkpoint_dir *d, const char *name, struct shd_err *e)
 {
     char line[CHECKPOINT_NAME_BYTES + 1];
-    const int bytes = snprintf(line, sizeof line, "%s\n", name);
+    snprintf(line, sizeof line, "%s\n", name);
     unlinkat(d->fd, LATEST_NEW, 0);
-    const int fd = openat(d->fd, LATEST_NEW, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-                          0640);
-    if (fd < 0)
-        return err_sys(e, SHD_EIO, "make '" LATEST_NEW "'");
-    int r = checkpoint_give(fd, d->uid, LATEST_NEW, e);
-    if (r == SHD_OK)
-        r = ckpt_pwrite(fd, line, (uint64_t)bytes, 0, LATEST_NEW, e);
-    if (r == SHD_OK && fsync(fd) != 0)
-        r = err_sys(e, SHD_EIO, "sync '" LATEST_NEW "'");
-    close(fd);
+    int r = checkpoint_write(d->fd, LATEST_NEW, line, d->uid, e);
     if (r == SHD_OK && renameat(d->fd, LATEST_NEW, d->fd, CKPT_LATEST) != 0)
         r = err_sys(e, SHD_EIO, "rename '" LATEST_NEW "'");
     FAIL_POINT("save:latest:after");

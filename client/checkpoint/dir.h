@@ -33,6 +33,13 @@ struct checkpoint_dir {
  * in a directory of another user a name may be a link to anything. */
 int checkpoint_give(int fd, uid_t uid, const char *name, struct shd_err *e);
 
+/* A new file of so many bytes, which are not written yet, given to uid. Errors: SHD_EIO. */
+int checkpoint_create(int dir_fd, const char *name, uint64_t bytes, uid_t uid, int *ret_fd,
+                      struct shd_err *e);
+
+/* The same with a text in it, synced. */
+int checkpoint_write(int dir_fd, const char *name, const char *text, uid_t uid, struct shd_err *e);
+
 /* Open DIR to save in: made when missing, locked; what dead savers left is removed. uid: whose all
  * that is made here and by the calls below is to be, because they write and read it ((uid_t)-1:
  * ours). Errors: SHD_EBUSY another process saves there; SHD_EIO, SHD_ENOENT. */

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <jansson.h>
@@ -52,30 +51,15 @@ static int add_name(struct checkpoint_files *files, const char *name, uint64_t b
     return SHD_OK;
 }
 
-/* Past this limit the kernel sends SIGXFSZ, which ends programs that do not expect it. */
-static int check_limit(const char *name, uint64_t bytes, struct shd_err *e)
-{
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
-        bytes <= limit.rlim_cur)
-        return SHD_OK;
-    return err_set(e, SHD_EIO, "'%s' needs %" PRIu64 " bytes, RLIMIT_FSIZE allows %" PRIu64, name,
-                   bytes, (uint64_t)limit.rlim_cur);
-}
-
 /* A new file of full size: a full disk shows now, not after an hour. */
 static int make_file(const struct making *k, const char *name, const void *head,
                      uint64_t head_bytes, uint64_t bytes, struct shd_err *e)
 {
-    int r = check_limit(name, bytes, e);
+    int fd;
+    int r = checkpoint_create(k->dir_fd, name, bytes, k->uid, &fd, e);
     if (r != SHD_OK)
         return r;
-    const int fd = openat(k->dir_fd, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-                          0640);
-    if (fd < 0)
-        return err_sys(e, SHD_EIO, "make '%s'", name);
-    r = checkpoint_give(fd, k->uid, name, e);
-    if (r == SHD_OK && bytes > 0 && fallocate(fd, 0, 0, (off_t)bytes) != 0 &&
+    if (bytes > 0 && fallocate(fd, 0, 0, (off_t)bytes) != 0 &&
         (errno != EOPNOTSUPP || ftruncate(fd, (off_t)bytes) != 0))
         r = err_sys(e, SHD_EIO, "make '%s' of %" PRIu64 " bytes", name, bytes);
     if (r == SHD_OK)
@@ -266,22 +250,5 @@ int checkpoint_files_digest(int dir_fd, const struct spec *spec, uint64_t step, 
     r = digest_run(spec, read_leaves, &f, ret_hex, &at, e);
     close(fd);
     free(first);
-    return r;
-}
-
-int checkpoint_files_write_text(int dir_fd, const char *name, const char *text, uid_t uid,
-                                struct shd_err *e)
-{
-    const int fd = openat(dir_fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0640);
-    if (fd < 0)
-        return err_sys(e, SHD_EIO, "make '%s'", name);
-    int r = check_limit(name, strlen(text), e);
-    if (r == SHD_OK)
-        r = checkpoint_give(fd, uid, name, e);
-    if (r == SHD_OK)
-        r = ckpt_pwrite(fd, text, strlen(text), 0, name, e);
-    if (r == SHD_OK && fsync(fd) != 0)
-        r = err_sys(e, SHD_EIO, "sync '%s'", name);
-    close(fd);
     return r;
 }

@@ -34,8 +34,4 @@ int checkpoint_files_sync(const struct checkpoint_files *files, int dir_fd, stru
 int checkpoint_files_digest(int dir_fd, const struct spec *spec, uint64_t step, uint64_t updates,
                             char ret_hex[DIGEST_HEX_BYTES], struct shd_err *e);
 
-/* Write and sync a small file. uid: as checkpoint_dir_lock(). */
-int checkpoint_files_write_text(int dir_fd, const char *name, const char *text, uid_t uid,
-                                struct shd_err *e);
-
 #endif

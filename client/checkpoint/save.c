@@ -190,7 +190,7 @@ static int write_info(struct save *s, struct shd_checkpointed *saved, struct shd
     char *text = NULL;
     r = ckpt_info_dump(&info, s->files.items, s->files.count, &text, e);
     if (r == SHD_OK)
-        r = checkpoint_files_write_text(s->dir.partial_fd, CKPT_INFO, text, s->dir.uid, e);
+        r = checkpoint_write(s->dir.partial_fd, CKPT_INFO, text, s->dir.uid, e);
     free(text);
     free(info.spec_json);
     return r;

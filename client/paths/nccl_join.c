@@ -11,6 +11,7 @@
 
 #include "client/paths/map.h"
 #include "client/paths/nccl_join.h"
+#include "client/paths/whole.h"
 #include "client/session/gpu.h"
 #include "client/session/hub.h"
 #include "client/session/link.h"
@@ -23,13 +24,6 @@
 #define POLL_NS (2 * NS_PER_MS)
 
 /* -- Who is far -------------------------------------------------------------------------------- */
-
-static bool is_far(const struct shd_model *m, uint32_t owner)
-{
-    const struct map_layout *layout = &m->map->owners[owner].layout;
-    return m->session->on_gpu && layout->on_gpu &&
-           memcmp(layout->uuid, m->session->kern->ops->uuid, sizeof layout->uuid) != 0;
-}
 
 int nccl_check(const struct shd_model *m, struct shd_err *e)
 {
@@ -47,7 +41,7 @@ int nccl_check(const struct shd_model *m, struct shd_err *e)
                            "path nccl is between GPUs, daemon %s has model '%s' in host memory: "
                            "take auto or copy",
                            m->session->hub->links[i].device, m->spec->name);
-        any = any || is_far(m, i);
+        any = any || whole_is_far(m, &m->map->owners[i]);
     }
     if (any)
         return SHD_OK;
@@ -61,7 +55,8 @@ int nccl_check(const struct shd_model *m, struct shd_err *e)
 bool nccl_needed(const struct shd_model *m)
 {
     for (uint32_t i = 0; m->map != NULL && i < m->map->owner_count; i++)
-        if (is_far(m, i) && !gpu_reaches(m->session, m->map->owners[i].layout.uuid))
+        if (whole_is_far(m, &m->map->owners[i]) &&
+            !gpu_reaches(m->session, m->map->owners[i].layout.uuid))
             return true;
     return false;
 }
@@ -231,16 +226,6 @@ static int end_join(struct nccl_model *n, struct link *link, struct shd_err *e)
     return SHD_OK;
 }
 
-static int take_nothing(void *ctx, struct link *link, const struct wire_reply *reply,
-                        struct shd_err *e)
-{
-    (void)ctx;
-    (void)link;
-    (void)reply;
-    (void)e;
-    return SHD_OK;
-}
-
 /* Here it is known already that they will not stand. */
 static int look_at_links(void *ctx, struct link *link, struct shd_err *e)
 {
@@ -254,7 +239,7 @@ static int look_at_links(void *ctx, struct link *link, struct shd_err *e)
 int nccl_reopen(struct shd_model *m, struct link *link, struct shd_err *e)
 {
     struct wire_request request = { .seq = 0 };
-    struct link_ask ask = { take_nothing, look_at_links, m->nccl };
+    struct link_ask ask = { /* take= */ NULL, look_at_links, m->nccl };
     if (m->nccl == NULL || !m->nccl->owners[link->index].far)
         return SHD_OK;
     int r = begin_join(m->nccl, link->index, (uint64_t)link->epoch + 1, e);
@@ -398,7 +383,7 @@ int nccl_new(struct shd_model *m, struct nccl_model **ret_nccl, struct shd_err *
                        m->map->owner_count);
     n->in = buffers_for(m, sizeof(float));
     for (uint32_t i = 0; i < n->owner_count; i++)
-        n->owners[i].far = is_far(m, i);
+        n->owners[i].far = whole_is_far(m, &m->map->owners[i]);
     int r = comm_new(m->session->ordinal, &n->comm, e);
     m->nccl_joining = n;
     if (r == SHD_OK)

@@ -21,6 +21,12 @@ bool whole_decide(const struct shd_model *m)
     return whole;
 }
 
+bool whole_is_far(const struct shd_model *m, const struct map_owner *owner)
+{
+    return m->session->on_gpu && owner->layout.on_gpu &&
+           memcmp(owner->layout.uuid, m->session->kern->ops->uuid, sizeof owner->layout.uuid) != 0;
+}
+
 static int err_apart(const struct shd_model *m, uint32_t owner, struct shd_err *e)
 {
     const struct map_layout *layout = &m->map->owners[owner].layout;
@@ -44,8 +50,7 @@ int whole_check_map(const struct shd_model *m, struct shd_err *e)
         const struct map_layout *layout = &map->owners[i].layout;
         if (!m->session->on_gpu && !layout->on_gpu)
             continue;
-        if (!m->session->on_gpu || !layout->on_gpu ||
-            memcmp(layout->uuid, m->session->kern->ops->uuid, sizeof layout->uuid) != 0)
+        if (!m->session->on_gpu || !layout->on_gpu || whole_is_far(m, &map->owners[i]))
             return err_apart(m, i, e);
     }
     if (map->owner_count == 1)
@@ -144,13 +149,6 @@ static int map_segment(struct shd_model *m, const struct map_whole *w,
 
 /* -- Publish ----------------------------------------------------------------------------------- */
 
-/* On another GPU than the worker's. */
-static bool is_apart(const struct shd_model *m, const struct map_owner *owner)
-{
-    return m->session->on_gpu && owner->layout.on_gpu &&
-           memcmp(owner->layout.uuid, m->session->kern->ops->uuid, sizeof owner->layout.uuid) != 0;
-}
-
 static void keep_unmapped(struct segment *s, const struct wire_segment *segment, int *fd)
 {
     segment_close(s);
@@ -163,7 +161,8 @@ static int take_publish(struct shd_model *m, struct map_owner *owner,
 {
     struct map_whole *w = &owner->whole;
     const bool again = w->publish.segment.base != NULL;
-    if (segment->place == SEGMENT_CUDA && !again && (!m->session->on_gpu || is_apart(m, owner))) {
+    if (segment->place == SEGMENT_CUDA && !again &&
+        (!m->session->on_gpu || whole_is_far(m, owner))) {
         keep_unmapped(&w->publish.segment, segment, fd);
         return SHD_OK;
     }
@@ -235,7 +234,7 @@ static int take_inbox(struct shd_model *m, struct map_owner *owner,
 {
     struct map_whole *w = &owner->whole;
     const bool first = w->inbox == NULL;
-    if (is_apart(m, owner) && w->publish.segment.base == NULL) {
+    if (whole_is_far(m, owner) && w->publish.segment.base == NULL) {
         keep_unmapped(&w->held, segment, fd);
         return SHD_OK;
     }

@@ -26,6 +26,9 @@ extern const struct mover_ops mover_whole;
  * side by side? */
 bool whole_decide(const struct shd_model *m);
 
+/* Is an owner far: on another GPU than the worker's? */
+bool whole_is_far(const struct shd_model *m, const struct map_owner *owner);
+
 /* Can the model be read and written in place? Errors: SHD_ENOTSUP says why not. */
 int whole_check_map(const struct shd_model *m, struct shd_err *e);
 

@@ -215,10 +215,9 @@ static int find_keys(struct wrapper *w)
 
 /* -- Groups ------------------------------------------------------------------------------------ */
 
-/* As strcmp(), but numbers inside compare by value: "h.2" before "h.10". */
-static int compare_natural(const char *a, uint32_t a_bytes, const char *b, uint32_t b_bytes)
+int wrap_compare_names(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
 {
-    uint32_t i = 0, k = 0;
+    size_t i = 0, k = 0;
     while (i < a_bytes && k < b_bytes) {
         if (!isdigit((unsigned char)a[i]) || !isdigit((unsigned char)b[k])) {
             if (a[i] != b[k])
@@ -227,7 +226,7 @@ static int compare_natural(const char *a, uint32_t a_bytes, const char *b, uint3
             k++;
             continue;
         }
-        uint32_t i_end = i, k_end = k;
+        size_t i_end = i, k_end = k;
         while (i_end < a_bytes && isdigit((unsigned char)a[i_end]))
             i_end++;
         while (k_end < b_bytes && isdigit((unsigned char)b[k_end]))
@@ -254,7 +253,7 @@ static int compare_group(const struct item *x, const struct item *y)
         return x->key == NULL ? -1 : 1;
     if (x->key == NULL)
         return x->run < y->run ? -1 : x->run > y->run;
-    const int natural = compare_natural(x->key, x->key_bytes, y->key, y->key_bytes);
+    const int natural = wrap_compare_names(x->key, x->key_bytes, y->key, y->key_bytes);
     if (natural != 0)
         return natural;
     if (x->key_bytes != y->key_bytes) /* "h.01" is not "h.1" */

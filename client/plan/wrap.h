@@ -60,6 +60,10 @@ struct wrap {
     uint32_t *unit_of; /* owned, [tensors]: an alias has the unit that reads it */
 };
 
+/* Natural order: as memcmp(), but numbers inside compare by value, "h.2" before "h.10". 0 does not
+ * say that they are equal: "h.1" and "h.01" have one place. */
+int wrap_compare_names(const char *a, size_t a_bytes, const char *b, size_t b_bytes);
+
 /* Errors name the tensor or pattern: SHD_EINVAL a name twice, empty or with characters a spec does
  * not take, an alias of itself or of another alias or of other shape, a bad pattern; SHD_ERANGE
  * more than SHD_UNITS_MAX units, SHD_TENSORS_MAX tensors, SHD_MODEL_ELEMS_MAX elements or

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/un.h>
 
+#include "client/plan/wrap.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/spec/layout.h"
@@ -19,43 +20,10 @@ static bool is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-static int compare_numbers(const char **a, const char **b)
-{
-    while (**a == '0')
-        (*a)++;
-    while (**b == '0')
-        (*b)++;
-    size_t a_digits = 0, b_digits = 0;
-    while (is_digit((*a)[a_digits]))
-        a_digits++;
-    while (is_digit((*b)[b_digits]))
-        b_digits++;
-    int order = a_digits < b_digits ? -1 : a_digits > b_digits;
-    if (order == 0)
-        order = strncmp(*a, *b, a_digits);
-    *a += a_digits;
-    *b += b_digits;
-    return order;
-}
-
 int address_compare(const char *a, const char *b)
 {
-    const char *x = a, *y = b;
-    while (*x != '\0' && *y != '\0') {
-        if (is_digit(*x) && is_digit(*y)) {
-            const int order = compare_numbers(&x, &y);
-            if (order != 0)
-                return order;
-        } else if (*x != *y) {
-            break;
-        } else {
-            x++;
-            y++;
-        }
-    }
-    if (*x != *y)
-        return (unsigned char)*x < (unsigned char)*y ? -1 : 1;
-    return strcmp(a, b); /* "cpu01" and "cpu1": any fixed order */
+    const int order = wrap_compare_names(a, strlen(a), b, strlen(b));
+    return order != 0 ? order : strcmp(a, b); /* "cpu01" and "cpu1": any fixed order */
 }
 
 static int compare_devices(const void *a, const void *b)

@@ -472,7 +472,7 @@ static int exchange_receive(struct link *link, const struct link_ask *ask, struc
     else if (r == SHD_OK && reply.status != SHD_OK)
         r = err_set(e, reply.status, "%s", reply.text);
     else if (r == SHD_OK)
-        r = ask->take(ask->ctx, link, &reply, e);
+        r = ask->take != NULL ? ask->take(ask->ctx, link, &reply, e) : SHD_OK;
 out:
     zmq_msg_close(&msg);
     return r;

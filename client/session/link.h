@@ -137,9 +137,9 @@ void link_advance(struct link *link, uint64_t now_ns);
 /* The answer to Hello. */
 int link_welcome(struct link *link, const struct wire_reply *reply, struct shd_err *e);
 
-struct link_ask {
+struct link_ask { /* what is done in link_exchange(); NULL: nothing */
     int (*take)(void *ctx, struct link *link, const struct wire_reply *reply, struct shd_err *e);
-    int (*look)(void *ctx, struct link *link, struct shd_err *e); /* is it of any use? or NULL */
+    int (*look)(void *ctx, struct link *link, struct shd_err *e); /* is it of any use? */
     void *ctx;
 };
 
