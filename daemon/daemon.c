@@ -30,7 +30,6 @@
 #include "daemon/model/open.h"
 #include "daemon/model/restore.h"
 #include "daemon/model/spill.h"
-#include "daemon/net/dispatch.h"
 #include "daemon/net/links.h"
 #include "daemon/net/mailbox.h"
 #include "daemon/net/op.h"
@@ -278,7 +277,7 @@ static void session_ended(struct session *s, bool was_open)
 }
 
 static const struct daemon_hooks hooks = {
-    .frame = dispatch_frame,
+    .frame = op_serve_frame,
     .requests = requests,
     .session_ended = session_ended,
     .kernel_room = kernel_room,

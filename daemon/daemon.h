@@ -1,6 +1,6 @@
 /* One shardd: a device, its models, its sessions, and the event loop that ties them together.
  *
- *   socket → mailbox → wire → dispatch → op_*.c → step (pure) → apply → kernel, and back.
+ *   socket → mailbox → op → wire → op_*.c → step (pure) → apply → kernel, and back.
  *
  * It owns all parts (base/state.h), starts them in order and frees them in reverse.
  */

@@ -2,9 +2,11 @@
 #include "kernels/kern.h"
 
 #include <immintrin.h>
+#include <linux/futex.h>
 #include <math.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
-#include "kernels/gate.h"
 #include "proto/spec/layout.h"
 
 uint64_t kern_trail_chunks(uint64_t elems)
@@ -27,7 +29,7 @@ static void waiter_done(struct kern_done *done, int status)
     w->status = status;
     __atomic_store_n(word, 1, __ATOMIC_RELEASE);
     /* From here on *w may be gone: waking a stale address is harmless, reading it is not. */
-    word_wake(word, 1);
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
 void kern_waiter_init(struct kern_waiter *w)
@@ -37,13 +39,13 @@ void kern_waiter_init(struct kern_waiter *w)
 
 int kern_wait(struct kern_waiter *w)
 {
-    for (unsigned i = 0; i < GATE_SPINS; i++) {
+    for (unsigned i = 0; i < KERN_SPINS; i++) {
         if (__atomic_load_n(&w->state, __ATOMIC_ACQUIRE) != 0)
             return w->status;
         _mm_pause();
     }
     while (__atomic_load_n(&w->state, __ATOMIC_ACQUIRE) == 0)
-        word_wait(&w->state, 0);
+        syscall(SYS_futex, &w->state, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
     return w->status;
 }
 

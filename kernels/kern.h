@@ -245,6 +245,9 @@ KERN_OPS(KERN_OP_FUNCTION)
 /* Most operations that may be queued at once; one more gets SHD_EBUSY. */
 #define KERN_QUEUE_MAX 1024u
 
+/* Pauses before a waiting thread sleeps: some 10 us, about what a futex wake costs. */
+#define KERN_SPINS 500u
+
 /* Wait helper for callers with no event loop (tools, tests, the in-process path): pass
  * &w.done as done, then kern_wait(). One use per init. */
 struct kern_waiter {

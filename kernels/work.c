@@ -25,11 +25,11 @@ static int check_elems(const char *op, uint64_t elems, uint64_t multiple, struct
 static int check_array(const char *op, const char *name, const void *array, enum shd_dtype dtype,
                        struct shd_err *e)
 {
-    if (!dtype_valid((uint64_t)dtype))
+    if (dtype < SHD_F32 || dtype > SHD_F16)
         return err_set(e, SHD_EINVAL, "%s: %s has unknown dtype %d", op, name, (int)dtype);
     if (array == NULL)
         return err_set(e, SHD_EINVAL, "%s: %s is NULL", op, name);
-    if ((uintptr_t)array % dtype_bytes(dtype) != 0)
+    if ((uintptr_t)array % dtype_sizes[dtype] != 0)
         return err_set(e, SHD_EINVAL, "%s: %s at %p is not aligned to %s", op, name, array,
                        dtype_name(dtype));
     return SHD_OK;

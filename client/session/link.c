@@ -153,7 +153,7 @@ int link_send(struct link *link, struct wire_request *request, uint64_t seq, str
     if (r != SHD_OK)
         return r;
     FAIL_POINT(fail_before[request->type]);
-    if (sys_zmq_send(link->dealer, hub->frame, bytes, ZMQ_DONTWAIT) >= 0) {
+    if (zmq_send(link->dealer, hub->frame, bytes, ZMQ_DONTWAIT) >= 0) {
         FAIL_POINT(fail_after[request->type]);
         hub->requests++;
         return SHD_OK;

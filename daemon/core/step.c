@@ -18,16 +18,21 @@ static struct step_action *act(struct step_actions *actions, enum step_action_ki
     return a;
 }
 
-static void act_unit(struct step_actions *actions, enum step_action_kind kind, uint32_t unit)
-{
-    act(actions, kind)->unit = unit;
-}
-
 static void credit(struct step_actions *actions, step_ref ref, bool stale)
 {
     struct step_action *a = act(actions, STEP_DO_CREDIT);
     a->ref = ref;
     a->stale = stale;
+}
+
+static uint32_t *cell_at(const struct step *s, uint32_t unit, uint32_t micro)
+{
+    return &s->cells[(size_t)unit * s->micros + micro];
+}
+
+static _Atomic uint64_t *ledger_cell_at(const struct step *s, uint32_t unit, uint32_t micro)
+{
+    return &s->ledger.cell[(size_t)unit * s->micros + micro];
 }
 
 uint64_t step_collecting(const struct step *s)
@@ -43,6 +48,7 @@ static void apply_one_more(struct step *s, struct step_actions *actions)
         return;
     struct step_action *a = act(actions, STEP_DO_APPLY);
     a->unit = s->apply_next++;
+    a->step = s->now;
     a->skip = s->record.decision.skip || s->unit[a->unit].frozen;
 }
 
@@ -91,7 +97,9 @@ static void unit_advance(struct step *s, uint32_t unit, struct step_actions *act
     }
     if (u->next == s->micros) { /* the last micro-batch took no part */
         u->busy = true;
-        act_unit(actions, u->started ? STEP_DO_SUM : STEP_DO_ZERO, unit);
+        struct step_action *a = act(actions, u->started ? STEP_DO_SUM : STEP_DO_ZERO);
+        a->unit = unit;
+        a->step = step_collecting(s);
         return;
     }
     const uint32_t ref = *cell_at(s, unit, u->next);
@@ -101,6 +109,7 @@ static void unit_advance(struct step *s, uint32_t unit, struct step_actions *act
     struct step_action *a = act(actions, STEP_DO_ACCUMULATE);
     a->unit = unit;
     a->micro = u->next;
+    a->step = step_collecting(s);
     a->first = !u->started;
     a->last = u->next + 1 == s->micros;
     if (ref == CELL_SPILLED)
@@ -124,18 +133,11 @@ struct step_word step_done_word(const struct step *s, const struct step_action *
 {
     struct ledger_unit *kept = &s->ledger.unit[a->unit];
     if (a->kind == STEP_DO_APPLY)
-        return (struct step_word){ &kept->version, s->now + 1 };
+        return (struct step_word){ &kept->version, a->step + 1,
+                                   ledger_op(&s->ledger, a->step, s->micros) };
     CHECK(a->kind == STEP_DO_ACCUMULATE);
-    return (struct step_word){ &kept->progress,
-                               ledger_progress(step_collecting(s), true, a->micro + 1) };
-}
-
-uint64_t step_op(const struct step *s, const struct step_action *a)
-{
-    if (a->kind == STEP_DO_APPLY)
-        return ledger_op(&s->ledger, s->now, s->micros);
-    CHECK(a->kind == STEP_DO_ACCUMULATE);
-    return ledger_op(&s->ledger, step_collecting(s), a->micro);
+    return (struct step_word){ &kept->progress, ledger_progress(a->step, true, a->micro + 1),
+                               ledger_op(&s->ledger, a->step, a->micro) };
 }
 
 /* -- Gradients ----------------------------------------------------------------------------------
@@ -406,7 +408,7 @@ void step_applied(struct step *s, uint32_t unit, struct step_actions *ret_action
     ret_actions->count = 0;
     struct step_action *a = act(ret_actions, STEP_DO_PUBLISH);
     a->unit = unit;
-    a->version = s->now + 1;
+    a->step = s->now + 1;
     s->unit[unit].free = true;
     s->apply_done++;
     apply_one_more(s, ret_actions);
@@ -415,7 +417,7 @@ void step_applied(struct step *s, uint32_t unit, struct step_actions *ret_action
         return;
     s->now++;
     s->phase = STEP_OPEN;
-    act(ret_actions, STEP_DO_OPENED)->version = s->now;
+    act(ret_actions, STEP_DO_OPENED)->step = s->now;
     seal_if_complete(s, ret_actions);
 }
 

@@ -52,9 +52,9 @@ enum step_action_kind {
     STEP_DO_ZERO,       /* clear the unit's accumulator: no micro-batch took part */
     STEP_DO_CREDIT,     /* answer ref: its slot is free (stale: it was not used) */
     STEP_DO_APPLY,      /* update the unit by the decision (skip: only answer) */
-    STEP_DO_PUBLISH,    /* raise the unit's version to `version` */
+    STEP_DO_PUBLISH,    /* raise the unit's version to `step` */
     STEP_DO_SEALED,     /* Prepare can be answered now */
-    STEP_DO_OPENED,     /* the open step is `version` now */
+    STEP_DO_OPENED,     /* the open step is `step` now */
 };
 
 struct step_action {
@@ -64,7 +64,7 @@ struct step_action {
     step_ref ref;         /* ACCUMULATE: 0 when it is spilled */
     enum shd_dtype dtype; /* of a spilled gradient */
     bool first, last, stale, skip;
-    uint64_t version;
+    uint64_t step; /* work: which one it is for */
 };
 
 #define STEP_ACTIONS_MAX 8u
@@ -92,17 +92,16 @@ struct step; /* lives in caller's memory */
  * out: what a predecessor left to be done. Nothing on a fresh ledger. */
 void step_resume(struct step *s, uint32_t unit, struct step_actions *ret_actions);
 
-/* The word to store (release) when the kernel of an ACCUMULATE or APPLY is done, before anything
- * behind it in the queue begins and before step_accumulated() or step_applied(). Also where there
- * is nothing to compute (no elements, skip). */
+/* What is kept of an ACCUMULATE or APPLY: its operation's number, for the trail, and the word to
+ * store (release) when its kernel is done, before anything behind it in the queue begins and before
+ * step_accumulated() or step_applied(). Also where there is nothing to compute (no elements, skip).
+ */
 struct step_word {
     _Atomic uint64_t *word;
     uint64_t value;
+    uint64_t op;
 };
 struct step_word step_done_word(const struct step *s, const struct step_action *action);
-
-/* The number of an ACCUMULATE's or APPLY's operation, for the trail. */
-uint64_t step_op(const struct step *s, const struct step_action *action);
 
 /* Events. All clear *ret_actions first. unit and micro must be below their counts. */
 

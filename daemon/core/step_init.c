@@ -40,18 +40,19 @@ static void recover_record(struct step *s, uint64_t commits)
 /* Micro-batches of the collecting step that wait for their turn and are durable. */
 static void recover_cells(struct step *s, uint32_t unit, uint64_t step)
 {
+    const size_t first = (size_t)unit * s->micros;
     for (uint32_t micro = 0; micro < s->micros; micro++) {
         if (micro < s->unit[unit].next) {
             s->micro_units[micro]++;
             s->micro_came[micro]++;
             continue;
         }
-        const uint64_t word = atomic_load_explicit(ledger_cell_at(s, unit, micro),
+        const uint64_t word = atomic_load_explicit(&s->ledger.cell[first + micro],
                                                    memory_order_relaxed);
         const enum ledger_cell_kind kind = ledger_cell_kind(word);
         if (ledger_cell_step(word) != step || kind == LEDGER_CELL_EMPTY)
             continue;
-        *cell_at(s, unit, micro) = kind == LEDGER_CELL_NONE ? CELL_NONE : CELL_SPILLED;
+        s->cells[first + micro] = kind == LEDGER_CELL_NONE ? CELL_NONE : CELL_SPILLED;
         s->micro_units[micro]++;
         s->micro_came[micro]++;
         s->cells_waiting++;

@@ -39,14 +39,4 @@ struct step {
     uint32_t *cells;        /* [units][micros]: ref, or one of the CELL_ values */
 };
 
-static inline uint32_t *cell_at(const struct step *s, uint32_t unit, uint32_t micro)
-{
-    return &s->cells[(size_t)unit * s->micros + micro];
-}
-
-static inline _Atomic uint64_t *ledger_cell_at(const struct step *s, uint32_t unit, uint32_t micro)
-{
-    return &s->ledger.cell[(size_t)unit * s->micros + micro];
-}
-
 #endif

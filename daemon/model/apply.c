@@ -60,7 +60,7 @@ static struct kern_trail trail_of(const struct model_unit *mu)
                                 .base = m->state.base,
                                 .chunks = m->trail.chunks,
                                 .first_chunk = mu->first_chunk,
-                                .op = step_op(m->core, &mu->action),
+                                .op = done.op,
                                 .done = done.word,
                                 .done_value = done.value };
 }
@@ -298,8 +298,8 @@ static void act(struct model *m, const struct step_action *a, bool *ret_wake)
         credit(m, a);
         return;
     case STEP_DO_PUBLISH:
-        board_publish(m->board, a->unit, a->version);
-        metrics_published(m, a->unit, a->version);
+        board_publish(m->board, a->unit, a->step);
+        metrics_published(m, a->unit, a->step);
         return;
     case STEP_DO_SEALED:
         board_set_step(m->board, step_now(m->core), STEP_SEALED);
@@ -307,7 +307,7 @@ static void act(struct model *m, const struct step_action *a, bool *ret_wake)
         *ret_wake = true;
         return;
     case STEP_DO_OPENED:
-        opened(m, a->version);
+        opened(m, a->step);
         *ret_wake = true;
         return;
     }

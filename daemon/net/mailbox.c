@@ -185,7 +185,7 @@ static void send_frame(struct daemon *d, const struct op *op, const void *frame,
 {
     void *router = d->mailbox->router;
     const int flags = ZMQ_DONTWAIT;
-    if (sys_zmq_send(router, op->identity, op->identity_bytes, flags | ZMQ_SNDMORE) < 0) {
+    if (zmq_send(router, op->identity, op->identity_bytes, flags | ZMQ_SNDMORE) < 0) {
         reply_lost(d, op, zmq_errno());
         return;
     }

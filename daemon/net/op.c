@@ -1,10 +1,13 @@
 /* See op.h. */
 #include "daemon/net/op.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/log.h"
 #include "daemon/base/state.h"
+#include "daemon/core/replies.h"
 #include "daemon/net/mailbox.h"
 #include "daemon/net/session.h"
 #include "proto/base/check.h"
@@ -45,7 +48,7 @@ void op_pool_deinit(struct op_pool *pool)
     *pool = (struct op_pool){ 0 };
 }
 
-struct op *op_take(struct op_pool *pool)
+static struct op *op_take(struct op_pool *pool)
 {
     struct op *op = pool->free;
     if (op == NULL)
@@ -63,7 +66,7 @@ struct op *op_at(struct op_pool *pool, uint32_t index)
     return &pool->items[index];
 }
 
-void op_drop(struct op *op)
+static void op_drop(struct op *op)
 {
     struct daemon *d = op->daemon;
     struct session *session = op->session;
@@ -71,8 +74,12 @@ void op_drop(struct op *op)
     op->next = d->ops->free;
     d->ops->free = op;
     d->ops->used--;
-    if (session != NULL)
-        session_unref(session);
+    if (session == NULL)
+        return;
+    CHECK(session->ops > 0);
+    session->ops--;
+    if (session->state == SESSION_DEAD)
+        session_reuse(session);
 }
 
 void op_finish(struct op *op, int status)
@@ -101,4 +108,112 @@ void op_again(struct op **list)
             op_finish(op, r);
         op = next;
     }
+}
+
+/* -- From a frame to its handler ----------------------------------------------------------------
+ */
+
+static int admit(struct op *op, const struct request *row)
+{
+    if (row->roles == 0)
+        return SHD_OK;
+    struct session *s = &op->daemon->sessions->items[op->req.session % SESSIONS_MAX];
+    if (s->state != SESSION_OPEN || s->id != op->req.session ||
+        s->identity_bytes != op->identity_bytes ||
+        memcmp(s->identity, op->identity, op->identity_bytes) != 0)
+        return err_set(&op->err, SHD_EAUTH, "no open session %016" PRIx64 " of this connection",
+                       op->req.session);
+    if ((row->roles & REQUEST_ROLE(s->role)) == 0)
+        return err_set(&op->err, SHD_EAUTH, "%s is not for a %s session",
+                       wire_request_name(op->req.type), session_role_name(s->role));
+    if (s->ops >= SESSION_OPS_MAX)
+        return err_set(&op->err, SHD_EBUSY,
+                       "session has %u requests pending, the most there may be", SESSION_OPS_MAX);
+    if (op->req.seq == 0)
+        return err_set(&op->err, SHD_EINVAL, "requests of a session are numbered from 1");
+    op->session = s;
+    s->ops++;
+    return SHD_OK;
+}
+
+/* Exactly once per (session, number). False: this copy of it needs no more serving. */
+static bool is_to_serve(struct op *op)
+{
+    const void *frame = NULL;
+    size_t bytes = 0;
+    if (op->session == NULL)
+        return true; /* Hello: its token works once */
+    switch (replies_take(op->session->replies, op->req.seq, &frame, &bytes)) {
+    case REPLIES_NEW:
+        op->once = true;
+        return true;
+    case REPLIES_SERVE:
+        op->repeated = true;
+        return true;
+    case REPLIES_AGAIN:
+        mailbox_repeat(op->daemon, op, frame, bytes);
+        return false;
+    case REPLIES_PENDING:
+    case REPLIES_OLD:
+        return false;
+    }
+    CHECK(false); /* every verdict is above */
+    return false;
+}
+
+static void serve(struct op *op)
+{
+    const struct request *row = op->daemon->hooks->requests[op->req.type];
+    int r = admit(op, row);
+    if (r == SHD_OK && !is_to_serve(op)) {
+        op_drop(op);
+        return;
+    }
+    op->handler = row->fn;
+    if (r == SHD_OK)
+        r = row->fn(op);
+    if (r != SHD_PENDING)
+        op_finish(op, r);
+}
+
+/* Out of request slots: say so without taking one. */
+static void refuse_busy(struct daemon *d, const uint8_t *identity, uint32_t identity_bytes)
+{
+    static struct op refused; /* loop thread only */
+    refused = (struct op){ .daemon = d, .identity_bytes = identity_bytes };
+    memcpy(refused.identity, identity, identity_bytes);
+    refused.reply = (struct wire_reply){ .status = SHD_EBUSY,
+                                         .text = "daemon is out of request slots" };
+    mailbox_reply(d, &refused);
+}
+
+void op_serve_frame(struct daemon *d, const uint8_t *identity, uint32_t identity_bytes,
+                    const void *frame, size_t bytes)
+{
+    CHECK(identity_bytes <= MAILBOX_IDENTITY_BYTES_MAX);
+    struct op *op = op_take(d->ops);
+    if (op == NULL) {
+        refuse_busy(d, identity, identity_bytes);
+        return;
+    }
+    d->requests++;
+    op->daemon = d;
+    op->arrived_ns = uv_hrtime();
+    op->identity_bytes = identity_bytes;
+    memcpy(op->identity, identity, identity_bytes);
+    d->mailbox->arena.used = 0;
+    const int r = wire_request_unpack(frame, bytes, &d->mailbox->arena, &op->req, &op->err);
+    if (r == SHD_OK) {
+        serve(op);
+        return;
+    }
+    /* An undecodable request: its sender speaks something else, or is broken. */
+    d->mailbox->bad_frames++;
+    struct session *s = session_by_identity(d, identity, identity_bytes);
+    log_warn("op=undecodable status=%s session=%016" PRIx64 " pid=%d why=\"%s\""
+             " do=\"look at that program: use libshd of this version\"",
+             status_name(r), s != NULL ? s->id : 0, s != NULL ? (int)s->peer.pid : 0, op->err.text);
+    op_finish(op, r);
+    if (s != NULL && s->state == SESSION_OPEN)
+        session_end(s, "it sent an undecodable request");
 }

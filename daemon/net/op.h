@@ -1,10 +1,12 @@
-/* One request being served: taken from a fixed pool when its frame arrives, given back when its
+/* One request being served: its frame comes, the table says which handler it has and who may send
+ * it. Taken from a fixed pool when its frame arrives, given back when its
  * reply is sent. A handler either finishes it at once or returns SHD_PENDING and finishes it
  * later (op_finish), exactly once either way. */
 #ifndef SHD_OP_H
 #define SHD_OP_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "proto/base/status.h"
@@ -13,10 +15,18 @@
 struct daemon;
 struct inbox;
 struct model;
+struct op;
 struct session;
 
 #define OP_POOL_COUNT              8192u
 #define MAILBOX_IDENTITY_BYTES_MAX 16u
+
+#define REQUEST_ROLE(role) (1u << (role))
+
+struct request {
+    int (*fn)(struct op *op); /* loop thread; a status, or SHD_PENDING with op_finish() to come */
+    unsigned roles;           /* who may send it; 0: no session needed */
+};
 
 struct op {
     struct daemon *daemon;
@@ -50,16 +60,15 @@ struct op_pool {
 int op_pool_init(struct op_pool *pool, struct shd_err *e);
 void op_pool_deinit(struct op_pool *pool);
 
-/* A cleared op, or NULL when all are in use. */
-struct op *op_take(struct op_pool *pool);
 struct op *op_at(struct op_pool *pool, uint32_t index);
+
+/* Serve one frame from identity. Loop thread; never blocks. */
+void op_serve_frame(struct daemon *d, const uint8_t *identity, uint32_t identity_bytes,
+                    const void *frame, size_t bytes);
 
 /* Send the reply with this status and give the op back. status is what a handler would return;
  * never SHD_PENDING. Nothing is sent when the session has gone. */
 void op_finish(struct op *op, int status);
-
-/* Give the op back without a reply. */
-void op_drop(struct op *op);
 
 /* Call the handlers of those in *list again: they waited for something that has happened. Who must
  * wait on joins a new list. */

@@ -42,10 +42,10 @@ void session_table_deinit(struct session_table *table)
     *table = (struct session_table){ 0 };
 }
 
-/* The slot can be used again once nothing refers to it: requests, or the closing poll handle. */
-static void free_if_unused(struct session *s)
+void session_reuse(struct session *s)
 {
-    if (s->state != SESSION_DEAD || s->ops > 0 || s->poll_closing)
+    CHECK(s->state == SESSION_DEAD);
+    if (s->ops > 0 || s->poll_closing)
         return;
     s->daemon->sessions->used--;
     replies_free(s->replies);
@@ -53,18 +53,11 @@ static void free_if_unused(struct session *s)
     s->side_fd = -1;
 }
 
-void session_unref(struct session *s)
-{
-    CHECK(s->ops > 0);
-    s->ops--;
-    free_if_unused(s);
-}
-
 static void poll_closed(uv_handle_t *handle)
 {
     struct session *s = handle->data;
     s->poll_closing = false;
-    free_if_unused(s);
+    session_reuse(s);
 }
 
 void session_end(struct session *s, const char *why)
@@ -83,7 +76,8 @@ void session_end(struct session *s, const char *why)
     OPENSSL_cleanse(s->token, sizeof s->token);
     s->ops++; /* waiting requests that are finished now must not free the slot under us */
     s->daemon->hooks->session_ended(s, was_open);
-    session_unref(s);
+    s->ops--;
+    session_reuse(s);
 }
 
 static void answer_claim(struct session *s, uint64_t ticket)
@@ -183,22 +177,13 @@ int session_new(struct daemon *d, int fd, const struct side_peer *peer, struct s
     return SHD_OK;
 }
 
-struct session *session_find(struct daemon *d, uint64_t id, const uint8_t *identity,
-                             uint32_t identity_bytes)
-{
-    struct session *s = &d->sessions->items[id & (SESSIONS_MAX - 1)];
-    if (s->state != SESSION_OPEN || s->id != id || s->identity_bytes != identity_bytes ||
-        memcmp(s->identity, identity, identity_bytes) != 0)
-        return NULL;
-    return s;
-}
-
 struct session *session_by_identity(struct daemon *d, const uint8_t *identity,
                                     uint32_t identity_bytes)
 {
     for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
-        struct session *s = session_find(d, d->sessions->items[i].id, identity, identity_bytes);
-        if (s != NULL)
+        struct session *s = &d->sessions->items[i];
+        if (s->state == SESSION_OPEN && s->identity_bytes == identity_bytes &&
+            memcmp(s->identity, identity, identity_bytes) == 0)
             return s;
     }
     return NULL;

@@ -78,9 +78,7 @@ void session_table_deinit(struct session_table *table);
  * Errors: SHD_EBUSY table full; SHD_EIO, SHD_EGONE. */
 int session_new(struct daemon *d, int fd, const struct side_peer *peer, struct shd_err *e);
 
-/* The open session `id` if this ZeroMQ identity owns it, else NULL. */
-struct session *session_find(struct daemon *d, uint64_t id, const uint8_t *identity,
-                             uint32_t identity_bytes);
+/* The open session that this ZeroMQ identity owns, else NULL. */
 struct session *session_by_identity(struct daemon *d, const uint8_t *identity,
                                     uint32_t identity_bytes);
 
@@ -91,8 +89,8 @@ struct session *session_by_token(struct daemon *d, const uint8_t *token);
  * requests are done. `why` is for the log. */
 void session_end(struct session *s, const char *why);
 
-/* A request of it is done; frees the slot of a dead session with the last one. */
-void session_unref(struct session *s);
+/* The slot of a dead session, once nothing refers to it: requests, or the closing poll handle. */
+void session_reuse(struct session *s);
 
 /* Make a ticket for fd; 0 when the session has too many unclaimed. */
 uint64_t session_ticket_new(struct session *s, int fd, enum segment_kind kind, uint64_t bytes);

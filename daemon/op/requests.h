@@ -2,7 +2,7 @@
 #ifndef SHD_REQUESTS_H
 #define SHD_REQUESTS_H
 
-#include "daemon/net/dispatch.h"
+#include "daemon/net/op.h"
 #include "proto/wire/wire.h"
 
 #define ANY_ROLE (REQUEST_ROLE(WIRE_TRAINER) | REQUEST_ROLE(WIRE_READER) | REQUEST_ROLE(WIRE_ADMIN))

@@ -11,6 +11,7 @@
 #include "kernels/cpu/queue.h"
 #include "kernels/cpu/trail.h"
 #include "proto/base/check.h"
+#include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 #include "proto/spec/layout.h"
 
@@ -31,6 +32,63 @@ static int cast_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_ra
 {
     t->kern->isa->cast(&op->work.op.cast, r);
     return SHD_OK;
+}
+
+/* -- Trails: the steps around a chunk, see trail.h -----------------------------------------------
+ */
+
+/* The arrays an operation changes in place. */
+struct trail_arrays {
+    float *array[TRAIL_ARRAYS_MAX];
+    uint32_t count;
+};
+
+static uint64_t chunk_index(const struct kern_trail *t, uint64_t elem)
+{
+    return t->first_chunk + elem / KERN_CHUNK_ELEMS;
+}
+
+/* The number of elements of this chunk that its word says are done. SHD_ESEGMENT: more than it has.
+ */
+static int trail_resume(const struct kern_trail *t, struct cpu_range chunk, uint64_t *ret_done)
+{
+    CHECK(chunk.first % KERN_CHUNK_ELEMS == 0 && chunk.count <= KERN_CHUNK_ELEMS);
+    const uint64_t word = atomic_load_explicit(&t->chunks[chunk_index(t, chunk.first)],
+                                               memory_order_relaxed);
+    uint64_t done = 0;
+    if (word >> TRAIL_COUNT_BITS == t->op)
+        done = word & ((UINT64_C(1) << TRAIL_COUNT_BITS) - 1);
+    if (done > chunk.count)
+        return SHD_ESEGMENT;
+    *ret_done = done;
+    return SHD_OK;
+}
+
+/* Take the record for a chunk of which `done` elements are done. */
+static void trail_begin(struct trail_record *rec, const struct kern_trail *t,
+                        struct cpu_range chunk, uint64_t done, const struct trail_arrays *arrays)
+{
+    atomic_store_explicit(&rec->op, 0, memory_order_relaxed);
+    atomic_signal_fence(memory_order_seq_cst);
+    rec->chunk = chunk_index(t, chunk.first);
+    rec->first_elem = chunk.first;
+    rec->array_count = arrays->count;
+    for (uint32_t i = 0; i < arrays->count; i++)
+        rec->offset_bytes[i] = (uintptr_t)arrays->array[i] - (uintptr_t)t->base;
+    trail_mark(rec, chunk.first + done, 0);
+    atomic_store_explicit(&rec->op, t->op, memory_order_relaxed);
+    atomic_signal_fence(memory_order_seq_cst);
+}
+
+/* The chunk is complete. rec: NULL where the operation keeps no record. */
+static void trail_end(struct trail_record *rec, const struct kern_trail *t, struct cpu_range chunk)
+{
+    FAIL_POINT("kern:chunk:before");
+    atomic_store_explicit(&t->chunks[chunk_index(t, chunk.first)],
+                          t->op << TRAIL_COUNT_BITS | chunk.count, memory_order_release);
+    FAIL_POINT("kern:chunk:after");
+    if (rec != NULL)
+        atomic_store_explicit(&rec->op, 0, memory_order_release);
 }
 
 /* One chunk with a trail, from where it stands. A sum that a dead process had begun is lost: then

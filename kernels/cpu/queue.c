@@ -18,14 +18,50 @@
 #include <immintrin.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "proto/base/check.h"
 
 #define CREW_OPEN 0x80000000u
+
+/* -- Gates ------------------------------------------------------------------------------------ */
+
+/* value += delta (modulo 2^32), then wake up to wake_max of those who sleep. What the caller wrote
+ * before is visible to whoever sees the new value. Returns the new value. */
+static uint32_t gate_add(struct gate *g, uint32_t delta, int wake_max)
+{
+    /* Sequentially consistent here and in gate_wait(): either this sees the sleeper, or the
+     * sleeper's last look sees the new value. */
+    const uint32_t value = atomic_fetch_add(&g->value, delta) + delta;
+    if (atomic_load(&g->sleepers) > 0)
+        syscall(SYS_futex, &g->value, FUTEX_WAKE_PRIVATE, wake_max, NULL, NULL, 0);
+    return value;
+}
+
+/* Wait until value is not seen; returns it. */
+static uint32_t gate_wait(struct gate *g, uint32_t seen)
+{
+    uint32_t value;
+    for (unsigned i = 0; i < KERN_SPINS; i++) {
+        value = atomic_load_explicit(&g->value, memory_order_acquire);
+        if (value != seen)
+            return value;
+        _mm_pause();
+    }
+    atomic_fetch_add(&g->sleepers, 1);
+    while ((value = atomic_load(&g->value)) == seen)
+        syscall(SYS_futex, &g->value, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+    atomic_fetch_sub(&g->sleepers, 1);
+    return value;
+}
+
+/* -- Work ------------------------------------------------------------------------------------- */
 
 static void sum_init(struct kern_sum *s)
 {

@@ -11,7 +11,6 @@
 #include <stdint.h>
 
 #include "kernels/cpu/isa.h"
-#include "kernels/gate.h"
 #include "kernels/work.h"
 #include "proto/files/ckpt.h"
 
@@ -42,6 +41,13 @@ struct cpu_thread {
     int status;     /* first that was not SHD_OK */
     struct kern_sum sum;
     struct ckpt_hasher *hasher; /* owned */
+};
+
+/* A counter that threads wait on: spin briefly, then sleep on a futex. Waking costs one load when
+ * nobody sleeps. */
+struct gate {
+    _Atomic uint32_t value;
+    _Atomic uint32_t sleepers;
 };
 
 #define CPU_RING (2 * KERN_QUEUE_MAX) /* slots: the limit, and room for the order to leave */

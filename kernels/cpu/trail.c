@@ -1,60 +1,10 @@
-/* See trail.h; and the repair of what a dead process left. */
+/* The repair of what a dead process left; see trail.h. */
 #include "kernels/cpu/trail.h"
 
 #include <inttypes.h>
 #include <string.h>
 
 #include "proto/base/check.h"
-#include "proto/base/failpoint.h"
-
-static uint64_t chunk_index(const struct kern_trail *t, uint64_t elem)
-{
-    return t->first_chunk + elem / KERN_CHUNK_ELEMS;
-}
-
-static uint64_t chunk_word(uint64_t op, uint64_t done)
-{
-    return op << TRAIL_COUNT_BITS | done;
-}
-
-int trail_resume(const struct kern_trail *t, struct cpu_range chunk, uint64_t *ret_done)
-{
-    CHECK(chunk.first % KERN_CHUNK_ELEMS == 0 && chunk.count <= KERN_CHUNK_ELEMS);
-    const uint64_t word = atomic_load_explicit(&t->chunks[chunk_index(t, chunk.first)],
-                                               memory_order_relaxed);
-    uint64_t done = 0;
-    if (word >> TRAIL_COUNT_BITS == t->op)
-        done = word & ((UINT64_C(1) << TRAIL_COUNT_BITS) - 1);
-    if (done > chunk.count)
-        return SHD_ESEGMENT;
-    *ret_done = done;
-    return SHD_OK;
-}
-
-void trail_begin(struct trail_record *rec, const struct kern_trail *t, struct cpu_range chunk,
-                 uint64_t done, const struct trail_arrays *arrays)
-{
-    atomic_store_explicit(&rec->op, 0, memory_order_relaxed);
-    atomic_signal_fence(memory_order_seq_cst);
-    rec->chunk = chunk_index(t, chunk.first);
-    rec->first_elem = chunk.first;
-    rec->array_count = arrays->count;
-    for (uint32_t i = 0; i < arrays->count; i++)
-        rec->offset_bytes[i] = (uintptr_t)arrays->array[i] - (uintptr_t)t->base;
-    trail_mark(rec, chunk.first + done, 0);
-    atomic_store_explicit(&rec->op, t->op, memory_order_relaxed);
-    atomic_signal_fence(memory_order_seq_cst);
-}
-
-void trail_end(struct trail_record *rec, const struct kern_trail *t, struct cpu_range chunk)
-{
-    FAIL_POINT("kern:chunk:before");
-    atomic_store_explicit(&t->chunks[chunk_index(t, chunk.first)], chunk_word(t->op, chunk.count),
-                          memory_order_release);
-    FAIL_POINT("kern:chunk:after");
-    if (rec != NULL)
-        atomic_store_explicit(&rec->op, 0, memory_order_release);
-}
 
 /* A record's numbers, read once: they may be anything. */
 struct found {
@@ -135,7 +85,7 @@ static void record_repair(struct trail_record *rec, uint8_t *base, _Atomic uint6
     const struct found f = record_read(rec);
     for (uint64_t i = 0; i < f.array_count; i++)
         memcpy(base + f.offset_bytes[i] + f.elem * sizeof(float), rec->old[i], f.n * sizeof(float));
-    atomic_store_explicit(&chunks[f.chunk], chunk_word(f.op, f.elem - f.first_elem),
+    atomic_store_explicit(&chunks[f.chunk], f.op << TRAIL_COUNT_BITS | (f.elem - f.first_elem),
                           memory_order_release);
     atomic_store_explicit(&rec->op, 0, memory_order_release);
 }

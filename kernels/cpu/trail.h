@@ -1,4 +1,4 @@
-/* A trail's memory and the steps around each change; kern.h says what it is for.
+/* A trail's memory and the steps around each change (cpu.c); kern.h says what it is for.
  *
  * One compute thread, one chunk:
  *
@@ -47,23 +47,6 @@ _Static_assert(sizeof(struct kern_trail_area) == KERN_TRAIL_BYTES, "ledgers have
  * changed then. */
 int kern_trail_repair(struct kern_trail_area *area, void *base, uint64_t bytes,
                       _Atomic uint64_t *chunks, uint64_t count, struct shd_err *e);
-
-/* The arrays an operation changes in place. */
-struct trail_arrays {
-    float *array[TRAIL_ARRAYS_MAX];
-    uint32_t count;
-};
-
-/* The number of elements of this chunk that its word says are done. SHD_ESEGMENT: more than it has.
- */
-int trail_resume(const struct kern_trail *t, struct cpu_range chunk, uint64_t *ret_done);
-
-/* Take the record for a chunk of which `done` elements are done. */
-void trail_begin(struct trail_record *rec, const struct kern_trail *t, struct cpu_range chunk,
-                 uint64_t done, const struct trail_arrays *arrays);
-
-/* The chunk is complete. rec: NULL where the operation keeps no record. */
-void trail_end(struct trail_record *rec, const struct kern_trail *t, struct cpu_range chunk);
 
 /* Elements before elem are done; n > 0: the record has the old values of [elem, elem + n). */
 static inline __attribute__((always_inline)) void trail_mark(struct trail_record *rec,

@@ -5,6 +5,7 @@
 
 #include "proto/base/check.h"
 
+const uint8_t dtype_sizes[] = { [SHD_F32] = 4, [SHD_BF16] = 2, [SHD_F16] = 2 };
 static const char *const dtype_names[] = { NULL, "f32", "bf16", "f16" };
 
 bool dtype_valid(uint64_t dtype)
@@ -15,7 +16,7 @@ bool dtype_valid(uint64_t dtype)
 uint64_t dtype_bytes(enum shd_dtype dtype)
 {
     CHECK(dtype_valid(dtype));
-    return dtype == SHD_F32 ? 4 : 2;
+    return dtype_sizes[dtype];
 }
 
 const char *dtype_name(enum shd_dtype dtype)

@@ -15,6 +15,7 @@ enum shd_dtype {
 #endif
 
 /* Bytes of one element: 4, 2, 2. dtype must be valid. */
+extern const uint8_t dtype_sizes[SHD_F16 + 1];
 uint64_t dtype_bytes(enum shd_dtype dtype);
 
 /* True for a value of the enum: numbers from messages must pass this before use. */

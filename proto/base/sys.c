@@ -8,8 +8,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include <zmq.h>
-
 int (*sys_fault)(enum sys_kind kind);
 
 /* 0, or the errno a test wants this call to fail with (then set). */
@@ -60,11 +58,6 @@ int sys_memfd(const char *name, unsigned flags)
 ssize_t sys_sendmsg(int fd, const struct msghdr *msg, int flags)
 {
     return fault(SYS_SEND) != 0 ? -1 : sendmsg(fd, msg, flags);
-}
-
-int sys_zmq_send(void *socket, const void *buf, size_t bytes, int flags)
-{
-    return fault(SYS_SEND) != 0 ? -1 : zmq_send(socket, buf, bytes, flags);
 }
 
 uint64_t sys_memory_available(void)

@@ -25,7 +25,6 @@ char *sys_strdup(const char *s);
 void *sys_mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset);
 int sys_memfd(const char *name, unsigned flags);
 ssize_t sys_sendmsg(int fd, const struct msghdr *msg, int flags);
-int sys_zmq_send(void *socket, const void *buf, size_t bytes, int flags);
 
 /* MemAvailable of /proc/meminfo in bytes; UINT64_MAX when it cannot be read. */
 uint64_t sys_memory_available(void);

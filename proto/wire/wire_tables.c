@@ -2,8 +2,6 @@
  * of any model; a model's own are its daemon's to check. */
 #include "proto/wire/wire_tables.h"
 
-#include <inttypes.h>
-
 #include "proto/base/check.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
@@ -50,22 +48,13 @@ static const struct wire_field decision_fields[] = {
 };
 static const struct wire_message decision = MESSAGE_OF(struct decision, "decision", decision);
 
-static int kind_check(const ProtobufCMessage *m, struct shd_err *e)
-{
-    const uint32_t kind = ((const Shd__Segment *)m)->kind;
-    if (segment_kind_shared(kind))
-        return SHD_OK;
-    return err_set(e, SHD_ERANGE,
-                   "layout.segments.kind is %" PRIu32 ", must be " SEGMENT_KINDS_SHARED, kind);
-}
-
 static const struct wire_field segment_fields[] = {
-    ANY(segment, kind),
+    ROW(segment, kind, .form = WIRE_KIND),
     ANY(segment, ticket),
     ROW(segment, bytes, LIMITS(1, MEMORY_BYTES_MAX), .multiple = SHD_PAGE_BYTES),
     UP_TO(segment, place, SEGMENT_CUDA),
 };
-static const struct wire_message segment = MESSAGE("layout.segments", segment, .check = kind_check);
+static const struct wire_message segment = MESSAGE("layout.segments", segment);
 
 /* -- Requests -------------------------------------------------------------------------------- */
 
@@ -88,15 +77,18 @@ static const struct wire_field return_fields[] = {
     UP_TO(return, micro, SHD_MICROS_MAX - 1),
     UP_TO(return, unit, SHD_UNITS_MAX - 1),
     UP_TO(return, slot, SHD_SLOTS_MAX - 1),
-    ANY(return, dtype), /* return_check() */
+    ROW(return, dtype, .form = WIRE_DTYPE, LIMITS(SHD_F32, SHD_F16)),
     ANY(return, none),
     METRICS(return ),
     ANY(return, turn),
 };
 static const struct wire_field prepare_fields[] = { ANY(prepare, model), ANY(prepare, step) };
 static const struct wire_field commit_fields[] = {
-    ANY(commit, model),    ANY(commit, step), DECISION(commit),
-    ANY(commit, has_blob), ANY(commit, blob), /* commit_check() */
+    ANY(commit, model),
+    ANY(commit, step),
+    DECISION(commit),
+    ANY(commit, has_blob),
+    ROW(commit, blob, .form = WIRE_OPTIONAL, .max = WIRE_BLOB_BYTES_MAX),
 };
 static const struct wire_field get_blob_fields[] = { ANY(get_blob, model) };
 static const struct wire_field digest_fields[] = {
@@ -126,26 +118,12 @@ static const struct wire_field fetch_fields[] = {
     RANGE(fetch, turn, 1, UINT64_MAX),
 };
 
-/* Of no gradient the dtype says nothing. */
-static int return_check(const ProtobufCMessage *m, struct shd_err *e)
-{
-    const Shd__Return *t = (const Shd__Return *)m;
-    return wire_range("return", "dtype", t->dtype, t->none ? 0 : SHD_F32, SHD_F16, e);
-}
-
-static int commit_check(const ProtobufCMessage *m, struct shd_err *e)
-{
-    const Shd__Commit *c = (const Shd__Commit *)m;
-    return wire_range("commit", "blob's size", c->blob.len, 0,
-                      c->has_blob ? WIRE_BLOB_BYTES_MAX : 0, e);
-}
-
 const struct wire_message wire_requests[] = {
     [WIRE_HELLO] = MESSAGE("hello", hello),
     [WIRE_OPEN_MODEL] = MESSAGE("open_model", open_model),
-    [WIRE_RETURN] = MESSAGE("return", return, .check = return_check),
+    [WIRE_RETURN] = MESSAGE("return", return ),
     [WIRE_PREPARE] = MESSAGE("prepare", prepare),
-    [WIRE_COMMIT] = MESSAGE("commit", commit, .check = commit_check, .nests = true),
+    [WIRE_COMMIT] = MESSAGE("commit", commit, .nests = true),
     [WIRE_GET_BLOB] = MESSAGE("get_blob", get_blob),
     [WIRE_DIGEST] = MESSAGE("digest", digest),
     [WIRE_STATUS] = { .name = "status", .descriptor = &shd__status__descriptor },
@@ -210,18 +188,10 @@ static const struct wire_field checkpointed_fields[] = {
 static const struct wire_field restored_fields[] = { ANY(restored, step), ANY(restored, bytes) };
 static const struct wire_field fetched_fields[] = { ANY(fetched, step) };
 
-/* Block sums of squares of fp32 values of the largest model stay below 2^304, and any sum of
- * SHD_OWNERS_MAX replies with an empty top limb cannot overflow what fixsum_carry() checks. */
-static int prepared_check(const ProtobufCMessage *m, struct shd_err *e)
-{
-    const Shd__Prepared *p = (const Shd__Prepared *)m;
-    return wire_range("prepared", "sum's top limb", p->sum[FIXSUM_LIMBS - 1], 0, 0, e);
-}
-
 const struct wire_message wire_replies[] = {
     [WIRE_WELCOME] = MESSAGE("welcome", welcome),
     [WIRE_LAYOUT] = MESSAGE("layout", layout, .nests = true),
-    [WIRE_PREPARED] = MESSAGE("prepared", prepared, .check = prepared_check, .nests = true),
+    [WIRE_PREPARED] = MESSAGE("prepared", prepared, .nests = true),
     [WIRE_COMMITTED] = MESSAGE("committed", committed, .nests = true),
     [WIRE_BLOB] = MESSAGE("blob", blob),
     [WIRE_LEAVES] = MESSAGE("leaves", leaves),

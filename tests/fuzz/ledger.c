@@ -98,7 +98,7 @@ static void start(struct shell *sh, const struct step_action *a)
     if (a->kind == STEP_DO_SUM || a->kind == STEP_DO_ZERO)
         return;
     r->word = step_done_word(sh->step, a);
-    const uint64_t op = step_op(sh->step, a);
+    const uint64_t op = r->word.op;
     CHECK(op >= 1 && op <= KERN_OP_MAX);
     if (a->kind == STEP_DO_ACCUMULATE) {
         CHECK(a->micro < sh->ledger.head->micros);

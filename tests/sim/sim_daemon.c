@@ -162,11 +162,11 @@ static void do_credit(struct sim *s, struct sim_daemon *d, const struct step_act
 static void do_publish(struct sim *s, struct sim_daemon *d, const struct step_action *a)
 {
     const uint32_t i = sim_daemon_index(s, d);
-    if (d->board[a->unit] + 1 != a->version)
+    if (d->board[a->unit] + 1 != a->step)
         sim_broken(s, "P5", i, SIM_NOBODY, "unit %u goes from version %llu to %llu", a->unit,
-                   (unsigned long long)d->board[a->unit], (unsigned long long)a->version);
+                   (unsigned long long)d->board[a->unit], (unsigned long long)a->step);
     FAIL_POINT("sim:publish:before");
-    d->board[a->unit] = a->version;
+    d->board[a->unit] = a->step;
     FAIL_POINT("sim:publish:after");
     for (uint32_t w = 0; w < s->config.workers; w++)
         if (s->worker[w].alive && s->worker[w].work == WORK_BOARD)
@@ -296,7 +296,7 @@ void sim_daemon_take(struct sim *s, struct sim_daemon *d, const struct step_acti
             ask_again(s, d, 1u << SIM_PREPARE | 1u << SIM_COMMIT);
             break;
         case STEP_DO_OPENED:
-            sim_note(s, "opened", sim_daemon_index(s, d), SIM_NOBODY, a->version, 0, 0);
+            sim_note(s, "opened", sim_daemon_index(s, d), SIM_NOBODY, a->step, 0, 0);
             break;
         case STEP_DO_ACCUMULATE:
         case STEP_DO_SUM:

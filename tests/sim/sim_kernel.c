@@ -19,8 +19,8 @@ void sim_kernel_queue(struct sim *s, struct sim_daemon *d, const struct step_act
                               .block = sim_first_block(s, owner, a->unit),
                               .end = sim_first_block(s, owner + 1, a->unit) };
     if (a->kind == STEP_DO_ACCUMULATE || a->kind == STEP_DO_APPLY) {
-        k->op = step_op(d->core, a);
         k->done = step_done_word(d->core, a);
+        k->op = k->done.op;
     }
     if (a->kind == STEP_DO_ACCUMULATE) {
         const struct sim_op *op = &d->ops[a->ref];

@@ -166,7 +166,7 @@ static struct kern_trail rig_trail(const struct rig *rig, const struct step_acti
                                 .base = rig->w->array[0],
                                 .chunks = rig->w->ledger.chunks,
                                 .first_chunk = slice_of(a->unit),
-                                .op = step_op(rig->core, a),
+                                .op = done.op,
                                 .done = done.word,
                                 .done_value = done.value };
 }

@@ -101,8 +101,8 @@ static void take(struct shell *sh, const struct step_actions *actions)
             saw_credit(sh, a);
             continue;
         case STEP_DO_PUBLISH:
-            EXPECT_EQ(a->version, sh->version[a->unit] + 1);
-            sh->version[a->unit] = a->version;
+            EXPECT_EQ(a->step, sh->version[a->unit] + 1);
+            sh->version[a->unit] = a->step;
             sh->summed_count[a->unit] = 0;
             sh->sum_asked[a->unit] = false;
             continue;
@@ -111,9 +111,9 @@ static void take(struct shell *sh, const struct step_actions *actions)
             continue;
         case STEP_DO_OPENED:
             sh->opened++;
-            EXPECT_EQ(a->version, sh->opened);
+            EXPECT_EQ(a->step, sh->opened);
             for (uint32_t u = 0; u < sh->units; u++)
-                EXPECT_EQ(sh->version[u], a->version);
+                EXPECT_EQ(sh->version[u], a->step);
             continue;
         case STEP_DO_ACCUMULATE:
             saw_accumulate(sh, a);

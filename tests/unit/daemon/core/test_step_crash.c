@@ -119,7 +119,7 @@ static void world_compute(struct world *w, const struct step_action *a)
         w->sum[u] = 0;
         return;
     }
-    const uint64_t op = step_op(w->core, a);
+    const uint64_t op = step_done_word(w->core, a).op;
     if (op != w->op[u] && a->kind == STEP_DO_APPLY) {
         w->updates[u] += a->skip ? 0 : 1;
     } else if (op != w->op[u]) {
