@@ -44,6 +44,12 @@ DEVICE struct lanes8 lanes_load_f32(const float *p, uint64_t at)
     return lanes_load(p, at, GPU_F32);
 }
 
+DEVICE void lanes_add(struct lanes8 *x, const struct lanes8 *y)
+{
+    for (int i = 0; i < 8; i++)
+        x->v[i] += y->v[i];
+}
+
 DEVICE void lanes_store(void *p, uint64_t at, uint32_t dtype, const struct lanes8 *x)
 {
     if (dtype == GPU_F32) {
@@ -71,6 +77,23 @@ DEVICE uint64_t lanes_element(void)
 DEVICE uint64_t lanes_row(void)
 {
     return (uint64_t)blockIdx.x * GPU_WARPS + threadIdx.x / 32;
+}
+
+/* A launch by column: the block's chunk of rows, the first of the eight columns that the thread
+ * reads, and the column whose sum lanes_fold() gives it. */
+struct lanes_tile {
+    uint32_t chunk, col, mine;
+};
+
+DEVICE struct lanes_tile lanes_columns(uint32_t cols)
+{
+    const uint32_t tiles = (cols + GPU_COLS - 1) / GPU_COLS;
+    const uint32_t first = blockIdx.x % tiles * GPU_COLS;
+    struct lanes_tile c;
+    c.chunk = blockIdx.x / tiles;
+    c.col = first + threadIdx.x % 32 * GPU_LANE;
+    c.mine = first + threadIdx.x;
+    return c;
 }
 
 /* The same value, to the bit, in all 32 threads: both partners of an exchange add the same two. */
