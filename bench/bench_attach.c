@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "bench/stat.h"
+#include "bench/bench.h"
 #include "client/shd.h"
 #include "proto/base/clock.h"
 
@@ -228,29 +228,24 @@ static void run_rounds(const char *path, uint64_t params, unsigned rounds, bool 
 
 int main(int argc, char **argv)
 {
-    uint64_t params = 80u << 20;
-    unsigned rounds = 5;
-    bool json = false;
+    static uint64_t params = 80u << 20;
+    static uint32_t rounds = 5;
+    static bool json;
+    static const struct flag table[] = {
+        { "params", 0, FLAG_U64, "P", "parameters (83886080)", &params, UNITS * COLUMNS, 0x1p40 },
+        { "rounds", 0, FLAG_U32, "R", "of each figure (5)", &rounds, 1, STAT_ROUNDS_MAX },
+        BENCH_JSON(&json),
+    };
+    const struct flags flags = {
+        .usage = "shardctl run --daemons N -- bench_attach [flags]",
+        .about = "The first forward of a fresh worker on a warm model, beside loading a file.",
+        .table = table,
+        .count = sizeof table / sizeof table[0],
+    };
     if (argc == 4 && (strcmp(argv[1], "--attach") == 0 || strcmp(argv[1], "--load") == 0))
         return run_mode(argv);
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--json") == 0) {
-            json = true;
-        } else if (strcmp(argv[i], "--params") == 0 && i + 1 < argc) {
-            params = strtoull(argv[++i], NULL, 10);
-        } else if (strcmp(argv[i], "--rounds") == 0 && i + 1 < argc) {
-            rounds = (unsigned)strtoul(argv[++i], NULL, 10);
-        } else {
-            fprintf(stderr,
-                    "usage: shardctl run --daemons N -- bench_attach [--params P (%u)] "
-                    "[--rounds R (5)] [--json]\n",
-                    80u << 20);
-            return strcmp(argv[i], "--help") == 0 ? 0 : 2;
-        }
-    }
+    bench_flags(&flags, argc, argv, NULL);
     params = params / (UNITS * COLUMNS) * (UNITS * COLUMNS);
-    if (params == 0 || rounds == 0 || rounds > STAT_ROUNDS_MAX)
-        die("arguments", "too few parameters, or not 1 to 1001 rounds");
     struct shd_err e;
     shd_session *s;
     shd_model *m;

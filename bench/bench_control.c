@@ -21,7 +21,7 @@
 
 #include <zmq.h>
 
-#include "bench/stat.h"
+#include "bench/bench.h"
 #include "client/ctl/base/child.h"
 #include "client/ctl/base/rundir.h"
 #include "proto/base/check.h"
@@ -59,16 +59,10 @@ struct bench {
     uint32_t model;
     uint8_t *arena_memory; /* owned, WIRE_ARENA_BYTES */
     double *samples;       /* owned, [SAMPLES_MAX]: latencies in us */
-    unsigned rounds, depth;
+    uint32_t rounds, depth;
     double seconds;
     bool as_json;
 };
-
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 /* The q-quantile of sorted[n], n > 0: nearest rank. */
 static double quantile(const double *sorted, size_t n, double q)
@@ -337,7 +331,7 @@ static int measure(struct bench *b, struct shd_err *e)
             return r;
         if (single.samples == 0)
             return err_set(e, SHD_ETIMEDOUT, "no reply in a round of %g s", b->seconds);
-        qsort(b->samples, single.samples, sizeof(*b->samples), ascending);
+        qsort(b->samples, single.samples, sizeof(*b->samples), stat_ascending);
         stat_add(&rate, (double)deep.replies / b->seconds);
         stat_add(&p50, quantile(b->samples, single.samples, 0.50));
         stat_add(&p99, quantile(b->samples, single.samples, 0.99));
@@ -367,38 +361,6 @@ static int measure_all(struct bench *b, struct shd_err *e)
 
 /* -- The program ----------------------------------------------------------------------------- */
 
-static const char usage[] =
-    "usage: bench_control [--json] [--rounds N] [--seconds X] [--depth N]\n"
-    "\n"
-    "Requests per second and latency of one shardd with 1, 8 and 64 sessions. The request is\n"
-    "GetBlob without a blob; one thread drives all sessions.\n"
-    "  --rounds N   rounds per figure, 1 to 101 (5)\n"
-    "  --seconds X  length of a round, 0.01 to 60 (0.5)\n"
-    "  --depth N    requests of a session in flight for requests_per_s, 1 to 64 (4); 1 for p50, "
-    "p99\n";
-
-static bool parse(int argc, char **argv, struct bench *b)
-{
-    for (int i = 1; i < argc; i++) {
-        const char *value = i + 1 < argc ? argv[i + 1] : "";
-        if (strcmp(argv[i], "--json") == 0) {
-            b->as_json = true;
-            continue;
-        }
-        if (strcmp(argv[i], "--rounds") == 0)
-            b->rounds = (unsigned)strtoul(value, NULL, 10);
-        else if (strcmp(argv[i], "--seconds") == 0)
-            b->seconds = strtod(value, NULL);
-        else if (strcmp(argv[i], "--depth") == 0)
-            b->depth = (unsigned)strtoul(value, NULL, 10);
-        else
-            return false;
-        i++;
-    }
-    return b->rounds > 0 && b->rounds <= ROUNDS_MAX && b->depth > 0 && b->depth <= DEPTH_MAX &&
-           b->seconds >= 0.01 && b->seconds <= 60;
-}
-
 static int run(struct bench *b, struct shd_err *e)
 {
     b->arena_memory = aligned_alloc(16, WIRE_ARENA_BYTES);
@@ -419,11 +381,23 @@ static int run(struct bench *b, struct shd_err *e)
 int main(int argc, char **argv)
 {
     signal(SIGPIPE, SIG_IGN); /* a closed stdout must not keep us from cleaning up */
-    struct bench b = { .rounds = 5, .depth = 4, .seconds = 0.5 };
-    if (!parse(argc, argv, &b)) {
-        fputs(usage, stderr);
-        return 2;
-    }
+    static struct bench b = { .rounds = 5, .depth = 4, .seconds = 0.5 };
+    static const struct flag table[] = {
+        { "rounds", 0, FLAG_U32, "N", "rounds per figure (5)", &b.rounds, 1, ROUNDS_MAX },
+        { "seconds", 0, FLAG_REAL, "X", "length of a round (0.5)", &b.seconds, 0.01, 60 },
+        { "depth", 0, FLAG_U32, "N",
+          "requests of a session in flight for requests_per_s (4); 1 for p50, p99", &b.depth, 1,
+          DEPTH_MAX },
+        BENCH_JSON(&b.as_json),
+    };
+    const struct flags flags = {
+        .usage = "bench_control [flags]",
+        .about = "Requests per second and latency of one shardd with 1, 8 and 64 sessions. The "
+                 "request is\nGetBlob without a blob; one thread drives all sessions.",
+        .table = table,
+        .count = ARRAY_SIZE(table),
+    };
+    bench_flags(&flags, argc, argv, NULL);
     if (!b.as_json)
         printf("control: GetBlob, %u rounds of %g s, depth %u for requests_per_s, 1 for p50 and "
                "p99; daemon with 1 compute thread; 1 driving thread\n",

@@ -22,20 +22,18 @@
  * takes to be told. Arrays are far larger than the L2 cache, and the device's clocks are left to
  * the driver: the first rounds warm it up.
  */
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "bench/stat.h"
-#include "kernels/cuda/cuda.h"
+#include "bench/bench.h"
+#include "bench/device.h"
 #include "kernels/cuda/device.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
-#include "proto/gpu/cuda.h"
 
 #define OPS        4u /* queued before a round waits */
 #define UNIT_OPS   14u
@@ -55,36 +53,15 @@ struct bench {
     uint64_t elems; /* of an operation, at most o.elems */
     uint64_t at;    /* its first one */
     uint32_t ops;   /* of a round, side by side where there is room */
-    struct kern *k;
-    const struct cuda *cuda;
-    CUstream stream;
+    struct device d;
     struct segment state;  /* p, m, v, grad; then the trail */
     void *publish, *other; /* [elems] of 4 bytes each */
     uint64_t op;
 };
 
-static void check(int r, const struct shd_err *e)
-{
-    if (r == SHD_OK)
-        return;
-    fprintf(stderr, "bench_cuda: %s\n", e->text);
-    exit(1);
-}
-
-static void check_cuda(const struct bench *b, CUresult result, const char *what)
-{
-    struct shd_err e;
-    check(cuda_result(b->cuda, result, &e, "%s", what), &e);
-}
-
 static float *array(const struct bench *b, uint32_t index)
 {
     return (float *)b->state.base + index * b->o.elems + b->at;
-}
-
-static CUdeviceptr address(const void *p)
-{
-    return (CUdeviceptr)(uintptr_t)p;
 }
 
 /* -- What is timed ------------------------------------------------------------------------------
@@ -158,7 +135,7 @@ static int queue_adamw(struct bench *b, int which, struct kern_done *done, struc
         .hyper_count = 1,
         .trail = trail(b, which == CASE_ADAMW_TRAIL),
     };
-    return kern_update(b->k, &u, done, e);
+    return kern_update(b->d.k, &u, done, e);
 }
 
 static int queue_accumulate(struct bench *b, int which, struct kern_sum *sum,
@@ -173,7 +150,7 @@ static int queue_accumulate(struct bench *b, int which, struct kern_sum *sum,
         .sum = which == CASE_ACC_SUM ? sum : NULL,
         .trail = trail(b, which == CASE_ACC_TRAIL),
     };
-    return kern_accumulate(b->k, &a, done, e);
+    return kern_accumulate(b->d.k, &a, done, e);
 }
 
 /* Seconds of one operation, of a round. */
@@ -191,23 +168,20 @@ static double run_case(struct bench *b, int which)
         sums[i] = (struct kern_sum){ .finite = true };
         fixsum_init(&sums[i].sum);
         if (which == CASE_COPY) {
-            check_cuda(b,
-                       b->cuda->cuMemcpyAsync(address((float *)b->publish + b->at),
-                                              address((float *)b->other + b->at),
-                                              b->elems * sizeof(float), b->stream),
-                       "copy within the device");
+            device_queue_copy(&b->d, (float *)b->publish + b->at, (float *)b->other + b->at,
+                              b->elems * sizeof(float));
             r = SHD_OK;
         } else if (which <= CASE_ADAMW_F32) {
             r = queue_adamw(b, which, done, &e);
         } else {
             r = queue_accumulate(b, which, &sums[i], done, &e);
         }
-        check(r, &e);
+        bench_check(r, &e);
     }
     if (which == CASE_COPY)
-        check_cuda(b, b->cuda->cuStreamSynchronize(b->stream), "wait for a copy");
-    else if (kern_wait(&w) != SHD_OK)
-        check(SHD_EIO, &(struct shd_err){ .text = "an operation failed" });
+        device_wait(&b->d);
+    else
+        device_done(&w, cases[which].name);
     b->at = 0;
     return (double)(clock_now_ns() - start) * 1e-9 / b->ops;
 }
@@ -268,7 +242,7 @@ static void bench_blocks(struct bench *b)
         enum cuda_fn fn;
     } tried[] = { { CASE_ADAMW_TRAIL, CUDA_ADAMW }, { CASE_ACC_TRAIL, CUDA_ACCUMULATE } };
     static struct stat_series ratio[ARRAY_SIZE(tried)][4];
-    struct cuda_kernel *kernels = cuda_kern_of(b->k)->kernels;
+    struct cuda_kernel *kernels = cuda_kern_of(b->d.k)->kernels;
     char name[64];
     for (uint32_t round = 0; round < b->o.rounds + 1; round++)
         for (uint32_t i = 0; i < ARRAY_SIZE(tried); i++) {
@@ -295,15 +269,11 @@ static void bench_small(struct bench *b)
 {
     static struct stat_series us;
     for (uint32_t i = 0; i < b->o.rounds * 10 + WARMUPS && us.count < STAT_ROUNDS_MAX; i++) {
-        const struct kern_accumulate a = {
-            .acc = array(b, 3), .grad = b->other, .grad_dtype = SHD_F32, .elems = 2048
-        };
         struct kern_waiter w;
-        struct shd_err e;
         kern_waiter_init(&w);
         const uint64_t start = clock_now_ns();
-        check(kern_accumulate(b->k, &a, &w.done, &e), &e);
-        kern_wait(&w);
+        device_add(&b->d, array(b, 3), b->other, 2048, false, &w.done);
+        device_done(&w, "accumulate");
         if (i >= WARMUPS)
             stat_add(&us, (double)(clock_now_ns() - start) * 1e-3);
     }
@@ -327,9 +297,8 @@ static double copy_ours(struct bench *b, void *to, const void *from, uint64_t by
     kern_waiter_init(&w);
     const uint64_t start = clock_now_ns();
     for (uint32_t i = 0; i < ops; i++)
-        check(kern_copy(b->k, &c, i + 1 == ops ? &w.done : NULL, &e), &e);
-    if (kern_wait(&w) != SHD_OK)
-        check(SHD_EIO, &(struct shd_err){ .text = "a copy failed" });
+        bench_check(kern_copy(b->d.k, &c, i + 1 == ops ? &w.done : NULL, &e), &e);
+    device_done(&w, "copy");
     return (double)bytes * ops / (double)(clock_now_ns() - start);
 }
 
@@ -338,8 +307,8 @@ static double copy_driver(struct bench *b, void *to, const void *from, uint64_t 
     const uint32_t ops = copy_ops(bytes);
     const uint64_t start = clock_now_ns();
     for (uint32_t i = 0; i < ops; i++)
-        check_cuda(b, b->cuda->cuMemcpyAsync(address(to), address(from), bytes, b->stream), "copy");
-    check_cuda(b, b->cuda->cuStreamSynchronize(b->stream), "wait for a copy");
+        device_queue_copy(&b->d, to, from, bytes);
+    device_wait(&b->d);
     return (double)bytes * ops / (double)(clock_now_ns() - start);
 }
 
@@ -390,23 +359,22 @@ static void bench_offload(struct bench *b)
     const uint64_t bytes = room < UINT64_C(128) << 20 ? room : UINT64_C(128) << 20;
     struct segment host;
     struct shd_err e;
-    void *pinned;
-    check(segment_new("bench", SEGMENT_INBOX, bytes, &host, &e), &e);
+    void *pinned = device_pinned(&b->d, bytes);
+    bench_check(segment_new("bench", SEGMENT_INBOX, bytes, &host, &e), &e);
     memset(host.base, 1, bytes);
-    check_cuda(b, b->cuda->cuMemHostAlloc(&pinned, bytes, 0), "allocate pinned memory");
     memset(pinned, 1, bytes);
     const struct pair plain = { "offload.in.unpinned", b->publish, host.base, b->other, pinned };
     const struct pair in = { "offload.in", b->publish, host.base, b->other, pinned };
     const struct pair out = { "offload.out", host.base, b->publish, pinned, b->other };
     bench_copies(b, &plain, bytes);
-    if (b->k->ops->pin(b->k, host.base, bytes, /* readonly= */ false, &e) == SHD_OK) {
+    if (b->d.k->ops->pin(b->d.k, host.base, bytes, /* readonly= */ false, &e) == SHD_OK) {
         bench_copies(b, &in, bytes);
         bench_copies(b, &out, bytes);
-        b->k->ops->unpin(b->k, host.base);
+        b->d.k->ops->unpin(b->d.k, host.base);
     } else {
         fprintf(stderr, "bench_cuda: a segment cannot be pinned: %s\n", e.text);
     }
-    check_cuda(b, b->cuda->cuMemFreeHost(pinned), "free pinned memory");
+    device_check(&b->d, b->d.cuda->cuMemFreeHost(pinned), "free pinned memory");
     segment_close(&host);
 }
 
@@ -414,128 +382,65 @@ static void bench_offload(struct bench *b)
 static void bench_map(struct bench *b)
 {
     struct stat_series ms = { 0 };
-    struct segment publish;
-    struct shd_err e;
-    const uint64_t bytes = b->o.elems * 2;
-    check(b->k->ops->segment_new(b->k, "bench", SEGMENT_PUBLISH, bytes, &publish, &e), &e);
+    struct segment publish = device_segment(&b->d, SEGMENT_PUBLISH, b->o.elems * 2);
     for (uint32_t i = 0; i < b->o.rounds + WARMUPS; i++) {
-        struct segment mapped;
         const int fd = dup(publish.fd);
         CHECK(fd >= 0);
         const uint64_t start = clock_now_ns();
-        check(b->k->ops->segment_map(b->k, fd, SEGMENT_PUBLISH, publish.bytes, NULL, &mapped, &e),
-              &e);
+        struct segment mapped = device_map(&b->d, fd, SEGMENT_PUBLISH, publish.bytes);
         const uint64_t end = clock_now_ns();
-        b->k->ops->segment_close(b->k, &mapped);
+        b->d.k->ops->segment_close(b->d.k, &mapped);
         if (i >= WARMUPS)
             stat_add(&ms, (double)(end - start) * 1e-6);
     }
-    b->k->ops->segment_close(b->k, &publish);
+    b->d.k->ops->segment_close(b->d.k, &publish);
     figure(b, "fetch.map", "attach", "ms", &ms);
 }
 
 /* -- The program ------------------------------------------------------------------------------- */
 
-static void fill(struct bench *b, float *out, uint64_t key, float low, float high)
-{
-    const struct kern_fill f = {
-        .out = out, .elems = b->o.elems, .key = key, .kind = KERN_FILL_UNIFORM, .a = low, .b = high
-    };
-    struct kern_waiter w;
-    struct shd_err e;
-    kern_waiter_init(&w);
-    check(kern_fill(b->k, &f, &w.done, &e), &e);
-    CHECK(kern_wait(&w) == SHD_OK);
-}
-
 static void start(struct bench *b)
 {
-    struct shd_err e;
-    const uint64_t bytes = b->o.elems * sizeof(float);
-    check(cuda_load(&b->cuda, &e), &e);
-    check(kern_cuda_new(b->o.device, &b->k, &e), &e);
-    CUdevice device;
-    CUcontext context;
-    check_cuda(b, b->cuda->cuDeviceGet(&device, (int)b->o.device), "cuDeviceGet");
-    check_cuda(b, b->cuda->cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
-    check_cuda(b, b->cuda->cuCtxSetCurrent(context), "cuCtxSetCurrent");
-    check_cuda(b, b->cuda->cuStreamCreate(&b->stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
-    const uint64_t chunks = kern_trail_chunks(b->o.elems);
-    check(b->k->ops->segment_new(b->k, "bench", SEGMENT_STATE,
-                                 4 * bytes + b->k->ops->trail_bytes(b->k, chunks), &b->state, &e),
-          &e);
-    b->publish = b->k->ops->alloc(b->k, bytes);
-    b->other = b->k->ops->alloc(b->k, bytes);
-    if (b->publish == NULL || b->other == NULL)
-        check(SHD_ENOMEM, &(struct shd_err){ .text = "the device has not so much memory" });
-    fill(b, array(b, 0), 1, -1, 1);
-    fill(b, array(b, 1), 2, -1, 1);
-    fill(b, array(b, 2), 3, 0, 1);
-    fill(b, array(b, 3), 4, -1, 1);
-    fill(b, b->other, 5, -1, 1);
+    const uint64_t elems = b->o.elems, bytes = elems * sizeof(float);
+    device_open(&b->d, b->o.device);
+    const uint64_t trails = b->d.k->ops->trail_bytes(b->d.k, kern_trail_chunks(elems));
+    b->state = device_segment(&b->d, SEGMENT_STATE, 4 * bytes + trails);
+    b->publish = device_alloc(&b->d, bytes);
+    b->other = device_alloc(&b->d, bytes);
+    for (uint32_t i = 0; i < 4; i++)
+        device_fill_random(b->d.k, array(b, i), elems, i + 1, i == 2 ? 0 : -1, 1);
+    device_fill_random(b->d.k, b->other, elems, 5, -1, 1);
 }
 
 static void stop(struct bench *b)
 {
     const uint64_t bytes = b->o.elems * sizeof(float);
-    b->k->ops->release(b->k, b->publish, bytes);
-    b->k->ops->release(b->k, b->other, bytes);
-    b->k->ops->segment_close(b->k, &b->state);
-    b->cuda->cuStreamDestroy(b->stream);
-    b->k->ops->free(b->k);
-}
-
-static void usage(FILE *to)
-{
-    fputs(
-        "usage: bench_cuda [--elems N] [--rounds N] [--device ORDINAL] [--json]\n"
-        "Times a GPU's kernels, its mapping and its copies beside the driver's own copies.\n"
-        "--elems (of each array, 24 bytes; default 268435456) is rounded up to blocks of 2,048.\n",
-        to);
-}
-
-static uint64_t parse_number(const char *text, uint64_t min, uint64_t max)
-{
-    char *end;
-    const unsigned long long n = strtoull(text, &end, 10);
-    if (end == text || *end != '\0' || n < min || n > max) {
-        fprintf(stderr, "bench_cuda: '%s' is not a number from %" PRIu64 " to %" PRIu64 "\n", text,
-                min, max);
-        exit(2);
-    }
-    return n;
+    b->d.k->ops->release(b->d.k, b->publish, bytes);
+    b->d.k->ops->release(b->d.k, b->other, bytes);
+    b->d.k->ops->segment_close(b->d.k, &b->state);
+    b->d.cuda->cuStreamDestroy(b->d.stream);
+    b->d.k->ops->free(b->d.k);
 }
 
 static struct options parse(int argc, char **argv)
 {
-    struct options o = { .elems = UINT64_C(256) << 20, .rounds = 15 };
-    static const struct option longs[] = {
-        { "elems", required_argument, NULL, 'e' },  { "rounds", required_argument, NULL, 'r' },
-        { "device", required_argument, NULL, 'd' }, { "json", no_argument, NULL, 'j' },
-        { "help", no_argument, NULL, 'h' },         { NULL, 0, NULL, 0 },
+    static struct options o = { .elems = UINT64_C(256) << 20, .rounds = 15 };
+    static const struct flag table[] = {
+        { "elems", 0, FLAG_U64, "N", "of each array, 24 bytes (268435456); up to blocks of 2,048",
+          &o.elems, 1, 0x1p33 },
+        { "rounds", 0, FLAG_U32, "N", "of each figure (15)", &o.rounds, 1, 95 },
+        { "device", 0, FLAG_U32, "ORDINAL", "the GPU (0)", &o.device, 0, 1023 },
+        BENCH_JSON(&o.json),
     };
-    for (int c; (c = getopt_long(argc, argv, "", longs, NULL)) != -1;) {
-        switch (c) {
-        case 'e':
-            o.elems = (parse_number(optarg, 1, UINT64_C(1) << 33) + 2047) / 2048 * 2048;
-            break;
-        case 'r':
-            o.rounds = (uint32_t)parse_number(optarg, 1, 95);
-            break;
-        case 'd':
-            o.device = (uint32_t)parse_number(optarg, 0, 1023);
-            break;
-        case 'j':
-            o.json = true;
-            break;
-        case 'h':
-            usage(stdout);
-            exit(0);
-        default:
-            usage(stderr);
-            exit(2);
-        }
-    }
+    const struct flags flags = {
+        .usage = "bench_cuda [flags]",
+        .about =
+            "Times a GPU's kernels, its mapping and its copies beside the driver's own copies.",
+        .table = table,
+        .count = ARRAY_SIZE(table),
+    };
+    bench_flags(&flags, argc, argv, NULL);
+    o.elems = (o.elems + 2047) / 2048 * 2048;
     return o;
 }
 

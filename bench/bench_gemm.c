@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "bench/bench.h"
 #include "examples/gpt/gemm.h"
 
 #define ROUNDS       11
@@ -84,16 +85,10 @@ static double round_run(cblas_sgemm_fn *sgemm, const struct shape *s, const stru
     return flops * repeat / (cpu_s() - start) * 1e-9;
 }
 
-static int by_value(const void *a, const void *b)
+static void print_rounds(const char *name, const struct stat_series *rates)
 {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static void print_rounds(const char *name, double *rates)
-{
-    qsort(rates, ROUNDS, sizeof *rates, by_value);
-    printf("  %s %6.1f (%.1f..%.1f)", name, rates[ROUNDS / 2], rates[0], rates[ROUNDS - 1]);
+    const struct stat_summary s = stat_summarize(rates);
+    printf("  %s %6.1f (%.1f..%.1f)", name, s.median, s.min, s.max);
 }
 
 static float *random_floats(size_t count)
@@ -106,22 +101,25 @@ static float *random_floats(size_t count)
 
 static int shape_run(cblas_sgemm_fn *sgemm, const struct shape *s)
 {
-    double onednn[ROUNDS], openblas[ROUNDS];
+    struct stat_series onednn = { 0 }, openblas = { 0 };
     const struct operands o = { random_floats((size_t)s->m * (size_t)s->k),
                                 random_floats((size_t)s->k * (size_t)s->n),
                                 random_floats((size_t)s->m * (size_t)s->n) };
     const int ok = o.a != NULL && o.b != NULL && o.c != NULL;
     for (int r = -1; ok && r < ROUNDS; r++) { /* round -1 warms up */
-        const int at = r < 0 ? 0 : r;
-        onednn[at] = round_run(NULL, s, &o);
-        openblas[at] = sgemm != NULL ? round_run(sgemm, s, &o) : 0;
+        const double ours = round_run(NULL, s, &o);
+        const double theirs = sgemm != NULL ? round_run(sgemm, s, &o) : 0;
+        if (r < 0)
+            continue;
+        stat_add(&onednn, ours);
+        stat_add(&openblas, theirs);
     }
     if (ok) {
         printf("%-28s %c%c %4d x %4d x %4d", s->what, s->a_transposed ? 'T' : 'N',
                s->b_transposed ? 'T' : 'N', s->m, s->n, s->k);
-        print_rounds("oneDNN", onednn);
+        print_rounds("oneDNN", &onednn);
         if (sgemm != NULL)
-            print_rounds("OpenBLAS", openblas);
+            print_rounds("OpenBLAS", &openblas);
         putchar('\n');
     }
     free(o.a);
@@ -154,10 +152,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench_gemm [CORETYPE]\n");
         return 2;
     }
-    if (gemm_init(GEMM_FULL, &e) != SHD_OK) {
-        fprintf(stderr, "bench_gemm: %s\n", e.text);
-        return 1;
-    }
+    bench_check(gemm_init(GEMM_FULL, &e), &e);
     cblas_sgemm_fn *sgemm = openblas_load(argc == 2 ? argv[1] : NULL);
     printf("GFLOP/s on one thread, median (min..max) of %d rounds\n", ROUNDS);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {

@@ -4,13 +4,12 @@
  * All variants of a case run in turn, round by round, on the same arrays; ratios are per round, so
  * that what disturbs the machine disturbs both sides. Our side goes through kern_ops like any
  * caller, queue and waiting included. `of_limit` is the limit's time over ours: 1 is at the limit.
- * The limit is the variant in update_limit.c with the lowest median.
+ * The limit is the variant in update_rivals.c with the lowest median.
  *
  * `trail_over_none` is what crash-exactness costs: the same operation with a trail over without
  * one, in pairs of their own, each pair in the other order than the last.
  */
 #include <fcntl.h>
-#include <getopt.h>
 #include <immintrin.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -21,7 +20,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "bench/stat.h"
+#include "bench/bench.h"
+#include "bench/device.h"
 #include "bench/update_rivals.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/isa.h"
@@ -147,16 +147,6 @@ static float *map_floats(uint64_t elems, bool huge)
         close(fd);
     }
     return base;
-}
-
-static void fill_array(struct kern *k, float *out, uint64_t elems, uint64_t key, float a, float b)
-{
-    struct kern_fill f = { .elems = elems, .key = key, .kind = KERN_FILL_UNIFORM, .a = a, .b = b };
-    f.out = out;
-    struct shd_err e;
-    struct kern_waiter w;
-    kern_waiter_init(&w);
-    CHECK(kern_fill(k, &f, &w.done, &e) == SHD_OK && kern_wait(&w) == SHD_OK);
 }
 
 static const struct kern_hyper hyper = {
@@ -337,19 +327,16 @@ static void bench_threads(const struct options *o, const struct rivals *rivals,
     const struct kern_config config = { .threads = threads, .pin = o->pin, .isa = rivals->isa };
     struct shd_err e;
     struct kern *k;
-    if (kern_cpu_new(&config, &k, &e) != SHD_OK) {
-        fprintf(stderr, "bench_update: %s\n", e.text);
-        exit(1);
-    }
+    bench_check(kern_cpu_new(&config, &k, &e), &e);
     struct crew crew = { .arrays = arrays, .hyper = &hyper, .elems = o->elems };
     crew_start(&crew, threads, o->pin);
     for (enum bench_case which = 0; which < CASES; which++) {
         static struct stat_series ns[VARIANTS];
         memset(ns, 0, sizeof ns);
-        fill_array(k, arrays->p, o->elems, 1, -1, 1);
-        fill_array(k, arrays->m, o->elems, 2, -1, 1);
-        fill_array(k, arrays->v, o->elems, 3, 0, 1);
-        fill_array(k, arrays->g, o->elems, 4, -1, 1);
+        device_fill_random(k, arrays->p, o->elems, 1, -1, 1);
+        device_fill_random(k, arrays->m, o->elems, 2, -1, 1);
+        device_fill_random(k, arrays->v, o->elems, 3, 0, 1);
+        device_fill_random(k, arrays->g, o->elems, 4, -1, 1);
         for (uint32_t round = 0; o->rounds > 0 && round < o->rounds + WARMUPS; round++)
             run_round(k, &crew, rivals, which, round, ns);
         if (o->rounds > 0)
@@ -361,84 +348,39 @@ static void bench_threads(const struct options *o, const struct rivals *rivals,
     k->ops->free(k);
 }
 
-static void usage(FILE *to)
-{
-    fprintf(
-        to,
-        "usage: bench_update [--elems N] [--rounds N] [--trail-pairs N] [--threads MAX]\n"
-        "                    [--isa NAME] [--no-pin] [--huge] [--verbose] [--json]\n"
-        "Times accumulation and AdamW against the plain loop and the memory's limit, and with a\n"
-        "trail against without one (--rounds 0: that alone).\n"
-        "--elems is rounded up to blocks of 2,048 (default 33554432: 640 MiB of arrays),\n"
-        "--huge asks for huge pages instead of a memfd's 4 KiB ones, --verbose adds every\n"
-        "variant of the limit, --no-pin leaves threads to the scheduler, --json prints one object\n"
-        "a line.\n");
-}
-
-static uint64_t parse_number(const char *text, uint64_t min, uint64_t max)
-{
-    char *end;
-    const unsigned long long n = strtoull(text, &end, 10);
-    if (end == text || *end != '\0' || n < min || n > max) {
-        fprintf(stderr, "bench_update: '%s' is not a number from %" PRIu64 " to %" PRIu64 "\n",
-                text, min, max);
-        exit(2);
-    }
-    return n;
-}
-
 static struct options parse(int argc, char **argv)
 {
-    struct options o = {
-        .elems = UINT64_C(32) << 20, .rounds = 11, .trail_pairs = 21, .threads_max = 2, .pin = true
+    static struct options o = {
+        .elems = UINT64_C(32) << 20, .rounds = 11, .trail_pairs = 21, .threads_max = 2
     };
-    static const struct option longs[] = {
-        { "elems", required_argument, NULL, 'e' },
-        { "rounds", required_argument, NULL, 'r' },
-        { "threads", required_argument, NULL, 't' },
-        { "isa", required_argument, NULL, 'i' },
-        { "trail-pairs", required_argument, NULL, 'T' },
-        { "json", no_argument, NULL, 'j' },
-        { "verbose", no_argument, NULL, 'v' },
-        { "huge", no_argument, NULL, 'H' },
-        { "no-pin", no_argument, NULL, 'P' },
-        { "help", no_argument, NULL, 'h' },
-        { NULL, 0, NULL, 0 },
+    static bool no_pin;
+    static const struct flag table[] = {
+        { "elems", 0, FLAG_U64, "N",
+          "of each array (33554432: 640 MiB of arrays); up to blocks of 2,048", &o.elems, 1,
+          0x1p40 },
+        { "rounds", 0, FLAG_U32, "N", "of each figure (11); 0: with a trail and without alone",
+          &o.rounds, 0, STAT_ROUNDS_MAX - WARMUPS },
+        { "trail-pairs", 0, FLAG_U32, "N", "of runs with a trail and without (21)", &o.trail_pairs,
+          1, STAT_ROUNDS_MAX - WARMUPS },
+        { "threads", 0, FLAG_U32, "MAX", "1, 2, 4 ... up to so many (2)", &o.threads_max, 1,
+          THREADS_MAX },
+        { "isa", 0, FLAG_STRING, "NAME", "instruction set (the widest here)", &o.isa, 0, 0 },
+        { "no-pin", 0, FLAG_BOOL, NULL, "leave threads to the scheduler", &no_pin, 0, 0 },
+        { "huge", 0, FLAG_BOOL, NULL, "ask for huge pages instead of a memfd's of 4 KiB", &o.huge,
+          0, 0 },
+        { "verbose", 0, FLAG_BOOL, NULL, "show every variant of the limit", &o.verbose, 0, 0 },
+        BENCH_JSON(&o.json),
     };
-    for (int c; (c = getopt_long(argc, argv, "", longs, NULL)) != -1;) {
-        switch (c) {
-        case 'e':
-            o.elems = layout_align(parse_number(optarg, 1, UINT64_C(1) << 40), SHD_BLOCK_ELEMS);
-            break;
-        case 'r':
-            o.rounds = (uint32_t)parse_number(optarg, 0, STAT_ROUNDS_MAX - WARMUPS);
-            break;
-        case 'T':
-            o.trail_pairs = (uint32_t)parse_number(optarg, 1, STAT_ROUNDS_MAX - WARMUPS);
-            break;
-        case 't':
-            o.threads_max = (uint32_t)parse_number(optarg, 1, THREADS_MAX);
-            break;
-        case 'i':
-            o.isa = optarg;
-            break;
-        case 'j':
-            o.json = true;
-            break;
-        case 'v':
-            o.verbose = true;
-            break;
-        case 'H':
-            o.huge = true;
-            break;
-        case 'P':
-            o.pin = false;
-            break;
-        default:
-            usage(c == 'h' ? stdout : stderr);
-            exit(c == 'h' ? 0 : 2);
-        }
-    }
+    const struct flags flags = {
+        .usage = "bench_update [flags]",
+        .about = "Times accumulation and AdamW against the plain loop and the memory's limit, and "
+                 "with a\ntrail against without one.",
+        .table = table,
+        .count = ARRAY_SIZE(table),
+    };
+    bench_flags(&flags, argc, argv, NULL);
+    o.elems = layout_align(o.elems, SHD_BLOCK_ELEMS);
+    o.pin = !no_pin;
     return o;
 }
 

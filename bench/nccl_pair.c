@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "bench/stat.h"
+#include "bench/bench.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/gpu/cuda.h"

@@ -35,11 +35,10 @@ struct rivals {
 
 extern const struct rivals rivals_scalar, rivals_avx2, rivals_avx512;
 
-/* update_plain.c, compiled once per instruction set. */
+/* update_rivals.c is compiled once per instruction set. */
 #define RIVAL_JOIN2(name, isa) name##_##isa
 #define RIVAL_JOIN(name, isa)  RIVAL_JOIN2(name, isa)
 #define RIVAL_STR2(isa)        #isa
 #define RIVAL_STR(isa)         RIVAL_STR2(isa)
-extern const struct rival plain_scalar, plain_avx2, plain_avx512;
 
 #endif
