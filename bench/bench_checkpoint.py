@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 
-from figures import parser, show, show_head
+from figures import parser, ratios, shd_gpt, show, show_head, under_daemons
 
 SKIP = 10  # first steps of a window
 
@@ -56,10 +56,7 @@ class Training:
 
     def __init__(self, a, work):
         self.log = os.path.join(work, "steps")
-        common = [
-            os.path.join(a.bin, "shd-gpt"), "--steps", "1000000", "--threads", "1", "--eval-every",
-            "0", "--sample", "0", "--log-every", "1000000", "--json", self.log, *a.gpt,
-        ]  # fmt: skip
+        common = shd_gpt(a, 1000000, self.log, "--threads", "1", *a.gpt)
         self.processes = []
         for rank in range(a.workers):
             env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "RANK": str(rank)}
@@ -128,7 +125,7 @@ def inner(a):
     show(a, "checkpoint.plain.step.ms", "ms", plain)
     for name, values, shift in (("every", every, 0), ("solid", solid, 1)):
         around = [(plain[2 * i + shift] + plain[2 * i + 1 + shift]) / 2 for i in range(a.rounds)]
-        show(a, f"checkpoint.{name}.ratio", "1", [v / p for v, p in zip(values, around)])
+        show(a, f"checkpoint.{name}.ratio", "1", ratios(values, around))
     show(a, "checkpoint.save.ms", "ms", [s * 1e3 for s in seconds])
     show(a, "checkpoint.mib", "MiB", [lines[-1]["bytes"] / 2**20])
     subprocess.run(ctl, check=True, stdout=subprocess.DEVNULL)
@@ -168,12 +165,12 @@ def restore(a):
 
 def run(a, inner_argument, **more):
     command = [
-        os.path.join(a.bin, "shardctl"), "run", "--daemons", str(a.daemons), "--workers", "1",
-        "--threads-per-daemon", "1", "--", sys.executable, os.path.abspath(__file__), "--bin", a.bin,
-        "--rounds", str(a.rounds), "--window", str(a.window), "--every", str(a.every),
-        "--workers", str(a.workers), "--inner", inner_argument,
-        *(["--json"] if a.json else []), *(["--dir", a.dir] if a.dir else []), "--", *a.gpt,
+        sys.executable, os.path.abspath(__file__), "--bin", a.bin, "--rounds", str(a.rounds),
+        "--window", str(a.window), "--every", str(a.every), "--workers", str(a.workers),
+        "--inner", inner_argument, *(["--json"] if a.json else []), *(["--dir", a.dir] if a.dir else []),
+        "--", *a.gpt,
     ]  # fmt: skip
+    command = under_daemons(a, a.daemons, "--workers", "1", "--", *command)
     return subprocess.run(command, check=True, **more)
 
 

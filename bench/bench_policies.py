@@ -23,48 +23,34 @@ hidden should be hidden_plan, within what else runs on the machine.
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 
-from figures import machine, parser, show, show_head
+from figures import (
+    finish, machine, parse_steps, read_steps, shd_gpt, show, show_head, start, steps_parser, under_daemons,
+)  # fmt: skip
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 MIB = 1 << 20
 
 
 def parse():
-    p = parser("policies", __doc__)
-    p.add_argument("--rounds", type=int, default=5, help="rounds of all variants (5)")
-    p.add_argument("--steps", type=int, default=12, help="steps of a run (12)")
-    p.add_argument("--warmup", type=int, default=3, help="first steps that do not count (3)")
+    p = steps_parser("policies", __doc__, 5, "rounds of all variants", 12, 3)
     p.add_argument("--delays", default="0,1,5", help="ms added to each fetch (0,1,5); 0 is needed")
     p.add_argument("--strategies", default=",".join(STRATEGIES), help="(all)")
     p.add_argument("--prefetch", default="pre", help="in backward: pre, post, none (pre)")
     p.add_argument("--forward-prefetch", type=int, default=1, help="units ahead in forward (1)")
     p.add_argument("--micro-batches", type=int, default=4, help="of a step (4)")
-    p.add_argument("gpt", nargs="*", metavar="-- SHD-GPT-ARGUMENT", help="e.g. -- --dim 512")
-    a = p.parse_args()
+    a = parse_steps(p)
     a.delays = [float(d) for d in a.delays.split(",")]
     a.strategies = a.strategies.split(",")
     if 0 not in a.delays or min(a.delays) < 0:
         p.error("--delays needs 0, which the others are compared with, and none below it")
-    if a.rounds < 1 or a.warmup < 0 or a.steps <= a.warmup:
-        p.error(f"--steps {a.steps} must exceed --warmup {a.warmup}, --rounds {a.rounds} be positive")
     a.delays.sort()
     return a
 
 
 def call(command):
-    """Standard output; what else it said is shown only when it failed."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SHARDD_ADDRESS"):
-        env.pop(name, None)
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.stderr.write(done.stdout + done.stderr)
-        sys.exit(f"bench.sh policies: failed with {done.returncode}: {' '.join(command)}")
-    return done.stdout
+    return finish("policies", start(command))
 
 
 def model_arguments(a):
@@ -89,20 +75,11 @@ def fetches(ops):
 def run(a, folder, policy, path, delay):
     """The steps behind the warm-up of one run, as shd-gpt reports them."""
     log = os.path.join(folder, "log")
-    command = [
-        os.path.join(a.bin, "shardctl"), "run", "--daemons", "1", "--workers", "1",
-        "--threads-per-daemon", "1", "--", os.path.join(a.bin, "shd-gpt"),
-        "--steps", str(a.steps), "--threads", "1", "--eval-every", "0", "--sample", "0",
-        "--log-every", str(a.steps), "--json", log, "--path", path, *policy, *model_arguments(a),
-    ]  # fmt: skip
+    gpt = shd_gpt(a, a.steps, log, "--threads", "1", "--path", path, *policy, *model_arguments(a))
     if delay > 0:
-        command += ["--fetch-delay-ms", str(delay)]
-    call(command)
-    with open(log, encoding="utf-8") as f:
-        steps = [json.loads(line) for line in f]
-    if len(steps) != a.steps:
-        sys.exit(f"bench.sh policies: {log} has {len(steps)} steps, expected {a.steps}")
-    return steps[a.warmup :]
+        gpt += ["--fetch-delay-ms", str(delay)]
+    call(under_daemons(a, 1, "--workers", "1", "--", *gpt))
+    return read_steps(a, "policies", log, a.steps)
 
 
 def median(steps, key):

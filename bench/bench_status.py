@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 
-from figures import machine, parser, show, show_head
+from figures import machine, parser, ratios, shd_gpt, show, show_head
 
 CLIENTS = 10
 
@@ -72,10 +72,8 @@ def start_all(a, folder, log):
     ]  # fmt: skip
     time.sleep(0.5)
     for r in range(2):
-        command = [os.path.join(a.bin, "shd-gpt"), "--address", run, "--steps", "1000000", "--threads", "1",
-                   "--sample", "0", "--eval-every", "0", "--log-every", "1000000"]  # fmt: skip
-        if r == 0:
-            command += ["--json", log]
+        more = ("--address", run, "--threads", "1")
+        command = shd_gpt(a, 1000000, log if r == 0 else os.devnull, *more)
         processes.append(start(command, os.path.join(folder, f"worker{r}"), RANK=str(r), WORLD_SIZE="2",
                                LOCAL_WORLD_SIZE="2", OMP_NUM_THREADS="1"))
     return processes
@@ -123,7 +121,7 @@ def main():
         print(f"status: 2 daemons, 2 workers, {CLIENTS} clients, {a.pairs} pairs of {a.seconds:g} s blocks; "
               f"{machine()}")
     show_head(a)
-    show(a, "status.ratio", "ratio", [x / y for x, y in zip(looked, alone)])
+    show(a, "status.ratio", "ratio", ratios(looked, alone))
     show(a, "status.looked_ms", "ms", looked)
     show(a, "status.alone_ms", "ms", alone)
     show(a, "status.answer_ms", "ms", [ns * 1e-6 for ns in clients.took_ns])

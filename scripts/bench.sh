@@ -25,39 +25,21 @@ usage() {
 what=${1:-}
 [ $# -gt 0 ] && shift
 targets=()
+bin=$root/build/release/bin
+script() { # NAME.py ARGUMENTS...
+    command=(python3 "$root/bench/$1" "${@:2}" --bin "$bin")
+}
 case $what in
-update) targets=(bench_update) && command=("$root/build/release/bin/bench_update") ;;
-step)
-    targets=(shardd shardctl shd-gpt)
-    command=(python3 "$root/bench/bench_step.py" --bin "$root/build/release/bin")
-    ;;
-policies)
-    targets=(shardd shardctl shd-gpt)
-    command=(python3 "$root/bench/bench_policies.py" --bin "$root/build/release/bin")
-    ;;
-checkpoint)
-    targets=(shardd shardctl shd-gpt shd)
-    command=(python3 "$root/bench/bench_checkpoint.py" --bin "$root/build/release/bin")
-    ;;
-elastic)
-    targets=(shardd shardctl shd-gpt)
-    command=(python3 "$root/bench/bench_elastic.py" --bin "$root/build/release/bin")
-    ;;
-status)
-    targets=(shardd shd-gpt)
-    command=(python3 "$root/bench/bench_status.py" --bin "$root/build/release/bin")
-    ;;
-control)
-    targets=(shardd bench_control) && command=("$root/build/release/bin/bench_control")
-    ;;
-recompute)
-    targets=(shd-gpt)
-    command=(python3 "$root/bench/bench_recompute.py" --bin "$root/build/release/bin")
-    ;;
+update) targets=(bench_update) && command=("$bin/bench_update") ;;
+step | elastic) targets=(shardd shardctl shd-gpt) && script bench_step.py "$what" ;;
+recompute) targets=(shd-gpt) && script bench_step.py "$what" ;;
+policies) targets=(shardd shardctl shd-gpt) && script bench_policies.py ;;
+checkpoint) targets=(shardd shardctl shd-gpt shd) && script bench_checkpoint.py ;;
+status) targets=(shardd shd-gpt) && script bench_status.py ;;
+control) targets=(shardd bench_control) && command=("$bin/bench_control") ;;
 attach)
     targets=(shardd shardctl bench_attach)
-    command=("$root/build/release/bin/shardctl" run --daemons 2 --
-        "$root/build/release/bin/bench_attach")
+    command=("$bin/shardctl" run --daemons 2 -- "$bin/bench_attach")
     ;;
 --help | -h)
     usage
