@@ -4,7 +4,7 @@
 # Builds preset fuzz (clang-14; install-deps.sh --dev has it), then fuzzes from
 # tests/fuzz/corpus/*.tar, as many targets at a time as there are processors. A line each: runs, runs
 # per second, coverage. On a crash: exit 1 with its end and the path of the input that did it;
-# build/fuzz/fuzz/replay_TARGET runs that again. What is found stays in build/fuzz/found. --keep:
+# build/fuzz/fuzz/fuzz_replay TARGET runs that again. What is found stays in build/fuzz/found. --keep:
 # minimise it into tests/fuzz/corpus/TARGET.tar, whose bytes depend on the inputs alone.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
@@ -36,7 +36,7 @@ command -v clang-14 >/dev/null || {
     say "there is no clang-14; scripts/install-deps.sh --dev installs it"
     exit 1
 }
-known=$(sed -n 's/^fuzz_target(\([a-z_]*\).*/\1/p' "$root/tests/fuzz/CMakeLists.txt")
+known=$(cd "$root/tests/fuzz/corpus" && printf '%s\n' *.tar | sed 's/\.tar$//')
 [ ${#targets[@]} -gt 0 ] || read -ra targets <<<"${known//$'\n'/ }"
 for target in "${targets[@]}"; do
     grep -qx "$target" <<<"$known" || {
@@ -52,16 +52,17 @@ archives=$root/tests/fuzz/corpus
 
 # options TARGET: of libFuzzer, one a line.
 options() {
-    local dict=$root/tests/fuzz/$1.dict
+    local dict=
     printf '%s\n' -timeout=20 -rss_limit_mb=4096 -use_value_profile=1 -print_final_stats=1
     case $1 in
     spec | safetensors) dict=$root/tests/fuzz/json.dict ;;
+    text | keeper) dict=$root/tests/fuzz/text.dict ;;
     esac
     case $1 in
     ledger | trail | plan) echo -max_len=400 ;; # each byte is an event or an edit
     *) echo -max_len=4096 ;;
     esac
-    [ ! -f "$dict" ] || echo "-dict=$dict"
+    [ -z "$dict" ] || echo "-dict=$dict"
 }
 
 # stat LOG NAME: of libFuzzer's closing figures.
@@ -72,13 +73,13 @@ fuzz_one() {
     local target=$1 log=$logs/fuzz-$1.log new=$found/$1 args code=0
     mapfile -t args < <(options "$target")
     mkdir -p "$new" "$corpus/$target" "$logs"
-    "$bin/replay_$target" --seeds "$new"
-    (cd "$found" && "$bin/fuzz_$target" "${args[@]}" "-max_total_time=$seconds" \
+    "$bin/fuzz_replay" "$target" --seeds "$new"
+    (cd "$found" && FUZZ_TARGET=$target "$bin/fuzz" "${args[@]}" "-max_total_time=$seconds" \
         "-artifact_prefix=$found/crash-$target-" "$new" "$corpus/$target") >"$log" 2>&1 || code=$?
     if [ "$code" -ne 0 ]; then
         tail -n 50 "$log" >&2
         say "$target: failed with code $code; run it again:"
-        say "  $bin/replay_$target $(sed -n 's/.*Test unit written to //p' "$log" | tail -n 1)"
+        say "  $bin/fuzz_replay $target $(sed -n 's/.*Test unit written to //p' "$log" | tail -n 1)"
         return 1
     fi
     printf '%-12s %9s runs %7s/s  %s\n' "$target" "$(stat_of "$log" number_of_executed_units)" \
@@ -99,7 +100,7 @@ keep_one() {
     mapfile -t args < <(options "$target")
     rm -rf "$new"
     mkdir -p "$new"
-    "$bin/fuzz_$target" "${args[@]}" -use_value_profile=0 -set_cover_merge=1 "$new" "$corpus/$target" \
+    FUZZ_TARGET=$target "$bin/fuzz" "${args[@]}" -use_value_profile=0 -set_cover_merge=1 "$new" "$corpus/$target" \
         "$found/$target" >"$logs/fuzz-merge-$target.log" 2>&1
     pack "$new" "$archives/$target.tar"
     rm -rf "${corpus:?}/$target"

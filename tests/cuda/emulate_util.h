@@ -5,7 +5,7 @@
 
 #include "kernels/cuda/args.h"
 #include "tests/cuda/emulate.h"
-#include "tests/lib/kern_update_util.h"
+#include "tests/lib/kern_util.h"
 
 /* LAUNCH("shd_fill", &args, blocks): its argument struct by value, CUDA_THREADS threads. */
 #define LAUNCH(name, args, blocks) launch((name), (args), sizeof *(args), (blocks))

@@ -10,7 +10,7 @@
 #include "proto/base/check.h"
 #include "proto/gpu/cuda.h"
 #include "tests/cuda/shim_cuda.h"
-#include "tests/lib/policy_toy.h"
+#include "tests/lib/client_toy.h"
 
 struct gpu_toy {
     struct pt pt;            /* first: pt_next() takes it */

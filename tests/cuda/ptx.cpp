@@ -14,7 +14,6 @@
 
 #include "proto/base/check.h"
 #include "tests/cuda/emulate_device.h"
-#include "tests/cuda/ptx_ops.h"
 
 #define OPERANDS_MAX 6u
 #define KERNELS_MAX  64u

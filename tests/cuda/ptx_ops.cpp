@@ -1,6 +1,6 @@
-/* See ptx_ops.h. Compiled without contraction, run with denormals as they are: what .ftz flushes is
+/* See ptx.h. Compiled without contraction, run with denormals as they are: what .ftz flushes is
  * flushed here. */
-#include "tests/cuda/ptx_ops.h"
+#include "tests/cuda/ptx.h"
 
 #include <math.h>
 #include <string.h>

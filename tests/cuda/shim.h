@@ -92,7 +92,7 @@ bool shim_on_device(CUdeviceptr ptr);
 void shim_open_memory(CUdevice device);
 void shim_close_memory(void);
 
-/* shim_pin.c: how much of [ptr, ptr + bytes) is pinned memory of the host. Ends the process when
+/* shim_cuda.c: how much of [ptr, ptr + bytes) is pinned memory of the host. Ends the process when
  * pages were registered there and others are mapped there now: the driver would go on with those
  * that it pinned. */
 enum shim_pinned { SHIM_PAGEABLE, SHIM_PINNED, SHIM_PINNED_PARTLY };

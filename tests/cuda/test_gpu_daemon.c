@@ -9,7 +9,6 @@
 #include "tests/cuda/hand_worker.h"
 #include "tests/cuda/shim_cuda.h"
 #include "tests/lib/fixture.h"
-#include "tests/lib/http_ask.h"
 
 #define STEPS 5u
 

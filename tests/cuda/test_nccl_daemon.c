@@ -4,7 +4,7 @@
 
 #include "proto/spec/spec_json.h"
 #include "tests/cuda/hand_worker.h"
-#include "tests/lib/http_ask.h"
+#include "tests/lib/fixture.h"
 
 static struct fixture daemons;
 static _Atomic int *under_way; /* shared: there is something to wait for */

@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 
 #include "tests/cuda/gpu_worker.h"
-#include "tests/lib/http_ask.h"
+#include "tests/lib/fixture.h"
 
 static const struct owners two_far = { { "gpu1", "gpu2" }, true, false };
 static const uint32_t halves[2][2] = { { 0, 1 }, { 2, 3 } };

@@ -392,7 +392,7 @@ static bool one_event(struct shell *sh, struct world *w, struct fuzz_in *in)
     }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+static int ledger_input(const uint8_t *data, size_t size)
 {
     struct fuzz_in in = { data, size };
     static struct shell sh;
@@ -441,7 +441,7 @@ static void put_step(struct out *o, uint32_t units, uint32_t micros)
     put(o, OP_COMMIT, 0x42, 0, 0);
 }
 
-size_t fuzz_seed(unsigned index, uint8_t *buf, size_t bytes_max)
+static size_t ledger_seed(unsigned index, uint8_t *buf, size_t bytes_max)
 {
     const uint32_t units = index % UNITS_MAX + 1, micros = index % MICROS_MAX + 1;
     struct out o = { buf, bytes_max };
@@ -463,3 +463,5 @@ size_t fuzz_seed(unsigned index, uint8_t *buf, size_t bytes_max)
     put_step(&o, units, micros);
     return (size_t)(o.at - buf);
 }
+
+const struct fuzz_target fuzz_ledger = { "ledger", ledger_input, ledger_seed, NULL };

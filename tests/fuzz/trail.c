@@ -171,7 +171,7 @@ static void resume(struct kern *k, struct state *s, uint8_t what)
     free(grad);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+static int trail_input(const uint8_t *data, size_t size)
 {
     static struct kern *kerns[8];
     static struct kern_trail_area *area;
@@ -204,7 +204,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     return 0;
 }
 
-size_t fuzz_seed(unsigned index, uint8_t *buf, size_t bytes_max)
+static size_t trail_seed(unsigned index, uint8_t *buf, size_t bytes_max)
 {
     const uint8_t bytes[] = { (uint8_t)index, (uint8_t)(index / 3), (uint8_t)(index / 8),
                               (uint8_t)(index % 8),
@@ -216,3 +216,5 @@ size_t fuzz_seed(unsigned index, uint8_t *buf, size_t bytes_max)
     memcpy(buf, bytes, sizeof bytes);
     return index % 4 == 0 ? 4 : sizeof bytes;
 }
+
+const struct fuzz_target fuzz_trail = { "trail", trail_input, trail_seed, NULL };

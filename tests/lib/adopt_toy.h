@@ -4,7 +4,7 @@
 #define SHD_TESTS_ADOPT_TOY_H
 
 #include "tests/lib/client_remote.h"
-#include "tests/lib/policy_toy.h"
+#include "tests/lib/client_toy.h"
 
 #define STEPS      6u
 #define TIMEOUT_MS TEST_HANG_MS

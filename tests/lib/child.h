@@ -1,8 +1,10 @@
-/* Processes of a test's own, which end with it. */
+/* Processes of a test's own, which end with it; some are stepped instruction by instruction. */
 #ifndef SHD_TESTS_CHILD_H
 #define SHD_TESTS_CHILD_H
 
 #include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
@@ -31,5 +33,14 @@ pid_t test_fork(void);
             _exit(1);                                   \
         }                                               \
     } while (0)
+
+#define NO_PTRACE 77 /* exit code of a child that may not be traced */
+
+/* memcmp() by words; AddressSanitizer's, by bytes, would take most of the test's time. */
+__attribute__((no_sanitize("address", "undefined"))) bool
+same_words(const uint8_t *a, const uint8_t *b, uint64_t bytes);
+
+/* In the child: let the parent trace it, and wait for it. */
+void child_stop(void);
 
 #endif

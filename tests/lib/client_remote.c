@@ -1,9 +1,17 @@
 #include "tests/lib/client_remote.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include "client/checkpoint/dir.h"
+#include "client/checkpoint/files.h"
+#include "client/checkpoint/restore.h"
+#include "client/checkpoint/save.h"
 #include "client/paths/map.h"
 #include "proto/base/sys.h"
+#include "proto/files/ckpt.h"
 
 struct fixture daemons;
 
@@ -49,4 +57,115 @@ void remove_dead_fixture(void)
     }
     snprintf(command, sizeof command, "rm -rf %s", daemons.dir);
     EXPECT_EQ(system(command), 0);
+}
+
+char ckpts[300];
+
+int shell(const char *fmt, ...)
+{
+    char command[2048];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(command, sizeof command, fmt, args);
+    va_end(args);
+    return system(command);
+}
+
+void remove_ckpts(void)
+{
+    if (ckpts[0] != '\0')
+        EXPECT_EQ(shell("rm -rf '%s'", ckpts), 0);
+}
+
+void make_ckpts(void)
+{
+    const char *base = getenv("TMPDIR");
+    remove_ckpts();
+    snprintf(ckpts, sizeof ckpts, "%s/shd-ckpt-XXXXXX", base != NULL ? base : "/tmp");
+    CHECK(mkdtemp(ckpts) != NULL);
+}
+
+struct shd_checkpointed save_ok(shd_model *m, uint32_t keep)
+{
+    struct shd_err e = { 0 };
+    struct shd_checkpointed saved;
+    const struct shd_checkpoint_options options = { .size = sizeof options, .keep = keep };
+    EXPECT_OK(shd_checkpoint(m, ckpts, &options, &saved, &e), &e);
+    return saved;
+}
+
+void train_steps(shd_model *m, uint32_t steps)
+{
+    struct shd_err e = { 0 };
+    for (uint32_t k = 0; k < steps; k++)
+        EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+}
+
+shd_model *restore_ok(shd_session *s, const char *path)
+{
+    struct shd_err e = { 0 };
+    struct shd_restored restored;
+    shd_model *m;
+    EXPECT_OK(shd_restore(s, path, NULL, &restored, &e), &e);
+    EXPECT_OK(shd_model_attach(s, restored.model, &m, &e), &e);
+    EXPECT_EQ(shd_step(m), restored.step);
+    return m;
+}
+
+void flip_byte(const char *checkpoint, const char *file, off_t at)
+{
+    char path[700];
+    uint8_t byte;
+    snprintf(path, sizeof path, "%s/%s/%s", ckpts, checkpoint, file);
+    const int fd = open(path, O_RDWR);
+    CHECK(fd >= 0);
+    if (at < 0)
+        at += lseek(fd, 0, SEEK_END);
+    CHECK(pread(fd, &byte, 1, at) == 1);
+    byte ^= 0x10;
+    CHECK(pwrite(fd, &byte, 1, at) == 1);
+    close(fd);
+}
+
+bool exists(const char *name)
+{
+    char path[700];
+    snprintf(path, sizeof path, "%s/%s", ckpts, name);
+    return access(path, F_OK) == 0;
+}
+
+void expect_latest(const char *name)
+{
+    struct shd_err e = { 0 };
+    char latest[CHECKPOINT_NAME_BYTES];
+    int fd;
+    EXPECT_OK(ckpt_open_dir(ckpts, &fd, &e), &e);
+    EXPECT_OK(checkpoint_dir_latest(fd, latest, &e), &e);
+    close(fd);
+    EXPECT_STR(latest, name);
+}
+
+uint32_t expect_all_good(void)
+{
+    struct shd_err e = { 0 };
+    struct checkpoint_verified verified;
+    struct checkpoint_entry *entries;
+    uint32_t count;
+    char path[700], latest[CHECKPOINT_NAME_BYTES];
+    int fd;
+    EXPECT_OK(ckpt_open_dir(ckpts, &fd, &e), &e);
+    EXPECT_OK(checkpoint_dir_list(fd, &entries, &count, &e), &e);
+    for (uint32_t i = 0; i < count; i++) {
+        snprintf(path, sizeof path, "%s/%s", ckpts, entries[i].name);
+        EXPECT_OK(checkpoint_verify(path, &verified, &e), &e);
+        EXPECT_EQ(verified.step, entries[i].step);
+    }
+    const int r = count > 0 ? checkpoint_dir_latest(fd, latest, &e) : SHD_ENOENT;
+    if (r != SHD_ENOENT) { /* else no saver has come as far yet */
+        EXPECT_OK(r, &e);
+        EXPECT_OK(checkpoint_verify(ckpts, &verified, &e), &e);
+    }
+    free(entries);
+    close(fd);
+    return count;
 }

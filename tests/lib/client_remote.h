@@ -1,7 +1,11 @@
 /* What tests of the mapped path share: real daemons, attached to, with the toy model. */
-#ifndef SHD_CLIENT_REMOTE_H
-#define SHD_CLIENT_REMOTE_H
+#ifndef SHD_TESTS_CLIENT_REMOTE_H
+#define SHD_TESTS_CLIENT_REMOTE_H
 
+#include "client/checkpoint/dir.h"
+#include "client/checkpoint/files.h"
+#include "client/checkpoint/restore.h"
+#include "client/checkpoint/save.h"
 #include "tests/lib/client_toy.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/test.h"
@@ -21,5 +25,33 @@ void digest_of(shd_model *m, char hex[65]);
 
 /* After a test that killed one: the others too, and what they leave. */
 void remove_dead_fixture(void);
+
+/* For tests of checkpoints: a directory for them, small tricks with files. */
+extern char ckpts[300]; /* the directory; gone at the end of each test that calls remove_ckpts() */
+
+__attribute__((format(printf, 1, 2))) int shell(const char *fmt, ...);
+
+void remove_ckpts(void);
+
+/* A new empty directory; that of the test before goes. */
+void make_ckpts(void);
+
+struct shd_checkpointed save_ok(shd_model *m, uint32_t keep);
+
+void train_steps(shd_model *m, uint32_t steps);
+
+/* Restore the latest checkpoint onto the running daemons and attach. */
+shd_model *restore_ok(shd_session *s, const char *path);
+
+/* Change one byte of a file in a checkpoint; offset < 0 counts from the end. */
+void flip_byte(const char *checkpoint, const char *file, off_t at);
+
+bool exists(const char *name);
+
+void expect_latest(const char *name);
+
+/* Every complete checkpoint is whole, LATEST (if it is there) names one of them. Returns how many
+ * there are. */
+uint32_t expect_all_good(void);
 
 #endif

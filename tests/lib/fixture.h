@@ -4,8 +4,8 @@
  *
  * fixture_start_kept(): children of a keeper (tests/lib/keeper.h) instead, which holds what they
  * store with it; fixture_restart() kills one and starts its successor. */
-#ifndef SHD_FIXTURE_H
-#define SHD_FIXTURE_H
+#ifndef SHD_TESTS_FIXTURE_H
+#define SHD_TESTS_FIXTURE_H
 
 #include "tests/lib/keeper.h"
 #include "tests/lib/test.h"
@@ -58,5 +58,26 @@ long rss_kib(pid_t pid);
 
 /* What a daemon holds for others goes once they have gone; it learns of it asynchronously. */
 void expect_daemon_idle(pid_t pid, int fds, int maps);
+
+/* A small HTTP client: one request over the status socket, everything in memory. */
+struct http_reply {
+    int code;   /* 0: the connection was closed without an answer */
+    char *text; /* owned: head and body, NUL-terminated */
+    const char *body;
+    size_t body_bytes;
+    uint64_t took_ms;
+};
+
+int http_connect(const struct fixture *f, int index);
+
+void http_send(int fd, const char *text);
+
+/* Read to the end; closes fd. */
+struct http_reply http_receive(int fd, uint64_t timeout_ms);
+
+struct http_reply http_ask(const struct fixture *f, int index, const char *method,
+                           const char *path);
+
+struct http_reply http_get(const struct fixture *f, int index, const char *path);
 
 #endif

@@ -1,7 +1,8 @@
 /* A client made by hand, frame by frame, for tests of what no well-behaved one sends. */
-#ifndef SHD_RAW_CLIENT_H
-#define SHD_RAW_CLIENT_H
+#ifndef SHD_TESTS_RAW_CLIENT_H
+#define SHD_TESTS_RAW_CLIENT_H
 
+#include "client/shd.h"
 #include "proto/wire/wire.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/test.h"
@@ -43,5 +44,16 @@ uint32_t raw_attach(struct raw *r, uint32_t slots);
 void raw_expect_silence(struct raw *r, int ms);
 
 void raw_trainer(struct raw *r, uint32_t *ret_handle);
+
+/* A trainer of the model of spec_json on one daemon, attached all along while others misbehave: it
+ * must not notice. */
+extern shd_session *trainer;
+extern shd_model *model;
+
+void trainer_start(void); /* and the daemon */
+
+void trainer_step(void);
+
+void trainer_stop(uint64_t steps); /* so many were taken; ends the daemon, too */
 
 #endif

@@ -401,7 +401,7 @@ void sim_daemon_take(struct sim *s, struct sim_daemon *d, const struct step_acti
 void sim_daemon_after(struct sim *s, const struct sim_daemon *d, uint64_t delay_ns,
                       enum sim_event_kind kind, uint64_t arg);
 
-/* sim_kernel.c */
+/* sim_life.c: kernels */
 void sim_kernel_queue(struct sim *s, struct sim_daemon *d, const struct step_action *a);
 void sim_kernel_event(struct sim *s, struct sim_daemon *d);
 

@@ -1,6 +1,6 @@
 /* Checkpoints that are damaged, hostile, or have no room: an error that says what, nothing half
  * opened, nothing that was good harmed. */
-#include "tests/lib/checkpoint_util.h"
+#include "tests/lib/client_remote.h"
 
 #include <sys/mount.h>
 #include <sys/resource.h>
@@ -19,7 +19,7 @@ static void save_toy(void)
     fixture_start(&daemons, 2, NULL);
     shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
-    train(m, 2);
+    train_steps(m, 2);
     save_ok(m, 0);
     shd_close(s);
     fixture_stop(&daemons);
@@ -242,7 +242,7 @@ TEST(weights_that_do_not_fit_are_refused_with_the_count)
     EXPECT_OK(restore_weights(s, step2, toy_spec("f32", TOY_SGD), &e), &e);
     EXPECT_OK(shd_model_attach(s, NULL, &m, &e), &e);
     EXPECT_EQ(shd_step(m), 0); /* another optimizer, moments of zero: weights alone */
-    train(m, 1);
+    train_steps(m, 1);
     end(s);
 }
 
@@ -308,13 +308,13 @@ TEST(a_daemon_that_cannot_write_says_so_and_lives)
     fixture_start(&daemons, 2, NULL);
     shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
-    train(m, 1);
+    train_steps(m, 1);
     EXPECT_EQ(prlimit(daemons.pids[1], RLIMIT_FSIZE, NULL, &was), 0);
     const struct rlimit limit = { 20000, was.rlim_max };
     EXPECT_EQ(prlimit(daemons.pids[1], RLIMIT_FSIZE, &limit, NULL), 0);
     EXPECT_STATUS(shd_checkpoint(m, ckpts, NULL, NULL, &e), SHD_EIO);
     EXPECT_HAS(e.text, "File too large");
-    train(m, 1);
+    train_steps(m, 1);
     EXPECT_EQ(shell("! ls -a %s | grep -q step", ckpts), 0);
     EXPECT_EQ(prlimit(daemons.pids[1], RLIMIT_FSIZE, &was, NULL), 0);
     save_ok(m, 0);
@@ -332,9 +332,9 @@ TEST(a_full_disk_leaves_the_previous_one)
     fixture_start(&daemons, 2, NULL);
     shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
-    train(m, 1);
+    train_steps(m, 1);
     save_ok(m, 0);
-    train(m, 1);
+    train_steps(m, 1);
     EXPECT_STATUS(shd_checkpoint(m, ckpts, NULL, NULL, &e), SHD_EIO);
     EXPECT_HAS(e.text, "No space left");
     expect_latest("step-000000000001");
@@ -385,7 +385,7 @@ TEST(daemons_write_into_nothing_but_a_checkpoints_files)
     fixture_start(&daemons, 1, NULL);
     shd_session *s = attach(PATIENT_MS);
     raw.m = open_toy(s, toy_spec("f32", TOY_ADAMW));
-    train(raw.m, 1);
+    train_steps(raw.m, 1);
     const struct shd_checkpointed saved = save_ok(raw.m, 0);
     snprintf(raw.path, sizeof raw.path, "%s/nowhere", ckpts);
     EXPECT_STATUS(ask_raw(&raw, &e), SHD_ENOENT);
@@ -415,7 +415,7 @@ TEST(daemons_write_into_nothing_but_a_checkpoints_files)
               0);
     EXPECT_STATUS(ask_raw(&raw, &e), SHD_EINVAL);
     EXPECT_HAS(e.text, "tensor 'wte' in 'model.safetensors' has another dtype or shape");
-    train(raw.m, 1);
+    train_steps(raw.m, 1);
     end(s);
 }
 

@@ -6,7 +6,7 @@
 #include "client/paths/map.h"
 #include "proto/base/sys.h"
 #include "tests/lib/client_remote.h"
-#include "tests/lib/policy_toy.h"
+#include "tests/lib/client_toy.h"
 
 /* -- Counting allocations ------------------------------------------------------------------------
  */

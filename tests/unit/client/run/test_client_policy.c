@@ -6,7 +6,7 @@
 #include "client/session/hub.h"
 #include "proto/spec/spec_json.h"
 #include "tests/lib/client_remote.h"
-#include "tests/lib/policy_toy.h"
+#include "tests/lib/client_toy.h"
 
 static struct shd_policy policy_of(enum shd_strategy strategy, uint32_t forward,
                                    enum shd_backward_prefetch backward, enum shd_path path)

@@ -18,7 +18,7 @@
 #include "daemon/core/ledger.h"
 #include "kernels/cpu/cpu.h"
 #include "proto/base/clock.h"
-#include "tests/lib/stepping.h"
+#include "tests/lib/child.h"
 #include "tests/unit/daemon/core/commit_step.h"
 
 #ifdef __SANITIZE_ADDRESS__ /* every instruction costs more, and there are more of them */

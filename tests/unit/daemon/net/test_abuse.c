@@ -7,8 +7,8 @@
 #include "daemon/daemon.h"
 #include "daemon/net/session.h"
 #include "proto/share/fdpass.h"
-#include "tests/lib/bystander.h"
-#include "tests/lib/http_ask.h"
+#include "tests/lib/fixture.h"
+#include "tests/lib/raw_client.h"
 
 TEST(garbage_loses_its_session_and_nothing_else)
 {

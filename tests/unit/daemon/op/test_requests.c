@@ -3,7 +3,7 @@
  * goes on and ends with the right step. Bytes that are no requests are test_abuse.c's. */
 #include "daemon/net/session.h"
 #include "proto/share/fdpass.h"
-#include "tests/lib/bystander.h"
+#include "tests/lib/raw_client.h"
 
 TEST(other_protocol_version_is_refused_with_both_versions)
 {

@@ -8,7 +8,7 @@
 #include "proto/share/fdpass.h"
 #include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
-#include "tests/lib/http_ask.h"
+#include "tests/lib/fixture.h"
 
 /* -- Workers ------------------------------------------------------------------------------------
  */

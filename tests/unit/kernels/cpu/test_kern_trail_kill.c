@@ -7,8 +7,8 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/trail.h"
 #include "proto/base/clock.h"
+#include "tests/lib/child.h"
 #include "tests/lib/kern_trail_util.h"
-#include "tests/lib/stepping.h"
 
 static int repair(const struct world *w, struct shd_err *e)
 {

@@ -1,6 +1,6 @@
 /* The optimizers: near the papers' formulas in fp64, exact where they must be, and bit for bit the
  * same on every device. */
-#include "tests/lib/kern_update_util.h"
+#include "tests/lib/kern_util.h"
 
 #define U 0x1p-24 /* half an ulp of 1: one fp32 rounding, relative */
 

@@ -14,7 +14,6 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../lib"))
 import page_browser
 import page_fake
-import page_node
 
 BYTES_MAX = 200_000
 VIEWS = ["overview", "map", "steps", "waits", "memory", "workers", "errors"]
@@ -57,7 +56,7 @@ def made(browser, page, out, every):
 
 
 def real(browser, bin_dir, out):
-    with page_node.Node(bin_dir, daemons=4, workers=4) as node:
+    with page_browser.Node(bin_dir, daemons=4, workers=4) as node:
         browser.open(node.url)
         browser.wait("document.querySelectorAll('#workers-table tbody tr').length >= 4")
         shoot(browser, node.url, out, SHOTS[:3], 20)
@@ -75,7 +74,7 @@ def main():
         return 1
     browser = page_browser.Browser(chromium)
     try:
-        if page_node.has_status(bin_dir) and not options:
+        if page_browser.has_status(bin_dir) and not options:
             real(browser, bin_dir, out)
         else:
             made(browser, page, out, "--all" in options)

@@ -17,7 +17,6 @@ import urllib.parse
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../lib"))
 import page_browser
 import page_fake
-import page_node
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 WIDTHS = {"desktop": 1280, "phone": 360}
@@ -238,7 +237,7 @@ def theme_is_kept_when_chosen(browser, server):
 
 
 def real_training_is_shown_when_daemons_serve_it(browser, bin_dir):
-    with page_node.Node(bin_dir, daemons=2, workers=2) as node:
+    with page_browser.Node(bin_dir, daemons=2, workers=2) as node:
         browser.events.clear()
         browser.open(node.url)
         browser.wait(
@@ -276,7 +275,7 @@ def main():
         for test in fake:
             extra = [httpd] if test.__code__.co_argcount == 3 else []
             failed += not passes(test, browser, server, *extra)
-        if page_node.has_status(bin_dir):
+        if page_browser.has_status(bin_dir):
             failed += not passes(real_training_is_shown_when_daemons_serve_it, browser, bin_dir)
         else:
             print("skip real_training: this build's daemons have no status sockets")

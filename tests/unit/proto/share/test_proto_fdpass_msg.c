@@ -11,7 +11,7 @@
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/share/segment.h"
-#include "tests/lib/side_pair.h"
+#include "tests/lib/proto_util.h"
 #include "tests/lib/test.h"
 
 /* -- Messages that must not be believed ------------------------------------------------------ */

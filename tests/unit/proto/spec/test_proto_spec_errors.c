@@ -7,7 +7,7 @@
 #include "proto/base/sys.h"
 #include "proto/spec/spec_dump.h"
 #include "proto/spec/spec_json.h"
-#include "tests/lib/spec_text.h"
+#include "tests/lib/proto_util.h"
 #include "tests/lib/test.h"
 
 static void expect_error(const char *json, int status, const char *text)

@@ -4,9 +4,8 @@
 #include "proto/base/check.h"
 #include "proto/spec/spec.h"
 #include "shd.pb-c.h"
+#include "tests/lib/proto_util.h"
 #include "tests/lib/test.h"
-#include "tests/lib/wire_random.h"
-#include "tests/lib/wire_same.h"
 
 static uint8_t frame[WIRE_FRAME_BYTES_MAX], again[WIRE_FRAME_BYTES_MAX];
 

@@ -175,7 +175,7 @@ PY
 run 1 trace -d "$dir/at" -o partly.json
 has "shd-gpt  12"
 [ -s partly.json ] || fail "what was there was not written"
-run 1 trace -d "$dir/at?cpu0" -o /nonexistent/x.json
+run 1 trace -d "$dir/at?cpu0" -o /proc/nonexistent/x.json
 run 2 trace --seconds 61
 serve cpu0=junk
 run 1 trace -d "$dir/at" -o none.json
