@@ -82,8 +82,10 @@ static inline void fiber_start(struct fiber *f, void (*entry)())
     f->sp = top;
 }
 
+#ifdef EMULATE_ASAN
 /* The fiber that switched to the one that runs. Of all threads: one launch at a time. */
 static struct fiber *fiber_before;
+#endif
 
 /* First thing a fiber does, and after each return from fiber_switch(). */
 static inline void fiber_arrived(struct fiber *here)
