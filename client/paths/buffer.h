@@ -21,7 +21,7 @@ struct buffer { /* zeroed at first */
     uint64_t bytes;
 };
 
-/* Where buffers are made. */
+/* The memory in which buffers are made, and the largest of them. */
 struct buffers {
     struct kern *gpu;   /* borrowed; NULL: the host's memory */
     uint64_t bytes_max; /* no array is larger */

@@ -182,7 +182,8 @@ static int check_done(const struct shd_model *m, const struct transfer_job *job,
     return model_err_past(m, &m->session->hub->links[job->piece], job->unit, job->version, e);
 }
 
-/* Which owner it is stuck at is only known once it no longer runs. */
+/* The job is taken back and started again: the owner that it is stuck at can only be read while the
+ * thread does not have it. */
 static int fetch_timed_out(struct shd_model *m, struct transfer_job *job, struct shd_err *e)
 {
     transfer_cancel(m->copy->transfer, job);

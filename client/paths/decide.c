@@ -55,8 +55,9 @@ static int check_args(const struct decide_args *args, struct shd_err *e)
     return r;
 }
 
-/* Of what is not their slice. Not of metrics: a micro-batch that a worker died in the middle of is
- * computed again for those owners that lack it, not always to the bit; owner 0's are the step's. */
+/* Owners must agree on the decision, which is not of a slice. Metrics may differ: a micro-batch
+ * that a worker died in the middle of is computed again for those owners that lack it, not always
+ * to the bit. Owner 0's are the step's. */
 static int check_agreement(const struct decide_args *args, struct shd_err *e)
 {
     const struct wire_prepared *decided = NULL;

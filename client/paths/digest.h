@@ -32,7 +32,7 @@ struct digest_part {
     uint64_t leaves; /* 1 .. DIGEST_WINDOW_LEAVES */
 };
 
-/* What all leaves of a digest must agree on. */
+/* All leaves of a digest must be of one step. */
 struct digest_stamp {
     bool set;
     uint64_t step, updates;

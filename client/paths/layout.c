@@ -196,8 +196,8 @@ static uint64_t expected_bytes(const struct shd_model *m, const struct map_owner
     return 0; /* nothing we would map */
 }
 
-/* What this worker does it shows to owner 0: at the end of its inbox, or, where that is a GPU's
- * memory, in a segment for it. */
+/* Owner 0 sees what this worker does: the page is at the end of its inbox, or, where that is a
+ * GPU's memory, in a segment of its own. */
 static void show_activity(struct shd_model *m, const struct map_owner *owner, int fd,
                           uint64_t segment_bytes)
 {

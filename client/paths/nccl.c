@@ -138,7 +138,7 @@ static bool reap(struct shd_model *m)
     return left;
 }
 
-/* Until one more is free. */
+/* A moment's wait for one more to be free. */
 static int await_slot(struct shd_model *m, uint64_t start_ns, struct shd_err *e)
 {
     struct hub *hub = m->session->hub;
@@ -214,7 +214,7 @@ static int timed_out(const struct shd_model *m, const struct link *link, const s
                     m->session->timeout_ns / NS_PER_MS);
 }
 
-/* Until it was answered, and is here, or is known not to come. */
+/* The piece was asked for: wait until that is answered, and its transfer has ended either way. */
 static int await_piece(struct shd_model *m, const struct link *link, const struct nccl_piece *p,
                        uint64_t start_ns, struct shd_err *e)
 {
@@ -230,8 +230,9 @@ static int await_piece(struct shd_model *m, const struct link *link, const struc
     }
 }
 
-/* It broke: by the owner's death, of which its link will tell, and come up again; else it stays
- * broken. */
+/* The transfer broke. If the owner died, its link goes down and comes up again with a new join, and
+ * the piece can be asked for there. A link that stays up with nothing new on it will not send it.
+ */
 static int piece_broke(struct shd_model *m, const struct link *link, const struct nccl_piece *p,
                        struct shd_err *e)
 {
@@ -292,8 +293,8 @@ static struct nccl_transfer *send_of(const struct nccl_model *n, uint32_t slot, 
     return &n->sends[(size_t)slot * n->owner_count + owner];
 }
 
-/* The owner has credited the slot's last gradient, so it has it; the communicator thread knows in a
- * moment. */
+/* The owner has credited the slot's last gradient, so the transfer has ended there; the
+ * communicator thread here sees it in a moment. */
 static int nccl_ready_slot(struct shd_model *m, struct map_owner *owner, uint32_t slot,
                            struct shd_err *e)
 {

@@ -151,7 +151,8 @@ static int begin_link(struct nccl_model *n, struct nccl_owner *owner, const stru
     return r;
 }
 
-/* Where one link after the other breaks with a daemon that lives, no more of them help. */
+/* A daemon that lives, and with which one link after the other breaks, is given up: another join
+ * would not help. */
 static int count_mend(struct nccl_model *n, const struct link *link, struct shd_err *e)
 {
     struct nccl_owner *o = &n->owners[link->index];
@@ -226,7 +227,7 @@ static int end_join(struct nccl_model *n, struct link *link, struct shd_err *e)
     return SHD_OK;
 }
 
-/* Here it is known already that they will not stand. */
+/* A link that broke here already will not stand: waiting for the owner's answer is over. */
 static int look_at_links(void *ctx, struct link *link, struct shd_err *e)
 {
     struct nccl_model *n = ctx;
@@ -304,8 +305,9 @@ static int ask_join(struct nccl_model *n, uint32_t i, struct shd_err *e)
     return hub_ask(&n->model->session->hub->links[i], &call, e);
 }
 
-/* What came of it; NCCL's failures are worth another connection (count_mend() says how many). An
- * owner that waited for this process in vain says SHD_ETIMEDOUT. */
+/* A join that has ended stands, or failed. NCCL's failures are worth another connection
+ * (count_mend() bounds how many), and so is the SHD_ETIMEDOUT of an owner that waited for this
+ * process in vain. */
 static int look_at_join(struct nccl_model *n, uint32_t i, struct shd_err *e)
 {
     struct nccl_owner *o = &n->owners[i];

@@ -100,7 +100,7 @@ struct nccl_model {
 /* Can the path be taken? Errors: SHD_ENOTSUP names the owner that cannot, or says why not. */
 int nccl_check(const struct shd_model *m, struct shd_err *e);
 
-/* Must it be, for some owner's GPU is out of this one's reach? */
+/* Must the path be taken, because this GPU cannot reach the memory of some owner's? */
 bool nccl_needed(const struct shd_model *m);
 
 /* For a model that is open: join with all far owners. Errors: SHD_ENOTSUP no NCCL; SHD_ETIMEDOUT
@@ -125,7 +125,7 @@ bool nccl_ended(struct nccl_owner *owner, const struct comm_job *job);
 /* Hand a transfer to the communicator thread; t->of and its job are made already. */
 void nccl_queue(struct nccl_owner *owner, struct comm_link *link, struct nccl_transfer *t);
 
-/* Is it done (or was it never queued)? Waits at most timeout_ns. */
+/* Is the transfer done, or was it never queued? Waits at most timeout_ns. */
 bool nccl_wait(struct nccl_model *n, const struct nccl_transfer *t, uint64_t timeout_ns);
 
 #endif

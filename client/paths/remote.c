@@ -221,7 +221,7 @@ static int check_step(const struct shd_model *m, const struct link *link,
                     m->spec->name, layout->step, m->step);
 }
 
-/* What is mapped of it is mapped by one device. */
+/* The segments of a model are mapped by one device's driver, so a successor must be on the same. */
 static int check_device(const struct map_layout *before, const struct link *link,
                         const struct map_layout *layout, struct shd_err *e)
 {

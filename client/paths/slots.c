@@ -18,7 +18,8 @@
 
 #define SLICE_NS (5 * NS_PER_MS) /* between two looks at the daemons' lives */
 
-/* What a Return's call is about: its slot, or unit and group that took no part. */
+/* The argument of a Return's call is its slot; NO_SLOT with unit and group, where the unit took no
+ * part in the group. */
 #define NO_SLOT    (UINT64_C(1) << 63)
 #define GROUP_BITS 32
 
@@ -75,7 +76,7 @@ float *slots_array(const struct shd_model *m, uint32_t slot, uint32_t unit)
     return m->map->whole ? whole_slot_array(m, slot) : place_slot_array(m, slot, unit);
 }
 
-/* By the GPU at either end, if there is one. */
+/* The GPU at either end does it, if there is one. */
 static int fill_slice(struct shd_model *m, const struct map_owner *owner, struct kern_batch *batch,
                       const struct kern_cast *cast, struct shd_err *e)
 {
@@ -133,7 +134,8 @@ static void return_answered(struct link *link, const struct call *call,
                  (int)reply->type);
 }
 
-/* Also for a successor of who was asked before, and for a step that is over by now. */
+/* The request is made anew for a successor of the daemon that was asked before, and then its step
+ * may be over: metrics are those of the open step only. */
 static int make_return(struct link *link, const struct call *call, struct wire_request *ret_request,
                        struct shd_err *e)
 {

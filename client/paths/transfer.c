@@ -100,7 +100,7 @@ static int copy_piece(struct transfer *t, struct transfer_job *job,
     return stopped(t, job) ? SHD_EGONE : SHD_OK;
 }
 
-/* With the lock held: what a slow link would take. */
+/* The time that a slow link would take; the lock is held. */
 static void delay(struct transfer *t, const struct transfer_job *job)
 {
     const uint64_t end_ns = clock_now_ns() + t->delay_ns;

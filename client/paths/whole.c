@@ -192,7 +192,7 @@ static uint8_t *slot_today(const struct map_owner *owner, uint32_t slot)
     return base + shardmap_slot_offset_bytes(owner->shards, slot);
 }
 
-/* Of address space: a GPU's addresses are compared, too, never read. */
+/* Addresses are compared and never read: they may be a GPU's. */
 static bool lies_in(const uint8_t *at, const struct segment *segment)
 {
     const uintptr_t base = (uintptr_t)segment->base;

@@ -368,7 +368,7 @@ static int survey(struct builder *b, const struct plan_trace *trace, struct shd_
     return SHD_OK;
 }
 
-/* What must be held at once whatever is not prefetched: a position's own needs where units may be
+/* The least that is held at once, without any prefetch: a position's own needs where units may be
  * freed and fetched again (zero3), else everything the trace reads. */
 struct floor {
     uint32_t units, units_at; /* units_at, bytes_at: the position that needs most; zero3 only */

@@ -124,8 +124,8 @@ static const char *check_wait(struct checker *c, uint32_t unit)
     return NULL;
 }
 
-/* What the strategy keeps must be kept; that nothing else is freed too early shows when a compute
- * does not find its unit. */
+/* Units that the strategy keeps must not be freed. Any other one that is freed too early shows when
+ * a compute does not find it. */
 static const char *check_free(struct checker *c, uint32_t unit)
 {
     struct watch *w = &c->units[unit];
@@ -326,7 +326,7 @@ static int replay(struct checker *c, struct shd_err *e)
     return check_cost(c, e);
 }
 
-/* Who reads what in one sweep, and the sizes. */
+/* Count the readers of each unit in one sweep, and the sizes. */
 static int survey(struct checker *c, struct shd_err *e)
 {
     const enum shd_dtype dtype = c->policy->grad_dtype != 0 ? c->policy->grad_dtype : SHD_F32;

@@ -136,7 +136,7 @@ static int check_list(struct wrapper *w)
 
 /* -- Keys -------------------------------------------------------------------------------------- */
 
-/* Up to the first component that is a number, with it. */
+/* The key is the name up to the first component that is a number, with it. */
 static void layer_key(struct item *item)
 {
     const char *name = item->tensor->name;
@@ -349,8 +349,8 @@ static void make_name_unique(struct wrap *wrap, uint32_t unit)
         snprintf(u->name, sizeof u->name, "%.110s~%" PRIu32, stem, n);
 }
 
-/* Does a group go on in the unit before it? One that stores nothing (aliases only) does, and so
- * does one while the unit is below the size asked for. */
+/* A group goes on in the unit before it if either of them stores nothing (aliases only), or while
+ * that unit is below the size asked for. */
 static bool joins(const struct wrapper *w, const struct group *g, const struct wrap_unit *before)
 {
     if (g->elems == 0 || before->elems == 0)
@@ -385,7 +385,7 @@ static int make_units(struct wrapper *w)
     return SHD_OK;
 }
 
-/* What is left over at the end and too small goes to the unit before. */
+/* A last unit that is too small goes to the one before. */
 static void join_last(struct wrapper *w)
 {
     struct wrap *wrap = &w->wrap;

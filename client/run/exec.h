@@ -48,7 +48,8 @@ struct run {             /* one shd_run_step() */
     struct shd_result result;
 };
 
-/* Of a model's first step, or of any: check compute and make *ret_run, without micro-batches. */
+/* A step begins: compute is checked, *ret_run is made, without micro-batches yet. A model's first
+ * one makes m->exec. */
 int exec_begin(struct shd_model *m, const struct shd_compute *compute,
                const struct shd_update *update, struct run *ret_run, struct shd_err *e);
 void exec_free(struct exec *x); /* NULL is a no-op */

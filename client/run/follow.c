@@ -36,8 +36,8 @@ static bool needs(const struct run *run, uint32_t unit, uint32_t other)
 
 /* -- Room -------------------------------------------------------------------------------------- */
 
-/* What to let go for `unit`: rather what nothing has read yet (it was prefetched), then strays,
- * then the others. NONE: nothing is left. */
+/* The unit to let go of for `unit`: one that nothing has read yet (it was prefetched), else a
+ * stray, else another. NONE: nothing is left. */
 static uint32_t find_victim(const struct run *run, uint32_t unit)
 {
     uint32_t victim = NONE, rank_best = 0;
@@ -80,7 +80,7 @@ static int ensure_one(struct run *run, uint32_t needed, uint32_t unit, struct sh
     return r == SHD_OK ? exec_wait(run, needed, e) : r;
 }
 
-/* Whatever the plan did: unit and what it uses can be read now. */
+/* Make unit and what it uses readable, whatever the plan did. */
 static int ensure(struct run *run, uint32_t unit, struct shd_err *e)
 {
     const struct spec_unit *su = &run->m->spec->units[unit];
@@ -90,8 +90,8 @@ static int ensure(struct run *run, uint32_t unit, struct shd_err *e)
     return r == SHD_OK ? ensure_one(run, unit, unit, e) : r;
 }
 
-/* Nothing in the plan frees strays: do what the strategy would. Those that `unit` (NONE: nothing)
- * reads stay. */
+/* Strays are freed here as the strategy would free them, for nothing in the plan does. Those that
+ * `unit` (NONE: nothing) reads stay. */
 static void free_strays(struct run *run, uint32_t unit, bool forward)
 {
     const bool keeps = run->m->policy.plan.strategy == PLAN_ZERO2 && forward;
@@ -169,7 +169,7 @@ static void mark_away(struct run *run, uint32_t end, bool away)
     }
 }
 
-/* What was fetched for a compute that is passed over is in the way. */
+/* Units that were fetched for a compute that is passed over are in the way. */
 static void drop_away(struct run *run, uint32_t unit)
 {
     for (uint32_t u = 0; u < run->m->spec->unit_count; u++) {
@@ -195,7 +195,7 @@ static int pass(struct run *run, uint32_t end, uint32_t micro, uint32_t unit, st
     return r;
 }
 
-/* What the plan does right after the compute before. */
+/* Carry out what the plan does right after the compute before. */
 static int pass_done(struct run *run, uint32_t micro, struct shd_err *e)
 {
     int r = SHD_OK;

@@ -105,8 +105,8 @@ static void use_copy(struct shd_model *m, struct copy_model *copy)
                                   : m->session->reader);
 }
 
-/* What the copy and the NCCL path need, in place of what there was. Slots that are let go of, and
- * still come, are the old path's. */
+/* Make what the copy and the NCCL path need, in place of what there was. Units that are let go of
+ * and still on their way come into the old path's slots, so they are waited for first. */
 static int make_copy(struct shd_model *m, enum shd_path path, uint32_t slots, struct shd_err *e)
 {
     struct nccl_model *before = m->nccl, *nccl = NULL;
@@ -201,8 +201,8 @@ int policy_slots(const struct shd_model *m, uint32_t *ret_slots, struct shd_err 
     return SHD_OK;
 }
 
-/* Who asked for a number of slots and no policy counts gradients by hand: an error, when there are
- * too few, is what they expect. */
+/* A caller that asked for a number of slots and set no policy counts gradients by hand. When there
+ * are too few it expects an error, not gradients that are staged. */
 static int decide_staging(struct shd_model *m, bool *ret_staging, struct shd_err *e)
 {
     struct plan_cost cost = { 0 };

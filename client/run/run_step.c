@@ -87,8 +87,8 @@ static int run_step_micros(struct run *run, const uint32_t *micros, uint32_t cou
     return r;
 }
 
-/* Without the groups that are in at all owners, since before this worker came: they would only be
- * dropped. Returns how many are left. */
+/* Groups that were in at all owners before this worker came are left out: owners would only drop
+ * them. The others are put into exec->micros; returns their number. */
 static uint32_t leave_out(struct run *run, const uint32_t *micros, uint32_t count)
 {
     const struct shd_model *m = run->m;
@@ -103,8 +103,8 @@ static uint32_t leave_out(struct run *run, const uint32_t *micros, uint32_t coun
     return left;
 }
 
-/* What follows, with `r` what came of that: the commit, unless `leaves`. SHD_ESTEP is no error yet:
- * a predecessor's gradients were in and others have committed, or the commit says what is wrong. */
+/* The commit, unless `leaves`; r is what came of the micro-batches. SHD_ESTEP is no error yet: a
+ * predecessor's gradients were in and others have committed, or the commit says what is wrong. */
 static int run_step_commit(struct run *run, int r, bool leaves, struct shd_err *e)
 {
     struct shd_result result = { .step = run->m->step, .left = true };
@@ -198,7 +198,7 @@ void shd_leave(shd_model *m)
     m->leaving = true;
 }
 
-/* Until nothing is left to be done, or this worker leaves. SHD_ESTEP: overtaken. */
+/* Take leases until nothing is left to be done, or this worker leaves. SHD_ESTEP: overtaken. */
 static int run_leases(struct run *run, struct shd_err *e)
 {
     const uint32_t owners = shd_owners(run->m->session);

@@ -472,7 +472,8 @@ int hub_new(const struct address *address, const char *name, uint64_t timeout_ns
     return SHD_OK;
 }
 
-/* So that the daemons have let go when we return. Best effort: hanging up says the same. */
+/* The goodbye is waited for, so that daemons have let go of this session when its owner goes on. A
+ * daemon that does not answer learns the same when we hang up. */
 static void detach(struct hub *hub)
 {
     struct round round = { .what = "Detach", .asks = WIRE_DETACH, .type = WIRE_REPLY_NONE };

@@ -249,7 +249,7 @@ static void set_state(struct link *link, enum link_state state, uint64_t now_ns)
     link->state_ns = now_ns;
 }
 
-/* Not this time. */
+/* The attempt failed; the next one comes after a pause that doubles. */
 static void retry(struct link *link, const struct shd_err *why)
 {
     link_down(link, why);

@@ -104,7 +104,7 @@ struct hub {
 int link_err(const struct link *link, int code, struct shd_err *e, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Of no use any more: why. The first reason counts. */
+/* The link is of no use any more, for this reason. The first one counts. */
 void link_fault(struct link *link, const struct shd_err *why);
 
 /* Put a call in the table, to be sent; NULL: the table is full. */

@@ -96,7 +96,7 @@ struct grad_slot {
 
 #define MODEL_IN_BYTES (SHD_MICROS_MAX / 8)
 
-/* What was in at the owners when the model was opened. */
+/* The groups that were in at all owners when the model was opened. */
 struct groups_in {
     uint64_t step;
     uint8_t groups[MODEL_IN_BYTES]; /* a bit per group */
@@ -115,7 +115,7 @@ struct unit_hold {
     uint64_t misses;   /* shd_unit_misses() */
 };
 
-/* What shd_set_policy() set. */
+/* The policy, as shd_set_policy() set it. */
 struct policy {
     struct plan_policy plan;
     enum shd_dtype grad_dtype; /* of returned gradients */
