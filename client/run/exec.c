@@ -53,7 +53,7 @@ void exec_free(struct exec *x)
     free(x);
 }
 
-bool exec_order_kept(const struct run *run)
+bool exec_order_kept(const struct step_run *run)
 {
     const struct exec *x = run->exec;
     const uint32_t planned = x->traced ? x->trace_count : run->m->spec->unit_count;
@@ -65,7 +65,7 @@ bool exec_order_kept(const struct run *run)
     return true;
 }
 
-int exec_plan(struct run *run, uint32_t micros, bool traced, struct shd_err *e)
+int exec_plan(struct step_run *run, uint32_t micros, bool traced, struct shd_err *e)
 {
     struct exec *x = run->exec;
     struct shd_model *m = run->m;
@@ -94,7 +94,7 @@ int exec_plan(struct run *run, uint32_t micros, bool traced, struct shd_err *e)
 
 /* -- Holding units ----------------------------------------------------------------------------- */
 
-int exec_fetch(struct run *run, uint32_t unit, struct shd_err *e)
+int exec_fetch(struct step_run *run, uint32_t unit, struct shd_err *e)
 {
     struct exec_unit *u = &run->exec->units[unit];
     if (u->fetched)
@@ -107,7 +107,7 @@ int exec_fetch(struct run *run, uint32_t unit, struct shd_err *e)
     return SHD_OK;
 }
 
-int exec_wait(struct run *run, uint32_t unit, struct shd_err *e)
+int exec_wait(struct step_run *run, uint32_t unit, struct shd_err *e)
 {
     struct exec_unit *u = &run->exec->units[unit];
     CHECK(u->fetched);
@@ -120,13 +120,13 @@ int exec_wait(struct run *run, uint32_t unit, struct shd_err *e)
     return r;
 }
 
-void exec_miss(struct run *run, uint32_t unit)
+void exec_miss(struct step_run *run, uint32_t unit)
 {
     run->m->holds[unit].misses++;
     run->m->session->plan_misses++;
 }
 
-static void forget(struct run *run, uint32_t unit)
+static void forget(struct step_run *run, uint32_t unit)
 {
     struct exec_unit *u = &run->exec->units[unit];
     if (u->waited)
@@ -136,7 +136,7 @@ static void forget(struct run *run, uint32_t unit)
     u->fetched = u->waited = u->stray = false;
 }
 
-void exec_let_go(struct run *run, uint32_t unit)
+void exec_let_go(struct step_run *run, uint32_t unit)
 {
     const struct exec_unit *u = &run->exec->units[unit];
     if (u->fetched && !u->read)
@@ -144,13 +144,13 @@ void exec_let_go(struct run *run, uint32_t unit)
     forget(run, unit);
 }
 
-void exec_forget_all(struct run *run)
+void exec_forget_all(struct step_run *run)
 {
     for (uint32_t u = 0; u < run->m->spec->unit_count; u++)
         forget(run, u);
 }
 
-static void mark_read(struct run *run, uint32_t unit)
+static void mark_read(struct step_run *run, uint32_t unit)
 {
     const struct spec_unit *su = &run->m->spec->units[unit];
     run->exec->units[unit].read = true;
@@ -160,15 +160,15 @@ static void mark_read(struct run *run, uint32_t unit)
 
 /* -- Computing --------------------------------------------------------------------------------- */
 
-static int compute_failed(const struct run *run, const char *what, uint32_t micro, uint32_t unit,
-                          int code, struct shd_err *e)
+static int compute_failed(const struct step_run *run, const char *what, uint32_t micro,
+                          uint32_t unit, int code, struct shd_err *e)
 {
     return err_set(e, SHD_EINTERNAL,
                    "%s of unit %" PRIu32 " '%s', micro-batch %" PRIu32 ", returned %d", what, unit,
                    run->m->spec->units[unit].name, run->micros[micro], code);
 }
 
-int exec_forward(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e)
+int exec_forward(struct step_run *run, uint32_t micro, uint32_t unit, struct shd_err *e)
 {
     const struct shd_compute *c = run->compute;
     struct exec *x = run->exec;
@@ -186,7 +186,7 @@ int exec_forward(struct run *run, uint32_t micro, uint32_t unit, struct shd_err 
 }
 
 /* The micro-batch's numbers are known by now, and nothing of it has been returned yet. */
-int exec_metrics(struct run *run, uint32_t micro, struct shd_err *e)
+int exec_metrics(struct step_run *run, uint32_t micro, struct shd_err *e)
 {
     if (run->compute->metrics == NULL)
         return SHD_OK;
@@ -195,7 +195,7 @@ int exec_metrics(struct run *run, uint32_t micro, struct shd_err *e)
     return shd_report(run->m, run->micros[micro], metrics, count, e);
 }
 
-int exec_backward(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e)
+int exec_backward(struct step_run *run, uint32_t micro, uint32_t unit, struct shd_err *e)
 {
     const struct shd_compute *c = run->compute;
     struct exec *x = run->exec;
@@ -219,7 +219,7 @@ int exec_backward(struct run *run, uint32_t micro, uint32_t unit, struct shd_err
 
 /* -- Returning --------------------------------------------------------------------------------- */
 
-bool exec_group_ends(const struct run *run, uint32_t micro)
+bool exec_group_ends(const struct step_run *run, uint32_t micro)
 {
     return (micro + 1) % run->m->spec->accumulate == 0;
 }
@@ -230,7 +230,7 @@ static bool will_back(const struct exec_unit *u)
 }
 
 /* Will a backward that is still to come add to the unit's gradient? */
-static bool pending(const struct run *run, uint32_t unit)
+static bool pending(const struct step_run *run, uint32_t unit)
 {
     const struct spec *spec = run->m->spec;
     const struct exec_unit *units = run->exec->units;
@@ -243,7 +243,7 @@ static bool pending(const struct run *run, uint32_t unit)
     return false;
 }
 
-int exec_return(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e)
+int exec_return(struct step_run *run, uint32_t micro, uint32_t unit, struct shd_err *e)
 {
     struct exec_unit *u = &run->exec->units[unit];
     const uint32_t index = run->micros[micro];
@@ -255,7 +255,7 @@ int exec_return(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *
     return r;
 }
 
-int exec_return_around(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e)
+int exec_return_around(struct step_run *run, uint32_t micro, uint32_t unit, struct shd_err *e)
 {
     const struct spec_unit *su = &run->m->spec->units[unit];
     int r = exec_return(run, micro, unit, e);
@@ -264,7 +264,7 @@ int exec_return_around(struct run *run, uint32_t micro, uint32_t unit, struct sh
     return r;
 }
 
-void exec_begin_micro(struct run *run)
+void exec_begin_micro(struct step_run *run)
 {
     struct exec *x = run->exec;
     x->ran_count = 0;
@@ -272,7 +272,7 @@ void exec_begin_micro(struct run *run)
         x->units[u].ran = x->units[u].backed = x->units[u].given = false;
 }
 
-int exec_end_micro(struct run *run, uint32_t micro, struct shd_err *e)
+int exec_end_micro(struct step_run *run, uint32_t micro, struct shd_err *e)
 {
     int r = SHD_OK;
     for (uint32_t u = run->m->spec->unit_count; r == SHD_OK && u-- > 0;)
@@ -281,12 +281,14 @@ int exec_end_micro(struct run *run, uint32_t micro, struct shd_err *e)
 }
 
 int exec_begin(struct shd_model *m, const struct shd_compute *compute,
-               const struct shd_update *update, struct run *ret_run, struct shd_err *e)
+               const struct shd_update *update, struct step_run *ret_run, struct shd_err *e)
 {
     if (compute == NULL || compute->forward == NULL || compute->backward == NULL)
         return err_set(e, SHD_EINVAL, "no compute: forward and backward must be given");
     const int r = m->exec == NULL ? exec_new(m->spec, &m->exec, e) : SHD_OK;
     if (r == SHD_OK)
-        *ret_run = (struct run){ .m = m, .exec = m->exec, .compute = compute, .update = update };
+        *ret_run = (struct step_run){
+            .m = m, .exec = m->exec, .compute = compute, .update = update
+        };
     return r;
 }

@@ -36,7 +36,7 @@ struct exec {         /* of one model */
     struct exec_unit *units; /* owned, [units] */
 };
 
-struct run {             /* one shd_run_step() */
+struct step_run {        /* one shd_run_step() */
     struct shd_model *m; /* borrowed, as are the next four */
     struct exec *exec;
     const uint32_t *micros; /* [count] */
@@ -51,41 +51,41 @@ struct run {             /* one shd_run_step() */
 /* A step begins: compute is checked, *ret_run is made, without micro-batches yet. A model's first
  * one makes m->exec. */
 int exec_begin(struct shd_model *m, const struct shd_compute *compute,
-               const struct shd_update *update, struct run *ret_run, struct shd_err *e);
+               const struct shd_update *update, struct step_run *ret_run, struct shd_err *e);
 void exec_free(struct exec *x); /* NULL is a no-op */
 
 /* Have a plan for `micros` more micro-batches, in the order of the last one that ran (traced) or
  * for all units. Nothing is done when the plan at hand is it. */
-int exec_plan(struct run *run, uint32_t micros, bool traced, struct shd_err *e);
+int exec_plan(struct step_run *run, uint32_t micros, bool traced, struct shd_err *e);
 
 /* Did the micro-batch run in the order its plan was made for? */
-bool exec_order_kept(const struct run *run);
+bool exec_order_kept(const struct step_run *run);
 
 /* Operations. A unit that is fetched (or waited for) already is left as it is. */
-int exec_fetch(struct run *run, uint32_t unit, struct shd_err *e);
-int exec_wait(struct run *run, uint32_t unit, struct shd_err *e);
-void exec_let_go(struct run *run, uint32_t unit); /* counts a miss if nothing has read it */
-void exec_miss(struct run *run, uint32_t unit);
-void exec_forget_all(struct run *run); /* whatever is held; no miss */
+int exec_fetch(struct step_run *run, uint32_t unit, struct shd_err *e);
+int exec_wait(struct step_run *run, uint32_t unit, struct shd_err *e);
+void exec_let_go(struct step_run *run, uint32_t unit); /* counts a miss if nothing has read it */
+void exec_miss(struct step_run *run, uint32_t unit);
+void exec_forget_all(struct step_run *run); /* whatever is held; no miss */
 
 /* Compute; micro is an ordinal of the step. The first backward of a micro-batch reports its
  * metrics. */
-int exec_forward(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e);
-int exec_backward(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e);
-int exec_metrics(struct run *run, uint32_t micro, struct shd_err *e);
+int exec_forward(struct step_run *run, uint32_t micro, uint32_t unit, struct shd_err *e);
+int exec_backward(struct step_run *run, uint32_t micro, uint32_t unit, struct shd_err *e);
+int exec_metrics(struct step_run *run, uint32_t micro, struct shd_err *e);
 
 /* Around a micro-batch: clear what is kept of it; account for the units that were not returned. */
-void exec_begin_micro(struct run *run);
-int exec_end_micro(struct run *run, uint32_t micro, struct shd_err *e);
+void exec_begin_micro(struct step_run *run);
+int exec_end_micro(struct step_run *run, uint32_t micro, struct shd_err *e);
 
 /* Return a unit's gradient of this micro-batch, if nothing will add to it any more and it has not
  * been; that of a unit without one counts as zeros. */
-int exec_return(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e);
+int exec_return(struct step_run *run, uint32_t micro, uint32_t unit, struct shd_err *e);
 
 /* The same for a unit and those it uses. */
-int exec_return_around(struct run *run, uint32_t micro, uint32_t unit, struct shd_err *e);
+int exec_return_around(struct step_run *run, uint32_t micro, uint32_t unit, struct shd_err *e);
 
 /* Does the group of micro-batches end with this one? */
-bool exec_group_ends(const struct run *run, uint32_t micro);
+bool exec_group_ends(const struct step_run *run, uint32_t micro);
 
 #endif

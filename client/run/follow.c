@@ -18,14 +18,14 @@
 
 #define NONE UINT32_MAX
 
-static bool holds_all_step(const struct run *run)
+static bool holds_all_step(const struct step_run *run)
 {
     const enum plan_strategy s = run->m->policy.plan.strategy;
     return s == PLAN_DDP || s == PLAN_ZERO1;
 }
 
 /* Does computing `unit` read `other`? */
-static bool needs(const struct run *run, uint32_t unit, uint32_t other)
+static bool needs(const struct step_run *run, uint32_t unit, uint32_t other)
 {
     const struct spec_unit *su = &run->m->spec->units[unit];
     for (uint32_t i = 0; i < su->uses_count; i++)
@@ -38,7 +38,7 @@ static bool needs(const struct run *run, uint32_t unit, uint32_t other)
 
 /* The unit to let go of for `unit`: one that nothing has read yet (it was prefetched), else a
  * stray, else another. NONE: nothing is left. */
-static uint32_t find_victim(const struct run *run, uint32_t unit)
+static uint32_t find_victim(const struct step_run *run, uint32_t unit)
 {
     uint32_t victim = NONE, rank_best = 0;
     for (uint32_t v = 0; v < run->m->spec->unit_count; v++) {
@@ -55,7 +55,7 @@ static uint32_t find_victim(const struct run *run, uint32_t unit)
     return victim;
 }
 
-static int fetch_stray(struct run *run, uint32_t needed, uint32_t unit, struct shd_err *e)
+static int fetch_stray(struct step_run *run, uint32_t needed, uint32_t unit, struct shd_err *e)
 {
     int r = exec_fetch(run, needed, e);
     while (r == SHD_EBUSY) {
@@ -70,7 +70,7 @@ static int fetch_stray(struct run *run, uint32_t needed, uint32_t unit, struct s
     return r;
 }
 
-static int ensure_one(struct run *run, uint32_t needed, uint32_t unit, struct shd_err *e)
+static int ensure_one(struct step_run *run, uint32_t needed, uint32_t unit, struct shd_err *e)
 {
     int r = SHD_OK;
     if (!run->exec->units[needed].fetched) {
@@ -81,7 +81,7 @@ static int ensure_one(struct run *run, uint32_t needed, uint32_t unit, struct sh
 }
 
 /* Make unit and what it uses readable, whatever the plan did. */
-static int ensure(struct run *run, uint32_t unit, struct shd_err *e)
+static int ensure(struct step_run *run, uint32_t unit, struct shd_err *e)
 {
     const struct spec_unit *su = &run->m->spec->units[unit];
     int r = SHD_OK;
@@ -92,7 +92,7 @@ static int ensure(struct run *run, uint32_t unit, struct shd_err *e)
 
 /* Strays are freed here as the strategy would free them, for nothing in the plan does. Those that
  * `unit` (NONE: nothing) reads stay. */
-static void free_strays(struct run *run, uint32_t unit, bool forward)
+static void free_strays(struct step_run *run, uint32_t unit, bool forward)
 {
     const bool keeps = run->m->policy.plan.strategy == PLAN_ZERO2 && forward;
     if (holds_all_step(run) || keeps)
@@ -107,18 +107,18 @@ static void free_strays(struct run *run, uint32_t unit, bool forward)
 
 /* -- Going through the plan -------------------------------------------------------------------- */
 
-static const struct plan_op *op_at(const struct run *run, uint32_t at)
+static const struct plan_op *op_at(const struct step_run *run, uint32_t at)
 {
     return &run->exec->plan.ops[at];
 }
 
-static bool in_micro(const struct run *run, uint32_t at, uint32_t micro)
+static bool in_micro(const struct step_run *run, uint32_t at, uint32_t micro)
 {
     return op_at(run, at)->kind != PLAN_PREPARE && op_at(run, at)->micro == micro - run->base;
 }
 
 /* The operation that computes unit, in what is left of the micro-batch; NONE. */
-static uint32_t find_compute(const struct run *run, uint32_t micro, enum plan_op_kind kind,
+static uint32_t find_compute(const struct step_run *run, uint32_t micro, enum plan_op_kind kind,
                              uint32_t unit)
 {
     for (uint32_t at = run->at; in_micro(run, at, micro); at++)
@@ -127,7 +127,7 @@ static uint32_t find_compute(const struct run *run, uint32_t micro, enum plan_op
     return NONE;
 }
 
-static uint32_t micro_end(const struct run *run, uint32_t micro)
+static uint32_t micro_end(const struct step_run *run, uint32_t micro)
 {
     uint32_t at = run->at;
     while (in_micro(run, at, micro))
@@ -136,14 +136,14 @@ static uint32_t micro_end(const struct run *run, uint32_t micro)
 }
 
 /* Prefetch gives way: where there is no room, the unit is fetched when it runs. */
-static int pass_fetch(struct run *run, uint32_t unit, struct shd_err *e)
+static int pass_fetch(struct step_run *run, uint32_t unit, struct shd_err *e)
 {
     const int r = exec_fetch(run, unit, e);
     return r == SHD_EBUSY ? SHD_OK : r;
 }
 
 /* An operation between two computes. unit: what will be computed next, or NONE. */
-static int pass_op(struct run *run, const struct plan_op *op, uint32_t micro, uint32_t unit,
+static int pass_op(struct step_run *run, const struct plan_op *op, uint32_t micro, uint32_t unit,
                    struct shd_err *e)
 {
     const struct exec_unit *x = &run->exec->units[op->unit];
@@ -160,7 +160,7 @@ static int pass_op(struct run *run, const struct plan_op *op, uint32_t micro, ui
 }
 
 /* Units whose compute is passed over, in [run->at, end). */
-static void mark_away(struct run *run, uint32_t end, bool away)
+static void mark_away(struct step_run *run, uint32_t end, bool away)
 {
     for (uint32_t at = run->at; at < end; at++) {
         const struct plan_op *op = op_at(run, at);
@@ -170,7 +170,7 @@ static void mark_away(struct run *run, uint32_t end, bool away)
 }
 
 /* Units that were fetched for a compute that is passed over are in the way. */
-static void drop_away(struct run *run, uint32_t unit)
+static void drop_away(struct step_run *run, uint32_t unit)
 {
     for (uint32_t u = 0; u < run->m->spec->unit_count; u++) {
         const struct exec_unit *x = &run->exec->units[u];
@@ -180,7 +180,8 @@ static void drop_away(struct run *run, uint32_t unit)
 }
 
 /* Carry out the operations before `end`; the next compute is of unit (NONE: there is none). */
-static int pass(struct run *run, uint32_t end, uint32_t micro, uint32_t unit, struct shd_err *e)
+static int pass(struct step_run *run, uint32_t end, uint32_t micro, uint32_t unit,
+                struct shd_err *e)
 {
     const uint32_t begin = run->at;
     int r = SHD_OK;
@@ -196,7 +197,7 @@ static int pass(struct run *run, uint32_t end, uint32_t micro, uint32_t unit, st
 }
 
 /* Carry out what the plan does right after the compute before. */
-static int pass_done(struct run *run, uint32_t micro, struct shd_err *e)
+static int pass_done(struct step_run *run, uint32_t micro, struct shd_err *e)
 {
     int r = SHD_OK;
     while (r == SHD_OK && in_micro(run, run->at, micro) &&
@@ -208,7 +209,7 @@ static int pass_done(struct run *run, uint32_t micro, struct shd_err *e)
 }
 
 /* Make ready to compute unit. *ret_planned: the plan has it here. */
-static int make_ready(struct run *run, uint32_t micro, enum plan_op_kind kind, uint32_t unit,
+static int make_ready(struct step_run *run, uint32_t micro, enum plan_op_kind kind, uint32_t unit,
                       bool *ret_planned, struct shd_err *e)
 {
     const uint32_t at = find_compute(run, micro, kind, unit);
@@ -222,7 +223,7 @@ static int make_ready(struct run *run, uint32_t micro, enum plan_op_kind kind, u
 
 /* -- A micro-batch ----------------------------------------------------------------------------- */
 
-static int ask_next(const struct run *run, uint32_t micro, uint32_t unit, uint32_t *ret_next,
+static int ask_next(const struct step_run *run, uint32_t micro, uint32_t unit, uint32_t *ret_next,
                     struct shd_err *e)
 {
     const uint32_t next = run->compute->next(run->compute->ctx, run->micros[micro], unit);
@@ -240,7 +241,7 @@ static int ask_next(const struct run *run, uint32_t micro, uint32_t unit, uint32
     return SHD_OK;
 }
 
-static int follow_forward(struct run *run, uint32_t micro, struct shd_err *e)
+static int follow_forward(struct step_run *run, uint32_t micro, struct shd_err *e)
 {
     uint32_t unit = NONE;
     bool planned;
@@ -257,7 +258,7 @@ static int follow_forward(struct run *run, uint32_t micro, struct shd_err *e)
 
 /* In the last micro-batch of a group gradients are returned where the plan says so; those of
  * strays at once, unless everything is returned at the end. Before that they are summed. */
-static int after_backward(struct run *run, uint32_t micro, uint32_t unit, bool planned,
+static int after_backward(struct step_run *run, uint32_t micro, uint32_t unit, bool planned,
                           struct shd_err *e)
 {
     const bool at_end = planned || run->m->policy.plan.strategy == PLAN_DDP;
@@ -266,7 +267,7 @@ static int after_backward(struct run *run, uint32_t micro, uint32_t unit, bool p
     return exec_return_around(run, micro, unit, e);
 }
 
-static int follow_backward(struct run *run, uint32_t micro, struct shd_err *e)
+static int follow_backward(struct step_run *run, uint32_t micro, struct shd_err *e)
 {
     const struct exec *x = run->exec;
     bool planned;
@@ -281,7 +282,7 @@ static int follow_backward(struct run *run, uint32_t micro, struct shd_err *e)
     return r;
 }
 
-static int follow_micro(struct run *run, uint32_t micro, struct shd_err *e)
+static int follow_micro(struct step_run *run, uint32_t micro, struct shd_err *e)
 {
     exec_begin_micro(run);
     run->exec->recorded = false;
@@ -297,7 +298,7 @@ static int follow_micro(struct run *run, uint32_t micro, struct shd_err *e)
     return exec_end_micro(run, micro, e);
 }
 
-int follow_micros(struct run *run, struct shd_err *e)
+int follow_micros(struct step_run *run, struct shd_err *e)
 {
     int r = SHD_OK;
     for (uint32_t micro = 0; r == SHD_OK && micro < run->count; micro++) {

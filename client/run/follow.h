@@ -5,6 +5,6 @@
 #include "client/run/exec.h"
 
 /* All micro-batches of a model that says what runs next, up to PREPARE. */
-int follow_micros(struct run *run, struct shd_err *e);
+int follow_micros(struct step_run *run, struct shd_err *e);
 
 #endif

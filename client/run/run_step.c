@@ -21,7 +21,7 @@
 #include "proto/base/clock.h"
 
 /* A gradient that is not returned yet goes into its group's sum at once. */
-static int run_backward(struct run *run, const struct plan_op *op, struct shd_err *e)
+static int run_backward(struct step_run *run, const struct plan_op *op, struct shd_err *e)
 {
     const int r = exec_backward(run, op->micro, op->unit, e);
     if (r != SHD_OK || exec_group_ends(run, op->micro))
@@ -29,7 +29,7 @@ static int run_backward(struct run *run, const struct plan_op *op, struct shd_er
     return exec_return_around(run, op->micro, op->unit, e);
 }
 
-static int run_op(struct run *run, const struct plan_op *op, struct shd_err *e)
+static int run_op(struct step_run *run, const struct plan_op *op, struct shd_err *e)
 {
     switch (op->kind) {
     case PLAN_FETCH:
@@ -54,7 +54,7 @@ static int run_op(struct run *run, const struct plan_op *op, struct shd_err *e)
 }
 
 /* All units in the planned order. */
-static int run_fixed(struct run *run, struct shd_err *e)
+static int run_fixed(struct step_run *run, struct shd_err *e)
 {
     const struct plan *plan = &run->exec->plan;
     int r = SHD_OK;
@@ -71,7 +71,7 @@ static int run_fixed(struct run *run, struct shd_err *e)
 }
 
 /* Run run->micros[count], up to PREPARE. Lets go of all units, also after an error. */
-static int run_step_micros(struct run *run, const uint32_t *micros, uint32_t count,
+static int run_step_micros(struct step_run *run, const uint32_t *micros, uint32_t count,
                            struct shd_err *e)
 {
     const bool follows = run->compute->next != NULL;
@@ -89,7 +89,7 @@ static int run_step_micros(struct run *run, const uint32_t *micros, uint32_t cou
 
 /* Groups that were in at all owners before this worker came are left out: owners would only drop
  * them. The others are put into exec->micros; returns their number. */
-static uint32_t leave_out(struct run *run, const uint32_t *micros, uint32_t count)
+static uint32_t leave_out(struct step_run *run, const uint32_t *micros, uint32_t count)
 {
     const struct shd_model *m = run->m;
     uint32_t left = 0;
@@ -105,7 +105,7 @@ static uint32_t leave_out(struct run *run, const uint32_t *micros, uint32_t coun
 
 /* The commit, unless `leaves`; r is what came of the micro-batches. SHD_ESTEP is no error yet: a
  * predecessor's gradients were in and others have committed, or the commit says what is wrong. */
-static int run_step_commit(struct run *run, int r, bool leaves, struct shd_err *e)
+static int run_step_commit(struct step_run *run, int r, bool leaves, struct shd_err *e)
 {
     struct shd_result result = { .step = run->m->step, .left = true };
     if (r == SHD_ESTEP) {
@@ -125,7 +125,7 @@ static int run_step_commit(struct run *run, int r, bool leaves, struct shd_err *
 
 /* PREPARE and COMMIT are shd_commit(). A step whose commit broke off only needs that: its units
  * may have moved on already. */
-static int run_all(struct run *run, const uint32_t *micros, uint32_t count, struct shd_err *e)
+static int run_all(struct step_run *run, const uint32_t *micros, uint32_t count, struct shd_err *e)
 {
     CHECK(run->exec != NULL);
     const uint32_t left = leave_out(run, micros, count);
@@ -162,7 +162,7 @@ int shd_run_step(shd_model *m, const uint32_t *micros, uint32_t count,
                  const struct shd_compute *compute, const struct shd_update *update,
                  struct shd_result *ret_result, struct shd_err *e)
 {
-    struct run run = { .m = m };
+    struct step_run run = { .m = m };
     int r = exec_begin(m, compute, update, &run, e);
     if (r == SHD_OK)
         r = check_micros(m, micros, count, e);
@@ -175,7 +175,7 @@ int shd_run_step(shd_model *m, const uint32_t *micros, uint32_t count,
 
 /* -- A step of which the owners hand out the work ---------------------------------------------- */
 
-static int run_group(struct run *run, uint32_t group, struct shd_err *e)
+static int run_group(struct step_run *run, uint32_t group, struct shd_err *e)
 {
     const uint32_t a = run->m->spec->accumulate;
     uint32_t *micros = run->exec->micros;
@@ -184,7 +184,8 @@ static int run_group(struct run *run, uint32_t group, struct shd_err *e)
     return run_step_micros(run, micros, a, e);
 }
 
-static int lease(struct run *run, uint32_t owner, struct wire_leased *ret_leased, struct shd_err *e)
+static int lease(struct step_run *run, uint32_t owner, struct wire_leased *ret_leased,
+                 struct shd_err *e)
 {
     struct shd_model *m = run->m;
     const uint64_t start_ns = clock_now_ns();
@@ -199,7 +200,7 @@ void shd_leave(shd_model *m)
 }
 
 /* Take leases until nothing is left to be done, or this worker leaves. SHD_ESTEP: overtaken. */
-static int run_leases(struct run *run, struct shd_err *e)
+static int run_leases(struct step_run *run, struct shd_err *e)
 {
     const uint32_t owners = shd_owners(run->m->session);
     struct wire_leased leased = { .step = 0 };
@@ -217,7 +218,7 @@ static int run_leases(struct run *run, struct shd_err *e)
     return SHD_OK;
 }
 
-static int run_elastic(struct run *run, struct shd_err *e)
+static int run_elastic(struct step_run *run, struct shd_err *e)
 {
     run->m->leaving = false;
     const int r = run->m->sealed ? SHD_OK : run_leases(run, e);
@@ -228,7 +229,7 @@ int shd_run_step_elastic(shd_model *m, const struct shd_compute *compute,
                          const struct shd_update *update, struct shd_result *ret_result,
                          struct shd_err *e)
 {
-    struct run run = { .m = m };
+    struct step_run run = { .m = m };
     int r = exec_begin(m, compute, update, &run, e);
     if (r == SHD_OK)
         r = policy_start(m, e);
