@@ -126,13 +126,13 @@ void exec_miss(struct step_run *run, uint32_t unit)
     run->m->session->plan_misses++;
 }
 
-static void forget(struct step_run *run, uint32_t unit)
+static void let_go(struct step_run *run, uint32_t unit)
 {
     struct exec_unit *u = &run->exec->units[unit];
     if (u->waited)
         hold_release(run->m, unit);
     else if (u->fetched)
-        hold_drop(run->m, unit);
+        hold_let_go(run->m, unit);
     u->fetched = u->waited = u->stray = false;
 }
 
@@ -141,13 +141,13 @@ void exec_let_go(struct step_run *run, uint32_t unit)
     const struct exec_unit *u = &run->exec->units[unit];
     if (u->fetched && !u->read)
         exec_miss(run, unit);
-    forget(run, unit);
+    let_go(run, unit);
 }
 
-void exec_forget_all(struct step_run *run)
+void exec_let_go_all(struct step_run *run)
 {
     for (uint32_t u = 0; u < run->m->spec->unit_count; u++)
-        forget(run, u);
+        let_go(run, u);
 }
 
 static void mark_read(struct step_run *run, uint32_t unit)

@@ -66,7 +66,7 @@ int exec_fetch(struct step_run *run, uint32_t unit, struct shd_err *e);
 int exec_wait(struct step_run *run, uint32_t unit, struct shd_err *e);
 void exec_let_go(struct step_run *run, uint32_t unit); /* counts a miss if nothing has read it */
 void exec_miss(struct step_run *run, uint32_t unit);
-void exec_forget_all(struct step_run *run); /* whatever is held; no miss */
+void exec_let_go_all(struct step_run *run); /* whatever is held; no miss */
 
 /* Compute; micro is an ordinal of the step. The first backward of a micro-batch reports its
  * metrics. */

@@ -74,7 +74,7 @@ int hold_acquire(struct shd_model *m, uint32_t unit, struct shd_err *e)
     return SHD_OK;
 }
 
-void hold_drop(struct shd_model *m, uint32_t unit)
+void hold_let_go(struct shd_model *m, uint32_t unit)
 {
     struct unit_hold *h = &m->holds[unit];
     if (!h->fetched || h->acquired > 0)
@@ -93,5 +93,5 @@ void hold_release(struct shd_model *m, uint32_t unit)
     if (h->acquired == 0)
         return;
     h->acquired--;
-    hold_drop(m, unit);
+    hold_let_go(m, unit);
 }

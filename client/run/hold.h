@@ -16,6 +16,6 @@ int hold_acquire(struct shd_model *m, uint32_t unit, struct shd_err *e);
 void hold_release(struct shd_model *m, uint32_t unit);
 
 /* Let go of a unit that is fetched and not acquired; else nothing. */
-void hold_drop(struct shd_model *m, uint32_t unit);
+void hold_let_go(struct shd_model *m, uint32_t unit);
 
 #endif

@@ -81,7 +81,7 @@ static int run_step_micros(struct step_run *run, const uint32_t *micros, uint32_
     int r = exec_plan(run, count, follows && run->exec->recorded, e);
     if (r == SHD_OK)
         r = follows ? follow_micros(run, e) : run_fixed(run, e);
-    exec_forget_all(run);
+    exec_let_go_all(run);
     if (r == SHD_OK)
         run->result.computed += count;
     return r;

@@ -47,7 +47,7 @@ int shd_acquire(shd_model *m, uint32_t unit, const void **ret_params, struct shd
         return r;
     r = hold_acquire(m, unit, e);
     if (r != SHD_OK) {
-        hold_drop(m, unit);
+        hold_let_go(m, unit);
         return r;
     }
     if (ret_params != NULL)
