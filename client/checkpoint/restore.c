@@ -19,6 +19,7 @@
 #include "proto/files/ckpt.h"
 #include "proto/files/ckpt_info.h"
 #include "proto/files/safeset.h"
+#include "proto/files/safetensors.h"
 #include "proto/spec/spec_json.h"
 
 #define BUSY_NS            (3000 * NS_PER_MS)

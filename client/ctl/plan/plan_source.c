@@ -11,7 +11,6 @@
 
 #include "client/ctl/base/verb.h"
 #include "client/plan/wrap.h"
-#include "client/plan/wrap_spec.h"
 #include "client/shd.h"
 #include "proto/base/check.h"
 #include "proto/base/dtype.h"
