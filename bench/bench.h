@@ -1,5 +1,5 @@
-/* What the benchmarks in C share: their command lines, and their output: medians of rounds with
- * their spread, as a table or as JSON lines. */
+/* The shared parts of the benchmarks in C: their command lines, and their output: medians of rounds
+ * with their spread, as a table or as JSON lines. */
 #ifndef SHD_BENCH_BENCH_H
 #define SHD_BENCH_BENCH_H
 

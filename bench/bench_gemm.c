@@ -1,6 +1,6 @@
 /* bench_gemm [CORETYPE]: the matrix products of shd-gpt on one thread, by oneDNN and by OpenBLAS.
  *
- * What examples/gpt uses was chosen with this (docs/numerics.md). OpenBLAS is loaded at run
+ * examples/gpt uses oneDNN because of these figures (docs/numerics.md). OpenBLAS is loaded at run
  * time, if it is there; CORETYPE becomes its OPENBLAS_CORETYPE (try SkylakeX, Haswell, Zen). Rounds
  * alternate the two; printed are medians in GFLOP/s, with the spread of the rounds.
  */

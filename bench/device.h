@@ -1,5 +1,5 @@
-/* device.h: a GPU for benchmarks and gpu_probe, and processes that meet in shared memory. What goes
- * wrong ends the process (bench_check()).
+/* device.h: a GPU for benchmarks and gpu_probe, and processes that meet in shared memory. Errors
+ * end the process (bench_check()).
  */
 #ifndef SHD_BENCH_DEVICE_H
 #define SHD_BENCH_DEVICE_H

@@ -1,4 +1,4 @@
-"""What the benchmarks in Python share: flags that all have, runs of shd-gpt, and how figures are shown."""
+"""The shared parts of the benchmarks in Python: flags that all have, runs of shd-gpt, and how figures are shown."""
 import argparse
 import json
 import os

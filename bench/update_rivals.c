@@ -1,8 +1,8 @@
-/* What bench_update measures the kernels against, compiled for BENCH_ISA: the plain loops, what one
- * would write first, with -O3; and the memory's limit: the streams of an update or an accumulation,
- * read and written once, with one addition per vector so that no load or store can be left out. The
- * variants differ in what might help the machine: streamed stores, prefetching, and taking one
- * stream's block after the other's instead of all streams abreast. */
+/* The code that bench_update compares the kernels with, compiled for BENCH_ISA: the plain loops
+ * that one would write first, with -O3; and the memory's limit: the streams of an update or an
+ * accumulation, read and written once, with one addition per vector so that no load or store can be
+ * left out. The variants differ in what might help the machine: streamed stores, prefetching, and
+ * taking one stream's block after the other's instead of all streams abreast. */
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* backend.h: where the model is computed: this host, or a GPU. One table of functions, filled by
- * backend_host.c and cuda/backend_cuda.c; who calls it does not know which.
+ * backend_host.c and cuda/backend_cuda.c; callers do not know which.
  *
  * Use, per micro-batch: set_batch(), forward() for the units next() names, losses(), backward() for
  * the same units in reverse. Arrays are the published ones as libshd hands them out, and its

@@ -78,7 +78,7 @@ struct half_buffer {
     uint64_t bytes;
 };
 
-/* Of one thread; freed when the thread ends. */
+/* The state of one thread; freed when the thread ends. */
 struct half_thread {
     struct half_buffer a, b;
     dnnl_stream_t stream; /* owned; NULL until the first native product */

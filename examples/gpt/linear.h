@@ -1,7 +1,7 @@
 /* linear.h: y = x W + b over all threads, and its gradients.
  *
  * The output is cut into tiles by its shape alone, one gemm_run() per tile, each tile's k loop
- * unbroken: who computes which tile does not matter.
+ * unbroken: the bits do not depend on the thread that computes a tile.
  */
 #ifndef GPT_LINEAR_H
 #define GPT_LINEAR_H

@@ -7,8 +7,8 @@
  * backward: the layer's input; with experts also what the router gave them. The rest is held once,
  * for one layer, and a unit's backward computes it again, from that unit's parameters: the same
  * operations on the same inputs, so the same bits, and the same units in the same order. Nothing in
- * the model is random. What backward does not read is not computed again (the last product of a
- * dense layer), nor is what still lies there (the last layer).
+ * the model is random. Arrays that backward does not read are not computed again (the last product
+ * of a dense layer), nor are those that still hold it (the last layer's).
  *
  * The model: x = wte[token] + wpe[position]; per block x += proj(attention(ln_1(x))) and then
  * x += mlp(ln_2(x)); logits = ln_f(x) wte^T; loss = mean cross-entropy in nats. (Radford et al.

@@ -268,7 +268,7 @@ static void block_attention_backward(struct gpt *g, struct block_acts *b,
     block_norm_backward(g, b, a, BLOCK_LN1_W);
 }
 
-/* All that backward reads, but the last matrix's adapter. */
+/* The part of forward whose results backward reads, but for the last matrix's adapter. */
 static void block_inner_forward(struct gpt *g, struct block_acts *b, const struct block_arrays *a)
 {
     block_attention_forward(g, b, a);
@@ -495,7 +495,7 @@ static void expert_scatter_grad(const struct row_job *job, uint64_t packed)
     memcpy(job->g->dnorm2 + row * dim, job->g->d1 + packed * dim, dim * sizeof(real));
 }
 
-/* All that backward reads. */
+/* The part of an expert's forward whose results backward reads. */
 static void expert_inner_forward(struct row_job *job, const real *params)
 {
     struct gpt *g = job->g;

@@ -74,7 +74,7 @@ static void pool_restore_denormals(uint32_t before)
 #endif
 }
 
-/* Signals stay out of tasks: see pool.h. Those that report a fault of the running instruction are
+/* Signals stay out of tasks: see pool.h. Signals that report a fault of the running instruction are
  * left alone. */
 static void pool_block_signals(sigset_t *ret_before)
 {
@@ -220,7 +220,7 @@ static void pool_wait_helpers(struct pool *p)
     for (int i = 0; i < POOL_SPINS && atomic_load(&p->active) > 0; i++)
         pool_pause();
     pthread_mutex_lock(&p->lock);
-    p->job.fn = NULL; /* who wakes only now finds nothing to join */
+    p->job.fn = NULL; /* a helper that wakes late finds nothing to join */
     while (atomic_load(&p->active) > 0)
         pthread_cond_wait(&p->idle, &p->lock);
     pthread_mutex_unlock(&p->lock);

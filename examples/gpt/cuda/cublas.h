@@ -1,5 +1,5 @@
 /* cublas.h: cuBLAS, loaded at run time as the driver is (proto/gpu/cuda.h): shd-gpt runs on hosts
- * without it and builds without the CUDA Toolkit. What is declared is its binary interface in
+ * without it and builds without the CUDA Toolkit. The declarations are its binary interface in
  * versions 12 and 13 (tests/cuda/test_cublas_abi.c holds the two together where there is one).
  *
  * Bits: for one version of cuBLAS, one model of GPU, one stream per handle and a workspace of the

@@ -209,7 +209,7 @@ static void block_attention(struct gpu_model *m, struct gpu_acts *acts,
                    acts->norm2);
 }
 
-/* All that backward reads, but the last matrix's adapter. */
+/* The part of forward whose results backward reads, but for the last matrix's adapter. */
 static void inner_forward(struct gpu_model *m, struct gpu_acts *acts,
                           const struct gpu_block_arrays *a)
 {
@@ -433,7 +433,7 @@ static void expert_combine(struct gpu_model *m, struct gpt_unit u, const struct 
     gpu_launch(&m->gpu, GPU_KERNEL_expert_combine, gpu_blocks_elems(a.elems), &a);
 }
 
-/* All that backward reads. */
+/* The part of an expert's forward whose results backward reads. */
 static void expert_inner(struct gpu_model *m, struct gpt_unit u, const struct expert *x,
                          const void *params)
 {

@@ -7,9 +7,9 @@
  *   backend_cuda.c   the backend: which part a unit is, arrays in and out
  *
  * Number types. Parameters are read as they are published, fp32, bf16 or fp16, and that type, T
- * below, is also that of both factors of every product. What is only ever a factor is kept as T: it
- * is rounded once, where it is made, to what the host rounds it to at every use. The residual
- * stream, sums, scores, gradients and what leads to them are fp32.
+ * below, is also that of both factors of every product. An array that is only ever a factor is kept
+ * as T: it is rounded once, where it is made, to what the host rounds it to at every use. The
+ * residual stream, sums, scores, gradients and what leads to them are fp32.
  */
 #ifndef GPT_CUDA_MODEL_CUDA_H
 #define GPT_CUDA_MODEL_CUDA_H
