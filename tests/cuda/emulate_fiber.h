@@ -71,7 +71,8 @@ static inline void fiber_alloc(struct fiber *f)
 static inline void fiber_start(struct fiber *f, void (*entry)())
 {
 #ifdef EMULATE_ASAN
-    __asan_unpoison_memory_region(f->stack, f->stack_bytes); /* it may have been left anywhere */
+    if (f->sp != nullptr) /* it may have been left anywhere */
+        __asan_unpoison_memory_region(f->stack, f->stack_bytes);
 #endif
     f->fake_stack = nullptr;
     void **top = reinterpret_cast<void **>(f->memory + FIBER_STACK_BYTES);

@@ -78,16 +78,17 @@ static struct allocation *allocation_new(int fd, uint64_t bytes, bool counted)
     return a;
 }
 
-/* Memory is as it was left by others: never zero. All of a small one is written, and the first
- * page of each granule of a large one. */
-static void make_dirty(struct allocation *a)
+/* Memory is as it was left by others: never zero. The first pages are written, and then one in 32;
+ * by pwrite(), which maps none of them. */
+static bool make_dirty(int fd, uint64_t bytes)
 {
-    if (a->bytes <= 2 * GRANULE) {
-        memset(a->alias, 0xdb, a->bytes);
-        return;
-    }
-    for (uint64_t at = 0; at < a->bytes; at += GRANULE)
-        memset(a->alias + at, 0xdb, 4096);
+    static uint8_t dirt[64 * 4096];
+    memset(dirt, 0xdb, sizeof dirt);
+    bool written = pwrite(fd, dirt, sizeof dirt, 0) == (ssize_t)sizeof dirt;
+    const uint64_t step = bytes > 2 * GRANULE ? GRANULE : UINT64_C(32) * 4096;
+    for (uint64_t at = sizeof dirt; written && at < bytes; at += step)
+        written = pwrite(fd, dirt, 4096, (off_t)at) == 4096;
+    return written;
 }
 
 static CUresult allocation_make(uint64_t bytes, struct allocation **ret)
@@ -97,13 +98,13 @@ static CUresult allocation_make(uint64_t bytes, struct allocation **ret)
     const int fd = memfd_create("shim-cuda", MFD_CLOEXEC);
     if (fd < 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    struct allocation *a = ftruncate(fd, (off_t)bytes) == 0 ? allocation_new(fd, bytes, true)
-                                                            : NULL;
+    struct allocation *a = NULL;
+    if (ftruncate(fd, (off_t)bytes) == 0 && make_dirty(fd, bytes))
+        a = allocation_new(fd, bytes, true);
     if (a == NULL) {
         close(fd);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    make_dirty(a);
     *ret = a;
     return CUDA_SUCCESS;
 }
