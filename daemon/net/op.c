@@ -212,7 +212,7 @@ void op_serve_frame(struct daemon *d, const uint8_t *identity, uint32_t identity
     struct session *s = session_by_identity(d, identity, identity_bytes);
     log_warn("op=undecodable status=%s session=%016" PRIx64 " pid=%d why=\"%s\""
              " do=\"look at that program: use libshd of this version\"",
-             status_name(r), s != NULL ? s->id : 0, s != NULL ? (int)s->peer.pid : 0, op->err.text);
+             status_name(r), s != NULL ? s->id : 0, s != NULL ? (int)s->pid : 0, op->err.text);
     op_finish(op, r);
     if (s != NULL && s->state == SESSION_OPEN)
         session_end(s, "it sent an undecodable request");
