@@ -7,15 +7,8 @@
 #include <stdbool.h>
 #include <string.h>
 
-#if BENCH_LANES == 16
-#include "kernels/cpu/vec_avx512.h"
-#elif BENCH_LANES == 8
-#include "kernels/cpu/vec_avx2.h"
-#else
-#include "kernels/cpu/vec_scalar.h"
-#endif
-
 #include "bench/update_rivals.h"
+#include "kernels/cpu/vec.h"
 
 /* -- The plain loops -------------------------------------------------------------------------- */
 

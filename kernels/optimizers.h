@@ -1,5 +1,5 @@
 /* The optimizers' steps, one source for the host's instruction sets and for GPUs: included after
- * what defines vec (kernels/cpu/vec_*.h, kernels/vec_float.h). */
+ * what defines vec (kernels/cpu/vec.h, kernels/vec_float.h). */
 #ifndef SHD_KERNELS_OPTIMIZERS_H
 #define SHD_KERNELS_OPTIMIZERS_H
 

@@ -17,6 +17,7 @@
 #define KERN_FN static inline __attribute__((always_inline, unused))
 #endif
 
+/* A number's bits. */
 KERN_FN uint32_t f32_bits(float x)
 {
     uint32_t bits;

@@ -1,6 +1,6 @@
 /* Vectors of one lane, in plain C for the host and for GPUs: the scalar instruction set, and a
  * thread's element. The reference that every other instruction set must match bit for bit:
- * kernels/cpu/vec_avx2.h and vec_avx512.h give the same names 8 and 16 lanes.
+ * kernels/cpu/vec_x86.h gives the same names 8 and 16 lanes.
  *
  * Arithmetic is IEEE, to nearest even, denormals taken as zero and made zero (on the host the
  * thread's MXCSR says so, for GPUs -ftz=true). Conversions work on bits and ignore that: bf16 and

@@ -9,7 +9,7 @@
 
 #include "kernels/runs.h"
 
-int kern_run(struct kern *k, const struct kern_op *op, struct shd_err *e)
+int kern_run_op(struct kern *k, const struct kern_op *op, struct shd_err *e)
 {
     static const char *const names[] = {
 #define OP_NAME(NAME, name) [KERN_##NAME] = #name,

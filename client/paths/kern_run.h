@@ -7,7 +7,7 @@
 #include "proto/spec/spec.h"
 
 /* Queue op, and wait for it. */
-int kern_run(struct kern *k, const struct kern_op *op, struct shd_err *e);
+int kern_run_op(struct kern *k, const struct kern_op *op, struct shd_err *e);
 
 /* Elements that become zero. */
 struct kern_op kern_zero(float *x, uint64_t elems);

@@ -122,19 +122,19 @@ static int fill_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     const uint64_t zero_elems = (u->memory_bytes - su->elems * dtype_bytes(m->spec->publish)) /
                                 sizeof(float);
     const struct kern_op zero = kern_zero(u->memory, zero_elems);
-    const int zeroed = kern_run(k, &zero, e);
+    const int zeroed = kern_run_op(k, &zero, e);
     if (zeroed != SHD_OK)
         return zeroed;
     for (uint32_t t = su->first_tensor; t < su->first_tensor + su->tensor_count; t++) {
         struct kern_fill fill;
         if (!runs_fill(m->spec, t, (struct slice){ 0, su->elems }, u->param, &fill))
             continue;
-        const int r = kern_run(k, &(struct kern_op){ KERN_FILL, { .fill = fill } }, e);
+        const int r = kern_run_op(k, &(struct kern_op){ KERN_FILL, { .fill = fill } }, e);
         if (r != SHD_OK)
             return r;
     }
     const struct kern_cast cast = { u->publish, m->spec->publish, u->param, su->elems };
-    return kern_run(k, &(struct kern_op){ KERN_CAST, { .cast = cast } }, e);
+    return kern_run_op(k, &(struct kern_op){ KERN_CAST, { .cast = cast } }, e);
 }
 
 static int new_local(struct shd_model *m, struct shd_err *e)
@@ -238,7 +238,8 @@ static int local_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret
         .out = ret_leaves,
     };
     CHECK(kern_hash_leaves(hash.head_elems, elems) == part->leaves);
-    const int r = kern_run(m->session->kern, &(struct kern_op){ KERN_HASH, { .hash = hash } }, e);
+    const int r = kern_run_op(m->session->kern, &(struct kern_op){ KERN_HASH, { .hash = hash } },
+                              e);
     return r == SHD_OK ? digest_stamp_take(stamp, m->step, m->local->updates, e) : r;
 }
 
@@ -272,7 +273,7 @@ static int local_fill_slot(struct shd_model *m, uint32_t slot, uint32_t unit, co
         .elems = m->spec->units[unit].elems,
     };
     m->session->bytes_copied += cast.elems * dtype_bytes(dtype);
-    return kern_run(m->session->kern, &(struct kern_op){ KERN_CAST, { .cast = cast } }, e);
+    return kern_run_op(m->session->kern, &(struct kern_op){ KERN_CAST, { .cast = cast } }, e);
 }
 
 static uint32_t find_sent(const struct shd_model *m, uint32_t group, uint32_t unit)
@@ -300,7 +301,7 @@ static int sum_arrived(struct shd_model *m, uint32_t unit, struct shd_err *e)
                 .elems = m->spec->units[unit].elems,
                 .first = !u->summed,
             };
-            const int r = kern_run(
+            const int r = kern_run_op(
                 m->session->kern,
                 &(struct kern_op){ KERN_ACCUMULATE, { .accumulate = accumulate } }, e);
             if (r != SHD_OK)
@@ -365,14 +366,14 @@ static int sum_squares(struct shd_model *m, struct wire_prepared *prepared, stru
             continue;
         if (!u->summed) { /* took part in no micro-batch */
             const struct kern_op zero = kern_zero(u->acc, elems);
-            const int r = kern_run(m->session->kern, &zero, e);
+            const int r = kern_run_op(m->session->kern, &zero, e);
             if (r != SHD_OK)
                 return r;
             continue;
         }
         const struct kern_sumsq sumsq = { u->acc, elems, &sum };
-        const int r = kern_run(m->session->kern,
-                               &(struct kern_op){ KERN_SUMSQ, { .sumsq = sumsq } }, e);
+        const int r = kern_run_op(m->session->kern,
+                                  &(struct kern_op){ KERN_SUMSQ, { .sumsq = sumsq } }, e);
         if (r != SHD_OK)
             return r;
     }
@@ -416,8 +417,8 @@ static int update_units(struct shd_model *m, const struct decision *decision, st
             .hypers = local->hypers,
             .hyper_count = m->spec->group_count,
         };
-        const int r = kern_run(m->session->kern,
-                               &(struct kern_op){ KERN_UPDATE, { .update = update } }, e);
+        const int r = kern_run_op(m->session->kern,
+                                  &(struct kern_op){ KERN_UPDATE, { .update = update } }, e);
         if (r != SHD_OK)
             return r;
     }

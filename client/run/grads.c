@@ -163,8 +163,8 @@ int grads_close(struct shd_model *m, struct grad_entry *entry, struct shd_err *e
             .grad_dtype = SHD_F32,
             .elems = m->spec->units[entry->unit].elems,
         };
-        const int r = kern_run(m->session->kern,
-                               &(struct kern_op){ KERN_ACCUMULATE, { .accumulate = add } }, e);
+        const int r = kern_run_op(m->session->kern,
+                                  &(struct kern_op){ KERN_ACCUMULATE, { .accumulate = add } }, e);
         if (r != SHD_OK)
             return r;
         give_buffer(m->grads, &entry->scratch);

@@ -1,5 +1,5 @@
-/* The instruction sets of the host: one table of ops each (isa_*.c, built from op_*.h over
- * vec_*.h), and which of them this CPU can run.
+/* The instruction sets of the host: one table of ops each (isa_ops.c, built from op_*.h over
+ * vec.h), and which of them this CPU can run.
  *
  * Every compute thread runs with CPU_MXCSR. That is part of the numerics: denormal fp32 inputs of
  * arithmetic count as zero, denormal results become zero. Only host arithmetic of x86-64 is

@@ -1,7 +1,7 @@
 /* Cast fp32 to a publish dtype: round to nearest even on the bits, whatever FTZ|DAZ say. fp32
  * denormals therefore become bf16 denormals (and 0 in f16, being far below its smallest), f16
  * denormals are kept, overflow gives infinity, and a NaN becomes quiet with the upper bits of its
- * payload. fp32 is a copy. Included once per instruction set, after vec_*.h. */
+ * payload. fp32 is a copy. Included once per instruction set, after vec.h. */
 #ifndef SHD_KERNELS_CPU_OP_CAST_H
 #define SHD_KERNELS_CPU_OP_CAST_H
 

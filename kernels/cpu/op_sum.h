@@ -1,5 +1,5 @@
 /* Sums of squares, and the gradient accumulator that can form one on the way. Included once per
- * instruction set, after vec_*.h.
+ * instruction set, after vec.h.
  *
  * Sum of one block of 2,048 elements: lane j of 32 adds, in fp64 and in ascending order, the
  * squares of elements j, j + 32, j + 64, ... (the square of an fp32 value is exact in fp64, so a

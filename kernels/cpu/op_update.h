@@ -1,5 +1,5 @@
 /* The loop that all optimizers share: read param, moments and gradient once, step, write them and
- * the published copy, in one pass. Included once per instruction set, after vec_*.h.
+ * the published copy, in one pass. Included once per instruction set, after vec.h.
  *
  * Elements are independent, so neither lanes nor ranges nor the way a run's ends are handled can
  * show in a result. Elements between runs are not touched.

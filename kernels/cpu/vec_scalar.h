@@ -6,7 +6,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "kernels/cpu/vec_common.h"
 #include "kernels/vec_float.h"
 
 #define VEC_LANES 1u

@@ -6,11 +6,15 @@
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
-#include "kernels/cuda/image.h"
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/ops.h"
-#include "kernels/cuda/queue.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+
+/* The kernels of this folder as nvcc compiled them, a fatbin for cuModuleLoadData(); of 0 bytes
+ * where this build was made without nvcc. */
+extern const unsigned char shd_cuda_kernels[];
+extern const uint64_t shd_cuda_kernels_bytes;
 
 #define HASH_THREADS   2u
 #define CAPABILITY_MIN 9 /* kernels are compiled for 9.0 and, as PTX, for what comes after */

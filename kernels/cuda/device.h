@@ -1,6 +1,6 @@
 /* Inside the CUDA backend: what its files share. Users want kern_cuda_new() of cuda.h.
  *
- * ops.c checks arguments and fills a struct cuda_op; queue.c has the device thread, which makes
+ * ops.c checks arguments and fills a struct cuda_op; device.c has the device thread, which makes
  * every call that needs the stream. It takes ops in order, each in one or several *parts*, and
  * launches ahead: up to CUDA_FLIGHT parts are on the device at once, each with an event and staging
  * memory of its own. When the oldest part's event is reached the thread does what is left to do on
@@ -135,5 +135,14 @@ void cuda_break(struct cuda_kern *k, const struct shd_err *why);
 /* Of struct kern_ops. */
 int cuda_health(struct kern *k, struct shd_err *e);
 bool cuda_failed(struct kern *k, struct shd_err *ret_why);
+
+/* Start the device thread. SHD_ENOMEM. */
+int cuda_queue_start(struct cuda_kern *k, struct shd_err *e);
+
+/* Run what is queued, then end the thread, if it was started. */
+void cuda_queue_stop(struct cuda_kern *k);
+
+/* Queue a copy of op. SHD_EBUSY when KERN_QUEUE_MAX are queued. Any thread. */
+int cuda_queue_push(struct cuda_kern *k, const struct cuda_op *op, struct shd_err *e);
 
 #endif

@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "kernels/cuda/memory.h"
-#include "kernels/cuda/queue.h"
 #include "kernels/cuda/trail.h"
 #include "proto/base/check.h"
 #include "proto/spec/layout.h"

@@ -1,13 +1,67 @@
-/* acc = first ? grad : acc + grad, in fp32, one rounding; first copies bits. With block sums the
+/* Sums of squares, and the gradient accumulator that can form one on the way. */
+#include "kernels/cuda/convert.cuh"
+#include "kernels/cuda/tile.cuh"
+
+/* The sum of squares of a block of 2,048 elements by one warp, in the order of
+ * kernels/cpu/op_sum.h: lane j adds elements j, j + 32, j + 64, ... in fp64, then the lanes are
+ * added in halves. Squares are exact in fp64, so the fused add is the host's. fp32 denormals count
+ * as zero, since -ftz=true converts them so. */
+#define SUM_LANES 32u
+#define SUM_ROWS  (CUDA_BLOCK_ELEMS / SUM_LANES)
+
+DEVICE double sum_add(double sum, float x)
+{
+    const double d = (double)x;
+    return fma(d, d, sum);
+}
+
+/* All lanes; right in lane 0. */
+DEVICE double sum_lanes(double sum)
+{
+    for (unsigned width = SUM_LANES / 2; width > 0; width /= 2)
+        sum += __shfl_down_sync(0xffffffffu, sum, width);
+    return sum;
+}
+
+/* -- Alone --------------------------------------------------------------------------------------
+ */
+
+#define SUMSQ_AHEAD 16u
+
+/* Sums of squares of blocks, a warp each. Loads are of 4 bytes, which the order of the sum gives a
+ * lane; a warp's are 128 neighbouring bytes, and sixteen of them are on their way at a time. */
+KERNEL(shd_sumsq, struct cuda_sumsq)
+{
+    const uint32_t lane = threadIdx.x % SUM_LANES, warps = CUDA_THREADS / SUM_LANES;
+    const uint64_t blocks = a.elems / CUDA_BLOCK_ELEMS;
+    for (uint64_t b = (uint64_t)blockIdx.x * warps + threadIdx.x / SUM_LANES; b < blocks;
+         b += (uint64_t)gridDim.x * warps) {
+        const float *at = a.x + b * CUDA_BLOCK_ELEMS + lane;
+        double sum = 0;
+        for (unsigned row = 0; row < SUM_ROWS; row += SUMSQ_AHEAD) {
+            float x[SUMSQ_AHEAD];
+#pragma unroll
+            for (unsigned k = 0; k < SUMSQ_AHEAD; k++)
+                x[k] = get_once(at + (row + k) * SUM_LANES);
+#pragma unroll
+            for (unsigned k = 0; k < SUMSQ_AHEAD; k++)
+                sum = sum_add(sum, x[k]);
+        }
+        sum = sum_lanes(sum);
+        if (lane == 0)
+            put(a.block_sums + b, sum);
+    }
+}
+
+/* -- With an accumulation -----------------------------------------------------------------------
+ *
+ * acc = first ? grad : acc + grad, in fp32, one rounding; first copies bits. With block sums the
  * new values also go to shared memory, where one warp adds a tile's squares while the others are at
  * the next tile. Tiles that a predecessor did are only read, for their sum.
  *
  * Per element: acc read and written, grad read; the record of a trail stays in the L2 cache (see
- * update.cuh). `first` needs none: copying again does no harm. A tile is few bytes beside what its
+ * update.cu). `first` needs none: copying again does no harm. A tile is few bytes beside what its
  * fences take, so the next one is read while they are waited for. */
-#include "kernels/cuda/convert.cuh"
-#include "kernels/cuda/sum.cuh"
-#include "kernels/cuda/tile.cuh"
 
 /* The variant of the work on a tile. */
 struct how {

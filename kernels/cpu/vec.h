@@ -1,12 +1,18 @@
-/* The part that the vector wrappers of all instruction sets share. */
-#ifndef SHD_KERNELS_CPU_VEC_COMMON_H
-#define SHD_KERNELS_CPU_VEC_COMMON_H
+/* The vector wrappers, KERN_LANES wide: those of an instruction set, or plain C. */
+#ifndef SHD_KERNELS_CPU_VEC_H
+#define SHD_KERNELS_CPU_VEC_H
 
 #include <immintrin.h>
 
 #include "kernels/shared.h"
 
 #define SUM_LANES 32u /* fp64 lanes of a block's sum of squares: part of the numerics */
+
+#if KERN_LANES > 1
+#include "kernels/cpu/vec_x86.h"
+#else
+#include "kernels/cpu/vec_scalar.h"
+#endif
 
 /* Order streamed stores before whatever says that they are done. */
 KERN_FN void vec_fence(void)

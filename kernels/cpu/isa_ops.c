@@ -1,0 +1,20 @@
+/* The ops of one instruction set, compiled once for each (KERN_ISA, KERN_LANES) with the flags it
+ * needs: call them only where isa.c says so. Of one lane they are plain C: the reference, and the
+ * fallback. */
+#include "kernels/cpu/vec.h"
+
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/op_cast.h"
+#include "kernels/cpu/op_fill.h"
+#include "kernels/cpu/op_sum.h"
+#include "kernels/cpu/op_update.h"
+
+const struct cpu_isa KERN_ISA = {
+    .name = VEC_NAME,
+    .ops_name = "cpu-" VEC_NAME,
+    .fill = fill_range,
+    .cast = cast_range,
+    .accumulate = accumulate_range,
+    .sumsq = sumsq_range,
+    .update = update_range,
+};

@@ -1,0 +1,258 @@
+/* The vector wrappers, KERN_LANES wide: sixteen (AVX-512 F, BW, DQ, VL) or eight (AVX2, FMA, F16C).
+ * vec_scalar.h says what each does. */
+#ifndef SHD_KERNELS_CPU_VEC_X86_H
+#define SHD_KERNELS_CPU_VEC_X86_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/shared.h"
+
+#define VEC_LANES KERN_LANES
+
+#if KERN_LANES == 16
+#define VEC_NAME "avx512"
+typedef __m512 vec;
+typedef __m256i half;
+typedef __m512d vec_f64;
+#define MM(name)      _mm512_##name
+#define MM_HALF(name) _mm256_##name##_si256
+#else
+#define VEC_NAME      "avx2"
+typedef __m256 vec;
+typedef __m128i half;
+typedef __m256d vec_f64;
+#define MM(name)      _mm256_##name
+#define MM_HALF(name) _mm_##name##_si128
+#endif
+
+KERN_FN vec vec_set1(float x)
+{
+    return MM(set1_ps)(x);
+}
+
+KERN_FN vec vec_load(const float *p)
+{
+    return MM(loadu_ps)(p);
+}
+
+KERN_FN void vec_store(float *p, vec x)
+{
+    MM(storeu_ps)(p, x);
+}
+
+KERN_FN void vec_stream(float *p, vec x)
+{
+    MM(stream_ps)(p, x);
+}
+
+KERN_FN vec vec_add(vec a, vec b)
+{
+    return MM(add_ps)(a, b);
+}
+
+KERN_FN vec vec_sub(vec a, vec b)
+{
+    return MM(sub_ps)(a, b);
+}
+
+KERN_FN vec vec_mul(vec a, vec b)
+{
+    return MM(mul_ps)(a, b);
+}
+
+KERN_FN vec vec_div(vec a, vec b)
+{
+    return MM(div_ps)(a, b);
+}
+
+KERN_FN vec vec_sqrt(vec a)
+{
+    return MM(sqrt_ps)(a);
+}
+
+KERN_FN vec vec_fma(vec a, vec b, vec c)
+{
+    return MM(fmadd_ps)(a, b, c);
+}
+
+KERN_FN vec vec_fms(vec a, vec b, vec c)
+{
+    return MM(fmsub_ps)(a, b, c);
+}
+
+KERN_FN half half_load(const uint16_t *p)
+{
+    return MM_HALF(loadu)((const half *)(const void *)p);
+}
+
+KERN_FN void half_store(uint16_t *p, half x)
+{
+    MM_HALF(storeu)((half *)(void *)p, x);
+}
+
+KERN_FN vec vec_from_f16(half x)
+{
+    return MM(cvtph_ps)(x);
+}
+
+struct lanes {
+    vec_f64 s[2 * SUM_LANES / VEC_LANES];
+};
+
+KERN_FN void lanes_get(const struct lanes *l, double out[SUM_LANES])
+{
+    for (unsigned i = 0; i < 2 * SUM_LANES / VEC_LANES; i++)
+        MM(storeu_pd)(out + (size_t)i * (VEC_LANES / 2), l->s[i]);
+}
+
+#if KERN_LANES == 16
+
+KERN_FN __mmask16 vec_mask(unsigned n)
+{
+    return (__mmask16)((1u << n) - 1);
+}
+
+KERN_FN vec vec_load_n(const float *p, unsigned n)
+{
+    return _mm512_maskz_loadu_ps(vec_mask(n), p);
+}
+
+KERN_FN void vec_store_n(float *p, vec x, unsigned n)
+{
+    _mm512_mask_storeu_ps(p, vec_mask(n), x);
+}
+
+KERN_FN vec vec_sign_times(vec x, vec by)
+{
+    const vec zero = _mm512_setzero_ps();
+    const __mmask16 above = _mm512_cmp_ps_mask(x, zero, _CMP_GT_OQ);
+    const __mmask16 below = _mm512_cmp_ps_mask(x, zero, _CMP_LT_OQ);
+    const vec minus_by = _mm512_xor_ps(by, _mm512_set1_ps(-0.0f));
+    return _mm512_mask_mov_ps(_mm512_maskz_mov_ps(above, by), below, minus_by);
+}
+
+KERN_FN half half_load_n(const uint16_t *p, unsigned n)
+{
+    return _mm256_maskz_loadu_epi16(vec_mask(n), p);
+}
+
+KERN_FN void half_store_n(uint16_t *p, half x, unsigned n)
+{
+    _mm256_mask_storeu_epi16(p, vec_mask(n), x);
+}
+
+KERN_FN void half_stream_pair(uint16_t *p, half x, half y)
+{
+    _mm512_stream_si512((__m512i *)(void *)p, _mm512_inserti64x4(_mm512_castsi256_si512(x), y, 1));
+}
+
+KERN_FN vec vec_from_bf16(half x)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+
+/* Not VCVTNEPS2BF16, which flushes denormals. */
+KERN_FN half vec_to_bf16(vec x)
+{
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const __m512i wide = _mm512_mask_or_epi32(up, nan, bits, _mm512_set1_epi32(0x400000));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(wide, 16));
+}
+
+KERN_FN half vec_to_f16(vec x)
+{
+    /* The unmasked one is a macro at -O0, and its constant -1 mask warns. */
+    return _mm512_maskz_cvtps_ph((__mmask16)0xffff, x, _MM_FROUND_TO_NEAREST_INT);
+}
+
+KERN_FN void lanes_add(struct lanes *l, unsigned at, vec x)
+{
+    const __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+    const __m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+    l->s[2 * at] = _mm512_fmadd_pd(lo, lo, l->s[2 * at]);
+    l->s[2 * at + 1] = _mm512_fmadd_pd(hi, hi, l->s[2 * at + 1]);
+}
+
+#else
+
+KERN_FN vec vec_load_n(const float *p, unsigned n)
+{
+    float part[VEC_LANES] = { 0 };
+    memcpy(part, p, n * sizeof *p);
+    return _mm256_loadu_ps(part);
+}
+
+KERN_FN void vec_store_n(float *p, vec x, unsigned n)
+{
+    float part[VEC_LANES];
+    _mm256_storeu_ps(part, x);
+    memcpy(p, part, n * sizeof *p);
+}
+
+KERN_FN vec vec_sign_times(vec x, vec by)
+{
+    const vec zero = _mm256_setzero_ps();
+    const vec above = _mm256_cmp_ps(x, zero, _CMP_GT_OQ);
+    const vec below = _mm256_cmp_ps(x, zero, _CMP_LT_OQ);
+    const vec minus_by = _mm256_xor_ps(by, _mm256_set1_ps(-0.0f));
+    return _mm256_or_ps(_mm256_and_ps(above, by), _mm256_and_ps(below, minus_by));
+}
+
+KERN_FN half half_load_n(const uint16_t *p, unsigned n)
+{
+    uint16_t part[VEC_LANES] = { 0 };
+    memcpy(part, p, n * sizeof *p);
+    return half_load(part);
+}
+
+KERN_FN void half_store_n(uint16_t *p, half x, unsigned n)
+{
+    uint16_t part[VEC_LANES];
+    half_store(part, x);
+    memcpy(p, part, n * sizeof *p);
+}
+
+KERN_FN void half_stream_pair(uint16_t *p, half x, half y)
+{
+    _mm256_stream_si256((__m256i *)(void *)p, _mm256_set_m128i(y, x));
+}
+
+KERN_FN vec vec_from_bf16(half x)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+}
+
+/* Not VCVTNEPS2BF16, which flushes denormals. */
+KERN_FN half vec_to_bf16(vec x)
+{
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i wide = _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, nan), 16);
+    const __m256i pairs = _mm256_packus_epi32(wide, wide);
+    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(pairs, 0x08));
+}
+
+KERN_FN half vec_to_f16(vec x)
+{
+    return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+}
+
+KERN_FN void lanes_add(struct lanes *l, unsigned at, vec x)
+{
+    const __m256d lo = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
+    const __m256d hi = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+    l->s[2 * at] = _mm256_fmadd_pd(lo, lo, l->s[2 * at]);
+    l->s[2 * at + 1] = _mm256_fmadd_pd(hi, hi, l->s[2 * at + 1]);
+}
+
+#endif
+
+#endif
