@@ -14,7 +14,7 @@
 #include "client/checkpoint/dir.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
-#include "proto/files/ckpt_info.h"
+#include "proto/files/ckpt.h"
 #include "proto/files/safetensors.h"
 
 uint64_t checkpoint_file_bytes_max = UINT64_C(5000000000);

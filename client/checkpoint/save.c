@@ -20,8 +20,8 @@
 #include "proto/base/clock.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
-#include "proto/files/ckpt_info.h"
-#include "proto/spec/spec_dump.h"
+#include "proto/files/ckpt.h"
+#include "proto/spec/spec_json.h"
 
 #define TIMEOUT_MS_DEFAULT UINT64_C(600000)
 #define REACH_NS           (2000 * NS_PER_MS) /* for a step that was to come */

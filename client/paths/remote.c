@@ -29,7 +29,7 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
-#include "proto/spec/spec_dump.h"
+#include "proto/spec/spec_json.h"
 
 static int new_map(struct shd_model *m, struct shd_err *e)
 {

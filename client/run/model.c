@@ -10,7 +10,6 @@
 #include "client/session/session.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
-#include "proto/spec/spec_dump.h"
 #include "proto/spec/spec_json.h"
 
 /* -- Opening and closing ----------------------------------------------------------------------- */

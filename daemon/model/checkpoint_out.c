@@ -9,7 +9,6 @@
 #include "proto/base/failpoint.h"
 #include "proto/base/status.h"
 #include "proto/base/sys.h"
-#include "proto/files/safeset.h"
 #include "proto/files/safetensors.h"
 #include "proto/spec/spec.h"
 

@@ -25,7 +25,7 @@
 #include "proto/base/sys.h"
 #include "proto/share/board.h"
 #include "proto/spec/layout.h"
-#include "proto/spec/spec_dump.h"
+#include "proto/spec/spec_json.h"
 #include "proto/wire/wire.h"
 
 struct model_fill {   /* of initial values, one piece of work at a time */

@@ -23,7 +23,7 @@
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
-#include "proto/files/ckpt_info.h"
+#include "proto/files/ckpt.h"
 #include "proto/share/board.h"
 #include "proto/spec/spec_json.h"
 #include "proto/wire/wire.h"

@@ -11,8 +11,7 @@
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
-#include "proto/files/ckpt_info.h"
-#include "proto/files/safeset.h"
+#include "proto/files/ckpt.h"
 #include "proto/files/safetensors.h"
 #include "proto/spec/spec_json.h"
 

@@ -6,7 +6,6 @@
 #include <stdint.h>
 
 #include "proto/files/ckpt.h"
-#include "proto/files/ckpt_info.h"
 
 struct checkpoint_piece;
 struct model;

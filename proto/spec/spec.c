@@ -2,6 +2,8 @@
 #include "proto/spec/spec.h"
 
 #include <inttypes.h>
+#include <limits.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +11,21 @@
 #include <openssl/sha.h>
 
 #include "proto/base/check.h"
-#include "proto/spec/spec_tables.h"
+
+const struct spec_init_row spec_init_rows[SPEC_INITS + 1] = {
+    [SPEC_INIT_CONST] = { "const", 1 },
+    [SPEC_INIT_NORMAL] = { "normal", 2 },
+    [SPEC_INIT_UNIFORM] = { "uniform", 2 },
+};
+
+void spec_real_text(double x, char ret_text[32])
+{
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(ret_text, 32, "%.*g", digits, x);
+        if (strtod(ret_text, NULL) == x)
+            return;
+    }
+}
 
 void spec_free(struct spec *spec)
 {
@@ -55,175 +71,147 @@ uint64_t spec_tensor_key(const struct spec *spec, const struct spec_tensor *tens
     return key;
 }
 
-/* -- Comparison: `field` is what differs, asked's value comes first ------------------------- */
+/* -- Comparison ----------------------------------------------------------------------------- */
 
-#define FIELD_BYTES 176 /* "tensor '<127 bytes>': shape[7]" */
+/* A comparison of two specs. After the first difference nothing is looked at any more. */
+struct comparison {
+    int status;
+    struct shd_err *e;
+};
 
-static int same_u64(const char *field, uint64_t open, uint64_t asked, struct shd_err *e)
+/* Both values as text; fmt and args name what differs, of which field_chars are shown. */
+static void differ(struct comparison *c, int field_chars, const char *open, const char *asked,
+                   const char *fmt, va_list args)
 {
-    if (open == asked)
-        return SHD_OK;
-    return err_set(e, SHD_ESPEC, "%s is %" PRIu64 ", the open model has %" PRIu64, field, asked,
-                   open);
+    char field[176]; /* "tensor '<127 bytes>': shape[7]" */
+    vsnprintf(field, sizeof field, fmt, args);
+    c->status = err_set(c->e, SHD_ESPEC, "%.*s is %s, the open model has %s", field_chars, field,
+                        asked, open);
 }
 
-static int same_text(const char *field, const char *open, const char *asked, struct shd_err *e)
+__attribute__((format(printf, 4, 5))) static void same_u64(struct comparison *c, uint64_t open,
+                                                           uint64_t asked, const char *fmt, ...)
 {
-    if (strcmp(open, asked) == 0)
-        return SHD_OK;
-    return err_set(e, SHD_ESPEC, "%.100s is '%.50s', the open model has '%.50s'", field, asked,
-                   open);
+    if (c->status != SHD_OK || open == asked)
+        return;
+    char a[32], o[32];
+    snprintf(a, sizeof a, "%" PRIu64, asked);
+    snprintf(o, sizeof o, "%" PRIu64, open);
+    va_list args;
+    va_start(args, fmt);
+    differ(c, INT_MAX, o, a, fmt, args);
+    va_end(args);
 }
 
-static int same_real(const char *field, double open, double asked, struct shd_err *e)
+__attribute__((format(printf, 4, 5))) static void same_text(struct comparison *c, const char *open,
+                                                            const char *asked, const char *fmt, ...)
 {
-    if (open == asked)
-        return SHD_OK;
+    if (c->status != SHD_OK || strcmp(open, asked) == 0)
+        return;
+    char a[64], o[64];
+    snprintf(a, sizeof a, "'%.50s'", asked);
+    snprintf(o, sizeof o, "'%.50s'", open);
+    va_list args;
+    va_start(args, fmt);
+    differ(c, 100, o, a, fmt, args);
+    va_end(args);
+}
+
+__attribute__((format(printf, 4, 5))) static void same_real(struct comparison *c, double open,
+                                                            double asked, const char *fmt, ...)
+{
+    if (c->status != SHD_OK || open == asked)
+        return;
     char a[32], o[32];
     spec_real_text(asked, a);
     spec_real_text(open, o);
-    return err_set(e, SHD_ESPEC, "%s is %s, the open model has %s", field, a, o);
+    va_list args;
+    va_start(args, fmt);
+    differ(c, INT_MAX, o, a, fmt, args);
+    va_end(args);
 }
 
-static int compare_optimizer(const struct spec *open, const struct spec *asked, struct shd_err *e)
+static void compare_optimizer(struct comparison *c, const struct spec *open,
+                              const struct spec *asked)
 {
     const struct spec_optimizer_row *row = &spec_optimizer_rows[open->optimizer];
-    int r = same_text("optimizer.kind", row->kind, spec_optimizer_rows[asked->optimizer].kind, e);
-    if (r != SHD_OK)
-        return r;
-    const struct {
-        const char *key;
-        double open, asked;
-    } fields[] = {
-        { row->beta1_key, open->beta1, asked->beta1 },
-        { row->beta2_key, open->beta2, asked->beta2 },
-        { row->eps_key, open->eps, asked->eps },
-    };
-    for (size_t i = 0; r == SHD_OK && i < ARRAY_SIZE(fields); i++) {
-        char field[FIELD_BYTES];
-        snprintf(field, sizeof field, "optimizer.%s", fields[i].key != NULL ? fields[i].key : "");
-        r = same_real(field, fields[i].open, fields[i].asked, e);
-    }
-    return r;
+    same_text(c, row->kind, spec_optimizer_rows[asked->optimizer].kind, "optimizer.kind");
+    if (row->beta1_key != NULL)
+        same_real(c, open->beta1, asked->beta1, "optimizer.%s", row->beta1_key);
+    if (row->beta2_key != NULL)
+        same_real(c, open->beta2, asked->beta2, "optimizer.%s", row->beta2_key);
+    if (row->eps_key != NULL)
+        same_real(c, open->eps, asked->eps, "optimizer.%s", row->eps_key);
 }
 
-static int compare_groups(const struct spec *open, const struct spec *asked, struct shd_err *e)
+static void compare_groups(struct comparison *c, const struct spec *open, const struct spec *asked)
 {
-    int r = same_u64("number of groups", open->group_count, asked->group_count, e);
-    for (uint32_t i = 0; r == SHD_OK && i < open->group_count; i++) {
+    same_u64(c, open->group_count, asked->group_count, "number of groups");
+    for (uint32_t i = 0; c->status == SHD_OK && i < open->group_count; i++) {
         const struct spec_group *o = &open->groups[i], *a = &asked->groups[i];
-        char field[FIELD_BYTES];
-        snprintf(field, sizeof field, "groups[%" PRIu32 "].name", i);
-        r = same_text(field, o->name, a->name, e);
-        snprintf(field, sizeof field, "group '%s': lr_scale", o->name);
-        if (r == SHD_OK)
-            r = same_real(field, o->lr_scale, a->lr_scale, e);
-        snprintf(field, sizeof field, "group '%s': weight_decay", o->name);
-        if (r == SHD_OK)
-            r = same_real(field, o->weight_decay, a->weight_decay, e);
+        same_text(c, o->name, a->name, "groups[%" PRIu32 "].name", i);
+        same_real(c, o->lr_scale, a->lr_scale, "group '%s': lr_scale", o->name);
+        same_real(c, o->weight_decay, a->weight_decay, "group '%s': weight_decay", o->name);
     }
-    return r;
-}
-
-static int compare_shape(const struct spec_tensor *open, const struct spec_tensor *asked,
-                         struct shd_err *e)
-{
-    char field[FIELD_BYTES];
-    snprintf(field, sizeof field, "tensor '%s': rank", open->name);
-    int r = same_u64(field, open->rank, asked->rank, e);
-    for (uint32_t d = 0; r == SHD_OK && d < open->rank; d++) {
-        snprintf(field, sizeof field, "tensor '%s': shape[%" PRIu32 "]", open->name, d);
-        r = same_u64(field, open->shape[d], asked->shape[d], e);
-    }
-    return r;
-}
-
-static int compare_init(const struct spec_tensor *open, const struct spec_tensor *asked,
-                        struct shd_err *e)
-{
-    char field[FIELD_BYTES];
-    snprintf(field, sizeof field, "tensor '%s': init", open->name);
-    int r = same_text(field, spec_init_rows[open->init].kind, spec_init_rows[asked->init].kind, e);
-    snprintf(field, sizeof field, "tensor '%s': init[1]", open->name);
-    if (r == SHD_OK)
-        r = same_real(field, open->init_a, asked->init_a, e);
-    snprintf(field, sizeof field, "tensor '%s': init[2]", open->name);
-    if (r == SHD_OK)
-        r = same_real(field, open->init_b, asked->init_b, e);
-    return r;
 }
 
 /* Tensor i of both; groups are known to be the same. */
-static int compare_tensor(const struct spec *open, const struct spec *asked, uint32_t i,
-                          struct shd_err *e)
+static void compare_tensor(struct comparison *c, const struct spec *open, const struct spec *asked,
+                           uint32_t i)
 {
     const struct spec_tensor *o = &open->tensors[i], *a = &asked->tensors[i];
     const struct spec_unit *unit = &open->units[o->unit];
-    char field[FIELD_BYTES];
-    snprintf(field, sizeof field, "unit '%s': tensors[%" PRIu32 "].name", unit->name,
-             i - unit->first_tensor);
-    int r = same_text(field, o->name, a->name, e);
-    if (r == SHD_OK)
-        r = compare_shape(o, a, e);
-    snprintf(field, sizeof field, "tensor '%s': group", o->name);
-    if (r == SHD_OK)
-        r = same_text(field, open->groups[o->group].name, asked->groups[a->group].name, e);
-    snprintf(field, sizeof field, "tensor '%s': trainable", open->tensors[i].name);
-    if (r == SHD_OK)
-        r = same_text(field, o->trainable ? "true" : "false", a->trainable ? "true" : "false", e);
-    return r == SHD_OK ? compare_init(o, a, e) : r;
+    const char *name = o->name;
+    same_text(c, name, a->name, "unit '%s': tensors[%" PRIu32 "].name", unit->name,
+              i - unit->first_tensor);
+    same_u64(c, o->rank, a->rank, "tensor '%s': rank", name);
+    for (uint32_t d = 0; c->status == SHD_OK && d < o->rank; d++)
+        same_u64(c, o->shape[d], a->shape[d], "tensor '%s': shape[%" PRIu32 "]", name, d);
+    same_text(c, open->groups[o->group].name, asked->groups[a->group].name, "tensor '%s': group",
+              name);
+    same_text(c, o->trainable ? "true" : "false", a->trainable ? "true" : "false",
+              "tensor '%s': trainable", name);
+    same_text(c, spec_init_rows[o->init].kind, spec_init_rows[a->init].kind, "tensor '%s': init",
+              name);
+    same_real(c, o->init_a, a->init_a, "tensor '%s': init[1]", name);
+    same_real(c, o->init_b, a->init_b, "tensor '%s': init[2]", name);
 }
 
-static int compare_unit(const struct spec *open, const struct spec *asked, uint32_t i,
-                        struct shd_err *e)
+static void compare_unit(struct comparison *c, const struct spec *open, const struct spec *asked,
+                         uint32_t i)
 {
     const struct spec_unit *o = &open->units[i], *a = &asked->units[i];
-    char field[FIELD_BYTES];
-    snprintf(field, sizeof field, "units[%" PRIu32 "].name", i);
-    int r = same_text(field, o->name, a->name, e);
-    snprintf(field, sizeof field, "unit '%s': number of tensors", o->name);
-    if (r == SHD_OK)
-        r = same_u64(field, o->tensor_count, a->tensor_count, e);
-    for (uint32_t t = 0; r == SHD_OK && t < o->tensor_count; t++)
-        r = compare_tensor(open, asked, o->first_tensor + t, e);
-    return r;
+    same_text(c, o->name, a->name, "units[%" PRIu32 "].name", i);
+    same_u64(c, o->tensor_count, a->tensor_count, "unit '%s': number of tensors", o->name);
+    for (uint32_t t = 0; c->status == SHD_OK && t < o->tensor_count; t++)
+        compare_tensor(c, open, asked, o->first_tensor + t);
 }
 
 /* After all units: these are names of units, which are known to be the same. */
-static int compare_uses(const struct spec *open, const struct spec *asked, uint32_t i,
-                        struct shd_err *e)
+static void compare_uses(struct comparison *c, const struct spec *open, const struct spec *asked,
+                         uint32_t i)
 {
     const struct spec_unit *o = &open->units[i], *a = &asked->units[i];
-    char field[FIELD_BYTES];
-    snprintf(field, sizeof field, "unit '%s': number of uses", o->name);
-    int r = same_u64(field, o->uses_count, a->uses_count, e);
-    for (uint32_t k = 0; r == SHD_OK && k < o->uses_count; k++) {
-        snprintf(field, sizeof field, "unit '%s': uses[%" PRIu32 "]", o->name, k);
-        r = same_text(field, open->units[o->uses[k]].name, asked->units[a->uses[k]].name, e);
-    }
-    return r;
+    same_u64(c, o->uses_count, a->uses_count, "unit '%s': number of uses", o->name);
+    for (uint32_t k = 0; c->status == SHD_OK && k < o->uses_count; k++)
+        same_text(c, open->units[o->uses[k]].name, asked->units[a->uses[k]].name,
+                  "unit '%s': uses[%" PRIu32 "]", o->name, k);
 }
 
 int spec_compare(const struct spec *open, const struct spec *asked, struct shd_err *e)
 {
-    int r = same_text("name", open->name, asked->name, e);
-    if (r == SHD_OK)
-        r = same_u64("seed", open->seed, asked->seed, e);
-    if (r == SHD_OK)
-        r = same_u64("micro_batches", open->micro_batches, asked->micro_batches, e);
-    if (r == SHD_OK)
-        r = same_u64("accumulate", open->accumulate, asked->accumulate, e);
-    if (r == SHD_OK)
-        r = same_text("publish", dtype_name(open->publish), dtype_name(asked->publish), e);
-    if (r == SHD_OK)
-        r = compare_optimizer(open, asked, e);
-    if (r == SHD_OK)
-        r = compare_groups(open, asked, e);
-    if (r == SHD_OK)
-        r = same_u64("number of units", open->unit_count, asked->unit_count, e);
-    for (uint32_t i = 0; r == SHD_OK && i < open->unit_count; i++)
-        r = compare_unit(open, asked, i, e);
-    for (uint32_t i = 0; r == SHD_OK && i < open->unit_count; i++)
-        r = compare_uses(open, asked, i, e);
-    return r;
+    struct comparison c = { SHD_OK, e };
+    same_text(&c, open->name, asked->name, "name");
+    same_u64(&c, open->seed, asked->seed, "seed");
+    same_u64(&c, open->micro_batches, asked->micro_batches, "micro_batches");
+    same_u64(&c, open->accumulate, asked->accumulate, "accumulate");
+    same_text(&c, dtype_name(open->publish), dtype_name(asked->publish), "publish");
+    compare_optimizer(&c, open, asked);
+    compare_groups(&c, open, asked);
+    same_u64(&c, open->unit_count, asked->unit_count, "number of units");
+    for (uint32_t i = 0; c.status == SHD_OK && i < open->unit_count; i++)
+        compare_unit(&c, open, asked, i);
+    for (uint32_t i = 0; c.status == SHD_OK && i < open->unit_count; i++)
+        compare_uses(&c, open, asked, i);
+    return c.status;
 }

@@ -25,6 +25,14 @@
 
 enum spec_init { SPEC_INIT_CONST = 1, SPEC_INIT_NORMAL = 2, SPEC_INIT_UNIFORM = 3 };
 
+struct spec_init_row {
+    const char *kind;
+    uint32_t numbers; /* that follow the kind: 1 or 2 */
+};
+
+#define SPEC_INITS 3 /* ids 1..3 */
+extern const struct spec_init_row spec_init_rows[SPEC_INITS + 1];
+
 struct spec_group {
     char *name;          /* owned, unique */
     double lr_scale;     /* default 1 */
@@ -88,5 +96,8 @@ uint32_t spec_moments(const struct spec *spec);
 /* Philox key of a tensor's initial values: first 8 bytes, little-endian, of
  * SHA-256(seed as 8 bytes little-endian, then the name without NUL). */
 uint64_t spec_tensor_key(const struct spec *spec, const struct spec_tensor *tensor);
+
+/* The shortest decimal that reads back as x. */
+void spec_real_text(double x, char ret_text[32]);
 
 #endif

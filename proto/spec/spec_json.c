@@ -1,8 +1,9 @@
-/* spec_parse(): JSON to struct spec, top down. Values are read by the getters of spec_node.h. */
+/* See spec_json.h. Parsing goes top down; values are read by the getters of spec_node.h. */
 #include "proto/spec/spec_json.h"
 
 #include <float.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <jansson.h>
@@ -10,7 +11,6 @@
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/spec/spec_node.h"
-#include "proto/spec/spec_tables.h"
 
 #define BETA_MAX 0x1.fffffep-1 /* largest fp32 below 1 */
 
@@ -460,4 +460,98 @@ int spec_parse(const char *json, size_t bytes, struct spec **ret_spec, struct sh
     json_decref(p.tensors);
     json_decref(document);
     return r;
+}
+
+/* -- Writing ------------------------------------------------------------------------------------
+ *
+ * Keys in the order set here, every default spelt out, reals with 17 digits: the same struct gives
+ * the same bytes, and parsing them gives the same struct. */
+
+/* json_pack() gives NULL when memory is short, and takes over what it was given all the same; no
+ * array or object takes a NULL: one that is missing anywhere makes all of it NULL. */
+static json_t *append(json_t *array, json_t *value)
+{
+    if (json_array_append_new(array, value) == 0)
+        return array;
+    json_decref(array);
+    return NULL;
+}
+
+static json_t *optimizer_json(const struct spec *spec)
+{
+    const struct spec_optimizer_row *row = &spec_optimizer_rows[spec->optimizer];
+    json_t *o = json_pack("{s:s, s:f}", "kind", row->kind, row->beta1_key, spec->beta1);
+    const struct {
+        const char *key;
+        double value;
+    } more[] = { { row->beta2_key, spec->beta2 }, { row->eps_key, spec->eps } };
+    for (size_t i = 0; o != NULL && i < ARRAY_SIZE(more); i++)
+        if (more[i].key != NULL &&
+            json_object_set_new(o, more[i].key, json_real(more[i].value)) != 0) {
+            json_decref(o);
+            o = NULL;
+        }
+    return o;
+}
+
+static json_t *groups_json(const struct spec *spec)
+{
+    json_t *array = json_array();
+    for (uint32_t i = 0; i < spec->group_count; i++) {
+        const struct spec_group *g = &spec->groups[i];
+        array = append(array, json_pack("{s:s, s:f, s:f}", "name", g->name, "lr_scale", g->lr_scale,
+                                        "weight_decay", g->weight_decay));
+    }
+    return array;
+}
+
+static json_t *tensor_json(const struct spec *spec, const struct spec_tensor *t)
+{
+    const char *kind = spec_init_rows[t->init].kind;
+    json_t *shape = json_array();
+    for (uint32_t i = 0; i < t->rank; i++)
+        shape = append(shape, json_integer((json_int_t)t->shape[i]));
+    json_t *init = spec_init_rows[t->init].numbers == 2
+                       ? json_pack("[s, f, f]", kind, t->init_a, t->init_b)
+                       : json_pack("[s, f]", kind, t->init_a);
+    return json_pack("{s:s, s:o, s:s, s:o, s:b}", "name", t->name, "shape", shape, "group",
+                     spec->groups[t->group].name, "init", init, "trainable", t->trainable);
+}
+
+static json_t *units_json(const struct spec *spec)
+{
+    json_t *array = json_array();
+    for (uint32_t i = 0; i < spec->unit_count; i++) {
+        const struct spec_unit *u = &spec->units[i];
+        json_t *uses = json_array(), *tensors = json_array();
+        for (uint32_t k = 0; k < u->uses_count; k++)
+            uses = append(uses, json_string(spec->units[u->uses[k]].name));
+        for (uint32_t t = 0; t < u->tensor_count; t++)
+            tensors = append(tensors, tensor_json(spec, &spec->tensors[u->first_tensor + t]));
+        array = append(
+            array, json_pack("{s:s, s:o, s:o}", "name", u->name, "uses", uses, "tensors", tensors));
+    }
+    return array;
+}
+
+int spec_dump(const struct spec *spec, char **ret_json, struct shd_err *e)
+{
+    json_t *root = json_pack(
+        "{s:s, s:I, s:I, s:I, s:s, s:o, s:o, s:o}", "name", spec->name, "seed",
+        (json_int_t)spec->seed, "micro_batches", (json_int_t)spec->micro_batches, "accumulate",
+        (json_int_t)spec->accumulate, "publish", dtype_name(spec->publish), "optimizer",
+        optimizer_json(spec), "groups", groups_json(spec), "units", units_json(spec));
+    char *text = root != NULL ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
+    json_decref(root);
+    if (text == NULL)
+        return err_set(e, SHD_ENOMEM, "write the spec of model '%s'", spec->name);
+    const size_t bytes = strlen(text);
+    if (bytes > SPEC_JSON_BYTES_MAX) {
+        free(text);
+        return err_set(e, SHD_ERANGE,
+                       "canonical spec of model '%s' has %zu bytes, the limit is %zu", spec->name,
+                       bytes, SPEC_JSON_BYTES_MAX);
+    }
+    *ret_json = text;
+    return SHD_OK;
 }

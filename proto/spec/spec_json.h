@@ -1,4 +1,4 @@
-/* A spec from its JSON. */
+/* A spec from JSON, and as JSON. */
 #ifndef SHD_SPEC_JSON_H
 #define SHD_SPEC_JSON_H
 
@@ -12,5 +12,9 @@
  * "default", lr_scale 1, weight_decay 0, uses [], init ["const", 0]. Reals must be finite in fp32,
  * betas below 1 in fp32, eps at least FLT_MIN. */
 int spec_parse(const char *json, size_t bytes, struct spec **ret_spec, struct shd_err *e);
+
+/* The spec as compact canonical JSON that spec_parse() takes; *ret_json is the caller's to free.
+ * Errors: SHD_ENOMEM; SHD_ERANGE when it would exceed SPEC_JSON_BYTES_MAX. */
+int spec_dump(const struct spec *spec, char **ret_json, struct shd_err *e);
 
 #endif

@@ -7,7 +7,6 @@
 
 #include "proto/base/sys.h"
 #include "proto/spec/spec.h"
-#include "proto/spec/spec_tables.h"
 
 struct node node_field(const struct node *object, const char *key)
 {

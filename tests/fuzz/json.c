@@ -7,7 +7,6 @@
 
 #include "client/ctl/plan/plan_source.h"
 #include "proto/spec/spec.h"
-#include "proto/spec/spec_dump.h"
 #include "proto/spec/spec_json.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -11,7 +11,6 @@
 #include "proto/share/fdpass.h"
 #include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
-#include "proto/spec/spec_dump.h"
 #include "proto/spec/spec_json.h"
 
 #define DIED    42

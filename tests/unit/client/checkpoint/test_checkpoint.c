@@ -4,7 +4,7 @@
 #include <sys/wait.h>
 
 #include "proto/base/failpoint.h"
-#include "proto/files/ckpt_info.h"
+#include "proto/files/ckpt.h"
 #include "tests/lib/client_remote.h"
 
 #define STEPS_MAX 6000u

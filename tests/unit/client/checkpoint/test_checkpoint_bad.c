@@ -7,7 +7,6 @@
 
 #include "client/paths/map.h"
 #include "client/session/hub.h"
-#include "proto/files/safeset.h"
 #include "proto/files/safetensors.h"
 
 static const char *step2 = "step-000000000002";

@@ -8,7 +8,6 @@
 #include "client/plan/plan_cost.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
-#include "proto/spec/spec_dump.h"
 #include "proto/spec/spec_json.h"
 #include "tests/lib/test.h"
 

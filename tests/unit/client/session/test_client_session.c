@@ -19,7 +19,6 @@
 #include "proto/base/sys.h"
 #include "proto/share/board.h"
 #include "proto/share/fdpass.h"
-#include "proto/spec/spec_dump.h"
 #include "proto/spec/spec_json.h"
 #include "tests/lib/client_toy.h"
 #include "tests/lib/fixture.h"

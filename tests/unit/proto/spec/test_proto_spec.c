@@ -4,7 +4,6 @@
 #include "proto/base/check.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
-#include "proto/spec/spec_dump.h"
 #include "proto/spec/spec_json.h"
 #include "tests/lib/proto_util.h"
 #include "tests/lib/test.h"
