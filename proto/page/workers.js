@@ -1,3 +1,159 @@
+/* -- Steps: how long collect, decide and apply took, and the open step as it fills ------------- */
+
+const STAGES = ["collect", "decide", "apply"];
+const RECENT = 12;
+
+const lastStep = (row) => row.samples[row.samples.length - 1];
+const wholeStep = (s) => sum(STAGES, (stage) => s[stage]);
+
+function stageColumn(stage) {
+  const fill = (cell, row) => setText(cell, lastStep(row) ? milliseconds(lastStep(row)[stage]) : NONE);
+  return { head: capital(stage), cls: "num", fill };
+}
+
+function fillChart(cell, row) {
+  const bars = row.samples.map((s, i) => ({ at: SAMPLES - row.samples.length + i,
+    parts: STAGES.map((stage) => s[stage]) }));
+  chart(cell, STAGES.map((stage) => "c-" + stage), bars, SAMPLES, row.full);
+}
+
+const stepColumns = [
+  { head: "Daemon", cls: "name", fill: (c, row) => setText(c, deviceOf(row.daemon)) },
+  { head: "Open step", cls: "num", fill: (c, row) => setText(c, count(row.model.step)) },
+  { head: "Phase", fill: (c, row) => setText(c, text(row.model.phase).toLowerCase()) },
+  { head: "Gradients in", cls: "full", fill: (c, row) => fillCell(c, row.model) },
+  ...STAGES.map(stageColumn),
+  { head: "Whole", cls: "num", fill: (c, row) => setText(c,
+    lastStep(row) ? milliseconds(wholeStep(lastStep(row))) : NONE) },
+  { head: "Recent steps", cls: "full chartcell", fill: fillChart },
+];
+
+/* One scale for all daemons, so that their columns compare. One outlier in sixty may be cut. */
+function chartScale(rows) {
+  const all = rows.flatMap((row) => row.samples.map(wholeStep)).sort((a, b) => a - b);
+  return all.length > 0 ? Math.max(all[Math.floor((all.length - 1) * 0.98)], 0.001) : 0;
+}
+
+function stepsLead(rows, full) {
+  if (rows.length === 0) return "";
+  if (full === 0) return "No step has ended yet.";
+  return `Collect: opened until all gradients are in. Decide: until a worker commits. Apply: until all units are updated. ` +
+    `The times are the last step\u2019s. One column of the chart is one step; of steps that pass within a second, the last. ` +
+    `Full height: ${milliseconds(full)}.`;
+}
+
+function recentColumns(pairs) {
+  const columns = [{ head: "Step", fill: (c, row) => setText(c, count(row.step)) }];
+  pairs.forEach(([d], i) => {
+    for (const stage of STAGES)
+      columns.push({
+        head: deviceOf(d) + " " + stage, cls: "num",
+        fill: (c, row) => setText(c, row.of[i] ? milliseconds(row.of[i][stage]) : NONE),
+      });
+  });
+  return columns;
+}
+
+function recentRows(pairs) {
+  const samples = pairs.map(([d, m]) => stepsOf(d, m));
+  const steps = [...new Set(samples.flatMap((all) => all.map((s) => s.step)))].sort((a,
+    b) => b - a).slice(0, RECENT);
+  return steps.map((step) => ({ step, of: samples.map((all) => all.find((s) => s.step === step)) }));
+}
+
+function showSteps() {
+  const pairs = owners();
+  const rows = pairs.map(([d, m]) => ({ daemon: d, model: m, samples: stepsOf(d, m) }));
+  const full = chartScale(rows);
+  for (const row of rows) row.full = full;
+  table(byId("steps-table"), stepColumns, rows, (row) => deviceOf(row.daemon),
+    { empty: "No model is loaded." });
+  setText(byId("steps-lead"), stepsLead(rows, full));
+  byId("steps-legend").hidden = full === 0;
+  legend(byId("steps-legend"), [["flat c-collect", "collect"], ["flat c-decide", "decide"],
+    ["flat c-apply", "apply"]]);
+  const recent = byId("steps-recent");
+  tableReset(recent, JSON.stringify(pairs.map(([d]) => deviceOf(d))));
+  table(recent, recentColumns(pairs), recentRows(pairs), (row) => row.step,
+    { empty: "No step has ended yet." });
+}
+
+/* -- Waits: who waits for what, since when, on whom ------------------------------------------- */
+
+const WAITS_SHOWN = 10;
+let waitsAll = false;
+
+const person = (p) => text(object(p).name) + (object(p).pid ? " (pid " + p.pid + ")" : "");
+
+function makeWait() {
+  return h("li", "", h("span", "age"), h("span", "text"), h("span", "more", h("span", "chip"), h("span"),
+    h("span", "chips"), h("span")));
+}
+
+function fillWait(node, wait) {
+  setClass(node, waitTone(wait));
+  const [age, sentence, more] = node.children;
+  const [kind, waiter, on, where] = more.children;
+  setText(age, duration(wait.since_s));
+  setText(sentence, text(wait.text));
+  setText(kind, wait.kind);
+  setText(waiter, object(wait.who).name ? person(wait.who) +
+    (wait.on.length ? " waits on" : "") : wait.on.length ? "on" : "");
+  keyed(on, wait.on, (p) => p.session + "\n" + p.pid + "\n" + p.state,
+    (p) => h("span", "chip " + (halted(p) ? "bad" : ""), person(p) + (p.state ? ": " + p.state : "")),
+      () => {});
+  setText(where, "at " + wait.devices.join(", "));
+}
+
+function showWaitList() {
+  const list = byId("waits-list"), more = byId("waits-more");
+  const shown = waitsAll ? state.waits : state.waits.slice(0, WAITS_SHOWN);
+  keyed(list, shown.length > 0 ? shown : [null], (w) => (w ? "k" + w.key : ""),
+    (w) => (w ? makeWait() : h("li", "none", "Nobody waits.")), (node, w) => w && fillWait(node, w));
+  more.hidden = state.waits.length <= WAITS_SHOWN;
+  setText(more, waitsAll ? "Show the longest " + WAITS_SHOWN : "Show all " + state.waits.length);
+}
+
+/* -- By kind ---------------------------------------------------------------------------------- */
+
+function kindRows() {
+  const full = most(state.waited, (w) => most(Object.values(w.kinds), (k) => k.longest));
+  const last = state.waited[state.waited.length - 1];
+  const kinds = new Set([...Object.keys(WAITS), ...state.waits.map((w) => w.kind)]);
+  return [...kinds].map((kind) => ({
+    kind, full: Math.max(full, 1),
+    now: (last && last.kinds[kind]) || { longest: 0, count: 0 },
+    worst: most(state.waited, (w) => (w.kinds[kind] || {}).longest),
+    bars: state.waited.map((w) => ({
+      at: SAMPLES - 1 - Math.floor((state.at_ms - w.at_ms) / 1000), parts: [(w.kinds[kind] || {}).longest],
+    })),
+  }));
+}
+
+const kindColumns = [
+  { head: "For", cls: "nowrap", fill: (c, k) => setText(c, WAITS[k.kind] || k.kind) },
+  { head: "Now", cls: "num", fill: (c, k) => setText(c, count(k.now.count)) },
+  { head: "Longest", cls: "num", fill: (c, k) => setText(c, k.now.count ? duration(k.now.longest) : NONE) },
+  { head: "In 60" + NARROW + "s", cls: "num", fill: (c, k) => setText(c,
+    k.worst > 0 ? duration(k.worst) : NONE) },
+  { head: "Last minute", cls: "full", fill: (c, k) => chart(c, ["c-wait" + (k.worst >= 10 ? " bad" : "")],
+    k.bars, SAMPLES, k.full, "small") },
+];
+
+function showWaits() {
+  const long = state.waits.filter((w) => w.since_s >= 1).length;
+  setText(byId("waits-lead"), state.waits.length === 0 ? "" :
+    plural(state.waits.length, "wait") + " now, " + (long ? count(long) +
+      " for longer than a second." : "none longer than a second: a step is full of short ones."));
+  showWaitList();
+  table(byId("waits-kinds"), kindColumns, kindRows(), (k) => k.kind, {});
+}
+
+byId("waits-more").addEventListener("click", () => {
+  waitsAll = !waitsAll;
+  showWaitList();
+});
+
 /* -- Workers, and errors ----------------------------------------------------------------------- */
 
 function nowText({ now, unit }) {
