@@ -53,8 +53,10 @@ static void read_checkpoint(const json_t *c, struct doc_model *m)
         snprintf(m->checkpoint + n, sizeof(m->checkpoint) - (size_t)n, " %.0f %%", share * 100);
 }
 
-static void read_model(const json_t *j, struct doc_model *m)
+static void read_model(const json_t *j, const json_t *none, void *item)
 {
+    struct doc_model *m = item;
+    (void)none;
     static const char *const kinds[DOC_MEMORY] = { "state", "publish", "inbox",
                                                    "board", "ledger",  "spill" };
     const json_t *bytes = json_object_get(j, "bytes"), *rates = json_object_get(j, "rates");
@@ -117,8 +119,9 @@ static void read_unit(const json_t *now, const json_t *units, struct doc_now *s)
         snprintf(s->unit, sizeof(s->unit), "%s", text_count(index, buf));
 }
 
-static void read_session(const json_t *j, const json_t *units, struct doc_session *s)
+static void read_session(const json_t *j, const json_t *units, void *item)
 {
+    struct doc_session *s = item;
     const json_t *now = json_object_get(j, "now");
     TEXT(j, "name", s->name);
     TEXT(j, "role", s->role);
@@ -144,8 +147,10 @@ static void read_peer(const json_t *j, struct doc_peer *p)
     TEXT(j, "state", p->state);
 }
 
-static void read_wait(const json_t *j, struct doc_wait *w)
+static void read_wait(const json_t *j, const json_t *none, void *item)
 {
+    struct doc_wait *w = item;
+    (void)none;
     const json_t *on = json_object_get(j, "on");
     read_peer(json_object_get(j, "who"), &w->who);
     TEXT(j, "kind", w->kind);
@@ -157,27 +162,20 @@ static void read_wait(const json_t *j, struct doc_wait *w)
 
 /* -- The document ---------------------------------------------------------------------------- */
 
-/* Room for the objects of a list, at most max of them, size bytes each; NULL: none, or no memory.
- * Entries that are no objects are left out. */
-static void *make_list(const json_t *list, uint32_t max, size_t size, uint32_t *ret_count)
+/* The objects of a list, at most max of them, each read into an item of size bytes; NULL: none, or
+ * no memory. Entries that are no objects are left out. units: the model's, for names. */
+static void *read_list(const json_t *list, uint32_t max, size_t size,
+                       void (*read)(const json_t *entry, const json_t *units, void *item),
+                       const json_t *units, uint32_t *ret_count)
 {
+    const size_t most = json_array_size(list) < max ? json_array_size(list) : max;
+    char *items = most > 0 ? calloc(most, size) : NULL;
     uint32_t count = 0;
-    for (size_t i = 0; i < json_array_size(list) && count < max; i++)
-        count += json_is_object(json_array_get(list, i));
-    void *items = count > 0 ? calloc(count, size) : NULL;
-    *ret_count = items != NULL ? count : 0;
+    for (size_t i = 0; i < json_array_size(list) && items != NULL && count < most; i++)
+        if (json_is_object(json_array_get(list, i)))
+            read(json_array_get(list, i), units, items + size * count++);
+    *ret_count = count;
     return items;
-}
-
-/* The next object of a list from *at on, which moves behind it. There is one. */
-static const json_t *next_object(const json_t *list, size_t *at)
-{
-    const json_t *entry = json_array_get(list, (*at)++);
-    while (!json_is_object(entry)) {
-        CHECK(entry != NULL);
-        entry = json_array_get(list, (*at)++);
-    }
-    return entry;
 }
 
 /* Of a tool: an administrator's, or our own. */
@@ -205,18 +203,11 @@ static void read_lists(const json_t *root, struct doc *d)
     const json_t *units = json_array_size(models) == 1
                               ? json_object_get(json_array_get(models, 0), "units")
                               : NULL;
-    size_t at = 0;
-    d->models = make_list(models, DOC_MODELS_MAX, sizeof(*d->models), &d->model_count);
-    for (uint32_t i = 0; i < d->model_count; i++)
-        read_model(next_object(models, &at), &d->models[i]);
-    at = 0;
-    d->sessions = make_list(sessions, DOC_SESSIONS_MAX, sizeof(*d->sessions), &d->session_count);
-    for (uint32_t i = 0; i < d->session_count; i++)
-        read_session(next_object(sessions, &at), units, &d->sessions[i]);
-    at = 0;
-    d->waits = make_list(waits, DOC_WAITS_MAX, sizeof(*d->waits), &d->wait_count);
-    for (uint32_t i = 0; i < d->wait_count; i++)
-        read_wait(next_object(waits, &at), &d->waits[i]);
+    d->models = read_list(models, DOC_MODELS_MAX, sizeof(*d->models), read_model, NULL,
+                          &d->model_count);
+    d->sessions = read_list(sessions, DOC_SESSIONS_MAX, sizeof(*d->sessions), read_session, units,
+                            &d->session_count);
+    d->waits = read_list(waits, DOC_WAITS_MAX, sizeof(*d->waits), read_wait, NULL, &d->wait_count);
 }
 
 /* Models that failed, or were refused, and the last warning. */

@@ -4,8 +4,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/text.h"

@@ -2,7 +2,6 @@
 #include "client/ctl/plan/plan_show.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 
 #include "client/ctl/base/text.h"
 #include "client/ctl/base/verb.h"

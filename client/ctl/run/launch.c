@@ -9,12 +9,10 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "client/ctl/base/child.h"
-#include "client/ctl/base/say.h"
 #include "proto/base/check.h"
 
 /* Processors this process may use: a taskset or cpuset counts. */

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,7 +19,6 @@
 #include "client/ctl/base/text.h"
 #include "client/ctl/base/verb.h"
 #include "client/ctl/run/supervise.h"
-#include "proto/base/check.h"
 
 /* -- run -----------------------------------------------------------------------------------------
  */

@@ -1,7 +1,6 @@
 /* See supervise.h. */
 #include "client/ctl/run/supervise.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>

@@ -2,7 +2,6 @@
  * directory; verify a checkpoint without daemons. */
 #include "client/ctl/state/checkpoint.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -20,7 +19,6 @@
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/verb.h"
 #include "client/session/hub.h"
-#include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/files/ckpt.h"
 

@@ -28,9 +28,7 @@
 #include "client/session/address.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
-#include "proto/base/check.h"
 #include "proto/base/clock.h"
-#include "proto/spec/layout.h"
 
 #define POLL_NS   UINT64_C(20000000)
 #define LOOK_NS   UINT64_C(200000000) /* between two looks whether all hold at one step */

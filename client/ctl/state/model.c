@@ -9,7 +9,6 @@
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/verb.h"
 #include "client/shd.h"
-#include "proto/base/check.h"
 #include "proto/spec/spec.h"
 
 /* -- restore -------------------------------------------------------------------------------------

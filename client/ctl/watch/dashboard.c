@@ -10,8 +10,6 @@
  */
 #include "client/ctl/watch/dashboard.h"
 
-#include <errno.h>
-#include <inttypes.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -22,7 +20,6 @@
 #include <jansson.h>
 #include <microhttpd.h>
 
-#include "client/ctl/base/http.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/text.h"
 #include "client/ctl/base/verb.h"

@@ -2,8 +2,6 @@
  * Read from the status sockets; a daemon that has none is asked over its control connection. */
 #include "client/ctl/watch/status.h"
 
-#include <errno.h>
-#include <inttypes.h>
 #include <math.h>
 #include <poll.h>
 #include <signal.h>

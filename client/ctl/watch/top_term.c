@@ -1,7 +1,6 @@
 /* See top_term.h. */
 #include "client/ctl/watch/top_term.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>

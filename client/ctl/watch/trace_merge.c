@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "client/ctl/base/text.h"
-#include "proto/base/check.h"
 
 #define KEY_BYTES 256u
 
