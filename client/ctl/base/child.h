@@ -43,7 +43,7 @@ int child_spawn(const struct child_spawn *spawn, pid_t *ret_pid, struct shd_err 
 /* Signal the process and the group it leads, stopped ones included. */
 void child_signal(pid_t pid, int sig);
 
-/* How an exited child ended, as a shell would say it: its code, or 128 + signal. */
+/* The exit code that a shell would give an ended child: its code, or 128 + signal. */
 int child_code(int wait_status);
 
 /* "exited with code 3" or "was killed by signal 9 (SIGKILL)" into buf; returns buf. */

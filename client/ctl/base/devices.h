@@ -1,5 +1,5 @@
-/* Which devices `shardctl run` and `shardctl up` start a daemon for: cpu0, cpu1, ... by number, or
- * those of a list, in its order, which is the order of the owners. */
+/* The devices for which `shardctl run` and `shardctl up` start a daemon: cpu0, cpu1, ... by number,
+ * or those of a list. The list's order is the order of the owners. */
 #ifndef SHD_CTL_DEVICES_H
 #define SHD_CTL_DEVICES_H
 

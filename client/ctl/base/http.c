@@ -72,7 +72,7 @@ static int fail_sys(struct http *h)
     }
 }
 
-/* What it ended with, where that is no answer. */
+/* The error of a request that ended without an answer. */
 static int fail(struct http *h, CURLcode code)
 {
     curl_off_t length = -1;
@@ -128,7 +128,7 @@ static void end(struct http *h, CURLcode code)
 
 /* -- The request ----------------------------------------------------------------------------- */
 
-/* Where to connect to, and the URL that is asked for there. */
+/* The socket to connect to, and the URL that is asked for there. */
 static int set_place(struct http *h, const char *path, const char *target)
 {
     char url[URL_BYTES];

@@ -3,7 +3,7 @@
  *
  * Requests of one client run beside each other and never block: its owner waits with
  * http_client_wait() and lets them go on with http_client_turn(). Every request ends by its
- * deadline, and no answer grows beyond the bound given: who answers is not trusted.
+ * deadline, and no answer grows beyond the bound given: the daemons are not trusted.
  *
  * Happy path: http_start(), then wait and turn until http_ended(), use body, http_free(). Or
  * http_client_run(). Failure modes: err says what is wrong in words that name the socket.

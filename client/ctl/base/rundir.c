@@ -286,8 +286,6 @@ int rundir_remove(struct rundir *dir, struct shd_err *e)
 #define SOCK_SUFFIX ".sock"
 #define GONE_TRIES  100 /* of 20 ms: a killed keeper's daemons may take a moment to be gone */
 
-/* -- Which ------------------------------------------------------------------------------------ */
-
 int updir_path(const char *wanted, char path[RUNDIR_PATH_BYTES], struct shd_err *e)
 {
     const char *xdg = getenv("XDG_RUNTIME_DIR");
@@ -322,8 +320,6 @@ static void remove_in(const char *dir, const char *file)
         unlink(path);
 }
 
-/* -- Who keeps it ----------------------------------------------------------------------------- */
-
 /* "daemons=4 made=1"; what is not there stays as it was. */
 static void read_lock_text(int fd, uint32_t *daemons, bool *made)
 {
@@ -337,7 +333,7 @@ static void read_lock_text(int fd, uint32_t *daemons, bool *made)
         *made = true;
 }
 
-/* Who holds the lock of an open lock file; as updir_keeper(). */
+/* The process that has the lock of an open lock file, as updir_keeper() returns it. */
 static pid_t lock_owner(int fd)
 {
     struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
@@ -385,8 +381,6 @@ static int take_lock(const char *path, int *ret_fd, struct shd_err *e)
                    "--runtime-dir %s` stops it",
                    path, (long)pid, path);
 }
-
-/* -- What is in it ---------------------------------------------------------------------------- */
 
 static bool device_is_live(const char *dir, const char *device)
 {

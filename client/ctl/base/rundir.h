@@ -1,12 +1,11 @@
 /* Directories of daemons: the private one of a `shardctl run` (rundir), and the one of `shardctl
  * up`, which has a name that people know (updir).
  *
- * The private directory has its daemons' sockets and nothing else.
- *
- * Made 0700 under $XDG_RUNTIME_DIR, else under /run (root), else under ~/.cache/shardd; never
- * under a directory that others may write to (/tmp). A file "lock" in it is flock()ed for as long
- * as its owner lives, so a directory whose lock can be had is a leftover of a killed run:
- * rundir_new() removes those beside the new one.
+ * The private directory has the sockets of the run's daemons and nothing else. It is made 0700
+ * under $XDG_RUNTIME_DIR, else under /run (root), else under ~/.cache/shardd. It is never made
+ * under a directory that others may write to (/tmp). The run flock()s a file "lock" in it for as
+ * long as it lives. So a directory whose lock is free was left by a killed run: rundir_new()
+ * removes those beside the new one.
  *
  * Failure modes: no base directory is usable (the error names each with its reason); the path is
  * too long for a socket address.
@@ -45,9 +44,9 @@ uint32_t rundir_live(char (*ret_paths)[RUNDIR_PATH_BYTES], uint32_t max);
 void rundir_each(void (*fn)(const char *path, void *arg), void *arg);
 #define RUNDIR_LOCK "lock" /* held (lock_look()) by the run that made the directory */
 
-/* Whether base, a directory, is one to put sockets in: ours, nobody else can write to it or to what
- * it is in (/tmp). make: make it (0700) and its parents where they are missing.
- * Errors: SHD_EINVAL, SHD_EAUTH, SHD_EIO. */
+/* Check that base is a directory to put sockets in: it is ours, and nobody else can write to it or
+ * to what it is in (/tmp). make: make it (0700) and its parents where they are missing. Errors:
+ * SHD_EINVAL, SHD_EAUTH, SHD_EIO. */
 int rundir_check(const char *base, bool make, struct shd_err *e);
 
 /* Remove the directory with everything in it. */
@@ -67,15 +66,15 @@ enum lock_state lock_look(const char *dir, const char *file);
 /* -- Of `shardctl up` ---------------------------------------------------------------------------
  */
 
-/* The directory of daemons that stay (`shardctl up`): who keeps it, and what is in it.
+/* The directory of daemons that stay has their sockets and locks (DEVICE.*), the notify socket and
+ * the keeper's log (say.h).
  *
- * A lock on DIR/up.lock says that it is kept, and by which process: fcntl's kind, which the kernel
- * answers with the owner's pid (so that one is never stale) and drops with the process. The file's
- * text is only for messages. Below it are the sockets and locks of the daemons (DEVICE.*), the
- * notify socket and the keeper's log (say.h).
+ * Its keeper, one process, has a lock on DIR/up.lock. It is a lock of fcntl(): the kernel names the
+ * owner's pid, so that it is never stale, and drops the lock with the process. The file's text is
+ * only for messages.
  *
- * A keeper that was killed leaves its files: the next updir_take() removes the sockets, since all
- * *.sock in a directory are what its address means.
+ * A keeper that was killed leaves its files. The next updir_take() removes the sockets, since the
+ * address of a directory means all *.sock in it.
  */
 #define UPDIR_LOG     "up.log"
 #define UPDIR_LOG_OLD UPDIR_LOG SAY_LOG_OLD

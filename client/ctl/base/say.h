@@ -1,8 +1,9 @@
-/* What every verb says, and how it ends: lines on stderr, each whole, and the exit code.
+/* Lines on stderr, each whole, and the exit code of a verb.
  *
- * A keeper in the background has a log for its stderr (say_to_log()). What would make that larger
- * than SAY_LOG_BYTES_MAX goes to a new one; the old one gets ".1" behind its name, the one before
- * is gone. So both have at most twice that. One per process, as stderr is.
+ * A keeper in the background has a log for its stderr (say_to_log()). A line that would make the
+ * log larger than SAY_LOG_BYTES_MAX goes to a new one. The old log gets ".1" behind its name, and
+ * replaces the one before. So the two together have at most twice that. There is one log per
+ * process, as there is one stderr.
  *
  * Exit codes, also shown by `shardctl --help`: CTL_OK, CTL_FAILED, CTL_USAGE; `run` passes on the
  * code of the first worker that failed (128 + N when signal N ended it or the run itself).

@@ -1,7 +1,8 @@
-/* What the checks of `shardctl doctor` share: how they report, small files of the kernel, and a
- * child for what may crash. Each check looks at one thing, changes nothing, and reports. It never
- * fails itself: what it cannot look at is a finding too (ok with "cannot be read" where nothing
- * depends on it). */
+/* Tools of the checks of `shardctl doctor`: reporting, small files of the kernel, and a child for
+ * what may crash.
+ *
+ * A check looks at one thing, changes nothing, and reports. It never fails itself: a thing that
+ * cannot be looked at is a finding too (ok with "cannot be read" where nothing depends on it). */
 #ifndef SHD_CTL_DOCTOR_CHECK_H
 #define SHD_CTL_DOCTOR_CHECK_H
 

@@ -95,7 +95,7 @@ void doctor_systemd(struct doctor *d)
 
 /* -- Runtime directory ------------------------------------------------------------------------- */
 
-/* The runtime directory: whose it is, who else can get in, and locks that nobody has. */
+/* The runtime directory: its owner, those that can get in, and locks that nobody has. */
 
 static void check_directory(struct doctor *d, const struct stat *st)
 {
@@ -162,12 +162,12 @@ void doctor_runtime(struct doctor *d)
 
 /* -- Sockets ----------------------------------------------------------------------------------- */
 
-/* Each socket of the runtime directory: does a daemon answer, is it our version, who keeps its
- * state. */
+/* Each socket of the runtime directory: a daemon should answer there, of our version and with a
+ * keeper. */
 
 #define ANSWER_MS_MAX 5000
 
-/* What the status says beyond "it answers". */
+/* The version and the keeper of a daemon that answers. */
 static void check_status(struct doctor *d, const char *device, const struct doc *doc)
 {
     if (strcmp(doc->version, SHD_VERSION) != 0)
@@ -249,7 +249,7 @@ void doctor_daemons(struct doctor *d)
 
 /* -- Leftovers --------------------------------------------------------------------------------- */
 
-/* What killed programs leave: directories of `shardctl run`, and memory that only a keeper holds.
+/* Leftovers of killed programs: directories of `shardctl run`, and memory that only a keeper holds.
  */
 
 #define SEGMENT_PREFIX "/memfd:shardd"

@@ -106,9 +106,9 @@ static void probe_cublas(FILE *out)
 
 /* -- Kernels in a program ---------------------------------------------------------------------- */
 
-/* Which GPUs a program has kernels for: section .nv_fatbin of the file, read as cuobjdump -lelf
- * would. NVIDIA does not document the format; what is read here (a header of 16 bytes, entries with
- * kind, sizes and architecture in their first 32) has not changed since CUDA 5. */
+/* Kernels are in section .nv_fatbin of a program, read here as cuobjdump -lelf would. NVIDIA does
+ * not document the format. The parts that are read (a header of 16 bytes; of each entry kind, sizes
+ * and architecture, in its first 32) have not changed since CUDA 5. */
 
 #define FATBIN_MAGIC UINT32_C(0xba55ed50)
 enum { FATBIN_PTX = 1, FATBIN_ELF = 2 };

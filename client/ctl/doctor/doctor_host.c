@@ -101,7 +101,7 @@ void doctor_kernel(struct doctor *d)
 
 /* -- Limits ------------------------------------------------------------------------------------ */
 
-/* What one process may have: mappings, descriptors, locked memory. */
+/* Limits of one process: mappings, descriptors, locked memory. */
 
 /* One mapping per unit and daemon, of parameters and of gradients; Linux' default is 65,530. */
 #define MAPPINGS_MIN UINT64_C(65530)
@@ -175,7 +175,7 @@ void doctor_limits(struct doctor *d)
 
 /* -- Memory ------------------------------------------------------------------------------------ */
 
-/* How much memory there is for state, and in which pages. */
+/* Memory that there is for state, and the pages it would be in. */
 
 /* A GPT of a million parameters with AdamW is 20 MB: below this only toys fit. */
 #define AVAILABLE_MIN (UINT64_C(512) << 20)
@@ -260,7 +260,7 @@ void doctor_memory(struct doctor *d)
 
 /* -- Instructions ------------------------------------------------------------------------------ */
 
-/* Which instructions this CPU has, and which of them the update kernels use. */
+/* Instructions of this CPU, and those of them that the update kernels use. */
 
 /* As /proc/cpuinfo spells them; what the workers' matrix products may use as well. */
 static const char *const known[] = { "avx2",     "fma",      "f16c",

@@ -10,8 +10,8 @@ void doctor_memory(struct doctor *d); /* how much there is, huge pages */
 void doctor_cpu(struct doctor *d);    /* instruction sets */
 void doctor_gemm(struct doctor *d);   /* libraries of the workers' matrix products */
 
-/* Whether checkpoints can be written: not a look at permissions but a file, written, synced,
- * removed. */
+/* A directory for checkpoints: a file is written there, synced and removed. Permissions alone would
+ * not tell. */
 void doctor_checkpoint(struct doctor *d);
 
 #endif

@@ -173,19 +173,20 @@ void timeline_deinit(struct timeline *t)
 
 struct window { /* one micro-batch */
     uint32_t first, end;
-    uint32_t turn;  /* first column of its backward */
-    uint32_t cells; /* of the line at most */
-    uint32_t width; /* characters of a cell */
+    uint32_t backward; /* its first column */
+    uint32_t cells;    /* of the line at most */
+    uint32_t width;    /* characters of a cell */
 };
 
-/* Is the column shown? A long window shows its begin, its turn and its end. */
+/* True for a column that is shown: of a long window its begin, the begin of backward, and its end.
+ */
 static bool shown(const struct window *w, uint32_t column)
 {
     const uint32_t edge = w->cells / 4;
     if (w->end - w->first <= w->cells)
         return true;
     return column < w->first + edge || column + edge >= w->end ||
-           (column + edge / 2 >= w->turn && column < w->turn + edge + edge / 2);
+           (column + edge / 2 >= w->backward && column < w->backward + edge + edge / 2);
 }
 
 static struct window window_of(const struct timeline *t, const struct plan *plan,
@@ -194,7 +195,7 @@ static struct window window_of(const struct timeline *t, const struct plan *plan
     struct window w = { .first = t->micro_start[micro],
                         .end = t->micro_start[micro + 1],
                         .width = 3 };
-    w.turn = w.end;
+    w.backward = w.end;
     for (uint32_t n = spec->unit_count - 1; n >= 10; n /= 10)
         w.width++;
     w.cells = (LINE_COLUMNS - LABEL_BYTES) / w.width;
@@ -202,7 +203,7 @@ static struct window window_of(const struct timeline *t, const struct plan *plan
     for (uint32_t i = t->mark_count; i-- > 0;)
         if (t->marks[i].kind == PLAN_BACKWARD && t->marks[i].start >= w.first &&
             t->marks[i].start < w.end)
-            w.turn = t->marks[i].start;
+            w.backward = t->marks[i].start;
     return w;
 }
 

@@ -29,7 +29,8 @@ struct header {
     struct shd_err *e;
 };
 
-/* What workers would read it as; 0: integers are tables and buffers, nothing to train. */
+/* The dtype that workers would read it in; 0: an integer, of tables and buffers that nobody trains.
+ */
 static enum shd_dtype publish_dtype(enum safetensors_dtype dtype)
 {
     switch (dtype) {

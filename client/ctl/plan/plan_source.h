@@ -1,5 +1,5 @@
-/* Where the model of `shardctl plan` comes from: an open model on daemons, a spec file, or the
- * header of a safetensors file. */
+/* The model of `shardctl plan`: an open model on daemons, a spec file, or the header of a
+ * safetensors file. */
 #ifndef SHD_CTL_PLAN_SOURCE_H
 #define SHD_CTL_PLAN_SOURCE_H
 
@@ -10,7 +10,7 @@
 #include "proto/base/status.h"
 #include "proto/spec/spec.h"
 
-/* What the flags of `shardctl plan` ask for. Strings are borrowed from argv. */
+/* The flags of `shardctl plan`. Strings are borrowed from argv. */
 struct plan_ask {
     const char *address, *model;     /* an open model */
     const char *spec, *safetensors;  /* or a file */

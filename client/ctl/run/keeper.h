@@ -13,7 +13,7 @@
 /* A datagram socket on which daemons say READY=1 and hand over
  * descriptors to keep (FDSTORE=1, FDSTOREREMOVE=1, FDNAME=).
  *
- * Who sent a message is taken from the kernel's credentials, never from its text. BARRIER=1 needs
+ * The kernel's credentials name the sender of a message; its text never does. BARRIER=1 needs
  * no case of its own: its descriptor is closed with its message, which comes after all before it.
  * Other messages (STATUS=, STOPPING=1, WATCHDOG=1, FDPOLL=0) are read and let go.
  */
@@ -42,8 +42,8 @@ int notify_take(int fd, struct notify_message *ret_message);
 /* Close the descriptors that nobody took. */
 void notify_close(struct notify_message *message);
 
-/* What a daemon stored with us, its service manager, and gets back when it is started again: open
- * files by name, as systemd's fd store has them (sd_notify(3), FDSTORE=1).
+/* The open files that a daemon stored with us, its service manager, and gets back when it is
+ * started again: by name, as systemd's fd store has them (sd_notify(3), FDSTORE=1).
  *
  * Several may have one name; removing a name removes all of them. The same file stored again under
  * the same name counts once, so that a daemon may store what it was handed back. All limits are

@@ -131,7 +131,7 @@ static uint32_t free_port(void)
     return port;
 }
 
-/* What all workers share: where the daemons are, and torchrun's names for who works here. */
+/* Variables of all workers: the daemons' address, and torchrun's names for how many work here. */
 static int worker_environ(const struct run *r, struct environ *env, struct shd_err *e)
 {
     char address[DEVICES_ADDRESS_BYTES(RUNDIR_PATH_BYTES)];

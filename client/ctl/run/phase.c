@@ -56,7 +56,8 @@ static void signal_all(const struct run_children *c, int sig)
             child_signal(c->list[i].pid, sig);
 }
 
-/* What waits to be started again is not started any more; only the deadline waits for anybody. */
+/* Children that wait to be started again are not started any more. Only the deadline is left to
+ * wait for. */
 static void stop_timers(struct run_children *c)
 {
     for (uint32_t i = 0; i < c->count; i++) {
@@ -202,7 +203,7 @@ void phase_check_ready(struct run *r)
 
 /* -- What daemons say -------------------------------------------------------------------------- */
 
-/* A daemon that is not ready yet goes on, and asks for ms from here on. */
+/* Give a daemon that is not ready yet ms from here on, as it asks. */
 static void allow_more(struct run_child *c, uint64_t ms)
 {
     if (uv_is_active((uv_handle_t *)&c->timer) && uv_timer_get_due_in(&c->timer) < ms)

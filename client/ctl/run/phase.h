@@ -24,7 +24,7 @@ void phase_end_daemons(struct run *r);
 /* All is gone: let the loop end. */
 void phase_done(struct run *r);
 
-/* What went wrong first is the exit code. */
+/* Something went wrong: the first such code is the exit code. */
 void phase_failed(struct run *r, int code);
 
 /* The same, and it cannot go on: stop. */
@@ -36,7 +36,7 @@ void phase_kill(struct run *r);
 /* Ctrl-Z: the workers stop with us, and go on with us. */
 void phase_suspend(struct run *r);
 
-/* How many are running or waiting. */
+/* Counts the children that run or wait to be started. */
 uint32_t phase_count(const struct run_children *c);
 
 /* Take all messages that daemons have sent us up to now: that they are ready, need longer, or end

@@ -69,7 +69,8 @@ static void start_daemon(struct run_child *c)
             c->ended, (long)c->pid, c->kept.count, c->kept.count == 1 ? "" : "s");
 }
 
-/* Again, or (nobody had its rank before) for the first time: then the run can do without. */
+/* Start a worker again, or for the first time when nobody had its rank before. The run can do
+ * without one that joins. */
 static void start_worker(struct run_child *c)
 {
     struct run *r = c->run;

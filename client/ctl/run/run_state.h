@@ -1,4 +1,4 @@
-/* What one `shardctl run` or `shardctl up` consists of: its options, its children, its phase.
+/* The state of one `shardctl run` or `shardctl up`: its options, its children, its phase.
  *
  *     STARTING   daemons run, not all have said READY=1     --timeout bounds each start
  *     WORKING    all were ready; workers run

@@ -176,7 +176,7 @@ static int refused(const struct drain *dr, struct shd_err *e)
     return SHD_OK;
 }
 
-/* Who has gradients to deliver on a daemon that is not done. */
+/* Names the workers that have gradients to deliver on a daemon that is not done. */
 static void add_workers(struct drain *dr, uint32_t owner, char *text, size_t bytes)
 {
     struct doc *doc = status_of(dr, owner);
@@ -250,7 +250,7 @@ static int open_process(struct link *link, int *ret_pidfd, struct shd_err *e)
     return link_err(link, SHD_EGONE, e, "has gone");
 }
 
-/* Is it a unit's, which somebody can stop by its name? */
+/* True for a process of systemd's shardd@: somebody can stop it by its name. */
 static bool is_unit(pid_t pid)
 {
     char path[64], line[512];

@@ -58,8 +58,8 @@ struct status_options {
 
 /* -- Control connections -------------------------------------------------------------------- */
 
-/* Whether somebody listens there: shd_connect() would wait long for one that does not. A daemon
- * greets who connects; hanging up before it has would make it complain. */
+/* True when somebody listens there: shd_connect() would wait long for a socket that nobody has. A
+ * daemon greets each connection, and complains when that is closed before its greeting. */
 static bool listens(const char *path)
 {
     struct sockaddr_un a = { .sun_family = AF_UNIX };
@@ -317,8 +317,8 @@ static void print_time(void)
         printf("-- %s\n", text);
 }
 
-/* A terminal is cleared by what its kind understands; one that cannot (dumb), and a file, get one
- * block after the other. */
+/* True for a terminal that can be cleared. A dumb one, and a file, get one block after the other.
+ */
 static bool can_clear(void)
 {
     const char *term = getenv("TERM");

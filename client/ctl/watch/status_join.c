@@ -117,7 +117,7 @@ static bool is_slow(const struct doc_wait *w, const struct doc_peer *on)
     return w->since_s >= (stopped ? SLOW_STOPPED_S : SLOW_S);
 }
 
-/* Whether the process itself waits for another: then that one is to blame. */
+/* True when the process itself waits for another, which is to blame then. */
 static bool waits_itself(const struct join *j, double pid)
 {
     for (uint32_t i = 0; i < j->wait_count; i++) {
@@ -137,7 +137,7 @@ struct culprit {
     double since_s;   /* the longest */
 };
 
-/* How many different workers wait for peer, and how long. */
+/* Counts the different workers that wait for peer, with the longest wait. */
 static struct culprit judge(const struct join *j, const struct doc_peer *peer)
 {
     struct culprit c = { .peer = peer };

@@ -30,7 +30,7 @@ struct join {
     char slowest[DOC_TEXT_BYTES]; /* who holds the others up, in words; "": nobody */
 };
 
-/* What does not fit the limits, or memory, is left out. */
+/* Workers and waits beyond the limits, or beyond memory, are left out. */
 void join_make(const struct node *n, struct join *ret_join);
 void join_free(struct join *j);
 

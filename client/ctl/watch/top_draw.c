@@ -165,7 +165,7 @@ static const char *stale_text(double ms, char *buf)
     return buf;
 }
 
-/* One that does not answer, or whose loop is stuck: why, in place of its numbers. */
+/* A daemon that does not answer, or whose loop is stuck: the reason in place of its numbers. */
 static void draw_down(const struct top_view *v, const struct node_daemon *d, const char *why,
                       const struct top_layout *l, struct screen *s, unsigned row)
 {
@@ -217,7 +217,7 @@ static double largest_memory(const struct node *n)
 
 /* -- Lists ----------------------------------------------------------------------------------- */
 
-/* Bring list's first row into its bounds; where it is goes to the right end of its heading. */
+/* Bring list's first row into its bounds, and show them at the right end of its heading. */
 static void place_list(struct top_view *v, enum top_list list, unsigned count, unsigned rows,
                        struct screen *s, unsigned heading)
 {
@@ -316,7 +316,7 @@ static void draw_workers(struct top_view *v, struct screen *s, unsigned row, uns
 
 /* -- The bottom ------------------------------------------------------------------------------ */
 
-/* What is wrong with the node, the worst first; "" for nothing. */
+/* The worst of the node's troubles; "": none. */
 static const char *trouble(const struct top_view *v, char *buf, size_t bytes)
 {
     char why[DOC_TEXT_BYTES];
@@ -412,7 +412,7 @@ static void draw_help(const struct top_view *v, struct screen *s)
 
 /* -- All of it ------------------------------------------------------------------------------- */
 
-/* How many wait lines the bottom has: as many whatever happens, so that nothing jumps. */
+/* Lines of waits at the bottom: always as many, so that nothing jumps. */
 static unsigned wait_lines(unsigned rows)
 {
     const unsigned lines = rows < SMALL_ROWS ? 1 : rows / 7;

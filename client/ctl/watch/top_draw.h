@@ -1,4 +1,4 @@
-/* What `shardctl top` shows, drawn onto a screen of any size. Pure, but for the time of day. */
+/* The picture of `shardctl top`, drawn onto a screen of any size. Pure, but for the time of day. */
 #ifndef SHD_CTL_TOP_DRAW_H
 #define SHD_CTL_TOP_DRAW_H
 

@@ -164,7 +164,8 @@ static struct merge_worker *worker_of(struct merge *m, double pid)
     return &m->workers[m->worker_count++];
 }
 
-/* Seen before, from another daemon? Only what is about workers can be. */
+/* True for an event that another daemon has told before. Only those of workers are told by several.
+ */
 static bool is_repeated(struct merge *m, const json_t *event)
 {
     char key[KEY_BYTES];
@@ -284,7 +285,7 @@ void merge_end(struct merge *m)
 {
     for (uint32_t i = 0; i < m->worker_count; i++) {
         struct merge_worker *w = &m->workers[i];
-        /* What a worker fetches next is on its way to it while the owners update it. */
+        /* A unit that the owners update is on its way to the workers. */
         for (size_t k = 0; k < m->updates.count; k++)
             spans_add(&w->fetch, fmax(m->updates.items[k].begin, w->begin),
                       fmin(m->updates.items[k].end, w->end));
