@@ -18,11 +18,6 @@
 #define PREFIX      "http://"
 #define UNIX_HOST   "localhost"
 
-bool http_ended(const struct http *h)
-{
-    return h->state != HTTP_RUNNING;
-}
-
 /* -- The answer ------------------------------------------------------------------------------ */
 
 /* Called by libcurl with a piece of the body. Less than bytes ends the request: h->err is set. */
@@ -75,7 +70,23 @@ static int fail_sys(struct http *h)
 /* The error of a request that ended without an answer. */
 static int fail(struct http *h, CURLcode code)
 {
+    static const struct {
+        CURLcode code;
+        int status;
+        const char *format; /* of the socket's name */
+    } errors[] = {
+        { CURLE_UNSUPPORTED_PROTOCOL, SHD_EPROTO, "%s does not answer in HTTP" },
+        { CURLE_WEIRD_SERVER_REPLY, SHD_EPROTO, "%s does not answer in HTTP" },
+        { CURLE_GOT_NOTHING, SHD_EPROTO, "%s hung up without an answer" },
+        { CURLE_COULDNT_RESOLVE_HOST, SHD_ENOENT, "'%.60s': no such host" },
+        { CURLE_OUT_OF_MEMORY, SHD_ENOMEM, "no memory for the answer of %s" },
+        { CURLE_SEND_ERROR, SHD_ETIMEDOUT, /* a Unix socket says only here that its queue is full */
+          "%s does not answer: its queue of connections is full, or it hung up" },
+    };
     curl_off_t length = -1;
+    for (size_t i = 0; i < ARRAY_SIZE(errors); i++)
+        if (errors[i].code == code)
+            return err_set(&h->err, errors[i].status, errors[i].format, h->name);
     switch (code) {
     case CURLE_WRITE_ERROR:
         return h->err.code; /* take_bytes() has said it */
@@ -88,22 +99,9 @@ static int fail(struct http *h, CURLcode code)
                        "%s: an answer of '%" CURL_FORMAT_CURL_OFF_T
                        "' bytes, at most %zu are taken",
                        h->name, length, h->bytes_max);
-    case CURLE_UNSUPPORTED_PROTOCOL:
-    case CURLE_WEIRD_SERVER_REPLY:
-        return err_set(&h->err, SHD_EPROTO, "%s does not answer in HTTP", h->name);
-    case CURLE_GOT_NOTHING:
-        return err_set(&h->err, SHD_EPROTO, "%s hung up without an answer", h->name);
     case CURLE_PARTIAL_FILE:
         return err_set(&h->err, SHD_EPROTO, "%s broke off in the middle of its answer (%zu bytes)",
                        h->name, h->used);
-    case CURLE_COULDNT_RESOLVE_HOST:
-        return err_set(&h->err, SHD_ENOENT, "'%.60s': no such host", h->name);
-    case CURLE_OUT_OF_MEMORY:
-        return err_set(&h->err, SHD_ENOMEM, "no memory for the answer of %s", h->name);
-    case CURLE_SEND_ERROR: /* a Unix socket says only here that its queue is full */
-        return err_set(&h->err, SHD_ETIMEDOUT,
-                       "%s does not answer: its queue of connections is full, or it hung up",
-                       h->name);
     case CURLE_COULDNT_CONNECT:
     case CURLE_RECV_ERROR:
         return fail_sys(h);

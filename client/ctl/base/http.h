@@ -5,8 +5,8 @@
  * http_client_wait() and lets them go on with http_client_turn(). Every request ends by its
  * deadline, and no answer grows beyond the bound given: the daemons are not trusted.
  *
- * Happy path: http_start(), then wait and turn until http_ended(), use body, http_free(). Or
- * http_client_run(). Failure modes: err says what is wrong in words that name the socket.
+ * Happy path: http_start(), then wait and turn until it is no more RUNNING, use body, http_free().
+ * Or http_client_run(). Failure modes: err says what is wrong in words that name the socket.
  */
 #ifndef SHD_CTL_HTTP_H
 #define SHD_CTL_HTTP_H
@@ -58,7 +58,6 @@ struct http {
 struct http *http_start(struct http_client *c, const char *path, const char *target,
                         size_t bytes_max, uint64_t timeout_ms);
 
-bool http_ended(const struct http *h); /* DONE or FAILED */
-void http_free(struct http *h);        /* whatever its state; NULL is a no-op */
+void http_free(struct http *h); /* whatever its state; NULL is a no-op */
 
 #endif

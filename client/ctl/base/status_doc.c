@@ -12,10 +12,14 @@
 
 /* -- Fields ---------------------------------------------------------------------------------- */
 
+static double value(const json_t *v)
+{
+    return json_is_number(v) ? json_number_value(v) : NAN;
+}
+
 static double number(const json_t *object, const char *key)
 {
-    const json_t *v = json_object_get(object, key);
-    return json_is_number(v) ? json_number_value(v) : NAN;
+    return value(json_object_get(object, key));
 }
 
 static void text(const json_t *object, const char *key, char *buf, size_t bytes)
@@ -24,19 +28,6 @@ static void text(const json_t *object, const char *key, char *buf, size_t bytes)
     text_clean(s != NULL ? s : "", buf, bytes);
 }
 #define TEXT(object, key, field) text(object, key, field, sizeof(field))
-
-/* A number, or how many there are of a list. */
-static double count_of(const json_t *object, const char *key)
-{
-    const json_t *v = json_object_get(object, key);
-    return json_is_array(v) ? (double)json_array_size(v) : number(object, key);
-}
-
-static double first_of(const json_t *object, const char *key)
-{
-    const json_t *v = json_array_get(json_object_get(object, key), 0);
-    return json_is_number(v) ? json_number_value(v) : NAN;
-}
 
 /* -- Models ---------------------------------------------------------------------------------- */
 
@@ -60,13 +51,14 @@ static void read_model(const json_t *j, const json_t *none, void *item)
     static const char *const kinds[DOC_MEMORY] = { "state", "publish", "inbox",
                                                    "board", "ledger",  "spill" };
     const json_t *bytes = json_object_get(j, "bytes"), *rates = json_object_get(j, "rates");
+    const json_t *units = json_object_get(j, "units"); /* or how many there are */
     TEXT(j, "name", m->name);
     TEXT(j, "phase", m->phase);
     read_checkpoint(json_object_get(j, "checkpoint"), m);
     m->step = number(j, "step");
     m->owner = number(j, "owner");
     m->owners = number(j, "owners");
-    m->units = count_of(j, "units");
+    m->units = json_is_array(units) ? (double)json_array_size(units) : number(j, "units");
     m->hold_step = number(j, "hold_step");
     m->micro_batches = number(j, "micro_batches");
     m->expected = number(j, "expected");
@@ -77,7 +69,7 @@ static void read_model(const json_t *j, const json_t *none, void *item)
     m->steps_per_s = number(rates, "steps_per_s");
     m->returns_per_s = number(rates, "returns_per_s");
     m->bytes_per_s = number(rates, "bytes_per_s");
-    m->metric = first_of(j, "metrics");
+    m->metric = value(json_array_get(json_object_get(j, "metrics"), 0));
     m->norm = number(j, "last_sum_norm");
 }
 

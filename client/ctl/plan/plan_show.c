@@ -230,13 +230,6 @@ static json_t *json_ops(const struct plan *plan)
     return ops;
 }
 
-static json_t *json_owners(const struct plan_owners *o, uint32_t daemons)
-{
-    return json_pack("{s:o, s:o, s:o, s:o}", "daemons", integer(daemons), "state_bytes_max",
-                     integer(o->state_bytes_max), "publish_bytes_max",
-                     integer(o->publish_bytes_max), "total_bytes", integer(o->total_bytes));
-}
-
 int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,
                     json_t *automatic, FILE *out, struct shd_err *e)
 {
@@ -249,12 +242,14 @@ int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const s
         json_decref(automatic);
         return r;
     }
-    json_t *root = json_pack("{s:i, s:o, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o*, s:o}", "schema", 1,
-                             "model", json_model(spec), "policy", json_policy(&ask->policy),
-                             "micro_batches_per_worker", integer(plan->micros), "cost",
-                             json_cost(&plan->cost), "timeline", "columns", integer(t.columns),
-                             "idle", integer(t.idle), "owners", json_owners(&owners, ask->daemons),
-                             "auto", automatic, "ops", json_ops(plan));
+    json_t *root = json_pack(
+        "{s:i, s:o, s:o, s:o, s:o, s:{s:o, s:o}, s:{s:o, s:o, s:o, s:o}, s:o*, s:o}", "schema", 1,
+        "model", json_model(spec), "policy", json_policy(&ask->policy), "micro_batches_per_worker",
+        integer(plan->micros), "cost", json_cost(&plan->cost), "timeline", "columns",
+        integer(t.columns), "idle", integer(t.idle), "owners", "daemons", integer(ask->daemons),
+        "state_bytes_max", integer(owners.state_bytes_max), "publish_bytes_max",
+        integer(owners.publish_bytes_max), "total_bytes", integer(owners.total_bytes), "auto",
+        automatic, "ops", json_ops(plan));
     timeline_deinit(&t);
     if (root == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for JSON");

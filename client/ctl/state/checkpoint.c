@@ -127,17 +127,12 @@ static void look(struct pace *p, uint64_t step)
     p->at_ns = now_ns;
 }
 
-static uint64_t next_multiple(uint64_t step, uint32_t every)
-{
-    return (step / every + 1) * every;
-}
-
 /* Wait until it is time to ask; *ret_step: for what. SHD_OK also when stopped. */
 static int wait_due(const struct ask *ask, shd_model *m, uint64_t last_step, uint64_t last_ns,
                     uint64_t *ret_step, struct shd_err *e)
 {
     struct pace pace = { save_step(m), clock_now_ns(), 0 };
-    const uint64_t due = ask->every > 0 ? next_multiple(last_step, ask->every) : 0;
+    const uint64_t due = ask->every > 0 ? (last_step / ask->every + 1) * ask->every : 0;
     while (!stopped) {
         const int r = hub_poll(m->session->hub, LOOK_NS, e);
         if (r != SHD_OK)

@@ -112,19 +112,15 @@ static enum MHD_Result reply(struct MHD_Connection *c, unsigned code, const char
     return queued;
 }
 
+static struct MHD_Response *constant(const void *bytes, size_t count)
+{
+    return MHD_create_response_from_buffer(count, (void *)(uintptr_t)bytes, MHD_RESPMEM_PERSISTENT);
+}
+
 /* text is constant. */
 static enum MHD_Result reply_text(struct MHD_Connection *c, unsigned code, const char *text)
 {
-    return reply(c, code, "text/plain; charset=utf-8",
-                 MHD_create_response_from_buffer(strlen(text), (void *)(uintptr_t)text,
-                                                 MHD_RESPMEM_PERSISTENT));
-}
-
-static enum MHD_Result reply_page(struct MHD_Connection *c)
-{
-    return reply(c, MHD_HTTP_OK, PAGE_CONTENT_TYPE,
-                 MHD_create_response_from_buffer(page_html_bytes, (void *)(uintptr_t)page_html,
-                                                 MHD_RESPMEM_PERSISTENT));
+    return reply(c, code, "text/plain; charset=utf-8", constant(text, strlen(text)));
 }
 
 static enum MHD_Result reply_status(struct dashboard *b, struct MHD_Connection *c)
@@ -161,7 +157,7 @@ static enum MHD_Result handle(void *arg, struct MHD_Connection *c, const char *p
         return reply_text(c, MHD_HTTP_FORBIDDEN,
                           "the Host header does not name this machine: open it as localhost\n");
     if (strcmp(path, "/") == 0)
-        return reply_page(c);
+        return reply(c, MHD_HTTP_OK, PAGE_CONTENT_TYPE, constant(page_html, page_html_bytes));
     if (strcmp(path, "/status") == 0)
         return reply_status(b, c);
     if (strcmp(path, "/healthz") == 0)

@@ -305,7 +305,7 @@ bool node_step(struct node *n)
     http_client_turn(&n->client);
     for (uint32_t i = 0; i < n->count; i++) {
         struct node_daemon *d = &n->daemons[i];
-        if (d->http == NULL || !http_ended(d->http))
+        if (d->http == NULL || d->http->state == HTTP_RUNNING)
             continue;
         if (d->http->state == HTTP_DONE)
             node_take(n, d, d->http->body, d->http->body_bytes);

@@ -61,16 +61,11 @@ static void ask(struct node *n, uint32_t seconds)
     http_client_run(&n->client);
 }
 
-static void say_missing(const struct node_daemon *d, const char *why)
-{
-    char text[DOC_TEXT_BYTES];
-    ctl_say("%s: %s", d->device, text_clean(why, text, sizeof(text)));
-}
-
 /* Returns how many daemons are missing in the merged trace. */
 static uint32_t merge_all(struct node *n, struct merge *m)
 {
     uint32_t missing = 0;
+    char text[DOC_TEXT_BYTES];
     for (uint32_t i = 0; i < n->count; i++)
         if (n->daemons[i].up)
             merge_daemon(m, n->daemons[i].doc->pid);
@@ -85,7 +80,7 @@ static uint32_t merge_all(struct node *n, struct merge *m)
             merge_add(m, d->device, d->http->body, d->http->body_bytes, &e);
         if (e.code == SHD_OK)
             continue;
-        say_missing(d, e.text);
+        ctl_say("%s: %s", d->device, text_clean(e.text, text, sizeof(text)));
         missing++;
     }
     merge_end(m);
