@@ -185,7 +185,7 @@ struct http *http_start(struct http_client *c, const char *path, const char *tar
         return h;
     }
     c->running++;
-    http_client_turn(c);
+    http_client_perform(c);
     return h;
 }
 
@@ -225,7 +225,7 @@ void http_client_deinit(struct http_client *c)
     c->multi = NULL;
 }
 
-void http_client_turn(struct http_client *c)
+void http_client_perform(struct http_client *c)
 {
     int running, left;
     curl_multi_perform(c->multi, &running);
@@ -247,6 +247,6 @@ void http_client_wait(struct http_client *c, int fd, int timeout_ms)
 
 void http_client_run(struct http_client *c)
 {
-    for (http_client_turn(c); c->running > 0; http_client_turn(c))
+    for (http_client_perform(c); c->running > 0; http_client_perform(c))
         http_client_wait(c, /* fd= */ -1, TICK_MS);
 }

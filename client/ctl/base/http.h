@@ -2,11 +2,12 @@
  * need.
  *
  * Requests of one client run beside each other and never block: its owner waits with
- * http_client_wait() and lets them go on with http_client_turn(). Every request ends by its
+ * http_client_wait() and lets them go on with http_client_perform(). Every request ends by its
  * deadline, and no answer grows beyond the bound given: the daemons are not trusted.
  *
- * Happy path: http_start(), then wait and turn until it is no more RUNNING, use body, http_free().
- * Or http_client_run(). Failure modes: err says what is wrong in words that name the socket.
+ * Happy path: http_start(), then wait and perform until it is no more RUNNING, use body,
+ * http_free(). Or http_client_run(). Failure modes: err says what is wrong in words that name the
+ * socket.
  */
 #ifndef SHD_CTL_HTTP_H
 #define SHD_CTL_HTTP_H
@@ -27,7 +28,7 @@ int http_client_init(struct http_client *c, struct shd_err *e);
 void http_client_deinit(struct http_client *c); /* its requests are freed */
 
 /* Do what can be done without waiting. */
-void http_client_turn(struct http_client *c);
+void http_client_perform(struct http_client *c);
 
 /* Wait until there is something to do, fd can be read (-1: none) or timeout_ms have passed. */
 void http_client_wait(struct http_client *c, int fd, int timeout_ms);

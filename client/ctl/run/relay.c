@@ -12,7 +12,7 @@
 
 #define RELAY_RETRY_MS   20u
 #define RELAY_CLOSING_MS 500  /* how long the last lines may wait for a reader of our stderr */
-#define RELAY_TURN_READS 16u  /* per wake-up, so that one loud child does not starve the rest */
+#define RELAY_WAKE_READS 16u  /* per wake-up, so that one loud child does not starve the rest */
 #define RELAY_LAST_READS 256u /* at the close: more than a pipe holds */
 
 static void relay_readable(uv_poll_t *poll, int status, int events);
@@ -85,7 +85,7 @@ static void relay_readable(uv_poll_t *poll, int status, int events)
     (void)events;
     struct relay *r = poll->data;
     int more = 1;
-    for (unsigned i = 0; i < RELAY_TURN_READS && more > 0; i++) {
+    for (unsigned i = 0; i < RELAY_WAKE_READS && more > 0; i++) {
         if (!relay_flush(r, false, 0)) {
             uv_poll_stop(poll);
             uv_timer_start(&r->retry, relay_retry, RELAY_RETRY_MS, 0);

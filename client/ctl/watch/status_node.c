@@ -302,7 +302,7 @@ void node_take(struct node *n, struct node_daemon *d, const char *text, size_t b
 bool node_step(struct node *n)
 {
     bool news = false;
-    http_client_turn(&n->client);
+    http_client_perform(&n->client);
     for (uint32_t i = 0; i < n->count; i++) {
         struct node_daemon *d = &n->daemons[i];
         if (d->http == NULL || d->http->state == HTTP_RUNNING)

@@ -96,7 +96,8 @@ void node_ask_once(struct node *n);
 /* A document from elsewhere (the control connection) as d's answer. */
 void node_take(struct node *n, struct node_daemon *d, const char *text, size_t bytes);
 
-/* Up, its loop turning, no model refused. why[bytes] says what is not. */
+/* True for a daemon that is up, with a loop that goes on and no model refused. why[bytes] says what
+ * is not so. */
 bool node_healthy(const struct node_daemon *d, char *why, size_t bytes);
 
 /* Of each daemon. */

@@ -150,7 +150,7 @@ static bool wait_for_events(struct top *t)
     return poll(&keys, 1, 0) < 0 || (keys.revents & (POLLHUP | POLLERR | POLLNVAL)) == 0;
 }
 
-static void turn(struct top *t)
+static void iterate(struct top *t)
 {
     const uint64_t now_ns = clock_now_ns();
     if (!t->view.paused) {
@@ -173,7 +173,7 @@ static int run_top(struct top *t)
 {
     bool there = true;
     while (!t->quit && term_signal() == 0 && there) {
-        turn(t);
+        iterate(t);
         if (!t->quit)
             there = wait_for_events(t);
     }
