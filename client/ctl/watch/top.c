@@ -51,7 +51,7 @@ static const char top_more[] =
 
 struct top {
     struct node node;
-    struct top_view view;
+    struct top_picture picture;
     struct join join;
     struct shd_err trouble;
     uint64_t interval_ms;
@@ -66,14 +66,14 @@ static void draw(struct top *t)
     struct screen s;
     unsigned rows, cols;
     term_size(&rows, &cols);
-    t->view.now_ns = clock_now_ns();
-    t->view.trouble = t->trouble.code != SHD_OK ? t->trouble.text : NULL;
+    t->picture.now_ns = clock_now_ns();
+    t->picture.trouble = t->trouble.code != SHD_OK ? t->trouble.text : NULL;
     if (screen_init(&s, rows, cols)) {
-        top_draw(&t->view, &s);
+        top_draw(&t->picture, &s);
         term_show(&s);
     }
     screen_deinit(&s);
-    t->drawn_ns = t->view.now_ns;
+    t->drawn_ns = t->picture.now_ns;
     t->dirty = false;
 }
 
@@ -81,7 +81,7 @@ static void take_news(struct top *t)
 {
     join_free(&t->join);
     join_make(&t->node, &t->join);
-    join_sort(&t->join, t->view.sort);
+    join_sort(&t->join, t->picture.sort);
     t->dirty = true;
 }
 
@@ -103,25 +103,25 @@ static int scrolled(enum term_key key, int page)
 
 static void press(struct top *t, enum term_key key)
 {
-    struct top_view *v = &t->view;
-    const int page = v->page[v->focus] > 1 ? (int)v->page[v->focus] - 1 : 1;
+    struct top_picture *p = &t->picture;
+    const int page = p->page[p->focus] > 1 ? (int)p->page[p->focus] - 1 : 1;
     t->dirty = true;
-    if (v->help && key != KEY_IS_QUIT) {
-        v->help = key == KEY_IS_REDRAW; /* a new size is no key */
+    if (p->help && key != KEY_IS_QUIT) {
+        p->help = key == KEY_IS_REDRAW; /* a new size is no key */
         return;
     }
-    const int first = (int)v->first[v->focus] + scrolled(key, page);
-    v->first[v->focus] = first > 0 ? (unsigned)first : 0; /* top_draw() looks at the other end */
+    const int first = (int)p->first[p->focus] + scrolled(key, page);
+    p->first[p->focus] = first > 0 ? (unsigned)first : 0; /* top_draw() looks at the other end */
     if (key == KEY_IS_SORT) {
-        v->sort = (v->sort + 1) % JOIN_SORTS;
-        join_sort(&t->join, v->sort);
+        p->sort = (p->sort + 1) % JOIN_SORTS;
+        join_sort(&t->join, p->sort);
     } else if (key == KEY_IS_TAB) {
-        v->focus = v->focus == TOP_DAEMONS ? TOP_WORKERS : TOP_DAEMONS;
+        p->focus = p->focus == TOP_DAEMONS ? TOP_WORKERS : TOP_DAEMONS;
     } else if (key == KEY_IS_PAUSE) {
-        v->paused = !v->paused;
+        p->paused = !p->paused;
     }
     t->quit = t->quit || key == KEY_IS_QUIT;
-    v->help = key == KEY_IS_HELP;
+    p->help = key == KEY_IS_HELP;
 }
 
 /* -- The loop -------------------------------------------------------------------------------- */
@@ -153,18 +153,18 @@ static bool wait_for_events(struct top *t)
 static void iterate(struct top *t)
 {
     const uint64_t now_ns = clock_now_ns();
-    if (!t->view.paused) {
+    if (!t->picture.paused) {
         scan(t, now_ns);
         node_ask(&t->node, t->interval_ms);
     }
-    if (node_step(&t->node) && !t->view.paused)
+    if (node_step(&t->node) && !t->picture.paused)
         take_news(t);
     for (enum term_key key = term_key(); key != KEY_IS_NONE && !t->quit; key = term_key())
         press(t, key);
     const uint64_t since_ms = (now_ns - t->drawn_ns) / NS_PER_MS;
     const uint64_t least_ms = term_is_full_screen() ? FRAME_MS_MIN : t->interval_ms;
     if (t->drawn_ns == 0 || (t->dirty && since_ms >= least_ms) ||
-        (since_ms >= t->interval_ms && !t->view.paused))
+        (since_ms >= t->interval_ms && !t->picture.paused))
         draw(t);
 }
 
@@ -199,7 +199,7 @@ static int top_at(struct top *t, const char *address, const char *hosts)
     if (t->interval_ms > TIMEOUT_MS_MIN && t->interval_ms < t->node.timeout_ms)
         t->node.timeout_ms = t->interval_ms;
     join_make(&t->node, &t->join);
-    t->view = (struct top_view){
+    t->picture = (struct top_picture){
         .node = &t->node, .join = &t->join, .focus = TOP_WORKERS, .utf8 = text_is_utf8()
     };
     code = run_top(t);

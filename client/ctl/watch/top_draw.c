@@ -87,20 +87,20 @@ static void draw_model(const struct model_sum *sum, struct screen *s, unsigned r
     screen_put(s, row, 0, s->cols, LOOK_MARK, line);
 }
 
-static void draw_header(const struct top_view *v, unsigned models, struct screen *s)
+static void draw_header(const struct top_picture *p, unsigned models, struct screen *s)
 {
     char line[LINE_BYTES], clock[16] = "", dir[120];
     struct tm tm;
     const time_t now = time(NULL);
-    const uint32_t up = node_up(v->node);
+    const uint32_t up = node_up(p->node);
     if (localtime_r(&now, &tm) != NULL)
         strftime(clock, sizeof(clock), "%T", &tm);
     snprintf(line, sizeof(line),
              "shardctl top  %" PRIu32 "/%" PRIu32 " daemons up  %s%u model%s  %" PRIu32
              " worker%s  %s%s",
-             up, v->node->count, models == MODELS_MAX ? ">=" : "", models, models == 1 ? "" : "s",
-             v->join->worker_count, v->join->worker_count == 1 ? "" : "s",
-             v->paused ? "PAUSED  " : "", text_clean(v->node->dir, dir, sizeof(dir)));
+             up, p->node->count, models == MODELS_MAX ? ">=" : "", models, models == 1 ? "" : "s",
+             p->join->worker_count, p->join->worker_count == 1 ? "" : "s",
+             p->paused ? "PAUSED  " : "", text_clean(p->node->dir, dir, sizeof(dir)));
     screen_look(s, 0, LOOK_HEAD);
     screen_put(s, 0, 0, s->cols > 10 ? s->cols - 10 : 0, LOOK_HEAD, line);
     screen_put_right(s, 0, s->cols > 9 ? s->cols - 9 : 0, 8, LOOK_HEAD, clock);
@@ -128,8 +128,8 @@ static void sum_returned(const struct doc *d, double *ret_returned, double *ret_
     }
 }
 
-static void draw_memory(const struct top_view *v, const struct doc *d, const struct top_layout *l,
-                        double largest, struct screen *s, unsigned row)
+static void draw_memory(const struct top_picture *p, const struct doc *d,
+                        const struct top_layout *l, double largest, struct screen *s, unsigned row)
 {
     char bar[TOP_BAR_BYTES], total[TEXT_BYTES];
     double kinds[DOC_MEMORY];
@@ -137,18 +137,18 @@ static void draw_memory(const struct top_view *v, const struct doc *d, const str
     const double parts[4] = { kinds[DOC_STATE], kinds[DOC_PUBLISH], kinds[DOC_INBOX],
                               sum - kinds[DOC_STATE] - kinds[DOC_PUBLISH] - kinds[DOC_INBOX] };
     top_cell(l, D_MEMORY, s, row, LOOK_PLAIN,
-             top_bar(parts, 4, largest, l->width[D_MEMORY], v->utf8, bar));
+             top_bar(parts, 4, largest, l->width[D_MEMORY], p->utf8, bar));
     top_cell(l, D_TOTAL, s, row, LOOK_PLAIN, text_bytes(sum, total));
 }
 
-static void draw_progress(const struct top_view *v, const struct doc *d, const struct top_layout *l,
-                          struct screen *s, unsigned row)
+static void draw_progress(const struct top_picture *p, const struct doc *d,
+                          const struct top_layout *l, struct screen *s, unsigned row)
 {
     char bar[TOP_BAR_BYTES], b[2][TEXT_BYTES], of[2 * TEXT_BYTES];
     double returned, expected;
     sum_returned(d, &returned, &expected);
     top_cell(l, D_BAR, s, row, LOOK_GOOD,
-             top_bar(&returned, 1, expected, l->width[D_BAR], v->utf8, bar));
+             top_bar(&returned, 1, expected, l->width[D_BAR], p->utf8, bar));
     snprintf(of, sizeof(of), "%s/%s", text_count(returned, b[0]), text_count(expected, b[1]));
     top_cell(l, D_IN, s, row, LOOK_PLAIN, of);
 }
@@ -166,12 +166,12 @@ static const char *stale_text(double ms, char *buf)
 }
 
 /* A daemon that does not answer, or whose loop is stuck: the reason in place of its numbers. */
-static void draw_down(const struct top_view *v, const struct node_daemon *d, const char *why,
+static void draw_down(const struct top_picture *p, const struct node_daemon *d, const char *why,
                       const struct top_layout *l, struct screen *s, unsigned row)
 {
     char line[LINE_BYTES], since[TEXT_BYTES], pid[TEXT_BYTES];
     const unsigned at = l->width[D_DEVICE] + 1;
-    const uint64_t from = d->down_ns != 0 && d->down_ns < v->now_ns ? d->down_ns : v->now_ns;
+    const uint64_t from = d->down_ns != 0 && d->down_ns < p->now_ns ? d->down_ns : p->now_ns;
     text_count(d->doc != NULL ? d->doc->pid : NAN, pid);
     if (d->up)
         snprintf(line, sizeof(line), "pid %s: %s", pid, why);
@@ -179,20 +179,20 @@ static void draw_down(const struct top_view *v, const struct node_daemon *d, con
         snprintf(line, sizeof(line), "asking");
     else
         snprintf(line, sizeof(line), "unreachable for %s%s%s: %s",
-                 text_time((double)(v->now_ns - from) / NS_PER_S, since),
+                 text_time((double)(p->now_ns - from) / NS_PER_S, since),
                  d->doc != NULL ? ", was pid " : "", d->doc != NULL ? pid : "", why);
     const enum screen_look look = d->asked ? LOOK_BAD : LOOK_FAINT;
     top_cell(l, D_DEVICE, s, row, look, d->device);
     screen_put(s, row, at, s->cols > at ? s->cols - at : 0, look, line);
 }
 
-static void draw_daemon(const struct top_view *v, const struct node_daemon *d,
+static void draw_daemon(const struct top_picture *p, const struct node_daemon *d,
                         const struct top_layout *l, double largest, struct screen *s, unsigned row)
 {
     char why[DOC_TEXT_BYTES], b[TEXT_BYTES], rate[TEXT_BYTES];
     const bool well = node_healthy(d, why, sizeof(why));
     if (!d->up || d->doc->stale_ms > NODE_STALE_MS) {
-        draw_down(v, d, why, l, s, row);
+        draw_down(p, d, why, l, s, row);
         return;
     }
     const struct doc_model *m = doc_main_model(d->doc);
@@ -200,8 +200,8 @@ static void draw_daemon(const struct top_view *v, const struct node_daemon *d,
     top_cell(l, D_PID, s, row, LOOK_PLAIN, text_count(d->doc->pid, b));
     top_cell(l, D_PHASE, s, row, LOOK_PLAIN, m != NULL ? m->phase : "no model");
     top_cell(l, D_STEP, s, row, LOOK_PLAIN, text_count(m != NULL ? m->step : NAN, b));
-    draw_progress(v, d->doc, l, s, row);
-    draw_memory(v, d->doc, l, largest, s, row);
+    draw_progress(p, d->doc, l, s, row);
+    draw_memory(p, d->doc, l, largest, s, row);
     top_cell(l, D_RATE, s, row, LOOK_PLAIN, text_bytes(m != NULL ? m->bytes_per_s : NAN, rate));
     top_cell(l, D_STALE, s, row, LOOK_FAINT, stale_text(d->doc->stale_ms, b));
 }
@@ -218,26 +218,26 @@ static double largest_memory(const struct node *n)
 /* -- Lists ----------------------------------------------------------------------------------- */
 
 /* Bring list's first row into its bounds, and show them at the right end of its heading. */
-static void place_list(struct top_view *v, enum top_list list, unsigned count, unsigned rows,
+static void place_list(struct top_picture *p, enum top_list list, unsigned count, unsigned rows,
                        struct screen *s, unsigned heading)
 {
     char where[64];
     const unsigned last = count > rows ? count - rows : 0;
-    if (v->first[list] > last)
-        v->first[list] = last;
-    v->page[list] = rows;
+    if (p->first[list] > last)
+        p->first[list] = last;
+    p->page[list] = rows;
     if (last == 0)
         return;
-    snprintf(where, sizeof(where), " %u-%u of %u ", v->first[list] + 1, v->first[list] + rows,
+    snprintf(where, sizeof(where), " %u-%u of %u ", p->first[list] + 1, p->first[list] + rows,
              count);
     const unsigned width = text_width(where);
     if (s->cols > width)
         screen_put(s, heading, s->cols - width, width, LOOK_HEAD, where);
 }
 
-static enum screen_look heading_look(const struct top_view *v, enum top_list list)
+static enum screen_look heading_look(const struct top_picture *p, enum top_list list)
 {
-    return v->focus == list ? LOOK_HEAD : LOOK_MARK;
+    return p->focus == list ? LOOK_HEAD : LOOK_MARK;
 }
 
 /* As wide as the names are (HOST:PORT of daemons elsewhere), up to a quarter of the screen. */
@@ -250,17 +250,17 @@ static unsigned device_width(const struct node *n, unsigned cols)
     return width;
 }
 
-static void draw_daemons(struct top_view *v, struct screen *s, unsigned row, unsigned rows)
+static void draw_daemons(struct top_picture *p, struct screen *s, unsigned row, unsigned rows)
 {
     struct top_column columns[D_COUNT];
     memcpy(columns, daemon_columns, sizeof(columns));
-    columns[D_DEVICE].width = device_width(v->node, s->cols);
+    columns[D_DEVICE].width = device_width(p->node, s->cols);
     const struct top_layout l = top_layout(columns, D_COUNT, s->cols);
-    const double largest = largest_memory(v->node);
-    top_heading(&l, s, row, heading_look(v, TOP_DAEMONS));
-    place_list(v, TOP_DAEMONS, v->node->count, rows, s, row);
-    for (unsigned i = 0; i < rows && v->first[TOP_DAEMONS] + i < v->node->count; i++)
-        draw_daemon(v, &v->node->daemons[v->first[TOP_DAEMONS] + i], &l, largest, s, row + 1 + i);
+    const double largest = largest_memory(p->node);
+    top_heading(&l, s, row, heading_look(p, TOP_DAEMONS));
+    place_list(p, TOP_DAEMONS, p->node->count, rows, s, row);
+    for (unsigned i = 0; i < rows && p->first[TOP_DAEMONS] + i < p->node->count; i++)
+        draw_daemon(p, &p->node->daemons[p->first[TOP_DAEMONS] + i], &l, largest, s, row + 1 + i);
 }
 
 /* -- Workers --------------------------------------------------------------------------------- */
@@ -280,7 +280,7 @@ static enum screen_look worker_look(const struct join_worker *w)
     return w->waited_s >= 1 ? LOOK_WARN : LOOK_PLAIN;
 }
 
-static void draw_worker(const struct top_view *v, const struct join_worker *w,
+static void draw_worker(const struct top_picture *p, const struct join_worker *w,
                         const struct top_layout *l, struct screen *s, unsigned row)
 {
     char b[2][TEXT_BYTES], now[DOC_TEXT_BYTES], bar[TOP_BAR_BYTES], pair[2 * TEXT_BYTES + 8];
@@ -291,7 +291,7 @@ static void draw_worker(const struct top_view *v, const struct join_worker *w,
     top_cell(l, W_NOW, s, row, LOOK_PLAIN, join_now(&w->s.now, now, sizeof(now)));
     top_cell(l, W_SINCE, s, row, LOOK_PLAIN, text_time(w->s.now.since_s, b[0]));
     top_cell(l, W_BAR, s, row, LOOK_GOOD,
-             top_bar(&w->s.slots_waiting, 1, w->s.slots, l->width[W_BAR], v->utf8, bar));
+             top_bar(&w->s.slots_waiting, 1, w->s.slots, l->width[W_BAR], p->utf8, bar));
     snprintf(pair, sizeof(pair), "%s/%s", text_count(w->s.slots_waiting, b[0]),
              text_count(w->s.slots, b[1]));
     top_cell(l, W_SLOTS, s, row, LOOK_PLAIN, pair);
@@ -302,14 +302,14 @@ static void draw_worker(const struct top_view *v, const struct join_worker *w,
     }
 }
 
-static void draw_workers(struct top_view *v, struct screen *s, unsigned row, unsigned rows)
+static void draw_workers(struct top_picture *p, struct screen *s, unsigned row, unsigned rows)
 {
     const struct top_layout l = top_layout(worker_columns, W_COUNT, s->cols);
-    const struct join *j = v->join;
-    top_heading(&l, s, row, heading_look(v, TOP_WORKERS));
-    place_list(v, TOP_WORKERS, j->worker_count, rows, s, row);
-    for (unsigned i = 0; i < rows && v->first[TOP_WORKERS] + i < j->worker_count; i++)
-        draw_worker(v, &j->workers[v->first[TOP_WORKERS] + i], &l, s, row + 1 + i);
+    const struct join *j = p->join;
+    top_heading(&l, s, row, heading_look(p, TOP_WORKERS));
+    place_list(p, TOP_WORKERS, j->worker_count, rows, s, row);
+    for (unsigned i = 0; i < rows && p->first[TOP_WORKERS] + i < j->worker_count; i++)
+        draw_worker(p, &j->workers[p->first[TOP_WORKERS] + i], &l, s, row + 1 + i);
     if (j->worker_count == 0)
         screen_put(s, row + 1, 0, s->cols, LOOK_FAINT, "none is attached");
 }
@@ -317,17 +317,17 @@ static void draw_workers(struct top_view *v, struct screen *s, unsigned row, uns
 /* -- The bottom ------------------------------------------------------------------------------ */
 
 /* The worst of the node's troubles; "": none. */
-static const char *trouble(const struct top_view *v, char *buf, size_t bytes)
+static const char *trouble(const struct top_picture *p, char *buf, size_t bytes)
 {
     char why[DOC_TEXT_BYTES];
     buf[0] = '\0';
-    if (v->trouble != NULL)
-        snprintf(buf, bytes, "%s", v->trouble);
-    else if (v->join->slowest[0] != '\0')
-        snprintf(buf, bytes, "slowest: %s", v->join->slowest);
-    for (uint32_t i = 0; i < v->node->count && buf[0] == '\0'; i++)
-        if (v->node->daemons[i].asked && !node_healthy(&v->node->daemons[i], why, sizeof(why)))
-            snprintf(buf, bytes, "%s: %s", v->node->daemons[i].device, why);
+    if (p->trouble != NULL)
+        snprintf(buf, bytes, "%s", p->trouble);
+    else if (p->join->slowest[0] != '\0')
+        snprintf(buf, bytes, "slowest: %s", p->join->slowest);
+    for (uint32_t i = 0; i < p->node->count && buf[0] == '\0'; i++)
+        if (p->node->daemons[i].asked && !node_healthy(&p->node->daemons[i], why, sizeof(why)))
+            snprintf(buf, bytes, "%s: %s", p->node->daemons[i].device, why);
     return buf;
 }
 
@@ -351,10 +351,10 @@ static unsigned draw_wrapped(struct screen *s, unsigned row, unsigned rows, cons
     return used;
 }
 
-static void draw_waits(const struct top_view *v, struct screen *s, unsigned row, unsigned lines)
+static void draw_waits(const struct top_picture *p, struct screen *s, unsigned row, unsigned lines)
 {
     char line[LINE_BYTES], since[TEXT_BYTES];
-    const struct join *j = v->join;
+    const struct join *j = p->join;
     unsigned used = 0;
     screen_look(s, row, LOOK_MARK);
     snprintf(line, sizeof(line), "WAITS, the longest first: %" PRIu32, j->wait_count);
@@ -368,20 +368,20 @@ static void draw_waits(const struct top_view *v, struct screen *s, unsigned row,
                      text_time(w->since_s, since));
         used += draw_wrapped(s, row + 1 + used, lines - used, line);
     }
-    if (trouble(v, line, sizeof(line))[0] != '\0')
+    if (trouble(p, line, sizeof(line))[0] != '\0')
         screen_put(s, row + 1 + lines, 0, s->cols, LOOK_BAD, line);
 }
 
-static void draw_keys(const struct top_view *v, struct screen *s)
+static void draw_keys(const struct top_picture *p, struct screen *s)
 {
     char line[LINE_BYTES];
     snprintf(line, sizeof(line),
              "q quit  s sort: %s  p %s  Tab list  arrows PgUp PgDn scroll  h help",
-             join_sort_name(v->sort), v->paused ? "go on" : "pause");
+             join_sort_name(p->sort), p->paused ? "go on" : "pause");
     screen_put(s, s->rows - 1, 0, s->cols, LOOK_FAINT, line);
 }
 
-static void draw_help(const struct top_view *v, struct screen *s)
+static void draw_help(const struct top_picture *p, struct screen *s)
 {
     static const char *const lines[] = {
         "",
@@ -404,7 +404,7 @@ static void draw_help(const struct top_view *v, struct screen *s)
     for (unsigned i = 0; i < ARRAY_SIZE(lines); i++)
         screen_put(s, 1 + i, 0, s->cols, LOOK_PLAIN, lines[i]);
     snprintf(bar, sizeof(bar), "bars: %s",
-             v->utf8 ? "\u2588 state  \u2593 publish  \u2592 inbox  "
+             p->utf8 ? "\u2588 state  \u2593 publish  \u2592 inbox  "
                        "\u2591 other"
                      : "# state  = publish  + inbox  - other");
     screen_put(s, 1 + ARRAY_SIZE(lines), 0, s->cols, LOOK_PLAIN, bar);
@@ -433,16 +433,16 @@ static void share(unsigned rows, unsigned daemons, unsigned workers, unsigned re
     ret_rows[TOP_WORKERS] = rows - d;
 }
 
-void top_draw(struct top_view *v, struct screen *s)
+void top_draw(struct top_picture *p, struct screen *s)
 {
     struct model_sum sums[MODELS_MAX];
     unsigned rows[TOP_LISTS];
-    const unsigned models = sum_models(v->node, sums);
+    const unsigned models = sum_models(p->node, sums);
     if (s->rows < 2 || s->cols < 2)
         return;
-    draw_header(v, models, s);
-    if (v->help) {
-        draw_help(v, s);
+    draw_header(p, models, s);
+    if (p->help) {
+        draw_help(p, s);
         return;
     }
     const unsigned lines = models < MODELS_MAX && s->rows >= SMALL_ROWS ? models : models > 0;
@@ -450,11 +450,11 @@ void top_draw(struct top_view *v, struct screen *s)
         draw_model(&sums[i], s, 1 + i);
     const unsigned waits = wait_lines(s->rows);
     const unsigned fixed = 1 + lines + 2 + (waits + 2) + 1;
-    share(s->rows > fixed ? s->rows - fixed : 0, v->node->count, v->join->worker_count, rows);
+    share(s->rows > fixed ? s->rows - fixed : 0, p->node->count, p->join->worker_count, rows);
     unsigned row = 1 + lines;
-    draw_daemons(v, s, row, rows[TOP_DAEMONS]);
+    draw_daemons(p, s, row, rows[TOP_DAEMONS]);
     row += 1 + rows[TOP_DAEMONS];
-    draw_workers(v, s, row, rows[TOP_WORKERS]);
-    draw_waits(v, s, row + 1 + rows[TOP_WORKERS], waits);
-    draw_keys(v, s);
+    draw_workers(p, s, row, rows[TOP_WORKERS]);
+    draw_waits(p, s, row + 1 + rows[TOP_WORKERS], waits);
+    draw_keys(p, s);
 }

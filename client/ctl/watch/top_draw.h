@@ -10,7 +10,7 @@
 
 enum top_list { TOP_DAEMONS, TOP_WORKERS, TOP_LISTS };
 
-struct top_view {
+struct top_picture {
     const struct node *node; /* borrowed */
     const struct join *join; /* borrowed, sorted */
     enum join_sort sort;
@@ -23,6 +23,6 @@ struct top_view {
     uint64_t now_ns;
 };
 
-void top_draw(struct top_view *v, struct screen *s);
+void top_draw(struct top_picture *p, struct screen *s);
 
 #endif
