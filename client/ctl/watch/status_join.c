@@ -101,7 +101,7 @@ static int compare_waits(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-/* -- The slowest link ------------------------------------------------------------------------ */
+/* -- The slowest worker ---------------------------------------------------------------------- */
 
 static bool on_has(const struct doc_wait *w, double pid)
 {
