@@ -247,7 +247,7 @@ static int dashboard(const struct dashboard_options *o)
     struct shd_err e = { 0 };
     char name[LISTEN_NAME_BYTES], url[LISTEN_NAME_BYTES + 16];
     int fd = -1;
-    const int opened = node_open_at(o->dir, /* hosts= */ NULL, &b.node);
+    const int opened = node_open(o->dir, /* hosts= */ NULL, &b.node);
     if (opened != CTL_OK)
         return opened;
     b.node.keep_json = true;

@@ -291,7 +291,7 @@ static int show(struct node *n, const struct status_options *o)
 
 static int open_node(const struct status_options *o, struct node *ret_node)
 {
-    const int code = node_open_at(o->address, o->hosts, ret_node);
+    const int code = node_open(o->address, o->hosts, ret_node);
     if (code != CTL_OK)
         return code;
     ret_node->with_tools = o->with_tools;

@@ -159,64 +159,6 @@ static uint64_t answer_timeout_ms(void)
     return ms > 0 && ms <= TIMEOUT_MS_MAX ? ms : TIMEOUT_MS;
 }
 
-int node_open(const char *address, struct node *ret_node, struct shd_err *e)
-{
-    struct node n = { .timeout_ms = answer_timeout_ms() };
-    const char *env = getenv(ADDRESS_ENV);
-    if (address == NULL && env != NULL && env[0] != '\0')
-        address = env;
-    int r = http_client_init(&n.client, e);
-    if (r != SHD_OK)
-        return r;
-    if (address != NULL && strncmp(address, "local:", 6) == 0)
-        r = err_set(e, SHD_EINVAL, "'%.60s': owners inside a process have no status sockets",
-                    address);
-    else if (address != NULL && strchr(address, '?') != NULL)
-        r = open_listed(address, &n, e);
-    else
-        r = address != NULL ? open_dir(address, &n, e) : open_default(&n, e);
-    if (r == SHD_OK)
-        *ret_node = n;
-    else
-        node_close(&n);
-    return r;
-}
-
-int node_open_hosts(const char *hosts, struct node *ret_node, struct shd_err *e)
-{
-    struct node n = { .timeout_ms = answer_timeout_ms(), .tcp = true, .listed = true };
-    int r = http_client_init(&n.client, e);
-    if (r != SHD_OK)
-        return r;
-    for (const char *at = hosts; r == SHD_OK; at++) {
-        char name[DOC_NAME_BYTES], host[LISTEN_HOST_BYTES];
-        const size_t bytes = strcspn(at, ",");
-        const char *port;
-        snprintf(name, sizeof(name), "%.*s", (int)bytes, at);
-        if (bytes >= sizeof(name) || !listen_split(name, host, &port)) {
-            r = err_set(e, SHD_EINVAL,
-                        "'%.*s' is not HOST:PORT of at most %zu characters, as 'node1:9464'",
-                        bytes < 60 ? (int)bytes : 60, at, sizeof(name) - 1);
-            break;
-        }
-        r = add(&n, name, e);
-        at += bytes;
-        if (*at == '\0')
-            break;
-    }
-    if (r == SHD_OK)
-        *ret_node = n;
-    else
-        node_close(&n);
-    return r;
-}
-
-void node_close(struct node *n)
-{
-    forget(n);
-    http_client_deinit(&n->client);
-}
-
 int node_fail(int status, const struct shd_err *e)
 {
     char text[sizeof(e->text)];
@@ -224,12 +166,60 @@ int node_fail(int status, const struct shd_err *e)
     return status == SHD_EINVAL ? CTL_USAGE : CTL_FAILED;
 }
 
-int node_open_at(const char *address, const char *hosts, struct node *ret_node)
+static int open_local(const char *address, struct node *n, struct shd_err *e)
 {
+    const char *env = getenv(ADDRESS_ENV);
+    if (address == NULL && env != NULL && env[0] != '\0')
+        address = env;
+    if (address == NULL)
+        return open_default(n, e);
+    if (strncmp(address, "local:", 6) == 0)
+        return err_set(e, SHD_EINVAL, "'%.60s': owners inside a process have no status sockets",
+                       address);
+    return strchr(address, '?') != NULL ? open_listed(address, n, e) : open_dir(address, n, e);
+}
+
+static int open_hosts(const char *hosts, struct node *n, struct shd_err *e)
+{
+    int r = SHD_OK;
+    n->tcp = n->listed = true;
+    for (const char *at = hosts; r == SHD_OK; at++) {
+        char name[DOC_NAME_BYTES], host[LISTEN_HOST_BYTES];
+        const size_t bytes = strcspn(at, ",");
+        const char *port;
+        snprintf(name, sizeof(name), "%.*s", (int)bytes, at);
+        if (bytes >= sizeof(name) || !listen_split(name, host, &port))
+            return err_set(e, SHD_EINVAL,
+                           "'%.*s' is not HOST:PORT of at most %zu characters, as 'node1:9464'",
+                           bytes < 60 ? (int)bytes : 60, at, sizeof(name) - 1);
+        r = add(n, name, e);
+        at += bytes;
+        if (*at == '\0')
+            break;
+    }
+    return r;
+}
+
+int node_open(const char *address, const char *hosts, struct node *ret_node)
+{
+    struct node n = { .timeout_ms = answer_timeout_ms() };
     struct shd_err e = { 0 };
-    const int r = hosts != NULL ? node_open_hosts(hosts, ret_node, &e)
-                                : node_open(address, ret_node, &e);
-    return r == SHD_OK ? CTL_OK : node_fail(r, &e);
+    int r = http_client_init(&n.client, &e);
+    if (r != SHD_OK)
+        return node_fail(r, &e);
+    r = hosts != NULL ? open_hosts(hosts, &n, &e) : open_local(address, &n, &e);
+    if (r == SHD_OK) {
+        *ret_node = n;
+        return CTL_OK;
+    }
+    node_close(&n);
+    return node_fail(r, &e);
+}
+
+void node_close(struct node *n)
+{
+    forget(n);
+    http_client_deinit(&n->client);
 }
 
 int node_interval(const char *text, uint64_t *ret_ms, struct shd_err *e)

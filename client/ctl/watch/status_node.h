@@ -48,22 +48,20 @@ struct node {
     uint32_t count;
 };
 
-/* address: NULL, "DIR" or "DIR?cpu0,cpu1". NULL: $SHARDD_ADDRESS, else the first of where `shardctl
- * up` starts daemons and /run/shardd that has one, else our only `shardctl run`. Errors: SHD_ENOENT
- * no directory, or no daemon in it; SHD_EAUTH it may not be read; SHD_EINVAL the command line does
- * not say where (malformed, or several runs): the exit code is CTL_USAGE; SHD_ERANGE, SHD_ENOMEM.
- */
-int node_open(const char *address, struct node *ret_node, struct shd_err *e);
-/* The same of daemons elsewhere that listen on TCP (shardd --status-address): "HOST:PORT,...". */
-int node_open_hosts(const char *hosts, struct node *ret_node, struct shd_err *e);
+/* Open for a verb the daemons at address, or elsewhere. Returns CTL_OK, or the exit code: it has
+ * said why.
+ *
+ *   address  "DIR" or "DIR?cpu0,cpu1". NULL: $SHARDD_ADDRESS, else the first of where `shardctl up`
+ *            starts daemons and /run/shardd that has one, else our only `shardctl run`.
+ *   hosts    "HOST:PORT,..." of daemons that listen on TCP (shardd --status-address), instead of
+ *            address; NULL: none.
+ *
+ * The code is CTL_USAGE when the command line does not say where (malformed, or several runs). */
+int node_open(const char *address, const char *hosts, struct node *ret_node);
 void node_close(struct node *n);
 
-/* A verb's way out of an error of the two: says it, returns the exit code. */
+/* The way out of a verb with an error of its node: says it, returns the exit code. */
 int node_fail(int status, const struct shd_err *e);
-
-/* One of them for a verb, hosts before address. Returns CTL_OK, or the exit code: it has said why.
- */
-int node_open_at(const char *address, const char *hosts, struct node *ret_node);
 
 /* "2", "0.5": seconds between two questions, from 0.1 to 3600, as milliseconds. Errors: SHD_EINVAL,
  * SHD_ERANGE. */
@@ -81,7 +79,8 @@ int node_interval(const char *text, uint64_t *ret_ms, struct shd_err *e);
 void node_socket(const struct node *n, const struct node_daemon *d,
                  char ret_socket[NODE_SOCKET_BYTES]);
 
-/* Look for new daemons. Errors as above; those known stay. */
+/* Look for new daemons; those known stay. Errors: SHD_ENOENT no directory; SHD_EAUTH it may not be
+ * read; SHD_ERANGE, SHD_ENOMEM. */
 int node_scan(struct node *n, struct shd_err *e);
 
 /* Begin to ask all whose time has come; they are asked again after interval_ms. */

@@ -188,7 +188,7 @@ static int run_top(struct top *t)
 static int top_at(struct top *t, const char *address, const char *hosts)
 {
     struct shd_err e = { 0 };
-    int code = node_open_at(address, hosts, &t->node);
+    int code = node_open(address, hosts, &t->node);
     if (code != CTL_OK)
         return code;
     const int r = term_open(&e);

@@ -204,7 +204,7 @@ int verb_trace(int argc, char **argv)
     text_init();
     struct node n;
     struct shd_err e = { 0 };
-    code = node_open_at(o.address, o.hosts, &n);
+    code = node_open(o.address, o.hosts, &n);
     if (code != CTL_OK)
         return code;
     code = trace_node(&n, &o, &e);
