@@ -16,27 +16,11 @@
 
 /* -- Memory ------------------------------------------------------------------------------------ */
 
-static int add_slot(struct copy_model *c, struct shd_err *e)
+void copy_grow(struct copy_model *c, uint32_t slots)
 {
-    struct copy_slot *slot = sys_calloc(1, sizeof *slot);
-    if (slot == NULL)
-        return err_set(e, SHD_ENOMEM, "no memory for a slot");
-    c->slots[c->slot_count++] = slot;
-    return SHD_OK;
-}
-
-int copy_grow(struct copy_model *c, uint32_t slots, struct shd_err *e)
-{
-    if (slots <= c->slot_count)
-        return SHD_OK;
-    struct copy_slot **grown = sys_realloc(c->slots, slots * sizeof(struct copy_slot *));
-    if (grown == NULL)
-        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " slots", slots);
-    c->slots = grown;
-    int r = SHD_OK;
-    while (r == SHD_OK && c->slot_count < slots)
-        r = add_slot(c, e);
-    return r;
+    CHECK(slots <= c->slots_max);
+    if (slots > c->slot_count)
+        c->slot_count = slots;
 }
 
 /* An owner's slice of a unit: where it lies there and here, whose board vouches for it, and who
@@ -70,17 +54,20 @@ int copy_new(struct shd_model *m, uint32_t slots, uint64_t delay_ns, struct copy
     const uint32_t units = m->spec->unit_count;
     struct copy_model *c = sys_calloc(1, sizeof *c);
     if (c != NULL) {
+        c->slots = sys_calloc(units, sizeof *c->slots);
+        c->slots_max = units;
         c->slot_of = sys_calloc(units, sizeof *c->slot_of);
         c->pieces = sys_calloc((size_t)units * m->map->owner_count, sizeof *c->pieces);
     }
-    if (c == NULL || c->slot_of == NULL || c->pieces == NULL) {
+    if (c == NULL || c->slots == NULL || c->slot_of == NULL || c->pieces == NULL) {
         copy_free(c);
         return err_set(e, SHD_ENOMEM, "no memory for the copy path of %" PRIu32 " units", units);
     }
     c->in = buffers_for(m, dtype_bytes(m->spec->publish));
     for (uint32_t u = 0; u < units; u++)
         c->slot_of[u] = COPY_NO_SLOT;
-    int r = copy_grow(c, slots, e);
+    int r = SHD_OK;
+    copy_grow(c, slots);
     for (uint32_t i = 0; r == SHD_OK && i < m->map->owner_count; i++)
         r = m->map->owners[i].mover->ready(m, &m->map->owners[i], e);
     if (r == SHD_OK && m->session->on_gpu)
@@ -102,10 +89,8 @@ void copy_free(struct copy_model *c)
     if (c == NULL)
         return;
     transfer_free(c->transfer); /* first: it writes to the slots */
-    for (uint32_t i = 0; i < c->slot_count; i++) {
-        buffer_free(&c->in, &c->slots[i]->memory);
-        free(c->slots[i]);
-    }
+    for (uint32_t i = 0; c->slots != NULL && i < c->slot_count; i++)
+        buffer_free(&c->in, &c->slots[i].memory);
     if (c->gpu != NULL)
         c->gpu->ops->free(c->gpu);
     free(c->slots);
@@ -122,9 +107,9 @@ static uint32_t best_slot(const struct copy_model *c, uint64_t bytes)
     const struct buffer *best = NULL;
     uint32_t index = COPY_NO_SLOT;
     for (uint32_t i = 0; i < c->slot_count; i++) {
-        if (c->slots[i]->busy || !buffer_better(&c->slots[i]->memory, best, bytes))
+        if (c->slots[i].busy || !buffer_better(&c->slots[i].memory, best, bytes))
             continue;
-        best = &c->slots[i]->memory;
+        best = &c->slots[i].memory;
         index = i;
     }
     return index;
@@ -140,7 +125,7 @@ static int take_slot(struct shd_model *m, uint32_t unit, uint32_t *ret_index, st
                        "unit %" PRIu32 " '%s': all %" PRIu32 " slots hold other units, as many as "
                        "the policy's plan holds at once: release one",
                        unit, m->spec->units[unit].name, c->slot_count);
-    const int r = buffer_hold(&c->in, &c->slots[index]->memory, bytes, e);
+    const int r = buffer_hold(&c->in, &c->slots[index].memory, bytes, e);
     if (r == SHD_OK)
         *ret_index = index;
     return r;
@@ -153,7 +138,7 @@ int copy_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
     if (r != SHD_OK)
         return r;
     struct copy_model *c = m->copy;
-    struct copy_slot *slot = c->slots[index];
+    struct copy_slot *slot = &c->slots[index];
     CHECK(c->slot_of[unit] == COPY_NO_SLOT);
     slot->busy = true;
     slot->job.to = slot->memory.base;
@@ -169,7 +154,7 @@ int copy_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
 static struct copy_slot *slot_of_unit(const struct shd_model *m, uint32_t unit)
 {
     CHECK(m->copy->slot_of[unit] != COPY_NO_SLOT);
-    return m->copy->slots[m->copy->slot_of[unit]];
+    return &m->copy->slots[m->copy->slot_of[unit]];
 }
 
 static int check_done(const struct shd_model *m, const struct transfer_job *job, struct shd_err *e)

@@ -22,8 +22,8 @@ struct copy_slot {
 
 struct copy_model {
     struct transfer *transfer; /* owned */
-    struct copy_slot **slots;  /* owned, [slot_count], each owned */
-    uint32_t slot_count;
+    struct copy_slot *slots;   /* owned, [slots_max]; the first slot_count are in use */
+    uint32_t slot_count, slots_max;
     struct buffers in; /* the slots' */
     struct kern *gpu;  /* owned: a queue of its own for a GPU worker's copies; NULL: on the host */
     uint32_t *slot_of; /* owned, [units]; COPY_NO_SLOT: not fetched */
@@ -38,8 +38,8 @@ int copy_new(struct shd_model *m, uint32_t slots, uint64_t delay_ns, struct copy
              struct shd_err *e);
 void copy_free(struct copy_model *c); /* NULL is a no-op */
 
-/* Have at least that many slots. Errors: SHD_ENOMEM. */
-int copy_grow(struct copy_model *c, uint32_t slots, struct shd_err *e);
+/* Have at least that many slots: no more than units. */
+void copy_grow(struct copy_model *c, uint32_t slots);
 
 extern const struct reader_ops reader_copy;
 

@@ -55,7 +55,7 @@ static int make_fetch(struct link *link, const struct call *call, struct wire_re
         p->in.epoch = owner->epoch;
         p->in.job = (struct comm_job){
             .way = COMM_RECV,
-            .memory = (uint8_t *)m->copy->slots[slot]->memory.base + slice.first_elem * elem_bytes,
+            .memory = (uint8_t *)m->copy->slots[slot].memory.base + slice.first_elem * elem_bytes,
             .bytes = slice.elems * elem_bytes,
             .turn = ++owner->down_turn,
             .gate = { mapped->board.base, p->unit, p->step },
@@ -133,7 +133,7 @@ static bool reap(struct shd_model *m)
             continue;
         }
         n->slots[i].leaving = false;
-        m->copy->slots[i]->busy = false;
+        m->copy->slots[i].busy = false;
     }
     return left;
 }
@@ -166,7 +166,7 @@ static void nccl_let_go(struct shd_model *m, uint32_t unit)
     if (slot_done(m->nccl, slot))
         return;
     m->nccl->slots[slot].leaving = true;
-    m->copy->slots[slot]->busy = true; /* not to be written to by anything else yet */
+    m->copy->slots[slot].busy = true; /* not to be written to by anything else yet */
 }
 
 static int nccl_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)

@@ -78,12 +78,12 @@ int exec_plan(struct step_run *run, uint32_t micros, bool traced, struct shd_err
     if (r != SHD_OK)
         return r;
     r = policy_reader(m, e);
-    if (r == SHD_OK && m->copy != NULL)
-        r = copy_grow(m->copy, plan.cost.live_units_max, e);
     if (r != SHD_OK) {
         plan_free(&plan);
         return r;
     }
+    if (m->copy != NULL)
+        copy_grow(m->copy, plan.cost.live_units_max);
     plan_free(&x->plan);
     x->plan = plan;
     x->traced = traced;
