@@ -60,10 +60,17 @@ void buffer_free(const struct buffers *in, struct buffer *b)
     *b = (struct buffer){ 0 };
 }
 
-bool buffer_better(const struct buffer *b, const struct buffer *best, uint64_t bytes)
+static bool is_better(const struct buffer *b, const struct buffer *best, uint64_t bytes)
 {
-    if (best == NULL)
-        return true;
     const bool fits = b->bytes >= bytes, best_fits = best->bytes >= bytes;
     return (fits && !best_fits) || (fits == best_fits && (b->bytes < best->bytes) == fits);
+}
+
+struct buffer *buffer_find(struct buffer *buffers, uint32_t count, uint64_t bytes)
+{
+    struct buffer *best = NULL;
+    for (struct buffer *b = buffers; b < buffers + count; b++)
+        if (!b->busy && (best == NULL || is_better(b, best, bytes)))
+            best = b;
+    return best;
 }

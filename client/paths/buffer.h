@@ -19,6 +19,7 @@ struct shd_model;
 struct buffer { /* zeroed at first */
     void *base; /* owned; NULL: none yet */
     uint64_t bytes;
+    bool busy; /* its user's */
 };
 
 /* The memory in which buffers are made, and the largest of them. */
@@ -35,8 +36,8 @@ struct buffers buffers_for(const struct shd_model *m, uint64_t elem_bytes);
 int buffer_hold(const struct buffers *in, struct buffer *b, uint64_t bytes, struct shd_err *e);
 void buffer_free(const struct buffers *in, struct buffer *b); /* one without memory is a no-op */
 
-/* Does b hold so many bytes with less new memory than best (NULL: yes)? The smallest that is large
- * enough is best, else the largest. */
-bool buffer_better(const struct buffer *b, const struct buffer *best, uint64_t bytes);
+/* The one that is not busy and holds so many bytes with the least new memory: the smallest that is
+ * large enough, else the largest. NULL: all are busy. */
+struct buffer *buffer_find(struct buffer *buffers, uint32_t count, uint64_t bytes);
 
 #endif

@@ -55,11 +55,13 @@ int copy_new(struct shd_model *m, uint32_t slots, uint64_t delay_ns, struct copy
     struct copy_model *c = sys_calloc(1, sizeof *c);
     if (c != NULL) {
         c->slots = sys_calloc(units, sizeof *c->slots);
+        c->jobs = sys_calloc(units, sizeof *c->jobs);
         c->slots_max = units;
         c->slot_of = sys_calloc(units, sizeof *c->slot_of);
         c->pieces = sys_calloc((size_t)units * m->map->owner_count, sizeof *c->pieces);
     }
-    if (c == NULL || c->slots == NULL || c->slot_of == NULL || c->pieces == NULL) {
+    if (c == NULL || c->slots == NULL || c->jobs == NULL || c->slot_of == NULL ||
+        c->pieces == NULL) {
         copy_free(c);
         return err_set(e, SHD_ENOMEM, "no memory for the copy path of %" PRIu32 " units", units);
     }
@@ -90,10 +92,11 @@ void copy_free(struct copy_model *c)
         return;
     transfer_free(c->transfer); /* first: it writes to the slots */
     for (uint32_t i = 0; c->slots != NULL && i < c->slot_count; i++)
-        buffer_free(&c->in, &c->slots[i].memory);
+        buffer_free(&c->in, &c->slots[i]);
     if (c->gpu != NULL)
         c->gpu->ops->free(c->gpu);
     free(c->slots);
+    free(c->jobs);
     free(c->slot_of);
     free(c->pieces);
     free(c);
@@ -101,60 +104,36 @@ void copy_free(struct copy_model *c)
 
 /* -- Fetching ---------------------------------------------------------------------------------- */
 
-/* COPY_NO_SLOT: all are busy. */
-static uint32_t best_slot(const struct copy_model *c, uint64_t bytes)
-{
-    const struct buffer *best = NULL;
-    uint32_t index = COPY_NO_SLOT;
-    for (uint32_t i = 0; i < c->slot_count; i++) {
-        if (c->slots[i].busy || !buffer_better(&c->slots[i].memory, best, bytes))
-            continue;
-        best = &c->slots[i].memory;
-        index = i;
-    }
-    return index;
-}
-
-static int take_slot(struct shd_model *m, uint32_t unit, uint32_t *ret_index, struct shd_err *e)
+int copy_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     struct copy_model *c = m->copy;
     const uint64_t bytes = m->spec->units[unit].elems * dtype_bytes(m->spec->publish);
-    const uint32_t index = best_slot(c, bytes);
-    if (index == COPY_NO_SLOT)
+    struct buffer *slot = buffer_find(c->slots, c->slot_count, bytes);
+    CHECK(c->slot_of[unit] == COPY_NO_SLOT);
+    if (slot == NULL)
         return err_set(e, SHD_EBUSY,
                        "unit %" PRIu32 " '%s': all %" PRIu32 " slots hold other units, as many as "
                        "the policy's plan holds at once: release one",
                        unit, m->spec->units[unit].name, c->slot_count);
-    const int r = buffer_hold(&c->in, &c->slots[index].memory, bytes, e);
-    if (r == SHD_OK)
-        *ret_index = index;
-    return r;
-}
-
-int copy_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
-{
-    uint32_t index = COPY_NO_SLOT;
-    const int r = take_slot(m, unit, &index, e);
+    const int r = buffer_hold(&c->in, slot, bytes, e);
     if (r != SHD_OK)
         return r;
-    struct copy_model *c = m->copy;
-    struct copy_slot *slot = &c->slots[index];
-    CHECK(c->slot_of[unit] == COPY_NO_SLOT);
     slot->busy = true;
-    slot->job.to = slot->memory.base;
-    slot->job.pieces = &c->pieces[(size_t)unit * m->map->owner_count];
-    slot->job.piece_count = m->map->owner_count;
-    slot->job.unit = unit;
-    slot->job.step = m->step;
-    c->slot_of[unit] = index;
-    transfer_start(c->transfer, &slot->job);
+    c->slot_of[unit] = (uint32_t)(slot - c->slots);
+    struct transfer_job *job = &c->jobs[c->slot_of[unit]];
+    job->to = slot->base;
+    job->pieces = &c->pieces[(size_t)unit * m->map->owner_count];
+    job->piece_count = m->map->owner_count;
+    job->unit = unit;
+    job->step = m->step;
+    transfer_start(c->transfer, job);
     return SHD_OK;
 }
 
-static struct copy_slot *slot_of_unit(const struct shd_model *m, uint32_t unit)
+static uint32_t slot_of_unit(const struct shd_model *m, uint32_t unit)
 {
     CHECK(m->copy->slot_of[unit] != COPY_NO_SLOT);
-    return &m->copy->slots[m->copy->slot_of[unit]];
+    return m->copy->slot_of[unit];
 }
 
 static int check_done(const struct shd_model *m, const struct transfer_job *job, struct shd_err *e)
@@ -186,8 +165,7 @@ bool copy_readable(const struct shd_model *m, uint32_t unit)
 
 int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
-    struct copy_slot *slot = slot_of_unit(m, unit);
-    struct transfer_job *job = &slot->job;
+    struct transfer_job *job = &m->copy->jobs[slot_of_unit(m, unit)];
     const uint64_t start_ns = clock_now_ns();
     if (job->step != m->step)
         return err_set(e, SHD_ESTEP,
@@ -209,16 +187,16 @@ int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 
 void copy_let_go(struct shd_model *m, uint32_t unit)
 {
-    struct copy_slot *slot = slot_of_unit(m, unit);
-    transfer_cancel(m->copy->transfer, &slot->job);
-    m->session->bytes_copied += slot->job.bytes_copied;
-    slot->busy = false;
+    const uint32_t slot = slot_of_unit(m, unit);
+    transfer_cancel(m->copy->transfer, &m->copy->jobs[slot]);
+    m->session->bytes_copied += m->copy->jobs[slot].bytes_copied;
+    m->copy->slots[slot].busy = false;
     m->copy->slot_of[unit] = COPY_NO_SLOT;
 }
 
 const void *copy_params(const struct shd_model *m, uint32_t unit)
 {
-    return slot_of_unit(m, unit)->memory.base;
+    return m->copy->slots[slot_of_unit(m, unit)].base;
 }
 
 void copy_hold(struct shd_model *m)

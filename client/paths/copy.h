@@ -14,15 +14,10 @@
 #include "client/paths/path.h"
 #include "client/paths/transfer.h"
 
-struct copy_slot {
-    struct transfer_job job;
-    struct buffer memory; /* owned */
-    bool busy;
-};
-
 struct copy_model {
     struct transfer *transfer; /* owned */
-    struct copy_slot *slots;   /* owned, [slots_max]; the first slot_count are in use */
+    struct buffer *slots;      /* owned, [slots_max]; the first slot_count are in use */
+    struct transfer_job *jobs; /* owned, [slots_max]: what brings a unit into each */
     uint32_t slot_count, slots_max;
     struct buffers in; /* the slots' */
     struct kern *gpu;  /* owned: a queue of its own for a GPU worker's copies; NULL: on the host */

@@ -55,7 +55,7 @@ static int make_fetch(struct link *link, const struct call *call, struct wire_re
         p->in.epoch = owner->epoch;
         p->in.job = (struct comm_job){
             .way = COMM_RECV,
-            .memory = (uint8_t *)m->copy->slots[slot].memory.base + slice.first_elem * elem_bytes,
+            .memory = (uint8_t *)m->copy->slots[slot].base + slice.first_elem * elem_bytes,
             .bytes = slice.elems * elem_bytes,
             .turn = ++owner->down_turn,
             .gate = { mapped->board.base, p->unit, p->step },

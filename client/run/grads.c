@@ -34,7 +34,7 @@ void grads_free(struct grads *g)
     if (g == NULL)
         return;
     for (uint32_t i = 0; g->buffers != NULL && i < g->buffer_count; i++)
-        buffer_free(&g->in, &g->buffers[i].memory);
+        buffer_free(&g->in, &g->buffers[i]);
     free(g->entries);
     free(g->buffers);
     free(g);
@@ -42,39 +42,27 @@ void grads_free(struct grads *g)
 
 /* -- Buffers ----------------------------------------------------------------------------------- */
 
-/* NULL: all are busy. */
-static struct grad_buffer *best_buffer(struct grads *g, uint64_t bytes)
-{
-    struct grad_buffer *best = NULL;
-    for (uint32_t i = 0; i < g->buffer_count; i++) {
-        struct grad_buffer *b = &g->buffers[i];
-        if (!b->busy && buffer_better(&b->memory, best != NULL ? &best->memory : NULL, bytes))
-            best = b;
-    }
-    return best;
-}
-
 static int take_buffer(struct grads *g, uint64_t elems, float **ret_base, struct shd_err *e)
 {
     const uint64_t bytes = elems * sizeof(float);
-    struct grad_buffer *b = best_buffer(g, bytes);
+    struct buffer *b = buffer_find(g->buffers, g->buffer_count, bytes);
     CHECK(b != NULL || g->buffer_count < 2 * g->entry_count); /* an entry has two at most */
     const bool fresh = b == NULL;
     if (fresh)
         b = &g->buffers[g->buffer_count];
-    const int r = buffer_hold(&g->in, &b->memory, bytes, e);
+    const int r = buffer_hold(&g->in, b, bytes, e);
     if (r != SHD_OK)
         return r;
     g->buffer_count += fresh;
     b->busy = true;
-    *ret_base = b->memory.base;
+    *ret_base = b->base;
     return SHD_OK;
 }
 
 static void give_buffer(struct grads *g, float **base)
 {
     for (uint32_t i = 0; *base != NULL && i < g->buffer_count; i++)
-        if (g->buffers[i].memory.base == *base)
+        if (g->buffers[i].base == *base)
             g->buffers[i].busy = false;
     *base = NULL;
 }

@@ -30,15 +30,10 @@ struct grad_entry { /* one unit's gradient of one group */
     float *scratch; /* a buffer: of the open micro-batch when sum is taken; else NULL */
 };
 
-struct grad_buffer {
-    struct buffer memory; /* owned */
-    bool busy;
-};
-
 struct grads {
     struct grad_entry *entries; /* owned, [entry_count] */
     uint32_t entry_count;
-    struct grad_buffer *buffers; /* owned, [2 * entry_count]; the first buffer_count are in use */
+    struct buffer *buffers; /* owned, [2 * entry_count]; the first buffer_count are in use */
     uint32_t buffer_count;
     struct buffers in; /* of the largest trainable unit, at most */
 };
