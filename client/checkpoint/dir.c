@@ -46,33 +46,7 @@ static bool parse_name(const char *name, uint64_t *ret_step)
 
 /* -- Removing ---------------------------------------------------------------------------------- */
 
-/* The directory `name` with the files in it: checkpoints have no directories inside. Nothing that
- * is a link is followed. */
-static int remove_tree(int dir_fd, const char *name, struct shd_err *e)
-{
-    const int fd = openat(dir_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0)
-        return err_sys(e, SHD_EIO, "open '%.100s' to remove it", name);
-    DIR *dir = fdopendir(fd);
-    if (dir == NULL) {
-        close(fd);
-        return err_sys(e, SHD_ENOMEM, "list '%.100s'", name);
-    }
-    int r = SHD_OK;
-    const struct dirent *entry;
-    while (r == SHD_OK && (entry = readdir(dir)) != NULL) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
-            continue;
-        if (unlinkat(fd, entry->d_name, 0) != 0)
-            r = err_sys(e, SHD_EIO, "remove '%.100s/%.60s'", name, entry->d_name);
-    }
-    closedir(dir);
-    if (r == SHD_OK && unlinkat(dir_fd, name, AT_REMOVEDIR) != 0)
-        r = err_sys(e, SHD_EIO, "remove '%.100s'", name);
-    return r;
-}
-
-/* Call fn for each name in the directory; stops at an error. */
+/* Call fn for each name in the directory but "." and ".."; stops at an error. */
 static int each_name(int dir_fd, int (*fn)(void *ctx, const char *name, struct shd_err *e),
                      void *ctx, struct shd_err *e)
 {
@@ -86,8 +60,37 @@ static int each_name(int dir_fd, int (*fn)(void *ctx, const char *name, struct s
     int r = SHD_OK;
     const struct dirent *entry;
     while (r == SHD_OK && (entry = readdir(dir)) != NULL)
-        r = fn(ctx, entry->d_name, e);
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+            r = fn(ctx, entry->d_name, e);
     closedir(dir);
+    return r;
+}
+
+struct emptying { /* of a directory */
+    int fd;
+    const char *name;
+};
+
+static int remove_file(void *ctx, const char *name, struct shd_err *e)
+{
+    const struct emptying *from = ctx;
+    if (unlinkat(from->fd, name, 0) == 0)
+        return SHD_OK;
+    return err_sys(e, SHD_EIO, "remove '%.100s/%.60s'", from->name, name);
+}
+
+/* The directory `name` with the files in it: checkpoints have no directories inside. Nothing that
+ * is a link is followed. */
+static int remove_tree(int dir_fd, const char *name, struct shd_err *e)
+{
+    struct emptying from = { openat(dir_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC),
+                             name };
+    if (from.fd < 0)
+        return err_sys(e, SHD_EIO, "open '%.100s' to remove it", name);
+    int r = each_name(from.fd, remove_file, &from, e);
+    close(from.fd);
+    if (r == SHD_OK && unlinkat(dir_fd, name, AT_REMOVEDIR) != 0)
+        r = err_sys(e, SHD_EIO, "remove '%.100s'", name);
     return r;
 }
 
@@ -149,8 +152,6 @@ int checkpoint_write(int dir_fd, const char *name, const char *text, uid_t uid, 
 
 static int is_left(void *ctx, const char *name, struct shd_err *e)
 {
-    if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
-        return SHD_OK;
     return err_set(e, SHD_EIO, "'%.150s' was made empty and has '%.60s'", (const char *)ctx, name);
 }
 

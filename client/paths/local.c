@@ -2,9 +2,10 @@
 #include "client/paths/local.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <jansson.h>
 
 #include "client/paths/kern_run.h"
 #include "client/paths/place.h"
@@ -55,25 +56,19 @@ static void local_disconnect(struct shd_session *s)
     (void)s; /* its compute threads end with the session */
 }
 
-/* Names of models are printable without quote or backslash (proto/spec/spec.h). */
 static int local_status(struct shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e)
 {
     CHECK(owner == 0);
-    size_t capacity = 128;
+    json_t *models = json_array();
     for (const struct shd_model *m = s->models; m != NULL; m = m->next)
-        capacity += strlen(m->spec->name) + 64;
-    char *json = sys_malloc(capacity);
+        json_array_append_new(
+            models, json_pack("{s:s, s:I}", "name", m->spec->name, "step", (json_int_t)m->step));
+    json_t *root = json_pack("{s:s, s:s, s:o}", "device", "local", "kernels", s->kern->ops->name,
+                             "models", models);
+    char *json = root != NULL ? json_dumps(root, JSON_COMPACT) : NULL;
+    json_decref(root);
     if (json == NULL)
-        return err_set(e, SHD_ENOMEM, "no memory for a status of %zu bytes", capacity);
-    size_t used = (size_t)snprintf(json, capacity,
-                                   "{\"device\":\"local\",\"kernels\":\"%s\","
-                                   "\"models\":[",
-                                   s->kern->ops->name);
-    for (const struct shd_model *m = s->models; m != NULL; m = m->next)
-        used += (size_t)snprintf(json + used, capacity - used,
-                                 "%s{\"name\":\"%s\",\"step\":%" PRIu64 "}",
-                                 m == s->models ? "" : ",", m->spec->name, m->step);
-    snprintf(json + used, capacity - used, "]}");
+        return err_set(e, SHD_ENOMEM, "no memory for a status");
     *ret_json = json;
     return SHD_OK;
 }
