@@ -155,8 +155,8 @@ static int is_left(void *ctx, const char *name, struct shd_err *e)
     return err_set(e, SHD_EIO, "'%.150s' was made empty and has '%.60s'", (const char *)ctx, name);
 }
 
-/* The one just made. It lies where its owner-to-be may have put another one in its place: only an
- * empty one that is ours is given away. */
+/* Give away the directory just made. Its owner-to-be may have put another one in its place, so it
+ * must be ours, and empty. */
 static int give_dir(const struct checkpoint_dir *d, struct shd_err *e)
 {
     struct stat st;
@@ -228,7 +228,7 @@ int checkpoint_dir_begin(struct checkpoint_dir *d, struct shd_err *e)
     return checkpoint_give(d->partial_fd, d->uid, d->partial, e);
 }
 
-/* In place of what has the name already, in one go where the file system can. */
+/* The partial one gets the name, and what had it goes: in one go where the file system can. */
 static int rename_over(const struct checkpoint_dir *d, const char *name, struct shd_err *e)
 {
     if (renameat2(d->fd, d->partial, d->fd, name, RENAME_NOREPLACE) == 0)

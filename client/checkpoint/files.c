@@ -51,7 +51,7 @@ static int add_name(struct checkpoint_files *files, const char *name, uint64_t b
     return SHD_OK;
 }
 
-/* A new file of full size: a full disk shows now, not after an hour. */
+/* A new file has its full size at once, so that a full disk shows now, not after an hour. */
 static int make_file(const struct making *k, const char *name, const void *head,
                      uint64_t head_bytes, uint64_t bytes, struct shd_err *e)
 {
@@ -119,7 +119,7 @@ static void add_unit(struct making *k, uint32_t unit)
     }
 }
 
-/* Units into files in order; first only counted, then made. */
+/* Split units into files, in order. count_only: only k->file_count is found. */
 static int split_units(struct making *k, bool count_only, struct shd_err *e)
 {
     uint64_t bytes = 0;

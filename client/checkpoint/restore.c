@@ -93,7 +93,7 @@ static int run(struct restoring *r, struct shd_err *e)
 
 /* -- What -------------------------------------------------------------------------------------- */
 
-/* Holds the leaves, step and updates together. */
+/* The digest holds the leaves, step and updates together. */
 static int check_digest(int dir_fd, const struct spec *spec, const struct ckpt_info *info,
                         struct shd_err *e)
 {

@@ -252,7 +252,7 @@ static int timed_out(const struct save *s, struct shd_err *e)
     return err_set(e, SHD_ETIMEDOUT, "no checkpoint within %" PRIu64 " ms", s->timeout_ms);
 }
 
-/* A step that was to come has not come, and nothing is being written for it. */
+/* The step that was asked for was still to come, has not come, and nobody writes for it. */
 static bool is_given_up(const struct save *s)
 {
     return save_step(s->model) < s->step && s->step > s->from &&

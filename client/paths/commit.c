@@ -79,7 +79,7 @@ static int take_committed(const struct round *round, const struct link *link,
     return turn_err(link, turn_committed(t->m->map->turn, link->index, &reply->committed, e), e);
 }
 
-/* Ask all owners what the turn's state asks of them, until it is in another one. */
+/* Ask all owners what the turn asks of them in this state, until it is in another one. */
 static int turn_round(struct turning *t, enum turn_state state, struct shd_err *e)
 {
     struct hub *hub = t->m->session->hub;
@@ -218,7 +218,8 @@ static struct steps find_steps(const struct map_model *map)
     return s;
 }
 
-/* The step before s.max, to all. *ret_over: it is no longer on record, so the owners moved on. */
+/* Commit the step before s.max to all. *ret_over: it is no longer on record, so the owners moved
+ * on. */
 static int pass_on(struct shd_model *m, struct steps s, bool *ret_over, struct shd_err *e)
 {
     const struct turn_update update = { .args = { .micro_batches = m->spec->micro_batches },
@@ -239,7 +240,7 @@ static int pass_on(struct shd_model *m, struct steps s, bool *ret_over, struct s
     return r;
 }
 
-/* Groups that are in at every owner. */
+/* m->in becomes the groups that are in at every owner. */
 static void take_in(struct shd_model *m)
 {
     const struct map_model *map = m->map;

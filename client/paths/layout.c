@@ -150,8 +150,8 @@ int layout_exchange(struct shd_model *m, struct link *link, uint32_t slots,
 
 /* -- Segments ---------------------------------------------------------------------------------- */
 
-/* Checked where it does no harm, then placed over its predecessor: whoever reads that (a transfer
- * thread, say) goes on with this one. */
+/* The board is checked where nobody reads it yet, then placed over its predecessor: a transfer
+ * thread that reads there goes on with this one. */
 static int map_board(struct shd_model *m, struct map_owner *owner, int *fd, uint64_t bytes,
                      struct shd_err *e)
 {
@@ -219,7 +219,7 @@ static int map_segment(struct shd_model *m, struct map_owner *owner,
     return owner->mover->take(m, owner, segment, fd, e);
 }
 
-/* Boards, and what workers show, are the host's in any case. */
+/* Boards and activity pages are host memory, also of a model on a GPU. */
 static int check_place(const struct link *link, const struct map_layout *layout,
                        const struct wire_segment *segment, struct shd_err *e)
 {
@@ -233,7 +233,7 @@ static int check_place(const struct link *link, const struct map_layout *layout,
                     layout->on_gpu ? "on a GPU" : "on the host");
 }
 
-/* A GPU's is made of larger pages. */
+/* A segment of a GPU may be larger than the spec makes it: its pages are larger. */
 static int check_bytes(const struct shd_model *m, const struct link *link,
                        const struct map_layout *layout, const struct wire_segment *segment,
                        struct shd_err *e)

@@ -108,7 +108,7 @@ static int open_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     return runs_new(spec, unit, (struct slice){ 0, elems }, &u->runs, &u->run_count, e);
 }
 
-/* Initial values of a unit, and what is published of them. */
+/* Give a unit its initial values, and publish them. */
 static int fill_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     const struct spec_unit *su = &m->spec->units[unit];
@@ -282,7 +282,7 @@ static uint32_t find_sent(const struct shd_model *m, uint32_t group, uint32_t un
     return i;
 }
 
-/* Add what is in, in ascending order, up to the first group that is missing. */
+/* Add the gradients that are in, in ascending order, up to the first group that is missing. */
 static int sum_arrived(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     struct local_unit *u = &m->local->units[unit];
@@ -421,7 +421,7 @@ static int update_units(struct shd_model *m, const struct decision *decision, st
     return SHD_OK;
 }
 
-/* Room first: after the update nothing may fail. */
+/* The blob gets its room before the update, after which nothing may fail. */
 static int take_blob(const struct wire_bytes *from, uint8_t **ret_blob, struct shd_err *e)
 {
     *ret_blob = NULL;

@@ -319,7 +319,7 @@ static int nccl_slice_at(struct shd_model *m, const struct map_owner *owner, uin
     return r;
 }
 
-/* Sent as part of the Return, unless it is on its way already. */
+/* The gradient is sent as part of the Return, unless it is on its way already. */
 static int nccl_bring(struct shd_model *m, struct map_owner *owner, uint32_t slot, bool first,
                       uint64_t *ret_turn, struct shd_err *e)
 {

@@ -212,7 +212,7 @@ static bool is_broken(struct nccl_model *n, uint32_t i, struct shd_err *ret_why)
     return broken;
 }
 
-/* The owner has answered: both stand there. */
+/* The owner has answered that both links stand there; wait until they do here. */
 static int end_join(struct nccl_model *n, struct link *link, struct shd_err *e)
 {
     struct nccl_owner *o = &n->owners[link->index];

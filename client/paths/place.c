@@ -113,7 +113,7 @@ void place_release(struct shd_model *m)
 
 /* -- Placing ----------------------------------------------------------------------------------- */
 
-/* This owner's slice of every unit, read-only. */
+/* Map this owner's slice of every unit, read-only. */
 static int place_publish(struct shd_model *m, const struct map_owner *owner, int fd,
                          struct shd_err *e)
 {
@@ -133,7 +133,7 @@ static int place_publish(struct shd_model *m, const struct map_owner *owner, int
     return SHD_OK;
 }
 
-/* This owner's slice in every view of a slot, writable. */
+/* Map this owner's slice in every view of a slot, writable. */
 static int place_slot(struct shd_model *m, const struct map_owner *owner, uint32_t slot, int fd,
                       struct shd_err *e)
 {
@@ -155,7 +155,7 @@ static int place_slot(struct shd_model *m, const struct map_owner *owner, uint32
     return SHD_OK;
 }
 
-/* The first one. */
+/* An owner's first inbox is mapped in the views at once. */
 static int place_inbox(struct shd_model *m, const struct map_owner *owner, int fd,
                        struct shd_err *e)
 {
@@ -165,7 +165,8 @@ static int place_inbox(struct shd_model *m, const struct map_owner *owner, int f
     return r;
 }
 
-/* A successor's: in one piece, and no view shows it yet. */
+/* A successor's inbox is mapped in one piece. No view shows it before its slot is handed out anew.
+ */
 static int replace_inbox(struct shd_model *m, struct map_owner *owner, int *fd, uint64_t bytes,
                          struct shd_err *e)
 {

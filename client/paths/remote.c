@@ -132,7 +132,7 @@ static int remote_open(struct shd_model *m, const char *name, uint32_t slots, st
     return r;
 }
 
-/* Attached without slots (tools only look): get them now. */
+/* A model that was attached to without slots (tools only look) gets them now. */
 static int remote_open_slots(struct shd_model *m, struct shd_err *e)
 {
     struct layout_opening o = { m, "", m->spec->name, m->slot_count };

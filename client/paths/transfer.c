@@ -43,7 +43,7 @@ static bool stopped(struct transfer *t, const struct transfer_job *job)
     return stop;
 }
 
-/* Wait for what is in flight, of this job. */
+/* Wait for the copies of this job that are in flight. */
 static int land(struct transfer *t, struct transfer_job *job)
 {
     if (!t->flying)

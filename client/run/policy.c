@@ -84,7 +84,7 @@ static int group_cost(const struct shd_model *m, const struct plan_policy *polic
     return SHD_OK;
 }
 
-/* Forced, or what is left where the owners' memory cannot be mapped. */
+/* The copy path is taken where it was asked for, or where the owners' memory cannot be mapped. */
 static bool takes_copy(const struct shd_model *m, enum shd_path path)
 {
     return path >= SHD_PATH_COPY || (m->map != NULL && whole_check_map(m, /* e= */ NULL) != SHD_OK);
@@ -177,7 +177,7 @@ int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err
 
 /* -- What follows ------------------------------------------------------------------------------ */
 
-/* Gradients that cannot be written where the owners read them. */
+/* Gradients are staged where they cannot be written where the owners read them. */
 static bool needs_staging(const struct shd_model *m)
 {
     return m->reader->kind != SHD_PATH_MAP || m->spec->accumulate > 1 ||

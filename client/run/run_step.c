@@ -53,7 +53,7 @@ static int run_op(struct step_run *run, const struct plan_op *op, struct shd_err
     return SHD_EINTERNAL;
 }
 
-/* All units in the planned order. */
+/* Run the micro-batches of a model whose units have one order, the plan's. */
 static int run_fixed(struct step_run *run, struct shd_err *e)
 {
     const struct plan *plan = &run->exec->plan;

@@ -177,7 +177,8 @@ static uint64_t grad_bytes(const struct shd_model *m, uint32_t unit)
     return plan_unit_grad_bytes(m->spec, unit, SHD_F32);
 }
 
-/* Arguments, and what must be so before a gradient is asked for or handed over. */
+/* Before a gradient is asked for or handed over: arguments are right, the model is as its policy
+ * wants it, and no return has failed. */
 static int check_place(struct shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
 {
     int r = check_unit(m, unit, e);
@@ -193,7 +194,7 @@ static int check_place(struct shd_model *m, uint32_t micro, uint32_t unit, struc
     return r == SHD_OK ? err_copy(&m->fault, e) : r;
 }
 
-/* An array of a slot: what is written there is what the owners read. */
+/* Hand out the array of a slot: the owners read what is written there. */
 static int open_slot(struct shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad,
                      bool *ret_fresh, struct shd_err *e)
 {
@@ -235,7 +236,7 @@ int shd_grad(shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad, stru
     return SHD_OK;
 }
 
-/* All that has to do with a return but its bytes. */
+/* Tell the owners of a gradient, and count it. */
 static int give(struct shd_model *m, const struct path_return *ret, struct shd_err *e)
 {
     const int r = m->session->control->give(m, ret, e);
@@ -264,7 +265,7 @@ static int give_slot(struct shd_model *m, struct grad_slot *slot, struct shd_err
     return SHD_OK;
 }
 
-/* A slot with the entry's sum in it: one whose return broke off, or a new one. */
+/* The entry's sum is in a slot whose return broke off, or is written into a new one. */
 static int fill_slot(struct shd_model *m, const struct grad_entry *entry,
                      struct grad_slot **ret_slot, struct shd_err *e)
 {
@@ -319,7 +320,7 @@ static int not_handed_out(const struct shd_model *m, uint32_t micro, uint32_t un
                    unit, m->spec->units[unit].name, micro);
 }
 
-/* True for a group whose hand-over broke off, too. */
+/* Can this micro-batch be returned? Also, once more, where handing the group over broke off. */
 static bool entry_open(const struct shd_model *m, const struct grad_entry *entry, uint32_t micro)
 {
     const uint32_t a = m->spec->accumulate;

@@ -53,7 +53,7 @@ void gpu_name(const uint8_t uuid[GPU_UUID_BYTES], char ret_name[GPU_NAME_BYTES])
     }
 }
 
-/* Which of the GPUs that this process sees. */
+/* The GPU with this UUID has an ordinal only among those that this process sees. */
 static int find_ordinal(const uint8_t uuid[GPU_UUID_BYTES], uint32_t *ret_ordinal,
                         struct shd_err *e)
 {

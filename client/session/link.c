@@ -78,7 +78,8 @@ void link_drop_call(struct link *link, struct call *call)
     link->call_count--;
 }
 
-/* Nothing is asked any more but to let go, and a daemon that hangs up has: that is its answer. */
+/* A session that leaves only asks daemons to let go. One that hangs up has let go: that is its
+ * answer. */
 static void let_go(struct link *link, struct call *call)
 {
     const struct call answered = *call;
