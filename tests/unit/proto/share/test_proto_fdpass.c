@@ -357,13 +357,13 @@ struct ids {
 static void connect_main(const struct door *p, const struct ids *who)
 {
     int fd;
-    char end;
+    struct side_msg none;
     if (setgroups(who->count, who->groups) != 0 || setresgid(who->gid, who->gid, who->gid) != 0 ||
         setresuid(who->uid, who->uid, who->uid) != 0)
         _exit(1);
     if (side_connect(p->path, &fd, NULL) != SHD_OK)
         _exit(2);
-    _exit(read(fd, &end, 1) == 0 ? 0 : 3);
+    _exit(side_recv(fd, 20000, &none, /* ret_fd= */ NULL, NULL) == SHD_EGONE ? 0 : 3);
 }
 
 static int admitted(const struct door *p, const struct ids *who, struct shd_err *e)
