@@ -199,18 +199,6 @@ const void *copy_params(const struct shd_model *m, uint32_t unit)
     return m->copy->slots[slot_of_unit(m, unit)].base;
 }
 
-void copy_hold(struct shd_model *m)
-{
-    if (m->copy != NULL)
-        transfer_hold(m->copy->transfer);
-}
-
-void copy_go(struct shd_model *m)
-{
-    if (m->copy != NULL)
-        transfer_go(m->copy->transfer);
-}
-
 const struct reader_ops reader_copy = {
     .kind = SHD_PATH_COPY,
     .shown = ACTIVITY_PATH_COPY,

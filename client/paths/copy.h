@@ -45,9 +45,4 @@ int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e);
 void copy_let_go(struct shd_model *m, uint32_t unit);
 const void *copy_params(const struct shd_model *m, uint32_t unit);
 
-/* Owners' memory is about to be mapped anew: no GPU copies from it until copy_go(). Without a copy
- * path no-ops. */
-void copy_hold(struct shd_model *m);
-void copy_go(struct shd_model *m);
-
 #endif

@@ -37,8 +37,7 @@ static int take_spec(struct shd_model *m, const struct link *link, const struct 
 }
 
 static int take_layout(const struct layout_opening *o, const struct link *link,
-                       const struct wire_reply *reply, struct map_layout *ret_layout,
-                       struct shd_err *e)
+                       const struct wire_reply *reply, struct shd_err *e)
 {
     const struct wire_layout *layout = &reply->layout;
     const uint32_t owners = o->m->map->owner_count;
@@ -71,7 +70,7 @@ static int take_layout(const struct layout_opening *o, const struct link *link,
     CHECK(layout->in.bytes <= sizeof got.in);
     if (layout->in.bytes > 0)
         memcpy(got.in, layout->in.data, layout->in.bytes);
-    *ret_layout = got;
+    *(o->ret_layout != NULL ? o->ret_layout : &o->m->map->owners[link->index].layout) = got;
     return SHD_OK;
 }
 
@@ -97,8 +96,7 @@ static void make_open(const struct round *round, const struct link *link,
 static int take_open(const struct round *round, const struct link *link,
                      const struct wire_reply *reply, struct shd_err *e)
 {
-    const struct layout_opening *o = round->ctx;
-    return take_layout(o, link, reply, &o->m->map->owners[link->index].layout, e);
+    return take_layout(round->ctx, link, reply, e);
 }
 
 static struct round open_round(struct layout_opening *o)
@@ -125,26 +123,19 @@ int layout_ask_all(struct layout_opening *o, struct shd_err *e)
 
 /* -- On a link that comes up ------------------------------------------------------------------- */
 
-struct exchange {
-    const struct layout_opening *o;
-    struct map_layout *ret_layout;
-};
-
 static int take_exchange(void *ctx, struct link *link, const struct wire_reply *reply,
                          struct shd_err *e)
 {
-    const struct exchange *x = ctx;
-    return take_layout(x->o, link, reply, x->ret_layout, e);
+    return take_layout(ctx, link, reply, e);
 }
 
 int layout_exchange(struct shd_model *m, struct link *link, uint32_t slots,
                     struct map_layout *ret_layout, struct shd_err *e)
 {
-    const struct layout_opening o = { m, "", m->spec->name, slots };
-    struct exchange x = { &o, ret_layout };
+    struct layout_opening o = { m, "", m->spec->name, slots, ret_layout };
     struct wire_request request = { .type = WIRE_OPEN_MODEL };
     fill_open(&o, link, &request);
-    const struct link_ask ask = { take_exchange, /* look= */ NULL, &x };
+    const struct link_ask ask = { take_exchange, /* look= */ NULL, &o };
     return link_exchange(link, &request, &ask, e);
 }
 

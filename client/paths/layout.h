@@ -10,9 +10,10 @@ struct layout_opening { /* what a model is asked for by */
     const char *json; /* borrowed; "": attach to name */
     const char *name; /* borrowed; "": the only one */
     uint32_t slots;
+    struct map_layout *ret_layout; /* where the answer goes; NULL: owner->layout */
 };
 
-/* OpenModel to one or to every daemon, into owner->layout. */
+/* OpenModel to one or to every daemon. */
 int layout_ask(struct layout_opening *o, struct link *link, struct shd_err *e);
 int layout_ask_all(struct layout_opening *o, struct shd_err *e);
 

@@ -45,17 +45,6 @@ struct local_model {
 
 /* -- Session ----------------------------------------------------------------------------------- */
 
-static uint32_t local_owners(const struct shd_session *s)
-{
-    (void)s;
-    return 1;
-}
-
-static void local_disconnect(struct shd_session *s)
-{
-    (void)s; /* its compute threads end with the session */
-}
-
 static int local_status(struct shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e)
 {
     CHECK(owner == 0);
@@ -552,8 +541,6 @@ static int local_catch_up(struct shd_model *m, struct shd_err *e)
 }
 
 const struct control_ops control_local = {
-    .owners = local_owners,
-    .disconnect = local_disconnect,
     .status = local_status,
     .open = local_open,
     .close = local_close,

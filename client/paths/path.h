@@ -28,10 +28,6 @@ struct path_return {
 };
 
 struct control_ops {
-    /* Daemons behind the session. */
-    uint32_t (*owners)(const struct shd_session *s);
-    /* Let go of the daemons; models are closed already. */
-    void (*disconnect)(struct shd_session *s);
     int (*status)(struct shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e);
 
     /* Open (m->spec is set) or attach to `name` (m->spec is NULL: set it by model_set_spec()), with

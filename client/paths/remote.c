@@ -124,7 +124,9 @@ static int remote_open(struct shd_model *m, const char *name, uint32_t slots, st
         r = spec_dump(m->spec, &json, e);
     if (r != SHD_OK)
         return r;
-    struct layout_opening o = { m, json != NULL ? json : "", name, slots };
+    struct layout_opening o = {
+        .m = m, .json = json != NULL ? json : "", .name = name, .slots = slots
+    };
     m->session->opening = m;
     r = open_as(&o, e);
     m->session->opening = NULL;
@@ -135,7 +137,7 @@ static int remote_open(struct shd_model *m, const char *name, uint32_t slots, st
 /* A model that was attached to without slots (tools only look) gets them now. */
 static int remote_open_slots(struct shd_model *m, struct shd_err *e)
 {
-    struct layout_opening o = { m, "", m->spec->name, m->slot_count };
+    struct layout_opening o = { .m = m, .json = "", .name = m->spec->name, .slots = m->slot_count };
     int r = layout_ask_all(&o, e);
     if (r == SHD_OK && m->map->whole)
         m->map->view_slots = m->slot_count;
@@ -172,25 +174,12 @@ static void remote_close(struct shd_model *m)
     m->map = NULL;
 }
 
-static uint32_t remote_owners(const struct shd_session *s)
-{
-    return s->hub->link_count;
-}
-
-static void remote_disconnect(struct shd_session *s)
-{
-    hub_free(s->hub);
-    s->hub = NULL;
-}
-
 static int remote_poll(struct shd_model *m, struct shd_err *e)
 {
     return hub_poll(m->session->hub, /* timeout_ns= */ 0, e);
 }
 
 const struct control_ops control_remote = {
-    .owners = remote_owners,
-    .disconnect = remote_disconnect,
     .status = look_status,
     .open = remote_open,
     .close = remote_close,
@@ -260,9 +249,12 @@ static int reopen_model(struct shd_model *m, struct link *link, struct shd_err *
         r = check_device(&owner->layout, link, &layout, e);
     if (r != SHD_OK)
         return r;
-    copy_hold(m);
+    struct transfer *transfer = m->copy != NULL ? m->copy->transfer : NULL;
+    if (transfer != NULL) /* no GPU copies from memory while it is mapped anew */
+        transfer_hold(transfer);
     r = segments_take(m, link, &layout, wanted, e);
-    copy_go(m);
+    if (transfer != NULL)
+        transfer_go(transfer);
     if (r != SHD_OK)
         return r;
     owner->layout = layout;

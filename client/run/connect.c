@@ -100,6 +100,7 @@ static int connect_owners(struct shd_session *s, const struct shd_options *o, st
 
 static void session_free(struct shd_session *s)
 {
+    hub_free(s->hub);
     gpu_close(s);
     if (s->kern != NULL)
         s->kern->ops->free(s->kern);
@@ -135,13 +136,12 @@ void shd_close(shd_session *s)
         return;
     while (s->models != NULL)
         shd_model_close(s->models);
-    s->control->disconnect(s);
     session_free(s);
 }
 
 uint32_t shd_owners(const shd_session *s)
 {
-    return s->control->owners(s);
+    return s->hub != NULL ? s->hub->link_count : 1;
 }
 
 void shd_stats(const shd_session *s, struct shd_stats *ret_stats)
