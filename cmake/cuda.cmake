@@ -28,8 +28,8 @@ set(SHD_NVCC_FLAGS -std=c++17 -O3 -fmad=false -ftz=true -prec-div=true -prec-sqr
 function(shd_cuda_image target name file)
   get_filename_component(source ${file} ABSOLUTE)
   set(holder ${CMAKE_CURRENT_BINARY_DIR}/${name}.c)
+  set(image ${CMAKE_CURRENT_BINARY_DIR}/${name}.fatbin)
   if(SHD_NVCC)
-    set(image ${CMAKE_CURRENT_BINARY_DIR}/${name}.fatbin)
     add_custom_command(OUTPUT ${image}
       COMMAND sh ${PROJECT_SOURCE_DIR}/cmake/nvcc.sh ${name}.ptxas.txt ${SHD_NVCC} ${SHD_NVCC_FLAGS} -Xptxas -v
               -gencode arch=compute_${SHD_CUDA_ARCH},code=[sm_${SHD_CUDA_ARCH},compute_${SHD_CUDA_ARCH}]
@@ -39,10 +39,11 @@ function(shd_cuda_image target name file)
       DEPFILE ${CMAKE_CURRENT_BINARY_DIR}/${name}.fatbin.d
       COMMENT "Compiling ${name} for sm_${SHD_CUDA_ARCH}" VERBATIM)
     set_source_files_properties(${holder} PROPERTIES OBJECT_DEPENDS ${image})
-    configure_file(${PROJECT_SOURCE_DIR}/cmake/cuda_image.c.in ${holder} @ONLY)
   else()
-    configure_file(${PROJECT_SOURCE_DIR}/cmake/cuda_no_image.c.in ${holder} @ONLY)
+    set(image ${image}.none)
+    file(WRITE ${image} "")
   endif()
+  configure_file(${PROJECT_SOURCE_DIR}/cmake/cuda_image.c.in ${holder} @ONLY)
   target_sources(${target} PRIVATE ${holder})
 endfunction()
 
@@ -68,7 +69,7 @@ if(NOT SHD_FUZZ)
   endif()
 endif()
 
-# What runs on the emulation's fibers cannot be ThreadSanitizer's. As properties of sources, these
+# ThreadSanitizer cannot follow code on the emulation's fibers. As properties of sources, these
 # come after shd_options' flags.
 set(SHD_EMULATE_FLAGS -O2 -ffp-contract=off -Wno-unknown-pragmas)
 if(SHD_SANITIZE MATCHES "thread")

@@ -10,7 +10,7 @@ set(unit ${scratch}/shardd@.service)
 configure_file(${source_dir}/shardd@.service ${unit} @ONLY)
 file(INSTALL ${unit} DESTINATION ${CMAKE_INSTALL_PREFIX}/lib/systemd/system)
 
-# What the operator has changed stays.
+# A settings file that the operator may have changed stays.
 if(NOT EXISTS $ENV{DESTDIR}${SHD_SYSCONFDIR}/default/shardd)
   file(INSTALL ${source_dir}/shardd.default DESTINATION ${SHD_SYSCONFDIR}/default RENAME shardd)
 endif()

@@ -19,12 +19,13 @@ function(shd_install_library target)
   install(TARGETS ${target} EXPORT sharddTargets
           LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT libshd0 NAMELINK_COMPONENT libshd-dev
           PUBLIC_HEADER DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT libshd-dev)
-  install(EXPORT sharddTargets NAMESPACE shardd:: DESTINATION ${config_dir} COMPONENT libshd-dev)
+  # find_package(shardd): target shardd::shd, the client library with its one header, shd.h.
+  install(EXPORT sharddTargets NAMESPACE shardd:: FILE sharddConfig.cmake DESTINATION ${config_dir}
+          COMPONENT libshd-dev)
   write_basic_package_version_file(${PROJECT_BINARY_DIR}/sharddConfigVersion.cmake
                                    COMPATIBILITY SameMinorVersion)
-  install(FILES ${PROJECT_SOURCE_DIR}/cmake/sharddConfig.cmake
-          ${PROJECT_BINARY_DIR}/sharddConfigVersion.cmake
-          DESTINATION ${config_dir} COMPONENT libshd-dev)
+  install(FILES ${PROJECT_BINARY_DIR}/sharddConfigVersion.cmake DESTINATION ${config_dir}
+          COMPONENT libshd-dev)
   # From the .pc file up to the prefix, so that an installed tree can be moved.
   file(RELATIVE_PATH SHD_PC_TO_PREFIX /p/${CMAKE_INSTALL_LIBDIR}/pkgconfig /p)
   string(REGEX REPLACE "/$" "" SHD_PC_TO_PREFIX ${SHD_PC_TO_PREFIX})
@@ -53,9 +54,14 @@ shd_install_compressed(shardd ${man}/man1 ${PROJECT_BINARY_DIR}/man/shardctl.1 s
 shd_install_compressed(shd-gpt ${man}/man1 docs/man/shd-gpt.1 shd-gpt.1)
 shd_install_compressed(libshd-dev ${man}/man3 docs/man/libshd.3 libshd.3)
 
-set(overrides ${CMAKE_INSTALL_DATADIR}/lintian/overrides)
+# Overrides of lintian: instances belong to the target of all daemons, which the operator enables; CPack
+# writes calls of ldconfig, and the trigger is there as well.
+set(overrides ${PROJECT_BINARY_DIR}/install/overrides)
+file(WRITE ${overrides}/shardd
+     "shardd: systemd-service-file-refers-to-unusual-wantedby-target shardd.target *\n")
+file(WRITE ${overrides}/libshd0 "libshd0: maintscript-calls-ldconfig *\n")
 foreach(package shardd libshd0)
-  install(FILES cmake/debian/${package}.lintian-overrides DESTINATION ${overrides} RENAME ${package}
+  install(FILES ${overrides}/${package} DESTINATION ${CMAKE_INSTALL_DATADIR}/lintian/overrides
           COMPONENT ${package})
 endforeach()
 foreach(package shardd libshd0 libshd-dev shd-gpt)

@@ -25,6 +25,9 @@ set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
 set(same "(= ${PROJECT_VERSION})")
 
 set(debian ${PROJECT_SOURCE_DIR}/cmake/debian)
+set(control ${PROJECT_BINARY_DIR}/install/control)
+file(WRITE ${control}/conffiles "/etc/default/shardd\n")
+file(WRITE ${control}/triggers "activate-noawait ldconfig\n")
 
 set(CPACK_DEBIAN_SHARDD_PACKAGE_NAME shardd)
 set(CPACK_DEBIAN_SHARDD_PACKAGE_SECTION science)
@@ -32,7 +35,7 @@ set(CPACK_DEBIAN_SHARDD_PACKAGE_DEPENDS
     "passwd, systemd | systemd-standalone-sysusers")
 set(CPACK_DEBIAN_SHARDD_PACKAGE_SUGGESTS shd-gpt)
 set(CPACK_DEBIAN_SHARDD_PACKAGE_CONTROL_EXTRA
-    ${debian}/conffiles ${debian}/postinst ${debian}/prerm ${debian}/postrm)
+    ${control}/conffiles ${debian}/postinst ${debian}/prerm ${debian}/postrm)
 set(CPACK_DEBIAN_SHARDD_DESCRIPTION
 "training state as a service: daemon and tools
 Parameters and optimizer state of a model live in small daemons, one for each
@@ -45,7 +48,7 @@ shows and checks daemons.")
 
 set(CPACK_DEBIAN_LIBSHD0_PACKAGE_NAME libshd0)
 set(CPACK_DEBIAN_LIBSHD0_PACKAGE_SECTION libs)
-set(CPACK_DEBIAN_LIBSHD0_PACKAGE_CONTROL_EXTRA ${debian}/triggers)
+set(CPACK_DEBIAN_LIBSHD0_PACKAGE_CONTROL_EXTRA ${control}/triggers)
 set(CPACK_DEBIAN_LIBSHD0_DESCRIPTION
 "training state as a service: client library
 Attach to shardd daemons, read parameters in place, return gradients, commit
