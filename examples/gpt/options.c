@@ -1,22 +1,25 @@
 /* options.c: see options.h. One table drives parsing, limits and the help text. */
 #include "examples/gpt/options.h"
 
+#include <assert.h>
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "examples/gpt/data.h"
-#include "examples/gpt/options_check.h"
 #include "examples/gpt/pool.h"
 #include "examples/gpt/shape.h"
+#include "proto/base/check.h"
 #include "proto/base/flags.h"
 #include "proto/base/status.h"
 
-#define INTEGER_MAX 9007199254740992.0 /* 2^53: exact in a double, and in JSON */
-#define UNSET       UINT64_MAX         /* an integer whose default depends on others */
+#define INTEGER_MAX       9007199254740992.0 /* 2^53: exact in a double, and in JSON */
+#define UNSET             UINT64_MAX         /* an integer whose default depends on others */
+#define STATIC_LOSS_SCALE 1024.0             /* of --loss-scale static */
 
 static const struct options defaults = {
     .layers = 4,
@@ -44,20 +47,13 @@ static const struct options defaults = {
     .prefetch = "pre",
     .forward_prefetch = 1,
     .path = "auto",
-    .max_live_units = 0,
-    .max_live_bytes = 0,
     .precision = "fp32",
     .grad_precision = "fp32",
     .bf16_gemm = "auto",
     .accumulate = "owner",
-    .experts = 0,
-    .adapters = 0,
-    .fetch_delay_ms = 0,
     .slow = 1,
     .slow_rank = UNSET,
-    .inject_overflow = 0,
     .stop_rank = UNSET,
-    .stop_at = 0,
 };
 
 static struct options parsed; /* what the table stores into */
@@ -184,45 +180,36 @@ static const struct flags flags = {
             "whole step. With --elastic a signal ends this worker alone, with 0, after the\n"
             "micro-batch at hand.\n",
     .table = table,
-    .count = sizeof table / sizeof table[0],
+    .count = ARRAY_SIZE(table),
 };
 
-static int parse_integer(const char *what, const char *text, uint64_t *ret_value, struct shd_err *e)
+/* An environment variable as a number; *value as it is when it is not set. */
+static int environment_number(const char *name, uint64_t max, uint64_t *value, struct shd_err *e)
 {
     char *end;
-    errno = 0;
-    const unsigned long long value = strtoull(text, &end, 10);
-    if (!isdigit((unsigned char)text[0]) || *end != '\0' || errno != 0)
-        return err_set(e, SHD_EINVAL, "%s: '%s' is not a whole number", what, text);
-    *ret_value = value;
-    return SHD_OK;
-}
-
-/* An environment variable as a number; `fallback` when it is not set. */
-static int environment_number(const char *name, uint64_t fallback, uint64_t max,
-                              uint64_t *ret_value, struct shd_err *e)
-{
     const char *text = getenv(name);
-    uint64_t value = fallback;
-    const int r = text != NULL ? parse_integer(name, text, &value, e) : SHD_OK;
-    if (r != SHD_OK)
-        return r;
-    if (value > max)
+    if (text == NULL)
+        return SHD_OK;
+    errno = 0;
+    *value = strtoull(text, &end, 10);
+    if (!isdigit((unsigned char)text[0]) || *end != '\0' || errno != 0)
+        return err_set(e, SHD_EINVAL, "%s: '%s' is not a whole number", name, text);
+    if (*value > max)
         return err_set(e, SHD_ERANGE, "%s=%s is above its limit %ju", name, text, (uintmax_t)max);
-    *ret_value = value;
     return SHD_OK;
 }
 
 static int options_environment(struct options *o, uint64_t *ret_local_world, struct shd_err *e)
 {
-    uint64_t rank = 0, world = 1, local = 1, elastic = 0;
-    int r = environment_number("RANK", 0, UINT32_MAX, &rank, e);
+    uint64_t rank = 0, world = 1, elastic = 0;
+    int r = environment_number("RANK", UINT32_MAX, &rank, e);
     if (r == SHD_OK)
-        r = environment_number("WORLD_SIZE", 1, UINT32_MAX, &world, e);
+        r = environment_number("WORLD_SIZE", UINT32_MAX, &world, e);
+    uint64_t local = world;
     if (r == SHD_OK)
-        r = environment_number("LOCAL_WORLD_SIZE", world, UINT32_MAX, &local, e);
+        r = environment_number("LOCAL_WORLD_SIZE", UINT32_MAX, &local, e);
     if (r == SHD_OK)
-        r = environment_number("SHARDD_ELASTIC", 0, 1, &elastic, e);
+        r = environment_number("SHARDD_ELASTIC", 1, &elastic, e);
     if (r != SHD_OK)
         return r;
     if (rank >= world)
@@ -281,35 +268,326 @@ static void options_derive(struct options *o, uint64_t local_world)
     }
 }
 
-static int take_flags(int argc, char **argv, struct options *o, struct shd_err *e)
+/* -- What the options mean together ------------------------------------------------------------ */
+
+/* The options that take one of a few words; `words` in the order of what they stand for. */
+enum { OPTIMIZER, STRATEGY, PREFETCH, PATH, PRECISION, GRAD_PRECISION, BF16_GEMM, MATH, CHOICES };
+enum { BF16_AUTO, BF16_NATIVE, BF16_EMULATED };
+static_assert(SHD_ZERO3 == 0 && SHD_DDP == 3 && SHD_PREFETCH_NONE == 2 && SHD_PATH_NCCL == 3,
+              "as in the table");
+static_assert(SHD_BF16 == SHD_F32 + 1 && SHD_F16 == SHD_F32 + 2, "as in the table");
+#define AT(member) offsetof(struct options, member)
+#define DTYPES     "fp32, bf16 or fp16"
+static const struct {
+    const char *option, *words, *known;
+    size_t at; /* of the member */
+} choices[CHOICES] = {
+    [OPTIMIZER] = { "optimizer", "adamw sgd lion", "adamw, sgd or lion", AT(optimizer) },
+    [STRATEGY] = { "strategy", "zero3 zero2 zero1 ddp", "ddp, zero1, zero2 or zero3",
+                   AT(strategy) },
+    [PREFETCH] = { "prefetch", "pre post none", "pre, post or none", AT(prefetch) },
+    [PATH] = { "path", "auto map copy nccl", "map, copy, nccl or auto", AT(path) },
+    [PRECISION] = { "precision", "fp32 bf16 fp16", DTYPES, AT(precision) },
+    [GRAD_PRECISION] = { "grad-precision", "fp32 bf16 fp16", DTYPES, AT(grad_precision) },
+    [BF16_GEMM] = { "bf16-gemm", "auto native emulated", "auto, native or emulated",
+                    AT(bf16_gemm) },
+    [MATH] = { "math", "fp32 tf32", "fp32 or tf32", AT(math) },
+};
+
+static int find_word(const struct options *o, int choice, int *ret_word, struct shd_err *e)
+{
+    const char *text = *(const char *const *)((const char *)o + choices[choice].at);
+    const char *word = choices[choice].words;
+    for (*ret_word = 0; *word != '\0'; (*ret_word)++) {
+        const size_t bytes = strcspn(word, " ");
+        if (strlen(text) == bytes && strncmp(word, text, bytes) == 0)
+            return SHD_OK;
+        word += bytes + (word[bytes] == ' ');
+    }
+    return err_set(e, SHD_EINVAL, "--%s '%s' is not %s", choices[choice].option, text,
+                   choices[choice].known);
+}
+
+static int check_words(const struct options *o, int words[CHOICES], struct shd_err *e)
+{
+    if (strcmp(o->strategy, "hybrid") == 0)
+        return err_set(e, SHD_ENOTSUP,
+                       "--strategy hybrid needs replica groups, which this version has not: use "
+                       "zero3, or zero2 to fetch once");
+    int r = SHD_OK;
+    for (int choice = 0; choice < CHOICES && r == SHD_OK; choice++)
+        r = find_word(o, choice, &words[choice], e);
+    return r;
+}
+
+/* -- Model ----------------------------------------------------------------------------------- */
+
+static int check_model(struct options *o, const int *words, struct shd_err *e)
+{
+    const struct gpt_shape shape = options_shape(o);
+    (void)words;
+    if (o->dim % o->heads != 0)
+        return err_set(e, SHD_ERANGE, "--dim %ju is not a multiple of --heads %ju",
+                       (uintmax_t)o->dim, (uintmax_t)o->heads);
+    if (o->experts > 0 && o->adapters > 0)
+        return err_set(
+            e, SHD_EINVAL,
+            "--experts %ju with --adapters %ju: adapters are for dense blocks; leave one "
+            "of them out",
+            (uintmax_t)o->experts, (uintmax_t)o->adapters);
+    if (o->adapters > o->dim)
+        return err_set(e, SHD_ERANGE,
+                       "--adapters %ju is above --dim %ju: a rank that high saves nothing",
+                       (uintmax_t)o->adapters, (uintmax_t)o->dim);
+    if (gpt_units(&shape) > GPT_UNITS_MAX)
+        return err_set(e, SHD_ERANGE, "%ju layers of %ju experts are %u units, the limit is %d",
+                       (uintmax_t)o->layers, (uintmax_t)o->experts, gpt_units(&shape),
+                       GPT_UNITS_MAX);
+    if (o->min_lr > o->lr)
+        return err_set(e, SHD_ERANGE, "--min-lr %g is above --lr %g", o->min_lr, o->lr);
+    return SHD_OK;
+}
+
+/* -- Schedule -------------------------------------------------------------------------------- */
+
+static int check_schedule(struct options *o, const int *words, struct shd_err *e)
+{
+    const enum shd_strategy strategy = (enum shd_strategy)words[STRATEGY];
+    const enum shd_path path = (enum shd_path)words[PATH];
+    const struct gpt_shape shape = options_shape(o);
+    const uint32_t units = gpt_units(&shape);
+    const bool holds_all = strategy == SHD_DDP || strategy == SHD_ZERO1;
+    if (o->standalone && o->address != NULL)
+        return err_set(e, SHD_EINVAL,
+                       "--standalone uses no daemons, so --address %s makes no sense", o->address);
+    if (o->standalone && path == SHD_PATH_COPY)
+        return err_set(
+            e, SHD_EINVAL,
+            "--standalone with --path copy: owners inside this process are always read in "
+            "place; use --path auto, or daemons");
+    if (o->fetch_delay_ms > 0 && path != SHD_PATH_COPY)
+        return err_set(e, SHD_EINVAL,
+                       "--fetch-delay-ms %g with --path %s: only the copy path fetches; add --path "
+                       "copy",
+                       o->fetch_delay_ms, o->path);
+    if (holds_all && o->max_live_units > 0 && o->max_live_units < units)
+        return err_set(e, SHD_ERANGE,
+                       "--strategy %s holds all %u units, so --max-live-units %ju cannot be kept: "
+                       "use zero3, or at least %u",
+                       o->strategy, units, (uintmax_t)o->max_live_units, units);
+    o->chosen.policy = (struct shd_policy){
+        .size = sizeof(struct shd_policy),
+        .strategy = strategy,
+        .forward_prefetch = (uint32_t)o->forward_prefetch,
+        .backward_prefetch = (enum shd_backward_prefetch)words[PREFETCH],
+        .max_live_units = (uint32_t)o->max_live_units,
+        .max_live_bytes = o->max_live_bytes,
+        .path = path,
+        .grad_dtype = SHD_F32 + (enum shd_dtype)words[GRAD_PRECISION],
+    };
+    return SHD_OK;
+}
+
+/* "owner" or "local:A". */
+static int check_accumulate(struct options *o, const int *words, struct shd_err *e)
+{
+    (void)words;
+    char *end;
+    o->chosen.accumulate = 1;
+    if (strcmp(o->accumulate, "owner") == 0)
+        return SHD_OK;
+    const char *text = o->accumulate + strlen("local:");
+    if (strncmp(o->accumulate, "local:", strlen("local:")) != 0 || !isdigit((unsigned char)*text))
+        return err_set(e, SHD_EINVAL, "--accumulate '%s' is not owner or local:A, A a number",
+                       o->accumulate);
+    const unsigned long long a = strtoull(text, &end, 10);
+    if (*end != '\0' || a < 1 || a > o->micro_batches || o->micro_batches % a != 0)
+        return err_set(e, SHD_ERANGE,
+                       "--accumulate %s: A must divide --micro-batches %ju, which A micro-batches "
+                       "at a time make up",
+                       o->accumulate, (uintmax_t)o->micro_batches);
+    o->chosen.accumulate = (uint32_t)a;
+    return SHD_OK;
+}
+
+static int check_stop(struct options *o, const int *words, struct shd_err *e)
+{
+    (void)words;
+    if ((o->stop_at > 0) != (o->stop_rank != UINT64_MAX))
+        return err_set(e, SHD_EINVAL,
+                       "--stop-rank and --stop-at go together: who leaves, and when");
+    if (o->stop_at > 0 && o->elastic)
+        return err_set(e, SHD_EINVAL,
+                       "--stop-rank with --elastic: work is not shared out beforehand, so a worker "
+                       "may just be ended; leave one of them out");
+    if (o->slow_rank != UINT64_MAX && o->slow <= 1)
+        return err_set(e, SHD_EINVAL, "--slow-rank without --slow: say how slow");
+    if (o->stop_at > 0 && o->stop_rank >= o->world)
+        return err_set(e, SHD_ERANGE, "--stop-rank %ju: there are %u workers, 0 to %u",
+                       (uintmax_t)o->stop_rank, o->world, o->world - 1);
+    return SHD_OK;
+}
+
+/* -- Precision ------------------------------------------------------------------------------- */
+
+static int check_gemm(struct options *o, enum shd_dtype publish, int bf16, struct shd_err *e)
+{
+    if (bf16 != BF16_AUTO && publish != SHD_BF16)
+        return err_set(e, SHD_EINVAL,
+                       "--bf16-gemm %s with --precision %s: add --precision bf16, or leave it out",
+                       o->bf16_gemm, o->precision);
+    o->chosen.gemm = publish == SHD_F16      ? GEMM_F16_EMULATED
+                     : publish != SHD_BF16   ? GEMM_FULL
+                     : bf16 == BF16_EMULATED ? GEMM_BF16_EMULATED
+                                             : GEMM_BF16_NATIVE;
+    o->chosen.gemm_auto = publish == SHD_BF16 && bf16 == BF16_AUTO;
+    return SHD_OK;
+}
+
+static int check_loss_scale(struct options *o, bool any_f16, struct shd_err *e)
+{
+    const char *text = o->loss_scale != NULL ? o->loss_scale : "dynamic";
+    o->chosen.static_scale = 1;
+    if (!any_f16) {
+        if (o->loss_scale != NULL)
+            return err_set(
+                e, SHD_EINVAL,
+                "--loss-scale %s without fp16: fp32 and bf16 gradients do not underflow; "
+                "leave it out, or add --precision fp16",
+                o->loss_scale);
+        return SHD_OK;
+    }
+    char *end;
+    if (strcmp(text, "dynamic") == 0) {
+        o->chosen.dynamic_scale = true;
+    } else if (strcmp(text, "static") == 0) {
+        o->chosen.static_scale = STATIC_LOSS_SCALE;
+    } else {
+        const double scale = strtod(text, &end);
+        if (end == text || *end != '\0' || !(scale >= 1 && scale <= 16777216))
+            return err_set(
+                e, SHD_EINVAL,
+                "--loss-scale '%s' is not dynamic, static or a number from 1 to 16777216", text);
+        o->chosen.static_scale = scale;
+    }
+    return SHD_OK;
+}
+
+static int check_precision(struct options *o, const int *words, struct shd_err *e)
+{
+    const enum shd_dtype publish = SHD_F32 + (enum shd_dtype)words[PRECISION];
+    o->chosen.publish = publish;
+    const int r = check_gemm(o, publish, words[BF16_GEMM], e);
+    if (r != SHD_OK)
+        return r;
+    return check_loss_scale(o, publish == SHD_F16 || o->chosen.policy.grad_dtype == SHD_F16, e);
+}
+
+/* -- Device ---------------------------------------------------------------------------------- */
+
+/* The GPU's kernels read rows as whole vectors of 16 bytes, and leave some options out. */
+static int check_cuda(const struct options *o, struct shd_err *e)
+{
+    if (strcmp(o->bf16_gemm, "auto") != 0)
+        return err_set(
+            e, SHD_EINVAL,
+            "--bf16-gemm %s with --device %s: that is about the host's products; leave it "
+            "out",
+            o->bf16_gemm, o->device);
+    if (o->dim / o->heads % 8 != 0)
+        return err_set(e, SHD_ERANGE,
+                       "--dim %ju --heads %ju with --device %s: on a GPU a head's width, here %ju, "
+                       "must be a multiple of 8",
+                       (uintmax_t)o->dim, (uintmax_t)o->heads, o->device,
+                       (uintmax_t)(o->dim / o->heads));
+    if (o->adapters % 8 != 0)
+        return err_set(e, SHD_ERANGE,
+                       "--adapters %ju with --device %s: on a GPU it must be a multiple of 8",
+                       (uintmax_t)o->adapters, o->device);
+    return SHD_OK;
+}
+
+/* After the precision, which it may refuse. */
+static int check_device(struct options *o, const int *words, struct shd_err *e)
+{
+    char *end;
+    const bool tf32 = words[MATH] == 1;
+    if (strcmp(o->device, "host") == 0) {
+        if (tf32)
+            return err_set(e, SHD_EINVAL,
+                           "--math tf32 with --device host: TF32 is a format of GPUs; add --device "
+                           "cuda:0, or leave it out");
+        return SHD_OK;
+    }
+    const char *number = o->device + strlen("cuda:");
+    if (strncmp(o->device, "cuda:", strlen("cuda:")) != 0 || !isdigit((unsigned char)*number))
+        return err_set(e, SHD_EINVAL, "--device '%s' is not host or cuda:N, N the number of a GPU",
+                       o->device);
+    const unsigned long ordinal = strtoul(number, &end, 10);
+    if (*end != '\0' || ordinal >= 1024)
+        return err_set(e, SHD_ERANGE, "--device %s: N is a whole number below 1024", o->device);
+    if (tf32 && o->chosen.publish != SHD_F32)
+        return err_set(
+            e, SHD_EINVAL,
+            "--math tf32 with --precision %s: it is about fp32 products; leave one of them "
+            "out",
+            o->precision);
+    o->chosen.cuda = true;
+    o->chosen.device = (uint32_t)ordinal;
+    o->chosen.tf32 = tf32;
+    o->chosen.gemm = GEMM_FULL; /* of the sample, which the host computes */
+    o->chosen.gemm_auto = false;
+    return check_cuda(o, e);
+}
+
+/* Fill o->chosen. Each combination that makes no sense is refused with the reason and what would be
+ * right. */
+static int options_check(struct options *o, struct shd_err *e)
+{
+    static int (*const checks[])(struct options *, const int *words, struct shd_err *) = {
+        check_model, check_schedule, check_accumulate, check_stop, check_precision, check_device,
+    };
+    int words[CHOICES], r = check_words(o, words, e);
+    for (size_t i = 0; i < ARRAY_SIZE(checks) && r == SHD_OK; i++)
+        r = checks[i](o, words, e);
+    return r;
+}
+
+/* -- Interface -------------------------------------------------------------------------------- */
+
+int options_parse(int argc, char **argv, struct options *ret_options, struct shd_err *e)
 {
     int rest = argc;
+    uint64_t local_world = 1;
     parsed = defaults;
     const enum flags_result result = flags_parse(&flags, argc, argv, &rest, e);
-    *o = parsed;
-    o->help = result == FLAGS_HELP;
+    struct options o = parsed;
+    o.help = result == FLAGS_HELP;
     if (result == FLAGS_ERROR)
         return e != NULL ? e->code : SHD_EINVAL;
     if (result == FLAGS_OK && rest < argc)
         return err_set(e, SHD_EINVAL, "'%s' is not a flag; see --help", argv[rest]);
-    return SHD_OK;
-}
-
-int options_parse(int argc, char **argv, struct options *ret_options, struct shd_err *e)
-{
-    struct options o;
-    uint64_t local_world = 1;
-    int r = take_flags(argc, argv, &o, e);
-    if (r == SHD_OK && !o.help && !o.version) {
+    int r = SHD_OK;
+    if (!o.help && !o.version) {
         r = options_environment(&o, &local_world, e);
-        if (r == SHD_OK) {
-            options_derive(&o, local_world);
-            r = options_check(&o, e);
-        }
+        if (r != SHD_OK)
+            return r;
+        options_derive(&o, local_world);
+        r = options_check(&o, e);
     }
     if (r == SHD_OK)
         *ret_options = o;
     return r;
+}
+
+struct gpt_shape options_shape(const struct options *o)
+{
+    return (struct gpt_shape){ .layers = (uint32_t)o->layers,
+                               .dim = (uint32_t)o->dim,
+                               .heads = (uint32_t)o->heads,
+                               .seq = (uint32_t)o->seq,
+                               .experts = (uint32_t)o->experts,
+                               .rank = (uint32_t)o->adapters };
 }
 
 void options_help(FILE *out)

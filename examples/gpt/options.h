@@ -8,6 +8,7 @@
 
 #include "client/shd.h"
 #include "examples/gpt/gemm.h"
+#include "examples/gpt/shape.h"
 #include "proto/base/flags.h"
 
 struct options {
@@ -63,6 +64,9 @@ struct options {
  * argv. Errors: SHD_EINVAL, SHD_ERANGE; the text names option, value and limits. With --help
  * or --version nothing else is checked. */
 int options_parse(int argc, char **argv, struct options *ret_options, struct shd_err *e);
+
+/* The model they describe. */
+struct gpt_shape options_shape(const struct options *options);
 
 void options_help(FILE *out);
 

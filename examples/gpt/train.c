@@ -245,20 +245,10 @@ static int train_loop(struct train *t, struct shd_err *e)
 
 /* -- Set-up ---------------------------------------------------------------------------------- */
 
-static struct gpt_shape train_shape(const struct options *o)
-{
-    return (struct gpt_shape){ .layers = (uint32_t)o->layers,
-                               .dim = (uint32_t)o->dim,
-                               .heads = (uint32_t)o->heads,
-                               .seq = (uint32_t)o->seq,
-                               .experts = (uint32_t)o->experts,
-                               .rank = (uint32_t)o->adapters };
-}
-
 /* The spec of the model the options describe, as JSON; free() it. NULL: no memory. */
 static char *train_spec(const struct options *o)
 {
-    const struct gpt_shape shape = train_shape(o);
+    const struct gpt_shape shape = options_shape(o);
     const struct gpt_spec spec = { .optimizer = o->optimizer,
                                    .seed = o->seed,
                                    .micro_batches = (uint32_t)o->micro_batches,
@@ -325,7 +315,7 @@ static int train_init(struct train *t, bool *ret_refused, struct shd_err *e)
     if (r != SHD_OK)
         return r;
     *c = (struct compute){ .options = o,
-                           .shape = train_shape(o),
+                           .shape = options_shape(o),
                            .pool = t->pool,
                            .data = t->data,
                            .model = t->model,

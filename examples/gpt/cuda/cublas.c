@@ -1,6 +1,8 @@
 /* cublas.c: see cublas.h. */
 #include "examples/gpt/cuda/cublas.h"
 
+#include <stdbool.h>
+
 #include "proto/base/check.h"
 #include "proto/base/library.h"
 
@@ -34,24 +36,12 @@ int cublas_load(const struct cublas **ret_cublas, struct shd_err *e)
 
 const char *cublas_status_name(cublasStatus_t status)
 {
-    switch (status) {
-    case 0:
-        return "CUBLAS_STATUS_SUCCESS";
-    case 1:
-        return "CUBLAS_STATUS_NOT_INITIALIZED";
-    case 3:
-        return "CUBLAS_STATUS_ALLOC_FAILED";
-    case 7:
-        return "CUBLAS_STATUS_INVALID_VALUE";
-    case 8:
-        return "CUBLAS_STATUS_ARCH_MISMATCH";
-    case 13:
-        return "CUBLAS_STATUS_EXECUTION_FAILED";
-    case 14:
-        return "CUBLAS_STATUS_INTERNAL_ERROR";
-    case 15:
-        return "CUBLAS_STATUS_NOT_SUPPORTED";
-    default:
-        return "an unknown status";
-    }
+    static const char *const names[] = {
+        [0] = "CUBLAS_STATUS_SUCCESS",         [1] = "CUBLAS_STATUS_NOT_INITIALIZED",
+        [3] = "CUBLAS_STATUS_ALLOC_FAILED",    [7] = "CUBLAS_STATUS_INVALID_VALUE",
+        [8] = "CUBLAS_STATUS_ARCH_MISMATCH",   [13] = "CUBLAS_STATUS_EXECUTION_FAILED",
+        [14] = "CUBLAS_STATUS_INTERNAL_ERROR", [15] = "CUBLAS_STATUS_NOT_SUPPORTED",
+    };
+    const bool known = status >= 0 && (size_t)status < ARRAY_SIZE(names) && names[status] != NULL;
+    return known ? names[status] : "an unknown status";
 }

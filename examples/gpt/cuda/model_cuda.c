@@ -145,7 +145,7 @@ static uint64_t carve_all(struct gpu_model *m, void *slab)
     return c.used;
 }
 
-/* SHD_OK: the kernels can do the shape. options_check.c says the same of the options. */
+/* SHD_OK: the kernels can do the shape. options.c says the same of the options. */
 static int check_shape(const struct backend_config *config, struct shd_err *e)
 {
     const struct gpt_shape *s = config->shape;
