@@ -39,16 +39,6 @@ static uint64_t attention_rows(const struct attention *a, uint64_t row)
     return a->seq - row < ATTENTION_BLOCK ? a->seq - row : ATTENTION_BLOCK;
 }
 
-static struct gemm_in plain(const real *data, uint64_t stride)
-{
-    return (struct gemm_in){ .data = data, .stride = stride };
-}
-
-static struct gemm_in transposed(const real *data, uint64_t stride)
-{
-    return (struct gemm_in){ .data = data, .stride = stride, .transposed = 1 };
-}
-
 static void attention_forward_task(void *ctx, uint32_t task, uint32_t thread)
 {
     (void)thread;
@@ -60,23 +50,12 @@ static void attention_forward_task(void *ctx, uint32_t task, uint32_t thread)
     for (uint64_t row = 0; row < a->seq; row += ATTENTION_BLOCK) {
         const uint64_t rows = attention_rows(a, row), keys = row + rows;
         real *p = h.prob + row * a->seq;
-        gemm_run(a->gemm, (struct gemm_size){ rows, keys, h.size }, plain(q + row * wide, wide),
-                 transposed(k, wide), 0, p, a->seq);
+        gemm_run(a->gemm, (struct gemm_size){ rows, keys, h.size },
+                 gemm_plain(q + row * wide, wide), gemm_transposed(k, wide), 0, p, a->seq);
         job->vec->softmax_causal(p, (struct vec_tile){ rows, keys, a->seq }, row, job->scale);
-        gemm_run(a->gemm, (struct gemm_size){ rows, h.size, keys }, plain(p, a->seq),
-                 plain(v, wide), 0, job->y + h.at_y + row * dim, dim);
+        gemm_run(a->gemm, (struct gemm_size){ rows, h.size, keys }, gemm_plain(p, a->seq),
+                 gemm_plain(v, wide), 0, job->y + h.at_y + row * dim, dim);
     }
-}
-
-void attention_forward(struct pool *pool, const struct attention *a, real *y)
-{
-    struct attention_job job = {
-        .a = a,
-        .vec = vec_pick(),
-        .y = y,
-        .scale = (real)(1 / sqrt((double)a->dim / (double)a->heads)),
-    };
-    pool_run(pool, (uint32_t)(a->batch * a->heads), attention_forward_task, &job);
 }
 
 /* Blocks from the last to the first: the last one reaches all keys and writes dk and dv, the
@@ -98,27 +77,34 @@ static void attention_backward_task(void *ctx, uint32_t task, uint32_t thread)
         const real *dy = job->dy + h.at_y + row * dim;
         real *p = h.prob + row * seq;
         const struct gemm_size to_keys = { keys, h.size, rows };
-        gemm_run(a->gemm, (struct gemm_size){ rows, keys, h.size }, plain(dy, dim),
-                 transposed(v, wide), 0, dp, seq);
-        gemm_run(a->gemm, to_keys, transposed(p, seq), plain(dy, dim), beta, dv, wide);
+        gemm_run(a->gemm, (struct gemm_size){ rows, keys, h.size }, gemm_plain(dy, dim),
+                 gemm_transposed(v, wide), 0, dp, seq);
+        gemm_run(a->gemm, to_keys, gemm_transposed(p, seq), gemm_plain(dy, dim), beta, dv, wide);
         job->vec->softmax_causal_grad(p, (struct vec_tile){ rows, keys, seq }, row, job->scale, dp,
                                       seq);
-        gemm_run(a->gemm, (struct gemm_size){ rows, h.size, keys }, plain(p, seq), plain(k, wide),
-                 0, dq + row * wide, wide);
-        gemm_run(a->gemm, to_keys, transposed(p, seq), plain(q + row * wide, wide), beta, dk, wide);
+        gemm_run(a->gemm, (struct gemm_size){ rows, h.size, keys }, gemm_plain(p, seq),
+                 gemm_plain(k, wide), 0, dq + row * wide, wide);
+        gemm_run(a->gemm, to_keys, gemm_transposed(p, seq), gemm_plain(q + row * wide, wide), beta,
+                 dk, wide);
     }
+}
+
+static void attention_run(struct pool *pool, struct attention_job job, pool_fn *task)
+{
+    const struct attention *a = job.a;
+    job.vec = vec_pick();
+    job.scale = (real)(1 / sqrt((double)a->dim / (double)a->heads));
+    pool_run(pool, (uint32_t)(a->batch * a->heads), task, &job);
+}
+
+void attention_forward(struct pool *pool, const struct attention *a, real *y)
+{
+    attention_run(pool, (struct attention_job){ .a = a, .y = y }, attention_forward_task);
 }
 
 void attention_backward(struct pool *pool, const struct attention *a, const real *dy, real *dqkv,
                         real *scratch)
 {
-    struct attention_job job = {
-        .a = a,
-        .vec = vec_pick(),
-        .dy = dy,
-        .dqkv = dqkv,
-        .scratch = scratch,
-        .scale = (real)(1 / sqrt((double)a->dim / (double)a->heads)),
-    };
-    pool_run(pool, (uint32_t)(a->batch * a->heads), attention_backward_task, &job);
+    const struct attention_job job = { .a = a, .dy = dy, .dqkv = dqkv, .scratch = scratch };
+    attention_run(pool, job, attention_backward_task);
 }

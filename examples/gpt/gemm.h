@@ -32,6 +32,17 @@ struct gemm_in {
     int transposed; /* use it as its transpose */
 };
 
+/* data as it lies, and as its transpose. */
+static inline struct gemm_in gemm_plain(const real *data, uint64_t stride)
+{
+    return (struct gemm_in){ .data = data, .stride = stride };
+}
+
+static inline struct gemm_in gemm_transposed(const real *data, uint64_t stride)
+{
+    return (struct gemm_in){ .data = data, .stride = stride, .transposed = 1 };
+}
+
 struct gemm_size {
     uint64_t m, n, k;
 };

@@ -41,31 +41,18 @@ static struct linear_tile grid_tile(struct linear_grid g, uint32_t index)
     return t;
 }
 
-/* Rows row.. of x as the left factor. */
-static struct gemm_in rows_of(const real *x, uint64_t stride, uint64_t row)
-{
-    return (struct gemm_in){ .data = x + row * stride, .stride = stride };
-}
-
-/* Columns col.. of x, transposed, as the left factor. */
-static struct gemm_in cols_of(const real *x, uint64_t stride, uint64_t col)
-{
-    return (struct gemm_in){ .data = x + col, .stride = stride, .transposed = 1 };
-}
-
 /* Add plus's tile t to y, whose rows are stride apart. */
 static void linear_add(const struct linear *lin, const struct linear_plus *plus,
                        struct linear_tile t, real *y, uint64_t stride)
 {
     if (plus == NULL)
         return;
-    const struct gemm_in right = {
-        .data = plus->right + (plus->transposed ? t.col * plus->inner : t.col),
-        .stride = plus->transposed ? plus->inner : stride,
-        .transposed = plus->transposed,
-    };
+    const struct gemm_in right = plus->transposed
+                                     ? gemm_transposed(plus->right + t.col * plus->inner,
+                                                       plus->inner)
+                                     : gemm_plain(plus->right + t.col, stride);
     gemm_run(lin->gemm, (struct gemm_size){ t.rows, t.cols, plus->inner },
-             rows_of(plus->left, plus->inner, t.row), right, 1, y, stride);
+             gemm_plain(plus->left + t.row * plus->inner, plus->inner), right, 1, y, stride);
 }
 
 struct linear_forward_job {
@@ -83,13 +70,11 @@ static void linear_forward_task(void *ctx, uint32_t task, uint32_t thread)
     const struct linear *lin = job->lin;
     const struct linear_tile t = grid_tile((struct linear_grid){ lin->rows, lin->out }, task);
     const uint64_t at = t.row * lin->out + t.col;
-    const struct gemm_in weight = {
-        .data = lin->weight + (lin->transposed ? t.col * lin->in : t.col),
-        .stride = lin->transposed ? lin->in : lin->out,
-        .transposed = lin->transposed,
-    };
+    const struct gemm_in weight = lin->transposed
+                                      ? gemm_transposed(lin->weight + t.col * lin->in, lin->in)
+                                      : gemm_plain(lin->weight + t.col, lin->out);
     gemm_run(lin->gemm, (struct gemm_size){ t.rows, t.cols, lin->in },
-             rows_of(job->x, lin->in, t.row), weight, 0, job->y + at, lin->out);
+             gemm_plain(job->x + t.row * lin->in, lin->in), weight, 0, job->y + at, lin->out);
     linear_add(lin, lin->plus, t, job->y + at, lin->out);
 
     const struct vec_tile tile = { t.rows, t.cols, lin->out };
@@ -124,13 +109,12 @@ static void linear_input_tile(const struct linear_backward_job *job, uint32_t in
     const struct linear *lin = job->lin;
     const struct linear_tile t = grid_tile((struct linear_grid){ lin->rows, lin->in }, index);
     const uint64_t at = t.row * lin->in + t.col;
-    const struct gemm_in weight = {
-        .data = lin->weight + (lin->transposed ? t.col : t.col * lin->out),
-        .stride = lin->transposed ? lin->in : lin->out,
-        .transposed = !lin->transposed,
-    };
+    const struct gemm_in weight = lin->transposed
+                                      ? gemm_plain(lin->weight + t.col, lin->in)
+                                      : gemm_transposed(lin->weight + t.col * lin->out, lin->out);
     gemm_run(lin->gemm, (struct gemm_size){ t.rows, t.cols, lin->out },
-             rows_of(job->g->dy, lin->out, t.row), weight, 0, job->g->dx + at, lin->in);
+             gemm_plain(job->g->dy + t.row * lin->out, lin->out), weight, 0, job->g->dx + at,
+             lin->in);
     linear_add(lin, job->g->plus, t, job->g->dx + at, lin->in);
     if (job->g->pre != NULL)
         job->vec->gelu_grad(job->g->dx + at, job->g->pre + at,
@@ -151,10 +135,9 @@ static void linear_weight_tile(const struct linear_backward_job *job, uint32_t i
     const struct linear_tile t = grid_tile(grid, index);
     const real *left = lin->transposed ? job->g->dy : job->g->x;
     const real *right = lin->transposed ? job->g->x : job->g->dy;
-    const struct gemm_in b = { .data = right + t.col, .stride = grid.cols };
     gemm_run(lin->gemm, (struct gemm_size){ t.rows, t.cols, lin->rows },
-             cols_of(left, grid.rows, t.row), b, 0, job->g->dweight + t.row * grid.cols + t.col,
-             grid.cols);
+             gemm_transposed(left + t.row, grid.rows), gemm_plain(right + t.col, grid.cols), 0,
+             job->g->dweight + t.row * grid.cols + t.col, grid.cols);
 }
 
 static void linear_backward_task(void *ctx, uint32_t task, uint32_t thread)

@@ -190,19 +190,9 @@ static void block_attention(struct gpu_model *m, struct gpu_acts *acts,
 {
     const struct gpu_norm_io norm1 = block_norm(m, acts, a, true);
     const struct gpu_norm_io norm2 = block_norm(m, acts, a, false);
-    const struct gpu_to_heads split = { .in = m->scratch.wide,
-                                        .bias = block_param(m, a, BLOCK_ATTN_B),
-                                        .out = acts->heads,
-                                        .rows = m->rows,
-                                        .dim = m->shape.dim,
-                                        .parts = 3,
-                                        .head_size = (uint32_t)m->head_size,
-                                        .seq = m->shape.seq,
-                                        .param_dtype = m->dtype,
-                                        .out_dtype = m->dtype };
     gpu_model_norm(m, &norm1, NULL, NULL, NULL, acts->norm1);
     matrix_forward(m, acts, a, GPU_ATTN, acts->norm1, m->scratch.wide);
-    gpu_launch(&m->gpu, GPU_KERNEL_to_heads, gpu_blocks_elems(3 * m->rows * m->shape.dim), &split);
+    gpu_model_to_heads(m, m->scratch.wide, block_param(m, a, BLOCK_ATTN_B), 3, acts->heads);
     gpu_model_attention(m, acts);
     matrix_forward(m, acts, a, GPU_PROJ, acts->att, m->scratch.wide);
     gpu_model_norm(m, &norm2, m->scratch.wide, block_param(m, a, BLOCK_PROJ_B), acts->x,
