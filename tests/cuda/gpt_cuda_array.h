@@ -23,8 +23,7 @@ static bool gpu_there;
 static void start(uint64_t s)
 {
     struct shd_err e = { 0 };
-    seed = s;
-    printf("seed %" PRIu64 "\n", s);
+    seed = test_seed(s);
     if (!gpu_there && gpu_init(&gpu, 0, /* tf32= */ false, &e) != SHD_OK)
         SKIP("%s", e.text);
     gpu_there = true;

@@ -30,8 +30,7 @@ static uint64_t seed;
 
 static void world_init(struct world *w, const struct gpt_shape *shape, uint32_t batch, uint64_t s)
 {
-    seed = s;
-    printf("seed %" PRIu64 "\n", s);
+    seed = test_seed(s);
     *w = (struct world){ .shape = *shape, .batch = batch, .units = gpt_units(shape) };
     gpt_layout_compute(shape, &w->layout);
     const uint64_t bytes = (uint64_t)batch * (shape->seq + 1);

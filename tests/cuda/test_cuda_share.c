@@ -330,8 +330,7 @@ TEST(killed_lives_are_finished_by_their_successors)
     life = start(&kp, "make", 0, &side);
     keep(&kp, side);
     EXPECT_EQ(wait_for(life, side), 0);
-    const uint64_t seed = 20261121;
-    uint64_t state = seed;
+    uint64_t state = test_seed(20261121);
     uint32_t deaths = 0;
     const bool emulated =
         shim_is_there(); /* a GPU cannot be told to stop: it goes through at once */
@@ -345,7 +344,7 @@ TEST(killed_lives_are_finished_by_their_successors)
             FAIL("a life ended with status %#x", (unsigned)status);
         deaths += !finished;
     }
-    printf("seed %" PRIu64 ": %" PRIu32 " deaths\n", seed, deaths);
+    printf("%" PRIu32 " deaths\n", deaths);
     EXPECT(emulated ? deaths > 5 : deaths == 0);
     EXPECT_EQ(kp.marks->done, SCRIPT_OPS);
     EXPECT(memcmp(kp.marks->arrays, plain.marks->arrays, sizeof plain.marks->arrays) == 0);
@@ -437,8 +436,7 @@ TEST(repairs_killed_at_any_point_are_finished_by_others)
     image.bytes = malloc(kp.bytes);
     EXPECT(begun.bytes != NULL && image.bytes != NULL);
     image_take(&kp, &begun);
-    uint64_t state = 20261122;
-    printf("seed %" PRIu64 "\n", state);
+    uint64_t state = test_seed(20261122);
     uint32_t copies = 0, memsets = 0, speaking = 0;
     for (uint32_t deaths = 0; deaths < 3; deaths++) {
         image_put(&kp, &begun);

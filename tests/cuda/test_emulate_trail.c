@@ -351,7 +351,7 @@ static struct lengths lengths_measure(struct world *w, struct inputs *in)
 
 TEST(killed_launches_are_finished_by_others)
 {
-    uint64_t state = 20240917;
+    uint64_t state = test_seed(20240917);
     struct world w = world_new();
     struct inputs in = inputs_new();
     uint64_t want[SCRIPT_OPS + 1];
@@ -471,7 +471,7 @@ TEST(records_that_point_outside_are_refused)
 static bool site_matters(struct world *w, struct inputs *in, const uint64_t *want,
                          struct lengths lengths, unsigned site)
 {
-    uint64_t state = 77 + site;
+    uint64_t state = test_seed(77 + site);
     struct deaths d = { 0 };
     for (uint32_t scripts = 0; scripts < 60; scripts++)
         if (!script_killed(w, in, want, lengths, 1 + site, &state, &d))

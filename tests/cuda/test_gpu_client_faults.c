@@ -5,14 +5,6 @@
 /* -- Killed -------------------------------------------------------------------------------------
  */
 
-static unsigned seed(void)
-{
-    const char *text = getenv("TEST_SEED");
-    const unsigned s = text != NULL ? (unsigned)strtoul(text, NULL, 10) : (unsigned)getpid();
-    printf("  TEST_SEED=%u\n", s);
-    return s;
-}
-
 static void begin_kept(const struct owners *o, const struct worker *w, char want[65])
 {
     struct pt_run like = { .policy = w->policy,
@@ -84,7 +76,7 @@ TEST(a_gradient_that_is_written_outlives_its_owner)
 
 TEST(owners_are_killed_and_the_worker_on_a_gpu_goes_on)
 {
-    unsigned random = seed();
+    unsigned random = (unsigned)test_seed(20261122);
     for (size_t i = 0; i < mix_count(); i++)
         for (uint32_t accumulate = 1; accumulate <= 2; accumulate++) {
             struct worker w = { .device = "cuda:0",
@@ -101,7 +93,7 @@ TEST(owners_are_killed_and_the_worker_on_a_gpu_goes_on)
 
 TEST(owners_on_gpus_are_killed_and_the_worker_on_the_host_goes_on)
 {
-    unsigned random = seed();
+    unsigned random = (unsigned)test_seed(20261122);
     struct worker w = { .model = { .name = "kill" },
                         .policy = policy_of(SHD_ZERO2, SHD_PATH_COPY, SHD_BF16),
                         .steps = 8 };

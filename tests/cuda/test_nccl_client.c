@@ -224,17 +224,9 @@ TEST(what_cannot_be_names_the_owner)
 /* -- Killed and stopped -------------------------------------------------------------------------
  */
 
-static unsigned seed(void)
-{
-    const char *text = getenv("TEST_SEED");
-    const unsigned s = text != NULL ? (unsigned)strtoul(text, NULL, 10) : (unsigned)getpid();
-    printf("  TEST_SEED=%u\n", s);
-    return s;
-}
-
 TEST(owners_are_killed_and_the_worker_goes_on)
 {
-    unsigned random = seed();
+    unsigned random = (unsigned)test_seed(20261122);
     setenv("SHIM_CUDA_NO_PEER", "1", 1);
     for (size_t i = 0; i < ARRAY_SIZE(all_far) + 1; i++) {
         const struct owners *o = i < ARRAY_SIZE(all_far) ? all_far[i] : &far_and_host;
@@ -294,7 +286,7 @@ TEST(a_gradient_that_is_written_outlives_its_owner)
 /* In any fetch or return; a successor does what is left. */
 TEST(workers_are_killed_and_the_next_one_goes_on)
 {
-    unsigned random = seed();
+    unsigned random = (unsigned)test_seed(20261122);
     struct worker w = { .device = "cuda:0",
                         .model = { .name = "workers" },
                         .policy = policy_of(SHD_ZERO3, SHD_PATH_NCCL, 0),

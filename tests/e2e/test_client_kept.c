@@ -123,17 +123,17 @@ static void train_under_fire(uint64_t seed, enum shd_path path, bool elastic)
 
 TEST(steps_while_daemons_are_killed)
 {
-    train_under_fire(1, SHD_PATH_MAP, /* elastic= */ false);
+    train_under_fire(test_seed(1), SHD_PATH_MAP, /* elastic= */ false);
 }
 
 TEST(steps_by_copy_while_daemons_are_killed)
 {
-    train_under_fire(2, SHD_PATH_COPY, /* elastic= */ false);
+    train_under_fire(test_seed(2), SHD_PATH_COPY, /* elastic= */ false);
 }
 
 TEST(leased_steps_while_daemons_are_killed)
 {
-    train_under_fire(3, SHD_PATH_MAP, /* elastic= */ true);
+    train_under_fire(test_seed(3), SHD_PATH_MAP, /* elastic= */ true);
 }
 
 /* -- What is held ------------------------------------------------------------------------------ */
@@ -298,11 +298,11 @@ static pid_t start_worker(uint64_t steps, long slow_ms)
 /* Workers and daemons are killed alike; dead workers are replaced. */
 TEST(elastic_workers_come_and_go_while_daemons_are_killed)
 {
-    uint64_t seed = 11;
+    uint64_t seed = test_seed(11);
     pid_t pids[WORKERS];
     int kills = 0, done = 0, status;
     start();
-    const pid_t killer = start_killer(5, /* kills= */ 10, /* pause_ms_max= */ 150);
+    const pid_t killer = start_killer(test_seed(5), /* kills= */ 10, /* pause_ms_max= */ 150);
     for (int i = 0; i < WORKERS; i++)
         pids[i] = start_worker(STEPS, i);
     while (done < WORKERS) {

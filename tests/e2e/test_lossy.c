@@ -303,10 +303,7 @@ static void train_over(struct odds odds, uint64_t seed, uint32_t workers, uint32
     char want[65];
     pid_t pids[4];
     int status[4];
-    const char *other = getenv("TEST_SEED"); /* soak: other seeds than CI's */
-    if (other != NULL)
-        seed ^= strtoull(other, NULL, 0) * UINT64_C(0x9e3779b97f4a7c15);
-    printf("seed %#" PRIx64 "\n", seed);
+    seed = test_seed(seed);
     toy_reference(toy_spec("f32", TOY_ADAMW), steps, want);
     network_up(&n, odds, seed);
     for (uint32_t w = 0; w < workers; w++) {

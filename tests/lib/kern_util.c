@@ -134,7 +134,7 @@ void fill_awkward(float *x, uint64_t elems, bool wild, uint64_t seed)
     static const uint32_t odd[] = { 0x00000001, 0x807fffff, 0x00000000, 0x80000000,
                                     0x7f800000, 0xff800000, 0x7fc00001, 0x7f7fffff,
                                     0xff7fffff, 0x00800000, 0x80800001, 0x33000000 };
-    uint64_t state = seed;
+    uint64_t state = test_seed(seed);
     for (uint64_t i = 0; i < elems; i++) {
         const uint64_t r = test_random(&state);
         if (wild && r % 8 == 0)
@@ -201,7 +201,7 @@ uint32_t make_runs(uint64_t elems, struct kern_run *runs, uint32_t runs_max, uin
 {
     static const uint64_t sizes[] = { 0,  1,  2,  3,    4,    5,    16,    31,
                                       32, 33, 64, 2047, 2048, 5000, 20001, 70001 };
-    uint64_t state = seed, at = test_random(&state) % 40;
+    uint64_t state = test_seed(seed), at = test_random(&state) % 40;
     uint32_t count = 0;
     while (count < runs_max) {
         const uint64_t n = sizes[test_random(&state) % ARRAY_SIZE(sizes)];

@@ -35,6 +35,21 @@ uint64_t test_random(uint64_t *state)
     return *state * UINT64_C(2685821657736338717);
 }
 
+static bool test_seeded; /* the test that runs has asked */
+
+static uint64_t test_seed_given(void)
+{
+    const char *text = getenv("SHD_TEST_SEED");
+    return text != NULL ? strtoull(text, NULL, 0) : 0;
+}
+
+uint64_t test_seed(uint64_t usual)
+{
+    const uint64_t mixed = usual ^ test_seed_given() * UINT64_C(0x9e3779b97f4a7c15);
+    test_seeded = true;
+    return mixed != 0 ? mixed : usual; /* test_random() stays at 0 */
+}
+
 const char *const *test_only;
 
 static bool test_wanted(const char *name, int argc, char **argv)
@@ -62,6 +77,7 @@ int test_run_all(int argc, char **argv)
         }
         if (!test_wanted(t->name, argc, argv))
             continue;
+        test_seeded = false;
         const int how = setjmp(test_escape);
         if (how == 0) {
             t->fn();
@@ -70,6 +86,8 @@ int test_run_all(int argc, char **argv)
         } else if (how == 1) {
             failed++;
             printf("FAILED  %s\n", t->name);
+            if (test_seeded)
+                printf("        with SHD_TEST_SEED=%" PRIu64 "\n", test_seed_given());
         } else {
             skipped++;
             printf("skipped %s\n", t->name);

@@ -137,8 +137,12 @@ uint64_t test_paced(uint64_t ms);
         }                                                       \
     } while (0)
 
-/* xorshift64*: seeded, the same everywhere. Print the seed of a random test. */
+/* xorshift64*: seeded, the same everywhere. */
 uint64_t test_random(uint64_t *state);
+
+/* Where a random test begins: `usual`, or something else for each SHD_TEST_SEED=N in the
+ * environment. A test that fails says which N it had. */
+uint64_t test_seed(uint64_t usual);
 
 /* NULL; or words, up to NULL: without arguments, tests whose name contains none of them are not
  * run. */

@@ -224,7 +224,7 @@ TEST(death_at_every_point_with_leased_work)
 
 TEST(death_while_it_is_coming_back)
 {
-    uint64_t seed = 42;
+    uint64_t seed = test_seed(42);
     for (int i = 0; i < 60; i++) {
         clear_world();
         world->die_at[0] = test_random(&seed) % 80;

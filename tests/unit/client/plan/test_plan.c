@@ -12,14 +12,6 @@
 
 #define SPECS 4000
 
-static uint64_t seed_of(const char *test)
-{
-    const char *given = getenv("SHD_TEST_SEED");
-    const uint64_t seed = given != NULL ? strtoull(given, NULL, 0) : 20240501;
-    printf("        %s: SHD_TEST_SEED=%" PRIu64 "\n", test, seed);
-    return seed;
-}
-
 /* -- A plain restatement --------------------------------------------------------------------- */
 
 static uint64_t param_bytes_in_play(const struct toy *t)
@@ -124,7 +116,7 @@ static uint32_t predict_units(const struct toy *t, const struct plan_policy *p, 
 
 TEST(random_plans_check_and_cost_what_is_predicted)
 {
-    uint64_t rng = seed_of("random plans");
+    uint64_t rng = test_seed(20240501);
     for (int i = 0; i < SPECS; i++) {
         struct toy t;
         struct shd_err e = { 0 };
@@ -206,7 +198,7 @@ static void expect_floor(const struct toy *t, struct plan_policy *p, bool bytes,
 
 TEST(bounds_hold_and_the_smallest_is_named)
 {
-    uint64_t rng = seed_of("bounds");
+    uint64_t rng = test_seed(20240501);
     for (int i = 0; i < SPECS / 4; i++) {
         struct toy t;
         toy_random(&t, &rng);
@@ -221,7 +213,7 @@ TEST(bounds_hold_and_the_smallest_is_named)
 /* A bound that leaves room for the prefetch changes nothing at all. */
 TEST(loose_bounds_change_nothing)
 {
-    uint64_t rng = seed_of("loose bounds");
+    uint64_t rng = test_seed(20240501);
     for (int i = 0; i < SPECS / 8; i++) {
         struct toy t;
         toy_random(&t, &rng);
@@ -322,7 +314,7 @@ static void mutate_cost(struct plan *plan)
 
 TEST(mutated_plans_are_refused)
 {
-    uint64_t rng = seed_of("mutations");
+    uint64_t rng = test_seed(20240501);
     for (int i = 0; i < 300; i++) {
         struct toy t;
         toy_random(&t, &rng);

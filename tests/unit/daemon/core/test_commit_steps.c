@@ -517,8 +517,7 @@ TEST(every_instruction_of_a_step_is_a_good_one_to_die_at)
     static struct stepping s;
     if (SANITIZE_THREAD)
         SKIP("ThreadSanitizer takes too many instructions");
-    s.random = 20261121;
-    printf("seed %" PRIu64 "\n", s.random);
+    s.random = test_seed(20261121);
     inputs_fill(&s.in);
     s.k = device_new(NULL, 1);
     uint32_t isas = 0;

@@ -251,8 +251,7 @@ static void expect_prepared(struct shell *sh, uint64_t step)
 
 TEST(random_orders_sum_every_gradient_once_in_ascending_order)
 {
-    const uint64_t first_seed = 20261121;
-    printf("seeds %" PRIu64 "..%" PRIu64 "\n", first_seed, first_seed + 399);
+    const uint64_t first_seed = test_seed(20261121);
     for (uint64_t seed = first_seed; seed < first_seed + 400; seed++) {
         static struct shell sh;
         uint64_t pick = seed;
@@ -522,8 +521,7 @@ TEST(random_numbers_agree_with_a_list_of_all)
 {
     enum { COUNT = 4000 };
     static uint8_t state[COUNT]; /* 0 never seen, 1 pending, 2 answered */
-    uint64_t seed = 20261121, highest = 0;
-    printf("seed %" PRIu64 "\n", seed);
+    uint64_t seed = test_seed(20261121), highest = 0;
     struct replies *r = window_new();
     for (uint32_t i = 0; i < 20000; i++) {
         uint64_t seq = 1 + (uint64_t)i / 6 + test_random(&seed) % 400;

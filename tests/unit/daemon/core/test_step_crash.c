@@ -281,7 +281,8 @@ static uint64_t run_with_crash(uint64_t seed, uint64_t crash_at, uint32_t crash_
 TEST(core_thrown_away_at_any_event_or_fail_point_loses_and_doubles_nothing)
 {
     uint64_t runs = 0;
-    for (uint64_t seed = 1; seed <= 4; seed++) {
+    for (uint64_t n = 1; n <= 4; n++) {
+        const uint64_t seed = test_seed(n);
         const uint64_t ticks = run_with_crash(seed, 0, 0);
         for (uint64_t at = 1; at < ticks; at++)
             for (uint32_t again = 0; again < 14; again++, runs++)

@@ -59,8 +59,7 @@ static void train_among_kills(const struct kind *kind, int count, uint64_t seed)
 
 TEST(killed_at_random_moments_goes_on_with_the_same_bits)
 {
-    uint64_t seed = 20270301;
-    printf("seed %" PRIu64 "\n", seed);
+    uint64_t seed = test_seed(20270301);
     for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
         train_among_kills(&kinds[i], 1 + (int)i % 2, test_random(&seed));
 }

@@ -54,8 +54,7 @@ TEST(truncated_mutated_oversized_and_split_messages_do_no_harm)
     static struct raw r;
     static uint8_t frame[4096], huge[2 * 1024 * 1024];
     struct wire_reply reply;
-    uint64_t seed = 20261121;
-    printf("seed %" PRIu64 "\n", seed);
+    uint64_t seed = test_seed(20261121);
     trainer_start();
     for (int round = 0; round < 40; round++) {
         raw_open(&r);

@@ -18,8 +18,7 @@ static uint64_t seed;
 
 static void start(uint64_t s)
 {
-    seed = s;
-    printf("seed %" PRIu64 "\n", s);
+    seed = test_seed(s);
 }
 
 static float uniform(void)

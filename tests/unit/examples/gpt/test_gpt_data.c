@@ -377,7 +377,7 @@ struct toy {
 static void toy_init_as(struct toy *t, uint32_t threads, uint32_t experts, uint32_t rank)
 {
     struct shd_err e;
-    uint64_t seed = 301;
+    uint64_t seed = test_seed(301);
     *t = (struct toy){
         .shape = { .layers = 2, .dim = 48, .heads = 3, .seq = 20, .experts = experts, .rank = rank }
     };

@@ -31,8 +31,7 @@ static double *random_array(uint64_t count, double scale)
 
 static void start(uint64_t s)
 {
-    seed = s;
-    printf("seed %" PRIu64 "\n", s);
+    seed = test_seed(s);
 }
 
 static struct pool *new_pool(uint32_t threads)

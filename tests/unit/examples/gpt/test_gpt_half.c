@@ -14,8 +14,7 @@ static uint64_t seed;
 
 static void start(uint64_t s)
 {
-    seed = s;
-    printf("seed %" PRIu64 "\n", s);
+    seed = test_seed(s);
 }
 
 static void fill(float *x, uint64_t count, float scale)

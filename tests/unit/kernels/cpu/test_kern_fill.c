@@ -139,7 +139,7 @@ enum { SPLIT_ELEMS = 150 * BLOCK + 77 };
 static void check_split(struct kern *k, const char *label, void *arg)
 {
     struct fill_case *c = arg;
-    uint64_t state = 4711;
+    uint64_t state = test_seed(4711);
     const uint64_t first = 5, key = 42;
     struct guarded got = guarded_new(SPLIT_ELEMS * sizeof(float), 4);
     float *out = got.base;

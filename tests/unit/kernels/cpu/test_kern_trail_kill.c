@@ -127,8 +127,7 @@ static bool fell_inside(const struct deaths *d)
 
 TEST(killed_processes_are_finished_by_their_successors)
 {
-    uint64_t state = 20240917;
-    printf("seed %" PRIu64 "\n", state);
+    uint64_t state = test_seed(20240917);
     struct world w = world_new();
     struct inputs *in = inputs_new();
     static struct script want;

@@ -74,8 +74,7 @@ static double random_term(uint64_t *state)
 
 TEST(sum_equals_big_integer_addition)
 {
-    uint64_t seed = 0x5eed1;
-    printf("seed %#" PRIx64 "\n", seed);
+    uint64_t seed = test_seed(0x5eed1);
     for (int round = 0; round < 300; round++) {
         struct fixsum s;
         struct reference r = { { 0 } };
@@ -92,8 +91,7 @@ TEST(sum_equals_big_integer_addition)
 
 TEST(one_term_comes_back_exactly_for_every_exponent)
 {
-    uint64_t seed = 0x5eed2;
-    printf("seed %#" PRIx64 "\n", seed);
+    uint64_t seed = test_seed(0x5eed2);
     for (int exp = -298 + 52; exp <= 299; exp++) {
         const double x = ldexp(1 + (double)(test_random(&seed) >> 12) * 0x1p-52, exp);
         struct fixsum s;
@@ -181,8 +179,7 @@ static void sum_split(const double *x, int count, uint32_t owners, uint64_t *see
 
 TEST(order_and_split_change_no_bit)
 {
-    uint64_t seed = 0x5eed3;
-    printf("seed %#" PRIx64 "\n", seed);
+    uint64_t seed = test_seed(0x5eed3);
     static double x[TERMS];
     for (int i = 0; i < TERMS; i++)
         x[i] = random_term(&seed);

@@ -272,8 +272,7 @@ TEST(failed_send_is_an_error)
 
 TEST(random_messages_never_pass_a_bad_field)
 {
-    uint64_t seed = 0x51de;
-    printf("seed %#" PRIx64 "\n", seed);
+    uint64_t seed = test_seed(0x51de);
     int fds[2], accepted = 0;
     pair_new(fds);
     const int before = fds_open(), pass[3] = { 0 };

@@ -227,8 +227,7 @@ static void expect_equal_specs(const struct spec *a, const struct spec *b)
 
 TEST(dump_and_parse_round_trip_to_the_bit)
 {
-    uint64_t seed = 0x59ec;
-    printf("seed %#" PRIx64 "\n", seed);
+    uint64_t seed = test_seed(0x59ec);
     for (int i = 0; i < 300; i++) {
         char *json = random_json(&seed);
         struct spec *a = parse(json);
@@ -365,8 +364,7 @@ TEST(tensor_keys_are_sha256_of_seed_and_name)
 
 TEST(random_damage_is_never_more_than_an_error)
 {
-    uint64_t seed = 0xda3a6e;
-    printf("seed %#" PRIx64 "\n", seed);
+    uint64_t seed = test_seed(0xda3a6e);
     const size_t bytes = strlen(example);
     int accepted = 0;
     for (int i = 0; i < 20000; i++) {
@@ -453,8 +451,7 @@ TEST(slices_partition_units_of_special_sizes)
 
 TEST(slices_partition_random_units)
 {
-    uint64_t seed = 0x1a40;
-    printf("seed %#" PRIx64 "\n", seed);
+    uint64_t seed = test_seed(0x1a40);
     for (int i = 0; i < 3000; i++) {
         const uint64_t elems = test_random(&seed) >> (16 + test_random(&seed) % 48);
         expect_partition(elems, (uint32_t)(test_random(&seed) % SHD_OWNERS_MAX) + 1);
@@ -485,8 +482,7 @@ TEST(align_rounds_up)
 
 TEST(intersect_agrees_with_counting_elements)
 {
-    uint64_t seed = 0x1a41;
-    printf("seed %#" PRIx64 "\n", seed);
+    uint64_t seed = test_seed(0x1a41);
     for (int i = 0; i < 20000; i++) {
         const struct slice s = { test_random(&seed) % 64, test_random(&seed) % 64 };
         const uint64_t first = test_random(&seed) % 64, elems = test_random(&seed) % 64;

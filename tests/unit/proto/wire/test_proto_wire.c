@@ -13,8 +13,7 @@ static uint8_t frame[WIRE_FRAME_BYTES_MAX], again[WIRE_FRAME_BYTES_MAX];
 
 TEST(requests_round_trip)
 {
-    uint64_t seed = 0x3e9;
-    printf("seed %#" PRIx64 "\n", seed);
+    uint64_t seed = test_seed(0x3e9);
     struct wire_arena arena = arena_new(WIRE_ARENA_BYTES);
     for (int i = 0; i < 9000; i++) {
         struct shd_err e;
@@ -34,8 +33,7 @@ TEST(requests_round_trip)
 
 TEST(replies_round_trip)
 {
-    uint64_t seed = 0x3ea;
-    printf("seed %#" PRIx64 "\n", seed);
+    uint64_t seed = test_seed(0x3ea);
     struct wire_arena arena = arena_new(WIRE_ARENA_BYTES);
     for (int i = 0; i < 9000; i++) {
         struct shd_err e;
@@ -141,7 +139,7 @@ static ProtobufCMessage *decode(const ProtobufCMessageDescriptor *descriptor, si
 
 static void expect_bad_request(const struct bad_field *b)
 {
-    uint64_t seed = 5;
+    uint64_t seed = test_seed(5);
     char name[WIRE_NAME_BYTES_MAX];
     struct shd_err e = { .text = "" };
     struct wire_arena scratch = arena_new(WIRE_ARENA_BYTES), arena = arena_new(WIRE_ARENA_BYTES);
@@ -209,7 +207,7 @@ TEST(request_fields_out_of_range_are_named)
 
 static void expect_bad_reply(const struct bad_field *b)
 {
-    uint64_t seed = 8;
+    uint64_t seed = test_seed(8);
     char name[WIRE_NAME_BYTES_MAX];
     struct shd_err e = { .text = "" };
     struct wire_arena scratch = arena_new(WIRE_ARENA_BYTES), arena = arena_new(WIRE_ARENA_BYTES);
@@ -556,8 +554,7 @@ TEST(error_text_is_made_fit_for_terminals)
 
 TEST(packing_stays_inside_the_buffer)
 {
-    uint64_t seed = 0x3eb;
-    printf("seed %#" PRIx64 "\n", seed);
+    uint64_t seed = test_seed(0x3eb);
     for (int i = 0; i < 500; i++) {
         struct shd_err e;
         char name[WIRE_NAME_BYTES_MAX];

@@ -157,8 +157,7 @@ static size_t mutate(uint64_t *seed, uint8_t *buf, size_t bytes)
 
 TEST(frames_cut_at_every_byte_are_handled)
 {
-    uint64_t seed = 0xc07;
-    printf("seed %#" PRIx64 "\n", seed);
+    uint64_t seed = test_seed(0xc07);
     static uint8_t buf[FRAME_MAX];
     struct wire_arena arena = arena_new(16384);
     for (int i = 0; i < 300; i++) {
@@ -172,8 +171,7 @@ TEST(frames_cut_at_every_byte_are_handled)
 
 TEST(mutated_frames_are_handled)
 {
-    uint64_t seed = 0xf022;
-    printf("seed %#" PRIx64 "\n", seed);
+    uint64_t seed = test_seed(0xf022);
     static uint8_t buf[FRAME_MAX];
     struct wire_arena arena = arena_new(16384);
     accepted = refused = 0;
@@ -189,8 +187,7 @@ TEST(mutated_frames_are_handled)
 
 TEST(mutated_frames_in_arenas_too_small_are_handled)
 {
-    uint64_t seed = 0xf023;
-    printf("seed %#" PRIx64 "\n", seed);
+    uint64_t seed = test_seed(0xf023);
     static uint8_t buf[FRAME_MAX];
     for (int i = 0; i < 50000; i++) {
         struct wire_arena arena = arena_new((size_t)(test_random(&seed) % 1024));
@@ -204,8 +201,7 @@ TEST(mutated_frames_in_arenas_too_small_are_handled)
 
 TEST(random_bytes_are_handled)
 {
-    uint64_t seed = 0xf024;
-    printf("seed %#" PRIx64 "\n", seed);
+    uint64_t seed = test_seed(0xf024);
     static uint8_t buf[FRAME_MAX];
     struct wire_arena arena = arena_new(65536);
     for (int i = 0; i < 50000; i++) {

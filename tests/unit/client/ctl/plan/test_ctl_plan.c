@@ -298,7 +298,7 @@ TEST(hostile_safetensors_are_refused)
 TEST(damaged_safetensors_get_an_answer)
 {
     char header[sizeof gpt];
-    uint64_t rng = 11;
+    uint64_t rng = test_seed(11);
     for (size_t i = 0; i < sizeof gpt - 1; i += 7) {
         memcpy(header, gpt, sizeof gpt);
         header[i] = (char)(1 + test_random(&rng) % 255);
