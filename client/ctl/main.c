@@ -20,7 +20,7 @@
 #include "client/ctl/watch/trace.h"
 #include "client/shd.h"
 #include "proto/base/check.h"
-#include "proto/base/suggest.h"
+#include "proto/base/flags.h"
 
 static int verb_completion(int argc, char **argv);
 static int verb_help(int argc, char **argv);

@@ -62,4 +62,11 @@ enum flags_result flags_parse(const struct flags *f, int argc, char **argv, int 
 /* What --help prints. */
 void flags_help(const struct flags *f, FILE *out);
 
+/* "Did you mean": the known names nearest to a mistyped one. Fill buf with what to say after
+ * "unknown X": "; did you mean 'status'?" when known names come near, else "; known: run, status,
+ * digest". names[count] without NULLs; prefix ("--") is put before each. Always terminated; cut
+ * when too long. Returns buf. */
+const char *suggest(const char *word, const char *const *names, size_t count, const char *prefix,
+                    char *buf, size_t bytes);
+
 #endif
