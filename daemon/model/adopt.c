@@ -23,6 +23,8 @@
 #include "proto/share/board.h"
 #include "proto/spec/spec_json.h"
 
+_Static_assert(ADOPT_NAME_BYTES == LEDGER_NAME_BYTES, "a refused model's name fits");
+
 #define CAST_ELEMS (UINT64_C(1) << 28) /* between two lines of progress */
 #define RETRY_US   1000u
 

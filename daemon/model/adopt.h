@@ -14,15 +14,15 @@
 
 #include <stdint.h>
 
-#include "daemon/core/ledger.h"
 #include "proto/base/status.h"
 
 struct daemon;
 
 #define ADOPT_REFUSED_MAX 64u
+#define ADOPT_NAME_BYTES  128u /* LEDGER_NAME_BYTES */
 
 struct adopt_refused {
-    char name[LEDGER_NAME_BYTES]; /* of the model; of its instance when there is no ledger */
+    char name[ADOPT_NAME_BYTES]; /* of the model; of its instance when there is no ledger */
     struct shd_err why;
 };
 

@@ -1,4 +1,11 @@
-/* See http.h. */
+/* See http.h.
+ *
+ * libmicrohttpd bounds the number of connections, their memory and how long one may be without a
+ * byte. Two things it has no limit for are kept here. At its number it accepts no further
+ * connection, so that a crowd that connects and says nothing would shut others out: the newest
+ * pushes out the oldest that has not asked anything. And each byte begins its timeout anew, so that
+ * a request sent byte by byte would never end: it has 10 s in all, the answer 60 s. A connection is
+ * not closed here but shut down: libmicrohttpd then finds it ended and closes it. */
 #include "daemon/view/http.h"
 
 #include <errno.h>
@@ -6,10 +13,12 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <microhttpd.h>
+#include <uv.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
@@ -24,6 +33,81 @@
 #define MEMORY_BYTES    8192u /* of a connection: its headers */
 #define POLL_MS_MAX     1000
 #define STATUS_MODE     0660
+#define ASK_NS          (10000 * NS_PER_MS) /* from connecting to the end of the request */
+#define ANSWER_NS       (60000 * NS_PER_MS) /* from connecting to the end of the answer */
+
+/* -- Connections --------------------------------------------------------------------------------
+ */
+
+static void shut(struct http_conn *c)
+{
+    if (!c->shut && c->fd >= 0)
+        shutdown(c->fd, SHUT_RDWR);
+    c->shut = true;
+}
+
+/* One too many: the oldest that has not asked anything makes room, so that who connects and sends
+ * nothing stands only in the way of others that do. */
+static void make_room(struct http_conns *all)
+{
+    struct http_conn *oldest = NULL;
+    for (uint32_t i = 0; i < ARRAY_SIZE(all->items); i++) {
+        struct http_conn *c = &all->items[i];
+        if (c->connection == NULL || c->shut || c->suspended)
+            continue;
+        if (oldest == NULL || (oldest->asked && !c->asked) ||
+            (oldest->asked == c->asked && c->since_ns < oldest->since_ns))
+            oldest = c;
+    }
+    if (oldest != NULL)
+        shut(oldest);
+}
+
+/* NULL: no room; it is shut down. */
+static struct http_conn *conn_add(struct http_conns *all, struct MHD_Connection *connection, int fd)
+{
+    struct http_conn *c = NULL;
+    if (all->count >= HTTP_CONNECTIONS)
+        make_room(all);
+    for (uint32_t i = 0; i < ARRAY_SIZE(all->items) && c == NULL; i++)
+        if (all->items[i].connection == NULL)
+            c = &all->items[i];
+    if (c == NULL) {
+        shutdown(fd, SHUT_RDWR);
+        return NULL;
+    }
+    *c = (struct http_conn){ .connection = connection, .fd = fd, .since_ns = uv_hrtime() };
+    all->count++;
+    return c;
+}
+
+static void conn_remove(struct http_conns *all, struct http_conn *c)
+{
+    if (c == NULL)
+        return;
+    CHECK(all->count > 0);
+    all->traces -= c->traces;
+    all->count--;
+    all->removed = true;
+    *c = (struct http_conn){ .fd = -1 };
+}
+
+/* Shut what has been there too long. Returns in how many ms to look again; -1: nothing to see. */
+static int conns_sweep(struct http_conns *all, uint64_t now_ns)
+{
+    uint64_t next_ns = UINT64_MAX;
+    for (uint32_t i = 0; i < ARRAY_SIZE(all->items); i++) {
+        struct http_conn *c = &all->items[i];
+        if (c->connection == NULL || c->shut || c->suspended)
+            continue;
+        const uint64_t end_ns = c->since_ns + (c->asked ? ANSWER_NS : ASK_NS);
+        if (end_ns <= now_ns)
+            shut(c);
+        else if (end_ns - now_ns < next_ns)
+            next_ns = end_ns - now_ns;
+    }
+    return next_ns == UINT64_MAX ? -1 : (int)(next_ns / NS_PER_MS) + 1;
+}
 
 /* -- Called by libmicrohttpd, on our thread -----------------------------------------------------
  */
@@ -33,13 +117,13 @@ static void connection_changed(void *cls, struct MHD_Connection *connection, voi
 {
     struct http *h = cls;
     if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
-        http_conn_remove(&h->conns, *socket_context);
+        conn_remove(&h->conns, *socket_context);
         *socket_context = NULL;
         return;
     }
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(
         connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-    *socket_context = http_conn_add(&h->conns, connection, info != NULL ? info->connect_fd : -1);
+    *socket_context = conn_add(&h->conns, connection, info != NULL ? info->connect_fd : -1);
 }
 
 static struct http_conn *conn_of(struct MHD_Connection *connection)
@@ -120,7 +204,7 @@ static int earlier(int a_ms, int b_ms)
 static int poll_ms(struct http *h, bool published)
 {
     const uint64_t now_ns = uv_hrtime();
-    int ms = earlier(http_conns_sweep(&h->conns, now_ns), resume_waiting(h, published, now_ns));
+    int ms = earlier(conns_sweep(&h->conns, now_ns), resume_waiting(h, published, now_ns));
     for (int i = 0; i < HTTP_KINDS; i++) {
         MHD_UNSIGNED_LONG_LONG wanted_ms;
         if (h->servers[i].mhd == NULL || MHD_get_timeout(h->servers[i].mhd, &wanted_ms) != MHD_YES)

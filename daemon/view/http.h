@@ -4,8 +4,8 @@
  * that needs a fresh snapshot is suspended until the loop has published one, 200 ms at most; then
  * it is answered with the last one. The thread never waits for the loop.
  *
- * Bounds: 64 connections; 5 s without progress, 10 s until the request is there, 60 s in all
- * (http_conn.h); 8 KiB of headers; GET and HEAD; one request per connection; two traces at a time.
+ * Bounds: 64 connections; 5 s without progress, 10 s until the request is there, 60 s in all;
+ * 8 KiB of headers; GET and HEAD; one request per connection; two traces at a time.
  *
  * Failure modes: no descriptors or no memory: that one connection is refused. */
 #ifndef SHD_HTTP_H
@@ -16,11 +16,32 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/view/http_conn.h"
 #include "proto/base/status.h"
 
 struct daemon;
+struct MHD_Connection;
 struct MHD_Daemon;
+
+#define HTTP_CONNECTIONS 64u
+#define HTTP_SPARE       8u /* being pushed out */
+
+struct http_conn {
+    struct MHD_Connection *connection; /* NULL: free */
+    int fd;                            /* borrowed */
+    uint64_t since_ns;
+    bool asked;       /* its request is there */
+    bool shut;        /* on its way out */
+    bool suspended;   /* until a snapshot is published, or: */
+    uint64_t wait_ns; /* since when it waits; 0: it has not waited */
+    bool with_spans;
+    bool traces; /* its answer is a trace */
+};
+
+struct http_conns {
+    struct http_conn items[HTTP_CONNECTIONS + HTTP_SPARE];
+    uint32_t count, traces;
+    bool removed; /* one went: run libmicrohttpd again, it may listen again */
+};
 
 enum http_kind { HTTP_UNIX, HTTP_TCP, HTTP_KINDS };
 

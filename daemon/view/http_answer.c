@@ -11,7 +11,6 @@
 #include <uv.h>
 
 #include "daemon/base/state.h"
-#include "daemon/view/health.h"
 #include "daemon/view/json.h"
 #include "daemon/view/metrics_text.h"
 #include "daemon/view/take.h"
@@ -171,7 +170,7 @@ static struct answer health_answer(const struct http *h, const struct view_snaps
     if (stuck_ns > STUCK_NS)
         snprintf(text, sizeof text, "the event loop has not turned for %.1f s\n",
                  (double)stuck_ns * S_PER_NS);
-    else if (!health_trouble(h->daemon, s, text, sizeof text))
+    else if (!view_trouble(h->daemon, s, text, sizeof text))
         return plain(MHD_HTTP_OK, "ok\n");
     char *copy = strdup(text);
     if (copy == NULL)

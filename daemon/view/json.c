@@ -8,14 +8,11 @@
 
 #include <jansson.h>
 
-#include "daemon/base/keeper.h"
 #include "daemon/base/log.h"
 #include "daemon/base/process.h"
-#include "daemon/base/state.h"
 #include "daemon/model/adopt.h"
 #include "daemon/view/snapshot.h"
 #include "daemon/view/waits.h"
-#include "kernels/kern.h"
 #include "proto/base/clock.h"
 #include "proto/base/version.h"
 
@@ -59,20 +56,6 @@ static json_t *leases_json(const struct view_model *vm, uint64_t taken_ns)
                               seconds_between(l->since_ns, taken_ns), "backup", (int)l->backup));
     }
     return leases;
-}
-
-/* Of a GPU as its tools write it; null: the host. */
-static json_t *gpu_json(const struct kern_ops *ops)
-{
-    const uint8_t *u = ops->uuid;
-    char uuid[48];
-    if (ops->place == SEGMENT_HOST)
-        return json_null();
-    snprintf(uuid, sizeof uuid,
-             "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
-             u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14],
-             u[15]);
-    return json_pack("{s:s, s:s}", "name", ops->product, "uuid", uuid);
 }
 
 static json_t *bytes_json(const struct view_model *vm)
@@ -210,16 +193,17 @@ static json_t *errors_json(void)
 
 static json_t *daemon_json(const struct view_snapshot *s, uint64_t now_ns)
 {
-    const struct daemon *d = s->daemon; /* what is read here never changes */
+    const struct view_daemon *d = &s->daemon;
     return json_pack(
         "{s:i, s:s, s:s, s:s, s:o, s:i, s:f, s:f, s:f, s:I, s:s, s:s, s:o, s:b, s:I, s:I, s:I, "
         "s:I}",
-        "schema", VIEW_SCHEMA, "version", SHARDD_VERSION, "device", d->device, "place",
-        segment_place_name(d->kern->ops->place), "gpu", gpu_json(d->kern->ops), "pid",
-        (int)getpid(), "uptime_s", s->uptime_s, "time_s", s->time_s, "stale_ms",
+        "schema", VIEW_SCHEMA, "version", SHARDD_VERSION, "device", d->device, "place", d->place,
+        "gpu",
+        d->gpu != NULL ? json_pack("{s:s, s:s}", "name", d->gpu, "uuid", d->gpu_uuid) : json_null(),
+        "pid", (int)getpid(), "uptime_s", s->uptime_s, "time_s", s->time_s, "stale_ms",
         seconds_between(s->taken_ns, now_ns) * 1e3, "threads", (json_int_t)d->threads, "isa",
-        d->kern->ops->name, "keeper", keeper_name(d->keeper), "adopted", adopted_json(d->adopt),
-        "draining", (int)s->draining, "requests", (json_int_t)s->requests, "bad_frames",
+        d->isa, "keeper", d->keeper, "adopted", adopted_json(d->adopt), "draining",
+        (int)s->draining, "requests", (json_int_t)s->requests, "bad_frames",
         (json_int_t)s->bad_frames, "dropped_replies", (json_int_t)s->dropped_replies,
         "repeated_replies", (json_int_t)s->repeated_replies);
 }

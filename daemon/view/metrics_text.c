@@ -1,7 +1,6 @@
 /* See metrics_text.h.
  *
- * One family after the other, as the format wants it: each is a name, a help text, a type and a
- * function that writes its samples. */
+ * One family after the other, as the format wants it: a name, a help text, a type, samples. */
 #include "daemon/view/metrics_text.h"
 
 #include <inttypes.h>
@@ -9,11 +8,9 @@
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
-#include "daemon/base/state.h"
 #include "daemon/model/adopt.h"
 #include "daemon/view/snapshot.h"
 #include "daemon/view/waits.h"
-#include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/version.h"
@@ -25,127 +22,34 @@ struct page { /* being written */
     double longest_s[VIEW_WAIT_KINDS];
 };
 
-/* -- Numbers of the daemon ----------------------------------------------------------------------
- */
-
-static uint64_t daemon_requests(const struct view_snapshot *s)
-{
-    return s->requests;
-}
-static uint64_t daemon_sessions_ever(const struct view_snapshot *s)
-{
-    return s->metrics.sessions;
-}
-static uint64_t daemon_deaths(const struct view_snapshot *s)
-{
-    return s->metrics.session_deaths;
-}
-static uint64_t daemon_bad_frames(const struct view_snapshot *s)
-{
-    return s->bad_frames;
-}
-static uint64_t daemon_dropped(const struct view_snapshot *s)
-{
-    (void)s;
-    return log_suppressed();
-}
-static uint64_t daemon_adopted(const struct view_snapshot *s)
-{
-    return s->daemon->adopt->models;
-}
-static uint64_t daemon_sessions(const struct view_snapshot *s)
-{
-    return s->session_count;
-}
-static uint64_t daemon_up(const struct view_snapshot *s)
-{
-    (void)s;
-    return 1;
-}
-
-/* -- Numbers of a model -------------------------------------------------------------------------
- */
-
-static uint64_t model_returns(const struct view_model *m)
-{
-    return m->metrics.returns;
-}
-static uint64_t model_return_bytes(const struct view_model *m)
-{
-    return m->metrics.return_bytes;
-}
-static uint64_t model_stale(const struct view_model *m)
-{
-    return m->metrics.stale_returns;
-}
-static uint64_t model_steps(const struct view_model *m)
-{
-    return m->metrics.steps;
-}
-static uint64_t model_skipped(const struct view_model *m)
-{
-    return m->metrics.skipped_steps;
-}
-static uint64_t model_spilled(const struct view_model *m)
-{
-    return m->bytes.spilled;
-}
-static uint64_t model_backups(const struct view_model *m)
-{
-    return m->metrics.backup_leases;
-}
-static uint64_t model_checkpoints(const struct view_model *m)
-{
-    return m->metrics.checkpoints;
-}
-static uint64_t model_step(const struct view_model *m)
-{
-    return m->step;
-}
-static uint64_t model_waiting(const struct view_model *m)
-{
-    return m->waiting;
-}
-
 /* -- Families -----------------------------------------------------------------------------------
  */
 
 struct family {
     const char *name, *type, *help;
-    uint64_t (*daemon)(const struct view_snapshot *s); /* or: */
-    uint64_t (*model)(const struct view_model *m);
+    uint64_t value; /* of the daemon; of a model: where it is in struct view_model */
 };
 
-static const struct family families[] = {
-    { "up", "gauge", "Whether the daemon answers.", .daemon = daemon_up },
-    { "requests_total", "counter", "Requests taken in.", .daemon = daemon_requests },
-    { "sessions", "gauge", "Workers and tools attached now.", .daemon = daemon_sessions },
-    { "sessions_total", "counter", "Sessions ever opened.", .daemon = daemon_sessions_ever },
-    { "session_deaths_total", "counter", "Sessions that ended without a goodbye.",
-      .daemon = daemon_deaths },
-    { "bad_frames_total", "counter", "Messages that could not be decoded.",
-      .daemon = daemon_bad_frames },
-    { "dropped_events_total", "counter", "Log lines held back by the rate limit.",
-      .daemon = daemon_dropped },
-    { "adopted_models_total", "counter", "Models taken over from a predecessor.",
-      .daemon = daemon_adopted },
+#define OF_MODEL(field) offsetof(struct view_model, field)
+
+static const struct family model_families[] = {
     { "returns_total", "counter", "Gradients that arrived, or word that there is none.",
-      .model = model_returns },
+      OF_MODEL(metrics.returns) },
     { "return_bytes_total", "counter", "Bytes of the gradients that arrived.",
-      .model = model_return_bytes },
+      OF_MODEL(metrics.return_bytes) },
     { "stale_returns_total", "counter", "Gradients that came twice or too late.",
-      .model = model_stale },
-    { "steps_total", "counter", "Steps committed by this process.", .model = model_steps },
+      OF_MODEL(metrics.stale_returns) },
+    { "steps_total", "counter", "Steps committed by this process.", OF_MODEL(metrics.steps) },
     { "skipped_steps_total", "counter", "Steps committed without an update.",
-      .model = model_skipped },
+      OF_MODEL(metrics.skipped_steps) },
     { "spilled_bytes_total", "counter", "Bytes of gradients moved out of their slots to wait.",
-      .model = model_spilled },
+      OF_MODEL(bytes.spilled) },
     { "backup_leases_total", "counter", "Micro-batches given to a second worker as well.",
-      .model = model_backups },
-    { "checkpoints_total", "counter", "Checkpoints written.", .model = model_checkpoints },
-    { "step", "gauge", "The open step.", .model = model_step },
+      OF_MODEL(metrics.backup_leases) },
+    { "checkpoints_total", "counter", "Checkpoints written.", OF_MODEL(metrics.checkpoints) },
+    { "step", "gauge", "The open step.", OF_MODEL(step) },
     { "waiting_returns", "gauge", "Gradients that wait for earlier micro-batches.",
-      .model = model_waiting },
+      OF_MODEL(waiting) },
 };
 
 static void begin_family(const struct page *p, const char *name, const char *type, const char *help)
@@ -153,15 +57,41 @@ static void begin_family(const struct page *p, const char *name, const char *typ
     fprintf(p->out, "# HELP shardd_%s %s\n# TYPE shardd_%s %s\n", name, help, name, type);
 }
 
-static void write_family(const struct page *p, const struct family *f)
+static void write_daemon(const struct page *p)
 {
-    begin_family(p, f->name, f->type, f->help);
-    if (f->daemon != NULL)
-        fprintf(p->out, "shardd_%s{device=\"%s\"} %" PRIu64 "\n", f->name, p->device,
-                f->daemon(p->s));
-    for (uint32_t i = 0; f->model != NULL && i < p->s->model_count; i++)
-        fprintf(p->out, "shardd_%s{device=\"%s\",model=\"%s\"} %" PRIu64 "\n", f->name, p->device,
-                p->s->models[i].spec->name, f->model(&p->s->models[i]));
+    const struct view_snapshot *s = p->s;
+    const struct family families[] = {
+        { "up", "gauge", "Whether the daemon answers.", 1 },
+        { "requests_total", "counter", "Requests taken in.", s->requests },
+        { "sessions", "gauge", "Workers and tools attached now.", s->session_count },
+        { "sessions_total", "counter", "Sessions ever opened.", s->metrics.sessions },
+        { "session_deaths_total", "counter", "Sessions that ended without a goodbye.",
+          s->metrics.session_deaths },
+        { "bad_frames_total", "counter", "Messages that could not be decoded.", s->bad_frames },
+        { "dropped_events_total", "counter", "Log lines held back by the rate limit.",
+          log_suppressed() },
+        { "adopted_models_total", "counter", "Models taken over from a predecessor.",
+          s->daemon.adopt->models },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(families); i++) {
+        begin_family(p, families[i].name, families[i].type, families[i].help);
+        fprintf(p->out, "shardd_%s{device=\"%s\"} %" PRIu64 "\n", families[i].name, p->device,
+                families[i].value);
+    }
+}
+
+static void write_models(const struct page *p)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(model_families); i++) {
+        const struct family *f = &model_families[i];
+        begin_family(p, f->name, f->type, f->help);
+        for (uint32_t k = 0; k < p->s->model_count; k++) {
+            const struct view_model *m = &p->s->models[k];
+            const uint64_t *value = (const void *)((const char *)m + f->value);
+            fprintf(p->out, "shardd_%s{device=\"%s\",model=\"%s\"} %" PRIu64 "\n", f->name,
+                    p->device, m->spec->name, *value);
+        }
+    }
 }
 
 /* -- With labels of their own -------------------------------------------------------------------
@@ -171,7 +101,7 @@ static void write_build(const struct page *p)
 {
     begin_family(p, "build_info", "gauge", "Version and kernels of this daemon.");
     fprintf(p->out, "shardd_build_info{device=\"%s\",version=\"%s\",isa=\"%s\"} 1\n", p->device,
-            SHARDD_VERSION, p->s->daemon->kern->ops->name);
+            SHARDD_VERSION, p->s->daemon.isa);
 }
 
 static void write_memory(const struct page *p)
@@ -254,13 +184,13 @@ int metrics_text(const struct view_snapshot *s, char **ret_text, size_t *ret_byt
 {
     char *text = NULL;
     size_t bytes = 0;
-    struct page p = { .s = s, .device = s->daemon->device };
+    struct page p = { .s = s, .device = s->daemon.device };
     p.out = open_memstream(&text, &bytes);
     if (p.out == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for the metrics");
     json_decref(view_waits(s, p.longest_s));
-    for (size_t i = 0; i < ARRAY_SIZE(families); i++)
-        write_family(&p, &families[i]);
+    write_daemon(&p);
+    write_models(&p);
     write_build(&p);
     write_memory(&p);
     write_waits(&p);

@@ -1,6 +1,30 @@
 /* See snapshot.h. */
 #include "daemon/view/snapshot.h"
 
+#include <stdio.h>
+
+#include "daemon/base/keeper.h"
+#include "daemon/base/state.h"
+#include "kernels/kern.h"
+
+struct view_daemon view_daemon_of(const struct daemon *d)
+{
+    const struct kern_ops *ops = d->kern->ops;
+    const uint8_t *u = ops->uuid;
+    struct view_daemon v = { .device = d->device,
+                             .place = segment_place_name(ops->place),
+                             .isa = ops->name,
+                             .keeper = keeper_name(d->keeper),
+                             .gpu = ops->place != SEGMENT_HOST ? ops->product : NULL,
+                             .threads = d->threads,
+                             .adopt = d->adopt };
+    snprintf(v.gpu_uuid, sizeof v.gpu_uuid, /* as a GPU's tools write it */
+             "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
+             u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14],
+             u[15]);
+    return v;
+}
+
 const struct view_session *view_session_find(const struct view_snapshot *s, uint64_t id)
 {
     for (uint32_t i = 0; i < s->session_count && id != 0; i++)

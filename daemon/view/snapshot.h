@@ -13,11 +13,12 @@
 #include "daemon/model/metrics.h"
 #include "proto/share/activity.h"
 #include "proto/spec/spec.h"
-#include "proto/wire/wire.h"
 
+struct adopt;
 struct daemon;
 
-#define VIEW_MISSING_MAX 64u /* missing groups that are looked into */
+#define VIEW_MISSING_MAX 64u  /* missing groups that are looked into */
+#define VIEW_NAME_BYTES  128u /* of a session */
 
 struct view_unit {
     uint64_t elems, version;
@@ -45,8 +46,10 @@ struct view_waiting { /* a request without an answer */
     uint32_t needs;       /* TURN: the group it waits for */
 };
 
-struct view_transfer { /* a turn of a link of NCCL, or (JOIN) two that are being made */
-    enum wire_request_type type;
+enum view_transfer_what { VIEW_JOIN, VIEW_FETCH, VIEW_RETURN };
+
+struct view_transfer { /* over a link of NCCL; JOIN: the two links are being made */
+    enum view_transfer_what what;
     uint64_t session, since_ns;
     uint64_t begun_ns;    /* both ends have it at hand since then; 0: not yet */
     uint64_t timeout_ns;  /* from then */
@@ -90,7 +93,7 @@ struct view_session {
     uid_t uid;
     uint64_t start_time, since_ns;
     const char *role;
-    char name[WIRE_NAME_BYTES_MAX];
+    char name[VIEW_NAME_BYTES];
     const char *path; /* NULL: not known */
     uint32_t slots, slots_waiting, requests_pending;
     uint32_t model;          /* handle of the model it is busy with; 0: none */
@@ -102,9 +105,17 @@ struct view_session {
     uint32_t span_count;
 };
 
+struct view_daemon { /* what never changes */
+    const char *device, *place, *isa, *keeper;
+    const char *gpu; /* its product name; NULL: the host */
+    char gpu_uuid[48];
+    uint32_t threads;
+    const struct adopt *adopt; /* borrowed: it was over before anybody could ask */
+};
+
 struct view_snapshot {
     _Atomic uint32_t refs;
-    const struct daemon *daemon; /* borrowed: only what never changes is read through it */
+    struct view_daemon daemon;
     uint64_t taken_ns;
     double time_s, uptime_s;
     bool draining;
@@ -118,6 +129,8 @@ struct view_snapshot {
     uint32_t transfer_count;
     uint32_t spans_left_out; /* sessions beyond VIEW_SPAN_SESSIONS_MAX */
 };
+
+struct view_daemon view_daemon_of(const struct daemon *d);
 
 const struct view_session *view_session_find(const struct view_snapshot *s, uint64_t id);
 

@@ -249,7 +249,6 @@ static struct view_transfer transfer_of(const struct op *op, uint64_t begun_ns)
 {
     const struct links *links = links_find(op->session, op->model);
     struct view_transfer t = {
-        .type = op->req.type,
         .session = op->session->id,
         .since_ns = op->arrived_ns,
         .begun_ns = begun_ns,
@@ -257,9 +256,11 @@ static struct view_transfer transfer_of(const struct op *op, uint64_t begun_ns)
         .model = op->model->handle,
     };
     if (op->req.type == WIRE_FETCH) {
+        t.what = VIEW_FETCH;
         t.step = op->req.fetch.step;
         t.unit = op->req.fetch.unit;
     } else if (op->req.type == WIRE_RETURN) {
+        t.what = VIEW_RETURN;
         t.step = op->req.return_grad.step;
         t.unit = op->req.return_grad.unit;
         t.group = op->req.return_grad.micro;
@@ -290,7 +291,7 @@ static void take_daemon(const struct daemon *d, struct view_snapshot *s)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    s->daemon = d;
+    s->daemon = view_daemon_of(d);
     s->taken_ns = uv_hrtime();
     s->time_s = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
     s->uptime_s = (double)(s->taken_ns - d->started_ns) * 1e-9;

@@ -8,7 +8,6 @@
 
 #include <uv.h>
 
-#include "daemon/base/state.h"
 #include "daemon/base/trace.h"
 #include "daemon/view/snapshot.h"
 #include "proto/base/clock.h"
@@ -76,6 +75,14 @@ static void write_name(struct writer *w, const char *what, int pid, int lane, co
     fprintf(w->out, ",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"ts\":0,\"args\":{\"name\":", pid, lane);
     write_string(w->out, name);
     fputs("}}", w->out);
+}
+
+static void write_unit(const struct writer *w, const struct spec *spec, uint32_t unit)
+{
+    if (unit >= spec->unit_count)
+        return;
+    fputs(",\"unit\":", w->out);
+    write_string(w->out, spec->units[unit].name);
 }
 
 struct flow {
@@ -198,10 +205,8 @@ static void write_args(struct writer *w, const struct trace_event *e)
         fputs(",\"model\":", w->out);
         write_string(w->out, spec->name);
     }
-    if (spec != NULL && e->unit < spec->unit_count) {
-        fputs(",\"unit\":", w->out);
-        write_string(w->out, spec->units[e->unit].name);
-    }
+    if (spec != NULL)
+        write_unit(w, spec, e->unit);
     if (spec != NULL && e->group != TRACE_NONE)
         fprintf(w->out, ",\"micro\":%" PRIu32, e->group * spec->accumulate);
     if (vs != NULL)
@@ -242,7 +247,7 @@ static int write_daemon(struct writer *w, const struct trace *t, struct shd_err 
     struct trace_event *events = sys_calloc(TRACE_EVENTS, sizeof *events);
     if (events == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for a trace of %u events", TRACE_EVENTS);
-    snprintf(name, sizeof name, "shardd %s", w->s->daemon->device);
+    snprintf(name, sizeof name, "shardd %s", w->s->daemon.device);
     write_name(w, "process_name", w->pid, LANE_LOOP, name);
     write_name(w, "thread_name", w->pid, LANE_LOOP, "loop");
     write_name(w, "thread_name", w->pid, LANE_KERNEL, "kernels");
@@ -266,10 +271,7 @@ static void write_span(struct writer *w, const struct view_session *vs,
     begin_event(w, activity_name(span->what));
     write_place(w, (struct place){ (int)vs->pid, LANE_WORKER, span->begin_ns, duration_ns });
     fprintf(w->out, ",\"args\":{\"step\":%" PRIu64, span->step);
-    if (span->unit < spec->unit_count) {
-        fputs(",\"unit\":", w->out);
-        write_string(w->out, spec->units[span->unit].name);
-    }
+    write_unit(w, spec, span->unit);
     if (span->micro != ACTIVITY_NONE)
         fprintf(w->out, ",\"micro\":%" PRIu32, span->micro);
     fputs("}}", w->out);

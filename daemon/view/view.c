@@ -2,12 +2,14 @@
 #include "daemon/view/view.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
+#include "daemon/model/adopt.h"
 #include "daemon/view/snapshot.h"
 #include "daemon/view/take.h"
 #include "proto/base/check.h"
@@ -133,4 +135,21 @@ uint64_t view_beat_age_ns(const struct view *v)
     const uint64_t now_ns = uv_hrtime();
     const uint64_t beat_ns = atomic_load_explicit(&v->beat_ns, memory_order_relaxed);
     return now_ns > beat_ns ? now_ns - beat_ns : 0;
+}
+
+bool view_trouble(const struct daemon *d, const struct view_snapshot *s, char *text, size_t bytes)
+{
+    if (d->adopt->refused_count > 0) {
+        snprintf(text, bytes, "model '%s' of a predecessor was refused: %s\n",
+                 d->adopt->refused[0].name, d->adopt->refused[0].why.text);
+        return true;
+    }
+    for (uint32_t i = 0; s != NULL && i < s->model_count; i++) {
+        if (s->models[i].status == SHD_OK)
+            continue;
+        snprintf(text, bytes, "model '%s' has failed: %s\n", s->models[i].spec->name,
+                 status_meaning(s->models[i].status));
+        return true;
+    }
+    return false;
 }

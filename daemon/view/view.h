@@ -15,6 +15,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include <uv.h>
@@ -53,5 +54,9 @@ void view_forget_spans(struct view *v);
 
 /* Any thread: since when the loop has not turned. */
 uint64_t view_beat_age_ns(const struct view *v);
+
+/* The first reason why what a daemon holds is not well (/healthz), a line: a model was refused, or
+ * has failed. False: there is none. Any thread; s may be NULL. */
+bool view_trouble(const struct daemon *d, const struct view_snapshot *s, char *text, size_t bytes);
 
 #endif

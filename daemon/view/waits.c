@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "daemon/base/process.h"
-#include "daemon/base/state.h"
 #include "daemon/view/snapshot.h"
 #include "proto/base/clock.h"
 
@@ -295,7 +294,7 @@ static bool is_coming(const struct view_snapshot *s, const struct view_session *
 {
     for (uint32_t i = 0; i < s->transfer_count; i++) {
         const struct view_transfer *t = &s->transfers[i];
-        if (t->session == vs->id && t->type == WIRE_FETCH && t->unit == unit && t->begun_ns != 0)
+        if (t->session == vs->id && t->what == VIEW_FETCH && t->unit == unit && t->begun_ns != 0)
             return true;
     }
     return false;
@@ -343,9 +342,8 @@ static void add_slot(struct waits *all, const struct view_model *vm, const struc
 
 static void add_commit(struct waits *all, const struct view_model *vm)
 {
-    const struct daemon *d = all->s->daemon;
     const uint64_t sealed_ns = vm->metrics.sealed_ns;
-    const struct person us = { .pid = getpid(), .name = d->device };
+    const struct person us = { .pid = getpid(), .name = all->s->daemon.device };
     struct wait *w = add(all, VIEW_WAIT_COMMIT, us, sealed_ns != 0 ? sealed_ns : all->s->taken_ns);
     if (w == NULL)
         return;
@@ -359,10 +357,8 @@ static void add_transfer(struct waits *all, const struct view_transfer *t)
 {
     const struct view_session *vs = view_session_find(all->s, t->session);
     const struct view_model *vm = &all->s->models[t->model - 1];
-    const struct person us = { .pid = getpid(),
-                               .name = all->s->daemon->device,
-                               .state = "running" };
-    const bool join = t->type == WIRE_JOIN, begun = t->begun_ns != 0;
+    const struct person us = { .pid = getpid(), .name = all->s->daemon.device, .state = "running" };
+    const bool join = t->what == VIEW_JOIN, begun = t->begun_ns != 0;
     if (vs == NULL || (!begun && !join))
         return;
     struct wait *w = add(all, join ? VIEW_WAIT_JOIN : VIEW_WAIT_TRANSFER,
@@ -374,9 +370,9 @@ static void add_transfer(struct waits *all, const struct view_transfer *t)
     if (join) {
         say(w, begun ? " to connect by NCCL" : " to begin to connect by NCCL");
     } else {
-        say(w, " to %s unit '%s'", t->type == WIRE_FETCH ? "take" : "send",
+        say(w, " to %s unit '%s'", t->what == VIEW_FETCH ? "take" : "send",
             vm->spec->units[t->unit].name);
-        if (t->type == WIRE_RETURN) {
+        if (t->what == VIEW_RETURN) {
             say(w, ", micro-batch ");
             say_group(w, vm, t->group);
         }
@@ -392,7 +388,7 @@ static void add_fetch(struct waits *all, const struct view_session *vs)
     const struct view_transfer *oldest = NULL;
     for (uint32_t i = 0; i < all->s->transfer_count; i++) {
         const struct view_transfer *t = &all->s->transfers[i];
-        if (t->session == vs->id && t->type == WIRE_FETCH && t->begun_ns == 0 &&
+        if (t->session == vs->id && t->what == VIEW_FETCH && t->begun_ns == 0 &&
             all->s->models[t->model - 1].units[t->unit].version < t->step &&
             (oldest == NULL || t->since_ns < oldest->since_ns))
             oldest = t;
