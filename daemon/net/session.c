@@ -74,7 +74,7 @@ void session_end(struct session *s, const char *why)
     s->side_fd = -1;
     memset(s->tickets, 0, sizeof s->tickets);
     OPENSSL_cleanse(s->token, sizeof s->token);
-    s->ops++; /* waiting requests that are finished now must not free the slot under us */
+    s->ops++; /* waiting requests that are finished now must not free the place under us */
     s->daemon->hooks->session_ended(s, was_open);
     s->ops--;
     session_reuse(s);

@@ -44,7 +44,7 @@ struct session {
     uint64_t start_time; /* of its process; 0: not known */
     uv_poll_t poll;      /* on side_fd */
     int side_fd;         /* owned; -1 when closed */
-    bool poll_closing;   /* uv_close() is under way: the slot must wait */
+    bool poll_closing;   /* uv_close() is under way: the place must wait */
     pid_t pid;           /* of its process, and its user */
     uid_t uid;
     uint8_t token[WIRE_TOKEN_BYTES];
@@ -53,7 +53,7 @@ struct session {
     uint8_t identity[MAILBOX_IDENTITY_BYTES_MAX];
     uint32_t identity_bytes;
     struct replies *replies;                   /* owned; of an open session */
-    uint32_t ops;                              /* pending requests: the slot must wait for them */
+    uint32_t ops;                              /* pending requests: the place must wait for them */
     struct inbox *inboxes[SESSION_MODELS_MAX]; /* counted references */
     uint32_t inbox_count;
     struct links *links; /* owned, [SESSION_MODELS_MAX]; NULL: it has had none */
@@ -85,11 +85,11 @@ struct session *session_by_identity(struct daemon *d, const uint8_t *identity,
 /* The new session with this token (compared in constant time), else NULL. */
 struct session *session_by_token(struct daemon *d, const uint8_t *token);
 
-/* End a session: close its side channel, drop its claims. Its slot is reused when its pending
+/* End a session: close its side channel, drop its claims. Its place is reused when its pending
  * requests are done. `why` is for the log. */
 void session_end(struct session *s, const char *why);
 
-/* The slot of a dead session, once nothing refers to it: requests, or the closing poll handle. */
+/* The place of a dead session, once nothing refers to it: requests, or the closing poll handle. */
 void session_reuse(struct session *s);
 
 /* Make a ticket for fd; 0 when the session has too many unclaimed. */

@@ -18,7 +18,7 @@
 #define LANE_STEP   3 /* and one more for each further model */
 #define LANE_WORKER 1
 
-struct slot {                         /* of the table of returns */
+struct returned {                     /* an entry of the table of what workers say they returned */
     const struct activity_span *span; /* NULL: empty */
     const struct view_session *session;
 };
@@ -28,8 +28,8 @@ struct writer {
     const struct view_snapshot *s;
     uint64_t since_ns;
     int pid;
-    bool any;             /* an event was written: a comma is due */
-    struct slot *returns; /* owned, [return_mask + 1]: what workers say they returned */
+    bool any;                 /* an event was written: a comma is due */
+    struct returned *returns; /* owned, [return_mask + 1]: what workers say they returned */
     uint64_t return_mask;
 };
 
@@ -91,7 +91,8 @@ struct flow {
     struct place from, to;
 };
 
-/* Both ends at once, so that none is ever alone. Each lies at the beginning of its slice. */
+/* Both ends of a flow are written at once, so that none is ever alone. Each is at the beginning of
+ * its event. */
 static void write_flow(struct writer *w, struct flow f)
 {
     const struct place ends[] = { f.from, f.to };
@@ -116,49 +117,49 @@ static uint64_t hash(uint32_t session, uint32_t unit, uint32_t group, uint64_t s
     return h ^ h >> 29;
 }
 
-static uint32_t group_of(const struct writer *w, const struct slot *slot)
+static uint32_t group_of(const struct writer *w, const struct returned *r)
 {
-    return slot->span->micro / w->s->models[slot->session->model - 1].spec->accumulate;
+    return r->span->micro / w->s->models[r->session->model - 1].spec->accumulate;
 }
 
 static int index_returns(struct writer *w, struct shd_err *e)
 {
-    uint64_t count = 0, slots = 16;
+    uint64_t count = 0, places = 16;
     for (uint32_t i = 0; i < w->s->session_count; i++)
         count += w->s->sessions[i].span_count;
-    while (slots < 2 * count)
-        slots *= 2;
-    w->returns = sys_calloc(slots, sizeof *w->returns);
+    while (places < 2 * count)
+        places *= 2;
+    w->returns = sys_calloc(places, sizeof *w->returns);
     if (w->returns == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for a trace");
-    w->return_mask = slots - 1;
+    w->return_mask = places - 1;
     for (uint32_t i = 0; i < w->s->session_count; i++) {
         const struct view_session *vs = &w->s->sessions[i];
         for (uint32_t k = 0; k < vs->span_count; k++) {
             const struct activity_span *span = &vs->spans[k];
-            const struct slot slot = { span, vs };
+            const struct returned r = { span, vs };
             if (span->what != ACTIVITY_RETURN || span->micro == ACTIVITY_NONE)
                 continue;
-            uint64_t at = hash(vs->index, span->unit, group_of(w, &slot), span->step);
+            uint64_t at = hash(vs->index, span->unit, group_of(w, &r), span->step);
             while (w->returns[at & w->return_mask].span != NULL)
                 at++;
-            w->returns[at & w->return_mask] = slot;
+            w->returns[at & w->return_mask] = r;
         }
     }
     return SHD_OK;
 }
 
-static const struct slot *find_return(const struct writer *w, const struct trace_event *e)
+static const struct returned *find_return(const struct writer *w, const struct trace_event *e)
 {
     uint64_t at = hash(e->session, e->unit, e->group, e->step);
     for (;; at++) {
-        const struct slot *slot = &w->returns[at & w->return_mask];
-        if (slot->span == NULL)
+        const struct returned *r = &w->returns[at & w->return_mask];
+        if (r->span == NULL)
             return NULL;
-        if (slot->session->index == e->session && slot->session->model == e->model &&
-            slot->span->unit == e->unit && group_of(w, slot) == e->group &&
-            slot->span->step == e->step && slot->span->begin_ns <= e->begin_ns)
-            return slot;
+        if (r->session->index == e->session && r->session->model == e->model &&
+            r->span->unit == e->unit && group_of(w, r) == e->group && r->span->step == e->step &&
+            r->span->begin_ns <= e->begin_ns)
+            return r;
     }
 }
 
@@ -216,14 +217,14 @@ static void write_args(struct writer *w, const struct trace_event *e)
 
 static void write_return_flow(struct writer *w, const struct trace_event *e)
 {
-    const struct slot *from = find_return(w, e);
+    const struct returned *from = find_return(w, e);
     if (from == NULL || from->span->begin_ns + from->span->duration_ns < w->since_ns)
         return;
     const struct place worker = { (int)from->session->pid, LANE_WORKER, from->span->begin_ns, 0 };
     write_flow(w, (struct flow){ "return", e, worker, place_of(w, e) });
 }
 
-/* decided: the last commits, by model. */
+/* decided: the last commit of each model, by handle. */
 static void write_event(struct writer *w, const struct trace_event *e, struct trace_event *decided)
 {
     if (e->what >= TRACE_WHATS)
