@@ -184,7 +184,7 @@ static int start_loop(struct daemon *d, struct shd_err *e)
     return SHD_OK;
 }
 
-/* Until all that was queued is done, for work runs in order. */
+/* Wait for all queued work: work runs in order, so the last piece is done last. */
 static void wait_idle(struct kern *kern)
 {
     const struct kern_copy nothing = { .bytes = 0 };
@@ -233,8 +233,8 @@ static int start_parts(struct daemon *d, const struct daemon_config *config, str
     return r;
 }
 
-/* Where the device does nothing for this process any more (kern.h, health), it may for a successor:
- * the loop ends. Else what failed is of the one model. */
+/* A device that does nothing for this process any more (kern.h, health) may do so for a successor:
+ * the loop ends. If the device is well the failure is of one model, which knows it. */
 static void device_failed(struct daemon *d)
 {
     struct shd_err e;
@@ -248,7 +248,7 @@ static void device_failed(struct daemon *d)
     uv_stop(d->loop);
 }
 
-/* The kernel queue has room again, whose work it ever was that took it. */
+/* The kernel queue has room again. Whatever took it, all may try. */
 static void kernel_room(struct daemon *d)
 {
     for (uint32_t i = 0; i < d->model_count; i++) {
@@ -260,7 +260,8 @@ static void kernel_room(struct daemon *d)
     restore_retry(d);
 }
 
-/* What it had goes back, who waits for that is told. Its inboxes stay while gradients are read. */
+/* A session's leases go back, and the requests that wait for them are asked again. Its inboxes stay
+ * while gradients are read from them. */
 static void session_ended(struct session *s, bool was_open)
 {
     struct daemon *d = s->daemon;
@@ -284,7 +285,7 @@ static const struct daemon_hooks hooks = {
     .device_failed = device_failed,
 };
 
-/* Nothing is started yet, everything can be freed. */
+/* Nothing has been started yet, so that everything can be freed from here on. */
 static void share_parts(struct house *h)
 {
     struct daemon *d = &h->d;
@@ -360,7 +361,7 @@ static void end_sessions(struct daemon *d)
     }
 }
 
-/* Requests in flight: their inboxes are all that is left to give back. */
+/* Requests in flight have nothing left to give back but their inboxes. */
 static void drop_requests(struct daemon *d)
 {
     for (uint32_t i = 0; d->ops->items != NULL && i < OP_POOL_COUNT; i++)

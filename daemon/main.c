@@ -161,7 +161,7 @@ int main(int argc, char **argv)
     sd_notify(/* unset_environment= */ 0, "READY=1\nSTATUS=Serving");
     if (daemon_run(d) != SHD_OK)
         _exit(EXIT_FAILURE); /* to be restarted */
-    /* What the keeper has it keeps: a restart goes on where this ends. */
+    /* The keeper keeps what it has, so that a restart goes on where this ends. */
     const bool drained = d->drain_session != 0;
     sd_notify(/* unset_environment= */ 0, drained ? "STOPPING=1\nSTATUS=Drained" : "STOPPING=1");
     daemon_free(d);

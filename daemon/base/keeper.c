@@ -32,7 +32,7 @@ static void make_name(char name[NAME_BYTES], uint64_t instance, enum keeper_part
     snprintf(name, NAME_BYTES, "m%016" PRIx64 "%s", instance, part_names[part]);
 }
 
-/* False: not a name of ours. */
+/* False: the name is none of ours. */
 static bool parse_name(const char *name, uint64_t *ret_instance, enum keeper_part *ret_part)
 {
     if (name[0] != 'm' || strspn(name + INSTANCE_AT, "0123456789abcdef") != PART_AT - INSTANCE_AT)

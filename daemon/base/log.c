@@ -65,7 +65,7 @@ static bool is_journal(void)
            fstat(STDERR_FILENO, &st) == 0 && st.st_dev == device && st.st_ino == inode;
 }
 
-/* May this place say one more? */
+/* True: this place may say one more line in this period. */
 static bool admit(struct log_site *site)
 {
     const uint64_t now_ns = clock_now_ns();
@@ -91,7 +91,7 @@ static void hold_back(struct log_site *site, enum log_level level, const char *t
     held = site;
 }
 
-/* Take a place out whose period is over (all: any). False: there is none. */
+/* Take out one place whose period is over (all: whatever its period). False: there is none. */
 static bool take_held(bool all, enum log_level *ret_level, char *text, size_t bytes)
 {
     const uint64_t now_ns = clock_now_ns();
@@ -127,7 +127,7 @@ static void keep(enum log_level level, const char *text)
 
 static void write_line(enum log_level level, const char *text, bool journal)
 {
-    /* One write: lines of several processes do not mix. */
+    /* A line is one write, so that lines of several processes do not mix. */
     if (journal)
         fprintf(stderr, "<%d>%s\n", (int)level, text);
     else

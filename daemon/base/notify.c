@@ -46,8 +46,8 @@ static void probed(struct task *task)
         tell(n, "WATCHDOG=1");
 }
 
-/* Through the kernel queue and back, behind what is in it: not fed, the watchdog ends a daemon
- * whose compute threads are stuck as well as one whose loop is. */
+/* The probe passes the kernel queue behind what is in it. So the watchdog ends a daemon whose
+ * compute threads are stuck as well as one whose loop is. */
 static void probe(uv_timer_t *timer)
 {
     struct daemon *d = timer->data;

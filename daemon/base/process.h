@@ -1,4 +1,4 @@
-/* What the kernel says about a process: a worker's. Any thread. */
+/* A worker's process as the kernel describes it. Any thread. */
 #ifndef SHD_PROCESS_H
 #define SHD_PROCESS_H
 

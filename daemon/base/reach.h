@@ -1,5 +1,6 @@
-/* Which part of a client's path this daemon may not use, and as whom: a client of another user sees
- * the files itself, and "Permission denied" alone tells it nothing. */
+/* Explaining why a client's path cannot be used: which part of it this daemon may not enter, and as
+ * which user. A client of another user sees the files itself, so that "Permission denied" alone
+ * tells it nothing. */
 #ifndef SHD_REACH_H
 #define SHD_REACH_H
 

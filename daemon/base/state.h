@@ -1,6 +1,6 @@
-/* What the parts of a daemon share: pointers to one another, and little else. daemon.c owns all of
- * it, makes it in order and frees it in reverse. Whoever needs more of a part than its pointer
- * includes that part's header; this one includes none.
+/* The state that the parts of a daemon share: pointers to one another, and little else. daemon.c
+ * owns all of it, makes it in order and frees it in reverse. Whoever needs more of a part than its
+ * pointer includes that part's header; this one includes none.
  *
  * The loop thread owns every part and never blocks: optimizer work runs on the kernel device's
  * threads, spec parsing and model creation on libuv's pool; both report back to the loop.
@@ -38,7 +38,7 @@ struct view;
 #define DAEMON_DEVICE_BYTES_MAX 32u
 #define DAEMON_DIR_BYTES_MAX    512u
 
-/* What a part says to those above it, which it does not know. Set before anything starts. */
+/* Calls of a part to those above it, which it does not know. Set before anything starts. */
 struct daemon_hooks {
     /* A frame came. */
     void (*frame)(struct daemon *d, const uint8_t *identity, uint32_t identity_bytes,

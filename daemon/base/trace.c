@@ -25,7 +25,7 @@ void trace_free(struct trace *t)
     free(t);
 }
 
-/* Release: behind the head that says the slot is being written. */
+/* Release: behind the head that says that this place is being written. */
 static void put(_Atomic uint64_t *word, uint64_t value)
 {
     atomic_store_explicit(word, value, memory_order_release);

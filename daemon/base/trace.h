@@ -1,4 +1,4 @@
-/* What the loop has done, the last 65,536 events of it: a fixed ring that the loop writes and the
+/* The trace: the last 65,536 events of the loop, in a fixed ring that the loop writes and the
  * HTTP thread reads at the same time. Writing is a few stores. A reader copies a stretch and then
  * looks how far the writer has come: what may have been written over is dropped. */
 #ifndef SHD_TRACE_H

@@ -72,7 +72,7 @@ static uint64_t max_ns(uint64_t a_ns, uint64_t b_ns)
     return a_ns > b_ns ? a_ns : b_ns;
 }
 
-/* Clocks may be set: what seems to lie in the future began now. */
+/* A time in the future counts as now: clocks may be set. */
 static uint64_t age_ns(uint64_t since_ns, uint64_t now_ns)
 {
     return now_ns > since_ns ? now_ns - since_ns : 0;
@@ -93,8 +93,8 @@ static uint64_t usual_ns(const struct lease *l)
     return sorted[count / 2];
 }
 
-/* What it is expected to take for a group. NULL: a session that is not known. Never much less than
- * is usual: one that computed next to nothing once is not that fast. */
+/* The time a session is expected to take for a group; w NULL: it is not known. It is never much
+ * less than usual: a session that once had next to nothing to compute is not that fast. */
 static uint64_t takes_ns(const struct lease *l, const struct worker *w)
 {
     const uint64_t usual = usual_ns(l);
@@ -104,7 +104,7 @@ static uint64_t takes_ns(const struct lease *l, const struct worker *w)
     return max_ns(took, usual / 2);
 }
 
-/* After so long a session is not counted on any more. */
+/* The time after which a session is not counted on any more. */
 static uint64_t late_ns(const struct lease *l, const struct worker *w)
 {
     return takes_ns(l, w) + usual_ns(l) + LEASE_OVERDUE_NS;
@@ -116,7 +116,7 @@ static uint64_t grace_ends_ns(const struct lease *l)
     return l->first_asked_ns + max_ns(grace, LEASE_GRACE_NS);
 }
 
-/* Who waits is to be asked again then. */
+/* Requests that wait are to be asked again at at_ns. */
 static void note_due(struct lease *l, uint64_t at_ns, uint64_t now_ns)
 {
     if (at_ns > now_ns && (l->due_ns <= now_ns || at_ns < l->due_ns))
@@ -133,7 +133,7 @@ static const struct worker *find_worker(const struct lease *l, uint64_t session)
     return NULL;
 }
 
-/* In place of the one that has not asked for longest, when all places are taken. */
+/* A new session takes the place of the one that has not asked for longest, when all are taken. */
 static struct worker *know_worker(struct lease *l, uint64_t session)
 {
     struct worker *place = &l->worker[0];
@@ -148,7 +148,7 @@ static struct worker *know_worker(struct lease *l, uint64_t session)
     return place;
 }
 
-/* It asks: so it has done what it had, or dropped it, because its step is over. */
+/* A session that asks has done the group it had, or has dropped it because the step is over. */
 static void note_done(struct lease *l, const struct asking *q)
 {
     struct worker *w = q->worker;
@@ -167,7 +167,7 @@ static void note_done(struct lease *l, const struct asking *q)
     }
 }
 
-/* Clearly faster, and it can be counted on: it was heard of so lately. */
+/* The other session is clearly faster, and was heard of so lately that it can be counted on. */
 static bool is_ahead(const struct lease *l, const struct worker *other, const struct asking *q)
 {
     return other != q->worker && other->session != 0 &&
@@ -175,7 +175,7 @@ static bool is_ahead(const struct lease *l, const struct worker *other, const st
            age_ns(other->seen_ns, q->now_ns) <= late_ns(l, other);
 }
 
-/* How long it still takes for what it got then. */
+/* The time a session still takes for the group it got at since_ns. */
 static uint64_t left_ns(const struct lease *l, const struct worker *w, uint64_t since_ns,
                         uint64_t now_ns)
 {
@@ -183,7 +183,7 @@ static uint64_t left_ns(const struct lease *l, const struct worker *w, uint64_t 
     return takes > age ? takes - age : 0;
 }
 
-/* How many groups another one will have done in that time from now. */
+/* The number of groups that a session will have done within ns from now. */
 static uint64_t will_do(const struct lease *l, const struct worker *w, uint64_t ns, uint64_t now_ns)
 {
     const bool busy = w->busy && w->step == l->step;
@@ -193,7 +193,7 @@ static uint64_t will_do(const struct lease *l, const struct worker *w, uint64_t 
 
 /* -- Groups ------------------------------------------------------------------------------------ */
 
-/* The first question about a step: nobody holds anything of it. */
+/* A step begins with the first question about it: nobody holds anything of it. */
 static void begin_step(struct lease *l, const struct step *core, uint64_t now_ns)
 {
     const bool nothing_in = step_cells_in(core) == 0 && step_cells_waiting(core) == 0;
@@ -230,7 +230,7 @@ static bool held_back(const struct lease *l, const struct group *g, uint64_t now
     return l->cautious && !g->handed && now_ns < grace_ends_ns(l);
 }
 
-/* Those that can be handed out and were not; in the step's order, l->count: none. */
+/* The groups that can be handed out and were not. lowest, highest: l->count when there is none. */
 struct left {
     uint32_t count, lowest, highest;
 };
@@ -257,7 +257,7 @@ static struct left find_left(struct lease *l, const struct asking *q, uint32_t *
     return left;
 }
 
-/* One of those, or l->count when the step is over sooner without this session. */
+/* The group to hand out, or l->count when the step is over sooner without this session. */
 static uint32_t choose_left(struct lease *l, const struct asking *q, const struct left *left)
 {
     struct worker *w = q->worker;
@@ -283,14 +283,14 @@ static uint32_t choose_left(struct lease *l, const struct asking *q, const struc
     return l->count;
 }
 
-/* Since when nobody else was asked to compute it. */
+/* The time of the last hand-out of a group. */
 static uint64_t last_handed_ns(const struct group *g)
 {
     return g->session[1] != 0 ? g->since_ns[1] : g->since_ns[0];
 }
 
-/* A group is late for this session at that time. It does not begin what it would have done much
- * later than another, which is asked as well. */
+/* The time from which a group counts as late for this session. A session that would have it much
+ * later than another one does not begin it: the other is asked as well. */
 static uint64_t late_at_ns(const struct lease *l, const struct group *g, const struct worker *w)
 {
     const uint64_t holder = g->session[1] != 0 ? g->session[1] : g->session[0];
@@ -298,15 +298,15 @@ static uint64_t late_at_ns(const struct lease *l, const struct group *g, const s
            max_ns(usual_ns(l), takes_ns(l, w)) + LEASE_OVERDUE_NS + 1;
 }
 
-/* In how long it is expected from its only holder; 0: it has two. */
+/* The time in which a group is expected from its only holder; 0: it has two. */
 static uint64_t expected_ns(const struct lease *l, const struct group *g, uint64_t now_ns)
 {
     return g->session[1] != 0 ? 0
                               : left_ns(l, find_worker(l, g->session[0]), g->since_ns[0], now_ns);
 }
 
-/* Nothing is left: the group that is late with whoever has it, oldest first, or the one that comes
- * last, where this session would have it much earlier. l->count: none. */
+/* The group to compute twice when none is left: the oldest that is late, or else the one expected
+ * last, where this session would have it much earlier. l->count: there is none. */
 static uint32_t choose_backup(struct lease *l, const struct asking *q)
 {
     const uint64_t takes = max_ns(takes_ns(l, q->worker), usual_ns(l));

@@ -1,6 +1,6 @@
-/* Who computes what, when workers take work as they come: the step's gradients are handed out by
- * group (of micro-batches), to whoever asks. Advisory: that each counts once is the core's doing
- * (step.h). Pure: time comes in with each call.
+/* Leases: workers without a fixed share take work as they come. The step's gradients are handed out
+ * by group (of micro-batches), to whoever asks. A lease is advice: the core (step.h) sees to it
+ * that each gradient counts once. Pure: time comes in with each call.
  *
  * A group is handed out when it is not in and nobody alive has it. What a dead session had goes
  * back. When nothing is left and a session asks, it may get a group that somebody has (a backup:

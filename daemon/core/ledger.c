@@ -234,7 +234,7 @@ static int check_units(const struct ledger *l, uint64_t commits, struct shd_err 
     return SHD_OK;
 }
 
-/* What waits for its turn. Words of steps gone by stay as they were, and were right once. */
+/* The cells of gradients that wait for their turn. Words of earlier steps stay as they were. */
 static int check_cells(const struct ledger *l, uint64_t commits, struct shd_err *e)
 {
     const uint64_t count = (uint64_t)l->head->units * l->head->micros;

@@ -74,7 +74,7 @@ struct step_actions { /* of one event */
     uint32_t count;
 };
 
-/* What Prepare is answered with; kept until the next step is sealed. */
+/* Prepare's answer. It is kept until the next step is sealed. */
 struct step_prepared {
     uint64_t step;
     bool over; /* committed before the last recorded step: nothing else is known */

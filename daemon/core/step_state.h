@@ -1,4 +1,4 @@
-/* What a step core holds, for step.c and step_init.c alone. */
+/* The fields of a step core, for step.c and step_init.c alone. */
 #ifndef SHD_STEP_STATE_H
 #define SHD_STEP_STATE_H
 

@@ -124,7 +124,7 @@ static int plan_model(const struct daemon *d, const struct ledger *l, struct mod
     return r;
 }
 
-/* What the ledger says lies in the spill segment must have one to lie in. */
+/* Gradients that the ledger says are spilled need a spill segment. */
 static bool needs_spill(const struct ledger *l)
 {
     const uint64_t commits = atomic_load(&l->head->commits);
@@ -297,7 +297,7 @@ static void drop_group(struct daemon *d, struct keeper_group *g, const char *nam
     keeper_forget(g);
 }
 
-/* What a broken ledger says of itself goes to logs and JSON. */
+/* The name in a broken ledger goes to logs and JSON: only printable characters stay. */
 static void make_printable(char *text)
 {
     for (; *text != '\0'; text++)

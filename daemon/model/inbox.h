@@ -40,7 +40,7 @@ void inbox_unref(struct inbox *inbox);
 
 struct inbox *inbox_of(const struct session *s, const struct model *m); /* or NULL */
 
-/* What the worker shows of itself: untrusted, see activity.h. */
+/* The page on which the worker shows what it does. Untrusted: see activity.h. */
 const struct activity *inbox_activity(const struct inbox *inbox);
 
 /* The slot that a RETURN names is busy from here on, op->inbox is counted. Errors: SHD_EINVAL,

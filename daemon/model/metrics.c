@@ -283,7 +283,7 @@ void metrics_session_ended(const struct session *s)
     trace_session(s, TRACE_SESSION_END);
 }
 
-/* What it says may have been written by anybody: counts that go backwards are not believed. */
+/* The page can be written by anybody: counts that go backwards are not believed. */
 void metrics_take_waits(struct inbox *inbox)
 {
     struct activity_waits now;

@@ -1,4 +1,4 @@
-/* What happens, counted: by the loop thread, in plain structs, at the places where it happens.
+/* Counts of what happens, made by the loop thread, in plain structs, where it happens.
  * take.c copies them for whoever looks. The hooks also write the trace (trace.h). */
 #ifndef SHD_METRICS_H
 #define SHD_METRICS_H
@@ -30,7 +30,7 @@ struct metrics_flow { /* of one second */
     uint64_t steps, returns, bytes;
 };
 
-/* Who returned a micro-batch last: where shares are fixed, the one to ask for the next. */
+/* The worker that returned a micro-batch last. Where shares are fixed the next one is its too. */
 struct metrics_sender {
     uint64_t session; /* 0: nobody yet */
     pid_t pid;

@@ -387,7 +387,7 @@ void model_wake(struct model *m)
     op_again(&m->waits.phase);
 }
 
-/* Those of *list that are of session s; the others stay in it, in their order. */
+/* Take the requests of session s out of *list. The others stay in it, in their order. */
 static struct op *take_session_ops(struct op **list, const struct session *s)
 {
     struct op *gone = NULL, **gone_last = &gone;

@@ -96,7 +96,7 @@ static int add_inbox(struct open_work *w, struct model *m)
                : r;
 }
 
-/* Which groups of micro-batches need no sender any more. */
+/* A bit for each group of micro-batches that needs no sender any more. */
 static int add_groups_in(struct op *op, const struct model *m)
 {
     const uint32_t groups = spec_returns(m->spec);
@@ -112,7 +112,7 @@ static int add_groups_in(struct op *op, const struct model *m)
     return SHD_OK;
 }
 
-/* Which device the memory is of: nothing for the host's. */
+/* The device that the memory is of; empty for the host's. */
 static struct wire_bytes device_of(const struct model *m)
 {
     const struct kern_ops *ops = m->kern->ops;

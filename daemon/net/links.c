@@ -157,7 +157,7 @@ static int need_comm(struct op *op)
                     &d->comm, &op->err);
 }
 
-/* Where to keep them: the first's place, or a new one. */
+/* The place for the links: that of the ones they replace, or a new one. */
 static int need_place(struct op *op, struct links **ret_links)
 {
     struct session *s = op->session;

@@ -19,7 +19,7 @@ static int busy(struct op *op, const struct op *other)
                    other->session->name, (int)other->session->pid, op->model->spec->name);
 }
 
-/* One that waits for its step: ours goes, another's stays. Called for a request that is new. */
+/* A new request replaces one of the same session that waits for its step, but none of another's. */
 static int replace_waiting(struct op *op)
 {
     struct model *m = op->model;

@@ -6,7 +6,7 @@
 #include "daemon/op/requests.h"
 #include "proto/base/sys.h"
 
-/* What is kept of the request: the spec, or the name of who attaches only. */
+/* The text that is kept of the request: the spec; or the name, when it only attaches. */
 static int op_open_model(struct op *op)
 {
     const struct wire_open_model *req = &op->req.open_model;

@@ -47,7 +47,7 @@ static void received(struct op *op, const struct comm_job *job)
     op_finish(op, job->status);
 }
 
-/* Whatever becomes of it later: the next turn is behind this one. */
+/* The next transfer is behind this one, whatever becomes of the gradient later. */
 static int receive(struct op *op)
 {
     const struct wire_return *req = &op->req.return_grad;

@@ -46,8 +46,8 @@ static void shut(struct http_conn *c)
     c->shut = true;
 }
 
-/* One too many: the oldest that has not asked anything makes room, so that who connects and sends
- * nothing stands only in the way of others that do. */
+/* The oldest connection that has not asked anything makes room for one too many. So a client that
+ * connects and sends nothing is in the way of its like alone. */
 static void make_room(struct http_conns *all)
 {
     struct http_conn *oldest = NULL;
@@ -173,7 +173,7 @@ static enum MHD_Result requested(void *cls, struct MHD_Connection *connection, c
 /* -- The thread ---------------------------------------------------------------------------------
  */
 
-/* Those who wait for a snapshot go on when there is one, or when they have waited long enough:
+/* Requests that wait for a snapshot go on when there is one, or when they have waited long enough:
  * http_answer() sees which. */
 static int resume_waiting(struct http *h, bool published, uint64_t now_ns)
 {
@@ -242,7 +242,7 @@ static void *serve(void *arg)
 /* -- Starting and ending ------------------------------------------------------------------------
  */
 
-/* Ours and the directory's group's: who may look need not be who may train. */
+/* The socket is of our user and of the directory's group: more people may look than may train. */
 static int set_access(const struct daemon *d, const char *path, struct shd_err *e)
 {
     struct stat st;

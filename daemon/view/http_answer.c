@@ -81,7 +81,8 @@ static struct answer no_memory(void)
 /* -- Snapshots ----------------------------------------------------------------------------------
  */
 
-/* One taken since this was asked, or waited for long enough; else ask for one and wait. */
+/* A snapshot taken since this was asked, or the last one once the wait was long enough. Else a
+ * new one is asked for: *ret_wait. */
 static struct view_snapshot *find_snapshot(struct http *h, struct http_conn *c, bool with_spans,
                                            bool *ret_wait)
 {
@@ -208,7 +209,7 @@ static bool is_host_allowed(const struct http *h, enum http_kind kind,
     return host[0] == '[' || strspn(host, "0123456789.:") == strlen(host);
 }
 
-/* What can be said without a snapshot; code 0: nothing. */
+/* The answer that needs no snapshot; code 0: there is none. */
 static struct answer answer_at_once(struct http *h, enum http_kind kind, const struct http_conn *c,
                                     enum what what, const char *method, uint32_t *ret_seconds)
 {

@@ -95,7 +95,7 @@ static json_t *checkpoint_json(const struct view_model *vm)
                      "bytes_total", (json_int_t)c->bytes_total);
 }
 
-/* Of the last sealed step. */
+/* The sum and the decision of the last sealed step. */
 static void add_record(json_t *model, const struct step_prepared *record)
 {
     const bool sealed = record->step != UINT64_MAX;
@@ -109,7 +109,7 @@ static void add_record(json_t *model, const struct step_prepared *record)
     json_object_set_new(model, "metrics", metrics);
 }
 
-/* Of a daemon in which all or none is held back. */
+/* The first step that does not begin while the daemon drains. */
 static json_t *hold_json(const struct view_model *vm, bool draining)
 {
     return draining ? json_integer((json_int_t)vm->hold_step) : json_null();
@@ -208,8 +208,8 @@ static json_t *daemon_json(const struct view_snapshot *s, uint64_t now_ns)
         "repeated_replies", (json_int_t)s->repeated_replies);
 }
 
-/* brief: lists of the length of a model are their counts, what waits and what was logged is left
- * out. */
+/* brief: counts take the place of lists that are as long as a model; waits and errors are left out.
+ */
 static json_t *document(const struct view_snapshot *s, uint64_t now_ns, bool brief)
 {
     json_t *root = daemon_json(s, now_ns);

@@ -1,6 +1,6 @@
-/* What a daemon shows of itself at one moment. It never changes once it is published, and is
- * counted. It holds pointers into models' specs: models live as long as the daemon, and the HTTP
- * thread ends before them. */
+/* A snapshot: all that a daemon shows of itself, at one moment. It never changes once it is
+ * published, and its references are counted. It holds pointers into models' specs: models live as
+ * long as the daemon, and the HTTP thread ends before them. */
 #ifndef SHD_SNAPSHOT_H
 #define SHD_SNAPSHOT_H
 

@@ -35,7 +35,7 @@ static void take_units(const struct model *m, struct view_model *vm)
                                            .returned = step_unit_next(m->core, u) };
 }
 
-/* Groups that have not come in, who has them on lease, who brought them last time. */
+/* Each group that has not come in: the sessions that have it on lease, and its last sender. */
 static void take_groups(const struct model *m, struct view_model *vm)
 {
     const uint64_t now_ns = uv_hrtime(), loop_ns = uv_now(m->daemon->loop) * 1000000;
@@ -159,7 +159,7 @@ static struct activity_limits limits_of(const struct model *m, uint64_t now_ns)
     return (struct activity_limits){ m->spec->unit_count, m->spec->micro_batches, now_ns };
 }
 
-/* Of several models the one in which something was begun last. */
+/* A worker with several models is shown at the one in which it began something last. */
 static void take_now(const struct inbox *inbox, struct view_session *vs)
 {
     const struct activity_limits limits = limits_of(inbox->model, uv_hrtime());
@@ -339,7 +339,7 @@ struct view_snapshot *view_take(struct daemon *d, bool with_spans)
     ok = ok && take_sessions(d, s, with_spans);
     if (ok)
         take_transfers(d, s);
-    /* What workers have counted was taken in with their sessions. */
+    /* Taking the sessions has added what their workers counted. */
     for (uint32_t i = 0; ok && i < s->model_count; i++)
         s->models[i].metrics.fetch_wait = d->models[i]->metrics->fetch_wait;
     if (!ok) {

@@ -53,7 +53,7 @@ static void later(uv_timer_t *timer)
     take_if_wanted(timer->data);
 }
 
-/* Not more than ten times a second, however many ask. */
+/* A snapshot is taken at most ten times a second, however many ask. */
 static void asked(uv_async_t *async)
 {
     struct view *v = async->data;

@@ -1,7 +1,8 @@
 /* See waits.h and docs/status.md. Only the state of processes is looked up now.
  *
- * Who has a missing micro-batch: the sessions that have it on lease; where shares are fixed, who
- * returned it in an earlier step; where neither is known, trainers that do not wait themselves. */
+ * A missing micro-batch is with the sessions that have it on lease. Where shares are fixed it is
+ * with the sender of an earlier step. Where neither is known it may be with any trainer that does
+ * not wait itself. */
 #include "daemon/view/waits.h"
 
 #include <inttypes.h>
@@ -135,7 +136,7 @@ static bool waits_in_prepare(const struct view_model *vm, uint64_t session)
     return false;
 }
 
-/* Nobody is known to have it: who could? */
+/* Trainers that may have a micro-batch of which no holder is known. */
 static void blame_trainers(const struct view_snapshot *s, const struct view_model *vm,
                            struct wait *w)
 {
@@ -199,7 +200,8 @@ static struct wait *add(struct waits *all, enum view_wait_kind kind, struct pers
     *w = (struct wait){ .kind = kind, .who = who, .since_ns = since_ns };
     const uint64_t taken_ns = all->s->taken_ns;
     const uint64_t waited_ns = taken_ns > since_ns ? taken_ns - since_ns : 0;
-    /* What a stopped process says of itself is as old as that: it may have what it waits for. */
+    /* A stopped process last spoke before it was stopped: it may have got what it says it waits
+     * for. */
     const struct view_session *vs = view_session_find(all->s, who.session);
     const bool stopped = vs != NULL &&
                          strcmp(process_state(vs->pid, vs->start_time), "stopped") == 0;
@@ -289,7 +291,7 @@ static void blame_committers(const struct view_snapshot *s, const struct view_mo
     say_people(w);
 }
 
-/* The turn of that session's link that brings the unit, once it is under way. */
+/* A transfer over the session's link that brings the unit is under way. */
 static bool is_coming(const struct view_snapshot *s, const struct view_session *vs, uint32_t unit)
 {
     for (uint32_t i = 0; i < s->transfer_count; i++) {
@@ -351,8 +353,8 @@ static void add_commit(struct waits *all, const struct view_model *vm)
     blame_committers(all->s, vm, w);
 }
 
-/* This daemon waits for a worker that has no part in what is under way; or, for a join, the worker
- * for this daemon. */
+/* A transfer that is under way waits for a worker that takes no part in it. A join that has not
+ * begun is the worker's wait for this daemon. */
 static void add_transfer(struct waits *all, const struct view_transfer *t)
 {
     const struct view_session *vs = view_session_find(all->s, t->session);
@@ -382,7 +384,7 @@ static void add_transfer(struct waits *all, const struct view_transfer *t)
         say(w, "; given up after %.0f s", (double)t->timeout_ns / NS_PER_S);
 }
 
-/* A worker tells owner 0 alone what it does. To others its oldest request must do. */
+/* A worker shows owner 0 alone what it does. Other owners go by its oldest request. */
 static void add_fetch(struct waits *all, const struct view_session *vs)
 {
     const struct view_transfer *oldest = NULL;

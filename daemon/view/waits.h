@@ -1,4 +1,4 @@
-/* Who waits for what, since when, and who is to blame as far as is known: made from a snapshot. */
+/* The waits in a snapshot: who waits for what, since when, and on whom as far as that is known. */
 #ifndef SHD_WAITS_H
 #define SHD_WAITS_H
 

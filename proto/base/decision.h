@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Collecting gradients; all are in; being applied. The board has it as a number. */
+/* A step collects gradients, has all of them, or is being applied. The board has the number. */
 enum step_phase { STEP_OPEN = 1, STEP_SEALED = 2, STEP_APPLYING = 3 };
 
 struct decision {

@@ -60,7 +60,7 @@ static void read_orders_once(void)
     pthread_mutex_unlock(&reading);
 }
 
-/* Once per name and process, as far as the table goes. */
+/* A name is printed once in a process, as far as the table goes. */
 static void say_once(const char *name)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

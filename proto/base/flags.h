@@ -59,7 +59,7 @@ enum flags_result { FLAGS_OK, FLAGS_HELP, FLAGS_ERROR };
 enum flags_result flags_parse(const struct flags *f, int argc, char **argv, int *ret_rest,
                               struct shd_err *e);
 
-/* What --help prints. */
+/* Print the text of --help. */
 void flags_help(const struct flags *f, FILE *out);
 
 /* "Did you mean": the known names nearest to a mistyped one. Fill buf with what to say after

@@ -18,7 +18,7 @@ static int find_functions(const struct library *l, void *handle, struct shd_err 
     return SHD_OK;
 }
 
-/* Under l->lock. */
+/* The caller holds l->lock. */
 static int load(struct library *l, struct shd_err *e)
 {
     void *handle = NULL;

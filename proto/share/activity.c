@@ -44,13 +44,13 @@ const char *activity_name(enum activity_what what)
 /* -- The worker: plain stores on x86-64; the order is what counts -------------------------------
  */
 
-/* Release: behind the odd number, which readers then see if they have seen this. */
+/* Release: a reader that sees this store sees the odd number too, which was stored before. */
 static void put(_Atomic uint64_t *word, uint64_t value)
 {
     atomic_store_explicit(word, value, memory_order_release);
 }
 
-/* Acquire: before the number that is read last. */
+/* Acquire: these loads come before that of the number that is read last. */
 static uint64_t get(const _Atomic uint64_t *word)
 {
     return atomic_load_explicit(word, memory_order_acquire);
@@ -71,7 +71,7 @@ void activity_init(struct activity *a, enum activity_path path)
     put(&a->magic, ACTIVITY_MAGIC);
 }
 
-/* Readers compare the number before and after. */
+/* The number is odd while a span is written: readers compare it before and after. */
 void activity_set_now(struct activity *a, const struct activity_span *now)
 {
     const uint64_t seq = get(&a->now_seq) | 1;

@@ -69,7 +69,7 @@ int admit_client(int fd, const struct side_peer *peer, const char *dir, struct s
     return SHD_OK;
 }
 
-/* The directory of a socket's path; longer ones than a socket can have are cut, and not found. */
+/* The directory of a socket's path. A path longer than a socket's can be is cut, and not found. */
 static void directory_of(const char *path, char dir[SOCKET_PATH_BYTES])
 {
     const char *slash = strrchr(path, '/');

@@ -128,9 +128,9 @@ int board_wait(const struct board *b, uint32_t unit, uint64_t version, uint64_t 
             return SHD_ETIMEDOUT;
         const uint64_t left = timeout_ns - waited;
         const struct timespec rest = clock_timespec(left);
-        /* Woken, changed before it slept (EAGAIN), interrupted, timed out: look again. The kernel
-         * compares the low half only; a word that moves by exactly 2^32 steps while we look is
-         * out of reach. */
+        /* Look again, for whatever reason the wait ended: woken, EAGAIN, interrupted, timed out.
+         * The kernel compares the low half only; a word that moves by exactly 2^32 steps while we
+         * look is out of reach. */
         syscall(SYS_futex, futex_word(&b->version[unit]), FUTEX_WAIT, (uint32_t)now, &rest, NULL,
                 0);
     }

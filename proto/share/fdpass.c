@@ -38,7 +38,8 @@ static int address_set(const char *path, struct sockaddr_un *ret_address, struct
     return SHD_OK;
 }
 
-/* Unlink what a dead daemon left at the address; refuse what lives, and what is no socket. */
+/* Unlink a socket that a dead daemon left at the address. A live one, and what is no socket, are
+ * refused. */
 static int stale_remove(const struct sockaddr_un *a, struct shd_err *e)
 {
     struct stat st;
@@ -150,7 +151,7 @@ int side_peer_allowed(const struct side_peer *peer, const char *what, struct shd
                    peer->uid, peer->pid, own);
 }
 
-/* Of the board's header and one word, and of the activity page. */
+/* The sizes of the board's header with one word, and of the activity page. */
 #define PAGES \
     ((uint64_t)(sizeof(struct board) + sizeof(struct board_word)) << 32 | (uint32_t)ACTIVITY_BYTES)
 

@@ -125,7 +125,7 @@ static int text_check(const struct field *f, const char *text, struct shd_err *e
     return SHD_OK;
 }
 
-/* What the message has in the field `by` further on. */
+/* The value of the field that is `by` rows further on in the message's descriptor. */
 static const void *neighbour(const struct field *f, int by)
 {
     return (const uint8_t *)f->at - f->d->offset + f->d[by].offset;
@@ -383,7 +383,7 @@ static void message_put(const struct wire_message *t, const void *plain, struct 
 
 /* -- Frames -------------------------------------------------------------------------------- */
 
-/* What one decoding takes from the arena. */
+/* The memory that one decoding takes from the arena. */
 struct decoder {
     struct wire_arena *arena; /* borrowed */
     bool exhausted;

@@ -9,7 +9,7 @@
 #include "proto/wire/wire.h"
 #include "shd.pb-c.h"
 
-/* What a field may be. */
+/* The limits of a field. */
 enum wire_form {
     WIRE_AMOUNT, /* a number, a size of bytes, a count: min to max, and a multiple */
     WIRE_ANY,
@@ -51,7 +51,7 @@ struct wire_message {
     bool nests;   /* a field is a message */
 };
 
-/* What a message to be packed is made of; it points into the plain struct, too. */
+/* The parts of a message to be packed, which also points into the plain struct. */
 struct wire_parts {
     union {
         ProtobufCMessage base;
