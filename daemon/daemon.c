@@ -61,7 +61,6 @@ struct house {       /* everything a process owns */
     struct adopt adopt;
     struct metrics_daemon metrics;
     struct view view;
-    struct notify notify;
     struct http http;
     uv_timer_t spill_timer, lease_timer;
     uv_signal_t sigterm, sigint;
@@ -227,7 +226,7 @@ static int start_parts(struct daemon *d, const struct daemon_config *config, str
     if (r == SHD_OK)
         r = http_init(&h->http, d, config->status_address, e);
     if (r == SHD_OK)
-        r = notify_init(d, e);
+        r = notify_new(d, &d->notify, e);
     if (r == SHD_OK)
         r = side_init(&h->side, d, e); /* last: who can connect here finds the mailbox bound */
     return r;
@@ -298,10 +297,9 @@ static void share_parts(struct house *h)
     d->adopt = &h->adopt;
     d->metrics = &h->metrics;
     d->view = &h->view;
-    d->notify = &h->notify;
     d->spill_timer = &h->spill_timer;
     d->lease_timer = &h->lease_timer;
-    h->lock_fd = h->side.fd = h->side.spare_fd = h->view.event_fd = h->notify.fd = -1;
+    h->lock_fd = h->side.fd = h->side.spare_fd = h->view.event_fd = -1;
     for (int i = 0; i < HTTP_KINDS; i++)
         h->http.servers[i] = (struct http_server){ .listen_fd = -1, .epoll_fd = -1 };
     h->open.last = &h->open.first;
@@ -400,7 +398,7 @@ void daemon_free(struct daemon *d)
         model_free(d->models[i]);
     }
     view_deinit(d);
-    notify_deinit(d);
+    notify_free(d, d->notify);
     if (d->kern != NULL)
         d->kern->ops->free(d->kern); /* after all of its memory */
     trace_free(d->trace);

@@ -11,13 +11,25 @@
 #include <unistd.h>
 
 #include <systemd/sd-daemon.h>
+#include <uv.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
+#include "daemon/base/task.h"
 #include "kernels/kern.h"
 #include "proto/base/clock.h"
+#include "proto/base/sys.h"
 
 #define SCRATCH_ELEMS 16u
+
+struct notify {
+    uv_timer_t timer; /* of the watchdog; runs where one is wanted */
+    struct task probe;
+    float *scratch;     /* owned, the device's: written by the probe, read by nobody */
+    bool probing;       /* the last one has not come back */
+    uint64_t status_ns; /* when STATUS= was sent last */
+    int fd;             /* owned socket; -1: no manager */
+};
 
 /* sd_notify() would wait for a manager that is stopped, and the loop with it. */
 static void tell(const struct notify *n, const char *text)
@@ -69,14 +81,20 @@ static void probe(uv_timer_t *timer)
             status_name(r), e.text);
 }
 
-int notify_init(struct daemon *d, struct shd_err *e)
+int notify_new(struct daemon *d, struct notify **ret_notify, struct shd_err *e)
 {
-    struct notify *n = d->notify;
     uint64_t watchdog_us = 0;
+    struct notify *n = sys_calloc(1, sizeof *n);
+    if (n == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for the watchdog");
     n->fd = getenv("NOTIFY_SOCKET") != NULL ? socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
-    if (getenv("NOTIFY_SOCKET") != NULL && n->fd < 0)
-        return err_sys(e, SHD_EIO, "make a socket");
+    if (getenv("NOTIFY_SOCKET") != NULL && n->fd < 0) {
+        const int r = err_sys(e, SHD_EIO, "make a socket");
+        free(n);
+        return r;
+    }
     uv_timer_init(d->loop, &n->timer);
+    *ret_notify = n; /* from here on the loop knows it */
     n->timer.data = d;
     if (sd_watchdog_enabled(/* unset_environment= */ 0, &watchdog_us) > 0) {
         n->scratch = d->kern->ops->alloc(d->kern, SCRATCH_ELEMS * sizeof *n->scratch);
@@ -88,21 +106,22 @@ int notify_init(struct daemon *d, struct shd_err *e)
     return SHD_OK;
 }
 
-void notify_deinit(struct daemon *d)
+void notify_free(struct daemon *d, struct notify *n)
 {
-    if (d->notify->fd >= 0)
-        close(d->notify->fd);
-    d->notify->fd = -1;
+    if (n == NULL)
+        return;
+    if (n->fd >= 0)
+        close(n->fd);
     if (d->kern != NULL)
-        d->kern->ops->release(d->kern, d->notify->scratch, SCRATCH_ELEMS * sizeof(float));
-    d->notify->scratch = NULL;
+        d->kern->ops->release(d->kern, n->scratch, SCRATCH_ELEMS * sizeof(float));
+    free(n);
 }
 
 void notify_step(struct notify *n, bool draining, const char *fmt, ...)
 {
     const uint64_t now_ns = uv_hrtime();
     char text[256];
-    if (n->fd < 0 || now_ns - n->status_ns < NS_PER_S)
+    if (n == NULL || n->fd < 0 || now_ns - n->status_ns < NS_PER_S)
         return;
     n->status_ns = now_ns;
     const int used = snprintf(text, sizeof text, "STATUS=%s", draining ? "Draining; " : "");
@@ -115,5 +134,6 @@ void notify_step(struct notify *n, bool draining, const char *fmt, ...)
 
 void notify_drain(const struct notify *n, bool draining)
 {
-    tell(n, draining ? "STATUS=Draining" : "STATUS=Serving");
+    if (n != NULL)
+        tell(n, draining ? "STATUS=Draining" : "STATUS=Serving");
 }

@@ -5,25 +5,15 @@
 #define SHD_NOTIFY_H
 
 #include <stdbool.h>
-#include <stdint.h>
-
-#include <uv.h>
-
-#include "daemon/base/task.h"
-#include "proto/base/status.h"
 
 struct daemon;
+struct notify;
+struct shd_err;
 
-struct notify {
-    uv_timer_t timer; /* of the watchdog; runs where one is wanted */
-    struct task probe;
-    float *scratch;     /* owned, the device's: written by the probe, read by nobody */
-    bool probing;       /* the last one has not come back */
-    uint64_t status_ns; /* when STATUS= was sent last */
-    int fd;             /* owned socket; -1: no manager */
-};
-int notify_init(struct daemon *d, struct shd_err *e);
-void notify_deinit(struct daemon *d);
+int notify_new(struct daemon *d, struct notify **ret_notify, struct shd_err *e);
+void notify_free(struct daemon *d, struct notify *n); /* NULL is a no-op; the loop is closed */
+
+/* The next two do nothing when n is NULL. */
 
 /* A step went on: say so, once a second at most. */
 void notify_step(struct notify *n, bool draining, const char *fmt, ...)
