@@ -303,7 +303,7 @@ static int make_all(struct run *r, struct shd_err *e)
         memcpy(r->daemons.list[i].name, o->devices->names[i], DEVICE_NAME_BYTES);
     for (uint32_t i = 0; i < r->workers.count; i++)
         snprintf(r->workers.list[i].name, DEVICE_NAME_BYTES, "rank %" PRIu32, i);
-    for (uint32_t i = 0; i < r->helpers.count; i++)
+    for (uint32_t i = 0; rc == SHD_OK && i < RUN_HELPERS; i++)
         snprintf(r->helpers.list[i].name, DEVICE_NAME_BYTES, "%s", helpers[i]);
     return rc;
 }
