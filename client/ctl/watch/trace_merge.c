@@ -97,7 +97,7 @@ int merge_init(struct merge *m, struct shd_err *e)
 
 void merge_deinit(struct merge *m)
 {
-    for (uint32_t i = 0; i < m->worker_count; i++) {
+    for (uint32_t i = 0; m->workers != NULL && i < m->worker_count; i++) {
         spans_free(&m->workers[i].compute);
         spans_free(&m->workers[i].fetch);
         spans_free(&m->workers[i].giving);
