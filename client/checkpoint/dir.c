@@ -139,7 +139,7 @@ int checkpoint_create(int dir_fd, const char *name, uint64_t bytes, uid_t uid, i
 
 int checkpoint_write(int dir_fd, const char *name, const char *text, uid_t uid, struct shd_err *e)
 {
-    int fd;
+    int fd = -1;
     int r = checkpoint_create(dir_fd, name, strlen(text), uid, &fd, e);
     if (r != SHD_OK)
         return r;

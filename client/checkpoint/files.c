@@ -55,7 +55,7 @@ static int add_name(struct checkpoint_files *files, const char *name, uint64_t b
 static int make_file(const struct making *k, const char *name, const void *head,
                      uint64_t head_bytes, uint64_t bytes, struct shd_err *e)
 {
-    int fd;
+    int fd = -1;
     int r = checkpoint_create(k->dir_fd, name, bytes, k->uid, &fd, e);
     if (r != SHD_OK)
         return r;
