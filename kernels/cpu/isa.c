@@ -7,7 +7,7 @@
 
 #include "proto/base/check.h"
 
-/* Worst first. */
+/* The instruction sets, worst first. */
 static const struct cpu_isa *const isas[] = { &cpu_isa_scalar, &cpu_isa_avx2, &cpu_isa_avx512 };
 
 /* Not in every compiler's __builtin_cpu_supports(). */

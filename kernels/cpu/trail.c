@@ -28,8 +28,8 @@ static struct found record_read(const struct trail_record *rec)
     return f;
 }
 
-/* The elements it names: inside one chunk of a slice. pos has 56 bits for them, so that neither
- * sums nor byte offsets below can wrap. */
+/* The elements that a record names lie in one chunk of a slice. pos has 56 bits for them, so that
+ * neither sums nor byte offsets below can wrap. */
 static int check_elems(const struct found *f, uint32_t index, struct shd_err *e)
 {
     if (f->first_elem % KERN_CHUNK_ELEMS != 0)

@@ -36,7 +36,7 @@ static int attribute(struct cuda_kern *k, int which, const char *what, int *ret,
                      "ask %s for its %s", k->name, what);
 }
 
-/* Which device it is. */
+/* Find the device by its ordinal; its name and UUID. */
 static int find_device(struct cuda_kern *k, uint32_t ordinal, struct shd_err *e)
 {
     const struct cuda *c = k->cuda;
@@ -64,25 +64,28 @@ static int find_device(struct cuda_kern *k, uint32_t ordinal, struct shd_err *e)
     return SHD_OK;
 }
 
-/* That it can do what is needed here. */
+/* An error unless the device can do all that is needed here. */
 static int check_device(struct cuda_kern *k, struct shd_err *e)
 {
     int major = 0, minor = 0, vmm = 0, posix = 0, mode = CU_COMPUTEMODE_DEFAULT;
-    int r = attribute(k, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, "compute capability", &major,
-                      e);
-    if (r == SHD_OK)
-        r = attribute(k, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, "compute capability", &minor,
-                      e);
-    if (r == SHD_OK)
-        r = attribute(k, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-                      "virtual memory management", &vmm, e);
-    if (r == SHD_OK)
-        r = attribute(k, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
-                      "memory handles", &posix, e);
-    if (r == SHD_OK)
-        r = attribute(k, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, "compute mode", &mode, e);
-    if (r != SHD_OK)
-        return r;
+    const struct {
+        int which;
+        const char *what;
+        int *value;
+    } asked[] = {
+        { CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, "compute capability", &major },
+        { CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, "compute capability", &minor },
+        { CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory management",
+          &vmm },
+        { CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, "memory handles",
+          &posix },
+        { CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, "compute mode", &mode },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(asked); i++) {
+        const int r = attribute(k, asked[i].which, asked[i].what, asked[i].value, e);
+        if (r != SHD_OK)
+            return r;
+    }
     if (mode != CU_COMPUTEMODE_DEFAULT) /* daemons and workers are several processes */
         return err_set(e, SHD_ENOTSUP,
                        "%s is in compute mode %d, which keeps other processes away: nvidia-smi -c "

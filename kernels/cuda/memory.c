@@ -148,8 +148,7 @@ int cuda_segment_new(struct kern *kern, const char *name, enum segment_kind kind
     return SHD_OK;
 }
 
-/* In place of `at`, whose address stays. When the new one cannot be mapped the old one is put
- * back. */
+/* Map s in place of `at`, whose address stays. When s cannot be mapped, `at` is put back. */
 static int map_over(struct cuda_kern *k, struct segment *at, struct segment *s, bool readonly,
                     struct shd_err *e)
 {

@@ -15,21 +15,23 @@
 #include "proto/base/check.h"
 #include "proto/spec/layout.h"
 
-/* As many elements as have room for their block sums in the staging memory. */
+/* Elements whose block sums fill the staging memory. */
 #define SUMS_MAX      (CUDA_STAGE_BYTES / sizeof(double))
 #define SUM_ELEMS_MAX (SUMS_MAX * SHD_BLOCK_ELEMS)
 _Static_assert(SUM_ELEMS_MAX % KERN_CHUNK_ELEMS == 0, "parts are whole chunks");
 _Static_assert(CUDA_CHUNK_ELEMS == KERN_CHUNK_ELEMS, "one layout of trails");
 _Static_assert(CUDA_BLOCK_ELEMS == SHD_BLOCK_ELEMS, "one kind of block sums");
 
-/* Elements of a gradient of the host that have room there, with their block sums behind them. */
+/* Elements of a gradient of the host for which the staging memory has room, with their block sums
+ * behind them. */
 #define STAGED_ELEMS ((CUDA_STAGE_BYTES / sizeof(float) - 1) / KERN_CHUNK_ELEMS * KERN_CHUNK_ELEMS)
 _Static_assert(STAGED_ELEMS > 0 &&
                    STAGED_ELEMS * sizeof(float) + STAGED_ELEMS / SHD_BLOCK_ELEMS * sizeof(double) <=
                        CUDA_STAGE_BYTES,
                "both fit");
 
-/* Runs that have room. Those of one chunk always do: each has an element of it. */
+/* Runs that the staging memory has room for. The runs of one chunk always fit: each has an element
+ * of it. */
 #define RUNS_MAX (CUDA_STAGE_BYTES / sizeof(struct kern_run))
 _Static_assert(RUNS_MAX > KERN_CHUNK_ELEMS + 1, "every chunk's runs fit");
 
@@ -58,7 +60,7 @@ static int copy_async(struct cuda_kern *k, CUdeviceptr to, CUdeviceptr from, uin
                      "copy %" PRIu64 " bytes on %s", bytes, k->name);
 }
 
-/* Which side an address is on: what the driver does not know is the host's. */
+/* Whether an address is the device's. One that the driver does not know is the host's. */
 static int find_side(struct cuda_kern *k, const void *p, bool *ret_on_device)
 {
     int type = 0;
@@ -147,8 +149,8 @@ static int begin_trail(struct cuda_kern *k, const struct kern_trail *t, const st
     return launch(k, CUDA_TRAIL_BEGIN, 1, &args);
 }
 
-/* The part's gradient, on the device: where it is, or, from the host (a spilled one), in the part's
- * staging memory. Behind that is *sums. */
+/* The part's gradient on the device. A gradient of the host (a spilled one) is copied to the part's
+ * staging memory; *sums is then behind it. */
 static int stage_grad(struct cuda_kern *k, struct cuda_part *p, const void **ret_grad,
                       CUdeviceptr *sums)
 {

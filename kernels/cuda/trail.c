@@ -30,7 +30,7 @@ uint64_t cuda_trail_bytes(const struct kern *kern, uint64_t chunks)
     return (CUDA_TRAIL_CHUNKS_AT + chunks * sizeof(struct cuda_chunk) + 127) / 128 * 128;
 }
 
-/* Its tile is not marked, and its chunk still belongs to its operation. */
+/* A head speaks while its tile is not marked and its chunk still belongs to its operation. */
 static bool speaks(const struct cuda_trail_head *h, const struct cuda_chunk *chunks)
 {
     const uint64_t tile = h->busy - 1;
@@ -38,8 +38,8 @@ static bool speaks(const struct cuda_trail_head *h, const struct cuda_chunk *chu
     return chunk->op == h->op && (chunk->mask >> tile % CUDA_CHUNK_TILES & 1) == 0;
 }
 
-/* Of one that speaks: its tile lies in the slice, its arrays in the segment. busy is below 2^37, so
- * that no sum here can wrap. */
+/* A head that speaks names a tile of its slice and arrays of the segment, or it is an error. busy
+ * is below 2^37, so that no sum here can wrap. */
 static int check_head(const struct cuda_trail_head *h, uint32_t index, uint64_t bytes,
                       struct shd_err *e)
 {

@@ -106,8 +106,8 @@ struct safeset {
     uint32_t count;
 };
 
-/* Which files, and how they are opened. Files of ours are never symbolic links; other tools keep
- * theirs elsewhere and link to them. */
+/* The set that is asked for. Files of ours are never symbolic links; other tools keep theirs
+ * elsewhere and link to them. */
 struct safeset_ask {
     const char *stem; /* "model" */
     bool writable;

@@ -51,7 +51,7 @@ int comm_take_libraries(struct comm *c, struct shd_err *e)
 
 /* -- A link that breaks ------------------------------------------------------------------------ */
 
-/* broken: the link that did not do it; NULL: it is done. */
+/* The job is done; or, unless broken is NULL, that link broke before. */
 static void finish(struct comm_job *job, const struct comm_link *broken)
 {
     job->status = broken != NULL ? broken->why.code : SHD_OK;
@@ -76,7 +76,7 @@ static void finish_all(struct comm_link *l)
     }
 }
 
-/* For l->why, which is set. */
+/* End the link by the reason in l->why. */
 static void break_link(struct comm_link *l)
 {
     const struct comm *c = l->comm;

@@ -109,8 +109,8 @@ int cuda_result(const struct cuda *cuda, CUresult result, struct shd_err *e, con
     return err_set(e, status, "%s: %s %d (%s)", what, name, (int)result, text);
 }
 
-/* By number, as in the driver's documentation: those after which "the process must be terminated
- * and relaunched". */
+/* The driver's documentation says of these, by number: "the process must be terminated and
+ * relaunched". */
 bool cuda_sticky(CUresult result)
 {
     switch (result) {

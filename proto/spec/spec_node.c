@@ -100,8 +100,6 @@ int node_u64(const struct node *n, uint64_t min, uint64_t max, uint64_t *ret_val
     return SHD_OK;
 }
 
-/* Reals are doubles here, but kernels use them as fp32: the ranges are such that neither infinity
- * nor a beta of 1 can come of that. */
 int node_bool(const struct node *n, bool *ret_value, struct shd_err *e)
 {
     if (!json_is_boolean(n->json))
@@ -110,6 +108,8 @@ int node_bool(const struct node *n, bool *ret_value, struct shd_err *e)
     return SHD_OK;
 }
 
+/* Reals are doubles here, but kernels use them as fp32: the ranges are such that neither infinity
+ * nor a beta of 1 can come of that. */
 int node_real(const struct node *n, struct node_range range, double *ret_value, struct shd_err *e)
 {
     if (!json_is_number(n->json))
