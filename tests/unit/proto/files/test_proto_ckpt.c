@@ -276,13 +276,13 @@ TEST(a_blob_has_its_limit)
     dir_end(fd);
 }
 
-TEST(every_damaged_byte_of_shardd_json_is_refused_or_within_limits)
+TEST(damaged_bits_of_shardd_json_are_refused_or_leave_it_within_limits)
 {
     const int fd = dir_new();
     const struct ckpt_info in = sample();
     char *text = put_sample(fd, &in);
     for (size_t at = 0; text[at] != '\0'; at++)
-        for (unsigned bit = 0; bit < 7; bit++) {
+        for (unsigned bit = at % 2; bit < 7; bit += 2) {
             const char was = text[at];
             struct shd_err e = { 0 };
             struct ckpt_info out = { 0 };
