@@ -547,7 +547,8 @@ static int options_check(struct options *o, struct shd_err *e)
     static int (*const checks[])(struct options *, const int *words, struct shd_err *) = {
         check_model, check_schedule, check_accumulate, check_stop, check_precision, check_device,
     };
-    int words[CHOICES], r = check_words(o, words, e);
+    int words[CHOICES] = { 0 };
+    int r = check_words(o, words, e);
     for (size_t i = 0; i < ARRAY_SIZE(checks) && r == SHD_OK; i++)
         r = checks[i](o, words, e);
     return r;
