@@ -88,16 +88,13 @@ static float run_attached(uint64_t params, struct times *ret)
     float total = 0;
     const float *x = input();
     const uint64_t start_ns = clock_now_ns();
-    if (shd_connect(NULL, &s, &e) != SHD_OK)
-        die("connect", e.text);
+    bench_check(shd_connect(NULL, &s, &e), &e);
     ret->connected = ms_since(start_ns);
-    if (shd_model_attach(s, "warm", &m, &e) != SHD_OK)
-        die("attach", e.text);
+    bench_check(shd_model_attach(s, "warm", &m, &e), &e);
     ret->opened = ms_since(start_ns);
     for (uint32_t u = 0; u < UNITS; u++) {
         const void *w;
-        if (shd_acquire(m, u, &w, &e) != SHD_OK)
-            die("acquire", e.text);
+        bench_check(shd_acquire(m, u, &w, &e), &e);
         total += forward(w, params / UNITS / COLUMNS, x);
         shd_release(m, u);
     }
@@ -138,8 +135,7 @@ static void write_file(shd_model *m, const char *path, uint64_t params)
         die(path, strerror(errno));
     for (uint32_t u = 0; u < UNITS; u++) {
         const void *w;
-        if (shd_acquire(m, u, &w, &e) != SHD_OK)
-            die("acquire", e.text);
+        bench_check(shd_acquire(m, u, &w, &e), &e);
         if (fwrite(w, sizeof(float), params / UNITS, f) != params / UNITS)
             die(path, strerror(errno));
         shd_release(m, u);
@@ -250,8 +246,8 @@ int main(int argc, char **argv)
     shd_session *s;
     shd_model *m;
     char *spec = make_spec(params);
-    if (shd_connect(NULL, &s, &e) != SHD_OK || shd_model_open(s, spec, &m, &e) != SHD_OK)
-        die("open", e.text);
+    bench_check(shd_connect(NULL, &s, &e), &e);
+    bench_check(shd_model_open(s, spec, &m, &e), &e);
     free(spec);
     char path[64];
     snprintf(path, sizeof path, "/var/tmp/bench_attach.%d", (int)getpid());

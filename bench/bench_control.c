@@ -73,8 +73,7 @@ static double quantile(const double *sorted, size_t n, double q)
 
 /* -- The daemon ------------------------------------------------------------------------------ */
 
-/* shardd beside this program. */
-/* Somebody listens. No NOTIFY_SOCKET: nobody here would keep what it stores. */
+/* Wait until the daemon listens. */
 static int wait_ready(const struct bench *b, struct shd_err *e)
 {
     const uint64_t deadline = clock_now_ns() + (uint64_t)READY_MS * 1000000u;
@@ -99,7 +98,7 @@ static int start_daemon(struct bench *b, struct shd_err *e)
     int r = child_find_shardd(path, sizeof(path), e);
     if (r != SHD_OK)
         return r;
-    unsetenv("NOTIFY_SOCKET");
+    unsetenv("NOTIFY_SOCKET"); /* nobody here would keep what it stores */
     char *argv[] = { path,
                      (char[]){ "--device" },
                      (char[]){ "cpu0" },
