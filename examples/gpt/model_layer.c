@@ -99,21 +99,6 @@ void norm_backward(struct gpt *g, const struct vec_norm *n, const real *dy, real
 
 /* -- Dense blocks --------------------------------------------------------------------------- */
 
-/* Sizes in multiples of dim; the bias is the tensor behind the weight, an adapter's second factor
- * the one behind its first. */
-struct matrix_row {
-    enum gpt_block_tensor weight;
-    enum gpt_lora_tensor low;
-    uint32_t in, out;
-};
-
-static const struct matrix_row matrices[MATRICES] = {
-    [MATRIX_ATTN] = { BLOCK_ATTN_W, LORA_ATTN_A, 1, 3 },
-    [MATRIX_PROJ] = { BLOCK_PROJ_W, LORA_PROJ_A, 1, 1 },
-    [MATRIX_FC] = { BLOCK_FC_W, LORA_FC_A, 1, 4 },
-    [MATRIX_MLP] = { BLOCK_MLP_W, LORA_MLP_A, 4, 1 },
-};
-
 static struct vec_norm block_norm(const struct gpt *g, const struct block_acts *b,
                                   const real *params, enum gpt_block_tensor weight)
 {
@@ -143,7 +128,7 @@ static void block_norm_backward(struct gpt *g, const struct block_acts *b,
 }
 
 static struct linear matrix_linear(const struct gpt *g, const struct block_arrays *a,
-                                   const struct matrix_row *m)
+                                   const struct gpt_matrix_row *m)
 {
     return (struct linear){ .rows = g->rows,
                             .in = m->in * (uint64_t)g->shape.dim,
@@ -163,9 +148,9 @@ static struct linear factor_linear(const struct gpt *g, const real *factor, uint
 
 /* x A, where there are adapters. */
 static void adapter_forward(struct gpt *g, struct block_acts *b, const struct block_arrays *a,
-                            enum block_matrix which, const real *x)
+                            enum gpt_matrix which, const real *x)
 {
-    const struct matrix_row *m = &matrices[which];
+    const struct gpt_matrix_row *m = &gpt_matrices[which];
     if (a->low == NULL)
         return;
     const struct linear first = factor_linear(g, a->low + g->layout.at[GPT_LORA][m->low],
@@ -174,10 +159,10 @@ static void adapter_forward(struct gpt *g, struct block_acts *b, const struct bl
 }
 
 static void matrix_forward(struct gpt *g, struct block_acts *b, const struct block_arrays *a,
-                           enum block_matrix which, const real *x, real *y, enum linear_then then,
+                           enum gpt_matrix which, const real *x, real *y, enum linear_then then,
                            real *other)
 {
-    const struct matrix_row *m = &matrices[which];
+    const struct gpt_matrix_row *m = &gpt_matrices[which];
     struct linear lin = matrix_linear(g, a, m);
     struct linear_plus plus;
     adapter_forward(g, b, a, which, x);
@@ -192,10 +177,10 @@ static void matrix_forward(struct gpt *g, struct block_acts *b, const struct blo
 
 /* Gradients of the two factors; leaves d(x A) in g->dlow. */
 static void adapter_backward(struct gpt *g, const struct block_acts *b,
-                             const struct block_arrays *a, enum block_matrix which,
+                             const struct block_arrays *a, enum gpt_matrix which,
                              const struct linear_grads *io)
 {
-    const struct matrix_row *m = &matrices[which];
+    const struct gpt_matrix_row *m = &gpt_matrices[which];
     const uint64_t *at = g->layout.at[GPT_LORA];
     const uint64_t in = m->in * (uint64_t)g->shape.dim, out = m->out * (uint64_t)g->shape.dim;
     const struct linear first = factor_linear(g, a->low + at[m->low], in, g->shape.rank);
@@ -212,9 +197,9 @@ static void adapter_backward(struct gpt *g, const struct block_acts *b,
 
 /* io: x, dy, dx and pre. */
 static void matrix_backward(struct gpt *g, const struct block_acts *b, const struct block_arrays *a,
-                            enum block_matrix which, struct linear_grads io)
+                            enum gpt_matrix which, struct linear_grads io)
 {
-    const struct matrix_row *m = &matrices[which];
+    const struct gpt_matrix_row *m = &gpt_matrices[which];
     const struct linear lin = matrix_linear(g, a, m);
     struct linear_plus plus;
     io.dweight = block_grad(g, a, m->weight);
@@ -248,9 +233,9 @@ static void block_attention_forward(struct gpt *g, struct block_acts *b,
     const struct vec_norm norm2 = block_norm(g, b, a->base, BLOCK_LN2_W);
     const struct attention attention = block_attention(g, b);
     norm_forward(g, &norm1, b->norm1);
-    matrix_forward(g, b, a, MATRIX_ATTN, b->norm1, b->qkv, LINEAR_PLAIN, NULL);
+    matrix_forward(g, b, a, GPT_ATTN, b->norm1, b->qkv, LINEAR_PLAIN, NULL);
     attention_forward(g->pool, &attention, b->att);
-    matrix_forward(g, b, a, MATRIX_PROJ, b->att, b->mid, LINEAR_RESIDUAL, b->x);
+    matrix_forward(g, b, a, GPT_PROJ, b->att, b->mid, LINEAR_RESIDUAL, b->x);
     norm_forward(g, &norm2, b->norm2);
 }
 
@@ -260,10 +245,10 @@ static void block_attention_backward(struct gpt *g, struct block_acts *b,
 {
     const struct attention attention = block_attention(g, b);
     block_norm_backward(g, b, a, BLOCK_LN2_W);
-    matrix_backward(g, b, a, MATRIX_PROJ,
+    matrix_backward(g, b, a, GPT_PROJ,
                     (struct linear_grads){ .x = b->att, .dy = g->dx, .dx = g->d1 });
     attention_backward(g->pool, &attention, g->d1, g->d3, g->scratch);
-    matrix_backward(g, b, a, MATRIX_ATTN,
+    matrix_backward(g, b, a, GPT_ATTN,
                     (struct linear_grads){ .x = b->norm1, .dy = g->d3, .dx = g->d1 });
     block_norm_backward(g, b, a, BLOCK_LN1_W);
 }
@@ -272,7 +257,7 @@ static void block_attention_backward(struct gpt *g, struct block_acts *b,
 static void block_inner_forward(struct gpt *g, struct block_acts *b, const struct block_arrays *a)
 {
     block_attention_forward(g, b, a);
-    matrix_forward(g, b, a, MATRIX_FC, b->norm2, b->pre, LINEAR_GELU, b->act);
+    matrix_forward(g, b, a, GPT_FC, b->norm2, b->pre, LINEAR_GELU, b->act);
 }
 
 void block_forward(struct gpt *g, uint32_t layer, const struct block_arrays *a)
@@ -280,8 +265,7 @@ void block_forward(struct gpt *g, uint32_t layer, const struct block_arrays *a)
     struct block_acts *b = &g->blocks[layer];
     block_inner_forward(g, b, a);
     g->held = layer;
-    matrix_forward(g, b, a, MATRIX_MLP, b->act, model_stream(g, layer + 1), LINEAR_RESIDUAL,
-                   b->mid);
+    matrix_forward(g, b, a, GPT_MLP, b->act, model_stream(g, layer + 1), LINEAR_RESIDUAL, b->mid);
 }
 
 void block_backward(struct gpt *g, uint32_t layer, const struct block_arrays *a)
@@ -289,12 +273,12 @@ void block_backward(struct gpt *g, uint32_t layer, const struct block_arrays *a)
     struct block_acts *b = &g->blocks[layer];
     if (model_recomputes(g, layer)) {
         block_inner_forward(g, b, a);
-        adapter_forward(g, b, a, MATRIX_MLP, b->act);
+        adapter_forward(g, b, a, GPT_MLP, b->act);
     }
     g->held = MODEL_HELD_NONE; /* backward spoils them */
-    matrix_backward(g, b, a, MATRIX_MLP,
+    matrix_backward(g, b, a, GPT_MLP,
                     (struct linear_grads){ .x = b->act, .dy = g->dx, .dx = g->d4, .pre = b->pre });
-    matrix_backward(g, b, a, MATRIX_FC,
+    matrix_backward(g, b, a, GPT_FC,
                     (struct linear_grads){ .x = b->norm2, .dy = g->d4, .dx = g->d1 });
     block_attention_backward(g, b, a);
 }

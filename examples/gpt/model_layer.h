@@ -10,9 +10,6 @@
 #include "examples/gpt/model.h"
 #include "examples/gpt/vec.h"
 
-/* The matrices of a block: each has a bias, and may have an adapter. */
-enum block_matrix { MATRIX_ATTN, MATRIX_PROJ, MATRIX_FC, MATRIX_MLP, MATRICES };
-
 /* The routes of rows to experts. `packed` is the order of all expert arrays: rows sorted by expert,
  * and ascending within one. */
 struct moe_acts {
@@ -28,18 +25,18 @@ struct moe_acts {
 /* A layer's activations, for its backward. With `recompute` all layers share one set of
  * arrays, but for what is marked kept. */
 struct block_acts {
-    real *x;             /* kept: [R, C] the block's input */
-    real *mean1, *rstd1; /* [R] */
-    real *norm1;         /* [R, C] ln_1(x) */
-    real *qkv;           /* [R, 3C] */
-    real *prob;          /* [batch, heads, seq, seq] */
-    real *att;           /* [R, C] attention's output, before its projection */
-    real *mid;           /* [R, C] x + attention */
-    real *mean2, *rstd2; /* [R] */
-    real *norm2;         /* [R, C] ln_2(mid); kept with experts, whose input it is */
-    real *pre, *act;     /* [R, 4C] before and after gelu; packed with experts */
-    real *low[MATRICES]; /* [R, r] input times an adapter's first factor; NULL without adapters */
-    struct moe_acts moe; /* all NULL without experts */
+    real *x;                 /* kept: [R, C] the block's input */
+    real *mean1, *rstd1;     /* [R] */
+    real *norm1;             /* [R, C] ln_1(x) */
+    real *qkv;               /* [R, 3C] */
+    real *prob;              /* [batch, heads, seq, seq] */
+    real *att;               /* [R, C] attention's output, before its projection */
+    real *mid;               /* [R, C] x + attention */
+    real *mean2, *rstd2;     /* [R] */
+    real *norm2;             /* [R, C] ln_2(mid); kept with experts, whose input it is */
+    real *pre, *act;         /* [R, 4C] before and after gelu; packed with experts */
+    real *low[GPT_MATRICES]; /* [R, r] input times an adapter's first factor; NULL: none */
+    struct moe_acts moe;     /* all NULL without experts */
 };
 
 #define MODEL_HELD_NONE UINT32_MAX

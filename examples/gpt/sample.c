@@ -122,41 +122,50 @@ static void sampler_head(struct sampler *s, uint32_t layer, uint32_t head)
     }
 }
 
-/* A linear layer of a block, with its adapter if there is one. */
-struct sampler_matrix {
-    enum gpt_block_tensor weight; /* the bias follows */
-    enum gpt_lora_tensor a;       /* the second factor follows */
-    uint64_t in, out;
-};
-
 static const float *sampler_params(const struct sampler *s, struct gpt_unit unit)
 {
     return s->params[gpt_unit_find(&s->shape, unit)];
 }
 
-static void sampler_linear(struct sampler *s, uint32_t layer, struct sampler_matrix m,
-                           const float *x, float *y, enum linear_then then, float *other)
+/* A linear layer of one row; `at`: of its tensors in params, the bias behind the weight. */
+static struct linear sampler_layer(const float *params, const uint64_t *at, uint64_t in,
+                                   uint64_t out)
 {
+    return (struct linear){
+        .rows = 1, .in = in, .out = out, .weight = params + at[0], .bias = params + at[1]
+    };
+}
+
+/* A matrix of a block, with its adapter if there is one. */
+static void sampler_linear(struct sampler *s, uint32_t layer, enum gpt_matrix which, const float *x,
+                           float *y, enum linear_then then, float *other)
+{
+    const struct gpt_matrix_row *m = &gpt_matrices[which];
     const float *block = sampler_params(s, (struct gpt_unit){ GPT_BLOCK, layer, 0 });
-    const uint64_t *at = s->layout.at[GPT_BLOCK], *low_at = s->layout.at[GPT_LORA];
-    struct linear lin = { .rows = 1,
-                          .in = m.in,
-                          .out = m.out,
-                          .weight = block + at[m.weight],
-                          .bias = block + at[m.weight + 1] };
+    const uint64_t *at = s->layout.at[GPT_BLOCK], *low_at = &s->layout.at[GPT_LORA][m->low];
+    const uint64_t dim = s->shape.dim;
+    struct linear lin = sampler_layer(block, &at[m->weight], m->in * dim, m->out * dim);
     struct linear_plus plus;
     if (s->shape.rank > 0) {
         const float *low = sampler_params(s, (struct gpt_unit){ GPT_LORA, layer, 0 });
-        const struct linear first = {
-            .rows = 1, .in = m.in, .out = s->shape.rank, .weight = low + low_at[m.a]
-        };
+        struct linear first = sampler_layer(low, low_at, m->in * dim, s->shape.rank);
+        first.bias = NULL;
         linear_forward(s->pool, &first, x, s->low, LINEAR_PLAIN, NULL);
         plus = (struct linear_plus){ .left = s->low,
-                                     .right = low + low_at[m.a + 1],
+                                     .right = low + low_at[1],
                                      .inner = s->shape.rank };
         lin.plus = &plus;
     }
     linear_forward(s->pool, &lin, x, y, then, other);
+}
+
+static uint32_t largest(const float *x, uint32_t count)
+{
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < count; i++)
+        if (x[i] > x[best])
+            best = i;
+    return best;
 }
 
 /* x += p[e] mlp_e(norm) for the likeliest expert e. */
@@ -164,42 +173,17 @@ static void sampler_experts(struct sampler *s, uint32_t layer, const float *bloc
 {
     const uint64_t dim = s->shape.dim, experts = s->shape.experts;
     const uint64_t *at = s->layout.at[GPT_BLOCK], *expert_at = s->layout.at[GPT_EXPERT];
-    const struct linear router = { .rows = 1,
-                                   .in = dim,
-                                   .out = experts,
-                                   .weight = block + at[BLOCK_ROUTER_W],
-                                   .bias = block + at[BLOCK_ROUTER_B] };
+    const struct linear router = sampler_layer(block, &at[BLOCK_ROUTER_W], dim, experts);
     linear_forward(s->pool, &router, s->norm, s->router, LINEAR_PLAIN, NULL);
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < experts; i++)
-        if (s->router[i] > s->router[best])
-            best = i;
+    const uint32_t best = largest(s->router, (uint32_t)experts);
     s->vec->softmax_causal(s->router, (struct vec_tile){ 1, experts, experts }, experts - 1, 1);
     const float *expert = sampler_params(s, (struct gpt_unit){ GPT_EXPERT, layer, best });
-    const struct linear fc = { .rows = 1,
-                               .in = dim,
-                               .out = 4 * dim,
-                               .weight = expert + expert_at[EXPERT_FC_W],
-                               .bias = expert + expert_at[EXPERT_FC_B] };
-    const struct linear mlp = { .rows = 1,
-                                .in = 4 * dim,
-                                .out = dim,
-                                .weight = expert + expert_at[EXPERT_MLP_W],
-                                .bias = expert + expert_at[EXPERT_MLP_B] };
+    const struct linear fc = sampler_layer(expert, &expert_at[EXPERT_FC_W], dim, 4 * dim);
+    const struct linear mlp = sampler_layer(expert, &expert_at[EXPERT_MLP_W], 4 * dim, dim);
     linear_forward(s->pool, &fc, s->norm, s->wide, LINEAR_GELU, s->act);
     linear_forward(s->pool, &mlp, s->act, s->y, LINEAR_PLAIN, NULL);
     for (uint64_t j = 0; j < dim; j++)
         s->x[j] += s->router[best] * s->y[j];
-}
-
-static void sampler_mlp(struct sampler *s, uint32_t layer)
-{
-    const uint64_t dim = s->shape.dim;
-    const struct sampler_matrix fc = { BLOCK_FC_W, LORA_FC_A, dim, 4 * dim };
-    const struct sampler_matrix mlp = { BLOCK_MLP_W, LORA_MLP_A, 4 * dim, dim };
-    sampler_linear(s, layer, fc, s->norm, s->wide, LINEAR_GELU, s->act);
-    sampler_linear(s, layer, mlp, s->act, s->y, LINEAR_RESIDUAL, s->x);
-    memcpy(s->x, s->y, dim * sizeof(float));
 }
 
 static void sampler_block(struct sampler *s, uint32_t layer)
@@ -208,23 +192,24 @@ static void sampler_block(struct sampler *s, uint32_t layer)
     const uint64_t at = ((uint64_t)layer * s->shape.seq + s->used) * dim;
     const float *p = sampler_params(s, (struct gpt_unit){ GPT_BLOCK, layer, 0 });
     const uint64_t *offset = s->layout.at[GPT_BLOCK];
-    const struct sampler_matrix qkv = { BLOCK_ATTN_W, LORA_ATTN_A, dim, 3 * dim };
-    const struct sampler_matrix proj = { BLOCK_PROJ_W, LORA_PROJ_A, dim, dim };
 
     sampler_norm(s, p + offset[BLOCK_LN1_W], p + offset[BLOCK_LN1_B]);
-    sampler_linear(s, layer, qkv, s->norm, s->qkv, LINEAR_PLAIN, NULL);
+    sampler_linear(s, layer, GPT_ATTN, s->norm, s->qkv, LINEAR_PLAIN, NULL);
     memcpy(s->keys + at, s->qkv + dim, dim * sizeof(float));
     memcpy(s->values + at, s->qkv + 2 * dim, dim * sizeof(float));
     for (uint32_t head = 0; head < s->shape.heads; head++)
         sampler_head(s, layer, head);
-    sampler_linear(s, layer, proj, s->att, s->y, LINEAR_RESIDUAL, s->x);
+    sampler_linear(s, layer, GPT_PROJ, s->att, s->y, LINEAR_RESIDUAL, s->x);
     memcpy(s->x, s->y, dim * sizeof(float));
 
     sampler_norm(s, p + offset[BLOCK_LN2_W], p + offset[BLOCK_LN2_B]);
-    if (s->shape.experts > 0)
+    if (s->shape.experts > 0) {
         sampler_experts(s, layer, p);
-    else
-        sampler_mlp(s, layer);
+        return;
+    }
+    sampler_linear(s, layer, GPT_FC, s->norm, s->wide, LINEAR_GELU, s->act);
+    sampler_linear(s, layer, GPT_MLP, s->act, s->y, LINEAR_RESIDUAL, s->x);
+    memcpy(s->x, s->y, dim * sizeof(float));
 }
 
 /* One position through the model; the window has room. */
@@ -262,10 +247,7 @@ const float *sampler_feed(struct sampler *s, uint8_t byte)
 
 static uint8_t sampler_draw(const float *logits, double temperature, double unit)
 {
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < GPT_VOCAB; i++)
-        if (logits[i] > logits[best])
-            best = i;
+    const uint32_t best = largest(logits, GPT_VOCAB);
     if (temperature <= 0)
         return (uint8_t)best;
     double weight[GPT_VOCAB], sum = 0;

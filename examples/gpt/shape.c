@@ -75,6 +75,13 @@ static const struct tensor_row *const kind_rows[GPT_UNIT_KINDS] = {
     [GPT_LORA] = rows_lora,   [GPT_HEAD] = rows_head,
 };
 
+const struct gpt_matrix_row gpt_matrices[GPT_MATRICES] = {
+    [GPT_ATTN] = { BLOCK_ATTN_W, LORA_ATTN_A, 1, 3 },
+    [GPT_PROJ] = { BLOCK_PROJ_W, LORA_PROJ_A, 1, 1 },
+    [GPT_FC] = { BLOCK_FC_W, LORA_FC_A, 1, 4 },
+    [GPT_MLP] = { BLOCK_MLP_W, LORA_MLP_A, 4, 1 },
+};
+
 /* -- Units ----------------------------------------------------------------------------------- */
 
 static uint32_t layer_units(const struct gpt_shape *shape)

@@ -71,6 +71,15 @@ enum gpt_lora_tensor { /* a: [in, rank], b: [rank, out] */
 enum gpt_head_tensor { HEAD_LN_W, HEAD_LN_B, HEAD_TENSORS };
 #define GPT_KIND_TENSORS_MAX BLOCK_TENSORS
 
+/* The matrices of a block: each has a bias, the tensor behind the weight, and may have an adapter,
+ * whose second factor is the tensor behind its first. */
+enum gpt_matrix { GPT_ATTN, GPT_PROJ, GPT_FC, GPT_MLP, GPT_MATRICES };
+extern const struct gpt_matrix_row {
+    enum gpt_block_tensor weight;
+    enum gpt_lora_tensor low;
+    uint32_t in, out; /* multiples of dim */
+} gpt_matrices[GPT_MATRICES];
+
 /* Offset of each tensor's first element in its unit's array, and the arrays' sizes: the same for
  * all units of a kind. */
 struct gpt_layout {

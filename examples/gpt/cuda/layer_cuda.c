@@ -18,21 +18,6 @@
 
 static_assert(GPT_EXPERTS_MAX <= GPU_THREADS, "a thread of a block for each expert");
 
-/* Sizes in multiples of dim; the bias is the tensor behind the weight, an adapter's second factor
- * the one behind its first. */
-struct matrix_row {
-    enum gpt_block_tensor weight;
-    enum gpt_lora_tensor low;
-    uint32_t in, out;
-};
-
-static const struct matrix_row matrices[GPU_MATRICES] = {
-    [GPU_ATTN] = { BLOCK_ATTN_W, LORA_ATTN_A, 1, 3 },
-    [GPU_PROJ] = { BLOCK_PROJ_W, LORA_PROJ_A, 1, 1 },
-    [GPU_FC] = { BLOCK_FC_W, LORA_FC_A, 1, 4 },
-    [GPU_MLP] = { BLOCK_MLP_W, LORA_MLP_A, 4, 1 },
-};
-
 static const void *block_param(const struct gpu_model *m, const struct gpu_block_arrays *a,
                                enum gpt_block_tensor tensor)
 {
@@ -52,9 +37,9 @@ struct adapter {
 };
 
 static struct adapter adapter_of(const struct gpu_model *m, const struct gpu_block_arrays *a,
-                                 enum gpu_matrix_name which)
+                                 enum gpt_matrix which)
 {
-    const struct matrix_row *row = &matrices[which];
+    const struct gpt_matrix_row *row = &gpt_matrices[which];
     const uint64_t *at = m->layout.at[GPT_LORA];
     return (struct adapter){ .a = gpu_model_param(m, a->low, at[row->low]),
                              .b = gpu_model_param(m, a->low, at[row->low + 1]),
@@ -79,10 +64,9 @@ static void weight_gradient(struct gpu_model *m, struct gpu_size s, const void *
 
 /* x A, where there are adapters. */
 static void adapter_forward(struct gpu_model *m, struct gpu_acts *acts,
-                            const struct gpu_block_arrays *a, enum gpu_matrix_name which,
-                            const void *x)
+                            const struct gpu_block_arrays *a, enum gpt_matrix which, const void *x)
 {
-    const uint64_t in = matrices[which].in * (uint64_t)m->shape.dim, rank = m->shape.rank;
+    const uint64_t in = gpt_matrices[which].in * (uint64_t)m->shape.dim, rank = m->shape.rank;
     if (a->low != NULL)
         product(m, (struct gpu_size){ m->rows, rank, in }, x, adapter_of(m, a, which).a,
                 factor(m, acts->low[which], rank));
@@ -90,10 +74,10 @@ static void adapter_forward(struct gpu_model *m, struct gpu_acts *acts,
 
 /* y = x W (+ (x A) B), without the bias. */
 static void matrix_forward(struct gpu_model *m, struct gpu_acts *acts,
-                           const struct gpu_block_arrays *a, enum gpu_matrix_name which,
-                           const void *x, float *y)
+                           const struct gpu_block_arrays *a, enum gpt_matrix which, const void *x,
+                           float *y)
 {
-    const struct matrix_row *row = &matrices[which];
+    const struct gpt_matrix_row *row = &gpt_matrices[which];
     const uint64_t in = row->in * (uint64_t)m->shape.dim, out = row->out * (uint64_t)m->shape.dim;
     const uint64_t rank = m->shape.rank;
     product(m, (struct gpu_size){ m->rows, out, in }, x, block_param(m, a, row->weight),
@@ -106,10 +90,10 @@ static void matrix_forward(struct gpu_model *m, struct gpu_acts *acts,
 
 /* dW = x^T dy unless frozen, dx = dy W^T (+ d(x A) A^T). */
 static void matrix_backward(struct gpu_model *m, const struct gpu_acts *acts,
-                            const struct gpu_block_arrays *a, enum gpu_matrix_name which,
-                            const void *x, const void *dy, float *dx)
+                            const struct gpu_block_arrays *a, enum gpt_matrix which, const void *x,
+                            const void *dy, float *dx)
 {
-    const struct matrix_row *row = &matrices[which];
+    const struct gpt_matrix_row *row = &gpt_matrices[which];
     const uint64_t in = row->in * (uint64_t)m->shape.dim, out = row->out * (uint64_t)m->shape.dim;
     const uint64_t rank = m->shape.rank, rows = m->rows;
     void *dlow = m->scratch.dlow;
@@ -191,10 +175,10 @@ static void block_attention(struct gpu_model *m, struct gpu_acts *acts,
     const struct gpu_norm_io norm1 = block_norm(m, acts, a, true);
     const struct gpu_norm_io norm2 = block_norm(m, acts, a, false);
     gpu_model_norm(m, &norm1, NULL, NULL, NULL, acts->norm1);
-    matrix_forward(m, acts, a, GPU_ATTN, acts->norm1, m->scratch.wide);
+    matrix_forward(m, acts, a, GPT_ATTN, acts->norm1, m->scratch.wide);
     gpu_model_to_heads(m, m->scratch.wide, block_param(m, a, BLOCK_ATTN_B), 3, acts->heads);
     gpu_model_attention(m, acts);
-    matrix_forward(m, acts, a, GPU_PROJ, acts->att, m->scratch.wide);
+    matrix_forward(m, acts, a, GPT_PROJ, acts->att, m->scratch.wide);
     gpu_model_norm(m, &norm2, m->scratch.wide, block_param(m, a, BLOCK_PROJ_B), acts->x,
                    acts->norm2);
 }
@@ -211,7 +195,7 @@ static void inner_forward(struct gpu_model *m, struct gpu_acts *acts,
                                         .param_dtype = m->dtype,
                                         .act_dtype = m->dtype };
     block_attention(m, acts, a);
-    matrix_forward(m, acts, a, GPU_FC, acts->norm2, acts->pre);
+    matrix_forward(m, acts, a, GPT_FC, acts->norm2, acts->pre);
     gpu_launch(&m->gpu, GPU_KERNEL_bias_gelu, gpu_blocks_elems(gelu.elems), &gelu);
 }
 
@@ -228,7 +212,7 @@ void gpu_model_block(struct gpu_model *m, uint32_t layer, const struct gpu_block
                                       .param_dtype = m->dtype };
     inner_forward(m, acts, a);
     m->held = layer;
-    matrix_forward(m, acts, a, GPU_MLP, acts->act, m->scratch.wide);
+    matrix_forward(m, acts, a, GPT_MLP, acts->act, m->scratch.wide);
     gpu_launch(&m->gpu, GPU_KERNEL_residual, gpu_blocks_elems(sum.elems), &sum);
 }
 
@@ -240,7 +224,7 @@ static void block_attention_backward(struct gpu_model *m, struct gpu_acts *acts,
     gpu_model_norm_backward(m, &norm2, /* add= */ true, block_grad(m, a, BLOCK_LN2_W),
                             block_grad(m, a, BLOCK_LN2_B));
     const void *dy = stream_gradient(m, block_grad(m, a, BLOCK_PROJ_B));
-    matrix_backward(m, acts, a, GPU_PROJ, acts->att, dy, m->scratch.d1);
+    matrix_backward(m, acts, a, GPT_PROJ, acts->att, dy, m->scratch.d1);
     gpu_model_attention_backward(m, acts);
     gradient(m, &(struct gpu_gradient){ .d = m->scratch.dheads,
                                         .out = m->scratch.wide_factor,
@@ -248,7 +232,7 @@ static void block_attention_backward(struct gpu_model *m, struct gpu_acts *acts,
                                         .cols = 3 * (uint64_t)m->shape.dim,
                                         .dbias = block_grad(m, a, BLOCK_ATTN_B),
                                         .heads = true });
-    matrix_backward(m, acts, a, GPU_ATTN, acts->norm1, m->scratch.wide_factor, m->scratch.d1);
+    matrix_backward(m, acts, a, GPT_ATTN, acts->norm1, m->scratch.wide_factor, m->scratch.d1);
     gpu_model_norm_backward(m, &norm1, /* add= */ true, block_grad(m, a, BLOCK_LN1_W),
                             block_grad(m, a, BLOCK_LN1_B));
 }
@@ -258,18 +242,18 @@ void gpu_model_block_backward(struct gpu_model *m, uint32_t layer, const struct 
     struct gpu_acts *acts = &m->blocks[layer];
     if (m->recompute && m->held != layer) {
         inner_forward(m, acts, a);
-        adapter_forward(m, acts, a, GPU_MLP, acts->act);
+        adapter_forward(m, acts, a, GPT_MLP, acts->act);
     }
     m->held = GPU_HELD_NONE; /* backward spoils them */
     const void *dy = stream_gradient(m, block_grad(m, a, BLOCK_MLP_B));
-    matrix_backward(m, acts, a, GPU_MLP, acts->act, dy, m->scratch.wide);
+    matrix_backward(m, acts, a, GPT_MLP, acts->act, dy, m->scratch.wide);
     gradient(m, &(struct gpu_gradient){ .d = m->scratch.wide,
                                         .pre = acts->pre,
                                         .out = m->scratch.wide_factor,
                                         .rows = m->rows,
                                         .cols = 4 * (uint64_t)m->shape.dim,
                                         .dbias = block_grad(m, a, BLOCK_FC_B) });
-    matrix_backward(m, acts, a, GPU_FC, acts->norm2, m->scratch.wide_factor, m->scratch.d1);
+    matrix_backward(m, acts, a, GPT_FC, acts->norm2, m->scratch.wide_factor, m->scratch.d1);
     block_attention_backward(m, acts, a);
 }
 

@@ -81,7 +81,7 @@ static void carve_block(struct gpu_model *m, struct gpu_acts *b, struct carver *
     b->norm2 = m->shape.experts > 0 ? NULL : carve_factors(m, c, width);
     b->pre = carve_floats(c, 4 * width);
     b->act = carve_factors(m, c, 4 * width);
-    for (int i = 0; i < GPU_MATRICES && m->shape.rank > 0; i++)
+    for (int i = 0; i < GPT_MATRICES && m->shape.rank > 0; i++)
         b->low[i] = carve_factors(m, c, rows * m->shape.rank);
     b->moe.in = m->shape.experts > 0 ? carve_factors(m, c, width) : NULL;
     b->moe.out = m->shape.experts > 0 ? carve_floats(c, width) : NULL;

@@ -28,8 +28,6 @@ struct gpu_moe {
     float *out;             /* [R, C] packed: what the expert gave, before its bias and the gate */
 };
 
-enum gpu_matrix_name { GPU_ATTN, GPU_PROJ, GPU_FC, GPU_MLP, GPU_MATRICES };
-
 /* A layer's activations, for its backward. With `recompute` all layers share one set of
  * arrays, but for what is marked kept; see ../model.h. */
 struct gpu_acts {
@@ -44,7 +42,7 @@ struct gpu_acts {
     void *norm2;             /* T [R, C] ln_2(mid); with experts fp32, the router reads it so */
     float *pre;              /* [R, 4C] before gelu; packed with experts */
     void *act;               /* T [R, 4C] after it */
-    void *low[GPU_MATRICES]; /* T [R, r] input times an adapter's first factor */
+    void *low[GPT_MATRICES]; /* T [R, r] input times an adapter's first factor */
     struct gpu_moe moe;      /* all NULL without experts */
 };
 
