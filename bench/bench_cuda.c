@@ -13,8 +13,8 @@
  *                        what launching costs
  *   cuda.blocks.N.*      with a trail, N blocks at most: fewer have smaller records, more have
  *                        more to do while one waits for a fence
- *   cuda.fetch.map       mapping another's publish segment, once, at attach; a fetch then moves
- * none cuda.fetch.copy.*    a unit into a worker's slot by kern_ops' copy, over the driver's copy
+ *   cuda.fetch.map       mapping another's publish segment, at attach: no fetch moves bytes then
+ *   cuda.fetch.copy.*    a unit into a worker's slot by kern_ops' copy, over the driver's copy
  *   cuda.offload.*       from a host segment, pinned and not, over the driver's copy of its own
  *                        pinned memory
  *
