@@ -14,6 +14,7 @@
 #include "daemon/base/keeper.h"
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
+#include "daemon/core/ledger.h"
 #include "daemon/model/apply.h"
 #include "daemon/model/model.h"
 #include "daemon/model/model_unit.h"
@@ -21,6 +22,7 @@
 #include "kernels/runs.h"
 #include "proto/base/failpoint.h"
 #include "proto/share/board.h"
+#include "proto/share/shardmap.h"
 #include "proto/spec/spec_json.h"
 
 _Static_assert(ADOPT_NAME_BYTES == LEDGER_NAME_BYTES, "a refused model's name fits");
@@ -138,7 +140,7 @@ static bool needs_spill(const struct ledger *l)
 
 static int map_state(struct model *m, const struct keeper_group *g, struct shd_err *e)
 {
-    int r = map_part(m->kern, g, KEEPER_STATE, SEGMENT_STATE, m->ledger.head->state_bytes,
+    int r = map_part(m->kern, g, KEEPER_STATE, SEGMENT_STATE, m->ledger->head->state_bytes,
                      &m->state, e);
     if (r != SHD_OK)
         return r;
@@ -146,7 +148,7 @@ static int map_state(struct model *m, const struct keeper_group *g, struct shd_e
     if (g->fd[KEEPER_SPILL] >= 0)
         return map_part(/* kern= */ NULL, g, KEEPER_SPILL, SEGMENT_SPILL,
                         layout_align(model_spill_bytes(m), SHD_PAGE_BYTES), &m->spill->segment, e);
-    if (needs_spill(&m->ledger))
+    if (needs_spill(m->ledger))
         return err_set(e, SHD_ESEGMENT,
                        "the keeper has no spill segment of it, and there are gradients in that");
     return SHD_OK;
@@ -182,13 +184,13 @@ static int cast_elems(struct model *m, struct kern *kern, uint64_t first, uint64
 
 static bool unit_is_current(const struct model *m, uint32_t unit)
 {
-    return atomic_load(&m->ledger.unit[unit].version) == atomic_load(&m->ledger.head->commits);
+    return atomic_load(&m->ledger->unit[unit].version) == atomic_load(&m->ledger->head->commits);
 }
 
 /* Units with all committed updates now, neighbours together; the others when they are applied. */
 static int publish_model(struct model *m, struct kern *kern, struct shd_err *e)
 {
-    const uint64_t commits = atomic_load(&m->ledger.head->commits);
+    const uint64_t commits = atomic_load(&m->ledger->head->commits);
     const uint32_t units = m->spec->unit_count;
     for (uint32_t u = 0; u < units;) {
         uint32_t end = u;
@@ -263,7 +265,7 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
     if (r != SHD_OK)
         return r;
     m->kept.instance = g->instance;
-    m->ledger = *l;
+    *m->ledger = *l;
     m->kept.stored = m->kept.adopted = true;
     r = map_state(m, g, e);
     if (r == SHD_OK)

@@ -26,6 +26,7 @@
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/share/board.h"
+#include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
 #include "proto/wire/wire.h"
 

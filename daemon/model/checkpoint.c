@@ -22,6 +22,7 @@
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 #include "proto/share/board.h"
+#include "proto/share/shardmap.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
 #include "proto/wire/wire.h"
@@ -262,7 +263,7 @@ static int queue_capture(struct checkpoint *c, struct capture *w, struct shd_err
     const struct checkpoint_piece *p = &w->piece;
     const struct kern_copy copy = {
         .to = w->data,
-        .from = model_array(m, (enum shardmap_array)p->array, p->unit) +
+        .from = model_array(m, p->array, p->unit) +
                 (p->first_elem - m->map->slice[p->unit].first_elem),
         .bytes = p->elems * sizeof(float),
     };

@@ -10,6 +10,7 @@
 #include "daemon/net/op.h"
 #include "kernels/kern.h"
 #include "proto/base/sys.h"
+#include "proto/share/shardmap.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
 
@@ -76,8 +77,8 @@ int digest_begin(struct op *op, const struct digest_part *part)
     if (elems > part->elems - skip)
         elems = part->elems - skip;
     const struct kern_hash hash = {
-        .x = model_array(m, (enum shardmap_array)req->array, m->spec->tensors[req->tensor].unit) +
-             part->first_elem + skip,
+        .x = model_array(m, req->array, m->spec->tensors[req->tensor].unit) + part->first_elem +
+             skip,
         .elems = elems,
         .head_elems = head,
         .out = w->out,

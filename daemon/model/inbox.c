@@ -11,6 +11,7 @@
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
 
 int inbox_new(struct model *m, uint32_t slots, struct inbox **ret_inbox, struct shd_err *e)

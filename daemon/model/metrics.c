@@ -17,6 +17,7 @@
 #include "daemon/net/session.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
+#include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
 #include "proto/wire/wire.h"
 

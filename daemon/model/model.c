@@ -12,6 +12,7 @@
 #include "daemon/base/state.h"
 #include "daemon/base/task.h"
 #include "daemon/core/lease.h"
+#include "daemon/core/ledger.h"
 #include "daemon/core/step.h"
 #include "daemon/core/step_init.h"
 #include "daemon/model/inbox.h"
@@ -24,6 +25,7 @@
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 #include "proto/share/board.h"
+#include "proto/share/shardmap.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec_json.h"
 #include "proto/wire/wire.h"
@@ -39,6 +41,7 @@ struct model_fill {   /* of initial values, one piece of work at a time */
 struct parts {      /* of a model, in one block */
     struct model m; /* first */
     struct kern_hyper hypers[SHD_GROUPS_MAX];
+    struct ledger ledger;
     struct model_fill fill;
     struct spill spill;
     struct metrics_model metrics;
@@ -53,8 +56,8 @@ uint64_t model_state_bytes(const struct model *m)
 void model_find_trail(struct model *m)
 {
     const uint64_t bytes = m->kern->ops->trail_bytes(m->kern, m->trail.chunk_count);
-    m->trail.area = m->ledger.trail;
-    m->trail.chunks = m->ledger.chunks;
+    m->trail.area = m->ledger->trail;
+    m->trail.chunks = m->ledger->chunks;
     if (bytes == 0)
         return;
     /* Whole pages come before it: it is aligned. */
@@ -105,7 +108,7 @@ static int make_ledger(struct model *m, struct shd_err *e)
     if (r == SHD_OK)
         r = segment_new("shardd-ledger", SEGMENT_LEDGER, bytes, &m->ledger_segment, e);
     if (r == SHD_OK)
-        ledger_init(&m->ledger, m->ledger_segment.base, &shape);
+        ledger_init(m->ledger, m->ledger_segment.base, &shape);
     return r;
 }
 
@@ -166,7 +169,7 @@ int model_core(struct model *m, struct shd_err *e)
         frozen[u] = m->spec->units[u].frozen;
         m->units[u].acc = frozen[u] ? NULL : model_array(m, SHARDMAP_ACC, u);
     }
-    m->core = step_init(core, &m->ledger, frozen);
+    m->core = step_init(core, m->ledger, frozen);
     m->lease = lease_init(lease, spec_returns(m->spec),
                           /* cautious= */ m->map->owner > 0 || m->kept.adopted);
     return SHD_OK;
@@ -180,6 +183,7 @@ int model_plan(struct spec *spec, const struct model_home *home, struct model **
         return err_set(e, SHD_ENOMEM, "no memory for model '%s'", spec->name);
     struct model *m = &parts->m;
     m->hypers = parts->hypers;
+    m->ledger = &parts->ledger;
     m->fill = &parts->fill;
     m->fill->model = m;
     m->spill = &parts->spill;
@@ -238,7 +242,7 @@ void model_free(struct model *m)
     free(m->core);
     free(m->lease);
     /* A model that was never complete is of no use to a successor. */
-    if (m->kept.stored && atomic_load(&m->ledger.head->ready) == 0)
+    if (m->kept.stored && atomic_load(&m->ledger->head->ready) == 0)
         keeper_remove(m->kept.keeper, m->kept.instance);
     segment_close(&m->spill->segment);
     metrics_model_deinit(m->metrics);
@@ -252,7 +256,7 @@ void model_free(struct model *m)
     free(m);
 }
 
-float *model_array(const struct model *m, enum shardmap_array array, uint32_t unit)
+float *model_array(const struct model *m, uint32_t array, uint32_t unit)
 {
     return (float *)m->state.base + shardmap_array_elem(m->map, array, unit);
 }
@@ -324,7 +328,7 @@ static void init_stepped(struct task *task)
     }
     if (m->last_status == SHD_OK) {
         FAIL_POINT("model:ready:before");
-        atomic_store_explicit(&m->ledger.head->ready, 1, memory_order_release);
+        atomic_store_explicit(&m->ledger->head->ready, 1, memory_order_release);
         FAIL_POINT("model:ready:after");
     }
     for (uint32_t u = 0; u < m->spec->unit_count; u++)

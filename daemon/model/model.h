@@ -6,9 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/core/ledger.h"
 #include "proto/share/segment.h"
-#include "proto/share/shardmap.h"
 
 struct board;
 struct checkpoint;
@@ -17,12 +15,14 @@ struct keeper;
 struct kern;
 struct kern_hyper;
 struct kern_trail_area;
+struct ledger;
 struct lease;
 struct metrics_model;
 struct model_fill;
 struct model_unit;
 struct op;
 struct session;
+struct shardmap;
 struct shd_err;
 struct spec;
 struct spill;
@@ -58,7 +58,7 @@ struct model {
     struct model_kept kept;
     struct segment state, ledger_segment; /* what a successor goes on with */
     struct segment publish, board_segment;
-    struct ledger ledger; /* in ledger_segment */
+    struct ledger *ledger; /* its parts in ledger_segment; lives as long as the model */
     struct model_trail trail;
     struct board *board;       /* in board_segment */
     struct step *core;         /* owned */
@@ -112,9 +112,9 @@ void model_retry(struct model *m);
 
 struct model *model_find(struct daemon *d, const char *name); /* "": the only one; or NULL */
 
-/* First float of an array of a unit's slice in the state segment: the device's memory, for its
- * operations. So is the published copy. */
-float *model_array(const struct model *m, enum shardmap_array array, uint32_t unit);
+/* First float of an array (enum shardmap_array) of a unit's slice in the state segment: the
+ * device's memory, for its operations. So is the published copy. */
+float *model_array(const struct model *m, uint32_t array, uint32_t unit);
 uint8_t *model_published(const struct model *m, uint32_t unit);
 
 /* The spill segment's size, and where in it the gradient of a unit has its place; see spill.h. */

@@ -16,6 +16,7 @@
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/share/shardmap.h"
 #include "proto/spec/spec_json.h"
 #include "proto/wire/wire.h"
 

@@ -11,6 +11,7 @@
 #include "daemon/base/reach.h"
 #include "daemon/base/state.h"
 #include "daemon/base/task.h"
+#include "daemon/core/ledger.h"
 #include "daemon/core/step.h"
 #include "daemon/model/adopt.h"
 #include "daemon/model/checkpoint_out.h"
@@ -25,6 +26,7 @@
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
 #include "proto/share/board.h"
+#include "proto/share/shardmap.h"
 #include "proto/spec/spec_json.h"
 #include "proto/wire/wire.h"
 
@@ -134,7 +136,7 @@ static int open_parked(struct op *op, struct restore *w)
     const uint64_t step = step_now(m->core);
     w->model = NULL;
     FAIL_POINT("restore:ready:before");
-    atomic_store_explicit(&m->ledger.head->ready, 1, memory_order_release);
+    atomic_store_explicit(&m->ledger->head->ready, 1, memory_order_release);
     FAIL_POINT("restore:ready:after");
     model_register(w->daemon, m);
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
@@ -283,7 +285,7 @@ static int start_ledger(struct restore *w)
                                         .decision = info->decision,
                                         .blob = info->blob,
                                         .blob_bytes = info->blob_bytes };
-    int r = ledger_start_at(&m->ledger, &start, &w->err);
+    int r = ledger_start_at(m->ledger, &start, &w->err);
     if (r != SHD_OK)
         return r;
     free(m->core);

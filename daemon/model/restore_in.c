@@ -13,6 +13,7 @@
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
 #include "proto/files/safetensors.h"
+#include "proto/share/shardmap.h"
 #include "proto/spec/spec_json.h"
 
 #define RETRY_US 1000u
@@ -188,7 +189,7 @@ static int copy_to_state(struct model *m, const struct checkpoint_piece *piece, 
 {
     const uint64_t at = piece->first_elem - m->map->slice[piece->unit].first_elem;
     const struct kern_copy copy = {
-        .to = model_array(m, (enum shardmap_array)piece->array, piece->unit) + at,
+        .to = model_array(m, piece->array, piece->unit) + at,
         .from = x,
         .bytes = piece->elems * sizeof *x,
     };

@@ -11,6 +11,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
 #include "daemon/base/task.h"
+#include "daemon/core/ledger.h"
 #include "daemon/core/step.h"
 #include "daemon/model/apply.h"
 #include "daemon/model/inbox.h"
@@ -21,6 +22,7 @@
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
+#include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
 #include "proto/wire/wire.h"
 
@@ -49,14 +51,14 @@ static uint64_t grad_bytes(const struct model *m, uint32_t unit, enum shd_dtype 
 void spill_adopted(struct model *m)
 {
     const uint64_t step = step_collecting(m->core);
-    const uint32_t micros = m->ledger.head->micros;
+    const uint32_t micros = m->ledger->head->micros;
     if (m->spill->segment.base == NULL)
         return;
     m->spill->state = SPILL_READY;
     m->spill->dirty = true;
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
         for (uint32_t micro = 0; micro < micros; micro++) {
-            const uint64_t word = atomic_load(&m->ledger.cell[(uint64_t)u * micros + micro]);
+            const uint64_t word = atomic_load(&m->ledger->cell[(uint64_t)u * micros + micro]);
             if (ledger_cell_step(word) == step && ledger_cell_kind(word) == LEDGER_CELL_SPILLED)
                 m->spill->bytes += grad_bytes(m, u, (enum shd_dtype)ledger_cell_dtype(word));
         }

@@ -12,7 +12,6 @@
 #include "daemon/base/task.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
-#include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
@@ -148,7 +147,7 @@ static void link_opened(struct comm_job *job)
 static int need_comm(struct op *op)
 {
     struct daemon *d = op->daemon;
-    if (d->kern->ops->place != SEGMENT_CUDA)
+    if (strncmp(d->device, "cpu", 3) == 0)
         return err_set(&op->err, SHD_ENOTSUP, "device %s is host memory: path nccl is between GPUs",
                        d->device);
     if (d->comm != NULL)

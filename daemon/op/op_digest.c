@@ -9,6 +9,7 @@
 #include "daemon/net/op.h"
 #include "daemon/op/requests.h"
 #include "proto/share/board.h"
+#include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
 
 static int op_digest(struct op *op)

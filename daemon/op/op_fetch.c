@@ -10,6 +10,7 @@
 #include "daemon/net/op.h"
 #include "daemon/op/requests.h"
 #include "proto/gpu/comm.h"
+#include "proto/share/shardmap.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
 

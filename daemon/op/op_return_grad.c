@@ -4,6 +4,7 @@
 #include <inttypes.h>
 
 #include "daemon/base/state.h"
+#include "daemon/core/ledger.h"
 #include "daemon/core/step.h"
 #include "daemon/model/apply.h"
 #include "daemon/model/drain.h"
@@ -15,6 +16,7 @@
 #include "daemon/net/op.h"
 #include "daemon/op/requests.h"
 #include "proto/gpu/comm.h"
+#include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
 
 static int check_place(struct op *op)
@@ -24,7 +26,7 @@ static int check_place(struct op *op)
     if (req->unit >= spec->unit_count)
         return err_set(&op->err, SHD_ERANGE, "unit %" PRIu32 " of a model with %" PRIu32, req->unit,
                        spec->unit_count);
-    if (req->micro >= op->model->ledger.head->micros)
+    if (req->micro >= op->model->ledger->head->micros)
         return err_set(&op->err, SHD_ERANGE,
                        "micro-batch %" PRIu32 " of a step with %" PRIu32 " (groups of %" PRIu32 ")",
                        req->micro, spec_returns(spec), spec->accumulate);

@@ -20,6 +20,7 @@
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/share/board.h"
+#include "proto/share/shardmap.h"
 #include "proto/wire/wire.h"
 
 #define WAITING_MAX 1024u /* requests listed: of a model; by NCCL, of all */
