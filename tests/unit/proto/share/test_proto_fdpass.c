@@ -467,8 +467,8 @@ TEST(own_uid_and_root_need_no_group)
     const struct side_peer own = { 1, geteuid(), 0 }, root = { 1, 0, 0 };
     EXPECT_OK(admit_client(fds[0], &own, "/proc/nonexistent", &e), &e);
     EXPECT_OK(admit_client(fds[0], &root, "/proc/nonexistent", &e), &e);
-    EXPECT_OK(admit_daemon(&own, "/nonexistent/cpu0.sock", &e), &e);
-    EXPECT_OK(admit_daemon(&root, "/nonexistent/cpu0.sock", &e), &e);
+    EXPECT_OK(admit_daemon(&own, "/proc/nonexistent/cpu0.sock", &e), &e);
+    EXPECT_OK(admit_daemon(&root, "/proc/nonexistent/cpu0.sock", &e), &e);
     pair_free(fds);
 }
 
@@ -479,7 +479,7 @@ TEST(vanished_directory_admits_nobody)
     pair_new(fds);
     const struct side_peer other = { 1, geteuid() + 1, 1 };
     EXPECT_STATUS(admit_client(fds[0], &other, "/proc/nonexistent", &e), SHD_EIO);
-    EXPECT_STATUS(admit_daemon(&other, "/nonexistent/cpu0.sock", &e), SHD_EIO);
+    EXPECT_STATUS(admit_daemon(&other, "/proc/nonexistent/cpu0.sock", &e), SHD_EIO);
     pair_free(fds);
 }
 
