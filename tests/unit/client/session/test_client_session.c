@@ -378,6 +378,9 @@ TEST(device_list_keeps_its_order)
     EXPECT_STR(a.devices[2], "gpu-0.a_b");
     EXPECT_STR(a.dir, "/run/x");
     address_free(&a);
+    EXPECT_OK(parse("/run/x?cpu10,cpu1", &a, &e), &e); /* not the same name twice */
+    EXPECT_EQ(a.count, 2);
+    address_free(&a);
 }
 
 TEST(local)

@@ -86,6 +86,25 @@ TEST(truncated_mutated_oversized_and_split_messages_do_no_harm)
     trainer_stop(4);
 }
 
+TEST(request_with_a_frame_too_many_is_not_served)
+{
+    static struct raw r;
+    struct wire_reply reply;
+    struct wire_request ask = { .type = WIRE_STATUS };
+    uint8_t frame[4096];
+    trainer_start();
+    raw_open(&r);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_READER, &reply), SHD_OK);
+    const size_t bytes = raw_pack(&r, &ask, frame, sizeof frame);
+    EXPECT_EQ(zmq_send(r.dealer, frame, bytes, ZMQ_SNDMORE), (int)bytes);
+    EXPECT_EQ(zmq_send(r.dealer, "more", 4, 0), 4);
+    /* The first answer is that of the next request. */
+    EXPECT_STATUS(raw_ask(&r, (struct wire_request){ .type = WIRE_STATUS }, &reply), SHD_OK);
+    raw_close(&r);
+    trainer_step();
+    trainer_stop(1);
+}
+
 TEST(client_that_hangs_up_in_the_middle_is_forgotten)
 {
     static struct raw r;

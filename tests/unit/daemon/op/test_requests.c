@@ -97,6 +97,13 @@ TEST(numbers_outside_the_model_are_refused_with_their_values)
                                                  .digest = { .model = handle, .array = 2 } },
                           &reply),
                   SHD_ERANGE); /* SGD has one moment */
+    EXPECT_STATUS(
+        raw_ask(&r,
+                (struct wire_request){ .type = WIRE_FETCH,
+                                       .fetch = { .model = handle, .unit = 1, .turn = 1 } },
+                &reply),
+        SHD_ERANGE); /* the first that is not there */
+    EXPECT_HAS(reply.text, "unit 1 of a model with 1");
     raw_close(&r);
     trainer_step();
     trainer_stop(1);

@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""planted.py [--dir DIR] [ROOM...]: does a bug in a room turn a test of that room's folder red?
+
+Makes a copy of HEAD in DIR (build/planted of this tree; it is kept, so that the next run builds less), and
+there for each room below: plants one bug, builds the tests that lie in tests/unit/ROOM (tests/cuda for
+kernels/cuda), runs them, and takes the bug out. Prints a row each: room, file, the test that failed. Exit 1
+when a bug was not found, 2 when a text to be replaced is not there exactly once: then plant it anew. All of
+it takes some ten minutes. tests/sim/sim_bugs.cmake has more, which the simulator has to find.
+"""
+import argparse
+import os
+import re
+import subprocess
+import sys
+from collections import namedtuple
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PROGRAMS = ("shardctl", "shardd", "shd-gpt")
+
+# tests: of ctest, in the room's folder. text is replaced by bug; it is in the file once.
+Bug = namedtuple("Bug", "room file tests text bug")
+BUGS = [
+    Bug("daemon/core", "lease.c", "lease", "last_handed_ns(g) < last_handed_ns(", "last_handed_ns(g) > last_handed_ns("),
+    Bug("daemon/base", "log.c", "log", "if (site->said < BURST)", "if (site->said <= BURST)"),
+    Bug("daemon/net", "mailbox.c", "abuse", "if (surplus || zmq_msg_size", "if (zmq_msg_size"),
+    Bug("daemon/op", "op_fetch.c", "requests", "req->unit >= m->spec->unit_count", "req->unit > m->spec->unit_count"),
+    Bug("daemon/model", "adopt.c", "adopt_state", "spec_returns(spec) == h->micros && m->trail.chunk_count == h->chunk_count &&\n"
+        "        model_state_bytes(m) == h->state_bytes", "spec_returns(spec) == h->micros && m->trail.chunk_count == h->chunk_count"),
+    Bug("daemon/view", "waits.c", "http", "        if (w->on[i].session == p.session && w->on[i].pid == p.pid)\n"
+        "            return;\n", "        if (w->on[i].session == p.session || w->on[i].pid == p.pid)\n            continue;\n"),
+    Bug("client/session", "address.c", "client_session", "strlen(address->devices[i]) == bytes && memcmp", "memcmp"),
+    Bug("client/plan", "plan.c", "plan plan_order", "victim == NOWHERE || distance > furthest", "victim == NOWHERE || distance < furthest"),
+    Bug("client/paths", "decide.c", "client_turn", "last->good_steps >= LOSS_SCALE_GROWTH",
+        "last->good_steps > LOSS_SCALE_GROWTH"),
+    Bug("client/run", "hold.c", "client_policy client_follow", "m->live_units + 1 > p->max_live_units",
+        "m->live_units > p->max_live_units"),
+    Bug("client/checkpoint", "restore.c", "checkpoint checkpoint_bad", "r == SHD_OK && strcmp(hex, info->digest) != 0",
+        "r == SHD_OK && hex[0] == '\\0'"),
+    Bug("client/ctl/plan", "plan_source.c", "ctl_plan", "equals == NULL || equals == tie", "equals == NULL"),
+    Bug("client/ctl/run", "revive.c", "ctl ctl_up ctl_keeper", "    kill(-c->pid, SIGKILL); /*", "    /*"),
+    Bug("client/ctl/doctor", "doctor_host.c", "ctl_doctor", "missing == 0", "missing >= 0"),
+    Bug("client/ctl/watch", "status_join.c", "ctl_status", "if (w->since_s > j->waits[i].w.since_s)",
+        "if (w->since_s < j->waits[i].w.since_s)"),
+    Bug("proto/wire", "wire.c", "proto_wire proto_wire_fuzz", "if (value >= min && value <= max)",
+        "if (value >= min && value <= max + 1)"),
+    Bug("proto/spec", "spec_node.c", "proto_spec proto_spec_errors", "bytes >= SPEC_NAME_BYTES_MAX",
+        "bytes > SPEC_NAME_BYTES_MAX"),
+    Bug("proto/share", "board.c", "proto_share", "units > SHD_UNITS_MAX || bytes < board_bytes(units)",
+        "units > SHD_UNITS_MAX"),
+    Bug("proto/base", "flags.c", "proto_base", "errno == ERANGE || (double)n < flag->min || (double)n > flag->max",
+        "errno == ERANGE || (double)n < flag->min || (double)n >= flag->max"),
+    Bug("kernels/cpu", "trail.c", "kern_trail", "if (f->chunk >= count)", "if (f->chunk > count)"),
+    Bug("kernels/cuda", "update.cu", "cuda_kern_update", "a.runs[j].first_elem + a.runs[j].elems <= i + k",
+        "a.runs[j].first_elem + a.runs[j].elems < i + k"),
+]
+
+
+def run(*command, cwd, **options):
+    return subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+                          **options)
+
+
+def must(*command, cwd):
+    done = run(*command, cwd=cwd)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}:\n{done.stdout[-4000:]}")
+    return done.stdout
+
+
+def copy_of_head(where):
+    """The working tree at HEAD, configured."""
+    head = must("git", "rev-parse", "HEAD", cwd=ROOT).strip()
+    if not os.path.exists(os.path.join(where, ".git")):
+        must("git", "clone", "--quiet", "--shared", "--no-checkout", ROOT, where, cwd=ROOT)
+    must("git", "checkout", "--quiet", "--force", "--detach", head, cwd=where)
+    must("cmake", "--preset", "release", cwd=where)
+
+
+def build(bug, where):
+    has = must("ninja", "-C", "build/release", "-t", "targets", "all", cwd=where)
+    programs = [f"test_{t}" for t in bug.tests.split() if re.search(rf"^test_{t}:", has, re.M)]
+    return run("cmake", "--build", "--preset", "release", "--target", *(programs or PROGRAMS), cwd=where)
+
+
+def found_by(bug, where):
+    """What failed: TEST()s, or the test of ctest. None: nothing."""
+    done = run("ctest", "--test-dir", "build/release", "--output-on-failure", "-R", f"^({'|'.join(bug.tests.split())})$",
+               cwd=where)
+    if "No tests were found" in done.stdout:
+        sys.exit(f"{bug.room}: no test {bug.tests}")
+    names = re.findall(r"^FAILED  (\w+)", done.stdout, re.M) or re.findall(r"^\s*\d+ - (\w+) \(", done.stdout, re.M)
+    return f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}" if names and done.returncode else None
+
+
+def plant(bug, where):
+    path = os.path.join(where, bug.room, bug.file)
+    with open(path, encoding="utf-8") as f:
+        right = f.read()
+    if right.count(bug.text) != 1:
+        print(f"{bug.room}/{bug.file}: {right.count(bug.text)} times: {bug.text}", file=sys.stderr)
+        sys.exit(2)
+    try:
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(right.replace(bug.text, bug.bug))
+        built = build(bug, where)
+        if built.returncode != 0:
+            sys.exit(f"{bug.room}: the bug does not compile:\n{built.stdout[-3000:]}")
+        return found_by(bug, where)
+    finally:
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(right)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dir", default=os.path.join(ROOT, "build/planted"))
+    parser.add_argument("rooms", nargs="*", metavar="ROOM")
+    args = parser.parse_args()
+    copy_of_head(args.dir)
+    missed = 0
+    for bug in BUGS:
+        if args.rooms and bug.room not in args.rooms:
+            continue
+        test = plant(bug, args.dir)
+        missed += test is None
+        print(f"{bug.room:18} {bug.file:15} {test or 'NOT FOUND by ' + bug.tests}", flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
