@@ -38,7 +38,8 @@ def run(*command, **options):
 def build(source, where):
     flags = "-O0 -g -finstrument-functions"
     run("cmake", "-S", source, "-B", where, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug",
-        "-DCMAKE_C_FLAGS_DEBUG=" + flags, "-DSHD_CUDA=OFF")
+        "-DCMAKE_C_FLAGS_DEBUG=" + flags, "-DSHD_CUDA=OFF",
+        "-DCMAKE_C_COMPILER_LAUNCHER=")  # a cache may name the files of another tree
     run("cmake", "--build", where, "--target", "shardd", "shd")
     run("cc", "-O2", "-shared", "-fPIC", "-o", where + "/trace.so", HERE + "/trace.c")
     run("cc", "-O2", "-I", source, "-o", where + "/one_request", HERE + "/one_request.c",
