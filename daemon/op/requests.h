@@ -1,4 +1,4 @@
-/* The request table: a handler each, in the file of its name, with who may send the request. */
+/* The request table: a handler each (op_*.c), with who may send the request. */
 #ifndef SHD_REQUESTS_H
 #define SHD_REQUESTS_H
 

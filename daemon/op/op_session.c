@@ -1,4 +1,4 @@
-/* HELLO: admit a ZeroMQ connection by the token its owner got on the side channel. */
+/* Requests of a session and its daemon: HELLO, DETACH, STATUS, DRAIN. */
 #include <inttypes.h>
 #include <stdbool.h>
 #include <string.h>
@@ -10,12 +10,18 @@
 #include "daemon/core/replies.h"
 #include "daemon/model/drain.h"
 #include "daemon/model/metrics.h"
+#include "daemon/net/mailbox.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
 #include "daemon/op/requests.h"
+#include "daemon/view/json.h"
+#include "daemon/view/take.h"
+#include "proto/base/clock.h"
 #include "proto/share/fdpass.h"
 
 _Static_assert(WIRE_TOKEN_BYTES == SHD_TOKEN_BYTES, "the side channel's token");
+
+/* HELLO: admit a ZeroMQ connection by the token its owner got on the side channel. */
 
 static int welcome(struct op *op, const struct session *s)
 {
@@ -65,3 +71,55 @@ static int op_hello(struct op *op)
 }
 
 const struct request request_hello = { op_hello, /* no session yet: */ 0 };
+
+/* DETACH: the client leaves in good order; as if it had hung up, but told. */
+
+static int op_detach(struct op *op)
+{
+    struct session *s = op->session; /* alive: this request counts on it */
+    op->reply.type = WIRE_REPLY_NONE;
+    op->reply.seq = op->req.seq;
+    op->reply.text = "";
+    mailbox_reply(op->daemon, op); /* before the session, and with it the right to a reply, ends */
+    s->detached = true;
+    if (s->state == SESSION_OPEN)
+        session_end(s, "it detached");
+    return SHD_OK; /* op_finish() sends nothing: the session is dead */
+}
+
+const struct request request_detach = { op_detach, ANY_ROLE };
+
+/* STATUS: what this daemon holds and who is attached: the document that /status gives as well
+ * (docs/status.md), without its long lists where a reply would be too large for them. */
+
+#define FRAME_REST_BYTES 1024u /* of a reply, beside the document */
+
+static int op_status(struct op *op)
+{
+    struct view_snapshot *s = view_take(op->daemon, /* with_spans= */ false);
+    size_t bytes = 0;
+    if (s != NULL)
+        op->text = view_json(s, clock_now_ns(), WIRE_FRAME_BYTES_MAX - FRAME_REST_BYTES, &bytes);
+    view_unref(s);
+    if (op->text == NULL)
+        return err_set(&op->err, SHD_ENOMEM, "no memory for the status text");
+    op->reply.type = WIRE_STATUS_TEXT;
+    op->reply.status_text = (struct wire_status_text){ .json = { (const uint8_t *)op->text,
+                                                                 bytes } };
+    return SHD_OK;
+}
+
+const struct request request_status = { op_status, ANY_ROLE };
+
+/* DRAIN: see drain.h. */
+
+static int op_drain(struct op *op)
+{
+    const struct daemon *d = op->daemon;
+    if (d->drain_session != 0 && d->drain_session != op->session->id)
+        return err_set(&op->err, SHD_EBUSY, "device %s is being drained by another session",
+                       d->device);
+    return op->req.drain.off ? drain_off(op) : drain_on(op);
+}
+
+const struct request request_drain = { op_drain, ANY_ROLE };

@@ -1,8 +1,4 @@
-/* FETCH: send this owner's part of a unit down the session's link, in its turn, once the step asked
- * for is published. Where that step is over, what is published now is sent all the same, so that
- * both sides go on with the next turn; the reply says which step it was. Nothing keeps an update
- * from beginning while the bytes are sent: it begins only when the step is committed, and then what
- * the worker computes from them no longer counts. */
+/* Requests of a session's NCCL links: JOIN, FETCH. */
 #include <inttypes.h>
 
 #include "daemon/model/model.h"
@@ -13,6 +9,23 @@
 #include "proto/share/shardmap.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
+
+/* JOIN: connect the session's two NCCL links of a model; see links.h. */
+
+static int op_join(struct op *op)
+{
+    const int r = model_of(op, op->req.join.model);
+    return r == SHD_OK ? links_join(op) : r;
+}
+
+const struct request request_join = { op_join,
+                                      REQUEST_ROLE(WIRE_TRAINER) | REQUEST_ROLE(WIRE_READER) };
+
+/* FETCH: send this owner's part of a unit down the session's link, in its turn, once the step asked
+ * for is published. Where that step is over, what is published now is sent all the same, so that
+ * both sides go on with the next turn; the reply says which step it was. Nothing keeps an update
+ * from beginning while the bytes are sent: it begins only when the step is committed, and then what
+ * the worker computes from them no longer counts. */
 
 static void sent(struct op *op, const struct comm_job *job)
 {

@@ -1,0 +1,95 @@
+/* Requests of a whole model: OPEN_MODEL, RESTORE, DIGEST, GET_BLOB. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/core/step.h"
+#include "daemon/model/digest.h"
+#include "daemon/model/model.h"
+#include "daemon/model/open.h"
+#include "daemon/model/restore.h"
+#include "daemon/net/op.h"
+#include "daemon/op/requests.h"
+#include "proto/base/sys.h"
+#include "proto/share/board.h"
+#include "proto/share/shardmap.h"
+#include "proto/spec/spec.h"
+
+/* OPEN_MODEL: create the model a spec describes, or attach to the one that is open; see open.h. */
+
+/* The text that is kept of the request: the spec; or the name, when it only attaches. */
+static int op_open_model(struct op *op)
+{
+    const struct wire_open_model *req = &op->req.open_model;
+    const bool attach_only = req->spec.bytes == 0;
+    const size_t bytes = attach_only ? strlen(req->name) : req->spec.bytes;
+    op->text = sys_malloc(bytes + 1);
+    if (op->text == NULL)
+        return err_set(&op->err, SHD_ENOMEM, "no memory for a spec of %zu bytes", bytes);
+    memcpy(op->text, attach_only ? req->name : (const char *)req->spec.data, bytes);
+    op->text[bytes] = '\0';
+    open_model(op);
+    return SHD_PENDING;
+}
+
+const struct request request_open_model = { op_open_model, ANY_ROLE };
+
+/* RESTORE: read a model and park it, or open the one that is parked; see restore.h. */
+
+static int op_restore(struct op *op)
+{
+    return op->req.restore.open ? restore_open(op) : restore_begin(op);
+}
+
+const struct request request_restore = { op_restore,
+                                         REQUEST_ROLE(WIRE_TRAINER) | REQUEST_ROLE(WIRE_ADMIN) };
+
+/* DIGEST: leaves of one state array of one tensor, as of the step that the reply names; while a
+ * step is being applied the request waits. See digest.h. */
+
+static int op_digest(struct op *op)
+{
+    const struct wire_digest *req = &op->req.digest;
+    const int r = model_of(op, req->model);
+    if (r != SHD_OK)
+        return r;
+    const struct model *m = op->model;
+    if (req->tensor >= m->spec->tensor_count)
+        return err_set(&op->err, SHD_ERANGE, "tensor %" PRIu32 " of a model with %" PRIu32,
+                       req->tensor, m->spec->tensor_count);
+    const uint32_t arrays = m->spec->tensors[req->tensor].trainable ? 1 + m->map->moments : 1;
+    if (req->array >= arrays)
+        return err_set(&op->err, SHD_ERANGE, "array %" PRIu32 " of a state with %" PRIu32,
+                       req->array, arrays);
+    if (step_phase(m->core) == STEP_APPLYING) {
+        model_wait(op->model, op);
+        return SHD_PENDING;
+    }
+    const struct digest_part part = digest_part(m, req->tensor);
+    if (req->first_leaf < part.leaves)
+        return digest_begin(op, &part);
+    op->reply.type = WIRE_LEAVES;
+    op->reply.leaves = (struct wire_leaves){ .step = step_now(m->core),
+                                             .updates = step_updates(m->core),
+                                             .total = part.leaves };
+    return SHD_OK;
+}
+
+const struct request request_digest = { op_digest, ANY_ROLE };
+
+/* GET_BLOB: the client's own state as of the last committed step. */
+
+static int op_get_blob(struct op *op)
+{
+    const int r = model_of(op, op->req.get_blob.model);
+    if (r != SHD_OK)
+        return r;
+    const struct model *m = op->model;
+    const struct step_blob blob = step_last_blob(m->core);
+    op->reply.type = WIRE_BLOB;
+    op->reply.blob = (struct wire_blob){ .step = step_collecting(m->core),
+                                         .blob = { blob.data, blob.bytes } };
+    return SHD_OK;
+}
+
+const struct request request_get_blob = { op_get_blob, ANY_ROLE };

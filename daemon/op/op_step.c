@@ -1,0 +1,249 @@
+/* Requests of a step, in the order in which a worker sends them: LEASE, RETURN, PREPARE, COMMIT. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/base/state.h"
+#include "daemon/core/ledger.h"
+#include "daemon/core/step.h"
+#include "daemon/model/apply.h"
+#include "daemon/model/drain.h"
+#include "daemon/model/inbox.h"
+#include "daemon/model/lease_wait.h"
+#include "daemon/model/metrics.h"
+#include "daemon/model/model.h"
+#include "daemon/model/spill.h"
+#include "daemon/net/links.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
+#include "daemon/op/requests.h"
+#include "kernels/runs.h"
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+#include "proto/gpu/comm.h"
+#include "proto/share/board.h"
+#include "proto/share/shardmap.h"
+#include "proto/spec/spec.h"
+
+/* LEASE: work of a step that nobody does yet, please; see lease_wait.h. */
+
+static enum wire_leased_what what_of(enum lease_answer answer)
+{
+    switch (answer) {
+    case LEASE_GROUP:
+        return WIRE_LEASED_GROUP;
+    case LEASE_ALL_IN:
+        return WIRE_LEASED_ALL_IN;
+    case LEASE_OVER:
+        return WIRE_LEASED_OVER;
+    case LEASE_WAIT:
+        break;
+    }
+    CHECK(false); /* who waits is not answered */
+    return WIRE_LEASED_OVER;
+}
+
+static int op_lease(struct op *op)
+{
+    const struct wire_lease *req = &op->req.lease;
+    const int r = model_of(op, req->model);
+    if (r != SHD_OK)
+        return r;
+    if (op->session->state != SESSION_OPEN) /* it ended while others were being asked */
+        return err_set(&op->err, SHD_EGONE, "session ended");
+    if (drain_holds(op, req->step))
+        return SHD_PENDING;
+    uint32_t group = 0;
+    const enum lease_answer answer = lease_wait_ask(op, &group);
+    if (answer == LEASE_WAIT)
+        return SHD_PENDING;
+    if (answer == LEASE_GROUP)
+        metrics_leased(op, group);
+    op->reply.type = WIRE_LEASED;
+    op->reply.leased = (struct wire_leased){ .step = req->step,
+                                             .what = what_of(answer),
+                                             .group = group };
+    return SHD_OK;
+}
+
+const struct request request_lease = { op_lease, REQUEST_ROLE(WIRE_TRAINER) };
+
+/* RETURN: a unit's gradient of one micro-batch lies in a slot of the session's inbox. Happy path:
+ * checked here, ordered and counted by the core, summed by a kernel, then credited: the reply says
+ * that the slot is free. One with a turn is first received into the slot, by the session's link. */
+
+static int check_place(struct op *op)
+{
+    const struct wire_return *req = &op->req.return_grad;
+    const struct spec *spec = op->model->spec;
+    if (req->unit >= spec->unit_count)
+        return err_set(&op->err, SHD_ERANGE, "unit %" PRIu32 " of a model with %" PRIu32, req->unit,
+                       spec->unit_count);
+    if (req->micro >= op->model->ledger->head->micros)
+        return err_set(&op->err, SHD_ERANGE,
+                       "micro-batch %" PRIu32 " of a step with %" PRIu32 " (groups of %" PRIu32 ")",
+                       req->micro, spec_returns(spec), spec->accumulate);
+    if (spec->units[req->unit].frozen)
+        return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 " '%s' is frozen: it has no gradient",
+                       req->unit, spec->units[req->unit].name);
+    return SHD_OK;
+}
+
+static void received(struct op *op, const struct comm_job *job)
+{
+    if (job->status == SHD_OK) {
+        struct op *list = op;
+        op->received = true;
+        op_again(&list);
+        return;
+    }
+    op->err = job->why;
+    inbox_release_slot(op);
+    op_finish(op, job->status);
+}
+
+/* The next transfer is behind this one, whatever becomes of the gradient later. */
+static int receive(struct op *op)
+{
+    const struct wire_return *req = &op->req.return_grad;
+    const struct model *m = op->model;
+    const struct links *links = links_find(op->session, m);
+    struct comm_job job = { .way = COMM_RECV,
+                            .bytes = m->map->slice[req->unit].elems * dtype_bytes(req->dtype),
+                            .turn = req->turn };
+    if (links == NULL || links->up == NULL)
+        return err_set(&op->err, SHD_EINVAL, "session has not joined model '%s'", m->spec->name);
+    if (req->none || job.bytes == 0)
+        return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 ": nothing to be sent", req->unit);
+    job.timeout_ns = links->timeout_ns;
+    int r = inbox_take_slot(op);
+    if (r != SHD_OK)
+        return r;
+    job.memory = (uint8_t *)op->inbox->segment.base + shardmap_slot_offset_bytes(m->map, req->slot);
+    r = links_transfer(op, links->up, &job, received);
+    if (r == SHD_OK)
+        return SHD_PENDING;
+    inbox_release_slot(op);
+    return r;
+}
+
+static int op_return_grad(struct op *op)
+{
+    const struct wire_return *req = &op->req.return_grad;
+    int r = model_of(op, req->model);
+    if (r == SHD_OK)
+        r = check_place(op);
+    if (r == SHD_OK && req->turn > 0 && !op->received)
+        return receive(op);
+    if (r == SHD_OK && op->daemon->drain_session != 0 && drain_holds(op, req->step))
+        return SHD_PENDING;
+    if (r == SHD_OK && !req->none && !op->received)
+        r = inbox_take_slot(op);
+    if (r != SHD_OK) {
+        inbox_release_slot(op);
+        return r;
+    }
+    metrics_return_arrived(op);
+    struct step_actions actions;
+    r = step_return(op->model->core, op->index + 1, req->step, req->unit, req->micro, req->none,
+                    req->metrics, req->metric_count, &actions, &op->err);
+    if (r != SHD_OK) {
+        inbox_release_slot(op);
+        return r;
+    }
+    if (op->inbox != NULL && (actions.count == 0 || actions.items[0].kind != STEP_DO_ACCUMULATE))
+        spill_watch(op->daemon);        /* its turn has not come */
+    apply_actions(op->model, &actions); /* a stale one is finished here */
+    return SHD_PENDING;
+}
+
+const struct request request_return_grad = { op_return_grad, REQUEST_ROLE(WIRE_TRAINER) };
+
+/* PREPARE: the exact sum of squares of a step's gradients, once all of them are in. */
+
+static int op_prepare(struct op *op)
+{
+    const struct wire_prepare *req = &op->req.prepare;
+    int r = model_of(op, req->model);
+    if (r != SHD_OK)
+        return r;
+    metrics_prepare_asked(op);
+    struct step_prepared p;
+    r = step_prepare(op->model->core, req->step, &p, &op->err);
+    if (r == SHD_PENDING)
+        model_wait(op->model, op);
+    if (r != SHD_OK)
+        return r;
+    op->reply.type = WIRE_PREPARED;
+    op->reply.prepared = (struct wire_prepared){ .step = p.step,
+                                                 .over = p.over,
+                                                 .finite = p.finite,
+                                                 .sum = p.sum,
+                                                 .metric_count = p.metric_count,
+                                                 .has_decision = p.has_decision,
+                                                 .decision = p.decision };
+    memcpy(op->reply.prepared.metrics, p.metrics, sizeof p.metrics);
+    return SHD_OK;
+}
+
+const struct request request_prepare = { op_prepare, REQUEST_ROLE(WIRE_TRAINER) };
+
+/* COMMIT: the first decision for a sealed step is recorded with the client's blob and applied;
+ * every later one is answered with the recorded one. */
+
+/* A predecessor of this process has answered Prepare, and the sums are formed anew: wait for them.
+ * The blob lies in the frame, which will be gone. */
+static int wait_for_sums(struct op *op)
+{
+    struct wire_bytes *blob = &op->req.commit.blob;
+    if (op->text == NULL && blob->bytes > 0) {
+        op->text = sys_malloc(blob->bytes);
+        if (op->text == NULL)
+            return err_set(&op->err, SHD_ENOMEM, "no memory for a blob of %zu bytes", blob->bytes);
+        memcpy(op->text, blob->data, blob->bytes);
+        blob->data = (const uint8_t *)op->text;
+    }
+    model_wait(op->model, op);
+    return SHD_PENDING;
+}
+
+static int op_commit(struct op *op)
+{
+    const struct wire_commit *req = &op->req.commit;
+    int r = model_of(op, req->model);
+    if (r != SHD_OK)
+        return r;
+    struct model *m = op->model;
+    struct decision counts = { 0 };
+    struct step_actions actions;
+    enum step_committed how;
+    /* Of an empty blob there may be no buffer, but it replaces the last one. */
+    const struct step_blob blob = {
+        .data = !req->has_blob        ? NULL
+                : req->blob.bytes > 0 ? req->blob.data
+                                      : (const void *)"",
+        .bytes = req->has_blob ? req->blob.bytes : 0,
+    };
+    r = step_commit(m->core, req->step, &req->decision, blob, &counts, &how, &actions, &op->err);
+    if (r == SHD_PENDING)
+        return wait_for_sums(op);
+    if (r != SHD_OK)
+        return r;
+    if (how == STEP_COMMITTED_FIRST) {
+        if (!counts.skip)
+            runs_hypers(m->spec, counts.lr, step_updates(m->core), m->hypers);
+        board_set_step(m->board, req->step, STEP_APPLYING);
+        metrics_committed(m, req->step, counts.skip);
+        spill_step_over(m);
+        apply_actions(m, &actions);
+        lease_wait_wake(m); /* the next step's work can be handed out */
+    }
+    op->reply.type = WIRE_COMMITTED;
+    op->reply.committed = (struct wire_committed){
+        .step = req->step,
+        .over = how == STEP_COMMITTED_OVER,
+        .decision = counts,
+    };
+    return SHD_OK;
+}
+
+const struct request request_commit = { op_commit, REQUEST_ROLE(WIRE_TRAINER) };
