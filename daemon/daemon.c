@@ -18,7 +18,6 @@
 #include "daemon/base/notify.h"
 #include "daemon/base/state.h"
 #include "daemon/base/task.h"
-#include "daemon/base/trace.h"
 #include "daemon/model/adopt.h"
 #include "daemon/model/apply.h"
 #include "daemon/model/checkpoint.h"
@@ -214,7 +213,7 @@ static int start_parts(struct daemon *d, const struct daemon_config *config, str
     if (r == SHD_OK)
         r = keeper_init(d->keeper, e);
     if (r == SHD_OK)
-        r = trace_new(&d->trace, e);
+        r = trace_new(&d->metrics->trace, e);
     if (r == SHD_OK)
         adopt_all(d); /* before anybody can see what is not in order yet */
     if (r == SHD_OK)
@@ -259,13 +258,29 @@ static void kernel_room(struct daemon *d)
     restore_retry(d);
 }
 
+/* Gradients of a model are in, or its phase has changed: who waits for that goes on. */
+static void model_moved(struct model *m, bool phase_changed)
+{
+    if (!phase_changed) {
+        lease_wait_soon(m);
+        return;
+    }
+    model_wake(m);
+    drain_look(m->daemon);
+    lease_wait_wake(m);
+}
+
 /* A session's leases go back, and the requests that wait for them are asked again. Its inboxes stay
  * while gradients are read from them. */
 static void session_ended(struct session *s, bool was_open)
 {
     struct daemon *d = s->daemon;
+    for (uint32_t i = 0; i < s->inbox_count; i++)
+        metrics_take_waits(s->inboxes[i]->model->metrics, inbox_activity(s->inboxes[i]),
+                           &s->inboxes[i]->waits_seen);
     if (was_open)
-        metrics_session_ended(s);
+        note_session(d->metrics, TRACE_SESSION_END, s->id,
+                     /* died= */ !s->detached && !d->stopping);
     links_end(s); /* what they bring goes into the inboxes */
     inbox_end(s);
     for (uint32_t i = 0; i < d->model_count; i++) {
@@ -281,6 +296,7 @@ static const struct daemon_hooks hooks = {
     .requests = requests,
     .session_ended = session_ended,
     .kernel_room = kernel_room,
+    .model_moved = model_moved,
     .device_failed = device_failed,
 };
 
@@ -401,7 +417,7 @@ void daemon_free(struct daemon *d)
     notify_free(d, d->notify);
     if (d->kern != NULL)
         d->kern->ops->free(d->kern); /* after all of its memory */
-    trace_free(d->trace);
+    trace_free(d->metrics->trace);
     keeper_deinit(d->keeper);
     session_table_deinit(d->sessions);
     task_queue_free(d->tasks);

@@ -29,12 +29,12 @@ struct restore;
 struct session;
 struct session_table;
 struct task_queue;
-struct trace;
 struct uv_loop_s;
 struct uv_timer_s;
 struct view;
 
 #define DAEMON_MODELS_MAX       64u
+#define SESSIONS_MAX            1024u
 #define DAEMON_DEVICE_BYTES_MAX 32u
 #define DAEMON_DIR_BYTES_MAX    512u
 
@@ -46,8 +46,9 @@ struct daemon_hooks {
     const struct request *const *requests; /* by type: the handler, and who may send it */
     /* A session has ended, as it was open or not yet; its claims go. */
     void (*session_ended)(struct session *s, bool was_open);
-    void (*kernel_room)(struct daemon *d);   /* its queue was full, completions were delivered */
-    void (*device_failed)(struct daemon *d); /* work came back with SHD_EIO */
+    void (*kernel_room)(struct daemon *d); /* its queue was full, completions were delivered */
+    void (*model_moved)(struct model *m, bool phase_changed); /* or gradients are in */
+    void (*device_failed)(struct daemon *d);                  /* work came back with SHD_EIO */
 };
 
 struct daemon {
@@ -60,7 +61,6 @@ struct daemon {
     struct kern *kern;        /* all models' memory and work */
     struct task_queue *tasks; /* completions from other threads */
     struct keeper *keeper;
-    struct trace *trace;
     struct op_pool *ops;
     struct mailbox *mailbox;
     struct session_table *sessions;

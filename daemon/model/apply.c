@@ -12,12 +12,11 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/notify.h"
 #include "daemon/base/state.h"
 #include "daemon/base/task.h"
 #include "daemon/model/checkpoint.h"
-#include "daemon/model/drain.h"
 #include "daemon/model/inbox.h"
-#include "daemon/model/lease_wait.h"
 #include "daemon/model/metrics.h"
 #include "daemon/model/model.h"
 #include "daemon/model/model_unit.h"
@@ -40,12 +39,17 @@ static void credit(struct model *m, const struct step_action *a)
 {
     struct op *op = op_of_ref(m, a->ref);
     struct inbox *inbox = op->inbox;
-    const uint32_t slot = op->req.return_grad.slot;
-    metrics_credited(op, a->stale);
+    const struct wire_return *req = &op->req.return_grad;
+    note(m->metrics, &(struct note){ .what = a->stale ? TRACE_STALE : TRACE_CREDIT,
+                                     .unit = req->unit,
+                                     .group = req->micro,
+                                     .session = op->req.session,
+                                     .step = req->step,
+                                     .since_ns = op->arrived_ns });
     op->reply.type = WIRE_CREDIT;
-    op->reply.credit = (struct wire_credit){ .slot = slot, .stale = a->stale };
+    op->reply.credit = (struct wire_credit){ .slot = req->slot, .stale = a->stale };
     if (inbox != NULL) {
-        inbox->busy &= ~(UINT64_C(1) << slot);
+        inbox->busy &= ~(UINT64_C(1) << req->slot);
         op->inbox = NULL;
         inbox_unref(inbox);
     }
@@ -82,91 +86,78 @@ static struct gradient gradient_of(const struct model_unit *mu)
     return (struct gradient){ slots + req->slot * m->map->slot_bytes, req->dtype };
 }
 
-static int submit_accumulate(struct model_unit *mu, struct shd_err *e)
+static struct kern_op accumulate_op(struct model_unit *mu)
 {
-    struct model *m = mu->model;
-    struct kern *kern = m->daemon->kern;
     const struct gradient g = gradient_of(mu);
-    const struct kern_accumulate a = {
-        .acc = mu->acc,
-        .grad = g.data,
-        .grad_dtype = g.dtype,
-        .elems = m->map->slice[mu->unit].elems,
-        .first = mu->action.first,
-        .sum = mu->action.last ? &mu->sum : NULL,
-        .trail = trail_of(mu),
-    };
-    return kern_accumulate(kern, &a, &mu->task.done, e);
+    return (struct kern_op){ .kind = KERN_ACCUMULATE,
+                             .accumulate = {
+                                 .acc = mu->acc,
+                                 .grad = g.data,
+                                 .grad_dtype = g.dtype,
+                                 .elems = mu->model->map->slice[mu->unit].elems,
+                                 .first = mu->action.first,
+                                 .sum = mu->action.last ? &mu->sum : NULL,
+                                 .trail = trail_of(mu),
+                             } };
 }
 
-static int submit_zero(struct model_unit *mu, struct shd_err *e)
+static struct kern_op update_op(const struct model_unit *mu)
 {
-    struct model *m = mu->model;
-    const struct kern_fill a = { .out = mu->acc,
-                                 .elems = m->map->slice[mu->unit].elems,
-                                 .kind = KERN_FILL_CONST };
-    return kern_fill(m->daemon->kern, &a, &mu->task.done, e);
-}
-
-static int submit_sum(struct model_unit *mu, struct shd_err *e)
-{
-    struct model *m = mu->model;
-    const struct kern_sumsq a = { .x = mu->acc,
-                                  .elems = m->map->slice[mu->unit].elems,
-                                  .sum = &mu->sum };
-    return kern_sumsq(m->daemon->kern, &a, &mu->task.done, e);
-}
-
-static int submit_apply(struct model_unit *mu, struct shd_err *e)
-{
-    struct model *m = mu->model;
+    const struct model *m = mu->model;
     const uint32_t u = mu->unit;
-    const struct kern_update a = {
-        .kind = m->spec->optimizer,
-        .param = model_array(m, SHARDMAP_PARAM, u),
-        .m = model_array(m, SHARDMAP_M, u),
-        .v = m->map->moments > 1 ? model_array(m, SHARDMAP_V, u) : NULL,
-        .grad = mu->acc,
-        .grad_scale = step_record(m->core)->decision.scale,
-        .publish = model_published(m, u),
-        .publish_dtype = m->spec->publish,
-        .elems = m->map->slice[u].elems,
-        .runs = mu->runs,
-        .run_count = mu->run_count,
-        .hypers = m->hypers,
-        .hyper_count = m->spec->group_count,
-        .trail = trail_of(mu),
-    };
-    const int r = checkpoint_before_update(m, u, e);
-    return r != SHD_OK ? r : kern_update(m->daemon->kern, &a, &mu->task.done, e);
+    return (struct kern_op){ .kind = KERN_UPDATE,
+                             .update = {
+                                 .kind = m->spec->optimizer,
+                                 .param = model_array(m, SHARDMAP_PARAM, u),
+                                 .m = model_array(m, SHARDMAP_M, u),
+                                 .v = m->map->moments > 1 ? model_array(m, SHARDMAP_V, u) : NULL,
+                                 .grad = mu->acc,
+                                 .grad_scale = step_record(m->core)->decision.scale,
+                                 .publish = model_published(m, u),
+                                 .publish_dtype = m->spec->publish,
+                                 .elems = m->map->slice[u].elems,
+                                 .runs = mu->runs,
+                                 .run_count = mu->run_count,
+                                 .hypers = m->hypers,
+                                 .hyper_count = m->spec->group_count,
+                                 .trail = trail_of(mu),
+                             } };
 }
 
-static int submit_publish(struct model_unit *mu, struct shd_err *e)
+static struct kern_op op_of(struct model_unit *mu)
 {
-    struct model *m = mu->model;
-    const struct kern_cast a = { .out = model_published(m, mu->unit),
-                                 .out_dtype = m->spec->publish,
-                                 .in = model_array(m, SHARDMAP_PARAM, mu->unit),
-                                 .elems = m->map->slice[mu->unit].elems };
-    return kern_cast(m->daemon->kern, &a, &mu->task.done, e);
+    const struct model *m = mu->model;
+    const uint64_t elems = m->map->slice[mu->unit].elems;
+    switch (mu->kind) {
+    case MODEL_ACCUMULATE:
+        return accumulate_op(mu);
+    case MODEL_ZERO:
+        return (struct kern_op){
+            .kind = KERN_FILL, .fill = { .out = mu->acc, .elems = elems, .kind = KERN_FILL_CONST }
+        };
+    case MODEL_SUM:
+        return (struct kern_op){ .kind = KERN_SUMSQ,
+                                 .sumsq = { .x = mu->acc, .elems = elems, .sum = &mu->sum } };
+    case MODEL_APPLY:
+        return update_op(mu);
+    case MODEL_PUBLISH:
+        break;
+    }
+    return (struct kern_op){ .kind = KERN_CAST,
+                             .cast = { .out = model_published(m, mu->unit),
+                                       .out_dtype = m->spec->publish,
+                                       .in = model_array(m, SHARDMAP_PARAM, mu->unit),
+                                       .elems = elems } };
 }
 
 static int submit(struct model_unit *mu, struct shd_err *e)
 {
-    switch (mu->kind) {
-    case MODEL_ACCUMULATE:
-        return submit_accumulate(mu, e);
-    case MODEL_ZERO:
-        return submit_zero(mu, e);
-    case MODEL_SUM:
-        return submit_sum(mu, e);
-    case MODEL_APPLY:
-        return submit_apply(mu, e);
-    case MODEL_PUBLISH:
-        return submit_publish(mu, e);
-    }
-    CHECK(false); /* every kind is above */
-    return SHD_EINTERNAL;
+    struct model *m = mu->model;
+    const int r = mu->kind == MODEL_APPLY ? checkpoint_before_update(m, mu->unit, e) : SHD_OK;
+    if (r != SHD_OK)
+        return r;
+    const struct kern_op op = op_of(mu);
+    return m->kern->ops->submit(m->kern, &op, &mu->task.done, e);
 }
 
 static void work_failed(struct model_unit *mu, int status, const char *why)
@@ -217,6 +208,23 @@ static void publish_whole(struct model_unit *mu)
     submit_or_keep(mu);
 }
 
+static void note_work(const struct model_unit *mu)
+{
+    static const enum trace_what what[] = {
+        [MODEL_ACCUMULATE] = TRACE_SUM, [MODEL_SUM] = TRACE_SUMSQ,     [MODEL_ZERO] = TRACE_SUMSQ,
+        [MODEL_APPLY] = TRACE_APPLY,    [MODEL_PUBLISH] = TRACE_APPLY,
+    };
+    const step_ref ref = mu->action.ref;
+    note(mu->model->metrics,
+         &(struct note){ .what = what[mu->kind],
+                         .unit = mu->unit,
+                         .group = mu->kind == MODEL_ACCUMULATE ? mu->action.micro : TRACE_NONE,
+                         .session = ref != 0 ? op_of_ref(mu->model, ref)->req.session : 0,
+                         .step = mu->action.step,
+                         .since_ns = mu->submitted_ns,
+                         .skip = mu->kind != MODEL_APPLY || mu->action.skip });
+}
+
 static void work_done(struct task *task)
 {
     struct model_unit *mu = (struct model_unit *)((char *)task - offsetof(struct model_unit, task));
@@ -228,7 +236,7 @@ static void work_done(struct task *task)
         work_failed(mu, task->status, why.text);
         return;
     }
-    metrics_work_done(mu);
+    note_work(mu);
     if (mu->kind == MODEL_APPLY && mu->publish_whole && m->map->slice[mu->unit].elems > 0) {
         apply_retry(m);
         publish_whole(mu);
@@ -276,7 +284,9 @@ static void start_work(struct model *m, const struct step_action *a, enum model_
 static void opened(struct model *m, uint64_t step)
 {
     board_set_step(m->board, step, step_phase(m->core));
-    metrics_opened(m, step);
+    note(m->metrics, &(struct note){ .what = TRACE_UPDATE, .step = step - 1 });
+    notify_step(m->daemon->notify, m->daemon->drain_session != 0, "%.100s: step %" PRIu64 ", %s",
+                m->spec->name, step_now(m->core), step_phase_name(step_phase(m->core)));
     log_debug("op=opened model=%s step=%" PRIu64, m->spec->name, step);
 }
 
@@ -300,11 +310,13 @@ static void act(struct model *m, const struct step_action *a, bool *ret_wake)
         return;
     case STEP_DO_PUBLISH:
         board_publish(m->board, a->unit, a->step);
-        metrics_published(m, a->unit, a->step);
+        note(m->metrics,
+             &(struct note){
+                 .what = TRACE_PUBLISH, .unit = a->unit, .group = TRACE_NONE, .step = a->step });
         return;
     case STEP_DO_SEALED:
         board_set_step(m->board, step_now(m->core), STEP_SEALED);
-        metrics_sealed(m);
+        note(m->metrics, &(struct note){ .what = TRACE_COLLECT, .step = step_now(m->core) });
         *ret_wake = true;
         return;
     case STEP_DO_OPENED:
@@ -321,11 +333,6 @@ void apply_actions(struct model *m, const struct step_actions *actions)
         act(m, &actions->items[i], &wake);
         credited = credited || actions->items[i].kind == STEP_DO_CREDIT;
     }
-    if (wake) {
-        model_wake(m);
-        drain_look(m->daemon);
-        lease_wait_wake(m);
-    } else if (credited && m->waits.lease != NULL) {
-        lease_wait_soon(m);
-    }
+    if (wake || (credited && m->waits.lease != NULL))
+        m->daemon->hooks->model_moved(m, wake);
 }

@@ -1,29 +1,21 @@
 /* See metrics.h. */
 #include "daemon/model/metrics.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 
-#include "daemon/base/notify.h"
+#include <uv.h>
+
 #include "daemon/base/state.h"
-#include "daemon/base/trace.h"
-#include "daemon/core/lease.h"
-#include "daemon/core/step.h"
-#include "daemon/model/inbox.h"
-#include "daemon/model/model.h"
-#include "daemon/model/model_unit.h"
-#include "daemon/net/op.h"
-#include "daemon/net/session.h"
+#include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
-#include "proto/share/shardmap.h"
-#include "proto/spec/spec.h"
-#include "proto/wire/wire.h"
 
 static void hist_add(struct metrics_hist *h, uint64_t duration_ns)
 {
-    h->bucket[activity_bucket(duration_ns)]++;
+    uint32_t i = 0;
+    while (i < METRICS_BUCKETS && duration_ns > activity_bounds_ns[i])
+        i++;
+    h->bucket[i]++;
     h->sum_ns += duration_ns;
 }
 
@@ -66,237 +58,223 @@ struct metrics_rates metrics_model_rates(const struct metrics_model *m, uint64_t
                                    (double)sum.bytes / span_s };
 }
 
-/* -- Gradients ----------------------------------------------------------------------------------
- */
+/* -- The trace -------------------------------------------------------------------------------- */
 
-static uint32_t session_index(const struct session *s)
+#define FIELD 16
+#define BYTE  8
+
+_Static_assert((TRACE_EVENTS & (TRACE_EVENTS - 1)) == 0, "indices wrap with the counter");
+
+int trace_new(struct trace **ret_trace, struct shd_err *e)
 {
-    return s != NULL ? (uint32_t)(s - s->daemon->sessions->items) : TRACE_NOBODY;
+    struct trace *t = sys_calloc(1, sizeof *t);
+    if (t == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for a trace of %u events", TRACE_EVENTS);
+    *ret_trace = t;
+    return SHD_OK;
 }
 
-static void remember_sender(struct model *m, uint32_t group, const struct session *s)
+void trace_free(struct trace *t)
 {
-    struct metrics_model *mm = m->metrics;
-    if (mm->senders == NULL) /* without it nobody is named: no harm to the data path */
-        mm->senders = sys_calloc(spec_returns(m->spec), sizeof *mm->senders);
-    if (mm->senders == NULL || mm->senders[group].session == s->id)
-        return;
-    struct metrics_sender *sender = &mm->senders[group];
-    sender->session = s->id;
-    sender->pid = s->pid;
-    sender->start_time = s->start_time;
-    snprintf(sender->name, sizeof sender->name, "%.*s", (int)sizeof sender->name - 1, s->name);
+    free(t);
 }
 
-static void trace_gradient(const struct op *op, enum trace_what what, uint64_t now_ns)
+/* Release: behind the head that says that this place is being written. */
+static void put(_Atomic uint64_t *word, uint64_t value)
 {
-    const struct wire_return *req = &op->req.return_grad;
-    const struct trace_event event = {
-        .what = what,
-        .model = op->model->handle,
-        .unit = req->unit,
-        .group = req->micro,
-        .session = session_index(op->session),
-        .step = req->step,
-        .begin_ns = now_ns,
+    atomic_store_explicit(word, value, memory_order_release);
+}
+
+static uint64_t get(const _Atomic uint64_t *word)
+{
+    return atomic_load_explicit(word, memory_order_acquire);
+}
+
+static void trace_add(struct trace *t, const struct trace_event *event)
+{
+    CHECK(event->what < TRACE_WHATS && event->model <= UINT8_MAX);
+    const uint64_t head = atomic_load_explicit(&t->head, memory_order_relaxed);
+    struct trace_words *w = &t->ring[head % TRACE_EVENTS];
+    put(&w->begin_ns, event->begin_ns);
+    put(&w->duration_ns, event->duration_ns);
+    put(&w->what,
+        (uint64_t)event->what << (3 * FIELD + BYTE) | (uint64_t)event->model << (3 * FIELD) |
+            (uint64_t)(event->unit & TRACE_NONE) << (2 * FIELD) |
+            (uint64_t)(event->group & TRACE_NONE) << FIELD | (event->session & TRACE_NOBODY));
+    put(&w->step, event->step);
+    put(&t->head, head + 1);
+}
+
+static struct trace_event unpack(const struct trace_words *w)
+{
+    const uint64_t what = get(&w->what);
+    return (struct trace_event){
+        .what = (enum trace_what)(what >> (3 * FIELD + BYTE)),
+        .model = (uint32_t)(what >> (3 * FIELD) & UINT8_MAX),
+        .unit = (uint32_t)(what >> (2 * FIELD) & TRACE_NONE),
+        .group = (uint32_t)(what >> FIELD & TRACE_NONE),
+        .session = (uint32_t)(what & TRACE_NOBODY),
+        .step = get(&w->step),
+        .begin_ns = get(&w->begin_ns),
+        .duration_ns = get(&w->duration_ns),
     };
-    trace_add(op->daemon->trace, &event);
 }
 
-void metrics_return_arrived(const struct op *op)
+uint32_t trace_copy(const struct trace *t, uint64_t since_ns, struct trace_event *ret_events)
 {
-    const struct wire_return *req = &op->req.return_grad;
-    struct model *m = op->model;
-    const uint64_t bytes = req->none ? 0 : m->map->slice[req->unit].elems * dtype_bytes(req->dtype);
-    struct metrics_flow *flow = flow_now(m->metrics, op->arrived_ns);
-    m->metrics->returns++;
-    m->metrics->return_bytes += bytes;
-    flow->returns++;
-    flow->bytes += bytes;
-    remember_sender(m, req->micro, op->session);
-    trace_gradient(op, TRACE_ARRIVED, op->arrived_ns);
-}
-
-void metrics_credited(const struct op *op, bool stale)
-{
-    struct metrics_model *mm = op->model->metrics;
-    const uint64_t now_ns = uv_hrtime();
-    mm->stale_returns += stale;
-    hist_add(&mm->returned, now_ns - op->arrived_ns);
-    trace_gradient(op, stale ? TRACE_STALE : TRACE_CREDIT, now_ns);
-}
-
-void metrics_prepare_asked(const struct op *op)
-{
-    op->session->prepared_model = op->model->handle;
-    op->session->prepared_step = op->req.prepare.step;
-}
-
-void metrics_leased(const struct op *op, uint32_t group)
-{
-    uint64_t session[2], since_ns[2];
-    lease_holders(op->model->lease, group, session, since_ns);
-    op->model->metrics->backup_leases += session[1] == op->session->id;
-}
-
-/* -- Kernels ------------------------------------------------------------------------------------
- */
-
-static enum trace_what what_of(enum model_work_kind kind)
-{
-    switch (kind) {
-    case MODEL_ACCUMULATE:
-        return TRACE_SUM;
-    case MODEL_SUM:
-    case MODEL_ZERO:
-        return TRACE_SUMSQ;
-    case MODEL_APPLY:
-    case MODEL_PUBLISH:
-        break;
+    const uint64_t end = get(&t->head);
+    const uint64_t first = end > TRACE_EVENTS ? end - TRACE_EVENTS : 0;
+    for (uint64_t i = first; i < end; i++)
+        ret_events[i - first] = unpack(&t->ring[i % TRACE_EVENTS]);
+    const uint64_t later = get(&t->head) + 1; /* that one may be half written */
+    const uint64_t kept_from = later > TRACE_EVENTS ? later - TRACE_EVENTS : 0;
+    uint32_t count = 0;
+    for (uint64_t i = first > kept_from ? first : kept_from; i < end; i++) {
+        const struct trace_event event = ret_events[i - first];
+        if (event.begin_ns + event.duration_ns >= since_ns)
+            ret_events[count++] = event;
     }
-    return TRACE_APPLY;
+    return count;
+}
+
+/* -- Events ----------------------------------------------------------------------------------- */
+
+static uint32_t index_of(uint64_t session)
+{
+    return session != 0 ? (uint32_t)(session % SESSIONS_MAX) : TRACE_NOBODY;
+}
+
+static void arrived(struct metrics_model *m, const struct note *n)
+{
+    struct metrics_flow *flow = flow_now(m, n->since_ns);
+    m->returns++;
+    m->return_bytes += n->bytes;
+    flow->returns++;
+    flow->bytes += n->bytes;
 }
 
 /* Kernel work runs in queueing order: a piece begins when the one before it has ended. */
-void metrics_work_done(const struct model_unit *mu)
+static uint64_t work_began(struct metrics_daemon *d, const struct note *n, uint64_t now_ns)
 {
-    struct model *m = mu->model;
-    struct daemon *d = m->daemon;
-    const uint64_t now_ns = uv_hrtime(), free_ns = d->metrics->kernels_free_ns;
-    const uint64_t begin_ns = mu->submitted_ns > free_ns ? mu->submitted_ns : free_ns;
-    const struct op *op = mu->kind == MODEL_ACCUMULATE && mu->action.ref != 0
-                              ? &d->ops->items[mu->action.ref - 1]
-                              : NULL;
-    const enum trace_what what = what_of(mu->kind);
-    const struct trace_event event = {
-        .what = what,
-        .model = m->handle,
-        .unit = mu->unit,
-        .group = mu->kind == MODEL_ACCUMULATE ? mu->action.micro : TRACE_NONE,
-        .session = session_index(op != NULL ? op->session : NULL),
-        .step = what == TRACE_APPLY ? step_now(m->core) : step_collecting(m->core),
-        .begin_ns = begin_ns,
-        .duration_ns = now_ns > begin_ns ? now_ns - begin_ns : 1,
-    };
-    trace_add(d->trace, &event);
-    d->metrics->kernels_free_ns = now_ns;
-    if (mu->kind == MODEL_APPLY && !mu->action.skip)
-        hist_add(&m->metrics->applied, event.duration_ns);
+    const uint64_t free_ns = d->kernels_free_ns;
+    d->kernels_free_ns = now_ns;
+    return n->since_ns > free_ns ? n->since_ns : free_ns;
 }
 
-void metrics_published(const struct model *m, uint32_t unit, uint64_t version)
+/* The three phases of a step: each returns when it began; 0: before us, or before this process. */
+
+static uint64_t sealed(struct metrics_model *m, uint64_t now_ns)
 {
-    const struct trace_event event = { .what = TRACE_PUBLISH,
-                                       .model = m->handle,
-                                       .unit = unit,
-                                       .group = TRACE_NONE,
-                                       .session = TRACE_NOBODY,
-                                       .step = version,
-                                       .begin_ns = uv_hrtime() };
-    trace_add(m->daemon->trace, &event);
+    m->sealed_ns = now_ns;
+    if (m->opened_ns == 0)
+        return 0;
+    m->has_collect = true;
+    m->collect_ns = now_ns - m->opened_ns;
+    hist_add(&m->collect, m->collect_ns);
+    return m->opened_ns;
 }
 
-/* -- Steps --------------------------------------------------------------------------------------
- */
-
-static void trace_phase(const struct model *m, enum trace_what what, uint64_t step,
-                        uint64_t begin_ns, uint64_t duration_ns)
+static uint64_t committed(struct metrics_model *m, bool skip, uint64_t now_ns)
 {
-    const struct trace_event event = { .what = what,
-                                       .model = m->handle,
-                                       .unit = TRACE_NONE,
-                                       .group = TRACE_NONE,
-                                       .session = TRACE_NOBODY,
-                                       .step = step,
-                                       .begin_ns = begin_ns,
-                                       .duration_ns = duration_ns };
-    trace_add(m->daemon->trace, &event);
+    m->committed_ns = now_ns;
+    m->steps++;
+    m->skipped_steps += skip;
+    flow_now(m, now_ns)->steps++;
+    if (m->sealed_ns == 0)
+        return 0;
+    m->has_decide = true;
+    m->decide_ns = now_ns - m->sealed_ns;
+    hist_add(&m->decide, m->decide_ns);
+    return m->sealed_ns;
 }
 
-void metrics_sealed(struct model *m)
+static uint64_t opened(struct metrics_model *m, uint64_t now_ns)
 {
-    struct metrics_model *mm = m->metrics;
-    mm->sealed_ns = uv_hrtime();
-    if (mm->opened_ns == 0)
-        return; /* it began before us, or before this process */
-    mm->collect_ns = mm->sealed_ns - mm->opened_ns;
-    mm->has_collect = true;
-    hist_add(&mm->collect, mm->collect_ns);
-    trace_phase(m, TRACE_COLLECT, step_now(m->core), mm->opened_ns, mm->collect_ns);
-}
-
-void metrics_committed(struct model *m, uint64_t step, bool skip)
-{
-    struct metrics_model *mm = m->metrics;
-    mm->committed_ns = uv_hrtime();
-    mm->steps++;
-    mm->skipped_steps += skip;
-    flow_now(mm, mm->committed_ns)->steps++;
-    if (mm->sealed_ns == 0)
-        return;
-    mm->decide_ns = mm->committed_ns - mm->sealed_ns;
-    mm->has_decide = true;
-    hist_add(&mm->decide, mm->decide_ns);
-    trace_phase(m, TRACE_DECIDE, step, mm->sealed_ns, mm->decide_ns);
-}
-
-void metrics_opened(struct model *m, uint64_t step)
-{
-    struct metrics_model *mm = m->metrics;
-    const uint64_t now_ns = uv_hrtime();
-    if (mm->committed_ns != 0) {
-        mm->apply_ns = now_ns - mm->committed_ns;
-        mm->has_apply = true;
-        trace_phase(m, TRACE_UPDATE, step - 1, mm->committed_ns, mm->apply_ns);
+    const uint64_t began_ns = m->committed_ns;
+    if (began_ns != 0) {
+        m->has_apply = true;
+        m->apply_ns = now_ns - began_ns;
     }
-    if (mm->opened_ns != 0)
-        hist_add(&mm->step, now_ns - mm->opened_ns);
-    mm->opened_ns = now_ns;
-    mm->sealed_ns = mm->committed_ns = 0;
-    notify_step(m->daemon->notify, m->daemon->drain_session != 0, "%.100s: step %" PRIu64 ", %s",
-                m->spec->name, step_now(m->core), step_phase_name(step_phase(m->core)));
+    if (m->opened_ns != 0)
+        hist_add(&m->step, now_ns - m->opened_ns);
+    m->opened_ns = now_ns;
+    m->sealed_ns = m->committed_ns = 0;
+    return began_ns;
 }
 
-/* -- Sessions -----------------------------------------------------------------------------------
- */
+static uint64_t phase_over(struct metrics_model *m, const struct note *n, uint64_t now_ns)
+{
+    if (n->what == TRACE_COLLECT)
+        return sealed(m, now_ns);
+    return n->what == TRACE_DECIDE ? committed(m, n->skip, now_ns) : opened(m, now_ns);
+}
 
-static void trace_session(const struct session *s, enum trace_what what)
+void note(struct metrics_model *m, const struct note *n)
+{
+    const uint64_t now_ns = uv_hrtime();
+    struct trace_event event = { .what = n->what,
+                                 .model = m->handle,
+                                 .unit = n->unit,
+                                 .group = n->group,
+                                 .session = index_of(n->session),
+                                 .step = n->step,
+                                 .begin_ns = now_ns };
+    switch (n->what) {
+    case TRACE_ARRIVED:
+        arrived(m, n);
+        event.begin_ns = n->since_ns;
+        break;
+    case TRACE_CREDIT:
+    case TRACE_STALE:
+        m->stale_returns += n->what == TRACE_STALE;
+        hist_add(&m->returned, now_ns - n->since_ns);
+        break;
+    case TRACE_SUM:
+    case TRACE_SUMSQ:
+    case TRACE_APPLY:
+        event.begin_ns = work_began(m->daemon, n, now_ns);
+        event.duration_ns = now_ns > event.begin_ns ? now_ns - event.begin_ns : 1;
+        if (n->what == TRACE_APPLY && !n->skip)
+            hist_add(&m->applied, event.duration_ns);
+        break;
+    case TRACE_COLLECT:
+    case TRACE_DECIDE:
+    case TRACE_UPDATE:
+        event.begin_ns = phase_over(m, n, now_ns);
+        event.duration_ns = now_ns - event.begin_ns;
+        event.unit = event.group = TRACE_NONE;
+        break;
+    default: /* what is published is seen in the trace alone */
+        break;
+    }
+    if (event.begin_ns != 0)
+        trace_add(m->daemon->trace, &event);
+}
+
+void note_session(struct metrics_daemon *d, enum trace_what what, uint64_t session, bool died)
 {
     const struct trace_event event = { .what = what,
                                        .unit = TRACE_NONE,
                                        .group = TRACE_NONE,
-                                       .session = session_index(s),
+                                       .session = index_of(session),
                                        .begin_ns = uv_hrtime() };
-    trace_add(s->daemon->trace, &event);
-}
-
-void metrics_session_open(const struct session *s)
-{
-    s->daemon->metrics->sessions++;
-    trace_session(s, TRACE_SESSION);
-}
-
-void metrics_session_ended(const struct session *s)
-{
-    for (uint32_t i = 0; i < s->inbox_count; i++)
-        metrics_take_waits(s->inboxes[i]);
-    s->daemon->metrics->session_deaths += !s->detached && !s->daemon->stopping;
-    trace_session(s, TRACE_SESSION_END);
+    d->sessions += what == TRACE_SESSION;
+    d->session_deaths += died;
+    trace_add(d->trace, &event);
 }
 
 /* The page can be written by anybody: counts that go backwards are not believed. */
-void metrics_take_waits(struct inbox *inbox)
+void metrics_take_waits(struct metrics_model *m, const struct activity *a,
+                        struct activity_waits *seen)
 {
     struct activity_waits now;
-    struct activity_waits *seen = &inbox->waits_seen;
-    struct metrics_hist *h = &inbox->model->metrics->fetch_wait;
-    if (!activity_waits(inbox_activity(inbox), &now) || now.sum_ns < seen->sum_ns)
+    if (!activity_waits(a, &now) || now.sum_ns < seen->sum_ns)
         return;
     for (uint32_t i = 0; i <= METRICS_BUCKETS; i++)
         if (now.bucket[i] < seen->bucket[i])
             return;
     for (uint32_t i = 0; i <= METRICS_BUCKETS; i++)
-        h->bucket[i] += now.bucket[i] - seen->bucket[i];
-    h->sum_ns += now.sum_ns - seen->sum_ns;
+        m->fetch_wait.bucket[i] += now.bucket[i] - seen->bucket[i];
+    m->fetch_wait.sum_ns += now.sum_ns - seen->sum_ns;
     *seen = now;
 }

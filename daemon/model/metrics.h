@@ -1,20 +1,22 @@
-/* Counts of what happens, made by the loop thread, in plain structs, where it happens.
- * take.c copies them for whoever looks. The hooks also write the trace (trace.h). */
+/* Counts of what happens, and the trace of it: note() is told of each event, in numbers, where it
+ * happens. Loop thread. take.c copies the counts for whoever looks.
+ *
+ * The trace is the last 65,536 events of the loop, in a fixed ring that the loop writes and the
+ * HTTP thread reads at the same time. Writing is a few stores. A reader copies a stretch and then
+ * looks how far the writer has come: what may have been written over is dropped. */
 #ifndef SHD_METRICS_H
 #define SHD_METRICS_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "proto/base/status.h"
 #include "proto/share/activity.h"
 
-struct daemon;
-struct inbox;
-struct model;
-struct model_unit;
-struct op;
-struct session;
+struct trace;
 
 #define METRICS_BUCKETS    ACTIVITY_BUCKETS /* bounds: activity_bounds_ns */
 #define METRICS_RATE_S     10u
@@ -39,6 +41,8 @@ struct metrics_sender {
 };
 
 struct metrics_model {
+    struct metrics_daemon *daemon; /* borrowed */
+    uint32_t handle;               /* of the model, in the trace */
     uint64_t returns, return_bytes, stale_returns;
     uint64_t steps, skipped_steps, backup_leases, checkpoints;
     struct metrics_hist returned; /* arrival to credit */
@@ -58,6 +62,7 @@ struct metrics_rates {
 };
 
 struct metrics_daemon {
+    struct trace *trace; /* borrowed */
     uint64_t sessions, session_deaths;
     uint64_t kernels_free_ns; /* when the last finished piece of kernel work was done */
 };
@@ -66,20 +71,76 @@ void metrics_model_deinit(struct metrics_model *m);
 struct metrics_rates metrics_model_rates(const struct metrics_model *m, uint64_t age_ns,
                                          uint64_t now_ns);
 
-/* Hooks; loop thread. op->arrived_ns is set by dispatch. */
-void metrics_return_arrived(const struct op *op); /* checked, before the core sees it */
-void metrics_credited(const struct op *op, bool stale);
-void metrics_prepare_asked(const struct op *op);
-void metrics_leased(const struct op *op, uint32_t group);
-void metrics_work_done(const struct model_unit *mu);
-void metrics_published(const struct model *m, uint32_t unit, uint64_t version);
-void metrics_sealed(struct model *m);
-void metrics_committed(struct model *m, uint64_t step, bool skip);
-void metrics_opened(struct model *m, uint64_t step);
-void metrics_session_open(const struct session *s);
-void metrics_session_ended(const struct session *s);
+/* -- Events ----------------------------------------------------------------------------------- */
 
-/* Take over what the worker has counted since the last time. */
-void metrics_take_waits(struct inbox *inbox);
+#define TRACE_EVENTS 65536u
+#define TRACE_NOBODY UINT32_C(0xffff)
+#define TRACE_NONE   UINT32_C(0xffff) /* no unit, no gradient */
+
+enum trace_what {
+    TRACE_ARRIVED, /* a gradient, or word that there is none: checked, before the core sees it */
+    TRACE_CREDIT,
+    TRACE_STALE, /* the same, but it was not used */
+    TRACE_SUM,   /* a gradient into the accumulator */
+    TRACE_SUMSQ, /* its sum of squares alone, or clearing it */
+    TRACE_APPLY, /* a unit's update */
+    TRACE_PUBLISH,
+    TRACE_COLLECT, /* a step: opened to sealed */
+    TRACE_DECIDE,  /* sealed to committed */
+    TRACE_UPDATE,  /* committed to open */
+    TRACE_SESSION,
+    TRACE_SESSION_END,
+    TRACE_WHATS,
+};
+
+struct trace_event {
+    enum trace_what what;
+    uint32_t model;   /* handle; 0: none */
+    uint32_t unit;    /* or TRACE_NONE */
+    uint32_t group;   /* of micro-batches, as Return counts; or TRACE_NONE */
+    uint32_t session; /* index in the table, or TRACE_NOBODY */
+    uint64_t step;
+    uint64_t begin_ns, duration_ns; /* duration 0: an instant */
+};
+
+struct trace_words {
+    _Atomic uint64_t begin_ns, duration_ns;
+    _Atomic uint64_t what; /* what 8 | model 8 | unit 16 | group 16 | session 16 */
+    _Atomic uint64_t step;
+};
+
+struct trace {
+    _Atomic uint64_t head; /* events ever written */
+    struct trace_words ring[TRACE_EVENTS];
+};
+
+/* An event, as note() is told of it. */
+struct note {
+    enum trace_what what;
+    uint32_t unit;     /* of a gradient, of work, of what is published */
+    uint32_t group;    /* of a gradient or the work on it, else TRACE_NONE */
+    uint64_t session;  /* who sent it; 0: nobody */
+    uint64_t step;     /* that it is of */
+    uint64_t since_ns; /* when the gradient arrived, the work was queued */
+    uint64_t bytes;    /* of a gradient that arrived */
+    bool skip;         /* a decision that changes nothing; work that is no update by it */
+};
+
+/* Something of a model has happened. Of a phase's end unit, group and session mean nothing. */
+void note(struct metrics_model *m, const struct note *n);
+
+/* A session has begun, or ended (died: unasked). */
+void note_session(struct metrics_daemon *d, enum trace_what what, uint64_t session, bool died);
+
+/* Take over what a worker has counted since it was `seen` last. */
+void metrics_take_waits(struct metrics_model *m, const struct activity *a,
+                        struct activity_waits *seen);
+
+int trace_new(struct trace **ret_trace, struct shd_err *e);
+void trace_free(struct trace *t); /* NULL is a no-op */
+
+/* Any thread: copy the events that ended after since_ns, oldest first, into ret_events
+ * [TRACE_EVENTS]; how many. */
+uint32_t trace_copy(const struct trace *t, uint64_t since_ns, struct trace_event *ret_events);
 
 #endif

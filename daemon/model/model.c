@@ -351,6 +351,8 @@ void model_register(struct daemon *d, struct model *m)
     m->daemon = d;
     d->models[d->model_count] = m;
     m->handle = ++d->model_count;
+    m->metrics->daemon = d->metrics;
+    m->metrics->handle = m->handle;
 }
 
 void model_start(struct daemon *d, struct model *m, void (*on_filled)(struct model *m))

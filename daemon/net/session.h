@@ -16,7 +16,6 @@
 #include "daemon/net/op.h"
 #include "proto/wire/wire.h"
 
-#define SESSIONS_MAX        1024u
 #define SESSION_MODELS_MAX  8u
 #define SESSION_TICKETS_MAX 16u
 #define SESSION_OPS_MAX     128u /* requests of one session that may be pending */
@@ -39,7 +38,7 @@ enum session_state { SESSION_FREE, SESSION_NEW, SESSION_OPEN, SESSION_DEAD };
 struct session {
     enum session_state state;
     struct daemon *daemon;
-    uint64_t id; /* never reused while the daemon runs; carries the table index */
+    uint64_t id; /* never reused while the daemon runs; % SESSIONS_MAX: the table index */
     uint64_t since_ns;
     uint64_t start_time; /* of its process; 0: not known */
     uv_poll_t poll;      /* on side_fd */

@@ -64,7 +64,7 @@ static int op_hello(struct op *op)
     memcpy(s->name, req->name, strlen(req->name) + 1); /* wire.h: shorter than s->name */
     memcpy(s->identity, op->identity, op->identity_bytes);
     s->identity_bytes = op->identity_bytes;
-    metrics_session_open(s);
+    note_session(d->metrics, TRACE_SESSION, s->id, /* died= */ false);
     log_info("op=hello session=%016" PRIx64 " pid=%d uid=%u role=%s name=%s", s->id, (int)s->pid,
              (unsigned)s->uid, session_role_name(s->role), s->name);
     return welcome(op, s);

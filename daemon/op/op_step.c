@@ -1,8 +1,10 @@
 /* Requests of a step, in the order in which a worker sends them: LEASE, RETURN, PREPARE, COMMIT. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/state.h"
+#include "daemon/core/lease.h"
 #include "daemon/core/ledger.h"
 #include "daemon/core/step.h"
 #include "daemon/model/apply.h"
@@ -42,6 +44,13 @@ static enum wire_leased_what what_of(enum lease_answer answer)
     return WIRE_LEASED_OVER;
 }
 
+static void count_backup(const struct op *op, uint32_t group)
+{
+    uint64_t session[2], since_ns[2];
+    lease_holders(op->model->lease, group, session, since_ns);
+    op->model->metrics->backup_leases += session[1] == op->session->id;
+}
+
 static int op_lease(struct op *op)
 {
     const struct wire_lease *req = &op->req.lease;
@@ -57,7 +66,7 @@ static int op_lease(struct op *op)
     if (answer == LEASE_WAIT)
         return SHD_PENDING;
     if (answer == LEASE_GROUP)
-        metrics_leased(op, group);
+        count_backup(op, group);
     op->reply.type = WIRE_LEASED;
     op->reply.leased = (struct wire_leased){ .step = req->step,
                                              .what = what_of(answer),
@@ -126,6 +135,20 @@ static int receive(struct op *op)
     return r;
 }
 
+static void remember_sender(struct model *m, uint32_t group, const struct session *s)
+{
+    struct metrics_model *mm = m->metrics;
+    if (mm->senders == NULL) /* without it nobody is named: no harm to the data path */
+        mm->senders = sys_calloc(spec_returns(m->spec), sizeof *mm->senders);
+    if (mm->senders == NULL || mm->senders[group].session == s->id)
+        return;
+    struct metrics_sender *sender = &mm->senders[group];
+    sender->session = s->id;
+    sender->pid = s->pid;
+    sender->start_time = s->start_time;
+    snprintf(sender->name, sizeof sender->name, "%.*s", (int)sizeof sender->name - 1, s->name);
+}
+
 static int op_return_grad(struct op *op)
 {
     const struct wire_return *req = &op->req.return_grad;
@@ -142,7 +165,15 @@ static int op_return_grad(struct op *op)
         inbox_release_slot(op);
         return r;
     }
-    metrics_return_arrived(op);
+    remember_sender(op->model, req->micro, op->session);
+    const uint64_t elems = req->none ? 0 : op->model->map->slice[req->unit].elems;
+    note(op->model->metrics, &(struct note){ .what = TRACE_ARRIVED,
+                                             .unit = req->unit,
+                                             .group = req->micro,
+                                             .session = op->req.session,
+                                             .step = req->step,
+                                             .since_ns = op->arrived_ns,
+                                             .bytes = elems * dtype_sizes[req->dtype] });
     struct step_actions actions;
     r = step_return(op->model->core, op->index + 1, req->step, req->unit, req->micro, req->none,
                     req->metrics, req->metric_count, &actions, &op->err);
@@ -166,7 +197,8 @@ static int op_prepare(struct op *op)
     int r = model_of(op, req->model);
     if (r != SHD_OK)
         return r;
-    metrics_prepare_asked(op);
+    op->session->prepared_model = op->model->handle;
+    op->session->prepared_step = req->step;
     struct step_prepared p;
     r = step_prepare(op->model->core, req->step, &p, &op->err);
     if (r == SHD_PENDING)
@@ -232,7 +264,8 @@ static int op_commit(struct op *op)
         if (!counts.skip)
             runs_hypers(m->spec, counts.lr, step_updates(m->core), m->hypers);
         board_set_step(m->board, req->step, STEP_APPLYING);
-        metrics_committed(m, req->step, counts.skip);
+        note(m->metrics,
+             &(struct note){ .what = TRACE_DECIDE, .step = req->step, .skip = counts.skip });
         spill_step_over(m);
         apply_actions(m, &actions);
         lease_wait_wake(m); /* the next step's work can be handed out */

@@ -11,6 +11,7 @@
 #include <uv.h>
 
 #include "daemon/base/state.h"
+#include "daemon/model/metrics.h"
 #include "daemon/view/json.h"
 #include "daemon/view/metrics_text.h"
 #include "daemon/view/take.h"
@@ -152,7 +153,7 @@ static struct answer trace_answer(struct http *h, struct http_conn *c,
 {
     struct answer a = { .code = MHD_HTTP_OK, .type = "application/json" };
     struct shd_err e;
-    if (trace_json(h->daemon->trace, s, seconds, &a.text, &a.bytes, &e) != SHD_OK)
+    if (trace_json(h->daemon->metrics->trace, s, seconds, &a.text, &a.bytes, &e) != SHD_OK)
         return no_memory();
     c->traces = true;
     h->conns.traces++;

@@ -201,7 +201,7 @@ static void take_inboxes(const struct session *s, struct view_session *vs,
         if (vs->path == NULL)
             vs->path = activity_path_name(inbox_activity(inbox));
         take_now(inbox, vs);
-        metrics_take_waits(inbox);
+        metrics_take_waits(inbox->model->metrics, inbox_activity(inbox), &inbox->waits_seen);
         take_turns(s->daemon, inbox, &snapshot->models[inbox->model->handle - 1]);
     }
 }

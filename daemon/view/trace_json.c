@@ -8,7 +8,7 @@
 
 #include <uv.h>
 
-#include "daemon/base/trace.h"
+#include "daemon/model/metrics.h"
 #include "daemon/view/snapshot.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"

@@ -21,14 +21,6 @@ const uint64_t activity_bounds_ns[ACTIVITY_BUCKETS] = {
     5 * NS_PER_S,    10 * NS_PER_S,   20 * NS_PER_S,   50 * NS_PER_S,   100 * NS_PER_S,
 };
 
-uint32_t activity_bucket(uint64_t duration_ns)
-{
-    uint32_t i = 0;
-    while (i < ACTIVITY_BUCKETS && duration_ns > activity_bounds_ns[i])
-        i++;
-    return i;
-}
-
 const char *activity_name(enum activity_what what)
 {
     static const char *const names[ACTIVITY_WHATS] = {
@@ -89,8 +81,10 @@ void activity_add_span(struct activity *a, const struct activity_span *span)
 
 void activity_add_wait(struct activity *a, uint64_t duration_ns)
 {
-    _Atomic uint64_t *bucket = &a->bucket[activity_bucket(duration_ns)];
-    put(bucket, get(bucket) + 1);
+    uint32_t i = 0;
+    while (i < ACTIVITY_BUCKETS && duration_ns > activity_bounds_ns[i])
+        i++;
+    put(&a->bucket[i], get(&a->bucket[i]) + 1);
     put(&a->sum_ns, get(&a->sum_ns) + duration_ns);
 }
 

@@ -51,7 +51,6 @@ struct activity_words { /* a span as it lies in shared memory */
 
 /* Upper bounds of the buckets, as the daemon's own histograms have them: 50 us to 100 s. */
 extern const uint64_t activity_bounds_ns[ACTIVITY_BUCKETS];
-uint32_t activity_bucket(uint64_t duration_ns);
 
 struct activity_waits { /* for parameters: how often how long */
     uint64_t bucket[ACTIVITY_BUCKETS + 1];

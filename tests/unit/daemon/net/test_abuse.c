@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <zmq.h>
 
+#include "daemon/base/state.h"
 #include "daemon/daemon.h"
 #include "daemon/net/session.h"
 #include "proto/share/fdpass.h"
