@@ -433,8 +433,8 @@ static int take_fields(int dir_fd, const json_t *root, struct ckpt_info *info, s
 
 int ckpt_info_read(int dir_fd, struct ckpt_info *ret_info, struct shd_err *e)
 {
-    char *text;
-    size_t bytes;
+    char *text = NULL;
+    size_t bytes = 0;
     json_error_t why;
     int r = ckpt_read_text(dir_fd, CKPT_INFO, /* links= */ false, INFO_BYTES_MAX, &text, &bytes, e);
     if (r != SHD_OK)
