@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # test.sh [--quick]: everything that must hold before a change lands.
 #
-# Format, shellcheck; then build and test: dev (ASan, UBSan) with clang-tidy beside, tsan (unit tests
-# with threads), release but for what dev has held, and five seconds of each fuzz target. --quick:
-# release only, all of its tests, without lint.
+# Two halves side by side, as half of what tests do is wait: dev (ASan, UBSan); and format, shellcheck,
+# clang-tidy, tsan (unit tests with threads), release but for what dev has held, and five seconds of
+# each fuzz target. --quick: release only, all of its tests, without lint.
 # Output of the tests is shown, of builds kept in build/logs. Ends with ctest's closing lines of each
 # build, what was skipped, and the seconds that each step took. CTEST_PARALLEL_LEVEL: so many tests at
-# a time (three a processor).
+# a time, of both halves (five a processor); 1: one half after the other.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -23,11 +23,14 @@ for arg in "$@"; do
 done
 jobs=$(nproc)
 # Most tests wait more than they compute; those that compute say so (PROCESSORS).
-export CTEST_PARALLEL_LEVEL=${CTEST_PARALLEL_LEVEL:-$((3 * jobs))}
+level=${CTEST_PARALLEL_LEVEL:-$((5 * jobs))}
+export CTEST_PARALLEL_LEVEL=$level
 export PATH=$root/build/tools/usr/bin:$PATH
-failed=()
-closing=()
-seconds=()
+notes=$logs/test.notes # a line each: failed|closing|seconds TEXT
+mkdir -p "$logs"
+: >"$notes"
+note() { printf '%s\n' "$*" >>"$notes"; }
+noted() { sed -n "s/^$1 //p" "$notes"; }
 
 sources() {
     find proto kernels daemon client examples bench tests \
@@ -43,11 +46,12 @@ check_format() { sources | xargs -r clang-format-14 --dry-run -Werror; }
 check_scripts() { scripts | xargs shellcheck -x; }
 
 # How many times as long as on a quick and idle machine this takes here and now, with what else the
-# machine does: tests' times are so many times as long.
+# machine does: tests' times are so many times as long. At most 10: a hang is to end some day.
 measure_pace() {
-    local start=${EPOCHREALTIME/[.,]/} i
+    local start=${EPOCHREALTIME/[.,]/} i pace
     for ((i = 0; i < 400000; i++)); do :; done
-    echo $(((${EPOCHREALTIME/[.,]/} - start) / 600000 + 1))
+    pace=$(((${EPOCHREALTIME/[.,]/} - start) / 600000 + 1))
+    echo $((pace < 10 ? pace : 10))
 }
 
 # Prometheus and promtool without a service that starts: build/tools/usr/bin.
@@ -71,15 +75,16 @@ timed() {
     local name=$1 start=$SECONDS
     shift
     "$@"
-    seconds+=("$name $((SECONDS - start))")
+    note seconds "$name $((SECONDS - start)),"
 }
 # must NAME COMMAND...: a step without which there is nothing to go on with.
 must() { timed "$1" step "$@"; }
 # check NAME COMMAND...: a step whose failure is counted, so that one run shows all of them.
-count_failed() { (step "$@") || failed+=("$1"); }
+count_failed() { (step "$@") || note failed "$1"; }
 check() { timed "$1" count_failed "$@"; }
 
-# run_tests PRESET TIMES [ctest arguments]: TIMES slower than release; the prefix, if any, is in $under.
+# run_tests PRESET TIMES [ctest arguments]: TIMES slower than release that has the machine to itself; the
+# prefix, if any, is in $under.
 under=()
 run_tests() { timed "test-$1" run_ctest "$@"; }
 run_ctest() {
@@ -87,9 +92,26 @@ run_ctest() {
     pace=$(($2 * $(measure_pace)))
     shift 2
     say "testing $preset, $CTEST_PARALLEL_LEVEL at a time, at pace $pace"
-    "${under[@]}" env SHD_TEST_PACE="$pace" ctest --preset "$preset" "$@" 2>&1 | tee "$log" || failed+=("ctest-$preset")
-    closing+=("$(sed -n -e "s/^[0-9]*% tests passed.*/$preset: &/p" \
-        -e "s/^Total Test time.*/$preset: &/p" -e "s/^.*[0-9] - \(.*\) (Skipped)/$preset: skipped: \1/p" "$log")")
+    "${under[@]}" env SHD_TEST_PACE="$pace" ctest --preset "$preset" --timeout $((600 + 200 * pace)) "$@" 2>&1 |
+        tee "$log" | sed -u "s/^/$preset: /" || note failed "ctest-$preset"
+    sed -n -e "s/^[0-9]*% tests passed.*/closing $preset: &/p" -e "s/^Total Test time.*/closing $preset: &/p" \
+        -e "s/^.*[0-9] - \(.*\) (Skipped)/closing $preset: skipped: \1/p" "$log" >>"$notes"
+}
+
+# What is not dev's.
+other_half() {
+    trap wait EXIT # for clang-tidy
+    must build-release build release
+    check format check_format
+    check shellcheck check_scripts
+    check clang-tidy nice scripts/tidy.py & # in the time in which tests wait
+    must build-tsan build tsan test_threads
+    # gcc 12's ThreadSanitizer knows no address spaces as random as newer kernels' are.
+    under=(setarch "$(uname -m)" -R)
+    run_tests tsan 6 -L threads
+    under=()
+    run_tests release 2 -E "^($held_in_dev)\$"
+    check fuzz scripts/fuzz.sh --seconds 5
 }
 
 cd "$root"
@@ -99,29 +121,22 @@ if [ "$quick" = yes ]; then
     run_tests release 1
 else
     must install-deps scripts/install-deps.sh --dev
-    must build-release build release
-    check format check_format
-    check shellcheck check_scripts
     (step prometheus get_prometheus) || say "no prometheus: a part of metrics is skipped"
     must build-dev build dev
-    (step clang-tidy nice -n 19 scripts/tidy.py) & # in the time in which tests wait
-    tidy=$!
-    run_tests dev 2
-    wait "$tidy" || failed+=(clang-tidy)
-    must build-tsan build tsan test_threads
-    # gcc 12's ThreadSanitizer knows no address spaces as random as newer kernels' are.
-    under=(setarch "$(uname -m)" -R)
-    run_tests tsan 4 -L threads
-    under=()
-    run_tests release 1 -E "^($held_in_dev)\$"
-    check fuzz scripts/fuzz.sh --seconds 5
-    closing+=("$(grep ' runs ' "$logs/fuzz.log" || true)")
+    [ "$level" = 1 ] || CTEST_PARALLEL_LEVEL=$(((level + 1) / 2))
+    trap 'trap - TERM; kill 0' INT TERM # the other half, too
+    other_half &
+    other=$!
+    [ "$level" -gt 1 ] || wait "$other" || note failed other-half
+    run_tests dev 3
+    [ "$level" = 1 ] || wait "$other" || note failed other-half
 fi
 
-printf '%s\n' "" "${closing[@]}"
-say "seconds: $(printf '%s, ' "${seconds[@]}")all $SECONDS"
-if [ ${#failed[@]} -gt 0 ]; then
-    say "FAILED: ${failed[*]} (logs in $logs)"
+printf '%s\n' "" "$(noted closing)" "$(sed -n '/ runs /p' "$logs/fuzz.log" 2>/dev/null)"
+say "seconds: $(noted seconds | tr '\n' ' ')all $SECONDS"
+failed=$(noted failed | tr '\n' ' ')
+if [ -n "$failed" ]; then
+    say "FAILED: $failed(logs in $logs)"
     exit 1
 fi
 say "all passed"
