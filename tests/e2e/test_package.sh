@@ -200,7 +200,7 @@ check_upgrade() {
 
 # -- Two instances, two workers --------------------------------------------------------------------
 
-gpt=(--layers 2 --dim 64 --heads 2 --seq 64 --batch 4 --sample 0 --eval-every 0 --threads 1)
+gpt=(--layers 2 --dim 32 --heads 2 --seq 32 --batch 2 --sample 0 --eval-every 0 --threads 1)
 # A constant learning rate: what a step does is not to depend on --steps.
 gpt+=(--lr 0.005 --min-lr 0.005 --warmup 1)
 
@@ -242,7 +242,7 @@ start_workers() {
             -p DefaultDependencies=no -p "StandardOutput=append:/opt/test/worker$rank.log" \
             -p "StandardError=append:/opt/test/worker$rank.log" \
             env RANK="$rank" LOCAL_RANK="$rank" WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 NO_COLOR=1 \
-            shd-gpt "${gpt[@]}" --steps "$1" --log-every 100 --data /usr/include/shd.h
+            shd-gpt "${gpt[@]}" --slow 8 --steps "$1" --log-every 100 --data /usr/include/shd.h
     done
 }
 

@@ -15,8 +15,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 bin=$(cd "${1:?usage: test_systemd.sh BIN [UNITS]}" && pwd)
 units=${2:-$here/../../systemd}
-model=(--layers 2 --dim 64 --seq 64 --batch 4 --heads 2 --seed 7 --eval-every 0 --sample 0)
-steps=${SHARDD_TEST_STEPS:-1200}
+model=(--layers 2 --dim 32 --seq 32 --batch 2 --heads 2 --seed 7 --eval-every 0 --sample 0)
+steps=${SHARDD_TEST_STEPS:-800}
 results=$(mktemp -d /tmp/shardd-systemd.XXXXXX)
 
 fail() {
@@ -104,7 +104,7 @@ start_workers() {
     local rank
     for rank in 0 1; do
         as_user env RANK="$rank" LOCAL_RANK="$rank" WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 \
-            OMP_NUM_THREADS=1 NO_COLOR=1 /opt/shardd/shd-gpt "${model[@]}" --steps "$steps" \
+            OMP_NUM_THREADS=1 NO_COLOR=1 /opt/shardd/shd-gpt "${model[@]}" --steps "$steps" --slow 8 \
             --log-every 5 >"$box_root/opt/shardd/worker$rank.log" 2>&1 </dev/null &
         workers[rank]=$!
     done
