@@ -218,11 +218,11 @@ static int tasks_now(int wanted)
 }
 
 #ifdef __SANITIZE_THREAD__ /* ten times as slow; threads end alike after either result */
-#define MANY    1
-#define RESULTS 1
+#define AFTER(n) (4 * (n) + 1)
+#define RESULTS  1
 #else
-#define MANY    8
-#define RESULTS ARRAY_SIZE(results)
+#define AFTER(n) ((n) + 1 + (n) / 8)
+#define RESULTS  ARRAY_SIZE(results)
 #endif
 
 static void fail_each_call(const struct shim *shim, const char *name, size_t result)
@@ -230,7 +230,7 @@ static void fail_each_call(const struct shim *shim, const char *name, size_t res
     static struct pass p;
     /* All of the first ones, then fewer and fewer of those that are alike: a device asks for
      * events as often as it likes. */
-    for (uint64_t n = 1;; n += 1 + n / MANY) {
+    for (uint64_t n = 1;; n = AFTER(n)) {
         char spec[128];
         snprintf(spec, sizeof spec, "%s@%" PRIu64 ":%s", name, n, results[result].code);
         const int fds = entries_of("/proc/self/fd"), tasks = entries_of("/proc/self/task");

@@ -2,7 +2,7 @@
 # One digest however the work is split and scheduled: shd-gpt alone in one process, and under
 # `shardctl run`, must end with the same bits of parameters and optimizer state.
 #
-#   tests/e2e/digest_matrix.sh [BIN_DIR] [--set split|policies|full] [--daemons LIST] [--workers LIST]
+#   tests/e2e/digest_matrix.sh [BIN_DIR] [--set split|policies|sanitized|full] [--daemons LIST] [--workers LIST]
 #                          [-- shd-gpt options]
 #
 #   split     daemons x workers, the default schedule (default: "1 2 3 5" x "1 2 4")
@@ -10,7 +10,8 @@
 #             {1, 2} in turn; accumulation, bounds, 16-bit gradients, an overflow, adapters,
 #             experts without tokens, a worker that leaves early; most of it with --recompute, too,
 #             whose memory is measured
-#   full      the same with every combination of daemons and workers: about 250 runs
+#   sanitized policies, but for bf16 just with --recompute, and memory not measured
+#   full      policies with every combination of daemons and workers: about 250 runs
 set -eu
 
 bin=build/release/bin
@@ -27,7 +28,7 @@ while [ $# -gt 0 ]; do
     --daemons) daemons=$2; shift 2 ;;
     --workers) workers=$2; shift 2 ;;
     --) shift; break ;;
-    *) sed -n '5,14s/^# *//p' "$0" >&2; exit 2 ;;
+    *) sed -n '5,15s/^# *//p' "$0" >&2; exit 2 ;;
     esac
 done
 
@@ -175,7 +176,11 @@ set_policies() {
     done
     each --recompute --max-live-units 2 --prefetch none --forward-prefetch 0 --path copy "$@"
     each --recompute --elastic "$@"
-    set_schedules --precision bf16 "$@"
+    if [ "$what" = sanitized ]; then
+        alone --precision bf16 "$@"
+    else
+        set_schedules --precision bf16 "$@"
+    fi
     each --recompute --precision bf16 --path copy "$@"
 
     for a in 2 4; do
@@ -207,7 +212,7 @@ set_policies() {
     has "plan misses: [1-9]"
     same 3 3 --experts 16 --seq 8 --batch 1 --stop-rank 1 --stop-at 2 "$@"
     same 1 2 --experts 16 --seq 8 --batch 1 --stop-rank 1 --stop-at 4 --path copy "$@"
-    saves --layers 12 --seq 128 --batch 16 --micro-batches 1 "$@"
+    [ "$what" = sanitized ] || saves --layers 12 --seq 128 --batch 16 --micro-batches 1 "$@"
 }
 
 case $what in
@@ -215,11 +220,11 @@ split)
     steps=20
     model="--layers 2 --dim 64 --heads 2 --seq 64 --batch 4 --micro-batches 4"
     ;;
-policies | full)
+policies | sanitized | full)
     steps=6
     model="--layers 3 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 4"
     ;;
-*) echo "$0: --set $what is not split, policies or full" >&2; exit 2 ;;
+*) echo "$0: --set $what is not split, policies, sanitized or full" >&2; exit 2 ;;
 esac
 model="$model --steps $steps --sample 0 --eval-every 0 --log-every 1"
 case $what in
