@@ -22,7 +22,7 @@ Bug = namedtuple("Bug", "room file tests text bug")
 BUGS = [
     Bug("daemon/core", "lease.c", "lease", "last_handed_ns(g) < last_handed_ns(", "last_handed_ns(g) > last_handed_ns("),
     Bug("daemon/base", "log.c", "log", "if (site->said < BURST)", "if (site->said <= BURST)"),
-    Bug("daemon/net", "mailbox.c", "abuse", "if (surplus || zmq_msg_size", "if (zmq_msg_size"),
+    Bug("daemon/net", "mailbox.c", "abuse", "if (surplus || zmq_msg_size", "if (surplus && zmq_msg_size"),
     Bug("daemon/op", "op_fetch.c", "requests", "req->unit >= m->spec->unit_count", "req->unit > m->spec->unit_count"),
     Bug("daemon/model", "adopt.c", "adopt_state", "spec_returns(spec) == h->micros && m->trail.chunk_count == h->chunk_count &&\n"
         "        model_state_bytes(m) == h->state_bytes", "spec_returns(spec) == h->micros && m->trail.chunk_count == h->chunk_count"),
@@ -37,10 +37,9 @@ BUGS = [
     Bug("client/checkpoint", "restore.c", "checkpoint checkpoint_bad", "r == SHD_OK && strcmp(hex, info->digest) != 0",
         "r == SHD_OK && hex[0] == '\\0'"),
     Bug("client/ctl/plan", "plan_source.c", "ctl_plan", "equals == NULL || equals == tie", "equals == NULL"),
-    Bug("client/ctl/run", "revive.c", "ctl ctl_up ctl_keeper", "    kill(-c->pid, SIGKILL); /*", "    /*"),
-    Bug("client/ctl/doctor", "doctor_host.c", "ctl_doctor", "missing == 0", "missing >= 0"),
-    Bug("client/ctl/watch", "status_join.c", "ctl_status", "if (w->since_s > j->waits[i].w.since_s)",
-        "if (w->since_s < j->waits[i].w.since_s)"),
+    Bug("client/ctl/run", "revive.c", "ctl_up ctl_keeper", "c->starts >= max && now", "c->starts > max && now"),
+    Bug("client/ctl/doctor", "doctor_host.c", "ctl_doctor", "missing == 0", "missing > 0"),
+    Bug("client/ctl/watch", "status.c", "ctl_status", "if (j->wait_count == 0)", "if (j->wait_count <= 1)"),
     Bug("proto/wire", "wire.c", "proto_wire proto_wire_fuzz", "if (value >= min && value <= max)",
         "if (value >= min && value <= max + 1)"),
     Bug("proto/spec", "spec_node.c", "proto_spec proto_spec_errors", "bytes >= SPEC_NAME_BYTES_MAX",

@@ -157,6 +157,22 @@ TEST(bound_forces_a_release)
                  "PREPARE0 COMMIT0");
 }
 
+/* Of two that could make room, that which is needed last goes. */
+TEST(bound_releases_what_is_needed_last)
+{
+    toy_chain(&toy, 5);
+    toy.units[4].uses[toy.units[4].uses_count++] = 0;
+    toy.units[3].uses[toy.units[3].uses_count++] = 1;
+    struct plan_policy policy = policy_of(PLAN_ZERO3, PLAN_PREFETCH_NONE, 0);
+    policy.max_live_units = 2;
+    expect_order(policy, 1,
+                 "FETCH0 WAIT0 FORWARD0 FETCH1 WAIT1 FORWARD1 FREE0 FETCH2 WAIT2 FORWARD2 FREE2 "
+                 "FETCH3 WAIT3 FORWARD3 FREE3 FREE1 FETCH0 FETCH4 WAIT0 WAIT4 FORWARD4 "
+                 "BACKWARD4 FREE4 RETURN4 FREE0 FETCH1 FETCH3 WAIT1 WAIT3 BACKWARD3 FREE3 RETURN3 "
+                 "FETCH2 WAIT2 BACKWARD2 FREE2 RETURN2 BACKWARD1 FREE1 RETURN1 "
+                 "FETCH0 WAIT0 BACKWARD0 FREE0 RETURN0 PREPARE0 COMMIT0");
+}
+
 /* Not in the trace itself: there for its user, gone and returned after the last user's backward. */
 TEST(used_unit_outside_the_trace_serves_its_users)
 {

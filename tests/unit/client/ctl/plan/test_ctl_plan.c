@@ -247,6 +247,7 @@ TEST(safetensors_become_units_by_layer)
 TEST(safetensors_questions_that_make_no_sense_are_refused)
 {
     expect_file(gpt, 1348, "--tie lm_head", 1, "--tie is 'lm_head', takes ALIAS=TENSOR");
+    expect_file(gpt, 1348, "--tie =wte.weight", 1, "takes ALIAS=TENSOR");
     expect_file(gpt, 1348, "--tie a=b", 1, "there is no tensor 'b'");
     expect_file(gpt, 1348, "--tie h.0.w=wte.weight", 1, "'h.0.w' is listed twice");
     expect_file(gpt, 1348, "--frozen .", 1, "leaves nothing to train");
