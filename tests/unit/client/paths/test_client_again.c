@@ -186,8 +186,8 @@ static void expect_right(enum how how)
     }
 }
 
-/* A process that AddressSanitizer looks at is slow to fork, and six are for each point: there each way
- * has every fourth point, and all four ways together have them all. */
+/* A process that AddressSanitizer looks at is slow to fork, and six are for each point: there each
+ * way has every fourth point, and all four ways together have them all. */
 #ifdef __SANITIZE_ADDRESS__
 #define POINTS_APART HOWS
 #else
