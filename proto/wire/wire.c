@@ -423,11 +423,9 @@ static int frame_decode(const ProtobufCMessageDescriptor *descriptor, const void
     ProtobufCAllocator allocator = { .alloc = arena_alloc,
                                      .free = arena_free,
                                      .allocator_data = &d };
-    ProtobufCMessage *m = protobuf_c_message_unpack(descriptor, &allocator, bytes, frame);
-    if (m != NULL) {
-        *ret_m = m;
+    *ret_m = protobuf_c_message_unpack(descriptor, &allocator, bytes, frame);
+    if (*ret_m != NULL)
         return SHD_OK;
-    }
     arena->used = used;
     if (d.exhausted)
         return err_set(e, SHD_ERANGE, "%s of %zu bytes does not fit the arena's %zu",
@@ -482,10 +480,11 @@ int wire_request_unpack(const void *frame, size_t bytes, struct wire_arena *aren
                         struct wire_request *ret_request, struct shd_err *e)
 {
     const size_t used = arena->used;
-    ProtobufCMessage *decoded;
+    ProtobufCMessage *decoded = NULL;
     int r = frame_decode(&shd__request__descriptor, frame, bytes, arena, &decoded, e);
     if (r != SHD_OK)
         return r;
+    CHECK(decoded != NULL);
     const Shd__Request *m = (const Shd__Request *)decoded;
     r = request_check(m, e);
     if (r != SHD_OK) {
@@ -556,10 +555,11 @@ int wire_reply_unpack(const void *frame, size_t bytes, struct wire_arena *arena,
                       struct wire_reply *ret_reply, struct shd_err *e)
 {
     const size_t used = arena->used;
-    ProtobufCMessage *decoded;
+    ProtobufCMessage *decoded = NULL;
     int r = frame_decode(&shd__reply__descriptor, frame, bytes, arena, &decoded, e);
     if (r != SHD_OK)
         return r;
+    CHECK(decoded != NULL);
     const Shd__Reply *m = (const Shd__Reply *)decoded;
     if (m->text[0] != 0) /* then it is in the arena, not protobuf-c's constant "" */
         text_clean(m->text);
