@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""planted.py [--dir DIR] [ROOM...]: does a bug in a room turn a test of that room's folder red?
+"""planted.py [--check] [--dir DIR] [ROOM...]: does a bug in a room turn a test of that room's folder red?
 
 Makes a copy of HEAD in DIR (build/planted of this tree; it is kept, so that the next run builds less), and
 there for each room below: plants one bug, builds the tests that lie in tests/unit/ROOM (tests/cuda for
 kernels/cuda), runs them, and takes the bug out. Prints a row each: room, file, the test that failed. Exit 1
 when a bug was not found, 2 when a text to be replaced is not there exactly once: then plant it anew. All of
-it takes some ten minutes. tests/sim/sim_bugs.cmake has more, which the simulator has to find.
+it takes some ten minutes; --check only looks whether each text is there. tests/sim/sim_bugs.cmake has more, which the simulator has to find.
 """
 import argparse
 import os
@@ -23,7 +23,7 @@ BUGS = [
     Bug("daemon/core", "lease.c", "lease", "last_handed_ns(g) < last_handed_ns(", "last_handed_ns(g) > last_handed_ns("),
     Bug("daemon/base", "log.c", "log", "if (site->said < BURST)", "if (site->said <= BURST)"),
     Bug("daemon/net", "mailbox.c", "abuse", "if (surplus || zmq_msg_size", "if (surplus && zmq_msg_size"),
-    Bug("daemon/op", "op_fetch.c", "requests", "req->unit >= m->spec->unit_count", "req->unit > m->spec->unit_count"),
+    Bug("daemon/op", "op_links.c", "requests", "req->unit >= m->spec->unit_count", "req->unit > m->spec->unit_count"),
     Bug("daemon/model", "adopt.c", "adopt_state", "spec_returns(spec) == h->micros && m->trail.chunk_count == h->chunk_count &&\n"
         "        model_state_bytes(m) == h->state_bytes", "spec_returns(spec) == h->micros && m->trail.chunk_count == h->chunk_count"),
     Bug("daemon/view", "waits.c", "http", "        if (w->on[i].session == p.session && w->on[i].pid == p.pid)\n"
@@ -91,13 +91,23 @@ def found_by(bug, where):
     return f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}" if names and done.returncode else None
 
 
-def plant(bug, where):
+def text_of(bug, where):
+    """What the file is without the bug."""
     path = os.path.join(where, bug.room, bug.file)
+    if not os.path.exists(path):
+        print(f"{bug.room}/{bug.file} is not there: plant that bug anew", file=sys.stderr)
+        sys.exit(2)
     with open(path, encoding="utf-8") as f:
         right = f.read()
     if right.count(bug.text) != 1:
-        print(f"{bug.room}/{bug.file}: {right.count(bug.text)} times: {bug.text}", file=sys.stderr)
+        print(f"{bug.room}/{bug.file} has {right.count(bug.text)} times, not once: {bug.text}", file=sys.stderr)
         sys.exit(2)
+    return right
+
+
+def plant(bug, where):
+    path = os.path.join(where, bug.room, bug.file)
+    right = text_of(bug, where)
     try:
         with open(path, "w", encoding="utf-8") as f:
             f.write(right.replace(bug.text, bug.bug))
@@ -112,9 +122,14 @@ def plant(bug, where):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
     parser.add_argument("--dir", default=os.path.join(ROOT, "build/planted"))
     parser.add_argument("rooms", nargs="*", metavar="ROOM")
     args = parser.parse_args()
+    if args.check:
+        for bug in BUGS:
+            text_of(bug, ROOT)
+        return 0
     copy_of_head(args.dir)
     missed = 0
     for bug in BUGS:
