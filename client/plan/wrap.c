@@ -1,6 +1,6 @@
 /* See wrap.h. Each tensor gets a key (the part of its name that makes it belong), tensors are
  * sorted by key so that equal ones are neighbours, runs of equal keys become units in the order
- * asked for, small units are joined, and last come the uses. wrap_spec.c makes a spec of it. */
+ * asked for, small units are joined, and last come the uses. wrap_spec() makes a spec of it. */
 #include "client/plan/wrap.h"
 
 #include <ctype.h>

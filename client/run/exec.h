@@ -1,6 +1,6 @@
 /* The executor's single operations: what a plan (client/plan/plan.h) is made of, carried out with
- * the user's compute. Three drivers go through plans with them: run_step.h, in the planned order;
- * follow.h, for models that say what runs next; elastic.c, for shares that the owners hand out.
+ * the user's compute. Two drivers go through plans with them: run_step.c, in the planned order,
+ * also of shares that the owners hand out; follow.h, for models that say what runs next.
  */
 #ifndef SHD_EXEC_H
 #define SHD_EXEC_H

@@ -1,4 +1,4 @@
-/* The toy training of tests/lib/policy_toy.h for a worker whose arrays are in a GPU's memory: it
+/* The toy training of tests/lib/client_toy.h for a worker whose arrays are in a GPU's memory: it
  * computes on the host, between copies of its own, as a program would by its CUDA runtime. Of the
  * host's memory nothing is handed to the library, and nothing it hands out is read. */
 #ifndef SHD_GPU_TOY_H
