@@ -100,7 +100,7 @@ TEST(a_damaged_byte_is_an_error_or_leaves_a_sound_header)
 {
     struct safetensors_header h = sample();
     uint32_t refused = 0, read = 0;
-    for (uint64_t at = 0; at < 8 + strlen(h.data + 8) && at < 420; at++)
+    for (uint64_t at = 0; at < h.bytes && at < 420; at++)
         for (unsigned bit = 0; bit < 8; bit++) {
             struct shd_err e = { 0 };
             struct safetensors *f = NULL;
