@@ -171,7 +171,9 @@ TEST(live_socket_with_a_full_backlog_is_refused_too)
     const int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     EXPECT(bind(listener, (struct sockaddr *)&a, sizeof a) == 0 && listen(listener, 0) == 0);
     int fd, other;
-    EXPECT_OK(side_connect(p.path, &fd, &e), &e); /* fills it */
+    EXPECT_OK(side_connect(p.path, &fd, &e), &e);                   /* fills it */
+    EXPECT_STATUS(side_connect(p.path, &other, &e), SHD_ETIMEDOUT); /* at once: links try again */
+    EXPECT_HAS(e.text, "accepts no connection");
     EXPECT_STATUS(side_listen(p.path, &other, &e), SHD_EEXIST);
     close(fd);
     close(listener);
