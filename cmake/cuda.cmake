@@ -71,7 +71,8 @@ endif()
 
 # ThreadSanitizer cannot follow code on the emulation's fibers. As properties of sources, these
 # come after shd_options' flags.
-set(SHD_EMULATE_FLAGS -O2 -ffp-contract=off -Wno-unknown-pragmas)
+set(SHD_EMULATE_FLAGS -O2 -ffp-contract=off -Wno-unknown-pragmas -include
+    ${PROJECT_SOURCE_DIR}/tests/cuda/emulate_device.h)
 if(SHD_SANITIZE MATCHES "thread")
   list(APPEND SHD_EMULATE_FLAGS -fno-sanitize=thread)
 endif()

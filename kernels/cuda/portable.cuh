@@ -48,8 +48,8 @@ template <typename T> DEVICE T get_once(const T *p)
     return __ldcs(p);
 }
 
-#else
-#include "tests/cuda/emulate_device.h"
+#elif !defined KERNEL_BOUNDS
+#error "not nvcc, and no emulation included before (cmake/cuda.cmake, shd_cuda_emulated)"
 #endif
 
 #define KERNEL(name, type) KERNEL_BOUNDS(name, type, 256, 1)

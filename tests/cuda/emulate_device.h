@@ -1,5 +1,5 @@
-/* CUDA's words for code that is compiled for the emulation: see kernels/cuda/portable.cuh, which
- * includes this, and emulate.h. Nothing here is for anybody else. */
+/* CUDA's words for code that is compiled for the emulation: see kernels/cuda/portable.cuh, before
+ * which the compiler is told to include this, and emulate.h. Nothing here is for anybody else. */
 #ifndef SHD_TESTS_EMULATE_DEVICE_H
 #define SHD_TESTS_EMULATE_DEVICE_H
 
