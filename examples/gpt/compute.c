@@ -6,8 +6,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "examples/gpt/backend_host.h"
-#include "examples/gpt/cuda/backend_cuda.h"
 #include "examples/gpt/progress.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
@@ -34,8 +32,7 @@ int compute_init(struct compute *c, struct shd_err *e)
     const struct options *o = c->options;
     const uint32_t units = gpt_units(&c->shape);
     const struct backend_config config = compute_config(c);
-    const int r = o->chosen.cuda ? backend_cuda_new(&config, &c->backend, e)
-                                 : backend_host_new(&config, &c->backend, e);
+    const int r = c->backend_new(&config, &c->backend, e);
     if (r == SHD_ENOMEM && !o->recompute)
         return err_set(e, r, "%s; or add --recompute: activations of one layer at a time", e->text);
     if (r != SHD_OK)

@@ -26,9 +26,11 @@ struct compute {
     shd_model *model;
     const volatile sig_atomic_t *signal; /* the one this process was asked to end by, or 0 */
     enum gemm_kind gemm;                 /* host: gemm_init() was called */
-    struct backend *backend;             /* owned, as what follows */
-    uint8_t *windows;                    /* [batch, seq + 1] */
-    uint64_t *forward_ns, *backward_ns;  /* [units] time spent, this step */
+    int (*backend_new)(const struct backend_config *config, struct backend **ret_backend,
+                       struct shd_err *e);
+    struct backend *backend;                     /* owned, as what follows */
+    uint8_t *windows;                            /* [batch, seq + 1] */
+    uint64_t *forward_ns, *backward_ns;          /* [units] time spent, this step */
     int (*before)(void *ctx, struct shd_err *e); /* a step's first micro-batch; NULL: nothing */
     void *before_ctx;
     bool begun;             /* a micro-batch of this step */
@@ -36,8 +38,8 @@ struct compute {
     struct shd_err err;     /* of a callback that stopped the run */
 };
 
-/* options, shape, layout, pool, data, model, signal and gemm are set; make the rest.
- * Errors: SHD_ENOMEM, and those of backend_host_new() and backend_cuda_new(). */
+/* options, shape, layout, pool, data, model, signal, gemm and backend_new are set; make the rest.
+ * Errors: SHD_ENOMEM, and those of backend_new(). */
 int compute_init(struct compute *c, struct shd_err *e);
 void compute_deinit(struct compute *c);
 

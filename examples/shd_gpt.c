@@ -1,4 +1,5 @@
-/* train.c: shd-gpt, from attaching to the digest. Exit codes: 0 done, 1 failed, 2 wrong usage, 128
+/* shd_gpt.c: shd-gpt, from attaching to the digest. Exit codes: 0 done, 1 failed, 2 wrong usage,
+ * 128
  * + signal ended by a signal.
  *
  * Happy path: read the text, attach, open the model; per step run this worker's micro-batches
@@ -15,7 +16,9 @@
 #include <string.h>
 
 #include "client/run/policy.h"
+#include "examples/gpt/backend_host.h"
 #include "examples/gpt/compute.h"
+#include "examples/gpt/cuda/backend_cuda.h"
 #include "examples/gpt/data.h"
 #include "examples/gpt/evaluate.h"
 #include "examples/gpt/gemm.h"
@@ -320,7 +323,8 @@ static int train_init(struct train *t, bool *ret_refused, struct shd_err *e)
                            .data = t->data,
                            .model = t->model,
                            .signal = &train_signal,
-                           .gemm = t->gemm };
+                           .gemm = t->gemm,
+                           .backend_new = o->chosen.cuda ? backend_cuda_new : backend_host_new };
     r = gpt_layout_load(&c->shape, t->model, &c->layout, e);
     if (r == SHD_OK)
         r = compute_init(c, e);
