@@ -137,8 +137,8 @@ SHD_API uint32_t shd_tensors(const shd_model *m);
 SHD_API void shd_tensor_get(const shd_model *m, uint32_t index, struct shd_tensor *ret_tensor);
 
 /* -- Policy ---------------------------------------------------------------------------------- */
-/* How this worker runs its steps: what it holds when, how bytes move. Results do not depend on it
- * (grad_dtype apart), to the bit. docs/schedules.md draws each, `shardctl plan` counts costs. */
+/* How this worker runs its steps: what it holds when, how bytes move. Results do not depend on it,
+ * to the bit. docs/schedules.md draws each, `shardctl plan` counts costs. */
 enum shd_strategy {
     SHD_ZERO3 = 0, /* FULL_SHARD: free after forward, fetch again for backward */
     SHD_ZERO2 = 1, /* SHARD_GRAD_OP: keep from forward to backward */
@@ -164,7 +164,7 @@ struct shd_policy {
     uint32_t max_live_units; /* hard bound on units held at once; 0: none */
     uint64_t max_live_bytes; /* hard bound on their bytes; 0: none */
     enum shd_path path;
-    enum shd_dtype grad_dtype; /* of returned gradients; 0: SHD_F32 */
+    enum shd_dtype grad_dtype; /* 0, or what the model's spec says: others are SHD_ESPEC */
 };
 /* Before the first gradient or step of the model; default: zero3, one unit ahead both ways, auto.
  * SHD_ERANGE names the smallest bound that could be met; SHD_ENOTSUP says why a path cannot be. */

@@ -257,6 +257,7 @@ static char *train_spec(const struct options *o)
                                    .micro_batches = (uint32_t)o->micro_batches,
                                    .accumulate = o->chosen.accumulate,
                                    .publish = o->chosen.publish,
+                                   .grad_dtype = o->chosen.policy.grad_dtype,
                                    .weight_decay = o->weight_decay };
     return gpt_spec_json(&shape, &spec);
 }

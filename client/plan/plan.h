@@ -51,7 +51,7 @@ struct plan_policy {
     enum plan_backward_prefetch backward_prefetch;
     uint32_t max_live_units;   /* 0: no bound */
     uint64_t max_live_bytes;   /* of parameters (publish dtype); 0: no bound */
-    enum shd_dtype grad_dtype; /* of returned gradients; 0: SHD_F32 */
+    enum shd_dtype grad_dtype; /* of returned gradients; 0: the spec's */
 };
 
 /* ZeRO-3, one unit ahead both ways: FSDP's FULL_SHARD with BACKWARD_PRE. */

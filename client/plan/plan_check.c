@@ -329,7 +329,8 @@ static int replay(struct checker *c, struct shd_err *e)
 /* Count the readers of each unit in one sweep, and the sizes. */
 static int survey(struct checker *c, struct shd_err *e)
 {
-    const enum shd_dtype dtype = c->policy->grad_dtype != 0 ? c->policy->grad_dtype : SHD_F32;
+    const enum shd_dtype dtype = c->policy->grad_dtype != 0 ? c->policy->grad_dtype
+                                                            : c->spec->grad_dtype;
     for (uint32_t at = 0; at < c->count; at++) {
         const uint32_t unit = unit_at(c, at);
         if (unit >= c->spec->unit_count || c->units[unit].in_trace)

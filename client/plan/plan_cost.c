@@ -116,7 +116,8 @@ int plan_count(const struct plan *plan, const struct spec *spec, enum shd_dtype 
         c.sizes[u] = (struct size){
             .param_bytes = plan_unit_param_bytes(spec, u),
             .grad_bytes = plan_unit_grad_bytes(spec, u, SHD_F32),
-            .return_bytes = plan_unit_grad_bytes(spec, u, grad_dtype != 0 ? grad_dtype : SHD_F32),
+            .return_bytes = plan_unit_grad_bytes(spec, u,
+                                                 grad_dtype != 0 ? grad_dtype : spec->grad_dtype),
         };
     for (uint32_t i = 0; i < plan->op_count; i++) {
         CHECK(plan->ops[i].unit < spec->unit_count);

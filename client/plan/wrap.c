@@ -565,6 +565,7 @@ static bool fill_head(struct spec *s, const struct wrap_model *model)
     s->micro_batches = model->micro_batches;
     s->accumulate = model->accumulate;
     s->publish = model->publish;
+    s->grad_dtype = SHD_F32;
     s->optimizer = SPEC_ADAMW;
     s->beta1 = 0.9;
     s->beta2 = 0.999;

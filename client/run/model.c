@@ -50,7 +50,7 @@ static int open_model(shd_session *s, struct spec *spec, const char *name, shd_m
     m->session = s;
     m->reader = s->reader;
     m->in.step = UINT64_MAX;
-    m->policy = (struct policy){ .plan = PLAN_POLICY_DEFAULT, .grad_dtype = SHD_F32 };
+    m->policy = (struct policy){ .plan = PLAN_POLICY_DEFAULT };
     uint32_t slots = 0;
     int r = SHD_OK;
     if (spec != NULL) {

@@ -54,7 +54,21 @@ static int check_unused(const struct shd_model *m, struct shd_err *e)
     return SHD_OK;
 }
 
-static struct policy internal(const struct shd_policy *p, uint64_t fetch_delay_ns)
+/* What gradients are rounded to is a property of the model: else the sums would depend on which
+ * worker computed what. */
+static int check_grad_dtype(const struct shd_model *m, const struct shd_policy *p,
+                            struct shd_err *e)
+{
+    if (p->grad_dtype == 0 || p->grad_dtype == m->spec->grad_dtype || !dtype_valid(p->grad_dtype))
+        return SHD_OK; /* one that is none is refused with the plan */
+    return err_set(e, SHD_ESPEC,
+                   "grad_dtype is '%s', model '%s' has '%s': leave it 0, or give the spec "
+                   "\"grad_dtype\": \"%s\"",
+                   dtype_name(p->grad_dtype), m->spec->name, dtype_name(m->spec->grad_dtype),
+                   dtype_name(p->grad_dtype));
+}
+
+static struct policy internal(const struct shd_model *m, const struct shd_policy *p)
 {
     return (struct policy){
         .plan = { .strategy = (enum plan_strategy)p->strategy,
@@ -62,9 +76,9 @@ static struct policy internal(const struct shd_policy *p, uint64_t fetch_delay_n
                   .backward_prefetch = (enum plan_backward_prefetch)p->backward_prefetch,
                   .max_live_units = p->max_live_units,
                   .max_live_bytes = p->max_live_bytes,
-                  .grad_dtype = p->grad_dtype },
-        .grad_dtype = p->grad_dtype != 0 ? p->grad_dtype : SHD_F32,
-        .fetch_delay_ns = fetch_delay_ns,
+                  .grad_dtype = p->grad_dtype != 0 ? p->grad_dtype : m->spec->grad_dtype },
+        .grad_dtype = m->spec->grad_dtype,
+        .fetch_delay_ns = m->policy.fetch_delay_ns,
         .set = true,
     };
 }
@@ -161,10 +175,12 @@ int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err
     if (r == SHD_OK)
         r = check_path(m, &p, e);
     if (r == SHD_OK)
+        r = check_grad_dtype(m, &p, e);
+    if (r == SHD_OK)
         r = check_unused(m, e);
     if (r != SHD_OK)
         return r;
-    const struct policy asked = internal(&p, m->policy.fetch_delay_ns);
+    const struct policy asked = internal(m, &p);
     r = group_cost(m, &asked.plan, &cost, e);
     if (r == SHD_OK && takes_copy(m, p.path))
         r = make_copy(m, p.path, cost.live_units_max, e);

@@ -61,6 +61,7 @@ int model_set_spec(struct shd_model *m, struct spec *spec, struct shd_err *e)
     for (uint32_t u = 0; u < spec->unit_count; u++)
         m->holds[u].bytes = plan_unit_param_bytes(spec, u);
     m->spec = spec;
+    m->policy.grad_dtype = m->policy.plan.grad_dtype = spec->grad_dtype;
     return SHD_OK;
 }
 

@@ -94,6 +94,12 @@ static int check_place(struct op *op)
     if (spec->units[req->unit].frozen)
         return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 " '%s' is frozen: it has no gradient",
                        req->unit, spec->units[req->unit].name);
+    if (!req->none && req->dtype != spec->grad_dtype)
+        return err_set(&op->err, SHD_ESPEC,
+                       "gradient of unit %" PRIu32 " '%.40s' is '%s', model '%.60s' has grad_dtype "
+                       "'%s'",
+                       req->unit, spec->units[req->unit].name, dtype_name(req->dtype), spec->name,
+                       dtype_name(spec->grad_dtype));
     return SHD_OK;
 }
 

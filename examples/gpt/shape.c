@@ -447,12 +447,12 @@ static const char *spec_dtype(enum shd_dtype dtype)
 char *gpt_spec_json(const struct gpt_shape *shape, const struct gpt_spec *spec)
 {
     /* "o" takes the reference over, also of NULL, which makes json_pack() fail. */
-    json_t *root = json_pack("{s:s, s:I, s:I, s:s, s:o, s:[{s:s, s:f}, {s:s, s:f}], s:o}", "name",
-                             "gpt", "seed", (json_int_t)spec->seed, "micro_batches",
-                             (json_int_t)spec->micro_batches, "publish", spec_dtype(spec->publish),
-                             "optimizer", spec_optimizer(spec->optimizer), "groups", "name",
-                             "decay", "weight_decay", spec->weight_decay, "name", "plain",
-                             "weight_decay", 0.0, "units", spec_units(shape));
+    json_t *root = json_pack(
+        "{s:s, s:I, s:I, s:s, s:s, s:o, s:[{s:s, s:f}, {s:s, s:f}], s:o}", "name", "gpt", "seed",
+        (json_int_t)spec->seed, "micro_batches", (json_int_t)spec->micro_batches, "publish",
+        spec_dtype(spec->publish), "grad_dtype", spec_dtype(spec->grad_dtype), "optimizer",
+        spec_optimizer(spec->optimizer), "groups", "name", "decay", "weight_decay",
+        spec->weight_decay, "name", "plain", "weight_decay", 0.0, "units", spec_units(shape));
     if (root == NULL)
         return NULL;
     if (spec->accumulate > 1 &&

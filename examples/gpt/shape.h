@@ -144,8 +144,8 @@ struct gpt_spec {
     const char *optimizer; /* "adamw", "sgd" or "lion" */
     uint64_t seed;
     uint32_t micro_batches, accumulate;
-    enum shd_dtype publish;
-    double weight_decay; /* of matrices; biases and norms have none */
+    enum shd_dtype publish, grad_dtype; /* 0: fp32 */
+    double weight_decay;                /* of matrices; biases and norms have none */
 };
 
 /* The model spec of shd_model_open(), as JSON; free() it. NULL: no memory. */

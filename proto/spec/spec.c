@@ -206,6 +206,7 @@ int spec_compare(const struct spec *open, const struct spec *asked, struct shd_e
     same_u64(&c, open->micro_batches, asked->micro_batches, "micro_batches");
     same_u64(&c, open->accumulate, asked->accumulate, "accumulate");
     same_text(&c, dtype_name(open->publish), dtype_name(asked->publish), "publish");
+    same_text(&c, dtype_name(open->grad_dtype), dtype_name(asked->grad_dtype), "grad_dtype");
     compare_optimizer(&c, open, asked);
     compare_groups(&c, open, asked);
     same_u64(&c, open->unit_count, asked->unit_count, "number of units");

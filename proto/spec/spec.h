@@ -65,9 +65,10 @@ struct spec_unit {
 struct spec {
     char *name;
     uint64_t seed;
-    uint32_t micro_batches; /* M, 1..SHD_MICROS_MAX */
-    uint32_t accumulate;    /* micro-batches per returned gradient; divides micro_batches */
-    enum shd_dtype publish; /* what workers read */
+    uint32_t micro_batches;    /* M, 1..SHD_MICROS_MAX */
+    uint32_t accumulate;       /* micro-batches per returned gradient; divides micro_batches */
+    enum shd_dtype publish;    /* what workers read */
+    enum shd_dtype grad_dtype; /* of gradients as workers return them; default fp32 */
     enum spec_optimizer optimizer;
     double beta1, beta2, eps; /* SGD: beta1 is the momentum; Lion: beta1, beta2 */
     struct spec_group *groups;

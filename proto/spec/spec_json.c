@@ -365,22 +365,23 @@ static int check_any_trainable(struct parser *p)
     return err_set(p->e, SHD_EINVAL, "units: every tensor is frozen, nothing could be trained");
 }
 
-static int parse_publish(struct parser *p, const struct node *n)
+static int parse_dtype(struct parser *p, const struct node *n, enum shd_dtype *ret_dtype)
 {
     const char *name = "f32";
     const int r = n->json != NULL ? node_text(n, &name, p->e) : SHD_OK;
     if (r != SHD_OK)
         return r;
-    p->spec->publish = dtype_parse(name);
-    if (!dtype_valid(p->spec->publish))
+    *ret_dtype = dtype_parse(name);
+    if (!dtype_valid(*ret_dtype))
         return err_set(p->e, SHD_EINVAL, "%s is '%.40s', must be f32, bf16 or f16", n->path, name);
     return SHD_OK;
 }
 
 static int parse_root(struct parser *p, const struct node *root)
 {
-    static const char *const known[] = { "name",    "seed",      "micro_batches", "accumulate",
-                                         "publish", "optimizer", "groups",        "units" };
+    static const char *const known[] = { "name",       "seed",    "micro_batches",
+                                         "accumulate", "publish", "grad_dtype",
+                                         "optimizer",  "groups",  "units" };
     struct spec *s = p->spec;
     int r = node_object(root, known, ARRAY_SIZE(known), p->e);
     if (r != SHD_OK)
@@ -389,6 +390,7 @@ static int parse_root(struct parser *p, const struct node *root)
     const struct node micros = node_field(root, "micro_batches");
     const struct node accumulate = node_field(root, "accumulate");
     const struct node publish = node_field(root, "publish"), groups = node_field(root, "groups");
+    const struct node grad_dtype = node_field(root, "grad_dtype");
     const struct node optimizer = node_field(root, "optimizer"), units = node_field(root, "units");
     uint64_t micro_batches = 0;
     r = node_name(&name, &s->name, p->e);
@@ -400,7 +402,9 @@ static int parse_root(struct parser *p, const struct node *root)
     if (r == SHD_OK)
         r = parse_accumulate(p, &accumulate);
     if (r == SHD_OK)
-        r = parse_publish(p, &publish);
+        r = parse_dtype(p, &publish, &s->publish);
+    if (r == SHD_OK)
+        r = parse_dtype(p, &grad_dtype, &s->grad_dtype);
     if (r == SHD_OK)
         r = parse_optimizer(p, &optimizer);
     if (r == SHD_OK)
@@ -465,7 +469,8 @@ int spec_parse(const char *json, size_t bytes, struct spec **ret_spec, struct sh
 /* -- Writing ------------------------------------------------------------------------------------
  *
  * Keys in the order set here, every default spelt out, reals with 17 digits: the same struct gives
- * the same bytes, and parsing them gives the same struct. */
+ * the same bytes, and parsing them gives the same struct. One default is not spelt out: builds
+ * without "grad_dtype" read the specs, and write the checkpoints, of models with fp32 gradients. */
 
 /* json_pack() gives NULL when memory is short, and takes over what it was given all the same; no
  * array or object takes a NULL: one that is missing anywhere makes all of it NULL. */
@@ -541,6 +546,11 @@ int spec_dump(const struct spec *spec, char **ret_json, struct shd_err *e)
         (json_int_t)spec->seed, "micro_batches", (json_int_t)spec->micro_batches, "accumulate",
         (json_int_t)spec->accumulate, "publish", dtype_name(spec->publish), "optimizer",
         optimizer_json(spec), "groups", groups_json(spec), "units", units_json(spec));
+    if (root != NULL && spec->grad_dtype != SHD_F32 &&
+        json_object_set_new(root, "grad_dtype", json_string(dtype_name(spec->grad_dtype))) != 0) {
+        json_decref(root);
+        root = NULL;
+    }
     char *text = root != NULL ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(root);
     if (text == NULL)

@@ -303,7 +303,7 @@ static void hand_write_grad(struct hand *h, uint32_t unit, uint32_t micro, uint3
 
 static bool hand_return(struct hand *h, uint32_t unit, uint32_t micro)
 {
-    const enum shd_dtype dtype = (unit + micro) % 2 == 0 ? SHD_F32 : SHD_BF16;
+    const enum shd_dtype dtype = h->spec->grad_dtype;
     struct wire_request req = { .type = WIRE_RETURN,
                                 .return_grad = { .model = h->model,
                                                  .step = h->step,

@@ -92,6 +92,7 @@ static void on_every_mix(struct pt_model model, enum shd_dtype grad_dtype)
                            .steps = STEPS,
                            .t = { .overflow_step = UINT64_MAX } };
     w.model.name = "reference";
+    w.model.grad_dtype = grad_dtype;
     pt_reference(pt_spec(&w.model), &like, w.want);
     copied = share((SHD_DDP + 1) * sizeof *copied);
     for (size_t i = 0; i < mix_count(); i++) {

@@ -94,7 +94,7 @@ TEST(owners_are_killed_and_the_worker_on_a_gpu_goes_on)
 TEST(owners_on_gpus_are_killed_and_the_worker_on_the_host_goes_on)
 {
     unsigned random = (unsigned)test_seed(20261122);
-    struct worker w = { .model = { .name = "kill" },
+    struct worker w = { .model = { .name = "kill", .grad_dtype = SHD_BF16 },
                         .policy = policy_of(SHD_ZERO2, SHD_PATH_COPY, SHD_BF16),
                         .steps = 8 };
     for (size_t i = 2; i < mix_count(); i++)
@@ -177,7 +177,7 @@ TEST(whatever_call_fails_is_named_and_nothing_is_left)
 {
     NEEDS_SHIM();
     struct worker w = { .device = "cuda:0",
-                        .model = { .name = "fail", .accumulate = 2 },
+                        .model = { .name = "fail", .accumulate = 2, .grad_dtype = SHD_BF16 },
                         .policy = policy_of(SHD_ZERO3, SHD_PATH_AUTO, SHD_BF16),
                         .steps = 1 };
     fail_all(&w, &mixes[2]);

@@ -19,7 +19,7 @@ static uint32_t steps = STEPS;
 /* Three chunks of the trail and some, a frozen unit between, less than a block at the end. */
 #define SPEC(optimizer)                                                                        \
     "{\"name\":\"toy\",\"seed\":3,\"micro_batches\":3,\"publish\":\"bf16\","                   \
-    "\"optimizer\":" optimizer                                                                 \
+    "\"grad_dtype\":\"bf16\",\"optimizer\":" optimizer                                         \
     ",\"groups\":[{\"name\":\"decay\",\"weight_decay\":0.1},{\"name\":\"plain\"}],\"units\":[" \
     "{\"name\":\"a\",\"tensors\":[{\"name\":\"a.w\",\"shape\":[300,700],\"group\":\"decay\","  \
     "\"init\":[\"normal\",0,0.02]},{\"name\":\"a.b\",\"shape\":[1000],\"group\":\"plain\"}]}," \

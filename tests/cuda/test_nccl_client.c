@@ -64,6 +64,7 @@ static void by_both(struct worker w, enum shd_strategy strategy)
 
 static void every_strategy(const struct owners *o, struct pt_model model, enum shd_dtype grad_dtype)
 {
+    model.grad_dtype = grad_dtype;
     const struct worker w = {
         .device = "cuda:0", .model = model, .policy = { .grad_dtype = grad_dtype }, .steps = STEPS
     };
@@ -258,7 +259,7 @@ TEST(a_gradient_that_is_written_outlives_its_owner)
 {
     for (size_t i = 0; i < ARRAY_SIZE(all_far); i++) {
         struct worker w = { .device = "cuda:0",
-                            .model = { .name = "between" },
+                            .model = { .name = "between", .grad_dtype = SHD_BF16 },
                             .policy = policy_of(SHD_ZERO2, SHD_PATH_NCCL, SHD_BF16),
                             .steps = STEPS,
                             .stops = true };

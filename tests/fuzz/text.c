@@ -247,6 +247,7 @@ static void model_read(struct model *m, struct fuzz_in *in)
                              .unit_count = fuzz_below(in, UNITS_MAX) + 1,
                              .accumulate = fuzz_below(in, 5),
                              .publish = (enum shd_dtype)(fuzz_below(in, 3) + SHD_F32),
+                             .grad_dtype = SHD_F32,
                              .units = m->units,
                              .tensors = m->tensors };
     m->spec.tensor_count = m->spec.unit_count;

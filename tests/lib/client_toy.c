@@ -157,10 +157,12 @@ void toy_reference(const char *spec, uint32_t steps, char ret_hex[65])
 
 const char *pt_spec(const struct pt_model *p)
 {
+    static const char *const dtypes[] = { "f32", "f32", "bf16", "f16" };
     static char json[4096];
     const char *trainable = p->frozen ? "false" : "true";
     snprintf(json, sizeof json,
              "{ \"name\": \"%s\", \"seed\": 5, \"micro_batches\": 4, \"publish\": \"%s\","
+             "  \"grad_dtype\": \"%s\","
              "  \"accumulate\": %u, \"optimizer\": { \"kind\": \"adamw\" }, \"units\": ["
              "  { \"name\": \"embed\", \"tensors\": [ { \"name\": \"wte\", \"shape\": [61, 83],"
              "      \"init\": [\"normal\", 0, 0.5] } ] },"
@@ -176,7 +178,7 @@ const char *pt_spec(const struct pt_model *p)
              "      \"init\": [\"normal\", 0, 1] } ] },"
              "  { \"name\": \"head\", \"uses\": [\"embed\"], \"tensors\": [ { \"name\": \"ln\","
              "      \"shape\": [777], \"init\": [\"uniform\", 0, 2] } ] } ] }",
-             p->name, p->publish != NULL ? p->publish : "f32",
+             p->name, p->publish != NULL ? p->publish : "f32", dtypes[p->grad_dtype],
              p->accumulate > 0 ? p->accumulate : 1, trainable);
     return json;
 }

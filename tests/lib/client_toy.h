@@ -61,7 +61,8 @@ struct pt_model {
     const char *name; /* of the model: one per run on the same daemons */
     const char *publish;
     uint32_t accumulate;
-    bool frozen; /* h1 */
+    bool frozen;               /* h1 */
+    enum shd_dtype grad_dtype; /* 0: fp32 */
 };
 
 const char *pt_spec(const struct pt_model *p);

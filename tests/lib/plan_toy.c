@@ -5,7 +5,9 @@
 void toy_chain(struct toy *t, uint32_t units)
 {
     static char name[] = "u";
-    *t = (struct toy){ .spec = { .unit_count = units, .accumulate = 1, .publish = SHD_F32 } };
+    *t = (struct toy){
+        .spec = { .unit_count = units, .accumulate = 1, .publish = SHD_F32, .grad_dtype = SHD_F32 }
+    };
     t->spec.units = t->units;
     t->spec.tensors = t->tensors;
     t->spec.tensor_count = units;

@@ -258,8 +258,9 @@ static int parse_words(const struct words *w, struct plan_ask *ask, struct shd_e
         return err_set(e, SHD_EINVAL, "--prefetch is '%s', must be pre, post or none", w->prefetch);
     ask->policy.strategy = (enum plan_strategy)strategy;
     ask->policy.backward_prefetch = (enum plan_backward_prefetch)prefetch;
-    ask->policy.grad_dtype = dtype_parse(w->grad_dtype);
-    if (!dtype_valid(ask->policy.grad_dtype))
+    if (w->grad_dtype != NULL)
+        ask->policy.grad_dtype = dtype_parse(w->grad_dtype);
+    if (w->grad_dtype != NULL && !dtype_valid(ask->policy.grad_dtype))
         return err_set(e, SHD_EINVAL, "--grad-dtype is '%s', must be f32, bf16 or f16",
                        w->grad_dtype);
     if (w->compare && w->automatic)
@@ -307,6 +308,8 @@ static int run_plan(struct plan_ask *ask, const struct words *w, struct shd_err 
         return r;
     if (ask->daemons == 0)
         ask->daemons = ask->workers;
+    if (ask->policy.grad_dtype == 0)
+        ask->policy.grad_dtype = spec->grad_dtype;
     r = w->compare ? plan_compare(spec, ask, w->as_json, stdout, e) : show_one(spec, ask, w, e);
     spec_free(spec);
     return r;
@@ -327,7 +330,7 @@ static int answer(struct plan_ask *ask, const struct words *w)
 int verb_plan(int argc, char **argv)
 {
     struct plan_ask ask = { .workers = 1, .policy = PLAN_POLICY_DEFAULT };
-    struct words w = { .strategy = "zero3", .prefetch = "pre", .grad_dtype = "f32" };
+    struct words w = { .strategy = "zero3", .prefetch = "pre" };
     struct plan_policy *p = &ask.policy;
     const struct flag table[] = {
         { "address", 'a', FLAG_STRING, "A", "where the daemons are ($SHARDD_ADDRESS, /run/shardd)",
@@ -354,7 +357,7 @@ int verb_plan(int argc, char **argv)
           &p->max_live_units, 1, UINT32_MAX },
         { "max-live-bytes", 0, FLAG_BYTES, "B", "hold at most so many bytes of parameters",
           &p->max_live_bytes, 0, 0 },
-        { "grad-dtype", 0, FLAG_STRING, "D", "gradients are returned as f32, bf16, f16 (f32)",
+        { "grad-dtype", 0, FLAG_STRING, "D", "gradients are returned as (what the model says)",
           &w.grad_dtype, 0, 0 },
         { "param-dtype", 0, FLAG_STRING, "D", "parameters are read as (what the model says)",
           &ask.param_dtype, 0, 0 },

@@ -348,7 +348,7 @@ static void fail_each(int kind, const char *want)
         struct pt_run run = run_on(SHD_ZERO3, SHD_PATH_COPY, 0);
         run.policy.grad_dtype = SHD_BF16;
         snprintf(name, sizeof name, "fail%d.%d", kind, n);
-        const struct pt_model model = { .name = name, .accumulate = 2 };
+        const struct pt_model model = { .name = name, .accumulate = 2, .grad_dtype = SHD_BF16 };
         snprintf(spec, sizeof spec, "%s", pt_spec(&model));
         if (n % 50 == 1) { /* a daemon takes 64 models */
             if (n > 1)
@@ -385,7 +385,7 @@ TEST(nth_failure_on_the_copy_path_is_an_error_and_can_be_repeated)
 {
     static const int kinds[] = { SYS_ALLOC, SYS_MAP, SYS_SEND };
     char want[65];
-    const struct pt_model model = { .name = "reference", .accumulate = 2 };
+    const struct pt_model model = { .name = "reference", .accumulate = 2, .grad_dtype = SHD_BF16 };
     struct pt_run run = run_on(SHD_ZERO3, SHD_PATH_COPY, 1);
     run.policy.grad_dtype = SHD_BF16;
     pt_reference(pt_spec(&model), &run, want);

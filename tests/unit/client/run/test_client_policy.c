@@ -81,6 +81,7 @@ static void every_policy(struct pt_model model, enum shd_dtype grad_dtype, uint3
 {
     char want[65];
     model.name = "reference";
+    model.grad_dtype = grad_dtype;
     struct pt_run like = run_of((struct shd_policy){ .grad_dtype = grad_dtype }, steps);
     pt_reference(pt_spec(&model), &like, want);
     for (int strategy = SHD_ZERO3; strategy <= SHD_DDP; strategy++)
@@ -125,19 +126,17 @@ TEST(what_changes_the_numbers_changes_the_digest)
     const struct pt_model models[] = { { .name = "a" },
                                        { .name = "b", .accumulate = 2 },
                                        { .name = "d", .frozen = true },
-                                       { .name = "e", .publish = "bf16" } };
-    char hex[ARRAY_SIZE(models) + 1][65];
+                                       { .name = "e", .publish = "bf16" },
+                                       { .name = "g", .grad_dtype = SHD_BF16 } };
+    char hex[ARRAY_SIZE(models)][65];
     struct pt_run run = run_of((struct shd_policy){ 0 }, 2);
     for (size_t i = 0; i < ARRAY_SIZE(models); i++)
         pt_reference(pt_spec(&models[i]), &run, hex[i]);
-    run.policy.grad_dtype = SHD_BF16;
-    pt_reference(pt_spec(&models[0]), &run, hex[ARRAY_SIZE(models)]);
     for (size_t i = 0; i < ARRAY_SIZE(hex); i++)
         for (size_t j = i + 1; j < ARRAY_SIZE(hex); j++)
             EXPECT(strcmp(hex[i], hex[j]) != 0);
     /* One group for the whole step is the order in which owners sum, too. */
     const struct pt_model all = { .name = "f", .accumulate = TOY_MICROS };
-    run.policy.grad_dtype = 0;
     pt_reference(pt_spec(&all), &run, hex[1]);
     EXPECT_STR(hex[1], hex[0]);
 }
@@ -262,6 +261,32 @@ TEST(copy_slots_are_as_many_as_the_plan_holds)
     EXPECT_STATUS(shd_set_policy(m, &p, &e), SHD_ERANGE);
     EXPECT_HAS(e.text, "max_live_bytes");
     EXPECT_EQ(shd_path(m), SHD_PATH_COPY); /* as it was */
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* Two workers whose gradients are rounded differently would make sums of luck. */
+TEST(a_worker_with_another_grad_dtype_is_refused_by_name)
+{
+    const struct pt_model model = { .name = "halves", .grad_dtype = SHD_BF16 };
+    const struct pt_model other = { .name = "halves" };
+    struct shd_err e = { 0 };
+    shd_model *m, *attached, *none;
+    struct pt_run run = run_of(policy_of(SHD_ZERO3, 1, SHD_PREFETCH_PRE, SHD_PATH_AUTO), 1);
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS), *late = attach(PATIENT_MS);
+    EXPECT_OK(shd_model_open(s, pt_spec(&model), &m, &e), &e);
+    EXPECT_STATUS(shd_model_open(late, pt_spec(&other), &none, &e), SHD_ESPEC);
+    EXPECT_HAS(e.text, "grad_dtype is 'f32', the open model has 'bf16'");
+    EXPECT_OK(shd_model_attach(late, NULL, &attached, &e), &e);
+    run.policy.grad_dtype = SHD_F32;
+    EXPECT_STATUS(shd_set_policy(attached, &run.policy, &e), SHD_ESPEC);
+    EXPECT_HAS(e.text, "grad_dtype is 'f32', model 'halves' has 'bf16'");
+    run.policy.grad_dtype = 0; /* the model's */
+    EXPECT_OK(shd_set_policy(attached, &run.policy, &e), &e);
+    EXPECT_EQ(attached->policy.grad_dtype, SHD_BF16);
+    EXPECT_OK(pt_step(attached, &run, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    shd_close(late);
     shd_close(s);
     fixture_stop(&daemons);
 }

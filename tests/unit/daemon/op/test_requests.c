@@ -72,6 +72,11 @@ TEST(numbers_outside_the_model_are_refused_with_their_values)
     EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_ERANGE);
     EXPECT_HAS(reply.text, "micro-batch 9 of a step with 1");
     req.return_grad.micro = 0;
+    req.return_grad.dtype = SHD_BF16; /* what its sum is worth would depend on who computed it */
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_ESPEC);
+    EXPECT_HAS(reply.text, "' is 'bf16', model '");
+    EXPECT_HAS(reply.text, "' has grad_dtype 'f32'");
+    req.return_grad.dtype = SHD_F32;
     req.return_grad.slot = 2;
     EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_ERANGE);
     EXPECT_HAS(reply.text, "slot 2 of an inbox with 2");

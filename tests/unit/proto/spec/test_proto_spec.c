@@ -194,10 +194,11 @@ static char *random_json(uint64_t *seed)
         break;
     }
     json_t *root = json_pack(
-        "{s:o, s:I, s:I, s:s, s:s, s:o, s:o}", "units", random_units(seed, groups), "seed",
+        "{s:o, s:I, s:I, s:s, s:s, s:s, s:o, s:o}", "units", random_units(seed, groups), "seed",
         (json_int_t)(test_random(seed) >> 1), "micro_batches",
         (json_int_t)(test_random(seed) % SHD_MICROS_MAX) + 1, "name", "model", "publish",
-        publish[test_random(seed) % 3], "groups", group_array, "optimizer", optimizer);
+        publish[test_random(seed) % 3], "grad_dtype", publish[test_random(seed) % 3], "groups",
+        group_array, "optimizer", optimizer);
     char *json = json_dumps(root, JSON_INDENT(1));
     json_decref(root);
     return json;
@@ -244,6 +245,23 @@ TEST(dump_and_parse_round_trip_to_the_bit)
     }
 }
 
+/* Builds that do not know the field can read what is written of models with the default. */
+TEST(grad_dtype_is_fp32_where_nothing_is_said_and_then_not_written)
+{
+    struct spec *silent = parse(example);
+    struct spec *said = parse(quoted("{" HEAD ",'grad_dtype':'bf16','units':[{'name':'u','tensors':"
+                                     "[{'name':'t','shape':[1]}]}]}"));
+    EXPECT_EQ(silent->grad_dtype, SHD_F32);
+    EXPECT_EQ(said->grad_dtype, SHD_BF16);
+    char *without = dump(silent), *with = dump(said);
+    EXPECT(strstr(without, "grad_dtype") == NULL);
+    EXPECT_HAS(with, "\"grad_dtype\":\"bf16\"");
+    free(without);
+    free(with);
+    spec_free(silent);
+    spec_free(said);
+}
+
 TEST(negative_zero_has_one_spelling)
 {
     struct spec *a = parse(quoted("{" HEAD ",'units':[{'name':'u','tensors':[{'name':'t',"
@@ -283,6 +301,7 @@ TEST(first_difference_is_named_with_both_values)
         { "[256, 128]", "[256, 128], 'trainable': false",
           "tensor 'wte': trainable is 'false', the open model has 'true'" },
         { "'f32'", "'bf16'", "publish is 'bf16', the open model has 'f32'" },
+        { "'f32'", "'f32', 'grad_dtype': 'f16'", "grad_dtype is 'f16', the open model has 'f32'" },
         { "'adamw', 'beta1': 0.9, 'beta2': 0.95, 'eps': 1e-8", "'sgd'",
           "optimizer.kind is 'sgd', the open model has 'adamw'" },
         { "0.9,", "0.8,", "optimizer.beta1 is 0.8, the open model has 0.9" },
