@@ -194,7 +194,7 @@ SHD_API int shd_return_none(shd_model *m, uint32_t micro, uint32_t unit, struct 
 
 #define SHD_METRICS_MAX 4
 /* Numbers of one micro-batch (its loss, say): summed over the step's in ascending order and given
- * back by shd_commit(). Before its last return (with accumulate > 1: the first of its group). */
+ * back by shd_commit(). Before its last return (with accumulate > 1: the last of its group). */
 SHD_API int shd_report(shd_model *m, uint32_t micro, const double *metrics, uint32_t count,
                        struct shd_err *e);
 

@@ -405,6 +405,8 @@ bool train_grad_open(struct shd_model *m, uint32_t micro, uint32_t unit)
 void train_drop_grads(struct shd_model *m)
 {
     grads_reset(m);
+    for (uint32_t i = 0; i < m->spec->micro_batches; i++)
+        m->reports[i].given = 0; /* the step is run again from its beginning */
     for (uint32_t i = 0; i < m->slot_count; i++) {
         struct grad_slot *slot = &m->slots[i];
         if (slot->state != SLOT_HELD || slot->sent > 0)
@@ -413,14 +415,6 @@ void train_drop_grads(struct shd_model *m)
         if (m->grads == NULL)
             session_live(m->session, grad_bytes(m, slot->unit), /* more= */ false);
     }
-}
-
-static uint32_t units_to_return(const struct shd_model *m)
-{
-    uint32_t count = 0;
-    for (uint32_t u = 0; u < m->spec->unit_count; u++)
-        count += !m->spec->units[u].frozen;
-    return count;
 }
 
 int shd_report(shd_model *m, uint32_t micro, const double *metrics, uint32_t count,
@@ -436,7 +430,7 @@ int shd_report(shd_model *m, uint32_t micro, const double *metrics, uint32_t cou
     const uint32_t given = m->reports[micro - micro % m->spec->accumulate].given;
     if (given > 0 && report->count > 0)
         return SHD_OK; /* a step run again: some owner has the first ones */
-    if (given >= units_to_return(m))
+    if (given >= model_returned_units(m))
         return err_set(e, SHD_EINVAL,
                        "metrics of micro-batch %" PRIu32 ", all gradients of which are returned: "
                        "report before the last return",

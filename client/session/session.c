@@ -71,16 +71,28 @@ void model_decided(struct shd_model *m, const struct decision *decision)
     m->decision = *decision;
 }
 
+uint32_t model_returned_units(const struct shd_model *m)
+{
+    uint32_t count = 0;
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        count += !m->spec->units[u].frozen;
+    return count;
+}
+
 struct report model_report(const struct shd_model *m, uint32_t group)
 {
     const uint32_t a = m->spec->accumulate;
     struct report sum = m->reports[group * a];
+    bool all = sum.count > 0;
     for (uint32_t micro = group * a + 1; micro < group * a + a; micro++) {
         const struct report *r = &m->reports[micro];
+        all = all && r->count > 0;
         for (uint32_t i = 0; i < r->count; i++)
             sum.metrics[i] += r->metrics[i];
         sum.count = r->count > sum.count ? r->count : sum.count;
     }
+    if (!all && sum.given + 1 < model_returned_units(m))
+        sum.count = 0; /* more may come, and owners keep the first they get */
     return sum;
 }
 

@@ -162,7 +162,12 @@ int model_set_spec(struct shd_model *m, struct spec *spec, struct shd_err *e);
 /* Take over the decision of the step before the open one. */
 void model_decided(struct shd_model *m, const struct decision *decision);
 
-/* What the micro-batches of a group reported, added up in ascending order. */
+/* Units that are returned for each group: those with a gradient. */
+uint32_t model_returned_units(const struct shd_model *m);
+
+/* What the micro-batches of a group reported, added up in ascending order. Nothing (count 0) while
+ * it may not be all of it: before each has reported, until the group's last unit is returned. So
+ * what the owners keep does not depend on which units are returned how early. */
 struct report model_report(const struct shd_model *m, uint32_t group);
 
 /* The model cannot go on: why, as its fault, and as the error of the call that noticed. */

@@ -1,6 +1,7 @@
 /* Runs that vary: experts, workers that stop early, sums broken off, loss scales, failing memory.
  * Each must end with the bits of the same run in one process. */
 #include <errno.h>
+#include <pthread.h>
 #include <sys/wait.h>
 
 #include "client/paths/map.h"
@@ -255,6 +256,107 @@ TEST(broken_groups_are_named)
               &e); /* its repeat is dropped */
     EXPECT_EQ(s->live_bytes, 0);
     shd_close(s);
+}
+
+/* -- Metrics ------------------------------------------------------------------------------------
+ */
+
+#define METRIC_STEPS 6u
+
+struct summing { /* a worker, and the sums each of its steps ended with */
+    pthread_t thread;
+    const char *address, *spec;
+    enum shd_strategy strategy;
+    uint32_t micros[TOY_MICROS], count;
+    double sums[METRIC_STEPS][2];
+    int status;
+    struct shd_err e;
+};
+
+static int zero_backward(void *ctx, uint32_t micro, uint32_t unit, const void *params, float *grad)
+{
+    const struct pt *t = ctx;
+    (void)micro;
+    (void)params;
+    memset(grad, 0, t->m->spec->units[unit].elems * sizeof *grad);
+    return 0;
+}
+
+/* Some micro-batches end before the last unit, so that the first backward is another one's. */
+static uint32_t next_ends_early(void *ctx, uint32_t micro, uint32_t unit)
+{
+    const struct pt *t = ctx;
+    const uint32_t last = (micro + shd_step(t->m)) % 3 == 0 ? 1 : PT_UNITS - 1;
+    return unit == UINT32_MAX ? 0 : unit == last ? UINT32_MAX : unit + 1;
+}
+
+static int sum_step(shd_model *m, const struct summing *w, double *ret_sums, struct shd_err *e)
+{
+    struct pt t = { .m = m };
+    const struct shd_compute compute = { &t, pt_forward, zero_backward, toy_metrics,
+                                         next_ends_early };
+    const struct shd_update update = toy_update(shd_step(m));
+    struct shd_result result = { .step = 0 };
+    const int r = shd_run_step(m, w->micros, w->count, &compute, &update, &result, e);
+    memcpy(ret_sums, result.metrics, 2 * sizeof *ret_sums);
+    return r;
+}
+
+static void *sum_steps(void *ctx)
+{
+    struct summing *w = ctx;
+    const struct shd_policy policy = run_on(w->strategy, SHD_PATH_AUTO, 0).policy;
+    shd_session *s;
+    shd_model *m;
+    w->status = try_connect(w->address, PATIENT_MS, &s, &w->e);
+    if (w->status != SHD_OK)
+        return NULL;
+    w->status = shd_model_open(s, w->spec, &m, &w->e);
+    if (w->status == SHD_OK)
+        w->status = shd_set_policy(m, &policy, &w->e);
+    for (uint32_t k = 0; w->status == SHD_OK && k < METRIC_STEPS; k++)
+        w->status = sum_step(m, w, w->sums[k], &w->e);
+    shd_close(s);
+    return NULL;
+}
+
+/* Each of `workers` takes as many groups of two micro-batches. Whether a unit that did not run is
+ * returned before the numbers of its group are known must not matter. */
+static void sum_by(const char *address, uint32_t workers, enum shd_strategy strategy)
+{
+    char name[32];
+    struct summing w[2];
+    snprintf(name, sizeof name, "sums%u%d", workers, (int)strategy);
+    const struct pt_model model = { .name = name, .accumulate = 2 };
+    for (uint32_t i = 0; i < workers; i++) {
+        w[i] = (struct summing){ .address = address,
+                                 .spec = pt_spec(&model),
+                                 .strategy = i == 0 ? strategy : SHD_ZERO3,
+                                 .count = TOY_MICROS / workers };
+        memcpy(w[i].micros, toy_all_micros + i * w[i].count, w[i].count * sizeof *w[i].micros);
+        EXPECT_EQ(pthread_create(&w[i].thread, NULL, sum_steps, &w[i]), 0);
+    }
+    for (uint32_t i = 0; i < workers; i++)
+        pthread_join(w[i].thread, NULL);
+    const double want = (1.0 / 3 + 1.0 / 4) + (1.0 / 5 + 1.0 / 6); /* toy_metrics() */
+    for (uint32_t i = 0; i < workers; i++) {
+        EXPECT_OK(w[i].status, &w[i].e);
+        for (uint32_t k = 0; k < METRIC_STEPS; k++)
+            if (w[i].sums[k][0] != want || w[i].sums[k][1] != 0 + 1 + 2 + 3)
+                FAIL("%u workers at %s, strategy %d, step %u: sums %.17g and %g, not %.17g and 6",
+                     workers, address, (int)strategy, k, w[i].sums[k][0], w[i].sums[k][1], want);
+    }
+}
+
+TEST(metrics_are_those_of_all_micro_batches_whoever_runs_which_units)
+{
+    fixture_start(&daemons, 2, NULL);
+    for (int strategy = SHD_ZERO3; strategy <= SHD_DDP; strategy++) {
+        sum_by("local:", 1, (enum shd_strategy)strategy);
+        for (uint32_t workers = 1; workers <= 2; workers++)
+            sum_by(daemons.dir, workers, (enum shd_strategy)strategy);
+    }
+    fixture_stop(&daemons);
 }
 
 /* -- Loss scale ---------------------------------------------------------------------------------
