@@ -340,7 +340,8 @@ int checkpoint_verify(const char *path, struct checkpoint_verified *ret_verified
     if (r == SHD_OK) {
         *ret_verified = (struct checkpoint_verified){ .step = v.info.step,
                                                       .updates = v.info.updates,
-                                                      .bytes = v.info.bytes };
+                                                      .bytes = v.info.bytes,
+                                                      .summed = v.info.summed };
         memcpy(ret_verified->digest, v.info.digest, sizeof ret_verified->digest);
         memcpy(ret_verified->model, v.spec->name, strlen(v.spec->name) + 1);
     }

@@ -2,6 +2,7 @@
 #ifndef SHD_CHECKPOINT_RESTORE_H
 #define SHD_CHECKPOINT_RESTORE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/base/status.h"
@@ -11,6 +12,7 @@
  * daemons. Errors name the first thing that is not as it was saved. */
 struct checkpoint_verified {
     uint64_t step, updates, bytes;
+    bool summed; /* shardd.json has a checksum: no bit of it can have changed */
     char digest[65];
     char model[SPEC_NAME_BYTES_MAX];
 };

@@ -1,6 +1,7 @@
 /* See checkpoint_out.h. */
 #include "daemon/model/checkpoint_out.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -66,6 +67,14 @@ static int open_sets(struct checkpoint_out *out, int dir_fd, struct shd_err *e)
     return r;
 }
 
+/* Its coordinator writes shardd.json last: from then on nothing in it changes. */
+static int check_unfinished(int dir_fd, const char *path, struct shd_err *e)
+{
+    if (faccessat(dir_fd, CKPT_INFO, F_OK, AT_SYMLINK_NOFOLLOW) != 0)
+        return SHD_OK;
+    return err_set(e, SHD_EEXIST, "'%.150s' is a finished checkpoint and stays as it is", path);
+}
+
 int checkpoint_out_open(struct checkpoint_out *out, const char *path, const struct spec *spec,
                         struct shd_err *e)
 {
@@ -75,7 +84,9 @@ int checkpoint_out_open(struct checkpoint_out *out, const char *path, const stru
         return r;
     out->spec = spec;
     out->arrays = 1 + spec_moments(spec);
-    r = open_sets(out, dir_fd, e);
+    r = check_unfinished(dir_fd, path, e);
+    if (r == SHD_OK)
+        r = open_sets(out, dir_fd, e);
     if (r == SHD_OK)
         r = find_places(out, e);
     if (r == SHD_OK)

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -245,6 +246,83 @@ int ckpt_pwrite(int fd, const void *buf, uint64_t bytes, uint64_t at, const char
 
 #define INFO_BYTES_MAX (UINT64_C(16) << 20)
 
+/* -- shardd.json: its checksum ------------------------------------------------------------------
+ *
+ * The last member is SHA-256 of all bytes before it. Behind those the text is the same in every
+ * file but for the digits, so no bit can change unseen: where the end is another one, the file must
+ * be as builds wrote it that knew no checksum, with their members and none besides.
+ */
+
+#define SUM_BEGINS ",\n \"sha256\": \""
+#define SUM_ENDS   "\"\n}"
+#define SUM_HEX    64u
+#define SUM_BYTES  (sizeof SUM_BEGINS - 1 + SUM_HEX + sizeof SUM_ENDS - 1)
+
+static bool sum_of(const char *text, size_t bytes, char ret_hex[SUM_HEX + 1])
+{
+    unsigned char sum[SUM_HEX / 2];
+    if (EVP_Digest(text, bytes, sum, NULL, EVP_sha256(), NULL) != 1)
+        return false;
+    for (size_t i = 0; i < sizeof sum; i++)
+        snprintf(ret_hex + 2 * i, 3, "%02x", sum[i]);
+    return true;
+}
+
+/* text is an object whose last brace stands on a line of its own. */
+static int add_sum(const char *text, char **ret_text, struct shd_err *e)
+{
+    const size_t bytes = strlen(text), covered = bytes - strlen("\n}");
+    char hex[SUM_HEX + 1];
+    CHECK(bytes > 2 && strcmp(text + covered, "\n}") == 0);
+    if (!sum_of(text, covered, hex))
+        return err_set(e, SHD_EINTERNAL, "libcrypto's SHA-256 failed");
+    char *whole = sys_malloc(covered + SUM_BYTES + 1);
+    if (whole == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for " CKPT_INFO);
+    sprintf(whole, "%.*s" SUM_BEGINS "%s" SUM_ENDS, (int)covered, text, hex);
+    *ret_text = whole;
+    return SHD_OK;
+}
+
+static bool has_sum(const char *text, size_t bytes)
+{
+    const char *end = text + bytes;
+    return bytes > SUM_BYTES && memcmp(end - SUM_BYTES, SUM_BEGINS, sizeof SUM_BEGINS - 1) == 0 &&
+           memcmp(end - (sizeof SUM_ENDS - 1), SUM_ENDS, sizeof SUM_ENDS - 1) == 0;
+}
+
+/* False in *ret_summed: the text has no checksum, check_members() must do. */
+static int check_sum(const char *text, size_t bytes, bool *ret_summed, struct shd_err *e)
+{
+    char hex[SUM_HEX + 1];
+    *ret_summed = has_sum(text, bytes);
+    if (!*ret_summed)
+        return SHD_OK;
+    if (!sum_of(text, bytes - SUM_BYTES, hex))
+        return err_set(e, SHD_EINTERNAL, "libcrypto's SHA-256 failed");
+    if (memcmp(text + bytes - SUM_BYTES + sizeof SUM_BEGINS - 1, hex, SUM_HEX) == 0)
+        return SHD_OK;
+    return err_set(e, SHD_EINVAL, "the file is damaged: it is not what its own checksum is of");
+}
+
+static int check_members(const json_t *root, struct shd_err *e)
+{
+    static const char *const known[] = { "format",   "step", "updates", "digest", "spec",
+                                         "decision", "blob", "files",   "time",   "version" };
+    const char *name;
+    json_t *v;
+    json_object_foreach((json_t *)root, name, v)
+    {
+        size_t i = 0;
+        while (i < ARRAY_SIZE(known) && strcmp(known[i], name) != 0)
+            i++;
+        if (i == ARRAY_SIZE(known))
+            return err_set(e, SHD_EINVAL,
+                           "the file is damaged: it has more members than one without a checksum");
+    }
+    return SHD_OK;
+}
+
 /* -- shardd.json: writing
  * ------------------------------------------------------------------------------------
  */
@@ -290,8 +368,9 @@ int ckpt_info_dump(const struct ckpt_info *info, const struct ckpt_file *files, 
     json_decref(root);
     if (text == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for " CKPT_INFO);
-    *ret_json = text;
-    return SHD_OK;
+    const int r = add_sum(text, ret_json, e);
+    free(text);
+    return r;
 }
 
 /* -- shardd.json: reading
@@ -440,11 +519,16 @@ int ckpt_info_read(int dir_fd, struct ckpt_info *ret_info, struct shd_err *e)
     if (r != SHD_OK)
         return r;
     struct ckpt_info info = { 0 };
-    json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &why);
+    r = check_sum(text, bytes, &info.summed, e);
+    json_t *root = r == SHD_OK ? json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &why) : NULL;
     free(text);
-    if (root == NULL)
-        return err_set(e, SHD_EINVAL, CKPT_INFO ", line %d: %s", why.line, why.text);
+    if (r != SHD_OK)
+        return err_prefix(e, CKPT_INFO);
+    if (root == NULL) /* jansson would quote the file */
+        return err_set(e, SHD_EINVAL, CKPT_INFO ", line %d: not well-formed", why.line);
     r = take_fields(dir_fd, root, &info, e);
+    if (r == SHD_OK && !info.summed)
+        r = check_members(root, e);
     json_decref(root);
     if (r == SHD_OK) {
         *ret_info = info;

@@ -111,6 +111,7 @@ struct ckpt_info {
     uint64_t bytes; /* of all files */
     int64_t time;   /* seconds since 1970 */
     char version[32];
+    bool summed; /* read: its checksum was there and right; else written by a build without */
 };
 
 struct ckpt_file {
@@ -118,7 +119,7 @@ struct ckpt_file {
     uint64_t bytes;
 };
 
-/* As JSON text; the caller's to free. Errors: SHD_ENOMEM. */
+/* As JSON text with a checksum over itself; the caller's to free. Errors: SHD_ENOMEM. */
 int ckpt_info_dump(const struct ckpt_info *info, const struct ckpt_file *files, uint32_t count,
                    char **ret_json, struct shd_err *e);
 

@@ -275,11 +275,14 @@ static int verify(const struct ask *ask, struct shd_err *e)
         printf("good model=%s step=%" PRIu64 " updates=%" PRIu64 " bytes=%" PRIu64
                " digest sha256:%s\n",
                v.model, v.step, v.updates, v.bytes, v.digest);
+        if (!v.summed)
+            ctl_say("note: " CKPT_INFO " has no checksum, an older build wrote it: damage to the "
+                    "blob, the decision or the spec's words may go unseen");
         return SHD_OK;
     }
-    json_t *o = json_pack("{s:s, s:I, s:I, s:I, s:s}", "model", v.model, "step", (json_int_t)v.step,
-                          "updates", (json_int_t)v.updates, "bytes", (json_int_t)v.bytes, "sha256",
-                          v.digest);
+    json_t *o = json_pack("{s:s, s:I, s:I, s:I, s:s, s:b}", "model", v.model, "step",
+                          (json_int_t)v.step, "updates", (json_int_t)v.updates, "bytes",
+                          (json_int_t)v.bytes, "sha256", v.digest, "checksum", v.summed);
     verb_json(o, JSON_COMPACT, stdout);
     return SHD_OK;
 }

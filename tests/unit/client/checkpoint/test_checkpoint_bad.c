@@ -2,8 +2,11 @@
  * opened, nothing that was good harmed. */
 #include "tests/lib/client_remote.h"
 
+#include <fcntl.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "client/paths/map.h"
 #include "client/session/hub.h"
@@ -88,11 +91,16 @@ static void with_damage(shd_session *s, const char *command, int status, const c
     EXPECT_EQ(shell("cd %s && rm -rf %s && mv kept %s", ckpts, step2, step2), 0);
 }
 
+/* A shardd.json as builds wrote it that knew no checksum, with a change. */
+#define UNSUMMED "sed -i -z 's/,\\n \"sha256\": \"[0-9a-f]*\"//' shardd.json && "
+
 TEST(broken_files_are_named)
 {
     struct shd_err e = { 0 };
     save_toy();
     shd_session *s = attach(PATIENT_MS);
+    with_damage(s, "sed -i 's/\"blob\": null/\"blob\": \"\"/' shardd.json", SHD_EINVAL,
+                "not what its own checksum is of");
     with_damage(s, "rm model.safetensors", SHD_EIO, "model.safetensors");
     with_damage(s, "truncate -s -1 model.safetensors", SHD_EINVAL, "written were");
     with_damage(s, "mv leaves.bin x && ln -s x leaves.bin", SHD_EINVAL, "leaves.bin");
@@ -100,14 +108,17 @@ TEST(broken_files_are_named)
     with_damage(s, "rm shardd.json && mkdir shardd.json", SHD_EINVAL, "not a regular file");
     with_damage(s, "echo '{' > shardd.json", SHD_EINVAL, "shardd.json");
     with_damage(s, "echo '[]' > shardd.json", SHD_EINVAL, "field 'format'");
-    with_damage(s, "sed -i 's/\"format\": 1/\"format\": 2/' shardd.json", SHD_ENOTSUP, "format 2");
-    with_damage(s, "sed -i 's/\"step\": 2/\"step\": 3/' shardd.json", SHD_EINVAL,
+    with_damage(s, UNSUMMED "sed -i 's/\"format\": 1/\"format\": 2/' shardd.json", SHD_ENOTSUP,
+                "format 2");
+    with_damage(s, UNSUMMED "sed -i 's/\"step\": 2/\"step\": 3/' shardd.json", SHD_EINVAL,
                 "digest of step 3");
-    with_damage(s, "sed -i 's/\"updates\": 2/\"updates\": 9/' shardd.json", SHD_EINVAL,
+    with_damage(s, UNSUMMED "sed -i 's/\"updates\": 2/\"updates\": 9/' shardd.json", SHD_EINVAL,
                 "'updates'");
-    with_damage(s, "sed -i 's/\"scale\": /\"scale\": -/' shardd.json", SHD_EINVAL, "'decision'");
-    with_damage(s, "sed -i 's/\"blob\": null/\"blob\": \"AB\"/' shardd.json", SHD_EINVAL, "'blob'");
-    with_damage(s, "sed -i 's/\"h0.w\"/\"h0.x\"/' shardd.json", SHD_EINVAL, "damaged");
+    with_damage(s, UNSUMMED "sed -i 's/\"scale\": /\"scale\": -/' shardd.json", SHD_EINVAL,
+                "'decision'");
+    with_damage(s, UNSUMMED "sed -i 's/\"blob\": null/\"blob\": \"AB\"/' shardd.json", SHD_EINVAL,
+                "'blob'");
+    with_damage(s, UNSUMMED "sed -i 's/\"h0.w\"/\"h0.x\"/' shardd.json", SHD_EINVAL, "damaged");
     with_damage(s,
                 "sed -i 's/\"model.safetensors\"/\"..\\/model.safetensors\"/' "
                 "model.safetensors.index.json",
@@ -116,9 +127,41 @@ TEST(broken_files_are_named)
     expect_no_restore(s, SHD_EINVAL, "'LATEST' says '../../etc'");
     EXPECT_EQ(shell("rm %s/LATEST && ln -s %s/shardd.json %s/LATEST", ckpts, step2, ckpts), 0);
     expect_no_restore(s, SHD_EIO, "LATEST");
-    EXPECT_EQ(shell("rm %s/LATEST", ckpts), 0);
+    EXPECT_EQ(shell("rm -r %s/LATEST %s/%s", ckpts, ckpts, step2), 0);
     expect_no_restore(s, SHD_ENOENT, "no checkpoint, and no directory with a latest one");
     EXPECT_STATUS(shd_restore(s, "/nowhere", NULL, NULL, &e), SHD_ENOENT);
+    end(s);
+}
+
+TEST(a_changed_bit_of_shardd_json_is_refused_wherever_it_is)
+{
+    struct shd_err e = { 0 };
+    struct checkpoint_verified v;
+    struct stat st;
+    char path[400];
+    uint64_t rng = test_seed(11);
+    save_toy();
+    shd_session *s = attach(PATIENT_MS);
+    snprintf(path, sizeof path, "%s/%s/shardd.json", ckpts, step2);
+    EXPECT_EQ(stat(path, &st), 0);
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    for (off_t at = 0; at < st.st_size; at++) {
+        unsigned char was, damaged;
+        EXPECT_EQ(pread(fd, &was, 1, at), 1);
+        damaged = was ^ (unsigned char)(1u << test_random(&rng) % 8);
+        EXPECT_EQ(pwrite(fd, &damaged, 1, at), 1);
+        if (checkpoint_verify(ckpts, &v, &e) == SHD_OK ||
+            shd_restore(s, ckpts, NULL, NULL, &e) == SHD_OK)
+            FAIL("byte %jd may be %02x instead of %02x", (intmax_t)at, damaged, was);
+        EXPECT_EQ(pwrite(fd, &was, 1, at), 1);
+    }
+    close(fd);
+    EXPECT_OK(checkpoint_verify(ckpts, &v, &e), &e);
+    EXPECT(v.summed);
+    EXPECT_EQ(shell("cd %s/%s && " UNSUMMED "true", ckpts, step2), 0);
+    EXPECT_OK(checkpoint_verify(ckpts, &v, &e), &e); /* an older build's */
+    EXPECT(!v.summed);
+    EXPECT_OK(shd_restore(s, ckpts, NULL, NULL, &e), &e);
     end(s);
 }
 
@@ -392,12 +435,18 @@ TEST(daemons_write_into_nothing_but_a_checkpoints_files)
     snprintf(raw.path, sizeof raw.path, "%s/link", ckpts);
     EXPECT_STATUS(ask_raw(&raw, &e), SHD_EIO);
     snprintf(raw.path, sizeof raw.path, "%s/%s", ckpts, saved.name);
-    EXPECT_OK(ask_raw(&raw, &e), &e); /* the same again, in place */
+    EXPECT_STATUS(ask_raw(&raw, &e), SHD_EEXIST);
+    EXPECT_HAS(e.text, "is a finished checkpoint and stays as it is");
+    train_steps(raw.m, 1); /* of another step, whose bits would be others */
+    raw.step = 2;
+    EXPECT_STATUS(ask_raw(&raw, &e), SHD_EEXIST);
     EXPECT_EQ(expect_all_good(), 1);
-    raw.step = 0;
-    EXPECT_STATUS(ask_raw(&raw, &e), SHD_ESTEP);
-    EXPECT_HAS(e.text, "the open step is 1");
+    EXPECT_EQ(shell("cd %s && rm shardd.json", raw.path), 0); /* as a coordinator makes it */
+    EXPECT_OK(ask_raw(&raw, &e), &e);
     raw.step = 1;
+    EXPECT_STATUS(ask_raw(&raw, &e), SHD_ESTEP);
+    EXPECT_HAS(e.text, "the open step is 2");
+    raw.step = 2;
     EXPECT_EQ(shell("cd %s && truncate -s +1 leaves.bin", raw.path), 0);
     EXPECT_STATUS(ask_raw(&raw, &e), SHD_EINVAL);
     EXPECT_EQ(shell("cd %s && truncate -s -1 leaves.bin && mv model.safetensors m && "
