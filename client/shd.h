@@ -286,8 +286,9 @@ struct shd_checkpointed {
     char digest[65];               /* as shd_digest() would give it at that step */
     char name[32];                 /* "step-000000000100" */
 };
-/* Save and wait. Errors: SHD_EBUSY another one saves there, or this model; SHD_ENOMEM no room for
- * what changed before it was written; SHD_EIO the disk; SHD_ETIMEDOUT. */
+/* Save and wait. Errors: SHD_EBUSY another one saves there, or this model; SHD_EEXIST DIR holds
+ * steps later than the model's: another run's; SHD_ENOMEM no room for what changed before it was
+ * written; SHD_EIO the disk; SHD_ETIMEDOUT. */
 SHD_API int shd_checkpoint(shd_model *m, const char *dir,
                            const struct shd_checkpoint_options *options,
                            struct shd_checkpointed *ret_saved, struct shd_err *e);

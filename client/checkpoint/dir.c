@@ -44,6 +44,17 @@ static bool parse_name(const char *name, uint64_t *ret_step)
     return true;
 }
 
+/* ".step-000000000100.old" */
+static bool is_aside(const char *name)
+{
+    uint64_t step;
+    char inner[CHECKPOINT_NAME_BYTES];
+    if (name[0] != '.' || strlen(name) != 22 || strcmp(name + 18, ".old") != 0)
+        return false;
+    snprintf(inner, sizeof inner, "%.17s", name + 1);
+    return parse_name(inner, &step);
+}
+
 /* -- Removing ---------------------------------------------------------------------------------- */
 
 /* Call fn for each name in the directory but "." and ".."; stops at an error. */
@@ -94,10 +105,33 @@ static int remove_tree(int dir_fd, const char *name, struct shd_err *e)
     return r;
 }
 
-static int remove_partial(void *ctx, const char *name, struct shd_err *e)
+static bool is_complete(int fd, const char *name)
+{
+    char info[CHECKPOINT_NAME_BYTES + 16];
+    struct stat st;
+    snprintf(info, sizeof info, "%s/" CKPT_INFO, name);
+    return fstatat(fd, info, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode);
+}
+
+/* Between its two renames a saver died, or after them: rename_aside(). */
+static int put_back(const struct checkpoint_dir *d, const char *aside, struct shd_err *e)
+{
+    char name[CHECKPOINT_NAME_BYTES];
+    snprintf(name, sizeof name, "%.17s", aside + 1);
+    if (is_complete(d->fd, name))
+        return remove_tree(d->fd, aside, e);
+    if (renameat(d->fd, aside, d->fd, name) == 0)
+        return SHD_OK;
+    return err_sys(e, SHD_EIO, "rename '%s' to '%s'", aside, name);
+}
+
+/* What a dead saver left. */
+static int mend(void *ctx, const char *name, struct shd_err *e)
 {
     const struct checkpoint_dir *d = ctx;
-    return is_partial(name) ? remove_tree(d->fd, name, e) : SHD_OK;
+    if (is_partial(name))
+        return remove_tree(d->fd, name, e);
+    return is_aside(name) ? put_back(d, name, e) : SHD_OK;
 }
 
 /* -- Saving ------------------------------------------------------------------------------------ */
@@ -211,7 +245,7 @@ int checkpoint_dir_lock(struct checkpoint_dir *d, const char *path, uid_t uid, s
         return errno == EWOULDBLOCK
                    ? err_set(e, SHD_EBUSY, "another process saves in '%.150s'", d->path)
                    : err_sys(e, SHD_EIO, "lock '%.150s'", d->path);
-    return each_name(d->fd, remove_partial, d, e);
+    return each_name(d->fd, mend, d, e);
 }
 
 int checkpoint_dir_begin(struct checkpoint_dir *d, struct shd_err *e)
@@ -228,21 +262,39 @@ int checkpoint_dir_begin(struct checkpoint_dir *d, struct shd_err *e)
     return checkpoint_give(d->partial_fd, d->uid, d->partial, e);
 }
 
+/* The file system cannot exchange two names: what has the name steps aside under one from which
+ * mend() puts it back, and which checkpoint_dir_resolve() knows. */
+static int rename_aside(const struct checkpoint_dir *d, const char *name, struct shd_err *e)
+{
+    char aside[CHECKPOINT_NAME_BYTES];
+    snprintf(aside, sizeof aside, ".%.17s.old", name);
+    if (renameat(d->fd, name, d->fd, aside) != 0)
+        return err_sys(e, SHD_EIO, "rename '%s' to '%s'", name, aside);
+    FAIL_POINT("save:aside:after");
+    if (renameat(d->fd, d->partial, d->fd, name) == 0)
+        return remove_tree(d->fd, aside, e);
+    const int r = err_sys(e, SHD_EIO, "rename '%s' to '%s'", d->partial, name);
+    (void)renameat(d->fd, aside, d->fd, name);
+    return r;
+}
+
+/* NFS and others know no flags. */
+static bool knows_no_flags(void)
+{
+    return errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP;
+}
+
 /* The partial one gets the name, and what had it goes: in one go where the file system can. */
 static int rename_over(const struct checkpoint_dir *d, const char *name, struct shd_err *e)
 {
-    if (renameat2(d->fd, d->partial, d->fd, name, RENAME_NOREPLACE) == 0)
+    if (sys_renameat2(d->fd, d->partial, d->fd, name, RENAME_NOREPLACE) == 0)
         return SHD_OK;
-    if (errno == EINVAL && renameat(d->fd, d->partial, d->fd, name) == 0)
-        return SHD_OK; /* not every file system knows flags; ours is not empty: it was not there */
-    if (renameat2(d->fd, d->partial, d->fd, name, RENAME_EXCHANGE) == 0)
+    if (knows_no_flags() && renameat(d->fd, d->partial, d->fd, name) == 0)
+        return SHD_OK; /* ours is not empty: it was not there */
+    if (sys_renameat2(d->fd, d->partial, d->fd, name, RENAME_EXCHANGE) == 0)
         return remove_tree(d->fd, d->partial, e);
-    if (errno != EINVAL)
-        return err_sys(e, SHD_EIO, "rename '%s' to '%s'", d->partial, name);
-    const int r = remove_tree(d->fd, name, e);
-    if (r == SHD_OK && renameat(d->fd, d->partial, d->fd, name) != 0)
-        return err_sys(e, SHD_EIO, "rename '%s' to '%s'", d->partial, name);
-    return r;
+    return knows_no_flags() ? rename_aside(d, name, e)
+                            : err_sys(e, SHD_EIO, "rename '%s' to '%s'", d->partial, name);
 }
 
 static int write_latest(const struct checkpoint_dir *d, const char *name, struct shd_err *e)
@@ -401,29 +453,123 @@ int checkpoint_dir_latest(int fd, char ret_name[CHECKPOINT_NAME_BYTES], struct s
     return r;
 }
 
-int checkpoint_dir_resolve(const char *path, char **ret_path, struct shd_err *e)
+/* Modification time of LATEST; before all others when there is none. */
+static int64_t latest_ns(int fd)
+{
+    struct stat st;
+    if (fstatat(fd, CKPT_LATEST, &st, AT_SYMLINK_NOFOLLOW) != 0)
+        return INT64_MIN;
+    return (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+}
+
+int checkpoint_dir_newest(int fd, char ret_name[CHECKPOINT_NAME_BYTES], struct shd_err *e)
 {
     char name[CHECKPOINT_NAME_BYTES] = "";
+    struct checkpoint_entry *entries;
+    uint32_t count;
+    uint64_t step = 0;
+    int r = checkpoint_dir_latest(fd, name, e);
+    if (r != SHD_OK && r != SHD_ENOENT)
+        return r;
+    if (r == SHD_OK)
+        parse_name(name, &step);
+    const int64_t since_ns = latest_ns(fd);
+    r = checkpoint_dir_list(fd, &entries, &count, e);
+    if (r != SHD_OK)
+        return r;
+    for (uint32_t i = 0; i < count; i++)
+        if (name[0] == '\0' || (entries[i].step > step && entries[i].saved_ns > since_ns)) {
+            memcpy(name, entries[i].name, sizeof name);
+            step = entries[i].step;
+        }
+    free(entries);
+    if (name[0] == '\0')
+        return err_set(e, SHD_ENOENT, "there is no checkpoint");
+    memcpy(ret_name, name, sizeof name);
+    return SHD_OK;
+}
+
+static int by_step(const void *a, const void *b)
+{
+    const struct checkpoint_entry *x = a, *y = b;
+    return x->step < y->step ? -1 : x->step > y->step;
+}
+
+/* "100, 200, 300, ... 900" of entries in order of steps. */
+static void name_steps(const struct checkpoint_entry *entries, uint32_t count, char ret_text[96])
+{
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < count && bytes < 64; i++) {
+        const bool cut = i == 3 && count > 5;
+        if (cut)
+            i = count - 1;
+        bytes += (size_t)snprintf(ret_text + bytes, 96 - bytes, "%s%" PRIu64,
+                                  i == 0 ? ""
+                                  : cut  ? ", ... "
+                                         : ", ",
+                                  entries[i].step);
+    }
+}
+
+int checkpoint_dir_check_begin(int fd, const char *path, uint64_t step, struct shd_err *e)
+{
+    struct checkpoint_entry *entries;
+    uint32_t count, first = 0;
+    char steps[96];
+    const int r = checkpoint_dir_list(fd, &entries, &count, e);
+    if (r != SHD_OK)
+        return r;
+    if (count > 0)
+        qsort(entries, count, sizeof *entries, by_step);
+    while (first < count && entries[first].step <= step)
+        first++;
+    if (first < count)
+        name_steps(entries + first, count - first, steps);
+    free(entries);
+    if (first == count)
+        return SHD_OK;
+    return err_set(e, SHD_EEXIST,
+                   "'%.60s' holds later steps (%s) than step %" PRIu64
+                   ", where this run is: go on from the latest (shardctl run --resume), or save in "
+                   "another directory",
+                   path, steps, step);
+}
+
+/* The one of that name in DIR, or, where a saver has died between two renames, what it put aside.
+ */
+static int path_of(int fd, const char *dir, const char *name, char **ret_path, struct shd_err *e)
+{
+    char aside[CHECKPOINT_NAME_BYTES];
+    snprintf(aside, sizeof aside, ".%.17s.old", name);
+    const bool is_put_aside = !is_complete(fd, name) && is_complete(fd, aside);
+    if (asprintf(ret_path, "%s/%s", dir, is_put_aside ? aside : name) >= 0)
+        return SHD_OK;
+    *ret_path = NULL;
+    return err_set(e, SHD_ENOMEM, "no memory for a path");
+}
+
+int checkpoint_dir_resolve(const char *path, char **ret_path, struct shd_err *e)
+{
+    char name[CHECKPOINT_NAME_BYTES];
     char *whole = realpath(path, NULL), *found = NULL;
     int fd = -1, r;
     if (whole == NULL)
         return err_sys(e, errno == ENOENT ? SHD_ENOENT : SHD_EIO, "look at '%.150s'", path);
     r = ckpt_open_dir(whole, &fd, e);
-    if (r == SHD_OK && faccessat(fd, CKPT_INFO, F_OK, AT_SYMLINK_NOFOLLOW) != 0) {
-        r = checkpoint_dir_latest(fd, name, e);
+    const bool is_one = r == SHD_OK && faccessat(fd, CKPT_INFO, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+    if (r == SHD_OK && !is_one) {
+        r = checkpoint_dir_newest(fd, name, e);
         if (r == SHD_ENOENT)
             err_set(e, r, "'%.150s' is no checkpoint, and no directory with a latest one", whole);
-    }
-    if (r == SHD_OK) {
-        found = sys_malloc(strlen(whole) + sizeof name + 1);
-        if (found == NULL)
-            r = err_set(e, SHD_ENOMEM, "no memory for a path");
-        else
-            sprintf(found, name[0] != '\0' ? "%s/%s" : "%s%s", whole, name);
+        if (r == SHD_OK)
+            r = path_of(fd, whole, name, &found, e);
     }
     if (fd >= 0)
         close(fd);
-    free(whole);
+    if (is_one)
+        found = whole;
+    else
+        free(whole);
     if (r == SHD_OK)
         *ret_path = found;
     return r;

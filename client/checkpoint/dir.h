@@ -4,6 +4,7 @@
  *   DIR/step-000000000100/   complete; a directory gets this name when everything in it is on disk
  *   DIR/LATEST               the name of the one saved last, and a newline
  *   DIR/.step-PID.partial/   being written, or left by one who died
+ *   DIR/.step-000000000100.old/  being replaced, where the file system cannot exchange two names
  *   DIR/.lock                flock()ed by the one process that saves
  */
 #ifndef SHD_CHECKPOINT_DIR_H
@@ -72,6 +73,14 @@ int checkpoint_dir_list(int fd, struct checkpoint_entry **ret_entries, uint32_t 
 
 /* What LATEST says. SHD_ENOENT: there is none; SHD_EINVAL: it says nothing sensible. */
 int checkpoint_dir_latest(int fd, char ret_name[CHECKPOINT_NAME_BYTES], struct shd_err *e);
+
+/* The one to go on from: what LATEST says, unless a saver completed a later step and died before it
+ * wrote LATEST. Errors as checkpoint_dir_latest(). */
+int checkpoint_dir_newest(int fd, char ret_name[CHECKPOINT_NAME_BYTES], struct shd_err *e);
+
+/* SHD_EEXIST when the directory, of that path, holds later steps than the one a model is at:
+ * whoever saves there would mix two runs, and --keep remove the older one's. */
+int checkpoint_dir_check_begin(int fd, const char *path, uint64_t step, struct shd_err *e);
 
 /* The checkpoint that path means: itself, or the latest in it. *ret_path is the caller's to free.
  */

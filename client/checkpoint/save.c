@@ -321,6 +321,8 @@ static int make_directory(struct save *s, const char *dir, struct shd_err *e)
 {
     int r = checkpoint_dir_lock(&s->dir, dir, writer(s->model->session), e);
     if (r == SHD_OK)
+        r = checkpoint_dir_check_begin(s->dir.fd, s->dir.path, save_step(s->model), e);
+    if (r == SHD_OK)
         r = checkpoint_dir_begin(&s->dir, e);
     if (r == SHD_OK)
         r = checkpoint_files_make(&s->files, s->dir.partial_fd, s->model->spec, s->dir.uid, e);

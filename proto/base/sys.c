@@ -60,6 +60,11 @@ ssize_t sys_sendmsg(int fd, const struct msghdr *msg, int flags)
     return fault(SYS_SEND) != 0 ? -1 : sendmsg(fd, msg, flags);
 }
 
+int sys_renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned flags)
+{
+    return fault(SYS_RENAME) != 0 ? -1 : renameat2(from_fd, from, to_fd, to, flags);
+}
+
 uint64_t sys_memory_available(void)
 {
     FILE *f = fopen("/proc/meminfo", "re");

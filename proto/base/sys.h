@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
-enum sys_kind { SYS_ALLOC, SYS_MAP, SYS_SEND, SYS_OPEN };
+enum sys_kind { SYS_ALLOC, SYS_MAP, SYS_SEND, SYS_OPEN, SYS_RENAME };
 
 /* NULL in production. Set before other threads start. */
 extern int (*sys_fault)(enum sys_kind kind);
@@ -25,6 +25,7 @@ char *sys_strdup(const char *s);
 void *sys_mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset);
 int sys_memfd(const char *name, unsigned flags);
 ssize_t sys_sendmsg(int fd, const struct msghdr *msg, int flags);
+int sys_renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned flags);
 
 /* MemAvailable of /proc/meminfo in bytes; UINT64_MAX when it cannot be read. */
 uint64_t sys_memory_available(void);

@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -18,6 +19,7 @@
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/text.h"
 #include "client/ctl/base/verb.h"
+#include "client/ctl/run/resume.h"
 #include "client/ctl/run/supervise.h"
 
 /* -- run -----------------------------------------------------------------------------------------
@@ -40,6 +42,14 @@ static const char run_about[] =
     "OMP_NUM_THREADS share out the processors unless you set them. Rank 0 has shardctl's own\n"
     "stdout and stderr; lines of other ranks ([rank 1]) and of daemons ([cpu0]) go to stderr.\n"
     "\n"
+    "--resume DIR saves in DIR and begins with the latest checkpoint there, or fresh when there "
+    "is\n"
+    "none: one command line for the first start and for each after a kill, as batch systems "
+    "requeue\n"
+    "jobs. --checkpoint DIR refuses a DIR that holds later steps than the run begins with: they "
+    "are\n"
+    "another run's, which --keep would remove.\n"
+    "\n"
     "With --elastic workers take work as they come (SHARDD_ELASTIC=1) instead of by rank. A of\n"
     "--workers A..B are started. SIGUSR1 to shardctl adds one, up to B; SIGUSR2 asks the newest "
     "to\n"
@@ -49,8 +59,8 @@ static const char run_about[] =
 static const char run_more[] =
     "examples:\n"
     "  shardctl run --daemons 2 --workers 2 -- shd-gpt --steps 20\n"
-    "  shardctl run --checkpoint /data/run1 --keep 3 -- shd-gpt --steps 20000\n"
-    "  shardctl run --restore /data/run1 --checkpoint /data/run1 -- shd-gpt --steps 20000\n"
+    "  shardctl run --resume /data/run1 --keep 3 -- shd-gpt --steps 20000      first, and again\n"
+    "  shardctl run --restore /data/run1 --checkpoint /data/run2 -- shd-gpt --steps 20000\n"
     "  shardctl run --daemons 2 --elastic --workers 1..4 -- shd-gpt --steps 200\n"
     "  shardctl run --devices gpu0,gpu1 --workers 2 -- shd-gpt --steps 20\n"
     "\n"
@@ -70,7 +80,8 @@ static const char run_more[] =
 int verb_run(int argc, char **argv)
 {
     static struct devices devices;
-    const char *list = NULL;
+    const char *list = NULL, *resume = NULL;
+    char *latest = NULL;
     struct run_options o = { .devices = &devices,
                              .workers = { 1, 1 },
                              .timeout_s = 60,
@@ -98,6 +109,8 @@ int verb_run(int argc, char **argv)
           &o.restore, 0, 0 },
         { "checkpoint", 0, FLAG_STRING, "DIR", "save in DIR while it goes on, and at the end",
           &o.checkpoint, 0, 0 },
+        { "resume", 0, FLAG_STRING, "DIR",
+          "both: begin with DIR's latest if there is one, save there", &resume, 0, 0 },
         { "checkpoint-every", 0, FLAG_U32, "STEPS", "steps between checkpoints (100)",
           &o.checkpoint_every, 1, UINT32_MAX },
         { "keep", 0, FLAG_U32, "N", "checkpoints to keep (all)", &o.keep, 1, 1000000 },
@@ -110,7 +123,9 @@ int verb_run(int argc, char **argv)
         return code;
     if (rest == argc)
         return ctl_usage("run needs a command: shardctl run [FLAGS] -- COMMAND [ARGS...]");
-    if (o.checkpoint == NULL && (o.keep > 0 || o.checkpoint_every != 100))
+    if (resume != NULL && (o.restore != NULL || o.checkpoint != NULL))
+        return ctl_usage("--resume DIR restores and saves: not with --restore or --checkpoint");
+    if (resume == NULL && o.checkpoint == NULL && (o.keep > 0 || o.checkpoint_every != 100))
         return ctl_usage("--keep and --checkpoint-every say how: --checkpoint DIR says where");
     if (!o.elastic && o.workers.first != o.workers.last)
         return ctl_usage(
@@ -122,7 +137,10 @@ int verb_run(int argc, char **argv)
         return ctl_usage("%s", e.text);
     o.daemons = devices.count;
     o.command = argv + rest;
-    return supervise(&o);
+    const int ended = resume_plan(&o, resume, &latest, &e) == SHD_OK ? supervise(&o)
+                                                                     : ctl_fail("%s", e.text);
+    free(latest);
+    return ended;
 }
 
 /* -- up ------------------------------------------------------------------------------------------

@@ -257,7 +257,7 @@ static int list(const struct ask *ask, struct shd_err *e)
         return err_sys(e, SHD_ENOENT, "open directory '%.150s'", ask->dir);
     int r = checkpoint_dir_list(fd, &entries, &count, e);
     if (r == SHD_OK && count > 0)
-        r = checkpoint_dir_latest(fd, latest, e);
+        r = checkpoint_dir_newest(fd, latest, e);
     for (uint32_t i = 0; i < count; i++)
         print_entry(ask, &entries[i], latest);
     free(entries);

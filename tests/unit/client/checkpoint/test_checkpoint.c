@@ -1,9 +1,11 @@
 /* Saving while training goes on: exactly one step whatever runs, dies or is in the way. */
+#include <errno.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
 #include "proto/base/failpoint.h"
+#include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
 #include "tests/lib/client_remote.h"
 
@@ -329,6 +331,112 @@ TEST(retention_removes_the_oldest)
     save_ok(m, 1); /* the same step again takes its place */
     EXPECT_EQ(expect_all_good(), 1);
     EXPECT_EQ(shell("test $(ls -A %s | wc -l) = 3", ckpts), 0); /* and .lock and LATEST */
+    shd_close(s);
+    fixture_stop(&daemons);
+    remove_ckpts();
+}
+
+/* A run that begins anew saves in a directory of its own. */
+TEST(later_steps_of_another_run_are_not_mixed_with)
+{
+    struct shd_err e = { 0 };
+    make_ckpts();
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    train_steps(m, 3);
+    save_ok(m, 0);
+    train_steps(m, 1);
+    save_ok(m, 0);
+    shd_close(s);
+    fixture_stop(&daemons);
+    fixture_start(&daemons, 2, NULL);
+    s = attach(PATIENT_MS);
+    m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    train_steps(m, 2);
+    const struct shd_checkpoint_options keep = { .size = sizeof keep, .keep = 1, .step = 5 };
+    EXPECT_STATUS(shd_checkpoint(m, ckpts, &keep, NULL, &e), SHD_EEXIST);
+    EXPECT_HAS(e.text, "holds later steps (3, 4) than step 2");
+    EXPECT_EQ(expect_all_good(), 2);
+    EXPECT_EQ(shell("! ls -a %s | grep -q partial", ckpts), 0);
+    train_steps(m, 2);
+    save_ok(m, 0); /* the same step is its own */
+    EXPECT_EQ(expect_all_good(), 2);
+    shd_close(s);
+    fixture_stop(&daemons);
+    remove_ckpts();
+}
+
+/* -- File systems whose renames know no flags ---------------------------------------------------
+ */
+
+static int no_flags(enum sys_kind kind)
+{
+    return kind == SYS_RENAME ? EINVAL : 0;
+}
+
+/* As if killed between the two renames, or behind them: what was there is found, then put back. */
+static void expect_mended(shd_model *m, const char *command)
+{
+    struct shd_err e = { 0 };
+    struct checkpoint_verified v;
+    EXPECT_EQ(shell("cd %s && %s", ckpts, command), 0);
+    EXPECT_OK(checkpoint_verify(ckpts, &v, &e), &e);
+    EXPECT_EQ(v.step, 1);
+    const struct shd_checkpoint_options never = { .size = sizeof never, .step = 9 };
+    EXPECT_OK(shd_checkpoint_begin(m, ckpts, &never, &e), &e);
+    save_free(m->saving);
+    m->saving = NULL;
+    EXPECT_OK(checkpoint_verify(ckpts, &v, &e), &e);
+    EXPECT_EQ(expect_all_good(), 1);
+    EXPECT_EQ(shell("test $(ls -A %s | wc -l) = 3", ckpts), 0); /* and .lock and LATEST */
+}
+
+TEST(the_same_step_is_replaced_without_flags_too)
+{
+    make_ckpts();
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    train_steps(m, 1);
+    sys_fault = no_flags;
+    save_ok(m, 0);
+    save_ok(m, 0);
+    sys_fault = NULL;
+    EXPECT_EQ(expect_all_good(), 1);
+    EXPECT_EQ(shell("test $(ls -A %s | wc -l) = 3", ckpts), 0);
+    expect_mended(m, "mv step-000000000001 .step-000000000001.old");
+    expect_mended(m, "cp -r step-000000000001 .step-000000000001.old");
+    expect_mended(m, "cp -r step-000000000001 .step-000000000001.old && "
+                     "rm .step-000000000001.old/shardd.json");
+    shd_close(s);
+    fixture_stop(&daemons);
+    remove_ckpts();
+}
+
+/* Killed between the name and LATEST: the later one is whole, and gone on from. */
+TEST(a_step_that_latest_does_not_name_yet_is_the_newest)
+{
+    struct shd_err e = { 0 };
+    struct checkpoint_verified v;
+    make_ckpts();
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    train_steps(m, 1);
+    save_ok(m, 0);
+    EXPECT_EQ(shell("cp -p %s/LATEST %s/was", ckpts, ckpts), 0);
+    train_steps(m, 1);
+    save_ok(m, 0);
+    EXPECT_EQ(shell("cd %s && mv LATEST is && mv was LATEST", ckpts), 0);
+    EXPECT_OK(checkpoint_verify(ckpts, &v, &e), &e);
+    EXPECT_EQ(v.step, 2);
+    EXPECT_EQ(shell("touch %s/LATEST", ckpts), 0); /* set back by hand, after step 2 */
+    EXPECT_OK(checkpoint_verify(ckpts, &v, &e), &e);
+    EXPECT_EQ(v.step, 1);
+    EXPECT_EQ(shell("rm %s/LATEST", ckpts), 0);
+    EXPECT_OK(checkpoint_verify(ckpts, &v, &e), &e);
+    EXPECT_EQ(v.step, 2);
     shd_close(s);
     fixture_stop(&daemons);
     remove_ckpts();

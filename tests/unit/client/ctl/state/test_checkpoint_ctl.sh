@@ -49,8 +49,49 @@ shardctl run --daemons 3 --workers 1 --restore "$work/run/$first" -- shd-gpt --s
 [ "$(tail -n 1 "$work/out")" = "$want" ] || fail "after a restore: $(tail -n 1 "$work/out"), not $want"
 expect "$work/err" "restored model=gpt step=$(echo "$first" | sed 's/step-0*//')"
 
+# One command line for the first start and for each after a kill of all of it, as a batch system
+# kills and requeues a job: it goes on from the latest, with the undisturbed digest at the end.
+requeue() {
+    # shellcheck disable=SC2086
+    exec setsid shardctl run --daemons 2 --workers 1 --resume "$work/again" --checkpoint-every 5 \
+        --keep 2 -- shd-gpt --steps 47 $gpt "$@"
+}
+saved() {
+    [ -e "$work/again/LATEST" ] && [ "$(cat "$work/again/LATEST")" != "$1" ]
+}
+last=none
+for _ in 1 2; do
+    requeue --slow 20 >"$work/out" 2>"$work/err" &
+    job=$!
+    soon "nothing saved: $(cat "$work/err")" saved "$last"
+    # shellcheck disable=SC2046
+    kill -9 $(pgrep -s "$job") 2>/dev/null || true
+    wait "$job" || true
+    last=$(cat "$work/again/LATEST")
+done
+expect "$work/err" 'resuming from .*/again/step-'
+(requeue) >"$work/out" 2>"$work/err" || fail "requeued: $(cat "$work/err")"
+[ "$(tail -n 1 "$work/out")" = "$want" ] || fail "requeued: $(tail -n 1 "$work/out"), not $want"
+(requeue) >"$work/out" 2>"$work/err" || fail "requeued at the end: $(cat "$work/err")"
+[ "$(tail -n 1 "$work/out")" = "$want" ] || fail "requeued at the end: $(tail -n 1 "$work/out")"
+
+# An older run's checkpoints are in nobody's way: neither removed by --keep nor mixed with.
+find "$work/again" | sort >"$work/before"
+# shellcheck disable=SC2086
+refused 'holds later steps (.*47) than step 0, .* (shardctl run --resume)' \
+    shardctl run --checkpoint "$work/again" --keep 1 -- shd-gpt --steps 4 $gpt
+refused 'holds later steps' shardctl run --restore "$(grep -m 1 /step- "$work/before")" \
+    --checkpoint "$work/again" -- true
+find "$work/again" | sort | cmp - "$work/before" || fail 'a refused run has changed the directory'
+
 # Damage: the exit code and the first bad tensor.
 cp -a "$work/run/step-000000000047" "$work/bad"
+shardctl checkpoint --verify "$work/bad" >"$work/verify" 2>&1 || fail "$(cat "$work/verify")"
+! grep -q note: "$work/verify" || fail 'a checksum is not there'
+cp -a "$work/bad" "$work/older"
+sed -i -z 's/,\n "sha256": "[0-9a-f]*"//' "$work/older/shardd.json"
+shardctl checkpoint --verify "$work/older" >"$work/verify" 2>&1 || fail "$(cat "$work/verify")"
+expect "$work/verify" 'note: shardd.json has no checksum'
 printf 'x' | dd of="$work/bad/model.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
 refused "tensor '.*' in 'model.safetensors', elements" shardctl checkpoint --verify "$work/bad"
 refused 'the file is damaged' shardctl run --daemons 2 --restore "$work/bad" -- true
@@ -101,6 +142,7 @@ refused 'one at a time' shardctl checkpoint "$work/run" --every 5 --every-minute
 refused 'go together' shardctl restore --weights x
 refused 'nothing to restore' shardctl restore
 refused 'says where' shardctl run --keep 2 -- true
+refused 'restores and saves' shardctl run --resume "$work/x" --checkpoint "$work/y" -- true
 refused 'No such file' shardctl checkpoint --list "$work/nothing"
 refused 'No such file' shardctl run --restore "$work/nothing" -- true
 echo ok
