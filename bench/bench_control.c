@@ -24,6 +24,7 @@
 #include "bench/bench.h"
 #include "client/ctl/base/child.h"
 #include "client/ctl/base/rundir.h"
+#include "client/session/where.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/share/fdpass.h"
@@ -367,7 +368,7 @@ static int run(struct bench *b, struct shd_err *e)
     b->zmq = zmq_ctx_new();
     if (b->arena_memory == NULL || b->samples == NULL || b->zmq == NULL)
         return err_set(e, SHD_ENOMEM, "out of memory");
-    int r = rundir_new(&b->dir, e);
+    int r = rundir_new(WHERE_RUN_PREFIX, &b->dir, e);
     if (r != SHD_OK)
         return r;
     r = measure_all(b, e);

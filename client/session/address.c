@@ -4,11 +4,13 @@
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/un.h>
 
 #include "client/plan/wrap.h"
+#include "client/session/where.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/spec/layout.h"
@@ -97,9 +99,9 @@ static int open_failed(const char *dir, struct shd_err *e)
 {
     if (errno == ENOENT || errno == ENOTDIR)
         return err_set(e, SHD_ENOENT,
-                       "no runtime directory '%.100s': start shardd, or set %s to "
-                       "the directory of its sockets",
-                       dir, ADDRESS_ENV);
+                       "no runtime directory '%.100s': start shardd, or set " WHERE_ENV
+                       " to the directory of its sockets",
+                       dir);
     if (errno == EACCES || errno == EPERM)
         return err_sys(e, SHD_EAUTH, "open runtime directory '%.100s'", dir);
     return err_sys(e, SHD_EIO, "open runtime directory '%.100s'", dir);
@@ -131,16 +133,8 @@ static int list_devices(struct address *address, struct shd_err *e)
     return SHD_OK;
 }
 
-static const char *address_text(const char *text)
+static int parse(const char *text, struct address *ret_address, struct shd_err *e)
 {
-    if (text == NULL)
-        text = getenv(ADDRESS_ENV);
-    return text != NULL && *text != '\0' ? text : ADDRESS_DEFAULT;
-}
-
-int address_parse(const char *text, struct address *ret_address, struct shd_err *e)
-{
-    text = address_text(text);
     struct address address = { 0 };
     if (strncmp(text, "local:", 6) == 0) {
         if (text[6] != '\0')
@@ -168,6 +162,17 @@ int address_parse(const char *text, struct address *ret_address, struct shd_err 
     return r;
 }
 
+int address_parse(const char *text, struct address *ret_address, struct shd_err *e)
+{
+    struct where where;
+    int r = where_find(text, &where, e);
+    if (r == SHD_OK)
+        r = parse(where.address, ret_address, e);
+    if (r == SHD_ENOENT && e != NULL)
+        snprintf(e->text + strlen(e->text), sizeof e->text - strlen(e->text), "%s",
+                 where_said(where.by));
+    return r;
+}
 void address_free(struct address *address)
 {
     for (uint32_t i = 0; i < address->count; i++)

@@ -15,9 +15,6 @@
 
 #include "proto/base/status.h"
 
-#define ADDRESS_DEFAULT "/run/shardd"
-#define ADDRESS_ENV     "SHARDD_ADDRESS"
-
 struct address {
     bool local;
     char *dir;      /* owned; NULL when local */
@@ -25,10 +22,9 @@ struct address {
     uint32_t count;
 };
 
-/* Parse text (NULL: $SHARDD_ADDRESS if set and not empty, else ADDRESS_DEFAULT) and, for a bare
- * DIR, list the directory. Errors: SHD_EINVAL malformed; SHD_ENOENT no such directory or no daemon
- * in it; SHD_EAUTH directory not readable; SHD_ERANGE too many daemons or path too long;
- * SHD_ENOMEM. */
+/* Parse text (NULL: what where_find() says) and, for a bare DIR, list the directory. Errors:
+ * SHD_EINVAL malformed; SHD_ENOENT no such directory or no daemon in it; SHD_EAUTH directory not
+ * readable; SHD_ERANGE too many daemons or path too long; SHD_ENOMEM. */
 int address_parse(const char *text, struct address *ret_address, struct shd_err *e);
 void address_free(struct address *address); /* leaves it empty; empty is a no-op */
 

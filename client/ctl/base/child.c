@@ -15,8 +15,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "client/ctl/base/rundir.h"
 #include "proto/base/check.h"
+#include "proto/base/dir.h"
 
 /* -- Programs ------------------------------------------------------------------------------------
  */

@@ -15,25 +15,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "client/session/where.h"
 #include "proto/base/check.h"
+#include "proto/base/dir.h"
 
-#define RUNDIR_PREFIX     "shardd-run-"
 #define RUNDIR_UNLOCKED_S 60 /* without a lock file: younger is being made, older was left */
 #define RUNDIR_ATTEMPTS   8
 
 /* -- Directories and locks ----------------------------------------------------------------------
  */
-
-const char *dir_next(DIR **dir)
-{
-    const struct dirent *entry = *dir != NULL ? readdir(*dir) : NULL;
-    if (entry != NULL)
-        return entry->d_name;
-    if (*dir != NULL)
-        closedir(*dir);
-    *dir = NULL;
-    return NULL;
-}
 
 /* dir/file; false when that is too long. */
 static bool join(char path[PATH_MAX], const char *dir, const char *file)
@@ -41,39 +31,8 @@ static bool join(char path[PATH_MAX], const char *dir, const char *file)
     return snprintf(path, PATH_MAX, "%s/%s", dir, file) < PATH_MAX;
 }
 
-enum lock_state lock_look(const char *dir, const char *file)
-{
-    char path[PATH_MAX];
-    if (!join(path, dir, file))
-        return LOCK_CLOSED;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    if (fd < 0)
-        return errno == ENOENT ? LOCK_GONE : LOCK_CLOSED;
-    const bool held = flock(fd, LOCK_SH | LOCK_NB) < 0 && errno == EWOULDBLOCK;
-    close(fd);
-    return held ? LOCK_HELD : LOCK_FREE;
-}
-
 /* -- Of `shardctl run` --------------------------------------------------------------------------
  */
-
-/* The next place to try, in order; false when there is none left. */
-static bool base_get(unsigned index, char *buf, size_t bytes)
-{
-    const char *xdg = getenv("XDG_RUNTIME_DIR");
-    const char *home = getenv("HOME");
-    int n = -1;
-    if (index == 0)
-        n = snprintf(buf, bytes, "%s", xdg != NULL ? xdg : "");
-    else if (index == 1)
-        n = snprintf(buf, bytes, "%s",
-                     geteuid() == 0 && (xdg == NULL || strcmp(xdg, "/run") != 0) ? "/run" : "");
-    else if (index == 2)
-        n = home == NULL ? 0 : snprintf(buf, bytes, "%s/.cache/shardd", home);
-    if (n >= (int)bytes)
-        buf[0] = '\0';
-    return n >= 0;
-}
 
 /* Make a directory and its parents, 0700 where they are missing. */
 static void make_path(const char *path)
@@ -90,22 +49,54 @@ static void make_path(const char *path)
     }
 }
 
-static bool is_in(const char *path, const char *dir)
+/* One component of a path, the first bytes of it. Below a directory that all can write to (*shared)
+ * each has to be ours or root's, and no link, which may lead elsewhere tomorrow. */
+static int check_part(const char *path, size_t bytes, bool *shared, struct shd_err *e)
 {
-    const size_t bytes = strlen(dir);
-    return strncmp(path, dir, bytes) == 0 && (path[bytes] == '/' || path[bytes] == '\0');
+    char part[PATH_MAX];
+    struct stat st;
+    if (bytes >= sizeof(part))
+        return err_set(e, SHD_ERANGE, "'%.60s...' is too long", path);
+    memcpy(part, path, bytes);
+    part[bytes] = '\0';
+    if (lstat(part, &st) < 0)
+        return err_sys(e, SHD_EIO, "'%s'", part);
+    if (*shared && (S_ISLNK(st.st_mode) || (st.st_uid != geteuid() && st.st_uid != 0)))
+        return err_set(e, SHD_EAUTH, "'%s' is %s uid %u, where everyone can write", part,
+                       S_ISLNK(st.st_mode) ? "a link of" : "of", (unsigned)st.st_uid);
+    if (S_ISLNK(st.st_mode) || (st.st_mode & S_IWOTH) == 0)
+        return SHD_OK;
+    *shared = true;
+    if ((st.st_mode & S_ISVTX) == 0 && path[bytes] != '\0')
+        return err_set(e, SHD_EAUTH, "'%s' lets everyone move what is in it (mode %04o)", part,
+                       (unsigned)st.st_mode & 07777);
+    return SHD_OK;
 }
 
-/* A base must be a directory of ours that no one else can write to; one in our home is made. */
+/* Each component in turn, the last one included. */
+static int check_way(const char *path, struct shd_err *e)
+{
+    bool shared = false;
+    const char *at = path;
+    int r = SHD_OK;
+    while (r == SHD_OK && *at != '\0') {
+        at += strspn(at, "/");
+        at += strcspn(at, "/");
+        r = check_part(path, (size_t)(at - path), &shared, e);
+    }
+    return r;
+}
+
 int rundir_check(const char *base, bool make, struct shd_err *e)
 {
     struct stat st;
     if (base[0] != '/')
         return err_set(e, SHD_EINVAL, "'%s' is not an absolute path", base);
-    if (is_in(base, "/tmp") || is_in(base, "/var/tmp") || is_in(base, "/dev/shm"))
-        return err_set(e, SHD_EAUTH, "'%s' is where everyone can write", base);
     if (make)
         make_path(base);
+    const int r = check_way(base, e);
+    if (r != SHD_OK)
+        return r;
     if (stat(base, &st) < 0)
         return err_sys(e, SHD_EIO, "'%s'", base);
     if (!S_ISDIR(st.st_mode))
@@ -136,7 +127,7 @@ static int remove_tree(const char *path)
 static int lock_take(const char *dir, int create)
 {
     char path[PATH_MAX];
-    if (!join(path, dir, RUNDIR_LOCK))
+    if (!join(path, dir, WHERE_LOCK))
         return -1;
     const int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | create, 0600);
     if (fd < 0)
@@ -148,25 +139,12 @@ static int lock_take(const char *dir, int create)
     return fd;
 }
 
-/* Calls fn with the path of each directory in base that a run of ours has made. */
-static void for_each_run(const char *base, void (*fn)(const char *path, void *arg), void *arg)
-{
-    DIR *dir = opendir(base);
-    for (const char *name = dir_next(&dir); name != NULL; name = dir_next(&dir)) {
-        char path[PATH_MAX];
-        struct stat st;
-        if (strncmp(name, RUNDIR_PREFIX, strlen(RUNDIR_PREFIX)) == 0 && join(path, base, name) &&
-            lstat(path, &st) == 0 && S_ISDIR(st.st_mode) && st.st_uid == geteuid())
-            fn(path, arg);
-    }
-}
-
 /* Remove a directory whose owner is dead. */
 static void sweep_one(const char *path, void *arg)
 {
     (void)arg;
     struct stat st;
-    const enum lock_state state = lock_look(path, RUNDIR_LOCK);
+    const enum lock_state state = lock_look(path, WHERE_LOCK);
     const int fd = state == LOCK_FREE ? lock_take(path, 0) : -1;
     if (fd >= 0) {
         remove_tree(path); /* under its lock: two sweepers do not meet */
@@ -177,47 +155,19 @@ static void sweep_one(const char *path, void *arg)
     }
 }
 
-struct live {
-    char (*paths)[RUNDIR_PATH_BYTES];
-    uint32_t max, count;
-};
-
-static void note_live(const char *path, void *arg)
-{
-    struct live *live = arg;
-    if (strlen(path) >= RUNDIR_PATH_BYTES || lock_look(path, RUNDIR_LOCK) != LOCK_HELD)
-        return;
-    if (live->count < live->max)
-        snprintf(live->paths[live->count], RUNDIR_PATH_BYTES, "%s", path);
-    live->count++;
-}
-
-uint32_t rundir_live(char (*ret_paths)[RUNDIR_PATH_BYTES], uint32_t max)
-{
-    struct live live = { ret_paths, max, 0 };
-    char base[PATH_MAX];
-    for (unsigned i = 0; base_get(i, base, sizeof(base)); i++) {
-        struct shd_err why = { 0 };
-        if (base[0] == '\0' || rundir_check(base, /* make= */ false, &why) != SHD_OK)
-            continue;
-        for_each_run(base, note_live, &live);
-        break;
-    }
-    return live.count;
-}
-
 void rundir_each(void (*fn)(const char *path, void *arg), void *arg)
 {
     char base[PATH_MAX];
-    for (unsigned i = 0; base_get(i, base, sizeof(base)); i++)
+    for (unsigned i = 0; where_base(i, base, sizeof(base)); i++)
         if (base[0] != '\0')
-            for_each_run(base, fn, arg);
+            where_each(base, fn, arg);
 }
 
-static int make_once(const char *base, struct rundir *ret_dir, struct shd_err *e)
+static int make_once(const char *base, const char *prefix, struct rundir *ret_dir,
+                     struct shd_err *e)
 {
     struct rundir dir = { .lock_fd = -1 };
-    const int n = snprintf(dir.path, sizeof(dir.path), "%s/" RUNDIR_PREFIX "XXXXXX", base);
+    const int n = snprintf(dir.path, sizeof(dir.path), "%s/%sXXXXXX", base, prefix);
     if (n >= (int)sizeof(dir.path))
         return err_set(e, SHD_ERANGE,
                        "'%s' is too long for sockets in it: %d bytes with the run's own part, "
@@ -238,26 +188,26 @@ static int make_once(const char *base, struct rundir *ret_dir, struct shd_err *e
     return SHD_OK;
 }
 
-static int make_in(const char *base, struct rundir *ret_dir, struct shd_err *e)
+static int make_in(const char *base, const char *prefix, struct rundir *ret_dir, struct shd_err *e)
 {
-    for_each_run(base, sweep_one, NULL);
+    where_each(base, sweep_one, NULL);
     int r = SHD_EBUSY;
     for (unsigned i = 0; i < RUNDIR_ATTEMPTS && r == SHD_EBUSY; i++)
-        r = make_once(base, ret_dir, e);
+        r = make_once(base, prefix, ret_dir, e);
     return r;
 }
 
-int rundir_new(struct rundir *ret_dir, struct shd_err *e)
+int rundir_new(const char *prefix, struct rundir *ret_dir, struct shd_err *e)
 {
     char whys[SHD_ERR_TEXT_BYTES] = "";
     char base[PATH_MAX];
-    for (unsigned i = 0; base_get(i, base, sizeof(base)); i++) {
+    for (unsigned i = 0; where_base(i, base, sizeof(base)); i++) {
         struct shd_err why = { 0 };
         if (base[0] == '\0')
             continue;
         int r = rundir_check(base, /* make= */ i == 2, &why);
         if (r == SHD_OK)
-            r = make_in(base, ret_dir, &why);
+            r = make_in(base, prefix, ret_dir, &why);
         if (r == SHD_OK || r == SHD_ERANGE)
             return r == SHD_OK ? r : err_set(e, r, "%s", why.text);
         const size_t used = strlen(whys);
@@ -277,6 +227,17 @@ int rundir_remove(struct rundir *dir, struct shd_err *e)
     dir->lock_fd = -1;
     errno = failed;
     return r == 0 ? SHD_OK : err_sys(e, SHD_EIO, "remove '%s'", dir->path);
+}
+
+void rundir_note_address(const struct rundir *dir, const struct devices *devices, const char *path)
+{
+    char address[DEVICES_ADDRESS_BYTES(RUNDIR_PATH_BYTES)];
+    if (devices->listed) /* their order counts */
+        devices_address(devices, path, address, sizeof(address));
+    else
+        snprintf(address, sizeof(address), "%s", path);
+    if (ftruncate(dir->lock_fd, 0) < 0 || pwrite(dir->lock_fd, address, strlen(address), 0) < 0)
+        return; /* then all that is at path counts */
 }
 
 /* -- Of `shardctl up` ---------------------------------------------------------------------------
@@ -311,6 +272,19 @@ int updir_path(const char *wanted, char path[RUNDIR_PATH_BYTES], struct shd_err 
     while (n > 1 && path[n - 1] == '/')
         path[--n] = '\0';
     return SHD_OK;
+}
+
+int updir_find(const char *given, char path[RUNDIR_PATH_BYTES], struct shd_err *e)
+{
+    struct where where;
+    const int r = where_find(given, &where, e);
+    if (r != SHD_OK)
+        return r;
+    if (strncmp(where.address, "local:", 6) == 0)
+        return err_set(e, SHD_ENOTSUP, "'%.60s'%s: owners inside a process are no daemons",
+                       where.address, where_said(where.by));
+    where.address[strcspn(where.address, "?")] = '\0';
+    return updir_path(where.address, path, e);
 }
 
 static void remove_in(const char *dir, const char *file)
@@ -456,13 +430,15 @@ static int prepare(struct updir *dir, struct shd_err *e)
                            dir->made);
     if (ftruncate(dir->lock_fd, 0) < 0 || pwrite(dir->lock_fd, text, (size_t)n, 0) != n)
         rc = err_sys(e, SHD_EIO, "write '%s/" LOCK_FILE "'", dir->path);
+    if (rc == SHD_OK && rundir_new(WHERE_UP_PREFIX, &dir->record, NULL) == SHD_OK)
+        rundir_note_address(&dir->record, dir->devices, dir->path);
     return rc;
 }
 
 int updir_take(const char *path, const struct devices *devices, struct updir *ret_dir,
                struct shd_err *e)
 {
-    struct updir dir = { .lock_fd = -1, .devices = devices };
+    struct updir dir = { .lock_fd = -1, .devices = devices, .record.lock_fd = -1 };
     CHECK(path[0] == '/' && strlen(path) < sizeof(dir.path));
     snprintf(dir.path, sizeof(dir.path), "%s", path);
     dir.made = access(path, F_OK) < 0 && errno == ENOENT;
@@ -487,6 +463,8 @@ void updir_release(struct updir *dir, bool keep_log)
                             device)) /* else somebody's, which is why ours did not start */
             remove_device(dir, device);
     }
+    if (dir->record.lock_fd >= 0)
+        rundir_remove(&dir->record, NULL);
     remove_in(dir->path, NOTIFY_FILE);
     if (!keep_log) {
         remove_in(dir->path, UPDIR_LOG);

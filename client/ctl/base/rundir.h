@@ -2,10 +2,9 @@
  * up`, which has a name that people know (updir).
  *
  * The private directory has the sockets of the run's daemons and nothing else. It is made 0700
- * under $XDG_RUNTIME_DIR, else under /run (root), else under ~/.cache/shardd. It is never made
- * under a directory that others may write to (/tmp). The run flock()s a file "lock" in it for as
- * long as it lives. So a directory whose lock is free was left by a killed run: rundir_new()
- * removes those beside the new one.
+ * where where_base() says. The run flock()s a file "lock" in it for as long as it lives. So a
+ * directory whose lock is free was left by a killed run: rundir_new() removes those beside the new
+ * one. The keeper of an `up` has such a directory, too: by it where_find() knows that it goes on.
  *
  * Failure modes: no base directory is usable (the error names each with its reason); the path is
  * too long for a socket address.
@@ -13,7 +12,6 @@
 #ifndef SHD_CTL_RUNDIR_H
 #define SHD_CTL_RUNDIR_H
 
-#include <dirent.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -33,35 +31,26 @@ struct rundir {
     int lock_fd; /* owned */
 };
 
-/* Errors: SHD_ENOENT no usable base; SHD_ERANGE path too long; SHD_EIO. */
-int rundir_new(struct rundir *ret_dir, struct shd_err *e);
+/* prefix: WHERE_RUN_PREFIX or WHERE_UP_PREFIX (where.h). Errors: SHD_ENOENT no usable base;
+ * SHD_ERANGE path too long; SHD_EIO. */
+int rundir_new(const char *prefix, struct rundir *ret_dir, struct shd_err *e);
 
-/* The directories of our `shardctl run`s that go on, where rundir_new() would make one: at most
- * max; returns how many there are. */
-uint32_t rundir_live(char (*ret_paths)[RUNDIR_PATH_BYTES], uint32_t max);
+/* Write down the address at which where_find() finds the daemons. */
+void rundir_note_address(const struct rundir *dir, const struct devices *devices, const char *path);
 
-/* Each directory that a `shardctl run` of ours has made and not removed, wherever it may be. */
-void rundir_each(void (*fn)(const char *path, void *arg), void *arg);
-#define RUNDIR_LOCK "lock" /* held (lock_look()) by the run that made the directory */
-
-/* Check that base is a directory to put sockets in: it is ours, and nobody else can write to it or
- * to what it is in (/tmp). make: make it (0700) and its parents where they are missing. Errors:
- * SHD_EINVAL, SHD_EAUTH, SHD_EIO. */
+/* Check that base is a directory to put sockets in: it is ours, nobody else can write to it, nor
+ * put another in its place. A directory of our own below /tmp is fine, for in a directory with the
+ * sticky bit nobody else can move it. make: make it (0700) and its parents where they are missing.
+ * Errors: SHD_EINVAL, SHD_EAUTH, SHD_EIO. */
 int rundir_check(const char *base, bool make, struct shd_err *e);
+
+/* Each directory that a `shardctl run` or `up` of ours has made and not removed, wherever it may
+ * be.
+ */
+void rundir_each(void (*fn)(const char *path, void *arg), void *arg);
 
 /* Remove the directory with everything in it. */
 int rundir_remove(struct rundir *dir, struct shd_err *e);
-
-/* -- Directories and locks ----------------------------------------------------------------------
- */
-
-/* The next name in a directory; NULL behind the last, where *dir is closed and NULL. NULL for NULL.
- */
-const char *dir_next(DIR **dir);
-
-/* A file that a live process locks by flock(). GONE: there is none. CLOSED: we cannot open it. */
-enum lock_state { LOCK_GONE, LOCK_CLOSED, LOCK_FREE, LOCK_HELD };
-enum lock_state lock_look(const char *dir, const char *file);
 
 /* -- Of `shardctl up` ---------------------------------------------------------------------------
  */
@@ -83,11 +72,17 @@ struct updir {
     char path[RUNDIR_PATH_BYTES];  /* absolute */
     int lock_fd;                   /* owned */
     const struct devices *devices; /* borrowed: of its daemons */
-    bool made;                     /* by a keeper: it goes with the last one */
+    struct rundir record; /* by which where_find() finds it; lock_fd -1: no place for one */
+    bool made;            /* by a keeper: it goes with the last one */
 };
 
-/* The directory meant by wanted (NULL: the default). Errors: SHD_ENOENT no default, SHD_ERANGE. */
+/* Where `up` is to start daemons when wanted was given (NULL: the default). Errors: SHD_ENOENT no
+ * default, SHD_ERANGE. */
 int updir_path(const char *wanted, char path[RUNDIR_PATH_BYTES], struct shd_err *e);
+
+/* The directory of the daemons that where_find(given) means. Errors also: SHD_ENOTSUP none, for
+ * the owners are inside a process. */
+int updir_find(const char *given, char path[RUNDIR_PATH_BYTES], struct shd_err *e);
 
 /* Take path for this process, making it when missing. Errors: SHD_EBUSY kept already, or a daemon
  * runs there; those of rundir_check(). */

@@ -25,6 +25,19 @@ struct verb {
         .count = ARRAY_SIZE(table_)                                                       \
     }
 
+/* The flags of a verb that works on daemons, and the paragraph of its help about them. */
+#define VERB_ADDRESS_FLAGS(to)                                                                   \
+    {                                                                                            \
+        "address", 'a', FLAG_STRING, "A", "where the daemons are: DIR, or DIR?cpu0,cpu1", &(to), \
+        0,         0                                                                             \
+    },                                                                                           \
+    {                                                                                            \
+        "runtime-dir", 'd', FLAG_STRING, "DIR", "the same", &(to), 0, 0                          \
+    }
+#define VERB_WHERE                                                                             \
+    "where the daemons are: --address, else $SHARDD_ADDRESS, else your only `shardctl up` or " \
+    "`run`\nthat goes on, else /run/shardd\n"
+
 /* For a verb without further words. Returns -1 to go on, else the exit code. ret_rest: as
  * flags_parse() has it; NULL: a further word is an error. */
 int verb_start(const struct flags *f, int argc, char **argv, int *ret_rest);

@@ -7,11 +7,13 @@
 
 #include <jansson.h>
 
+#include "client/ctl/base/rundir.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/verb.h"
 #include "client/ctl/doctor/doctor_daemons.h"
 #include "client/ctl/doctor/doctor_gpu.h"
 #include "client/ctl/doctor/doctor_host.h"
+#include "client/session/where.h"
 #include "client/shd.h"
 #include "proto/base/check.h"
 
@@ -20,7 +22,8 @@ static const char doctor_about[] =
     "(ok), could be better (warn) or will not work (fail), with what to do about it. Nothing is\n"
     "changed. Run it as the user that has the question: limits and permissions differ by user.";
 
-static const char doctor_more[] =
+static const char doctor_more[] = VERB_WHERE
+    "\n"
     "examples:\n"
     "  shardctl doctor\n"
     "  shardctl doctor --checkpoint /srv/checkpoints --quiet\n"
@@ -109,11 +112,14 @@ static void show_json(struct doctor *d)
 
 int verb_doctor(int argc, char **argv)
 {
-    struct doctor d = { .runtime_dir = "/run/shardd" };
+    struct doctor d = { .runtime_dir = NULL };
+    const char *address = NULL;
+    char dir[RUNDIR_PATH_BYTES] = WHERE_DEFAULT;
+    struct shd_err e = { 0 };
     bool as_json = false, quiet = false;
     const struct flag table[] = {
-        { "runtime-dir", 'r', FLAG_STRING, "DIR", "where the daemons' sockets are (/run/shardd)",
-          &d.runtime_dir, 0, 0 },
+        { "address", 'a', FLAG_STRING, "A", "where the daemons' sockets are", &address, 0, 0 },
+        { "runtime-dir", 'r', FLAG_STRING, "DIR", "the same", &address, 0, 0 },
         { "checkpoint", 'c', FLAG_STRING, "DIR", "try whether checkpoints can be written here",
           &d.checkpoint, 0, 0 },
         { "quiet", 'q', FLAG_BOOL, NULL, "only what is not ok", &quiet, 0, 0 },
@@ -124,6 +130,9 @@ int verb_doctor(int argc, char **argv)
     const int code = verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
     if (code >= 0)
         return code;
+    if (updir_find(address, dir, &e) != SHD_OK)
+        d.nowhere = e.text;
+    d.runtime_dir = dir;
     if (as_json)
         show_json(&d);
     else

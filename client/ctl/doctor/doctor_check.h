@@ -22,6 +22,7 @@ enum doctor_level {
 
 struct doctor {
     const char *runtime_dir; /* borrowed */
+    const char *nowhere;     /* borrowed: why it is only the default; NULL: it is what was meant */
     const char *checkpoint;  /* borrowed; NULL: not asked about */
     /* Takes each finding. remedy: what to do; NULL when nothing is. */
     void (*found)(struct doctor *d, enum doctor_level level, const char *what, const char *remedy);

@@ -16,7 +16,9 @@
 #include "client/ctl/base/status_doc.h"
 #include "client/ctl/base/text.h"
 #include "client/ctl/doctor/doctor_check.h"
+#include "client/session/where.h"
 #include "client/shd.h"
+#include "proto/base/dir.h"
 #include "proto/share/fdpass.h"
 
 /* -- Service manager --------------------------------------------------------------------------- */
@@ -149,6 +151,8 @@ static void check_locks(struct doctor *d)
 void doctor_runtime(struct doctor *d)
 {
     struct stat st;
+    if (d->nowhere != NULL)
+        doctor_warn(d, "name one directory with --address", "%s", d->nowhere);
     if (stat(d->runtime_dir, &st) == 0) {
         check_directory(d, &st);
         check_locks(d);
@@ -257,8 +261,9 @@ void doctor_daemons(struct doctor *d)
 /* Nobody holds the lock of a directory whose run was killed. */
 static void check_run(const char *path, void *arg)
 {
-    if (lock_look(path, RUNDIR_LOCK) == LOCK_FREE)
-        doctor_warn(arg, "the next `shardctl run` removes it", "%s was left by a killed run", path);
+    if (lock_look(path, WHERE_LOCK) == LOCK_FREE)
+        doctor_warn(arg, "the next `shardctl run` or `up` removes it",
+                    "%s was left by a killed one", path);
 }
 
 struct holders {

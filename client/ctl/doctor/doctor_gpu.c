@@ -13,9 +13,9 @@
 #include <unistd.h>
 
 #include "client/ctl/base/child.h"
-#include "client/ctl/base/rundir.h"
 #include "client/ctl/base/text.h"
 #include "client/ctl/doctor/doctor_check.h"
+#include "proto/base/dir.h"
 #include "proto/gpu/cuda.h"
 
 #define COMPUTE_MIN 90 /* what kernels/cuda is compiled for: PTX for 9.0 runs on all later ones */

@@ -24,7 +24,8 @@ static const char plan_about[] =
     "The model comes from open daemons (--address, --model), a spec (--spec), or the header of\n"
     "a safetensors file (--safetensors), whose tensors are grouped into units by layer.";
 
-static const char plan_more[] =
+static const char plan_more[] = VERB_WHERE
+    "\n"
     "strategies: what a worker holds (owners hold optimizer state in any case)\n"
     "  ddp     all parameters for the step; gradients are returned after the last backward\n"
     "  zero1   all parameters for the step; each gradient is returned as its backward ends\n"
@@ -333,8 +334,7 @@ int verb_plan(int argc, char **argv)
     struct words w = { .strategy = "zero3", .prefetch = "pre" };
     struct plan_policy *p = &ask.policy;
     const struct flag table[] = {
-        { "address", 'a', FLAG_STRING, "A", "where the daemons are ($SHARDD_ADDRESS, /run/shardd)",
-          &ask.address, 0, 0 },
+        VERB_ADDRESS_FLAGS(ask.address),
         { "model", 'm', FLAG_STRING, "NAME", "which of their models (the only one there)",
           &ask.model, 0, 0 },
         { "spec", 0, FLAG_STRING, "FILE", "a model spec in JSON", &ask.spec, 0, 0 },

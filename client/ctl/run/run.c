@@ -165,7 +165,9 @@ static const char up_about[] =
 
 static const char up_more[] =
     "default DIR: /run/shardd for root, else $XDG_RUNTIME_DIR/shardd; made when missing, and then\n"
-    "removed with the last daemon. It must be yours, and no one else's to write to.\n"
+    "removed with the last daemon. It must be yours, and no one else's to write to or to put "
+    "another\n"
+    "in its place; one below /tmp may be it.\n"
     "\n"
     "environment: SHARDD_BIN is the daemon to start (default: the shardd beside shardctl, else by\n"
     "PATH).\n"
@@ -350,13 +352,11 @@ static const char down_about[] = "Stop the daemons that `shardctl up` started at
                                  "keeper, and wait until they are\n"
                                  "gone. Their state goes with them, unless it was saved elsewhere.";
 
-static const char down_more[] =
-    "default DIR: /run/shardd for root, else $XDG_RUNTIME_DIR/shardd, as for `shardctl up`\n"
-    "\n"
-    "exit codes:\n"
-    "  0  they are gone\n"
-    "  1  nothing runs at DIR, or it did not stop in time\n"
-    "  2  the command line was wrong\n";
+static const char down_more[] = VERB_WHERE "\n"
+                                           "exit codes:\n"
+                                           "  0  they are gone\n"
+                                           "  1  nothing runs at DIR, or it did not stop in time\n"
+                                           "  2  the command line was wrong\n";
 
 /* A handle of the process that keeps path, not of a later one with its pid. Returns -1 when it has
  * gone meanwhile, or with what is wrong said. */
@@ -412,7 +412,7 @@ int verb_down(int argc, char **argv)
     const char *wanted = NULL;
     uint32_t timeout_s = 30;
     const struct flag table[] = {
-        { "runtime-dir", 'd', FLAG_STRING, "DIR", "where they are (see below)", &wanted, 0, 0 },
+        VERB_ADDRESS_FLAGS(wanted),
         { "timeout", 0, FLAG_U32, "SECONDS", "how long they may take (30)", &timeout_s, 1, 86400 },
     };
     const struct flags flags = VERB_FLAGS(down, "shardctl down [FLAGS]", table);
@@ -421,7 +421,7 @@ int verb_down(int argc, char **argv)
         return code;
     char path[RUNDIR_PATH_BYTES];
     struct shd_err e = { 0 };
-    if (updir_path(wanted, path, &e) == SHD_OK)
+    if (updir_find(wanted, path, &e) == SHD_OK)
         return down(path, timeout_s);
     return ctl_fail("%s", e.text);
 }

@@ -14,6 +14,7 @@
 #include "client/ctl/run/launch.h"
 #include "client/ctl/run/phase.h"
 #include "client/ctl/run/revive.h"
+#include "client/session/where.h"
 #include "proto/base/check.h"
 
 /* A second signal this long after the first is someone losing patience; earlier ones are the
@@ -255,9 +256,10 @@ static int run_in_dir(struct run *r, struct shd_err *e)
         r->path = r->options->dir;
         return run_at_path(r, e);
     }
-    int rc = rundir_new(&r->dir, e);
+    int rc = rundir_new(WHERE_RUN_PREFIX, &r->dir, e);
     if (rc != SHD_OK)
         return rc;
+    rundir_note_address(&r->dir, r->options->devices, r->dir.path);
     r->path = r->dir.path;
     rc = run_at_path(r, e);
     struct shd_err left = { 0 };

@@ -34,7 +34,8 @@ static const char checkpoint_about[] =
     "the files, so DIR is a directory on their host. Weights are safetensors that other tools "
     "load.";
 
-static const char checkpoint_more[] =
+static const char checkpoint_more[] = VERB_WHERE
+    "\n"
     "examples:\n"
     "  shardctl checkpoint /data/run1\n"
     "  shardctl checkpoint /data/run1 --every 500 --keep 3     stays while the daemons run\n"
@@ -308,9 +309,7 @@ static int check_ask(const struct ask *ask, struct shd_err *e)
 static int parse(int argc, char **argv, struct ask *ask)
 {
     const struct flag table[] = {
-        { "address", 'a', FLAG_STRING, "A", "where the daemons are ($SHARDD_ADDRESS, /run/shardd)",
-          &ask->address, 0, 0 },
-        { "runtime-dir", 'd', FLAG_STRING, "DIR", "the same", &ask->address, 0, 0 },
+        VERB_ADDRESS_FLAGS(ask->address),
         { "model", 'm', FLAG_STRING, "NAME", "which model (the only one there)", &ask->model, 0,
           0 },
         { "keep", 'k', FLAG_U32, "N", "then remove the oldest but N (keep all)", &ask->keep, 1,

@@ -25,9 +25,9 @@
 #include "client/ctl/base/status_doc.h"
 #include "client/ctl/base/verb.h"
 #include "client/ctl/state/checkpoint.h"
-#include "client/session/address.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
+#include "client/session/where.h"
 #include "proto/base/clock.h"
 
 #define POLL_NS   UINT64_C(20000000)
@@ -42,10 +42,10 @@ static const char drain_about[] =
     "Until the daemons are told to stop all can be taken back: with Ctrl-C or after the timeout\n"
     "training goes on where it was held.";
 
-static const char drain_more[] =
-    "default: all daemons at $SHARDD_ADDRESS, else at /run/shardd. Drained daemons are not "
-    "started\n"
-    "again by `shardctl run`, `shardctl up` or systemd; their memory is given back, so save it.\n"
+static const char drain_more[] = VERB_WHERE
+    "\n"
+    "Drained daemons are not started again by `shardctl run`, `shardctl up` or systemd; their "
+    "memory is given back, so save it.\n"
     "Who is neither root nor the daemons' user cannot stop them: then drain says what to have "
     "run,\n"
     "and waits for it.\n"
@@ -320,9 +320,11 @@ static int drain(struct drain *dr, struct shd_err *e)
 /* "DIR" or "DIR?cpu0,cpu1". */
 static int make_address(const struct ask *ask, char *address, size_t bytes, struct shd_err *e)
 {
-    const char *dir = ask->dir != NULL ? ask->dir : getenv(ADDRESS_ENV);
-    if (dir == NULL || *dir == '\0')
-        dir = ADDRESS_DEFAULT;
+    struct where where;
+    const int r = where_find(ask->dir, &where, e);
+    const char *dir = where.address;
+    if (r != SHD_OK)
+        return r;
     size_t used = ask->device_count > 0 ? strcspn(dir, "?") : strlen(dir);
     int n = snprintf(address, bytes, "%.*s", (int)used, dir);
     for (int i = 0; i < ask->device_count && n >= 0 && (size_t)n < bytes; i++)
@@ -372,7 +374,7 @@ static int drain_all(const struct ask *ask, struct shd_err *e)
 static int parse(int argc, char **argv, struct ask *ask)
 {
     const struct flag table[] = {
-        { "runtime-dir", 'd', FLAG_STRING, "DIR", "where they are (see below)", &ask->dir, 0, 0 },
+        VERB_ADDRESS_FLAGS(ask->dir),
         { "timeout", 0, FLAG_U32, "SECONDS", "how long it may take (60)", &ask->timeout_s, 1,
           86400 },
         { "checkpoint", 0, FLAG_STRING, "DIR", "save the model there, between step and end",

@@ -23,7 +23,8 @@ static const char restore_about[] =
     "in\n"
     "a safetensors file, or a directory with model.safetensors or its index, of any tool.";
 
-static const char restore_more[] =
+static const char restore_more[] = VERB_WHERE
+    "\n"
     "examples:\n"
     "  shardctl restore /data/run1\n"
     "  shardctl restore /data/run1/step-000000000500\n"
@@ -90,9 +91,7 @@ int verb_restore(int argc, char **argv)
     struct ask ask = { .path = NULL };
     struct shd_err e = { 0 };
     const struct flag table[] = {
-        { "address", 'a', FLAG_STRING, "A", "where the daemons are ($SHARDD_ADDRESS, /run/shardd)",
-          &ask.address, 0, 0 },
-        { "runtime-dir", 'd', FLAG_STRING, "DIR", "the same", &ask.address, 0, 0 },
+        VERB_ADDRESS_FLAGS(ask.address),
         { "weights", 'w', FLAG_STRING, "FILE", "parameters alone, from here", &ask.weights, 0, 0 },
         { "spec", 's', FLAG_STRING, "FILE", "the model's spec, with --weights", &ask.spec, 0, 0 },
         { "json", 'j', FLAG_BOOL, NULL, "one JSON object: model, step, bytes", &ask.json, 0, 0 },
@@ -119,9 +118,9 @@ static const char digest_about[] =
     "depend on how many daemons hold the model. While training runs the step may move during the\n"
     "computation: then it is an error (exit code 1), try again.";
 
-static const char digest_more[] = "example:\n"
-                                  "  shardctl digest --address /run/shardd --model gpt\n"
-                                  "  digest sha256:5f0c... step=20 model=gpt\n";
+static const char digest_more[] = VERB_WHERE "\nexample:\n"
+                                             "  shardctl digest --address /run/shardd --model gpt\n"
+                                             "  digest sha256:5f0c... step=20 model=gpt\n";
 
 struct digest {
     char hex[65];
@@ -170,9 +169,7 @@ int verb_digest(int argc, char **argv)
     const char *address = NULL, *model = NULL;
     bool as_json = false;
     const struct flag table[] = {
-        { "address", 'a', FLAG_STRING, "A", "where the daemons are ($SHARDD_ADDRESS, /run/shardd)",
-          &address, 0, 0 },
-        { "runtime-dir", 'd', FLAG_STRING, "DIR", "the same", &address, 0, 0 },
+        VERB_ADDRESS_FLAGS(address),
         { "model", 'm', FLAG_STRING, "NAME", "which model (the only one there)", &model, 0, 0 },
         { "json", 'j', FLAG_BOOL, NULL, "one JSON object: sha256, step, model", &as_json, 0, 0 },
     };

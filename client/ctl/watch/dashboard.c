@@ -40,8 +40,7 @@ static const char dashboard_about[] = "Serve a page that shows all daemons of th
                                       "shards, who waits for what, memory,\n"
                                       "workers. It follows them until it is ended (Ctrl-C).";
 
-static const char dashboard_more[] =
-    "DIR: as `shardctl status` has it, \"DIR?cpu0,cpu1\" means these two of it\n"
+static const char dashboard_more[] = VERB_WHERE
     "\n"
     "examples:\n"
     "  shardctl dashboard --open\n"
@@ -270,7 +269,7 @@ int verb_dashboard(int argc, char **argv)
 {
     struct dashboard_options o = { .listen = NULL };
     const struct flag table[] = {
-        { "runtime-dir", 'd', FLAG_STRING, "DIR", "where the daemons are", &o.dir, 0, 0 },
+        VERB_ADDRESS_FLAGS(o.dir),
         { "listen", 'l', FLAG_STRING, "HOST:PORT", "where to listen (" LISTEN_DEFAULT ")",
           &o.listen, 0, 0 },
         { "socket", 's', FLAG_STRING, "PATH", "listen at this Unix socket (0600) instead",

@@ -32,9 +32,7 @@ static const char status_about[] =
     "micro-batches) and memory, the sessions attached to it with what each does now, and who\n"
     "waits for whom. Sessions of tools are left out. `shardctl top` shows the same, live.";
 
-static const char status_more[] =
-    "default place: $SHARDD_ADDRESS, else where `shardctl up` starts daemons, else /run/shardd,\n"
-    "else that of your only `shardctl run`\n"
+static const char status_more[] = VERB_WHERE
     "\n"
     "examples:\n"
     "  shardctl status --runtime-dir '/run/shardd?cpu0,cpu1'\n"
@@ -371,9 +369,7 @@ static int complete_watch(int argc, char **argv, char **words)
 static int parse(int argc, char **argv, struct status_options *o)
 {
     const struct flag table[] = {
-        { "runtime-dir", 'd', FLAG_STRING, "DIR", "where the daemons are: DIR or DIR?cpu0,cpu1",
-          &o->address, 0, 0 },
-        { "address", 'a', FLAG_STRING, "DIR", "the same", &o->address, 0, 0 },
+        VERB_ADDRESS_FLAGS(o->address),
         HOST_FLAG(o->hosts),
         { "watch", 'w', FLAG_STRING, "[S]", "show it again every S seconds (1)", &o->watch, 0, 0 },
         { "all", 0, FLAG_BOOL, NULL, "show sessions of tools (role admin) as well", &o->with_tools,

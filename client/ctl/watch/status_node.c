@@ -8,12 +8,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/ctl/base/rundir.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/text.h"
 #include "client/session/address.h"
+#include "client/session/where.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/dir.h"
 #include "proto/share/listen.h"
 
 #define STATUS_BYTES_MAX ((size_t)32 * 1024 * 1024) /* 64 models of 4,096 units */
@@ -66,7 +67,7 @@ static int open_failed(const char *dir, struct shd_err *e)
         return err_set(
             e, SHD_ENOENT,
             "no directory '%.100s': start daemons (`shardctl up`), or say where they are "
-            "(--runtime-dir)",
+            "(--address)",
             dir);
     return err_sys(e, errno == EACCES ? SHD_EAUTH : SHD_EIO, "open '%.100s'", dir);
 }
@@ -113,16 +114,6 @@ static int open_dir(const char *dir, struct node *n, struct shd_err *e)
     return r;
 }
 
-static int err_which_run(char (*runs)[RUNDIR_PATH_BYTES], uint32_t count, struct shd_err *e)
-{
-    char list[3 * RUNDIR_PATH_BYTES] = "";
-    for (uint32_t i = 0; i < count && i < 2; i++)
-        snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s%s", i > 0 ? ", " : "",
-                 runs[i]);
-    return err_set(e, SHD_EINVAL, "%" PRIu32 " `shardctl run` go on, in %s%s: say which (%s)",
-                   count, list, count > 2 ? ", ..." : "", "--runtime-dir");
-}
-
 /* The list is empty again. */
 static void forget(struct node *n)
 {
@@ -134,21 +125,6 @@ static void forget(struct node *n)
     free(n->daemons);
     n->daemons = NULL;
     n->count = 0;
-}
-
-/* Nothing was said about where: the first place that has a daemon, or the one run of ours. */
-static int open_default(struct node *n, struct shd_err *e)
-{
-    char path[RUNDIR_PATH_BYTES], runs[2][RUNDIR_PATH_BYTES];
-    if (updir_path(NULL, path, NULL) == SHD_OK && open_dir(path, n, NULL) == SHD_OK)
-        return SHD_OK;
-    forget(n);
-    const int r = open_dir(ADDRESS_DEFAULT, n, e);
-    const uint32_t count = r == SHD_ENOENT ? rundir_live(runs, ARRAY_SIZE(runs)) : 0;
-    if (count == 0)
-        return r;
-    forget(n);
-    return count == 1 ? open_dir(runs[0], n, e) : err_which_run(runs, count, e);
 }
 
 /* Of one answer. A slow or busy machine's daemons may need longer. */
@@ -168,15 +144,20 @@ int node_fail(int status, const struct shd_err *e)
 
 static int open_local(const char *address, struct node *n, struct shd_err *e)
 {
-    const char *env = getenv(ADDRESS_ENV);
-    if (address == NULL && env != NULL && env[0] != '\0')
-        address = env;
-    if (address == NULL)
-        return open_default(n, e);
-    if (strncmp(address, "local:", 6) == 0)
+    struct where where;
+    int r = where_find(address, &where, e);
+    if (r != SHD_OK)
+        return r;
+    if (strncmp(where.address, "local:", 6) == 0)
         return err_set(e, SHD_EINVAL, "'%.60s': owners inside a process have no status sockets",
-                       address);
-    return strchr(address, '?') != NULL ? open_listed(address, n, e) : open_dir(address, n, e);
+                       where.address);
+    if (strchr(where.address, '?') != NULL)
+        return open_listed(where.address, n, e);
+    r = open_dir(where.address, n, e);
+    if (r == SHD_ENOENT)
+        snprintf(e->text + strlen(e->text), sizeof(e->text) - strlen(e->text), "%s",
+                 where_said(where.by));
+    return r;
 }
 
 static int open_hosts(const char *hosts, struct node *n, struct shd_err *e)

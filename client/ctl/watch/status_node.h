@@ -51,8 +51,7 @@ struct node {
 /* Open for a verb the daemons at address, or elsewhere. Returns CTL_OK, or the exit code: it has
  * said why.
  *
- *   address  "DIR" or "DIR?cpu0,cpu1". NULL: $SHARDD_ADDRESS, else the first of where `shardctl up`
- *            starts daemons and /run/shardd that has one, else our only `shardctl run`.
+ *   address  "DIR" or "DIR?cpu0,cpu1". NULL: as where_find() says.
  *   hosts    "HOST:PORT,..." of daemons that listen on TCP (shardd --status-address), instead of
  *            address; NULL: none.
  *

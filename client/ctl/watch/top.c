@@ -30,9 +30,7 @@ static const char top_about[] =
     "Show the daemons of this host, their models and workers, and who waits for whom, live.\n"
     "Needs a terminal; `shardctl status --watch` does without.";
 
-static const char top_more[] =
-    "default place: $SHARDD_ADDRESS, else where `shardctl up` starts daemons, else /run/shardd,\n"
-    "else that of your only `shardctl run`\n"
+static const char top_more[] = VERB_WHERE
     "\n"
     "keys:\n"
     "  q           quit                      h           explains the columns\n"
@@ -214,8 +212,7 @@ int verb_top(int argc, char **argv)
     struct top t = { .interval_ms = INTERVAL_MS };
     struct shd_err e = { 0 };
     const struct flag table[] = {
-        { "runtime-dir", 'd', FLAG_STRING, "DIR", "where the daemons are: DIR or DIR?cpu0,cpu1",
-          &address, 0, 0 },
+        VERB_ADDRESS_FLAGS(address),
         HOST_FLAG(hosts),
         { "interval", 'i', FLAG_STRING, "S", "ask the daemons every S seconds (1)", &interval, 0,
           0 },

@@ -27,7 +27,8 @@ static const char trace_about[] =
     "returning was hidden behind its computing. Open the file at https://ui.perfetto.dev (\"Open\n"
     "trace file\"; it stays on your machine) or at chrome://tracing.";
 
-static const char trace_more[] =
+static const char trace_more[] = VERB_WHERE
+    "\n"
     "hidden: share of the time in which parameters were on their way to the worker (owners update\n"
     "them, the worker waits for them), or its gradients on their way to the owners, while the\n"
     "worker computed. 100 %: it never waited.\n"
@@ -192,8 +193,7 @@ int verb_trace(int argc, char **argv)
     const struct flag table[] = {
         { "seconds", 's', FLAG_U32, "N", "how far back, 1 to 60 (5)", &o.seconds, 1, 60 },
         { "output", 'o', FLAG_STRING, "FILE", "where to write it (" TRACE_FILE ")", &o.file, 0, 0 },
-        { "runtime-dir", 'd', FLAG_STRING, "DIR", "where the daemons are: DIR or DIR?cpu0,cpu1",
-          &o.address, 0, 0 },
+        VERB_ADDRESS_FLAGS(o.address),
         HOST_FLAG(o.hosts),
         { "json", 'j', FLAG_BOOL, NULL, "the summary as one JSON object", &o.as_json, 0, 0 },
     };

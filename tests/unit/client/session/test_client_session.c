@@ -15,6 +15,7 @@
 
 #include "client/paths/map.h"
 #include "client/session/address.h"
+#include "client/session/where.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/share/board.h"
@@ -397,12 +398,12 @@ TEST(null_is_the_environment_then_the_default)
 {
     struct address a;
     struct shd_err e;
-    setenv(ADDRESS_ENV, "local:", 1);
+    setenv(WHERE_ENV, "local:", 1);
     EXPECT_OK(parse(NULL, &a, &e), &e);
     EXPECT(a.local);
-    setenv(ADDRESS_ENV, "", 1);
-    EXPECT(parse(NULL, &a, &e) != SHD_OK || strcmp(a.dir, ADDRESS_DEFAULT) == 0);
-    unsetenv(ADDRESS_ENV);
+    setenv(WHERE_ENV, "", 1);
+    EXPECT(parse(NULL, &a, &e) != SHD_OK || strcmp(a.dir, WHERE_DEFAULT) == 0);
+    unsetenv(WHERE_ENV);
 }
 
 TEST(bad_addresses_say_what_would_be_right)

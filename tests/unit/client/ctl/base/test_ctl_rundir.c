@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include "client/ctl/base/rundir.h"
+#include "client/session/where.h"
 #include "proto/base/check.h"
+#include "proto/base/dir.h"
 #include "tests/lib/child.h"
 #include "tests/lib/test.h"
 
@@ -110,8 +112,7 @@ TEST(places_where_others_can_write_are_refused)
     struct shd_err e = { 0 };
     need_base();
     expect_unfit("relative", SHD_EINVAL, "is not an absolute path");
-    expect_unfit("/tmp/x", SHD_EAUTH, "is where everyone can write");
-    expect_unfit("/dev/shm", SHD_EAUTH, "is where everyone can write");
+    expect_unfit("/tmp", SHD_EAUTH, geteuid() == 0 ? "can be written to by others" : "belongs to");
     close(make_file("place", "file"));
     snprintf(path, sizeof path, "%s/place/file", base);
     expect_unfit(path, SHD_EINVAL, "is not a directory");
@@ -124,6 +125,31 @@ TEST(places_where_others_can_write_are_refused)
     EXPECT_OK(rundir_check(path, /* make= */ true, &e), &e);
     struct stat st;
     EXPECT(stat(path, &st) == 0 && (st.st_mode & 07777) == 0700);
+    end_base();
+}
+
+/* Whose directory it is decides, and who can put another in its place; not what it is called. */
+TEST(a_directory_of_ours_below_one_of_everybody_is_fine_if_nobody_can_move_it)
+{
+    char all[100], ours[120], below[140];
+    struct shd_err e = { 0 };
+    need_base();
+    snprintf(all, sizeof all, "%s/all", base);
+    snprintf(ours, sizeof ours, "%s/ours", all);
+    snprintf(below, sizeof below, "%s/below", ours);
+    EXPECT(mkdir(all, 0700) == 0 && chmod(all, 01777) == 0);
+    EXPECT_OK(rundir_check(below, /* make= */ true, &e), &e);
+    EXPECT_EQ(chmod(all, 0777), 0); /* as /tmp, but without the sticky bit */
+    expect_unfit(below, SHD_EAUTH, "lets everyone move what is in it (mode 0777)");
+    EXPECT_EQ(chmod(all, 01777), 0);
+    snprintf(below, sizeof below, "%s/link", all);
+    EXPECT_EQ(symlink(ours, below), 0);
+    expect_unfit(below, SHD_EAUTH, "is a link of uid");
+    if (geteuid() == 0) {
+        EXPECT_EQ(chown(ours, 12345, 0), 0);
+        snprintf(below, sizeof below, "%s/below", ours);
+        expect_unfit(below, SHD_EAUTH, "/all/ours' is of uid 12345, where everyone can write");
+    }
     end_base();
 }
 
@@ -159,39 +185,83 @@ static void count_run(const char *path, void *arg)
     *(unsigned *)arg += strncmp(path, base, strlen(base)) == 0;
 }
 
-TEST(runs_that_live_are_found_and_killed_ones_are_swept)
+static const struct devices two_devices = { .names = { "cpu0", "cpu1" }, .count = 2 };
+
+TEST(runs_that_live_stay_and_killed_ones_are_swept)
 {
     struct rundir one, two;
     struct shd_err e = { 0 };
-    char live[2][RUNDIR_PATH_BYTES];
     unsigned runs = 0;
     need_base();
-    EXPECT_OK(rundir_new(&one, &e), &e);
+    EXPECT_OK(rundir_new(WHERE_RUN_PREFIX, &one, &e), &e);
     EXPECT(strncmp(one.path, base, strlen(base)) == 0);
-    EXPECT_EQ(rundir_live(live, 2), 1);
-    EXPECT_STR(live[0], one.path);
-    close(make_file("shardd-run-killed", RUNDIR_LOCK)); /* nobody has its lock */
-    close(make_file("shardd-run-young", "x"));          /* its lock is yet to come */
+    close(make_file("shardd-run-killed", WHERE_LOCK)); /* nobody has its lock */
+    close(make_file("shardd-run-young", "x"));         /* its lock is yet to come */
     close(make_file("something-else", "x"));
     rundir_each(count_run, &runs);
     EXPECT_EQ(runs, 3);
-    EXPECT_OK(rundir_new(&two, &e), &e);
-    live[1][0] = '\0';
-    EXPECT_EQ(rundir_live(live, 1), 2); /* how many there are, though one was asked for */
-    EXPECT_STR(live[1], "");
+    EXPECT_OK(rundir_new(WHERE_RUN_PREFIX, &two, &e), &e);
     EXPECT(!is_there("shardd-run-killed"));
     EXPECT(is_there("shardd-run-young") && is_there("something-else"));
     EXPECT_EQ(access(one.path, F_OK), 0);
     EXPECT_OK(rundir_remove(&one, &e), &e);
     EXPECT_OK(rundir_remove(&two, &e), &e);
     EXPECT(access(one.path, F_OK) < 0 && errno == ENOENT);
-    EXPECT_EQ(rundir_live(live, 2), 0);
+    end_base();
+}
+
+static void expect_found(const char *given, enum where_by by, const char *address)
+{
+    struct where where;
+    struct shd_err e = { 0 };
+    EXPECT_OK(where_find(given, &where, &e), &e);
+    EXPECT_STR(where.address, address);
+    EXPECT_EQ(where.by, by);
+}
+
+TEST(daemons_are_where_the_rule_says)
+{
+    static const struct devices listed = { .names = { "gpu1", "cpu0" },
+                                           .count = 2,
+                                           .listed = true };
+    struct rundir run;
+    struct updir up;
+    struct where where;
+    char path[RUNDIR_PATH_BYTES], with_devices[RUNDIR_PATH_BYTES + 20];
+    struct shd_err e = { 0 };
+    need_base();
+    unsetenv(WHERE_ENV);
+    expect_found(NULL, WHERE_BY_DEFAULT, "/run/shardd");
+    close(make_file("shardd-run-killed", WHERE_LOCK)); /* counts as nothing */
+    expect_found("", WHERE_BY_DEFAULT, "/run/shardd");
+    EXPECT_OK(rundir_new(WHERE_RUN_PREFIX, &run, &e), &e);
+    expect_found(NULL, WHERE_ONLY, run.path); /* it is yet to say where its daemons are */
+    rundir_note_address(&run, &two_devices, run.path);
+    expect_found(NULL, WHERE_ONLY, run.path);
+    expect_found("/given?cpu7", WHERE_GIVEN, "/given?cpu7");
+    setenv(WHERE_ENV, "/of/the/environment", 1);
+    expect_found(NULL, WHERE_BY_ENV, "/of/the/environment");
+    expect_found("local:", WHERE_GIVEN, "local:");
+    unsetenv(WHERE_ENV);
+
+    snprintf(path, sizeof path, "%s/anywhere", base);
+    snprintf(with_devices, sizeof with_devices, "%s?gpu1,cpu0", path);
+    EXPECT_OK(updir_take(path, &listed, &up, &e), &e);
+    EXPECT_STATUS(where_find(NULL, &where, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "2 `shardctl up` or `run` of yours go on");
+    EXPECT_HAS(e.text, with_devices);
+    EXPECT_HAS(e.text, run.path);
+    EXPECT_OK(rundir_remove(&run, &e), &e);
+    expect_found(NULL, WHERE_ONLY, with_devices);
+    EXPECT_OK(updir_find(NULL, with_devices, &e), &e);
+    EXPECT_STR(with_devices, path);
+    EXPECT_STATUS(updir_find("local:", with_devices, &e), SHD_ENOTSUP);
+    updir_release(&up, /* keep_log= */ false);
+    expect_found(NULL, WHERE_BY_DEFAULT, "/run/shardd");
     end_base();
 }
 
 /* -- up -------------------------------------------------------------------------------------- */
-
-static const struct devices two_devices = { .names = { "cpu0", "cpu1" }, .count = 2 };
 
 TEST(a_directory_is_kept_by_one_process_and_removed_with_it)
 {

@@ -99,6 +99,16 @@ TEST(every_area_is_looked_at)
     EXPECT_EQ(sum, json_array_size(findings));
 }
 
+TEST(directory_is_where_the_rule_says)
+{
+    EXPECT_EQ(doctor_with("SHARDD_ADDRESS='/nonexistent/env?cpu0'", ""), 0);
+    EXPECT_STR(level_of("runtime", "no /nonexistent/env:"), "ok");
+    EXPECT_EQ(doctor_with("SHARDD_ADDRESS=/nonexistent/env", "--address /nonexistent/given"), 0);
+    EXPECT_STR(level_of("runtime", "no /nonexistent/given:"), "ok");
+    EXPECT_EQ(doctor_with("SHARDD_ADDRESS=local:", ""), 0);
+    EXPECT_STR(level_of("runtime", "owners inside a process are no daemons"), "warn");
+}
+
 TEST(live_daemon_answers_and_a_killed_ones_socket_is_stale)
 {
     struct fixture f = { .count = 0 };

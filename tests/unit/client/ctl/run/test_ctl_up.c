@@ -263,9 +263,9 @@ TEST(callers_streams_and_files_are_let_go)
 TEST(paths_are_checked_and_quoted)
 {
     start();
-    ctl(ARGS("up", "-d", "/tmp/shardctl-up-test"));
+    ctl(ARGS("up", "-d", "/tmp"));
     EXPECT_EQ(run.code, 1);
-    EXPECT_HAS(run.err, "is where everyone can write");
+    EXPECT_HAS(run.err, "shardctl: '/tmp' ");
     char longer[128];
     snprintf(longer, sizeof(longer), "/run/%0100d", 0);
     ctl(ARGS("up", "-d", longer));
@@ -279,6 +279,31 @@ TEST(paths_are_checked_and_quoted)
     ctl(ARGS("down", "-d", dir));
     EXPECT_STR(run.err, "");
     expect_nothing_runs();
+}
+
+/* A directory of ours where nobody else can move it, and verbs that find it without a word. */
+TEST(daemons_below_tmp_are_found_by_the_rule)
+{
+    char tmp[] = "/tmp/shardctl-up-XXXXXX", sub[64];
+    start();
+    CHECK(mkdtemp(tmp) != NULL);
+    snprintf(sub, sizeof(sub), "%s/d", tmp);
+    ctl(ARGS("up", "-d", sub));
+    EXPECT_EQ(run.code, 0);
+    ctl(ARGS("status"));
+    EXPECT_HAS(run.err, sub); /* the stand-in has no sockets, so that there is no daemon to show */
+    EXPECT_HAS(run.err, "where your only `shardctl up` or `run` is");
+    setenv("SHARDD_ADDRESS", "/nonexistent/shardd?cpu0", 1);
+    ctl(ARGS("down"));
+    EXPECT_EQ(run.code, 1);
+    EXPECT_HAS(run.err, "nothing runs at '/nonexistent/shardd'");
+    setenv("SHARDD_ADDRESS", sub, 1);
+    ctl(ARGS("down"));
+    EXPECT_EQ(run.code, 0);
+    EXPECT_HAS(run.out, "stopped 1 daemon at /tmp/");
+    unsetenv("SHARDD_ADDRESS");
+    EXPECT_EQ(rmdir(tmp), 0);
+    expect_clean();
 }
 
 TEST(daemon_of_someone_else_in_the_directory_is_spared)
