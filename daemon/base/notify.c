@@ -27,6 +27,7 @@ struct notify {
     struct task probe;
     float *scratch;     /* owned, the device's: written by the probe, read by nobody */
     bool probing;       /* the last one has not come back */
+    uint64_t served;    /* completions of the device, at the last look */
     uint64_t status_ns; /* when STATUS= was sent last */
     int fd;             /* owned socket; -1: no manager */
 };
@@ -59,7 +60,8 @@ static void probed(struct task *task)
 }
 
 /* The probe passes the kernel queue behind what is in it. So the watchdog ends a daemon whose
- * compute threads are stuck as well as one whose loop is. */
+ * compute threads are stuck as well as one whose loop is. A long queue is no stuck one: while the
+ * probe is in it, each operation that ends counts as well. */
 static void probe(uv_timer_t *timer)
 {
     struct daemon *d = timer->data;
@@ -69,7 +71,13 @@ static void probe(uv_timer_t *timer)
                                     .kind = KERN_FILL_CONST };
     struct shd_err e;
     log_flush(/* all= */ false);
-    if (n->probing || d->stopping)
+    if (d->stopping)
+        return;
+    const uint64_t served = task_queue_served(d->tasks);
+    if (n->probing && served != n->served)
+        tell(n, "WATCHDOG=1");
+    n->served = served;
+    if (n->probing)
         return;
     task_init(&n->probe, d->tasks, probed);
     const int r = kern_fill(d->kern, &fill, &n->probe.done, &e);

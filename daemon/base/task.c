@@ -16,6 +16,7 @@
 struct task_queue {
     uv_async_t async;
     struct daemon *daemon; /* borrowed: its owner */
+    uint64_t served;
     _Atomic(struct task *) pushed;
 };
 
@@ -34,6 +35,7 @@ static void queue_woken(uv_async_t *async)
         struct task *next = oldest->next; /* fn may use the task again */
         if (oldest->status == SHD_EIO)
             queue->daemon->hooks->device_failed(queue->daemon);
+        queue->served++;
         oldest->fn(oldest);
         oldest = next;
     }
@@ -58,6 +60,11 @@ int task_queue_new(struct daemon *d, struct task_queue **ret_queue, struct shd_e
     queue->daemon = d;
     *ret_queue = queue;
     return SHD_OK;
+}
+
+uint64_t task_queue_served(const struct task_queue *queue)
+{
+    return queue->served;
 }
 
 void task_queue_close(struct task_queue *queue)

@@ -2,6 +2,8 @@
 #ifndef SHD_TASK_H
 #define SHD_TASK_H
 
+#include <stdint.h>
+
 #include "kernels/done.h"
 
 struct daemon;
@@ -18,6 +20,9 @@ struct task {
 };
 
 int task_queue_new(struct daemon *d, struct task_queue **ret_queue, struct shd_err *e);
+
+/* Counts the completions that have run: as long as it grows, the device works. Loop thread. */
+uint64_t task_queue_served(const struct task_queue *queue);
 
 /* Stop delivering. Close the async handle; free by task_queue_free() once the loop has run. */
 void task_queue_close(struct task_queue *queue);

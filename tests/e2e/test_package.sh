@@ -293,7 +293,7 @@ is_restarted() { [ "$(show cpu1 NRestarts)" -gt "$1" ] && are_active; }
 # The unit's own watchdog, in less time: one that is well is left alone, one that is stuck is not.
 check_watchdog() {
     local drop_in=$box_root/etc/systemd/system/shardd@cpu1.service.d restarts pid
-    [ "$(show cpu0 WatchdogUSec)" = 2min ]
+    [ "$(show cpu0 WatchdogUSec)" = 30s ]
     mkdir "$drop_in"
     # shellcheck disable=SC2016
     printf '[Service]\nWatchdogSec=2\nExecStopPost=%s\n' \

@@ -184,24 +184,42 @@ const char *child_describe(int wait_status, char *buf, size_t bytes)
     return buf;
 }
 
-/* Parent of a process from /proc/PID/stat; -1 when it is gone. The name in parentheses may hold
- * anything, so what follows is read from the last ')'. */
-static pid_t parent_of(const char *pid)
+/* /proc/PID/NAME into text[bytes], with a NUL. */
+static bool read_proc(const char *pid, const char *name, char *text, size_t bytes)
 {
-    char path[300], text[512];
-    snprintf(path, sizeof(path), "/proc/%s/stat", pid);
+    char path[300];
+    snprintf(path, sizeof(path), "/proc/%s/%s", pid, name);
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        return -1;
-    const ssize_t n = read(fd, text, sizeof(text) - 1);
+        return false;
+    const ssize_t n = read(fd, text, bytes - 1);
     close(fd);
-    if (n <= 0)
-        return -1;
-    text[n] = '\0';
+    text[n > 0 ? n : 0] = '\0';
+    return n > 0;
+}
+
+/* The name in parentheses may hold anything, so what follows is read from the last ')'. */
+bool child_stat(const char *pid, struct child_stat *ret_stat)
+{
+    char text[512], *end;
+    if (pid[0] < '1' || pid[0] > '9' || !read_proc(pid, "stat", text, sizeof(text)))
+        return false;
     const char *after = strrchr(text, ')');
     if (after == NULL || strlen(after) < 5)
-        return -1;
-    return (pid_t)strtol(after + 4, NULL, 10); /* ") S 123 ..." */
+        return false;
+    ret_stat->state = after[2]; /* ") S PARENT GROUP ..." */
+    ret_stat->parent = (pid_t)strtol(after + 4, &end, 10);
+    ret_stat->group = (pid_t)strtol(end, NULL, 10);
+    return true;
+}
+
+pid_t child_tracer(pid_t pid)
+{
+    char name[CHILD_PID_BYTES], text[4096];
+    snprintf(name, sizeof(name), "%ld", (long)pid);
+    const char *at = read_proc(name, "status", text, sizeof(text)) ? strstr(text, "\nTracerPid:")
+                                                                   : NULL;
+    return at != NULL ? (pid_t)strtol(at + strlen("\nTracerPid:"), NULL, 10) : 0;
 }
 
 /* Send sig (0: none) to each child of this process; returns how many there are. */
@@ -210,7 +228,8 @@ static unsigned children_signal(int sig)
     unsigned count = 0;
     DIR *proc = opendir("/proc");
     for (const char *name = dir_next(&proc); name != NULL; name = dir_next(&proc)) {
-        if (name[0] < '1' || name[0] > '9' || parent_of(name) != getpid())
+        struct child_stat stat;
+        if (!child_stat(name, &stat) || stat.parent != getpid())
             continue;
         kill((pid_t)strtol(name, NULL, 10), sig);
         count++;

@@ -49,6 +49,17 @@ int child_code(int wait_status);
 /* "exited with code 3" or "was killed by signal 9 (SIGKILL)" into buf; returns buf. */
 const char *child_describe(int wait_status, char *buf, size_t bytes);
 
+struct child_stat {
+    char state; /* 'R', 'S', 'T' (stopped by a signal), 't' (by its tracer), 'Z', ... */
+    pid_t parent, group;
+};
+
+/* Of any process, from /proc. False: gone, or pid is none. */
+bool child_stat(const char *pid, struct child_stat *ret_stat);
+
+/* The process that traces this one, as a debugger does; 0: none. */
+pid_t child_tracer(pid_t pid);
+
 /* True when this process has a child: at start, one inherited by exec, which is not ours to end. */
 bool child_any(void);
 

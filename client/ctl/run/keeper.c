@@ -65,6 +65,8 @@ static void parse_line(struct notify_message *m, const char *line)
 {
     if (strcmp(line, "READY=1") == 0)
         m->ready = true;
+    else if (strcmp(line, "WATCHDOG=1") == 0)
+        m->alive = true;
     else if (strcmp(line, "STATUS=Drained") == 0)
         m->drained = true;
     else if (strcmp(line, "FDSTORE=1") == 0)
@@ -93,7 +95,7 @@ int notify_take(int fd, struct notify_message *ret_message)
     if (n < 0)
         return errno == EINTR ? 0 : -1;
     m->pid = 0;
-    m->ready = m->store = m->remove = m->drained = false;
+    m->ready = m->alive = m->store = m->remove = m->drained = false;
     m->name = NULL;
     m->more_us = 0;
     m->fd_count = 0;

@@ -15,7 +15,7 @@
  *
  * The kernel's credentials name the sender of a message; its text never does. BARRIER=1 needs
  * no case of its own: its descriptor is closed with its message, which comes after all before it.
- * Other messages (STATUS=, STOPPING=1, WATCHDOG=1, FDPOLL=0) are read and let go.
+ * Other messages (STATUS=, STOPPING=1, FDPOLL=0) are read and let go.
  */
 #define NOTIFY_BYTES_MAX 4096u
 #define NOTIFY_FDS_MAX   253u /* what the kernel lets through in one message */
@@ -23,6 +23,7 @@
 struct notify_message {
     pid_t pid;
     bool ready, store, remove;
+    bool alive;       /* WATCHDOG=1: it is well */
     bool drained;     /* it ends because it was told to go out of service */
     uint64_t more_us; /* EXTEND_TIMEOUT_USEC: it works, and is not ready yet; 0: did not say */
     bool fds_lost;    /* some did not arrive: our limit of open files */

@@ -171,6 +171,9 @@ int launch_prepare(struct run *r, struct shd_err *e)
         rc = environ_new(&r->daemon_env, e);
     if (rc == SHD_OK)
         rc = environ_set(&r->daemon_env, e, "NOTIFY_SOCKET", "%s/" NOTIFY_FILE, r->path);
+    if (rc == SHD_OK && o->watchdog_s > 0)
+        rc = environ_set(&r->daemon_env, e, "WATCHDOG_USEC", "%" PRIu64,
+                         (uint64_t)o->watchdog_s * 1000 * 1000);
     if (rc == SHD_OK && o->workers.last > 0)
         rc = environ_new(&r->worker_env, e);
     if (rc == SHD_OK && o->workers.last > 0)

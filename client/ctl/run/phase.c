@@ -7,6 +7,7 @@
 
 #include "client/ctl/base/child.h"
 #include "client/ctl/run/launch.h"
+#include "client/ctl/run/watchdog.h"
 #include "proto/base/check.h"
 
 static void on_deadline(uv_timer_t *timer);
@@ -46,6 +47,7 @@ void phase_done(struct run *r)
     close_timers(&r->workers);
     close_timers(&r->helpers);
     uv_close((uv_handle_t *)&r->deadline, NULL);
+    uv_close((uv_handle_t *)&r->watchdog, NULL);
     uv_close((uv_handle_t *)&r->notify, NULL);
 }
 
@@ -214,6 +216,8 @@ static void daemon_says(struct run_child *c, struct notify_message *m)
 {
     keeper_take(&c->kept, m, c->name);
     c->drained = c->drained || m->drained;
+    if (m->alive || m->ready)
+        watchdog_fed(c);
     if (!c->ready && m->more_us > 0)
         allow_more(c, m->more_us / 1000);
     if (!m->ready || c->ready)

@@ -21,6 +21,7 @@
 #include "client/ctl/base/verb.h"
 #include "client/ctl/run/resume.h"
 #include "client/ctl/run/supervise.h"
+#include "client/ctl/run/watchdog.h"
 
 /* -- run -----------------------------------------------------------------------------------------
  */
@@ -36,6 +37,9 @@ static const char run_about[] =
     "a code other than 0 ends the run. Each of that is a line on stderr. A daemon that ends 8 "
     "times in a row\n"
     "before it is ready, or anything that takes more than --max-restarts in 10 s, ends the run.\n"
+    "A daemon that hangs, or a worker that is stopped (SIGSTOP), for --watchdog seconds is killed "
+    "and\n"
+    "started again, unless a debugger traces it. A worker that is slow is left alone.\n"
     "\n"
     "COMMAND is run W times with torchrun's variables: RANK, LOCAL_RANK, WORLD_SIZE,\n"
     "LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT; OPENBLAS_NUM_THREADS and\n"
@@ -86,6 +90,7 @@ int verb_run(int argc, char **argv)
                              .workers = { 1, 1 },
                              .timeout_s = 60,
                              .grace_s = 10,
+                             .watchdog_s = WATCHDOG_S_DEFAULT,
                              .max_restarts = 20,
                              .checkpoint_every = 100 };
     const struct flag table[] = {
@@ -105,6 +110,8 @@ int verb_run(int argc, char **argv)
           &o.max_restarts, 0, RUN_RESTARTS_MAX },
         { "grace", 0, FLAG_U32, "SECONDS", "how long what is told to stop may take (10)",
           &o.grace_s, 1, 86400 },
+        { "watchdog", 0, FLAG_U32, "SECONDS", "kill and restart what hangs so long; 0: never (30)",
+          &o.watchdog_s, 0, 86400 },
         { "restore", 0, FLAG_STRING, "DIR", "begin with this checkpoint, or the latest in DIR",
           &o.restore, 0, 0 },
         { "checkpoint", 0, FLAG_STRING, "DIR", "save in DIR while it goes on, and at the end",
@@ -158,8 +165,8 @@ static const char up_about[] =
     "  eval \"$(shardctl up --daemons 2)\" && shd-gpt --steps 20\n"
     "\n"
     "A keeper process holds their memory: a daemon that dies is started again and gets its state\n"
-    "back. It writes to DIR/" UPDIR_LOG " (at 16 MiB that becomes DIR/" UPDIR_LOG_OLD
-    "). Without keeper and daemons\n"
+    "back; one that hangs for --watchdog seconds is killed first. It writes to DIR/" UPDIR_LOG
+    " (at 16 MiB that becomes DIR/" UPDIR_LOG_OLD "). Without keeper and daemons\n"
     "the state is gone, unless it was saved elsewhere. One keeper per directory; they are no "
     "service: a reboot ends them.";
 
@@ -310,7 +317,11 @@ int verb_up(int argc, char **argv)
     static struct up up = { .report_fd = -1 };
     const char *list = NULL;
     struct run_options o = {
-        .devices = &up.devices, .timeout_s = 60, .grace_s = 10, .max_restarts = 20
+        .devices = &up.devices,
+        .timeout_s = 60,
+        .grace_s = 10,
+        .max_restarts = 20,
+        .watchdog_s = WATCHDOG_S_DEFAULT,
     };
     const struct flag table[] = {
         { "daemons", 'n', FLAG_U32, "N", "daemons to start, named cpu0, cpu1, ... (1)", &o.daemons,
@@ -329,6 +340,8 @@ int verb_up(int argc, char **argv)
           0, RUN_RESTARTS_MAX },
         { "grace", 0, FLAG_U32, "SECONDS", "how long what is told to stop may take (10)",
           &o.grace_s, 1, 86400 },
+        { "watchdog", 0, FLAG_U32, "SECONDS", "kill and restart what hangs so long; 0: never (30)",
+          &o.watchdog_s, 0, 86400 },
         { "verbose", 'v', FLAG_BOOL, NULL, "say what is started and stopped", &o.verbose, 0, 0 },
     };
     const struct flags flags = VERB_FLAGS(up, "shardctl up [FLAGS]", table);

@@ -38,6 +38,7 @@ struct run_options {
     bool elastic;                  /* workers may join and leave; else both ends are the same */
     uint32_t threads_per_daemon;   /* 0: our processors / daemons, at least 1 */
     uint32_t timeout_s, grace_s;
+    uint32_t watchdog_s;   /* 0: none */
     uint32_t max_restarts; /* of one child within REVIVE_WINDOW; 0: never start again */
     bool verbose;
     const char *restore;       /* borrowed: what to begin with; NULL: nothing */
@@ -70,6 +71,8 @@ struct run_child {
     uint64_t *started_ns; /* borrowed, [max_restarts]: when it was started again, the last times */
     uint32_t starts;      /* how often it was started again */
     uint32_t early;       /* daemons: ends before READY, in a row */
+    uint32_t silent;      /* looks of the watchdog since it was well */
+    bool stopped;         /* workers, helpers: as the look found that goes on */
     char ended[96];       /* how the one before ended: "(pid 12) was killed by ..."; "": none */
 };
 
@@ -105,7 +108,7 @@ struct run {
     uv_timer_cb child_timer; /* a child's timer has fired: revive.c's */
     uv_loop_t loop;
     uv_signal_t signals[RUN_SIGNALS];
-    uv_timer_t deadline;
+    uv_timer_t deadline, watchdog;
     uv_poll_t notify;
 };
 

@@ -14,6 +14,7 @@
 #include "client/ctl/run/launch.h"
 #include "client/ctl/run/phase.h"
 #include "client/ctl/run/revive.h"
+#include "client/ctl/run/watchdog.h"
 #include "client/session/where.h"
 #include "proto/base/check.h"
 
@@ -192,6 +193,7 @@ static void init_timers(struct run *r, struct run_children *c)
 static int run_init_handles(struct run *r, struct shd_err *e)
 {
     uv_timer_init(&r->loop, &r->deadline);
+    watchdog_init(r);
     uv_poll_init(&r->loop, &r->notify, r->notify_fd);
     init_timers(r, &r->daemons);
     init_timers(r, &r->workers);

@@ -4,6 +4,7 @@
  *   (none)  three segments; each life counts itself in each of them
  *   never   ends before it is ready
  *   hang    is ready the first time only
+ *   well    says each 50 ms that it is well
  *   slow    takes 2 s when it is started again, and says so
  *   names   also stores under names that are no names
  *   many    stores more than may be kept
@@ -21,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <systemd/sd-daemon.h>
@@ -145,8 +147,12 @@ int main(int argc, char **argv)
         sd_notify(0, "STATUS=serving\nREADY=1");
     for (unsigned i = 0; i < 300000 && told("loud"); i++)
         fprintf(stderr, "line %08u %112s\n", i, "");
+    const struct timespec feed = { .tv_nsec = 50 * 1000 * 1000 };
     int signum = 0;
-    sigwait(&wanted, &signum);
+    while (told("well") && (signum = sigtimedwait(&wanted, NULL, &feed)) < 0)
+        sd_notify(0, "WATCHDOG=1");
+    if (signum == 0)
+        sigwait(&wanted, &signum);
     if (signum == SIGUSR1) {
         const int fd = make(100);
         store("late", fd);

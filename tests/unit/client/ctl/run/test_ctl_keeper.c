@@ -2,6 +2,7 @@
  * is started again, and not for ever. The daemon is tests/unit/client/ctl/run/fake_shardd.c, but
  * for the last tests.
  */
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -247,6 +248,104 @@ TEST(worker_with_an_exit_code_ends_the_run_also_when_it_was_started_again)
     EXPECT_EQ(run.code, 7);
     EXPECT_HAS(run.err, ") exited with code 7\n");
     expect_clean();
+}
+
+/* -- The watchdog ---------------------------------------------------------------------------- */
+
+TEST(daemon_that_is_stopped_is_killed_and_gets_its_segments_back)
+{
+    fake("well");
+    run_start(&run, RUN("--daemons", "2", "--watchdog", "1", WAIT));
+    run_await(&run, run.out, "up\n");
+    const pid_t pid = last_pid("started daemon cpu1 pid=");
+    char says[128];
+    kill(pid, SIGSTOP);
+    snprintf(
+        says, sizeof(says),
+        "daemon cpu1 (pid %ld) has not said that it is well for 1 s (--watchdog): killing it\n",
+        (long)pid);
+    run_await(&run, run.err, says);
+    run_await(&run, run.err, "[cpu1] adopted 3 of 6 files: seg0=2 seg1=2 seg2=2\n");
+    await_count("daemon cpu1 is ready", 2);
+    end_by_term();
+}
+
+TEST(daemon_that_runs_and_says_nothing_is_killed_unless_that_is_turned_off)
+{
+    fake("");
+    run_start(&run, RUN("--watchdog", "1", WAIT));
+    run_await(&run, run.err, "(--watchdog): killing it\n");
+    run_await(&run, run.err, "adopted 3 of 6 files");
+    end_by_term();
+    ctl(RUN("--watchdog", "0", "--", "sh", "-c", "echo \"watchdog '$WATCHDOG_USEC'\"; sleep 1.5"));
+    EXPECT_EQ(run.code, 0);
+    EXPECT_HAS(run.out, "watchdog ''\n");
+    EXPECT_EQ(count_of("killing it"), 0);
+    expect_clean();
+}
+
+TEST(daemon_under_a_debugger_is_left_alone_until_that_lets_go)
+{
+    fake("well");
+    run_start(&run, RUN("--watchdog", "1", WAIT));
+    run_await(&run, run.out, "up\n");
+    const pid_t pid = last_pid("started daemon cpu0 pid=");
+    if (ptrace(PTRACE_SEIZE, pid, NULL, NULL) < 0) {
+        end_by_term();
+        SKIP("this process may not trace\n");
+    }
+    CHECK(ptrace(PTRACE_INTERRUPT, pid, NULL, NULL) == 0);
+    run_await(&run, run.err, "(--watchdog): left alone, process ");
+    EXPECT_EQ(count_of("killing it"), 0);
+    CHECK(waitpid(pid, NULL, __WALL) == pid);
+    kill(pid, SIGSTOP);
+    CHECK(ptrace(PTRACE_DETACH, pid, NULL, SIGSTOP) == 0);
+    run_await(&run, run.err, "(--watchdog): killing it\n");
+    await_count("daemon cpu0 is ready", 2);
+    end_by_term();
+}
+
+/* The worker is a shell whose child is stopped, as a launcher's would be. */
+TEST(worker_that_is_stopped_is_killed_and_started_again_with_its_rank)
+{
+    fake("well");
+    ctl(RUN("--workers", "2", "--watchdog", "1", "--", "sh", "-c",
+            ("d=${SHARDD_ADDRESS%\\?*}; [ $RANK = 0 ] && exit 0; [ -e $d/once ] && exit 0; "
+             "touch $d/once; sh -c 'kill -STOP $$'; exit 3")));
+    EXPECT_EQ(run.code, 0);
+    EXPECT_HAS(run.err, "worker rank 1 (pid ");
+    EXPECT_HAS(run.err, ") was stopped for 1 s (--watchdog): killing it\n");
+    EXPECT_EQ(count_of("started worker rank 1 pid="), 2);
+    expect_clean();
+}
+
+TEST(worker_that_sleeps_or_computes_is_left_alone)
+{
+    fake("well");
+    ctl(RUN("--workers", "2", "--watchdog", "1", "--", "sh", "-c",
+            ("[ $RANK = 0 ] && exec sleep 2; end=$(($(date +%s) + 2)); "
+             "while [ $(date +%s) -lt $end ]; do :; done")));
+    EXPECT_EQ(run.code, 0);
+    EXPECT_EQ(count_of("killing it"), 0);
+    expect_clean();
+}
+
+/* shardctl stands still for longer than the watchdog's time, and all that it started beside it. */
+TEST(nobody_is_killed_when_all_were_stopped_together)
+{
+    fake("well");
+    run_start(&run, RUN("--watchdog", "2", WAIT));
+    run_await(&run, run.out, "up\n");
+    const pid_t all[] = { run.pid, last_pid("started daemon cpu0 pid="),
+                          last_pid("started worker rank 0 pid=") };
+    for (size_t i = 0; i < ARRAY_SIZE(all); i++)
+        kill(all[i], SIGSTOP);
+    sleep_ms(2500);
+    for (size_t i = 0; i < ARRAY_SIZE(all); i++)
+        kill(all[ARRAY_SIZE(all) - 1 - i], SIGCONT);
+    run_read(&run, 700);
+    EXPECT_EQ(count_of("killing it"), 0);
+    end_by_term();
 }
 
 /* -- Elastic --------------------------------------------------------------------------------- */
