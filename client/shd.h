@@ -13,11 +13,12 @@
  * written by any thread between the calls that hand them out and take them back.
  *
  * Errors: functions that return int return SHD_OK (0) or a negative code and then fill *e (may be
- * NULL) with a sentence that names the values. Out-parameters are untouched then. Every wait is
- * bounded by shd_options.timeout_ms, and its error names who was waited for. A daemon that dies and
- * is started again (its memory was kept for it) is no error: calls wait, attach to it anew and go
- * on; arrays that are handed out stay valid and keep their contents. Final for the session are
- * SHD_EGONE: it did not come back in time; SHD_ENOENT, SHD_ESTEP: it came without its state.
+ * NULL) with a sentence that names the values. Out-parameters are untouched then. A daemon that dies
+ * and is started again (its memory was kept for it) is no error: calls wait, attach to it anew and
+ * go on; arrays that are handed out stay valid and keep their contents. As long as somebody keeps
+ * that memory a wait has no end, unless shd_options.timeout_ms or $SHARDD_TIMEOUT sets one; its
+ * error names who was waited for. Final for the session are SHD_EGONE: it did not come back in
+ * time, or its keeper is gone; SHD_ENOENT, SHD_ESTEP: it came without its state.
  *
  * What _connect and _open return is yours until the matching close; pointers that acquire and grad
  * hand out are borrowed until release and return. Structs with a `size` may grow: zero-initialise,
@@ -79,7 +80,8 @@ struct shd_options {
     const char *name;    /* shown by `shardctl status`; NULL: the program's name */
     uint32_t slots;      /* gradients in flight to each owner, 1..64; 0: as the plan needs */
     uint32_t threads;    /* "local:" only: threads that apply updates; 0: one */
-    uint64_t timeout_ms; /* bound of each wait; 0: 60,000 */
+    uint64_t timeout_ms; /* bound of each wait; 0: $SHARDD_TIMEOUT seconds, else none while the
+                          * memory of all daemons is kept, and 60,000 where it is not */
     const char *device;  /* where your arrays are: NULL or "host", or "cuda:N" */
 };
 /* "cuda:N", as the CUDA runtime counts: arrays are addresses of that GPU, in its primary context.

@@ -212,6 +212,7 @@ static int start_parts(struct daemon *d, const struct daemon_config *config, str
         r = start_device(d, config, e);
     if (r == SHD_OK)
         r = keeper_init(d->keeper, e);
+    d->kept = r == SHD_OK && d->keeper->notify;
     if (r == SHD_OK)
         r = trace_new(&d->metrics->trace, e);
     if (r == SHD_OK)

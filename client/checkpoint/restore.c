@@ -196,9 +196,12 @@ int shd_restore(shd_session *s, const char *path, const struct shd_restore_optio
         status = check_spec(&r, &restored, e);
     if (status == SHD_OK) {
         const uint64_t timeout_ns = s->hub->timeout_ns; /* the session's is for what is quick */
+        const bool patient = s->hub->patient;
+        s->hub->patient = false;
         s->hub->timeout_ns = (o.timeout_ms > 0 ? o.timeout_ms : TIMEOUT_MS_DEFAULT) * NS_PER_MS;
         status = run(&r, e);
         s->hub->timeout_ns = timeout_ns;
+        s->hub->patient = patient;
     }
     if (status == SHD_OK && ret_restored != NULL) {
         restored.step = r.step;

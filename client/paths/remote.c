@@ -60,7 +60,7 @@ static int take_link(struct layout_opening *o, struct link *link, unsigned wante
     const struct map_layout *layout = &o->m->map->owners[link->index].layout;
     int r = segments_take(o->m, link, layout, wanted, e);
     while (r == SHD_EGONE && hub_check(link->hub, NULL) == SHD_OK &&
-           clock_now_ns() - start_ns < o->m->session->timeout_ns) {
+           clock_now_ns() < hub_deadline_ns(link->hub, start_ns)) {
         r = layout_ask(o, link, e);
         if (r == SHD_OK)
             r = segments_take(o->m, link, layout, wanted, e);

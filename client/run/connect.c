@@ -19,6 +19,7 @@
 #define TIMEOUT_MS_DEFAULT UINT64_C(60000)
 #define TIMEOUT_MS_MAX     (UINT64_C(1000) * 3600 * 24 * 365)
 #define THREADS_MAX        256u
+#define TIMEOUT_ENV        "SHARDD_TIMEOUT"
 
 const char *shd_status_name(int code)
 {
@@ -90,6 +91,7 @@ static int connect_owners(struct shd_session *s, const struct shd_options *o, st
         r = hub_new(&address, o->name != NULL ? o->name : name, s->timeout_ns, &s->hub, e);
     }
     if (r == SHD_OK && s->hub != NULL) {
+        s->hub->patient = o->timeout_ms == 0;
         s->hub->reopen = reopen_models;
         s->hub->look = reopen_look;
         s->hub->reopen_ctx = s;
@@ -107,10 +109,29 @@ static void session_free(struct shd_session *s)
     free(s);
 }
 
+/* The program has set no limit: the user may. */
+static int take_timeout(struct shd_options *o, struct shd_err *e)
+{
+    const char *text = getenv(TIMEOUT_ENV);
+    char *end;
+    if (o->timeout_ms > 0 || text == NULL || text[0] == '\0')
+        return SHD_OK;
+    const uint64_t seconds = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end != '\0' || seconds > TIMEOUT_MS_MAX / 1000)
+        return err_set(e, SHD_EINVAL,
+                       TIMEOUT_ENV " is '%.40s': a number of seconds up to %" PRIu64
+                                   " is wanted, as 60; 0: no limit",
+                       text, TIMEOUT_MS_MAX / 1000);
+    o->timeout_ms = seconds * 1000;
+    return SHD_OK;
+}
+
 int shd_connect(const struct shd_options *options, shd_session **ret_session, struct shd_err *e)
 {
     struct shd_options o = { 0 };
     int r = take_options(options, &o, e);
+    if (r == SHD_OK)
+        r = take_timeout(&o, e);
     if (r != SHD_OK)
         return r;
     struct shd_session *s = sys_calloc(1, sizeof *s);

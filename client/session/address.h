@@ -15,6 +15,10 @@
 
 #include "proto/base/status.h"
 
+/* Where the service manager of a directory's daemons listens for what they say, `shardctl run` and
+ * `up` that is; systemd does elsewhere. Not *.sock: those are daemons. */
+#define ADDRESS_NOTIFY "notify"
+
 struct address {
     bool local;
     char *dir;      /* owned; NULL when local */

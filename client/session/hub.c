@@ -35,7 +35,7 @@ uint64_t hub_deadline_ns(struct hub *hub, uint64_t start_ns)
     if (start_ns <= hub->looked_ns && now_ns - hub->looked_ns >= STOPPED_NS)
         hub->back_ns = now_ns;
     hub->looked_ns = now_ns;
-    if (hub->down_count > 0 && !hub->leaving)
+    if ((hub->down_count > 0 || (hub->patient && hub->all_kept)) && !hub->leaving)
         return UINT64_MAX;
     return (start_ns > hub->back_ns ? start_ns : hub->back_ns) + hub->timeout_ns;
 }

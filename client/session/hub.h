@@ -28,7 +28,9 @@ void hub_free(struct hub *hub);
 
 /* When a wait that began at start_ns has lasted too long. While a daemon is away its own bound
  * counts, and a wait that goes on after its return has the full time again; so it has after this
- * process was stopped (Ctrl-Z). Ask before each short sleep of a wait. */
+ * process was stopped (Ctrl-Z). UINT64_MAX where the session is patient and service managers keep
+ * the state of all its daemons: who hangs is started again by them. Ask before each short sleep of
+ * a wait. */
 uint64_t hub_deadline_ns(struct hub *hub, uint64_t start_ns);
 
 /* How long a wait that began at start_ns may sleep now: max_ns at most; 0: its time is over. */

@@ -15,14 +15,17 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include "client/session/address.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 #include "proto/share/admit.h"
 #include "proto/share/fdpass.h"
+#include "proto/share/listen.h"
 
 #define USEFUL_NS       NS_PER_S        /* a daemon that was there for as long came back indeed */
 #define FIRST_NS_MAX    (10 * NS_PER_S) /* for a daemon that was never there */
@@ -371,6 +374,32 @@ static void step_hello(struct link *link, uint64_t now_ns)
     retry(link, &why);
 }
 
+/* The path of the service manager's socket beside the daemon's. */
+static void notify_path(const struct link *link, char *buf, size_t bytes)
+{
+    const char *slash = strrchr(link->path, '/');
+    snprintf(buf, bytes, "%.*s" ADDRESS_NOTIFY, slash != NULL ? (int)(slash + 1 - link->path) : 0,
+             link->path);
+}
+
+/* False also where its service manager cannot be seen: systemd outlives its daemons. */
+static bool lost_its_keeper(const struct link *link)
+{
+    char path[sizeof(((struct sockaddr_un *)NULL)->sun_path) + sizeof ADDRESS_NOTIFY];
+    notify_path(link, path, sizeof path);
+    return link->has_notify && !listen_is_bound(path);
+}
+
+static void note_keeper(struct link *link, bool kept)
+{
+    struct hub *hub = link->hub;
+    link->kept = link->has_notify = kept;
+    link->has_notify = kept && !lost_its_keeper(link);
+    hub->all_kept = true;
+    for (uint32_t i = 0; i < hub->link_count; i++)
+        hub->all_kept = hub->all_kept && hub->links[i].kept;
+}
+
 static void link_up(struct link *link)
 {
     struct hub *hub = link->hub;
@@ -399,6 +428,7 @@ int link_welcome(struct link *link, const struct wire_reply *reply, struct shd_e
     if (strcmp(reply->welcome.device, link->device) != 0)
         return link_err(link, SHD_EPROTO, e, "says it is device '%.64s'", reply->welcome.device);
     link->session = reply->welcome.session;
+    note_keeper(link, reply->welcome.kept);
     const int r = hub->reopen != NULL ? hub->reopen(hub->reopen_ctx, link, &why) : SHD_OK;
     if (r == SHD_OK)
         link_up(link);
@@ -418,6 +448,12 @@ static uint64_t patience_ns(const struct link *link)
     return nobody && timeout_ns > FIRST_NS_MAX ? FIRST_NS_MAX : timeout_ns;
 }
 
+/* Its keeper starts it again for as long as it has the state, and this session can wait. */
+static bool comes_back(const struct link *link)
+{
+    return link->known && link->kept && link->hub->patient && !lost_its_keeper(link);
+}
+
 static void give_up(struct link *link, uint64_t waited_ns)
 {
     static const char *const missing[] = { "", "send its welcome", "answer Hello", "" };
@@ -427,8 +463,9 @@ static void give_up(struct link *link, uint64_t waited_ns)
     if (link->known && localtime_r(&link->since, &tm) != NULL)
         strftime(when, sizeof when, "%H:%M:%S", &tm);
     if (link->known)
-        link_err(link, SHD_EGONE, &e, "is gone: lost at %s, not back within %" PRIu64 " ms (%s)",
-                 when, waited_ns / NS_PER_MS, link->last.text);
+        link_err(link, SHD_EGONE, &e, "is gone%s: lost at %s, not back within %" PRIu64 " ms (%s)",
+                 lost_its_keeper(link) ? " with its keeper" : "", when, waited_ns / NS_PER_MS,
+                 link->last.text);
     else if (link->state == LINK_DOWN && link->last.code != SHD_ETIMEDOUT)
         link_err(link, link->last.code, &e, "cannot be reached: %s", link->last.text);
     else if (link->state == LINK_DOWN)
@@ -443,7 +480,7 @@ void link_advance(struct link *link, uint64_t now_ns)
 {
     CHECK(link->state != LINK_UP);
     const uint64_t waited_ns = now_ns > link->since_ns ? now_ns - link->since_ns : 0;
-    if (waited_ns >= patience_ns(link)) {
+    if (waited_ns >= patience_ns(link) && !comes_back(link)) {
         give_up(link, waited_ns);
         return;
     }

@@ -58,6 +58,8 @@ struct link {
     enum link_state state;
     uint32_t epoch;    /* connections lost: what was learned in an earlier one may not hold */
     bool known;        /* was up once */
+    bool kept;         /* a service manager has its memory */
+    bool has_notify;   /* that listens in its directory */
     bool proven;       /* has answered something since it came up */
     uint64_t since_ns; /* not up: since then (a short, useless return does not count) */
     time_t since;      /* the same for people */
@@ -84,7 +86,9 @@ struct hub {
     zmq_pollitem_t *poll_items; /* owned, [2 * link_count]: dealers, then side channels */
     uint8_t *frame;             /* owned, [WIRE_FRAME_BYTES_MAX]: requests are packed here */
     uint8_t *arena_memory;      /* owned, [WIRE_ARENA_BYTES]: replies are unpacked here */
-    uint64_t timeout_ns;        /* of each wait */
+    uint64_t timeout_ns;        /* of each wait, unless: */
+    bool patient;               /* a wait for daemons whose state is kept has no end */
+    bool all_kept;              /* so it is of all of them */
     uint64_t requests;          /* sent */
     uint64_t back_ns;           /* a link came up last, or this process went on */
     uint64_t looked_ns;         /* hub_deadline_ns() was asked last */

@@ -80,6 +80,7 @@ struct daemon {
     bool kernel_full;                             /* somebody found its queue full, and waits */
     bool stopping; /* daemon_free() is under way: begin nothing new */
     bool failed;   /* the device did */
+    bool kept;     /* a service manager has the models' memory */
 };
 
 #endif

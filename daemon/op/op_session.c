@@ -26,7 +26,10 @@ _Static_assert(WIRE_TOKEN_BYTES == SHD_TOKEN_BYTES, "the side channel's token");
 static int welcome(struct op *op, const struct session *s)
 {
     op->reply.type = WIRE_WELCOME;
-    op->reply.welcome = (struct wire_welcome){ .session = s->id, .device = op->daemon->device };
+    const struct daemon *d = op->daemon;
+    op->reply.welcome = (struct wire_welcome){ .session = s->id,
+                                               .device = d->device,
+                                               .kept = d->kept };
     return SHD_OK;
 }
 

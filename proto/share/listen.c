@@ -145,6 +145,21 @@ int listen_unix(const char *path, int *ret_fd, struct shd_err *e)
     return SHD_OK;
 }
 
+bool listen_is_bound(const char *path)
+{
+    struct sockaddr_un a = { .sun_family = AF_UNIX };
+    if (strlen(path) >= sizeof(a.sun_path))
+        return false;
+    memcpy(a.sun_path, path, strlen(path) + 1);
+    const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return true;
+    const bool none = connect(fd, (const struct sockaddr *)&a, sizeof(a)) < 0 &&
+                      (errno == ENOENT || errno == ENOTDIR || errno == ECONNREFUSED);
+    close(fd);
+    return !none;
+}
+
 bool listen_host_is_local(const char *header)
 {
     char host[LISTEN_HOST_BYTES];

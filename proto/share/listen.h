@@ -31,6 +31,10 @@ int listen_name(int fd, char name[LISTEN_NAME_BYTES], struct shd_err *e);
  * long; SHD_EBUSY somebody listens there; SHD_EIO. */
 int listen_unix(const char *path, int *ret_fd, struct shd_err *e);
 
+/* Whether somebody has a datagram socket bound at path, running or stopped: a service manager at
+ * its NOTIFY_SOCKET. True as well when it may not be asked. */
+bool listen_is_bound(const char *path);
+
 /* Whether an HTTP Host header ("localhost:8440", "127.0.0.1", "[::1]:80") names this machine as
  * such. A page of another origin whose name was pointed here (DNS rebinding) says its own name. */
 bool listen_host_is_local(const char *host);

@@ -187,6 +187,7 @@ enum wire_reply_type {
 struct wire_welcome {
     uint64_t session;
     const char *device;
+    bool kept;
 };
 #define WIRE_DEVICE_BYTES 16u
 

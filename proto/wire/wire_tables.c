@@ -138,7 +138,8 @@ const struct wire_message wire_requests[] = {
 
 /* -- Replies --------------------------------------------------------------------------------- */
 
-static const struct wire_field welcome_fields[] = { ANY(welcome, session), NAME(welcome, device) };
+static const struct wire_field welcome_fields[] = { ANY(welcome, session), NAME(welcome, device),
+                                                    ANY(welcome, kept) };
 static const struct wire_field layout_fields[] = {
     ANY(layout, model),
     ANY(layout, step),

@@ -1,6 +1,7 @@
 /* Real daemons under a real keeper (`shardctl up`), killed while workers train: the same bits as in
  * one process, arrays that stay what they are, nothing that piles up. */
 #include <fcntl.h>
+#include <inttypes.h>
 #include <sys/wait.h>
 
 #include "client/paths/map.h"
@@ -45,6 +46,18 @@ static pid_t daemon_pid(int index)
         peer.pid = 0;
     close(fd);
     return peer.pid;
+}
+
+/* The parent of its daemons. */
+static pid_t pid_of_keeper(void)
+{
+    char path[64];
+    int pid = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)daemon_pid(0));
+    FILE *f = fopen(path, "re");
+    CHECK(f != NULL && fscanf(f, "%*d (%*[^)]) %*c %d", &pid) == 1 && pid > 1);
+    fclose(f);
+    return pid;
 }
 
 static bool kill_daemon(int index)
@@ -134,6 +147,108 @@ TEST(steps_by_copy_while_daemons_are_killed)
 TEST(leased_steps_while_daemons_are_killed)
 {
     train_under_fire(test_seed(3), SHD_PATH_MAP, /* elastic= */ true);
+}
+
+/* -- Waits that have no end -------------------------------------------------------------------- */
+
+/* A session of a user who has set no limit, but one that would not wait long where nobody keeps its
+ * daemons. */
+static shd_session *attach_patient(uint64_t timeout_ms)
+{
+    const struct shd_options options = { .size = sizeof options, .address = dir };
+    struct shd_err e = { 0 };
+    shd_session *s;
+    EXPECT_OK(shd_connect(&options, &s, &e), &e);
+    EXPECT(s->hub->patient && s->hub->all_kept);
+    s->timeout_ns = s->hub->timeout_ns = timeout_ms * NS_PER_MS;
+    return s;
+}
+
+/* Stop a process now, and let it go on in ms. */
+static pid_t stop_for(pid_t stopped, uint64_t ms)
+{
+    EXPECT(stopped > 1 && kill(stopped, SIGSTOP) == 0);
+    const pid_t pid = test_fork();
+    if (pid > 0)
+        return pid;
+    sleep_ms((long)ms);
+    _exit(kill(stopped, SIGCONT) != 0);
+}
+
+TEST(stopped_daemon_ends_no_wait_while_its_state_is_kept)
+{
+    const uint64_t limit_ms = test_paced(300);
+    struct shd_err e = { 0 };
+    int status;
+    start();
+    shd_session *s = attach_patient(limit_ms);
+    shd_model *m = open_toy(s);
+    EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    const uint64_t start_ms = test_now_ms();
+    const pid_t pid = stop_for(daemon_pid(1), 3 * limit_ms);
+    EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    EXPECT(test_now_ms() - start_ms >= 3 * limit_ms);
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT_EQ(status, 0);
+    expect_digest(m);
+    shd_close(s);
+    stop();
+}
+
+TEST(daemon_that_is_away_for_long_is_waited_for_while_its_keeper_lives)
+{
+    const uint64_t limit_ms = test_paced(300);
+    struct shd_err e = { 0 };
+    int status;
+    start();
+    shd_session *s = attach_patient(limit_ms);
+    shd_model *m = open_toy(s);
+    EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    const pid_t pid = stop_for(pid_of_keeper(), 3 * limit_ms); /* so nobody starts it again */
+    EXPECT(kill_daemon(0));
+    EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    expect_digest(m);
+    shd_close(s);
+    stop();
+}
+
+TEST(daemon_that_went_with_its_keeper_is_not_waited_for)
+{
+    struct shd_err e = { 0 };
+    start();
+    shd_session *s = attach_patient(test_paced(300));
+    shd_model *m = open_toy(s);
+    kill(pid_of_keeper(), SIGKILL);
+    EXPECT_STATUS(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), SHD_EGONE);
+    EXPECT_HAS(e.text, "is gone with its keeper: lost at ");
+    shd_close(s);
+    ctl(ARGS("up", "--runtime-dir", dir)); /* cleans up behind the dead one */
+    stop();
+}
+
+TEST(limit_of_the_user_ends_a_wait)
+{
+    const struct shd_options options = { .size = sizeof options, .address = dir };
+    struct shd_err e = { 0 };
+    char seconds[24];
+    shd_session *s;
+    start();
+    setenv("SHARDD_TIMEOUT", "1 h", 1);
+    EXPECT_STATUS(shd_connect(&options, &s, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "SHARDD_TIMEOUT is '1 h': a number of seconds");
+    snprintf(seconds, sizeof seconds, "%" PRIu64, test_paced(1000) / 1000);
+    setenv("SHARDD_TIMEOUT", seconds, 1);
+    EXPECT_OK(shd_connect(&options, &s, &e), &e);
+    unsetenv("SHARDD_TIMEOUT");
+    shd_model *m = open_toy(s);
+    const pid_t stopped = daemon_pid(1);
+    EXPECT(kill(stopped, SIGSTOP) == 0);
+    EXPECT_STATUS(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), SHD_ETIMEDOUT);
+    EXPECT(kill(stopped, SIGCONT) == 0);
+    EXPECT_HAS(e.text, "000 ms");
+    shd_close(s);
+    stop();
 }
 
 /* -- What is held ------------------------------------------------------------------------------ */

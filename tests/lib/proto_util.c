@@ -304,8 +304,8 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
     }
     switch (type) {
     case WIRE_WELCOME:
-        p.welcome = (struct wire_welcome){ random_u64(seed, 0, UINT64_MAX),
-                                           random_name(seed, name) };
+        p.welcome = (struct wire_welcome){ random_u64(seed, 0, UINT64_MAX), random_name(seed, name),
+                                           random_u64(seed, 0, 1) == 1 };
         break;
     case WIRE_LAYOUT:
         random_layout(seed, &p.layout);
@@ -482,7 +482,8 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
     switch (a->type) {
     case WIRE_WELCOME:
         return a->welcome.session == b->welcome.session &&
-               strcmp(a->welcome.device, b->welcome.device) == 0;
+               strcmp(a->welcome.device, b->welcome.device) == 0 &&
+               a->welcome.kept == b->welcome.kept;
     case WIRE_LAYOUT:
         return same_layout(&a->layout, &b->layout);
     case WIRE_PREPARED:

@@ -18,13 +18,14 @@
 
 #include "client/ctl/base/devices.h"
 #include "client/ctl/base/say.h"
+#include "client/session/address.h"
 #include "proto/base/status.h"
 
 /* Longest path that leaves room for a socket's name in sockaddr_un (108 with NUL). */
 #define RUNDIR_FILE_BYTES_MAX 24u
 #define RUNDIR_PATH_BYTES     (108u - RUNDIR_FILE_BYTES_MAX)
 
-#define NOTIFY_FILE "notify" /* our socket as service manager; not *.sock: those are daemons */
+#define NOTIFY_FILE ADDRESS_NOTIFY /* our socket as service manager */
 
 struct rundir {
     char path[RUNDIR_PATH_BYTES];

@@ -11,6 +11,9 @@
 #include "proto/base/check.h"
 #include "proto/base/flags.h"
 
+/* Of each wait of a verb that asks something and ends: it does not wait for training to go on. */
+#define VERB_TIMEOUT_MS 60000u
+
 /* argv[0] is the verb's own name. Returns the exit code (say.h). */
 struct verb {
     const char *name;

@@ -188,7 +188,8 @@ static int from_daemons(const struct plan_ask *ask, struct spec **ret_spec, stru
 {
     const struct shd_options options = { .size = sizeof options,
                                          .address = ask->address,
-                                         .name = "shardctl plan" };
+                                         .name = "shardctl plan",
+                                         .timeout_ms = VERB_TIMEOUT_MS };
     shd_session *s;
     int r = shd_connect(&options, &s, e);
     if (r != SHD_OK)

@@ -24,7 +24,7 @@
 
 #define LOOK_NS    UINT64_C(20000000)
 #define AHEAD_NS   UINT64_C(200000000) /* ask so long before a step is due */
-#define TIMEOUT_MS 30000u              /* of a session that stays: then its daemons are gone */
+#define TIMEOUT_MS 120000u /* of a session that stays: keepers need 30 s for who hangs */
 #define NS_PER_MIN (60 * NS_PER_S)
 
 static const char checkpoint_about[] =
@@ -206,7 +206,7 @@ static int save(const struct ask *ask, struct shd_err *e)
     const struct shd_options options = { .size = sizeof options,
                                          .address = ask->address,
                                          .name = "shardctl checkpoint",
-                                         .timeout_ms = stays ? TIMEOUT_MS : 0 };
+                                         .timeout_ms = stays ? TIMEOUT_MS : VERB_TIMEOUT_MS };
     shd_session *s;
     shd_model *m = NULL;
     int r = shd_connect(&options, &s, e);

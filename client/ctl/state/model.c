@@ -52,7 +52,8 @@ static int restore(const struct ask *ask, struct shd_err *e)
 {
     const struct shd_options options = { .size = sizeof options,
                                          .address = ask->address,
-                                         .name = "shardctl restore" };
+                                         .name = "shardctl restore",
+                                         .timeout_ms = VERB_TIMEOUT_MS };
     struct shd_restore_options how = { .size = sizeof how, .weights = ask->weights != NULL };
     struct shd_restored restored;
     char *spec = NULL;
@@ -143,7 +144,8 @@ static int digest_at(const char *address, const char *model_name, bool as_json, 
 {
     const struct shd_options options = { .size = sizeof(options),
                                          .address = address,
-                                         .name = "shardctl digest" };
+                                         .name = "shardctl digest",
+                                         .timeout_ms = VERB_TIMEOUT_MS };
     shd_session *s;
     int r = shd_connect(&options, &s, e);
     if (r != SHD_OK)

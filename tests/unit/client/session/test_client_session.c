@@ -141,7 +141,8 @@ static void fill_reply(struct fake *f, const struct wire_request *request, struc
     *reply = (struct wire_reply){ .seq = request->seq, .text = "" };
     if (request->type == WIRE_HELLO) {
         reply->type = WIRE_WELCOME;
-        reply->welcome = (struct wire_welcome){ 77, f->trick == OTHER_DEVICE ? "gpu9" : "cpu0" };
+        reply->welcome = (struct wire_welcome){ 77, f->trick == OTHER_DEVICE ? "gpu9" : "cpu0",
+                                                false };
     } else if (request->type == WIRE_OPEN_MODEL) {
         make_layout(f, request->open_model.slots);
         reply->type = f->trick == OTHER_TYPE ? WIRE_CREDIT : WIRE_LAYOUT;
