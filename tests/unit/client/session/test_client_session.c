@@ -397,14 +397,19 @@ TEST(local)
 
 TEST(null_is_the_environment_then_the_default)
 {
+    char nothing_runs_here[] = "/tmp/shd-where-XXXXXX";
     struct address a;
     struct shd_err e;
+    EXPECT(mkdtemp(nothing_runs_here) != NULL);
+    setenv("XDG_RUNTIME_DIR", nothing_runs_here, 1);
     setenv(WHERE_ENV, "local:", 1);
     EXPECT_OK(parse(NULL, &a, &e), &e);
     EXPECT(a.local);
     setenv(WHERE_ENV, "", 1);
     EXPECT(parse(NULL, &a, &e) != SHD_OK || strcmp(a.dir, WHERE_DEFAULT) == 0);
     unsetenv(WHERE_ENV);
+    unsetenv("XDG_RUNTIME_DIR");
+    rmdir(nothing_runs_here);
 }
 
 TEST(bad_addresses_say_what_would_be_right)
