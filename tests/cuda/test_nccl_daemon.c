@@ -184,7 +184,6 @@ static void left_waiting(void)
     send_only(&h, join_of(&h));
     send_only(&h, return_of(&h, 0));
     send_only(&h, fetch_of(&h, 0));
-    sleep_ms(20);
     *under_way = 1;
     struct wire_reply reply;
     while (hand_recv(&h, &reply))
@@ -192,18 +191,25 @@ static void left_waiting(void)
     by_hand_close(&h);
 }
 
-/* The turns behind it are nobody's yet. */
-static void expect_join_shown(pid_t pid)
+static char text[2][65536]; /* of /status and /metrics */
+
+static bool shown(const char *want)
 {
-    char want[64];
-    snprintf(want, sizeof want, " s for hand (pid %d, ", (int)pid);
-    static char text[2][65536];
     static const char *const paths[] = { "/status", "/metrics" };
     for (int i = 0; i < 2; i++) {
         struct http_reply r = http_get(&daemons, 0, paths[i]);
         snprintf(text[i], sizeof text[i], "%s", r.body);
         free(r.text);
     }
+    return strstr(text[0], want) != NULL;
+}
+
+/* The daemon has begun to join, and waits for the worker; the turns behind it are nobody's yet. */
+static void expect_join_shown(pid_t pid)
+{
+    char want[64];
+    snprintf(want, sizeof want, " s for hand (pid %d, ", (int)pid);
+    EXPECT_SOON(shown(want));
     EXPECT_HAS(text[0], "\"kind\":\"join\"");
     EXPECT_HAS(text[0], want);
     EXPECT_HAS(text[0], ") to connect by NCCL; given up after 60 s\"");
