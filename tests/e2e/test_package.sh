@@ -112,7 +112,7 @@ check_manual() {
         # shellcheck disable=SC2086
         box man -w $page
         # shellcheck disable=SC2086
-        [ -z "$(box env LC_ALL=C.UTF-8 MANROFFSEQ='' man --warnings -E UTF-8 -T utf8 $page 2>&1 >/dev/null)" ]
+        [ -z "$(box env LC_ALL=C.UTF-8 MANROFFSEQ='' man --warnings -E UTF-8 -Tutf8 $page 2>&1 >/dev/null)" ]
         if command -v mandoc >/dev/null; then
             # shellcheck disable=SC2086
             box mandoc -T lint -W warning "$(box man -w $page)"
