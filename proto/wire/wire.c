@@ -5,7 +5,7 @@
  *
  * One check serves both directions, so that a sender learns of a bad value by its name before its
  * peer does. Nothing is taken from a message before all of it was checked. Messages inside messages
- * hold no further ones, so nothing here recurses.
+ * hold no further ones: what calls itself does so once.
  */
 #include "proto/wire/wire.h"
 
@@ -190,23 +190,8 @@ static int field_check(const struct field *f, struct shd_err *e)
     }
 }
 
-static int fields_check(const struct wire_message *t, const ProtobufCMessage *m, struct shd_err *e)
-{
-    const uint32_t count = t->field_count;
-    for (uint32_t i = 0; i < count; i++) {
-        const struct wire_field *row = &t->fields[i];
-        const void *at = (const uint8_t *)m + t->descriptor->fields[i].offset;
-        if (row->form == WIRE_ANY || row->of != NULL)
-            continue;
-        if (row->form == WIRE_UP_TO && *(const uint32_t *)at <= row->max)
-            continue; /* most of a Return: not worth a struct field */
-        const struct field f = field_of(t, i, m);
-        const int r = field_check(&f, e);
-        if (r != SHD_OK)
-            return r;
-    }
-    return SHD_OK;
-}
+static int message_check(const struct wire_message *t, const ProtobufCMessage *m,
+                         struct shd_err *e);
 
 static int inner_check(const struct field *f, struct shd_err *e)
 {
@@ -219,20 +204,29 @@ static int inner_check(const struct field *f, struct shd_err *e)
     for (size_t k = 0; r == SHD_OK && k < count; k++) {
         r = unknown_check(of->name, list[k], e);
         if (r == SHD_OK)
-            r = fields_check(of, list[k], e);
+            r = message_check(of, list[k], e);
     }
     return r;
+}
+
+static int limits_check(const struct wire_message *t, uint32_t i, const ProtobufCMessage *m,
+                        struct shd_err *e)
+{
+    const struct field f = field_of(t, i, m);
+    return f.row->of != NULL ? inner_check(&f, e) : field_check(&f, e);
 }
 
 /* Every field of m, a message of t, inside its limits. Errors: SHD_ERANGE, SHD_EINVAL, and
  * SHD_EPROTO for what is missing or unknown in a message inside m; they name the field. */
 static int message_check(const struct wire_message *t, const ProtobufCMessage *m, struct shd_err *e)
 {
-    int r = fields_check(t, m, e);
-    for (uint32_t i = 0; r == SHD_OK && t->nests && i < t->field_count; i++) {
-        const struct field f = field_of(t, i, m);
-        if (f.row->of != NULL)
-            r = inner_check(&f, e);
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < t->field_count; i++) {
+        const struct wire_field *row = &t->fields[i];
+        const void *at = (const uint8_t *)m + t->descriptor->fields[i].offset;
+        if (row->form == WIRE_ANY || (row->form == WIRE_UP_TO && *(const uint32_t *)at <= row->max))
+            continue; /* most of a hot message: not worth a struct field */
+        r = limits_check(t, i, m, e);
     }
     return r;
 }
@@ -289,41 +283,8 @@ static void bool_copy(void *plain, void *generated, bool put)
         *b = *g != 0;
 }
 
-/* An array or a struct. */
-static void field_convert(const struct field *f, uint8_t *base, struct wire_parts *parts)
-{
-    void *plain = base + f->row->at;
-    if (f->d->type == PROTOBUF_C_TYPE_BYTES)
-        bytes_copy(f, plain, parts != NULL);
-    else if (f->d->type == PROTOBUF_C_TYPE_FIXED32)
-        sum_copy(f, plain, parts);
-    else
-        doubles_copy(f, plain, (void *)(base + f->row->more_at), parts != NULL);
-}
-
-static void fields_copy(const struct wire_message *t, ProtobufCMessage *m, uint8_t *base,
-                        struct wire_parts *parts)
-{
-    const ProtobufCFieldDescriptor *d = t->descriptor->fields;
-    const uint32_t count = t->field_count;
-    if (parts != NULL)
-        t->descriptor->message_init(m);
-    for (uint32_t i = 0; i < count; i++) {
-        const struct wire_field *row = &t->fields[i];
-        uint8_t *plain = base + row->at, *generated = (uint8_t *)m + d[i].offset;
-        uint8_t *to = parts != NULL ? generated : plain, *from = parts != NULL ? plain : generated;
-        if (row->width == 4) {
-            memcpy(to, from, 4);
-        } else if (row->width == 8) {
-            memcpy(to, from, 8);
-        } else if (row->width == 1) {
-            bool_copy(plain, generated, parts != NULL);
-        } else if (row->of == NULL) {
-            const struct field f = field_of(t, i, m);
-            field_convert(&f, base, parts);
-        }
-    }
-}
+static void message_copy(const struct wire_message *t, ProtobufCMessage *m, uint8_t *base,
+                         struct wire_parts *parts);
 
 /* Point a field to the messages that are to be filled. message_check() refuses a count that exceeds
  * the list. */
@@ -349,21 +310,48 @@ static void inner_copy(const struct field *f, uint8_t *base, struct wire_parts *
         inner_put(f, base, parts);
     const size_t count = inner_of(f, &list);
     for (size_t k = 0; k < count && k < f->row->max; k++)
-        fields_copy(of, list[k], base + f->row->at + k * of->bytes, parts);
+        message_copy(of, list[k], base + f->row->at + k * of->bytes, parts);
     if (parts == NULL && f->d->label == PROTOBUF_C_LABEL_REPEATED)
         *(uint32_t *)more = (uint32_t)count;
     else if (parts == NULL && f->row->more_at != 0)
         *(bool *)more = count > 0;
 }
 
-static void copy(const struct wire_message *t, ProtobufCMessage *m, uint8_t *base,
-                 struct wire_parts *parts)
+/* An array, a struct, a message. */
+static void field_convert(const struct field *f, uint8_t *base, struct wire_parts *parts)
 {
-    fields_copy(t, m, base, parts);
-    for (uint32_t i = 0; t->nests && i < t->field_count; i++) {
-        const struct field f = field_of(t, i, m);
-        if (f.row->of != NULL)
-            inner_copy(&f, base, parts);
+    void *plain = base + f->row->at;
+    if (f->row->of != NULL)
+        inner_copy(f, base, parts);
+    else if (f->d->type == PROTOBUF_C_TYPE_BYTES)
+        bytes_copy(f, plain, parts != NULL);
+    else if (f->d->type == PROTOBUF_C_TYPE_FIXED32)
+        sum_copy(f, plain, parts);
+    else
+        doubles_copy(f, plain, (void *)(base + f->row->more_at), parts != NULL);
+}
+
+static void message_copy(const struct wire_message *t, ProtobufCMessage *m, uint8_t *base,
+                         struct wire_parts *parts)
+{
+    const ProtobufCFieldDescriptor *d = t->descriptor->fields;
+    const uint32_t count = t->field_count;
+    if (parts != NULL)
+        t->descriptor->message_init(m);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct wire_field *row = &t->fields[i];
+        uint8_t *plain = base + row->at, *generated = (uint8_t *)m + d[i].offset;
+        uint8_t *to = parts != NULL ? generated : plain, *from = parts != NULL ? plain : generated;
+        if (row->width == 4) {
+            memcpy(to, from, 4);
+        } else if (row->width == 8) {
+            memcpy(to, from, 8);
+        } else if (row->width == 1) {
+            bool_copy(plain, generated, parts != NULL);
+        } else {
+            const struct field f = field_of(t, i, m);
+            field_convert(&f, base, parts);
+        }
     }
 }
 
@@ -371,14 +359,14 @@ static void copy(const struct wire_message *t, ProtobufCMessage *m, uint8_t *bas
 static void message_take(const struct wire_message *t, const ProtobufCMessage *m, void *ret_plain)
 {
     memset(ret_plain, 0, t->bytes);
-    copy(t, (ProtobufCMessage *)m, ret_plain, NULL);
+    message_copy(t, (ProtobufCMessage *)m, ret_plain, NULL);
 }
 
 /* Fill parts->body from a plain struct; to be checked. */
 static void message_put(const struct wire_message *t, const void *plain, struct wire_parts *parts)
 {
     CHECK(parts != NULL && t->descriptor->sizeof_message <= sizeof parts->body);
-    copy(t, &parts->body.base, (uint8_t *)plain, parts);
+    message_copy(t, &parts->body.base, (uint8_t *)plain, parts);
 }
 
 /* -- Frames -------------------------------------------------------------------------------- */
@@ -582,9 +570,11 @@ int wire_reply_pack(const struct wire_reply *reply, void *buf, size_t capacity, 
 {
     CHECK((unsigned)reply->type < WIRE_REPLY_TYPES);
     char text[SHD_ERR_TEXT_BYTES];
-    const bool told = reply->status != SHD_OK && reply->text != NULL;
-    snprintf(text, sizeof text, "%s", told ? reply->text : "");
-    text_clean(text);
+    text[0] = 0;
+    if (reply->status != SHD_OK && reply->text != NULL) {
+        memccpy(text, reply->text, 0, sizeof text);
+        text_clean(text);
+    }
     struct wire_parts parts;
     Shd__Reply m = SHD__REPLY__INIT;
     m.seq = reply->seq;

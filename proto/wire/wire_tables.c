@@ -123,7 +123,7 @@ const struct wire_message wire_requests[] = {
     [WIRE_OPEN_MODEL] = MESSAGE("open_model", open_model),
     [WIRE_RETURN] = MESSAGE("return", return ),
     [WIRE_PREPARE] = MESSAGE("prepare", prepare),
-    [WIRE_COMMIT] = MESSAGE("commit", commit, .nests = true),
+    [WIRE_COMMIT] = MESSAGE("commit", commit),
     [WIRE_GET_BLOB] = MESSAGE("get_blob", get_blob),
     [WIRE_DIGEST] = MESSAGE("digest", digest),
     [WIRE_STATUS] = { .name = "status", .descriptor = &shd__status__descriptor },
@@ -191,15 +191,15 @@ static const struct wire_field fetched_fields[] = { ANY(fetched, step) };
 
 const struct wire_message wire_replies[] = {
     [WIRE_WELCOME] = MESSAGE("welcome", welcome),
-    [WIRE_LAYOUT] = MESSAGE("layout", layout, .nests = true),
-    [WIRE_PREPARED] = MESSAGE("prepared", prepared, .nests = true),
-    [WIRE_COMMITTED] = MESSAGE("committed", committed, .nests = true),
+    [WIRE_LAYOUT] = MESSAGE("layout", layout),
+    [WIRE_PREPARED] = MESSAGE("prepared", prepared),
+    [WIRE_COMMITTED] = MESSAGE("committed", committed),
     [WIRE_BLOB] = MESSAGE("blob", blob),
     [WIRE_LEAVES] = MESSAGE("leaves", leaves),
     [WIRE_STATUS_TEXT] = MESSAGE("status_text", status_text),
     [WIRE_CREDIT] = MESSAGE("credit", credit),
     [WIRE_LEASED] = MESSAGE("leased", leased),
-    [WIRE_CHECKPOINTED] = MESSAGE("checkpointed", checkpointed, .nests = true),
+    [WIRE_CHECKPOINTED] = MESSAGE("checkpointed", checkpointed),
     [WIRE_RESTORED] = MESSAGE("restored", restored),
     [WIRE_FETCHED] = MESSAGE("fetched", fetched),
 };

@@ -48,7 +48,6 @@ struct wire_message {
     const struct wire_field *fields; /* those of the descriptor, in the same order */
     uint32_t field_count;
     size_t bytes; /* of the plain struct */
-    bool nests;   /* a field is a message */
 };
 
 /* The parts of a message to be packed, which also points into the plain struct. */
