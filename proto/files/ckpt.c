@@ -76,11 +76,13 @@ int ckpt_open_leaves(int dir_fd, const struct spec *spec, bool writable, int *re
     int r = ckpt_leaf_index(spec, &first, &total, e);
     if (r != SHD_OK)
         return r;
-    const int fd = openat(dir_fd, CKPT_LEAVES,
-                          (writable ? O_RDWR : O_RDONLY) | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 || fstat(fd, &st) != 0)
+    int fd = -1;
+    r = ckpt_open_file(dir_fd, CKPT_LEAVES, (writable ? O_RDWR : O_RDONLY) | O_NOFOLLOW, &fd, e);
+    if (r == SHD_ENOENT)
+        r = err_set(e, SHD_EIO, "there is no '" CKPT_LEAVES "'");
+    else if (r == SHD_OK && fstat(fd, &st) != 0)
         r = err_sys(e, SHD_EIO, "open '" CKPT_LEAVES "'");
-    else if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != total * CKPT_LEAF_BYTES)
+    else if (r == SHD_OK && (uint64_t)st.st_size != total * CKPT_LEAF_BYTES)
         r = err_set(e, SHD_EINVAL, "'" CKPT_LEAVES "' has %jd bytes, the spec makes it %" PRIu64,
                     (intmax_t)st.st_size, total * CKPT_LEAF_BYTES);
     if (r == SHD_OK) {
@@ -175,6 +177,34 @@ int ckpt_open_dir(const char *path, int *ret_fd, struct shd_err *e)
     return SHD_OK;
 }
 
+static int not_regular(const char *name, struct shd_err *e)
+{
+    return err_set(e, SHD_EINVAL, "'%s' is not a regular file", name);
+}
+
+int ckpt_open_file(int dir_fd, const char *name, int flags, int *ret_fd, struct shd_err *e)
+{
+    const int at = (flags & O_NOFOLLOW) != 0 ? AT_SYMLINK_NOFOLLOW : 0;
+    struct stat st;
+    if (fstatat(dir_fd, name, &st, at) == 0 && !S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode))
+        return not_regular(name, e);
+    /* It may be another one by now: a FIFO must not hang us, a terminal not become ours. */
+    const int fd = openat(dir_fd, name, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (fd < 0)
+        return err_sys(e, errno == ENOENT ? SHD_ENOENT : SHD_EIO, "open '%s'", name);
+    int r = SHD_OK;
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
+        r = not_regular(name, e);
+    else if ((flags & O_ACCMODE) != O_RDONLY && st.st_nlink > 1)
+        r = err_set(e, SHD_EINVAL, "'%s' has %ju names: it is another file, too", name,
+                    (uintmax_t)st.st_nlink);
+    if (r == SHD_OK)
+        *ret_fd = fd;
+    else
+        close(fd);
+    return r;
+}
+
 static int read_whole(int fd, const char *name, uint64_t bytes, char **ret_text, struct shd_err *e)
 {
     char *text = sys_malloc(bytes + 1);
@@ -193,14 +223,13 @@ static int read_whole(int fd, const char *name, uint64_t bytes, char **ret_text,
 int ckpt_read_text(int dir_fd, const char *name, bool links, uint64_t bytes_max, char **ret_text,
                    size_t *ret_bytes, struct shd_err *e)
 {
-    const int fd = openat(dir_fd, name,
-                          O_RDONLY | O_CLOEXEC | O_NONBLOCK | (links ? 0 : O_NOFOLLOW));
-    if (fd < 0)
-        return err_sys(e, errno == ENOENT ? SHD_ENOENT : SHD_EIO, "open '%s'", name);
     struct stat st;
-    int r;
-    if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
-        r = err_set(e, SHD_EINVAL, "'%s' is not a regular file", name);
+    int fd = -1;
+    int r = ckpt_open_file(dir_fd, name, O_RDONLY | (links ? 0 : O_NOFOLLOW), &fd, e);
+    if (r != SHD_OK)
+        return r;
+    if (fstat(fd, &st) < 0)
+        r = not_regular(name, e);
     else if ((uint64_t)st.st_size > bytes_max)
         r = err_set(e, SHD_ERANGE, "'%s' has %jd bytes, at most %" PRIu64, name,
                     (intmax_t)st.st_size, bytes_max);

@@ -87,6 +87,11 @@ bool ckpt_hash_part(struct ckpt_hasher *hasher, const struct ckpt_part *part, co
 /* Directory path, last component no symbolic link. */
 int ckpt_open_dir(const char *path, int *ret_fd, struct shd_err *e);
 
+/* Open a regular file with these flags of open(2); what is no such file is refused before it is
+ * opened, for opening alone does things to a device. With O_NOFOLLOW a link is refused, and what
+ * may be written to must have no second name. Errors: SHD_EINVAL, SHD_ENOENT, SHD_EIO. */
+int ckpt_open_file(int dir_fd, const char *name, int flags, int *ret_fd, struct shd_err *e);
+
 /* Whole of a regular file of at most bytes_max bytes, with a NUL behind it; the caller's to free.
  */
 int ckpt_read_text(int dir_fd, const char *name, bool links, uint64_t bytes_max, char **ret_text,

@@ -224,7 +224,10 @@ int safetensors_parse(const char *json, size_t bytes, uint64_t data_bytes,
     int r = SHD_OK;
     file->document = json_loadb(json, bytes, JSON_REJECT_DUPLICATES, &why);
     if (file->document == NULL)
-        r = err_set(e, SHD_EINVAL, "header, line %d column %d: %s", why.line, why.column, why.text);
+        r = err_set(e, SHD_EINVAL, "header, line %d column %d: %s", why.line, why.column,
+                    json_error_code(&why) == json_error_duplicate_key
+                        ? "duplicate key"
+                        : "not well-formed"); /* jansson's own text quotes the file */
     else if (!json_is_object((json_t *)file->document))
         r = err_set(e, SHD_EINVAL, "header is not a JSON object");
     else
@@ -307,11 +310,11 @@ int safetensors_read(int fd, struct safetensors **ret_file, struct shd_err *e)
     for (unsigned i = 0; i < sizeof size; i++)
         bytes |= (uint64_t)size[i] << (8 * i);
     const uint64_t rest = (uint64_t)st.st_size - sizeof size;
-    if (bytes > SAFETENSORS_HEADER_BYTES_MAX || bytes > rest)
+    if (bytes > SAFETENSORS_HEADER_BYTES_MAX || bytes > rest) /* how many are bytes of the file */
         return err_set(e, SHD_ERANGE,
-                       "header claims %" PRIu64 " bytes, the file has %" PRIu64
-                       " behind its size and %" PRIu64 " are the limit",
-                       bytes, rest, SAFETENSORS_HEADER_BYTES_MAX);
+                       "is cut, or no safetensors file: its header claims more than the %" PRIu64
+                       " bytes behind its size, or than the limit of %" PRIu64,
+                       rest, SAFETENSORS_HEADER_BYTES_MAX);
     return read_json(fd, bytes, rest - bytes, ret_file, e);
 }
 
@@ -409,11 +412,9 @@ void safeset_free(struct safeset *set)
     free(set);
 }
 
-/* O_NONBLOCK: a FIFO must not hang us before it is refused. */
 static int open_flags(const struct safeset_ask *ask)
 {
-    return (ask->writable ? O_RDWR : O_RDONLY) | (ask->links ? 0 : O_NOFOLLOW) | O_CLOEXEC |
-           O_NONBLOCK;
+    return (ask->writable ? O_RDWR : O_RDONLY) | (ask->links ? 0 : O_NOFOLLOW);
 }
 
 /* Append a file to a set that has room for it. */
@@ -426,10 +427,10 @@ static int add_file(struct safeset *set, int dir_fd, const char *name,
     set->count++; /* from here on safeset_free() knows it */
     if (file->name == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for a file's name");
-    file->fd = openat(dir_fd, name, open_flags(ask));
-    if (file->fd < 0)
-        return err_sys(e, errno == ENOENT ? SHD_ENOENT : SHD_EIO, "open '%s'", name);
-    const int r = safetensors_read(file->fd, &file->header, e);
+    int r = ckpt_open_file(dir_fd, name, open_flags(ask), &file->fd, e);
+    if (r != SHD_OK)
+        return r;
+    r = safetensors_read(file->fd, &file->header, e);
     return r == SHD_OK ? r : err_prefix(e, "%s", name);
 }
 
@@ -505,7 +506,7 @@ static int open_by_index(int dir_fd, const char *name, const struct safeset_ask 
     json_t *index = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &why);
     free(text);
     if (index == NULL)
-        return err_set(e, SHD_EINVAL, "%s, line %d: %s", name, why.line, why.text);
+        return err_set(e, SHD_EINVAL, "%s, line %d: not well-formed", name, why.line);
     r = open_indexed(dir_fd, index, ask, ret_set, e);
     json_decref(index);
     return r == SHD_OK ? r : err_prefix(e, "%s", name);

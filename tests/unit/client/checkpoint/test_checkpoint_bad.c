@@ -288,6 +288,67 @@ TEST(weights_that_do_not_fit_are_refused_with_the_count)
     end(s);
 }
 
+/* -- What is in a file that is none --------------------------------------------------------------
+ *
+ * Daemons read with their own rights what a client names: their errors quote none of it. */
+
+static void make_raw_restore(const struct round *round, const struct link *link,
+                             struct wire_request *ret_request)
+{
+    const char *spec = toy_other_spec('8');
+    ret_request->restore = (struct wire_restore){
+        .path = round->ctx,
+        .spec = { (const uint8_t *)spec, strlen(spec) },
+        .owner = link->index,
+        .owners = 2,
+    };
+}
+
+static void expect_silent(shd_session *s, const char *file, int status)
+{
+    struct shd_err e = { 0 };
+    EXPECT_STATUS(restore_weights(s, file, toy_spec("f32", TOY_ADAMW), &e), status);
+    if (strstr(e.text, "hush") != NULL)
+        FAIL("it says what is in %s: %s", file, e.text);
+}
+
+TEST(restore_errors_quote_nothing_of_a_file)
+{
+    struct shd_err e = { 0 };
+    char path[400];
+    save_toy();
+    shd_session *s = attach(PATIENT_MS);
+    EXPECT_EQ(shell("cd %s && printf 'hush:hush:hush' > text && "
+                    "printf '\\016\\0\\0\\0\\0\\0\\0\\0{\"w\": hush:hu}' > header && "
+                    "mkdir index linked && printf '{ hush' > index/model.safetensors.index.json && "
+                    "ln -s ../text linked/model.safetensors && mkfifo fifo",
+                    ckpts),
+              0);
+    expect_silent(s, "text", SHD_ERANGE);
+    EXPECT_STATUS(restore_weights(s, "text", toy_spec("f32", TOY_ADAMW), &e), SHD_ERANGE);
+    EXPECT_HAS(e.text, "more than the 6 bytes behind its size");
+    EXPECT(strstr(e.text, "7310") == NULL); /* "hush" as a number */
+    expect_silent(s, "header", SHD_EINVAL);
+    expect_silent(s, "index", SHD_EINVAL);
+    expect_silent(s, "linked", SHD_ERANGE);
+    expect_silent(s, "fifo", SHD_EINVAL);
+    EXPECT_STATUS(restore_weights(s, "../../dev/null", toy_spec("f32", TOY_ADAMW), &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "not a regular file");
+    EXPECT_EQ(shell("cd %s && mkdir own && echo 'hush hush' > own/shardd.json", ckpts), 0);
+    snprintf(path, sizeof path, "%s/own", ckpts);
+    EXPECT_STATUS(shd_restore(s, path, NULL, NULL, &e), SHD_EINVAL);
+    EXPECT(strstr(e.text, "hush") == NULL);
+    snprintf(path, sizeof path, "%s/%s", ckpts, step2); /* with a spec of one's own */
+    struct round round = { .what = "raw",
+                           .asks = WIRE_RESTORE,
+                           .type = WIRE_RESTORED,
+                           .make = make_raw_restore,
+                           .ctx = path };
+    EXPECT_STATUS(round_one(&round, &s->hub->links[0], 0, &e), SHD_ESPEC);
+    EXPECT_HAS(e.text, "the spec in shardd.json is not the one asked for");
+    end(s);
+}
+
 /* -- No room ------------------------------------------------------------------------------------
  */
 
@@ -454,6 +515,10 @@ TEST(daemons_write_into_nothing_but_a_checkpoints_files)
                     raw.path),
               0);
     EXPECT_STATUS(ask_raw(&raw, &e), SHD_EIO);
+    EXPECT_EQ(shell("cd %s && rm model.safetensors", raw.path), 0);
+    EXPECT_EQ(shell("cd %s && mv m model.safetensors && ln model.safetensors m", raw.path), 0);
+    EXPECT_STATUS(ask_raw(&raw, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "'model.safetensors' has 2 names");
     EXPECT_EQ(shell("cd %s && rm model.safetensors && mkfifo model.safetensors", raw.path), 0);
     EXPECT_STATUS(ask_raw(&raw, &e), SHD_EINVAL);
     EXPECT_HAS(e.text, "not a regular file");

@@ -350,7 +350,7 @@ TEST(an_index_names_files_beside_it)
     EXPECT_HAS(e.text, "'one'");
     EXPECT(mkfifoat(fd, "one", 0600) == 0);
     EXPECT_STATUS(safeset_open_at(fd, &ask, &set, &e), SHD_EINVAL);
-    EXPECT_HAS(e.text, "one: not a regular file");
+    EXPECT_HAS(e.text, "'one' is not a regular file");
     dir_end(fd);
 }
 

@@ -287,11 +287,12 @@ TEST(hostile_safetensors_are_refused)
     expect_file("[]", 16, "", 1, "header is not a JSON object");
     expect_file("{", 16, "", 1, "header, line 1");
     write_file("{}", 1000, 10);
-    expect_plan("--safetensors t.safetensors", 1, "header claims 1000 bytes, the file has 12");
+    expect_plan("--safetensors t.safetensors", 1,
+                "header claims more than the 12 bytes behind its size");
     write_file("{}", INT64_MAX, 10);
-    expect_plan("--safetensors t.safetensors", 1, "header claims 9223372036854775807 bytes");
+    expect_plan("--safetensors t.safetensors", 1, "header claims more than");
     write_file("{}", 100000001, 200000000);
-    expect_plan("--safetensors t.safetensors", 1, "100000000 are the limit");
+    expect_plan("--safetensors t.safetensors", 1, "limit of 100000000");
 }
 
 /* Every truncation of a good file, and every byte of its header changed: an answer, never a crash.
