@@ -10,7 +10,7 @@
 #include <openssl/crypto.h>
 
 #include "daemon/base/log.h"
-#include "daemon/base/process.h"
+#include "proto/base/process.h"
 #include "daemon/base/state.h"
 #include "daemon/core/replies.h"
 #include "proto/base/check.h"

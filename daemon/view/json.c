@@ -9,11 +9,11 @@
 #include <jansson.h>
 
 #include "daemon/base/log.h"
-#include "daemon/base/process.h"
 #include "daemon/model/adopt.h"
 #include "daemon/view/snapshot.h"
 #include "daemon/view/waits.h"
 #include "proto/base/clock.h"
+#include "proto/base/process.h"
 #include "proto/base/version.h"
 
 static json_t *real_or_null(double x)
@@ -228,7 +228,9 @@ static json_t *document(const struct view_snapshot *s, uint64_t now_ns, bool bri
     json_object_set_new(root, "sessions", sessions);
     if (brief)
         return root;
-    json_object_set_new(root, "waits", view_waits(s, longest_s));
+    json_t *headline = NULL;
+    json_object_set_new(root, "waits", view_waits(s, longest_s, &headline));
+    json_object_set_new(root, "headline", headline);
     json_object_set_new(root, "errors", errors_json());
     return root;
 }

@@ -188,7 +188,7 @@ int metrics_text(const struct view_snapshot *s, char **ret_text, size_t *ret_byt
     p.out = open_memstream(&text, &bytes);
     if (p.out == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for the metrics");
-    json_decref(view_waits(s, p.longest_s));
+    json_decref(view_waits(s, p.longest_s, /* ret_headline= */ NULL));
     write_daemon(&p);
     write_models(&p);
     write_build(&p);

@@ -12,13 +12,15 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/base/process.h"
 #include "daemon/view/snapshot.h"
 #include "proto/base/clock.h"
+#include "proto/base/headline.h"
+#include "proto/base/process.h"
 
 #define PEOPLE_MAX 8u
 #define LISTED_MAX 3u /* micro-batches named in a sentence */
 #define TEXT_BYTES 1024u
+_Static_assert(PEOPLE_MAX <= HEADLINE_ON_MAX, "all of a wait");
 
 struct person {
     uint64_t session; /* 0: it has gone, or is this daemon */
@@ -183,6 +185,11 @@ static void blame_for(const struct view_snapshot *s, const struct view_model *vm
 /* -- Waits --------------------------------------------------------------------------------------
  */
 
+static bool is_stopped(const struct person *p)
+{
+    return p->state != NULL && strcmp(p->state, "stopped") == 0;
+}
+
 static struct wait *add(struct waits *all, enum view_wait_kind kind, struct person who,
                         uint64_t since_ns)
 {
@@ -198,15 +205,16 @@ static struct wait *add(struct waits *all, enum view_wait_kind kind, struct pers
     }
     struct wait *w = &all->items[all->count++];
     *w = (struct wait){ .kind = kind, .who = who, .since_ns = since_ns };
+    w->who.state = who.pid == getpid() ? "running" : NULL;
     const uint64_t taken_ns = all->s->taken_ns;
     const uint64_t waited_ns = taken_ns > since_ns ? taken_ns - since_ns : 0;
     /* A stopped process last spoke before it was stopped: it may have got what it says it waits
      * for. */
     const struct view_session *vs = view_session_find(all->s, who.session);
-    const bool stopped = vs != NULL &&
-                         strcmp(process_state(vs->pid, vs->start_time), "stopped") == 0;
-    say(w, "%s (pid %d%s) waits %.1f s for ", who.name, (int)who.pid, stopped ? ", stopped" : "",
-        (double)waited_ns / NS_PER_S);
+    if (vs != NULL)
+        w->who.state = process_state(vs->pid, vs->start_time);
+    say(w, "%s (pid %d%s) waits %.1f s for ", who.name, (int)who.pid,
+        is_stopped(&w->who) ? ", stopped" : "", (double)waited_ns / NS_PER_S);
     return w;
 }
 
@@ -313,7 +321,9 @@ static void add_unit(struct waits *all, const struct view_model *vm, const struc
     if (known && is_coming(all->s, vs, now->unit))
         say(w, ": it is on its way from here by NCCL");
     else if (known && vm->units[now->unit].version == now->step)
-        say(w, ": it is published here; another owner has not got so far");
+        say(w, is_stopped(&w->who) ? ": it is published here, and the worker is stopped"
+               : vm->owners > 1    ? ": it is published here, so it waits for another owner"
+                                   : ": it is published here, the worker has not looked yet");
     else if (vm->phase == STEP_APPLYING || vm->missing_total == 0)
         say(w, vm->phase == STEP_SEALED ? ": the step before is not committed"
                                         : ": it is being updated");
@@ -447,7 +457,7 @@ static json_t *person_json(const struct person *p)
                      "name", p->name);
 }
 
-static json_t *wait_json(const struct wait *w, double since_s)
+static json_t *wait_json(const struct wait *w, double waited_s)
 {
     json_t *on = json_array();
     for (uint32_t i = 0; i < w->on_count; i++) {
@@ -456,10 +466,51 @@ static json_t *wait_json(const struct wait *w, double since_s)
         json_array_append_new(on, p);
     }
     return json_pack("{s:o, s:s, s:s, s:f, s:o}", "who", person_json(&w->who), "kind",
-                     view_wait_kind_name(w->kind), "text", w->text, "since_s", since_s, "on", on);
+                     view_wait_kind_name(w->kind), "text", w->text, "since_s", waited_s, "on", on);
 }
 
-json_t *view_waits(const struct view_snapshot *s, double ret_longest_s[VIEW_WAIT_KINDS])
+static double since_s(const struct view_snapshot *s, const struct wait *w)
+{
+    return s->taken_ns > w->since_ns ? (double)(s->taken_ns - w->since_ns) / NS_PER_S : 0.0;
+}
+
+static struct headline_process process_of(const struct person *p)
+{
+    return (struct headline_process){ .pid = p->pid, .name = p->name, .state = p->state };
+}
+
+/* What this daemon knows of who holds training up; others may know more. null: nobody does. */
+static json_t *headline_json(const struct waits *all)
+{
+    const struct view_snapshot *s = all->s;
+    const struct headline_daemon us = {
+        .process = { .pid = getpid(), .name = s->daemon.device, .state = "running" },
+        .answers = true,
+    };
+    struct headline_view view = { .daemons = &us, .daemon_count = 1 };
+    struct headline h;
+    struct headline_wait *waits = all->count > 0 ? calloc(all->count, sizeof *waits) : NULL;
+    for (uint32_t i = 0; waits != NULL && i < all->count; i++) {
+        const struct wait *w = &all->items[i];
+        waits[i] = (struct headline_wait){ .who = process_of(&w->who),
+                                           .on_count = w->on_count,
+                                           .text = w->text,
+                                           .since_s = since_s(s, w) };
+        for (uint32_t k = 0; k < w->on_count; k++)
+            waits[i].on[k] = process_of(&w->on[k]);
+        view.wait_count++;
+    }
+    view.waits = waits;
+    const bool held_up = headline_make(&view, &h);
+    free(waits);
+    return held_up
+               ? json_pack("{s:s, s:s, s:I, s:f, s:b}", "text", h.text, "remedy", h.remedy, "pid",
+                           (json_int_t)h.pid, "since_s", h.since_s, "halted", (int)h.halted)
+               : json_null();
+}
+
+json_t *view_waits(const struct view_snapshot *s, double ret_longest_s[VIEW_WAIT_KINDS],
+                   json_t **ret_headline)
 {
     struct waits all = { .s = s };
     json_t *array = json_array();
@@ -470,13 +521,13 @@ json_t *view_waits(const struct view_snapshot *s, double ret_longest_s[VIEW_WAIT
         qsort(all.items, all.count, sizeof *all.items, longest_first);
     for (uint32_t i = 0; i < all.count; i++) {
         const struct wait *w = &all.items[i];
-        const double since_s = s->taken_ns > w->since_ns
-                                   ? (double)(s->taken_ns - w->since_ns) / NS_PER_S
-                                   : 0.0;
-        if (since_s > ret_longest_s[w->kind])
-            ret_longest_s[w->kind] = since_s;
-        json_array_append_new(array, wait_json(w, since_s));
+        const double waited_s = since_s(s, w);
+        if (waited_s > ret_longest_s[w->kind])
+            ret_longest_s[w->kind] = waited_s;
+        json_array_append_new(array, wait_json(w, waited_s));
     }
+    if (ret_headline != NULL)
+        *ret_headline = headline_json(&all);
     free(all.items);
     return array;
 }

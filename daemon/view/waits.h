@@ -17,7 +17,9 @@ enum view_wait_kind {
     VIEW_WAIT_KINDS,
 };
 const char *view_wait_kind_name(enum view_wait_kind kind);
-/* The waits of all models, longest first. longest: per kind in seconds. */
-json_t *view_waits(const struct view_snapshot *s, double ret_longest_s[VIEW_WAIT_KINDS]);
+/* The waits of all models, longest first. longest: per kind in seconds. *ret_headline: who holds
+ * them up, or JSON's null; NULL: not wanted. */
+json_t *view_waits(const struct view_snapshot *s, double ret_longest_s[VIEW_WAIT_KINDS],
+                   json_t **ret_headline);
 
 #endif

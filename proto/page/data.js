@@ -27,6 +27,7 @@ const state = {
   steps: new Map(), /* device + model: [{step, collect, decide, apply}], oldest first */
   waited: [], /* [{at_ms, kinds: {kind: {longest, count}}}], oldest first */
   lost: new Map(), /* device: when it was first unreachable */
+  headline: null, /* who holds training up, as the one who answers sees it */
   at_ms: 0, /* when the last answer came */
 };
 
@@ -34,6 +35,7 @@ const state = {
 function take(document, now_ms) {
   const all = Array.isArray(document.daemons) ? document.daemons : [document];
   state.daemons = all.filter((d) => d !== null && typeof d === "object");
+  state.headline = object(document.headline);
   state.at_ms = now_ms;
   const names = state.daemons.flatMap((d) => list(d.models).map((m) => text(m.name)));
   state.models = [...new Set(names)].sort();

@@ -38,12 +38,22 @@ function range(values, format) {
 
 /* -- The longest wait ------------------------------------------------------------------------- */
 
+/* The sentence is the daemon's, or of `shardctl dashboard`, which knows all daemons: the same that
+ * `shardctl status` and a worker's error say. */
 function headline() {
   const lost = state.daemons.filter((d) => !reachable(d)).length;
   if (state.daemons.length > 0 && lost === state.daemons.length) return ["bad", "No daemon answers."];
+  const held = heldUp();
+  if (held) return held;
   const [tone, rest] = headlineOfWaits();
   return lost === 0 ? [tone, rest] : [tone || "warn", plural(lost, "daemon does", "daemons do") +
     " not answer. " + rest];
+}
+
+function heldUp() {
+  const h = state.headline;
+  if (typeof h.text !== "string" || h.text === "") return null;
+  return [h.halted || h.since_s >= 10 ? "bad" : "warn", text(h.text) + ". " + text(h.remedy) + "."];
 }
 
 function headlineOfWaits() {

@@ -23,6 +23,7 @@
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/text.h"
 #include "client/ctl/base/verb.h"
+#include "client/ctl/watch/status_join.h"
 #include "client/ctl/watch/status_node.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -68,6 +69,20 @@ static json_t *daemon_json(const struct node_daemon *d)
                      d->asked ? d->why.text : "not asked yet");
 }
 
+/* Who holds training up, over all of them; null: nobody. */
+static json_t *headline_json(const struct node *n)
+{
+    struct join j;
+    join_make(n, &j);
+    const struct headline *h = &j.headline;
+    json_t *json = j.held_up ? json_pack("{s:s, s:s, s:I, s:f, s:b}", "text", h->text, "remedy",
+                                         h->remedy, "pid", (json_int_t)h->pid, "since_s",
+                                         h->since_s, "halted", (int)h->halted)
+                             : NULL;
+    join_free(&j);
+    return json != NULL ? json : json_null();
+}
+
 /* Ask, unless that was just done. False: no memory. */
 static bool refresh(struct dashboard *b)
 {
@@ -79,7 +94,8 @@ static bool refresh(struct dashboard *b)
     json_t *daemons = json_array();
     for (uint32_t i = 0; i < b->node.count; i++)
         json_array_append_new(daemons, daemon_json(&b->node.daemons[i]));
-    json_t *root = json_pack("{s:i, s:o}", "schema", STATUS_SCHEMA, "daemons", daemons);
+    json_t *root = json_pack("{s:i, s:o, s:o}", "schema", STATUS_SCHEMA, "daemons", daemons,
+                             "headline", headline_json(&b->node));
     char *text = root != NULL ? json_dumps(root, JSON_COMPACT) : NULL;
     json_decref(root);
     if (text == NULL)

@@ -214,17 +214,18 @@ static void show_waits(const struct join *j, FILE *out)
     for (uint32_t i = 0; i < j->wait_count; i++)
         fprintf(out, "  %8s  %s\n", text_time(j->waits[i].w.since_s, since),
                 or_dash(j->waits[i].w.text));
-    if (j->slowest[0] != '\0')
-        fprintf(out, "slowest: %s\n", j->slowest);
 }
 
-/* Daemons with their models and sessions, then who waits for what. */
+/* Who holds training up and what to do, daemons with their models and sessions, then who waits for
+ * what. */
 static void show_node(const struct node *n, FILE *out)
 {
     struct join j;
+    join_make(n, &j);
+    if (j.held_up)
+        fprintf(out, "HELD UP: %s\n     do: %s\n", j.headline.text, j.headline.remedy);
     for (uint32_t i = 0; i < n->count; i++)
         show_daemon(&n->daemons[i], out);
-    join_make(n, &j);
     show_waits(&j, out);
     join_free(&j);
 }

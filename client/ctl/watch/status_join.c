@@ -9,9 +9,7 @@
 #include "client/ctl/base/text.h"
 #include "proto/base/check.h"
 
-/* Shorter waits are how training works. */
-#define SLOW_S         1.0
-#define SLOW_STOPPED_S 0.2 /* for a process that does not run at all */
+#define SLOW_S 1.0 /* shorter waits are how training works */
 
 static bool same_pid(double a, double b)
 {
@@ -75,23 +73,24 @@ static bool same_wait(const struct doc_wait *a, const struct doc_wait *b)
     return true;
 }
 
+static double or_zero(double x)
+{
+    return isnan(x) ? 0 : x;
+}
+
+/* Of one that several daemons report the longest counts: who began to wait there first waits. */
 static void add_wait(struct join *j, const struct doc_wait *w)
 {
     for (uint32_t i = 0; i < j->wait_count; i++) {
         if (!same_wait(&j->waits[i].w, w))
             continue;
-        if (w->since_s > j->waits[i].w.since_s)
+        if (or_zero(w->since_s) > or_zero(j->waits[i].w.since_s))
             j->waits[i].w = *w;
         j->waits[i].daemons++;
         return;
     }
     if (j->wait_count < JOIN_WAITS_MAX)
         j->waits[j->wait_count++] = (struct join_wait){ .w = *w, .daemons = 1 };
-}
-
-static double or_zero(double x)
-{
-    return isnan(x) ? 0 : x;
 }
 
 static int compare_waits(const void *a, const void *b)
@@ -101,7 +100,7 @@ static int compare_waits(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-/* -- The slowest worker ---------------------------------------------------------------------- */
+/* -- Who holds up ---------------------------------------------------------------------------- */
 
 static bool on_has(const struct doc_wait *w, double pid)
 {
@@ -111,93 +110,72 @@ static bool on_has(const struct doc_wait *w, double pid)
     return false;
 }
 
-static bool is_slow(const struct doc_wait *w, const struct doc_peer *on)
+/* Counts the different workers that wait for this one, with the longest wait. */
+static void count_waits_for(const struct join *j, struct join_worker *worker)
 {
-    const bool stopped = strcmp(on->state, "stopped") == 0 || strcmp(on->state, "gone") == 0;
-    return w->since_s >= (stopped ? SLOW_STOPPED_S : SLOW_S);
-}
-
-/* True when the process itself waits for another, which is to blame then. */
-static bool waits_itself(const struct join *j, double pid)
-{
+    const double pid = worker->s.pid;
     for (uint32_t i = 0; i < j->wait_count; i++) {
         const struct doc_wait *w = &j->waits[i].w;
-        if (!same_pid(w->who.pid, pid) || w->since_s < SLOW_S)
-            continue;
-        for (uint32_t k = 0; k < w->on_count; k++)
-            if (!same_pid(w->on[k].pid, pid) && !isnan(w->on[k].pid))
-                return true;
-    }
-    return false;
-}
-
-struct culprit {
-    const struct doc_peer *peer;
-    uint32_t workers; /* that wait for it */
-    double since_s;   /* the longest */
-};
-
-/* Counts the different workers that wait for peer, with the longest wait. */
-static struct culprit judge(const struct join *j, const struct doc_peer *peer)
-{
-    struct culprit c = { .peer = peer };
-    for (uint32_t i = 0; i < j->wait_count; i++) {
-        const struct doc_wait *w = &j->waits[i].w;
-        if (!on_has(w, peer->pid) || same_pid(w->who.pid, peer->pid))
+        if (!on_has(w, pid) || same_pid(w->who.pid, pid))
             continue;
         bool counted = false;
         for (uint32_t k = 0; k < i; k++)
-            counted = counted || (same_pid(j->waits[k].w.who.pid, w->who.pid) &&
-                                  on_has(&j->waits[k].w, peer->pid));
-        c.workers += !counted;
-        c.since_s = fmax(c.since_s, or_zero(w->since_s));
+            counted = counted ||
+                      (same_pid(j->waits[k].w.who.pid, w->who.pid) && on_has(&j->waits[k].w, pid));
+        worker->waited_for += !counted;
+        worker->waited_s = fmax(worker->waited_s, or_zero(w->since_s));
     }
-    return c;
 }
 
-static void say_slowest(struct join *j, const struct culprit *c)
+static struct headline_process process_of(const struct doc_peer *p)
 {
-    char since[TEXT_BYTES];
-    const struct doc_peer *p = c->peer;
-    snprintf(j->slowest, sizeof(j->slowest), "%s pid %.0f%s%s: %u worker%s wait%s %s for it",
-             p->name[0] != '\0' ? p->name : "worker", p->pid, p->state[0] != '\0' ? " " : "",
-             p->state, c->workers, c->workers == 1 ? "" : "s", c->workers == 1 ? "s" : "",
-             text_time(c->since_s, since));
+    const bool is_pid = p->pid >= 1 && p->pid <= INT32_MAX;
+    return (struct headline_process){ .pid = is_pid ? (int64_t)p->pid : 0,
+                                      .name = p->name,
+                                      .state = p->state };
 }
 
-static bool named_before(const struct join *j, uint32_t wait, double pid)
+static struct headline_wait wait_of(const struct doc_wait *w)
 {
-    for (uint32_t i = 0; i < wait; i++)
-        if (on_has(&j->waits[i].w, pid))
-            return true;
-    return false;
+    struct headline_wait wait = { .who = process_of(&w->who),
+                                  .on_count = w->on_count,
+                                  .text = w->text,
+                                  .since_s = or_zero(w->since_s) };
+    for (uint32_t i = 0; i < w->on_count; i++)
+        wait.on[i] = process_of(&w->on[i]);
+    return wait;
 }
 
-/* Name the process that holds up the most, of those that do not wait themselves. */
-static void find_slowest(struct join *j)
+static struct headline_daemon daemon_of(const struct node_daemon *d)
 {
-    struct culprit worst = { 0 };
-    for (uint32_t i = 0; i < j->wait_count; i++) {
-        const struct doc_wait *w = &j->waits[i].w; /* the longest first: is_slow() of the first */
-        for (uint32_t k = 0; k < w->on_count; k++) {
-            const struct doc_peer *on = &w->on[k];
-            if (isnan(on->pid) || named_before(j, i, on->pid))
-                continue;
-            const struct culprit c = judge(j, on);
-            struct join_worker *worker = find_worker(j, on->pid);
-            if (worker != NULL) {
-                worker->waited_for = c.workers;
-                worker->waited_s = c.since_s;
-            }
-            if (c.workers == 0 || !is_slow(w, on) || waits_itself(j, on->pid))
-                continue;
-            if (c.workers > worst.workers ||
-                (c.workers == worst.workers && c.since_s > worst.since_s))
-                worst = c;
-        }
+    const struct doc_peer p = { .pid = d->up ? d->doc->pid : (double)d->pid };
+    struct headline_daemon daemon = { .process = process_of(&p),
+                                      .answers = d->up || !d->asked,
+                                      .why = d->why.text };
+    daemon.process.name = d->device;
+    daemon.process.state = d->up ? "" : d->state;
+    if (d->up && d->doc->stale_ms > NODE_STALE_MS)
+        daemon.stuck_s = d->doc->stale_ms / 1000;
+    return daemon;
+}
+
+_Static_assert(DOC_ON_MAX <= HEADLINE_ON_MAX && JOIN_WAITS_MAX <= HEADLINE_WAITS_MAX,
+               "all of them");
+
+static void find_headline(const struct node *n, struct join *j)
+{
+    struct headline_daemon *daemons = calloc(n->count + 1u, sizeof(*daemons));
+    struct headline_wait *waits = calloc(j->wait_count + 1u, sizeof(*waits));
+    if (daemons != NULL && waits != NULL) {
+        const struct headline_view view = { daemons, waits, n->count, j->wait_count };
+        for (uint32_t i = 0; i < n->count; i++)
+            daemons[i] = daemon_of(&n->daemons[i]);
+        for (uint32_t i = 0; i < j->wait_count; i++)
+            waits[i] = wait_of(&j->waits[i].w);
+        j->held_up = headline_make(&view, &j->headline);
     }
-    if (worst.workers > 0)
-        say_slowest(j, &worst);
+    free(daemons);
+    free(waits);
 }
 
 /* -- All of it ------------------------------------------------------------------------------- */
@@ -219,7 +197,9 @@ void join_make(const struct node *n, struct join *ret_join)
     }
     if (j.wait_count > 1)
         qsort(j.waits, j.wait_count, sizeof(*j.waits), compare_waits);
-    find_slowest(&j);
+    for (uint32_t i = 0; i < j.worker_count; i++)
+        count_waits_for(&j, &j.workers[i]);
+    find_headline(n, &j);
     *ret_join = j;
 }
 

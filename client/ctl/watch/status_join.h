@@ -3,10 +3,12 @@
 #ifndef SHD_CTL_STATUS_JOIN_H
 #define SHD_CTL_STATUS_JOIN_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "client/ctl/base/status_doc.h"
 #include "client/ctl/watch/status_node.h"
+#include "proto/base/headline.h"
 
 #define JOIN_WORKERS_MAX 4096u
 #define JOIN_WAITS_MAX   256u
@@ -27,7 +29,8 @@ struct join {
     struct join_worker *workers; /* owned, by pid */
     struct join_wait *waits;     /* owned, the longest first */
     uint32_t worker_count, wait_count;
-    char slowest[DOC_TEXT_BYTES]; /* who holds the others up, in words; "": nobody */
+    bool held_up;
+    struct headline headline; /* by whom; empty: nobody is */
 };
 
 /* Workers and waits beyond the limits, or beyond memory, are left out. */

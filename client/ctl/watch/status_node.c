@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "client/ctl/base/say.h"
@@ -15,6 +17,7 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/dir.h"
+#include "proto/base/process.h"
 #include "proto/share/listen.h"
 
 #define STATUS_BYTES_MAX ((size_t)32 * 1024 * 1024) /* 64 models of 4,096 units */
@@ -56,7 +59,7 @@ static int add(struct node *n, const char *device, struct shd_err *e)
     uint32_t at = n->count++;
     for (; !n->listed && at > 0 && address_compare(n->daemons[at - 1].device, device) > 0; at--)
         n->daemons[at] = n->daemons[at - 1];
-    n->daemons[at] = (struct node_daemon){ .up = false };
+    n->daemons[at] = (struct node_daemon){ .state = "" };
     snprintf(n->daemons[at].device, sizeof(n->daemons[at].device), "%s", device);
     return SHD_OK;
 }
@@ -241,13 +244,37 @@ void node_ask(struct node *n, uint64_t interval_ms)
     }
 }
 
-static void set_down(struct node_daemon *d, const struct shd_err *why)
+/* Who has d's socket, and what became of that process: one that is stopped has it still. */
+static void look_at_process(const struct node *n, struct node_daemon *d)
+{
+    struct sockaddr_un a = { .sun_family = AF_UNIX };
+    struct ucred peer = { .pid = 0 };
+    socklen_t bytes = sizeof(peer);
+    char path[NODE_SOCKET_BYTES];
+    node_socket(n, d, path);
+    d->pid = 0;
+    d->state = "";
+    if (n->tcp || strlen(path) >= sizeof(a.sun_path))
+        return;
+    memcpy(a.sun_path, path, strlen(path) + 1);
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && connect(fd, (const struct sockaddr *)&a, sizeof(a)) == 0 &&
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.pid > 0) {
+        d->pid = peer.pid;
+        d->state = process_state_now(peer.pid);
+    }
+    if (fd >= 0)
+        close(fd);
+}
+
+static void set_down(const struct node *n, struct node_daemon *d, const struct shd_err *why)
 {
     const uint64_t now_ns = clock_now_ns();
     d->up = false;
     d->asked = true;
     d->why = *why;
     text_clean(why->text, d->why.text, sizeof(d->why.text));
+    look_at_process(n, d);
     if (d->down_ns == 0)
         d->down_ns = d->up_ns != 0 ? d->up_ns : now_ns;
 }
@@ -258,7 +285,7 @@ void node_take(struct node *n, struct node_daemon *d, const char *text, size_t b
     json_t *json = NULL;
     struct shd_err e = { 0 };
     if (doc_parse(text, bytes, n->with_tools, &doc, n->keep_json ? &json : NULL, &e) != SHD_OK) {
-        set_down(d, &e);
+        set_down(n, d, &e);
         return;
     }
     doc_free(d->doc);
@@ -281,7 +308,7 @@ bool node_step(struct node *n)
         if (d->http->state == HTTP_DONE)
             node_take(n, d, d->http->body, d->http->body_bytes);
         else
-            set_down(d, &d->http->err);
+            set_down(n, d, &d->http->err);
         http_free(d->http);
         d->http = NULL;
         news = true;

@@ -32,6 +32,8 @@ struct node_daemon {
     struct doc *doc;    /* owned: what it last said; NULL: nothing yet */
     json_t *json;       /* owned: the same; NULL unless node.keep_json */
     struct shd_err why; /* when not up */
+    pid_t pid;          /* when not up: who has its socket; 0: nobody, or not known */
+    const char *state;  /* of that process; "" */
     uint64_t up_ns;     /* when it last answered; 0: never */
     uint64_t down_ns;   /* when it first did not; 0: it is up */
     uint64_t next_ns;   /* ask again then */

@@ -323,8 +323,8 @@ static const char *trouble(const struct top_picture *p, char *buf, size_t bytes)
     buf[0] = '\0';
     if (p->trouble != NULL)
         snprintf(buf, bytes, "%s", p->trouble);
-    else if (p->join->slowest[0] != '\0')
-        snprintf(buf, bytes, "slowest: %s", p->join->slowest);
+    else if (p->join->held_up)
+        snprintf(buf, bytes, "%.250s; %.240s", p->join->headline.text, p->join->headline.remedy);
     for (uint32_t i = 0; i < p->node->count && buf[0] == '\0'; i++)
         if (p->node->daemons[i].asked && !node_healthy(&p->node->daemons[i], why, sizeof(why)))
             snprintf(buf, bytes, "%s: %s", p->node->daemons[i].device, why);
@@ -396,7 +396,7 @@ static void draw_help(const struct top_picture *p, struct screen *s)
         "SLOTS    gradients of the worker that its daemons have not taken yet",
         "HOLDS UP how many workers wait for this one, and how long",
         "metric   first number that workers report, mean of a micro-batch (often the loss)",
-        "WAITS    below 1 s they are normal; the slowest link is named below them",
+        "WAITS    below 1 s they are normal; below them is who holds training up, and what to do",
         "",
         "any key goes back",
     };

@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "daemon/base/process.h"
+#include "proto/base/process.h"
 #include "proto/share/fdpass.h"
 #include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
@@ -127,7 +127,7 @@ TEST(status_has_every_documented_field)
                         "stale_ms:n threads:i isa:s "
                         "keeper:s adopted:o draining:b requests:i bad_frames:i dropped_replies:i "
                         "repeated_replies:i "
-                        "models:a sessions:a waits:a errors:a");
+                        "models:a sessions:a waits:a headline:o? errors:a");
     EXPECT_EQ(json_integer_value(json_object_get(root, "schema")), 2);
     EXPECT_EQ(json_integer_value(json_object_get(root, "pid")), daemons.pids[0]);
     expect_fields(json_object_get(root, "adopted"), "models:i at_s:n ms:n refused:a");

@@ -4,6 +4,7 @@
 fake_status.py DIR DEVICE=MODE...   prints "ready" and serves until killed. Modes:
   good     schema 2; a step each 0.3 s; two workers. While the file DIR/stop exists worker 13 is
            stopped and worker 12 waits for it.
+  late     the same, but it tells of a wait nine tenths later
   chunked  the same, in chunks;   many  40 workers;   stuck  the loop has not turned for 9 s
   refused  a model was not adopted
   silent   accepts, never answers;   trickle  a byte a second;   half  breaks off
@@ -33,6 +34,7 @@ def document(d, device, mode):
     stop = os.path.join(d, "stop")
     stopped = os.path.exists(stop)
     since = time.time() - os.stat(stop).st_mtime if stopped else 0.0
+    since *= 0.1 if mode == "late" else 1
     index = int("".join(c for c in device if c.isdigit()) or 0)
     now = {"what": "backward", "unit": "blk.%d" % (step % 4), "micro": step % 8, "step": step,
            "since_s": 0.02}

@@ -62,7 +62,38 @@ sleep 0.3
 run 0 status -d "$dir/at"
 has "waits, the longest first:"
 has "shd-gpt (pid 13, stopped) has it"
-has "slowest: shd-gpt pid 13 stopped: 1 worker waits"
+has "HELD UP: shd-gpt (pid 13) is stopped: 1 worker waits"
+has "     do: kill -CONT 13 lets it go on"
+has "(micro-batch 1 of step"
+
+echo "a wait that two daemons tell of counts once, with the longer time"
+for daemons in "cpu0=good cpu1=late" "cpu0=late cpu1=good"; do
+    # shellcheck disable=SC2086
+    serve $daemons
+    touch -d '1000 seconds ago' "$dir/at/stop"
+    run 0 status -d "$dir/at"
+    has "shd-gpt (pid 13) is stopped: 1 worker waits 10" # 1000 s and what has passed since
+    grep -q '^ *1[67]:[0-9][0-9]  shd-gpt (pid 12) waits 10[0-9][0-9]' "$dir/out" || fail "not the longer wait"
+    [ "$(grep -c '(pid 12) waits' "$dir/out")" = 1 ] || fail "the wait is there twice"
+done
+
+echo "the dashboard says the same"
+"$bin/shardctl" dashboard --socket "$dir/dash" -d "$dir/at" >"$dir/url" 2>&1 &
+dashboard=$!
+soon "no dashboard" [ -s "$dir/url" ]
+curl -s --unix-socket "$dir/dash" http://localhost/status >"$dir/json"
+kill "$dashboard"
+wait "$dashboard" 2>/dev/null
+python3 - "$dir/json" "$dir/out" <<'PY' || fail "another headline: $(head -c 300 "$dir/json")"
+import json, re, sys
+h = json.load(open(sys.argv[1]))["headline"]
+lines = open(sys.argv[2]).read().splitlines()
+same = lambda text: re.sub(r"\d+\.\d s|step \d+", "", text)
+assert same("HELD UP: " + h["text"]) == same(lines[0]), lines[0]
+assert "     do: " + h["remedy"] == lines[1] and h["pid"] == 13 and h["halted"]
+PY
+serve cpu0=good cpu1=chunked
+touch "$dir/at/stop"
 
 echo "watch"
 repeated() { [ "$(grep -c '^-- 20' "$dir/out")" -ge 3 ]; }
@@ -151,6 +182,11 @@ run 0 status --json --host "127.0.0.1:$port"
 has '"device": "cpu0"'
 run 0 trace --host "127.0.0.1:$port" -o "$dir/tcp.json"
 [ -s "$dir/tcp.json" ] || fail "no trace over TCP"
+kill -STOP $tcp
+run 1 status -d "$dir/tcp"
+has "HELD UP: daemon cpu0 (pid $tcp) is stopped"
+has "do: kill -CONT $tcp lets it go on"
+kill -CONT $tcp
 kill $tcp
 wait $tcp 2>/dev/null
 run 1 status --host "127.0.0.1:$port"

@@ -69,7 +69,7 @@ soon "the step does not advance" is_past "$(step)"
 
 echo "a stopped worker is named"
 touch "$dir/at/stop"
-await "slowest: shd-gpt pid 13 stopped: 1 worker waits"
+await "shd-gpt (pid 13) is stopped: 1 worker waits"
 worst_is() { screen | sed -n '/^WORKER/{n;p}' | grep -q "$1"; }
 soon "the worst is not first" worst_is "13 stopped"
 rm "$dir/at/stop"
@@ -212,11 +212,11 @@ await "2/2 daemons up  1 model  2 workers"
 soon "the step does not advance" is_past "$(step)"
 stopped=$(cat "$dir/pid.1")
 kill -STOP "$stopped"
-await "slowest: shd-gpt pid $stopped stopped"
+await "shd-gpt (pid $stopped) is stopped"
 await "$stopped stopped"
 screen
 kill -CONT "$stopped"
-soon "the blame stays after the worker goes on" hides "slowest: shd-gpt pid"
+soon "the blame stays after the worker goes on" hides ") is stopped"
 tm send-keys -t top q
 restored "left 0"
 kill "$runner"

@@ -1,4 +1,4 @@
-/* A worker's process as the kernel describes it. Any thread. */
+/* A process as the kernel describes it. Any thread. */
 #ifndef SHD_PROCESS_H
 #define SHD_PROCESS_H
 
@@ -17,5 +17,8 @@ bool process_read(pid_t pid, struct process *ret_process);
 /* "running", "sleeping", "stopped", "gone"; also "gone" when pid is another process by now, and
  * "unknown" when start_time is 0. */
 const char *process_state(pid_t pid, uint64_t start_time);
+
+/* The same of whatever process has the pid now; "unknown" when pid is 0. */
+const char *process_state_now(pid_t pid);
 
 #endif

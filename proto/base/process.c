@@ -1,5 +1,5 @@
 /* See process.h. */
-#include "daemon/base/process.h"
+#include "proto/base/process.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -41,14 +41,9 @@ bool process_read(pid_t pid, struct process *ret_process)
     return true;
 }
 
-const char *process_state(pid_t pid, uint64_t start_time)
+static const char *state_name(char state)
 {
-    struct process process;
-    if (pid <= 0 || start_time == 0)
-        return "unknown"; /* of another pid namespace, or hidden from us from the first */
-    if (!process_read(pid, &process) || process.start_time != start_time)
-        return "gone";
-    switch (process.state) {
+    switch (state) {
     case 'R':
         return "running";
     case 'T':
@@ -61,4 +56,22 @@ const char *process_state(pid_t pid, uint64_t start_time)
     default:
         return "sleeping";
     }
+}
+
+const char *process_state(pid_t pid, uint64_t start_time)
+{
+    struct process process;
+    if (pid <= 0 || start_time == 0)
+        return "unknown"; /* of another pid namespace, or hidden from us from the first */
+    if (!process_read(pid, &process) || process.start_time != start_time)
+        return "gone";
+    return state_name(process.state);
+}
+
+const char *process_state_now(pid_t pid)
+{
+    struct process process;
+    if (pid <= 0)
+        return "unknown";
+    return process_read(pid, &process) ? state_name(process.state) : "gone";
 }
