@@ -13,11 +13,11 @@
  * written by any thread between the calls that hand them out and take them back.
  *
  * Errors: functions that return int return SHD_OK (0) or a negative code and then fill *e (may be
- * NULL) with a sentence that names the values. Out-parameters are untouched then. A daemon that dies
- * and is started again (its memory was kept for it) is no error: calls wait, attach to it anew and
- * go on; arrays that are handed out stay valid and keep their contents. As long as somebody keeps
- * that memory a wait has no end, unless shd_options.timeout_ms or $SHARDD_TIMEOUT sets one; its
- * error names who was waited for. Final for the session are SHD_EGONE: it did not come back in
+ * NULL) with a sentence that names the values. Out-parameters are untouched then. A daemon that
+ * dies and is started again (its memory was kept for it) is no error: calls wait, attach to it anew
+ * and go on; arrays that are handed out stay valid and keep their contents. As long as somebody
+ * keeps that memory a wait has no end, unless shd_options.timeout_ms or $SHARDD_TIMEOUT sets one;
+ * its error names who was waited for. Final for the session are SHD_EGONE: it did not come back in
  * time, or its keeper is gone; SHD_ENOENT, SHD_ESTEP: it came without its state.
  *
  * What _connect and _open return is yours until the matching close; pointers that acquire and grad
@@ -83,6 +83,10 @@ struct shd_options {
     uint64_t timeout_ms; /* bound of each wait; 0: $SHARDD_TIMEOUT seconds, else none while the
                           * memory of all daemons is kept, and 60,000 where it is not */
     const char *device;  /* where your arrays are: NULL or "host", or "cuda:N" */
+    /* Every 10 s of a wait: a line without its end that says who it is for, and what to do. NULL:
+     * written to stderr. Call nothing of this library from it. */
+    void (*waits)(void *ctx, const char *line);
+    void *waits_ctx;
 };
 /* "cuda:N", as the CUDA runtime counts: arrays are addresses of that GPU, in its primary context.
  * The library's own work is done when a call returns. Yours has to be when you hand something back:

@@ -34,11 +34,11 @@ static int slot_timed_out(struct shd_model *m, struct shd_err *e)
             if (call->ctx != m || (call->arg & NO_SLOT) != 0)
                 continue;
             const struct grad_slot *slot = &m->slots[call->arg];
-            return link_err(&hub->links[l], SHD_ETIMEDOUT, e,
-                            "still holds unit %" PRIu32 ", micro-batch %" PRIu32 " after %" PRIu64
-                            " ms: is an earlier micro-batch missing?",
-                            slot->unit, slot->group * m->spec->accumulate,
-                            m->session->timeout_ns / NS_PER_MS);
+            return link_err(
+                &hub->links[l], SHD_ETIMEDOUT, e,
+                "still holds unit %" PRIu32 ", micro-batch %" PRIu32 " after %" PRIu64 " ms: %s",
+                slot->unit, slot->group * m->spec->accumulate, m->session->timeout_ns / NS_PER_MS,
+                hub->held_up[0] != '\0' ? hub->held_up : "is an earlier micro-batch missing?");
         }
     return err_set(e, SHD_ETIMEDOUT, "no gradient slot became free");
 }

@@ -8,6 +8,7 @@
 #include "client/paths/path.h"
 #include "client/paths/place.h"
 #include "client/paths/remote.h"
+#include "client/session/blame.h"
 #include "client/session/gpu.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
@@ -95,6 +96,7 @@ static int connect_owners(struct shd_session *s, const struct shd_options *o, st
         s->hub->reopen = reopen_models;
         s->hub->look = reopen_look;
         s->hub->reopen_ctx = s;
+        r = blame_new(s->hub, (struct blame_sink){ o->waits, o->waits_ctx }, &s->blame, e);
     }
     address_free(&address);
     return r;
@@ -103,6 +105,7 @@ static int connect_owners(struct shd_session *s, const struct shd_options *o, st
 static void session_free(struct shd_session *s)
 {
     hub_free(s->hub);
+    blame_free(s->blame);
     gpu_close(s);
     if (s->kern != NULL)
         s->kern->ops->free(s->kern);

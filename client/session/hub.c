@@ -35,6 +35,8 @@ uint64_t hub_deadline_ns(struct hub *hub, uint64_t start_ns)
     if (start_ns <= hub->looked_ns && now_ns - hub->looked_ns >= STOPPED_NS)
         hub->back_ns = now_ns;
     hub->looked_ns = now_ns;
+    if (hub->on_wait != NULL && !hub->leaving)
+        hub->on_wait(hub, start_ns, now_ns);
     if ((hub->down_count > 0 || (hub->patient && hub->all_kept)) && !hub->leaving)
         return UINT64_MAX;
     return (start_ns > hub->back_ns ? start_ns : hub->back_ns) + hub->timeout_ns;
@@ -351,13 +353,14 @@ int round_all(struct round *round, struct hub *hub, uint64_t arg, struct shd_err
 
 static int timed_out(const struct round *round, const struct hub *hub, struct shd_err *e)
 {
+    const char *hint = round->hint != NULL ? round->hint : "";
+    const char *why = hub->held_up[0] != '\0' ? hub->held_up : hint;
     for (uint32_t l = 0; l < hub->link_count; l++)
         for (uint32_t i = 0; i < HUB_CALLS_MAX; i++)
             if (hub->links[l].calls[i].ctx == round)
                 return link_err(&hub->links[l], SHD_ETIMEDOUT, e,
                                 "did not answer %s within %" PRIu64 " ms%s%s", round->what,
-                                hub->timeout_ns / NS_PER_MS, round->hint != NULL ? ": " : "",
-                                round->hint != NULL ? round->hint : "");
+                                hub->timeout_ns / NS_PER_MS, why[0] != '\0' ? ": " : "", why);
     return err_set(e, SHD_ETIMEDOUT, "%s was not answered", round->what);
 }
 

@@ -24,6 +24,7 @@
 
 #define HUB_CALLS_MAX 120u /* requests outstanding per link; a daemon takes 128 of a session */
 
+struct blame;
 struct hub;
 struct link;
 
@@ -102,6 +103,10 @@ struct hub {
      * of it is made anew. May be NULL. */
     void (*look)(void *ctx);
     void *reopen_ctx; /* of both */
+    /* Called again and again while a wait that began at start_ns goes on; may ask. May be NULL. */
+    void (*on_wait)(struct hub *hub, uint64_t start_ns, uint64_t now_ns);
+    struct blame *blame;                  /* borrowed: on_wait's */
+    char held_up[SHD_ERR_TEXT_BYTES / 2]; /* who the wait is for, cut; "": not known (yet) */
 };
 
 /* A fault of link as an error for its users: "daemon cpu1 (pid 42) at /run/...: <text>". */

@@ -114,10 +114,12 @@ int model_err_past(const struct shd_model *m, const struct link *link, uint32_t 
 int model_err_unpublished(const struct shd_model *m, const struct link *link, uint32_t unit,
                           struct shd_err *e)
 {
+    const char *why = link->hub->held_up;
     return link_err(link, SHD_ETIMEDOUT, e,
                     "did not publish unit %" PRIu32 " '%s' of step %" PRIu64 " within %" PRIu64
-                    " ms",
-                    unit, m->spec->units[unit].name, m->step, m->session->timeout_ns / NS_PER_MS);
+                    " ms%s%s",
+                    unit, m->spec->units[unit].name, m->step, m->session->timeout_ns / NS_PER_MS,
+                    why[0] != '\0' ? ": " : "", why);
 }
 
 struct grad_slot *model_find_slot(struct shd_model *m, enum slot_state state)

@@ -28,6 +28,7 @@ static_assert((int)SHD_PREFETCH_PRE == (int)PLAN_PREFETCH_PRE &&
                   (int)SHD_PREFETCH_NONE == (int)PLAN_PREFETCH_NONE,
               "shd.h and the planner agree");
 
+struct blame;
 struct control_ops;
 struct copy_model;
 struct exec;
@@ -46,6 +47,7 @@ struct shd_session {
     const struct control_ops *control; /* borrowed: who its owners are, remote or local */
     const struct reader_ops *reader;   /* borrowed: of its models, unless policy says otherwise */
     struct hub *hub;                   /* owned; NULL: the owner is in this process */
+    struct blame *blame;               /* owned, with it */
     struct kern *kern; /* owned; the worker's device. Host: NULL until something is summed here */
     bool on_gpu;       /* the worker's arrays are in the memory of GPU `ordinal` */
     uint32_t ordinal;

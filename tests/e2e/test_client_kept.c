@@ -6,6 +6,7 @@
 
 #include "client/paths/map.h"
 #include "client/paths/path.h"
+#include "client/session/blame.h"
 #include "client/session/hub.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -224,6 +225,48 @@ TEST(daemon_that_went_with_its_keeper_is_not_waited_for)
     EXPECT_HAS(e.text, "is gone with its keeper: lost at ");
     shd_close(s);
     ctl(ARGS("up", "--runtime-dir", dir)); /* cleans up behind the dead one */
+    stop();
+}
+
+struct lines {
+    char text[4096];
+    uint32_t count;
+};
+
+static void take_line(void *ctx, const char *line)
+{
+    struct lines *l = ctx;
+    const size_t used = strlen(l->text);
+    snprintf(l->text + used, sizeof l->text - used, "%s\n", line);
+    l->count++;
+}
+
+TEST(long_wait_says_who_it_is_for_in_lines_and_in_its_error)
+{
+    static struct lines lines;
+    struct shd_err e = { 0 };
+    char want[80];
+    int status;
+    start();
+    const struct shd_options options = { .size = sizeof options,
+                                         .address = dir,
+                                         .timeout_ms = test_paced(4000),
+                                         .waits = take_line,
+                                         .waits_ctx = &lines };
+    shd_session *s;
+    EXPECT_OK(shd_connect(&options, &s, &e), &e);
+    blame_every(s->blame, test_paced(1200) * NS_PER_MS);
+    shd_model *m = open_toy(s);
+    const pid_t stopped = daemon_pid(1), pid = stop_for(stopped, test_paced(6000));
+    EXPECT_STATUS(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), SHD_ETIMEDOUT);
+    snprintf(want, sizeof want, "daemon cpu1 (pid %d) is stopped", (int)stopped);
+    EXPECT_HAS(e.text, want);
+    EXPECT(lines.count >= 2);
+    EXPECT_HAS(lines.text, want);
+    EXPECT_HAS(lines.text, " lets it go on; after kill -9 ");
+    EXPECT(strncmp(lines.text, "shd: waiting for ", strlen("shd: waiting for ")) == 0);
+    shd_close(s);
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
     stop();
 }
 

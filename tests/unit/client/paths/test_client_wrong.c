@@ -151,7 +151,7 @@ TEST(missing_micro_batches_end_in_a_timeout_that_says_so)
     EXPECT_STATUS(wait_somewhere(m, IN_PREPARE, &e), SHD_ETIMEDOUT);
     EXPECT_HAS(e.text, "daemon cpu0");
     EXPECT_HAS(e.text, within);
-    EXPECT_HAS(e.text, "missing");
+    EXPECT_HAS(e.text, "micro-batches");
     EXPECT_STATUS(wait_somewhere(m, IN_ACQUIRE, &e), SHD_ETIMEDOUT);
     EXPECT_HAS(e.text, "did not publish unit 1 'h0' of step 1");
     EXPECT_STATUS(wait_somewhere(m, IN_GRAD, &e), SHD_ETIMEDOUT);

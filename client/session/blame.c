@@ -1,0 +1,248 @@
+/* See blame.h. */
+#include "client/session/blame.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "proto/base/check.h"
+#include "proto/base/clock.h"
+#include "proto/base/headline.h"
+#include "proto/base/process.h"
+#include "proto/base/sys.h"
+
+#define ANSWER_NS NS_PER_S
+
+struct blame {
+    struct hub *hub;   /* borrowed; it may be gone first */
+    uint64_t every_ns; /* between two lines of a wait */
+    struct blame_sink sink;
+    uint64_t start_ns; /* of the wait that is looked into */
+    uint64_t due_ns;   /* of it: ask then */
+    uint64_t asked_ns; /* 0: nobody was asked */
+    uint32_t waiting;  /* answers to come */
+    uint32_t count;
+    json_t **docs; /* owned, [count], each owned: what a daemon answered; NULL: nothing */
+    bool *asked;   /* owned, [count] */
+};
+
+/* -- Asking ---------------------------------------------------------------------------------- */
+
+static int make_status(struct link *link, const struct call *call, struct wire_request *ret_request,
+                       struct shd_err *e)
+{
+    (void)link;
+    (void)call;
+    (void)e;
+    ret_request->type = WIRE_STATUS;
+    return SHD_OK;
+}
+
+static void take_status(struct link *link, const struct call *call, const struct wire_reply *reply)
+{
+    struct blame *b = call->ctx;
+    const struct wire_bytes *text = &reply->status_text.json;
+    CHECK(b->waiting > 0);
+    b->waiting--;
+    if (reply->status == SHD_OK && reply->type == WIRE_STATUS_TEXT && b->docs[link->index] == NULL)
+        b->docs[link->index] = json_loadb((const char *)text->data, text->bytes, 0, NULL);
+}
+
+static void forget(struct blame *b)
+{
+    for (uint32_t i = 0; i < b->count; i++) {
+        json_decref(b->docs[i]);
+        b->docs[i] = NULL;
+        b->asked[i] = false;
+    }
+    b->waiting = 0;
+    b->asked_ns = 0;
+}
+
+/* A link whose table is full is left out: asking there would wait. */
+static void ask_all(struct blame *b, uint64_t now_ns)
+{
+    const struct call call = { .make = make_status, .fn = take_status, .ctx = b };
+    struct shd_err ignored;
+    for (uint32_t i = 0; i < b->count; i++) {
+        struct link *link = &b->hub->links[i];
+        if (link->state != LINK_UP || link->call_count == HUB_CALLS_MAX)
+            continue;
+        b->waiting++; /* it may be answered before it returns */
+        b->asked[i] = hub_ask(link, &call, &ignored) == SHD_OK;
+        b->waiting -= !b->asked[i];
+    }
+    b->asked_ns = now_ns;
+}
+
+/* -- What they say --------------------------------------------------------------------------- */
+
+static struct headline_process process_of(const json_t *json)
+{
+    const json_int_t pid = json_integer_value(json_object_get(json, "pid"));
+    return (struct headline_process){ .pid = pid > 0 && pid <= INT32_MAX ? pid : 0,
+                                      .name = json_string_value(json_object_get(json, "name")),
+                                      .state = json_string_value(json_object_get(json, "state")) };
+}
+
+static struct headline_wait wait_of(const json_t *json)
+{
+    const json_t *on = json_object_get(json, "on");
+    struct headline_wait w = {
+        .who = process_of(json_object_get(json, "who")),
+        .text = json_string_value(json_object_get(json, "text")),
+        .since_s = json_number_value(json_object_get(json, "since_s")),
+    };
+    while (w.on_count < HEADLINE_ON_MAX && w.on_count < json_array_size(on)) {
+        w.on[w.on_count] = process_of(json_array_get(on, w.on_count));
+        w.on_count++;
+    }
+    return w;
+}
+
+static struct headline_daemon daemon_of(const struct blame *b, uint32_t i)
+{
+    const struct link *link = &b->hub->links[i];
+    const bool up = link->state == LINK_UP;
+    return (struct headline_daemon){
+        .process = { .pid = up ? link->pid : 0,
+                     .name = link->device,
+                     .state = up ? process_state_now(link->pid) : "" },
+        .answers = up && (!b->asked[i] || b->docs[i] != NULL),
+        .why = up ? "" : link->last.text,
+    };
+}
+
+/* False: they name nobody. */
+static bool make_headline(const struct blame *b, struct headline *ret_headline)
+{
+    struct headline_wait *waits = sys_calloc(HEADLINE_WAITS_MAX, sizeof *waits);
+    struct headline_daemon *daemons = sys_calloc(b->count, sizeof *daemons);
+    struct headline_view view = { daemons, waits, b->count, 0 };
+    bool found = false;
+    if (waits != NULL && daemons != NULL) {
+        for (uint32_t i = 0; i < b->count; i++) {
+            const json_t *list = json_object_get(b->docs[i], "waits");
+            daemons[i] = daemon_of(b, i);
+            for (size_t k = 0; k < json_array_size(list) && view.wait_count < HEADLINE_WAITS_MAX;
+                 k++)
+                waits[view.wait_count++] = wait_of(json_array_get(list, k));
+        }
+        found = headline_make(&view, ret_headline);
+    }
+    free(waits);
+    free(daemons);
+    return found;
+}
+
+/* Names and units come from others: what moves a cursor does not go on. */
+static void clean(char *text)
+{
+    for (char *c = text; *c != '\0'; c++)
+        if ((unsigned char)*c < ' ' || *c == '\x7f')
+            *c = '?';
+}
+
+static void say(const struct blame *b, uint64_t waited_ns, const struct headline *h)
+{
+    char line[2 * HEADLINE_BYTES + 80];
+    const uint64_t waited_s = waited_ns / NS_PER_S;
+    if (h != NULL)
+        snprintf(line, sizeof line, "shd: waiting for %" PRIu64 " s: %.300s; %.300s", waited_s,
+                 h->text, h->remedy);
+    else
+        snprintf(line, sizeof line,
+                 "shd: waiting for %" PRIu64 " s, and the daemons know nobody who holds it up",
+                 waited_s);
+    clean(line);
+    if (b->sink.say != NULL)
+        b->sink.say(b->sink.ctx, line);
+    else
+        fprintf(stderr, "%s\n", line);
+}
+
+static void conclude(struct blame *b, uint64_t waited_ns)
+{
+    struct headline h;
+    const bool found = make_headline(b, &h);
+    snprintf(b->hub->held_up, sizeof b->hub->held_up, "%.127s", found ? h.text : "");
+    clean(b->hub->held_up);
+    if (waited_ns >= b->every_ns)
+        say(b, waited_ns, found ? &h : NULL);
+    hub_forget(b->hub, b);
+    forget(b);
+}
+
+/* -- Looking in ------------------------------------------------------------------------------ */
+
+/* A limit that ends the wait sooner than a line is due: a little before it, so that the error
+ * knows.
+ */
+static uint64_t first_due_ns(const struct blame *b)
+{
+    const struct hub *hub = b->hub;
+    const uint64_t limit_ns = hub->timeout_ns;
+    const uint64_t before_ns = limit_ns > 4 * ANSWER_NS ? limit_ns - 2 * ANSWER_NS : limit_ns / 2;
+    const bool endless = hub->patient && hub->all_kept;
+    return endless || before_ns > b->every_ns ? b->every_ns : before_ns;
+}
+
+static void look(struct hub *hub, uint64_t start_ns, uint64_t now_ns)
+{
+    struct blame *b = hub->blame;
+    const uint64_t waited_ns = now_ns > start_ns ? now_ns - start_ns : 0;
+    if (start_ns != b->start_ns) {
+        if (b->asked_ns != 0)
+            hub_forget(hub, b);
+        forget(b);
+        b->start_ns = start_ns;
+        b->due_ns = first_due_ns(b);
+        hub->held_up[0] = '\0';
+    }
+    if (b->asked_ns != 0) {
+        if (b->waiting == 0 || now_ns - b->asked_ns >= ANSWER_NS)
+            conclude(b, waited_ns);
+    } else if (waited_ns >= b->due_ns) {
+        b->due_ns = (waited_ns / b->every_ns + 1) * b->every_ns;
+        ask_all(b, now_ns);
+    }
+}
+
+int blame_new(struct hub *hub, struct blame_sink sink, struct blame **ret_blame, struct shd_err *e)
+{
+    struct blame *b = sys_calloc(1, sizeof *b);
+    if (b != NULL)
+        *b = (struct blame){ .hub = hub,
+                             .every_ns = BLAME_NS,
+                             .sink = sink,
+                             .count = hub->link_count,
+                             .docs = sys_calloc(hub->link_count, sizeof *b->docs),
+                             .asked = sys_calloc(hub->link_count, sizeof *b->asked) };
+    if (b == NULL || b->docs == NULL || b->asked == NULL) {
+        blame_free(b);
+        return err_set(e, SHD_ENOMEM, "no memory for a session");
+    }
+    hub->on_wait = look;
+    hub->blame = b;
+    *ret_blame = b;
+    return SHD_OK;
+}
+
+void blame_every(struct blame *b, uint64_t every_ns)
+{
+    b->every_ns = every_ns;
+}
+
+void blame_free(struct blame *b)
+{
+    if (b == NULL)
+        return;
+    if (b->docs != NULL && b->asked != NULL)
+        forget(b);
+    free(b->docs);
+    free(b->asked);
+    free(b);
+}
