@@ -251,7 +251,7 @@ int checkpoint_dir_lock(struct checkpoint_dir *d, const char *path, uid_t uid, s
 int checkpoint_dir_begin(struct checkpoint_dir *d, struct shd_err *e)
 {
     CHECK(d->lock_fd >= 0 && d->partial_fd < 0);
-    snprintf(d->partial, sizeof d->partial, ".step-%d.partial", (int)getpid());
+    snprintf(d->partial, sizeof d->partial, CHECKPOINT_PARTIAL, (int)getpid());
     if (mkdirat(d->fd, d->partial, 0750) != 0) {
         d->partial[0] = '\0';
         return err_sys(e, SHD_EIO, "make a directory in '%.150s'", d->path);

@@ -16,7 +16,8 @@
 
 #include "proto/base/status.h"
 
-#define CHECKPOINT_NAME_BYTES 32u /* "step-000000000100", with NUL */
+#define CHECKPOINT_NAME_BYTES 32u                /* "step-000000000100", with NUL */
+#define CHECKPOINT_PARTIAL    ".step-%d.partial" /* of the process that saves */
 
 struct checkpoint_dir {
     char *path;                          /* owned: absolute, no symbolic links */

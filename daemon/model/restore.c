@@ -117,8 +117,10 @@ static void park(struct restore *w)
 static int check_free(struct op *op, const char *name)
 {
     struct daemon *d = op->daemon;
-    if (model_find(d, name) != NULL)
-        return err_set(&op->err, SHD_EEXIST, "daemon %s has model '%s' open", d->device, name);
+    const struct model *open = model_find(d, name);
+    if (open != NULL)
+        return err_set(&op->err, SHD_EEXIST, "daemon %s has model '%s' open at step %" PRIu64,
+                       d->device, name, step_now(open->core));
     if (d->model_count == DAEMON_MODELS_MAX)
         return err_set(&op->err, SHD_EBUSY, "daemon %s has %u models, the most there may be",
                        d->device, DAEMON_MODELS_MAX);
@@ -322,8 +324,13 @@ static void prepared(uv_work_t *work, int cancelled)
         return;
     if (w->status == SHD_OK && w->gone)
         err_set(&w->err, w->status = SHD_EGONE, "nobody wants it any more");
-    if (w->status == SHD_OK && (w->status = check_free(w->op, w->model->spec->name)) != SHD_OK)
+    /* Also where there was no memory for a second one: that is not what is wrong. */
+    const struct spec *spec = w->model != NULL ? w->model->spec : w->spec;
+    const int free_for_it = spec != NULL ? check_free(w->op, spec->name) : SHD_OK;
+    if (w->status == SHD_OK || free_for_it == SHD_EEXIST) {
+        w->status = free_for_it;
         w->err = w->op->err;
+    }
     if (w->status != SHD_OK) {
         fail(w, w->status);
         return;

@@ -18,6 +18,7 @@
 #include "client/checkpoint/save.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/verb.h"
+#include "client/ctl/state/guard.h"
 #include "client/session/hub.h"
 #include "proto/base/clock.h"
 #include "proto/files/ckpt.h"
@@ -41,7 +42,13 @@ static const char checkpoint_more[] = VERB_WHERE
     "  shardctl checkpoint /data/run1 --every 500 --keep 3     stays while the daemons run\n"
     "  shardctl checkpoint --list /data/run1\n"
     "  shardctl checkpoint --verify /data/run1                 the latest; or one, by its path\n"
-    "\nexit code 1: nothing was saved, or what was saved is damaged; the reason is on stderr\n";
+    "\n--every and --every-minutes: SIGTERM saves what is new once more, and ends with 0.\n"
+    "\n"
+    "exit codes:\n"
+    "  0        saved, listed, good\n"
+    "  1        nothing was saved, or what was saved is damaged; the reason is on stderr\n"
+    "  2        the command line was wrong\n"
+    "  128 + N  signal N (Ctrl-C: 130) ended it at once; nothing half saved is left\n";
 
 struct ask {
     const char *dir, *address, *model;
@@ -49,7 +56,12 @@ struct ask {
     bool json, list, verify;
 };
 
-static volatile sig_atomic_t stopped; /* 0, or the signal */
+static bool stays(const struct ask *ask)
+{
+    return ask->every > 0 || ask->every_minutes > 0;
+}
+
+static volatile sig_atomic_t stopped; /* SIGTERM came, to one that stays */
 
 static void stop(int sig)
 {
@@ -171,17 +183,16 @@ static int save_on(const struct ask *ask, shd_model *m, struct shd_err *e)
         last_step = save_step(m) > step ? save_step(m) : step;
         last_ns = clock_now_ns();
     }
-    if (stopped == SIGTERM && save_step(m) != saved_step) /* what came since then, too */
+    if (stopped && save_step(m) != saved_step) /* what came since then, too */
         return save_once(ask, m, 0, e);
     return stopped || r == SHD_EGONE ? SHD_OK : r;
 }
 
 /* The model may be yet to come: workers start as we do. */
-static int attach(const struct ask *ask, shd_session *s, bool stays, shd_model **ret_model,
-                  struct shd_err *e)
+static int attach(const struct ask *ask, shd_session *s, shd_model **ret_model, struct shd_err *e)
 {
     int r = shd_model_attach(s, ask->model, ret_model, e);
-    while (stays && r == SHD_ENOENT && !stopped && s->hub != NULL) {
+    while (stays(ask) && r == SHD_ENOENT && !stopped && s->hub != NULL) {
         r = hub_poll(s->hub, LOOK_NS, e);
         if (r == SHD_OK)
             r = shd_model_attach(s, ask->model, ret_model, e);
@@ -189,11 +200,11 @@ static int attach(const struct ask *ask, shd_session *s, bool stays, shd_model *
     return stopped && r == SHD_ENOENT ? SHD_PENDING : r;
 }
 
-int checkpoint_save(struct shd_session *s, const char *dir, struct shd_err *e)
+int checkpoint_save(struct shd_session *s, const char *model, const char *dir, struct shd_err *e)
 {
-    const struct ask ask = { .dir = dir };
+    const struct ask ask = { .dir = dir, .model = model };
     shd_model *m = NULL;
-    int r = attach(&ask, s, /* stays= */ false, &m, e);
+    int r = attach(&ask, s, &m, e);
     if (r == SHD_OK)
         r = save_once(&ask, m, 0, e);
     shd_model_close(m);
@@ -202,17 +213,16 @@ int checkpoint_save(struct shd_session *s, const char *dir, struct shd_err *e)
 
 static int save(const struct ask *ask, struct shd_err *e)
 {
-    const bool stays = ask->every > 0 || ask->every_minutes > 0;
     const struct shd_options options = { .size = sizeof options,
                                          .address = ask->address,
                                          .name = "shardctl checkpoint",
-                                         .timeout_ms = stays ? TIMEOUT_MS : VERB_TIMEOUT_MS };
+                                         .timeout_ms = stays(ask) ? TIMEOUT_MS : VERB_TIMEOUT_MS };
     shd_session *s;
     shd_model *m = NULL;
     int r = shd_connect(&options, &s, e);
     if (r != SHD_OK)
         return r;
-    r = attach(ask, s, stays, &m, e);
+    r = attach(ask, s, &m, e);
     if (r == SHD_PENDING) { /* told to stop before there was anything */
         shd_close(s);
         return SHD_OK;
@@ -220,10 +230,20 @@ static int save(const struct ask *ask, struct shd_err *e)
     if (r == SHD_OK && m->map == NULL)
         r = err_set(e, SHD_ENOTSUP, "\"local:\" does not save: run daemons");
     if (r == SHD_OK)
-        r = stays ? save_on(ask, m, e) : save_once(ask, m, 0, e);
+        r = stays(ask) ? save_on(ask, m, e) : save_once(ask, m, 0, e);
     shd_model_close(m);
     shd_close(s);
     return r;
+}
+
+static int save_guarded(void *arg)
+{
+    const struct ask *ask = arg;
+    struct shd_err e = { 0 };
+    if (stays(ask))
+        signal(SIGTERM, stop);
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error with a name */
+    return save(ask, &e) == SHD_OK ? CTL_OK : ctl_fail("%s", e.text);
 }
 
 /* -- Looking ------------------------------------------------------------------------------------
@@ -293,12 +313,11 @@ static int verify(const struct ask *ask, struct shd_err *e)
 
 static int check_ask(const struct ask *ask, struct shd_err *e)
 {
-    const bool stays = ask->every > 0 || ask->every_minutes > 0;
     if (ask->dir == NULL)
         return err_set(e, SHD_EINVAL, "no directory: shardctl checkpoint DIR");
     if (ask->list && ask->verify)
         return err_set(e, SHD_EINVAL, "--list and --verify: one at a time");
-    if ((ask->list || ask->verify) && (stays || ask->keep > 0))
+    if ((ask->list || ask->verify) && (stays(ask) || ask->keep > 0))
         return err_set(e, SHD_EINVAL, "--list and --verify only look");
     if (ask->every > 0 && ask->every_minutes > 0)
         return err_set(e, SHD_EINVAL, "--every and --every-minutes: one at a time");
@@ -342,11 +361,12 @@ int verb_checkpoint(int argc, char **argv)
         return code;
     if (check_ask(&ask, &e) != SHD_OK)
         return ctl_usage("%s", e.text);
-    signal(SIGINT, stop);
-    signal(SIGTERM, stop);
-    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error with a name */
-    const int r = ask.list ? list(&ask, &e) : ask.verify ? verify(&ask, &e) : save(&ask, &e);
-    if (r == SHD_OK)
-        return CTL_OK;
-    return ctl_fail("%s", e.text);
+    if (!ask.list && !ask.verify)
+        return guard_run(&(struct guarded){ .work = save_guarded,
+                                            .arg = &ask,
+                                            .takes_term = stays(&ask),
+                                            .dir = ask.dir,
+                                            .broken = "not saved; training goes on" });
+    const int r = ask.list ? list(&ask, &e) : verify(&ask, &e);
+    return r == SHD_OK ? CTL_OK : ctl_fail("%s", e.text);
 }

@@ -9,7 +9,7 @@ struct shd_session;
 /* argv[0] is the verb. Returns the exit code (base/say.h). */
 int verb_checkpoint(int argc, char **argv);
 
-/* Save the only model there is, as `shardctl checkpoint DIR` does, by s. */
-int checkpoint_save(struct shd_session *s, const char *dir, struct shd_err *e);
+/* Save a model (NULL: the only one there is), as `shardctl checkpoint DIR` does, by s. */
+int checkpoint_save(struct shd_session *s, const char *model, const char *dir, struct shd_err *e);
 
 #endif

@@ -12,12 +12,14 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -25,6 +27,7 @@
 #include "client/ctl/base/status_doc.h"
 #include "client/ctl/base/verb.h"
 #include "client/ctl/state/checkpoint.h"
+#include "client/ctl/state/guard.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
 #include "client/session/where.h"
@@ -37,7 +40,7 @@
 
 static const char drain_about[] =
     "End daemons without losing anything: no new sessions, the step under way is finished, no\n"
-    "further one begins; then save the model, if asked to, and stop. Workers end with "
+    "further one begins; then save each model, if asked to, and stop. Workers end with "
     "\"draining\".\n"
     "Until the daemons are told to stop all can be taken back: with Ctrl-C or after the timeout\n"
     "training goes on where it was held.";
@@ -56,7 +59,8 @@ static const char drain_more[] = VERB_WHERE
     "exit codes:\n"
     "  0  drained: they are gone\n"
     "  1  not in time, or not saved; the reason is on stderr\n"
-    "  2  the command line was wrong\n";
+    "  2  the command line was wrong\n"
+    "  128 + N  signal N (Ctrl-C: 130) ended it at once\n";
 
 struct ask {
     const char *dir, *checkpoint;
@@ -80,13 +84,6 @@ struct drain {
     struct drained *daemons; /* owned, [hub->link_count] */
     uint64_t deadline_ns;
 };
-
-static volatile sig_atomic_t stopped;
-
-static void stop(int sig)
-{
-    stopped = sig;
-}
 
 /* -- Between two steps --------------------------------------------------------------------------
  */
@@ -213,8 +210,6 @@ static int settle(struct drain *dr, struct shd_err *e)
         r = ask_one(dr, i, e);
     while (r == SHD_OK && count_done(dr) < dr->hub->link_count) {
         const uint64_t now_ns = clock_now_ns();
-        if (stopped)
-            return err_set(e, SHD_EGONE, "interrupted: training goes on");
         if (now_ns >= dr->deadline_ns)
             return timed_out(dr, e);
         r = hub_poll(dr->hub, POLL_NS, e);
@@ -292,13 +287,12 @@ static int await_ends(struct drain *dr, struct shd_err *e)
         struct pollfd p = { .fd = dr->daemons[i].pidfd, .events = POLLIN };
         for (;;) {
             const uint64_t now_ns = clock_now_ns();
-            const bool over = stopped || now_ns >= dr->deadline_ns;
+            const bool over = now_ns >= dr->deadline_ns;
             if (poll(&p, 1, over ? 0 : 100) > 0)
                 break;
             if (over)
                 return link_err(&dr->hub->links[i], SHD_ETIMEDOUT, e,
-                                "is drained but did not stop %s",
-                                stopped ? "before we were told to" : "in time (--timeout)");
+                                "is drained but did not stop in time (--timeout)");
         }
     }
     return SHD_OK;
@@ -307,11 +301,42 @@ static int await_ends(struct drain *dr, struct shd_err *e)
 /* -- The verb -----------------------------------------------------------------------------------
  */
 
+/* One model is saved in DIR, each of several in DIR/NAME. Owner 0 has a part of each. */
+static int save_models(struct drain *dr, struct shd_err *e)
+{
+    const char *dir = dr->ask->checkpoint;
+    char path[PATH_MAX];
+    struct doc *doc = status_of(dr, 0);
+    if (doc == NULL)
+        return err_set(e, SHD_EIO, "device %s does not say which models it has",
+                       dr->hub->links[0].device);
+    int r = SHD_OK;
+    if (doc->model_count == 0)
+        ctl_say("no model is open: nothing to save");
+    if (doc->model_count > 1 && mkdir(dir, 0755) < 0 && errno != EEXIST)
+        r = err_sys(e, SHD_EIO, "make directory '%.150s'", dir);
+    for (uint32_t i = 0; r == SHD_OK && i < doc->model_count; i++) {
+        const char *name = doc->models[i].name;
+        const bool fits = snprintf(path, sizeof path, "%s/%s", dir, name) < (int)sizeof path;
+        if (doc->model_count == 1)
+            r = checkpoint_save(dr->session, name, dir, e);
+        else if (!fits || name[0] == '.') /* no name of a directory: "..", or one that hides */
+            r = err_set(e, SHD_EINVAL, "model '%.60s' has no place in '%.100s': save it by itself",
+                        name, dir);
+        else
+            r = checkpoint_save(dr->session, name, path, e);
+        if (r != SHD_OK)
+            err_prefix(e, "model '%.60s'", name);
+    }
+    doc_free(doc);
+    return r;
+}
+
 static int drain(struct drain *dr, struct shd_err *e)
 {
     int r = settle(dr, e);
     if (r == SHD_OK && dr->ask->checkpoint != NULL)
-        r = checkpoint_save(dr->session, dr->ask->checkpoint, e);
+        r = save_models(dr, e);
     if (r == SHD_OK)
         r = tell_to_stop(dr, e);
     return r == SHD_OK ? await_ends(dr, e) : r;
@@ -370,6 +395,12 @@ static int drain_all(const struct ask *ask, struct shd_err *e)
     return r;
 }
 
+static int drain_guarded(void *arg)
+{
+    struct shd_err e = { 0 };
+    return drain_all(arg, &e) == SHD_OK ? CTL_OK : ctl_fail("%s", e.text);
+}
+
 /* Devices may stand before the flags or behind them. */
 static int parse(int argc, char **argv, struct ask *ask)
 {
@@ -377,8 +408,9 @@ static int parse(int argc, char **argv, struct ask *ask)
         VERB_ADDRESS_FLAGS(ask->dir),
         { "timeout", 0, FLAG_U32, "SECONDS", "how long it may take (60)", &ask->timeout_s, 1,
           86400 },
-        { "checkpoint", 0, FLAG_STRING, "DIR", "save the model there, between step and end",
-          &ask->checkpoint, 0, 0 },
+        { "checkpoint", 0, FLAG_STRING, "DIR",
+          "save there, between step and end; several models in DIR/NAME each", &ask->checkpoint, 0,
+          0 },
     };
     const struct flags flags = VERB_FLAGS(drain, "shardctl drain [DEVICE...] [FLAGS]", table);
     int rest = argc;
@@ -406,13 +438,12 @@ static int parse(int argc, char **argv, struct ask *ask)
 int verb_drain(int argc, char **argv)
 {
     struct ask ask = { .timeout_s = 60 };
-    struct shd_err e = { 0 };
     const int code = parse(argc, argv, &ask);
     if (code >= 0)
         return code;
-    signal(SIGINT, stop);
-    signal(SIGTERM, stop);
-    if (drain_all(&ask, &e) == SHD_OK)
-        return CTL_OK;
-    return ctl_fail("%s", e.text);
+    return guard_run(&(struct guarded){
+        .work = drain_guarded,
+        .arg = &ask,
+        .dir = ask.checkpoint,
+        .broken = "training goes on where the daemons were not told to stop yet" });
 }

@@ -106,9 +106,16 @@ int verb_restore(int argc, char **argv)
         err_set(&e, SHD_EINVAL, "one checkpoint at a time, got '%s' as well", more);
     if (e.code != SHD_OK || check_ask(&ask, &e) != SHD_OK)
         return ctl_usage("%s", e.text);
-    if (restore(&ask, &e) == SHD_OK)
+    const int r = restore(&ask, &e);
+    if (r == SHD_OK)
         return CTL_OK;
-    return ctl_fail("%s", e.text);
+    ctl_say("%s", e.text);
+    if (r == SHD_EEXIST)
+        ctl_say(
+            "nothing was changed; to go on from the checkpoint instead end what is open "
+            "(`shardctl drain`, with --checkpoint DIR to keep it), start the daemons again, and "
+            "restore then");
+    return CTL_FAILED;
 }
 
 /* -- digest --------------------------------------------------------------------------------------

@@ -135,6 +135,71 @@ if [ "$(id -u)" = 0 ]; then
     unset SHARDD_ADDRESS
 fi
 
+# Daemons with the model open are not restored onto: which one, and at which step.
+SHARDD_ADDRESS=$work/at
+export SHARDD_ADDRESS
+mkdir -m 700 "$SHARDD_ADDRESS"
+shardd --device=cpu0 --runtime-dir="$SHARDD_ADDRESS" >>"$work/log" 2>&1 &
+daemon=$!
+soon "no daemon, see $work/log" [ -S "$SHARDD_ADDRESS/cpu0.sock" ]
+# shellcheck disable=SC2086
+shd-gpt --steps 3 $gpt >"$work/out" 2>"$work/err" || fail "$(cat "$work/err")"
+refused "daemon cpu0 has model 'gpt' open at step 3" shardctl restore "$work/run"
+expect "$work/refused" 'nothing was changed; to go on from the checkpoint instead end what is open'
+[ "$(shardctl digest | cut -d' ' -f3)" = step=3 ] || fail 'the open model is another one now'
+
+# A signal ends at once what waits, with its code, and nothing half saved is left: first where the
+# next step does not come, for nobody trains; then where the daemon is stopped.
+no_partial() { [ -z "$(find "$work/broken" -name '.step-*' 2>/dev/null)" ]; }
+has_partial() { ! no_partial; }
+begin() { # a shell lets what it starts in the background ignore SIGINT
+    env --default-signal=INT shardctl "$@" >"$work/verb" 2>&1 &
+    verb=$!
+}
+broken_by() { # broken_by SIGNAL CODE TEXT
+    kill -s "$1" $verb
+    code=0
+    wait $verb || code=$?
+    [ $code = "$2" ] || fail "exit code $code after SIG$1: $(cat "$work/verb")"
+    expect "$work/verb" "got SIG$1: .*$3"
+}
+begin checkpoint "$work/broken" --every 4
+soon 'nothing is being saved' has_partial
+broken_by INT 130 'not saved; training goes on'
+no_partial || fail "left in it: $(ls -a "$work/broken")"
+begin checkpoint "$work/broken" --every 4
+soon 'nothing is being saved' has_partial
+kill -TERM $verb
+wait $verb || fail "SIGTERM to one that stays: $(cat "$work/verb")"
+expect "$work/verb" 'saved .*/step-000000000003'
+kill -STOP $daemon
+for verb_words in "checkpoint $work/broken" "checkpoint $work/broken --every 4" "drain --checkpoint $work/broken"; do
+    # shellcheck disable=SC2086
+    begin $verb_words
+    sleep 0.2 # now or a moment later: the signal ends it
+    broken_by INT 130 'training goes on'
+    no_partial || fail "left in it: $(ls -a "$work/broken")"
+done
+begin drain
+sleep 0.2
+broken_by TERM 143 'training goes on'
+kill -CONT $daemon
+shardctl checkpoint "$work/broken" >"$work/verb" || fail 'a drain was not taken back'
+
+# Two models: each in a directory of its own.
+shd-gpt --print-spec --layers 2 --dim 64 --seq 32 | sed 's/"name":"gpt"/"name":"other"/' >"$work/other.json"
+shardctl restore --weights "$work/run/step-000000000047" --spec "$work/other.json" >"$work/restored"
+expect "$work/restored" 'model=other step=0'
+shardctl drain --checkpoint "$work/two" >"$work/drain" 2>&1 || fail "$(cat "$work/drain")"
+expect "$work/drain" "saved $work/two/gpt/step-000000000003 model=gpt"
+expect "$work/drain" "saved $work/two/other/step-000000000000 model=other"
+wait $daemon || true
+daemon=
+unset SHARDD_ADDRESS
+shardctl checkpoint --verify "$work/two/gpt" >"$work/verify"
+expect "$work/verify" 'good model=gpt step=3'
+shardctl checkpoint --verify "$work/two/other" >"$work/verify"
+
 # Command lines.
 refused 'no directory' shardctl checkpoint
 refused 'only look' shardctl checkpoint "$work/run" --list --keep 2
