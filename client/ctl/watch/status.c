@@ -23,6 +23,8 @@
 
 #define CONTROL_MS  3000
 #define GREETING_MS 500
+#define STALL_S     30 /* most of a watchdog's patience is left then */
+#define STALLED     3  /* exit code */
 #define CELL        TABLE_CELL_BYTES_MAX
 
 _Static_assert(TEXT_BYTES <= CELL && DOC_NAME_BYTES <= CELL, "texts fit a table's cell");
@@ -45,12 +47,16 @@ static const char status_more[] = VERB_WHERE
     "  1  one did not answer, its event loop is stuck, or it refused to adopt a model; or there "
     "is\n"
     "     no daemon at all\n"
-    "  2  the command line was wrong\n";
+    "  2  the command line was wrong\n"
+    "  3  all are well, but training stands still: somebody has waited for 30 s (--stall); who "
+    "and\n"
+    "     for whom is at the top of the waits\n";
 
 struct status_options {
     const char *address, *hosts;
     const char *watch; /* seconds, as text; NULL: once */
     uint64_t interval_ms;
+    double stall_s;
     bool as_json, with_tools;
 };
 
@@ -267,13 +273,22 @@ static int show_json(const struct node *n, FILE *out)
 
 /* -- All of it ------------------------------------------------------------------------------- */
 
-static int health(const struct node *n)
+/* The longest wait of anybody decides whether training goes on. */
+static int health(const struct node *n, const struct status_options *o)
 {
-    char why[DOC_TEXT_BYTES];
+    char why[DOC_TEXT_BYTES], since[TEXT_BYTES];
+    struct join j;
     for (uint32_t i = 0; i < n->count; i++)
         if (!node_healthy(&n->daemons[i], why, sizeof(why)))
             return CTL_FAILED;
-    return CTL_OK;
+    join_make(n, &j);
+    const double longest_s = j.wait_count > 0 ? j.waits[0].w.since_s : 0;
+    join_free(&j);
+    if (!(o->stall_s > 0 && longest_s >= o->stall_s))
+        return CTL_OK;
+    ctl_say("training stands still: somebody waits for %s (--stall %g)",
+            text_time(longest_s, since), o->stall_s);
+    return STALLED;
 }
 
 static int show(struct node *n, const struct status_options *o)
@@ -285,7 +300,7 @@ static int show(struct node *n, const struct status_options *o)
         return ctl_fail("no memory for the document");
     if (!o->as_json)
         show_node(n, stdout);
-    return health(n);
+    return health(n, o);
 }
 
 static int open_node(const struct status_options *o, struct node *ret_node)
@@ -373,6 +388,8 @@ static int parse(int argc, char **argv, struct status_options *o)
         VERB_ADDRESS_FLAGS(o->address),
         HOST_FLAG(o->hosts),
         { "watch", 'w', FLAG_STRING, "[S]", "show it again every S seconds (1)", &o->watch, 0, 0 },
+        { "stall", 0, FLAG_REAL, "S", "exit code 3 when somebody waits so long (30); 0: never",
+          &o->stall_s, 0, 1e9 },
         { "all", 0, FLAG_BOOL, NULL, "show sessions of tools (role admin) as well", &o->with_tools,
           0, 0 },
         { "json", 'j', FLAG_BOOL, NULL, "one array: each daemon's document, or its `error`",
@@ -384,7 +401,7 @@ static int parse(int argc, char **argv, struct status_options *o)
 
 int verb_status(int argc, char **argv)
 {
-    struct status_options o = { 0 };
+    struct status_options o = { .stall_s = STALL_S };
     struct shd_err e = { 0 };
     char **words = calloc((size_t)argc + 2, sizeof(*words));
     if (words == NULL)

@@ -95,6 +95,15 @@ PY
 serve cpu0=good cpu1=chunked
 touch "$dir/at/stop"
 
+echo "training that stands still has an exit code of its own"
+touch -d '40 seconds ago' "$dir/at/stop"
+run 3 status -d "$dir/at"
+has "waits, the longest first:"
+grep -q 'training stands still: somebody waits for 4.* s (--stall 30)' "$dir/err" || fail "what is wrong is not said"
+run 3 status -d "$dir/at" --json
+run 0 status -d "$dir/at" --stall 100000
+run 0 status -d "$dir/at" --stall 0
+
 echo "watch"
 repeated() { [ "$(grep -c '^-- 20' "$dir/out")" -ge 3 ]; }
 "$bin/shardctl" status --watch 0.5 -d "$dir/at" >"$dir/out" 2>&1 &
