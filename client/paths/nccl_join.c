@@ -357,7 +357,6 @@ static int join_all(struct nccl_model *n, struct shd_err *e)
 
 static struct nccl_model *allocate(struct shd_model *m)
 {
-    pthread_condattr_t attr;
     const uint32_t owners = m->map->owner_count;
     struct nccl_model *n = sys_calloc(1, sizeof *n);
     if (n == NULL)
@@ -365,10 +364,7 @@ static struct nccl_model *allocate(struct shd_model *m)
     n->model = m;
     n->owner_count = owners;
     pthread_mutex_init(&n->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&n->change, &attr);
-    pthread_condattr_destroy(&attr);
+    sys_condition(&n->change);
     n->owners = sys_calloc(owners, sizeof *n->owners);
     n->sends = sys_calloc((size_t)SHD_SLOTS_MAX * owners, sizeof *n->sends);
     if (n->owners != NULL && n->sends != NULL)

@@ -2,7 +2,6 @@
 #include "client/paths/transfer.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -158,26 +157,6 @@ static void *transfer_main(void *ctx)
 
 /* -- For callers ------------------------------------------------------------------------------- */
 
-/* Signals are the program's business: none is delivered to this thread. */
-static int start_thread(struct transfer *t)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int r = pthread_create(&t->thread, NULL, transfer_main, t);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return r;
-}
-
-static void init_cond(pthread_cond_t *cond)
-{
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(cond, &attr);
-    pthread_condattr_destroy(&attr);
-}
-
 static void destroy(struct transfer *t)
 {
     pthread_cond_destroy(&t->change);
@@ -197,9 +176,9 @@ int transfer_new(uint64_t delay_ns, struct transfer **ret_transfer, struct shd_e
     kern_batch_init(&t->flight);
     pthread_mutex_init(&t->lock, NULL);
     pthread_mutex_init(&t->gpu_lock, NULL);
-    init_cond(&t->work);
-    init_cond(&t->change);
-    const int failed = start_thread(t);
+    sys_condition(&t->work);
+    sys_condition(&t->change);
+    const int failed = sys_thread(&t->thread, NULL, transfer_main, t);
     if (failed != 0) {
         destroy(t);
         return err_set(e, SHD_ENOMEM, "start a transfer thread: %s", strerror(failed));

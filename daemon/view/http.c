@@ -10,7 +10,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -26,6 +25,7 @@
 #include "daemon/view/view.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/sys.h"
 #include "proto/share/listen.h"
 
 #define SNAPSHOT_MS_MAX 200 /* a request waits for a snapshot */
@@ -305,11 +305,7 @@ static int start_server(struct http *h, enum http_kind kind, struct shd_err *e)
 
 static int start_thread(struct http *h, struct shd_err *e)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are the loop thread's */
-    const int r = pthread_create(&h->thread, NULL, serve, h);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int r = sys_thread(&h->thread, NULL, serve, h);
     if (r != 0)
         return err_set(e, SHD_EIO, "start the HTTP thread: %s", strerror(r));
     h->running = true;

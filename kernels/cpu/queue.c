@@ -20,13 +20,13 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "proto/base/check.h"
+#include "proto/base/sys.h"
 
 #define CREW_OPEN 0x80000000u
 
@@ -253,7 +253,7 @@ static int start_thread(struct cpu_kern *k, uint32_t index, bool pin, struct shd
         }
     }
     struct cpu_thread *t = &k->threads[index];
-    error = pthread_create(&t->id, &attr, index == 0 ? leader_main : helper_main, t);
+    error = sys_thread(&t->id, &attr, index == 0 ? leader_main : helper_main, t);
     if (error != 0) {
         r = err_set(e, SHD_ENOMEM, "start compute thread %" PRIu32 ": %s", index, strerror(error));
         goto out;
@@ -269,14 +269,9 @@ out:
 
 int queue_start(struct cpu_kern *k, bool pin, struct shd_err *e)
 {
-    /* Signals are for the threads that expect them: ours are born with all of them blocked. */
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
     int r = SHD_OK;
     for (uint32_t i = 0; i < k->thread_count && r == SHD_OK; i++)
         r = start_thread(k, i, pin, e);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
     return r;
 }
 

@@ -269,11 +269,7 @@ int kern_cuda_new(uint32_t ordinal, struct kern **ret_kern, struct shd_err *e)
     k->ops.free = cuda_free;
     k->base.ops = &k->ops;
     snprintf(k->name, sizeof k->name, "CUDA device %" PRIu32, ordinal);
-    pthread_condattr_t monotonic;
-    CHECK(pthread_condattr_init(&monotonic) == 0);
-    CHECK(pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC) == 0);
-    CHECK(pthread_cond_init(&k->pushed_one, &monotonic) == 0);
-    pthread_condattr_destroy(&monotonic);
+    sys_condition(&k->pushed_one);
     CHECK(pthread_mutex_init(&k->lock, NULL) == 0);
     CHECK(pthread_mutex_init(&k->memory_lock, NULL) == 0);
     const int r = device_start(k, ordinal, e);

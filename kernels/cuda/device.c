@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <immintrin.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,6 +17,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/sys.h"
 
 #define QUERY_SPINS    16u
 #define QUERY_PAUSES   64u
@@ -232,12 +232,7 @@ static void *device_main(void *arg)
 
 int cuda_queue_start(struct cuda_kern *k, struct shd_err *e)
 {
-    /* Signals are for the threads that expect them: ours is born with all of them blocked. */
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    const int error = pthread_create(&k->thread, NULL, device_main, k);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    const int error = sys_thread(&k->thread, NULL, device_main, k);
     if (error != 0)
         return err_set(e, SHD_ENOMEM, "start the thread of %s: %s", k->name, strerror(error));
     k->started = true;

@@ -3,10 +3,13 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#include "proto/base/check.h"
 
 int (*sys_fault)(enum sys_kind kind);
 
@@ -63,6 +66,25 @@ ssize_t sys_sendmsg(int fd, const struct msghdr *msg, int flags)
 int sys_renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned flags)
 {
     return fault(SYS_RENAME) != 0 ? -1 : renameat2(from_fd, from, to_fd, to, flags);
+}
+
+int sys_thread(pthread_t *ret_thread, const pthread_attr_t *attr, void *(*main)(void *), void *arg)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int error = pthread_create(ret_thread, attr, main, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
+void sys_condition(pthread_cond_t *ret_condition)
+{
+    pthread_condattr_t attr;
+    CHECK(pthread_condattr_init(&attr) == 0);
+    CHECK(pthread_condattr_setclock(&attr, CLOCK_MONOTONIC) == 0);
+    CHECK(pthread_cond_init(ret_condition, &attr) == 0);
+    pthread_condattr_destroy(&attr);
 }
 
 uint64_t sys_memory_available(void)

@@ -8,6 +8,7 @@
 #ifndef SHD_SYS_H
 #define SHD_SYS_H
 
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/socket.h>
@@ -26,6 +27,13 @@ void *sys_mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offs
 int sys_memfd(const char *name, unsigned flags);
 ssize_t sys_sendmsg(int fd, const struct msghdr *msg, int flags);
 int sys_renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned flags);
+
+/* Start a thread with all signals blocked: they are for the threads that expect them. attr: NULL or
+ * as pthread_create()'s. Returns an errno; not failed by sys_fault. */
+int sys_thread(pthread_t *ret_thread, const pthread_attr_t *attr, void *(*main)(void *), void *arg);
+
+/* A condition whose timed waits go by CLOCK_MONOTONIC. */
+void sys_condition(pthread_cond_t *ret_condition);
 
 /* MemAvailable of /proc/meminfo in bytes; UINT64_MAX when it cannot be read. */
 uint64_t sys_memory_available(void);

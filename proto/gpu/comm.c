@@ -4,7 +4,6 @@
 
 #include <inttypes.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -156,18 +155,10 @@ static int start(uint32_t ordinal, struct comm **ret_comm, struct shd_err *e)
     if (c == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for a communicator thread");
     c->ordinal = ordinal;
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&c->work, &attr);
-    pthread_cond_init(&c->made, &attr);
-    pthread_condattr_destroy(&attr);
+    sys_condition(&c->work);
+    sys_condition(&c->made);
     pthread_mutex_init(&c->lock, NULL);
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int failed = pthread_create(&c->thread, NULL, comm_main, c);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int failed = sys_thread(&c->thread, NULL, comm_main, c);
     if (failed != 0) {
         destroy(c);
         return err_set(e, SHD_ENOMEM, "start a communicator thread: %s", strerror(failed));
