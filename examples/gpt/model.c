@@ -345,20 +345,14 @@ void gpt_backward(struct gpt *g, uint32_t unit, const real *params, real *grad, 
         block_backward(g, u.layer, &a);
 }
 
-/* The first unit that takes part among unit, unit + step, ...; or GPT_UNIT_NONE. */
-static uint32_t gpt_taking_part(const struct gpt *g, uint32_t unit, int step)
+uint32_t gpt_next(const struct gpt *g, uint32_t unit)
 {
-    for (; unit < gpt_units(&g->shape); unit += (uint32_t)step) {
+    while (++unit < gpt_units(&g->shape)) { /* GPT_UNIT_NONE + 1 is 0 */
         const struct gpt_unit u = gpt_unit_at(&g->shape, unit);
         if (u.kind != GPT_EXPERT || expert_has_rows(g, u))
             return unit;
     }
     return GPT_UNIT_NONE;
-}
-
-uint32_t gpt_next(const struct gpt *g, uint32_t unit)
-{
-    return gpt_taking_part(g, unit + 1, 1); /* GPT_UNIT_NONE + 1 is 0 */
 }
 
 double gpt_loss(const struct gpt *g)
@@ -372,21 +366,4 @@ double gpt_loss(const struct gpt *g)
 const double *gpt_row_losses(const struct gpt *g)
 {
     return g->losses;
-}
-
-double gpt_whole(struct gpt *g, const uint8_t *windows, const real *const *params,
-                 real *const *grads)
-{
-    gpt_set_batch(g, windows);
-    for (uint32_t u = gpt_next(g, GPT_UNIT_NONE); u != GPT_UNIT_NONE; u = gpt_next(g, u)) {
-        const uint32_t used = gpt_unit_uses(&g->shape, u);
-        gpt_forward(g, u, params[u], used == GPT_UNIT_NONE ? NULL : params[used]);
-    }
-    for (uint32_t u = gpt_units(&g->shape) - 1; grads != NULL && u != GPT_UNIT_NONE;
-         u = gpt_taking_part(g, u - 1, -1)) {
-        const uint32_t used = gpt_unit_uses(&g->shape, u);
-        gpt_backward(g, u, params[u], grads[u], used == GPT_UNIT_NONE ? NULL : params[used],
-                     used == GPT_UNIT_NONE ? NULL : grads[used]);
-    }
-    return gpt_loss(g);
 }

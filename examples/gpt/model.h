@@ -67,10 +67,4 @@ double gpt_loss(const struct gpt *g);
 /* The losses behind the mean, [batch, seq]. */
 const double *gpt_row_losses(const struct gpt *g);
 
-/* Forward and backward of the whole model over arrays of one process: params[units],
- * grads[units] (NULL: forward only; grads[u] NULL: u is frozen). Gradients of experts that took
- * no part are left alone. Returns the loss. */
-double gpt_whole(struct gpt *g, const uint8_t *windows, const real *const *params,
-                 real *const *grads);
-
 #endif

@@ -30,7 +30,6 @@ typedef double real;
 #define gpt_set_batch        gpt64_set_batch
 #define gpt_set_gemm         gpt64_set_gemm
 #define gpt_set_loss_scale   gpt64_set_loss_scale
-#define gpt_whole            gpt64_whole
 #define linear_backward      gpt64_linear_backward
 #define linear_forward       gpt64_linear_forward
 #define norm_backward        gpt64_norm_backward

@@ -81,11 +81,6 @@ void sampler_free(struct sampler *s)
     free(s);
 }
 
-void sampler_reset(struct sampler *s)
-{
-    s->used = 0;
-}
-
 static void sampler_norm(struct sampler *s, const float *weight, const float *bias)
 {
     float mean, rstd;

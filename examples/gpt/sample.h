@@ -24,9 +24,6 @@ void sampler_free(struct sampler *s);
  * until the next call. */
 const float *sampler_feed(struct sampler *s, uint8_t byte);
 
-/* Forget the window. */
-void sampler_reset(struct sampler *s);
-
 struct sample_options {
     uint64_t seed;
     double temperature; /* 0: always the likeliest byte */

@@ -323,20 +323,6 @@ static bool unit_is_first(const struct gpt_shape *shape, uint32_t unit)
     return u.layer == 0 && u.expert == 0;
 }
 
-void gpt_layout_compute(const struct gpt_shape *shape, struct gpt_layout *ret_layout)
-{
-    struct gpt_layout layout = { .elems = { 0 } };
-    for (uint32_t i = 0; i < gpt_tensors(shape); i++) {
-        struct gpt_tensor t;
-        gpt_tensor_at(shape, i, &t);
-        if (!unit_is_first(shape, t.unit))
-            continue;
-        layout.at[t.kind][t.index] = layout.elems[t.kind];
-        layout.elems[t.kind] = align_up(layout.elems[t.kind] + t.elems);
-    }
-    *ret_layout = layout;
-}
-
 int gpt_layout_load(const struct gpt_shape *shape, const shd_model *m,
                     struct gpt_layout *ret_layout, struct shd_err *e)
 {

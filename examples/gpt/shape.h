@@ -131,9 +131,6 @@ void gpt_tensor_at(const struct gpt_shape *shape, uint32_t index, struct gpt_ten
 /* Within the limits above, and dim a multiple of heads? SHD_ERANGE names the number that is not. */
 int gpt_shape_check(const struct gpt_shape *shape, struct shd_err *e);
 
-/* The layout by shd.h's rule: tensors in order, each at the next multiple of 32 elements. */
-void gpt_layout_compute(const struct gpt_shape *shape, struct gpt_layout *ret_layout);
-
 /* The layout the daemons use. Errors: as shd_tensor_find(); SHD_ESPEC when units of a kind
  * differ. */
 int gpt_layout_load(const struct gpt_shape *shape, const shd_model *m,

@@ -2,7 +2,7 @@
 #ifndef SHD_TESTS_GPT64_H
 #define SHD_TESTS_GPT64_H
 
-#include "examples/gpt/model.h"
+#include "tests/lib/gpt_whole.h"
 
 struct gpt64;
 int gpt64_new(const struct gpt_shape *shape, const struct gpt_layout *layout, uint32_t batch,

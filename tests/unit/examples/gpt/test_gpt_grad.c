@@ -9,6 +9,7 @@
 #include "examples/gpt/attention.h"
 #include "examples/gpt/linear.h"
 #include "examples/gpt/model.h"
+#include "tests/lib/gpt_whole.h"
 #include "tests/lib/test.h"
 
 #define H          1e-5

@@ -8,6 +8,7 @@
 #include "examples/gpt/half.h"
 #include "examples/gpt/model.h"
 #include "examples/gpt/vec.h"
+#include "tests/lib/gpt_whole.h"
 #include "tests/lib/test.h"
 
 static uint64_t seed;
