@@ -344,6 +344,19 @@ TEST(processes_that_workers_leave_behind_are_ended)
     expect_clean();
 }
 
+TEST(what_a_worker_leaves_behind_ends_with_it_and_not_with_the_run)
+{
+    pid_t left[1];
+    run_start(&run, ARGS("run", "-v", "--workers", "2", "--", "sh", "-c",
+                         "[ $RANK = 0 ] || exec sleep 1000; sleep 1000 & echo left pid=$! >&2"));
+    run_await(&run, run.err, "worker rank 0 (pid ");
+    EXPECT_EQ(pids_named("left pid=", left), 1);
+    EXPECT_SOON(gone(left[0])); /* long before the run's end, which would end it too */
+    kill(run.pid, SIGTERM);
+    run_finish(&run);
+    expect_clean();
+}
+
 TEST(killed_shardctl_takes_all_along_and_the_next_run_removes_its_directory)
 {
     run_start(&run, ARGS("run", "-v", "--daemons", "2", "--workers", "2", "--", "sh", "-c",
