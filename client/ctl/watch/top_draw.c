@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -16,6 +17,7 @@
 #define MODELS_MAX     4u /* lines of them */
 #define SMALL_ROWS     18u
 #define WAIT_LINES_MAX 10u
+#define HELP_INDENT    9u
 
 /* -- The node and its models ----------------------------------------------------------------- */
 
@@ -66,43 +68,62 @@ static unsigned sum_models(const struct node *n, struct model_sum sums[MODELS_MA
     return count;
 }
 
+/* Put a part behind what is in line if it fits into so many columns: half a number says something
+ * else than the whole one. The first part is there in any case. */
+static void add_part(char line[LINE_BYTES], unsigned cols, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+static void add_part(char line[LINE_BYTES], unsigned cols, const char *fmt, ...)
+{
+    char part[LINE_BYTES];
+    va_list args;
+    const size_t used = strlen(line);
+    va_start(args, fmt);
+    vsnprintf(part, sizeof(part), fmt, args);
+    va_end(args);
+    const unsigned width = text_width(line) + (used > 0 ? 2 : 0) + text_width(part);
+    if (used == 0 || width <= cols)
+        snprintf(line + used, LINE_BYTES - used, "%s%s", used > 0 ? "  " : "", part);
+}
+
 static void draw_model(const struct model_sum *sum, struct screen *s, unsigned row)
 {
-    char line[LINE_BYTES], b[5][TEXT_BYTES];
+    char line[LINE_BYTES] = "", b[TEXT_BYTES];
     const struct doc_model *m = sum->m;
-    int n = snprintf(line, sizeof(line), "%s  step %s", m->name, text_count(sum->step_max, b[0]));
+    add_part(line, s->cols, "%s  step %s", m->name, text_count(sum->step_max, b));
     if (sum->step_min < sum->step_max) /* NAN: neither */
-        n += snprintf(line + n, sizeof(line) - (size_t)n, " (one daemon: %s)",
-                      text_count(sum->step_min, b[1]));
-    n += snprintf(line + n, sizeof(line) - (size_t)n, "  %s steps/s",
-                  text_number(sum->steps_per_s, b[2]));
+        add_part(line, s->cols, "(one daemon: %s)", text_count(sum->step_min, b));
+    add_part(line, s->cols, "%s steps/s", text_number(sum->steps_per_s, b));
     if (isfinite(sum->metric))
-        n += snprintf(line + n, sizeof(line) - (size_t)n, "  metric %s",
-                      text_number(sum->metric, b[3]));
+        add_part(line, s->cols, "metric %s", text_number(sum->metric, b));
     if (sum->norm_squared > 0 && m->micro_batches > 0)
-        n += snprintf(line + n, sizeof(line) - (size_t)n, "  grad norm %s",
-                      text_number(sqrt(sum->norm_squared) / m->micro_batches, b[4]));
-    snprintf(line + n, sizeof(line) - (size_t)n, "  %s units%s%s", text_count(m->units, b[0]),
-             m->checkpoint[0] != '\0' ? "  checkpoint: " : "", m->checkpoint);
+        add_part(line, s->cols, "grad norm %s",
+                 text_number(sqrt(sum->norm_squared) / m->micro_batches, b));
+    add_part(line, s->cols, "%s units", text_count(m->units, b));
+    if (m->checkpoint[0] != '\0')
+        add_part(line, s->cols, "checkpoint: %s", m->checkpoint);
     screen_put(s, row, 0, s->cols, LOOK_MARK, line);
 }
 
 static void draw_header(const struct top_picture *p, unsigned models, struct screen *s)
 {
-    char line[LINE_BYTES], clock[16] = "", dir[120];
+    char line[LINE_BYTES] = "", clock[16] = "", dir[120];
     struct tm tm;
     const time_t now = time(NULL);
     const uint32_t up = node_up(p->node);
     if (localtime_r(&now, &tm) != NULL)
         strftime(clock, sizeof(clock), "%T", &tm);
-    snprintf(line, sizeof(line),
-             "shardctl top  %" PRIu32 "/%" PRIu32 " daemons up  %s%u model%s  %" PRIu32
-             " worker%s  %s%s",
-             up, p->node->count, models == MODELS_MAX ? ">=" : "", models, models == 1 ? "" : "s",
-             p->join->worker_count, p->join->worker_count == 1 ? "" : "s",
-             p->paused ? "PAUSED  " : "", text_clean(p->node->dir, dir, sizeof(dir)));
+    const unsigned room = s->cols > 10 ? s->cols - 10 : 0;
+    add_part(line, room, "shardctl top");
+    add_part(line, room, "%" PRIu32 "/%" PRIu32 " daemons up", up, p->node->count);
+    if (p->paused)
+        add_part(line, room, "PAUSED");
+    add_part(line, room, "%s%u model%s", models == MODELS_MAX ? ">=" : "", models,
+             models == 1 ? "" : "s");
+    add_part(line, room, "%" PRIu32 " worker%s", p->join->worker_count,
+             p->join->worker_count == 1 ? "" : "s");
+    add_part(line, room, "%s", text_clean(p->node->dir, dir, sizeof(dir)));
     screen_look(s, 0, LOOK_HEAD);
-    screen_put(s, 0, 0, s->cols > 10 ? s->cols - 10 : 0, LOOK_HEAD, line);
+    screen_put(s, 0, 0, room, LOOK_HEAD, line);
     screen_put_right(s, 0, s->cols > 9 ? s->cols - 9 : 0, 8, LOOK_HEAD, clock);
 }
 
@@ -331,20 +352,23 @@ static const char *trouble(const struct top_picture *p, char *buf, size_t bytes)
     return buf;
 }
 
-/* A sentence over as many rows as it needs, at most rows; returns how many. */
-static unsigned draw_wrapped(struct screen *s, unsigned row, unsigned rows, const char *text)
+/* A sentence over as many rows as it needs, at most rows, all but the first indented; returns how
+ * many. */
+static unsigned draw_wrapped(struct screen *s, unsigned row, unsigned rows, unsigned indent,
+                             const char *text)
 {
     char part[LINE_BYTES];
     unsigned used = 0;
     size_t from = 0;
     const size_t bytes = strlen(text);
     for (; used < rows && from < bytes; used++) {
-        const size_t room = s->cols > 4 ? s->cols - (used > 0 ? 2 : 0) : 1;
+        const size_t room = s->cols > 2 * indent ? s->cols - (used > 0 ? indent : 0) : 1;
         size_t n = bytes - from < room ? bytes - from : room;
         if (from + n < bytes && used + 1 < rows) /* back to a blank, if there is one */
             while (n > room / 2 && text[from + n] != ' ')
                 n--;
-        snprintf(part, sizeof(part), "%s%.*s", used > 0 ? "  " : "", (int)n, text + from);
+        snprintf(part, sizeof(part), "%*s%.*s", used > 0 ? (int)indent : 0, "", (int)n,
+                 text + from);
         screen_put(s, row + used, 0, s->cols, LOOK_PLAIN, part);
         from += n + (text[from + n] == ' ');
     }
@@ -366,7 +390,7 @@ static void draw_waits(const struct top_picture *p, struct screen *s, unsigned r
         else
             snprintf(line, sizeof(line), "a wait for %s for %s", w->kind,
                      text_time(w->since_s, since));
-        used += draw_wrapped(s, row + 1 + used, lines - used, line);
+        used += draw_wrapped(s, row + 1 + used, lines - used, 2, line);
     }
     if (trouble(p, line, sizeof(line))[0] != '\0')
         screen_put(s, row + 1 + lines, 0, s->cols, LOOK_BAD, line);
@@ -374,20 +398,23 @@ static void draw_waits(const struct top_picture *p, struct screen *s, unsigned r
 
 static void draw_keys(const struct top_picture *p, struct screen *s)
 {
-    char line[LINE_BYTES];
-    snprintf(line, sizeof(line),
-             "q quit  s sort: %s  p %s  Tab list  arrows PgUp PgDn scroll  h help",
-             join_sort_name(p->sort), p->paused ? "go on" : "pause");
+    char line[LINE_BYTES] = "";
+    add_part(line, s->cols, "q quit");
+    add_part(line, s->cols, "h help");
+    add_part(line, s->cols, "s sort: %s", join_sort_name(p->sort));
+    add_part(line, s->cols, "p %s", p->paused ? "go on" : "pause");
+    add_part(line, s->cols, "Tab list");
+    add_part(line, s->cols, "arrows PgUp PgDn scroll");
     screen_put(s, s->rows - 1, 0, s->cols, LOOK_FAINT, line);
 }
 
 static void draw_help(const struct top_picture *p, struct screen *s)
 {
     static const char *const lines[] = {
-        "",
-        "q        quit                        Tab           which list the keys scroll",
-        "s        next order of the workers   arrows j k    one row",
-        "p        pause, or go on             PgUp PgDn     one page; Home, End",
+        "q        quit; any key goes back from here",
+        "s        next order of the workers",
+        "p        pause, or go on",
+        "Tab      which list the keys scroll: arrows j k, PgUp PgDn, Home, End",
         "",
         "GRADS    summed in the open step, of all (units x micro-batches)",
         "MEMORY   of the daemon, against the largest one's: state, publish, inbox, other",
@@ -397,17 +424,17 @@ static void draw_help(const struct top_picture *p, struct screen *s)
         "HOLDS UP how many workers wait for this one, and how long",
         "metric   first number that workers report, mean of a micro-batch (often the loss)",
         "WAITS    below 1 s they are normal; below them is who holds training up, and what to do",
-        "",
-        "any key goes back",
     };
     char bar[LINE_BYTES];
-    for (unsigned i = 0; i < ARRAY_SIZE(lines); i++)
-        screen_put(s, 1 + i, 0, s->cols, LOOK_PLAIN, lines[i]);
-    snprintf(bar, sizeof(bar), "bars: %s",
+    unsigned row = 1;
+    for (unsigned i = 0; i < ARRAY_SIZE(lines) && row < s->rows; i++)
+        row += lines[i][0] == '\0' ? 1 : draw_wrapped(s, row, s->rows - row, HELP_INDENT, lines[i]);
+    snprintf(bar, sizeof(bar), "bars:    %s",
              p->utf8 ? "\u2588 state  \u2593 publish  \u2592 inbox  "
                        "\u2591 other"
                      : "# state  = publish  + inbox  - other");
-    screen_put(s, 1 + ARRAY_SIZE(lines), 0, s->cols, LOOK_PLAIN, bar);
+    if (row < s->rows)
+        screen_put(s, row, 0, s->cols, LOOK_PLAIN, bar);
 }
 
 /* -- All of it ------------------------------------------------------------------------------- */

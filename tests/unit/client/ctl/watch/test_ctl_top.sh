@@ -81,6 +81,14 @@ await "WORKER"
 fits 60
 soon "60x15 is not full" has_lines 10
 await "cpu1"
+await "h help"
+has_line '^gpt  step [0-9]*  [0-9.]* steps/s  metric 2.5  grad norm [0-9.]*$' ||
+    fail "a part of the model's line is cut, or one that fits is missing"
+tm send-keys -t top h
+await "goes back from here"
+fits 60
+tm send-keys -t top x
+await "WORKER"
 tm resize-window -t top -x 200 -y 50
 await "GRAD/S"
 await "STALE"
