@@ -6,6 +6,7 @@
 #include <grp.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <poll.h>
 #include <pwd.h>
 #include <stdlib.h>
 #include <string.h>
@@ -170,6 +171,7 @@ void doctor_runtime(struct doctor *d)
  * keeper. */
 
 #define ANSWER_MS_MAX 5000
+#define GREETING_MS   500
 
 /* The version and the keeper of a daemon that answers. */
 static void check_status(struct doctor *d, const char *device, const struct doc *doc)
@@ -222,6 +224,9 @@ static void check_socket(struct doctor *d, const char *device)
     snprintf(path, sizeof(path), "%s/%s.sock", d->runtime_dir, device);
     const int r = side_connect(path, &fd, &e);
     if (r == SHD_OK) {
+        /* A daemon greets each connection, and logs it as a failure when nobody listens any more.
+         */
+        poll(&(struct pollfd){ .fd = fd, .events = POLLIN }, 1, GREETING_MS);
         close(fd);
         check_answers(d, device);
     } else if (r == SHD_EGONE) {

@@ -109,15 +109,29 @@ TEST(directory_is_where_the_rule_says)
     EXPECT_STR(level_of("runtime", "owners inside a process are no daemons"), "warn");
 }
 
+/* As the daemons of dir have met them. */
+static unsigned broken_pipes(const char *dir)
+{
+    char args[200];
+    unsigned count = 0;
+    snprintf(args, sizeof args, "status --json --address %s", dir);
+    EXPECT_EQ(shardctl(args), 0);
+    for (const char *at = output; (at = strstr(at, "Broken pipe")) != NULL; at++)
+        count++;
+    return count;
+}
+
 TEST(live_daemon_answers_and_a_killed_ones_socket_is_stale)
 {
     struct fixture f = { .count = 0 };
     char args[300], path[300];
     fixture_start(&f, 2, NULL);
     snprintf(args, sizeof args, "--runtime-dir %s", f.dir);
+    const unsigned broken = broken_pipes(f.dir);
     EXPECT_EQ(doctor(args), 0);
     EXPECT(strstr(level_of("daemons", "cpu0: pid"), "fail") == NULL);
     EXPECT(level_of("daemons", "cpu0: pid")[0] != '\0');
+    EXPECT_EQ(broken_pipes(f.dir), broken); /* looking is no trouble to the daemon */
     EXPECT(level_of("daemons", "cpu1: pid")[0] != '\0');
     EXPECT_STR(level_of("runtime", "2 devices locked"), "ok");
 
