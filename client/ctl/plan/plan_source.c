@@ -184,7 +184,7 @@ static int from_spec_file(const struct plan_ask *ask, struct spec **ret_spec, st
     return r == SHD_OK ? r : err_prefix(e, "%s", ask->spec);
 }
 
-static int from_daemons(const struct plan_ask *ask, struct spec **ret_spec, struct shd_err *e)
+static int from_daemons(struct plan_ask *ask, struct spec **ret_spec, struct shd_err *e)
 {
     const struct shd_options options = { .size = sizeof options,
                                          .address = ask->address,
@@ -198,6 +198,8 @@ static int from_daemons(const struct plan_ask *ask, struct spec **ret_spec, stru
     r = shd_model_attach(s, ask->model, &m, e);
     if (r == SHD_OK) {
         const char *json = shd_model_spec(m);
+        if (ask->daemons == 0)
+            ask->daemons = shd_owners(s); /* as many as hold it */
         r = json != NULL ? spec_parse(json, strlen(json), ret_spec, e)
                          : err_set(e, SHD_ENOMEM, "no memory for the model's spec");
     }

@@ -118,8 +118,8 @@ static json_t *real_or_null(double x)
 static json_t *worker_json(const struct merge_worker *w)
 {
     const struct merge_overlap o = merge_overlap(w);
-    return json_pack("{s:f, s:s, s:f, s:f, s:o, s:f, s:o}", "pid", w->pid, "name", w->name,
-                     "compute_ms", o.compute_ms, "fetch_ms", o.fetch_ms, "fetch_hidden",
+    return json_pack("{s:I, s:s, s:f, s:f, s:o, s:f, s:o}", "pid", (json_int_t)w->pid, "name",
+                     w->name, "compute_ms", o.compute_ms, "fetch_ms", o.fetch_ms, "fetch_hidden",
                      real_or_null(o.fetch_hidden), "return_ms", o.return_ms, "return_hidden",
                      real_or_null(o.return_hidden));
 }

@@ -156,7 +156,7 @@ TEST(auto_refuses_with_what_would_do)
 TEST(open_model_is_read_from_its_daemons)
 {
     EXPECT_EQ(ctl("run --daemons 2 --workers 1 -- sh -c "
-                  "'shd-gpt --steps 1 >/dev/null && shardctl plan --daemons 2 --strategy zero2'"),
+                  "'shd-gpt --steps 1 >/dev/null && shardctl plan --strategy zero2'"),
               0);
     EXPECT_HAS(output, "model gpt: ");
     EXPECT_HAS(output, "policy: zero2");

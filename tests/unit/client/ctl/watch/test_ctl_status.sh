@@ -212,6 +212,7 @@ import json, sys
 s, events = json.load(open(sys.argv[1])), json.load(open(sys.argv[2]))["traceEvents"]
 assert s["repeated"] == 3 and s["events"] == len(events) == 11, s
 w, = s["workers"]
+assert "\"pid\": 12," in open(sys.argv[1]).read() # a whole number
 assert w["pid"] == 12 and w["name"] == "shd-gpt", w
 # Compute 1000..2000; owners update 500..1500, of which half is hidden; return 1500..2500 likewise.
 assert abs(w["fetch_hidden"] - 0.5) < 1e-9 and abs(w["return_hidden"] - 0.5) < 1e-9, w
