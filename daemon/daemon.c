@@ -150,12 +150,6 @@ static int lock_device(struct daemon *d, struct shd_err *e)
     return SHD_OK;
 }
 
-static uint32_t cpu_count(void)
-{
-    const long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n > 0 ? (uint32_t)n : 1;
-}
-
 static void stop_signal(uv_signal_t *signal, int number)
 {
     struct daemon *d = signal->data;
@@ -337,7 +331,7 @@ int daemon_new(const struct daemon_config *config, struct daemon **ret_daemon, s
     snprintf(d->device, sizeof d->device, "%s", config->device);
     snprintf(d->runtime_dir, sizeof d->runtime_dir, "%s", config->runtime_dir);
     d->started_ns = uv_hrtime();
-    d->threads = config->threads > 0 ? config->threads : cpu_count();
+    d->threads = config->threads > 0 ? config->threads : sys_processors();
     r = start_parts(d, config, e);
     if (r != SHD_OK) {
         daemon_free(d);

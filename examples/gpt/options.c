@@ -14,8 +14,10 @@
 #include "examples/gpt/pool.h"
 #include "examples/gpt/shape.h"
 #include "proto/base/check.h"
+#include "proto/base/dtype.h"
 #include "proto/base/flags.h"
 #include "proto/base/status.h"
+#include "proto/base/sys.h"
 
 #define INTEGER_MAX       9007199254740992.0 /* 2^53: exact in a double, and in JSON */
 #define UNSET             UINT64_MAX         /* an integer whose default depends on others */
@@ -262,8 +264,7 @@ static void options_derive(struct options *o, uint64_t local_world)
     if (o->log_every == UNSET)
         o->log_every = at_least_one(o->steps / 20);
     if (o->threads == UNSET) {
-        const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-        const uint64_t share = at_least_one((uint64_t)(cpus > 0 ? cpus : 1) / local_world);
+        const uint64_t share = at_least_one(sys_processors() / local_world);
         o->threads = share < POOL_THREADS_MAX ? share : POOL_THREADS_MAX;
     }
 }
@@ -298,6 +299,11 @@ static int find_word(const struct options *o, int choice, int *ret_word, struct 
 {
     const char *text = *(const char *const *)((const char *)o + choices[choice].at);
     const char *word = choices[choice].words;
+    if (choice == PRECISION || choice == GRAD_PRECISION) { /* also by dtypes' other names */
+        *ret_word = (int)dtype_parse(text) - SHD_F32;
+        if (*ret_word >= 0)
+            return SHD_OK;
+    }
     for (*ret_word = 0; *word != '\0'; (*ret_word)++) {
         const size_t bytes = strcspn(word, " ");
         if (strlen(text) == bytes && strncmp(word, text, bytes) == 0)

@@ -27,8 +27,16 @@ const char *dtype_name(enum shd_dtype dtype)
 
 enum shd_dtype dtype_parse(const char *name)
 {
+    static const struct {
+        const char *name;
+        enum shd_dtype dtype;
+    } others[] = { { "fp32", SHD_F32 }, { "float32", SHD_F32 }, { "bfloat16", SHD_BF16 },
+                   { "fp16", SHD_F16 }, { "float16", SHD_F16 }, { "half", SHD_F16 } };
     for (int d = SHD_F32; d <= SHD_F16; d++)
         if (strcmp(name, dtype_names[d]) == 0)
             return (enum shd_dtype)d;
+    for (size_t i = 0; i < ARRAY_SIZE(others); i++)
+        if (strcmp(name, others[i].name) == 0)
+            return others[i].dtype;
     return (enum shd_dtype)0;
 }

@@ -24,7 +24,8 @@ bool dtype_valid(uint64_t dtype);
 /* "f32", "bf16", "f16". dtype must be valid. */
 const char *dtype_name(enum shd_dtype dtype);
 
-/* The dtype called name, or 0 when there is none. */
+/* The dtype called name ("f16", or as other tools have it: "fp16", "float16", "half"), or 0 when
+ * there is none. */
 enum shd_dtype dtype_parse(const char *name);
 
 #endif

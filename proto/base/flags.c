@@ -1,6 +1,7 @@
 /* See flags.h. */
 #include "proto/base/flags.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdbool.h>
@@ -11,6 +12,7 @@
 
 #define FLAGS_MAX              64u
 #define SUGGEST_WORD_BYTES_MAX 48u
+#define MORE                   ", ..."
 
 static size_t min3(size_t a, size_t b, size_t c)
 {
@@ -38,21 +40,49 @@ static size_t distance(const char *a, const char *b)
     return row[b_bytes];
 }
 
-static bool near(const char *word, const char *name)
+/* Letters and digits in lower case: people differ in what they put between words. The first
+ * letters of the words go to initials: "lr" of "learning-rate". */
+static void plain(const char *word, char ret_plain[SUGGEST_WORD_BYTES_MAX + 1],
+                  char ret_initials[SUGGEST_WORD_BYTES_MAX + 1])
 {
-    const size_t bytes = strlen(word);
-    if (bytes >= 2 && strncmp(word, name, bytes) == 0)
-        return true;
-    return distance(word, name) <= (bytes < 6 ? 1 + bytes / 4 : 2 + bytes / 8);
+    size_t used = 0, words = 0;
+    bool begins = true;
+    for (; *word != '\0' && used < SUGGEST_WORD_BYTES_MAX; word++) {
+        const char c = (char)tolower((unsigned char)*word);
+        if (c == '-' || c == '_' || c == ' ') {
+            begins = true;
+            continue;
+        }
+        if (begins)
+            ret_initials[words++] = c;
+        begins = false;
+        ret_plain[used++] = c;
+    }
+    ret_plain[used] = '\0';
+    ret_initials[words > 1 ? words : 0] = '\0';
 }
 
-/* Append to buf at *used; what does not fit is cut. */
-static void append(char *buf, size_t bytes, size_t *used, const char *a, const char *b,
-                   const char *c)
+static bool near(const char *word, const char *name)
 {
-    const int n = snprintf(buf + *used, bytes - *used, "%s%s%s", a, b, c);
-    if (n > 0)
-        *used = *used + (size_t)n < bytes ? *used + (size_t)n : bytes - 1;
+    char a[SUGGEST_WORD_BYTES_MAX + 1], b[SUGGEST_WORD_BYTES_MAX + 1];
+    char a_initials[SUGGEST_WORD_BYTES_MAX + 1], b_initials[SUGGEST_WORD_BYTES_MAX + 1];
+    plain(word, a, a_initials);
+    plain(name, b, b_initials);
+    const size_t bytes = strlen(a);
+    if (bytes >= 2 && (strncmp(a, b, bytes) == 0 || strcmp(a, b_initials) == 0))
+        return true;
+    return strcmp(a_initials, b) == 0 ||
+           distance(a, b) <= (bytes < 6 ? 1 + bytes / 4 : 2 + bytes / 8);
+}
+
+/* Append to buf at *used, or nothing: false when it does not fit with `room` behind it. */
+static bool append(char *buf, size_t bytes, size_t *used, size_t room, const char *const parts[3])
+{
+    const size_t more = strlen(parts[0]) + strlen(parts[1]) + strlen(parts[2]);
+    if (*used + more + room >= bytes)
+        return false;
+    *used += (size_t)snprintf(buf + *used, bytes - *used, "%s%s%s", parts[0], parts[1], parts[2]);
+    return true;
 }
 
 const char *suggest(const char *word, const char *const *names, size_t count, const char *prefix,
@@ -62,14 +92,20 @@ const char *suggest(const char *word, const char *const *names, size_t count, co
     buf[0] = '\0';
     size_t used = 0;
     for (size_t i = 0; i < count; i++)
-        if (near(word, names[i]))
-            append(buf, bytes, &used, used == 0 ? "; did you mean " : " or ", prefix, names[i]);
+        if (names[i] != NULL && near(word, names[i]))
+            append(buf, bytes, &used, 1,
+                   (const char *[]){ used == 0 ? "; did you mean " : " or ", prefix, names[i] });
     if (used > 0) {
-        append(buf, bytes, &used, "?", "", "");
+        append(buf, bytes, &used, 0, (const char *[]){ "?", "", "" });
         return buf;
     }
-    for (size_t i = 0; i < count; i++)
-        append(buf, bytes, &used, used == 0 ? "; known: " : ", ", prefix, names[i]);
+    for (size_t i = 0; i < count; i++) {
+        const char *const next[] = { used == 0 ? "; known: " : ", ", prefix, names[i] };
+        if (names[i] != NULL && !append(buf, bytes, &used, strlen(MORE), next)) {
+            append(buf, bytes, &used, 0, (const char *[]){ used == 0 ? "" : MORE, "", "" });
+            break;
+        }
+    }
     return buf;
 }
 
@@ -95,7 +131,7 @@ static int flag_unknown(const struct flags *f, const char *word, struct shd_err 
     for (size_t i = 0; i < f->count; i++)
         names[i] = f->table[i].name;
     char near[160];
-    return err_set(e, SHD_EINVAL, "unknown flag '%s'%s", word,
+    return err_set(e, SHD_EINVAL, "unknown flag '%.48s'%s", word,
                    suggest(word + strspn(word, "-"), names, f->count, "--", near, sizeof(near)));
 }
 

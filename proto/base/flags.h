@@ -64,8 +64,8 @@ void flags_help(const struct flags *f, FILE *out);
 
 /* "Did you mean": the known names nearest to a mistyped one. Fill buf with what to say after
  * "unknown X": "; did you mean 'status'?" when known names come near, else "; known: run, status,
- * digest". names[count] without NULLs; prefix ("--") is put before each. Always terminated; cut
- * when too long. Returns buf. */
+ * digest". NULLs in names[count] are no names; prefix ("--") is put before each. Only whole names,
+ * ", ..." where there are more. Returns buf. */
 const char *suggest(const char *word, const char *const *names, size_t count, const char *prefix,
                     char *buf, size_t bytes);
 

@@ -3,11 +3,13 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "proto/base/check.h"
 
@@ -99,4 +101,13 @@ uint64_t sys_memory_available(void)
             break;
     fclose(f);
     return kib * 1024;
+}
+
+uint32_t sys_processors(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0)
+        return (uint32_t)CPU_COUNT(&set);
+    const long online = sysconf(_SC_NPROCESSORS_ONLN); /* more than a set has room for */
+    return online > 0 ? (uint32_t)online : 1;
 }

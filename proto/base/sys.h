@@ -35,6 +35,9 @@ int sys_thread(pthread_t *ret_thread, const pthread_attr_t *attr, void *(*main)(
 /* A condition whose timed waits go by CLOCK_MONOTONIC. */
 void sys_condition(pthread_cond_t *ret_condition);
 
+/* Processors that this process may run on: a taskset or a cpuset counts. At least 1. */
+uint32_t sys_processors(void);
+
 /* MemAvailable of /proc/meminfo in bytes; UINT64_MAX when it cannot be read. */
 uint64_t sys_memory_available(void);
 

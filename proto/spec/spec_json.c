@@ -47,6 +47,12 @@ static int parse_optimizer(struct parser *p, const struct node *n)
         return r;
     const struct spec_optimizer_row *row = &spec_optimizer_rows[s->optimizer];
     const char *const known[] = { "kind", row->beta1_key, row->beta2_key, row->eps_key };
+    if (json_object_get(n->json, "lr") != NULL)
+        return err_set(
+            p->e, SHD_EINVAL,
+            "%s is not a known field: the learning rate is the worker's, given with each "
+            "step; groups have lr_scale",
+            node_field(n, "lr").path);
     r = node_object(n, known, ARRAY_SIZE(known), p->e);
     s->beta1 = row->beta1;
     s->beta2 = row->beta2;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/base/flags.h"
 #include "proto/base/sys.h"
 #include "proto/spec/spec.h"
 
@@ -68,8 +69,10 @@ int node_object(const struct node *n, const char *const *known, size_t count, st
         size_t i = 0;
         while (i < count && (known[i] == NULL || strcmp(key, known[i]) != 0))
             i++;
+        char near[100];
         if (i == count)
-            return err_set(e, SHD_EINVAL, "%s is not a known field", node_field(n, key).path);
+            return err_set(e, SHD_EINVAL, "%s is not a known field%s", node_field(n, key).path,
+                           suggest(key, known, count, "", near, sizeof near));
     }
     return SHD_OK;
 }

@@ -1,6 +1,7 @@
 /* See verb.h. */
 #include "client/ctl/base/verb.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,24 +86,38 @@ int verb_start(const struct flags *f, int argc, char **argv, int *ret_rest)
     return -1;
 }
 
+int verb_start_words(const struct flags *f, int argc, char **argv, int *ret_count)
+{
+    int count = 0;
+    bool ended = false; /* by "--": words alone follow */
+    for (int at = 1; at < argc;) {
+        if (!ended) {
+            int rest = argc;
+            char *before = argv[at - 1];
+            argv[at - 1] = argv[0]; /* whose help explains */
+            const int code = verb_start(f, argc - at + 1, argv + at - 1, &rest);
+            argv[at - 1] = before;
+            if (code >= 0)
+                return code;
+            at += rest - 1;
+            ended = rest > 1 && strcmp(argv[at - 1], "--") == 0;
+        }
+        if (at < argc)
+            argv[1 + count++] = argv[at++]; /* what stood there has been read */
+    }
+    *ret_count = count;
+    return -1;
+}
+
 int verb_start_word(const struct flags *f, int argc, char **argv, const char **ret_word,
                     const char **ret_more)
 {
-    const char *word = NULL;
-    int rest = argc;
-    if (argc > 1 && argv[1][0] != '-') {
-        word = argv[1];
-        argv[1] = argv[0];
-        argc--;
-        argv++;
-    }
-    const int code = verb_start(f, argc, argv, &rest);
+    int count;
+    const int code = verb_start_words(f, argc, argv, &count);
     if (code >= 0)
         return code;
-    if (word == NULL && rest < argc)
-        word = argv[rest++];
-    *ret_word = word;
-    *ret_more = rest < argc ? argv[rest] : NULL;
+    *ret_word = count > 0 ? argv[1] : NULL;
+    *ret_more = count > 1 ? argv[2] : NULL;
     return -1;
 }
 

@@ -45,8 +45,12 @@ struct verb {
  * flags_parse() has it; NULL: a further word is an error. */
 int verb_start(const struct flags *f, int argc, char **argv, int *ret_rest);
 
-/* The same for a verb with one word, in front of the flags or behind them. *ret_word: NULL when
- * there is none; *ret_more: the first word too many, or NULL. */
+/* The same for a verb with words, before, between and behind the flags: they are in argv[1] and on,
+ * *ret_count of them. Behind "--" there are words alone. */
+int verb_start_words(const struct flags *f, int argc, char **argv, int *ret_count);
+
+/* The same for a verb with one word. *ret_word: NULL when there is none; *ret_more: the first word
+ * too many, or NULL. */
 int verb_start_word(const struct flags *f, int argc, char **argv, const char **ret_word,
                     const char **ret_more);
 

@@ -6,7 +6,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <netinet/in.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -14,16 +13,7 @@
 
 #include "client/ctl/base/child.h"
 #include "proto/base/check.h"
-
-/* Processors this process may use: a taskset or cpuset counts. */
-static uint32_t processors(void)
-{
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) > 0)
-        return (uint32_t)CPU_COUNT(&set);
-    const long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online > 0 ? (uint32_t)online : 1;
-}
+#include "proto/base/sys.h"
 
 static uint32_t share_of(uint32_t processors_total, uint32_t count)
 {
@@ -137,7 +127,7 @@ static int worker_environ(const struct run *r, struct environ *env, struct shd_e
     char address[DEVICES_ADDRESS_BYTES(RUNDIR_PATH_BYTES)];
     devices_address(r->options->devices, r->path, address, sizeof(address));
     const uint32_t workers = r->options->workers.last;
-    const uint32_t threads = share_of(processors(), workers);
+    const uint32_t threads = share_of(sys_processors(), workers);
     const struct {
         const char *name;
         uint32_t value;
@@ -165,7 +155,7 @@ int launch_prepare(struct run *r, struct shd_err *e)
 {
     const struct run_options *o = r->options;
     r->daemon_threads = o->threads_per_daemon > 0 ? o->threads_per_daemon
-                                                  : share_of(processors(), o->daemons);
+                                                  : share_of(sys_processors(), o->daemons);
     int rc = child_find_shardd(r->shardd, sizeof(r->shardd), e);
     if (rc == SHD_OK)
         rc = environ_new(&r->daemon_env, e);

@@ -401,7 +401,6 @@ static int drain_guarded(void *arg)
     return drain_all(arg, &e) == SHD_OK ? CTL_OK : ctl_fail("%s", e.text);
 }
 
-/* Devices may stand before the flags or behind them. */
 static int parse(int argc, char **argv, struct ask *ask)
 {
     const struct flag table[] = {
@@ -413,23 +412,10 @@ static int parse(int argc, char **argv, struct ask *ask)
           0 },
     };
     const struct flags flags = VERB_FLAGS(drain, "shardctl drain [DEVICE...] [FLAGS]", table);
-    int rest = argc;
-    while (1 + ask->device_count < argc && argv[1 + ask->device_count][0] != '-')
-        ask->device_count++;
-    char *name = argv[0]; /* goes behind the devices */
-    memmove(argv, argv + 1, (size_t)ask->device_count * sizeof *argv);
-    argv[ask->device_count] = name;
-    ask->devices = argv;
-    const int code = verb_start(&flags, argc - ask->device_count, argv + ask->device_count, &rest);
+    const int code = verb_start_words(&flags, argc, argv, &ask->device_count);
     if (code >= 0)
         return code;
-    rest += ask->device_count;
-    if (rest < argc && ask->device_count > 0)
-        return ctl_usage("devices stand together, got '%s' as well", argv[rest]);
-    if (rest < argc) {
-        ask->devices = argv + rest;
-        ask->device_count = argc - rest;
-    }
+    ask->devices = argv + 1;
     if (ask->device_count > 0 && ask->checkpoint != NULL)
         return ctl_usage("--checkpoint saves whole models: name no device");
     return -1;

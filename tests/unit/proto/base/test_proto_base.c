@@ -1,5 +1,6 @@
 /* fixsum against plain big-integer addition, one bit at a time, which shares no code with it. */
 #include <errno.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -321,8 +322,25 @@ TEST(dtypes_have_sizes_and_names)
     }
     EXPECT(!dtype_valid(0) && !dtype_valid(4) && !dtype_valid(UINT64_MAX));
     EXPECT(!dtype_valid(UINT64_C(0x100000001))); /* not cut to 32 bits */
+    EXPECT_EQ(dtype_parse("fp16"), SHD_F16);     /* as other tools have it */
+    EXPECT_EQ(dtype_parse("float32"), SHD_F32);
+    EXPECT_EQ(dtype_parse("bfloat16"), SHD_BF16);
     EXPECT_EQ(dtype_parse("f64"), 0);
     EXPECT_EQ(dtype_parse(""), 0);
+}
+
+TEST(processors_are_those_we_may_run_on)
+{
+    cpu_set_t before, one;
+    CHECK(sched_getaffinity(0, sizeof before, &before) == 0);
+    EXPECT_EQ(sys_processors(), CPU_COUNT(&before));
+    CPU_ZERO(&one);
+    for (size_t cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; cpu++)
+        if (CPU_ISSET(cpu, &before))
+            CPU_SET(cpu, &one);
+    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+    EXPECT_EQ(sys_processors(), 1);
+    CHECK(sched_setaffinity(0, sizeof before, &before) == 0);
 }
 
 static enum sys_kind fault_kind;
@@ -452,6 +470,7 @@ TEST(wrong_ones_are_named_with_value_and_limits)
         { "--name", "--name needs a value: --name NAME" },
         { "--loud=1", "--loud takes no value" },
         { "--wokers 3", "unknown flag '--wokers'; did you mean --workers?" },
+        { "--WORKERS 3", "did you mean --workers?" },
         { "-x", "unknown flag '-x'; known: --loud, --workers" },
     };
     for (size_t i = 0; i < ARRAY_SIZE(wrong); i++) {
@@ -460,6 +479,27 @@ TEST(wrong_ones_are_named_with_value_and_limits)
         EXPECT_EQ(parse(wrong[i].line, &rest, &e), FLAGS_ERROR);
         EXPECT_HAS(e.text, wrong[i].said);
     }
+}
+
+TEST(names_are_suggested_by_their_letters_and_lists_are_cut_between_them)
+{
+    static const char *const names[] = { "lr", "micro-batches-per-worker", NULL, "max_live_units" };
+    static const struct {
+        const char *word, *said;
+    } cases[] = {
+        { "learning-rate", "; did you mean --lr?" },
+        { "microbatches", "; did you mean --micro-batches-per-worker?" },
+        { "max-live-units", "; did you mean --max_live_units?" },
+        { "mlu", "; did you mean --max_live_units?" },
+        { "zzzzzzzz", "; known: --lr, --micro-batches-per-worker, --max_live_units" },
+    };
+    char buf[100], little[30];
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
+        EXPECT_STR(suggest(cases[i].word, names, ARRAY_SIZE(names), "--", buf, sizeof buf),
+                   cases[i].said);
+    EXPECT_STR(suggest("zzzzzzzz", names, ARRAY_SIZE(names), "--", little, sizeof little),
+               "; known: --lr, ...");
+    EXPECT_STR(suggest("zzzzzzzz", names, ARRAY_SIZE(names), "--", little, 8), "");
 }
 
 TEST(help_is_made_of_the_table)

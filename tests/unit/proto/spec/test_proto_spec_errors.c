@@ -60,7 +60,7 @@ TEST(fields_of_the_model_are_checked)
 {
     static const struct bad cases[] = {
         { "", SHD_EINVAL, "name is missing" },
-        { "'nmae':'m'", SHD_EINVAL, "nmae is not a known field" },
+        { "'nmae':'m'", SHD_EINVAL, "nmae is not a known field; did you mean name?" },
         { "'name':1", SHD_EINVAL, "name must be a string, is an integer" },
         { "'name':''", SHD_ERANGE, "name has 0 bytes, must be 1 to 127" },
         { "'name':'a b'", SHD_EINVAL, "name has byte 0x20 at 1" },
@@ -97,7 +97,8 @@ TEST(fields_of_the_optimizer_are_checked)
         { "{'kind':'sgd','beta1':0}", SHD_EINVAL, "optimizer.beta1 is not a known field" },
         { "{'kind':'adamw','momentum':0}", SHD_EINVAL, "optimizer.momentum is not a known field" },
         { "{'kind':'lion','eps':1}", SHD_EINVAL, "optimizer.eps is not a known field" },
-        { "{'kind':'adamw','lr':1}", SHD_EINVAL, "optimizer.lr is not a known field" },
+        { "{'kind':'adamw','lr':1}", SHD_EINVAL,
+          "optimizer.lr is not a known field: the learning rate is the worker's" },
         { "{'kind':'adamw','beta1':1}", SHD_ERANGE, "optimizer.beta1 is 1, must be 0 to 0.9999" },
         { "{'kind':'adamw','beta1':-0.1}", SHD_ERANGE, "optimizer.beta1 is -0.1" },
         { "{'kind':'adamw','beta2':0.99999999}", SHD_ERANGE, "optimizer.beta2 is 0.99999999" },
@@ -116,7 +117,8 @@ TEST(fields_of_groups_are_checked)
         { "[]", SHD_ERANGE, "groups has 0 entries, must be 1 to 64" },
         { "[1]", SHD_EINVAL, "groups[0] must be an object, is an integer" },
         { "[{}]", SHD_EINVAL, "groups[0].name is missing" },
-        { "[{'name':'a','lr':1}]", SHD_EINVAL, "groups[0].lr is not a known field" },
+        { "[{'name':'a','lr':1}]", SHD_EINVAL,
+          "groups[0].lr is not a known field; did you mean lr_scale?" },
         { "[{'name':'a'},{'name':'a'}]", SHD_EINVAL,
           "groups[1].name 'a' is the name of group 0 too" },
         { "[{'name':'a','lr_scale':-1}]", SHD_ERANGE, "groups[0].lr_scale is -1, must be 0 to" },

@@ -34,7 +34,7 @@ TEST(help_and_version_go_to_stdout)
 TEST(wrong_command_lines_exit_2_and_suggest)
 {
     static const struct {
-        const char *args[5];
+        const char *args[6];
         const char *says;
     } cases[] = {
         { { "stats" }, "unknown verb 'stats'; did you mean status?" },
@@ -56,6 +56,11 @@ TEST(wrong_command_lines_exit_2_and_suggest)
         { { "down", "cpu0" }, "down takes no further words, got 'cpu0'" },
         { { "drain", "--checkpoint", "x", "cpu0" },
           "--checkpoint saves whole models: name no device" },
+        { { "drain", "cpu0", "--timeout", "5", "--checkpoint=x" }, "name no device" },
+        { { "checkpoint", "--json", "x", "--list", "--keep=2" }, "--list and --verify only look" },
+        { { "checkpoint", "x", "--json", "y" }, "one directory at a time, got 'y' as well" },
+        { { "checkpoint", "--", "--json", "--list" }, "got '--list' as well" },
+        { { "restore", "x", "--weight", "y" }, "did you mean --weights?" },
         { { "run", "--daemons" }, "--daemons needs a value" },
         { { "run", "--verbose=1", "true" }, "--verbose takes no value" },
         { { "run", "--daemons", "2" }, "run needs a command" },
