@@ -155,11 +155,14 @@ static void finish(struct checkpoint *c)
              " ms=%" PRIu64 " status=%s",
              m->spec->name, c->step, c->bytes, c->aside_bytes_max,
              (uv_hrtime() - c->started_ns) / 1000000, status_name(c->status));
-    m->metrics->checkpoints += c->status == SHD_OK;
-    if (c->status == SHD_OK)
+    if (c->status == SHD_OK) {
+        m->metrics->checkpoints++;
+        m->metrics->saved_step = c->step;
+        m->metrics->saved_ns = uv_hrtime();
         fill_reply(c, op);
-    else
+    } else {
         op->err = c->err;
+    }
     m->checkpoint = NULL;
     op_finish(op, c->status);
     checkpoint_free(c);

@@ -45,9 +45,10 @@ struct metrics_model {
     uint32_t handle;               /* of the model, in the trace */
     uint64_t returns, return_bytes, stale_returns;
     uint64_t steps, skipped_steps, backup_leases, checkpoints;
-    struct metrics_hist returned; /* arrival to credit */
-    struct metrics_hist applied;  /* a unit's update */
-    struct metrics_hist step;     /* from one opening to the next */
+    uint64_t saved_step, saved_ns; /* of the last checkpoint; saved_ns 0: none since we started */
+    struct metrics_hist returned;  /* arrival to credit */
+    struct metrics_hist applied;   /* a unit's update */
+    struct metrics_hist step;      /* from one opening to the next */
     struct metrics_hist collect, decide;
     struct metrics_hist fetch_wait; /* as workers say */
     struct metrics_flow flow[METRICS_RATE_S + 2];

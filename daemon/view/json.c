@@ -95,6 +95,15 @@ static json_t *checkpoint_json(const struct view_model *vm)
                      "bytes_total", (json_int_t)c->bytes_total);
 }
 
+/* The last checkpoint that was written here. */
+static json_t *saved_json(const struct metrics_model *mm, uint64_t now_ns)
+{
+    if (mm->saved_ns == 0)
+        return json_null();
+    const double age_s = now_ns > mm->saved_ns ? (double)(now_ns - mm->saved_ns) * S_PER_NS : 0;
+    return json_pack("{s:I, s:f}", "step", (json_int_t)mm->saved_step, "age_s", age_s);
+}
+
 /* The sum and the decision of the last sealed step. */
 static void add_record(json_t *model, const struct step_prepared *record)
 {
@@ -119,7 +128,7 @@ static json_t *model_json(const struct view_model *vm, const struct view_snapsho
 {
     json_t *model = json_pack(
         "{s:s, s:b, s:b, s:s, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, "
-        "s:o, s:o, s:o, s:o}",
+        "s:o, s:o, s:o, s:o, s:o}",
         "name", vm->spec->name, "ready", (int)vm->ready, "adopted", (int)vm->adopted, "status",
         status_name(vm->status), "step", (json_int_t)vm->step, "phase", step_phase_name(vm->phase),
         "updates", (json_int_t)vm->updates, "owner", (json_int_t)vm->owner, "owners",
@@ -129,7 +138,8 @@ static json_t *model_json(const struct view_model *vm, const struct view_snapsho
         brief ? json_integer((json_int_t)vm->spec->unit_count) : units_json(vm), "bytes",
         bytes_json(vm), "rates", rates_json(&vm->rates), "times_ms", times_json(&vm->metrics),
         "leases", brief ? json_integer((json_int_t)vm->lease_count) : leases_json(vm, s->taken_ns),
-        "checkpoint", checkpoint_json(vm), "hold_step", hold_json(vm, s->draining));
+        "checkpoint", checkpoint_json(vm), "saved", saved_json(&vm->metrics, s->taken_ns),
+        "hold_step", hold_json(vm, s->draining));
     if (model != NULL)
         add_record(model, &vm->record);
     return model;

@@ -76,7 +76,7 @@ def model(device, owners, t, units=6, micros=4, name="gpt", behind=0, frozen=())
             "apply": 3.1 * wobble + (4 if behind else 0),
         },
         "leases": [],
-        "checkpoint": None,
+        "checkpoint": None, "saved": None,
         "last_sum_norm": 1.25,
         "last_skipped": False,
         "metrics": [3.1],

@@ -55,6 +55,8 @@ static void read_model(const json_t *j, const json_t *none, void *item)
     TEXT(j, "name", m->name);
     TEXT(j, "phase", m->phase);
     read_checkpoint(json_object_get(j, "checkpoint"), m);
+    m->saved_step = number(json_object_get(j, "saved"), "step");
+    m->saved_s = number(json_object_get(j, "saved"), "age_s");
     m->step = number(j, "step");
     m->owner = number(j, "owner");
     m->owners = number(j, "owners");

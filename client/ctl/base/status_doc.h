@@ -33,7 +33,8 @@ struct doc_model {
     double hold_step; /* NAN: it does not drain */
     double bytes[DOC_MEMORY];
     double steps_per_s, returns_per_s, bytes_per_s;
-    double metric, norm; /* metrics[0], a sum over micro-batches; last_sum_norm */
+    double saved_step, saved_s; /* the last checkpoint and its age; NAN: none is known */
+    double metric, norm;        /* metrics[0], a sum over micro-batches; last_sum_norm */
 };
 
 struct doc_now {

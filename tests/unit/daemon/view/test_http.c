@@ -102,11 +102,11 @@ static void expect_fields(const json_t *object, const char *fields)
 
 static void expect_model(const json_t *m)
 {
-    expect_fields(
-        m, "name:s ready:b adopted:b status:s step:i phase:s updates:i owner:i owners:i "
-           "elems:i micro_batches:i expected:i returned:i waiting:i units:a bytes:o "
-           "rates:o times_ms:o leases:a checkpoint:o? hold_step:i? last_sum_norm:n? last_skipped:b "
-           "metrics:a");
+    expect_fields(m, "name:s ready:b adopted:b status:s step:i phase:s updates:i owner:i owners:i "
+                     "elems:i micro_batches:i expected:i returned:i waiting:i units:a bytes:o "
+                     "rates:o times_ms:o leases:a checkpoint:o? saved:o? hold_step:i? "
+                     "last_sum_norm:n? last_skipped:b "
+                     "metrics:a");
     expect_fields(json_object_get(m, "bytes"),
                   "state:i publish:i inbox:i board:i ledger:i spill:i spilled:i");
     expect_fields(json_object_get(m, "rates"), "steps_per_s:n returns_per_s:n bytes_per_s:n");
