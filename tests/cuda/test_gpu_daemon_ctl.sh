@@ -10,7 +10,7 @@ bin=$(cd "$1" && pwd)
 export PATH=$bin:$PATH
 base=${XDG_RUNTIME_DIR:-$([ "$(id -u)" = 0 ] && echo /run || echo "$HOME")}
 work=$(mktemp -d "$base/shd-gpu-XXXXXX")
-trap 'shardctl down --runtime-dir "$work/up" >/dev/null 2>&1 || true; rm -rf "$work"' EXIT
+trap 'shardctl down --yes --runtime-dir "$work/up" >/dev/null 2>&1 || true; rm -rf "$work"' EXIT
 unset SHARDD_ADDRESS
 # A constant learning rate: what a step does is not to depend on --steps.
 model="--lr 0.005 --min-lr 0.005 --warmup 1 --layers 1 --dim 32 --heads 1 --seq 16 --batch 2 --micro-batches 2 --sample 0 --eval-every 0"
@@ -78,5 +78,5 @@ same "$want" "$(sed -n 's/^digest \(sha256:[0-9a-f]*\) .*/\1/p' "$work/out")" "k
 # One that was stopped while it began would be a failure to its keeper, which then leaves its log
 well() { shardctl status >/dev/null 2>&1; }
 soon "status says nothing good" well
-shardctl down --runtime-dir "$work/up"
+shardctl down --yes --runtime-dir "$work/up"
 [ ! -e "$work/up" ] || fail "left behind: $(ls "$work/up")"

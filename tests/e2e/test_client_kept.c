@@ -28,7 +28,7 @@ static void start(void)
 
 static void stop(void)
 {
-    ctl(ARGS("down", "--runtime-dir", dir));
+    ctl(ARGS("down", "--yes", "--runtime-dir", dir));
     EXPECT_EQ(run.code, 0);
     EXPECT_EQ(leftovers(), 0);
 }

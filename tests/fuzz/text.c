@@ -187,7 +187,7 @@ static int keeper_input(const uint8_t *data, size_t size)
         send_message(in.at, bytes, how & 3, how >> 2 & 3);
         in.at += bytes;
         in.left -= bytes;
-        if (notify_take(pair[1], &m) == 1) {
+        if (notify_take(pair[1], /* lossy= */ false, &m) == NOTIFY_TAKEN) {
             CHECK(m.pid == getpid() && m.fd_count == (how & 3));
             keeper_take(&kept, &m, "cpu0");
             notify_close(&m);

@@ -189,7 +189,7 @@ static void end_all(void)
     char command[256];
     snprintf(command, sizeof(command),
              "cd %s && for d in *; do [ ! -e $d/up.lock ] || " BIN
-             "/shardctl down -d $PWD/$d; done;"
+             "/shardctl down -y -d $PWD/$d; done;"
              " rm -rf %s/*",
              base, base);
     if (system(command) != 0)

@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "client/ctl/base/down_note.h"
 #include "client/session/where.h"
 #include "proto/base/check.h"
 #include "proto/base/dir.h"
@@ -176,6 +177,8 @@ static int make_once(const char *base, const char *prefix, struct rundir *ret_di
     if (mkdtemp(dir.path) == NULL)
         return err_sys(e, SHD_EIO, "make '%s'", dir.path);
     dir.lock_fd = lock_take(dir.path, O_CREAT);
+    if (dir.lock_fd >= 0) /* names us to updir_keeper(); where it fails nobody finds us by it */
+        fcntl(dir.lock_fd, F_SETLK, &(struct flock){ .l_type = F_WRLCK, .l_whence = SEEK_SET });
     struct stat st;
     /* A sweeper may have had the lock between our open and flock: then the file is gone. */
     if (dir.lock_fd < 0 || fstat(dir.lock_fd, &st) < 0 || st.st_nlink == 0) {
@@ -316,13 +319,22 @@ static pid_t lock_owner(int fd)
     return lock.l_pid > 0 ? lock.l_pid : -1;
 }
 
+/* The lock file of whoever keeps path: `shardctl up`, or a `shardctl run`. -1: nobody ever did. */
+static int open_lock(const char *path)
+{
+    static const char *const names[] = { LOCK_FILE, WHERE_LOCK };
+    char file[PATH_MAX];
+    int fd = -1;
+    for (size_t i = 0; i < ARRAY_SIZE(names) && fd < 0; i++)
+        if (join(file, path, names[i]))
+            fd = open(file, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    return fd;
+}
+
 pid_t updir_keeper(const char *path, uint32_t *ret_daemons)
 {
-    char file[PATH_MAX];
     bool made = false;
-    if (!join(file, path, LOCK_FILE))
-        return 0;
-    const int fd = open(file, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    const int fd = open_lock(path);
     if (fd < 0)
         return 0;
     const pid_t pid = lock_owner(fd);
@@ -466,6 +478,7 @@ void updir_release(struct updir *dir, bool keep_log)
     if (dir->record.lock_fd >= 0)
         rundir_remove(&dir->record, NULL);
     remove_in(dir->path, NOTIFY_FILE);
+    remove_in(dir->path, DOWN_NOTE_FILE);
     if (!keep_log) {
         remove_in(dir->path, UPDIR_LOG);
         remove_in(dir->path, UPDIR_LOG_OLD);

@@ -93,8 +93,8 @@ int updir_take(const char *path, const struct devices *devices, struct updir *re
 /* Remove what is ours in it, and the directory if it was made for this. keep_log: but its log. */
 void updir_release(struct updir *dir, bool keep_log);
 
-/* The process that keeps path, and how many daemons it has; 0: none; -1: one whose pid has no
- * meaning here (another pid namespace). */
+/* The process that keeps path, a `shardctl up` or `run`, and how many daemons it has (0 for a run);
+ * 0: none; -1: one whose pid has no meaning here (another pid namespace). */
 pid_t updir_keeper(const char *path, uint32_t *ret_daemons);
 
 #endif

@@ -6,7 +6,8 @@
  * process, as there is one stderr.
  *
  * Exit codes, also shown by `shardctl --help`: CTL_OK, CTL_FAILED, CTL_USAGE; `run` passes on the
- * code of the first worker that failed (128 + N when signal N ended it or the run itself).
+ * code of the first worker that failed (128 + N when signal N ended it or the run itself), and has
+ * CTL_UNSAVED (EX_CANTCREAT of sysexits.h) for a last save that failed.
  */
 #ifndef SHD_CTL_SAY_H
 #define SHD_CTL_SAY_H
@@ -19,7 +20,7 @@
 #define SAY_LOG_BYTES_MAX (UINT64_C(16) << 20)
 #define SAY_LOG_OLD       ".1" /* behind the log's name */
 
-enum ctl_exit { CTL_OK = 0, CTL_FAILED = 1, CTL_USAGE = 2 };
+enum ctl_exit { CTL_OK = 0, CTL_FAILED = 1, CTL_USAGE = 2, CTL_UNSAVED = 73 };
 
 /* "shardctl: <text>\n" to stderr, in one write so that lines of several processes stay whole. */
 void ctl_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

@@ -79,9 +79,9 @@ static void parse_line(struct notify_message *m, const char *line)
         m->name = line + strlen("FDNAME=");
 }
 
-int notify_take(int fd, struct notify_message *ret_message)
+/* Receive one message into m, whose text it does not end. Returns its bytes; -1: errno. */
+static ssize_t receive(int fd, int flags, struct notify_message *m)
 {
-    struct notify_message *m = ret_message;
     union {
         struct cmsghdr align;
         char bytes[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(NOTIFY_FDS_MAX * sizeof(int))];
@@ -91,25 +91,42 @@ int notify_take(int fd, struct notify_message *ret_message)
                           .msg_iovlen = 1,
                           .msg_control = control.bytes,
                           .msg_controllen = sizeof(control.bytes) };
-    const ssize_t n = recvmsg(fd, &msg, MSG_CMSG_CLOEXEC);
-    if (n < 0)
-        return errno == EINTR ? 0 : -1;
+    const ssize_t n = recvmsg(fd, &msg, flags | MSG_CMSG_CLOEXEC);
     m->pid = 0;
     m->ready = m->alive = m->store = m->remove = m->drained = false;
     m->name = NULL;
     m->more_us = 0;
     m->fd_count = 0;
-    m->fds_lost = (msg.msg_flags & MSG_CTRUNC) != 0;
-    take_control(&msg, m);
-    if (m->pid <= 0 || (msg.msg_flags & MSG_TRUNC) != 0) {
+    m->fds_lost = n >= 0 && (msg.msg_flags & MSG_CTRUNC) != 0;
+    if (n >= 0)
+        take_control(&msg, m);
+    if (n >= 0 && (msg.msg_flags & MSG_TRUNC) != 0)
+        m->pid = 0; /* too long to be one of ours */
+    return n;
+}
+
+enum notify_result notify_take(int fd, bool lossy, struct notify_message *ret_message)
+{
+    struct notify_message *m = ret_message;
+    ssize_t n = lossy ? 0 : receive(fd, MSG_PEEK, m);
+    if (n >= 0 && !lossy) {
+        notify_close(m); /* those of the look */
+        if (m->fds_lost)
+            return NOTIFY_LATER;
+    }
+    if (n >= 0)
+        n = receive(fd, 0, m);
+    if (n < 0)
+        return errno == EINTR ? NOTIFY_USELESS : NOTIFY_NONE;
+    if (m->pid <= 0) {
         notify_close(m);
-        return 0;
+        return NOTIFY_USELESS;
     }
     m->text[n] = '\0';
     char *rest = m->text;
     for (const char *line = strsep(&rest, "\n"); line != NULL; line = strsep(&rest, "\n"))
         parse_line(m, line);
-    return 1;
+    return NOTIFY_TAKEN;
 }
 
 void notify_close(struct notify_message *message)

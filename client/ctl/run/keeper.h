@@ -36,9 +36,17 @@ struct notify_message {
 /* Bind dir/notify. Non-blocking, CLOEXEC. Errors: SHD_ERANGE path too long, SHD_EIO. */
 int notify_listen(const char *dir, int *ret_fd, struct shd_err *e);
 
-/* Take one message. 1: *ret_message holds it, end it with notify_close(). 0: one that is of no
- * use. -1: none is waiting. */
-int notify_take(int fd, struct notify_message *ret_message);
+/* What notify_take() returns. */
+enum notify_result {
+    NOTIFY_USELESS, /* it took one that says nothing */
+    NOTIFY_TAKEN,   /* *ret_message holds one: end it with notify_close() */
+    NOTIFY_NONE,    /* none is waiting */
+    NOTIFY_LATER,   /* one is, and we lack the descriptors for those in it */
+};
+
+/* Take one message. lossy: also one whose descriptors are lost thereby, which fds_lost says. Else
+ * it stays where it is: its sender waits until we have it. */
+enum notify_result notify_take(int fd, bool lossy, struct notify_message *ret_message);
 
 /* Close the descriptors that nobody took. */
 void notify_close(struct notify_message *message);

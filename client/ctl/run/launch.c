@@ -220,20 +220,24 @@ int launch_restorer(struct run *r, struct shd_err *e)
     return launch_helper(&r->helpers.list[RUN_RESTORER], words, e);
 }
 
-int launch_saver(struct run *r, struct shd_err *e)
+int launch_saver(struct run *r, bool stays, struct shd_err *e)
 {
     const struct run_options *o = r->options;
-    char every[12], keep[12];
-    if (o->checkpoint == NULL)
-        return SHD_OK;
+    char verb[] = "checkpoint", every_flag[] = "--every", keep_flag[] = "--keep";
+    char every[12], keep[12], *words[7];
+    size_t n = 0;
     snprintf(every, sizeof(every), "%" PRIu32, o->checkpoint_every);
     snprintf(keep, sizeof(keep), "%" PRIu32, o->keep);
-    char *words[] = { (char[]){ "checkpoint" },
-                      (char *)o->checkpoint,
-                      (char[]){ "--every" },
-                      every,
-                      o->keep > 0 ? (char[]){ "--keep" } : NULL,
-                      keep,
-                      NULL };
+    words[n++] = verb;
+    words[n++] = (char *)o->checkpoint;
+    if (stays) {
+        words[n++] = every_flag;
+        words[n++] = every;
+    }
+    if (o->keep > 0) {
+        words[n++] = keep_flag;
+        words[n++] = keep;
+    }
+    words[n] = NULL;
     return launch_helper(&r->helpers.list[RUN_SAVER], words, e);
 }

@@ -14,8 +14,9 @@ void launch_free(struct run *r);
 int launch_daemon(struct run_child *c, struct shd_err *e);
 int launch_worker(struct run_child *c, struct shd_err *e);
 
-/* Start the restore (options->restore); start saving, if that is wanted. */
+/* Start the restore (options->restore); start saving (options->checkpoint), again and again until
+ * it is told to stop, or once. */
 int launch_restorer(struct run *r, struct shd_err *e);
-int launch_saver(struct run *r, struct shd_err *e);
+int launch_saver(struct run *r, bool stays, struct shd_err *e);
 
 #endif

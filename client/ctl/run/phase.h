@@ -15,8 +15,13 @@ void phase_work(struct run *r);
  * from here on. No-op when that goes on already. */
 void phase_stop(struct run *r, int sig);
 
-/* No worker is left: stop the daemons. No-op when that goes on already. */
+/* No worker is left: save what they made, if that is wanted, and stop the daemons. No-op when that
+ * goes on already. */
 void phase_end(struct run *r);
+
+/* The last save has ended (or there was a restore, which nobody needs any more). If it has not
+ * succeeded the daemons stay: what they hold is nowhere else. */
+void phase_saved(struct run *r, bool ok);
 
 /* Nobody needs the daemons any more. */
 void phase_end_daemons(struct run *r);

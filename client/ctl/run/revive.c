@@ -11,14 +11,17 @@
 #include "client/ctl/base/say.h"
 #include "client/ctl/run/launch.h"
 #include "client/ctl/run/phase.h"
+#include "client/ctl/run/trouble.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/version.h"
 
 #define REVIVE_WINDOW_S  10
-#define REVIVE_WINDOW_NS (UINT64_C(1000000000) * REVIVE_WINDOW_S)
+#define REVIVE_WINDOW_NS (NS_PER_S * REVIVE_WINDOW_S)
 #define EARLY_MAX        8u
-#define EARLY_MS_MIN     50u
-#define EARLY_MS_MAX     5000u
+#define RETRY_MS_MIN     50u
+#define RETRY_MS_MAX     30000u
+#define LAST_SAVES       3u /* tries of the last save */
 
 /* -- Starting again --------------------------------------------------------------------------- */
 
@@ -28,41 +31,53 @@ static void start_in(struct run_child *c, uint64_t ms)
     uv_timer_start(&c->timer, revive_timer, ms, 0);
 }
 
-/* True when c may be started again now; counts it. */
-static bool restart_allowed(struct run_child *c)
+/* In how many ms c may be started again, which counts it. */
+static uint64_t restart_in_ms(struct run_child *c)
 {
     const uint32_t max = c->run->options->max_restarts;
-    CHECK(max > 0);
-    uint64_t *oldest = &c->started_ns[c->starts % max];
-    const uint64_t now = uv_hrtime();
-    if (c->starts >= max && now - *oldest < REVIVE_WINDOW_NS)
-        return false;
-    *oldest = now;
+    const uint64_t now_ns = clock_now_ns();
+    uint64_t at_ns = now_ns;
+    if (max == 0)
+        return RETRY_MS_MIN;
+    uint64_t *oldest_ns = &c->started_ns[c->starts % max];
+    if (c->starts >= max && *oldest_ns + REVIVE_WINDOW_NS > now_ns)
+        at_ns = *oldest_ns + REVIVE_WINDOW_NS;
+    *oldest_ns = at_ns;
     c->starts++;
-    return true;
+    return (at_ns - now_ns + NS_PER_MS - 1) / NS_PER_MS;
 }
 
-/* c, a daemon, did not get ready: try again later, or not any more. */
-static void try_again(struct run_child *c)
+/* The pause before the next try, after `tries` of them. */
+static uint64_t retry_ms(uint32_t tries)
 {
+    const uint64_t ms = (uint64_t)RETRY_MS_MIN << (tries < 16 ? tries - 1 : 15);
+    return ms < RETRY_MS_MAX ? ms : RETRY_MS_MAX;
+}
+
+/* c, a daemon, did not get ready, as why says in a sentence: try again later, or not any more. */
+static void try_again(struct run_child *c, const char *why)
+{
+    const bool kept = trouble_state_is_kept(c->run);
     c->early++;
-    if (c->early == EARLY_MAX) {
-        ctl_say("daemon %s: given up after %u tries in a row that did not get ready%s%s", c->name,
-                EARLY_MAX, c->relay.last[0] != '\0' ? "; its last words: " : "", c->relay.last);
-        phase_fail(c->run, CTL_FAILED);
+    if (c->early < EARLY_MAX || kept) {
+        const uint64_t ms = retry_ms(c->early);
+        start_in(c, ms);
+        trouble_begin(c, why, ms);
         return;
     }
-    const uint64_t ms = (uint64_t)EARLY_MS_MIN << (c->early - 1);
-    start_in(c, ms < EARLY_MS_MAX ? ms : EARLY_MS_MAX);
+    ctl_say("%s", why);
+    ctl_say("daemon %s: given up after %u tries in a row that did not get ready%s%s", c->name,
+            EARLY_MAX, c->relay.last[0] != '\0' ? "; its last words: " : "", c->relay.last);
+    phase_fail(c->run, CTL_FAILED);
 }
 
 static void start_daemon(struct run_child *c)
 {
     struct shd_err e = { 0 };
+    trouble_try(c);
     if (launch_daemon(c, &e) != SHD_OK) {
-        ctl_say("%s", e.text);
         c->relay.last[0] = '\0'; /* the words of an earlier one */
-        try_again(c);
+        try_again(c, e.text);
         return;
     }
     ctl_say("daemon %s %s: started again as pid %ld with %" PRIu32 " kept segment%s", c->name,
@@ -77,21 +92,54 @@ static void start_worker(struct run_child *c)
     struct shd_err e = { 0 };
     const bool joins = c->ended[0] == '\0';
     if (launch_worker(c, &e) == SHD_OK) {
+        c->early = 0;
         ctl_say(joins ? "worker %s %sjoined as pid %ld" : "worker %s %s: started again as pid %ld",
                 c->name, c->ended, (long)c->pid);
         return;
     }
-    c->state = CHILD_GONE;
     ctl_say("worker %s %s%s%s", c->name, c->ended, joins ? "not added: " : "; ", e.text);
+    if (!joins && trouble_state_is_kept(r)) { /* its program may be away, or we out of files */
+        start_in(c, retry_ms(++c->early));
+        return;
+    }
+    c->state = CHILD_GONE;
     if (!joins)
         phase_fail(r, CTL_FAILED);
     else if (phase_count(&r->workers) == 0)
         phase_end(r);
 }
 
+/* One that stays while the run goes on; at its end one that saves once. */
+static void start_saver(struct run_child *c)
+{
+    struct run *r = c->run;
+    struct shd_err e = { 0 };
+    if (launch_saver(r, /* stays= */ r->phase < RUN_SAVING, &e) == SHD_OK)
+        return;
+    ctl_say("%s", e.text);
+    if (r->phase < RUN_SAVING) {
+        start_in(c, retry_ms(++c->early));
+        return;
+    }
+    c->state = CHILD_GONE;
+    phase_saved(r, /* ok= */ false);
+}
+
 static bool is_daemon(const struct run_child *c)
 {
     return c == &c->run->daemons.list[c->index];
+}
+
+/* c, a daemon, took longer than --timeout to be ready. With what is kept another may do better. */
+static void daemon_late(struct run_child *c)
+{
+    ctl_say("daemon %s (pid %ld) was not ready after %" PRIu32 " s (--timeout)%s%s", c->name,
+            (long)c->pid, c->run->options->timeout_s, c->relay.last[0] != '\0' ? ": " : "",
+            c->relay.last);
+    if (trouble_state_is_kept(c->run))
+        child_signal(c->pid, SIGKILL);
+    else
+        phase_fail(c->run, CTL_FAILED);
 }
 
 void revive_timer(uv_timer_t *timer)
@@ -104,12 +152,12 @@ void revive_timer(uv_timer_t *timer)
     } else if (c->state == CHILD_WAITING) {
         if (is_daemon(c))
             start_daemon(c);
+        else if (c == &c->run->helpers.list[RUN_SAVER])
+            start_saver(c);
         else
             start_worker(c);
     } else if (is_daemon(c)) {
-        ctl_say("daemon %s (pid %ld) was not ready after %" PRIu32 " s (--timeout)%s%s", c->name,
-                (long)c->pid, o->timeout_s, c->relay.last[0] != '\0' ? ": " : "", c->relay.last);
-        phase_fail(c->run, CTL_FAILED);
+        daemon_late(c);
     } else {
         ctl_say("worker %s (pid %ld) did not leave within %" PRIu32 " s: killing it", c->name,
                 (long)c->pid, o->grace_s);
@@ -140,42 +188,55 @@ static bool take_exit(struct run_child *c, int *ret_wait_status)
     return true;
 }
 
-/* A daemon that ended although nobody told it to, or not as it was told. */
-static void say_daemon_failed(const struct run *r, const struct run_child *c, int wait_status)
+#define FAILED_BYTES (DEVICE_NAME_BYTES + RELAY_LAST_BYTES + 160u)
+
+/* The sentence about a daemon that ended although nobody told it to, or not as it was told. */
+static const char *daemon_failed(const struct run *r, const struct run_child *c, int wait_status,
+                                 char *buf)
 {
     const char *when = !c->ready                ? " before it was ready"
                        : r->phase == RUN_ENDING ? " while stopping"
                                                 : "";
     const bool words = WIFEXITED(wait_status) && c->relay.last[0] != '\0';
-    ctl_say("daemon %s %s%s%s%s", c->name, c->ended, when, words ? ": " : "",
-            words ? c->relay.last : "");
+    snprintf(buf, FAILED_BYTES, "daemon %s %s%s%s%s", c->name, c->ended, when, words ? ": " : "",
+             words ? c->relay.last : "");
+    return buf;
 }
 
-static void say_given_up(const struct run_child *c)
+/* c has died as it worked: start it again at once, or when --max-restarts allows it. */
+static void start_again(struct run_child *c)
 {
-    ctl_say("%s %s %s: given up, it was started again %" PRIu32 " times within %d s "
-            "(--max-restarts)",
-            is_daemon(c) ? "daemon" : "worker", c->name, c->ended, c->run->options->max_restarts,
-            REVIVE_WINDOW_S);
+    char why[FAILED_BYTES];
+    const uint64_t ms = restart_in_ms(c);
+    start_in(c, ms);
+    if (ms <= RETRY_MS_MIN)
+        return;
+    snprintf(why, sizeof(why), "%s %s %s: started again %" PRIu32 " times within %d s, the limit",
+             is_daemon(c) ? "daemon" : "worker", c->name, c->ended, c->run->options->max_restarts,
+             REVIVE_WINDOW_S);
+    if (is_daemon(c))
+        trouble_begin(c, why, ms);
+    else
+        ctl_say("%s (--max-restarts): the next start is in %" PRIu64 ".%" PRIu64 " s", why,
+                ms / 1000, ms / 100 % 10);
 }
 
 /* The run still wants this daemon. */
 static void daemon_died(struct run *r, struct run_child *c, int wait_status)
 {
+    char why[FAILED_BYTES];
+    const bool kept = trouble_state_is_kept(r);
     /* One that was never ready and says that it cannot be; of a later one that is no proof. */
-    const bool hopeless = !c->ready && c->kept.count == 0 && WIFEXITED(wait_status) &&
+    const bool hopeless = !c->ready && WIFEXITED(wait_status) &&
                           WEXITSTATUS(wait_status) == SHARDD_EXIT_USAGE;
-    if (r->options->max_restarts == 0 || hopeless) {
-        say_daemon_failed(r, c, wait_status);
+    daemon_failed(r, c, wait_status, why);
+    if (!kept && (r->options->max_restarts == 0 || hopeless)) {
+        ctl_say("%s", why);
         phase_fail(r, CTL_FAILED);
     } else if (!c->ready) {
-        say_daemon_failed(r, c, wait_status);
-        try_again(c);
-    } else if (restart_allowed(c)) {
-        start_in(c, 0);
+        try_again(c, why);
     } else {
-        say_given_up(c);
-        phase_fail(r, CTL_FAILED);
+        start_again(c);
     }
 }
 
@@ -189,20 +250,36 @@ static void daemon_drained(struct run *r, const struct run_child *c)
 
 static void daemon_exited(struct run *r, struct run_child *c, int wait_status)
 {
+    char why[FAILED_BYTES];
     const bool told = WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGTERM && !c->ready;
     if (r->phase < RUN_ENDING && c->drained && WIFEXITED(wait_status) &&
         WEXITSTATUS(wait_status) == SHARDD_EXIT_DRAINED) {
         daemon_drained(r, c);
-    } else if (r->phase <= RUN_WORKING) {
+    } else if (r->phase < RUN_ENDING) {
         daemon_died(r, c, wait_status);
     } else if (r->phase == RUN_ENDING && (wait_status == 0 || told || r->code != CTL_OK)) {
         run_note(r, "daemon %s %s", c->name, c->ended);
     } else {
-        say_daemon_failed(r, c, wait_status);
+        ctl_say("%s", daemon_failed(r, c, wait_status, why));
         phase_failed(r, CTL_FAILED);
     }
     if (r->phase == RUN_ENDING && phase_count(&r->daemons) == 0 && phase_count(&r->helpers) == 0)
         phase_done(r);
+}
+
+/* True for a signal that the program itself has caused: the next one will, too. */
+static bool is_crash(int sig)
+{
+    return sig == SIGSEGV || sig == SIGABRT || sig == SIGBUS || sig == SIGFPE || sig == SIGILL ||
+           sig == SIGSYS || sig == SIGTRAP;
+}
+
+/* It has crashed as often as it may. */
+static bool is_hopeless(const struct run_child *c, int sig)
+{
+    const uint32_t max = c->run->options->max_restarts;
+    return is_crash(sig) && c->starts >= max &&
+           clock_now_ns() - c->started_ns[c->starts % max] < REVIVE_WINDOW_NS;
 }
 
 /* A worker that failed while the run wants it. SIGPIPE is for good: nobody reads its output, nor
@@ -213,11 +290,13 @@ static void worker_died(struct run *r, struct run_child *c, int wait_status)
         r->options->max_restarts == 0) {
         ctl_say("worker %s %s", c->name, c->ended);
         phase_fail(r, child_code(wait_status));
-    } else if (restart_allowed(c)) {
-        start_in(c, 0);
-    } else {
-        say_given_up(c);
+    } else if (is_hopeless(c, WTERMSIG(wait_status))) {
+        ctl_say("worker %s %s: given up, it was started again %" PRIu32 " times within %d s "
+                "(--max-restarts)",
+                c->name, c->ended, r->options->max_restarts, REVIVE_WINDOW_S);
         phase_fail(r, child_code(wait_status));
+    } else {
+        start_again(c);
     }
 }
 
@@ -244,16 +323,25 @@ static bool helper_failed(const struct run_child *c, int wait_status)
     return wait_status != 0;
 }
 
+/* The saver has ended while the run wants it: training goes on, and the next one may save. */
+static void saver_died(struct run_child *c)
+{
+    start_in(c, retry_ms(++c->early));
+}
+
 static void helper_exited(struct run *r, struct run_child *c, int wait_status)
 {
     const bool restored = c->index == RUN_RESTORER;
-    const bool failed = (!restored || r->phase != RUN_ENDING) && helper_failed(c, wait_status);
-    if (r->phase == RUN_ENDING && failed)
-        phase_failed(r, CTL_FAILED);
-    if (r->phase == RUN_ENDING)
-        phase_end_daemons(r);
+    const bool failed = (!restored || r->phase < RUN_SAVING) && helper_failed(c, wait_status);
+    if (r->phase == RUN_SAVING && r->save.worked && failed && !r->impatient &&
+        ++r->save.tries < LAST_SAVES)
+        start_in(c, RETRY_MS_MIN); /* it may have been killed, or a daemon was away */
+    else if (r->phase >= RUN_SAVING)
+        phase_saved(r, /* ok= */ !failed);
+    else if (!restored && r->phase == RUN_WORKING)
+        saver_died(c);
     else if (restored && failed)
-        phase_fail(r, CTL_FAILED); /* nothing to work on; without a saver training goes on */
+        phase_fail(r, CTL_FAILED); /* nothing to work on */
     else if (restored)
         phase_work(r);
 }

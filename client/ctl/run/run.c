@@ -19,6 +19,7 @@
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/text.h"
 #include "client/ctl/base/verb.h"
+#include "client/ctl/run/lost.h"
 #include "client/ctl/run/resume.h"
 #include "client/ctl/run/supervise.h"
 #include "client/ctl/run/watchdog.h"
@@ -31,15 +32,23 @@ static const char run_about[] =
     "wait. Parameters and optimizer state live in the daemons. Everything started here ends here,\n"
     "whatever happens, and the directory is removed.\n"
     "\n"
-    "A daemon that dies is started again and gets its state back: its memory is kept here. A\n"
-    "worker killed by a signal (SIGPIPE apart) is started again with its rank; one that exits "
-    "with\n"
-    "a code other than 0 ends the run. Each of that is a line on stderr. A daemon that ends 8 "
-    "times in a row\n"
-    "before it is ready, or anything that takes more than --max-restarts in 10 s, ends the run.\n"
+    "A daemon that dies is started again and gets its state back: its memory is kept here. While\n"
+    "there is any, one that cannot be started is tried for ever, at last every 30 s, with a line "
+    "a\n"
+    "minute. A worker killed by a signal (SIGPIPE apart) is started again with its rank; one that\n"
+    "exits with a code other than 0 ends the run. Each of that is a line on stderr. What was "
+    "started\n"
+    "again --max-restarts times in 10 s waits until those are over; only a worker that crashes "
+    "(by\n"
+    "SIGSEGV, SIGABRT and the like) so often ends the run, and 8 daemons in a row that hold "
+    "nothing\n"
+    "and do not get ready. With 0 nothing is started again but daemons that hold something.\n"
     "A daemon that hangs, or a worker that is stopped (SIGSTOP), for --watchdog seconds is killed "
     "and\n"
     "started again, unless a debugger traces it. A worker that is slow is left alone.\n"
+    "\n"
+    "The run ends with its workers. With --checkpoint it saves first. When that fails the daemons\n"
+    "stay, and what to do is said; without --checkpoint it is said what was lost.\n"
     "\n"
     "COMMAND is run W times with torchrun's variables: RANK, LOCAL_RANK, WORLD_SIZE,\n"
     "LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT; OPENBLAS_NUM_THREADS and\n"
@@ -78,6 +87,8 @@ static const char run_more[] =
     "  0        every worker ended with 0\n"
     "  1        a daemon failed for good, or nothing could be started\n"
     "  2        the command line was wrong\n"
+    "  73       --checkpoint: no room for one, or the last save failed and the daemons were ended\n"
+    "           after that\n"
     "  C        the code of the first worker that failed for good; 128 + N if signal N killed it\n"
     "  128 + N  signal N stopped the run\n";
 
@@ -106,7 +117,7 @@ int verb_run(int argc, char **argv)
           &o.threads_per_daemon, 1, RUN_THREADS_MAX },
         { "timeout", 0, FLAG_U32, "SECONDS", "how long a daemon may take to be ready (60)",
           &o.timeout_s, 1, 86400 },
-        { "max-restarts", 0, FLAG_U32, "N", "of one daemon or worker in 10 s; 0: never (20)",
+        { "max-restarts", 0, FLAG_U32, "N", "of one child in 10 s, then it waits; 0: none (20)",
           &o.max_restarts, 0, RUN_RESTARTS_MAX },
         { "grace", 0, FLAG_U32, "SECONDS", "how long what is told to stop may take (10)",
           &o.grace_s, 1, 86400 },
@@ -165,8 +176,11 @@ static const char up_about[] =
     "  eval \"$(shardctl up --daemons 2)\" && shd-gpt --steps 20\n"
     "\n"
     "A keeper process holds their memory: a daemon that dies is started again and gets its state\n"
-    "back; one that hangs for --watchdog seconds is killed first. It writes to DIR/" UPDIR_LOG
-    " (at 16 MiB that becomes DIR/" UPDIR_LOG_OLD "). Without keeper and daemons\n"
+    "back; one that hangs for --watchdog seconds is killed first, and one that cannot be started "
+    "is\n"
+    "tried for ever. It writes to DIR/" UPDIR_LOG " (at 16 MiB that becomes DIR/" UPDIR_LOG_OLD
+    "). Without\n"
+    "keeper and daemons\n"
     "the state is gone, unless it was saved elsewhere. One keeper per directory; they are no "
     "service: a reboot ends them.";
 
@@ -184,7 +198,7 @@ static const char up_more[] =
     "them\n"
     "  1  not all got ready, or DIR is kept already: nothing is left behind; with --foreground "
     "also\n"
-    "     when a daemon failed for good\n"
+    "     when a daemon failed for good, which none does that may be needed for state\n"
     "  2  the command line was wrong\n";
 
 struct up {
@@ -336,8 +350,8 @@ int verb_up(int argc, char **argv)
           &up.foreground, 0, 0 },
         { "timeout", 0, FLAG_U32, "SECONDS", "how long a daemon may take to be ready (60)",
           &o.timeout_s, 1, 86400 },
-        { "max-restarts", 0, FLAG_U32, "N", "of one daemon in 10 s; 0: never (20)", &o.max_restarts,
-          0, RUN_RESTARTS_MAX },
+        { "max-restarts", 0, FLAG_U32, "N", "of one daemon in 10 s, then it waits; 0: none (20)",
+          &o.max_restarts, 0, RUN_RESTARTS_MAX },
         { "grace", 0, FLAG_U32, "SECONDS", "how long what is told to stop may take (10)",
           &o.grace_s, 1, 86400 },
         { "watchdog", 0, FLAG_U32, "SECONDS", "kill and restart what hangs so long; 0: never (30)",
@@ -361,15 +375,39 @@ int verb_up(int argc, char **argv)
 /* -- down ----------------------------------------------------------------------------------------
  */
 
-static const char down_about[] = "Stop the daemons that `shardctl up` started at DIR, and their "
-                                 "keeper, and wait until they are\n"
-                                 "gone. Their state goes with them, unless it was saved elsewhere.";
+static const char down_about[] =
+    "Stop the daemons that `shardctl up` (or `run`) started at DIR, "
+    "and their keeper, and wait until\n"
+    "they are gone. Their state goes with them: what is in no checkpoint is "
+    "said, and lost only\n"
+    "after a yes at the terminal, or with --yes.";
 
-static const char down_more[] = VERB_WHERE "\n"
-                                           "exit codes:\n"
-                                           "  0  they are gone\n"
-                                           "  1  nothing runs at DIR, or it did not stop in time\n"
-                                           "  2  the command line was wrong\n";
+static const char down_more[] = VERB_WHERE
+    "\n"
+    "exit codes:\n"
+    "  0  they are gone\n"
+    "  1  nothing runs at DIR, it did not stop in time, or the answer was no\n"
+    "  2  the command line was wrong, or state would be lost and there is no terminal to ask at\n";
+
+/* True when what is at path may go. Else *ret_code: it has said why. */
+static bool may_end(const char *path, bool yes, int *ret_code)
+{
+    char answer[8];
+    *ret_code = CTL_OK;
+    if (!lost_say(path, "in no checkpoint") || yes)
+        return true;
+    if (!isatty(STDIN_FILENO)) {
+        *ret_code = ctl_usage("not stopped: that would be lost. Save it (shardctl checkpoint "
+                              "--runtime-dir '%s' DIR), or let it go with --yes",
+                              path);
+        return false;
+    }
+    ctl_say("stop the daemons at '%s', and lose that? [y/N]", path);
+    if (fgets(answer, sizeof(answer), stdin) != NULL && (answer[0] == 'y' || answer[0] == 'Y'))
+        return true;
+    *ret_code = ctl_fail("not stopped");
+    return false;
+}
 
 /* A handle of the process that keeps path, not of a later one with its pid. Returns -1 when it has
  * gone meanwhile, or with what is wrong said. */
@@ -404,7 +442,7 @@ static int stop(int fd, pid_t pid, const char *path, uint32_t timeout_s)
                     path, (long)pid, timeout_s);
 }
 
-static int down(const char *path, uint32_t timeout_s)
+static int down(const char *path, uint32_t timeout_s, bool yes)
 {
     uint32_t daemons = 0;
     const pid_t pid = updir_keeper(path, &daemons);
@@ -413,9 +451,13 @@ static int down(const char *path, uint32_t timeout_s)
         return ctl_fail("what runs at '%s' is in another pid namespace: stop it there", path);
     if (fd < 0)
         return ctl_fail("nothing runs at '%s'", path);
-    const int code = stop(fd, pid, path, timeout_s);
+    int code;
+    if (may_end(path, yes, &code))
+        code = stop(fd, pid, path, timeout_s);
     close(fd);
-    if (code == CTL_OK)
+    if (code == CTL_OK && daemons == 0)
+        printf("stopped the run at %s\n", path);
+    else if (code == CTL_OK)
         printf("stopped %" PRIu32 " daemon%s at %s\n", daemons, daemons == 1 ? "" : "s", path);
     return code;
 }
@@ -424,9 +466,11 @@ int verb_down(int argc, char **argv)
 {
     const char *wanted = NULL;
     uint32_t timeout_s = 30;
+    bool yes = false;
     const struct flag table[] = {
         VERB_ADDRESS_FLAGS(wanted),
         { "timeout", 0, FLAG_U32, "SECONDS", "how long they may take (30)", &timeout_s, 1, 86400 },
+        { "yes", 'y', FLAG_BOOL, NULL, "do not ask: what is in no checkpoint may go", &yes, 0, 0 },
     };
     const struct flags flags = VERB_FLAGS(down, "shardctl down [FLAGS]", table);
     const int code = verb_start(&flags, argc, argv, NULL);
@@ -435,6 +479,6 @@ int verb_down(int argc, char **argv)
     char path[RUNDIR_PATH_BYTES];
     struct shd_err e = { 0 };
     if (updir_find(wanted, path, &e) == SHD_OK)
-        return down(path, timeout_s);
+        return down(path, timeout_s, yes);
     return ctl_fail("%s", e.text);
 }

@@ -4,7 +4,9 @@
  *     WORKING    all were ready; workers run
  *     STOPPING   something failed for good, or a signal came: workers are told to stop, after
  *                --grace killed
- *     ENDING     no worker runs; daemons are told to stop, after --grace killed
+ *     SAVING     no worker runs; the saver saves what is new, and has deadlines of its own
+ *     KEEPING    it could not: the daemons stay until a signal
+ *     ENDING     nobody needs the daemons: they are told to stop, after --grace killed
  *     DONE       nothing runs; the loop ends
  */
 #ifndef SHD_CTL_RUN_STATE_H
@@ -18,6 +20,7 @@
 
 #include "client/ctl/base/child.h"
 #include "client/ctl/base/devices.h"
+#include "client/ctl/base/down_note.h"
 #include "client/ctl/base/rundir.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/run/keeper.h"
@@ -67,13 +70,15 @@ struct run_child {
     pid_t pid;
     uv_timer_t timer; /* WAITING, or until ready, or until killed for not leaving */
     struct relay relay;
-    struct kept kept;     /* daemons: what they stored */
-    uint64_t *started_ns; /* borrowed, [max_restarts]: when it was started again, the last times */
-    uint32_t starts;      /* how often it was started again */
-    uint32_t early;       /* daemons: ends before READY, in a row */
-    uint32_t silent;      /* looks of the watchdog since it was well */
-    bool stopped;         /* workers, helpers: as the look found that goes on */
-    char ended[96];       /* how the one before ended: "(pid 12) was killed by ..."; "": none */
+    struct kept kept;      /* daemons: what they stored */
+    uint64_t *started_ns;  /* borrowed, [max_restarts]: when it was started again, the last times */
+    uint32_t starts;       /* how often it was started again */
+    uint32_t early;        /* tries in a row that did not succeed; daemons: ends before READY */
+    char ended[96];        /* how the one before ended: "(pid 12) was killed by ..."; "": none */
+    struct down_note down; /* daemons: since_ns 0: nothing keeps it from being started */
+    uint64_t said_ns;      /* when that was last said */
+    uint32_t silent;       /* looks of the watchdog since it was well */
+    bool stopped;          /* workers, helpers: as the look found that goes on */
 };
 
 struct run_children {
@@ -86,12 +91,29 @@ struct run_children {
  * they work. It saves once more before the daemons are stopped. */
 enum { RUN_RESTORER, RUN_SAVER, RUN_HELPERS };
 
-enum run_phase { RUN_STARTING, RUN_WORKING, RUN_STOPPING, RUN_ENDING, RUN_DONE };
+enum run_phase {
+    RUN_STARTING,
+    RUN_WORKING,
+    RUN_STOPPING,
+    RUN_SAVING,
+    RUN_KEEPING,
+    RUN_ENDING,
+    RUN_DONE
+};
+
+struct run_save {
+    bool worked;    /* workers were started, so what daemons hold is worth saving */
+    bool done;      /* all that they hold, at the end */
+    bool room_said; /* that there may be none for a checkpoint */
+    uint32_t tries; /* of the last save, that failed */
+};
 
 struct run {
     const struct run_options *options; /* borrowed */
     enum run_phase phase;
-    int code;                    /* exit code so far */
+    int code;       /* exit code so far */
+    bool impatient; /* it was told to kill what still runs */
+    struct run_save save;
     uint64_t signal_ns;          /* when the first signal came; 0: none did */
     struct run_children daemons; /* options->daemons of them */
     struct run_children workers; /* options->workers.last of them */
@@ -105,11 +127,15 @@ struct run {
     uint32_t daemon_threads;
     struct environ daemon_env, worker_env;
     int notify_fd;
+    int down_fd;             /* owned: DOWN_NOTE_FILE; -1: it could not be made */
     uv_timer_cb child_timer; /* a child's timer has fired: revive.c's */
     uv_loop_t loop;
     uv_signal_t signals[RUN_SIGNALS];
     uv_timer_t deadline, watchdog;
     uv_poll_t notify;
+    uv_timer_t notify_again;  /* runs while descriptors are too few to take a message */
+    uv_timer_cb notify_timer; /* it has fired: supervise.c's */
+    uint64_t notify_late_ns;  /* since when they are; 0: they are not */
 };
 
 /* ctl_say() when --verbose is on. */

@@ -14,6 +14,7 @@
 #include "client/ctl/run/launch.h"
 #include "client/ctl/run/phase.h"
 #include "client/ctl/run/revive.h"
+#include "client/ctl/run/room.h"
 #include "client/ctl/run/watchdog.h"
 #include "client/session/where.h"
 #include "proto/base/check.h"
@@ -123,6 +124,11 @@ static void on_signal(uv_signal_t *handle, int signum)
         return;
     }
     const uint64_t now = uv_hrtime();
+    if (r->phase == RUN_KEEPING) {
+        ctl_say("got SIG%s, ending the daemons", sigabbrev_np(signum));
+        phase_end_daemons(r);
+        return;
+    }
     if (r->signal_ns != 0 && now - r->signal_ns > RUN_IMPATIENT_NS) {
         ctl_say("killing what still runs");
         phase_kill(r);
@@ -144,6 +150,12 @@ static void on_notify(uv_poll_t *poll, int status, int events)
     struct run *r = poll->data;
     phase_take_messages(r);
     phase_check_ready(r);
+}
+
+static void on_notify_again(uv_timer_t *timer)
+{
+    struct run *r = timer->data;
+    uv_poll_start(&r->notify, UV_READABLE, on_notify);
 }
 
 /* -- The run --------------------------------------------------------------------------------- */
@@ -195,11 +207,13 @@ static int run_init_handles(struct run *r, struct shd_err *e)
     uv_timer_init(&r->loop, &r->deadline);
     watchdog_init(r);
     uv_poll_init(&r->loop, &r->notify, r->notify_fd);
+    uv_timer_init(&r->loop, &r->notify_again);
     init_timers(r, &r->daemons);
     init_timers(r, &r->workers);
     init_timers(r, &r->helpers);
     r->deadline.data = r;
     r->notify.data = r;
+    r->notify_again.data = r;
     uv_poll_start(&r->notify, UV_READABLE, on_notify);
     return watch_signals(r, e);
 }
@@ -241,12 +255,15 @@ static int run_at_path(struct run *r, struct shd_err *e)
     if (rc == SHD_OK)
         rc = notify_listen(r->path, &r->notify_fd, e);
     if (rc == SHD_OK) {
+        r->down_fd = down_note_open(r->path);
         const bool had_children = child_any();
         prctl(PR_SET_CHILD_SUBREAPER, 1);
         rc = run_inside(r, e);
         if (!had_children)
             child_end_orphans();
         close(r->notify_fd);
+        if (r->down_fd >= 0)
+            close(r->down_fd);
     }
     launch_free(r);
     return rc;
@@ -326,11 +343,15 @@ int supervise(const struct run_options *options)
     CHECK(options->workers.first <= options->workers.last);
     struct run r = { .options = options,
                      .notify_fd = -1,
+                     .down_fd = -1,
                      .child_timer = revive_timer,
+                     .notify_timer = on_notify_again,
                      .workers_wanted = options->workers.first };
     struct shd_err e = { 0 };
     raise_file_limit(&r);
-    int rc = make_all(&r, &e);
+    int rc = room_probe(options, &e);
+    if (rc == SHD_OK)
+        rc = make_all(&r, &e);
     if (rc == SHD_OK)
         rc = run_in_dir(&r, &e);
     free_children(&r.daemons);

@@ -10,6 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "client/ctl/base/down_note.h"
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/text.h"
 #include "client/session/address.h"
@@ -184,20 +185,32 @@ static int open_hosts(const char *hosts, struct node *n, struct shd_err *e)
     return r;
 }
 
-int node_open(const char *address, const char *hosts, struct node *ret_node)
+static int open_any(const char *address, const char *hosts, struct node *ret_node,
+                    struct shd_err *e)
 {
     struct node n = { .timeout_ms = answer_timeout_ms() };
-    struct shd_err e = { 0 };
-    int r = http_client_init(&n.client, &e);
+    int r = http_client_init(&n.client, e);
     if (r != SHD_OK)
-        return node_fail(r, &e);
-    r = hosts != NULL ? open_hosts(hosts, &n, &e) : open_local(address, &n, &e);
-    if (r == SHD_OK) {
+        return r;
+    r = hosts != NULL ? open_hosts(hosts, &n, e) : open_local(address, &n, e);
+    if (r == SHD_OK)
         *ret_node = n;
-        return CTL_OK;
-    }
-    node_close(&n);
-    return node_fail(r, &e);
+    else
+        node_close(&n);
+    return r;
+}
+
+int node_open(const char *address, const char *hosts, struct node *ret_node)
+{
+    struct shd_err e = { 0 };
+    const int r = open_any(address, hosts, ret_node, &e);
+    return r == SHD_OK ? CTL_OK : node_fail(r, &e);
+}
+
+int node_open_at(const char *address, struct node *ret_node, struct shd_err *e)
+{
+    CHECK(address != NULL);
+    return open_any(address, /* hosts= */ NULL, ret_node, e);
 }
 
 void node_close(struct node *n)
@@ -297,6 +310,17 @@ void node_take(struct node *n, struct node_daemon *d, const char *text, size_t b
     d->down_ns = 0;
 }
 
+/* One that does not answer: its keeper may know why, and when it tries again. */
+static void not_there(const struct node *n, struct node_daemon *d)
+{
+    struct down_note note;
+    struct shd_err e = d->http->err;
+    char text[DOWN_NOTE_BYTES];
+    if (!n->tcp && down_note_read(n->dir, d->device, &note))
+        err_set(&e, SHD_EGONE, "%s", down_note_text(&note, clock_now_ns(), text));
+    set_down(n, d, &e);
+}
+
 bool node_step(struct node *n)
 {
     bool news = false;
@@ -308,7 +332,7 @@ bool node_step(struct node *n)
         if (d->http->state == HTTP_DONE)
             node_take(n, d, d->http->body, d->http->body_bytes);
         else
-            set_down(n, d, &d->http->err);
+            not_there(n, d);
         http_free(d->http);
         d->http = NULL;
         news = true;

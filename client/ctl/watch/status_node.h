@@ -59,6 +59,10 @@ struct node {
  *
  * The code is CTL_USAGE when the command line does not say where (malformed, or several runs). */
 int node_open(const char *address, const char *hosts, struct node *ret_node);
+
+/* Those at address, which is not NULL; the words are the caller's. Errors: SHD_ENOENT there is
+ * none, and as node_scan(). */
+int node_open_at(const char *address, struct node *ret_node, struct shd_err *e);
 void node_close(struct node *n);
 
 /* The way out of a verb with an error of its node: says it, returns the exit code. */

@@ -25,15 +25,15 @@ static void up(void)
 static void down(void)
 {
     char says[160];
-    ctl(ARGS("down", "--runtime-dir", dir));
-    snprintf(says, sizeof(says), "stopped 2 daemons at %s\n", dir);
-    EXPECT_STR(run.out, says);
+    ctl(ARGS("down", "--yes", "--runtime-dir", dir));
+    snprintf(says, sizeof(says), " at %s\n", dir);
+    EXPECT(strncmp(run.out, "stopped ", 8) == 0 && strstr(run.out, says) != NULL);
     EXPECT_EQ(run.code, 0);
 }
 
 static void expect_nothing_runs(void)
 {
-    ctl(ARGS("down", "--runtime-dir", dir));
+    ctl(ARGS("down", "--yes", "--runtime-dir", dir));
     EXPECT_EQ(run.code, 1);
     EXPECT_HAS(run.err, "nothing runs at '");
     EXPECT_EQ(leftovers(), 0);
@@ -111,6 +111,42 @@ TEST(keeper_gives_a_killed_daemon_its_state_back)
     expect_nothing_runs();
 }
 
+/* A shell's commands beside $D, with real daemons; `train N` goes on to step N. */
+static void expect_shell(const char *commands)
+{
+    char command[2048];
+    start();
+    unsetenv("SHARDD_BIN");
+    setenv("D", dir, 1);
+    snprintf(command, sizeof(command),
+             "set -e; unset XDG_RUNTIME_DIR; train() { shd-gpt --layers 1 --dim 32 --heads 1 "
+             "--seq 16 --batch 2 --micro-batches 2 --sample 0 --steps $1 >/dev/null; }; "
+             "eval \"$(shardctl up -n 2 -d $D)\"; %s",
+             commands);
+    EXPECT_EQ(system(command), 0);
+    expect_nothing_runs();
+}
+
+TEST(down_says_what_is_lost_and_asks)
+{
+    expect_shell("train 3; r=0; shardctl down -d $D </dev/null 2>$D.err || r=$?; [ $r = 2 ]; "
+                 "grep -q \"in no checkpoint: model 'gpt', 3 steps, .*; no checkpoint is known\" "
+                 "$D.err; grep -q 'let it go with --yes' $D.err; "
+                 "shardctl checkpoint $D.ck >/dev/null; train 4; "
+                 "for a in n1 y0; do r=0; "
+                 "echo ${a%?} | script -qec 'shardctl down -d $D' /dev/null >$D.err || r=$?; "
+                 "grep -q '4 steps, .* the last checkpoint is of step 3, .* ago' $D.err; "
+                 "grep -q 'lose that? .y/N.' $D.err; [ $r = ${a#?} ]; done; "
+                 "rm -r $D.err $D.ck");
+}
+
+TEST(down_of_what_is_saved_or_empty_does_not_ask)
+{
+    expect_shell("shardctl down -d $D </dev/null >$D.err; eval \"$(shardctl up -n 2 -d $D)\"; "
+                 "train 3; shardctl checkpoint $D.ck >$D.err; "
+                 "shardctl down -d $D </dev/null >$D.err; rm -r $D.err $D.ck");
+}
+
 TEST(killed_keeper_takes_its_daemons_along_and_up_works_again)
 {
     pid_t pids[PIDS_MAX];
@@ -122,7 +158,7 @@ TEST(killed_keeper_takes_its_daemons_along_and_up_works_again)
     await_gone(kept_by);
     await_gone(pids[0]);
     await_gone(pids[1]);
-    ctl(ARGS("down", "--runtime-dir", dir));
+    ctl(ARGS("down", "--yes", "--runtime-dir", dir));
     EXPECT_EQ(run.code, 1);
     up();
     down();
@@ -186,6 +222,7 @@ TEST(keeper_that_gives_up_leaves_its_log)
 {
     pid_t pids[PIDS_MAX];
     start();
+    setenv("FAKE", "empty", 1); /* with something in it it would not give up */
     ctl(ARGS("up", "-v", "--max-restarts", "0", "--daemons", "2", "--runtime-dir", dir));
     EXPECT_EQ(run.code, 0);
     EXPECT_EQ(pids_named("started daemon cpu0 pid=", pids), 1);
@@ -193,7 +230,7 @@ TEST(keeper_that_gives_up_leaves_its_log)
     await_log("was killed by signal 9 (SIGKILL)");
     await_log("cpu1"); /* its end */
     for (int tries = 0; tries < 500 && strstr(run.err, "nothing runs") == NULL; tries++)
-        ctl(ARGS("down", "--runtime-dir", dir));
+        ctl(ARGS("down", "--yes", "--runtime-dir", dir));
     await_log("was killed by signal 9 (SIGKILL)");
     up();                            /* takes the directory over, and with it its removal */
     EXPECT(size_of("up.log.1") > 0); /* what the one before said */
@@ -216,7 +253,7 @@ TEST(log_of_loud_daemons_is_bounded)
              "seen = 1; last = $3 }'",
              dir);
     const int gap = system(command);
-    ctl(ARGS("down", "--runtime-dir", dir));
+    ctl(ARGS("down", "--yes", "--runtime-dir", dir));
     EXPECT_EQ(run.code, 0);
     EXPECT_EQ(gap, 0);
     EXPECT(old <= 16 << 20 && old > (16 << 20) - 4096);
@@ -276,8 +313,7 @@ TEST(paths_are_checked_and_quoted)
     EXPECT_EQ(run.code, 0);
     snprintf(address, sizeof(address), "export SHARDD_ADDRESS='%s/it'\\''s here'\n", base);
     EXPECT_STR(run.out, address);
-    ctl(ARGS("down", "-d", dir));
-    EXPECT_STR(run.err, "");
+    down();
     expect_nothing_runs();
 }
 
@@ -294,11 +330,11 @@ TEST(daemons_below_tmp_are_found_by_the_rule)
     EXPECT_HAS(run.err, sub); /* the stand-in has no sockets, so that there is no daemon to show */
     EXPECT_HAS(run.err, "where your only `shardctl up` or `run` is");
     setenv("SHARDD_ADDRESS", "/nonexistent/shardd?cpu0", 1);
-    ctl(ARGS("down"));
+    ctl(ARGS("down", "--yes"));
     EXPECT_EQ(run.code, 1);
     EXPECT_HAS(run.err, "nothing runs at '/nonexistent/shardd'");
     setenv("SHARDD_ADDRESS", sub, 1);
-    ctl(ARGS("down"));
+    ctl(ARGS("down", "--yes"));
     EXPECT_EQ(run.code, 0);
     EXPECT_HAS(run.out, "stopped 1 daemon at /tmp/");
     unsetenv("SHARDD_ADDRESS");

@@ -84,6 +84,42 @@ refused 'holds later steps' shardctl run --restore "$(grep -m 1 /step- "$work/be
     --checkpoint "$work/again" -- true
 find "$work/again" | sort | cmp - "$work/before" || fail 'a refused run has changed the directory'
 
+# The one that saves is killed when all is done: another saves what is new.
+# shellcheck disable=SC2016,SC2086
+shardctl run -v --checkpoint "$work/killed" --checkpoint-every 1000 -- sh -c \
+    'shd-gpt "$@" && kill -9 $(sed -n "s/.*started checkpoint pid=//p" '"$work/err)" sh --steps 5 $gpt \
+    >"$work/out" 2>"$work/err" || fail "saver killed: $(cat "$work/err")"
+shardctl checkpoint --verify "$work/killed" >"$work/verify"
+expect "$work/verify" 'good model=gpt step=5 updates=5'
+
+# The last save fails: the daemons stay, and can be saved elsewhere; then they are told to end.
+# shellcheck disable=SC2016,SC2086
+shardctl run --daemons 2 --checkpoint "$work/full" -- sh -c \
+    'shd-gpt "$@" && rm -r '"$work/full && : >$work/full" sh --steps 5 $gpt >"$work/out" 2>"$work/err" &
+run=$!
+soon "not kept, see $(cat "$work/err")" grep -q 'shardctl down --runtime-dir' "$work/err"
+expect "$work/err" "NOT SAVED: the last save in '$work/full' failed. The daemons stay"
+dir=$(sed -n "s/.*shardctl down --runtime-dir '\(.*\)'$/\1/p" "$work/err")
+refused "in no checkpoint: model 'gpt', 5 steps" shardctl down --runtime-dir "$dir" </dev/null
+shardctl checkpoint --runtime-dir "$dir" "$work/elsewhere" >"$work/saved"
+expect "$work/saved" "$(tail -n 1 "$work/out" | cut -d' ' -f2)"
+shardctl down --runtime-dir "$dir" </dev/null >"$work/down" || fail 'down asked'
+expect "$work/down" "stopped the run at $dir"
+code=0
+wait "$run" || code=$?
+[ "$code" = 73 ] || fail "code $code of a run whose last save failed: $(cat "$work/err")"
+
+# Where nothing can be saved, or has room, nothing is trained.
+: >"$work/file"
+refused "cannot save in '$work/file' (--checkpoint)" shardctl run --checkpoint "$work/file" -- true
+mkdir "$work/small"
+# shellcheck disable=SC2016,SC2086
+if unshare -m true 2>/dev/null; then
+    refused "no room for a checkpoint in '$work/small' (--checkpoint): it needs more than" \
+        unshare -m sh -c 'mount -t tmpfs -o size=128k none "$1" && exec shardctl run --checkpoint "$@"' \
+        sh "$work/small" -- shd-gpt --steps 100000 $gpt
+fi
+
 # Damage: the exit code and the first bad tensor.
 cp -a "$work/run/step-000000000047" "$work/bad"
 shardctl checkpoint --verify "$work/bad" >"$work/verify" 2>&1 || fail "$(cat "$work/verify")"

@@ -12,7 +12,7 @@ chmod 700 "$work"
 workers=
 end() {
     for pid in $workers; do kill -9 "$pid" 2>/dev/null || true; done
-    shardctl down --runtime-dir "$work/up" >/dev/null 2>&1 || true
+    shardctl down --yes --runtime-dir "$work/up" >/dev/null 2>&1 || true
     rm -rf "$work"
 }
 trap end EXIT
