@@ -367,7 +367,7 @@ TEST(nothing_grows_however_long_it_goes_on)
            with_rss ? "" : "; memory is not judged");
     for (int who = 0; who < WHO; who++)
         flat = judge((enum who)who, warm, rounds, with_rss) && flat;
-    ctl(ARGS("down", "--runtime-dir", dir));
+    ctl(ARGS("down", "--yes", "--runtime-dir", dir));
     char command[192];
     snprintf(command, sizeof command, "rm -rf '%s'", saves);
     EXPECT_EQ(system(command), 0);

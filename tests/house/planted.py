@@ -37,7 +37,7 @@ BUGS = [
     Bug("client/checkpoint", "restore.c", "checkpoint checkpoint_bad", "r == SHD_OK && strcmp(hex, info->digest) != 0",
         "r == SHD_OK && hex[0] == '\\0'"),
     Bug("client/ctl/plan", "plan_source.c", "ctl_plan", "equals == NULL || equals == tie", "equals == NULL"),
-    Bug("client/ctl/run", "revive.c", "ctl_up ctl_keeper", "c->starts >= max && now", "c->starts > max && now"),
+    Bug("client/ctl/run", "revive.c", "ctl_up ctl_keeper", "c->starts >= max && *oldest_ns", "c->starts > max && *oldest_ns"),
     Bug("client/ctl/run", "revive.c", "ctl", "    kill(-c->pid, SIGKILL); /*", "    /*"),
     Bug("client/ctl/base", "rundir.c", "ctl_rundir", "(st.st_mode & 022) != 0", "(st.st_mode & 002) != 0"),
     Bug("client/ctl/state", "drain.c", "ctl_drain", "if (now_ns >= dr->deadline_ns)\n            return timed_out",

@@ -71,7 +71,7 @@ for daemons in "cpu0=good cpu1=late" "cpu0=late cpu1=good"; do
     # shellcheck disable=SC2086
     serve $daemons
     touch -d '1000 seconds ago' "$dir/at/stop"
-    run 0 status -d "$dir/at"
+    run 3 status -d "$dir/at"
     has "shd-gpt (pid 13) is stopped: 1 worker waits 10" # 1000 s and what has passed since
     grep -q '^ *1[67]:[0-9][0-9]  shd-gpt (pid 12) waits 10[0-9][0-9]' "$dir/out" || fail "not the longer wait"
     [ "$(grep -c '(pid 12) waits' "$dir/out")" = 1 ] || fail "the wait is there twice"
