@@ -24,6 +24,7 @@ struct blame {
     uint64_t due_ns;   /* of it: ask then */
     uint64_t asked_ns; /* 0: nobody was asked */
     uint32_t waiting;  /* answers to come */
+    bool hasty;        /* they have had less than ANSWER_NS */
     uint32_t count;
     json_t **docs; /* owned, [count], each owned: what a daemon answered; NULL: nothing */
     bool *asked;   /* owned, [count] */
@@ -107,11 +108,11 @@ static struct headline_daemon daemon_of(const struct blame *b, uint32_t i)
 {
     const struct link *link = &b->hub->links[i];
     const bool up = link->state == LINK_UP;
+    const char *state = up ? process_state_now(link->pid) : "";
+    const bool had_time = !b->hasty || strcmp(state, "stopped") == 0;
     return (struct headline_daemon){
-        .process = { .pid = up ? link->pid : 0,
-                     .name = link->device,
-                     .state = up ? process_state_now(link->pid) : "" },
-        .answers = up && (!b->asked[i] || b->docs[i] != NULL),
+        .process = { .pid = up ? link->pid : 0, .name = link->device, .state = state },
+        .answers = up && (!b->asked[i] || b->docs[i] != NULL || !had_time),
         .why = up ? "" : link->last.text,
     };
 }
@@ -146,6 +147,19 @@ static void clean(char *text)
             *c = '?';
 }
 
+/* The first daemon that owes an answer, when they blame nobody: it is at work, as far as they know.
+ */
+static const char *whom(const struct blame *b)
+{
+    for (uint32_t l = 0; l < b->count; l++)
+        for (uint32_t i = 0; i < HUB_CALLS_MAX; i++) {
+            const struct call *call = &b->hub->links[l].calls[i];
+            if (call->used && call->ctx != NULL && call->ctx != b)
+                return b->hub->links[l].device;
+        }
+    return "its daemons";
+}
+
 static void say(const struct blame *b, uint64_t waited_ns, const struct headline *h)
 {
     char line[2 * HEADLINE_BYTES + 80];
@@ -155,8 +169,8 @@ static void say(const struct blame *b, uint64_t waited_ns, const struct headline
                  h->text, h->remedy);
     else
         snprintf(line, sizeof line,
-                 "shd: waiting for %" PRIu64 " s, and the daemons know nobody who holds it up",
-                 waited_s);
+                 "shd: waiting for %" PRIu64 " s for %s: nobody is known to hold it up", waited_s,
+                 whom(b));
     clean(line);
     if (b->sink.say != NULL)
         b->sink.say(b->sink.ctx, line);
@@ -178,6 +192,11 @@ static void conclude(struct blame *b, uint64_t waited_ns)
 
 /* -- Looking in ------------------------------------------------------------------------------ */
 
+static bool is_endless(const struct hub *hub)
+{
+    return hub->patient && hub->all_kept;
+}
+
 /* A limit that ends the wait sooner than a line is due: a little before it, so that the error
  * knows.
  */
@@ -186,8 +205,7 @@ static uint64_t first_due_ns(const struct blame *b)
     const struct hub *hub = b->hub;
     const uint64_t limit_ns = hub->timeout_ns;
     const uint64_t before_ns = limit_ns > 4 * ANSWER_NS ? limit_ns - 2 * ANSWER_NS : limit_ns / 2;
-    const bool endless = hub->patient && hub->all_kept;
-    return endless || before_ns > b->every_ns ? b->every_ns : before_ns;
+    return is_endless(hub) || before_ns > b->every_ns ? b->every_ns : before_ns;
 }
 
 static void look(struct hub *hub, uint64_t start_ns, uint64_t now_ns)
@@ -203,7 +221,9 @@ static void look(struct hub *hub, uint64_t start_ns, uint64_t now_ns)
         hub->held_up[0] = '\0';
     }
     if (b->asked_ns != 0) {
-        if (b->waiting == 0 || now_ns - b->asked_ns >= ANSWER_NS)
+        const bool over = !is_endless(hub) && waited_ns >= hub->timeout_ns;
+        b->hasty = now_ns - b->asked_ns < ANSWER_NS;
+        if (b->waiting == 0 || !b->hasty || over)
             conclude(b, waited_ns);
     } else if (waited_ns >= b->due_ns) {
         b->due_ns = (waited_ns / b->every_ns + 1) * b->every_ns;
