@@ -431,6 +431,7 @@ TEST(nobody_is_killed_when_all_were_stopped_together)
     fake("well");
     run_start(&run, RUN("--watchdog", "2", WAIT));
     run_await(&run, run.out, "up\n");
+    run_await(&run, run.err, "started worker rank 0 pid=");
     const pid_t all[] = { run.pid, last_pid("started daemon cpu0 pid="),
                           last_pid("started worker rank 0 pid=") };
     for (size_t i = 0; i < ARRAY_SIZE(all); i++)

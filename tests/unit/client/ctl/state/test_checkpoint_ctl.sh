@@ -191,6 +191,7 @@ has_partial() { ! no_partial; }
 begin() { # a shell lets what it starts in the background ignore SIGINT
     env --default-signal=INT shardctl "$@" >"$work/verb" 2>&1 &
     verb=$!
+    soon 'it does not begin' grep -q . "/proc/$verb/task/$verb/children" # it has signals by then
 }
 broken_by() { # broken_by SIGNAL CODE TEXT
     kill -s "$1" $verb
@@ -212,12 +213,10 @@ kill -STOP $daemon
 for verb_words in "checkpoint $work/broken" "checkpoint $work/broken --every 4" "drain --checkpoint $work/broken"; do
     # shellcheck disable=SC2086
     begin $verb_words
-    sleep 0.2 # now or a moment later: the signal ends it
     broken_by INT 130 'training goes on'
     no_partial || fail "left in it: $(ls -a "$work/broken")"
 done
 begin drain
-sleep 0.2
 broken_by TERM 143 'training goes on'
 kill -CONT $daemon
 shardctl checkpoint "$work/broken" >"$work/verb" || fail 'a drain was not taken back'
