@@ -16,6 +16,11 @@
 
 #define ANSWER_NS NS_PER_S
 
+struct answer { /* a daemon's */
+    bool asked;
+    json_t *doc; /* owned; NULL: none came */
+};
+
 struct blame {
     struct hub *hub;   /* borrowed; it may be gone first */
     uint64_t every_ns; /* between two lines of a wait */
@@ -26,8 +31,7 @@ struct blame {
     uint32_t waiting;  /* answers to come */
     bool hasty;        /* they have had less than ANSWER_NS */
     uint32_t count;
-    json_t **docs; /* owned, [count], each owned: what a daemon answered; NULL: nothing */
-    bool *asked;   /* owned, [count] */
+    struct answer *answers; /* owned, [count] */
 };
 
 /* -- Asking ---------------------------------------------------------------------------------- */
@@ -48,16 +52,17 @@ static void take_status(struct link *link, const struct call *call, const struct
     const struct wire_bytes *text = &reply->status_text.json;
     CHECK(b->waiting > 0);
     b->waiting--;
-    if (reply->status == SHD_OK && reply->type == WIRE_STATUS_TEXT && b->docs[link->index] == NULL)
-        b->docs[link->index] = json_loadb((const char *)text->data, text->bytes, 0, NULL);
+    if (reply->status == SHD_OK && reply->type == WIRE_STATUS_TEXT &&
+        b->answers[link->index].doc == NULL)
+        b->answers[link->index].doc = json_loadb((const char *)text->data, text->bytes, 0, NULL);
 }
 
 static void forget(struct blame *b)
 {
     for (uint32_t i = 0; i < b->count; i++) {
-        json_decref(b->docs[i]);
-        b->docs[i] = NULL;
-        b->asked[i] = false;
+        json_decref(b->answers[i].doc);
+        b->answers[i].doc = NULL;
+        b->answers[i].asked = false;
     }
     b->waiting = 0;
     b->asked_ns = 0;
@@ -73,8 +78,8 @@ static void ask_all(struct blame *b, uint64_t now_ns)
         if (link->state != LINK_UP || link->call_count == HUB_CALLS_MAX)
             continue;
         b->waiting++; /* it may be answered before it returns */
-        b->asked[i] = hub_ask(link, &call, &ignored) == SHD_OK;
-        b->waiting -= !b->asked[i];
+        b->answers[i].asked = hub_ask(link, &call, &ignored) == SHD_OK;
+        b->waiting -= !b->answers[i].asked;
     }
     b->asked_ns = now_ns;
 }
@@ -112,7 +117,7 @@ static struct headline_daemon daemon_of(const struct blame *b, uint32_t i)
     const bool had_time = !b->hasty || strcmp(state, "stopped") == 0;
     return (struct headline_daemon){
         .process = { .pid = up ? link->pid : 0, .name = link->device, .state = state },
-        .answers = up && (!b->asked[i] || b->docs[i] != NULL || !had_time),
+        .answers = up && (!b->answers[i].asked || b->answers[i].doc != NULL || !had_time),
         .why = up ? "" : link->last.text,
     };
 }
@@ -126,7 +131,7 @@ static bool make_headline(const struct blame *b, struct headline *ret_headline)
     bool found = false;
     if (waits != NULL && daemons != NULL) {
         for (uint32_t i = 0; i < b->count; i++) {
-            const json_t *list = json_object_get(b->docs[i], "waits");
+            const json_t *list = json_object_get(b->answers[i].doc, "waits");
             daemons[i] = daemon_of(b, i);
             for (size_t k = 0; k < json_array_size(list) && view.wait_count < HEADLINE_WAITS_MAX;
                  k++)
@@ -211,6 +216,8 @@ static uint64_t first_due_ns(const struct blame *b)
 static void look(struct hub *hub, uint64_t start_ns, uint64_t now_ns)
 {
     struct blame *b = hub->blame;
+    const uint64_t every_ns = b->every_ns;
+    CHECK(every_ns > 0);
     const uint64_t waited_ns = now_ns > start_ns ? now_ns - start_ns : 0;
     if (start_ns != b->start_ns) {
         if (b->asked_ns != 0)
@@ -226,7 +233,7 @@ static void look(struct hub *hub, uint64_t start_ns, uint64_t now_ns)
         if (b->waiting == 0 || !b->hasty || over)
             conclude(b, waited_ns);
     } else if (waited_ns >= b->due_ns) {
-        b->due_ns = (waited_ns / b->every_ns + 1) * b->every_ns;
+        b->due_ns = (waited_ns / every_ns + 1) * every_ns;
         ask_all(b, now_ns);
     }
 }
@@ -239,9 +246,8 @@ int blame_new(struct hub *hub, struct blame_sink sink, struct blame **ret_blame,
                              .every_ns = BLAME_NS,
                              .sink = sink,
                              .count = hub->link_count,
-                             .docs = sys_calloc(hub->link_count, sizeof *b->docs),
-                             .asked = sys_calloc(hub->link_count, sizeof *b->asked) };
-    if (b == NULL || b->docs == NULL || b->asked == NULL) {
+                             .answers = sys_calloc(hub->link_count, sizeof *b->answers) };
+    if (b == NULL || b->answers == NULL) {
         blame_free(b);
         return err_set(e, SHD_ENOMEM, "no memory for a session");
     }
@@ -260,9 +266,8 @@ void blame_free(struct blame *b)
 {
     if (b == NULL)
         return;
-    if (b->docs != NULL && b->asked != NULL)
+    if (b->answers != NULL)
         forget(b);
-    free(b->docs);
-    free(b->asked);
+    free(b->answers);
     free(b);
 }

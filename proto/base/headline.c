@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/base/check.h"
+
 #define SLOW_S    1.0
 #define HALTED_S  0.2 /* for a process that does not run at all */
 #define NODES_MAX 256u
@@ -159,6 +161,7 @@ static struct root judge(const struct graph *g, const struct node *node)
         if (names(&g->edges[i], node) && (r.wait == NULL || w->since_s > r.wait->since_s))
             r.wait = w;
     }
+    CHECK(r.wait != NULL); /* who is named is named by one */
     return r;
 }
 
