@@ -310,6 +310,13 @@ TEST(worker_that_is_killed_too_often_waits_and_goes_on)
     run_start(&run, RUN("--max-restarts", "2", "--", "sh", "-c", "kill -9 $$"));
     await_count("started again 2 times within 10 s, the limit (--max-restarts): the next start is",
                 1);
+    const char *limit = strstr(run.err, "started again 2 times"), *at = run.err;
+    for (uint32_t starts = 0; starts < 3; starts++) { /* it said so behind the third, */
+        at = strstr(at, "started worker rank 0");
+        EXPECT(at != NULL && at++ < limit);
+    }
+    at = strstr(at, "started worker rank 0"); /* and not the fourth */
+    EXPECT(at == NULL || at > limit);
     await_count("started worker rank 0", 4);
     end_by_term();
 }
