@@ -3,6 +3,8 @@
 #
 #   scripts/chaos.sh --kills 100 --seed 1      until 100 kills are made
 #   scripts/chaos.sh --seconds 60              for about a minute
+#   scripts/chaos.sh --faults [--brief]        instead: one fault after the other, as the daemons'
+#                                              program away, a full disk, a requeue; --list names them
 #
 # First the training undisturbed, for its digest; then again, as often as it takes, with SIGKILL at
 # random: which process and when, a quarter of them two at once. Each run must end by itself with
@@ -17,4 +19,9 @@ if ! command -v python3 >/dev/null; then
     say "needs python3 (scripts/install-deps.sh --dev installs it)"
     exit 1
 fi
-exec python3 "$root/tests/e2e/chaos.py" --bin "$root/build/release/bin" --logs "$logs" "$@"
+program=chaos.py
+if [ "${1:-}" = --faults ]; then
+    program=chaos_faults.py
+    shift
+fi
+exec python3 "$root/tests/e2e/$program" --bin "$root/build/release/bin" --logs "$logs" "$@"

@@ -141,8 +141,7 @@ class Run:
         self.out_path = os.path.join(o.logs, f'chaos-{name}.out')
         workers = f'1..{o.workers}' if o.elastic and name != 'undisturbed' else f'{o.workers}'
         daemons = ['--devices', o.devices] if o.devices else ['--daemons', str(o.daemons)]
-        self.command = [os.path.join(o.bin, 'shardctl'), 'run', '--max-restarts', '1000',
-                        *daemons, '--workers', workers]
+        self.command = [os.path.join(o.bin, 'shardctl'), 'run', *daemons, '--workers', workers]
         if o.elastic:
             self.command += ['--elastic']
         self.command += ['--', os.path.join(o.bin, 'shd-gpt'), *MODEL, *o.extra,
