@@ -89,10 +89,10 @@ static int connect_owners(struct shd_session *s, const struct shd_options *o, st
     } else {
         s->control = &control_remote;
         s->reader = &reader_mapped;
-        r = hub_new(&address, o->name != NULL ? o->name : name, s->timeout_ns, &s->hub, e);
+        r = hub_new(&address, o->name != NULL ? o->name : name, s->timeout_ns,
+                    /* patient= */ o->timeout_ms == 0, &s->hub, e);
     }
     if (r == SHD_OK && s->hub != NULL) {
-        s->hub->patient = o->timeout_ms == 0;
         s->hub->reopen = reopen_models;
         s->hub->look = reopen_look;
         s->hub->reopen_ctx = s;

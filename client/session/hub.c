@@ -455,7 +455,7 @@ static int init_links(struct hub *hub, const struct address *address, const char
     return init_zmq(hub, e);
 }
 
-int hub_new(const struct address *address, const char *name, uint64_t timeout_ns,
+int hub_new(const struct address *address, const char *name, uint64_t timeout_ns, bool patient,
             struct hub **ret_hub, struct shd_err *e)
 {
     CHECK(!address->local && address->count > 0);
@@ -463,6 +463,7 @@ int hub_new(const struct address *address, const char *name, uint64_t timeout_ns
     if (hub == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for a session");
     hub->timeout_ns = timeout_ns;
+    hub->patient = patient;
     struct shd_err why = { 0 };
     int r = init_links(hub, address, name, &why);
     while (r == SHD_OK && hub->down_count > 0) /* each link has its own bound */

@@ -19,8 +19,9 @@
 #include "client/session/link.h"
 
 /* Connect to every daemon at address (not local). name: shown by daemons. A daemon that is named
- * but not there yet is waited for, up to 10 s. Errors as shd_connect(). */
-int hub_new(const struct address *address, const char *name, uint64_t timeout_ns,
+ * but not there yet is waited for, up to 10 s; patient (hub.patient) without end where it was
+ * there, and its keeper is. Errors as shd_connect(). */
+int hub_new(const struct address *address, const char *name, uint64_t timeout_ns, bool patient,
             struct hub **ret_hub, struct shd_err *e);
 
 /* Say goodbye (Detach, a short wait) and free. NULL is a no-op. */

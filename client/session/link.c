@@ -448,10 +448,26 @@ static uint64_t patience_ns(const struct link *link)
     return nobody && timeout_ns > FIRST_NS_MAX ? FIRST_NS_MAX : timeout_ns;
 }
 
+/* A daemon that we never reached was there once, and beside it listens who starts it again. */
+static bool was_kept_here(const struct link *link)
+{
+    char
+        path[sizeof(((struct sockaddr_un *)NULL)->sun_path) + WIRE_NAME_BYTES_MAX + sizeof ".lock"];
+    const char *slash = strrchr(link->path, '/');
+    snprintf(path, sizeof path, "%.*s%s.lock", slash != NULL ? (int)(slash + 1 - link->path) : 0,
+             link->path, link->device);
+    if (access(path, F_OK) != 0)
+        return false;
+    notify_path(link, path, sizeof path);
+    return listen_is_bound(path);
+}
+
 /* Its keeper starts it again for as long as it has the state, and this session can wait. */
 static bool comes_back(const struct link *link)
 {
-    return link->known && link->kept && link->hub->patient && !lost_its_keeper(link);
+    if (!link->hub->patient)
+        return false;
+    return link->known ? link->kept && !lost_its_keeper(link) : was_kept_here(link);
 }
 
 static void give_up(struct link *link, uint64_t waited_ns)

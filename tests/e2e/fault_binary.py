@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The fault "binary" of scripts/chaos.sh --faults: the daemons' program is away for a minute, and
-both daemons die meanwhile; the digest must be the undisturbed one.
+"""The fault "binary" of scripts/chaos.sh --faults: the daemons' program is away for a minute, both
+daemons die and a worker; the digest must be the undisturbed one.
 
 fault_binary.py --bin BIN [--seconds N] [--steps N]: the last line is `fault=binary ... digest=equal`
 (exit 0), or says what is wrong (exit 1).
@@ -18,6 +18,7 @@ from one_run import SLOW, OneRun, Wrong, judge, undisturbed
 def stay_away(run, seconds):
     """The keeper must live as long as the program is away, and say which daemon it cannot start."""
     run.kill('daemon cpu0')
+    run.kill('worker rank 1')
     run.says('daemon cpu0: cannot run ')
     middle = time.monotonic() + seconds / 2
     end = middle + seconds / 2

@@ -214,6 +214,20 @@ TEST(daemon_that_is_away_for_long_is_waited_for_while_its_keeper_lives)
     stop();
 }
 
+/* Longer than a daemon that was never there is waited for: a worker that is started meanwhile is
+ * not to end the run. */
+TEST(new_session_waits_for_a_daemon_that_its_keeper_will_start_again)
+{
+    int status;
+    start();
+    const pid_t pid = stop_for(pid_of_keeper(), 11000);
+    EXPECT(kill_daemon(0));
+    shd_session *s = attach_patient(test_paced(300));
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    shd_close(s);
+    stop();
+}
+
 TEST(daemon_that_went_with_its_keeper_is_not_waited_for)
 {
     struct shd_err e = { 0 };
