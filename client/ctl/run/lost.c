@@ -65,7 +65,7 @@ bool lost_say(const char *address, const char *what)
         for (uint32_t k = 0; d->up && k < d->doc->model_count; k++)
             add_model(models, &count, &d->doc->models[k]);
         if (!d->up)
-            ctl_say("%s: what %s has, which does not answer: %s", what, d->device, d->why.text);
+            ctl_say("%s: what daemon %s had, which does not answer", what, d->device);
         lost = lost || !d->up;
     }
     for (uint32_t i = 0; i < count; i++) {
