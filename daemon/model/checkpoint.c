@@ -160,7 +160,8 @@ static void finish(struct checkpoint *c)
         m->metrics->saved_step = c->step;
         m->metrics->saved_ns = uv_hrtime();
         fill_reply(c, op);
-    } else {
+    } else { /* what its session gave up has not failed */
+        m->metrics->failed_checkpoints += c->status != SHD_ESTEP && c->status != SHD_EGONE;
         op->err = c->err;
     }
     m->checkpoint = NULL;

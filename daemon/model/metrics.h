@@ -44,7 +44,7 @@ struct metrics_model {
     struct metrics_daemon *daemon; /* borrowed */
     uint32_t handle;               /* of the model, in the trace */
     uint64_t returns, return_bytes, stale_returns;
-    uint64_t steps, skipped_steps, backup_leases, checkpoints;
+    uint64_t steps, skipped_steps, backup_leases, checkpoints, failed_checkpoints;
     uint64_t saved_step, saved_ns; /* of the last checkpoint; saved_ns 0: none since we started */
     struct metrics_hist returned;  /* arrival to credit */
     struct metrics_hist applied;   /* a unit's update */

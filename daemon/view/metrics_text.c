@@ -13,6 +13,7 @@
 #include "daemon/view/waits.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/sys.h"
 #include "proto/base/version.h"
 
 struct page { /* being written */
@@ -47,6 +48,8 @@ static const struct family model_families[] = {
     { "backup_leases_total", "counter", "Micro-batches given to a second worker as well.",
       OF_MODEL(metrics.backup_leases) },
     { "checkpoints_total", "counter", "Checkpoints written.", OF_MODEL(metrics.checkpoints) },
+    { "checkpoint_failures_total", "counter", "Checkpoints that could not be written.",
+      OF_MODEL(metrics.failed_checkpoints) },
     { "step", "gauge", "The open step.", OF_MODEL(step) },
     { "waiting_returns", "gauge", "Gradients that wait for earlier micro-batches.",
       OF_MODEL(waiting) },
@@ -122,6 +125,40 @@ static void write_memory(const struct page *p)
     }
 }
 
+static double seconds_since(const struct page *p, uint64_t then_ns)
+{
+    return p->s->taken_ns > then_ns ? (double)(p->s->taken_ns - then_ns) * S_PER_NS : 0;
+}
+
+/* Of what has not been seen since the process began there is no sample. */
+static void write_ages(const struct page *p)
+{
+    begin_family(p, "step_age_seconds", "gauge", "How long the open step has been open.");
+    for (uint32_t i = 0; i < p->s->model_count; i++) {
+        const struct view_model *m = &p->s->models[i];
+        if (m->metrics.opened_ns != 0)
+            fprintf(p->out, "shardd_step_age_seconds{device=\"%s\",model=\"%s\"} %.3f\n", p->device,
+                    m->spec->name, seconds_since(p, m->metrics.opened_ns));
+    }
+    begin_family(p, "checkpoint_time_seconds", "gauge",
+                 "When the last checkpoint was written, since 1970.");
+    for (uint32_t i = 0; i < p->s->model_count; i++) {
+        const struct view_model *m = &p->s->models[i];
+        if (m->metrics.saved_ns != 0)
+            fprintf(p->out, "shardd_checkpoint_time_seconds{device=\"%s\",model=\"%s\"} %.3f\n",
+                    p->device, m->spec->name, p->s->time_s - seconds_since(p, m->metrics.saved_ns));
+    }
+}
+
+static void write_room(const struct page *p)
+{
+    const uint64_t bytes = sys_memory_available();
+    begin_family(p, "memory_available_bytes", "gauge", "Memory that can still be taken.");
+    if (bytes != UINT64_MAX)
+        fprintf(p->out, "shardd_memory_available_bytes{device=\"%s\"} %" PRIu64 "\n", p->device,
+                bytes);
+}
+
 static void write_waits(const struct page *p)
 {
     begin_family(p, "wait_seconds", "gauge", "The longest wait of this kind now; 0 for none.");
@@ -193,6 +230,8 @@ int metrics_text(const struct view_snapshot *s, char **ret_text, size_t *ret_byt
     write_models(&p);
     write_build(&p);
     write_memory(&p);
+    write_room(&p);
+    write_ages(&p);
     write_waits(&p);
     write_hists(&p);
     const bool failed = ferror(p.out) != 0;

@@ -1,6 +1,6 @@
 """generate.py: write shardd.json, a Grafana dashboard with a panel for every metric.
 
-Run here after metrics have changed; tests/test_metrics_text.py compares the result with /metrics.
+Run here after metrics have changed; tests/e2e/test_metrics.py compares the result with /metrics.
 """
 import json
 import os
@@ -22,7 +22,10 @@ PANELS = [  # title, unit, [(expression, legend)]
     ("Step", "none", [(f"shardd_step{MODEL}", "{{device}} {{model}}")]),
     ("Steps per second", "ops", [(rate("shardd_steps_total"), "{{device}} {{model}}"),
                                  (rate("shardd_skipped_steps_total"), "skipped {{model}}")]),
-    ("Longest wait now", "s", [(f"shardd_wait_seconds{SELECT}", "{{device}} {{kind}}")]),
+    ("Longest wait now", "s", [(f"shardd_wait_seconds{SELECT}", "{{device}} {{kind}}"),
+                               (f"shardd_step_age_seconds{MODEL}", "open step {{device}} {{model}}")]),
+    ("Loss", "none", [(f"shardd_loss{MODEL}", "{{device}} {{model}}")]),
+    ("Gradient norm", "none", [(f"shardd_grad_norm{MODEL}", "{{device}} {{model}}")]),
     ("Daemons", "none", [(f"shardd_up{SELECT}", "{{device}}"),
                          (f"shardd_build_info{SELECT}", "{{device}} {{version}} {{isa}}")]),
     ("Gradients per second", "ops", [(rate("shardd_returns_total"), "{{device}} {{model}}"),
@@ -30,7 +33,8 @@ PANELS = [  # title, unit, [(expression, legend)]
     ("Gradient bytes per second", "Bps", [(rate("shardd_return_bytes_total"), "{{device}} {{model}}"),
                                           (rate("shardd_spilled_bytes_total"), "spilled {{device}}")]),
     ("Gradients that wait for their turn", "none", [(f"shardd_waiting_returns{MODEL}", "{{device}}")]),
-    ("Memory", "bytes", [(f"shardd_memory_bytes{MODEL}", "{{device}} {{model}} {{kind}}")]),
+    ("Memory", "bytes", [(f"shardd_memory_bytes{MODEL}", "{{device}} {{model}} {{kind}}"),
+                         (f"shardd_memory_available_bytes{SELECT}", "left {{device}}")]),
     ("Sessions", "none", [(f"shardd_sessions{SELECT}", "{{device}}"),
                           (rate("shardd_sessions_total", SELECT), "opened {{device}}"),
                           (rate("shardd_session_deaths_total", SELECT), "died {{device}}")]),
@@ -39,7 +43,10 @@ PANELS = [  # title, unit, [(expression, legend)]
                                     (rate("shardd_dropped_events_total", SELECT), "log {{device}}")]),
     ("Recovery", "none", [(f"shardd_backup_leases_total{MODEL}", "backup leases {{device}}"),
                           (f"shardd_checkpoints_total{MODEL}", "checkpoints {{device}}"),
+                          (f"shardd_checkpoint_failures_total{MODEL}", "failed {{device}}"),
                           (f"shardd_adopted_models_total{SELECT}", "adopted {{device}}")]),
+    ("Age of the last checkpoint", "s", [(f"time() - shardd_checkpoint_time_seconds{MODEL}",
+                                          "{{device}} {{model}}")]),
 ] + [
     (title, "s", [(quantile(q, name), f"p{round(q * 100)} {{{{device}}}} {{{{model}}}}")
                   for q in (0.5, 0.99)])
