@@ -1,4 +1,4 @@
-# Install the unit with this prefix's paths in it, and the settings file it reads. Under /usr and
+# Install the units with this prefix's paths in them, and the settings file they read. Under /usr and
 # /usr/local settings are in /etc, under another prefix in its own etc.
 set(SHD_BINDIR ${CMAKE_INSTALL_PREFIX}/${bindir})
 if(CMAKE_INSTALL_PREFIX MATCHES "^/usr(/local)?/?$")
@@ -6,9 +6,10 @@ if(CMAKE_INSTALL_PREFIX MATCHES "^/usr(/local)?/?$")
 else()
   set(SHD_SYSCONFDIR ${CMAKE_INSTALL_PREFIX}/etc)
 endif()
-set(unit ${scratch}/shardd@.service)
-configure_file(${source_dir}/shardd@.service ${unit} @ONLY)
-file(INSTALL ${unit} DESTINATION ${CMAKE_INSTALL_PREFIX}/lib/systemd/system)
+foreach(unit shardd@.service shardd-exporter.service)
+  configure_file(${source_dir}/${unit} ${scratch}/${unit} @ONLY)
+  file(INSTALL ${scratch}/${unit} DESTINATION ${CMAKE_INSTALL_PREFIX}/lib/systemd/system)
+endforeach()
 
 # A settings file that the operator may have changed stays.
 if(NOT EXISTS $ENV{DESTDIR}${SHD_SYSCONFDIR}/default/shardd)

@@ -73,7 +73,7 @@ endforeach()
 set(doc ${CMAKE_INSTALL_DATADIR}/doc/shardd)
 install(FILES README.md DESTINATION ${doc} COMPONENT shardd)
 install(DIRECTORY docs/ DESTINATION ${doc}/docs COMPONENT shardd FILES_MATCHING PATTERN *.md PATTERN *.png
-        PATTERN man EXCLUDE)
+        PATTERN *.yml PATTERN grafana/shardd.json PATTERN man EXCLUDE)
 install(FILES systemd/cpu0.conf systemd/gpu.conf systemd/checkpoints.conf
         DESTINATION ${doc}/examples COMPONENT shardd)
 install(FILES examples/minimal.c DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/libshd-dev/examples

@@ -15,6 +15,7 @@
 #include "client/ctl/state/drain.h"
 #include "client/ctl/state/model.h"
 #include "client/ctl/watch/dashboard.h"
+#include "client/ctl/watch/exporter.h"
 #include "client/ctl/watch/status.h"
 #include "client/ctl/watch/top.h"
 #include "client/ctl/watch/trace.h"
@@ -34,6 +35,7 @@ static const struct verb verbs[] = {
     { "top", "the same on a full screen, live", verb_top },
     { "trace", "what daemons and workers did, for Perfetto", verb_trace },
     { "dashboard", "a page that shows all daemons of this machine", verb_dashboard },
+    { "exporter", "the metrics of all daemons of this machine, for Prometheus", verb_exporter },
     { "digest", "SHA-256 over a model's parameters and optimizer state", verb_digest },
     { "plan", "what a policy does to a model and costs, before it is run", verb_plan },
     { "checkpoint", "save a model, once or as training goes on; list, verify", verb_checkpoint },

@@ -2,17 +2,21 @@
 
 A real training with two daemons and two workers; then: promtool finds nothing wrong with /metrics,
 every family of docs/status.md is there and has a panel in docs/grafana/shardd.json, counters agree
-with the steps taken, a real Prometheus scrapes shardd_step, and /trace shows computing, fetching and
-returning at the same time. Exit 77 where promtool is missing (Debian: prometheus), after the rest.
+with the steps taken, and /trace shows computing, fetching and returning at the same time. `shardctl
+exporter` has both daemons, and none of what stands beside them: sockets that are dead, hang or lie.
+A real Prometheus scrapes it by docs/prometheus, and says so when a worker is stopped; promtool tests
+the alerts. Exit 77 where promtool is missing (Debian: prometheus), after the rest.
 """
 import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.parse
 import urllib.request
@@ -67,6 +71,13 @@ class Run:
                        os.path.join(self.dir, "run"), "--threads", "1",
                        "--status-address", f"127.0.0.1:{port}")
             wait_for("daemon", lambda port=port: get(port, "/healthz"))
+
+    def start_exporter(self):
+        port = free_port()
+        self.start(os.path.join(self.bin, "shardctl"), "exporter", "--address",
+                   os.path.join(self.dir, "run"), "--listen", f"127.0.0.1:{port}")
+        wait_for("exporter", lambda: get(port, "/healthz"))
+        return port
 
     def start_workers(self, steps):
         return [self.start(os.path.join(self.bin, "shd-gpt"), "--address",
@@ -138,13 +149,86 @@ def check_trace(port, directory):
     subprocess.run([sys.executable, os.path.join(HERE, "trace_check.py"), path, "--overlap"], check=True)
 
 
-def check_prometheus(run, directory):
+class Fakes:
+    """Sockets beside the daemons': of one that is dead, one that never answers, one that lies."""
+
+    def __init__(self, directory):
+        self.paths = [os.path.join(directory, f"{name}.status") for name in ("dead", "hangs", "lies")]
+        self.sockets = [socket.socket(socket.AF_UNIX) for _ in self.paths]
+        for s, path in zip(self.sockets, self.paths):
+            s.bind(path)
+        for s in self.sockets[1:]:
+            s.listen(8)
+        threading.Thread(target=self.lie, daemon=True).start()
+
+    def lie(self):
+        page = ("# HELP shardd_up Whether the daemon answers.\n# TYPE shardd_up gauge\n"
+                'shardd_up{device="cpu0"} 0\n')
+        try:
+            while True:
+                with self.sockets[2].accept()[0] as c:
+                    c.recv(4096)
+                    c.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(page)}\r\n\r\n{page}".encode())
+        except OSError:
+            pass
+
+    def end(self):
+        for s, path in zip(self.sockets, self.paths):
+            s.close()
+            os.remove(path)
+
+
+def check_exporter(run, port):
+    fakes = Fakes(os.path.join(run.dir, "run"))
+    text = get(port, "/metrics")
+    families = parse(text)
+    up = {labels.split('"')[1]: value for labels, value in families["shardd_up"].items()}
+    assert up == {"cpu0": 1, "cpu1": 1, "dead": 0, "hangs": 0, "lies": 0}, up
+    for i, daemon in enumerate(run.ports):
+        for name, samples in parse(get(daemon, "/metrics")).items():
+            missing = set(samples) - set(families[name])
+            assert not missing, f"cpu{i}: {name} has not {missing}"
+    assert len(re.findall("^# TYPE shardd_step gauge$", text, re.M)) == 1
+    fakes.end()
+    # What took its sockets along is not missed.
+    wait_for("two daemons", lambda: len(parse(get(port, "/metrics"))["shardd_up"]) == 2)
+    return text
+
+
+def check_stall(run, port):
+    """A stopped worker is an alert, which ends with the stall."""
+
+    def alerts():
+        found = json.loads(get(port, "/api/v1/alerts"))["data"]["alerts"]
+        return {(a["labels"]["alertname"], a["labels"]["model"]) for a in found
+                if a["state"] == "firing" and "model" in a["labels"]}
+
+    workers = run.start_workers(STEPS + 1000000)
+    wait_for("steps again", lambda: parse(get(run.ports[0], "/metrics"))["shardd_step"][
+        'device="cpu0",model="gpt"'] > STEPS + 5)
+    workers[1].send_signal(signal.SIGSTOP)
+    try:
+        wait_for("alert of a stopped worker", lambda: ("ShardStalled", "gpt") in alerts())
+    finally:
+        workers[1].send_signal(signal.SIGCONT)
+    wait_for("the alert's end", lambda: ("ShardStalled", "gpt") not in alerts())
+    for w in workers:
+        w.terminate()
+        w.wait(HANG_S)
+
+
+def check_prometheus(run, exporter, directory):
+    """By the configuration and the rules of docs/prometheus, in less time."""
     port = free_port()
     config = os.path.join(directory, "prometheus.yml")
+    with open(f"{DOCS}/prometheus/scrape.yml", encoding="utf-8") as f:
+        scrape = f.read().replace("5s", "1s").replace("127.0.0.1:9464", f"127.0.0.1:{exporter}")
     with open(config, "w", encoding="utf-8") as f:
-        targets = ", ".join(f'"127.0.0.1:{p}"' for p in run.ports)
-        f.write("global: {scrape_interval: 1s}\nscrape_configs:\n  - job_name: shardd\n"
-                f"    static_configs: [{{targets: [{targets}]}}]\n")
+        f.write(scrape)
+    with open(f"{DOCS}/prometheus/alerts.yml", encoding="utf-8") as f:
+        rules = f.read().replace("interval: 5s", "interval: 1s").replace("_seconds > 30", "_seconds > 5")
+    with open(os.path.join(directory, "alerts.yml"), "w", encoding="utf-8") as f:
+        f.write(rules)
     run.start("prometheus", f"--config.file={config}", f"--web.listen-address=127.0.0.1:{port}",
               f"--storage.tsdb.path={directory}/tsdb")
     query = urllib.parse.urlencode({"query": "shardd_step"})
@@ -155,6 +239,7 @@ def check_prometheus(run, directory):
 
     result = wait_for("shardd_step in Prometheus", steps)
     assert all(float(r["value"][1]) == STEPS for r in result), result
+    check_stall(run, port)
 
 
 def main():
@@ -175,16 +260,20 @@ def main():
         wait_for("sessions to end",
                  lambda: parse(get(run.ports[0], "/metrics"))["shardd_sessions"]['device="cpu0"'] == 0)
         text = check_metrics(run.ports[0])
-        print("metrics agree with the steps taken")
+        exporter = run.start_exporter()
+        merged = check_exporter(run, exporter)
+        print("metrics agree with the steps taken, and the exporter's with the daemons'")
         if not tools:
             print("promtool and prometheus are not installed: their part is skipped")
             return 77
-        subprocess.run(["promtool", "check", "metrics"], input=text.encode(), check=True)
+        for page in (text, merged):
+            subprocess.run(["promtool", "check", "metrics"], input=page.encode(), check=True)
         subprocess.run(["promtool", "check", "rules", f"{DOCS}/prometheus/alerts.yml"], check=True)
         subprocess.run(["promtool", "check", "config", "--syntax-only", f"{DOCS}/prometheus/scrape.yml"],
                        check=True)
-        check_prometheus(run, directory)
-        print("Prometheus has shardd_step of both daemons")
+        subprocess.run(["promtool", "test", "rules", f"{HERE}/alerts_test.yml"], check=True)
+        check_prometheus(run, exporter, directory)
+        print("Prometheus has shardd_step of both daemons, and an alert while a worker was stopped")
         return 0
     finally:
         run.end()

@@ -91,6 +91,34 @@ int node_scan(struct node *n, struct shd_err *e)
     return r;
 }
 
+static bool has_socket(const struct node *n, const char *device)
+{
+    static const char *const endings[] = { "status", "sock" };
+    char path[NODE_SOCKET_BYTES];
+    for (size_t i = 0; i < ARRAY_SIZE(endings); i++) {
+        snprintf(path, sizeof(path), "%s/%s.%s", n->dir, device, endings[i]);
+        if (access(path, F_OK) == 0 || errno != ENOENT)
+            return true;
+    }
+    return false;
+}
+
+void node_forget_gone(struct node *n)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < n->count; i++) {
+        struct node_daemon *d = &n->daemons[i];
+        CHECK(d->http == NULL);
+        if (n->listed || has_socket(n, d->device)) {
+            n->daemons[kept++] = *d;
+            continue;
+        }
+        doc_free(d->doc);
+        json_decref(d->json);
+    }
+    n->count = kept;
+}
+
 static int open_listed(const char *address, struct node *n, struct shd_err *e)
 {
     struct address a;
@@ -217,6 +245,34 @@ void node_close(struct node *n)
 {
     forget(n);
     http_client_deinit(&n->client);
+}
+
+static int open_early(const char *address, struct node *n, struct shd_err *e)
+{
+    struct where where;
+    int r = where_find(address, &where, e);
+    if (r != SHD_OK)
+        return r;
+    if (strncmp(where.address, "local:", 6) == 0 || strchr(where.address, '?') != NULL)
+        return open_local(where.address, n, e);
+    r = open_dir(where.address, n, e);
+    return r == SHD_ENOENT ? SHD_OK : r;
+}
+
+int node_open_early(const char *address, struct node *ret_node)
+{
+    struct node n = { .timeout_ms = answer_timeout_ms() };
+    struct shd_err e = { 0 };
+    int r = http_client_init(&n.client, &e);
+    if (r != SHD_OK)
+        return node_fail(r, &e);
+    r = open_early(address, &n, &e);
+    if (r == SHD_OK) {
+        *ret_node = n;
+        return CTL_OK;
+    }
+    node_close(&n);
+    return node_fail(r, &e);
 }
 
 int node_interval(const char *text, uint64_t *ret_ms, struct shd_err *e)

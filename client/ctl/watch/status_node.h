@@ -65,6 +65,9 @@ int node_open(const char *address, const char *hosts, struct node *ret_node);
 int node_open_at(const char *address, struct node *ret_node, struct shd_err *e);
 void node_close(struct node *n);
 
+/* The same for who waits for daemons: of a directory nothing needs to be there yet. */
+int node_open_early(const char *address, struct node *ret_node);
+
 /* The way out of a verb with an error of its node: says it, returns the exit code. */
 int node_fail(int status, const struct shd_err *e);
 
@@ -87,6 +90,10 @@ void node_socket(const struct node *n, const struct node_daemon *d,
 /* Look for new daemons; those known stay. Errors: SHD_ENOENT no directory; SHD_EAUTH it may not be
  * read; SHD_ERANGE, SHD_ENOMEM. */
 int node_scan(struct node *n, struct shd_err *e);
+
+/* Forget daemons that are not named and have no socket any more: they ended as they were told. One
+ * that was killed leaves them. No request may be under way. */
+void node_forget_gone(struct node *n);
 
 /* Begin to ask all whose time has come; they are asked again after interval_ms. */
 void node_ask(struct node *n, uint64_t interval_ms);
