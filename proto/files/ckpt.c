@@ -548,6 +548,7 @@ int ckpt_info_read(int dir_fd, struct ckpt_info *ret_info, struct shd_err *e)
     if (r != SHD_OK)
         return r;
     struct ckpt_info info = { 0 };
+    CHECK(text != NULL);
     r = check_sum(text, bytes, &info.summed, e);
     json_t *root = r == SHD_OK ? json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &why) : NULL;
     free(text);
