@@ -15,7 +15,9 @@
 #include "daemon/daemon.h"
 #include "proto/base/check.h"
 #include "proto/base/flags.h"
+#include "proto/base/memory.h"
 #include "proto/base/version.h"
+#include "proto/share/reserve.h"
 
 #define NEXT "\n                                " /* a further line of a flag's help */
 
@@ -143,6 +145,20 @@ static void raise_descriptor_limit(void)
                  strerror(errno));
 }
 
+/* All models' memory is asked for in turn with this directory's other daemons. */
+static void share_memory(const struct daemon_config *config)
+{
+    const struct memory_room room = memory_room();
+    char text[MEMORY_TEXT_BYTES];
+    reserve_share(config->runtime_dir);
+    log_info("op=start device=%s memory=\"%s\"", config->device, memory_room_text(&room, text));
+    if (room.ignored[0] != '\0')
+        log_warn(
+            "op=start device=%s why=\"%s: ignored\" do=\"if this cgroup has a limit of memory, "
+            "daemons do not see it\"",
+            config->device, room.ignored);
+}
+
 int main(int argc, char **argv)
 {
     const char *managed = getenv("RUNTIME_DIRECTORY");
@@ -151,6 +167,7 @@ int main(int argc, char **argv)
     if (code >= 0)
         return code;
     raise_descriptor_limit();
+    share_memory(&config);
     umask(0007); /* sockets: ours and our group's */
     struct daemon *d;
     struct shd_err e = { 0 };

@@ -14,6 +14,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "client/paths/commit.h"
 #include "client/paths/copy.h"
@@ -30,6 +31,8 @@
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
 #include "proto/spec/spec_json.h"
+
+#define ROOM_PAUSE_NS UINT64_C(50000000)
 
 static int new_map(struct shd_model *m, struct shd_err *e)
 {
@@ -232,6 +235,21 @@ static int reopen_failed(const struct shd_model *m, const struct link *link, int
                     why.text);
 }
 
+/* A successor may find no room for an inbox until other workers have let go of its predecessor's
+ * memory. */
+static int ask_again(struct shd_model *m, struct link *link, uint32_t slots,
+                     struct map_layout *ret_layout, struct shd_err *e)
+{
+    const uint64_t start_ns = clock_now_ns();
+    int r;
+    while ((r = layout_exchange(m, link, slots, ret_layout, e)) == SHD_ENOMEM &&
+           clock_now_ns() - start_ns < m->session->timeout_ns) {
+        const struct timespec pause = clock_timespec(ROOM_PAUSE_NS);
+        nanosleep(&pause, NULL);
+    }
+    return r;
+}
+
 static int reopen_model(struct shd_model *m, struct link *link, struct shd_err *e)
 {
     struct map_owner *owner = &m->map->owners[link->index];
@@ -241,7 +259,7 @@ static int reopen_model(struct shd_model *m, struct link *link, struct shd_err *
         return SHD_OK; /* whoever is opening it will ask again */
     if (owner->has_inbox)
         wanted |= 1u << SEGMENT_INBOX;
-    int r = layout_exchange(m, link, owner->has_inbox ? m->map->view_slots : 0, &layout, e);
+    int r = ask_again(m, link, owner->has_inbox ? m->map->view_slots : 0, &layout, e);
     if (r != SHD_OK)
         return reopen_failed(m, link, r, e);
     r = check_step(m, link, &layout, e);

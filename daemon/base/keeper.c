@@ -25,6 +25,7 @@ static const char *const part_names[KEEPER_PARTS] = {
     [KEEPER_LEDGER] = "-ledger",
     [KEEPER_STATE] = "-state",
     [KEEPER_SPILL] = "-spill",
+    [KEEPER_SPARE] = "-spare",
 };
 
 static void make_name(char name[NAME_BYTES], uint64_t instance, enum keeper_part part)
@@ -164,7 +165,8 @@ int keeper_store(const struct keeper *k, uint64_t instance, enum keeper_part par
 
 void keeper_remove(const struct keeper *k, uint64_t instance)
 {
-    static const enum keeper_part order[] = { KEEPER_SPILL, KEEPER_STATE, KEEPER_LEDGER };
+    static const enum keeper_part order[] = { KEEPER_SPARE, KEEPER_SPILL, KEEPER_STATE,
+                                              KEEPER_LEDGER };
     for (size_t i = 0; i < ARRAY_SIZE(order) && k->notify; i++)
         remove_part(instance, order[i]);
 }

@@ -2,8 +2,9 @@
  * (systemd, or `shardctl run`) by the sd_notify protocol: FDSTORE=1 puts one in, LISTEN_FDS gives
  * all of them to a successor, FDSTOREREMOVE=1 takes one out.
  *
- * A model's descriptors are named after its instance: m<16 hex digits>-ledger, -state, -spill. The
- * ledger goes in first and out last, so that whatever lies there without one is not ours.
+ * A model's descriptors are named after its instance: m<16 hex digits>-ledger, -state, -spill,
+ * -spare. The ledger goes in first and out last, so that whatever lies there without one is not
+ * ours.
  *
  * Failure modes: no manager (NOTIFY_SOCKET is not set): nothing is stored, state dies with the
  * process, and Status says so. A manager that does not take a descriptor in time: an error to who
@@ -18,11 +19,12 @@
 
 #include "proto/base/status.h"
 
-enum keeper_part { KEEPER_LEDGER, KEEPER_STATE, KEEPER_SPILL, KEEPER_PARTS };
+enum keeper_part { KEEPER_LEDGER, KEEPER_STATE, KEEPER_SPILL, KEEPER_SPARE, KEEPER_PARTS };
 
 struct keeper_group { /* of one model, from a predecessor */
     uint64_t instance;
     int fd[KEEPER_PARTS]; /* owned until somebody takes it and puts -1 here; -1: none */
+    bool done;            /* adopted, dropped or refused */
 };
 
 struct keeper {

@@ -1,6 +1,8 @@
 /* See adopt.h. */
 #include "daemon/model/adopt.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -29,6 +31,9 @@ _Static_assert(ADOPT_NAME_BYTES == LEDGER_NAME_BYTES, "a refused model's name fi
 
 #define CAST_ELEMS (UINT64_C(1) << 28) /* between two lines of progress */
 #define RETRY_US   1000u
+
+#define SHORTAGE_US    100000u
+#define SHORTAGE_LOOKS 100u /* until the daemon serves without who finds no memory */
 
 static int find_part(const struct keeper_group *g, enum keeper_part part, enum segment_kind kind,
                      struct shd_err *e)
@@ -223,8 +228,6 @@ static int restore_order(struct model *m, struct kern *kern, struct shd_err *e)
                                     m->trail.chunk_count, e);
     FAIL_POINT("adopt:repair:after");
     if (r == SHD_OK)
-        r = model_share(m, e);
-    if (r == SHD_OK)
         r = model_core(m, e);
     keeper_progress("Adopting model %s: publishing", m->spec->name);
     if (r == SHD_OK)
@@ -267,12 +270,16 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
     m->kept.instance = g->instance;
     *m->ledger = *l;
     m->kept.stored = m->kept.adopted = true;
-    r = map_state(m, g, e);
+    m->kept.spare_fd = g->fd[KEEPER_SPARE];
+    r = model_share(m, e); /* first: others may have taken the memory */
+    if (r == SHD_OK)
+        r = map_state(m, g, e);
     if (r == SHD_OK)
         r = restore_order(m, d->kern, e);
     if (r != SHD_OK) {
         unmap_part(d->kern, &m->state);
         unmap_host(&m->spill->segment);
+        m->kept.spare_fd = -1; /* the group's, which keeps it */
         model_free(m);
         return r;
     }
@@ -288,6 +295,20 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
     return SHD_OK;
 }
 
+/* Its memory, however long the keeper takes to close its own descriptors. */
+static void give_back(const struct keeper_group *g)
+{
+    for (int part = 0; part < KEEPER_PARTS; part++) {
+        struct stat st;
+        if (part != KEEPER_LEDGER && g->fd[part] >= 0 && fstat(g->fd[part], &st) == 0 &&
+            st.st_size > 0 && /* else a device's, which goes with its last descriptor */
+            fallocate(g->fd[part], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, st.st_size) != 0)
+            log_warn("op=adopt instance=%016" PRIx64 " why=\"give memory back: %s\" do=\"nothing: "
+                     "it goes when the keeper closes it\"",
+                     g->instance, strerror(errno));
+    }
+}
+
 /* Its initial values were not complete: nobody has seen it, and it would be made again. */
 static void drop_group(struct daemon *d, struct keeper_group *g, const char *name)
 {
@@ -296,7 +317,9 @@ static void drop_group(struct daemon *d, struct keeper_group *g, const char *nam
              " do=\"nothing: whoever opens it makes it again\"",
              name, g->instance);
     keeper_remove(d->keeper, g->instance);
+    give_back(g);
     keeper_forget(g);
+    g->done = true;
 }
 
 /* The name in a broken ledger goes to logs and JSON: only printable characters stay. */
@@ -323,39 +346,81 @@ static void refuse(struct daemon *d, const struct keeper_group *g, const char *n
         a->refused[a->refused_count++] = refused;
 }
 
-static void adopt_group(struct daemon *d, struct keeper_group *g)
+/* Checked and mapped: what a group's ledger says. name is set also when that fails. */
+static int look_at_ledger(const struct keeper_group *g, struct ledger *l, struct segment *segment,
+                          char name[LEDGER_NAME_BYTES], struct shd_err *e)
+{
+    const struct ledger_head *head;
+    snprintf(name, LEDGER_NAME_BYTES, "m%016" PRIx64, g->instance);
+    int r = map_ledger(g, segment, e);
+    if (r == SHD_OK && ledger_known(segment->base, segment->bytes, &head) && head->name[0] != '\0')
+        snprintf(name, LEDGER_NAME_BYTES, "%.*s", (int)sizeof head->name, head->name);
+    if (r == SHD_OK)
+        r = ledger_adopt(l, segment->base, segment->bytes, e);
+    if (r == SHD_OK && l->head->instance != g->instance)
+        r = err_set(e, SHD_ESEGMENT,
+                    "ledger is of instance %016" PRIx64 ", its name says %016" PRIx64,
+                    l->head->instance, g->instance);
+    return r;
+}
+
+/* A model that was never complete gives its memory back before any other needs some. */
+static void drop_incomplete(struct daemon *d, struct keeper_group *g)
 {
     struct segment segment = SEGMENT_CLOSED;
     struct ledger ledger;
-    const struct ledger_head *head;
     struct shd_err e = { 0 };
     char name[LEDGER_NAME_BYTES];
-    snprintf(name, sizeof name, "m%016" PRIx64, g->instance);
-    int r = map_ledger(g, &segment, &e);
-    if (r == SHD_OK && ledger_known(segment.base, segment.bytes, &head) && head->name[0] != '\0')
-        snprintf(name, sizeof name, "%.*s", (int)sizeof head->name, head->name);
-    if (r == SHD_OK)
-        r = ledger_adopt(&ledger, segment.base, segment.bytes, &e);
-    if (r == SHD_OK && ledger.head->instance != g->instance)
-        r = err_set(&e, SHD_ESEGMENT,
-                    "ledger is of instance %016" PRIx64 ", its name says %016" PRIx64,
-                    ledger.head->instance, g->instance);
-    if (r == SHD_OK && atomic_load(&ledger.head->ready) == 0) {
-        unmap_host(&segment);
+    const int r = look_at_ledger(g, &ledger, &segment, name, &e);
+    const bool incomplete = r == SHD_OK && atomic_load(&ledger.head->ready) == 0;
+    unmap_host(&segment);
+    if (incomplete)
         drop_group(d, g, name);
-        return;
-    }
-    keeper_progress("Adopting model %s: mapping what is kept", name);
+}
+
+/* looks: how often memory was looked for. patient: it may be looked for again. */
+static void adopt_group(struct daemon *d, struct keeper_group *g, uint32_t looks, bool patient)
+{
+    struct segment segment = SEGMENT_CLOSED;
+    struct ledger ledger;
+    struct shd_err e = { 0 };
+    char name[LEDGER_NAME_BYTES];
+    int r = look_at_ledger(g, &ledger, &segment, name, &e);
+    if (looks == 0)
+        keeper_progress("Adopting model %s: mapping what is kept", name);
     if (r == SHD_OK)
         r = adopt_model(d, g, &ledger, &segment, &e);
+    g->done = r != SHD_ENOMEM || !patient;
     if (r == SHD_OK) {
         d->adopt->models++;
         return;
     }
-    refuse(d, g, name, &e);
+    if (g->done)
+        refuse(d, g, name, &e);
     unmap_host(&segment);
+    if (g->done || looks % SHORTAGE_LOOKS != 0)
+        return;
+    log_warn("op=adopt model=%s status=%s why=\"%s\" do=\"free memory or raise the limit: what is "
+             "kept of it waits\"",
+             name, status_name(r), e.text);
+    keeper_progress("Adopting model %s: waiting for memory: %s", name, e.text);
 }
 
+/* True: some find no memory. */
+static bool adopt_some(struct daemon *d, uint32_t looks, bool patient)
+{
+    bool waits = false;
+    for (uint32_t i = 0; i < d->keeper->group_count; i++) {
+        struct keeper_group *g = &d->keeper->groups[i];
+        if (!g->done)
+            adopt_group(d, g, looks, patient);
+        waits = waits || !g->done;
+    }
+    return waits;
+}
+
+/* Memory that others have taken is waited for, for what was kept is safe: a while when there are
+ * models to serve, else as long as it takes, for a process that ends would not be back sooner. */
 void adopt_all(struct daemon *d)
 {
     const uint64_t start_ns = uv_hrtime();
@@ -363,7 +428,13 @@ void adopt_all(struct daemon *d)
     if (d->keeper->group_count == 0)
         return;
     for (uint32_t i = 0; i < d->keeper->group_count; i++)
-        adopt_group(d, &d->keeper->groups[i]);
+        drop_incomplete(d, &d->keeper->groups[i]);
+    for (uint32_t looks = 0;; looks++) {
+        const bool patient = d->adopt->models == 0 || looks < SHORTAGE_LOOKS;
+        if (!adopt_some(d, looks, patient))
+            break;
+        usleep(SHORTAGE_US);
+    }
     clock_gettime(CLOCK_REALTIME, &now);
     d->adopt->at_s = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
     d->adopt->ms = (double)(uv_hrtime() - start_ns) * 1e-6;

@@ -4,7 +4,8 @@
  * left half done is put in order, the core begins where the ledger is, what workers map is made
  * anew and filled, and what the predecessor had begun is queued again.
  *
- * Failure modes: a model whose initial values were never complete is dropped (nobody has seen it).
+ * Failure modes: a model whose initial values were never complete is dropped (nobody has seen it),
+ * before any other needs memory. Memory that is missing is waited for (spare.h).
  * One that cannot be adopted (ledger of another version, words that contradict each other, a
  * segment missing) is refused: listed by name with the reason, its bytes stay with the keeper, the
  * daemon serves the rest.

@@ -369,13 +369,10 @@ static void pump(struct checkpoint *c)
 
 static int check_room(const struct checkpoint *c, uint64_t bytes, struct shd_err *e)
 {
-    const uint64_t available = sys_memory_available();
-    if (bytes + MEMORY_SPARED <= available)
+    if (segment_room(bytes + MEMORY_SPARED, e) == SHD_OK)
         return SHD_OK;
-    return err_set(e, SHD_ENOMEM,
-                   "step %" PRIu64 " is updated before it is written: %" PRIu64
-                   " MiB more would be kept aside, %" PRIu64 " MiB are available",
-                   c->step, bytes >> 20, available >> 20);
+    return err_prefix(e, "step %" PRIu64 " is updated before it is written, and kept aside",
+                      c->step);
 }
 
 static int capture_aside(struct checkpoint *c, const struct checkpoint_piece *piece,

@@ -5,14 +5,14 @@
 #include <stdlib.h>
 
 #include "daemon/base/state.h"
+#include "daemon/core/ledger.h"
 #include "daemon/model/model.h"
+#include "daemon/model/spare.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
-#include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/share/shardmap.h"
-#include "proto/spec/spec.h"
 
 int inbox_new(struct model *m, uint32_t slots, struct inbox **ret_inbox, struct shd_err *e)
 {
@@ -20,14 +20,13 @@ int inbox_new(struct model *m, uint32_t slots, struct inbox **ret_inbox, struct 
     if (inbox == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for an inbox");
     inbox->segment = inbox->activity = SEGMENT_CLOSED;
-    int r = m->kern->ops->segment_new(m->kern, "shardd-inbox", SEGMENT_INBOX,
-                                      shardmap_inbox_bytes(m->map, slots), &inbox->segment, e);
+    int r = spare_inbox(m, shardmap_inbox_bytes(m->map, slots), &inbox->segment, e);
     if (r == SHD_OK && inbox->segment.place != SEGMENT_HOST)
         r = segment_new("shardd-activity", SEGMENT_ACTIVITY, ACTIVITY_BYTES, &inbox->activity, e);
     if (r != SHD_OK) {
-        m->kern->ops->segment_close(m->kern, &inbox->segment);
+        spare_inbox_close(m, &inbox->segment);
         free(inbox);
-        return r;
+        return err_prefix(e, "an inbox of %" PRIu32 " slots", slots);
     }
     inbox->model = m;
     inbox->slots = slots;
@@ -36,10 +35,16 @@ int inbox_new(struct model *m, uint32_t slots, struct inbox **ret_inbox, struct 
     return SHD_OK;
 }
 
+void inbox_count(const struct inbox *inbox)
+{
+    inbox->model->inbox_bytes += inbox->segment.bytes;
+    spare_watch(inbox->model);
+}
+
 static void close_inbox(uv_work_t *work)
 {
     struct inbox *inbox = work->data;
-    inbox->model->kern->ops->segment_close(inbox->model->kern, &inbox->segment);
+    spare_inbox_close(inbox->model, &inbox->segment);
     segment_close(&inbox->activity);
 }
 
@@ -56,6 +61,8 @@ void inbox_unref(struct inbox *inbox)
     if (--inbox->refs > 0)
         return;
     inbox->model->inbox_bytes -= inbox->segment.bytes;
+    if (!d->stopping)
+        spare_watch(inbox->model);
     inbox->work.data = inbox;
     if (!d->stopping) { /* unmapping much memory takes a while */
         uv_queue_work(d->loop, &inbox->work, close_inbox, inbox_closed);
@@ -88,7 +95,7 @@ int inbox_take_slot(struct op *op)
     struct inbox *inbox = inbox_of(op->session, op->model);
     if (inbox == NULL)
         return err_set(&op->err, SHD_EINVAL, "session has no gradient slots for model '%s'",
-                       op->model->spec->name);
+                       op->model->ledger->head->name);
     if (slot >= inbox->slots)
         return err_set(&op->err, SHD_ERANGE, "slot %" PRIu32 " of an inbox with %" PRIu32, slot,
                        inbox->slots);

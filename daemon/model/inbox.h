@@ -35,6 +35,9 @@ struct inbox {
 /* An inbox of no session yet. Not for the loop's thread: it waits for the device. */
 int inbox_new(struct model *m, uint32_t slots, struct inbox **ret_inbox, struct shd_err *e);
 
+/* It is there: its bytes count for the model. */
+void inbox_count(const struct inbox *inbox);
+
 /* The last reference closes it, on libuv's pool. */
 void inbox_unref(struct inbox *inbox);
 

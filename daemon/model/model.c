@@ -7,7 +7,6 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "daemon/base/keeper.h"
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
 #include "daemon/base/task.h"
@@ -16,6 +15,7 @@
 #include "daemon/core/step.h"
 #include "daemon/core/step_init.h"
 #include "daemon/model/inbox.h"
+#include "daemon/model/memory.h"
 #include "daemon/model/metrics.h"
 #include "daemon/model/model_unit.h"
 #include "daemon/model/spill.h"
@@ -65,51 +65,23 @@ void model_find_trail(struct model *m)
     m->trail.chunks = NULL;
 }
 
-static int check_memory(const struct model *m, struct shd_err *e)
-{
-    const uint64_t needed = model_state_bytes(m) + shardmap_publish_bytes(m->map);
-    const uint64_t available = m->kern->ops->available(m->kern);
-    if (needed <= available)
-        return SHD_OK;
-    return err_set(e, SHD_ENOMEM,
-                   "model '%s' needs %" PRIu64 " MiB on this owner (1 of %" PRIu32 "), %" PRIu64
-                   " MiB are available: use more owners",
-                   m->spec->name, needed >> 20, m->map->owners, available >> 20);
-}
-
 int model_share(struct model *m, struct shd_err *e)
 {
-    int r = m->kern->ops->segment_new(m->kern, "shardd-publish", SEGMENT_PUBLISH,
-                                      shardmap_publish_bytes(m->map), &m->publish, e);
-    if (r == SHD_OK)
-        r = segment_new("shardd-board", SEGMENT_BOARD, board_bytes(m->spec->unit_count),
-                        &m->board_segment, e);
-    if (r == SHD_OK) {
-        m->board = m->board_segment.base;
-        board_init(m->board, m->spec->unit_count);
-    }
-    return r;
+    return memory_share_again(m, e);
 }
 
-static int make_ledger(struct model *m, struct shd_err *e)
+static struct ledger_shape ledger_shape_of(const struct model *m)
 {
-    const struct ledger_shape shape = { .name = m->spec->name,
-                                        .spec = m->spec_json,
-                                        .spec_bytes = strlen(m->spec_json),
-                                        .owner = m->map->owner,
-                                        .owners = m->map->owners,
-                                        .units = m->spec->unit_count,
-                                        .micros = spec_returns(m->spec),
-                                        .instance = m->kept.instance,
-                                        .state_bytes = model_state_bytes(m),
-                                        .chunk_count = m->trail.chunk_count };
-    uint64_t bytes = 0;
-    int r = ledger_bytes(&shape, &bytes, e);
-    if (r == SHD_OK)
-        r = segment_new("shardd-ledger", SEGMENT_LEDGER, bytes, &m->ledger_segment, e);
-    if (r == SHD_OK)
-        ledger_init(m->ledger, m->ledger_segment.base, &shape);
-    return r;
+    return (struct ledger_shape){ .name = m->spec->name,
+                                  .spec = m->spec_json,
+                                  .spec_bytes = strlen(m->spec_json),
+                                  .owner = m->map->owner,
+                                  .owners = m->map->owners,
+                                  .units = m->spec->unit_count,
+                                  .micros = spec_returns(m->spec),
+                                  .instance = m->kept.instance,
+                                  .state_bytes = model_state_bytes(m),
+                                  .chunk_count = m->trail.chunk_count };
 }
 
 static int make_kept(struct model *m, struct shd_err *e)
@@ -117,19 +89,14 @@ static int make_kept(struct model *m, struct shd_err *e)
     if (getrandom(&m->kept.instance, sizeof m->kept.instance, 0) !=
         (ssize_t)sizeof m->kept.instance)
         return err_sys(e, SHD_EIO, "get random bytes");
-    int r = m->kern->ops->segment_new(m->kern, "shardd-state", SEGMENT_STATE, model_state_bytes(m),
-                                      &m->state, e);
-    if (r == SHD_OK)
-        r = make_ledger(m, e);
-    if (r != SHD_OK)
+    const struct ledger_shape shape = ledger_shape_of(m);
+    const int r = memory_make(m, &shape, e);
+    if (r == SHD_OK) {
+        model_find_trail(m);
         return r;
-    model_find_trail(m);
-    FAIL_POINT("model:segments:after");
-    m->kept.stored = true; /* one of them at least, from here on */
-    r = keeper_store(m->kept.keeper, m->kept.instance, KEEPER_LEDGER, m->ledger_segment.fd, e);
-    if (r == SHD_OK)
-        r = keeper_store(m->kept.keeper, m->kept.instance, KEEPER_STATE, m->state.fd, e);
-    return r;
+    }
+    return err_prefix(e, "model '%.64s' as owner %" PRIu32 " of %" PRIu32, m->spec->name,
+                      m->map->owner, m->map->owners);
 }
 
 static int make_units(struct model *m, struct shd_err *e)
@@ -194,7 +161,10 @@ int model_plan(struct spec *spec, const struct model_home *home, struct model **
     m->state = m->publish = m->board_segment = m->ledger_segment = SEGMENT_CLOSED;
     m->spill->segment = SEGMENT_CLOSED;
     m->backlog_last = &m->backlog_first;
-    int r = spec_dump(spec, &m->spec_json, e);
+    m->kept.spare_fd = -1;
+    int r = memory_init(m, e);
+    if (r == SHD_OK)
+        r = spec_dump(spec, &m->spec_json, e);
     if (r == SHD_OK)
         r = shardmap_new(spec, home->owner, home->owners, &m->map, e);
     if (r == SHD_OK)
@@ -216,11 +186,7 @@ int model_new(struct spec *spec, const struct model_home *home, struct model **r
     if (r != SHD_OK)
         return r;
     CHECK(m != NULL);
-    r = check_memory(m, e);
-    if (r == SHD_OK)
-        r = make_kept(m, e);
-    if (r == SHD_OK)
-        r = model_share(m, e);
+    r = make_kept(m, e);
     if (r == SHD_OK)
         r = model_core(m, e);
     if (r == SHD_OK) {
@@ -241,15 +207,9 @@ void model_free(struct model *m)
     free(m->units);
     free(m->core);
     free(m->lease);
-    /* A model that was never complete is of no use to a successor. */
-    if (m->kept.stored && atomic_load(&m->ledger->head->ready) == 0)
-        keeper_remove(m->kept.keeper, m->kept.instance);
-    segment_close(&m->spill->segment);
     metrics_model_deinit(m->metrics);
-    segment_close(&m->board_segment);
-    m->kern->ops->segment_close(m->kern, &m->publish);
-    segment_close(&m->ledger_segment);
-    m->kern->ops->segment_close(m->kern, &m->state);
+    segment_close(&m->spill->segment);
+    memory_free(m);
     shardmap_free(m->map);
     free(m->spec_json);
     spec_free(m->spec);

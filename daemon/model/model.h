@@ -24,6 +24,7 @@ struct op;
 struct session;
 struct shardmap;
 struct shd_err;
+struct spare;
 struct spec;
 struct spill;
 struct step;
@@ -31,8 +32,10 @@ struct step;
 struct model_kept {              /* what outlives this process */
     const struct keeper *keeper; /* borrowed */
     uint64_t instance;           /* random; the keeper's names of the segments carry it */
-    bool stored;                 /* with the keeper */
-    bool adopted;                /* from a predecessor */
+    int spare_fd;                /* owned: memory for a successor (spare.h); -1: none */
+    _Atomic uint64_t spare_bytes;
+    bool stored;  /* with the keeper */
+    bool adopted; /* from a predecessor */
 };
 
 struct model_trail {              /* of all units' work */
@@ -65,8 +68,9 @@ struct model {
     struct lease *lease;       /* owned */
     struct model_unit *units;  /* owned, [spec->unit_count] */
     struct kern_hyper *hypers; /* [SHD_GROUPS_MAX], of the update being applied */
-    struct model_fill *fill;   /* of initial values; here and the next two live as long as it */
+    struct model_fill *fill;   /* of initial values; here and the next three live as long as it */
     struct spill *spill;
+    struct spare *spare;
     struct metrics_model *metrics;
     struct model_waits waits;
     struct model_unit *backlog_first, **backlog_last; /* the kernel queue was full */
@@ -90,8 +94,9 @@ int model_new(struct spec *spec, const struct model_home *home, struct model **r
               struct shd_err *e);
 
 /* Its parts, for one whose kept segments exist already. plan: without segments and core. share:
- * the segments that workers map; those of a predecessor are sealed against it. core: where the
- * ledger is. trail: where its trail is, once state and ledger are there. */
+ * the segments that workers map; those of a predecessor are sealed against it. SHD_ENOMEM when
+ * there is no room for them now. core: where the ledger is. trail: where its trail is, once state
+ * and ledger are there. */
 int model_plan(struct spec *spec, const struct model_home *home, struct model **ret_model,
                struct shd_err *e);
 void model_find_trail(struct model *m);

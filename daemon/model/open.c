@@ -188,7 +188,7 @@ static void inbox_made(uv_work_t *work, int cancelled)
     bool needed;
     CHECK(cancelled == 0); /* nobody cancels */
     if (w->inbox != NULL)
-        w->found->inbox_bytes += w->inbox->segment.bytes;
+        inbox_count(w->inbox);
     if (w->status == SHD_OK && w->daemon->stopping)
         w->status = err_set(&op->err, SHD_EGONE, "the daemon stops");
     if (w->status == SHD_OK && op->session->state != SESSION_OPEN)

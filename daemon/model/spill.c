@@ -30,7 +30,6 @@
 #define PATIENCE_MS     5
 #define PATIENCE_ONE_NS (10 * PATIENCE_NS)
 #define SHORTAGE_MS     1000 /* until memory is looked at again */
-#define SPARE_BYTES     (UINT64_C(64) << 20)
 
 struct spill_copy { /* of one slot */
     struct task task;
@@ -263,38 +262,95 @@ static bool all_wait(const struct inbox *inbox, const struct op_pool *ops)
     return true;
 }
 
-static bool is_memory_short(const struct inbox *inbox)
+/* Which of the slots are to be copied: those whose gradients wait and have nobody at them yet. */
+static uint64_t slots_to_copy(const struct inbox *inbox)
 {
-    const uint64_t needed = shardmap_inbox_bytes(inbox->model->map, inbox->slots) + SPARE_BYTES;
-    const uint64_t available = sys_memory_available();
-    if (needed <= available)
-        return false;
-    log_warn("op=spill model=%s why=\"gradients wait in their slots: %" PRIu64
-             " MiB are needed, %" PRIu64
-             " MiB are available\" do=\"free memory, or look for the slow "
-             "worker in shardctl status\"",
-             inbox->model->spec->name, needed >> 20, available >> 20);
-    return true;
+    return inbox->busy & ~inbox->spilling;
+}
+
+/* -- Room for what is copied, on libuv's pool ---------------------------------------------------
+ */
+
+static void reserve_room(uv_work_t *work)
+{
+    struct model *m = work->data;
+    struct spill *s = m->spill;
+    struct shd_err e;
+    s->work_status = SHD_OK;
+    for (uint32_t i = 0; i < s->range_count && s->work_status == SHD_OK; i++)
+        s->work_status = segment_take(&s->segment, s->ranges[i].at, s->ranges[i].bytes, &e);
+    if (s->work_status != SHD_OK)
+        log_warn("op=spill model=%s status=%s why=\"gradients wait in their slots: %s\" do=\"free "
+                 "memory, or look for the slow worker in shardctl status\"",
+                 m->spec->name, status_name(s->work_status), e.text);
+}
+
+/* The gradients whose slots still hold what they held go where there is room for them. */
+static void room_reserved(uv_work_t *work, int cancelled)
+{
+    struct model *m = work->data;
+    struct spill *s = m->spill;
+    struct inbox *inbox = s->inbox;
+    struct op_pool *ops = m->daemon->ops;
+    uint64_t next_ms = s->work_status == SHD_OK ? 0 : SHORTAGE_MS;
+    CHECK(cancelled == 0); /* nobody cancels */
+    s->state = SPILL_READY;
+    for (uint32_t i = 0; i < s->range_count && s->work_status == SHD_OK; i++) {
+        const uint32_t slot = s->ranges[i].slot;
+        struct op *op = op_at(ops, inbox->op_index[slot]);
+        if ((slots_to_copy(inbox) >> slot & 1) != 0 && op->serial == s->ranges[i].serial &&
+            !m->daemon->stopping && start_copy(inbox, slot, op) != SHD_OK)
+            next_ms = PATIENCE_MS;
+    }
+    s->inbox = NULL;
+    inbox_unref(inbox);
+    if (next_ms > 0)
+        look_in(m->daemon, next_ms);
+    punch_if_idle(m);
+}
+
+static void start_reserving(struct daemon *d, struct inbox *inbox)
+{
+    struct model *m = inbox->model;
+    struct spill *s = m->spill;
+    const uint64_t slots = slots_to_copy(inbox);
+    s->range_count = 0;
+    for (uint32_t slot = 0; slot < inbox->slots; slot++) {
+        if ((slots >> slot & 1) == 0)
+            continue;
+        const struct op *op = op_at(d->ops, inbox->op_index[slot]);
+        const struct wire_return *req = &op->req.return_grad;
+        const uint8_t *to = model_spilled(m, req->unit, req->micro);
+        s->ranges[s->range_count++] = (struct spill_range){
+            .at = (uint64_t)(to - (const uint8_t *)s->segment.base),
+            .bytes = grad_bytes(m, req->unit, req->dtype),
+            .slot = slot,
+            .serial = op->serial,
+        };
+    }
+    if (s->range_count == 0)
+        return;
+    s->state = SPILL_RESERVING;
+    s->dirty = true;
+    s->inbox = inbox;
+    inbox->refs++;
+    s->work.data = m;
+    uv_queue_work(d->loop, &s->work, reserve_room, room_reserved);
 }
 
 /* Begin what can be begun; returns in how many ms to look again, 0: something else will say. */
 static uint64_t spill_inbox(struct daemon *d, struct inbox *inbox)
 {
     struct spill *s = inbox->model->spill;
-    if (s->state == SPILL_MAKING || s->state == SPILL_PUNCHING || s->punch)
-        return PATIENCE_MS;
-    if (is_memory_short(inbox))
-        return SHORTAGE_MS;
     if (s->state == SPILL_NONE) {
         s->state = SPILL_MAKING;
         s->work.data = inbox->model;
         uv_queue_work(d->loop, &s->work, make_segment, segment_made);
         return 0;
     }
-    for (uint32_t slot = 0; slot < inbox->slots; slot++)
-        if (is_busy(inbox, slot) && (inbox->spilling & UINT64_C(1) << slot) == 0 &&
-            start_copy(inbox, slot, op_at(d->ops, inbox->op_index[slot])) != SHD_OK)
-            return PATIENCE_MS;
+    if (s->state != SPILL_READY || s->punch)
+        return PATIENCE_MS;
+    start_reserving(d, inbox);
     return 0;
 }
 

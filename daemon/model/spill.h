@@ -6,9 +6,10 @@
  * news from their sender are copied to the spill segment, kept like the state (a spilled gradient
  * is credited: it must count whatever dies), and summed from there. Not only where the session's
  * slots are all here: it may keep some for itself. Every gradient has its place in the segment,
- * micro-batch by micro-batch; it is sparse, and a hole is punched into all of it when the step is
- * over. It is the host's memory for every device: a GPU's has no holes, so that one gradient would
- * take room for all of a step's, and is what is short there.
+ * micro-batch by micro-batch; it is sparse: room is taken for what is about to be copied
+ * (proto/share/reserve.h), and a hole is punched into all of it when the step is over. It is the
+ * host's memory for every device: a GPU's has no holes, so that one gradient would take room for
+ * all of a step's, and is what is short there.
  *
  * Failure modes: no memory, or the keeper does not take it: the gradients wait on, and the log
  * says why, now and then.
@@ -22,19 +23,29 @@
 #include <uv.h>
 
 #include "proto/share/segment.h"
+#include "proto/spec/layout.h"
 
 struct daemon;
 struct inbox;
 struct model;
 struct spill_copy;
 
-enum spill_state { SPILL_NONE, SPILL_MAKING, SPILL_READY, SPILL_PUNCHING };
+enum spill_state { SPILL_NONE, SPILL_MAKING, SPILL_READY, SPILL_RESERVING, SPILL_PUNCHING };
+
+struct spill_range { /* of the segment, for the gradient in a slot */
+    uint64_t at, bytes;
+    uint32_t slot;
+    uint64_t serial; /* of the RETURN that waits there */
+};
 
 struct spill { /* of a model */
     enum spill_state state;
     struct segment segment;
-    uv_work_t work;           /* of MAKING and PUNCHING */
-    int work_status;          /* what MAKING came to */
+    uv_work_t work;                           /* of MAKING, RESERVING and PUNCHING */
+    int work_status;                          /* what it came to */
+    struct inbox *inbox;                      /* counted: RESERVING for its slots, */
+    struct spill_range ranges[SHD_SLOTS_MAX]; /* these */
+    uint32_t range_count;
     struct spill_copy *first; /* owned: running */
     bool dirty;               /* something was written since the last punch */
     bool punch;               /* the step is over: as soon as no copy runs */

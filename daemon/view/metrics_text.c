@@ -13,7 +13,7 @@
 #include "daemon/view/waits.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
-#include "proto/base/sys.h"
+#include "proto/base/memory.h"
 #include "proto/base/version.h"
 
 struct page { /* being written */
@@ -117,7 +117,8 @@ static void write_memory(const struct page *p)
             uint64_t bytes;
         } kinds[] = { { "state", m->bytes.state },   { "publish", m->bytes.publish },
                       { "inbox", m->bytes.inbox },   { "board", m->bytes.board },
-                      { "ledger", m->bytes.ledger }, { "spill", m->bytes.spill } };
+                      { "ledger", m->bytes.ledger }, { "spill", m->bytes.spill },
+                      { "spare", m->bytes.spare } };
         for (size_t k = 0; k < ARRAY_SIZE(kinds); k++)
             fprintf(p->out,
                     "shardd_memory_bytes{device=\"%s\",model=\"%s\",kind=\"%s\"} %" PRIu64 "\n",
@@ -152,8 +153,9 @@ static void write_ages(const struct page *p)
 
 static void write_room(const struct page *p)
 {
-    const uint64_t bytes = sys_memory_available();
-    begin_family(p, "memory_available_bytes", "gauge", "Memory that can still be taken.");
+    const uint64_t bytes = memory_room().bytes;
+    begin_family(p, "memory_available_bytes", "gauge",
+                 "Memory that can still be taken, within the limits of cgroups.");
     if (bytes != UINT64_MAX)
         fprintf(p->out, "shardd_memory_available_bytes{device=\"%s\"} %" PRIu64 "\n", p->device,
                 bytes);

@@ -129,6 +129,7 @@ static void take_numbers(const struct model *m, struct view_model *vm, uint64_t 
     vm->bytes.ledger = m->ledger_segment.bytes;
     vm->bytes.spill = m->spill->bytes;
     vm->bytes.spilled = m->spill->bytes_total;
+    vm->bytes.spare = m->kept.spare_bytes;
     vm->record = *step_record(m->core);
     vm->metrics = *m->metrics;
     vm->metrics.senders = NULL;

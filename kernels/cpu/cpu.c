@@ -12,6 +12,7 @@
 #include "kernels/cpu/trail.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
+#include "proto/base/memory.h"
 #include "proto/base/sys.h"
 #include "proto/spec/layout.h"
 
@@ -266,7 +267,7 @@ static void cpu_unpin(struct kern *k, void *base)
 static uint64_t cpu_available(struct kern *k)
 {
     (void)k;
-    return sys_memory_available();
+    return memory_room().bytes;
 }
 
 static int cpu_health(struct kern *k, struct shd_err *e)

@@ -2,7 +2,7 @@
 #include "proto/base/sys.h"
 
 #include <errno.h>
-#include <inttypes.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -60,6 +60,11 @@ int sys_memfd(const char *name, unsigned flags)
     return fault(SYS_OPEN) != 0 ? -1 : memfd_create(name, flags);
 }
 
+int sys_fallocate(int fd, int mode, off_t offset, off_t bytes)
+{
+    return fault(SYS_RESERVE) != 0 ? -1 : fallocate(fd, mode, offset, bytes);
+}
+
 ssize_t sys_sendmsg(int fd, const struct msghdr *msg, int flags)
 {
     return fault(SYS_SEND) != 0 ? -1 : sendmsg(fd, msg, flags);
@@ -87,20 +92,6 @@ void sys_condition(pthread_cond_t *ret_condition)
     CHECK(pthread_condattr_setclock(&attr, CLOCK_MONOTONIC) == 0);
     CHECK(pthread_cond_init(ret_condition, &attr) == 0);
     pthread_condattr_destroy(&attr);
-}
-
-uint64_t sys_memory_available(void)
-{
-    FILE *f = fopen("/proc/meminfo", "re");
-    if (f == NULL)
-        return UINT64_MAX;
-    char line[128];
-    uint64_t kib = UINT64_MAX / 1024;
-    while (fgets(line, sizeof line, f) != NULL)
-        if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kib) == 1)
-            break;
-    fclose(f);
-    return kib * 1024;
 }
 
 uint32_t sys_processors(void)

@@ -14,7 +14,7 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
-enum sys_kind { SYS_ALLOC, SYS_MAP, SYS_SEND, SYS_OPEN, SYS_RENAME };
+enum sys_kind { SYS_ALLOC, SYS_MAP, SYS_SEND, SYS_OPEN, SYS_RENAME, SYS_RESERVE };
 
 /* NULL in production. Set before other threads start. */
 extern int (*sys_fault)(enum sys_kind kind);
@@ -25,6 +25,7 @@ void *sys_realloc(void *p, size_t bytes);
 char *sys_strdup(const char *s);
 void *sys_mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset);
 int sys_memfd(const char *name, unsigned flags);
+int sys_fallocate(int fd, int mode, off_t offset, off_t bytes);
 ssize_t sys_sendmsg(int fd, const struct msghdr *msg, int flags);
 int sys_renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned flags);
 
@@ -37,8 +38,5 @@ void sys_condition(pthread_cond_t *ret_condition);
 
 /* Processors that this process may run on: a taskset or a cpuset counts. At least 1. */
 uint32_t sys_processors(void);
-
-/* MemAvailable of /proc/meminfo in bytes; UINT64_MAX when it cannot be read. */
-uint64_t sys_memory_available(void);
 
 #endif

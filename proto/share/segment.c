@@ -12,6 +12,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/share/reserve.h"
 #include "proto/spec/layout.h"
 
 #define BYTES_MAX (UINT64_C(1) << 62) /* so that sums of two do not overflow, and off_t holds */
@@ -100,6 +101,8 @@ static int fill_new(int fd, enum segment_kind kind, uint64_t bytes, void **ret_b
     if (ftruncate(fd, (off_t)bytes) < 0)
         return err_sys(e, SHD_EIO, "size %s segment to %" PRIu64 " bytes", segment_kind_name(kind),
                        bytes);
+    if (kind != SEGMENT_SPILL && reserve_pages(fd, 0, bytes, e) != SHD_OK)
+        return err_prefix(e, "%s segment of %" PRIu64 " bytes", segment_kind_name(kind), bytes);
     void *base = sys_mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED)
         return map_failed(e, "map new segment of", bytes);
@@ -133,6 +136,23 @@ int segment_new(const char *name, enum segment_kind kind, uint64_t bytes,
     }
     *ret_segment = (struct segment){ .fd = fd, .base = base, .bytes = whole };
     return SHD_OK;
+}
+
+int segment_room(uint64_t bytes, struct shd_err *e)
+{
+    return reserve_check(bytes, RESERVE_SPARED_MIN, e);
+}
+
+int segment_take(const struct segment *segment, uint64_t offset_bytes, uint64_t bytes,
+                 struct shd_err *e)
+{
+    CHECK(offset_bytes <= segment->bytes && bytes <= segment->bytes - offset_bytes);
+    reserve_lock();
+    int r = reserve_check(bytes, RESERVE_SPARED, e);
+    if (r == SHD_OK)
+        r = reserve_pages(segment->fd, offset_bytes, bytes, e);
+    reserve_unlock();
+    return r;
 }
 
 int segment_check(int fd, enum segment_kind kind, uint64_t bytes, struct shd_err *e)

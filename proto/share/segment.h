@@ -65,7 +65,8 @@ const char *segment_kind_name(enum segment_kind kind);
 const char *segment_place_name(enum segment_place place);
 
 /* Create a zeroed, sealed segment and map it read-write here. bytes > 0 is rounded up to whole
- * pages. `name` is for /proc/PID/maps. Errors: SHD_ENOMEM, SHD_EIO. */
+ * pages, and all of them are taken (proto/share/reserve.h), but for a spill segment's, which takes
+ * them piece by piece. `name` is for /proc/PID/maps. Errors: SHD_ENOMEM, SHD_EIO. */
 int segment_new(const char *name, enum segment_kind kind, uint64_t bytes,
                 struct segment *ret_segment, struct shd_err *e);
 
@@ -77,6 +78,15 @@ int segment_check(int fd, enum segment_kind kind, uint64_t bytes, struct shd_err
  * are. Errors: SHD_ENOMEM, SHD_EIO. */
 int segment_map(int fd, enum segment_kind kind, uint64_t bytes, struct segment *ret_segment,
                 struct shd_err *e);
+
+/* Whether there is room for `bytes` more, by the host and the limits of cgroups. Errors: SHD_ENOMEM
+ * with the numbers. */
+int segment_room(uint64_t bytes, struct shd_err *e);
+
+/* Take the pages of [offset_bytes, + bytes) of a new spill segment. Waits in turn: not for the
+ * loop's thread. Errors: SHD_ENOMEM with the numbers. */
+int segment_take(const struct segment *segment, uint64_t offset_bytes, uint64_t bytes,
+                 struct shd_err *e);
 
 /* Unmap and close; leaves SEGMENT_CLOSED. A closed or zero-initialised-by-SEGMENT_CLOSED one is a
  * no-op. */

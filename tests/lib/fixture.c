@@ -14,6 +14,7 @@
 #include "daemon/base/log.h"
 #include "daemon/daemon.h"
 #include "proto/base/check.h"
+#include "proto/share/reserve.h"
 
 const char *fixture_device(const struct fixture *f, int index, char name[FIXTURE_DEVICE_BYTES])
 {
@@ -31,6 +32,7 @@ void fixture_serve(const struct fixture *f, int index)
     log_set_level(getenv("TEST_VERBOSE") != NULL ? LOG_LEVEL_DEBUG : LOG_LEVEL_ERROR);
     umask(0007);
     fixture_device(f, index, device);
+    reserve_share(f->dir);
     struct daemon *d;
     struct shd_err e;
     const struct daemon_config config = { .device = device, .runtime_dir = f->dir, .threads = 1 };

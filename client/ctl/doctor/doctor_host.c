@@ -21,6 +21,7 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
+#include "proto/base/memory.h"
 #include "proto/spec/layout.h"
 
 /* -- Kernel ------------------------------------------------------------------------------------ */
@@ -203,33 +204,29 @@ static void check_available(struct doctor *d)
                   available, total, parameters);
 }
 
-/* This process's cgroup under the unified hierarchy ("0::/path"); false when there is none. */
-static bool cgroup_path(char *buf, size_t bytes)
-{
-    char line[400];
-    FILE *f = fopen("/proc/self/cgroup", "re");
-    bool found = false;
-    while (f != NULL && !found && fgets(line, sizeof(line), f) != NULL) {
-        line[strcspn(line, "\n")] = '\0';
-        found = strncmp(line, "0::", 3) == 0;
-    }
-    if (f != NULL)
-        fclose(f);
-    if (found)
-        snprintf(buf, bytes, "/sys/fs/cgroup%s/memory.max",
-                 strcmp(line + 3, "/") != 0 ? line + 3 : "");
-    return found;
-}
-
+/* The tightest limit on the way from this process's cgroup to the root, of either version. */
 static void check_cgroup(struct doctor *d)
 {
-    char path[450], text[24];
-    uint64_t max;
-    if (!cgroup_path(path, sizeof(path)) || !doctor_read_u64(path, &max))
-        return; /* no limit: nothing to say */
-    if (max < doctor_meminfo("MemTotal"))
-        doctor_warn(d, "raise MemoryMax= (systemd) or --memory (container) if state is to fit",
-                    "this process's cgroup may use %s: shared memory counts", text_size(max, text));
+    static const char raise[] = "raise MemoryMax= (systemd) or --memory (container) if state is to "
+                                "fit: shared memory counts";
+    const struct memory_room room = memory_room();
+    char limit[TEXT_BYTES], used[TEXT_BYTES], left[TEXT_BYTES];
+    if (room.ignored[0] != '\0')
+        doctor_warn(d, "if it has a limit of memory, daemons do not see it", "cgroup: %s",
+                    room.ignored);
+    if (room.limit_bytes == UINT64_MAX) {
+        doctor_ok(d, "no cgroup limits this process's memory");
+        return;
+    }
+    text_size(room.limit_bytes, limit);
+    text_size(room.used_bytes, used);
+    text_size(room.cgroup_bytes, left);
+    if (room.cgroup_bytes < AVAILABLE_MIN)
+        doctor_warn(d, raise, "%s of %s of this cgroup are used, %s are left (%s)", used, limit,
+                    left, room.limit_path);
+    else
+        doctor_ok(d, "%s of %s of this cgroup are used, %s are left (%s)", used, limit, left,
+                  room.limit_path);
 }
 
 static void check_huge_pages(struct doctor *d)

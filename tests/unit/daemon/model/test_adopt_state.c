@@ -50,7 +50,7 @@ static void start_and_train(struct past *got)
     for (int i = 0; i < 2; i++)
         EXPECT_OK(train_step(m, &run, got, &e), &e);
     shd_close(s);
-    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 2);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 3);
 }
 
 static void expect_refused(int status, const char *why)
@@ -98,7 +98,7 @@ TEST(ledger_of_another_version_is_refused_and_kept_for_its_own)
     start_and_train(&got);
     restart_with(make_newer);
     expect_refused(SHD_ENOTSUP, "version 2");
-    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 4); /* and those of the other model */
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 6); /* and those of the other model */
     restart_with(make_older);
     expect_adopted(&got);
     fixture_stop(&daemons);
@@ -214,7 +214,7 @@ TEST(terminated_in_good_order_goes_on_too)
     struct past got;
     start_and_train(&got);
     EXPECT_EQ(fixture_ask(&daemons, KEEPER_TERM, 0, ""), 0);
-    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 2);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 3);
     fixture_succeed(&daemons, 0, "");
     fixture_wait_up(&daemons, 0);
     expect_adopted(&got);

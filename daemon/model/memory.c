@@ -1,0 +1,132 @@
+/* See memory.h. */
+#include "daemon/model/memory.h"
+
+#include <inttypes.h>
+#include <sys/stat.h>
+
+#include "daemon/base/keeper.h"
+#include "daemon/core/ledger.h"
+#include "daemon/model/model.h"
+#include "daemon/model/spare.h"
+#include "kernels/kern.h"
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
+#include "proto/share/board.h"
+#include "proto/share/reserve.h"
+#include "proto/share/shardmap.h"
+#include "proto/spec/layout.h"
+
+int memory_init(struct model *m, struct shd_err *e)
+{
+    m->kept.spare_fd = -1;
+    return spare_new(m, e);
+}
+
+static uint64_t whole_board_bytes(const struct model *m)
+{
+    return layout_align(board_bytes(m->map->units), SHD_PAGE_BYTES);
+}
+
+/* Whether the model, with what a successor will need to adopt it, fits into what is left. */
+static int check_room(const struct model *m, const struct ledger_shape *shape, uint64_t ledger,
+                      struct shd_err *e)
+{
+    const struct kern_ops *ops = m->kern->ops;
+    const bool host = ops->place == SEGMENT_HOST;
+    const uint64_t publish = shardmap_publish_bytes(m->map);
+    const uint64_t arrays = shape->state_bytes + publish;
+    const uint64_t small = ledger + whole_board_bytes(m);
+    const uint64_t available = host ? UINT64_MAX : ops->available(m->kern);
+    if (!host && arrays + publish > available)
+        return err_set(e, SHD_ENOMEM, "%" PRIu64 " MiB are needed, %" PRIu64 " MiB are free on %s",
+                       ((arrays + publish) >> 20) + 1, available >> 20, ops->product);
+    return reserve_check(small + (host ? arrays + spare_bytes_first(m) : 0), RESERVE_SPARED, e);
+}
+
+static int share(struct model *m, struct shd_err *e)
+{
+    int r = m->kern->ops->segment_new(m->kern, "shardd-publish", SEGMENT_PUBLISH,
+                                      shardmap_publish_bytes(m->map), &m->publish, e);
+    if (r == SHD_OK)
+        r = segment_new("shardd-board", SEGMENT_BOARD, whole_board_bytes(m), &m->board_segment, e);
+    if (r == SHD_OK) {
+        m->board = m->board_segment.base;
+        board_init(m->board, m->map->units);
+    }
+    return r;
+}
+
+/* Under the lock. */
+static int make_segments(struct model *m, const struct ledger_shape *shape, struct shd_err *e)
+{
+    uint64_t bytes = 0;
+    int r = ledger_bytes(shape, &bytes, e);
+    if (r == SHD_OK)
+        r = check_room(m, shape, bytes, e);
+    if (r == SHD_OK)
+        r = m->kern->ops->segment_new(m->kern, "shardd-state", SEGMENT_STATE, shape->state_bytes,
+                                      &m->state, e);
+    if (r == SHD_OK)
+        r = segment_new("shardd-ledger", SEGMENT_LEDGER, bytes, &m->ledger_segment, e);
+    if (r == SHD_OK)
+        r = share(m, e);
+    if (r == SHD_OK)
+        r = spare_grow(m, spare_bytes_first(m), e);
+    return r;
+}
+
+/* Give the keeper what outlives this process. */
+static int store_kept(struct model *m, struct shd_err *e)
+{
+    const struct {
+        enum keeper_part part;
+        int fd;
+    } parts[] = { { KEEPER_LEDGER, m->ledger_segment.fd },
+                  { KEEPER_STATE, m->state.fd },
+                  { KEEPER_SPARE, m->kept.spare_fd } };
+    int r = SHD_OK;
+    m->kept.stored = true; /* one of them at least, from here on */
+    for (size_t i = 0; i < ARRAY_SIZE(parts) && r == SHD_OK; i++)
+        if (parts[i].fd >= 0)
+            r = keeper_store(m->kept.keeper, m->kept.instance, parts[i].part, parts[i].fd, e);
+    return r;
+}
+
+int memory_make(struct model *m, const struct ledger_shape *shape, struct shd_err *e)
+{
+    reserve_lock();
+    const int r = make_segments(m, shape, e);
+    reserve_unlock();
+    if (r != SHD_OK)
+        return r;
+    ledger_init(m->ledger, m->ledger_segment.base, shape);
+    FAIL_POINT("model:segments:after");
+    return store_kept(m, e);
+}
+
+int memory_share_again(struct model *m, struct shd_err *e)
+{
+    const bool host = m->kern->ops->place == SEGMENT_HOST;
+    const uint64_t bytes = whole_board_bytes(m) + (host ? shardmap_publish_bytes(m->map) : 0);
+    struct stat st;
+    if (m->kept.spare_fd >= 0 && fstat(m->kept.spare_fd, &st) == 0)
+        m->kept.spare_bytes = (uint64_t)st.st_size;
+    reserve_lock();
+    spare_give(m, bytes);
+    int r = reserve_check(bytes, RESERVE_SPARED_MIN, e);
+    if (r == SHD_OK)
+        r = share(m, e);
+    reserve_unlock();
+    return r;
+}
+
+void memory_free(struct model *m)
+{
+    if (m->kept.stored && atomic_load(&m->ledger->head->ready) == 0)
+        keeper_remove(m->kept.keeper, m->kept.instance);
+    spare_free(m);
+    segment_close(&m->board_segment);
+    m->kern->ops->segment_close(m->kern, &m->publish);
+    segment_close(&m->ledger_segment);
+    m->kern->ops->segment_close(m->kern, &m->state);
+}
