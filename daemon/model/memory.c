@@ -12,9 +12,9 @@
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/share/board.h"
+#include "proto/share/owner_bytes.h"
 #include "proto/share/reserve.h"
 #include "proto/share/shardmap.h"
-#include "proto/spec/layout.h"
 
 int memory_init(struct model *m, struct shd_err *e)
 {
@@ -22,25 +22,22 @@ int memory_init(struct model *m, struct shd_err *e)
     return spare_new(m, e);
 }
 
-static uint64_t whole_board_bytes(const struct model *m)
-{
-    return layout_align(board_bytes(m->map->units), SHD_PAGE_BYTES);
-}
-
 /* Whether the model, with what a successor will need to adopt it, fits into what is left. */
-static int check_room(const struct model *m, const struct ledger_shape *shape, uint64_t ledger,
-                      struct shd_err *e)
+static int check_room(const struct model *m, const struct ledger_shape *shape, struct shd_err *e)
 {
     const struct kern_ops *ops = m->kern->ops;
-    const bool host = ops->place == SEGMENT_HOST;
-    const uint64_t publish = shardmap_publish_bytes(m->map);
-    const uint64_t arrays = shape->state_bytes + publish;
-    const uint64_t small = ledger + whole_board_bytes(m);
-    const uint64_t available = host ? UINT64_MAX : ops->available(m->kern);
-    if (!host && arrays + publish > available)
+    const struct owner_ask ask = { .spec_bytes = shape->spec_bytes,
+                                   .returns = shape->micros,
+                                   .keeper = spare_bytes_first(m) > 0 };
+    const struct owner_bytes b = owner_bytes(m->map, &ask);
+    if (ops->place == SEGMENT_HOST)
+        return reserve_check(b.all, RESERVE_SPARED, e);
+    const uint64_t needed = shape->state_bytes + 2 * b.publish; /* a successor's, too */
+    const uint64_t available = ops->available(m->kern);
+    if (needed > available)
         return err_set(e, SHD_ENOMEM, "%" PRIu64 " MiB are needed, %" PRIu64 " MiB are free on %s",
-                       ((arrays + publish) >> 20) + 1, available >> 20, ops->product);
-    return reserve_check(small + (host ? arrays + spare_bytes_first(m) : 0), RESERVE_SPARED, e);
+                       (needed >> 20) + 1, available >> 20, ops->product);
+    return reserve_check(b.ledger + b.board, RESERVE_SPARED, e);
 }
 
 static int share(struct model *m, struct shd_err *e)
@@ -48,7 +45,8 @@ static int share(struct model *m, struct shd_err *e)
     int r = m->kern->ops->segment_new(m->kern, "shardd-publish", SEGMENT_PUBLISH,
                                       shardmap_publish_bytes(m->map), &m->publish, e);
     if (r == SHD_OK)
-        r = segment_new("shardd-board", SEGMENT_BOARD, whole_board_bytes(m), &m->board_segment, e);
+        r = segment_new("shardd-board", SEGMENT_BOARD, board_bytes(m->map->units),
+                        &m->board_segment, e);
     if (r == SHD_OK) {
         m->board = m->board_segment.base;
         board_init(m->board, m->map->units);
@@ -62,7 +60,7 @@ static int make_segments(struct model *m, const struct ledger_shape *shape, stru
     uint64_t bytes = 0;
     int r = ledger_bytes(shape, &bytes, e);
     if (r == SHD_OK)
-        r = check_room(m, shape, bytes, e);
+        r = check_room(m, shape, e);
     if (r == SHD_OK)
         r = m->kern->ops->segment_new(m->kern, "shardd-state", SEGMENT_STATE, shape->state_bytes,
                                       &m->state, e);
@@ -106,8 +104,7 @@ int memory_make(struct model *m, const struct ledger_shape *shape, struct shd_er
 
 int memory_share_again(struct model *m, struct shd_err *e)
 {
-    const bool host = m->kern->ops->place == SEGMENT_HOST;
-    const uint64_t bytes = whole_board_bytes(m) + (host ? shardmap_publish_bytes(m->map) : 0);
+    const uint64_t bytes = spare_bytes_first(m);
     struct stat st;
     if (m->kept.spare_fd >= 0 && fstat(m->kept.spare_fd, &st) == 0)
         m->kept.spare_bytes = (uint64_t)st.st_size;

@@ -81,13 +81,9 @@ static enum plan_backward_prefetch prefetch_of(const struct question *q)
 
 struct answer {
     uint64_t worker_bytes, owner_bytes, need_bytes;
+    uint32_t slots; /* that each worker has at each owner */
     bool fits;
 };
-
-static uint64_t owner_bytes(const struct plan_owners *o)
-{
-    return o->state_bytes_max + o->publish_bytes_max;
-}
 
 static int try_question(const struct spec *spec, const struct plan_ask *ask,
                         const struct question *q, struct answer *ret_answer, struct shd_err *e)
@@ -95,18 +91,19 @@ static int try_question(const struct spec *spec, const struct plan_ask *ask,
     const struct plan_policy held = { .strategy = q->held,
                                       .forward_prefetch = q->ahead,
                                       .backward_prefetch = prefetch_of(q) };
-    struct plan_owners owners = { 0 };
+    struct plan_owners owners = { .total_bytes = 0 };
     struct plan plan;
-    int r = SHD_OK;
-    if (!ask->offload || q->one_owner)
-        r = plan_owners(spec, q->one_owner ? 1 : ask->daemons, &owners, e);
-    if (r == SHD_OK)
-        r = plan_build(spec, &held, /* trace= */ NULL, ask->micros, &plan, e);
+    int r = plan_build(spec, &held, /* trace= */ NULL, ask->micros, &plan, e);
     if (r != SHD_OK)
         return r;
     struct answer a = { .worker_bytes = plan.cost.live_bytes_max,
-                        .owner_bytes = owner_bytes(&owners) };
+                        .slots = plan_slots(spec, &held, &plan) };
     plan_free(&plan);
+    if (!ask->offload || q->one_owner)
+        r = plan_owners(spec, q->one_owner ? 1 : ask->daemons, ask->workers, a.slots, &owners, e);
+    if (r != SHD_OK)
+        return r;
+    a.owner_bytes = owners.max.all;
     a.need_bytes = a.worker_bytes + a.owner_bytes + ask->activation_bytes;
     a.fits = a.need_bytes <= ask->device_bytes;
     *ret_answer = a;
@@ -134,22 +131,35 @@ static json_t *json_answer(const struct question *q, const struct answer *a)
                      "need_bytes", (json_int_t)a->need_bytes, "fits", (int)a->fits);
 }
 
-/* The fewest daemons with which the last question gets a yes; 0: no number will do. */
-static int enough_daemons(const struct spec *spec, const struct plan_ask *ask,
-                          const struct answer *last, uint32_t *ret_daemons, struct shd_err *e)
+/* What the last question would need with so many daemons. */
+static int need_with(const struct spec *spec, const struct plan_ask *ask, const struct answer *last,
+                     uint32_t daemons, uint64_t *ret_bytes, struct shd_err *e)
 {
-    const uint64_t others = last->worker_bytes + ask->activation_bytes;
+    struct plan_owners o = { .total_bytes = 0 };
+    const int r = ask->offload ? SHD_OK
+                               : plan_owners(spec, daemons, ask->workers, last->slots, &o, e);
+    *ret_bytes = last->worker_bytes + ask->activation_bytes + o.max.all;
+    return r;
+}
+
+/* The fewest daemons with which the last question gets a yes; 0: no number will do, and *ret_floor
+ * is what it needs with the most there may be. */
+static int enough_daemons(const struct spec *spec, const struct plan_ask *ask,
+                          const struct answer *last, uint32_t *ret_daemons, uint64_t *ret_floor,
+                          struct shd_err *e)
+{
     uint32_t low = ask->daemons, high = SHD_OWNERS_MAX;
     *ret_daemons = 0;
-    if (others > ask->device_bytes || ask->offload)
-        return SHD_OK;
+    int r = need_with(spec, ask, last, high, ret_floor, e);
+    if (r != SHD_OK || *ret_floor > ask->device_bytes)
+        return r;
     while (low <= high) { /* an owner's share shrinks as daemons are added */
         const uint32_t middle = low + (high - low) / 2;
-        struct plan_owners o;
-        const int r = plan_owners(spec, middle, &o, e);
+        uint64_t need;
+        r = need_with(spec, ask, last, middle, &need, e);
         if (r != SHD_OK)
             return r;
-        const bool fits = others + owner_bytes(&o) <= ask->device_bytes;
+        const bool fits = need <= ask->device_bytes;
         *ret_daemons = fits ? middle : *ret_daemons;
         low = fits ? low : middle + 1;
         high = fits ? middle - 1 : high;
@@ -170,9 +180,10 @@ static uint32_t largest_unit(const struct spec *spec)
 static int refuse(const struct spec *spec, const struct plan_ask *ask, const struct answer *last,
                   struct shd_err *e)
 {
-    char need[TEXT_BYTES], have[TEXT_BYTES], unit[TEXT_BYTES];
+    char need[TEXT_BYTES], have[TEXT_BYTES], unit[TEXT_BYTES], least[TEXT_BYTES];
     uint32_t daemons;
-    const int r = enough_daemons(spec, ask, last, &daemons, e);
+    uint64_t floor_bytes;
+    const int r = enough_daemons(spec, ask, last, &daemons, &floor_bytes, e);
     if (r != SHD_OK)
         return r;
     const uint32_t largest = largest_unit(spec);
@@ -185,10 +196,11 @@ static int refuse(const struct spec *spec, const struct plan_ask *ask, const str
                        "memory)",
                        have, need, daemons, ask->daemons);
     return err_set(e, SHD_ERANGE,
-                   "a device of %s is too small: zero3 without prefetch needs %s whatever the "
-                   "number of daemons; the largest unit, %" PRIu32 " '%.40s', has %s: cut it into "
-                   "smaller ones",
-                   have, need, largest, spec->units[largest].name,
+                   "a device of %s is too small: zero3 without prefetch needs %s, and %s with %u "
+                   "daemons; the largest unit, %" PRIu32 " '%.40s', has %s: cut it into smaller "
+                   "ones",
+                   have, need, text_size(floor_bytes, least), SHD_OWNERS_MAX, largest,
+                   spec->units[largest].name,
                    text_size(plan_unit_param_bytes(spec, largest), unit));
 }
 
@@ -234,7 +246,8 @@ static int plan_auto(const struct spec *spec, struct plan_ask *ask, FILE *out, j
         return r;
     }
     if (out != NULL && ask->activation_bytes == 0)
-        fprintf(out, "       activations are not counted: --activations\n");
+        fprintf(out,
+                "       activations are not counted: --activations; nor are a GPU's contexts\n");
     adopt(ask, &questions[i], out);
     *ret_json = json_pack("{s:I, s:I, s:o}", "device_bytes", (json_int_t)ask->device_bytes,
                           "activation_bytes", (json_int_t)ask->activation_bytes, "steps", steps);

@@ -2,6 +2,8 @@
 #include "client/ctl/plan/plan_show.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "client/ctl/base/text.h"
 #include "client/ctl/base/verb.h"
@@ -10,25 +12,45 @@
 #include "client/plan/plan_cost.h"
 #include "proto/base/check.h"
 #include "proto/share/shardmap.h"
+#include "proto/spec/layout.h"
+#include "proto/spec/spec_json.h"
 
 #define UNITS_SHOWN_MAX 16u /* more: the middle is left out */
 
-int plan_owners(const struct spec *spec, uint32_t daemons, struct plan_owners *ret_owners,
-                struct shd_err *e)
+/* As the policy of a worker chooses (client/run/policy.c): two where gradients are staged, else one
+ * more than it holds at once, so that one can be filled while owners read the others. */
+uint32_t plan_slots(const struct spec *spec, const struct plan_policy *policy,
+                    const struct plan *plan)
 {
-    struct plan_owners o = { 0 };
+    const enum shd_dtype dtype = policy->grad_dtype != 0 ? policy->grad_dtype : spec->grad_dtype;
+    const bool staged = spec->accumulate > 1 || dtype != SHD_F32;
+    return staged || plan->cost.live_grads_max >= SHD_SLOTS_MAX ? 2 : plan->cost.live_grads_max + 1;
+}
+
+int plan_owners(const struct spec *spec, uint32_t daemons, uint32_t workers, uint32_t slots,
+                struct plan_owners *ret_owners, struct shd_err *e)
+{
+    struct plan_owners o = { .total_bytes = 0 };
+    char *json;
+    int r = spec_dump(spec, &json, e);
+    if (r != SHD_OK)
+        return r;
+    const struct owner_ask ask = { .spec_bytes = strlen(json),
+                                   .returns = spec_returns(spec),
+                                   .sessions = workers,
+                                   .slots = slots,
+                                   .keeper = true };
+    free(json);
     for (uint32_t owner = 0; owner < daemons; owner++) {
         struct shardmap *map;
-        const int r = shardmap_new(spec, owner, daemons, &map, e);
+        r = shardmap_new(spec, owner, daemons, &map, e);
         if (r != SHD_OK)
             return r;
-        const uint64_t state = shardmap_state_bytes(map), publish = shardmap_publish_bytes(map);
+        const struct owner_bytes b = owner_bytes(map, &ask);
         shardmap_free(map);
-        o.total_bytes += state + publish;
-        if (state + publish > o.state_bytes_max + o.publish_bytes_max) {
-            o.state_bytes_max = state;
-            o.publish_bytes_max = publish;
-        }
+        o.total_bytes += b.all;
+        if (b.all > o.max.all)
+            o.max = b;
     }
     *ret_owners = o;
     return SHD_OK;
@@ -128,18 +150,27 @@ static void print_cost(const struct plan_cost *c, FILE *out)
     fputc('\n', out);
 }
 
-static int print_owners(const struct spec *spec, uint32_t daemons, FILE *out, struct shd_err *e)
+static int print_owners(const struct spec *spec, const struct plan_ask *ask,
+                        const struct plan *plan, FILE *out, struct shd_err *e)
 {
+    const uint32_t slots = plan_slots(spec, &ask->policy, plan);
     struct plan_owners o;
-    char state[TEXT_BYTES], publish[TEXT_BYTES], total[TEXT_BYTES];
-    const int r = plan_owners(spec, daemons, &o, e);
-    if (r == SHD_OK)
-        fprintf(out,
-                "  Owner memory, %" PRIu32 " daemon%s: %s state + %s published each at most, %s in "
-                "all.\n",
-                daemons, daemons == 1 ? "" : "s", text_size(o.state_bytes_max, state),
-                text_size(o.publish_bytes_max, publish), text_size(o.total_bytes, total));
-    return r;
+    char state[TEXT_BYTES], publish[TEXT_BYTES], inbox[TEXT_BYTES], rest[TEXT_BYTES];
+    char spare[TEXT_BYTES], all[TEXT_BYTES], total[TEXT_BYTES], spill[TEXT_BYTES];
+    const int r = plan_owners(spec, ask->daemons, ask->workers, slots, &o, e);
+    if (r != SHD_OK)
+        return r;
+    fprintf(out,
+            "  Owner memory, %" PRIu32 " daemon%s: %s state + %s published + %s inboxes (%" PRIu32
+            " worker%s, %" PRIu32 " slots)\n  + %s ledger and board + %s spare for a successor = "
+            "%s each at most, %s in all.\n"
+            "  While gradients wait for a slow worker up to %s more each, in host memory.\n",
+            ask->daemons, ask->daemons == 1 ? "" : "s", text_size(o.max.state, state),
+            text_size(o.max.publish, publish), text_size(o.max.inbox, inbox), ask->workers,
+            ask->workers == 1 ? "" : "s", slots, text_size(o.max.ledger + o.max.board, rest),
+            text_size(o.max.spare, spare), text_size(o.max.all, all),
+            text_size(o.total_bytes, total), text_size(o.max.spill_max, spill));
+    return SHD_OK;
 }
 
 int plan_print(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,
@@ -163,7 +194,7 @@ int plan_print(const struct spec *spec, const struct plan_ask *ask, const struct
         "F forward, B backward, C commit; units, grads: held in that column. Drawn as if every\n"
         "fetch, return and forward took one column, a backward two, on one link.\n\n");
     print_cost(&plan->cost, out);
-    return print_owners(spec, ask->daemons, out, e);
+    return print_owners(spec, ask, plan, out, e);
 }
 
 /* -- JSON ------------------------------------------------------------------------------------ */
@@ -230,26 +261,36 @@ static json_t *json_ops(const struct plan *plan)
     return ops;
 }
 
+static json_t *json_owners(const struct plan_ask *ask, const struct plan_owners *o)
+{
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "daemons",
+                     integer(ask->daemons), "state_bytes_max", integer(o->max.state),
+                     "publish_bytes_max", integer(o->max.publish), "inbox_bytes_max",
+                     integer(o->max.inbox), "ledger_bytes_max", integer(o->max.ledger),
+                     "board_bytes_max", integer(o->max.board), "spare_bytes_max",
+                     integer(o->max.spare), "bytes_max", integer(o->max.all), "spill_bytes_max",
+                     integer(o->max.spill_max), "total_bytes", integer(o->total_bytes));
+}
+
 int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,
                     json_t *automatic, FILE *out, struct shd_err *e)
 {
     struct timeline t;
     struct plan_owners owners;
-    int r = plan_owners(spec, ask->daemons, &owners, e);
+    int r = plan_owners(spec, ask->daemons, ask->workers, plan_slots(spec, &ask->policy, plan),
+                        &owners, e);
     if (r == SHD_OK)
         r = timeline_new(plan, spec, &t, e);
     if (r != SHD_OK) {
         json_decref(automatic);
         return r;
     }
-    json_t *root = json_pack(
-        "{s:i, s:o, s:o, s:o, s:o, s:{s:o, s:o}, s:{s:o, s:o, s:o, s:o}, s:o*, s:o}", "schema", 1,
-        "model", json_model(spec), "policy", json_policy(&ask->policy), "micro_batches_per_worker",
-        integer(plan->micros), "cost", json_cost(&plan->cost), "timeline", "columns",
-        integer(t.columns), "idle", integer(t.idle), "owners", "daemons", integer(ask->daemons),
-        "state_bytes_max", integer(owners.state_bytes_max), "publish_bytes_max",
-        integer(owners.publish_bytes_max), "total_bytes", integer(owners.total_bytes), "auto",
-        automatic, "ops", json_ops(plan));
+    json_t *root = json_pack("{s:i, s:o, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o*, s:o}", "schema", 1,
+                             "model", json_model(spec), "policy", json_policy(&ask->policy),
+                             "micro_batches_per_worker", integer(plan->micros), "cost",
+                             json_cost(&plan->cost), "timeline", "columns", integer(t.columns),
+                             "idle", integer(t.idle), "owners", json_owners(ask, &owners), "auto",
+                             automatic, "ops", json_ops(plan));
     timeline_deinit(&t);
     if (root == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for JSON");
@@ -333,7 +374,7 @@ static int compare_text(const struct spec *spec, const struct plan_ask *ask,
     char state[TEXT_BYTES], publish[TEXT_BYTES];
     struct plan_owners o;
     struct table t;
-    const int r = plan_owners(spec, ask->daemons, &o, e);
+    const int r = plan_owners(spec, ask->daemons, ask->workers, /* slots= */ 0, &o, e);
     if (r != SHD_OK)
         return r;
     fprintf(out,
@@ -351,8 +392,8 @@ static int compare_text(const struct spec *spec, const struct plan_ask *ask,
             "WAITS: columns of the timeline in which compute waits for a fetch.\n"
             "Each of %" PRIu32 " daemon%s holds %s state + %s published at most, whatever the "
             "strategy.\n",
-            ask->daemons, ask->daemons == 1 ? "" : "s", text_size(o.state_bytes_max, state),
-            text_size(o.publish_bytes_max, publish));
+            ask->daemons, ask->daemons == 1 ? "" : "s", text_size(o.max.state, state),
+            text_size(o.max.publish, publish));
     for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
         if (all[i].refused.code != SHD_OK)
             fprintf(out, "refused: %s\n", all[i].refused.text);

@@ -10,14 +10,23 @@
 #include "client/ctl/plan/plan_source.h"
 #include "client/plan/plan.h"
 #include "proto/base/status.h"
+#include "proto/share/owner_bytes.h"
 #include "proto/spec/spec.h"
 
 struct plan_owners {
-    uint64_t state_bytes_max, publish_bytes_max; /* of the daemon that holds most */
-    uint64_t total_bytes;                        /* of all, both */
+    struct owner_bytes max; /* of the daemon that holds most */
+    uint64_t total_bytes;   /* of all, what each holds */
 };
-int plan_owners(const struct spec *spec, uint32_t daemons, struct plan_owners *ret_owners,
-                struct shd_err *e);
+
+/* The memory of `daemons` owners that `workers` train on, with so many slots each (0: with none
+ * yet).
+ */
+int plan_owners(const struct spec *spec, uint32_t daemons, uint32_t workers, uint32_t slots,
+                struct plan_owners *ret_owners, struct shd_err *e);
+
+/* Slots that a worker asks each owner for when it runs this plan. */
+uint32_t plan_slots(const struct spec *spec, const struct plan_policy *policy,
+                    const struct plan *plan);
 
 int plan_print(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,
                FILE *out, struct shd_err *e);

@@ -8,8 +8,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <jansson.h>
+
 #include "proto/base/check.h"
 #include "proto/base/memory.h"
+#include "proto/share/owner_bytes.h"
+#include "proto/share/shardmap.h"
+#include "proto/spec/spec_json.h"
 #include "tests/lib/client_remote.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -233,6 +238,116 @@ TEST(successor_finds_the_memory_that_was_spare_for_it)
     shd_close(s);
     fixture_stop(&daemons);
     leave_cgroup();
+}
+
+/* -- What is predicted --------------------------------------------------------------------------
+ */
+
+#define SHAPES 20
+
+static uint64_t below(uint64_t *seed, uint64_t limit)
+{
+    return test_random(seed) % limit;
+}
+
+/* A model of one to six units of odd sizes, some frozen. */
+static void random_spec(uint64_t *seed, int number, char *json, size_t bytes)
+{
+    static const char *const optimizers[] = { TOY_ADAMW, TOY_SGD, TOY_LION };
+    static const char *const dtypes[] = { "f32", "bf16", "f16" };
+    const uint64_t micros = 1 + below(seed, 8), units = 1 + below(seed, 6);
+    int n = snprintf(json, bytes,
+                     "{ \"name\": \"m%d\", \"seed\": 1, \"micro_batches\": %" PRIu64
+                     ", \"accumulate\": %" PRIu64
+                     ", \"publish\": \"%s\", \"optimizer\": { %s }, \"units\": [",
+                     number, micros, below(seed, 2) == 0 ? micros : 1, dtypes[below(seed, 3)],
+                     optimizers[below(seed, 3)]);
+    for (uint64_t u = 0; u < units; u++)
+        n += snprintf(json + n, bytes - (size_t)n,
+                      "%s { \"name\": \"u%" PRIu64 "\", \"tensors\": [ { \"name\": \"t%" PRIu64
+                      "\", \"shape\": [%" PRIu64 "], \"trainable\": %s } ] }",
+                      u > 0 ? "," : "", u, u, 1 + below(seed, 300000),
+                      u > 0 && below(seed, 4) == 0 ? "false" : "true");
+    snprintf(json + n, bytes - (size_t)n, " ] }");
+}
+
+/* Whether /status of an owner says of a model what was predicted. */
+static bool status_says(int owner, const char *name, const struct owner_bytes *want)
+{
+    struct http_reply reply = http_get(&daemons, owner, "/status");
+    json_t *root = reply.body != NULL ? json_loads(reply.body, 0, NULL) : NULL, *m;
+    bool same = false;
+    size_t i;
+    json_array_foreach(json_object_get(root, "models"), i, m)
+    {
+        json_int_t state, publish, inbox, board, ledger, spill, spare;
+        if (strcmp(json_string_value(json_object_get(m, "name")), name) == 0 &&
+            json_unpack(m, "{s:{s:I, s:I, s:I, s:I, s:I, s:I, s:I}}", "bytes", "state", &state,
+                        "publish", &publish, "inbox", &inbox, "board", &board, "ledger", &ledger,
+                        "spill", &spill, "spare", &spare) == 0)
+            same = (uint64_t)state == want->state && (uint64_t)publish == want->publish &&
+                   (uint64_t)inbox == want->inbox && (uint64_t)board == want->board &&
+                   (uint64_t)ledger == want->ledger && (uint64_t)spare == want->spare &&
+                   (uint64_t)(state + publish + inbox + board + ledger + spare) == want->all;
+    }
+    json_decref(root);
+    free(reply.text);
+    return same;
+}
+
+static struct owner_bytes predict(const char *text, uint32_t owner, uint32_t owners,
+                                  uint32_t sessions, uint32_t slots)
+{
+    struct shd_err e = { 0 };
+    struct spec *spec;
+    struct shardmap *map;
+    char *json;
+    EXPECT_OK(spec_parse(text, strlen(text), &spec, &e), &e);
+    EXPECT_OK(spec_dump(spec, &json, &e), &e);
+    EXPECT_OK(shardmap_new(spec, owner, owners, &map, &e), &e);
+    const struct owner_ask ask = { .spec_bytes = strlen(json),
+                                   .returns = spec_returns(spec),
+                                   .sessions = sessions,
+                                   .slots = slots,
+                                   .keeper = true };
+    const struct owner_bytes b = owner_bytes(map, &ask);
+    shardmap_free(map);
+    free(json);
+    spec_free(spec);
+    return b;
+}
+
+static void expect_predicted(uint64_t *seed, int number)
+{
+    char text[4096], name[16];
+    struct shd_err e = { 0 };
+    const uint32_t sessions = 1 + (uint32_t)below(seed, 2), slots = 1 + (uint32_t)below(seed, 5);
+    shd_session *s[2] = { NULL };
+    shd_model *m;
+    random_spec(seed, number, text, sizeof text);
+    snprintf(name, sizeof name, "m%d", number);
+    for (uint32_t i = 0; i < sessions; i++) {
+        const struct shd_options options = {
+            .size = sizeof options, .address = daemons.dir, .timeout_ms = PATIENT_MS, .slots = slots
+        };
+        EXPECT_OK(shd_connect(&options, &s[i], &e), &e);
+        EXPECT_OK(shd_model_open(s[i], text, &m, &e), &e);
+    }
+    for (int owner = 0; owner < 2; owner++) {
+        const struct owner_bytes want = predict(text, (uint32_t)owner, 2, sessions, slots);
+        EXPECT_SOON(status_says(owner, name, &want));
+    }
+    for (uint32_t i = 0; i < sessions; i++)
+        shd_close(s[i]);
+}
+
+TEST(status_says_what_was_predicted_to_the_byte)
+{
+    uint64_t seed = test_seed(20261122);
+    fixture_start_kept(&daemons, 2, "");
+    for (int i = 0; i < SHAPES; i++)
+        expect_predicted(&seed, i);
+    fixture_stop(&daemons);
 }
 
 int main(int argc, char **argv)

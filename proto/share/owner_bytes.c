@@ -1,0 +1,54 @@
+/* See owner_bytes.h. */
+#include "proto/share/owner_bytes.h"
+
+#include "proto/share/board.h"
+#include "proto/share/segment.h"
+#include "proto/share/shardmap.h"
+#include "proto/spec/layout.h"
+
+/* Of the ledger's parts: daemon/model/memory.c checks the sum against the ledger itself. */
+#define PART_ALIGN    UINT64_C(128)
+#define HEAD_BYTES    UINT64_C(1024)
+#define UNIT_BYTES    UINT64_C(64)
+#define CELL_BYTES    UINT64_C(8)
+#define METRICS_BYTES UINT64_C(64)
+#define BLOBS_BYTES   (UINT64_C(2) * 768 * 1024)
+
+static uint64_t chunk_count(const struct shardmap *map)
+{
+    uint64_t chunks = 0;
+    for (uint32_t u = 0; u < map->units; u++)
+        chunks += (map->slice[u].elems + KERN_CHUNK_ELEMS - 1) / KERN_CHUNK_ELEMS;
+    return chunks;
+}
+
+uint64_t owner_ledger_bytes(const struct shardmap *map, const struct owner_ask *ask)
+{
+    const uint64_t parts[] = { HEAD_BYTES,
+                               map->units * UNIT_BYTES,
+                               (uint64_t)map->units * ask->returns * CELL_BYTES,
+                               ask->returns * METRICS_BYTES,
+                               KERN_TRAIL_BYTES,
+                               chunk_count(map) * sizeof(uint64_t),
+                               ask->spec_bytes,
+                               BLOBS_BYTES };
+    uint64_t at = 0;
+    for (unsigned i = 0; i < sizeof parts / sizeof *parts; i++)
+        at = layout_align(at + parts[i], PART_ALIGN);
+    return layout_align(at, SHD_PAGE_BYTES);
+}
+
+struct owner_bytes owner_bytes(const struct shardmap *map, const struct owner_ask *ask)
+{
+    struct owner_bytes b = {
+        .state = shardmap_state_bytes(map),
+        .ledger = owner_ledger_bytes(map, ask),
+        .publish = shardmap_publish_bytes(map),
+        .board = layout_align(board_bytes(map->units), SHD_PAGE_BYTES),
+        .inbox = ask->slots > 0 ? ask->sessions * shardmap_inbox_bytes(map, ask->slots) : 0,
+        .spill_max = ask->returns * map->train_elems * sizeof(float),
+    };
+    b.spare = ask->keeper ? b.publish + b.board + b.inbox : 0;
+    b.all = b.state + b.ledger + b.publish + b.board + b.inbox + b.spare;
+    return b;
+}
