@@ -276,6 +276,8 @@ static void session_ended(struct session *s, bool was_open)
     if (was_open)
         note_session(d->metrics, TRACE_SESSION_END, s->id,
                      /* died= */ !s->detached && !d->stopping);
+    if (was_open) /* it may begin another one there */
+        mailbox_admit(d, s->conn, /* admitted= */ false);
     links_end(s); /* what they bring goes into the inboxes */
     inbox_end(s);
     for (uint32_t i = 0; i < d->model_count; i++) {
@@ -310,7 +312,7 @@ static void share_parts(struct house *h)
     d->view = &h->view;
     d->spill_timer = &h->spill_timer;
     d->lease_timer = &h->lease_timer;
-    h->lock_fd = h->side.fd = h->side.spare_fd = h->view.event_fd = -1;
+    h->lock_fd = h->view.event_fd = -1;
     for (int i = 0; i < HTTP_KINDS; i++)
         h->http.servers[i] = (struct http_server){ .listen_fd = -1, .epoll_fd = -1 };
     h->open.last = &h->open.first;

@@ -41,8 +41,7 @@ struct view;
 /* Calls of a part to those above it, which it does not know. Set before anything starts. */
 struct daemon_hooks {
     /* A frame came. */
-    void (*frame)(struct daemon *d, const uint8_t *identity, uint32_t identity_bytes,
-                  const void *frame, size_t bytes);
+    void (*frame)(struct daemon *d, uint64_t conn, const void *frame, size_t bytes);
     const struct request *const *requests; /* by type: the handler, and who may send it */
     /* A session has ended, as it was open or not yet; its claims go. */
     void (*session_ended)(struct session *s, bool was_open);

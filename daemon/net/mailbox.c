@@ -6,119 +6,98 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/un.h>
+#include <sys/stat.h>
 #include <unistd.h>
-
-#include <zmq.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
 #include "daemon/core/replies.h"
+#include "daemon/net/conn.h"
+#include "daemon/net/door.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/share/fdpass.h"
+#include "proto/share/listen.h"
 
-#define BATCH_MAX       64   /* frames per turn of the loop */
-#define HIGH_WATER_MARK 4096 /* per peer, both ways */
+#define SOCKET_MODE 0660
 
-/* One message: identity, then exactly one frame. Returns false when nothing was there. */
-static bool receive_one(struct daemon *d)
+/* -- Connections --------------------------------------------------------------------------------
+ */
+
+static void message(void *ctx, uint64_t id, const void *data, size_t bytes)
 {
-    struct mailbox *mb = d->mailbox;
-    zmq_msg_t identity, frame;
-    zmq_msg_init(&identity);
-    zmq_msg_init(&frame);
-    const bool got = zmq_msg_recv(&identity, mb->router, ZMQ_DONTWAIT) >= 0;
-    if (got && zmq_msg_more(&identity) && zmq_msg_recv(&frame, mb->router, ZMQ_DONTWAIT) >= 0) {
-        bool surplus = false;
-        bool more = zmq_msg_more(&frame);
-        while (more) { /* read the rest of the message, so that the next one is found */
-            zmq_msg_t rest;
-            zmq_msg_init(&rest);
-            surplus = true;
-            more = zmq_msg_recv(&rest, mb->router, ZMQ_DONTWAIT) >= 0 && zmq_msg_more(&rest);
-            zmq_msg_close(&rest);
-        }
-        if (surplus || zmq_msg_size(&identity) > MAILBOX_IDENTITY_BYTES_MAX)
-            mb->bad_frames++;
-        else
-            d->hooks->frame(d, zmq_msg_data(&identity), (uint32_t)zmq_msg_size(&identity),
-                            zmq_msg_data(&frame), zmq_msg_size(&frame));
-    }
-    zmq_msg_close(&frame);
-    zmq_msg_close(&identity);
-    return got;
+    struct daemon *d = ctx;
+    if (!d->stopping) /* else what a request would need is going away */
+        d->hooks->frame(d, id, data, bytes);
 }
 
-static bool input_pending(struct mailbox *mb)
+static void several(void *ctx, uint64_t id)
 {
-    int events = 0;
-    size_t bytes = sizeof events;
-    return zmq_getsockopt(mb->router, ZMQ_EVENTS, &events, &bytes) == 0 &&
-           (events & ZMQ_POLLIN) != 0;
+    const struct daemon *d = ctx;
+    (void)id;
+    d->mailbox->bad_frames++;
 }
 
-static void idle_turn(uv_idle_t *idle);
-
-static void pump(struct daemon *d)
+static void ended(void *ctx, uint64_t id, const char *why)
 {
-    struct mailbox *mb = d->mailbox;
-    if (d->stopping)
-        return; /* what a request would need is going away */
-    for (int i = 0; i < BATCH_MAX && receive_one(d); i++)
-        continue;
-    if (input_pending(mb))
-        uv_idle_start(&mb->idle, idle_turn);
+    struct session *s = session_by_conn(ctx, id);
+    if (s != NULL)
+        session_end(s, why);
     else
-        uv_idle_stop(&mb->idle);
+        log_debug("op=connection_end why=\"%s\"", why);
 }
 
-static void idle_turn(uv_idle_t *idle)
+static const struct conn_events events = { .message = message, .several = several, .ended = ended };
+
+void mailbox_admit(struct daemon *d, uint64_t conn, bool admitted)
 {
-    (void)idle; /* its being active keeps the next poll from sleeping; prepare does the work */
+    conn_admit(d->mailbox->conns, conn, admitted);
 }
 
-static void readable(uv_poll_t *poll, int status, int events)
+bool mailbox_push_out(struct daemon *d)
 {
-    (void)events;
-    if (status == 0)
-        pump(poll->data);
+    return conns_push_out(d->mailbox->conns);
 }
 
-static void before_poll(uv_prepare_t *prepare)
+/* Where descriptors are short, the oldest that has said no Hello gives up its own. */
+static void enter(void *ctx, int fd, const struct side_peer *peer, bool crowded)
 {
-    struct daemon *d = prepare->data;
-    if (input_pending(d->mailbox))
-        pump(d);
+    struct daemon *d = ctx;
+    struct shd_err e = { 0 };
+    if (!crowded || mailbox_push_out(d)) {
+        if (crowded)
+            fd = door_move_down(fd);
+        if (conn_new(d->mailbox->conns, fd, peer->uid, &e) == SHD_OK)
+            return;
+    } else {
+        close(fd);
+        err_set(&e, SHD_EBUSY, "descriptors have run out (RLIMIT_NOFILE is %" PRIu32 ")",
+                door_descriptors_max());
+    }
+    log_warn(
+        "op=connect pid=%d uid=%u status=SHD_EBUSY why=\"%s\" do=\"raise LimitNOFILE=, see who "
+        "connects\"",
+        (int)peer->pid, (unsigned)peer->uid, e.text);
 }
 
-static int make_socket(struct daemon *d, struct shd_err *e)
+static int open_door(struct daemon *d, struct shd_err *e)
 {
     struct mailbox *mb = d->mailbox;
-    const int linger = 0, hwm = HIGH_WATER_MARK, mandatory = 1;
-    const int64_t frame_max = (int64_t)WIRE_FRAME_BYTES_MAX;
-    mb->context = zmq_ctx_new();
-    if (mb->context == NULL)
-        return err_sys(e, SHD_EIO, "create the ZeroMQ context");
-    mb->router = zmq_socket(mb->context, ZMQ_ROUTER);
-    if (mb->router == NULL)
-        return err_sys(e, SHD_EIO, "create the ZeroMQ socket");
-    zmq_setsockopt(mb->router, ZMQ_LINGER, &linger, sizeof linger);
-    zmq_setsockopt(mb->router, ZMQ_SNDHWM, &hwm, sizeof hwm);
-    zmq_setsockopt(mb->router, ZMQ_RCVHWM, &hwm, sizeof hwm);
-    zmq_setsockopt(mb->router, ZMQ_ROUTER_MANDATORY, &mandatory, sizeof mandatory);
-    zmq_setsockopt(mb->router, ZMQ_MAXMSGSIZE, &frame_max, sizeof frame_max);
-    snprintf(mb->path, sizeof mb->path, "%s/%s.zmq", d->runtime_dir, d->device);
-    char endpoint[sizeof mb->path + 8];
-    snprintf(endpoint, sizeof endpoint, "ipc://%s", mb->path);
-    if (strlen(mb->path) >= sizeof(((struct sockaddr_un *)0)->sun_path))
-        return err_set(e, SHD_EINVAL, "socket path '%s' is longer than %zu bytes", mb->path,
-                       sizeof(((struct sockaddr_un *)0)->sun_path) - 1);
-    unlink(mb->path); /* the device lock is ours: a file here is stale */
-    if (zmq_bind(mb->router, endpoint) != 0)
-        return err_set(e, SHD_EIO, "bind '%s': %s", endpoint, zmq_strerror(zmq_errno()));
-    return SHD_OK;
+    char path[sizeof mb->path];
+    int fd;
+    snprintf(path, sizeof path, "%s/%s.zmq", d->runtime_dir, d->device);
+    unlink(path); /* the device lock is ours: a file here is stale */
+    const int r = listen_unix(path, &fd, e);
+    if (r != SHD_OK)
+        return r;
+    memcpy(mb->path, path, sizeof path); /* ours to remove from here on */
+    if (chmod(path, SOCKET_MODE) != 0) {
+        close(fd);
+        return err_sys(e, SHD_EIO, "set the mode of '%s'", path);
+    }
+    return door_open(d->loop, fd, enter, d, &mb->door, e);
 }
 
 int mailbox_init(struct daemon *d, struct shd_err *e)
@@ -129,39 +108,15 @@ int mailbox_init(struct daemon *d, struct shd_err *e)
     if (mb->arena_memory == NULL || mb->frame == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for message buffers");
     mb->arena = (struct wire_arena){ .base = mb->arena_memory, .bytes = WIRE_ARENA_BYTES };
-    int r = make_socket(d, e);
-    if (r != SHD_OK)
-        return r;
-    int fd;
-    size_t bytes = sizeof fd;
-    if (zmq_getsockopt(mb->router, ZMQ_FD, &fd, &bytes) != 0)
-        return err_set(e, SHD_EIO, "ZMQ_FD: %s", zmq_strerror(zmq_errno()));
-    r = uv_poll_init(d->loop, &mb->poll, fd);
-    if (r < 0)
-        return err_set(e, SHD_EIO, "poll the ZeroMQ socket: %s", uv_strerror(r));
-    uv_prepare_init(d->loop, &mb->prepare);
-    uv_idle_init(d->loop, &mb->idle);
-    mb->handles_ready = true;
-    mb->poll.data = mb->prepare.data = mb->idle.data = d;
-    uv_poll_start(&mb->poll, UV_READABLE, readable);
-    uv_prepare_start(&mb->prepare, before_poll);
-    return SHD_OK;
+    const int r = conns_new(d->loop, &events, d, &mb->conns, e);
+    return r == SHD_OK ? open_door(d, e) : r;
 }
 
 void mailbox_deinit(struct daemon *d)
 {
     struct mailbox *mb = d->mailbox;
-    if (mb->handles_ready) {
-        uv_close((uv_handle_t *)&mb->poll, NULL);
-        uv_close((uv_handle_t *)&mb->prepare, NULL);
-        uv_close((uv_handle_t *)&mb->idle, NULL);
-        mb->handles_ready = false;
-        uv_run(d->loop, UV_RUN_NOWAIT); /* the poll must end before its descriptor */
-    }
-    if (mb->router != NULL)
-        zmq_close(mb->router);
-    if (mb->context != NULL)
-        zmq_ctx_term(mb->context);
+    door_close(mb->door);
+    conns_free(mb->conns);
     if (mb->path[0] != '\0')
         unlink(mb->path);
     free(mb->arena_memory);
@@ -169,29 +124,18 @@ void mailbox_deinit(struct daemon *d)
     *mb = (struct mailbox){ 0 };
 }
 
-/* The peer does not read, or has gone: nobody waits for this reply. */
-static void reply_lost(struct daemon *d, const struct op *op, int error)
-{
-    struct session *s = op->session;
-    d->mailbox->dropped_replies++;
-    if (s == NULL) /* the reply to Hello */
-        s = session_by_identity(d, op->identity, op->identity_bytes);
-    if (s == NULL || s->state != SESSION_OPEN)
-        return;
-    session_end(s, error == EAGAIN ? "it does not read its replies" : "its connection is gone");
-}
+/* -- Replies ------------------------------------------------------------------------------------
+ */
 
+/* The peer does not read, or has gone: nobody waits for this reply. */
 static void send_frame(struct daemon *d, const struct op *op, const void *frame, size_t bytes)
 {
-    void *router = d->mailbox->router;
-    const int flags = ZMQ_DONTWAIT;
-    if (zmq_send(router, op->identity, op->identity_bytes, flags | ZMQ_SNDMORE) < 0) {
-        reply_lost(d, op, zmq_errno());
+    if (conn_send(d->mailbox->conns, op->conn, frame, bytes))
         return;
-    }
-    /* Once the identity is taken the rest is: ROUTER drops the message or sends it whole. */
-    const int sent = zmq_send(router, frame, bytes, flags);
-    CHECK(sent >= 0);
+    d->mailbox->dropped_replies++;
+    struct session *s = session_by_conn(d, op->conn);
+    if (s != NULL)
+        session_end(s, "it does not read its replies, or its connection is gone");
 }
 
 void mailbox_repeat(struct daemon *d, const struct op *op, const void *frame, size_t bytes)

@@ -118,9 +118,7 @@ static int admit(struct op *op, const struct request *row)
     if (row->roles == 0)
         return SHD_OK;
     struct session *s = &op->daemon->sessions->items[op->req.session % SESSIONS_MAX];
-    if (s->state != SESSION_OPEN || s->id != op->req.session ||
-        s->identity_bytes != op->identity_bytes ||
-        memcmp(s->identity, op->identity, op->identity_bytes) != 0)
+    if (s->state != SESSION_OPEN || s->id != op->req.session || s->conn != op->conn)
         return err_set(&op->err, SHD_EAUTH, "no open session %016" PRIx64 " of this connection",
                        op->req.session);
     if ((row->roles & REQUEST_ROLE(s->role)) == 0)
@@ -177,30 +175,26 @@ static void serve(struct op *op)
 }
 
 /* Out of request slots: say so without taking one. */
-static void refuse_busy(struct daemon *d, const uint8_t *identity, uint32_t identity_bytes)
+static void refuse_busy(struct daemon *d, uint64_t conn)
 {
     static struct op refused; /* loop thread only */
-    refused = (struct op){ .daemon = d, .identity_bytes = identity_bytes };
-    memcpy(refused.identity, identity, identity_bytes);
+    refused = (struct op){ .daemon = d, .conn = conn };
     refused.reply = (struct wire_reply){ .status = SHD_EBUSY,
                                          .text = "daemon is out of request slots" };
     mailbox_reply(d, &refused);
 }
 
-void op_serve_frame(struct daemon *d, const uint8_t *identity, uint32_t identity_bytes,
-                    const void *frame, size_t bytes)
+void op_serve_frame(struct daemon *d, uint64_t conn, const void *frame, size_t bytes)
 {
-    CHECK(identity_bytes <= MAILBOX_IDENTITY_BYTES_MAX);
     struct op *op = op_take(d->ops);
     if (op == NULL) {
-        refuse_busy(d, identity, identity_bytes);
+        refuse_busy(d, conn);
         return;
     }
     d->requests++;
     op->daemon = d;
     op->arrived_ns = uv_hrtime();
-    op->identity_bytes = identity_bytes;
-    memcpy(op->identity, identity, identity_bytes);
+    op->conn = conn;
     d->mailbox->arena.used = 0;
     const int r = wire_request_unpack(frame, bytes, &d->mailbox->arena, &op->req, &op->err);
     if (r == SHD_OK) {
@@ -209,7 +203,7 @@ void op_serve_frame(struct daemon *d, const uint8_t *identity, uint32_t identity
     }
     /* An undecodable request: its sender speaks something else, or is broken. */
     d->mailbox->bad_frames++;
-    struct session *s = session_by_identity(d, identity, identity_bytes);
+    struct session *s = session_by_conn(d, conn);
     log_warn("op=undecodable status=%s session=%016" PRIx64 " pid=%d why=\"%s\""
              " do=\"look at that program: use libshd of this version\"",
              status_name(r), s != NULL ? s->id : 0, s != NULL ? (int)s->pid : 0, op->err.text);

@@ -18,8 +18,7 @@ struct model;
 struct op;
 struct session;
 
-#define OP_POOL_COUNT              8192u
-#define MAILBOX_IDENTITY_BYTES_MAX 16u
+#define OP_POOL_COUNT 8192u
 
 #define REQUEST_ROLE(role) (1u << (role))
 
@@ -40,10 +39,9 @@ struct op {
     char *text;              /* owned: what is kept of a request that waits, or a reply's text */
     void *work;              /* owned, the handler's own: buffers */
     struct op *next;         /* free list, or the list the op waits in */
-    uint8_t identity[MAILBOX_IDENTITY_BYTES_MAX];
-    uint32_t identity_bytes;
-    uint32_t index;  /* in the pool; step_ref = index + 1 */
-    uint64_t serial; /* of this use of it; 0: free */
+    uint64_t conn;           /* that it came by (conn.h) */
+    uint32_t index;          /* in the pool; step_ref = index + 1 */
+    uint64_t serial;         /* of this use of it; 0: free */
     uint64_t arrived_ns;
     bool received; /* RETURN: its bytes came by a link, and are in the slot */
     bool once;     /* counted by the session's replies: keep what it is answered */
@@ -62,9 +60,8 @@ void op_pool_deinit(struct op_pool *pool);
 
 struct op *op_at(struct op_pool *pool, uint32_t index);
 
-/* Serve one frame from identity. Loop thread; never blocks. */
-void op_serve_frame(struct daemon *d, const uint8_t *identity, uint32_t identity_bytes,
-                    const void *frame, size_t bytes);
+/* Serve one frame that came by connection conn. Loop thread; never blocks. */
+void op_serve_frame(struct daemon *d, uint64_t conn, const void *frame, size_t bytes);
 
 /* Send the reply with this status and give the op back. status is what a handler would return;
  * never SHD_PENDING. Nothing is sent when the session has gone. */

@@ -13,11 +13,18 @@
 #include "proto/base/process.h"
 #include "daemon/base/state.h"
 #include "daemon/core/replies.h"
+#include "daemon/net/door.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
 #include "proto/share/fdpass.h"
 
-#define INDEX_BITS 10
+#define INDEX_BITS          10
+#define HELLO_NS            (5 * NS_PER_S)
+#define WAITING_MAX         512u /* sessions of one user that wait for their Hello */
+#define CLOSING_MAX         32u  /* places of some that have just been ended */
+#define SESSION_DESCRIPTORS 3u   /* side channel, connection, inbox */
+#define REST_MAX            256u /* descriptors for all else */
 _Static_assert((1u << INDEX_BITS) == SESSIONS_MAX, "a session id carries its table index");
 
 int session_table_init(struct session_table *table, struct shd_err *e)
@@ -131,6 +138,84 @@ static void side_event(uv_poll_t *poll, int status, int events)
         session_end(s, "unexpected message on the side channel");
 }
 
+/* -- Room ---------------------------------------------------------------------------------------
+ */
+
+/* How many sessions there may be: each has three descriptors of those that are left when models,
+ * files and those that look have theirs. */
+static uint32_t sessions_max(void)
+{
+    const uint32_t all = door_descriptors_max();
+    const uint32_t rest = all / 2 < REST_MAX ? all / 2 : REST_MAX;
+    const uint32_t max = (all - rest) / SESSION_DESCRIPTORS;
+    return max < SESSIONS_MAX ? max : SESSIONS_MAX;
+}
+
+int session_too_many(struct daemon *d, struct shd_err *e)
+{
+    const uint32_t max = sessions_max();
+    return err_set(e, SHD_EBUSY, "device %s: too many sessions (%" PRIu32 " of %" PRIu32 ")%s",
+                   d->device, d->sessions->used, max,
+                   max < SESSIONS_MAX ? "; raise LimitNOFILE= or ulimit -n"
+                                      : ", the most there are");
+}
+
+static struct session *oldest_waiting(struct session_table *table, const uid_t *uid,
+                                      uint32_t *ret_count)
+{
+    struct session *oldest = NULL;
+    *ret_count = 0;
+    for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
+        struct session *s = &table->items[i];
+        if (s->state != SESSION_NEW || (uid != NULL && s->uid != *uid))
+            continue;
+        ++*ret_count;
+        if (oldest == NULL || s->id >> INDEX_BITS < oldest->id >> INDEX_BITS)
+            oldest = s;
+    }
+    return oldest;
+}
+
+bool session_push_out(struct daemon *d)
+{
+    uint32_t count;
+    struct session *oldest = oldest_waiting(d->sessions, NULL, &count);
+    if (oldest != NULL)
+        session_end(oldest, "others wait, and it has said no Hello");
+    return oldest != NULL;
+}
+
+bool session_make_room(struct daemon *d, uid_t uid)
+{
+    uint32_t count;
+    const uint32_t max = sessions_max(), used = d->sessions->used;
+    const uint32_t closing = max / 8 < CLOSING_MAX ? max / 8 : CLOSING_MAX;
+    if (used + closing >= max) /* a place is free again when the loop has turned */
+        session_push_out(d);
+    else if (used >= WAITING_MAX) {
+        struct session *oldest = oldest_waiting(d->sessions, &uid, &count);
+        if (count >= WAITING_MAX)
+            session_end(oldest, "its user has too many that have said no Hello");
+    }
+    return used < max;
+}
+
+bool session_sweep(struct daemon *d)
+{
+    const uint64_t now_ns = uv_hrtime();
+    bool left = false;
+    for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
+        struct session *s = &d->sessions->items[i];
+        if (s->state == SESSION_NEW && now_ns - s->since_ns >= HELLO_NS)
+            session_end(s, "it has said no Hello for 5 s");
+        left = left || s->state == SESSION_NEW;
+    }
+    return left;
+}
+
+/* -- Beginning ----------------------------------------------------------------------------------
+ */
+
 static struct session *find_free(struct session_table *table)
 {
     for (uint32_t i = 0; i < SESSIONS_MAX; i++)
@@ -153,8 +238,7 @@ int session_new(struct daemon *d, int fd, const struct side_peer *peer, struct s
     struct session *s = find_free(table);
     struct process process;
     if (s == NULL)
-        return err_set(e, SHD_EBUSY, "device %s has %u sessions, the most there may be", d->device,
-                       SESSIONS_MAX);
+        return session_too_many(d, e);
     const uint32_t index = (uint32_t)(s - table->items);
     int r = send_welcome(s, fd, e);
     if (r != SHD_OK)
@@ -177,13 +261,11 @@ int session_new(struct daemon *d, int fd, const struct side_peer *peer, struct s
     return SHD_OK;
 }
 
-struct session *session_by_identity(struct daemon *d, const uint8_t *identity,
-                                    uint32_t identity_bytes)
+struct session *session_by_conn(struct daemon *d, uint64_t conn)
 {
     for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
         struct session *s = &d->sessions->items[i];
-        if (s->state == SESSION_OPEN && s->identity_bytes == identity_bytes &&
-            memcmp(s->identity, identity, identity_bytes) == 0)
+        if (s->state == SESSION_OPEN && s->conn == conn)
             return s;
     }
     return NULL;

@@ -1,7 +1,7 @@
 /* Sessions: one per attached client, born with its side-channel connection and dead with it.
  *
  * The side channel proves who the peer is and shows its death within milliseconds; its token
- * admits one ZeroMQ identity (Hello). When a session dies its claims die: tickets, waiting
+ * admits one connection of requests (Hello). When a session dies its claims die: tickets, waiting
  * requests, slots. Gradients it had handed over stay valid: their inbox lives until summed.
  */
 #ifndef SHD_SESSION_H
@@ -49,8 +49,7 @@ struct session {
     uint8_t token[WIRE_TOKEN_BYTES];
     enum wire_role role;
     char name[WIRE_NAME_BYTES_MAX];
-    uint8_t identity[MAILBOX_IDENTITY_BYTES_MAX];
-    uint32_t identity_bytes;
+    uint64_t conn;                             /* of an open session: its requests come by it */
     struct replies *replies;                   /* owned; of an open session */
     uint32_t ops;                              /* pending requests: the place must wait for them */
     struct inbox *inboxes[SESSION_MODELS_MAX]; /* counted references */
@@ -77,9 +76,21 @@ void session_table_deinit(struct session_table *table);
  * Errors: SHD_EBUSY table full; SHD_EIO, SHD_EGONE. */
 int session_new(struct daemon *d, int fd, const struct side_peer *peer, struct shd_err *e);
 
-/* The open session that this ZeroMQ identity owns, else NULL. */
-struct session *session_by_identity(struct daemon *d, const uint8_t *identity,
-                                    uint32_t identity_bytes);
+/* Make room for one more of user uid: a session waits 5 s for its Hello, at most 512 of a user do,
+ * and where places are few the oldest of them goes first. False: all have said Hello. */
+bool session_make_room(struct daemon *d, uid_t uid);
+
+/* End the one that waits longest for its Hello: its descriptor is needed. False: none waits. */
+bool session_push_out(struct daemon *d);
+
+/* End those that have waited too long for their Hello. Whether more of them wait. */
+bool session_sweep(struct daemon *d);
+
+/* The refusal: SHD_EBUSY with the numbers and what to do. */
+int session_too_many(struct daemon *d, struct shd_err *e);
+
+/* The open session whose requests come by this connection, else NULL. */
+struct session *session_by_conn(struct daemon *d, uint64_t conn);
 
 /* The new session with this token (compared in constant time), else NULL. */
 struct session *session_by_token(struct daemon *d, const uint8_t *token);

@@ -1,20 +1,19 @@
 /* See side.h. */
 #include "daemon/net/side.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
+#include "daemon/net/door.h"
+#include "daemon/net/mailbox.h"
 #include "daemon/net/session.h"
 #include "proto/share/admit.h"
 #include "proto/share/fdpass.h"
 
-#define ACCEPT_BATCH_MAX 32
+#define SWEEP_MS 500u
 
 static void refuse(int fd, const struct shd_err *why)
 {
@@ -27,93 +26,77 @@ static void refuse(int fd, const struct shd_err *why)
     close(fd);
 }
 
-static void take_connection(const struct side *side, int fd)
+static void sweep(uv_timer_t *timer)
 {
-    struct daemon *d = side->daemon;
+    const struct side *side = timer->data;
+    if (!session_sweep(side->daemon))
+        uv_timer_stop(timer);
+}
+
+/* A place or a descriptor is missing: the oldest that waits for its Hello gives up its own. */
+static bool has_room(struct daemon *d, const struct side_peer *peer, bool crowded)
+{
+    if (!session_make_room(d, peer->uid))
+        return false;
+    return !crowded || mailbox_push_out(d) || session_push_out(d);
+}
+
+static int take_connection(struct daemon *d, int *fd, const struct side_peer *peer, bool crowded,
+                           struct shd_err *e)
+{
+    const int r = admit_client(*fd, peer, d->runtime_dir, e);
+    if (r != SHD_OK)
+        return r;
+    if (!has_room(d, peer, crowded))
+        return session_too_many(d, e);
+    if (crowded)
+        *fd = door_move_down(*fd);
+    return session_new(d, *fd, peer, e);
+}
+
+static void enter(void *ctx, int fd, const struct side_peer *peer, bool crowded)
+{
+    struct side *side = ctx;
     struct shd_err e = { 0 };
-    struct side_peer peer;
-    int r = side_peer(fd, &peer, &e);
-    if (r == SHD_OK)
-        r = admit_client(fd, &peer, d->runtime_dir, &e);
-    if (r == SHD_OK)
-        r = session_new(d, fd, &peer, &e);
-    if (r != SHD_OK) {
-        log_warn("op=connect pid=%d uid=%u status=%s why=\"%s\""
-                 " do=\"shardctl doctor as that user says who may attach\"",
-                 (int)peer.pid, (unsigned)peer.uid, status_name(r), e.text);
-        refuse(fd, &e);
-    }
-}
-
-/* No descriptor is left to accept with. Left alone the listener would stay readable and the loop
- * spin: give up the spare one for a moment, and tell the client. */
-static void refuse_without_descriptors(struct side *side)
-{
-    struct shd_err e;
-    close(side->spare_fd);
-    const int fd = accept4(side->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd >= 0) {
-        err_set(&e, SHD_ENOMEM, "device %s is out of file descriptors (see LimitNOFILE=)",
-                side->daemon->device);
-        log_error("op=connect status=SHD_ENOMEM why=\"%s\" do=\"raise LimitNOFILE=, restart\"",
-                  e.text);
-        refuse(fd, &e);
-    }
-    side->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-}
-
-static void connecting(uv_poll_t *poll, int status, int events)
-{
-    (void)events;
-    struct side *side = poll->data;
-    for (int i = 0; status == 0 && i < ACCEPT_BATCH_MAX; i++) {
-        const int fd = accept4(side->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd >= 0) {
-            take_connection(side, fd);
-            continue;
-        }
-        if (errno == EMFILE || errno == ENFILE)
-            refuse_without_descriptors(side);
-        else if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
-            log_error("op=accept why=\"%s\" do=\"shardctl doctor: limits and memory\"",
-                      strerror(errno));
+    const int r = take_connection(side->daemon, &fd, peer, crowded, &e);
+    if (r == SHD_OK) {
+        if (!uv_is_active((uv_handle_t *)&side->timer))
+            uv_timer_start(&side->timer, sweep, SWEEP_MS, SWEEP_MS);
         return;
     }
+    if (r == SHD_EGONE) { /* it looked whether somebody is here */
+        close(fd);
+        return;
+    }
+    log_warn("op=connect pid=%d uid=%u status=%s why=\"%s\" do=\"%s\"", (int)peer->pid,
+             (unsigned)peer->uid, status_name(r), e.text,
+             r == SHD_EBUSY ? "see shardctl status for who is attached"
+                            : "shardctl doctor as that user says who may attach");
+    refuse(fd, &e);
 }
 
 int side_init(struct side *side, struct daemon *d, struct shd_err *e)
 {
+    char path[sizeof side->path];
+    int fd;
     side->daemon = d;
-    side->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (side->spare_fd < 0)
-        return err_sys(e, SHD_EIO, "open '/dev/null'");
-    snprintf(side->path, sizeof side->path, "%s/%s.sock", d->runtime_dir, d->device);
-    int r = side_listen(side->path, &side->fd, e);
-    if (r != SHD_OK) {
-        side->path[0] = '\0';
+    snprintf(path, sizeof path, "%s/%s.sock", d->runtime_dir, d->device);
+    const int r = side_listen(path, &fd, e);
+    if (r != SHD_OK)
         return r;
-    }
-    r = uv_poll_init(d->loop, &side->poll, side->fd);
-    if (r < 0)
-        return err_set(e, SHD_EIO, "poll '%s': %s", side->path, uv_strerror(r));
-    side->poll_ready = true;
-    side->poll.data = side;
-    uv_poll_start(&side->poll, UV_READABLE, connecting);
-    return SHD_OK;
+    memcpy(side->path, path, sizeof path); /* ours to remove from here on */
+    uv_timer_init(d->loop, &side->timer);
+    side->timer.data = side;
+    return door_open(d->loop, fd, enter, side, &side->door, e);
 }
 
 void side_deinit(struct side *side)
 {
-    if (side->poll_ready) {
-        uv_close((uv_handle_t *)&side->poll, NULL);
-        uv_run(side->poll.loop, UV_RUN_NOWAIT);
-        side->poll_ready = false;
-    }
     if (side->path[0] != '\0') {
-        close(side->fd);
+        uv_close((uv_handle_t *)&side->timer, NULL);
         unlink(side->path);
     }
-    if (side->spare_fd >= 0)
-        close(side->spare_fd);
-    side->fd = side->spare_fd = -1;
+    door_close(side->door);
+    side->door = NULL;
+    side->path[0] = '\0';
 }

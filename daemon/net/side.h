@@ -2,20 +2,17 @@
 #ifndef SHD_SIDE_H
 #define SHD_SIDE_H
 
-#include <stdbool.h>
-
 #include <uv.h>
 
 #include "proto/base/status.h"
 
 struct daemon;
+struct door;
 
 struct side {
     struct daemon *daemon; /* borrowed */
-    uv_poll_t poll;
-    bool poll_ready;
-    int fd;       /* owned; -1 when closed */
-    int spare_fd; /* owned: given up to tell a client that descriptors have run out */
+    struct door *door;     /* owned */
+    uv_timer_t timer;      /* running while a session waits for its Hello */
     char path[600];
 };
 

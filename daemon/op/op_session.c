@@ -49,7 +49,7 @@ static int op_hello(struct op *op)
                        "client speaks protocol %" PRIu32 ", this daemon protocol %u: "
                        "use client and daemon of one version",
                        req->protocol, SHD_PROTOCOL);
-    const struct session *known = session_by_identity(d, op->identity, op->identity_bytes);
+    const struct session *known = session_by_conn(d, op->conn);
     if (is_repeat(known, req))
         return welcome(op, known);
     struct session *s = session_by_token(d, req->token);
@@ -65,8 +65,8 @@ static int op_hello(struct op *op)
     s->state = SESSION_OPEN;
     s->role = req->role;
     memcpy(s->name, req->name, strlen(req->name) + 1); /* wire.h: shorter than s->name */
-    memcpy(s->identity, op->identity, op->identity_bytes);
-    s->identity_bytes = op->identity_bytes;
+    s->conn = op->conn;
+    mailbox_admit(d, s->conn, /* admitted= */ true);
     note_session(d->metrics, TRACE_SESSION, s->id, /* died= */ false);
     log_info("op=hello session=%016" PRIx64 " pid=%d uid=%u role=%s name=%s", s->id, (int)s->pid,
              (unsigned)s->uid, session_role_name(s->role), s->name);

@@ -4,7 +4,8 @@
  * byte. Two things it has no limit for are kept here. At its number it accepts no further
  * connection, so that a crowd that connects and says nothing would shut others out: the newest
  * pushes out the oldest that has not asked anything. And each byte begins its timeout anew, so that
- * a request sent byte by byte would never end: it has 10 s in all, the answer 60 s. A connection is
+ * a request sent byte by byte would never end: it has 10 s in all, the answer 60 s. A user with 32
+ * connections pushes out one of its own. A connection is
  * not closed here but shut down: libmicrohttpd then finds it ended and closes it. */
 #include "daemon/view/http.h"
 
@@ -21,6 +22,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
+#include "daemon/net/door.h"
 #include "daemon/view/http_answer.h"
 #include "daemon/view/view.h"
 #include "proto/base/check.h"
@@ -47,13 +49,13 @@ static void shut(struct http_conn *c)
 }
 
 /* The oldest connection that has not asked anything makes room for one too many. So a client that
- * connects and sends nothing is in the way of its like alone. */
-static void make_room(struct http_conns *all)
+ * connects and sends nothing is in the way of its like alone. uid: of this user; NULL: of any. */
+static void make_room(struct http_conns *all, const int64_t *uid)
 {
     struct http_conn *oldest = NULL;
     for (uint32_t i = 0; i < ARRAY_SIZE(all->items); i++) {
         struct http_conn *c = &all->items[i];
-        if (c->connection == NULL || c->shut || c->suspended)
+        if (c->connection == NULL || c->shut || c->suspended || (uid != NULL && c->uid != *uid))
             continue;
         if (oldest == NULL || (oldest->asked && !c->asked) ||
             (oldest->asked == c->asked && c->since_ns < oldest->since_ns))
@@ -63,12 +65,34 @@ static void make_room(struct http_conns *all)
         shut(oldest);
 }
 
+static int64_t uid_of(int fd)
+{
+    struct ucred peer;
+    socklen_t bytes = sizeof peer;
+    /* A TCP socket answers too, with nobody. */
+    const bool known = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.pid != 0;
+    return known ? (int64_t)peer.uid : -1;
+}
+
+static uint32_t count_of(const struct http_conns *all, int64_t uid)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < ARRAY_SIZE(all->items); i++) {
+        const struct http_conn *c = &all->items[i];
+        count += c->connection != NULL && !c->shut && c->uid == uid;
+    }
+    return count;
+}
+
 /* NULL: no room; it is shut down. */
 static struct http_conn *conn_add(struct http_conns *all, struct MHD_Connection *connection, int fd)
 {
     struct http_conn *c = NULL;
-    if (all->count >= HTTP_CONNECTIONS)
-        make_room(all);
+    const int64_t uid = uid_of(fd);
+    if (uid >= 0 && count_of(all, uid) >= (all->max + 1) / 2)
+        make_room(all, &uid);
+    else if (all->count >= all->max)
+        make_room(all, NULL);
     for (uint32_t i = 0; i < ARRAY_SIZE(all->items) && c == NULL; i++)
         if (all->items[i].connection == NULL)
             c = &all->items[i];
@@ -76,7 +100,9 @@ static struct http_conn *conn_add(struct http_conns *all, struct MHD_Connection 
         shutdown(fd, SHUT_RDWR);
         return NULL;
     }
-    *c = (struct http_conn){ .connection = connection, .fd = fd, .since_ns = uv_hrtime() };
+    *c = (struct http_conn){
+        .connection = connection, .fd = fd, .uid = uid, .since_ns = uv_hrtime()
+    };
     all->count++;
     return c;
 }
@@ -290,7 +316,7 @@ static int start_server(struct http *h, enum http_kind kind, struct shd_err *e)
     server->mhd = MHD_start_daemon(
         MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, requested, h,
         MHD_OPTION_LISTEN_SOCKET, (MHD_socket)server->listen_fd, MHD_OPTION_CONNECTION_LIMIT,
-        HTTP_CONNECTIONS + HTTP_SPARE, MHD_OPTION_CONNECTION_TIMEOUT, IDLE_S,
+        h->conns.max + HTTP_SPARE, MHD_OPTION_CONNECTION_TIMEOUT, IDLE_S,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)MEMORY_BYTES, MHD_OPTION_NOTIFY_CONNECTION,
         connection_changed, h, MHD_OPTION_END);
     const union MHD_DaemonInfo *info = server->mhd != NULL
@@ -313,9 +339,19 @@ static int start_thread(struct http *h, struct shd_err *e)
     return SHD_OK;
 }
 
+/* libmicrohttpd waits where descriptors run out, so it must not come to that. */
+static uint32_t connections_max(void)
+{
+    const uint32_t kept = door_descriptors_kept() / 2;
+    if (kept < 2 * HTTP_SPARE)
+        return HTTP_CONNECTIONS_MIN;
+    return kept - HTTP_SPARE < HTTP_CONNECTIONS ? kept - HTTP_SPARE : HTTP_CONNECTIONS;
+}
+
 int http_init(struct http *h, struct daemon *d, const char *address, struct shd_err *e)
 {
     h->daemon = d;
+    h->conns.max = connections_max();
     int r = open_unix(h, &h->servers[HTTP_UNIX].listen_fd, e);
     if (r == SHD_OK)
         r = start_server(h, HTTP_UNIX, e);

@@ -4,8 +4,9 @@
  * that needs a fresh snapshot is suspended until the loop has published one, 200 ms at most; then
  * it is answered with the last one. The thread never waits for the loop.
  *
- * Bounds: 64 connections; 5 s without progress, 10 s until the request is there, 60 s in all;
- * 8 KiB of headers; GET and HEAD; one request per connection; two traces at a time.
+ * Bounds: 64 connections or half of the spare descriptors, half of them of one user; 5 s without
+ * progress, 10 s until the request is there, 60 s in all; 8 KiB of headers; GET and HEAD; one
+ * request per connection; two traces at a time.
  *
  * Failure modes: no descriptors or no memory: that one connection is refused. */
 #ifndef SHD_HTTP_H
@@ -22,12 +23,14 @@ struct daemon;
 struct MHD_Connection;
 struct MHD_Daemon;
 
-#define HTTP_CONNECTIONS 64u
-#define HTTP_SPARE       8u /* being pushed out */
+#define HTTP_CONNECTIONS     64u
+#define HTTP_CONNECTIONS_MIN 4u
+#define HTTP_SPARE           8u /* being pushed out */
 
 struct http_conn {
     struct MHD_Connection *connection; /* NULL: free */
     int fd;                            /* borrowed */
+    int64_t uid;                       /* of its peer; -1: not known, as by TCP */
     uint64_t since_ns;
     bool asked;       /* its request is there */
     bool shut;        /* on its way out */
@@ -40,6 +43,7 @@ struct http_conn {
 struct http_conns {
     struct http_conn items[HTTP_CONNECTIONS + HTTP_SPARE];
     uint32_t count, traces;
+    uint32_t max; /* HTTP_CONNECTIONS, or fewer where descriptors are short */
     bool removed; /* one went: run libmicrohttpd again, it may listen again */
 };
 

@@ -1,15 +1,21 @@
 /* Bad input to a real daemon over real sockets: each gets a clear error, costs its sender at most
  * its own session, and a trainer attached all along goes on and ends with the right step. */
+#include <poll.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <zmq.h>
 
 #include "daemon/base/state.h"
 #include "daemon/daemon.h"
 #include "daemon/net/session.h"
+#include "daemon/net/zmtp.h"
 #include "proto/share/fdpass.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/raw_client.h"
+
+#define PLAIN_MAX 1000u /* connections that say nothing */
 
 TEST(garbage_loses_its_session_and_nothing_else)
 {
@@ -131,58 +137,238 @@ TEST(client_that_hangs_up_in_the_middle_is_forgotten)
     trainer_stop(1);
 }
 
-TEST(sessions_beyond_the_limit_are_refused)
+/* -- Descriptors and places ---------------------------------------------------------------------
+ */
+
+/* A trainer's daemon that has so few that (96 - 48) / 3 sessions are what it takes. */
+static void few_descriptors(void)
 {
-    static int fds[SESSIONS_MAX + 8];
+    struct rlimit limit, low;
+    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    low = (struct rlimit){ 96, limit.rlim_max };
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+    trainer_start();
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
+static bool many_descriptors_here(void)
+{
     struct rlimit limit;
-    struct shd_err e;
-    char path[300];
     EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
     limit.rlim_cur = limit.rlim_max;
-    if (limit.rlim_max < 4 * SESSIONS_MAX || setrlimit(RLIMIT_NOFILE, &limit) != 0)
-        SKIP("the descriptor limit is %ju", (uintmax_t)limit.rlim_max);
-    trainer_start(); /* one session */
-    snprintf(path, sizeof path, "%s/cpu0.sock", fixture.dir);
+    return limit.rlim_max >= 2 * PLAIN_MAX && setrlimit(RLIMIT_NOFILE, &limit) == 0;
+}
+
+TEST(sessions_beyond_what_descriptors_allow_are_refused_with_the_numbers)
+{
+    static struct raw sessions[15];
+    struct wire_reply reply;
+    struct shd_err e;
     struct side_msg msg;
-    int passed, count = 0, refused = 0;
-    for (uint32_t i = 0; i < SESSIONS_MAX + 8; i++) {
-        EXPECT_OK(side_connect(path, &fds[count], &e), &e);
-        EXPECT_OK(side_recv(fds[count], RAW_WAIT_MS, &msg, &passed, &e), &e);
-        count++;
-        if (msg.type == SIDE_ERROR) {
-            EXPECT_EQ(msg.status, SHD_EBUSY);
-            EXPECT_HAS(msg.text, "1024");
-            refused++;
-        }
+    char path[300];
+    int fd, passed;
+    few_descriptors(); /* and one session */
+    for (int i = 0; i < 15; i++) {
+        raw_open(&sessions[i]);
+        EXPECT_STATUS(raw_hello(&sessions[i], SHD_PROTOCOL, WIRE_READER, &reply), SHD_OK);
     }
-    EXPECT_EQ(refused, 9);
+    snprintf(path, sizeof path, "%s/cpu0.sock", fixture.dir);
+    EXPECT_OK(side_connect(path, &fd, &e), &e);
+    EXPECT_OK(side_recv(fd, RAW_WAIT_MS, &msg, &passed, &e), &e);
+    EXPECT_EQ(msg.type, SIDE_ERROR);
+    EXPECT_EQ(msg.status, SHD_EBUSY);
+    EXPECT_HAS(msg.text, "too many sessions (16 of 16); raise LimitNOFILE=");
+    close(fd);
     trainer_step();
-    while (count > 0)
-        close(fds[--count]);
+    for (int i = 0; i < 15; i++)
+        raw_close(&sessions[i]);
     trainer_stop(1);
 }
 
-TEST(out_of_descriptors_is_said_and_survived)
+/* More than one user may have waiting: each newcomer takes the place of its oldest. */
+TEST(sessions_that_say_no_hello_are_in_nobodys_way)
+{
+    static int fds[600];
+    static struct raw r;
+    struct wire_reply reply;
+    struct shd_err e;
+    char path[300];
+    struct side_msg msg;
+    int passed;
+    if (!many_descriptors_here())
+        SKIP("needs %u descriptors", 2 * PLAIN_MAX);
+    trainer_start();
+    snprintf(path, sizeof path, "%s/cpu0.sock", fixture.dir);
+    for (size_t i = 0; i < ARRAY_SIZE(fds); i++) {
+        EXPECT_OK(side_connect(path, &fds[i], &e), &e);
+        EXPECT_OK(side_recv(fds[i], RAW_WAIT_MS, &msg, &passed, &e), &e);
+        EXPECT_EQ(msg.type, SIDE_WELCOME);
+    }
+    trainer_step();
+    raw_open(&r);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_READER, &reply), SHD_OK);
+    raw_close(&r);
+    for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
+        close(fds[i]);
+    trainer_step();
+    trainer_stop(2);
+}
+
+static int plain_connect(const char *suffix)
+{
+    struct sockaddr_un a = { .sun_family = AF_UNIX };
+    snprintf(a.sun_path, sizeof a.sun_path, "%.90s/cpu0.%s", fixture.dir, suffix);
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    EXPECT(fd >= 0 && connect(fd, (const struct sockaddr *)&a, sizeof a) == 0);
+    return fd;
+}
+
+/* ZeroMQ's own socket would abort() the daemon as the descriptors run out. */
+TEST(connections_without_end_cost_a_daemon_nothing)
+{
+    static int fds[PLAIN_MAX];
+    static struct raw r;
+    struct wire_reply reply;
+    if (!many_descriptors_here())
+        SKIP("needs %u descriptors", 2 * PLAIN_MAX);
+    few_descriptors();
+    for (size_t i = 0; i < ARRAY_SIZE(fds); i++) {
+        fds[i] = plain_connect(i % 8 == 0 ? "status" : "zmq");
+        if (i % 500 == 0)
+            trainer_step();
+    }
+    raw_open(&r);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+    raw_attach(&r, 2); /* descriptors for its inbox are there, too */
+    raw_close(&r);
+    for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
+        close(fds[i]);
+    trainer_step();
+    trainer_stop(PLAIN_MAX / 500 + 1);
+}
+
+static void expect_hung_up(int fd)
+{
+    uint8_t bytes[256];
+    struct pollfd p = { .fd = fd, .events = POLLIN };
+    ssize_t n;
+    do {
+        EXPECT_EQ(poll(&p, 1, RAW_WAIT_MS), 1);
+        n = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
+    } while (n > 0);
+    EXPECT(n == 0 || errno == ECONNRESET);
+    close(fd);
+}
+
+TEST(connection_that_says_no_hello_is_hung_up_on)
 {
     struct shd_err e;
-    struct side_msg msg;
     char path[300];
-    int fds[64], passed, count = 0;
+    int fd;
     trainer_start();
-    const struct rlimit low = { 40, 4096 };
-    EXPECT_EQ(prlimit(fixture.pids[0], RLIMIT_NOFILE, &low, NULL), 0);
+    const int plain = plain_connect("zmq"), half = plain_connect("zmq");
+    EXPECT_EQ(send(half, "\xff", 1, 0), 1);
     snprintf(path, sizeof path, "%s/cpu0.sock", fixture.dir);
-    do {
-        CHECK(count < 64);
-        EXPECT_OK(side_connect(path, &fds[count], &e), &e);
-        EXPECT_OK(side_recv(fds[count], RAW_WAIT_MS, &msg, &passed, &e), &e);
-        count++;
-    } while (msg.type == SIDE_WELCOME);
-    EXPECT_EQ(msg.status, SHD_ENOMEM);
-    EXPECT_HAS(msg.text, "descriptors");
+    EXPECT_OK(side_connect(path, &fd, &e), &e);
     trainer_step();
-    while (count > 0)
-        close(fds[--count]);
+    expect_hung_up(plain);
+    expect_hung_up(half);
+    expect_hung_up(fd);
+    trainer_step(); /* one that has said it stays */
+    trainer_stop(2);
+}
+
+/* -- ZMTP by hand -------------------------------------------------------------------------------
+ */
+
+static void say_opening(int fd, size_t bytes_each)
+{
+    uint8_t opening[ZMTP_OPENING_BYTES];
+    zmtp_opening(opening);
+    memcpy(opening + sizeof opening - 6, "DEALER", 6);
+    for (size_t i = 0; i < sizeof opening; i += bytes_each)
+        EXPECT_EQ(send(fd, opening + i, bytes_each, MSG_NOSIGNAL), (ssize_t)bytes_each);
+}
+
+/* A session of r, whose requests go by a plain socket, byte by byte. */
+static int plain_session(struct raw *r)
+{
+    struct wire_request hello = {
+        .type = WIRE_HELLO,
+        .hello = { .protocol = SHD_PROTOCOL, .role = WIRE_READER, .name = "plain" }
+    };
+    struct wire_reply reply;
+    struct shd_err e;
+    uint8_t frame[512];
+    raw_open(r);
+    const int fd = plain_connect("zmq");
+    say_opening(fd, 1);
+    memcpy(hello.hello.token, r->token, sizeof r->token);
+    const size_t bytes = raw_pack(r, &hello, frame + 2, sizeof frame - 2);
+    frame[0] = 0;
+    frame[1] = (uint8_t)bytes;
+    for (size_t i = 0; i < bytes + 2; i++)
+        EXPECT_EQ(send(fd, frame + i, 1, MSG_NOSIGNAL), 1);
+    /* The daemon's opening has 94 bytes, then comes a header of 2 and the welcome. */
+    EXPECT_EQ(recv(fd, frame, 96, MSG_WAITALL), 96);
+    EXPECT(memcmp(frame + 88, "ROUTER", 6) == 0);
+    const size_t answer = frame[95];
+    EXPECT_EQ(recv(fd, frame, answer, MSG_WAITALL), (ssize_t)answer);
+    r->arena = (struct wire_arena){ .base = r->memory, .bytes = sizeof r->memory };
+    EXPECT_OK(wire_reply_unpack(frame, answer, &r->arena, &reply, &e), &e);
+    EXPECT_EQ(reply.status, SHD_OK);
+    r->session = reply.welcome.session;
+    return fd;
+}
+
+/* Nothing of it is read, until the daemon takes no more or has hung up. What it keeps is bounded,
+ * and a session that reads later gets its answers. */
+TEST(replies_that_are_not_read_are_bounded_in_bytes)
+{
+    static struct raw r;
+    uint8_t frame[64], answers[4096];
+    trainer_start();
+    const long before_kib = rss_kib(fixture.pids[0]);
+    const int fd = plain_session(&r);
+    const struct pollfd writable = { .fd = fd, .events = POLLOUT };
+    uint32_t sent = 0;
+    for (struct pollfd p = writable; poll(&p, 1, 200) > 0 && (p.revents & POLLHUP) == 0;
+         p = writable) {
+        struct wire_request req = { .type = WIRE_STATUS };
+        const size_t bytes = raw_pack(&r, &req, frame + 2, sizeof frame - 2);
+        frame[0] = 0;
+        frame[1] = (uint8_t)bytes;
+        EXPECT_EQ(send(fd, frame, bytes + 2, MSG_NOSIGNAL), (ssize_t)bytes + 2);
+        EXPECT(++sent < 1000000);
+    }
+    trainer_step();
+    EXPECT(rss_kib(fixture.pids[0]) - before_kib < 8 * 1024);
+    size_t got = 0;
+    for (ssize_t n = 1; n > 0 && got < 256u * sent; got += (size_t)n)
+        n = recv(fd, answers, sizeof answers, 0);
+    EXPECT(got >= 256u * sent); /* it went on as they were read */
+    close(fd);
+    raw_close(&r);
+    trainer_step();
+    trainer_stop(2);
+}
+
+TEST(message_that_is_too_large_is_not_read)
+{
+    static struct raw r;
+    uint8_t large[] = { 2, 0, 0, 0, 0, 0, 0x10, 0, 1 };
+    trainer_start();
+    int fd = plain_session(&r);
+    EXPECT_EQ(send(fd, large, sizeof large, MSG_NOSIGNAL), (ssize_t)sizeof large);
+    expect_hung_up(fd);
+    raw_close(&r);
+    fd = plain_connect("zmq"); /* without a session much less is too large */
+    say_opening(fd, ZMTP_OPENING_BYTES);
+    large[6] = 0;
+    large[7] = 0x10;
+    EXPECT_EQ(send(fd, large, sizeof large, MSG_NOSIGNAL), (ssize_t)sizeof large);
+    expect_hung_up(fd);
+    trainer_step();
     trainer_stop(1);
 }
 
