@@ -375,7 +375,7 @@ static void end_sessions(struct daemon *d)
 /* Requests in flight have nothing left to give back but their inboxes. */
 static void drop_requests(struct daemon *d)
 {
-    for (uint32_t i = 0; d->ops->items != NULL && i < OP_POOL_COUNT; i++)
+    for (uint32_t i = 0; i < d->ops->made; i++)
         if (d->ops->items[i].inbox != NULL)
             inbox_unref(d->ops->items[i].inbox);
     op_pool_deinit(d->ops);

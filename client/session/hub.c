@@ -124,9 +124,14 @@ static int take_frame(struct link *link, const void *frame, size_t bytes, struct
     struct call *slot = reply.seq != 0 ? find_call(link, reply.seq) : NULL;
     if (slot == NULL)
         return unasked(link, &reply, e);
+    link->proven = true;
+    if (reply.status == SHD_EBUSY && reply.retry_ms > 0) {
+        link_busy(link, slot, reply.retry_ms);
+        return SHD_OK;
+    }
+    link->busy_ns = 0;
     const struct call call = *slot;
     link_drop_call(link, slot);
-    link->proven = true;
     if (call.ctx != NULL)
         call.fn(link, &call, &reply);
     return SHD_OK;
@@ -278,8 +283,8 @@ int hub_ask(struct link *link, const struct call *call, struct shd_err *e)
         return r;
     struct call *slot = link_add_call(link, call);
     CHECK(slot != NULL);
-    if (link->state != LINK_UP)
-        return SHD_OK; /* when it is up again */
+    if (link->state != LINK_UP || link->busy_ns > 0)
+        return SHD_OK; /* when it is up again, or has places again */
     r = link_send_call(link, slot, e);
     if (r == SHD_EBUSY)
         return SHD_OK; /* a full pipe: at the next poll */
@@ -354,6 +359,9 @@ int round_all(struct round *round, struct hub *hub, uint64_t arg, struct shd_err
 static int timed_out(const struct round *round, const struct hub *hub, struct shd_err *e)
 {
     const char *hint = round->hint != NULL ? round->hint : "";
+    for (uint32_t l = 0; l < hub->link_count; l++)
+        if (hub->links[l].busy_ns > 0)
+            hint = "it has no place for more requests";
     const char *why = hub->held_up[0] != '\0' ? hub->held_up : hint;
     for (uint32_t l = 0; l < hub->link_count; l++)
         for (uint32_t i = 0; i < HUB_CALLS_MAX; i++)

@@ -32,6 +32,7 @@
 #define HELLO_NS_MAX    (2 * NS_PER_S)  /* then with a new connection: this one may be dead */
 #define RETRY_NS_MIN    (5 * NS_PER_MS)
 #define RETRY_NS_MAX    (50 * NS_PER_MS)
+#define BUSY_NS_MAX     (100 * NS_PER_MS)
 #define POLL_SLICE_NS   (100 * NS_PER_MS)
 #define HIGH_WATER_MARK ((int)HUB_CALLS_MAX * 2)
 
@@ -110,6 +111,7 @@ void link_down(struct link *link, const struct shd_err *why)
     link->state_ns = now_ns;
     link->last = *why;
     link->session = 0;
+    link->busy_ns = 0;
     if (link->dealer != NULL)
         zmq_close(link->dealer);
     if (link->side_fd >= 0)
@@ -182,9 +184,22 @@ int link_send_call(struct link *link, struct call *call, struct shd_err *e)
     return SHD_OK;
 }
 
+void link_busy(struct link *link, struct call *call, uint32_t retry_ms)
+{
+    const uint64_t pause_ns = link->busy_ns > 0 ? 2 * link->busy_ns : retry_ms * NS_PER_MS;
+    link->busy_ns = pause_ns < BUSY_NS_MAX ? pause_ns : BUSY_NS_MAX;
+    link->busy_until_ns = clock_now_ns() + link->busy_ns;
+    call->seq = 0;
+    link->unsent++;
+    if (call->ctx == NULL)
+        link_drop_call(link, call); /* nobody waits any more */
+}
+
 int link_flush(struct link *link, struct shd_err *e)
 {
     int r = SHD_OK;
+    if (link->unsent > 0 && link->busy_ns > 0 && clock_now_ns() < link->busy_until_ns)
+        return SHD_OK;
     for (uint32_t i = 0; r == SHD_OK && link->unsent > 0 && i < HUB_CALLS_MAX; i++)
         if (link->calls[i].used && link->calls[i].seq == 0)
             r = link_send_call(link, &link->calls[i], e);

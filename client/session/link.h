@@ -72,9 +72,10 @@ struct link {
     uint64_t session;               /* id the daemon gave us */
     uint64_t seq_last;
     struct call calls[HUB_CALLS_MAX];
-    uint32_t call_count;  /* in use */
-    uint32_t unsent;      /* of them: with seq 0 */
-    struct shd_err fault; /* code 0: none; else why this link is of no use any more */
+    uint32_t call_count;             /* in use */
+    uint32_t unsent;                 /* of them: with seq 0 */
+    uint64_t busy_until_ns, busy_ns; /* it had no place for a request: none is sent until then */
+    struct shd_err fault;            /* code 0: none; else why this link is of no use any more */
 };
 
 /* All links of a session; see hub.h. */
@@ -122,6 +123,9 @@ void link_drop_call(struct link *link, struct call *call);
 
 /* Its daemon has gone, or must be greeted anew: close, mark all calls as to be sent. */
 void link_down(struct link *link, const struct shd_err *why);
+
+/* The daemon had no place for this call: it is sent again, after a pause that doubles. */
+void link_busy(struct link *link, struct call *call, uint32_t retry_ms);
 
 /* Send what is to be sent, as far as the socket takes it. */
 int link_flush(struct link *link, struct shd_err *e);

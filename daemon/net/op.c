@@ -18,16 +18,12 @@ int op_pool_init(struct op_pool *pool, struct shd_err *e)
     struct op *items = sys_calloc(OP_POOL_COUNT, sizeof *items);
     if (items == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %u request slots", OP_POOL_COUNT);
-    pool->items = items;
-    pool->free = NULL;
-    pool->used = 0;
-    for (uint32_t i = OP_POOL_COUNT; i-- > 0;) {
-        items[i].index = i;
-        items[i].next = pool->free;
-        pool->free = &items[i];
-    }
+    *pool = (struct op_pool){ .items = items };
     return SHD_OK;
 }
+
+_Static_assert(SESSIONS_MAX *OPS_SHARE + OPS_SHARED_MAX < OP_POOL_COUNT,
+               "there is a place for every session's share, and for one without a session");
 
 static void op_clear(struct op *op)
 {
@@ -42,7 +38,7 @@ void op_pool_deinit(struct op_pool *pool)
 {
     if (pool->items == NULL)
         return;
-    for (uint32_t i = 0; i < OP_POOL_COUNT; i++)
+    for (uint32_t i = 0; i < pool->made; i++)
         op_clear(&pool->items[i]);
     free(pool->items);
     *pool = (struct op_pool){ 0 };
@@ -51,8 +47,11 @@ void op_pool_deinit(struct op_pool *pool)
 static struct op *op_take(struct op_pool *pool)
 {
     struct op *op = pool->free;
-    if (op == NULL)
-        return NULL;
+    if (op == NULL) {
+        CHECK(pool->made < OP_POOL_COUNT); /* admit() */
+        op = &pool->items[pool->made];
+        op->index = pool->made++;
+    }
     pool->free = op->next;
     op->next = NULL;
     op->serial = ++pool->serial;
@@ -62,7 +61,7 @@ static struct op *op_take(struct op_pool *pool)
 
 struct op *op_at(struct op_pool *pool, uint32_t index)
 {
-    CHECK(index < OP_POOL_COUNT);
+    CHECK(index < pool->made);
     return &pool->items[index];
 }
 
@@ -70,6 +69,7 @@ static void op_drop(struct op *op)
 {
     struct daemon *d = op->daemon;
     struct session *session = op->session;
+    d->ops->shared -= op->shared;
     op_clear(op);
     op->next = d->ops->free;
     d->ops->free = op;
@@ -113,6 +113,26 @@ void op_again(struct op **list)
 /* -- From a frame to its handler ----------------------------------------------------------------
  */
 
+/* Each session has a share of the places, and what others leave; what it asks beyond that it is to
+ * ask again. So requests that wait, of however many sessions, keep nobody from going on. */
+static int take_place(struct op *op, struct session *s)
+{
+    struct op_pool *pool = op->daemon->ops;
+    const bool shared = s->ops >= OPS_SHARE;
+    if (s->ops >= SESSION_OPS_MAX || (shared && pool->shared >= OPS_SHARED_MAX)) {
+        op->reply.retry_ms = OPS_RETRY_MS;
+        return err_set(&op->err, SHD_EBUSY,
+                       "session has %" PRIu32
+                       " requests pending (at most %u), all sessions %" PRIu32 ": ask again",
+                       s->ops, SESSION_OPS_MAX, pool->used - 1);
+    }
+    op->session = s;
+    op->shared = shared;
+    pool->shared += shared;
+    s->ops++;
+    return SHD_OK;
+}
+
 static int admit(struct op *op, const struct request *row)
 {
     if (row->roles == 0)
@@ -124,14 +144,9 @@ static int admit(struct op *op, const struct request *row)
     if ((row->roles & REQUEST_ROLE(s->role)) == 0)
         return err_set(&op->err, SHD_EAUTH, "%s is not for a %s session",
                        wire_request_name(op->req.type), session_role_name(s->role));
-    if (s->ops >= SESSION_OPS_MAX)
-        return err_set(&op->err, SHD_EBUSY,
-                       "session has %u requests pending, the most there may be", SESSION_OPS_MAX);
     if (op->req.seq == 0)
         return err_set(&op->err, SHD_EINVAL, "requests of a session are numbered from 1");
-    op->session = s;
-    s->ops++;
-    return SHD_OK;
+    return take_place(op, s);
 }
 
 /* Exactly once per (session, number). False: this copy of it needs no more serving. */
@@ -174,23 +189,9 @@ static void serve(struct op *op)
         op_finish(op, r);
 }
 
-/* Out of request slots: say so without taking one. */
-static void refuse_busy(struct daemon *d, uint64_t conn)
-{
-    static struct op refused; /* loop thread only */
-    refused = (struct op){ .daemon = d, .conn = conn };
-    refused.reply = (struct wire_reply){ .status = SHD_EBUSY,
-                                         .text = "daemon is out of request slots" };
-    mailbox_reply(d, &refused);
-}
-
 void op_serve_frame(struct daemon *d, uint64_t conn, const void *frame, size_t bytes)
 {
     struct op *op = op_take(d->ops);
-    if (op == NULL) {
-        refuse_busy(d, conn);
-        return;
-    }
     d->requests++;
     op->daemon = d;
     op->arrived_ns = uv_hrtime();

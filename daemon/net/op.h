@@ -18,7 +18,10 @@ struct model;
 struct op;
 struct session;
 
-#define OP_POOL_COUNT 8192u
+#define OP_POOL_COUNT  16384u
+#define OPS_SHARE      7u    /* of these that each session can count on */
+#define OPS_SHARED_MAX 8192u /* for what sessions have beyond their share; all of them together */
+#define OPS_RETRY_MS   5u
 
 #define REQUEST_ROLE(role) (1u << (role))
 
@@ -46,12 +49,14 @@ struct op {
     bool received; /* RETURN: its bytes came by a link, and are in the slot */
     bool once;     /* counted by the session's replies: keep what it is answered */
     bool repeated; /* served before, its long reply was not kept */
+    bool shared;   /* beyond its session's share */
 };
 
 struct op_pool {
     struct op *items; /* owned, [OP_POOL_COUNT] */
     struct op *free;
-    uint32_t used;
+    uint32_t made; /* of items: the rest were never used, nor touched */
+    uint32_t used, shared;
     uint64_t serial; /* uses ever */
 };
 

@@ -10,12 +10,12 @@
 #include <openssl/crypto.h>
 
 #include "daemon/base/log.h"
-#include "proto/base/process.h"
 #include "daemon/base/state.h"
 #include "daemon/core/replies.h"
 #include "daemon/net/door.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/process.h"
 #include "proto/base/sys.h"
 #include "proto/share/fdpass.h"
 

@@ -273,7 +273,7 @@ static struct view_transfer transfer_of(const struct op *op, uint64_t begun_ns)
 static void take_transfers(const struct daemon *d, struct view_snapshot *s)
 {
     uint32_t left = d->comm != NULL ? d->ops->used : 0;
-    for (uint32_t i = 0; i < OP_POOL_COUNT && left > 0; i++) {
+    for (uint32_t i = 0; i < d->ops->made && left > 0; i++) {
         const struct op *op = &d->ops->items[i];
         uint64_t begun_ns = 0;
         if (op->serial == 0)

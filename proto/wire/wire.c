@@ -559,6 +559,7 @@ int wire_reply_unpack(const void *frame, size_t bytes, struct wire_arena *arena,
     ret_reply->seq = m->seq;
     ret_reply->status = m->status;
     ret_reply->text = m->text;
+    ret_reply->retry_ms = m->retry_ms;
     ret_reply->type = reply_type(m);
     if (ret_reply->type != WIRE_REPLY_NONE)
         message_take(&wire_replies[ret_reply->type], &m->welcome->base, &ret_reply->welcome);
@@ -580,6 +581,7 @@ int wire_reply_pack(const struct wire_reply *reply, void *buf, size_t capacity, 
     m.seq = reply->seq;
     m.status = reply->status;
     m.text = text;
+    m.retry_ms = reply->retry_ms;
     if (reply->type != WIRE_REPLY_NONE) {
         message_put(&wire_replies[reply->type], &reply->welcome, &parts);
         m.body_case = SHD__REPLY__BODY_WELCOME + reply->type - WIRE_WELCOME;

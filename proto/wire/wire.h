@@ -267,8 +267,9 @@ struct wire_fetched {
 
 struct wire_reply {
     uint64_t seq;
-    int status;       /* a known status code */
-    const char *text; /* "" when status is SHD_OK */
+    int status;        /* a known status code */
+    const char *text;  /* "" when status is SHD_OK */
+    uint32_t retry_ms; /* SHD_EBUSY: it was not served; ask again after so long. 0: that is final */
     enum wire_reply_type type;
     union {
         struct wire_welcome welcome;

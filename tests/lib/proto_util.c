@@ -477,7 +477,7 @@ static bool same_prepared(const struct wire_prepared *a, const struct wire_prepa
 bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
 {
     if (a->seq != b->seq || a->status != b->status || a->type != b->type ||
-        strcmp(a->text, b->text) != 0)
+        strcmp(a->text, b->text) != 0 || a->retry_ms != b->retry_ms)
         return false;
     switch (a->type) {
     case WIRE_WELCOME:

@@ -47,10 +47,12 @@ enum trick {
     NOT_A_BOARD,  /* zeros */
     SIDE_REFUSES, /* side channel answers a claim with an error */
     HANGS_UP,     /* after Hello */
+    BUSY_TWICE,   /* OpenModel is served when it is asked for the third time */
 };
 
 struct fake {
     enum trick trick;
+    uint32_t refusals;
     char dir[64];
     int listen_fd, side_fd;
     void *router;
@@ -143,6 +145,11 @@ static void fill_reply(struct fake *f, const struct wire_request *request, struc
         reply->type = WIRE_WELCOME;
         reply->welcome = (struct wire_welcome){ 77, f->trick == OTHER_DEVICE ? "gpu9" : "cpu0",
                                                 false };
+    } else if (request->type == WIRE_OPEN_MODEL && f->trick == BUSY_TWICE && f->refusals < 2) {
+        f->refusals++;
+        reply->status = SHD_EBUSY;
+        reply->text = "no place";
+        reply->retry_ms = 5;
     } else if (request->type == WIRE_OPEN_MODEL) {
         make_layout(f, request->open_model.slots);
         reply->type = f->trick == OTHER_TYPE ? WIRE_CREDIT : WIRE_LAYOUT;
@@ -264,6 +271,11 @@ static void expect_trick(enum trick trick, int status, const char *has)
     }
     EXPECT_EQ(count_fds(getpid()), fds);
     EXPECT_EQ(count_segment_maps(getpid()), maps);
+}
+
+TEST(what_a_daemon_has_no_place_for_is_asked_again)
+{
+    expect_trick(BUSY_TWICE, SHD_OK, "");
 }
 
 TEST(honest_fake_is_accepted)

@@ -232,6 +232,7 @@ TEST(overdue_work_is_handed_out_again_by_time_alone)
 }
 
 /* Fill the kernel queue: one long piece of hashing, behind it as many short ones as it takes. */
+#define CROWD    72u /* of 128 requests each: 121 beyond a share, 8,192 of them for all */
 #define FLOODERS 10u
 
 static void flood(struct raw *r, uint32_t count, uint32_t handle, uint64_t first_leaf)
@@ -288,6 +289,32 @@ TEST(work_waits_and_goes_on_when_others_fill_the_kernel_queue)
     raw_close(&late);
     for (uint32_t i = 0; i < FLOODERS; i++)
         raw_close(&flooder[i]);
+    trainer_stop(1);
+}
+
+/* Far more requests wait than all sessions together may have beyond their share. */
+TEST(requests_that_wait_keep_no_other_session_from_going_on)
+{
+    static struct raw crowd[CROWD];
+    struct wire_reply reply;
+    uint8_t frame[256];
+    trainer_start();
+    for (uint32_t i = 0; i < CROWD; i++) {
+        raw_open(&crowd[i]);
+        EXPECT_STATUS(raw_hello(&crowd[i], SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+        const uint32_t handle = raw_attach(&crowd[i], 1);
+        for (uint32_t k = 0; k < 128; k++) {
+            struct wire_request req = { .type = WIRE_PREPARE,
+                                        .prepare = { .model = handle, .step = shd_step(model) } };
+            raw_send(&crowd[i], frame, raw_pack(&crowd[i], &req, frame, sizeof frame));
+        }
+    }
+    raw_recv(&crowd[CROWD - 1], &reply); /* its share is used up, and what others leave */
+    EXPECT_STATUS(reply.status, SHD_EBUSY);
+    EXPECT(reply.retry_ms > 0 && reply.seq > 0);
+    trainer_step();
+    for (uint32_t i = 0; i < CROWD; i++)
+        raw_close(&crowd[i]);
     trainer_stop(1);
 }
 
