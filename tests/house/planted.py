@@ -22,7 +22,7 @@ Bug = namedtuple("Bug", "room file tests text bug")
 BUGS = [
     Bug("daemon/core", "lease.c", "lease", "last_handed_ns(g) < last_handed_ns(", "last_handed_ns(g) > last_handed_ns("),
     Bug("daemon/base", "log.c", "log", "if (site->said < BURST)", "if (site->said <= BURST)"),
-    Bug("daemon/net", "mailbox.c", "abuse", "if (surplus || zmq_msg_size", "if (surplus && zmq_msg_size"),
+    Bug("daemon/net", "conn.c", "abuse", "if (!frame->more && !c->skipping)", "if (!frame->more)"),
     Bug("daemon/op", "op_links.c", "requests", "req->unit >= m->spec->unit_count", "req->unit > m->spec->unit_count"),
     Bug("daemon/model", "adopt.c", "adopt_state", "spec_returns(spec) == h->micros && m->trail.chunk_count == h->chunk_count &&\n"
         "        model_state_bytes(m) == h->state_bytes", "spec_returns(spec) == h->micros && m->trail.chunk_count == h->chunk_count"),
