@@ -95,7 +95,8 @@ struct shd_options {
 
 /* Attach to the daemons at an address. They accept their own uid, root, and members of the socket
  * directory's group if it is open to that group. A daemon that the address names, or that left its
- * socket, is waited for, up to 10 s. Errors: SHD_ENOENT nothing there; SHD_EAUTH refused;
+ * socket, is waited for, up to 10 s; where it was before, and its keeper is there, as long as
+ * timeout_ms says of waits. Errors: SHD_ENOENT nothing there; SHD_EAUTH refused;
  * SHD_EPROTO another version; SHD_EGONE, SHD_ETIMEDOUT; SHD_ENOTSUP no such GPU, or no kernels. */
 SHD_API int shd_connect(const struct shd_options *o, shd_session **ret_session, struct shd_err *e);
 /* Detach and free, with its models. Arrays handed out become invalid. NULL is a no-op. */

@@ -181,7 +181,7 @@ TEST(the_directory_of_up_is_the_one_asked_for)
 
 static void count_run(const char *path, void *arg)
 {
-    CHECK(strstr(path, "/shardd-run-") != NULL);
+    CHECK(strstr(path, "/" WHERE_RUN_PREFIX) != NULL || strstr(path, "/" WHERE_UP_PREFIX) != NULL);
     *(unsigned *)arg += strncmp(path, base, strlen(base)) == 0;
 }
 
