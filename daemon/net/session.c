@@ -151,11 +151,20 @@ static uint32_t sessions_max(void)
     return max < SESSIONS_MAX ? max : SESSIONS_MAX;
 }
 
+/* Without those that have just ended: their descriptors are free already. */
+static uint32_t count_live(const struct session_table *table)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < SESSIONS_MAX; i++)
+        count += table->items[i].state == SESSION_NEW || table->items[i].state == SESSION_OPEN;
+    return count;
+}
+
 int session_too_many(struct daemon *d, struct shd_err *e)
 {
     const uint32_t max = sessions_max();
     return err_set(e, SHD_EBUSY, "device %s: too many sessions (%" PRIu32 " of %" PRIu32 ")%s",
-                   d->device, d->sessions->used, max,
+                   d->device, count_live(d->sessions), max,
                    max < SESSIONS_MAX ? "; raise LimitNOFILE= or ulimit -n"
                                       : ", the most there are");
 }
@@ -188,16 +197,17 @@ bool session_push_out(struct daemon *d)
 bool session_make_room(struct daemon *d, uid_t uid)
 {
     uint32_t count;
-    const uint32_t max = sessions_max(), used = d->sessions->used;
-    const uint32_t closing = max / 8 < CLOSING_MAX ? max / 8 : CLOSING_MAX;
-    if (used + closing >= max) /* a place is free again when the loop has turned */
+    const uint32_t live = count_live(d->sessions);
+    if (live >= sessions_max())
+        return session_push_out(d) && d->sessions->used < SESSIONS_MAX;
+    if (d->sessions->used + CLOSING_MAX >= SESSIONS_MAX) { /* a place is free in the next turn */
         session_push_out(d);
-    else if (used >= WAITING_MAX) {
+    } else if (live >= WAITING_MAX) {
         struct session *oldest = oldest_waiting(d->sessions, &uid, &count);
         if (count >= WAITING_MAX)
             session_end(oldest, "its user has too many that have said no Hello");
     }
-    return used < max;
+    return d->sessions->used < SESSIONS_MAX;
 }
 
 bool session_sweep(struct daemon *d)
