@@ -61,7 +61,7 @@ static bool parse_threads(const char *text, uint32_t *ret_threads)
 }
 
 struct words { /* flags that are parsed further */
-    const char *threads, *isa, *log_level;
+    const char *threads, *isa, *log_level, *log_format;
     bool version;
 };
 
@@ -74,17 +74,29 @@ static int take_words(const struct words *w, struct daemon_config *config, struc
     if (level == 0)
         return err_set(e, SHD_EINVAL, "--log-level '%s' is none of error, warn, info, debug",
                        w->log_level);
+    if (!log_set_format(w->log_format))
+        return err_set(e, SHD_EINVAL, "--log-format '%s' is neither text nor json", w->log_format);
     if (config->device == NULL)
         return err_set(e, SHD_EINVAL, "--device is required");
     log_set_level(level);
+    log_set_device(config->device);
     config->isa = strcmp(w->isa, "auto") == 0 ? NULL : w->isa;
     return SHD_OK;
+}
+
+static const char *environment(const char *name, const char *otherwise)
+{
+    const char *value = getenv(name);
+    return value != NULL && value[0] != '\0' ? value : otherwise;
 }
 
 /* -1 to go on, else the exit status. */
 static int parse(int argc, char **argv, struct daemon_config *config)
 {
-    struct words w = { .threads = "auto", .isa = "auto", .log_level = "info" };
+    struct words w = { .threads = "auto",
+                       .isa = "auto",
+                       .log_level = environment("SHARDD_LOG_LEVEL", "info"),
+                       .log_format = environment("SHARDD_LOG_FORMAT", "text") };
     const struct flag table[] = {
         { "device", 0, FLAG_STRING, "NAME",
           "device to own: cpu0, cpu1, ... (host memory) or gpu0, gpu1," NEXT
@@ -104,8 +116,12 @@ static int parse(int argc, char **argv, struct daemon_config *config)
         { "isa", 0, FLAG_STRING, "NAME",
           "scalar, avx2, avx512 or auto (auto): the best one here; same" NEXT "bits in all", &w.isa,
           0, 0 },
-        { "log-level", 0, FLAG_STRING, "LEVEL", "error, warn, info or debug (info)", &w.log_level,
-          0, 0 },
+        { "log-level", 0, FLAG_STRING, "LEVEL",
+          "error, warn, info or debug ($SHARDD_LOG_LEVEL, info)", &w.log_level, 0, 0 },
+        { "log-format", 0, FLAG_STRING, "F",
+          "lines of text or json ($SHARDD_LOG_FORMAT, text); with the" NEXT
+          "time where they do not go to the journal",
+          &w.log_format, 0, 0 },
         { "status-address", 0, FLAG_STRING, "A",
           "answer HTTP at HOST:PORT too, as 127.0.0.1:9464 (see" NEXT "docs/status.md)",
           &config->status_address, 0, 0 },

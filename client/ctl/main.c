@@ -10,6 +10,7 @@
 #include "client/ctl/base/verb.h"
 #include "client/ctl/doctor/doctor.h"
 #include "client/ctl/plan/plan.h"
+#include "client/ctl/run/logs.h"
 #include "client/ctl/run/run.h"
 #include "client/ctl/state/checkpoint.h"
 #include "client/ctl/state/drain.h"
@@ -31,6 +32,7 @@ static const struct verb verbs[] = {
     { "up", "start daemons that stay, with a keeper", verb_up },
     { "drain", "finish the step, save, and end daemons; training can go on later", verb_drain },
     { "down", "stop what `up` started", verb_down },
+    { "logs", "what the daemons of `up` and their keeper have written", verb_logs },
     { "status", "show daemons: models, memory, sessions, who waits for whom", verb_status },
     { "top", "the same on a full screen, live", verb_top },
     { "trace", "what daemons and workers did, for Perfetto", verb_trace },

@@ -11,12 +11,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/base/log_json.h"
 #include "proto/base/clock.h"
 
 #define BURST     20u
 #define PERIOD_NS UINT64_C(5000000000)
 
 static enum log_level level_max = LOG_LEVEL_INFO;
+static bool as_json;
+static const char *log_device = "";
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards the rest */
 static struct log_entry entries[LOG_ENTRIES];
@@ -27,6 +30,17 @@ static enum { UNKNOWN, JOURNAL, OTHER } stderr_kind;
 void log_set_level(enum log_level level)
 {
     level_max = level;
+}
+
+bool log_set_format(const char *format)
+{
+    as_json = strcmp(format, "json") == 0;
+    return as_json || strcmp(format, "text") == 0;
+}
+
+void log_set_device(const char *device)
+{
+    log_device = device;
 }
 
 const char *log_level_name(enum log_level level)
@@ -127,11 +141,19 @@ static void keep(enum log_level level, const char *text)
 
 static void write_line(enum log_level level, const char *text, bool journal)
 {
-    /* A line is one write, so that lines of several processes do not mix. */
+    char now[CLOCK_TEXT_BYTES], priority[8] = "";
+    char *json = as_json ? log_json(clock_text(now), log_device, log_level_name(level), text)
+                         : NULL;
     if (journal)
-        fprintf(stderr, "<%d>%s\n", (int)level, text);
+        snprintf(priority, sizeof priority, "<%d>", (int)level);
+    /* A line is one write, so that lines of several processes do not mix. */
+    if (json != NULL)
+        fprintf(stderr, "%s%s\n", priority, json);
+    else if (journal)
+        fprintf(stderr, "%s%s\n", priority, text);
     else
-        fprintf(stderr, "%s: %s\n", log_level_name(level), text);
+        fprintf(stderr, "%s %s: %s\n", clock_text(now), log_level_name(level), text);
+    free(json);
 }
 
 static bool journal_there(void)

@@ -1,5 +1,8 @@
-/* One line per event on stderr: "<level> text", key=value pairs in the text. Where stderr is the
- * journal the level is its priority prefix ("<4>..."), elsewhere a word. Only daemon/ logs.
+/* One line per event on stderr: level and text, key=value pairs in the text. Where stderr is the
+ * journal, which has the time, the level is its priority prefix ("<4>..."). Elsewhere the line
+ * begins with the time and the level is a word ("2026-11-22T08:00:00.123Z warn: ..."). As JSON a
+ * line is an object with the pairs as fields (log_json.h), behind the journal's prefix. Only
+ * daemon/ logs.
  *
  * Each place in the code may say 20 lines in 5 seconds; what exceeds that is counted, and the count
  * is said ("op=connect suppressed=480 ...") when the period is over, with the next line of any
@@ -18,6 +21,12 @@ enum log_level { LOG_LEVEL_ERROR = 3, LOG_LEVEL_WARN = 4, LOG_LEVEL_INFO = 6, LO
 
 /* Lines above level are dropped. Default: INFO. */
 void log_set_level(enum log_level level);
+
+/* "text" or "json"; false when format is neither. Default: text. */
+bool log_set_format(const char *format);
+
+/* Whose lines they are, as JSON has it; borrowed for good. */
+void log_set_device(const char *device);
 
 /* "error", "warn", "info", "debug"; 0 when name is none of them. */
 enum log_level log_level_parse(const char *name);

@@ -4,6 +4,7 @@
 #define SHD_CLOCK_H
 
 #include <stdint.h>
+#include <stdio.h>
 #include <time.h>
 
 #define NS_PER_US UINT64_C(1000)
@@ -24,6 +25,20 @@ static inline uint64_t clock_read_ns(clockid_t clock)
 static inline uint64_t clock_now_ns(void)
 {
     return clock_read_ns(CLOCK_MONOTONIC);
+}
+
+/* Now, as logs have it: "2026-11-22T08:00:00.123Z". Returns buf. */
+#define CLOCK_TEXT_BYTES 40u
+static inline const char *clock_text(char buf[CLOCK_TEXT_BYTES])
+{
+    struct timespec t;
+    struct tm tm;
+    char seconds[24] = "";
+    clock_gettime(CLOCK_REALTIME, &t);
+    if (gmtime_r(&t.tv_sec, &tm) != NULL)
+        strftime(seconds, sizeof seconds, "%Y-%m-%dT%H:%M:%S", &tm);
+    snprintf(buf, CLOCK_TEXT_BYTES, "%s.%03ldZ", seconds, t.tv_nsec / (long)NS_PER_MS);
+    return buf;
 }
 
 static inline struct timespec clock_timespec(uint64_t ns)

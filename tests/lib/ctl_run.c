@@ -120,13 +120,30 @@ void ctl(const char *const *args)
 
 /* -- What is left ---------------------------------------------------------------------------- */
 
+/* True for what `up` leaves on purpose: a directory with its log, and that it has made it. */
+static bool is_log(const char *name)
+{
+    char path[sizeof base + NAME_MAX + 2];
+    unsigned others = 0, logs = 0;
+    snprintf(path, sizeof(path), "%s/%s", base, name);
+    DIR *dir = opendir(path);
+    for (const struct dirent *d = dir != NULL ? readdir(dir) : NULL; d != NULL; d = readdir(dir)) {
+        const bool is_log = strncmp(d->d_name, "up.log", 6) == 0;
+        logs += is_log;
+        others += !is_log && d->d_name[0] != '.' && strcmp(d->d_name, "up.lock") != 0;
+    }
+    if (dir != NULL)
+        closedir(dir);
+    return logs > 0 && others == 0;
+}
+
 unsigned leftovers(void)
 {
     unsigned count = 0;
     DIR *dir = opendir(base);
     CHECK(dir != NULL);
     for (const struct dirent *d = readdir(dir); d != NULL; d = readdir(dir))
-        count += d->d_name[0] != '.';
+        count += d->d_name[0] != '.' && !is_log(d->d_name);
     closedir(dir);
     return count;
 }

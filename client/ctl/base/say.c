@@ -5,10 +5,17 @@
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <jansson.h>
+
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
+
+#define LINE_BYTES 2048u
 
 static char current[PATH_MAX]; /* "": stderr is no log */
 static char old[PATH_MAX];
@@ -49,18 +56,65 @@ void say_log_room(size_t bytes)
         rename(old, current);
 }
 
+/* -- Lines --------------------------------------------------------------------------------------
+ */
+
+int say_options(const char *level, const char *format, struct shd_err *e)
+{
+    static const char *const levels[] = { "error", "warn", "info", "debug" };
+    bool known = level == NULL;
+    for (size_t i = 0; i < ARRAY_SIZE(levels) && !known; i++)
+        known = strcmp(level, levels[i]) == 0;
+    if (!known)
+        return err_set(e, SHD_EINVAL, "--log-level '%.40s' is none of error, warn, info, debug",
+                       level);
+    if (format != NULL && strcmp(format, "text") != 0 && strcmp(format, "json") != 0)
+        return err_set(e, SHD_EINVAL, "--log-format '%.40s' is neither text nor json", format);
+    if (level != NULL)
+        setenv(SAY_LEVEL_ENV, level, 1);
+    if (format != NULL)
+        setenv(SAY_FORMAT_ENV, format, 1);
+    return SHD_OK;
+}
+
+bool say_as_json(void)
+{
+    const char *format = getenv(SAY_FORMAT_ENV);
+    return format != NULL && strcmp(format, "json") == 0;
+}
+
+/* Fill line with text in the form that is due, without its end; returns how many bytes. */
+static size_t make_line(const char *text, char line[LINE_BYTES])
+{
+    char now[CLOCK_TEXT_BYTES];
+    const bool is_log = current[0] != '\0';
+    char *json = NULL;
+    int n;
+    if (say_as_json()) {
+        json_t *o = json_pack("{s:s, s:s, s:s, s:s}", "time", clock_text(now), "device", "shardctl",
+                              "level", "info", "text", text);
+        json = o != NULL ? json_dumps(o, JSON_COMPACT | JSON_ENSURE_ASCII) : NULL;
+        json_decref(o);
+    }
+    if (json != NULL)
+        n = snprintf(line, LINE_BYTES, "%s", json);
+    else
+        n = snprintf(line, LINE_BYTES, "%s%sshardctl: %s", is_log ? clock_text(now) : "",
+                     is_log ? " " : "", text);
+    free(json);
+    return n < 0 ? 0 : n < (int)LINE_BYTES - 1 ? (size_t)n : LINE_BYTES - 2;
+}
+
 void ctl_say(const char *fmt, ...)
 {
-    char line[1024];
-    int used = snprintf(line, sizeof(line), "shardctl: ");
+    char text[1000], line[LINE_BYTES];
     va_list args;
     va_start(args, fmt);
-    const int n = vsnprintf(line + used, sizeof(line) - (size_t)used - 1, fmt, args);
+    vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
-    if (n > 0)
-        used = used + n < (int)sizeof(line) - 2 ? used + n : (int)sizeof(line) - 2;
-    line[used] = '\n';
-    say_log_room((size_t)used + 1);
-    if (write(STDERR_FILENO, line, (size_t)used + 1) < 0)
+    size_t used = make_line(text, line);
+    line[used++] = '\n';
+    say_log_room(used);
+    if (write(STDERR_FILENO, line, used) < 0)
         return; /* nobody reads our stderr: there is nowhere left to complain */
 }

@@ -12,6 +12,7 @@
 #ifndef SHD_CTL_SAY_H
 #define SHD_CTL_SAY_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -22,7 +23,17 @@
 
 enum ctl_exit { CTL_OK = 0, CTL_FAILED = 1, CTL_USAGE = 2, CTL_UNSAVED = 73 };
 
-/* "shardctl: <text>\n" to stderr, in one write so that lines of several processes stay whole. */
+/* Variables that say how daemons and shardctl write their lines, also those of the flags below. */
+#define SAY_LEVEL_ENV  "SHARDD_LOG_LEVEL"
+#define SAY_FORMAT_ENV "SHARDD_LOG_FORMAT"
+
+/* Take the values of --log-level and --log-format (NULL: not given), for what is started, too.
+ * Errors: SHD_EINVAL. */
+int say_options(const char *level, const char *format, struct shd_err *e);
+bool say_as_json(void);
+
+/* "shardctl: <text>\n" to stderr, in one write so that lines of several processes stay whole; with
+ * the time in a log; as JSON, as the daemons' log has it, where that was asked for. */
 void ctl_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* The same, then the exit code of a verb that failed, or whose command line is wrong. */

@@ -36,6 +36,8 @@ static int launch(struct run_child *c, struct child_spawn *spawn, const struct e
     spawn->envp = list;
     if (rc == SHD_OK && relayed) {
         rc = relay_open(&c->relay, &c->run->loop, c->name, &out, e);
+        if (env == &c->run->daemon_env && say_as_json())
+            c->relay.prefix[0] = '\0'; /* a line of theirs names its device */
         spawn->out = out;
         spawn->err = out;
     }
@@ -77,6 +79,10 @@ int launch_daemon(struct run_child *c, struct shd_err *e)
 {
     struct run *r = c->run;
     char count[12];
+    const char *asked = getenv(SAY_LEVEL_ENV);
+    char *level = asked != NULL && *asked != '\0' ? (char *)asked
+                  : r->options->verbose           ? (char[]){ "info" }
+                                                  : (char[]){ "warn" };
     snprintf(count, sizeof(count), "%" PRIu32, r->daemon_threads);
     char *argv[] = { r->shardd,
                      (char[]){ "--device" },
@@ -86,7 +92,7 @@ int launch_daemon(struct run_child *c, struct shd_err *e)
                      (char[]){ "--threads" },
                      count,
                      (char[]){ "--log-level" },
-                     r->options->verbose ? (char[]){ "info" } : (char[]){ "warn" },
+                     level,
                      NULL };
     int rc = listen_environ(&c->kept, &r->daemon_env, e);
     /* No .files: with more descriptors than the limit its own loader could open nothing. */

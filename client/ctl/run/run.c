@@ -95,7 +95,7 @@ static const char run_more[] =
 int verb_run(int argc, char **argv)
 {
     static struct devices devices;
-    const char *list = NULL, *resume = NULL;
+    const char *list = NULL, *resume = NULL, *level = NULL, *format = NULL;
     char *latest = NULL;
     struct run_options o = { .devices = &devices,
                              .workers = { 1, 1 },
@@ -132,6 +132,10 @@ int verb_run(int argc, char **argv)
         { "checkpoint-every", 0, FLAG_U32, "STEPS", "steps between checkpoints (100)",
           &o.checkpoint_every, 1, UINT32_MAX },
         { "keep", 0, FLAG_U32, "N", "checkpoints to keep (all)", &o.keep, 1, 1000000 },
+        { "log-level", 0, FLAG_STRING, "LEVEL", "of daemons: error, warn, info, debug (warn)",
+          &level, 0, 0 },
+        { "log-format", 0, FLAG_STRING, "F", "of their lines and shardctl's: text or json (text)",
+          &format, 0, 0 },
         { "verbose", 'v', FLAG_BOOL, NULL, "say what is started and stopped", &o.verbose, 0, 0 },
     };
     const struct flags flags = VERB_FLAGS(run, "shardctl run [FLAGS] -- COMMAND [ARGS...]", table);
@@ -151,6 +155,8 @@ int verb_run(int argc, char **argv)
             "the work",
             (unsigned)o.workers.first, (unsigned)o.workers.last);
     struct shd_err e = { 0 };
+    if (say_options(level, format, &e) != SHD_OK)
+        return ctl_usage("%s", e.text);
     if (devices_parse(list, o.daemons, &devices, &e) != SHD_OK)
         return ctl_usage("%s", e.text);
     o.daemons = devices.count;
@@ -186,7 +192,8 @@ static const char up_about[] =
 
 static const char up_more[] =
     "default DIR: /run/shardd for root, else $XDG_RUNTIME_DIR/shardd; made when missing, and then\n"
-    "removed with the last daemon. It must be yours, and no one else's to write to or to put "
+    "empty but for the log (`shardctl logs`) after the last daemon. It must be yours, and no one "
+    "else's to write to or to put "
     "another\n"
     "in its place; one below /tmp may be it.\n"
     "\n"
@@ -263,7 +270,7 @@ static int keep(struct up *up, struct run_options *o, const char *path)
     o->ready = all_ready;
     o->arg = up;
     const int code = supervise(o);
-    updir_release(&up->dir, /* keep_log= */ code != CTL_OK && up->was_ready);
+    updir_release(&up->dir, /* keep_log= */ up->was_ready && !up->foreground);
     return code == CTL_OK ? CTL_OK : CTL_FAILED;
 }
 
@@ -329,7 +336,7 @@ int verb_up(int argc, char **argv)
 {
     const char *wanted = NULL;
     static struct up up = { .report_fd = -1 };
-    const char *list = NULL;
+    const char *list = NULL, *level = NULL, *format = NULL;
     struct run_options o = {
         .devices = &up.devices,
         .timeout_s = 60,
@@ -356,6 +363,10 @@ int verb_up(int argc, char **argv)
           &o.grace_s, 1, 86400 },
         { "watchdog", 0, FLAG_U32, "SECONDS", "kill and restart what hangs so long; 0: never (30)",
           &o.watchdog_s, 0, 86400 },
+        { "log-level", 0, FLAG_STRING, "LEVEL", "of daemons: error, warn, info, debug (warn)",
+          &level, 0, 0 },
+        { "log-format", 0, FLAG_STRING, "F", "of their lines and shardctl's: text or json (text)",
+          &format, 0, 0 },
         { "verbose", 'v', FLAG_BOOL, NULL, "say what is started and stopped", &o.verbose, 0, 0 },
     };
     const struct flags flags = VERB_FLAGS(up, "shardctl up [FLAGS]", table);
@@ -364,6 +375,8 @@ int verb_up(int argc, char **argv)
         return code;
     char path[RUNDIR_PATH_BYTES];
     struct shd_err e = { 0 };
+    if (say_options(level, format, &e) != SHD_OK)
+        return ctl_usage("%s", e.text);
     if (devices_parse(list, o.daemons, &up.devices, &e) != SHD_OK)
         return ctl_usage("%s", e.text);
     o.daemons = up.devices.count;

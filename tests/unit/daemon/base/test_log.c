@@ -64,7 +64,30 @@ TEST(journal_gets_priorities_and_others_words)
     run_child(say_each, /* journal= */ true);
     EXPECT_STR(out, "<3>op=a n=1\n<4>op=b n=2\n<6>op=c n=3\n");
     run_child(say_each, /* journal= */ false);
-    EXPECT_STR(out, "error: op=a n=1\nwarn: op=b n=2\ninfo: op=c n=3\n");
+    EXPECT_HAS(out, "Z error: op=a n=1\n20");
+    EXPECT_HAS(out, "Z warn: op=b n=2\n20");
+    EXPECT_HAS(out, "Z info: op=c n=3\n");
+    EXPECT(strspn(out, "0123456789-T:.") == strlen("2026-11-22T08:00:00.123"));
+}
+
+static void say_json(void)
+{
+    CHECK(!log_set_format("xml") && log_set_format("json"));
+    log_set_device("cpu7");
+    log_warn("op=hello pid=12 name=a\"b why=\"it said \"no\": x=1\" do=\"ask \xff\" n=1.5 empty=");
+    log_info("no pairs");
+}
+
+TEST(json_has_the_pairs_as_fields)
+{
+    run_child(say_json, /* journal= */ false);
+    EXPECT_HAS(out, "{\"time\":\"20");
+    EXPECT_HAS(out, "Z\",\"device\":\"cpu7\",\"level\":\"warn\",\"op\":\"hello\",\"pid\":12,"
+                    "\"name\":\"a\\\"b\",\"why\":\"it said \\\"no\\\": x=1\",\"do\":\"?\","
+                    "\"n\":\"1.5\",\"empty\":\"\"}\n");
+    EXPECT_HAS(out, "\"level\":\"info\",\"text\":\"no pairs\"}\n");
+    run_child(say_json, /* journal= */ true);
+    EXPECT_HAS(out, "<4>{\"time\":");
 }
 
 static void say_forged(void)
@@ -113,11 +136,11 @@ static void flood_and_go_on(void)
 
 TEST(flood_that_is_over_is_told_with_the_next_line_of_any_place)
 {
-    run_child(flood_and_go_on, /* journal= */ false);
+    run_child(flood_and_go_on, /* journal= */ true);
     EXPECT_EQ(count_of("op=undecodable n="), 21);
     EXPECT_EQ(count_of("suppressed="), 1);
-    EXPECT_HAS(out, "info: op=early\nwarn: op=undecodable suppressed=80 why=");
-    EXPECT_HAS(out, "\ninfo: op=late\n");
+    EXPECT_HAS(out, "<6>op=early\n<4>op=undecodable suppressed=80 why=");
+    EXPECT_HAS(out, "\n<6>op=late\n");
 }
 
 static void say_many_kinds(void)

@@ -11,6 +11,8 @@ static void start(void)
 {
     setenv("SHARDD_BIN", SHD_FAKE_SHARDD, 1);
     setenv("FAKE", "", 1);
+    snprintf(dir, sizeof(dir), "rm -rf %s/up", base);
+    CHECK(system(dir) == 0); /* the log of the test before */
     snprintf(dir, sizeof(dir), "%s/up", base);
     snprintf(address, sizeof(address), "export SHARDD_ADDRESS=%s\n", dir);
 }
@@ -320,7 +322,7 @@ TEST(paths_are_checked_and_quoted)
 /* A directory of ours where nobody else can move it, and verbs that find it without a word. */
 TEST(daemons_below_tmp_are_found_by_the_rule)
 {
-    char tmp[] = "/tmp/shardctl-up-XXXXXX", sub[64];
+    char tmp[] = "/tmp/shardctl-up-XXXXXX", sub[64], longer[64];
     start();
     CHECK(mkdtemp(tmp) != NULL);
     snprintf(sub, sizeof(sub), "%s/d", tmp);
@@ -338,7 +340,16 @@ TEST(daemons_below_tmp_are_found_by_the_rule)
     EXPECT_EQ(run.code, 0);
     EXPECT_HAS(run.out, "stopped 1 daemon at /tmp/");
     unsetenv("SHARDD_ADDRESS");
-    EXPECT_EQ(rmdir(tmp), 0);
+    ctl(ARGS("logs", "--address", sub));
+    EXPECT_EQ(run.code, 0);
+    EXPECT_HAS(run.out, "Z shardctl: got SIGTERM, stopping\n"); /* it has stayed, with times */
+    ctl(ARGS("logs", "--address", sub, "-n", "1"));
+    EXPECT(run.out[0] != '\0' && strchr(run.out, '\n') == strrchr(run.out, '\n'));
+    snprintf(longer, sizeof(longer), "rm -r '%s'", tmp);
+    EXPECT_EQ(system(longer), 0);
+    ctl(ARGS("logs", "--address", sub));
+    EXPECT_EQ(run.code, 1);
+    EXPECT_HAS(run.err, "no `shardctl up` has written there");
     expect_clean();
 }
 
@@ -361,7 +372,7 @@ TEST(daemon_of_someone_else_in_the_directory_is_spared)
     EXPECT_EQ(other.code, 0);
     up();
     down();
-    snprintf(path, sizeof(path), "rm %s/*.lock && rmdir %s", dir, dir);
+    snprintf(path, sizeof(path), "cd '%s' && rm *.lock up.log && rmdir ../up", dir);
     EXPECT_EQ(system(path), 0); /* lock files stay in a directory that was there before */
     expect_clean();
 }

@@ -51,8 +51,8 @@ up() {
     export SHARDD_ADDRESS
 }
 
-# The daemons' keeper, and with it its directory
-await_gone() { soon "its keeper has not gone" [ ! -e "$work/up" ]; }
+# The daemons' keeper; its log stays.
+await_gone() { soon "its keeper has not gone" [ ! -e "$work/up/notify" ]; }
 
 # Taken back: by its own end, after a stopped worker has kept it from the end of its step.
 up
