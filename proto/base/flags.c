@@ -64,7 +64,7 @@ static void plain(const char *word, char ret_plain[SUGGEST_WORD_BYTES_MAX + 1],
 
 static bool near(const char *word, const char *name)
 {
-    char a[SUGGEST_WORD_BYTES_MAX + 1], b[SUGGEST_WORD_BYTES_MAX + 1];
+    char a[SUGGEST_WORD_BYTES_MAX + 1] = "", b[SUGGEST_WORD_BYTES_MAX + 1] = "";
     char a_initials[SUGGEST_WORD_BYTES_MAX + 1], b_initials[SUGGEST_WORD_BYTES_MAX + 1];
     plain(word, a, a_initials);
     plain(name, b, b_initials);
