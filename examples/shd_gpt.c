@@ -219,10 +219,22 @@ static bool train_goes_on(const struct train *t)
     return t->options->elastic ? train_signal == 0 : schedule_takes_part(&share, step);
 }
 
+/* It would attach, compute nothing and end like the others, which looks as if it helped. */
+static void train_note_idle(const struct options *o)
+{
+    const uint64_t groups = o->micro_batches / o->chosen.accumulate;
+    if (!o->elastic && o->rank >= groups)
+        fprintf(stderr,
+                "shd-gpt: rank %ju of %ju has nothing to compute: a step has work for %ju "
+                "(--micro-batches), or share it out with --elastic\n",
+                (uintmax_t)o->rank, (uintmax_t)o->world, (uintmax_t)groups);
+}
+
 static int train_loop(struct train *t, struct shd_err *e)
 {
     const struct options *o = t->options;
     const uint64_t first = shd_step(t->model);
+    train_note_idle(o);
     if (!o->elastic && o->rank == 0 && first > 0)
         progress_note(&t->progress, "the model is at step %ju: going on from there",
                       (uintmax_t)first);

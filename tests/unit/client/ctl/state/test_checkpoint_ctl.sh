@@ -184,6 +184,11 @@ refused "daemon cpu0 has model 'gpt' open at step 3" shardctl restore "$work/run
 expect "$work/refused" 'nothing was changed; to go on from the checkpoint instead end what is open'
 [ "$(shardctl digest | cut -d' ' -f3)" = step=3 ] || fail 'the open model is another one now'
 
+# A worker for whom there is no work says so.
+# shellcheck disable=SC2086
+RANK=4 WORLD_SIZE=5 shd-gpt --steps 3 $gpt >"$work/out" 2>"$work/err" || fail "$(cat "$work/err")"
+expect "$work/err" 'rank 4 of 5 has nothing to compute: a step has work for 4'
+
 # A signal ends at once what waits, with its code, and nothing half saved is left: first where the
 # next step does not come, for nobody trains; then where the daemon is stopped.
 no_partial() { [ -z "$(find "$work/broken" -name '.step-*' 2>/dev/null)" ]; }
