@@ -205,8 +205,8 @@ static void end_all(void)
     }
     char command[256];
     snprintf(command, sizeof(command),
-             "cd %s && for d in *; do [ ! -e $d/up.lock ] || " BIN
-             "/shardctl down -y -d $PWD/$d; done;"
+             "cd %s && for d in *; do [ ! -e \"$d/up.lock\" ] || " BIN
+             "/shardctl down -y -d \"$PWD/$d\"; done;"
              " rm -rf %s/*",
              base, base);
     if (system(command) != 0)
@@ -241,6 +241,9 @@ int ctl_main(int argc, char **argv)
     setenv("PATH", path, 1);
     test_clean_up = end_all;
     const int code = test_run_all(argc, argv);
+    snprintf(path, sizeof(path), "rm -rf %s/*", base);
+    if (leftovers() == 0 && system(path) != 0) /* logs are no leftovers */
+        fprintf(stderr, "%s: cannot be emptied\n", base);
     if (rmdir(base) != 0)
         fprintf(stderr, "%s: %s\n", base, strerror(errno));
     return code;
