@@ -71,7 +71,7 @@ def step_run(a, folder):
     gpt = shd_gpt(a, a.steps, log, "--threads", "1", "--micro-batches", str(a.micro_batches), *a.model)
     finish("step", start(under_daemons(a, a.daemons, "--workers", str(a.workers), "--", *gpt)))
     steps = read_steps(a, "step", log, a.steps)
-    return median_ms(steps), sum(s["wait_ns"] for s in steps) / sum(s["step_ns"] for s in steps)
+    return median_ms(steps), sum(s.get("wait_ns", 0) for s in steps) / sum(s["step_ns"] for s in steps)
 
 
 def step_standalone(a, folder):

@@ -237,6 +237,22 @@ SHD_API double shd_loss_scale(const shd_model *m);
 /* The blob of the last committed step into buf[room]; *ret_bytes is its size (0: none). */
 SHD_API int shd_blob(shd_model *m, void *buf, size_t room, size_t *ret_bytes, struct shd_err *e);
 
+/* -- History ---------------------------------------------------------------------------------- */
+/* What a committed step came to, whoever committed it. Owners keep the last 65,536 of them, through
+ * restarts; a model that was restored has those from its checkpoint's step on. */
+struct shd_step_row {
+    uint64_t step;    /* that was committed: as in shd_result */
+    uint64_t time_ns; /* when, since 1970 */
+    double metrics[SHD_METRICS_MAX];
+    uint32_t metric_count;
+    bool skipped;
+    double grad_norm, lr, loss_scale; /* loss_scale: at least 1 */
+};
+/* Up to room rows from step *from on, ascending, of owner 0; *from becomes the step to go on with.
+ * No rows: there are none yet. */
+SHD_API int shd_history(shd_model *m, uint64_t *from, struct shd_step_row *rows, uint32_t room,
+                        uint32_t *ret_count, struct shd_err *e);
+
 /* -- Running a schedule ---------------------------------------------------------------------- */
 /* Instead of the calls above in an order of your own, let the library run a *plan*, made from your
  * model and a policy (docs/schedules.md). You supply the compute, and keep what forward leaves for

@@ -3,13 +3,15 @@
  * + signal ended by a signal.
  *
  * Happy path: read the text, attach, open the model; per step run this worker's micro-batches
- * through shd_run_step(); rank 0 prints, evaluates and, at the end, samples and digests.
+ * through shd_run_step(); rank 0 prints, evaluates and, at the end, samples and digests. What it
+ * prints of steps that others finished without it, because it is slow, the owners' history tells.
  *
  * Ending early: a worker that just left would keep the others waiting for its micro-batches. So
  * each micro-batch reports, beside its loss, whether its worker was asked to stop; the sums
  * come back to all workers with the commit, and all stop after the same step. With --elastic the
  * others do not wait for anybody in particular: a worker returns what it has in hand and leaves.
  */
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,8 +42,10 @@ struct train {
     shd_session *session;
     shd_model *model;
     struct progress progress;
-    int signal; /* the one that ends the run, of any worker, after a whole step; 0: none */
-    bool left;  /* elastic: this worker alone was asked to stop; the others go on */
+    uint64_t told;     /* rank 0: steps below this one are printed */
+    uint64_t begun_ns; /* this process, since 1970: steps of before are not its run's */
+    int signal;        /* the one that ends the run, of any worker, after a whole step; 0: none */
+    bool left;         /* elastic: this worker alone was asked to stop; the others go on */
 };
 
 static volatile sig_atomic_t train_signal;
@@ -104,6 +108,51 @@ static struct shd_update train_update(const struct options *o, uint64_t step)
                                 .dynamic_loss_scale = o->chosen.dynamic_scale };
 }
 
+/* The time on the clock that progress.c counts with at which a row was written. */
+static uint64_t train_row_ns(const struct shd_step_row *row)
+{
+    const uint64_t now_ns = clock_now_ns(), real_ns = clock_read_ns(CLOCK_REALTIME);
+    const uint64_t ago_ns = real_ns > row->time_ns ? real_ns - row->time_ns : 0;
+    return now_ns > ago_ns ? now_ns - ago_ns : 0;
+}
+
+static void train_tell_row(struct train *t, const struct shd_step_row *row)
+{
+    const uint64_t end_ns = train_row_ns(row), last_ns = t->progress.last_ns;
+    struct progress_step p = { .by_others = true,
+                               .step = row->step + 1,
+                               .norm = row->grad_norm,
+                               .lr = row->lr,
+                               .loss_scale = row->loss_scale,
+                               .skipped = row->skipped,
+                               .begin_ns = last_ns < end_ns ? last_ns : end_ns,
+                               .end_ns = end_ns };
+    p.loss = row->metric_count > METRIC_LOSS
+                 ? row->metrics[METRIC_LOSS] / (double)t->options->micro_batches
+                 : NAN;
+    progress_step(&t->progress, &p);
+}
+
+#define ROWS_AT_ONCE 64u
+
+/* Rank 0 prints the steps below `end` that others finished without it. */
+static int train_tell(struct train *t, uint64_t end, struct shd_err *e)
+{
+    static struct shd_step_row rows[ROWS_AT_ONCE];
+    while (t->options->rank == 0 && t->told < end) {
+        uint64_t next = t->told;
+        uint32_t count;
+        const int r = shd_history(t->model, &next, rows, ROWS_AT_ONCE, &count, e);
+        if (r != SHD_OK)
+            return r;
+        for (uint32_t i = 0; i < count && rows[i].step < end; i++)
+            if (rows[i].time_ns >= t->begun_ns)
+                train_tell_row(t, &rows[i]);
+        t->told = count > 0 && next < end ? next : end;
+    }
+    return SHD_OK;
+}
+
 /* Rank 0 prints. */
 static void train_step_done(struct train *t, struct progress_step *p,
                             const struct shd_result *result)
@@ -119,6 +168,7 @@ static void train_step_done(struct train *t, struct progress_step *p,
     p->units = gpt_units(&t->compute.shape);
     if (t->options->rank == 0)
         progress_step(&t->progress, p);
+    t->told = p->step;
     if (result->metrics[METRIC_SIGINT] > 0)
         t->signal = SIGINT;
     else if (result->metrics[METRIC_SIGTERM] > 0)
@@ -165,6 +215,9 @@ static int train_step(struct train *t, struct shd_err *e)
     if (r != SHD_OK)
         return r;
     t->left = result.left;
+    r = train_tell(t, result.left || result.over ? shd_step(t->model) : result.step, e);
+    if (r != SHD_OK)
+        return r;
     if (!result.left && !result.over)
         train_step_done(t, &p, &result);
     if (!o->elastic && t->signal == 0 && count == 0) /* nobody waits for this worker */
@@ -240,6 +293,7 @@ static int train_loop(struct train *t, struct shd_err *e)
                       (uintmax_t)first);
     t->compute.before = o->elastic ? train_evaluate_elastic : NULL;
     t->compute.before_ctx = t;
+    t->told = o->elastic ? 0 : first; /* others may have begun before this worker was there */
     progress_begin(&t->progress, first, train_stats(t).wait_ns);
     while (train_goes_on(t)) {
         const int r = train_step(t, e);
@@ -431,7 +485,7 @@ static void train_introduce(struct train *t)
 static int train_run(const struct options *options, bool *ret_refused, int *ret_signal,
                      struct shd_err *e)
 {
-    struct train t = { .options = options };
+    struct train t = { .options = options, .begun_ns = clock_read_ns(CLOCK_REALTIME) };
     int r = progress_init(&t.progress, stdout, options->rank == 0 ? options->json : NULL, e);
     if (r != SHD_OK)
         return r;

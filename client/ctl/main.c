@@ -17,6 +17,7 @@
 #include "client/ctl/state/model.h"
 #include "client/ctl/watch/dashboard.h"
 #include "client/ctl/watch/exporter.h"
+#include "client/ctl/watch/log.h"
 #include "client/ctl/watch/status.h"
 #include "client/ctl/watch/top.h"
 #include "client/ctl/watch/trace.h"
@@ -35,6 +36,7 @@ static const struct verb verbs[] = {
     { "logs", "what the daemons of `up` and their keeper have written", verb_logs },
     { "status", "show daemons: models, memory, sessions, who waits for whom", verb_status },
     { "top", "the same on a full screen, live", verb_top },
+    { "log", "what each step came to: loss, norm, learning rate", verb_log },
     { "trace", "what daemons and workers did, for Perfetto", verb_trace },
     { "dashboard", "a page that shows all daemons of this machine", verb_dashboard },
     { "exporter", "the metrics of all daemons of this machine, for Prometheus", verb_exporter },

@@ -68,6 +68,7 @@ static void make_commit(const struct round *round, const struct link *link,
         .decision = *turn_decision(t->m->map->turn),
         .has_blob = t->blob != NULL,
     };
+    ret_request->commit.norm = turn_norm(t->m->map->turn);
     if (t->blob != NULL)
         ret_request->commit.blob = *t->blob;
 }

@@ -12,6 +12,7 @@
 #include "kernels/kern.h"
 #include "kernels/runs.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
 
@@ -41,6 +42,7 @@ struct local_model {
     uint32_t metric_counts[SHD_MICROS_MAX];
     uint8_t *blob; /* owned */
     size_t blob_bytes;
+    struct history_slot *history; /* owned, [HISTORY_SLOTS] */
 };
 
 /* -- Session ----------------------------------------------------------------------------------- */
@@ -130,8 +132,10 @@ static int new_local(struct shd_model *m, struct shd_err *e)
         local->units = sys_calloc(spec->unit_count, sizeof *local->units);
         local->arrived = sys_calloc(spec->unit_count, spec_returns(spec));
         local->hypers = sys_calloc(spec->group_count, sizeof *local->hypers);
+        local->history = sys_calloc(HISTORY_SLOTS, sizeof *local->history);
     }
-    if (local == NULL || local->units == NULL || local->arrived == NULL || local->hypers == NULL)
+    if (local == NULL || local->units == NULL || local->arrived == NULL || local->hypers == NULL ||
+        local->history == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for model '%s'", spec->name);
     for (uint32_t u = 0; u < spec->unit_count; u++)
         if (!spec->units[u].frozen && spec->units[u].elems > local->slot_elems)
@@ -184,11 +188,20 @@ static void local_close(struct shd_model *m)
     free(local->arrived);
     free(local->hypers);
     free(local->blob);
+    free(local->history);
     free(local);
     m->local = NULL;
 }
 
 /* -- Looking ----------------------------------------------------------------------------------- */
+
+static int local_history(struct shd_model *m, uint64_t *from, struct history_row *ret_rows,
+                         uint32_t room, uint32_t *ret_count, struct shd_err *e)
+{
+    (void)e;
+    *ret_count = history_read(m->local->history, HISTORY_SLOTS, m->step, from, ret_rows, room);
+    return SHD_OK;
+}
 
 static int local_blob(struct shd_model *m, uint32_t owner, void *buf, size_t capacity,
                       size_t *ret_bytes, struct shd_err *e)
@@ -451,6 +464,20 @@ static int decide_local(struct shd_model *m, const struct decide_args *asked,
     return decide(&args, ret_decided, e);
 }
 
+static struct history_row decided_row(const struct decided *decided, uint64_t step)
+{
+    const struct decision *d = &decided->decision;
+    struct history_row row = { .step = step,
+                               .norm = decided->grad_norm,
+                               .lr = d->lr,
+                               .loss_scale = d->loss_scale,
+                               .scale = d->scale,
+                               .metric_count = decided->metric_count,
+                               .skipped = d->skip };
+    memcpy(row.metrics, decided->metrics, sizeof row.metrics);
+    return row;
+}
+
 static int local_commit(struct shd_model *m, const struct decide_args *args,
                         const struct wire_bytes *blob, struct decided *ret_decided,
                         struct shd_err *e)
@@ -473,6 +500,9 @@ static int local_commit(struct shd_model *m, const struct decide_args *args,
         local->blob = taken;
         local->blob_bytes = blob->bytes;
     }
+    struct history_row row = decided_row(&decided, m->step);
+    row.time_ns = clock_read_ns(CLOCK_REALTIME);
+    history_put(local->history, HISTORY_SLOTS, &row);
     begin_step(m);
     *ret_decided = decided;
     return SHD_OK;
@@ -555,5 +585,6 @@ const struct control_ops control_local = {
     .catch_up = local_catch_up,
     .lease = local_lease,
     .blob = local_blob,
+    .history = local_history,
     .leaves = local_leaves,
 };

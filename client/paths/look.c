@@ -1,4 +1,4 @@
-/* Looking at daemons: blob, digest leaves, status. See look.h. */
+/* Looking at daemons: blob, history, digest leaves, status. See look.h. */
 #include "client/paths/look.h"
 
 #include <inttypes.h>
@@ -55,6 +55,60 @@ int look_blob(struct shd_model *m, uint32_t owner, void *buf, size_t capacity, s
     if (r == SHD_OK)
         *ret_bytes = sink.bytes;
     return r;
+}
+
+/* -- History ----------------------------------------------------------------------------------- */
+
+struct row_sink {
+    const struct shd_model *m;
+    uint64_t from, next;
+    struct history_row *rows; /* borrowed, [room] */
+    uint32_t room, count;
+};
+
+static void make_history(const struct round *round, const struct link *link,
+                         struct wire_request *ret_request)
+{
+    const struct row_sink *sink = round->ctx;
+    ret_request->history = (struct wire_history){
+        .model = sink->m->map->owners[link->index].layout.handle,
+        .from = sink->from,
+        .count = sink->room,
+    };
+}
+
+static int take_rows(const struct round *round, const struct link *link,
+                     const struct wire_reply *reply, struct shd_err *e)
+{
+    struct row_sink *sink = round->ctx;
+    const struct wire_bytes *rows = &reply->rows.rows;
+    if (rows->bytes > sink->room * sizeof *sink->rows)
+        return link_err(link, SHD_EPROTO, e,
+                        "sent %zu rows of its history, asked for were %" PRIu32,
+                        rows->bytes / sizeof *sink->rows, sink->room);
+    if (rows->bytes > 0)
+        memcpy(sink->rows, rows->data, rows->bytes);
+    sink->count = (uint32_t)(rows->bytes / sizeof *sink->rows);
+    sink->next = reply->rows.next;
+    return SHD_OK;
+}
+
+int look_history(struct shd_model *m, uint64_t *from, struct history_row *ret_rows, uint32_t room,
+                 uint32_t *ret_count, struct shd_err *e)
+{
+    struct row_sink sink = { .m = m, .from = *from, .rows = ret_rows, .room = room };
+    struct round round = { .what = "History",
+                           .asks = WIRE_HISTORY,
+                           .type = WIRE_ROWS,
+                           .make = make_history,
+                           .take = take_rows,
+                           .ctx = &sink };
+    const int r = round_one(&round, &m->session->hub->links[0], 0, e);
+    if (r != SHD_OK)
+        return r;
+    *ret_count = sink.count;
+    *from = sink.next;
+    return SHD_OK;
 }
 
 /* -- Digest ------------------------------------------------------------------------------------ */

@@ -19,6 +19,7 @@
 #include "client/paths/decide.h"
 #include "client/paths/digest.h"
 #include "client/session/session.h"
+#include "proto/share/history.h"
 
 struct map_owner;
 
@@ -64,6 +65,10 @@ struct control_ops {
                  struct shd_err *e);
     int (*blob)(struct shd_model *m, uint32_t owner, void *buf, size_t capacity, size_t *ret_bytes,
                 struct shd_err *e);
+    /* Up to room rows (at most WIRE_ROWS_MAX) of the history from *from on; *from becomes the step
+     * to go on with. */
+    int (*history)(struct shd_model *m, uint64_t *from, struct history_row *ret_rows, uint32_t room,
+                   uint32_t *ret_count, struct shd_err *e);
     /* digest_leaves_fn with the model as ctx. */
     int (*leaves)(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],
                   struct digest_stamp *stamp, struct shd_err *e);

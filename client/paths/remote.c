@@ -197,6 +197,7 @@ const struct control_ops control_remote = {
     .catch_up = settle_catch_up,
     .lease = commit_lease,
     .blob = look_blob,
+    .history = look_history,
     .leaves = look_leaves,
 };
 

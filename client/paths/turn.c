@@ -217,6 +217,12 @@ const struct decision *turn_decision(const struct turn *t)
     return &t->decided.decision;
 }
 
+double turn_norm(const struct turn *t)
+{
+    CHECK(t->state == TURN_COMMITTING || t->state == TURN_DONE);
+    return t->decided.grad_norm;
+}
+
 struct decided turn_decided(const struct turn *t)
 {
     CHECK(t->state == TURN_DONE || t->state == TURN_OVER);

@@ -66,6 +66,8 @@ uint64_t turn_step(const struct turn *t);
  * one that an owner had recorded. */
 const struct decision *turn_decision(const struct turn *t);
 
+double turn_norm(const struct turn *t); /* of the step's mean gradient, then */
+
 /* The result: DONE, or OVER (then only `over` says anything). */
 struct decided turn_decided(const struct turn *t);
 

@@ -193,6 +193,42 @@ int shd_blob(shd_model *m, void *buf, size_t capacity, size_t *ret_bytes, struct
     return m->session->control->blob(m, /* owner= */ 0, buf, capacity, ret_bytes, e);
 }
 
+#define ROWS_AT_ONCE 256u
+
+static void show_row(const struct history_row *from, struct shd_step_row *ret_row)
+{
+    *ret_row = (struct shd_step_row){ .step = from->step,
+                                      .time_ns = from->time_ns,
+                                      .skipped = from->skipped != 0,
+                                      .grad_norm = from->norm,
+                                      .lr = from->lr,
+                                      .loss_scale = from->loss_scale > 1 ? from->loss_scale : 1 };
+    ret_row->metric_count = from->metric_count <= SHD_METRICS_MAX ? from->metric_count : 0;
+    memcpy(ret_row->metrics, from->metrics, ret_row->metric_count * sizeof *from->metrics);
+}
+
+int shd_history(shd_model *m, uint64_t *from, struct shd_step_row *rows, uint32_t room,
+                uint32_t *ret_count, struct shd_err *e)
+{
+    struct history_row part[ROWS_AT_ONCE];
+    uint64_t next = *from, before = UINT64_MAX;
+    uint32_t count = 0;
+    while (count < room && next != before) {
+        const uint32_t left = room - count;
+        uint32_t got = 0;
+        before = next;
+        const int r = m->session->control->history(
+            m, &next, part, left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE, &got, e);
+        if (r != SHD_OK)
+            return r;
+        for (uint32_t i = 0; i < got; i++)
+            show_row(&part[i], &rows[count++]);
+    }
+    *from = next;
+    *ret_count = count;
+    return SHD_OK;
+}
+
 int shd_digest(shd_model *m, char ret_hex[65], uint64_t *ret_step, struct shd_err *e)
 {
     static_assert(DIGEST_HEX_BYTES == 65, "shd.h and digest.h agree");

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "proto/base/check.h"
+#include "proto/share/history.h"
 #include "proto/share/segment.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
@@ -17,6 +18,9 @@
 /* KERN_OP_MAX / (SHD_MICROS_MAX + 1) >= LEDGER_STEP_MAX */
 _Static_assert((LEDGER_STEP_MAX + 1) * (SHD_MICROS_MAX + 1) <= KERN_OP_MAX,
                "every operation of every step has a number");
+_Static_assert(LEDGER_HISTORY == HISTORY_SLOTS, "the ring is as long as it is said to be");
+_Static_assert(LEDGER_METRICS == HISTORY_METRICS, "a row has room for what a record has");
+_Static_assert(LEDGER_BLOB_BYTES % _Alignof(struct history_slot) == 0, "the history is aligned");
 _Static_assert(SHD_MICROS_MAX < 1u << 15, "a progress word has room for the count");
 
 /* Offsets of all parts from the counts in h; returns the size of the whole. */
@@ -35,11 +39,12 @@ static uint64_t place_parts(struct ledger_head *h)
         { &h->spec_at, h->spec_bytes },
         { &h->blobs_at, 2 * LEDGER_BLOB_BYTES }, /* last: mostly never touched */
     };
+    const uint64_t history_bytes = h->history_slots * sizeof(struct history_slot);
     for (size_t i = 0; i < ARRAY_SIZE(parts); i++) {
         *parts[i].ret_at = at;
         at = layout_align(at + parts[i].bytes, PART_ALIGN);
     }
-    return layout_align(at, SHD_PAGE_BYTES);
+    return layout_align(at + history_bytes, SHD_PAGE_BYTES);
 }
 
 /* Limits that keep place_parts() far from overflow. */
@@ -57,6 +62,7 @@ static int check_counts(const struct ledger_head *h, struct shd_err *e)
         { "spec_bytes", h->spec_bytes, 1, SPEC_JSON_BYTES_MAX },
         { "chunk_count", h->chunk_count, 0, CHUNKS_MAX },
         { "trail_bytes", h->trail_bytes, KERN_TRAIL_BYTES, KERN_TRAIL_BYTES },
+        { "history_slots", h->history_slots, 0, h->version == 1 ? 0 : HISTORY_SLOTS },
     };
     for (size_t i = 0; i < ARRAY_SIZE(limits); i++)
         if (limits[i].value < limits[i].min || limits[i].value > limits[i].max)
@@ -78,6 +84,7 @@ static struct ledger_head head_of(const struct ledger_shape *shape)
                              .spec_bytes = shape->spec_bytes,
                              .state_bytes = shape->state_bytes,
                              .chunk_count = shape->chunk_count,
+                             .history_slots = shape->history_slots,
                              .trail_bytes = KERN_TRAIL_BYTES };
     return h;
 }
@@ -102,7 +109,8 @@ static void point_to_parts(struct ledger *l, void *memory)
                           .blob = { base + h->blobs_at, base + h->blobs_at + LEDGER_BLOB_BYTES },
                           .trail = (void *)(base + h->trail_at),
                           .chunks = (void *)(base + h->chunks_at),
-                          .spec = (const char *)(base + h->spec_at) };
+                          .spec = (const char *)(base + h->spec_at),
+                          .history = (void *)(base + h->blobs_at + 2 * LEDGER_BLOB_BYTES) };
 }
 
 void ledger_init(struct ledger *l, void *memory, const struct ledger_shape *shape)
@@ -159,6 +167,7 @@ static int check_places(const struct ledger_head *h, uint64_t bytes, struct shd_
                                  .micros = h->micros,
                                  .spec_bytes = h->spec_bytes,
                                  .chunk_count = h->chunk_count,
+                                 .history_slots = h->history_slots,
                                  .trail_bytes = h->trail_bytes };
     const uint64_t whole = place_parts(&again);
     if (h->bytes != whole || bytes < whole)
@@ -272,7 +281,7 @@ int ledger_adopt(struct ledger *l, void *memory, uint64_t bytes, struct shd_err 
     const struct ledger_head *h;
     if (!ledger_known(memory, bytes, &h))
         return err_set(e, SHD_ESEGMENT, "segment of %" PRIu64 " bytes is no ledger", bytes);
-    if (h->version != LEDGER_VERSION)
+    if (h->version != LEDGER_VERSION && h->version != 1)
         return err_set(e, SHD_ENOTSUP,
                        "ledger of model '%s' has version %" PRIu32
                        ", this build has %u: start the build that wrote it",

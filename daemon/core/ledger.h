@@ -13,6 +13,7 @@
  *   cell              a gradient that waits for its turn and needs no sender any more: it took no
  *                     part, or its bytes are in the spill segment; and of which step
  *   metrics.tag       the micro-batch's numbers are there; and of which step
+ *   history.tag       the row of a step is there; it counts when the step is committed
  *
  * Words that belong to a step carry it, so nothing has to be cleared when the next one begins. A
  * phase is not stored: it is APPLYING while a unit's version is below commits. The trail
@@ -34,12 +35,15 @@
 #include "proto/base/status.h"
 
 #define LEDGER_MAGIC      UINT64_C(0x31726764656c6873) /* "shledgr1" */
-#define LEDGER_VERSION    1u
+#define LEDGER_VERSION    2u                           /* 1: the same without a history */
 #define LEDGER_NAME_BYTES 128u
 #define LEDGER_BLOB_BYTES ((uint64_t)768 * 1024)
 #define LEDGER_METRICS    4u
 #define LEDGER_CELLS_MAX  (UINT64_C(1) << 24)       /* units x micro-batches */
+#define LEDGER_HISTORY    65537u                    /* HISTORY_SLOTS: of a daemon's ledgers */
 #define LEDGER_STEP_MAX   ((UINT64_C(1) << 33) - 1) /* the trail's numbers of operations end here */
+
+struct history_slot;
 
 struct ledger_record { /* of a committed step */
     uint64_t step;
@@ -58,7 +62,7 @@ struct ledger_head {
     uint64_t magic;
     uint32_t version;
     uint32_t owner, owners;
-    uint32_t reserved;
+    uint32_t history_slots;       /* 0: no history */
     uint64_t bytes;               /* of the segment */
     uint64_t instance;            /* random; the names of the model's segments carry it */
     char name[LEDGER_NAME_BYTES]; /* of the model */
@@ -95,8 +99,9 @@ struct ledger {
     struct ledger_metrics *metrics; /* [micros] */
     uint8_t *blob[2];               /* [LEDGER_BLOB_BYTES] each */
     struct kern_trail_area *trail;
-    _Atomic uint64_t *chunks; /* [chunk_count] */
-    const char *spec;         /* [spec_bytes], no NUL */
+    _Atomic uint64_t *chunks;     /* [chunk_count] */
+    const char *spec;             /* [spec_bytes], no NUL */
+    struct history_slot *history; /* [history_slots], behind the blobs */
 };
 
 struct ledger_shape {
@@ -107,7 +112,8 @@ struct ledger_shape {
     uint32_t units, micros;
     uint64_t instance;
     uint64_t state_bytes;
-    uint64_t chunk_count; /* of all units' slices */
+    uint64_t chunk_count;   /* of all units' slices */
+    uint32_t history_slots; /* LEDGER_HISTORY; 0: no history */
 };
 
 /* Bytes of a ledger, whole pages. Errors: SHD_ERANGE. */

@@ -2,6 +2,7 @@
 #include "daemon/core/step.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "daemon/core/ledger.h"
@@ -9,6 +10,7 @@
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/status.h"
+#include "proto/share/history.h"
 
 static struct step_action *act(struct step_actions *actions, enum step_action_kind kind)
 {
@@ -309,6 +311,28 @@ int step_prepare(const struct step *s, uint64_t step, struct step_prepared *ret_
                    step_collecting(s));
 }
 
+void step_seen(struct step *s, double norm, uint64_t time_ns)
+{
+    s->next_norm = norm;
+    s->next_time_ns = time_ns;
+}
+
+static void write_row(struct step *s)
+{
+    const struct decision *d = &s->record.decision;
+    struct history_row row = { .step = s->now,
+                               .time_ns = s->next_time_ns,
+                               .norm = s->next_norm,
+                               .lr = d->lr,
+                               .loss_scale = d->loss_scale,
+                               .scale = d->scale,
+                               .metric_count = s->record.metric_count,
+                               .skipped = d->skip };
+    memcpy(row.metrics, s->record.metrics, sizeof row.metrics);
+    if (s->ledger.head->history_slots > 0)
+        history_put(s->ledger.history, s->ledger.head->history_slots, &row);
+}
+
 /* The commit: the record where the last one but one was, then the word that makes it count. */
 static void write_record(struct step *s, struct step_blob blob)
 {
@@ -332,6 +356,7 @@ static void write_record(struct step *s, struct step_blob blob)
                                  .blob_at = blob_at,
                                  .blob_bytes = blob_bytes };
     memcpy(r->metrics, s->record.metrics, sizeof r->metrics);
+    write_row(s);
     FAIL_POINT("step:commit:before");
     atomic_store_explicit(&h->commits, commits, memory_order_release);
     FAIL_POINT("step:commit:after");
@@ -450,6 +475,19 @@ struct step_blob step_last_blob(const struct step *s)
     if (commits == 0 || r->blob_bytes == 0)
         return (struct step_blob){ .data = NULL };
     return (struct step_blob){ s->ledger.blob[r->blob_at], r->blob_bytes };
+}
+
+struct step_result step_last_result(const struct step *s)
+{
+    const uint64_t commits = atomic_load_explicit(&s->ledger.head->commits, memory_order_relaxed);
+    struct history_row row;
+    if (commits == 0 ||
+        !history_get(s->ledger.history, s->ledger.head->history_slots, commits, commits - 1, &row))
+        return (struct step_result){ .metric = NAN, .norm = NAN, .lr = NAN };
+    return (struct step_result){ .any = true,
+                                 .metric = row.metric_count > 0 ? row.metrics[0] : NAN,
+                                 .norm = row.norm,
+                                 .lr = row.lr };
 }
 
 const struct step_prepared *step_record(const struct step *s)

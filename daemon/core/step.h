@@ -134,6 +134,10 @@ void step_applied(struct step *s, uint32_t unit, struct step_actions *ret_action
 int step_prepare(const struct step *s, uint64_t step, struct step_prepared *ret_prepared,
                  struct shd_err *e);
 
+/* What the next commit writes into the history beside its decision and metrics: the norm as the
+ * committer says, and the time. */
+void step_seen(struct step *s, double norm, uint64_t time_ns);
+
 enum step_committed {
     STEP_COMMITTED_FIRST, /* this call's decision was recorded */
     STEP_COMMITTED_AGAIN, /* an earlier one counts */
@@ -162,6 +166,13 @@ uint64_t step_updates(const struct step *s); /* committed and not skipped: t of 
 /* The last decision ever recorded: SEALED steps after it included. False: none yet. */
 bool step_last_decision(const struct step *s, struct decision *ret_decision);
 struct step_blob step_last_blob(const struct step *s); /* of the last commit; data NULL: none */
+
+struct step_result { /* of the last committed step, from the history */
+    bool any;
+    double metric; /* the first one, summed; NaN: none */
+    double norm, lr;
+};
+struct step_result step_last_result(const struct step *s);
 const struct step_prepared *step_record(const struct step *s); /* of the last sealed step */
 uint64_t step_cells(const struct step *s);                     /* gradients that make a step */
 uint64_t step_cells_in(const struct step *s);      /* gradients summed for the collecting step */

@@ -31,6 +31,8 @@ struct step {
     struct fixsum sum; /* of the collecting step */
     bool finite;
     struct step_prepared record;
+    double next_norm; /* of the row that the next commit writes */
+    uint64_t next_time_ns;
     struct decision last; /* decision recorded */
     bool has_last;
     uint32_t *micro_units;  /* [micros]: units for which it needs no sender any more */

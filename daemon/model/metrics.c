@@ -278,3 +278,8 @@ void metrics_take_waits(struct metrics_model *m, const struct activity *a,
     m->fetch_wait.sum_ns += now.sum_ns - seen->sum_ns;
     *seen = now;
 }
+
+uint64_t metrics_time_ns(void)
+{
+    return clock_read_ns(CLOCK_REALTIME);
+}

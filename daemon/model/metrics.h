@@ -144,4 +144,6 @@ void trace_free(struct trace *t); /* NULL is a no-op */
  * [TRACE_EVENTS]; how many. */
 uint32_t trace_copy(const struct trace *t, uint64_t since_ns, struct trace_event *ret_events);
 
+uint64_t metrics_time_ns(void); /* now, since 1970 */
+
 #endif

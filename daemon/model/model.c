@@ -81,7 +81,8 @@ static struct ledger_shape ledger_shape_of(const struct model *m)
                                   .micros = spec_returns(m->spec),
                                   .instance = m->kept.instance,
                                   .state_bytes = model_state_bytes(m),
-                                  .chunk_count = m->trail.chunk_count };
+                                  .chunk_count = m->trail.chunk_count,
+                                  .history_slots = LEDGER_HISTORY };
 }
 
 static int make_kept(struct model *m, struct shd_err *e)

@@ -261,6 +261,7 @@ static int op_commit(struct op *op)
                                       : (const void *)"",
         .bytes = req->has_blob ? req->blob.bytes : 0,
     };
+    step_seen(m->core, req->norm, metrics_time_ns());
     r = step_commit(m->core, req->step, &req->decision, blob, &counts, &how, &actions, &op->err);
     if (r == SHD_PENDING)
         return wait_for_sums(op);

@@ -118,6 +118,14 @@ static void add_record(json_t *model, const struct step_prepared *record)
     json_object_set_new(model, "metrics", metrics);
 }
 
+/* What the last committed step came to. */
+static void add_result(json_t *model, const struct view_model *vm)
+{
+    json_object_set_new(model, "loss", real_or_null(view_loss(vm)));
+    json_object_set_new(model, "grad_norm", real_or_null(vm->last.committed.norm));
+    json_object_set_new(model, "lr", real_or_null(vm->last.committed.lr));
+}
+
 /* The first step that does not begin while the daemon drains. */
 static json_t *hold_json(const struct view_model *vm, bool draining)
 {
@@ -141,7 +149,9 @@ static json_t *model_json(const struct view_model *vm, const struct view_snapsho
         "checkpoint", checkpoint_json(vm), "saved", saved_json(&vm->metrics, s->taken_ns),
         "hold_step", hold_json(vm, s->draining));
     if (model != NULL)
-        add_record(model, &vm->record);
+        add_record(model, &vm->last.sealed);
+    if (model != NULL)
+        add_result(model, vm);
     return model;
 }
 

@@ -4,6 +4,7 @@
 #include "daemon/view/metrics_text.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -161,6 +162,29 @@ static void write_room(const struct page *p)
                 bytes);
 }
 
+static void write_steps(const struct page *p)
+{
+    static const char *const families[][2] = {
+        { "loss", "Of the last committed step: its first metric, a mean over micro-batches." },
+        { "grad_norm", "Of the last committed step's mean gradient, before clipping." },
+    };
+    for (size_t f = 0; f < ARRAY_SIZE(families); f++) {
+        begin_family(p, families[f][0], "gauge", families[f][1]);
+        for (uint32_t i = 0; i < p->s->model_count; i++) {
+            const struct view_model *m = &p->s->models[i];
+            const double value = f == 0 ? view_loss(m) : m->last.committed.norm;
+            if (!m->last.committed.any)
+                continue;
+            fprintf(p->out, "shardd_%s{device=\"%s\",model=\"%s\"} ", families[f][0], p->device,
+                    m->spec->name);
+            if (isfinite(value))
+                fprintf(p->out, "%.17g\n", value);
+            else
+                fprintf(p->out, "%s\n", isnan(value) ? "NaN" : value > 0 ? "+Inf" : "-Inf");
+        }
+    }
+}
+
 static void write_waits(const struct page *p)
 {
     begin_family(p, "wait_seconds", "gauge", "The longest wait of this kind now; 0 for none.");
@@ -234,6 +258,7 @@ int metrics_text(const struct view_snapshot *s, char **ret_text, size_t *ret_byt
     write_memory(&p);
     write_room(&p);
     write_ages(&p);
+    write_steps(&p);
     write_waits(&p);
     write_hists(&p);
     const bool failed = ferror(p.out) != 0;

@@ -25,6 +25,11 @@ struct view_daemon view_daemon_of(const struct daemon *d)
     return v;
 }
 
+double view_loss(const struct view_model *vm)
+{
+    return vm->last.committed.metric / vm->spec->micro_batches;
+}
+
 const struct view_session *view_session_find(const struct view_snapshot *s, uint64_t id)
 {
     for (uint32_t i = 0; i < s->session_count && id != 0; i++)

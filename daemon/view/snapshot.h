@@ -71,7 +71,10 @@ struct view_model {
     struct {
         uint64_t state, publish, inbox, board, ledger, spill, spilled, spare;
     } bytes;
-    struct step_prepared record;
+    struct {
+        struct step_prepared sealed;
+        struct step_result committed;
+    } last;                       /* steps */
     struct metrics_model metrics; /* without senders */
     struct metrics_rates rates;
     bool saves; /* a checkpoint is being written: */
@@ -131,6 +134,10 @@ struct view_snapshot {
 };
 
 struct view_daemon view_daemon_of(const struct daemon *d);
+
+/* The loss of the last committed step: its first metric, as a mean over micro-batches; NaN when
+ * there is none. */
+double view_loss(const struct view_model *vm);
 
 const struct view_session *view_session_find(const struct view_snapshot *s, uint64_t id);
 

@@ -130,7 +130,8 @@ static void take_numbers(const struct model *m, struct view_model *vm, uint64_t 
     vm->bytes.spill = m->spill->bytes;
     vm->bytes.spilled = m->spill->bytes_total;
     vm->bytes.spare = m->kept.spare_bytes;
-    vm->record = *step_record(m->core);
+    vm->last.sealed = *step_record(m->core);
+    vm->last.committed = step_last_result(m->core);
     vm->metrics = *m->metrics;
     vm->metrics.senders = NULL;
     vm->saves = checkpoint_progress(m, &vm->checkpoint);

@@ -41,7 +41,7 @@ void progress_begin(struct progress *p, uint64_t first_step, uint64_t wait_ns)
     p->first_step = first_step;
     p->mark_step = first_step;
     p->start_ns = clock_now_ns();
-    p->mark_ns = p->start_ns;
+    p->mark_ns = p->last_ns = p->start_ns;
     p->mark_wait_ns = wait_ns;
 }
 
@@ -95,15 +95,17 @@ static void progress_line(struct progress *p, const struct progress_step *s)
 {
     const struct progress_rate rate = progress_rate(p, s);
     progress_clear(p);
-    fprintf(p->out, "step %ju/%ju loss %.4f norm %.3f lr %.2e %.0f tok/s wait %.1f%%",
-            (uintmax_t)s->step, (uintmax_t)p->steps, s->loss, s->norm, s->lr, rate.bytes_per_s,
-            rate.wait_percent);
+    fprintf(p->out, "step %ju/%ju loss %.4f norm %.3f lr %.2e %.0f tok/s", (uintmax_t)s->step,
+            (uintmax_t)p->steps, s->loss, s->norm, s->lr, rate.bytes_per_s);
+    if (!s->by_others)
+        fprintf(p->out, " wait %.1f%%", rate.wait_percent);
     if (s->loss_scale > 1)
         fprintf(p->out, " scale %.0f", s->loss_scale);
     fprintf(p->out, "%s\n", s->skipped ? " SKIPPED: the gradient is not finite" : "");
     fflush(p->out);
     p->mark_ns = s->end_ns;
-    p->mark_wait_ns = s->end.wait_ns;
+    if (!s->by_others)
+        p->mark_wait_ns = s->end.wait_ns;
     p->mark_step = s->step;
 }
 
@@ -129,6 +131,18 @@ static void json_array(FILE *out, const char *name, const uint64_t *values, uint
     fputc(']', out);
 }
 
+static void json_counters(FILE *out, const struct progress_step *s)
+{
+    json_whole(out, "wait_ns", s->end.wait_ns - s->begin.wait_ns);
+    json_whole(out, "bytes_fetched", s->end.bytes_fetched - s->begin.bytes_fetched);
+    json_whole(out, "bytes_copied", s->end.bytes_copied - s->begin.bytes_copied);
+    json_whole(out, "bytes_returned", s->end.bytes_returned - s->begin.bytes_returned);
+    json_whole(out, "live_bytes_max", s->end.live_bytes_max);
+    json_whole(out, "plan_misses", s->end.plan_misses - s->begin.plan_misses);
+    json_array(out, "forward_ns", s->forward_ns, s->units);
+    json_array(out, "backward_ns", s->backward_ns, s->units);
+}
+
 static void progress_json(struct progress *p, const struct progress_step *s)
 {
     FILE *out = p->json;
@@ -139,21 +153,28 @@ static void progress_json(struct progress *p, const struct progress_step *s)
     json_number(out, "loss_scale", s->loss_scale);
     fprintf(out, ",\"skipped\":%s", s->skipped ? "true" : "false");
     json_whole(out, "step_ns", s->end_ns - s->begin_ns);
-    json_whole(out, "wait_ns", s->end.wait_ns - s->begin.wait_ns);
     json_whole(out, "tokens", p->step_bytes);
-    json_whole(out, "bytes_fetched", s->end.bytes_fetched - s->begin.bytes_fetched);
-    json_whole(out, "bytes_copied", s->end.bytes_copied - s->begin.bytes_copied);
-    json_whole(out, "bytes_returned", s->end.bytes_returned - s->begin.bytes_returned);
-    json_whole(out, "live_bytes_max", s->end.live_bytes_max);
-    json_whole(out, "plan_misses", s->end.plan_misses - s->begin.plan_misses);
-    json_array(out, "forward_ns", s->forward_ns, s->units);
-    json_array(out, "backward_ns", s->backward_ns, s->units);
+    if (!s->by_others)
+        json_counters(out, s);
     fputs("}\n", out);
     fflush(out);
 }
 
+/* Steps that others finished before this worker had begun come first, with times of before. */
+static void progress_reach_back(struct progress *p, const struct progress_step *s)
+{
+    if (s->step <= p->first_step) {
+        p->first_step = p->mark_step = s->step - 1;
+        p->start_ns = p->mark_ns = s->begin_ns;
+    } else if (s->end_ns < p->mark_ns) {
+        p->mark_ns = s->begin_ns;
+    }
+    p->last_ns = s->end_ns;
+}
+
 void progress_step(struct progress *p, const struct progress_step *s)
 {
+    progress_reach_back(p, s);
     const bool first = s->step == p->first_step + 1, last = s->step >= p->steps;
     if (p->json != NULL)
         progress_json(p, s);

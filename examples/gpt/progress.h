@@ -22,6 +22,7 @@ struct progress {
     uint64_t start_ns;              /* of the run */
     uint64_t mark_ns, mark_wait_ns; /* at the last lasting line */
     uint64_t mark_step;
+    uint64_t last_ns; /* the end of the last step */
 };
 
 /* One finished step. */
@@ -30,6 +31,7 @@ struct progress_step {
     double loss, norm, lr;
     double loss_scale; /* of its gradients; 1: none */
     bool skipped;
+    bool by_others;              /* this worker was slow, or came later: it has no counters of it */
     uint64_t begin_ns, end_ns;   /* of the step */
     struct shd_stats begin, end; /* this worker's counters then */
     const uint64_t *forward_ns;  /* [units] this worker's compute in the step, borrowed */

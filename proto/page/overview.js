@@ -80,12 +80,19 @@ const trainers = () => state.workers.filter((w) => w.role !== "admin");
 
 function tiles() {
   const models = owners().map((pair) => pair[1]);
-  return [stepTile(models), rateTile(models), gradientTile(models), workerTile(), waitTile(), memoryTile()];
+  return [stepTile(models), lossTile(models), rateTile(models), gradientTile(models), workerTile(), waitTile(), memoryTile()];
 }
 
 function stepTile(models) {
   const phases = [...new Set(models.map((m) => text(m.phase).toLowerCase()))];
   return { name: "Step", big: range(models.map((m) => m.step), count), sub: phases.join(", ") };
+}
+
+/* Owner 0's numbers are the step's. */
+function lossTile(models) {
+  const m = models.find((one) => one.owner === 0) || models[0];
+  const norm = m && isNumber(m.grad_norm) ? "gradient norm " + plain(m.grad_norm) : "";
+  return { name: "Loss", big: m ? plain(m.loss) : NONE, sub: m && m.last_skipped ? "last step skipped" : norm };
 }
 
 /* Every owner takes part in every step: the slowest one's rate is the model's. */

@@ -2,6 +2,7 @@
 #include "proto/share/owner_bytes.h"
 
 #include "proto/share/board.h"
+#include "proto/share/history.h"
 #include "proto/share/segment.h"
 #include "proto/share/shardmap.h"
 #include "proto/spec/layout.h"
@@ -31,7 +32,8 @@ uint64_t owner_ledger_bytes(const struct shardmap *map, const struct owner_ask *
                                KERN_TRAIL_BYTES,
                                chunk_count(map) * sizeof(uint64_t),
                                ask->spec_bytes,
-                               BLOBS_BYTES };
+                               BLOBS_BYTES,
+                               HISTORY_BYTES };
     uint64_t at = 0;
     for (unsigned i = 0; i < sizeof parts / sizeof *parts; i++)
         at = layout_align(at + parts[i], PART_ALIGN);

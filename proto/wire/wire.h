@@ -26,6 +26,7 @@
 #define WIRE_METRICS_MAX     4u
 #define WIRE_SEGMENTS_MAX    4u
 #define WIRE_LEAVES_MAX      16384u /* per reply: 512 KiB */
+#define WIRE_ROWS_MAX        4096u  /* per reply: 352 KiB */
 #define WIRE_NAME_BYTES_MAX  128u
 #define WIRE_PATH_BYTES_MAX  4096u
 #define WIRE_LINK_ID_BYTES   128u
@@ -61,7 +62,8 @@ struct wire_bytes {
     X(RESTORE, restore)       \
     X(DRAIN, drain)           \
     X(JOIN, join)             \
-    X(FETCH, fetch)
+    X(FETCH, fetch)           \
+    X(HISTORY, history)
 
 enum wire_request_type {
 #define WIRE_REQUEST_ENUM(NAME, name) WIRE_##NAME,
@@ -105,6 +107,7 @@ struct wire_commit {
     struct decision decision;
     bool has_blob;
     struct wire_bytes blob; /* at most WIRE_BLOB_BYTES_MAX */
+    double norm;            /* finite or not */
 };
 struct wire_get_blob {
     uint32_t model;
@@ -144,6 +147,11 @@ struct wire_fetch {
     uint64_t step;
     uint64_t turn; /* > 0 */
 };
+struct wire_history {
+    uint32_t model;
+    uint64_t from;
+    uint32_t count; /* 1..WIRE_ROWS_MAX */
+};
 
 struct wire_request {
     uint64_t seq;
@@ -163,6 +171,7 @@ struct wire_request {
         struct wire_drain drain;
         struct wire_join join;
         struct wire_fetch fetch;
+        struct wire_history history;
     };
 };
 
@@ -181,8 +190,9 @@ enum wire_reply_type {
     WIRE_CHECKPOINTED,
     WIRE_RESTORED,
     WIRE_FETCHED,
+    WIRE_ROWS,
 };
-#define WIRE_REPLY_TYPES (WIRE_FETCHED + 1)
+#define WIRE_REPLY_TYPES (WIRE_ROWS + 1)
 
 struct wire_welcome {
     uint64_t session;
@@ -264,6 +274,10 @@ struct wire_restored {
 struct wire_fetched {
     uint64_t step; /* what was sent */
 };
+struct wire_rows {
+    uint64_t next;
+    struct wire_bytes rows; /* multiple of HISTORY_ROW_BYTES, at most WIRE_ROWS_MAX of them */
+};
 
 struct wire_reply {
     uint64_t seq;
@@ -284,6 +298,7 @@ struct wire_reply {
         struct wire_checkpointed checkpointed;
         struct wire_restored restored;
         struct wire_fetched fetched;
+        struct wire_rows rows;
     };
 };
 

@@ -3,6 +3,7 @@
 #include "proto/wire/wire_tables.h"
 
 #include "proto/base/check.h"
+#include "proto/share/history.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
 
@@ -89,6 +90,7 @@ static const struct wire_field commit_fields[] = {
     DECISION(commit),
     ANY(commit, has_blob),
     ROW(commit, blob, .form = WIRE_OPTIONAL, .max = WIRE_BLOB_BYTES_MAX),
+    ANY(commit, norm),
 };
 static const struct wire_field get_blob_fields[] = { ANY(get_blob, model) };
 static const struct wire_field digest_fields[] = {
@@ -117,6 +119,8 @@ static const struct wire_field fetch_fields[] = {
     ANY(fetch, step),
     RANGE(fetch, turn, 1, UINT64_MAX),
 };
+static const struct wire_field history_fields[] = { ANY(history, model), ANY(history, from),
+                                                    RANGE(history, count, 1, WIRE_ROWS_MAX) };
 
 const struct wire_message wire_requests[] = {
     [WIRE_HELLO] = MESSAGE("hello", hello),
@@ -134,6 +138,7 @@ const struct wire_message wire_requests[] = {
     [WIRE_DRAIN] = MESSAGE("drain", drain),
     [WIRE_JOIN] = MESSAGE("join", join),
     [WIRE_FETCH] = MESSAGE("fetch", fetch),
+    [WIRE_HISTORY] = MESSAGE("history", history),
 };
 
 /* -- Replies --------------------------------------------------------------------------------- */
@@ -188,6 +193,11 @@ static const struct wire_field checkpointed_fields[] = {
 };
 static const struct wire_field restored_fields[] = { ANY(restored, step), ANY(restored, bytes) };
 static const struct wire_field fetched_fields[] = { ANY(fetched, step) };
+static const struct wire_field rows_fields[] = {
+    ANY(rows, next),
+    ROW(rows, rows, .max = (uint64_t)WIRE_ROWS_MAX * HISTORY_ROW_BYTES,
+        .multiple = HISTORY_ROW_BYTES),
+};
 
 const struct wire_message wire_replies[] = {
     [WIRE_WELCOME] = MESSAGE("welcome", welcome),
@@ -202,4 +212,5 @@ const struct wire_message wire_replies[] = {
     [WIRE_CHECKPOINTED] = MESSAGE("checkpointed", checkpointed),
     [WIRE_RESTORED] = MESSAGE("restored", restored),
     [WIRE_FETCHED] = MESSAGE("fetched", fetched),
+    [WIRE_ROWS] = MESSAGE("rows", rows),
 };

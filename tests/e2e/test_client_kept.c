@@ -466,6 +466,40 @@ static pid_t start_worker(uint64_t steps, long slow_ms)
     return pid;
 }
 
+/* What steps came to outlives the daemons, and says of each what its commit said. */
+TEST(the_history_of_steps_survives_kills)
+{
+    struct shd_result results[6];
+    struct shd_step_row rows[8];
+    struct shd_err e = { 0 };
+    uint32_t count;
+    start();
+    shd_session *s = attach();
+    shd_model *m = open_toy(s);
+    for (uint32_t k = 0; k < 6; k++) {
+        EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, &results[k], &e), &e);
+        if (k == 2 || k == 4)
+            EXPECT(kill_daemon(0) && kill_daemon(1));
+    }
+    uint64_t from = 0;
+    EXPECT_OK(shd_history(m, &from, rows, ARRAY_SIZE(rows), &count, &e), &e);
+    EXPECT(count == 6 && from == 6);
+    for (uint32_t k = 0; k < 6; k++) {
+        EXPECT(rows[k].step == k && !rows[k].skipped && rows[k].metric_count == 2);
+        EXPECT(rows[k].grad_norm == results[k].grad_norm && rows[k].lr == toy_update(k).lr);
+        EXPECT(memcmp(rows[k].metrics, results[k].metrics, 2 * sizeof(double)) == 0);
+        EXPECT(k == 0 || rows[k].time_ns > rows[k - 1].time_ns);
+    }
+    from = 4;
+    EXPECT_OK(shd_history(m, &from, rows, 1, &count, &e), &e);
+    EXPECT(count == 1 && from == 5 && rows[0].step == 4);
+    from = 99;
+    EXPECT_OK(shd_history(m, &from, rows, 1, &count, &e), &e);
+    EXPECT(count == 0);
+    shd_close(s);
+    stop();
+}
+
 #define WORKERS 3
 #define STEPS   150u
 

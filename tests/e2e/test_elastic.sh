@@ -226,7 +226,19 @@ stop_to_the_end() {
     fi
 }
 
+# A rank 0 that has no part in most steps: each has its line and its row, in order.
+slow_rank_0_tells_all() {
+    # shellcheck disable=SC2086
+    "$bin/shardctl" run --daemons 2 --workers 3 --elastic -- "$bin/shd-gpt" ${model/--steps $steps/--steps 40} \
+        --slow 15 --slow-rank 0 --json "$work/rows" >"$work/out" 2>"$work/err" || fail "the run with a slow rank 0"
+    [ "$(sed -n 's,^step \([0-9]*\)/.*,\1,p' "$work/out")" = "$(seq 40)" ] || fail "a step has no line"
+    [ "$(sed -n 's/^{"step":\([0-9]*\),"loss":[0-9].*/\1/p' "$work/rows")" = "$(seq 40)" ] || fail "a step has no row"
+    grep -qv wait_ns "$work/rows" || fail "rank 0 was in every step"
+    echo "  rank 0 is slow: a line and a row of each step"
+}
+
 come_and_go
+slow_rank_0_tells_all
 stop_and_go_on
 stop_to_the_end
 come_and_go --path copy --precision bf16

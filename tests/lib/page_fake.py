@@ -80,6 +80,9 @@ def model(device, owners, t, units=6, micros=4, name="gpt", behind=0, frozen=())
         "last_sum_norm": 1.25,
         "last_skipped": False,
         "metrics": [3.1],
+        "loss": 3.1,
+        "grad_norm": 0.31,
+        "lr": 0.001,
     }
 
 

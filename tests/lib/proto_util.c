@@ -1,11 +1,13 @@
 #include "tests/lib/proto_util.h"
 
 #include <fcntl.h>
+#include <math.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include "proto/share/history.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
 
@@ -176,6 +178,7 @@ static void random_commit(uint64_t *seed, struct wire_commit *c)
     c->has_blob = test_random(seed) % 2 != 0;
     if (c->has_blob)
         c->blob = random_bytes(seed, WIRE_BLOB_BYTES_MAX, 1);
+    c->norm = random_u32(seed, 0, 3) > 0 ? (double)random_u32(seed, 0, UINT32_MAX) : INFINITY;
 }
 
 static void random_join(uint64_t *seed, struct wire_join *j)
@@ -247,6 +250,11 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
                                        .unit = random_u32(seed, 0, SHD_UNITS_MAX - 1),
                                        .step = random_u64(seed, 0, UINT64_MAX),
                                        .turn = random_u64(seed, 1, UINT64_MAX) };
+        break;
+    case WIRE_HISTORY:
+        q.history = (struct wire_history){ random_u32(seed, 0, UINT32_MAX),
+                                           random_u64(seed, 0, UINT64_MAX),
+                                           random_u32(seed, 1, WIRE_ROWS_MAX) };
         break;
     case WIRE_STATUS:
     case WIRE_DETACH:
@@ -356,6 +364,10 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
     case WIRE_FETCHED:
         p.fetched = (struct wire_fetched){ random_u64(seed, 0, UINT64_MAX) };
         break;
+    case WIRE_ROWS:
+        p.rows.next = random_u64(seed, 0, UINT64_MAX);
+        p.rows.rows = random_bytes(seed, WIRE_ROWS_MAX * HISTORY_ROW_BYTES, HISTORY_ROW_BYTES);
+        break;
     case WIRE_REPLY_NONE:
         break;
     }
@@ -417,7 +429,7 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
         return a->commit.model == b->commit.model && a->commit.step == b->commit.step &&
                same_decision(a->commit.decision, b->commit.decision) &&
                a->commit.has_blob == b->commit.has_blob &&
-               same_bytes(a->commit.blob, b->commit.blob);
+               same_bytes(a->commit.blob, b->commit.blob) && a->commit.norm == b->commit.norm;
     case WIRE_GET_BLOB:
         return a->get_blob.model == b->get_blob.model;
     case WIRE_DIGEST:
@@ -438,6 +450,9 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
     case WIRE_FETCH:
         return a->fetch.model == b->fetch.model && a->fetch.unit == b->fetch.unit &&
                a->fetch.step == b->fetch.step && a->fetch.turn == b->fetch.turn;
+    case WIRE_HISTORY:
+        return a->history.model == b->history.model && a->history.from == b->history.from &&
+               a->history.count == b->history.count;
     case WIRE_RESTORE:
         return strcmp(a->restore.path, b->restore.path) == 0 &&
                same_bytes(a->restore.spec, b->restore.spec) &&
@@ -515,6 +530,8 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
         return a->restored.step == b->restored.step && a->restored.bytes == b->restored.bytes;
     case WIRE_FETCHED:
         return a->fetched.step == b->fetched.step;
+    case WIRE_ROWS:
+        return a->rows.next == b->rows.next && same_bytes(a->rows.rows, b->rows.rows);
     default:
         return true;
     }

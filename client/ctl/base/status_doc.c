@@ -71,8 +71,8 @@ static void read_model(const json_t *j, const json_t *none, void *item)
     m->steps_per_s = number(rates, "steps_per_s");
     m->returns_per_s = number(rates, "returns_per_s");
     m->bytes_per_s = number(rates, "bytes_per_s");
-    m->metric = value(json_array_get(json_object_get(j, "metrics"), 0));
-    m->norm = number(j, "last_sum_norm");
+    m->loss = number(j, "loss");
+    m->norm = number(j, "grad_norm");
 }
 
 double doc_bytes(const struct doc *d, double ret_kinds[DOC_MEMORY])

@@ -34,7 +34,7 @@ struct doc_model {
     double bytes[DOC_MEMORY];
     double steps_per_s, returns_per_s, bytes_per_s;
     double saved_step, saved_s; /* the last checkpoint and its age; NAN: none is known */
-    double metric, norm;        /* metrics[0], a sum over micro-batches; last_sum_norm */
+    double loss, norm;          /* of the last committed step; NAN: not known */
 };
 
 struct doc_now {

@@ -23,8 +23,8 @@
 
 /* A model of the node: what its owners say, put together. */
 struct model_sum {
-    const struct doc_model *m; /* of the first owner */
-    double step_min, step_max, steps_per_s, metric, norm_squared;
+    const struct doc_model *m;                          /* of the first owner */
+    double step_min, step_max, steps_per_s, loss, norm; /* loss and norm: owner 0's */
 };
 
 static double max_of(double a, double b)
@@ -36,15 +36,16 @@ static void sum_model(struct model_sum *sum, const struct doc_model *m)
 {
     if (sum->m == NULL)
         *sum = (struct model_sum){
-            .m = m, .step_min = m->step, .step_max = m->step, .steps_per_s = NAN, .metric = NAN
+            .m = m, .step_min = m->step, .step_max = m->step, .steps_per_s = NAN, .loss = NAN
         };
     if (m->step < sum->step_min)
         sum->step_min = m->step;
     sum->step_max = max_of(sum->step_max, m->step);
     sum->steps_per_s = max_of(sum->steps_per_s, m->steps_per_s);
-    if (isnan(sum->metric) && m->micro_batches > 0)
-        sum->metric = m->metric / m->micro_batches;
-    sum->norm_squared += m->norm * m->norm;
+    if (isnan(sum->loss) || m->owner == 0) {
+        sum->loss = m->loss;
+        sum->norm = m->norm;
+    }
 }
 
 /* The first MODELS_MAX models; returns how many there are. */
@@ -93,11 +94,10 @@ static void draw_model(const struct model_sum *sum, struct screen *s, unsigned r
     if (sum->step_min < sum->step_max) /* NAN: neither */
         add_part(line, s->cols, "(one daemon: %s)", text_count(sum->step_min, b));
     add_part(line, s->cols, "%s steps/s", text_number(sum->steps_per_s, b));
-    if (isfinite(sum->metric))
-        add_part(line, s->cols, "metric %s", text_number(sum->metric, b));
-    if (sum->norm_squared > 0 && m->micro_batches > 0)
-        add_part(line, s->cols, "grad norm %s",
-                 text_number(sqrt(sum->norm_squared) / m->micro_batches, b));
+    if (isfinite(sum->loss))
+        add_part(line, s->cols, "loss %s", text_number(sum->loss, b));
+    if (isfinite(sum->norm))
+        add_part(line, s->cols, "grad norm %s", text_number(sum->norm, b));
     add_part(line, s->cols, "%s units", text_count(m->units, b));
     if (m->checkpoint[0] != '\0')
         add_part(line, s->cols, "checkpoint: %s", m->checkpoint);
@@ -422,7 +422,7 @@ static void draw_help(const struct top_picture *p, struct screen *s)
         "STALE    age of what the daemon said; above 2 s its event loop is stuck",
         "SLOTS    gradients of the worker that its daemons have not taken yet",
         "HOLDS UP how many workers wait for this one, and how long",
-        "metric   first number that workers report, mean of a micro-batch (often the loss)",
+        "loss     of the last step: the first number that workers report, mean of a micro-batch",
         "WAITS    below 1 s they are normal; below them is who holds training up, and what to do",
     };
     char bar[LINE_BYTES];

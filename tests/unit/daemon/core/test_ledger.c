@@ -5,6 +5,7 @@
 
 #include "daemon/core/step.h"
 #include "proto/base/check.h"
+#include "proto/share/history.h"
 #include "proto/share/segment.h"
 #include "proto/spec/layout.h"
 #include "tests/lib/test.h"
@@ -236,6 +237,47 @@ TEST(another_version_is_named_and_left_alone)
     l.head->units = 0; /* may mean anything there */
     EXPECT(ledger_known(l.head, bytes, &head) && strcmp(head->name, "model") == 0);
     expect_refused(&l, bytes, "version", SHD_ENOTSUP);
+}
+
+/* Rows of the last `slots - 1` steps can be read, whatever slot the next row is being written to.
+ */
+TEST(history_is_a_ring_of_committed_steps)
+{
+    static struct history_slot ring[5];
+    struct history_row rows[8];
+    memset(ring, 0, sizeof ring);
+    for (uint64_t step = 3; step < 20; step++) {
+        history_put(ring, 5, &(struct history_row){ .step = step, .norm = (double)step });
+        for (uint64_t commits = step; commits <= step + 1; commits++) {
+            uint64_t from = 0;
+            const uint64_t kept = commits - 3 < 4 ? commits - 3 : 4;
+            EXPECT_EQ(history_read(ring, 5, commits, &from, rows, 8), kept);
+            EXPECT_EQ(from, commits);
+            for (uint64_t i = 0; i < kept; i++)
+                EXPECT(rows[i].step == commits - kept + i && rows[i].norm == (double)rows[i].step);
+        }
+    }
+    uint64_t from = 17;
+    EXPECT_EQ(history_read(ring, 5, 20, &from, rows, 2), 2);
+    EXPECT(from == 19 && rows[0].step == 17 && rows[1].step == 18);
+    EXPECT_EQ(history_read(ring, 0, 20, &from, rows, 2), 0);
+}
+
+/* A ledger of a build without a history is adopted, and has none. */
+TEST(ledger_without_a_history_is_adopted)
+{
+    uint64_t bytes;
+    struct ledger l = make(&bytes), adopted;
+    struct history_row row;
+    struct shd_err e = { 0 };
+    l.head->version = 1;
+    EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
+    uint64_t from = 0;
+    EXPECT_EQ(history_read(adopted.history, adopted.head->history_slots, 2, &from, &row, 1), 0);
+    l.head->history_slots = 1;
+    EXPECT_STATUS(ledger_adopt(&adopted, l.head, bytes, &e), SHD_ESEGMENT);
+    EXPECT_HAS(e.text, "history_slots is 1, must be 0 to 0");
+    free(l.head);
 }
 
 TEST_MAIN()

@@ -11,12 +11,14 @@
 #include "daemon/core/ledger.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
+#include "proto/share/history.h"
 #include "tests/lib/test.h"
 
 #define EVENTS_MAX   64u
 #define CRASH_UNITS  3u /* unit 1 is frozen */
 #define CRASH_MICROS 4u
 #define CRASH_STEPS  4u
+#define CRASH_ROWS   2u /* of the history */
 
 struct world {
     struct ledger ledger;
@@ -189,6 +191,7 @@ static void world_commit(struct world *w)
     struct step_actions actions;
     enum step_committed how;
     struct shd_err e;
+    step_seen(w->core, (double)step + 0.5, 1000 + step);
     EXPECT_OK(step_commit(w->core, step, &mine, (struct step_blob){ &step, sizeof step }, &counts,
                           &how, &actions, &e),
               &e);
@@ -196,6 +199,25 @@ static void world_commit(struct world *w)
     w->decision[step] = counts;
     w->decided[step] = true;
     world_take(w, &actions);
+}
+
+/* The last steps that were committed, whole, and no other. */
+static void world_history(const struct ledger *l)
+{
+    const uint64_t commits = atomic_load(&l->head->commits);
+    const uint64_t first = commits > CRASH_ROWS ? commits - CRASH_ROWS : 0;
+    struct history_row rows[CRASH_STEPS];
+    uint64_t from = 0;
+    const uint32_t count = history_read(l->history, l->head->history_slots, commits, &from, rows,
+                                        CRASH_STEPS);
+    EXPECT_EQ(from, commits);
+    EXPECT_EQ(count, commits - first);
+    for (uint32_t i = 0; i < count; i++) {
+        const uint64_t step = first + i;
+        EXPECT(rows[i].step == step && rows[i].time_ns == 1000 + step);
+        EXPECT(rows[i].norm == (double)step + 0.5 && rows[i].skipped == (step == 1));
+        EXPECT(rows[i].metric_count == 1 && rows[i].metrics[0] == 0 + 1 + 2 + 3);
+    }
 }
 
 /* A new core on the ledger: nothing that was promised is gone. */
@@ -211,6 +233,7 @@ static void world_recover(struct world *w)
     for (uint64_t k = 0; k < CRASH_STEPS && w->decided[k]; k++)
         EXPECT(step_collecting(w->core) > k);
     const uint64_t commits = step_collecting(w->core);
+    world_history(&adopted);
     if (commits > 0 && w->decided[commits - 1])
         EXPECT(step_last_decision(w->core, &last) && last.lr == w->decision[commits - 1].lr);
     if (commits > 0) {
@@ -238,6 +261,7 @@ static void world_run(struct world *w)
             world_send(w, (uint32_t)(random / 3 % CRASH_UNITS),
                        (uint32_t)(random / 16 % CRASH_MICROS));
     }
+    world_history(&w->ledger);
     for (uint32_t u = 0; u < CRASH_UNITS; u++)
         EXPECT_EQ(w->updates[u], u == 1 ? 0 : CRASH_STEPS - 1);
 }
@@ -252,7 +276,8 @@ static uint64_t run_with_crash(uint64_t seed, uint64_t crash_at, uint32_t crash_
                                         .spec_bytes = 2,
                                         .owners = 1,
                                         .units = CRASH_UNITS,
-                                        .micros = CRASH_MICROS };
+                                        .micros = CRASH_MICROS,
+                                        .history_slots = CRASH_ROWS + 1 };
     uint64_t bytes;
     struct shd_err e;
     CHECK(ledger_bytes(&shape, &bytes, &e) == SHD_OK);

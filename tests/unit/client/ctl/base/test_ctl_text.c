@@ -207,7 +207,7 @@ static const char example[] =
     "\"expected\":8,\"returned\":3,\"waiting\":1,"
     "\"bytes\":{\"state\":100,\"publish\":20,\"inbox\":3,\"board\":4,\"ledger\":5,\"spill\":6},"
     "\"rates\":{\"steps_per_s\":2,\"returns_per_s\":16,\"bytes_per_s\":1e6},"
-    "\"metrics\":[2.5,7],\"last_sum_norm\":0.25,"
+    "\"loss\":2.5,\"grad_norm\":0.25,"
     "\"checkpoint\":{\"state\":\"writing\",\"step\":4,\"bytes_done\":1,\"bytes_total\":4}}],"
     "\"sessions\":[{\"id\":1,\"name\":\"w\",\"role\":\"worker\",\"state\":\"running\",\"path\":"
     "\"mapped\",\"pid\":9,\"uid\":0,\"age_s\":3,\"slots\":2,\"slots_waiting\":1,"
@@ -231,7 +231,7 @@ TEST(each_field_of_a_document_is_where_it_belongs)
     EXPECT(m->step == 5 && m->owner == 1 && m->owners == 2 && m->units == 2 && m->hold_step == 9);
     EXPECT(m->micro_batches == 4 && m->expected == 8 && m->returned == 3 && m->waiting == 1);
     EXPECT(m->steps_per_s == 2 && m->returns_per_s == 16 && m->bytes_per_s == 1e6);
-    EXPECT(m->metric == 2.5 && m->norm == 0.25);
+    EXPECT(m->loss == 2.5 && m->norm == 0.25);
     EXPECT(doc_bytes(d, kinds) == 138 && kinds[DOC_STATE] == 100 && kinds[DOC_SPILL] == 6);
     EXPECT_STR(d->error, "last");
     EXPECT_STR(d->refused, "");

@@ -67,8 +67,8 @@ TEST(text_has_model_policy_timeline_and_costs)
     EXPECT_HAS(output, "parameters fetched         9      7.5 MiB");
     EXPECT_HAS(output,
                "Owner memory, 2 daemons: 8.0 MiB state + 2.0 MiB published + 1.0 MiB inboxes "
-               "(1 worker, 2 slots)\n  + 1.7 MiB ledger and board + 3.0 MiB spare for a "
-               "successor = 15.8 MiB each at most, 31.6 MiB in all.\n  While gradients wait "
+               "(1 worker, 2 slots)\n  + 7.7 MiB ledger and board + 3.0 MiB spare for a "
+               "successor = 21.8 MiB each at most, 43.6 MiB in all.\n  While gradients wait "
                "for a slow worker up to 2.0 MiB more each");
     expect_plan(TIED " --max-live-bytes 1.5MiB --grad-dtype bf16 --param-dtype bf16", 0,
                 "at most 1.5 MiB of parameters");
@@ -130,16 +130,16 @@ TEST(compare_puts_all_strategies_side_by_side)
 TEST(auto_walks_the_tree)
 {
     expect_plan(EXAMPLE " --auto --device-memory 58MiB", 0, "so: --strategy zero1");
-    expect_plan(EXAMPLE " --auto --device-memory 34MiB --workers 2", 0, "so: --strategy zero1");
-    expect_plan(EXAMPLE " --auto --device-memory 22.95MiB --workers 2", 0, "so: --strategy zero1");
-    expect_plan(EXAMPLE " --auto --device-memory 22.45MiB --workers 2", 0, "so: --strategy zero2");
-    expect_plan(EXAMPLE " --auto --device-memory 21MiB --workers 2", 0,
+    expect_plan(EXAMPLE " --auto --device-memory 40MiB --workers 2", 0, "so: --strategy zero1");
+    expect_plan(EXAMPLE " --auto --device-memory 28.95MiB --workers 2", 0, "so: --strategy zero1");
+    expect_plan(EXAMPLE " --auto --device-memory 28.45MiB --workers 2", 0, "so: --strategy zero2");
+    expect_plan(EXAMPLE " --auto --device-memory 27MiB --workers 2", 0,
                 "so: --strategy zero3 --prefetch pre --forward-prefetch 1");
-    expect_plan(EXAMPLE " --auto --device-memory 20MiB --workers 2", 0,
+    expect_plan(EXAMPLE " --auto --device-memory 26MiB --workers 2", 0,
                 "so: --strategy zero3 --prefetch none --forward-prefetch 0");
     expect_plan(EXAMPLE " --auto --device-memory 4MiB --offload --activations 1MiB", 0,
                 "so: --strategy zero3 --prefetch pre");
-    json_t *root = plan_json(EXAMPLE " --auto --device-memory 21MiB --workers 2 --json");
+    json_t *root = plan_json(EXAMPLE " --auto --device-memory 27MiB --workers 2 --json");
     const json_t *steps = json_object_get(json_object_get(root, "auto"), "steps");
     EXPECT_EQ(json_array_size(steps), 5);
     EXPECT(json_is_true(json_object_get(json_array_get(steps, 4), "fits")));
@@ -149,14 +149,15 @@ TEST(auto_walks_the_tree)
 TEST(auto_refuses_with_what_would_do)
 {
     expect_plan(EXAMPLE " --auto --device-memory 12MiB --workers 2", 1,
-                "a device of 12.0 MiB is too small: zero3 without prefetch needs 19.9 MiB; 4 "
+                "a device of 12.0 MiB is too small: zero3 without prefetch needs 25.9 MiB; 16 "
                 "daemons instead of 2 would do");
-    expect_plan(EXAMPLE " --auto --device-memory 12MiB --workers 2 --daemons 4", 0, "so: ");
-    expect_plan(EXAMPLE " --auto --device-memory 1MiB --workers 2", 1,
-                "needs 19.9 MiB, and 4.2 MiB with 1024 daemons; the largest unit, 1 'h.0', has 1.0 "
-                "MiB: cut it into smaller ones");
-    expect_plan(EXAMPLE " --auto --device-memory 4.1MiB --workers 2", 1, "with 1024 daemons");
-    expect_plan(EXAMPLE " --auto --device-memory 4.3MiB --workers 2", 1, " daemons instead of 2");
+    expect_plan(EXAMPLE " --auto --device-memory 12MiB --workers 2 --daemons 16", 0, "so: ");
+    expect_plan(
+        EXAMPLE " --auto --device-memory 1MiB --workers 2", 1,
+        "needs 25.9 MiB, and 10.2 MiB with 1024 daemons; the largest unit, 1 'h.0', has 1.0 "
+        "MiB: cut it into smaller ones");
+    expect_plan(EXAMPLE " --auto --device-memory 10.1MiB --workers 2", 1, "with 1024 daemons");
+    expect_plan(EXAMPLE " --auto --device-memory 10.3MiB --workers 2", 1, " daemons instead of 2");
 }
 
 /* The units of an open model, read from its daemons, and the owners' memory as they are. */

@@ -61,6 +61,7 @@ def document(d, device, mode):
              "rates": {"steps_per_s": 3.3, "returns_per_s": 106.0, "bytes_per_s": 4.2e7},
              "times_ms": {"collect": 200.0, "decide": 1.0, "apply": 12.0}, "leases": [],
              "checkpoint": None, "last_sum_norm": 1.5, "last_skipped": False,
+             "loss": 2.5031, "grad_norm": 0.2652, "lr": 0.001,
              "metrics": [20.0]}
     return {"schema": 2, "version": "0.1.0", "device": device, "pid": 4000 + index,
             "uptime_s": 100 + t, "time_s": time.time(), "stale_ms": 9000.0 if mode == "stuck" else 3.0,

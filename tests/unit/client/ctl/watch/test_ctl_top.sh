@@ -63,7 +63,7 @@ open 80 24 "$at"
 await "2/2 daemons up  1 model  2 workers"
 await "cpu1      4001 OPEN"
 await "shd-gpt          13 running"
-await "metric 2.5"
+await "loss 2.503"
 fits 80
 soon "the step does not advance" is_past "$(step)"
 
@@ -82,7 +82,7 @@ fits 60
 soon "60x15 is not full" has_lines 10
 await "cpu1"
 await "h help"
-has_line '^gpt  step [0-9]*  [0-9.]* steps/s  metric 2.5  grad norm [0-9.]*$' ||
+has_line '^gpt  step [0-9]*  [0-9.]* steps/s  loss 2.503  grad norm [0-9.]*$' ||
     fail "a part of the model's line is cut, or one that fits is missing"
 tm send-keys -t top h
 await "goes back from here"
