@@ -10,7 +10,7 @@ set -euo pipefail
 
 bin=$root/build/release/bin
 step install-deps "$root/scripts/install-deps.sh"
-step build-release build_to_use shardd shardctl shd-gpt
+step build-release build_to_use shardd shardctl shd-gpt shd shardctl-texts # what cmake --install takes
 say "running: shardctl run --daemons 2 --workers 2 -- shd-gpt $*"
 code=0
 "$bin/shardctl" run --daemons 2 --workers 2 -- "$bin/shd-gpt" "$@" || code=$?

@@ -30,6 +30,17 @@ int child_find_self(char *buf, size_t bytes, struct shd_err *e)
     return SHD_OK;
 }
 
+/* The program of this name in shardctl's own folder. False: there is none. */
+static bool child_find_beside(const char *name, char path[PATH_MAX])
+{
+    char self[PATH_MAX];
+    const char *slash = child_find_self(self, sizeof(self), NULL) == SHD_OK ? strrchr(self, '/')
+                                                                            : NULL;
+    return slash != NULL &&
+           snprintf(path, PATH_MAX, "%.*s/%s", (int)(slash - self), self, name) < PATH_MAX &&
+           access(path, X_OK) == 0;
+}
+
 int child_find_shardd(char *buf, size_t bytes, struct shd_err *e)
 {
     char self[PATH_MAX];
@@ -40,12 +51,8 @@ int child_find_shardd(char *buf, size_t bytes, struct shd_err *e)
         free(real);
         return found ? SHD_OK : err_sys(e, SHD_ENOENT, "SHARDD_BIN is '%s'", wanted);
     }
-    char *slash = child_find_self(self, sizeof(self), NULL) == SHD_OK ? strrchr(self, '/') : NULL;
-    if (slash != NULL &&
-        snprintf(buf, bytes, "%.*s/shardd", (int)(slash - self), self) < (int)bytes &&
-        access(buf, X_OK) == 0)
-        return SHD_OK;
-    snprintf(buf, bytes, "shardd");
+    const bool beside = child_find_beside("shardd", self);
+    snprintf(buf, bytes, "%s", beside ? self : "shardd");
     return SHD_OK;
 }
 
@@ -104,12 +111,17 @@ static int child_move_fds(struct child_spawn *s, int *report)
     return 0;
 }
 
-static _Noreturn void child_main(struct child_spawn s, pid_t parent, int report)
+/* beside: see child_spawn(). */
+static _Noreturn void child_main(struct child_spawn s, const char *beside, pid_t parent, int report)
 {
     if (s.listen_pid != NULL)
         snprintf(s.listen_pid, CHILD_PID_BYTES, "%ld", (long)getpid());
     if (child_move_fds(&s, &report) == 0 && child_prepare(&s, parent) == 0)
         execvpe(s.argv[0], s.argv, s.envp);
+    if (errno == ENOENT && beside[0] != '\0') {
+        execve(beside, s.argv, s.envp);
+        errno = ENOENT;
+    }
     const int failed = errno;
     if (write(report, &failed, sizeof(failed)) < 0)
         _exit(126);
@@ -119,7 +131,10 @@ static _Noreturn void child_main(struct child_spawn s, pid_t parent, int report)
 int child_spawn(const struct child_spawn *spawn, pid_t *ret_pid, struct shd_err *e)
 {
     CHECK(spawn->argv[0] != NULL);
+    char beside[PATH_MAX] = "";
     int report[2];
+    if (strchr(spawn->argv[0], '/') == NULL && !child_find_beside(spawn->argv[0], beside))
+        beside[0] = '\0';
     if (pipe2(report, O_CLOEXEC) < 0)
         return err_sys(e, SHD_EIO, "start '%s'", spawn->argv[0]);
     /* Handlers of ours must not run in the child: signals stay blocked until it has exec'ed. */
@@ -129,7 +144,7 @@ int child_spawn(const struct child_spawn *spawn, pid_t *ret_pid, struct shd_err 
     const pid_t parent = getpid();
     const pid_t pid = fork();
     if (pid == 0)
-        child_main(*spawn, parent, report[1]);
+        child_main(*spawn, beside, parent, report[1]);
     const int fork_errno = errno;
     sigprocmask(SIG_SETMASK, &old, NULL);
     close(report[1]);

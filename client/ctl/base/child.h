@@ -36,8 +36,8 @@ int child_find_self(char *buf, size_t bytes, struct shd_err *e);
  * Errors: SHD_ENOENT $SHARDD_BIN is not there. */
 int child_find_shardd(char *buf, size_t bytes, struct shd_err *e);
 
-/* Start it. Returns once it has exec'ed, so a missing program is an error here:
- * SHD_ENOENT/SHD_EIO "cannot run 'x': ...". */
+/* Start it: argv[0] by PATH, else in the folder of this program. Returns once it has exec'ed, so a
+ * missing program is an error here: SHD_ENOENT/SHD_EIO "cannot run 'x': ...". */
 int child_spawn(const struct child_spawn *spawn, pid_t *ret_pid, struct shd_err *e);
 
 /* Signal the process and the group it leads, stopped ones included. */

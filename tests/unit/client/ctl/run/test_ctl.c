@@ -194,6 +194,18 @@ TEST(missing_command_is_an_error)
     expect_clean();
 }
 
+/* As in a build's folder, which is on nobody's PATH. */
+TEST(command_is_found_beside_shardctl)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s", getenv("PATH"));
+    setenv("PATH", "/usr/bin:/bin", 1);
+    ctl(ARGS("run", "--", "shd-gpt", "--version"));
+    setenv("PATH", path, 1);
+    EXPECT_EQ(run.code, 0);
+    EXPECT_HAS(run.out, "shd-gpt 0.");
+}
+
 TEST(daemon_that_dies_is_named_before_its_workers_when_it_may_not_be_started_again)
 {
     pid_t pids[PIDS_MAX];
