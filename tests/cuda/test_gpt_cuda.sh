@@ -48,7 +48,7 @@ run() { # run DEVICES WORKERS OPTIONS...: under shardctl
 }
 
 digest() {
-    sed -n '$s/^digest //p' "$work/out"
+    sed -n 's/^digest //p' "$work/out" | tail -n 1 # then `run` says what ends with it
 }
 
 losses() {

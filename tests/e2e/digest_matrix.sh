@@ -38,8 +38,8 @@ bad=0
 runs=0
 turn=0
 
-digest_of() { # the last line, which must be the digest line of the wanted step
-    last=$(tail -n 1 "$1")
+digest_of() { # the last line, but for those of `shardctl run`, which must be the digest of the wanted step
+    last=$(grep -v '^shardctl: not saved' "$1" | tail -n 1)
     case $last in
     "digest sha256:"*" step=$steps") echo "$last" ;;
     *) echo "no digest of step $steps but: $last" ;;

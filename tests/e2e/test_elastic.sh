@@ -106,7 +106,7 @@ begin() {
     shift
     rm -f "$work/out" "$work/err" # a first step that is seen must not be of the run before
     # shellcheck disable=SC2086 # options are words
-    "$bin/shardctl" run --daemons 2 --workers "$workers" --elastic --threads-per-daemon 1 -- \
+    "$bin/shardctl" run --daemons 2 --workers "$workers" --elastic --watchdog 0 --threads-per-daemon 1 -- \
         "$bin/shd-gpt" $model --slow 8 "$@" >"$work/out" 2>"$work/err" &
     run=$!
     until_so "a first step" is_at "$work/out" 1

@@ -35,12 +35,6 @@
 #define ROUNDS_MAX      65536u
 #define STEPS           2u
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED true
-#else
-#define SANITIZED false
-#endif
-
 static char dir[80], saves[128];
 
 /* -- Who is looked at -------------------------------------------------------------------------- */
@@ -361,7 +355,7 @@ TEST(nothing_grows_however_long_it_goes_on)
         if (warm == 0 && rounds >= 3 && test_now_ms() >= start_ms + third_ms)
             warm = rounds;
     }
-    const bool with_rss = seconds >= RSS_S_MIN && !SANITIZED;
+    const bool with_rss = seconds >= RSS_S_MIN && !TEST_SANITIZED;
     printf("soak: %" PRIu32 " rounds in %" PRIu64 " s, the first %" PRIu32 " to warm up%s\n",
            rounds, (test_now_ms() - start_ms) / 1000, warm,
            with_rss ? "" : "; memory is not judged");

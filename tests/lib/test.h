@@ -118,6 +118,13 @@ void test_add(struct test_case *t);
 
 uint64_t test_now_ms(void);
 
+/* Memory of processes is no measure then. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TEST_SANITIZED true
+#else
+#define TEST_SANITIZED false
+#endif
+
 void sleep_ms(long ms);
 
 /* Times in tests are those of a machine that is quick and has nothing else to do. Here they are so

@@ -176,7 +176,7 @@ TEST(two_daemons_never_take_the_same_room)
     struct opener o[2] = { { .index = 0 }, { .index = 1 } };
     pthread_t threads[2];
     BEGIN(2);
-    leave_room(220 * MIB);
+    leave_room(250 * MIB);
     for (int i = 0; i < 2; i++)
         CHECK(pthread_create(&threads[i], NULL, open_large, &o[i]) == 0);
     for (int i = 0; i < 2; i++)

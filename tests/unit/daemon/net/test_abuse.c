@@ -342,7 +342,7 @@ TEST(replies_that_are_not_read_are_bounded_in_bytes)
         EXPECT(++sent < 1000000);
     }
     trainer_step();
-    EXPECT(rss_kib(fixture.pids[0]) - before_kib < 8 * 1024);
+    EXPECT(TEST_SANITIZED || rss_kib(fixture.pids[0]) - before_kib < 8 * 1024);
     size_t got = 0;
     for (ssize_t n = 1; n > 0 && got < 256u * sent; got += (size_t)n)
         n = recv(fd, answers, sizeof answers, 0);

@@ -91,7 +91,7 @@ static const struct {
     { "--strategy ddp --max-live-units 3", "holds all 6 units" },
     { "--strategy zero1 --max-live-units 5", "at least 6" },
     { "--precision fp8", "'fp8' is not fp32, bf16 or fp16" },
-    { "--grad-precision half", "--grad-precision 'half'" },
+    { "--grad-precision fp8", "--grad-precision 'fp8'" },
     { "--bf16-gemm native", "add --precision bf16" },
     { "--bf16-gemm fast --precision bf16", "'fast' is not auto, native or emulated" },
     { "--loss-scale dynamic", "add --precision fp16" },

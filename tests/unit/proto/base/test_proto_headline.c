@@ -154,8 +154,9 @@ TEST(daemon_that_is_away_or_stuck_is_named)
 
 TEST(wait_that_names_nobody_is_its_own_headline)
 {
-    static const char text[] = "shd-gpt (pid 11) waits 5.0 s for micro-batch 3 of step 0: nobody is "
-                               "known to have it";
+    static const char text[] =
+        "shd-gpt (pid 11) waits 5.0 s for micro-batch 3 of step 0: nobody is "
+        "known to have it";
     begin();
     add(11, "sleeping", 5, text);
     EXPECT(headline_make(&view, &h));

@@ -39,7 +39,8 @@ TEST(wrong_command_lines_exit_2_and_suggest)
     } cases[] = {
         { { "stats" }, "unknown verb 'stats'; did you mean status?" },
         { { "xyzzy" },
-          "known: run, up, drain, down, logs, status, top, log, trace, dashboard, exporter, digest, "
+          "known: run, up, drain, down, logs, status, top, log, trace, dashboard, exporter, "
+          "digest, "
           "plan, "
           "checkpoint, "
           "restore, doctor, completion, help" },
