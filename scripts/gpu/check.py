@@ -167,10 +167,10 @@ def gpt(r, words, flags):
     """The digest line of a training."""
     command = [program(w) if w in ('shardctl', 'shd-gpt') else w for w in words]
     text = r.must([*command, *MODEL, '--data', data(), *flags], env=r.env)
-    line = last_line(text)
-    if not line.startswith('digest sha256:'):
-        raise Failed(f'no digest but: {line}')
-    return line
+    digests = [line for line in text.splitlines() if line.startswith('digest sha256:')]
+    if not digests:
+        raise Failed(f'no digest but: {last_line(text)}')
+    return digests[-1]  # behind it `run` says what ends with it
 
 
 def daemons(devices, workers):
