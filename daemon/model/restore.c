@@ -335,6 +335,7 @@ static void prepared(uv_work_t *work, int cancelled)
         fail(w, w->status);
         return;
     }
+    CHECK(w->model != NULL); /* it is prepared */
     w->model->daemon = d;
     for (uint32_t i = 0; i < READERS; i++) {
         w->readers[i].restore = w;

@@ -283,9 +283,10 @@ TEST(connection_that_says_no_hello_is_hung_up_on)
 
 static void say_opening(int fd, size_t bytes_each)
 {
+    static const uint8_t dealer[6] = { 'D', 'E', 'A', 'L', 'E', 'R' };
     uint8_t opening[ZMTP_OPENING_BYTES];
     zmtp_opening(opening);
-    memcpy(opening + sizeof opening - 6, "DEALER", 6);
+    memcpy(opening + sizeof opening - sizeof dealer, dealer, sizeof dealer);
     for (size_t i = 0; i < sizeof opening; i += bytes_each)
         EXPECT_EQ(send(fd, opening + i, bytes_each, MSG_NOSIGNAL), (ssize_t)bytes_each);
 }
