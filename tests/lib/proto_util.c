@@ -178,7 +178,7 @@ static void random_commit(uint64_t *seed, struct wire_commit *c)
     c->has_blob = test_random(seed) % 2 != 0;
     if (c->has_blob)
         c->blob = random_bytes(seed, WIRE_BLOB_BYTES_MAX, 1);
-    c->norm = random_u32(seed, 0, 3) > 0 ? (double)random_u32(seed, 0, UINT32_MAX) : INFINITY;
+    c->norm = random_u32(seed, 0, 3) > 0 ? (double)random_u32(seed, 0, UINT32_MAX) : NAN;
 }
 
 static void random_join(uint64_t *seed, struct wire_join *j)
@@ -429,7 +429,8 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
         return a->commit.model == b->commit.model && a->commit.step == b->commit.step &&
                same_decision(a->commit.decision, b->commit.decision) &&
                a->commit.has_blob == b->commit.has_blob &&
-               same_bytes(a->commit.blob, b->commit.blob) && a->commit.norm == b->commit.norm;
+               same_bytes(a->commit.blob, b->commit.blob) &&
+               memcmp(&a->commit.norm, &b->commit.norm, sizeof a->commit.norm) == 0;
     case WIRE_GET_BLOB:
         return a->get_blob.model == b->get_blob.model;
     case WIRE_DIGEST:

@@ -9,7 +9,8 @@
 static void peer_opening(uint8_t bytes[ZMTP_OPENING_BYTES])
 {
     zmtp_opening(bytes);
-    memcpy(bytes + ZMTP_OPENING_BYTES - 6, "DEALER", 6);
+    static const uint8_t dealer[6] = { 'D', 'E', 'A', 'L', 'E', 'R' };
+    memcpy(bytes + ZMTP_OPENING_BYTES - sizeof dealer, dealer, sizeof dealer);
 }
 
 TEST(opening_is_a_greeting_and_a_command_that_fills_it)
@@ -34,10 +35,11 @@ TEST(greeting_of_another_kind_is_refused_by_name)
     EXPECT_STATUS(zmtp_greeting_check(bytes, &e), SHD_EPROTO);
     EXPECT_HAS(e.text, "ZMTP 2");
     bytes[10] = 3;
-    memcpy(bytes + 12, "CURVE", 5);
+    static const uint8_t curve[5] = { 'C', 'U', 'R', 'V', 'E' };
+    memcpy(bytes + 12, curve, sizeof curve);
     EXPECT_STATUS(zmtp_greeting_check(bytes, &e), SHD_EPROTO);
     EXPECT_HAS(e.text, "security");
-    memcpy(bytes, "GET / HTTP/1.1", 14);
+    memcpy(bytes, "GET / HTTP/1.1", sizeof "GET / HTTP/1.1");
     EXPECT_STATUS(zmtp_greeting_check(bytes, &e), SHD_EPROTO);
 }
 
