@@ -286,7 +286,7 @@ TEST(status_finds_the_only_run)
     run_start(&status, ARGS("status", "--json"));
     run_finish(&status);
     EXPECT_EQ(status.code, 2);
-    EXPECT_HAS(status.err, "2 `shardctl run` go on, in ");
+    EXPECT_HAS(status.err, "2 `shardctl up` or `run` of yours go on (");
     EXPECT_HAS(status.err, "/shardd-run-");
     kill(more.pid, SIGTERM);
     run_finish(&more);
