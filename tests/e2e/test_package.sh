@@ -508,7 +508,11 @@ run "a hardened instance, a worker of its group" check_instance
 run "upgrade keeps the state" check_upgrade
 run "shardd.target: two instances, two workers, curl" check_target
 run "systemctl shows step and phase" check_status_text
-run "the exporter has both, and misses one that is stopped" check_exporter
+if box unshare --user true 2>/dev/null; then # for PrivateUsers=; the kernel refuses it below a chroot
+    run "the exporter has both, and misses one that is stopped" check_exporter
+else
+    echo "skipped the exporter's unit: no user namespaces here, as below a chroot"
+fi
 run "a stopped worker is named by those who wait for it" check_stopped
 echo "        after $(cat "$results/named") s"
 run "restart of one instance, training goes on" check_restart
