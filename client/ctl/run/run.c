@@ -92,6 +92,21 @@ static const char run_more[] =
     "  C        the code of the first worker that failed for good; 128 + N if signal N killed it\n"
     "  128 + N  signal N stopped the run\n";
 
+/* What flags say together. Returns an exit code and has said why, or CTL_OK. */
+static int check_run(const struct run_options *o, const char *resume)
+{
+    if (resume != NULL && (o->restore != NULL || o->checkpoint != NULL))
+        return ctl_usage("--resume DIR restores and saves: not with --restore or --checkpoint");
+    if (resume == NULL && o->checkpoint == NULL && (o->keep > 0 || o->checkpoint_every != 100))
+        return ctl_usage("--keep and --checkpoint-every say how: --checkpoint DIR says where");
+    if (!o->elastic && o->workers.first != o->workers.last)
+        return ctl_usage(
+            "--workers %u..%u needs --elastic: without it each of W ranks has its own share of "
+            "the work",
+            (unsigned)o->workers.first, (unsigned)o->workers.last);
+    return CTL_OK;
+}
+
 int verb_run(int argc, char **argv)
 {
     static struct devices devices;
@@ -145,15 +160,9 @@ int verb_run(int argc, char **argv)
         return code;
     if (rest == argc)
         return ctl_usage("run needs a command: shardctl run [FLAGS] -- COMMAND [ARGS...]");
-    if (resume != NULL && (o.restore != NULL || o.checkpoint != NULL))
-        return ctl_usage("--resume DIR restores and saves: not with --restore or --checkpoint");
-    if (resume == NULL && o.checkpoint == NULL && (o.keep > 0 || o.checkpoint_every != 100))
-        return ctl_usage("--keep and --checkpoint-every say how: --checkpoint DIR says where");
-    if (!o.elastic && o.workers.first != o.workers.last)
-        return ctl_usage(
-            "--workers %u..%u needs --elastic: without it each of W ranks has its own share of "
-            "the work",
-            (unsigned)o.workers.first, (unsigned)o.workers.last);
+    const int wrong = check_run(&o, resume);
+    if (wrong != CTL_OK)
+        return wrong;
     struct shd_err e = { 0 };
     if (say_options(level, format, &e) != SHD_OK)
         return ctl_usage("%s", e.text);
