@@ -10,7 +10,6 @@
 #include "client/session/hub.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
-#include "proto/share/fdpass.h"
 #include "tests/lib/child.h"
 #include "tests/lib/client_toy.h"
 #include "tests/lib/ctl_run.h"
@@ -35,28 +34,12 @@ static void stop(void)
     EXPECT_EQ(leftovers(), 0);
 }
 
-/* Who serves now, by its socket; 0: nobody. */
-static pid_t daemon_pid(int index)
-{
-    char path[192];
-    struct side_peer peer = { .pid = 0 };
-    struct shd_err e;
-    int fd;
-    snprintf(path, sizeof path, "%s/cpu%d.sock", dir, index);
-    if (side_connect(path, &fd, &e) != SHD_OK)
-        return 0;
-    if (side_peer(fd, &peer, &e) != SHD_OK)
-        peer.pid = 0;
-    close(fd);
-    return peer.pid;
-}
-
 /* The parent of its daemons. */
 static pid_t pid_of_keeper(void)
 {
     char path[64];
     int pid = 0;
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)daemon_pid(0));
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)daemon_pid(dir, 0));
     FILE *f = fopen(path, "re");
     CHECK(f != NULL && fscanf(f, "%*d (%*[^)]) %*c %d", &pid) == 1 && pid > 1);
     fclose(f);
@@ -65,7 +48,7 @@ static pid_t pid_of_keeper(void)
 
 static bool kill_daemon(int index)
 {
-    const pid_t pid = daemon_pid(index);
+    const pid_t pid = daemon_pid(dir, index);
     return pid > 1 && kill(pid, SIGKILL) == 0;
 }
 
@@ -188,7 +171,7 @@ TEST(stopped_daemon_ends_no_wait_while_its_state_is_kept)
     shd_model *m = open_toy(s);
     EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
     const uint64_t start_ms = test_now_ms();
-    const pid_t pid = stop_for(daemon_pid(1), 3 * limit_ms);
+    const pid_t pid = stop_for(daemon_pid(dir, 1), 3 * limit_ms);
     EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
     EXPECT(test_now_ms() - start_ms >= 3 * limit_ms);
     EXPECT_EQ(waitpid(pid, &status, 0), pid);
@@ -275,7 +258,7 @@ TEST(long_wait_says_who_it_is_for_in_lines_and_in_its_error)
     EXPECT_OK(shd_connect(&options, &s, &e), &e);
     blame_every(s->blame, test_paced(1200) * NS_PER_MS);
     shd_model *m = open_toy(s);
-    const pid_t stopped = daemon_pid(1), pid = stop_for(stopped, test_paced(6000));
+    const pid_t stopped = daemon_pid(dir, 1), pid = stop_for(stopped, test_paced(6000));
     EXPECT_STATUS(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), SHD_ETIMEDOUT);
     snprintf(want, sizeof want, "daemon cpu1 (pid %d) is stopped", (int)stopped);
     EXPECT_HAS(e.text, want);
@@ -303,7 +286,7 @@ TEST(limit_of_the_user_ends_a_wait)
     EXPECT_OK(shd_connect(&options, &s, &e), &e);
     unsetenv("SHARDD_TIMEOUT");
     shd_model *m = open_toy(s);
-    const pid_t stopped = daemon_pid(1);
+    const pid_t stopped = daemon_pid(dir, 1);
     EXPECT(kill(stopped, SIGSTOP) == 0);
     EXPECT_STATUS(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), SHD_ETIMEDOUT);
     EXPECT(kill(stopped, SIGCONT) == 0);

@@ -48,21 +48,6 @@ struct sample {
 
 static struct sample samples[WHO][ROUNDS_MAX];
 
-static pid_t daemon_pid(int index)
-{
-    char path[192];
-    struct side_peer peer = { .pid = 0 };
-    struct shd_err e;
-    int fd;
-    snprintf(path, sizeof path, "%s/cpu%d.sock", dir, index);
-    if (side_connect(path, &fd, &e) != SHD_OK)
-        return 0;
-    if (side_peer(fd, &peer, &e) != SHD_OK)
-        peer.pid = 0;
-    close(fd);
-    return peer.pid;
-}
-
 /* A number of /proc/PID/status. */
 static uint64_t status_value(pid_t pid, const char *name)
 {
@@ -106,7 +91,8 @@ static uint64_t count_segments(pid_t pid)
 
 static pid_t pid_of(enum who who)
 {
-    return who == KEEPER ? (pid_t)status_value(daemon_pid(CPU0), "PPid:") : daemon_pid((int)who);
+    return who == KEEPER ? (pid_t)status_value(daemon_pid(dir, CPU0), "PPid:")
+                         : daemon_pid(dir, (int)who);
 }
 
 static struct sample look_at(enum who who)
@@ -234,7 +220,7 @@ static void kill_daemon(uint64_t random)
 {
     shd_session *s = attach();
     shd_model *m = open_model(s, random % MODELS);
-    const pid_t pid = daemon_pid(CPU1);
+    const pid_t pid = daemon_pid(dir, CPU1);
     EXPECT(pid > 1 && kill(pid, SIGKILL) == 0);
     for (uint32_t i = 0; i < STEPS; i++)
         take_step(m);

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "proto/base/check.h"
+#include "proto/share/fdpass.h"
 
 #define ARGS_MAX 24u
 
@@ -155,6 +156,21 @@ unsigned pids_named(const char *mark, pid_t *ret_pids)
          at = strstr(at + 1, mark))
         ret_pids[count++] = (pid_t)strtol(at + strlen(mark), NULL, 10);
     return count;
+}
+
+pid_t daemon_pid(const char *dir, int index)
+{
+    char path[192];
+    struct side_peer peer = { .pid = 0 };
+    struct shd_err e;
+    int fd;
+    snprintf(path, sizeof path, "%s/cpu%d.sock", dir, index);
+    if (side_connect(path, &fd, &e) != SHD_OK)
+        return 0;
+    if (side_peer(fd, &peer, &e) != SHD_OK)
+        peer.pid = 0;
+    close(fd);
+    return peer.pid;
 }
 
 bool gone(pid_t pid)

@@ -45,6 +45,9 @@ unsigned leftovers(void);
 /* The pids named after each occurrence of mark in the run's stderr. */
 unsigned pids_named(const char *mark, pid_t *ret_pids);
 
+/* Who serves cpuINDEX of dir now, by its socket; 0: nobody. */
+pid_t daemon_pid(const char *dir, int index);
+
 /* Gone, or a zombie that its new parent has not reaped yet. */
 bool gone(pid_t pid);
 
