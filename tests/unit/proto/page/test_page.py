@@ -21,6 +21,8 @@ import page_fake
 HERE = os.path.dirname(os.path.abspath(__file__))
 WIDTHS = {"desktop": 1280, "phone": 360}
 NARROW = "\u202f"
+# The step's tile is drawn with the first answer: undefined before.
+STEP = "document.querySelector('#tiles .big span')?.textContent"
 
 
 def expect(what, got, wanted):
@@ -40,6 +42,12 @@ def cells(browser, table):
     return browser.run(
         f"[...document.querySelectorAll('#{table} tbody tr')].map(tr => [...tr.cells].map(td => td.textContent))"
     )
+
+
+def step_changes(browser):
+    browser.wait("!!" + STEP)
+    before = browser.run(STEP)
+    browser.wait(STEP + " !== " + json.dumps(before))
 
 
 def freeze(browser):
@@ -155,10 +163,7 @@ def names_stay_text_when_they_are_markup(browser, server):
 
 def step_changes_when_time_goes_on(browser, server):
     browser.open(server + "trains/")
-    tile = "document.querySelector('#tiles .big span').textContent"
-    browser.wait(tile + " !== ''")
-    before = browser.run(tile)
-    browser.wait(tile + " !== " + json.dumps(before))
+    step_changes(browser)
 
 
 def unit_has_its_name_when_a_worker_says_its_index(browser, server):
@@ -243,9 +248,7 @@ def real_training_is_shown_when_daemons_serve_it(browser, bin_dir):
         browser.wait(
             "document.querySelectorAll('#map-table .cell').length > 0 && document.querySelectorAll('#workers-table tbody tr').length >= 2"
         )
-        tile = "document.querySelector('#tiles .big span').textContent"
-        before = browser.run(tile)
-        browser.wait(tile + " !== " + json.dumps(before))
+        step_changes(browser)
         check_clean(browser, node.url)
         check_values(browser, freeze(browser))
         browser.run("document.getElementById('pause').click()")
