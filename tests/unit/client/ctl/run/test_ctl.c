@@ -395,11 +395,16 @@ TEST(killed_shardctl_takes_all_along_and_the_next_run_removes_its_directory)
 TEST(run_spares_the_directory_of_a_live_run)
 {
     static struct run other;
-    run_start(&other, ARGS("run", "--", "sh", "-c", "echo up; sleep 1; ls ${SHARDD_ADDRESS%\\?*}"));
+    char command[256];
+    run_start(&other, ARGS("run", "--", "sh", "-c",
+                           ("d=${SHARDD_ADDRESS%\\?*}; echo up; "
+                            "while [ ! -e $d/go ]; do sleep 0.05; done; ls $d")));
     run_await(&other, other.out, "up\n");
     ctl(ARGS("run", "--", "true"));
     EXPECT_EQ(run.code, 0);
     EXPECT_EQ(leftovers(), 1);
+    snprintf(command, sizeof(command), "touch $(echo %s/shardd-run-*)/go", base);
+    EXPECT_EQ(system(command), 0);
     run_finish(&other);
     EXPECT_EQ(other.code, 0);
     EXPECT_HAS(other.out, "cpu0.sock");
