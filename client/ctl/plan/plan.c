@@ -8,6 +8,7 @@
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/text.h"
 #include "client/ctl/base/verb.h"
+#include "client/ctl/plan/peers.h"
 #include "client/ctl/plan/plan_show.h"
 #include "client/ctl/plan/plan_source.h"
 #include "client/plan/plan.h"
@@ -38,6 +39,12 @@ static const char plan_more[] = VERB_WHERE
     "  shardctl plan --safetensors model.safetensors --tie lm_head.weight=wte.weight\n"
     "  shardctl plan --safetensors model.safetensors --auto --device-memory 24GiB --workers 4\n"
     "  shardctl plan --spec gpt.json --json | jq .cost.live_bytes_max\n"
+    "  shardctl plan --deepspeed ds_config.json\n"
+    "  shardctl plan --fsdp 'full_shard auto_wrap offload' --spec gpt.json\n"
+    "\n"
+    "--deepspeed and --fsdp say of each knob what it sets here, or that it is refused; with a "
+    "model\n"
+    "and none refused the plan follows. Flags win over what a configuration sets.\n"
     "\n"
     "docs/schedules.md has every policy drawn by this command, and the JSON schema.\n"
     "exit code 1: the model cannot be read, or the policy is refused (the text has the numbers)\n";
@@ -258,20 +265,26 @@ static int plan_auto(const struct spec *spec, struct plan_ask *ask, FILE *out, j
 
 struct words { /* flags that are parsed further */
     const char *strategy, *prefetch, *grad_dtype;
+    const char *deepspeed, *fsdp; /* a peer's configuration, or NULL */
     bool as_json, compare, automatic;
 };
 
 static int parse_words(const struct words *w, struct plan_ask *ask, struct shd_err *e)
 {
-    const int strategy = plan_strategy_parse(w->strategy);
-    const int prefetch = plan_prefetch_parse(w->prefetch);
-    if (strategy < 0)
-        return err_set(e, SHD_EINVAL, "--strategy is '%s', must be ddp, zero1, zero2 or zero3",
-                       w->strategy);
-    if (prefetch < 0)
-        return err_set(e, SHD_EINVAL, "--prefetch is '%s', must be pre, post or none", w->prefetch);
-    ask->policy.strategy = (enum plan_strategy)strategy;
-    ask->policy.backward_prefetch = (enum plan_backward_prefetch)prefetch;
+    if (w->strategy != NULL) {
+        const int strategy = plan_strategy_parse(w->strategy);
+        if (strategy < 0)
+            return err_set(e, SHD_EINVAL, "--strategy is '%s', must be ddp, zero1, zero2 or zero3",
+                           w->strategy);
+        ask->policy.strategy = (enum plan_strategy)strategy;
+    }
+    if (w->prefetch != NULL) {
+        const int prefetch = plan_prefetch_parse(w->prefetch);
+        if (prefetch < 0)
+            return err_set(e, SHD_EINVAL, "--prefetch is '%s', must be pre, post or none",
+                           w->prefetch);
+        ask->policy.backward_prefetch = (enum plan_backward_prefetch)prefetch;
+    }
     if (w->grad_dtype != NULL)
         ask->policy.grad_dtype = dtype_parse(w->grad_dtype);
     if (w->grad_dtype != NULL && !dtype_valid(ask->policy.grad_dtype))
@@ -329,6 +342,33 @@ static int run_plan(struct plan_ask *ask, const struct words *w, struct shd_err 
     return r;
 }
 
+/* --deepspeed, --fsdp: answer each knob and set the policy. Returns the exit code, -1 to go on with
+ * the plan: a model is named, and nothing is refused. */
+static int answer_peer(struct plan_ask *ask, const struct words *w)
+{
+    struct shd_err e = { 0 };
+    struct peer_config c;
+    if (w->deepspeed != NULL && w->fsdp != NULL)
+        return ctl_usage("--deepspeed and --fsdp: one at a time");
+    const int r = w->deepspeed != NULL ? peer_read(&peer_deepspeed, w->deepspeed, ask, &c, &e)
+                                       : peer_read(&peer_fsdp, w->fsdp, ask, &c, &e);
+    const bool has_model = ask->spec != NULL || ask->safetensors != NULL || ask->address != NULL ||
+                           ask->model != NULL;
+    const bool goes_on = r == SHD_OK && c.refused == 0 && has_model;
+    if (r == SHD_OK && !w->as_json)
+        peer_print(&c, stdout);
+    else if (r == SHD_OK && !goes_on)
+        verb_json(peer_json(&c), JSON_INDENT(2), stdout);
+    const size_t refused = c.refused;
+    peer_free(&c);
+    if (r != SHD_OK)
+        return ctl_fail("%s", e.text);
+    if (refused > 0)
+        return ctl_fail("%s: %zu knob%s refused, as marked above", c.from, refused,
+                        refused == 1 ? " is" : "s are");
+    return goes_on ? -1 : CTL_OK;
+}
+
 static int answer(struct plan_ask *ask, const struct words *w)
 {
     struct shd_err e = { 0 };
@@ -344,7 +384,7 @@ static int answer(struct plan_ask *ask, const struct words *w)
 int verb_plan(int argc, char **argv)
 {
     struct plan_ask ask = { .workers = 1, .policy = PLAN_POLICY_DEFAULT };
-    struct words w = { .strategy = "zero3", .prefetch = "pre" };
+    struct words w = { 0 };
     struct plan_policy *p = &ask.policy;
     const struct flag table[] = {
         VERB_ADDRESS_FLAGS(ask.address),
@@ -360,6 +400,10 @@ int verb_plan(int argc, char **argv)
         { "tie", 0, FLAG_STRING, "A=T", "tensor A, not in the file, is T a second time", &ask.tie,
           0, 0 },
         { "frozen", 0, FLAG_STRING, "REGEX", "tensors that are not trained", &ask.frozen, 0, 0 },
+        { "deepspeed", 0, FLAG_STRING, "FILE", "the policy of this DeepSpeed JSON, knob by knob",
+          &w.deepspeed, 0, 0 },
+        { "fsdp", 0, FLAG_STRING, "WORDS|FILE", "of FSDP's words or JSON, likewise", &w.fsdp, 0,
+          0 },
         { "strategy", 's', FLAG_STRING, "S", "ddp, zero1, zero2, zero3 (zero3)", &w.strategy, 0,
           0 },
         { "prefetch", 'p', FLAG_STRING, "P", "in backward: pre, post, none (pre)", &w.prefetch, 0,
@@ -394,6 +438,11 @@ int verb_plan(int argc, char **argv)
         { "json", 'j', FLAG_BOOL, NULL, "one JSON document", &w.as_json, 0, 0 },
     };
     const struct flags flags = VERB_FLAGS(plan, "shardctl plan [FLAGS]", table);
-    const int code = verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
+    int code = verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
+    if (code < 0 && (w.deepspeed != NULL || w.fsdp != NULL)) {
+        code = answer_peer(&ask, &w);
+        if (code < 0) /* flags of the command line win */
+            code = verb_start(&flags, argc, argv, /* ret_rest= */ NULL);
+    }
     return code >= 0 ? code : answer(&ask, &w);
 }

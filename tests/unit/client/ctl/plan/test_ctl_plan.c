@@ -347,6 +347,131 @@ TEST(long_models_are_elided)
         EXPECT(strcspn(line, "\n") <= 120);
 }
 
+/* -- Configurations of other tools ------------------------------------------------------------- */
+
+static void write_config(const char *text)
+{
+    char path[96];
+    snprintf(path, sizeof path, "%s/peer.json", dir);
+    FILE *f = fopen(path, "w");
+    CHECK(f != NULL && fputs(text, f) >= 0 && fclose(f) == 0);
+}
+
+static void expect_peer(const char *flag, const char *config, int code, const char *text)
+{
+    char args[64];
+    write_config(config);
+    snprintf(args, sizeof args, "%s peer.json", flag);
+    expect_plan(args, code, text);
+}
+
+TEST(deepspeeds_stages_are_strategies_when_asked_for)
+{
+    static const struct {
+        const char *config, *flags;
+    } rows[] = {
+        { "{}", "so: --strategy zero3 --prefetch pre --forward-prefetch 1\n" },
+        { "{\"zero_optimization\": {\"stage\": 0}}", "so: --strategy ddp " },
+        { "{\"zero_optimization\": {\"stage\": 1}}", "so: --strategy zero1 " },
+        { "{\"zero_optimization\": {\"stage\": 2}}", "so: --strategy zero1 " },
+        { "{\"zero_optimization\": {\"stage\": 3, \"stage3_max_live_parameters\": 1e6}}",
+          "so: --strategy zero3 --prefetch pre --forward-prefetch 1 --max-live-bytes 4000000\n" },
+        { "{\"zero_optimization\": {\"stage3_max_live_parameters\": 1e6}, \"bf16\": "
+          "{\"enabled\": true}}",
+          " --max-live-bytes 2000000 --param-dtype bf16\n" },
+        { "{\"fp16\": {\"enabled\": false, \"loss_scale\": 0}}", "off       not enabled\n" },
+        { "{\"train_batch_size\": 64, \"train_micro_batch_size_per_gpu\": 4, "
+          "\"gradient_accumulation_steps\": 8}",
+          " --micro-batches-per-worker 8 --workers 2\n" },
+        { "{\"train_batch_size\": 64, \"train_micro_batch_size_per_gpu\": 4}",
+          " --micro-batches-per-worker 16\n" },
+        { "{\"train_batch_size\": \"auto\"}", "script    the trainer fills it in" },
+        { "{\"communication_data_type\": \"bf16\"}", " --grad-dtype bf16\n" },
+        { "{\"zero_optimization\": {\"zero_quantized_weights\": false}}", "off       as here\n" },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
+        expect_peer("--deepspeed", rows[i].config, 0, rows[i].flags);
+}
+
+TEST(knobs_are_refused_by_name_when_they_cannot_be_had)
+{
+    static const struct {
+        const char *config, *text;
+    } rows[] = {
+        { "{\"zero_optimization\": {\"stage\": 4}}", "must be 0, 1, 2 or 3" },
+        { "{\"zero_optimization\": {\"zero_quantized_weights\": true}}",
+          "zero_optimization.zero_quantized_weights  true   refused" },
+        { "{\"zero_optimization\": {\"stge\": 3}}",
+          "not known as a knob of DeepSpeed; did you mean zero_optimization.stage?" },
+        { "{\"zero_optimization\": true}", "must be an object of knobs" },
+        { "{\"zero_optimization\": {\"offload_param\": {\"device\": \"nvme\"}}}",
+          "state on NVMe is not built" },
+        { "{\"gradient_accumulation_steps\": -1}", "must be a whole number from 1" },
+        { "{\"gradient_accumulation_steps\": 1e9}", "at most 4096 micro-batches" },
+        { "{\"optimizer\": {\"type\": \"OneBitAdam\"}}", "the daemons know adamw, sgd and lion" },
+        { "{\"communication_data_type\": \"int8\"}", "must be fp32, bf16 or fp16" },
+        { "{\"data_types\": {\"grad_accum_dtype\": \"bf16\"}}", "sums are fp32" },
+        { "{\"pony\\u001b[31m\": 1}", "pony?[31m" },
+        { "[1]", "not a JSON object of knobs" },
+        { "{\"stage\": 1, \"stage\": 2}", "duplicate" },
+        { "stage: 3", "JSON is read" },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
+        expect_peer("--deepspeed", rows[i].config, 1, rows[i].text);
+    expect_plan("--deepspeed none.json", 1, "none.json");
+    expect_plan("--deepspeed peer.json --fsdp full_shard", 2, "one at a time");
+}
+
+TEST(fsdps_words_and_files_are_read_when_given)
+{
+    expect_plan("--fsdp 'full_shard auto_wrap offload'", 0, "so: --strategy zero3 ");
+    expect_plan("--fsdp shard_grad_op", 0, "so: --strategy zero2 ");
+    expect_plan("--fsdp hybrid_shard", 1, "one set of daemons holds one copy");
+    expect_plan("--fsdp fulshard", 1, "did you mean full_shard");
+    expect_peer("--fsdp",
+                "{\"fsdp_config\": {\"fsdp_sharding_strategy\": \"SHARD_GRAD_OP\", "
+                "\"fsdp_backward_prefetch\": \"BACKWARD_POST\", \"fsdp_forward_prefetch\": false, "
+                "\"fsdp_min_num_params\": 1000}, \"mixed_precision\": \"bf16\", "
+                "\"num_processes\": 4}",
+                0,
+                "so: --strategy zero2 --prefetch post --forward-prefetch 0 --param-dtype bf16 "
+                "--unit-elems-min 1000 --workers 4\n");
+    expect_peer("--fsdp",
+                "{\"sharding_strategy\": \"FULL_SHARD\", \"mixed_precision_policy\": "
+                "{\"param_dtype\": \"torch.bfloat16\", \"reduce_dtype\": \"torch.float32\"}}",
+                0, " --param-dtype bf16 --grad-dtype f32\n");
+    expect_peer("--fsdp",
+                "{\"strategy\": \"FSDP_ZERO2\", \"fetch_type\": \"post\", \"devices\": [0, 1], "
+                "\"mixed_precision\": \"fp16\"}",
+                0,
+                "so: --strategy zero2 --prefetch post --forward-prefetch 1 --param-dtype f16 "
+                "--workers 2\n");
+    expect_peer("--fsdp", "{\"reshard_after_forward\": false}", 0, "so: --strategy zero2 ");
+    expect_peer("--fsdp", "{\"xla\": true}", 1, "no TPUs");
+}
+
+TEST(plan_follows_a_configuration_when_a_model_is_named)
+{
+    write_config("{\"zero_optimization\": {\"stage\": 1}, \"gradient_accumulation_steps\": 4}");
+    expect_plan("--deepspeed peer.json" EXAMPLE, 0, "so: --strategy zero1 ");
+    EXPECT_HAS(output, "4 micro-batches");
+    EXPECT_EQ(plan("--deepspeed peer.json --json" EXAMPLE), 0);
+    json_t *config = json_loads(output, 0, NULL);
+    EXPECT_STR(json_string_value(json_object_get(json_object_get(config, "policy"), "strategy")),
+               "zero1");
+    json_decref(config);
+    EXPECT_EQ(plan("--deepspeed peer.json --strategy zero2 --json" EXAMPLE), 0);
+    config = json_loads(output, 0, NULL);
+    EXPECT_STR(json_string_value(json_object_get(json_object_get(config, "policy"), "strategy")),
+               "zero2");
+    json_decref(config);
+    EXPECT_EQ(plan("--deepspeed peer.json --json"), 0);
+    config = json_loads(output, 0, NULL);
+    EXPECT_EQ(json_array_size(json_object_get(config, "knobs")), 2);
+    EXPECT_EQ(json_integer_value(json_object_get(config, "refused")), 0);
+    json_decref(config);
+}
+
 int main(int argc, char **argv)
 {
     snprintf(dir, sizeof dir, "/tmp/shd-plan-XXXXXX");
