@@ -344,6 +344,8 @@ static int read_rest(struct conn *c, ssize_t *ret_n, struct shd_err *e)
     struct buffer *in = &c->in;
     size_t need = 0, taken = 0;
     int r = item_bytes(c, in->data, in->used, &need, e);
+    if (r < 0) /* it was no larger than a session may send, and the session has ended */
+        return r;
     if (r == SHD_PENDING) /* the header, byte by byte: it may be all of the frame */
         need = in->used + 1;
     if (!buffer_reserve(c->all, in, need))

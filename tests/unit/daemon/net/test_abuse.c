@@ -373,6 +373,27 @@ TEST(message_that_is_too_large_is_not_read)
     trainer_stop(1);
 }
 
+/* A session may send more than who has none: what is begun when it ends is held to that. */
+TEST(message_begun_in_a_session_that_ends_is_too_large)
+{
+    static struct raw r;
+    static uint8_t large[100000] = { 2, 0, 0, 0, 0, 0, 1, 0x80, 0 };
+    struct wire_reply reply;
+    trainer_start();
+    const int fd = plain_session(&r);
+    EXPECT_EQ(send(fd, large, 200, MSG_NOSIGNAL), 200);
+    trainer_step(); /* the daemon has read it */
+    raw_close(&r);
+    trainer_step();                                          /* and has ended the session */
+    send(fd, large + 200, sizeof large - 200, MSG_NOSIGNAL); /* or was hung up on */
+    expect_hung_up(fd);
+    raw_open(&r);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_READER, &reply), SHD_OK);
+    raw_close(&r);
+    trainer_step();
+    trainer_stop(3);
+}
+
 TEST(second_daemon_of_a_device_is_refused_and_leaves_the_first_alone)
 {
     struct daemon *second;
