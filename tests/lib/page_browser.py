@@ -40,6 +40,10 @@ def packed(png):
     )
 
 
+class Ended(Exception):
+    """There is no Chromium to ask any more."""
+
+
 class Browser:
     """One page. events: what it reported since events were last cleared."""
 
@@ -86,11 +90,14 @@ class Browser:
         self.attach()
 
     def attach(self):
-        targets = self.call("Target.getTargets")["targetInfos"]
-        page = next(t for t in targets if t["type"] == "page")
-        self.session = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)[
-            "sessionId"
-        ]
+        """To its page, which is there some time after Chromium answers."""
+        end, pages = time.monotonic() + HANG_S, []
+        while not pages:
+            if time.monotonic() > end:
+                raise RuntimeError(f"chromium has no page within {HANG_S:g} s")
+            targets = self.call("Target.getTargets")["targetInfos"]
+            pages = [t["targetId"] for t in targets if t["type"] == "page"]
+        self.session = self.call("Target.attachToTarget", targetId=pages[0], flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(domain + ".enable")
 
@@ -103,7 +110,7 @@ class Browser:
                 return None
             chunk = os.read(self.read_fd, 1 << 20)
             if not chunk:
-                raise RuntimeError("chromium has ended")
+                raise Ended("chromium has ended")
             self.buffer += chunk
         message, self.buffer = self.buffer.split(b"\0", 1)
         return json.loads(message)
@@ -117,7 +124,7 @@ class Browser:
         while True:
             message = self.receive()
             if message is None:
-                raise RuntimeError(f"chromium does not answer {method}")
+                raise Ended(f"chromium does not answer {method}")
             if message.get("id") == self.count:
                 if "error" in message:
                     raise RuntimeError(f"{method}: {message['error']}")
@@ -152,11 +159,23 @@ class Browser:
         self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete' && location.href.startsWith(" + json.dumps(url) + ")")
 
-    def wait(self, expression):
+    def holds(self, expression):
+        """Whether it is true, and why not. What it speaks of may not be there yet: an exception is no."""
+        try:
+            return bool(self.run(expression)), ""
+        except RuntimeError as e:
+            return False, f" ({e})"
+
+    def wait(self, expression, shown=None):
+        """Until it is true. shown: an expression for what is seen instead."""
         end = time.monotonic() + HANG_S
-        while not self.run(expression):
+        while True:
+            held, why = self.holds(expression)
+            if held:
+                return
             if time.monotonic() > end:
-                raise RuntimeError(f"not true within {HANG_S:g} s: {expression}")
+                seen = f", shown is {self.run(shown)!r}" if shown else ""
+                raise RuntimeError(f"not true within {HANG_S:g} s: {expression}{seen}{why}")
             time.sleep(0.05)
 
     def screenshot(self, path, selector=None, full=False):
@@ -280,7 +299,7 @@ class Node:
         for process in reversed(self.started):
             process.terminate()
             try:
-                process.wait(20)
+                process.wait(HANG_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
