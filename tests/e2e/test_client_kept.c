@@ -308,16 +308,21 @@ static void await_back(shd_model *m)
     EXPECT_EQ(m->session->hub->down_count, 0);
 }
 
+/* Both, until the session has lost each of them and has it back. */
 static void kill_all(shd_model *m)
 {
-    for (int i = 0; i < DAEMONS; i++)
-        EXPECT(kill_daemon(i));
+    const struct link *links = m->session->hub->links;
     struct shd_err e = { 0 };
-    const uint64_t deadline = test_now_ms() + TEST_HANG_MS;
-    while (m->session->hub->down_count < DAEMONS && test_now_ms() < deadline) {
-        EXPECT_OK(m->session->control->poll(m, &e), &e);
-        if (m->session->hub->back_ns > clock_now_ns() - 1000000)
-            break; /* some are back already */
+    uint32_t epochs[DAEMONS];
+    for (int i = 0; i < DAEMONS; i++) {
+        epochs[i] = links[i].epoch;
+        EXPECT(kill_daemon(i));
+    }
+    for (int i = 0; i < DAEMONS; i++) {
+        const uint64_t deadline = test_now_ms() + TEST_HANG_MS;
+        while (links[i].epoch == epochs[i] && test_now_ms() < deadline)
+            EXPECT_OK(m->session->control->poll(m, &e), &e);
+        EXPECT(links[i].epoch != epochs[i]);
     }
     await_back(m);
 }
