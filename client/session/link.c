@@ -430,8 +430,10 @@ int link_welcome(struct link *link, const struct wire_reply *reply, struct shd_e
 {
     struct hub *hub = link->hub;
     struct shd_err why = { 0 };
-    if (reply->status == SHD_EBUSY && link->known) {
-        err_set(&why, SHD_EBUSY, "refused Hello: %s", reply->text);
+    /* A daemon ends a session that has said no Hello for some seconds, or while others wait for its
+     * place. Where Hello came too late for that its token is not known, and a new one does. */
+    if (reply->status == SHD_EAUTH || (reply->status == SHD_EBUSY && link->known)) {
+        err_set(&why, reply->status, "refused Hello: %s", reply->text);
         retry(link, &why);
         return SHD_OK;
     }

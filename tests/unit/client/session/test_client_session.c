@@ -48,11 +48,13 @@ enum trick {
     SIDE_REFUSES, /* side channel answers a claim with an error */
     HANGS_UP,     /* after Hello */
     BUSY_TWICE,   /* OpenModel is served when it is asked for the third time */
+    LATE_TWICE,   /* Hello finds its session ended, until it is said on the third connection */
 };
 
 struct fake {
     enum trick trick;
     uint32_t refusals;
+    bool late; /* the session of the Hello at hand has ended */
     char dir[64];
     int listen_fd, side_fd;
     void *router;
@@ -141,7 +143,12 @@ static void answer_claim(struct fake *f)
 static void fill_reply(struct fake *f, const struct wire_request *request, struct wire_reply *reply)
 {
     *reply = (struct wire_reply){ .seq = request->seq, .text = "" };
-    if (request->type == WIRE_HELLO) {
+    if (request->type == WIRE_HELLO && f->trick == LATE_TWICE && f->refusals < 2) {
+        f->refusals++;
+        f->late = true;
+        reply->status = SHD_EAUTH;
+        reply->text = "unknown or used session token";
+    } else if (request->type == WIRE_HELLO) {
         reply->type = WIRE_WELCOME;
         reply->welcome = (struct wire_welcome){ 77, f->trick == OTHER_DEVICE ? "gpu9" : "cpu0",
                                                 false };
@@ -159,6 +166,16 @@ static void fill_reply(struct fake *f, const struct wire_request *request, struc
             reply->credit = (struct wire_credit){ .slot = 0 };
         reply->seq += f->trick == OTHER_SEQ;
     }
+}
+
+static void accept_side(struct fake *f)
+{
+    const struct side_msg welcome = { .magic = SIDE_MAGIC,
+                                      .protocol = SHD_PROTOCOL,
+                                      .type = SIDE_WELCOME };
+    struct shd_err e;
+    f->side_fd = accept(f->listen_fd, NULL, NULL);
+    CHECK(side_send(f->side_fd, &welcome, -1, &e) == SHD_OK);
 }
 
 static void answer_request(struct fake *f)
@@ -183,6 +200,13 @@ static void answer_request(struct fake *f)
     zmq_send(f->router, f->frame, used, more ? ZMQ_SNDMORE : 0);
     if (more)
         zmq_send(f->router, "more", 4, 0);
+    if (f->late) {
+        struct pollfd gone = { .fd = f->side_fd, .events = POLLIN };
+        f->late = false;
+        poll(&gone, 1, -1); /* the client has read the answer */
+        close(f->side_fd);
+        accept_side(f);
+    }
     if (request.type == WIRE_HELLO && f->trick == HANGS_UP) {
         sleep_ms(100);
         _exit(0);
@@ -197,12 +221,7 @@ __attribute__((noreturn)) static void be_fake(struct fake *f)
     f->router = zmq_socket(context, ZMQ_ROUTER);
     snprintf(endpoint, sizeof endpoint, "ipc://%s/cpu0.zmq", f->dir);
     CHECK(zmq_bind(f->router, endpoint) == 0);
-    f->side_fd = accept(f->listen_fd, NULL, NULL);
-    const struct side_msg welcome = { .magic = SIDE_MAGIC,
-                                      .protocol = SHD_PROTOCOL,
-                                      .type = SIDE_WELCOME };
-    struct shd_err e;
-    CHECK(side_send(f->side_fd, &welcome, -1, &e) == SHD_OK);
+    accept_side(f);
     for (;;) {
         zmq_pollitem_t items[] = { { .socket = f->router, .events = ZMQ_POLLIN },
                                    { .fd = f->side_fd, .events = ZMQ_POLLIN } };
@@ -276,6 +295,11 @@ static void expect_trick(enum trick trick, int status, const char *has)
 TEST(what_a_daemon_has_no_place_for_is_asked_again)
 {
     expect_trick(BUSY_TWICE, SHD_OK, "");
+}
+
+TEST(hello_that_came_too_late_is_said_again)
+{
+    expect_trick(LATE_TWICE, SHD_OK, "");
 }
 
 TEST(honest_fake_is_accepted)
