@@ -5,8 +5,8 @@
  *   never   ends before it is ready
  *   empty   stores nothing
  *   hang    is ready the first time only
- *   well    says each 50 ms that it is well
- *   slow    takes 2 s when it is started again, and says so
+ *   silent  does not say each 50 ms that it is well
+ *   slow    takes $FAKE_SLOW_S seconds when it is started again, and asks for ten times as many
  *   names   also stores under names that are no names
  *   many    stores more than may be kept
  *   loud    says 300,000 numbered lines of 128 bytes
@@ -141,16 +141,21 @@ int main(int argc, char **argv)
     free(names);
     CHECK(sd_notify_barrier(0, UINT64_C(10) * 1000 * 1000) > 0);
     if (count > 0 && told("slow")) {
-        sd_notify(0, "EXTEND_TIMEOUT_USEC=20000000\nSTATUS=adopting");
-        sleep(2);
+        const char *text = getenv("FAKE_SLOW_S");
+        const unsigned slow_s = text != NULL ? (unsigned)strtoul(text, NULL, 10) : 2;
+        sd_notifyf(0, "EXTEND_TIMEOUT_USEC=%u\nSTATUS=adopting", slow_s * 10000000);
+        sleep(slow_s);
     }
     if (count == 0 || !told("hang"))
         sd_notify(0, "STATUS=serving\nREADY=1");
-    for (unsigned i = 0; i < 300000 && told("loud"); i++)
+    for (unsigned i = 0; i < 300000 && told("loud"); i++) {
         fprintf(stderr, "line %08u %112s\n", i, "");
+        if (i % 1000 == 0)
+            sd_notify(0, "WATCHDOG=1");
+    }
     const struct timespec feed = { .tv_nsec = 50 * 1000 * 1000 };
     int signum = 0;
-    while (told("well") && (signum = sigtimedwait(&wanted, NULL, &feed)) < 0)
+    while (!told("silent") && (signum = sigtimedwait(&wanted, NULL, &feed)) < 0)
         sd_notify(0, "WATCHDOG=1");
     if (signum == 0)
         sigwait(&wanted, &signum);

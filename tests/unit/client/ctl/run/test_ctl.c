@@ -170,7 +170,7 @@ TEST(digest_of_a_run_is_what_the_worker_printed)
 TEST(failing_worker_is_named_and_its_code_passed_on)
 {
     ctl(ARGS("run", "-v", "--daemons", "2", "--workers", "3", "--", "sh", "-c",
-             "[ $RANK = 1 ] && exit 3; sleep 100"));
+             "[ $RANK = 1 ] && exit 3; sleep 99999"));
     EXPECT_EQ(run.code, 3);
     EXPECT_HAS(run.err, "worker rank 1 (pid ");
     EXPECT_HAS(run.err, ") exited with code 3\n");
@@ -180,7 +180,7 @@ TEST(failing_worker_is_named_and_its_code_passed_on)
 TEST(killed_worker_is_named_with_its_signal_when_it_may_not_be_started_again)
 {
     ctl(ARGS("run", "-v", "--max-restarts", "0", "--workers", "2", "--", "sh", "-c",
-             "[ $RANK = 0 ] && kill -9 $$; sleep 100"));
+             "[ $RANK = 0 ] && kill -9 $$; sleep 99999"));
     EXPECT_EQ(run.code, 128 + SIGKILL);
     EXPECT_HAS(run.err, "worker rank 0 (pid ");
     EXPECT_HAS(run.err, ") was killed by signal 9 (SIGKILL)\n");
@@ -211,7 +211,7 @@ TEST(daemon_that_dies_is_named_before_its_workers_when_it_may_not_be_started_aga
 {
     pid_t pids[PIDS_MAX];
     run_start(&run, ARGS("run", "-v", "--max-restarts", "0", "--daemons", "3", "--workers", "2",
-                         "--", "sh", "-c", "echo working; sleep 100"));
+                         "--", "sh", "-c", "echo working; sleep 99999"));
     run_await(&run, run.err, "[rank 1] working");
     EXPECT_EQ(pids_named("started daemon cpu1 pid=", pids), 1);
     kill(pids[0], SIGKILL);
@@ -260,11 +260,14 @@ TEST(daemon_of_a_device_that_is_not_here_is_tried_once)
 
 TEST(daemon_that_never_gets_ready_is_given_up)
 {
-    ctl_beside("echo thinking >&2; exec sleep 100",
-               ARGS("run", "-v", "--timeout", "1", "--", "true"));
+    char seconds[24], says[80];
+    snprintf(seconds, sizeof(seconds), "%" PRIu64, test_paced(1000) / 1000);
+    ctl_beside("echo thinking >&2; exec sleep 99999",
+               ARGS("run", "-v", "--timeout", seconds, "--", "true"));
     EXPECT_EQ(run.code, 1);
     EXPECT_HAS(run.err, "daemon cpu0 (pid ");
-    EXPECT_HAS(run.err, ") was not ready after 1 s (--timeout): thinking\n");
+    snprintf(says, sizeof(says), ") was not ready after %s s (--timeout): thinking\n", seconds);
+    EXPECT_HAS(run.err, says);
     expect_clean();
 }
 
@@ -275,13 +278,13 @@ TEST(status_finds_the_only_run)
     static struct run more, status;
     if (access("/run/shardd", F_OK) == 0)
         SKIP("there are daemons here already\n");
-    run_start(&run, ARGS("run", "-v", "--", "sh", "-c", "echo up; exec sleep 100"));
+    run_start(&run, ARGS("run", "-v", "--", "sh", "-c", "echo up; exec sleep 99999"));
     run_await(&run, run.out, "up\n");
     run_start(&status, ARGS("status", "--json"));
     run_finish(&status);
     EXPECT_EQ(status.code, 0);
     EXPECT_HAS(status.out, "\"device\":");
-    run_start(&more, ARGS("run", "-v", "--", "sh", "-c", "echo up; exec sleep 100"));
+    run_start(&more, ARGS("run", "-v", "--", "sh", "-c", "echo up; exec sleep 99999"));
     run_await(&more, more.out, "up\n");
     run_start(&status, ARGS("status", "--json"));
     run_finish(&status);
@@ -380,7 +383,7 @@ TEST(what_a_worker_leaves_behind_ends_with_it_and_not_with_the_run)
 TEST(killed_shardctl_takes_all_along_and_the_next_run_removes_its_directory)
 {
     run_start(&run, ARGS("run", "-v", "--daemons", "2", "--workers", "2", "--", "sh", "-c",
-                         "echo up; exec sleep 100"));
+                         "echo up; exec sleep 99999"));
     run_await(&run, run.err, "[rank 1] up\n");
     kill(run.pid, SIGKILL);
     run_finish(&run);

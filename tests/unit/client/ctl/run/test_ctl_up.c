@@ -53,21 +53,19 @@ static pid_t keeper(void)
 
 static void await_gone(pid_t pid)
 {
-    for (int tries = 0; tries < 500 && !gone(pid); tries++)
-        sleep_ms(10);
-    EXPECT(gone(pid));
+    EXPECT_SOON(gone(pid));
 }
 
 static void await_log(const char *part)
 {
     char command[256];
     snprintf(command, sizeof(command), "grep -qF '%s' %s/up.log", part, dir);
-    for (int tries = 0; tries < 500; tries++) {
-        if (system(command) == 0)
-            return;
+    const uint64_t deadline = test_now_ms() + TEST_HANG_MS;
+    while (system(command) != 0) {
+        if (test_now_ms() > deadline)
+            FAIL("no '%s' in the log", part);
         sleep_ms(10);
     }
-    FAIL("no '%s' in the log", part);
 }
 
 TEST(daemons_stay_until_down)
@@ -231,7 +229,8 @@ TEST(keeper_that_gives_up_leaves_its_log)
     kill(pids[0], SIGKILL);
     await_log("was killed by signal 9 (SIGKILL)");
     await_log("cpu1"); /* its end */
-    for (int tries = 0; tries < 500 && strstr(run.err, "nothing runs") == NULL; tries++)
+    const uint64_t deadline = test_now_ms() + TEST_HANG_MS;
+    while (strstr(run.err, "nothing runs") == NULL && test_now_ms() < deadline)
         ctl(ARGS("down", "--yes", "--runtime-dir", dir));
     await_log("was killed by signal 9 (SIGKILL)");
     up();                            /* takes the directory over, and with it its removal */
@@ -291,9 +290,9 @@ TEST(callers_streams_and_files_are_let_go)
     char command[512];
     start();
     snprintf(command, sizeof(command),
-             "cd / && (exec 9>%s/held; flock 9; timeout 20 shardctl up -n 2 -d %s 2>&1) | cat "
+             "cd / && (exec 9>%s/held; flock 9; timeout %u shardctl up -n 2 -d %s 2>&1) | cat "
              ">/dev/null && flock -n %s/held true && rm %s/held",
-             base, dir, base, base);
+             base, (unsigned)(TEST_HANG_MS / 1000), dir, base, base);
     EXPECT_EQ(system(command), 0);
     down();
     expect_nothing_runs();
@@ -361,7 +360,7 @@ TEST(daemon_of_someone_else_in_the_directory_is_spared)
     unsetenv("SHARDD_BIN");
     CHECK(mkdir(dir, 0700) == 0);
     run_start_program(&other, BIN "/shardd", ARGS("--device", "cpu1", "--runtime-dir", dir));
-    run_await(&other, other.err, "op=start device=");
+    run_await(&other, other.err, "op=start device=cpu1 runtime_dir="); /* it serves */
     ctl(ARGS("up", "-n", "2", "-d", dir));
     EXPECT_EQ(run.code, 1);
     EXPECT_HAS(run.err, "a daemon for 'cpu1' runs at '");
