@@ -283,7 +283,7 @@ static int train(const char *address, uint32_t worker, uint32_t workers, uint32_
     shd_model *m;
     for (uint32_t i = worker; i < TOY_MICROS; i += workers)
         micros[count++] = i;
-    int r = try_connect(address, /* timeout_ms= */ 60000, &s, &e);
+    int r = try_connect(address, TEST_HANG_MS, &s, &e);
     if (r == SHD_OK)
         r = shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e);
     while (r == SHD_OK && shd_step(m) < steps)

@@ -39,7 +39,7 @@ __attribute__((noreturn)) static void be_trainer(const char *spec, long pause_ms
     shd_session *s;
     shd_model *m;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    int r = try_connect(daemons.dir, 2000, &s, &e);
+    int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
     if (r == SHD_OK)
         r = shd_model_open(s, spec, &m, &e);
     while (r == SHD_OK && !atomic_load(&shared->stop) && shd_step(m) < STEPS_MAX) {
@@ -48,6 +48,8 @@ __attribute__((noreturn)) static void be_trainer(const char *spec, long pause_ms
         if (pause_ms > 0)
             sleep_ms(pause_ms);
     }
+    if (r != SHD_OK)
+        fprintf(stderr, "trainer: %s\n", e.text);
     _exit(r == SHD_OK ? 0 : 1);
 }
 
@@ -64,8 +66,7 @@ static void start_trainer(const char *spec, long pause_ms)
     CHECK(trainer >= 0);
     if (trainer == 0)
         be_trainer(spec, pause_ms);
-    while (atomic_load(&shared->step) == 0)
-        sleep_ms(1);
+    EXPECT_SOON(atomic_load(&shared->step) > 0);
 }
 
 static uint64_t stop_trainer(void)
@@ -201,9 +202,7 @@ TEST(blobs_of_workers_may_differ)
     shd_session *s = attach(PATIENT_MS);
     shd_model *m = NULL;
     struct shd_err e = { 0 };
-    for (int i = 0; i < 500 && shd_model_attach(s, "toy", &m, &e) != SHD_OK; i++)
-        sleep_ms(10);
-    CHECK(m != NULL);
+    EXPECT_SOON(shd_model_attach(s, "toy", &m, &e) == SHD_OK);
     for (int i = 0; i < 60; i++)
         save_ok(m, 1);
     for (uint32_t i = 0; i < 2; i++) {
@@ -236,8 +235,10 @@ TEST(an_asked_for_step_is_waited_for)
     start_trainer(spec, 5);
     shd_session *s = attach(PATIENT_MS);
     shd_model *m = attach_toy(s);
-    const struct shd_checkpoint_options options = { .size = sizeof options,
-                                                    .step = atomic_load(&shared->step) + 40 };
+    /* A step that does not come before it is asked for, however late this process has its turn. */
+    const struct shd_checkpoint_options options = {
+        .size = sizeof options, .step = atomic_load(&shared->step) + test_paced(40)
+    };
     EXPECT_OK(shd_checkpoint(m, ckpts, &options, &saved, &e), &e);
     EXPECT_EQ(saved.step, options.step);
     shd_close(s);
@@ -263,7 +264,8 @@ TEST(a_trainer_saves_without_waiting)
     EXPECT_STATUS(shd_checkpoint_poll(m, &done, NULL, &e), SHD_EINVAL);
     EXPECT_OK(shd_checkpoint_begin(m, ckpts, NULL, &e), &e);
     EXPECT_STATUS(shd_checkpoint_begin(m, ckpts, NULL, &e), SHD_EBUSY);
-    for (int k = 0; k < 2000 && !done; k++) {
+    const uint64_t deadline = test_now_ms() + TEST_HANG_MS;
+    while (!done && test_now_ms() < deadline) {
         EXPECT_OK(step_with_blob(m, &e), &e);
         EXPECT_OK(shd_checkpoint_poll(m, &done, &saved, &e), &e);
     }
@@ -281,6 +283,16 @@ TEST(a_trainer_saves_without_waiting)
 /* -- In the way ---------------------------------------------------------------------------------
  */
 
+/* Whether a request waits there. */
+static bool has_pending(int index)
+{
+    const struct http_reply r = http_get(&daemons, index, "/status");
+    EXPECT_EQ(r.code, 200);
+    const bool pending = strstr(r.body, "\"requests_pending\":1") != NULL;
+    free(r.text);
+    return pending;
+}
+
 TEST(one_saver_at_a_time)
 {
     struct shd_err e = { 0 };
@@ -292,17 +304,15 @@ TEST(one_saver_at_a_time)
     shd_session *a = attach(PATIENT_MS), *b = attach(PATIENT_MS);
     shd_model *ma = open_toy(a, toy_spec("f32", TOY_ADAMW)), *mb = attach_toy(b);
     const struct shd_checkpoint_options later = { .size = sizeof later, .step = 3 };
+    EXPECT_SOON(!has_pending(0) && !has_pending(1)); /* what is shown is of a moment ago */
     EXPECT_OK(shd_checkpoint_begin(ma, ckpts, &later, &e), &e);
-    sleep_ms(100);
+    EXPECT_SOON(has_pending(0) && has_pending(1));
     EXPECT_STATUS(shd_checkpoint(mb, ckpts, NULL, NULL, &e), SHD_EBUSY);
     EXPECT_HAS(e.text, "another process saves in");
     EXPECT_STATUS(shd_checkpoint(mb, other, NULL, NULL, &e), SHD_EBUSY);
     EXPECT_HAS(e.text, "has a checkpoint of model 'toy' under way");
     train_steps(ma, 4); /* it comes, and is captured before it goes */
-    for (int i = 0; i < 500 && !done; i++) {
-        EXPECT_OK(shd_checkpoint_poll(ma, &done, NULL, &e), &e);
-        sleep_ms(5);
-    }
+    EXPECT_SOON(shd_checkpoint_poll(ma, &done, NULL, &e) != SHD_OK || done);
     EXPECT(done);
     expect_latest("step-000000000003");
     EXPECT_OK(shd_checkpoint(mb, other, NULL, NULL, &e), &e);
@@ -498,7 +508,7 @@ TEST(a_killed_daemon_fails_the_save_and_no_earlier_one)
     make_ckpts();
     toy_reference(spec, 2, want);
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(1000);
+    shd_session *s = attach(test_paced(1000));
     shd_model *m = open_toy(s, spec);
     train_steps(m, 2);
     save_ok(m, 0);
@@ -508,10 +518,7 @@ TEST(a_killed_daemon_fails_the_save_and_no_earlier_one)
     kill(daemons.pids[1], SIGKILL);
     bool done = false;
     int r = SHD_OK;
-    for (int i = 0; i < 800 && !done && r == SHD_OK; i++) {
-        r = shd_checkpoint_poll(m, &done, NULL, &e);
-        sleep_ms(10);
-    }
+    EXPECT_SOON((r = shd_checkpoint_poll(m, &done, NULL, &e)) != SHD_OK || done);
     EXPECT_EQ(r, SHD_EGONE);
     EXPECT(done);
     shd_close(s);

@@ -58,16 +58,16 @@ TEST(nobody_at_the_address_is_named)
     struct shd_err e;
     shd_session *s = NULL;
     char address[300];
-    EXPECT_STATUS(try_connect("/nowhere/shardd", 1000, &s, &e), SHD_ENOENT);
+    EXPECT_STATUS(try_connect("/nowhere/shardd", test_paced(1000), &s, &e), SHD_ENOENT);
     EXPECT_HAS(e.text, "/nowhere/shardd");
     fixture_start(&daemons, 1, NULL);
     snprintf(address, sizeof address, "%s?cpu0,cpu7", daemons.dir);
-    EXPECT_STATUS(try_connect(address, 1000, &s, &e), SHD_ENOENT);
+    EXPECT_STATUS(try_connect(address, test_paced(1000), &s, &e), SHD_ENOENT);
     EXPECT_HAS(e.text, "cpu7");
     EXPECT(s == NULL);
     kill(daemons.pids[0], SIGKILL); /* leaves its sockets behind */
     waitpid(daemons.pids[0], NULL, 0);
-    EXPECT_STATUS(try_connect(daemons.dir, 1000, &s, &e), SHD_EGONE);
+    EXPECT_STATUS(try_connect(daemons.dir, test_paced(1000), &s, &e), SHD_EGONE);
     EXPECT_HAS(e.text, "cpu0");
     snprintf(address, sizeof address, "rm -rf %s", daemons.dir);
     EXPECT_EQ(system(address), 0);

@@ -291,7 +291,7 @@ static void stopped_worker(const char *address)
     struct shd_result result;
     const uint32_t mine[] = { 0 };
     run.update = toy_update(0);
-    int r = try_connect(address, /* timeout_ms= */ 1500, &s, &e);
+    int r = try_connect(address, test_paced(1500), &s, &e);
     if (r == SHD_OK)
         r = shd_model_open(s, kind_spec(&kinds[1]), &m, &e);
     if (r == SHD_OK)
@@ -317,9 +317,9 @@ TEST(worker_that_was_stopped_has_its_time_again)
     CHECK(pid >= 0);
     if (pid == 0)
         stopped_worker(daemons.dir);
-    sleep_ms(500); /* it waits */
+    sleep_ms((long)test_paced(500)); /* it waits */
     kill(pid, SIGSTOP);
-    sleep_ms(2500);
+    sleep_ms((long)test_paced(2500));
     kill(pid, SIGCONT);
     sleep_ms(100);
     EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
