@@ -159,16 +159,29 @@ static bool is_stopped(pid_t pid)
     return info.si_pid == pid;
 }
 
-/* A wait that the stopped process is to blame for. */
+static bool is_blamed(const json_t *wait, pid_t pid)
+{
+    const json_t *on;
+    size_t i;
+    json_array_foreach(json_object_get(wait, "on"), i,
+                       on) if (json_integer_value(json_object_get(on, "pid")) == pid &&
+                               strcmp(json_string_value(json_object_get(on, "state")), "stopped") ==
+                                   0) return true;
+    return false;
+}
+
+/* The wait for the step's gradients that the stopped process is to blame for. One for a gradient's
+ * turn or a slot comes before, and may end: what waits for its turn is spilled. */
 static const json_t *find_blamed(const json_t *root, pid_t pid)
 {
-    const json_t *wait, *on;
-    size_t i, k;
+    const json_t *wait;
+    size_t i;
     json_array_foreach(json_object_get(root, "waits"), i, wait)
-        json_array_foreach(json_object_get(wait, "on"), k,
-                           on) if (json_integer_value(json_object_get(on, "pid")) == pid &&
-                                   strcmp(json_string_value(json_object_get(on, "state")),
-                                          "stopped") == 0) return wait;
+    {
+        const char *kind = json_string_value(json_object_get(wait, "kind"));
+        if (strcmp(kind, "gradients") == 0 && is_blamed(wait, pid))
+            return wait;
+    }
     return NULL;
 }
 
