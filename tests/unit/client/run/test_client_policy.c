@@ -334,7 +334,10 @@ TEST(wrong_policies_are_named)
 /* -- A slow link -------------------------------------------------------------------------------
  */
 
-/* Time a worker waits in three steps, with 4 ms a fetch and 6 ms a compute. */
+#define FETCH_MS 4u
+
+/* Time a worker waits in a step, with so long a fetch and half as long again a compute. Both are
+ * sleeps, and longer where the machine is slow: what else it does counts as waiting, too. */
 static uint64_t waited_ns(const char *name, uint32_t forward, enum shd_backward_prefetch backward)
 {
     const struct pt_model model = { .name = name };
@@ -342,8 +345,8 @@ static uint64_t waited_ns(const char *name, uint32_t forward, enum shd_backward_
     struct shd_err e = { 0 };
     struct shd_stats stats;
     struct pt_run run = run_of(policy_of(SHD_ZERO3, forward, backward, SHD_PATH_COPY), 1);
-    run.fetch_delay_ns = 4000000;
-    run.t.compute_ms = 6;
+    run.fetch_delay_ns = test_paced(FETCH_MS) * NS_PER_MS;
+    run.t.compute_ms = (long)test_paced(FETCH_MS * 3 / 2);
     shd_session *s = attach(PATIENT_MS);
     EXPECT_OK(pt_train(s, pt_spec(&model), &run, toy_all_micros, TOY_MICROS, hex, &e), &e);
     shd_stats(s, &stats);
@@ -351,14 +354,23 @@ static uint64_t waited_ns(const char *name, uint32_t forward, enum shd_backward_
     return stats.wait_ns;
 }
 
+/* Whoever else computes makes waits longer, of either kind: the shortest of several counts. */
 TEST(prefetch_hides_a_slow_link)
 {
+    char name[24];
+    uint64_t none = UINT64_MAX, ahead = UINT64_MAX;
     fixture_start(&daemons, 1, NULL);
-    const uint64_t none = waited_ns("none", 0, SHD_PREFETCH_NONE);
-    const uint64_t ahead = waited_ns("ahead", 1, SHD_PREFETCH_PRE);
-    printf("  waited %.1f ms without prefetch, %.1f ms with\n", (double)none / 1e6,
-           (double)ahead / 1e6);
-    EXPECT(none > (uint64_t)4 * 10 * 4000000);
+    for (int i = 0; i < 10 && ahead >= none / 2; i++) {
+        snprintf(name, sizeof name, "none%d", i);
+        const uint64_t none_ns = waited_ns(name, 0, SHD_PREFETCH_NONE);
+        snprintf(name, sizeof name, "ahead%d", i);
+        const uint64_t ahead_ns = waited_ns(name, 1, SHD_PREFETCH_PRE);
+        printf("  waited %.1f ms without prefetch, %.1f ms with\n", (double)none_ns / 1e6,
+               (double)ahead_ns / 1e6);
+        none = none_ns < none ? none_ns : none;
+        ahead = ahead_ns < ahead ? ahead_ns : ahead;
+    }
+    EXPECT(none > test_paced(4 * 10 * FETCH_MS) * NS_PER_MS);
     EXPECT(ahead < none / 2);
     fixture_stop(&daemons);
 }
