@@ -34,6 +34,14 @@ function(shd_install_library target)
           DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT libshd-dev)
 endfunction()
 
+# The Python package, made of what lies in dir, without the library and programs that are beside it there.
+# Debian's Python looks there below /usr; elsewhere it is named to PYTHONPATH. In no Debian package.
+function(shd_install_python dir)
+  install(DIRECTORY ${dir} DESTINATION lib/python3/dist-packages COMPONENT python3-libshd
+          FILES_MATCHING PATTERN *.py PATTERN py.typed PATTERN lib EXCLUDE PATTERN bin EXCLUDE
+          PATTERN __pycache__ EXCLUDE)
+endfunction()
+
 # shd_install_compressed(COMPONENT DIR FILE NAME): as gzip without a time, where there is gzip.
 find_program(GZIP_PROGRAM gzip)
 function(shd_install_compressed component dir file name)

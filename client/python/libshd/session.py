@@ -1,0 +1,213 @@
+"""Session and Model: the calls of shd.h as methods. Arrays are addresses here (int)."""
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Callable, Iterator, NamedTuple, Optional, Sequence
+
+from . import _c, errors
+from .library import call, lib, sized
+
+_CANCELS = 'idle' in dict(_c.shd_options._fields_)
+
+
+def version() -> str:
+    """Of the library that is loaded."""
+    return lib.shd_version().decode() if hasattr(_c, 'shd_version') else _c.SHD_VERSION
+
+
+class Tensor(NamedTuple):
+    """Where a tensor is in its unit's array."""
+    name: str
+    unit: int
+    offset_elems: int
+    elems: int
+
+
+class Result(NamedTuple):
+    """What a step came to."""
+    step: int
+    grad_norm: float
+    skipped: bool
+    over: bool
+    metrics: tuple[float, ...]
+
+
+class _Interrupts:
+    """Asks in every wait whether a signal's handler (Ctrl-C, say) wants to raise, and keeps what it raised.
+
+    A function of Python's would raise at its very begin, outside of any try: so it is a generator, whose
+    next() is called, that stands inside of one.
+    """
+
+    def __init__(self) -> None:
+        self.raised: Optional[BaseException] = None
+        asked = self._ask()
+        next(asked)
+        self.callback = dict(_c.shd_options._fields_)['idle'](functools.partial(next, asked))
+
+    def _ask(self) -> Iterator[int]:
+        answer = 0
+        while True:
+            try:
+                yield answer
+                ctypes.pythonapi.PyErr_CheckSignals()
+                answer = 0
+            except BaseException as e:  # whatever the handler raises is raised again by the call
+                self.raised, answer = e, 1
+
+    def take(self) -> Optional[BaseException]:
+        raised, self.raised = self.raised, None
+        return raised
+
+
+class Session:
+    """Attached to the daemons at an address (shd.h: struct shd_options)."""
+
+    def __init__(self, address: Optional[str] = None, *, name: Optional[str] = None, slots: int = 0,
+                 threads: int = 0, timeout: float = 0, waits: Optional[Callable[[str], None]] = None):
+        options = sized(_c.shd_options, address=address.encode() if address else None,
+                        name=name.encode() if name else None, slots=slots, threads=threads,
+                        timeout_ms=int(timeout * 1000))
+        if waits is not None:
+            options.waits = dict(_c.shd_options._fields_)['waits'](lambda _, line: waits(line.decode()))
+        self._interrupts = _Interrupts() if _CANCELS else None
+        if self._interrupts:
+            options.idle = self._interrupts.callback
+        self._options = options  # its callbacks live as long as the session
+        handle = ctypes.c_void_p()
+        self.handle: Optional[ctypes.c_void_p] = None
+        self.call(lib.shd_connect, ctypes.byref(options), ctypes.byref(handle))
+        self.handle = handle
+
+    def call(self, function: Callable[..., int], *arguments: object) -> int:
+        try:
+            return call(function, *arguments)
+        except errors.Error:
+            if self._interrupts and (raised := self._interrupts.take()):
+                raise raised from None
+            raise
+
+    @property
+    def owners(self) -> int:
+        return lib.shd_owners(self.handle)
+
+    def open(self, spec: str) -> Model:
+        model = ctypes.c_void_p()
+        self.call(lib.shd_model_open, self.handle, spec.encode(), ctypes.byref(model))
+        return Model(self, model)
+
+    def attach(self, name: Optional[str] = None) -> Model:
+        model = ctypes.c_void_p()
+        self.call(lib.shd_model_attach, self.handle, name.encode() if name else None, ctypes.byref(model))
+        return Model(self, model)
+
+    def restore(self, path: str, spec: Optional[str] = None) -> int:
+        """From a checkpoint, or (with a spec) the weights of a safetensors file; the step it is at."""
+        options = sized(_c.shd_restore_options, weights=spec is not None,
+                        spec_json=spec.encode() if spec else None)
+        restored = _c.shd_restored()
+        self.call(lib.shd_restore, self.handle, path.encode(), ctypes.byref(options), ctypes.byref(restored))
+        return restored.step
+
+    def stats(self) -> _c.shd_stats:
+        stats = _c.shd_stats()
+        lib.shd_stats(self.handle, ctypes.byref(stats))
+        return stats
+
+    def close(self) -> None:
+        """Arrays handed out become invalid."""
+        handle, self.handle = self.handle, None
+        if handle:
+            lib.shd_close(handle)
+
+
+class Model:
+    """A model of a session; it ends with the session."""
+
+    def __init__(self, session: Session, handle: ctypes.c_void_p):
+        self.session, self.handle = session, handle
+        self._pointer = ctypes.c_void_p()
+
+    @property
+    def name(self) -> str:
+        return lib.shd_model_name(self.handle).decode()
+
+    @property
+    def spec(self) -> str:
+        return lib.shd_model_spec(self.handle).decode()
+
+    @property
+    def step(self) -> int:
+        """The open one."""
+        return lib.shd_step(self.handle)
+
+    @property
+    def micro_batches(self) -> int:
+        return lib.shd_micro_batches(self.handle)
+
+    @property
+    def path(self) -> int:
+        return lib.shd_path(self.handle)
+
+    def unit_names(self) -> list[str]:
+        return [lib.shd_unit_name(self.handle, unit).decode() for unit in range(lib.shd_units(self.handle))]
+
+    def tensors(self) -> list[Tensor]:
+        raw, found = _c.shd_tensor(), []
+        for index in range(lib.shd_tensors(self.handle)):
+            lib.shd_tensor_get(self.handle, index, ctypes.byref(raw))
+            found.append(Tensor(raw.name.decode(), raw.unit, raw.offset_elems, raw.elems))
+        return found
+
+    def set_policy(self, **fields: int) -> None:
+        self.session.call(lib.shd_set_policy, self.handle, ctypes.byref(sized(_c.shd_policy, **fields)))
+
+    def acquire(self, unit: int) -> int:
+        """The address of the unit's parameters at the open step; waits for them."""
+        self.session.call(lib.shd_acquire, self.handle, unit, ctypes.byref(self._pointer))
+        return self._pointer.value
+
+    def release(self, unit: int) -> None:
+        lib.shd_release(self.handle, unit)
+
+    def grad(self, micro: int, unit: int) -> int:
+        """The address of an array for the unit's gradient."""
+        pointer = ctypes.POINTER(ctypes.c_float)()
+        self.session.call(lib.shd_grad, self.handle, micro, unit, ctypes.byref(pointer))
+        return ctypes.cast(pointer, ctypes.c_void_p).value
+
+    def return_grad(self, micro: int, unit: int) -> None:
+        self.session.call(lib.shd_return, self.handle, micro, unit)
+
+    def return_none(self, micro: int, unit: int) -> None:
+        self.session.call(lib.shd_return_none, self.handle, micro, unit)
+
+    def report(self, micro: int, metrics: Sequence[float]) -> None:
+        array = (ctypes.c_double * len(metrics))(*metrics)
+        self.session.call(lib.shd_report, self.handle, micro, array, len(metrics))
+
+    def commit(self, lr: float, *, clip_norm: float = 0, groups: Sequence[Sequence[float]] = (),
+               divide_by: int = 0) -> Result:
+        """groups: for each (lr, weight_decay, beta1, beta2) of this step."""
+        update = sized(_c.shd_update, lr=lr, clip_norm=clip_norm)
+        if groups or divide_by:
+            rates = (_c.shd_rates * len(groups))(*[_c.shd_rates(*group) for group in groups])
+            update.groups, update.group_count, update.divide_by = rates, len(groups), divide_by
+        result = _c.shd_result()
+        self.session.call(lib.shd_commit, self.handle, ctypes.byref(update), ctypes.byref(result))
+        return Result(result.step, result.grad_norm, result.skipped, result.over, tuple(result.metrics))
+
+    def digest(self) -> tuple[str, int]:
+        """Of parameters and optimizer state, and the step."""
+        text, step = ctypes.create_string_buffer(65), ctypes.c_uint64()
+        self.session.call(lib.shd_digest, self.handle, text, ctypes.byref(step))
+        return text.value.decode(), step.value
+
+    def checkpoint(self, directory: str, keep: int = 0) -> str:
+        """Save the open step; the name of what was saved."""
+        saved = _c.shd_checkpointed()
+        options = sized(_c.shd_checkpoint_options, keep=keep)
+        self.session.call(lib.shd_checkpoint, self.handle, directory.encode(), ctypes.byref(options),
+                          ctypes.byref(saved))
+        return saved.name.decode()

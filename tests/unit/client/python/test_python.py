@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""test_python.py BUILD_DIR [--sanitized]: what libshd.py says of the C side is so, and a few calls through it.
+
+With --sanitized the library is not loaded: Python itself would have to be built so.
+"""
+import ctypes
+import importlib.util
+import os
+import subprocess
+import sys
+import unittest
+
+BUILD = sys.argv.pop(1)
+SANITIZED = sys.argv[-1] == '--sanitized' and bool(sys.argv.pop())
+PACKAGE = os.path.join(BUILD, 'python')
+sys.path.insert(0, PACKAGE)
+SPEC = '''{ "name": "line", "micro_batches": 1, "optimizer": { "kind": "sgd", "momentum": 0 }, "units": [
+    { "name": "all", "tensors": [ { "name": "w", "shape": [3], "init": ["const", 2] } ] } ] }'''
+
+
+def module(name):
+    """One file of the package, without the library that the package loads."""
+    spec = importlib.util.spec_from_file_location(name, os.path.join(PACKAGE, 'libshd', name + '.py'))
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+class Layout(unittest.TestCase):
+    """Structs as the compiler has them, a class for each result."""
+
+    def test_every_field_is_where_the_compiler_has_it(self):
+        c, here = module('_c'), []
+        for struct in c.STRUCTS:
+            here.append(f'{struct.__name__} {ctypes.sizeof(struct)}')
+            here += [f'{struct.__name__}.{name} {getattr(struct, name).offset} {getattr(struct, name).size}'
+                     for name, _ in struct._fields_]
+        there = subprocess.run([os.path.join(BUILD, 'tests', 'python_layout')], capture_output=True, text=True,
+                               check=True).stdout.splitlines()
+        self.assertEqual(here, there)
+        self.assertGreater(len(here), 60)
+
+    def test_every_result_has_an_exception_of_its_own(self):
+        c, errors = module('_c'), module('errors')
+        results = {name for name in vars(c) if name.startswith('SHD_E')}
+        self.assertEqual(results - set(errors.BY_NAME), set())
+        self.assertEqual(len(set(errors.BY_NAME.values())), len(errors.BY_NAME))
+
+
+@unittest.skipIf(SANITIZED, 'the library is sanitized')
+class Calls(unittest.TestCase):
+    """A step without daemons, and what goes wrong."""
+
+    def setUp(self):
+        import libshd
+        self.shd = libshd
+        self.session = libshd.Session('local:')
+
+    def tearDown(self):
+        self.session.close()
+
+    def test_a_step_updates_the_parameters(self):
+        model = self.session.open(SPEC)
+        values = (ctypes.c_float * 3).from_address(model.acquire(0))
+        self.assertEqual(list(values), [2, 2, 2])
+        model.release(0)
+        (ctypes.c_float * 3).from_address(model.grad(0, 0))[:] = [1, 2, 3]
+        model.report(0, [7.5])
+        model.return_grad(0, 0)
+        result = model.commit(0.5)
+        self.assertEqual((result.step, result.skipped, result.metrics[0]), (0, False, 7.5))
+        self.assertAlmostEqual(result.grad_norm, 14 ** 0.5, places=6)
+        self.assertEqual(list((ctypes.c_float * 3).from_address(model.acquire(0))), [1.5, 1, 0.5])
+        self.assertEqual(model.tensors(), [('w', 0, 0, 3)])
+        self.assertEqual((model.step, model.unit_names(), self.session.owners), (1, ['all'], 1))
+
+    def test_an_error_is_an_exception_with_the_librarys_words(self):
+        with self.assertRaisesRegex(self.shd.InvalidArgument, 'micro_batches') as raised:
+            self.session.open(SPEC.replace('micro_batches', 'micro'))
+        self.assertEqual(raised.exception.code, -1)
+        self.assertIsInstance(raised.exception, ValueError)
+        self.session.open(SPEC)
+        with self.assertRaises(self.shd.AlreadyExists):
+            self.session.open(SPEC)
+        with self.assertRaises(self.shd.NotFound):
+            self.session.attach('other')
+
+    def test_the_version_is_the_headers(self):
+        self.assertRegex(self.shd.version(), r'^\d+\.\d+\.\d+$')
+
+
+if __name__ == '__main__':
+    unittest.main()
