@@ -63,6 +63,9 @@ get_prometheus() {
     (cd "$tools" && apt-get -q download prometheus && dpkg -x prometheus_*.deb .)
 }
 
+# PyTorch for the tests named torch: build/torch-VERSION, or $SHD_TORCH_ENV.
+get_torch() { (step torch scripts/torch_env.py) || say "no PyTorch: torch is skipped"; }
+
 # Not tested once more in release: what has been held in dev and no optimization changes, which are memory,
 # the order of events, and words. (client_again is the other way round: a part in dev, all in release.)
 held_in_dev='adopt|adopt_state|chaos_elastic|checkpoint_bad|checkpoint_ctl|client_follow|client_kept'
@@ -102,6 +105,8 @@ run_ctest() {
 # What is not dev's.
 other_half() {
     trap wait EXIT # for clang-tidy
+    timed torch get_torch &
+    local torch=$!
     must build-release build release
     check format check_format
     check shellcheck check_scripts
@@ -111,6 +116,7 @@ other_half() {
     under=(setarch "$(uname -m)" -R)
     run_tests tsan 6 -L threads
     under=()
+    wait "$torch"
     run_tests release 2 -E "^($held_in_dev)\$"
     check fuzz scripts/fuzz.sh --seconds 5
 }

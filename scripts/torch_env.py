@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""torch_env.py [--print] [DIR]: a Python environment with PyTorch for the CPU, for tests and benchmarks.
+
+DIR is build/torch-VERSION, or $SHD_TORCH_ENV. Prints its python. Made once, in some three minutes and
+1.3 GB, then found again; another version of PyTorch is another directory. --print makes nothing.
+
+The registry's usual package of PyTorch is the one for CUDA. Of the libraries that it is linked with, those
+that this machine has not, or has in a version that is too old, are replaced by ones that have the names
+and do nothing: the CPU works then, CUDA does not. Needs gcc, readelf.
+
+Exit code 77: the registry cannot be reached (tests that need PyTorch are skipped then), or nothing is there.
+"""
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+TORCH = '2.15.0'
+NEEDED = ('filelock==4.2.11', 'fsspec==2026.9.0', 'jinja2==3.1.6', 'markupsafe==3.0.4', 'mpmath==1.3.0',
+          'networkx==3.6.1', 'numpy==2.4.6', 'safetensors==0.8.0', 'setuptools==84.2.1', 'sympy==1.14.0',
+          'typing_extensions==4.16.0')
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SKIPPED = 77
+
+
+def say(text):
+    print(f'torch_env.py: {text}', file=sys.stderr)
+
+
+def output(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def libraries(env):
+    """PyTorch's own, the ones that Python loads first."""
+    folder = output(os.path.join(env, 'bin', 'python'), '-c', 'import sysconfig; '
+                    'print(sysconfig.get_path("purelib"))').stdout.strip() + '/torch/lib'
+    return folder, [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if '.so' in name]
+
+
+def versions(files):
+    """{library: versions of its names that are asked for}, and {version: names}."""
+    wanted, names = {}, {}
+    for file in files:
+        for line in output('readelf', '--wide', '--version-info', file).stdout.splitlines():
+            if match := re.search(r'File: (\S+)', line):
+                library = match[1]
+            elif match := re.search(r'Name: (\S+)  Flags', line):
+                wanted.setdefault(library, set()).add(match[1])
+        for line in output('readelf', '--wide', '--dyn-syms', file).stdout.splitlines():
+            if match := re.search(r' UND (\w+)@(\S+)', line):
+                names.setdefault(match[2], set()).add(match[1])
+    return wanted, names
+
+
+def write_stub(path, library, names, version):
+    """A library with functions that fail; those that say what a library has (__cuda…) succeed."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, script = os.path.join(folder, 'stub.c'), os.path.join(folder, 'stub.map')
+        with open(source, 'w', encoding='ascii') as file:
+            file.writelines(f'long {name}(void) {{ return {0 if name[0] == "_" else 100}; }}\n'
+                            for name in sorted(names))
+        command = ['gcc', '-shared', '-fPIC', '-w', f'-Wl,-soname,{library}', '-o', path, source]
+        if version:
+            with open(script, 'w', encoding='ascii') as file:
+                file.write(f'{version} {{ *; }};\n')
+            command.append(f'-Wl,--version-script={script}')
+        subprocess.run(command, check=True)
+
+
+def add_stubs(env):
+    """Give PyTorch's libraries all that the loader does not find."""
+    folder, files = libraries(env)
+    wanted, names = versions(files)
+    absent = {line.split()[0] for file in files for line in output('ldd', file).stdout.splitlines()
+              if 'not found' in line} - {'libcuda.so.1'}  # the driver's, opened at need
+    for library in sorted(absent):
+        version = min(wanted.get(library, ()), default=None)
+        write_stub(os.path.join(folder, library), library, names.get(version, ()), version)
+    # Names without a version, of any library: the loader looks for them in all.
+    left = set()
+    for file in files:
+        checked = output('ldd', '-r', file)
+        left |= {name for name in re.findall(r'undefined symbol: (\w+)\s', checked.stdout + checked.stderr)
+                 if not re.match('_?Py', name)}
+    if left and not absent:
+        raise SystemExit(f'torch_env.py: no library has {", ".join(sorted(left))}')
+    if left:
+        library = min(absent, key=lambda name: len(wanted.get(name, ())))  # one without versions, if any
+        version = min(wanted.get(library, ()), default=None)
+        write_stub(os.path.join(folder, library), library, left | names.get(version, set()), version)
+    return len(absent)
+
+
+def make(env):
+    shutil.rmtree(env, ignore_errors=True)
+    subprocess.run([sys.executable, '-m', 'venv', env], check=True)
+    install = [os.path.join(env, 'bin', 'pip'), 'install', '--quiet', '--no-deps', '--no-cache-dir',
+               '--disable-pip-version-check']
+    for packages in (NEEDED, (f'torch=={TORCH}',)):
+        if subprocess.run([*install, *packages], check=False, stdout=sys.stderr).returncode:
+            shutil.rmtree(env, ignore_errors=True)
+            say(f'skipped: {packages[0]} could not be installed; is the package registry reachable?')
+            return SKIPPED
+    stubs = add_stubs(env)
+    tried = output(os.path.join(env, 'bin', 'python'), '-c', 'import torch; print(torch.__version__)')
+    if tried.returncode:
+        say(f'PyTorch {TORCH} does not load: {tried.stderr.strip().splitlines()[-1]}')
+        return 1
+    say(f'PyTorch {tried.stdout.strip()} in {env}, {stubs} libraries of CUDA replaced')
+    with open(os.path.join(env, 'complete'), 'w', encoding='ascii') as file:
+        file.write(f'{TORCH}\n')
+    return 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--print', action='store_true', help='say where it is; make nothing')
+    parser.add_argument('dir', nargs='?')
+    o = parser.parse_args()
+    env = o.dir or os.environ.get('SHD_TORCH_ENV') or os.path.join(ROOT, 'build', f'torch-{TORCH}')
+    code = 0
+    if not os.path.exists(os.path.join(env, 'complete')):
+        code = SKIPPED if o.print else make(env)
+    if code == 0:
+        print(os.path.join(env, 'bin', 'python'))
+    elif o.print:
+        say(f'skipped: no PyTorch in {env}; scripts/torch_env.py gets it')
+    return code
+
+
+if __name__ == '__main__':
+    sys.exit(main())
