@@ -106,6 +106,7 @@ SHD_API uint32_t shd_owners(const shd_session *s); /* daemons of this session; "
 /* -- Model ----------------------------------------------------------------------------------- */
 /* Create the model a JSON spec describes, or attach to it if its daemons hold it already; then
  * the spec must be the same one (SHD_ESPEC names the first tensor and field that differ).
+ * SHD_ENOENT: a session still puts its start values (shd_model_open_with() waits for it).
  *
  *   { "name": "gpt", "micro_batches": 4, "optimizer": { "kind": "adamw" }, "units": [
  *       { "name": "embed", "tensors": [ { "name": "wte", "shape": [256, 128] } ] },
@@ -120,6 +121,28 @@ SHD_API int shd_model_open(shd_session *s, const char *spec_json, shd_model **re
 /* Attach to a model the daemons hold, by name (NULL: the only one there). */
 SHD_API int shd_model_attach(shd_session *s, const char *name, shd_model **ret_model,
                              struct shd_err *e);
+/* Either of the two, with start values of the program's and with waits. */
+struct shd_open_options {
+    size_t size;
+    const char *spec_json; /* NULL: attach to name */
+    const char *name;      /* NULL: the only one */
+    /* No such model yet: wait so long for another session to make it, then SHD_ETIMEDOUT. 0: attach
+     * without a wait (SHD_ENOENT); with spec_json, wait for a session that is making it as for any
+     * other (shd_options.timeout_ms). */
+    uint64_t wait_ms;
+    /* Start values of a model that no daemon has: of each unit in order, frozen ones too, into
+     * values[unit elements] (host memory; each tensor at its shd_tensor.offset_elems, the gaps are
+     * the library's). Called in one session only: the first that opens; the others wait, and if it
+     * dies the next is asked. Nobody sees the model before its last unit is in. Units come from 0
+     * again when a daemon died meanwhile. Call nothing of this session from it. Nonzero: give up,
+     * SHD_EINTERNAL. NULL: what the spec says. */
+    int (*fill)(void *ctx, uint32_t unit, float *values);
+    void *ctx;
+};
+/* *ret_created (may be NULL): it was made by this call, with `fill`. Errors beside those of _open
+ * and _attach: SHD_ENOTSUP a daemon is of an older version; SHD_ETIMEDOUT. */
+SHD_API int shd_model_open_with(shd_session *s, const struct shd_open_options *options,
+                                shd_model **ret_model, bool *ret_created, struct shd_err *e);
 /* Unmap and free the model's client side; the daemons keep the model. NULL is a no-op. */
 SHD_API void shd_model_close(shd_model *m);
 

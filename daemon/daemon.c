@@ -21,6 +21,7 @@
 #include "daemon/model/adopt.h"
 #include "daemon/model/apply.h"
 #include "daemon/model/checkpoint.h"
+#include "daemon/model/create.h"
 #include "daemon/model/drain.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/lease_wait.h"
@@ -285,6 +286,7 @@ static void session_ended(struct session *s, bool was_open)
         lease_wait_forget_session(d->models[i], s);
     }
     restore_forget_session(d, s);
+    create_forget_session(d, s);
     drain_forget_session(s);
 }
 
@@ -404,6 +406,7 @@ void daemon_free(struct daemon *d)
         wait_idle(d->kern); /* nor what the end of a session has begun */
     open_model_abandon(d);
     restore_abandon(d);
+    create_abandon(d);
     drop_requests(d);
     for (uint32_t i = 0; i < d->model_count; i++) {
         checkpoint_free(d->models[i]->checkpoint);

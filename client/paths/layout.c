@@ -36,7 +36,7 @@ static int take_spec(struct shd_model *m, const struct link *link, const struct 
     return r;
 }
 
-static int take_layout(const struct layout_opening *o, const struct link *link,
+static int take_layout(struct layout_opening *o, const struct link *link,
                        const struct wire_reply *reply, struct shd_err *e)
 {
     const struct wire_layout *layout = &reply->layout;
@@ -70,6 +70,10 @@ static int take_layout(const struct layout_opening *o, const struct link *link,
     CHECK(layout->in.bytes <= sizeof got.in);
     if (layout->in.bytes > 0)
         memcpy(got.in, layout->in.data, layout->in.bytes);
+    if (link->index == 0) {
+        o->origin = layout->origin;
+        o->settled = true;
+    }
     *(o->ret_layout != NULL ? o->ret_layout : &o->m->map->owners[link->index].layout) = got;
     return SHD_OK;
 }
@@ -82,7 +86,9 @@ static void fill_open(const struct layout_opening *o, const struct link *link,
                                                         .name = o->name,
                                                         .owner = link->index,
                                                         .owners = link->hub->link_count,
-                                                        .slots = o->slots };
+                                                        .slots = o->slots,
+                                                        .origin = o->origin,
+                                                        .settled = o->settled };
 }
 
 /* -- By rounds --------------------------------------------------------------------------------- */
@@ -132,7 +138,9 @@ static int take_exchange(void *ctx, struct link *link, const struct wire_reply *
 int layout_exchange(struct shd_model *m, struct link *link, uint32_t slots,
                     struct map_layout *ret_layout, struct shd_err *e)
 {
-    struct layout_opening o = { m, "", m->spec->name, slots, ret_layout };
+    struct layout_opening o = {
+        .m = m, .json = "", .name = m->spec->name, .slots = slots, .ret_layout = ret_layout
+    };
     struct wire_request request = { .type = WIRE_OPEN_MODEL };
     fill_open(&o, link, &request);
     const struct link_ask ask = { take_exchange, /* look= */ NULL, &o };
@@ -182,6 +190,7 @@ static uint64_t expected_bytes(const struct shd_model *m, const struct map_owner
     case SEGMENT_STATE:
     case SEGMENT_LEDGER:
     case SEGMENT_SPILL:
+    case SEGMENT_STAGE:
         break;
     }
     return 0; /* nothing we would map */

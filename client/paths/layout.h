@@ -11,6 +11,8 @@ struct layout_opening { /* what a model is asked for by */
     const char *name; /* borrowed; "": the only one */
     uint32_t slots;
     struct map_layout *ret_layout; /* where the answer goes; NULL: owner->layout */
+    uint64_t origin;               /* as owner 0 has it, once `settled`: it has answered */
+    bool settled;
 };
 
 /* OpenModel to one or to every daemon. */

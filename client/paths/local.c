@@ -99,6 +99,21 @@ static int open_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     return runs_new(spec, unit, (struct slice){ 0, elems }, &u->runs, &u->run_count, e);
 }
 
+/* This program's start values. */
+static int put_starts(struct shd_model *m, uint32_t unit, struct shd_err *e)
+{
+    const uint64_t bytes = m->spec->units[unit].elems * sizeof(float);
+    float *values = sys_malloc(bytes);
+    if (values == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for the start values of unit %" PRIu32, unit);
+    int r = starts_fill(m->session->starts, m->spec, unit, values, e);
+    const struct kern_copy copy = { m->local->units[unit].param, values, bytes };
+    if (r == SHD_OK)
+        r = kern_run_op(m->session->kern, &(struct kern_op){ KERN_COPY, { .copy = copy } }, e);
+    free(values);
+    return r;
+}
+
 /* Give a unit its initial values, and publish them. */
 static int fill_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
@@ -111,7 +126,13 @@ static int fill_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     const int zeroed = kern_run_op(k, &zero, e);
     if (zeroed != SHD_OK)
         return zeroed;
-    for (uint32_t t = su->first_tensor; t < su->first_tensor + su->tensor_count; t++) {
+    const bool own = m->session->starts != NULL;
+    if (own) {
+        const int r = put_starts(m, unit, e);
+        if (r != SHD_OK)
+            return r;
+    }
+    for (uint32_t t = su->first_tensor; !own && t < su->first_tensor + su->tensor_count; t++) {
         struct kern_fill fill;
         if (!runs_fill(m->spec, t, (struct slice){ 0, su->elems }, u->param, &fill))
             continue;
@@ -155,6 +176,8 @@ static int local_open(struct shd_model *m, const char *name, uint32_t slots, str
         if (r == SHD_OK)
             r = fill_unit(m, u, e);
     }
+    if (r == SHD_OK && m->session->starts != NULL)
+        m->session->starts->created = true;
     return r;
 }
 

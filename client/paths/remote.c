@@ -18,6 +18,7 @@
 
 #include "client/paths/commit.h"
 #include "client/paths/copy.h"
+#include "client/paths/create.h"
 #include "client/paths/layout.h"
 #include "client/paths/look.h"
 #include "client/paths/map.h"
@@ -125,8 +126,12 @@ static int remote_open(struct shd_model *m, const char *name, uint32_t slots, st
     int r = new_map(m, e);
     if (r == SHD_OK && m->spec != NULL)
         r = spec_dump(m->spec, &json, e);
-    if (r != SHD_OK)
+    if (r == SHD_OK && m->spec != NULL && m->session->starts != NULL)
+        r = create_model(m, json, m->session->starts, e);
+    if (r != SHD_OK) {
+        free(json);
         return r;
+    }
     struct layout_opening o = {
         .m = m, .json = json != NULL ? json : "", .name = name, .slots = slots
     };

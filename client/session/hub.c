@@ -336,6 +336,9 @@ static int round_make(struct link *link, const struct call *call, struct wire_re
 int round_ask(struct round *round, struct link *link, uint64_t arg, struct shd_err *e)
 {
     const struct call call = { .make = round_make, .fn = round_answered, .ctx = round, .arg = arg };
+    if (link->known && (uint32_t)round->asks >= link->requests)
+        return link_err(link, SHD_ENOTSUP, e, "does not know %s: it is of an older version",
+                        round->what);
     const int r = hub_ask(link, &call, e);
     if (r == SHD_OK)
         round->waiting++;

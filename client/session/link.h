@@ -62,6 +62,7 @@ struct link {
     bool kept;         /* a service manager has its memory */
     bool has_notify;   /* that listens in its directory */
     bool proven;       /* has answered something since it came up */
+    uint32_t requests; /* types it knows */
     uint64_t since_ns; /* not up: since then (a short, useless return does not count) */
     time_t since;      /* the same for people */
     uint64_t state_ns; /* this state since then */

@@ -68,7 +68,19 @@ struct shd_session {
     uint64_t plan_misses;
     struct shd_model *models;  /* owned list */
     struct shd_model *opening; /* borrowed: not in the list yet */
+    struct starts *starts;     /* borrowed: what it begins with; NULL: what its spec says */
 };
+
+/* Start values of a model that is being opened, from this program. */
+struct starts {
+    int (*fill)(void *ctx, uint32_t unit, float *values);
+    void *ctx;
+    bool created; /* here, with them */
+};
+
+/* The unit's start values into values[unit elements], gaps zeroed. SHD_EINTERNAL: fill gave up. */
+int starts_fill(const struct starts *starts, const struct spec *spec, uint32_t unit, float *values,
+                struct shd_err *e);
 
 /* session->kern, started on first use. */
 int session_kern(struct shd_session *s, uint32_t threads, struct shd_err *e);

@@ -6,6 +6,8 @@
  * of its stores, and each word says that all it vouches for is there:
  *
  *   ready             the initial values are in; without it the model never was
+ *   origin            a session has put all its initial values; while ready is not set it is to be
+ *                     opened only when owner 0 has opened the one of that origin
  *   commits           so many steps have a recorded decision; record[commits & 1] is of the last.
  *                     Storing it is the commit. Gradients being collected are of step `commits`
  *   unit.version      so many of them are in the unit's parameters and moments
@@ -74,6 +76,7 @@ struct ledger_head {
     uint64_t trail_bytes;
     uint64_t units_at, cells_at, metrics_at, blobs_at, trail_at, chunks_at, spec_at; /* offsets */
     _Alignas(64) _Atomic uint64_t ready;
+    _Atomic uint64_t origin; /* 0: its initial values are the spec's, or were read from files */
     _Alignas(64) _Atomic uint64_t commits;
     struct ledger_record record[2];
 };
@@ -136,6 +139,12 @@ int ledger_start_at(struct ledger *l, const struct ledger_start *start, struct s
  * SHD_ENOTSUP another version (both named); SHD_ESEGMENT what contradicts what. *l is set on
  * SHD_OK only. */
 int ledger_adopt(struct ledger *l, void *memory, uint64_t bytes, struct shd_err *e);
+
+/* Its initial values are in: a successor goes on with it. */
+static inline bool ledger_filled(const struct ledger *l)
+{
+    return atomic_load(&l->head->ready) != 0 || atomic_load(&l->head->origin) != 0;
+}
 
 /* True when memory[bytes] is a ledger of any version: *ret_head may be read up to `name`. */
 bool ledger_known(const void *memory, uint64_t bytes, const struct ledger_head **ret_head);

@@ -18,6 +18,7 @@
 #include "daemon/base/state.h"
 #include "daemon/core/ledger.h"
 #include "daemon/model/apply.h"
+#include "daemon/model/create.h"
 #include "daemon/model/model.h"
 #include "daemon/model/model_unit.h"
 #include "daemon/model/spill.h"
@@ -286,6 +287,10 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
     m->ledger_segment = *ledger_segment;
     for (int part = 0; part < KEEPER_PARTS; part++)
         g->fd[part] = -1; /* the model's now */
+    if (atomic_load(&m->ledger->head->ready) == 0) {
+        create_adopted(d, m);
+        return SHD_OK;
+    }
     resume_model(d, m);
     log_info("op=adopt model=%s owner=%" PRIu32 "/%" PRIu32 " step=%" PRIu64
              " phase=%s returned=%" PRIu64 " waiting=%" PRIu64,
@@ -372,7 +377,8 @@ static void drop_incomplete(struct daemon *d, struct keeper_group *g)
     struct shd_err e = { 0 };
     char name[LEDGER_NAME_BYTES];
     const int r = look_at_ledger(g, &ledger, &segment, name, &e);
-    const bool incomplete = r == SHD_OK && atomic_load(&ledger.head->ready) == 0;
+    const bool incomplete = r == SHD_OK && atomic_load(&ledger.head->ready) == 0 &&
+                            (ledger.head->owner == 0 || !ledger_filled(&ledger));
     unmap_host(&segment);
     if (incomplete)
         drop_group(d, g, name);

@@ -9,6 +9,7 @@
 #include "daemon/base/state.h"
 #include "daemon/core/step.h"
 #include "daemon/model/adopt.h"
+#include "daemon/model/create.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
 #include "daemon/net/op.h"
@@ -136,6 +137,7 @@ static int attach(struct open_work *w, struct model *m)
         .slots = slots,
         .slot_bytes = m->map->slot_bytes,
         .device = device_of(m),
+        .origin = create_origin(m),
     };
     struct decision last;
     if (step_last_decision(m->core, &last)) {
@@ -244,6 +246,7 @@ static void make_model(uv_work_t *work)
 static void model_made(uv_work_t *work, int cancelled)
 {
     struct open_work *w = work->data;
+    w->daemon->open->making = NULL;
     if (w->status == SHD_OK)
         w->spec = NULL; /* the model's now */
     if (w->status == SHD_OK && w->daemon->stopping)
@@ -287,17 +290,21 @@ static void spec_parsed(uv_work_t *work, int cancelled)
         finish_open(w, w->status);
         return;
     }
+    w->status = create_settle(w->op, w->spec->name);
     struct model *m = model_find(d, w->spec->name);
     if (m != NULL)
         attach_found(w, m);
-    else if ((w->status = adopt_check_name(d, w->spec->name, &w->op->err)) != SHD_OK)
+    else if (w->status != SHD_OK ||
+             (w->status = adopt_check_name(d, w->spec->name, &w->op->err)) != SHD_OK)
         finish_open(w, w->status);
-    else if (d->model_count == DAEMON_MODELS_MAX)
+    else if (d->model_count + d->open->create_count >= DAEMON_MODELS_MAX)
         finish_open(w, err_set(&w->op->err, SHD_EBUSY,
                                "daemon %s has %u models, the most there may be", d->device,
                                DAEMON_MODELS_MAX));
-    else
+    else {
+        d->open->making = w->spec->name;
         uv_queue_work(d->loop, &w->work, make_model, model_made);
+    }
 }
 
 static void serve_next(struct daemon *d)
@@ -325,11 +332,12 @@ static void serve_next(struct daemon *d)
         return;
     }
     const char *name = op->text;
+    w->status = create_settle(op, name);
     struct model *m = model_find(d, name);
     if (m != NULL)
         attach_found(w, m);
     else
-        finish_open(w, no_such_model(op, name));
+        finish_open(w, w->status == SHD_OK ? no_such_model(op, name) : w->status);
 }
 
 void open_model(struct op *op)

@@ -8,6 +8,9 @@
 #ifndef SHD_OPEN_H
 #define SHD_OPEN_H
 
+#include <stdint.h>
+
+struct create;
 struct daemon;
 struct op;
 struct open_work;
@@ -15,6 +18,10 @@ struct open_work;
 struct open_queue { /* served one at a time */
     struct op *first, **last;
     struct open_work *work; /* owned; NULL when idle */
+    const char *making;     /* borrowed: the name of the model that it makes; NULL: none */
+    /* What sessions make beside the queue (create.h). */
+    struct create *creates; /* owned list */
+    uint32_t create_count;
 };
 
 /* Serve op, whose text is a spec, or the name of an open model: it is finished later. */

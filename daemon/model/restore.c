@@ -121,7 +121,7 @@ static int check_free(struct op *op, const char *name)
     if (open != NULL)
         return err_set(&op->err, SHD_EEXIST, "daemon %s has model '%s' open at step %" PRIu64,
                        d->device, name, step_now(open->core));
-    if (d->model_count == DAEMON_MODELS_MAX)
+    if (d->model_count + d->open->create_count >= DAEMON_MODELS_MAX)
         return err_set(&op->err, SHD_EBUSY, "daemon %s has %u models, the most there may be",
                        d->device, DAEMON_MODELS_MAX);
     if (d->open->work != NULL)

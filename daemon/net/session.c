@@ -304,6 +304,14 @@ uint64_t session_ticket_new(struct session *s, int fd, enum segment_kind kind, u
     return 0;
 }
 
+void session_ticket_forget(struct daemon *d, uint64_t id, int fd)
+{
+    struct session *s = &d->sessions->items[id % SESSIONS_MAX];
+    for (uint32_t i = 0; s->id == id && i < SESSION_TICKETS_MAX; i++)
+        if (s->tickets[i].ticket != 0 && s->tickets[i].fd == fd)
+            s->tickets[i] = (struct session_ticket){ 0 };
+}
+
 const char *session_role_name(enum wire_role role)
 {
     switch (role) {

@@ -105,6 +105,9 @@ void session_reuse(struct session *s);
 /* Make a ticket for fd; 0 when the session has too many unclaimed. */
 uint64_t session_ticket_new(struct session *s, int fd, enum segment_kind kind, uint64_t bytes);
 
+/* A segment goes before session `id` does, if that is open still: unclaimed tickets for it, too. */
+void session_ticket_forget(struct daemon *d, uint64_t id, int fd);
+
 const char *session_role_name(enum wire_role role);
 
 #endif

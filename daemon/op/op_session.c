@@ -27,9 +27,9 @@ static int welcome(struct op *op, const struct session *s)
 {
     op->reply.type = WIRE_WELCOME;
     const struct daemon *d = op->daemon;
-    op->reply.welcome = (struct wire_welcome){ .session = s->id,
-                                               .device = d->device,
-                                               .kept = d->kept };
+    op->reply.welcome = (struct wire_welcome){
+        .session = s->id, .device = d->device, .kept = d->kept, .requests = WIRE_REQUEST_TYPES
+    };
     return SHD_OK;
 }
 

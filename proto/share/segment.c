@@ -20,7 +20,7 @@
 static const char *const kind_names[] = {
     [SEGMENT_STATE] = "state",       [SEGMENT_PUBLISH] = "publish", [SEGMENT_INBOX] = "inbox",
     [SEGMENT_BOARD] = "board",       [SEGMENT_LEDGER] = "ledger",   [SEGMENT_SPILL] = "spill",
-    [SEGMENT_ACTIVITY] = "activity",
+    [SEGMENT_ACTIVITY] = "activity", [SEGMENT_STAGE] = "stage",
 };
 
 bool segment_kind_readonly(enum segment_kind kind)
@@ -30,7 +30,8 @@ bool segment_kind_readonly(enum segment_kind kind)
 
 bool segment_kind_shared(uint32_t kind)
 {
-    return (kind >= SEGMENT_STATE && kind <= SEGMENT_BOARD) || kind == SEGMENT_ACTIVITY;
+    return (kind >= SEGMENT_STATE && kind <= SEGMENT_BOARD) || kind == SEGMENT_ACTIVITY ||
+           kind == SEGMENT_STAGE;
 }
 
 const char *segment_kind_name(enum segment_kind kind)

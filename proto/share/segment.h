@@ -24,6 +24,7 @@ enum segment_kind {
     SEGMENT_LEDGER = 5,   /* what a successor needs to go on: never leaves the daemon */
     SEGMENT_SPILL = 6,    /* gradients that wait for their turn: never leaves the daemon */
     SEGMENT_ACTIVITY = 7, /* what a worker shows of itself, where its inbox is not the host's */
+    SEGMENT_STAGE = 8,    /* a unit's values on their way: the worker writes */
 };
 
 /* The memory that a segment's bytes are in; the number crosses the wire. */
@@ -56,7 +57,7 @@ bool segment_kind_readonly(enum segment_kind kind);
 
 /* True for what is passed to workers; also of a number that is no kind. */
 bool segment_kind_shared(uint32_t kind);
-#define SEGMENT_KINDS_SHARED "1 to 4 or 7"
+#define SEGMENT_KINDS_SHARED "1 to 4, 7 or 8"
 
 /* "publish" ...; "?" for an unknown number. */
 const char *segment_kind_name(enum segment_kind kind);

@@ -18,9 +18,8 @@
 #include "proto/base/check.h"
 #include "proto/wire/wire_tables.h"
 
-static_assert(SHD__REQUEST__BODY_HISTORY - SHD__REQUEST__BODY_HELLO == WIRE_HISTORY,
-              "a tag is left out");
-static_assert(SHD__REPLY__BODY_ROWS - SHD__REPLY__BODY_WELCOME + 1 == WIRE_ROWS,
+static_assert(SHD__REQUEST__BODY_PUT - SHD__REQUEST__BODY_HELLO == WIRE_PUT, "a tag is left out");
+static_assert(SHD__REPLY__BODY_CREATED - SHD__REPLY__BODY_WELCOME + 1 == WIRE_CREATED,
               "a tag is left out");
 
 #define ARENA_ALIGN 16u

@@ -63,7 +63,9 @@ struct wire_bytes {
     X(DRAIN, drain)           \
     X(JOIN, join)             \
     X(FETCH, fetch)           \
-    X(HISTORY, history)
+    X(HISTORY, history)       \
+    X(CREATE, create)         \
+    X(PUT, put)
 
 enum wire_request_type {
 #define WIRE_REQUEST_ENUM(NAME, name) WIRE_##NAME,
@@ -85,6 +87,8 @@ struct wire_open_model {
     const char *name;       /* "" : the only one */
     uint32_t owner, owners; /* owner < owners <= SHD_OWNERS_MAX */
     uint32_t slots;         /* 0..SHD_SLOTS_MAX */
+    uint64_t origin;
+    bool settled;
 };
 struct wire_return {
     uint32_t model;
@@ -152,6 +156,23 @@ struct wire_history {
     uint64_t from;
     uint32_t count; /* 1..WIRE_ROWS_MAX */
 };
+enum wire_create_what {
+    WIRE_CREATE_BEGIN = 1,
+    WIRE_CREATE_FULL = 2,
+    WIRE_CREATE_OPEN = 3,
+    WIRE_CREATE_DROP = 4,
+};
+struct wire_create {
+    enum wire_create_what what;
+    uint64_t origin;        /* > 0 */
+    const char *name;       /* begin: of the model */
+    struct wire_bytes spec; /* begin: JSON */
+    uint32_t owner, owners;
+};
+struct wire_put {
+    uint64_t origin; /* > 0 */
+    uint32_t unit;   /* below SHD_UNITS_MAX */
+};
 
 struct wire_request {
     uint64_t seq;
@@ -172,6 +193,8 @@ struct wire_request {
         struct wire_join join;
         struct wire_fetch fetch;
         struct wire_history history;
+        struct wire_create create;
+        struct wire_put put;
     };
 };
 
@@ -191,13 +214,15 @@ enum wire_reply_type {
     WIRE_RESTORED,
     WIRE_FETCHED,
     WIRE_ROWS,
+    WIRE_CREATED,
 };
-#define WIRE_REPLY_TYPES (WIRE_ROWS + 1)
+#define WIRE_REPLY_TYPES (WIRE_CREATED + 1)
 
 struct wire_welcome {
     uint64_t session;
     const char *device;
     bool kept;
+    uint32_t requests; /* types it knows; 0: up to WIRE_HISTORY */
 };
 #define WIRE_DEVICE_BYTES 16u
 
@@ -220,6 +245,7 @@ struct wire_layout {
     struct wire_bytes
         in; /* a bit per group, lowest first, at most SHD_MICROS_MAX; may be shorter */
     struct wire_bytes device; /* UUID of the GPU, WIRE_DEVICE_BYTES; none: the host */
+    uint64_t origin;
 };
 struct wire_prepared {
     uint64_t step;
@@ -278,6 +304,18 @@ struct wire_rows {
     uint64_t next;
     struct wire_bytes rows; /* multiple of HISTORY_ROW_BYTES, at most WIRE_ROWS_MAX of them */
 };
+enum wire_created_what {
+    WIRE_CREATED_YOURS = 1, /* put its units */
+    WIRE_CREATED_FULL = 2,
+    WIRE_CREATED_OPEN = 3,
+    WIRE_CREATED_OTHERS = 4, /* another session makes it */
+    WIRE_CREATED_DROPPED = 5,
+};
+struct wire_created {
+    enum wire_created_what what;
+    uint64_t ticket, bytes; /* YOURS: of the stage; bytes as a segment's, else 0 */
+    const char *by;         /* OTHERS: the name of that session */
+};
 
 struct wire_reply {
     uint64_t seq;
@@ -299,6 +337,7 @@ struct wire_reply {
         struct wire_restored restored;
         struct wire_fetched fetched;
         struct wire_rows rows;
+        struct wire_created created;
     };
 };
 

@@ -71,6 +71,8 @@ static const struct wire_field open_model_fields[] = {
     INDEX(open_model, owner),
     RANGE(open_model, owners, 1, SHD_OWNERS_MAX),
     UP_TO(open_model, slots, SHD_SLOTS_MAX),
+    ANY(open_model, origin),
+    ANY(open_model, settled),
 };
 static const struct wire_field return_fields[] = {
     ANY(return, model),
@@ -121,6 +123,16 @@ static const struct wire_field fetch_fields[] = {
 };
 static const struct wire_field history_fields[] = { ANY(history, model), ANY(history, from),
                                                     RANGE(history, count, 1, WIRE_ROWS_MAX) };
+static const struct wire_field create_fields[] = {
+    RANGE(create, what, WIRE_CREATE_BEGIN, WIRE_CREATE_DROP),
+    RANGE(create, origin, 1, UINT64_MAX),
+    NAME(create, name),
+    RANGE(create, spec, 0, SPEC_JSON_BYTES_MAX),
+    INDEX(create, owner),
+    RANGE(create, owners, 1, SHD_OWNERS_MAX),
+};
+static const struct wire_field put_fields[] = { RANGE(put, origin, 1, UINT64_MAX),
+                                                UP_TO(put, unit, SHD_UNITS_MAX - 1) };
 
 const struct wire_message wire_requests[] = {
     [WIRE_HELLO] = MESSAGE("hello", hello),
@@ -139,12 +151,14 @@ const struct wire_message wire_requests[] = {
     [WIRE_JOIN] = MESSAGE("join", join),
     [WIRE_FETCH] = MESSAGE("fetch", fetch),
     [WIRE_HISTORY] = MESSAGE("history", history),
+    [WIRE_CREATE] = MESSAGE("create", create),
+    [WIRE_PUT] = MESSAGE("put", put),
 };
 
 /* -- Replies --------------------------------------------------------------------------------- */
 
 static const struct wire_field welcome_fields[] = { ANY(welcome, session), NAME(welcome, device),
-                                                    ANY(welcome, kept) };
+                                                    ANY(welcome, kept), ANY(welcome, requests) };
 static const struct wire_field layout_fields[] = {
     ANY(layout, model),
     ANY(layout, step),
@@ -157,6 +171,7 @@ static const struct wire_field layout_fields[] = {
     DECIDED(layout),
     RANGE(layout, in, 0, SHD_MICROS_MAX / 8),
     ROW(layout, device, .max = WIRE_DEVICE_BYTES, .multiple = WIRE_DEVICE_BYTES),
+    ANY(layout, origin),
 };
 static const struct wire_field prepared_fields[] = {
     ANY(prepared, step),
@@ -198,6 +213,12 @@ static const struct wire_field rows_fields[] = {
     ROW(rows, rows, .max = (uint64_t)WIRE_ROWS_MAX * HISTORY_ROW_BYTES,
         .multiple = HISTORY_ROW_BYTES),
 };
+static const struct wire_field created_fields[] = {
+    RANGE(created, what, WIRE_CREATED_YOURS, WIRE_CREATED_DROPPED),
+    ANY(created, ticket),
+    ROW(created, bytes, .max = MEMORY_BYTES_MAX, .multiple = SHD_PAGE_BYTES),
+    NAME(created, by),
+};
 
 const struct wire_message wire_replies[] = {
     [WIRE_WELCOME] = MESSAGE("welcome", welcome),
@@ -213,4 +234,5 @@ const struct wire_message wire_replies[] = {
     [WIRE_RESTORED] = MESSAGE("restored", restored),
     [WIRE_FETCHED] = MESSAGE("fetched", fetched),
     [WIRE_ROWS] = MESSAGE("rows", rows),
+    [WIRE_CREATED] = MESSAGE("created", created),
 };

@@ -198,7 +198,8 @@ static void fill_reply(struct fake *f, const struct wire_request *request, struc
     switch (request->type) {
     case WIRE_HELLO:
         reply->type = WIRE_WELCOME;
-        reply->welcome = (struct wire_welcome){ 77, f->index == 0 ? "cpu0" : "cpu1", false };
+        reply->welcome = (struct wire_welcome){ .session = 77,
+                                                .device = f->index == 0 ? "cpu0" : "cpu1" };
         break;
     case WIRE_OPEN_MODEL:
         fill_layout(f, request, reply);

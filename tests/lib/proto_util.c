@@ -204,6 +204,8 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
     case WIRE_OPEN_MODEL:
         q.open_model.spec = random_bytes(seed, SPEC_JSON_BYTES_MAX, 1);
         q.open_model.name = random_name(seed, name);
+        q.open_model.origin = random_u64(seed, 0, UINT64_MAX);
+        q.open_model.settled = random_u32(seed, 0, 1) == 1;
         q.open_model.owners = random_u32(seed, 1, SHD_OWNERS_MAX);
         q.open_model.owner = random_u32(seed, 0, q.open_model.owners - 1);
         q.open_model.slots = random_u32(seed, 0, SHD_SLOTS_MAX);
@@ -256,6 +258,18 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
                                            random_u64(seed, 0, UINT64_MAX),
                                            random_u32(seed, 1, WIRE_ROWS_MAX) };
         break;
+    case WIRE_CREATE:
+        q.create = (struct wire_create){ .what = (enum wire_create_what)random_u32(seed, 1, 4),
+                                         .origin = random_u64(seed, 1, UINT64_MAX),
+                                         .name = random_name(seed, name),
+                                         .spec = random_bytes(seed, SPEC_JSON_BYTES_MAX, 1) };
+        q.create.owners = random_u32(seed, 1, SHD_OWNERS_MAX);
+        q.create.owner = random_u32(seed, 0, q.create.owners - 1);
+        break;
+    case WIRE_PUT:
+        q.put = (struct wire_put){ random_u64(seed, 1, UINT64_MAX),
+                                   random_u32(seed, 0, SHD_UNITS_MAX - 1) };
+        break;
     case WIRE_STATUS:
     case WIRE_DETACH:
     case WIRE_REQUEST_TYPES:
@@ -268,6 +282,7 @@ static void random_layout(uint64_t *seed, struct wire_layout *l)
 {
     *l = (struct wire_layout){ .model = random_u32(seed, 0, UINT32_MAX),
                                .step = random_u64(seed, 0, UINT64_MAX),
+                               .origin = random_u64(seed, 0, UINT64_MAX),
                                .spec = random_bytes(seed, SPEC_JSON_BYTES_MAX, 1),
                                .owners = random_u32(seed, 1, SHD_OWNERS_MAX),
                                .slots = random_u32(seed, 0, SHD_SLOTS_MAX),
@@ -313,7 +328,8 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
     switch (type) {
     case WIRE_WELCOME:
         p.welcome = (struct wire_welcome){ random_u64(seed, 0, UINT64_MAX), random_name(seed, name),
-                                           random_u64(seed, 0, 1) == 1 };
+                                           random_u64(seed, 0, 1) == 1,
+                                           random_u32(seed, 0, UINT32_MAX) };
         break;
     case WIRE_LAYOUT:
         random_layout(seed, &p.layout);
@@ -368,6 +384,12 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
         p.rows.next = random_u64(seed, 0, UINT64_MAX);
         p.rows.rows = random_bytes(seed, WIRE_ROWS_MAX * HISTORY_ROW_BYTES, HISTORY_ROW_BYTES);
         break;
+    case WIRE_CREATED:
+        p.created = (struct wire_created){ (enum wire_created_what)random_u32(seed, 1, 5),
+                                           random_u64(seed, 0, UINT64_MAX),
+                                           random_u64(seed, 0, 1000) * SHD_PAGE_BYTES,
+                                           random_name(seed, name) };
+        break;
     case WIRE_REPLY_NONE:
         break;
     }
@@ -420,7 +442,9 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
                strcmp(a->open_model.name, b->open_model.name) == 0 &&
                a->open_model.owner == b->open_model.owner &&
                a->open_model.owners == b->open_model.owners &&
-               a->open_model.slots == b->open_model.slots;
+               a->open_model.slots == b->open_model.slots &&
+               a->open_model.origin == b->open_model.origin &&
+               a->open_model.settled == b->open_model.settled;
     case WIRE_RETURN:
         return same_return(&a->return_grad, &b->return_grad);
     case WIRE_PREPARE:
@@ -454,6 +478,13 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
     case WIRE_HISTORY:
         return a->history.model == b->history.model && a->history.from == b->history.from &&
                a->history.count == b->history.count;
+    case WIRE_CREATE:
+        return a->create.what == b->create.what && a->create.origin == b->create.origin &&
+               strcmp(a->create.name, b->create.name) == 0 &&
+               same_bytes(a->create.spec, b->create.spec) && a->create.owner == b->create.owner &&
+               a->create.owners == b->create.owners;
+    case WIRE_PUT:
+        return a->put.origin == b->put.origin && a->put.unit == b->put.unit;
     case WIRE_RESTORE:
         return strcmp(a->restore.path, b->restore.path) == 0 &&
                same_bytes(a->restore.spec, b->restore.spec) &&
@@ -469,7 +500,7 @@ static bool same_layout(const struct wire_layout *a, const struct wire_layout *b
     if (a->model != b->model || a->step != b->step || !same_bytes(a->spec, b->spec) ||
         a->owner != b->owner || a->owners != b->owners || a->slots != b->slots ||
         a->slot_bytes != b->slot_bytes || a->segment_count != b->segment_count ||
-        !same_bytes(a->in, b->in) || !same_bytes(a->device, b->device))
+        a->origin != b->origin || !same_bytes(a->in, b->in) || !same_bytes(a->device, b->device))
         return false;
     for (uint32_t i = 0; i < a->segment_count; i++)
         if (a->segments[i].kind != b->segments[i].kind ||
@@ -499,7 +530,7 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
     case WIRE_WELCOME:
         return a->welcome.session == b->welcome.session &&
                strcmp(a->welcome.device, b->welcome.device) == 0 &&
-               a->welcome.kept == b->welcome.kept;
+               a->welcome.kept == b->welcome.kept && a->welcome.requests == b->welcome.requests;
     case WIRE_LAYOUT:
         return same_layout(&a->layout, &b->layout);
     case WIRE_PREPARED:
@@ -533,6 +564,9 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
         return a->fetched.step == b->fetched.step;
     case WIRE_ROWS:
         return a->rows.next == b->rows.next && same_bytes(a->rows.rows, b->rows.rows);
+    case WIRE_CREATED:
+        return a->created.what == b->created.what && a->created.ticket == b->created.ticket &&
+               a->created.bytes == b->created.bytes && strcmp(a->created.by, b->created.by) == 0;
     default:
         return true;
     }

@@ -200,6 +200,12 @@ TEST(request_fields_out_of_range_are_named)
         { WIRE_JOIN, SHD_ERANGE, "join.up", 129, "join.up has 129 bytes, must be 128" },
         { WIRE_FETCH, SHD_ERANGE, "fetch.unit", 4096, "fetch.unit is 4096, must be 0 to 4095" },
         { WIRE_FETCH, SHD_ERANGE, "fetch.turn", 0, "fetch.turn is 0, must be 1 to" },
+        { WIRE_CREATE, SHD_ERANGE, "create.what", 0, "create.what is 0, must be 1 to 4" },
+        { WIRE_CREATE, SHD_ERANGE, "create.what", 5, "create.what is 5, must be 1 to 4" },
+        { WIRE_CREATE, SHD_ERANGE, "create.origin", 0, "create.origin is 0, must be 1 to" },
+        { WIRE_CREATE, SHD_ERANGE, "create.owner", 1024, "create.owner is 1024" },
+        { WIRE_PUT, SHD_ERANGE, "put.origin", 0, "put.origin is 0, must be 1 to" },
+        { WIRE_PUT, SHD_ERANGE, "put.unit", 4096, "put.unit is 4096, must be 0 to 4095" },
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
         expect_bad_request(&cases[i]);

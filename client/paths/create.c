@@ -1,0 +1,296 @@
+/* See create.h. */
+#include "client/paths/create.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "client/session/hub.h"
+#include "client/session/session.h"
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
+#include "proto/base/sys.h"
+#include "proto/share/segment.h"
+#include "proto/share/shardmap.h"
+#include "proto/spec/layout.h"
+
+struct part {                     /* an owner's */
+    struct shardmap *shards;      /* owned */
+    struct segment stage;         /* owned */
+    struct wire_segment offered;  /* to be claimed */
+    enum wire_created_what state; /* as it last answered */
+};
+
+struct creating { /* one attempt */
+    struct hub *hub;
+    const struct spec *spec;
+    const char *json;
+    struct starts *starts;
+    struct part *parts; /* owned, [links] */
+    float *values;      /* owned, [elements of the largest unit] */
+    uint64_t origin;
+    enum wire_create_what what;
+    char by[WIRE_NAME_BYTES_MAX];
+    bool begun;  /* by owner 0 at least */
+    bool opened; /* owner 0 was asked to */
+    struct round putting;
+};
+
+/* -- Create -------------------------------------------------------------------------------------
+ */
+
+static void make_create(const struct round *round, const struct link *link,
+                        struct wire_request *ret_request)
+{
+    const struct creating *c = round->ctx;
+    const bool begin = c->what == WIRE_CREATE_BEGIN;
+    ret_request->create = (struct wire_create){
+        .what = c->what,
+        .origin = c->origin,
+        .name = begin ? c->spec->name : "",
+        .spec = { (const uint8_t *)c->json, begin ? strlen(c->json) : 0 },
+        .owner = link->index,
+        .owners = c->hub->link_count,
+    };
+}
+
+static int take_created(const struct round *round, const struct link *link,
+                        const struct wire_reply *reply, struct shd_err *e)
+{
+    (void)e;
+    struct creating *c = round->ctx;
+    struct part *part = &c->parts[link->index];
+    part->state = reply->created.what;
+    part->offered = (struct wire_segment){ .kind = SEGMENT_STAGE,
+                                           .ticket = reply->created.ticket,
+                                           .bytes = reply->created.bytes };
+    memcpy(c->by, reply->created.by, strlen(reply->created.by) + 1);
+    return SHD_OK;
+}
+
+static struct round create_round(struct creating *c, enum wire_create_what what)
+{
+    c->what = what;
+    return (struct round){ .what = "start values",
+                           .asks = WIRE_CREATE,
+                           .type = WIRE_CREATED,
+                           .make = make_create,
+                           .take = take_created,
+                           .ctx = c };
+}
+
+/* To owner 0 (first), or to all others; each must answer `wanted`. */
+static int ask(struct creating *c, enum wire_create_what what, bool first,
+               enum wire_created_what wanted, struct shd_err *e)
+{
+    struct round round = create_round(c, what);
+    const uint32_t end = first ? 1 : c->hub->link_count;
+    int r = SHD_OK;
+    for (uint32_t i = first ? 0 : 1; r == SHD_OK && i < end; i++)
+        r = round_ask(&round, &c->hub->links[i], 0, e);
+    r = round_finish(&round, c->hub, r, e);
+    for (uint32_t i = first ? 0 : 1; r == SHD_OK && i < end; i++)
+        if (c->parts[i].state == WIRE_CREATED_OPEN && what == WIRE_CREATE_BEGIN && !first)
+            r = link_err(&c->hub->links[i], SHD_EEXIST, e, "has model '%s' open, and %s has not",
+                         c->spec->name, c->hub->links[0].device);
+        else if (c->parts[i].state != wanted && !(first && what == WIRE_CREATE_BEGIN))
+            r = link_err(&c->hub->links[i], SHD_EPROTO, e, "answered start values with %d",
+                         (int)c->parts[i].state);
+    return r;
+}
+
+/* -- Stages -------------------------------------------------------------------------------------
+ */
+
+static int take_stage(const struct creating *c, uint32_t owner, struct shd_err *e)
+{
+    struct link *link = &c->hub->links[owner];
+    struct part *part = &c->parts[owner];
+    uint64_t elems = 0;
+    int fd = -1;
+    for (uint32_t u = 0; u < c->spec->unit_count; u++)
+        if (part->shards->slice[u].elems > elems)
+            elems = part->shards->slice[u].elems;
+    const uint64_t bytes = elems > 0 ? layout_align(elems * sizeof(float), SHD_PAGE_BYTES)
+                                     : SHD_PAGE_BYTES;
+    if (part->offered.bytes != bytes)
+        return link_err(link, SHD_ESEGMENT, e,
+                        "offers a stage of %" PRIu64 " bytes, the spec makes it %" PRIu64,
+                        part->offered.bytes, bytes);
+    int r = link_claim(link, &part->offered, &fd, e);
+    if (r == SHD_OK)
+        r = segment_map(fd, SEGMENT_STAGE, bytes, &part->stage, e);
+    if (r != SHD_OK && fd >= 0)
+        close(fd);
+    return r;
+}
+
+static int make_parts(struct creating *c, struct shd_err *e)
+{
+    const uint32_t owners = c->hub->link_count;
+    uint64_t elems = 0;
+    for (uint32_t u = 0; u < c->spec->unit_count; u++)
+        if (c->spec->units[u].elems > elems)
+            elems = c->spec->units[u].elems;
+    c->parts = sys_calloc(owners, sizeof *c->parts);
+    c->values = sys_malloc(elems * sizeof *c->values);
+    if (c->parts == NULL || c->values == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for start values of %" PRIu64 " elements", elems);
+    int r = SHD_OK;
+    for (uint32_t i = 0; i < owners; i++)
+        c->parts[i].stage = SEGMENT_CLOSED;
+    for (uint32_t i = 0; r == SHD_OK && i < owners; i++)
+        r = shardmap_new(c->spec, i, owners, &c->parts[i].shards, e);
+    return r;
+}
+
+static void free_parts(struct creating *c)
+{
+    for (uint32_t i = 0; c->parts != NULL && i < c->hub->link_count; i++) {
+        segment_close(&c->parts[i].stage);
+        shardmap_free(c->parts[i].shards);
+    }
+    free(c->parts);
+    free(c->values);
+    c->parts = NULL;
+    c->values = NULL;
+}
+
+/* -- Units --------------------------------------------------------------------------------------
+ */
+
+static void make_put(const struct round *round, const struct link *link,
+                     struct wire_request *ret_request)
+{
+    (void)link;
+    const struct creating *c = round->ctx;
+    ret_request->put = (struct wire_put){ .origin = c->origin, .unit = (uint32_t)round->arg };
+}
+
+static int put_unit(struct creating *c, uint32_t unit, struct shd_err *e)
+{
+    int r = SHD_OK;
+    c->putting = (struct round){
+        .what = "Put", .asks = WIRE_PUT, .type = WIRE_REPLY_NONE, .make = make_put, .ctx = c
+    };
+    for (uint32_t i = 0; r == SHD_OK && i < c->hub->link_count; i++) {
+        const struct slice slice = c->parts[i].shards->slice[unit];
+        memcpy(c->parts[i].stage.base, c->values + slice.first_elem,
+               slice.elems * sizeof *c->values);
+        r = round_ask(&c->putting, &c->hub->links[i], unit, e);
+    }
+    return r;
+}
+
+static int put_units(struct creating *c, struct shd_err *e)
+{
+    int r = SHD_OK;
+    for (uint32_t u = 0; r == SHD_OK && u < c->spec->unit_count; u++) {
+        r = starts_fill(c->starts, c->spec, u, c->values, e);
+        if (u > 0) {
+            const int taken = round_finish(&c->putting, c->hub, r, r == SHD_OK ? e : NULL);
+            r = r == SHD_OK ? taken : r;
+        }
+        if (r == SHD_OK)
+            r = put_unit(c, u, e);
+        if (r != SHD_OK)
+            hub_forget(c->hub, &c->putting);
+    }
+    return r == SHD_OK ? round_finish(&c->putting, c->hub, r, e) : r;
+}
+
+/* -- An attempt ---------------------------------------------------------------------------------
+ */
+
+/* Best effort: daemons that do not hear of it drop the model with the session. */
+static void give_up(struct creating *c)
+{
+    struct shd_err ignored;
+    struct round round = create_round(c, WIRE_CREATE_DROP);
+    if (c->begun && !c->opened && hub_check(c->hub, &ignored) == SHD_OK)
+        for (uint32_t i = 0; i < c->hub->link_count; i++)
+            round_one(&round, &c->hub->links[i], 0, &ignored);
+}
+
+static int open_all(struct creating *c, struct shd_err *e)
+{
+    int r = ask(c, WIRE_CREATE_FULL, /* first= */ true, WIRE_CREATED_FULL, e);
+    if (r == SHD_OK)
+        r = ask(c, WIRE_CREATE_FULL, /* first= */ false, WIRE_CREATED_FULL, e);
+    if (r != SHD_OK)
+        return r;
+    FAIL_POINT("open:full");
+    c->opened = true;
+    r = ask(c, WIRE_CREATE_OPEN, /* first= */ true, WIRE_CREATED_OPEN, e);
+    if (r == SHD_ENOENT)
+        c->opened = false;
+    if (r != SHD_OK)
+        return r;
+    c->starts->created = true;
+    FAIL_POINT("open:opened");
+    r = ask(c, WIRE_CREATE_OPEN, /* first= */ false, WIRE_CREATED_OPEN, e);
+    FAIL_POINT("open:all_opened");
+    return r;
+}
+
+static int attempt(struct creating *c, struct shd_err *e)
+{
+    int r = ask(c, WIRE_CREATE_BEGIN, /* first= */ true, WIRE_CREATED_YOURS, e);
+    if (r != SHD_OK || c->parts[0].state == WIRE_CREATED_OPEN)
+        return r;
+    if (c->parts[0].state != WIRE_CREATED_YOURS)
+        return err_set(e, SHD_ENOENT,
+                       "model '%s' is not there yet: session '%s' puts its start values",
+                       c->spec->name, c->by);
+    c->begun = true;
+    FAIL_POINT("open:begun");
+    r = ask(c, WIRE_CREATE_BEGIN, /* first= */ false, WIRE_CREATED_YOURS, e);
+    FAIL_POINT("open:all_begun");
+    for (uint32_t i = 0; r == SHD_OK && i < c->hub->link_count; i++)
+        r = take_stage(c, i, e);
+    if (r == SHD_OK)
+        r = put_units(c, e);
+    FAIL_POINT("open:put");
+    return r == SHD_OK ? open_all(c, e) : r;
+}
+
+/* Connections that were lost, ever. */
+static uint64_t losses(const struct hub *hub)
+{
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < hub->link_count; i++)
+        count += hub->links[i].epoch;
+    return count;
+}
+
+static int create_once(const struct shd_model *m, const char *json, struct starts *starts,
+                       bool *ret_again, struct shd_err *e)
+{
+    struct creating c = { .hub = m->session->hub, .spec = m->spec, .json = json, .starts = starts };
+    const uint64_t losses_before = losses(c.hub);
+    int r = make_parts(&c, e);
+    while (r == SHD_OK && c.origin == 0)
+        if (getrandom(&c.origin, sizeof c.origin, 0) != (ssize_t)sizeof c.origin)
+            r = err_sys(e, SHD_EIO, "get random bytes");
+    if (r == SHD_OK)
+        r = attempt(&c, e);
+    /* A daemon that died has forgotten its part, or never heard of the attempt. */
+    *ret_again = c.begun && !starts->created && (r == SHD_ENOENT || r == SHD_EGONE) &&
+                 losses(c.hub) != losses_before && hub_check(c.hub, NULL) == SHD_OK;
+    if (r != SHD_OK)
+        give_up(&c);
+    free_parts(&c);
+    return r;
+}
+
+int create_model(struct shd_model *m, const char *json, struct starts *starts, struct shd_err *e)
+{
+    bool again = true;
+    int r = SHD_OK;
+    starts->created = false;
+    while (again)
+        r = create_once(m, json, starts, &again, e);
+    return r;
+}

@@ -1,0 +1,519 @@
+/* See create.h. */
+#include "daemon/model/create.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <uv.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/state.h"
+#include "daemon/base/task.h"
+#include "daemon/core/ledger.h"
+#include "daemon/core/step.h"
+#include "daemon/model/model.h"
+#include "daemon/model/open.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
+#include "kernels/kern.h"
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
+#include "proto/base/sys.h"
+#include "proto/share/board.h"
+#include "proto/share/shardmap.h"
+#include "proto/spec/spec_json.h"
+#include "proto/wire/wire.h"
+
+enum create_state {
+    CREATE_MAKING,  /* op waits for libuv's pool */
+    CREATE_FILLING, /* units are put; op, if any, waits for a copy, or for the published one */
+    CREATE_FULL,
+};
+
+struct create {
+    struct create *next;
+    struct daemon *daemon; /* borrowed */
+    struct op *op;         /* borrowed: pending; NULL: none */
+    enum create_state state;
+    uint64_t session; /* 0: it is gone */
+    uint64_t origin;
+    uint32_t owner, owners;
+    char name[WIRE_NAME_BYTES_MAX]; /* of the model */
+    char by[WIRE_NAME_BYTES_MAX];   /* of the session */
+    struct spec *spec;              /* owned until the model takes it */
+    struct model *model;            /* owned until it is opened */
+    struct segment stage;           /* owned */
+    bool *put;                      /* owned, [units] */
+    uint32_t putting;               /* unit of the copy that runs */
+    uv_work_t work;
+    struct task task;
+    int status;
+    struct shd_err err;
+};
+
+/* -- The list -----------------------------------------------------------------------------------
+ */
+
+/* "": the only one, where no model is open either. */
+static struct create *find_name(struct daemon *d, const char *name)
+{
+    struct create *c = d->open->creates;
+    if (name[0] == '\0')
+        return d->model_count == 0 && d->open->create_count == 1 ? c : NULL;
+    while (c != NULL && strcmp(c->name, name) != 0)
+        c = c->next;
+    return c;
+}
+
+static struct create *find_origin(struct daemon *d, uint64_t origin)
+{
+    struct create *c = d->open->creates;
+    while (c != NULL && c->origin != origin)
+        c = c->next;
+    return c;
+}
+
+static void add(struct daemon *d, struct create *c)
+{
+    c->daemon = d;
+    c->next = d->open->creates;
+    d->open->creates = c;
+    d->open->create_count++;
+}
+
+static void create_free(struct create *c)
+{
+    if (c == NULL)
+        return;
+    model_free(c->model);
+    spec_free(c->spec);
+    segment_close(&c->stage);
+    free(c->put);
+    free(c);
+}
+
+static void take_out(struct create *c)
+{
+    struct open_queue *open = c->daemon->open;
+    struct create **at = &open->creates;
+    while (*at != c)
+        at = &(*at)->next;
+    *at = c->next;
+    open->create_count--;
+    if (c->session != 0 && c->stage.fd >= 0)
+        session_ticket_forget(c->daemon, c->session, c->stage.fd);
+}
+
+/* The model is not to be, here and for a successor. */
+static void drop(struct create *c, const char *why)
+{
+    CHECK(c->op == NULL);
+    log_warn("op=create model=%s origin=%016" PRIx64 " by=%s why=\"dropped: %s\""
+             " do=\"nothing: whoever opens it with start values makes it again\"",
+             c->name, c->origin, c->by, why);
+    if (c->model != NULL)
+        atomic_store(&c->model->ledger->head->origin, 0);
+    take_out(c);
+    create_free(c);
+}
+
+/* The pending request is done; a session that has gone meanwhile takes its model along. */
+static void finish(struct create *c, int status)
+{
+    struct op *op = c->op;
+    c->op = NULL;
+    if (status != SHD_OK)
+        op->err = c->err;
+    const bool kept = c->state == CREATE_FULL && c->owner > 0;
+    if (c->state == CREATE_MAKING)
+        drop(c, c->err.text);
+    else if (c->session == 0 && !kept)
+        drop(c, "its creator has gone");
+    op_finish(op, status);
+}
+
+static int no_such(struct op *op, uint64_t origin)
+{
+    return err_set(&op->err, SHD_ENOENT,
+                   "daemon %s makes no model of origin %016" PRIx64 " for this session",
+                   op->daemon->device, origin);
+}
+
+/* -- Beginning ----------------------------------------------------------------------------------
+ */
+
+static int answer_yours(struct op *op, const struct create *c)
+{
+    const uint64_t ticket = session_ticket_new(op->session, c->stage.fd, SEGMENT_STAGE,
+                                               c->stage.bytes);
+    if (ticket == 0)
+        return err_set(&op->err, SHD_EBUSY,
+                       "session has %u unclaimed segments, the most there may be",
+                       SESSION_TICKETS_MAX);
+    op->reply.type = WIRE_CREATED;
+    op->reply.created = (struct wire_created){
+        .what = WIRE_CREATED_YOURS, .ticket = ticket, .bytes = c->stage.bytes, .by = ""
+    };
+    return SHD_OK;
+}
+
+static int answer(struct op *op, enum wire_created_what what, const char *by)
+{
+    op->text = sys_strdup(by); /* whose it is may have gone when the reply is packed */
+    if (op->text == NULL)
+        return err_set(&op->err, SHD_ENOMEM, "no memory for an answer");
+    op->reply.type = WIRE_CREATED;
+    op->reply.created = (struct wire_created){ .what = what, .by = op->text };
+    return SHD_OK;
+}
+
+static int make_stage(struct create *c)
+{
+    uint64_t elems = 0;
+    for (uint32_t u = 0; u < c->model->spec->unit_count; u++)
+        if (c->model->map->slice[u].elems > elems)
+            elems = c->model->map->slice[u].elems;
+    c->put = sys_calloc(c->model->spec->unit_count, sizeof *c->put);
+    if (c->put == NULL)
+        return err_set(&c->err, SHD_ENOMEM, "no memory for a model of %" PRIu32 " units",
+                       c->model->spec->unit_count);
+    return segment_new("shardd-stage", SEGMENT_STAGE, elems > 0 ? elems * sizeof(float) : 1,
+                       &c->stage, &c->err);
+}
+
+static void make(uv_work_t *work)
+{
+    struct create *c = work->data;
+    const struct wire_bytes spec = c->op->req.create.spec;
+    const struct model_home home = {
+        .kern = c->daemon->kern, .keeper = c->daemon->keeper, .owner = c->owner, .owners = c->owners
+    };
+    c->status = spec_parse(c->op->text, spec.bytes, &c->spec, &c->err);
+    if (c->status == SHD_OK && strcmp(c->spec->name, c->name) != 0)
+        c->status = err_set(&c->err, SHD_EINVAL, "spec is of model '%s', not of '%s'",
+                            c->spec->name, c->name);
+    if (c->status == SHD_OK)
+        c->status = model_new(c->spec, &home, &c->model, &c->err);
+    if (c->status != SHD_OK)
+        return;
+    c->spec = NULL; /* the model's now */
+    c->status = make_stage(c);
+}
+
+static void made(uv_work_t *work, int cancelled)
+{
+    struct create *c = work->data;
+    CHECK(cancelled == 0);
+    if (c->daemon->stopping)
+        return;
+    if (c->status == SHD_OK && c->session == 0)
+        c->status = err_set(&c->err, SHD_EGONE, "session ended");
+    if (c->status == SHD_OK) {
+        c->model->daemon = c->daemon;
+        c->state = CREATE_FILLING;
+        c->status = answer_yours(c->op, c);
+        c->err = c->op->err;
+    }
+    finish(c, c->status);
+}
+
+static int begin(struct op *op)
+{
+    const struct wire_create *req = &op->req.create;
+    struct daemon *d = op->daemon;
+    struct create *c = sys_calloc(1, sizeof *c);
+    op->text = sys_malloc(req->spec.bytes + 1);
+    if (c == NULL || op->text == NULL) {
+        free(c);
+        return err_set(&op->err, SHD_ENOMEM, "no memory to make a model");
+    }
+    memcpy(op->text, req->spec.data, req->spec.bytes);
+    op->text[req->spec.bytes] = '\0';
+    c->op = op;
+    c->session = op->session->id;
+    c->origin = req->origin;
+    c->owner = req->owner;
+    c->owners = req->owners;
+    memcpy(c->name, req->name, strlen(req->name) + 1);
+    memcpy(c->by, op->session->name, strlen(op->session->name) + 1);
+    c->stage = SEGMENT_CLOSED;
+    c->work.data = c;
+    add(d, c);
+    uv_queue_work(d->loop, &c->work, make, made);
+    return SHD_PENDING;
+}
+
+static int busy(struct op *op)
+{
+    op->reply.retry_ms = OPS_RETRY_MS;
+    return err_set(&op->err, SHD_EBUSY, "daemon %s is at it: ask again", op->daemon->device);
+}
+
+static int check_begin(struct op *op)
+{
+    const struct wire_create *req = &op->req.create;
+    struct daemon *d = op->daemon;
+    if (req->name[0] == '\0' || req->spec.bytes == 0)
+        return err_set(&op->err, SHD_EINVAL, "a model without a %s cannot be made",
+                       req->name[0] == '\0' ? "name" : "spec");
+    if (d->model_count + d->open->create_count >= DAEMON_MODELS_MAX)
+        return err_set(&op->err, SHD_EBUSY, "daemon %s has %u models, the most there may be",
+                       d->device, DAEMON_MODELS_MAX);
+    return SHD_OK;
+}
+
+int create_begin(struct op *op)
+{
+    const struct wire_create *req = &op->req.create;
+    struct daemon *d = op->daemon;
+    const struct model *open = req->name[0] != '\0' ? model_find(d, req->name) : NULL;
+    if (open != NULL && open->last_status != SHD_OK)
+        return err_set(&op->err, open->last_status, "model '%s' cannot be used: %s", req->name,
+                       status_meaning(open->last_status));
+    if (open != NULL)
+        return open->ready ? answer(op, WIRE_CREATED_OPEN, "") : busy(op);
+    struct create *c = find_name(d, req->name);
+    const bool ours = c != NULL && c->session == op->session->id;
+    if (c != NULL && c->origin == req->origin && ours && c->state != CREATE_MAKING)
+        return answer_yours(op, c); /* the reply was lost */
+    if (d->open->making != NULL && strcmp(d->open->making, req->name) == 0)
+        return busy(op);
+    if (c != NULL && c->session != 0 && !ours && c->owner == 0)
+        return answer(op, WIRE_CREATED_OTHERS, c->by);
+    if (c != NULL && c->op != NULL)
+        return busy(op);
+    if (c != NULL)
+        drop(c, "it is made anew");
+    const int r = check_begin(op);
+    return r == SHD_OK ? begin(op) : r;
+}
+
+/* -- Putting ------------------------------------------------------------------------------------
+ */
+
+static void unit_copied(struct task *task)
+{
+    struct create *c = (struct create *)((char *)task - offsetof(struct create, task));
+    int r = task->status;
+    if (r != SHD_OK)
+        r = kern_explain(c->daemon->kern, r, &c->err, "taking start values");
+    else
+        c->put[c->putting] = true;
+    finish(c, r);
+}
+
+/* EBUSY: the device's queue is full of others' work. */
+static int queued(struct create *c, struct op *op, int r)
+{
+    if (r == SHD_EBUSY)
+        return busy(op);
+    if (r != SHD_OK)
+        return r;
+    c->op = op;
+    return SHD_PENDING;
+}
+
+int create_put(struct op *op)
+{
+    const struct wire_put *req = &op->req.put;
+    struct create *c = find_origin(op->daemon, req->origin);
+    if (c == NULL || c->session != op->session->id || c->state == CREATE_MAKING)
+        return no_such(op, req->origin);
+    const struct model *m = c->model;
+    if (c->state == CREATE_FULL)
+        return err_set(&op->err, SHD_EINVAL, "model '%s' has all its start values", c->name);
+    if (c->op != NULL)
+        return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 " is being taken from the stage",
+                       c->putting);
+    if (req->unit >= m->spec->unit_count)
+        return err_set(&op->err, SHD_ERANGE, "unit %" PRIu32 " of a model with %" PRIu32, req->unit,
+                       m->spec->unit_count);
+    const struct kern_copy copy = { .to = model_array(m, SHARDMAP_PARAM, req->unit),
+                                    .from = c->stage.base,
+                                    .bytes = m->map->slice[req->unit].elems * sizeof(float) };
+    c->putting = req->unit;
+    task_init(&c->task, op->daemon->tasks, unit_copied);
+    if (copy.bytes == 0) {
+        c->put[req->unit] = true;
+        return SHD_OK;
+    }
+    FAIL_POINT("create:put");
+    return queued(c, op, kern_copy(op->daemon->kern, &copy, &c->task.done, &op->err));
+}
+
+/* -- Full ---------------------------------------------------------------------------------------
+ */
+
+static int fill_up(struct create *c, struct op *op)
+{
+    c->state = CREATE_FULL;
+    if (c->owner > 0) { /* from here on only owner 0's word counts */
+        FAIL_POINT("create:full:before");
+        atomic_store_explicit(&c->model->ledger->head->origin, c->origin, memory_order_release);
+        FAIL_POINT("create:full:after");
+    }
+    return answer(op, WIRE_CREATED_FULL, "");
+}
+
+static void published(struct task *task)
+{
+    struct create *c = (struct create *)((char *)task - offsetof(struct create, task));
+    int r = task->status;
+    if (r != SHD_OK)
+        r = kern_explain(c->daemon->kern, r, &c->err, "publishing the parameters");
+    else if ((r = fill_up(c, c->op)) != SHD_OK)
+        c->err = c->op->err;
+    finish(c, r);
+}
+
+int create_full(struct op *op)
+{
+    struct create *c = find_origin(op->daemon, op->req.create.origin);
+    if (c != NULL && c->state == CREATE_FULL)
+        return answer(op, WIRE_CREATED_FULL, "");
+    if (c == NULL || c->session != op->session->id || c->state == CREATE_MAKING)
+        return no_such(op, op->req.create.origin);
+    const struct model *m = c->model;
+    if (c->op != NULL)
+        return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 " is being taken from the stage",
+                       c->putting);
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        if (!c->put[u])
+            return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 " '%s' was not put", u,
+                           m->spec->units[u].name);
+    const struct kern_cast cast = { .out = m->publish.base,
+                                    .out_dtype = m->spec->publish,
+                                    .in = m->state.base, /* the parameters come first */
+                                    .elems = m->map->elems };
+    if (cast.elems == 0)
+        return fill_up(c, op);
+    task_init(&c->task, op->daemon->tasks, published);
+    return queued(c, op, kern_cast(op->daemon->kern, &cast, &c->task.done, &op->err));
+}
+
+/* -- Opening ------------------------------------------------------------------------------------
+ */
+
+static void open_now(struct create *c)
+{
+    struct daemon *d = c->daemon;
+    struct model *m = c->model;
+    c->model = NULL;
+    take_out(c);
+    atomic_store_explicit(&m->ledger->head->origin, c->origin, memory_order_release);
+    FAIL_POINT("create:ready:before");
+    atomic_store_explicit(&m->ledger->head->ready, 1, memory_order_release);
+    FAIL_POINT("create:ready:after");
+    model_register(d, m);
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        board_publish(m->board, u, 0);
+    board_set_step(m->board, 0, STEP_OPEN);
+    m->ready = true;
+    log_info("op=create model=%s owner=%" PRIu32 "/%" PRIu32 " units=%" PRIu32 " elems=%" PRIu64
+             " state_bytes=%" PRIu64 " origin=%016" PRIx64 " by=%s",
+             m->spec->name, m->map->owner, m->map->owners, m->spec->unit_count, m->map->elems,
+             m->state.bytes, c->origin, c->by);
+    create_free(c);
+}
+
+static bool is_open(const struct daemon *d, uint64_t origin)
+{
+    for (uint32_t i = 0; i < d->model_count; i++)
+        if (atomic_load(&d->models[i]->ledger->head->origin) == origin)
+            return true;
+    return false;
+}
+
+int create_open(struct op *op)
+{
+    const uint64_t origin = op->req.create.origin;
+    struct create *c = find_origin(op->daemon, origin);
+    if (c == NULL)
+        return is_open(op->daemon, origin) ? answer(op, WIRE_CREATED_OPEN, "")
+                                           : no_such(op, origin);
+    if (c->state != CREATE_FULL)
+        return err_set(&op->err, SHD_EINVAL, "model '%s' has not all its start values yet",
+                       c->name);
+    open_now(c);
+    return answer(op, WIRE_CREATED_OPEN, "");
+}
+
+int create_drop(struct op *op)
+{
+    struct create *c = find_origin(op->daemon, op->req.create.origin);
+    if (c == NULL || c->session != op->session->id)
+        return no_such(op, op->req.create.origin);
+    if (c->op != NULL)
+        return busy(op);
+    drop(c, "its creator gave up");
+    return answer(op, WIRE_CREATED_DROPPED, "");
+}
+
+uint64_t create_origin(const struct model *m)
+{
+    return atomic_load(&m->ledger->head->origin);
+}
+
+int create_settle(struct op *op, const char *name)
+{
+    const struct wire_open_model *req = &op->req.open_model;
+    struct create *c = find_name(op->daemon, name);
+    if (c == NULL)
+        return SHD_OK;
+    if (c->state == CREATE_FULL && c->owner > 0 && req->settled && req->origin == c->origin) {
+        open_now(c);
+        return SHD_OK;
+    }
+    if (c->session != 0)
+        return err_set(&op->err, SHD_ENOENT,
+                       "model '%s' is not there yet: session '%s' puts its start values", c->name,
+                       c->by);
+    if (c->op != NULL || !req->settled)
+        return busy(op);
+    drop(c, "owner 0 has not opened it");
+    return SHD_OK;
+}
+
+/* -- Ends ---------------------------------------------------------------------------------------
+ */
+
+void create_adopted(struct daemon *d, struct model *m)
+{
+    struct create *c = sys_calloc(1, sizeof *c);
+    CHECK(c != NULL); /* at start: a successor tries again */
+    c->state = CREATE_FULL;
+    c->origin = atomic_load(&m->ledger->head->origin);
+    c->owner = m->map->owner;
+    c->owners = m->map->owners;
+    c->stage = SEGMENT_CLOSED;
+    c->model = m;
+    m->daemon = d;
+    memcpy(c->name, m->spec->name, strlen(m->spec->name) + 1);
+    memcpy(c->by, "-", sizeof "-");
+    add(d, c);
+    log_info("op=adopt model=%s owner=%" PRIu32 "/%" PRIu32 " origin=%016" PRIx64
+             " why=\"it is full, and waits for owner 0's word\"",
+             c->name, c->owner, c->owners, c->origin);
+}
+
+void create_forget_session(struct daemon *d, const struct session *s)
+{
+    for (struct create *c = d->open->creates, *next; c != NULL; c = next) {
+        next = c->next;
+        if (c->session != s->id)
+            continue;
+        c->session = 0;
+        if (c->op == NULL && (c->state != CREATE_FULL || c->owner == 0))
+            drop(c, "its creator has gone");
+    }
+}
+
+void create_abandon(struct daemon *d)
+{
+    while (d->open->creates != NULL) {
+        struct create *c = d->open->creates;
+        take_out(c);
+        create_free(c);
+    }
+}

@@ -1,0 +1,28 @@
+/* CREATE, PUT: a model whose start values a session puts; see create.h. */
+#include "daemon/model/adopt.h"
+#include "daemon/model/create.h"
+#include "daemon/op/requests.h"
+
+static int op_create(struct op *op)
+{
+    const struct wire_create *req = &op->req.create;
+    if (req->what == WIRE_CREATE_FULL)
+        return create_full(op);
+    if (req->what == WIRE_CREATE_OPEN)
+        return create_open(op);
+    if (req->what == WIRE_CREATE_DROP)
+        return create_drop(op);
+    const int r = adopt_check_name(op->daemon, req->name, &op->err);
+    return r == SHD_OK ? create_begin(op) : r;
+}
+
+const struct request request_create = { op_create,
+                                        REQUEST_ROLE(WIRE_TRAINER) | REQUEST_ROLE(WIRE_ADMIN) };
+
+static int op_put(struct op *op)
+{
+    return create_put(op);
+}
+
+const struct request request_put = { op_put,
+                                     REQUEST_ROLE(WIRE_TRAINER) | REQUEST_ROLE(WIRE_ADMIN) };
