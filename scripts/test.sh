@@ -63,8 +63,8 @@ get_prometheus() {
     (cd "$tools" && apt-get -q download prometheus && dpkg -x prometheus_*.deb .)
 }
 
-# PyTorch for the tests named torch: build/torch-VERSION, or $SHD_TORCH_ENV.
-get_torch() { (step torch scripts/torch_env.py) || say "no PyTorch: torch is skipped"; }
+# PyTorch for the tests torch and torch_wrong: build/torch-VERSION, or $SHD_TORCH_ENV.
+get_torch() { (step torch scripts/torch_env.py) || say "no PyTorch: torch and torch_wrong are skipped"; }
 
 # Not tested once more in release: what has been held in dev and no optimization changes, which are memory,
 # the order of events, and words. (client_again is the other way round: a part in dev, all in release.)

@@ -3,11 +3,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Callable, Iterator, NamedTuple, Optional, Sequence
+import json
+import weakref
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
 
 from . import _c, errors
 from .library import call, lib, sized
 
+_free = ctypes.CDLL(None).free
+_free.restype, _free.argtypes = None, [ctypes.c_void_p]
 _CANCELS = 'idle' in dict(_c.shd_options._fields_)
 
 
@@ -61,7 +65,22 @@ class _Interrupts:
         return raised
 
 
-class Session:
+class _Open:
+    """Something of the library's until it is closed."""
+    _handle: Optional[ctypes.c_void_p] = None
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        if self._handle is None:
+            raise errors.Misuse(f'the {type(self).__name__.lower()} is closed')
+        return self._handle
+
+    def _close(self) -> Optional[ctypes.c_void_p]:
+        handle, self._handle = self._handle, None
+        return handle
+
+
+class Session(_Open):
     """Attached to the daemons at an address (shd.h: struct shd_options)."""
 
     def __init__(self, address: Optional[str] = None, *, name: Optional[str] = None, slots: int = 0,
@@ -76,9 +95,9 @@ class Session:
             options.idle = self._interrupts.callback
         self._options = options  # its callbacks live as long as the session
         handle = ctypes.c_void_p()
-        self.handle: Optional[ctypes.c_void_p] = None
+        self._models: weakref.WeakSet[Model] = weakref.WeakSet()
         self.call(lib.shd_connect, ctypes.byref(options), ctypes.byref(handle))
-        self.handle = handle
+        self._handle = handle
 
     def call(self, function: Callable[..., int], *arguments: object) -> int:
         try:
@@ -92,15 +111,36 @@ class Session:
     def owners(self) -> int:
         return lib.shd_owners(self.handle)
 
-    def open(self, spec: str) -> Model:
+    def open(self, spec: str, fill: Optional[Callable[[int, int], None]] = None) -> Model:
+        """fill(unit, address) writes a unit's start values there, if the model has to be made."""
+        raised: list[BaseException] = []
+
+        def filled(_: int, unit: int, values: Any) -> int:
+            try:
+                fill(unit, ctypes.addressof(values.contents))
+                return 0
+            except BaseException as e:  # raised again below, on Python's side of the call
+                raised.append(e)
+                return 1
+        options = sized(_c.shd_open_options, spec_json=spec.encode())
+        if fill is not None:
+            options.fill = dict(_c.shd_open_options._fields_)['fill'](filled)
+        try:
+            return self._open(options)
+        except errors.Error:
+            if raised:
+                raise raised[0] from None
+            raise
+
+    def _open(self, options: _c.shd_open_options) -> Model:
         model = ctypes.c_void_p()
-        self.call(lib.shd_model_open, self.handle, spec.encode(), ctypes.byref(model))
+        self.call(lib.shd_model_open_with, self.handle, ctypes.byref(options), ctypes.byref(model), None)
         return Model(self, model)
 
-    def attach(self, name: Optional[str] = None) -> Model:
-        model = ctypes.c_void_p()
-        self.call(lib.shd_model_attach, self.handle, name.encode() if name else None, ctypes.byref(model))
-        return Model(self, model)
+    def attach(self, name: Optional[str] = None, wait: float = 0) -> Model:
+        """A model that another session makes, in so many seconds."""
+        return self._open(sized(_c.shd_open_options, name=name.encode() if name else None,
+                                wait_ms=int(wait * 1000)))
 
     def restore(self, path: str, spec: Optional[str] = None) -> int:
         """From a checkpoint, or (with a spec) the weights of a safetensors file; the step it is at."""
@@ -115,19 +155,35 @@ class Session:
         lib.shd_stats(self.handle, ctypes.byref(stats))
         return stats
 
+    def status(self, owner: int) -> dict[str, Any]:
+        """A daemon's status (docs/status.md)."""
+        text = ctypes.c_char_p()
+        self.call(lib.shd_status, self.handle, owner, ctypes.byref(text))
+        try:
+            return json.loads(text.value)
+        finally:
+            _free(text)
+
     def close(self) -> None:
         """Arrays handed out become invalid."""
-        handle, self.handle = self.handle, None
-        if handle:
+        for model in self._models:
+            model._close()
+        if handle := self._close():
             lib.shd_close(handle)
 
 
-class Model:
+class Model(_Open):
     """A model of a session; it ends with the session."""
 
     def __init__(self, session: Session, handle: ctypes.c_void_p):
-        self.session, self.handle = session, handle
+        self.session, self._handle = session, handle
+        session._models.add(self)
         self._pointer = ctypes.c_void_p()
+
+    def close(self) -> None:
+        """The daemons keep the model."""
+        if handle := self._close():
+            lib.shd_model_close(handle)
 
     @property
     def name(self) -> str:

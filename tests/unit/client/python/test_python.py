@@ -85,6 +85,24 @@ class Calls(unittest.TestCase):
         with self.assertRaises(self.shd.NotFound):
             self.session.attach('other')
 
+    def test_what_is_closed_says_so(self):
+        model = self.session.open(SPEC)
+        self.session.close()
+        for use in (lambda: model.step, lambda: self.session.status(0), lambda: self.session.open(SPEC)):
+            with self.assertRaisesRegex(self.shd.Misuse, 'is closed'):
+                use()
+
+    def test_start_values_and_what_their_function_raises(self):
+        def fill(unit, address):
+            (ctypes.c_float * 3).from_address(address)[:] = [unit, 5, 6]
+
+        def fail(unit, address):
+            raise KeyError('weights')
+        with self.assertRaises(KeyError):
+            self.session.open(SPEC, fail)
+        model = self.session.open(SPEC, fill)
+        self.assertEqual(list((ctypes.c_float * 3).from_address(model.acquire(0))), [0, 5, 6])
+
     def test_the_version_is_the_headers(self):
         self.assertRegex(self.shd.version(), r'^\d+\.\d+\.\d+$')
 

@@ -1,0 +1,123 @@
+"""shard() and what is done with a module afterwards."""
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Callable, Iterator, Optional, Union
+
+import torch
+from torch import nn
+
+from .. import _c
+from ..errors import InvalidArgument, Misuse, NotSupported
+from . import attach, layout
+from .engine import ENGINES, Engine, Place, engine_of
+from .hooks import add_hooks
+from .optimizer import Optimizer
+from .policy import Policy, ZeRO3
+
+
+def place_of(accumulate: int) -> Place:
+    """By torchrun's and shardctl's variables."""
+    rank, world = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))
+    if not 0 <= rank < world:
+        raise InvalidArgument(f'RANK={rank} with WORLD_SIZE={world}')
+    if accumulate < 1:
+        raise InvalidArgument(f'accumulate={accumulate}: at least 1')
+    return Place(rank, world, accumulate)
+
+
+def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy = ZeRO3(),
+          units: layout.Rule = 'auto', accumulate: int = 1, grads: str = 'stream',
+          init: Optional[Callable[[nn.Module], None]] = None, name: Optional[str] = None,
+          address: Optional[str] = None, overlap: bool = False, timeout: float = 1800
+          ) -> tuple[nn.Module, Optimizer]:
+    """Give the module's parameters and the optimizer's state to daemons; train on as before.
+
+    policy      what a worker holds when: ZeRO3(), ZeRO2(), ZeRO1(), DDP(). Results do not depend on it.
+    units       what is fetched together: 'auto' (by layer), module classes, or a function of a parameter's
+                name and module that names its unit
+    accumulate  backward() calls in a step of one worker. As in plain PyTorch their gradients add up (divide
+                each loss by it); over workers they are averaged, as DDP does.
+    grads       'stream': a unit's gradient leaves during backward(). 'step': gradients stay in p.grad until
+                step(), for several losses, for looking at them, for another try.
+    init        gives a module on the meta device its own parameters' values (None: reset_parameters()); each
+                unit is made, handed over and dropped, so the model may be larger than this process
+    name        of the model at the daemons; one that is there already is gone on with
+    address     of the daemons: None as everywhere ($SHARDD_ADDRESS, `shardctl up`), 'up:2' starts two,
+                'local:' keeps all in this process
+    overlap     step() returns before the update is there, and the next forward waits for each unit
+    timeout     seconds that another worker may be late
+    """
+    if grads not in ('stream', 'step'):
+        raise InvalidArgument(f"grads={grads!r}: must be 'stream' or 'step'")
+    if module in ENGINES:
+        raise Misuse(f'{type(module).__name__} is sharded already')
+    if grads == 'step':
+        accumulate = 1
+    place = place_of(accumulate)
+    name = name or type(module).__name__
+    parts = layout.units_of(module, layout.groups_of(module, optimizer), units)
+    if optimizer.state:
+        raise Misuse('the optimizer has made steps already: its state would be lost; shard() before the first step')
+    if empty := [key for key, buffer in module.named_buffers() if buffer.is_meta]:
+        raise Misuse(f'buffer {empty[0]!r} is on the meta device: init= is for parameters; give buffers values first')
+    buffers = [key for key, b in module.named_buffers() if b.is_floating_point() and b.numel()]
+    if place.world > 1 and buffers and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()):
+        raise NotSupported(f'{buffers[0]!r}: {place.world} workers would each keep running statistics of their own; '
+                           'use GroupNorm or LayerNorm, or BatchNorm with track_running_stats=False')
+    spec = layout.spec_of(parts, optimizer, name, place.world * place.accumulate)
+    session = attach.connect(address, name, timeout)
+    try:
+        model = attach.open_model(session, spec, name, parts, place.rank == 0, timeout, init)
+        model.set_policy(**policy.fields())
+        if model.path != _c.SHD_PATH_MAP:
+            raise NotSupported('the daemons\' memory cannot be mapped here: PyTorch needs parameters in place')
+        engine = Engine(module, model, parts, place, policy, stream=grads == 'stream', overlap=overlap)
+    except BaseException:
+        session.close()
+        raise
+    ENGINES[module] = engine
+    add_hooks(module, engine)
+    return module, Optimizer(engine, optimizer)
+
+
+@contextlib.contextmanager
+def no_sync(module: nn.Module) -> Iterator[None]:
+    """Gradients of backward() in here stay in p.grad; the next one outside hands over the sum."""
+    engine = engine_of(module)
+    before, engine.quiet = engine.quiet, True
+    try:
+        yield
+    finally:
+        engine.quiet = before
+
+
+def report(module: nn.Module, **metrics: Union[float, torch.Tensor]) -> None:
+    """Numbers of the micro-batch that has been computed last, the loss above all, before step(). Their means over
+    the step's micro-batches are in opt.last.metrics, `shardctl top` and `shardctl log`."""
+    if len(metrics) > _c.SHD_METRICS_MAX:
+        raise InvalidArgument(f'{len(metrics)} metrics: at most {_c.SHD_METRICS_MAX}')
+    engine_of(module).metrics.update({key: value.item() if isinstance(value, torch.Tensor) else float(value)
+                                      for key, value in metrics.items()})
+
+
+def step_of(module: nn.Module) -> int:
+    """The open step, where to go on: 0 at first, more in a worker that comes later."""
+    return engine_of(module).model.step
+
+
+def digest(module: nn.Module) -> str:
+    """SHA-256 of parameters and optimizer state; the same however the work was split."""
+    return engine_of(module).model.digest()[0]
+
+
+def save(module: nn.Module, directory: str, keep: int = 0) -> str:
+    """A checkpoint of parameters and optimizer state (docs/checkpoints.md); its name. keep: so many stay."""
+    return engine_of(module).model.checkpoint(os.path.abspath(directory), keep)
+
+
+def close(module: nn.Module) -> None:
+    """Let go of the daemons. The module keeps a private copy of its parameters."""
+    engine = ENGINES.pop(module)
+    engine.detach()

@@ -1,0 +1,79 @@
+"""Where the daemons are, who makes the model there, and with which values it begins."""
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import re
+import subprocess
+import tempfile
+from typing import Callable, Optional, Sequence
+
+import torch
+from torch import nn
+
+from ..errors import InvalidArgument, IOFailed, Misuse
+from ..library import program
+from ..session import Model, Session
+from .layout import Part, Unit, elems_of
+
+
+def connect(address: Optional[str], name: str, timeout: float) -> Session:
+    """A session with the daemons at the address; 'up:N' starts N, unless this user's are up already."""
+    if address and (up := re.fullmatch(r'up(?::(\d+))?', address)):
+        address = start(int(up[1] or 1))
+    return Session(address, name=name, timeout=timeout)
+
+
+def start(daemons: int) -> str:
+    """The address of daemons that stay until `shardctl down`; several workers find the same ones."""
+    if not daemons:
+        raise InvalidArgument("address='up:0': at least one daemon is needed")
+    with open(os.path.join(tempfile.gettempdir(), f'.libshd-up-{os.getuid()}'), 'a', encoding='ascii') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shardctl = program('shardctl')
+        done = subprocess.run([shardctl, 'up', '--daemons', str(daemons)], capture_output=True, text=True,
+                              stdin=subprocess.DEVNULL, check=False)
+        # Of one that is up already, too, it says where.
+        if found := re.search(r'SHARDD_ADDRESS=(\S+)', done.stdout + done.stderr):
+            return found[1].strip('\'";')
+        raise IOFailed(f'shardctl up --daemons {daemons}: {done.stderr.strip()}')
+
+
+def open_model(session: Session, spec: str, name: str, units: Sequence[Unit], first: bool, wait: float,
+               init: Optional[Callable[[nn.Module], None]]) -> Model:
+    """The model: made by the first worker with its module's values, if the daemons have none of this name."""
+    if not first:
+        session.attach(name, wait).close()  # by name it is not said whether it is the same one
+        return session.open(spec)
+    return session.open(spec, lambda unit, address: fill(units[unit], address, init))
+
+
+def fill(unit: Unit, address: int, init: Optional[Callable[[nn.Module], None]]) -> None:
+    """A unit's start values to where the library wants them. What is on the meta device is made for it alone."""
+    values = values_of(unit, init)
+    array = torch.frombuffer((ctypes.c_float * elems_of(unit)).from_address(address), dtype=torch.float32)
+    for part in unit.parts:
+        array[part.offset:part.offset + part.parameter.numel()] = values[part].detach().flatten()
+
+
+def values_of(unit: Unit, init: Optional[Callable[[nn.Module], None]]) -> dict[Part, torch.Tensor]:
+    values = {part: part.parameter for part in unit.parts}
+    empty = [part for part in unit.parts if part.parameter.is_meta]
+    for owner in dict.fromkeys(part.owner for part in empty):
+        names = {key: p for key, p in owner._parameters.items() if p is not None}
+        try:
+            for key, p in names.items():
+                owner._parameters[key] = nn.Parameter(torch.empty(p.shape, dtype=p.dtype), p.requires_grad)
+            (init or _reset)(owner)
+            made = {id(p): owner._parameters[key] for key, p in names.items()}
+        finally:
+            owner._parameters.update(names)
+        values.update({part: made[id(part.parameter)] for part in empty if part.owner is owner})
+    return values
+
+
+def _reset(owner: nn.Module) -> None:
+    if not hasattr(owner, 'reset_parameters'):
+        raise Misuse(f'{type(owner).__name__} has no reset_parameters(): say shard(init=function of a module)')
+    owner.reset_parameters()

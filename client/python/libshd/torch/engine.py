@@ -1,0 +1,308 @@
+"""A module's steps: what its hooks, its optimizer and the owners of its parameters have to do with each other.
+
+Parameters are read in the owners' memory. Each backward() is a micro-batch: a unit's gradient is handed over
+when it is complete (early), or when backward() is done. The last unit of a micro-batch is held back until the
+next forward or step(), as metrics may be reported until then.
+"""
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any, Iterable, NamedTuple, Optional
+
+import torch
+from torch import nn
+
+from ..errors import InternalError, Misuse
+from ..session import Model, Result
+from .guard import guard, unguard
+from .layout import Part, Unit, elems_of
+from .policy import Policy
+
+ENGINES: weakref.WeakKeyDictionary[nn.Module, Engine] = weakref.WeakKeyDictionary()
+_C_TYPES = {torch.float32: ctypes.c_float, torch.bfloat16: ctypes.c_uint16, torch.float16: ctypes.c_uint16}
+
+
+class Place(NamedTuple):
+    """Whose micro-batches these are: rank of world workers, accumulate of them in each step."""
+    rank: int
+    world: int
+    accumulate: int
+
+    def micro(self, backward: int) -> int:
+        return backward * self.world + self.rank
+
+
+def engine_of(module: nn.Module) -> 'Engine':
+    if (engine := ENGINES.get(module)) is None:
+        raise Misuse(f'{type(module).__name__} is not sharded: give the module that shard() returned')
+    return engine
+
+
+def tensor_at(address: int, elems: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of memory that is somebody else's."""
+    return torch.frombuffer((_C_TYPES[dtype] * elems).from_address(address), dtype=dtype)
+
+
+class Engine:
+    """What a sharded module and its Optimizer share."""
+
+    def __init__(self, module: nn.Module, model: Model, units: list[Unit], place: Place, policy: Policy, *,
+                 stream: bool, overlap: bool):
+        self.module, self.model, self.units, self.place, self.policy = weakref.ref(module), model, units, place, policy
+        self.stream, self.overlap = stream, overlap
+        self.trainable = [unit for unit in units if unit.trainable]
+        self.quiet = False              # no_sync(): gradients stay where PyTorch puts them
+        self.metrics: dict[str, float] = {}
+        self.names: tuple[str, ...] = ()  # of metrics, as they were reported first
+        self.clip_norm = 0.0
+        self.norms: list[torch.Tensor] = []  # handed out by clip_grad_norm_(), filled in by step()
+        self.held: set[int] = set()
+        self.backwards = 0              # done in the open step
+        self.open = False               # a backward has begun and has not ended
+        self.missing: Optional[dict[Unit, set[Part]]] = None  # of the backward that goes on
+        self.spoilt = ''                # why the open step cannot be ended
+        self.due: Optional[tuple[int, Unit, list[Any]]] = None
+        self.handles: list[Any] = []    # of hooks
+        self.sealed = False             # everything is returned; the commit was broken off
+        self._slots: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self.adopt()
+
+    # -- Parameters ------------------------------------------------------------------------------
+
+    def adopt(self) -> None:
+        """Let each parameter be the owners' memory."""
+        places = {tensor.name: tensor for tensor in self.model.tensors()}
+        for unit in self.units:
+            address = self.model.acquire(unit.index)
+            unit.address = address
+            unit.array = tensor_at(address, elems_of(unit), unit.parts[0].parameter.dtype)
+            for part in unit.parts:
+                if places[part.name][1:] != (unit.index, part.offset, part.parameter.numel()):
+                    raise InternalError(f'{part.name!r} is not where this package expects it: {places[part.name]}')
+                if part.parameter.is_meta:
+                    torch.utils.swap_tensors(part.parameter, nn.Parameter(self.view(unit.array, part), part.trainable))
+                part.parameter.data = self.view(unit.array, part)
+                part.parameter.grad = None
+                part.home = part.parameter.data_ptr()
+                guard(part.parameter, part.name)
+            self.model.release(unit.index)
+
+    def detach(self) -> None:
+        """Private copies instead, without hooks."""
+        for handle in self.handles:
+            handle.remove()
+        for unit in self.units:
+            for part in unit.parts:
+                unguard(part.parameter)
+                part.parameter.data = part.parameter.data.clone()
+        self.model.session.close()
+
+    @staticmethod
+    def view(array: torch.Tensor, part: Part) -> torch.Tensor:
+        return array[part.offset:part.offset + part.parameter.numel()].view(part.parameter.shape)
+
+    def acquire(self, unit: Unit) -> None:
+        """Wait until the unit is at the open step, and hold it."""
+        if unit.index in self.held:
+            return
+        address = self.model.acquire(unit.index)
+        self.held.add(unit.index)
+        if address != unit.address:
+            raise Misuse(f'unit {unit.name!r} moved in memory: PyTorch needs parameters in place (path "map")')
+
+    def release(self, unit: Unit) -> None:
+        if unit.index in self.held:
+            self.held.remove(unit.index)
+            self.model.release(unit.index)
+
+    def check(self) -> None:
+        """Whether the module's parameters are still the ones that the owners have."""
+        module = self.module()
+        known = {part.parameter: part for unit in self.units for part in unit.parts}
+        found = {p: name for name, p in module.named_parameters() if p.numel()} if module is not None else known
+        for p, name in found.items():
+            if p not in known:
+                raise Misuse(f'{name!r} was added after shard(), or put in place of another parameter: owners know '
+                             'nothing of it; make the module whole before shard()')
+        for p, part in known.items():
+            with torch._C.DisableTorchFunctionSubclass():
+                home, requires_grad = p.data_ptr(), p.requires_grad
+            if p not in found:
+                raise Misuse(f'{part.name!r} was taken out of the module after shard(): shard() the module as it is')
+            if home != part.home:
+                raise Misuse(f'{part.name!r} is a private copy that no step changes: .to(), .double(), .half() or '
+                             '.data = … were called after shard(); do that before')
+            if requires_grad != part.trainable:
+                raise Misuse(f'{part.name!r}.requires_grad is {requires_grad}, at shard() it was {part.trainable}: '
+                             'freeze and thaw before shard()')
+
+    # -- Backward --------------------------------------------------------------------------------
+
+    def forward_begins(self) -> None:
+        """The module's own forward, not one that is computed again within a backward."""
+        if torch._C._current_graph_task_id() != -1:
+            return
+        if self.open:
+            self.broken()
+        if torch.is_grad_enabled():
+            self.flush()
+
+    def begin(self) -> None:
+        """The first that is heard of a backward, which may be none that gives parameters gradients."""
+        if not self.open and not self.quiet:
+            self.open = True
+            torch.autograd.Variable._execution_engine.queue_callback(self.end)
+
+    def count(self) -> None:
+        """A backward has brought its first gradient: it is a micro-batch."""
+        if self.spoilt:
+            raise Misuse(self.spoilt)
+        if self.backwards == self.place.accumulate:
+            raise Misuse(f'backward() {self.backwards + 1} of a step with {self.place.accumulate}: say '
+                         f"shard(accumulate={self.backwards + 1}) if each is a batch of its own, add up the losses of "
+                         "one batch and call backward() once, or say shard(grads='step')")
+        self.flush()
+        self.missing = {unit: set(unit.parts) for unit in self.trainable}
+
+    def arrived(self, unit: Unit, part: Part) -> None:
+        """PyTorch has the parameter's gradient of this backward."""
+        if self.quiet:
+            return
+        self.begin()
+        if self.missing is None:
+            self.count()
+        missing = self.missing.get(unit)
+        if missing is None:
+            raise Misuse(f'{part.name!r} got a gradient again after its unit was handed over (reentrant '
+                         'checkpointing of a module that is used twice): say shard(policy=DDP())')
+        missing.discard(part)
+        if not missing and self.policy.early:
+            self.hand(unit)
+
+    def end(self) -> None:
+        """backward() is done: what has no gradient took no part."""
+        self.open = False
+        if self.missing is not None:
+            for unit in [unit for unit in reversed(self.trainable) if unit in self.missing]:
+                self.hand(unit)
+            self.missing = None
+            self.backwards += 1
+
+    def broken(self) -> None:
+        """A backward ended by an exception."""
+        handed = len(self.trainable) - len(self.missing) if self.missing is not None else 0
+        self.open, self.missing = False, None
+        if handed and not (handed == 1 and self.due):
+            self.spoilt = (f'a backward() of this step broke off when {handed} of {len(self.trainable)} units were '
+                           'handed over: another try would add to them; say shard(policy=DDP()) or '
+                           "shard(grads='step') where batches are tried again")
+            raise Misuse(self.spoilt)
+        if handed:
+            self.due = None
+        self.drop()
+
+    def drop(self) -> None:
+        """No gradients lie with the parameters afterwards."""
+        for unit in self.trainable:
+            for part in unit.parts:
+                part.parameter.grad = None
+
+    def hand(self, unit: Unit) -> None:
+        """Take the unit's gradients from PyTorch."""
+        with torch._C.DisableTorchFunctionSubclass():
+            grads = [part.parameter.grad for part in unit.parts]
+            for part in unit.parts:
+                part.parameter.grad = None
+        del self.missing[unit]
+        micro = self.place.micro(self.backwards)
+        if self.missing:
+            self.send(micro, unit, grads)
+        else:
+            self.due = (micro, unit, grads)
+        self.release(unit)
+
+    def flush(self) -> None:
+        """Hand over what was held back, with the metrics of its micro-batch."""
+        if self.due is None:
+            return
+        micro, unit, grads = self.due
+        if self.metrics:
+            self.names = self.names or tuple(self.metrics)
+            if set(self.metrics) - set(self.names):
+                raise Misuse(f'metrics {", ".join(self.metrics)}: this model\'s are {", ".join(self.names)}')
+            self.model.report(micro, [self.metrics.get(name, 0.0) for name in self.names])
+            self.metrics = {}
+        self.send(micro, unit, grads)
+        self.due = None
+
+    def send(self, micro: int, unit: Unit, grads: list[Any]) -> None:
+        if all(grad is None for grad in grads):
+            self.model.return_none(micro, unit.index)
+            return
+        address = self.model.grad(micro, unit.index)
+        views = self._slots.get((address, unit.index))
+        if views is None:
+            array = tensor_at(address, unit.array.numel(), torch.float32)
+            views = self._slots[address, unit.index] = [self.view(array, part) for part in unit.parts]
+        with torch.no_grad():
+            for view, grad in zip(views, grads):
+                if grad is None:
+                    view.zero_()
+                    continue
+                view.copy_(grad)
+                # The owners divide by all micro-batches; a worker's own are added up, as in plain PyTorch.
+                if self.place.accumulate > 1:
+                    view.mul_(self.place.accumulate)
+        self.model.return_grad(micro, unit.index)
+
+    # -- Step ------------------------------------------------------------------------------------
+
+    def gather(self, idle: bool) -> None:
+        """Everything of this worker's share of the step is with the owners afterwards."""
+        if self.open:
+            self.broken()
+        if self.spoilt:
+            raise Misuse(self.spoilt)
+        self.check()
+        if any(part.parameter.grad is not None for unit in self.trainable for part in unit.parts):
+            if self.backwards == self.place.accumulate:
+                raise Misuse(f'there are gradients beyond the {self.place.accumulate} backward() of a step: say '
+                             f'shard(accumulate={self.backwards + 1})')
+            self.take()
+        if not self.backwards and not idle:
+            raise Misuse('step() without a backward(): it would decay and move parameters all the same; a worker '
+                         'that has no data in a step says step(idle=True)')
+        self.flush()
+        for backward in range(self.backwards, self.place.accumulate):
+            for unit in self.trainable:
+                self.model.return_none(self.place.micro(backward), unit.index)
+        for unit in self.units:
+            self.release(unit)
+
+    def take(self) -> None:
+        """Gradients that lie with the parameters (no_sync(), grads="step"): one micro-batch."""
+        self.missing = {unit: set() for unit in self.trainable}
+        kept = None if self.stream else [(part.parameter, part.parameter.grad)
+                                         for unit in self.trainable for part in unit.parts]
+        self.flush()
+        self.end()
+        for p, grad in kept or ():
+            p.grad = grad
+
+    def commit(self, lr: float, groups: Iterable[Any], idle: bool) -> Result:
+        if not self.sealed:
+            self.gather(idle)
+            self.sealed = True
+        result = self.model.commit(lr, clip_norm=self.clip_norm, groups=tuple(groups))
+        self.sealed, self.backwards, self.clip_norm, self.metrics = False, 0, 0.0, {}
+        for norm in self.norms:
+            norm.fill_(result.grad_norm)
+        self.norms = []
+        # A graph from before the step must not be walked again: its saved parameters have changed.
+        torch.autograd.graph.increment_version([part.parameter for unit in self.units for part in unit.parts])
+        if not self.overlap:
+            for unit in self.trainable:
+                self.model.acquire(unit.index)
+                self.model.release(unit.index)
+        return result

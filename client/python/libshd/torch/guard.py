@@ -1,0 +1,107 @@
+"""Parameters that cannot be written to: their memory is the owners' and mapped read-only, so a write would
+end the process by SIGSEGV. Here it is an exception that names the tensor.
+
+A sharded parameter's class is Shared; what PyTorch gives as a view of its values (p.data, p.detach(), and
+under no_grad p[0], p.view(…)) is of class View. Copies (deepcopy, pickle) are plain again.
+"""
+from __future__ import annotations
+
+from typing import Any, Iterator
+
+import torch
+from torch import nn
+
+from ..errors import Misuse
+
+# They change what a tensor is, or its hooks, and no values.
+_HARMLESS = {'requires_grad_', 'detach_', 'retain_grad', '__set__'}
+_VIEWS = {'view', 'view_as', 'reshape', 'flatten', 'unflatten', 't', 'transpose', 'permute', 'squeeze', 'unsqueeze',
+          'expand', 'narrow', 'select', 'chunk', 'split', 'unbind', 'diagonal', '__getitem__', '__get__'}
+
+
+def _is_write(name: str) -> bool:
+    return (name.endswith('_') and not name.endswith('__') or name == '__setitem__'
+            or name.startswith('__i') and name not in ('__init__', '__invert__', '__index__', '__int__', '__iter__'))
+
+
+def _shared(value: Any) -> Iterator[Any]:
+    """The tensors in it that are not to be written to."""
+    if isinstance(value, (Shared, View)):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _shared(one)
+
+
+class _Guarded:
+    """What Shared and View have in common."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, '__name__', '')
+        if _is_write(name) and name not in _HARMLESS:
+            written = args[:1] or tuple(kwargs.values())[:1]
+        else:
+            written = (kwargs.get('out'),) if 'out' in kwargs else ()
+        for tensor in _shared(written):
+            raise Misuse(f'{name}() of {tensor.shd_name!r}: the parameter is the owners\' memory, which only a step '
+                         'changes; write to the module before shard(), or to a copy (.clone())')
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+            # A view that autograd knows is guarded by PyTorch itself.
+            if name == 'detach' or name in _VIEWS and not (torch.is_grad_enabled() and _has_grad(result)):
+                return _as_views(result, args)
+            return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        copy = memo[id(self)] = plain(self)
+        return copy
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return plain(self).__reduce_ex__(protocol)
+
+
+def _has_grad(result: Any) -> bool:
+    return isinstance(result, torch.Tensor) and result.requires_grad
+
+
+def _as_views(result: Any, args: Any) -> Any:
+    if isinstance(result, (list, tuple)):
+        return type(result)([_as_views(one, args) for one in result])
+    base = next(_shared(args), None)
+    # Of p.grad, say, the memory is another.
+    if type(result) is not torch.Tensor or base is None or \
+            result.untyped_storage().data_ptr() != base.untyped_storage().data_ptr():
+        return result
+    view = result.as_subclass(View)
+    view.shd_name = base.shd_name
+    return view
+
+
+class View(_Guarded, torch.Tensor):
+    """Values of a sharded parameter."""
+
+
+class Shared(_Guarded, nn.Parameter):
+    """A sharded parameter."""
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy like any other tensor."""
+    with torch._C.DisableTorchFunctionSubclass():
+        copy = tensor.detach().as_subclass(torch.Tensor).clone()
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(copy, tensor.requires_grad)
+        return copy
+
+
+def guard(parameter: nn.Parameter, name: str) -> None:
+    """From here on writes to it raise."""
+    parameter.shd_name = name
+    parameter.__class__ = Shared
+
+
+def unguard(parameter: nn.Parameter) -> None:
+    parameter.__class__ = nn.Parameter
+    del parameter.shd_name

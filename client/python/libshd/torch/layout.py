@@ -1,0 +1,185 @@
+"""From a module and its optimizer to units and the model's specification."""
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from typing import Any, Callable, Sequence, Union
+
+import torch
+from torch import nn
+
+from ..errors import Misuse, NotSupported
+
+Rule = Union[str, Sequence[type], Callable[[str, nn.Module], str]]
+DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16', torch.float16: 'f16'}
+
+
+@dataclasses.dataclass(eq=False)
+class Part:
+    """A parameter, in its unit. `home` is where its values are: the owners' memory."""
+    name: str
+    parameter: nn.Parameter
+    owner: nn.Module
+    group: int
+    trainable: bool
+    offset: int = 0
+    home: int = 0
+
+
+@dataclasses.dataclass(eq=False)
+class Unit:
+    """What is held at the same time: a layer's parameters, trainable or frozen alike."""
+    name: str
+    index: int
+    parts: list[Part]
+    trainable: bool
+    address: int = 0
+    array: Any = None
+    modules: list[nn.Module] = dataclasses.field(default_factory=list)
+
+
+def unit_by_layer(name: str) -> str:
+    """Names that agree up to the first number: 'blocks.3.fc.weight' is of 'blocks.3'; else ''."""
+    found = re.match(r'(?:[^.]+\.)*?\d+(?=\.)', name)
+    return found[0] if found else ''
+
+
+def _unit_of(name: str, path: str, module: nn.Module, modules: dict[str, nn.Module], rule: Rule) -> str:
+    """By the rule; '' for what no rule claims."""
+    if callable(rule) and not isinstance(rule, type):
+        return rule(name, module)
+    if rule == 'auto':
+        return unit_by_layer(name)
+    if isinstance(rule, str):
+        raise Misuse(f"units={rule!r}: must be 'auto', module classes, or a function of name and module")
+    classes = tuple(rule)
+    steps = path.split('.') if path else []
+    for depth in range(len(steps) + 1):
+        outer = '.'.join(steps[:depth])
+        if isinstance(modules[outer], classes):
+            return outer or type(module).__name__
+    return ''
+
+
+def groups_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, int]:
+    """The optimizer's group of each parameter; both must mean the same ones."""
+    found = {p: at for at, group in enumerate(optimizer.param_groups) for p in group['params']}
+    names = {p: name for name, p in module.named_parameters()}
+    strangers = [tuple(p.shape) for p in found if p not in names]
+    if strangers:
+        raise Misuse(f'the optimizer has {len(strangers)} parameters that are not the module\'s (the first has '
+                     f'shape {strangers[0]}): make it of module.parameters()')
+    left = [name for p, name in names.items() if p not in found and p.requires_grad and p.numel()]
+    if left:
+        raise Misuse(f'{left[0]!r} (of {len(left)}) requires a gradient and is in no group of the optimizer: '
+                     'give it to the optimizer, or freeze it by requires_grad_(False)')
+    return found
+
+
+def units_of(module: nn.Module, groups: dict[nn.Parameter, int], rule: Rule) -> list[Unit]:
+    """The module's parameters as units in the order of its attributes; a tied one is where it comes first."""
+    modules = dict(module.named_modules())
+    named: dict[tuple[str, bool], list[Part]] = {}
+    last, loose = '', 0
+    for name, p in module.named_parameters():
+        if not p.numel():
+            continue  # nothing to keep anywhere
+        path = name.rpartition('.')[0]
+        unit = _unit_of(name, path, modules[path], modules, rule)
+        if not unit:  # neighbours that nobody claims
+            loose += not last.startswith('rest.')
+            unit = f'rest.{loose}'
+        last = unit
+        # Frozen and trainable ones never share a unit: owners keep no moments of the former.
+        named.setdefault((unit, p.requires_grad), []).append(
+            Part(name, p, modules[path], groups.get(p, 0), p.requires_grad))
+    if not named:
+        raise Misuse(f'{type(module).__name__} has no parameters')
+    both = {unit for unit, trainable in named if trainable} & {unit for unit, trainable in named if not trainable}
+    units = []
+    for (unit, trainable), parts in named.items():
+        name = unit + (':frozen' if unit in both and not trainable else '')
+        units.append(Unit(name, len(units), parts, trainable))
+    for unit in units:
+        unit.modules = _modules_that_need(unit, modules)
+    return units
+
+
+def _modules_that_need(unit: Unit, modules: dict[str, nn.Module]) -> list[nn.Module]:
+    """The one module that has all of the unit, if it is no more than a layer; else each that has a part."""
+    inside = modules.get(unit.name.removesuffix(':frozen'))
+    if inside is not None and inside is not modules['']:
+        return [inside]
+    return list(dict.fromkeys(part.owner for part in unit.parts))
+
+
+def elems_of(unit: Unit) -> int:
+    """Of the unit's array; and where each tensor is in it: at the next multiple of 32 (shd.h)."""
+    at = 0
+    for part in unit.parts:
+        part.offset = -(-at // 32) * 32
+        at = part.offset + part.parameter.numel()
+    return at
+
+
+def dtype_of(units: Sequence[Unit]) -> torch.dtype:
+    """The one type of all parameters; they are published in it, and kept in fp32."""
+    found: dict[torch.dtype, str] = {}
+    for unit in units:
+        for part in unit.parts:
+            found.setdefault(part.parameter.dtype, part.name)
+            if part.parameter.device.type not in ('cpu', 'meta'):
+                raise NotSupported(f'{part.name!r} is on {part.parameter.device}: parameters are in host memory')
+    if len(found) > 1:
+        first, second = list(found.items())[:2]
+        raise NotSupported(f'{first[1]!r} is {first[0]}, {second[1]!r} is {second[0]}: all parameters must have one '
+                           'type; cast the module first, or leave it in fp32 and use torch.autocast')
+    dtype = next(iter(found))
+    if dtype not in DTYPES:
+        raise NotSupported(f'{next(iter(found.values()))!r} is {dtype}: parameters are float32, bfloat16 or float16; '
+                           'cast the module before shard()')
+    return dtype
+
+
+def optimizer_spec(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The owners' optimizer of the same formula, or a refusal by the name of what differs."""
+    kind, first = type(optimizer), optimizer.param_groups[0]
+    for flag in ('amsgrad', 'maximize', 'differentiable'):
+        if any(group.get(flag) for group in optimizer.param_groups):
+            raise NotSupported(f'{kind.__name__}({flag}=True): owners do not have it; leave it out')
+    if kind in (torch.optim.AdamW, torch.optim.Adam):
+        coupled = kind is torch.optim.Adam and not first.get('decoupled_weight_decay')
+        if coupled and any(group['weight_decay'] for group in optimizer.param_groups):
+            raise NotSupported('Adam(weight_decay=…) adds the decay to the gradient; owners decay as AdamW does: '
+                               'use torch.optim.AdamW, or weight_decay=0')
+        if any(group['eps'] != first['eps'] for group in optimizer.param_groups):
+            raise NotSupported('eps differs between groups: it is one for the model')
+        beta1, beta2 = first['betas']
+        return {'kind': 'adamw', 'beta1': float(beta1), 'beta2': float(beta2), 'eps': first['eps']}
+    if kind is torch.optim.SGD:
+        for flag in ('weight_decay', 'nesterov', 'dampening'):
+            if any(group[flag] for group in optimizer.param_groups):
+                raise NotSupported(f'SGD({flag}={first[flag]}): owners do not have it; leave it out, '
+                                   'or use AdamW')
+        return {'kind': 'sgd', 'momentum': float(first['momentum'])}
+    raise NotSupported(f'torch.optim.{kind.__name__}: owners have AdamW, Adam and SGD')
+
+
+def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, micro_batches: int) -> str:
+    """The model's specification, in JSON (docs/protocol.md)."""
+    first = float(optimizer.param_groups[0]['lr'])
+    groups = [{'name': f'group{at}', 'lr_scale': float(group['lr']) / first if first else 1.0,
+               'weight_decay': float(group.get('weight_decay', 0))}
+              for at, group in enumerate(optimizer.param_groups)]
+    return json.dumps({
+        'name': name, 'micro_batches': micro_batches, 'publish': DTYPES[dtype_of(units)],
+        'optimizer': optimizer_spec(optimizer), 'groups': groups,
+        'units': [{'name': unit.name, 'tensors': [
+            {'name': part.name, 'shape': shape_of(part.parameter), 'group': f'group{part.group}',
+             'trainable': part.trainable} for part in unit.parts]} for unit in units]})
+
+
+def shape_of(p: torch.Tensor) -> list[int]:
+    """As a specification takes it: 1 to 8 sizes."""
+    return list(p.shape) if 1 <= p.dim() <= 8 else [p.numel()]

@@ -1,0 +1,148 @@
+"""The optimizer's face: param_groups are the very ones of the optimizer it is made of, the work is the owners'."""
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Optional
+
+import torch
+from torch.nn.utils import clip_grad
+
+from .. import _c
+from ..errors import Misuse, NotSupported
+from .engine import ENGINES, Engine
+
+# Without rates in struct shd_update, the specification's stay for good.
+_RATES = 'groups' in dict(_c.shd_update._fields_)
+
+
+class Step(NamedTuple):
+    """What a step came to. metrics: means over its micro-batches."""
+    step: int
+    grad_norm: float
+    skipped: bool
+    metrics: dict[str, float]
+
+    @property
+    def loss(self) -> Optional[float]:
+        return self.metrics.get('loss')
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Schedulers that move the groups of the original go on doing so; their rates are those of each step."""
+
+    def __init__(self, engine: Engine, original: torch.optim.Optimizer):
+        super().__init__(original.param_groups, original.defaults)
+        self.param_groups, self.state = original.param_groups, original.state
+        self.engine, self.original = engine, original
+        self.last: Optional[Step] = None
+        self._first = [self._rates(group) for group in self.param_groups]
+        # Who goes on calling the original means this. (A scheduler that has wrapped its step() asks for the mark.)
+        def step(*arguments: Any, **named: Any) -> Any:
+            return self.step(*arguments, **named)
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        original.step, original.zero_grad = step, self.zero_grad
+        original.add_param_group = self.add_param_group
+        _patch_clipping()
+
+    @staticmethod
+    def _rates(group: dict[str, Any]) -> tuple[float, float, float, float]:
+        beta1, beta2 = group.get('betas', (group.get('momentum', 0.0), float('nan')))
+        return float(group['lr']), float(group.get('weight_decay', 0.0)), float(beta1), float(beta2)
+
+    def step(self, closure: Optional[Callable[[], Any]] = None, *, idle: bool = False) -> Any:
+        """idle: this worker has no data in this step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        rates = [self._rates(group) for group in self.param_groups]
+        if not _RATES:
+            self._check_rates(rates)
+        result = self.engine.commit(rates[0][0], rates if _RATES else (), idle)
+        micros = self.engine.model.micro_batches
+        self.last = Step(result.step, result.grad_norm, result.skipped,
+                         {name: result.metrics[at] / micros for at, name in enumerate(self.engine.names)})
+        self.original._opt_called = True  # schedulers ask that
+        return loss
+
+    def _check_rates(self, rates: list[tuple[float, float, float, float]]) -> None:
+        scale = rates[0][0] / self._first[0][0] if self._first[0][0] else 1.0
+        for at, (now, first) in enumerate(zip(rates, self._first)):
+            if abs(now[0] - first[0] * scale) > 1e-9 * abs(now[0]) or str(now[1:]) != str(first[1:]):
+                raise NotSupported(f'group {at}: this libshd has one schedule of lr for all groups, and weight decay '
+                                   'and betas that stay')
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Gradients are the owners' after step(); before it there is one way to drop them only: step()."""
+        engine = self.engine
+        if engine.stream and engine.backwards and not engine.sealed:
+            raise Misuse('zero_grad() after a backward() and before step(): its gradients are with the owners already; '
+                         "call step() first, or say shard(grads='step') to be able to drop them")
+        if engine.open and torch._C._current_graph_task_id() == -1:
+            engine.broken()
+        engine.drop()
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """At the coming step the gradient's norm is at most this. What is returned has the norm after step()."""
+        norm = torch.full((), float('nan'))
+        self.engine.clip_norm = float(max_norm)
+        self.engine.norms.append(norm)
+        return norm
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if hasattr(self, 'engine'):
+            raise Misuse('add_param_group() after shard(): owners have the parameters that the module had; '
+                         'make optimizer and module whole first')
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        raise NotSupported('the optimizer\'s state is the owners\': sd.save(module, directory) saves it with the '
+                           'parameters')
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise NotSupported('the optimizer\'s state is the owners\': restore a checkpoint of sd.save() by '
+                           '`shardctl run --resume` or `shardctl restore`')
+
+    def __reduce__(self) -> Any:
+        raise Misuse('an Optimizer of shard() cannot be pickled: sd.save(module, directory) saves its state')
+
+
+# -- torch.nn.utils.clip_grad_norm_ and its like ---------------------------------------------------
+
+_plain_clip = clip_grad._clip_grads_with_norm_
+_plain_value = clip_grad.clip_grad_value_
+
+
+def _engines(parameters: Any) -> list[Engine]:
+    wanted = {id(p) for p in parameters}
+    return [engine for engine in ENGINES.values()
+            if any(id(part.parameter) in wanted for unit in engine.trainable for part in unit.parts)]
+
+
+def _clip_with_norm(parameters: Any, max_norm: float, total_norm: torch.Tensor, foreach: Any = None) -> None:
+    """What clip_grad_norm_() ends with: by now it has found that the parameters have no gradients."""
+    parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    engines = _engines(parameters)
+    if not engines:
+        _plain_clip(parameters, max_norm, total_norm, foreach)
+        return
+    mine = {part.parameter for unit in engines[0].trainable for part in unit.parts}
+    if len(engines) > 1 or mine - set(parameters) or {p for p in parameters if p.requires_grad} - mine:
+        raise Misuse('clip_grad_norm_() of a part of a sharded module\'s parameters, or of more: the norm is that of '
+                     'all; give it module.parameters()')
+    engines[0].clip_norm = float(max_norm)
+    engines[0].norms.append(total_norm)
+    total_norm.fill_(float('nan'))
+
+
+def _clip_value(parameters: Any, clip_value: float, foreach: Any = None) -> None:
+    parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    if _engines(parameters):
+        raise NotSupported('clip_grad_value_() of a sharded module: gradients are with the owners, which clip by '
+                           'norm; use clip_grad_norm_()')
+    _plain_value(parameters, clip_value, foreach)
+
+
+def _patch_clipping() -> None:
+    """Where a program has imported clip_grad_norm_ before does not matter: its last part is looked up."""
+    clip_grad._clip_grads_with_norm_ = _clip_with_norm
+    clip_grad.clip_grad_value_ = torch.nn.utils.clip_grad_value_ = _clip_value

@@ -1,0 +1,369 @@
+#!/usr/bin/env python3
+"""test_torch.py BUILD_DIR: training by libshd.torch has the numbers of plain PyTorch, through kills, too.
+
+How far apart rounding alone may lead is measured beside it: plain PyTorch, from start values that differ by one
+unit in the last place. The losses of shardd may be NOISE times as far away.
+"""
+import copy
+import os
+import signal
+import sys
+import unittest
+
+import torch_run
+from torch_run import run
+
+if __name__ == '__main__':
+    torch_run.start(sys.argv[1])
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import libshd.torch as sd  # noqa: E402
+
+NOISE = 8
+
+
+class Mlp(nn.Module):
+    """8 numbers to one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+
+    def forward(self, seed):
+        x = torch.randn(16, 8, generator=torch.Generator().manual_seed(seed))
+        return F.mse_loss(self.layers(x), x.sum(1, keepdim=True).sin())
+
+
+class Cnn(nn.Module):
+    """Convolutions and batch norm; two frozen layers, a scalar, and one that takes no part."""
+
+    def __init__(self, statistics):
+        super().__init__()
+        self.conv_1, self.norm_1 = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8, track_running_stats=statistics)
+        self.conv_2, self.norm_2 = nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8, track_running_stats=statistics)
+        self.conv_2.requires_grad_(False)
+        self.norm_2.bias.requires_grad_(False)
+        self.scale, self.fc = nn.Parameter(torch.tensor(1.5)), nn.Linear(8, 4)
+
+    def forward(self, seed):
+        draw = torch.Generator().manual_seed(seed)
+        x, y = torch.randn(8, 1, 8, 8, generator=draw), torch.randint(4, (8,), generator=draw)
+        x = F.relu(self.norm_1(self.conv_1(x)))
+        x = F.relu(self.norm_2(self.conv_2(x)))
+        return F.cross_entropy(self.fc(x.mean((2, 3))) * self.scale, y)
+
+
+class Block(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        # Keys without a bias: its gradient is zero but for noise, which Adam turns into steps of full length.
+        self.attn, self.proj = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim)
+        self.fc, self.mlp = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(2, (2, -1)).transpose(1, 2) for part in self.attn(self.ln_1(x)).chunk(3, 2))
+        x = x + self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.mlp(F.gelu(self.fc(self.ln_2(x))))
+
+
+class Gpt(nn.Module):
+    """Two blocks over 32 tokens, the head tied to the embedding."""
+
+    def __init__(self, checkpointed=False):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(32, 32), nn.Embedding(16, 32)
+        self.blocks = nn.ModuleList(Block(32) for _ in range(2))
+        self.ln_f, self.head = nn.LayerNorm(32), nn.Linear(32, 32, bias=False)
+        self.head.weight = self.wte.weight
+        self.checkpointed = checkpointed
+
+    def forward(self, seed):
+        tokens = torch.randint(32, (4, 17), generator=torch.Generator().manual_seed(seed)).cumsum(1) % 32
+        x = self.wte(tokens[:, :-1]) + self.wpe.weight
+        for block in self.blocks:
+            x = (torch.utils.checkpoint.checkpoint(block, x, use_reentrant=self.checkpointed == 'reentrant')
+                 if self.checkpointed else block(x))
+        return F.cross_entropy(self.head(self.ln_f(x)).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def made(build, seed=1):
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    return build()
+
+
+def adamw(module):
+    """Two groups, as is usual: matrices decay."""
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    return torch.optim.AdamW([{'params': [p for p in trainable if p.dim() > 1], 'weight_decay': 0.1},
+                              {'params': [p for p in trainable if p.dim() < 2], 'weight_decay': 0.0}], lr=1e-2)
+
+
+def warm_up(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 5))
+
+
+def plain(build, steps, world=1, accumulate=1, optimizer=adamw, noise=False):
+    """Losses of plain PyTorch over all workers' batches, a list for each step."""
+    module = made(build)
+    if noise:
+        with torch.no_grad():
+            for p in module.parameters():
+                p.copy_(torch.nextafter(p, torch.full_like(p, 9.0)))
+    made_of = optimizer(module)
+    schedule, losses = warm_up(made_of), []
+    for step in range(steps):
+        # Each worker has statistics of its own batches alone, so they go through one after the other.
+        losses.append([])
+        for micro in range(world * accumulate):
+            loss = module(1000 * step + micro)
+            (loss / world / accumulate).backward()
+            losses[-1].append(loss.item())
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        made_of.step()
+        schedule.step()
+        made_of.zero_grad()
+    return losses
+
+
+def sharded(build, name, steps, accumulate=1, optimizer=adamw, fault=lambda step: None, **flags):
+    """The loop of plain(), sharded; a function for run(). What it returns: {step: losses}, digest."""
+    def work():
+        module = made(build)
+        original = optimizer(module)
+        schedule = warm_up(original)  # of the user's optimizer, made before
+        module, opt = sd.shard(module, original, name=name, accumulate=accumulate, **flags)
+        place, losses = opt.engine.place, {}
+        for _ in range(sd.step_of(module)):
+            schedule.step()
+        for step in range(sd.step_of(module), steps):
+            losses[step] = []
+            for backward in range(accumulate):
+                loss = module(1000 * step + place.micro(backward))
+                (loss / accumulate).backward()
+                sd.report(module, loss=loss)
+                losses[step].append(loss.item())
+            fault(step)
+            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+            opt.step()
+            schedule.step()
+            opt.zero_grad()
+            losses[step].append(opt.last.loss)
+        return losses, sd.digest(module)
+    return work
+
+
+class Numbers(unittest.TestCase):
+    """Loss by loss."""
+
+    def compare(self, build, name, steps, world=1, accumulate=1, **flags):
+        answers = run(sharded(build, name, steps, accumulate, **flags), world)
+        reference = run(lambda: plain(build, steps, world, accumulate))[0]
+        moved = run(lambda: plain(build, steps, world, accumulate, noise=True))[0]
+        noise = max(abs(a - b) for x, y in zip(reference, moved) for a, b in zip(x, y))
+        self.assertEqual(len({digest for _, digest in answers}), 1)
+        worst = 0.0
+        for step in range(steps):
+            means = {answers[rank][0][step][-1] for rank in range(world)}
+            self.assertEqual(len(means), 1)
+            for micro, loss in enumerate(reference[step]):
+                worst = max(worst, abs(answers[micro % world][0][step][micro // world] - loss))
+            self.assertAlmostEqual(means.pop(), sum(reference[step]) / len(reference[step]),
+                                   delta=NOISE * noise + 1e-6)
+        print(f'{name}: {worst:.1e} from plain PyTorch, whose own noise is {noise:.1e}')
+        self.assertLessEqual(worst, NOISE * noise + 1e-6)
+        self.assertNotEqual(reference[-1], reference[0])
+        return answers
+
+    def test_mlp(self):
+        self.compare(Mlp, 'mlp-1', 20)
+
+    def test_mlp_of_two_workers_with_two_batches_each(self):
+        self.compare(Mlp, 'mlp-2', 10, world=2, accumulate=2)
+
+    def test_cnn_with_batch_norm(self):
+        self.compare(lambda: Cnn(True), 'cnn-1', 8)
+
+    def test_cnn_of_two_workers(self):
+        self.compare(lambda: Cnn(False), 'cnn-2', 8, world=2)
+
+    def test_gpt_with_a_tied_head(self):
+        self.compare(Gpt, 'gpt-1', 10)
+
+    def test_gpt_of_two_workers(self):
+        self.compare(Gpt, 'gpt-2', 8, world=2)
+
+    def test_checkpointing(self):
+        self.compare(lambda: Gpt(True), 'gpt-checkpoint', 3)
+        self.compare(lambda: Gpt('reentrant'), 'gpt-reentrant', 3)
+
+
+class SameBits(unittest.TestCase):
+    """What must not matter at all."""
+
+    def test_policy_units_and_overlap_change_no_bit(self):
+        bits = {}
+        for name, flags in {'zero3': {}, 'zero2': {'policy': sd.ZeRO2()}, 'zero1': {'policy': sd.ZeRO1()},
+                            'ddp': {'policy': sd.DDP()}, 'step': {'grads': 'step'}, 'overlap': {'overlap': True},
+                            'classes': {'units': [Block, nn.Embedding]},
+                            'one': {'units': lambda name, module: 'all'}}.items():
+            losses, _ = run(sharded(Gpt, 'bits-' + name, 3, **flags))[0]
+            bits[name] = str(losses)
+        self.assertEqual(len(set(bits.values())), 1, bits)
+
+    def test_no_sync_is_accumulation(self):
+        def work():
+            module, opt = sd.shard(module := made(Mlp), adamw(module), name='no-sync')
+            for step in range(5):
+                with sd.no_sync(module):
+                    (module(2 * step) / 2).backward()
+                (module(2 * step + 1) / 2).backward()
+                opt.step()
+            return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+        def reference():
+            module = made(Mlp)
+            opt = adamw(module)
+            for step in range(5):
+                for micro in range(2):
+                    (module(2 * step + micro) / 2).backward()
+                opt.step()
+                opt.zero_grad()
+            return torch.cat([p.detach().flatten() for p in module.parameters()])
+        self.assertLess((run(work)[0] - run(reference)[0]).abs().max(), 1e-5)
+
+    def test_a_short_last_window_is_as_in_plain_pytorch(self):
+        def work():
+            module, opt = sd.shard(module := made(Mlp), torch.optim.SGD(module.parameters(), 0.1), accumulate=4,
+                                   name='short')
+            (module(1) / 4).backward()
+            opt.step()
+            return module(1).item()
+
+        def reference():
+            module = made(Mlp)
+            opt = torch.optim.SGD(module.parameters(), 0.1)
+            (module(1) / 4).backward()
+            opt.step()
+            return module(1).item()
+        self.assertAlmostEqual(run(work)[0], run(reference)[0], places=6)
+
+
+class Starts(unittest.TestCase):
+    """Where a model's first values come from."""
+
+    def test_one_worker_gives_its_values_to_all(self):
+        def work():
+            module = made(Mlp, seed=1 + int(os.environ['RANK']))
+            mine = module(7).item()
+            module, _ = sd.shard(module, adamw(module), name='values')
+            return mine, module(7).item()
+        (first, begun), (other, found) = run(work, 2)
+        self.assertNotEqual(first, other)
+        self.assertEqual((begun, found), (first, first))
+
+    def test_the_meta_device_and_this_process(self):
+        def work():
+            with torch.device('meta'):
+                module = made(Gpt)
+            optimizer = adamw(module)
+            module, opt = sd.shard(module, optimizer, name='meta', address='local:')
+            losses = []
+            for _ in range(8):
+                loss = module(3)
+                losses.append(loss.item())
+                loss.backward()
+                opt.step()
+            return losses, module.head.weight is module.wte.weight
+        losses, tied = run(work)[0]
+        self.assertTrue(tied)
+        self.assertLess(losses[-1], 0.9 * losses[0])
+
+
+class Kills(unittest.TestCase):
+    """kill -9 changes no bit."""
+
+    def kill(self, name, fault, world=2):
+        whole = run(sharded(Gpt, name, 8), world)
+        harmed = run(sharded(Gpt, name + '-killed', 8, fault=fault), world)
+        for rank, ((losses, _), (found, _)) in enumerate(zip(whole, harmed)):
+            self.assertTrue(found)
+            # A successor begins at the step at which the other died.
+            self.assertEqual({step: losses[step] for step in found}, found, rank)
+        self.assertIn(7, harmed[0][0])
+        # The name is in no digest.
+        self.assertEqual(whole[0][1], harmed[0][1])
+
+    def test_a_worker(self):
+        marker = os.path.join(DAEMONS.directory, 'killed')
+
+        def fault(step):
+            if step == 5 and os.environ['RANK'] == '1' and not os.path.exists(marker):
+                with open(marker, 'w', encoding='ascii'):
+                    os.kill(os.getpid(), signal.SIGKILL)
+        self.kill('kill-worker', fault)
+        self.assertTrue(os.path.exists(marker))
+
+    def test_a_daemon(self):
+        def fault(step):
+            if step == 5 and os.environ['RANK'] == '0':
+                import libshd
+                session = libshd.Session()
+                os.kill(session.status(0)['pid'], signal.SIGKILL)
+                session.close()
+        self.kill('kill-daemon', fault)
+
+
+class Copies(unittest.TestCase):
+    """A copy of a sharded module is an ordinary one."""
+
+    def test_deepcopy_and_pickle(self):
+        def work():
+            module, opt = sd.shard(module := made(Mlp), adamw(module), name='copies')
+            average = torch.optim.swa_utils.AveragedModel(module)
+            path = os.path.join(DAEMONS.directory, 'module')
+            torch.save(module, path)
+            copied, loaded = copy.deepcopy(module), torch.load(path, weights_only=False)
+            before = module(0).item()
+            module(0).backward()
+            opt.step()
+            average.update_parameters(module)
+            copied(0).backward()
+            return (before, copied(0).item(), loaded(0).item(), module(0).item(), average(0).item(),
+                    copied.layers[0].weight.grad is not None)
+        before, copied, loaded, after, average, has_grad = run(work)[0]
+        self.assertEqual((before, copied), (loaded, before))
+        self.assertNotEqual(before, after)
+        self.assertAlmostEqual(average, after, places=6)
+        self.assertTrue(has_grad)
+
+    def test_sampler_and_close(self):
+        def work():
+            module, opt = sd.shard(module := made(Mlp), adamw(module), name='sampler', accumulate=2)
+            sampler = sd.Sampler(module, range(10), 3, seed=4)
+            drawn = [batch for batch, _ in zip(sampler, range(6))]
+            again = sd.Sampler(module, range(10), 3, seed=4)
+            before = module(0).item()
+            sd.close(module)
+            module(0).backward()
+            return (drawn, [again.batch(micro // 2, micro % 2) for micro in range(6)], before, module(0).item(),
+                    module.layers[0].weight.grad is not None)
+        drawn, again, before, after, has_grad = run(work)[0]
+        self.assertEqual(drawn, again)
+        self.assertEqual(len({index for batch in drawn[:3] for index in batch}), 9)
+        self.assertEqual(before, after)
+        self.assertTrue(has_grad)
+
+
+if __name__ == '__main__':
+    DAEMONS = torch_run.Daemons(sys.argv.pop(1))
+    torch.optim.AdamW([torch.zeros(1)])  # imports half of PyTorch, which each fork would do anew
+    try:
+        passed = unittest.main(exit=False, verbosity=2).result.wasSuccessful()
+    finally:
+        DAEMONS.down()
+    sys.exit(not passed)

@@ -1,0 +1,270 @@
+#!/usr/bin/env python3
+"""test_torch_wrong.py BUILD_DIR: what would train something else in silence is refused, with what to do instead."""
+import os
+import sys
+import unittest
+
+import torch_run
+
+if __name__ == '__main__':
+    torch_run.start(sys.argv[1])
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.utils import clip_grad_norm_  # noqa: E402  (before anything is sharded)
+
+import libshd  # noqa: E402
+import libshd.torch as sd  # noqa: E402
+
+
+class Two(nn.Module):
+    """Two layers, the second of which may be left out, and what breaks a backward between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x, breaks=False, count=2):
+        for layer in self.layers[:count]:
+            x = layer(x)
+            if breaks:
+                x = Breaks.apply(x)
+                breaks = False
+        return x.square().mean()
+
+
+class Breaks(torch.autograd.Function):
+    """Runs out of memory in backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise torch.OutOfMemoryError('no memory for this batch')
+
+
+class Case(unittest.TestCase):
+    """A sharded module of its own for each test."""
+
+    def shard(self, make=lambda p: torch.optim.AdamW(p, lr=0.01), module=None, **flags):
+        torch.manual_seed(1)
+        module = module or Two()
+        name = f'{self.id().rpartition(".")[2]}-{len(self.sharded)}'
+        sharded, opt = sd.shard(module, make(module.parameters()), name=name, **flags)
+        self.sharded.append(sharded)
+        return sharded, opt
+
+    def setUp(self):
+        self.sharded = []
+
+    def tearDown(self):
+        for module in self.sharded:
+            sd.close(module)
+
+    def refuses(self, what, *arguments, says, kind=libshd.Misuse, **named):
+        with self.assertRaisesRegex(kind, says):
+            what(*arguments, **named)
+
+    X = torch.ones(2, 4)
+
+
+class Writes(Case):
+    """To parameters, by whatever way."""
+
+    def test_a_write_names_the_tensor(self):
+        module, opt = self.shard()
+        weight, before = module.layers[0].weight, module(self.X).item()
+        with torch.no_grad():
+            for write in (lambda: weight.mul_(2), lambda: weight.data.clamp_(0, 1), lambda: weight.zero_(),
+                          lambda: weight[0].fill_(1), lambda: weight.detach().view(-1).zero_(),
+                          lambda: weight.__setitem__(0, 1), lambda: torch._foreach_mul_([weight], 2.0),
+                          lambda: torch.add(weight, 1, out=weight), lambda: nn.init.normal_(weight),
+                          module.layers[0].reset_parameters, lambda: weight.copy_(torch.ones(4, 4))):
+                self.refuses(write, says="'layers.0.weight'.*before shard")
+        self.refuses(module.load_state_dict, module.state_dict(), says='load_state_dict.*before shard')
+        self.assertEqual(module(self.X).item(), before)
+
+    def test_reading_gives_ordinary_tensors(self):
+        module, _ = self.shard()
+        path = os.path.join(DAEMONS.directory, 'weights')
+        torch.save(module.state_dict(), path)
+        loaded = torch.load(path, weights_only=True)
+        self.assertEqual([type(value) for value in loaded.values()], [torch.Tensor] * 4)
+        plain = Two()
+        plain.load_state_dict(module.state_dict())
+        self.assertEqual(plain(self.X).item(), module(self.X).item())
+
+
+class Moves(Case):
+    """What makes a private copy of a parameter, which no step would change."""
+
+    def test_moved_and_cast_parameters(self):
+        for change in (lambda m: m.double(), lambda m: m.to(torch.bfloat16),
+                       lambda m: setattr(m.layers[1].weight, 'data', torch.ones(4, 4))):
+            module, opt = self.shard()
+            change(module)
+            self.refuses(opt.step, says=r"'layers\.\d\.weight' is a private copy.*before")
+
+    def test_added_removed_replaced_and_frozen(self):
+        for change, says in ((lambda m: m.layers.append(nn.Linear(4, 4)), "'layers.2.weight' was added"),
+                             (lambda m: setattr(m.layers[1], 'weight', nn.Parameter(torch.ones(4, 4))), 'was added'),
+                             (lambda m: delattr(m, 'layers'), 'was taken out'),
+                             (lambda m: m.layers[1].requires_grad_(False), 'requires_grad is False')):
+            module, opt = self.shard()
+            module(self.X).backward()
+            change(module)
+            self.refuses(opt.step, says=says)
+
+    def test_what_is_not_there_yet_is_refused_at_once(self):
+        mixed, two = Two(), Two()
+        mixed.layers[1].bfloat16()
+        self.refuses(self.shard, module=mixed, kind=libshd.NotSupported, says='must have one type')
+        self.refuses(self.shard, module=Two().double(), kind=libshd.NotSupported, says='float64.*cast')
+        self.refuses(self.shard, lambda p: torch.optim.AdamW(list(p)[:2]), says='in no group.*freeze')
+        self.refuses(sd.shard, two, torch.optim.AdamW(Two().parameters()), says="not the module's")
+        self.refuses(self.shard, lambda p: torch.optim.AdamW(p, amsgrad=True), kind=libshd.NotSupported,
+                     says='amsgrad')
+        self.refuses(self.shard, torch.optim.RMSprop, kind=libshd.NotSupported, says='RMSprop')
+        self.refuses(self.shard, grads='late', kind=libshd.InvalidArgument, says="'stream' or 'step'")
+        self.refuses(sd.report, two, loss=1.0, says='not sharded')
+
+    def test_a_module_of_bfloat16_is_published_so(self):
+        module, opt = self.shard(module=Two().bfloat16())
+        module(self.X.bfloat16()).backward()
+        before = module.layers[0].weight.clone()
+        opt.step()
+        self.assertEqual(before.dtype, torch.bfloat16)
+        self.assertFalse(torch.equal(before, module.layers[0].weight))
+
+
+class Backwards(Case):
+    """Gradients that would be lost, or count twice."""
+
+    def test_two_losses(self):
+        module, opt = self.shard()
+        module(self.X).backward()
+        self.refuses(module(self.X).backward, says=r"backward\(\) 2 of a step with 1.*accumulate=2.*grads='step'")
+        module, opt = self.shard(grads='step')
+        module(self.X).backward()
+        module(self.X).backward()
+        self.assertIsNotNone(module.layers[0].weight.grad)
+        opt.step()
+
+    def test_steps_without_gradients_and_dropped_ones(self):
+        module, opt = self.shard()
+        self.refuses(opt.step, says='without a backward')
+        module(self.X).backward()
+        self.refuses(opt.zero_grad, says='before step')
+        opt.step()
+        opt.zero_grad()
+        opt.step(idle=True)
+        self.assertEqual(sd.step_of(module), 2)
+
+    def test_a_backward_that_broke_off(self):
+        module, opt = self.shard()
+        with self.assertRaises(torch.OutOfMemoryError):
+            module(self.X, breaks=True).backward()
+        self.refuses(module, self.X, says='broke off when 1 of 2 units.*DDP')
+        self.refuses(opt.step, says='broke off')
+
+    def test_another_try_where_nothing_has_left(self):
+        steps = []
+        for broken in (False, True):
+            module, opt = self.shard(policy=sd.DDP())
+            if broken:
+                with self.assertRaises(torch.OutOfMemoryError):
+                    module(self.X * 100, breaks=True).backward()
+            module(self.X).backward()
+            opt.step()
+            steps.append(opt.last.grad_norm)
+        self.assertEqual(steps[0], steps[1])
+
+    def test_gradients_of_inputs_are_no_backward(self):
+        module, opt = self.shard()
+        x = self.X.clone().requires_grad_()
+        torch.autograd.grad(module(x), x)
+        module(x).backward()
+        opt.step()
+
+    def test_a_graph_from_before_the_step(self):
+        module, opt = self.shard()
+        loss = module(self.X)
+        loss.backward(retain_graph=True)
+        opt.step()
+        self.refuses(loss.backward, kind=RuntimeError, says='modified by an inplace operation')
+
+    def test_a_unit_that_took_no_part(self):
+        module, opt = self.shard(lambda p: torch.optim.SGD(p, 0.1))
+        before = module.layers[1].weight.clone()
+        module(self.X, count=1).backward()
+        opt.step()
+        self.assertTrue(torch.equal(before, module.layers[1].weight))
+
+
+class Clipping(Case):
+    """Of gradients that are not there any more."""
+
+    def test_the_norm_is_the_owners(self):
+        module, opt = self.shard()
+        module(self.X * 100).backward()
+        norm = clip_grad_norm_(module.parameters(), 0.5)  # imported before shard()
+        self.assertTrue(norm.isnan())
+        opt.step()
+        self.assertEqual(norm.item(), torch.tensor(opt.last.grad_norm, dtype=norm.dtype).item())
+        self.assertGreater(norm, 1)
+        plain = nn.Linear(2, 1)
+        plain(torch.ones(1, 2)).backward()
+        self.assertGreater(nn.utils.clip_grad_norm_(plain.parameters(), 0.1), 1)
+        self.assertLess(plain.weight.grad.norm(), 0.2)
+
+    def test_parts_and_values_are_refused(self):
+        module, opt = self.shard()
+        module(self.X).backward()
+        self.refuses(nn.utils.clip_grad_norm_, module.layers[0].parameters(), 1.0, says='a part')
+        self.refuses(nn.utils.clip_grad_value_, module.parameters(), 1.0, kind=libshd.NotSupported,
+                     says='clip_grad_norm_')
+
+
+class Optimizers(Case):
+    """The user's optimizer and ours are one."""
+
+    def test_calling_the_original(self):
+        torch.manual_seed(1)
+        module = Two()
+        original = torch.optim.AdamW(module.parameters(), lr=0.01)
+        module, opt = sd.shard(module, original, name='original')
+        self.addCleanup(sd.close, module)
+        module(self.X).backward()
+        original.step()
+        original.zero_grad()
+        self.assertEqual((sd.step_of(module), opt.param_groups is original.param_groups), (1, True))
+        self.refuses(original.add_param_group, {'params': [nn.Parameter(torch.ones(1))]}, says='add_param_group')
+        self.refuses(sd.shard, module, original, says='sharded already')
+
+    def test_state_that_is_elsewhere(self):
+        _, opt = self.shard()
+        self.refuses(opt.state_dict, kind=libshd.NotSupported, says=r'sd\.save')
+        self.refuses(opt.load_state_dict, {}, kind=libshd.NotSupported, says='restore')
+        used = Two()
+        optimizer = torch.optim.AdamW(used.parameters())
+        used(self.X).backward()
+        optimizer.step()
+        self.refuses(sd.shard, used, optimizer, says='has made steps already')
+
+    def test_checkpoints(self):
+        module, opt = self.shard()
+        module(self.X).backward()
+        opt.step()
+        self.assertEqual(sd.save(module, os.path.join(DAEMONS.directory, 'saved')), 'step-000000000001')
+
+
+if __name__ == '__main__':
+    DAEMONS = torch_run.Daemons(sys.argv.pop(1))
+    torch.set_num_threads(1)
+    try:
+        passed = unittest.main(exit=False, verbosity=2).result.wasSuccessful()
+    finally:
+        DAEMONS.down()
+    sys.exit(not passed)

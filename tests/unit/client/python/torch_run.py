@@ -1,0 +1,121 @@
+"""What the tests with PyTorch share: daemons, workers that are forked, small models, and how far rounding goes.
+
+PyTorch takes seconds to import, so it is imported once. Each worker is a fork of this process, which itself
+computes nothing and has no session.
+"""
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+PACE = int(os.environ.get('SHD_TEST_PACE', '1'))
+LIMIT_S = 120 * PACE
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 4))
+SKIPPED = 77
+
+
+def start(build):
+    """Go on in the Python that has PyTorch, with the package that was built; without one: skipped."""
+    if 'SHD_TEST_TORCH' not in os.environ:
+        found = subprocess.run([os.path.join(ROOT, 'scripts', 'torch_env.py'), '--print'], capture_output=True,
+                               text=True, check=False)
+        if found.returncode:
+            print(found.stderr.strip())
+            sys.exit(SKIPPED)
+        python = found.stdout.strip()
+        os.environ.update(SHD_TEST_TORCH='1', OMP_NUM_THREADS='1',
+                          PYTHONPATH=os.path.join(os.path.abspath(build), 'python'))
+        os.execv(python, [python, *sys.argv])
+
+
+class Daemons:
+    """`shardctl up` in a directory of their own."""
+
+    def __init__(self, build, count=2):
+        self.shardctl = os.path.join(build, 'bin', 'shardctl')
+        self.directory = tempfile.mkdtemp(prefix='shd-torch-')
+        self.address = os.path.join(self.directory, 'run')
+        subprocess.run([self.shardctl, 'up', '--daemons', str(count), '--threads-per-daemon', '1', '--runtime-dir',
+                        self.address], check=True, stdout=subprocess.DEVNULL)
+        os.environ['SHARDD_ADDRESS'] = self.address
+
+    def down(self):
+        subprocess.run([self.shardctl, 'down', '--yes', '--runtime-dir', self.address], check=True,
+                       capture_output=True)
+        shutil.rmtree(self.directory)
+
+
+class Fork:
+    """A worker: function() in a fork, and what it returned."""
+
+    def __init__(self, function, rank, world):
+        self.rank = rank
+        self.read, write = os.pipe()
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._work(function, write, world)
+        os.close(write)
+        self.status, self.got, self.end = None, b'', time.monotonic() + LIMIT_S
+
+    def _work(self, function, write, world):
+        code = 1
+        try:
+            os.environ.update(RANK=str(self.rank), WORLD_SIZE=str(world))
+            answer = (True, function())
+            code = 0
+        except BaseException:  # to be shown by the parent
+            answer = (False, traceback.format_exc())
+        with os.fdopen(write, 'wb') as file:
+            pickle.dump(answer, file)
+        os._exit(code)
+
+    def done(self):
+        """Whether it has ended; by itself or by a signal: answer()."""
+        os.set_blocking(self.read, False)
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self.read, 1 << 20):
+                self.got += piece
+        if not pid:
+            if time.monotonic() > self.end:
+                os.kill(self.pid, signal.SIGKILL)
+                raise AssertionError(f'rank {self.rank} did not end in {LIMIT_S} s')
+            return False
+        os.close(self.read)
+        self.status = status
+        return True
+
+    def answer(self):
+        """(whether it ended by itself, what it returned)."""
+        if os.WIFSIGNALED(self.status):
+            return False, os.WTERMSIG(self.status)
+        good, answer = pickle.loads(self.got)
+        if not good:
+            raise AssertionError(f'rank {self.rank}: {answer}')
+        return True, answer
+
+
+def run(function, world=1):
+    """What each rank's function() returned. A worker that was killed by SIGKILL is started again."""
+    forks = {rank: Fork(function, rank, world) for rank in range(world)}
+    answers = [None] * world
+    while forks:
+        for rank, fork in list(forks.items()):
+            if not fork.done():
+                continue
+            by_itself, answers[rank] = fork.answer()
+            if by_itself:
+                del forks[rank]
+            elif answers[rank] == signal.SIGKILL:
+                forks[rank] = Fork(function, rank, world)
+            else:
+                raise AssertionError(f'rank {rank} was ended by signal {answers[rank]}')
+        time.sleep(0.005)
+    return answers
