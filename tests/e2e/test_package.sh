@@ -105,6 +105,13 @@ check_programs() {
     box bash -c '. /usr/share/bash-completion/completions/shardctl && complete -p shardctl'
 }
 
+# What is installed, stripped as it is
+check_hardened() {
+    box sh -c 'command -v readelf' >/dev/null || return 0
+    cp "$here/test_hardening.sh" "$box_root/opt/test"
+    box /opt/test/test_hardening.sh /usr/bin/{shardd,shardctl,shd-gpt} /usr/lib/"$(uname -m)"-linux-gnu/libshd.so
+}
+
 check_manual() {
     local page
     for page in '8 shardd' '1 shardctl' '1 shd-gpt' '3 libshd'; do
@@ -499,6 +506,7 @@ new_box
 list_files >"$results/before"
 run "dpkg -i" install_packages
 run "programs, completion" check_programs
+run "compiled as Debian's hardening asks" check_hardened
 run "manual pages" check_manual
 run "doctor" check_doctor
 run "a program by pkg-config and by find_package" check_library
