@@ -16,6 +16,7 @@
 #include "proto/base/check.h"
 #include "proto/base/flags.h"
 #include "proto/base/memory.h"
+#include "proto/base/process.h"
 #include "proto/base/version.h"
 #include "proto/share/reserve.h"
 
@@ -62,7 +63,7 @@ static bool parse_threads(const char *text, uint32_t *ret_threads)
 
 struct words { /* flags that are parsed further */
     const char *threads, *isa, *log_level, *log_format;
-    bool version;
+    bool core_dumps, version;
 };
 
 static int take_words(const struct words *w, struct daemon_config *config, struct shd_err *e)
@@ -78,9 +79,16 @@ static int take_words(const struct words *w, struct daemon_config *config, struc
         return err_set(e, SHD_EINVAL, "--log-format '%s' is neither text nor json", w->log_format);
     if (config->device == NULL)
         return err_set(e, SHD_EINVAL, "--device is required");
+    if (process_core_dumps() < 0)
+        return err_set(e, SHD_EINVAL, "SHARDD_CORE_DUMPS '%s' is neither 0 nor 1",
+                       getenv("SHARDD_CORE_DUMPS"));
     log_set_level(level);
     log_set_device(config->device);
     config->isa = strcmp(w->isa, "auto") == 0 ? NULL : w->isa;
+    if (!w->core_dumps && process_core_dumps() == 0 && !process_close())
+        log_warn("op=start device=%s why=\"core dumps and ptrace cannot be turned off: %s\" "
+                 "do=\"let nobody else run programs as this user\"",
+                 config->device, strerror(errno));
     return SHD_OK;
 }
 
@@ -125,6 +133,9 @@ static int parse(int argc, char **argv, struct daemon_config *config)
         { "status-address", 0, FLAG_STRING, "A",
           "answer HTTP at HOST:PORT too, as 127.0.0.1:9464 (see" NEXT "docs/status.md)",
           &config->status_address, 0, 0 },
+        { "core-dumps", 0, FLAG_BOOL, NULL,
+          "allow them, and debuggers of the same user" NEXT "($SHARDD_CORE_DUMPS=1)", &w.core_dumps,
+          0, 0 },
         { "version", 0, FLAG_BOOL, NULL, "print the version", &w.version, 0, 0 },
     };
     const struct flags flags = { .usage = "shardd --device DEVICE [FLAGS]",

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #define START_TIME_FIELD 22
@@ -74,4 +75,17 @@ const char *process_state_now(pid_t pid)
     if (pid <= 0)
         return "unknown";
     return process_read(pid, &process) ? state_name(process.state) : "gone";
+}
+
+bool process_close(void)
+{
+    return prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0;
+}
+
+int process_core_dumps(void)
+{
+    const char *value = getenv("SHARDD_CORE_DUMPS");
+    if (value == NULL || value[0] == '\0' || strcmp(value, "0") == 0)
+        return 0;
+    return strcmp(value, "1") == 0 ? 1 : -1;
 }

@@ -255,6 +255,8 @@ int ctl_main(int argc, char **argv)
     const char *old = getenv("PATH");
     snprintf(path, sizeof(path), BIN ":%s", old != NULL ? old : "/usr/bin:/bin");
     setenv("PATH", path, 1);
+    if (geteuid() != 0) /* tests look into daemons */
+        setenv("SHARDD_CORE_DUMPS", "1", 0);
     test_clean_up = end_all;
     const int code = test_run_all(argc, argv);
     snprintf(path, sizeof(path), "rm -rf %s/*", base);

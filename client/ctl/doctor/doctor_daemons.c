@@ -275,6 +275,7 @@ struct holders {
     unsigned daemons, others;           /* processes with segments open */
     uint64_t daemon_bytes, other_bytes; /* counted once per holder */
     unsigned unreadable;                /* processes of other users */
+    unsigned closed;                    /* of daemons: what these hold, root alone sees */
     char other[64];                     /* "systemd (pid 1)" */
 };
 
@@ -299,7 +300,11 @@ static void count_process(struct holders *h, pid_t pid)
     snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
     DIR *dir = opendir(path);
     if (dir == NULL) {
-        h->unreadable += errno == EACCES;
+        const bool closed = errno == EACCES && doctor_process_name(pid, name, sizeof(name)) &&
+                            strcmp(name, "shardd") == 0;
+        h->unreadable += errno == EACCES && !closed;
+        h->daemons += closed;
+        h->closed += closed;
         return;
     }
     for (const char *fd = dir_next(&dir); fd != NULL; fd = dir_next(&dir)) {
@@ -338,7 +343,9 @@ void doctor_leftovers(struct doctor *d)
     char daemon_bytes[TEXT_BYTES], other_bytes[TEXT_BYTES];
     rundir_each(check_run, d);
     count_all(&h);
-    const char *partly = h.unreadable > 0 ? "; processes of other users could not be seen" : "";
+    const char *partly = h.closed > 0       ? "; what daemons hold, root alone can see"
+                         : h.unreadable > 0 ? "; processes of other users could not be seen"
+                                            : "";
     text_size(h.daemon_bytes, daemon_bytes);
     text_size(h.other_bytes, other_bytes);
     if (h.others > 0 && h.daemons == 0)

@@ -18,6 +18,7 @@
 #include "client/ctl/run/watchdog.h"
 #include "client/session/where.h"
 #include "proto/base/check.h"
+#include "proto/base/process.h"
 
 /* A second signal this long after the first is someone losing patience; earlier ones are the
  * first one again (timeout(1) signals the process and its group). */
@@ -258,6 +259,8 @@ static int run_at_path(struct run *r, struct shd_err *e)
         r->down_fd = down_note_open(r->path);
         const bool had_children = child_any();
         prctl(PR_SET_CHILD_SUBREAPER, 1);
+        if (process_core_dumps() == 0)
+            process_close(); /* what is kept is as much the daemons' as what they hold */
         rc = run_inside(r, e);
         if (!had_children)
             child_end_orphans();

@@ -432,6 +432,62 @@ TEST(directory_is_private_and_too_long_a_base_is_an_error)
     expect_clean();
 }
 
+/* -- Who may look into it ---------------------------------------------------------------------- */
+
+/* As a worker, which is a process of the daemons' own user: its parent's and the daemon's
+ * descriptors and memory. Root may look anywhere, unless it is without capabilities, as under a
+ * user of its own. */
+static void look_inside(void)
+{
+    static const char looks[] =
+        ("for p in $PPID $(cat /proc/$PPID/task/$PPID/children); do "
+         "name=$(cat /proc/$p/comm); case $name in shard*) "
+         "for at in fd/0 fd/2; do readlink /proc/$p/$at >/dev/null && echo $name $at; done; "
+         "for at in maps environ mem; do true 2>/dev/null </proc/$p/$at && echo $name $at; done;; "
+         "esac; "
+         "done; cat /proc/self/environ >/dev/null && echo self");
+    if (geteuid() != 0) {
+        ctl(ARGS("run", "--", "sh", "-c", looks));
+        return;
+    }
+    if (system("setpriv --bounding-set=-all true") != 0)
+        SKIP("setpriv cannot take capabilities away here");
+    run_start_program(
+        &run, "/bin/sh",
+        ARGS("-c", "exec setpriv --bounding-set=-all shardctl run -- sh -c \"$0\"", looks));
+    run_finish(&run);
+}
+
+TEST(daemon_and_keeper_are_closed_to_their_own_user)
+{
+    unsetenv("SHARDD_CORE_DUMPS");
+    look_inside();
+    EXPECT_EQ(run.code, 0);
+    EXPECT_STR(run.out, "self\n");
+    expect_clean();
+}
+
+TEST(daemon_and_keeper_are_open_where_core_dumps_are_asked_for)
+{
+    setenv("SHARDD_CORE_DUMPS", "1", 1);
+    look_inside();
+    unsetenv("SHARDD_CORE_DUMPS");
+    EXPECT_EQ(run.code, 0);
+    EXPECT_HAS(run.out, "shardctl fd/2\nshardctl maps\n"); /* mem: where Yama lets it */
+    EXPECT_HAS(run.out, "shardd fd/2\nshardd maps\n");
+    expect_clean();
+}
+
+TEST(core_dumps_are_a_0_or_a_1)
+{
+    setenv("SHARDD_CORE_DUMPS", "yes", 1);
+    run_start_program(&run, BIN "/shardd", ARGS("--device", "cpu0"));
+    unsetenv("SHARDD_CORE_DUMPS");
+    run_finish(&run);
+    EXPECT_EQ(run.code, 2);
+    EXPECT_HAS(run.err, "SHARDD_CORE_DUMPS 'yes' is neither 0 nor 1");
+}
+
 int main(int argc, char **argv)
 {
     return ctl_main(argc, argv);
