@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log_json.h"
+#include "daemon/base/log_text.h"
 #include "proto/base/clock.h"
 
 #define BURST     20u
@@ -123,14 +124,6 @@ static bool take_held(bool all, enum log_level *ret_level, char *text, size_t by
     return false;
 }
 
-/* Names and messages come from peers: a line is one line, and no escape sequence. */
-static void make_printable(char *text)
-{
-    for (; *text != '\0'; text++)
-        if ((unsigned char)*text < ' ' || *text == 0x7f)
-            *text = '?';
-}
-
 static void keep(enum log_level level, const char *text)
 {
     struct log_entry *entry = &entries[entries_ever++ % LOG_ENTRIES];
@@ -186,9 +179,8 @@ void log_at(struct log_site *site, enum log_level level, const char *fmt, ...)
         return;
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
+    log_text(text, sizeof text, fmt, ap);
     va_end(ap);
-    make_printable(text);
     log_flush(/* all= */ false);
     pthread_mutex_lock(&mutex);
     const bool admitted = admit(site);

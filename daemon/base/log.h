@@ -6,8 +6,9 @@
  *
  * Each place in the code may say 20 lines in 5 seconds; what exceeds that is counted, and the count
  * is said ("op=connect suppressed=480 ...") when the period is over, with the next line of any
- * place or by log_flush(). Control characters become '?'. Warnings and errors are also kept, the
- * last 16, for /status. Any thread.
+ * place or by log_flush(). What a %s stands for is one value, quoted and escaped where it has to be
+ * (log_text.h): no peer can add a pair, a line or an escape sequence. Warnings and errors are also
+ * kept, the last 16, for /status. Any thread.
  *
  * A warning or error says why, and do="...": what somebody should do
  * (tests/unit/daemon/base/test_log_lines.sh). */

@@ -2,6 +2,7 @@
 #include "daemon/base/log_json.h"
 
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,6 +39,23 @@ static bool take_key(const char **at, char key[KEY_BYTES])
     return true;
 }
 
+/* What log_text.h has escaped: of the '\' at *at, which moves to its end. What is no UTF-8 stays
+ * escaped. */
+static char unescape(const char **at)
+{
+    static const char from[] = "nrt\"\\", to[] = "\n\r\t\"\\";
+    const char *c = *at, *known = c[1] != '\0' ? strchr(from, c[1]) : NULL;
+    unsigned code = 0;
+    if (known != NULL) {
+        *at += 1;
+        return to[known - from];
+    }
+    if (sscanf(c, "\\x%2x", &code) != 1 || code == 0 || code > 0x7f)
+        return *c;
+    *at += 3;
+    return (char)code;
+}
+
 /* Up to a blank, or in quotes up to the one that a blank or the end follows. */
 static bool take_value(const char **at, char value[VALUE_BYTES])
 {
@@ -47,9 +65,7 @@ static bool take_value(const char **at, char value[VALUE_BYTES])
     for (c += quoted; *c != '\0' && used + 1 < VALUE_BYTES; c++) {
         if (quoted ? *c == '"' && (c[1] == ' ' || c[1] == '\0') : *c == ' ')
             break;
-        if (quoted && *c == '\\' && (c[1] == '"' || c[1] == '\\'))
-            c++;
-        value[used++] = *c;
+        value[used++] = quoted && *c == '\\' ? unescape(&c) : *c;
     }
     value[used] = '\0';
     *at = c + (quoted && *c == '"');

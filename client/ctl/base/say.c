@@ -83,14 +83,28 @@ bool say_as_json(void)
     return format != NULL && strcmp(format, "json") == 0;
 }
 
+/* Paths, names and others' last words are in it: no escape sequence. */
+static void clean(char *text, bool ascii)
+{
+    for (; *text != '\0'; text++) {
+        const unsigned char c = (unsigned char)*text;
+        if ((c < ' ' && c != '\n') || c == 0x7f || (c > 0x7f && ascii))
+            *text = '?';
+    }
+}
+
 /* Fill line with text in the form that is due, without its end; returns how many bytes. */
-static size_t make_line(const char *text, char line[LINE_BYTES])
+static size_t make_line(char *text, char line[LINE_BYTES])
 {
     char now[CLOCK_TEXT_BYTES];
     const bool is_log = current[0] != '\0';
     char *json = NULL;
     int n;
     if (say_as_json()) {
+        json_t *known = json_string(text);
+        if (known == NULL) /* it is no UTF-8 */
+            clean(text, /* ascii= */ true);
+        json_decref(known);
         json_t *o = json_pack("{s:s, s:s, s:s, s:s}", "time", clock_text(now), "device", "shardctl",
                               "level", "info", "text", text);
         json = o != NULL ? json_dumps(o, JSON_COMPACT | JSON_ENSURE_ASCII) : NULL;
@@ -112,6 +126,7 @@ void ctl_say(const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
+    clean(text, /* ascii= */ false);
     size_t used = make_line(text, line);
     line[used++] = '\n';
     say_log_room(used);

@@ -2,6 +2,7 @@
  * is looked up once. */
 #include "daemon/base/log.h"
 
+#include <inttypes.h>
 #include <poll.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -98,7 +99,58 @@ static void say_forged(void)
 TEST(line_is_one_line_whatever_a_peer_calls_itself)
 {
     run_child(say_forged, /* journal= */ true);
-    EXPECT_STR(out, "<4>op=hello name=x?<0>op=forged??[2J?\n");
+    EXPECT_STR(out, "<4>op=hello name=\"x\\n<0>op=forged\\r\\x1b[2J\\x7f\"\n");
+}
+
+/* Printable all, as names of sessions are */
+#define FORGED "x uid=0 why=\"gone\" do=\"run this\""
+
+static void say_forged_pairs(void)
+{
+    log_warn("op=hello name=%s path=%s why=\"%.*s\" do=\"%s\" n=%02u/%" PRIu64
+             " r=%.1f z=%zu x=%016" PRIx64,
+             FORGED, "/a/b:c", 6, "a\" b=1 cut", "see \302\2330m \377 \303\244 \\", 7u,
+             UINT64_C(1) << 40, 2.5, (size_t)3, UINT64_C(0xabc));
+}
+
+TEST(peer_adds_no_pair_whatever_it_calls_itself)
+{
+    static const char rest[] = "n=07/1099511627776 r=2.5 z=3 x=0000000000000abc\n";
+    run_child(say_forged_pairs, /* journal= */ true);
+    EXPECT_HAS(out, "<4>op=hello name=\"x uid=0 why=\\\"gone\\\" do=\\\"run this\\\"\" path=/a/b:c "
+                    "why=\"a\\\" b=1\" do=\"see \\xc2\\x9b0m \\xff \303\244 \\\\\" ");
+    EXPECT_HAS(out, rest);
+}
+
+static void say_forged_json(void)
+{
+    log_set_format("json");
+    say_forged_pairs();
+    log_warn("op=hello name=%s why=\"%s\"", "a\nb\033", "\" do=\"x\ty");
+}
+
+TEST(peer_adds_no_field_to_json)
+{
+    run_child(say_forged_json, /* journal= */ false);
+    EXPECT_HAS(out,
+               "\"name\":\"x uid=0 why=\\\"gone\\\" do=\\\"run this\\\"\",\"path\":\"/a/b:c\","
+               "\"why\":\"a\\\" b=1\",\"do\":\"see \\\\xc2\\\\x9b0m \\\\xff \\u00E4 \\\\\",\"n\":");
+    EXPECT_HAS(out, "\"name\":\"a\\nb\\u001B\",\"why\":\"\\\" do=\\\"x\\ty\"}\n");
+}
+
+static void say_long(void)
+{
+    char name[2000];
+    memset(name, '\n', sizeof name);
+    name[sizeof name - 1] = '\0';
+    log_warn("op=hello name=%s status=%s", name, "SHD_OK");
+}
+
+TEST(value_that_is_too_long_ends_the_line_between_two_escapes)
+{
+    run_child(say_long, /* journal= */ true);
+    EXPECT_EQ(count_of("\\n"), (1023 - strlen("op=hello name=\"")) / 2);
+    EXPECT_EQ(count_of("status="), 0);
 }
 
 static void flood(int lines)

@@ -435,4 +435,44 @@ TEST(foreign_uid_is_refused_by_name)
     trainer_stop(1);
 }
 
+/* A session that calls itself so; what its Hello came to. */
+static int hello_as(const char *name)
+{
+    static struct raw r;
+    struct wire_reply reply;
+    struct wire_request req = {
+        .type = WIRE_HELLO,
+        .hello = { .protocol = SHD_PROTOCOL, .role = WIRE_TRAINER, .name = name }
+    };
+    raw_open(&r);
+    memcpy(req.hello.token, r.token, sizeof r.token);
+    const int status = raw_ask(&r, req, &reply);
+    raw_close(&r);
+    return status;
+}
+
+/* All of it is printable, so it is a name; in the log it is one value. */
+TEST(client_adds_nothing_to_the_log_by_its_name)
+{
+    static char log[64 * 1024];
+    FILE *file = tmpfile();
+    const int terminal = dup(STDERR_FILENO);
+    const char *verbose = getenv("TEST_VERBOSE");
+    CHECK(file != NULL && terminal >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
+    setenv("TEST_VERBOSE", "1", 1);
+    trainer_start();
+    CHECK(dup2(terminal, STDERR_FILENO) >= 0);
+    if (verbose == NULL)
+        unsetenv("TEST_VERBOSE");
+    close(terminal);
+    EXPECT_STATUS(hello_as("x uid=0 why=\"gone\" do=\"rm /\""), SHD_OK);
+    trainer_step();
+    trainer_stop(1);
+    rewind(file);
+    log[fread(log, 1, sizeof log - 1, file)] = '\0';
+    fclose(file);
+    EXPECT_HAS(log, " role=trainer name=\"x uid=0 why=\\\"gone\\\" do=\\\"rm /\\\"\"\n");
+    EXPECT_HAS(log, " name=\"x uid=0 why=\\\"gone\\\" do=\\\"rm /\\\"\" why=\"it hung up\"\n");
+}
+
 TEST_MAIN()

@@ -432,6 +432,18 @@ TEST(directory_is_private_and_too_long_a_base_is_an_error)
     expect_clean();
 }
 
+TEST(lines_of_shardctl_have_no_escape_sequences)
+{
+    ctl(ARGS("run", "--max-restarts", "0", "--", "\033[2J\xff/nowhere"));
+    EXPECT(run.code != 0);
+    EXPECT_HAS(run.err, "?[2J\xff/nowhere");
+    EXPECT(strchr(run.err, '\033') == NULL);
+    ctl(ARGS("run", "--log-format", "json", "--max-restarts", "0", "--", "\033[2J\xff/nowhere"));
+    EXPECT_HAS(run.err, "?[2J?/nowhere");
+    EXPECT_EQ(run.err[0], '{');
+    expect_clean();
+}
+
 /* -- Who may look into it ---------------------------------------------------------------------- */
 
 /* As a worker, which is a process of the daemons' own user: its parent's and the daemon's
