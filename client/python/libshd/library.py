@@ -5,6 +5,7 @@ import ctypes
 import ctypes.util
 import os
 import shutil
+import sys
 from typing import Any, Callable
 
 from . import _c, errors
@@ -33,6 +34,12 @@ def program(name: str) -> str:
     if found := shutil.which(name):
         return found
     raise errors.NotFound(f'there is no {name} in {own} or $PATH: install shardd, or set SHARDD_BIN')
+
+
+def shardctl() -> None:
+    """The command shardctl of the wheel: becomes the program that lies in it."""
+    path = program('shardctl')
+    os.execv(path, [path, *sys.argv[1:]])
 
 
 def load() -> ctypes.CDLL:
