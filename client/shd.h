@@ -56,6 +56,7 @@ enum shd_status {
     SHD_ESEGMENT = -14,  /* segment has the wrong size or seals */
     SHD_ENOTSUP = -15,   /* not supported here */
     SHD_EINTERNAL = -16, /* internal error */
+    SHD_ECANCELED = -17, /* shd_options.idle broke the wait off: call again to go on */
 };
 struct shd_err {
     int code;       /* one of enum shd_status */
@@ -87,6 +88,11 @@ struct shd_options {
      * written to stderr. Call nothing of this library from it. */
     void (*waits)(void *ctx, const char *line);
     void *waits_ctx;
+    /* Called on the waiting thread at least every 100 ms of every wait, shd_connect()'s too.
+     * Nonzero breaks the wait off: the call ends with SHD_ECANCELED, nothing is lost, and the same
+     * call goes on where it was. NULL: none. Call nothing of this library from it. */
+    int (*idle)(void *ctx);
+    void *idle_ctx;
 };
 /* "cuda:N", as the CUDA runtime counts: arrays are addresses of that GPU, in its primary context.
  * The library's own work is done when a call returns. Yours has to be when you hand something back:

@@ -85,9 +85,16 @@ static int run(struct restoring *r, struct shd_err *e)
         usleep(BUSY_PAUSE_US); /* a dead restorer's daemons may not know yet */
         status = ask_all(r, "Restore (reading)", e);
     }
+    if (status == SHD_ECANCELED) /* who reads gives up, and forgets what it has read */
+        hub_renew(r->hub);
+    if (status != SHD_OK)
+        return status;
+    /* Broken off here, some would have the model and some not. */
+    const struct idle idle = r->hub->idle;
     r->open = true;
-    if (status == SHD_OK)
-        status = ask_all(r, "Restore (opening)", e);
+    r->hub->idle.fn = NULL;
+    status = ask_all(r, "Restore (opening)", e);
+    r->hub->idle = idle;
     return status;
 }
 

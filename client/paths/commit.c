@@ -299,6 +299,8 @@ static int refresh(struct shd_model *m, struct shd_err *e)
         r = segments_take(m, &hub->links[i], &m->map->owners[i].layout, /* wanted= */ 0, e);
         r = r == SHD_EGONE ? SHD_OK : r; /* and so they are gone */
     }
+    if (r == SHD_ECANCELED)
+        hub_renew(hub);
     return r;
 }
 

@@ -138,6 +138,8 @@ static int remote_open(struct shd_model *m, const char *name, uint32_t slots, st
     m->session->opening = m;
     r = open_as(&o, e);
     m->session->opening = NULL;
+    if (r == SHD_ECANCELED)
+        hub_renew(m->session->hub);
     free(json);
     return r;
 }
@@ -153,6 +155,12 @@ static int remote_open_slots(struct shd_model *m, struct shd_err *e)
         r = place_reserve_slots(m, m->slot_count, e);
     if (r == SHD_OK)
         r = take_links(&o, 1u << SEGMENT_INBOX, e);
+    for (uint32_t i = 0; r != SHD_OK && i < m->map->owner_count; i++) {
+        segment_close(&m->map->owners[i].inbox);
+        m->map->owners[i].has_inbox = false;
+    }
+    if (r == SHD_ECANCELED)
+        hub_renew(m->session->hub);
     if (r != SHD_OK)
         place_release_slots(m->map);
     return r;
@@ -249,7 +257,7 @@ static int ask_again(struct shd_model *m, struct link *link, uint32_t slots,
     const uint64_t start_ns = clock_now_ns();
     int r;
     while ((r = layout_exchange(m, link, slots, ret_layout, e)) == SHD_ENOMEM &&
-           clock_now_ns() - start_ns < m->session->timeout_ns) {
+           clock_now_ns() - start_ns < m->session->timeout_ns && !idle_stops(&link->hub->idle)) {
         const struct timespec pause = clock_timespec(ROOM_PAUSE_NS);
         nanosleep(&pause, NULL);
     }

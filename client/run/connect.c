@@ -89,8 +89,11 @@ static int connect_owners(struct shd_session *s, const struct shd_options *o, st
     } else {
         s->control = &control_remote;
         s->reader = &reader_mapped;
-        r = hub_new(&address, o->name != NULL ? o->name : name, s->timeout_ns,
-                    /* patient= */ o->timeout_ms == 0, &s->hub, e);
+        const struct hub_options options = { .name = o->name != NULL ? o->name : name,
+                                             .timeout_ns = s->timeout_ns,
+                                             .patient = o->timeout_ms == 0,
+                                             .idle = { .fn = o->idle, .ctx = o->idle_ctx } };
+        r = hub_new(&address, &options, &s->hub, e);
     }
     if (r == SHD_OK && s->hub != NULL) {
         s->hub->reopen = reopen_models;

@@ -35,6 +35,7 @@ uint64_t hub_deadline_ns(struct hub *hub, uint64_t start_ns)
     if (start_ns <= hub->looked_ns && now_ns - hub->looked_ns >= STOPPED_NS)
         hub->back_ns = now_ns;
     hub->looked_ns = now_ns;
+    hub->waits = true;
     if (hub->on_wait != NULL && !hub->leaving)
         hub->on_wait(hub, start_ns, now_ns);
     if ((hub->down_count > 0 || (hub->patient && hub->all_kept)) && !hub->leaving)
@@ -231,12 +232,35 @@ static void flush_links(struct hub *hub)
     }
 }
 
+/* Is this poll part of a wait that is to be broken off? */
+static bool stops(struct hub *hub, uint64_t timeout_ns)
+{
+    const bool waits = hub->waits || timeout_ns > 0;
+    hub->waits = false;
+    return waits && !hub->leaving && idle_stops(&hub->idle);
+}
+
+/* A signal's handler may have left something for the one to be asked. */
+static int poll_sockets(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
+{
+    const uint64_t sleep_ns = idle_sleep_ns(&hub->idle, timeout_ns);
+    const long sleep_ms = (long)((sleep_ns + NS_PER_MS - 1) / NS_PER_MS);
+    if (zmq_poll(hub->poll_items, (int)(2 * hub->link_count), sleep_ms) >= 0)
+        return SHD_OK;
+    if (errno != EINTR)
+        return err_set(e, SHD_EIO, "poll the daemons' sockets: %s", zmq_strerror(errno));
+    hub->idle.asked_ns = 0;
+    return SHD_OK;
+}
+
 int hub_poll(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
 {
     const uint32_t count = hub->link_count;
     int r = hub_check(hub, e);
     if (r != SHD_OK)
         return r;
+    if (stops(hub, timeout_ns))
+        return idle_take(&hub->idle, e);
     if (hub->look != NULL && !hub->leaving)
         hub->look(hub->reopen_ctx);
     look_after_links(hub);
@@ -246,9 +270,9 @@ int hub_poll(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
         return r;
     if (hub->down_count > 0)
         timeout_ns = poll_ns_max(hub, timeout_ns, clock_now_ns());
-    const long timeout_ms = (long)((timeout_ns + NS_PER_MS - 1) / NS_PER_MS);
-    if (zmq_poll(hub->poll_items, (int)(2 * count), timeout_ms) < 0 && errno != EINTR)
-        return err_set(e, SHD_EIO, "poll the daemons' sockets: %s", zmq_strerror(errno));
+    r = poll_sockets(hub, timeout_ns, e);
+    if (r != SHD_OK)
+        return r;
     /* Replies first: those sent before a daemon died still count. */
     for (uint32_t i = 0; i < count; i++)
         while (link_readable(&hub->links[i]) && receive_one(&hub->links[i]))
@@ -257,7 +281,17 @@ int hub_poll(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
         if (hub->poll_items[count + i].revents != 0 && hub->links[i].state == LINK_UP)
             look_at_side(&hub->links[i]);
     repeat_calls(hub);
-    return hub_check(hub, e);
+    r = hub_check(hub, e);
+    return r == SHD_OK ? idle_take(&hub->idle, e) : r; /* while a link came up */
+}
+
+void hub_renew(struct hub *hub)
+{
+    const struct shd_err why = { SHD_ECANCELED, "what was asked of it was broken off" };
+    hub->idle.stops = false;
+    for (uint32_t i = 0; i < hub->link_count; i++)
+        if (hub->links[i].state == LINK_UP)
+            link_down(&hub->links[i], &why);
 }
 
 /* -- Sending ----------------------------------------------------------------------------------- */
@@ -466,17 +500,18 @@ static int init_links(struct hub *hub, const struct address *address, const char
     return init_zmq(hub, e);
 }
 
-int hub_new(const struct address *address, const char *name, uint64_t timeout_ns, bool patient,
-            struct hub **ret_hub, struct shd_err *e)
+int hub_new(const struct address *address, const struct hub_options *options, struct hub **ret_hub,
+            struct shd_err *e)
 {
     CHECK(!address->local && address->count > 0);
     struct hub *hub = sys_calloc(1, sizeof *hub);
     if (hub == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for a session");
-    hub->timeout_ns = timeout_ns;
-    hub->patient = patient;
+    hub->timeout_ns = options->timeout_ns;
+    hub->patient = options->patient;
+    hub->idle = options->idle;
     struct shd_err why = { 0 };
-    int r = init_links(hub, address, name, &why);
+    int r = init_links(hub, address, options->name, &why);
     while (r == SHD_OK && hub->down_count > 0) /* each link has its own bound */
         r = hub_poll(hub, POLL_SLICE_NS, &why);
     if (r != SHD_OK) {

@@ -18,11 +18,18 @@
 #include "client/session/address.h"
 #include "client/session/link.h"
 
-/* Connect to every daemon at address (not local). name: shown by daemons. A daemon that is named
- * but not there yet is waited for, up to 10 s; patient (hub.patient) without end where it was
- * there, and its keeper is. Errors as shd_connect(). */
-int hub_new(const struct address *address, const char *name, uint64_t timeout_ns, bool patient,
-            struct hub **ret_hub, struct shd_err *e);
+struct hub_options {
+    const char *name;    /* shown by daemons */
+    uint64_t timeout_ns; /* of each wait */
+    bool patient;        /* hub.patient */
+    struct idle idle;
+};
+
+/* Connect to every daemon at address (not local). A daemon that is named but not there yet is
+ * waited for, up to 10 s; if patient without end where it was there, and its keeper is. Errors as
+ * shd_connect(). */
+int hub_new(const struct address *address, const struct hub_options *options, struct hub **ret_hub,
+            struct shd_err *e);
 
 /* Say goodbye (Detach, a short wait) and free. NULL is a no-op. */
 void hub_free(struct hub *hub);
@@ -37,11 +44,16 @@ uint64_t hub_deadline_ns(struct hub *hub, uint64_t start_ns);
 /* How long a wait that began at start_ns may sleep now: max_ns at most; 0: its time is over. */
 uint64_t hub_left_ns(struct hub *hub, uint64_t start_ns, uint64_t max_ns);
 
+/* A call that was broken off may have left something with the daemons that nobody will take, as
+ * tickets for segments: begin all connections anew. */
+void hub_renew(struct hub *hub);
+
 /* The first link's fault, or SHD_OK. */
 int hub_check(const struct hub *hub, struct shd_err *e);
 
 /* Take in what has arrived; wait up to timeout_ns (rounded up to ms) for something. Looks after
- * links that are down. Returns hub_check(). */
+ * links that are down. Returns hub_check(), and in a wait SHD_ECANCELED if it is to be broken off.
+ * A poll is part of a wait when it may sleep, or when its deadline was asked for before it. */
 int hub_poll(struct hub *hub, uint64_t timeout_ns, struct shd_err *e);
 
 /* Ask: call->make, fn, ctx, arg and step are the caller's; fn(link, call, reply) follows from a

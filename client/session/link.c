@@ -33,7 +33,6 @@
 #define RETRY_NS_MIN    (5 * NS_PER_MS)
 #define RETRY_NS_MAX    (50 * NS_PER_MS)
 #define BUSY_NS_MAX     (100 * NS_PER_MS)
-#define POLL_SLICE_NS   (100 * NS_PER_MS)
 #define HIGH_WATER_MARK ((int)HUB_CALLS_MAX * 2)
 
 int link_err(const struct link *link, int code, struct shd_err *e, const char *fmt, ...)
@@ -208,14 +207,29 @@ int link_flush(struct link *link, struct shd_err *e)
 
 /* -- Segments ---------------------------------------------------------------------------------- */
 
+static int canceled(struct shd_err *e)
+{
+    return err_set(e, SHD_ECANCELED, "the wait for it was broken off");
+}
+
+static int await_side(struct link *link, struct side_msg *ret_msg, int *ret_fd, struct shd_err *e)
+{
+    const uint64_t deadline_ns = clock_now_ns() + link->hub->timeout_ns;
+    int r;
+    do {
+        if (idle_stops(&link->hub->idle))
+            return canceled(e);
+        r = side_recv(link->side_fd, (int)(IDLE_NS / NS_PER_MS), ret_msg, ret_fd, e);
+    } while (r == SHD_ETIMEDOUT && clock_now_ns() < deadline_ns);
+    return r;
+}
+
 static int receive_segment(struct link *link, const struct wire_segment *segment, int *ret_fd,
                            struct shd_err *e)
 {
     struct side_msg msg;
     int fd;
-    const uint64_t timeout_ms = link->hub->timeout_ns / NS_PER_MS;
-    int r = side_recv(link->side_fd, timeout_ms < INT32_MAX ? (int)timeout_ms : INT32_MAX, &msg,
-                      &fd, e);
+    int r = await_side(link, &msg, &fd, e);
     if (r != SHD_OK)
         return r;
     if (msg.type == SIDE_ERROR)
@@ -254,8 +268,8 @@ int link_claim(struct link *link, const struct wire_segment *segment, int *ret_f
         r = receive_segment(link, segment, ret_fd, &why);
     if (r == SHD_OK)
         return SHD_OK;
-    if (r == SHD_EGONE && link->state == LINK_UP)
-        link_down(link, &why);
+    if ((r == SHD_EGONE || r == SHD_ECANCELED) && link->state == LINK_UP)
+        link_down(link, &why); /* a late answer would be taken for another one */
     return link_err(link, r, e, "does not pass its %s segment: %s",
                     segment_kind_name(segment->kind), why.text);
 }
@@ -450,7 +464,7 @@ int link_welcome(struct link *link, const struct wire_reply *reply, struct shd_e
     const int r = hub->reopen != NULL ? hub->reopen(hub->reopen_ctx, link, &why) : SHD_OK;
     if (r == SHD_OK)
         link_up(link);
-    else if (r == SHD_EGONE || r == SHD_ETIMEDOUT || r == SHD_EBUSY)
+    else if (r == SHD_EGONE || r == SHD_ETIMEDOUT || r == SHD_EBUSY || r == SHD_ECANCELED)
         retry(link, &why);
     else
         err_copy(&why, e);
@@ -565,7 +579,9 @@ int link_exchange(struct link *link, struct wire_request *request, const struct 
         if (now_ns >= deadline_ns)
             return err_set(e, SHD_ETIMEDOUT, "did not answer within %" PRIu64 " ms",
                            link->hub->timeout_ns / NS_PER_MS);
-        if (zmq_poll(items, 2, (long)(POLL_SLICE_NS / NS_PER_MS)) < 0 && errno != EINTR)
+        if (idle_stops(&link->hub->idle))
+            return canceled(e);
+        if (zmq_poll(items, 2, (long)(IDLE_NS / NS_PER_MS)) < 0 && errno != EINTR)
             return err_set(e, SHD_EIO, "poll its sockets: %s", zmq_strerror(errno));
         r = exchange_receive(link, ask, e);
         if (r != SHD_PENDING)

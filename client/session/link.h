@@ -20,6 +20,7 @@
 
 #include <zmq.h>
 
+#include "client/session/idle.h"
 #include "proto/wire/wire.h"
 
 #define HUB_CALLS_MAX 120u /* requests outstanding per link; a daemon takes 128 of a session */
@@ -97,8 +98,11 @@ struct hub {
     uint64_t looked_ns;         /* hub_deadline_ns() was asked last */
     uint64_t repeat_at_ns;      /* the next look for requests without an answer */
     bool leaving;               /* nothing is connected any more */
+    bool waits;                 /* somebody waits, and will poll next */
+    struct idle idle;           /* may break that off */
     /* A link is up again: open on it what is open (by link_exchange() and link_claim() only).
-     * SHD_EGONE, SHD_ETIMEDOUT, SHD_EBUSY: it is tried again; other errors are final. May be NULL.
+     * SHD_EGONE, SHD_ETIMEDOUT, SHD_EBUSY, SHD_ECANCELED: it is tried again; other errors are
+     * final. May be NULL.
      */
     int (*reopen)(void *ctx, struct link *link, struct shd_err *e);
     /* In each hub_poll(): what else belongs to a connection may have broken: link_down(), and all
@@ -139,7 +143,7 @@ int link_send(struct link *link, struct wire_request *request, uint64_t seq, str
 
 /* Exchange a ticket for the descriptor of its segment, checked for kind, size and seals
  * (a GPU's for kind alone).
- * SHD_EGONE: the connection is lost. */
+ * SHD_EGONE: the connection is lost, with SHD_ECANCELED it is given up. */
 int link_claim(struct link *link, const struct wire_segment *segment, int *ret_fd,
                struct shd_err *e);
 

@@ -29,7 +29,8 @@
     X(SHD_ETIMEDOUT, -13, "deadline passed")                               \
     X(SHD_ESEGMENT, -14, "segment has the wrong size or seals")            \
     X(SHD_ENOTSUP, -15, "not supported here")                              \
-    X(SHD_EINTERNAL, -16, "internal error")
+    X(SHD_EINTERNAL, -16, "internal error")                                \
+    X(SHD_ECANCELED, -17, "broken off by the caller")
 
 #define SHD_ERR_TEXT_BYTES 256
 

@@ -1,0 +1,304 @@
+/* Waits: each can be broken off by shd_options.idle, soon, and its call then made again. */
+#include <signal.h>
+#include <unistd.h>
+
+#include "client/session/hub.h"
+#include "client/session/session.h"
+#include "tests/lib/client_remote.h"
+
+/* -- Breaking off ----------------------------------------------------------------------------- */
+
+static struct {
+    bool stops;       /* at the second call */
+    uint32_t calls;   /* of one wait */
+    uint64_t last_ms; /* of the last call, or of the wait's beginning */
+    uint64_t gap_ms;  /* the longest between two */
+} idle;
+
+static int on_idle(void *ctx)
+{
+    const uint64_t now_ms = test_now_ms(), gap_ms = now_ms - idle.last_ms;
+    (void)ctx;
+    idle.gap_ms = gap_ms > idle.gap_ms ? gap_ms : idle.gap_ms;
+    idle.last_ms = now_ms;
+    idle.calls++;
+    return idle.stops && idle.calls >= 2;
+}
+
+static void idle_begin(bool stops)
+{
+    idle.stops = stops;
+    idle.calls = 0;
+    idle.gap_ms = 0;
+    idle.last_ms = test_now_ms();
+}
+
+static int idle_connect(const char *address, shd_session **ret, struct shd_err *e)
+{
+    const struct shd_options options = {
+        .size = sizeof options, .address = address, .timeout_ms = PATIENT_MS, .idle = on_idle
+    };
+    return shd_connect(&options, ret, e);
+}
+
+struct waiting { /* what a wait has to do with */
+    shd_session *s;
+    shd_model *m;
+    uint32_t next; /* the next return */
+    uint64_t step; /* to be saved */
+};
+
+static int wait_open(struct waiting *w, struct shd_err *e)
+{
+    const struct pt_model other = { .name = "other", .publish = "bf16" };
+    shd_model *m;
+    const int r = shd_model_open(w->s, pt_spec(&other), &m, e);
+    if (r == SHD_OK)
+        shd_model_close(m);
+    return r;
+}
+
+static int wait_attach(struct waiting *w, struct shd_err *e)
+{
+    shd_model *m;
+    shd_session *s = w->s;
+    const int r = shd_model_attach(s, shd_model_name(w->m), &m, e);
+    return r == SHD_EEXIST ? SHD_OK : r; /* it got as far as to see that it has it */
+}
+
+static int wait_commit(struct waiting *w, struct shd_err *e)
+{
+    const struct shd_update update = toy_update(0);
+    return shd_commit(w->m, &update, NULL, e);
+}
+
+static int wait_digest(struct waiting *w, struct shd_err *e)
+{
+    char hex[65];
+    return shd_digest(w->m, hex, NULL, e);
+}
+
+static int wait_status(struct waiting *w, struct shd_err *e)
+{
+    char *json;
+    const int r = shd_status(w->s, 1, &json, e);
+    if (r == SHD_OK)
+        free(json);
+    return r;
+}
+
+static int wait_save(struct waiting *w, struct shd_err *e)
+{
+    const struct shd_checkpoint_options options = { .size = sizeof options, .step = w->step };
+    return shd_checkpoint(w->m, ckpts, &options, NULL, e);
+}
+
+/* Higher ones first: they wait for micro-batch 0, and a stopped daemon spills none of them. */
+static int wait_grad(struct waiting *w, struct shd_err *e)
+{
+    for (; w->next < 3 * shd_units(w->m); w->next++) {
+        const uint32_t micro = 3 - w->next / shd_units(w->m), u = w->next % shd_units(w->m);
+        float *grad;
+        int r = shd_grad(w->m, micro, u, &grad, e);
+        if (r != SHD_OK)
+            return r;
+        memset(grad, 0, w->m->spec->units[u].elems * sizeof *grad);
+        r = shd_return(w->m, micro, u, e);
+        if (r != SHD_OK)
+            return r;
+    }
+    return SHD_OK;
+}
+
+/* Each counts once: the daemon's table of requests is what is full. */
+static int wait_return(struct waiting *w, struct shd_err *e)
+{
+    for (; w->next < 2 * HUB_CALLS_MAX; w->next++) {
+        const int r = shd_return_none(w->m, 0, w->next % shd_units(w->m), e);
+        if (r != SHD_OK)
+            return r;
+    }
+    return SHD_OK;
+}
+
+/* A wait of w that ends only with daemon 1, which is stopped: broken off, more often than a session
+ * may leave tickets behind, and then not. */
+static void expect_canceled(struct waiting *w, int (*wait)(struct waiting *w, struct shd_err *e))
+{
+    struct shd_err e = { 0 };
+    kill(daemons.pids[1], SIGSTOP);
+    for (int again = 0; again < 6; again++) {
+        idle_begin(/* stops= */ true);
+        EXPECT_STATUS(wait(w, &e), SHD_ECANCELED);
+        EXPECT_HAS(e.text, "shd_options.idle");
+        EXPECT_EQ(idle.calls, 2);
+        EXPECT(idle.gap_ms <= test_paced(100));
+    }
+    kill(daemons.pids[1], SIGCONT);
+    idle_begin(/* stops= */ false);
+    EXPECT_OK(wait(w, &e), &e);
+}
+
+static void return_rest(shd_model *m, uint32_t from)
+{
+    struct shd_err e = { 0 };
+    for (uint32_t micro = from; micro < TOY_MICROS; micro++)
+        for (uint32_t u = 0; u < shd_units(m); u++)
+            EXPECT_OK(shd_return_none(m, micro, u, &e), &e);
+}
+
+TEST(each_wait_for_a_daemon_can_be_broken_off_and_made_again)
+{
+    struct shd_err e = { 0 };
+    struct waiting w = { .next = 0 };
+    fixture_start(&daemons, 2, NULL);
+    make_ckpts();
+    idle_begin(false);
+    EXPECT_OK(idle_connect(daemons.dir, &w.s, &e), &e);
+    w.m = open_toy(w.s, toy_spec("f32", TOY_ADAMW));
+    expect_canceled(&w, wait_attach);
+    expect_canceled(&w, wait_digest);
+    expect_canceled(&w, wait_status);
+    expect_canceled(&w, wait_save);
+    expect_canceled(&w, wait_grad);
+    w.next = 0;
+    expect_canceled(&w, wait_return);
+    return_rest(w.m, 0);
+    expect_canceled(&w, wait_commit);
+    EXPECT_EQ(shd_step(w.m), 1);
+    shd_close(w.s);
+    EXPECT_OK(idle_connect(daemons.dir, &w.s, &e), &e);
+    expect_canceled(&w, wait_open);
+    shd_close(w.s);
+    remove_ckpts();
+    fixture_stop(&daemons);
+}
+
+/* What only another worker, or a successor, can end. */
+TEST(each_wait_for_others_can_be_broken_off_and_made_again)
+{
+    struct shd_err e = { 0 };
+    shd_session *s;
+    char want[65], got[65];
+    toy_reference(toy_spec("f32", TOY_ADAMW), 1, want);
+    fixture_start_kept(&daemons, 2, "");
+    idle_begin(false);
+    EXPECT_OK(idle_connect(daemons.dir, &s, &e), &e);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    const struct shd_update update = toy_update(0);
+    for (int again = 0; again < 3; again++) {
+        idle_begin(true);
+        EXPECT_STATUS(shd_commit(m, &update, NULL, &e), SHD_ECANCELED);
+        m->step++; /* one that is not there yet */
+        idle_begin(true);
+        EXPECT_STATUS(shd_acquire(m, 1, NULL, &e), SHD_ECANCELED);
+        m->step--;
+    }
+    fixture_ask(&daemons, KEEPER_KILL, 1, "");
+    idle_begin(true);
+    EXPECT_STATUS(shd_commit(m, &update, NULL, &e), SHD_ECANCELED);
+    fixture_succeed(&daemons, 1, "");
+    idle_begin(false);
+    EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+    digest_of(m, got);
+    EXPECT_STR(got, want);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST(fetch_by_copy_can_be_broken_off)
+{
+    struct shd_err e = { 0 };
+    shd_session *s;
+    const void *params;
+    const struct shd_policy copy = { .size = sizeof copy, .path = SHD_PATH_COPY };
+    fixture_start(&daemons, 2, NULL);
+    idle_begin(false);
+    EXPECT_OK(idle_connect(daemons.dir, &s, &e), &e);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    EXPECT_OK(shd_set_policy(m, &copy, &e), &e);
+    m->step++;
+    for (int again = 0; again < 3; again++) {
+        idle_begin(true);
+        EXPECT_STATUS(shd_acquire(m, 1, &params, &e), SHD_ECANCELED);
+    }
+    m->step--;
+    idle_begin(false);
+    EXPECT_OK(shd_acquire(m, 1, &params, &e), &e);
+    shd_release(m, 1);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST(connecting_can_be_broken_off)
+{
+    struct shd_err e = { 0 };
+    shd_session *s = NULL;
+    char address[300];
+    fixture_start(&daemons, 1, NULL);
+    snprintf(address, sizeof address, "%s?cpu0,cpu1", daemons.dir); /* there is no cpu1 */
+    idle_begin(true);
+    EXPECT_STATUS(idle_connect(address, &s, &e), SHD_ECANCELED);
+    EXPECT(s == NULL);
+    kill(daemons.pids[0], SIGSTOP);
+    idle_begin(true);
+    EXPECT_STATUS(idle_connect(daemons.dir, &s, &e), SHD_ECANCELED);
+    kill(daemons.pids[0], SIGCONT);
+    idle_begin(false);
+    EXPECT_OK(idle_connect(daemons.dir, &s, &e), &e);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+static int wait_restore(struct waiting *w, struct shd_err *e)
+{
+    return shd_restore(w->s, ckpts, NULL, NULL, e);
+}
+
+TEST(restoring_can_be_broken_off)
+{
+    struct shd_err e = { 0 };
+    struct waiting w = { .next = 0 };
+    fixture_start(&daemons, 2, NULL);
+    make_ckpts();
+    idle_begin(false);
+    EXPECT_OK(idle_connect(daemons.dir, &w.s, &e), &e);
+    w.m = open_toy(w.s, toy_spec("f32", TOY_ADAMW));
+    save_ok(w.m, 0);
+    shd_close(w.s);
+    fixture_stop(&daemons);
+    fixture_start(&daemons, 2, NULL);
+    EXPECT_OK(idle_connect(daemons.dir, &w.s, &e), &e);
+    expect_canceled(&w, wait_restore);
+    EXPECT_OK(shd_model_attach(w.s, NULL, &w.m, &e), &e);
+    shd_close(w.s);
+    remove_ckpts();
+    fixture_stop(&daemons);
+}
+
+/* A handler of a signal says what it wants by the next call, which comes at once. */
+static void on_signal(int number)
+{
+    (void)number;
+    idle.stops = true;
+    idle.calls = 2;
+}
+
+TEST(signal_is_answered_at_once)
+{
+    struct shd_err e = { 0 };
+    shd_session *s;
+    const struct shd_update update = toy_update(0);
+    const struct sigaction action = { .sa_handler = on_signal };
+    fixture_start(&daemons, 1, NULL);
+    idle_begin(false);
+    EXPECT_OK(idle_connect(daemons.dir, &s, &e), &e);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    sigaction(SIGALRM, &action, NULL);
+    alarm(1);
+    EXPECT_STATUS(shd_commit(m, &update, NULL, &e), SHD_ECANCELED);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST_MAIN()
