@@ -12,6 +12,9 @@
  * Threads: a session and its models belong to one thread at a time. The arrays may be read and
  * written by any thread between the calls that hand them out and take them back.
  *
+ * fork(): a child (a loader of data, say) has no part in its parent's sessions. Calls refuse them
+ * there with SHD_EINVAL, closing them does nothing, and gradient arrays are not mapped.
+ *
  * Errors: functions that return int return SHD_OK (0) or a negative code and then fill *e (may be
  * NULL) with a sentence that names the values. Out-parameters are untouched then. A daemon that
  * dies and is started again (its memory was kept for it) is no error: calls wait, attach to it anew

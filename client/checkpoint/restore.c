@@ -180,6 +180,9 @@ static int check_spec(const struct restoring *r, struct shd_restored *restored, 
 static int check_session(const shd_session *s, const struct shd_restore_options *o,
                          struct shd_err *e)
 {
+    const int r = session_check(s, e);
+    if (r != SHD_OK)
+        return r;
     if (s->hub == NULL)
         return err_set(e, SHD_ENOTSUP, "\"local:\" does not restore: run daemons");
     if (o->timeout_ms > UINT64_MAX / 2 / NS_PER_MS)

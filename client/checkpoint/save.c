@@ -352,6 +352,9 @@ static int take_options(struct save *s, const struct shd_checkpoint_options *opt
 
 static int check_model(const shd_model *m, const char *dir, struct shd_err *e)
 {
+    const int r = session_check(m->session, e);
+    if (r != SHD_OK)
+        return r;
     if (m->map == NULL)
         return err_set(e, SHD_ENOTSUP, "\"local:\" does not save: run daemons");
     if (m->saving != NULL)
@@ -393,10 +396,13 @@ int shd_checkpoint_begin(shd_model *m, const char *dir,
 static int poll_save(shd_model *m, uint64_t wait_ns, bool *ret_done,
                      struct shd_checkpointed *ret_saved, struct shd_err *e)
 {
+    int r = session_check(m->session, e);
+    if (r != SHD_OK)
+        return r;
     if (m->saving == NULL)
         return err_set(e, SHD_EINVAL, "model '%s' is not being saved", m->spec->name);
     struct shd_checkpointed saved = { .step = 0 };
-    int r = hub_poll(m->session->hub, wait_ns, e);
+    r = hub_poll(m->session->hub, wait_ns, e);
     if (r == SHD_OK)
         r = advance(m->saving, &saved, e);
     *ret_done = r != SHD_PENDING;

@@ -8,6 +8,7 @@
 #include "client/paths/path.h"
 #include "client/paths/place.h"
 #include "client/paths/remote.h"
+#include "client/run/fork.h"
 #include "client/session/blame.h"
 #include "client/session/gpu.h"
 #include "client/session/hub.h"
@@ -150,6 +151,8 @@ int shd_connect(const struct shd_options *options, shd_session **ret_session, st
         r = gpu_open(s->ordinal, &s->kern, e);
     if (r == SHD_OK)
         r = connect_owners(s, &o, e);
+    if (r == SHD_OK)
+        r = fork_add(s, e);
     if (r != SHD_OK)
         session_free(s);
     else
@@ -159,8 +162,9 @@ int shd_connect(const struct shd_options *options, shd_session **ret_session, st
 
 void shd_close(shd_session *s)
 {
-    if (s == NULL)
+    if (s == NULL || s->left) /* of a child the memory stays: threads that used it are not there */
         return;
+    fork_drop(s);
     while (s->models != NULL)
         shd_model_close(s->models);
     session_free(s);
@@ -192,5 +196,6 @@ int shd_status(shd_session *s, uint32_t owner, char **ret_json, struct shd_err *
 {
     if (owner >= shd_owners(s))
         return err_set(e, SHD_ERANGE, "owner %" PRIu32 " of %" PRIu32, owner, shd_owners(s));
-    return s->control->status(s, owner, ret_json, e);
+    const int r = session_check(s, e);
+    return r != SHD_OK ? r : s->control->status(s, owner, ret_json, e);
 }

@@ -285,7 +285,9 @@ int exec_begin(struct shd_model *m, const struct shd_compute *compute,
 {
     if (compute == NULL || compute->forward == NULL || compute->backward == NULL)
         return err_set(e, SHD_EINVAL, "no compute: forward and backward must be given");
-    const int r = m->exec == NULL ? exec_new(m->spec, &m->exec, e) : SHD_OK;
+    int r = session_check(m->session, e);
+    if (r == SHD_OK && m->exec == NULL)
+        r = exec_new(m->spec, &m->exec, e);
     if (r == SHD_OK)
         *ret_run = (struct step_run){
             .m = m, .exec = m->exec, .compute = compute, .update = update

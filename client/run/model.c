@@ -83,18 +83,22 @@ int shd_model_open(shd_session *s, const char *spec_json, shd_model **ret_model,
     if (spec_json == NULL)
         return err_set(e, SHD_EINVAL, "no spec: shd_model_attach() attaches without one");
     struct spec *spec;
-    const int r = spec_parse(spec_json, strlen(spec_json), &spec, e);
+    int r = session_check(s, e);
+    if (r == SHD_OK)
+        r = spec_parse(spec_json, strlen(spec_json), &spec, e);
     return r == SHD_OK ? open_model(s, spec, "", ret_model, e) : r;
 }
 
 int shd_model_attach(shd_session *s, const char *name, shd_model **ret_model, struct shd_err *e)
 {
-    return open_model(s, /* spec= */ NULL, name != NULL ? name : "", ret_model, e);
+    const int r = session_check(s, e);
+    return r == SHD_OK ? open_model(s, /* spec= */ NULL, name != NULL ? name : "", ret_model, e)
+                       : r;
 }
 
 void shd_model_close(shd_model *m)
 {
-    if (m == NULL)
+    if (m == NULL || m->session->left)
         return;
     struct shd_model **at = &m->session->models;
     while (*at != m)
@@ -190,7 +194,9 @@ int shd_tensor_find(const shd_model *m, const char *name, struct shd_tensor *ret
  */
 int shd_blob(shd_model *m, void *buf, size_t capacity, size_t *ret_bytes, struct shd_err *e)
 {
-    return m->session->control->blob(m, /* owner= */ 0, buf, capacity, ret_bytes, e);
+    const int r = session_check(m->session, e);
+    return r == SHD_OK ? m->session->control->blob(m, /* owner= */ 0, buf, capacity, ret_bytes, e)
+                       : r;
 }
 
 #define ROWS_AT_ONCE 256u
@@ -213,6 +219,9 @@ int shd_history(shd_model *m, uint64_t *from, struct shd_step_row *rows, uint32_
     struct history_row part[ROWS_AT_ONCE];
     uint64_t next = *from, before = UINT64_MAX;
     uint32_t count = 0;
+    const int checked = session_check(m->session, e);
+    if (checked != SHD_OK)
+        return checked;
     while (count < room && next != before) {
         const uint32_t left = room - count;
         uint32_t got = 0;
@@ -233,7 +242,9 @@ int shd_digest(shd_model *m, char ret_hex[65], uint64_t *ret_step, struct shd_er
 {
     static_assert(DIGEST_HEX_BYTES == 65, "shd.h and digest.h agree");
     uint64_t step;
-    const int r = digest_run(m->spec, m->session->control->leaves, m, ret_hex, &step, e);
+    int r = session_check(m->session, e);
+    if (r == SHD_OK)
+        r = digest_run(m->spec, m->session->control->leaves, m, ret_hex, &step, e);
     if (r == SHD_OK && ret_step != NULL)
         *ret_step = step;
     return r;

@@ -168,10 +168,12 @@ int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err
 {
     struct shd_policy p = { 0 };
     struct plan_cost cost = { 0 };
-    int r = policy == NULL
-                ? err_set(e, SHD_EINVAL, "no policy")
-                : sized_take(&p, sizeof p, policy, offsetof(struct shd_policy, forward_prefetch),
-                             "shd_policy", e);
+    int r = session_check(m->session, e);
+    if (r == SHD_OK && policy == NULL)
+        r = err_set(e, SHD_EINVAL, "no policy");
+    if (r == SHD_OK)
+        r = sized_take(&p, sizeof p, policy, offsetof(struct shd_policy, forward_prefetch),
+                       "shd_policy", e);
     if (r == SHD_OK)
         r = check_path(m, &p, e);
     if (r == SHD_OK)

@@ -39,6 +39,8 @@ static int check_micro(const struct shd_model *m, uint32_t micro, struct shd_err
 int shd_acquire(shd_model *m, uint32_t unit, const void **ret_params, struct shd_err *e)
 {
     int r = check_unit(m, unit, e);
+    if (r == SHD_OK && m->session->left)
+        r = session_check(m->session, e);
     if (r == SHD_OK && m->fault.code != SHD_OK)
         r = err_copy(&m->fault, e);
     if (r == SHD_OK)
@@ -64,7 +66,7 @@ const void *shd_params(const shd_model *m, uint32_t unit)
 
 void shd_release(shd_model *m, uint32_t unit)
 {
-    if (unit < m->spec->unit_count)
+    if (unit < m->spec->unit_count && !m->session->left)
         hold_release(m, unit);
 }
 
@@ -181,7 +183,9 @@ static uint64_t grad_bytes(const struct shd_model *m, uint32_t unit)
  * wants it, and no return has failed. */
 static int check_place(struct shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
 {
-    int r = check_unit(m, unit, e);
+    int r = session_check(m->session, e);
+    if (r == SHD_OK)
+        r = check_unit(m, unit, e);
     if (r == SHD_OK)
         r = check_micro(m, micro, e);
     if (r == SHD_OK && m->spec->units[unit].frozen)
@@ -356,8 +360,11 @@ static int return_one(struct shd_model *m, uint32_t micro, uint32_t unit, struct
 
 int shd_return(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
 {
+    int r = session_check(m->session, e);
+    if (r != SHD_OK)
+        return r;
     activity_begin(m, ACTIVITY_RETURN, unit, micro);
-    const int r = return_one(m, micro, unit, e);
+    r = return_one(m, micro, unit, e);
     activity_end(m);
     return r;
 }
@@ -420,7 +427,9 @@ void train_drop_grads(struct shd_model *m)
 int shd_report(shd_model *m, uint32_t micro, const double *metrics, uint32_t count,
                struct shd_err *e)
 {
-    const int r = check_micro(m, micro, e);
+    int r = session_check(m->session, e);
+    if (r == SHD_OK)
+        r = check_micro(m, micro, e);
     if (r != SHD_OK)
         return r;
     if (count > SHD_METRICS_MAX)
@@ -522,7 +531,9 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
                struct shd_err *e)
 {
     struct shd_update u = { 0 };
-    int r = take_update(update, &u, e);
+    int r = session_check(m->session, e);
+    if (r == SHD_OK)
+        r = take_update(update, &u, e);
     if (r == SHD_OK)
         r = check_all_returned(m, e);
     if (r == SHD_OK)

@@ -113,10 +113,11 @@ void link_down(struct link *link, const struct shd_err *why)
     link->busy_ns = 0;
     if (link->dealer != NULL)
         zmq_close(link->dealer);
-    if (link->side_fd >= 0)
-        close(link->side_fd);
+    const int side_fd = link->side_fd;
+    link->side_fd = -1; /* first: a child that is forked now must not close what comes next */
+    if (side_fd >= 0)
+        close(side_fd);
     link->dealer = NULL;
-    link->side_fd = -1;
     hub->poll_items[link->index].socket = NULL;
     hub->poll_items[hub->link_count + link->index].fd = -1;
     link->unsent = 0;

@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client/plan/plan_cost.h"
 #include "client/session/link.h"
@@ -11,6 +12,16 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
+
+int session_check(const struct shd_session *s, struct shd_err *e)
+{
+    if (!s->left)
+        return SHD_OK;
+    return err_set(e, SHD_EINVAL,
+                   "session of process %d, and this is a child of it, process %d: a child connects "
+                   "for itself",
+                   (int)s->pid, (int)getpid());
+}
 
 int session_kern(struct shd_session *s, uint32_t threads, struct shd_err *e)
 {

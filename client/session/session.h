@@ -3,6 +3,7 @@
 #define SHD_CLIENT_SESSION_H
 
 #include <assert.h>
+#include <sys/types.h>
 
 #include "client/plan/plan.h"
 #include "client/session/activity.h"
@@ -66,6 +67,9 @@ struct shd_session {
     uint64_t live_bytes; /* now, of all models; its maximum is next */
     uint64_t live_bytes_max;
     uint64_t plan_misses;
+    struct shd_session *next;  /* of the process: client/run/fork.h */
+    pid_t pid;                 /* the process */
+    bool left;                 /* this is a child of it */
     struct shd_model *models;  /* owned list */
     struct shd_model *opening; /* borrowed: not in the list yet */
     struct starts *starts;     /* borrowed: what it begins with; NULL: what its spec says */
@@ -81,6 +85,9 @@ struct starts {
 /* The unit's start values into values[unit elements], gaps zeroed. SHD_EINTERNAL: fill gave up. */
 int starts_fill(const struct starts *starts, const struct spec *spec, uint32_t unit, float *values,
                 struct shd_err *e);
+
+/* Errors: SHD_EINVAL in a child of the session's process. */
+int session_check(const struct shd_session *s, struct shd_err *e);
 
 /* session->kern, started on first use. */
 int session_kern(struct shd_session *s, uint32_t threads, struct shd_err *e);

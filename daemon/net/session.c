@@ -23,7 +23,7 @@
 #define HELLO_NS            (5 * NS_PER_S)
 #define WAITING_MAX         512u /* sessions of one user that wait for their Hello */
 #define CLOSING_MAX         32u  /* places of some that have just been ended */
-#define SESSION_DESCRIPTORS 3u   /* side channel, connection, inbox */
+#define SESSION_DESCRIPTORS 4u   /* side channel, process, connection, inbox */
 #define REST_MAX            256u /* descriptors for all else */
 _Static_assert((1u << INDEX_BITS) == SESSIONS_MAX, "a session id carries its table index");
 
@@ -36,7 +36,7 @@ int session_table_init(struct session_table *table, struct shd_err *e)
     if (items == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %u sessions", SESSIONS_MAX);
     for (uint32_t i = 0; i < SESSIONS_MAX; i++)
-        items[i].side_fd = -1;
+        items[i].side_fd = items[i].life_fd = -1;
     *table = (struct session_table){ .items = items, .epoch = epoch };
     return SHD_OK;
 }
@@ -52,19 +52,30 @@ void session_table_deinit(struct session_table *table)
 void session_reuse(struct session *s)
 {
     CHECK(s->state == SESSION_DEAD);
-    if (s->ops > 0 || s->poll_closing)
+    if (s->ops > 0 || s->closing > 0)
         return;
     s->daemon->sessions->used--;
     replies_free(s->replies);
     memset(s, 0, sizeof *s);
-    s->side_fd = -1;
+    s->side_fd = s->life_fd = -1;
 }
 
 static void poll_closed(uv_handle_t *handle)
 {
     struct session *s = handle->data;
-    s->poll_closing = false;
+    s->closing--;
     session_reuse(s);
+}
+
+static void close_poll(struct session *s, uv_poll_t *poll, int *fd)
+{
+    if (*fd < 0)
+        return;
+    s->closing++;
+    uv_poll_stop(poll);
+    uv_close((uv_handle_t *)poll, poll_closed);
+    close(*fd);
+    *fd = -1;
 }
 
 void session_end(struct session *s, const char *why)
@@ -74,11 +85,8 @@ void session_end(struct session *s, const char *why)
              s->name, why);
     const bool was_open = s->state == SESSION_OPEN;
     s->state = SESSION_DEAD;
-    s->poll_closing = true;
-    uv_poll_stop(&s->poll);
-    uv_close((uv_handle_t *)&s->poll, poll_closed);
-    close(s->side_fd);
-    s->side_fd = -1;
+    close_poll(s, &s->poll, &s->side_fd);
+    close_poll(s, &s->life, &s->life_fd);
     memset(s->tickets, 0, sizeof s->tickets);
     OPENSSL_cleanse(s->token, sizeof s->token);
     s->ops++; /* waiting requests that are finished now must not free the place under us */
@@ -136,6 +144,27 @@ static void side_event(uv_poll_t *poll, int status, int events)
         answer_claim(s, msg.ticket);
     else
         session_end(s, "unexpected message on the side channel");
+}
+
+static void life_event(uv_poll_t *poll, int status, int events)
+{
+    (void)status;
+    (void)events;
+    session_end(poll->data, "its process has ended");
+}
+
+/* Best effort: without it the side channel tells. */
+static void watch_process(struct session *s)
+{
+    const int fd = side_pidfd(s->side_fd, s->pid);
+    if (fd < 0 || uv_poll_init(s->daemon->loop, &s->life, fd) < 0) {
+        if (fd >= 0)
+            close(fd);
+        return;
+    }
+    s->life_fd = fd;
+    s->life.data = s;
+    uv_poll_start(&s->life, UV_READABLE, life_event);
 }
 
 /* -- Room ---------------------------------------------------------------------------------------
@@ -267,6 +296,7 @@ int session_new(struct daemon *d, int fd, const struct side_peer *peer, struct s
     s->since_ns = uv_hrtime();
     if (process_read(peer->pid, &process))
         s->start_time = process.start_time;
+    watch_process(s);
     table->used++;
     return SHD_OK;
 }

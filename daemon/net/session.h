@@ -1,6 +1,7 @@
 /* Sessions: one per attached client, born with its side-channel connection and dead with it.
  *
- * The side channel proves who the peer is and shows its death within milliseconds; its token
+ * The side channel proves who the peer is and shows its death within milliseconds, as does the
+ * process itself, should others have its end of the channel (its children); its token
  * admits one connection of requests (Hello). When a session dies its claims die: tickets, waiting
  * requests, slots. Gradients it had handed over stay valid: their inbox lives until summed.
  */
@@ -43,7 +44,9 @@ struct session {
     uint64_t start_time; /* of its process; 0: not known */
     uv_poll_t poll;      /* on side_fd */
     int side_fd;         /* owned; -1 when closed */
-    bool poll_closing;   /* uv_close() is under way: the place must wait */
+    uv_poll_t life;      /* on life_fd */
+    int life_fd;         /* owned: its process; -1: not watched */
+    uint32_t closing;    /* handles of which uv_close() is under way: the place must wait */
     pid_t pid;           /* of its process, and its user */
     uid_t uid;
     uint8_t token[WIRE_TOKEN_BYTES];

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -20,6 +21,10 @@
 #include "proto/share/activity.h"
 #include "proto/share/board.h"
 #include "proto/share/segment.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77 /* Linux 6.5 */
+#endif
 
 #define BACKLOG 128
 #define FDS_MAX 8 /* received and closed; the kernel drops more itself */
@@ -140,6 +145,15 @@ int side_peer(int fd, struct side_peer *ret_peer, struct shd_err *e)
         return err_sys(e, SHD_EIO, "credentials of the peer");
     *ret_peer = (struct side_peer){ .pid = cred.pid, .uid = cred.uid, .gid = cred.gid };
     return SHD_OK;
+}
+
+int side_pidfd(int fd, pid_t pid)
+{
+    int pidfd;
+    socklen_t bytes = sizeof pidfd;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &bytes) == 0)
+        return pidfd; /* CLOEXEC */
+    return pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
 }
 
 int side_peer_allowed(const struct side_peer *peer, const char *what, struct shd_err *e)

@@ -57,6 +57,10 @@ struct side_peer {
 /* The process at the other end (SO_PEERCRED). */
 int side_peer(int fd, struct side_peer *ret_peer, struct shd_err *e);
 
+/* A descriptor that becomes readable when the process at the other end ends, whoever else has its
+ * side of the socket; -1: the kernel has none to give. */
+int side_pidfd(int fd, pid_t pid);
+
 /* Refuse a peer that is neither of our uid nor root: SHD_EAUTH naming both. `what` says which
  * side the peer is ("client", "daemon"). The rule of either side, proto/share/admit.h, is wider. */
 int side_peer_allowed(const struct side_peer *peer, const char *what, struct shd_err *e);

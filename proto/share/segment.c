@@ -188,6 +188,8 @@ int segment_map(int fd, enum segment_kind kind, uint64_t bytes, struct segment *
     void *base = sys_mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED)
         return map_failed(e, "map segment of", bytes);
+    if (kind == SEGMENT_INBOX)
+        madvise(base, bytes, MADV_DONTFORK); /* as in segment_place() */
     *ret_segment = (struct segment){ .fd = fd, .base = base, .bytes = bytes };
     return SHD_OK;
 }
@@ -230,6 +232,8 @@ int segment_place(void *addr, int fd, uint64_t offset_bytes, uint64_t bytes, boo
                              (off_t)offset_bytes);
     if (p == MAP_FAILED)
         return map_failed(e, "place", bytes);
+    if (writable)
+        madvise(addr, bytes, MADV_DONTFORK); /* a child must not write into its parent's gradients */
     return SHD_OK;
 }
 
