@@ -322,6 +322,27 @@ SHD_API int shd_run_step_elastic(shd_model *m, const struct shd_compute *compute
 /* In its callbacks: return what is at hand, then end the call without another lease and without
  * the commit, which others will do (shd_result.left). */
 SHD_API void shd_leave(shd_model *m);
+
+/* -- Work by lease ---------------------------------------------------------------------------- */
+/* What shd_run_step_elastic() does, by single calls, under any policy: lease, compute and return,
+ * lease again, and shd_commit() when all is in or the step is over. Same bits. */
+enum shd_lease_what {
+    SHD_LEASE_MICRO = 0,   /* compute *ret_micro to *ret_micro + shd_accumulate() - 1, return all */
+    SHD_LEASE_ALL_IN = 1,  /* nothing is left of the step: commit it */
+    SHD_LEASE_OVER = 2,    /* others have committed it: shd_commit() tells how it ended */
+    SHD_LEASE_NOTHING = 3, /* more than what is leased here: return that first */
+};
+/* Ask for work of the open step. Waits while all that is left is at other workers, for one of them
+ * may die; not while something leased before is not returned yet (SHD_LEASE_NOTHING). Several may
+ * be leased at once: to load their data ahead. */
+SHD_API int shd_lease(shd_model *m, enum shd_lease_what *ret_what, uint32_t *ret_micro,
+                      struct shd_err *e);
+/* Give back a leased micro-batch (its group) that will not be computed: this worker leaves, or
+ * failed. What was returned of it counts. Nothing leased: a no-op. */
+SHD_API int shd_unlease(shd_model *m, uint32_t micro, struct shd_err *e);
+/* Was micro-batch micro of the open step in at all owners when the model was opened? A worker with
+ * a fixed share leaves it out, for a predecessor has returned it. */
+SHD_API bool shd_is_in(const shd_model *m, uint32_t micro);
 SHD_API uint64_t shd_unit_misses(const shd_model *m, uint32_t unit); /* its shd_stats.plan_misses */
 /* Parameters of a unit that is acquired now (by shd_acquire() or the running plan); else NULL. */
 SHD_API const void *shd_params(const shd_model *m, uint32_t unit);

@@ -1,4 +1,4 @@
-/* Committing a step on daemons, and asking for work; see commit.h.
+/* Committing a step on daemons; see commit.h.
  *
  * What is asked of whom, and what follows from the answers, is the turn's business (turn.h); here
  * it is packed, sent and waited for. A daemon that dies meanwhile is asked again by the hub.
@@ -140,58 +140,6 @@ int commit_step(struct shd_model *m, const struct decide_args *args, const struc
     m->sealed = m->sealed || turn_state(m->map->turn) != TURN_PREPARING;
     if (r == SHD_OK)
         *ret_decided = turn_decided(m->map->turn);
-    return r;
-}
-
-/* -- Work -------------------------------------------------------------------------------------- */
-
-struct leasing { /* ctx of the round */
-    const struct shd_model *m;
-    struct wire_leased leased;
-};
-
-static void make_lease(const struct round *round, const struct link *link,
-                       struct wire_request *ret_request)
-{
-    const struct leasing *l = round->ctx;
-    ret_request->lease = (struct wire_lease){ .model = l->m->map->owners[link->index].layout.handle,
-                                              .step = round->arg };
-}
-
-static int take_leased(const struct round *round, const struct link *link,
-                       const struct wire_reply *reply, struct shd_err *e)
-{
-    struct leasing *l = round->ctx;
-    const uint32_t groups = spec_returns(l->m->spec);
-    l->leased = reply->leased;
-    if (l->leased.step != round->arg)
-        return link_err(link, SHD_EPROTO, e,
-                        "leased work of step %" PRIu64 ", asked for was step %" PRIu64,
-                        l->leased.step, round->arg);
-    if (l->leased.what == WIRE_LEASED_GROUP && l->leased.group >= groups)
-        return link_err(link, SHD_EPROTO, e, "leased group %" PRIu32 " of %" PRIu32,
-                        l->leased.group, groups);
-    return SHD_OK;
-}
-
-int commit_lease(struct shd_model *m, uint32_t owner, struct wire_leased *ret_leased,
-                 struct shd_err *e)
-{
-    struct leasing leasing = { .m = m };
-    char what[48];
-    snprintf(what, sizeof what, "Lease of step %" PRIu64, m->step);
-    struct round round = { .what = what,
-                           .hint = "other workers hold all that is left of the step",
-                           .asks = WIRE_LEASE,
-                           .type = WIRE_LEASED,
-                           .make = make_lease,
-                           .take = take_leased,
-                           .ctx = &leasing };
-    activity_begin(m, ACTIVITY_LEASE, ACTIVITY_NONE, ACTIVITY_NONE);
-    const int r = round_one(&round, &m->session->hub->links[owner], m->step, e);
-    activity_end(m);
-    if (r == SHD_OK)
-        *ret_leased = leasing.leased;
     return r;
 }
 

@@ -541,20 +541,33 @@ static bool group_is_in(const struct shd_model *m, uint32_t group)
     return true;
 }
 
-static int local_lease(struct shd_model *m, uint32_t owner, struct wire_leased *ret_leased,
-                       struct shd_err *e)
+static int local_lease(struct shd_model *m, uint32_t owner, bool now,
+                       struct wire_leased *ret_leased, struct shd_err *e)
 {
     const uint32_t groups = spec_returns(m->spec);
-    uint32_t group = 0;
     (void)owner;
+    (void)now;
     (void)e;
-    while (group < groups && group_is_in(m, group))
-        group++;
-    *ret_leased = (struct wire_leased){ .step = m->step,
-                                        .what = group < groups ? WIRE_LEASED_GROUP
-                                                               : WIRE_LEASED_ALL_IN,
-                                        .group = group < groups ? group : 0 };
+    *ret_leased = (struct wire_leased){ .step = m->step, .what = WIRE_LEASED_ALL_IN };
+    for (uint32_t group = 0; group < groups; group++) {
+        if (group_is_in(m, group))
+            continue;
+        ret_leased->what = WIRE_LEASED_NOTHING;
+        if (model_leased(m, group))
+            continue;
+        ret_leased->what = WIRE_LEASED_GROUP;
+        ret_leased->group = group;
+        break;
+    }
     return SHD_OK;
+}
+
+static int local_unlease(struct shd_model *m, uint32_t group, struct shd_err *e)
+{
+    (void)m;
+    (void)group;
+    (void)e;
+    return SHD_OK; /* the model knows what it has leased */
 }
 
 /* -- The tables -------------------------------------------------------------------------------- */
@@ -607,6 +620,7 @@ const struct control_ops control_local = {
     .commit = local_commit,
     .catch_up = local_catch_up,
     .lease = local_lease,
+    .unlease = local_unlease,
     .blob = local_blob,
     .history = local_history,
     .leaves = local_leaves,

@@ -25,6 +25,7 @@
 #include "proto/share/segment.h"
 #include "proto/share/shardmap.h"
 
+struct leasing;
 struct mover_ops;
 struct turn;
 
@@ -85,7 +86,8 @@ struct map_model {
     float **views; /* owned, [slots * view_count]: reservations; NULL: not made */
     uint32_t view_slots;
     bool *stale; /* owned, [slots * owner_count]: the views show a predecessor's inbox there */
-    struct turn *turn; /* owned: the commit at hand */
+    struct turn *turn;       /* owned: the commit at hand */
+    struct leasing *leasing; /* owned: the question for work at hand; NULL: none was asked yet */
 };
 
 #endif

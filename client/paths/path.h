@@ -60,9 +60,12 @@ struct control_ops {
     /* The step is over, and nothing else is known: set m->step to the owners' open step, and the
      * decision before it. */
     int (*catch_up)(struct shd_model *m, struct shd_err *e);
-    /* Ask an owner what to do for m->step, and wait for the answer. */
-    int (*lease)(struct shd_model *m, uint32_t owner, struct wire_leased *ret_leased,
+    /* Ask an owner what to do for m->step, and wait for the answer; now: it may be nothing. Broken
+     * off, the same question goes on waiting. */
+    int (*lease)(struct shd_model *m, uint32_t owner, bool now, struct wire_leased *ret_leased,
                  struct shd_err *e);
+    /* Tell all owners that the group will not be computed here; waits for no answer. */
+    int (*unlease)(struct shd_model *m, uint32_t group, struct shd_err *e);
     int (*blob)(struct shd_model *m, uint32_t owner, void *buf, size_t capacity, size_t *ret_bytes,
                 struct shd_err *e);
     /* Up to room rows (at most WIRE_ROWS_MAX) of the history from *from on; *from becomes the step

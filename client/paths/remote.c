@@ -20,6 +20,7 @@
 #include "client/paths/copy.h"
 #include "client/paths/create.h"
 #include "client/paths/layout.h"
+#include "client/paths/lease.h"
 #include "client/paths/look.h"
 #include "client/paths/map.h"
 #include "client/paths/nccl_join.h"
@@ -176,6 +177,7 @@ static void remote_close(struct shd_model *m)
     m->nccl = NULL;
     m->copy = NULL;
     hub_forget(m->session->hub, m);
+    lease_close(m);
     activity_detach(&m->activity);
     place_release(m);
     for (uint32_t i = 0; i < map->owner_count; i++) {
@@ -208,7 +210,8 @@ const struct control_ops control_remote = {
     .poll = remote_poll,
     .commit = commit_step,
     .catch_up = settle_catch_up,
-    .lease = commit_lease,
+    .lease = lease_ask_owner,
+    .unlease = lease_to_owners,
     .blob = look_blob,
     .history = look_history,
     .leaves = look_leaves,

@@ -3,22 +3,18 @@
  * are released and gradients not yet returned are dropped, so that the caller can run the step
  * again: what was returned counts once.
  *
- * Elastic, shd_run_step_elastic(): owner 0 leases groups of micro-batches one by one until all are
- * in there; then the others are asked in turn, which normally have all of them too; then the step
- * is committed. A group that an owner still lacks (something died between its returns) is computed
- * and returned to all once more: what they have already is dropped. Overtaken: another worker may
- * return and commit while this one computes, because its lease was taken for lost. Then the owners
- * say that the step is over, or a unit is found a step ahead: the micro-batch is dropped, for it
- * counted already, and the commit tells how the step ended. */
+ * Elastic, shd_run_step_elastic(): groups of micro-batches are leased (lease.h) one by one until
+ * all are in; then the step is committed. Overtaken: another worker may return and commit while
+ * this one computes, because its lease was taken for lost. Then the owners say that the step is
+ * over, or a unit is found a step ahead: the micro-batch is dropped, for it counted already, and
+ * the commit tells how the step ended. */
 #include <inttypes.h>
 
-#include "client/paths/path.h"
 #include "client/run/follow.h"
+#include "client/run/lease.h"
 #include "client/run/policy.h"
 #include "client/run/train.h"
-#include "client/session/hub.h"
 #include "proto/base/check.h"
-#include "proto/base/clock.h"
 
 /* A gradient that is not returned yet goes into its group's sum at once. */
 static int run_backward(struct step_run *run, const struct plan_op *op, struct shd_err *e)
@@ -94,12 +90,9 @@ static uint32_t leave_out(struct step_run *run, const uint32_t *micros, uint32_t
     const struct shd_model *m = run->m;
     uint32_t left = 0;
     CHECK(run->exec != NULL);
-    for (uint32_t i = 0; i < count; i++) {
-        const uint32_t group = micros[i] / m->spec->accumulate;
-        const bool in = m->in.step == m->step && (m->in.groups[group / 8] >> group % 8 & 1) != 0;
-        if (!in)
+    for (uint32_t i = 0; i < count; i++)
+        if (!shd_is_in(m, micros[i]))
             run->exec->micros[left++] = micros[i];
-    }
     return left;
 }
 
@@ -184,16 +177,6 @@ static int run_group(struct step_run *run, uint32_t group, struct shd_err *e)
     return run_step_micros(run, micros, a, e);
 }
 
-static int lease(struct step_run *run, uint32_t owner, struct wire_leased *ret_leased,
-                 struct shd_err *e)
-{
-    struct shd_model *m = run->m;
-    const uint64_t start_ns = clock_now_ns();
-    const int r = m->session->control->lease(m, owner, ret_leased, e);
-    m->session->wait_ns += clock_now_ns() - start_ns;
-    return r;
-}
-
 void shd_leave(shd_model *m)
 {
     m->leaving = true;
@@ -202,18 +185,20 @@ void shd_leave(shd_model *m)
 /* Take leases until nothing is left to be done, or this worker leaves. SHD_ESTEP: overtaken. */
 static int run_leases(struct step_run *run, struct shd_err *e)
 {
-    const uint32_t owners = shd_owners(run->m->session);
+    struct shd_err ignored;
     struct wire_leased leased = { .step = 0 };
-    for (uint32_t owner = 0; owner < owners && !run->m->leaving;) {
-        int r = lease(run, owner, &leased, e);
-        if (r == SHD_OK && leased.what == WIRE_LEASED_GROUP)
-            r = run_group(run, leased.group, e);
-        if (r != SHD_OK)
+    while (!run->m->leaving) {
+        int r = lease_take(run->m, &leased, e);
+        if (r != SHD_OK || leased.what == WIRE_LEASED_ALL_IN)
             return r;
         if (leased.what == WIRE_LEASED_OVER)
             return SHD_ESTEP;
-        if (leased.what == WIRE_LEASED_ALL_IN)
-            owner++;
+        CHECK(leased.what == WIRE_LEASED_GROUP); /* what is leased is returned before the next */
+        r = run_group(run, leased.group, e);
+        if (r != SHD_OK) {
+            lease_drop(run->m, leased.group, &ignored);
+            return r;
+        }
     }
     return SHD_OK;
 }

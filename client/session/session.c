@@ -90,6 +90,21 @@ uint32_t model_returned_units(const struct shd_model *m)
     return count;
 }
 
+bool model_leased(const struct shd_model *m, uint32_t group)
+{
+    const struct leases *l = &m->leases;
+    return l->began && l->step == m->step && (l->groups[group / 8] >> group % 8 & 1) != 0 &&
+           m->reports[group * m->spec->accumulate].given < model_returned_units(m);
+}
+
+bool model_leased_any(const struct shd_model *m)
+{
+    for (uint32_t group = 0; group < spec_returns(m->spec); group++)
+        if (model_leased(m, group))
+            return true;
+    return false;
+}
+
 struct report model_report(const struct shd_model *m, uint32_t group)
 {
     const uint32_t a = m->spec->accumulate;

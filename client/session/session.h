@@ -123,6 +123,13 @@ struct groups_in {
     uint8_t groups[MODEL_IN_BYTES]; /* a bit per group */
 };
 
+struct leases { /* of step */
+    bool began;
+    uint64_t step;
+    uint32_t owner; /* those before it have all groups in */
+    uint8_t groups[MODEL_IN_BYTES];
+};
+
 struct report { /* shd_report() of one micro-batch */
     double metrics[SHD_METRICS_MAX];
     uint32_t count;
@@ -161,6 +168,7 @@ struct shd_model {
     bool decided; /* a step was, by `decision`: the last one */
     struct decision decision;
     struct groups_in in;
+    struct leases leases;
     struct report *reports; /* owned, [micro_batches], of the open step */
     struct grad_slot slots[SHD_SLOTS_MAX];
     uint32_t slot_count;  /* 0: no inbox yet */
@@ -185,6 +193,10 @@ void model_decided(struct shd_model *m, const struct decision *decision);
 
 /* Units that are returned for each group: those with a gradient. */
 uint32_t model_returned_units(const struct shd_model *m);
+
+/* Is the group leased by this worker, and not all returned? */
+bool model_leased(const struct shd_model *m, uint32_t group);
+bool model_leased_any(const struct shd_model *m);
 
 /* What the micro-batches of a group reported, added up in ascending order. Nothing (count 0) while
  * it may not be all of it: before each has reported, until the group's last unit is returned. So

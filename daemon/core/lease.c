@@ -213,11 +213,13 @@ static void hand_out(struct lease *l, uint32_t group, const struct asking *q)
     g->session[holder] = w->session;
     g->since_ns[holder] = q->now_ns;
     g->handed = true;
+    w->refused_steps = 0;
+    if (w->busy && w->step == l->step && !step_micro_came(q->core, w->group))
+        return; /* it has that one still */
     w->busy = true;
     w->group = group;
     w->step = l->step;
     w->since_ns = q->now_ns;
-    w->refused_steps = 0;
 }
 
 static bool has(const struct group *g, uint64_t session)
@@ -353,21 +355,35 @@ enum lease_answer lease_ask(struct lease *l, const struct step *core, uint64_t s
     return LEASE_GROUP;
 }
 
+static void drop_holder(struct group *g, uint64_t session)
+{
+    if (g->session[1] == session)
+        g->session[1] = 0;
+    if (g->session[0] == session) {
+        g->session[0] = g->session[1];
+        g->since_ns[0] = g->since_ns[1];
+        g->session[1] = 0;
+    }
+}
+
+void lease_give_back(struct lease *l, uint64_t session, uint32_t group)
+{
+    CHECK(group < l->count);
+    drop_holder(&l->group[group], session);
+    for (uint32_t i = 0; i < LEASE_WORKERS; i++) {
+        struct worker *w = &l->worker[i];
+        if (w->session == session && w->group == group)
+            w->busy = false;
+    }
+}
+
 void lease_forget(struct lease *l, uint64_t session)
 {
     for (uint32_t i = 0; i < LEASE_WORKERS; i++)
         if (l->worker[i].session == session)
             l->worker[i] = (struct worker){ .session = 0 };
-    for (uint32_t i = 0; i < l->count; i++) {
-        struct group *g = &l->group[i];
-        if (g->session[1] == session)
-            g->session[1] = 0;
-        if (g->session[0] == session) {
-            g->session[0] = g->session[1];
-            g->since_ns[0] = g->since_ns[1];
-            g->session[1] = 0;
-        }
-    }
+    for (uint32_t i = 0; i < l->count; i++)
+        drop_holder(&l->group[i], session);
 }
 
 uint64_t lease_next_ns(const struct lease *l, const struct step *core, uint64_t now_ns)

@@ -21,7 +21,8 @@
  *
  * How long a session takes: the shorter of its last two groups, from hand-out to the question that
  * follows, so one stall does not count; of a group it had to drop, at least the time until then.
- * The usual time: the median of everybody's last few. A session that nothing is known of takes
+ * Of several that it has at once one is looked at, from its hand-out on: so long takes the next
+ * one. The usual time: the median of everybody's last few. A session that nothing is known of takes
  * that. One that has arrived and only waits for lower ones needs no backup while its session lives.
  */
 #ifndef SHD_LEASE_H
@@ -58,6 +59,9 @@ struct lease *lease_init(void *memory, uint32_t groups, bool cautious);
  * takes its place.) Errors of the caller (a step not begun) are LEASE_WAIT. */
 enum lease_answer lease_ask(struct lease *l, const struct step *core, uint64_t step,
                             uint64_t session, uint64_t now_ns, uint32_t *ret_group);
+
+/* The session gives a group back that it was handed: it will not compute it. */
+void lease_give_back(struct lease *l, uint64_t session, uint32_t group);
 
 /* The session is gone: what it had can be handed out again. */
 void lease_forget(struct lease *l, uint64_t session);

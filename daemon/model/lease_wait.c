@@ -76,9 +76,16 @@ enum lease_answer lease_wait_ask(struct op *op, uint32_t *ret_group)
     const struct model *m = op->model;
     const enum lease_answer answer = lease_ask(m->lease, m->core, op->req.lease.step,
                                                op->session->id, loop_ns(op->daemon), ret_group);
-    if (answer == LEASE_WAIT)
+    if (answer == LEASE_WAIT && !op->req.lease.now)
         wait_for_work(op);
     return answer;
+}
+
+void lease_wait_take_back(struct op *op)
+{
+    struct model *m = op->model;
+    lease_give_back(m->lease, op->session->id, op->req.lease.group);
+    lease_wait_soon(m);
 }
 
 void lease_wait_forget_session(struct model *m, const struct session *s)

@@ -15,8 +15,12 @@ struct session;
 
 void lease_wait_init(struct daemon *d); /* the daemon's timer, on its loop */
 
-/* Ask for work for op's session; LEASE_WAIT: op waits, its handler is called again. */
+/* Ask for work for op's session; LEASE_WAIT: op waits, its handler is called again; if it wants
+ * none of that (Lease.now), there is nothing. */
 enum lease_answer lease_wait_ask(struct op *op, uint32_t *ret_group);
+
+/* op's session gives a group back. */
+void lease_wait_take_back(struct op *op);
 
 /* Ask again for those who wait for work of this model: now, or within a millisecond where it may
  * happen often. */

@@ -40,8 +40,30 @@ static enum wire_leased_what what_of(enum lease_answer answer)
     case LEASE_WAIT:
         break;
     }
-    CHECK(false); /* who waits is not answered */
-    return WIRE_LEASED_OVER;
+    return WIRE_LEASED_NOTHING;
+}
+
+static int check_group(struct op *op)
+{
+    const uint32_t groups = op->model->ledger->head->micros, group = op->req.lease.group;
+    if (group < groups)
+        return SHD_OK;
+    return err_set(&op->err, SHD_ERANGE, "group %" PRIu32 " of a step with %" PRIu32, group,
+                   groups);
+}
+
+/* A group of an earlier step has gone with it. */
+static int take_back(struct op *op)
+{
+    const int r = check_group(op);
+    if (r != SHD_OK)
+        return r;
+    if (op->req.lease.step == step_collecting(op->model->core))
+        lease_wait_take_back(op);
+    op->reply.type = WIRE_LEASED;
+    op->reply.leased = (struct wire_leased){ .step = op->req.lease.step,
+                                             .what = WIRE_LEASED_NOTHING };
+    return SHD_OK;
 }
 
 static void count_backup(const struct op *op, uint32_t group)
@@ -59,11 +81,13 @@ static int op_lease(struct op *op)
         return r;
     if (op->session->state != SESSION_OPEN) /* it ended while others were being asked */
         return err_set(&op->err, SHD_EGONE, "session ended");
+    if (req->back)
+        return take_back(op);
     if (drain_holds(op, req->step))
         return SHD_PENDING;
     uint32_t group = 0;
     const enum lease_answer answer = lease_wait_ask(op, &group);
-    if (answer == LEASE_WAIT)
+    if (answer == LEASE_WAIT && !req->now)
         return SHD_PENDING;
     if (answer == LEASE_GROUP)
         count_backup(op, group);

@@ -123,6 +123,9 @@ struct wire_digest {
 struct wire_lease {
     uint32_t model;
     uint64_t step;
+    bool now;       /* do not wait */
+    bool back;      /* take `group` back, and hand nothing out */
+    uint32_t group; /* below SHD_MICROS_MAX */
 };
 struct wire_checkpoint {
     uint32_t model;
@@ -280,7 +283,8 @@ struct wire_credit {
 enum wire_leased_what {
     WIRE_LEASED_GROUP = 1, /* compute `group` */
     WIRE_LEASED_ALL_IN = 2,
-    WIRE_LEASED_OVER = 3, /* the step was committed */
+    WIRE_LEASED_OVER = 3,    /* the step was committed */
+    WIRE_LEASED_NOTHING = 4, /* now; or taken back */
 };
 struct wire_leased {
     uint64_t step;

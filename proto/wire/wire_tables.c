@@ -101,7 +101,13 @@ static const struct wire_field digest_fields[] = {
     UP_TO(digest, array, 2),
     ANY(digest, first_leaf),
 };
-static const struct wire_field lease_fields[] = { ANY(lease, model), ANY(lease, step) };
+static const struct wire_field lease_fields[] = {
+    ANY(lease, model),
+    ANY(lease, step),
+    ANY(lease, now),
+    ANY(lease, back),
+    UP_TO(lease, group, SHD_MICROS_MAX - 1),
+};
 static const struct wire_field checkpoint_fields[] = { ANY(checkpoint, model),
                                                        ANY(checkpoint, step),
                                                        PATH(checkpoint, path) };
@@ -196,7 +202,7 @@ static const struct wire_field credit_fields[] = { UP_TO(credit, slot, SHD_SLOTS
                                                    ANY(credit, stale) };
 static const struct wire_field leased_fields[] = {
     ANY(leased, step),
-    RANGE(leased, what, WIRE_LEASED_GROUP, WIRE_LEASED_OVER),
+    RANGE(leased, what, WIRE_LEASED_GROUP, WIRE_LEASED_NOTHING),
     UP_TO(leased, group, SHD_MICROS_MAX - 1),
 };
 static const struct wire_field checkpointed_fields[] = {

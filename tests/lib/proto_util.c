@@ -231,7 +231,9 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
         break;
     case WIRE_LEASE:
         q.lease = (struct wire_lease){ random_u32(seed, 0, UINT32_MAX),
-                                       random_u64(seed, 0, UINT64_MAX) };
+                                       random_u64(seed, 0, UINT64_MAX), random_u32(seed, 0, 1) != 0,
+                                       random_u32(seed, 0, 1) != 0,
+                                       random_u32(seed, 0, SHD_MICROS_MAX - 1) };
         break;
     case WIRE_CHECKPOINT:
         q.checkpoint = (struct wire_checkpoint){ random_u32(seed, 0, UINT32_MAX),

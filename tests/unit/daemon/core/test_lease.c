@@ -143,6 +143,37 @@ TEST(what_a_dead_session_had_goes_to_the_next_one_at_once)
     EXPECT_EQ(ask(&d, 2), WAITS);
 }
 
+TEST(what_a_session_gives_back_goes_to_the_next_one_at_once)
+{
+    struct desk d = desk_new(false);
+    for (uint32_t i = 0; i < MICROS; i++)
+        EXPECT_EQ(ask(&d, 1), i); /* several at once */
+    EXPECT_EQ(ask(&d, 2), WAITS);
+    lease_give_back(d.lease, 1, 2);
+    lease_give_back(d.lease, 2, 0); /* not its own: a no-op */
+    EXPECT_EQ(ask(&d, 2), 2);
+    EXPECT_EQ(ask(&d, 1), WAITS);
+    lease_give_back(d.lease, 2, 2);
+    EXPECT_EQ(ask(&d, 1), 2);
+}
+
+TEST(session_with_several_takes_as_long_as_the_next_one_will_take)
+{
+    struct desk d = desk_new(false);
+    usual_step(&d, 10 * MS);
+    EXPECT_EQ(ask(&d, 1), 0);
+    EXPECT_EQ(ask(&d, 1), 1);
+    d.now_ns += 10 * MS;
+    comes_in(&d, 0);
+    EXPECT_EQ(ask(&d, 1), 2);
+    EXPECT_EQ(ask(&d, 2), 3);
+    comes_in(&d, 3);
+    EXPECT_EQ(ask(&d, 2), WAITS);
+    d.now_ns += 10 * MS + LEASE_OVERDUE_NS + 10 * MS; /* 1 is late, 2 is not yet */
+    EXPECT_EQ(ask(&d, 2), 1);
+    EXPECT_EQ(ask(&d, 2), WAITS);
+}
+
 TEST(slow_group_gets_a_backup_after_twice_the_usual_time)
 {
     struct desk d = desk_new(false);

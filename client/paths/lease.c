@@ -1,0 +1,166 @@
+/* See lease.h. */
+#include "client/paths/lease.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "client/paths/map.h"
+#include "client/session/activity.h"
+#include "client/session/hub.h"
+#include "proto/base/check.h"
+#include "proto/base/clock.h"
+#include "proto/base/sys.h"
+
+struct leasing {
+    struct shd_model *m; /* borrowed */
+    struct round round;  /* borrowed by the hub while round.waiting > 0 */
+    char what[48];
+    uint32_t owner; /* who was asked */
+    uint64_t step;
+    bool now;
+    struct wire_leased leased;
+};
+
+/* -- Asking ------------------------------------------------------------------------------------ */
+
+static void make_lease(const struct round *round, const struct link *link,
+                       struct wire_request *ret_request)
+{
+    const struct leasing *l = round->ctx;
+    ret_request->lease = (struct wire_lease){ .model = l->m->map->owners[link->index].layout.handle,
+                                              .step = round->arg,
+                                              .now = l->now };
+}
+
+static int take_leased(const struct round *round, const struct link *link,
+                       const struct wire_reply *reply, struct shd_err *e)
+{
+    struct leasing *l = round->ctx;
+    const uint32_t groups = spec_returns(l->m->spec);
+    l->leased = reply->leased;
+    if (l->leased.step != round->arg)
+        return link_err(link, SHD_EPROTO, e,
+                        "leased work of step %" PRIu64 ", asked for was step %" PRIu64,
+                        l->leased.step, round->arg);
+    if (l->leased.what == WIRE_LEASED_GROUP && l->leased.group >= groups)
+        return link_err(link, SHD_EPROTO, e, "leased group %" PRIu32 " of %" PRIu32,
+                        l->leased.group, groups);
+    return SHD_OK;
+}
+
+static int get_leasing(struct shd_model *m, struct leasing **ret_leasing, struct shd_err *e)
+{
+    if (m->map->leasing == NULL)
+        m->map->leasing = sys_calloc(1, sizeof *m->map->leasing);
+    if (m->map->leasing == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for a lease");
+    *ret_leasing = m->map->leasing;
+    return SHD_OK;
+}
+
+static int ask(struct leasing *l, uint32_t owner, bool now, struct shd_err *e)
+{
+    struct shd_model *m = l->m;
+    l->owner = owner;
+    l->step = m->step;
+    l->now = now;
+    snprintf(l->what, sizeof l->what, "Lease of step %" PRIu64, l->step);
+    l->round = (struct round){ .what = l->what,
+                               .hint = "other workers hold all that is left of the step",
+                               .asks = WIRE_LEASE,
+                               .type = WIRE_LEASED,
+                               .make = make_lease,
+                               .take = take_leased,
+                               .ctx = l };
+    return round_ask(&l->round, &m->session->hub->links[owner], l->step, e);
+}
+
+static int await(struct leasing *l, struct shd_err *e)
+{
+    const uint64_t start_ns = clock_now_ns();
+    int r = SHD_OK;
+    while (r == SHD_OK && l->round.waiting > 0 && l->round.err.code == SHD_OK) {
+        r = round_wait(&l->round, l->m->session->hub, start_ns, e);
+        activity_look(l->m);
+    }
+    return r;
+}
+
+/* A question of before that is still open: what it brings is of this step, or of none. */
+static int ask_or_go_on(struct leasing *l, uint32_t owner, bool now, struct shd_err *e)
+{
+    int r = l->round.waiting > 0 ? await(l, e) : SHD_OK;
+    if (r != SHD_OK)
+        return r;
+    const bool fits = l->what[0] != '\0' && l->owner == owner && l->step == l->m->step;
+    l->what[0] = fits ? l->what[0] : '\0';
+    if (l->what[0] == '\0')
+        r = ask(l, owner, now, e);
+    return r == SHD_OK ? await(l, e) : r;
+}
+
+int lease_ask_owner(struct shd_model *m, uint32_t owner, bool now, struct wire_leased *ret_leased,
+                    struct shd_err *e)
+{
+    struct leasing *l = NULL;
+    int r = get_leasing(m, &l, e);
+    if (r != SHD_OK)
+        return r;
+    CHECK(l != NULL);
+    l->m = m;
+    activity_begin(m, ACTIVITY_LEASE, ACTIVITY_NONE, ACTIVITY_NONE);
+    r = ask_or_go_on(l, owner, now, e);
+    activity_end(m);
+    if (r != SHD_OK)
+        return r;
+    l->what[0] = '\0'; /* answered */
+    if (l->round.err.code != SHD_OK)
+        return err_copy(&l->round.err, e);
+    *ret_leased = l->leased;
+    return SHD_OK;
+}
+
+void lease_close(struct shd_model *m)
+{
+    if (m->map->leasing == NULL)
+        return;
+    hub_forget(m->session->hub, &m->map->leasing->round);
+    free(m->map->leasing);
+    m->map->leasing = NULL;
+}
+
+/* -- Giving back ------------------------------------------------------------------------------- */
+
+static int make_back(struct link *link, const struct call *call, struct wire_request *ret_request,
+                     struct shd_err *e)
+{
+    const struct shd_model *m = call->ctx;
+    (void)e;
+    ret_request->type = WIRE_LEASE;
+    ret_request->lease = (struct wire_lease){ .model = m->map->owners[link->index].layout.handle,
+                                              .step = call->step,
+                                              .back = true,
+                                              .group = (uint32_t)call->arg };
+    return SHD_OK;
+}
+
+/* An owner that did not take it back hands it to another when it is late. */
+static void taken_back(struct link *link, const struct call *call, const struct wire_reply *reply)
+{
+    (void)link;
+    (void)call;
+    (void)reply;
+}
+
+int lease_to_owners(struct shd_model *m, uint32_t group, struct shd_err *e)
+{
+    struct hub *hub = m->session->hub;
+    const struct call call = {
+        .make = make_back, .fn = taken_back, .ctx = m, .arg = group, .step = m->step
+    };
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
+        r = hub_ask(&hub->links[i], &call, e);
+    return r == SHD_OK ? hub_poll(hub, /* timeout_ns= */ 0, e) : r;
+}
