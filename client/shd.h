@@ -232,6 +232,21 @@ SHD_API int shd_return(shd_model *m, uint32_t micro, uint32_t unit, struct shd_e
 /* The unit took no part in this micro-batch: counts as zeros, moves nothing. */
 SHD_API int shd_return_none(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e);
 
+/* shd_grad(), copy, shd_return() in one call, for gradients that lie in arrays of their own: each
+ * tensor of the unit becomes scale times its part (fp32, one rounding), those without a part or
+ * with NULL zeros. A slot is taken for the copy alone, so any number of units may be returned late.
+ * Host memory only. After SHD_ECANCELED or SHD_ETIMEDOUT it can be called again, alike. */
+struct shd_part {
+    size_t size;
+    uint32_t tensor;        /* index, as shd_tensor_get()'s; of this unit, each once */
+    enum shd_dtype dtype;   /* of data */
+    const void *data;       /* the tensor's shape, read during the call; NULL: zeros */
+    const int64_t *strides; /* of each dimension, in elements; NULL: contiguous */
+};
+SHD_API int shd_return_parts(shd_model *m, uint32_t micro, uint32_t unit,
+                             const struct shd_part *parts, uint32_t count, double scale,
+                             struct shd_err *e);
+
 #define SHD_METRICS_MAX 4
 /* Numbers of one micro-batch (its loss, say): summed over the step's in ascending order and given
  * back by shd_commit(). Before its last return (with accumulate > 1: the last of its group). */

@@ -5,11 +5,12 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "client/paths/kern_run.h"
 #include "client/paths/path.h"
 #include "client/plan/plan_cost.h"
+#include "client/run/gaps.h"
 #include "client/run/grads.h"
 #include "client/run/hold.h"
+#include "client/run/parts.h"
 #include "client/run/policy.h"
 #include "client/run/train.h"
 #include "client/session/activity.h"
@@ -130,50 +131,6 @@ static int take_slot(struct shd_model *m, struct grad_slot **ret_slot, struct sh
     return r;
 }
 
-/* Elements from *at on that are of no tensor: the gap before tensor t of unit u (before its end,
- * for t == tensor_count). *at moves on behind that tensor. */
-static uint64_t next_gap(const struct shd_model *m, const struct spec_unit *u, uint32_t t,
-                         uint64_t *at)
-{
-    const struct spec_tensor *tensor = &m->spec->tensors[u->first_tensor + t];
-    const uint64_t end = t < u->tensor_count ? tensor->offset_elems : u->elems;
-    const uint64_t elems = end - *at;
-    *at = t < u->tensor_count ? end + tensor->elems : end;
-    return elems;
-}
-
-static int zero_gaps_on_gpu(struct shd_model *m, const struct spec_unit *u, float *grad,
-                            struct shd_err *e)
-{
-    struct kern_batch batch;
-    uint64_t at = 0;
-    int r = SHD_OK;
-    kern_batch_init(&batch);
-    for (uint32_t t = 0; r == SHD_OK && t <= u->tensor_count; t++) {
-        float *gap = grad + at;
-        const uint64_t elems = next_gap(m, u, t, &at);
-        const struct kern_op zero = kern_zero(gap, elems);
-        if (elems > 0)
-            r = kern_batch_add(&batch, m->session->kern, &zero, e);
-    }
-    const int waited = kern_batch_wait(&batch, r == SHD_OK ? e : NULL);
-    return r == SHD_OK ? waited : r;
-}
-
-/* Zero the elements of no tensor: owners sum whole slices. */
-static int zero_gaps(struct shd_model *m, uint32_t unit, float *grad, struct shd_err *e)
-{
-    const struct spec_unit *u = &m->spec->units[unit];
-    uint64_t at = 0;
-    if (m->session->on_gpu)
-        return zero_gaps_on_gpu(m, u, grad, e);
-    for (uint32_t t = 0; t <= u->tensor_count; t++) {
-        float *gap = grad + at;
-        memset(gap, 0, next_gap(m, u, t, &at) * sizeof *grad);
-    }
-    return SHD_OK;
-}
-
 static uint64_t grad_bytes(const struct shd_model *m, uint32_t unit)
 {
     return plan_unit_grad_bytes(m->spec, unit, SHD_F32);
@@ -233,7 +190,7 @@ int shd_grad(shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad, stru
         return r;
     struct shd_err why = { 0 };
     if (fresh)
-        r = zero_gaps(m, unit, grad, &why);
+        r = gaps_zero(m, unit, grad, &why);
     if (r != SHD_OK) /* the array is handed out, and may not be used */
         return model_broken(m, &why, e);
     *ret_grad = grad;
@@ -365,6 +322,52 @@ int shd_return(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
         return r;
     activity_begin(m, ACTIVITY_RETURN, unit, micro);
     r = return_one(m, micro, unit, e);
+    activity_end(m);
+    return r;
+}
+
+/* Handing it over broke off before: it is written, and owners may read it. */
+static bool is_on_its_way(struct shd_model *m, uint32_t micro, uint32_t unit)
+{
+    const struct grad_slot *slot = find_held(m, group_of(m, micro), unit);
+    if (m->grads == NULL)
+        return slot != NULL && slot->sent > 0;
+    const struct grad_entry *entry = grads_find(m->grads, group_of(m, micro), unit);
+    return entry != NULL && !entry->open && entry->taken == m->spec->accumulate;
+}
+
+static int fill_parts(struct shd_model *m, uint32_t micro, uint32_t unit, const struct parts *parts,
+                      struct shd_err *e)
+{
+    float *grad = NULL;
+    if (is_on_its_way(m, micro, unit))
+        return SHD_OK;
+    const int r = shd_grad(m, micro, unit, &grad, e);
+    if (r != SHD_OK)
+        return r;
+    CHECK(grad != NULL);
+    m->session->bytes_copied += parts_copy(m, unit, parts, grad);
+    return SHD_OK;
+}
+
+int shd_return_parts(shd_model *m, uint32_t micro, uint32_t unit, const struct shd_part *parts,
+                     uint32_t count, double scale, struct shd_err *e)
+{
+    const struct parts all = { parts, count, scale };
+    int r = check_place(m, micro, unit, e);
+    if (r == SHD_OK && m->session->on_gpu)
+        r = err_set(e, SHD_ENOTSUP,
+                    "parts are of host memory, and this worker's arrays are on cuda:%" PRIu32
+                    ": write to shd_grad() there",
+                    m->session->ordinal);
+    if (r == SHD_OK)
+        r = parts_check(m, unit, &all, e);
+    if (r != SHD_OK)
+        return r;
+    activity_begin(m, ACTIVITY_RETURN, unit, micro);
+    r = fill_parts(m, micro, unit, &all, e);
+    if (r == SHD_OK)
+        r = return_one(m, micro, unit, e);
     activity_end(m);
     return r;
 }

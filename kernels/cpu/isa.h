@@ -25,6 +25,7 @@ struct cpu_range { /* of an op's elements or, for a hash, of its leaves */
     uint64_t count;
 };
 
+struct kern_widen;
 struct trail_record;
 
 /* The ops of one instruction set. Each does one range of the op on the calling thread. Those with
@@ -38,6 +39,7 @@ struct cpu_isa {
                        struct trail_record *rec);
     void (*sumsq)(const struct kern_sumsq *a, struct cpu_range r, struct kern_sum *part);
     void (*update)(const struct kern_update *a, struct cpu_range r, struct trail_record *rec);
+    void (*widen)(const struct kern_widen *a);
 };
 
 extern const struct cpu_isa cpu_isa_scalar, cpu_isa_avx2, cpu_isa_avx512;

@@ -8,6 +8,7 @@
 #include "kernels/cpu/op_fill.h"
 #include "kernels/cpu/op_sum.h"
 #include "kernels/cpu/op_update.h"
+#include "kernels/cpu/op_widen.h"
 
 const struct cpu_isa KERN_ISA = {
     .name = VEC_NAME,
@@ -17,4 +18,5 @@ const struct cpu_isa KERN_ISA = {
     .accumulate = accumulate_range,
     .sumsq = sumsq_range,
     .update = update_range,
+    .widen = widen_all,
 };
