@@ -12,8 +12,19 @@ import json
 import sys
 from xml.sax.saxutils import escape
 
-WIDTH, LABELS, BAR, GAP, TOP = 760, 290, 18, 10, 40
-NUMBERS = 120  # columns right of the bars
+WIDTH, LABELS, VALUES, BAR, GAP, TOP = 760, 235, 80, 18, 10, 40
+END = 16  # right of the longest line
+CAP = 4  # half the height of a line's ends
+
+# As the page that shows it, which may be dark.
+STYLE = """<style>
+.ground { fill: #ffffff } text { fill: #1f2328 } .note { fill: #59636e } .bar { fill: #6f9bd1 }
+.range { stroke: #1f2328; fill: none } .axis { stroke: #8c959f }
+@media (prefers-color-scheme: dark) {
+.ground { fill: #0d1117 } text { fill: #e6edf3 } .note { fill: #9198a1 } .bar { fill: #3f6fa8 }
+.range { stroke: #e6edf3 } .axis { stroke: #59636e }
+}
+</style>"""
 
 
 def read(file, only):
@@ -26,26 +37,43 @@ def read(file, only):
     return [f for f in figures if f["unit"] == figures[0]["unit"]]
 
 
+def number(value):
+    """Three digits: 0.090, 38.6, 149."""
+    return f"{value:.{max(0, 3 - len(str(int(value)).lstrip('0')))}f}"
+
+
 def draw(figures, title):
     unit = figures[0]["unit"]
-    scale = (WIDTH - LABELS - NUMBERS) / max(f["max"] for f in figures)
-    height = TOP + len(figures) * (BAR + GAP) + GAP
+    left = LABELS + VALUES
+    scale = (WIDTH - left - END) / max(f["max"] for f in figures)
+    bottom = TOP + len(figures) * (BAR + GAP)
+    height = bottom + 24
+    rounds = sorted({f["n"] for f in figures if "n" in f})
+    count = f" of {' or '.join(str(n) for n in rounds)} rounds" if rounds else ""
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
-        ' font-family="sans-serif" font-size="13">',
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-        f'<text x="10" y="24" font-size="15" font-weight="bold" fill="#1f2328">{escape(title)}</text>',
+        ' role="img" font-family="sans-serif" font-size="13">',
+        f"<title>{escape(title)}</title>",
+        STYLE,
+        f'<rect class="ground" width="{WIDTH}" height="{height}"/>',
+        f'<text x="10" y="24" font-size="15" font-weight="bold">{escape(title)}</text>',
     ]
     for i, f in enumerate(figures):
         y = TOP + i * (BAR + GAP)
-        middle, right = y + BAR / 2, LABELS + f["max"] * scale
+        middle, low, high = y + BAR / 2, left + f["min"] * scale, left + f["max"] * scale
+        value = f"{number(f['value'])} {escape(unit)}"
         out += [
-            f'<text x="{LABELS - 8}" y="{middle + 4:.1f}" text-anchor="end" fill="#1f2328">{escape(f["name"])}</text>',
-            f'<rect x="{LABELS}" y="{y}" width="{f["value"] * scale:.1f}" height="{BAR}" fill="#4c78a8"/>',
-            f'<line x1="{LABELS + f["min"] * scale:.1f}" y1="{middle}" x2="{right:.1f}" y2="{middle}"'
-            ' stroke="#1f2328" stroke-width="2"/>',
-            f'<text x="{right + 8:.1f}" y="{middle + 4:.1f}" fill="#1f2328">{f["value"]:g} {escape(unit)}</text>',
+            f'<text x="{LABELS - 8}" y="{middle + 4:.1f}" text-anchor="end">{escape(f["name"])}</text>',
+            f'<text x="{left - 8}" y="{middle + 4:.1f}" text-anchor="end" font-weight="bold">{value}</text>',
+            f'<rect class="bar" x="{left}" y="{y}" width="{f["value"] * scale:.1f}" height="{BAR}"/>',
+            f'<path class="range" d="M{low:.1f} {middle}H{high:.1f}M{low:.1f} {middle - CAP}v{2 * CAP}'
+            f'M{high:.1f} {middle - CAP}v{2 * CAP}"/>',
         ]
+    out += [
+        f'<line class="axis" x1="{left}" y1="{TOP - 4}" x2="{left}" y2="{bottom - GAP + 4}"/>',
+        f'<text class="note" x="{left}" y="{bottom + 10}" font-size="11">bar: median{count}; line: smallest to'
+        " largest</text>",
+    ]
     return "\n".join(out + ["</svg>"])
 
 
