@@ -47,12 +47,19 @@ fits() { soon "wider than $1" is_within "$1"; }
 has_lines() { [ "$(screen | grep -c .)" -ge "$1" ]; }
 has_line() { screen | grep -q -- "$1"; }
 hides() { ! shows "$1"; }
-is_past() { [ "$(step)" -gt "$1" ]; }
 step() { screen | sed -n 's/^gpt  step \([0-9]*\).*/\1/p'; }
+# The screen may be half drawn: see_step is $seen once there is one.
+has_step() { seen=$(step) && [ -n "$seen" ]; }
+see_step() { soon "no step on the screen" has_step; }
+is_past() { has_step && [ "$seen" -gt "$1" ]; }
+advances() {
+    see_step
+    soon "the step does not advance" is_past "$seen"
+}
 restored() {
     await "$1"
     await icanon
-    has_line '^before' || fail "the screen from before is not back"
+    soon "the screen from before is not back" has_line '^before'
     ! has_line '-icanon\|-echo' || fail "the terminal is still raw"
 }
 
@@ -65,7 +72,7 @@ await "cpu1      4001 OPEN"
 await "shd-gpt          13 running"
 await "loss 2.503"
 fits 80
-soon "the step does not advance" is_past "$(step)"
+advances
 
 echo "a stopped worker is named"
 touch "$dir/at/stop"
@@ -76,14 +83,13 @@ rm "$dir/at/stop"
 
 echo "sizes"
 tm resize-window -t top -x 60 -y 15
-sleep 0.5
+soon "a part of the model's line is cut, or one that fits is missing" \
+    has_line '^gpt  step [0-9]*  [0-9.]* steps/s  loss 2.503  grad norm [0-9.]*$'
 await "WORKER"
 fits 60
 soon "60x15 is not full" has_lines 10
 await "cpu1"
 await "h help"
-has_line '^gpt  step [0-9]*  [0-9.]* steps/s  loss 2.503  grad norm [0-9.]*$' ||
-    fail "a part of the model's line is cut, or one that fits is missing"
 tm send-keys -t top h
 await "goes back from here"
 fits 60
@@ -106,9 +112,11 @@ tm send-keys -t top s
 await "s sort: pid"
 tm send-keys -t top p
 await "PAUSED"
-first=$(step)
+see_step
+first=$seen
 sleep 1.2
-[ "$(step)" = "$first" ] || fail "not paused"
+see_step
+[ "$seen" = "$first" ] || fail "not paused"
 tm send-keys -t top p
 tm send-keys -t top q
 restored "left 0"
@@ -159,7 +167,6 @@ serve cpu0=good cpu1=silent cpu2=control cpu3=huge cpu4=types cpu5=endless
 open 80 24 "$at"
 await "unreachable for"
 await "does not answer"
-first=$(step)
 tm pipe-pane -t top "cat >$dir/raw"
 sleep 2.5
 python3 - "$dir/raw" <<'PY' || fail "a daemon's escape sequences reached the terminal"
@@ -217,7 +224,7 @@ soon "no first worker" [ -s "$dir/address" ]
 soon "no second worker" [ -s "$dir/pid.1" ]
 open 80 24 "LC_ALL=C.UTF-8 shardctl top -d '$(cat "$dir/address")'"
 await "2/2 daemons up  1 model  2 workers"
-soon "the step does not advance" is_past "$(step)"
+advances
 stopped=$(cat "$dir/pid.1")
 kill -STOP "$stopped"
 await "shd-gpt (pid $stopped) is stopped"
