@@ -4,9 +4,11 @@
 # Two halves side by side, as half of what tests do is wait: dev (ASan, UBSan); and format, shellcheck,
 # clang-tidy, tsan (unit tests with threads), release but for what dev has held, and five seconds of
 # each fuzz target. --quick: release only, all of its tests, without lint.
-# Output of the tests is shown, of builds kept in build/logs. Ends with ctest's closing lines of each
-# build, what was skipped, and the seconds that each step took. CTEST_PARALLEL_LEVEL: so many tests at
-# a time, of both halves (five a processor); 1: one half after the other.
+# On a terminal the output of the tests is shown, elsewhere the names of those that failed; all of it, and
+# that of builds, is kept in build/logs. Ends with ctest's closing lines of each build, what was skipped,
+# the seconds that each step took, and the tests of all builds that failed, each with the lines that say
+# why. CTEST_PARALLEL_LEVEL: so many tests at a time, of both halves (five a processor); 1: one half
+# after the other.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -87,6 +89,15 @@ must() { timed "$1" step "$@"; }
 count_failed() { (step "$@") || note failed "$1"; }
 check() { timed "$1" count_failed "$@"; }
 
+# Of ctest's output: no more than a run's end can say again where nobody looks on.
+shown() {
+    if [ -t 1 ]; then
+        sed -u "s/^/$1: /"
+    else
+        sed -un "/\*\*\*Skipped/d; /\*\*\*/s/^/$1: /p"
+    fi
+}
+
 # run_tests PRESET TIMES [ctest arguments]: TIMES slower than release that has the machine to itself; the
 # prefix, if any, is in $under.
 under=()
@@ -97,9 +108,19 @@ run_ctest() {
     shift 2
     say "testing $preset, $CTEST_PARALLEL_LEVEL at a time, at pace $pace"
     "${under[@]}" env SHD_TEST_PACE="$pace" ctest --preset "$preset" --timeout $((600 + 200 * pace)) "$@" 2>&1 |
-        tee "$log" | sed -u "s/^/$preset: /" || note failed "ctest-$preset"
+        tee "$log" | shown "$preset" || note failed "ctest-$preset"
     sed -n -e "s/^[0-9]*% tests passed.*/closing $preset: &/p" -e "s/^Total Test time.*/closing $preset: &/p" \
         -e "s/^.*[0-9] - \(.*\) (Skipped)/closing $preset: skipped: \1/p" "$log" >>"$notes"
+}
+
+# why NAME: what a failed step's log says of it.
+why() {
+    local log=$logs/$1.log
+    [ -f "$log" ] || return 0
+    case $1 in
+    ctest-*) awk -v preset="${1#ctest-}" -f scripts/failed.awk "$log" ;;
+    *) awk -v step="$1" '/(error|warning|ERROR|FAILED)[: ]/ && n++ < 8 { print step ": " $0 }' "$log" ;;
+    esac
 }
 
 # What is not dev's.
@@ -143,6 +164,7 @@ printf '%s\n' "" "$(noted closing)" "$(sed -n '/ runs /p' "$logs/fuzz.log" 2>/de
 say "seconds: $(noted seconds | tr '\n' ' ')all $SECONDS"
 failed=$(noted failed | tr '\n' ' ')
 if [ -n "$failed" ]; then
+    for name in $failed; do why "$name"; done
     say "FAILED: $failed(logs in $logs)"
     exit 1
 fi
