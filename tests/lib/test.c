@@ -64,6 +64,7 @@ static bool test_wanted(const char *name, int argc, char **argv)
 }
 
 void (*test_clean_up)(void);
+bool test_leaves_memory;
 
 int test_run_all(int argc, char **argv)
 {
@@ -93,6 +94,7 @@ int test_run_all(int argc, char **argv)
             printf("skipped %s\n", t->name);
         }
         fflush(stdout);
+        test_leaves_memory = test_leaves_memory || how != 0;
         if (how != 0 && test_clean_up != NULL)
             test_clean_up();
     }

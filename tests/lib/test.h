@@ -155,6 +155,9 @@ uint64_t test_seed(uint64_t usual);
  * run. */
 extern const char *const *test_only;
 
+/* A test before this one failed or was skipped: what it had is still allocated. */
+extern bool test_leaves_memory;
+
 /* Called after a test that failed or was skipped: ends what it started and did not come to end. */
 extern void (*test_clean_up)(void);
 

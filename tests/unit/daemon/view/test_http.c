@@ -316,6 +316,7 @@ static void expect_reply(const char *method, const char *path, int code, const c
 
 TEST(requests_get_what_the_table_says)
 {
+    char text[256];
     fixture_start(&daemons, 1, NULL);
     expect_reply("GET", "/", 200, "Content-Security-Policy: default-src 'none'");
     expect_reply("GET", "/status", 200, "Content-Type: application/json");
@@ -324,7 +325,8 @@ TEST(requests_get_what_the_table_says)
     expect_reply("GET", "/trace", 200, "traceEvents");
     expect_reply("GET", "/trace?seconds=61", 400, "1 to 60");
     expect_reply("GET", "/trace?seconds=x", 400, "1 to 60");
-    expect_reply("GET", "/healthz", 200, "ok");
+    EXPECT_SOON(get_health(text) == 200); /* on a busy machine the loop may not turn for a while */
+    EXPECT_STR(text, "ok\n");
     expect_reply("GET", "/statu", 404, "/metrics");
     expect_reply("GET", "/../../etc/passwd", 404, "/metrics");
     expect_reply("POST", "/status", 405, "Allow: GET, HEAD");
@@ -368,7 +370,7 @@ TEST(no_answer_has_a_token)
     to_hex(welcome.token, SHD_TOKEN_BYTES, hex);
     for (size_t i = 0; i < ARRAY_SIZE(paths); i++) {
         struct http_reply r = http_get(&daemons, 0, paths[i]);
-        EXPECT_EQ(r.code, 200);
+        EXPECT(r.code == 200 || (r.code == 503 && strcmp(paths[i], "/healthz") == 0));
         EXPECT(strstr(r.body, hex) == NULL);
         EXPECT(memmem(r.body, r.body_bytes, welcome.token, SHD_TOKEN_BYTES) == NULL);
         free(r.text);
