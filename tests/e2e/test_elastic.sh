@@ -153,7 +153,7 @@ leaves_one() {
 rank_pid() {
     local pid
     for pid in $(pgrep -P "$run"); do
-        if tr '\0' '\n' 2>/dev/null <"/proc/$pid/environ" | grep -qx "RANK=$1"; then
+        if grep -qzx "RANK=$1" "/proc/$pid/environ" 2>/dev/null; then
             echo "$pid"
             return
         fi

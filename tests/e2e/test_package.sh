@@ -193,7 +193,7 @@ check_instance() {
     [ "$(box stat -c '%U:%G %a' /run/shardd)" = "shardd:shardd 750" ]
     echo 'SHARDD_THREADS=1' >"$box_root/etc/shardd/cpu0.conf"
     box systemctl start shardd@cpu0
-    box shardctl status --json | grep -q '"threads": 1'
+    grep -q '"threads": 1' <<<"$(box shardctl status --json)"
     box runuser -u nobody -g shardd -- shd-gpt --steps 3 --layers 1 --dim 32 --heads 2 --seq 32 \
         --batch 2 --sample 0 --eval-every 0 --threads 1 --data /usr/include/shd.h
 }
@@ -288,13 +288,14 @@ check_status_text() {
     box systemctl --no-pager status shardd@cpu1 | grep -E 'Status: ".*: step [0-9]+, [A-Z]+"'
 }
 
-# Of a user of its own: both instances are up, and one that is stopped is missed.
-exported() { box curl -sf http://127.0.0.1:9464/metrics | grep -qx "shardd_up{device=\"$1\"} $2"; }
+# Of a user of its own: both instances are up, and one that is stopped is missed. (Not by a pipe: grep -q
+# hangs up at its match, and who has more to say has failed.)
+exported() { grep -qx "shardd_up{device=\"$1\"} $2" <<<"$(box curl -sf http://127.0.0.1:9464/metrics)"; }
 check_exporter() {
     box systemctl enable --now shardd-exporter
     within 60 "the exporter has cpu0" exported cpu0 1
     within 60 "the exporter has cpu1" exported cpu1 1
-    box curl -sf http://127.0.0.1:9464/metrics | grep -q '^shardd_step{device="cpu1",model='
+    grep -q '^shardd_step{device="cpu1",model=' <<<"$(box curl -sf http://127.0.0.1:9464/metrics)"
     [ "$(box stat -c %U "/proc/$(unit_show shardd-exporter MainPID)")" != root ]
     box kill -STOP "$(show cpu1 MainPID)"
     within 60 "the exporter misses cpu1" exported cpu1 0

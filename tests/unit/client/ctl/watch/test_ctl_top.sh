@@ -37,7 +37,8 @@ open() {
         "trap '' INT; echo before; $3; echo \"left \$?\"; stty -a | grep -o '[-]*icanon\|[-]*echo '; sleep 1000"
 }
 # await TEXT: until it is on the screen
-shows() { screen | grep -qF -- "$1"; }
+# Not by pipes: grep -q hangs up at its match, and who has more to say has failed.
+shows() { grep -qF -- "$1" <<<"$(screen)"; }
 await() { soon "no '$1' on the screen" shows "$1"; }
 # Nothing is wider or longer than the terminal, and nothing was wrapped.
 is_within() {
@@ -45,7 +46,7 @@ is_within() {
 }
 fits() { soon "wider than $1" is_within "$1"; }
 has_lines() { [ "$(screen | grep -c .)" -ge "$1" ]; }
-has_line() { screen | grep -q -- "$1"; }
+has_line() { grep -q -- "$1" <<<"$(screen)"; }
 hides() { ! shows "$1"; }
 step() { screen | sed -n 's/^gpt  step \([0-9]*\).*/\1/p'; }
 # The screen may be half drawn: see_step is $seen once there is one.
@@ -77,7 +78,7 @@ advances
 echo "a stopped worker is named"
 touch "$dir/at/stop"
 await "shd-gpt (pid 13) is stopped: 1 worker waits"
-worst_is() { screen | sed -n '/^WORKER/{n;p}' | grep -q "$1"; }
+worst_is() { grep -q "$1" <<<"$(screen | sed -n '/^WORKER/{n;p}')"; }
 soon "the worst is not first" worst_is "13 stopped"
 rm "$dir/at/stop"
 
