@@ -66,7 +66,7 @@ def attached(pids):
         assert document["device"] == device and document["keeper"] == "notify", document
         states = {s["state"] for s in document["sessions"]}
         assert states <= {"running", "sleeping"}, states
-        assert ask(device, "/healthz")[0] == 200, ask(device, "/healthz")
+        until(f"{device} is well", lambda device=device: ask(device, "/healthz")[0] == 200)
         code, metrics = ask(device, "/metrics")
         assert code == 200 and "\nshardd_step{" in metrics, metrics
 

@@ -15,6 +15,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 bin=$(cd "${1:?usage: test_systemd.sh BIN [UNITS]}" && pwd)
 units=${2:-$here/../../systemd}
+pace=${SHD_TEST_PACE:-1}
 model=(--layers 2 --dim 32 --seq 32 --batch 2 --heads 2 --seed 7 --eval-every 0 --sample 0)
 steps=${SHARDD_TEST_STEPS:-800}
 results=$(mktemp -d /tmp/shardd-systemd.XXXXXX)
@@ -148,8 +149,8 @@ break_daemon() {
 # slow_start SETTING...: a start of cpu1 may take 2 s, and a successor's adoption takes longer
 slow_start() {
     box mkdir -p /run/systemd/system/shardd@cpu1.service.d
-    printf '%s\n' '[Service]' TimeoutStartSec=2s \
-        'Environment=LD_PRELOAD=/opt/shardd/libslow_adopt.so SLOW_ADOPT_MS=1000' \
+    printf '%s\n' '[Service]' "TimeoutStartSec=$((2 * pace))s" \
+        "Environment=LD_PRELOAD=/opt/shardd/libslow_adopt.so SLOW_ADOPT_MS=$((1000 * pace))" \
         'Environment=ASAN_OPTIONS=verify_asan_link_order=0' "$@" |
         box tee /run/systemd/system/shardd@cpu1.service.d/slow.conf >/dev/null
     box systemctl daemon-reload
@@ -165,7 +166,7 @@ adopt_slowly() {
     box systemctl kill --signal=KILL --kill-whom=main shardd@cpu1
     expect_back cpu1 "$pid" "kill -9 and a slow adoption"
     [ "$(show cpu1 NRestarts)" -eq $((starts + 1)) ] || fail "a slow adoption was ended"
-    [ $(((${EPOCHREALTIME/[.,]/} - ${from/[.,]/}) / 1000)) -gt 2500 ] || fail "it was not slow"
+    [ $(((${EPOCHREALTIME/[.,]/} - ${from/[.,]/}) / 1000)) -gt $((2500 * pace)) ] || fail "it was not slow"
     pid=$(show cpu1 MainPID)
     slow_start Environment=SLOW_ADOPT_SILENT=1
     box systemctl kill --signal=KILL --kill-whom=main shardd@cpu1

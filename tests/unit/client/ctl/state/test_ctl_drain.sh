@@ -61,7 +61,8 @@ await_step 5
 # shellcheck disable=SC2086
 kill -STOP $workers
 code=0
-shardctl drain --runtime-dir "$work/up" --timeout 2 >"$work/drain" 2>&1 || code=$?
+timeout_s=$((2 * ${SHD_TEST_PACE:-1}))
+shardctl drain --runtime-dir "$work/up" --timeout "$timeout_s" >"$work/drain" 2>&1 || code=$?
 # shellcheck disable=SC2086
 kill -CONT $workers
 if [ $code -eq 0 ]; then # nothing of a step was in when they were stopped: all are drained
@@ -70,7 +71,7 @@ if [ $code -eq 0 ]; then # nothing of a step was in when they were stopped: all 
     up
 else
     [ $code -eq 1 ] || fail "exit code $code: $(cat "$work/drain")"
-    expect "$work/drain" 'in a step still after 2 s.*at work: .*(pid '
+    expect "$work/drain" "in a step still after $timeout_s s.*at work: .*(pid "
     await_step $(($(step) + 5))
     # In the middle, saved; a status that says so; newcomers are refused.
     shardctl drain --checkpoint "$work/saved" >"$work/drain" 2>&1 ||
