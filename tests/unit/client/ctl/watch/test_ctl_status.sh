@@ -184,7 +184,8 @@ echo "daemons elsewhere, by TCP"
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 "$bin/shardd" --device cpu0 --runtime-dir "$dir/tcp" --status-address "127.0.0.1:$port" 2>"$dir/tcp.log" &
 tcp=$!
-soon "no daemon" [ -S "$dir/tcp/cpu0.status" ]
+answers() { "$bin/shardctl" status --host "localhost:$port" >/dev/null 2>&1; }
+soon "no daemon" answers
 run 0 status --host "localhost:$port"
 has "localhost:$port  pid $tcp"
 run 0 status --json --host "127.0.0.1:$port"
