@@ -511,9 +511,10 @@ void create_forget_session(struct daemon *d, const struct session *s)
 
 void create_abandon(struct daemon *d)
 {
-    while (d->open->creates != NULL) {
-        struct create *c = d->open->creates;
-        take_out(c);
+    for (struct create *c = d->open->creates, *next; c != NULL; c = next) {
+        next = c->next;
         create_free(c);
     }
+    d->open->creates = NULL;
+    d->open->create_count = 0;
 }

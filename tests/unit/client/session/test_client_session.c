@@ -150,8 +150,9 @@ static void fill_reply(struct fake *f, const struct wire_request *request, struc
         reply->text = "unknown or used session token";
     } else if (request->type == WIRE_HELLO) {
         reply->type = WIRE_WELCOME;
-        reply->welcome = (struct wire_welcome){ 77, f->trick == OTHER_DEVICE ? "gpu9" : "cpu0",
-                                                false };
+        reply->welcome = (struct wire_welcome){ .session = 77,
+                                                .device = f->trick == OTHER_DEVICE ? "gpu9"
+                                                                                   : "cpu0" };
     } else if (request->type == WIRE_OPEN_MODEL && f->trick == BUSY_TWICE && f->refusals < 2) {
         f->refusals++;
         reply->status = SHD_EBUSY;
