@@ -164,6 +164,7 @@ SHD_API enum shd_dtype shd_param_dtype(const shd_model *m);
 SHD_API uint32_t shd_units(const shd_model *m);
 SHD_API const char *shd_unit_name(const shd_model *m, uint32_t unit); /* borrowed; NULL: no such */
 SHD_API bool shd_unit_frozen(const shd_model *m, uint32_t unit);
+SHD_API uint64_t shd_unit_elems(const shd_model *m, uint32_t unit); /* of its array, gaps and all */
 struct shd_tensor {
     const char *name;      /* borrowed from the model */
     uint32_t unit;         /* index of its unit */
@@ -415,6 +416,14 @@ SHD_API int shd_restore(shd_session *s, const char *path, const struct shd_resto
 /* SHA-256 of parameters and optimizer state, the same for any number of owners (docs/protocol.md),
  * as 64 hex digits and NUL. Waits until no update runs; SHD_ESTEP if the step moved meanwhile. */
 SHD_API int shd_digest(shd_model *m, char ret_hex[65], uint64_t *ret_step, struct shd_err *e);
+
+/* What the owners hold of a unit: [unit elements], fp32, into host memory. Masters have all bits
+ * also where workers read bf16. As of *ret_step, the open step, after *ret_updates updates (the t
+ * of Adam's bias correction); either may be NULL. Waits until no update runs. Several units are of
+ * one step when ret_step says so: ask between commits. SHD_EINVAL: there is no such moment. */
+enum shd_array { SHD_PARAMS = 0, SHD_MOMENT1 = 1, SHD_MOMENT2 = 2 };
+SHD_API int shd_get(shd_model *m, uint32_t unit, enum shd_array array, float *ret_values,
+                    uint64_t *ret_step, uint64_t *ret_updates, struct shd_err *e);
 
 /* Counters of this session since it connected. */
 struct shd_stats {

@@ -30,6 +30,7 @@
 #include "daemon/model/open.h"
 #include "daemon/model/restore.h"
 #include "daemon/model/spill.h"
+#include "daemon/model/stage.h"
 #include "daemon/net/links.h"
 #include "daemon/net/mailbox.h"
 #include "daemon/net/op.h"
@@ -281,6 +282,7 @@ static void session_ended(struct session *s, bool was_open)
         mailbox_admit(d, s->conn, /* admitted= */ false);
     links_end(s); /* what they bring goes into the inboxes */
     inbox_end(s);
+    stage_end(s);
     for (uint32_t i = 0; i < d->model_count; i++) {
         model_forget_session(d->models[i], s);
         lease_wait_forget_session(d->models[i], s);

@@ -240,6 +240,17 @@ static int local_blob(struct shd_model *m, uint32_t owner, void *buf, size_t cap
     return SHD_OK;
 }
 
+static int local_get(struct shd_model *m, const struct path_get *get, struct shd_err *e)
+{
+    const struct local_unit *u = &m->local->units[get->unit];
+    const float *const arrays[] = { u->param, u->m, u->v };
+    const struct kern_copy copy = { get->values, arrays[get->array],
+                                    m->spec->units[get->unit].elems * sizeof(float) };
+    *get->ret_step = m->step;
+    *get->ret_updates = m->local->updates;
+    return kern_run_op(m->session->kern, &(struct kern_op){ KERN_COPY, { .copy = copy } }, e);
+}
+
 static int local_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],
                         struct digest_stamp *stamp, struct shd_err *e)
 {
@@ -623,5 +634,6 @@ const struct control_ops control_local = {
     .unlease = local_unlease,
     .blob = local_blob,
     .history = local_history,
+    .get = local_get,
     .leaves = local_leaves,
 };

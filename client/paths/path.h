@@ -28,6 +28,13 @@ struct path_return {
     struct grad_slot *slot; /* SLOT_HELD; NULL: the unit took no part */
 };
 
+struct path_get {
+    uint32_t unit;
+    enum shd_array array; /* that it has */
+    float *values;
+    uint64_t *ret_step, *ret_updates;
+};
+
 struct control_ops {
     int (*status)(struct shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e);
 
@@ -72,6 +79,8 @@ struct control_ops {
      * to go on with. */
     int (*history)(struct shd_model *m, uint64_t *from, struct history_row *ret_rows, uint32_t room,
                    uint32_t *ret_count, struct shd_err *e);
+    /* An array of a unit as of *ret_step, all of it: values[unit elements], host memory. */
+    int (*get)(struct shd_model *m, const struct path_get *get, struct shd_err *e);
     /* digest_leaves_fn with the model as ctx. */
     int (*leaves)(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],
                   struct digest_stamp *stamp, struct shd_err *e);

@@ -19,6 +19,7 @@
 #include "client/paths/commit.h"
 #include "client/paths/copy.h"
 #include "client/paths/create.h"
+#include "client/paths/get.h"
 #include "client/paths/layout.h"
 #include "client/paths/lease.h"
 #include "client/paths/look.h"
@@ -214,6 +215,7 @@ const struct control_ops control_remote = {
     .unlease = lease_to_owners,
     .blob = look_blob,
     .history = look_history,
+    .get = get_unit,
     .leaves = look_leaves,
 };
 

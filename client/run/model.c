@@ -141,6 +141,11 @@ bool shd_unit_frozen(const shd_model *m, uint32_t unit)
     return unit < m->spec->unit_count && m->spec->units[unit].frozen;
 }
 
+uint64_t shd_unit_elems(const shd_model *m, uint32_t unit)
+{
+    return unit < m->spec->unit_count ? m->spec->units[unit].elems : 0;
+}
+
 uint64_t shd_unit_misses(const shd_model *m, uint32_t unit)
 {
     return unit < m->spec->unit_count ? m->holds[unit].misses : 0;
@@ -236,6 +241,30 @@ int shd_history(shd_model *m, uint64_t *from, struct shd_step_row *rows, uint32_
     *from = next;
     *ret_count = count;
     return SHD_OK;
+}
+
+int shd_get(shd_model *m, uint32_t unit, enum shd_array array, float *ret_values,
+            uint64_t *ret_step, uint64_t *ret_updates, struct shd_err *e)
+{
+    uint64_t step, updates;
+    const int checked = session_check(m->session, e);
+    if (checked != SHD_OK)
+        return checked;
+    if (unit >= m->spec->unit_count)
+        return err_set(e, SHD_ERANGE, "unit %" PRIu32 " of a model with %" PRIu32, unit,
+                       m->spec->unit_count);
+    if ((uint32_t)array > SHD_MOMENT2)
+        return err_set(e, SHD_ERANGE, "array %" PRIu32 ", must be 0 to 2", (uint32_t)array);
+    if (array != SHD_PARAMS && m->spec->units[unit].frozen)
+        return err_set(e, SHD_EINVAL, "unit '%s' is frozen: it has no moments",
+                       m->spec->units[unit].name);
+    if ((uint32_t)array > spec_moments(m->spec))
+        return err_set(e, SHD_EINVAL,
+                       "moment %" PRIu32 " of model '%s', whose optimizer has %" PRIu32,
+                       (uint32_t)array, m->spec->name, spec_moments(m->spec));
+    const struct path_get get = { unit, array, ret_values, ret_step != NULL ? ret_step : &step,
+                                  ret_updates != NULL ? ret_updates : &updates };
+    return m->session->control->get(m, &get, e);
 }
 
 int shd_digest(shd_model *m, char ret_hex[65], uint64_t *ret_step, struct shd_err *e)

@@ -26,6 +26,7 @@ struct inbox;
 struct links;
 struct replies;
 struct side_peer;
+struct stage;
 
 struct session_ticket {
     uint64_t ticket; /* 0: unused */
@@ -57,6 +58,7 @@ struct session {
     uint32_t ops;                              /* pending requests: the place must wait for them */
     struct inbox *inboxes[SESSION_MODELS_MAX]; /* counted references */
     uint32_t inbox_count;
+    struct stage *stage; /* stage.h; NULL: it has had none */
     struct links *links; /* owned, [SESSION_MODELS_MAX]; NULL: it has had none */
     uint32_t link_count;
     struct session_ticket tickets[SESSION_TICKETS_MAX];

@@ -1,4 +1,4 @@
-/* Requests of a whole model: OPEN_MODEL, RESTORE, DIGEST, GET_BLOB. */
+/* Requests of a whole model: OPEN_MODEL, RESTORE, DIGEST, GET, GET_BLOB. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +8,7 @@
 #include "daemon/model/model.h"
 #include "daemon/model/open.h"
 #include "daemon/model/restore.h"
+#include "daemon/model/stage.h"
 #include "daemon/net/op.h"
 #include "daemon/op/requests.h"
 #include "proto/base/sys.h"
@@ -76,6 +77,37 @@ static int op_digest(struct op *op)
 }
 
 const struct request request_digest = { op_digest, ANY_ROLE };
+
+/* GET: an array of a unit as of the step that the reply names; while a step is being applied the
+ * request waits. See stage.h. */
+
+static int op_get(struct op *op)
+{
+    const struct wire_get *req = &op->req.get;
+    const int r = model_of(op, req->model);
+    if (r != SHD_OK)
+        return r;
+    const struct model *m = op->model;
+    if (req->unit >= m->spec->unit_count)
+        return err_set(&op->err, SHD_ERANGE, "unit %" PRIu32 " of a model with %" PRIu32, req->unit,
+                       m->spec->unit_count);
+    const struct spec_unit *unit = &m->spec->units[req->unit];
+    if (req->array > 0 && unit->frozen)
+        return err_set(&op->err, SHD_EINVAL, "unit '%s' is frozen: it has no moments", unit->name);
+    if (req->array > m->map->moments)
+        return err_set(&op->err, SHD_EINVAL,
+                       "moment %" PRIu32 " of model '%s', whose optimizer has %" PRIu32, req->array,
+                       m->spec->name, m->map->moments);
+    if (step_phase(m->core) == STEP_APPLYING) {
+        model_wait(op->model, op);
+        return SHD_PENDING;
+    }
+    op->reply.got.step = step_now(m->core);
+    op->reply.got.updates = step_updates(m->core);
+    return stage_get(op);
+}
+
+const struct request request_get = { op_get, ANY_ROLE };
 
 /* GET_BLOB: the client's own state as of the last committed step. */
 

@@ -18,9 +18,8 @@
 #include "proto/base/check.h"
 #include "proto/wire/wire_tables.h"
 
-static_assert(SHD__REQUEST__BODY_PUT - SHD__REQUEST__BODY_HELLO == WIRE_PUT, "a tag is left out");
-static_assert(SHD__REPLY__BODY_CREATED - SHD__REPLY__BODY_WELCOME + 1 == WIRE_CREATED,
-              "a tag is left out");
+static_assert(SHD__REQUEST__BODY_GET - SHD__REQUEST__BODY_HELLO == WIRE_GET, "a tag is left out");
+static_assert(SHD__REPLY__BODY_GOT - SHD__REPLY__BODY_WELCOME + 1 == WIRE_GOT, "a tag is left out");
 
 #define ARENA_ALIGN 16u
 

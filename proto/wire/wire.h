@@ -65,7 +65,8 @@ struct wire_bytes {
     X(FETCH, fetch)           \
     X(HISTORY, history)       \
     X(CREATE, create)         \
-    X(PUT, put)
+    X(PUT, put)               \
+    X(GET, get)
 
 enum wire_request_type {
 #define WIRE_REQUEST_ENUM(NAME, name) WIRE_##NAME,
@@ -176,6 +177,11 @@ struct wire_put {
     uint64_t origin; /* > 0 */
     uint32_t unit;   /* below SHD_UNITS_MAX */
 };
+struct wire_get {
+    uint32_t model;
+    uint32_t unit;  /* below SHD_UNITS_MAX */
+    uint32_t array; /* < 3 */
+};
 
 struct wire_request {
     uint64_t seq;
@@ -198,6 +204,7 @@ struct wire_request {
         struct wire_history history;
         struct wire_create create;
         struct wire_put put;
+        struct wire_get get;
     };
 };
 
@@ -218,8 +225,9 @@ enum wire_reply_type {
     WIRE_FETCHED,
     WIRE_ROWS,
     WIRE_CREATED,
+    WIRE_GOT,
 };
-#define WIRE_REPLY_TYPES (WIRE_CREATED + 1)
+#define WIRE_REPLY_TYPES (WIRE_GOT + 1)
 
 struct wire_welcome {
     uint64_t session;
@@ -320,6 +328,10 @@ struct wire_created {
     uint64_t ticket, bytes; /* YOURS: of the stage; bytes as a segment's, else 0 */
     const char *by;         /* OTHERS: the name of that session */
 };
+struct wire_got {
+    uint64_t step, updates;
+    uint64_t ticket, bytes; /* of the stage */
+};
 
 struct wire_reply {
     uint64_t seq;
@@ -342,6 +354,7 @@ struct wire_reply {
         struct wire_fetched fetched;
         struct wire_rows rows;
         struct wire_created created;
+        struct wire_got got;
     };
 };
 

@@ -139,6 +139,9 @@ static const struct wire_field create_fields[] = {
 };
 static const struct wire_field put_fields[] = { RANGE(put, origin, 1, UINT64_MAX),
                                                 UP_TO(put, unit, SHD_UNITS_MAX - 1) };
+static const struct wire_field get_fields[] = { ANY(get, model),
+                                                UP_TO(get, unit, SHD_UNITS_MAX - 1),
+                                                UP_TO(get, array, 2) };
 
 const struct wire_message wire_requests[] = {
     [WIRE_HELLO] = MESSAGE("hello", hello),
@@ -159,6 +162,7 @@ const struct wire_message wire_requests[] = {
     [WIRE_HISTORY] = MESSAGE("history", history),
     [WIRE_CREATE] = MESSAGE("create", create),
     [WIRE_PUT] = MESSAGE("put", put),
+    [WIRE_GET] = MESSAGE("get", get),
 };
 
 /* -- Replies --------------------------------------------------------------------------------- */
@@ -225,6 +229,12 @@ static const struct wire_field created_fields[] = {
     ROW(created, bytes, .max = MEMORY_BYTES_MAX, .multiple = SHD_PAGE_BYTES),
     NAME(created, by),
 };
+static const struct wire_field got_fields[] = {
+    ANY(got, step),
+    ANY(got, updates),
+    ANY(got, ticket),
+    ROW(got, bytes, LIMITS(1, MEMORY_BYTES_MAX), .multiple = SHD_PAGE_BYTES),
+};
 
 const struct wire_message wire_replies[] = {
     [WIRE_WELCOME] = MESSAGE("welcome", welcome),
@@ -241,4 +251,5 @@ const struct wire_message wire_replies[] = {
     [WIRE_FETCHED] = MESSAGE("fetched", fetched),
     [WIRE_ROWS] = MESSAGE("rows", rows),
     [WIRE_CREATED] = MESSAGE("created", created),
+    [WIRE_GOT] = MESSAGE("got", got),
 };

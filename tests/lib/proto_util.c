@@ -272,6 +272,10 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
         q.put = (struct wire_put){ random_u64(seed, 1, UINT64_MAX),
                                    random_u32(seed, 0, SHD_UNITS_MAX - 1) };
         break;
+    case WIRE_GET:
+        q.get = (struct wire_get){ random_u32(seed, 0, UINT32_MAX),
+                                   random_u32(seed, 0, SHD_UNITS_MAX - 1), random_u32(seed, 0, 2) };
+        break;
     case WIRE_STATUS:
     case WIRE_DETACH:
     case WIRE_REQUEST_TYPES:
@@ -386,6 +390,11 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
         p.rows.next = random_u64(seed, 0, UINT64_MAX);
         p.rows.rows = random_bytes(seed, WIRE_ROWS_MAX * HISTORY_ROW_BYTES, HISTORY_ROW_BYTES);
         break;
+    case WIRE_GOT:
+        p.got = (struct wire_got){ random_u64(seed, 0, UINT64_MAX), random_u64(seed, 0, UINT64_MAX),
+                                   random_u64(seed, 0, UINT64_MAX),
+                                   random_u64(seed, 1, 1000) * SHD_PAGE_BYTES };
+        break;
     case WIRE_CREATED:
         p.created = (struct wire_created){ (enum wire_created_what)random_u32(seed, 1, 5),
                                            random_u64(seed, 0, UINT64_MAX),
@@ -487,6 +496,9 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
                a->create.owners == b->create.owners;
     case WIRE_PUT:
         return a->put.origin == b->put.origin && a->put.unit == b->put.unit;
+    case WIRE_GET:
+        return a->get.model == b->get.model && a->get.unit == b->get.unit &&
+               a->get.array == b->get.array;
     case WIRE_RESTORE:
         return strcmp(a->restore.path, b->restore.path) == 0 &&
                same_bytes(a->restore.spec, b->restore.spec) &&
@@ -566,6 +578,9 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
         return a->fetched.step == b->fetched.step;
     case WIRE_ROWS:
         return a->rows.next == b->rows.next && same_bytes(a->rows.rows, b->rows.rows);
+    case WIRE_GOT:
+        return a->got.step == b->got.step && a->got.updates == b->got.updates &&
+               a->got.ticket == b->got.ticket && a->got.bytes == b->got.bytes;
     case WIRE_CREATED:
         return a->created.what == b->created.what && a->created.ticket == b->created.ticket &&
                a->created.bytes == b->created.bytes && strcmp(a->created.by, b->created.by) == 0;

@@ -6,6 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "client/session/hub.h"
+#include "client/session/session.h"
 #include "proto/base/failpoint.h"
 #include "proto/share/fdpass.h"
 #include "tests/lib/client_remote.h"
@@ -172,6 +174,86 @@ TEST(what_is_begun_so_trains_and_is_adopted_like_any_other)
         EXPECT_STR(got, want);
         fixture_stop(&daemons);
     }
+}
+
+/* -- Read back ----------------------------------------------------------------------------------
+ */
+
+struct held { /* what the owners of one model hold */
+    float *array[PT_UNITS][3];
+    uint64_t step, updates;
+};
+
+static void get_all(shd_model *m, struct held *held)
+{
+    struct shd_err e = { 0 };
+    for (uint32_t u = 0; u < PT_UNITS; u++)
+        for (uint32_t a = 0; a < (shd_unit_frozen(m, u) ? 1 : 3); a++) {
+            EXPECT(shd_unit_elems(m, u) >= sizes[u]);
+            held->array[u][a] = calloc(shd_unit_elems(m, u), sizeof(float));
+            CHECK(held->array[u][a] != NULL);
+            EXPECT_OK(shd_get(m, u, (enum shd_array)a, held->array[u][a], &held->step,
+                              &held->updates, &e),
+                      &e);
+        }
+}
+
+static void free_all(struct held *held)
+{
+    for (uint32_t u = 0; u < PT_UNITS; u++)
+        for (uint32_t a = 0; a < 3; a++)
+            free(held->array[u][a]);
+}
+
+TEST(what_owners_hold_is_read_back_to_the_bit)
+{
+    char hex[65];
+    struct held want = { .step = 0 };
+    begin(3, hex);
+    for (int count = 0; count <= 2; count++) {
+        struct shd_err e = { 0 };
+        struct held got = { .step = 0 };
+        struct source from = SOURCE(3);
+        struct pt_run run = { .steps = 1 };
+        struct shd_result result;
+        shd_session *s;
+        shd_model *m;
+        if (count > 0)
+            fixture_start_kept(&daemons, count, "");
+        EXPECT_OK(try_connect(count == 0 ? "local:" : daemons.dir, PATIENT_MS, &s, &e), &e);
+        EXPECT_OK(open_from(s, &from, &m, NULL, &e), &e);
+        uint64_t step = 9, updates = 9;
+        float *x = malloc(shd_unit_elems(m, 0) * sizeof *x);
+        EXPECT_EQ(shd_unit_elems(m, PT_UNITS), 0);
+        EXPECT_OK(shd_get(m, 0, SHD_PARAMS, x, &step, &updates, &e), &e);
+        EXPECT(step == 0 && updates == 0);
+        EXPECT(x[3] == value_at(3, 0, 3));
+        EXPECT_OK(shd_get(m, 0, SHD_MOMENT2, x, NULL, NULL, &e), &e);
+        EXPECT(x[3] == 0);
+        for (int i = 0; i < 2; i++)
+            EXPECT_OK(pt_step(m, &run, toy_all_micros, TOY_MICROS, &result, &e), &e);
+        if (count == 2)
+            fixture_restart(&daemons, 1);
+        get_all(m, count == 0 ? &want : &got);
+        for (uint32_t u = 0; u < PT_UNITS && count > 0; u++)
+            for (uint32_t a = 0; a < 3; a++)
+                if (want.array[u][a] != NULL)
+                    EXPECT(memcmp(want.array[u][a], got.array[u][a], sizes[u] * sizeof(float)) ==
+                           0);
+        EXPECT_EQ(count == 0 ? want.step : got.step, 2);
+        EXPECT_EQ(count == 0 ? want.updates : got.updates, 1); /* the first was skipped */
+        for (uint32_t u = 0; u < PT_UNITS; u++)
+            if (shd_unit_frozen(m, u))
+                EXPECT_STATUS(shd_get(m, u, SHD_MOMENT1, x, NULL, NULL, &e), SHD_EINVAL);
+        EXPECT_STATUS(shd_get(m, PT_UNITS, SHD_PARAMS, x, NULL, NULL, &e), SHD_ERANGE);
+        EXPECT_STATUS(shd_get(m, 0, (enum shd_array)3, x, NULL, NULL, &e), SHD_ERANGE);
+        free(x);
+        free_all(&got);
+        shd_close(s);
+        if (count > 0)
+            fixture_stop(&daemons);
+    }
+    free_all(&want);
 }
 
 /* -- Races --------------------------------------------------------------------------------------
@@ -498,6 +580,26 @@ TEST(options_that_contradict_each_other_are_refused)
     shd_close(s);
 }
 
+TEST(owners_of_an_older_version_are_named)
+{
+    struct shd_err e = { 0 };
+    struct source from = SOURCE(5);
+    shd_model *m;
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    for (int i = 0; i < 2; i++)
+        s->hub->links[i].requests = WIRE_HISTORY + 1; /* as if their Welcome had said nothing */
+    EXPECT_STATUS(open_from(s, &from, &m, NULL, &e), SHD_ENOTSUP);
+    EXPECT_HAS(e.text, "daemon cpu0");
+    EXPECT_HAS(e.text, "does not know start values: it is of an older version");
+    EXPECT_OK(shd_model_open(s, pt_spec(&pt), &m, &e), &e);
+    float *x = malloc(shd_unit_elems(m, 0) * sizeof *x);
+    EXPECT_STATUS(shd_get(m, 0, SHD_PARAMS, x, NULL, NULL, &e), SHD_ENOTSUP);
+    free(x);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* -- Made by hand -------------------------------------------------------------------------------
  */
 
@@ -554,6 +656,18 @@ TEST(requests_that_are_wrong_are_refused)
     EXPECT_STATUS(ask_put(&r, 1, 0, &reply), SHD_ENOENT); /* finished */
     EXPECT_STATUS(ask_create(&r, WIRE_CREATE_BEGIN, 3, &reply), SHD_OK);
     EXPECT_EQ(reply.created.what, WIRE_CREATED_OPEN);
+    const struct {
+        struct wire_get get;
+        int status;
+    } gets[] = { { { 9, 0, 0 }, SHD_ENOENT },
+                 { { 2, PT_UNITS, 0 }, SHD_ERANGE },
+                 { { 2, 2, 1 }, SHD_EINVAL }, /* frozen */
+                 { { 1, 0, 2 }, SHD_EINVAL }, /* SGD */
+                 { { 2, 0, 2 }, SHD_OK } };
+    for (size_t i = 0; i < ARRAY_SIZE(gets); i++)
+        EXPECT_STATUS(
+            raw_ask(&r, (struct wire_request){ .type = WIRE_GET, .get = gets[i].get }, &reply),
+            gets[i].status);
     raw_close(&r);
     raw_close(&other);
     trainer_step();

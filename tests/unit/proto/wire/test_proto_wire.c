@@ -205,6 +205,8 @@ TEST(request_fields_out_of_range_are_named)
         { WIRE_CREATE, SHD_ERANGE, "create.origin", 0, "create.origin is 0, must be 1 to" },
         { WIRE_CREATE, SHD_ERANGE, "create.owner", 1024, "create.owner is 1024" },
         { WIRE_PUT, SHD_ERANGE, "put.origin", 0, "put.origin is 0, must be 1 to" },
+        { WIRE_GET, SHD_ERANGE, "get.unit", 4096, "get.unit is 4096, must be 0 to 4095" },
+        { WIRE_GET, SHD_ERANGE, "get.array", 3, "get.array is 3, must be 0 to 2" },
         { WIRE_PUT, SHD_ERANGE, "put.unit", 4096, "put.unit is 4096, must be 0 to 4095" },
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
