@@ -177,6 +177,35 @@ SHD_API int shd_tensor_find(const shd_model *m, const char *name, struct shd_ten
 SHD_API uint32_t shd_tensors(const shd_model *m);
 SHD_API void shd_tensor_get(const shd_model *m, uint32_t index, struct shd_tensor *ret_tensor);
 
+/* From a flat list of tensors to a spec: which of them are fetched together. By layer (names up to
+ * their first number, as "h.3"), or by patterns, POSIX extended regular expressions of which the
+ * first that matches counts: the matched text is the unit. What nothing claims (embeddings, the
+ * head) forms units of neighbours. Frozen tensors get units of their own, which the others use; a
+ * tied one is stored once, and the unit it falls into uses the unit of the other. */
+struct shd_wrap_tensor {
+    const char *name;      /* unique */
+    const uint64_t *shape; /* [rank] */
+    uint32_t rank;         /* at most 8; 0: one element */
+    uint32_t tied_to;      /* index of the tensor whose second name this is; UINT32_MAX: none */
+    bool frozen;
+};
+struct shd_wrap_rule {
+    size_t size;
+    const char *model;           /* its name */
+    uint32_t micro_batches;      /* 0: 1 */
+    uint32_t accumulate;         /* 0: 1 */
+    enum shd_dtype publish;      /* 0: fp32 */
+    const char *const *patterns; /* [pattern_count] */
+    uint32_t pattern_count;      /* 0: by layer */
+    uint64_t unit_elems_min;     /* join neighbours until a unit has so many; 0: do not */
+    bool sort; /* the list is in no order that means anything (files are sorted by name); else it
+                * is in forward order, and stays so */
+};
+/* *ret_spec_json is the spec, with AdamW, one group and initial values 0, for you to go on from;
+ * yours: free() it. Errors name the tensor or pattern: SHD_EINVAL; SHD_ERANGE too many. */
+SHD_API int shd_wrap(const struct shd_wrap_tensor *tensors, uint32_t count,
+                     const struct shd_wrap_rule *rule, char **ret_spec_json, struct shd_err *e);
+
 /* -- Policy ---------------------------------------------------------------------------------- */
 /* How this worker runs its steps: what it holds when, how bytes move. Results do not depend on it,
  * to the bit. docs/schedules.md draws each, `shardctl plan` counts costs. */

@@ -11,6 +11,9 @@
 #include "proto/spec/spec_json.h"
 #include "tests/lib/test.h"
 
+/* After the others. */
+#include "client/shd.h"
+
 #define TENSORS_MAX 64u
 
 static struct wrap_tensor list[TENSORS_MAX];
@@ -280,6 +283,85 @@ TEST(spec_is_one_the_parser_takes)
     spec_free(s);
     free(json);
     wrap_deinit(&w);
+}
+
+/* -- Public -------------------------------------------------------------------------------------
+ */
+
+#define TENSOR(called, sizes, dims, alias, froze) \
+    {                                             \
+        (called), (sizes), (dims), (alias), froze \
+    }
+
+static const uint64_t square[] = { 10, 10 }, row[] = { 4 };
+static const struct shd_wrap_tensor public_list[] = {
+    TENSOR("wte.weight", square, 2, UINT32_MAX, false),
+    TENSOR("h.0.weight", square, 2, UINT32_MAX, false),
+    TENSOR("h.0.lora", row, 1, UINT32_MAX, true),
+    TENSOR("h.1.weight", square, 2, UINT32_MAX, false),
+    TENSOR("scale", NULL, 0, UINT32_MAX, false),
+    TENSOR("lm_head.weight", square, 2, 0, false),
+};
+
+TEST(public_call_gives_a_spec_to_open)
+{
+    struct shd_err e = { 0 };
+    const struct shd_wrap_rule rule = { .size = sizeof rule,
+                                        .model = "wrapped",
+                                        .micro_batches = 4,
+                                        .accumulate = 2,
+                                        .publish = SHD_BF16 };
+    const struct shd_options local = { .size = sizeof local, .address = "local:" };
+    char *json;
+    shd_session *s;
+    shd_model *m;
+    struct shd_tensor t;
+    EXPECT_OK(shd_wrap(public_list, ARRAY_SIZE(public_list), &rule, &json, &e), &e);
+    EXPECT_OK(shd_connect(&local, &s, &e), &e);
+    EXPECT_OK(shd_model_open(s, json, &m, &e), &e);
+    EXPECT_STR(shd_model_name(m), "wrapped");
+    EXPECT_EQ(shd_micro_batches(m), 4);
+    EXPECT_EQ(shd_accumulate(m), 2);
+    EXPECT_EQ(shd_param_dtype(m), SHD_BF16);
+    EXPECT_EQ(shd_tensors(m), 5); /* the tied one is stored once */
+    EXPECT_OK(shd_tensor_find(m, "scale", &t, &e), &e);
+    EXPECT_EQ(t.elems, 1);
+    EXPECT_OK(shd_tensor_find(m, "h.0.lora", &t, &e), &e);
+    EXPECT(shd_unit_frozen(m, t.unit));
+    shd_close(s);
+    free(json);
+}
+
+TEST(public_call_names_what_is_wrong)
+{
+    struct shd_err e = { 0 };
+    struct shd_wrap_rule rule = { .size = sizeof rule, .model = "wrapped" };
+    const struct shd_wrap_rule good = rule;
+    struct shd_wrap_tensor bad[2] = { public_list[0], public_list[1] };
+    char *json;
+    rule.model = NULL;
+    EXPECT_STATUS(shd_wrap(bad, 2, &rule, &json, &e), SHD_EINVAL);
+    rule.model = "no / name";
+    EXPECT(shd_wrap(bad, 2, &rule, &json, &e) < 0);
+    rule = good;
+    rule.publish = (enum shd_dtype)9;
+    EXPECT_STATUS(shd_wrap(bad, 2, &rule, &json, &e), SHD_EINVAL);
+    rule = good;
+    rule.micro_batches = 3;
+    rule.accumulate = 2;
+    EXPECT(shd_wrap(bad, 2, &rule, &json, &e) < 0);
+    bad[1].rank = 9;
+    EXPECT_STATUS(shd_wrap(bad, 2, &good, &json, &e), SHD_ERANGE);
+    EXPECT_HAS(e.text, "'h.0.weight' has 9 dimensions");
+    bad[1] = public_list[1];
+    bad[1].shape = NULL;
+    EXPECT_STATUS(shd_wrap(bad, 2, &good, &json, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "tensor 1 has no shape");
+    bad[1].name = NULL;
+    EXPECT_STATUS(shd_wrap(bad, 2, &good, &json, &e), SHD_EINVAL);
+    bad[1] = public_list[0];
+    EXPECT_STATUS(shd_wrap(bad, 2, &good, &json, &e), SHD_EINVAL); /* a name twice */
+    EXPECT(shd_wrap(bad, 0, &good, &json, &e) < 0);
 }
 
 static int fail_at;
