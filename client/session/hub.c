@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "proto/base/check.h"
@@ -17,6 +18,8 @@
 #define DETACH_NS_MAX  (500 * NS_PER_MS)
 #define REPEAT_NS      (2 * NS_PER_S) /* without an answer: ask again */
 #define REPEAT_LOOK_NS (NS_PER_S / 4)
+#define FDS_OF_ZMQ     6u       /* its two threads' */
+#define FDS_OF_LINK    3u       /* the side channel, a dealer and its connection */
 #define STOPPED_NS     NS_PER_S /* between two looks of a wait, many times its sleep */
 
 int hub_check(const struct hub *hub, struct shd_err *e)
@@ -462,8 +465,34 @@ static int init_link(struct hub *hub, uint32_t index, const struct address *addr
     return SHD_OK;
 }
 
+/* libzmq ends the process when it gets no descriptor for its threads, and leaves a connection
+ * without one unanswered: look before, whether there are enough. */
+static int check_descriptors(const struct hub *hub, struct shd_err *e)
+{
+    const uint32_t need = FDS_OF_ZMQ + FDS_OF_LINK * hub->link_count +
+                          1; /* a segment's, in passing */
+    uint32_t count = 0;
+    int r = SHD_OK, *fds = sys_calloc(need, sizeof *fds);
+    if (fds == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for a session");
+    while (count < need && (fds[count] = eventfd(0, EFD_CLOEXEC)) >= 0)
+        count++;
+    if (count < need)
+        r = err_sys(e, SHD_EIO,
+                    "a session with %" PRIu32 " daemon%s takes %" PRIu32 " descriptors, %" PRIu32
+                    " are left (ulimit -n)",
+                    hub->link_count, hub->link_count == 1 ? "" : "s", need, count);
+    while (count > 0)
+        close(fds[--count]);
+    free(fds);
+    return r;
+}
+
 static int init_zmq(struct hub *hub, struct shd_err *e)
 {
+    const int r = check_descriptors(hub, e);
+    if (r != SHD_OK)
+        return r;
     hub->zmq = zmq_ctx_new();
     if (hub->zmq == NULL)
         return err_sys(e, SHD_EIO, "create the ZeroMQ context");

@@ -337,6 +337,10 @@ int side_recv(int fd, int timeout_ms, struct side_msg *ret_msg, int *ret_fd, str
         return recv_failed(e);
 
     const int got = fd_take(&h);
+    if (n > 0 && got < 0 && (h.msg_flags & MSG_CTRUNC) != 0) {
+        errno = EMFILE; /* the kernel drops what finds no place, and says no more */
+        return err_sys(e, SHD_EIO, "take the descriptor of a side message");
+    }
     const int r = n == 0 ? err_set(e, SHD_EGONE, "side socket: the peer hung up")
                          : msg_check(&m, n, got >= 0, e);
     if (r == SHD_OK) {

@@ -9,6 +9,8 @@
 #include <errno.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "client/shd.h"
@@ -176,6 +178,63 @@ TEST(nth_failure_of_each_call_is_reported_and_nothing_is_lost)
             fail_each(index, ATTACH, kinds[k]);
             fail_each(index, STEP, kinds[k]);
         }
+    stop_daemon();
+}
+
+/* Attach with room for so many more descriptors, as a worker of its own: libzmq has some of them,
+ * and it ends a process that it cannot serve. Exit code 0: attached; 3: refused with a text that
+ * names what is missing. */
+static int attach_with(int more)
+{
+    struct rlimit limit;
+    struct shd_err e = { 0 };
+    shd_session *s = NULL;
+    shd_model *m = NULL;
+    const int low = dup(STDERR_FILENO);
+    close(low);
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    const struct rlimit few = { (rlim_t)(low + more), limit.rlim_max };
+    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    int r = shd_connect(&(struct shd_options){ .size = sizeof(struct shd_options),
+                                               .address = fixture.dir,
+                                               .timeout_ms = test_paced(3000) },
+                        &s, &e);
+    if (r == SHD_OK)
+        r = shd_model_open(s, spec_json, &m, &e);
+    shd_model_close(m);
+    shd_close(s);
+    if (r == SHD_OK)
+        return 0;
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    const int now = dup(STDERR_FILENO);
+    if (strstr(e.text, "Too many open files") != NULL && now == low)
+        return 3;
+    fprintf(stderr, "%d descriptors more: %s, %d still open: %s\n", more, status_name(r), now - low,
+            e.text);
+    return 4;
+}
+
+TEST(descriptors_that_run_out_while_attaching_are_an_error_that_says_so)
+{
+    char hex[65];
+    struct shd_err e = { 0 };
+    int status = -1, more;
+    start_daemon();
+    EXPECT_OK(scenario(0, ATTACH, SYS_OPEN, 0, hex, &e), &e);
+    const int fds = count_fds(fixture.pids[0]), maps = count_segment_maps(fixture.pids[0]);
+    for (more = 0; status != 0 && more < 100; more++) {
+        fflush(NULL);
+        const pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0)
+            _exit(attach_with(more));
+        EXPECT_EQ(waitpid(pid, &status, 0), pid);
+        EXPECT(WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 3));
+    }
+    EXPECT_EQ(status, 0);
+    printf("  attached with %d descriptors\n", more - 1);
+    expect_daemon_idle(fixture.pids[0], fds, maps);
+    EXPECT_OK(scenario(0, ATTACH, SYS_OPEN, 0, hex, &e), &e);
     stop_daemon();
 }
 
