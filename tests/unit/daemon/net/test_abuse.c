@@ -1,5 +1,7 @@
 /* Bad input to a real daemon over real sockets: each gets a clear error, costs its sender at most
  * its own session, and a trainer attached all along goes on and ends with the right step. */
+#include <fcntl.h>
+#include <grp.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -432,6 +434,96 @@ TEST(foreign_uid_is_refused_by_name)
     EXPECT_EQ(waitpid(child, &status, 0), child);
     EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     trainer_step();
+    trainer_stop(1);
+}
+
+/* -- Two users -----------------------------------------------------------------------------------
+ */
+
+#define OTHER_USER 61234 /* and its group; 65534 would stand for any that is not known */
+#define FLOOD      600   /* more than the 512 that a user may have waiting */
+
+static bool is_hung_up(int fd, int wait_ms)
+{
+    struct pollfd p = { .fd = fd, .events = POLLRDHUP };
+    return poll(&p, 1, wait_ms) == 1;
+}
+
+/* As another user, a member of the directory's group: come in at both doors, say nothing, and see
+ * the oldest hung up on. Its exit code; told tells us of it, and end when to end. */
+static int flood(int told, int end)
+{
+    static int side[FLOOD], plain[FLOOD];
+    char path[300], byte = 0;
+    struct sockaddr_un a = { .sun_family = AF_UNIX };
+    struct shd_err e;
+    snprintf(path, sizeof path, "%s/cpu0.sock", fixture.dir);
+    snprintf(a.sun_path, sizeof a.sun_path, "%.90s/cpu0.zmq", fixture.dir);
+    if (setgroups(0, NULL) != 0 || setgid(OTHER_USER) != 0 || setuid(OTHER_USER) != 0)
+        return 1;
+    for (int i = 0; i < FLOOD; i++) {
+        struct side_msg msg;
+        int passed;
+        plain[i] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (connect(plain[i], (const struct sockaddr *)&a, sizeof a) != 0 ||
+            side_connect(path, &side[i], &e) != SHD_OK ||
+            side_recv(side[i], RAW_WAIT_MS, &msg, &passed, &e) != SHD_OK ||
+            msg.type != SIDE_WELCOME)
+            return 2;
+    }
+    if (!is_hung_up(side[0], RAW_WAIT_MS) || !is_hung_up(plain[0], RAW_WAIT_MS))
+        return 3;
+    if (write(told, "", 1) != 1)
+        return 4;
+    return read(end, &byte, 1) == 0 ? 0 : 5;
+}
+
+/* Whoever floods pushes out its own: what we had waiting before it, and so is older, waits on. */
+TEST(user_that_floods_both_doors_pushes_out_nobody_elses)
+{
+    static struct raw r;
+    struct wire_reply reply;
+    struct shd_err e;
+    char path[300], byte;
+    int told[2], end[2], ours, status;
+    if (getuid() != 0)
+        SKIP("needs root to become somebody else");
+    if (!many_descriptors_here())
+        SKIP("needs %u descriptors", 2 * PLAIN_MAX);
+    trainer_start();
+    EXPECT_EQ(chown(fixture.dir, (uid_t)-1, OTHER_USER), 0);
+    EXPECT_EQ(chmod(fixture.dir, 0750), 0);
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/cpu0.%s", fixture.dir, i == 0 ? "zmq" : "sock");
+        EXPECT_EQ(chown(path, (uid_t)-1, OTHER_USER), 0);
+    }
+    CHECK(pipe2(told, O_CLOEXEC) == 0 && pipe2(end, O_CLOEXEC) == 0);
+    const uint64_t since_ms = test_now_ms();
+    const int plain = plain_connect("zmq");
+    EXPECT_OK(side_connect(path, &ours, &e), &e);
+    fflush(NULL);
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        close(end[1]);
+        _exit(flood(told[1], end[0]));
+    }
+    close(told[1]);
+    EXPECT_EQ(read(told[0], &byte, 1), 1);
+    const bool kept = !is_hung_up(plain, 0) && !is_hung_up(ours, 0);
+    EXPECT(kept ||
+           test_now_ms() - since_ms >= 4500); /* at 5 s both have waited too long for a Hello */
+    raw_open(&r);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_READER, &reply), SHD_OK);
+    raw_close(&r);
+    trainer_step();
+    close(end[1]);
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT_EQ(status, 0);
+    close(end[0]);
+    close(told[0]);
+    close(plain);
+    close(ours);
     trainer_stop(1);
 }
 
