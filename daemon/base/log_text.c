@@ -89,7 +89,7 @@ static void put_number(struct out *o, const char *spec, va_list *ap)
     const bool is_real = strchr("fg", spec[end]) != NULL;
     CHECK(is_real || strchr("diuxc", spec[end]) != NULL);
     int n;
-    if (is_real)
+    if (is_real) /* NOLINTNEXTLINE(bugprone-branch-clone): va_arg() of three types */
         n = snprintf(text, sizeof text, spec, va_arg(*ap, double));
     else if (spec[end - 1] == 'l' || spec[end - 1] == 'z' || spec[end - 1] == 'j')
         n = snprintf(text, sizeof text, spec, va_arg(*ap, long)); /* all have 64 bits */
