@@ -6,6 +6,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/spec/layout.h"
 
 /* -- Sizes ------------------------------------------------------------------------------------- */
 
@@ -126,4 +127,14 @@ int plan_count(const struct plan *plan, const struct spec *spec, enum shd_dtype 
     free(c.sizes);
     *ret_cost = c.cost;
     return SHD_OK;
+}
+
+/* As the policy of a worker chooses (client/run/policy.c): two where gradients are staged, else one
+ * more than it holds at once, so that one can be filled while owners read the others. */
+uint32_t plan_slots(const struct spec *spec, const struct plan_policy *policy,
+                    const struct plan *plan)
+{
+    const enum shd_dtype dtype = policy->grad_dtype != 0 ? policy->grad_dtype : spec->grad_dtype;
+    const bool staged = spec->accumulate > 1 || dtype != SHD_F32;
+    return staged || plan->cost.live_grads_max >= SHD_SLOTS_MAX ? 2 : plan->cost.live_grads_max + 1;
 }

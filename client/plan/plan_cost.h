@@ -14,4 +14,8 @@ int plan_count(const struct plan *plan, const struct spec *spec, enum shd_dtype 
 uint64_t plan_unit_param_bytes(const struct spec *spec, uint32_t unit);
 uint64_t plan_unit_grad_bytes(const struct spec *spec, uint32_t unit, enum shd_dtype dtype);
 
+/* Slots that a worker asks each owner for when it runs this plan. */
+uint32_t plan_slots(const struct spec *spec, const struct plan_policy *policy,
+                    const struct plan *plan);
+
 #endif

@@ -4,13 +4,17 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/text.h"
 #include "client/ctl/base/verb.h"
+#include "client/ctl/plan/calibrate.h"
 #include "client/ctl/plan/peers.h"
+#include "client/ctl/plan/plan_clock.h"
 #include "client/ctl/plan/plan_show.h"
 #include "client/ctl/plan/plan_source.h"
+#include "client/ctl/plan/rates.h"
 #include "client/plan/plan.h"
 #include "client/plan/plan_check.h"
 #include "client/plan/plan_cost.h"
@@ -23,7 +27,10 @@ static const char plan_about[] =
     "owners. The plan is built by the code that workers run. Nothing is changed anywhere.\n"
     "\n"
     "The model comes from open daemons (--address, --model), a spec (--spec), or the header of\n"
-    "a safetensors file (--safetensors), whose tensors are grouped into units by layer.";
+    "a safetensors file (--safetensors), whose tensors are grouped into units by layer.\n"
+    "\n"
+    "Once --calibrate has measured this machine, plans say how long a step takes, too. The\n"
+    "workers' compute is an open model's, while it trains, or --compute.";
 
 static const char plan_more[] = VERB_WHERE
     "\n"
@@ -38,6 +45,7 @@ static const char plan_more[] = VERB_WHERE
     "  shardctl plan --spec gpt.json --compare --workers 2\n"
     "  shardctl plan --safetensors model.safetensors --tie lm_head.weight=wte.weight\n"
     "  shardctl plan --safetensors model.safetensors --auto --device-memory 24GiB --workers 4\n"
+    "  shardctl plan --calibrate && shardctl plan --compare --workers 2\n"
     "  shardctl plan --spec gpt.json --json | jq .cost.live_bytes_max\n"
     "  shardctl plan --deepspeed ds_config.json\n"
     "  shardctl plan --fsdp 'full_shard auto_wrap offload' --spec gpt.json\n"
@@ -47,7 +55,8 @@ static const char plan_more[] = VERB_WHERE
     "and none refused the plan follows. Flags win over what a configuration sets.\n"
     "\n"
     "docs/schedules.md has every policy drawn by this command, and the JSON schema.\n"
-    "exit code 1: the model cannot be read, or the policy is refused (the text has the numbers)\n";
+    "exit code 1: the model or --rates cannot be read, or the policy is refused (the text has "
+    "the\nnumbers)\n";
 
 /* -- The choice of a strategy for a given memory ---------------------------------------------- */
 
@@ -264,9 +273,9 @@ static int plan_auto(const struct spec *spec, struct plan_ask *ask, FILE *out, j
 /* -- The verb --------------------------------------------------------------------------------- */
 
 struct words { /* flags that are parsed further */
-    const char *strategy, *prefetch, *grad_dtype;
+    const char *strategy, *prefetch, *grad_dtype, *path;
     const char *deepspeed, *fsdp; /* a peer's configuration, or NULL */
-    bool as_json, compare, automatic;
+    bool as_json, compare, automatic, calibrate;
 };
 
 static int parse_words(const struct words *w, struct plan_ask *ask, struct shd_err *e)
@@ -290,6 +299,9 @@ static int parse_words(const struct words *w, struct plan_ask *ask, struct shd_e
     if (w->grad_dtype != NULL && !dtype_valid(ask->policy.grad_dtype))
         return err_set(e, SHD_EINVAL, "--grad-dtype is '%s', must be f32, bf16 or f16",
                        w->grad_dtype);
+    ask->copies = strcmp(w->path, "copy") == 0;
+    if (!ask->copies && strcmp(w->path, "map") != 0)
+        return err_set(e, SHD_EINVAL, "--path is '%s', must be map or copy", w->path);
     if (w->compare && w->automatic)
         return err_set(e, SHD_EINVAL, "--compare and --auto: one at a time");
     if (w->automatic && ask->device_bytes == 0)
@@ -301,7 +313,7 @@ static int parse_words(const struct words *w, struct plan_ask *ask, struct shd_e
 }
 
 static int show_one(const struct spec *spec, struct plan_ask *ask, const struct words *w,
-                    struct shd_err *e)
+                    const struct plan_clock *clock, struct shd_err *e)
 {
     json_t *automatic = NULL;
     struct plan plan;
@@ -318,10 +330,10 @@ static int show_one(const struct spec *spec, struct plan_ask *ask, const struct 
     if (r != SHD_OK)
         json_decref(automatic);
     else if (w->as_json)
-        r = plan_print_json(spec, ask, &plan, automatic, stdout, e);
+        r = plan_print_json(spec, ask, &plan, clock, automatic, stdout, e);
     else {
         json_decref(automatic);
-        r = plan_print(spec, ask, &plan, stdout, e);
+        r = plan_print(spec, ask, &plan, clock, stdout, e);
     }
     plan_free(&plan);
     return r;
@@ -337,7 +349,12 @@ static int run_plan(struct plan_ask *ask, const struct words *w, struct shd_err 
         ask->daemons = ask->workers;
     if (ask->policy.grad_dtype == 0)
         ask->policy.grad_dtype = spec->grad_dtype;
-    r = w->compare ? plan_compare(spec, ask, w->as_json, stdout, e) : show_one(spec, ask, w, e);
+    struct plan_clock clock;
+    r = plan_clock_open(ask, spec, &clock, e);
+    if (r == SHD_OK)
+        r = w->compare ? plan_compare(spec, ask, &clock, w->as_json, stdout, e)
+                       : show_one(spec, ask, w, &clock, e);
+    plan_clock_close(&clock);
     spec_free(spec);
     return r;
 }
@@ -369,6 +386,21 @@ static int answer_peer(struct plan_ask *ask, const struct words *w)
     return goes_on ? -1 : CTL_OK;
 }
 
+/* Measure this machine, and keep what came of it. */
+static int run_calibrate(const struct plan_ask *ask, struct shd_err *e)
+{
+    char path[RATES_PATH_BYTES];
+    struct plan_rates rates;
+    int r = rates_path(ask->rates, path, e);
+    if (r == SHD_OK)
+        r = calibrate(&rates, e);
+    if (r == SHD_OK)
+        r = rates_save(path, &rates, e);
+    if (r == SHD_OK)
+        ctl_say("the rates of this machine are in '%s'", path);
+    return r;
+}
+
 static int answer(struct plan_ask *ask, const struct words *w)
 {
     struct shd_err e = { 0 };
@@ -376,7 +408,12 @@ static int answer(struct plan_ask *ask, const struct words *w)
         ctl_say("%s", e.text);
         return ctl_usage("`shardctl plan --help` explains");
     }
-    if (run_plan(ask, w, &e) == SHD_OK)
+    const bool asks = ask->address != NULL || ask->model != NULL || ask->spec != NULL ||
+                      ask->safetensors != NULL;
+    int r = w->calibrate ? run_calibrate(ask, &e) : SHD_OK;
+    if (r == SHD_OK && (asks || !w->calibrate))
+        r = run_plan(ask, w, &e);
+    if (r == SHD_OK)
         return CTL_OK;
     return ctl_fail("%s", e.text);
 }
@@ -384,7 +421,7 @@ static int answer(struct plan_ask *ask, const struct words *w)
 int verb_plan(int argc, char **argv)
 {
     struct plan_ask ask = { .workers = 1, .policy = PLAN_POLICY_DEFAULT };
-    struct words w = { 0 };
+    struct words w = { .path = "map" };
     struct plan_policy *p = &ask.policy;
     const struct flag table[] = {
         VERB_ADDRESS_FLAGS(ask.address),
@@ -434,6 +471,15 @@ int verb_plan(int argc, char **argv)
           &ask.activation_bytes, 0, 0 },
         { "offload", 0, FLAG_BOOL, NULL, "daemons are in host memory, not on the devices",
           &ask.offload, 0, 0 },
+        { "calibrate", 0, FLAG_BOOL, NULL, "measure this machine, for seconds", &w.calibrate, 0,
+          0 },
+        { "rates", 0, FLAG_STRING, "FILE", "what it measured (shardd/rates.json in ~/.cache)",
+          &ask.rates, 0, 0 },
+        { "compute", 0, FLAG_REAL, "SECONDS", "of a micro-batch (an open model's as it trains)",
+          &ask.compute_s, 1e-9, 1e6 },
+        { "path", 0, FLAG_STRING, "P", "seconds are for path map or copy (map)", &w.path, 0, 0 },
+        { "threads-per-daemon", 0, FLAG_U32, "T", "seconds are for so many (processors / N)",
+          &ask.threads, 1, 256 },
         { "timeline", 't', FLAG_BOOL, NULL, "the timeline alone", &ask.timeline_only, 0, 0 },
         { "json", 'j', FLAG_BOOL, NULL, "one JSON document", &w.as_json, 0, 0 },
     };

@@ -7,6 +7,7 @@
 
 #include "client/ctl/base/text.h"
 #include "client/ctl/base/verb.h"
+#include "client/ctl/plan/plan_clock.h"
 #include "client/ctl/plan/plan_draw.h"
 #include "client/plan/plan.h"
 #include "client/plan/plan_cost.h"
@@ -16,16 +17,6 @@
 #include "proto/spec/spec_json.h"
 
 #define UNITS_SHOWN_MAX 16u /* more: the middle is left out */
-
-/* As the policy of a worker chooses (client/run/policy.c): two where gradients are staged, else one
- * more than it holds at once, so that one can be filled while owners read the others. */
-uint32_t plan_slots(const struct spec *spec, const struct plan_policy *policy,
-                    const struct plan *plan)
-{
-    const enum shd_dtype dtype = policy->grad_dtype != 0 ? policy->grad_dtype : spec->grad_dtype;
-    const bool staged = spec->accumulate > 1 || dtype != SHD_F32;
-    return staged || plan->cost.live_grads_max >= SHD_SLOTS_MAX ? 2 : plan->cost.live_grads_max + 1;
-}
 
 int plan_owners(const struct spec *spec, uint32_t daemons, uint32_t workers, uint32_t slots,
                 struct plan_owners *ret_owners, struct shd_err *e)
@@ -174,7 +165,7 @@ static int print_owners(const struct spec *spec, const struct plan_ask *ask,
 }
 
 int plan_print(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,
-               FILE *out, struct shd_err *e)
+               const struct plan_clock *clock, FILE *out, struct shd_err *e)
 {
     struct timeline t;
     int r = timeline_new(plan, spec, &t, e);
@@ -194,7 +185,10 @@ int plan_print(const struct spec *spec, const struct plan_ask *ask, const struct
         "F forward, B backward, C commit; units, grads: held in that column. Drawn as if every\n"
         "fetch, return and forward took one column, a backward two, on one link.\n\n");
     print_cost(&plan->cost, out);
-    return print_owners(spec, ask, plan, out, e);
+    r = print_owners(spec, ask, plan, out, e);
+    if (r == SHD_OK)
+        plan_clock_print(clock, spec, ask, plan, out);
+    return r;
 }
 
 /* -- JSON ------------------------------------------------------------------------------------ */
@@ -273,7 +267,7 @@ static json_t *json_owners(const struct plan_ask *ask, const struct plan_owners 
 }
 
 int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,
-                    json_t *automatic, FILE *out, struct shd_err *e)
+                    const struct plan_clock *clock, json_t *automatic, FILE *out, struct shd_err *e)
 {
     struct timeline t;
     struct plan_owners owners;
@@ -285,12 +279,13 @@ int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const s
         json_decref(automatic);
         return r;
     }
-    json_t *root = json_pack("{s:i, s:o, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o*, s:o}", "schema", 1,
-                             "model", json_model(spec), "policy", json_policy(&ask->policy),
-                             "micro_batches_per_worker", integer(plan->micros), "cost",
-                             json_cost(&plan->cost), "timeline", "columns", integer(t.columns),
-                             "idle", integer(t.idle), "owners", json_owners(ask, &owners), "auto",
-                             automatic, "ops", json_ops(plan));
+    json_t *root = json_pack(
+        "{s:i, s:o, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o*, s:o*, s:o}", "schema", 1, "model",
+        json_model(spec), "policy", json_policy(&ask->policy), "micro_batches_per_worker",
+        integer(plan->micros), "cost", json_cost(&plan->cost), "timeline", "columns",
+        integer(t.columns), "idle", integer(t.idle), "owners", json_owners(ask, &owners), "auto",
+        automatic, "time", plan_clock_json(clock, spec, ask, &ask->policy, plan), "ops",
+        json_ops(plan));
     timeline_deinit(&t);
     if (root == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for JSON");
@@ -317,12 +312,14 @@ struct compared {
     struct plan_policy policy;
     struct plan_cost cost;
     uint32_t columns, idle;
+    json_t *time;           /* owned; NULL: no rates */
     struct shd_err refused; /* code SHD_OK: it was planned */
 };
 
 /* Refusals are an answer here; only running out of memory is an error. */
 static int compare_one(const struct spec *spec, const struct plan_ask *ask,
-                       const struct compared_policy *row, struct compared *c, struct shd_err *e)
+                       const struct plan_clock *clock, const struct compared_policy *row,
+                       struct compared *c, struct shd_err *e)
 {
     struct plan plan;
     struct timeline t;
@@ -337,6 +334,7 @@ static int compare_one(const struct spec *spec, const struct plan_ask *ask,
         return r;
     }
     c->cost = plan.cost;
+    c->time = plan_clock_json(clock, spec, ask, &c->policy, &plan);
     r = timeline_new(&plan, spec, &t, e);
     plan_free(&plan);
     if (r != SHD_OK)
@@ -351,26 +349,32 @@ static void print_row(struct table *t, const struct compared_policy *row, const 
 {
     const char *const prefetch = row->fetches_backward ? plan_prefetch_name(row->prefetch) : "-";
     char units[CELL], grads[CELL], waits[CELL];
-    char live[CELL], fetched[CELL], returned[CELL];
+    char live[CELL], fetched[CELL], returned[CELL], step[CELL];
     if (c->refused.code != SHD_OK) {
         table_row(t, (const char *[]){ plan_strategy_name(row->strategy), prefetch, "refused", "-",
-                                       "-", "-", "-", "-" });
+                                       "-", "-", "-", "-", "-", "-" });
         return;
     }
     snprintf(units, sizeof units, "%" PRIu32, c->cost.live_units_max);
     snprintf(grads, sizeof grads, "%" PRIu32, c->cost.live_grads_max);
     snprintf(waits, sizeof waits, "%" PRIu32 " of %" PRIu32, c->idle, c->columns);
+    snprintf(step, sizeof step, "%.4g ms",
+             json_number_value(json_object_get(c->time, "step_s")) * 1e3);
+    const char *bound = json_string_value(json_object_get(c->time, "bound"));
     table_row(t, (const char *[]){ plan_strategy_name(row->strategy), prefetch, units, grads,
                                    text_size(c->cost.live_bytes_max, live),
                                    text_size(c->cost.fetched_bytes, fetched),
-                                   text_size(c->cost.returned_bytes, returned), waits });
+                                   text_size(c->cost.returned_bytes, returned), waits,
+                                   bound != NULL ? step : "-", bound != NULL ? bound : "-" });
 }
 
 static int compare_text(const struct spec *spec, const struct plan_ask *ask,
-                        const struct compared *all, FILE *out, struct shd_err *e)
+                        const struct plan_clock *clock, const struct compared *all, FILE *out,
+                        struct shd_err *e)
 {
-    static const char *const headings[] = { "STRATEGY", "PREFETCH", "UNITS",    "GRADS",
-                                            "HELD",     "FETCHED",  "RETURNED", "WAITS" };
+    static const char *const headings[] = { "STRATEGY", "PREFETCH", "UNITS", "GRADS", "HELD",
+                                            "FETCHED",  "RETURNED", "WAITS", "STEP",  "MOST" };
+    const unsigned columns = ARRAY_SIZE(headings) - (clock->has_rates ? 0 : 2);
     char state[TEXT_BYTES], publish[TEXT_BYTES];
     struct plan_owners o;
     struct table t;
@@ -382,7 +386,7 @@ static int compare_text(const struct spec *spec, const struct plan_ask *ask,
             " micro-batch%s for this worker; %" PRIu32 " ahead\n\n",
             spec->name, spec->unit_count, spec->elems, ask->micros, ask->micros == 1 ? "" : "es",
             ask->policy.forward_prefetch);
-    table_init(&t, headings, ARRAY_SIZE(headings));
+    table_init(&t, headings, columns);
     for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
         print_row(&t, &rows[i], &all[i]);
     table_print(&t, "  ", out);
@@ -394,6 +398,11 @@ static int compare_text(const struct spec *spec, const struct plan_ask *ask,
             "strategy.\n",
             ask->daemons, ask->daemons == 1 ? "" : "s", text_size(o.max.state, state),
             text_size(o.max.publish, publish));
+    if (clock->has_rates)
+        fprintf(out,
+                "STEP: predicted, %s workers' compute, MOST: what most of it is; by rates of "
+                "%s.\n",
+                clock->compute_from != NULL ? "with the" : "without the", clock->date);
     for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
         if (all[i].refused.code != SHD_OK)
             fprintf(out, "refused: %s\n", all[i].refused.text);
@@ -414,6 +423,8 @@ static void compare_json(const struct spec *spec, const struct plan_ask *ask,
             json_object_set_new(plan, "timeline",
                                 json_pack("{s:I, s:I}", "columns", (json_int_t)c->columns, "idle",
                                           (json_int_t)c->idle));
+            if (c->time != NULL)
+                json_object_set(plan, "time", c->time);
         }
         json_array_append_new(plans, plan);
     }
@@ -422,17 +433,18 @@ static void compare_json(const struct spec *spec, const struct plan_ask *ask,
     verb_json(root, JSON_COMPACT, out);
 }
 
-int plan_compare(const struct spec *spec, const struct plan_ask *ask, bool as_json, FILE *out,
-                 struct shd_err *e)
+int plan_compare(const struct spec *spec, const struct plan_ask *ask,
+                 const struct plan_clock *clock, bool as_json, FILE *out, struct shd_err *e)
 {
-    struct compared all[ARRAY_SIZE(rows)];
-    for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
-        const int r = compare_one(spec, ask, &rows[i], &all[i], e);
-        if (r != SHD_OK)
-            return r;
-    }
-    if (!as_json)
-        return compare_text(spec, ask, all, out, e);
-    compare_json(spec, ask, all, out);
-    return SHD_OK;
+    struct compared all[ARRAY_SIZE(rows)] = { 0 };
+    int r = SHD_OK;
+    for (size_t i = 0; r == SHD_OK && i < ARRAY_SIZE(rows); i++)
+        r = compare_one(spec, ask, clock, &rows[i], &all[i], e);
+    if (r == SHD_OK && as_json)
+        compare_json(spec, ask, all, out);
+    else if (r == SHD_OK)
+        r = compare_text(spec, ask, clock, all, out, e);
+    for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
+        json_decref(all[i].time);
+    return r;
 }

@@ -13,6 +13,8 @@
 #include "proto/share/owner_bytes.h"
 #include "proto/spec/spec.h"
 
+struct plan_clock;
+
 struct plan_owners {
     struct owner_bytes max; /* of the daemon that holds most */
     uint64_t total_bytes;   /* of all, what each holds */
@@ -24,17 +26,14 @@ struct plan_owners {
 int plan_owners(const struct spec *spec, uint32_t daemons, uint32_t workers, uint32_t slots,
                 struct plan_owners *ret_owners, struct shd_err *e);
 
-/* Slots that a worker asks each owner for when it runs this plan. */
-uint32_t plan_slots(const struct spec *spec, const struct plan_policy *policy,
-                    const struct plan *plan);
-
 int plan_print(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,
-               FILE *out, struct shd_err *e);
+               const struct plan_clock *clock, FILE *out, struct shd_err *e);
 int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,
-                    json_t *automatic, FILE *out, struct shd_err *e);
+                    const struct plan_clock *clock, json_t *automatic, FILE *out,
+                    struct shd_err *e);
 
 /* Every strategy on the same model, side by side. */
-int plan_compare(const struct spec *spec, const struct plan_ask *ask, bool as_json, FILE *out,
-                 struct shd_err *e);
+int plan_compare(const struct spec *spec, const struct plan_ask *ask,
+                 const struct plan_clock *clock, bool as_json, FILE *out, struct shd_err *e);
 
 #endif

@@ -23,6 +23,10 @@ struct plan_ask {
     struct plan_policy policy;
     uint64_t device_bytes, activation_bytes;
     bool offload;
+    const char *rates; /* a file of rates.h; NULL: the usual one */
+    double compute_s;  /* of a micro-batch, all units; 0: not given */
+    uint32_t threads;  /* of each daemon; 0: as `shardctl run` gives */
+    bool copies;       /* path copy */
     bool timeline_only;
 };
 

@@ -20,7 +20,8 @@ static char dir[64];              /* of this process, for files */
 static int ctl(const char *args)
 {
     char command[2048];
-    snprintf(command, sizeof command, "cd %s && PATH=%s:$PATH && shardctl %s 2>&1", dir,
+    snprintf(command, sizeof command,
+             "cd %s && export XDG_CACHE_HOME=$PWD/cache && PATH=%s:$PATH && shardctl %s 2>&1", dir,
              SHD_BIN_DIR, args);
     FILE *f = popen(command, "r");
     CHECK(f != NULL);
@@ -171,6 +172,117 @@ TEST(open_model_is_read_from_its_daemons)
     EXPECT_HAS(output, "Owner memory, 2 daemons");
 }
 
+/* -- Seconds --------------------------------------------------------------------------------- */
+
+/* The rates are measured once, into the usual file. */
+static void calibrate_once(void)
+{
+    static bool done;
+    if (!done)
+        expect_plan("--calibrate", 0, "/cache/shardd/rates.json'");
+    done = true;
+}
+
+static double seconds_at(const json_t *time, const char *key)
+{
+    const json_t *v = json_object_get(time, key);
+    if (!json_is_number(v))
+        FAIL("no number time.%s in '%.300s'", key, output);
+    return json_number_value(v);
+}
+
+static void expect_seconds(const json_t *time)
+{
+    static const char *const parts[] = { "compute_s", "fetch_s", "return_s", "update_s", "wait_s" };
+    double sum = 0;
+    for (size_t i = 0; i < ARRAY_SIZE(parts); i++) {
+        EXPECT(seconds_at(time, parts[i]) >= 0);
+        sum += seconds_at(time, parts[i]);
+    }
+    EXPECT(sum > 0);
+    EXPECT_NEAR(sum, seconds_at(time, "step_s"), 1e-9);
+    EXPECT(json_is_string(json_object_get(time, "bound")));
+}
+
+TEST(without_rates_there_are_no_seconds)
+{
+    if (ctl("plan --rates nowhere.json" EXAMPLE) != 1)
+        FAIL("a file that is not there was taken: '%.200s'", output);
+    EXPECT_HAS(output, "open 'nowhere.json'");
+    EXPECT_EQ(ctl("plan" EXAMPLE " --rates /dev/null"), 1);
+    EXPECT_HAS(output, "/dev/null: line 1");
+}
+
+TEST(calibrated_plans_have_seconds)
+{
+    calibrate_once();
+    expect_plan(EXAMPLE, 0, "Compute is not counted, a file does not say it");
+    EXPECT_HAS(output, "A step takes ");
+    expect_plan(EXAMPLE " --compute 0.5 --micro-batches-per-worker 4", 0, "A step takes 2");
+    EXPECT_HAS(output, " s, most of it compute: compute 2");
+    expect_plan(EXAMPLE " --compute 0.5 --compare", 0, "STEP");
+    EXPECT_HAS(output, "STEP: predicted, with the workers' compute");
+    json_t *root = plan_json(EXAMPLE " --json --compute 0.25 --workers 2 --daemons 2 --path copy");
+    const json_t *time = json_object_get(root, "time");
+    expect_seconds(time);
+    EXPECT(seconds_at(time, "step_s") >= 0.25); /* times the micro-batches of one worker: 1 */
+    EXPECT_STR(json_string_value(json_object_get(time, "compute_from")), "given");
+    EXPECT_STR(json_string_value(json_object_get(time, "path")), "copy");
+    json_decref(root);
+    root = plan_json(EXAMPLE " --json --compare");
+    time = json_object_get(json_array_get(json_object_get(root, "plans"), 0), "time");
+    expect_seconds(time);
+    EXPECT_STR(json_string_value(json_object_get(time, "compute_from")), "none");
+    json_decref(root);
+}
+
+/* A copy of the rates with something else in it is refused by name where it was named, and left out
+ * where it is the usual one. */
+static void expect_refused(const char *sed, const char *why)
+{
+    char command[512];
+    snprintf(command, sizeof command,
+             "cd %s && mkdir -p other/shardd && sed '%s' cache/shardd/rates.json "
+             ">other/shardd/rates.json",
+             dir, sed);
+    EXPECT_EQ(system(command), 0);
+    expect_plan(EXAMPLE " --rates other/shardd/rates.json", 1, why);
+    EXPECT_HAS(output, "other/shardd/rates.json: ");
+    EXPECT_EQ(ctl("plan --timeline" EXAMPLE " >/dev/null && XDG_CACHE_HOME=$PWD/other shardctl "
+                  "plan" EXAMPLE),
+              0);
+    EXPECT_HAS(output, "no seconds: ");
+    EXPECT_HAS(output, why);
+    EXPECT_HAS(output, "Owner memory, 1 daemon");
+}
+
+TEST(rates_of_another_machine_are_refused)
+{
+    calibrate_once();
+    expect_refused("s/\"version\": \".*\"/\"version\": \"0.0.9\"/",
+                   "measured with version 0.0.9, this is");
+    expect_refused("s/\"processor\": \".*\"/\"processor\": \"Z80\"/", "x Z80, here are");
+    expect_refused("s/\"processors\": [0-9]*,/\"processors\": 4095,/", "measured on 4095 x");
+    expect_refused("s/\"schema\": 1/\"schema\": 7/", "not rates of schema 1");
+    expect_refused("s/\"wake_ns\"/\"woke_ns\"/", "rates.wake_ns is no number");
+    expect_refused("s/\"send_ns\": .*,/\"send_ns\": -1,/", "rates.send_ns is no number");
+    expect_refused("s/\"sum_next\"/\"sum\"/", "rates.sum_next.f32 is no pair");
+}
+
+/* What a worker computes is taken from its trace while it trains. */
+TEST(an_open_model_says_what_compute_takes)
+{
+    calibrate_once();
+    EXPECT_EQ(ctl("run --daemons 2 --workers 1 -- sh -c '"
+                  "shd-gpt --steps 1000000 --layers 2 --dim 32 --heads 2 --seq 16 --batch 1 "
+                  "--eval-every 0 --sample 0 >/dev/null & worker=$!; "
+                  "until shardctl plan --json >answer 2>/dev/null && grep -q trace answer; do "
+                  "kill -0 $worker || exit 9; sleep 0.05; done; "
+                  "kill $worker; wait $worker; cat answer; exit 0'"),
+              0);
+    EXPECT_HAS(output, "\"compute_from\":\"trace\"");
+}
+
 /* -- Wrong questions ------------------------------------------------------------------------- */
 
 TEST(wrong_flags_are_usage_errors)
@@ -182,6 +294,8 @@ TEST(wrong_flags_are_usage_errors)
     expect_plan(EXAMPLE " --max-live-bytes lots", 2, "takes bytes, as 512, 1.5GiB or 24GB");
     expect_plan(EXAMPLE " --max-live-bytes 0", 2, "its limits are 1 and 2^60 bytes");
     expect_plan(EXAMPLE " --max-live-bytes 9999999TiB", 2, "its limits are 1 and 2^60 bytes");
+    expect_plan(EXAMPLE " --path nccl", 2, "--path is 'nccl', must be map or copy");
+    expect_plan(EXAMPLE " --compute 0", 2, "--compute");
     expect_plan(EXAMPLE " --auto", 2, "--auto needs --device-memory");
     expect_plan(EXAMPLE " --offload", 2, "are questions to --auto");
     expect_plan(EXAMPLE " --auto --compare --device-memory 1GiB", 2, "one at a time");

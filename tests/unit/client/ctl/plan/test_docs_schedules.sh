@@ -5,6 +5,7 @@ set -euo pipefail
 bin=$(cd "$1" && pwd)
 cd "$(dirname "$0")/../../../../.."
 export PATH="$bin:$PATH"
+export XDG_CACHE_HOME=/nowhere # no rates of whoever runs this: no seconds
 page=docs/schedules.md
 made=$(mktemp)
 trap 'rm -f "$made"' EXIT
