@@ -10,6 +10,7 @@
 #   attach    a fresh worker's first forward on a warm model, beside loading a file
 #   checkpoint  step time while checkpoints are saved; restoring beside attaching
 #   status    step time while ten clients read /status and /metrics, over the same unwatched
+#   plan      step time that `shardctl plan` predicts, beside the measured one
 #   control   requests per second and latency of one daemon with 1, 8 and 64 sessions
 #
 # Each prints medians with spread and its parameters; --json: one object a line,
@@ -34,6 +35,7 @@ update) targets=(bench_update) && command=("$bin/bench_update") ;;
 step | elastic) targets=(shardd shardctl shd-gpt) && script bench_step.py "$what" ;;
 recompute) targets=(shd-gpt) && script bench_step.py "$what" ;;
 policies) targets=(shardd shardctl shd-gpt) && script bench_policies.py ;;
+plan) targets=(shardd shardctl shd-gpt) && script bench_plan.py ;;
 checkpoint) targets=(shardd shardctl shd-gpt shd) && script bench_checkpoint.py ;;
 status) targets=(shardd shd-gpt) && script bench_status.py ;;
 control) targets=(shardd bench_control) && command=("$bin/bench_control") ;;
@@ -47,7 +49,7 @@ attach)
     ;;
 *)
     usage >&2
-    say "unknown benchmark '$what'; known: update, step, policies, elastic, control, recompute, attach, checkpoint, status"
+    say "unknown benchmark '$what'; known: update, step, policies, plan, elastic, control, recompute, attach, checkpoint, status"
     exit 2
     ;;
 esac
