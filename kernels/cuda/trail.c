@@ -10,6 +10,7 @@
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
+#include "proto/share/owner_bytes.h"
 #include "proto/spec/layout.h"
 
 /* The layout outlives the program that made it. */
@@ -21,6 +22,11 @@ _Static_assert(CUDA_CHUNK_TILES <= 64, "a bit per tile");
 _Static_assert(CUDA_BLOCK_ELEMS == SHD_BLOCK_ELEMS, "blocks are those of the layout");
 _Static_assert(CUDA_BLOCK_ELEMS == CUDA_TILE_ELEMS, "accumulate sums a tile as a block");
 _Static_assert(sizeof(struct kern_run) == 24, "runs on either side of the driver");
+
+/* What others predict by (proto/share/owner_bytes.h). */
+_Static_assert(CUDA_TRAIL_CHUNKS_AT == GPU_TRAIL_BYTES, "the trail's size is foreseen");
+_Static_assert(sizeof(struct cuda_chunk) == GPU_TRAIL_CHUNK_BYTES, "a chunk's size is foreseen");
+_Static_assert(CUDA_FLIGHT *CUDA_STAGE_BYTES == GPU_STAGING_BYTES, "staging is foreseen");
 
 #define TILE_BYTES (CUDA_TILE_ELEMS * sizeof(float))
 

@@ -54,3 +54,20 @@ struct owner_bytes owner_bytes(const struct shardmap *map, const struct owner_as
     b.all = b.state + b.ledger + b.publish + b.board + b.inbox + b.spare;
     return b;
 }
+
+struct owner_gpu_bytes owner_gpu_bytes(const struct shardmap *map, const struct owner_ask *ask)
+{
+    const uint64_t trail = layout_align(GPU_TRAIL_BYTES + chunk_count(map) * GPU_TRAIL_CHUNK_BYTES,
+                                        PART_ALIGN);
+    const uint64_t state = layout_align(shardmap_state_bytes(map) + trail, SHD_PAGE_BYTES);
+    const uint64_t inbox = ask->slots > 0 ? shardmap_inbox_bytes(map, ask->slots) : 0;
+    struct owner_gpu_bytes b = {
+        .state = layout_align(state, GPU_GRANULE_BYTES),
+        .publish = layout_align(shardmap_publish_bytes(map), GPU_GRANULE_BYTES),
+        .inbox = ask->sessions * layout_align(inbox, GPU_GRANULE_BYTES),
+        .staging = GPU_STAGING_BYTES,
+    };
+    b.spare = ask->keeper ? b.publish : 0;
+    b.all = b.state + b.publish + b.inbox + b.spare + b.staging;
+    return b;
+}

@@ -1,8 +1,8 @@
 /* The memory that an owner needs for a model, segment by segment: the one function of it, which the
  * daemon admits by, `shardctl plan` predicts by, and /status agrees with to the byte.
  *
- * Of owners in host memory. A device's segments are rounded up to its granules, and its trail (kept
- * in the state) comes on top. Pure.
+ * owner_bytes() is of owners in host memory. Of one on a GPU owner_gpu_bytes() says what lies on
+ * the GPU; ledger and board are the host's there, too. Pure.
  */
 #ifndef SHD_OWNER_BYTES_H
 #define SHD_OWNER_BYTES_H
@@ -29,6 +29,32 @@ struct owner_bytes {
 };
 
 struct owner_bytes owner_bytes(const struct shardmap *map, const struct owner_ask *ask);
+
+/* What the driver hands out memory by: its answer on all GPUs so far
+ * (cuMemGetAllocationGranularity; daemons go by the answer). */
+#define GPU_GRANULE_BYTES (UINT64_C(2) << 20)
+
+/* Of each process, and of each device that one has opened, for parts of work in flight
+ * (kernels/cuda/device.h: CUDA_FLIGHT of CUDA_STAGE_BYTES; checked in trail.c). */
+#define GPU_STAGING_BYTES (UINT64_C(16) << 20)
+
+/* Of each process: the driver's own, code and stacks of kernels. It differs by GPU and driver, some
+ * hundred MB (nvidia-smi shows it); this is to be on the safe side. */
+#define GPU_CONTEXT_BYTES (UINT64_C(512) << 20)
+
+/* Of the trail behind a state's arrays, but for chunks (kernels/cuda/args.h, checked in trail.c).
+ */
+#define GPU_TRAIL_BYTES       UINT64_C(31621120)
+#define GPU_TRAIL_CHUNK_BYTES UINT64_C(16)
+
+struct owner_gpu_bytes {
+    uint64_t state, publish, inbox; /* in granules, as /status has them */
+    uint64_t spare;                 /* a second publish, of a successor beside workers that read */
+    uint64_t staging;
+    uint64_t all; /* of these; the context comes on top */
+};
+
+struct owner_gpu_bytes owner_gpu_bytes(const struct shardmap *map, const struct owner_ask *ask);
 
 /* The ledger, whole pages (daemon/core/ledger.h lays it out). */
 uint64_t owner_ledger_bytes(const struct shardmap *map, const struct owner_ask *ask);

@@ -6,6 +6,10 @@
  */
 #include <sys/wait.h>
 
+#include <jansson.h>
+
+#include "client/shd.h"
+#include "proto/share/owner_bytes.h"
 #include "tests/cuda/hand_worker.h"
 #include "tests/cuda/shim_cuda.h"
 #include "tests/lib/fixture.h"
@@ -356,6 +360,110 @@ TEST(status_names_the_gpu)
     EXPECT_HAS(reply.body, "\"isa\":\"cuda\"");
     free(reply.text);
     fixture_stop(&daemons);
+}
+
+/* -- Its memory -----------------------------------------------------------------------------------
+ */
+
+static uint64_t bytes_at(const json_t *bytes, const char *kind)
+{
+    const json_t *v = json_object_get(bytes, kind);
+    EXPECT(json_is_integer(v));
+    return (uint64_t)json_integer_value(v);
+}
+
+/* /status of a daemon with one model, and what is foreseen of it (owner_bytes.h). */
+static void expect_foreseen(const char *text, uint32_t slots)
+{
+    struct shd_err e = { 0 };
+    struct spec *spec;
+    struct shardmap *map;
+    EXPECT_OK(spec_parse(text, strlen(text), &spec, &e), &e);
+    EXPECT_OK(shardmap_new(spec, 0, 1, &map, &e), &e);
+    const struct owner_ask ask = { .sessions = 1, .slots = slots };
+    const struct owner_gpu_bytes want = owner_gpu_bytes(map, &ask);
+    shardmap_free(map);
+    spec_free(spec);
+    const struct http_reply reply = http_get(&daemons, 0, "/status");
+    json_t *root = json_loads(reply.body, 0, NULL);
+    const json_t *model = json_array_get(json_object_get(root, "models"), 0);
+    const json_t *bytes = json_object_get(model, "bytes");
+    EXPECT_EQ(bytes_at(bytes, "state"), want.state);
+    EXPECT_EQ(bytes_at(bytes, "publish"), want.publish);
+    EXPECT_EQ(bytes_at(bytes, "inbox"), want.inbox);
+    EXPECT_EQ(bytes_at(bytes, "spare"), want.spare);
+    EXPECT_EQ(want.all, want.state + want.publish + want.inbox + GPU_STAGING_BYTES);
+    json_decref(root);
+    free(reply.text);
+}
+
+/* A worker that has slots, until it is killed; in a process of its own, for it starts the driver.
+ */
+static void have_slots(const char *text, uint32_t slots, int ready)
+{
+    char address[300];
+    shd_session *s;
+    shd_model *m;
+    float *grad;
+    snprintf(address, sizeof address, "%s?gpu0", daemons.dir);
+    const struct shd_options options = {
+        .size = sizeof options, .address = address, .name = "test", .slots = slots
+    };
+    MUST_OK(shd_connect(&options, &s, &e));
+    MUST_OK(shd_model_open(s, text, &m, &e));
+    MUST_OK(shd_grad(m, 0, 0, &grad, &e)); /* from here on it has them */
+    MUST(write(ready, "", 1) == 1);
+    for (;;)
+        pause();
+}
+
+static void open_and_look(const char *text, uint32_t slots)
+{
+    int ends[2];
+    char byte;
+    CHECK(pipe(ends) == 0);
+    use_devices(one_gpu, 1);
+    fixture_start(&daemons, 1, NULL);
+    const pid_t pid = test_fork();
+    if (pid == 0)
+        have_slots(text, slots, ends[1]);
+    close(ends[1]);
+    const ssize_t got = read(ends[0], &byte, 1);
+    close(ends[0]);
+    if (got == 1)
+        expect_foreseen(text, slots);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    EXPECT_EQ(got, 1);
+    fixture_stop(&daemons);
+}
+
+TEST(memory_is_what_plans_foresee)
+{
+    open_and_look(adamw, 1);
+    open_and_look(sgd, 3);
+    open_and_look(
+        "{\"name\":\"large\",\"micro_batches\":1,\"optimizer\":{\"kind\":\"lion\"},"
+        "\"units\":[{\"name\":\"u\",\"tensors\":[{\"name\":\"w\",\"shape\":[3000001]}]}]}",
+        2);
+}
+
+/* What a device that is opened takes before anything is asked of it. */
+TEST(staging_is_what_plans_foresee)
+{
+    NEEDS_SHIM();
+    const pid_t pid = test_fork();
+    if (pid == 0) {
+        struct kern *first, *second;
+        MUST_OK(kern_cuda_new(0, &first, &e));
+        const uint64_t before = first->ops->available(first);
+        MUST_OK(kern_cuda_new(0, &second, &e));
+        MUST(before - first->ops->available(first) == GPU_STAGING_BYTES);
+        _exit(0);
+    }
+    int status = 0;
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT_EQ(status, 0);
 }
 
 TEST_MAIN()

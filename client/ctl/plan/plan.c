@@ -11,6 +11,7 @@
 #include "client/ctl/base/verb.h"
 #include "client/ctl/plan/calibrate.h"
 #include "client/ctl/plan/peers.h"
+#include "client/ctl/plan/plan_auto.h"
 #include "client/ctl/plan/plan_clock.h"
 #include "client/ctl/plan/plan_show.h"
 #include "client/ctl/plan/plan_source.h"
@@ -58,222 +59,10 @@ static const char plan_more[] = VERB_WHERE
     "exit code 1: the model or --rates cannot be read, or the policy is refused (the text has "
     "the\nnumbers)\n";
 
-/* -- The choice of a strategy for a given memory ---------------------------------------------- */
-
-/* --auto: the decision tree of the field, asked in order with the figures of this
- * model. The first yes decides: each further step holds less in a worker and moves more bytes.
- *
- *   1. everything on one device             a single owner and a whole copy: zero1
- *   2. optimizer state shared out           the worker holds parameters and all gradients: zero1
- *   3. gradients handed over as they come   the worker holds parameters and one gradient: zero1
- *   4. parameters freed as they come        as backward goes on, gradients replace them: zero2
- *   5. parameters shared out as well        zero3 with one unit ahead, then without
- *   6. not one unit                         refused, with what would do
- *
- * ddp is never the answer: with optimizer state at the owners in any case, zero1 moves as much and
- * holds no more.
- */
-
-static const struct question {
-    const char *text;
-    enum plan_strategy held; /* what a worker would hold is taken from a plan of this */
-    bool one_owner;
-    enum plan_strategy strategy; /* chosen when the answer is yes, with so many units ahead */
-    uint32_t ahead;
-} questions[] = {
-    { "everything on one device: state, parameters, gradients", PLAN_DDP, true, PLAN_ZERO1, 1 },
-    { "optimizer state shared out, parameters and gradients whole", PLAN_DDP, false, PLAN_ZERO1,
-      1 },
-    { "gradients handed over unit by unit, parameters whole", PLAN_ZERO1, false, PLAN_ZERO1, 1 },
-    { "each unit's parameters freed after its backward", PLAN_ZERO2, false, PLAN_ZERO2, 1 },
-    { "parameters shared out as well, one unit ahead", PLAN_ZERO3, false, PLAN_ZERO3, 1 },
-    { "the same without prefetch", PLAN_ZERO3, false, PLAN_ZERO3, 0 },
-};
-
-static enum plan_backward_prefetch prefetch_of(const struct question *q)
-{
-    return q->ahead > 0 ? PLAN_PREFETCH_PRE : PLAN_PREFETCH_NONE;
-}
-
-struct answer {
-    uint64_t worker_bytes, owner_bytes, need_bytes;
-    uint32_t slots; /* that each worker has at each owner */
-    bool fits;
-};
-
-static int try_question(const struct spec *spec, const struct plan_ask *ask,
-                        const struct question *q, struct answer *ret_answer, struct shd_err *e)
-{
-    const struct plan_policy held = { .strategy = q->held,
-                                      .forward_prefetch = q->ahead,
-                                      .backward_prefetch = prefetch_of(q) };
-    struct plan_owners owners = { .total_bytes = 0 };
-    struct plan plan;
-    int r = plan_build(spec, &held, /* trace= */ NULL, ask->micros, &plan, e);
-    if (r != SHD_OK)
-        return r;
-    struct answer a = { .worker_bytes = plan.cost.live_bytes_max,
-                        .slots = plan_slots(spec, &held, &plan) };
-    plan_free(&plan);
-    if (!ask->offload || q->one_owner)
-        r = plan_owners(spec, q->one_owner ? 1 : ask->daemons, ask->workers, a.slots, &owners, e);
-    if (r != SHD_OK)
-        return r;
-    a.owner_bytes = owners.max.all;
-    a.need_bytes = a.worker_bytes + a.owner_bytes + ask->activation_bytes;
-    a.fits = a.need_bytes <= ask->device_bytes;
-    *ret_answer = a;
-    return SHD_OK;
-}
-
-static void say(const struct plan_ask *ask, const struct question *q, const struct answer *a,
-                FILE *out)
-{
-    char worker[TEXT_BYTES], owner[TEXT_BYTES], rest[TEXT_BYTES];
-    char need[TEXT_BYTES];
-    if (out == NULL)
-        return;
-    fprintf(out, "  %-4s %s?\n       worker %s + owner %s", a->fits ? "yes" : "no", q->text,
-            text_size(a->worker_bytes, worker), text_size(a->owner_bytes, owner));
-    if (ask->activation_bytes > 0)
-        fprintf(out, " + activations %s", text_size(ask->activation_bytes, rest));
-    fprintf(out, " = %s\n", text_size(a->need_bytes, need));
-}
-
-static json_t *json_answer(const struct question *q, const struct answer *a)
-{
-    return json_pack("{s:s, s:I, s:I, s:I, s:b}", "question", q->text, "worker_bytes",
-                     (json_int_t)a->worker_bytes, "owner_bytes", (json_int_t)a->owner_bytes,
-                     "need_bytes", (json_int_t)a->need_bytes, "fits", (int)a->fits);
-}
-
-/* What the last question would need with so many daemons. */
-static int need_with(const struct spec *spec, const struct plan_ask *ask, const struct answer *last,
-                     uint32_t daemons, uint64_t *ret_bytes, struct shd_err *e)
-{
-    struct plan_owners o = { .total_bytes = 0 };
-    const int r = ask->offload ? SHD_OK
-                               : plan_owners(spec, daemons, ask->workers, last->slots, &o, e);
-    *ret_bytes = last->worker_bytes + ask->activation_bytes + o.max.all;
-    return r;
-}
-
-/* The fewest daemons with which the last question gets a yes; 0: no number will do, and *ret_floor
- * is what it needs with the most there may be. */
-static int enough_daemons(const struct spec *spec, const struct plan_ask *ask,
-                          const struct answer *last, uint32_t *ret_daemons, uint64_t *ret_floor,
-                          struct shd_err *e)
-{
-    uint32_t low = ask->daemons, high = SHD_OWNERS_MAX;
-    *ret_daemons = 0;
-    int r = need_with(spec, ask, last, high, ret_floor, e);
-    if (r != SHD_OK || *ret_floor > ask->device_bytes)
-        return r;
-    while (low <= high) { /* an owner's share shrinks as daemons are added */
-        const uint32_t middle = low + (high - low) / 2;
-        uint64_t need;
-        r = need_with(spec, ask, last, middle, &need, e);
-        if (r != SHD_OK)
-            return r;
-        const bool fits = need <= ask->device_bytes;
-        *ret_daemons = fits ? middle : *ret_daemons;
-        low = fits ? low : middle + 1;
-        high = fits ? middle - 1 : high;
-    }
-    return SHD_OK;
-}
-
-/* Of the unit that needs most by itself. */
-static uint32_t largest_unit(const struct spec *spec)
-{
-    uint32_t largest = 0;
-    for (uint32_t u = 1; u < spec->unit_count; u++)
-        if (plan_unit_param_bytes(spec, u) > plan_unit_param_bytes(spec, largest))
-            largest = u;
-    return largest;
-}
-
-static int refuse(const struct spec *spec, const struct plan_ask *ask, const struct answer *last,
-                  struct shd_err *e)
-{
-    char need[TEXT_BYTES], have[TEXT_BYTES], unit[TEXT_BYTES], least[TEXT_BYTES];
-    uint32_t daemons;
-    uint64_t floor_bytes;
-    const int r = enough_daemons(spec, ask, last, &daemons, &floor_bytes, e);
-    if (r != SHD_OK)
-        return r;
-    const uint32_t largest = largest_unit(spec);
-    text_size(last->need_bytes, need);
-    text_size(ask->device_bytes, have);
-    if (daemons > 0)
-        return err_set(e, SHD_ERANGE,
-                       "a device of %s is too small: zero3 without prefetch needs %s; %" PRIu32
-                       " daemons instead of %" PRIu32 " would do, or --offload (owners in host "
-                       "memory)",
-                       have, need, daemons, ask->daemons);
-    return err_set(e, SHD_ERANGE,
-                   "a device of %s is too small: zero3 without prefetch needs %s, and %s with %u "
-                   "daemons; the largest unit, %" PRIu32 " '%.40s', has %s: cut it into smaller "
-                   "ones",
-                   have, need, text_size(floor_bytes, least), SHD_OWNERS_MAX, largest,
-                   spec->units[largest].name,
-                   text_size(plan_unit_param_bytes(spec, largest), unit));
-}
-
-static void adopt(struct plan_ask *ask, const struct question *q, FILE *out)
-{
-    ask->policy.strategy = q->strategy;
-    ask->policy.forward_prefetch = q->ahead;
-    ask->policy.backward_prefetch = prefetch_of(q);
-    if (out != NULL)
-        fprintf(out, "\n  so: --strategy %s --prefetch %s --forward-prefetch %" PRIu32 "\n\n",
-                plan_strategy_name(q->strategy), plan_prefetch_name(prefetch_of(q)), q->ahead);
-}
-
-/* Choose ask->policy for ask->device_bytes and say why on out (NULL: do not). *ret_json tells the
- * same. SHD_ERANGE: nothing fits; the text has the numbers. */
-static int plan_auto(const struct spec *spec, struct plan_ask *ask, FILE *out, json_t **ret_json,
-                     struct shd_err *e)
-{
-    char have[TEXT_BYTES];
-    json_t *steps = json_array();
-    struct answer a = { 0 };
-    int r = SHD_OK;
-    size_t i = 0;
-    if (out != NULL)
-        fprintf(out,
-                "which strategy fits %s a device, %" PRIu32 " worker%s, %" PRIu32 " daemon%s%s?\n",
-                text_size(ask->device_bytes, have), ask->workers, ask->workers == 1 ? "" : "s",
-                ask->daemons, ask->daemons == 1 ? "" : "s",
-                ask->offload ? " in host memory" : " on the same devices");
-    for (; i < ARRAY_SIZE(questions); i++) {
-        r = try_question(spec, ask, &questions[i], &a, e);
-        if (r != SHD_OK)
-            break;
-        say(ask, &questions[i], &a, out);
-        json_array_append_new(steps, json_answer(&questions[i], &a));
-        if (a.fits)
-            break;
-    }
-    if (r == SHD_OK && !a.fits)
-        r = refuse(spec, ask, &a, e);
-    if (r != SHD_OK) {
-        json_decref(steps);
-        return r;
-    }
-    if (out != NULL && ask->activation_bytes == 0)
-        fprintf(out,
-                "       activations are not counted: --activations; nor are a GPU's contexts\n");
-    adopt(ask, &questions[i], out);
-    *ret_json = json_pack("{s:I, s:I, s:o}", "device_bytes", (json_int_t)ask->device_bytes,
-                          "activation_bytes", (json_int_t)ask->activation_bytes, "steps", steps);
-    return SHD_OK;
-}
-
 /* -- The verb --------------------------------------------------------------------------------- */
 
 struct words { /* flags that are parsed further */
-    const char *strategy, *prefetch, *grad_dtype, *path;
+    const char *strategy, *prefetch, *grad_dtype, *path, *device;
     const char *deepspeed, *fsdp; /* a peer's configuration, or NULL */
     bool as_json, compare, automatic, calibrate;
 };
@@ -306,9 +95,18 @@ static int parse_words(const struct words *w, struct plan_ask *ask, struct shd_e
         return err_set(e, SHD_EINVAL, "--compare and --auto: one at a time");
     if (w->automatic && ask->device_bytes == 0)
         return err_set(e, SHD_EINVAL, "--auto needs --device-memory BYTES, as 24GiB");
-    if (!w->automatic && (ask->device_bytes > 0 || ask->activation_bytes > 0 || ask->offload))
+    if (!w->automatic && (ask->device_bytes > 0 || ask->activation_bytes > 0 || ask->offload ||
+                          w->device != NULL || ask->context_bytes > 0))
         return err_set(e, SHD_EINVAL,
-                       "--device-memory, --activations and --offload are questions to --auto");
+                       "--device-memory, --device, --context, --activations and --offload are "
+                       "questions to --auto");
+    ask->on_gpu = w->device == NULL || strcmp(w->device, "gpu") == 0;
+    if (!ask->on_gpu && strcmp(w->device, "host") != 0)
+        return err_set(e, SHD_EINVAL, "--device is '%s', must be gpu or host", w->device);
+    if (!ask->on_gpu && ask->context_bytes > 0)
+        return err_set(e, SHD_EINVAL, "--context is of a GPU: not with --device host");
+    if (ask->context_bytes == 0)
+        ask->context_bytes = GPU_CONTEXT_BYTES;
     return SHD_OK;
 }
 
@@ -467,6 +265,9 @@ int verb_plan(int argc, char **argv)
         { "auto", 0, FLAG_BOOL, NULL, "choose a strategy for --device-memory and say why",
           &w.automatic, 0, 0 },
         { "device-memory", 0, FLAG_BYTES, "B", "of one device, as 24GiB", &ask.device_bytes, 0, 0 },
+        { "device", 0, FLAG_STRING, "D", "that this is of: gpu or host (gpu)", &w.device, 0, 0 },
+        { "context", 0, FLAG_BYTES, "B", "of a GPU's, for each process on it (512MiB)",
+          &ask.context_bytes, 0, 0 },
         { "activations", 0, FLAG_BYTES, "B", "of it, kept for activations (0)",
           &ask.activation_bytes, 0, 0 },
         { "offload", 0, FLAG_BOOL, NULL, "daemons are in host memory, not on the devices",

@@ -38,10 +38,13 @@ int plan_owners(const struct spec *spec, uint32_t daemons, uint32_t workers, uin
         if (r != SHD_OK)
             return r;
         const struct owner_bytes b = owner_bytes(map, &ask);
+        const struct owner_gpu_bytes on_gpu = owner_gpu_bytes(map, &ask);
         shardmap_free(map);
         o.total_bytes += b.all;
         if (b.all > o.max.all)
             o.max = b;
+        if (on_gpu.all > o.gpu_max.all)
+            o.gpu_max = on_gpu;
     }
     *ret_owners = o;
     return SHD_OK;

@@ -16,8 +16,9 @@
 struct plan_clock;
 
 struct plan_owners {
-    struct owner_bytes max; /* of the daemon that holds most */
-    uint64_t total_bytes;   /* of all, what each holds */
+    struct owner_bytes max;         /* of the daemon that holds most */
+    struct owner_gpu_bytes gpu_max; /* likewise, were they on GPUs */
+    uint64_t total_bytes;           /* of all, what each holds */
 };
 
 /* The memory of `daemons` owners that `workers` train on, with so many slots each (0: with none

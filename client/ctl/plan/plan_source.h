@@ -22,7 +22,9 @@ struct plan_ask {
     uint32_t workers, daemons;
     struct plan_policy policy;
     uint64_t device_bytes, activation_bytes;
+    uint64_t context_bytes; /* of each process on a GPU */
     bool offload;
+    bool on_gpu;       /* what device_bytes are of */
     const char *rates; /* a file of rates.h; NULL: the usual one */
     double compute_s;  /* of a micro-batch, all units; 0: not given */
     uint32_t threads;  /* of each daemon; 0: as `shardctl run` gives */

@@ -130,17 +130,21 @@ TEST(compare_puts_all_strategies_side_by_side)
 
 TEST(auto_walks_the_tree)
 {
-    expect_plan(EXAMPLE " --auto --device-memory 58MiB", 0, "so: --strategy zero1");
-    expect_plan(EXAMPLE " --auto --device-memory 40MiB --workers 2", 0, "so: --strategy zero1");
-    expect_plan(EXAMPLE " --auto --device-memory 28.95MiB --workers 2", 0, "so: --strategy zero1");
-    expect_plan(EXAMPLE " --auto --device-memory 28.45MiB --workers 2", 0, "so: --strategy zero2");
-    expect_plan(EXAMPLE " --auto --device-memory 27MiB --workers 2", 0,
+    expect_plan(EXAMPLE " --auto --device host --device-memory 58MiB", 0, "so: --strategy zero1");
+    expect_plan(EXAMPLE " --auto --device host --device-memory 40MiB --workers 2", 0,
+                "so: --strategy zero1");
+    expect_plan(EXAMPLE " --auto --device host --device-memory 28.95MiB --workers 2", 0,
+                "so: --strategy zero1");
+    expect_plan(EXAMPLE " --auto --device host --device-memory 28.45MiB --workers 2", 0,
+                "so: --strategy zero2");
+    expect_plan(EXAMPLE " --auto --device host --device-memory 27MiB --workers 2", 0,
                 "so: --strategy zero3 --prefetch pre --forward-prefetch 1");
-    expect_plan(EXAMPLE " --auto --device-memory 26MiB --workers 2", 0,
+    expect_plan(EXAMPLE " --auto --device host --device-memory 26MiB --workers 2", 0,
                 "so: --strategy zero3 --prefetch none --forward-prefetch 0");
-    expect_plan(EXAMPLE " --auto --device-memory 4MiB --offload --activations 1MiB", 0,
-                "so: --strategy zero3 --prefetch pre");
-    json_t *root = plan_json(EXAMPLE " --auto --device-memory 27MiB --workers 2 --json");
+    expect_plan(EXAMPLE " --auto --device host --device-memory 4MiB --offload --activations 1MiB",
+                0, "so: --strategy zero3 --prefetch pre");
+    json_t *root = plan_json(EXAMPLE
+                             " --auto --device host --device-memory 27MiB --workers 2 --json");
     const json_t *steps = json_object_get(json_object_get(root, "auto"), "steps");
     EXPECT_EQ(json_array_size(steps), 5);
     EXPECT(json_is_true(json_object_get(json_array_get(steps, 4), "fits")));
@@ -149,16 +153,42 @@ TEST(auto_walks_the_tree)
 
 TEST(auto_refuses_with_what_would_do)
 {
-    expect_plan(EXAMPLE " --auto --device-memory 12MiB --workers 2", 1,
+    expect_plan(EXAMPLE " --auto --device host --device-memory 12MiB --workers 2", 1,
                 "a device of 12.0 MiB is too small: zero3 without prefetch needs 25.9 MiB; 16 "
                 "daemons instead of 2 would do");
-    expect_plan(EXAMPLE " --auto --device-memory 12MiB --workers 2 --daemons 16", 0, "so: ");
+    expect_plan(EXAMPLE " --auto --device host --device-memory 12MiB --workers 2 --daemons 16", 0,
+                "so: ");
     expect_plan(
-        EXAMPLE " --auto --device-memory 1MiB --workers 2", 1,
+        EXAMPLE " --auto --device host --device-memory 1MiB --workers 2", 1,
         "needs 25.9 MiB, and 10.2 MiB with 1024 daemons; the largest unit, 1 'h.0', has 1.0 "
         "MiB: cut it into smaller ones");
-    expect_plan(EXAMPLE " --auto --device-memory 10.1MiB --workers 2", 1, "with 1024 daemons");
-    expect_plan(EXAMPLE " --auto --device-memory 10.3MiB --workers 2", 1, " daemons instead of 2");
+    expect_plan(EXAMPLE " --auto --device host --device-memory 10.1MiB --workers 2", 1,
+                "with 1024 daemons");
+    expect_plan(EXAMPLE " --auto --device host --device-memory 10.3MiB --workers 2", 1,
+                " daemons instead of 2");
+}
+
+/* On a GPU each process has a context and staging memory, and segments come in granules. */
+TEST(auto_counts_what_a_gpu_takes)
+{
+    json_t *root = plan_json(EXAMPLE " --auto --device-memory 24GiB --json --context 300MiB");
+    const json_t *step = json_array_get(json_object_get(json_object_get(root, "auto"), "steps"), 0);
+    const long long mib = 1 << 20;
+    const long long owner = json_integer_value(json_object_get(step, "owner_bytes"));
+    EXPECT_EQ(json_integer_value(json_object_get(step, "gpu_bytes")), 2 * (300 + 16) * mib);
+    EXPECT_EQ(owner % (2 * mib), 0); /* state and trail, twice published, inbox */
+    EXPECT(owner >= (16 + 30 + 2 * 4 + 2) * mib && owner <= (16 + 30 + 2 * 4 + 2 + 8) * mib);
+    json_decref(root);
+    expect_plan(EXAMPLE " --auto --device-memory 1GiB", 1,
+                "a device of 1.0 GiB is too small: zero3 without prefetch needs 1.1 GiB");
+    EXPECT_HAS(output, " + contexts 1.0 GiB = ");
+    expect_plan(EXAMPLE " --auto --device-memory 1GiB --offload", 0,
+                "worker 8.0 MiB + owner 0 B + contexts 544 MiB = 552 MiB");
+    expect_plan(EXAMPLE " --auto --device-memory 1GiB --context 100MiB", 0, "so: --strategy zero1");
+    EXPECT_HAS(output, "nor are NCCL's buffers: --context");
+    expect_plan(EXAMPLE " --auto --device-memory 1GiB --device tpu", 2, "must be gpu or host");
+    expect_plan(EXAMPLE " --auto --device-memory 1GiB --device host --context 1MiB", 2, "of a GPU");
+    expect_plan(EXAMPLE " --context 1MiB", 2, "are questions to --auto");
 }
 
 /* The units of an open model, read from its daemons, and the owners' memory as they are. */

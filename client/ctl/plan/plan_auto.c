@@ -1,0 +1,240 @@
+/* See plan_auto.h. */
+#include "client/ctl/plan/plan_auto.h"
+
+#include <inttypes.h>
+
+#include "client/ctl/base/text.h"
+#include "client/ctl/plan/plan_show.h"
+#include "client/plan/plan_cost.h"
+#include "proto/base/check.h"
+#include "proto/spec/layout.h"
+
+/* --auto: the decision tree of the field, asked in order with the figures of this
+ * model. The first yes decides: each further step holds less in a worker and moves more bytes.
+ *
+ *   1. everything on one device             a single owner and a whole copy: zero1
+ *   2. optimizer state shared out           the worker holds parameters and all gradients: zero1
+ *   3. gradients handed over as they come   the worker holds parameters and one gradient: zero1
+ *   4. parameters freed as they come        as backward goes on, gradients replace them: zero2
+ *   5. parameters shared out as well        zero3 with one unit ahead, then without
+ *   6. not one unit                         refused, with what would do
+ *
+ * ddp is never the answer: with optimizer state at the owners in any case, zero1 moves as much and
+ * holds no more.
+ */
+
+static const struct question {
+    const char *text;
+    enum plan_strategy held; /* what a worker would hold is taken from a plan of this */
+    bool one_owner;
+    enum plan_strategy strategy; /* chosen when the answer is yes, with so many units ahead */
+    uint32_t ahead;
+} questions[] = {
+    { "everything on one device: state, parameters, gradients", PLAN_DDP, true, PLAN_ZERO1, 1 },
+    { "optimizer state shared out, parameters and gradients whole", PLAN_DDP, false, PLAN_ZERO1,
+      1 },
+    { "gradients handed over unit by unit, parameters whole", PLAN_ZERO1, false, PLAN_ZERO1, 1 },
+    { "each unit's parameters freed after its backward", PLAN_ZERO2, false, PLAN_ZERO2, 1 },
+    { "parameters shared out as well, one unit ahead", PLAN_ZERO3, false, PLAN_ZERO3, 1 },
+    { "the same without prefetch", PLAN_ZERO3, false, PLAN_ZERO3, 0 },
+};
+
+static enum plan_backward_prefetch prefetch_of(const struct question *q)
+{
+    return q->ahead > 0 ? PLAN_PREFETCH_PRE : PLAN_PREFETCH_NONE;
+}
+
+struct answer {
+    uint64_t worker_bytes, owner_bytes, gpu_bytes, need_bytes;
+    uint32_t slots; /* that each worker has at each owner */
+    bool fits;
+};
+
+/* What each process on a GPU takes there before anything is trained. A worker that reads in place
+ * opens the GPU once, one that copies a second time, for its transfer thread. */
+static uint64_t gpu_bytes(const struct plan_ask *ask, bool one_owner)
+{
+    if (!ask->on_gpu)
+        return 0;
+    const bool has_owner = one_owner || !ask->offload;
+    const uint64_t worker = ask->context_bytes + (one_owner ? 1 : 2) * GPU_STAGING_BYTES;
+    return worker + (has_owner ? ask->context_bytes + GPU_STAGING_BYTES : 0);
+}
+
+/* Of the owner that holds most, on the device: its staging is with the context. */
+static uint64_t owner_bytes_of(const struct plan_ask *ask, const struct plan_owners *o)
+{
+    return ask->on_gpu ? o->gpu_max.all - o->gpu_max.staging : o->max.all;
+}
+
+static int try_question(const struct spec *spec, const struct plan_ask *ask,
+                        const struct question *q, struct answer *ret_answer, struct shd_err *e)
+{
+    const struct plan_policy held = { .strategy = q->held,
+                                      .forward_prefetch = q->ahead,
+                                      .backward_prefetch = prefetch_of(q) };
+    struct plan_owners owners = { .total_bytes = 0 };
+    struct plan plan;
+    int r = plan_build(spec, &held, /* trace= */ NULL, ask->micros, &plan, e);
+    if (r != SHD_OK)
+        return r;
+    struct answer a = { .worker_bytes = plan.cost.live_bytes_max,
+                        .slots = plan_slots(spec, &held, &plan) };
+    plan_free(&plan);
+    if (!ask->offload || q->one_owner)
+        r = plan_owners(spec, q->one_owner ? 1 : ask->daemons, ask->workers, a.slots, &owners, e);
+    if (r != SHD_OK)
+        return r;
+    a.owner_bytes = ask->offload && !q->one_owner ? 0 : owner_bytes_of(ask, &owners);
+    a.gpu_bytes = gpu_bytes(ask, q->one_owner);
+    a.need_bytes = a.worker_bytes + a.owner_bytes + a.gpu_bytes + ask->activation_bytes;
+    a.fits = a.need_bytes <= ask->device_bytes;
+    *ret_answer = a;
+    return SHD_OK;
+}
+
+static void say(const struct plan_ask *ask, const struct question *q, const struct answer *a,
+                FILE *out)
+{
+    char worker[TEXT_BYTES], owner[TEXT_BYTES], rest[TEXT_BYTES];
+    char need[TEXT_BYTES];
+    if (out == NULL)
+        return;
+    fprintf(out, "  %-4s %s?\n       worker %s + owner %s", a->fits ? "yes" : "no", q->text,
+            text_size(a->worker_bytes, worker), text_size(a->owner_bytes, owner));
+    if (ask->activation_bytes > 0)
+        fprintf(out, " + activations %s", text_size(ask->activation_bytes, rest));
+    if (a->gpu_bytes > 0)
+        fprintf(out, " + contexts %s", text_size(a->gpu_bytes, rest));
+    fprintf(out, " = %s\n", text_size(a->need_bytes, need));
+}
+
+static json_t *json_answer(const struct question *q, const struct answer *a)
+{
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:b}", "question", q->text, "worker_bytes",
+                     (json_int_t)a->worker_bytes, "owner_bytes", (json_int_t)a->owner_bytes,
+                     "gpu_bytes", (json_int_t)a->gpu_bytes, "need_bytes", (json_int_t)a->need_bytes,
+                     "fits", (int)a->fits);
+}
+
+/* What the last question would need with so many daemons. */
+static int need_with(const struct spec *spec, const struct plan_ask *ask, const struct answer *last,
+                     uint32_t daemons, uint64_t *ret_bytes, struct shd_err *e)
+{
+    struct plan_owners o = { .total_bytes = 0 };
+    const int r = ask->offload ? SHD_OK
+                               : plan_owners(spec, daemons, ask->workers, last->slots, &o, e);
+    *ret_bytes = last->worker_bytes + ask->activation_bytes + last->gpu_bytes +
+                 (r == SHD_OK && !ask->offload ? owner_bytes_of(ask, &o) : 0);
+    return r;
+}
+
+/* The fewest daemons with which the last question gets a yes; 0: no number will do, and *ret_floor
+ * is what it needs with the most there may be. */
+static int enough_daemons(const struct spec *spec, const struct plan_ask *ask,
+                          const struct answer *last, uint32_t *ret_daemons, uint64_t *ret_floor,
+                          struct shd_err *e)
+{
+    uint32_t low = ask->daemons, high = SHD_OWNERS_MAX;
+    *ret_daemons = 0;
+    int r = need_with(spec, ask, last, high, ret_floor, e);
+    if (r != SHD_OK || *ret_floor > ask->device_bytes)
+        return r;
+    while (low <= high) { /* an owner's share shrinks as daemons are added */
+        const uint32_t middle = low + (high - low) / 2;
+        uint64_t need;
+        r = need_with(spec, ask, last, middle, &need, e);
+        if (r != SHD_OK)
+            return r;
+        const bool fits = need <= ask->device_bytes;
+        *ret_daemons = fits ? middle : *ret_daemons;
+        low = fits ? low : middle + 1;
+        high = fits ? middle - 1 : high;
+    }
+    return SHD_OK;
+}
+
+/* Of the unit that needs most by itself. */
+static uint32_t largest_unit(const struct spec *spec)
+{
+    uint32_t largest = 0;
+    for (uint32_t u = 1; u < spec->unit_count; u++)
+        if (plan_unit_param_bytes(spec, u) > plan_unit_param_bytes(spec, largest))
+            largest = u;
+    return largest;
+}
+
+static int refuse(const struct spec *spec, const struct plan_ask *ask, const struct answer *last,
+                  struct shd_err *e)
+{
+    char need[TEXT_BYTES], have[TEXT_BYTES], unit[TEXT_BYTES], least[TEXT_BYTES];
+    uint32_t daemons;
+    uint64_t floor_bytes;
+    const int r = enough_daemons(spec, ask, last, &daemons, &floor_bytes, e);
+    if (r != SHD_OK)
+        return r;
+    const uint32_t largest = largest_unit(spec);
+    text_size(last->need_bytes, need);
+    text_size(ask->device_bytes, have);
+    if (daemons > 0)
+        return err_set(e, SHD_ERANGE,
+                       "a device of %s is too small: zero3 without prefetch needs %s; %" PRIu32
+                       " daemons instead of %" PRIu32 " would do, or --offload (owners in host "
+                       "memory)",
+                       have, need, daemons, ask->daemons);
+    return err_set(e, SHD_ERANGE,
+                   "a device of %s is too small: zero3 without prefetch needs %s, and %s with %u "
+                   "daemons; the largest unit, %" PRIu32 " '%.40s', has %s: cut it into smaller "
+                   "ones",
+                   have, need, text_size(floor_bytes, least), SHD_OWNERS_MAX, largest,
+                   spec->units[largest].name,
+                   text_size(plan_unit_param_bytes(spec, largest), unit));
+}
+
+static void adopt(struct plan_ask *ask, const struct question *q, FILE *out)
+{
+    ask->policy.strategy = q->strategy;
+    ask->policy.forward_prefetch = q->ahead;
+    ask->policy.backward_prefetch = prefetch_of(q);
+    if (out != NULL)
+        fprintf(out, "\n  so: --strategy %s --prefetch %s --forward-prefetch %" PRIu32 "\n\n",
+                plan_strategy_name(q->strategy), plan_prefetch_name(prefetch_of(q)), q->ahead);
+}
+
+int plan_auto(const struct spec *spec, struct plan_ask *ask, FILE *out, json_t **ret_json,
+              struct shd_err *e)
+{
+    char have[TEXT_BYTES];
+    json_t *steps = json_array();
+    struct answer a = { 0 };
+    int r = SHD_OK;
+    size_t i = 0;
+    if (out != NULL)
+        fprintf(out,
+                "which strategy fits %s a device, %" PRIu32 " worker%s, %" PRIu32 " daemon%s%s?\n",
+                text_size(ask->device_bytes, have), ask->workers, ask->workers == 1 ? "" : "s",
+                ask->daemons, ask->daemons == 1 ? "" : "s",
+                ask->offload ? " in host memory" : " on the same devices");
+    for (; i < ARRAY_SIZE(questions); i++) {
+        r = try_question(spec, ask, &questions[i], &a, e);
+        if (r != SHD_OK)
+            break;
+        say(ask, &questions[i], &a, out);
+        json_array_append_new(steps, json_answer(&questions[i], &a));
+        if (a.fits)
+            break;
+    }
+    if (r == SHD_OK && !a.fits)
+        r = refuse(spec, ask, &a, e);
+    if (r != SHD_OK) {
+        json_decref(steps);
+        return r;
+    }
+    if (out != NULL && ask->activation_bytes == 0)
+        fprintf(out, "       activations are not counted: --activations%s\n",
+                ask->on_gpu ? "; nor are NCCL's buffers: --context" : "");
+    adopt(ask, &questions[i], out);
+    *ret_json = json_pack("{s:I, s:I, s:o}", "device_bytes", (json_int_t)ask->device_bytes,
+                          "activation_bytes", (json_int_t)ask->activation_bytes, "steps", steps);
+    return SHD_OK;
+}
