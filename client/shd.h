@@ -285,6 +285,12 @@ SHD_API int shd_report(shd_model *m, uint32_t micro, const double *metrics, uint
 
 /* -- One step -------------------------------------------------------------------------------- */
 #define SHD_BLOB_BYTES_MAX ((size_t)768 * 1024)
+/* Rates of one parameter group for one step; NaN: what the spec (of lr, shd_update) says. */
+struct shd_rates {
+    double lr; /* as it is: not times the group's lr_scale */
+    double weight_decay;
+    double beta1, beta2; /* SGD: beta1 is the momentum, and beta2 NaN */
+};
 struct shd_update {
     size_t size;
     double lr;         /* times the group's lr_scale */
@@ -293,10 +299,18 @@ struct shd_update {
     bool dynamic_loss_scale; /* keep the scale with the model instead: shd_loss_scale() */
     const void *blob;  /* your own state, kept with the step: the first worker's; NULL: as is */
     size_t blob_bytes; /* at most SHD_BLOB_BYTES_MAX */
+    /* What the sum of the step's gradients is divided by, before norm and clipping. 0: M; 1 + i:
+     * the step's sum of metric i (tokens, samples), SHD_EINVAL if that is not above 0 and finite.
+     */
+    uint32_t divide_by;
+    /* [group_count], in the order of the spec's groups; a schedule of its own for each. NULL, 0:
+     * the spec's. SHD_ERANGE, SHD_EINVAL name the group and the rate. */
+    const struct shd_rates *groups;
+    uint32_t group_count;
 };
 struct shd_result {
     uint64_t step;    /* the step that was committed: the model is at step + 1 now (see over) */
-    double grad_norm; /* of the mean gradient, before clipping */
+    double grad_norm; /* of the mean gradient (divide_by says what that is), before clipping */
     bool over;    /* this worker was late, nothing else is known; the model is at the open step */
     bool skipped; /* a gradient was inf or NaN: parameters and moments are unchanged */
     double metrics[SHD_METRICS_MAX]; /* sums over the micro-batches */

@@ -1,7 +1,9 @@
 /* See runs.h. */
 #include "kernels/runs.h"
 
+#include <float.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 
 #include "proto/base/check.h"
@@ -51,15 +53,70 @@ static double power(double x, uint64_t n)
     return result;
 }
 
-void runs_hypers(const struct spec *spec, double lr, uint64_t update, struct kern_hyper *ret_hypers)
+_Static_assert(DECISION_GROUPS_MAX == SHD_GROUPS_MAX, "a decision has room for every group");
+
+/* A rate that one kind of optimizer has and another has not. */
+struct rate_rule {
+    const char *name; /* NULL: the group's optimizer has none */
+    double max;
+};
+
+static int check_rate(const struct spec *spec, uint32_t g, struct rate_rule rule, double x,
+                      struct shd_err *e)
+{
+    const char *group = spec->groups[g].name;
+    if (isnan(x))
+        return SHD_OK;
+    if (rule.name == NULL)
+        return err_set(e, SHD_EINVAL,
+                       "group '%.60s': %g is given for a rate that its optimizer, %s, does not "
+                       "have: leave it NaN",
+                       group, x, spec_optimizer_rows[spec->optimizer].kind);
+    if (x >= 0 && x <= rule.max)
+        return SHD_OK;
+    return err_set(e, SHD_ERANGE, "group '%.60s': %s is %g, must be NaN (the spec's) or 0 to %.8g",
+                   group, rule.name, x, rule.max);
+}
+
+int runs_check_rates(const struct spec *spec, const double *rates, uint32_t count,
+                     struct shd_err *e)
+{
+    const struct spec_optimizer_row *row = &spec_optimizer_rows[spec->optimizer];
+    const struct rate_rule rules[DECISION_RATES] = {
+        { "lr", (double)FLT_MAX },
+        { "weight_decay", (double)FLT_MAX },
+        { row->beta1_key, SPEC_BETA_MAX },
+        { row->beta2_key, SPEC_BETA_MAX },
+    };
+    if (count != 0 && count != spec->group_count * DECISION_RATES)
+        return err_set(e, SHD_EINVAL,
+                       "rates of %" PRIu32 " groups are given, model '%.60s' has %" PRIu32
+                       ": give those of each, NaN where the spec's are meant, or none",
+                       count / DECISION_RATES, spec->name, spec->group_count);
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < count; i++)
+        r = check_rate(spec, i / DECISION_RATES, rules[i % DECISION_RATES], rates[i], e);
+    return r;
+}
+
+static double or_else(double rate, double of_spec)
+{
+    return isnan(rate) ? of_spec : rate;
+}
+
+void runs_hypers(const struct spec *spec, const struct decision *decision, uint64_t update,
+                 struct kern_hyper *ret_hypers)
 {
     CHECK(update > 0);
-    /* Kernels average with the betas in fp32: the correction must be for those. */
-    const float beta1 = (float)spec->beta1, beta2 = (float)spec->beta2;
     for (uint32_t g = 0; g < spec->group_count; g++) {
+        const struct spec_group *group = &spec->groups[g];
+        const struct decision_rates r = decision_rates_of(decision, g);
+        /* Kernels average with the betas in fp32: the correction must be for those. */
+        const float beta1 = (float)or_else(r.beta1, spec->beta1);
+        const float beta2 = (float)or_else(r.beta2, spec->beta2);
         ret_hypers[g] = (struct kern_hyper){
-            .lr = (float)(lr * spec->groups[g].lr_scale),
-            .weight_decay = (float)spec->groups[g].weight_decay,
+            .lr = (float)or_else(r.lr, decision->lr * group->lr_scale),
+            .weight_decay = (float)or_else(r.weight_decay, group->weight_decay),
             .beta1 = beta1,
             .beta2 = beta2,
             .eps = (float)spec->eps,

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "kernels/kern.h"
+#include "proto/base/decision.h"
 #include "proto/base/status.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
@@ -22,10 +23,16 @@
 int runs_new(const struct spec *spec, uint32_t unit, struct slice slice, struct kern_run **ret_runs,
              uint32_t *ret_count, struct shd_err *e);
 
-/* Hyperparameters of every group, [spec->group_count], for an update with this learning rate.
+/* Are these rates of the model's groups? count: of numbers, as decision.rate_count. Errors:
+ * SHD_ERANGE, SHD_EINVAL; they name the group, the rate and its limits. */
+int runs_check_rates(const struct spec *spec, const double *rates, uint32_t count,
+                     struct shd_err *e);
+
+/* Hyperparameters of every group, [spec->group_count], for an update as decided. The decision's
+ * rates: runs_check_rates().
  * update: how many updates with this one have been applied, from 1 (skipped steps do not count):
  * the t of bias correction, computed in fp64. */
-void runs_hypers(const struct spec *spec, double lr, uint64_t update,
+void runs_hypers(const struct spec *spec, const struct decision *decision, uint64_t update,
                  struct kern_hyper *ret_hypers);
 
 /* Initial values of tensor `tensor` inside `slice` of its unit. param: fp32 [slice.elems].

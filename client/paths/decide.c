@@ -10,21 +10,6 @@
 /* Keeps the quotient finite for a norm of 0, as torch.nn.utils.clip_grad_norm_ does. */
 #define CLIP_EPS 1e-6
 
-static uint64_t bits(double x)
-{
-    uint64_t raw;
-    memcpy(&raw, &x, sizeof raw);
-    return raw;
-}
-
-/* A float keeps its identity as a double. */
-bool decision_equal(const struct decision *a, const struct decision *b)
-{
-    return a->skip == b->skip && bits((double)a->scale) == bits((double)b->scale) &&
-           bits(a->lr) == bits(b->lr) && bits(a->loss_scale) == bits(b->loss_scale) &&
-           a->good_steps == b->good_steps;
-}
-
 double loss_scale_next(const struct decision *last, uint32_t *ret_good_steps)
 {
     *ret_good_steps = 1;
@@ -83,8 +68,37 @@ static const struct decision *recorded(const struct decide_args *args)
     return NULL;
 }
 
-/* sqrt(sum of squares) / M / loss_scale; the sum is exact, so this is the same for any N. */
-static double mean_norm(const struct decide_args *args, double loss_scale)
+/* What the update divides by: the sum of one of the step's metrics, which are owner 0's; 0: M. */
+static int find_divisor(const struct decide_args *args, double *ret_divisor, struct shd_err *e)
+{
+    const struct wire_prepared *p = &args->prepared[0];
+    *ret_divisor = 0;
+    if (args->divide_by == 0)
+        return SHD_OK;
+    const uint32_t i = args->divide_by - 1;
+    if (i >= p->metric_count)
+        return err_set(e, SHD_EINVAL,
+                       "divide_by is %" PRIu32 ": metric %" PRIu32
+                       ", and the micro-batches of step "
+                       "%" PRIu64 " reported %" PRIu32,
+                       args->divide_by, i, p->step, p->metric_count);
+    if (!isfinite(p->metrics[i]) || p->metrics[i] <= 0)
+        return err_set(e, SHD_EINVAL,
+                       "divide_by is %" PRIu32 ": metric %" PRIu32 " of step %" PRIu64
+                       " sums to %g, must be finite and above 0",
+                       args->divide_by, i, p->step, p->metrics[i]);
+    *ret_divisor = p->metrics[i];
+    return SHD_OK;
+}
+
+static double count_of(const struct decide_args *args, double divisor)
+{
+    return divisor > 0 ? divisor : args->micro_batches;
+}
+
+/* sqrt(sum of squares) / M or divisor / loss_scale; the sum is exact, so this is the same for any
+ * N. */
+static double mean_norm(const struct decide_args *args, double divisor, double loss_scale)
 {
     struct fixsum total;
     fixsum_init(&total);
@@ -93,29 +107,48 @@ static double mean_norm(const struct decide_args *args, double loss_scale)
             return INFINITY;
         fixsum_merge(&total, &args->prepared[i].sum);
     }
-    return sqrt(fixsum_value(&total)) / args->micro_batches / loss_scale;
+    return sqrt(fixsum_value(&total)) / count_of(args, divisor) / loss_scale;
 }
 
-static int derive(const struct decide_args *args, double norm, double loss_scale,
-                  struct decision *ret_decision, struct shd_err *e)
+/* What the update says and is not computed. */
+static struct decision given(const struct decide_args *args, double divisor, double loss_scale)
+{
+    struct decision d = { .lr = args->lr,
+                          .loss_scale = loss_scale,
+                          .divisor = divisor,
+                          .rate_count = args->group_count * DECISION_RATES };
+    for (uint32_t g = 0; g < args->group_count; g++) {
+        const struct decision_rates *r = &args->groups[g];
+        const double numbers[DECISION_RATES] = { r->lr, r->weight_decay, r->beta1, r->beta2 };
+        for (uint32_t i = 0; i < DECISION_RATES; i++) /* there are many NaNs: one of them */
+            d.rates[g * DECISION_RATES + i] = isnan(numbers[i]) ? (double)NAN : numbers[i];
+    }
+    return d;
+}
+
+static int derive(const struct decide_args *args, double norm, struct decision *d,
+                  struct shd_err *e)
 {
     if (!isfinite(norm)) {
-        *ret_decision = (struct decision){ .skip = true, .lr = args->lr, .loss_scale = loss_scale };
+        d->skip = true;
         return SHD_OK;
     }
     double factor = 1;
     if (args->clip_norm > 0 && args->clip_norm / (norm + CLIP_EPS) < 1)
         factor = args->clip_norm / (norm + CLIP_EPS);
-    const float scale = (float)(1.0 / args->micro_batches / loss_scale * factor);
-    if (!isfinite(scale))
+    d->scale = (float)(1.0 / count_of(args, d->divisor) / d->loss_scale * factor);
+    d->good_steps = args->good_steps;
+    if (isfinite(d->scale))
+        return SHD_OK;
+    if (d->divisor > 0)
         return err_set(e, SHD_ERANGE,
-                       "loss_scale %g is too small: gradients would be multiplied "
-                       "by more than fp32 holds",
-                       args->loss_scale);
-    *ret_decision = (struct decision){
-        .scale = scale, .lr = args->lr, .loss_scale = loss_scale, .good_steps = args->good_steps
-    };
-    return SHD_OK;
+                       "metric %" PRIu32 " sums to %g, too little to divide by with loss_scale %g: "
+                       "gradients would be multiplied by more than fp32 holds",
+                       args->divide_by - 1, d->divisor, args->loss_scale);
+    return err_set(e, SHD_ERANGE,
+                   "loss_scale %g is too small: gradients would be multiplied "
+                   "by more than fp32 holds",
+                   args->loss_scale);
 }
 
 int decide(const struct decide_args *args, struct decided *ret_decided, struct shd_err *e)
@@ -130,11 +163,15 @@ int decide(const struct decide_args *args, struct decided *ret_decided, struct s
     const struct decision *record = recorded(args);
     const double asked = record != NULL ? record->loss_scale : args->loss_scale;
     const double loss_scale = asked > 0 ? asked : 1;
-    struct decided decided = { .grad_norm = mean_norm(args, loss_scale) };
-    if (record != NULL)
-        decided.decision = *record;
-    else
-        r = derive(args, decided.grad_norm, loss_scale, &decided.decision, e);
+    double divisor = record != NULL ? record->divisor : 0;
+    if (record == NULL)
+        r = find_divisor(args, &divisor, e);
+    if (r != SHD_OK)
+        return r;
+    struct decided decided = { .grad_norm = mean_norm(args, divisor, loss_scale) };
+    decided.decision = record != NULL ? *record : given(args, divisor, loss_scale);
+    if (record == NULL)
+        r = derive(args, decided.grad_norm, &decided.decision, e);
     if (r != SHD_OK)
         return r;
     decided.metric_count = args->prepared[0].metric_count;

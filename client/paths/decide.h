@@ -17,11 +17,14 @@
 struct decide_args {
     const struct wire_prepared *prepared; /* [owners] */
     uint32_t owners;
-    uint32_t micro_batches; /* M: the gradients were summed over that many */
-    double lr;              /* finite, >= 0 */
-    double clip_norm;       /* 0: none; finite, >= 0 */
-    double loss_scale;      /* 0 or 1: none; finite, >= 0 */
-    uint32_t good_steps;    /* dynamic loss scaling: steps in a row, if this one is good */
+    uint32_t micro_batches;              /* M: the gradients were summed over that many */
+    double lr;                           /* finite, >= 0 */
+    double clip_norm;                    /* 0: none; finite, >= 0 */
+    double loss_scale;                   /* 0 or 1: none; finite, >= 0 */
+    uint32_t divide_by;                  /* 0: M; 1 + i: the step's sum of metric i */
+    const struct decision_rates *groups; /* [group_count], borrowed; each as runs_check_rates() */
+    uint32_t group_count;                /* 0: what the spec says */
+    uint32_t good_steps; /* dynamic loss scaling: steps in a row, if this one is good */
 };
 
 struct decided {
@@ -32,7 +35,8 @@ struct decided {
     bool over; /* the step was over long ago: nothing else is known */
 };
 
-/* Errors: SHD_ERANGE a number of the update outside its limits, named; SHD_EINTERNAL owners that
+/* Errors: SHD_ERANGE a number of the update outside its limits, named; SHD_EINVAL a metric that the
+ * update divides by is missing, not finite or not above 0; SHD_EINTERNAL owners that
  * contradict each other. */
 int decide(const struct decide_args *args, struct decided *ret_decided, struct shd_err *e);
 
@@ -45,8 +49,5 @@ int decide(const struct decide_args *args, struct decided *ret_decided, struct s
  * step in a row it will be if nothing overflows in it. A skipped step halves the scale (not below
  * 1). After a decision that was made without dynamic scaling it starts anew. */
 double loss_scale_next(const struct decision *last, uint32_t *ret_good_steps);
-
-/* Bit for bit. */
-bool decision_equal(const struct decision *a, const struct decision *b);
 
 #endif

@@ -428,7 +428,7 @@ static void sum_metrics(const struct shd_model *m, struct wire_prepared *prepare
 static int update_units(struct shd_model *m, const struct decision *decision, struct shd_err *e)
 {
     struct local_model *local = m->local;
-    runs_hypers(m->spec, decision->lr, local->updates + 1, local->hypers);
+    runs_hypers(m->spec, decision, local->updates + 1, local->hypers);
     for (uint32_t i = 0; i < m->spec->unit_count; i++) {
         const struct local_unit *u = &local->units[i];
         if (m->spec->units[i].frozen)

@@ -16,6 +16,7 @@
 #include "client/session/activity.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
+#include "kernels/runs.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 
@@ -475,8 +476,27 @@ static int take_update(const struct shd_update *update, struct shd_update *ret_u
                        "loss_scale is %g and dynamic_loss_scale is set: leave loss_scale 0, "
                        "shd_loss_scale() tells the one in use",
                        u.loss_scale);
+    if (u.divide_by > SHD_METRICS_MAX)
+        return err_set(e, SHD_ERANGE,
+                       "divide_by is %" PRIu32 ", must be 0 (the micro-batches) or 1 + a metric's "
+                       "index, at most %d",
+                       u.divide_by, SHD_METRICS_MAX);
+    if (u.groups == NULL && u.group_count > 0)
+        return err_set(e, SHD_EINVAL, "groups is NULL and group_count %" PRIu32, u.group_count);
     *ret_update = u;
     return SHD_OK;
+}
+
+_Static_assert(sizeof(struct shd_rates) == sizeof(struct decision_rates) &&
+                   sizeof(struct shd_rates) == DECISION_RATES * sizeof(double),
+               "one struct by two names: four doubles");
+
+static int check_rates(const struct shd_model *m, const struct shd_update *u, struct shd_err *e)
+{
+    /* More groups than fit would not be counted right. */
+    const uint32_t count = u->group_count <= DECISION_GROUPS_MAX ? u->group_count
+                                                                 : DECISION_GROUPS_MAX + 1;
+    return runs_check_rates(m->spec, (const double *)u->groups, count * DECISION_RATES, e);
 }
 
 static int check_all_summed(const struct shd_model *m, struct shd_err *e)
@@ -524,6 +544,9 @@ static struct decide_args decide_args(const struct shd_model *m, const struct sh
         .lr = update->lr,
         .clip_norm = update->clip_norm,
         .loss_scale = update->loss_scale,
+        .divide_by = update->divide_by,
+        .groups = (const struct decision_rates *)update->groups,
+        .group_count = update->group_count,
     };
     if (update->dynamic_loss_scale)
         args.loss_scale = loss_scale_next(m->decided ? &m->decision : NULL, &args.good_steps);
@@ -537,6 +560,8 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
     int r = session_check(m->session, e);
     if (r == SHD_OK)
         r = take_update(update, &u, e);
+    if (r == SHD_OK)
+        r = check_rates(m, &u, e);
     if (r == SHD_OK)
         r = check_all_returned(m, e);
     if (r == SHD_OK)

@@ -40,11 +40,12 @@ static uint64_t place_parts(struct ledger_head *h)
         { &h->blobs_at, 2 * LEDGER_BLOB_BYTES }, /* last: mostly never touched */
     };
     const uint64_t history_bytes = h->history_slots * sizeof(struct history_slot);
+    const uint64_t more_bytes = h->version < 3 ? 0 : 2 * sizeof(struct ledger_more);
     for (size_t i = 0; i < ARRAY_SIZE(parts); i++) {
         *parts[i].ret_at = at;
         at = layout_align(at + parts[i].bytes, PART_ALIGN);
     }
-    return layout_align(at + history_bytes, SHD_PAGE_BYTES);
+    return layout_align(layout_align(at + history_bytes, PART_ALIGN) + more_bytes, SHD_PAGE_BYTES);
 }
 
 /* Limits that keep place_parts() far from overflow. */
@@ -111,6 +112,10 @@ static void point_to_parts(struct ledger *l, void *memory)
                           .chunks = (void *)(base + h->chunks_at),
                           .spec = (const char *)(base + h->spec_at),
                           .history = (void *)(base + h->blobs_at + 2 * LEDGER_BLOB_BYTES) };
+    const uint64_t history_end = h->blobs_at + 2 * LEDGER_BLOB_BYTES +
+                                 h->history_slots * sizeof(struct history_slot);
+    if (h->version >= 3)
+        l->more = (void *)(base + layout_align(history_end, PART_ALIGN));
 }
 
 void ledger_init(struct ledger *l, void *memory, const struct ledger_shape *shape)
@@ -137,9 +142,9 @@ int ledger_start_at(struct ledger *l, const struct ledger_start *start, struct s
     struct ledger_record *r = &l->head->record[start->step & 1];
     *r = (struct ledger_record){ .step = start->step - 1,
                                  .updates = start->updates,
-                                 .decision = start->decision,
                                  .finite = !start->decision.skip,
                                  .blob_bytes = start->blob_bytes };
+    ledger_decision_put(l, start->step & 1, &start->decision);
     fixsum_init(&r->sum);
     fixsum_carry(&r->sum);
     if (start->blob_bytes > 0)
@@ -148,6 +153,42 @@ int ledger_start_at(struct ledger *l, const struct ledger_start *start, struct s
         atomic_store_explicit(&l->unit[u].version, start->step, memory_order_relaxed);
     atomic_store_explicit(&l->head->commits, start->step, memory_order_release);
     return SHD_OK;
+}
+
+void ledger_decision_get(const struct ledger *l, uint32_t slot, struct decision *ret_decision)
+{
+    const struct ledger_decision *kept = &l->head->record[slot].decision;
+    struct decision d = { .skip = kept->skip,
+                          .scale = kept->scale,
+                          .lr = kept->lr,
+                          .loss_scale = kept->loss_scale,
+                          .good_steps = kept->good_steps };
+    if (l->more != NULL) {
+        d.divisor = l->more[slot].divisor;
+        d.rate_count = l->more[slot].rate_count;
+        memcpy(d.rates, l->more[slot].rates, d.rate_count * sizeof *d.rates);
+    }
+    *ret_decision = d;
+}
+
+bool ledger_decision_room(const struct ledger *l, const struct decision *decision)
+{
+    return l->more != NULL || (decision->divisor == 0 && decision->rate_count == 0);
+}
+
+void ledger_decision_put(struct ledger *l, uint32_t slot, const struct decision *d)
+{
+    CHECK(ledger_decision_room(l, d));
+    l->head->record[slot].decision = (struct ledger_decision){ .skip = d->skip,
+                                                               .scale = d->scale,
+                                                               .lr = d->lr,
+                                                               .loss_scale = d->loss_scale,
+                                                               .good_steps = d->good_steps };
+    if (l->more == NULL)
+        return;
+    l->more[slot].divisor = d->divisor;
+    l->more[slot].rate_count = d->rate_count;
+    memcpy(l->more[slot].rates, d->rates, d->rate_count * sizeof *d->rates);
 }
 
 bool ledger_known(const void *memory, uint64_t bytes, const struct ledger_head **ret_head)
@@ -164,6 +205,7 @@ bool ledger_known(const void *memory, uint64_t bytes, const struct ledger_head *
 static int check_places(const struct ledger_head *h, uint64_t bytes, struct shd_err *e)
 {
     struct ledger_head again = { .units = h->units,
+                                 .version = h->version,
                                  .micros = h->micros,
                                  .spec_bytes = h->spec_bytes,
                                  .chunk_count = h->chunk_count,
@@ -188,7 +230,7 @@ static bool is_bool(const bool *b)
     return *(const uint8_t *)(const void *)b <= 1;
 }
 
-static int check_decision(const struct decision *d, const bool *finite, struct shd_err *e)
+static int check_decision(const struct ledger_decision *d, const bool *finite, struct shd_err *e)
 {
     if (is_bool(&d->skip) && is_bool(finite) && isfinite(d->scale) && d->scale >= 0 &&
         isfinite(d->lr) && d->lr >= 0 && isfinite(d->loss_scale) && d->loss_scale >= 0)
@@ -197,6 +239,21 @@ static int check_decision(const struct decision *d, const bool *finite, struct s
                    "ledger's last decision has scale %g, learning rate %g, loss scale %g, or says "
                    "neither yes nor no",
                    (double)d->scale, d->lr, d->loss_scale);
+}
+
+static int check_more(const struct ledger_more *more, struct shd_err *e)
+{
+    bool good = isfinite(more->divisor) && more->divisor >= 0 &&
+                more->rate_count <= ARRAY_SIZE(more->rates) &&
+                more->rate_count % DECISION_RATES == 0;
+    for (uint32_t i = 0; good && i < more->rate_count; i++)
+        good = isnan(more->rates[i]) || (isfinite(more->rates[i]) && more->rates[i] >= 0);
+    if (good)
+        return SHD_OK;
+    return err_set(e, SHD_ESEGMENT,
+                   "ledger's last decision has divisor %g and %" PRIu32
+                   " rates of groups, or one that is no rate",
+                   more->divisor, more->rate_count);
 }
 
 static int check_record(const struct ledger *l, uint64_t commits, struct shd_err *e)
@@ -214,7 +271,8 @@ static int check_record(const struct ledger *l, uint64_t commits, struct shd_err
                        "ledger's record of step %" PRIu64 " has %" PRIu64 " updates, %" PRIu32
                        " metrics, blob %" PRIu32 " of %" PRIu64 " bytes",
                        r->step, r->updates, r->metric_count, r->blob_at, r->blob_bytes);
-    return check_decision(&r->decision, &r->finite, e);
+    const int s = check_decision(&r->decision, &r->finite, e);
+    return s == SHD_OK && l->more != NULL ? check_more(&l->more[commits & 1], e) : s;
 }
 
 static int check_units(const struct ledger *l, uint64_t commits, struct shd_err *e)
@@ -281,7 +339,7 @@ int ledger_adopt(struct ledger *l, void *memory, uint64_t bytes, struct shd_err 
     const struct ledger_head *h;
     if (!ledger_known(memory, bytes, &h))
         return err_set(e, SHD_ESEGMENT, "segment of %" PRIu64 " bytes is no ledger", bytes);
-    if (h->version != LEDGER_VERSION && h->version != 1)
+    if (h->version < 1 || h->version > LEDGER_VERSION)
         return err_set(e, SHD_ENOTSUP,
                        "ledger of model '%s' has version %" PRIu32
                        ", this build has %u: start the build that wrote it",

@@ -37,7 +37,7 @@
 #include "proto/base/status.h"
 
 #define LEDGER_MAGIC      UINT64_C(0x31726764656c6873) /* "shledgr1" */
-#define LEDGER_VERSION    2u                           /* 1: the same without a history */
+#define LEDGER_VERSION    3u /* 2: the same without struct ledger_more; 1: nor a history */
 #define LEDGER_NAME_BYTES 128u
 #define LEDGER_BLOB_BYTES ((uint64_t)768 * 1024)
 #define LEDGER_METRICS    4u
@@ -47,10 +47,24 @@
 
 struct history_slot;
 
+struct ledger_decision { /* of a decision what every version of a ledger has */
+    bool skip;
+    float scale;
+    double lr, loss_scale;
+    uint32_t good_steps;
+};
+
+struct ledger_more { /* the rest of it */
+    double divisor;
+    uint32_t rate_count;
+    uint32_t reserved;
+    double rates[DECISION_GROUPS_MAX * DECISION_RATES];
+};
+
 struct ledger_record { /* of a committed step */
     uint64_t step;
     uint64_t updates; /* not skipped, this one counted */
-    struct decision decision;
+    struct ledger_decision decision;
     bool finite;
     struct fixsum sum;
     double metrics[LEDGER_METRICS];
@@ -105,6 +119,7 @@ struct ledger {
     _Atomic uint64_t *chunks;     /* [chunk_count] */
     const char *spec;             /* [spec_bytes], no NUL */
     struct history_slot *history; /* [history_slots], behind the blobs */
+    struct ledger_more *more;     /* [2], as records, behind that; NULL: an older version's */
 };
 
 struct ledger_shape {
@@ -145,6 +160,12 @@ static inline bool ledger_filled(const struct ledger *l)
 {
     return atomic_load(&l->head->ready) != 0 || atomic_load(&l->head->origin) != 0;
 }
+
+/* The decision in record[slot], and writing it there. Room: false when the ledger is of a version
+ * that cannot hold it. */
+void ledger_decision_get(const struct ledger *l, uint32_t slot, struct decision *ret_decision);
+bool ledger_decision_room(const struct ledger *l, const struct decision *decision);
+void ledger_decision_put(struct ledger *l, uint32_t slot, const struct decision *decision);
 
 /* True when memory[bytes] is a ledger of any version: *ret_head may be read up to `name`. */
 bool ledger_known(const void *memory, uint64_t bytes, const struct ledger_head **ret_head);

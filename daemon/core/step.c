@@ -349,13 +349,13 @@ static void write_record(struct step *s, struct step_blob blob)
     }
     *r = (struct ledger_record){ .step = s->now,
                                  .updates = s->updates,
-                                 .decision = s->record.decision,
                                  .finite = s->record.finite,
                                  .sum = s->record.sum,
                                  .metric_count = s->record.metric_count,
                                  .blob_at = blob_at,
                                  .blob_bytes = blob_bytes };
     memcpy(r->metrics, s->record.metrics, sizeof r->metrics);
+    ledger_decision_put(&s->ledger, commits & 1, &s->record.decision);
     write_row(s);
     FAIL_POINT("step:commit:before");
     atomic_store_explicit(&h->commits, commits, memory_order_release);
@@ -420,6 +420,13 @@ int step_commit(struct step *s, uint64_t step, const struct decision *decision,
                        "commit of step %" PRIu64 " (limit %" PRIu64 ") with a blob of %" PRIu64
                        " bytes (limit %" PRIu64 ")",
                        step, LEDGER_STEP_MAX, blob.bytes, LEDGER_BLOB_BYTES);
+    if (!ledger_decision_room(&s->ledger, decision))
+        return err_set(
+            e, SHD_ENOTSUP,
+            "commit of step %" PRIu64
+            " with a divisor or rates of groups: the model was opened by an older build, "
+            "whose ledger has no room for them; save it, and restore it in this one",
+            step);
     begin_applying(s, decision, blob, ret_actions);
     *ret_decision = s->record.decision;
     *ret_how = STEP_COMMITTED_FIRST;

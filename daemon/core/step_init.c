@@ -31,11 +31,11 @@ static void recover_record(struct step *s, uint64_t commits)
                                         .finite = r->finite,
                                         .sum = r->sum,
                                         .metric_count = r->metric_count,
-                                        .has_decision = true,
-                                        .decision = r->decision };
+                                        .has_decision = true };
+    ledger_decision_get(&s->ledger, commits & 1, &s->record.decision);
     memcpy(s->record.metrics, r->metrics, sizeof r->metrics);
     s->updates = r->updates;
-    s->last = r->decision;
+    s->last = s->record.decision;
     s->has_last = true;
 }
 

@@ -246,7 +246,7 @@ static void resume_model(struct daemon *d, struct model *m)
     spill_adopted(m);
     model_register(d, m);
     if (step_phase(m->core) == STEP_APPLYING && !record->decision.skip)
-        runs_hypers(m->spec, record->decision.lr, step_updates(m->core), m->hypers);
+        runs_hypers(m->spec, &record->decision, step_updates(m->core), m->hypers);
     board_set_step(m->board, step_now(m->core), step_phase(m->core));
     for (uint32_t u = 0; u < m->spec->unit_count; u++) {
         step_resume(m->core, u, &actions);

@@ -30,7 +30,9 @@ static void op_clear(struct op *op)
     free(op->text);
     free(op->work);
     const uint32_t index = op->index;
-    memset(op, 0, sizeof *op);
+    memset(op, 0, offsetof(struct op, req));
+    memset(&op->req, 0, offsetof(struct wire_request, hello));
+    memset(&op->reply, 0, offsetof(struct wire_reply, welcome));
     op->index = index;
 }
 

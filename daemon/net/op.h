@@ -34,8 +34,6 @@ struct op {
     struct daemon *daemon;
     int (*handler)(struct op *op);
     struct session *session; /* borrowed; held by its op count; NULL before Hello */
-    struct wire_request req; /* pointers in it are valid until the handler returns */
-    struct wire_reply reply; /* filled by the handler; pointers must outlive op_finish() */
     struct shd_err err;      /* why, when the status is not SHD_OK */
     struct model *model;     /* borrowed: models live as long as the daemon */
     struct inbox *inbox;     /* RETURN: counted reference while its slot is read */
@@ -50,6 +48,10 @@ struct op {
     bool once;     /* counted by the session's replies: keep what it is answered */
     bool repeated; /* served before, its long reply was not kept */
     bool shared;   /* beyond its session's share */
+
+    /* Cleared up to their bodies, which are large and of which a request uses one each. */
+    struct wire_request req; /* pointers in it are valid until the handler returns */
+    struct wire_reply reply; /* filled by the handler; pointers must outlive op_finish() */
 };
 
 struct op_pool {

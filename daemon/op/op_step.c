@@ -285,6 +285,9 @@ static int op_commit(struct op *op)
                                       : (const void *)"",
         .bytes = req->has_blob ? req->blob.bytes : 0,
     };
+    r = runs_check_rates(m->spec, req->decision.rates, req->decision.rate_count, &op->err);
+    if (r != SHD_OK)
+        return r;
     step_seen(m->core, req->norm, metrics_time_ns());
     r = step_commit(m->core, req->step, &req->decision, blob, &counts, &how, &actions, &op->err);
     if (r == SHD_PENDING)
@@ -293,7 +296,7 @@ static int op_commit(struct op *op)
         return r;
     if (how == STEP_COMMITTED_FIRST) {
         if (!counts.skip)
-            runs_hypers(m->spec, counts.lr, step_updates(m->core), m->hypers);
+            runs_hypers(m->spec, &counts, step_updates(m->core), m->hypers);
         board_set_step(m->board, req->step, STEP_APPLYING);
         note(m->metrics,
              &(struct note){ .what = TRACE_DECIDE, .step = req->step, .skip = counts.skip });

@@ -9,12 +9,29 @@
 /* A step collects gradients, has all of them, or is being applied. The board has the number. */
 enum step_phase { STEP_OPEN = 1, STEP_SEALED = 2, STEP_APPLYING = 3 };
 
+/* Rates of a parameter group for one step. NaN: what the spec, and decision.lr, say. */
+struct decision_rates {
+    double lr; /* finite, >= 0; not times the group's lr_scale */
+    double weight_decay, beta1, beta2;
+};
+#define DECISION_RATES      4u /* numbers of a group */
+#define DECISION_GROUPS_MAX 64u
+
 struct decision {
     bool skip;           /* gradients were not finite: the step counts, the values stay */
     float scale;         /* finite, >= 0: the summed gradient is multiplied by it */
     double lr;           /* finite, >= 0 */
     double loss_scale;   /* finite, >= 0: what the gradients were multiplied by; 0, 1: nothing */
     uint32_t good_steps; /* dynamic loss scaling: in a row without overflow, this one counted */
+    double divisor;      /* finite, >= 0: what the sum became a mean by; 0: by its micro-batches */
+    uint32_t rate_count; /* of rates: DECISION_RATES for each group of the model, or 0 */
+    double rates[DECISION_GROUPS_MAX * DECISION_RATES]; /* struct decision_rates, one by one */
 };
+
+/* Those of group g; all NaN when the decision has none. */
+struct decision_rates decision_rates_of(const struct decision *d, uint32_t g);
+
+/* Bit for bit. */
+bool decision_equal(const struct decision *a, const struct decision *b);
 
 #endif

@@ -376,8 +376,18 @@ static json_t *dump_decision(const struct ckpt_info *info)
     const struct decision *d = &info->decision;
     if (!info->has_decision)
         return json_null();
-    return json_pack("{s:b, s:f, s:f, s:f, s:I}", "skip", d->skip, "scale", (double)d->scale, "lr",
-                     d->lr, "loss_scale", d->loss_scale, "good_steps", (json_int_t)d->good_steps);
+    json_t *o = json_pack("{s:b, s:f, s:f, s:f, s:I}", "skip", d->skip, "scale", (double)d->scale,
+                          "lr", d->lr, "loss_scale", d->loss_scale, "good_steps",
+                          (json_int_t)d->good_steps);
+    /* Builds that know neither read the checkpoints of models that use neither. */
+    if (o != NULL && d->divisor > 0)
+        json_object_set_new(o, "divisor", json_real(d->divisor));
+    json_t *rates = o != NULL && d->rate_count > 0 ? json_array() : NULL;
+    for (uint32_t i = 0; rates != NULL && i < d->rate_count; i++)
+        json_array_append_new(rates, isnan(d->rates[i]) ? json_null() : json_real(d->rates[i]));
+    if (rates != NULL)
+        json_object_set_new(o, "rates", rates);
+    return o;
 }
 
 int ckpt_info_dump(const struct ckpt_info *info, const struct ckpt_file *files, uint32_t count,
@@ -428,6 +438,28 @@ static bool get_real(const json_t *o, const char *field, double *ret_value)
     return json_is_number(v) && isfinite(*ret_value) && *ret_value >= 0;
 }
 
+/* Fields that are there where they say something. */
+static bool read_more(const json_t *o, struct decision *d)
+{
+    const json_t *rates = json_object_get(o, "rates"), *v;
+    size_t i;
+    if (json_object_get(o, "divisor") != NULL && !get_real(o, "divisor", &d->divisor))
+        return false;
+    if (rates == NULL)
+        return true;
+    const size_t count = json_array_size(rates);
+    if (count == 0 || count > ARRAY_SIZE(d->rates) || count % DECISION_RATES != 0)
+        return false;
+    d->rate_count = (uint32_t)count;
+    json_array_foreach(rates, i, v)
+    {
+        d->rates[i] = json_is_null(v) ? (double)NAN : json_number_value(v);
+        if (!json_is_null(v) && (!json_is_number(v) || !isfinite(d->rates[i]) || d->rates[i] < 0))
+            return false;
+    }
+    return true;
+}
+
 static int read_decision(const json_t *root, struct ckpt_info *info, struct shd_err *e)
 {
     const json_t *o = json_object_get(root, "decision");
@@ -440,7 +472,7 @@ static int read_decision(const json_t *root, struct ckpt_info *info, struct shd_
     if (!json_is_boolean(json_object_get(o, "skip")) || !get_real(o, "scale", &scale) ||
         !get_real(o, "lr", &d->lr) || !get_real(o, "loss_scale", &d->loss_scale) ||
         get_number(o, "good_steps", UINT32_MAX, &good_steps, NULL) != SHD_OK ||
-        !isfinite((float)scale))
+        !isfinite((float)scale) || !read_more(o, d))
         return bad_field(e, "decision");
     d->skip = json_is_true(json_object_get(o, "skip"));
     d->scale = (float)scale;

@@ -1,6 +1,7 @@
 /* See owner_bytes.h. */
 #include "proto/share/owner_bytes.h"
 
+#include "proto/base/decision.h"
 #include "proto/share/board.h"
 #include "proto/share/history.h"
 #include "proto/share/segment.h"
@@ -14,6 +15,7 @@
 #define CELL_BYTES    UINT64_C(8)
 #define METRICS_BYTES UINT64_C(64)
 #define BLOBS_BYTES   (UINT64_C(2) * 768 * 1024)
+#define MORE_BYTES    (2 * (16 + DECISION_GROUPS_MAX * DECISION_RATES * UINT64_C(8)))
 
 static uint64_t chunk_count(const struct shardmap *map)
 {
@@ -33,7 +35,8 @@ uint64_t owner_ledger_bytes(const struct shardmap *map, const struct owner_ask *
                                chunk_count(map) * sizeof(uint64_t),
                                ask->spec_bytes,
                                BLOBS_BYTES,
-                               HISTORY_BYTES };
+                               HISTORY_BYTES,
+                               MORE_BYTES };
     uint64_t at = 0;
     for (unsigned i = 0; i < sizeof parts / sizeof *parts; i++)
         at = layout_align(at + parts[i], PART_ALIGN);

@@ -22,6 +22,7 @@
 #define SPEC_NAME_BYTES_MAX 128u /* with NUL; printable ASCII without space, '/', '"' or '\' */
 #define SPEC_RANK_MAX       8u
 #define SPEC_USES_MAX       16u
+#define SPEC_BETA_MAX       0x1.fffffep-1 /* largest fp32 below 1 */
 
 enum spec_init { SPEC_INIT_CONST = 1, SPEC_INIT_NORMAL = 2, SPEC_INIT_UNIFORM = 3 };
 

@@ -12,8 +12,6 @@
 #include "proto/base/sys.h"
 #include "proto/spec/spec_node.h"
 
-#define BETA_MAX 0x1.fffffep-1 /* largest fp32 below 1 */
-
 struct parser {
     struct spec *spec;                /* owned until handed out */
     json_t *groups, *units, *tensors; /* owned dictionaries: name -> index */
@@ -62,8 +60,8 @@ static int parse_optimizer(struct parser *p, const struct node *n)
         struct node_range range;
         double *value;
     } fields[] = {
-        { row->beta1_key, { 0, BETA_MAX }, &s->beta1 },
-        { row->beta2_key, { 0, BETA_MAX }, &s->beta2 },
+        { row->beta1_key, { 0, SPEC_BETA_MAX }, &s->beta1 },
+        { row->beta2_key, { 0, SPEC_BETA_MAX }, &s->beta2 },
         /* Not 0: padding has neither gradient nor moments, and 0 / (0 + eps) must stay 0. */
         { row->eps_key, { FLT_MIN, FLT_MAX }, &s->eps },
     };

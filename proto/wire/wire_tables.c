@@ -44,8 +44,14 @@
 
 #define DECIDED_AS(member, as) ROW_OF(struct decision, member, .form = (as))
 static const struct wire_field decision_fields[] = {
-    DECIDED_AS(skip, WIRE_ANY),        DECIDED_AS(scale, WIRE_REAL),     DECIDED_AS(lr, WIRE_REAL),
-    DECIDED_AS(loss_scale, WIRE_REAL), DECIDED_AS(good_steps, WIRE_ANY),
+    DECIDED_AS(skip, WIRE_ANY),
+    DECIDED_AS(scale, WIRE_REAL),
+    DECIDED_AS(lr, WIRE_REAL),
+    DECIDED_AS(loss_scale, WIRE_REAL),
+    DECIDED_AS(good_steps, WIRE_ANY),
+    DECIDED_AS(divisor, WIRE_REAL), /* the values of rates are the model's to check */
+    ROW_OF(struct decision, rates, .max = DECISION_GROUPS_MAX * DECISION_RATES,
+           .more_at = offsetof(struct decision, rate_count)),
 };
 static const struct wire_message decision = MESSAGE_OF(struct decision, "decision", decision);
 

@@ -134,7 +134,10 @@ static struct decision random_decision(uint64_t *seed)
                               .scale = (float)special[test_random(seed) % 4],
                               .lr = special[test_random(seed) % 4] * 0x1p-900,
                               .loss_scale = special[test_random(seed) % 4],
-                              .good_steps = (uint32_t)test_random(seed) };
+                              .good_steps = (uint32_t)test_random(seed),
+                              .divisor = special[test_random(seed) % 4],
+                              .rate_count = 8,
+                              .rates = { 1e-3, NAN, 0.9, NAN, 0, 0.1, special[1], NAN } };
 }
 
 static void random_return(uint64_t *seed, struct wire_return *t)
@@ -423,7 +426,8 @@ static bool same_bytes(struct wire_bytes a, struct wire_bytes b)
 static bool same_decision(struct decision a, struct decision b)
 {
     return a.skip == b.skip && a.scale == b.scale && a.lr == b.lr && a.loss_scale == b.loss_scale &&
-           a.good_steps == b.good_steps;
+           a.good_steps == b.good_steps && a.divisor == b.divisor && a.rate_count == b.rate_count &&
+           memcmp(a.rates, b.rates, a.rate_count * sizeof *a.rates) == 0;
 }
 
 static bool same_metrics(const double *a, uint32_t a_count, const double *b, uint32_t b_count)

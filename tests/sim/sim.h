@@ -159,7 +159,11 @@ struct sim_reply {
         struct sim_layout layout;
     };
 };
-_Static_assert(sizeof(struct sim_reply) <= REPLIES_BYTES_MAX, "replies are kept");
+/* Rates that a decision of the simulator has at most; without the room for more, replies are kept.
+ */
+#define SIM_RATES    (1 * DECISION_RATES)
+#define SIM_NO_RATES (sizeof(double) * (DECISION_GROUPS_MAX * DECISION_RATES - SIM_RATES))
+_Static_assert(sizeof(struct sim_reply) - SIM_NO_RATES <= REPLIES_BYTES_MAX, "replies are kept");
 
 struct sim_msg {
     bool to_daemon;
@@ -314,7 +318,7 @@ struct sim_worker {
     struct decision last;
     uint32_t looks;
     struct turn *turn;
-    _Alignas(16) uint8_t turn_memory[8192];
+    _Alignas(16) uint8_t turn_memory[32768];
     struct sim_link link[SIM_DAEMONS];
 };
 

@@ -1,5 +1,6 @@
 /* What must be, computed from the seed alone, and the comparison with what is; see sim.h. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,17 +104,32 @@ uint64_t sim_decision_hash(const struct decision *d)
     memcpy(&lr, &d->lr, sizeof lr);
     memcpy(&loss_scale, &d->loss_scale, sizeof loss_scale);
     memcpy(&scale_bits, &scale, sizeof scale_bits);
-    return sim_mix(sim_mix(sim_mix(lr, loss_scale), scale_bits),
-                   (uint64_t)d->skip << 32 | d->good_steps);
+    uint64_t hash = sim_mix(sim_mix(sim_mix(lr, loss_scale), scale_bits),
+                            (uint64_t)d->skip << 32 | d->good_steps);
+    uint64_t divisor;
+    memcpy(&divisor, &d->divisor, sizeof divisor);
+    hash = sim_mix(hash, divisor);
+    for (uint32_t i = 0; i < d->rate_count; i++) {
+        uint64_t rate;
+        memcpy(&rate, &d->rates[i], sizeof rate);
+        hash = sim_mix(hash, rate);
+    }
+    return hash;
 }
 
 struct turn_update sim_update_of(const struct sim *s, uint64_t step, uint32_t job,
                                  const struct decision *last)
 {
+    static const struct decision_rates rates[] = { { 1e-3, NAN, 0.9, NAN },
+                                                   { 2e-3, 0.1, 0.8, 0.95 },
+                                                   { NAN, 0.2, NAN, NAN } };
     struct turn_update u = { .args = { .micro_batches = s->config.micros,
                                        .lr = 1e-3 * (1 + job) + 1e-6 * (double)step,
                                        .clip_norm = 1 } };
     u.args.loss_scale = loss_scale_next(last, &u.args.good_steps);
+    u.args.divide_by = step % 2; /* the metric's sum is above 0 then */
+    u.args.groups = &rates[step % 3];
+    u.args.group_count = step % 4 == 0 ? 0 : 1;
     return u;
 }
 

@@ -35,13 +35,42 @@ static void send(struct sim *s, const struct sim_daemon *d, const struct sim_ses
     sim_send(s, &msg);
 }
 
+/* Bytes of a reply before the rates that no decision of the simulator has. */
+static size_t reply_head(const struct sim_reply *r)
+{
+    const struct decision *d = r->kind == SIM_PREPARE  ? &r->prepared.decision
+                               : r->kind == SIM_COMMIT ? &r->committed.decision
+                                                       : &r->layout.decision;
+    return (size_t)((const uint8_t *)&d->rates[SIM_RATES] - (const uint8_t *)r);
+}
+
+static void keep(struct replies *replies, uint64_t seq, const struct sim_reply *r)
+{
+    uint8_t frame[REPLIES_BYTES_MAX];
+    const size_t head = reply_head(r), tail = sizeof *r - SIM_NO_RATES - head;
+    memcpy(frame, r, head);
+    memcpy(frame + head, (const uint8_t *)r + head + SIM_NO_RATES, tail);
+    replies_keep(replies, seq, frame, head + tail);
+}
+
+static struct sim_reply kept(const uint8_t *frame, size_t bytes)
+{
+    struct sim_reply r;
+    CHECK(bytes == sizeof r - SIM_NO_RATES);
+    memcpy(&r.kind, frame, sizeof r.kind);
+    const size_t head = reply_head(&r);
+    memcpy(&r, frame, head);
+    memcpy((uint8_t *)&r + head + SIM_NO_RATES, frame + head, bytes - head);
+    return r;
+}
+
 static void answer(struct sim *s, const struct sim_daemon *d, struct sim_session *ses, uint64_t seq,
                    const struct sim_reply *reply)
 {
     if (!ses->open)
         return;
     FAIL_POINT("sim:reply:before");
-    replies_keep(ses->replies, seq, reply, sizeof *reply);
+    keep(ses->replies, seq, reply);
     send(s, d, ses, seq, reply);
     FAIL_POINT("sim:reply:after");
 }
@@ -459,9 +488,7 @@ static void on_message(struct sim *s, struct sim_daemon *d, const struct sim_msg
         serve(s, d, ses, msg);
         break;
     case REPLIES_AGAIN: {
-        struct sim_reply reply;
-        CHECK(bytes == sizeof reply);
-        memcpy(&reply, frame, bytes);
+        const struct sim_reply reply = kept(frame, bytes);
         send(s, d, ses, msg->seq, &reply);
         break;
     }

@@ -161,10 +161,7 @@ void sim_kernel_queue(struct sim *s, struct sim_daemon *d, const struct step_act
                               : &d->sessions[op->seat].slot[op->slot];
         k->summing = a->last;
     } else if (a->kind == STEP_DO_APPLY) {
-        const struct decision *dec = &step_record(d->core)->decision;
-        const struct decision w = { dec->skip, dec->scale, dec->lr, dec->loss_scale,
-                                    dec->good_steps };
-        k->decision = sim_decision_hash(&w);
+        k->decision = sim_decision_hash(&step_record(d->core)->decision);
         if (a->skip)
             k->block = k->end;
     } else {

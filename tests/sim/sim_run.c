@@ -27,7 +27,8 @@ const uint32_t sim_scenario_count = ARRAY_SIZE(sim_scenarios);
 
 struct sim_config sim_config_of(const struct sim_scenario *scenario, uint64_t seed)
 {
-    struct sim s = { .random = sim_mix(seed, 1) };
+    static struct sim s; /* too large for the stack */
+    s.random = sim_mix(seed, 1);
     static const uint64_t gaps[] = { 100 * MS, 300 * MS, S, 3 * S };
     static const uint64_t kernels[] = { 20 * US, 100 * US, 2 * MS, 20 * MS };
     struct sim_config c = { .seed = seed,

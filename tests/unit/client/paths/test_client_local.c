@@ -130,6 +130,95 @@ TEST(run_step_trains_and_reports)
     shd_close(s);
 }
 
+/* Steps as `update` says, from the beginning. */
+static void digest_with(const char *spec, const struct shd_update *update, char hex[65])
+{
+    struct shd_err e = { 0 };
+    shd_session *s = connect_local(0, 0);
+    shd_model *m;
+    EXPECT_OK(shd_model_open(s, spec, &m, &e), &e);
+    for (uint32_t k = 0; k < 3; k++) {
+        struct toy toy = { .m = m, .fail_micro = -1 };
+        const struct shd_compute c = { &toy, toy_forward, toy_backward, toy_metrics, NULL };
+        EXPECT_OK(shd_run_step(m, toy_all_micros, TOY_MICROS, &c, update, NULL, &e), &e);
+    }
+    digest_of(m, hex);
+    shd_close(s);
+}
+
+/* Rates that say what the spec says change no bit; others do, each of them. */
+TEST(rates_of_groups_take_the_place_of_the_specs)
+{
+    static const struct shd_rates all_spec = { NAN, NAN, NAN, NAN };
+    static const struct shd_rates others[] = { { 0.02, NAN, NAN, NAN },
+                                               { NAN, 0.3, NAN, NAN },
+                                               { NAN, NAN, 0.8, NAN },
+                                               { NAN, NAN, NAN, 0.9 } };
+    const char *spec = toy_spec("f32", TOY_ADAMW);
+    struct shd_update update = { .size = sizeof update, .lr = 0.01 };
+    struct shd_rates groups[] = { all_spec, all_spec };
+    char want[65], got[65];
+    digest_with(spec, &update, want);
+    update.groups = groups;
+    update.group_count = 2;
+    digest_with(spec, &update, got);
+    EXPECT_STR(got, want);
+    for (size_t i = 0; i < ARRAY_SIZE(others); i++) {
+        groups[0] = others[i];
+        digest_with(spec, &update, got);
+        EXPECT(strcmp(got, want) != 0);
+    }
+    groups[0] = groups[1] = (struct shd_rates){ 0.02, NAN, NAN, NAN }; /* not times lr_scale */
+    digest_with(spec, &update, want);
+    update.lr = 77;
+    digest_with(spec, &update, got);
+    EXPECT_STR(got, want);
+}
+
+TEST(bad_rates_and_divisors_are_named_and_the_step_stays_open)
+{
+    static const struct {
+        struct shd_rates group;
+        int status;
+        const char *text;
+    } bad[] = {
+        { { -1, NAN, NAN, NAN }, SHD_ERANGE, "lr is -1, must be" },
+        { { NAN, INFINITY, NAN, NAN }, SHD_ERANGE, "weight_decay is inf" },
+        { { NAN, NAN, 1, NAN }, SHD_ERANGE, "momentum is 1, must be NaN (the spec's) or 0 to" },
+        { { NAN, NAN, NAN, 0.5 }, SHD_EINVAL, "0.5 is given for a rate that its optimizer, sgd" },
+    };
+    struct shd_err e = { 0 };
+    shd_session *s = connect_local(0, 0);
+    shd_model *m;
+    EXPECT_OK(shd_model_open(s, toy_spec("f32", TOY_SGD), &m, &e), &e);
+    return_all(m, toy_all_micros);
+    struct shd_rates groups[2] = { { NAN, NAN, NAN, NAN }, { NAN, NAN, NAN, NAN } };
+    struct shd_update update = {
+        .size = sizeof update, .lr = 0.1, .groups = groups, .group_count = 2
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
+        groups[1] = bad[i].group;
+        EXPECT_STATUS(shd_commit(m, &update, NULL, &e), bad[i].status);
+        EXPECT_HAS(e.text, bad[i].text);
+    }
+    update.group_count = 1;
+    EXPECT_STATUS(shd_commit(m, &update, NULL, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "rates of 1 groups are given, model 'toy' has 2");
+    update.groups = NULL;
+    EXPECT_STATUS(shd_commit(m, &update, NULL, &e), SHD_EINVAL);
+    update.group_count = 0;
+    update.divide_by = 1;
+    EXPECT_STATUS(shd_commit(m, &update, NULL, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "metric 0, and the micro-batches of step 0 reported 0");
+    update.divide_by = 1 + SHD_METRICS_MAX;
+    EXPECT_STATUS(shd_commit(m, &update, NULL, &e), SHD_ERANGE);
+    EXPECT_HAS(e.text, "divide_by is 5, must be 0");
+    update.divide_by = 0;
+    EXPECT_OK(shd_commit(m, &update, NULL, &e), &e);
+    EXPECT_EQ(shd_step(m), 1);
+    shd_close(s);
+}
+
 TEST(each_optimizer_and_dtype_trains)
 {
     static const char *const publish[] = { "f32", "bf16", "f16" };

@@ -48,6 +48,29 @@ TEST(digest_equals_in_process_training_for_each_optimizer_and_dtype)
     train_and_compare(toy_spec("f32", TOY_LION), 2, 3);
 }
 
+/* Rates and divisor of each step are in its decision: all owners have the same. */
+TEST(rates_and_divisor_give_the_same_bits_for_any_number_of_daemons)
+{
+    static const struct shd_rates group = { 0.02, 0.1, 0.8, 0.9 };
+    const char *spec = pt_spec(&(struct pt_model){ .name = "rates" });
+    struct pt_run run = { .steps = 3,
+                          .t.overflow_step = 1,
+                          .update = { .size = sizeof run.update,
+                                      .clip_norm = 0.5,
+                                      .divide_by = 2,
+                                      .groups = &group,
+                                      .group_count = 1 } };
+    char want[65], got[65];
+    struct shd_err e = { 0 };
+    pt_reference(spec, &run, want);
+    fixture_start(&daemons, 3, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    EXPECT_OK(pt_train(s, spec, &run, toy_all_micros, TOY_MICROS, got, &e), &e);
+    EXPECT_STR(got, want);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* One of W workers, in its own process: micro-batches w, w + W, ... Exits with 0 when it ends with
  * the wanted digest. */
 __attribute__((noreturn)) static void be_worker(uint32_t worker, uint32_t workers, uint32_t steps,

@@ -66,7 +66,7 @@ static struct turn_update update_of(uint64_t step, double lr)
 }
 
 struct memory {
-    _Alignas(16) uint8_t bytes[8192];
+    _Alignas(16) uint8_t bytes[32768];
 };
 
 static struct turn *turn_in(struct memory *memory, uint32_t owners)
@@ -591,6 +591,84 @@ TEST(decisions_carry_their_loss_scale)
     p.finite = true;
     EXPECT_OK(decide(&args, &d, &e), &e);
     EXPECT(d.decision.loss_scale == 1);
+}
+
+/* The divisor takes the place of M in the norm, in what clipping sees and in the scale. */
+TEST(update_divides_by_the_sum_of_a_metric)
+{
+    struct wire_prepared p[2] = { prepared_of(36), prepared_of(28) };
+    struct decide_args args = {
+        .prepared = p, .owners = 2, .micro_batches = 4, .lr = 0.1, .clip_norm = 0.5, .divide_by = 2
+    };
+    struct decided d, again;
+    struct shd_err e = { 0 };
+    p[0].metric_count = p[1].metric_count = 2;
+    p[0].metrics[1] = 10;
+    p[1].metrics[1] = 11; /* owner 0's count */
+    EXPECT_OK(decide(&args, &d, &e), &e);
+    EXPECT(d.grad_norm == 8.0 / 10 && d.decision.divisor == 10);
+    EXPECT(d.decision.scale == (float)(1.0 / 10 * (0.5 / (0.8 + 1e-6))));
+    /* Whoever passes the record on, without the update, has the same norm. */
+    p[1].has_decision = true;
+    p[1].decision = d.decision;
+    args = (struct decide_args){ .prepared = p, .owners = 2, .micro_batches = 4 };
+    EXPECT_OK(decide(&args, &again, &e), &e);
+    EXPECT(again.grad_norm == d.grad_norm && decision_equal(&again.decision, &d.decision));
+    /* M by another name. */
+    p[1].has_decision = false;
+    p[0].metrics[0] = 4;
+    args.divide_by = 1;
+    EXPECT_OK(decide(&args, &d, &e), &e);
+    args.divide_by = 0;
+    EXPECT_OK(decide(&args, &again, &e), &e);
+    EXPECT(d.grad_norm == again.grad_norm && d.decision.scale == again.decision.scale);
+    EXPECT(!decision_equal(&d.decision, &again.decision));
+}
+
+TEST(divisors_that_are_none_are_named)
+{
+    static const double bad[] = { 0, -3, (double)INFINITY, (double)NAN };
+    struct wire_prepared p = prepared_of(64);
+    struct decide_args args = { .prepared = &p, .owners = 1, .micro_batches = 4, .divide_by = 2 };
+    struct decided d;
+    struct shd_err e = { 0 };
+    p.step = 7;
+    p.metric_count = 1;
+    EXPECT_STATUS(decide(&args, &d, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "metric 1, and the micro-batches of step 7 reported 1");
+    p.metric_count = 2;
+    for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
+        p.metrics[1] = bad[i];
+        EXPECT_STATUS(decide(&args, &d, &e), SHD_EINVAL);
+        EXPECT_HAS(e.text, "must be finite and above 0");
+    }
+    p.metrics[1] = 1e-300;
+    EXPECT_STATUS(decide(&args, &d, &e), SHD_ERANGE);
+    EXPECT_HAS(e.text, "metric 1 sums to 1e-300, too little");
+}
+
+TEST(decisions_carry_the_rates_of_groups)
+{
+    const struct decision_rates groups[] = { { 0.5, NAN, 0.9, NAN }, { NAN, 0, NAN, 0.25 } };
+    struct wire_prepared p = prepared_of(64);
+    const struct decide_args args = {
+        .prepared = &p, .owners = 1, .micro_batches = 4, .groups = groups, .group_count = 2
+    };
+    struct decided d, other;
+    struct shd_err e = { 0 };
+    EXPECT_OK(decide(&args, &d, &e), &e);
+    EXPECT_EQ(d.decision.rate_count, 8);
+    const struct decision_rates r = decision_rates_of(&d.decision, 1);
+    EXPECT(isnan(r.lr) && r.weight_decay == 0 && isnan(r.beta1) && r.beta2 == 0.25);
+    other = d;
+    EXPECT(decision_equal(&other.decision, &d.decision)); /* NaN is NaN */
+    other.decision.rates[7] = 0.5;
+    EXPECT(!decision_equal(&other.decision, &d.decision));
+    p.finite = false; /* skipped, and as much on record */
+    EXPECT_OK(decide(&args, &d, &e), &e);
+    EXPECT(d.decision.skip && d.decision.rate_count == 8);
+    d.decision.rate_count = 0;
+    EXPECT(isnan(decision_rates_of(&d.decision, 63).lr));
 }
 
 TEST_MAIN()

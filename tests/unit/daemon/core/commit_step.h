@@ -147,7 +147,7 @@ struct rig {
     float publish[UNIT_ELEMS];
     struct shd_err e;
     const char *wrong; /* NULL: nothing was */
-    _Alignas(16) uint8_t core_memory[4096];
+    _Alignas(16) uint8_t core_memory[16384];
 };
 
 static void work_done(struct kern_done *done, int status)

@@ -23,7 +23,7 @@ struct desk {
 static struct desk desk_new(bool cautious)
 {
     static _Alignas(128) uint8_t ledger[4 << 20];
-    static _Alignas(16) uint8_t core[4096], lease[16384];
+    static _Alignas(16) uint8_t core[16384], lease[16384];
     const struct ledger_shape shape = {
         .name = "m", .spec = "{}", .spec_bytes = 2, .owners = 1, .units = 1, .micros = MICROS
     };

@@ -228,6 +228,15 @@ TEST(ledger_that_contradicts_itself_is_refused)
     BROKEN(l.metrics[4].tag = ledger_metrics_tag(2, LEDGER_METRICS + 1));
 }
 
+/* As a build of that version would have left it: without what lies behind the history, of which
+ * there is none here. */
+static void make_older(struct ledger *l, uint32_t version, uint64_t *bytes)
+{
+    l->head->version = version;
+    *bytes = layout_align(l->head->blobs_at + 2 * LEDGER_BLOB_BYTES, SHD_PAGE_BYTES);
+    l->head->bytes = *bytes;
+}
+
 TEST(another_version_is_named_and_left_alone)
 {
     uint64_t bytes;
@@ -270,13 +279,46 @@ TEST(ledger_without_a_history_is_adopted)
     struct ledger l = make(&bytes), adopted;
     struct history_row row;
     struct shd_err e = { 0 };
-    l.head->version = 1;
+    make_older(&l, 1, &bytes);
     EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
+    EXPECT(adopted.more == NULL);
     uint64_t from = 0;
     EXPECT_EQ(history_read(adopted.history, adopted.head->history_slots, 2, &from, &row, 1), 0);
     l.head->history_slots = 1;
     EXPECT_STATUS(ledger_adopt(&adopted, l.head, bytes, &e), SHD_ESEGMENT);
     EXPECT_HAS(e.text, "history_slots is 1, must be 0 to 0");
+    free(l.head);
+}
+
+TEST(decisions_are_kept_whole_where_there_is_room)
+{
+    uint64_t bytes;
+    struct ledger l = make(&bytes), adopted;
+    struct shd_err e = { 0 };
+    struct decision got, given = { .scale = 0.5f, .lr = 3, .divisor = 7, .rate_count = 4 };
+    given.rates[1] = (double)NAN;
+    given.rates[3] = 0.25;
+    ledger_decision_put(&l, 0, &given);
+    EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
+    ledger_decision_get(&adopted, 0, &got);
+    EXPECT(decision_equal(&got, &given));
+    l.more[0].rate_count = 3;
+    expect_refused(&l, bytes, "3 rates of groups", SHD_ESEGMENT);
+
+    l = make(&bytes);
+    l.more[0].divisor = -1;
+    expect_refused(&l, bytes, "divisor -1", SHD_ESEGMENT);
+
+    l = make(&bytes);
+    make_older(&l, 2, &bytes);
+    EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
+    EXPECT(!ledger_decision_room(&adopted, &given));
+    given.rate_count = 0;
+    given.divisor = 0;
+    EXPECT(ledger_decision_room(&adopted, &given));
+    ledger_decision_put(&adopted, 0, &given);
+    ledger_decision_get(&adopted, 0, &got);
+    EXPECT(decision_equal(&got, &given));
     free(l.head);
 }
 

@@ -2,6 +2,7 @@
 #include "proto/files/ckpt.h"
 
 #include <fcntl.h>
+#include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -154,7 +155,10 @@ static struct ckpt_info sample(void)
                       .scale = 0.1f,
                       .lr = 0x1.23456789abcdep-10,
                       .loss_scale = 65536,
-                      .good_steps = UINT32_MAX },
+                      .good_steps = UINT32_MAX,
+                      .divisor = 0x1.8p100,
+                      .rate_count = 4,
+                      .rates = { 0x1.23456789abcdep-10, (double)NAN, 0, 0.999 } },
         .blob = blob,
         .blob_bytes = sizeof blob,
         .time = 1700000000,
@@ -198,16 +202,20 @@ TEST(what_shardd_json_says_is_read_again)
     EXPECT(out.has_decision && out.decision.skip && out.decision.scale == in.decision.scale);
     EXPECT(out.decision.lr == in.decision.lr && out.decision.loss_scale == 65536);
     EXPECT_EQ(out.decision.good_steps, UINT32_MAX);
+    EXPECT(decision_equal(&out.decision, &in.decision));
     EXPECT_EQ(out.blob_bytes, in.blob_bytes);
     EXPECT(memcmp(out.blob, in.blob, in.blob_bytes) == 0);
     ckpt_info_deinit(&out);
     struct ckpt_info bare = in;
+    bare.decision.divisor = 0; /* as an older build writes it */
+    bare.decision.rate_count = 0;
     for (size_t bytes = 0; bytes < 5; bytes++) { /* each way base64 ends */
         bare.blob_bytes = bytes;
         free(put_sample(fd, &bare));
         EXPECT_OK(ckpt_info_read(fd, &out, &e), &e);
         EXPECT_EQ(out.blob_bytes, bytes);
         EXPECT(memcmp(out.blob, in.blob, bytes) == 0);
+        EXPECT(decision_equal(&out.decision, &bare.decision));
         ckpt_info_deinit(&out);
     }
     bare.blob = NULL;

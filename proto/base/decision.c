@@ -1,0 +1,35 @@
+/* See decision.h. */
+#include "proto/base/decision.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "proto/base/check.h"
+
+static uint64_t bits(double x)
+{
+    uint64_t raw;
+    memcpy(&raw, &x, sizeof raw);
+    return raw;
+}
+
+struct decision_rates decision_rates_of(const struct decision *d, uint32_t g)
+{
+    struct decision_rates r = { NAN, NAN, NAN, NAN };
+    if (d->rate_count == 0)
+        return r;
+    CHECK((g + 1) * DECISION_RATES <= d->rate_count);
+    const double *at = &d->rates[(size_t)g * DECISION_RATES];
+    r = (struct decision_rates){ at[0], at[1], at[2], at[3] };
+    return r;
+}
+
+/* A float keeps its identity as a double. */
+bool decision_equal(const struct decision *a, const struct decision *b)
+{
+    return a->skip == b->skip && bits((double)a->scale) == bits((double)b->scale) &&
+           bits(a->lr) == bits(b->lr) && bits(a->loss_scale) == bits(b->loss_scale) &&
+           a->good_steps == b->good_steps && bits(a->divisor) == bits(b->divisor) &&
+           a->rate_count == b->rate_count &&
+           memcmp(a->rates, b->rates, a->rate_count * sizeof *a->rates) == 0;
+}
