@@ -431,7 +431,7 @@ static int update_units(struct shd_model *m, const struct decision *decision, st
     runs_hypers(m->spec, decision, local->updates + 1, local->hypers);
     for (uint32_t i = 0; i < m->spec->unit_count; i++) {
         const struct local_unit *u = &local->units[i];
-        if (m->spec->units[i].frozen)
+        if (m->spec->units[i].frozen || (m->spec->units[i].skips_idle && !u->summed))
             continue;
         const struct kern_update update = {
             .kind = m->spec->optimizer,

@@ -42,6 +42,21 @@ uint64_t step_collecting(const struct step *s)
     return s->phase == STEP_APPLYING ? s->now + 1 : s->now;
 }
 
+/* Did any micro-batch of the step that is being applied return a gradient of the unit? The word is
+ * that of its last sum, which the next step does not begin before the unit is applied. */
+static bool took_part(const struct step *s, uint32_t unit)
+{
+    const uint64_t word = atomic_load_explicit(&s->ledger.unit[unit].progress,
+                                               memory_order_relaxed);
+    return ledger_progress_step(word) == s->now && ledger_progress_started(word);
+}
+
+static bool nothing_to_apply(const struct step *s, uint32_t unit)
+{
+    const struct step_unit *u = &s->unit[unit];
+    return s->record.decision.skip || u->frozen || (u->skips_idle && !took_part(s, unit));
+}
+
 static void apply_one_more(struct step *s, struct step_actions *actions)
 {
     while (s->apply_next < s->units && s->unit[s->apply_next].free)
@@ -51,7 +66,7 @@ static void apply_one_more(struct step *s, struct step_actions *actions)
     struct step_action *a = act(actions, STEP_DO_APPLY);
     a->unit = s->apply_next++;
     a->step = s->now;
-    a->skip = s->record.decision.skip || s->unit[a->unit].frozen;
+    a->skip = nothing_to_apply(s, a->unit);
 }
 
 /* -- Sealing ------------------------------------------------------------------------------------
@@ -382,8 +397,10 @@ static void begin_applying(struct step *s, const struct decision *decision, stru
     memset(s->micro_units, 0, s->micros * sizeof *s->micro_units);
     memset(s->micro_came, 0, s->micros * sizeof *s->micro_came);
     for (uint32_t u = 0; u < s->units; u++) {
-        const bool frozen = s->unit[u].frozen;
-        s->unit[u] = (struct step_unit){ .frozen = frozen, .summed = frozen };
+        const struct step_unit was = s->unit[u];
+        s->unit[u] = (struct step_unit){ .frozen = was.frozen,
+                                         .summed = was.frozen,
+                                         .skips_idle = was.skips_idle };
     }
     for (uint32_t i = 0; i < STEP_APPLY_AHEAD; i++)
         apply_one_more(s, actions);

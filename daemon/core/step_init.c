@@ -113,3 +113,9 @@ struct step *step_init(void *memory, const struct ledger *ledger, const bool *fr
     s->now = s->phase == STEP_OPEN ? commits : commits - 1;
     return s;
 }
+
+void step_skips_idle(struct step *s, uint32_t unit)
+{
+    CHECK(unit < s->units);
+    s->unit[unit].skips_idle = true;
+}

@@ -16,6 +16,7 @@ struct step_unit {
     bool summed;   /* all in, sum of squares known */
     bool free;     /* the accumulator may be written: the unit was applied */
     bool frozen;
+    bool skips_idle;
 };
 
 struct step {

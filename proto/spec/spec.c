@@ -152,6 +152,8 @@ static void compare_groups(struct comparison *c, const struct spec *open, const 
         same_text(c, o->name, a->name, "groups[%" PRIu32 "].name", i);
         same_real(c, o->lr_scale, a->lr_scale, "group '%s': lr_scale", o->name);
         same_real(c, o->weight_decay, a->weight_decay, "group '%s': weight_decay", o->name);
+        same_text(c, o->skips_idle ? "skip" : "zero", a->skips_idle ? "skip" : "zero",
+                  "group '%s': idle", o->name);
     }
 }
 

@@ -38,6 +38,7 @@ struct spec_group {
     char *name;          /* owned, unique */
     double lr_scale;     /* default 1 */
     double weight_decay; /* default 0 */
+    bool skips_idle;     /* "idle": units that took no part in a step are not updated */
 };
 
 struct spec_tensor {
@@ -60,7 +61,8 @@ struct spec_unit {
     uint64_t elems;        /* end of the last tensor, padded to SHD_BLOCK_ELEMS */
     uint32_t uses[SPEC_USES_MAX];
     uint32_t uses_count;
-    bool frozen; /* its tensors are not trainable: no gradient, no optimizer state */
+    bool frozen;     /* its tensors are not trainable: no gradient, no optimizer state */
+    bool skips_idle; /* its tensors' groups do, all of them; of a frozen one it says nothing */
 };
 
 struct spec {

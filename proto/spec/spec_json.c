@@ -77,7 +77,7 @@ static int parse_optimizer(struct parser *p, const struct node *n)
 
 static int parse_group(struct parser *p, const struct node *n, uint32_t index)
 {
-    static const char *const known[] = { "name", "lr_scale", "weight_decay" };
+    static const char *const known[] = { "name", "lr_scale", "weight_decay", "idle" };
     static const struct node_range range = { 0, FLT_MAX };
     struct spec_group *g = &p->spec->groups[index];
     int r = node_object(n, known, ARRAY_SIZE(known), p->e);
@@ -92,6 +92,13 @@ static int parse_group(struct parser *p, const struct node *n, uint32_t index)
     const struct node decay = node_field(n, "weight_decay");
     if (r == SHD_OK && decay.json != NULL)
         r = node_real(&decay, range, &g->weight_decay, p->e);
+    const struct node idle = node_field(n, "idle");
+    const char *what = "zero";
+    if (r == SHD_OK && idle.json != NULL)
+        r = node_text(&idle, &what, p->e);
+    g->skips_idle = strcmp(what, "skip") == 0;
+    if (r == SHD_OK && !g->skips_idle && strcmp(what, "zero") != 0)
+        return err_set(p->e, SHD_EINVAL, "%s is '%.40s', must be zero or skip", idle.path, what);
     return r;
 }
 
@@ -227,11 +234,19 @@ static int too_many_elems(const struct node *n, uint64_t elems, struct shd_err *
                    n->path, elems, SHD_MODEL_ELEMS_MAX);
 }
 
-/* A unit has a gradient as a whole or none at all. */
+/* A unit has a gradient as a whole or none at all, of all micro-batches and of each. */
 static int check_trainable(struct parser *p, const struct node *n, const struct spec_unit *u,
                            const struct spec_tensor *t)
 {
     const struct spec_tensor *first = &p->spec->tensors[u->first_tensor];
+    const struct spec_group *group = &p->spec->groups[t->group];
+    const struct spec_group *first_group = &p->spec->groups[first->group];
+    if (group->skips_idle != first_group->skips_idle)
+        return err_set(p->e, SHD_EINVAL,
+                       "%s: '%.40s' is of group '%.20s', whose idle is \"%s\", '%.40s' of the same "
+                       "unit of '%.20s', whose idle is not: give them units of their own",
+                       n->path, t->name, group->name, group->skips_idle ? "skip" : "zero",
+                       first->name, first_group->name);
     if (t->trainable == first->trainable)
         return SHD_OK;
     return err_set(
@@ -265,6 +280,7 @@ static int parse_tensors(struct parser *p, const struct node *n, uint32_t unit, 
     }
     u->elems = layout_align(end, SHD_BLOCK_ELEMS);
     u->frozen = !s->tensors[u->first_tensor].trainable;
+    u->skips_idle = s->groups[s->tensors[u->first_tensor].group].skips_idle;
     *padded += u->elems;
     return *padded <= SHD_MODEL_ELEMS_MAX ? SHD_OK : too_many_elems(n, *padded, p->e);
 }
@@ -508,8 +524,14 @@ static json_t *groups_json(const struct spec *spec)
     json_t *array = json_array();
     for (uint32_t i = 0; i < spec->group_count; i++) {
         const struct spec_group *g = &spec->groups[i];
-        array = append(array, json_pack("{s:s, s:f, s:f}", "name", g->name, "lr_scale", g->lr_scale,
-                                        "weight_decay", g->weight_decay));
+        json_t *o = json_pack("{s:s, s:f, s:f}", "name", g->name, "lr_scale", g->lr_scale,
+                              "weight_decay", g->weight_decay);
+        if (o != NULL && g->skips_idle && /* as "grad_dtype" */
+            json_object_set_new(o, "idle", json_string("skip")) != 0) {
+            json_decref(o);
+            o = NULL;
+        }
+        array = append(array, o);
     }
     return array;
 }

@@ -343,6 +343,7 @@ struct sim {
     bool cut[SIM_DAEMONS][SIM_WORKERS];
     uint64_t cut_until_ns[SIM_DAEMONS][SIM_WORKERS];
     bool frozen[SIM_UNITS];
+    bool skips_idle[SIM_UNITS];
     uint32_t blocks[SIM_UNITS];
     uint32_t job;
     uint64_t job_ready_ns; /* all connections of the job before are gone */

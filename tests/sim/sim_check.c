@@ -204,7 +204,8 @@ static void decide_next(struct sim *s, const struct decision *decision)
     s->decided++;
     s->last_decided_ns = s->now_ns;
     for (uint32_t u = 0; u < s->config.units && !decision->skip; u++)
-        for (uint32_t b = 0; b < s->blocks[u] && !s->frozen[u]; b++)
+        for (uint32_t b = 0;
+             b < s->blocks[u] && !s->frozen[u] && (!s->skips_idle[u] || anybody(s, step, u)); b++)
             s->param[0][u][b] = sim_update(s->param[0][u][b], sim_decision_hash(decision),
                                            sum_of(s, step, u, b, s->config.micros));
 }
@@ -223,6 +224,7 @@ void sim_begin_checks(struct sim *s)
     for (uint32_t u = 0; u < SIM_UNITS; u++) {
         s->blocks[u] = 1 + (uint32_t)(sim_mix(s->config.model_seed, u) % SIM_BLOCKS);
         s->frozen[u] = s->config.frozen && u == 1;
+        s->skips_idle[u] = sim_mix(s->config.model_seed, 100 + u) % 2 == 0;
         for (uint32_t b = 0; b < SIM_BLOCKS; b++)
             s->param[0][u][b] = s->param[1][u][b] = sim_mix(u, b);
     }

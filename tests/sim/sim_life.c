@@ -84,6 +84,9 @@ void sim_daemon_start(struct sim *s, struct sim_daemon *d)
         sim_broken(s, "P3", sim_daemon_index(s, d), SIM_NOBODY, "the ledger is refused: %s",
                    e.text);
     d->core = step_init(d->core_memory, &d->ledger, s->frozen);
+    for (uint32_t u = 0; u < s->config.units; u++)
+        if (s->skips_idle[u])
+            step_skips_idle(d->core, u);
     d->lease = lease_init(d->lease_memory, s->config.micros, cautious);
     check_adopted(s, d);
     for (uint32_t u = 0; u < s->config.units; u++)

@@ -71,6 +71,75 @@ TEST(rates_and_divisor_give_the_same_bits_for_any_number_of_daemons)
     fixture_stop(&daemons);
 }
 
+/* pt_spec() with one group of this "idle", and decay. */
+static const char *idle_spec(const char *idle)
+{
+    static char json[8192];
+    const char *spec = pt_spec(&(struct pt_model){ .name = idle }),
+               *units = strstr(spec, "\"units\"");
+    snprintf(
+        json, sizeof json,
+        "%.*s \"groups\": [ { \"name\": \"all\", \"weight_decay\": 0.1, \"idle\": \"%s\" } ], %s",
+        (int)(units - spec), spec, idle, units);
+    return json;
+}
+
+/* Three steps, in the second of which expert 0 takes no part. ret_moved: did that move it? */
+static void train_idle(shd_session *s, const char *spec, char hex[65], bool *ret_moved)
+{
+    static const struct shd_update update = { .size = sizeof update, .lr = 0.1 };
+    struct shd_err e = { 0 };
+    shd_model *m;
+    float *grad, before = 0;
+    const void *params;
+    EXPECT_OK(shd_model_open(s, spec, &m, &e), &e);
+    for (uint32_t k = 0; k < 3; k++) {
+        for (uint32_t i = 0; i < PT_UNITS * TOY_MICROS; i++) {
+            const uint32_t micro = i / PT_UNITS, u = i % PT_UNITS;
+            EXPECT_OK(shd_acquire(m, u, &params, &e), &e);
+            if (k == 1 && u == PT_EXPERT) {
+                before = *(const float *)params;
+                EXPECT_OK(shd_return_none(m, micro, u, &e), &e);
+            } else {
+                EXPECT_OK(shd_grad(m, micro, u, &grad, &e), &e);
+                toy_write(m, micro, u, 0, params, false, grad);
+                EXPECT_OK(shd_return(m, micro, u, &e), &e);
+            }
+            shd_release(m, u);
+        }
+        EXPECT_OK(shd_commit(m, &update, NULL, &e), &e);
+        EXPECT_OK(shd_acquire(m, PT_EXPERT, &params, &e), &e);
+        if (k == 1)
+            *ret_moved = *(const float *)params != before;
+        shd_release(m, PT_EXPERT);
+    }
+    EXPECT_OK(shd_digest(m, hex, NULL, &e), &e);
+}
+
+TEST(idle_units_stay_as_they_are_where_their_group_says_so)
+{
+    const struct shd_options local = { .size = sizeof local, .address = "local:" };
+    static const char *const kinds[] = { "zero", "skip" };
+    char want[2][65], got[65];
+    struct shd_err e = { 0 };
+    shd_session *s;
+    bool moved;
+    fixture_start(&daemons, 3, NULL);
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        EXPECT_OK(shd_connect(&local, &s, &e), &e);
+        train_idle(s, idle_spec(kinds[i]), want[i], &moved);
+        EXPECT_EQ(moved, i == 0);
+        shd_close(s);
+        s = attach(PATIENT_MS);
+        train_idle(s, idle_spec(kinds[i]), got, &moved);
+        EXPECT_EQ(moved, i == 0);
+        EXPECT_STR(got, want[i]);
+        shd_close(s);
+    }
+    EXPECT(strcmp(want[0], want[1]) != 0);
+    fixture_stop(&daemons);
+}
+
 /* One of W workers, in its own process: micro-batches w, w + W, ... Exits with 0 when it ends with
  * the wanted digest. */
 __attribute__((noreturn)) static void be_worker(uint32_t worker, uint32_t workers, uint32_t steps,

@@ -397,6 +397,45 @@ TEST(frozen_units_need_no_gradient_and_get_every_version)
     shell_deinit(&sh);
 }
 
+/* Also when whoever applies the step has not seen it being collected. */
+TEST(idle_units_that_skip_are_only_published)
+{
+    static struct shell sh;
+    struct decision d;
+    struct step_actions actions;
+    struct shd_err e;
+    shell_init(&sh, 3, 2, 1);
+    step_skips_idle(sh.core, 1);
+    step_skips_idle(sh.core, 2);
+    for (uint64_t step = 0; step < 4; step++) {
+        sh.ref_last = 0;
+        for (uint32_t u = 0; u < 3; u++)
+            for (uint32_t micro = 0; micro < 2; micro++) /* unit 2 has one of step 3 */
+                EXPECT_OK(
+                    give(&sh, step, u, micro, u != 2 ? step % 2 == 0 : step != 3 || micro == 1),
+                    &e);
+        finish_all(&sh);
+        EXPECT_OK(commit(&sh, step, false, &d), &e);
+        if (step == 1) {
+            sh.core = step_init(sh.memory, &sh.ledger, NULL);
+            step_skips_idle(sh.core, 1);
+            step_skips_idle(sh.core, 2);
+            step_resume(sh.core, 0, &actions);
+            EXPECT_EQ(actions.count, 3);
+            for (uint32_t u = 0; u < 3; u++)
+                EXPECT_EQ(actions.items[u].skip, sh.running[u].skip);
+        }
+        EXPECT_EQ(sh.running_count, 3);
+        for (uint32_t i = 0; i < 3; i++) {
+            const uint32_t u = sh.running[i].unit;
+            EXPECT_EQ(sh.running[i].skip, (u == 1 && step % 2 == 0) || (u == 2 && step != 3));
+        }
+        finish_all(&sh);
+    }
+    EXPECT_EQ(step_now(sh.core), 4);
+    shell_deinit(&sh);
+}
+
 TEST(commit_waits_while_a_successor_forms_the_sums_anew)
 {
     static struct shell sh;

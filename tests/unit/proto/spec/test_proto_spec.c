@@ -262,6 +262,27 @@ TEST(grad_dtype_is_fp32_where_nothing_is_said_and_then_not_written)
     spec_free(said);
 }
 
+TEST(idle_is_zero_where_nothing_is_said_and_then_not_written)
+{
+    static const char *const frame = "{" HEAD ",'groups':[{'name':'g'%s}],'units':[{'name':'u',"
+                                     "'tensors':[{'name':'t','shape':[1]}]}]}";
+    struct spec *silent = parse(quoted(frame, "")), *zero = parse(quoted(frame, ",'idle':'zero'"));
+    struct spec *skip = parse(quoted(frame, ",'idle':'skip'"));
+    struct shd_err e;
+    EXPECT(!silent->units[0].skips_idle && skip->units[0].skips_idle);
+    EXPECT_OK(spec_compare(silent, zero, &e), &e);
+    EXPECT_STATUS(spec_compare(silent, skip, &e), SHD_ESPEC);
+    EXPECT_STR(e.text, "group 'g': idle is 'skip', the open model has 'zero'");
+    char *without = dump(zero), *with = dump(skip);
+    EXPECT(strstr(without, "idle") == NULL);
+    EXPECT_HAS(with, "\"idle\":\"skip\"");
+    free(without);
+    free(with);
+    spec_free(silent);
+    spec_free(zero);
+    spec_free(skip);
+}
+
 TEST(negative_zero_has_one_spelling)
 {
     struct spec *a = parse(quoted("{" HEAD ",'units':[{'name':'u','tensors':[{'name':'t',"

@@ -123,6 +123,9 @@ TEST(fields_of_groups_are_checked)
           "groups[1].name 'a' is the name of group 0 too" },
         { "[{'name':'a','lr_scale':-1}]", SHD_ERANGE, "groups[0].lr_scale is -1, must be 0 to" },
         { "[{'name':'a','weight_decay':1e300}]", SHD_ERANGE, "groups[0].weight_decay is" },
+        { "[{'name':'a','idle':'none'}]", SHD_EINVAL,
+          "groups[0].idle is 'none', must be zero or skip" },
+        { "[{'name':'a','idle':1}]", SHD_EINVAL, "groups[0].idle must be a string" },
         { "[{'name':'a','weight_decay':'x'}]", SHD_EINVAL,
           "groups[0].weight_decay must be a number, is a string" },
     };
@@ -217,6 +220,12 @@ TEST(groups_and_frozen_tensors_are_checked)
         { "'units':[{'name':'u','tensors':[{'name':'a','shape':[1]}," FROZEN "]}]", SHD_EINVAL,
           "units[0].tensors[1]: 'b' is frozen, 'a' of the same unit is not" },
         { "'units':[{'name':'u','tensors':[" FROZEN "]}]", SHD_EINVAL, "every tensor is frozen" },
+        { "'groups':[{'name':'g'},{'name':'h','idle':'skip'}],'units':[{'name':'u','tensors':["
+          "{'name':'a','shape':[1],'group':'g'},{'name':'b','shape':[1],'group':'h'}]}]",
+          SHD_EINVAL,
+          "units[0].tensors[1]: 'b' is of group 'h', whose idle is \"skip\", 'a' of the same unit "
+          "of "
+          "'g'" },
     };
     expect_all_bad(cases, ARRAY_SIZE(cases),
                    "{'name':'m','micro_batches':6,'optimizer':{'kind':'sgd'},%s}");
