@@ -12,7 +12,6 @@ from .library import call, lib, sized
 
 _free = ctypes.CDLL(None).free
 _free.restype, _free.argtypes = None, [ctypes.c_void_p]
-_CANCELS = 'idle' in dict(_c.shd_options._fields_)
 
 
 def version() -> str:
@@ -57,6 +56,8 @@ class _Interrupts:
                 yield answer
                 ctypes.pythonapi.PyErr_CheckSignals()
                 answer = 0
+            except GeneratorExit:
+                return
             except BaseException as e:  # whatever the handler raises is raised again by the call
                 self.raised, answer = e, 1
 
@@ -90,9 +91,8 @@ class Session(_Open):
                         timeout_ms=int(timeout * 1000))
         if waits is not None:
             options.waits = dict(_c.shd_options._fields_)['waits'](lambda _, line: waits(line.decode()))
-        self._interrupts = _Interrupts() if _CANCELS else None
-        if self._interrupts:
-            options.idle = self._interrupts.callback
+        self._interrupts = _Interrupts()
+        options.idle = self._interrupts.callback
         self._options = options  # its callbacks live as long as the session
         handle = ctypes.c_void_p()
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
@@ -103,7 +103,7 @@ class Session(_Open):
         try:
             return call(function, *arguments)
         except errors.Error:
-            if self._interrupts and (raised := self._interrupts.take()):
+            if raised := self._interrupts.take():
                 raise raised from None
             raise
 
@@ -236,6 +236,10 @@ class Model(_Open):
     def return_grad(self, micro: int, unit: int) -> None:
         self.session.call(lib.shd_return, self.handle, micro, unit)
 
+    def return_parts(self, micro: int, unit: int, parts: ctypes.Array[_c.shd_part], scale: float) -> None:
+        """The gradient from where it lies, times scale."""
+        self.session.call(lib.shd_return_parts, self.handle, micro, unit, parts, len(parts), scale)
+
     def return_none(self, micro: int, unit: int) -> None:
         self.session.call(lib.shd_return_none, self.handle, micro, unit)
 
@@ -245,14 +249,22 @@ class Model(_Open):
 
     def commit(self, lr: float, *, clip_norm: float = 0, groups: Sequence[Sequence[float]] = (),
                divide_by: int = 0) -> Result:
-        """groups: for each (lr, weight_decay, beta1, beta2) of this step."""
-        update = sized(_c.shd_update, lr=lr, clip_norm=clip_norm)
-        if groups or divide_by:
-            rates = (_c.shd_rates * len(groups))(*[_c.shd_rates(*group) for group in groups])
-            update.groups, update.group_count, update.divide_by = rates, len(groups), divide_by
+        """groups: for each (lr, weight_decay, beta1, beta2) of this step. divide_by: struct shd_update."""
+        rates = (_c.shd_rates * len(groups))(*[_c.shd_rates(*group) for group in groups])
+        update = sized(_c.shd_update, lr=lr, clip_norm=clip_norm, divide_by=divide_by, groups=rates,
+                       group_count=len(groups))
         result = _c.shd_result()
         self.session.call(lib.shd_commit, self.handle, ctypes.byref(update), ctypes.byref(result))
         return Result(result.step, result.grad_norm, result.skipped, result.over, tuple(result.metrics))
+
+    def lease(self) -> tuple[int, int]:
+        """(one of SHD_LEASE_…, the micro-batch)."""
+        what, micro = ctypes.c_int(), ctypes.c_uint32()
+        self.session.call(lib.shd_lease, self.handle, ctypes.byref(what), ctypes.byref(micro))
+        return what.value, micro.value
+
+    def unlease(self, micro: int) -> None:
+        self.session.call(lib.shd_unlease, self.handle, micro)
 
     def digest(self) -> tuple[str, int]:
         """Of parameters and optimizer state, and the step."""

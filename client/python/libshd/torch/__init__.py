@@ -5,10 +5,10 @@
 
 The loop stays as it is. docs/pytorch.md has the rest.
 """
-from .api import close, digest, no_sync, report, save, shard, step_of
+from .api import close, digest, leases, no_sync, report, save, shard, step_of
 from .data import Sampler
 from .optimizer import Optimizer, Step
 from .policy import DDP, Policy, ZeRO1, ZeRO2, ZeRO3
 
-__all__ = ['DDP', 'Optimizer', 'Policy', 'Sampler', 'Step', 'ZeRO1', 'ZeRO2', 'ZeRO3', 'close', 'digest', 'no_sync',
-           'report', 'save', 'shard', 'step_of']
+__all__ = ['DDP', 'Optimizer', 'Policy', 'Sampler', 'Step', 'ZeRO1', 'ZeRO2', 'ZeRO3', 'close', 'digest', 'leases',
+           'no_sync', 'report', 'save', 'shard', 'step_of']

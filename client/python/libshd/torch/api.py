@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Callable, Iterator, Optional, Union
+from typing import Any, Callable, Iterator, Optional, Union
 
 import torch
 from torch import nn
@@ -28,8 +28,8 @@ def place_of(accumulate: int) -> Place:
 
 
 def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy = ZeRO3(),
-          units: layout.Rule = 'auto', accumulate: int = 1, grads: str = 'stream',
-          init: Optional[Callable[[nn.Module], None]] = None, name: Optional[str] = None,
+          units: layout.Rule = 'auto', accumulate: int = 1, micro_batches: int = 0,
+          grads: str = 'stream', init: Optional[Callable[[nn.Module], None]] = None, name: Optional[str] = None,
           address: Optional[str] = None, overlap: bool = False, timeout: float = 1800
           ) -> tuple[nn.Module, Optimizer]:
     """Give the module's parameters and the optimizer's state to daemons; train on as before.
@@ -39,6 +39,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
                 name and module that names its unit
     accumulate  backward() calls in a step of one worker. As in plain PyTorch their gradients add up (divide
                 each loss by it); over workers they are averaged, as DDP does.
+    micro_batches  for leases(): so many batches are a step, whoever computes them
     grads       'stream': a unit's gradient leaves during backward(). 'step': gradients stay in p.grad until
                 step(), for several losses, for looking at them, for another try.
     init        gives a module on the meta device its own parameters' values (None: reset_parameters()); each
@@ -56,6 +57,9 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     if grads == 'step':
         accumulate = 1
     place = place_of(accumulate)
+    if micro_batches and (accumulate > 1 or grads == 'step'):
+        raise InvalidArgument('micro_batches is for leases(), where each backward() is one: leave out accumulate '
+                              'and grads')
     name = name or type(module).__name__
     parts = layout.units_of(module, layout.groups_of(module, optimizer), units)
     if optimizer.state:
@@ -66,20 +70,53 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     if place.world > 1 and buffers and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()):
         raise NotSupported(f'{buffers[0]!r}: {place.world} workers would each keep running statistics of their own; '
                            'use GroupNorm or LayerNorm, or BatchNorm with track_running_stats=False')
-    spec = layout.spec_of(parts, optimizer, name, place.world * place.accumulate)
+    spec = layout.spec_of(parts, optimizer, name, micro_batches or place.world * place.accumulate)
     session = attach.connect(address, name, timeout)
     try:
         model = attach.open_model(session, spec, name, parts, place.rank == 0, timeout, init)
         model.set_policy(**policy.fields())
         if model.path != _c.SHD_PATH_MAP:
             raise NotSupported('the daemons\' memory cannot be mapped here: PyTorch needs parameters in place')
-        engine = Engine(module, model, parts, place, policy, stream=grads == 'stream', overlap=overlap)
+        engine = Engine(module, model, parts, place, policy, stream=grads == 'stream', overlap=overlap,
+                        elastic=micro_batches > 0)
     except BaseException:
         session.close()
         raise
     ENGINES[module] = engine
     add_hooks(module, engine)
     return module, Optimizer(engine, optimizer)
+
+
+def leases(module: nn.Module, steps: int, schedule: Any = None) -> Iterator[tuple[int, int]]:
+    """(step, micro-batch) for this worker to compute, as the owners hand them out, until `steps` are done:
+
+        for step, micro in sd.leases(model, 1000, schedule):
+            loss = model(batch_of(step, micro)); loss.backward(); opt.step()
+
+    opt.step() hands the micro-batch over; the step ends when all of it is in, whoever computed it. Workers may
+    come, go and be killed. schedule.step() is called here, once for each step.
+    """
+    engine = engine_of(module)
+    if not engine.elastic:
+        raise Misuse('leases() of a module whose micro-batches are shared out by rank: say shard(micro_batches=M)')
+    optimizer = engine.optimizer()
+    while engine.model.step < steps:
+        while schedule is not None and schedule.last_epoch < engine.model.step:
+            schedule.step()
+        what, micro = engine.model.lease()
+        if what != _c.SHD_LEASE_MICRO:
+            optimizer.finish()
+            continue
+        engine.leased = micro
+        try:
+            yield engine.model.step, micro
+            if engine.leased is not None:
+                raise Misuse(f'micro-batch {micro} of step {engine.model.step} was not handed over: call opt.step() in '
+                             'the loop')
+        finally:
+            if engine.leased is not None:
+                engine.model.unlease(micro)
+                engine.leased = None
 
 
 @contextlib.contextmanager

@@ -13,13 +13,15 @@ from typing import Any, Iterable, NamedTuple, Optional
 import torch
 from torch import nn
 
-from ..errors import InternalError, Misuse
+from .. import _c
+from ..errors import InternalError, Misuse, NotSupported, WrongStep
 from ..session import Model, Result
 from .guard import guard, unguard
 from .layout import Part, Unit, elems_of
 from .policy import Policy
 
 ENGINES: weakref.WeakKeyDictionary[nn.Module, Engine] = weakref.WeakKeyDictionary()
+_DTYPES = {torch.float32: _c.SHD_F32, torch.bfloat16: _c.SHD_BF16, torch.float16: _c.SHD_F16}
 _C_TYPES = {torch.float32: ctypes.c_float, torch.bfloat16: ctypes.c_uint16, torch.float16: ctypes.c_uint16}
 
 
@@ -48,9 +50,9 @@ class Engine:
     """What a sharded module and its Optimizer share."""
 
     def __init__(self, module: nn.Module, model: Model, units: list[Unit], place: Place, policy: Policy, *,
-                 stream: bool, overlap: bool):
+                 stream: bool, overlap: bool, elastic: bool):
         self.module, self.model, self.units, self.place, self.policy = weakref.ref(module), model, units, place, policy
-        self.stream, self.overlap = stream, overlap
+        self.stream, self.overlap, self.elastic = stream, overlap, elastic
         self.trainable = [unit for unit in units if unit.trainable]
         self.quiet = False              # no_sync(): gradients stay where PyTorch puts them
         self.metrics: dict[str, float] = {}
@@ -65,7 +67,10 @@ class Engine:
         self.due: Optional[tuple[int, Unit, list[Any]]] = None
         self.handles: list[Any] = []    # of hooks
         self.sealed = False             # everything is returned; the commit was broken off
-        self._slots: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self.optimizer: Any = None      # its face, weakly
+        self.leased: Optional[int] = None  # the micro-batch that leases() has handed out
+        self.scale = float(place.accumulate)
+        self._parts: dict[Unit, Any] = {}  # structs for shd_return_parts()
         self.adopt()
 
     # -- Parameters ------------------------------------------------------------------------------
@@ -73,11 +78,13 @@ class Engine:
     def adopt(self) -> None:
         """Let each parameter be the owners' memory."""
         places = {tensor.name: tensor for tensor in self.model.tensors()}
+        order = {name: index for index, name in enumerate(places)}
         for unit in self.units:
             address = self.model.acquire(unit.index)
             unit.address = address
             unit.array = tensor_at(address, elems_of(unit), unit.parts[0].parameter.dtype)
             for part in unit.parts:
+                part.index = order[part.name]
                 if places[part.name][1:] != (unit.index, part.offset, part.parameter.numel()):
                     raise InternalError(f'{part.name!r} is not where this package expects it: {places[part.name]}')
                 if part.parameter.is_meta:
@@ -106,7 +113,12 @@ class Engine:
         """Wait until the unit is at the open step, and hold it."""
         if unit.index in self.held:
             return
-        address = self.model.acquire(unit.index)
+        try:
+            address = self.model.acquire(unit.index)
+        except WrongStep:
+            if self.leased is None:
+                raise
+            return  # others were faster, and the step is over: what is computed of it here is dropped
         self.held.add(unit.index)
         if address != unit.address:
             raise Misuse(f'unit {unit.name!r} moved in memory: PyTorch needs parameters in place (path "map")')
@@ -215,7 +227,7 @@ class Engine:
             for part in unit.parts:
                 part.parameter.grad = None
         del self.missing[unit]
-        micro = self.place.micro(self.backwards)
+        micro = self.place.micro(self.backwards) if self.leased is None else self.leased
         if self.missing:
             self.send(micro, unit, grads)
         else:
@@ -240,26 +252,32 @@ class Engine:
         if all(grad is None for grad in grads):
             self.model.return_none(micro, unit.index)
             return
-        address = self.model.grad(micro, unit.index)
-        views = self._slots.get((address, unit.index))
-        if views is None:
-            array = tensor_at(address, unit.array.numel(), torch.float32)
-            views = self._slots[address, unit.index] = [self.view(array, part) for part in unit.parts]
-        with torch.no_grad():
-            for view, grad in zip(views, grads):
-                if grad is None:
-                    view.zero_()
-                    continue
-                view.copy_(grad)
-                # The owners divide by all micro-batches; a worker's own are added up, as in plain PyTorch.
-                if self.place.accumulate > 1:
-                    view.mul_(self.place.accumulate)
-        self.model.return_grad(micro, unit.index)
+        raw = self._parts.get(unit)
+        if raw is None:
+            raw = self._parts[unit] = (_c.shd_part * len(unit.parts))(
+                *[_c.shd_part(size=ctypes.sizeof(_c.shd_part), tensor=part.index) for part in unit.parts])
+        strides = []  # read during the call
+        for part, grad, to in zip(unit.parts, grads, raw):
+            if grad is None:
+                to.data = None
+                continue
+            if grad.layout != torch.strided or grad.dtype not in _DTYPES:
+                raise NotSupported(f'the gradient of {part.name!r} is {grad.dtype}, {grad.layout}: owners take dense '
+                                   'float32, bfloat16 and float16')
+            strides.append((ctypes.c_int64 * max(grad.dim(), 1))(*(grad.stride() or (1,))))
+            to.data, to.dtype = grad.data_ptr(), _DTYPES[grad.dtype]
+            to.strides = None if grad.is_contiguous() else strides[-1]
+        # The owners divide by all micro-batches; a worker's own are added up, as in plain PyTorch.
+        try:
+            self.model.return_parts(micro, unit.index, raw, self.scale)
+        except WrongStep:  # as above
+            if self.leased is None:
+                raise
 
     # -- Step ------------------------------------------------------------------------------------
 
-    def gather(self, idle: bool) -> None:
-        """Everything of this worker's share of the step is with the owners afterwards."""
+    def settle(self, idle: bool) -> None:
+        """What backward() has left with the parameters is with the owners afterwards."""
         if self.open:
             self.broken()
         if self.spoilt:
@@ -274,11 +292,13 @@ class Engine:
             raise Misuse('step() without a backward(): it would decay and move parameters all the same; a worker '
                          'that has no data in a step says step(idle=True)')
         self.flush()
+
+    def gather(self, idle: bool) -> None:
+        """Everything of this worker's share of the step is with the owners afterwards."""
+        self.settle(idle)
         for backward in range(self.backwards, self.place.accumulate):
             for unit in self.trainable:
                 self.model.return_none(self.place.micro(backward), unit.index)
-        for unit in self.units:
-            self.release(unit)
 
     def take(self) -> None:
         """Gradients that lie with the parameters (no_sync(), grads="step"): one micro-batch."""
@@ -290,10 +310,18 @@ class Engine:
         for p, grad in kept or ():
             p.grad = grad
 
-    def commit(self, lr: float, groups: Iterable[Any], idle: bool) -> Result:
+    def commit(self, lr: float, groups: Iterable[Any], idle: bool = False) -> Result:
+        if self.elastic:
+            raise Misuse('step() outside of leases(), which shard(micro_batches=…) is for')
         if not self.sealed:
             self.gather(idle)
-            self.sealed = True
+        return self.decide(lr, groups)
+
+    def decide(self, lr: float, groups: Iterable[Any]) -> Result:
+        """End the step, when all workers have returned all of it."""
+        self.sealed = True
+        for unit in self.units:
+            self.release(unit)
         result = self.model.commit(lr, clip_norm=self.clip_norm, groups=tuple(groups))
         self.sealed, self.backwards, self.clip_norm, self.metrics = False, 0, 0.0, {}
         for norm in self.norms:

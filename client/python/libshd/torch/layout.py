@@ -24,6 +24,7 @@ class Part:
     group: int
     trainable: bool
     offset: int = 0
+    index: int = 0
     home: int = 0
 
 
@@ -155,8 +156,7 @@ def optimizer_spec(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
                                'use torch.optim.AdamW, or weight_decay=0')
         if any(group['eps'] != first['eps'] for group in optimizer.param_groups):
             raise NotSupported('eps differs between groups: it is one for the model')
-        beta1, beta2 = first['betas']
-        return {'kind': 'adamw', 'beta1': float(beta1), 'beta2': float(beta2), 'eps': first['eps']}
+        return {'kind': 'adamw', 'eps': first['eps']}
     if kind is torch.optim.SGD:
         for flag in ('weight_decay', 'nesterov', 'dampening'):
             if any(group[flag] for group in optimizer.param_groups):
@@ -168,10 +168,8 @@ def optimizer_spec(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, micro_batches: int) -> str:
     """The model's specification, in JSON (docs/protocol.md)."""
-    first = float(optimizer.param_groups[0]['lr'])
-    groups = [{'name': f'group{at}', 'lr_scale': float(group['lr']) / first if first else 1.0,
-               'weight_decay': float(group.get('weight_decay', 0))}
-              for at, group in enumerate(optimizer.param_groups)]
+    # Rates are those of each step, so the specification has none. As in PyTorch, what had no gradient stays.
+    groups = [{'name': f'group{at}', 'idle': 'skip'} for at in range(len(optimizer.param_groups))]
     return json.dumps({
         'name': name, 'micro_batches': micro_batches, 'publish': DTYPES[dtype_of(units)],
         'optimizer': optimizer_spec(optimizer), 'groups': groups,

@@ -1,17 +1,15 @@
 """The optimizer's face: param_groups are the very ones of the optimizer it is made of, the work is the owners'."""
 from __future__ import annotations
 
+import weakref
 from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 from torch.nn.utils import clip_grad
 
-from .. import _c
 from ..errors import Misuse, NotSupported
+from ..session import Result
 from .engine import ENGINES, Engine
-
-# Without rates in struct shd_update, the specification's stay for good.
-_RATES = 'groups' in dict(_c.shd_update._fields_)
 
 
 class Step(NamedTuple):
@@ -31,10 +29,10 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(self, engine: Engine, original: torch.optim.Optimizer):
         super().__init__(original.param_groups, original.defaults)
+        engine.optimizer = weakref.ref(self)
         self.param_groups, self.state = original.param_groups, original.state
         self.engine, self.original = engine, original
         self.last: Optional[Step] = None
-        self._first = [self._rates(group) for group in self.param_groups]
         # Who goes on calling the original means this. (A scheduler that has wrapped its step() asks for the mark.)
         def step(*arguments: Any, **named: Any) -> Any:
             return self.step(*arguments, **named)
@@ -45,8 +43,9 @@ class Optimizer(torch.optim.Optimizer):
 
     @staticmethod
     def _rates(group: dict[str, Any]) -> tuple[float, float, float, float]:
+        """Learning rate, weight decay, and both betas, or SGD's momentum and nothing."""
         beta1, beta2 = group.get('betas', (group.get('momentum', 0.0), float('nan')))
-        return float(group['lr']), float(group.get('weight_decay', 0.0)), float(beta1), float(beta2)
+        return float(group['lr']), float(group['weight_decay']), float(beta1), float(beta2)
 
     def step(self, closure: Optional[Callable[[], Any]] = None, *, idle: bool = False) -> Any:
         """idle: this worker has no data in this step."""
@@ -54,22 +53,26 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.original._opt_called = True  # schedulers ask that
+        if self.engine.leased is not None:  # one of the step's micro-batches; leases() ends the step
+            self.engine.settle(idle)
+            self.engine.backwards, self.engine.leased = 0, None
+        else:
+            self._note(self.engine.commit(*self.rates(), idle))
+        return loss
+
+    def finish(self) -> None:
+        """The step of leases() is over: decide it, or learn how it was decided."""
+        self._note(self.engine.decide(*self.rates()))
+
+    def rates(self) -> tuple[float, list[tuple[float, float, float, float]]]:
         rates = [self._rates(group) for group in self.param_groups]
-        if not _RATES:
-            self._check_rates(rates)
-        result = self.engine.commit(rates[0][0], rates if _RATES else (), idle)
+        return rates[0][0], rates
+
+    def _note(self, result: Result) -> None:
         micros = self.engine.model.micro_batches
         self.last = Step(result.step, result.grad_norm, result.skipped,
                          {name: result.metrics[at] / micros for at, name in enumerate(self.engine.names)})
-        self.original._opt_called = True  # schedulers ask that
-        return loss
-
-    def _check_rates(self, rates: list[tuple[float, float, float, float]]) -> None:
-        scale = rates[0][0] / self._first[0][0] if self._first[0][0] else 1.0
-        for at, (now, first) in enumerate(zip(rates, self._first)):
-            if abs(now[0] - first[0] * scale) > 1e-9 * abs(now[0]) or str(now[1:]) != str(first[1:]):
-                raise NotSupported(f'group {at}: this libshd has one schedule of lr for all groups, and weight decay '
-                                   'and betas that stay')
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Gradients are the owners' after step(); before it there is one way to drop them only: step()."""

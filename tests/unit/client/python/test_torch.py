@@ -8,6 +8,8 @@ import copy
 import os
 import signal
 import sys
+import threading
+import time
 import unittest
 
 import torch_run
@@ -35,6 +37,18 @@ class Mlp(nn.Module):
     def forward(self, seed):
         x = torch.randn(16, 8, generator=torch.Generator().manual_seed(seed))
         return F.mse_loss(self.layers(x), x.sum(1, keepdim=True).sin())
+
+
+class Idle(Mlp):
+    """A layer of experts: each batch goes to one of three, one of which is never chosen."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 1) for _ in range(3))
+
+    def forward(self, seed):
+        x = torch.randn(16, 8, generator=torch.Generator().manual_seed(seed))
+        return F.mse_loss(self.layers(x) + self.experts[seed % 1000 % 3 // 2](x), x.sum(1, keepdim=True).sin())
 
 
 class Cnn(nn.Module):
@@ -107,7 +121,7 @@ def warm_up(optimizer):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 5))
 
 
-def plain(build, steps, world=1, accumulate=1, optimizer=adamw, noise=False):
+def plain(build, steps, world=1, accumulate=1, optimizer=adamw, schedule=warm_up, noise=False):
     """Losses of plain PyTorch over all workers' batches, a list for each step."""
     module = made(build)
     if noise:
@@ -115,7 +129,7 @@ def plain(build, steps, world=1, accumulate=1, optimizer=adamw, noise=False):
             for p in module.parameters():
                 p.copy_(torch.nextafter(p, torch.full_like(p, 9.0)))
     made_of = optimizer(module)
-    schedule, losses = warm_up(made_of), []
+    schedule, losses = schedule(made_of), []
     for step in range(steps):
         # Each worker has statistics of its own batches alone, so they go through one after the other.
         losses.append([])
@@ -130,16 +144,16 @@ def plain(build, steps, world=1, accumulate=1, optimizer=adamw, noise=False):
     return losses
 
 
-def sharded(build, name, steps, accumulate=1, optimizer=adamw, fault=lambda step: None, **flags):
+def sharded(build, name, steps, accumulate=1, optimizer=adamw, schedule=warm_up, fault=lambda step: None, **flags):
     """The loop of plain(), sharded; a function for run(). What it returns: {step: losses}, digest."""
     def work():
         module = made(build)
         original = optimizer(module)
-        schedule = warm_up(original)  # of the user's optimizer, made before
+        moved = schedule(original)  # of the user's optimizer, made before
         module, opt = sd.shard(module, original, name=name, accumulate=accumulate, **flags)
         place, losses = opt.engine.place, {}
         for _ in range(sd.step_of(module)):
-            schedule.step()
+            moved.step()
         for step in range(sd.step_of(module), steps):
             losses[step] = []
             for backward in range(accumulate):
@@ -150,7 +164,7 @@ def sharded(build, name, steps, accumulate=1, optimizer=adamw, fault=lambda step
             fault(step)
             nn.utils.clip_grad_norm_(module.parameters(), 1.0)
             opt.step()
-            schedule.step()
+            moved.step()
             opt.zero_grad()
             losses[step].append(opt.last.loss)
         return losses, sd.digest(module)
@@ -160,10 +174,10 @@ def sharded(build, name, steps, accumulate=1, optimizer=adamw, fault=lambda step
 class Numbers(unittest.TestCase):
     """Loss by loss."""
 
-    def compare(self, build, name, steps, world=1, accumulate=1, **flags):
-        answers = run(sharded(build, name, steps, accumulate, **flags), world)
-        reference = run(lambda: plain(build, steps, world, accumulate))[0]
-        moved = run(lambda: plain(build, steps, world, accumulate, noise=True))[0]
+    def compare(self, build, name, steps, world=1, accumulate=1, **how):
+        answers = run(sharded(build, name, steps, accumulate, **how), world)
+        reference = run(lambda: plain(build, steps, world, accumulate, **how))[0]
+        moved = run(lambda: plain(build, steps, world, accumulate, noise=True, **how))[0]
         noise = max(abs(a - b) for x, y in zip(reference, moved) for a, b in zip(x, y))
         self.assertEqual(len({digest for _, digest in answers}), 1)
         worst = 0.0
@@ -196,6 +210,23 @@ class Numbers(unittest.TestCase):
 
     def test_gpt_of_two_workers(self):
         self.compare(Gpt, 'gpt-2', 8, world=2)
+
+    def test_sgd_with_momentum(self):
+        self.compare(Mlp, 'sgd', 15, optimizer=lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9))
+
+    def test_schedules_of_each_group_that_move_betas_too(self):
+        def two_rates(module):
+            halves = list(module.parameters())
+            return torch.optim.AdamW([{'params': halves[:2], 'lr': 1e-3}, {'params': halves[2:], 'weight_decay': 0.3}],
+                                     lr=1e-2)
+        lr = torch.optim.lr_scheduler
+        self.compare(Mlp, 'one-cycle', 15, optimizer=two_rates,
+                     schedule=lambda o: lr.OneCycleLR(o, max_lr=[1e-2, 3e-2], total_steps=20))
+        self.compare(Mlp, 'cosine', 8, optimizer=two_rates, schedule=lambda o: lr.SequentialLR(
+            o, [lr.LinearLR(o, 0.1, total_iters=3), lr.CosineAnnealingLR(o, 5)], [3]))
+
+    def test_a_layer_that_takes_no_part_stays(self):
+        self.compare(Idle, 'idle', 8)
 
     def test_checkpointing(self):
         self.compare(lambda: Gpt(True), 'gpt-checkpoint', 3)
@@ -251,6 +282,40 @@ class SameBits(unittest.TestCase):
             opt.step()
             return module(1).item()
         self.assertAlmostEqual(run(work)[0], run(reference)[0], places=6)
+
+
+class Elastic(unittest.TestCase):
+    """Micro-batches to whoever asks."""
+
+    def train(self, name, world, fault=lambda step, micro: None):
+        def work():
+            module = made(Gpt)
+            original = adamw(module)
+            module, opt = sd.shard(module, original, name=name, micro_batches=4)
+            for step, micro in sd.leases(module, 6, warm_up(original)):
+                loss = module(1000 * step + micro)
+                loss.backward()
+                fault(step, micro)
+                sd.report(module, loss=loss)
+                nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+                opt.step()
+            return sd.digest(module), sd.step_of(module)
+        answers = set(run(work, world))
+        self.assertEqual(len(answers), 1)
+        return answers.pop()
+
+    def test_the_same_bits_for_any_workers_and_through_kills(self):
+        marker = os.path.join(DAEMONS.directory, 'leased')
+
+        def fault(step, micro):
+            if (step, micro) == (3, 2) and not os.path.exists(marker):
+                with open(marker, 'w', encoding='ascii'):
+                    os.kill(os.getpid(), signal.SIGKILL)
+        alone = self.train('elastic-1', 1)
+        self.assertEqual(alone[1], 6)
+        self.assertEqual(self.train('elastic-2', 2), alone)
+        self.assertEqual(self.train('elastic-kill', 2, fault), alone)
+        self.assertTrue(os.path.exists(marker))
 
 
 class Starts(unittest.TestCase):
@@ -316,6 +381,35 @@ class Kills(unittest.TestCase):
                 os.kill(session.status(0)['pid'], signal.SIGKILL)
                 session.close()
         self.kill('kill-daemon', fault)
+
+
+class Interrupts(unittest.TestCase):
+    """Ctrl-C, while others are waited for."""
+
+    def test_ctrl_c_ends_a_wait_and_the_step_can_go_on(self):
+        def work():
+            os.environ['WORLD_SIZE'] = '2'
+            module, opt = sd.shard(module := made(Mlp), adamw(module), name='interrupted')
+            module(0).backward()
+            begun = []
+
+            def interrupt():
+                begun.append(time.monotonic())
+                os.kill(os.getpid(), signal.SIGINT)
+            threading.Timer(0.2, interrupt).start()
+            try:
+                opt.step()
+            except KeyboardInterrupt:
+                passed = time.monotonic() - begun[0]
+            os.environ['RANK'] = '1'  # who was waited for
+            other, its = sd.shard(other := made(Mlp), adamw(other), name='interrupted')
+            other(1).backward()
+            its.engine.gather(False)
+            opt.step()
+            return passed, opt.last.step
+        passed, step = run(work)[0]
+        self.assertEqual(step, 0)
+        self.assertLess(passed, 0.3 * torch_run.PACE)
 
 
 class Copies(unittest.TestCase):
