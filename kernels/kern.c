@@ -60,6 +60,11 @@ int kern_explain(struct kern *k, int status, struct shd_err *e, const char *what
 struct kern_rates kern_rates_of(enum spec_optimizer kind, const struct kern_hyper *h,
                                 float grad_scale)
 {
+    if (spec_optimizer_rows[kind].in_torch_order) {
+        struct kern_rates t = h->torch;
+        t.scale = grad_scale;
+        return t;
+    }
     struct kern_rates c = {
         .scale = grad_scale,
         .keep = (float)(1 - (double)h->lr * (double)h->weight_decay),

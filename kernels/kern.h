@@ -108,6 +108,7 @@ struct kern_hyper {
     float lr, weight_decay;  /* decoupled decay: p -= lr * weight_decay * p, before the step */
     float beta1, beta2, eps; /* SGD: beta1 is the momentum; Lion: beta1, beta2 */
     float bias1, bias2;      /* AdamW: 1 - beta^t, t from 1; computed on the host in fp64 */
+    struct kern_rates torch; /* in torch's order: all but the scale, and nothing else of these */
 };
 
 /* In fp64, rounded once. 1 - beta is exact for beta in [0.5, 1]. */

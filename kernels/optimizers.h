@@ -80,6 +80,76 @@ KERN_FN void lion_step(const struct kern_rates *c, vec grad, vec *p, vec *m, vec
     *m = vec_fma(vec_set1(c->beta2), *m, vec_mul(vec_set1(c->rest2), g));
 }
 
+/* The steps of PyTorch 2's CPU implementation (torch/optim/adam.py, sgd.py: _single_tensor_adam,
+ * _single_tensor_sgd), operation by operation as its kernels round: one that multiplies and adds is
+ * one fma (ATen/native/cpu/{LerpKernel,PointwiseOpsKernel,BinaryOpsKernel}.cpp, compiled for AVX2
+ * and up). Rates are computed in fp64 and rounded once, as Python's are; see runs.c. Bits are those
+ * of torch.optim.SGD, and of torch.optim.AdamW where its sqrt rounds correctly, as fused=True has
+ * it.
+ *
+ * AdamW, and Adam (coupled decay):
+ *
+ *     g  = grad * scale
+ *     g  = fma(decay, p, g)               coupled: grad.add(param, alpha=weight_decay)
+ *     p  = keep * p                       decoupled: param.mul_(1 - lr * weight_decay)
+ *     d  = g - m
+ *     m  = fma(rest1, d, m)               exp_avg.lerp_(grad, 1 - beta1)
+ *        = fma(rest1 - 1, d, g)           where rest1 >= 0.5
+ *     h  = rest2 * g
+ *     w  = beta2 * v
+ *     v  = fma(h, g, w)                   exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 -
+ * beta2) r  = sqrt(v) q  = r / unbias                     unbias = sqrt(1 - beta2^t) s  = q + eps
+ *     a  = rate * m                       rate = -lr / (1 - beta1^t)
+ *     u  = a / s
+ *     p  = p + u                          param.addcdiv_(exp_avg, denom, value=-step_size)
+ */
+KERN_FN void adamw_torch_step(const struct kern_rates *c, vec grad, vec *p, vec *m, vec *v)
+{
+    vec g = vec_mul(grad, vec_set1(c->scale));
+    if (c->decay != 0)
+        g = vec_fma(vec_set1(c->decay), *p, g);
+    *p = vec_mul(vec_set1(c->keep), *p);
+    const vec d = vec_sub(g, *m);
+    if (c->rest1 < 0.5f)
+        *m = vec_fma(vec_set1(c->rest1), d, *m);
+    else
+        *m = vec_fma(vec_set1(c->rest1 - 1), d, g);
+    const vec h = vec_mul(vec_set1(c->rest2), g);
+    *v = vec_fma(h, g, vec_mul(vec_set1(c->beta2), *v));
+    const vec s = vec_add(vec_div(vec_sqrt(*v), vec_set1(c->unbias)), vec_set1(c->eps));
+    *p = vec_add(*p, vec_div(vec_mul(vec_set1(c->rate), *m), s));
+}
+
+/* SGD:
+ *
+ *     g = grad * scale
+ *     g = fma(decay, p, g)                coupled
+ *     p = keep * p                        decoupled; torch has it not
+ *     m = g                               with a momentum: at first,
+ *     b = beta1 * m                       then buf.mul_(momentum)
+ *     m = fma(rest1, g, b)                     .add_(grad, alpha=1 - dampening)
+ *     g = m                               or
+ *       = fma(beta1, m, g)                nesterov: grad.add(buf, alpha=momentum)
+ *     p = fma(rate, g, p)                 rate = -lr
+ */
+/* NOLINTNEXTLINE(readability-non-const-parameter): the type of all steps */
+KERN_FN void sgd_torch_step(const struct kern_rates *c, vec grad, vec *p, vec *m, vec *v)
+{
+    (void)v;
+    vec g = vec_mul(grad, vec_set1(c->scale));
+    if (c->decay != 0)
+        g = vec_fma(vec_set1(c->decay), *p, g);
+    *p = vec_mul(vec_set1(c->keep), *p);
+    if ((c->flags & KERN_MOMENTUM) != 0) {
+        if ((c->flags & KERN_FIRST) != 0)
+            *m = g;
+        else
+            *m = vec_fma(vec_set1(c->rest1), g, vec_mul(vec_set1(c->beta1), *m));
+        g = (c->flags & KERN_NESTEROV) != 0 ? vec_fma(vec_set1(c->beta1), *m, g) : *m;
+    }
+    *p = vec_fma(vec_set1(c->rate), g, *p);
+}
+
 /* One vector of an update: p, m and v (where the optimizer has one) in place. Each loop is compiled
  * once per optimizer, its kind being a constant there. */
 KERN_FN void optimizer_step(enum spec_optimizer kind, const struct kern_rates *c, vec grad, vec *p,
@@ -95,12 +165,18 @@ KERN_FN void optimizer_step(enum spec_optimizer kind, const struct kern_rates *c
     case SPEC_LION:
         lion_step(c, grad, p, m, v);
         break;
+    case SPEC_ADAMW_TORCH:
+        adamw_torch_step(c, grad, p, m, v);
+        break;
+    case SPEC_SGD_TORCH:
+        sgd_torch_step(c, grad, p, m, v);
+        break;
     }
 }
 
 KERN_FN bool has_v(enum spec_optimizer kind)
 {
-    return kind == SPEC_ADAMW;
+    return kind == SPEC_ADAMW || kind == SPEC_ADAMW_TORCH;
 }
 
 #endif

@@ -104,6 +104,48 @@ static double or_else(double rate, double of_spec)
     return isnan(rate) ? of_spec : rate;
 }
 
+/* As power(), in extended precision: off from the true value by less than an fp64 rounding of
+ * 1 - x^n, as libm's pow() is; so both come to the same fp32. */
+static double rest_of_power(double x, uint64_t n)
+{
+    long double result = 1, square = x;
+    for (; n > 0; n /= 2) {
+        if (n % 2 == 1)
+            result *= square;
+        square *= square;
+    }
+    return 1 - (double)result;
+}
+
+/* torch's rates, in fp64 as Python computes them, each rounded to fp32 where its kernels take it.
+ */
+static struct kern_rates torch_rates(const struct spec *spec, const struct decision *decision,
+                                     uint32_t g, uint64_t update)
+{
+    const struct decision_rates r = decision_rates_of(decision, g);
+    const struct spec_group *group = &spec->groups[g];
+    const double lr = or_else(r.lr, decision->lr * group->lr_scale);
+    const double decay = or_else(r.weight_decay, group->weight_decay);
+    const double beta1 = or_else(r.beta1, spec->beta1), beta2 = or_else(r.beta2, spec->beta2);
+    struct kern_rates c = { .keep = spec->coupled_decay ? 1 : (float)(1 - lr * decay),
+                            .decay = spec->coupled_decay ? (float)decay : 0,
+                            .rate = (float)-lr,
+                            .beta1 = (float)beta1,
+                            .beta2 = (float)beta2,
+                            .rest1 = (float)(1 - spec->dampening),
+                            .eps = (float)spec->eps };
+    if (spec->optimizer == SPEC_SGD_TORCH) {
+        c.flags = (beta1 != 0 ? KERN_MOMENTUM : 0) | (update == 1 ? KERN_FIRST : 0) |
+                  (spec->nesterov ? KERN_NESTEROV : 0);
+        return c;
+    }
+    c.rate = (float)-(lr / rest_of_power(beta1, update));
+    c.rest1 = (float)(1 - beta1);
+    c.rest2 = (float)(1 - beta2);
+    c.unbias = (float)sqrt(rest_of_power(beta2, update));
+    return c;
+}
+
 void runs_hypers(const struct spec *spec, const struct decision *decision, uint64_t update,
                  struct kern_hyper *ret_hypers)
 {
@@ -123,6 +165,8 @@ void runs_hypers(const struct spec *spec, const struct decision *decision, uint6
             .bias1 = (float)(1 - power((double)beta1, update)),
             .bias2 = (float)(1 - power((double)beta2, update)),
         };
+        if (spec_optimizer_rows[spec->optimizer].in_torch_order)
+            ret_hypers[g].torch = torch_rates(spec, decision, g, update);
     }
 }
 

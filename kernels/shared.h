@@ -68,8 +68,16 @@ struct kern_rates {
     float rate;         /* lr; AdamW: lr / bias1 */
     float beta1, rest1; /* rest = 1 - beta */
     float beta2, rest2;
-    float unbias, eps; /* AdamW: 1 / sqrt(bias2) */
+    float unbias, eps; /* AdamW: 1 / sqrt(bias2); in torch's order sqrt(bias2) */
+
+    /* In torch's order alone. */
+    float decay;    /* of the gradient: coupled weight decay; 0: none */
+    uint32_t flags; /* SGD: KERN_... */
 };
+
+#define KERN_MOMENTUM 1u /* there is one */
+#define KERN_FIRST    2u /* it begins with this gradient */
+#define KERN_NESTEROV 4u
 
 /* Index of the first run that ends beyond elem. */
 KERN_FN uint32_t run_find(const struct kern_run *runs, uint32_t run_count, uint64_t elem)

@@ -236,6 +236,12 @@ static void update_range(const struct kern_update *a, struct cpu_range r, struct
     case SPEC_LION:
         update_kind(a, r, SPEC_LION, rec);
         break;
+    case SPEC_ADAMW_TORCH:
+        update_kind(a, r, SPEC_ADAMW_TORCH, rec);
+        break;
+    case SPEC_SGD_TORCH:
+        update_kind(a, r, SPEC_SGD_TORCH, rec);
+        break;
     }
 }
 

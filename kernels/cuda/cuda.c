@@ -27,6 +27,8 @@ static const char *const function_names[CUDA_FN_COUNT] = {
     [CUDA_ADAMW] = "shd_adamw",
     [CUDA_SGD] = "shd_sgd",
     [CUDA_LION] = "shd_lion",
+    [CUDA_ADAMW_TORCH] = "shd_adamw_torch",
+    [CUDA_SGD_TORCH] = "shd_sgd_torch",
     [CUDA_TRAIL_BEGIN] = "shd_trail_begin",
 };
 
@@ -106,7 +108,8 @@ static int check_device(struct cuda_kern *k, struct shd_err *e)
 /* True: the kernel keeps records for its blocks, so it has no more blocks than records. */
 static bool keeps_records(enum cuda_fn fn)
 {
-    return fn == CUDA_ACCUMULATE || fn == CUDA_ADAMW || fn == CUDA_SGD || fn == CUDA_LION;
+    return fn == CUDA_ACCUMULATE || fn == CUDA_ADAMW || fn == CUDA_SGD || fn == CUDA_LION ||
+           fn == CUDA_ADAMW_TORCH || fn == CUDA_SGD_TORCH;
 }
 
 /* Find a kernel, and how many of its blocks fill the device. Loaded now: left to its first launch

@@ -36,6 +36,8 @@ enum cuda_fn {
     CUDA_ADAMW,
     CUDA_SGD,
     CUDA_LION,
+    CUDA_ADAMW_TORCH,
+    CUDA_SGD_TORCH,
     CUDA_TRAIL_BEGIN,
     CUDA_FN_COUNT
 };

@@ -224,9 +224,9 @@ static uint32_t pack_runs(const struct kern_update *a, struct cuda_part *p)
 }
 
 static const enum cuda_fn update_fns[] = {
-    [SPEC_ADAMW] = CUDA_ADAMW,
-    [SPEC_SGD] = CUDA_SGD,
-    [SPEC_LION] = CUDA_LION,
+    [SPEC_ADAMW] = CUDA_ADAMW,         [SPEC_SGD] = CUDA_SGD,
+    [SPEC_LION] = CUDA_LION,           [SPEC_ADAMW_TORCH] = CUDA_ADAMW_TORCH,
+    [SPEC_SGD_TORCH] = CUDA_SGD_TORCH,
 };
 
 static int update_launch(struct cuda_kern *k, struct cuda_part *p)

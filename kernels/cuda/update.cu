@@ -152,3 +152,13 @@ KERNEL_BOUNDS(shd_lion, struct cuda_update, CUDA_THREADS, 4)
 {
     update_tiles<SPEC_LION>(a);
 }
+
+KERNEL_BOUNDS(shd_adamw_torch, struct cuda_update, CUDA_THREADS, 4)
+{
+    update_tiles<SPEC_ADAMW_TORCH>(a);
+}
+
+KERNEL_BOUNDS(shd_sgd_torch, struct cuda_update, CUDA_THREADS, 4)
+{
+    update_tiles<SPEC_SGD_TORCH>(a);
+}

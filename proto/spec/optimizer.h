@@ -3,14 +3,24 @@
 #ifndef SHD_SPEC_OPTIMIZER_H
 #define SHD_SPEC_OPTIMIZER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
-enum spec_optimizer { SPEC_ADAMW = 1, SPEC_SGD = 2, SPEC_LION = 3 };
+/* TORCH: the same by the order of operations of PyTorch's CPU implementation. */
+enum spec_optimizer {
+    SPEC_ADAMW = 1,
+    SPEC_SGD = 2,
+    SPEC_LION = 3,
+    SPEC_ADAMW_TORCH = 4,
+    SPEC_SGD_TORCH = 5,
+};
 
-#define SPEC_OPTIMIZERS 3 /* ids 1..3 */
+#define SPEC_OPTIMIZERS 5 /* ids 1..5 */
 
 struct spec_optimizer_row {
     const char *kind;
+    enum spec_optimizer torch;                   /* the same in torch's order; 0: there is none */
+    bool in_torch_order;                         /* this is that */
     uint32_t moments;                            /* arrays kept per parameter: m, or m and v */
     const char *beta1_key, *beta2_key, *eps_key; /* NULL: it has no such field */
     double beta1, beta2, eps;                    /* defaults; 0 where it has no such field */

@@ -142,6 +142,14 @@ static void compare_optimizer(struct comparison *c, const struct spec *open,
         same_real(c, open->beta2, asked->beta2, "optimizer.%s", row->beta2_key);
     if (row->eps_key != NULL)
         same_real(c, open->eps, asked->eps, "optimizer.%s", row->eps_key);
+    same_text(c, row->in_torch_order ? "torch" : "shardd",
+              spec_optimizer_rows[asked->optimizer].in_torch_order ? "torch" : "shardd",
+              "optimizer.order");
+    same_text(c, open->coupled_decay ? "coupled" : "decoupled",
+              asked->coupled_decay ? "coupled" : "decoupled", "optimizer.decay");
+    same_text(c, open->nesterov ? "true" : "false", asked->nesterov ? "true" : "false",
+              "optimizer.nesterov");
+    same_real(c, open->dampening, asked->dampening, "optimizer.dampening");
 }
 
 static void compare_groups(struct comparison *c, const struct spec *open, const struct spec *asked)

@@ -74,6 +74,9 @@ struct spec {
     enum shd_dtype grad_dtype; /* of gradients as workers return them; default fp32 */
     enum spec_optimizer optimizer;
     double beta1, beta2, eps; /* SGD: beta1 is the momentum; Lion: beta1, beta2 */
+    bool coupled_decay;       /* in torch's order: weight decay is part of the gradient */
+    bool nesterov;            /* SGD in torch's order */
+    double dampening;         /* likewise */
     struct spec_group *groups;
     uint32_t group_count; /* 1..SHD_GROUPS_MAX; a spec without groups has one, "default" */
     struct spec_unit *units;

@@ -11,6 +11,7 @@
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/spec/spec_node.h"
+#include "proto/spec/spec_optimizer.h"
 
 struct parser {
     struct spec *spec;                /* owned until handed out */
@@ -18,62 +19,7 @@ struct parser {
     struct shd_err *e;
 };
 
-/* -- Optimizer and groups -------------------------------------------------------------------- */
-
-static int parse_kind(const struct node *n, enum spec_optimizer *ret_kind, struct shd_err *e)
-{
-    const char *kind = NULL;
-    const int r = node_text(n, &kind, e);
-    if (r != SHD_OK)
-        return r;
-    for (int i = 1; i <= SPEC_OPTIMIZERS; i++)
-        if (strcmp(kind, spec_optimizer_rows[i].kind) == 0) {
-            *ret_kind = (enum spec_optimizer)i;
-            return SHD_OK;
-        }
-    return err_set(e, SHD_EINVAL, "%s is '%.40s', must be adamw, sgd or lion", n->path, kind);
-}
-
-static int parse_optimizer(struct parser *p, const struct node *n)
-{
-    struct spec *s = p->spec;
-    if (!json_is_object(n->json))
-        return node_wrong_type(n, "an object", p->e);
-    const struct node kind = node_field(n, "kind");
-    int r = parse_kind(&kind, &s->optimizer, p->e);
-    if (r != SHD_OK)
-        return r;
-    const struct spec_optimizer_row *row = &spec_optimizer_rows[s->optimizer];
-    const char *const known[] = { "kind", row->beta1_key, row->beta2_key, row->eps_key };
-    if (json_object_get(n->json, "lr") != NULL)
-        return err_set(
-            p->e, SHD_EINVAL,
-            "%s is not a known field: the learning rate is the worker's, given with each "
-            "step; groups have lr_scale",
-            node_field(n, "lr").path);
-    r = node_object(n, known, ARRAY_SIZE(known), p->e);
-    s->beta1 = row->beta1;
-    s->beta2 = row->beta2;
-    s->eps = row->eps;
-    const struct {
-        const char *key;
-        struct node_range range;
-        double *value;
-    } fields[] = {
-        { row->beta1_key, { 0, SPEC_BETA_MAX }, &s->beta1 },
-        { row->beta2_key, { 0, SPEC_BETA_MAX }, &s->beta2 },
-        /* Not 0: padding has neither gradient nor moments, and 0 / (0 + eps) must stay 0. */
-        { row->eps_key, { FLT_MIN, FLT_MAX }, &s->eps },
-    };
-    for (size_t i = 0; r == SHD_OK && i < ARRAY_SIZE(fields); i++) {
-        if (fields[i].key == NULL)
-            continue;
-        const struct node field = node_field(n, fields[i].key);
-        if (field.json != NULL)
-            r = node_real(&field, fields[i].range, fields[i].value, p->e);
-    }
-    return r;
-}
+/* -- Groups -------------------------------------------------------------------- */
 
 static int parse_group(struct parser *p, const struct node *n, uint32_t index)
 {
@@ -426,7 +372,7 @@ static int parse_root(struct parser *p, const struct node *root)
     if (r == SHD_OK)
         r = parse_dtype(p, &grad_dtype, &s->grad_dtype);
     if (r == SHD_OK)
-        r = parse_optimizer(p, &optimizer);
+        r = spec_optimizer_parse(s, &optimizer, p->e);
     if (r == SHD_OK)
         r = parse_groups(p, &groups);
     if (r == SHD_OK)
@@ -502,23 +448,6 @@ static json_t *append(json_t *array, json_t *value)
     return NULL;
 }
 
-static json_t *optimizer_json(const struct spec *spec)
-{
-    const struct spec_optimizer_row *row = &spec_optimizer_rows[spec->optimizer];
-    json_t *o = json_pack("{s:s, s:f}", "kind", row->kind, row->beta1_key, spec->beta1);
-    const struct {
-        const char *key;
-        double value;
-    } more[] = { { row->beta2_key, spec->beta2 }, { row->eps_key, spec->eps } };
-    for (size_t i = 0; o != NULL && i < ARRAY_SIZE(more); i++)
-        if (more[i].key != NULL &&
-            json_object_set_new(o, more[i].key, json_real(more[i].value)) != 0) {
-            json_decref(o);
-            o = NULL;
-        }
-    return o;
-}
-
 static json_t *groups_json(const struct spec *spec)
 {
     json_t *array = json_array();
@@ -571,7 +500,7 @@ int spec_dump(const struct spec *spec, char **ret_json, struct shd_err *e)
         "{s:s, s:I, s:I, s:I, s:s, s:o, s:o, s:o}", "name", spec->name, "seed",
         (json_int_t)spec->seed, "micro_batches", (json_int_t)spec->micro_batches, "accumulate",
         (json_int_t)spec->accumulate, "publish", dtype_name(spec->publish), "optimizer",
-        optimizer_json(spec), "groups", groups_json(spec), "units", units_json(spec));
+        spec_optimizer_json(spec), "groups", groups_json(spec), "units", units_json(spec));
     if (root != NULL && spec->grad_dtype != SHD_F32 &&
         json_object_set_new(root, "grad_dtype", json_string(dtype_name(spec->grad_dtype))) != 0) {
         json_decref(root);

@@ -23,7 +23,12 @@ __attribute__((unused)) static void launch(const char *name, const void *args, s
 
 __attribute__((unused)) static const char *optimizer_kernel(enum spec_optimizer o)
 {
-    return o == SPEC_ADAMW ? "shd_adamw" : o == SPEC_SGD ? "shd_sgd" : "shd_lion";
+    static const char *const names[] = { [SPEC_ADAMW] = "shd_adamw",
+                                         [SPEC_SGD] = "shd_sgd",
+                                         [SPEC_LION] = "shd_lion",
+                                         [SPEC_ADAMW_TORCH] = "shd_adamw_torch",
+                                         [SPEC_SGD_TORCH] = "shd_sgd_torch" };
+    return names[o];
 }
 
 /* What the host makes of a kernel's block sums. */

@@ -199,7 +199,7 @@ static void emulated_update(enum spec_optimizer o, struct state *s, const struct
     struct cuda_update a = {
         .param = s->p.base,
         .m = s->m.base,
-        .v = o == SPEC_ADAMW ? s->v.base : NULL,
+        .v = spec_optimizer_rows[o].moments > 1 ? s->v.base : NULL,
         .grad = s->g.base,
         .publish = s->out.base,
         .elems = s->elems,
@@ -218,7 +218,7 @@ TEST(updates_give_the_hosts_bits)
     struct kern *k = device_new("scalar", 1);
     for (uint32_t i = 0; i < 36 * ARRAY_SIZE(sizes); i++) {
         const uint64_t elems = sizes[i / 36] * BLOCK;
-        const enum spec_optimizer o = (enum spec_optimizer)(SPEC_ADAMW + i % 3);
+        const enum spec_optimizer o = (enum spec_optimizer)(SPEC_ADAMW + i % SPEC_OPTIMIZERS);
         struct kern_run runs[256] = { { 0, elems, 1 } };
         const uint32_t count = i % 12 == 0 ? 1 : make_runs(elems, runs, ARRAY_SIZE(runs), i);
         const enum shd_dtype dtype = (enum shd_dtype)(1 + i / 3 % 3);

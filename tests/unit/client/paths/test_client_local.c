@@ -175,6 +175,16 @@ TEST(rates_of_groups_take_the_place_of_the_specs)
     EXPECT_STR(got, want);
 }
 
+/* What tests/e2e/torch_bits.py has found to be torch's stays as it is where there is no torch. */
+TEST(bits_of_torchs_order_are_pinned)
+{
+    char adamw[65], sgd[65];
+    toy_reference(toy_spec("f32", TOY_ADAMW ", \"order\": \"torch\""), 3, adamw);
+    toy_reference(toy_spec("f32", TOY_SGD ", \"order\": \"torch\", \"dampening\": 0.5"), 3, sgd);
+    EXPECT_STR(adamw, "2c0a76fddf71d10e0c953c7f77de9c3f5d23d824676155af29ea3ac97395c4a3");
+    EXPECT_STR(sgd, "0");
+}
+
 TEST(bad_rates_and_divisors_are_named_and_the_step_stays_open)
 {
     static const struct {

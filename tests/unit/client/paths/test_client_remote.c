@@ -46,6 +46,8 @@ TEST(digest_equals_in_process_training_for_each_optimizer_and_dtype)
     train_and_compare(toy_spec("bf16", TOY_ADAMW), 2, 3);
     train_and_compare(toy_spec("f16", TOY_SGD), 3, 3);
     train_and_compare(toy_spec("f32", TOY_LION), 2, 3);
+    train_and_compare(toy_spec("f32", TOY_ADAMW ", \"order\": \"torch\""), 3, 3);
+    train_and_compare(toy_spec("bf16", TOY_SGD ", \"order\": \"torch\", \"nesterov\": true"), 2, 3);
 }
 
 /* Rates and divisor of each step are in its decision: all owners have the same. */

@@ -213,10 +213,22 @@ static int queue_apply(struct rig *rig, struct work *work)
     const struct decision *d = &step_record(rig->core)->decision;
     const double t = (double)step_updates(rig->core);
     const struct kern_hyper hypers[] = {
-        { (float)d->lr, 0.1f, 0.9f, 0.999f, 1e-8f, (float)(1 - pow(0.9, t)),
-          (float)(1 - pow(0.999, t)) },
-        { (float)d->lr, 0, 0.8f, 0.95f, 1e-6f, (float)(1 - pow(0.8, t)),
-          (float)(1 - pow(0.95, t)) },
+        { (float)d->lr,
+          0.1f,
+          0.9f,
+          0.999f,
+          1e-8f,
+          (float)(1 - pow(0.9, t)),
+          (float)(1 - pow(0.999, t)),
+          { .scale = 0 } },
+        { (float)d->lr,
+          0,
+          0.8f,
+          0.95f,
+          1e-6f,
+          (float)(1 - pow(0.8, t)),
+          (float)(1 - pow(0.95, t)),
+          { .scale = 0 } },
     };
     struct kern_update args = {
         .kind = SPEC_ADAMW,

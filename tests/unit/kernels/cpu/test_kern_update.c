@@ -149,12 +149,12 @@ static void check_update(struct kern *k, const char *label, void *arg)
 TEST(updates_give_the_same_bits_on_every_device)
 {
     static const uint64_t sizes[] = { 1 * BLOCK, 40 * BLOCK, 130 * BLOCK };
-    for (uint32_t i = 0; i < 27; i++) {
+    for (uint32_t i = 0; i < 45; i++) {
         struct kern_run runs[64];
         struct update_case c = {
-            .o = (enum spec_optimizer)(SPEC_ADAMW + i % 3),
-            .dtype = (enum shd_dtype)(1 + i / 3 % 3),
-            .elems = sizes[i / 9],
+            .o = (enum spec_optimizer)(SPEC_ADAMW + i % SPEC_OPTIMIZERS),
+            .dtype = (enum shd_dtype)(1 + i / SPEC_OPTIMIZERS % 3),
+            .elems = sizes[i / 15],
             .skew = i % 2,
             .wild = i % 4 > 1,
             .runs = runs,

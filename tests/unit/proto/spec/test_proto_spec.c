@@ -262,6 +262,36 @@ TEST(grad_dtype_is_fp32_where_nothing_is_said_and_then_not_written)
     spec_free(said);
 }
 
+TEST(orders_of_optimizers_are_written_where_they_are_torchs)
+{
+    static const char *const frame = "{'name':'m','micro_batches':1,'optimizer':{%s}," SMALL_UNITS
+                                     "}";
+    struct spec *own = parse(quoted(frame, "'kind':'sgd','momentum':0.9,'order':'shardd'"));
+    struct spec *sgd = parse(quoted(frame, "'kind':'sgd','momentum':0.9,'order':'torch'"));
+    struct spec *other = parse(
+        quoted(frame, "'kind':'sgd','momentum':0.9,'order':'torch','nesterov':true"));
+    struct spec *adam = parse(quoted(frame, "'kind':'adamw','order':'torch'"));
+    struct shd_err e;
+    EXPECT(own->optimizer == SPEC_SGD && sgd->optimizer == SPEC_SGD_TORCH && sgd->coupled_decay);
+    EXPECT(adam->optimizer == SPEC_ADAMW_TORCH && !adam->coupled_decay && adam->beta2 == 0.999);
+    EXPECT(spec_moments(adam) == 2 && spec_moments(sgd) == 1);
+    EXPECT_STATUS(spec_compare(own, sgd, &e), SHD_ESPEC);
+    EXPECT_STR(e.text, "optimizer.order is 'torch', the open model has 'shardd'");
+    EXPECT_STATUS(spec_compare(sgd, other, &e), SHD_ESPEC);
+    EXPECT_STR(e.text, "optimizer.nesterov is 'true', the open model has 'false'");
+    char *without = dump(own), *with = dump(other);
+    EXPECT_HAS(without, "\"optimizer\":{\"kind\":\"sgd\",\"momentum\":0.90000000000000002}");
+    EXPECT_HAS(with,
+               "\"order\":\"torch\",\"decay\":\"coupled\",\"nesterov\":true,\"dampening\":0.0");
+    struct spec *again = parse(with);
+    EXPECT_OK(spec_compare(other, again, &e), &e);
+    free(without);
+    free(with);
+    struct spec *all[] = { own, sgd, other, adam, again };
+    for (size_t i = 0; i < ARRAY_SIZE(all); i++)
+        spec_free(all[i]);
+}
+
 TEST(idle_is_zero_where_nothing_is_said_and_then_not_written)
 {
     static const char *const frame = "{" HEAD ",'groups':[{'name':'g'%s}],'units':[{'name':'u',"

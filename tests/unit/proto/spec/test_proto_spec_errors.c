@@ -106,6 +106,18 @@ TEST(fields_of_the_optimizer_are_checked)
         { "{'kind':'adamw','eps':0}", SHD_ERANGE, "optimizer.eps is 0, must be 1.17549435e-38" },
         { "{'kind':'adamw','eps':1e39}", SHD_ERANGE, "optimizer.eps is" },
         { "{'kind':'sgd','momentum':1}", SHD_ERANGE, "optimizer.momentum is 1" },
+        { "{'kind':'sgd','order':'any'}", SHD_EINVAL, "order is 'any', must be shardd or torch" },
+        { "{'kind':'lion','order':'torch'}", SHD_EINVAL, "'torch', and PyTorch has no lion" },
+        { "{'kind':'sgd','nesterov':true}", SHD_EINVAL,
+          "optimizer.nesterov is there in torch's order alone: add \"order\": \"torch\"" },
+        { "{'kind':'adamw','order':'shardd','decay':'coupled'}", SHD_EINVAL,
+          "optimizer.decay is there in torch's order alone" },
+        { "{'kind':'adamw','order':'torch','nesterov':true}", SHD_EINVAL,
+          "optimizer.nesterov is not a known field" },
+        { "{'kind':'sgd','order':'torch','decay':'none'}", SHD_EINVAL,
+          "optimizer.decay is 'none', must be coupled or decoupled" },
+        { "{'kind':'sgd','order':'torch','nesterov':true}", SHD_EINVAL, "needs a momentum" },
+        { "{'kind':'sgd','order':'torch','dampening':-1}", SHD_ERANGE, "dampening is -1" },
     };
     expect_all_bad(cases, ARRAY_SIZE(cases), "{'name':'m','micro_batches':1,'optimizer':%s}");
 }

@@ -1,0 +1,160 @@
+/* See spec_optimizer.h. */
+#include "proto/spec/spec_optimizer.h"
+
+#include <float.h>
+#include <string.h>
+
+#include "proto/base/check.h"
+#include "proto/spec/spec.h"
+#include "proto/spec/spec_node.h"
+
+static int parse_kind(const struct node *n, enum spec_optimizer *ret_kind, struct shd_err *e)
+{
+    const char *kind = NULL;
+    const int r = node_text(n, &kind, e);
+    if (r != SHD_OK)
+        return r;
+    for (int i = 1; i <= SPEC_OPTIMIZERS; i++)
+        if (!spec_optimizer_rows[i].in_torch_order &&
+            strcmp(kind, spec_optimizer_rows[i].kind) == 0) {
+            *ret_kind = (enum spec_optimizer)i;
+            return SHD_OK;
+        }
+    return err_set(e, SHD_EINVAL, "%s is '%.40s', must be adamw, sgd or lion", n->path, kind);
+}
+
+static int parse_order(const struct node *n, enum spec_optimizer *kind, struct shd_err *e)
+{
+    const char *order = NULL;
+    const struct spec_optimizer_row *row = &spec_optimizer_rows[*kind];
+    if (n->json == NULL)
+        return SHD_OK;
+    const int r = node_text(n, &order, e);
+    if (r != SHD_OK || strcmp(order, "shardd") == 0)
+        return r;
+    if (strcmp(order, "torch") != 0)
+        return err_set(e, SHD_EINVAL, "%s is '%.40s', must be shardd or torch", n->path, order);
+    if (row->torch == 0)
+        return err_set(e, SHD_EINVAL, "%s is 'torch', and PyTorch has no %s", n->path, row->kind);
+    *kind = row->torch;
+    return SHD_OK;
+}
+
+/* What there is in torch's order alone. */
+static int parse_torch(struct spec *s, const struct node *n, struct shd_err *e)
+{
+    const struct node decay = node_field(n, "decay"), nesterov = node_field(n, "nesterov");
+    const struct node dampening = node_field(n, "dampening");
+    const bool sgd = s->optimizer == SPEC_SGD_TORCH;
+    const char *how = sgd ? "coupled" : "decoupled"; /* as torch.optim.SGD and AdamW */
+    int r = decay.json != NULL ? node_text(&decay, &how, e) : SHD_OK;
+    s->coupled_decay = strcmp(how, "coupled") == 0;
+    if (r == SHD_OK && !s->coupled_decay && strcmp(how, "decoupled") != 0)
+        return err_set(e, SHD_EINVAL, "%s is '%.40s', must be coupled or decoupled", decay.path,
+                       how);
+    if (r == SHD_OK && sgd && nesterov.json != NULL)
+        r = node_bool(&nesterov, &s->nesterov, e);
+    if (r == SHD_OK && sgd && dampening.json != NULL)
+        r = node_real(&dampening, (struct node_range){ 0, FLT_MAX }, &s->dampening, e);
+    if (r == SHD_OK && s->nesterov && (s->beta1 == 0 || s->dampening != 0))
+        return err_set(e, SHD_EINVAL,
+                       "%s is true with momentum %g and dampening %g: it needs a momentum and no "
+                       "dampening",
+                       nesterov.path, s->beta1, s->dampening);
+    return r;
+}
+
+static int check_known(const struct spec *s, const struct node *n, struct shd_err *e)
+{
+    const struct spec_optimizer_row *row = &spec_optimizer_rows[s->optimizer];
+    const bool torch = row->in_torch_order, sgd = s->optimizer == SPEC_SGD_TORCH;
+    const char *const known[] = { "kind",
+                                  row->beta1_key,
+                                  row->beta2_key,
+                                  row->eps_key,
+                                  row->torch != 0 || torch ? "order" : NULL,
+                                  torch ? "decay" : NULL,
+                                  sgd ? "nesterov" : NULL,
+                                  sgd ? "dampening" : NULL };
+    static const char *const torchs[] = { "decay", "nesterov", "dampening" };
+    if (json_object_get(n->json, "lr") != NULL)
+        return err_set(
+            e, SHD_EINVAL,
+            "%s is not a known field: the learning rate is the worker's, given with each "
+            "step; groups have lr_scale",
+            node_field(n, "lr").path);
+    for (size_t i = 0; i < ARRAY_SIZE(torchs) && row->torch != 0; i++)
+        if (json_object_get(n->json, torchs[i]) != NULL)
+            return err_set(e, SHD_EINVAL,
+                           "%s is there in torch's order alone: add \"order\": \"torch\"",
+                           node_field(n, torchs[i]).path);
+    return node_object(n, known, ARRAY_SIZE(known), e);
+}
+
+int spec_optimizer_parse(struct spec *s, const struct node *n, struct shd_err *e)
+{
+    if (!json_is_object(n->json))
+        return node_wrong_type(n, "an object", e);
+    const struct node kind = node_field(n, "kind"), order = node_field(n, "order");
+    int r = parse_kind(&kind, &s->optimizer, e);
+    if (r == SHD_OK)
+        r = parse_order(&order, &s->optimizer, e);
+    if (r == SHD_OK)
+        r = check_known(s, n, e);
+    if (r != SHD_OK)
+        return r;
+    const struct spec_optimizer_row *row = &spec_optimizer_rows[s->optimizer];
+    s->beta1 = row->beta1;
+    s->beta2 = row->beta2;
+    s->eps = row->eps;
+    const struct {
+        const char *key;
+        struct node_range range;
+        double *value;
+    } fields[] = {
+        { row->beta1_key, { 0, SPEC_BETA_MAX }, &s->beta1 },
+        { row->beta2_key, { 0, SPEC_BETA_MAX }, &s->beta2 },
+        /* Not 0: padding has neither gradient nor moments, and 0 / (0 + eps) must stay 0. */
+        { row->eps_key, { FLT_MIN, FLT_MAX }, &s->eps },
+    };
+    for (size_t i = 0; r == SHD_OK && i < ARRAY_SIZE(fields); i++) {
+        if (fields[i].key == NULL)
+            continue;
+        const struct node field = node_field(n, fields[i].key);
+        if (field.json != NULL)
+            r = node_real(&field, fields[i].range, fields[i].value, e);
+    }
+    return r == SHD_OK && row->in_torch_order ? parse_torch(s, n, e) : r;
+}
+
+/* o, or NULL where value is: as append() of spec_json.c. */
+static json_t *with(json_t *o, const char *key, json_t *value)
+{
+    if (o == NULL) {
+        json_decref(value);
+        return NULL;
+    }
+    if (json_object_set_new(o, key, value) == 0)
+        return o;
+    json_decref(o);
+    return NULL;
+}
+
+json_t *spec_optimizer_json(const struct spec *spec)
+{
+    const struct spec_optimizer_row *row = &spec_optimizer_rows[spec->optimizer];
+    json_t *o = json_pack("{s:s, s:f}", "kind", row->kind, row->beta1_key, spec->beta1);
+    if (row->beta2_key != NULL)
+        o = with(o, row->beta2_key, json_real(spec->beta2));
+    if (row->eps_key != NULL)
+        o = with(o, row->eps_key, json_real(spec->eps));
+    if (row->in_torch_order) {
+        o = with(o, "order", json_string("torch"));
+        o = with(o, "decay", json_string(spec->coupled_decay ? "coupled" : "decoupled"));
+    }
+    if (spec->optimizer == SPEC_SGD_TORCH) {
+        o = with(o, "nesterov", json_boolean(spec->nesterov));
+        o = with(o, "dampening", json_real(spec->dampening));
+    }
+    return o;
+}
