@@ -468,6 +468,16 @@ enum shd_array { SHD_PARAMS = 0, SHD_MOMENT1 = 1, SHD_MOMENT2 = 2 };
 SHD_API int shd_get(shd_model *m, uint32_t unit, enum shd_array array, float *ret_values,
                     uint64_t *ret_step, uint64_t *ret_updates, struct shd_err *e);
 
+/* -- Reading while others train --------------------------------------------------------------- */
+/* The step whose parameters a unit has; UINT64_MAX while they are being changed. What was read in
+ * place between two calls with the same answer (but that one) is whole: a seqlock. */
+SHD_API uint64_t shd_unit_version(const shd_model *m, uint32_t unit);
+/* Copy the parameters of all units, all of one step, which is *ret_step, while other workers go on:
+ * to[unit] takes elements up to the end of the unit's last tensor, of shd_param_dtype(); NULL
+ * leaves the unit out. Does not move this worker's step. Begins again where others were quicker:
+ * SHD_EBUSY when they always are. SHD_ENOTSUP: owners' memory is a GPU's. */
+SHD_API int shd_read_step(shd_model *m, void *const *to, uint64_t *ret_step, struct shd_err *e);
+
 /* Counters of this session since it connected. */
 struct shd_stats {
     uint64_t wait_ns;      /* in acquire, grad and commit, waiting for owners or workers */

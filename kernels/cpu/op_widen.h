@@ -52,7 +52,7 @@ static void widen_all(const struct kern_widen *a)
     const bool scales = a->scale != 1;
     const bool streams = a->elems >= WIDEN_STREAM_ELEMS &&
                          (uintptr_t)a->out % (VEC_LANES * sizeof(float)) == 0;
-    if (a->in_dtype == SHD_F32 && !scales)
+    if (a->in_dtype == SHD_F32 && !scales && !streams)
         memcpy(a->out, a->in, a->elems * sizeof *a->out);
     else if (streams)
         widen_loop(a, scales, true);

@@ -90,6 +90,17 @@ uint64_t board_version(const struct board *b, uint32_t unit)
     return atomic_load_explicit(&b->version[unit].value, memory_order_acquire);
 }
 
+/* An update says APPLYING before it changes anything; the unit's version follows when it is done. A
+ * step is stored before its phase, so reading them the other way round takes no old one for new. */
+uint64_t board_stable_version(const struct board *b, uint32_t unit)
+{
+    atomic_thread_fence(memory_order_acquire); /* behind what was read before */
+    const uint64_t phase = atomic_load_explicit(&b->phase.value, memory_order_acquire);
+    const uint64_t step = atomic_load_explicit(&b->step.value, memory_order_acquire);
+    const uint64_t version = board_version(b, unit);
+    return phase == STEP_APPLYING && version <= step ? NOT_PUBLISHED : version;
+}
+
 static bool reached(uint64_t now, uint64_t wanted)
 {
     return now != NOT_PUBLISHED && now >= wanted;

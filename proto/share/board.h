@@ -49,6 +49,10 @@ void board_set_step(struct board *b, uint64_t step, uint64_t phase);
 int board_reached(const struct board *b, uint32_t unit, uint64_t version);
 uint64_t board_version(const struct board *b, uint32_t unit);
 
+/* Reader: the same, or UINT64_MAX while the unit's parameters may be changing. As in a seqlock,
+ * what was read between two calls with the same answer (but that one) is whole, of that version. */
+uint64_t board_stable_version(const struct board *b, uint32_t unit);
+
 /* Reader: wait until reached, at most timeout_ns (0: only look). Returns SHD_OK or SHD_ETIMEDOUT
  * (no text: the caller knows whom it waited for and looks after it between slices). */
 int board_wait(const struct board *b, uint32_t unit, uint64_t version, uint64_t timeout_ns);

@@ -1,0 +1,139 @@
+/* Parameters read while others train: all of one step, whoever dies. */
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client/paths/map.h"
+#include "client/session/session.h"
+#include "tests/lib/child.h"
+#include "tests/lib/client_remote.h"
+
+#define STEPS 40u
+
+struct reading { /* what shd_read_step() reads into */
+    uint32_t units;
+    uint64_t bytes[8];
+    void *to[8]; /* owned */
+};
+
+static struct reading reading_new(const shd_model *m)
+{
+    struct reading r = { .units = shd_units(m) };
+    for (uint32_t i = 0; i < shd_tensors(m); i++) {
+        struct shd_tensor t;
+        shd_tensor_get(m, i, &t);
+        r.bytes[t.unit] = (t.offset_elems + t.elems) * sizeof(float);
+    }
+    for (uint32_t u = 0; u < r.units; u++)
+        r.to[u] = calloc(1, r.bytes[u]);
+    return r;
+}
+
+static void reading_free(struct reading *r)
+{
+    for (uint32_t u = 0; u < r->units; u++)
+        free(r->to[u]);
+}
+
+static uint64_t hash_of(const struct reading *r)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (uint32_t u = 0; u < r->units; u++)
+        for (uint64_t i = 0; i < r->bytes[u]; i++)
+            hash = (hash ^ ((const uint8_t *)r->to[u])[i]) * UINT64_C(0x100000001b3);
+    return hash;
+}
+
+/* What is to be read at each step. */
+static void references(uint64_t ret_hashes[STEPS + 1])
+{
+    struct shd_err e = { 0 };
+    shd_session *s;
+    uint64_t step;
+    EXPECT_OK(try_connect("local:", PATIENT_MS, &s, &e), &e);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    struct reading r = reading_new(m);
+    for (uint32_t k = 0; k <= STEPS; k++) {
+        EXPECT_OK(shd_read_step(m, r.to, &step, &e), &e);
+        EXPECT_EQ(step, k);
+        EXPECT_EQ(shd_unit_version(m, 1), k);
+        ret_hashes[k] = hash_of(&r);
+        if (k < STEPS)
+            train_steps(m, 1);
+    }
+    reading_free(&r);
+    shd_close(s);
+}
+
+static pid_t train_elsewhere(void)
+{
+    const pid_t pid = test_fork();
+    if (pid == 0) {
+        shd_session *s = attach(PATIENT_MS);
+        shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+        while (shd_step(m) < STEPS)
+            train_steps(m, 1);
+        shd_close(s);
+        _exit(0);
+    }
+    return pid;
+}
+
+TEST(what_is_read_is_of_one_step)
+{
+    struct shd_err e = { 0 };
+    uint64_t want[STEPS + 1], step = 0, before = 0;
+    uint32_t reads = 0, status = 0;
+    references(want);
+    fixture_start_kept(&daemons, 2, "");
+    const pid_t trainer = train_elsewhere();
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    struct reading r = reading_new(m);
+    for (; step < STEPS; reads++) {
+        EXPECT_OK(shd_read_step(m, r.to, &step, &e), &e);
+        EXPECT(step >= before && step <= STEPS);
+        if (hash_of(&r) != want[step])
+            FAIL("read %" PRIu32 ": not what step %" PRIu64 " has", reads, step);
+        if (before < STEPS / 2 && step >= STEPS / 2)
+            fixture_restart(&daemons, 1);
+        before = step;
+    }
+    EXPECT(waitpid(trainer, (int *)&status, 0) == trainer && status == 0);
+    for (uint32_t u = 0; u < r.units; u++)
+        EXPECT_EQ(shd_unit_version(m, u), STEPS);
+    EXPECT_EQ(shd_unit_version(m, r.units), UINT64_MAX);
+    EXPECT_EQ(shd_step(m), 0); /* this worker has not moved */
+    free(r.to[1]);
+    r.to[1] = NULL;
+    EXPECT_OK(shd_read_step(m, r.to, &step, &e), &e); /* without that one */
+    EXPECT_STATUS(shd_read_step(m, NULL, &step, &e), SHD_EINVAL);
+    reading_free(&r);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* A board as it is while a unit is updated: not readable, until its new version is there. */
+TEST(unit_that_is_being_changed_has_no_version)
+{
+    static _Alignas(64) uint8_t memory[4096];
+    struct board *b = (void *)memory;
+    board_init(b, 2);
+    EXPECT_EQ(board_stable_version(b, 0), UINT64_MAX);
+    board_publish(b, 0, 7);
+    board_publish(b, 1, 7);
+    board_set_step(b, 7, STEP_OPEN);
+    EXPECT_EQ(board_stable_version(b, 0), 7);
+    board_set_step(b, 7, STEP_SEALED);
+    EXPECT_EQ(board_stable_version(b, 0), 7);
+    board_set_step(b, 7, STEP_APPLYING);
+    EXPECT_EQ(board_stable_version(b, 0), UINT64_MAX);
+    board_publish(b, 0, 8);
+    EXPECT_EQ(board_stable_version(b, 0), 8);
+    EXPECT_EQ(board_stable_version(b, 1), UINT64_MAX);
+    board_publish(b, 1, 8);
+    board_set_step(b, 8, STEP_OPEN);
+    EXPECT_EQ(board_stable_version(b, 1), 8);
+}
+
+TEST_MAIN()
