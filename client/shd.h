@@ -396,8 +396,9 @@ enum shd_lease_what {
  * be leased at once: to load their data ahead. */
 SHD_API int shd_lease(shd_model *m, enum shd_lease_what *ret_what, uint32_t *ret_micro,
                       struct shd_err *e);
-/* Give back a leased micro-batch (its group) that will not be computed: this worker leaves, or
- * failed. What was returned of it counts. Nothing leased: a no-op. */
+/* Give back a leased micro-batch (its group) that will not be computed: this worker leaves, failed,
+ * or was overtaken (shd_acquire() says SHD_ESTEP). Its arrays that are handed out are dropped; what
+ * was returned of it counts. Nothing leased: no more than that. */
 SHD_API int shd_unlease(shd_model *m, uint32_t micro, struct shd_err *e);
 /* Was micro-batch micro of the open step in at all owners when the model was opened? A worker with
  * a fixed share leaves it out, for a predecessor has returned it. */

@@ -193,9 +193,14 @@ void grads_done(struct shd_model *m, struct grad_entry *entry)
     *entry = (struct grad_entry){ 0 };
 }
 
-void grads_reset(struct shd_model *m)
+bool grads_meant(uint32_t group, uint32_t of)
+{
+    return group == GRADS_ALL || group == of;
+}
+
+void grads_reset(struct shd_model *m, uint32_t group)
 {
     for (uint32_t i = 0; m->grads != NULL && i < m->grads->entry_count; i++)
-        if (m->grads->entries[i].used)
+        if (m->grads->entries[i].used && grads_meant(group, m->grads->entries[i].group))
             grads_done(m, &m->grads->entries[i]);
 }

@@ -61,7 +61,10 @@ int grads_none(struct shd_model *m, uint32_t micro, uint32_t unit, struct grad_e
 /* The entry's sum was handed over (or is not wanted): give its memory back. */
 void grads_done(struct shd_model *m, struct grad_entry *entry);
 
-/* Drop everything. */
-void grads_reset(struct shd_model *m);
+#define GRADS_ALL UINT32_MAX /* all groups, where one is asked for */
+bool grads_meant(uint32_t group, uint32_t of);
+
+/* Drop what there is of a group. */
+void grads_reset(struct shd_model *m, uint32_t group);
 
 #endif

@@ -8,6 +8,7 @@
 
 #include "client/paths/path.h"
 #include "client/run/policy.h"
+#include "client/run/train.h"
 #include "client/session/session.h"
 #include "proto/base/clock.h"
 
@@ -15,7 +16,7 @@ static void begin_step(struct shd_model *m)
 {
     if (m->leases.step == m->step && m->leases.began)
         return;
-    m->leases = (struct leases){ .step = m->step, .began = true };
+    m->leases = (struct leases){ .step = m->step, .began = true, .leaving = m->leases.leaving };
 }
 
 static int ask(struct shd_model *m, struct wire_leased *ret_leased, struct shd_err *e)
@@ -99,6 +100,7 @@ int shd_unlease(shd_model *m, uint32_t micro, struct shd_err *e)
     if (micro >= m->spec->micro_batches)
         return err_set(e, SHD_ERANGE, "micro-batch %" PRIu32 " of a step with %" PRIu32, micro,
                        m->spec->micro_batches);
+    train_drop_grads(m, micro / m->spec->accumulate);
     return lease_drop(m, micro / m->spec->accumulate, e);
 }
 

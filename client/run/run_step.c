@@ -11,6 +11,7 @@
 #include <inttypes.h>
 
 #include "client/run/follow.h"
+#include "client/run/grads.h"
 #include "client/run/lease.h"
 #include "client/run/policy.h"
 #include "client/run/train.h"
@@ -102,13 +103,13 @@ static int run_step_commit(struct step_run *run, int r, bool leaves, struct shd_
 {
     struct shd_result result = { .step = run->m->step, .left = true };
     if (r == SHD_ESTEP) {
-        train_drop_grads(run->m);
+        train_drop_grads(run->m, GRADS_ALL);
         r = SHD_OK;
     }
     if (r == SHD_OK && !leaves)
         r = shd_commit(run->m, run->update, &result, e);
     if (r != SHD_OK) {
-        train_drop_grads(run->m);
+        train_drop_grads(run->m, GRADS_ALL);
         return r;
     }
     result.computed = run->result.computed;
@@ -179,7 +180,7 @@ static int run_group(struct step_run *run, uint32_t group, struct shd_err *e)
 
 void shd_leave(shd_model *m)
 {
-    m->leaving = true;
+    m->leases.leaving = true;
 }
 
 /* Take leases until nothing is left to be done, or this worker leaves. SHD_ESTEP: overtaken. */
@@ -187,7 +188,7 @@ static int run_leases(struct step_run *run, struct shd_err *e)
 {
     struct shd_err ignored;
     struct wire_leased leased = { .step = 0 };
-    while (!run->m->leaving) {
+    while (!run->m->leases.leaving) {
         int r = lease_take(run->m, &leased, e);
         if (r != SHD_OK || leased.what == WIRE_LEASED_ALL_IN)
             return r;
@@ -205,9 +206,9 @@ static int run_leases(struct step_run *run, struct shd_err *e)
 
 static int run_elastic(struct step_run *run, struct shd_err *e)
 {
-    run->m->leaving = false;
+    run->m->leases.leaving = false;
     const int r = run->m->sealed ? SHD_OK : run_leases(run, e);
-    return run_step_commit(run, r, run->m->leaving, e);
+    return run_step_commit(run, r, run->m->leases.leaving, e);
 }
 
 int shd_run_step_elastic(shd_model *m, const struct shd_compute *compute,

@@ -413,14 +413,15 @@ bool train_grad_open(struct shd_model *m, uint32_t micro, uint32_t unit)
     return entry != NULL && entry->open && entry->taken == micro % m->spec->accumulate;
 }
 
-void train_drop_grads(struct shd_model *m)
+void train_drop_grads(struct shd_model *m, uint32_t group)
 {
-    grads_reset(m);
+    grads_reset(m, group);
     for (uint32_t i = 0; i < m->spec->micro_batches; i++)
-        m->reports[i].given = 0; /* the step is run again from its beginning */
+        if (grads_meant(group, group_of(m, i)))
+            m->reports[i].given = 0; /* it is run again from its beginning */
     for (uint32_t i = 0; i < m->slot_count; i++) {
         struct grad_slot *slot = &m->slots[i];
-        if (slot->state != SLOT_HELD || slot->sent > 0)
+        if (slot->state != SLOT_HELD || slot->sent > 0 || !grads_meant(group, slot->group))
             continue;
         slot->state = SLOT_FREE;
         if (m->grads == NULL)

@@ -125,6 +125,7 @@ struct groups_in {
 
 struct leases { /* of step */
     bool began;
+    bool leaving; /* shd_leave() */
     uint64_t step;
     uint32_t owner; /* those before it have all groups in */
     uint8_t groups[MODEL_IN_BYTES];
@@ -159,7 +160,6 @@ struct shd_model {
     char *spec_json;                 /* owned; made by the first shd_model_spec() */
     uint64_t step;                   /* open step */
     struct policy policy;
-    bool leaving;            /* shd_leave() */
     bool started;            /* a gradient was asked for: the policy stays */
     struct unit_hold *holds; /* owned, [units] */
     uint32_t live_units;     /* held now */

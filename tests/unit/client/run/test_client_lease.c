@@ -72,6 +72,8 @@ static int lease_step(struct worker *w, struct shd_err *e)
         r = fill(w, &what, e);
         if (r == SHD_OK && w->count > 0) {
             r = compute(w, w->micros[0], e);
+            if (r == SHD_ESTEP) /* overtaken: embed's array may be out */
+                shd_unlease(w->m, w->micros[0], e);
             memmove(w->micros, w->micros + 1, --w->count * sizeof *w->micros);
         }
         if (r == SHD_OK && w->count > 0 && what == SHD_LEASE_ALL_IN)
