@@ -72,9 +72,26 @@ enum shd_dtype { SHD_F32 = 1, SHD_BF16 = 2, SHD_F16 = 3 };
 #endif
 typedef struct shd_session shd_session;
 typedef struct shd_model shd_model;
+SHD_API const char *shd_version(void); /* of the library that runs; SHD_VERSION: of this header */
 SHD_API const char *shd_status_name(int code); /* "SHD_ESTEP", say; "SHD_UNKNOWN" for others */
 
 /* -- Session --------------------------------------------------------------------------------- */
+/* What may be worth a line in a program's log; see shd_options.event. */
+enum shd_event_kind {
+    SHD_EVENT_WAITS = 1, /* every 10 s of a wait: who it is for */
+    SHD_EVENT_GONE = 2,  /* a daemon has gone; calls wait for its successor */
+    SHD_EVENT_BACK = 3,  /* and is back, after so many seconds */
+    SHD_EVENT_OVERTAKEN =
+        4, /* others have committed `step`: this worker goes on with the open one */
+};
+struct shd_event {
+    size_t size; /* the library's */
+    enum shd_event_kind kind;
+    const char *daemon; /* its device, as "cpu0"; "": about no daemon */
+    const char *text;   /* one line without its end */
+    double seconds;     /* WAITS: so far; BACK: it was away */
+    uint64_t step;      /* OVERTAKEN */
+};
 struct shd_options {
     size_t size;
     const char *address; /* NULL: $SHARDD_ADDRESS, else where this user's only `shardctl up` or
@@ -96,6 +113,10 @@ struct shd_options {
      * call goes on where it was. NULL: none. Call nothing of this library from it. */
     int (*idle)(void *ctx);
     void *idle_ctx;
+    /* Called in the middle of calls; *event is valid meanwhile. With it, and without `waits`,
+     * nothing is written to stderr. NULL: none. Call nothing of this library from it. */
+    void (*event)(void *ctx, const struct shd_event *event);
+    void *event_ctx;
 };
 /* "cuda:N", as the CUDA runtime counts: arrays are addresses of that GPU, in its primary context.
  * The library's own work is done when a call returns. Yours has to be when you hand something back:

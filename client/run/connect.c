@@ -23,6 +23,11 @@
 #define THREADS_MAX        256u
 #define TIMEOUT_ENV        "SHARDD_TIMEOUT"
 
+const char *shd_version(void)
+{
+    return SHD_VERSION;
+}
+
 const char *shd_status_name(int code)
 {
     return status_name(code);
@@ -93,7 +98,8 @@ static int connect_owners(struct shd_session *s, const struct shd_options *o, st
         const struct hub_options options = { .name = o->name != NULL ? o->name : name,
                                              .timeout_ns = s->timeout_ns,
                                              .patient = o->timeout_ms == 0,
-                                             .idle = { .fn = o->idle, .ctx = o->idle_ctx } };
+                                             .idle = { .fn = o->idle, .ctx = o->idle_ctx },
+                                             .events = { o->event, o->event_ctx } };
         r = hub_new(&address, &options, &s->hub, e);
     }
     if (r == SHD_OK && s->hub != NULL) {

@@ -3,6 +3,7 @@
  * What all paths have in common is here: arguments are checked, gradient slots and holds are kept,
  * waiting is counted. The moving itself is the path's. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "client/paths/path.h"
@@ -554,6 +555,17 @@ static struct decide_args decide_args(const struct shd_model *m, const struct sh
     return args;
 }
 
+static void say_overtaken(const struct shd_model *m)
+{
+    char text[80];
+    if (m->session->hub == NULL)
+        return;
+    snprintf(text, sizeof text, "overtaken: others have committed step %" PRIu64, m->step);
+    event_say(&m->session->hub->events,
+              &(struct shd_event){
+                  .kind = SHD_EVENT_OVERTAKEN, .daemon = "", .text = text, .step = m->step });
+}
+
 int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result *ret_result,
                struct shd_err *e)
 {
@@ -585,6 +597,7 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
                                  .over = decided.over };
     memcpy(result.metrics, decided.metrics, decided.metric_count * sizeof *decided.metrics);
     if (decided.over) {
+        say_overtaken(m);
         r = m->session->control->catch_up(m, e);
         if (r != SHD_OK)
             return r;

@@ -14,6 +14,9 @@
 #include "proto/base/process.h"
 #include "proto/base/sys.h"
 
+/* After the others: it repeats parts of them. */
+#include "client/shd.h"
+
 #define ANSWER_NS NS_PER_S
 
 struct answer { /* a daemon's */
@@ -177,9 +180,13 @@ static void say(const struct blame *b, uint64_t waited_ns, const struct headline
                  "shd: waiting for %" PRIu64 " s for %s: nobody is known to hold it up", waited_s,
                  whom(b));
     clean(line);
+    event_say(&b->hub->events, &(struct shd_event){ .kind = SHD_EVENT_WAITS,
+                                                    .daemon = "",
+                                                    .text = line,
+                                                    .seconds = (double)waited_ns * S_PER_NS });
     if (b->sink.say != NULL)
         b->sink.say(b->sink.ctx, line);
-    else
+    else if (b->hub->events.fn == NULL)
         fprintf(stderr, "%s\n", line);
 }
 

@@ -539,6 +539,7 @@ int hub_new(const struct address *address, const struct hub_options *options, st
     hub->timeout_ns = options->timeout_ns;
     hub->patient = options->patient;
     hub->idle = options->idle;
+    hub->events = options->events;
     struct shd_err why = { 0 };
     int r = init_links(hub, address, options->name, &why);
     while (r == SHD_OK && hub->down_count > 0) /* each link has its own bound */

@@ -23,6 +23,7 @@ struct hub_options {
     uint64_t timeout_ns; /* of each wait */
     bool patient;        /* hub.patient */
     struct idle idle;
+    struct event_sink events;
 };
 
 /* Connect to every daemon at address (not local). A daemon that is named but not there yet is

@@ -101,6 +101,7 @@ void link_down(struct link *link, const struct shd_err *why)
         link->since = time(NULL);
     }
     if (was_up) {
+        event_gone(link, why);
         hub->down_count++;
         link->epoch++;
         link->retry_at_ns = link->retry_ns = 0;
@@ -439,6 +440,7 @@ static void link_up(struct link *link)
     link->known = true;
     CHECK(hub->down_count > 0);
     hub->down_count--;
+    event_back(link);
 }
 
 int link_welcome(struct link *link, const struct wire_reply *reply, struct shd_err *e)

@@ -20,6 +20,7 @@
 
 #include <zmq.h>
 
+#include "client/session/event.h"
 #include "client/session/idle.h"
 #include "proto/wire/wire.h"
 
@@ -63,6 +64,7 @@ struct link {
     bool kept;         /* a service manager has its memory */
     bool has_notify;   /* that listens in its directory */
     bool proven;       /* has answered something since it came up */
+    bool missed;       /* SHD_EVENT_GONE was said */
     uint32_t requests; /* types it knows */
     uint64_t since_ns; /* not up: since then (a short, useless return does not count) */
     time_t since;      /* the same for people */
@@ -100,6 +102,7 @@ struct hub {
     bool leaving;               /* nothing is connected any more */
     bool waits;                 /* somebody waits, and will poll next */
     struct idle idle;           /* may break that off */
+    struct event_sink events;
     /* A link is up again: open on it what is open (by link_exchange() and link_claim() only).
      * SHD_EGONE, SHD_ETIMEDOUT, SHD_EBUSY, SHD_ECANCELED: it is tried again; other errors are
      * final. May be NULL.

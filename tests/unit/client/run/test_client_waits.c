@@ -276,6 +276,60 @@ TEST(restoring_can_be_broken_off)
     fixture_stop(&daemons);
 }
 
+/* -- Events ----------------------------------------------------------------------------------- */
+
+static struct {
+    uint32_t count;
+    struct shd_event last[8];
+    char text[8][300], daemon[8][16];
+} events;
+
+static void on_event(void *ctx, const struct shd_event *event)
+{
+    const uint32_t i = events.count++ % 8;
+    (void)ctx;
+    EXPECT_EQ(event->size, sizeof *event);
+    events.last[i] = *event;
+    snprintf(events.text[i], sizeof events.text[i], "%s", event->text);
+    snprintf(events.daemon[i], sizeof events.daemon[i], "%s", event->daemon);
+}
+
+TEST(daemon_that_goes_and_comes_back_and_being_overtaken_are_told)
+{
+    struct shd_err e = { 0 };
+    shd_session *s;
+    const struct shd_update update = toy_update(0);
+    const struct shd_options options = { .size = sizeof options, .event = on_event };
+    fixture_start_kept(&daemons, 2, "");
+    struct shd_options o = options;
+    o.address = daemons.dir;
+    o.timeout_ms = PATIENT_MS;
+    events.count = 0;
+    EXPECT_OK(shd_connect(&o, &s, &e), &e);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    train_steps(m, 1);
+    EXPECT_EQ(events.count, 0);
+    fixture_restart(&daemons, 1);
+    train_steps(m, 1);
+    EXPECT_EQ(events.count, 2);
+    EXPECT(events.last[0].kind == SHD_EVENT_GONE && events.last[1].kind == SHD_EVENT_BACK);
+    EXPECT_STR(events.daemon[0], "cpu1");
+    EXPECT_STR(events.daemon[1], "cpu1");
+    EXPECT_HAS(events.text[0], "daemon cpu1 is gone: ");
+    EXPECT_HAS(events.text[1], "daemon cpu1 came back after ");
+    EXPECT(events.last[1].seconds > 0 && events.last[1].seconds < (double)TEST_HANG_MS / 1000);
+    shd_session *other = attach(PATIENT_MS);
+    train_steps(open_toy(other, toy_spec("f32", TOY_ADAMW)), 2);
+    shd_close(other);
+    EXPECT_OK(shd_commit(m, &update, NULL, &e), &e);
+    EXPECT_EQ(events.count, 3);
+    EXPECT(events.last[2].kind == SHD_EVENT_OVERTAKEN && events.last[2].step == 2);
+    EXPECT_STR(shd_version(), SHD_VERSION);
+    shd_close(s);
+    EXPECT_EQ(events.count, 3);
+    fixture_stop(&daemons);
+}
+
 /* A handler of a signal says what it wants by the next call, which comes at once. */
 static void on_signal(int number)
 {
