@@ -78,7 +78,7 @@ void fork_drop(struct shd_session *s)
     struct shd_session **at = &sessions;
     while (*at != NULL && *at != s)
         at = &(*at)->next;
-    if (*at == s)
+    if (*at != NULL)
         *at = s->next;
     pthread_mutex_unlock(&lock);
 }
