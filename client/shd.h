@@ -461,13 +461,17 @@ SHD_API int shd_checkpoint_poll(shd_model *m, bool *ret_done, struct shd_checkpo
  * directory whose LATEST counts. Every byte is checked. With `weights`: the parameters of
  * spec_json's model, by tensor name, from a safetensors file or a directory with model.safetensors
  * or its index, of any tool (F32, BF16, F16, F64), at step 0. Then shd_model_attach() or _open().
- * Errors: SHD_EEXIST the model is open; SHD_ENOENT; SHD_EINVAL damaged, or tensors missing or of
- * other shapes, named. */
+ * With `replace` a model that is open gives way to it; the daemons end for that, and their keepers
+ * start successors, which have it. Other models go on; sessions that have this one open end.
+ * Errors: SHD_EEXIST the model is open; SHD_EBUSY it is to be replaced, and somebody trains or
+ * saves it; SHD_ENOTSUP likewise, and there are no keepers; SHD_ENOENT; SHD_EINVAL damaged, or
+ * tensors missing or of other shapes, named. */
 struct shd_restore_options {
     size_t size;
     bool weights;
     const char *spec_json; /* with weights */
     uint64_t timeout_ms;   /* 0: 3,600,000 */
+    bool replace;          /* also where the model is open: then nobody may be training it */
 };
 struct shd_restored {
     uint64_t step;

@@ -228,6 +228,13 @@ static int start_parts(struct daemon *d, const struct daemon_config *config, str
     return r;
 }
 
+/* The loop ends, and the process with a code that its keeper starts it again after. */
+static void end_for_successor(struct daemon *d)
+{
+    d->failed = true;
+    uv_stop(d->loop);
+}
+
 /* A device that does nothing for this process any more (kern.h, health) may do so for a successor:
  * the loop ends. If the device is well the failure is of one model, which knows it. */
 static void device_failed(struct daemon *d)
@@ -235,12 +242,11 @@ static void device_failed(struct daemon *d)
     struct shd_err e;
     if (d->failed || d->stopping || d->kern->ops->health(d->kern, &e) == SHD_OK)
         return;
-    d->failed = true;
     log_error(
         "op=device device=%s status=%s why=\"%s\" next=\"ending so that a successor can adopt "
         "the models\" do=\"if it comes again look at the kernel log (dmesg) and nvidia-smi -q\"",
         d->device, status_name(e.code), e.text);
-    uv_stop(d->loop);
+    end_for_successor(d);
 }
 
 /* The kernel queue has room again. Whatever took it, all may try. */
@@ -299,6 +305,7 @@ static const struct daemon_hooks hooks = {
     .kernel_room = kernel_room,
     .model_moved = model_moved,
     .device_failed = device_failed,
+    .succeed = end_for_successor,
 };
 
 /* Nothing has been started yet, so that everything can be freed from here on. */

@@ -74,7 +74,7 @@ held_in_dev='adopt|adopt_state|chaos_elastic|checkpoint_bad|checkpoint_ctl|clien
 held_in_dev+='|client_open|client_session|client_wrong|commit_steps|ctl|ctl_doctor|ctl_drain|ctl_keeper|ctl_plan|ctl_status'
 held_in_dev+='|ctl_top|ctl_up|cuda_faults|cuda_share|elastic|emulate_trail|fault|faults|fuzz_.*|gpu_client'
 held_in_dev+='|gpu_client_faults|gpu_daemon_ctl|http|house.*|log|log_lines|lossy|manuals|memory|metrics|nccl_client'
-held_in_dev+='|nccl_daemon|nccl_waits|page|page_dashboard|proto_.*|requests|sim|sim_bugs|soak|spill|step_crash'
+held_in_dev+='|nccl_daemon|nccl_waits|page|page_dashboard|proto_.*|replace|requests|sim|sim_bugs|soak|spill|step_crash'
 
 # timed NAME COMMAND...: note how long it took.
 timed() {

@@ -1,5 +1,7 @@
 /* Restoring: every daemon reads its own slices. Asked twice, so that the model is opened by all of
- * them or by none: the first time they read and check it, the second time they open it. */
+ * them or by none: the first time they read and check it, the second time they open it. Daemons
+ * that have opened it, and died and came back, know it by the restore's id: the two are asked again
+ * until all have it. */
 #include "client/checkpoint/restore.h"
 
 #include <assert.h>
@@ -7,6 +9,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "client/checkpoint/dir.h"
@@ -22,6 +25,7 @@
 
 #define BUSY_NS            (3000 * NS_PER_MS)
 #define BUSY_PAUSE_US      50000u
+#define ATTEMPTS_MAX       16u /* daemons that lose what they have read, between the two requests */
 #define TIMEOUT_MS_DEFAULT UINT64_C(3600000) /* much is read */
 #define WINDOW_ELEMS       (UINT64_C(512) * SHD_BLOCK_ELEMS)
 #define WINDOW_LEAVES      513u /* of that many elements that begin anywhere */
@@ -30,9 +34,11 @@ struct restoring {
     struct hub *hub;
     char *path;      /* owned */
     char *spec_json; /* owned */
-    bool weights, open;
-    bool answered; /* by one at least: `step` is known */
-    uint64_t step, bytes;
+    bool weights, replace, open;
+    uint64_t restore_id; /* random, the same at all owners */
+    bool answered;       /* by one at least: `step` is known */
+    uint64_t step;
+    uint64_t owner_bytes[SHD_OWNERS_MAX]; /* read by each */
 };
 
 static void make_request(const struct round *round, const struct link *link,
@@ -46,6 +52,8 @@ static void make_request(const struct round *round, const struct link *link,
         .owners = r->hub->link_count,
         .weights = r->weights,
         .open = r->open,
+        .replace = r->replace,
+        .restore_id = r->restore_id,
     };
 }
 
@@ -58,7 +66,8 @@ static int take_restored(const struct round *round, const struct link *link,
                         reply->restored.step, r->step);
     r->answered = true;
     r->step = reply->restored.step;
-    r->bytes += reply->restored.bytes;
+    if (reply->restored.bytes > 0) /* 0: opened before */
+        r->owner_bytes[link->index] = reply->restored.bytes;
     return SHD_OK;
 }
 
@@ -71,30 +80,52 @@ static int ask_all(struct restoring *r, const char *what, struct shd_err *e)
                            .make = make_request,
                            .take = take_restored,
                            .ctx = r };
-    r->bytes = 0;
     r->answered = false;
     return round_all(&round, r->hub, 0, e);
+}
+
+/* Waits out who is busy: a dead restorer's daemons may not know yet, workers may be about to end.
+ */
+static int ask_patiently(struct restoring *r, bool open, struct shd_err *e)
+{
+    const char *what = open ? "Restore (opening)" : "Restore (reading)";
+    const uint64_t start_ns = clock_now_ns();
+    r->open = open;
+    int status = ask_all(r, what, e);
+    while (status == SHD_EBUSY && clock_now_ns() - start_ns < BUSY_NS) {
+        usleep(BUSY_PAUSE_US);
+        status = ask_all(r, what, e);
+    }
+    return status;
+}
+
+/* Broken off here, some would have the model and some not. */
+static int open_all(struct restoring *r, struct shd_err *e)
+{
+    const struct idle idle = r->hub->idle;
+    r->hub->idle.fn = NULL;
+    const int status = ask_patiently(r, /* open= */ true, e);
+    r->hub->idle = idle;
+    return status;
 }
 
 /* A daemon that was started again in between says that it has read nothing. */
 static int run(struct restoring *r, struct shd_err *e)
 {
-    const uint64_t start_ns = clock_now_ns();
-    int status = ask_all(r, "Restore (reading)", e);
-    while (status == SHD_EBUSY && clock_now_ns() - start_ns < BUSY_NS) {
-        usleep(BUSY_PAUSE_US); /* a dead restorer's daemons may not know yet */
-        status = ask_all(r, "Restore (reading)", e);
+    int status = SHD_ENOENT;
+    if (getrandom(&r->restore_id, sizeof r->restore_id, 0) != (ssize_t)sizeof r->restore_id)
+        return err_sys(e, SHD_EIO, "get random bytes");
+    r->restore_id |= 1; /* not 0 */
+    for (uint32_t i = 0; status == SHD_ENOENT && i < ATTEMPTS_MAX; i++) {
+        status = ask_patiently(r, /* open= */ false, e);
+        if (status == SHD_ECANCELED) /* who reads gives up, and forgets what it has read */
+            hub_renew(r->hub);
+        if (status != SHD_OK)
+            return status;
+        status = open_all(r, e);
     }
-    if (status == SHD_ECANCELED) /* who reads gives up, and forgets what it has read */
-        hub_renew(r->hub);
-    if (status != SHD_OK)
-        return status;
-    /* Broken off here, some would have the model and some not. */
-    const struct idle idle = r->hub->idle;
-    r->open = true;
-    r->hub->idle.fn = NULL;
-    status = ask_all(r, "Restore (opening)", e);
-    r->hub->idle = idle;
+    if (status == SHD_OK && r->replace) /* by successors: they serve it */
+        status = open_all(r, e);
     return status;
 }
 
@@ -197,7 +228,7 @@ int shd_restore(shd_session *s, const char *path, const struct shd_restore_optio
     if (options != NULL &&
         sized_take(&o, sizeof o, options, sizeof o.size, "shd_restore_options", e) != SHD_OK)
         return SHD_EINVAL;
-    struct restoring r = { .hub = s->hub };
+    struct restoring r = { .hub = s->hub, .replace = o.replace };
     struct shd_restored restored = { .step = 0 };
     int status = check_session(s, &o, e);
     if (status == SHD_OK)
@@ -215,7 +246,8 @@ int shd_restore(shd_session *s, const char *path, const struct shd_restore_optio
     }
     if (status == SHD_OK && ret_restored != NULL) {
         restored.step = r.step;
-        restored.bytes = r.bytes;
+        for (uint32_t i = 0; i < s->hub->link_count; i++)
+            restored.bytes += r.owner_bytes[i];
         *ret_restored = restored;
     }
     free(r.path);

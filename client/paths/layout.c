@@ -57,6 +57,7 @@ static int take_layout(struct layout_opening *o, const struct link *link,
     struct map_layout got = { .epoch = link->epoch,
                               .handle = layout->model,
                               .step = layout->step,
+                              .restore_id = layout->restore_id,
                               .slots = layout->slots,
                               .slot_bytes = layout->slot_bytes,
                               .decided = layout->has_decision,
@@ -115,16 +116,35 @@ static struct round open_round(struct layout_opening *o)
                            .ctx = o };
 }
 
+/* What a restore has replaced at some owners and not at others is no model. */
+static int check_restores(const struct shd_model *m, struct shd_err *e)
+{
+    const struct map_owner *owners = m->map->owners;
+    const struct link *links = m->session->hub->links;
+    for (uint32_t i = 1; i < m->map->owner_count; i++)
+        if (owners[i].layout.restore_id != owners[0].layout.restore_id)
+            return link_err(&links[i], SHD_ESTEP, e,
+                            "has model '%s' at step %" PRIu64
+                            ", daemon %s has it of another restore, at step %" PRIu64
+                            ": one did not reach all daemons; run `shardctl restore --replace` "
+                            "again",
+                            m->spec->name, owners[i].layout.step, links[0].device,
+                            owners[0].layout.step);
+    return SHD_OK;
+}
+
 int layout_ask(struct layout_opening *o, struct link *link, struct shd_err *e)
 {
     struct round round = open_round(o);
-    return round_one(&round, link, 0, e);
+    const int r = round_one(&round, link, 0, e);
+    return r == SHD_OK ? check_restores(o->m, e) : r;
 }
 
 int layout_ask_all(struct layout_opening *o, struct shd_err *e)
 {
     struct round round = open_round(o);
-    return round_all(&round, o->m->session->hub, 0, e);
+    const int r = round_all(&round, o->m->session->hub, 0, e);
+    return r == SHD_OK ? check_restores(o->m, e) : r;
 }
 
 /* -- On a link that comes up ------------------------------------------------------------------- */

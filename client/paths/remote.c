@@ -232,6 +232,20 @@ static int check_step(const struct shd_model *m, const struct link *link,
                     m->spec->name, layout->step, m->step);
 }
 
+/* Where a worker is in its data, and what it holds, is of the state that was replaced. */
+static int check_restore(const struct shd_model *m, const struct map_layout *before,
+                         const struct link *link, const struct map_layout *layout,
+                         struct shd_err *e)
+{
+    if (layout->restore_id == before->restore_id)
+        return SHD_OK;
+    return link_err(link, SHD_ESTEP, e,
+                    "came back with model '%s' at step %" PRIu64
+                    " of a checkpoint, restored in place of what this session has open: open it "
+                    "again",
+                    m->spec->name, layout->step);
+}
+
 /* The segments of a model are mapped by one device's driver, so a successor must be on the same. */
 static int check_device(const struct map_layout *before, const struct link *link,
                         const struct map_layout *layout, struct shd_err *e)
@@ -281,7 +295,9 @@ static int reopen_model(struct shd_model *m, struct link *link, struct shd_err *
     int r = ask_again(m, link, owner->has_inbox ? m->map->view_slots : 0, &layout, e);
     if (r != SHD_OK)
         return reopen_failed(m, link, r, e);
-    r = check_step(m, link, &layout, e);
+    r = check_restore(m, &owner->layout, link, &layout, e);
+    if (r == SHD_OK)
+        r = check_step(m, link, &layout, e);
     if (r == SHD_OK)
         r = check_device(&owner->layout, link, &layout, e);
     if (r != SHD_OK)

@@ -48,6 +48,7 @@ struct daemon_hooks {
     void (*kernel_room)(struct daemon *d); /* its queue was full, completions were delivered */
     void (*model_moved)(struct model *m, bool phase_changed); /* or gradients are in */
     void (*device_failed)(struct daemon *d);                  /* work came back with SHD_EIO */
+    void (*succeed)(struct daemon *d); /* end, for a successor to go on with what is kept */
 };
 
 struct daemon {

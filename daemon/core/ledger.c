@@ -18,6 +18,7 @@
 /* KERN_OP_MAX / (SHD_MICROS_MAX + 1) >= LEDGER_STEP_MAX */
 _Static_assert((LEDGER_STEP_MAX + 1) * (SHD_MICROS_MAX + 1) <= KERN_OP_MAX,
                "every operation of every step has a number");
+_Static_assert(offsetof(struct ledger_head, ready) == 320, "what came later lies in its padding");
 _Static_assert(LEDGER_HISTORY == HISTORY_SLOTS, "the ring is as long as it is said to be");
 _Static_assert(LEDGER_METRICS == HISTORY_METRICS, "a row has room for what a record has");
 _Static_assert(LEDGER_BLOB_BYTES % _Alignof(struct history_slot) == 0, "the history is aligned");

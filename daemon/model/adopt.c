@@ -314,13 +314,8 @@ static void give_back(const struct keeper_group *g)
     }
 }
 
-/* Its initial values were not complete: nobody has seen it, and it would be made again. */
-static void drop_group(struct daemon *d, struct keeper_group *g, const char *name)
+static void drop_group(struct daemon *d, struct keeper_group *g)
 {
-    log_warn("op=adopt model=%s instance=%016" PRIx64
-             " why=\"dropped: its initial values were not complete\""
-             " do=\"nothing: whoever opens it makes it again\"",
-             name, g->instance);
     keeper_remove(d->keeper, g->instance);
     give_back(g);
     keeper_forget(g);
@@ -369,7 +364,8 @@ static int look_at_ledger(const struct keeper_group *g, struct ledger *l, struct
     return r;
 }
 
-/* A model that was never complete gives its memory back before any other needs some. */
+/* A model that was never complete gives its memory back before any other needs some. Nobody has
+ * seen it. */
 static void drop_incomplete(struct daemon *d, struct keeper_group *g)
 {
     struct segment segment = SEGMENT_CLOSED;
@@ -380,8 +376,33 @@ static void drop_incomplete(struct daemon *d, struct keeper_group *g)
     const bool incomplete = r == SHD_OK && atomic_load(&ledger.head->ready) == 0 &&
                             (ledger.head->owner == 0 || !ledger_filled(&ledger));
     unmap_host(&segment);
-    if (incomplete)
-        drop_group(d, g, name);
+    if (!incomplete)
+        return;
+    log_warn("op=adopt model=%s instance=%016" PRIx64
+             " why=\"dropped: its initial values were not complete\""
+             " do=\"nothing: whoever opens it makes it again\"",
+             name, g->instance);
+    drop_group(d, g);
+}
+
+/* So does one in whose place another was restored. */
+static void drop_replaced(struct daemon *d, const struct keeper_group *by)
+{
+    struct segment segment = SEGMENT_CLOSED;
+    struct ledger ledger;
+    struct shd_err e = { 0 };
+    char name[LEDGER_NAME_BYTES];
+    const int r = look_at_ledger(by, &ledger, &segment, name, &e);
+    const uint64_t replaced = r == SHD_OK ? ledger.head->replaces : 0;
+    unmap_host(&segment);
+    for (uint32_t i = 0; replaced != 0 && i < d->keeper->group_count; i++) {
+        struct keeper_group *g = &d->keeper->groups[i];
+        if (g->done || g == by || g->instance != replaced)
+            continue;
+        log_info("op=adopt model=%s instance=%016" PRIx64 " why=\"replaced by a restore\"", name,
+                 g->instance);
+        drop_group(d, g);
+    }
 }
 
 /* looks: how often memory was looked for. patient: it may be looked for again. */
@@ -435,6 +456,9 @@ void adopt_all(struct daemon *d)
         return;
     for (uint32_t i = 0; i < d->keeper->group_count; i++)
         drop_incomplete(d, &d->keeper->groups[i]);
+    for (uint32_t i = 0; i < d->keeper->group_count; i++)
+        if (!d->keeper->groups[i].done)
+            drop_replaced(d, &d->keeper->groups[i]);
     for (uint32_t looks = 0;; looks++) {
         const bool patient = d->adopt->models == 0 || looks < SHORTAGE_LOOKS;
         if (!adopt_some(d, looks, patient))

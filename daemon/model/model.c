@@ -47,6 +47,11 @@ struct parts {      /* of a model, in one block */
     struct metrics_model metrics;
 };
 
+uint64_t model_restore_id(const struct model *m)
+{
+    return m->ledger->head->restore_id;
+}
+
 uint64_t model_state_bytes(const struct model *m)
 {
     const uint64_t trail = m->kern->ops->trail_bytes(m->kern, m->trail.chunk_count);

@@ -105,6 +105,8 @@ int model_core(struct model *m, struct shd_err *e);
 void model_register(struct daemon *d, struct model *m); /* gives it its handle */
 void model_free(struct model *m); /* NULL is a no-op; no work may be running, may block */
 
+uint64_t model_restore_id(const struct model *m); /* of the restore that made it; 0: none did */
+
 /* Of its state segment: the arrays, and the trail where the device keeps it there. */
 uint64_t model_state_bytes(const struct model *m);
 

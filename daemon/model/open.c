@@ -138,6 +138,7 @@ static int attach(struct open_work *w, struct model *m)
         .slot_bytes = m->map->slot_bytes,
         .device = device_of(m),
         .origin = create_origin(m),
+        .restore_id = model_restore_id(m),
     };
     struct decision last;
     if (step_last_decision(m->core, &last)) {

@@ -17,15 +17,14 @@
 #include "daemon/model/checkpoint_out.h"
 #include "daemon/model/model.h"
 #include "daemon/model/open.h"
+#include "daemon/model/replace.h"
 #include "daemon/model/restore_in.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
-#include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
-#include "proto/share/board.h"
 #include "proto/share/shardmap.h"
 #include "proto/spec/spec_json.h"
 #include "proto/wire/wire.h"
@@ -45,7 +44,8 @@ struct restore {
     uint64_t session;
     char *path, *spec_json; /* owned: what was asked for */
     uint32_t owner, owners;
-    bool weights;
+    bool weights, replace;
+    uint64_t restore_id;
     struct restore_in in; /* closed again when all is read */
     struct spec *spec;    /* owned until the model takes it */
     struct model *model;  /* owned until it is opened */
@@ -119,8 +119,7 @@ static int check_free(struct op *op, const char *name)
     struct daemon *d = op->daemon;
     const struct model *open = model_find(d, name);
     if (open != NULL)
-        return err_set(&op->err, SHD_EEXIST, "daemon %s has model '%s' open at step %" PRIu64,
-                       d->device, name, step_now(open->core));
+        return replace_check(op, open);
     if (d->model_count + d->open->create_count >= DAEMON_MODELS_MAX)
         return err_set(&op->err, SHD_EBUSY, "daemon %s has %u models, the most there may be",
                        d->device, DAEMON_MODELS_MAX);
@@ -132,24 +131,23 @@ static int check_free(struct op *op, const char *name)
 static int open_parked(struct op *op, struct restore *w)
 {
     struct model *m = w->model;
+    struct model *open = model_find(w->daemon, m->spec->name);
     int r = check_free(op, m->spec->name);
     if (r != SHD_OK)
         return r;
     const uint64_t step = step_now(m->core);
     w->model = NULL;
-    FAIL_POINT("restore:ready:before");
-    atomic_store_explicit(&m->ledger->head->ready, 1, memory_order_release);
-    FAIL_POINT("restore:ready:after");
-    model_register(w->daemon, m);
-    for (uint32_t u = 0; u < m->spec->unit_count; u++)
-        board_publish(m->board, u, step);
-    board_set_step(m->board, step, STEP_OPEN);
-    m->ready = true;
+    op->reply.type = WIRE_RESTORED;
+    op->reply.restored = (struct wire_restored){ .step = step, .bytes = w->bytes };
+    if (open != NULL) {
+        drop(w);
+        replace_with(open, m); /* the process ends with both */
+        return SHD_OK;
+    }
+    replace_nothing(w->daemon, m);
     log_info("op=restore model=%s owner=%" PRIu32 "/%" PRIu32 " step=%" PRIu64 " bytes=%" PRIu64
              " path=\"%s\"",
              m->spec->name, m->map->owner, m->map->owners, step, w->bytes, w->path);
-    op->reply.type = WIRE_RESTORED;
-    op->reply.restored = (struct wire_restored){ .step = step, .bytes = w->bytes };
     drop(w);
     return SHD_OK;
 }
@@ -280,6 +278,7 @@ static int start_ledger(struct restore *w)
 {
     const struct ckpt_info *info = &w->in.info;
     struct model *m = w->model;
+    m->ledger->head->restore_id = w->restore_id;
     if (w->in.weights || info->step == 0)
         return SHD_OK;
     const struct ledger_start start = { .step = info->step,
@@ -352,7 +351,8 @@ static bool same_request(const struct restore *w, const struct op *op)
 {
     const struct wire_restore *req = &op->req.restore;
     return w->session == op->session->id && w->owner == req->owner && w->owners == req->owners &&
-           w->weights == req->weights && strcmp(w->path, req->path) == 0 &&
+           w->weights == req->weights && w->replace == req->replace &&
+           w->restore_id == req->restore_id && strcmp(w->path, req->path) == 0 &&
            strlen(w->spec_json) == req->spec.bytes &&
            memcmp(w->spec_json, req->spec.data, req->spec.bytes) == 0;
 }
@@ -372,6 +372,8 @@ static int begin(struct op *op)
     w->owners = req->owners;
     w->in = RESTORE_IN_CLOSED;
     w->weights = w->in.weights = req->weights;
+    w->replace = req->replace;
+    w->restore_id = req->restore_id;
     w->work.data = w;
     w->path = sys_strdup(req->path);
     w->spec_json = sys_malloc(req->spec.bytes + 1);
@@ -413,9 +415,30 @@ static int busy(struct op *op, const struct restore *w)
                    op->daemon->device, w->path);
 }
 
+/* The model of the request's restore, if it is open: another one of this restore's attempts has
+ * come as far. */
+static struct model *find_done(const struct op *op)
+{
+    struct daemon *d = op->daemon;
+    for (uint32_t i = 0; i < d->model_count; i++)
+        if (replace_done(op, d->models[i]))
+            return d->models[i];
+    return NULL;
+}
+
+static int answer_done(struct op *op, const struct model *m)
+{
+    op->reply.type = WIRE_RESTORED;
+    op->reply.restored = (struct wire_restored){ .step = step_now(m->core) };
+    return SHD_OK;
+}
+
 int restore_open(struct op *op)
 {
     struct restore *w = op->daemon->restore;
+    const struct model *done = find_done(op);
+    if (done != NULL)
+        return answer_done(op, done);
     if (w == NULL || w->op != NULL || !same_request(w, op))
         return err_set(&op->err, SHD_ENOENT, "daemon %s has not read '%.100s'", op->daemon->device,
                        op->req.restore.path);
@@ -426,6 +449,9 @@ int restore_begin(struct op *op)
 {
     struct restore *w = op->daemon->restore;
     const bool ours = w != NULL && w->session == op->session->id;
+    const struct model *done = find_done(op);
+    if (done != NULL)
+        return answer_done(op, done);
     if (w != NULL && !ours && !w->gone)
         return busy(op, w);
     if (w != NULL && w->op != NULL)

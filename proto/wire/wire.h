@@ -138,7 +138,9 @@ struct wire_restore {
     struct wire_bytes spec; /* JSON, 1..SPEC_JSON_BYTES_MAX */
     uint32_t owner, owners;
     bool weights;
-    bool open; /* what the same request without it has read */
+    bool open;           /* what the same request without it has read */
+    bool replace;        /* the model that is open, if one is */
+    uint64_t restore_id; /* the same for all owners; 0: not said */
 };
 
 struct wire_drain {
@@ -257,6 +259,7 @@ struct wire_layout {
         in; /* a bit per group, lowest first, at most SHD_MICROS_MAX; may be shorter */
     struct wire_bytes device; /* UUID of the GPU, WIRE_DEVICE_BYTES; none: the host */
     uint64_t origin;
+    uint64_t restore_id; /* of the restore that made it; 0: none did */
 };
 struct wire_prepared {
     uint64_t step;

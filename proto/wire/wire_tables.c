@@ -121,6 +121,7 @@ static const struct wire_field restore_fields[] = {
     PATH(restore, path),   RANGE(restore, spec, 1, SPEC_JSON_BYTES_MAX),
     INDEX(restore, owner), RANGE(restore, owners, 1, SHD_OWNERS_MAX),
     ANY(restore, weights), ANY(restore, open),
+    ANY(restore, replace), ANY(restore, restore_id),
 };
 static const struct wire_field drain_fields[] = { ANY(drain, off) };
 static const struct wire_field join_fields[] = { ANY(join, model),
@@ -188,6 +189,7 @@ static const struct wire_field layout_fields[] = {
     RANGE(layout, in, 0, SHD_MICROS_MAX / 8),
     ROW(layout, device, .max = WIRE_DEVICE_BYTES, .multiple = WIRE_DEVICE_BYTES),
     ANY(layout, origin),
+    ANY(layout, restore_id),
 };
 static const struct wire_field prepared_fields[] = {
     ANY(prepared, step),

@@ -169,6 +169,8 @@ static void random_restore(uint64_t *seed, struct wire_restore *r)
                                 .owners = random_u32(seed, 1, SHD_OWNERS_MAX),
                                 .weights = test_random(seed) % 2 != 0 };
     r->open = random_u32(seed, 0, 1) != 0;
+    r->replace = random_u32(seed, 0, 1) != 0;
+    r->restore_id = random_u64(seed, 0, UINT64_MAX);
     r->spec.bytes += r->spec.bytes == 0;
     r->owner = random_u32(seed, 0, r->owners - 1);
 }
@@ -298,7 +300,8 @@ static void random_layout(uint64_t *seed, struct wire_layout *l)
                                .slot_bytes = random_u64(seed, 0, UINT64_C(1) << 44) * 4096,
                                .segment_count = random_u32(seed, 0, WIRE_SEGMENTS_MAX),
                                .has_decision = test_random(seed) % 2 != 0,
-                               .in = random_bytes(seed, SHD_MICROS_MAX / 8, 1) };
+                               .in = random_bytes(seed, SHD_MICROS_MAX / 8, 1),
+                               .restore_id = random_u64(seed, 0, UINT64_MAX) };
     if (test_random(seed) % 2 != 0)
         l->device = (struct wire_bytes){ (const uint8_t *)"UUID of a device", WIRE_DEVICE_BYTES };
     if (l->has_decision)
@@ -507,7 +510,9 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
         return strcmp(a->restore.path, b->restore.path) == 0 &&
                same_bytes(a->restore.spec, b->restore.spec) &&
                a->restore.owner == b->restore.owner && a->restore.owners == b->restore.owners &&
-               a->restore.weights == b->restore.weights;
+               a->restore.weights == b->restore.weights && a->restore.open == b->restore.open &&
+               a->restore.replace == b->restore.replace &&
+               a->restore.restore_id == b->restore.restore_id;
     default:
         return true;
     }
@@ -518,7 +523,8 @@ static bool same_layout(const struct wire_layout *a, const struct wire_layout *b
     if (a->model != b->model || a->step != b->step || !same_bytes(a->spec, b->spec) ||
         a->owner != b->owner || a->owners != b->owners || a->slots != b->slots ||
         a->slot_bytes != b->slot_bytes || a->segment_count != b->segment_count ||
-        a->origin != b->origin || !same_bytes(a->in, b->in) || !same_bytes(a->device, b->device))
+        a->origin != b->origin || a->restore_id != b->restore_id || !same_bytes(a->in, b->in) ||
+        !same_bytes(a->device, b->device))
         return false;
     for (uint32_t i = 0; i < a->segment_count; i++)
         if (a->segments[i].kind != b->segments[i].kind ||

@@ -21,19 +21,23 @@ static const char restore_about[] =
     "or\n"
     "none. Workers then go on at its step. With --weights: parameters alone, found by tensor name "
     "in\n"
-    "a safetensors file, or a directory with model.safetensors or its index, of any tool.";
+    "a safetensors file, or a directory with model.safetensors or its index, of any tool.\n"
+    "With --replace a model that is open gives way to the checkpoint's. Nobody may be training "
+    "it:\n"
+    "end the workers first. For a moment there is memory for both.";
 
 static const char restore_more[] = VERB_WHERE
     "\n"
     "examples:\n"
     "  shardctl restore /data/run1\n"
     "  shardctl restore /data/run1/step-000000000500\n"
+    "  shardctl restore --replace /data/run1/step-000000000500    go back to it\n"
     "  shardctl restore --weights llama/model.safetensors --spec spec.json\n"
     "\nexit code 1: nothing was opened; the reason is on stderr\n";
 
 struct ask {
     const char *path, *weights, *spec, *address;
-    bool json;
+    bool json, replace;
 };
 
 static void print_restored(const struct ask *ask, const struct shd_restored *r)
@@ -54,7 +58,9 @@ static int restore(const struct ask *ask, struct shd_err *e)
                                          .address = ask->address,
                                          .name = "shardctl restore",
                                          .timeout_ms = VERB_TIMEOUT_MS };
-    struct shd_restore_options how = { .size = sizeof how, .weights = ask->weights != NULL };
+    struct shd_restore_options how = { .size = sizeof how,
+                                       .weights = ask->weights != NULL,
+                                       .replace = ask->replace };
     struct shd_restored restored;
     char *spec = NULL;
     size_t bytes;
@@ -95,6 +101,8 @@ int verb_restore(int argc, char **argv)
         VERB_ADDRESS_FLAGS(ask.address),
         { "weights", 'w', FLAG_STRING, "FILE", "parameters alone, from here", &ask.weights, 0, 0 },
         { "spec", 's', FLAG_STRING, "FILE", "the model's spec, with --weights", &ask.spec, 0, 0 },
+        { "replace", 0, FLAG_BOOL, NULL, "also where the model is open: its state goes",
+          &ask.replace, 0, 0 },
         { "json", 'j', FLAG_BOOL, NULL, "one JSON object: model, step, bytes", &ask.json, 0, 0 },
     };
     const struct flags flags = VERB_FLAGS(restore, "shardctl restore DIR [FLAGS]", table);
@@ -112,9 +120,8 @@ int verb_restore(int argc, char **argv)
     ctl_say("%s", e.text);
     if (r == SHD_EEXIST)
         ctl_say(
-            "nothing was changed; to go on from the checkpoint instead end what is open "
-            "(`shardctl drain`, with --checkpoint DIR to keep it), start the daemons again, and "
-            "restore then");
+            "nothing was changed; to go on from the checkpoint instead end its workers and restore "
+            "with --replace: what is open is gone then (`shardctl checkpoint DIR` keeps it)");
     return CTL_FAILED;
 }
 

@@ -9,6 +9,7 @@ work=$(mktemp -d)
 daemon=
 end() {
     [ -z "$daemon" ] || kill -9 "$daemon" 2>/dev/null || true
+    [ ! -d "$work/up" ] || shardctl down --runtime-dir "$work/up" --yes >/dev/null 2>&1 || true
     rm -rf "$work"
 }
 trap end EXIT
@@ -181,8 +182,21 @@ soon "no daemon, see $work/log" [ -S "$SHARDD_ADDRESS/cpu0.sock" ]
 # shellcheck disable=SC2086
 shd-gpt --steps 3 $gpt >"$work/out" 2>"$work/err" || fail "$(cat "$work/err")"
 refused "daemon cpu0 has model 'gpt' open at step 3" shardctl restore "$work/run"
-expect "$work/refused" 'nothing was changed; to go on from the checkpoint instead end what is open'
+expect "$work/refused" 'nothing was changed; to go on from the checkpoint instead .* with --replace'
+refused 'daemon cpu0 has no keeper' shardctl restore --replace "$work/run"
 [ "$(shardctl digest | cut -d' ' -f3)" = step=3 ] || fail 'the open model is another one now'
+
+# With a keeper the checkpoint takes the model's place, and training goes on to the same digest.
+shardctl up --daemons 2 --runtime-dir "$work/up" >"$work/out" 2>&1 || fail "$(cat "$work/out")"
+# shellcheck disable=SC2086
+SHARDD_ADDRESS=$work/up shd-gpt --steps 3 $gpt >"$work/out" 2>"$work/err" || fail "$(cat "$work/err")"
+shardctl restore --runtime-dir "$work/up" --replace "$work/run/$first" >"$work/restored" 2>"$work/err" ||
+    fail "restore --replace: $(cat "$work/err")"
+expect "$work/restored" "restored model=gpt step=$(echo "$first" | sed 's/step-0*//')"
+# shellcheck disable=SC2086
+SHARDD_ADDRESS=$work/up shd-gpt --steps 47 $gpt >"$work/out" 2>"$work/err" || fail "$(cat "$work/err")"
+[ "$(tail -n 1 "$work/out")" = "$want" ] || fail "after a replacement: $(tail -n 1 "$work/out")"
+shardctl down --runtime-dir "$work/up" --yes >"$work/out" 2>&1 || fail "$(cat "$work/out")"
 
 # A worker for whom there is no work says so.
 # shellcheck disable=SC2086

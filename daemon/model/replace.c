@@ -1,0 +1,104 @@
+/* See replace.h. */
+#include "daemon/model/replace.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/state.h"
+#include "daemon/core/ledger.h"
+#include "daemon/core/step.h"
+#include "daemon/model/inbox.h"
+#include "daemon/model/model.h"
+#include "daemon/net/op.h"
+#include "daemon/net/session.h"
+#include "proto/base/failpoint.h"
+#include "proto/share/board.h"
+#include "proto/wire/wire.h"
+
+#define NAMES_MAX 4u /* workers that are named */
+
+bool replace_done(const struct op *op, const struct model *open)
+{
+    const uint64_t id = op->req.restore.restore_id;
+    return open != NULL && id != 0 && open->ledger->head->restore_id == id;
+}
+
+/* Those that have gradient slots; returns how many there are. */
+static uint32_t name_trainers(const struct daemon *d, const struct model *m, char *text,
+                              size_t bytes)
+{
+    uint32_t count = 0;
+    text[0] = '\0';
+    for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
+        const struct session *s = &d->sessions->items[i];
+        const size_t used = strlen(text);
+        if (s->state != SESSION_OPEN || inbox_of(s, m) == NULL)
+            continue;
+        if (count++ < NAMES_MAX)
+            snprintf(text + used, bytes - used, "%s%.30s (pid %d)", used > 0 ? ", " : "", s->name,
+                     (int)s->pid);
+        else if (count == NAMES_MAX + 1)
+            snprintf(text + used, bytes - used, " and more");
+    }
+    return count;
+}
+
+int replace_check(struct op *op, const struct model *open)
+{
+    const struct wire_restore *req = &op->req.restore;
+    const struct daemon *d = op->daemon;
+    const struct ledger_head *head = open->ledger->head;
+    const char *name = head->name;
+    const uint64_t step = step_now(open->core);
+    char trainers[170];
+    if (!req->replace)
+        return err_set(&op->err, SHD_EEXIST, "daemon %s has model '%s' open at step %" PRIu64,
+                       d->device, name, step);
+    if (req->owner != head->owner || req->owners != head->owners)
+        return err_set(&op->err, SHD_ESPEC,
+                       "daemon %s has model '%s' open as owner %" PRIu32 " of %" PRIu32
+                       ", and is to replace it as owner %" PRIu32 " of %" PRIu32
+                       ": name the daemons that have it, in their order",
+                       d->device, name, head->owner, head->owners, req->owner, req->owners);
+    if (!d->kept)
+        return err_set(&op->err, SHD_ENOTSUP,
+                       "daemon %s has no keeper that would start its successor: end it, start it "
+                       "again and restore then",
+                       d->device);
+    if (name_trainers(d, open, trainers, sizeof trainers) > 0)
+        return err_set(&op->err, SHD_EBUSY,
+                       "model '%s' is at step %" PRIu64 " and being trained by %s: end them first",
+                       name, step, trainers);
+    if (open->checkpoint != NULL)
+        return err_set(&op->err, SHD_EBUSY, "model '%s' is being saved at step %" PRIu64, name,
+                       step);
+    return SHD_OK;
+}
+
+void replace_with(struct model *open, struct model *m)
+{
+    struct daemon *d = open->daemon;
+    m->ledger->head->replaces = open->kept.instance;
+    FAIL_POINT("replace:ready:before");
+    atomic_store_explicit(&m->ledger->head->ready, 1, memory_order_release);
+    FAIL_POINT("replace:ready:after");
+    log_info("op=replace model=%s from_step=%" PRIu64 " step=%" PRIu64
+             " next=\"ending so that a successor serves it\"",
+             m->ledger->head->name, step_now(open->core), step_now(m->core));
+    d->hooks->succeed(d);
+}
+
+void replace_nothing(struct daemon *d, struct model *m)
+{
+    const uint64_t step = step_now(m->core);
+    FAIL_POINT("restore:ready:before");
+    atomic_store_explicit(&m->ledger->head->ready, 1, memory_order_release);
+    FAIL_POINT("restore:ready:after");
+    model_register(d, m);
+    for (uint32_t u = 0; u < m->ledger->head->units; u++)
+        board_publish(m->board, u, step);
+    board_set_step(m->board, step, STEP_OPEN);
+    m->ready = true;
+}
