@@ -51,6 +51,11 @@ struct daemon_hooks {
     void (*succeed)(struct daemon *d); /* end, for a successor to go on with what is kept */
 };
 
+struct daemon_restore {
+    struct restore *work;                     /* NULL when idle */
+    _Atomic uint64_t bytes_done, bytes_total; /* of the model's arrays; total 0: none are read */
+};
+
 struct daemon {
     const struct daemon_hooks *hooks;
     char device[DAEMON_DEVICE_BYTES_MAX];
@@ -67,7 +72,7 @@ struct daemon {
     struct model *models[DAEMON_MODELS_MAX]; /* handle = index + 1 */
     uint32_t model_count;
     struct open_queue *open; /* OpenModel requests */
-    struct restore *restore; /* NULL when idle */
+    struct daemon_restore restore;
     struct adopt *adopt;
     struct comm *comm; /* NCCL's thread; NULL: nobody has asked for it */
     struct metrics_daemon *metrics;

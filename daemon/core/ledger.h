@@ -5,16 +5,18 @@
  * aligned word. x86-64 keeps stores in program order, so what a killed process leaves is a prefix
  * of its stores, and each word says that all it vouches for is there:
  *
- *   ready             the initial values are in; without it the model never was, with it the one
- * that it `replaces` is no more origin            a session has put all its initial values; while
- * ready is not set it is to be opened only when owner 0 has opened the one of that origin commits
- * so many steps have a recorded decision; record[commits & 1] is of the last. Storing it is the
- * commit. Gradients being collected are of step `commits` unit.version      so many of them are in
- * the unit's parameters and moments unit.progress     how far the sum of the unit's gradients is,
- * and of which step cell              a gradient that waits for its turn and needs no sender any
- * more: it took no part, or its bytes are in the spill segment; and of which step metrics.tag the
- * micro-batch's numbers are there; and of which step history.tag       the row of a step is there;
- * it counts when the step is committed
+ *   ready             the initial values are in; without it the model never was, with it
+ *                     the one that it `replaces` is no more
+ *   origin            a session has put all its initial values; while ready is not set it is to be
+ *                     opened only when owner 0 has opened the one of that origin
+ *   commits           so many steps have a recorded decision; record[commits & 1] is of the last.
+ *                     Storing it is the commit. Gradients being collected are of step `commits`
+ *   unit.version      so many of them are in the unit's parameters and moments
+ *   unit.progress     how far the sum of the unit's gradients is, and of which step
+ *   cell              a gradient that waits for its turn and needs no sender any more: it took no
+ *                     part, or its bytes are in the spill segment; and of which step
+ *   metrics.tag       the micro-batch's numbers are there; and of which step
+ *   history.tag       the row of a step is there; it counts when the step is committed
  *
  * Words that belong to a step carry it, so nothing has to be cleared when the next one begins. A
  * phase is not stored: it is APPLYING while a unit's version is below commits. The trail

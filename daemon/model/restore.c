@@ -81,7 +81,8 @@ static int begin(struct op *op);
 static void drop(struct restore *w)
 {
     struct op *next = w->successor;
-    w->daemon->restore = NULL;
+    w->daemon->restore.work = NULL;
+    atomic_store(&w->daemon->restore.bytes_total, 0);
     restore_free(w);
     const int r = next != NULL ? begin(next) : SHD_PENDING;
     if (r != SHD_PENDING)
@@ -111,6 +112,7 @@ static void park(struct restore *w)
     op->reply.restored = (struct wire_restored){ .step = step_now(w->model->core),
                                                  .bytes = w->bytes };
     restore_in_close(&w->in);
+    atomic_store(&w->daemon->restore.bytes_total, 0);
     op_finish(op, SHD_OK);
 }
 
@@ -191,12 +193,26 @@ static void publish(struct restore *w)
 
 void restore_retry(struct daemon *d)
 {
-    if (d->restore != NULL && d->restore->waits)
-        publish(d->restore);
+    if (d->restore.work != NULL && d->restore.work->waits)
+        publish(d->restore.work);
 }
 
 /* -- Reading ------------------------------------------------------------------------------------
  */
+
+static bool reads_alone(const struct restore *w, uint32_t unit)
+{
+    return w->in.weights || w->model->spec->units[unit].frozen;
+}
+
+static uint64_t elems_to_read(const struct restore *w)
+{
+    const struct model *m = w->model;
+    uint64_t elems = 0;
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        elems += m->map->slice[u].elems * (reads_alone(w, u) ? 1 : 1 + m->map->moments);
+    return elems;
+}
 
 /* A reader's next piece; false: nothing is left, or something went wrong. */
 static bool next_piece(struct restore *w, struct checkpoint_piece *ret_piece)
@@ -207,8 +223,7 @@ static bool next_piece(struct restore *w, struct checkpoint_piece *ret_piece)
     uv_mutex_lock(&w->mutex);
     while (w->status == SHD_OK && !w->gone && !found && at->unit < m->spec->unit_count) {
         const struct slice slice = m->map->slice[at->unit];
-        const bool alone = w->in.weights || m->spec->units[at->unit].frozen;
-        if (at->array == (alone ? 1 : 1 + m->map->moments)) {
+        if (at->array == (reads_alone(w, at->unit) ? 1 : 1 + m->map->moments)) {
             *at = (struct checkpoint_piece){ .unit = at->unit + 1 };
         } else if (at->first_elem >= slice.elems) { /* counts from the slice's first here */
             at->array++;
@@ -226,11 +241,14 @@ static bool next_piece(struct restore *w, struct checkpoint_piece *ret_piece)
     return found;
 }
 
-static void piece_read(struct restore *w, int status, const struct shd_err *e, uint64_t bytes)
+static void piece_read(struct restore *w, int status, const struct shd_err *e, uint64_t bytes,
+                       uint64_t elems)
 {
     uv_mutex_lock(&w->mutex);
     if (status == SHD_OK) {
         w->bytes += bytes;
+        atomic_fetch_add_explicit(&w->daemon->restore.bytes_done, elems * sizeof(float),
+                                  memory_order_relaxed);
     } else if (w->status == SHD_OK) {
         w->status = status;
         w->err = *e;
@@ -248,11 +266,11 @@ static void read_pieces(uv_work_t *work)
     float *buffer = sys_malloc(PIECE_ELEMS * sizeof *buffer);
     if (buffer == NULL) {
         const int r = err_set(&e, SHD_ENOMEM, "no memory to read a checkpoint");
-        piece_read(w, r, &e, bytes);
+        piece_read(w, r, &e, bytes, 0);
     }
     while (buffer != NULL && next_piece(w, &piece)) {
         const int r = restore_in_read(&w->in, w->model, &piece, buffer, &bytes, &e);
-        piece_read(w, r, &e, bytes);
+        piece_read(w, r, &e, bytes, piece.elems);
     }
     free(buffer);
 }
@@ -336,6 +354,8 @@ static void prepared(uv_work_t *work, int cancelled)
     }
     CHECK(w->model != NULL); /* it is prepared */
     w->model->daemon = d;
+    atomic_store(&d->restore.bytes_done, 0);
+    atomic_store(&d->restore.bytes_total, elems_to_read(w) * sizeof(float));
     for (uint32_t i = 0; i < READERS; i++) {
         w->readers[i].restore = w;
         w->readers[i].work.data = &w->readers[i];
@@ -384,7 +404,7 @@ static int begin(struct op *op)
     memcpy(w->spec_json, req->spec.data, req->spec.bytes);
     w->spec_json[req->spec.bytes] = '\0';
     w->op = op;
-    d->restore = w;
+    d->restore.work = w;
     uv_queue_work(d->loop, &w->work, prepare, prepared);
     return SHD_PENDING;
 }
@@ -435,7 +455,7 @@ static int answer_done(struct op *op, const struct model *m)
 
 int restore_open(struct op *op)
 {
-    struct restore *w = op->daemon->restore;
+    struct restore *w = op->daemon->restore.work;
     const struct model *done = find_done(op);
     if (done != NULL)
         return answer_done(op, done);
@@ -447,7 +467,7 @@ int restore_open(struct op *op)
 
 int restore_begin(struct op *op)
 {
-    struct restore *w = op->daemon->restore;
+    struct restore *w = op->daemon->restore.work;
     const bool ours = w != NULL && w->session == op->session->id;
     const struct model *done = find_done(op);
     if (done != NULL)
@@ -463,7 +483,7 @@ int restore_begin(struct op *op)
 
 void restore_forget_session(struct daemon *d, const struct session *s)
 {
-    struct restore *w = d->restore;
+    struct restore *w = d->restore.work;
     if (w == NULL)
         return;
     struct op *next = w->successor;
@@ -484,6 +504,6 @@ void restore_forget_session(struct daemon *d, const struct session *s)
 
 void restore_abandon(struct daemon *d)
 {
-    restore_free(d->restore);
-    d->restore = NULL;
+    restore_free(d->restore.work);
+    d->restore.work = NULL;
 }

@@ -211,20 +211,28 @@ static json_t *errors_json(void)
     return errors;
 }
 
+static json_t *restore_json(const struct view_snapshot *s)
+{
+    if (s->restore_bytes == 0)
+        return json_null();
+    return json_pack("{s:I, s:I}", "bytes_done", (json_int_t)s->restored_bytes, "bytes_total",
+                     (json_int_t)s->restore_bytes);
+}
+
 static json_t *daemon_json(const struct view_snapshot *s, uint64_t now_ns)
 {
     const struct view_daemon *d = &s->daemon;
     return json_pack(
-        "{s:i, s:s, s:s, s:s, s:o, s:i, s:f, s:f, s:f, s:I, s:s, s:s, s:o, s:b, s:I, s:I, s:I, "
-        "s:I}",
+        "{s:i, s:s, s:s, s:s, s:o, s:i, s:f, s:f, s:f, s:I, s:s, s:s, s:o, s:b, s:o, s:I, s:I, "
+        "s:I, s:I}",
         "schema", VIEW_SCHEMA, "version", SHARDD_VERSION, "device", d->device, "place", d->place,
         "gpu",
         d->gpu != NULL ? json_pack("{s:s, s:s}", "name", d->gpu, "uuid", d->gpu_uuid) : json_null(),
         "pid", (int)getpid(), "uptime_s", s->uptime_s, "time_s", s->time_s, "stale_ms",
         seconds_between(s->taken_ns, now_ns) * 1e3, "threads", (json_int_t)d->threads, "isa",
         d->isa, "keeper", d->keeper, "adopted", adopted_json(d->adopt), "draining",
-        (int)s->draining, "requests", (json_int_t)s->requests, "bad_frames",
-        (json_int_t)s->bad_frames, "dropped_replies", (json_int_t)s->dropped_replies,
+        (int)s->draining, "restore", restore_json(s), "requests", (json_int_t)s->requests,
+        "bad_frames", (json_int_t)s->bad_frames, "dropped_replies", (json_int_t)s->dropped_replies,
         "repeated_replies", (json_int_t)s->repeated_replies);
 }
 

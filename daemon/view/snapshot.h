@@ -122,6 +122,8 @@ struct view_snapshot {
     uint64_t taken_ns;
     double time_s, uptime_s;
     bool draining;
+    uint64_t restored_bytes,
+        restore_bytes; /* of what is being restored: done, all; 0: nothing is */
     uint64_t requests, bad_frames, dropped_replies, repeated_replies;
     struct metrics_daemon metrics;
     struct view_model *models; /* owned, [model_count] */

@@ -299,6 +299,8 @@ static void take_daemon(const struct daemon *d, struct view_snapshot *s)
     s->time_s = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
     s->uptime_s = (double)(s->taken_ns - d->started_ns) * 1e-9;
     s->draining = d->drain_session != 0;
+    s->restored_bytes = atomic_load(&d->restore.bytes_done);
+    s->restore_bytes = atomic_load(&d->restore.bytes_total);
     s->requests = d->requests;
     s->bad_frames = d->mailbox->bad_frames;
     s->dropped_replies = d->mailbox->dropped_replies;

@@ -47,6 +47,7 @@ static void read_checkpoint(const json_t *c, struct doc_model *m)
 static void read_model(const json_t *j, const json_t *none, void *item)
 {
     struct doc_model *m = item;
+    const json_t *checkpoint = json_object_get(j, "checkpoint");
     (void)none;
     static const char *const kinds[DOC_MEMORY] = { "state", "publish", "inbox",
                                                    "board", "ledger",  "spill" };
@@ -54,7 +55,9 @@ static void read_model(const json_t *j, const json_t *none, void *item)
     const json_t *units = json_object_get(j, "units"); /* or how many there are */
     TEXT(j, "name", m->name);
     TEXT(j, "phase", m->phase);
-    read_checkpoint(json_object_get(j, "checkpoint"), m);
+    read_checkpoint(checkpoint, m);
+    m->written = number(checkpoint, "bytes_done");
+    m->to_write = number(checkpoint, "bytes_total");
     m->saved_step = number(json_object_get(j, "saved"), "step");
     m->saved_s = number(json_object_get(j, "saved"), "age_s");
     m->step = number(j, "step");
@@ -255,6 +258,8 @@ static struct doc *doc_new(const json_t *root)
     d->uptime_s = number(root, "uptime_s");
     d->threads = number(root, "threads");
     d->stale_ms = number(root, "stale_ms");
+    d->read = number(json_object_get(root, "restore"), "bytes_done");
+    d->to_read = number(json_object_get(root, "restore"), "bytes_total");
     read_lists(root, d);
     read_troubles(root, d);
     return d;

@@ -28,6 +28,7 @@ enum doc_memory { DOC_STATE, DOC_PUBLISH, DOC_INBOX, DOC_BOARD, DOC_LEDGER, DOC_
 struct doc_model {
     char name[DOC_NAME_BYTES], phase[DOC_WORD_BYTES];
     char checkpoint[DOC_NAME_BYTES]; /* "writing step 12: 40 %"; "": none */
+    double written, to_write;        /* bytes, of the checkpoint; NAN: none */
     double step, owner, owners, units, micro_batches;
     double expected, returned, waiting;
     double hold_step; /* NAN: it does not drain */
@@ -64,6 +65,7 @@ struct doc {
     char device[DOC_NAME_BYTES], version[DOC_WORD_BYTES], isa[DOC_WORD_BYTES],
         keeper[DOC_WORD_BYTES];
     double schema, pid, uptime_s, threads, stale_ms;
+    double read, to_read;         /* bytes, of what is being restored; NAN: nothing */
     struct doc_model *models;     /* owned */
     struct doc_session *sessions; /* owned */
     struct doc_wait *waits;       /* owned, as sent: the longest first */

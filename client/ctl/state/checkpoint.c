@@ -19,6 +19,7 @@
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/verb.h"
 #include "client/ctl/state/guard.h"
+#include "client/ctl/state/meter.h"
 #include "client/session/hub.h"
 #include "proto/base/clock.h"
 #include "proto/files/ckpt.h"
@@ -100,11 +101,14 @@ static int save_once(const struct ask *ask, shd_model *m, uint64_t step, struct 
     const struct shd_checkpoint_options options = { .size = sizeof options,
                                                     .keep = ask->keep,
                                                     .step = step };
+    const struct meter_ask how_far = { METER_CHECKPOINT, ask->address, ask->json };
     struct saved s = { .model = shd_model_name(m) };
     bool done = false;
     uint64_t start_ns = clock_now_ns();
     int r = shd_checkpoint_begin(m, ask->dir, &options, e);
     const int was_stopped = stopped; /* then this is the last one */
+    /* While training goes on nobody waits for it. */
+    struct meter *meter = stays(ask) && !was_stopped ? NULL : meter_begin(&how_far);
     while (r == SHD_OK && !done && stopped == was_stopped) {
         if (save_step(m) < step)
             start_ns = clock_now_ns();
@@ -112,6 +116,7 @@ static int save_once(const struct ask *ask, shd_model *m, uint64_t step, struct 
         r = shd_checkpoint_poll(m, &done, &s.what, e);
     }
     s.seconds = (double)(clock_now_ns() - start_ns) * 1e-9;
+    meter_end(meter);
     if (r == SHD_OK && !done) { /* told to stop: break it off */
         save_free(m->saving);
         m->saving = NULL;
@@ -200,9 +205,9 @@ static int attach(const struct ask *ask, shd_session *s, shd_model **ret_model, 
     return stopped && r == SHD_ENOENT ? SHD_PENDING : r;
 }
 
-int checkpoint_save(struct shd_session *s, const char *model, const char *dir, struct shd_err *e)
+int checkpoint_save(struct shd_session *s, const struct checkpoint_save *what, struct shd_err *e)
 {
-    const struct ask ask = { .dir = dir, .model = model };
+    const struct ask ask = { .dir = what->dir, .address = what->address, .model = what->model };
     shd_model *m = NULL;
     int r = attach(&ask, s, &m, e);
     if (r == SHD_OK)

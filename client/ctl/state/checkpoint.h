@@ -9,7 +9,13 @@ struct shd_session;
 /* argv[0] is the verb. Returns the exit code (base/say.h). */
 int verb_checkpoint(int argc, char **argv);
 
-/* Save a model (NULL: the only one there is), as `shardctl checkpoint DIR` does, by s. */
-int checkpoint_save(struct shd_session *s, const char *model, const char *dir, struct shd_err *e);
+struct checkpoint_save {
+    const char *address; /* of s; for lines of progress */
+    const char *model;   /* NULL: the only one there is */
+    const char *dir;
+};
+
+/* Save it as `shardctl checkpoint DIR` does, by s. */
+int checkpoint_save(struct shd_session *s, const struct checkpoint_save *what, struct shd_err *e);
 
 #endif

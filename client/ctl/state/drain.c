@@ -79,6 +79,7 @@ struct drained { /* of one daemon */
 
 struct drain {
     const struct ask *ask;
+    const char *address; /* borrowed: the session's */
     shd_session *session;
     struct hub *hub;
     struct drained *daemons; /* owned, [hub->link_count] */
@@ -318,13 +319,15 @@ static int save_models(struct drain *dr, struct shd_err *e)
     for (uint32_t i = 0; r == SHD_OK && i < doc->model_count; i++) {
         const char *name = doc->models[i].name;
         const bool fits = snprintf(path, sizeof path, "%s/%s", dir, name) < (int)sizeof path;
+        const struct checkpoint_save what = { dr->address, name,
+                                              doc->model_count == 1 ? dir : path };
         if (doc->model_count == 1)
-            r = checkpoint_save(dr->session, name, dir, e);
+            r = checkpoint_save(dr->session, &what, e);
         else if (!fits || name[0] == '.') /* no name of a directory: "..", or one that hides */
             r = err_set(e, SHD_EINVAL, "model '%.60s' has no place in '%.100s': save it by itself",
                         name, dir);
         else
-            r = checkpoint_save(dr->session, name, path, e);
+            r = checkpoint_save(dr->session, &what, e);
         if (r != SHD_OK)
             err_prefix(e, "model '%.60s'", name);
     }
@@ -362,7 +365,9 @@ static int make_address(const struct ask *ask, char *address, size_t bytes, stru
 static int drain_all(const struct ask *ask, struct shd_err *e)
 {
     char address[4096];
-    struct drain dr = { .ask = ask, .deadline_ns = clock_now_ns() + ask->timeout_s * NS_PER_S };
+    struct drain dr = { .ask = ask,
+                        .address = address,
+                        .deadline_ns = clock_now_ns() + ask->timeout_s * NS_PER_S };
     const struct shd_options options = { .size = sizeof options,
                                          .address = address,
                                          .name = "shardctl drain",

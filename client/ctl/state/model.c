@@ -8,6 +8,7 @@
 
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/verb.h"
+#include "client/ctl/state/meter.h"
 #include "client/shd.h"
 #include "proto/spec/spec.h"
 
@@ -71,8 +72,11 @@ static int restore(const struct ask *ask, struct shd_err *e)
     how.spec_json = spec;
     if (r == SHD_OK)
         r = shd_connect(&options, &s, e);
+    const struct meter_ask how_far = { METER_RESTORE, ask->address, ask->json };
+    struct meter *meter = r == SHD_OK ? meter_begin(&how_far) : NULL;
     if (r == SHD_OK)
         r = shd_restore(s, ask->weights != NULL ? ask->weights : ask->path, &how, &restored, e);
+    meter_end(meter);
     if (r == SHD_OK)
         print_restored(ask, &restored);
     shd_close(s);
