@@ -104,8 +104,9 @@ struct shd_options {
     uint64_t timeout_ms; /* bound of each wait; 0: $SHARDD_TIMEOUT seconds, else none while the
                           * memory of all daemons is kept, and 60,000 where it is not */
     const char *device;  /* where your arrays are: NULL or "host", or "cuda:N" */
-    /* Every 10 s of a wait: a line without its end that says who it is for, and what to do. NULL:
-     * written to stderr. Call nothing of this library from it. */
+    /* Every 10 s of a wait: a line without its end that says who it is for, and what to do; and one
+     * where another process trains a model with this one's $RANK. NULL: written to stderr. Call
+     * nothing of this library from it. */
     void (*waits)(void *ctx, const char *line);
     void *waits_ctx;
     /* Called on the waiting thread at least every 100 ms of every wait, shd_connect()'s too.

@@ -34,6 +34,7 @@ struct map_layout {  /* an owner's answer to OpenModel */
     uint32_t handle; /* the model's, in requests */
     uint64_t step;
     uint64_t restore_id; /* of the restore that made it; 0: none did */
+    uint32_t twin_pid;   /* who trains with this process's $RANK, too; 0: nobody */
     uint32_t slots;      /* as the daemon laid them out */
     uint64_t slot_bytes;
     bool decided; /* `decision` is that of the step before `step` */

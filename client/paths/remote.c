@@ -12,6 +12,7 @@
 #include "client/paths/remote.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -29,6 +30,7 @@
 #include "client/paths/slots.h"
 #include "client/paths/turn.h"
 #include "client/paths/whole.h"
+#include "client/session/blame.h"
 #include "client/session/hub.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -122,6 +124,21 @@ static int open_as(struct layout_opening *o, struct shd_err *e)
     return r == SHD_OK ? settle_steps(m, e) : r;
 }
 
+/* Owner 0 says it for all. */
+static void tell_of_twin(const struct shd_model *m)
+{
+    const uint32_t pid = m->map->owners[0].layout.twin_pid;
+    char line[300];
+    if (pid == 0)
+        return;
+    snprintf(line, sizeof line,
+             "shd: WARNING: process %" PRIu32 " trains model '%.100s' with RANK=%" PRIu32
+             ", too: both do the same work, and another rank's may be done by nobody; give each "
+             "worker a RANK of its own",
+             pid, m->spec->name, m->session->hub->rank - 1);
+    blame_say(m->session->blame, line);
+}
+
 static int remote_open(struct shd_model *m, const char *name, uint32_t slots, struct shd_err *e)
 {
     char *json = NULL;
@@ -143,6 +160,8 @@ static int remote_open(struct shd_model *m, const char *name, uint32_t slots, st
     if (r == SHD_ECANCELED)
         hub_renew(m->session->hub);
     free(json);
+    if (r == SHD_OK)
+        tell_of_twin(m);
     return r;
 }
 

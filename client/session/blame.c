@@ -168,6 +168,14 @@ static const char *whom(const struct blame *b)
     return "its daemons";
 }
 
+void blame_say(const struct blame *b, const char *line)
+{
+    if (b != NULL && b->sink.say != NULL)
+        b->sink.say(b->sink.ctx, line);
+    else
+        fprintf(stderr, "%s\n", line);
+}
+
 static void say(const struct blame *b, uint64_t waited_ns, const struct headline *h)
 {
     char line[2 * HEADLINE_BYTES + 80];
@@ -184,10 +192,8 @@ static void say(const struct blame *b, uint64_t waited_ns, const struct headline
                                                     .daemon = "",
                                                     .text = line,
                                                     .seconds = (double)waited_ns * S_PER_NS });
-    if (b->sink.say != NULL)
-        b->sink.say(b->sink.ctx, line);
-    else if (b->hub->events.fn == NULL)
-        fprintf(stderr, "%s\n", line);
+    if (b->sink.say != NULL || b->hub->events.fn == NULL)
+        blame_say(b, line);
 }
 
 static void conclude(struct blame *b, uint64_t waited_ns)

@@ -22,6 +22,9 @@ struct blame_sink {                           /* where lines go */
 /* From here on the waits of hub are looked into. Errors: SHD_ENOMEM. */
 int blame_new(struct hub *hub, struct blame_sink sink, struct blame **ret_blame, struct shd_err *e);
 
+/* A line for whoever reads the program's log; NULL: stderr. */
+void blame_say(const struct blame *b, const char *line);
+
 /* Lines at another distance than BLAME_NS: for tests. */
 void blame_every(struct blame *b, uint64_t every_ns);
 

@@ -1,6 +1,7 @@
 /* See hub.h. */
 #include "client/session/hub.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -504,6 +505,17 @@ static int init_zmq(struct hub *hub, struct shd_err *e)
     return SHD_OK;
 }
 
+/* Launchers (torchrun's kind, shardctl run) number their workers so. */
+static uint32_t rank_of_environment(void)
+{
+    const char *text = getenv("RANK");
+    char *end = NULL;
+    const unsigned long rank = text != NULL && isdigit((unsigned char)text[0])
+                                   ? strtoul(text, &end, 10)
+                                   : 0;
+    return end != NULL && *end == '\0' && rank < UINT32_MAX ? (uint32_t)rank + 1 : 0;
+}
+
 static int init_links(struct hub *hub, const struct address *address, const char *name,
                       struct shd_err *e)
 {
@@ -513,6 +525,7 @@ static int init_links(struct hub *hub, const struct address *address, const char
     hub->frame = sys_malloc(WIRE_FRAME_BYTES_MAX);
     hub->arena_memory = sys_malloc(WIRE_ARENA_BYTES);
     hub->name = sys_strdup(name);
+    hub->rank = rank_of_environment();
     if (hub->links == NULL || hub->poll_items == NULL || hub->frame == NULL ||
         hub->arena_memory == NULL || hub->name == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " connections", count);

@@ -355,7 +355,10 @@ static int say_hello(struct link *link, const struct side_msg *welcome, struct s
 {
     struct wire_request hello = {
         .type = WIRE_HELLO,
-        .hello = { .protocol = SHD_PROTOCOL, .role = WIRE_TRAINER, .name = link->hub->name },
+        .hello = { .protocol = SHD_PROTOCOL,
+                   .role = WIRE_TRAINER,
+                   .name = link->hub->name,
+                   .rank = link->hub->rank },
     };
     memcpy(hello.hello.token, welcome->token, SHD_TOKEN_BYTES);
     const int r = connect_dealer(link, e);

@@ -89,6 +89,7 @@ struct hub {
     uint32_t link_count;
     uint32_t down_count;        /* links that are not UP */
     char *name;                 /* owned: shown by daemons */
+    uint32_t rank;              /* $RANK, plus 1; 0: there is none */
     zmq_pollitem_t *poll_items; /* owned, [2 * link_count]: dealers, then side channels */
     uint8_t *frame;             /* owned, [WIRE_FRAME_BYTES_MAX]: requests are packed here */
     uint8_t *arena_memory;      /* owned, [WIRE_ARENA_BYTES]: replies are unpacked here */

@@ -83,6 +83,26 @@ static int check_inbox(struct op *op, const struct model *m, bool *ret_needed)
     return SHD_OK;
 }
 
+/* Two workers with one rank do the same micro-batches, and rank 1's may be done by nobody. A
+ * session of the same process is no other worker, one whose process has died is none; of another
+ * namespace's processes the pid is not known. */
+static void look_for_twin(struct op *op, const struct model *m)
+{
+    const struct session *s = op->session;
+    for (uint32_t i = 0; s->rank > 0 && i < SESSIONS_MAX; i++) {
+        const struct session *other = &op->daemon->sessions->items[i];
+        if (other == s || other->state != SESSION_OPEN || other->rank != s->rank ||
+            (other->pid == s->pid && s->pid > 0) || inbox_of(other, m) == NULL)
+            continue;
+        log_warn("op=open_model model=%s name=%s pid=%d why=\"it has RANK %" PRIu32
+                 ", and so has %s (pid %d): both do the same work, and another rank's may be done "
+                 "by nobody\" do=\"end one of them, or give each worker a RANK of its own\"",
+                 m->spec->name, s->name, (int)s->pid, s->rank - 1, other->name, (int)other->pid);
+        op->reply.layout.twin_pid = (uint32_t)other->pid;
+        return;
+    }
+}
+
 /* The new inbox, if any, becomes the session's. */
 static int add_inbox(struct open_work *w, struct model *m)
 {
@@ -90,6 +110,7 @@ static int add_inbox(struct open_work *w, struct model *m)
     if (w->inbox != NULL) {
         s->inboxes[s->inbox_count++] = w->inbox;
         w->inbox = NULL;
+        look_for_twin(w->op, m);
     }
     const struct inbox *inbox = inbox_of(s, m);
     const int r = add_segment(w->op, SEGMENT_INBOX, &inbox->segment);

@@ -53,6 +53,7 @@ struct session {
     uint8_t token[WIRE_TOKEN_BYTES];
     enum wire_role role;
     char name[WIRE_NAME_BYTES_MAX];
+    uint32_t rank;                             /* of its process, plus 1; 0: it has none */
     uint64_t conn;                             /* of an open session: its requests come by it */
     struct replies *replies;                   /* owned; of an open session */
     uint32_t ops;                              /* pending requests: the place must wait for them */

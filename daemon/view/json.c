@@ -175,14 +175,16 @@ static json_t *now_json(const struct activity_span *now, uint64_t taken_ns)
 
 static json_t *session_json(const struct view_session *vs, uint64_t taken_ns)
 {
-    return json_pack(
-        "{s:I, s:s, s:i, s:I, s:s, s:f, s:s, s:I, s:I, s:I, s:o, s:o}", "id", (json_int_t)vs->id,
-        "name", vs->name, "pid", (int)vs->pid, "uid", (json_int_t)vs->uid, "role", vs->role,
-        "age_s", seconds_between(vs->since_ns, taken_ns), "state",
-        process_state(vs->pid, vs->start_time), "slots", (json_int_t)vs->slots, "slots_waiting",
-        (json_int_t)vs->slots_waiting, "requests_pending", (json_int_t)vs->requests_pending, "path",
-        vs->path != NULL ? json_string(vs->path) : json_null(), "now",
-        now_json(&vs->now, taken_ns));
+    return json_pack("{s:I, s:s, s:o, s:i, s:I, s:s, s:f, s:s, s:I, s:I, s:I, s:o, s:o}", "id",
+                     (json_int_t)vs->id, "name", vs->name, "rank",
+                     vs->rank > 0 ? json_integer((json_int_t)vs->rank - 1) : json_null(), "pid",
+                     (int)vs->pid, "uid", (json_int_t)vs->uid, "role", vs->role, "age_s",
+                     seconds_between(vs->since_ns, taken_ns), "state",
+                     process_state(vs->pid, vs->start_time), "slots", (json_int_t)vs->slots,
+                     "slots_waiting", (json_int_t)vs->slots_waiting, "requests_pending",
+                     (json_int_t)vs->requests_pending, "path",
+                     vs->path != NULL ? json_string(vs->path) : json_null(), "now",
+                     now_json(&vs->now, taken_ns));
 }
 
 /* -- The daemon ---------------------------------------------------------------------------------

@@ -95,6 +95,7 @@ struct view_session {
     pid_t pid;
     uid_t uid;
     uint64_t start_time, since_ns;
+    uint32_t rank; /* plus 1; 0: none */
     const char *role;
     char name[VIEW_NAME_BYTES];
     const char *path; /* NULL: not known */

@@ -217,6 +217,7 @@ static void take_session(const struct session *s, uint32_t index, struct view_se
     vs->start_time = s->start_time;
     vs->since_ns = s->since_ns;
     vs->role = session_role_name(s->role);
+    vs->rank = s->rank;
     vs->trains = s->role == WIRE_TRAINER;
     snprintf(vs->name, sizeof vs->name, "%.*s", (int)sizeof vs->name - 1, s->name);
     vs->requests_pending = s->ops;

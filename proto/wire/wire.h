@@ -82,6 +82,7 @@ struct wire_hello {
     enum wire_role role;
     uint8_t token[WIRE_TOKEN_BYTES];
     const char *name; /* < WIRE_NAME_BYTES_MAX, printable */
+    uint32_t rank;    /* of its process, plus 1; 0: it has none */
 };
 struct wire_open_model {
     struct wire_bytes spec; /* JSON, at most SPEC_JSON_BYTES_MAX; empty: attach by name */
@@ -260,6 +261,7 @@ struct wire_layout {
     struct wire_bytes device; /* UUID of the GPU, WIRE_DEVICE_BYTES; none: the host */
     uint64_t origin;
     uint64_t restore_id; /* of the restore that made it; 0: none did */
+    uint32_t twin_pid;   /* who trains it with this session's rank, too; 0: nobody */
 };
 struct wire_prepared {
     uint64_t step;

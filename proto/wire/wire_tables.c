@@ -70,6 +70,7 @@ static const struct wire_field hello_fields[] = {
     RANGE(hello, role, WIRE_TRAINER, WIRE_ADMIN),
     EXACT(hello, token, WIRE_TOKEN_BYTES),
     NAME(hello, name),
+    ANY(hello, rank),
 };
 static const struct wire_field open_model_fields[] = {
     RANGE(open_model, spec, 0, SPEC_JSON_BYTES_MAX),
@@ -190,6 +191,7 @@ static const struct wire_field layout_fields[] = {
     ROW(layout, device, .max = WIRE_DEVICE_BYTES, .multiple = WIRE_DEVICE_BYTES),
     ANY(layout, origin),
     ANY(layout, restore_id),
+    ANY(layout, twin_pid),
 };
 static const struct wire_field prepared_fields[] = {
     ANY(prepared, step),

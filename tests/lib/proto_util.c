@@ -160,6 +160,7 @@ static void random_hello(uint64_t *seed, struct wire_hello *h, char name[WIRE_NA
     for (unsigned i = 0; i < WIRE_TOKEN_BYTES; i++)
         h->token[i] = (uint8_t)test_random(seed);
     h->name = random_name(seed, name);
+    h->rank = random_u32(seed, 0, UINT32_MAX);
 }
 
 static void random_restore(uint64_t *seed, struct wire_restore *r)
@@ -301,7 +302,8 @@ static void random_layout(uint64_t *seed, struct wire_layout *l)
                                .segment_count = random_u32(seed, 0, WIRE_SEGMENTS_MAX),
                                .has_decision = test_random(seed) % 2 != 0,
                                .in = random_bytes(seed, SHD_MICROS_MAX / 8, 1),
-                               .restore_id = random_u64(seed, 0, UINT64_MAX) };
+                               .restore_id = random_u64(seed, 0, UINT64_MAX),
+                               .twin_pid = random_u32(seed, 0, UINT32_MAX) };
     if (test_random(seed) % 2 != 0)
         l->device = (struct wire_bytes){ (const uint8_t *)"UUID of a device", WIRE_DEVICE_BYTES };
     if (l->has_decision)
@@ -454,7 +456,7 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
     case WIRE_HELLO:
         return a->hello.protocol == b->hello.protocol && a->hello.role == b->hello.role &&
                memcmp(a->hello.token, b->hello.token, WIRE_TOKEN_BYTES) == 0 &&
-               strcmp(a->hello.name, b->hello.name) == 0;
+               strcmp(a->hello.name, b->hello.name) == 0 && a->hello.rank == b->hello.rank;
     case WIRE_OPEN_MODEL:
         return same_bytes(a->open_model.spec, b->open_model.spec) &&
                strcmp(a->open_model.name, b->open_model.name) == 0 &&
@@ -523,8 +525,8 @@ static bool same_layout(const struct wire_layout *a, const struct wire_layout *b
     if (a->model != b->model || a->step != b->step || !same_bytes(a->spec, b->spec) ||
         a->owner != b->owner || a->owners != b->owners || a->slots != b->slots ||
         a->slot_bytes != b->slot_bytes || a->segment_count != b->segment_count ||
-        a->origin != b->origin || a->restore_id != b->restore_id || !same_bytes(a->in, b->in) ||
-        !same_bytes(a->device, b->device))
+        a->origin != b->origin || a->restore_id != b->restore_id || a->twin_pid != b->twin_pid ||
+        !same_bytes(a->in, b->in) || !same_bytes(a->device, b->device))
         return false;
     for (uint32_t i = 0; i < a->segment_count; i++)
         if (a->segments[i].kind != b->segments[i].kind ||

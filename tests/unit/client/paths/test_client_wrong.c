@@ -53,6 +53,82 @@ TEST(other_order_of_daemons_is_refused)
     fixture_stop(&daemons);
 }
 
+/* -- Two of one rank ----------------------------------------------------------------------------
+ */
+
+static char warned[400];
+
+static void take_line(void *ctx, const char *line)
+{
+    (void)ctx;
+    snprintf(warned, sizeof warned, "%s", line);
+}
+
+/* A worker of that rank opens the model, tells so, and stays. */
+static pid_t start_ranked(const char *rank)
+{
+    int ends[2];
+    char byte;
+    CHECK(pipe(ends) == 0);
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        setenv("RANK", rank, 1);
+        open_toy(attach(PATIENT_MS), toy_spec("f32", TOY_ADAMW));
+        if (write(ends[1], "o", 1) == 1)
+            pause();
+        _exit(1);
+    }
+    close(ends[1]);
+    CHECK(read(ends[0], &byte, 1) == 1);
+    close(ends[0]);
+    return pid;
+}
+
+/* What a worker of that rank is told as it opens the model. */
+static void open_ranked(const char *rank)
+{
+    const struct shd_options options = { .size = sizeof options,
+                                         .address = daemons.dir,
+                                         .name = "ranked",
+                                         .timeout_ms = PATIENT_MS,
+                                         .waits = take_line };
+    struct shd_err e = { 0 };
+    shd_session *s;
+    warned[0] = '\0';
+    setenv("RANK", rank, 1);
+    EXPECT_OK(shd_connect(&options, &s, &e), &e);
+    unsetenv("RANK");
+    open_toy(s, toy_spec("f32", TOY_ADAMW));
+    shd_close(s);
+}
+
+/* One that died has been told nothing, nor is its successor. */
+TEST(a_second_worker_of_a_rank_is_warned_of_and_a_successor_is_not)
+{
+    char text[80], *status = NULL;
+    struct shd_err e = { 0 };
+    fixture_start(&daemons, 2, NULL);
+    const pid_t first = start_ranked("3");
+    open_ranked("2");
+    EXPECT_STR(warned, "");
+    open_ranked("3");
+    snprintf(text, sizeof text, "WARNING: process %d trains model 'toy' with RANK=3, too", first);
+    EXPECT_HAS(warned, text);
+    shd_session *s = attach(PATIENT_MS);
+    EXPECT_OK(shd_status(s, 0, &status, &e), &e);
+    EXPECT_HAS(status, "it has RANK 3, and so has test (pid ");
+    EXPECT_HAS(status, "\"rank\":3");
+    free(status);
+    shd_close(s);
+    kill(first, SIGKILL);
+    EXPECT_EQ(waitpid(first, NULL, 0), first);
+    open_ranked("3");
+    EXPECT_STR(warned, "");
+    fixture_stop(&daemons);
+}
+
 TEST(nobody_at_the_address_is_named)
 {
     struct shd_err e;
