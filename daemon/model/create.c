@@ -461,7 +461,9 @@ int create_settle(struct op *op, const char *name)
     struct create *c = find_name(op->daemon, name);
     if (c == NULL)
         return SHD_OK;
-    if (c->state == CREATE_FULL && c->owner > 0 && req->settled && req->origin == c->origin) {
+    if (c->state == CREATE_FULL && c->owner > 0 && !req->settled)
+        return busy(op);
+    if (c->state == CREATE_FULL && c->owner > 0 && req->origin == c->origin) {
         open_now(c);
         return SHD_OK;
     }
@@ -469,7 +471,7 @@ int create_settle(struct op *op, const char *name)
         return err_set(&op->err, SHD_ENOENT,
                        "model '%s' is not there yet: session '%s' puts its start values", c->name,
                        c->by);
-    if (c->op != NULL || !req->settled)
+    if (c->op != NULL)
         return busy(op);
     drop(c, "owner 0 has not opened it");
     return SHD_OK;
