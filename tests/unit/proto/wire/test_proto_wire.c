@@ -249,7 +249,7 @@ TEST(reply_fields_out_of_range_are_named)
 {
     static const struct bad_field cases[] = {
         { WIRE_CREDIT, SHD_ERANGE, "status", 1, "reply.status is 1, an unknown code" },
-        { WIRE_CREDIT, SHD_ERANGE, "status", -17, "reply.status is -17, an unknown code" },
+        { WIRE_CREDIT, SHD_ERANGE, "status", -18, "reply.status is -18, an unknown code" },
         { WIRE_CREDIT, SHD_ERANGE, "layout", 1, "reply.layout is 1, this build knows 0" },
         { WIRE_CREDIT, SHD_ERANGE, "credit.slot", 64, "credit.slot is 64, must be 0 to 63" },
         { WIRE_LAYOUT, SHD_ERANGE, "layout_info.owners", 0, "layout.owners is 0, must be 1" },
@@ -274,8 +274,8 @@ TEST(reply_fields_out_of_range_are_named)
         { WIRE_LAYOUT, SHD_ERANGE, "layout_info.in", 513, "layout.in's size is 513" },
         { WIRE_LAYOUT, SHD_ERANGE, "layout_info.device", 15, "size is 15, must be a multiple" },
         { WIRE_LAYOUT, SHD_ERANGE, "layout_info.device", 32, "size is 32, must be 0 to 16" },
-        { WIRE_LEASED, SHD_ERANGE, "leased.what", 0, "leased.what is 0, must be 1 to 3" },
-        { WIRE_LEASED, SHD_ERANGE, "leased.what", 4, "leased.what is 4, must be 1 to 3" },
+        { WIRE_LEASED, SHD_ERANGE, "leased.what", 0, "leased.what is 0, must be 1 to 4" },
+        { WIRE_LEASED, SHD_ERANGE, "leased.what", 5, "leased.what is 5, must be 1 to 4" },
         { WIRE_LEASED, SHD_ERANGE, "leased.group", 4096, "leased.group is 4096, must be" },
         { WIRE_CHECKPOINTED, SHD_ERANGE, "checkpointed.blob", WIRE_BLOB_BYTES_MAX + 1,
           "checkpointed.blob's size is 786433" },
