@@ -51,6 +51,8 @@ static const struct {
     { "update_adamw", offsetof(struct plan_rates, update[SPEC_ADAMW - 1]) },
     { "update_sgd", offsetof(struct plan_rates, update[SPEC_SGD - 1]) },
     { "update_lion", offsetof(struct plan_rates, update[SPEC_LION - 1]) },
+    { "update_adamw_torch", offsetof(struct plan_rates, update[SPEC_ADAMW_TORCH - 1]) },
+    { "update_sgd_torch", offsetof(struct plan_rates, update[SPEC_SGD_TORCH - 1]) },
 };
 
 /* As /proc/cpuinfo has it. */
