@@ -233,10 +233,10 @@ bool conn_send(struct conns *all, uint64_t id, const void *data, size_t bytes)
 
 static void conn_flush(struct conn *c)
 {
-    const struct iovec part = { c->out.data + c->out.first, c->out.used };
     size_t written;
     if (c->out.used == 0)
         return;
+    const struct iovec part = { c->out.data + c->out.first, c->out.used };
     if (!conn_write(c, &part, 1, &written)) {
         conn_end(c, "it hung up");
         return;
