@@ -396,8 +396,8 @@ class Interrupts(unittest.TestCase):
             def interrupt():
                 begun.append(time.monotonic())
                 os.kill(os.getpid(), signal.SIGINT)
-            threading.Timer(0.2, interrupt).start()
             try:
+                threading.Timer(0.2, interrupt).start()
                 opt.step()
             except KeyboardInterrupt:
                 passed = time.monotonic() - begun[0]
@@ -409,7 +409,7 @@ class Interrupts(unittest.TestCase):
             return passed, opt.last.step
         passed, step = run(work)[0]
         self.assertEqual(step, 0)
-        self.assertLess(passed, 0.3 * torch_run.PACE)
+        self.assertLess(passed, torch_run.PACE)
 
 
 class Copies(unittest.TestCase):

@@ -126,14 +126,16 @@ static int wait_return(struct waiting *w, struct shd_err *e)
 static void expect_canceled(struct waiting *w, int (*wait)(struct waiting *w, struct shd_err *e))
 {
     struct shd_err e = { 0 };
+    uint64_t least_ms = UINT64_MAX; /* of the gaps: others may have had the processor in some */
     kill(daemons.pids[1], SIGSTOP);
     for (int again = 0; again < 6; again++) {
         idle_begin(/* stops= */ true);
         EXPECT_STATUS(wait(w, &e), SHD_ECANCELED);
         EXPECT_HAS(e.text, "shd_options.idle");
         EXPECT_EQ(idle.calls, 2);
-        EXPECT(idle.gap_ms <= test_paced(100));
+        least_ms = idle.gap_ms < least_ms ? idle.gap_ms : least_ms;
     }
+    EXPECT(least_ms <= test_paced(100));
     kill(daemons.pids[1], SIGCONT);
     idle_begin(/* stops= */ false);
     EXPECT_OK(wait(w, &e), &e);
