@@ -4,8 +4,8 @@
 # Two halves side by side, as half of what tests do is wait: dev (ASan, UBSan); and format, shellcheck,
 # clang-tidy, tsan (unit tests with threads), release but for what dev has held, and five seconds of
 # each fuzz target. --quick: release only, all of its tests, without lint.
-# On a terminal the output of the tests is shown, elsewhere the names of those that failed; all of it, and
-# that of builds, is kept in build/logs. Ends with ctest's closing lines of each build, what was skipped,
+# On a terminal the output of the tests is shown, elsewhere which of them failed; all of it, and that of
+# builds, is kept in build/logs. Ends with ctest's closing lines of each build, what was skipped,
 # the seconds that each step took, and the tests of all builds that failed, each with the lines that say
 # why. CTEST_PARALLEL_LEVEL: so many tests at a time, of both halves (five a processor); 1: one half
 # after the other.
@@ -90,12 +90,12 @@ must() { timed "$1" step "$@"; }
 count_failed() { (step "$@") || note failed "$1"; }
 check() { timed "$1" count_failed "$@"; }
 
-# Of ctest's output: no more than a run's end can say again where nobody looks on.
+# Of ctest's output: where nobody looks on, each twentieth test and those that fail.
 shown() {
     if [ -t 1 ]; then
         sed -u "s/^/$1: /"
     else
-        sed -un "/\*\*\*Skipped/d; /\*\*\*/s/^/$1: /p"
+        sed -un "/\*\*\*Skipped/d; /\*\*\*/ { s/^/$1: /p; d }; /^ *[0-9]*[02468]0\/[0-9]* Test /s/^/$1: /p"
     fi
 }
 
