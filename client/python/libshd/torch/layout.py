@@ -149,20 +149,17 @@ def optimizer_spec(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     for flag in ('amsgrad', 'maximize', 'differentiable'):
         if any(group.get(flag) for group in optimizer.param_groups):
             raise NotSupported(f'{kind.__name__}({flag}=True): owners do not have it; leave it out')
+    for key in ('eps', 'nesterov', 'dampening'):
+        if any(group.get(key) != first.get(key) for group in optimizer.param_groups):
+            raise NotSupported(f'{key} differs between groups: it is one for the model')
+    # Owners update in PyTorch's own order of operations.
     if kind in (torch.optim.AdamW, torch.optim.Adam):
-        coupled = kind is torch.optim.Adam and not first.get('decoupled_weight_decay')
-        if coupled and any(group['weight_decay'] for group in optimizer.param_groups):
-            raise NotSupported('Adam(weight_decay=…) adds the decay to the gradient; owners decay as AdamW does: '
-                               'use torch.optim.AdamW, or weight_decay=0')
-        if any(group['eps'] != first['eps'] for group in optimizer.param_groups):
-            raise NotSupported('eps differs between groups: it is one for the model')
-        return {'kind': 'adamw', 'eps': first['eps']}
+        decoupled = kind is torch.optim.AdamW or first.get('decoupled_weight_decay', False)
+        return {'kind': 'adamw', 'order': 'torch', 'eps': first['eps'],
+                'decay': 'decoupled' if decoupled else 'coupled'}
     if kind is torch.optim.SGD:
-        for flag in ('weight_decay', 'nesterov', 'dampening'):
-            if any(group[flag] for group in optimizer.param_groups):
-                raise NotSupported(f'SGD({flag}={first[flag]}): owners do not have it; leave it out, '
-                                   'or use AdamW')
-        return {'kind': 'sgd', 'momentum': float(first['momentum'])}
+        return {'kind': 'sgd', 'order': 'torch', 'momentum': float(first['momentum']),
+                'nesterov': first['nesterov'], 'dampening': first['dampening']}
     raise NotSupported(f'torch.optim.{kind.__name__}: owners have AdamW, Adam and SGD')
 
 

@@ -211,8 +211,12 @@ class Numbers(unittest.TestCase):
     def test_gpt_of_two_workers(self):
         self.compare(Gpt, 'gpt-2', 8, world=2)
 
-    def test_sgd_with_momentum(self):
-        self.compare(Mlp, 'sgd', 15, optimizer=lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9))
+    def test_the_other_optimizers(self):
+        self.compare(Mlp, 'sgd', 15, optimizer=lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9,
+                                                                         weight_decay=0.1, nesterov=True))
+        self.compare(Mlp, 'sgd-dampened', 8, optimizer=lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9,
+                                                                                dampening=0.5))
+        self.compare(Mlp, 'adam', 8, optimizer=lambda m: torch.optim.Adam(m.parameters(), 1e-2, weight_decay=0.1))
 
     def test_schedules_of_each_group_that_move_betas_too(self):
         def two_rates(module):
