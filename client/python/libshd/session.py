@@ -16,7 +16,7 @@ _free.restype, _free.argtypes = None, [ctypes.c_void_p]
 
 def version() -> str:
     """Of the library that is loaded."""
-    return lib.shd_version().decode() if hasattr(_c, 'shd_version') else _c.SHD_VERSION
+    return lib.shd_version().decode()
 
 
 class Tensor(NamedTuple):
