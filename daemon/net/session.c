@@ -170,7 +170,7 @@ static void watch_process(struct session *s)
 /* -- Room ---------------------------------------------------------------------------------------
  */
 
-/* How many sessions there may be: each has three descriptors of those that are left when models,
+/* How many sessions there may be: each has four descriptors of those that are left when models,
  * files and those that look have theirs. */
 static uint32_t sessions_max(void)
 {

@@ -142,7 +142,7 @@ TEST(client_that_hangs_up_in_the_middle_is_forgotten)
 /* -- Descriptors and places ---------------------------------------------------------------------
  */
 
-/* A trainer's daemon that has so few that (96 - 48) / 3 sessions are what it takes. */
+/* A trainer's daemon that has so few that (96 - 48) / 4 sessions are what it takes. */
 static void few_descriptors(void)
 {
     struct rlimit limit, low;
@@ -163,14 +163,14 @@ static bool many_descriptors_here(void)
 
 TEST(sessions_beyond_what_descriptors_allow_are_refused_with_the_numbers)
 {
-    static struct raw sessions[15];
+    static struct raw sessions[11];
     struct wire_reply reply;
     struct shd_err e;
     struct side_msg msg;
     char path[300];
     int fd, passed;
     few_descriptors(); /* and one session */
-    for (int i = 0; i < 15; i++) {
+    for (int i = 0; i < 11; i++) {
         raw_open(&sessions[i]);
         EXPECT_STATUS(raw_hello(&sessions[i], SHD_PROTOCOL, WIRE_READER, &reply), SHD_OK);
     }
@@ -179,10 +179,10 @@ TEST(sessions_beyond_what_descriptors_allow_are_refused_with_the_numbers)
     EXPECT_OK(side_recv(fd, RAW_WAIT_MS, &msg, &passed, &e), &e);
     EXPECT_EQ(msg.type, SIDE_ERROR);
     EXPECT_EQ(msg.status, SHD_EBUSY);
-    EXPECT_HAS(msg.text, "too many sessions (16 of 16); raise LimitNOFILE=");
+    EXPECT_HAS(msg.text, "too many sessions (12 of 12); raise LimitNOFILE=");
     close(fd);
     trainer_step();
-    for (int i = 0; i < 15; i++)
+    for (int i = 0; i < 11; i++)
         raw_close(&sessions[i]);
     trainer_stop(1);
 }
