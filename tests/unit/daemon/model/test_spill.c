@@ -133,6 +133,16 @@ TEST(killed_while_it_spills_goes_on_with_the_same_bits)
 }
 #endif
 
+static bool has_spilled(void)
+{
+    const struct http_reply r = http_get(&daemons, 0, "/status");
+    EXPECT_EQ(r.code, 200);
+    const bool spilled = strstr(r.body, "\"spilled\":") != NULL &&
+                         strstr(r.body, "\"spilled\":0") == NULL;
+    free(r.text);
+    return spilled;
+}
+
 TEST(missing_spill_segment_is_said)
 {
     struct shd_err e = { 0 };
@@ -141,7 +151,7 @@ TEST(missing_spill_segment_is_said)
     fixture_start_kept(&daemons, 1, "");
     attach_toy(daemons.dir, &s, &m);
     EXPECT_OK(return_step(m, downward, 2, &e), &e);
-    sleep_ms(20);
+    EXPECT_SOON(has_spilled());
     fixture_ask(&daemons, KEEPER_KILL, 0, "");
     shd_close(s);
     fixture_ask(&daemons, KEEPER_FORGET, 0, "-spill");
