@@ -13,7 +13,7 @@ from . import _c, errors
 SONAME = 'libshd.so.0'
 HERE = os.path.dirname(os.path.abspath(__file__))
 STATUS = {value: name for name, value in vars(_c).items()
-          if name.startswith(('SHD_E', 'SHD_OK')) and isinstance(value, int)}
+          if name.startswith('SHD_E') and isinstance(value, int) and value < 0}
 
 
 def find() -> str:
