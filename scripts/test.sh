@@ -70,12 +70,13 @@ get_torch() { (step torch scripts/torch_env.py) || say "no PyTorch: torch and to
 
 # Not tested once more in release: what has been held in dev and no optimization changes, which are memory,
 # the order of events, and words. (client_again is the other way round: a part in dev, all in release.)
-held_in_dev='adopt|adopt_state|chaos_elastic|checkpoint_bad|checkpoint_ctl|client_follow|client_kept'
-held_in_dev+='|client_open|client_session|client_wrong|commit_steps|ctl|ctl_doctor|ctl_drain|ctl_keeper|ctl_meter'
-held_in_dev+='|ctl_plan|ctl_status'
-held_in_dev+='|ctl_top|ctl_up|cuda_faults|cuda_share|elastic|emulate_trail|fault|faults|fuzz_.*|gpu_client'
-held_in_dev+='|gpu_client_faults|gpu_daemon_ctl|http|house.*|log|log_lines|lossy|manuals|memory|metrics|nccl_client'
-held_in_dev+='|nccl_daemon|nccl_waits|page|page_dashboard|proto_.*|replace|requests|sim|sim_bugs|soak|spill|step_crash'
+held_in_dev='adopt|adopt_state|chaos_elastic|checkpoint_bad|checkpoint_ctl|client_follow|client_fork'
+held_in_dev+='|client_kept|client_lease|client_open|client_parts|client_read|client_session'
+held_in_dev+='|client_waits|client_wrong|commit_steps|ctl|ctl_doctor|ctl_drain|ctl_keeper|ctl_meter'
+held_in_dev+='|ctl_plan|ctl_status|ctl_top|ctl_up|cuda_faults|cuda_share|elastic|emulate_trail|fault'
+held_in_dev+='|faults|fuzz_.*|gpu_client|gpu_client_faults|gpu_daemon_ctl|house.*|http|log|log_lines'
+held_in_dev+='|lossy|manuals|memory|metrics|nccl_client|nccl_daemon|nccl_waits|page|page_dashboard'
+held_in_dev+='|plan_time|proto_.*|replace|requests|sim|sim_bugs|soak|spill|step_crash'
 
 # timed NAME COMMAND...: note how long it took.
 timed() {
