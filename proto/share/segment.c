@@ -233,7 +233,8 @@ int segment_place(void *addr, int fd, uint64_t offset_bytes, uint64_t bytes, boo
     if (p == MAP_FAILED)
         return map_failed(e, "place", bytes);
     if (writable)
-        madvise(addr, bytes, MADV_DONTFORK); /* a child must not write into its parent's gradients */
+        madvise(addr, bytes,
+                MADV_DONTFORK); /* a child must not write into its parent's gradients */
     return SHD_OK;
 }
 
