@@ -87,14 +87,15 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     return module, Optimizer(engine, optimizer)
 
 
-def leases(module: nn.Module, steps: int, schedule: Any = None) -> Iterator[tuple[int, int]]:
+def leases(module: nn.Module, steps: int, schedule: Any = None, clip_norm: float = 0) -> Iterator[tuple[int, int]]:
     """(step, micro-batch) for this worker to compute, as the owners hand them out, until `steps` are done:
 
         for step, micro in sd.leases(model, 1000, schedule):
             loss = model(batch_of(step, micro)); loss.backward(); opt.step()
 
     opt.step() hands the micro-batch over; the step ends when all of it is in, whoever computed it. Workers may
-    come, go and be killed. schedule.step() is called here, once for each step.
+    come, go and be killed. schedule.step() is called here, once for each step, and the norm clipped, as who ends a
+    step may have computed nothing of it.
     """
     engine = engine_of(module)
     if not engine.elastic:
@@ -103,6 +104,7 @@ def leases(module: nn.Module, steps: int, schedule: Any = None) -> Iterator[tupl
     while engine.model.step < steps:
         while schedule is not None and schedule.last_epoch < engine.model.step:
             schedule.step()
+        engine.clip_norm = float(clip_norm)
         what, micro = engine.model.lease()
         if what != _c.SHD_LEASE_MICRO:
             optimizer.finish()

@@ -274,6 +274,14 @@ class Engine:
             if self.leased is None:
                 raise
 
+    def clip(self, max_norm: float, norm: torch.Tensor) -> None:
+        """At the coming step; norm is filled in then."""
+        if self.elastic and max_norm != self.clip_norm:
+            raise Misuse(f'clip_grad_norm_({max_norm}) within leases(): who ends a step may have computed nothing '
+                         f'of it; say leases(clip_norm={max_norm}), alike in all workers')
+        self.clip_norm = float(max_norm)
+        self.norms.append(norm)
+
     # -- Step ------------------------------------------------------------------------------------
 
     def settle(self, idle: bool) -> None:

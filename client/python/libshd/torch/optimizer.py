@@ -87,8 +87,7 @@ class Optimizer(torch.optim.Optimizer):
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """At the coming step the gradient's norm is at most this. What is returned has the norm after step()."""
         norm = torch.full((), float('nan'))
-        self.engine.clip_norm = float(max_norm)
-        self.engine.norms.append(norm)
+        self.engine.clip(max_norm, norm)
         return norm
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -132,8 +131,7 @@ def _clip_with_norm(parameters: Any, max_norm: float, total_norm: torch.Tensor, 
     if len(engines) > 1 or mine - set(parameters) or {p for p in parameters if p.requires_grad} - mine:
         raise Misuse('clip_grad_norm_() of a part of a sharded module\'s parameters, or of more: the norm is that of '
                      'all; give it module.parameters()')
-    engines[0].clip_norm = float(max_norm)
-    engines[0].norms.append(total_norm)
+    engines[0].clip(max_norm, total_norm)
     total_norm.fill_(float('nan'))
 
 

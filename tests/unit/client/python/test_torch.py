@@ -23,6 +23,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import libshd.torch as sd  # noqa: E402
+from libshd import errors as sd_errors  # noqa: E402
 
 NOISE = 8
 
@@ -296,12 +297,16 @@ class Elastic(unittest.TestCase):
             module = made(Gpt)
             original = adamw(module)
             module, opt = sd.shard(module, original, name=name, micro_batches=4)
-            for step, micro in sd.leases(module, 6, warm_up(original)):
+            for step, micro in sd.leases(module, 6, warm_up(original), clip_norm=1.0):
                 loss = module(1000 * step + micro)
                 loss.backward()
                 fault(step, micro)
                 sd.report(module, loss=loss)
-                nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+                if micro:  # may be left out, or said once more; another one is refused
+                    nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+                else:
+                    with self.assertRaisesRegex(sd_errors.Misuse, r'leases\(clip_norm=2'):
+                        opt.clip_grad_norm_(2.0)
                 opt.step()
             return sd.digest(module), sd.step_of(module)
         answers = set(run(work, world))
