@@ -11,13 +11,20 @@ Ends with 77 where there is no torch, or a processor without AVX2 (torch rounds 
 import ctypes as c
 import json
 import math
+import os
+import subprocess
 import sys
 
-try:
-    import torch
-except ImportError as why:
-    print(f"skipped: no torch: {why}")
-    sys.exit(77)
+if "SHD_TEST_TORCH" not in os.environ:  # go on in the Python that has torch
+    at = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts/torch_env.py")
+    found = subprocess.run([at, "--print"], capture_output=True, text=True, check=False)
+    if found.returncode:
+        print(found.stderr.strip())
+        sys.exit(77)
+    os.environ["SHD_TEST_TORCH"] = "1"
+    os.execv(found.stdout.strip(), [found.stdout.strip(), *sys.argv])
+import torch
+
 if "AVX" not in torch.backends.cpu.get_cpu_capability():
     print("skipped: torch computes without AVX2 here")
     sys.exit(77)
