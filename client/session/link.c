@@ -229,8 +229,8 @@ static int await_side(struct link *link, struct side_msg *ret_msg, int *ret_fd, 
 static int receive_segment(struct link *link, const struct wire_segment *segment, int *ret_fd,
                            struct shd_err *e)
 {
-    struct side_msg msg;
-    int fd;
+    struct side_msg msg = { .type = 0 };
+    int fd = -1;
     int r = await_side(link, &msg, &fd, e);
     if (r != SHD_OK)
         return r;

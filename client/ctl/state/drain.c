@@ -319,15 +319,13 @@ static int save_models(struct drain *dr, struct shd_err *e)
     for (uint32_t i = 0; r == SHD_OK && i < doc->model_count; i++) {
         const char *name = doc->models[i].name;
         const bool fits = snprintf(path, sizeof path, "%s/%s", dir, name) < (int)sizeof path;
-        const struct checkpoint_save what = { dr->address, name,
-                                              doc->model_count == 1 ? dir : path };
-        if (doc->model_count == 1)
+        const bool alone = doc->model_count == 1;
+        const struct checkpoint_save what = { dr->address, name, alone ? dir : path };
+        if (alone || (fits && name[0] != '.')) /* "..", or one that hides, is no directory's name */
             r = checkpoint_save(dr->session, &what, e);
-        else if (!fits || name[0] == '.') /* no name of a directory: "..", or one that hides */
+        else
             r = err_set(e, SHD_EINVAL, "model '%.60s' has no place in '%.100s': save it by itself",
                         name, dir);
-        else
-            r = checkpoint_save(dr->session, &what, e);
         if (r != SHD_OK)
             err_prefix(e, "model '%.60s'", name);
     }
