@@ -236,7 +236,7 @@ static bool hand_open_model(struct hand *h)
 /* A session with the model open; waits for a daemon that is not there yet. */
 static void hand_open(struct hand *h)
 {
-    for (int i = 0; i < 2000; i++) {
+    for (uint64_t i = 0; i < test_paced(2000); i++) {
         if (hand_connect(h) && hand_open_model(h))
             return;
         hand_close(h);

@@ -123,11 +123,12 @@ TEST(status_has_every_documented_field)
     fixture_start(&daemons, 1, NULL);
     const pid_t workers[] = { start_worker(0, 3, UINT64_MAX), start_worker(1, 3, UINT64_MAX) };
     json_t *root = wait_for_step(0, 3);
-    expect_fields(root, "schema:i version:s device:s place:s gpu:o? pid:i uptime_s:n time_s:n "
-                        "stale_ms:n threads:i isa:s "
-                        "keeper:s adopted:o draining:b requests:i bad_frames:i dropped_replies:i "
-                        "repeated_replies:i "
-                        "models:a sessions:a waits:a headline:o? errors:a");
+    expect_fields(
+        root, "schema:i version:s device:s place:s gpu:o? pid:i uptime_s:n time_s:n "
+              "stale_ms:n threads:i isa:s "
+              "keeper:s adopted:o draining:b restore:o? requests:i bad_frames:i dropped_replies:i "
+              "repeated_replies:i "
+              "models:a sessions:a waits:a headline:o? errors:a");
     EXPECT_EQ(json_integer_value(json_object_get(root, "schema")), 2);
     EXPECT_EQ(json_integer_value(json_object_get(root, "pid")), daemons.pids[0]);
     expect_fields(json_object_get(root, "adopted"), "models:i at_s:n ms:n refused:a");
@@ -136,8 +137,9 @@ TEST(status_has_every_documented_field)
     size_t i;
     json_array_foreach(json_object_get(root, "sessions"), i, s)
     {
-        expect_fields(s, "id:i name:s pid:i uid:i role:s age_s:n state:s slots:i slots_waiting:i "
-                         "requests_pending:i path:s? now:o?");
+        expect_fields(
+            s, "id:i name:s rank:i? pid:i uid:i role:s age_s:n state:s slots:i slots_waiting:i "
+               "requests_pending:i path:s? now:o?");
         EXPECT_STR(json_string_value(json_object_get(s, "path")), "map");
         now = json_object_get(s, "now");
         expect_fields(now, "what:s unit:i? micro:i? step:i since_s:n");
