@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from typing import Any, Iterable, NamedTuple, Optional
+from typing import Any, Callable, Iterable, NamedTuple, Optional
 
 import torch
 from torch import nn
@@ -243,14 +243,14 @@ class Engine:
             self.names = self.names or tuple(self.metrics)
             if set(self.metrics) - set(self.names):
                 raise Misuse(f'metrics {", ".join(self.metrics)}: this model\'s are {", ".join(self.names)}')
-            self.model.report(micro, [self.metrics.get(name, 0.0) for name in self.names])
+            self.tell(self.model.report, micro, [self.metrics.get(name, 0.0) for name in self.names])
             self.metrics = {}
         self.send(micro, unit, grads)
         self.due = None
 
     def send(self, micro: int, unit: Unit, grads: list[Any]) -> None:
         if all(grad is None for grad in grads):
-            self.model.return_none(micro, unit.index)
+            self.tell(self.model.return_none, micro, unit.index)
             return
         raw = self._parts.get(unit)
         if raw is None:
@@ -268,9 +268,14 @@ class Engine:
             to.data, to.dtype = grad.data_ptr(), _DTYPES[grad.dtype]
             to.strides = None if grad.is_contiguous() else strides[-1]
         # The owners divide by all micro-batches; a worker's own are added up, as in plain PyTorch.
+        self.tell(self.model.return_parts, micro, unit.index, raw, self.scale)
+
+    def tell(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Hand something over. Of a leased micro-batch it may be too late for that: the step is over, others have
+        computed it, and what is handed over is dropped."""
         try:
-            self.model.return_parts(micro, unit.index, raw, self.scale)
-        except WrongStep:  # as above
+            call(*arguments)
+        except WrongStep:
             if self.leased is None:
                 raise
 
