@@ -49,7 +49,9 @@ TEST(daemons_are_counted_together_and_who_is_through_stays)
 /* -- With a daemon's status socket --------------------------------------------------------------
  */
 
-static char dir[] = "/tmp/shd-progress-XXXXXX";
+#define TEMPLATE "/tmp/shd-progress-XXXXXX"
+
+static char dir[] = TEMPLATE;
 static char path[sizeof dir + 16];
 static int listener;
 
@@ -84,6 +86,7 @@ static void watch(int from, int to, bool json, const char *text)
     size_t used = 0;
     pthread_t server;
     struct sockaddr_un address = { .sun_family = AF_UNIX };
+    snprintf(dir, sizeof dir, "%s", TEMPLATE);
     EXPECT(mkdtemp(dir) != NULL);
     snprintf(path, sizeof path, "%s/cpu0.status", dir);
     memcpy(address.sun_path, path, strlen(path) + 1);
@@ -110,7 +113,6 @@ static void watch(int from, int to, bool json, const char *text)
     close(listener);
     unlink(path);
     rmdir(dir);
-    memcpy(strrchr(dir, '-') + 1, "XXXXXX", 6);
     EXPECT(p != NULL);
     EXPECT_HAS(got, text);
 }
