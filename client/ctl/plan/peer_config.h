@@ -17,7 +17,7 @@ enum peer_verdict {
     PEER_SETS,     /* the text is the flag of `shardctl plan` */
     PEER_SAME,     /* always so */
     PEER_SCRIPT,   /* the training script says it, and goes on to */
-    PEER_NEEDLESS, /* tunes what there is not */
+    PEER_NEEDLESS, /* tunes what there is not, or what is fixed */
     PEER_OFF,      /* turned off in the configuration */
     PEER_REFUSED,
 };

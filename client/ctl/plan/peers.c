@@ -307,14 +307,15 @@ static const struct peer_knob deepspeed_knobs[] = {
     { "sparse_gradients", PEER_REFUSED, "gradients are dense", NULL },
     { "fp16.enabled", PEER_SETS, "", take_fp16 },
     { "fp16.auto_cast", PEER_SCRIPT, "torch.autocast", NULL },
-    { "fp16.loss_scale", PEER_SCRIPT, "the step's loss_scale; 0: dynamic, kept with the model",
-      NULL },
-    { "fp16.initial_scale_power", PEER_SAME, "the dynamic scale begins at 2^16", NULL },
-    { "fp16.loss_scale_window", PEER_SAME, "the dynamic scale doubles after 2,000 good steps",
-      NULL },
-    { "fp16.hysteresis", PEER_SAME, "the dynamic scale halves at each overflow", NULL },
-    { "fp16.consecutive_hysteresis", PEER_SAME, "the dynamic scale halves at each overflow", NULL },
-    { "fp16.min_loss_scale", PEER_SAME, "the dynamic scale is at least 1", NULL },
+    { "fp16.loss_scale", PEER_SCRIPT,
+      "shd_update: loss_scale, or dynamic_loss_scale; libshd.torch has none", NULL },
+    { "fp16.initial_scale_power", PEER_NEEDLESS, "fixed: the dynamic scale begins at 2^16", NULL },
+    { "fp16.loss_scale_window", PEER_NEEDLESS,
+      "fixed: the dynamic scale doubles after 2,000 good steps", NULL },
+    { "fp16.hysteresis", PEER_NEEDLESS, "fixed: the dynamic scale halves at each overflow", NULL },
+    { "fp16.consecutive_hysteresis", PEER_NEEDLESS,
+      "fixed: the dynamic scale halves at each overflow", NULL },
+    { "fp16.min_loss_scale", PEER_NEEDLESS, "fixed: the dynamic scale is at least 1", NULL },
     { "fp16.fp16_master_weights_and_grads", PEER_REFUSED, "masters are fp32", NULL },
     { "bf16.enabled", PEER_SETS, "", take_bf16 },
     { "bfloat16.enabled", PEER_SETS, "", take_bf16 },
@@ -387,7 +388,7 @@ static const struct peer_knob deepspeed_knobs[] = {
       "expert parallelism is not built; idle experts cost "
       "nothing here",
       NULL },
-    { "hybrid_engine.*", PEER_REFUSED, "generate with a reader of the live weights", NULL },
+    { "hybrid_engine.*", PEER_REFUSED, "not built; shd_read_step() has the live weights", NULL },
     { "steps_per_print", PEER_SCRIPT, "the script's own lines; also `shardctl log`", NULL },
     { "wall_clock_breakdown", PEER_SCRIPT, "`shardctl trace`", NULL },
     { "dump_state", PEER_SCRIPT, "`shardctl status --json`", NULL },
@@ -443,7 +444,8 @@ const struct peer_table peer_deepspeed = { "DeepSpeed", deepspeed_knobs,
         { below "cpu_offload", PEER_SCRIPT, "", take_offload },                                    \
         { below "state_dict_type", PEER_SAME, "a state dict is whole, unit by unit", NULL },       \
         { below "state_dict_config.*", PEER_SAME, "a state dict is whole, unit by unit", NULL },   \
-        { below "optim_state_dict_config.*", PEER_SAME, "a state dict is whole", NULL },           \
+        { below "optim_state_dict_config.*", PEER_SCRIPT,                                          \
+          "sd.save(): state goes with a checkpoint", NULL },                                       \
         { below "activation_checkpointing", PEER_SCRIPT, "torch.utils.checkpoint in the model",    \
           NULL },                                                                                  \
         { below "mixed_precision", PEER_SETS, "", take_param_dtype },                              \
