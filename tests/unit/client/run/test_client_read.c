@@ -1,5 +1,6 @@
 /* Parameters read while others train: all of one step, whoever dies. */
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -109,6 +110,86 @@ TEST(what_is_read_is_of_one_step)
     EXPECT_OK(shd_read_step(m, r.to, &step, &e), &e); /* without that one */
     EXPECT_STATUS(shd_read_step(m, NULL, &step, &e), SHD_EINVAL);
     reading_free(&r);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* Memory whose page is not writable until a worker has gone on by two steps: whoever writes to it
+ * in order has what lies before the page of one step and what lies behind it of another. */
+static struct {
+    uint8_t *page;
+    int go, done; /* pipes to and from that worker */
+    volatile sig_atomic_t faults;
+} tear;
+
+static void on_fault(int number, siginfo_t *info, void *context)
+{
+    char byte = 0;
+    (void)number;
+    (void)context;
+    if ((uintptr_t)info->si_addr - (uintptr_t)tear.page >= SHD_PAGE_BYTES ||
+        write(tear.go, &byte, 1) != 1 || read(tear.done, &byte, 1) != 1 ||
+        mprotect(tear.page, SHD_PAGE_BYTES, PROT_READ | PROT_WRITE) < 0)
+        abort();
+    tear.faults++;
+}
+
+static pid_t train_when_asked(void)
+{
+    int go[2], done[2];
+    EXPECT(pipe(go) == 0 && pipe(done) == 0);
+    tear.go = go[1];
+    tear.done = done[0];
+    const pid_t pid = test_fork();
+    if (pid == 0) {
+        char byte;
+        shd_session *s = attach(PATIENT_MS);
+        shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+        EXPECT_EQ(read(go[0], &byte, 1), 1);
+        train_steps(m, 2); /* the second begins with what the first has made */
+        EXPECT_EQ(write(done[1], &byte, 1), 1);
+        shd_close(s);
+        _exit(0);
+    }
+    close(go[0]);
+    close(done[1]);
+    return pid;
+}
+
+TEST(read_that_a_step_overtakes_begins_again)
+{
+    struct shd_err e = { 0 };
+    const struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
+    struct sigaction before;
+    uint64_t want[STEPS + 1], step = 0;
+    int status = 0;
+    references(want);
+    fixture_start_kept(&daemons, 2, "");
+    const pid_t trainer = train_when_asked();
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    struct reading r = reading_new(m);
+    const uint32_t last = r.units - 1; /* those before it tell when they are read next */
+    CHECK(r.bytes[last] > 4 * SHD_PAGE_BYTES);
+    free(r.to[last]);
+    r.to[last] = mmap(NULL, r.bytes[last], PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                      0);
+    CHECK(r.to[last] != MAP_FAILED);
+    tear.page = (uint8_t *)r.to[last] + 2 * SHD_PAGE_BYTES;
+    EXPECT(mprotect(tear.page, SHD_PAGE_BYTES, PROT_NONE) == 0);
+    EXPECT(sigaction(SIGSEGV, &action, &before) == 0);
+    const int read_status = shd_read_step(m, r.to, &step, &e);
+    EXPECT(sigaction(SIGSEGV, &before, NULL) == 0);
+    EXPECT_OK(read_status, &e);
+    EXPECT_EQ(tear.faults, 1);
+    EXPECT(step >= 1);
+    EXPECT_EQ(hash_of(&r), want[step]);
+    EXPECT(waitpid(trainer, &status, 0) == trainer && status == 0);
+    munmap(r.to[last], r.bytes[last]);
+    r.to[last] = NULL;
+    reading_free(&r);
+    close(tear.go);
+    close(tear.done);
     shd_close(s);
     fixture_stop(&daemons);
 }
