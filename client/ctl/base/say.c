@@ -1,7 +1,9 @@
 /* See say.h. */
 #include "client/ctl/base/say.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -19,6 +21,8 @@
 
 static char current[PATH_MAX]; /* "": stderr is no log */
 static char old[PATH_MAX];
+static uint64_t lost;  /* lines since the log took one */
+static int lost_errno; /* why the first of them is lost */
 
 /* A new file at current, as stderr. */
 static int start(struct shd_err *e)
@@ -45,7 +49,8 @@ int say_to_log(const char *path, struct shd_err *e)
     return r;
 }
 
-void say_log_room(size_t bytes)
+/* Make room for so many bytes. Where no new log can be made the old one goes on. */
+static void turn_over(size_t bytes)
 {
     struct stat st;
     struct shd_err ignored;
@@ -54,6 +59,28 @@ void say_log_room(size_t bytes)
         return;
     if (rename(current, old) == 0 && start(&ignored) != SHD_OK)
         rename(old, current);
+}
+
+/* False: the log has not taken the line, and has no part of it. */
+static bool put(const char *line, size_t bytes)
+{
+    struct stat before = { 0 };
+    size_t done = 0;
+    turn_over(bytes);
+    const bool is_log = current[0] != '\0' && fstat(STDERR_FILENO, &before) == 0;
+    while (done < bytes) {
+        const ssize_t n = write(STDERR_FILENO, line + done, bytes - done);
+        if (n < 0 && errno != EINTR)
+            break;
+        done += n > 0 ? (size_t)n : 0;
+    }
+    if (!is_log || done == bytes)
+        return true; /* where nobody reads our stderr there is nowhere left to complain */
+    if (lost == 0)
+        lost_errno = errno;
+    if (done > 0 && ftruncate(STDERR_FILENO, before.st_size) < 0)
+        lost_errno = errno; /* half a line stays there */
+    return false;
 }
 
 /* -- Lines --------------------------------------------------------------------------------------
@@ -93,7 +120,7 @@ static void clean(char *text, bool ascii)
     }
 }
 
-/* Fill line with text in the form that is due, without its end; returns how many bytes. */
+/* Fill line with text in the form that is due; returns how many bytes. */
 static size_t make_line(char *text, char line[LINE_BYTES])
 {
     char now[CLOCK_TEXT_BYTES];
@@ -116,7 +143,21 @@ static size_t make_line(char *text, char line[LINE_BYTES])
         n = snprintf(line, LINE_BYTES, "%s%sshardctl: %s", is_log ? clock_text(now) : "",
                      is_log ? " " : "", text);
     free(json);
-    return n < 0 ? 0 : n < (int)LINE_BYTES - 1 ? (size_t)n : LINE_BYTES - 2;
+    const size_t used = n < 0 ? 0 : n < (int)LINE_BYTES - 1 ? (size_t)n : LINE_BYTES - 2;
+    line[used] = '\n';
+    return used + 1;
+}
+
+void say_line(const char *line, size_t bytes)
+{
+    char text[160], note[LINE_BYTES];
+    if (lost > 0) {
+        snprintf(text, sizeof(text), "%" PRIu64 " %s missing here: %s", lost,
+                 lost == 1 ? "line is" : "lines are", strerror(lost_errno));
+        if (put(note, make_line(text, note)))
+            lost = 0;
+    }
+    lost += lost > 0 || !put(line, bytes);
 }
 
 void ctl_say(const char *fmt, ...)
@@ -127,9 +168,5 @@ void ctl_say(const char *fmt, ...)
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
     clean(text, /* ascii= */ false);
-    size_t used = make_line(text, line);
-    line[used++] = '\n';
-    say_log_room(used);
-    if (write(STDERR_FILENO, line, used) < 0)
-        return; /* nobody reads our stderr: there is nowhere left to complain */
+    say_line(line, make_line(text, line));
 }

@@ -43,8 +43,9 @@ void ctl_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* Make stderr a new log at path. Errors: SHD_ERANGE path too long, SHD_EIO. */
 int say_to_log(const char *path, struct shd_err *e);
 
-/* Before bytes are written to stderr. Nothing to do before say_to_log(); where no new log can be
- * made the old one goes on. */
-void say_log_room(size_t bytes);
+/* Write a line with its end to stderr, in one write. A log that does not take the line (a full
+ * disk) takes none of it, and says before the next line that it does take how many are missing, and
+ * why. */
+void say_line(const char *line, size_t bytes);
 
 #endif

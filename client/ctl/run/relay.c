@@ -35,11 +35,7 @@ static void emit(struct relay *r, size_t bytes)
     used += bytes;
     if (line[used - 1] != '\n')
         line[used++] = '\n';
-    say_log_room(used);
-    ssize_t n;
-    do {
-        n = write(STDERR_FILENO, line, used);
-    } while (n < 0 && errno == EINTR);
+    say_line(line, used);
     snprintf(r->last, sizeof(r->last), "%.*s", (int)strcspn(line + strlen(r->prefix), "\n"),
              line + strlen(r->prefix));
 }

@@ -1,6 +1,8 @@
 /* The beginning and the end of each verb of shardctl: flags, words, help and exit codes; a file
  * that a flag names; JSON; the lines on stderr and their log; the devices that run and up start. */
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -194,7 +196,7 @@ TEST(lines_are_whole_and_codes_are_those_of_the_help)
 #define TIME_BYTES 25 /* "2026-11-22T08:00:00.123Z " */
 
 /* Last of all: a log stays the process's stderr. */
-TEST(a_log_that_is_full_goes_aside)
+TEST(a_log_that_is_full_goes_aside_and_one_on_a_full_disk_says_what_it_lacks)
 {
     char dir[] = "/tmp/test_ctl_log.XXXXXX", log[64], old[64];
     struct shd_err e = { 0 };
@@ -203,19 +205,38 @@ TEST(a_log_that_is_full_goes_aside)
     snprintf(log, sizeof log, "%s/up.log", dir);
     snprintf(old, sizeof old, "%s/up.log" SAY_LOG_OLD, dir);
     const int err = dup(STDERR_FILENO);
-    say_log_room(SAY_LOG_BYTES_MAX); /* there is none yet */
     EXPECT_OK(say_to_log(log, &e), &e);
     ctl_say("first");
     const int r = ftruncate(STDERR_FILENO, (off_t)SAY_LOG_BYTES_MAX - TIME_BYTES - 20);
     ctl_say("123456789"); /* 20 bytes and the time: just fits */
     const bool kept = stat(old, &st) < 0;
     ctl_say("next");
+    /* A file that cannot grow, as on a full disk. */
+    struct rlimit limit;
+    EXPECT(getrlimit(RLIMIT_FSIZE, &limit) == 0 && signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
+    const struct rlimit small = { .rlim_cur = TIME_BYTES + 20, .rlim_max = limit.rlim_max };
+    EXPECT(setrlimit(RLIMIT_FSIZE, &small) == 0);
+    ctl_say("of this there is room for a part");
+    say_line("[cpu0] and of this\n", 19);
+    EXPECT(setrlimit(RLIMIT_FSIZE, &limit) == 0 && signal(SIGXFSZ, SIG_DFL) != SIG_ERR);
+    ctl_say("after");
     dup2(err, STDERR_FILENO);
     close(err);
+    static const char *const left[] = { "next", "2 lines are missing here: File too large",
+                                        "after" };
+    char *text = NULL, *line = NULL;
+    size_t bytes = 0;
+    EXPECT_OK(verb_file(log, 1000, &text, &bytes, &e), &e);
+    line = strtok(text, "\n");
+    for (size_t i = 0; i < ARRAY_SIZE(left); i++, line = strtok(NULL, "\n")) {
+        EXPECT(line != NULL && strncmp(line + TIME_BYTES, "shardctl: ", 10) == 0);
+        EXPECT_STR(line + TIME_BYTES + 10, left[i]);
+    }
+    EXPECT(line == NULL);
+    free(text);
     EXPECT_EQ(r, 0);
     EXPECT(kept);
     EXPECT(stat(old, &st) == 0 && (uint64_t)st.st_size == SAY_LOG_BYTES_MAX);
-    EXPECT(stat(log, &st) == 0 && st.st_size == TIME_BYTES + (off_t)strlen("shardctl: next\n"));
     unlink(log);
     unlink(old);
     rmdir(dir);
