@@ -227,6 +227,10 @@ class Model(_Open):
     def release(self, unit: int) -> None:
         lib.shd_release(self.handle, unit)
 
+    def unit_version(self, unit: int) -> int:
+        """The step that the unit's parameters are of; 2**64 - 1 while they change. In any thread."""
+        return lib.shd_unit_version(self.handle, unit)
+
     def grad(self, micro: int, unit: int) -> int:
         """The address of an array for the unit's gradient."""
         pointer = ctypes.POINTER(ctypes.c_float)()

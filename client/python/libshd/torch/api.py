@@ -30,7 +30,7 @@ def place_of(accumulate: int) -> Place:
 def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy = ZeRO3(),
           units: layout.Rule = 'auto', accumulate: int = 1, micro_batches: int = 0,
           grads: str = 'stream', init: Optional[Callable[[nn.Module], None]] = None, name: Optional[str] = None,
-          address: Optional[str] = None, overlap: bool = False, timeout: float = 1800
+          address: Optional[str] = None, overlap: bool = True, timeout: float = 1800
           ) -> tuple[nn.Module, Optimizer]:
     """Give the module's parameters and the optimizer's state to daemons; train on as before.
 
@@ -47,7 +47,8 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     name        of the model at the daemons; one that is there already is gone on with
     address     of the daemons: None as everywhere ($SHARDD_ADDRESS, `shardctl up`), 'up:2' starts two,
                 'local:' keeps all in this process
-    overlap     step() returns before the update is there, and the next forward waits for each unit
+    overlap     step() returns while the owners update; the next forward waits for each unit, and who reads a
+                parameter for that one. False: step() waits for all
     timeout     seconds that another worker may be late
     """
     if grads not in ('stream', 'step'):

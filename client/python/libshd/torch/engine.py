@@ -7,6 +7,10 @@ next forward or step(), as metrics may be reported until then.
 from __future__ import annotations
 
 import ctypes
+import functools
+import os
+import threading
+import time
 import weakref
 from typing import Any, Callable, Iterable, NamedTuple, Optional
 
@@ -16,11 +20,12 @@ from torch import nn
 from .. import _c
 from ..errors import InternalError, Misuse, NotSupported, WrongStep
 from ..session import Model, Result
-from .guard import guard, unguard
+from .guard import PENDING, guard, unguard
 from .layout import Part, Unit, elems_of
 from .policy import Policy
 
 ENGINES: weakref.WeakKeyDictionary[nn.Module, Engine] = weakref.WeakKeyDictionary()
+CHANGING = (1 << 64) - 1  # Model.unit_version()
 _DTYPES = {torch.float32: _c.SHD_F32, torch.bfloat16: _c.SHD_BF16, torch.float16: _c.SHD_F16}
 _C_TYPES = {torch.float32: ctypes.c_float, torch.bfloat16: ctypes.c_uint16, torch.float16: ctypes.c_uint16}
 
@@ -39,6 +44,12 @@ def engine_of(module: nn.Module) -> 'Engine':
     if (engine := ENGINES.get(module)) is None:
         raise Misuse(f'{type(module).__name__} is not sharded: give the module that shard() returned')
     return engine
+
+
+def wait_for(engine: weakref.ref[Engine], unit: Unit) -> None:
+    """What a parameter does before it is read."""
+    if (alive := engine()) is not None and unit in alive.pending:
+        alive.wait(unit)
 
 
 def tensor_at(address: int, elems: int, dtype: torch.dtype) -> torch.Tensor:
@@ -60,6 +71,8 @@ class Engine:
         self.clip_norm = 0.0
         self.norms: list[torch.Tensor] = []  # handed out by clip_grad_norm_(), filled in by step()
         self.held: set[int] = set()
+        self.pending: set[Unit] = set()  # nobody has waited for their update since the last step
+        self.by = (0, 0)                # process and thread that made it
         self.backwards = 0              # done in the open step
         self.open = False               # a backward has begun and has not ended
         self.missing: Optional[dict[Unit, set[Part]]] = None  # of the backward that goes on
@@ -79,6 +92,7 @@ class Engine:
         """Let each parameter be the owners' memory."""
         places = {tensor.name: tensor for tensor in self.model.tensors()}
         order = {name: index for index, name in enumerate(places)}
+        mine = weakref.ref(self)
         for unit in self.units:
             address = self.model.acquire(unit.index)
             unit.address = address
@@ -92,13 +106,14 @@ class Engine:
                 part.parameter.data = self.view(unit.array, part)
                 part.parameter.grad = None
                 part.home = part.parameter.data_ptr()
-                guard(part.parameter, part.name)
+                guard(part.parameter, part.name, functools.partial(wait_for, mine, unit))
             self.model.release(unit.index)
 
     def detach(self) -> None:
         """Private copies instead, without hooks."""
         for handle in self.handles:
             handle.remove()
+        self.wait_all()
         for unit in self.units:
             for part in unit.parts:
                 unguard(part.parameter)
@@ -120,6 +135,7 @@ class Engine:
                 raise
             return  # others were faster, and the step is over: what is computed of it here is dropped
         self.held.add(unit.index)
+        self.arrives(unit)
         if address != unit.address:
             raise Misuse(f'unit {unit.name!r} moved in memory: PyTorch needs parameters in place (path "map")')
 
@@ -127,6 +143,27 @@ class Engine:
         if unit.index in self.held:
             self.held.remove(unit.index)
             self.model.release(unit.index)
+
+    def arrives(self, unit: Unit) -> None:
+        self.pending.discard(unit)
+        if not self.pending:
+            PENDING.discard(id(self))
+
+    def wait(self, unit: Unit) -> None:
+        """Until the unit may be read, outside of forward and backward."""
+        if self.by == (os.getpid(), threading.get_ident()):
+            self.acquire(unit)
+            self.release(unit)
+            self.arrives(unit)
+            return
+        # The library is that thread's, which may be in the midst of a call.
+        while unit in self.pending and not self.model.step <= self.model.unit_version(unit.index) < CHANGING:
+            time.sleep(0.0005)
+
+    def wait_all(self) -> None:
+        for unit in self.trainable:
+            if unit in self.pending:
+                self.wait(unit)
 
     def check(self) -> None:
         """Whether the module's parameters are still the ones that the owners have."""
@@ -216,9 +253,10 @@ class Engine:
 
     def drop(self) -> None:
         """No gradients lie with the parameters afterwards."""
-        for unit in self.trainable:
-            for part in unit.parts:
-                part.parameter.grad = None
+        with torch._C.DisableTorchFunctionSubclass():
+            for unit in self.trainable:
+                for part in unit.parts:
+                    part.parameter.grad = None
 
     def hand(self, unit: Unit) -> None:
         """Take the unit's gradients from PyTorch."""
@@ -342,8 +380,8 @@ class Engine:
         self.norms = []
         # A graph from before the step must not be walked again: its saved parameters have changed.
         torch.autograd.graph.increment_version([part.parameter for unit in self.units for part in unit.parts])
+        self.pending, self.by = set(self.trainable), (os.getpid(), threading.get_ident())
+        PENDING.add(id(self))
         if not self.overlap:
-            for unit in self.trainable:
-                self.model.acquire(unit.index)
-                self.model.release(unit.index)
+            self.wait_all()
         return result

@@ -3,10 +3,12 @@ end the process by SIGSEGV. Here it is an exception that names the tensor.
 
 A sharded parameter's class is Shared; what PyTorch gives as a view of its values (p.data, p.detach(), and
 under no_grad p[0], p.view(…)) is of class View. Copies (deepcopy, pickle) are plain again.
+
+Who reads them waits here until the owners' update is there, where step() did not.
 """
 from __future__ import annotations
 
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 import torch
 from torch import nn
@@ -17,11 +19,24 @@ from ..errors import Misuse
 _HARMLESS = {'requires_grad_', 'detach_', 'retain_grad', '__set__'}
 _VIEWS = {'view', 'view_as', 'reshape', 'flatten', 'unflatten', 't', 'transpose', 'permute', 'squeeze', 'unsqueeze',
           'expand', 'narrow', 'select', 'chunk', 'split', 'unbind', 'diagonal', '__getitem__', '__get__'}
+# They say what a tensor is and read no values. Of its attributes (__get__) those that do:
+_ABOUT = {'size', 'dim', 'numel', 'nelement', 'stride', 'is_contiguous', 'element_size', 'storage_offset', '__hash__',
+          'is_floating_point', 'is_complex', 'requires_grad_', 'register_hook', 'register_post_accumulate_grad_hook',
+          '__set__'}
+_VALUES = {'data', 'T', 'mT', 'H', 'mH', 'real', 'imag'}
+# Who has parameters that may not be there yet.
+PENDING: set[int] = set()
 
 
 def _is_write(name: str) -> bool:
     return (name.endswith('_') and not name.endswith('__') or name == '__setitem__'
             or name.startswith('__i') and name not in ('__init__', '__invert__', '__index__', '__int__', '__iter__'))
+
+
+def _reads(func: Any, name: str) -> bool:
+    if name == '__get__':
+        return getattr(getattr(func, '__self__', None), '__name__', 'data') in _VALUES
+    return name not in _ABOUT
 
 
 def _shared(value: Any) -> Iterator[Any]:
@@ -47,6 +62,9 @@ class _Guarded:
         for tensor in _shared(written):
             raise Misuse(f'{name}() of {tensor.shd_name!r}: the parameter is the owners\' memory, which only a step '
                          'changes; write to the module before shard(), or to a copy (.clone())')
+        if PENDING and _reads(func, name) and not torch.compiler.is_compiling():
+            for tensor in _shared((args, tuple(kwargs.values()))):
+                tensor.shd_wait()
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
             # A view that autograd knows is guarded by PyTorch itself.
@@ -75,7 +93,7 @@ def _as_views(result: Any, args: Any) -> Any:
             result.untyped_storage().data_ptr() != base.untyped_storage().data_ptr():
         return result
     view = result.as_subclass(View)
-    view.shd_name = base.shd_name
+    view.shd_name, view.shd_wait = base.shd_name, base.shd_wait
     return view
 
 
@@ -89,6 +107,7 @@ class Shared(_Guarded, nn.Parameter):
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """A copy like any other tensor."""
+    tensor.shd_wait()
     with torch._C.DisableTorchFunctionSubclass():
         copy = tensor.detach().as_subclass(torch.Tensor).clone()
         if isinstance(tensor, nn.Parameter):
@@ -96,12 +115,12 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
         return copy
 
 
-def guard(parameter: nn.Parameter, name: str) -> None:
-    """From here on writes to it raise."""
-    parameter.shd_name = name
+def guard(parameter: nn.Parameter, name: str, wait: Callable[[], None]) -> None:
+    """From here on writes to it raise; wait() returns when it may be read."""
+    parameter.shd_name, parameter.shd_wait = name, wait
     parameter.__class__ = Shared
 
 
 def unguard(parameter: nn.Parameter) -> None:
     parameter.__class__ = nn.Parameter
-    del parameter.shd_name
+    del parameter.shd_name, parameter.shd_wait

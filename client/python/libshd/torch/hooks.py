@@ -102,14 +102,18 @@ class Loads(Hook):
 def add_hooks(module: nn.Module, engine: Engine) -> None:
     """All that a sharded module needs."""
     loose: list[Unit] = []
+    layers = 0
     keep = engine.handles.append
     for unit in engine.units:
         layer = len(unit.modules) == 1 and unit.modules[0] is not module
-        if not layer:
+        layers += layer
+        # Units are updated in their order: at its begin a forward waits for those before the first layer alone.
+        if not layer and (not layers or module in unit.modules):
             loose.append(unit)
             continue
-        keep(unit.modules[0].register_forward_pre_hook(UnitBegins(engine, unit)))
-        if not engine.policy.keeps:
+        for inner in unit.modules:
+            keep(inner.register_forward_pre_hook(UnitBegins(engine, unit)))
+        if layer and not engine.policy.keeps:
             keep(unit.modules[0].register_forward_hook(UnitEnds(engine, unit)))
     keep(module.register_forward_pre_hook(RootBegins(engine, loose)))
     keep(module.register_forward_hook(RootEnds(engine)))

@@ -244,12 +244,41 @@ class SameBits(unittest.TestCase):
     def test_policy_units_and_overlap_change_no_bit(self):
         bits = {}
         for name, flags in {'zero3': {}, 'zero2': {'policy': sd.ZeRO2()}, 'zero1': {'policy': sd.ZeRO1()},
-                            'ddp': {'policy': sd.DDP()}, 'step': {'grads': 'step'}, 'overlap': {'overlap': True},
+                            'ddp': {'policy': sd.DDP()}, 'step': {'grads': 'step'}, 'waits': {'overlap': False},
                             'classes': {'units': [Block, nn.Embedding]},
                             'one': {'units': lambda name, module: 'all'}}.items():
             losses, _ = run(sharded(Gpt, 'bits-' + name, 3, **flags))[0]
             bits[name] = str(losses)
         self.assertEqual(len(set(bits.values())), 1, bits)
+
+    def test_who_reads_after_a_step_waits_for_the_update(self):
+        reads = {'detach': lambda p: p.detach().clone(), 'data': lambda p: p.data + 0,
+                 'a list': lambda p: torch._foreach_add([p], 0.0)[0], 'copy': copy.deepcopy,
+                 'numpy': lambda p: torch.tensor(p.detach().numpy())}
+
+        def elsewhere(module):
+            found = []
+            other = threading.Thread(target=lambda: found.append(module[-1].weight.detach().clone()))
+            other.start()
+            other.join()
+            return found[0]
+
+        def work():
+            torch.set_num_threads(1)
+            module = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(4)])
+            module, opt = sd.shard(module, torch.optim.SGD(module.parameters(), 1e-4), name='read')
+            before, wrong = module[-1].weight.detach().clone(), []
+            for name, read in {'thread': None, 'state_dict': None, **reads}.items():
+                module(torch.ones(1, 1024)).sum().backward()
+                opt.step()
+                found = (elsewhere(module) if name == 'thread' else module.state_dict()['3.weight'].clone()
+                         if name == 'state_dict' else read(module[-1].weight))
+                module(torch.ones(1, 1024))
+                if torch.equal(found, before) or not torch.equal(found, module[-1].weight):
+                    wrong.append(name)
+                before = module[-1].weight.detach().clone()
+            return wrong
+        self.assertEqual(run(work)[0], [])
 
     def test_no_sync_is_accumulation(self):
         def work():
