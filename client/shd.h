@@ -60,6 +60,7 @@ enum shd_status {
     SHD_ENOTSUP = -15,   /* not supported here */
     SHD_EINTERNAL = -16, /* internal error */
     SHD_ECANCELED = -17, /* shd_options.idle broke the wait off: call again to go on */
+    SHD_ERESET = -18,    /* the open step was reset (shd_reset_step()): compute it again */
 };
 struct shd_err {
     int code;       /* one of enum shd_status */
@@ -82,7 +83,8 @@ enum shd_event_kind {
     SHD_EVENT_GONE = 2,  /* a daemon has gone; calls wait for its successor */
     SHD_EVENT_BACK = 3,  /* and is back, after so many seconds */
     SHD_EVENT_OVERTAKEN =
-        4, /* others have committed `step`: this worker goes on with the open one */
+        4,               /* others have committed `step`: this worker goes on with the open one */
+    SHD_EVENT_RESET = 5, /* another worker has reset `step`: this one computes it again */
 };
 struct shd_event {
     size_t size; /* the library's */
@@ -90,7 +92,7 @@ struct shd_event {
     const char *daemon; /* its device, as "cpu0"; "": about no daemon */
     const char *text;   /* one line without its end */
     double seconds;     /* WAITS: so far; BACK: it was away */
-    uint64_t step;      /* OVERTAKEN */
+    uint64_t step;      /* OVERTAKEN, RESET */
 };
 struct shd_options {
     size_t size;
@@ -298,6 +300,14 @@ struct shd_part {
 SHD_API int shd_return_parts(shd_model *m, uint32_t micro, uint32_t unit,
                              const struct shd_part *parts, uint32_t count, double scale,
                              struct shd_err *e);
+
+/* Give up all gradients of the open step, everybody's, and begin it again: an exception ended a
+ * micro-batch of which units are returned already. What this worker had handed out, leased or
+ * reported is dropped, too. Other workers that have returned something learn of it by SHD_ERESET,
+ * from whatever call they make next: they, too, compute their micro-batches of the step again
+ * (shd_run_step*() does so itself). Exact through kills; repeat it after an error. SHD_ESTEP: the
+ * step's commit has begun, or was made: its gradients count, go on with shd_commit(). */
+SHD_API int shd_reset_step(shd_model *m, struct shd_err *e);
 
 #define SHD_METRICS_MAX 4
 /* Numbers of one micro-batch (its loss, say): summed over the step's in ascending order and given

@@ -34,6 +34,7 @@
 struct turning { /* ctx of a turn's round */
     struct shd_model *m;
     const struct wire_bytes *blob; /* borrowed; NULL: none */
+    uint64_t attempt;              /* 0: any, where the step has a recorded decision */
 };
 
 static int turn_err(const struct link *link, int code, struct shd_err *e)
@@ -47,7 +48,9 @@ static void make_prepare(const struct round *round, const struct link *link,
 {
     const struct turning *t = round->ctx;
     ret_request->prepare = (struct wire_prepare){
-        .model = t->m->map->owners[link->index].layout.handle, .step = round->arg
+        .model = t->m->map->owners[link->index].layout.handle,
+        .step = round->arg,
+        .attempt = t->attempt
     };
 }
 
@@ -117,9 +120,10 @@ static int turn_round(struct turning *t, enum turn_state state, struct shd_err *
     return round_finish(&round, hub, r, e);
 }
 
-int commit_turn(struct shd_model *m, const struct wire_bytes *blob, struct shd_err *e)
+static int commit_turn(struct shd_model *m, const struct wire_bytes *blob, uint64_t attempt,
+                       struct shd_err *e)
 {
-    struct turning t = { m, blob };
+    struct turning t = { m, blob, attempt };
     activity_begin(m, ACTIVITY_PREPARE, ACTIVITY_NONE, ACTIVITY_NONE);
     int r = turn_round(&t, TURN_PREPARING, e);
     activity_end(m);
@@ -136,7 +140,7 @@ int commit_step(struct shd_model *m, const struct decide_args *args, const struc
 {
     const struct turn_update decide = { .args = *args };
     turn_begin(m->map->turn, m->step, &decide);
-    const int r = commit_turn(m, blob, e);
+    const int r = commit_turn(m, blob, m->in.attempt, e);
     m->sealed = m->sealed || turn_state(m->map->turn) != TURN_PREPARING;
     if (r == SHD_OK)
         *ret_decided = turn_decided(m->map->turn);
@@ -182,23 +186,28 @@ static int pass_on(struct shd_model *m, struct steps s, bool *ret_over, struct s
         const struct wire_bytes blob = { data, bytes };
         m->step = s.min;
         turn_begin(m->map->turn, m->step, &update);
-        r = commit_turn(m, &blob, e);
+        r = commit_turn(m, &blob, /* attempt= */ 0, e);
     }
     free(data);
     *ret_over = r == SHD_OK && turn_state(m->map->turn) == TURN_OVER;
     return r;
 }
 
-/* m->in becomes the groups that are in at every owner. */
+/* m->in becomes the groups that are in at every owner, in the last attempt that any has begun. */
 static void take_in(struct shd_model *m)
 {
     const struct map_model *map = m->map;
-    memset(m->in.groups, 0xff, sizeof m->in.groups);
+    m->in = (struct groups_in){ .step = m->step };
     for (uint32_t i = 0; i < map->owner_count; i++)
+        if (map->owners[i].layout.attempt > m->in.attempt)
+            m->in.attempt = map->owners[i].layout.attempt;
+    memset(m->in.groups, 0xff, sizeof m->in.groups);
+    for (uint32_t i = 0; i < map->owner_count; i++) {
+        const struct map_layout *l = &map->owners[i].layout;
+        const bool counts = l->step == m->step && l->attempt == m->in.attempt;
         for (size_t b = 0; b < sizeof m->in.groups; b++)
-            m->in.groups[b] &= map->owners[i].layout.step == m->step ? map->owners[i].layout.in[b]
-                                                                     : 0;
-    m->in.step = m->step;
+            m->in.groups[b] &= counts ? l->in[b] : 0;
+    }
 }
 
 static void settled(struct shd_model *m, struct steps s)

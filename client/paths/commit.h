@@ -9,9 +9,6 @@
 int commit_step(struct shd_model *m, const struct decide_args *args, const struct wire_bytes *blob,
                 struct decided *ret_decided, struct shd_err *e);
 
-/* The middle of the first: m->map->turn, which has begun, to its end; blob NULL: none. */
-int commit_turn(struct shd_model *m, const struct wire_bytes *blob, struct shd_err *e);
-
 /* Sets m->step, the decision before it, and which groups are in. */
 int settle_steps(struct shd_model *m, struct shd_err *e);
 

@@ -482,6 +482,22 @@ static void begin_step(struct shd_model *m)
     memset(local->metric_counts, 0, sizeof local->metric_counts);
 }
 
+static uint64_t local_attempt(const struct shd_model *m)
+{
+    return m->in.attempt; /* who resets is this worker */
+}
+
+static int local_reset(struct shd_model *m, uint64_t *ret_attempt, struct shd_err *e)
+{
+    (void)e;
+    begin_step(m);
+    for (uint32_t i = 0; i < m->slot_count; i++)
+        if (m->slots[i].state == SLOT_SENT)
+            m->slots[i].state = SLOT_FREE;
+    *ret_attempt = m->in.attempt + 1;
+    return SHD_OK;
+}
+
 static int decide_local(struct shd_model *m, const struct decide_args *asked,
                         struct decided *ret_decided, struct shd_err *e)
 {
@@ -629,6 +645,8 @@ const struct control_ops control_local = {
     .give = local_give,
     .poll = local_poll,
     .commit = local_commit,
+    .attempt = local_attempt,
+    .reset = local_reset,
     .catch_up = local_catch_up,
     .lease = local_lease,
     .unlease = local_unlease,

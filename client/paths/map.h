@@ -43,7 +43,8 @@ struct map_layout {  /* an owner's answer to OpenModel */
     uint8_t uuid[GPU_UUID_BYTES]; /* that GPU's */
     struct wire_segment segments[WIRE_SEGMENTS_MAX]; /* offered, to be claimed */
     uint32_t segment_count;
-    uint8_t in[MODEL_IN_BYTES]; /* a bit per group that is all in there, of `step` */
+    uint64_t attempt;           /* at `step` */
+    uint8_t in[MODEL_IN_BYTES]; /* a bit per group that is all in there, of `step` and attempt */
 };
 
 struct whole_segment {

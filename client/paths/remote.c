@@ -27,6 +27,7 @@
 #include "client/paths/map.h"
 #include "client/paths/nccl_join.h"
 #include "client/paths/place.h"
+#include "client/paths/reset.h"
 #include "client/paths/slots.h"
 #include "client/paths/turn.h"
 #include "client/paths/whole.h"
@@ -229,6 +230,8 @@ const struct control_ops control_remote = {
     .give = slots_give,
     .poll = remote_poll,
     .commit = commit_step,
+    .attempt = reset_attempt,
+    .reset = reset_owners,
     .catch_up = settle_catch_up,
     .lease = lease_ask_owner,
     .unlease = lease_to_owners,

@@ -147,6 +147,7 @@ static int make_return(struct link *link, const struct call *call, struct wire_r
     ret_request->type = WIRE_RETURN;
     *msg = (struct wire_return){ .model = m->map->owners[link->index].layout.handle,
                                  .step = call->step,
+                                 .attempt = call->attempt,
                                  .dtype = SHD_F32,
                                  .none = none };
     msg->micro = none ? (uint32_t)((call->arg & ~NO_SLOT) >> GROUP_BITS) : slot->group;
@@ -155,7 +156,7 @@ static int make_return(struct link *link, const struct call *call, struct wire_r
         msg->slot = (uint32_t)call->arg;
         msg->dtype = slot->dtype;
     }
-    if (call->step == m->step) {
+    if (call->step == m->step && call->attempt == m->in.attempt) {
         const struct report report = model_report(m, msg->micro);
         msg->metric_count = report.count;
         memcpy(msg->metrics, report.metrics, sizeof msg->metrics);
@@ -189,6 +190,7 @@ int slots_give(struct shd_model *m, const struct path_return *ret, struct shd_er
         .ctx = m,
         .arg = slot != NULL ? (uint64_t)(slot - m->slots) : none,
         .step = m->step,
+        .attempt = m->in.attempt,
     };
     for (uint32_t i = slot != NULL ? slot->sent : 0; i < hub->link_count; i++) {
         const int r = hub_ask(&hub->links[i], &call, e);

@@ -7,8 +7,9 @@
 #include <string.h>
 
 #include "client/paths/path.h"
+#include "client/run/drop.h"
 #include "client/run/policy.h"
-#include "client/run/train.h"
+#include "client/run/reset.h"
 #include "client/session/session.h"
 #include "proto/base/clock.h"
 
@@ -37,6 +38,9 @@ static bool is_news(const struct shd_model *m, const struct wire_leased *leased)
 
 int lease_take(struct shd_model *m, struct wire_leased *ret_leased, struct shd_err *e)
 {
+    const int looked = reset_look(m, e);
+    if (looked != SHD_OK)
+        return looked;
     begin_step(m);
     struct leases *l = &m->leases;
     for (;;) {
@@ -100,7 +104,7 @@ int shd_unlease(shd_model *m, uint32_t micro, struct shd_err *e)
     if (micro >= m->spec->micro_batches)
         return err_set(e, SHD_ERANGE, "micro-batch %" PRIu32 " of a step with %" PRIu32, micro,
                        m->spec->micro_batches);
-    train_drop_grads(m, micro / m->spec->accumulate);
+    drop_grads(m, micro / m->spec->accumulate);
     return lease_drop(m, micro / m->spec->accumulate, e);
 }
 

@@ -7,14 +7,14 @@
  * all are in; then the step is committed. Overtaken: another worker may return and commit while
  * this one computes, because its lease was taken for lost. Then the owners say that the step is
  * over, or a unit is found a step ahead: the micro-batch is dropped, for it counted already, and
- * the commit tells how the step ended. */
+ * the commit tells how the step ended. Reset, by another worker: the step is run again. */
 #include <inttypes.h>
 
+#include "client/run/drop.h"
 #include "client/run/follow.h"
 #include "client/run/grads.h"
 #include "client/run/lease.h"
 #include "client/run/policy.h"
-#include "client/run/train.h"
 #include "proto/base/check.h"
 
 /* A gradient that is not returned yet goes into its group's sum at once. */
@@ -103,13 +103,13 @@ static int run_step_commit(struct step_run *run, int r, bool leaves, struct shd_
 {
     struct shd_result result = { .step = run->m->step, .left = true };
     if (r == SHD_ESTEP) {
-        train_drop_grads(run->m, GRADS_ALL);
+        drop_grads(run->m, GRADS_ALL);
         r = SHD_OK;
     }
     if (r == SHD_OK && !leaves)
         r = shd_commit(run->m, run->update, &result, e);
     if (r != SHD_OK) {
-        train_drop_grads(run->m, GRADS_ALL);
+        drop_grads(run->m, GRADS_ALL);
         return r;
     }
     result.computed = run->result.computed;
@@ -160,8 +160,10 @@ int shd_run_step(shd_model *m, const uint32_t *micros, uint32_t count,
     int r = exec_begin(m, compute, update, &run, e);
     if (r == SHD_OK)
         r = check_micros(m, micros, count, e);
-    if (r == SHD_OK)
-        r = run_all(&run, micros, count, e);
+    const bool good = r == SHD_OK;
+    do
+        r = good ? run_all(&run, micros, count, e) : r;
+    while (good && r == SHD_ERESET);
     if (r == SHD_OK && ret_result != NULL)
         *ret_result = run.result;
     return r;
@@ -219,8 +221,10 @@ int shd_run_step_elastic(shd_model *m, const struct shd_compute *compute,
     int r = exec_begin(m, compute, update, &run, e);
     if (r == SHD_OK)
         r = policy_start(m, e);
-    if (r == SHD_OK)
-        r = run_elastic(&run, e);
+    const bool good = r == SHD_OK;
+    do
+        r = good ? run_elastic(&run, e) : r;
+    while (good && r == SHD_ERESET);
     if (r == SHD_OK && ret_result != NULL)
         *ret_result = run.result;
     return r;

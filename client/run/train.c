@@ -13,6 +13,7 @@
 #include "client/run/hold.h"
 #include "client/run/parts.h"
 #include "client/run/policy.h"
+#include "client/run/reset.h"
 #include "client/run/train.h"
 #include "client/session/activity.h"
 #include "client/session/hub.h"
@@ -154,7 +155,9 @@ static int check_place(struct shd_model *m, uint32_t micro, uint32_t unit, struc
         r = policy_start(m, e);
     if (r == SHD_OK)
         r = m->session->control->poll(m, e);
-    return r == SHD_OK ? err_copy(&m->fault, e) : r;
+    if (r == SHD_OK)
+        r = err_copy(&m->fault, e);
+    return r == SHD_OK ? reset_look(m, e) : r;
 }
 
 /* Hand out the array of a slot: the owners read what is written there. */
@@ -202,6 +205,7 @@ int shd_grad(shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad, stru
 /* Tell the owners of a gradient, and count it. */
 static int give(struct shd_model *m, const struct path_return *ret, struct shd_err *e)
 {
+    m->in.handed = true;
     const int r = m->session->control->give(m, ret, e);
     if (r != SHD_OK)
         return r;
@@ -414,22 +418,6 @@ bool train_grad_open(struct shd_model *m, uint32_t micro, uint32_t unit)
     return entry != NULL && entry->open && entry->taken == micro % m->spec->accumulate;
 }
 
-void train_drop_grads(struct shd_model *m, uint32_t group)
-{
-    grads_reset(m, group);
-    for (uint32_t i = 0; i < m->spec->micro_batches; i++)
-        if (grads_meant(group, group_of(m, i)))
-            m->reports[i].given = 0; /* it is run again from its beginning */
-    for (uint32_t i = 0; i < m->slot_count; i++) {
-        struct grad_slot *slot = &m->slots[i];
-        if (slot->state != SLOT_HELD || slot->sent > 0 || !grads_meant(group, slot->group))
-            continue;
-        slot->state = SLOT_FREE;
-        if (m->grads == NULL)
-            session_live(m->session, grad_bytes(m, slot->unit), /* more= */ false);
-    }
-}
-
 int shd_report(shd_model *m, uint32_t micro, const double *metrics, uint32_t count,
                struct shd_err *e)
 {
@@ -566,6 +554,22 @@ static void say_overtaken(const struct shd_model *m)
                   .kind = SHD_EVENT_OVERTAKEN, .daemon = "", .text = text, .step = m->step });
 }
 
+/* Where the step was reset and nothing of this worker's was in, the commit waits on. */
+static int commit_or_look(struct shd_model *m, const struct decide_args *args,
+                          const struct wire_bytes *blob, struct decided *ret_decided,
+                          struct shd_err *e)
+{
+    for (;;) {
+        const int looked = reset_look(m, e);
+        if (looked != SHD_OK)
+            return looked;
+        const uint64_t attempt = m->in.attempt;
+        const int r = m->session->control->commit(m, args, blob, ret_decided, e);
+        if (r != SHD_ERESET || m->session->control->attempt(m) == attempt)
+            return r;
+    }
+}
+
 int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result *ret_result,
                struct shd_err *e)
 {
@@ -587,7 +591,7 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
     const struct decide_args args = decide_args(m, &u);
     const struct wire_bytes blob = { u.blob, u.blob_bytes };
     const uint64_t start_ns = clock_now_ns();
-    r = m->session->control->commit(m, &args, u.blob != NULL ? &blob : NULL, &decided, e);
+    r = commit_or_look(m, &args, u.blob != NULL ? &blob : NULL, &decided, e);
     m->session->wait_ns += clock_now_ns() - start_ns;
     if (r != SHD_OK)
         return r;
@@ -605,7 +609,7 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
         model_decided(m, &decided.decision);
         m->step++;
     }
-    m->sealed = false;
+    m->sealed = m->in.handed = false;
     memset(m->reports, 0, m->spec->micro_batches * sizeof *m->reports);
     if (ret_result != NULL)
         *ret_result = result;

@@ -40,8 +40,8 @@ struct call {
                 struct shd_err *e);
     /* Gets every reply, also refusals; reply is valid during the call. */
     void (*fn)(struct link *link, const struct call *call, const struct wire_reply *reply);
-    void *ctx;          /* NULL: nobody waits any more, the reply is dropped */
-    uint64_t arg, step; /* the caller's */
+    void *ctx;                   /* NULL: nobody waits any more, the reply is dropped */
+    uint64_t arg, step, attempt; /* the caller's */
 };
 
 enum link_state {

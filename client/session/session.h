@@ -117,10 +117,13 @@ struct grad_slot {
 
 #define MODEL_IN_BYTES (SHD_MICROS_MAX / 8)
 
-/* The groups that were in at all owners when the model was opened. */
+/* What the owners have of the open step, as far as this worker cares. */
 struct groups_in {
     uint64_t step;
-    uint8_t groups[MODEL_IN_BYTES]; /* a bit per group */
+    uint8_t
+        groups[MODEL_IN_BYTES]; /* a bit per group that was in at all when the model was opened */
+    uint64_t attempt;           /* at the step: what is returned is of it; 0: none is known */
+    bool handed;                /* something was returned */
 };
 
 struct leases { /* of step */

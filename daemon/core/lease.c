@@ -355,6 +355,14 @@ enum lease_answer lease_ask(struct lease *l, const struct step *core, uint64_t s
     return LEASE_GROUP;
 }
 
+void lease_begin_again(struct lease *l)
+{
+    memset(l->group, 0, l->count * sizeof l->group[0]);
+    l->due_ns = 0;
+    for (uint32_t i = 0; i < LEASE_WORKERS; i++)
+        l->worker[i].busy = false;
+}
+
 static void drop_holder(struct group *g, uint64_t session)
 {
     if (g->session[1] == session)

@@ -60,6 +60,9 @@ struct lease *lease_init(void *memory, uint32_t groups, bool cautious);
 enum lease_answer lease_ask(struct lease *l, const struct step *core, uint64_t step,
                             uint64_t session, uint64_t now_ns, uint32_t *ret_group);
 
+/* The step's gradients were given up (step_reset.h): all groups can be handed out again. */
+void lease_begin_again(struct lease *l);
+
 /* The session gives a group back that it was handed: it will not compute it. */
 void lease_give_back(struct lease *l, uint64_t session, uint32_t group);
 

@@ -15,10 +15,10 @@
 #define PART_ALIGN UINT64_C(128)
 #define CHUNKS_MAX (SHD_MODEL_ELEMS_MAX / KERN_CHUNK_ELEMS + SHD_UNITS_MAX)
 
-/* KERN_OP_MAX / (SHD_MICROS_MAX + 1) >= LEDGER_STEP_MAX */
-_Static_assert((LEDGER_STEP_MAX + 1) * (SHD_MICROS_MAX + 1) <= KERN_OP_MAX,
-               "every operation of every step has a number");
-_Static_assert(offsetof(struct ledger_head, ready) == 320, "what came later lies in its padding");
+_Static_assert((LEDGER_STEP_MAX + LEDGER_RESETS_MAX + 1) * (SHD_MICROS_MAX + 1) <= KERN_OP_MAX,
+               "every operation of every round has a number");
+_Static_assert(offsetof(struct ledger_head, ready) == 320, "what came later lies in its padding,");
+_Static_assert(offsetof(struct ledger_head, commits) == 384, "and in that behind it");
 _Static_assert(LEDGER_HISTORY == HISTORY_SLOTS, "the ring is as long as it is said to be");
 _Static_assert(LEDGER_METRICS == HISTORY_METRICS, "a row has room for what a record has");
 _Static_assert(LEDGER_BLOB_BYTES % _Alignof(struct history_slot) == 0, "the history is aligned");
@@ -156,6 +156,28 @@ int ledger_start_at(struct ledger *l, const struct ledger_start *start, struct s
     return SHD_OK;
 }
 
+bool ledger_resets_room(const struct ledger *l)
+{
+    return l->head->version >= 4 && ledger_resets(l) < LEDGER_RESETS_MAX;
+}
+
+uint64_t ledger_resets(const struct ledger *l)
+{
+    return l->head->version < 4 ? 0 : atomic_load_explicit(&l->head->resets, memory_order_relaxed);
+}
+
+uint64_t ledger_round(const struct ledger *l)
+{
+    return atomic_load_explicit(&l->head->commits, memory_order_relaxed) + ledger_resets(l);
+}
+
+uint64_t ledger_committed_round(const struct ledger *l)
+{
+    const uint64_t commits = atomic_load_explicit(&l->head->commits, memory_order_relaxed);
+    CHECK(commits > 0);
+    return commits - 1 + (l->head->version < 4 ? 0 : l->head->resets_at[commits & 1]);
+}
+
 void ledger_decision_get(const struct ledger *l, uint32_t slot, struct decision *ret_decision)
 {
     const struct ledger_decision *kept = &l->head->record[slot].decision;
@@ -286,14 +308,15 @@ static int check_units(const struct ledger *l, uint64_t commits, struct shd_err 
                            "ledger's unit %" PRIu32 " has version %" PRIu64 " of %" PRIu64
                            " commits",
                            u, version, commits);
-        if (ledger_progress_step(progress) > commits ||
+        if (ledger_progress_round(progress) > ledger_round(l) ||
             ledger_progress_next(progress) > l->head->micros)
             return err_set(e, SHD_ESEGMENT,
-                           "ledger's unit %" PRIu32 " has %" PRIu32 " gradients of step %" PRIu64
-                           ", of %" PRIu32 " a step, after %" PRIu64 " commits",
-                           u, ledger_progress_next(progress), ledger_progress_step(progress),
-                           l->head->micros, commits);
-        if (version < commits && ledger_progress_step(progress) == commits)
+                           "ledger's unit %" PRIu32 " has %" PRIu32 " gradients of round %" PRIu64
+                           ", of %" PRIu32 " a round, after %" PRIu64 " commits and %" PRIu64
+                           " resets",
+                           u, ledger_progress_next(progress), ledger_progress_round(progress),
+                           l->head->micros, commits, ledger_resets(l));
+        if (version < commits && ledger_progress_round(progress) > ledger_committed_round(l))
             return err_set(e, SHD_ESEGMENT,
                            "ledger's unit %" PRIu32 " sums gradients of step %" PRIu64
                            ", the update before it is not done",
@@ -310,7 +333,7 @@ static int check_cells(const struct ledger *l, uint64_t commits, struct shd_err 
         const uint64_t word = atomic_load_explicit(&l->cell[i], memory_order_relaxed);
         const enum ledger_cell_kind kind = ledger_cell_kind(word);
         const unsigned dtype = ledger_cell_dtype(word);
-        if (ledger_cell_step(word) > commits || kind > LEDGER_CELL_SPILLED ||
+        if (ledger_cell_round(word) > ledger_round(l) || kind > LEDGER_CELL_SPILLED ||
             (kind == LEDGER_CELL_SPILLED ? !dtype_valid(dtype) : dtype != 0))
             return err_set(e, SHD_ESEGMENT,
                            "ledger's gradient %" PRIu64 " of unit %" PRIu64 " is %#" PRIx64
@@ -324,15 +347,42 @@ static int check_metrics(const struct ledger *l, uint64_t commits, struct shd_er
 {
     for (uint32_t i = 0; i < l->head->micros; i++) {
         const uint64_t tag = atomic_load(&l->metrics[i].tag);
-        if (ledger_metrics_tag_step(tag) > commits ||
+        if (ledger_metrics_tag_round(tag) > ledger_round(l) ||
             ledger_metrics_tag_count(tag) > LEDGER_METRICS)
             return err_set(e, SHD_ESEGMENT,
                            "ledger's micro-batch %" PRIu32 " has %" PRIu32
-                           " metrics of step %" PRIu64 ", of at most %u, after %" PRIu64 " commits",
-                           i, ledger_metrics_tag_count(tag), ledger_metrics_tag_step(tag),
+                           " metrics of round %" PRIu64 ", of at most %u, after %" PRIu64
+                           " commits",
+                           i, ledger_metrics_tag_count(tag), ledger_metrics_tag_round(tag),
                            LEDGER_METRICS, commits);
     }
     return SHD_OK;
+}
+
+static int check_resets(const struct ledger *l, uint64_t commits, struct shd_err *e)
+{
+    const struct ledger_head *h = l->head;
+    const uint64_t resets = ledger_resets(l), promised = atomic_load(&h->promised);
+    if (h->version < 4 || (resets <= LEDGER_RESETS_MAX && promised <= commits + resets + 1 &&
+                           h->resets_at[0] <= resets && h->resets_at[1] <= resets))
+        return SHD_OK;
+    return err_set(e, SHD_ESEGMENT,
+                   "ledger has %" PRIu64 " resets (%" PRIu64 ", %" PRIu64
+                   " at its commits) and promised round %" PRIu64 ", after %" PRIu64 " commits",
+                   resets, h->resets_at[0], h->resets_at[1], promised - 1, commits);
+}
+
+/* One of a build that could not reset a step, and may have answered Prepare without saying so. */
+static void renew(struct ledger *l)
+{
+    struct ledger_head *h = l->head;
+    if (h->version != 3)
+        return;
+    h->resets_at[0] = h->resets_at[1] = 0;
+    atomic_store(&h->resets, 0);
+    atomic_store(&h->promised, atomic_load(&h->commits) + 1);
+    atomic_signal_fence(memory_order_seq_cst);
+    h->version = LEDGER_VERSION;
 }
 
 int ledger_adopt(struct ledger *l, void *memory, uint64_t bytes, struct shd_err *e)
@@ -360,14 +410,18 @@ int ledger_adopt(struct ledger *l, void *memory, uint64_t bytes, struct shd_err 
     if (commits > LEDGER_STEP_MAX || atomic_load(&h->ready) > 1)
         return err_set(e, SHD_ESEGMENT, "ledger has %" PRIu64 " commits and is ready %" PRIu64,
                        commits, (uint64_t)atomic_load(&h->ready));
-    r = check_record(&found, commits, e);
+    r = check_resets(&found, commits, e);
+    if (r == SHD_OK)
+        r = check_record(&found, commits, e);
     if (r == SHD_OK)
         r = check_units(&found, commits, e);
     if (r == SHD_OK)
         r = check_cells(&found, commits, e);
     if (r == SHD_OK)
         r = check_metrics(&found, commits, e);
-    if (r == SHD_OK)
-        *l = found;
-    return r;
+    if (r != SHD_OK)
+        return r;
+    renew(&found);
+    *l = found;
+    return SHD_OK;
 }

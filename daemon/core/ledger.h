@@ -12,13 +12,17 @@
  *   commits           so many steps have a recorded decision; record[commits & 1] is of the last.
  *                     Storing it is the commit. Gradients being collected are of step `commits`
  *   unit.version      so many of them are in the unit's parameters and moments
- *   unit.progress     how far the sum of the unit's gradients is, and of which step
+ *   resets            so often the gradients of an open step were given up; with commits it is the
+ *                     *round* in which gradients are collected: step + resets
+ *   promised          a Prepare of this round was answered: it is not given up any more
+ *   unit.progress     how far the sum of the unit's gradients is, and of which round
  *   cell              a gradient that waits for its turn and needs no sender any more: it took no
- *                     part, or its bytes are in the spill segment; and of which step
- *   metrics.tag       the micro-batch's numbers are there; and of which step
+ *                     part, or its bytes are in the spill segment; and of which round
+ *   metrics.tag       the micro-batch's numbers are there; and of which round
  *   history.tag       the row of a step is there; it counts when the step is committed
  *
- * Words that belong to a step carry it, so nothing has to be cleared when the next one begins. A
+ * Words that belong to a round carry it, and no two attempts at a step, or steps, have the same: so
+ * nothing has to be cleared when the next one begins, or the same one begins again. A
  * phase is not stored: it is APPLYING while a unit's version is below commits. The trail
  * (kernels/kern.h) has what a killed kernel left half done.
  *
@@ -38,13 +42,16 @@
 #include "proto/base/status.h"
 
 #define LEDGER_MAGIC      UINT64_C(0x31726764656c6873) /* "shledgr1" */
-#define LEDGER_VERSION    3u /* 2: the same without struct ledger_more; 1: nor a history */
+#define LEDGER_VERSION    4u /* 3: no step was reset; 2: nor struct ledger_more; 1: nor a history */
 #define LEDGER_NAME_BYTES 128u
 #define LEDGER_BLOB_BYTES ((uint64_t)768 * 1024)
 #define LEDGER_METRICS    4u
-#define LEDGER_CELLS_MAX  (UINT64_C(1) << 24)       /* units x micro-batches */
-#define LEDGER_HISTORY    65537u                    /* HISTORY_SLOTS: of a daemon's ledgers */
-#define LEDGER_STEP_MAX   ((UINT64_C(1) << 33) - 1) /* the trail's numbers of operations end here */
+#define LEDGER_CELLS_MAX  (UINT64_C(1) << 24) /* units x micro-batches */
+#define LEDGER_HISTORY    65537u              /* HISTORY_SLOTS: of a daemon's ledgers */
+#define LEDGER_STEP_MAX                                                                      \
+    ((UINT64_C(1) << 33) - 1)                 /* the trail's numbers of operations end here, \
+                                               */
+#define LEDGER_RESETS_MAX (UINT64_C(1) << 32) /* these included */
 
 struct history_slot;
 
@@ -94,6 +101,9 @@ struct ledger_head {
     uint64_t replaces;   /* instance whose place it takes once it is ready; 0: none */
     _Alignas(64) _Atomic uint64_t ready;
     _Atomic uint64_t origin; /* 0: its initial values are the spec's, or were read from files */
+    _Atomic uint64_t resets;
+    _Atomic uint64_t promised; /* 1 + the round; 0: none */
+    uint64_t resets_at[2];     /* as record: `resets` when that step was committed */
     _Alignas(64) _Atomic uint64_t commits;
     struct ledger_record record[2];
 };
@@ -164,6 +174,15 @@ static inline bool ledger_filled(const struct ledger *l)
     return atomic_load(&l->head->ready) != 0 || atomic_load(&l->head->origin) != 0;
 }
 
+/* The round in which the gradients of the step after the last commit are collected, and that of the
+ * step which the last commit (there is one) was of. */
+uint64_t ledger_round(const struct ledger *l);
+uint64_t ledger_committed_round(const struct ledger *l);
+
+/* Resets so far, and whether there can be more: not in a ledger of an older version. */
+uint64_t ledger_resets(const struct ledger *l);
+bool ledger_resets_room(const struct ledger *l);
+
 /* The decision in record[slot], and writing it there. Room: false when the ledger is of a version
  * that cannot hold it. */
 void ledger_decision_get(const struct ledger *l, uint32_t slot, struct decision *ret_decision);
@@ -177,11 +196,11 @@ bool ledger_known(const void *memory, uint64_t bytes, const struct ledger_head *
  */
 
 /* started: the accumulator holds the sum of gradients below `next` that took part. */
-static inline uint64_t ledger_progress(uint64_t step, bool started, uint32_t next)
+static inline uint64_t ledger_progress(uint64_t round, bool started, uint32_t next)
 {
-    return step << 16 | (uint64_t)started << 15 | next;
+    return round << 16 | (uint64_t)started << 15 | next;
 }
-static inline uint64_t ledger_progress_step(uint64_t word)
+static inline uint64_t ledger_progress_round(uint64_t word)
 {
     return word >> 16;
 }
@@ -197,11 +216,11 @@ static inline uint32_t ledger_progress_next(uint64_t word)
 enum ledger_cell_kind { LEDGER_CELL_EMPTY, LEDGER_CELL_NONE, LEDGER_CELL_SPILLED };
 
 /* dtype: of a spilled gradient, else 0. */
-static inline uint64_t ledger_cell(uint64_t step, enum ledger_cell_kind kind, unsigned dtype)
+static inline uint64_t ledger_cell(uint64_t round, enum ledger_cell_kind kind, unsigned dtype)
 {
-    return step << 8 | (uint64_t)kind << 4 | dtype;
+    return round << 8 | (uint64_t)kind << 4 | dtype;
 }
-static inline uint64_t ledger_cell_step(uint64_t word)
+static inline uint64_t ledger_cell_round(uint64_t word)
 {
     return word >> 8;
 }
@@ -214,11 +233,11 @@ static inline unsigned ledger_cell_dtype(uint64_t word)
     return (unsigned)(word & 0xf);
 }
 
-static inline uint64_t ledger_metrics_tag(uint64_t step, uint32_t count)
+static inline uint64_t ledger_metrics_tag(uint64_t round, uint32_t count)
 {
-    return step << 3 | count;
+    return round << 3 | count;
 }
-static inline uint64_t ledger_metrics_tag_step(uint64_t tag)
+static inline uint64_t ledger_metrics_tag_round(uint64_t tag)
 {
     return tag >> 3;
 }
@@ -227,11 +246,11 @@ static inline uint32_t ledger_metrics_tag_count(uint64_t tag)
     return (uint32_t)(tag & 7);
 }
 
-/* Numbers of a unit's operations for the trail, each once: those of a step follow those of the
- * step before. micro == micros: the update. */
-static inline uint64_t ledger_op(const struct ledger *l, uint64_t step, uint32_t micro)
+/* Numbers of a unit's operations for the trail, each once: those of a round follow those of the
+ * round before. micro == micros: the update. */
+static inline uint64_t ledger_op(const struct ledger *l, uint64_t round, uint32_t micro)
 {
-    return step * ((uint64_t)l->head->micros + 1) + micro + 1;
+    return round * ((uint64_t)l->head->micros + 1) + micro + 1;
 }
 
 #endif

@@ -48,7 +48,8 @@ static bool took_part(const struct step *s, uint32_t unit)
 {
     const uint64_t word = atomic_load_explicit(&s->ledger.unit[unit].progress,
                                                memory_order_relaxed);
-    return ledger_progress_step(word) == s->now && ledger_progress_started(word);
+    return ledger_progress_round(word) == ledger_committed_round(&s->ledger) &&
+           ledger_progress_started(word);
 }
 
 static bool nothing_to_apply(const struct step *s, uint32_t unit)
@@ -66,6 +67,7 @@ static void apply_one_more(struct step *s, struct step_actions *actions)
     struct step_action *a = act(actions, STEP_DO_APPLY);
     a->unit = s->apply_next++;
     a->step = s->now;
+    a->round = ledger_committed_round(&s->ledger);
     a->skip = nothing_to_apply(s, a->unit);
 }
 
@@ -75,12 +77,13 @@ static void apply_one_more(struct step *s, struct step_actions *actions)
 /* Sums of the micro-batches' numbers, in ascending order: the same for any order of arrival. */
 static void record_metrics(struct step *s)
 {
+    const uint64_t round = ledger_round(&s->ledger);
     s->record.metric_count = 0;
     memset(s->record.metrics, 0, sizeof s->record.metrics);
     for (uint32_t micro = 0; micro < s->micros; micro++) {
         const struct ledger_metrics *m = &s->ledger.metrics[micro];
         const uint64_t tag = atomic_load_explicit(&m->tag, memory_order_relaxed);
-        const bool known = ledger_metrics_tag_step(tag) == s->record.step;
+        const bool known = ledger_metrics_tag_round(tag) == round;
         const uint32_t count = known ? ledger_metrics_tag_count(tag) : 0;
         if (count > s->record.metric_count)
             s->record.metric_count = count;
@@ -117,6 +120,7 @@ static void unit_advance(struct step *s, uint32_t unit, struct step_actions *act
         struct step_action *a = act(actions, u->started ? STEP_DO_SUM : STEP_DO_ZERO);
         a->unit = unit;
         a->step = step_collecting(s);
+        a->round = ledger_round(&s->ledger);
         return;
     }
     const uint32_t ref = *cell_at(s, unit, u->next);
@@ -127,6 +131,7 @@ static void unit_advance(struct step *s, uint32_t unit, struct step_actions *act
     a->unit = unit;
     a->micro = u->next;
     a->step = step_collecting(s);
+    a->round = ledger_round(&s->ledger);
     a->first = !u->started;
     a->last = u->next + 1 == s->micros;
     if (ref == CELL_SPILLED)
@@ -151,10 +156,10 @@ struct step_word step_done_word(const struct step *s, const struct step_action *
     struct ledger_unit *kept = &s->ledger.unit[a->unit];
     if (a->kind == STEP_DO_APPLY)
         return (struct step_word){ &kept->version, a->step + 1,
-                                   ledger_op(&s->ledger, a->step, s->micros) };
+                                   ledger_op(&s->ledger, a->round, s->micros) };
     CHECK(a->kind == STEP_DO_ACCUMULATE);
-    return (struct step_word){ &kept->progress, ledger_progress(a->step, true, a->micro + 1),
-                               ledger_op(&s->ledger, a->step, a->micro) };
+    return (struct step_word){ &kept->progress, ledger_progress(a->round, true, a->micro + 1),
+                               ledger_op(&s->ledger, a->round, a->micro) };
 }
 
 /* -- Gradients ----------------------------------------------------------------------------------
@@ -164,13 +169,13 @@ static void keep_metrics(struct step *s, uint32_t micro, const double *metrics, 
 {
     CHECK(count <= STEP_METRICS_MAX);
     struct ledger_metrics *m = &s->ledger.metrics[micro];
-    const uint64_t step = step_collecting(s);
+    const uint64_t round = ledger_round(&s->ledger);
     const uint64_t tag = atomic_load_explicit(&m->tag, memory_order_relaxed);
-    if (count == 0 || (ledger_metrics_tag_step(tag) == step && ledger_metrics_tag_count(tag) > 0))
+    if (count == 0 || (ledger_metrics_tag_round(tag) == round && ledger_metrics_tag_count(tag) > 0))
         return;
     memcpy(m->values, metrics, count * sizeof *metrics);
     FAIL_POINT("step:metrics:before");
-    atomic_store_explicit(&m->tag, ledger_metrics_tag(step, count), memory_order_release);
+    atomic_store_explicit(&m->tag, ledger_metrics_tag(round, count), memory_order_release);
     FAIL_POINT("step:metrics:after");
 }
 
@@ -180,7 +185,7 @@ static void keep_cell(struct step *s, uint32_t unit, uint32_t micro, enum ledger
 {
     FAIL_POINT("step:cell:before");
     atomic_store_explicit(ledger_cell_at(s, unit, micro),
-                          ledger_cell(step_collecting(s), kind, dtype), memory_order_release);
+                          ledger_cell(ledger_round(&s->ledger), kind, dtype), memory_order_release);
     FAIL_POINT("step:cell:after");
     *cell_at(s, unit, micro) = kind == LEDGER_CELL_NONE ? CELL_NONE : CELL_SPILLED;
     s->micro_units[micro]++;
@@ -191,6 +196,11 @@ static bool is_ref(uint32_t c)
     return c != CELL_EMPTY && c <= STEP_REF_MAX;
 }
 
+static bool is_summed_now(const struct step_unit *u, uint32_t micro)
+{
+    return u->busy && !u->lost && micro == u->next;
+}
+
 /* A gradient for a place where one waits already. That one's sender may be dead: the new one takes
  * over, unless the old one needs no sender or is being summed right now. */
 static void take_again(struct step *s, step_ref ref, uint32_t unit, uint32_t micro, bool none,
@@ -199,7 +209,7 @@ static void take_again(struct step *s, step_ref ref, uint32_t unit, uint32_t mic
     struct step_unit *u = &s->unit[unit];
     uint32_t *c = cell_at(s, unit, micro);
     step_ref loser = ref;
-    if (is_ref(*c) && !none && u->busy && micro == u->next) {
+    if (is_ref(*c) && !none && is_summed_now(u, micro)) {
         loser = u->dup;
         u->dup = ref;
     } else if (is_ref(*c) && !none) {
@@ -258,7 +268,7 @@ void step_spilled(struct step *s, uint32_t unit, uint32_t micro, step_ref ref, e
 {
     ret_actions->count = 0;
     const struct step_unit *u = &s->unit[unit];
-    if (*cell_at(s, unit, micro) != ref || (u->busy && micro == u->next))
+    if (*cell_at(s, unit, micro) != ref || is_summed_now(u, micro))
         return; /* its turn has come meanwhile, or somebody else's is taken */
     keep_cell(s, unit, micro, LEDGER_CELL_SPILLED, (unsigned)dtype);
     credit(ret_actions, ref, /* stale= */ false);
@@ -271,7 +281,7 @@ static void took_in(struct step *s, uint32_t unit, struct step_actions *actions)
     uint32_t *c = cell_at(s, unit, u->next);
     CHECK(*c != CELL_EMPTY && *c != CELL_NONE);
     CHECK(atomic_load_explicit(&s->ledger.unit[unit].progress, memory_order_relaxed) ==
-          ledger_progress(step_collecting(s), true, u->next + 1));
+          ledger_progress(ledger_round(&s->ledger), true, u->next + 1));
     if (is_ref(*c)) {
         credit(actions, *c, /* stale= */ false);
         s->micro_units[u->next]++;
@@ -286,6 +296,17 @@ static void took_in(struct step *s, uint32_t unit, struct step_actions *actions)
     s->cells_in++;
 }
 
+/* What it has put into the accumulator is of a round that was given up. */
+static void let_go(struct step *s, uint32_t unit, struct step_actions *actions)
+{
+    struct step_unit *u = &s->unit[unit];
+    if (u->lost_ref != 0)
+        credit(actions, u->lost_ref, /* stale= */ true);
+    u->lost_ref = 0;
+    u->lost = false;
+    unit_advance(s, unit, actions);
+}
+
 void step_accumulated(struct step *s, uint32_t unit, const struct fixsum *sum, bool finite,
                       struct step_actions *ret_actions)
 {
@@ -293,6 +314,10 @@ void step_accumulated(struct step *s, uint32_t unit, const struct fixsum *sum, b
     CHECK(unit < s->units && u->busy);
     ret_actions->count = 0;
     u->busy = false;
+    if (u->lost) {
+        let_go(s, unit, ret_actions);
+        return;
+    }
     if (u->next < s->micros) {
         took_in(s, unit, ret_actions);
         if (sum == NULL) {
@@ -309,10 +334,23 @@ void step_accumulated(struct step *s, uint32_t unit, const struct fixsum *sum, b
     seal_if_complete(s, ret_actions);
 }
 
-int step_prepare(const struct step *s, uint64_t step, struct step_prepared *ret_prepared,
+static void promise(struct step *s)
+{
+    struct ledger_head *h = s->ledger.head;
+    const uint64_t word = ledger_round(&s->ledger) + 1;
+    if (atomic_load_explicit(&h->promised, memory_order_relaxed) == word)
+        return;
+    FAIL_POINT("step:promise:before");
+    atomic_store_explicit(&h->promised, word, memory_order_release);
+    FAIL_POINT("step:promise:after");
+}
+
+int step_prepare(struct step *s, uint64_t step, struct step_prepared *ret_prepared,
                  struct shd_err *e)
 {
     if (step == s->record.step && step <= s->now) {
+        if (s->phase == STEP_SEALED)
+            promise(s);
         *ret_prepared = s->record;
         return SHD_OK;
     }
@@ -369,6 +407,7 @@ static void write_record(struct step *s, struct step_blob blob)
                                  .metric_count = s->record.metric_count,
                                  .blob_at = blob_at,
                                  .blob_bytes = blob_bytes };
+    h->resets_at[commits & 1] = ledger_resets(&s->ledger);
     memcpy(r->metrics, s->record.metrics, sizeof r->metrics);
     ledger_decision_put(&s->ledger, commits & 1, &s->record.decision);
     write_row(s);
@@ -398,6 +437,7 @@ static void begin_applying(struct step *s, const struct decision *decision, stru
     memset(s->micro_came, 0, s->micros * sizeof *s->micro_came);
     for (uint32_t u = 0; u < s->units; u++) {
         const struct step_unit was = s->unit[u];
+        CHECK(!was.lost);
         s->unit[u] = (struct step_unit){ .frozen = was.frozen,
                                          .summed = was.frozen,
                                          .skips_idle = was.skips_idle };
@@ -478,6 +518,11 @@ uint64_t step_now(const struct step *s)
 enum step_phase step_phase(const struct step *s)
 {
     return s->phase;
+}
+
+uint64_t step_attempt(const struct step *s)
+{
+    return ledger_resets(&s->ledger) + 1;
 }
 
 uint64_t step_updates(const struct step *s)

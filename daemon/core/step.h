@@ -21,6 +21,8 @@
  * successor finds it. While it only waits in its slot, a second one for the same place takes over:
  * its sender lives, that of the first may not.
  *
+ * The gradients of the open step can be given up (step_reset.h): it begins again, in a new round.
+ *
  * After a crash: step_init() on the adopted ledger, then step_resume() for each unit. Sums of
  * squares are not kept; they are formed anew.
  */
@@ -64,7 +66,8 @@ struct step_action {
     step_ref ref;         /* ACCUMULATE: 0 when it is spilled */
     enum shd_dtype dtype; /* of a spilled gradient */
     bool first, last, stale, skip;
-    uint64_t step; /* work: which one it is for */
+    uint64_t step;  /* work: which one it is for, */
+    uint64_t round; /* and in which round */
 };
 
 #define STEP_ACTIONS_MAX 8u
@@ -130,8 +133,10 @@ void step_applied(struct step *s, uint32_t unit, struct step_actions *ret_action
 
 /* SHD_OK: *ret_prepared is the record of `step` (the sealed one or the one before)
  * or, for an older one, says that it is over (only a worker without a part in a step can come so
- * late). SHD_PENDING: gradients are missing; ask again after SEALED. SHD_ESTEP: too new. */
-int step_prepare(const struct step *s, uint64_t step, struct step_prepared *ret_prepared,
+ * late). That of the sealed one is a promise, kept in the ledger: its gradients are not given up
+ * any more, unless another owner has given none. SHD_PENDING: gradients are missing; ask again
+ * after SEALED. SHD_ESTEP: too new. */
+int step_prepare(struct step *s, uint64_t step, struct step_prepared *ret_prepared,
                  struct shd_err *e);
 
 /* What the next commit writes into the history beside its decision and metrics: the norm as the
@@ -162,6 +167,7 @@ int step_commit(struct step *s, uint64_t step, const struct decision *decision,
 uint64_t step_now(const struct step *s);        /* committed steps whose updates are done */
 uint64_t step_collecting(const struct step *s); /* the step whose gradients are taken now */
 enum step_phase step_phase(const struct step *s);
+uint64_t step_attempt(const struct step *s); /* at the collecting step, from 1: step_reset.h */
 uint64_t step_updates(const struct step *s); /* committed and not skipped: t of AdamW */
 /* The last decision ever recorded: SEALED steps after it included. False: none yet. */
 bool step_last_decision(const struct step *s, struct decision *ret_decision);

@@ -24,8 +24,12 @@ size_t step_bytes(uint32_t units, uint32_t micros)
            align16(sizeof(struct step_unit) * units) + sizeof(uint32_t) * units * micros;
 }
 
-static void recover_record(struct step *s, uint64_t commits)
+void step_recall_record(struct step *s)
 {
+    const uint64_t commits = atomic_load_explicit(&s->ledger.head->commits, memory_order_relaxed);
+    s->record = (struct step_prepared){ .step = UINT64_MAX }; /* no step was sealed yet */
+    if (commits == 0)
+        return;
     const struct ledger_record *r = &s->ledger.head->record[commits & 1];
     s->record = (struct step_prepared){ .step = r->step,
                                         .finite = r->finite,
@@ -40,8 +44,9 @@ static void recover_record(struct step *s, uint64_t commits)
 }
 
 /* Micro-batches of the collecting step that wait for their turn and are durable. */
-static void recover_cells(struct step *s, uint32_t unit, uint64_t step)
+static void recover_cells(struct step *s, uint32_t unit)
 {
+    const uint64_t round = ledger_round(&s->ledger);
     const size_t first = (size_t)unit * s->micros;
     for (uint32_t micro = 0; micro < s->micros; micro++) {
         if (micro < s->unit[unit].next) {
@@ -52,7 +57,7 @@ static void recover_cells(struct step *s, uint32_t unit, uint64_t step)
         const uint64_t word = atomic_load_explicit(&s->ledger.cell[first + micro],
                                                    memory_order_relaxed);
         const enum ledger_cell_kind kind = ledger_cell_kind(word);
-        if (ledger_cell_step(word) != step || kind == LEDGER_CELL_EMPTY)
+        if (ledger_cell_round(word) != round || kind == LEDGER_CELL_EMPTY)
             continue;
         s->cells[first + micro] = kind == LEDGER_CELL_NONE ? CELL_NONE : CELL_SPILLED;
         s->micro_units[micro]++;
@@ -71,12 +76,12 @@ static void recover_unit(struct step *s, uint32_t unit, uint64_t commits)
     if (u->frozen)
         return;
     const uint64_t progress = atomic_load_explicit(&kept->progress, memory_order_relaxed);
-    if (ledger_progress_step(progress) == commits) {
+    if (ledger_progress_round(progress) == ledger_round(&s->ledger)) {
         u->next = ledger_progress_next(progress);
         u->started = ledger_progress_started(progress);
         s->cells_in += u->next;
     }
-    recover_cells(s, unit, commits);
+    recover_cells(s, unit);
 }
 
 struct step *step_init(void *memory, const struct ledger *ledger, const bool *frozen)
@@ -97,11 +102,9 @@ struct step *step_init(void *memory, const struct ledger *ledger, const bool *fr
     s->units = units;
     s->micros = micros;
     s->finite = true;
-    s->record.step = UINT64_MAX; /* no step was sealed yet */
     fixsum_init(&s->sum);
     const uint64_t commits = atomic_load_explicit(&ledger->head->commits, memory_order_acquire);
-    if (commits > 0)
-        recover_record(s, commits);
+    step_recall_record(s);
     for (uint32_t u = 0; u < units; u++) {
         s->unit[u].frozen = s->unit[u].summed = frozen != NULL && frozen[u];
         s->units_frozen += s->unit[u].frozen;

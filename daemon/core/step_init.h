@@ -18,6 +18,9 @@ size_t step_bytes(uint32_t units, uint32_t micros);
  * update, only new versions; NULL: none. At least one must be trainable. */
 struct step *step_init(void *memory, const struct ledger *ledger, const bool *frozen);
 
+/* Prepare's answer is that of the last committed step again, as after a crash. */
+void step_recall_record(struct step *s);
+
 /* The unit is not updated after a step that it took no part in: for which no micro-batch returned a
  * gradient of it. To be said before anything else. */
 void step_skips_idle(struct step *s, uint32_t unit);

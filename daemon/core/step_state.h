@@ -9,12 +9,14 @@
 #define CELL_SPILLED (UINT32_MAX - 1) /* in the spill segment; its turn has not come */
 
 struct step_unit {
-    uint32_t next; /* micro-batches below this one are in */
-    step_ref dup;  /* the same gradient as the one that is being summed; 0: none */
-    bool busy;     /* an ACCUMULATE, SUM or ZERO is running */
-    bool started;  /* the accumulator holds this step's sum */
-    bool summed;   /* all in, sum of squares known */
-    bool free;     /* the accumulator may be written: the unit was applied */
+    uint32_t next;     /* micro-batches below this one are in */
+    step_ref dup;      /* the same gradient as the one that is being summed; 0: none */
+    step_ref lost_ref; /* lost: whose gradient it still reads; 0: nobody's */
+    bool busy;         /* an ACCUMULATE, SUM or ZERO is running */
+    bool lost;         /* it is of a round that was given up */
+    bool started;      /* the accumulator holds this step's sum */
+    bool summed;       /* all in, sum of squares known */
+    bool free;         /* the accumulator may be written: the unit was applied */
     bool frozen;
     bool skips_idle;
 };
@@ -26,6 +28,8 @@ struct step {
     uint64_t now;
     enum step_phase phase;
     uint64_t updates;
+    bool resetting; /* step_reset_more() is at reset_unit, reset_micro */
+    uint32_t reset_unit, reset_micro;
     uint32_t units_summed;
     uint32_t apply_next, apply_done; /* of this APPLYING */
     uint64_t cells_in, cells_waiting;

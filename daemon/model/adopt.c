@@ -135,10 +135,10 @@ static int plan_model(const struct daemon *d, const struct ledger *l, struct mod
 /* Gradients that the ledger says are spilled need a spill segment. */
 static bool needs_spill(const struct ledger *l)
 {
-    const uint64_t commits = atomic_load(&l->head->commits);
     for (uint64_t i = 0; i < (uint64_t)l->head->units * l->head->micros; i++) {
         const uint64_t word = atomic_load_explicit(&l->cell[i], memory_order_relaxed);
-        if (ledger_cell_step(word) == commits && ledger_cell_kind(word) == LEDGER_CELL_SPILLED)
+        if (ledger_cell_round(word) == ledger_round(l) &&
+            ledger_cell_kind(word) == LEDGER_CELL_SPILLED)
             return true;
     }
     return false;
@@ -248,6 +248,7 @@ static void resume_model(struct daemon *d, struct model *m)
     if (step_phase(m->core) == STEP_APPLYING && !record->decision.skip)
         runs_hypers(m->spec, &record->decision, step_updates(m->core), m->hypers);
     board_set_step(m->board, step_now(m->core), step_phase(m->core));
+    board_set_attempt(m->board, ledger_resets(m->ledger) + 1);
     for (uint32_t u = 0; u < m->spec->unit_count; u++) {
         step_resume(m->core, u, &actions);
         apply_actions(m, &actions); /* completions wait until the loop runs */

@@ -160,6 +160,7 @@ static int attach(struct open_work *w, struct model *m)
         .device = device_of(m),
         .origin = create_origin(m),
         .restore_id = model_restore_id(m),
+        .attempt = step_attempt(m->core),
     };
     struct decision last;
     if (step_last_decision(m->core, &last)) {

@@ -49,7 +49,7 @@ static uint64_t grad_bytes(const struct model *m, uint32_t unit, enum shd_dtype 
 
 void spill_adopted(struct model *m)
 {
-    const uint64_t step = step_collecting(m->core);
+    const uint64_t round = ledger_round(m->ledger);
     const uint32_t micros = m->ledger->head->micros;
     if (m->spill->segment.base == NULL)
         return;
@@ -58,7 +58,7 @@ void spill_adopted(struct model *m)
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
         for (uint32_t micro = 0; micro < micros; micro++) {
             const uint64_t word = atomic_load(&m->ledger->cell[(uint64_t)u * micros + micro]);
-            if (ledger_cell_step(word) == step && ledger_cell_kind(word) == LEDGER_CELL_SPILLED)
+            if (ledger_cell_round(word) == round && ledger_cell_kind(word) == LEDGER_CELL_SPILLED)
                 m->spill->bytes += grad_bytes(m, u, (enum shd_dtype)ledger_cell_dtype(word));
         }
 }

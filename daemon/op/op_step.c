@@ -1,11 +1,9 @@
-/* Requests of a step, in the order in which a worker sends them: LEASE, RETURN, PREPARE, COMMIT. */
+/* Requests of a step, in the order in which a worker sends them: RETURN, PREPARE, COMMIT. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/state.h"
-#include "daemon/core/lease.h"
-#include "daemon/core/ledger.h"
 #include "daemon/core/step.h"
 #include "daemon/model/apply.h"
 #include "daemon/model/drain.h"
@@ -13,6 +11,7 @@
 #include "daemon/model/lease_wait.h"
 #include "daemon/model/metrics.h"
 #include "daemon/model/model.h"
+#include "daemon/model/reset.h"
 #include "daemon/model/spill.h"
 #include "daemon/net/links.h"
 #include "daemon/net/op.h"
@@ -26,80 +25,6 @@
 #include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
 
-/* LEASE: work of a step that nobody does yet, please; see lease_wait.h. */
-
-static enum wire_leased_what what_of(enum lease_answer answer)
-{
-    switch (answer) {
-    case LEASE_GROUP:
-        return WIRE_LEASED_GROUP;
-    case LEASE_ALL_IN:
-        return WIRE_LEASED_ALL_IN;
-    case LEASE_OVER:
-        return WIRE_LEASED_OVER;
-    case LEASE_WAIT:
-        break;
-    }
-    return WIRE_LEASED_NOTHING;
-}
-
-static int check_group(struct op *op)
-{
-    const uint32_t groups = op->model->ledger->head->micros, group = op->req.lease.group;
-    if (group < groups)
-        return SHD_OK;
-    return err_set(&op->err, SHD_ERANGE, "group %" PRIu32 " of a step with %" PRIu32, group,
-                   groups);
-}
-
-/* A group of an earlier step has gone with it. */
-static int take_back(struct op *op)
-{
-    const int r = check_group(op);
-    if (r != SHD_OK)
-        return r;
-    if (op->req.lease.step == step_collecting(op->model->core))
-        lease_wait_take_back(op);
-    op->reply.type = WIRE_LEASED;
-    op->reply.leased = (struct wire_leased){ .step = op->req.lease.step,
-                                             .what = WIRE_LEASED_NOTHING };
-    return SHD_OK;
-}
-
-static void count_backup(const struct op *op, uint32_t group)
-{
-    uint64_t session[2], since_ns[2];
-    lease_holders(op->model->lease, group, session, since_ns);
-    op->model->metrics->backup_leases += session[1] == op->session->id;
-}
-
-static int op_lease(struct op *op)
-{
-    const struct wire_lease *req = &op->req.lease;
-    const int r = model_of(op, req->model);
-    if (r != SHD_OK)
-        return r;
-    if (op->session->state != SESSION_OPEN) /* it ended while others were being asked */
-        return err_set(&op->err, SHD_EGONE, "session ended");
-    if (req->back)
-        return take_back(op);
-    if (drain_holds(op, req->step))
-        return SHD_PENDING;
-    uint32_t group = 0;
-    const enum lease_answer answer = lease_wait_ask(op, &group);
-    if (answer == LEASE_WAIT && !req->now)
-        return SHD_PENDING;
-    if (answer == LEASE_GROUP)
-        count_backup(op, group);
-    op->reply.type = WIRE_LEASED;
-    op->reply.leased = (struct wire_leased){ .step = req->step,
-                                             .what = what_of(answer),
-                                             .group = group };
-    return SHD_OK;
-}
-
-const struct request request_lease = { op_lease, REQUEST_ROLE(WIRE_TRAINER) };
-
 /* RETURN: a unit's gradient of one micro-batch lies in a slot of the session's inbox. Happy path:
  * checked here, ordered and counted by the core, summed by a kernel, then credited: the reply says
  * that the slot is free. One with a turn is first received into the slot, by the session's link. */
@@ -111,7 +36,7 @@ static int check_place(struct op *op)
     if (req->unit >= spec->unit_count)
         return err_set(&op->err, SHD_ERANGE, "unit %" PRIu32 " of a model with %" PRIu32, req->unit,
                        spec->unit_count);
-    if (req->micro >= op->model->ledger->head->micros)
+    if (req->micro >= spec_returns(spec))
         return err_set(&op->err, SHD_ERANGE,
                        "micro-batch %" PRIu32 " of a step with %" PRIu32 " (groups of %" PRIu32 ")",
                        req->micro, spec_returns(spec), spec->accumulate);
@@ -179,6 +104,15 @@ static void remember_sender(struct model *m, uint32_t group, const struct sessio
     snprintf(sender->name, sizeof sender->name, "%.*s", (int)sizeof sender->name - 1, s->name);
 }
 
+/* The step was begun anew since: what its sender computed before counts for nothing. */
+static void credit_unused(const struct op *op)
+{
+    const struct step_actions actions = {
+        .items[0] = { .kind = STEP_DO_CREDIT, .ref = op->index + 1, .stale = true }, .count = 1
+    };
+    apply_actions(op->model, &actions);
+}
+
 static int op_return_grad(struct op *op)
 {
     const struct wire_return *req = &op->req.return_grad;
@@ -194,6 +128,10 @@ static int op_return_grad(struct op *op)
     if (r != SHD_OK) {
         inbox_release_slot(op);
         return r;
+    }
+    if (!reset_follow(op->model, req->step, req->attempt)) {
+        credit_unused(op);
+        return SHD_PENDING;
     }
     remember_sender(op->model, req->micro, op->session);
     const uint64_t elems = req->none ? 0 : op->model->map->slice[req->unit].elems;
@@ -227,6 +165,10 @@ static int op_prepare(struct op *op)
     int r = model_of(op, req->model);
     if (r != SHD_OK)
         return r;
+    if (!reset_follow(op->model, req->step, req->attempt))
+        return err_set(&op->err, SHD_ERESET,
+                       "step %" PRIu64 " was reset: its micro-batches are to be computed again",
+                       req->step);
     op->session->prepared_model = op->model->handle;
     op->session->prepared_step = req->step;
     struct step_prepared p;

@@ -30,7 +30,8 @@
     X(SHD_ESEGMENT, -14, "segment has the wrong size or seals")            \
     X(SHD_ENOTSUP, -15, "not supported here")                              \
     X(SHD_EINTERNAL, -16, "internal error")                                \
-    X(SHD_ECANCELED, -17, "broken off by the caller")
+    X(SHD_ECANCELED, -17, "broken off by the caller")                      \
+    X(SHD_ERESET, -18, "the open step was reset: compute it again")
 
 #define SHD_ERR_TEXT_BYTES 256
 

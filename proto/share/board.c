@@ -38,6 +38,7 @@ void board_init(struct board *b, uint32_t units)
     b->magic = BOARD_MAGIC;
     b->units = units;
     b->layout = 0;
+    atomic_store_explicit(&b->attempt, 1, memory_order_release);
     for (uint32_t u = 0; u < units; u++)
         atomic_store_explicit(&b->version[u].value, NOT_PUBLISHED, memory_order_release);
 }
@@ -83,6 +84,16 @@ void board_set_step(struct board *b, uint64_t step, uint64_t phase)
     atomic_store_explicit(&b->phase.value, phase, memory_order_release);
     wake_all(&b->step);
     wake_all(&b->phase);
+}
+
+void board_set_attempt(struct board *b, uint64_t attempt)
+{
+    atomic_store_explicit(&b->attempt, attempt, memory_order_release);
+}
+
+uint64_t board_attempt(const struct board *b)
+{
+    return atomic_load_explicit(&b->attempt, memory_order_acquire);
 }
 
 uint64_t board_version(const struct board *b, uint32_t unit)

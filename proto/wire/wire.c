@@ -18,8 +18,10 @@
 #include "proto/base/check.h"
 #include "proto/wire/wire_tables.h"
 
-static_assert(SHD__REQUEST__BODY_GET - SHD__REQUEST__BODY_HELLO == WIRE_GET, "a tag is left out");
-static_assert(SHD__REPLY__BODY_GOT - SHD__REPLY__BODY_WELCOME + 1 == WIRE_GOT, "a tag is left out");
+static_assert(SHD__REQUEST__BODY_RESET - SHD__REQUEST__BODY_HELLO == WIRE_RESET,
+              "a tag is left out");
+static_assert(SHD__REPLY__BODY_RESET_ANSWER - SHD__REPLY__BODY_WELCOME + 1 == WIRE_RESET_ANSWER,
+              "a tag is left out");
 
 #define ARENA_ALIGN 16u
 

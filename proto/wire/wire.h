@@ -66,7 +66,8 @@ struct wire_bytes {
     X(HISTORY, history)       \
     X(CREATE, create)         \
     X(PUT, put)               \
-    X(GET, get)
+    X(GET, get)               \
+    X(RESET, reset)
 
 enum wire_request_type {
 #define WIRE_REQUEST_ENUM(NAME, name) WIRE_##NAME,
@@ -101,11 +102,13 @@ struct wire_return {
     bool none; /* then slot and dtype say nothing (dtype 0 is taken, and comes out as F32) */
     double metrics[WIRE_METRICS_MAX]; /* finite or not: the client's business */
     uint32_t metric_count;
-    uint64_t turn; /* of the link up by which the gradient comes; 0: it lies in the slot */
+    uint64_t turn;    /* of the link up by which the gradient comes; 0: it lies in the slot */
+    uint64_t attempt; /* as the board has it; 0: any */
 };
 struct wire_prepare {
     uint32_t model;
     uint64_t step;
+    uint64_t attempt;
 };
 struct wire_commit {
     uint32_t model;
@@ -185,6 +188,12 @@ struct wire_get {
     uint32_t unit;  /* below SHD_UNITS_MAX */
     uint32_t array; /* < 3 */
 };
+struct wire_reset {
+    uint32_t model;
+    uint64_t step;
+    uint64_t attempt; /* > 1 */
+    bool agreed;
+};
 
 struct wire_request {
     uint64_t seq;
@@ -208,6 +217,7 @@ struct wire_request {
         struct wire_create create;
         struct wire_put put;
         struct wire_get get;
+        struct wire_reset reset;
     };
 };
 
@@ -229,8 +239,9 @@ enum wire_reply_type {
     WIRE_ROWS,
     WIRE_CREATED,
     WIRE_GOT,
+    WIRE_RESET_ANSWER,
 };
-#define WIRE_REPLY_TYPES (WIRE_GOT + 1)
+#define WIRE_REPLY_TYPES (WIRE_RESET_ANSWER + 1)
 
 struct wire_welcome {
     uint64_t session;
@@ -262,6 +273,7 @@ struct wire_layout {
     uint64_t origin;
     uint64_t restore_id; /* of the restore that made it; 0: none did */
     uint32_t twin_pid;   /* who trains it with this session's rank, too; 0: nobody */
+    uint64_t attempt;    /* 1 + the resets of open steps so far; 0: not known */
 };
 struct wire_prepared {
     uint64_t step;
@@ -337,6 +349,16 @@ struct wire_got {
     uint64_t step, updates;
     uint64_t ticket, bytes; /* of the stage */
 };
+enum wire_reset_what {
+    WIRE_RESET_DONE = 1,
+    WIRE_RESET_PROMISED = 2, /* not: Prepare was answered in the attempt before */
+    WIRE_RESET_OVER = 3,     /* the step was committed */
+};
+struct wire_reset_answer {
+    uint64_t step;
+    uint64_t attempt; /* of the owner now */
+    enum wire_reset_what what;
+};
 
 struct wire_reply {
     uint64_t seq;
@@ -360,6 +382,7 @@ struct wire_reply {
         struct wire_rows rows;
         struct wire_created created;
         struct wire_got got;
+        struct wire_reset_answer reset_answer;
     };
 };
 

@@ -91,8 +91,10 @@ static const struct wire_field return_fields[] = {
     ANY(return, none),
     METRICS(return ),
     ANY(return, turn),
+    ANY(return, attempt),
 };
-static const struct wire_field prepare_fields[] = { ANY(prepare, model), ANY(prepare, step) };
+static const struct wire_field prepare_fields[] = { ANY(prepare, model), ANY(prepare, step),
+                                                    ANY(prepare, attempt) };
 static const struct wire_field commit_fields[] = {
     ANY(commit, model),
     ANY(commit, step),
@@ -150,6 +152,9 @@ static const struct wire_field put_fields[] = { RANGE(put, origin, 1, UINT64_MAX
 static const struct wire_field get_fields[] = { ANY(get, model),
                                                 UP_TO(get, unit, SHD_UNITS_MAX - 1),
                                                 UP_TO(get, array, 2) };
+static const struct wire_field reset_fields[] = { ANY(reset, model), ANY(reset, step),
+                                                  RANGE(reset, attempt, 2, UINT64_MAX),
+                                                  ANY(reset, agreed) };
 
 const struct wire_message wire_requests[] = {
     [WIRE_HELLO] = MESSAGE("hello", hello),
@@ -171,6 +176,7 @@ const struct wire_message wire_requests[] = {
     [WIRE_CREATE] = MESSAGE("create", create),
     [WIRE_PUT] = MESSAGE("put", put),
     [WIRE_GET] = MESSAGE("get", get),
+    [WIRE_RESET] = MESSAGE("reset", reset),
 };
 
 /* -- Replies --------------------------------------------------------------------------------- */
@@ -192,6 +198,7 @@ static const struct wire_field layout_fields[] = {
     ANY(layout, origin),
     ANY(layout, restore_id),
     ANY(layout, twin_pid),
+    ANY(layout, attempt),
 };
 static const struct wire_field prepared_fields[] = {
     ANY(prepared, step),
@@ -245,6 +252,11 @@ static const struct wire_field got_fields[] = {
     ANY(got, ticket),
     ROW(got, bytes, LIMITS(1, MEMORY_BYTES_MAX), .multiple = SHD_PAGE_BYTES),
 };
+static const struct wire_field reset_answer_fields[] = {
+    ANY(reset_answer, step),
+    ANY(reset_answer, attempt),
+    RANGE(reset_answer, what, WIRE_RESET_DONE, WIRE_RESET_OVER),
+};
 
 const struct wire_message wire_replies[] = {
     [WIRE_WELCOME] = MESSAGE("welcome", welcome),
@@ -262,4 +274,5 @@ const struct wire_message wire_replies[] = {
     [WIRE_ROWS] = MESSAGE("rows", rows),
     [WIRE_CREATED] = MESSAGE("created", created),
     [WIRE_GOT] = MESSAGE("got", got),
+    [WIRE_RESET_ANSWER] = MESSAGE("reset_answer", reset_answer),
 };

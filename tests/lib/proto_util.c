@@ -149,7 +149,8 @@ static void random_return(uint64_t *seed, struct wire_return *t)
                                .slot = random_u32(seed, 0, SHD_SLOTS_MAX - 1),
                                .dtype = (enum shd_dtype)random_u32(seed, SHD_F32, SHD_F16),
                                .none = test_random(seed) % 2 != 0,
-                               .turn = random_u64(seed, 0, UINT64_MAX) };
+                               .turn = random_u64(seed, 0, UINT64_MAX),
+                               .attempt = random_u64(seed, 0, UINT64_MAX) };
     t->metric_count = random_metrics(seed, t->metrics);
 }
 
@@ -222,6 +223,7 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
     case WIRE_PREPARE:
         q.prepare.model = random_u32(seed, 0, UINT32_MAX);
         q.prepare.step = random_u64(seed, 0, UINT64_MAX);
+        q.prepare.attempt = random_u64(seed, 0, UINT64_MAX);
         break;
     case WIRE_COMMIT:
         random_commit(seed, &q.commit);
@@ -281,6 +283,12 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
     case WIRE_GET:
         q.get = (struct wire_get){ random_u32(seed, 0, UINT32_MAX),
                                    random_u32(seed, 0, SHD_UNITS_MAX - 1), random_u32(seed, 0, 2) };
+        break;
+    case WIRE_RESET:
+        q.reset = (struct wire_reset){ random_u32(seed, 0, UINT32_MAX),
+                                       random_u64(seed, 0, UINT64_MAX),
+                                       random_u64(seed, 2, UINT64_MAX),
+                                       random_u32(seed, 0, 1) != 0 };
         break;
     case WIRE_STATUS:
     case WIRE_DETACH:
@@ -398,6 +406,11 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
         p.rows.next = random_u64(seed, 0, UINT64_MAX);
         p.rows.rows = random_bytes(seed, WIRE_ROWS_MAX * HISTORY_ROW_BYTES, HISTORY_ROW_BYTES);
         break;
+    case WIRE_RESET_ANSWER:
+        p.reset_answer = (struct wire_reset_answer){ random_u64(seed, 0, UINT64_MAX),
+                                                     random_u64(seed, 0, UINT64_MAX),
+                                                     (enum wire_reset_what)random_u32(seed, 1, 3) };
+        break;
     case WIRE_GOT:
         p.got = (struct wire_got){ random_u64(seed, 0, UINT64_MAX), random_u64(seed, 0, UINT64_MAX),
                                    random_u64(seed, 0, UINT64_MAX),
@@ -444,7 +457,7 @@ static bool same_return(const struct wire_return *a, const struct wire_return *b
 {
     return a->model == b->model && a->step == b->step && a->micro == b->micro &&
            a->unit == b->unit && a->slot == b->slot && a->dtype == b->dtype && a->none == b->none &&
-           a->turn == b->turn &&
+           a->turn == b->turn && a->attempt == b->attempt &&
            same_metrics(a->metrics, a->metric_count, b->metrics, b->metric_count);
 }
 
@@ -468,7 +481,8 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
     case WIRE_RETURN:
         return same_return(&a->return_grad, &b->return_grad);
     case WIRE_PREPARE:
-        return a->prepare.model == b->prepare.model && a->prepare.step == b->prepare.step;
+        return a->prepare.model == b->prepare.model && a->prepare.step == b->prepare.step &&
+               a->prepare.attempt == b->prepare.attempt;
     case WIRE_COMMIT:
         return a->commit.model == b->commit.model && a->commit.step == b->commit.step &&
                same_decision(a->commit.decision, b->commit.decision) &&
@@ -508,6 +522,9 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
     case WIRE_GET:
         return a->get.model == b->get.model && a->get.unit == b->get.unit &&
                a->get.array == b->get.array;
+    case WIRE_RESET:
+        return a->reset.model == b->reset.model && a->reset.step == b->reset.step &&
+               a->reset.attempt == b->reset.attempt && a->reset.agreed == b->reset.agreed;
     case WIRE_RESTORE:
         return strcmp(a->restore.path, b->restore.path) == 0 &&
                same_bytes(a->restore.spec, b->restore.spec) &&
@@ -590,6 +607,10 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
         return a->fetched.step == b->fetched.step;
     case WIRE_ROWS:
         return a->rows.next == b->rows.next && same_bytes(a->rows.rows, b->rows.rows);
+    case WIRE_RESET_ANSWER:
+        return a->reset_answer.step == b->reset_answer.step &&
+               a->reset_answer.attempt == b->reset_answer.attempt &&
+               a->reset_answer.what == b->reset_answer.what;
     case WIRE_GOT:
         return a->got.step == b->got.step && a->got.updates == b->got.updates &&
                a->got.ticket == b->got.ticket && a->got.bytes == b->got.bytes;

@@ -22,6 +22,7 @@
 #include "daemon/core/ledger.h"
 #include "daemon/core/replies.h"
 #include "daemon/core/step.h"
+#include "daemon/core/step_reset.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "tests/sim/sim_bug.h"
@@ -39,6 +40,7 @@
 #define SIM_CALLS    64u
 #define SIM_ANSWERS  64u
 #define SIM_TRACE    8192u
+#define SIM_ROUNDS   16384u
 #define SIM_NOBODY   UINT32_MAX
 
 #define US UINT64_C(1000)
@@ -66,7 +68,8 @@ enum sim_fault { /* bits */
                  SIM_SLOW = 1 << 11, /* small queues: a stalled peer loses messages */
                  SIM_CLOCK = 1 << 12,
                  SIM_LEAVE = 1 << 13,
-                 SIM_KEEPER = 1 << 14, /* a daemon dies and its segments go with it */
+                 SIM_KEEPER = 1 << 14,  /* a daemon dies and its segments go with it */
+                 SIM_GIVE_UP = 1 << 15, /* workers return what they do not stand by, and reset */
 };
 
 struct sim_config {
@@ -124,6 +127,7 @@ enum sim_kind {
     SIM_PREPARE,
     SIM_COMMIT,
     SIM_LEASE,
+    SIM_RESET_STEP,
     SIM_DETACH,
     SIM_HANGUP,
 };
@@ -133,13 +137,15 @@ struct sim_request {
     uint64_t step;
     uint32_t unit, micro, slot;
     bool none;
+    uint64_t attempt;
+    bool agreed; /* RESET_STEP */
     uint64_t blob;
     struct decision decision;
 };
 
 struct sim_layout {
     uint64_t session;
-    uint64_t step;
+    uint64_t step, attempt;
     uint32_t in; /* a bit per micro-batch */
     bool has_decision;
     struct decision decision;
@@ -157,6 +163,10 @@ struct sim_reply {
         struct wire_prepared prepared;
         struct wire_committed committed;
         struct sim_layout layout;
+        struct {
+            uint64_t attempt;
+            enum step_reset_answer answer;
+        } reset;
     };
 };
 /* Rates that a decision of the simulator has at most; without the room for more, replies are kept.
@@ -206,7 +216,7 @@ struct sim_event {
 struct sim_wait { /* a request that is answered later */
     uint64_t seq;
     enum sim_kind kind;
-    uint64_t step;
+    uint64_t step, attempt;
     uint64_t blob; /* COMMIT */
     struct decision decision;
 };
@@ -218,8 +228,8 @@ struct sim_session {
     uint64_t worker_gen, attempt;
     uint32_t refs; /* gradients that still lie in its slots */
     struct replies *replies;
-    uint64_t slot[SIM_SLOTS]; /* what is written there: sim_tag() */
-    struct sim_wait waits[4];
+    uint64_t slot[SIM_SLOTS];  /* what is written there: sim_tag() */
+    struct sim_wait waits[64]; /* some of them forgotten by who asked */
     uint32_t wait_count;
 };
 
@@ -232,7 +242,7 @@ struct sim_op { /* a Return that is not credited */
 
 struct sim_kernel {
     struct step_action action;
-    uint64_t step, op, decision;
+    uint64_t step, round, op, decision;
     uint64_t *grad; /* the slot */
     struct step_word done;
     uint32_t block, end; /* of the unit: next one, end */
@@ -250,11 +260,11 @@ struct sim_daemon {
     uint64_t ledger_bytes;
     uint64_t acc[SIM_UNITS][SIM_BLOCKS], param[SIM_UNITS][SIM_BLOCKS], word[SIM_UNITS][SIM_BLOCKS];
     uint64_t spill[SIM_UNITS][SIM_MICROS];
-    uint64_t board[SIM_UNITS];
+    uint64_t board[SIM_UNITS], board_attempt;
     /* for checks: what was promised */
     uint64_t commits_seen;
-    uint64_t credited_step;
-    uint32_t credited[SIM_UNITS]; /* a bit per micro-batch of that step */
+    uint64_t credited_round;
+    uint32_t credited[SIM_UNITS]; /* a bit per micro-batch of that round */
     uint64_t lost_gen;            /* its keeper was lost: what was promised before is void */
     /* dies with it */
     struct ledger ledger;
@@ -297,6 +307,7 @@ enum sim_work {
     WORK_COMPUTING,
     WORK_RETURNING,
     WORK_TURN,
+    WORK_RESETTING,
     WORK_FINISHED,
 };
 
@@ -312,8 +323,15 @@ struct sim_worker {
     uint32_t ask_owner;
     bool asking;
     uint32_t micro;
-    uint32_t computed; /* a bit per micro-batch of the step that was handed over */
-    bool torn;         /* parameters changed while it computed */
+    uint32_t computed;              /* a bit per micro-batch of the step that was handed over */
+    bool torn;                      /* parameters changed while it computed */
+    uint64_t attempt, settled_step; /* a predecessor may have returned some of that */
+    bool gives_up;                  /* it will have the step reset */
+    uint32_t spoilt_from; /* computes what it will give up, and returns units from this on; 0: no */
+    bool agreed;          /* RESETTING: an owner has granted it */
+    uint64_t wanted;      /* that attempt */
+    uint32_t told;        /* a bit per owner that has been asked; answered: */
+    uint32_t followed;
     bool has_last;
     struct decision last;
     uint32_t looks;
@@ -351,6 +369,8 @@ struct sim {
     uint64_t decided; /* steps with a decision */
     struct decision decision[SIM_STEPS];
     uint64_t param[2][SIM_UNITS][SIM_BLOCKS]; /* of version `decided` and the one before */
+    bool spoilt[SIM_ROUNDS];                  /* something is in that does not count */
+    uint64_t must_give_up[SIM_WORKERS];       /* the attempt in which it returned such; 0: none */
     uint64_t last_fault_ns, last_decided_ns;
     bool kept_lost;
     struct sim_daemon *running;
@@ -390,6 +410,7 @@ uint64_t sim_decision_hash(const struct decision *d);
 struct turn_update sim_update_of(const struct sim *s, uint64_t step, uint32_t job,
                                  const struct decision *last);
 uint32_t sim_first_block(const struct sim *s, uint32_t owner, uint32_t unit);
+uint64_t sim_round(uint64_t step, uint64_t attempt);
 void sim_check_sum(struct sim *s, const struct sim_daemon *d, uint32_t unit, uint64_t step,
                    uint32_t next);
 void sim_check_params(struct sim *s, const struct sim_daemon *d, uint32_t unit, uint64_t version);
@@ -431,6 +452,7 @@ void sim_link_credited(struct sim *s, struct sim_link *l, const struct sim_call 
                        const struct sim_msg *msg);
 bool sim_link_returns_open(const struct sim *s, const struct sim_worker *w);
 void sim_link_forget_turn(struct sim_worker *w);
+void sim_link_forget_lease(struct sim_worker *w);
 void sim_worker_after(struct sim *s, const struct sim_worker *w, uint64_t delay_ns,
                       enum sim_event_kind kind, uint64_t arg);
 bool sim_link_first_answer(struct sim *s, struct sim_link *l, const struct sim_msg *msg);

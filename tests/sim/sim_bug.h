@@ -13,6 +13,8 @@
  *   8  an operation's number differs from one process to the next
  *   9  a gradient counts as spilled before its bytes are copied
  *  10  a word that a kernel is done is never stored
+ *  11  an owner that has answered Prepare gives the step up all the same
+ *  12  that it has answered Prepare is not kept
  */
 #ifndef SHD_TESTS_SIM_SIM_BUG_H
 #define SHD_TESTS_SIM_SIM_BUG_H

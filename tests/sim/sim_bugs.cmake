@@ -88,6 +88,14 @@ static struct step_word done_word(const struct step *s, const struct step_action
 {
 ]])
 
+# An owner that has promised gives a step up all the same (11); a promise is not kept (12).
+plant(daemon/core/step_reset.c [[
+    if (!agreed && next && promised(s))]] [[
+    if (!agreed && next && promised(s) && !SIM_BUG(11))]])
+plant(daemon/core/step.c [[
+    if (atomic_load_explicit(&h->promised, memory_order_relaxed) == word)]] [[
+    if (SIM_BUG(12) || atomic_load_explicit(&h->promised, memory_order_relaxed) == word)]])
+
 # The window of replies takes an old number for a new one.
 plant(daemon/core/replies.c [[
     if (seq > r->highest)

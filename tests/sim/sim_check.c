@@ -249,6 +249,13 @@ uint64_t sim_expected_digest(const struct sim_config *config)
 /* -- Checks -------------------------------------------------------------------------------------
  */
 
+uint64_t sim_round(uint64_t step, uint64_t attempt)
+{
+    const uint64_t round = step + attempt - 1;
+    CHECK(attempt > 0 && round < SIM_ROUNDS);
+    return round;
+}
+
 void sim_check_sum(struct sim *s, const struct sim_daemon *d, uint32_t unit, uint64_t step,
                    uint32_t next)
 {
@@ -309,6 +316,9 @@ void sim_check_decision(struct sim *s, struct sim_daemon *d, uint64_t step,
 void sim_check_prepared(struct sim *s, const struct sim_daemon *d, const struct step_prepared *p)
 {
     const uint32_t owner = sim_daemon_index(s, d);
+    if (s->spoilt[sim_round(p->step, step_attempt(d->core))])
+        sim_broken(s, "P2", owner, SIM_NOBODY,
+                   "sealed step %" PRIu64 " with what was not all returned", p->step);
     const struct wire_prepared want = prepared_of(s, p->step, owner, s->config.daemons);
     if (p->finite != want.finite || p->metric_count != 1 || p->metrics[0] != want.metrics[0] ||
         (p->finite && memcmp(p->sum.limb, want.sum.limb, sizeof want.sum.limb) != 0))
@@ -320,12 +330,12 @@ void sim_check_prepared(struct sim *s, const struct sim_daemon *d, const struct 
 }
 
 static bool is_durable(const struct sim *s, const struct sim_daemon *d, uint32_t unit,
-                       uint32_t micro, uint64_t step)
+                       uint32_t micro, uint64_t round)
 {
     const uint64_t progress = atomic_load(&d->ledger.unit[unit].progress);
     const uint64_t cell = atomic_load(&d->ledger.cell[unit * s->config.micros + micro]);
-    return (ledger_progress_step(progress) == step && micro < ledger_progress_next(progress)) ||
-           (ledger_cell_step(cell) == step && ledger_cell_kind(cell) != LEDGER_CELL_EMPTY);
+    return (ledger_progress_round(progress) == round && micro < ledger_progress_next(progress)) ||
+           (ledger_cell_round(cell) == round && ledger_cell_kind(cell) != LEDGER_CELL_EMPTY);
 }
 
 /* A new process, before its first event: what its predecessors credited, it has. */
@@ -333,15 +343,16 @@ void sim_check_credited(struct sim *s, const struct sim_daemon *d)
 {
     const uint32_t owner = sim_daemon_index(s, d);
     const uint64_t step = step_collecting(d->core);
+    const uint64_t round = sim_round(step, step_attempt(d->core));
     uint64_t credited = 0;
-    if (d->credited_step != step)
+    if (d->credited_round != round)
         return;
     for (uint32_t u = 0; u < s->config.units; u++) {
         for (uint32_t m = 0; m < s->config.micros; m++) {
             if ((d->credited[u] >> m & 1) == 0)
                 continue;
             credited++;
-            if (!is_durable(s, d, u, m, step))
+            if (!is_durable(s, d, u, m, round))
                 sim_broken(s, "P3", owner, SIM_NOBODY,
                            "unit %" PRIu32 " micro-batch %" PRIu32 " of step %" PRIu64
                            " was credited and is gone",

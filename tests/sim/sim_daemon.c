@@ -80,6 +80,7 @@ static struct sim_layout layout_of(const struct sim *s, const struct sim_daemon 
 {
     struct sim_layout layout = { .session = ses->id,
                                  .step = step_collecting(d->core),
+                                 .attempt = step_attempt(d->core),
                                  .seat = (uint32_t)(ses - d->sessions) };
     struct decision last;
     for (uint32_t m = 0; m < s->config.micros; m++)
@@ -178,8 +179,9 @@ static void do_credit(struct sim *s, struct sim_daemon *d, const struct step_act
     sim_note(s, a->stale ? "credit, stale" : "credit", sim_daemon_index(s, d), ses->worker,
              was.step, was.unit, was.micro);
     if (!a->stale) {
-        if (d->credited_step != was.step) {
-            d->credited_step = was.step;
+        const uint64_t round = sim_round(was.step, step_attempt(d->core));
+        if (d->credited_round != round) {
+            d->credited_round = round;
             memset(d->credited, 0, sizeof d->credited);
         }
         d->credited[was.unit] |= 1u << was.micro;
@@ -217,13 +219,61 @@ static struct sim_reply prepared_reply(const struct step_prepared *p)
     return r;
 }
 
+static void ask_again(struct sim *s, struct sim_daemon *d, uint32_t kinds);
+
+/* As reset.c has it. */
+static int give_up(struct sim *s, struct sim_daemon *d, const struct sim_request *q,
+                   enum step_reset_answer *ret_answer)
+{
+    struct shd_err e = { 0 };
+    struct step_actions actions;
+    const uint64_t before = step_attempt(d->core);
+    const int r = step_reset(d->core, q->step, q->attempt, q->agreed, ret_answer, &e);
+    if (r != SHD_OK || step_attempt(d->core) == before)
+        return r;
+    sim_note(s, "begins again", sim_daemon_index(s, d), SIM_NOBODY, q->step, 0, 0);
+    d->board_attempt = step_attempt(d->core);
+    while (step_reset_more(d->core, &actions))
+        sim_daemon_take(s, d, &actions);
+    lease_begin_again(d->lease);
+    ask_again(s, d, 1u << SIM_PREPARE | 1u << SIM_COMMIT);
+    for (uint32_t w = 0; w < s->config.workers; w++)
+        if (s->worker[w].alive)
+            sim_at(s, US + sim_below(s, 20 * US),
+                   (struct sim_event){ .kind = EV_WAKE, .who = w, .gen = s->worker[w].gen });
+    return r;
+}
+
+static enum step_when follow(struct sim *s, struct sim_daemon *d, uint64_t step, uint64_t attempt)
+{
+    const struct sim_request agreed = { .step = step, .attempt = attempt, .agreed = true };
+    enum step_reset_answer answer;
+    const enum step_when when = step_when(d->core, step, attempt);
+    if (when != STEP_WHEN_AHEAD)
+        return when;
+    CHECK(give_up(s, d, &agreed, &answer) == SHD_OK);
+    return STEP_WHEN_NOW;
+}
+
+static void on_reset(struct sim *s, struct sim_daemon *d, struct sim_session *ses,
+                     const struct sim_msg *msg)
+{
+    enum step_reset_answer answer_is = STEP_RESET_DONE;
+    struct sim_reply reply = { .kind = SIM_RESET_STEP, .step = msg->request.step };
+    reply.status = give_up(s, d, &msg->request, &answer_is);
+    reply.reset.attempt = step_attempt(d->core);
+    reply.reset.answer = answer_is;
+    answer(s, d, ses, msg->seq, &reply);
+}
+
 /* Can it be answered now? Then it is. */
 static bool try_prepare(struct sim *s, struct sim_daemon *d, struct sim_session *ses,
                         const struct sim_wait *wait)
 {
     struct step_prepared p;
     struct shd_err e = { 0 };
-    const int r = step_prepare(d->core, wait->step, &p, &e);
+    const bool past = follow(s, d, wait->step, wait->attempt) == STEP_WHEN_PAST;
+    const int r = past ? SHD_ERESET : step_prepare(d->core, wait->step, &p, &e);
     if (r == SHD_PENDING)
         return false;
     struct sim_reply reply = { .kind = SIM_PREPARE, .status = r };
@@ -367,6 +417,11 @@ static void on_return(struct sim *s, struct sim_daemon *d, struct sim_session *s
                       const struct sim_msg *msg)
 {
     const struct sim_request *q = &msg->request;
+    if (follow(s, d, q->step, q->attempt) == STEP_WHEN_PAST) {
+        const struct sim_reply reply = { .kind = SIM_RETURN, .step = q->step, .stale = true };
+        answer(s, d, ses, msg->seq, &reply);
+        return;
+    }
     const uint32_t ref = op_new(d);
     struct step_actions actions;
     struct shd_err e = { 0 };
@@ -417,6 +472,7 @@ static void wait_or_answer(struct sim *s, struct sim_daemon *d, struct sim_sessi
     const struct sim_wait wait = { .seq = msg->seq,
                                    .kind = msg->request.kind,
                                    .step = msg->request.step,
+                                   .attempt = msg->request.attempt,
                                    .blob = msg->request.blob,
                                    .decision = msg->request.decision };
     bool done = true;
@@ -449,6 +505,9 @@ static void serve(struct sim *s, struct sim_daemon *d, struct sim_session *ses,
         answer(s, d, ses, msg->seq, &reply);
         return;
     }
+    case SIM_RESET_STEP:
+        on_reset(s, d, ses, msg);
+        return;
     case SIM_DETACH:
         session_close(s, d, ses);
         return;

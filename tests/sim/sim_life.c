@@ -91,6 +91,7 @@ void sim_daemon_start(struct sim *s, struct sim_daemon *d)
     check_adopted(s, d);
     for (uint32_t u = 0; u < s->config.units; u++)
         d->board[u] = atomic_load(&d->ledger.unit[u].version);
+    d->board_attempt = step_attempt(d->core);
     for (uint32_t u = 0; u < s->config.units; u++) {
         struct step_actions actions;
         FAIL_POINT("sim:resume");
@@ -152,6 +153,7 @@ void sim_kernel_queue(struct sim *s, struct sim_daemon *d, const struct step_act
     const uint32_t owner = sim_daemon_index(s, d);
     *k = (struct sim_kernel){ .action = *a,
                               .step = step_collecting(d->core),
+                              .round = a->round,
                               .block = sim_first_block(s, owner, a->unit),
                               .end = sim_first_block(s, owner + 1, a->unit) };
     if (a->kind == STEP_DO_ACCUMULATE || a->kind == STEP_DO_APPLY) {
@@ -208,7 +210,7 @@ static void kernel_check(struct sim *s, struct sim_daemon *d, const struct sim_k
     const struct step_action *a = &k->action;
     if (a->kind == STEP_DO_APPLY)
         sim_check_params(s, d, a->unit, k->done.value);
-    else
+    else if (k->round == ledger_round(&d->ledger) && !s->spoilt[k->round])
         sim_check_sum(s, d, a->unit, k->step,
                       a->kind == STEP_DO_ACCUMULATE ? a->micro + 1 : s->config.micros);
 }

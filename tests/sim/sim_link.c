@@ -68,7 +68,15 @@ void sim_link_ask(struct sim *s, struct sim_worker *w, uint32_t owner,
     call_send(s, w, owner, c);
 }
 
-/* Replies to them mean nothing any more. */
+/* Replies to these mean nothing any more. */
+void sim_link_forget_lease(struct sim_worker *w)
+{
+    for (uint32_t o = 0; o < SIM_DAEMONS; o++)
+        for (uint32_t i = 0; i < SIM_CALLS; i++)
+            if (w->link[o].calls[i].request.kind == SIM_LEASE)
+                w->link[o].calls[i].used = false;
+}
+
 void sim_link_forget_turn(struct sim_worker *w)
 {
     for (uint32_t o = 0; o < SIM_DAEMONS; o++)
@@ -148,7 +156,7 @@ static void check_kept(struct sim *s, const struct sim_worker *w, const struct s
         return;
     if (step < w->step)
         sim_lost(s, "an owner is behind what it had committed");
-    if (w->work != WORK_TURN)
+    if (w->work != WORK_TURN || l->layout.attempt != w->attempt)
         return;
     for (uint32_t m = 0; m < s->config.micros; m++) {
         const bool told = s->config.lease || ((w->computed >> m & 1) != 0 && !return_open(l, m));

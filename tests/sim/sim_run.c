@@ -20,7 +20,11 @@ const struct sim_scenario sim_scenarios[] = {
     { "jobs", SIM_REORDER | SIM_NEW_JOB | SIM_KILL_POINT | SIM_LOSS },
     { "everything", NETWORK | SIM_KILL_WORKER | SIM_KILL_DAEMON | SIM_KILL_POINT | SIM_KILL_BOTH |
                         SIM_NEW_JOB | SIM_STALL | SIM_PARTITION | SIM_RESET | SIM_SLOW | SIM_CLOCK |
-                        SIM_LEAVE },
+                        SIM_LEAVE | SIM_GIVE_UP },
+    { "resets", SIM_REORDER | SIM_GIVE_UP },
+    { "again", SIM_KILL_POINT | SIM_GIVE_UP },
+    { "worst",
+      NETWORK | SIM_KILL_WORKER | SIM_KILL_DAEMON | SIM_KILL_POINT | SIM_KILL_BOTH | SIM_GIVE_UP },
     { "keeper", SIM_REORDER | SIM_KILL_WORKER | SIM_KILL_DAEMON | SIM_KEEPER },
 };
 const uint32_t sim_scenario_count = ARRAY_SIZE(sim_scenarios);
@@ -180,6 +184,9 @@ static void do_fault(struct sim *s, enum sim_fault fault)
     }
     case SIM_KEEPER:
         lose_keeper(s);
+        break;
+    case SIM_GIVE_UP:
+        some_worker(s)->gives_up = true;
         break;
     case SIM_LOSS:
     case SIM_DOUBLE:

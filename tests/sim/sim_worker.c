@@ -11,10 +11,11 @@
 
 const char *sim_work_name(enum sim_work work)
 {
-    static const char *const names[] = {
-        "attaching", "looking",    "settling", "waiting for the board", "leasing", "computing",
-        "returning", "committing", "finished"
-    };
+    static const char *const names[] = { "attaching", "looking",
+                                         "settling",  "waiting for the board",
+                                         "leasing",   "computing",
+                                         "returning", "committing",
+                                         "resetting", "finished" };
     return names[work];
 }
 
@@ -23,6 +24,100 @@ static void enter(struct sim *s, struct sim_worker *w, enum sim_work work)
     sim_note(s, sim_work_name(work), SIM_NOBODY, sim_worker_index(s, w), w->step, 0, w->micro);
     w->work = work;
     w->since_ns = s->now_ns;
+}
+
+static void begin_turn(struct sim *s, struct sim_worker *w)
+{
+    const struct turn_update u = sim_update_of(s, w->step, w->job, w->has_last ? &w->last : NULL);
+    turn_begin(w->turn, w->step, &u);
+    enter(s, w, WORK_TURN);
+}
+
+/* -- Giving up ----------------------------------------------------------------------------------
+ */
+
+static void begin_reset(struct sim *s, struct sim_worker *w)
+{
+    sim_link_forget_turn(w);
+    sim_link_forget_lease(w);
+    w->gives_up = w->agreed = w->asking = false;
+    w->ask_owner = w->told = w->followed = 0;
+    w->wanted = w->attempt + 1;
+    enter(s, w, WORK_RESETTING);
+}
+
+static void begin_again(struct sim *s, struct sim_worker *w, uint64_t attempt)
+{
+    sim_link_forget_turn(w);
+    sim_link_forget_lease(w);
+    w->attempt = attempt;
+    w->computed = w->spoilt_from = 0;
+    w->asking = w->gives_up = false;
+    s->must_give_up[sim_worker_index(s, w)] = 0;
+    enter(s, w, WORK_BOARD);
+}
+
+static bool run_resetting(struct sim *s, struct sim_worker *w)
+{
+    for (uint32_t o = 0; o < s->config.daemons; o++) {
+        const struct sim_request q = {
+            .kind = SIM_RESET_STEP, .step = w->step, .attempt = w->wanted, .agreed = w->agreed
+        };
+        if (!w->link[o].up || (w->told >> o & 1) != 0 || (!w->agreed && o != w->ask_owner))
+            continue;
+        w->told |= 1u << o;
+        sim_link_ask(s, w, o, &q, 0);
+    }
+    if (w->followed + 1 < 1u << s->config.daemons)
+        return false;
+    begin_again(s, w, w->wanted);
+    return true;
+}
+
+static void reset_reply(struct sim *s, struct sim_worker *w, const struct sim_msg *msg)
+{
+    const struct sim_reply *r = &msg->reply;
+    if (w->work != WORK_RESETTING || r->step != w->step)
+        return;
+    if (r->status != SHD_OK)
+        sim_broken(s, "P4", SIM_NOBODY, msg->worker, "reset of step %llu at owner %u: %s",
+                   (unsigned long long)w->step, msg->daemon, status_name(r->status));
+    if (w->agreed && r->reset.answer != STEP_RESET_PROMISED) {
+        w->followed |=
+            1u << msg->daemon; /* others may have committed it since, in a later attempt */
+    } else if (w->agreed) {
+        sim_broken(s, "P2", SIM_NOBODY, msg->worker,
+                   "owner %u does not follow in the reset of step %llu", msg->daemon,
+                   (unsigned long long)w->step);
+    } else if (r->reset.answer == STEP_RESET_DONE) {
+        w->agreed = true;
+        w->told = 0;
+        w->wanted = r->reset.attempt;
+    } else if (r->reset.answer == STEP_RESET_PROMISED && w->ask_owner + 1 < s->config.daemons) {
+        w->ask_owner++;
+    } else if (s->must_give_up[msg->worker] == w->attempt) {
+        sim_broken(s, "P2", SIM_NOBODY, msg->worker,
+                   "step %llu is committed with what was not all returned",
+                   (unsigned long long)w->step);
+    } else {
+        begin_turn(s, w);
+    }
+}
+
+/* As the client sees it on the boards. A commit that has begun goes on. */
+static void look_at_attempt(struct sim *s, struct sim_worker *w)
+{
+    uint64_t attempt = 0;
+    for (uint32_t o = 0; o < s->config.daemons; o++)
+        if (s->daemon[o].board_attempt > attempt)
+            attempt = s->daemon[o].board_attempt;
+    if (w->work < WORK_BOARD || w->work >= WORK_RESETTING || w->attempt == 0 ||
+        (w->work == WORK_TURN && turn_state(w->turn) != TURN_PREPARING))
+        return;
+    if (attempt > w->attempt)
+        begin_again(s, w, attempt);
+    else if (w->gives_up && w->work != WORK_BOARD)
+        begin_reset(s, w);
 }
 
 /* -- Settling -----------------------------------------------------------------------------------
@@ -35,11 +130,21 @@ static void settled(struct sim *s, struct sim_worker *w, uint32_t ahead)
     w->has_last = w->link[ahead].layout.has_decision;
     w->last = w->link[ahead].layout.decision;
     w->computed = UINT32_MAX;
+    w->attempt = 0;
+    w->settled_step = step;
+    for (uint32_t o = 0; o < s->config.daemons; o++)
+        if (w->link[o].layout.attempt > w->attempt)
+            w->attempt = w->link[o].layout.attempt;
     if (s->kept_lost && step + 1 < s->decided)
         sim_lost(s, "the model begins anew: its user is told the step");
     for (uint32_t o = 0; o < s->config.daemons; o++)
-        w->computed &= w->link[o].layout.step == step ? w->link[o].layout.in : 0;
-    enter(s, w, WORK_BOARD);
+        w->computed &= w->link[o].layout.step == step && w->link[o].layout.attempt == w->attempt
+                           ? w->link[o].layout.in
+                           : 0;
+    if (s->must_give_up[sim_worker_index(s, w)] == w->attempt)
+        begin_reset(s, w); /* its predecessor's */
+    else
+        enter(s, w, WORK_BOARD);
 }
 
 static void look_again(struct sim *s, struct sim_worker *w)
@@ -108,18 +213,15 @@ static bool next_of_rank(const struct sim *s, const struct sim_worker *w, uint32
     return false;
 }
 
-static void begin_turn(struct sim *s, struct sim_worker *w)
-{
-    const struct turn_update u = sim_update_of(s, w->step, w->job, w->has_last ? &w->last : NULL);
-    turn_begin(w->turn, w->step, &u);
-    enter(s, w, WORK_TURN);
-}
-
 static void begin_computing(struct sim *s, struct sim_worker *w)
 {
     uint64_t ns = MS + sim_below(s, 10 * MS);
     if (sim_chance(s, 20))
         ns += sim_below(s, S);
+    w->spoilt_from = 0;
+    if ((s->config.faults & SIM_GIVE_UP) != 0 && !s->config.lease && w->step > w->settled_step &&
+        sim_chance(s, 50))
+        w->spoilt_from = 1 + (uint32_t)sim_below(s, s->config.units);
     w->computed |= 1u << w->micro;
     enter(s, w, WORK_COMPUTING);
     sim_worker_after(s, w, ns, EV_COMPUTED, w->step << 8 | w->micro);
@@ -194,11 +296,13 @@ static void computed(struct sim *s, struct sim_worker *w, uint64_t what)
 static bool give(struct sim *s, struct sim_worker *w, uint32_t owner)
 {
     struct sim_link *l = &w->link[owner];
-    for (; l->give_unit > 0; l->give_unit--) {
+    for (; l->give_unit > w->spoilt_from; l->give_unit--) {
         const uint32_t unit = l->give_unit - 1;
-        struct sim_request q = {
-            .kind = SIM_RETURN, .step = w->step, .unit = unit, .micro = w->micro
-        };
+        struct sim_request q = { .kind = SIM_RETURN,
+                                 .step = w->step,
+                                 .unit = unit,
+                                 .micro = w->micro,
+                                 .attempt = w->attempt };
         if (s->frozen[unit])
             continue;
         if (!l->up)
@@ -207,7 +311,12 @@ static bool give(struct sim *s, struct sim_worker *w, uint32_t owner)
         if (!q.none && !sim_link_take_slot(l, &q.slot))
             return false;
         const uint64_t tag = sim_tag(s, w->step, w->micro, unit);
-        sim_link_ask(s, w, owner, &q, w->torn ? sim_mix(tag, s->now_ns) : tag);
+        if (w->spoilt_from > 0 && w->step == s->decided) { /* else it comes too late anyway */
+            s->spoilt[sim_round(w->step, w->attempt)] = true;
+            s->must_give_up[sim_worker_index(s, w)] = w->attempt;
+        }
+        sim_link_ask(s, w, owner, &q,
+                     w->torn || w->spoilt_from > 0 ? sim_mix(tag, s->now_ns) : tag);
     }
     return true;
 }
@@ -217,6 +326,10 @@ static bool run_returning(struct sim *s, struct sim_worker *w)
     bool all = true;
     for (uint32_t o = 0; o < s->config.daemons; o++)
         all = give(s, w, o) && all;
+    if (all && w->spoilt_from > 0) {
+        begin_reset(s, w);
+        return true;
+    }
     if (!all || (!w->eager && sim_link_returns_open(s, w)))
         return false;
     next_work(s, w);
@@ -233,6 +346,7 @@ static void turn_requests(struct sim *s, struct sim_worker *w)
     while (turn_next(w->turn, &owner, &kind) && w->link[owner].up) {
         struct sim_request q = { .kind = kind == TURN_PREPARE ? SIM_PREPARE : SIM_COMMIT,
                                  .step = turn_step(w->turn),
+                                 .attempt = w->work == WORK_SETTLING ? 0 : w->attempt,
                                  .blob = sim_mix(turn_step(w->turn), 77) };
         if (kind == TURN_COMMIT)
             q.decision = *turn_decision(w->turn);
@@ -278,7 +392,7 @@ static void turn_reply(struct sim *s, struct sim_worker *w, const struct sim_msg
         status = turn_prepared(w->turn, msg->daemon, &r->prepared, &e);
     else if (status == SHD_OK)
         status = turn_committed(w->turn, msg->daemon, &r->committed, &e);
-    if (status == SHD_OK)
+    if (status == SHD_OK || status == SHD_ERESET)
         return;
     if (s->kept_lost)
         sim_lost(s, "an owner does not know the step");
@@ -295,6 +409,7 @@ static void run(struct sim *s, struct sim_worker *w)
 {
     bool again = true;
     while (again) {
+        look_at_attempt(s, w);
         switch (w->work) {
         case WORK_ATTACHING:
         case WORK_LOOKING:
@@ -312,6 +427,9 @@ static void run(struct sim *s, struct sim_worker *w)
             break;
         case WORK_RETURNING:
             again = run_returning(s, w);
+            break;
+        case WORK_RESETTING:
+            again = run_resetting(s, w);
             break;
         case WORK_COMPUTING:
         case WORK_FINISHED:
@@ -341,6 +459,9 @@ static void on_reply(struct sim *s, struct sim_worker *w, const struct sim_msg *
         case SIM_PREPARE:
         case SIM_COMMIT:
             turn_reply(s, w, msg);
+            break;
+        case SIM_RESET_STEP:
+            reset_reply(s, w, msg);
             break;
         case SIM_LAYOUT:
             l->layout = msg->reply.layout;

@@ -119,14 +119,16 @@ TEST(nothing_is_lost_counted_twice_or_stuck_whatever_happens)
 TEST(each_fail_point_of_the_core_and_its_shell_was_killed_at)
 {
     static const char *const names[] = {
-        "step:metrics:before", "step:metrics:after", "step:cell:before", "step:cell:after",
-        "step:commit:before",  "step:commit:after",  "sim:reply:before", "sim:reply:after",
-        "sim:block:before",    "sim:block:after",    "sim:done:before",  "sim:done:after",
-        "sim:publish:before",  "sim:publish:after",  "sim:spill:before", "sim:spill:after",
-        "sim:resume",
+        "step:metrics:before", "step:metrics:after",  "step:cell:before",   "step:cell:after",
+        "step:commit:before",  "step:commit:after",   "sim:reply:before",   "sim:reply:after",
+        "sim:block:before",    "sim:block:after",     "sim:done:before",    "sim:done:after",
+        "sim:publish:before",  "sim:publish:after",   "sim:spill:before",   "sim:spill:after",
+        "sim:resume",          "step:promise:before", "step:promise:after", "step:reset:before",
+        "step:reset:after",
     };
     uint64_t lost;
     EXPECT(run_scenario(find("points"), 1, 500000, false, &lost));
+    EXPECT(run_scenario(find("again"), 1, 500000, false, &lost));
     for (size_t i = 0; i < ARRAY_SIZE(names); i++)
         if (sim_killed_at(names[i]) == 0)
             FAIL("nobody was killed at '%s'", names[i]);

@@ -90,4 +90,14 @@ TEST(kernel_whose_end_is_never_stored_is_found)
     expect_found(10, "calm", "CHECK");
 }
 
+TEST(step_given_up_after_a_promise_is_found)
+{
+    expect_found(11, "resets", "P1 P2 P3 P4");
+}
+
+TEST(promise_that_is_not_kept_is_found)
+{
+    expect_found(12, "resets", "P1 P2 P3 P4");
+}
+
 TEST_MAIN()

@@ -17,7 +17,7 @@ const struct public_constant public_codes[] = {
     ROW(SHD_OK),      ROW(SHD_EINVAL),    ROW(SHD_ERANGE),    ROW(SHD_EPROTO),    ROW(SHD_EAUTH),
     ROW(SHD_ENOENT),  ROW(SHD_EEXIST),    ROW(SHD_ESPEC),     ROW(SHD_ESTEP),     ROW(SHD_EBUSY),
     ROW(SHD_ENOMEM),  ROW(SHD_EIO),       ROW(SHD_EGONE),     ROW(SHD_ETIMEDOUT), ROW(SHD_ESEGMENT),
-    ROW(SHD_ENOTSUP), ROW(SHD_EINTERNAL), ROW(SHD_ECANCELED),
+    ROW(SHD_ENOTSUP), ROW(SHD_EINTERNAL), ROW(SHD_ECANCELED), ROW(SHD_ERESET),
 };
 const size_t public_code_count = COUNT(public_codes);
 

@@ -134,11 +134,11 @@ TEST(parts_do_not_overlap_and_hold_what_was_given)
 TEST(words_keep_their_fields)
 {
     const uint64_t p = ledger_progress(LEDGER_STEP_MAX, true, SHD_MICROS_MAX);
-    EXPECT(ledger_progress_step(p) == LEDGER_STEP_MAX && ledger_progress_started(p));
+    EXPECT(ledger_progress_round(p) == LEDGER_STEP_MAX && ledger_progress_started(p));
     EXPECT_EQ(ledger_progress_next(p), SHD_MICROS_MAX);
     EXPECT(!ledger_progress_started(ledger_progress(3, false, SHD_MICROS_MAX)));
     const uint64_t c = ledger_cell(LEDGER_STEP_MAX, LEDGER_CELL_SPILLED, SHD_F16);
-    EXPECT(ledger_cell_step(c) == LEDGER_STEP_MAX && ledger_cell_kind(c) == LEDGER_CELL_SPILLED);
+    EXPECT(ledger_cell_round(c) == LEDGER_STEP_MAX && ledger_cell_kind(c) == LEDGER_CELL_SPILLED);
     EXPECT_EQ(ledger_cell_dtype(c), SHD_F16);
     uint64_t bytes;
     struct ledger l = make(&bytes);

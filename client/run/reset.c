@@ -1,0 +1,72 @@
+/* See reset.h. */
+#include "client/run/reset.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "client/paths/path.h"
+#include "client/run/drop.h"
+#include "client/session/hub.h"
+#include "client/session/session.h"
+
+/* Returned by this worker, or by a predecessor so that it left it out. */
+static bool has_something_in(const struct shd_model *m)
+{
+    static const uint8_t none[MODEL_IN_BYTES];
+    return m->in.handed || (m->in.step == m->step && memcmp(m->in.groups, none, sizeof none) != 0);
+}
+
+static void say_reset(const struct shd_model *m)
+{
+    char text[80];
+    if (m->session->hub == NULL)
+        return;
+    snprintf(text, sizeof text, "step %" PRIu64 " was reset and begins again", m->step);
+    event_say(&m->session->hub->events,
+              &(struct shd_event){
+                  .kind = SHD_EVENT_RESET, .daemon = "", .text = text, .step = m->step });
+}
+
+/* The board says nothing of a step that is over: then it is a later one that begins again. */
+int reset_look(struct shd_model *m, struct shd_err *e)
+{
+    const uint64_t attempt = m->session->control->attempt(m);
+    if (attempt <= m->in.attempt)
+        return SHD_OK;
+    const bool lost = has_something_in(m);
+    m->in.attempt = attempt;
+    if (!lost)
+        return SHD_OK;
+    drop_step(m);
+    say_reset(m);
+    return err_set(e, SHD_ERESET,
+                   "step %" PRIu64 " was reset, as a worker gave up gradients that it had returned "
+                   "already: compute this worker's micro-batches again",
+                   m->step);
+}
+
+int shd_reset_step(shd_model *m, struct shd_err *e)
+{
+    uint64_t attempt = 0;
+    int r = session_check(m->session, e);
+    if (r == SHD_OK)
+        r = m->session->control->poll(m, e);
+    if (r == SHD_OK)
+        r = err_copy(&m->fault, e);
+    if (r != SHD_OK)
+        return r;
+    if (m->sealed)
+        return err_set(e, SHD_ESTEP,
+                       "step %" PRIu64 " cannot be reset: its commit has begun, and the gradients "
+                       "that are in count; go on with shd_commit()",
+                       m->step);
+    if (reset_look(m, NULL) == SHD_ERESET)
+        return SHD_OK; /* somebody was faster */
+    r = m->session->control->reset(m, &attempt, e);
+    if (r != SHD_OK)
+        return r;
+    m->in.attempt = attempt;
+    drop_step(m);
+    return SHD_OK;
+}
