@@ -5,10 +5,10 @@ an exception for every result that is no success, and needs nothing but Python.
 """
 from .errors import (AlreadyExists, BadSegment, Busy, Canceled, Error, Gone, InternalError, InvalidArgument,
                      IOFailed, Misuse, NoMemory, NotAllowed, NotFound, NotSupported, OutOfRange, ProtocolError,
-                     SpecDiffers, TimedOut, WrongStep)
+                     SpecDiffers, StepReset, TimedOut, WrongStep)
 from .session import Model, Result, Session, Tensor, version
 
 __all__ = ['AlreadyExists', 'BadSegment', 'Busy', 'Canceled', 'Error', 'Gone', 'IOFailed', 'InternalError',
            'InvalidArgument', 'Misuse', 'Model', 'NoMemory', 'NotAllowed', 'NotFound', 'NotSupported',
-           'OutOfRange', 'ProtocolError', 'Result', 'Session', 'SpecDiffers', 'Tensor', 'TimedOut', 'WrongStep',
-           'version']
+           'OutOfRange', 'ProtocolError', 'Result', 'Session', 'SpecDiffers', 'StepReset', 'Tensor', 'TimedOut',
+           'WrongStep', 'version']

@@ -80,6 +80,10 @@ class Canceled(Error):
     """A wait was broken off."""
 
 
+class StepReset(Error):
+    """The open step begins again, as a worker gave up what it had returned of it: compute the step's batches again."""
+
+
 class Misuse(Error, RuntimeError):
     """The program does what would give other numbers than it seems to; the text says what to do instead."""
 
@@ -89,7 +93,8 @@ BY_NAME: dict[str, Type[Error]] = {
     'SHD_EAUTH': NotAllowed, 'SHD_ENOENT': NotFound, 'SHD_EEXIST': AlreadyExists, 'SHD_ESPEC': SpecDiffers,
     'SHD_ESTEP': WrongStep, 'SHD_EBUSY': Busy, 'SHD_ENOMEM': NoMemory, 'SHD_EIO': IOFailed,
     'SHD_EGONE': Gone, 'SHD_ETIMEDOUT': TimedOut, 'SHD_ESEGMENT': BadSegment, 'SHD_ENOTSUP': NotSupported,
-    'SHD_EINTERNAL': InternalError, 'SHD_ECANCELED': Canceled}
+    'SHD_EINTERNAL': InternalError, 'SHD_ECANCELED': Canceled,
+    'SHD_ERESET': StepReset}
 
 
 def error(name: str, code: int, text: str) -> Error:

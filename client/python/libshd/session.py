@@ -247,6 +247,10 @@ class Model(_Open):
     def return_none(self, micro: int, unit: int) -> None:
         self.session.call(lib.shd_return_none, self.handle, micro, unit)
 
+    def reset_step(self) -> None:
+        """Give up all gradients of the open step, everybody's, and begin it again."""
+        self.session.call(lib.shd_reset_step, self.handle)
+
     def report(self, micro: int, metrics: Sequence[float]) -> None:
         array = (ctypes.c_double * len(metrics))(*metrics)
         self.session.call(lib.shd_report, self.handle, micro, array, len(metrics))

@@ -5,10 +5,11 @@
 
 The loop stays as it is. docs/pytorch.md has the rest.
 """
-from .api import close, digest, leases, no_sync, report, save, shard, step_of
+from ..errors import StepReset
+from .api import close, digest, leases, no_sync, report, reset, save, shard, step_of
 from .data import Sampler
 from .optimizer import Optimizer, Step
 from .policy import DDP, Policy, ZeRO1, ZeRO2, ZeRO3
 
-__all__ = ['DDP', 'Optimizer', 'Policy', 'Sampler', 'Step', 'ZeRO1', 'ZeRO2', 'ZeRO3', 'close', 'digest', 'leases',
-           'no_sync', 'report', 'save', 'shard', 'step_of']
+__all__ = ['DDP', 'Optimizer', 'Policy', 'Sampler', 'Step', 'StepReset', 'ZeRO1', 'ZeRO2', 'ZeRO3', 'close', 'digest',
+           'leases', 'no_sync', 'report', 'reset', 'save', 'shard', 'step_of']

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .. import _c
-from ..errors import InvalidArgument, Misuse, NotSupported
+from ..errors import InvalidArgument, Misuse, NotSupported, StepReset
 from . import attach, layout
 from .engine import ENGINES, Engine, Place, engine_of
 from .hooks import add_hooks
@@ -106,11 +106,15 @@ def leases(module: nn.Module, steps: int, schedule: Any = None, clip_norm: float
         while schedule is not None and schedule.last_epoch < engine.model.step:
             schedule.step()
         engine.clip_norm = float(clip_norm)
-        what, micro = engine.model.lease()
-        if what != _c.SHD_LEASE_MICRO:
-            optimizer.finish()
+        try:
+            what, micro = engine.model.lease()
+            if what != _c.SHD_LEASE_MICRO:
+                optimizer.finish()
+                continue
+        except StepReset:
+            engine.begin_again()
             continue
-        engine.leased = micro
+        engine.leased, engine.void = micro, False
         try:
             yield engine.model.step, micro
             if engine.leased is not None:
@@ -140,6 +144,12 @@ def report(module: nn.Module, **metrics: Union[float, torch.Tensor]) -> None:
         raise InvalidArgument(f'{len(metrics)} metrics: at most {_c.SHD_METRICS_MAX}')
     engine_of(module).metrics.update({key: value.item() if isinstance(value, torch.Tensor) else float(value)
                                       for key, value in metrics.items()})
+
+
+def reset(module: nn.Module) -> None:
+    """Give up what the open step has, all workers' gradients, as opt.zero_grad() does before step(). Other workers
+    get StepReset from what they do next, and compute the step's batches again."""
+    engine_of(module).reset()
 
 
 def step_of(module: nn.Module) -> int:

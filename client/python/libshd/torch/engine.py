@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from .. import _c
-from ..errors import InternalError, Misuse, NotSupported, WrongStep
+from ..errors import InternalError, Misuse, NotSupported, StepReset, WrongStep
 from ..session import Model, Result
 from .guard import PENDING, guard, unguard
 from .layout import Part, Unit, elems_of
@@ -82,6 +82,8 @@ class Engine:
         self.sealed = False             # everything is returned; the commit was broken off
         self.optimizer: Any = None      # its face, weakly
         self.leased: Optional[int] = None  # the micro-batch that leases() has handed out
+        self.void = False               # the step has begun again since, so it is dropped
+        self.handed = False             # something of the open step is with the owners
         self.scale = float(place.accumulate)
         self._parts: dict[Unit, Any] = {}  # structs for shd_return_parts()
         self.adopt()
@@ -244,12 +246,26 @@ class Engine:
         self.open, self.missing = False, None
         if handed and not (handed == 1 and self.due):
             self.spoilt = (f'a backward() of this step broke off when {handed} of {len(self.trainable)} units were '
-                           'handed over: another try would add to them; say shard(policy=DDP()) or '
-                           "shard(grads='step') where batches are tried again")
+                           'handed over, and another try would add to them: call zero_grad() of the optimizer, or '
+                           'sd.reset(model), and compute the step again from its first batch')
             raise Misuse(self.spoilt)
         if handed:
             self.due = None
         self.drop()
+
+    def reset(self) -> None:
+        """Nothing of the open step is anywhere afterwards; other workers compute theirs again."""
+        if self.handed:
+            self.model.reset_step()
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """The step has begun again, and nothing of it is here. With grads="step" gradients stay: they are all
+        there is to it."""
+        self.open, self.missing, self.due, self.spoilt = False, None, None, ''
+        self.backwards, self.metrics, self.sealed, self.handed = 0, {}, False, False
+        if self.stream:
+            self.drop()
 
     def drop(self) -> None:
         """No gradients lie with the parameters afterwards."""
@@ -310,12 +326,20 @@ class Engine:
 
     def tell(self, call: Callable[..., None], *arguments: Any) -> None:
         """Hand something over. Of a leased micro-batch it may be too late for that: the step is over, others have
-        computed it, and what is handed over is dropped."""
+        computed it, and what is handed over is dropped. So it is where another worker has reset the step."""
+        if self.void:
+            return
+        self.handed = True
         try:
             call(*arguments)
         except WrongStep:
             if self.leased is None:
                 raise
+        except StepReset:
+            if self.leased is None:
+                self.begin_again()
+                raise
+            self.void = True
 
     def clip(self, max_norm: float, norm: torch.Tensor) -> None:
         """At the coming step; norm is filled in then."""
@@ -349,32 +373,45 @@ class Engine:
         self.settle(idle)
         for backward in range(self.backwards, self.place.accumulate):
             for unit in self.trainable:
-                self.model.return_none(self.place.micro(backward), unit.index)
+                self.tell(self.model.return_none, self.place.micro(backward), unit.index)
 
     def take(self) -> None:
         """Gradients that lie with the parameters (no_sync(), grads="step"): one micro-batch."""
         self.missing = {unit: set() for unit in self.trainable}
         kept = None if self.stream else [(part.parameter, part.parameter.grad)
                                          for unit in self.trainable for part in unit.parts]
-        self.flush()
-        self.end()
-        for p, grad in kept or ():
-            p.grad = grad
+        try:
+            self.flush()
+            self.end()
+        finally:
+            for p, grad in kept or ():
+                p.grad = grad
 
     def commit(self, lr: float, groups: Iterable[Any], idle: bool = False) -> Result:
         if self.elastic:
             raise Misuse('step() outside of leases(), which shard(micro_batches=…) is for')
-        if not self.sealed:
-            self.gather(idle)
-        return self.decide(lr, groups)
+        groups = tuple(groups)
+        while True:
+            try:
+                if not self.sealed:
+                    self.gather(idle)
+                return self.decide(lr, groups)
+            except StepReset:
+                if self.stream:
+                    raise  # else the gradients are still here
 
     def decide(self, lr: float, groups: Iterable[Any]) -> Result:
         """End the step, when all workers have returned all of it."""
         self.sealed = True
         for unit in self.units:
             self.release(unit)
-        result = self.model.commit(lr, clip_norm=self.clip_norm, groups=tuple(groups))
+        try:
+            result = self.model.commit(lr, clip_norm=self.clip_norm, groups=tuple(groups))
+        except StepReset:
+            self.begin_again()
+            raise
         self.sealed, self.backwards, self.clip_norm, self.metrics = False, 0, 0.0, {}
+        self.handed = False
         for norm in self.norms:
             norm.fill_(result.grad_norm)
         self.norms = []

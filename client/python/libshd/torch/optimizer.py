@@ -75,13 +75,12 @@ class Optimizer(torch.optim.Optimizer):
                          {name: result.metrics[at] / micros for at, name in enumerate(self.engine.names)})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Gradients are the owners' after step(); before it there is one way to drop them only: step()."""
+        """Before step() it drops the step's gradients, also those that the owners have; also of other workers, who
+        compute theirs again (sd.StepReset). After step() there is nothing to do."""
         engine = self.engine
-        if engine.stream and engine.backwards and not engine.sealed:
-            raise Misuse('zero_grad() after a backward() and before step(): its gradients are with the owners already; '
-                         "call step() first, or say shard(grads='step') to be able to drop them")
-        if engine.open and torch._C._current_graph_task_id() == -1:
-            engine.broken()
+        if torch._C._current_graph_task_id() == -1 and not engine.sealed and (
+                engine.open or engine.spoilt or engine.backwards):
+            engine.reset()
         engine.drop()
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:

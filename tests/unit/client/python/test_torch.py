@@ -318,6 +318,46 @@ class SameBits(unittest.TestCase):
         self.assertAlmostEqual(run(work)[0], run(reference)[0], places=6)
 
 
+class Again(unittest.TestCase):
+    """A step that a worker gives up and begins again."""
+
+    def train(self, name, gives_up=lambda rank, step: False, elastic=False):
+        def step_of(module, opt, step, micro, again):
+            module(1000 * step + micro + (500 if again else 0)).backward()
+            if again:
+                opt.zero_grad()  # it was another batch
+                module(1000 * step + micro).backward()
+            opt.step()
+
+        def work():
+            module, rank = made(Gpt), int(os.environ['RANK'])
+            module, opt = sd.shard(module, adamw(module), name=name, micro_batches=4 if elastic else 0)
+            if elastic:
+                for step, micro in sd.leases(module, 4):
+                    step_of(module, opt, step, micro, micro == 2 and gives_up(rank, step))
+            while sd.step_of(module) < 4:
+                step = sd.step_of(module)
+                try:
+                    step_of(module, opt, step, rank, gives_up(rank, step))
+                    opt.zero_grad()
+                except sd.StepReset:
+                    pass
+            return sd.digest(module)
+        digests = set(run(work, 2))
+        self.assertEqual(len(digests), 1)
+        return digests.pop()
+
+    def test_all_workers_compute_it_again(self):
+        self.assertEqual(self.train('again', lambda rank, step: (rank + step) % 2 == 0), self.train('at-once'))
+
+    def test_what_was_leased_too(self):
+        again = set()
+
+        def once(_rank, step):
+            return step % 2 == 1 and not (step in again or again.add(step))
+        self.assertEqual(self.train('again-leased', once, elastic=True), self.train('leased', elastic=True))
+
+
 class Elastic(unittest.TestCase):
     """Micro-batches to whoever asks."""
 
