@@ -120,10 +120,9 @@ struct grad_slot {
 /* What the owners have of the open step, as far as this worker cares. */
 struct groups_in {
     uint64_t step;
-    uint8_t
-        groups[MODEL_IN_BYTES]; /* a bit per group that was in at all when the model was opened */
-    uint64_t attempt;           /* at the step: what is returned is of it; 0: none is known */
-    bool handed;                /* something was returned */
+    uint8_t groups[MODEL_IN_BYTES]; /* a bit per group: in at all owners when it was opened */
+    uint64_t attempt;               /* at the step: what is returned is of it; 0: none is known */
+    bool handed;                    /* something was returned */
 };
 
 struct leases { /* of step */
