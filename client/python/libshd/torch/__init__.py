@@ -5,11 +5,22 @@
 
 The loop stays as it is. docs/pytorch.md has the rest.
 """
+from typing import Any
+
 from ..errors import StepReset
 from .api import close, digest, leases, no_sync, report, reset, save, shard, step_of
 from .data import Sampler
+from .fsdp import FSDPModule, fully_shard
 from .optimizer import Optimizer, Step
 from .policy import DDP, Policy, ZeRO1, ZeRO2, ZeRO3
 
-__all__ = ['DDP', 'Optimizer', 'Policy', 'Sampler', 'Step', 'StepReset', 'ZeRO1', 'ZeRO2', 'ZeRO3', 'close', 'digest',
-           'leases', 'no_sync', 'report', 'reset', 'save', 'shard', 'step_of']
+__all__ = ['DDP', 'FSDPModule', 'Optimizer', 'Policy', 'Sampler', 'Step', 'StepReset', 'ZeRO1', 'ZeRO2', 'ZeRO3', 'close',
+           'digest', 'fully_shard', 'leases', 'no_sync', 'report', 'reset', 'save', 'shard', 'step_of']
+
+
+def __getattr__(name: str) -> Any:
+    """FSDP2's own policies, so that a script imports them where it imports fully_shard."""
+    if name in ('MixedPrecisionPolicy', 'OffloadPolicy', 'CPUOffloadPolicy'):
+        import torch.distributed.fsdp  # not before it is asked for: it takes as long as all of this
+        return getattr(torch.distributed.fsdp, name)
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

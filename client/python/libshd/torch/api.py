@@ -30,7 +30,8 @@ def place_of(accumulate: int) -> Place:
 def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy = ZeRO3(),
           units: layout.Rule = 'auto', accumulate: int = 1, micro_batches: int = 0,
           grads: str = 'stream', init: Optional[Callable[[nn.Module], None]] = None, name: Optional[str] = None,
-          address: Optional[str] = None, overlap: bool = True, timeout: float = 1800
+          address: Optional[str] = None, overlap: bool = True, publish: Optional[torch.dtype] = None,
+          timeout: float = 1800
           ) -> tuple[nn.Module, Optimizer]:
     """Give the module's parameters and the optimizer's state to daemons; train on as before.
 
@@ -49,6 +50,8 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
                 'local:' keeps all in this process
     overlap     step() returns while the owners update; the next forward waits for each unit, and who reads a
                 parameter for that one. False: step() waits for all
+    publish     type of the module's parameters, whose masters are fp32: None: as they are; or torch.bfloat16,
+                torch.float16
     timeout     seconds that another worker may be late
     """
     if grads not in ('stream', 'step'):
@@ -71,15 +74,18 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     if place.world > 1 and buffers and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()):
         raise NotSupported(f'{buffers[0]!r}: {place.world} workers would each keep running statistics of their own; '
                            'use GroupNorm or LayerNorm, or BatchNorm with track_running_stats=False')
-    spec = layout.spec_of(parts, optimizer, name, micro_batches or place.world * place.accumulate)
+    dtype = layout.dtype_of(parts)
+    if publish is not None and publish not in layout.DTYPES:
+        raise InvalidArgument(f'publish={publish}: must be float32, bfloat16 or float16')
+    spec = layout.spec_of(parts, optimizer, name, micro_batches or place.world * place.accumulate, publish or dtype)
     session = attach.connect(address, name, timeout)
     try:
         model = attach.open_model(session, spec, name, parts, place.rank == 0, timeout, init)
         model.set_policy(**policy.fields())
         if model.path != _c.SHD_PATH_MAP:
             raise NotSupported('the daemons\' memory cannot be mapped here: PyTorch needs parameters in place')
-        engine = Engine(module, model, parts, place, policy, stream=grads == 'stream', overlap=overlap,
-                        elastic=micro_batches > 0)
+        engine = Engine(module, model, parts, place, policy, dtype=publish or dtype, stream=grads == 'stream',
+                        overlap=overlap, elastic=micro_batches > 0)
     except BaseException:
         session.close()
         raise

@@ -61,9 +61,9 @@ class Engine:
     """What a sharded module and its Optimizer share."""
 
     def __init__(self, module: nn.Module, model: Model, units: list[Unit], place: Place, policy: Policy, *,
-                 stream: bool, overlap: bool, elastic: bool):
+                 dtype: torch.dtype, stream: bool, overlap: bool, elastic: bool):
         self.module, self.model, self.units, self.place, self.policy = weakref.ref(module), model, units, place, policy
-        self.stream, self.overlap, self.elastic = stream, overlap, elastic
+        self.dtype, self.stream, self.overlap, self.elastic = dtype, stream, overlap, elastic
         self.trainable = [unit for unit in units if unit.trainable]
         self.quiet = False              # no_sync(): gradients stay where PyTorch puts them
         self.metrics: dict[str, float] = {}
@@ -98,7 +98,7 @@ class Engine:
         for unit in self.units:
             address = self.model.acquire(unit.index)
             unit.address = address
-            unit.array = tensor_at(address, elems_of(unit), unit.parts[0].parameter.dtype)
+            unit.array = tensor_at(address, elems_of(unit), self.dtype)
             for part in unit.parts:
                 part.index = order[part.name]
                 if places[part.name][1:] != (unit.index, part.offset, part.parameter.numel()):

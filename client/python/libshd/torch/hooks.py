@@ -102,20 +102,24 @@ class Loads(Hook):
 def add_hooks(module: nn.Module, engine: Engine) -> None:
     """All that a sharded module needs."""
     loose: list[Unit] = []
+    roots: list[Unit] = []
     layers = 0
     keep = engine.handles.append
     for unit in engine.units:
         layer = len(unit.modules) == 1 and unit.modules[0] is not module
         layers += layer
+        roots += [] if layer else [unit]
         # Units are updated in their order: at its begin a forward waits for those before the first layer alone.
         if not layer and (not layers or module in unit.modules):
             loose.append(unit)
             continue
         for inner in unit.modules:
             keep(inner.register_forward_pre_hook(UnitBegins(engine, unit)))
-        if layer and not engine.policy.keeps:
+        if layer and not engine.policy.holds(unit.name):
             keep(unit.modules[0].register_forward_hook(UnitEnds(engine, unit)))
     keep(module.register_forward_pre_hook(RootBegins(engine, loose)))
+    for unit in roots if engine.policy.frees_root else []:
+        keep(module.register_forward_hook(UnitEnds(engine, unit)))
     keep(module.register_forward_hook(RootEnds(engine)))
     for inner in module.modules():
         keep(inner.register_load_state_dict_pre_hook(Loads(engine)))

@@ -163,12 +163,13 @@ def optimizer_spec(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     raise NotSupported(f'torch.optim.{kind.__name__}: owners have AdamW, Adam and SGD')
 
 
-def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, micro_batches: int) -> str:
+def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, micro_batches: int,
+            publish: torch.dtype) -> str:
     """The model's specification, in JSON (docs/protocol.md)."""
     # Rates are those of each step, so the specification has none. As in PyTorch, what had no gradient stays.
     groups = [{'name': f'group{at}', 'idle': 'skip'} for at in range(len(optimizer.param_groups))]
     return json.dumps({
-        'name': name, 'micro_batches': micro_batches, 'publish': DTYPES[dtype_of(units)],
+        'name': name, 'micro_batches': micro_batches, 'publish': DTYPES[publish],
         'optimizer': optimizer_spec(optimizer), 'groups': groups,
         'units': [{'name': unit.name, 'tensors': [
             {'name': part.name, 'shape': shape_of(part.parameter), 'group': f'group{part.group}',

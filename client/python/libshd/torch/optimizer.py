@@ -27,7 +27,15 @@ class Step(NamedTuple):
 class Optimizer(torch.optim.Optimizer):
     """Schedulers that move the groups of the original go on doing so; their rates are those of each step."""
 
-    def __init__(self, engine: Engine, original: torch.optim.Optimizer):
+    sharded: Callable[..., Optimizer]  # fsdp.py's
+
+    def __new__(cls, of: Any, original: torch.optim.Optimizer, **flags: Any) -> Optimizer:
+        """Optimizer(model, optimizer, …) of a module of fully_shard() shards it; arguments are those of shard()."""
+        return super().__new__(cls) if isinstance(of, Engine) else cls.sharded(of, original, **flags)
+
+    def __init__(self, engine: Any, original: torch.optim.Optimizer, **_: Any):
+        if not isinstance(engine, Engine):
+            return  # sharded() has made it
         super().__init__(original.param_groups, original.defaults)
         engine.optimizer = weakref.ref(self)
         self.param_groups, self.state = original.param_groups, original.state

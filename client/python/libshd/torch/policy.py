@@ -23,6 +23,13 @@ class Policy:
     # A unit's parameters are held from forward to backward; its gradient leaves when it is complete.
     keeps, early = True, True
 
+    # Whether what no layer of its own has is freed after forward, too.
+    frees_root = False
+
+    def holds(self, _unit: str) -> bool:
+        """Whether the unit's parameters are held from its forward to its backward."""
+        return self.keeps
+
     def fields(self) -> dict[str, int]:
         """Of struct shd_policy. PyTorch's parameters are the owners' memory itself: the path is map."""
         if self.prefetch not in _PREFETCH:

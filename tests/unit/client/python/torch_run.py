@@ -106,16 +106,20 @@ def run(function, world=1):
     """What each rank's function() returned. A worker that was killed by SIGKILL is started again."""
     forks = {rank: Fork(function, rank, world) for rank in range(world)}
     answers = [None] * world
-    while forks:
-        for rank, fork in list(forks.items()):
-            if not fork.done():
-                continue
-            by_itself, answers[rank] = fork.answer()
-            if by_itself:
+    try:
+        while forks:
+            for rank, fork in list(forks.items()):
+                if not fork.done():
+                    continue
                 del forks[rank]
-            elif answers[rank] == signal.SIGKILL:
-                forks[rank] = Fork(function, rank, world)
-            else:
-                raise AssertionError(f'rank {rank} was ended by signal {answers[rank]}')
-        time.sleep(0.005)
+                by_itself, answers[rank] = fork.answer()
+                if not by_itself and answers[rank] == signal.SIGKILL:
+                    forks[rank] = Fork(function, rank, world)
+                elif not by_itself:
+                    raise AssertionError(f'rank {rank} was ended by signal {answers[rank]}')
+            time.sleep(0.005)
+    finally:  # those that wait for one that has failed
+        for fork in forks.values():
+            os.kill(fork.pid, signal.SIGKILL)
+            os.waitpid(fork.pid, 0)
     return answers

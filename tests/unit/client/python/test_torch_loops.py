@@ -1,0 +1,258 @@
+#!/usr/bin/env python3
+"""test_torch_loops.py BUILD_DIR: loops as they are written elsewhere, with libshd.torch: FSDP2's, DeepSpeed's, with
+torch.amp's scaler, torch.compile, every scheduler; sums over tokens; readers, and a session at a notebook."""
+import contextlib
+import copy
+import difflib
+import io
+import os
+import re
+import runpy
+import socket
+import sys
+import unittest
+
+import torch_run
+from torch_run import run
+
+if __name__ == '__main__':
+    torch_run.start(sys.argv[1])
+
+import torch  # noqa: E402
+import torch.distributed.fsdp  # noqa: E402  (once, not in each fork)
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import libshd  # noqa: E402
+import libshd.torch as sd  # noqa: E402
+from test_torch import Block, Gpt, Mlp, adamw, made  # noqa: E402
+
+EXAMPLES = os.path.join(torch_run.ROOT, 'examples', 'pytorch')
+
+
+def trained(module, opt, steps, micros=1, first=0):
+    """Losses of this worker's share."""
+    losses, world = [], int(os.environ['WORLD_SIZE'])
+    for step in range(first, steps):
+        for micro in range(micros):
+            loss = module(1000 * step + micro * world + int(os.environ['RANK']))
+            (loss / micros).backward()
+            losses.append(loss.item())
+        opt.step()
+        opt.zero_grad()
+    return losses
+
+
+class Refuses(unittest.TestCase):
+    def refuses(self, what, *arguments, says, kind=libshd.NotSupported, **named):
+        with self.assertRaisesRegex(kind, says):
+            what(*arguments, **named)
+
+
+class FullyShard(Refuses):
+    """fully_shard() and Optimizer(model, optimizer) are shard()."""
+
+    def marked(self, options=lambda at: {}, root=None, build=Gpt):
+        module = made(build)
+        for at, block in enumerate(module.blocks):
+            self.assertIs(sd.fully_shard(block, **options(at)), block)
+        return sd.fully_shard(module, **(root or {}))
+
+    def test_the_same_bits_as_shard(self):
+        def by_shard():
+            module, opt = sd.shard(module := made(Gpt), adamw(module), units=[Block], name='by-shard')
+            return trained(module, opt, 4), sd.digest(module)
+
+        def marked(name, **how):
+            def work():
+                module = self.marked(**how)
+                opt = sd.Optimizer(module, adamw(module), name=name)
+                self.assertIsInstance(opt, sd.Optimizer)
+                return trained(module, opt, 4), sd.digest(module)
+            return work
+        want = run(by_shard, 2)
+        self.assertEqual(run(marked('by-marks'), 2), want)
+        self.assertEqual(run(marked('by-marks-kept', options=lambda at: {'reshard_after_forward': bool(at)},
+                                    root={'reshard_after_forward': True}), 2), want)
+
+    def test_calls_of_its_modules(self):
+        def work():
+            module = self.marked()
+            module.set_modules_to_forward_prefetch(list(module.blocks))
+            module.set_modules_to_backward_prefetch([module.blocks[0]])
+            module.set_reshard_after_forward(False)
+            before = copy.deepcopy(module)  # of the plain class, and may be trained
+            self.assertIs(type(before), Gpt)
+            before(0).backward()
+            self.refuses(module, 0, kind=libshd.Misuse, says=r'not yet to sd\.Optimizer\(model, optimizer\)')
+            with torch.no_grad():
+                module(0)
+            opt = sd.Optimizer(module, adamw(module), name='marked-calls', address='local:')
+            self.assertIs(type(copy.deepcopy(module)), Gpt)
+            self.assertEqual(opt.engine.policy.forward_prefetch, 2)
+            self.assertTrue(all(opt.engine.policy.holds(f'blocks.{at}') for at in range(2)))
+            module.set_requires_gradient_sync(False)
+            module(0).backward()
+            self.assertIsNotNone(module.blocks[0].fc.weight.grad)
+            module.set_requires_gradient_sync(True)
+            module.set_is_last_backward(True)
+            module.unshard(async_op=True).wait()
+            module(1).backward()
+            opt.step()
+            self.assertIsNone(module.blocks[0].fc.weight.grad)
+            self.refuses(module.set_reshard_after_forward, True, kind=libshd.Misuse, says='call it before')
+            self.refuses(module.set_custom_all_gather, None, says=r'set_custom_all_gather\(\): there are no coll')
+            self.refuses(sd.fully_shard, module.blocks[0], kind=libshd.Misuse, says='sharded already')
+            self.refuses(sd.Optimizer, before, adamw(before), kind=libshd.Misuse, says=r'not given to fully_shard\(\)')
+            self.refuses(sd.Optimizer, module, adamw(module), policy=sd.DDP(), kind=libshd.Misuse, says='policy=')
+        run(work)
+
+    def test_arguments_that_are_refused(self):
+        class Mesh:
+            def __init__(self, *sizes):
+                self.sizes, self.ndim = sizes, len(sizes)
+
+            def size(self):
+                return self.sizes[0]
+        for argument, value in {'mesh': Mesh(2, 2), 'reshard_after_forward': 2, 'offload_policy': 'disk',
+                                'shard_placement_fn': lambda p: None, 'ignored_params': set(),
+                                'dp_mesh_dims': ()}.items():
+            self.refuses(sd.fully_shard, made(Mlp), says=fr'fully_shard\({argument}=', **{argument: value})
+        self.refuses(sd.fully_shard, made(Mlp), mesh=Mesh(3), says='of 3 ranks.*WORLD_SIZE=1')
+        for field, value in {'reduce_dtype': torch.bfloat16, 'param_dtype_override_fn': lambda p: None}.items():
+            policy = sd.MixedPrecisionPolicy(**{field: value})
+            self.refuses(sd.fully_shard, made(Mlp), mp_policy=policy, says=fr'MixedPrecisionPolicy\({field}=')
+        module = made(Mlp)
+        sd.fully_shard(module, mesh=Mesh(1), reshard_after_forward=False, offload_policy=sd.CPUOffloadPolicy())
+
+    def test_modules_of_one_unit(self):
+        def work():
+            module = self.marked()
+            opt = sd.Optimizer(module, adamw(module), name='listed', address='local:')
+            names = opt.engine.model.unit_names()
+            sd.close(module)
+            module = made(Gpt)
+            sd.fully_shard(list(module.blocks))
+            sd.fully_shard(module)
+            grouped = sd.Optimizer(module, adamw(module), name='listed', address='local:')
+            return names, grouped.engine.model.unit_names(), trained(module, grouped, 2)
+        apart, grouped, losses = run(work)[0]
+        self.assertEqual(len(apart), len(grouped) + 1)
+        self.assertLess(losses[1], losses[0] + 1)
+
+    def test_mixed_precision(self):
+        """Against plain PyTorch that does it by hand: fp32 masters, a module of bfloat16 made of them in each step."""
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+            def forward(self, x):
+                types.append((x.dtype, self.blocks[0].weight.dtype))
+                for block in self.blocks:
+                    x = block(x).tanh()
+                return x
+        types = []
+        x = torch.randn(16, 8, generator=torch.Generator().manual_seed(5))
+
+        def work():
+            policy = sd.MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+            module = self.marked(lambda at: {'mp_policy': sd.MixedPrecisionPolicy(param_dtype=torch.bfloat16)},
+                                 {'mp_policy': policy}, Net)
+            opt = sd.Optimizer(module, torch.optim.SGD(module.parameters(), 0.5), name='mixed', address='local:')
+            losses = []
+            for _ in range(8):
+                y = module(x)
+                self.assertEqual(y.dtype, torch.float32)
+                loss = (y - 0.3).square().mean()
+                losses.append(loss.item())
+                loss.backward()
+                opt.step()
+            self.assertEqual(set(types), {(torch.bfloat16, torch.bfloat16)})
+            return losses
+
+        def reference():
+            module = made(Net)
+            opt = torch.optim.SGD(module.parameters(), 0.5, foreach=False)
+            losses = []
+            for _ in range(8):
+                low = copy.deepcopy(module).bfloat16()
+                loss = (low(x.bfloat16()).float() - 0.3).square().mean()
+                losses.append(loss.item())
+                loss.backward()
+                for p, q in zip(module.parameters(), low.parameters()):
+                    p.grad = q.grad.float()
+                opt.step()
+            return losses
+        self.assertEqual(run(work), run(reference))
+
+
+class Ported(unittest.TestCase):
+    """Scripts of others in five lines."""
+
+    def differing(self, name):
+        """The lines that differ, without what the script says of itself; docs/pytorch.md has them all."""
+        sides = []
+        for side in ('before', 'after'):
+            with open(os.path.join(EXAMPLES, f'{name}_{side}.py'), encoding='utf-8') as file:
+                sides.append(re.sub('""".*?"""\n', '', file.read(), count=1, flags=re.DOTALL).splitlines())
+        lines = [line for line in difflib.ndiff(*sides) if line[0] in '+-']
+        with open(os.path.join(torch_run.ROOT, 'docs', 'pytorch.md'), encoding='utf-8') as file:
+            docs = file.read().splitlines()
+        for line in lines:
+            self.assertIn(line[0] + line[2:], docs)
+        return [sum(line[0] == sign for line in lines) for sign in '+-']
+
+    def script(self, name, *arguments):
+        """A function for run(): the script as a program, and what it printed."""
+        def work():
+            torch.set_num_threads(1)
+            sys.argv = [name, *map(str, arguments)]
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                runpy.run_path(os.path.join(EXAMPLES, name), run_name='__main__')
+            return printed.getvalue()
+        return work
+
+    @staticmethod
+    def losses(printed):
+        return [float(loss) for loss in re.findall(r'loss (\S+)', printed)]
+
+    def test_fsdp2(self):
+        self.assertLessEqual(max(self.differing('fsdp2')), 5)
+        tiny = ('--layers', 2, '--dim', 32, '--heads', 2, '--length', 16, '--batch', 4, '--steps', 8)
+        with socket.socket() as free:
+            free.bind(('127.0.0.1', 0))
+            os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free.getsockname()[1]))
+        for more, bound in (((), 1e-4), (('--mixed-precision',), 2e-2)):
+            if more:  # another type, under the same name
+                daemons = torch_run.Daemons(BUILD)
+                self.addCleanup(os.environ.update, SHARDD_ADDRESS=DAEMONS.address)
+                self.addCleanup(daemons.down)
+            before, after = (self.losses(run(self.script(f'fsdp2_{side}.py', *tiny, *more), 2)[0])
+                             for side in ('before', 'after'))
+            worst = max(abs(a - b) for a, b in zip(before, after))
+            print(f'FSDP2 {more}: {worst:.1e} apart')
+            self.assertEqual((len(before), len(after)), (8, 8))
+            self.assertLess(worst, bound)
+            self.assertLess(after[-1], after[0])
+
+    def test_deepspeed(self):
+        self.assertLessEqual(max(self.differing('deepspeed')), 5)
+        printed = run(self.script('deepspeed_after.py', '--pictures', 160, '--steps', 30), 2)[0]
+        losses = self.losses(printed)
+        self.assertEqual(len(losses), 3)
+        self.assertLess(losses[-1], losses[0])
+        self.assertRegex(printed, r'% of the pictures')
+        with open(os.path.join(EXAMPLES, 'deepspeed_before.py'), encoding='utf-8') as file:
+            compile(file.read(), 'deepspeed_before.py', 'exec')
+
+
+if __name__ == '__main__':
+    BUILD = sys.argv.pop(1)
+    DAEMONS = torch_run.Daemons(BUILD)
+    torch.optim.AdamW([torch.zeros(1)])  # imports half of PyTorch, which each fork would do anew
+    try:
+        passed = unittest.main(exit=False, verbosity=2).result.wasSuccessful()
+    finally:
+        DAEMONS.down()
+    sys.exit(not passed)
