@@ -256,14 +256,19 @@ class Model(_Open):
         self.session.call(lib.shd_report, self.handle, micro, array, len(metrics))
 
     def commit(self, lr: float, *, clip_norm: float = 0, groups: Sequence[Sequence[float]] = (),
-               divide_by: int = 0) -> Result:
+               divide_by: int = 0, dynamic_loss_scale: bool = False) -> Result:
         """groups: for each (lr, weight_decay, beta1, beta2) of this step. divide_by: struct shd_update."""
         rates = (_c.shd_rates * len(groups))(*[_c.shd_rates(*group) for group in groups])
-        update = sized(_c.shd_update, lr=lr, clip_norm=clip_norm, divide_by=divide_by, groups=rates,
-                       group_count=len(groups))
+        update = sized(_c.shd_update, lr=lr, clip_norm=clip_norm, divide_by=divide_by,
+                       dynamic_loss_scale=dynamic_loss_scale, groups=rates, group_count=len(groups))
         result = _c.shd_result()
         self.session.call(lib.shd_commit, self.handle, ctypes.byref(update), ctypes.byref(result))
         return Result(result.step, result.grad_norm, result.skipped, result.over, tuple(result.metrics))
+
+    @property
+    def loss_scale(self) -> float:
+        """To multiply losses of the open step by, with commit(dynamic_loss_scale=True)."""
+        return lib.shd_loss_scale(self.handle)
 
     def lease(self) -> tuple[int, int]:
         """(one of SHD_LEASE_…, the micro-batch)."""

@@ -8,14 +8,16 @@ The loop stays as it is. docs/pytorch.md has the rest.
 from typing import Any
 
 from ..errors import StepReset
-from .api import close, digest, leases, no_sync, report, reset, save, shard, step_of
+from .api import close, digest, leases, no_sync, report, reset, save, shard, step_of, weight
 from .data import Sampler
 from .fsdp import FSDPModule, fully_shard
 from .optimizer import Optimizer, Step
 from .policy import DDP, Policy, ZeRO1, ZeRO2, ZeRO3
+from .scaler import GradScaler
 
-__all__ = ['DDP', 'FSDPModule', 'Optimizer', 'Policy', 'Sampler', 'Step', 'StepReset', 'ZeRO1', 'ZeRO2', 'ZeRO3', 'close',
-           'digest', 'fully_shard', 'leases', 'no_sync', 'report', 'reset', 'save', 'shard', 'step_of']
+__all__ = ['DDP', 'FSDPModule', 'GradScaler', 'Optimizer', 'Policy', 'Sampler', 'Step', 'StepReset', 'ZeRO1', 'ZeRO2',
+           'ZeRO3', 'close', 'digest', 'fully_shard', 'leases', 'no_sync', 'report', 'reset', 'save', 'shard', 'step_of',
+           'weight']
 
 
 def __getattr__(name: str) -> Any:

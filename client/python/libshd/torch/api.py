@@ -29,8 +29,9 @@ def place_of(accumulate: int) -> Place:
 
 def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy = ZeRO3(),
           units: layout.Rule = 'auto', accumulate: int = 1, micro_batches: int = 0,
-          grads: str = 'stream', init: Optional[Callable[[nn.Module], None]] = None, name: Optional[str] = None,
-          address: Optional[str] = None, overlap: bool = True, publish: Optional[torch.dtype] = None,
+          grads: str = 'stream', loss: str = 'mean', init: Optional[Callable[[nn.Module], None]] = None,
+          name: Optional[str] = None, address: Optional[str] = None, overlap: bool = True,
+          publish: Optional[torch.dtype] = None,
           timeout: float = 1800
           ) -> tuple[nn.Module, Optimizer]:
     """Give the module's parameters and the optimizer's state to daemons; train on as before.
@@ -43,6 +44,8 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     micro_batches  for leases(): so many batches are a step, whoever computes them
     grads       'stream': a unit's gradient leaves during backward(). 'step': gradients stay in p.grad until
                 step(), for several losses, for looking at them, for another try.
+    loss        'mean': the step's gradient is the mean of all workers'. 'sum': each micro-batch's loss is a sum (over
+                tokens, say), weight() is told of how many, and the sum of all is divided by the sum of these
     init        gives a module on the meta device its own parameters' values (None: reset_parameters()); each
                 unit is made, handed over and dropped, so the model may be larger than this process
     name        of the model at the daemons; one that is there already is gone on with
@@ -56,6 +59,8 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     """
     if grads not in ('stream', 'step'):
         raise InvalidArgument(f"grads={grads!r}: must be 'stream' or 'step'")
+    if loss not in ('mean', 'sum'):
+        raise InvalidArgument(f"loss={loss!r}: must be 'mean' or 'sum'")
     if module in ENGINES:
         raise Misuse(f'{type(module).__name__} is sharded already')
     if grads == 'step':
@@ -85,7 +90,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
         if model.path != _c.SHD_PATH_MAP:
             raise NotSupported('the daemons\' memory cannot be mapped here: PyTorch needs parameters in place')
         engine = Engine(module, model, parts, place, policy, dtype=publish or dtype, stream=grads == 'stream',
-                        overlap=overlap, elastic=micro_batches > 0)
+                        overlap=overlap, elastic=micro_batches > 0, weighted=loss == 'sum')
     except BaseException:
         session.close()
         raise
@@ -146,9 +151,13 @@ def no_sync(module: nn.Module) -> Iterator[None]:
 def report(module: nn.Module, **metrics: Union[float, torch.Tensor]) -> None:
     """Numbers of the micro-batch that has been computed last, the loss above all, before step(). Their means over
     the step's micro-batches are in opt.last.metrics, `shardctl top` and `shardctl log`."""
-    if len(metrics) > _c.SHD_METRICS_MAX:
-        raise InvalidArgument(f'{len(metrics)} metrics: at most {_c.SHD_METRICS_MAX}')
-    engine_of(module).metrics.update({key: value.item() if isinstance(value, torch.Tensor) else float(value)
+    engine = engine_of(module)
+    room = _c.SHD_METRICS_MAX - engine.weighted
+    if len(metrics) > room:
+        raise InvalidArgument(f'{len(metrics)} metrics: at most {room}')
+    if engine.weighted and 'weight' in metrics:
+        raise InvalidArgument("the metric 'weight' is what sd.weight() was told")
+    engine.metrics.update({key: value.item() if isinstance(value, torch.Tensor) else float(value)
                                       for key, value in metrics.items()})
 
 
@@ -156,6 +165,18 @@ def reset(module: nn.Module) -> None:
     """Give up what the open step has, all workers' gradients, as opt.zero_grad() does before step(). Other workers
     get StepReset from what they do next, and compute the step's batches again."""
     engine_of(module).reset()
+
+
+def weight(module: nn.Module, count: Union[float, torch.Tensor]) -> None:
+    """How many tokens (or samples) the micro-batch had whose forward has been run last; for shard(loss='sum').
+    Of several backward() of a micro-batch (no_sync()) the counts add up."""
+    engine = engine_of(module)
+    if not engine.weighted:
+        raise Misuse("sd.weight() where losses are means: say shard(loss='sum'), and let each loss be a sum")
+    count = count.item() if isinstance(count, torch.Tensor) else float(count)
+    if not 0 <= count < float('inf'):
+        raise InvalidArgument(f'weight {count}: must be a count')
+    engine.metrics['weight'] = engine.metrics.get('weight', 0.0) + count
 
 
 def step_of(module: nn.Module) -> int:

@@ -61,7 +61,7 @@ class Engine:
     """What a sharded module and its Optimizer share."""
 
     def __init__(self, module: nn.Module, model: Model, units: list[Unit], place: Place, policy: Policy, *,
-                 dtype: torch.dtype, stream: bool, overlap: bool, elastic: bool):
+                 dtype: torch.dtype, stream: bool, overlap: bool, elastic: bool, weighted: bool):
         self.module, self.model, self.units, self.place, self.policy = weakref.ref(module), model, units, place, policy
         self.dtype, self.stream, self.overlap, self.elastic = dtype, stream, overlap, elastic
         self.trainable = [unit for unit in units if unit.trainable]
@@ -84,7 +84,11 @@ class Engine:
         self.leased: Optional[int] = None  # the micro-batch that leases() has handed out
         self.void = False               # the step has begun again since, so it is dropped
         self.handed = False             # something of the open step is with the owners
-        self.scale = float(place.accumulate)
+        # The owners divide by all micro-batches; a worker's own are added up, as in plain PyTorch.
+        self.weighted = weighted        # or they divide by the sum of what weight() was told
+        self.scale = 1.0 if weighted else float(place.accumulate)
+        self.scales = False             # GradScaler: losses are multiplied by the model's scale
+        self.unscaled = 1.0             # what gradients in p.grad have been divided by
         self._parts: dict[Unit, Any] = {}  # structs for shd_return_parts()
         self.adopt()
 
@@ -269,6 +273,7 @@ class Engine:
 
     def drop(self) -> None:
         """No gradients lie with the parameters afterwards."""
+        self.unscaled = 1.0
         with torch._C.DisableTorchFunctionSubclass():
             for unit in self.trainable:
                 for part in unit.parts:
@@ -293,8 +298,12 @@ class Engine:
         if self.due is None:
             return
         micro, unit, grads = self.due
+        if self.weighted and 'weight' not in self.metrics:
+            raise Misuse("loss='sum', and a micro-batch without weight: call sd.weight(model, n) for each, after its "
+                         'forward')
         if self.metrics:
-            self.names = self.names or tuple(self.metrics)
+            # The weight is the first: owners are told to divide by that.
+            self.names = self.names or tuple(sorted(self.metrics, key=lambda name: name != 'weight'))
             if set(self.metrics) - set(self.names):
                 raise Misuse(f'metrics {", ".join(self.metrics)}: this model\'s are {", ".join(self.names)}')
             self.tell(self.model.report, micro, [self.metrics.get(name, 0.0) for name in self.names])
@@ -321,8 +330,21 @@ class Engine:
             strides.append((ctypes.c_int64 * max(grad.dim(), 1))(*(grad.stride() or (1,))))
             to.data, to.dtype = grad.data_ptr(), _DTYPES[grad.dtype]
             to.strides = None if grad.is_contiguous() else strides[-1]
-        # The owners divide by all micro-batches; a worker's own are added up, as in plain PyTorch.
-        self.tell(self.model.return_parts, micro, unit.index, raw, self.scale)
+        self.tell(self.model.return_parts, micro, unit.index, raw, self.scale * self.unscaled)
+
+    def unscale(self) -> None:
+        """Gradients that are still here (grads="step") are looked at without the loss's scale."""
+        if self.stream:
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            grads = [part.parameter.grad for unit in self.trainable for part in unit.parts
+                     if part.parameter.grad is not None]
+        if any(grad.dtype == torch.float16 for grad in grads):
+            raise NotSupported('unscale_() of float16 gradients: most would become zero; leave it out, owners unscale '
+                               'in float32')
+        self.unscaled = self.model.loss_scale
+        for grad in grads:
+            grad.mul_(1 / self.unscaled)
 
     def tell(self, call: Callable[..., None], *arguments: Any) -> None:
         """Hand something over. Of a leased micro-batch it may be too late for that: the step is over, others have
@@ -390,7 +412,7 @@ class Engine:
     def commit(self, lr: float, groups: Iterable[Any], idle: bool = False) -> Result:
         if self.elastic:
             raise Misuse('step() outside of leases(), which shard(micro_batches=…) is for')
-        groups = tuple(groups)
+        groups, metrics = tuple(groups), dict(self.metrics)
         while True:
             try:
                 if not self.sealed:
@@ -399,6 +421,7 @@ class Engine:
             except StepReset:
                 if self.stream:
                     raise  # else the gradients are still here
+                self.metrics = dict(metrics)
 
     def decide(self, lr: float, groups: Iterable[Any]) -> Result:
         """End the step, when all workers have returned all of it."""
@@ -406,12 +429,13 @@ class Engine:
         for unit in self.units:
             self.release(unit)
         try:
-            result = self.model.commit(lr, clip_norm=self.clip_norm, groups=tuple(groups))
+            result = self.model.commit(lr, clip_norm=self.clip_norm, groups=tuple(groups),
+                                       divide_by=1 if self.weighted else 0, dynamic_loss_scale=self.scales)
         except StepReset:
             self.begin_again()
             raise
         self.sealed, self.backwards, self.clip_norm, self.metrics = False, 0, 0.0, {}
-        self.handed = False
+        self.handed, self.unscaled = False, 1.0
         for norm in self.norms:
             norm.fill_(result.grad_norm)
         self.norms = []

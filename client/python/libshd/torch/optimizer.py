@@ -13,7 +13,7 @@ from .engine import ENGINES, Engine
 
 
 class Step(NamedTuple):
-    """What a step came to. metrics: means over its micro-batches."""
+    """What a step came to. metrics: means over its micro-batches; with loss='sum' over the sum of `weight`."""
     step: int
     grad_norm: float
     skipped: bool
@@ -78,9 +78,11 @@ class Optimizer(torch.optim.Optimizer):
         return rates[0][0], rates
 
     def _note(self, result: Result) -> None:
-        micros = self.engine.model.micro_batches
+        engine = self.engine
+        total = result.metrics[0] if engine.weighted else engine.model.micro_batches
         self.last = Step(result.step, result.grad_norm, result.skipped,
-                         {name: result.metrics[at] / micros for at, name in enumerate(self.engine.names)})
+                         {name: total if engine.weighted and not at else result.metrics[at] / total
+                          for at, name in enumerate(engine.names)})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Before step() it drops the step's gradients, also those that the owners have; also of other workers, who
@@ -110,6 +112,12 @@ class Optimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         raise NotSupported('the optimizer\'s state is the owners\': restore a checkpoint of sd.save() by '
                            '`shardctl run --resume` or `shardctl restore`')
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """torch.amp.GradScaler asks before it looks for gradients, which have left."""
+        raise Misuse('torch.amp.GradScaler with an optimizer of shard(): workers would skip steps each by itself; use '
+                     'sd.GradScaler()')
 
     def __reduce__(self) -> Any:
         raise Misuse('an Optimizer of shard() cannot be pickled: sd.save(module, directory) saves its state')

@@ -25,7 +25,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import libshd  # noqa: E402
 import libshd.torch as sd  # noqa: E402
-from test_torch import Block, Gpt, Mlp, adamw, made  # noqa: E402
+from test_torch import NOISE, Block, Gpt, Mlp, adamw, made  # noqa: E402
 
 EXAMPLES = os.path.join(torch_run.ROOT, 'examples', 'pytorch')
 
@@ -245,6 +245,127 @@ class Ported(unittest.TestCase):
         self.assertRegex(printed, r'% of the pictures')
         with open(os.path.join(EXAMPLES, 'deepspeed_before.py'), encoding='utf-8') as file:
             compile(file.read(), 'deepspeed_before.py', 'exec')
+
+
+class Scales(Refuses):
+    """GradScaler, and losses that are sums."""
+
+    def test_a_scaled_loss_is_unscaled_by_the_owners(self):
+        def work(scaled, **flags):
+            module, opt = sd.shard(module := made(Gpt), torch.optim.SGD(module.parameters(), 0.1), address='local:',
+                                   name='scaled', **flags)
+            scaler, seen = sd.GradScaler('cpu', init_scale=65536.0, enabled=scaled), []
+            for step in range(4):
+                scaler.scale(module(step)).backward()
+                scaler.unscale_(opt)
+                if flags and scaled:
+                    seen.append(max(p.grad.abs().max().item() for p in module.parameters()))
+                nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+                scaler.step(opt)
+                scaler.update()
+                opt.zero_grad()
+                seen.append((opt.last.grad_norm, opt.last.skipped))
+            if scaled:
+                self.assertEqual((scaler.get_scale(), scaler.state_dict()['scale']), (65536.0, 65536.0))
+            return seen, module(9).item()
+        # A power of two: no bit is lost.
+        plain = run(lambda: work(False))[0]
+        self.assertEqual(run(lambda: work(True))[0], plain)
+        looked, loss = run(lambda: work(True, grads='step'))[0]
+        self.assertEqual(([one for one in looked if isinstance(one, tuple)], loss), plain)
+        self.assertLess(max(looked[::2]), 100)
+
+    def test_a_step_that_overflows_is_skipped_for_all(self):
+        def work():
+            module, opt = sd.shard(module := made(Mlp), adamw(module), name='overflows')
+            scaler = sd.GradScaler(module=module)
+            before, rank = module(0).item(), int(os.environ['RANK'])
+            loss = module(0) * (float('inf') if rank else 1)
+            scaler.scale(loss).backward()
+            scaler.step(opt)
+            scaler.update()
+            skipped = opt.last.skipped, scaler.get_scale(), module(0).item() == before
+            scaler.scale(module(0)).backward()
+            scaler.step(opt)
+            scaler.update()
+            return skipped, opt.last.skipped, module(0).item() == before
+        self.assertEqual(run(work, 2), [((True, 32768.0, True), False, False)] * 2)
+
+    def test_what_is_refused(self):
+        def work():
+            module, opt = sd.shard(module := made(Mlp), adamw(module), name='scaler', address='local:')
+            theirs = torch.amp.GradScaler('cpu')
+            theirs.scale(module(0)).backward()
+            self.refuses(theirs.step, opt, kind=libshd.Misuse, says=r'use sd\.GradScaler')
+            self.refuses(sd.GradScaler, growth_interval=100, says='growth_interval=100.*2000')
+            scaler = sd.GradScaler()
+            self.refuses(scaler.update, 4.0, says='update')
+            self.refuses(scaler.load_state_dict, {'scale': 2.0}, says='scale 2.0.*65536')
+            scaler.load_state_dict(scaler.state_dict())
+            self.refuses(scaler.step, adamw(made(Mlp)), kind=libshd.Misuse, says='not the sharded')
+            self.refuses(sd.weight, module, 3, kind=libshd.Misuse, says="loss='sum'")
+            other, _ = sd.shard(other := made(Mlp), adamw(other), name='second', address='local:')
+            self.refuses(sd.GradScaler().scale, torch.ones(1), kind=libshd.Misuse, says='2 modules.*module=')
+            summed, its = sd.shard(summed := made(Mlp), adamw(summed), name='summed', address='local:', loss='sum')
+            summed(0).backward()
+            self.refuses(its.step, kind=libshd.Misuse, says=r'sd\.weight\(model, n\)')
+            self.refuses(sd.weight, summed, -1, kind=libshd.InvalidArgument, says='weight -1')
+            self.refuses(sd.report, summed, weight=1, kind=libshd.InvalidArgument, says="'weight'")
+            sd.weight(summed, 1)
+            its.step()
+        run(work)
+
+    def test_losses_that_are_sums_of_tokens(self):
+        """Micro-batches of 1 to 9 tokens; the reference is one process that divides by all of them."""
+        def tokens(step, micro):
+            draw = torch.Generator().manual_seed(100 * step + micro)
+            count = int(torch.randint(1, 10, (), generator=draw))
+            return torch.randn(count, 8, generator=draw), torch.randint(8, (count,), generator=draw)
+
+        def summed(module, step, micro):
+            x, y = tokens(step, micro)
+            return F.cross_entropy(module(x), y, reduction='sum'), len(y)
+
+        def work():
+            module = made(lambda: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)))
+            module, opt = sd.shard(module, adamw(module), name='tokens', loss='sum', accumulate=2)
+            losses = []
+            for step in range(8):
+                for backward in range(2):
+                    loss, count = summed(module, step, 2 * backward + int(os.environ['RANK']))
+                    loss.backward()
+                    sd.weight(module, count)
+                    sd.report(module, loss=loss)
+                nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+                opt.step()
+                losses.append((opt.last.loss, opt.last.metrics['weight'], opt.last.grad_norm))
+            return losses
+
+        def reference(noise):
+            module = made(lambda: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)))
+            if noise:
+                with torch.no_grad():
+                    for p in module.parameters():
+                        p.copy_(torch.nextafter(p, torch.full_like(p, 9.0)))
+            opt, losses = adamw(module), []
+            for step in range(8):
+                of_all = [summed(module, step, micro) for micro in range(4)]
+                count = sum(n for _, n in of_all)
+                loss = sum(one for one, _ in of_all) / count
+                loss.backward()
+                losses.append((loss.item(), count, nn.utils.clip_grad_norm_(module.parameters(), 1.0).item()))
+                opt.step()
+                opt.zero_grad()
+            return losses
+        first, second = run(work, 2)
+        self.assertEqual(first, second)
+        want, moved = run(lambda: (reference(False), reference(True)))[0]
+        noise = max(abs(a[0] - b[0]) for a, b in zip(want, moved))
+        worst = max(abs(a[0] - b[0]) for a, b in zip(want, first))
+        print(f'sums over tokens: {worst:.1e} from plain PyTorch, whose own noise is {noise:.1e}')
+        self.assertLessEqual(worst, NOISE * noise + 1e-6)
+        self.assertEqual([count for _, count, _ in first], [count for _, count, _ in want])
+        self.assertGreater(len({count for _, count, _ in first}), 3)
 
 
 if __name__ == '__main__':
