@@ -1,7 +1,8 @@
 """What a sharded module does on forward and backward. Copies of the module (deepcopy, pickle) do nothing of it."""
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, Callable
 
 import torch
 from torch import nn
@@ -10,6 +11,16 @@ from torch.utils import _pytree as pytree
 from ..errors import Misuse
 from .engine import Engine
 from .layout import Part, Unit
+
+
+def untraced(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.compile() ends its graph before such a call and begins another after it, as around FSDP2's."""
+    @functools.wraps(hook)
+    def called(*arguments: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return torch._dynamo.disable(hook, reason='a hook of libshd')(*arguments)
+        return hook(*arguments)
+    return called
 
 
 class Inert:
@@ -36,6 +47,7 @@ class RootBegins(Hook):
         super().__init__(engine)
         self.loose = loose
 
+    @untraced
     def __call__(self, *_: Any) -> None:
         self.engine.forward_begins()
         for unit in self.loose:
@@ -45,6 +57,7 @@ class RootBegins(Hook):
 class RootEnds(Hook):
     """After it: its outputs' gradients are the first of a backward, also where that has others inside."""
 
+    @untraced
     def __call__(self, _module: nn.Module, _inputs: Any, outputs: Any) -> None:
         if self.engine.stream and torch.is_grad_enabled():
             for tensor in pytree.tree_leaves(outputs):
@@ -62,6 +75,7 @@ class UnitBegins(Hook):
         super().__init__(engine)
         self.unit = unit
 
+    @untraced
     def __call__(self, *_: Any) -> None:
         self.engine.acquire(self.unit)
 
@@ -69,6 +83,7 @@ class UnitBegins(Hook):
 class UnitEnds(UnitBegins):
     """After it, where a unit is not kept until its backward."""
 
+    @untraced
     def __call__(self, _module: nn.Module, _inputs: Any, outputs: Any) -> None:
         if torch.is_grad_enabled():
             for tensor in pytree.tree_leaves(outputs):

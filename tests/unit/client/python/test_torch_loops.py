@@ -368,6 +368,41 @@ class Scales(Refuses):
         self.assertGreater(len({count for _, count, _ in first}), 3)
 
 
+class Compiled(unittest.TestCase):
+    """torch.compile of each block, as is usual with FSDP2: hooks stay outside of its graphs."""
+
+    def train(self, backend, way):
+        module = made(Gpt)
+        if backend and way == 'before':
+            for block in module.blocks:
+                block.compile(backend=backend)
+        module, opt = sd.shard(module, adamw(module), name='compiled', address='local:')
+        if backend and way == 'after':
+            for block in module.blocks:
+                block.compile(backend=backend)
+        if backend and way == 'whole':
+            module.compile(backend=backend)
+        losses = trained(module, opt, 3)
+        sd.close(module)
+        return losses
+
+    def test_blocks_and_the_whole(self):
+        def work():
+            os.environ.update(RANK='0', WORLD_SIZE='1')
+            plain, found = self.train(None, ''), {}
+            for backend, way in (('eager', 'before'), ('eager', 'after'), ('aot_eager', 'after'), ('eager', 'whole')):
+                found[backend, way] = self.train(backend, way)
+            graphs = torch._dynamo.utils.counters['stats'].get('unique_graphs', 0)
+            return plain, found, graphs
+        plain, found, graphs = run(work)[0]
+        print(f'compiled: {graphs} graphs')
+        self.assertGreaterEqual(graphs, 4)
+        for way, losses in found.items():
+            worst = max(abs(a - b) for a, b in zip(losses, plain))
+            print(f'compiled {way}: {worst:.1e} apart')
+            self.assertLess(worst, 1e-4 if way[0] == 'aot_eager' else 1e-6)
+
+
 if __name__ == '__main__':
     BUILD = sys.argv.pop(1)
     DAEMONS = torch_run.Daemons(BUILD)
