@@ -403,6 +403,109 @@ class Compiled(unittest.TestCase):
             self.assertLess(worst, 1e-4 if way[0] == 'aot_eager' else 1e-6)
 
 
+def schedules():
+    """{name: (steps of plain torch and of shard() alike, whether it takes a loss)} of all of torch's."""
+    lr = torch.optim.lr_scheduler
+    return {
+        'LambdaLR': lambda o: lr.LambdaLR(o, lambda at: 0.9 ** at),
+        'MultiplicativeLR': lambda o: lr.MultiplicativeLR(o, lambda at: 0.8),
+        'StepLR': lambda o: lr.StepLR(o, 2, 0.5),
+        'MultiStepLR': lambda o: lr.MultiStepLR(o, [2, 4], 0.3),
+        'ConstantLR': lambda o: lr.ConstantLR(o, 0.3, 3),
+        'LinearLR': lambda o: lr.LinearLR(o, 0.1, total_iters=4),
+        'ExponentialLR': lambda o: lr.ExponentialLR(o, 0.7),
+        'SequentialLR': lambda o: lr.SequentialLR(o, [lr.ConstantLR(o, 0.1, 2), lr.ExponentialLR(o, 0.9)], [2]),
+        'PolynomialLR': lambda o: lr.PolynomialLR(o, 6, 2.0),
+        'CosineAnnealingLR': lambda o: lr.CosineAnnealingLR(o, 5),
+        'ChainedScheduler': lambda o: lr.ChainedScheduler([lr.ConstantLR(o, 0.1, 2), lr.ExponentialLR(o, 0.9)]),
+        'ReduceLROnPlateau': lambda o: lr.ReduceLROnPlateau(o, factor=0.5, patience=0, threshold=0.5),
+        'CyclicLR': lambda o: lr.CyclicLR(o, 0.001, 0.1, step_size_up=2),
+        'CosineAnnealingWarmRestarts': lambda o: lr.CosineAnnealingWarmRestarts(o, 2, 2),
+        'OneCycleLR': lambda o: lr.OneCycleLR(o, 0.1, total_steps=9),
+        'SWALR': lambda o: torch.optim.swa_utils.SWALR(o, 0.002, anneal_epochs=4),
+        'by hand': Decays}
+
+
+class Decays:
+    """None of torch's moves it: weight decay of each group, by the loop itself."""
+
+    def __init__(self, optimizer):
+        self.groups, self.at = optimizer.param_groups, 0
+
+    def step(self):
+        self.at += 1
+        for index, group in enumerate(self.groups):
+            group['weight_decay'] = 0.02 * (self.at + index)
+
+
+class Schedules(unittest.TestCase):
+    """Every scheduler that torch has moves lr, momentum and betas here as it does there."""
+
+    OPTIMIZERS = {'SGD': lambda groups: torch.optim.SGD(groups, 0.05, momentum=0.9, weight_decay=0.01, foreach=False),
+                  'AdamW': lambda groups: torch.optim.AdamW(groups, 0.01, foreach=False)}
+
+    def losses(self, build, schedule, sharded, noise=False):
+        """Of seven steps, and the rates that each began with."""
+        module = made(Mlp)
+        if noise:
+            with torch.no_grad():
+                for p in module.parameters():
+                    p.copy_(torch.nextafter(p, torch.full_like(p, 9.0)))
+        halves = list(module.parameters())
+        opt = build([{'params': halves[:2]}, {'params': halves[2:]}])
+        if not sharded:
+            moved = schedule(opt)
+        elif sharded == 'before':
+            moved = schedule(opt)
+            module, opt = sd.shard(module, opt, name='scheduled', address='local:')
+        else:
+            module, opt = sd.shard(module, opt, name='scheduled', address='local:')
+            moved = schedule(opt)
+        losses, rates = [], []
+        for step in range(7):
+            loss = module(step)
+            loss.backward()
+            rates.append([[group.get(key) for key in ('lr', 'momentum', 'betas', 'weight_decay')]
+                          for group in opt.param_groups])
+            opt.step()
+            opt.zero_grad()
+            losses.append(loss.item())
+            if isinstance(moved, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                moved.step(round(losses[-1], 3))
+            else:
+                moved.step()
+        if sharded:
+            sd.close(module)
+        return losses, rates
+
+    def test_all_of_them(self):
+        """SGD to the bit; AdamW as near as plain PyTorch is to itself after one unit in the last place."""
+        lr = torch.optim.lr_scheduler
+        known = {name for name, value in vars(lr).items()
+                 if isinstance(value, type) and issubclass(value, lr.LRScheduler) and not name.startswith('_')}
+        self.assertEqual(known - set(schedules()), {'LRScheduler'})
+
+        def work():
+            apart = {}
+            for kind, build in self.OPTIMIZERS.items():
+                for name, schedule in schedules().items():
+                    want, rates = self.losses(build, schedule, '')
+                    if kind == 'SGD':
+                        bound = 0
+                    else:
+                        moved, _ = self.losses(build, schedule, '', noise=True)
+                        bound = NOISE * max(abs(a - b) for a, b in zip(want, moved)) + 1e-6
+                    for when in ('before', 'after'):
+                        found, same = self.losses(build, schedule, when)
+                        worst = max(abs(a - b) for a, b in zip(want, found))
+                        if same != rates or worst > bound:
+                            apart[kind, name, when] = worst, bound
+                    if all(rate == rates[0] for rate in rates):
+                        apart[kind, name] = 'nothing was moved'
+            return apart
+        self.assertEqual(run(work)[0], {})
+
+
 if __name__ == '__main__':
     BUILD = sys.argv.pop(1)
     DAEMONS = torch_run.Daemons(BUILD)
