@@ -115,6 +115,7 @@ def leases(module: nn.Module, steps: int, schedule: Any = None, clip_norm: float
     optimizer = engine.optimizer()
     while engine.model.step < steps:
         while schedule is not None and schedule.last_epoch < engine.model.step:
+            optimizer.original._opt_called = True  # steps that others have made are steps
             schedule.step()
         engine.clip_norm = float(clip_norm)
         try:

@@ -6,6 +6,7 @@ next forward or step(), as metrics may be reported until then.
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -100,8 +101,7 @@ class Engine:
         order = {name: index for index, name in enumerate(places)}
         mine = weakref.ref(self)
         for unit in self.units:
-            address = self.model.acquire(unit.index)
-            unit.address = address
+            address = unit.address = self.reach(unit)
             unit.array = tensor_at(address, elems_of(unit), self.dtype)
             for part in unit.parts:
                 part.index = order[part.name]
@@ -114,6 +114,21 @@ class Engine:
                 part.home = part.parameter.data_ptr()
                 guard(part.parameter, part.name, functools.partial(wait_for, mine, unit))
             self.model.release(unit.index)
+
+    def reach(self, unit: Unit) -> int:
+        """The address of the unit's parameters at the open step, which others may move on meanwhile."""
+        while True:
+            try:
+                return self.model.acquire(unit.index)
+            except WrongStep:
+                if not self.elastic:
+                    raise
+            with contextlib.suppress(StepReset):
+                what, micro = self.model.lease()  # asking is how a worker hears of it
+                if what == _c.SHD_LEASE_MICRO:
+                    self.model.unlease(micro)
+                elif what == _c.SHD_LEASE_OVER:
+                    self.model.commit(0.0)  # is decided already
 
     def detach(self) -> None:
         """Private copies instead, without hooks."""
@@ -137,7 +152,7 @@ class Engine:
         try:
             address = self.model.acquire(unit.index)
         except WrongStep:
-            if self.leased is None:
+            if not self.elastic:
                 raise
             return  # others were faster, and the step is over: what is computed of it here is dropped
         self.held.add(unit.index)

@@ -79,6 +79,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def _note(self, result: Result) -> None:
         engine = self.engine
+        if result.over:  # others ended it, and more is not known here
+            self.last = Step(result.step, float('nan'), False, {})
+            return
         total = result.metrics[0] if engine.weighted else engine.model.micro_batches
         self.last = Step(result.step, result.grad_norm, result.skipped,
                          {name: total if engine.weighted and not at else result.metrics[at] / total

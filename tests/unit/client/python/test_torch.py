@@ -22,6 +22,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+import libshd  # noqa: E402
 import libshd.torch as sd  # noqa: E402
 from libshd import errors as sd_errors  # noqa: E402
 
@@ -50,6 +51,15 @@ class Idle(Mlp):
     def forward(self, seed):
         x = torch.randn(16, 8, generator=torch.Generator().manual_seed(seed))
         return F.mse_loss(self.layers(x) + self.experts[seed % 1000 % 3 // 2](x), x.sum(1, keepdim=True).sin())
+
+
+class Moe(Idle):
+    """Experts that are routed to now and then: in a step by no worker, by one of two, or by both."""
+
+    def forward(self, seed):
+        x = torch.randn(16, 8, generator=torch.Generator().manual_seed(seed))
+        chosen = (seed // 1000 * 2 + seed % 1000) % 5 // 2
+        return F.mse_loss(self.layers(x) + self.experts[chosen](x), x.sum(1, keepdim=True).sin())
 
 
 class Cnn(nn.Module):
@@ -232,6 +242,13 @@ class Numbers(unittest.TestCase):
 
     def test_a_layer_that_takes_no_part_stays(self):
         self.compare(Idle, 'idle', 8)
+        self.compare(Idle, 'idle-2', 8, world=2)
+
+    def test_experts_that_are_idle_now_and_then(self):
+        def sgd(module):
+            return torch.optim.SGD(module.parameters(), 0.05, momentum=0.9, weight_decay=0.1)
+        self.compare(Moe, 'experts-1', 10, optimizer=sgd)
+        self.compare(Moe, 'experts-2', 10, world=2, optimizer=sgd)
 
     def test_checkpointing(self):
         self.compare(lambda: Gpt(True), 'gpt-checkpoint', 3)
@@ -361,12 +378,21 @@ class Again(unittest.TestCase):
 class Elastic(unittest.TestCase):
     """Micro-batches to whoever asks."""
 
-    def train(self, name, world, fault=lambda step, micro: None):
+    STEPS, MICROS = 8, 4
+
+    def train(self, name, world, fault=lambda step, micro: None, last=lambda rank, step: False):
+        """Losses and norms as each worker saw them, and the digest. last: this worker leaves in that step."""
         def work():
             module = made(Gpt)
             original = adamw(module)
-            module, opt = sd.shard(module, original, name=name, micro_batches=4)
-            for step, micro in sd.leases(module, 6, warm_up(original), clip_norm=1.0):
+            module, opt = sd.shard(module, original, name=name, micro_batches=self.MICROS)
+            seen = {}
+
+            def look():
+                if opt.last is not None and opt.last.loss is not None:  # this worker has seen its end
+                    seen[opt.last.step] = opt.last.loss, opt.last.grad_norm
+            for step, micro in sd.leases(module, self.STEPS, warm_up(original), clip_norm=1.0):
+                look()
                 loss = module(1000 * step + micro)
                 loss.backward()
                 fault(step, micro)
@@ -377,23 +403,55 @@ class Elastic(unittest.TestCase):
                     with self.assertRaisesRegex(sd_errors.Misuse, r'leases\(clip_norm=2'):
                         opt.clip_grad_norm_(2.0)
                 opt.step()
-            return sd.digest(module), sd.step_of(module)
-        answers = set(run(work, world))
-        self.assertEqual(len(answers), 1)
-        return answers.pop()
+                if last(int(os.environ['RANK']), step):
+                    return seen, None
+            look()
+            return seen, (sd.digest(module), sd.step_of(module))
+        answers = run(work, world)
+        ends = {end for _, end in answers if end is not None}
+        self.assertEqual(len(ends), 1)
+        return [seen for seen, _ in answers], ends.pop()
 
-    def test_the_same_bits_for_any_workers_and_through_kills(self):
-        marker = os.path.join(DAEMONS.directory, 'leased')
+    def marked(self, name):
+        """Whether nobody has been here yet."""
+        try:
+            os.close(os.open(os.path.join(DAEMONS.directory, name), os.O_CREAT | os.O_EXCL))
+            return True
+        except FileExistsError:
+            return False
 
-        def fault(step, micro):
-            if (step, micro) == (3, 2) and not os.path.exists(marker):
-                with open(marker, 'w', encoding='ascii'):
-                    os.kill(os.getpid(), signal.SIGKILL)
-        alone = self.train('elastic-1', 1)
-        self.assertEqual(alone[1], 6)
-        self.assertEqual(self.train('elastic-2', 2), alone)
-        self.assertEqual(self.train('elastic-kill', 2, fault), alone)
-        self.assertTrue(os.path.exists(marker))
+    def test_the_same_bits_whoever_comes_leaves_and_is_killed(self):
+        def kill_worker(step, micro):
+            if (step, micro) == (3, 2) and self.marked('leased'):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def kill_both(step, micro):
+            if (step, micro) == (2, 1) and self.marked('daemon'):
+                session = libshd.Session()
+                os.kill(session.status(0)['pid'], signal.SIGKILL)
+                session.close()
+            if (step, micro) == (5, 0) and self.marked('leased-too'):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def join_late(step, _micro):
+            """Rank 1 computes nothing before rank 0 has come so far."""
+            late = os.path.join(DAEMONS.directory, 'late')
+            if os.environ['RANK'] == '0' and step == 3:
+                with open(late, 'w', encoding='ascii'):
+                    pass
+            while os.environ['RANK'] == '1' and not os.path.exists(late):
+                time.sleep(0.01)
+        (alone,), end = self.train('elastic-1', 1)
+        self.assertEqual((sorted(alone), end[1]), (list(range(self.STEPS)), self.STEPS))
+        for name, how in {'elastic-2': {}, 'elastic-kill': {'fault': kill_worker}, 'elastic-both': {'fault': kill_both},
+                          'elastic-leave': {'last': lambda rank, step: rank == 1 and step >= 2},
+                          'elastic-join': {'fault': join_late}}.items():
+            seen, same = self.train(name, 2, **how)
+            self.assertEqual(same, end, name)
+            for worker in seen:
+                self.assertEqual({step: alone[step] for step in worker}, worker, name)
+        for marker in ('leased', 'daemon', 'leased-too', 'late'):
+            self.assertTrue(os.path.exists(os.path.join(DAEMONS.directory, marker)), marker)
 
 
 class Starts(unittest.TestCase):
@@ -454,7 +512,6 @@ class Kills(unittest.TestCase):
     def test_a_daemon(self):
         def fault(step):
             if step == 5 and os.environ['RANK'] == '0':
-                import libshd
                 session = libshd.Session()
                 os.kill(session.status(0)['pid'], signal.SIGKILL)
                 session.close()
