@@ -206,6 +206,15 @@ class Model(_Open):
     def path(self) -> int:
         return lib.shd_path(self.handle)
 
+    @property
+    def dtype(self) -> int:
+        """Of parameters: one of SHD_F32, SHD_BF16, SHD_F16."""
+        return lib.shd_param_dtype(self.handle)
+
+    def unit_elems(self) -> list[int]:
+        """Of each unit's array, gaps and all."""
+        return [lib.shd_unit_elems(self.handle, unit) for unit in range(lib.shd_units(self.handle))]
+
     def unit_names(self) -> list[str]:
         return [lib.shd_unit_name(self.handle, unit).decode() for unit in range(lib.shd_units(self.handle))]
 
@@ -278,6 +287,12 @@ class Model(_Open):
 
     def unlease(self, micro: int) -> None:
         self.session.call(lib.shd_unlease, self.handle, micro)
+
+    def read_step(self, to: Sequence[int]) -> int:
+        """Copy the parameters of each unit to its address, all of one step, while others train; that step."""
+        step = ctypes.c_uint64()
+        self.session.call(lib.shd_read_step, self.handle, (ctypes.c_void_p * len(to))(*to), ctypes.byref(step))
+        return step.value
 
     def digest(self) -> tuple[str, int]:
         """Of parameters and optimizer state, and the step."""

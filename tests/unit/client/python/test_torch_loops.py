@@ -506,6 +506,47 @@ class Schedules(unittest.TestCase):
         self.assertEqual(run(work)[0], {})
 
 
+class Looks(unittest.TestCase):
+    """Readers, and a session at a notebook."""
+
+    def test_a_reader_beside_training(self):
+        def work():
+            module, opt = sd.shard(module := made(Gpt), adamw(module), name='looked-at')
+            with sd.reader(name='looked-at') as looking:
+                for step in range(3):
+                    with looking.snapshot() as params:
+                        self.assertEqual((params.step, len(params)), (step, len(list(module.parameters()))))
+                        seen = torch.func.functional_call(made(Gpt), params, (7,)).item()
+                        self.assertEqual(seen, module(7).item())
+                        kept = params['wte.weight']
+                        whole = kept.clone()
+                    self.assertEqual(params, {})
+                    module(step).backward()
+                    opt.step()
+                    self.assertTrue(torch.equal(kept, whole))  # a copy
+                    self.assertFalse(torch.equal(kept, module.wte.weight))
+            with self.assertRaisesRegex(libshd.TimedOut, 'nowhere'):
+                sd.reader(name='nowhere', timeout=0.2)
+            return sd.step_of(module)
+        self.assertEqual(run(work)[0], 3)
+
+    def test_a_session_at_a_notebook(self):
+        def work():
+            torch.set_num_threads(1)
+            os.environ['NOTEBOOK_DIR'] = os.path.join(DAEMONS.directory, 'notebook')
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                runpy.run_path(os.path.join(EXAMPLES, 'notebook.py'), run_name='__main__')
+            return printed.getvalue()
+        first, second = run(work)[0], run(work)[0]  # the kernel is another one, the state is warm
+        for begun, printed in enumerate((first, second)):
+            self.assertEqual([int(step) for step in re.findall(r'attached at step (\d+)', printed)],
+                             [200 * begun, 200 * begun + 100])
+            self.assertEqual(len(re.findall(rf'step {200 * begun + 100} \w+\.\w+ ', printed)), 6)
+            self.assertIn(f'saved step-{200 * begun + 200:012}', printed)
+        losses = [float(loss) for loss in re.findall(r'loss (\S+)', first + second)]
+        self.assertLess(losses[3], losses[0])
+
+
 if __name__ == '__main__':
     BUILD = sys.argv.pop(1)
     DAEMONS = torch_run.Daemons(BUILD)

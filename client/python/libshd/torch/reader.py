@@ -1,0 +1,60 @@
+"""Looking at a model while others train it."""
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Iterator, Optional
+
+import torch
+
+from .. import _c
+from . import attach
+
+_TYPES = {_c.SHD_F32: torch.float32, _c.SHD_BF16: torch.bfloat16, _c.SHD_F16: torch.float16}
+
+
+class Snapshot(dict[str, torch.Tensor]):
+    """Parameters by name, all of one step."""
+    step = 0
+
+
+class Reader:
+    """A model that others train. Nobody waits for a reader."""
+
+    def __init__(self, address: Optional[str], name: Optional[str], timeout: float):
+        self.session = attach.connect(address, 'reader', timeout)
+        self.model = self.session.attach(name, timeout)
+        tensors = [tensor for unit in json.loads(self.model.spec)['units'] for tensor in unit['tensors']]
+        self.shapes: dict[str, tuple[int, ...]] = {tensor['name']: tuple(tensor['shape']) for tensor in tensors}
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        """The parameters of one step, copied; `step` says which. For torch.func.functional_call(module, them, x)."""
+        dtype = _TYPES[self.model.dtype]
+        arrays = [torch.empty(elems, dtype=dtype) for elems in self.model.unit_elems()]
+        found = Snapshot()
+        found.step = self.model.read_step([array.data_ptr() for array in arrays])
+        for tensor in self.model.tensors():
+            values = arrays[tensor.unit][tensor.offset_elems:tensor.offset_elems + tensor.elems]
+            found[tensor.name] = values.view(self.shapes[tensor.name])
+        yield found
+        found.clear()
+
+    def close(self) -> None:
+        """Let go of the daemons."""
+        self.session.close()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def reader(address: Optional[str] = None, name: Optional[str] = None, timeout: float = 60) -> Reader:
+    """Attach to a model (None: the only one) without training it; it is waited for so many seconds:
+
+        with sd.reader() as r, r.snapshot() as params:
+            y = torch.func.functional_call(module, params, x)
+    """
+    return Reader(address, name, timeout)
