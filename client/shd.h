@@ -505,6 +505,15 @@ enum shd_array { SHD_PARAMS = 0, SHD_MOMENT1 = 1, SHD_MOMENT2 = 2 };
 SHD_API int shd_get(shd_model *m, uint32_t unit, enum shd_array array, float *ret_values,
                     uint64_t *ret_step, uint64_t *ret_updates, struct shd_err *e);
 
+/* Whose parameters an address lies in, mapped ones of this process: the model, the tensor and which
+ * of its elements (behind the last: a gap); NULL: nobody's. Reads pointers and takes no lock, so a
+ * signal handler may call it where no other thread opens or closes anything just then. */
+SHD_API shd_model *shd_what(const void *address, struct shd_tensor *ret_tensor, uint64_t *ret_elem);
+/* A write to parameters, which are mapped read-only, ends a process by SIGSEGV. From here on such a
+ * process says first, on stderr, which tensor it was; then it ends as it would have, through a
+ * handler that was there before, if any. Again: on top of one that was set since. SHD_EIO. */
+SHD_API int shd_explain_writes(struct shd_err *e);
+
 /* -- Reading while others train --------------------------------------------------------------- */
 /* The step whose parameters a unit has; UINT64_MAX while they are being changed. What was read in
  * place between two calls with the same answer (but that one) is whole: a seqlock. */

@@ -54,6 +54,11 @@ static void leave_sessions(void)
     pthread_mutex_unlock(&lock);
 }
 
+const struct shd_session *fork_sessions(void)
+{
+    return sessions;
+}
+
 static void watch_forks(void)
 {
     registered = pthread_atfork(hold_list, let_list_go, leave_sessions);

@@ -19,4 +19,7 @@ struct shd_session;
 int fork_add(struct shd_session *s, struct shd_err *e);
 void fork_drop(struct shd_session *s); /* one that was not added: a no-op */
 
+/* The sessions of this process, by their `next`: for handlers of signals, which take no lock. */
+const struct shd_session *fork_sessions(void);
+
 #endif

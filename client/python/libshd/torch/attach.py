@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..errors import InvalidArgument, IOFailed, Misuse
-from ..library import program
+from ..library import call, lib, program
 from ..session import Model, Session
 from .layout import Part, Unit, elems_of
 
@@ -22,21 +22,28 @@ def connect(address: Optional[str], name: str, timeout: float) -> Session:
     """A session with the daemons at the address; 'up:N' starts N, unless this user's are up already."""
     if address and (up := re.fullmatch(r'up(?::(\d+))?', address)):
         address = start(int(up[1] or 1))
-    return Session(address, name=name, timeout=timeout)
+    session = Session(address, name=name, timeout=timeout)
+    call(lib.shd_explain_writes)  # to what nothing in Python guards: ctypes, C++
+    return session
 
 
 def start(daemons: int) -> str:
-    """The address of daemons that stay until `shardctl down`; several workers find the same ones."""
+    """The address of daemons that stay until `shardctl down`; several workers find the same ones. They are where
+    `shardctl up` has them, or in $SHARDD_ADDRESS."""
     if not daemons:
         raise InvalidArgument("address='up:0': at least one daemon is needed")
     with open(os.path.join(tempfile.gettempdir(), f'.libshd-up-{os.getuid()}'), 'a', encoding='ascii') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         shardctl = program('shardctl')
-        done = subprocess.run([shardctl, 'up', '--daemons', str(daemons)], capture_output=True, text=True,
+        directory = os.environ.get('SHARDD_ADDRESS', '').partition('?')[0]
+        where = ['--runtime-dir', directory] if os.path.isabs(directory) else []
+        done = subprocess.run([shardctl, 'up', '--daemons', str(daemons), *where], capture_output=True, text=True,
                               stdin=subprocess.DEVNULL, check=False)
-        # Of one that is up already, too, it says where.
-        if found := re.search(r'SHARDD_ADDRESS=(\S+)', done.stdout + done.stderr):
+        if found := re.search(r'SHARDD_ADDRESS=(\S+)', done.stdout):
             return found[1].strip('\'";')
+        # It is up already, and says where.
+        if found := re.search(r"'([^']+)' is kept by a `shardctl up`", done.stderr):
+            return found[1]
         raise IOFailed(f'shardctl up --daemons {daemons}: {done.stderr.strip()}')
 
 

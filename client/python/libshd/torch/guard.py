@@ -1,7 +1,8 @@
 """Parameters that cannot be written to: their memory is the owners' and mapped read-only, so a write would
 end the process by SIGSEGV. Here it is an exception that names the tensor.
 
-A sharded parameter's class is Shared; what PyTorch gives as a view of its values (p.data, p.detach(), and
+Arrays of NumPy are made read-only; for what still gets at the memory libshd says the tensor's name before the process
+ends. A sharded parameter's class is Shared; what PyTorch gives as a view of its values (p.data, p.detach(), and
 under no_grad p[0], p.view(…)) is of class View. Copies (deepcopy, pickle) are plain again.
 
 Who reads them waits here until the owners' update is there, where step() did not.
@@ -26,6 +27,9 @@ _ABOUT = {'size', 'dim', 'numel', 'nelement', 'stride', 'is_contiguous', 'elemen
 _VALUES = {'data', 'T', 'mT', 'H', 'mH', 'real', 'imag'}
 # Who has parameters that may not be there yet.
 PENDING: set[int] = set()
+
+
+_ARRAYS = {'numpy', '__array__'}
 
 
 def _is_write(name: str) -> bool:
@@ -67,6 +71,8 @@ class _Guarded:
                 tensor.shd_wait()
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
+            if name in _ARRAYS:
+                result.flags.writeable = False
             # A view that autograd knows is guarded by PyTorch itself.
             if name == 'detach' or name in _VIEWS and not (torch.is_grad_enabled() and _has_grad(result)):
                 return _as_views(result, args)

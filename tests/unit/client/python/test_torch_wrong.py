@@ -1,7 +1,12 @@
 #!/usr/bin/env python3
 """test_torch_wrong.py BUILD_DIR: what would train something else in silence is refused, with what to do instead."""
+import ctypes
+import faulthandler
 import os
+import resource
+import signal
 import sys
+import time
 import unittest
 
 import torch_run
@@ -9,6 +14,7 @@ import torch_run
 if __name__ == '__main__':
     torch_run.start(sys.argv[1])
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.utils import clip_grad_norm_  # noqa: E402  (before anything is sharded)
@@ -85,6 +91,37 @@ class Writes(Case):
                 self.refuses(write, says="'layers.0.weight'.*before shard")
         self.refuses(module.load_state_dict, module.state_dict(), says='load_state_dict.*before shard')
         self.assertEqual(module(self.X).item(), before)
+
+    def test_arrays_of_numpy_are_read_only(self):
+        module, _ = self.shard()
+        weight = module.layers[0].weight
+        for array in (weight.detach().numpy(), np.asarray(weight.data), weight.data.view(-1).numpy()):
+            self.assertEqual(array.flat[0], weight[0, 0].item())
+            with self.assertRaisesRegex(ValueError, 'read-only'):
+                array.flat[0] = 1
+        weight.detach().clone().numpy()[0] = 1
+
+    def test_what_gets_at_the_memory_says_the_name_and_ends(self):
+        for traced in (False, True):
+            read, write = os.pipe()
+
+            def work():
+                os.dup2(write, 2)
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                if traced:
+                    faulthandler.enable()
+                module, _ = self.shard()
+                weight = module.layers[1].weight
+                ctypes.memset(weight.data_ptr() + 4 * 5, 0, 4)
+            fork = torch_run.Fork(work, 0, 1)
+            os.close(write)
+            while not fork.done():
+                time.sleep(0.005)
+            with os.fdopen(read) as file:
+                said = file.read()
+            self.assertEqual(fork.answer(), (False, signal.SIGSEGV))
+            self.assertRegex(said, r"libshd: write to tensor 'layers.1.weight' of model '\S+', element 5: .*a copy")
+            self.assertEqual('Fatal Python error' in said, traced)
 
     def test_reading_gives_ordinary_tensors(self):
         module, _ = self.shard()

@@ -194,6 +194,67 @@ TEST(read_that_a_step_overtakes_begins_again)
     fixture_stop(&daemons);
 }
 
+/* A child's last words, when it writes to the element of the tensor. */
+static void last_words(const char *tensor, uint64_t elem, char *ret_text, size_t room)
+{
+    int pipes[2], status;
+    EXPECT(pipe(pipes) == 0);
+    const pid_t child = test_fork();
+    if (child == 0) {
+        struct shd_err why = { 0 };
+        struct shd_tensor t;
+        const void *params;
+        shd_session *s = NULL;
+        shd_model *m;
+        MUST(dup2(pipes[1], STDERR_FILENO) == STDERR_FILENO);
+        MUST_OK(shd_explain_writes(&e));
+        MUST(try_connect(daemons.dir, PATIENT_MS, &s, &why) == SHD_OK);
+        MUST(shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &why) == SHD_OK);
+        MUST(shd_tensor_find(m, tensor, &t, &why) == SHD_OK);
+        MUST(shd_acquire(m, t.unit, &params, &why) == SHD_OK);
+        ((volatile float *)params)[t.offset_elems + elem] = 1;
+        _exit(0);
+    }
+    close(pipes[1]);
+    size_t got = 0;
+    for (ssize_t n = 1; n > 0; got += (size_t)n)
+        n = read(pipes[0], ret_text + got, room - 1 - got);
+    ret_text[got] = '\0';
+    close(pipes[0]);
+    EXPECT(waitpid(child, &status, 0) == child);
+    EXPECT(status != 0); /* by SIGSEGV, or as a sanitizer ends it */
+}
+
+TEST(write_to_parameters_names_the_tensor)
+{
+    struct shd_err e = { 0 };
+    shd_session *s;
+    struct shd_tensor last, found;
+    char text[4096], want[256];
+    uint64_t elem;
+    const void *params;
+    fixture_start(&daemons, 2, NULL);
+    EXPECT_OK(try_connect(daemons.dir, PATIENT_MS, &s, &e), &e);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    shd_tensor_get(m, shd_tensors(m) - 1, &last);
+    last_words(last.name, last.elems - 1, text, sizeof text);
+    snprintf(want, sizeof want, "write to tensor '%s' of model '%s', element %ju: ", last.name,
+             shd_model_name(m), (uintmax_t)last.elems - 1);
+    EXPECT(strstr(text, want) != NULL);
+
+    EXPECT_OK(shd_acquire(m, last.unit, &params, &e), &e);
+    const float *at = (const float *)params + last.offset_elems;
+    EXPECT(shd_what(at + last.elems - 1, &found, &elem) == m);
+    EXPECT(strcmp(found.name, last.name) == 0);
+    EXPECT_EQ(elem, last.elems - 1);
+    EXPECT(shd_what((const float *)params + shd_unit_elems(m, last.unit), &found, &elem) == NULL ||
+           found.unit != last.unit);
+    EXPECT(shd_what(text, &found, &elem) == NULL);
+    shd_close(s);
+    EXPECT(shd_what(at, &found, &elem) == NULL);
+    fixture_stop(&daemons);
+}
+
 /* A board as it is while a unit is updated: not readable, until its new version is there. */
 TEST(unit_that_is_being_changed_has_no_version)
 {
