@@ -271,11 +271,12 @@ static void leased(struct sim *s, struct sim_worker *w, const struct sim_reply *
     if (r->lease == LEASE_GROUP) {
         w->micro = r->group;
         begin_computing(s, w);
-    } else if (r->lease == LEASE_ALL_IN && w->ask_owner + 1 < s->config.daemons) {
-        w->ask_owner++;
-    } else {
-        begin_turn(s, w);
+        return;
     }
+    if (r->lease == LEASE_ALL_IN)
+        w->ask_owner++;
+    if (r->lease != LEASE_ALL_IN || w->ask_owner == s->config.daemons)
+        begin_turn(s, w);
 }
 
 /* Parameters that moved meanwhile make a gradient that must never count. */
