@@ -589,8 +589,8 @@ class Interrupts(unittest.TestCase):
             with socket.socket(socket.AF_UNIX) as left:
                 left.bind(os.path.join(gone, 'cpu0.sock'))
             passed['a daemon that left its socket'] = self.broken_off(sd.shard, module, adamw(module), address=gone)
-            module, opt = sd.shard(module, adamw(module), name='leased', micro_batches=1)
-            other, _ = sd.shard(other := made(Mlp), adamw(other), name='leased', micro_batches=1)
+            module, opt = sd.shard(module, adamw(module), name='waited-for', micro_batches=1)
+            other, _ = sd.shard(other := made(Mlp), adamw(other), name='waited-for', micro_batches=1)
             leases = sd.leases(module, 1)
             self.assertEqual(next(leases), (0, 0))
             passed['what another has leased'] = self.broken_off(next, sd.leases(other, 1))
