@@ -66,7 +66,8 @@ class _Guarded:
         for tensor in _shared(written):
             raise Misuse(f'{name}() of {tensor.shd_name!r}: the parameter is the owners\' memory, which only a step '
                          'changes; write to the module before shard(), or to a copy (.clone())')
-        if PENDING and _reads(func, name) and not torch.compiler.is_compiling():
+        # A graph of torch.compile() that knew of PENDING would be made anew whenever that changes.
+        if not torch.compiler.is_compiling() and PENDING and _reads(func, name):
             for tensor in _shared((args, tuple(kwargs.values()))):
                 tensor.shd_wait()
         with torch._C.DisableTorchFunctionSubclass():

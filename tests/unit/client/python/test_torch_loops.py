@@ -396,7 +396,7 @@ class Compiled(unittest.TestCase):
             return plain, found, graphs
         plain, found, graphs = run(work)[0]
         print(f'compiled: {graphs} graphs')
-        self.assertGreaterEqual(graphs, 4)
+        self.assertTrue(4 <= graphs <= 8, graphs)  # one a block and backend, and what is around them
         for way, losses in found.items():
             worst = max(abs(a - b) for a, b in zip(losses, plain))
             print(f'compiled {way}: {worst:.1e} apart')
