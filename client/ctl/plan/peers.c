@@ -421,8 +421,7 @@ const struct peer_table peer_deepspeed = { "DeepSpeed", deepspeed_knobs,
 /* -- FSDP ------------------------------------------------------------------------------------- */
 
 #define FSDP_KNOBS(below)                                                                          \
-    { below "fsdp_version", PEER_SAME, "as FSDP2: whole plain tensors while a unit computes",      \
-      NULL },                                                                                      \
+    { below "version", PEER_SAME, "as FSDP2: whole plain tensors while a unit computes", NULL },   \
         { below "sharding_strategy", PEER_SETS, "", take_sharding },                               \
         { below "reshard_after_forward", PEER_SETS, "", take_sharding },                           \
         { below "backward_prefetch", PEER_SETS, "", take_backward_prefetch },                      \
@@ -448,6 +447,8 @@ const struct peer_table peer_deepspeed = { "DeepSpeed", deepspeed_knobs,
           "sd.save(): state goes with a checkpoint", NULL },                                       \
         { below "activation_checkpointing", PEER_SCRIPT, "torch.utils.checkpoint in the model",    \
           NULL },                                                                                  \
+        { below "activation_checkpointing_offload", PEER_SCRIPT,                                   \
+          "torch.utils.checkpoint in the model", NULL },                                           \
         { below "mixed_precision", PEER_SETS, "", take_param_dtype },                              \
         { below "mixed_precision_policy.param_dtype", PEER_SETS, "", take_param_dtype },           \
         { below "mixed_precision_policy.reduce_dtype", PEER_SETS, "", take_grad_dtype },           \
@@ -475,6 +476,8 @@ static const struct peer_knob fsdp_knobs[] = {
     { "zero_dp_2", PEER_SETS, "", take_grad_op }, /* --sharded_ddp of transformers 4 */
     { "zero_dp_3", PEER_SETS, "", take_full },
     { "simple", PEER_SETS, "", take_grad_op },
+    { "zero2", PEER_SETS, "", take_grad_op }, /* FSDP_ZERO2, as Giotto has it */
+    { "zero3", PEER_SETS, "", take_full },
     { "hybrid_shard", PEER_REFUSED, "one set of daemons holds one copy", NULL },
     { "hybrid_shard_zero2", PEER_REFUSED, "one set of daemons holds one copy", NULL },
     { "offload", PEER_SCRIPT, "", take_offload },

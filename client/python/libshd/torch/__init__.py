@@ -12,13 +12,14 @@ from .api import close, digest, leases, no_sync, report, reset, save, shard, ste
 from .data import Sampler
 from .fsdp import FSDPModule, fully_shard
 from .optimizer import Optimizer, Step
+from .peers import Settings, from_deepspeed, from_fsdp
 from .policy import DDP, Policy, ZeRO1, ZeRO2, ZeRO3
 from .reader import Reader, reader
 from .scaler import GradScaler
 
-__all__ = ['DDP', 'FSDPModule', 'GradScaler', 'Optimizer', 'Policy', 'Reader', 'Sampler', 'Step', 'StepReset', 'ZeRO1',
-           'ZeRO2', 'ZeRO3', 'close', 'digest', 'fully_shard', 'leases', 'no_sync', 'reader', 'report', 'reset', 'save',
-           'shard', 'step_of', 'weight']
+__all__ = ['DDP', 'FSDPModule', 'GradScaler', 'Optimizer', 'Policy', 'Reader', 'Sampler', 'Settings', 'Step', 'StepReset',
+           'ZeRO1', 'ZeRO2', 'ZeRO3', 'close', 'digest', 'from_deepspeed', 'from_fsdp', 'fully_shard', 'leases',
+           'no_sync', 'reader', 'report', 'reset', 'save', 'shard', 'step_of', 'weight']
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ from .engine import ENGINES, Engine, Place, engine_of
 from .hooks import add_hooks
 from .optimizer import Optimizer
 from .policy import Policy, ZeRO3
+from .wrapped import Prepared
 
 
 def place_of(accumulate: int) -> Place:
@@ -31,8 +32,8 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
           units: layout.Rule = 'auto', accumulate: int = 1, micro_batches: int = 0,
           grads: str = 'stream', loss: str = 'mean', init: Optional[Callable[[nn.Module], None]] = None,
           name: Optional[str] = None, address: Optional[str] = None, overlap: bool = True,
-          publish: Optional[torch.dtype] = None,
-          timeout: float = 1800
+          publish: Optional[torch.dtype] = None, grad_dtype: Optional[torch.dtype] = None,
+          restore: Optional[str] = None, timeout: float = 1800
           ) -> tuple[nn.Module, Optimizer]:
     """Give the module's parameters and the optimizer's state to daemons; train on as before.
 
@@ -55,6 +56,8 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
                 parameter for that one. False: step() waits for all
     publish     type of the module's parameters, whose masters are fp32: None: as they are; or torch.bfloat16,
                 torch.float16
+    grad_dtype  gradients travel as this (None: fp32); they are summed in fp32 in any case
+    restore     a checkpoint to begin with, where the daemons have no model of its name
     timeout     seconds that another worker may be late
     """
     if grads not in ('stream', 'step'):
@@ -69,8 +72,11 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     if micro_batches and (accumulate > 1 or grads == 'step'):
         raise InvalidArgument('micro_batches is for leases(), where each backward() is one: leave out accumulate '
                               'and grads')
+    if restore is not None:
+        name = attach.restored_name(restore, name)
     name = name or type(module).__name__
     parts = layout.units_of(module, layout.groups_of(module, optimizer), units)
+    layout.optimizer_spec(optimizer)  # refuses what owners do not have
     if optimizer.state:
         raise Misuse('the optimizer has made steps already: its state would be lost; shard() before the first step')
     if empty := [key for key, buffer in module.named_buffers() if buffer.is_meta]:
@@ -82,10 +88,11 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     dtype = layout.dtype_of(parts)
     if publish is not None and publish not in layout.DTYPES:
         raise InvalidArgument(f'publish={publish}: must be float32, bfloat16 or float16')
-    spec = layout.spec_of(parts, optimizer, name, micro_batches or place.world * place.accumulate, publish or dtype)
+    spec = layout.spec_of(parts, optimizer, name, micro_batches or place.world * place.accumulate, publish or dtype,
+                          grad_dtype)
     session = attach.connect(address, name, timeout)
     try:
-        model = attach.open_model(session, spec, name, parts, place.rank == 0, timeout, init)
+        model = attach.open_model(session, spec, name, parts, place.rank == 0, timeout, init, restore)
         model.set_policy(**policy.fields())
         if model.path != _c.SHD_PATH_MAP:
             raise NotSupported('the daemons\' memory cannot be mapped here: PyTorch needs parameters in place')
@@ -96,6 +103,8 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
         raise
     ENGINES[module] = engine
     add_hooks(module, engine)
+    if not getattr(module, '_is_accelerate_prepared', False):
+        module._is_accelerate_prepared = Prepared()  # type: ignore[assignment]
     return module, Optimizer(engine, optimizer)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import json
 import os
 import re
 import subprocess
@@ -12,7 +13,7 @@ from typing import Callable, Optional, Sequence
 import torch
 from torch import nn
 
-from ..errors import InvalidArgument, IOFailed, Misuse
+from ..errors import InvalidArgument, IOFailed, Misuse, NotFound
 from ..library import call, lib, program
 from ..session import Model, Session
 from .layout import Part, Unit, elems_of
@@ -48,12 +49,39 @@ def start(daemons: int) -> str:
 
 
 def open_model(session: Session, spec: str, name: str, units: Sequence[Unit], first: bool, wait: float,
-               init: Optional[Callable[[nn.Module], None]]) -> Model:
-    """The model: made by the first worker with its module's values, if the daemons have none of this name."""
+               init: Optional[Callable[[nn.Module], None]], restore: Optional[str]) -> Model:
+    """The model: if the daemons have none of this name, restored, or made with the values of the first worker."""
     if not first:
         session.attach(name, wait).close()  # by name it is not said whether it is the same one
         return session.open(spec)
+    if restore is not None and not has_model(session, name):
+        session.restore(os.path.abspath(restore))
     return session.open(spec, lambda unit, address: fill(units[unit], address, init))
+
+
+def restored_name(directory: str, name: Optional[str]) -> str:
+    """Of the model that a checkpoint is of; another one is refused."""
+    step = directory
+    try:
+        if os.path.exists(latest := os.path.join(directory, 'LATEST')):
+            with open(latest, encoding='ascii') as file:
+                step = os.path.join(directory, file.read().strip())
+        with open(os.path.join(step, 'shardd.json'), encoding='utf-8') as file:
+            found = json.load(file)['spec']['name']
+    except OSError as e:
+        raise NotFound(f'restore={directory!r}: no checkpoint ({e})') from None
+    if name not in (None, found):
+        raise Misuse(f'restore={directory!r} is a checkpoint of the model {found!r}, which has that name wherever it '
+                     f'is restored: say name={found!r}, or leave it out')
+    return found
+
+
+def has_model(session: Session, name: str) -> bool:
+    try:
+        session.attach(name).close()
+        return True
+    except NotFound:
+        return False
 
 
 def fill(unit: Unit, address: int, init: Optional[Callable[[nn.Module], None]]) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from typing import Any, Callable, Sequence, Union
+from typing import Any, Callable, Optional, Sequence, Union
 
 import torch
 from torch import nn
 
 from ..errors import Misuse, NotSupported
 
-Rule = Union[str, Sequence[type], Callable[[str, nn.Module], str]]
+Rule = Union[str, Sequence[Union[type, str]], Callable[[str, nn.Module], str]]
 DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16', torch.float16: 'f16'}
 
 
@@ -54,11 +54,11 @@ def _unit_of(name: str, path: str, module: nn.Module, modules: dict[str, nn.Modu
         return unit_by_layer(name)
     if isinstance(rule, str):
         raise Misuse(f"units={rule!r}: must be 'auto', module classes, or a function of name and module")
-    classes = tuple(rule)
+    classes = tuple(kind for kind in rule if isinstance(kind, type))
     steps = path.split('.') if path else []
     for depth in range(len(steps) + 1):
         outer = '.'.join(steps[:depth])
-        if isinstance(modules[outer], classes):
+        if isinstance(modules[outer], classes) or type(modules[outer]).__name__ in rule:
             return outer or type(module).__name__
     return ''
 
@@ -82,6 +82,9 @@ def units_of(module: nn.Module, groups: dict[nn.Parameter, int], rule: Rule) -> 
     """The module's parameters as units in the order of its attributes; a tied one is where it comes first."""
     modules = dict(module.named_modules())
     named: dict[tuple[str, bool], list[Part]] = {}
+    if isinstance(rule, (list, tuple)) and (unknown := {kind for kind in rule if isinstance(kind, str)}
+                                            - {type(inner).__name__ for inner in modules.values()}):
+        raise Misuse(f'units={list(rule)}: {type(module).__name__} has no module of class {sorted(unknown)[0]}')
     last, loose = '', 0
     for name, p in module.named_parameters():
         if not p.numel():
@@ -164,13 +167,13 @@ def optimizer_spec(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, micro_batches: int,
-            publish: torch.dtype) -> str:
+            publish: torch.dtype, grad_dtype: Optional[torch.dtype] = None) -> str:
     """The model's specification, in JSON (docs/protocol.md)."""
     # Rates are those of each step, so the specification has none. As in PyTorch, what had no gradient stays.
     groups = [{'name': f'group{at}', 'idle': 'skip'} for at in range(len(optimizer.param_groups))]
     return json.dumps({
         'name': name, 'micro_batches': micro_batches, 'publish': DTYPES[publish],
-        'optimizer': optimizer_spec(optimizer), 'groups': groups,
+        'grad_dtype': DTYPES[grad_dtype or torch.float32], 'optimizer': optimizer_spec(optimizer), 'groups': groups,
         'units': [{'name': unit.name, 'tensors': [
             {'name': part.name, 'shape': shape_of(part.parameter), 'group': f'group{part.group}',
              'trainable': part.trainable} for part in unit.parts]} for unit in units]})

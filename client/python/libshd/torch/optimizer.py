@@ -1,6 +1,7 @@
 """The optimizer's face: param_groups are the very ones of the optimizer it is made of, the work is the owners'."""
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -10,6 +11,7 @@ from torch.nn.utils import clip_grad
 from ..errors import Misuse, NotSupported
 from ..session import Result
 from .engine import ENGINES, Engine
+from .wrapped import meet_accelerate
 
 
 class Step(NamedTuple):
@@ -108,6 +110,12 @@ class Optimizer(torch.optim.Optimizer):
                          'make optimizer and module whole first')
         super().add_param_group(param_group)
 
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """accelerate asks in prepare()."""
+        meet_accelerate(self.engine.place.world)
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         raise NotSupported('the optimizer\'s state is the owners\': sd.save(module, directory) saves it with the '
                            'parameters')
@@ -130,6 +138,8 @@ class Optimizer(torch.optim.Optimizer):
 
 _plain_clip = clip_grad._clip_grads_with_norm_
 _plain_value = clip_grad.clip_grad_value_
+_plain_norm = clip_grad._get_total_norm
+_asked = threading.local()
 
 
 def _engines(parameters: Any) -> list[Engine]:
@@ -145,12 +155,20 @@ def _clip_with_norm(parameters: Any, max_norm: float, total_norm: torch.Tensor, 
     if not engines:
         _plain_clip(parameters, max_norm, total_norm, foreach)
         return
+    if getattr(_asked, 'norm_type', 2.0) != 2.0:
+        raise NotSupported(f'clip_grad_norm_(norm_type={_asked.norm_type}) of a sharded module: owners have the 2-norm')
     mine = {part.parameter for unit in engines[0].trainable for part in unit.parts}
     if len(engines) > 1 or mine - set(parameters) or {p for p in parameters if p.requires_grad} - mine:
         raise Misuse('clip_grad_norm_() of a part of a sharded module\'s parameters, or of more: the norm is that of '
                      'all; give it module.parameters()')
     engines[0].clip(max_norm, total_norm)
     total_norm.fill_(float('nan'))
+
+
+def _total_norm(tensors: Any, norm_type: float = 2.0, *more: Any, **named: Any) -> torch.Tensor:
+    """What clip_grad_norm_() begins with. The kind of norm is heard of here only."""
+    _asked.norm_type = float(norm_type)
+    return _plain_norm(tensors, norm_type, *more, **named)
 
 
 def _clip_value(parameters: Any, clip_value: float, foreach: Any = None) -> None:
@@ -163,5 +181,6 @@ def _clip_value(parameters: Any, clip_value: float, foreach: Any = None) -> None
 
 def _patch_clipping() -> None:
     """Where a program has imported clip_grad_norm_ before does not matter: its last part is looked up."""
+    clip_grad._get_total_norm = _total_norm
     clip_grad._clip_grads_with_norm_ = _clip_with_norm
     clip_grad.clip_grad_value_ = torch.nn.utils.clip_grad_value_ = _clip_value
