@@ -86,7 +86,7 @@ install(FILES systemd/cpu0.conf systemd/gpu.conf systemd/checkpoints.conf
         DESTINATION ${doc}/examples COMPONENT shardd)
 install(FILES examples/minimal.c DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/libshd-dev/examples
         COMPONENT libshd-dev)
-install(FILES examples/pytorch/gpt.py DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/python3-libshd/examples
+install(FILES examples/pytorch/gpt.py examples/pytorch/finetune.py DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/python3-libshd/examples
         COMPONENT python3-libshd)
 install(DIRECTORY examples/gpt DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/libshd-dev/examples
         COMPONENT libshd-dev FILES_MATCHING PATTERN *.[ch])

@@ -20,17 +20,23 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 4)
 SKIPPED = 77
 
 
-def start(build):
-    """Go on in the Python that has PyTorch, with the package that was built; without one: skipped."""
+def environment(*flags):
+    """What scripts/torch_env.py has; without it: skipped."""
+    found = subprocess.run([os.path.join(ROOT, 'scripts', 'torch_env.py'), '--print', *flags], capture_output=True,
+                           text=True, check=False)
+    if found.returncode:
+        print(found.stderr.strip())
+        sys.exit(SKIPPED)
+    return found.stdout.strip()
+
+
+def start(build, trainers=False):
+    """Go on in the Python that has PyTorch, and trainers, with the package that was built; without: skipped."""
     if 'SHD_TEST_TORCH' not in os.environ:
-        found = subprocess.run([os.path.join(ROOT, 'scripts', 'torch_env.py'), '--print'], capture_output=True,
-                               text=True, check=False)
-        if found.returncode:
-            print(found.stderr.strip())
-            sys.exit(SKIPPED)
-        python = found.stdout.strip()
-        os.environ.update(SHD_TEST_TORCH='1', OMP_NUM_THREADS='1',
-                          PYTHONPATH=os.path.join(os.path.abspath(build), 'python'))
+        python, places = environment(), [os.path.join(os.path.abspath(build), 'python')]
+        if trainers:
+            places.append(environment('--trainers'))
+        os.environ.update(SHD_TEST_TORCH='1', OMP_NUM_THREADS='1', PYTHONPATH=os.pathsep.join(places))
         os.execv(python, [python, *sys.argv])
 
 
