@@ -45,6 +45,7 @@ class _Interrupts:
 
     def __init__(self) -> None:
         self.raised: Optional[BaseException] = None
+        self.watch: Optional[Callable[[], None]] = None  # may raise, too
         asked = self._ask()
         next(asked)
         self.callback = dict(_c.shd_options._fields_)['idle'](functools.partial(next, asked))
@@ -55,6 +56,8 @@ class _Interrupts:
             try:
                 yield answer
                 ctypes.pythonapi.PyErr_CheckSignals()
+                if self.watch is not None:
+                    self.watch()
                 answer = 0
             except GeneratorExit:
                 return
@@ -94,6 +97,8 @@ class Session(_Open):
         self._interrupts = _Interrupts()
         options.idle = self._interrupts.callback
         self._options = options  # its callbacks live as long as the session
+        # Of each commit, which is when other workers are waited for: what looks after them meanwhile, and may raise.
+        self.watch: Optional[Callable[[], Callable[[], None]]] = None
         handle = ctypes.c_void_p()
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
         self.call(lib.shd_connect, ctypes.byref(options), ctypes.byref(handle))
@@ -271,7 +276,12 @@ class Model(_Open):
         update = sized(_c.shd_update, lr=lr, clip_norm=clip_norm, divide_by=divide_by,
                        dynamic_loss_scale=dynamic_loss_scale, groups=rates, group_count=len(groups))
         result = _c.shd_result()
-        self.session.call(lib.shd_commit, self.handle, ctypes.byref(update), ctypes.byref(result))
+        interrupts = self.session._interrupts
+        interrupts.watch = self.session.watch and self.session.watch()
+        try:
+            self.session.call(lib.shd_commit, self.handle, ctypes.byref(update), ctypes.byref(result))
+        finally:
+            interrupts.watch = None
         return Result(result.step, result.grad_norm, result.skipped, result.over, tuple(result.metrics))
 
     @property

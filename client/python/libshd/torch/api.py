@@ -15,7 +15,7 @@ from .engine import ENGINES, Engine, Place, engine_of
 from .hooks import add_hooks
 from .optimizer import Optimizer
 from .policy import Policy, ZeRO3
-from .wrapped import Prepared
+from .wrapped import Group, Prepared
 
 
 def place_of(accumulate: int) -> Place:
@@ -101,6 +101,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     except BaseException:
         session.close()
         raise
+    session.watch = Group.find(place.world)
     ENGINES[module] = engine
     add_hooks(module, engine)
     if not getattr(module, '_is_accelerate_prepared', False):

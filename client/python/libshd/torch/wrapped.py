@@ -6,12 +6,14 @@ in nothing; an Optimizer says no, and looks at that moment whether all is as it 
 from __future__ import annotations
 
 import functools
-from typing import Any
+import os
+import time
+from typing import Any, Callable, Optional
 
 import torch
 from torch import nn
 
-from ..errors import Misuse, NotSupported
+from ..errors import Gone, Misuse, NotSupported
 
 
 class Prepared:
@@ -36,6 +38,42 @@ class Face(nn.DataParallel):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         return self.module(*inputs, **named)
+
+
+class Group:
+    """The process group that workers have as well, for what their trainer gathers by itself. Who is gone from it cannot
+    join it again, however often it is started: that is said, instead of being waited for."""
+    GRACE_S = 3  # it may have ended well, and what it has returned be on its way
+
+    def __init__(self, world: int):
+        self.pids: list[int] = [0] * world
+        torch.distributed.all_gather_object(self.pids, os.getpid())
+
+    @classmethod
+    def find(cls, world: int) -> Optional[Group]:
+        there = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if world == 1 or not there or torch.distributed.get_world_size() != world or \
+                torch.distributed.get_backend() != 'gloo':
+            return None
+        return cls(world)
+
+    def __call__(self) -> Callable[[], None]:
+        begun = time.monotonic()
+
+        def watch() -> None:
+            gone = [f'{rank} (pid {pid})' for rank, pid in enumerate(self.pids) if not _lives(pid)]
+            if gone and time.monotonic() > begun + self.GRACE_S:
+                raise Gone(f'rank {" and ".join(gone)} of the process group is gone, and what is started in its place '
+                           'cannot join it: end all workers and start them again; they go on at the open step')
+        return watch
+
+
+def _lives(pid: int) -> bool:
+    try:
+        with open(f'/proc/{pid}/stat', encoding='ascii', errors='replace') as file:
+            return file.read().rpartition(')')[2].split()[0] not in 'ZX'
+    except OSError:
+        return False
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import unittest
 import warnings
 
@@ -181,6 +182,25 @@ class HuggingFace(Close):
         self.assertEqual(len(logs), 2)  # of 6
         self.assertTrue(os.path.exists(folder('killed')))
 
+    def test_a_killed_rank_of_a_process_group_ends_the_others_and_all_go_on(self):
+        os.environ['MASTER_PORT'] = str(port())
+        _, digest, _, _ = run(trained(hf.Trainer, 'hf-group'), 2)[0]
+
+        def harmed(rank):
+            def work():
+                killed = [Killed(4, folder('killed-rank'))] if rank else []
+                return trained(hf.Trainer, 'hf-group-killed', callbacks=killed)()
+            return work
+        os.environ['MASTER_PORT'] = str(port())
+        forks = [torch_run.Fork(harmed(rank), rank, 2) for rank in range(2)]
+        while not all([fork.status is not None or fork.done() for fork in forks]):
+            time.sleep(0.01)
+        self.assertEqual(forks[1].answer(), (False, signal.SIGKILL))
+        with self.assertRaisesRegex(AssertionError, 'rank 1 .* is gone|Connection (reset|closed)|closed by peer'):
+            forks[0].answer()
+        os.environ['MASTER_PORT'] = str(port())
+        self.assertEqual({answer[1] for answer in run(trained(hf.Trainer, 'hf-group-killed'), 2)}, {digest})
+
     def test_the_best_model_at_the_end(self):
         def work():
             options = transformers.TrainingArguments(
@@ -329,6 +349,21 @@ class Peers(unittest.TestCase):
         self.assertTrue(all(torch.equal(value, values[0]) for value in values))
         self.assertIn('bert.encoder.layer.1', names[1])
         self.assertLess(len(names[2]), len(names[0]))
+
+    def test_a_module_in_bf16_with_gradients_in_bf16_learns(self):
+        def work():
+            settings = sd.from_deepspeed({'bf16': {'enabled': True}, 'communication_data_type': 'bf16'})
+            model, optimizer = sd.shard(model := made(), torch.optim.AdamW(model.parameters(), 1e-2), name='bf16',
+                                        **settings)
+            batch, losses = torch.utils.data.default_collate(samples(8)), []
+            for _ in range(12):
+                losses.append(model(**batch).loss)
+                losses[-1].backward()
+                optimizer.step()
+            return losses[0].item(), losses[-1].item(), {p.dtype for p in model.parameters()}
+        first, last, dtypes = run(work)[0]
+        self.assertLess(last, 0.8 * first)
+        self.assertEqual(dtypes, {torch.bfloat16})
 
     def test_the_trainers_arguments(self):
         digests = [run(trained(hf.Trainer, f'hf-peer-{at}', max_steps=2, arguments=hf.TrainingArguments, **more))[0][1]
