@@ -192,8 +192,8 @@ static void take_offload(struct peer_config *c, const json_t *value, struct peer
 static void set_param(struct peer_config *c, enum shd_dtype dtype, struct peer_answer *a)
 {
     c->ask->param_dtype = dtype_name(dtype);
-    peer_say(a, PEER_SETS, "--param-dtype %s: fp32 masters stay with the daemons",
-             dtype_name(dtype));
+    peer_say(a, PEER_SETS, "--param-dtype %s: fp32 masters stay with the daemons%s",
+             dtype_name(dtype), dtype == SHD_F16 ? "; sd.GradScaler() scales losses" : "");
 }
 
 static void take_bf16(struct peer_config *c, const json_t *value, struct peer_answer *a)
@@ -308,7 +308,7 @@ static const struct peer_knob deepspeed_knobs[] = {
     { "fp16.enabled", PEER_SETS, "", take_fp16 },
     { "fp16.auto_cast", PEER_SCRIPT, "torch.autocast", NULL },
     { "fp16.loss_scale", PEER_SCRIPT,
-      "shd_update: loss_scale, or dynamic_loss_scale; libshd.torch has none", NULL },
+      "sd.GradScaler(); in C shd_update.loss_scale, or dynamic_loss_scale", NULL },
     { "fp16.initial_scale_power", PEER_NEEDLESS, "fixed: the dynamic scale begins at 2^16", NULL },
     { "fp16.loss_scale_window", PEER_NEEDLESS,
       "fixed: the dynamic scale doubles after 2,000 good steps", NULL },

@@ -82,6 +82,11 @@ def _of_deepspeed(config: Union[str, Mapping[str, Any]], args: Any) -> sd.Settin
         elif key in inner and inner[key] != value:
             differ.append(f'{path} is {inner[key]}, the arguments say {value}')
     kind = str(config.get('optimizer', {}).get('type', 'adamw')).lower()
+    params = config.get('optimizer', {}).get('params') or {}
+    if strange := set(params) - {'lr', 'weight_decay', 'betas', 'eps', 'torch_adam', 'adam_w_mode'}:
+        differ.append(f'optimizer.params.{sorted(strange)[0]}: the optimizer is torch.optim.AdamW, which has none')
+    if params.get('adam_w_mode') is False:
+        differ.append('optimizer.params.adam_w_mode is false, the optimizer is torch.optim.AdamW')
     if kind not in ('adam', 'adamw') or not str(getattr(args.optim, 'value', args.optim)).startswith('adamw_torch'):
         differ.append(f'optimizer.type is {kind}, the arguments say optim={args.optim}')
     if differ:

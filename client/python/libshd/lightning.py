@@ -12,6 +12,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import types
 from typing import Any, Mapping, Optional
 
 import torch
@@ -69,6 +70,10 @@ class Strategy(pl.strategies.DDPStrategy):
         if getattr(self.precision_plugin, 'scaler', None) is not None:
             raise NotSupported(f'precision={trainer.precision!r} scales the loss, which gradients that leave during '
                                'backward() are not scaled back from: say precision="bf16-mixed"')
+        if isinstance(self.precision_plugin, pl.plugins.MixedPrecision):
+            # Its own asks first whether the optimizer unscales gradients. There is no scale.
+            self.precision_plugin.clip_gradients = types.MethodType(pl.plugins.Precision.clip_gradients,
+                                                                    self.precision_plugin)
         os.environ.update(RANK=str(self.global_rank), WORLD_SIZE=str(self.world_size))
         keywords = {'accumulate': trainer.accumulate_grad_batches, 'restore': self._restore, **self._keywords}
         module, optimizer = sd.shard(self.lightning_module, self.optimizers[0], **keywords)

@@ -125,8 +125,9 @@ def _settings(flag: str, given: Union[str, dict[str, Any]], tool: str, world: Op
             given = json.load(file)
     if isinstance(given, dict) and (layers := _layers(given)):
         settings['units'] = layers
-    if not quiet and (left := [a for a in answers if a.answer == 'script' and a.knob.split('.')[-1] not in
-                               _LAYERS + tuple('fsdp_' + layer for layer in _LAYERS)]):
+    scaled = settings.get('publish') is torch.float16
+    if not quiet and (left := [a for a in answers if a.knob.split('.')[-1].removeprefix('fsdp_') not in _LAYERS and
+                               (a.answer == 'script' or scaled and a.text.startswith('--param-dtype'))]):
         warnings.warn(f'{tool}: for the script to say, as here: '
                       + '; '.join(f'{a.knob}={a.value}: {a.text}' for a in left), stacklevel=3)
     return settings

@@ -311,6 +311,8 @@ class Peers(unittest.TestCase):
             sd.from_deepspeed({'zero_optimization': {'offload_param': {'device': 'nvme'}, 'stagee': 3}})
         with self.assertRaisesRegex(libshd.Misuse, 'for 4 workers, there is 1'):
             sd.from_deepspeed({**asked, 'gradient_accumulation_steps': 2}, world=1)
+        with self.assertWarnsRegex(UserWarning, r'fp16.enabled=true: .*sd.GradScaler\(\) scales losses'):
+            self.assertEqual(sd.from_deepspeed({'fp16': {'enabled': True}})['publish'], torch.float16)
         with self.assertRaisesRegex(libshd.InvalidArgument, 'none.json'):
             sd.from_deepspeed('none.json')
 
@@ -378,6 +380,8 @@ class Peers(unittest.TestCase):
                            ({'deepspeed': {'gradient_clipping': 0.5}}, 'clipping is 0.5, the arguments say 1.0'),
                            ({'deepspeed': {'zero_optimization': {'stage': 3, 'zero_hpz_partition_size': 8}}},
                             'zero_hpz_partition_size'),
+                           ({'deepspeed': {'optimizer': {'params': {'adam_w_mode': False}}}}, 'adam_w_mode is false'),
+                           ({'deepspeed': {'optimizer': {'params': {'freeze_step': 9}}}}, 'params.freeze_step'),
                            ({'deepspeed': {'scheduler': {'type': 'WarmupLR'}}}, 'lr_scheduler_type')):
             with self.assertRaisesRegex(libshd.Error, text):
                 hf.TrainingArguments(folder('y'), use_cpu=True, **more)
