@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch
 from torch import nn
@@ -118,19 +118,23 @@ def add_hooks(module: nn.Module, engine: Engine) -> None:
     """All that a sharded module needs."""
     loose: list[Unit] = []
     roots: list[Unit] = []
-    layers = 0
+    last: Optional[nn.Module] = None
     keep = engine.handles.append
     for unit in engine.units:
         layer = len(unit.modules) == 1 and unit.modules[0] is not module
-        layers += layer
         roots += [] if layer else [unit]
-        # Units are updated in their order: at its begin a forward waits for those before the first layer alone.
-        if not layer and (not layers or module in unit.modules):
+        # Units are updated in their order: at its begin a forward waits for those before the first layer alone, and
+        # for others at the end of the layer before them: also where they are used without their module's forward.
+        if not layer and (last is None or module in unit.modules):
             loose.append(unit)
             continue
         for inner in unit.modules:
             keep(inner.register_forward_pre_hook(UnitBegins(engine, unit)))
-        if layer and not engine.policy.holds(unit.name):
+        if not layer:
+            keep(last.register_forward_hook(UnitBegins(engine, unit)))
+            continue
+        last = unit.modules[0]
+        if not engine.policy.holds(unit.name):
             keep(unit.modules[0].register_forward_hook(UnitEnds(engine, unit)))
     keep(module.register_forward_pre_hook(RootBegins(engine, loose)))
     for unit in roots if engine.policy.frees_root else []:
