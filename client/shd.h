@@ -368,7 +368,7 @@ struct shd_step_row {
     uint64_t time_ns; /* when, since 1970 */
     double metrics[SHD_METRICS_MAX];
     uint32_t metric_count;
-    bool skipped;
+    bool skipped;                     /* a gradient was not finite, or it was a put */
     double grad_norm, lr, loss_scale; /* loss_scale: at least 1 */
 };
 /* Up to room rows from step *from on, ascending, of owner 0; *from becomes the step to go on with.
@@ -504,6 +504,38 @@ SHD_API int shd_digest(shd_model *m, char ret_hex[65], uint64_t *ret_step, struc
 enum shd_array { SHD_PARAMS = 0, SHD_MOMENT1 = 1, SHD_MOMENT2 = 2 };
 SHD_API int shd_get(shd_model *m, uint32_t unit, enum shd_array array, float *ret_values,
                     uint64_t *ret_step, uint64_t *ret_updates, struct shd_err *e);
+
+/* Replace what the owners hold: fp32 masters (what workers read follows) or moments, of one unit or
+ * of many, all of it at all owners or nothing, whatever is killed meanwhile. A put is a step of its
+ * own: it takes the place of the open one, of which nothing may be returned yet, and the model goes
+ * on to the next; its gradients are none, shd_step_row.skipped is set. So a worker that has read
+ * the parameters of before cannot have its gradient counted: its commit says `over`. Where several
+ * workers train, each calls it between the same two steps, with the same values: the first counts.
+ * Where a sample's place depends on the step, take shd_step() - shd_puts(). */
+enum shd_put_bits {
+    SHD_PUT_PARAMS = 1,
+    SHD_PUT_MOMENT1 = 2,
+    SHD_PUT_MOMENT2 = 4,
+};
+struct shd_put_options {
+    size_t size;
+    const uint8_t *arrays; /* [shd_units()]: of each unit what is put: SHD_PUT_ bits, or 0 */
+    /* Write that array of that unit: values[unit elements], host memory, each tensor at its
+     * shd_tensor.offset_elems. Called for each, unit by unit; from the first again when a daemon
+     * died meanwhile. Call nothing of this session from it. Nonzero: give up, SHD_EINTERNAL, and
+     * nothing is put. */
+    int (*fill)(void *ctx, uint32_t unit, enum shd_array array, float *values);
+    void *ctx;
+    bool set_updates; /* let so many updates count as applied: the t of Adam's bias correction */
+    uint64_t updates;
+};
+/* *ret_counts (may be NULL): these values are there; else another worker's put was first, and its
+ * are. Errors: SHD_EBUSY gradients of the step are in, or a unit is acquired here; SHD_ESTEP other
+ * workers committed the step; SHD_EINVAL an array that a unit does not have; SHD_ENOMEM the owners
+ * have no room to keep both for a moment. */
+SHD_API int shd_put(shd_model *m, const struct shd_put_options *options, bool *ret_counts,
+                    struct shd_err *e);
+SHD_API uint64_t shd_puts(const shd_model *m); /* committed steps that were puts */
 
 /* Whose parameters an address lies in, mapped ones of this process: the model, the tensor and which
  * of its elements (behind the last: a gap); NULL: nobody's. Reads pointers and takes no lock, so a

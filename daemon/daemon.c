@@ -28,6 +28,7 @@
 #include "daemon/model/metrics.h"
 #include "daemon/model/model.h"
 #include "daemon/model/open.h"
+#include "daemon/model/put.h"
 #include "daemon/model/restore.h"
 #include "daemon/model/spill.h"
 #include "daemon/model/stage.h"
@@ -295,6 +296,7 @@ static void session_ended(struct session *s, bool was_open)
     }
     restore_forget_session(d, s);
     create_forget_session(d, s);
+    put_forget_session(d, s);
     drain_forget_session(s);
 }
 
@@ -419,6 +421,7 @@ void daemon_free(struct daemon *d)
     drop_requests(d);
     for (uint32_t i = 0; i < d->model_count; i++) {
         checkpoint_free(d->models[i]->checkpoint);
+        put_free(d->models[i]);
         spill_deinit(d->models[i]);
         model_free(d->models[i]);
     }

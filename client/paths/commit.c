@@ -219,13 +219,16 @@ static void settled(struct shd_model *m, struct steps s)
     take_in(m);
 }
 
-/* An owner that is passed has all gradients of its step: the commit of the other needed them. One
- * that lacks some was asked before that commit; or it has lost its state, and begins anew. */
+/* An owner that is passed has all gradients of its step: the commit of the other needed them,
+ * unless it was a put. One that lacks some was asked before that commit; or it has lost its state,
+ * and begins anew. */
 static bool can_follow(const struct shd_model *m, struct steps s)
 {
     const struct map_model *map = m->map;
     const uint32_t groups = spec_returns(m->spec);
-    for (uint32_t i = 0; i < map->owner_count; i++)
+    const struct map_layout *ahead = &map->owners[s.ahead].layout;
+    const bool put = ahead->decided && ahead->decision.put != 0;
+    for (uint32_t i = 0; !put && i < map->owner_count; i++)
         for (uint32_t g = 0; map->owners[i].layout.step == s.min && g < groups; g++)
             if ((map->owners[i].layout.in[g / 8] & 1u << g % 8) == 0)
                 return false;

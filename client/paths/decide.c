@@ -13,6 +13,10 @@
 double loss_scale_next(const struct decision *last, uint32_t *ret_good_steps)
 {
     *ret_good_steps = 1;
+    if (last != NULL && last->put != 0) {
+        *ret_good_steps = last->good_steps;
+        return last->loss_scale;
+    }
     if (last == NULL || (!last->skip && last->good_steps == 0))
         return LOSS_SCALE_START;
     if (last->skip)
@@ -116,6 +120,7 @@ static struct decision given(const struct decide_args *args, double divisor, dou
     struct decision d = { .lr = args->lr,
                           .loss_scale = loss_scale,
                           .divisor = divisor,
+                          .puts = args->puts,
                           .rate_count = args->group_count * DECISION_RATES };
     for (uint32_t g = 0; g < args->group_count; g++) {
         const struct decision_rates *r = &args->groups[g];

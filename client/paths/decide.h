@@ -25,6 +25,7 @@ struct decide_args {
     const struct decision_rates *groups; /* [group_count], borrowed; each as runs_check_rates() */
     uint32_t group_count;                /* 0: what the spec says */
     uint32_t good_steps; /* dynamic loss scaling: steps in a row, if this one is good */
+    uint64_t puts;       /* of the decision before this one */
 };
 
 struct decided {
@@ -47,7 +48,8 @@ int decide(const struct decide_args *args, struct decided *ret_decided, struct s
 
 /* The scale of the step after the one decided by `last` (NULL: of the first step), and which good
  * step in a row it will be if nothing overflows in it. A skipped step halves the scale (not below
- * 1). After a decision that was made without dynamic scaling it starts anew. */
+ * 1). After a decision that was made without dynamic scaling it starts anew. A put changes nothing:
+ * its decision has both. */
 double loss_scale_next(const struct decision *last, uint32_t *ret_good_steps);
 
 #endif

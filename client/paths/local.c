@@ -8,6 +8,8 @@
 #include <jansson.h>
 
 #include "client/paths/kern_run.h"
+#include "client/paths/local_put.h"
+#include "client/paths/local_state.h"
 #include "client/paths/place.h"
 #include "kernels/kern.h"
 #include "kernels/runs.h"
@@ -15,35 +17,6 @@
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
-
-enum arrival { ARRIVED_NOT, ARRIVED_NONE, ARRIVED_GRAD };
-
-struct local_unit { /* arrays are fp32 [elems of the unit] */
-    void *memory;   /* owned, of the worker's device: all of them */
-    uint64_t memory_bytes;
-    float *param, *m, *v;  /* v: AdamW only, else NULL; frozen units have param alone */
-    float *acc;            /* gradient sum of the open step; NULL: frozen */
-    void *publish;         /* what workers read, in the model's dtype */
-    struct kern_run *runs; /* owned */
-    uint32_t run_count;
-    uint32_t next_group; /* gradients of groups below it are summed */
-    bool summed;         /* acc holds a gradient of this step */
-    uint8_t *arrived;    /* [spec_returns()] in the model's block, enum arrival */
-};
-
-struct local_model {
-    struct local_unit *units;                        /* owned, [units] */
-    uint8_t *arrived;                                /* owned, [units * spec_returns()] */
-    struct kern_hyper *hypers;                       /* owned, [groups] */
-    float *slots;                                    /* owned, [slot_count * slot_elems] */
-    uint64_t slot_elems;                             /* of the largest unit */
-    uint64_t updates;                                /* steps that were not skipped */
-    double metrics[SHD_MICROS_MAX][SHD_METRICS_MAX]; /* of the open step */
-    uint32_t metric_counts[SHD_MICROS_MAX];
-    uint8_t *blob; /* owned */
-    size_t blob_bytes;
-    struct history_slot *history; /* owned, [HISTORY_SLOTS] */
-};
 
 /* -- Session ----------------------------------------------------------------------------------- */
 
@@ -653,5 +626,6 @@ const struct control_ops control_local = {
     .blob = local_blob,
     .history = local_history,
     .get = local_get,
+    .put = local_put,
     .leaves = local_leaves,
 };

@@ -91,6 +91,7 @@ struct map_model {
     bool *stale; /* owned, [slots * owner_count]: the views show a predecessor's inbox there */
     struct turn *turn;       /* owned: the commit at hand */
     struct leasing *leasing; /* owned: the question for work at hand; NULL: none was asked yet */
+    uint64_t put_origin;     /* of the last put that was begun here */
 };
 
 #endif

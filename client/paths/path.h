@@ -35,6 +35,14 @@ struct path_get {
     uint64_t *ret_step, *ret_updates;
 };
 
+struct path_put {
+    const uint8_t
+        *arrays; /* [units]: of each a bit for each array that is put; as putmap_check() */
+    int (*fill)(void *ctx, uint32_t unit, enum shd_array array, float *values);
+    void *ctx;
+    uint64_t updates; /* 1 + those that count as applied; 0: as many as before */
+};
+
 struct control_ops {
     int (*status)(struct shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e);
 
@@ -86,6 +94,10 @@ struct control_ops {
                    uint32_t *ret_count, struct shd_err *e);
     /* An array of a unit as of *ret_step, all of it: values[unit elements], host memory. */
     int (*get)(struct shd_model *m, const struct path_get *get, struct shd_err *e);
+    /* Put in the place of m->step, and go on to the open step, with the decision before it. Not
+     * *ret_counts: another worker's put was first. SHD_ESTEP: another decision was. */
+    int (*put)(struct shd_model *m, const struct path_put *put, bool *ret_counts,
+               struct shd_err *e);
     /* digest_leaves_fn with the model as ctx. */
     int (*leaves)(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],
                   struct digest_stamp *stamp, struct shd_err *e);

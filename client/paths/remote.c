@@ -27,6 +27,7 @@
 #include "client/paths/map.h"
 #include "client/paths/nccl_join.h"
 #include "client/paths/place.h"
+#include "client/paths/put.h"
 #include "client/paths/reset.h"
 #include "client/paths/slots.h"
 #include "client/paths/turn.h"
@@ -238,6 +239,7 @@ const struct control_ops control_remote = {
     .blob = look_blob,
     .history = look_history,
     .get = get_unit,
+    .put = put_values,
     .leaves = look_leaves,
 };
 

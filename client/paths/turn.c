@@ -153,6 +153,11 @@ int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *pr
         t->state = TURN_OVER;
         return SHD_OK;
     }
+    if (prepared->has_decision && prepared->decision.put != 0) {
+        t->decided.decision = prepared->decision;
+        enter(t, TURN_COMMITTING);
+        return SHD_OK;
+    }
     t->prepared[owner] = *prepared;
     take_in(t, owner);
     return t->missing == 0 ? derive(t, e) : SHD_OK;
@@ -226,5 +231,6 @@ double turn_norm(const struct turn *t)
 struct decided turn_decided(const struct turn *t)
 {
     CHECK(t->state == TURN_DONE || t->state == TURN_OVER);
-    return t->state == TURN_DONE ? t->decided : (struct decided){ .over = true };
+    const bool over = t->state == TURN_OVER || t->decided.decision.put != 0;
+    return over ? (struct decided){ .over = true } : t->decided;
 }

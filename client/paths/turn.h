@@ -9,10 +9,11 @@
  *
  * Failure: when a connection goes the caller asks again what was not answered, with the decision of
  * then; what was answered stays, for an owner's successor has on record what its predecessor said.
- * A decision that any owner has recorded is passed on verbatim. An owner that says `over` ends the
- * turn as OVER: it sealed the step after, so another worker had finished this one on all owners.
- * Owners that contradict each other are SHD_EINTERNAL. After an error the turn is only good for
- * turn_begin().
+ * A decision that any owner has recorded is passed on verbatim; that of a put as soon as it is
+ * known, for what others still collect is dropped, and to who wanted to commit gradients the step
+ * is over. An owner that says `over` ends the turn as OVER: it sealed the step after, so another
+ * worker had finished this one on all owners. Owners that contradict each other are SHD_EINTERNAL.
+ * After an error the turn is only good for turn_begin().
  */
 #ifndef SHD_TURN_H
 #define SHD_TURN_H

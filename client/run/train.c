@@ -537,6 +537,7 @@ static struct decide_args decide_args(const struct shd_model *m, const struct sh
         .divide_by = update->divide_by,
         .groups = (const struct decision_rates *)update->groups,
         .group_count = update->group_count,
+        .puts = m->decided ? m->decision.puts : 0,
     };
     if (update->dynamic_loss_scale)
         args.loss_scale = loss_scale_next(m->decided ? &m->decision : NULL, &args.good_steps);

@@ -156,20 +156,25 @@ struct grad_slot *model_find_slot(struct shd_model *m, enum slot_state state)
     return NULL;
 }
 
-int starts_fill(const struct starts *starts, const struct spec *spec, uint32_t unit, float *values,
-                struct shd_err *e)
+void unit_zero_gaps(const struct spec *spec, uint32_t unit, float *values)
 {
     const struct spec_unit *u = &spec->units[unit];
     uint64_t at = 0;
-    const int r = starts->fill(starts->ctx, unit, values);
-    if (r != 0)
-        return err_set(e, SHD_EINTERNAL, "fill of unit %" PRIu32 " '%s' gave up with %d", unit,
-                       u->name, r);
     for (uint32_t t = u->first_tensor; t < u->first_tensor + u->tensor_count; t++) {
         const struct spec_tensor *tensor = &spec->tensors[t];
         memset(values + at, 0, (tensor->offset_elems - at) * sizeof *values);
         at = tensor->offset_elems + tensor->elems;
     }
     memset(values + at, 0, (u->elems - at) * sizeof *values);
+}
+
+int starts_fill(const struct starts *starts, const struct spec *spec, uint32_t unit, float *values,
+                struct shd_err *e)
+{
+    const int r = starts->fill(starts->ctx, unit, values);
+    if (r != 0)
+        return err_set(e, SHD_EINTERNAL, "fill of unit %" PRIu32 " '%s' gave up with %d", unit,
+                       spec->units[unit].name, r);
+    unit_zero_gaps(spec, unit, values);
     return SHD_OK;
 }

@@ -86,6 +86,9 @@ struct starts {
 int starts_fill(const struct starts *starts, const struct spec *spec, uint32_t unit, float *values,
                 struct shd_err *e);
 
+/* Zero what is of no tensor in values[unit elements]. */
+void unit_zero_gaps(const struct spec *spec, uint32_t unit, float *values);
+
 /* Errors: SHD_EINVAL in a child of the session's process. */
 int session_check(const struct shd_session *s, struct shd_err *e);
 

@@ -22,10 +22,8 @@
 #define PART_AT     17u /* after its digits */
 
 static const char *const part_names[KEEPER_PARTS] = {
-    [KEEPER_LEDGER] = "-ledger",
-    [KEEPER_STATE] = "-state",
-    [KEEPER_SPILL] = "-spill",
-    [KEEPER_SPARE] = "-spare",
+    [KEEPER_LEDGER] = "-ledger", [KEEPER_STATE] = "-state", [KEEPER_SPILL] = "-spill",
+    [KEEPER_SPARE] = "-spare",   [KEEPER_PUT] = "-put",
 };
 
 static void make_name(char name[NAME_BYTES], uint64_t instance, enum keeper_part part)
@@ -165,10 +163,16 @@ int keeper_store(const struct keeper *k, uint64_t instance, enum keeper_part par
 
 void keeper_remove(const struct keeper *k, uint64_t instance)
 {
-    static const enum keeper_part order[] = { KEEPER_SPARE, KEEPER_SPILL, KEEPER_STATE,
+    static const enum keeper_part order[] = { KEEPER_PUT, KEEPER_SPARE, KEEPER_SPILL, KEEPER_STATE,
                                               KEEPER_LEDGER };
     for (size_t i = 0; i < ARRAY_SIZE(order) && k->notify; i++)
         remove_part(instance, order[i]);
+}
+
+void keeper_remove_part(const struct keeper *k, uint64_t instance, enum keeper_part part)
+{
+    if (k->notify)
+        remove_part(instance, part);
 }
 
 void keeper_progress(const char *fmt, ...)

@@ -3,8 +3,8 @@
  * all of them to a successor, FDSTOREREMOVE=1 takes one out.
  *
  * A model's descriptors are named after its instance: m<16 hex digits>-ledger, -state, -spill,
- * -spare. The ledger goes in first and out last, so that whatever lies there without one is not
- * ours.
+ * -spare, -put. The ledger goes in first and out last, so that whatever lies there without one is
+ * not ours.
  *
  * Failure modes: no manager (NOTIFY_SOCKET is not set): nothing is stored, state dies with the
  * process, and Status says so. A manager that does not take a descriptor in time: an error to who
@@ -19,7 +19,14 @@
 
 #include "proto/base/status.h"
 
-enum keeper_part { KEEPER_LEDGER, KEEPER_STATE, KEEPER_SPILL, KEEPER_SPARE, KEEPER_PARTS };
+enum keeper_part {
+    KEEPER_LEDGER,
+    KEEPER_STATE,
+    KEEPER_SPILL,
+    KEEPER_SPARE,
+    KEEPER_PUT,
+    KEEPER_PARTS
+};
 
 struct keeper_group { /* of one model, from a predecessor */
     uint64_t instance;
@@ -49,8 +56,9 @@ int keeper_store(const struct keeper *k, uint64_t instance, enum keeper_part par
 
 void keeper_forget(struct keeper_group *g); /* close what nobody took */
 
-/* Take all of a model's out. */
+/* Take all of a model's out, or one. */
 void keeper_remove(const struct keeper *k, uint64_t instance);
+void keeper_remove_part(const struct keeper *k, uint64_t instance, enum keeper_part part);
 
 /* Before the daemon is ready: what it is busy with (STATUS=), and that the manager should give it
  * five more minutes from now on: one that goes on is not ended for a large model, one that hangs

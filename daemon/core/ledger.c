@@ -130,10 +130,17 @@ void ledger_init(struct ledger *l, void *memory, const struct ledger_shape *shap
     memcpy((uint8_t *)memory + h->spec_at, shape->spec, shape->spec_bytes);
 }
 
+/* A put may say how many updates count as applied. */
+static uint64_t updates_max(uint64_t commits, uint64_t puts)
+{
+    return puts > 0 ? LEDGER_STEP_MAX : commits;
+}
+
 int ledger_start_at(struct ledger *l, const struct ledger_start *start, struct shd_err *e)
 {
+    const uint64_t puts = start->decision.puts;
     CHECK(start->step > 0 && atomic_load(&l->head->commits) == 0);
-    if (start->step > LEDGER_STEP_MAX || start->updates > start->step ||
+    if (start->step > LEDGER_STEP_MAX || start->updates > updates_max(start->step, puts) ||
         start->blob_bytes > LEDGER_BLOB_BYTES)
         return err_set(e, SHD_ERANGE,
                        "step %" PRIu64 " (limit %" PRIu64 ") with %" PRIu64
@@ -188,15 +195,20 @@ void ledger_decision_get(const struct ledger *l, uint32_t slot, struct decision 
                           .good_steps = kept->good_steps };
     if (l->more != NULL) {
         d.divisor = l->more[slot].divisor;
+        d.puts = l->more[slot].puts;
         d.rate_count = l->more[slot].rate_count;
         memcpy(d.rates, l->more[slot].rates, d.rate_count * sizeof *d.rates);
     }
+    d.put = l->head->put_at[slot];
+    d.updates = d.put != 0 ? l->head->record[slot].updates + 1 : 0;
     *ret_decision = d;
 }
 
 bool ledger_decision_room(const struct ledger *l, const struct decision *decision)
 {
-    return l->more != NULL || (decision->divisor == 0 && decision->rate_count == 0);
+    if (l->more == NULL)
+        return decision->divisor == 0 && decision->rate_count == 0 && decision->puts == 0;
+    return decision->puts <= UINT32_MAX;
 }
 
 void ledger_decision_put(struct ledger *l, uint32_t slot, const struct decision *d)
@@ -207,9 +219,11 @@ void ledger_decision_put(struct ledger *l, uint32_t slot, const struct decision 
                                                                .lr = d->lr,
                                                                .loss_scale = d->loss_scale,
                                                                .good_steps = d->good_steps };
+    l->head->put_at[slot] = d->put;
     if (l->more == NULL)
         return;
     l->more[slot].divisor = d->divisor;
+    l->more[slot].puts = (uint32_t)d->puts;
     l->more[slot].rate_count = d->rate_count;
     memcpy(l->more[slot].rates, d->rates, d->rate_count * sizeof *d->rates);
 }
@@ -282,14 +296,16 @@ static int check_more(const struct ledger_more *more, struct shd_err *e)
 static int check_record(const struct ledger *l, uint64_t commits, struct shd_err *e)
 {
     const struct ledger_record *r = &l->head->record[commits & 1];
+    const uint64_t puts = l->more != NULL ? l->more[commits & 1].puts : 0;
     if (commits == 0)
         return SHD_OK;
     if (r->step != commits - 1)
         return err_set(e, SHD_ESEGMENT,
                        "ledger has %" PRIu64 " commits, and its last record is of step %" PRIu64,
                        commits, r->step);
-    if (r->updates > commits || r->metric_count > LEDGER_METRICS || r->blob_at > 1 ||
-        r->blob_bytes > LEDGER_BLOB_BYTES || !fixsum_is_carried(&r->sum))
+    if (r->updates > updates_max(commits, puts) || puts > commits ||
+        r->metric_count > LEDGER_METRICS || r->blob_at > 1 || r->blob_bytes > LEDGER_BLOB_BYTES ||
+        !fixsum_is_carried(&r->sum))
         return err_set(e, SHD_ESEGMENT,
                        "ledger's record of step %" PRIu64 " has %" PRIu64 " updates, %" PRIu32
                        " metrics, blob %" PRIu32 " of %" PRIu64 " bytes",

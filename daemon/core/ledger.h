@@ -65,7 +65,7 @@ struct ledger_decision { /* of a decision what every version of a ledger has */
 struct ledger_more { /* the rest of it */
     double divisor;
     uint32_t rate_count;
-    uint32_t reserved;
+    uint32_t puts; /* decision.puts */
     double rates[DECISION_GROUPS_MAX * DECISION_RATES];
 };
 
@@ -104,6 +104,7 @@ struct ledger_head {
     _Atomic uint64_t resets;
     _Atomic uint64_t promised; /* 1 + the round; 0: none */
     uint64_t resets_at[2];     /* as record: `resets` when that step was committed */
+    uint64_t put_at[2];        /* as record: the decision's put */
     _Alignas(64) _Atomic uint64_t commits;
     struct ledger_record record[2];
 };

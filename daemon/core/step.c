@@ -68,7 +68,8 @@ static void apply_one_more(struct step *s, struct step_actions *actions)
     a->unit = s->apply_next++;
     a->step = s->now;
     a->round = ledger_committed_round(&s->ledger);
-    a->skip = nothing_to_apply(s, a->unit);
+    a->put = s->record.decision.put != 0;
+    a->skip = !a->put && nothing_to_apply(s, a->unit);
 }
 
 /* -- Sealing ------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ static void seal_if_complete(struct step *s, struct step_actions *actions)
 static void unit_advance(struct step *s, uint32_t unit, struct step_actions *actions)
 {
     struct step_unit *u = &s->unit[unit];
-    if (u->busy || u->summed || !u->free)
+    if (u->busy || u->summed || !u->free || s->dropping)
         return;
     while (u->next < s->micros && *cell_at(s, unit, u->next) == CELL_NONE) {
         *cell_at(s, unit, u->next) = CELL_EMPTY;
@@ -235,7 +236,7 @@ int step_return(struct step *s, step_ref ref, uint64_t step, uint32_t unit, uint
                        unit, step, collecting);
     struct step_unit *u = &s->unit[unit];
     uint32_t *c = cell_at(s, unit, micro);
-    if (step < collecting || micro < u->next) {
+    if (step < collecting || micro < u->next || s->dropping) {
         credit(ret_actions, ref, /* stale= */ true);
         return SHD_OK;
     }
@@ -307,15 +308,39 @@ static void let_go(struct step *s, uint32_t unit, struct step_actions *actions)
     unit_advance(s, unit, actions);
 }
 
+/* What was being summed when the step became a put. */
+static void drop_busy(struct step *s, uint32_t unit, struct step_actions *actions)
+{
+    struct step_unit *u = &s->unit[unit];
+    if (u->lost_ref != 0)
+        credit(actions, u->lost_ref, /* stale= */ true);
+    if (!u->lost && u->next < s->micros) {
+        uint32_t *c = cell_at(s, unit, u->next);
+        if (is_ref(*c))
+            credit(actions, *c, /* stale= */ true);
+        if (u->dup != 0)
+            credit(actions, u->dup, /* stale= */ true);
+        *c = CELL_EMPTY;
+        s->cells_waiting--;
+    }
+    u->dup = u->lost_ref = 0;
+    u->lost = false;
+}
+
 void step_accumulated(struct step *s, uint32_t unit, const struct fixsum *sum, bool finite,
                       struct step_actions *ret_actions)
 {
     struct step_unit *u = &s->unit[unit];
     CHECK(unit < s->units && u->busy);
     ret_actions->count = 0;
+    const bool was_lost = u->lost;
     u->busy = false;
-    if (u->lost) {
+    if (s->dropping)
+        drop_busy(s, unit, ret_actions);
+    else if (u->lost)
         let_go(s, unit, ret_actions);
+    if (s->dropping || was_lost) {
+        act(ret_actions, STEP_DO_DROPPED);
         return;
     }
     if (u->next < s->micros) {
@@ -377,7 +402,7 @@ static void write_row(struct step *s)
                                .time_ns = s->next_time_ns,
                                .norm = s->next_norm,
                                .lr = d->lr,
-                               .loss_scale = d->loss_scale,
+                               .loss_scale = d->put != 0 ? 0 : d->loss_scale,
                                .scale = d->scale,
                                .metric_count = s->record.metric_count,
                                .skipped = d->skip };
@@ -416,6 +441,15 @@ static void write_record(struct step *s, struct step_blob blob)
     FAIL_POINT("step:commit:after");
 }
 
+/* A put has gradients of nothing. */
+static void begin_put(struct step *s)
+{
+    CHECK(s->cells_waiting == 0);
+    s->record = (struct step_prepared){ .step = s->now, .finite = true };
+    fixsum_init(&s->record.sum);
+    fixsum_carry(&s->record.sum);
+}
+
 static void begin_applying(struct step *s, const struct decision *decision, struct step_blob blob,
                            struct step_actions *actions)
 {
@@ -425,6 +459,9 @@ static void begin_applying(struct step *s, const struct decision *decision, stru
     s->has_last = true;
     if (!decision->skip)
         s->updates++;
+    if (decision->put != 0 && decision->updates > 0)
+        s->updates = decision->updates - 1;
+    s->dropping = false;
     write_record(s, blob);
     s->phase = STEP_APPLYING;
     s->apply_next = s->apply_done = 0;
@@ -460,15 +497,18 @@ int step_commit(struct step *s, uint64_t step, const struct decision *decision,
         *ret_how = STEP_COMMITTED_OVER;
         return SHD_OK;
     }
-    if (step == s->now && s->phase == STEP_OPEN && s->cells_in == step_cells(s))
+    const bool put = decision->put != 0;
+    if (put && step == step_collecting(s) && s->phase == STEP_APPLYING)
         return SHD_PENDING;
-    if (step != s->now || s->phase != STEP_SEALED)
+    if (!put && step == s->now && s->phase == STEP_OPEN && s->cells_in == step_cells(s))
+        return SHD_PENDING;
+    if (step != s->now || (s->phase != STEP_SEALED && !put))
         return err_set(e, SHD_ESTEP,
                        "commit of step %" PRIu64 ", but step %" PRIu64 " is %s with %" PRIu64
                        " of %" PRIu64 " gradients in",
                        step, step_collecting(s), step_phase_name(s->phase), s->cells_in,
                        step_cells(s));
-    if (!s->record.finite && !decision->skip)
+    if (!put && !s->record.finite && !decision->skip)
         return err_set(e, SHD_EINVAL,
                        "commit of step %" PRIu64 " would apply gradients that are not finite",
                        step);
@@ -484,6 +524,8 @@ int step_commit(struct step *s, uint64_t step, const struct decision *decision,
             " with a divisor or rates of groups: the model was opened by an older build, "
             "whose ledger has no room for them; save it, and restore it in this one",
             step);
+    if (put)
+        begin_put(s);
     begin_applying(s, decision, blob, ret_actions);
     *ret_decision = s->record.decision;
     *ret_how = STEP_COMMITTED_FIRST;
@@ -595,17 +637,4 @@ bool step_micro_came(const struct step *s, uint32_t micro)
 {
     CHECK(micro < s->micros);
     return s->micro_came[micro] == s->units - s->units_frozen;
-}
-
-const char *step_phase_name(enum step_phase phase)
-{
-    switch (phase) {
-    case STEP_OPEN:
-        return "OPEN";
-    case STEP_SEALED:
-        return "SEALED";
-    case STEP_APPLYING:
-        return "APPLYING";
-    }
-    return "?";
 }

@@ -16,6 +16,9 @@
  * While APPLYING, gradients of step k+1 are taken already; a unit's sums start when that unit has
  * been applied. Everything late or doubled is credited as stale and changes nothing.
  *
+ * A put is a step whose commit brings values instead of a factor for gradients: OPEN k becomes
+ * APPLYING k at once, and what was returned of k counts no more (step_put.h).
+ *
  * A CREDIT that is not stale means that the gradient will count whatever dies next. One that came
  * before its turn is credited when it has been summed, or spilled: copied by the shell to where a
  * successor finds it. While it only waits in its slot, a second one for the same place takes over:
@@ -57,6 +60,7 @@ enum step_action_kind {
     STEP_DO_PUBLISH,    /* raise the unit's version to `step` */
     STEP_DO_SEALED,     /* Prepare can be answered now */
     STEP_DO_OPENED,     /* the open step is `step` now */
+    STEP_DO_DROPPED,    /* no gradient is worked on any more: the put can be committed */
 };
 
 struct step_action {
@@ -66,6 +70,7 @@ struct step_action {
     step_ref ref;         /* ACCUMULATE: 0 when it is spilled */
     enum shd_dtype dtype; /* of a spilled gradient */
     bool first, last, stale, skip;
+    bool put;       /* APPLY: of values that wait, if any do for the unit */
     uint64_t step;  /* work: which one it is for, */
     uint64_t round; /* and in which round */
 };
@@ -154,7 +159,9 @@ enum step_committed {
  * the last one stays. SHD_PENDING: all gradients are in and their sum of squares is being formed,
  * as after a crash of who was SEALED and said so: ask again after SEALED. SHD_ESTEP: gradients are
  * missing, or too new. SHD_EINVAL: an update with gradients that are not finite. SHD_ERANGE: a blob
- * above LEDGER_BLOB_BYTES, or step LEDGER_STEP_MAX. SHD_ENOTSUP: ledger_decision_room(). */
+ * above LEDGER_BLOB_BYTES, or step LEDGER_STEP_MAX. SHD_ENOTSUP: ledger_decision_room().
+ * Of a put: SHD_PENDING, too, while the step before is applied; there must be no gradients, or
+ * step_put_clear() has dropped them. */
 struct step_blob {
     const void *data;
     uint64_t bytes;
@@ -193,7 +200,5 @@ bool step_micro_in(const struct step *s, uint32_t micro);
 
 /* Has it arrived for all units, though some may still wait in their slots? */
 bool step_micro_came(const struct step *s, uint32_t micro);
-
-const char *step_phase_name(enum step_phase phase);
 
 #endif

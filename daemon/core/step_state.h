@@ -35,6 +35,7 @@ struct step {
     uint64_t cells_in, cells_waiting;
     struct fixsum sum; /* of the collecting step */
     bool finite;
+    bool dropping; /* the collecting step is to become a put: its gradients count no more */
     struct step_prepared record;
     double next_norm; /* of the row that the next commit writes */
     uint64_t next_time_ns;

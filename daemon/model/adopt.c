@@ -21,6 +21,7 @@
 #include "daemon/model/create.h"
 #include "daemon/model/model.h"
 #include "daemon/model/model_unit.h"
+#include "daemon/model/put.h"
 #include "daemon/model/spill.h"
 #include "kernels/runs.h"
 #include "proto/base/failpoint.h"
@@ -253,6 +254,7 @@ static void resume_model(struct daemon *d, struct model *m)
         step_resume(m->core, u, &actions);
         apply_actions(m, &actions); /* completions wait until the loop runs */
     }
+    put_step_over(m);
     FAIL_POINT("adopt:resume:after");
 }
 
@@ -277,8 +279,11 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
     if (r == SHD_OK)
         r = map_state(m, g, e);
     if (r == SHD_OK)
+        r = put_adopt(m, g, e);
+    if (r == SHD_OK)
         r = restore_order(m, d->kern, e);
     if (r != SHD_OK) {
+        put_unadopt(m);
         unmap_part(d->kern, &m->state);
         unmap_host(&m->spill->segment);
         m->kept.spare_fd = -1; /* the group's, which keeps it */

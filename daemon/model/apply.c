@@ -20,6 +20,7 @@
 #include "daemon/model/metrics.h"
 #include "daemon/model/model.h"
 #include "daemon/model/model_unit.h"
+#include "daemon/model/put.h"
 #include "daemon/net/op.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
@@ -124,6 +125,17 @@ static struct kern_op update_op(const struct model_unit *mu)
                              } };
 }
 
+/* The next of the arrays that are left. */
+static struct kern_op put_op(const struct model_unit *mu)
+{
+    const struct model *m = mu->model;
+    const uint32_t array = (uint32_t)__builtin_ctz(mu->put_left);
+    return (struct kern_op){ .kind = KERN_COPY,
+                             .copy = { .to = model_array(m, array, mu->unit),
+                                       .from = put_slice(m, array, mu->unit),
+                                       .bytes = m->map->slice[mu->unit].elems * sizeof(float) } };
+}
+
 static struct kern_op op_of(struct model_unit *mu)
 {
     const struct model *m = mu->model;
@@ -140,6 +152,8 @@ static struct kern_op op_of(struct model_unit *mu)
                                  .sumsq = { .x = mu->acc, .elems = elems, .sum = &mu->sum } };
     case MODEL_APPLY:
         return update_op(mu);
+    case MODEL_PUT:
+        return put_op(mu);
     case MODEL_PUBLISH:
         break;
     }
@@ -153,7 +167,8 @@ static struct kern_op op_of(struct model_unit *mu)
 static int submit(struct model_unit *mu, struct shd_err *e)
 {
     struct model *m = mu->model;
-    const int r = mu->kind == MODEL_APPLY ? checkpoint_before_update(m, mu->unit, e) : SHD_OK;
+    const bool updates = mu->kind == MODEL_APPLY || mu->kind == MODEL_PUT;
+    const int r = updates ? checkpoint_before_update(m, mu->unit, e) : SHD_OK;
     if (r != SHD_OK)
         return r;
     const struct kern_op op = op_of(mu);
@@ -212,7 +227,7 @@ static void note_work(const struct model_unit *mu)
 {
     static const enum trace_what what[] = {
         [MODEL_ACCUMULATE] = TRACE_SUM, [MODEL_SUM] = TRACE_SUMSQ,     [MODEL_ZERO] = TRACE_SUMSQ,
-        [MODEL_APPLY] = TRACE_APPLY,    [MODEL_PUBLISH] = TRACE_APPLY,
+        [MODEL_APPLY] = TRACE_APPLY,    [MODEL_PUBLISH] = TRACE_APPLY, [MODEL_PUT] = TRACE_APPLY,
     };
     const step_ref ref = mu->action.ref;
     note(mu->model->metrics,
@@ -223,6 +238,32 @@ static void note_work(const struct model_unit *mu)
                          .step = mu->action.step,
                          .since_ns = mu->submitted_ns,
                          .skip = mu->kind != MODEL_APPLY || mu->action.skip });
+}
+
+static bool applies(const struct model_unit *mu)
+{
+    return mu->kind == MODEL_APPLY || mu->kind == MODEL_PUT;
+}
+
+static void store_done_word(struct model_unit *mu)
+{
+    const struct step_word done = step_done_word(mu->model->core, &mu->action);
+    FAIL_POINT("apply:done:before");
+    atomic_store_explicit(done.word, done.value, memory_order_release);
+    FAIL_POINT("apply:done:after");
+}
+
+/* An array is copied. True: so is the next one, now. */
+static bool put_next(struct model_unit *mu)
+{
+    FAIL_POINT("put:copied");
+    mu->put_left &= (uint8_t)(mu->put_left - 1);
+    if (mu->put_left != 0) {
+        submit_or_keep(mu);
+        return true;
+    }
+    store_done_word(mu);
+    return false;
 }
 
 static void work_done(struct task *task)
@@ -237,12 +278,16 @@ static void work_done(struct task *task)
         return;
     }
     note_work(mu);
-    if (mu->kind == MODEL_APPLY && mu->publish_whole && m->map->slice[mu->unit].elems > 0) {
+    if (mu->kind == MODEL_PUT && mu->put_left != 0 && put_next(mu)) {
+        apply_retry(m);
+        return;
+    }
+    if (applies(mu) && mu->publish_whole && m->map->slice[mu->unit].elems > 0) {
         apply_retry(m);
         publish_whole(mu);
         return;
     }
-    if (mu->kind == MODEL_APPLY || mu->kind == MODEL_PUBLISH) {
+    if (applies(mu) || mu->kind == MODEL_PUBLISH) {
         step_applied(m->core, mu->unit, &actions);
     } else {
         const bool summed = mu->kind == MODEL_SUM ||
@@ -257,12 +302,8 @@ static void work_done(struct task *task)
 /* No kernel will store the word that vouches for the work. */
 static void done_without_kernel(struct model_unit *mu)
 {
-    if (mu->kind == MODEL_ACCUMULATE || mu->kind == MODEL_APPLY) {
-        const struct step_word done = step_done_word(mu->model->core, &mu->action);
-        FAIL_POINT("apply:done:before");
-        atomic_store_explicit(done.word, done.value, memory_order_release);
-        FAIL_POINT("apply:done:after");
-    }
+    if (mu->kind == MODEL_ACCUMULATE || applies(mu))
+        store_done_word(mu);
     task_post(&mu->task, SHD_OK); /* answered in turn like the rest */
 }
 
@@ -273,9 +314,13 @@ static void start_work(struct model *m, const struct step_action *a, enum model_
     mu->action = *a;
     mu->submitted_ns = uv_hrtime();
     mu->sum = (struct kern_sum){ .finite = true };
+    const uint64_t elems = m->map->slice[a->unit].elems;
+    mu->put_left = kind == MODEL_PUT && elems > 0 ? put_arrays(m, a->unit) : 0;
+    if ((mu->put_left & 1) != 0)
+        mu->publish_whole = true;
     if (mu->task.fn == NULL)
         task_init(&mu->task, m->daemon->tasks, work_done);
-    if (m->map->slice[a->unit].elems == 0 || (kind == MODEL_APPLY && a->skip))
+    if (elems == 0 || (kind == MODEL_APPLY && a->skip) || (kind == MODEL_PUT && mu->put_left == 0))
         done_without_kernel(mu); /* nothing of it here */
     else
         submit_or_keep(mu);
@@ -287,6 +332,7 @@ static void opened(struct model *m, uint64_t step)
     note(m->metrics, &(struct note){ .what = TRACE_UPDATE, .step = step - 1 });
     notify_step(m->daemon->notify, m->daemon->drain_session != 0, "%.100s: step %" PRIu64 ", %s",
                 m->spec->name, step_now(m->core), step_phase_name(step_phase(m->core)));
+    put_step_over(m);
     log_debug("op=opened model=%s step=%" PRIu64, m->spec->name, step);
 }
 
@@ -303,7 +349,7 @@ static void act(struct model *m, const struct step_action *a, bool *ret_wake)
         start_work(m, a, MODEL_ZERO);
         return;
     case STEP_DO_APPLY:
-        start_work(m, a, MODEL_APPLY);
+        start_work(m, a, a->put ? MODEL_PUT : MODEL_APPLY);
         return;
     case STEP_DO_CREDIT:
         credit(m, a);
@@ -317,6 +363,9 @@ static void act(struct model *m, const struct step_action *a, bool *ret_wake)
     case STEP_DO_SEALED:
         board_set_step(m->board, step_now(m->core), STEP_SEALED);
         note(m->metrics, &(struct note){ .what = TRACE_COLLECT, .step = step_now(m->core) });
+        *ret_wake = true;
+        return;
+    case STEP_DO_DROPPED:
         *ret_wake = true;
         return;
     case STEP_DO_OPENED:

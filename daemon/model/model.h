@@ -21,6 +21,7 @@ struct metrics_model;
 struct model_fill;
 struct model_unit;
 struct op;
+struct put;
 struct session;
 struct shardmap;
 struct shd_err;
@@ -78,6 +79,7 @@ struct model {
     int last_status;                                  /* SHD_OK, or why a kernel failed */
     uint64_t inbox_bytes;                             /* of all sessions, now */
     struct checkpoint *checkpoint;                    /* owned: being written; NULL: none */
+    struct put *put; /* owned: values that wait for their commit; NULL: none */
 };
 
 /* Where a model is to be. */

@@ -12,7 +12,14 @@
 struct kern_run;
 struct model;
 
-enum model_work_kind { MODEL_ACCUMULATE, MODEL_SUM, MODEL_ZERO, MODEL_APPLY, MODEL_PUBLISH };
+enum model_work_kind {
+    MODEL_ACCUMULATE,
+    MODEL_SUM,
+    MODEL_ZERO,
+    MODEL_APPLY,
+    MODEL_PUT, /* copies of what waits for it: put.h */
+    MODEL_PUBLISH
+};
 
 /* One unit's slice; at most one piece of kernel work on it at a time (the core sees to that). */
 struct model_unit {
@@ -28,6 +35,7 @@ struct model_unit {
     float *acc;              /* of the slice, in the state segment; NULL: frozen */
     uint64_t first_chunk;    /* of the slice in the trail's chunk words */
     bool publish_whole;      /* its update was begun by a predecessor, into another segment */
+    uint8_t put_left;        /* bits of the arrays that are to be copied, the lowest now */
     struct model_unit *next; /* in the backlog */
 };
 

@@ -1,6 +1,8 @@
-/* CREATE, PUT: a model whose start values a session puts; see create.h. */
+/* CREATE, PUT: a model whose start values a session puts; see create.h. CREATE of an open model:
+ * values that take the place of what it has; see put.h. */
 #include "daemon/model/adopt.h"
 #include "daemon/model/create.h"
+#include "daemon/model/put.h"
 #include "daemon/op/requests.h"
 
 static int op_create(struct op *op)
@@ -12,6 +14,12 @@ static int op_create(struct op *op)
         return create_open(op);
     if (req->what == WIRE_CREATE_DROP)
         return create_drop(op);
+    if (req->what == WIRE_CREATE_PUT)
+        return put_begin(op);
+    if (req->what == WIRE_CREATE_PUT_FULL)
+        return put_full(op);
+    if (req->what == WIRE_CREATE_PUT_DROP)
+        return put_drop(op);
     const int r = adopt_check_name(op->daemon, req->name, &op->err);
     return r == SHD_OK ? create_begin(op) : r;
 }

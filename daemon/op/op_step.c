@@ -11,6 +11,7 @@
 #include "daemon/model/lease_wait.h"
 #include "daemon/model/metrics.h"
 #include "daemon/model/model.h"
+#include "daemon/model/put.h"
 #include "daemon/model/reset.h"
 #include "daemon/model/spill.h"
 #include "daemon/net/links.h"
@@ -228,6 +229,12 @@ static int op_commit(struct op *op)
         .bytes = req->has_blob ? req->blob.bytes : 0,
     };
     r = runs_check_rates(m->spec, req->decision.rates, req->decision.rate_count, &op->err);
+    if (r != SHD_OK)
+        return r;
+    while ((r = put_commit(op, &actions)) == SHD_PENDING && actions.count > 0)
+        apply_actions(m, &actions);
+    if (r == SHD_PENDING)
+        return wait_for_sums(op);
     if (r != SHD_OK)
         return r;
     step_seen(m->core, req->norm, metrics_time_ns());

@@ -6,6 +6,19 @@
 
 #include "proto/base/check.h"
 
+const char *step_phase_name(enum step_phase phase)
+{
+    switch (phase) {
+    case STEP_OPEN:
+        return "OPEN";
+    case STEP_SEALED:
+        return "SEALED";
+    case STEP_APPLYING:
+        return "APPLYING";
+    }
+    return "?";
+}
+
 static uint64_t bits(double x)
 {
     uint64_t raw;
@@ -30,6 +43,6 @@ bool decision_equal(const struct decision *a, const struct decision *b)
     return a->skip == b->skip && bits((double)a->scale) == bits((double)b->scale) &&
            bits(a->lr) == bits(b->lr) && bits(a->loss_scale) == bits(b->loss_scale) &&
            a->good_steps == b->good_steps && bits(a->divisor) == bits(b->divisor) &&
-           a->rate_count == b->rate_count &&
+           a->rate_count == b->rate_count && a->put == b->put && a->puts == b->puts &&
            memcmp(a->rates, b->rates, a->rate_count * sizeof *a->rates) == 0;
 }

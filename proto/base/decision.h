@@ -8,6 +8,7 @@
 
 /* A step collects gradients, has all of them, or is being applied. The board has the number. */
 enum step_phase { STEP_OPEN = 1, STEP_SEALED = 2, STEP_APPLYING = 3 };
+const char *step_phase_name(enum step_phase phase);
 
 /* Rates of a parameter group for one step. NaN: what the spec, and decision.lr, say. */
 struct decision_rates {
@@ -26,6 +27,12 @@ struct decision {
     double divisor;      /* finite, >= 0: what the sum became a mean by; 0: by its micro-batches */
     uint32_t rate_count; /* of rates: DECISION_RATES for each group of the model, or 0 */
     double rates[DECISION_GROUPS_MAX * DECISION_RATES]; /* struct decision_rates, one by one */
+    /* Not 0: a put. The step's gradients, if there are any, are dropped; values that wait at each
+     * owner under this random number take the place of what it has. `skip` is set; loss_scale and
+     * good_steps are those of the step to come. */
+    uint64_t put;
+    uint64_t updates; /* of a put: 1 + the updates that count as applied; 0: as many as before */
+    uint64_t puts;    /* committed steps that were puts, this one counted */
 };
 
 /* Those of group g; all NaN when the decision has none. */

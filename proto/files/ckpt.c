@@ -273,6 +273,7 @@ int ckpt_pwrite(int fd, const void *buf, uint64_t bytes, uint64_t at, const char
     return SHD_OK;
 }
 
+#define PUT_RESTORED   1u /* decision.put of a checkpoint: under which number it was is over */
 #define INFO_BYTES_MAX (UINT64_C(16) << 20)
 
 /* -- shardd.json: its checksum ------------------------------------------------------------------
@@ -387,6 +388,10 @@ static json_t *dump_decision(const struct ckpt_info *info)
         json_array_append_new(rates, isnan(d->rates[i]) ? json_null() : json_real(d->rates[i]));
     if (rates != NULL)
         json_object_set_new(o, "rates", rates);
+    if (o != NULL && d->puts > 0)
+        json_object_set_new(o, "puts", json_integer((json_int_t)d->puts));
+    if (o != NULL && d->put != 0)
+        json_object_set_new(o, "put", json_true());
     return o;
 }
 
@@ -477,7 +482,9 @@ static int read_decision(const json_t *root, struct ckpt_info *info, struct shd_
     d->skip = json_is_true(json_object_get(o, "skip"));
     d->scale = (float)scale;
     d->good_steps = (uint32_t)good_steps;
-    return SHD_OK;
+    d->put = json_is_true(json_object_get(o, "put")) ? PUT_RESTORED : 0;
+    return json_object_get(o, "puts") == NULL ? SHD_OK
+                                              : get_number(o, "puts", info->step, &d->puts, e);
 }
 
 static int read_blob(const json_t *root, struct ckpt_info *info, struct shd_err *e)
@@ -552,7 +559,7 @@ static int take_fields(int dir_fd, const json_t *root, struct ckpt_info *info, s
     if (r == SHD_OK)
         r = get_number(root, "step", INT64_MAX, &info->step, e);
     if (r == SHD_OK)
-        r = get_number(root, "updates", info->step, &info->updates, e);
+        r = get_number(root, "updates", INT64_MAX, &info->updates, e);
     if (r == SHD_OK)
         r = get_number(root, "time", INT64_MAX, &time, e);
     if (r != SHD_OK)
@@ -564,6 +571,8 @@ static int take_fields(int dir_fd, const json_t *root, struct ckpt_info *info, s
     if (version != NULL && strlen(version) < sizeof info->version)
         memcpy(info->version, version, strlen(version) + 1);
     r = read_decision(root, info, e);
+    if (r == SHD_OK && info->updates > info->step && info->decision.puts == 0)
+        r = bad_field(e, "updates"); /* a put may say how many count */
     if (r == SHD_OK)
         r = read_blob(root, info, e);
     if (r == SHD_OK)

@@ -171,6 +171,9 @@ enum wire_create_what {
     WIRE_CREATE_FULL = 2,
     WIRE_CREATE_OPEN = 3,
     WIRE_CREATE_DROP = 4,
+    WIRE_CREATE_PUT = 5, /* of an open model: begin a put */
+    WIRE_CREATE_PUT_FULL = 6,
+    WIRE_CREATE_PUT_DROP = 7,
 };
 struct wire_create {
     enum wire_create_what what;
@@ -178,6 +181,9 @@ struct wire_create {
     const char *name;       /* begin: of the model */
     struct wire_bytes spec; /* begin: JSON */
     uint32_t owner, owners;
+    uint32_t model;           /* of a put, with the next two */
+    uint64_t step;            /* the open one */
+    struct wire_bytes arrays; /* begin: a byte for each unit, a bit for each array of it */
 };
 struct wire_put {
     uint64_t origin; /* > 0 */
@@ -339,6 +345,7 @@ enum wire_created_what {
     WIRE_CREATED_OPEN = 3,
     WIRE_CREATED_OTHERS = 4, /* another session makes it */
     WIRE_CREATED_DROPPED = 5,
+    WIRE_CREATED_OVER = 6, /* of a put: its step is */
 };
 struct wire_created {
     enum wire_created_what what;

@@ -52,6 +52,9 @@ static const struct wire_field decision_fields[] = {
     DECIDED_AS(divisor, WIRE_REAL), /* the values of rates are the model's to check */
     ROW_OF(struct decision, rates, .max = DECISION_GROUPS_MAX * DECISION_RATES,
            .more_at = offsetof(struct decision, rate_count)),
+    DECIDED_AS(put, WIRE_ANY),
+    DECIDED_AS(updates, WIRE_ANY),
+    DECIDED_AS(puts, WIRE_ANY),
 };
 static const struct wire_message decision = MESSAGE_OF(struct decision, "decision", decision);
 
@@ -140,12 +143,15 @@ static const struct wire_field fetch_fields[] = {
 static const struct wire_field history_fields[] = { ANY(history, model), ANY(history, from),
                                                     RANGE(history, count, 1, WIRE_ROWS_MAX) };
 static const struct wire_field create_fields[] = {
-    RANGE(create, what, WIRE_CREATE_BEGIN, WIRE_CREATE_DROP),
+    RANGE(create, what, WIRE_CREATE_BEGIN, WIRE_CREATE_PUT_DROP),
     RANGE(create, origin, 1, UINT64_MAX),
     NAME(create, name),
     RANGE(create, spec, 0, SPEC_JSON_BYTES_MAX),
     INDEX(create, owner),
     RANGE(create, owners, 1, SHD_OWNERS_MAX),
+    ANY(create, model),
+    ANY(create, step),
+    RANGE(create, arrays, 0, SHD_UNITS_MAX),
 };
 static const struct wire_field put_fields[] = { RANGE(put, origin, 1, UINT64_MAX),
                                                 UP_TO(put, unit, SHD_UNITS_MAX - 1) };
@@ -241,7 +247,7 @@ static const struct wire_field rows_fields[] = {
         .multiple = HISTORY_ROW_BYTES),
 };
 static const struct wire_field created_fields[] = {
-    RANGE(created, what, WIRE_CREATED_YOURS, WIRE_CREATED_DROPPED),
+    RANGE(created, what, WIRE_CREATED_YOURS, WIRE_CREATED_OVER),
     ANY(created, ticket),
     ROW(created, bytes, .max = MEMORY_BYTES_MAX, .multiple = SHD_PAGE_BYTES),
     NAME(created, by),

@@ -131,6 +131,7 @@ static void carry_out(struct shell *sh, const struct step_actions *actions)
             break;
         case STEP_DO_SEALED:
         case STEP_DO_OPENED:
+        case STEP_DO_DROPPED:
             break;
         }
     }

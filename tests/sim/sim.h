@@ -22,6 +22,7 @@
 #include "daemon/core/ledger.h"
 #include "daemon/core/replies.h"
 #include "daemon/core/step.h"
+#include "daemon/core/step_put.h"
 #include "daemon/core/step_reset.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
@@ -81,6 +82,7 @@ struct sim_config {
     uint64_t events_max;
     bool lease; /* else workers have ranks */
     bool frozen;
+    bool puts; /* some steps are puts, if who wants them is first */
 };
 
 struct sim_scenario {
@@ -243,6 +245,7 @@ struct sim_op { /* a Return that is not credited */
 struct sim_kernel {
     struct step_action action;
     uint64_t step, round, op, decision;
+    uint64_t put;   /* APPLY: of values that wait; 0: none */
     uint64_t *grad; /* the slot */
     struct step_word done;
     uint32_t block, end; /* of the unit: next one, end */
@@ -303,6 +306,7 @@ enum sim_work {
     WORK_LOOKING, /* layouts are asked for again */
     WORK_SETTLING,
     WORK_BOARD,
+    WORK_PUTTING,
     WORK_LEASING,
     WORK_COMPUTING,
     WORK_RETURNING,
@@ -334,6 +338,8 @@ struct sim_worker {
     uint32_t followed;
     bool has_last;
     struct decision last;
+    bool heedless; /* knows nothing of puts */
+    bool no_put;   /* the step has begun without one */
     uint32_t looks;
     struct turn *turn;
     _Alignas(16) uint8_t turn_memory[32768];
@@ -462,6 +468,12 @@ void sim_worker_start(struct sim *s, struct sim_worker *w);
 void sim_worker_kill(struct sim *s, struct sim_worker *w);
 void sim_worker_leave(struct sim *s, struct sim_worker *w);
 void sim_worker_event(struct sim *s, struct sim_worker *w, const struct sim_event *event);
+/* A put: whether step is to be one, its decision, the values it brings. */
+bool sim_is_put(const struct sim *s, uint64_t step);
+struct decision sim_put_of(const struct sim *s, uint64_t step, const struct decision *last);
+bool sim_put_has(uint64_t put, uint32_t unit);
+uint64_t sim_put_value(uint64_t put, uint32_t unit, uint32_t block);
+
 const char *sim_work_name(enum sim_work work);
 
 static inline uint32_t sim_daemon_index(const struct sim *s, const struct sim_daemon *d)

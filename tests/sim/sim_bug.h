@@ -15,6 +15,7 @@
  *  10  a word that a kernel is done is never stored
  *  11  an owner that has answered Prepare gives the step up all the same
  *  12  that it has answered Prepare is not kept
+ *  13  owner 0 takes a put into a step that has begun
  */
 #ifndef SHD_TESTS_SIM_SIM_BUG_H
 #define SHD_TESTS_SIM_SIM_BUG_H

@@ -107,6 +107,13 @@ plant(daemon/core/replies.c [[
         r->highest = seq;
 ]])
 
+# Owner 0 takes a put into a step that has begun.
+plant(daemon/core/step_put.c [[
+    if (s->cells_in > 0]] [[
+    if (SIM_BUG(13))
+        return SHD_OK;
+    if (s->cells_in > 0]])
+
 if(copy STREQUAL original)
   message(FATAL_ERROR "${SOURCE}: no bug is planted there")
 endif()

@@ -300,6 +300,23 @@ static bool try_lease(struct sim *s, struct sim_daemon *d, struct sim_session *s
     return true;
 }
 
+/* A put at owner 0 comes first or not at all; the others make room for it. */
+static int make_room(struct sim *s, struct sim_daemon *d, const struct sim_wait *wait,
+                     struct shd_err *e)
+{
+    struct step_actions actions;
+    int r;
+    if (wait->decision.put == 0 || wait->step < step_collecting(d->core))
+        return SHD_OK;
+    if (sim_daemon_index(s, d) == 0) {
+        r = step_put_check(d->core, wait->step, e);
+        return r == SHD_OK && !step_put_idle(d->core) ? SHD_PENDING : r;
+    }
+    while ((r = step_put_clear(d->core, wait->step, &actions)) == SHD_PENDING && actions.count > 0)
+        sim_daemon_take(s, d, &actions);
+    return r;
+}
+
 static bool try_commit(struct sim *s, struct sim_daemon *d, struct sim_session *ses,
                        const struct sim_wait *wait)
 {
@@ -308,9 +325,11 @@ static bool try_commit(struct sim *s, struct sim_daemon *d, struct sim_session *
     struct step_actions actions;
     struct shd_err e = { 0 };
     const uint64_t step = wait->step, seq = wait->seq;
-    const int r = step_commit(d->core, step, &wait->decision,
-                              (struct step_blob){ &wait->blob, sizeof wait->blob }, &counts, &how,
-                              &actions, &e);
+    int r = make_room(s, d, wait, &e);
+    if (r == SHD_OK)
+        r = step_commit(d->core, step, &wait->decision,
+                        (struct step_blob){ &wait->blob, sizeof wait->blob }, &counts, &how,
+                        &actions, &e);
     if (r == SHD_PENDING)
         return false;
     struct sim_reply reply = { .kind = SIM_COMMIT, .step = step, .status = r };
@@ -376,6 +395,10 @@ void sim_daemon_take(struct sim *s, struct sim_daemon *d, const struct step_acti
             break;
         case STEP_DO_OPENED:
             sim_note(s, "opened", sim_daemon_index(s, d), SIM_NOBODY, a->step, 0, 0);
+            ask_again(s, d, 1u << SIM_PREPARE | 1u << SIM_COMMIT);
+            break;
+        case STEP_DO_DROPPED:
+            ask_again(s, d, 1u << SIM_COMMIT);
             break;
         case STEP_DO_ACCUMULATE:
         case STEP_DO_SUM:

@@ -167,7 +167,8 @@ void sim_kernel_queue(struct sim *s, struct sim_daemon *d, const struct step_act
         k->summing = a->last;
     } else if (a->kind == STEP_DO_APPLY) {
         k->decision = sim_decision_hash(&step_record(d->core)->decision);
-        if (a->skip)
+        k->put = a->put ? step_record(d->core)->decision.put : 0;
+        if (a->skip || (a->put && !sim_put_has(k->put, a->unit)))
             k->block = k->end;
     } else {
         k->summing = true;
@@ -185,6 +186,10 @@ static void kernel_block(struct sim_daemon *d, const struct sim_kernel *k, uint3
     uint64_t *acc = &d->acc[u][b], *word = &d->word[u][b];
     if (k->action.kind == STEP_DO_ZERO) {
         *acc = 0;
+        return;
+    }
+    if (k->put != 0) { /* can be done again: no trail */
+        d->param[u][b] = sim_put_value(k->put, u, b);
         return;
     }
     if (*word == k->op)

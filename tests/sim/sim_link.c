@@ -133,7 +133,7 @@ static void replay(struct sim *s, struct sim_worker *w, uint32_t owner)
             continue;
         if (c->request.kind == SIM_RETURN && !c->request.none)
             CHECK(sim_link_take_slot(l, &c->request.slot));
-        if (c->request.kind == SIM_COMMIT)
+        if (c->request.kind == SIM_COMMIT && c->request.decision.put == 0)
             c->request.decision = *turn_decision(w->turn);
         call_send(s, w, owner, c);
     }
@@ -154,6 +154,8 @@ static void check_kept(struct sim *s, const struct sim_worker *w, const struct s
     const uint64_t step = l->layout.step;
     if (w->work == WORK_ATTACHING || w->work == WORK_LOOKING || step > w->step)
         return;
+    if (step < s->decided && s->decision[step].put != 0)
+        return; /* it was told so while gradients of the step were dropped */
     if (step < w->step)
         sim_lost(s, "an owner is behind what it had committed");
     if (w->work != WORK_TURN || l->layout.attempt != w->attempt)
@@ -194,8 +196,8 @@ void sim_link_hung_up(struct sim *s, struct sim_worker *w, uint32_t owner)
     l->up = l->layout_asked = false;
     for (uint32_t i = 0; i < SIM_CALLS; i++)
         if (l->calls[i].request.kind == SIM_LEASE || l->calls[i].request.kind == SIM_LAYOUT)
-            l->calls[i].used = false; /* it looks again itself */
-    if (w->ask_owner == owner)
+            l->calls[i].used = false;                     /* it looks again itself */
+    if (w->ask_owner == owner && w->work != WORK_PUTTING) /* a commit is asked again as it is */
         w->asking = false;
     sim_worker_after(s, w, sim_below(s, sim_chance(s, 500) ? MS : 50 * MS), EV_ATTACH, owner);
 }

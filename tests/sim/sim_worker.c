@@ -11,11 +11,11 @@
 
 const char *sim_work_name(enum sim_work work)
 {
-    static const char *const names[] = { "attaching", "looking",
-                                         "settling",  "waiting for the board",
-                                         "leasing",   "computing",
-                                         "returning", "committing",
-                                         "resetting", "finished" };
+    static const char *const names[] = {
+        "attaching",  "looking",   "settling",  "waiting for the board",
+        "putting",    "leasing",   "computing", "returning",
+        "committing", "resetting", "finished"
+    };
     return names[work];
 }
 
@@ -130,6 +130,7 @@ static void settled(struct sim *s, struct sim_worker *w, uint32_t ahead)
     w->has_last = w->link[ahead].layout.has_decision;
     w->last = w->link[ahead].layout.decision;
     w->computed = UINT32_MAX;
+    w->no_put = false;
     w->attempt = 0;
     w->settled_step = step;
     for (uint32_t o = 0; o < s->config.daemons; o++)
@@ -231,7 +232,9 @@ static void next_work(struct sim *s, struct sim_worker *w)
 {
     w->ask_owner = 0;
     w->asking = false;
-    if (s->config.lease)
+    if (sim_is_put(s, w->step) && !w->heedless && !w->no_put)
+        enter(s, w, WORK_PUTTING);
+    else if (s->config.lease)
         enter(s, w, WORK_LEASING);
     else if (next_of_rank(s, w, &w->micro))
         begin_computing(s, w);
@@ -251,6 +254,52 @@ static bool run_board(struct sim *s, struct sim_worker *w)
                 return false;
     next_work(s, w);
     return true;
+}
+
+static struct decision own_put(const struct sim *s, const struct sim_worker *w)
+{
+    return sim_put_of(s, w->step, w->has_last ? &w->last : NULL);
+}
+
+/* The values are there; owner 0 has to agree, then the others are told. */
+static bool run_putting(struct sim *s, struct sim_worker *w)
+{
+    if (w->asking || !w->link[w->ask_owner].up)
+        return false;
+    const struct sim_request request = {
+        .kind = SIM_COMMIT, .step = w->step, .blob = sim_mix(w->step, 77), .decision = own_put(s, w)
+    };
+    w->asking = true;
+    sim_link_ask(s, w, w->ask_owner, &request, 0);
+    return false;
+}
+
+static void put_answered(struct sim *s, struct sim_worker *w, const struct sim_msg *msg)
+{
+    const struct sim_reply *r = &msg->reply;
+    const struct decision own = own_put(s, w);
+    if (!w->asking || msg->daemon != w->ask_owner)
+        return;
+    w->asking = false;
+    if (r->status == SHD_EBUSY && w->ask_owner == 0) {
+        w->no_put = true;
+        next_work(s, w);
+    } else if (r->status != SHD_OK && s->kept_lost) {
+        sim_lost(s, "an owner does not know the step of a put");
+    } else if (r->status != SHD_OK) {
+        sim_broken(s, "P4", SIM_NOBODY, msg->worker, "put in step %llu at owner %u: %s",
+                   (unsigned long long)w->step, msg->daemon, status_name(r->status));
+    } else if (r->committed.over || !decision_equal(&r->committed.decision, &own)) {
+        look_again(s, w);
+    } else if (w->ask_owner + 1 < s->config.daemons) {
+        w->ask_owner++;
+    } else {
+        w->last = own;
+        w->has_last = true;
+        w->step++;
+        w->computed = 0;
+        enter(s, w, WORK_BOARD);
+    }
 }
 
 static bool run_leasing(struct sim *s, struct sim_worker *w)
@@ -359,19 +408,25 @@ static void turn_requests(struct sim *s, struct sim_worker *w)
 static bool run_turn(struct sim *s, struct sim_worker *w)
 {
     turn_requests(s, w);
-    if (turn_state(w->turn) == TURN_OVER) {
+    const bool done = turn_state(w->turn) == TURN_DONE;
+    if (done)
+        sim_link_forget_turn(w); /* of a put Prepare was not answered by all */
+    if (turn_state(w->turn) == TURN_OVER ||
+        (done && w->work == WORK_TURN && turn_decided(w->turn).over)) {
         sim_link_forget_turn(w);
         look_again(s, w);
         return true;
     }
-    if (turn_state(w->turn) == TURN_DONE) {
+    if (done && w->work == WORK_SETTLING) {
+        w->looks = 0;
+        settled(s, w, w->ask_owner);
+        return true;
+    }
+    if (done) {
         w->last = turn_decided(w->turn).decision;
         w->has_last = true;
         w->looks = 0;
-        if (w->work == WORK_SETTLING) {
-            settled(s, w, w->ask_owner);
-            return true;
-        }
+        w->no_put = false;
         w->step++;
         w->computed = 0;
         enter(s, w, WORK_BOARD);
@@ -387,6 +442,10 @@ static void turn_reply(struct sim *s, struct sim_worker *w, const struct sim_msg
     struct shd_err e = { 0 };
     const struct sim_reply *r = &msg->reply;
     int status = r->status;
+    if (w->work == WORK_PUTTING && r->kind == SIM_COMMIT) {
+        put_answered(s, w, msg);
+        return;
+    }
     if (w->work != WORK_TURN && w->work != WORK_SETTLING)
         return;
     if (status == SHD_OK && r->kind == SIM_PREPARE)
@@ -422,6 +481,9 @@ static void run(struct sim *s, struct sim_worker *w)
             break;
         case WORK_BOARD:
             again = run_board(s, w);
+            break;
+        case WORK_PUTTING:
+            again = run_putting(s, w);
             break;
         case WORK_LEASING:
             again = run_leasing(s, w);
@@ -514,6 +576,7 @@ void sim_worker_start(struct sim *s, struct sim_worker *w)
     w->alive = true;
     w->job = s->job;
     w->eager = sim_chance(s, 500);
+    w->heedless = s->config.puts && sim_chance(s, 300);
     CHECK(turn_bytes(SIM_DAEMONS) <= sizeof w->turn_memory);
     w->turn = turn_init(w->turn_memory, s->config.daemons);
     enter(s, w, WORK_ATTACHING);

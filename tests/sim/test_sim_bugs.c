@@ -100,4 +100,9 @@ TEST(promise_that_is_not_kept_is_found)
     expect_found(12, "resets", "P1 P2 P3 P4");
 }
 
+TEST(put_into_a_step_that_has_begun_is_found)
+{
+    expect_found(13, "calm", "CHECK P1 P2");
+}
+
 TEST_MAIN()

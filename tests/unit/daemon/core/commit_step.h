@@ -291,6 +291,7 @@ static void rig_take(struct rig *rig, const struct step_actions *actions)
         case STEP_DO_PUBLISH:
         case STEP_DO_SEALED:
         case STEP_DO_OPENED:
+        case STEP_DO_DROPPED:
             break;
         case STEP_DO_ACCUMULATE:
         case STEP_DO_SUM:

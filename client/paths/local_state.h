@@ -1,0 +1,45 @@
+/* The fields of a model whose owner is in this process, for local.c and what belongs to it alone.
+ */
+#ifndef SHD_LOCAL_STATE_H
+#define SHD_LOCAL_STATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/share/history.h"
+#include "proto/spec/layout.h"
+
+struct kern_hyper;
+struct kern_run;
+
+enum arrival { ARRIVED_NOT, ARRIVED_NONE, ARRIVED_GRAD };
+
+struct local_unit { /* arrays are fp32 [elems of the unit] */
+    void *memory;   /* owned, of the worker's device: all of them */
+    uint64_t memory_bytes;
+    float *param, *m, *v;  /* v: AdamW only, else NULL; frozen units have param alone */
+    float *acc;            /* gradient sum of the open step; NULL: frozen */
+    void *publish;         /* what workers read, in the model's dtype */
+    struct kern_run *runs; /* owned */
+    uint32_t run_count;
+    uint32_t next_group; /* gradients of groups below it are summed */
+    bool summed;         /* acc holds a gradient of this step */
+    uint8_t *arrived;    /* [spec_returns()] in the model's block, enum arrival */
+};
+
+struct local_model {
+    struct local_unit *units;                        /* owned, [units] */
+    uint8_t *arrived;                                /* owned, [units * spec_returns()] */
+    struct kern_hyper *hypers;                       /* owned, [groups] */
+    float *slots;                                    /* owned, [slot_count * slot_elems] */
+    uint64_t slot_elems;                             /* of the largest unit */
+    uint64_t updates;                                /* steps that were not skipped */
+    double metrics[SHD_MICROS_MAX][SHD_METRICS_MAX]; /* of the open step */
+    uint32_t metric_counts[SHD_MICROS_MAX];
+    uint8_t *blob; /* owned */
+    size_t blob_bytes;
+    struct history_slot *history; /* owned, [HISTORY_SLOTS] */
+};
+
+#endif

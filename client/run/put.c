@@ -1,0 +1,70 @@
+/* Replacing what owners hold. See client/shd.h. */
+#include <inttypes.h>
+
+#include "client/paths/path.h"
+#include "client/session/session.h"
+#include "proto/base/check.h"
+#include "proto/share/putmap.h"
+
+#define UPDATES_MAX (UINT64_C(1) << 33)
+
+static_assert(SHD_PUT_PARAMS == 1u << SHD_PARAMS && SHD_PUT_MOMENT1 == 1u << SHD_MOMENT1 &&
+                  SHD_PUT_MOMENT2 == 1u << SHD_MOMENT2,
+              "a bit for each array");
+
+/* What is read or written now would be of two states. */
+static int check_nothing_held(const struct shd_model *m, struct shd_err *e)
+{
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        if (m->holds[u].acquired > 0)
+            return err_set(e, SHD_EBUSY, "unit '%s' is acquired: release it before the put",
+                           m->spec->units[u].name);
+    for (uint32_t i = 0; i < m->slot_count; i++)
+        if (m->slots[i].state == SLOT_HELD)
+            return err_set(e, SHD_EBUSY,
+                           "a gradient of unit '%s' is handed out: put between a commit and the "
+                           "next shd_grad()",
+                           m->spec->units[m->slots[i].unit].name);
+    return SHD_OK;
+}
+
+static int check_options(const struct shd_model *m, const struct shd_put_options *o,
+                         struct shd_err *e)
+{
+    if (o->fill == NULL || o->arrays == NULL)
+        return err_set(e, SHD_EINVAL, "a put without %s", o->fill == NULL ? "fill" : "arrays");
+    if (o->set_updates && o->updates >= UPDATES_MAX)
+        return err_set(e, SHD_ERANGE, "%" PRIu64 " updates, must be below %" PRIu64, o->updates,
+                       UPDATES_MAX);
+    return putmap_check(m->spec, o->arrays, m->spec->unit_count, e);
+}
+
+int shd_put(shd_model *m, const struct shd_put_options *options, bool *ret_counts,
+            struct shd_err *e)
+{
+    struct shd_put_options o = { 0 };
+    bool counts = false;
+    int r = session_check(m->session, e);
+    if (r == SHD_OK)
+        r = sized_take(&o, sizeof o, options, sizeof o.size, "shd_put_options", e);
+    if (r == SHD_OK)
+        r = check_options(m, &o, e);
+    if (r == SHD_OK)
+        r = check_nothing_held(m, e);
+    if (r == SHD_OK)
+        r = m->session->control->poll(m, e);
+    if (r == SHD_OK)
+        r = err_copy(&m->fault, e);
+    if (r != SHD_OK)
+        return r;
+    const struct path_put put = { o.arrays, o.fill, o.ctx, o.set_updates ? o.updates + 1 : 0 };
+    r = m->session->control->put(m, &put, &counts, e);
+    if (r == SHD_OK && ret_counts != NULL)
+        *ret_counts = counts;
+    return r;
+}
+
+uint64_t shd_puts(const shd_model *m)
+{
+    return m->decided ? m->decision.puts : 0;
+}

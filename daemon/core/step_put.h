@@ -1,0 +1,30 @@
+/* Making room for a put in a step: what was returned of it counts no more.
+ *
+ * Owner 0 takes a put only into a step of which it has no gradient at all (step_put_check()). Once
+ * it has recorded the put no other decision about that step can come to be, for that needs a
+ * Prepared of owner 0. So the others drop what they have got of the step since: their gradients are
+ * credited as stale, and who returned them is told by its commit that the step is over. */
+#ifndef SHD_STEP_PUT_H
+#define SHD_STEP_PUT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct shd_err;
+struct step;
+struct step_actions;
+
+/* SHD_OK: nothing was returned of `step`, the collecting one. SHD_EBUSY: something was. SHD_ESTEP:
+ * another step is open. */
+int step_put_check(const struct step *s, uint64_t step, struct shd_err *e);
+
+/* Before the commit: no kernel is at a gradient, of a round that was given up (step_reset.h). Not:
+ * until DROPPED. */
+bool step_put_idle(const struct step *s);
+
+/* Drop what was returned of the open step. SHD_OK: there is nothing (any more). SHD_PENDING: carry
+ * the actions out and call again, when there are none after DROPPED. Also SHD_OK where another step
+ * is open, or the one before is still applied. */
+int step_put_clear(struct step *s, uint64_t step, struct step_actions *ret_actions);
+
+#endif
