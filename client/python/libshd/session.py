@@ -310,6 +310,46 @@ class Model(_Open):
         self.session.call(lib.shd_digest, self.handle, text, ctypes.byref(step))
         return text.value.decode(), step.value
 
+    @property
+    def puts(self) -> int:
+        """Committed steps that were puts."""
+        return lib.shd_puts(self.handle)
+
+    def unit_elems(self, unit: int) -> int:
+        return lib.shd_unit_elems(self.handle, unit)
+
+    def get(self, unit: int, array: int, address: int) -> tuple[int, int]:
+        """One of SHD_PARAMS, SHD_MOMENT1, SHD_MOMENT2 of a unit to float[unit_elems(unit)] at the address; the step
+        and the number of updates it is of."""
+        step, updates = ctypes.c_uint64(), ctypes.c_uint64()
+        values = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
+        self.session.call(lib.shd_get, self.handle, unit, array, values, ctypes.byref(step), ctypes.byref(updates))
+        return step.value, updates.value
+
+    def put(self, arrays: bytes, fill: Callable[[int, int, int], None], updates: Optional[int] = None) -> bool:
+        """arrays: of each unit the SHD_PUT_ bits of what is put; fill(unit, array, address) writes it. Whether these
+        values count, or another worker's."""
+        raised: list[BaseException] = []
+
+        def filled(_: int, unit: int, array: int, values: Any) -> int:
+            try:
+                fill(unit, array, ctypes.addressof(values.contents))
+                return 0
+            except BaseException as e:  # raised again below, on Python's side of the call
+                raised.append(e)
+                return 1
+        options = sized(_c.shd_put_options, arrays=(ctypes.c_uint8 * len(arrays))(*arrays),
+                        set_updates=updates is not None, updates=updates or 0)
+        options.fill = dict(_c.shd_put_options._fields_)['fill'](filled)
+        counts = ctypes.c_bool()
+        try:
+            self.session.call(lib.shd_put, self.handle, ctypes.byref(options), ctypes.byref(counts))
+        except errors.Error:
+            if raised:
+                raise raised[0] from None
+            raise
+        return counts.value
+
     def checkpoint(self, directory: str, keep: int = 0) -> str:
         """Save the open step; the name of what was saved."""
         saved = _c.shd_checkpointed()

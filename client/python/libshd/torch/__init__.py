@@ -16,10 +16,12 @@ from .peers import Settings, from_deepspeed, from_fsdp
 from .policy import DDP, Policy, ZeRO1, ZeRO2, ZeRO3
 from .reader import Reader, reader
 from .scaler import GradScaler
+from .state import load_safetensors, save_safetensors, writable
 
 __all__ = ['DDP', 'FSDPModule', 'GradScaler', 'Optimizer', 'Policy', 'Reader', 'Sampler', 'Settings', 'Step', 'StepReset',
            'ZeRO1', 'ZeRO2', 'ZeRO3', 'close', 'digest', 'from_deepspeed', 'from_fsdp', 'fully_shard', 'leases',
-           'no_sync', 'reader', 'report', 'reset', 'save', 'shard', 'step_of', 'weight']
+           'load_safetensors', 'no_sync', 'reader', 'report', 'reset', 'save', 'save_safetensors', 'shard', 'step_of',
+           'weight', 'writable']
 
 
 def __getattr__(name: str) -> Any:

@@ -123,8 +123,8 @@ def leases(module: nn.Module, steps: int, schedule: Any = None, clip_norm: float
     if not engine.elastic:
         raise Misuse('leases() of a module whose micro-batches are shared out by rank: say shard(micro_batches=M)')
     optimizer = engine.optimizer()
-    while engine.model.step < steps:
-        while schedule is not None and schedule.last_epoch < engine.model.step:
+    while engine.step < steps:
+        while schedule is not None and schedule.last_epoch < engine.step:
             optimizer.original._opt_called = True  # steps that others have made are steps
             schedule.step()
         engine.clip_norm = float(clip_norm)
@@ -138,9 +138,9 @@ def leases(module: nn.Module, steps: int, schedule: Any = None, clip_norm: float
             continue
         engine.leased, engine.void = micro, False
         try:
-            yield engine.model.step, micro
+            yield engine.step, micro
             if engine.leased is not None:
-                raise Misuse(f'micro-batch {micro} of step {engine.model.step} was not handed over: call opt.step() in '
+                raise Misuse(f'micro-batch {micro} of step {engine.step} was not handed over: call opt.step() in '
                              'the loop')
         finally:
             if engine.leased is not None:
@@ -191,8 +191,9 @@ def weight(module: nn.Module, count: Union[float, torch.Tensor]) -> None:
 
 
 def step_of(module: nn.Module) -> int:
-    """The open step, where to go on: 0 at first, more in a worker that comes later."""
-    return engine_of(module).model.step
+    """The open step, where to go on: 0 at first, more in a worker that comes later. writable() and its like are not
+    counted."""
+    return engine_of(module).step
 
 
 def digest(module: nn.Module) -> str:

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from typing import Any, Callable, Iterable, NamedTuple, Optional
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional
 
 import torch
 from torch import nn
@@ -90,16 +90,36 @@ class Engine:
         self.scale = 1.0 if weighted else float(place.accumulate)
         self.scales = False             # GradScaler: losses are multiplied by the model's scale
         self.unscaled = 1.0             # what gradients in p.grad have been divided by
+        self.writing = False            # writable(): parameters are private copies
         self._parts: dict[Unit, Any] = {}  # structs for shd_return_parts()
         self.adopt()
 
     # -- Parameters ------------------------------------------------------------------------------
 
+    @property
+    def step(self) -> int:
+        """The open step, puts not counted: which batches it has depends on it."""
+        return self.model.step - self.model.puts
+
+    def parts(self) -> Iterator[Part]:
+        return (part for unit in self.units for part in unit.parts)
+
+    @contextlib.contextmanager
+    def all_held(self, units: Optional[list[Unit]] = None) -> Iterator[None]:
+        """In here they can be read at the open step."""
+        added = [unit for unit in units or self.units if unit.index not in self.held]
+        try:
+            for unit in added:
+                self.acquire(unit)
+            yield
+        finally:
+            for unit in added:
+                self.release(unit)
+
     def adopt(self) -> None:
         """Let each parameter be the owners' memory."""
         places = {tensor.name: tensor for tensor in self.model.tensors()}
         order = {name: index for index, name in enumerate(places)}
-        mine = weakref.ref(self)
         for unit in self.units:
             address = unit.address = self.reach(unit)
             unit.array = tensor_at(address, elems_of(unit), self.dtype)
@@ -112,8 +132,11 @@ class Engine:
                 part.parameter.data = self.view(unit.array, part)
                 part.parameter.grad = None
                 part.home = part.parameter.data_ptr()
-                guard(part.parameter, part.name, functools.partial(wait_for, mine, unit))
+                self.protect(unit, part)
             self.model.release(unit.index)
+
+    def protect(self, unit: Unit, part: Part) -> None:
+        guard(part.parameter, part.name, functools.partial(wait_for, weakref.ref(self), unit))
 
     def reach(self, unit: Unit) -> int:
         """The address of the unit's parameters at the open step, which others may move on meanwhile."""
@@ -220,7 +243,7 @@ class Engine:
 
     def begin(self) -> None:
         """The first that is heard of a backward, which may be none that gives parameters gradients."""
-        if not self.open and not self.quiet:
+        if not self.open and not self.quiet and not self.writing:
             self.open = True
             torch.autograd.Variable._execution_engine.queue_callback(self.end)
 
@@ -237,6 +260,9 @@ class Engine:
 
     def arrived(self, unit: Unit, part: Part) -> None:
         """PyTorch has the parameter's gradient of this backward."""
+        if self.writing:
+            raise Misuse('backward() inside of writable(): its gradients would be of values that the owners do not '
+                         'have; leave writable() first')
         if self.quiet:
             return
         self.begin()
@@ -390,6 +416,8 @@ class Engine:
 
     def settle(self, idle: bool) -> None:
         """What backward() has left with the parameters is with the owners afterwards."""
+        if self.writing:
+            raise Misuse('step() inside of writable()')
         if self.open:
             self.broken()
         if self.spoilt:
@@ -461,3 +489,13 @@ class Engine:
         if not self.overlap:
             self.wait_all()
         return result
+
+    def moved(self) -> None:
+        """A put has been made: wait for its values."""
+        torch.autograd.graph.increment_version([part.parameter for part in self.parts()])
+        self.handed = False
+        for unit in self.units:
+            self.model.acquire(unit.index)
+            self.model.release(unit.index)
+        self.pending.clear()
+        PENDING.discard(id(self))

@@ -65,7 +65,7 @@ class _Guarded:
             written = (kwargs.get('out'),) if 'out' in kwargs else ()
         for tensor in _shared(written):
             raise Misuse(f'{name}() of {tensor.shd_name!r}: the parameter is the owners\' memory, which only a step '
-                         'changes; write to the module before shard(), or to a copy (.clone())')
+                         'changes; write to it in `with sd.writable(module):`, or to a copy (.clone())')
         # A graph of torch.compile() that knew of PENDING would be made anew whenever that changes.
         if not torch.compiler.is_compiling() and PENDING and _reads(func, name):
             for tensor in _shared((args, tuple(kwargs.values()))):

@@ -110,8 +110,9 @@ class Loads(Hook):
     """load_state_dict() would write where only the owners may."""
 
     def __call__(self, *_: Any) -> None:
-        raise Misuse('load_state_dict() of a sharded module: load before shard(), whose first worker gives the owners '
-                     'their values')
+        if not self.engine.writing:
+            raise Misuse('load_state_dict() of a sharded module: write `with sd.writable(module): '
+                         'module.load_state_dict(…)`, or load before shard()')
 
 
 def add_hooks(module: nn.Module, engine: Engine) -> None:

@@ -11,6 +11,7 @@ from torch.nn.utils import clip_grad
 from ..errors import Misuse, NotSupported
 from ..session import Result
 from .engine import ENGINES, Engine
+from .state import load_optimizer_state, optimizer_state
 from .wrapped import meet_accelerate
 
 
@@ -82,10 +83,10 @@ class Optimizer(torch.optim.Optimizer):
     def _note(self, result: Result) -> None:
         engine = self.engine
         if result.over:  # others ended it, and more is not known here
-            self.last = Step(result.step, float('nan'), False, {})
+            self.last = Step(result.step - engine.model.puts, float('nan'), False, {})
             return
         total = result.metrics[0] if engine.weighted else engine.model.micro_batches
-        self.last = Step(result.step, result.grad_norm, result.skipped,
+        self.last = Step(result.step - engine.model.puts, result.grad_norm, result.skipped,
                          {name: total if engine.weighted and not at else result.metrics[at] / total
                           for at, name in enumerate(engine.names)})
 
@@ -117,12 +118,14 @@ class Optimizer(torch.optim.Optimizer):
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        raise NotSupported('the optimizer\'s state is the owners\': sd.save(module, directory) saves it with the '
-                           'parameters')
+        """In PyTorch's layout, whole tensors: a plain optimizer of the same kind and groups can load it. Between
+        two steps."""
+        return optimizer_state(self, super().state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        raise NotSupported('the optimizer\'s state is the owners\': restore a checkpoint of sd.save() by '
-                           '`shardctl run --resume` or `shardctl restore`')
+        """What state_dict() gave, here or of a plain optimizer: moments and number of updates to the owners (a put,
+        as writable() is), rates to the groups, in place."""
+        load_optimizer_state(self, state_dict)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -131,7 +134,8 @@ class Optimizer(torch.optim.Optimizer):
                      'sd.GradScaler()')
 
     def __reduce__(self) -> Any:
-        raise Misuse('an Optimizer of shard() cannot be pickled: sd.save(module, directory) saves its state')
+        raise Misuse('an Optimizer of shard() cannot be pickled: state_dict() can, and sd.save(module, directory) saves '
+                     'parameters, too')
 
 
 # -- torch.nn.utils.clip_grad_norm_ and its like ---------------------------------------------------

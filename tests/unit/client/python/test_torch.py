@@ -22,6 +22,7 @@ if __name__ == '__main__':
     torch_run.start(sys.argv[1])
 
 import torch  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -336,6 +337,107 @@ class SameBits(unittest.TestCase):
             opt.step()
             return module(1).item()
         self.assertAlmostEqual(run(work)[0], run(reference)[0], places=6)
+
+
+class Values(unittest.TestCase):
+    """What the owners hold, written to and taken along."""
+
+    def test_weights_that_are_clipped_after_each_step(self):
+        def work():
+            module = made(Mlp)
+            module, opt = sd.shard(module, adamw(module), name='clipped')
+            for step in range(sd.step_of(module), 5):
+                module(1000 * step + int(os.environ['RANK'])).backward()
+                opt.step()
+                with sd.writable(module):
+                    for p in module.parameters():
+                        p.data.clamp_(-0.2, 0.2)
+            found = [p.detach().clone() for p in module.parameters()], sd.step_of(module)
+            sd.close(module)
+            return found
+        module = made(Mlp)
+        optimizer = adamw(module)
+        for step in range(5):
+            for micro in range(2):
+                (module(1000 * step + micro) / 2).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for p in module.parameters():
+                    p.clamp_(-0.2, 0.2)
+        for rank, (found, step) in enumerate(run(work, world=2)):
+            self.assertEqual(step, 5, rank)
+            for p, q in zip(found, module.parameters()):
+                self.assertLess((p - q).abs().max().item(), 1e-5)
+                self.assertLess(p.abs().max().item(), 0.2001)
+
+    def test_optimizer_state_goes_to_a_plain_one_and_back(self):
+        kinds = {'adamw': adamw, 'sgd': lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9, dampening=0.5),
+                 'plain': lambda m: torch.optim.SGD(m.parameters(), 0.1)}
+
+        def work():
+            for name, optimizer in kinds.items():
+                module = made(Mlp)
+                module, opt = sd.shard(module, optimizer(module), name='state-' + name, address='local:')
+                other = made(Mlp, seed=2)
+                other, second = sd.shard(other, optimizer(other), name='state-2' + name, address='local:')
+                self.assertEqual(opt.state_dict()['state'], {})
+                for step in range(3):
+                    module(step).backward()
+                    opt.step()
+                private = copy.deepcopy(module)
+                plain_one = optimizer(private)
+                plain_one.load_state_dict(opt.state_dict())
+                second.load_state_dict(plain_one.state_dict())
+                with sd.writable(other):
+                    other.load_state_dict(module.state_dict())
+                for p, q in zip(module.parameters(), other.parameters()):
+                    self.assertTrue(torch.equal(p.detach(), q.detach()))
+                ours, theirs = opt.state_dict(), second.state_dict()
+                self.assertEqual(ours['state'].keys(), theirs['state'].keys())
+                for at, state in ours['state'].items():
+                    for key, value in state.items():
+                        self.assertTrue(torch.equal(value, theirs['state'][at][key]), (name, at, key))
+                losses = []
+                for who, its in ((module, opt), (other, second), (private, plain_one)):
+                    for step in (3, 4):
+                        loss = who(step)
+                        loss.backward()
+                        its.step()
+                        its.zero_grad()
+                    losses.append(who(5).item())
+                self.assertEqual(losses[0], losses[1])
+                self.assertAlmostEqual(losses[0], losses[2], places=5)
+                sd.close(module)
+                sd.close(other)
+            return True
+        self.assertTrue(run(work)[0])
+
+    def test_safetensors_in_and_out(self):
+        path = os.path.join(DAEMONS.directory, 'gpt.safetensors')
+
+        def work():
+            module = made(Gpt).bfloat16()
+            module, opt = sd.shard(module, adamw(module), name='files')
+            module(1).backward()
+            opt.step()
+            sd.save_safetensors(module, path)
+            sd.save_safetensors(module, path + '.fp32', fp32=True)
+            values = load_file(path)
+            for name, p in module.named_parameters():
+                self.assertTrue(torch.equal(values[name], p.detach()), name)
+            with sd.writable(module):
+                module.ln_f.bias.data.fill_(1)
+                module.wte.weight.data[0].zero_()
+            self.assertTrue(module.head.weight[0].eq(0).all())
+            self.assertEqual(sd.load_safetensors(module, path + '.fp32', lambda name: name), ([], []))
+            sd.save_safetensors(module, path + '.again', fp32=True)
+            with open(path + '.fp32', 'rb') as one, open(path + '.again', 'rb') as two:
+                self.assertEqual(one.read(), two.read())
+            self.assertEqual(sd.step_of(module), 1)
+            sd.close(module)
+            return True
+        self.assertTrue(run(work)[0])
 
 
 class Again(unittest.TestCase):

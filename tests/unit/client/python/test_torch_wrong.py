@@ -88,8 +88,8 @@ class Writes(Case):
                           lambda: weight.__setitem__(0, 1), lambda: torch._foreach_mul_([weight], 2.0),
                           lambda: torch.add(weight, 1, out=weight), lambda: nn.init.normal_(weight),
                           module.layers[0].reset_parameters, lambda: weight.copy_(torch.ones(4, 4))):
-                self.refuses(write, says="'layers.0.weight'.*before shard")
-        self.refuses(module.load_state_dict, module.state_dict(), says='load_state_dict.*before shard')
+                self.refuses(write, says=r"'layers.0.weight'.*with sd\.writable")
+        self.refuses(module.load_state_dict, module.state_dict(), says=r'load_state_dict.*with sd\.writable')
         self.assertEqual(module(self.X).item(), before)
 
     def test_arrays_of_numpy_are_read_only(self):
@@ -122,6 +122,39 @@ class Writes(Case):
             self.assertEqual(fork.answer(), (False, signal.SIGSEGV))
             self.assertRegex(said, r"libshd: write to tensor 'layers.1.weight' of model '\S+', element 5: .*a copy")
             self.assertEqual('Fatal Python error' in said, traced)
+
+    def test_what_writable_refuses_puts_nothing(self):
+        module, opt = self.shard()
+        before, ones = sd.digest(module), torch.ones(4, 4)
+
+        def write(what):
+            with sd.writable(module):
+                module.layers[1].weight.data.fill_(7)
+                what()
+
+        def assign():
+            module.load_state_dict(Two().state_dict(), assign=True)
+
+        def cast():
+            module.layers[0].weight.data = ones.double()
+        was = module.layers[0].weight
+        self.refuses(write, lambda: 1 / 0, says='division', kind=ZeroDivisionError)
+        self.refuses(write, cast, says="'layers.0.weight' became torch.float64")
+        self.refuses(write, lambda: module(self.X).backward(), says='inside of writable')
+        self.refuses(write, opt.step, says='inside of writable')
+        self.refuses(write, lambda: write(int), says='inside of writable')
+        parameters = [(layer, dict(layer._parameters)) for layer in module.layers]
+        self.refuses(write, assign, says="'layers.0.weight' is another parameter.*assign=True")
+        for layer, known in parameters:
+            layer._parameters.update(known)
+        self.assertEqual((sd.digest(module), sd.step_of(module)), (before, 0))
+        self.refuses(was.fill_, 1.0, says="fill_.. of 'layers.0.weight'")
+        with sd.writable(module):
+            pass
+        module(self.X).backward()
+        self.refuses(sd.writable(module).__enter__, says='between a backward.. and its step')
+        self.refuses(opt.state_dict, says='between a backward.. and its step')
+        opt.step()
 
     def test_reading_gives_ordinary_tensors(self):
         module, _ = self.shard()
@@ -292,14 +325,43 @@ class Optimizers(Case):
         self.refuses(sd.shard, module, original, says='sharded already')
 
     def test_state_that_is_elsewhere(self):
-        _, opt = self.shard()
-        self.refuses(opt.state_dict, kind=libshd.NotSupported, says=r'sd\.save')
-        self.refuses(opt.load_state_dict, {}, kind=libshd.NotSupported, says='restore')
         used = Two()
         optimizer = torch.optim.AdamW(used.parameters())
         used(self.X).backward()
         optimizer.step()
         self.refuses(sd.shard, used, optimizer, says='has made steps already')
+
+    def test_state_that_does_not_fit(self):
+        module, opt = self.shard()
+        module(self.X).backward()
+        opt.step()
+        state, digest = opt.state_dict(), sd.digest(module)
+        self.refuses(opt.load_state_dict, {**state, 'param_groups': []}, says='has 0 parameter groups',
+                     kind=libshd.InvalidArgument)
+        group = state['param_groups'][0]
+        self.refuses(opt.load_state_dict, {**state, 'param_groups': [{**group, 'eps': 0.5}]}, says='eps is 0.5 in the',
+                     kind=libshd.NotSupported)
+        for key, value, says in (('step', torch.tensor(5.0), 'had 1 and 5 updates'),
+                                 ('exp_avg', torch.ones(3), "exp_avg of 'layers.1.bias' has shape")):
+            other = {**state['state'], 3: {**state['state'][3], key: value}}
+            self.refuses(opt.load_state_dict, {**state, 'state': other}, says=says, kind=libshd.Error)
+        self.assertEqual(sd.digest(module), digest)
+
+    def test_files_that_do_not_fit(self):
+        module, _ = self.shard()
+        path, digest = os.path.join(DAEMONS.directory, 'bad.safetensors'), sd.digest(module)
+        sd.save_safetensors(module, path)
+        with open(path, 'rb') as file:
+            good = file.read()
+        self.refuses(sd.load_safetensors, module, path, {'layers.0.bias': 'b'}, says="has no 'b' .1 of 4",
+                     kind=libshd.InvalidArgument)
+        self.refuses(sd.load_safetensors, module, path, {'layers.0.bias': 'layers.0.weight'}, says=r'has shape \[4, 4\]',
+                     kind=libshd.InvalidArgument)
+        for bad in (b'', good[:7], good[:-1], b'\xff' * 64, good[:8] + b'[' + good[9:]):
+            with open(path, 'wb') as file:
+                file.write(bad)
+            self.refuses(sd.load_safetensors, module, path, says='bad.safetensors: ', kind=libshd.InvalidArgument)
+        self.assertEqual(sd.digest(module), digest)
 
     def test_checkpoints(self):
         module, opt = self.shard()

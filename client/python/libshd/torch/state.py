@@ -1,0 +1,394 @@
+"""What the owners hold, read and replaced: writable(), the optimizer's state, safetensors.
+
+Whatever is replaced is one put (shd.h): all of it at all owners, or nothing.
+"""
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Union
+
+import torch
+from torch import nn
+
+from .. import _c
+from ..errors import InvalidArgument, Misuse, NotSupported
+from .engine import Engine, engine_of, tensor_at
+from .guard import unguard
+from .layout import Part, Unit, elems_of
+
+PARAMS, MOMENTS = _c.SHD_PARAMS, (_c.SHD_MOMENT1, _c.SHD_MOMENT2)
+Fill = Callable[[Unit, int, torch.Tensor], None]
+
+
+class Stamp(NamedTuple):
+    """Of which state something was read: the open step, and so many updates were applied."""
+    step: int
+    updates: int
+
+
+def read(engine: Engine, unit: Unit, array: int) -> tuple[torch.Tensor, Stamp]:
+    """An array of a unit as the owners have it, fp32."""
+    values = torch.empty(engine.model.unit_elems(unit.index), dtype=torch.float32)
+    return values, Stamp(*engine.model.get(unit.index, array, values.data_ptr()))
+
+
+def stamp(engine: Engine) -> Stamp:
+    return read(engine, min(engine.units, key=elems_of), PARAMS)[1]
+
+
+def masters(engine: Engine, units: Iterable[Unit]) -> dict[Unit, torch.Tensor]:
+    """The fp32 parameters of units. They are published with all bits, or read for the purpose."""
+    return {unit: unit.array if unit.array.dtype == torch.float32 else read(engine, unit, PARAMS)[0] for unit in units}
+
+
+def put(engine: Engine, arrays: Mapping[Unit, int], fill: Fill, updates: Optional[int] = None) -> None:
+    """arrays: of each unit the bits of what is put; fill writes one of them into a tensor."""
+    def filled(index: int, array: int, address: int) -> None:
+        unit = engine.units[index]
+        fill(unit, array, tensor_at(address, elems_of(unit), torch.float32))
+    for unit in engine.units:
+        engine.release(unit)
+    engine.model.put(bytes(arrays.get(unit, 0) for unit in engine.units), filled, updates)
+    engine.moved()
+
+
+# -- Parameters ------------------------------------------------------------------------------------
+
+def _between_steps(engine: Engine, what: str) -> None:
+    if engine.leased is not None:
+        raise Misuse(f'{what} in the loop over leases(): the step has begun; do it before the loop')
+    if engine.open or engine.backwards or engine.due or engine.sealed or engine.spoilt:
+        raise Misuse(f'{what} between a backward() and its step(): gradients are of the parameters as they are; '
+                     'call step() first')
+    engine.check()
+
+
+@contextlib.contextmanager
+def writable(module: nn.Module) -> Iterator[nn.Module]:
+    """In here parameters are ordinary ones, private copies that may be written to; at its end the owners get what
+    has changed, all of it or (if an exception ends it) nothing. Between two steps; where several workers train,
+    each comes here at the same point, and the values of the first count."""
+    engine = engine_of(module)
+    if engine.writing:
+        raise Misuse('writable() inside of writable()')
+    _between_steps(engine, 'writable()')
+    changed: dict[Unit, list[tuple[Part, torch.Tensor]]] = {}
+    with engine.all_held():
+        for part in engine.parts():
+            unguard(part.parameter)
+            part.parameter.data = part.parameter.data.clone()
+        engine.writing = True
+        try:
+            yield module
+            for unit in engine.units:
+                for part in unit.parts:
+                    _note(engine, changed, unit, part)
+        finally:
+            engine.writing = False
+            for unit in engine.units:
+                for part in unit.parts:
+                    part.parameter.data = engine.view(unit.array, part)
+                    engine.protect(unit, part)
+            engine.drop()
+    if changed:
+        engine.check()
+        kept = masters(engine, changed)
+
+        def fill(unit: Unit, _: int, to: torch.Tensor) -> None:
+            _merge(engine, unit, changed[unit], kept[unit], to)
+        put(engine, dict.fromkeys(changed, _c.SHD_PUT_PARAMS), fill)
+
+
+def _note(engine: Engine, changed: dict[Unit, list[tuple[Part, torch.Tensor]]], unit: Unit, part: Part) -> None:
+    """Keep what was written to a parameter, if anything was."""
+    p, was = part.parameter, engine.view(unit.array, part)
+    if part.owner._parameters.get(part.name.rpartition('.')[2]) is not p:
+        raise Misuse(f'{part.name!r} is another parameter than before writable(): write into the one that is there '
+                     '(load_state_dict() without assign=True); nothing is put')
+    if p.shape != was.shape or p.dtype != was.dtype or p.device != was.device:
+        raise Misuse(f'{part.name!r} became {p.dtype} {tuple(p.shape)} on {p.device}, it is {was.dtype} '
+                     f'{tuple(was.shape)} on {was.device}: nothing is put')
+    if not torch.equal(p.data, was):
+        changed.setdefault(unit, []).append((part, p.data))
+
+
+def _merge(engine: Engine, unit: Unit, changed: list[tuple[Part, torch.Tensor]], kept: torch.Tensor,
+           to: torch.Tensor) -> None:
+    """What was not written to keeps all bits of its fp32 masters, of which the parameters may be roundings."""
+    to.copy_(kept[:to.numel()])
+    for part, value in changed:
+        master, was = engine.view(to, part), engine.view(unit.array, part)
+        master.copy_(torch.where(value == was, master, value.float()))
+
+
+# -- Optimizer state -------------------------------------------------------------------------------
+
+def _names(optimizer: Any, part: Part) -> tuple[str, ...]:
+    """PyTorch's names of a parameter's moments."""
+    if isinstance(optimizer.original, torch.optim.SGD):
+        return ('momentum_buffer',) if optimizer.param_groups[part.group]['momentum'] else ()
+    return 'exp_avg', 'exp_avg_sq'
+
+
+def _moments(optimizer: Any, unit: Unit) -> tuple[int, ...]:
+    """Those that any of the unit's parameters has."""
+    return MOMENTS[:max(len(_names(optimizer, part)) for part in unit.parts)]
+
+
+def _indices(optimizer: Any) -> dict[nn.Parameter, int]:
+    """PyTorch numbers parameters through all groups."""
+    found: dict[nn.Parameter, int] = {}
+    for group in optimizer.param_groups:
+        for p in group['params']:
+            found.setdefault(p, len(found))
+    return found
+
+
+def optimizer_state(optimizer: Any, packed: dict[str, Any]) -> dict[str, Any]:
+    """packed, PyTorch's state_dict() without state, with the owners' state in it. Unit by unit."""
+    engine = optimizer.engine
+    _between_steps(engine, 'state_dict()')
+    indices, first = _indices(optimizer), stamp(engine)
+    if not first.updates:
+        return packed
+    for unit in engine.trainable:
+        arrays = []
+        for array in _moments(optimizer, unit):
+            values, of = read(engine, unit, array)
+            arrays.append(values)
+            if of != first:
+                raise Misuse('state_dict() while other workers committed a step: it would be of two; take it where all '
+                             'workers are between the same two steps')
+        for part in unit.parts:
+            state = {name: engine.view(array, part).clone() for name, array in zip(_names(optimizer, part), arrays)}
+            if 'exp_avg' in state:
+                state = {'step': torch.tensor(float(first.updates)), **state}
+            if state:
+                packed['state'][indices[part.parameter]] = state
+    return packed
+
+
+def _check_groups(optimizer: Any, saved: list[dict[str, Any]]) -> None:
+    own = optimizer.param_groups
+    if len(saved) != len(own):
+        raise InvalidArgument(f'the state has {len(saved)} parameter groups, the optimizer {len(own)}')
+    for at, (group, theirs) in enumerate(zip(own, saved)):
+        if len(theirs['params']) != len(group['params']):
+            raise InvalidArgument(f'group {at} of the state has {len(theirs["params"])} parameters, the optimizer\'s '
+                                  f'{len(group["params"])}')
+        for key in ('eps', 'nesterov', 'dampening', 'amsgrad', 'maximize'):
+            if key in theirs and key in group and theirs[key] != group[key]:
+                raise NotSupported(f'{key} is {theirs[key]} in the state and {group[key]} in the optimizer: owners have '
+                                   'it from shard() on; make the optimizer with that value first')
+
+
+def _step_of(states: Mapping[int, Mapping[str, Any]]) -> Optional[int]:
+    """The one number of updates that all parameters have had; None: the state has none."""
+    steps = sorted({int(state['step']) for state in states.values() if 'step' in state})
+    if len(steps) > 1:
+        raise NotSupported(f'parameters of the state have had {steps[0]} and {steps[-1]} updates: owners count one '
+                           'number for all')
+    return steps[0] if steps else None
+
+
+def load_optimizer_state(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
+    """PyTorch's layout, of an Optimizer here or of a plain one, to the owners; rates to the groups."""
+    engine = optimizer.engine
+    _between_steps(engine, 'load_state_dict()')
+    saved = state_dict['param_groups']
+    _check_groups(optimizer, saved)
+    states: dict[nn.Parameter, Mapping[str, Any]] = {}
+    for group, theirs in zip(optimizer.param_groups, saved):
+        for p, index in zip(group['params'], theirs['params']):
+            states.setdefault(p, state_dict['state'].get(index, {}))
+    for part in engine.parts():
+        for name in _names(optimizer, part) if part.trainable else ():
+            value = states.get(part.parameter, {}).get(name)
+            if value is not None and value.shape != part.parameter.shape:
+                raise InvalidArgument(f'{name} of {part.name!r} has shape {tuple(value.shape)}, the parameter '
+                                      f'{tuple(part.parameter.shape)}')
+    updates = _step_of(state_dict['state'])
+    if updates is None:  # SGD: the first update has no momentum yet
+        known = any(state.get('momentum_buffer') is not None for state in states.values())
+        updates = max(stamp(engine).updates, 1) if known else 0
+
+    def fill(unit: Unit, array: int, to: torch.Tensor) -> None:
+        to.zero_()
+        for part in unit.parts:
+            for name, moment in zip(_names(optimizer, part), MOMENTS):
+                value = states.get(part.parameter, {}).get(name)
+                if moment == array and value is not None:
+                    engine.view(to, part).copy_(value)
+    arrays = {unit: sum(1 << array for array in _moments(optimizer, unit)) for unit in engine.trainable}
+    if any(arrays.values()):
+        put(engine, arrays, fill, updates)
+    # In place: who has built on the groups (a scheduler) goes on with them.
+    for group, theirs in zip(optimizer.param_groups, saved):
+        group.update({key: value for key, value in theirs.items() if key != 'params'})
+
+
+# -- safetensors -----------------------------------------------------------------------------------
+
+_DTYPES = {'F64': torch.float64, 'F32': torch.float32, 'F16': torch.float16, 'BF16': torch.bfloat16,
+           'I64': torch.int64, 'I32': torch.int32, 'I16': torch.int16, 'I8': torch.int8, 'U8': torch.uint8,
+           'BOOL': torch.bool}
+_WORDS = {dtype: word for word, dtype in _DTYPES.items()}
+_HEADER_MAX = 100 << 20
+Rename = Union[Mapping[str, str], Callable[[str], str], None]
+
+
+class Loaded(NamedTuple):
+    """What load_safetensors() found no use for, and what it found nothing for."""
+    unused: list[str]
+    missing: list[str]
+
+
+class _File:
+    """A safetensors file, mapped: only what is asked for is read."""
+
+    def __init__(self, path: str):
+        self.path = path
+        with open(path, 'rb') as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), 'little')
+            if size < 8 or not 2 <= length <= min(size - 8, _HEADER_MAX):
+                raise InvalidArgument(f'{path}: not a safetensors file: its header would have {length} bytes, the file '
+                                      f'has {size}')
+            try:
+                self.entries = json.loads(file.read(length))
+                self.entries.pop('__metadata__', None)
+                for name, entry in self.entries.items():
+                    begin, end = entry['data_offsets']
+                    count = torch.Size(entry['shape']).numel()
+                    if not 0 <= begin <= end <= size - 8 - length or (
+                            entry['dtype'] in _DTYPES and end - begin != count * _DTYPES[entry['dtype']].itemsize):
+                        raise ValueError(f'tensor {name!r} is said to be at {begin} to {end}')
+            except (ValueError, KeyError, TypeError, AttributeError) as e:
+                raise InvalidArgument(f'{path}: the header is damaged: {e}') from e
+            self.at = 8 + length
+            self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        entry = self.entries[name]
+        if entry['dtype'] not in _DTYPES:
+            raise NotSupported(f'{self.path}: {name!r} is {entry["dtype"]}: known are {", ".join(_DTYPES)}')
+        dtype, shape = _DTYPES[entry['dtype']], entry['shape']
+        count = torch.Size(shape).numel()
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        begin = self.at + entry['data_offsets'][0]
+        if begin % dtype.itemsize:  # not aligned: a copy is
+            raw = bytearray(self.bytes[begin:begin + count * dtype.itemsize])
+            return torch.frombuffer(raw, dtype=dtype).view(shape)
+        return torch.frombuffer(self.bytes, dtype=dtype, count=count, offset=begin).view(shape)
+
+
+def _open(path: str) -> dict[str, _File]:
+    """Tensor name: the file that has it. A file, or a directory with model.safetensors or its index."""
+    if os.path.isdir(path):
+        index = os.path.join(path, 'model.safetensors.index.json')
+        if os.path.exists(index):
+            with open(index, encoding='utf-8') as file:
+                names = json.load(file)['weight_map']
+            files = {name: _File(os.path.join(path, os.path.basename(name))) for name in sorted(set(names.values()))}
+            return {tensor: files[name] for tensor, name in names.items()}
+        path = os.path.join(path, 'model.safetensors')
+    one = _File(path)
+    return dict.fromkeys(one.entries, one)
+
+
+def load_safetensors(module: nn.Module, path: str, rename: Rename = None, *, strict: bool = True) -> Loaded:
+    """Parameters (and buffers) from a safetensors file, or a directory with model.safetensors or its index, by name:
+    one put, unit by unit, so that this process never holds the model. rename: of a name in the module the one in
+    the file, as a dict of those that differ or as a function. Not strict: what is missing stays as it is."""
+    engine = engine_of(module)
+    _between_steps(engine, 'load_safetensors()')
+    files = _open(path)
+    named = rename if callable(rename) else (lambda name: (rename or {}).get(name, name))
+    aliases: dict[nn.Parameter, list[str]] = {}
+    for name, p in module.named_parameters(remove_duplicate=False):
+        aliases.setdefault(p, []).append(name)
+    used, missing, found = set(), [], {}
+    for part in engine.parts():
+        names = [named(name) for name in aliases[part.parameter]]
+        used.update(names)
+        if (there := next((name for name in names if name in files), None)) is None:
+            missing.append(part.name)
+            continue
+        shape = list(files[there].entries[there]['shape'])
+        if shape != list(part.parameter.shape):
+            raise InvalidArgument(f'{path}: {there!r} has shape {shape}, the module\'s {part.name!r} has '
+                                  f'{list(part.parameter.shape)}')
+        found[part] = there
+    if missing and strict:
+        raise InvalidArgument(f'{path} has no {named(missing[0])!r} ({len(missing)} of {len(list(engine.parts()))} '
+                              'parameters are missing): say rename= where names differ, or strict=False to leave '
+                              'those as they are')
+
+    def fill(unit: Unit, _: int, to: torch.Tensor) -> None:
+        if unit in kept:
+            to.copy_(kept[unit][:to.numel()])
+        for part in unit.parts:
+            if part in found:
+                engine.view(to, part).copy_(files[found[part]].tensor(found[part]))
+    units = [unit for unit in engine.units if any(part in found for part in unit.parts)]
+    kept = masters(engine, [unit for unit in units if any(part not in found for part in unit.parts)])
+    if units:
+        put(engine, dict.fromkeys(units, _c.SHD_PUT_PARAMS), fill)
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            if (there := named(name)) in files and list(files[there].entries[there]['shape']) == list(buffer.shape):
+                buffer.copy_(files[there].tensor(there))
+                used.add(there)
+    return Loaded(sorted(set(files) - used), missing)
+
+
+def save_safetensors(module: nn.Module, path: str, *, fp32: bool = False) -> None:
+    """Parameters and buffers as one safetensors file, written unit by unit. fp32: all bits, as the owners keep them;
+    else as the module has them. Whatever fails, what was at the path before stays."""
+    engine = engine_of(module)
+    _between_steps(engine, 'save_safetensors()')
+    sizes: dict[str, tuple[str, list[int], int]] = {}
+    for part in engine.parts():
+        dtype = torch.float32 if fp32 else part.parameter.dtype
+        sizes[part.name] = _WORDS[dtype], list(part.parameter.shape), part.parameter.numel() * dtype.itemsize
+    buffers = {name: b for name, b in module.named_buffers() if name in module.state_dict(keep_vars=True)}
+    for name, b in buffers.items():
+        sizes[name] = _WORDS[b.dtype], list(b.shape), b.numel() * b.element_size()
+    header: dict[str, Any] = {'__metadata__': {'format': 'pt'}}
+    at = 0
+    for name, (word, shape, length) in sizes.items():
+        header[name] = {'dtype': word, 'shape': shape, 'data_offsets': [at, at + length]}
+        at += length
+    text = json.dumps(header, separators=(',', ':')).encode()
+    text += b' ' * (-len(text) % 8)
+    partial = f'{path}.{os.getpid()}.partial'
+    step = stamp(engine).step
+    try:
+        with open(partial, 'wb') as file:
+            file.write(len(text).to_bytes(8, 'little') + text)
+            for unit in engine.units:
+                array = read(engine, unit, PARAMS)[0] if fp32 else None
+                with engine.all_held([unit]):
+                    for part in unit.parts:
+                        _write(file, engine.view(unit.array if array is None else array, part))
+            for b in buffers.values():
+                _write(file, b)
+            if stamp(engine).step != step:
+                raise Misuse('save_safetensors() while other workers committed a step: the file would be of two; save '
+                             'where all workers are between the same two steps, or use sd.save()')
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(partial)
+
+
+def _write(file: Any, tensor: torch.Tensor) -> None:
+    tensor = tensor.detach().contiguous()
+    if tensor.numel():
+        file.write(memoryview(tensor.flatten().view(torch.uint8).numpy()))
