@@ -18,10 +18,11 @@
  * Errors: functions that return int return SHD_OK (0) or a negative code and then fill *e (may be
  * NULL) with a sentence that names the values. Out-parameters are untouched then. A daemon that
  * dies and is started again (its memory was kept for it) is no error: calls wait, attach to it anew
- * and go on; arrays that are handed out stay valid and keep their contents. As long as somebody
- * keeps that memory a wait has no end, unless shd_options.timeout_ms or $SHARDD_TIMEOUT sets one;
- * its error names who was waited for. Final for the session are SHD_EGONE: it did not come back in
- * time, or its keeper is gone; SHD_ENOENT, SHD_ESTEP: it came without its state.
+ * and go on; arrays that are handed out stay valid and keep their contents. A wait for who lives,
+ * however slow, or for a daemon whose memory somebody keeps, has no end, unless
+ * shd_options.timeout_ms or $SHARDD_TIMEOUT sets one; its error names who was waited for. Final for
+ * the session are SHD_EGONE: it did not come back in time, or its keeper is gone; SHD_ENOENT,
+ * SHD_ESTEP: it came without its state.
  *
  * What _connect and _open return is yours until the matching close; pointers that acquire and grad
  * hand out are borrowed until release and return. Structs with a `size` may grow: zero-initialise,
@@ -103,8 +104,8 @@ struct shd_options {
     const char *name;    /* shown by `shardctl status`; NULL: the program's name */
     uint32_t slots;      /* gradients in flight to each owner, 1..64; 0: as the plan needs */
     uint32_t threads;    /* "local:" only: threads that apply updates; 0: one */
-    uint64_t timeout_ms; /* bound of each wait; 0: $SHARDD_TIMEOUT seconds, else none while the
-                          * memory of all daemons is kept, and 60,000 where it is not */
+    uint64_t timeout_ms; /* bound of each wait; 0: $SHARDD_TIMEOUT seconds, else none, but 60,000
+                          * for the return of a daemon whose memory nobody keeps */
     const char *device;  /* where your arrays are: NULL or "host", or "cuda:N" */
     /* Every 10 s of a wait: a line without its end that says who it is for, and what to do; and one
      * where another process trains a model with this one's $RANK. NULL: written to stderr. Call
@@ -128,9 +129,10 @@ struct shd_options {
 
 /* Attach to the daemons at an address. They accept their own uid, root, and members of the socket
  * directory's group if it is open to that group. A daemon that the address names, or that left its
- * socket, is waited for, up to 10 s; where it was before, and its keeper is there, as long as
- * timeout_ms says of waits. Errors: SHD_ENOENT nothing there; SHD_EAUTH refused;
- * SHD_EPROTO another version; SHD_EGONE, SHD_ETIMEDOUT; SHD_ENOTSUP no such GPU, or no kernels. */
+ * socket, is waited for as long as timeout_ms says; without a limit up to 10 s, 60 s where its
+ * process lives, and without end where it was there before, and its keeper is. Errors: SHD_ENOENT
+ * nothing there; SHD_EAUTH refused; SHD_EPROTO another version; SHD_EGONE, SHD_ETIMEDOUT;
+ * SHD_ENOTSUP no such GPU, or no kernels. */
 SHD_API int shd_connect(const struct shd_options *o, shd_session **ret_session, struct shd_err *e);
 /* Detach and free, with its models. Arrays handed out become invalid. NULL is a no-op. */
 SHD_API void shd_close(shd_session *s);

@@ -210,11 +210,6 @@ static void conclude(struct blame *b, uint64_t waited_ns)
 
 /* -- Looking in ------------------------------------------------------------------------------ */
 
-static bool is_endless(const struct hub *hub)
-{
-    return hub->patient && hub->all_kept;
-}
-
 /* A limit that ends the wait sooner than a line is due: a little before it, so that the error
  * knows.
  */
@@ -223,7 +218,7 @@ static uint64_t first_due_ns(const struct blame *b)
     const struct hub *hub = b->hub;
     const uint64_t limit_ns = hub->timeout_ns;
     const uint64_t before_ns = limit_ns > 4 * ANSWER_NS ? limit_ns - 2 * ANSWER_NS : limit_ns / 2;
-    return is_endless(hub) || before_ns > b->every_ns ? b->every_ns : before_ns;
+    return hub->patient || before_ns > b->every_ns ? b->every_ns : before_ns;
 }
 
 static void look(struct hub *hub, uint64_t start_ns, uint64_t now_ns)
@@ -241,7 +236,7 @@ static void look(struct hub *hub, uint64_t start_ns, uint64_t now_ns)
         hub->held_up[0] = '\0';
     }
     if (b->asked_ns != 0) {
-        const bool over = !is_endless(hub) && waited_ns >= hub->timeout_ns;
+        const bool over = !hub->patient && waited_ns >= hub->timeout_ns;
         b->hasty = now_ns - b->asked_ns < ANSWER_NS;
         if (b->waiting == 0 || !b->hasty || over)
             conclude(b, waited_ns);

@@ -42,7 +42,7 @@ uint64_t hub_deadline_ns(struct hub *hub, uint64_t start_ns)
     hub->waits = true;
     if (hub->on_wait != NULL && !hub->leaving)
         hub->on_wait(hub, start_ns, now_ns);
-    if ((hub->down_count > 0 || (hub->patient && hub->all_kept)) && !hub->leaving)
+    if ((hub->down_count > 0 || hub->patient) && !hub->leaving)
         return UINT64_MAX;
     return (start_ns > hub->back_ns ? start_ns : hub->back_ns) + hub->timeout_ns;
 }

@@ -27,8 +27,8 @@ struct hub_options {
 };
 
 /* Connect to every daemon at address (not local). A daemon that is named but not there yet is
- * waited for, up to 10 s; if patient without end where it was there, and its keeper is. Errors as
- * shd_connect(). */
+ * waited for: as long as timeout_ns says; if patient up to 10 s where its process does not live,
+ * and without end where it was there, and its keeper is. Errors as shd_connect(). */
 int hub_new(const struct address *address, const struct hub_options *options, struct hub **ret_hub,
             struct shd_err *e);
 
@@ -37,9 +37,8 @@ void hub_free(struct hub *hub);
 
 /* When a wait that began at start_ns has lasted too long. While a daemon is away its own bound
  * counts, and a wait that goes on after its return has the full time again; so it has after this
- * process was stopped (Ctrl-Z). UINT64_MAX where the session is patient and service managers keep
- * the state of all its daemons: who hangs is started again by them. Ask before each short sleep of
- * a wait. */
+ * process was stopped (Ctrl-Z). UINT64_MAX where the session is patient: nobody it needs is gone
+ * then, only slow, and is named (blame.h). Ask before each short sleep of a wait. */
 uint64_t hub_deadline_ns(struct hub *hub, uint64_t start_ns);
 
 /* How long a wait that began at start_ns may sleep now: max_ns at most; 0: its time is over. */

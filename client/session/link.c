@@ -21,6 +21,7 @@
 #include "client/session/address.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/dir.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 #include "proto/share/admit.h"
@@ -29,7 +30,8 @@
 
 #define USEFUL_NS       NS_PER_S        /* a daemon that was there for as long came back indeed */
 #define FIRST_NS_MAX    (10 * NS_PER_S) /* for a daemon that was never there */
-#define HELLO_NS_MAX    (2 * NS_PER_S)  /* then with a new connection: this one may be dead */
+#define HELLO_NS_MIN    (2 * NS_PER_S)  /* then with a new connection: this one may be dead */
+#define HELLO_PARTS     8u              /* but not before such a part of the limit is over */
 #define RETRY_NS_MIN    (5 * NS_PER_MS)
 #define RETRY_NS_MAX    (50 * NS_PER_MS)
 #define BUSY_NS_MAX     (100 * NS_PER_MS)
@@ -214,9 +216,15 @@ static int canceled(struct shd_err *e)
     return err_set(e, SHD_ECANCELED, "the wait for it was broken off");
 }
 
+/* Who has not hung up lives. */
+static uint64_t answer_deadline_ns(const struct hub *hub)
+{
+    return hub->patient ? UINT64_MAX : clock_now_ns() + hub->timeout_ns;
+}
+
 static int await_side(struct link *link, struct side_msg *ret_msg, int *ret_fd, struct shd_err *e)
 {
-    const uint64_t deadline_ns = clock_now_ns() + link->hub->timeout_ns;
+    const uint64_t deadline_ns = answer_deadline_ns(link->hub);
     int r;
     do {
         if (idle_stops(&link->hub->idle))
@@ -396,12 +404,19 @@ static bool side_hung_up(const struct link *link)
     return poll(&p, 1, 0) > 0;
 }
 
+/* A daemon that is busy answers late; one that never got Hello hangs up after some seconds. */
+static uint64_t hello_ns_max(const struct hub *hub)
+{
+    const uint64_t part_ns = hub->timeout_ns / HELLO_PARTS;
+    return part_ns > HELLO_NS_MIN ? part_ns : HELLO_NS_MIN;
+}
+
 static void step_hello(struct link *link, uint64_t now_ns)
 {
     struct shd_err why = { 0 };
     if (side_hung_up(link))
         err_set(&why, SHD_EGONE, "hung up instead of answering Hello");
-    else if (now_ns - link->state_ns < HELLO_NS_MAX)
+    else if (now_ns - link->state_ns < hello_ns_max(link->hub))
         return;
     else
         err_set(&why, SHD_ETIMEDOUT, "did not answer Hello");
@@ -426,12 +441,8 @@ static bool lost_its_keeper(const struct link *link)
 
 static void note_keeper(struct link *link, bool kept)
 {
-    struct hub *hub = link->hub;
     link->kept = link->has_notify = kept;
     link->has_notify = kept && !lost_its_keeper(link);
-    hub->all_kept = true;
-    for (uint32_t i = 0; i < hub->link_count; i++)
-        hub->all_kept = hub->all_kept && hub->links[i].kept;
 }
 
 static void link_up(struct link *link)
@@ -479,11 +490,22 @@ int link_welcome(struct link *link, const struct wire_reply *reply, struct shd_e
 
 /* -- Waiting for a link ------------------------------------------------------------------------ */
 
+/* A daemon holds its lock from before it has sockets: it is still on its way. */
+static bool lives(const struct link *link)
+{
+    char dir[sizeof(((struct sockaddr_un *)NULL)->sun_path)];
+    char lock[WIRE_NAME_BYTES_MAX + sizeof ".lock"];
+    const char *slash = strrchr(link->path, '/');
+    snprintf(dir, sizeof dir, "%.*s", slash != NULL ? (int)(slash - link->path) : 0, link->path);
+    snprintf(lock, sizeof lock, "%s.lock", link->device);
+    return lock_look(dir, lock) == LOCK_HELD;
+}
+
 static uint64_t patience_ns(const struct link *link)
 {
     const uint64_t timeout_ns = link->hub->timeout_ns;
-    const bool nobody = !link->known && link->state == LINK_DOWN;
-    return nobody && timeout_ns > FIRST_NS_MAX ? FIRST_NS_MAX : timeout_ns;
+    const bool never = link->hub->patient && !link->known && link->state == LINK_DOWN;
+    return never && timeout_ns > FIRST_NS_MAX && !lives(link) ? FIRST_NS_MAX : timeout_ns;
 }
 
 /* A daemon that we never reached was there once, and beside it listens who starts it again. */
@@ -500,12 +522,15 @@ static bool was_kept_here(const struct link *link)
     return listen_is_bound(path);
 }
 
-/* Its keeper starts it again for as long as it has the state, and this session can wait. */
+/* It is back and only slow, or its keeper starts it again for as long as it has the state; and this
+ * session can wait. */
 static bool comes_back(const struct link *link)
 {
     if (!link->hub->patient)
         return false;
-    return link->known ? link->kept && !lost_its_keeper(link) : was_kept_here(link);
+    if (!link->known)
+        return was_kept_here(link);
+    return link->state != LINK_DOWN || (link->kept && !lost_its_keeper(link));
 }
 
 static void give_up(struct link *link, uint64_t waited_ns)
@@ -574,7 +599,7 @@ int link_exchange(struct link *link, struct wire_request *request, const struct 
                   struct shd_err *e)
 {
     CHECK(link->state == LINK_HELLO);
-    const uint64_t deadline_ns = clock_now_ns() + link->hub->timeout_ns;
+    const uint64_t deadline_ns = answer_deadline_ns(link->hub);
     int r = link_send(link, request, ++link->seq_last, e);
     if (r != SHD_OK)
         return r;

@@ -94,8 +94,7 @@ struct hub {
     uint8_t *frame;             /* owned, [WIRE_FRAME_BYTES_MAX]: requests are packed here */
     uint8_t *arena_memory;      /* owned, [WIRE_ARENA_BYTES]: replies are unpacked here */
     uint64_t timeout_ns;        /* of each wait, unless: */
-    bool patient;               /* a wait for daemons whose state is kept has no end */
-    bool all_kept;              /* so it is of all of them */
+    bool patient;               /* the time counts only while a daemon is gone, and not kept */
     uint64_t requests;          /* sent */
     uint64_t back_ns;           /* a link came up last, or this process went on */
     uint64_t looked_ns;         /* hub_deadline_ns() was asked last */

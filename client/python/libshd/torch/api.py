@@ -33,7 +33,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
           grads: str = 'stream', loss: str = 'mean', init: Optional[Callable[[nn.Module], None]] = None,
           name: Optional[str] = None, address: Optional[str] = None, overlap: bool = True,
           publish: Optional[torch.dtype] = None, grad_dtype: Optional[torch.dtype] = None,
-          restore: Optional[str] = None, timeout: float = 1800
+          restore: Optional[str] = None, timeout: Optional[float] = None
           ) -> tuple[nn.Module, Optimizer]:
     """Give the module's parameters and the optimizer's state to daemons; train on as before.
 
@@ -58,7 +58,8 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
                 torch.float16
     grad_dtype  gradients travel as this (None: fp32); they are summed in fp32 in any case
     restore     a checkpoint to begin with, where the daemons have no model of its name
-    timeout     seconds that another worker may be late
+    timeout     seconds that another worker may be late (None: no limit while it may still come; who is waited for
+                is said every 10 s)
     """
     if grads not in ('stream', 'step'):
         raise InvalidArgument(f"grads={grads!r}: must be 'stream' or 'step'")

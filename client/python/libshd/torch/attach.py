@@ -19,11 +19,14 @@ from ..session import Model, Session
 from .layout import Part, Unit, elems_of
 
 
-def connect(address: Optional[str], name: str, timeout: float) -> Session:
+FOR_EVER = 3600 * 24 * 365  # seconds
+
+
+def connect(address: Optional[str], name: str, timeout: Optional[float]) -> Session:
     """A session with the daemons at the address; 'up:N' starts N, unless this user's are up already."""
     if address and (up := re.fullmatch(r'up(?::(\d+))?', address)):
         address = start(int(up[1] or 1))
-    session = Session(address, name=name, timeout=timeout)
+    session = Session(address, name=name, timeout=timeout or 0)
     call(lib.shd_explain_writes)  # to what nothing in Python guards: ctypes, C++
     return session
 
@@ -48,11 +51,12 @@ def start(daemons: int) -> str:
         raise IOFailed(f'shardctl up --daemons {daemons}: {done.stderr.strip()}')
 
 
-def open_model(session: Session, spec: str, name: str, units: Sequence[Unit], first: bool, wait: float,
+def open_model(session: Session, spec: str, name: str, units: Sequence[Unit], first: bool, wait: Optional[float],
                init: Optional[Callable[[nn.Module], None]], restore: Optional[str]) -> Model:
     """The model: if the daemons have none of this name, restored, or made with the values of the first worker."""
     if not first:
-        session.attach(name, wait).close()  # by name it is not said whether it is the same one
+        # By name it is not said whether it is the same one.
+        session.attach(name, FOR_EVER if wait is None else wait).close()
         return session.open(spec)
     if restore is not None and not has_model(session, name):
         session.restore(os.path.abspath(restore))

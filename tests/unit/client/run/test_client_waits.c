@@ -1,9 +1,13 @@
 /* Waits: each can be broken off by shd_options.idle, soon, and its call then made again. */
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include "client/session/blame.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
+#include "proto/base/clock.h"
+#include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
 
 /* -- Breaking off ----------------------------------------------------------------------------- */
@@ -329,6 +333,59 @@ TEST(daemon_that_goes_and_comes_back_and_being_overtaken_are_told)
     EXPECT_STR(shd_version(), SHD_VERSION);
     shd_close(s);
     EXPECT_EQ(events.count, 3);
+    fixture_stop(&daemons);
+}
+
+/* The other worker takes much longer than a wait of this session may. */
+static pid_t return_late(uint64_t ms)
+{
+    struct shd_err e = { 0 };
+    const struct shd_update update = toy_update(0);
+    const pid_t pid = test_fork();
+    if (pid > 0)
+        return pid;
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    sleep_ms((long)ms);
+    for (uint32_t u = 0; u < shd_units(m); u++)
+        if (shd_return_none(m, 1, u, &e) != SHD_OK)
+            _exit(1);
+    _exit(shd_commit(m, &update, NULL, &e) != SHD_OK);
+}
+
+TEST(who_is_slow_is_named_and_ends_no_wait_that_has_no_limit)
+{
+    const uint64_t limit_ms = test_paced(200);
+    const struct shd_update update = toy_update(0);
+    struct shd_err e = { 0 };
+    shd_session *s;
+    int status;
+    fixture_start(&daemons, 2, NULL); /* nobody keeps their memory */
+    struct shd_options o = { .size = sizeof o, .address = daemons.dir, .event = on_event };
+    for (int limited = 0; limited < 2; limited++) {
+        o.timeout_ms = limited == 1 ? limit_ms : 0;
+        EXPECT_OK(shd_connect(&o, &s, &e), &e);
+        s->timeout_ns = s->hub->timeout_ns = limit_ms * NS_PER_MS;
+        blame_every(s->blame, limit_ms / 2 * NS_PER_MS);
+        shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+        for (uint32_t u = 0; u < shd_units(m); u++)
+            for (uint32_t micro = 0; micro < TOY_MICROS; micro++)
+                if (micro != 1)
+                    EXPECT_OK(shd_return_none(m, micro, u, &e), &e);
+        events.count = 0;
+        if (limited == 1) {
+            EXPECT_STATUS(shd_commit(m, &update, NULL, &e), SHD_ETIMEDOUT);
+        } else {
+            const uint64_t start_ms = test_now_ms();
+            const pid_t pid = return_late(3 * limit_ms);
+            EXPECT_OK(shd_commit(m, &update, NULL, &e), &e);
+            EXPECT(test_now_ms() - start_ms >= 3 * limit_ms);
+            EXPECT(waitpid(pid, &status, 0) == pid && status == 0);
+            EXPECT(events.count > 0 && events.last[0].kind == SHD_EVENT_WAITS);
+            EXPECT_HAS(events.text[0], "shd: waiting for ");
+        }
+        shd_close(s);
+    }
     fixture_stop(&daemons);
 }
 
