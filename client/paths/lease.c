@@ -17,7 +17,7 @@ struct leasing {
     struct round round;  /* borrowed by the hub while round.waiting > 0 */
     char what[48];
     uint32_t owner; /* who was asked */
-    uint64_t step;
+    uint64_t step, attempt;
     bool now;
     struct wire_leased leased;
 };
@@ -30,6 +30,7 @@ static void make_lease(const struct round *round, const struct link *link,
     const struct leasing *l = round->ctx;
     ret_request->lease = (struct wire_lease){ .model = l->m->map->owners[link->index].layout.handle,
                                               .step = round->arg,
+                                              .attempt = l->attempt,
                                               .now = l->now };
 }
 
@@ -64,6 +65,7 @@ static int ask(struct leasing *l, uint32_t owner, bool now, struct shd_err *e)
     struct shd_model *m = l->m;
     l->owner = owner;
     l->step = m->step;
+    l->attempt = m->in.attempt;
     l->now = now;
     snprintf(l->what, sizeof l->what, "Lease of step %" PRIu64, l->step);
     l->round = (struct round){ .what = l->what,
@@ -93,7 +95,8 @@ static int ask_or_go_on(struct leasing *l, uint32_t owner, bool now, struct shd_
     int r = l->round.waiting > 0 ? await(l, e) : SHD_OK;
     if (r != SHD_OK)
         return r;
-    const bool fits = l->what[0] != '\0' && l->owner == owner && l->step == l->m->step;
+    const bool fits = l->what[0] != '\0' && l->owner == owner && l->step == l->m->step &&
+                      l->attempt == l->m->in.attempt;
     l->what[0] = fits ? l->what[0] : '\0';
     if (l->what[0] == '\0')
         r = ask(l, owner, now, e);

@@ -44,7 +44,13 @@ int lease_take(struct shd_model *m, struct wire_leased *ret_leased, struct shd_e
     begin_step(m);
     struct leases *l = &m->leases;
     for (;;) {
-        const int r = ask(m, ret_leased, e);
+        const uint64_t attempt = m->in.attempt;
+        int r = ask(m, ret_leased, e);
+        if (r == SHD_ERESET && m->session->control->attempt(m) != attempt) {
+            r = reset_look(m, e);
+            if (r == SHD_OK)
+                continue; /* nothing is lost: ask for work of this attempt */
+        }
         if (r != SHD_OK)
             return r;
         if (ret_leased->what == WIRE_LEASED_ALL_IN && l->owner + 1 < shd_owners(m->session)) {

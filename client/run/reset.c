@@ -36,6 +36,7 @@ int reset_look(struct shd_model *m, struct shd_err *e)
         return SHD_OK;
     const bool lost = has_something_in(m);
     m->in.attempt = attempt;
+    m->leases.owner = 0; /* none has all groups in */
     if (!lost)
         return SHD_OK;
     drop_step(m);

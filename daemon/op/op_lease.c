@@ -8,6 +8,7 @@
 #include "daemon/model/lease_wait.h"
 #include "daemon/model/metrics.h"
 #include "daemon/model/model.h"
+#include "daemon/model/reset.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
 #include "daemon/op/requests.h"
@@ -68,6 +69,9 @@ static int op_lease(struct op *op)
         return err_set(&op->err, SHD_EGONE, "session ended");
     if (req->back)
         return take_back(op);
+    if (!reset_follow(op->model, req->step, req->attempt))
+        return err_set(&op->err, SHD_ERESET,
+                       "step %" PRIu64 " was reset: its work is handed out anew", req->step);
     if (drain_holds(op, req->step))
         return SHD_PENDING;
     uint32_t group = 0;

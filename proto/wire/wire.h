@@ -131,6 +131,7 @@ struct wire_lease {
     bool now;       /* do not wait */
     bool back;      /* take `group` back, and hand nothing out */
     uint32_t group; /* below SHD_MICROS_MAX */
+    uint64_t attempt;
 };
 struct wire_checkpoint {
     uint32_t model;

@@ -119,6 +119,7 @@ static const struct wire_field lease_fields[] = {
     ANY(lease, now),
     ANY(lease, back),
     UP_TO(lease, group, SHD_MICROS_MAX - 1),
+    ANY(lease, attempt),
 };
 static const struct wire_field checkpoint_fields[] = { ANY(checkpoint, model),
                                                        ANY(checkpoint, step),

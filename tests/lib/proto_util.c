@@ -239,9 +239,11 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
         break;
     case WIRE_LEASE:
         q.lease = (struct wire_lease){ random_u32(seed, 0, UINT32_MAX),
-                                       random_u64(seed, 0, UINT64_MAX), random_u32(seed, 0, 1) != 0,
+                                       random_u64(seed, 0, UINT64_MAX),
                                        random_u32(seed, 0, 1) != 0,
-                                       random_u32(seed, 0, SHD_MICROS_MAX - 1) };
+                                       random_u32(seed, 0, 1) != 0,
+                                       random_u32(seed, 0, SHD_MICROS_MAX - 1),
+                                       random_u64(seed, 0, UINT64_MAX) };
         break;
     case WIRE_CHECKPOINT:
         q.checkpoint = (struct wire_checkpoint){ random_u32(seed, 0, UINT32_MAX),
@@ -495,7 +497,8 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
         return a->digest.model == b->digest.model && a->digest.tensor == b->digest.tensor &&
                a->digest.array == b->digest.array && a->digest.first_leaf == b->digest.first_leaf;
     case WIRE_LEASE:
-        return a->lease.model == b->lease.model && a->lease.step == b->lease.step;
+        return a->lease.model == b->lease.model && a->lease.step == b->lease.step &&
+               a->lease.attempt == b->lease.attempt;
     case WIRE_CHECKPOINT:
         return a->checkpoint.model == b->checkpoint.model &&
                a->checkpoint.step == b->checkpoint.step &&

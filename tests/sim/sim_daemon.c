@@ -287,6 +287,11 @@ static bool try_lease(struct sim *s, struct sim_daemon *d, struct sim_session *s
                       const struct sim_wait *wait)
 {
     uint32_t group = 0;
+    if (follow(s, d, wait->step, wait->attempt) == STEP_WHEN_PAST) {
+        const struct sim_reply past = { .kind = SIM_LEASE, .status = SHD_ERESET };
+        answer(s, d, ses, wait->seq, &past);
+        return true;
+    }
     const enum lease_answer a = lease_ask(d->lease, d->core, wait->step, ses->id, clock_of(s, d),
                                           &group);
     if (a == LEASE_WAIT)

@@ -306,7 +306,9 @@ static bool run_leasing(struct sim *s, struct sim_worker *w)
 {
     if (w->asking || !w->link[w->ask_owner].up)
         return false;
-    const struct sim_request request = { .kind = SIM_LEASE, .step = w->step };
+    const struct sim_request request = { .kind = SIM_LEASE,
+                                         .step = w->step,
+                                         .attempt = w->attempt };
     w->asking = true;
     sim_link_ask(s, w, w->ask_owner, &request, 0);
     return false;
@@ -314,9 +316,11 @@ static bool run_leasing(struct sim *s, struct sim_worker *w)
 
 static void leased(struct sim *s, struct sim_worker *w, const struct sim_reply *r)
 {
-    if (w->work != WORK_LEASING || r->step != w->step || !w->asking)
+    if (w->work != WORK_LEASING || !w->asking || (r->status == SHD_OK && r->step != w->step))
         return;
     w->asking = false;
+    if (r->status == SHD_ERESET)
+        return;
     if (r->lease == LEASE_GROUP) {
         w->micro = r->group;
         begin_computing(s, w);
