@@ -477,7 +477,7 @@ class Again(unittest.TestCase):
 
         def once(_rank, step):
             return step % 2 == 1 and not (step in again or again.add(step))
-        self.assertEqual(self.train('again-leased', once, elastic=True), self.train('leased', elastic=True))
+        self.assertEqual(self.train('again-leased', once, elastic=True), self.train('at-once-leased', elastic=True))
 
 
 class Elastic(unittest.TestCase):
