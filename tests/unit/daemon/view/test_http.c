@@ -161,15 +161,18 @@ static bool is_stopped(pid_t pid)
     return info.si_pid == pid;
 }
 
-static bool is_blamed(const json_t *wait, pid_t pid)
+/* How often the stopped process is among those that the wait is on. */
+static size_t blamed(const json_t *wait, pid_t pid)
 {
-    const json_t *on;
-    size_t i;
-    json_array_foreach(json_object_get(wait, "on"), i,
-                       on) if (json_integer_value(json_object_get(on, "pid")) == pid &&
-                               strcmp(json_string_value(json_object_get(on, "state")), "stopped") ==
-                                   0) return true;
-    return false;
+    const json_t *people = json_object_get(wait, "on"), *on;
+    size_t i, times = 0;
+    json_array_foreach(people, i, on)
+    {
+        const bool stopped = strcmp(json_string_value(json_object_get(on, "state")), "stopped") ==
+                             0;
+        times += stopped && json_integer_value(json_object_get(on, "pid")) == pid;
+    }
+    return times;
 }
 
 /* The wait for the step's gradients that the stopped process is to blame for. One for a gradient's
@@ -181,7 +184,7 @@ static const json_t *find_blamed(const json_t *root, pid_t pid)
     json_array_foreach(json_object_get(root, "waits"), i, wait)
     {
         const char *kind = json_string_value(json_object_get(wait, "kind"));
-        if (strcmp(kind, "gradients") == 0 && is_blamed(wait, pid))
+        if (strcmp(kind, "gradients") == 0 && blamed(wait, pid) > 0)
             return wait;
     }
     return NULL;
@@ -212,6 +215,7 @@ TEST(stopped_worker_is_named_within_a_second)
     snprintf(stopped, sizeof stopped, "(pid %d, stopped)", (int)stops);
     EXPECT_HAS(json_string_value(json_object_get(wait, "text")), stopped);
     EXPECT_HAS(json_string_value(json_object_get(wait, "text")), "of step 2");
+    EXPECT_EQ(blamed(wait, stops), 1); /* two micro-batches of the step are with it */
     json_decref(root);
     kill(waits, SIGSTOP); /* what it waits for is no longer all that holds it up */
     snprintf(stopped, sizeof stopped, "(pid %d, stopped) waits ", (int)waits);
