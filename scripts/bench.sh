@@ -11,6 +11,7 @@
 #   checkpoint  step time while checkpoints are saved; restoring beside attaching
 #   status    step time while ten clients read /status and /metrics, over the same unwatched
 #   plan      step time that `shardctl plan` predicts, beside the measured one
+#   torch     a GPT from Python: shardd beside DDP, FSDP2 and DeepSpeed; 8 minutes, --size 60m as long
 #   control   requests per second and latency of one daemon with 1, 8 and 64 sessions
 #
 # Each prints medians with spread and its parameters; --json: one object a line,
@@ -38,6 +39,7 @@ policies) targets=(shardd shardctl shd-gpt) && script bench_policies.py ;;
 plan) targets=(shardd shardctl shd-gpt) && script bench_plan.py ;;
 checkpoint) targets=(shardd shardctl shd-gpt shd) && script bench_checkpoint.py ;;
 status) targets=(shardd shd-gpt) && script bench_status.py ;;
+torch) targets=(shardd shardctl shd python) && script bench_torch.py ;;
 control) targets=(shardd bench_control) && command=("$bin/bench_control") ;;
 attach)
     targets=(shardd shardctl bench_attach)
@@ -49,7 +51,7 @@ attach)
     ;;
 *)
     usage >&2
-    say "unknown benchmark '$what'; known: update, step, policies, plan, elastic, control, recompute, attach, checkpoint, status"
+    say "unknown benchmark '$what'; known: update, step, policies, plan, elastic, control, recompute, attach, checkpoint, status, torch"
     exit 2
     ;;
 esac
