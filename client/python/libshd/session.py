@@ -216,10 +216,6 @@ class Model(_Open):
         """Of parameters: one of SHD_F32, SHD_BF16, SHD_F16."""
         return lib.shd_param_dtype(self.handle)
 
-    def unit_elems(self) -> list[int]:
-        """Of each unit's array, gaps and all."""
-        return [lib.shd_unit_elems(self.handle, unit) for unit in range(lib.shd_units(self.handle))]
-
     def unit_names(self) -> list[str]:
         return [lib.shd_unit_name(self.handle, unit).decode() for unit in range(lib.shd_units(self.handle))]
 
@@ -316,6 +312,7 @@ class Model(_Open):
         return lib.shd_puts(self.handle)
 
     def unit_elems(self, unit: int) -> int:
+        """Of its array, gaps and all."""
         return lib.shd_unit_elems(self.handle, unit)
 
     def get(self, unit: int, array: int, address: int) -> tuple[int, int]:

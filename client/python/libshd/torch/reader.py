@@ -31,7 +31,8 @@ class Reader:
     def snapshot(self) -> Iterator[Snapshot]:
         """The parameters of one step, copied; `step` says which. For torch.func.functional_call(module, them, x)."""
         dtype = _TYPES[self.model.dtype]
-        arrays = [torch.empty(elems, dtype=dtype) for elems in self.model.unit_elems()]
+        arrays = [torch.empty(self.model.unit_elems(unit), dtype=dtype)
+                  for unit in range(len(self.model.unit_names()))]
         found = Snapshot()
         found.step = self.model.read_step([array.data_ptr() for array in arrays])
         for tensor in self.model.tensors():
