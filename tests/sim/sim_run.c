@@ -48,8 +48,7 @@ struct sim_config sim_config_of(const struct sim_scenario *scenario, uint64_t se
     c.lease = sim_chance(&s, 600);
     c.frozen = c.units > 1 && sim_chance(&s, 300);
     c.events_max = 20000000;
-    c.puts = sim_chance(&s, 400) &&
-             strcmp(scenario->name, "resets") != 0; /* that goes its own ways */
+    c.puts = sim_chance(&s, 400);
     return c;
 }
 
