@@ -226,6 +226,45 @@ TEST(ledger_that_contradicts_itself_is_refused)
     BROKEN(l.cell[3] = ledger_cell(2, LEDGER_CELL_NONE, SHD_F32));
     BROKEN(l.metrics[4].tag = ledger_metrics_tag(3, 1));
     BROKEN(l.metrics[4].tag = ledger_metrics_tag(2, LEDGER_METRICS + 1));
+    BROKEN(l.head->resets = LEDGER_RESETS_MAX + 1);
+    BROKEN(l.head->resets_at[0] = 1);
+    BROKEN(l.head->promised = 4);
+}
+
+/* Words of a round are good up to that of the last reset. */
+TEST(words_count_by_round)
+{
+    uint64_t bytes;
+    struct ledger l = make(&bytes), adopted;
+    struct shd_err e = { 0 };
+    l.head->resets = 3;
+    l.head->resets_at[0] = 1; /* of the two commits the last one was of the second attempt */
+    l.head->promised = 6;
+    l.unit[0].progress = ledger_progress(5, true, 1);
+    l.unit[1].progress = l.unit[2].progress = ledger_progress(2, true, MICROS);
+    EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
+    EXPECT(ledger_round(&adopted) == 5 && ledger_committed_round(&adopted) == 2);
+    EXPECT(ledger_resets(&adopted) == 3 && ledger_resets_room(&adopted));
+    l.unit[1].progress = ledger_progress(3, true, 1);
+    EXPECT_STATUS(ledger_adopt(&adopted, l.head, bytes, &e), SHD_ESEGMENT);
+    EXPECT_HAS(e.text, "the update before it is not done");
+    free(l.head);
+}
+
+/* Such a build may have answered Prepare of the open step, and has not written so. */
+TEST(step_of_an_older_build_is_not_given_up)
+{
+    uint64_t bytes;
+    struct ledger l = make(&bytes), adopted;
+    struct shd_err e = { 0 };
+    l.head->version = 3;
+    l.head->resets = 77; /* where it has padding */
+    EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
+    EXPECT(adopted.head->version == LEDGER_VERSION && ledger_resets(&adopted) == 0);
+    EXPECT_EQ(adopted.head->promised, ledger_round(&adopted) + 1);
+    EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
+    EXPECT(ledger_resets_room(&adopted));
+    free(l.head);
 }
 
 /* As a build of that version would have left it: without what lies behind the history, of which
