@@ -18,10 +18,10 @@ from .reader import Reader, reader
 from .scaler import GradScaler
 from .state import load_safetensors, save_safetensors, writable
 
-__all__ = ['DDP', 'FSDPModule', 'GradScaler', 'Optimizer', 'Policy', 'Reader', 'Sampler', 'Settings', 'Step', 'StepReset',
-           'ZeRO1', 'ZeRO2', 'ZeRO3', 'close', 'digest', 'from_deepspeed', 'from_fsdp', 'fully_shard', 'leases',
-           'load_safetensors', 'no_sync', 'reader', 'report', 'reset', 'save', 'save_safetensors', 'shard', 'step_of',
-           'weight', 'writable']
+__all__ = ['DDP', 'FSDPModule', 'GradScaler', 'Optimizer', 'Policy', 'Reader', 'Sampler', 'Settings', 'Step',
+           'StepReset', 'ZeRO1', 'ZeRO2', 'ZeRO3', 'close', 'digest', 'from_deepspeed', 'from_fsdp', 'fully_shard',
+           'leases', 'load_safetensors', 'no_sync', 'reader', 'report', 'reset', 'save', 'save_safetensors', 'shard',
+           'step_of', 'weight', 'writable']
 
 
 def __getattr__(name: str) -> Any:

@@ -322,7 +322,8 @@ class Peers(unittest.TestCase):
             self.assertEqual(sd.from_fsdp(asked, quiet=True)['policy'], policy, asked)
         self.assertEqual(sd.from_fsdp(['shard_grad_op', 'offload'], quiet=True)['policy'], sd.ZeRO2())
         giotto = {'strategy': 'FSDP_ZERO2', 'fetch_type': 'post', 'devices': [0, 1], 'mixed_precision': 'bf16'}
-        self.assertEqual(sd.from_fsdp(giotto, world=2), {'policy': sd.ZeRO2(prefetch='post'), 'publish': torch.bfloat16})
+        self.assertEqual(sd.from_fsdp(giotto, world=2),
+                         {'policy': sd.ZeRO2(prefetch='post'), 'publish': torch.bfloat16})
         plugin = FullyShardedDataParallelPlugin(
             sharding_strategy='SHARD_GRAD_OP', backward_prefetch='BACKWARD_POST', use_orig_params=True,
             auto_wrap_policy='transformer_based_wrap', transformer_cls_names_to_wrap=['BertLayer'])
