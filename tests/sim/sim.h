@@ -377,7 +377,8 @@ struct sim {
     uint64_t param[2][SIM_UNITS][SIM_BLOCKS]; /* of version `decided` and the one before */
     bool spoilt[SIM_ROUNDS];                  /* something is in that does not count */
     uint64_t must_give_up[SIM_WORKERS];       /* the attempt in which it returned such; 0: none */
-    uint64_t last_fault_ns, last_decided_ns;
+    uint64_t last_fault_ns, last_decided_ns, give_up_step;
+    uint32_t give_ups; /* made in that step */
     bool kept_lost;
     struct sim_daemon *running;
     jmp_buf killed;

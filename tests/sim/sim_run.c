@@ -7,7 +7,8 @@
 
 #include "tests/sim/sim.h"
 
-#define NETWORK (SIM_LOSS | SIM_DOUBLE | SIM_REORDER)
+#define NETWORK      (SIM_LOSS | SIM_DOUBLE | SIM_REORDER)
+#define GIVE_UPS_MAX 30u /* of a step */
 
 const struct sim_scenario sim_scenarios[] = {
     { "calm", 0 },
@@ -146,6 +147,16 @@ static void lose_keeper(struct sim *s)
     sim_daemon_wipe(s, d);
 }
 
+/* One that always comes before the step is complete would be no bound that anybody breaks. */
+static void give_up(struct sim *s)
+{
+    struct sim_worker *w = some_worker(s);
+    if (s->give_up_step != s->decided)
+        s->give_ups = 0;
+    s->give_up_step = s->decided;
+    w->gives_up = w->gives_up || s->give_ups++ < GIVE_UPS_MAX;
+}
+
 static void do_fault(struct sim *s, enum sim_fault fault)
 {
     switch (fault) {
@@ -187,7 +198,7 @@ static void do_fault(struct sim *s, enum sim_fault fault)
         lose_keeper(s);
         break;
     case SIM_GIVE_UP:
-        some_worker(s)->gives_up = true;
+        give_up(s);
         break;
     case SIM_LOSS:
     case SIM_DOUBLE:
