@@ -91,7 +91,8 @@ static void on_fault(int signal_number, siginfo_t *info, void *context)
         say(m->spec->name);
         say("', element ");
         say_number(elem);
-        say(": parameters are their owners' memory, which only a step changes; write to a copy\n");
+        say(": parameters are their owners' memory, which only a step and shd_put() change; write "
+            "to a copy\n");
     }
     /* As without this: the instruction faults again, and what was installed before sees it. That
      * may pass it on to what was there before, which is this handler where it was on top once. */
