@@ -334,8 +334,8 @@ struct shd_update {
     const void *blob;  /* your own state, kept with the step: the first worker's; NULL: as is */
     size_t blob_bytes; /* at most SHD_BLOB_BYTES_MAX */
     /* What the sum of the step's gradients is divided by, before norm and clipping. 0: M; 1 + i:
-     * the step's sum of metric i (tokens, samples), SHD_EINVAL if that is not above 0 and finite.
-     */
+     * the step's sum of metric i (tokens, samples); where that is not above 0 and finite the step
+     * is skipped, as with gradients that are not finite. */
     uint32_t divide_by;
     /* [group_count], in the order of the spec's groups; a schedule of its own for each. NULL, 0:
      * the spec's. SHD_ERANGE, SHD_EINVAL name the group and the rate. */

@@ -72,11 +72,14 @@ static const struct decision *recorded(const struct decide_args *args)
     return NULL;
 }
 
-/* What the update divides by: the sum of one of the step's metrics, which are owner 0's; 0: M. */
-static int find_divisor(const struct decide_args *args, double *ret_divisor, struct shd_err *e)
+/* What the update divides by: the sum of one of the step's metrics, which are owner 0's; 0: M.
+ * *ret_none: by that nothing can be divided, as no sample of the step counts. */
+static int find_divisor(const struct decide_args *args, double *ret_divisor, bool *ret_none,
+                        struct shd_err *e)
 {
     const struct wire_prepared *p = &args->prepared[0];
     *ret_divisor = 0;
+    *ret_none = false;
     if (args->divide_by == 0)
         return SHD_OK;
     const uint32_t i = args->divide_by - 1;
@@ -86,12 +89,8 @@ static int find_divisor(const struct decide_args *args, double *ret_divisor, str
                        ", and the micro-batches of step "
                        "%" PRIu64 " reported %" PRIu32,
                        args->divide_by, i, p->step, p->metric_count);
-    if (!isfinite(p->metrics[i]) || p->metrics[i] <= 0)
-        return err_set(e, SHD_EINVAL,
-                       "divide_by is %" PRIu32 ": metric %" PRIu32 " of step %" PRIu64
-                       " sums to %g, must be finite and above 0",
-                       args->divide_by, i, p->step, p->metrics[i]);
-    *ret_divisor = p->metrics[i];
+    *ret_none = !isfinite(p->metrics[i]) || p->metrics[i] <= 0;
+    *ret_divisor = *ret_none ? 0 : p->metrics[i];
     return SHD_OK;
 }
 
@@ -169,14 +168,15 @@ int decide(const struct decide_args *args, struct decided *ret_decided, struct s
     const double asked = record != NULL ? record->loss_scale : args->loss_scale;
     const double loss_scale = asked > 0 ? asked : 1;
     double divisor = record != NULL ? record->divisor : 0;
+    bool none = false;
     if (record == NULL)
-        r = find_divisor(args, &divisor, e);
+        r = find_divisor(args, &divisor, &none, e);
     if (r != SHD_OK)
         return r;
     struct decided decided = { .grad_norm = mean_norm(args, divisor, loss_scale) };
     decided.decision = record != NULL ? *record : given(args, divisor, loss_scale);
     if (record == NULL)
-        r = derive(args, decided.grad_norm, &decided.decision, e);
+        r = derive(args, none ? (double)NAN : decided.grad_norm, &decided.decision, e);
     if (r != SHD_OK)
         return r;
     decided.metric_count = args->prepared[0].metric_count;

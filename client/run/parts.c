@@ -37,7 +37,7 @@ static int check_part(const struct shd_model *m, uint32_t unit, const struct par
                        " '%s' has %" PRIu32 " to %" PRIu32,
                        i, p->tensor, unit, u->name, u->first_tensor,
                        u->first_tensor + u->tensor_count - 1);
-    if (!dtype_valid((uint64_t)p->dtype))
+    if (p->data != NULL && !dtype_valid((uint64_t)p->dtype))
         return err_set(e, SHD_EINVAL, "part %" PRIu32 ", tensor '%s': dtype %d is none of ours", i,
                        m->spec->tensors[p->tensor].name, (int)p->dtype);
     for (uint32_t k = 0; k < i; k++)

@@ -58,6 +58,19 @@ def tensor_at(address: int, elems: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer((_C_TYPES[dtype] * elems).from_address(address), dtype=dtype)
 
 
+class Unknown(torch.Tensor):
+    """A norm before step(): who looks at it would find NaN, and take the step for one to be left out."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, '__name__', '') in ('__get__', 'size', 'dim', 'numel', 'fill_', '__hash__'):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        raise Misuse('clip_grad_norm_() of a sharded module: the norm is of all gradients, and known after step(): '
+                     'look at it then, or at optimizer.last.grad_norm; a step whose gradients are not finite is skipped '
+                     'by itself (optimizer.last.skipped)')
+
+
 class Engine:
     """What a sharded module and its Optimizer share."""
 
@@ -251,6 +264,9 @@ class Engine:
         """A backward has brought its first gradient: it is a micro-batch."""
         if self.spoilt:
             raise Misuse(self.spoilt)
+        if self.sealed:
+            raise Misuse('backward() while the step is being ended: step() was broken off; call it once more, or '
+                         'sd.reset(model) and compute the step again')
         if self.backwards == self.place.accumulate:
             raise Misuse(f'backward() {self.backwards + 1} of a step with {self.place.accumulate}: say '
                          f"shard(accumulate={self.backwards + 1}) if each is a batch of its own, add up the losses of "
@@ -363,7 +379,7 @@ class Engine:
         strides = []  # read during the call
         for part, grad, to in zip(unit.parts, grads, raw):
             if grad is None:
-                to.data = None
+                to.data, to.dtype = None, _c.SHD_F32
                 continue
             if grad.layout != torch.strided or grad.dtype not in _DTYPES:
                 raise NotSupported(f'the gradient of {part.name!r} is {grad.dtype}, {grad.layout}: owners take dense '
@@ -410,6 +426,7 @@ class Engine:
             raise Misuse(f'clip_grad_norm_({max_norm}) within leases(): who ends a step may have computed nothing '
                          f'of it; say leases(clip_norm={max_norm}), alike in all workers')
         self.clip_norm = float(max_norm)
+        norm.__class__ = Unknown
         self.norms.append(norm)
 
     # -- Step ------------------------------------------------------------------------------------
@@ -480,6 +497,7 @@ class Engine:
         self.sealed, self.backwards, self.clip_norm, self.metrics = False, 0, 0.0, {}
         self.handed, self.unscaled = False, 1.0
         for norm in self.norms:
+            norm.__class__ = torch.Tensor
             norm.fill_(result.grad_norm)
         self.norms = []
         # A graph from before the step must not be walked again: its saved parameters have changed.

@@ -94,8 +94,8 @@ class Optimizer(torch.optim.Optimizer):
         """Before step() it drops the step's gradients, also those that the owners have; also of other workers, who
         compute theirs again (sd.StepReset). After step() there is nothing to do."""
         engine = self.engine
-        if torch._C._current_graph_task_id() == -1 and not engine.sealed and (
-                engine.open or engine.spoilt or engine.backwards):
+        if torch._C._current_graph_task_id() == -1 and (
+                engine.open or engine.spoilt or engine.backwards or engine.sealed):
             engine.reset()
         engine.drop()
 
@@ -165,8 +165,8 @@ def _clip_with_norm(parameters: Any, max_norm: float, total_norm: torch.Tensor, 
     if len(engines) > 1 or mine - set(parameters) or {p for p in parameters if p.requires_grad} - mine:
         raise Misuse('clip_grad_norm_() of a part of a sharded module\'s parameters, or of more: the norm is that of '
                      'all; give it module.parameters()')
-    engines[0].clip(max_norm, total_norm)
     total_norm.fill_(float('nan'))
+    engines[0].clip(max_norm, total_norm)
 
 
 def _total_norm(tensors: Any, norm_type: float = 2.0, *more: Any, **named: Any) -> torch.Tensor:
@@ -183,8 +183,20 @@ def _clip_value(parameters: Any, clip_value: float, foreach: Any = None) -> None
     _plain_value(parameters, clip_value, foreach)
 
 
+_plain_zero = torch.nn.Module.zero_grad
+
+
+def _zero_grad(module: torch.nn.Module, set_to_none: bool = True) -> None:
+    """Of a sharded module (or one around it) gradients have left: what its optimizer does."""
+    _plain_zero(module, set_to_none)
+    for inner in module.modules() if ENGINES else ():
+        if (engine := ENGINES.get(inner)) is not None and (optimizer := engine.optimizer()) is not None:
+            optimizer.zero_grad()
+
+
 def _patch_clipping() -> None:
     """Where a program has imported clip_grad_norm_ before does not matter: its last part is looked up."""
+    torch.nn.Module.zero_grad = _zero_grad  # type: ignore[method-assign]
     clip_grad._get_total_norm = _total_norm
     clip_grad._clip_grads_with_norm_ = _clip_with_norm
     clip_grad.clip_grad_value_ = torch.nn.utils.clip_grad_value_ = _clip_value
