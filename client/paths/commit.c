@@ -65,14 +65,16 @@ static void make_commit(const struct round *round, const struct link *link,
                         struct wire_request *ret_request)
 {
     const struct turning *t = round->ctx;
+    const struct decision *d = turn_decision(t->m->map->turn);
+    const bool has_blob = t->blob != NULL && d->put == 0; /* a put leaves the last one */
     ret_request->commit = (struct wire_commit){
         .model = t->m->map->owners[link->index].layout.handle,
         .step = round->arg,
-        .decision = *turn_decision(t->m->map->turn),
-        .has_blob = t->blob != NULL,
+        .decision = *d,
+        .has_blob = has_blob,
     };
     ret_request->commit.norm = turn_norm(t->m->map->turn);
-    if (t->blob != NULL)
+    if (has_blob)
         ret_request->commit.blob = *t->blob;
 }
 

@@ -29,9 +29,10 @@ struct putting { /* one attempt */
     float *values;      /* owned, [elements of the largest unit that is put] */
     struct decision decision;
     enum wire_create_what what;
-    bool begun;   /* by owner 0 at least */
-    bool asked;   /* owner 0 was asked to commit */
-    bool counted; /* it has */
+    uint64_t consent; /* owner 0's */
+    bool begun;       /* by owner 0 at least */
+    bool asked;       /* owner 0 was asked to commit */
+    bool counted;     /* it has */
 };
 
 /* -- What is put --------------------------------------------------------------------------------
@@ -78,6 +79,7 @@ static void make_create(const struct round *round, const struct link *link,
         .owners = p->hub->link_count,
         .model = p->m->map->owners[link->index].layout.handle,
         .step = p->m->step,
+        .consent = p->consent,
         .arrays = { p->put->arrays, begin ? p->m->spec->unit_count : 0 },
     };
 }
@@ -89,6 +91,8 @@ static int take_created(const struct round *round, const struct link *link,
     struct putting *p = round->ctx;
     struct part *part = &p->parts[link->index];
     part->state = reply->created.what;
+    if (link->index == 0 && part->state == WIRE_CREATED_YOURS)
+        p->consent = reply->created.consent;
     part->offered = (struct wire_segment){ .kind = SEGMENT_STAGE,
                                            .ticket = reply->created.ticket,
                                            .bytes = reply->created.bytes };

@@ -1,7 +1,9 @@
 /* Replacing what owners hold. See client/shd.h. */
 #include <inttypes.h>
+#include <string.h>
 
 #include "client/paths/path.h"
+#include "client/run/grads.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
 #include "proto/share/putmap.h"
@@ -25,6 +27,12 @@ static int check_nothing_held(const struct shd_model *m, struct shd_err *e)
                            "a gradient of unit '%s' is handed out: put between a commit and the "
                            "next shd_grad()",
                            m->spec->units[m->slots[i].unit].name);
+    for (uint32_t i = 0; m->grads != NULL && i < m->grads->entry_count; i++)
+        if (m->grads->entries[i].used)
+            return err_set(e, SHD_EBUSY,
+                           "a gradient of unit '%s' is handed out, or summed here: put between a "
+                           "commit and the next shd_grad()",
+                           m->spec->units[m->grads->entries[i].unit].name);
     return SHD_OK;
 }
 
@@ -58,7 +66,12 @@ int shd_put(shd_model *m, const struct shd_put_options *options, bool *ret_count
     if (r != SHD_OK)
         return r;
     const struct path_put put = { o.arrays, o.fill, o.ctx, o.set_updates ? o.updates + 1 : 0 };
+    const uint64_t step = m->step;
     r = m->session->control->put(m, &put, &counts, e);
+    if (m->step != step) { /* also where it does not count */
+        m->sealed = m->in.handed = false;
+        memset(m->reports, 0, m->spec->micro_batches * sizeof *m->reports);
+    }
     if (r == SHD_OK && ret_counts != NULL)
         *ret_counts = counts;
     return r;

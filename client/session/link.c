@@ -222,9 +222,10 @@ static uint64_t answer_deadline_ns(const struct hub *hub)
     return hub->patient ? UINT64_MAX : clock_now_ns() + hub->timeout_ns;
 }
 
+/* Nobody is told of this wait: at its end the link is down, of which one is. */
 static int await_side(struct link *link, struct side_msg *ret_msg, int *ret_fd, struct shd_err *e)
 {
-    const uint64_t deadline_ns = answer_deadline_ns(link->hub);
+    const uint64_t deadline_ns = clock_now_ns() + link->hub->timeout_ns;
     int r;
     do {
         if (idle_stops(&link->hub->idle))

@@ -133,7 +133,7 @@ void ledger_init(struct ledger *l, void *memory, const struct ledger_shape *shap
 /* A put may say how many updates count as applied. */
 static uint64_t updates_max(uint64_t commits, uint64_t puts)
 {
-    return puts > 0 ? LEDGER_STEP_MAX : commits;
+    return puts > 0 ? LEDGER_STEP_MAX + commits : commits;
 }
 
 int ledger_start_at(struct ledger *l, const struct ledger_start *start, struct shd_err *e)

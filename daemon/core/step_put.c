@@ -16,9 +16,27 @@ bool step_put_idle(const struct step *s)
     return true;
 }
 
+int step_put_decision(const struct step *s, const struct decision *decision, struct shd_err *e)
+{
+    const bool put = decision->put != 0;
+    const uint64_t puts = (s->has_last ? s->last.puts : 0) + put;
+    if (decision->puts == puts && (put ? decision->skip : decision->updates == 0) &&
+        decision->updates <= LEDGER_STEP_MAX + 1)
+        return SHD_OK;
+    return err_set(e, SHD_EINVAL,
+                   "commit that counts %" PRIu64 " puts and sets %" PRIu64
+                   " updates: the model counts %" PRIu64
+                   "; was it made by an older build of the library?",
+                   decision->puts, decision->updates, puts);
+}
+
 int step_put_check(const struct step *s, uint64_t step, struct shd_err *e)
 {
     const uint64_t collecting = step_collecting(s);
+    if (s->ledger.more == NULL)
+        return err_set(e, SHD_ENOTSUP,
+                       "a put: the model was opened by an older build, whose ledger has no room "
+                       "for it; save it, and restore it in this one");
     if (step != collecting)
         return err_set(e, SHD_ESTEP, "a put in step %" PRIu64 ", the open step is %" PRIu64, step,
                        collecting);

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct decision;
 struct shd_err;
 struct step;
 struct step_actions;
@@ -17,6 +18,10 @@ struct step_actions;
 /* SHD_OK: nothing was returned of `step`, the collecting one. SHD_EBUSY: something was. SHD_ESTEP:
  * another step is open. */
 int step_put_check(const struct step *s, uint64_t step, struct shd_err *e);
+
+/* A decision about the step that is collected: does it say what the ledger can hold? SHD_EINVAL: it
+ * counts the puts otherwise than the model does, or sets the updates to what cannot be. */
+int step_put_decision(const struct step *s, const struct decision *decision, struct shd_err *e);
 
 /* Before the commit: no kernel is at a gradient, of a round that was given up (step_reset.h). Not:
  * until DROPPED. */

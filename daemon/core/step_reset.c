@@ -12,6 +12,10 @@
 #include "proto/base/failpoint.h"
 #include "proto/base/status.h"
 
+/* Others begin so few attempts while an owner is away: each needs all owners. A number beyond would
+ * use up those that the ledger can count. */
+#define RESETS_AHEAD_MAX 1024u
+
 enum step_when step_when(const struct step *s, uint64_t step, uint64_t attempt)
 {
     const uint64_t now = step_attempt(s);
@@ -70,7 +74,7 @@ int step_reset(struct step *s, uint64_t step, uint64_t attempt, bool agreed,
                        "reset of step %" PRIu64 ": the model was opened by an older build, whose "
                        "ledger has no room for it; save it, and restore it in this one",
                        step);
-    if (attempt - 1 > LEDGER_RESETS_MAX)
+    if (attempt - 1 > LEDGER_RESETS_MAX || attempt > step_attempt(s) + RESETS_AHEAD_MAX)
         return err_set(e, SHD_ERANGE,
                        "attempt %" PRIu64 " of step %" PRIu64 ", the present one is %" PRIu64,
                        attempt, step, step_attempt(s));

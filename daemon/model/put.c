@@ -38,6 +38,7 @@ struct put {
     enum put_state state;
     uint64_t session; /* 0: it is gone, or was a predecessor's */
     uint64_t origin, step;
+    uint64_t consent;       /* when owner 0 let it begin, by its monotonic clock: puts follow it */
     struct segment segment; /* owned */
     uint8_t *arrays;        /* owned, [units]; as putmap_check() */
     bool stored;            /* with the keeper */
@@ -124,6 +125,7 @@ static int answer_yours(struct op *op, const struct put *put)
     answer(op, WIRE_CREATED_YOURS);
     op->reply.created.ticket = ticket;
     op->reply.created.bytes = put->segment.bytes;
+    op->reply.created.consent = put->consent;
     return SHD_OK;
 }
 
@@ -135,7 +137,8 @@ static void write_head(struct put *put)
     struct putmap_head *head = put->segment.base;
     *head = (struct putmap_head){ .origin = put->origin,
                                   .step = put->step,
-                                  .units = put->model->spec->unit_count };
+                                  .units = put->model->spec->unit_count,
+                                  .consent = put->consent };
     memcpy(head + 1, put->arrays, put->model->spec->unit_count);
 }
 
@@ -182,6 +185,7 @@ static int begin(struct op *op)
                          .session = op->session->id,
                          .origin = req->origin,
                          .step = req->step,
+                         .consent = m->map->owner == 0 ? uv_hrtime() : req->consent,
                          .arrays = arrays,
                          .segment = SEGMENT_CLOSED };
     put->work.data = put;
@@ -222,6 +226,8 @@ int put_begin(struct op *op)
     if (put != NULL && put->origin == req->origin && put->session == op->session->id &&
         put->state == PUT_FILLING)
         return answer_yours(op, put); /* the reply was lost */
+    if (put != NULL && m->map->owner > 0 && req->consent < put->consent)
+        return err_set(&op->err, SHD_ENOENT, "owner 0 has let another put begin since");
     r = make_way(op);
     return r == SHD_OK ? begin(op) : r;
 }
@@ -299,6 +305,11 @@ int put_drop(struct op *op)
 
 /* -- Committing ---------------------------------------------------------------------------------
  */
+
+int put_check(struct op *op)
+{
+    return step_put_decision(op->model->core, &op->req.commit.decision, &op->err);
+}
 
 int put_commit(struct op *op, struct step_actions *ret_actions)
 {
@@ -379,6 +390,7 @@ static int take_kept(struct model *m, int fd, struct put *put, struct shd_err *e
     const struct putmap_head *head = put->segment.base;
     put->origin = head->origin;
     put->step = head->step;
+    put->consent = head->consent;
     memcpy(put->arrays, head + 1, units);
     if (head->magic != PUTMAP_MAGIC || head->origin == 0)
         return err_set(e, SHD_ESEGMENT, "the values of a put begin with %#" PRIx64, head->magic);

@@ -36,6 +36,10 @@ int put_begin(struct op *op);
 int put_full(struct op *op);
 int put_drop(struct op *op);
 
+/* Whether a Commit of the step that is collected says of puts what the ledger can hold; before
+ * put_commit(). SHD_EINVAL. */
+int put_check(struct op *op);
+
 /* A COMMIT that may be one: SHD_OK: go on. SHD_PENDING: gradients of its step are being dropped:
  * carry the actions out and ask again, without any when the model's phase has changed. SHD_ENOENT:
  * its values are not here. SHD_EBUSY: gradients of its step are (owner 0). */

@@ -195,9 +195,8 @@ const struct request request_prepare = { op_prepare, REQUEST_ROLE(WIRE_TRAINER) 
 /* COMMIT: the first decision for a sealed step is recorded with the client's blob and applied;
  * every later one is answered with the recorded one. */
 
-/* A predecessor of this process has answered Prepare, and the sums are formed anew: wait for them.
- * The blob lies in the frame, which will be gone. */
-static int wait_for_sums(struct op *op)
+/* For a wait: the blob lies in the frame, which will be gone. */
+static int keep_blob(struct op *op)
 {
     struct wire_bytes *blob = &op->req.commit.blob;
     if (op->text == NULL && blob->bytes > 0) {
@@ -207,6 +206,15 @@ static int wait_for_sums(struct op *op)
         memcpy(op->text, blob->data, blob->bytes);
         blob->data = (const uint8_t *)op->text;
     }
+    return SHD_OK;
+}
+
+/* A predecessor of this process has answered Prepare, and the sums are formed anew. */
+static int wait_for_sums(struct op *op)
+{
+    const int r = keep_blob(op);
+    if (r != SHD_OK)
+        return r;
     model_wait(op->model, op);
     return SHD_PENDING;
 }
@@ -231,6 +239,16 @@ static int op_commit(struct op *op)
     r = runs_check_rates(m->spec, req->decision.rates, req->decision.rate_count, &op->err);
     if (r != SHD_OK)
         return r;
+    if (req->step == step_collecting(m->core)) {
+        r = put_check(op);
+        if (r == SHD_OK && req->decision.put != 0 && op->daemon->drain_session != 0) {
+            r = keep_blob(op);
+            if (r == SHD_OK && drain_holds(op, req->step))
+                return SHD_PENDING;
+        }
+        if (r != SHD_OK)
+            return r;
+    }
     while ((r = put_commit(op, &actions)) == SHD_PENDING && actions.count > 0)
         apply_actions(m, &actions);
     if (r == SHD_PENDING)

@@ -24,6 +24,7 @@ struct putmap_head {
     uint64_t origin;
     uint64_t step; /* in whose place the put is */
     uint64_t units;
+    uint64_t consent; /* owner 0's */
 };
 
 /* arrays[count]: of each unit a bit for each array. Errors: SHD_EINVAL an array that the unit does

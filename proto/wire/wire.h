@@ -185,6 +185,7 @@ struct wire_create {
     uint32_t model;           /* of a put, with the next two */
     uint64_t step;            /* the open one */
     struct wire_bytes arrays; /* begin: a byte for each unit, a bit for each array of it */
+    uint64_t consent;         /* begin, to the others: owner 0's */
 };
 struct wire_put {
     uint64_t origin; /* > 0 */
@@ -352,6 +353,7 @@ struct wire_created {
     enum wire_created_what what;
     uint64_t ticket, bytes; /* YOURS: of the stage; bytes as a segment's, else 0 */
     const char *by;         /* OTHERS: the name of that session */
+    uint64_t consent;       /* of a put, owner 0's: ascending */
 };
 struct wire_got {
     uint64_t step, updates;

@@ -153,6 +153,7 @@ static const struct wire_field create_fields[] = {
     ANY(create, model),
     ANY(create, step),
     RANGE(create, arrays, 0, SHD_UNITS_MAX),
+    ANY(create, consent),
 };
 static const struct wire_field put_fields[] = { RANGE(put, origin, 1, UINT64_MAX),
                                                 UP_TO(put, unit, SHD_UNITS_MAX - 1) };
@@ -252,6 +253,7 @@ static const struct wire_field created_fields[] = {
     ANY(created, ticket),
     ROW(created, bytes, .max = MEMORY_BYTES_MAX, .multiple = SHD_PAGE_BYTES),
     NAME(created, by),
+    ANY(created, consent),
 };
 static const struct wire_field got_fields[] = {
     ANY(got, step),

@@ -276,6 +276,7 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
                                          .name = random_name(seed, name),
                                          .spec = random_bytes(seed, SPEC_JSON_BYTES_MAX, 1) };
         q.create.owners = random_u32(seed, 1, SHD_OWNERS_MAX);
+        q.create.consent = random_u64(seed, 0, UINT64_MAX);
         q.create.owner = random_u32(seed, 0, q.create.owners - 1);
         break;
     case WIRE_PUT:
@@ -422,7 +423,8 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
         p.created = (struct wire_created){ (enum wire_created_what)random_u32(seed, 1, 5),
                                            random_u64(seed, 0, UINT64_MAX),
                                            random_u64(seed, 0, 1000) * SHD_PAGE_BYTES,
-                                           random_name(seed, name) };
+                                           random_name(seed, name),
+                                           random_u64(seed, 0, UINT64_MAX) };
         break;
     case WIRE_REPLY_NONE:
         break;
@@ -519,7 +521,7 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
         return a->create.what == b->create.what && a->create.origin == b->create.origin &&
                strcmp(a->create.name, b->create.name) == 0 &&
                same_bytes(a->create.spec, b->create.spec) && a->create.owner == b->create.owner &&
-               a->create.owners == b->create.owners;
+               a->create.owners == b->create.owners && a->create.consent == b->create.consent;
     case WIRE_PUT:
         return a->put.origin == b->put.origin && a->put.unit == b->put.unit;
     case WIRE_GET:
@@ -619,7 +621,8 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
                a->got.ticket == b->got.ticket && a->got.bytes == b->got.bytes;
     case WIRE_CREATED:
         return a->created.what == b->created.what && a->created.ticket == b->created.ticket &&
-               a->created.bytes == b->created.bytes && strcmp(a->created.by, b->created.by) == 0;
+               a->created.bytes == b->created.bytes && strcmp(a->created.by, b->created.by) == 0 &&
+               a->created.consent == b->created.consent;
     default:
         return true;
     }

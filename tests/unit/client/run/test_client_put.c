@@ -5,6 +5,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "client/paths/path.h"
+#include "client/session/hub.h"
 #include "client/session/session.h"
 #include "proto/base/failpoint.h"
 #include "tests/lib/client_remote.h"
@@ -543,6 +545,233 @@ TEST(daemons_killed_at_any_point_go_on_with_it)
             shd_close(s);
             fixture_stop(&daemons);
         }
+}
+#endif
+
+/* -- What lies in the way -----------------------------------------------------------------------
+ */
+
+/* With accumulate 2 the library sums here first. */
+TEST(gradient_that_is_summed_in_the_worker_keeps_a_put_away)
+{
+    static const struct pt_model two = {
+        .name = "put", .publish = "bf16", .frozen = true, .accumulate = 2
+    };
+    struct shd_err e = { 0 };
+    bool counts = false;
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m;
+    float *grad;
+    EXPECT_OK(shd_model_open(s, pt_spec(&two), &m, &e), &e);
+    struct values v = values_of(m, 9);
+    for (uint32_t returned = 0; returned < 2; returned++) {
+        if (returned)
+            EXPECT_OK(shd_return(m, 0, 1, &e), &e);
+        else
+            EXPECT_OK(shd_grad(m, 0, 1, &grad, &e), &e);
+        EXPECT_STATUS(put_some(m, &v, &counts, &e), SHD_EBUSY);
+        EXPECT_HAS(e.text, "a gradient of unit 'h0' is handed out, or summed here");
+    }
+    EXPECT_EQ(shd_step(m), 0);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST(numbers_reported_before_anothers_put_are_not_of_the_next_step)
+{
+    struct shd_err e = { 0 };
+    bool counts = true;
+    const double before = 5, after = 7;
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS), *other = attach(PATIENT_MS);
+    shd_model *m = open_pt(s), *late = open_pt(other);
+    put_ok(m, 9);
+    EXPECT_OK(shd_report(late, 1, &before, 1, &e), &e);
+    struct values v = values_of(late, 10);
+    EXPECT_OK(put_some(late, &v, &counts, &e), &e);
+    EXPECT(!counts);
+    EXPECT_OK(shd_report(late, 1, &after, 1, &e), &e);
+    EXPECT_EQ(late->reports[1].metrics[0], after);
+    shd_close(other);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+static int commit_that_counts(shd_model *m, uint64_t puts, struct shd_err *e)
+{
+    const struct shd_update update = toy_update(shd_step(m));
+    struct shd_result result;
+    for (uint32_t i = 0; i < TOY_MICROS; i++)
+        return_all(m, i);
+    const uint64_t right = m->decision.puts;
+    m->decision.puts = puts; /* as an older library, or a hostile worker, says it */
+    const int r = shd_commit(m, &update, &result, e);
+    m->decision.puts = right;
+    return r;
+}
+
+TEST(commit_that_counts_puts_otherwise_is_refused_and_loses_nothing)
+{
+    struct shd_err e = { 0 };
+    fixture_start_kept(&daemons, 1, "");
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_pt(s);
+    put_ok(m, 9);
+    EXPECT_STATUS(commit_that_counts(m, 0, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "counts 0 puts");
+    EXPECT_HAS(e.text, "the model counts 1");
+    shd_close(s);
+    fixture_restart(&daemons, 0);
+    s = attach(PATIENT_MS);
+    m = open_pt(s);
+    EXPECT_EQ(shd_step(m), 1);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST(updates_may_be_set_to_the_highest_number_and_counted_on)
+{
+    struct shd_err e = { 0 };
+    bool counts;
+    fixture_start_kept(&daemons, 1, "");
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_pt(s);
+    struct values v = values_of(m, 9);
+    const struct shd_put_options o = { .size = sizeof o,
+                                       .arrays = some,
+                                       .fill = fill,
+                                       .ctx = &v,
+                                       .set_updates = true,
+                                       .updates = (UINT64_C(1) << 33) - 1 };
+    EXPECT_OK(shd_put(m, &o, &counts, &e), &e);
+    train(m, 1);
+    shd_close(s);
+    fixture_restart(&daemons, 0);
+    s = attach(PATIENT_MS);
+    m = open_pt(s);
+    EXPECT_EQ(shd_step(m), 2);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+static uint32_t drained;
+
+static void drain_answered(struct link *link, const struct call *call,
+                           const struct wire_reply *reply)
+{
+    (void)link;
+    (void)call;
+    drained += reply->status == SHD_OK;
+}
+
+static int make_drain(struct link *link, const struct call *call, struct wire_request *ret_request,
+                      struct shd_err *e)
+{
+    (void)link;
+    (void)call;
+    (void)e;
+    ret_request->type = WIRE_DRAIN;
+    return SHD_OK;
+}
+
+TEST(drain_holds_a_put)
+{
+    struct shd_err e = { 0 };
+    bool counts = false;
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS), *holder = attach(PATIENT_MS);
+    shd_session *hasty = attach((uint32_t)test_paced(500));
+    shd_model *first = open_pt(s);
+    train(first, 1);
+    shd_model *m = open_pt(hasty);
+    const struct call call = { .make = make_drain, .fn = drain_answered, .ctx = &drained };
+    for (uint32_t i = 0; i < 2; i++)
+        EXPECT_OK(hub_ask(&holder->hub->links[i], &call, &e), &e);
+    while (drained < 2)
+        EXPECT_OK(hub_poll(holder->hub, 20 * NS_PER_MS, &e), &e);
+    struct values v = values_of(m, 9);
+    EXPECT_STATUS(put_some(m, &v, &counts, &e), SHD_ETIMEDOUT);
+    EXPECT_EQ(shd_unit_version(first, 0), 1);
+    shd_close(hasty);
+    shd_close(holder);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+#ifdef SHD_FAIL_POINTS
+/* Who passes a put on has a cursor of its own, for the step that it was about to commit. */
+TEST(put_that_is_passed_on_leaves_the_blob_of_the_step_before)
+{
+    struct shd_err e = { 0 };
+    struct shd_result result;
+    fixture_start_kept(&daemons, 2, "");
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_pt(s);
+    struct shd_update update = toy_update(2);
+    train(m, 2);
+    put_and_die("put:committed");
+    return_all(m, 0);
+    update.blob = "cursor 3";
+    update.blob_bytes = 9;
+    EXPECT_OK(shd_commit(m, &update, &result, &e), &e);
+    EXPECT(result.over);
+    for (uint32_t i = 0; i < 2; i++) {
+        char blob[64] = "";
+        size_t bytes = 0;
+        EXPECT_OK(m->session->control->blob(m, i, blob, sizeof blob, &bytes, &e), &e);
+        EXPECT(bytes == 0 || strcmp(blob, "cursor 3") != 0);
+    }
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+static void stop_here(const char *name)
+{
+    if (kill_point == NULL || strcmp(name, kill_point) != 0)
+        return;
+    kill_point = NULL;
+    raise(SIGSTOP);
+}
+
+static pid_t put_and_stop(void)
+{
+    fflush(NULL);
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid != 0)
+        return pid;
+    struct shd_err e = { 0 };
+    bool counts = true;
+    fail_point_hook = stop_here;
+    shd_model *m = open_pt(attach(PATIENT_MS));
+    kill_point = "put:begun";
+    struct values v = values_of(m, 10);
+    EXPECT_OK(put_some(m, &v, &counts, &e), &e);
+    EXPECT(!counts);
+    _exit(0);
+}
+
+/* Owner 0 has let it begin, and has forgotten so since. */
+TEST(put_that_goes_on_after_another_has_counted_drops_nothing_of_that)
+{
+    int status = 0;
+    fixture_start_kept(&daemons, 2, "");
+    shd_session *s = attach(PATIENT_MS);
+    train(open_pt(s), 2);
+    shd_close(s);
+    const pid_t pid = put_and_stop();
+    EXPECT(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
+    fixture_restart(&daemons, 0);
+    put_and_die("put:committed");
+    kill(pid, SIGCONT);
+    EXPECT(waitpid(pid, &status, 0) == pid && status == 0);
+    s = attach(PATIENT_MS);
+    shd_model *m = open_pt(s);
+    EXPECT_EQ(shd_step(m), 3);
+    expect_put(m, 9);
+    shd_close(s);
+    fixture_stop(&daemons);
 }
 #endif
 
