@@ -168,7 +168,7 @@ TEST(tensors_without_a_part_are_zero)
     fill_arrays(SHD_F32, false);
     const struct shd_part parts[] = {
         { .size = sizeof *parts, .tensor = 0, .dtype = SHD_F32, .data = arrays[0].data },
-        { .size = sizeof *parts, .tensor = 2, .dtype = SHD_BF16, .data = NULL },
+        { .size = sizeof *parts, .tensor = 2, .data = NULL }, /* of what type is all one */
     };
     EXPECT_OK(shd_return_parts(m, 0, 0, parts, 2, 1, &e), &e);
     expect_gradient(m, salts, 1);
@@ -188,9 +188,11 @@ TEST(wrong_parts_are_named_and_nothing_is_returned)
     EXPECT_STATUS(shd_return_parts(m, 0, 0, p, 2, 1, &e), SHD_EINVAL);
     EXPECT_HAS(e.text, "parts 0 and 1 are both of tensor 'vector'");
     p[0].dtype = 9;
+    p[0].data = p;
     EXPECT_STATUS(shd_return_parts(m, 0, 0, p, 1, 1, &e), SHD_EINVAL);
     EXPECT_HAS(e.text, "dtype 9");
     p[0].dtype = SHD_F32;
+    p[0].data = NULL;
     EXPECT_STATUS(shd_return_parts(m, 0, 0, p, 1, (double)INFINITY, &e), SHD_EINVAL);
     EXPECT_STATUS(shd_return_parts(m, 0, 0, NULL, 1, 1, &e), SHD_EINVAL);
     p[0].size = 8;
