@@ -8,7 +8,8 @@
 # builds, is kept in build/logs. Ends with ctest's closing lines of each build, what was skipped,
 # the seconds that each step took, and the tests of all builds that failed, each with the lines that say
 # why. CTEST_PARALLEL_LEVEL: so many tests at a time, of both halves (five a processor); 1: one half
-# after the other.
+# after the other. SHD_TEST_LIMIT_S: tests that run so many seconds after the start are ended, and are
+# failures, as is each that takes 25 minutes.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -55,6 +56,8 @@ measure_pace() {
     pace=$(((${EPOCHREALTIME/[.,]/} - start) / 600000 + 1))
     echo $((pace < 10 ? pace : 10))
 }
+
+least() { echo $(($1 < $2 ? $1 : $2)); }
 
 # Prometheus and promtool without a service that starts: build/tools/usr/bin.
 get_prometheus() {
@@ -103,6 +106,10 @@ shown() {
     fi
 }
 
+# What hangs in the last minutes is ended in time to be told of.
+stop_at=()
+[ -z "${SHD_TEST_LIMIT_S:-}" ] || stop_at=(--stop-time "$(date -d "+$SHD_TEST_LIMIT_S seconds" +%T)")
+
 # run_tests PRESET TIMES [ctest arguments]: TIMES slower than release that has the machine to itself; the
 # prefix, if any, is in $under.
 under=()
@@ -112,8 +119,9 @@ run_ctest() {
     pace=$(($2 * $(measure_pace)))
     shift 2
     say "testing $preset, $CTEST_PARALLEL_LEVEL at a time, at pace $pace"
-    "${under[@]}" env SHD_TEST_PACE="$pace" ctest --preset "$preset" --timeout $((600 + 200 * pace)) "$@" 2>&1 |
-        tee "$log" | shown "$preset" || note failed "ctest-$preset"
+    "${under[@]}" env SHD_TEST_PACE="$pace" ctest --preset "$preset" --timeout "$(least $((600 + 200 * pace)) 1500)" \
+        "${stop_at[@]}" "$@" 2>&1 | tee "$log" | shown "$preset" || note failed "ctest-$preset"
+    ! grep -q "^The stop time has been passed" "$log" || note failed "ctest-$preset-in-$SHD_TEST_LIMIT_S-s"
     sed -n -e "s/^[0-9]*% tests passed.*/closing $preset: &/p" -e "s/^Total Test time.*/closing $preset: &/p" \
         -e "s/^.*[0-9] - \(.*\) (Skipped)/closing $preset: skipped: \1/p" "$log" >>"$notes"
 }

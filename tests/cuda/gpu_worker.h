@@ -146,7 +146,7 @@ static pid_t in_child(void (*run)(struct worker *w), struct worker *w)
     if (pid > 0)
         return pid;
     fixture_owner = -1; /* the daemons are the parent's */
-    alarm((unsigned)(10 * TEST_HANG_MS / 1000));
+    alarm((unsigned)(2 * TEST_HANG_MS / 1000));
     if (setjmp(test_escape) != 0)
         _exit(1);
     run(w);

@@ -145,7 +145,7 @@ static pid_t start(void (*run)(void))
     const pid_t pid = test_fork();
     if (pid > 0)
         return pid;
-    alarm((unsigned)(5 * TEST_HANG_MS / 1000));
+    alarm((unsigned)(2 * TEST_HANG_MS / 1000));
     run();
     _exit(0);
 }

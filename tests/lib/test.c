@@ -27,6 +27,12 @@ uint64_t test_paced(uint64_t ms)
     return pace > 1 ? pace * ms : ms;
 }
 
+uint64_t test_hang_ms(void)
+{
+    const uint64_t ms = test_paced(120000);
+    return ms < 600000 ? ms : 600000;
+}
+
 uint64_t test_random(uint64_t *state)
 {
     *state ^= *state >> 12;

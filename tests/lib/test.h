@@ -131,8 +131,10 @@ void sleep_ms(long ms);
  * many times as long as SHD_TEST_PACE says, which scripts/test.sh measures. */
 uint64_t test_paced(uint64_t ms);
 
-/* For what must come: a wait ends with it, and only one that would never end by this. */
-#define TEST_HANG_MS test_paced(120000)
+/* For what must come: a wait ends with it, and only one that would never end by this: paced, but
+ * ten minutes at most, lest one hang take as long as all tests may. */
+#define TEST_HANG_MS test_hang_ms()
+uint64_t test_hang_ms(void);
 
 #define EXPECT_SOON(cond)                                       \
     do {                                                        \
