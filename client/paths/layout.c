@@ -115,6 +115,7 @@ static struct round open_round(struct layout_opening *o)
                            .type = WIRE_LAYOUT,
                            .make = make_open,
                            .take = take_open,
+                           .to_the_end = true, /* who opens after an error finds no half of this */
                            .ctx = o };
 }
 

@@ -413,12 +413,16 @@ static int timed_out(const struct round *round, const struct hub *hub, struct sh
     return err_set(e, SHD_ETIMEDOUT, "%s was not answered", round->what);
 }
 
+static bool round_goes_on(const struct round *round)
+{
+    return round->waiting > 0 && (round->err.code == SHD_OK || round->to_the_end);
+}
+
 int round_wait(struct round *round, struct hub *hub, uint64_t start_ns, struct shd_err *e)
 {
     const uint32_t waiting = round->waiting;
     int r = SHD_OK;
-    while (r == SHD_OK && round->waiting > 0 && round->waiting == waiting &&
-           round->err.code == SHD_OK) {
+    while (r == SHD_OK && round_goes_on(round) && round->waiting == waiting) {
         const uint64_t left_ns = hub_left_ns(hub, start_ns, POLL_SLICE_NS);
         if (left_ns == 0)
             return timed_out(round, hub, e);
@@ -433,7 +437,7 @@ int round_finish(struct round *round, struct hub *hub, int asked, struct shd_err
 {
     const uint64_t start_ns = clock_now_ns();
     int r = asked;
-    while (r == SHD_OK && round->waiting > 0 && round->err.code == SHD_OK)
+    while (r == SHD_OK && round_goes_on(round))
         r = round_wait(round, hub, start_ns, e);
     hub_forget(hub, round);
     return r == SHD_OK ? err_copy(&round->err, e) : r;

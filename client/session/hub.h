@@ -77,9 +77,10 @@ struct round {
      * NULL. */
     int (*take)(const struct round *round, const struct link *link, const struct wire_reply *reply,
                 struct shd_err *e);
-    void *ctx;          /* make's and take's, with the next */
-    uint64_t arg;       /* round_ask()'s, of the request at hand */
-    uint32_t waiting;   /* answers still to come */
+    bool to_the_end;  /* an error ends it only once all have answered: what is asked makes things */
+    void *ctx;        /* make's and take's, with the next */
+    uint64_t arg;     /* round_ask()'s, of the request at hand */
+    uint32_t waiting; /* answers still to come */
     struct shd_err err; /* first error; code 0: none */
 };
 

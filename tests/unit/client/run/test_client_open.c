@@ -514,6 +514,7 @@ TEST(attach_by_name_waits_as_long_as_it_was_told)
 struct looked {
     struct source from;
     shd_session *other;
+    pid_t wakes; /* the owner that was stopped */
 };
 
 static int look_and_fill(void *ctx, uint32_t unit, float *values)
@@ -542,7 +543,7 @@ TEST(nobody_sees_a_model_before_it_is_whole_and_who_gives_up_leaves_nothing)
     begin(5, hex);
     fixture_start(&daemons, 2, NULL);
     shd_session *s = attach(PATIENT_MS);
-    struct looked looked = { SOURCE(5), attach(PATIENT_MS) };
+    struct looked looked = { .from = SOURCE(5), .other = attach(PATIENT_MS) };
     struct shd_open_options o = {
         .size = sizeof o, .spec_json = pt_spec(&pt), .fill = look_and_fill, .ctx = &looked
     };
@@ -555,6 +556,47 @@ TEST(nobody_sees_a_model_before_it_is_whole_and_who_gives_up_leaves_nothing)
     EXPECT_OK(shd_model_open_with(s, &o, &m, &created, &e), &e);
     EXPECT(created);
     expect_values(m, 5, hex);
+    shd_close(looked.other);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* One daemon has refused, the other one has not read the request yet. */
+static int refused_by_one(void *ctx, uint32_t unit, float *values)
+{
+    struct looked *l = ctx;
+    struct shd_err e = { 0 };
+    shd_model *m;
+    const pid_t late = daemons.pids[0];
+    (void)unit;
+    (void)values;
+    kill(late, SIGSTOP);
+    l->wakes = fork();
+    CHECK(l->wakes >= 0);
+    if (l->wakes == 0) {
+        sleep_ms(200);
+        kill(late, SIGCONT);
+        _exit(0);
+    }
+    EXPECT_STATUS(shd_model_open(l->other, pt_spec(&pt), &m, &e), SHD_ENOENT);
+    return 7;
+}
+
+TEST(what_is_refused_by_one_owner_is_not_opened_by_another_later)
+{
+    struct shd_err e = { 0 };
+    shd_model *m;
+    bool created = false;
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    struct looked looked = { .from = SOURCE(5), .other = attach(PATIENT_MS) };
+    struct shd_open_options o = {
+        .size = sizeof o, .spec_json = pt_spec(&pt), .fill = refused_by_one, .ctx = &looked
+    };
+    EXPECT_STATUS(shd_model_open_with(s, &o, &m, &created, &e), SHD_EINTERNAL);
+    expect_end(looked.wakes, false);
+    EXPECT_OK(open_from(s, &looked.from, &m, &created, &e), &e);
+    EXPECT(created);
     shd_close(looked.other);
     shd_close(s);
     fixture_stop(&daemons);
