@@ -85,7 +85,7 @@ static int take_committed(const struct round *round, const struct link *link,
     return turn_err(link, turn_committed(t->m->map->turn, link->index, &reply->committed, e), e);
 }
 
-/* Ask all owners what the turn asks of them in this state, until it is in another one. */
+/* Ask owners what the turn asks of them in this state, as it names them, until it is in another. */
 static int turn_round(struct turning *t, enum turn_state state, struct shd_err *e)
 {
     struct hub *hub = t->m->session->hub;
@@ -105,15 +105,17 @@ static int turn_round(struct turning *t, enum turn_state state, struct shd_err *
                            .take = prepare ? take_prepared : take_committed,
                            .ctx = t };
     int r = SHD_OK;
-    while (r == SHD_OK && turn_state(turn) == state && turn_next(turn, &owner, &kind)) {
-        r = round_ask(&round, &hub->links[owner], turn_step(turn), e);
-        if (r == SHD_OK)
-            turn_asked(turn, owner, kind);
-    }
-    while (r == SHD_OK && turn_state(turn) == state && round.waiting > 0 &&
-           round.err.code == SHD_OK) {
-        r = round_wait(&round, hub, start_ns, e);
-        activity_look(t->m);
+    while (r == SHD_OK && turn_state(turn) == state && round.err.code == SHD_OK) {
+        if (turn_next(turn, &owner, &kind)) {
+            r = round_ask(&round, &hub->links[owner], turn_step(turn), e);
+            if (r == SHD_OK)
+                turn_asked(turn, owner, kind);
+        } else if (round.waiting > 0) {
+            r = round_wait(&round, hub, start_ns, e);
+            activity_look(t->m);
+        } else {
+            break;
+        }
     }
     if (round.err.code == SHD_OK && turn_state(turn) != state) {
         hub_forget(hub, &round); /* OVER: the others need not answer */

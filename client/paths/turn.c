@@ -19,8 +19,7 @@ struct turn {
     struct turn_update update;
     enum turn_state state;
     struct decided decided;
-    bool counted;                   /* an owner has committed: decided.decision is what counts */
-    uint32_t counted_by;            /* the first that did */
+    bool counted;                   /* owner 0 has committed: decided.decision is what counts */
     struct turn_owner *owner;       /* [owners], behind the turn */
     struct wire_prepared *prepared; /* [owners], behind that */
 };
@@ -79,9 +78,17 @@ static bool asking(const struct turn *t)
     return t->state == TURN_PREPARING || t->state == TURN_COMMITTING;
 }
 
+/* Which owners may be asked: owner 0 alone until it has said which decision counts. */
+static uint32_t askable(const struct turn *t)
+{
+    if (!asking(t))
+        return 0;
+    return t->state == TURN_COMMITTING && !t->counted ? 1 : t->owners;
+}
+
 bool turn_next(const struct turn *t, uint32_t *ret_owner, enum turn_kind *ret_kind)
 {
-    for (uint32_t i = 0; asking(t) && i < t->owners; i++) {
+    for (uint32_t i = 0; i < askable(t); i++) {
         if (t->owner[i].in || t->owner[i].asked)
             continue;
         *ret_owner = i;
@@ -165,7 +172,7 @@ int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *pr
 
 /* -- Committing -------------------------------------------------------------------------------- */
 
-/* The first decision to arrive counts, and it must be the same one everywhere. */
+/* Owner 0's decision counts, and it must be the same one everywhere. */
 static int check_counts(const struct turn *t, uint32_t owner, const struct decision *decision,
                         struct shd_err *e)
 {
@@ -174,9 +181,9 @@ static int check_counts(const struct turn *t, uint32_t owner, const struct decis
         return SHD_OK;
     return err_set(e, SHD_EINTERNAL,
                    "owner %" PRIu32 " applies step %" PRIu64
-                   " with scale %g and rate %g, owner %" PRIu32 " with %g and %g",
-                   owner, t->step, (double)decision->scale, decision->lr, t->counted_by,
-                   (double)first->scale, first->lr);
+                   " with scale %g and rate %g, owner 0 with %g and %g",
+                   owner, t->step, (double)decision->scale, decision->lr, (double)first->scale,
+                   first->lr);
 }
 
 int turn_committed(struct turn *t, uint32_t owner, const struct wire_committed *committed,
@@ -194,8 +201,6 @@ int turn_committed(struct turn *t, uint32_t owner, const struct wire_committed *
         r = check_counts(t, owner, &committed->decision, e);
     if (r != SHD_OK)
         return r;
-    if (!t->counted)
-        t->counted_by = owner;
     t->counted = true;
     t->decided.decision = committed->decision;
     take_in(t, owner);

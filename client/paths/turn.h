@@ -4,8 +4,9 @@
  *
  * Happy path: turn_next() names an owner to ask Prepare, the caller asks and says turn_asked();
  * replies come by turn_prepared(), in any order. When all are in the turn decides (decide.h);
- * turn_next() then names owners to ask Commit, with turn_decision(), and turn_committed() takes
- * the replies. DONE: every owner has the decision.
+ * turn_next() then names owner 0 to ask Commit, with turn_decision(), and turn_committed() takes
+ * its reply. Workers that decide otherwise (another learning rate) all get what owner 0 has on
+ * record, so that the others, which are named then, get one decision. DONE: every owner has it.
  *
  * Failure: when a connection goes the caller asks again what was not answered, with the decision of
  * then; what was answered stays, for an owner's successor has on record what its predecessor said.

@@ -82,7 +82,8 @@ struct sim_config {
     uint64_t events_max;
     bool lease; /* else workers have ranks */
     bool frozen;
-    bool puts; /* some steps are puts, if who wants them is first */
+    bool puts;  /* some steps are puts, if who wants them is first */
+    bool apart; /* each worker would have another learning rate */
 };
 
 struct sim_scenario {

@@ -7,7 +7,7 @@
  *   2  the commits word is stored before the record it vouches for
  *   3  credit is given while the gradient only waits in its slot
  *   4  recovery forgets gradients that wait for their turn and have no sender any more
- *   5  a worker derives its own decision although an owner has one on record
+ *   5  a worker sends its decision to all owners at once
  *   6  recovery takes the last gradient once more, under another number of operation
  *   7  the window of replies takes an old number for a new one
  *   8  an operation's number differs from one process to the next

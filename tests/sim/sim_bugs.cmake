@@ -53,12 +53,10 @@ plant(daemon/core/step.c [[
 # Recovery forgets gradients that wait for their turn and have no sender any more.
 plant(daemon/core/step_init.c [[ || kind == LEDGER_CELL_EMPTY)]] [[ || kind == LEDGER_CELL_EMPTY || SIM_BUG(4))]])
 
-# A worker derives its own decision although an owner has one on record.
+# Owners may get the decisions of two workers.
 plant(client/paths/turn.c [[
-    const int r = decide(]] [[
-    for (uint32_t i = 0; SIM_BUG(5) && i < t->owners; i++)
-        t->prepared[i].has_decision = false;
-    const int r = decide(]])
+    return t->state == TURN_COMMITTING && !t->counted ? 1]] [[
+    return t->state == TURN_COMMITTING && !t->counted && !SIM_BUG(5) ? 1]])
 
 # Recovery takes the last gradient once more, under another number of operation (6); an operation's
 # number differs from one process to the next (8).

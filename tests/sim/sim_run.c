@@ -50,6 +50,7 @@ struct sim_config sim_config_of(const struct sim_scenario *scenario, uint64_t se
     c.frozen = c.units > 1 && sim_chance(&s, 300);
     c.events_max = 20000000;
     c.puts = sim_chance(&s, 400);
+    c.apart = sim_chance(&s, 250);
     return c;
 }
 

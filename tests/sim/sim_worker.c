@@ -578,7 +578,7 @@ void sim_worker_start(struct sim *s, struct sim_worker *w)
     memset(w, 0, sizeof *w);
     w->gen = gen;
     w->alive = true;
-    w->job = s->job;
+    w->job = s->job + (s->config.apart ? sim_worker_index(s, w) : 0);
     w->eager = sim_chance(s, 500);
     w->heedless = s->config.puts && sim_chance(s, 300);
     CHECK(turn_bytes(SIM_DAEMONS) <= sizeof w->turn_memory);

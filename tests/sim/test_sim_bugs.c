@@ -60,9 +60,9 @@ TEST(waiting_gradients_forgotten_in_recovery_are_found)
     expect_found(4, "daemons", "P3 P4");
 }
 
-TEST(own_decision_against_a_recorded_one_is_found)
+TEST(decision_that_goes_to_all_owners_at_once_is_found)
 {
-    expect_found(5, "jobs", "P1 P4");
+    expect_found(5, "calm", "P1");
 }
 
 TEST(gradient_summed_twice_after_recovery_is_found)

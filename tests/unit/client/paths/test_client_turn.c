@@ -227,10 +227,10 @@ TEST(contradictions_are_internal_errors)
     turn_begin(t, 0, &update);
     EXPECT_OK(turn_prepared(t, 0, &fine, &e), &e);
     EXPECT_OK(turn_prepared(t, 1, &fine, &e), &e);
-    EXPECT_OK(turn_committed(t, 1, &committed, &e), &e);
+    EXPECT_OK(turn_committed(t, 0, &committed, &e), &e);
     committed.decision.lr = 2;
-    EXPECT_STATUS(turn_committed(t, 0, &committed, &e), SHD_EINTERNAL);
-    EXPECT_HAS(e.text, "owner 0 applies step 0 with scale 1 and rate 2, owner 1 with 1 and 1");
+    EXPECT_STATUS(turn_committed(t, 1, &committed, &e), SHD_EINTERNAL);
+    EXPECT_HAS(e.text, "owner 1 applies step 0 with scale 1 and rate 2, owner 0 with 1 and 1");
     other = fine;
     other.step = 9;
     turn_begin(t, 0, &update);
@@ -266,7 +266,7 @@ static uint32_t pick(struct world *w, uint32_t below)
 
 static void worker_begin(struct world *w, struct worker *k)
 {
-    const struct turn_update update = update_of(k->step, 0.5);
+    const struct turn_update update = update_of(k->step, 0.5 + (double)(k - w->worker));
     memset(k->asked, 0, sizeof k->asked);
     memset(k->has_prepared, 0, sizeof k->has_prepared);
     memset(k->has_committed, 0, sizeof k->has_committed);
