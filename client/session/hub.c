@@ -413,16 +413,30 @@ static int timed_out(const struct round *round, const struct hub *hub, struct sh
     return err_set(e, SHD_ETIMEDOUT, "%s was not answered", round->what);
 }
 
-static bool round_goes_on(const struct round *round)
+/* A daemon has a request of the round, or may have. (One that was too busy has none.) */
+static bool round_in_flight(const struct round *round, const struct hub *hub)
 {
-    return round->waiting > 0 && (round->err.code == SHD_OK || round->to_the_end);
+    for (uint32_t l = 0; l < hub->link_count; l++)
+        for (uint32_t i = 0; i < HUB_CALLS_MAX; i++) {
+            const struct call *call = &hub->links[l].calls[i];
+            if (call->used && call->ctx == round && call->seq != 0)
+                return true;
+        }
+    return false;
+}
+
+static bool round_goes_on(const struct round *round, const struct hub *hub)
+{
+    if (round->err.code != SHD_OK)
+        return round->to_the_end && round_in_flight(round, hub);
+    return round->waiting > 0;
 }
 
 int round_wait(struct round *round, struct hub *hub, uint64_t start_ns, struct shd_err *e)
 {
     const uint32_t waiting = round->waiting;
     int r = SHD_OK;
-    while (r == SHD_OK && round_goes_on(round) && round->waiting == waiting) {
+    while (r == SHD_OK && round_goes_on(round, hub) && round->waiting == waiting) {
         const uint64_t left_ns = hub_left_ns(hub, start_ns, POLL_SLICE_NS);
         if (left_ns == 0)
             return timed_out(round, hub, e);
@@ -437,7 +451,7 @@ int round_finish(struct round *round, struct hub *hub, int asked, struct shd_err
 {
     const uint64_t start_ns = clock_now_ns();
     int r = asked;
-    while (r == SHD_OK && round_goes_on(round))
+    while (r == SHD_OK && round_goes_on(round, hub))
         r = round_wait(round, hub, start_ns, e);
     hub_forget(hub, round);
     return r == SHD_OK ? err_copy(&round->err, e) : r;
