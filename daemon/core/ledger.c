@@ -388,8 +388,8 @@ static int check_resets(const struct ledger *l, uint64_t commits, struct shd_err
                    resets, h->resets_at[0], h->resets_at[1], promised - 1, commits);
 }
 
-/* One of a build that could not reset a step, and may have answered Prepare without saying so. */
-static void renew(struct ledger *l)
+/* Such a build could not reset a step, and may have answered Prepare without saying so. */
+void ledger_renew(struct ledger *l)
 {
     struct ledger_head *h = l->head;
     if (h->version != 3)
@@ -437,7 +437,6 @@ int ledger_adopt(struct ledger *l, void *memory, uint64_t bytes, struct shd_err 
         r = check_metrics(&found, commits, e);
     if (r != SHD_OK)
         return r;
-    renew(&found);
     *l = found;
     return SHD_OK;
 }

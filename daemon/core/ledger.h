@@ -48,10 +48,9 @@
 #define LEDGER_METRICS    4u
 #define LEDGER_CELLS_MAX  (UINT64_C(1) << 24) /* units x micro-batches */
 #define LEDGER_HISTORY    65537u              /* HISTORY_SLOTS: of a daemon's ledgers */
-#define LEDGER_STEP_MAX                                                                      \
-    ((UINT64_C(1) << 33) - 1)                 /* the trail's numbers of operations end here, \
-                                               */
-#define LEDGER_RESETS_MAX (UINT64_C(1) << 32) /* these included */
+/* The trail's numbers of operations are enough for so many steps and resets. */
+#define LEDGER_STEP_MAX   ((UINT64_C(1) << 33) - 1)
+#define LEDGER_RESETS_MAX (UINT64_C(1) << 32)
 
 struct history_slot;
 
@@ -168,6 +167,10 @@ int ledger_start_at(struct ledger *l, const struct ledger_start *start, struct s
  * SHD_ENOTSUP another version (both named); SHD_ESEGMENT what contradicts what. *l is set on
  * SHD_OK only. */
 int ledger_adopt(struct ledger *l, void *memory, uint64_t bytes, struct shd_err *e);
+
+/* Make one of version 3 that was adopted one of this version: builds of that version do not adopt
+ * it from here on. Last, when nothing of the model's adoption can fail any more. */
+void ledger_renew(struct ledger *l);
 
 /* Its initial values are in: a successor goes on with it. */
 static inline bool ledger_filled(const struct ledger *l)

@@ -260,8 +260,14 @@ TEST(step_of_an_older_build_is_not_given_up)
     l.head->version = 3;
     l.head->resets = 77; /* where it has padding */
     EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
+    EXPECT(ledger_resets(&adopted) == 0 && !ledger_resets_room(&adopted));
+    EXPECT(adopted.head->version == 3 && adopted.head->resets == 77); /* as it was */
+    ledger_renew(&adopted);
     EXPECT(adopted.head->version == LEDGER_VERSION && ledger_resets(&adopted) == 0);
     EXPECT_EQ(adopted.head->promised, ledger_round(&adopted) + 1);
+    adopted.head->promised = 0;
+    ledger_renew(&adopted); /* once */
+    EXPECT_EQ(adopted.head->promised, 0);
     EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
     EXPECT(ledger_resets_room(&adopted));
     free(l.head);

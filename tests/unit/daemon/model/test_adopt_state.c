@@ -104,6 +104,40 @@ TEST(ledger_of_another_version_is_refused_and_kept_for_its_own)
     fixture_stop(&daemons);
 }
 
+static uint32_t stored_version(void)
+{
+    uint64_t bytes;
+    struct ledger_head *h = stored_ledger(&bytes);
+    const uint32_t version = h->version;
+    munmap(h, bytes);
+    return version;
+}
+
+static void make_older_and_spoil(struct ledger_head *h)
+{
+    make_older(h);
+    h->state_bytes += 4096;
+}
+
+static void mend_older(struct ledger_head *h)
+{
+    h->state_bytes -= 4096;
+}
+
+/* Whoever goes back to the build that wrote it finds it as that one left it. */
+TEST(older_ledger_stays_one_until_all_of_its_model_is_adopted)
+{
+    struct past got;
+    start_and_train(&got);
+    restart_with(make_older_and_spoil);
+    EXPECT_EQ(stored_version(), LEDGER_VERSION - 1);
+    expect_refused(SHD_ESEGMENT, "bytes of state");
+    restart_with(mend_older);
+    EXPECT_EQ(stored_version(), LEDGER_VERSION);
+    expect_adopted(&got);
+    fixture_stop(&daemons);
+}
+
 static void spoil_commits(struct ledger_head *h)
 {
     atomic_fetch_add(&h->commits, 1);
