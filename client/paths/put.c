@@ -9,6 +9,7 @@
 
 #include "client/paths/commit.h"
 #include "client/paths/map.h"
+#include "client/paths/reset.h"
 #include "client/session/hub.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
@@ -80,6 +81,7 @@ static void make_create(const struct round *round, const struct link *link,
         .model = p->m->map->owners[link->index].layout.handle,
         .step = p->m->step,
         .consent = p->consent,
+        .attempt = begin ? reset_attempt(p->m) : 0,
         .arrays = { p->put->arrays, begin ? p->m->spec->unit_count : 0 },
     };
 }

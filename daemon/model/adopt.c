@@ -291,6 +291,7 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
         return r;
     }
     ledger_renew(m->ledger);
+    put_adopted(m, g);
     m->ledger_segment = *ledger_segment;
     for (int part = 0; part < KEEPER_PARTS; part++)
         g->fd[part] = -1; /* the model's now */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <uv.h>
 
@@ -42,6 +43,7 @@ struct put {
     struct segment segment; /* owned */
     uint8_t *arrays;        /* owned, [units]; as putmap_check() */
     bool stored;            /* with the keeper */
+    bool given_up;          /* by its session, while op is pending */
     uv_work_t work;
     int status;
     struct shd_err err;
@@ -86,7 +88,16 @@ static bool kept_for_owner_0(const struct put *put)
     return put->state == PUT_FULL && put->model->map->owner > 0;
 }
 
-/* The pending request is done; a session that has gone meanwhile takes its values along. */
+/* Nobody waits for what was pending any more. Of owner 0, too, nobody has asked to commit values
+ * that were not said to be full. */
+static int check_wanted(const struct put *put, struct shd_err *e)
+{
+    if (put->session == 0)
+        return err_set(e, SHD_EGONE, "its session has gone");
+    return put->given_up ? err_set(e, SHD_ENOENT, "its session gave up") : SHD_OK;
+}
+
+/* The pending request is done. */
 static void finish(struct put *put, int status)
 {
     struct op *op = put->op;
@@ -95,8 +106,6 @@ static void finish(struct put *put, int status)
         op->err = put->err;
     if (status != SHD_OK)
         drop(put->model, put->err.text);
-    else if (put->session == 0 && !kept_for_owner_0(put))
-        drop(put->model, "its session has gone");
     op_finish(op, status);
 }
 
@@ -158,8 +167,8 @@ static void made(uv_work_t *work, int cancelled)
     CHECK(cancelled == 0);
     if (put->model->daemon->stopping)
         return;
-    if (put->status == SHD_OK && put->session == 0)
-        put->status = err_set(&put->err, SHD_EGONE, "session ended");
+    if (put->status == SHD_OK)
+        put->status = check_wanted(put, &put->err);
     if (put->status == SHD_OK) {
         put->state = PUT_FILLING;
         put->status = answer_yours(put->op, put);
@@ -219,8 +228,9 @@ int put_begin(struct op *op)
     if (req->step < step_collecting(m->core))
         return answer(op, WIRE_CREATED_OVER);
     r = putmap_check(m->spec, req->arrays.data, req->arrays.bytes, &op->err);
-    if (r == SHD_OK)
-        r = step_put_check(m->core, req->step, &op->err);
+    if (r != SHD_OK)
+        return r;
+    r = step_put_check(m->core, req->step, &op->err);
     if (r != SHD_OK)
         return r;
     if (put != NULL && put->origin == req->origin && put->session == op->session->id &&
@@ -253,6 +263,8 @@ static void stored(uv_work_t *work, int cancelled)
     if (put->model->daemon->stopping)
         return;
     put->stored = put->status == SHD_OK;
+    if (put->status == SHD_OK)
+        put->status = check_wanted(put, &put->err);
     if (put->status == SHD_OK) {
         put->state = PUT_FULL;
         answer(put->op, WIRE_CREATED_FULL);
@@ -266,6 +278,12 @@ static int no_such(struct op *op, uint64_t origin)
                    op->daemon->device, origin);
 }
 
+/* or_of_none: also when that one has gone. */
+static bool is_of(const struct put *put, const struct session *s, bool or_of_none)
+{
+    return put->session == s->id || (or_of_none && put->session == 0);
+}
+
 int put_full(struct op *op)
 {
     const uint64_t origin = op->req.create.origin;
@@ -273,14 +291,16 @@ int put_full(struct op *op)
     if (r != SHD_OK)
         return r;
     struct put *put = op->model->put;
-    if (put == NULL || put->origin != origin)
+    const bool full = put != NULL && put->state == PUT_FULL; /* the answer, or a predecessor's
+                                                              * session, was lost */
+    if (put == NULL || put->origin != origin || !is_of(put, op->session, full))
         return no_such(op, origin);
     r = step_put_check(op->model->core, put->step, &op->err);
     if (r != SHD_OK)
         return r;
     if (put->op != NULL)
         return busy(op);
-    if (put->state == PUT_FULL)
+    if (full)
         return answer(op, WIRE_CREATED_FULL);
     put->op = op;
     put->state = PUT_STORING;
@@ -294,12 +314,14 @@ int put_drop(struct op *op)
     const int r = model_of(op, op->req.create.model);
     if (r != SHD_OK)
         return r;
-    const struct put *put = op->model->put;
-    if (put == NULL || put->origin != origin || is_last(op->model, origin))
+    struct put *put = op->model->put;
+    if (put == NULL || put->origin != origin || is_last(op->model, origin) ||
+        !is_of(put, op->session, /* or_of_none= */ false))
         return no_such(op, origin);
     if (put->op != NULL)
-        return busy(op);
-    drop(op->model, "its session gave up");
+        put->given_up = true; /* it goes when what is pending is done */
+    else
+        drop(op->model, "its session gave up");
     return answer(op, WIRE_CREATED_DROPPED);
 }
 
@@ -438,14 +460,21 @@ int put_adopt(struct model *m, const struct keeper_group *g, struct shd_err *e)
                     "the keeper has values of a put %016" PRIx64
                     ", needed are those of %016" PRIx64,
                     m->put->origin, needed);
-    if (r != SHD_OK && needed == 0) {
-        log_warn(
-            "op=adopt model=%s why=\"left alone: %s\" do=\"nothing: they are of a put that was "
-            "not committed\"",
-            m->spec->name, e->text);
-        return SHD_OK;
-    }
-    return r;
+    if (r == SHD_ENOMEM || r == SHD_OK || needed != 0)
+        return r;
+    log_warn("op=adopt model=%s why=\"dropped: %s\" do=\"nothing: they are of a put that was "
+             "not committed\"",
+             m->spec->name, e->text);
+    return SHD_OK;
+}
+
+void put_adopted(const struct model *m, struct keeper_group *g)
+{
+    if (m->put != NULL || g->fd[KEEPER_PUT] < 0)
+        return;
+    keeper_remove_part(m->kept.keeper, g->instance, KEEPER_PUT);
+    close(g->fd[KEEPER_PUT]);
+    g->fd[KEEPER_PUT] = -1;
 }
 
 void put_free(struct model *m)

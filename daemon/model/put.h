@@ -57,8 +57,11 @@ void put_step_over(struct model *m);
 void put_forget_session(struct daemon *d, const struct session *s);
 
 /* A predecessor's, if the keeper has one. Errors: SHD_ESEGMENT: it is needed, and not there, or not
- * what it should be. */
+ * what it should be; SHD_ENOMEM. One that is neither needed nor of any use is nobody's. */
 int put_adopt(struct model *m, const struct keeper_group *g, struct shd_err *e);
+
+/* The model is adopted: what put_adopt() did not take goes, the keeper's too. */
+void put_adopted(const struct model *m, struct keeper_group *g);
 
 /* Give it back: what was adopted is the group's still. */
 void put_unadopt(struct model *m);

@@ -2,8 +2,21 @@
  * values that take the place of what it has; see put.h. */
 #include "daemon/model/adopt.h"
 #include "daemon/model/create.h"
+#include "daemon/model/model.h"
 #include "daemon/model/put.h"
+#include "daemon/model/reset.h"
 #include "daemon/op/requests.h"
+
+/* Gradients that were given up, of which this owner has not heard yet, are in no put's way. */
+static int begin_put(struct op *op)
+{
+    const struct wire_create *req = &op->req.create;
+    const int r = model_of(op, req->model);
+    if (r != SHD_OK)
+        return r;
+    reset_follow(op->model, req->step, req->attempt);
+    return put_begin(op);
+}
 
 static int op_create(struct op *op)
 {
@@ -15,7 +28,7 @@ static int op_create(struct op *op)
     if (req->what == WIRE_CREATE_DROP)
         return create_drop(op);
     if (req->what == WIRE_CREATE_PUT)
-        return put_begin(op);
+        return begin_put(op);
     if (req->what == WIRE_CREATE_PUT_FULL)
         return put_full(op);
     if (req->what == WIRE_CREATE_PUT_DROP)

@@ -186,6 +186,7 @@ struct wire_create {
     uint64_t step;            /* the open one */
     struct wire_bytes arrays; /* begin: a byte for each unit, a bit for each array of it */
     uint64_t consent;         /* begin, to the others: owner 0's */
+    uint64_t attempt;         /* of a put, begin: the sender's, at `step`; 0: it knows none */
 };
 struct wire_put {
     uint64_t origin; /* > 0 */

@@ -154,6 +154,7 @@ static const struct wire_field create_fields[] = {
     ANY(create, step),
     RANGE(create, arrays, 0, SHD_UNITS_MAX),
     ANY(create, consent),
+    ANY(create, attempt),
 };
 static const struct wire_field put_fields[] = { RANGE(put, origin, 1, UINT64_MAX),
                                                 UP_TO(put, unit, SHD_UNITS_MAX - 1) };

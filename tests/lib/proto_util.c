@@ -277,6 +277,7 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
                                          .spec = random_bytes(seed, SPEC_JSON_BYTES_MAX, 1) };
         q.create.owners = random_u32(seed, 1, SHD_OWNERS_MAX);
         q.create.consent = random_u64(seed, 0, UINT64_MAX);
+        q.create.attempt = random_u64(seed, 0, UINT64_MAX);
         q.create.owner = random_u32(seed, 0, q.create.owners - 1);
         break;
     case WIRE_PUT:
@@ -521,7 +522,8 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
         return a->create.what == b->create.what && a->create.origin == b->create.origin &&
                strcmp(a->create.name, b->create.name) == 0 &&
                same_bytes(a->create.spec, b->create.spec) && a->create.owner == b->create.owner &&
-               a->create.owners == b->create.owners && a->create.consent == b->create.consent;
+               a->create.owners == b->create.owners && a->create.consent == b->create.consent &&
+               a->create.attempt == b->create.attempt;
     case WIRE_PUT:
         return a->put.origin == b->put.origin && a->put.unit == b->put.unit;
     case WIRE_GET:

@@ -4,7 +4,9 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include "daemon/base/keeper.h"
 #include "daemon/core/ledger.h"
 #include "tests/lib/adopt_toy.h"
 
@@ -225,6 +227,45 @@ TEST(missing_state_segment_is_said)
     fixture_ask(&daemons, KEEPER_FORGET, 0, "-state");
     restart_with(leave_alone);
     expect_refused(SHD_ESEGMENT, "no state segment");
+    fixture_stop(&daemons);
+}
+
+static uint64_t instance_found;
+
+static void find_instance(struct ledger_head *h)
+{
+    instance_found = h->instance;
+}
+
+/* As a predecessor would have stored the values of a put. */
+static void store_no_put(void)
+{
+    const struct keeper keeper = { .notify = true };
+    struct shd_err e = { 0 };
+    char path[300];
+    const int fd = memfd_create("no put", MFD_CLOEXEC);
+    CHECK(fd >= 0 && ftruncate(fd, 4096) == 0);
+    snprintf(path, sizeof path, "%s/notify0", daemons.dir);
+    setenv("NOTIFY_SOCKET", path, 1);
+    EXPECT_OK(keeper_store(&keeper, instance_found, KEEPER_PUT, fd, &e), &e);
+    unsetenv("NOTIFY_SOCKET");
+    close(fd);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 4);
+}
+
+TEST(values_of_a_put_that_nobody_needs_and_can_use_go)
+{
+    struct past got;
+    start_and_train(&got);
+    restart_with(find_instance);
+    const int fds = count_fds(daemons.pids[0]);
+    fixture_ask(&daemons, KEEPER_KILL, 0, "");
+    store_no_put();
+    fixture_succeed(&daemons, 0, "");
+    fixture_wait_up(&daemons, 0);
+    EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 3);
+    EXPECT_EQ(count_fds(daemons.pids[0]), fds);
+    expect_adopted(&got);
     fixture_stop(&daemons);
 }
 

@@ -345,4 +345,39 @@ TEST(tickets_work_once_in_their_own_session)
     trainer_stop(1);
 }
 
+/* The numbers of a put are no secret once its commit is known: they are no right to end it. */
+TEST(put_is_finished_and_dropped_by_who_began_it)
+{
+    static struct raw r, other;
+    static const uint8_t arrays[] = { SHD_PUT_PARAMS };
+    struct wire_reply reply;
+    uint32_t handle, others;
+    trainer_start();
+    raw_trainer(&r, &handle);
+    raw_trainer(&other, &others);
+    EXPECT_EQ(others, handle);
+    struct wire_request req = { .type = WIRE_CREATE,
+                                .create = { .what = WIRE_CREATE_PUT,
+                                            .origin = 77,
+                                            .name = "",
+                                            .owners = 1,
+                                            .model = handle,
+                                            .arrays = { arrays, sizeof arrays } } };
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_OK);
+    EXPECT_EQ(reply.created.what, WIRE_CREATED_YOURS);
+    req.create.arrays = (struct wire_bytes){ NULL, 0 };
+    req.create.what = WIRE_CREATE_PUT_FULL;
+    EXPECT_STATUS(raw_ask(&other, req, &reply), SHD_ENOENT);
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_OK);
+    EXPECT_EQ(reply.created.what, WIRE_CREATED_FULL);
+    req.create.what = WIRE_CREATE_PUT_DROP;
+    EXPECT_STATUS(raw_ask(&other, req, &reply), SHD_ENOENT);
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_OK);
+    EXPECT_EQ(reply.created.what, WIRE_CREATED_DROPPED);
+    raw_close(&other);
+    raw_close(&r);
+    trainer_step();
+    trainer_stop(1);
+}
+
 TEST_MAIN()
