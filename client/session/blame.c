@@ -28,11 +28,12 @@ struct blame {
     struct hub *hub;   /* borrowed; it may be gone first */
     uint64_t every_ns; /* between two lines of a wait */
     struct blame_sink sink;
-    uint64_t start_ns; /* of the wait that is looked into */
-    uint64_t due_ns;   /* of it: ask then */
-    uint64_t asked_ns; /* 0: nobody was asked */
-    uint32_t waiting;  /* answers to come */
-    bool hasty;        /* they have had less than ANSWER_NS */
+    uint64_t start_ns;                           /* of the wait that is looked into */
+    uint64_t due_ns;                             /* of it: ask then */
+    uint64_t asked_ns;                           /* 0: nobody was asked */
+    uint32_t waiting;                            /* answers to come */
+    bool hasty;                                  /* they have had less than ANSWER_NS */
+    uint64_t exchange_start_ns, exchange_due_ns; /* the same of a link that comes up */
     uint32_t count;
     struct answer *answers; /* owned, [count] */
 };
@@ -246,6 +247,32 @@ static void look(struct hub *hub, uint64_t start_ns, uint64_t now_ns)
     }
 }
 
+/* A link that comes up: nobody but its daemon is waited for, and none of the others can be heard.
+ */
+static void look_at_exchange(const struct link *link, uint64_t start_ns, uint64_t now_ns)
+{
+    struct blame *b = link->hub->blame;
+    const uint64_t waited_ns = now_ns > start_ns ? now_ns - start_ns : 0;
+    if (start_ns != b->exchange_start_ns) {
+        b->exchange_start_ns = start_ns;
+        b->exchange_due_ns = b->every_ns;
+    }
+    if (waited_ns < b->exchange_due_ns)
+        return;
+    b->exchange_due_ns = (waited_ns / b->every_ns + 1) * b->every_ns;
+    const struct headline_daemon silent = {
+        .process = { .pid = link->pid,
+                     .name = link->device,
+                     .state = process_state_now(link->pid) },
+        .answers = false,
+    };
+    const struct headline_view view = { .daemons = &silent, .daemon_count = 1 };
+    struct headline h;
+    const bool found = headline_make(&view, &h);
+    CHECK(found);
+    say(b, waited_ns, &h);
+}
+
 int blame_new(struct hub *hub, struct blame_sink sink, struct blame **ret_blame, struct shd_err *e)
 {
     struct blame *b = sys_calloc(1, sizeof *b);
@@ -260,6 +287,7 @@ int blame_new(struct hub *hub, struct blame_sink sink, struct blame **ret_blame,
         return err_set(e, SHD_ENOMEM, "no memory for a session");
     }
     hub->on_wait = look;
+    hub->on_exchange = look_at_exchange;
     hub->blame = b;
     *ret_blame = b;
     return SHD_OK;

@@ -2,8 +2,9 @@
  * it, all daemons are asked for their status, and what they say of waits is put together: a line
  * for whoever reads the program's log, and words for the error of a wait that ends.
  *
- * One that does not answer within a second is the culprit itself. Nothing waits here: the wait goes
- * on meanwhile, and looks in. One thread.
+ * One that does not answer within a second is the culprit itself, as is one that is attached to
+ * anew and stops in the middle of that. Nothing waits here: the wait goes on meanwhile, and looks
+ * in. One thread.
  */
 #ifndef SHD_BLAME_H
 #define SHD_BLAME_H

@@ -600,7 +600,7 @@ int link_exchange(struct link *link, struct wire_request *request, const struct 
                   struct shd_err *e)
 {
     CHECK(link->state == LINK_HELLO);
-    const uint64_t deadline_ns = answer_deadline_ns(link->hub);
+    const uint64_t start_ns = clock_now_ns(), deadline_ns = answer_deadline_ns(link->hub);
     int r = link_send(link, request, ++link->seq_last, e);
     if (r != SHD_OK)
         return r;
@@ -613,6 +613,8 @@ int link_exchange(struct link *link, struct wire_request *request, const struct 
                            link->hub->timeout_ns / NS_PER_MS);
         if (idle_stops(&link->hub->idle))
             return canceled(e);
+        if (link->hub->on_exchange != NULL)
+            link->hub->on_exchange(link, start_ns, now_ns);
         if (zmq_poll(items, 2, (long)(IDLE_NS / NS_PER_MS)) < 0 && errno != EINTR)
             return err_set(e, SHD_EIO, "poll its sockets: %s", zmq_strerror(errno));
         r = exchange_receive(link, ask, e);

@@ -114,7 +114,9 @@ struct hub {
     void *reopen_ctx; /* of both */
     /* Called again and again while a wait that began at start_ns goes on; may ask. May be NULL. */
     void (*on_wait)(struct hub *hub, uint64_t start_ns, uint64_t now_ns);
-    struct blame *blame;                  /* borrowed: on_wait's */
+    /* The same in link_exchange(), in which no other link is heard: may not ask. May be NULL. */
+    void (*on_exchange)(const struct link *link, uint64_t start_ns, uint64_t now_ns);
+    struct blame *blame;                  /* borrowed: of both */
     char held_up[SHD_ERR_TEXT_BYTES / 2]; /* who the wait is for, cut; "": not known (yet) */
 };
 

@@ -389,6 +389,69 @@ TEST(who_is_slow_is_named_and_ends_no_wait_that_has_no_limit)
     fixture_stop(&daemons);
 }
 
+static uint32_t silent_lines;
+static pid_t silent;       /* 0: nobody is */
+static uint64_t silent_ms; /* since then */
+static int (*reopen)(void *ctx, struct link *link, struct shd_err *e);
+
+static int reopen_stopped(void *ctx, struct link *link, struct shd_err *e)
+{
+    if (silent_lines == 0 && silent == 0) {
+        silent = link->pid;
+        silent_ms = test_now_ms();
+        kill(silent, SIGSTOP);
+    }
+    return reopen(ctx, link, e);
+}
+
+static void end_silence(void)
+{
+    if (silent != 0)
+        kill(silent, SIGCONT);
+    silent = 0;
+}
+
+/* Where nobody is named. */
+static int idle_too_long(void *ctx)
+{
+    (void)ctx;
+    if (test_now_ms() - silent_ms > test_paced(3000))
+        end_silence();
+    return 0;
+}
+
+static void go_on_when_named(void *ctx, const char *line)
+{
+    char want[80];
+    (void)ctx;
+    snprintf(want, sizeof want, " s: daemon cpu1 (pid %d) is stopped; ", (int)silent);
+    silent_lines += strstr(line, want) != NULL;
+    if (silent_lines == 2)
+        end_silence();
+}
+
+/* Said Welcome to, and then nothing: while the session opens its models there anew. */
+TEST(daemon_that_stops_while_it_is_attached_to_anew_is_named)
+{
+    struct shd_err e = { 0 };
+    shd_session *s;
+    fixture_start_kept(&daemons, 2, "");
+    const struct shd_options o = {
+        .size = sizeof o, .address = daemons.dir, .waits = go_on_when_named, .idle = idle_too_long
+    };
+    EXPECT_OK(shd_connect(&o, &s, &e), &e);
+    blame_every(s->blame, test_paced(200) * NS_PER_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    reopen = s->hub->reopen;
+    s->hub->reopen = reopen_stopped;
+    silent_lines = 0;
+    fixture_restart(&daemons, 1);
+    train_steps(m, 1);
+    EXPECT(silent_lines >= 2);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* A handler of a signal says what it wants by the next call, which comes at once. */
 static void on_signal(int number)
 {
