@@ -10,8 +10,8 @@
  *
  * Happy path: step_return() for each (micro-batch, unit) → ACCUMULATE, in ascending micro-batch
  * order per unit whatever the order of arrival → step_accumulated() → CREDIT. After the last one
- * SEALED: step_prepare() gives the exact sum of squares; step_commit() records the first decision
- * and APPLYs the units in forward order, each PUBLISHed as it is done, then OPENED.
+ * SEALED: step_prepare() gives the exact sum of squares; step_commit() (step_commit.h) records the
+ * first decision and APPLYs the units in forward order, each PUBLISHed as it is done, then OPENED.
  *
  * While APPLYING, gradients of step k+1 are taken already; a unit's sums start when that unit has
  * been applied. Everything late or doubled is credited as stale and changes nothing.
@@ -97,7 +97,8 @@ struct step_prepared {
 struct step; /* lives in caller's memory */
 
 /* Once per unit in ascending order, before any other event, each time with its actions carried
- * out: what a predecessor left to be done. Nothing on a fresh ledger. */
+ * out: what a predecessor left to be done. Nothing on a fresh ledger. step_commit() begins with the
+ * same. */
 void step_resume(struct step *s, uint32_t unit, struct step_actions *ret_actions);
 
 /* What is kept of an ACCUMULATE or APPLY: its operation's number, for the trail, and the word to
@@ -136,40 +137,6 @@ void step_spilled(struct step *s, uint32_t unit, uint32_t micro, step_ref ref, e
 /* APPLY of unit is done. */
 void step_applied(struct step *s, uint32_t unit, struct step_actions *ret_actions);
 
-/* SHD_OK: *ret_prepared is the record of `step` (the sealed one or the one before)
- * or, for an older one, says that it is over (only a worker without a part in a step can come so
- * late). That of the sealed one is a promise, kept in the ledger: its gradients are not given up
- * any more, unless another owner has given none. SHD_PENDING: gradients are missing; ask again
- * after SEALED. SHD_ESTEP: too new. */
-int step_prepare(struct step *s, uint64_t step, struct step_prepared *ret_prepared,
-                 struct shd_err *e);
-
-/* What the next commit writes into the history beside its decision and metrics: the norm as the
- * committer says, and the time. */
-void step_seen(struct step *s, double norm, uint64_t time_ns);
-
-enum step_committed {
-    STEP_COMMITTED_FIRST, /* this call's decision was recorded */
-    STEP_COMMITTED_AGAIN, /* an earlier one counts */
-    STEP_COMMITTED_OVER,  /* so long ago that the decision is forgotten */
-};
-
-/* SHD_OK: *ret_decision is the one that counts for `step` (unless it is OVER): the first one ever
- * given. *ret_how says which it was. blob: the client's own state, kept with the step; data NULL:
- * the last one stays. SHD_PENDING: all gradients are in and their sum of squares is being formed,
- * as after a crash of who was SEALED and said so: ask again after SEALED. SHD_ESTEP: gradients are
- * missing, or too new. SHD_EINVAL: an update with gradients that are not finite. SHD_ERANGE: a blob
- * above LEDGER_BLOB_BYTES, or step LEDGER_STEP_MAX. SHD_ENOTSUP: ledger_decision_room().
- * Of a put: SHD_PENDING, too, while the step before is applied; there must be no gradients, or
- * step_put_clear() has dropped them. */
-struct step_blob {
-    const void *data;
-    uint64_t bytes;
-};
-int step_commit(struct step *s, uint64_t step, const struct decision *decision,
-                struct step_blob blob, struct decision *ret_decision, enum step_committed *ret_how,
-                struct step_actions *ret_actions, struct shd_err *e);
-
 /* Looking. */
 uint64_t step_now(const struct step *s);        /* committed steps whose updates are done */
 uint64_t step_collecting(const struct step *s); /* the step whose gradients are taken now */
@@ -178,7 +145,11 @@ uint64_t step_attempt(const struct step *s); /* at the collecting step, from 1: 
 uint64_t step_updates(const struct step *s); /* committed and not skipped: t of AdamW */
 /* The last decision ever recorded: SEALED steps after it included. False: none yet. */
 bool step_last_decision(const struct step *s, struct decision *ret_decision);
-struct step_blob step_last_blob(const struct step *s); /* of the last commit; data NULL: none */
+struct step_blob {
+    const void *data; /* NULL: none */
+    uint64_t bytes;
+};
+struct step_blob step_last_blob(const struct step *s); /* of the last commit */
 
 struct step_result { /* of the last committed step, from the history */
     bool any;

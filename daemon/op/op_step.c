@@ -5,6 +5,7 @@
 
 #include "daemon/base/state.h"
 #include "daemon/core/step.h"
+#include "daemon/core/step_commit.h"
 #include "daemon/model/apply.h"
 #include "daemon/model/drain.h"
 #include "daemon/model/inbox.h"
@@ -19,7 +20,6 @@
 #include "daemon/net/session.h"
 #include "daemon/op/requests.h"
 #include "kernels/runs.h"
-#include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/gpu/comm.h"
 #include "proto/share/board.h"

@@ -9,6 +9,7 @@
 
 #include "daemon/core/ledger.h"
 #include "daemon/core/step.h"
+#include "daemon/core/step_commit.h"
 #include "daemon/core/step_init.h"
 #include "proto/share/segment.h"
 #include "proto/spec/layout.h"

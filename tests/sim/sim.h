@@ -22,6 +22,7 @@
 #include "daemon/core/ledger.h"
 #include "daemon/core/replies.h"
 #include "daemon/core/step.h"
+#include "daemon/core/step_commit.h"
 #include "daemon/core/step_put.h"
 #include "daemon/core/step_reset.h"
 #include "proto/base/check.h"

@@ -25,7 +25,7 @@ file(READ ${SOURCE} copy)
 set(original "${copy}")
 
 # The commits word is stored before the record it vouches for.
-plant(daemon/core/step.c [[
+plant(daemon/core/step_commit.c [[
     *r = (struct ledger_record){ .step = s->now,]] [[
     if (SIM_BUG(2)) {
         atomic_store_explicit(&h->commits, commits, memory_order_release);
@@ -90,7 +90,7 @@ static struct step_word done_word(const struct step *s, const struct step_action
 plant(daemon/core/step_reset.c [[
     if (!agreed && next && promised(s))]] [[
     if (!agreed && next && promised(s) && !SIM_BUG(11))]])
-plant(daemon/core/step.c [[
+plant(daemon/core/step_commit.c [[
     if (atomic_load_explicit(&h->promised, memory_order_relaxed) == word)]] [[
     if (SIM_BUG(12) || atomic_load_explicit(&h->promised, memory_order_relaxed) == word)]])
 

@@ -9,6 +9,7 @@
 
 #include "daemon/core/ledger.h"
 #include "daemon/core/step.h"
+#include "daemon/core/step_commit.h"
 #include "daemon/core/step_init.h"
 #include "kernels/cpu/trail.h"
 #include "tests/lib/kern_util.h"

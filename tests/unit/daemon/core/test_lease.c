@@ -3,6 +3,7 @@
 #include "daemon/core/lease.h"
 #include "daemon/core/ledger.h"
 #include "daemon/core/step.h"
+#include "daemon/core/step_commit.h"
 #include "daemon/core/step_init.h"
 
 #include "proto/base/check.h"

@@ -5,6 +5,7 @@
 #include "daemon/core/ledger.h"
 #include "daemon/core/replies.h"
 #include "daemon/core/step.h"
+#include "daemon/core/step_commit.h"
 #include "daemon/core/step_init.h"
 #include "proto/base/check.h"
 #include "tests/lib/test.h"

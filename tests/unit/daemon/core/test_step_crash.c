@@ -6,6 +6,7 @@
  * what was not credited. Time is counted in ticks: one at each event, one at each fail point. */
 
 #include "daemon/core/step.h"
+#include "daemon/core/step_commit.h"
 #include "daemon/core/step_init.h"
 
 #include "daemon/core/ledger.h"

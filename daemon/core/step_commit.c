@@ -1,0 +1,184 @@
+/* See step_commit.h. */
+#include "daemon/core/step_commit.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/core/ledger.h"
+#include "daemon/core/step_state.h"
+#include "proto/base/check.h"
+#include "proto/base/failpoint.h"
+#include "proto/base/status.h"
+#include "proto/share/history.h"
+
+static void promise(struct step *s)
+{
+    struct ledger_head *h = s->ledger.head;
+    const uint64_t word = ledger_round(&s->ledger) + 1;
+    if (atomic_load_explicit(&h->promised, memory_order_relaxed) == word)
+        return;
+    FAIL_POINT("step:promise:before");
+    atomic_store_explicit(&h->promised, word, memory_order_release);
+    FAIL_POINT("step:promise:after");
+}
+
+int step_prepare(struct step *s, uint64_t step, struct step_prepared *ret_prepared,
+                 struct shd_err *e)
+{
+    if (step == s->record.step && step <= s->now) {
+        if (s->phase == STEP_SEALED)
+            promise(s);
+        *ret_prepared = s->record;
+        return SHD_OK;
+    }
+    if (step < s->now) {
+        *ret_prepared = (struct step_prepared){ .step = step, .over = true };
+        return SHD_OK;
+    }
+    if (step == step_collecting(s))
+        return SHD_PENDING;
+    return err_set(e, SHD_ESTEP, "prepare for step %" PRIu64 ", the open step is %" PRIu64, step,
+                   step_collecting(s));
+}
+
+void step_seen(struct step *s, double norm, uint64_t time_ns)
+{
+    s->next_norm = norm;
+    s->next_time_ns = time_ns;
+}
+
+static void write_row(struct step *s)
+{
+    const struct decision *d = &s->record.decision;
+    struct history_row row = { .step = s->now,
+                               .time_ns = s->next_time_ns,
+                               .norm = s->next_norm,
+                               .lr = d->lr,
+                               .loss_scale = d->put != 0 ? 0 : d->loss_scale,
+                               .scale = d->scale,
+                               .metric_count = s->record.metric_count,
+                               .skipped = d->skip };
+    memcpy(row.metrics, s->record.metrics, sizeof row.metrics);
+    if (s->ledger.head->history_slots > 0)
+        history_put(s->ledger.history, s->ledger.head->history_slots, &row);
+}
+
+/* The commit: the record where the last one but one was, then the word that makes it count. */
+static void write_record(struct step *s, struct step_blob blob)
+{
+    struct ledger_head *h = s->ledger.head;
+    const uint64_t commits = s->now + 1;
+    const struct ledger_record *last = &h->record[(commits - 1) & 1];
+    struct ledger_record *r = &h->record[commits & 1];
+    uint32_t blob_at = commits > 1 ? last->blob_at : 0;
+    uint64_t blob_bytes = commits > 1 ? last->blob_bytes : 0;
+    if (blob.data != NULL) {
+        blob_at = 1 - blob_at; /* the other one is still what counts */
+        blob_bytes = blob.bytes;
+        memcpy(s->ledger.blob[blob_at], blob.data, blob.bytes);
+    }
+    *r = (struct ledger_record){ .step = s->now,
+                                 .updates = s->updates,
+                                 .finite = s->record.finite,
+                                 .sum = s->record.sum,
+                                 .metric_count = s->record.metric_count,
+                                 .blob_at = blob_at,
+                                 .blob_bytes = blob_bytes };
+    h->resets_at[commits & 1] = ledger_resets(&s->ledger);
+    memcpy(r->metrics, s->record.metrics, sizeof r->metrics);
+    ledger_decision_put(&s->ledger, commits & 1, &s->record.decision);
+    write_row(s);
+    FAIL_POINT("step:commit:before");
+    atomic_store_explicit(&h->commits, commits, memory_order_release);
+    FAIL_POINT("step:commit:after");
+}
+
+/* A put has gradients of nothing. */
+static void begin_put(struct step *s)
+{
+    CHECK(s->cells_waiting == 0);
+    s->record = (struct step_prepared){ .step = s->now, .finite = true };
+    fixsum_init(&s->record.sum);
+    fixsum_carry(&s->record.sum);
+}
+
+static void begin_applying(struct step *s, const struct decision *decision, struct step_blob blob,
+                           struct step_actions *actions)
+{
+    s->record.has_decision = true;
+    s->record.decision = *decision;
+    s->last = *decision;
+    s->has_last = true;
+    if (!decision->skip)
+        s->updates++;
+    if (decision->put != 0 && decision->updates > 0)
+        s->updates = decision->updates - 1;
+    s->dropping = false;
+    write_record(s, blob);
+    s->phase = STEP_APPLYING;
+    s->apply_next = s->apply_done = 0;
+    s->units_summed = s->units_frozen;
+    s->cells_in = 0;
+    CHECK(s->cells_waiting == 0);
+    s->finite = true;
+    fixsum_init(&s->sum);
+    memset(s->micro_units, 0, s->micros * sizeof *s->micro_units);
+    memset(s->micro_came, 0, s->micros * sizeof *s->micro_came);
+    for (uint32_t u = 0; u < s->units; u++) {
+        const struct step_unit was = s->unit[u];
+        CHECK(!was.lost);
+        s->unit[u] = (struct step_unit){ .frozen = was.frozen,
+                                         .summed = was.frozen,
+                                         .skips_idle = was.skips_idle };
+    }
+    step_resume(s, 0, actions); /* the first units; the others as these are done */
+}
+
+int step_commit(struct step *s, uint64_t step, const struct decision *decision,
+                struct step_blob blob, struct decision *ret_decision, enum step_committed *ret_how,
+                struct step_actions *ret_actions, struct shd_err *e)
+{
+    ret_actions->count = 0;
+    if (step == s->record.step && s->record.has_decision) {
+        *ret_decision = s->record.decision;
+        *ret_how = STEP_COMMITTED_AGAIN;
+        return SHD_OK;
+    }
+    if (step < s->now) {
+        *ret_how = STEP_COMMITTED_OVER;
+        return SHD_OK;
+    }
+    const bool put = decision->put != 0;
+    if (put && step == step_collecting(s) && s->phase == STEP_APPLYING)
+        return SHD_PENDING;
+    if (!put && step == s->now && s->phase == STEP_OPEN && s->cells_in == step_cells(s))
+        return SHD_PENDING;
+    if (step != s->now || (s->phase != STEP_SEALED && !put))
+        return err_set(e, SHD_ESTEP,
+                       "commit of step %" PRIu64 ", but step %" PRIu64 " is %s with %" PRIu64
+                       " of %" PRIu64 " gradients in",
+                       step, step_collecting(s), step_phase_name(s->phase), s->cells_in,
+                       step_cells(s));
+    if (!put && !s->record.finite && !decision->skip)
+        return err_set(e, SHD_EINVAL,
+                       "commit of step %" PRIu64 " would apply gradients that are not finite",
+                       step);
+    if (blob.bytes > LEDGER_BLOB_BYTES || step >= LEDGER_STEP_MAX)
+        return err_set(e, SHD_ERANGE,
+                       "commit of step %" PRIu64 " (limit %" PRIu64 ") with a blob of %" PRIu64
+                       " bytes (limit %" PRIu64 ")",
+                       step, LEDGER_STEP_MAX, blob.bytes, LEDGER_BLOB_BYTES);
+    if (!ledger_decision_room(&s->ledger, decision))
+        return err_set(
+            e, SHD_ENOTSUP,
+            "commit of step %" PRIu64
+            " with a divisor or rates of groups: the model was opened by an older build, "
+            "whose ledger has no room for them; save it, and restore it in this one",
+            step);
+    if (put)
+        begin_put(s);
+    begin_applying(s, decision, blob, ret_actions);
+    *ret_decision = s->record.decision;
+    *ret_how = STEP_COMMITTED_FIRST;
+    return SHD_OK;
+}
