@@ -15,13 +15,12 @@
 #include "daemon/model/put.h"
 #include "daemon/model/reset.h"
 #include "daemon/model/spill.h"
-#include "daemon/net/links.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
+#include "daemon/op/receive.h"
 #include "daemon/op/requests.h"
 #include "kernels/runs.h"
 #include "proto/base/sys.h"
-#include "proto/gpu/comm.h"
 #include "proto/share/board.h"
 #include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
@@ -51,44 +50,6 @@ static int check_place(struct op *op)
                        req->unit, spec->units[req->unit].name, dtype_name(req->dtype), spec->name,
                        dtype_name(spec->grad_dtype));
     return SHD_OK;
-}
-
-static void received(struct op *op, const struct comm_job *job)
-{
-    if (job->status == SHD_OK) {
-        struct op *list = op;
-        op->received = true;
-        op_again(&list);
-        return;
-    }
-    op->err = job->why;
-    inbox_release_slot(op);
-    op_finish(op, job->status);
-}
-
-/* The next transfer is behind this one, whatever becomes of the gradient later. */
-static int receive(struct op *op)
-{
-    const struct wire_return *req = &op->req.return_grad;
-    const struct model *m = op->model;
-    const struct links *links = links_find(op->session, m);
-    struct comm_job job = { .way = COMM_RECV,
-                            .bytes = m->map->slice[req->unit].elems * dtype_bytes(req->dtype),
-                            .turn = req->turn };
-    if (links == NULL || links->up == NULL)
-        return err_set(&op->err, SHD_EINVAL, "session has not joined model '%s'", m->spec->name);
-    if (req->none || job.bytes == 0)
-        return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 ": nothing to be sent", req->unit);
-    job.timeout_ns = links->timeout_ns;
-    int r = inbox_take_slot(op);
-    if (r != SHD_OK)
-        return r;
-    job.memory = (uint8_t *)op->inbox->segment.base + shardmap_slot_offset_bytes(m->map, req->slot);
-    r = links_transfer(op, links->up, &job, received);
-    if (r == SHD_OK)
-        return SHD_PENDING;
-    inbox_release_slot(op);
-    return r;
 }
 
 static void remember_sender(struct model *m, uint32_t group, const struct session *s)
@@ -121,7 +82,7 @@ static int op_return_grad(struct op *op)
     if (r == SHD_OK)
         r = check_place(op);
     if (r == SHD_OK && req->turn > 0 && !op->received)
-        return receive(op);
+        return receive_grad(op);
     if (r == SHD_OK && op->daemon->drain_session != 0 && drain_holds(op, req->step))
         return SHD_PENDING;
     if (r == SHD_OK && !req->none && !op->received)
