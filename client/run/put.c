@@ -1,6 +1,5 @@
 /* Replacing what owners hold. See client/shd.h. */
 #include <inttypes.h>
-#include <string.h>
 
 #include "client/paths/path.h"
 #include "client/run/grads.h"
@@ -68,10 +67,8 @@ int shd_put(shd_model *m, const struct shd_put_options *options, bool *ret_count
     const struct path_put put = { o.arrays, o.fill, o.ctx, o.set_updates ? o.updates + 1 : 0 };
     const uint64_t step = m->step;
     r = m->session->control->put(m, &put, &counts, e);
-    if (m->step != step) { /* also where it does not count */
-        m->sealed = m->in.handed = false;
-        memset(m->reports, 0, m->spec->micro_batches * sizeof *m->reports);
-    }
+    if (m->step != step) /* also where it does not count */
+        model_step_over(m);
     if (r == SHD_OK && ret_counts != NULL)
         *ret_counts = counts;
     return r;

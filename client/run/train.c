@@ -610,8 +610,7 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
         model_decided(m, &decided.decision);
         m->step++;
     }
-    m->sealed = m->in.handed = false;
-    memset(m->reports, 0, m->spec->micro_batches * sizeof *m->reports);
+    model_step_over(m);
     if (ret_result != NULL)
         *ret_result = result;
     return SHD_OK;

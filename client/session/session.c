@@ -82,6 +82,12 @@ void model_decided(struct shd_model *m, const struct decision *decision)
     m->decision = *decision;
 }
 
+void model_step_over(struct shd_model *m)
+{
+    m->sealed = m->in.handed = false;
+    memset(m->reports, 0, m->spec->micro_batches * sizeof *m->reports);
+}
+
 uint32_t model_returned_units(const struct shd_model *m)
 {
     uint32_t count = 0;

@@ -196,6 +196,9 @@ int model_set_spec(struct shd_model *m, struct spec *spec, struct shd_err *e);
 /* Take over the decision of the step before the open one. */
 void model_decided(struct shd_model *m, const struct decision *decision);
 
+/* m->step is another one than before: nothing of that is in yet. */
+void model_step_over(struct shd_model *m);
+
 /* Units that are returned for each group: those with a gradient. */
 uint32_t model_returned_units(const struct shd_model *m);
 
