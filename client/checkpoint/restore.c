@@ -16,6 +16,7 @@
 #include "client/checkpoint/files.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
+#include "client/session/spec_out.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
@@ -34,6 +35,7 @@ struct restoring {
     struct hub *hub;
     char *path;      /* owned */
     char *spec_json; /* owned */
+    struct spec_out spec;
     bool weights, replace, open;
     uint64_t restore_id; /* random, the same at all owners */
     bool answered;       /* by one at least: `step` is known */
@@ -47,7 +49,6 @@ static void make_request(const struct round *round, const struct link *link,
     const struct restoring *r = round->ctx;
     ret_request->restore = (struct wire_restore){
         .path = r->path,
-        .spec = { (const uint8_t *)r->spec_json, strlen(r->spec_json) },
         .owner = link->index,
         .owners = r->hub->link_count,
         .weights = r->weights,
@@ -55,6 +56,7 @@ static void make_request(const struct round *round, const struct link *link,
         .replace = r->replace,
         .restore_id = r->restore_id,
     };
+    spec_out_fill(&r->spec, &ret_request->restore.spec, &ret_request->restore.spec_at);
 }
 
 static int take_restored(const struct round *round, const struct link *link,
@@ -79,6 +81,7 @@ static int ask_all(struct restoring *r, const char *what, struct shd_err *e)
                            .type = WIRE_RESTORED,
                            .make = make_request,
                            .take = take_restored,
+                           .spec = &r->spec,
                            .ctx = r };
     r->answered = false;
     return round_all(&round, r->hub, 0, e);
@@ -228,13 +231,15 @@ int shd_restore(shd_session *s, const char *path, const struct shd_restore_optio
     if (options != NULL &&
         sized_take(&o, sizeof o, options, sizeof o.size, "shd_restore_options", e) != SHD_OK)
         return SHD_EINVAL;
-    struct restoring r = { .hub = s->hub, .replace = o.replace };
+    struct restoring r = { .hub = s->hub, .replace = o.replace, .spec.segment = SEGMENT_CLOSED };
     struct shd_restored restored = { .step = 0 };
     int status = check_session(s, &o, e);
     if (status == SHD_OK)
         status = o.weights ? take_weights(&r, path, o.spec_json, e) : take_checkpoint(&r, path, e);
     if (status == SHD_OK)
         status = check_spec(&r, &restored, e);
+    if (status == SHD_OK)
+        status = spec_out_init(&r.spec, r.spec_json, e);
     if (status == SHD_OK) {
         const uint64_t timeout_ns = s->hub->timeout_ns; /* the session's is for what is quick */
         const bool patient = s->hub->patient;
@@ -250,6 +255,7 @@ int shd_restore(shd_session *s, const char *path, const struct shd_restore_optio
             restored.bytes += r.owner_bytes[i];
         *ret_restored = restored;
     }
+    spec_out_deinit(&r.spec);
     free(r.path);
     free(r.spec_json);
     return status;

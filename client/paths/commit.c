@@ -256,7 +256,7 @@ static bool same_steps(struct steps a, struct steps b)
 /* Ask once more, and take only what can change: steps and decisions. */
 static int refresh(struct shd_model *m, struct shd_err *e)
 {
-    struct layout_opening o = { .m = m, .json = "", .name = m->spec->name };
+    struct layout_opening o = { .m = m, .name = m->spec->name };
     struct hub *hub = m->session->hub;
     int r = layout_ask_all(&o, e);
     for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++) { /* let go of the tickets */

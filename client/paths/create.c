@@ -9,6 +9,7 @@
 
 #include "client/session/hub.h"
 #include "client/session/session.h"
+#include "client/session/spec_out.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
@@ -26,7 +27,7 @@ struct part {                     /* an owner's */
 struct creating { /* one attempt */
     struct hub *hub;
     const struct spec *spec;
-    const char *json;
+    const struct spec_out *json;
     struct starts *starts;
     struct part *parts; /* owned, [links] */
     float *values;      /* owned, [elements of the largest unit] */
@@ -50,10 +51,11 @@ static void make_create(const struct round *round, const struct link *link,
         .what = c->what,
         .origin = c->origin,
         .name = begin ? c->spec->name : "",
-        .spec = { (const uint8_t *)c->json, begin ? strlen(c->json) : 0 },
         .owner = link->index,
         .owners = c->hub->link_count,
     };
+    if (begin)
+        spec_out_fill(c->json, &ret_request->create.spec, &ret_request->create.spec_at);
 }
 
 static int take_created(const struct round *round, const struct link *link,
@@ -78,6 +80,7 @@ static struct round create_round(struct creating *c, enum wire_create_what what)
                            .type = WIRE_CREATED,
                            .make = make_create,
                            .take = take_created,
+                           .spec = what == WIRE_CREATE_BEGIN ? c->json : NULL,
                            .ctx = c };
 }
 
@@ -265,8 +268,8 @@ static uint64_t losses(const struct hub *hub)
     return count;
 }
 
-static int create_once(const struct shd_model *m, const char *json, struct starts *starts,
-                       bool *ret_again, struct shd_err *e)
+static int create_once(const struct shd_model *m, const struct spec_out *json,
+                       struct starts *starts, bool *ret_again, struct shd_err *e)
 {
     struct creating c = { .hub = m->session->hub, .spec = m->spec, .json = json, .starts = starts };
     const uint64_t losses_before = losses(c.hub);
@@ -285,7 +288,8 @@ static int create_once(const struct shd_model *m, const char *json, struct start
     return r;
 }
 
-int create_model(struct shd_model *m, const char *json, struct starts *starts, struct shd_err *e)
+int create_model(struct shd_model *m, const struct spec_out *json, struct starts *starts,
+                 struct shd_err *e)
 {
     bool again = true;
     int r = SHD_OK;

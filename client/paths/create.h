@@ -13,10 +13,12 @@
 
 struct shd_err;
 struct shd_model;
+struct spec_out;
 struct starts;
 
-/* json: of m's spec. SHD_OK: the model is there, made by us (starts->created) or by another.
+/* json: m's spec. SHD_OK: the model is there, made by us (starts->created) or by another.
  * SHD_ENOENT: another session is making it. */
-int create_model(struct shd_model *m, const char *json, struct starts *starts, struct shd_err *e);
+int create_model(struct shd_model *m, const struct spec_out *json, struct starts *starts,
+                 struct shd_err *e);
 
 #endif

@@ -3,6 +3,7 @@
 #include "client/paths/layout.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -10,30 +11,58 @@
 #include "client/session/hub.h"
 #include "client/session/link.h"
 #include "proto/base/check.h"
+#include "proto/base/sys.h"
 #include "proto/spec/spec_json.h"
 
 static_assert(WIRE_DEVICE_BYTES == GPU_UUID_BYTES, "gpu.h and the messages agree");
 
-/* The daemon's spec becomes ours (attach), or must be ours. */
-static int take_spec(struct shd_model *m, const struct link *link, const struct wire_layout *layout,
-                     struct shd_err *e)
+/* The text of a spec that we have not seen yet. */
+static int take_other_spec(struct shd_model *m, const char *json, size_t bytes, struct shd_err *e)
 {
-    struct spec *spec;
-    int r = spec_parse((const char *)layout->spec.data, layout->spec.bytes, &spec, e);
-    if (r == SHD_OK && m->spec == NULL) {
-        r = model_set_spec(m, spec, e);
-        if (r == SHD_OK)
-            return SHD_OK;
-        spec_free(spec);
-    } else if (r == SHD_OK) {
+    struct spec *spec = NULL;
+    int r = spec_parse(json, bytes, &spec, e);
+    if (r == SHD_OK && m->spec != NULL) {
         r = spec_compare(spec, m->spec, e);
         spec_free(spec);
+        return r;
     }
+    if (r == SHD_OK)
+        r = model_set_spec(m, spec, e);
     if (r != SHD_OK) {
-        const struct shd_err why = e != NULL ? *e : (struct shd_err){ 0 };
-        link_err(link, r, e, "has another model: %s", why.text);
+        spec_free(spec);
+        return r;
     }
-    return r;
+    m->spec_json = strndup(json, bytes);
+    return m->spec_json != NULL ? SHD_OK : err_set(e, SHD_ENOMEM, "no memory for a spec");
+}
+
+/* The daemon's spec becomes ours (attach), or must be ours. */
+static int take_spec(struct shd_model *m, const struct link *link, const char *json, size_t bytes,
+                     struct shd_err *e)
+{
+    struct shd_err why = { 0 };
+    if (m->spec_json != NULL && strlen(m->spec_json) == bytes &&
+        memcmp(m->spec_json, json, bytes) == 0)
+        return SHD_OK;
+    const int r = take_other_spec(m, json, bytes, &why);
+    return r == SHD_OK ? r : link_err(link, r, e, "has another model: %s", why.text);
+}
+
+/* A spec in a segment is in one whose size goes with it. */
+static int check_spec_segment(const struct link *link, const struct wire_layout *layout,
+                              struct shd_err *e)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < layout->segment_count; i++)
+        if (layout->segments[i].kind == SEGMENT_SPEC)
+            bytes = layout->segments[i].bytes;
+    if (bytes == layout_align(layout->spec_bytes, SHD_PAGE_BYTES) &&
+        (bytes == 0 || layout->spec.bytes == 0))
+        return SHD_OK;
+    return link_err(link, SHD_EPROTO, e,
+                    "says that a spec of %" PRIu64 " bytes is in a segment of %" PRIu64
+                    ", and %zu in its message",
+                    layout->spec_bytes, bytes, layout->spec.bytes);
 }
 
 static int take_layout(struct layout_opening *o, const struct link *link,
@@ -51,7 +80,9 @@ static int take_layout(struct layout_opening *o, const struct link *link,
     if (layout->slots != o->slots)
         return link_err(link, SHD_EPROTO, e, "made %" PRIu32 " gradient slots, not %" PRIu32,
                         layout->slots, o->slots);
-    const int r = take_spec(o->m, link, layout, e);
+    int r = check_spec_segment(link, layout, e);
+    if (r == SHD_OK && layout->spec_bytes == 0)
+        r = take_spec(o->m, link, (const char *)layout->spec.data, layout->spec.bytes, e);
     if (r != SHD_OK)
         return r;
     struct map_layout got = { .epoch = link->epoch,
@@ -64,7 +95,8 @@ static int take_layout(struct layout_opening *o, const struct link *link,
                               .slot_bytes = layout->slot_bytes,
                               .decided = layout->has_decision,
                               .decision = layout->decision,
-                              .segment_count = layout->segment_count };
+                              .segment_count = layout->segment_count,
+                              .spec_bytes = layout->spec_bytes };
     memcpy(got.segments, layout->segments, sizeof got.segments);
     got.on_gpu = layout->device.bytes > 0;
     CHECK(!got.on_gpu || layout->device.bytes == sizeof got.uuid);
@@ -84,14 +116,16 @@ static int take_layout(struct layout_opening *o, const struct link *link,
 static void fill_open(const struct layout_opening *o, const struct link *link,
                       struct wire_request *ret_request)
 {
-    ret_request->open_model = (struct wire_open_model){ .spec = { (const uint8_t *)o->json,
-                                                                  strlen(o->json) },
-                                                        .name = o->name,
-                                                        .owner = link->index,
-                                                        .owners = link->hub->link_count,
-                                                        .slots = o->slots,
-                                                        .origin = o->origin,
-                                                        .settled = o->settled };
+    struct wire_open_model *q = &ret_request->open_model;
+    *q = (struct wire_open_model){ .name = o->name,
+                                   .owner = link->index,
+                                   .owners = link->hub->link_count,
+                                   .slots = o->slots,
+                                   .origin = o->origin,
+                                   .settled = o->settled,
+                                   .spec_apart = link->peer.takes_specs };
+    if (o->json != NULL)
+        spec_out_fill(o->json, &q->spec, &q->spec_at);
 }
 
 /* -- By rounds --------------------------------------------------------------------------------- */
@@ -115,6 +149,7 @@ static struct round open_round(struct layout_opening *o)
                            .type = WIRE_LAYOUT,
                            .make = make_open,
                            .take = take_open,
+                           .spec = o->json,
                            .to_the_end = true, /* who opens after an error finds no half of this */
                            .ctx = o };
 }
@@ -162,12 +197,59 @@ int layout_exchange(struct shd_model *m, struct link *link, uint32_t slots,
                     struct map_layout *ret_layout, struct shd_err *e)
 {
     struct layout_opening o = {
-        .m = m, .json = "", .name = m->spec->name, .slots = slots, .ret_layout = ret_layout
+        .m = m, .name = m->spec->name, .slots = slots, .ret_layout = ret_layout
     };
     struct wire_request request = { .type = WIRE_OPEN_MODEL };
     fill_open(&o, link, &request);
     const struct link_ask ask = { take_exchange, /* look= */ NULL, &o };
     return link_exchange(link, &request, &ask, e);
+}
+
+/* -- A spec in a segment ------------------------------------------------------------------------
+ */
+
+static const struct wire_segment *find_segment(const struct map_layout *layout,
+                                               enum segment_kind kind)
+{
+    for (uint32_t i = 0; i < layout->segment_count; i++)
+        if (layout->segments[i].kind == kind)
+            return &layout->segments[i];
+    return NULL;
+}
+
+static int succeeded(const struct link *link, struct shd_err *e)
+{
+    return link_err(link, SHD_EGONE, e, "has been succeeded meanwhile");
+}
+
+int layout_take_spec(struct shd_model *m, struct link *link, struct map_layout *layout,
+                     struct shd_err *e)
+{
+    const struct wire_segment *segment = find_segment(layout, SEGMENT_SPEC);
+    const uint64_t bytes = layout->spec_bytes;
+    int fd = -1;
+    if (bytes == 0)
+        return SHD_OK;
+    if (layout->epoch != link->epoch)
+        return succeeded(link, e);
+    CHECK(segment != NULL); /* check_spec_segment() */
+    int r = link_claim(link, segment, &fd, e);
+    if (r != SHD_OK)
+        return r;
+    layout->spec_bytes = 0;
+    struct shd_err why = { 0 };
+    char *json = sys_malloc(bytes);
+    if (json == NULL)
+        r = err_set(&why, SHD_ENOMEM, "no memory for %" PRIu64 " bytes", bytes);
+    else if ((r = spec_segment_check(fd, bytes, &why)) == SHD_OK)
+        r = spec_segment_read(fd, bytes, json, &why);
+    if (r != SHD_OK)
+        link_err(link, r, e, "has a spec that cannot be read here: %s", why.text);
+    else
+        r = take_spec(m, link, json, bytes, e);
+    close(fd);
+    free(json);
+    return r;
 }
 
 /* -- Segments ---------------------------------------------------------------------------------- */
@@ -214,6 +296,7 @@ static uint64_t expected_bytes(const struct shd_model *m, const struct map_owner
     case SEGMENT_LEDGER:
     case SEGMENT_SPILL:
     case SEGMENT_STAGE:
+    case SEGMENT_SPEC: /* taken by itself */
         break;
     }
     return 0; /* nothing we would map */
@@ -298,12 +381,12 @@ static int take_segment(struct shd_model *m, struct link *link, const struct map
     return r;
 }
 
-int segments_take(struct shd_model *m, struct link *link, const struct map_layout *layout,
+int segments_take(struct shd_model *m, struct link *link, struct map_layout *layout,
                   unsigned wanted, struct shd_err *e)
 {
     struct map_owner *owner = &m->map->owners[link->index];
     if (layout->epoch != link->epoch)
-        return link_err(link, SHD_EGONE, e, "has been succeeded meanwhile");
+        return succeeded(link, e);
     if (layout->slots > 0 && layout->slot_bytes != owner->shards->slot_bytes)
         return link_err(link, SHD_ESEGMENT, e,
                         "has slots of %" PRIu64 " bytes, the spec makes "
@@ -316,7 +399,9 @@ int segments_take(struct shd_model *m, struct link *link, const struct map_layou
             return link_err(link, SHD_EPROTO, e, "offers two %s segments",
                             segment_kind_name(segment->kind));
         seen |= 1u << segment->kind;
-        const int r = take_segment(m, link, layout, segment, wanted, e);
+        const int r = segment->kind == SEGMENT_SPEC
+                          ? layout_take_spec(m, link, layout, e)
+                          : take_segment(m, link, layout, segment, wanted, e);
         if (r != SHD_OK)
             return r;
     }

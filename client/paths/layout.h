@@ -4,11 +4,12 @@
 
 #include "client/paths/map.h"
 #include "client/session/link.h"
+#include "client/session/spec_out.h"
 
 struct layout_opening { /* what a model is asked for by */
     struct shd_model *m;
-    const char *json; /* borrowed; "": attach to name */
-    const char *name; /* borrowed; "": the only one */
+    const struct spec_out *json; /* borrowed; NULL: attach to name */
+    const char *name;            /* borrowed; "": the only one */
     uint32_t slots;
     struct map_layout *ret_layout; /* where the answer goes; NULL: owner->layout */
     uint64_t origin;               /* as owner 0 has it, once `settled`: it has answered */
@@ -23,9 +24,14 @@ int layout_ask_all(struct layout_opening *o, struct shd_err *e);
 int layout_exchange(struct shd_model *m, struct link *link, uint32_t slots,
                     struct map_layout *ret_layout, struct shd_err *e);
 
+/* The spec of an owner's layout, if it is in a segment: the model's, or compared with that. Errors
+ * as segments_take(). */
+int layout_take_spec(struct shd_model *m, struct link *link, struct map_layout *layout,
+                     struct shd_err *e);
+
 /* Claim an owner's segments, each kind once, and map those of the wanted kinds (bits); over what
  * was mapped before, if anything was. SHD_EGONE: the layout is of a connection that is lost. */
-int segments_take(struct shd_model *m, struct link *link, const struct map_layout *layout,
+int segments_take(struct shd_model *m, struct link *link, struct map_layout *layout,
                   unsigned wanted, struct shd_err *e);
 
 #endif

@@ -62,18 +62,26 @@ static int new_map(struct shd_model *m, struct shd_err *e)
     return SHD_OK;
 }
 
+#define SPEC_ALONE (1u << SEGMENT_SPEC) /* wanted: before it is known how large the others are */
+
+static int take_offered(struct shd_model *m, struct link *link, unsigned wanted, struct shd_err *e)
+{
+    struct map_layout *layout = &m->map->owners[link->index].layout;
+    return wanted == SPEC_ALONE ? layout_take_spec(m, link, layout, e)
+                                : segments_take(m, link, layout, wanted, e);
+}
+
 /* A daemon that died since it was asked, or dies in this, is asked again. */
 static int take_link(struct layout_opening *o, struct link *link, unsigned wanted,
                      struct shd_err *e)
 {
     const uint64_t start_ns = clock_now_ns();
-    const struct map_layout *layout = &o->m->map->owners[link->index].layout;
-    int r = segments_take(o->m, link, layout, wanted, e);
+    int r = take_offered(o->m, link, wanted, e);
     while (r == SHD_EGONE && hub_check(link->hub, NULL) == SHD_OK &&
            clock_now_ns() < hub_deadline_ns(link->hub, start_ns)) {
         r = layout_ask(o, link, e);
         if (r == SHD_OK)
-            r = segments_take(o->m, link, layout, wanted, e);
+            r = take_offered(o->m, link, wanted, e);
     }
     return r;
 }
@@ -118,6 +126,8 @@ static int open_as(struct layout_opening *o, struct shd_err *e)
     int r = layout_ask_all(o, e);
     m->slot_count = o->slots;
     if (r == SHD_OK)
+        r = take_links(o, SPEC_ALONE, e);
+    if (r == SHD_OK)
         r = reserve(m, e);
     if (m->slot_count > 0)
         wanted |= 1u << SEGMENT_INBOX;
@@ -143,25 +153,28 @@ static void tell_of_twin(const struct shd_model *m)
 
 static int remote_open(struct shd_model *m, const char *name, uint32_t slots, struct shd_err *e)
 {
-    char *json = NULL;
+    const bool has_spec = m->spec != NULL;
+    struct spec_out json = { .segment = SEGMENT_CLOSED };
     int r = new_map(m, e);
-    if (r == SHD_OK && m->spec != NULL)
-        r = spec_dump(m->spec, &json, e);
-    if (r == SHD_OK && m->spec != NULL && m->session->starts != NULL)
-        r = create_model(m, json, m->session->starts, e);
+    if (r == SHD_OK && has_spec)
+        r = spec_dump(m->spec, &m->spec_json, e);
+    if (r == SHD_OK && has_spec)
+        r = spec_out_init(&json, m->spec_json, e);
+    if (r == SHD_OK && has_spec && m->session->starts != NULL)
+        r = create_model(m, &json, m->session->starts, e);
     if (r != SHD_OK) {
-        free(json);
+        spec_out_deinit(&json);
         return r;
     }
     struct layout_opening o = {
-        .m = m, .json = json != NULL ? json : "", .name = name, .slots = slots
+        .m = m, .json = has_spec ? &json : NULL, .name = name, .slots = slots
     };
     m->session->opening = m;
     r = open_as(&o, e);
     m->session->opening = NULL;
     if (r == SHD_ECANCELED)
         hub_renew(m->session->hub);
-    free(json);
+    spec_out_deinit(&json);
     if (r == SHD_OK)
         tell_of_twin(m);
     return r;
@@ -170,7 +183,7 @@ static int remote_open(struct shd_model *m, const char *name, uint32_t slots, st
 /* A model that was attached to without slots (tools only look) gets them now. */
 static int remote_open_slots(struct shd_model *m, struct shd_err *e)
 {
-    struct layout_opening o = { .m = m, .json = "", .name = m->spec->name, .slots = m->slot_count };
+    struct layout_opening o = { .m = m, .name = m->spec->name, .slots = m->slot_count };
     int r = layout_ask_all(&o, e);
     if (r == SHD_OK && m->map->whole)
         m->map->view_slots = m->slot_count;

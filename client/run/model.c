@@ -187,11 +187,11 @@ void shd_tensor_get(const shd_model *m, uint32_t index, struct shd_tensor *ret_t
 int shd_tensor_find(const shd_model *m, const char *name, struct shd_tensor *ret_tensor,
                     struct shd_err *e)
 {
-    for (uint32_t i = 0; i < m->spec->tensor_count; i++)
-        if (strcmp(m->spec->tensors[i].name, name) == 0) {
-            shd_tensor_get(m, i, ret_tensor);
-            return SHD_OK;
-        }
+    uint32_t index;
+    if (spec_find_tensor(m->spec, name, &index)) {
+        shd_tensor_get(m, index, ret_tensor);
+        return SHD_OK;
+    }
     return err_set(e, SHD_ENOENT, "model '%s' has no tensor '%.100s'", m->spec->name, name);
 }
 

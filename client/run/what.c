@@ -19,9 +19,10 @@
 static void find_tensor(const struct shd_model *m, uint32_t unit, uint64_t elem,
                         struct shd_tensor *ret_tensor, uint64_t *ret_elem)
 {
-    for (uint32_t i = 0; i < m->spec->tensor_count; i++) {
+    const struct spec_unit *u = &m->spec->units[unit];
+    for (uint32_t i = u->first_tensor; i < u->first_tensor + u->tensor_count; i++) {
         const struct spec_tensor *t = &m->spec->tensors[i];
-        if (t->unit == unit && t->offset_elems <= elem) {
+        if (t->offset_elems <= elem) {
             shd_tensor_get(m, i, ret_tensor);
             *ret_elem = elem - t->offset_elems;
         }

@@ -10,6 +10,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "client/session/spec_out.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
@@ -363,18 +364,17 @@ static int round_make(struct link *link, const struct call *call, struct wire_re
                       struct shd_err *e)
 {
     struct round *round = call->ctx;
-    (void)e;
     round->arg = call->arg;
     ret_request->type = round->asks;
     if (round->make != NULL)
         round->make(round, link, ret_request);
-    return SHD_OK;
+    return round->spec != NULL ? spec_out_pass(round->spec, link, e) : SHD_OK;
 }
 
 int round_ask(struct round *round, struct link *link, uint64_t arg, struct shd_err *e)
 {
     const struct call call = { .make = round_make, .fn = round_answered, .ctx = round, .arg = arg };
-    if (link->known && (uint32_t)round->asks >= link->requests)
+    if (link->known && (uint32_t)round->asks >= link->peer.requests)
         return link_err(link, SHD_ENOTSUP, e, "does not know %s: it is of an older version",
                         round->what);
     const int r = hub_ask(link, &call, e);

@@ -77,6 +77,7 @@ struct round {
      * NULL. */
     int (*take)(const struct round *round, const struct link *link, const struct wire_reply *reply,
                 struct shd_err *e);
+    const struct spec_out *spec; /* what it names, brought along each time; NULL: none */
     bool to_the_end;  /* an error ends it only once all have answered: what is asked makes things */
     void *ctx;        /* make's and take's, with the next */
     uint64_t arg;     /* round_ask()'s, of the request at hand */

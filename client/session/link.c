@@ -389,6 +389,7 @@ static void step_token(struct link *link, uint64_t now_ns)
                     msg.type);
     if (r == SHD_OK)
         r = side_welcome_check(&msg, &why);
+    link->peer.takes_specs = r == SHD_OK && msg.kind == SEGMENT_SPEC;
     if (r == SHD_OK)
         r = say_hello(link, &msg, &why);
     if (r == SHD_OK)
@@ -477,7 +478,7 @@ int link_welcome(struct link *link, const struct wire_reply *reply, struct shd_e
     if (strcmp(reply->welcome.device, link->device) != 0)
         return link_err(link, SHD_EPROTO, e, "says it is device '%.64s'", reply->welcome.device);
     link->session = reply->welcome.session;
-    link->requests = reply->welcome.requests > 0 ? reply->welcome.requests : WIRE_HISTORY + 1u;
+    link->peer.requests = reply->welcome.requests > 0 ? reply->welcome.requests : WIRE_HISTORY + 1u;
     note_keeper(link, reply->welcome.kept);
     const int r = hub->reopen != NULL ? hub->reopen(hub->reopen_ctx, link, &why) : SHD_OK;
     if (r == SHD_OK)

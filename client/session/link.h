@@ -51,6 +51,11 @@ enum link_state {
     LINK_UP,
 };
 
+struct link_peer {     /* what the daemon's version has */
+    uint32_t requests; /* types it knows */
+    bool takes_specs;  /* in segments, and gives them so */
+};
+
 struct link {
     struct hub *hub; /* borrowed: its owner */
     uint32_t index;  /* owner index */
@@ -59,13 +64,13 @@ struct link {
     char *endpoint;  /* owned: of the DEALER */
     pid_t pid;
     enum link_state state;
-    uint32_t epoch;    /* connections lost: what was learned in an earlier one may not hold */
-    bool known;        /* was up once */
-    bool kept;         /* a service manager has its memory */
-    bool has_notify;   /* that listens in its directory */
-    bool proven;       /* has answered something since it came up */
-    bool missed;       /* SHD_EVENT_GONE was said */
-    uint32_t requests; /* types it knows */
+    uint32_t epoch;  /* connections lost: what was learned in an earlier one may not hold */
+    bool known;      /* was up once */
+    bool kept;       /* a service manager has its memory */
+    bool has_notify; /* that listens in its directory */
+    bool proven;     /* has answered something since it came up */
+    bool missed;     /* SHD_EVENT_GONE was said */
+    struct link_peer peer;
     uint64_t since_ns; /* not up: since then (a short, useless return does not count) */
     time_t since;      /* the same for people */
     uint64_t state_ns; /* this state since then */

@@ -162,7 +162,7 @@ struct shd_model {
     struct shd_model *next;
     const struct reader_ops *reader; /* borrowed: the session's, or what its policy picked */
     struct spec *spec;               /* owned */
-    char *spec_json;                 /* owned; made by the first shd_model_spec() */
+    char *spec_json;                 /* owned: canonical; NULL: shd_model_spec() makes it */
     uint64_t step;                   /* open step */
     struct policy policy;
     bool started;            /* a gradient was asked for: the policy stays */

@@ -185,11 +185,10 @@ static int make_stage(struct create *c)
 static void make(uv_work_t *work)
 {
     struct create *c = work->data;
-    const struct wire_bytes spec = c->op->req.create.spec;
     const struct model_home home = {
         .kern = c->daemon->kern, .keeper = c->daemon->keeper, .owner = c->owner, .owners = c->owners
     };
-    c->status = spec_parse(c->op->text, spec.bytes, &c->spec, &c->err);
+    c->status = spec_parse(c->op->spec, c->op->spec_bytes, &c->spec, &c->err);
     if (c->status == SHD_OK && strcmp(c->spec->name, c->name) != 0)
         c->status = err_set(&c->err, SHD_EINVAL, "spec is of model '%s', not of '%s'",
                             c->spec->name, c->name);
@@ -223,13 +222,8 @@ static int begin(struct op *op)
     const struct wire_create *req = &op->req.create;
     struct daemon *d = op->daemon;
     struct create *c = sys_calloc(1, sizeof *c);
-    op->text = sys_malloc(req->spec.bytes + 1);
-    if (c == NULL || op->text == NULL) {
-        free(c);
+    if (c == NULL)
         return err_set(&op->err, SHD_ENOMEM, "no memory to make a model");
-    }
-    memcpy(op->text, req->spec.data, req->spec.bytes);
-    op->text[req->spec.bytes] = '\0';
     c->op = op;
     c->session = op->session->id;
     c->origin = req->origin;
@@ -254,7 +248,7 @@ static int check_begin(struct op *op)
 {
     const struct wire_create *req = &op->req.create;
     struct daemon *d = op->daemon;
-    if (req->name[0] == '\0' || req->spec.bytes == 0)
+    if (req->name[0] == '\0' || op->spec == NULL)
         return err_set(&op->err, SHD_EINVAL, "a model without a %s cannot be made",
                        req->name[0] == '\0' ? "name" : "spec");
     if (d->model_count + d->open->create_count >= DAEMON_MODELS_MAX)

@@ -17,6 +17,7 @@
 #include "daemon/model/inbox.h"
 #include "daemon/model/memory.h"
 #include "daemon/model/metrics.h"
+#include "daemon/model/model_json.h"
 #include "daemon/model/model_unit.h"
 #include "daemon/model/spill.h"
 #include "daemon/net/op.h"
@@ -27,7 +28,6 @@
 #include "proto/share/board.h"
 #include "proto/share/shardmap.h"
 #include "proto/spec/layout.h"
-#include "proto/spec/spec_json.h"
 #include "proto/wire/wire.h"
 
 struct model_fill {   /* of initial values, one piece of work at a time */
@@ -78,8 +78,8 @@ int model_share(struct model *m, struct shd_err *e)
 static struct ledger_shape ledger_shape_of(const struct model *m)
 {
     return (struct ledger_shape){ .name = m->spec->name,
-                                  .spec = m->spec_json,
-                                  .spec_bytes = strlen(m->spec_json),
+                                  .spec = m->json.text,
+                                  .spec_bytes = m->json.bytes,
                                   .owner = m->map->owner,
                                   .owners = m->map->owners,
                                   .units = m->spec->unit_count,
@@ -168,12 +168,13 @@ int model_plan(struct spec *spec, const struct model_home *home, struct model **
     m->kern = home->kern;
     m->kept.keeper = home->keeper;
     m->state = m->publish = m->board_segment = m->ledger_segment = SEGMENT_CLOSED;
+    m->json.segment = SEGMENT_CLOSED;
     m->spill->segment = SEGMENT_CLOSED;
     m->backlog_last = &m->backlog_first;
     m->kept.spare_fd = -1;
     int r = memory_init(m, e);
     if (r == SHD_OK)
-        r = spec_dump(spec, &m->spec_json, e);
+        r = model_json_make(&m->json, spec, e);
     if (r == SHD_OK)
         r = shardmap_new(spec, home->owner, home->owners, &m->map, e);
     if (r == SHD_OK)
@@ -219,8 +220,8 @@ void model_free(struct model *m)
     metrics_model_deinit(m->metrics);
     segment_close(&m->spill->segment);
     memory_free(m);
+    model_json_free(&m->json);
     shardmap_free(m->map);
-    free(m->spec_json);
     spec_free(m->spec);
     free(m);
 }

@@ -45,6 +45,12 @@ struct model_trail {              /* of all units' work */
     uint64_t chunk_count;
 };
 
+struct model_json { /* the spec, canonical */
+    char *text;     /* owned, or in the segment; no NUL */
+    uint64_t bytes;
+    struct segment segment; /* owned; closed: it fits into a message */
+};
+
 struct model_waits {    /* requests, to be tried again */
     struct op *phase;   /* after SEALED or OPENED */
     struct op *lease;   /* LEASE, for which there is no work yet */
@@ -56,9 +62,9 @@ struct model {
     struct daemon *daemon; /* borrowed */
     uint32_t handle;       /* index in daemon.models + 1 */
     struct spec *spec;     /* owned */
-    char *spec_json;       /* owned: canonical */
-    struct shardmap *map;  /* owned */
-    struct kern *kern;     /* borrowed: the device that has its memory */
+    struct model_json json;
+    struct shardmap *map; /* owned */
+    struct kern *kern;    /* borrowed: the device that has its memory */
     struct model_kept kept;
     struct segment state, ledger_segment; /* what a successor goes on with */
     struct segment publish, board_segment;

@@ -24,8 +24,7 @@
 struct open_work {
     uv_work_t work;
     struct daemon *daemon;
-    struct op *op; /* borrowed: pending until finish_open() */
-    uint32_t spec_bytes;
+    struct op *op;       /* borrowed: pending until finish_open() */
     struct spec *spec;   /* owned until a model takes it */
     struct model *model; /* made; owned until model_start() */
     struct model *found; /* borrowed: to attach to */
@@ -148,11 +147,13 @@ static int attach(struct open_work *w, struct model *m)
 {
     struct op *op = w->op;
     const uint32_t slots = op->req.open_model.slots;
+    const bool apart = m->json.segment.fd >= 0;
     op->reply.type = WIRE_LAYOUT;
     op->reply.layout = (struct wire_layout){
         .model = m->handle,
         .step = step_collecting(m->core),
-        .spec = { (const uint8_t *)m->spec_json, strlen(m->spec_json) },
+        .spec = { (const uint8_t *)m->json.text, apart ? 0 : m->json.bytes },
+        .spec_bytes = apart ? m->json.bytes : 0,
         .owner = m->map->owner,
         .owners = m->map->owners,
         .slots = slots,
@@ -174,6 +175,8 @@ static int attach(struct open_work *w, struct model *m)
         r = add_segment(op, SEGMENT_PUBLISH, &m->publish);
     if (r == SHD_OK)
         r = add_segment(op, SEGMENT_BOARD, &m->board_segment);
+    if (r == SHD_OK && apart)
+        r = add_segment(op, SEGMENT_SPEC, &m->json.segment);
     return r;
 }
 
@@ -197,6 +200,11 @@ static int check_found(struct open_work *w, const struct model *m)
                        "model '%s' cannot be used: %s", m->spec->name,
                        status_meaning(m->last_status));
     const int r = check_owner(op, m);
+    if (r == SHD_OK && m->json.segment.fd >= 0 && !op->req.open_model.spec_apart)
+        return err_set(&op->err, SHD_ENOTSUP,
+                       "model '%s' has a spec of %" PRIu64 " bytes, messages hold %zu, and this "
+                       "client's library knows no other way: use one of this version",
+                       m->spec->name, m->json.bytes, SPEC_MESSAGE_BYTES_MAX);
     return r == SHD_OK && w->spec != NULL ? spec_compare(m->spec, w->spec, &op->err) : r;
 }
 
@@ -288,7 +296,7 @@ static void model_made(uv_work_t *work, int cancelled)
 static void parse_spec(uv_work_t *work)
 {
     struct open_work *w = work->data;
-    w->status = spec_parse(w->op->text, w->spec_bytes, &w->spec, &w->op->err);
+    w->status = spec_parse(w->op->spec, w->op->spec_bytes, &w->spec, &w->op->err);
 }
 
 static int no_such_model(struct op *op, const char *name)
@@ -349,8 +357,7 @@ static void serve_next(struct daemon *d)
     w->daemon = d;
     w->op = op;
     w->work.data = w;
-    w->spec_bytes = (uint32_t)op->req.open_model.spec.bytes;
-    if (w->spec_bytes > 0) {
+    if (op->spec != NULL) {
         uv_queue_work(d->loop, &w->work, parse_spec, spec_parsed);
         return;
     }

@@ -24,7 +24,7 @@ struct open_queue { /* served one at a time */
     uint32_t create_count;
 };
 
-/* Serve op, whose text is a spec, or the name of an open model: it is finished later. */
+/* Serve op, which has a spec, or whose text is the name of an open model: it is finished later. */
 void open_model(struct op *op);
 
 /* Free what an unfinished OpenModel holds, at shutdown. */

@@ -42,7 +42,9 @@ struct restore {
     struct op *op;        /* borrowed: pending; NULL when parked */
     struct op *successor; /* borrowed: to be served when this one is gone; NULL: none */
     uint64_t session;
-    char *path, *spec_json; /* owned: what was asked for */
+    char *path; /* owned: what was asked for, with the next */
+    char *spec_json;
+    uint64_t spec_bytes;
     uint32_t owner, owners;
     bool weights, replace;
     uint64_t restore_id;
@@ -320,7 +322,7 @@ static void prepare(uv_work_t *work)
     const struct model_home home = {
         .kern = w->daemon->kern, .keeper = w->daemon->keeper, .owner = w->owner, .owners = w->owners
     };
-    w->status = spec_parse(w->spec_json, strlen(w->spec_json), &w->spec, &w->err);
+    w->status = spec_parse(w->spec_json, w->spec_bytes, &w->spec, &w->err);
     if (w->status == SHD_OK &&
         (w->status = restore_in_open(&w->in, w->path, w->spec, &w->err)) != SHD_OK)
         w->status = reach_explain(w->status, w->path, /* write= */ false, &w->err);
@@ -373,8 +375,7 @@ static bool same_request(const struct restore *w, const struct op *op)
     return w->session == op->session->id && w->owner == req->owner && w->owners == req->owners &&
            w->weights == req->weights && w->replace == req->replace &&
            w->restore_id == req->restore_id && strcmp(w->path, req->path) == 0 &&
-           strlen(w->spec_json) == req->spec.bytes &&
-           memcmp(w->spec_json, req->spec.data, req->spec.bytes) == 0;
+           w->spec_bytes == op->spec_bytes && memcmp(w->spec_json, op->spec, op->spec_bytes) == 0;
 }
 
 static int begin(struct op *op)
@@ -396,13 +397,13 @@ static int begin(struct op *op)
     w->restore_id = req->restore_id;
     w->work.data = w;
     w->path = sys_strdup(req->path);
-    w->spec_json = sys_malloc(req->spec.bytes + 1);
+    w->spec_json = sys_malloc(op->spec_bytes);
     if (w->path == NULL || w->spec_json == NULL) {
         restore_free(w);
         return err_set(&op->err, SHD_ENOMEM, "no memory to restore a model");
     }
-    memcpy(w->spec_json, req->spec.data, req->spec.bytes);
-    w->spec_json[req->spec.bytes] = '\0';
+    memcpy(w->spec_json, op->spec, op->spec_bytes);
+    w->spec_bytes = op->spec_bytes;
     w->op = op;
     d->restore.work = w;
     uv_queue_work(d->loop, &w->work, prepare, prepared);
@@ -416,13 +417,6 @@ static int replace(struct restore *w, struct op *op)
     uv_mutex_lock(&w->mutex);
     w->gone = true;
     uv_mutex_unlock(&w->mutex);
-    op->text = sys_strdup(op->req.restore.path); /* the request's bytes are gone later */
-    op->work = sys_malloc(op->req.restore.spec.bytes + 1);
-    if (op->text == NULL || op->work == NULL)
-        return err_set(&op->err, SHD_ENOMEM, "no memory to restore a model");
-    memcpy(op->work, op->req.restore.spec.data, op->req.restore.spec.bytes);
-    op->req.restore.path = op->text;
-    op->req.restore.spec.data = op->work;
     w->successor = op;
     if (other != NULL)
         op_finish(other, err_set(&other->err, SHD_EBUSY, "another one is to be restored"));

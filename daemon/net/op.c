@@ -29,6 +29,7 @@ static void op_clear(struct op *op)
 {
     free(op->text);
     free(op->work);
+    free(op->spec);
     const uint32_t index = op->index;
     memset(op, 0, offsetof(struct op, req));
     memset(&op->req, 0, offsetof(struct wire_request, hello));
@@ -72,6 +73,7 @@ static void op_drop(struct op *op)
     struct daemon *d = op->daemon;
     struct session *session = op->session;
     d->ops->shared -= op->shared;
+    d->ops->passed_bytes -= op->passed_bytes;
     op_clear(op);
     op->next = d->ops->free;
     d->ops->free = op;

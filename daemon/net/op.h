@@ -39,6 +39,9 @@ struct op {
     struct inbox *inbox;     /* RETURN: counted reference while its slot is read */
     char *text;              /* owned: what is kept of a request that waits, or a reply's text */
     void *work;              /* owned, the handler's own: buffers */
+    char *spec;              /* owned: the request's, with a NUL (spec_in.h); NULL: it has none */
+    uint64_t spec_bytes;     /* of it, without the NUL */
+    uint64_t passed_bytes;   /* of it, where it came in a segment: of those of all requests */
     struct op *next;         /* free list, or the list the op waits in */
     uint64_t conn;           /* that it came by (conn.h) */
     uint32_t index;          /* in the pool; step_ref = index + 1 */
@@ -59,7 +62,8 @@ struct op_pool {
     struct op *free;
     uint32_t made; /* of items: the rest were never used, nor touched */
     uint32_t used, shared;
-    uint64_t serial; /* uses ever */
+    uint64_t passed_bytes; /* of specs that came in segments */
+    uint64_t serial;       /* uses ever */
 };
 
 int op_pool_init(struct op_pool *pool, struct shd_err *e);

@@ -25,6 +25,7 @@
 #define CLOSING_MAX         32u  /* places of some that have just been ended */
 #define SESSION_DESCRIPTORS 4u   /* side channel, process, connection, inbox */
 #define REST_MAX            256u /* descriptors for all else */
+#define SIDE_LOOKS_MAX      64u  /* messages of a side channel at once */
 _Static_assert((1u << INDEX_BITS) == SESSIONS_MAX, "a session id carries its table index");
 
 int session_table_init(struct session_table *table, struct shd_err *e)
@@ -36,7 +37,7 @@ int session_table_init(struct session_table *table, struct shd_err *e)
     if (items == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %u sessions", SESSIONS_MAX);
     for (uint32_t i = 0; i < SESSIONS_MAX; i++)
-        items[i].side_fd = items[i].life_fd = -1;
+        items[i].side_fd = items[i].life_fd = items[i].passed.fd = -1;
     *table = (struct session_table){ .items = items, .epoch = epoch };
     return SHD_OK;
 }
@@ -57,7 +58,7 @@ void session_reuse(struct session *s)
     s->daemon->sessions->used--;
     replies_free(s->replies);
     memset(s, 0, sizeof *s);
-    s->side_fd = s->life_fd = -1;
+    s->side_fd = s->life_fd = s->passed.fd = -1;
 }
 
 static void poll_closed(uv_handle_t *handle)
@@ -78,6 +79,15 @@ static void close_poll(struct session *s, uv_poll_t *poll, int *fd)
     *fd = -1;
 }
 
+static void drop_passed(struct session *s)
+{
+    if (s->passed.fd < 0)
+        return;
+    close(s->passed.fd);
+    s->passed = (struct session_passed){ .fd = -1 };
+    s->daemon->sessions->passed--;
+}
+
 void session_end(struct session *s, const char *why)
 {
     CHECK(s->state == SESSION_NEW || s->state == SESSION_OPEN);
@@ -88,6 +98,7 @@ void session_end(struct session *s, const char *why)
     close_poll(s, &s->poll, &s->side_fd);
     close_poll(s, &s->life, &s->life_fd);
     memset(s->tickets, 0, sizeof s->tickets);
+    drop_passed(s);
     OPENSSL_cleanse(s->token, sizeof s->token);
     s->ops++; /* waiting requests that are finished now must not free the place under us */
     s->daemon->hooks->session_ended(s, was_open);
@@ -120,30 +131,73 @@ static void answer_claim(struct session *s, uint64_t ticket)
         session_end(s, e.text);
 }
 
+/* Its bytes are looked at when a request names it. Who passes and never asks loses its place. */
+static void keep_passed(struct session *s, int fd, uint64_t ticket)
+{
+    struct session_table *table = s->daemon->sessions;
+    struct session *oldest = NULL;
+    drop_passed(s);
+    for (uint32_t i = 0; table->passed == SESSIONS_PASSED_MAX && i < SESSIONS_MAX; i++) {
+        struct session *other = &table->items[i];
+        if (other->passed.fd >= 0 &&
+            (oldest == NULL || other->passed.number < oldest->passed.number))
+            oldest = other;
+    }
+    if (oldest != NULL)
+        drop_passed(oldest);
+    s->passed = (struct session_passed){ fd, ticket, ++table->passed_last };
+    table->passed++;
+}
+
+/* Take one message, if one is there. False: none, or the session has ended. */
+static bool take_side_message(struct session *s)
+{
+    struct side_msg msg;
+    int fd;
+    struct shd_err e;
+    const int r = side_recv(s->side_fd, /* timeout_ms= */ 0, &msg, &fd, &e);
+    if (r == SHD_ETIMEDOUT)
+        return false;
+    if (r != SHD_OK) {
+        session_end(s, r == SHD_EGONE ? "it hung up" : e.text);
+        return false;
+    }
+    const bool open = s->state == SESSION_OPEN;
+    if (open && msg.type == SIDE_SEGMENT && msg.kind == SEGMENT_SPEC) {
+        keep_passed(s, fd, msg.ticket);
+        return true;
+    }
+    if (fd >= 0)
+        close(fd);
+    if (open && msg.type == SIDE_CLAIM)
+        answer_claim(s, msg.ticket);
+    else
+        session_end(s, "unexpected message on the side channel");
+    return s->state == SESSION_OPEN;
+}
+
 static void side_event(uv_poll_t *poll, int status, int events)
 {
     (void)events;
     struct session *s = poll->data;
-    struct side_msg msg;
-    int fd;
-    struct shd_err e;
-    if (status < 0) {
+    if (status < 0)
         session_end(s, uv_strerror(status));
-        return;
-    }
-    const int r = side_recv(s->side_fd, /* timeout_ms= */ 0, &msg, &fd, &e);
-    if (r == SHD_ETIMEDOUT)
-        return;
-    if (r != SHD_OK) {
-        session_end(s, r == SHD_EGONE ? "it hung up" : e.text);
-        return;
-    }
-    if (fd >= 0)
-        close(fd);
-    if (msg.type == SIDE_CLAIM && s->state == SESSION_OPEN)
-        answer_claim(s, msg.ticket);
     else
-        session_end(s, "unexpected message on the side channel");
+        take_side_message(s);
+}
+
+int session_take_passed(struct session *s, uint64_t ticket)
+{
+    /* It may lie in the socket still, which another one than the request's is. */
+    for (uint32_t i = 0; i < SIDE_LOOKS_MAX && s->state == SESSION_OPEN; i++)
+        if ((s->passed.fd >= 0 && s->passed.ticket == ticket) || !take_side_message(s))
+            break;
+    if (s->passed.fd < 0 || s->passed.ticket != ticket)
+        return -1;
+    const int fd = s->passed.fd;
+    s->passed = (struct session_passed){ .fd = -1 };
+    s->daemon->sessions->passed--;
+    return fd;
 }
 
 static void life_event(uv_poll_t *poll, int status, int events)

@@ -20,6 +20,7 @@
 #define SESSION_MODELS_MAX  8u
 #define SESSION_TICKETS_MAX 16u
 #define SESSION_OPS_MAX     128u /* requests of one session that may be pending */
+#define SESSIONS_PASSED_MAX 64u  /* segments of all; one more takes the place of the oldest */
 
 struct daemon;
 struct inbox;
@@ -33,6 +34,12 @@ struct session_ticket {
     int fd;          /* borrowed from a segment that lives as long as the session */
     enum segment_kind kind;
     uint64_t bytes;
+};
+
+struct session_passed { /* a segment that the client has passed, and no request has named yet */
+    int fd;             /* owned; -1: none */
+    uint64_t ticket;
+    uint64_t number; /* of all that were ever passed to this process */
 };
 
 enum session_state { SESSION_FREE, SESSION_NEW, SESSION_OPEN, SESSION_DEAD };
@@ -64,6 +71,7 @@ struct session {
     uint32_t link_count;
     struct session_ticket tickets[SESSION_TICKETS_MAX];
     uint64_t ticket_last;
+    struct session_passed passed;
     bool detached;           /* it has said goodbye */
     uint32_t prepared_model; /* handle; 0: it has not asked Prepare yet, else the last time of */
     uint64_t prepared_step;
@@ -72,7 +80,9 @@ struct session {
 struct session_table {
     struct session *items; /* owned, [SESSIONS_MAX] */
     uint32_t used;
-    uint64_t epoch; /* counts sessions ever made; starts at random */
+    uint64_t epoch;       /* counts sessions ever made; starts at random */
+    uint32_t passed;      /* sessions with a segment that was passed */
+    uint64_t passed_last; /* number */
 };
 
 int session_table_init(struct session_table *table, struct shd_err *e);
@@ -110,6 +120,10 @@ void session_reuse(struct session *s);
 
 /* Make a ticket for fd; 0 when the session has too many unclaimed. */
 uint64_t session_ticket_new(struct session *s, int fd, enum segment_kind kind, uint64_t bytes);
+
+/* Take over the segment that the client has passed under this ticket, which it did before it sent
+ * the request that names it; -1: it has not, or has ended. */
+int session_take_passed(struct session *s, uint64_t ticket);
 
 /* A segment goes before session `id` does, if that is open still: unclaimed tickets for it, too. */
 void session_ticket_forget(struct daemon *d, uint64_t id, int fd);

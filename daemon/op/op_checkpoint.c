@@ -1,12 +1,16 @@
-/* CHECKPOINT: write this owner's part of exactly one step: the current one at once, a later one
+/* Requests of files: CHECKPOINT, RESTORE.
+ *
+ * CHECKPOINT: write this owner's part of exactly one step: the current one at once, a later one
  * when it opens. A session that asks again replaces what it asked for before. */
 #include <inttypes.h>
 
 #include "daemon/core/step.h"
 #include "daemon/model/checkpoint.h"
 #include "daemon/model/model.h"
+#include "daemon/model/restore.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
+#include "daemon/net/spec_in.h"
 #include "daemon/op/requests.h"
 #include "proto/base/sys.h"
 #include "proto/share/board.h"
@@ -79,3 +83,21 @@ static int op_checkpoint(struct op *op)
 
 const struct request request_checkpoint = { op_checkpoint,
                                             REQUEST_ROLE(WIRE_TRAINER) | REQUEST_ROLE(WIRE_ADMIN) };
+
+/* RESTORE: read a model and park it, or open the one that is parked; see restore.h. */
+
+static int restore_it(struct op *op)
+{
+    if (op->spec == NULL)
+        return err_set(&op->err, SHD_EINVAL, "a model without a spec cannot be restored");
+    return op->req.restore.open ? restore_open(op) : restore_begin(op);
+}
+
+static int op_restore(struct op *op)
+{
+    struct wire_restore *req = &op->req.restore;
+    return spec_in(op, &req->spec, &req->spec_at, &req->path, restore_it);
+}
+
+const struct request request_restore = { op_restore,
+                                         REQUEST_ROLE(WIRE_TRAINER) | REQUEST_ROLE(WIRE_ADMIN) };

@@ -5,6 +5,7 @@
 #include "daemon/model/model.h"
 #include "daemon/model/put.h"
 #include "daemon/model/reset.h"
+#include "daemon/net/spec_in.h"
 #include "daemon/op/requests.h"
 
 /* Gradients that were given up, of which this owner has not heard yet, are in no put's way. */
@@ -18,9 +19,15 @@ static int begin_put(struct op *op)
     return put_begin(op);
 }
 
+static int begin_it(struct op *op)
+{
+    const int r = adopt_check_name(op->daemon, op->req.create.name, &op->err);
+    return r == SHD_OK ? create_begin(op) : r;
+}
+
 static int op_create(struct op *op)
 {
-    const struct wire_create *req = &op->req.create;
+    struct wire_create *req = &op->req.create;
     if (req->what == WIRE_CREATE_FULL)
         return create_full(op);
     if (req->what == WIRE_CREATE_OPEN)
@@ -33,8 +40,7 @@ static int op_create(struct op *op)
         return put_full(op);
     if (req->what == WIRE_CREATE_PUT_DROP)
         return put_drop(op);
-    const int r = adopt_check_name(op->daemon, req->name, &op->err);
-    return r == SHD_OK ? create_begin(op) : r;
+    return spec_in(op, &req->spec, &req->spec_at, &req->name, begin_it);
 }
 
 const struct request request_create = { op_create,

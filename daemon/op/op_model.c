@@ -1,4 +1,4 @@
-/* Requests of a whole model: OPEN_MODEL, RESTORE, DIGEST, GET, GET_BLOB. */
+/* Requests of a whole model: OPEN_MODEL, DIGEST, GET, GET_BLOB. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,9 +7,9 @@
 #include "daemon/model/digest.h"
 #include "daemon/model/model.h"
 #include "daemon/model/open.h"
-#include "daemon/model/restore.h"
 #include "daemon/model/stage.h"
 #include "daemon/net/op.h"
+#include "daemon/net/spec_in.h"
 #include "daemon/op/requests.h"
 #include "proto/base/sys.h"
 #include "proto/share/board.h"
@@ -18,32 +18,23 @@
 
 /* OPEN_MODEL: create the model a spec describes, or attach to the one that is open; see open.h. */
 
-/* The text that is kept of the request: the spec; or the name, when it only attaches. */
-static int op_open_model(struct op *op)
+/* The name is kept of a request that only attaches. */
+static int open_it(struct op *op)
 {
-    const struct wire_open_model *req = &op->req.open_model;
-    const bool attach_only = req->spec.bytes == 0;
-    const size_t bytes = attach_only ? strlen(req->name) : req->spec.bytes;
-    op->text = sys_malloc(bytes + 1);
+    op->text = sys_strdup(op->req.open_model.name);
     if (op->text == NULL)
-        return err_set(&op->err, SHD_ENOMEM, "no memory for a spec of %zu bytes", bytes);
-    memcpy(op->text, attach_only ? req->name : (const char *)req->spec.data, bytes);
-    op->text[bytes] = '\0';
+        return err_set(&op->err, SHD_ENOMEM, "no memory to open a model");
     open_model(op);
     return SHD_PENDING;
 }
 
-const struct request request_open_model = { op_open_model, ANY_ROLE };
-
-/* RESTORE: read a model and park it, or open the one that is parked; see restore.h. */
-
-static int op_restore(struct op *op)
+static int op_open_model(struct op *op)
 {
-    return op->req.restore.open ? restore_open(op) : restore_begin(op);
+    struct wire_open_model *req = &op->req.open_model;
+    return spec_in(op, &req->spec, &req->spec_at, &req->name, open_it);
 }
 
-const struct request request_restore = { op_restore,
-                                         REQUEST_ROLE(WIRE_TRAINER) | REQUEST_ROLE(WIRE_ADMIN) };
+const struct request request_open_model = { op_open_model, ANY_ROLE };
 
 /* DIGEST: leaves of one state array of one tensor, as of the step that the reply names; while a
  * step is being applied the request waits. See digest.h. */

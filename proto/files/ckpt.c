@@ -18,7 +18,7 @@
 #include "proto/base/status.h"
 #include "proto/base/sys.h"
 #include "proto/spec/layout.h"
-#include "proto/spec/spec.h"
+#include "proto/spec/spec_json.h"
 #include "proto/wire/wire.h"
 
 const char *ckpt_stem(uint32_t array)
@@ -274,7 +274,9 @@ int ckpt_pwrite(int fd, const void *buf, uint64_t bytes, uint64_t at, const char
 }
 
 #define PUT_RESTORED   1u /* decision.put of a checkpoint: under which number it was is over */
-#define INFO_BYTES_MAX (UINT64_C(16) << 20)
+#define INFO_BYTES_MAX ((UINT64_C(16) << 20) + SPEC_JSON_BYTES_MAX)
+#define INDENTED_MAX \
+    (UINT64_C(1) << 20) /* of a spec that people may read; a larger one takes less room */
 
 /* -- shardd.json: its checksum ------------------------------------------------------------------
  *
@@ -298,12 +300,13 @@ static bool sum_of(const char *text, size_t bytes, char ret_hex[SUM_HEX + 1])
     return true;
 }
 
-/* text is an object whose last brace stands on a line of its own. */
+/* text is an object; its last brace, and the end of the line before it, come behind the sum. */
 static int add_sum(const char *text, char **ret_text, struct shd_err *e)
 {
-    const size_t bytes = strlen(text), covered = bytes - strlen("\n}");
+    const size_t bytes = strlen(text);
     char hex[SUM_HEX + 1];
-    CHECK(bytes > 2 && strcmp(text + covered, "\n}") == 0);
+    CHECK(bytes > 2 && text[bytes - 1] == '}');
+    const size_t covered = bytes - (text[bytes - 2] == '\n' ? 2 : 1);
     if (!sum_of(text, covered, hex))
         return err_set(e, SHD_EINTERNAL, "libcrypto's SHA-256 failed");
     char *whole = sys_malloc(covered + SUM_BYTES + 1);
@@ -408,7 +411,8 @@ int ckpt_info_dump(const struct ckpt_info *info, const struct ckpt_file *files, 
         (json_int_t)info->step, "updates", (json_int_t)info->updates, "digest", info->digest,
         "spec", json_loads(info->spec_json, 0, &why), "decision", dump_decision(info), "blob",
         dump_blob(info), "files", list, "time", (json_int_t)info->time, "version", info->version);
-    char *text = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_PRESERVE_ORDER) : NULL;
+    const size_t form = strlen(info->spec_json) <= INDENTED_MAX ? JSON_INDENT(1) : JSON_COMPACT;
+    char *text = root != NULL ? json_dumps(root, form | JSON_PRESERVE_ORDER) : NULL;
     json_decref(root);
     if (text == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for " CKPT_INFO);
@@ -591,6 +595,8 @@ int ckpt_info_read(int dir_fd, struct ckpt_info *ret_info, struct shd_err *e)
     struct ckpt_info info = { 0 };
     CHECK(text != NULL);
     r = check_sum(text, bytes, &info.summed, e);
+    if (r == SHD_OK)
+        r = spec_check_amount(text, bytes, e);
     json_t *root = r == SHD_OK ? json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &why) : NULL;
     free(text);
     if (r != SHD_OK)

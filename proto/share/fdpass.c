@@ -171,7 +171,9 @@ int side_peer_allowed(const struct side_peer *peer, const char *what, struct shd
 
 struct side_msg side_welcome(const uint8_t token[SHD_TOKEN_BYTES])
 {
-    struct side_msg msg = { .type = SIDE_WELCOME, .bytes = PAGES, .text = SHARDD_VERSION };
+    struct side_msg msg = {
+        .type = SIDE_WELCOME, .bytes = PAGES, .kind = SEGMENT_SPEC, .text = SHARDD_VERSION
+    };
     memcpy(msg.token, token, sizeof msg.token);
     return msg;
 }

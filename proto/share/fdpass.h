@@ -3,7 +3,8 @@
  *
  * Fixed little structs, no protobuf: at most one descriptor per message. The first message is the
  * daemon's: SIDE_WELCOME with the session token that admits the ZeroMQ session. After that the
- * client sends SIDE_CLAIM{ticket} and gets SIDE_SEGMENT{ticket, kind, bytes} + fd, or SIDE_ERROR.
+ * client sends SIDE_CLAIM{ticket} and gets SIDE_SEGMENT{ticket, kind, bytes} + fd, or SIDE_ERROR. A
+ * SIDE_SEGMENT of its own, of a spec, has no answer: the request that names its ticket has.
  */
 #ifndef SHD_FDPASS_H
 #define SHD_FDPASS_H
@@ -24,9 +25,10 @@ struct side_msg {
     uint32_t type;     /* enum side_type */
     int32_t status;    /* SIDE_ERROR: enum shd_status */
     uint64_t ticket;
-    uint64_t bytes;                 /* SIDE_SEGMENT: size of the segment; SIDE_WELCOME: of pages */
-    uint32_t kind;                  /* SIDE_SEGMENT: enum segment_kind */
-    uint32_t reserved;              /* 0 */
+    uint64_t bytes;    /* SIDE_SEGMENT: size of the segment; SIDE_WELCOME: of pages */
+    uint32_t kind;     /* enum segment_kind: SIDE_SEGMENT: its own; SIDE_WELCOME: what a
+                        * client may pass; 0: nothing, the daemon is older */
+    uint32_t reserved; /* 0 */
     uint8_t token[SHD_TOKEN_BYTES]; /* SIDE_WELCOME */
     char text[128];                 /* SIDE_ERROR, SIDE_WELCOME (version): terminated */
 };

@@ -20,18 +20,18 @@
 static const char *const kind_names[] = {
     [SEGMENT_STATE] = "state",       [SEGMENT_PUBLISH] = "publish", [SEGMENT_INBOX] = "inbox",
     [SEGMENT_BOARD] = "board",       [SEGMENT_LEDGER] = "ledger",   [SEGMENT_SPILL] = "spill",
-    [SEGMENT_ACTIVITY] = "activity", [SEGMENT_STAGE] = "stage",
+    [SEGMENT_ACTIVITY] = "activity", [SEGMENT_STAGE] = "stage",     [SEGMENT_SPEC] = "spec",
 };
 
 bool segment_kind_readonly(enum segment_kind kind)
 {
-    return kind == SEGMENT_PUBLISH || kind == SEGMENT_BOARD;
+    return kind == SEGMENT_PUBLISH || kind == SEGMENT_BOARD || kind == SEGMENT_SPEC;
 }
 
 bool segment_kind_shared(uint32_t kind)
 {
-    return (kind >= SEGMENT_STATE && kind <= SEGMENT_BOARD) || kind == SEGMENT_ACTIVITY ||
-           kind == SEGMENT_STAGE;
+    return (kind >= SEGMENT_STATE && kind <= SEGMENT_BOARD) ||
+           (kind >= SEGMENT_ACTIVITY && kind <= SEGMENT_SPEC);
 }
 
 const char *segment_kind_name(enum segment_kind kind)

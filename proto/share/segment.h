@@ -25,6 +25,7 @@ enum segment_kind {
     SEGMENT_SPILL = 6,    /* gradients that wait for their turn: never leaves the daemon */
     SEGMENT_ACTIVITY = 7, /* what a worker shows of itself, where its inbox is not the host's */
     SEGMENT_STAGE = 8,    /* a unit's values on their way: the worker writes */
+    SEGMENT_SPEC = 9,     /* a spec that no message holds: spec_segment.h */
 };
 
 /* The memory that a segment's bytes are in; the number crosses the wire. */
@@ -51,13 +52,13 @@ struct segment {
 
 #define SEGMENT_CLOSED ((struct segment){ .fd = -1 })
 
-/* True when outsiders must not map this kind writable (publish, board): sealed with
+/* True when outsiders must not map this kind writable (publish, board, spec): sealed with
  * F_SEAL_FUTURE_WRITE after the maker's own mapping. */
 bool segment_kind_readonly(enum segment_kind kind);
 
-/* True for what is passed to workers; also of a number that is no kind. */
+/* True for what is passed to workers (or, a spec, by them); also of a number that is no kind. */
 bool segment_kind_shared(uint32_t kind);
-#define SEGMENT_KINDS_SHARED "1 to 4, 7 or 8"
+#define SEGMENT_KINDS_SHARED "1 to 4, or 7 to 9"
 
 /* "publish" ...; "?" for an unknown number. */
 const char *segment_kind_name(enum segment_kind kind);

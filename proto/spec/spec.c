@@ -40,8 +40,29 @@ void spec_free(struct spec *spec)
     free(spec->groups);
     free(spec->units);
     free(spec->tensors);
+    free(spec->by_name);
     free(spec->name);
     free(spec);
+}
+
+bool spec_find_tensor(const struct spec *spec, const char *name, uint32_t *ret_index)
+{
+    uint32_t first = 0, end = spec->tensor_count;
+    CHECK(spec->by_name != NULL);
+    while (first < end) {
+        const uint32_t middle = first + (end - first) / 2;
+        const uint32_t index = spec->by_name[middle];
+        const int order = strcmp(name, spec->tensors[index].name);
+        if (order == 0) {
+            *ret_index = index;
+            return true;
+        }
+        if (order < 0)
+            end = middle;
+        else
+            first = middle + 1;
+    }
+    return false;
 }
 
 uint32_t spec_returns(const struct spec *spec)

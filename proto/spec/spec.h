@@ -2,9 +2,9 @@
  * JSON and the same struct in daemons, workers and tools.
  *
  * JSON (client/shd.h shows an example; docs/protocol.md lists every field) is what users write
- * and what OpenModel carries. Everything is checked here: names, shapes, limits, references;
- * errors name the JSON path ("units[3].tensors[0].shape") and the value. Unknown fields are
- * errors: a misspelt option must not be dropped in silence.
+ * and what OpenModel carries or points to. Everything is checked here: names, shapes, limits,
+ * references; errors name the JSON path ("units[3].tensors[0].shape") and the value. Unknown fields
+ * are errors: a misspelt option must not be dropped in silence.
  */
 #ifndef SHD_SPEC_H
 #define SHD_SPEC_H
@@ -18,7 +18,10 @@
 #include "proto/spec/layout.h"
 #include "proto/spec/optimizer.h"
 
-#define SPEC_JSON_BYTES_MAX ((size_t)768 * 1024)
+#define SPEC_JSON_BYTES_MAX ((size_t)64 << 20)
+#define SPEC_MESSAGE_BYTES_MAX                                                \
+    ((size_t)768 * 1024)         /* more take a segment: share/spec_segment.h \
+                                  */
 #define SPEC_NAME_BYTES_MAX 128u /* with NUL; printable ASCII without space, '/', '"' or '\' */
 #define SPEC_RANK_MAX       8u
 #define SPEC_USES_MAX       16u
@@ -83,10 +86,14 @@ struct spec {
     uint32_t unit_count; /* 1..SHD_UNITS_MAX */
     struct spec_tensor *tensors;
     uint32_t tensor_count; /* in unit order */
+    uint32_t *by_name;     /* owned: their indices in order of names, of a spec that was parsed */
     uint64_t elems;        /* sum over tensors, without padding */
 };
 
 void spec_free(struct spec *spec);
+
+/* The tensor of this name, of a spec that was parsed. False: there is none. */
+bool spec_find_tensor(const struct spec *spec, const char *name, uint32_t *ret_index);
 
 /* SHD_OK when asked describes the same model as open; else SHD_ESPEC with the first difference,
  * tensor and field named with both values: "tensor 'h.0.mlp.c_fc.weight': shape[1] is 512, the

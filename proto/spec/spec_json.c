@@ -270,7 +270,11 @@ static int parse_unit_heads(struct parser *p, const struct node *n)
         const struct node name = node_field(&item, "name"), tensors = node_field(&item, "tensors");
         r = node_unique(&name, "unit", p->units, i, &s->units[i].name, p->e);
         if (r == SHD_OK)
-            r = node_array(&tensors, 1, SHD_TENSORS_MAX - total, &s->units[i].tensor_count, p->e);
+            r = node_array(&tensors, 1, SHD_TENSORS_MAX, &s->units[i].tensor_count, p->e);
+        if (r == SHD_OK && s->units[i].tensor_count > SHD_TENSORS_MAX - total)
+            r = err_set(p->e, SHD_ERANGE,
+                        "%s: the model reaches %" PRIu32 " tensors, the limit is %u", tensors.path,
+                        total + s->units[i].tensor_count, SHD_TENSORS_MAX);
         if (r != SHD_OK)
             return r;
         s->units[i].first_tensor = total;
@@ -380,11 +384,45 @@ static int parse_root(struct parser *p, const struct node *root)
     return r == SHD_OK ? check_any_trainable(p) : r;
 }
 
+/* Per tensor: itself, shape and init; per unit: itself, uses and tensors. */
+#define CONTAINERS_MAX (4 * (uint64_t)(SHD_TENSORS_MAX + SHD_UNITS_MAX))
+/* Per tensor at most 5 fields, 8 sizes, 3 of init; per unit 3 fields and its uses. */
+#define COMMAS_MAX (24 * (uint64_t)(SHD_TENSORS_MAX + SHD_UNITS_MAX))
+
+int spec_check_amount(const char *json, size_t bytes, struct shd_err *e)
+{
+    uint64_t containers = 0, commas = 0;
+    bool text = false;
+    for (size_t i = 0; i < bytes; i++) {
+        if (text) {
+            if (json[i] == '\\')
+                i++;
+            else
+                text = json[i] != '"';
+            continue;
+        }
+        text = json[i] == '"';
+        containers += json[i] == '{' || json[i] == '[';
+        commas += json[i] == ',';
+    }
+    if (containers > CONTAINERS_MAX)
+        return err_set(e, SHD_ERANGE,
+                       "JSON has %" PRIu64 " arrays and objects, the limit is %" PRIu64, containers,
+                       CONTAINERS_MAX);
+    if (commas > COMMAS_MAX)
+        return err_set(e, SHD_ERANGE, "JSON has %" PRIu64 " commas, the limit is %" PRIu64, commas,
+                       COMMAS_MAX);
+    return SHD_OK;
+}
+
 static int load(const char *json, size_t bytes, json_t **ret_root, struct shd_err *e)
 {
     if (bytes > SPEC_JSON_BYTES_MAX)
         return err_set(e, SHD_ERANGE, "spec has %zu bytes, the limit is %zu", bytes,
                        SPEC_JSON_BYTES_MAX);
+    const int amount = spec_check_amount(json, bytes, e);
+    if (amount != SHD_OK)
+        return amount;
     json_error_t why;
     json_t *root = json_loadb(json, bytes, JSON_REJECT_DUPLICATES, &why);
     if (root != NULL) {
@@ -404,6 +442,23 @@ static int load(const char *json, size_t bytes, json_t **ret_root, struct shd_er
     }
 }
 
+static int compare_names(const void *a, const void *b, void *tensors)
+{
+    const struct spec_tensor *t = tensors;
+    return strcmp(t[*(const uint32_t *)a].name, t[*(const uint32_t *)b].name);
+}
+
+static int sort_names(struct spec *s, struct shd_err *e)
+{
+    s->by_name = sys_calloc(s->tensor_count, sizeof *s->by_name);
+    if (s->by_name == NULL)
+        return node_no_memory(e);
+    for (uint32_t i = 0; i < s->tensor_count; i++)
+        s->by_name[i] = i;
+    qsort_r(s->by_name, s->tensor_count, sizeof *s->by_name, compare_names, s->tensors);
+    return SHD_OK;
+}
+
 int spec_parse(const char *json, size_t bytes, struct spec **ret_spec, struct shd_err *e)
 {
     struct node root = { .path = "spec" };
@@ -421,6 +476,8 @@ int spec_parse(const char *json, size_t bytes, struct spec **ret_spec, struct sh
         r = node_no_memory(e);
     else
         r = parse_root(&p, &root);
+    if (r == SHD_OK)
+        r = sort_names(p.spec, e);
     if (r == SHD_OK)
         *ret_spec = p.spec;
     else

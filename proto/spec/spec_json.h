@@ -13,6 +13,10 @@
  * betas below 1 in fp32, eps at least FLT_MIN. */
 int spec_parse(const char *json, size_t bytes, struct spec **ret_spec, struct shd_err *e);
 
+/* Whether json[bytes] has no more arrays, objects and values than a spec can have, or a file with
+ * one in it: parsed they take up to a hundred times their bytes. SHD_ERANGE names both numbers. */
+int spec_check_amount(const char *json, size_t bytes, struct shd_err *e);
+
 /* The spec as compact canonical JSON that spec_parse() takes; *ret_json is the caller's to free.
  * Errors: SHD_ENOMEM; SHD_ERANGE when it would exceed SPEC_JSON_BYTES_MAX. */
 int spec_dump(const struct spec *spec, char **ret_json, struct shd_err *e);

@@ -24,13 +24,14 @@
 #define WIRE_ARENA_BYTES     (WIRE_FRAME_BYTES_MAX * 2 + 65536)
 #define WIRE_BLOB_BYTES_MAX  ((size_t)768 * 1024)
 #define WIRE_METRICS_MAX     4u
-#define WIRE_SEGMENTS_MAX    4u
+#define WIRE_SEGMENTS_MAX    5u
 #define WIRE_LEAVES_MAX      16384u /* per reply: 512 KiB */
 #define WIRE_ROWS_MAX        4096u  /* per reply: 352 KiB */
 #define WIRE_NAME_BYTES_MAX  128u
 #define WIRE_PATH_BYTES_MAX  4096u
 #define WIRE_LINK_ID_BYTES   128u
 #define WIRE_TOKEN_BYTES     16u /* SHD_TOKEN_BYTES: of the side channel */
+#define WIRE_SUM_BYTES       32u
 
 struct shd_err;
 
@@ -85,13 +86,21 @@ struct wire_hello {
     const char *name; /* < WIRE_NAME_BYTES_MAX, printable */
     uint32_t rank;    /* of its process, plus 1; 0: it has none */
 };
+struct wire_spec_at { /* where a spec is that does not fit its message (proto/share/spec_segment.h)
+                       */
+    uint64_t ticket;  /* under which its segment was passed */
+    uint64_t bytes;   /* at most SPEC_JSON_BYTES_MAX; 0: it is in the message */
+    struct wire_bytes sum; /* WIRE_SUM_BYTES, or none */
+};
 struct wire_open_model {
-    struct wire_bytes spec; /* JSON, at most SPEC_JSON_BYTES_MAX; empty: attach by name */
+    struct wire_bytes spec; /* JSON, at most SPEC_MESSAGE_BYTES_MAX; empty: attach by name */
     const char *name;       /* "" : the only one */
     uint32_t owner, owners; /* owner < owners <= SHD_OWNERS_MAX */
     uint32_t slots;         /* 0..SHD_SLOTS_MAX */
     uint64_t origin;
     bool settled;
+    struct wire_spec_at spec_at;
+    bool spec_apart; /* Layout may have its spec in a segment */
 };
 struct wire_return {
     uint32_t model;
@@ -140,12 +149,13 @@ struct wire_checkpoint {
 };
 struct wire_restore {
     const char *path;       /* likewise */
-    struct wire_bytes spec; /* JSON, 1..SPEC_JSON_BYTES_MAX */
+    struct wire_bytes spec; /* JSON, at most SPEC_MESSAGE_BYTES_MAX */
     uint32_t owner, owners;
     bool weights;
     bool open;           /* what the same request without it has read */
     bool replace;        /* the model that is open, if one is */
     uint64_t restore_id; /* the same for all owners; 0: not said */
+    struct wire_spec_at spec_at;
 };
 
 struct wire_drain {
@@ -187,6 +197,7 @@ struct wire_create {
     struct wire_bytes arrays; /* begin: a byte for each unit, a bit for each array of it */
     uint64_t consent;         /* begin, to the others: owner 0's */
     uint64_t attempt;         /* of a put, begin: the sender's, at `step`; 0: it knows none */
+    struct wire_spec_at spec_at;
 };
 struct wire_put {
     uint64_t origin; /* > 0 */
@@ -283,6 +294,7 @@ struct wire_layout {
     uint64_t restore_id; /* of the restore that made it; 0: none did */
     uint32_t twin_pid;   /* who trains it with this session's rank, too; 0: nobody */
     uint64_t attempt;    /* 1 + the resets of open steps so far; 0: not known */
+    uint64_t spec_bytes; /* in the SEGMENT_SPEC among the segments; 0: it is in `spec` */
 };
 struct wire_prepared {
     uint64_t step;

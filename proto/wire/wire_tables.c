@@ -11,10 +11,11 @@
 #define LEAF_BYTES       32u
 
 /* T: the plain struct's name behind "wire_", which is the generated one's behind "shd__", too. */
-#define ROW(T, member, ...) ROW_OF(struct wire_##T, member, __VA_ARGS__)
-#define ROW_OF(S, member, ...)                                                                    \
-    {                                                                                             \
-        .name = #member, .at = offsetof(S, member), .width = WIDTH(((S *)0)->member), __VA_ARGS__ \
+#define ROW(T, member, ...)    ROW_OF(struct wire_##T, member, __VA_ARGS__)
+#define ROW_OF(S, member, ...) ROW_AS(S, #member, member, __VA_ARGS__)
+#define ROW_AS(S, text, member, ...)                                                             \
+    {                                                                                            \
+        .name = (text), .at = offsetof(S, member), .width = WIDTH(((S *)0)->member), __VA_ARGS__ \
     }
 #define WIDTH(member)                                                               \
     _Generic((member), bool : 1, uint32_t : 4, float : 4, uint64_t : 8, double : 8, \
@@ -29,9 +30,14 @@
 #define NAME(T, member)             ROW(T, member, .form = WIRE_NAME, .max = WIRE_NAME_BYTES_MAX - 1)
 #define PATH(T, member)             ROW(T, member, .form = WIRE_PATH, .max = WIRE_PATH_BYTES_MAX - 1)
 #define EXACT(T, member, size)      ROW(T, member, .form = WIRE_EXACT, LIMITS(size, size))
-#define METRICS(T)                  ROW(T, metrics, .max = WIRE_METRICS_MAX, MORE(T, metric_count))
-#define DECISION(T)                 ROW(T, decision, .max = 1, .of = &decision)
-#define DECIDED(T)                  ROW(T, decision, .max = 1, .of = &decision, MORE(T, has_decision))
+#define SPEC_AT(T)                                                                        \
+    ROW_AS(struct wire_##T, "spec_ticket", spec_at.ticket, .form = WIRE_ANY),             \
+        ROW_AS(struct wire_##T, "spec_bytes", spec_at.bytes, .max = SPEC_JSON_BYTES_MAX), \
+        ROW_AS(struct wire_##T, "spec_sum", spec_at.sum, .max = WIRE_SUM_BYTES,           \
+               .multiple = WIRE_SUM_BYTES)
+#define METRICS(T)  ROW(T, metrics, .max = WIRE_METRICS_MAX, MORE(T, metric_count))
+#define DECISION(T) ROW(T, decision, .max = 1, .of = &decision)
+#define DECIDED(T)  ROW(T, decision, .max = 1, .of = &decision, MORE(T, has_decision))
 
 #define MESSAGE(text, T, ...) MESSAGE_OF(struct wire_##T, text, T, __VA_ARGS__)
 #define MESSAGE_OF(S, text, T, ...)                                                  \
@@ -76,13 +82,15 @@ static const struct wire_field hello_fields[] = {
     ANY(hello, rank),
 };
 static const struct wire_field open_model_fields[] = {
-    RANGE(open_model, spec, 0, SPEC_JSON_BYTES_MAX),
+    RANGE(open_model, spec, 0, SPEC_MESSAGE_BYTES_MAX),
     NAME(open_model, name),
     INDEX(open_model, owner),
     RANGE(open_model, owners, 1, SHD_OWNERS_MAX),
     UP_TO(open_model, slots, SHD_SLOTS_MAX),
     ANY(open_model, origin),
     ANY(open_model, settled),
+    SPEC_AT(open_model),
+    ANY(open_model, spec_apart),
 };
 static const struct wire_field return_fields[] = {
     ANY(return, model),
@@ -125,10 +133,11 @@ static const struct wire_field checkpoint_fields[] = { ANY(checkpoint, model),
                                                        ANY(checkpoint, step),
                                                        PATH(checkpoint, path) };
 static const struct wire_field restore_fields[] = {
-    PATH(restore, path),   RANGE(restore, spec, 1, SPEC_JSON_BYTES_MAX),
+    PATH(restore, path),   RANGE(restore, spec, 0, SPEC_MESSAGE_BYTES_MAX),
     INDEX(restore, owner), RANGE(restore, owners, 1, SHD_OWNERS_MAX),
     ANY(restore, weights), ANY(restore, open),
     ANY(restore, replace), ANY(restore, restore_id),
+    SPEC_AT(restore),
 };
 static const struct wire_field drain_fields[] = { ANY(drain, off) };
 static const struct wire_field join_fields[] = { ANY(join, model),
@@ -147,7 +156,7 @@ static const struct wire_field create_fields[] = {
     RANGE(create, what, WIRE_CREATE_BEGIN, WIRE_CREATE_PUT_DROP),
     RANGE(create, origin, 1, UINT64_MAX),
     NAME(create, name),
-    RANGE(create, spec, 0, SPEC_JSON_BYTES_MAX),
+    RANGE(create, spec, 0, SPEC_MESSAGE_BYTES_MAX),
     INDEX(create, owner),
     RANGE(create, owners, 1, SHD_OWNERS_MAX),
     ANY(create, model),
@@ -155,6 +164,7 @@ static const struct wire_field create_fields[] = {
     RANGE(create, arrays, 0, SHD_UNITS_MAX),
     ANY(create, consent),
     ANY(create, attempt),
+    SPEC_AT(create),
 };
 static const struct wire_field put_fields[] = { RANGE(put, origin, 1, UINT64_MAX),
                                                 UP_TO(put, unit, SHD_UNITS_MAX - 1) };
@@ -195,7 +205,7 @@ static const struct wire_field welcome_fields[] = { ANY(welcome, session), NAME(
 static const struct wire_field layout_fields[] = {
     ANY(layout, model),
     ANY(layout, step),
-    RANGE(layout, spec, 0, SPEC_JSON_BYTES_MAX),
+    RANGE(layout, spec, 0, SPEC_MESSAGE_BYTES_MAX),
     INDEX(layout, owner),
     RANGE(layout, owners, 1, SHD_OWNERS_MAX),
     UP_TO(layout, slots, SHD_SLOTS_MAX),
@@ -208,6 +218,7 @@ static const struct wire_field layout_fields[] = {
     ANY(layout, restore_id),
     ANY(layout, twin_pid),
     ANY(layout, attempt),
+    RANGE(layout, spec_bytes, 0, SPEC_JSON_BYTES_MAX),
 };
 static const struct wire_field prepared_fields[] = {
     ANY(prepared, step),

@@ -164,16 +164,28 @@ static void random_hello(uint64_t *seed, struct wire_hello *h, char name[WIRE_NA
     h->rank = random_u32(seed, 0, UINT32_MAX);
 }
 
+static struct wire_spec_at random_spec_at(uint64_t *seed)
+{
+    struct wire_spec_at at = { 0 };
+    if (test_random(seed) % 2 == 0)
+        return at;
+    at.ticket = random_u64(seed, 0, UINT64_MAX);
+    at.bytes = random_u64(seed, 0, SPEC_JSON_BYTES_MAX);
+    if (test_random(seed) % 2 == 0)
+        at.sum = (struct wire_bytes){ (const uint8_t *)"SHA-256 of JSON, of 32 bytes all", 32 };
+    return at;
+}
+
 static void random_restore(uint64_t *seed, struct wire_restore *r)
 {
     *r = (struct wire_restore){ .path = random_path(seed),
-                                .spec = random_bytes(seed, SPEC_JSON_BYTES_MAX, 1),
+                                .spec = random_bytes(seed, SPEC_MESSAGE_BYTES_MAX, 1),
                                 .owners = random_u32(seed, 1, SHD_OWNERS_MAX),
                                 .weights = test_random(seed) % 2 != 0 };
     r->open = random_u32(seed, 0, 1) != 0;
     r->replace = random_u32(seed, 0, 1) != 0;
     r->restore_id = random_u64(seed, 0, UINT64_MAX);
-    r->spec.bytes += r->spec.bytes == 0;
+    r->spec_at = random_spec_at(seed);
     r->owner = random_u32(seed, 0, r->owners - 1);
 }
 
@@ -209,13 +221,15 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
         random_hello(seed, &q.hello, name);
         break;
     case WIRE_OPEN_MODEL:
-        q.open_model.spec = random_bytes(seed, SPEC_JSON_BYTES_MAX, 1);
+        q.open_model.spec = random_bytes(seed, SPEC_MESSAGE_BYTES_MAX, 1);
         q.open_model.name = random_name(seed, name);
         q.open_model.origin = random_u64(seed, 0, UINT64_MAX);
         q.open_model.settled = random_u32(seed, 0, 1) == 1;
         q.open_model.owners = random_u32(seed, 1, SHD_OWNERS_MAX);
         q.open_model.owner = random_u32(seed, 0, q.open_model.owners - 1);
         q.open_model.slots = random_u32(seed, 0, SHD_SLOTS_MAX);
+        q.open_model.spec_at = random_spec_at(seed);
+        q.open_model.spec_apart = random_u32(seed, 0, 1) == 1;
         break;
     case WIRE_RETURN:
         random_return(seed, &q.return_grad);
@@ -274,10 +288,11 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
         q.create = (struct wire_create){ .what = (enum wire_create_what)random_u32(seed, 1, 4),
                                          .origin = random_u64(seed, 1, UINT64_MAX),
                                          .name = random_name(seed, name),
-                                         .spec = random_bytes(seed, SPEC_JSON_BYTES_MAX, 1) };
+                                         .spec = random_bytes(seed, SPEC_MESSAGE_BYTES_MAX, 1) };
         q.create.owners = random_u32(seed, 1, SHD_OWNERS_MAX);
         q.create.consent = random_u64(seed, 0, UINT64_MAX);
         q.create.attempt = random_u64(seed, 0, UINT64_MAX);
+        q.create.spec_at = random_spec_at(seed);
         q.create.owner = random_u32(seed, 0, q.create.owners - 1);
         break;
     case WIRE_PUT:
@@ -307,7 +322,7 @@ static void random_layout(uint64_t *seed, struct wire_layout *l)
     *l = (struct wire_layout){ .model = random_u32(seed, 0, UINT32_MAX),
                                .step = random_u64(seed, 0, UINT64_MAX),
                                .origin = random_u64(seed, 0, UINT64_MAX),
-                               .spec = random_bytes(seed, SPEC_JSON_BYTES_MAX, 1),
+                               .spec = random_bytes(seed, SPEC_MESSAGE_BYTES_MAX, 1),
                                .owners = random_u32(seed, 1, SHD_OWNERS_MAX),
                                .slots = random_u32(seed, 0, SHD_SLOTS_MAX),
                                .slot_bytes = random_u64(seed, 0, UINT64_C(1) << 44) * 4096,
@@ -315,7 +330,8 @@ static void random_layout(uint64_t *seed, struct wire_layout *l)
                                .has_decision = test_random(seed) % 2 != 0,
                                .in = random_bytes(seed, SHD_MICROS_MAX / 8, 1),
                                .restore_id = random_u64(seed, 0, UINT64_MAX),
-                               .twin_pid = random_u32(seed, 0, UINT32_MAX) };
+                               .twin_pid = random_u32(seed, 0, UINT32_MAX),
+                               .spec_bytes = random_u64(seed, 0, SPEC_JSON_BYTES_MAX) };
     if (test_random(seed) % 2 != 0)
         l->device = (struct wire_bytes){ (const uint8_t *)"UUID of a device", WIRE_DEVICE_BYTES };
     if (l->has_decision)
@@ -466,6 +482,11 @@ static bool same_return(const struct wire_return *a, const struct wire_return *b
            same_metrics(a->metrics, a->metric_count, b->metrics, b->metric_count);
 }
 
+static bool same_spec_at(const struct wire_spec_at *a, const struct wire_spec_at *b)
+{
+    return a->ticket == b->ticket && a->bytes == b->bytes && same_bytes(a->sum, b->sum);
+}
+
 bool same_request(const struct wire_request *a, const struct wire_request *b)
 {
     if (a->seq != b->seq || a->session != b->session || a->type != b->type)
@@ -482,7 +503,9 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
                a->open_model.owners == b->open_model.owners &&
                a->open_model.slots == b->open_model.slots &&
                a->open_model.origin == b->open_model.origin &&
-               a->open_model.settled == b->open_model.settled;
+               a->open_model.settled == b->open_model.settled &&
+               a->open_model.spec_apart == b->open_model.spec_apart &&
+               same_spec_at(&a->open_model.spec_at, &b->open_model.spec_at);
     case WIRE_RETURN:
         return same_return(&a->return_grad, &b->return_grad);
     case WIRE_PREPARE:
@@ -523,7 +546,8 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
                strcmp(a->create.name, b->create.name) == 0 &&
                same_bytes(a->create.spec, b->create.spec) && a->create.owner == b->create.owner &&
                a->create.owners == b->create.owners && a->create.consent == b->create.consent &&
-               a->create.attempt == b->create.attempt;
+               a->create.attempt == b->create.attempt &&
+               same_spec_at(&a->create.spec_at, &b->create.spec_at);
     case WIRE_PUT:
         return a->put.origin == b->put.origin && a->put.unit == b->put.unit;
     case WIRE_GET:
@@ -538,7 +562,8 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
                a->restore.owner == b->restore.owner && a->restore.owners == b->restore.owners &&
                a->restore.weights == b->restore.weights && a->restore.open == b->restore.open &&
                a->restore.replace == b->restore.replace &&
-               a->restore.restore_id == b->restore.restore_id;
+               a->restore.restore_id == b->restore.restore_id &&
+               same_spec_at(&a->restore.spec_at, &b->restore.spec_at);
     default:
         return true;
     }
@@ -550,7 +575,8 @@ static bool same_layout(const struct wire_layout *a, const struct wire_layout *b
         a->owner != b->owner || a->owners != b->owners || a->slots != b->slots ||
         a->slot_bytes != b->slot_bytes || a->segment_count != b->segment_count ||
         a->origin != b->origin || a->restore_id != b->restore_id || a->twin_pid != b->twin_pid ||
-        !same_bytes(a->in, b->in) || !same_bytes(a->device, b->device))
+        a->spec_bytes != b->spec_bytes || !same_bytes(a->in, b->in) ||
+        !same_bytes(a->device, b->device))
         return false;
     for (uint32_t i = 0; i < a->segment_count; i++)
         if (a->segments[i].kind != b->segments[i].kind ||

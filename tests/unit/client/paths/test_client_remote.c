@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 
 #include "client/paths/map.h"
+#include "client/session/hub.h"
 #include "proto/base/sys.h"
 #include "tests/lib/client_remote.h"
 
@@ -365,16 +366,16 @@ TEST(blob_status_and_skip)
  * that no frame takes. */
 static char *crowded_spec(int index)
 {
-    char *text = malloc(SPEC_JSON_BYTES_MAX);
-    int used = snprintf(text, SPEC_JSON_BYTES_MAX,
+    char *text = malloc(SPEC_MESSAGE_BYTES_MAX);
+    int used = snprintf(text, SPEC_MESSAGE_BYTES_MAX,
                         "{ \"name\": \"crowd%d\", \"micro_batches\": 1, \"optimizer\": { \"kind\": "
                         "\"sgd\" }, \"units\": [",
                         index);
     for (unsigned u = 0; u < SHD_UNITS_MAX; u++)
-        used += snprintf(text + used, SPEC_JSON_BYTES_MAX - (size_t)used,
+        used += snprintf(text + used, SPEC_MESSAGE_BYTES_MAX - (size_t)used,
                          "%s{\"name\":\"%060u\",\"tensors\":[{\"name\":\"t%u\",\"shape\":[1]}]}",
                          u > 0 ? "," : "", u, u);
-    snprintf(text + used, SPEC_JSON_BYTES_MAX - (size_t)used, "] }");
+    snprintf(text + used, SPEC_MESSAGE_BYTES_MAX - (size_t)used, "] }");
     return text;
 }
 
@@ -455,6 +456,164 @@ TEST(steady_state_allocates_and_maps_nothing)
     EXPECT_EQ(allocations, 0);
     shd_close(s);
     fixture_stop(&daemons);
+}
+
+/* -- A spec that no message holds -------------------------------------------------------------- */
+
+#define LARGE_UNITS 40u
+#define LARGE_EACH  500u /* tensors of a unit */
+#define LARGE_ELEMS 3u
+
+/* As text it has 1.3 MB, canonical twice that. */
+static char *large_spec(void)
+{
+    const size_t room = (size_t)LARGE_UNITS * LARGE_EACH * 80;
+    char *text = malloc(room);
+    size_t used = (size_t)snprintf(text, room,
+                                   "{\"name\":\"large\",\"micro_batches\":1,\"optimizer\":{"
+                                   "\"kind\":\"sgd\",\"momentum\":0.5},\"units\":[");
+    for (unsigned u = 0; u < LARGE_UNITS; u++) {
+        used += (size_t)snprintf(text + used, room - used,
+                                 "%s{\"name\":\"layers.%u\",\"tensors\":[", u > 0 ? "," : "", u);
+        for (unsigned t = 0; t < LARGE_EACH; t++)
+            used += (size_t)snprintf(text + used, room - used,
+                                     "%s{\"name\":\"layers.%u.experts.%u.bias\",\"shape\":[%u]}",
+                                     t > 0 ? "," : "", u, t, LARGE_ELEMS);
+        used += (size_t)snprintf(text + used, room - used, "]}");
+    }
+    used += (size_t)snprintf(text + used, room - used, "]}");
+    CHECK(used < room && used > SPEC_MESSAGE_BYTES_MAX);
+    return text;
+}
+
+static void write_tensors(float *unit, float first)
+{
+    for (uint32_t t = 0; t < LARGE_EACH; t++)
+        for (uint32_t i = 0; i < LARGE_ELEMS; i++)
+            unit[t * SHD_TENSOR_ALIGN_ELEMS + i] = first + (float)(t * LARGE_ELEMS + i);
+}
+
+static int fill_large(void *ctx, uint32_t unit, float *values)
+{
+    (void)ctx;
+    write_tensors(values, (float)unit);
+    return 0;
+}
+
+static void step_large(shd_model *m)
+{
+    struct shd_err e = { 0 };
+    const struct shd_update update = { .size = sizeof update, .lr = 0.25 };
+    for (uint32_t u = 0; u < LARGE_UNITS; u++) {
+        float *grad;
+        EXPECT_OK(shd_grad(m, 0, u, &grad, &e), &e);
+        memset(grad, 0, shd_unit_elems(m, u) * sizeof *grad);
+        write_tensors(grad, (float)shd_step(m) - (float)u);
+        EXPECT_OK(shd_return(m, 0, u, &e), &e);
+    }
+    EXPECT_OK(shd_commit(m, &update, NULL, &e), &e);
+}
+
+static shd_model *make_large(shd_session *s, const char *spec)
+{
+    struct shd_err e = { 0 };
+    const struct shd_open_options o = { .size = sizeof o, .spec_json = spec, .fill = fill_large };
+    shd_model *m;
+    bool created = false;
+    EXPECT_OK(shd_model_open_with(s, &o, &m, &created, &e), &e);
+    EXPECT(created);
+    return m;
+}
+
+/* By name, from another session, which has never seen its spec. */
+static shd_model *attach_large(shd_session *s)
+{
+    struct shd_err e = { 0 };
+    struct shd_tensor tensor;
+    shd_model *m;
+    EXPECT_OK(shd_model_attach(s, "large", &m, &e), &e);
+    EXPECT_EQ(shd_tensors(m), LARGE_UNITS * LARGE_EACH);
+    EXPECT_OK(shd_tensor_find(m, "layers.39.experts.499.bias", &tensor, &e), &e);
+    EXPECT(tensor.unit == 39 && tensor.elems == LARGE_ELEMS);
+    EXPECT_STATUS(shd_tensor_find(m, "layers.40.experts.0.bias", &tensor, &e), SHD_ENOENT);
+    return m;
+}
+
+/* shd_digest() asks for each tensor: it would be most of the time. A checkpoint knows it, too. */
+static void expect_saved_digest(shd_model *m, const char *want)
+{
+    make_ckpts();
+    EXPECT_STR(save_ok(m, 0).digest, want);
+}
+
+TEST(model_of_20000_tensors_is_as_any_other)
+{
+    char *spec = large_spec();
+    char want[65];
+    struct shd_err e = { 0 };
+    shd_session *s, *other;
+    EXPECT_OK(try_connect("local:", PATIENT_MS, &s, &e), &e);
+    shd_model *m = make_large(s, spec);
+    for (int i = 0; i < 3; i++)
+        step_large(m);
+    digest_of(m, want);
+    shd_close(s);
+
+    fixture_start_kept(&daemons, 2, "");
+    s = attach(PATIENT_MS);
+    m = make_large(s, spec); /* Create */
+    step_large(m);
+    other = attach(PATIENT_MS);
+    shd_model *same = open_toy(other, spec); /* OpenModel */
+    EXPECT_EQ(shd_step(same), 1);
+    shd_close(other);
+    fixture_restart(&daemons, 1);
+    step_large(m);
+    shd_close(s);
+    fixture_restart(&daemons, 0);
+    s = attach(PATIENT_MS);
+    m = attach_large(s);
+    step_large(m);
+    expect_saved_digest(m, want);
+    shd_close(s);
+    fixture_stop(&daemons);
+
+    fixture_start(&daemons, 1, NULL);
+    s = attach(PATIENT_MS);
+    m = restore_ok(s, ckpts); /* Restore */
+    EXPECT_EQ(shd_tensors(m), LARGE_UNITS * LARGE_EACH);
+    expect_saved_digest(m, want);
+    shd_close(s);
+    fixture_stop(&daemons);
+    remove_ckpts();
+    free(spec);
+}
+
+TEST(owners_that_take_no_large_specs_are_named)
+{
+    char *spec = large_spec();
+    struct shd_err e = { 0 };
+    shd_model *m;
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS), *old = attach(PATIENT_MS);
+    s->hub->links[1].peer.takes_specs = false; /* as if its welcome had said nothing */
+    EXPECT_STATUS(shd_model_open(s, spec, &m, &e), SHD_ENOTSUP);
+    EXPECT_HAS(e.text, "daemon cpu1");
+    EXPECT_HAS(e.text, "takes specs of 786432 bytes at most, this model's has 2");
+    EXPECT_HAS(e.text, "it is of an older version");
+    open_toy(s, toy_spec("f32", TOY_ADAMW)); /* small ones go on */
+    shd_close(s);
+    s = attach(PATIENT_MS);
+    open_toy(s, spec);
+    for (int i = 0; i < 2; i++) /* as if this library did not know of it */
+        old->hub->links[i].peer.takes_specs = false;
+    EXPECT_STATUS(shd_model_attach(old, "large", &m, &e), SHD_ENOTSUP);
+    EXPECT_HAS(e.text, "model 'large' has a spec of 2");
+    EXPECT_HAS(e.text, "messages hold 786432");
+    shd_close(old);
+    shd_close(s);
+    fixture_stop(&daemons);
+    free(spec);
 }
 
 TEST_MAIN()

@@ -204,7 +204,7 @@ TEST(equal_names_of_units_are_told_apart)
 TEST(bad_lists_are_refused)
 {
     list_count = 0;
-    expect_refused(BY_LAYER, SHD_ERANGE, "1 to 65536 tensors, not 0");
+    expect_refused(BY_LAYER, SHD_ERANGE, "1 to 262144 tensors, not 0");
     add("a b", 1);
     expect_refused(BY_LAYER, SHD_EINVAL, "tensor 0 is called 'a b'");
     list[0].name = "";

@@ -630,7 +630,8 @@ TEST(owners_of_an_older_version_are_named)
     fixture_start(&daemons, 2, NULL);
     shd_session *s = attach(PATIENT_MS);
     for (int i = 0; i < 2; i++)
-        s->hub->links[i].requests = WIRE_HISTORY + 1; /* as if their Welcome had said nothing */
+        s->hub->links[i].peer.requests = WIRE_HISTORY +
+                                         1; /* as if their Welcome had said nothing */
     EXPECT_STATUS(open_from(s, &from, &m, NULL, &e), SHD_ENOTSUP);
     EXPECT_HAS(e.text, "daemon cpu0");
     EXPECT_HAS(e.text, "does not know start values: it is of an older version");

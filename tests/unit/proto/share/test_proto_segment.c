@@ -35,14 +35,16 @@ TEST(kinds_have_names)
     EXPECT_STR(segment_kind_name(SEGMENT_SPILL), "spill");
     EXPECT_STR(segment_kind_name((enum segment_kind)0), "?");
     EXPECT_STR(segment_kind_name(SEGMENT_ACTIVITY), "activity");
-    EXPECT_STR(segment_kind_name((enum segment_kind)9), "?");
+    EXPECT_STR(segment_kind_name(SEGMENT_SPEC), "spec");
+    EXPECT_STR(segment_kind_name((enum segment_kind)10), "?");
     EXPECT_STR(segment_kind_name((enum segment_kind) - 1), "?");
     EXPECT(segment_kind_readonly(SEGMENT_PUBLISH) && segment_kind_readonly(SEGMENT_BOARD));
     EXPECT(!segment_kind_readonly(SEGMENT_STATE) && !segment_kind_readonly(SEGMENT_INBOX));
     EXPECT(segment_kind_shared(SEGMENT_STATE) && segment_kind_shared(SEGMENT_ACTIVITY));
-    EXPECT(segment_kind_shared(SEGMENT_STAGE));
+    EXPECT(segment_kind_readonly(SEGMENT_SPEC) && !segment_kind_readonly(SEGMENT_STAGE));
+    EXPECT(segment_kind_shared(SEGMENT_STAGE) && segment_kind_shared(SEGMENT_SPEC));
     EXPECT(!segment_kind_shared(SEGMENT_LEDGER) && !segment_kind_shared(SEGMENT_SPILL));
-    EXPECT(!segment_kind_shared(0) && !segment_kind_shared(9));
+    EXPECT(!segment_kind_shared(0) && !segment_kind_shared(10));
 }
 
 TEST(new_segment_is_zeroed_whole_pages_and_writable_by_its_maker)

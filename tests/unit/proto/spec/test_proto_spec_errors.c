@@ -267,11 +267,33 @@ TEST(documents_above_the_limit_are_refused)
 {
     char *json = calloc(1, SPEC_JSON_BYTES_MAX + 2);
     memset(json, ' ', SPEC_JSON_BYTES_MAX + 1);
-    expect_error(json, SHD_ERANGE, "spec has 786433 bytes, the limit is 786432");
-    memcpy(json, example, strlen(example));
-    json[SPEC_JSON_BYTES_MAX] = 0;
-    spec_free(parse(json));
+    expect_error(json, SHD_ERANGE, "spec has 67108865 bytes, the limit is 67108864");
     free(json);
+}
+
+/* Small in bytes and large once it is parsed: refused before that. */
+TEST(documents_of_more_values_than_a_spec_has_are_refused)
+{
+    static const struct {
+        const char *part, *error;
+    } cases[] = { { "[],", "JSON has 2000000 arrays and objects, the limit is 1064960" },
+                  { "{},", "JSON has 2000000 arrays and objects, the limit is 1064960" },
+                  { "0,0,0,0,", "JSON has 8000000 commas, the limit is 6389760" } };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        const size_t bytes = strlen(cases[i].part);
+        char *json = malloc(2000000 * bytes + 1);
+        for (size_t k = 0; k < 2000000; k++)
+            memcpy(json + k * bytes, cases[i].part, bytes);
+        json[2000000 * bytes] = 0;
+        expect_error(json, SHD_ERANGE, cases[i].error);
+        free(json);
+    }
+    char *text = malloc(2000014);
+    memset(text, '[', 2000014);
+    memcpy(text, "{\"name\":\"\\\"", 11);
+    memcpy(text + 2000011, "\"}", 3);
+    expect_error(text, SHD_ERANGE, "name has 2000001 bytes"); /* what is text does not count */
+    free(text);
 }
 
 /* units units of tensors tensors each. */
@@ -310,14 +332,31 @@ TEST(largest_number_of_units_is_accepted)
 
 TEST(canonical_form_above_the_limit_is_an_error_of_dump)
 {
-    char *json = big_json(1, 20000);
+    char *json = big_json(1, 100);
+    struct spec *s = parse(json);
     struct shd_err e;
     char *dump = NULL;
-    struct spec *s = parse(json);
+    char *name = malloc((1 << 20) + 1);
+    memset(name, 'n', 1 << 20);
+    name[1 << 20] = 0;
+    for (uint32_t t = 0; t < 100; t++) {
+        free(s->tensors[t].name);
+        s->tensors[t].name = name;
+    }
     EXPECT_STATUS(spec_dump(s, &dump, &e), SHD_ERANGE);
-    EXPECT_HAS(e.text, "the limit is 786432");
+    EXPECT_HAS(e.text, "the limit is 67108864");
     EXPECT(dump == NULL);
+    for (uint32_t t = 1; t < 100; t++)
+        s->tensors[t].name = NULL;
     spec_free(s);
+    free(json);
+}
+
+TEST(more_tensors_than_there_may_be_are_refused)
+{
+    char *json = big_json(65, SHD_TENSORS_MAX / 64);
+    expect_error(json, SHD_ERANGE,
+                 "units[64].tensors: the model reaches 266240 tensors, the limit is 262144");
     free(json);
 }
 
@@ -358,7 +397,8 @@ TEST(every_failed_allocation_is_an_error_without_leak)
         EXPECT(s == NULL);
         failures++;
     }
-    EXPECT_EQ(failures, 11); /* spec, name, groups + 2 names, units + 2, tensors + 2 */
+    /* spec, name, groups + 2 names, units + 2, tensors + 2, their order */
+    EXPECT_EQ(failures, 12);
 }
 
 TEST_MAIN()

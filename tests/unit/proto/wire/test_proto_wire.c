@@ -172,7 +172,7 @@ TEST(request_fields_out_of_range_are_named)
         { WIRE_HELLO, SHD_ERANGE, "hello.token", 15, "hello.token has 15 bytes, must be 16" },
         { WIRE_HELLO, SHD_ERANGE, "hello.token", 17, "hello.token has 17 bytes, must be 16" },
         { WIRE_HELLO, SHD_ERANGE, "hello.token", 0, "hello.token has 0 bytes, must be 16" },
-        { WIRE_OPEN_MODEL, SHD_ERANGE, "open_model.spec", SPEC_JSON_BYTES_MAX + 1,
+        { WIRE_OPEN_MODEL, SHD_ERANGE, "open_model.spec", SPEC_MESSAGE_BYTES_MAX + 1,
           "open_model.spec's size is 786433, must be 0 to 786432" },
         { WIRE_OPEN_MODEL, SHD_ERANGE, "open_model.owners", 0,
           "open_model.owners is 0, must be 1" },
@@ -189,10 +189,17 @@ TEST(request_fields_out_of_range_are_named)
         { WIRE_COMMIT, SHD_ERANGE, "commit.decision.scale", NAN, "decision.scale is nan" },
         { WIRE_COMMIT, SHD_ERANGE, "commit.decision.lr", -0x1p-1000, "decision.lr is -9" },
         { WIRE_COMMIT, SHD_ERANGE, "commit.decision.lr", NAN, "decision.lr is nan" },
-        { WIRE_DIGEST, SHD_ERANGE, "digest.tensor", 65536, "digest.tensor is 65536, must be" },
+        { WIRE_DIGEST, SHD_ERANGE, "digest.tensor", 262144, "digest.tensor is 262144, must" },
         { WIRE_DIGEST, SHD_ERANGE, "digest.array", 3, "digest.array is 3, must be 0 to 2" },
-        { WIRE_RESTORE, SHD_ERANGE, "restore.spec", 0, "restore.spec's size is 0, must be 1 to" },
-        { WIRE_RESTORE, SHD_ERANGE, "restore.spec", SPEC_JSON_BYTES_MAX + 1, "size is 786433" },
+        { WIRE_OPEN_MODEL, SHD_ERANGE, "open_model.spec_bytes", 67108865,
+          "open_model.spec_bytes is 67108865, must be 0 to 67108864" },
+        { WIRE_OPEN_MODEL, SHD_ERANGE, "open_model.spec_sum", 33,
+          "open_model.spec_sum's size is 33, must be 0 to 32" },
+        { WIRE_CREATE, SHD_ERANGE, "create.spec_bytes", 0x1p63, "create.spec_bytes is 922" },
+        { WIRE_CREATE, SHD_ERANGE, "create.spec_sum", 31, "size is 31, must be a multiple of 32" },
+        { WIRE_RESTORE, SHD_ERANGE, "restore.spec_bytes", 67108865, "restore.spec_bytes is 67" },
+        { WIRE_RESTORE, SHD_ERANGE, "restore.spec_sum", 1, "size is 1, must be a multiple of 32" },
+        { WIRE_RESTORE, SHD_ERANGE, "restore.spec", SPEC_MESSAGE_BYTES_MAX + 1, "size is 786433" },
         { WIRE_RESTORE, SHD_ERANGE, "restore.owners", 0, "restore.owners is 0, must be 1" },
         { WIRE_RESTORE, SHD_ERANGE, "restore.owners", 1025, "restore.owners is 1025" },
         { WIRE_RESTORE, SHD_ERANGE, "restore.owner", 1024, "restore.owner is 1024" },
@@ -261,11 +268,14 @@ TEST(reply_fields_out_of_range_are_named)
         { WIRE_LAYOUT, SHD_ERANGE, "layout_info.slot_bytes", 0x1p57, "layout.slot_bytes is 1441" },
         { WIRE_LAYOUT, SHD_ERANGE, "layout_info.segments.kind", 0, "segments.kind is 0, must be" },
         { WIRE_LAYOUT, SHD_ERANGE, "layout_info.segments.kind", 5, "segments.kind is 5, must be" },
+        { WIRE_LAYOUT, SHD_ERANGE, "layout_info.segments.kind", 10,
+          "segments.kind is 10, must be 1 to 4, or 7 to 9" },
         { WIRE_LAYOUT, SHD_ERANGE, "layout_info.segments.bytes", 0, "segments.bytes is 0, must" },
         { WIRE_LAYOUT, SHD_ERANGE, "layout_info.segments.bytes", 100, "segments.bytes is 100" },
         { WIRE_LAYOUT, SHD_ERANGE, "layout_info.segments.bytes", 0x1p63, "segments.bytes is 922" },
-        { WIRE_LAYOUT, SHD_ERANGE, "layout_info.spec", SPEC_JSON_BYTES_MAX + 1,
+        { WIRE_LAYOUT, SHD_ERANGE, "layout_info.spec", SPEC_MESSAGE_BYTES_MAX + 1,
           "layout.spec's size is 786433" },
+        { WIRE_LAYOUT, SHD_ERANGE, "layout_info.spec_bytes", 67108865, "layout.spec_bytes is 67" },
         { WIRE_PREPARED, SHD_ERANGE, "prepared.decided.scale", NAN, "decision.scale is nan" },
         { WIRE_PREPARED, SHD_ERANGE, "prepared.decided.lr", -1, "decision.lr is -1" },
         { WIRE_COMMITTED, SHD_ERANGE, "committed.decision.lr", INFINITY, "decision.lr is inf" },
@@ -514,7 +524,7 @@ TEST(too_many_repeated_fields_are_errors)
     expect_reply(&r.base, SHD_ERANGE, "prepared.sum's top limb is 1, must be 0 to 0");
 
     Shd__Segment s = SHD__SEGMENT__INIT;
-    Shd__Segment *segments[5] = { &s, &s, &s, &s, &s };
+    Shd__Segment *segments[6] = { &s, &s, &s, &s, &s, &s };
     Shd__Layout l = SHD__LAYOUT__INIT;
     s.kind = SEGMENT_BOARD;
     s.bytes = 4096;
@@ -522,10 +532,10 @@ TEST(too_many_repeated_fields_are_errors)
     r.layout_info = &l;
     l.owners = 1;
     l.segments = segments;
-    l.n_segments = 4;
-    expect_reply(&r.base, SHD_OK, "");
     l.n_segments = 5;
-    expect_reply(&r.base, SHD_ERANGE, "layout.segments' count is 5, must be 0 to 4");
+    expect_reply(&r.base, SHD_OK, "");
+    l.n_segments = 6;
+    expect_reply(&r.base, SHD_ERANGE, "layout.segments' count is 6, must be 0 to 5");
 }
 
 TEST(error_text_is_made_fit_for_terminals)

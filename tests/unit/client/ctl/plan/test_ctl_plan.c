@@ -429,7 +429,7 @@ TEST(hostile_safetensors_are_refused)
     expect_file(ONE("7", "[4]", "[0,16]"), 16, "", 1, "dtype is not known");
     expect_file("{\"w\":7}", 16, "", 1, "tensor 'w': dtype is not known");
     expect_file("{\"w\":{\"dtype\":\"I64\",\"shape\":[2],\"data_offsets\":[0,16]}}", 16, "", 1,
-                "1 to 65536 tensors, not 0");
+                "1 to 262144 tensors, not 0");
     expect_file("{\"a b\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[0,16]}}", 16, "", 1,
                 "called 'a b'");
     expect_file("{\"a\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[0,16]},"
