@@ -259,6 +259,53 @@ class Numbers(unittest.TestCase):
         self.compare(lambda: Gpt('reentrant'), 'gpt-reentrant', 3)
 
 
+class Many(nn.Module):
+    """10,000 parameters, as an embedding of experts may have: their specification fits no message."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift = nn.ParameterList(torch.randn(2) for _ in range(1000))
+
+        def forward(self, x):
+            return torch.tanh(x + torch.stack(list(self.shift)))
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*[self.Layer() for _ in range(10)])
+
+    def forward(self, seed):
+        x = torch.randn(1000, 2, generator=torch.Generator().manual_seed(seed))
+        return self.layers(x).sum(1).square().mean()
+
+
+class ManyTensors(unittest.TestCase):
+    def test_ten_thousand(self):
+        def work():
+            module = made(Many)
+            module, opt = sd.shard(module, torch.optim.SGD(module.parameters(), 50.0), name='many')
+            self.assertGreater(len(opt.engine.model.spec), 768 * 1024)
+            losses = []
+            for step in range(3):
+                losses.append(module(step))
+                losses[-1].backward()
+                opt.step()
+            return [loss.item() for loss in losses]
+
+        def plainly():
+            module = made(Many)
+            opt, losses = torch.optim.SGD(module.parameters(), 50.0), []
+            for step in range(3):
+                losses.append(module(step))
+                losses[-1].backward()
+                opt.step()
+                opt.zero_grad()
+            return [loss.item() for loss in losses]
+        losses, wanted = run(work)[0], run(plainly)[0]
+        self.assertNotEqual(wanted[0], wanted[2])
+        self.assertEqual(losses, wanted)  # SGD of one worker: the same operations in the same order
+
+
 class SameBits(unittest.TestCase):
     """What must not matter at all."""
 
