@@ -443,8 +443,8 @@ TEST(spec_in_a_segment_opens_a_model)
     EXPECT_STATUS(open_passed(&r, &stub, TICKET, &reply), SHD_ENOENT); /* it is taken */
     pass(&r, segment.fd, TICKET, SEGMENT_SPEC);
     pass(&r, segment.fd, TICKET + 1, SEGMENT_SPEC);
-    EXPECT_STATUS(open_passed(&r, &stub, TICKET, &reply), SHD_ENOENT); /* in its place another */
-    EXPECT_STATUS(open_passed(&r, &stub, TICKET + 1, &reply), SHD_OK);
+    EXPECT_STATUS(open_passed(&r, &stub, TICKET + 1, &reply), SHD_OK); /* in the other's place */
+    EXPECT_STATUS(open_passed(&r, &stub, TICKET, &reply), SHD_ENOENT);
     segment_close(&segment);
     raw_close(&r);
     trainer_step();
