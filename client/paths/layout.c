@@ -41,6 +41,8 @@ static int take_spec(struct shd_model *m, const struct link *link, const char *j
                      struct shd_err *e)
 {
     struct shd_err why = { 0 };
+    if (json == NULL || bytes == 0)
+        return link_err(link, SHD_EPROTO, e, "answered OpenModel without a spec");
     if (m->spec_json != NULL && strlen(m->spec_json) == bytes &&
         memcmp(m->spec_json, json, bytes) == 0)
         return SHD_OK;

@@ -5,6 +5,7 @@
 #include "client/paths/map.h"
 #include "client/session/hub.h"
 #include "proto/base/sys.h"
+#include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
 
 /* -- Same bits ----------------------------------------------------------------------------------
@@ -611,6 +612,39 @@ TEST(owners_that_take_no_large_specs_are_named)
     EXPECT_HAS(e.text, "model 'large' has a spec of 2");
     EXPECT_HAS(e.text, "messages hold 786432");
     shd_close(old);
+    shd_close(s);
+    fixture_stop(&daemons);
+    free(spec);
+}
+
+/* Wherever they are: segments made, passed, named, offered, claimed. */
+TEST(clients_killed_while_they_open_a_large_model_leave_nothing)
+{
+    uint64_t seed = test_seed(4);
+    char *spec = large_spec();
+    int status;
+    fixture_start(&daemons, 1, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    const uint64_t start_ms = test_now_ms();
+    shd_model *m = open_toy(s, spec);
+    const uint64_t took_ms = test_now_ms() - start_ms;
+    const int fds = count_fds(daemons.pids[0]), maps = count_segment_maps(daemons.pids[0]);
+    for (int i = 0; i < 8; i++) {
+        const pid_t pid = test_fork();
+        if (pid == 0) {
+            struct shd_err e;
+            shd_session *own;
+            shd_model *same;
+            if (try_connect(daemons.dir, PATIENT_MS, &own, &e) == SHD_OK)
+                shd_model_open(own, spec, &same, &e);
+            _exit(0);
+        }
+        sleep_ms((long)(test_random(&seed) % (took_ms + 1)));
+        kill(pid, SIGKILL);
+        waitpid(pid, &status, 0);
+    }
+    expect_daemon_idle(daemons.pids[0], fds, maps);
+    step_large(m);
     shd_close(s);
     fixture_stop(&daemons);
     free(spec);

@@ -9,6 +9,8 @@
 #include "proto/share/activity.h"
 #include "proto/share/segment.h"
 #include "proto/share/shardmap.h"
+#include "proto/share/spec_segment.h"
+#include "proto/spec/spec.h"
 #include "tests/lib/proto_util.h"
 #include "tests/lib/test.h"
 
@@ -518,6 +520,53 @@ TEST(failed_allocations_are_errors_without_leak)
         EXPECT(map == NULL);
     }
     spec_free(spec);
+}
+
+/* -- Specs --------------------------------------------------------------------------------------
+ */
+
+TEST(spec_segment_is_read_as_it_was_written)
+{
+    static char json[3 * PAGE + 5], read[sizeof json];
+    struct shd_err e = { 0 };
+    struct segment s;
+    struct spec_stub stub;
+    for (size_t i = 0; i < sizeof json; i++)
+        json[i] = (char)('a' + i % 25);
+    EXPECT_OK(spec_stub_of(json, sizeof json, &stub, &e), &e);
+    EXPECT_EQ(stub.bytes, sizeof json);
+    EXPECT_OK(spec_segment_new(json, sizeof json, &s, &e), &e);
+    EXPECT_EQ(s.bytes, 4 * PAGE);
+    EXPECT_OK(spec_segment_check(s.fd, sizeof json, &e), &e);
+    EXPECT_OK(spec_segment_read(s.fd, sizeof json, read, &e), &e);
+    EXPECT(memcmp(read, json, sizeof json) == 0);
+    EXPECT_OK(spec_stub_check(&stub, read, &e), &e);
+    read[sizeof json - 1]++; /* the last byte counts */
+    EXPECT_STATUS(spec_stub_check(&stub, read, &e), SHD_ESEGMENT);
+    EXPECT_HAS(e.text, "spec of 12293 bytes has SHA-256 ");
+    segment_close(&s);
+}
+
+TEST(spec_segments_of_other_sizes_are_refused)
+{
+    static char read[3 * PAGE];
+    struct shd_err e = { 0 };
+    struct segment s;
+    EXPECT_STATUS(spec_segment_new("", 0, &s, &e), SHD_ERANGE);
+    EXPECT_HAS(e.text, "a spec of 0 bytes, must be 1 to 67108864");
+    EXPECT_STATUS(spec_segment_new("", SPEC_JSON_BYTES_MAX + 1, &s, &e), SHD_ERANGE);
+    EXPECT_OK(spec_segment_new("{}", 2, &s, &e), &e);
+    EXPECT_OK(spec_segment_check(s.fd, PAGE, &e), &e);
+    EXPECT_STATUS(spec_segment_check(s.fd, PAGE + 1, &e), SHD_ESEGMENT);
+    EXPECT_STATUS(spec_segment_check(s.fd, 0, &e), SHD_ERANGE);
+    EXPECT_STATUS(spec_segment_check(s.fd, UINT64_MAX, &e), SHD_ERANGE);
+    EXPECT_STATUS(spec_segment_read(s.fd, 2 * PAGE, read, &e), SHD_ESEGMENT);
+    EXPECT_HAS(e.text, "ends at byte 4096 of 8192");
+    EXPECT_EQ(ftruncate(s.fd, 0), -1); /* sealed */
+    segment_close(&s);
+    s = segment_of(SEGMENT_STAGE, PAGE); /* others may write there */
+    EXPECT_STATUS(spec_segment_check(s.fd, PAGE, &e), SHD_ESEGMENT);
+    segment_close(&s);
 }
 
 TEST_MAIN()
