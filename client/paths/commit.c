@@ -103,6 +103,7 @@ static int turn_round(struct turning *t, enum turn_state state, struct shd_err *
                            .type = prepare ? WIRE_PREPARED : WIRE_COMMITTED,
                            .make = prepare ? make_prepare : make_commit,
                            .take = prepare ? take_prepared : take_committed,
+                           .fault = prepare ? &t->m->fault : NULL,
                            .ctx = t };
     int r = SHD_OK;
     while (r == SHD_OK && turn_state(turn) == state && round.err.code == SHD_OK) {

@@ -443,6 +443,8 @@ int round_wait(struct round *round, struct hub *hub, uint64_t start_ns, struct s
         r = hub_poll(hub, left_ns, e);
         if (r != SHD_OK && round->waiting == 0 && round->err.code == SHD_OK)
             r = SHD_OK; /* everything was answered before the daemon went */
+        if (r == SHD_OK && round->fault != NULL)
+            r = err_copy(round->fault, e);
     }
     return r;
 }

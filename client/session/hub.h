@@ -78,10 +78,11 @@ struct round {
     int (*take)(const struct round *round, const struct link *link, const struct wire_reply *reply,
                 struct shd_err *e);
     const struct spec_out *spec; /* what it names, brought along each time; NULL: none */
-    bool to_the_end;  /* an error ends it only once all have answered: what is asked makes things */
-    void *ctx;        /* make's and take's, with the next */
-    uint64_t arg;     /* round_ask()'s, of the request at hand */
-    uint32_t waiting; /* answers still to come */
+    const struct shd_err *fault; /* NULL, or what ends a wait once it is set; borrowed */
+    bool to_the_end;    /* an error ends it once no daemon has a request of it: these make things */
+    void *ctx;          /* make's and take's, with the next */
+    uint64_t arg;       /* round_ask()'s, of the request at hand */
+    uint32_t waiting;   /* answers still to come */
     struct shd_err err; /* first error; code 0: none */
 };
 
