@@ -316,6 +316,11 @@ SHD_API int shd_reset_step(shd_model *m, struct shd_err *e);
  * back by shd_commit(). Before its last return (with accumulate > 1: the last of its group). */
 SHD_API int shd_report(shd_model *m, uint32_t micro, const double *metrics, uint32_t count,
                        struct shd_err *e);
+/* The same, and what they are called, in their order ("loss, accuracy"; printable, 127 bytes at
+ * most): of two workers that report others, or in another order, in the same step the second is
+ * refused (SHD_EINVAL, from a call that comes later), with both names. */
+SHD_API int shd_report_named(shd_model *m, uint32_t micro, const char *names, const double *metrics,
+                             uint32_t count, struct shd_err *e);
 
 /* -- One step -------------------------------------------------------------------------------- */
 #define SHD_BLOB_BYTES_MAX ((size_t)768 * 1024)
@@ -347,6 +352,7 @@ struct shd_result {
     double grad_norm; /* of the mean gradient (divide_by says what that is), before clipping */
     bool over;    /* this worker was late, nothing else is known; the model is at the open step */
     bool skipped; /* a gradient was inf or NaN: parameters and moments are unchanged */
+    uint32_t reported; /* micro-batches with metrics; 0: not known (daemons of an older version) */
     double metrics[SHD_METRICS_MAX]; /* sums over the micro-batches */
     uint32_t computed; /* micro-batches this worker computed; by shd_run_step*() only */
     bool left; /* after shd_leave(): this worker did not wait for the step to be committed */
@@ -371,6 +377,7 @@ struct shd_step_row {
     double metrics[SHD_METRICS_MAX];
     uint32_t metric_count;
     bool skipped;                     /* a gradient was not finite, or it was a put */
+    uint16_t reported;                /* as in shd_result */
     double grad_norm, lr, loss_scale; /* loss_scale: at least 1 */
 };
 /* Up to room rows from step *from on, ascending, of owner 0; *from becomes the step to go on with.

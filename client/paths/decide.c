@@ -180,6 +180,7 @@ int decide(const struct decide_args *args, struct decided *ret_decided, struct s
     if (r != SHD_OK)
         return r;
     decided.metric_count = args->prepared[0].metric_count;
+    decided.reported = args->prepared[0].reported;
     memcpy(decided.metrics, args->prepared[0].metrics, sizeof decided.metrics);
     *ret_decided = decided;
     return SHD_OK;

@@ -33,7 +33,8 @@ struct decided {
     double grad_norm; /* of the mean gradient, unscaled, not clipped; infinite when not finite */
     double metrics[WIRE_METRICS_MAX];
     uint32_t metric_count;
-    bool over; /* the step was over long ago: nothing else is known */
+    uint32_t reported; /* groups of micro-batches that had metrics; 0: not known */
+    bool over;         /* the step was over long ago: nothing else is known */
 };
 
 /* Errors: SHD_ERANGE a number of the update outside its limits, named; SHD_EINVAL a metric that the

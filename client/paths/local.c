@@ -391,6 +391,7 @@ static void sum_metrics(const struct shd_model *m, struct wire_prepared *prepare
 {
     const struct local_model *local = m->local;
     for (uint32_t group = 0; group < spec_returns(m->spec); group++) {
+        prepared->reported += local->metric_counts[group] > 0;
         if (local->metric_counts[group] > prepared->metric_count)
             prepared->metric_count = local->metric_counts[group];
         for (uint32_t i = 0; i < local->metric_counts[group]; i++)
@@ -496,7 +497,8 @@ static struct history_row decided_row(const struct decided *decided, uint64_t st
                                .loss_scale = d->loss_scale,
                                .scale = d->scale,
                                .metric_count = decided->metric_count,
-                               .skipped = d->skip };
+                               .skipped = d->skip,
+                               .reported = decided->reported };
     memcpy(row.metrics, decided->metrics, sizeof row.metrics);
     return row;
 }

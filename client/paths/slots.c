@@ -149,7 +149,8 @@ static int make_return(struct link *link, const struct call *call, struct wire_r
                                  .step = call->step,
                                  .attempt = call->attempt,
                                  .dtype = SHD_F32,
-                                 .none = none };
+                                 .none = none,
+                                 .metric_names = "" };
     msg->micro = none ? (uint32_t)((call->arg & ~NO_SLOT) >> GROUP_BITS) : slot->group;
     msg->unit = none ? (uint32_t)call->arg : slot->unit;
     if (!none) {
@@ -160,6 +161,7 @@ static int make_return(struct link *link, const struct call *call, struct wire_r
         const struct report report = model_report(m, msg->micro);
         msg->metric_count = report.count;
         memcpy(msg->metrics, report.metrics, sizeof msg->metrics);
+        msg->metric_names = m->reports[msg->micro * m->spec->accumulate].names;
     }
     return SHD_OK;
 }

@@ -206,7 +206,8 @@ int shd_blob(shd_model *m, void *buf, size_t capacity, size_t *ret_bytes, struct
 
 #define ROWS_AT_ONCE 256u
 
-static void show_row(const struct history_row *from, struct shd_step_row *ret_row)
+static void show_row(const struct history_row *from, uint32_t accumulate,
+                     struct shd_step_row *ret_row)
 {
     *ret_row = (struct shd_step_row){ .step = from->step,
                                       .time_ns = from->time_ns,
@@ -215,6 +216,7 @@ static void show_row(const struct history_row *from, struct shd_step_row *ret_ro
                                       .lr = from->lr,
                                       .loss_scale = from->loss_scale > 1 ? from->loss_scale : 1 };
     ret_row->metric_count = from->metric_count <= SHD_METRICS_MAX ? from->metric_count : 0;
+    ret_row->reported = (uint16_t)(from->reported * accumulate);
     memcpy(ret_row->metrics, from->metrics, ret_row->metric_count * sizeof *from->metrics);
 }
 
@@ -236,7 +238,7 @@ int shd_history(shd_model *m, uint64_t *from, struct shd_step_row *rows, uint32_
         if (r != SHD_OK)
             return r;
         for (uint32_t i = 0; i < got; i++)
-            show_row(&part[i], &rows[count++]);
+            show_row(&part[i], m->spec->accumulate, &rows[count++]);
     }
     *from = next;
     *ret_count = count;

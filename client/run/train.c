@@ -421,9 +421,29 @@ bool train_grad_open(struct shd_model *m, uint32_t micro, uint32_t unit)
 int shd_report(shd_model *m, uint32_t micro, const double *metrics, uint32_t count,
                struct shd_err *e)
 {
+    return shd_report_named(m, micro, "", metrics, count, e);
+}
+
+static int check_metric_names(const char *names, struct shd_err *e)
+{
+    size_t bytes = 0;
+    while (names[bytes] >= ' ' && names[bytes] <= '~')
+        bytes++;
+    if (names[bytes] == '\0' && bytes < WIRE_NAME_BYTES_MAX)
+        return SHD_OK;
+    return err_set(e, SHD_EINVAL,
+                   "names of metrics: must be printable ASCII, at most %u bytes together",
+                   WIRE_NAME_BYTES_MAX - 1);
+}
+
+int shd_report_named(shd_model *m, uint32_t micro, const char *names, const double *metrics,
+                     uint32_t count, struct shd_err *e)
+{
     int r = session_check(m->session, e);
     if (r == SHD_OK)
         r = check_micro(m, micro, e);
+    if (r == SHD_OK)
+        r = check_metric_names(names, e);
     if (r != SHD_OK)
         return r;
     if (count > SHD_METRICS_MAX)
@@ -441,6 +461,7 @@ int shd_report(shd_model *m, uint32_t micro, const double *metrics, uint32_t cou
     report->count = count;
     if (count > 0)
         memcpy(report->metrics, metrics, count * sizeof *metrics);
+    snprintf(report->names, sizeof report->names, "%s", names);
     return SHD_OK;
 }
 
@@ -599,6 +620,7 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
     struct shd_result result = { .step = m->step,
                                  .grad_norm = decided.grad_norm,
                                  .skipped = decided.decision.skip,
+                                 .reported = decided.reported * m->spec->accumulate,
                                  .over = decided.over };
     memcpy(result.metrics, decided.metrics, decided.metric_count * sizeof *decided.metrics);
     if (decided.over) {

@@ -140,6 +140,7 @@ struct report { /* shd_report() of one micro-batch */
     double metrics[SHD_METRICS_MAX];
     uint32_t count;
     uint32_t given; /* of the first one of a group: units whose return has been handed over */
+    char names[WIRE_NAME_BYTES_MAX]; /* of metrics; "": not said */
 };
 
 struct unit_hold {

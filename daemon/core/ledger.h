@@ -73,6 +73,7 @@ struct ledger_record { /* of a committed step */
     uint64_t updates; /* not skipped, this one counted */
     struct ledger_decision decision;
     bool finite;
+    uint32_t reported; /* micro-batches with metrics; 0: an older version's, not known */
     struct fixsum sum;
     double metrics[LEDGER_METRICS];
     uint32_t metric_count;

@@ -79,13 +79,14 @@ static void apply_one_more(struct step *s, struct step_actions *actions)
 static void record_metrics(struct step *s)
 {
     const uint64_t round = ledger_round(&s->ledger);
-    s->record.metric_count = 0;
+    s->record.metric_count = s->record.reported = 0;
     memset(s->record.metrics, 0, sizeof s->record.metrics);
     for (uint32_t micro = 0; micro < s->micros; micro++) {
         const struct ledger_metrics *m = &s->ledger.metrics[micro];
         const uint64_t tag = atomic_load_explicit(&m->tag, memory_order_relaxed);
         const bool known = ledger_metrics_tag_round(tag) == round;
         const uint32_t count = known ? ledger_metrics_tag_count(tag) : 0;
+        s->record.reported += count > 0;
         if (count > s->record.metric_count)
             s->record.metric_count = count;
         for (uint32_t i = 0; i < count; i++)
@@ -422,8 +423,9 @@ struct step_result step_last_result(const struct step *s)
     if (commits == 0 ||
         !history_get(s->ledger.history, s->ledger.head->history_slots, commits, commits - 1, &row))
         return (struct step_result){ .metric = NAN, .norm = NAN, .lr = NAN };
+    const uint32_t reported = row.reported > 0 ? row.reported : s->micros;
     return (struct step_result){ .any = true,
-                                 .metric = row.metric_count > 0 ? row.metrics[0] : NAN,
+                                 .metric = row.metric_count > 0 ? row.metrics[0] / reported : NAN,
                                  .norm = row.norm,
                                  .lr = row.lr };
 }

@@ -90,6 +90,7 @@ struct step_prepared {
     struct fixsum sum; /* carried; meaningless when not finite */
     double metrics[STEP_METRICS_MAX];
     uint32_t metric_count;
+    uint32_t reported; /* micro-batches that had metrics; 0: not known */
     bool has_decision;
     struct decision decision;
 };
@@ -153,7 +154,7 @@ struct step_blob step_last_blob(const struct step *s); /* of the last commit */
 
 struct step_result { /* of the last committed step, from the history */
     bool any;
-    double metric; /* the first one, summed; NaN: none */
+    double metric; /* the first one, its mean over the micro-batches that had it; NaN: none */
     double norm, lr;
 };
 struct step_result step_last_result(const struct step *s);

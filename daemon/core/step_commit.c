@@ -57,7 +57,8 @@ static void write_row(struct step *s)
                                .loss_scale = d->put != 0 ? 0 : d->loss_scale,
                                .scale = d->scale,
                                .metric_count = s->record.metric_count,
-                               .skipped = d->skip };
+                               .skipped = d->skip,
+                               .reported = s->record.reported };
     memcpy(row.metrics, s->record.metrics, sizeof row.metrics);
     if (s->ledger.head->history_slots > 0)
         history_put(s->ledger.history, s->ledger.head->history_slots, &row);
@@ -80,6 +81,7 @@ static void write_record(struct step *s, struct step_blob blob)
     *r = (struct ledger_record){ .step = s->now,
                                  .updates = s->updates,
                                  .finite = s->record.finite,
+                                 .reported = s->record.reported,
                                  .sum = s->record.sum,
                                  .metric_count = s->record.metric_count,
                                  .blob_at = blob_at,

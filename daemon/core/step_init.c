@@ -35,6 +35,7 @@ void step_recall_record(struct step *s)
                                         .finite = r->finite,
                                         .sum = r->sum,
                                         .metric_count = r->metric_count,
+                                        .reported = r->reported <= s->micros ? r->reported : 0,
                                         .has_decision = true };
     ledger_decision_get(&s->ledger, commits & 1, &s->record.decision);
     memcpy(s->record.metrics, r->metrics, sizeof r->metrics);

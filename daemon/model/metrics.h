@@ -21,6 +21,7 @@ struct trace;
 #define METRICS_BUCKETS    ACTIVITY_BUCKETS /* bounds: activity_bounds_ns */
 #define METRICS_RATE_S     10u
 #define METRICS_NAME_BYTES 64u
+#define METRICS_LIST_BYTES 128u
 
 struct metrics_hist { /* of durations */
     uint64_t bucket[METRICS_BUCKETS + 1];
@@ -40,6 +41,13 @@ struct metrics_sender {
     char name[METRICS_NAME_BYTES];
 };
 
+/* What the micro-batches' metrics of a step are called. */
+struct metrics_names {
+    uint64_t step, attempt;
+    uint32_t group; /* that said so first */
+    char text[METRICS_LIST_BYTES];
+};
+
 struct metrics_model {
     struct metrics_daemon *daemon; /* borrowed */
     uint32_t handle;               /* of the model, in the trace */
@@ -56,6 +64,7 @@ struct metrics_model {
     uint64_t collect_ns, decide_ns, apply_ns;    /* of the last step */
     bool has_collect, has_decide, has_apply;     /* these were seen */
     struct metrics_sender *senders;              /* owned, [groups]; NULL: none yet */
+    struct metrics_names names;                  /* of the step being collected */
 };
 
 struct metrics_rates {

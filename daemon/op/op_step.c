@@ -66,6 +66,27 @@ static void remember_sender(struct model *m, uint32_t group, const struct sessio
     snprintf(sender->name, sizeof sender->name, "%.*s", (int)sizeof sender->name - 1, s->name);
 }
 
+/* Numbers are summed by their places, so all of a step must have the same names. */
+static int check_names(struct op *op)
+{
+    const struct wire_return *req = &op->req.return_grad;
+    struct metrics_names *names = &op->model->metrics->names;
+    _Static_assert(sizeof names->text == WIRE_NAME_BYTES_MAX, "a message's names fit");
+    if (req->metric_count == 0 || req->metric_names[0] == '\0' ||
+        req->step != step_collecting(op->model->core))
+        return SHD_OK;
+    if (names->text[0] == '\0' || names->step != req->step || names->attempt != req->attempt) {
+        *names = (struct metrics_names){ req->step, req->attempt, req->micro, "" };
+        snprintf(names->text, sizeof names->text, "%s", req->metric_names);
+    }
+    if (names->group == req->micro || strcmp(names->text, req->metric_names) == 0)
+        return SHD_OK; /* its own again: the first ones count */
+    return err_set(&op->err, SHD_EINVAL,
+                   "metrics '%s' of micro-batch %" PRIu32 " in a step in which micro-batch %" PRIu32
+                   " has '%s': all workers report the same ones",
+                   req->metric_names, req->micro, names->group, names->text);
+}
+
 /* The step was begun anew since: what its sender computed before counts for nothing. */
 static void credit_unused(const struct op *op)
 {
@@ -94,6 +115,11 @@ static int op_return_grad(struct op *op)
     if (!reset_follow(op->model, req->step, req->attempt)) {
         credit_unused(op);
         return SHD_PENDING;
+    }
+    r = check_names(op);
+    if (r != SHD_OK) {
+        inbox_release_slot(op);
+        return r;
     }
     remember_sender(op->model, req->micro, op->session);
     const uint64_t elems = req->none ? 0 : op->model->map->slice[req->unit].elems;
@@ -145,6 +171,7 @@ static int op_prepare(struct op *op)
                                                  .finite = p.finite,
                                                  .sum = p.sum,
                                                  .metric_count = p.metric_count,
+                                                 .reported = p.reported,
                                                  .has_decision = p.has_decision,
                                                  .decision = p.decision };
     memcpy(op->reply.prepared.metrics, p.metrics, sizeof p.metrics);

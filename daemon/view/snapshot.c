@@ -27,7 +27,7 @@ struct view_daemon view_daemon_of(const struct daemon *d)
 
 double view_loss(const struct view_model *vm)
 {
-    return vm->last.committed.metric / vm->spec->micro_batches;
+    return vm->last.committed.metric / vm->spec->accumulate;
 }
 
 const struct view_session *view_session_find(const struct view_snapshot *s, uint64_t id)

@@ -26,8 +26,8 @@ struct history_row {
     double loss_scale; /* 0, 1: none */
     float scale;       /* the summed gradient was multiplied by it */
     uint32_t metric_count;
-    uint32_t skipped; /* 1: the gradient was not finite, nothing was updated */
-    uint32_t reserved;
+    uint32_t skipped;  /* 1: the gradient was not finite, nothing was updated */
+    uint32_t reported; /* groups of micro-batches that had metrics; 0: not known */
 };
 #define HISTORY_ROW_BYTES 88u
 _Static_assert(sizeof(struct history_row) == HISTORY_ROW_BYTES, "rows cross processes");

@@ -109,7 +109,7 @@ static int real_check(const struct field *f, double value, struct shd_err *e)
 static int text_check(const struct field *f, const char *text, struct shd_err *e)
 {
     const bool path = f->row->form == WIRE_PATH;
-    const size_t bytes = strlen(text);
+    const size_t bytes = text != NULL ? strlen(text) : 0;
     const int r = count_check(f, bytes, "bytes", e);
     if (r != SHD_OK)
         return r;

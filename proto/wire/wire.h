@@ -113,6 +113,8 @@ struct wire_return {
     uint32_t metric_count;
     uint64_t turn;    /* of the link up by which the gradient comes; 0: it lies in the slot */
     uint64_t attempt; /* as the board has it; 0: any */
+    const char
+        *metric_names; /* < WIRE_NAME_BYTES_MAX, printable, commas between them; "": not said */
 };
 struct wire_prepare {
     uint32_t model;
@@ -305,6 +307,7 @@ struct wire_prepared {
     uint32_t metric_count;
     bool has_decision;
     struct decision decision;
+    uint32_t reported; /* returned groups that had metrics; 0: not known */
 };
 struct wire_committed {
     uint64_t step;

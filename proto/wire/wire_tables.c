@@ -103,6 +103,7 @@ static const struct wire_field return_fields[] = {
     METRICS(return ),
     ANY(return, turn),
     ANY(return, attempt),
+    NAME(return, metric_names),
 };
 static const struct wire_field prepare_fields[] = { ANY(prepare, model), ANY(prepare, step),
                                                     ANY(prepare, attempt) };
@@ -227,6 +228,7 @@ static const struct wire_field prepared_fields[] = {
     METRICS(prepared),
     DECIDED(prepared),
     ANY(prepared, over),
+    UP_TO(prepared, reported, SHD_MICROS_MAX),
 };
 static const struct wire_field committed_fields[] = { ANY(committed, step), DECISION(committed),
                                                       ANY(committed, over) };

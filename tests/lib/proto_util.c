@@ -150,7 +150,8 @@ static void random_return(uint64_t *seed, struct wire_return *t)
                                .dtype = (enum shd_dtype)random_u32(seed, SHD_F32, SHD_F16),
                                .none = test_random(seed) % 2 != 0,
                                .turn = random_u64(seed, 0, UINT64_MAX),
-                               .attempt = random_u64(seed, 0, UINT64_MAX) };
+                               .attempt = random_u64(seed, 0, UINT64_MAX),
+                               .metric_names = test_random(seed) % 2 != 0 ? "loss, a" : "" };
     t->metric_count = random_metrics(seed, t->metrics);
 }
 
@@ -351,7 +352,8 @@ static void random_prepared(uint64_t *seed, struct wire_prepared *p)
     *p = (struct wire_prepared){ .step = random_u64(seed, 0, UINT64_MAX),
                                  .finite = test_random(seed) % 2 != 0,
                                  .over = test_random(seed) % 2 != 0,
-                                 .has_decision = test_random(seed) % 2 != 0 };
+                                 .has_decision = test_random(seed) % 2 != 0,
+                                 .reported = random_u32(seed, 0, SHD_MICROS_MAX) };
     for (int i = 0; i < FIXSUM_LIMBS - 1; i++)
         p->sum.limb[i] = random_u64(seed, 0, UINT32_MAX);
     p->metric_count = random_metrics(seed, p->metrics);
@@ -479,6 +481,7 @@ static bool same_return(const struct wire_return *a, const struct wire_return *b
     return a->model == b->model && a->step == b->step && a->micro == b->micro &&
            a->unit == b->unit && a->slot == b->slot && a->dtype == b->dtype && a->none == b->none &&
            a->turn == b->turn && a->attempt == b->attempt &&
+           strcmp(a->metric_names, b->metric_names) == 0 &&
            same_metrics(a->metrics, a->metric_count, b->metrics, b->metric_count);
 }
 
@@ -593,7 +596,7 @@ static bool same_prepared(const struct wire_prepared *a, const struct wire_prepa
     return a->step == b->step && a->over == b->over && a->finite == b->finite &&
            memcmp(a->sum.limb, b->sum.limb, sizeof a->sum.limb) == 0 && b->sum.adds == 0 &&
            same_metrics(a->metrics, a->metric_count, b->metrics, b->metric_count) &&
-           a->has_decision == b->has_decision &&
+           a->has_decision == b->has_decision && a->reported == b->reported &&
            (!a->has_decision || same_decision(a->decision, b->decision));
 }
 

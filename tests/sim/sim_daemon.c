@@ -213,6 +213,7 @@ static struct sim_reply prepared_reply(const struct step_prepared *p)
                                          .finite = p->finite,
                                          .sum = p->sum,
                                          .metric_count = p->metric_count,
+                                         .reported = p->reported,
                                          .has_decision = p->has_decision };
     memcpy(r.prepared.metrics, p->metrics, sizeof p->metrics);
     r.prepared.decision = p->decision;

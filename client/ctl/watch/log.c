@@ -23,7 +23,8 @@ static const char log_about[] =
     "Print what each committed step came to: loss, norm of the gradient, learning rate, when. The\n"
     "daemons keep the last 65,536 steps, whoever committed them, also while they are restarted. "
     "The\n"
-    "loss is the first number that workers report, as a mean over the step's micro-batches.";
+    "loss is the first number that workers report, as a mean over the micro-batches that\n"
+    "have it.";
 
 static const char log_more[] =
     "examples:\n"
@@ -41,7 +42,8 @@ struct options {
 
 static double loss_of(const shd_model *m, const struct shd_step_row *row)
 {
-    return row->metric_count > 0 ? row->metrics[0] / shd_micro_batches(m) : NAN;
+    const uint32_t micros = row->reported > 0 ? row->reported : shd_micro_batches(m);
+    return row->metric_count > 0 ? row->metrics[0] / micros : NAN;
 }
 
 static json_t *real_or_null(double x)

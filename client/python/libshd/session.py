@@ -33,6 +33,7 @@ class Result(NamedTuple):
     grad_norm: float
     skipped: bool
     over: bool
+    reported: int  # micro-batches that had metrics; 0: not known
     metrics: tuple[float, ...]
 
 
@@ -138,9 +139,10 @@ class Session(_Open):
             raise
 
     def _open(self, options: _c.shd_open_options) -> Model:
-        model = ctypes.c_void_p()
-        self.call(lib.shd_model_open_with, self.handle, ctypes.byref(options), ctypes.byref(model), None)
-        return Model(self, model)
+        model, created = ctypes.c_void_p(), ctypes.c_bool()
+        self.call(lib.shd_model_open_with, self.handle, ctypes.byref(options), ctypes.byref(model),
+                  ctypes.byref(created))
+        return Model(self, model, created.value)
 
     def attach(self, name: Optional[str] = None, wait: float = 0) -> Model:
         """A model that another session makes, in so many seconds."""
@@ -178,10 +180,10 @@ class Session(_Open):
 
 
 class Model(_Open):
-    """A model of a session; it ends with the session."""
+    """A model of a session; it ends with the session. created: with the values that open() was given."""
 
-    def __init__(self, session: Session, handle: ctypes.c_void_p):
-        self.session, self._handle = session, handle
+    def __init__(self, session: Session, handle: ctypes.c_void_p, created: bool = False):
+        self.session, self._handle, self.created = session, handle, created
         session._models.add(self)
         self._pointer = ctypes.c_void_p()
 
@@ -261,9 +263,10 @@ class Model(_Open):
         """Give up all gradients of the open step, everybody's, and begin it again."""
         self.session.call(lib.shd_reset_step, self.handle)
 
-    def report(self, micro: int, metrics: Sequence[float]) -> None:
+    def report(self, micro: int, metrics: Sequence[float], names: str = '') -> None:
+        """names: what they are called, at most 127 printable characters; other workers' must be the same."""
         array = (ctypes.c_double * len(metrics))(*metrics)
-        self.session.call(lib.shd_report, self.handle, micro, array, len(metrics))
+        self.session.call(lib.shd_report_named, self.handle, micro, names.encode(), array, len(metrics))
 
     def commit(self, lr: float, *, clip_norm: float = 0, groups: Sequence[Sequence[float]] = (),
                divide_by: int = 0, dynamic_loss_scale: bool = False) -> Result:
@@ -278,7 +281,8 @@ class Model(_Open):
             self.session.call(lib.shd_commit, self.handle, ctypes.byref(update), ctypes.byref(result))
         finally:
             interrupts.watch = None
-        return Result(result.step, result.grad_norm, result.skipped, result.over, tuple(result.metrics))
+        return Result(result.step, result.grad_norm, result.skipped, result.over, result.reported,
+                      tuple(result.metrics))
 
     @property
     def loss_scale(self) -> float:

@@ -444,7 +444,7 @@ static bool same_record(const struct ledger_record *a, const struct ledger_recor
            a->decision.lr == b->decision.lr && a->decision.loss_scale == b->decision.loss_scale &&
            a->decision.good_steps == b->decision.good_steps &&
            memcmp(a->sum.limb, b->sum.limb, sizeof a->sum.limb) == 0 &&
-           a->metric_count == b->metric_count &&
+           a->metric_count == b->metric_count && a->reported == b->reported &&
            memcmp(a->metrics, b->metrics, sizeof a->metrics) == 0;
 }
 

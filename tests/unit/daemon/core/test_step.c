@@ -241,7 +241,7 @@ static void expect_prepared(struct shell *sh, uint64_t step)
     struct step_prepared p;
     struct shd_err e;
     EXPECT_OK(step_prepare(sh->core, step, &p, &e), &e);
-    EXPECT(p.finite && !p.has_decision && p.metric_count == 1);
+    EXPECT(p.finite && !p.has_decision && p.metric_count == 1 && p.reported == sh->micros);
     double want = 0;
     for (uint32_t micro = 0; micro < sh->micros; micro++)
         want += 10.0 + micro;
