@@ -55,7 +55,7 @@ def main():
         parser.add_argument(f'--{name}', type=int, default=default)
     parser.add_argument('--mixed-precision', action='store_true', help='compute in bfloat16')
     o = parser.parse_args()
-    rank, world = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
+    rank, world = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))
 
     torch.manual_seed(0)
     model = Transformer(o)

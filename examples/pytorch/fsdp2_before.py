@@ -56,7 +56,7 @@ def main():
     parser.add_argument('--mixed-precision', action='store_true', help='compute in bfloat16')
     o = parser.parse_args()
     torch.distributed.init_process_group('gloo')
-    rank, world = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
+    rank, world = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))
 
     torch.manual_seed(0)
     model = Transformer(o)

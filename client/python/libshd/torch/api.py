@@ -10,7 +10,7 @@ from torch import nn
 
 from .. import _c
 from ..errors import InvalidArgument, Misuse, NotSupported, StepReset
-from . import attach, layout
+from . import attach, check, layout
 from .engine import ENGINES, Engine, Place, engine_of
 from .hooks import add_hooks
 from .optimizer import Optimizer
@@ -20,11 +20,10 @@ from .wrapped import Group, Prepared
 
 def place_of(accumulate: int) -> Place:
     """By torchrun's and shardctl's variables."""
-    rank, world = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))
+    rank, world = check.number_from('RANK', 0), check.number_from('WORLD_SIZE', 1)
     if not 0 <= rank < world:
-        raise InvalidArgument(f'RANK={rank} with WORLD_SIZE={world}')
-    if accumulate < 1:
-        raise InvalidArgument(f'accumulate={accumulate}: at least 1')
+        raise InvalidArgument(f'RANK={rank} with WORLD_SIZE={world} in the environment: must be 0 to WORLD_SIZE - 1, '
+                              'as torchrun and `shardctl run` set them')
     return Place(rank, world, accumulate)
 
 
@@ -61,10 +60,16 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     timeout     seconds that another worker may be late (None: no limit while it may still come; who is waited for
                 is said every 10 s)
     """
-    if grads not in ('stream', 'step'):
-        raise InvalidArgument(f"grads={grads!r}: must be 'stream' or 'step'")
-    if loss not in ('mean', 'sum'):
-        raise InvalidArgument(f"loss={loss!r}: must be 'mean' or 'sum'")
+    check.check_two(module, optimizer)
+    check.check_choice('grads', grads, 'stream', 'step')
+    check.check_choice('loss', loss, 'mean', 'sum')
+    check.check_count('accumulate', accumulate, 1)
+    check.check_count('micro_batches', micro_batches, 0)
+    check.check_dtype('publish', publish)
+    check.check_dtype('grad_dtype', grad_dtype)
+    check.check_timeout(timeout)
+    check.check_function('init', init, 'a module')
+    policy, units, address = check.policy_of(policy), check.rule_of(units), check.address_of(address)
     if module in ENGINES:
         raise Misuse(f'{type(module).__name__} is sharded already')
     if grads == 'step':
@@ -78,8 +83,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     name = name or type(module).__name__
     parts = layout.units_of(module, layout.groups_of(module, optimizer), units)
     layout.optimizer_spec(optimizer)  # refuses what owners do not have
-    if optimizer.state:
-        raise Misuse('the optimizer has made steps already: its state would be lost; shard() before the first step')
+    check.check_state(optimizer)
     if empty := [key for key, buffer in module.named_buffers() if buffer.is_meta]:
         raise Misuse(f'buffer {empty[0]!r} is on the meta device: init= is for parameters; give buffers values first')
     buffers = [key for key, b in module.named_buffers() if b.is_floating_point() and b.numel()]
@@ -87,8 +91,6 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
         raise NotSupported(f'{buffers[0]!r}: {place.world} workers would each keep running statistics of their own; '
                            'use GroupNorm or LayerNorm, or BatchNorm with track_running_stats=False')
     dtype = layout.dtype_of(parts)
-    if publish is not None and publish not in layout.DTYPES:
-        raise InvalidArgument(f'publish={publish}: must be float32, bfloat16 or float16')
     spec = layout.spec_of(parts, optimizer, name, micro_batches or place.world * place.accumulate, publish or dtype,
                           grad_dtype)
     session = attach.connect(address, name, timeout)
@@ -208,6 +210,6 @@ def save(module: nn.Module, directory: str, keep: int = 0) -> str:
 
 
 def close(module: nn.Module) -> None:
-    """Let go of the daemons. The module keeps a private copy of its parameters."""
-    engine = ENGINES.pop(module)
-    engine.detach()
+    """Let go of the daemons. The module keeps a private copy of its parameters. Nothing where that was done before."""
+    if (engine := ENGINES.pop(module, None)) is not None:
+        engine.detach()

@@ -7,15 +7,17 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from typing import Callable, Optional, Sequence
 
 import torch
 from torch import nn
 
-from ..errors import InvalidArgument, IOFailed, Misuse, NotFound
+from ..errors import IOFailed, Misuse, NotFound
 from ..library import call, lib, program
 from ..session import Model, Session
+from . import check
 from .layout import Part, Unit, elems_of
 
 
@@ -24,6 +26,7 @@ FOR_EVER = 3600 * 24 * 365  # seconds
 
 def connect(address: Optional[str], name: str, timeout: Optional[float]) -> Session:
     """A session with the daemons at the address; 'up:N' starts N, unless this user's are up already."""
+    address = check.address_of(address)
     if address and (up := re.fullmatch(r'up(?::(\d+))?', address)):
         address = start(int(up[1] or 1))
     session = Session(address, name=name, timeout=timeout or 0)
@@ -34,8 +37,6 @@ def connect(address: Optional[str], name: str, timeout: Optional[float]) -> Sess
 def start(daemons: int) -> str:
     """The address of daemons that stay until `shardctl down`; several workers find the same ones. They are where
     `shardctl up` has them, or in $SHARDD_ADDRESS."""
-    if not daemons:
-        raise InvalidArgument("address='up:0': at least one daemon is needed")
     with open(os.path.join(tempfile.gettempdir(), f'.libshd-up-{os.getuid()}'), 'a', encoding='ascii') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         shardctl = program('shardctl')
@@ -58,9 +59,15 @@ def open_model(session: Session, spec: str, name: str, units: Sequence[Unit], fi
         # By name it is not said whether it is the same one.
         session.attach(name, FOR_EVER if wait is None else wait).close()
         return session.open(spec)
-    if restore is not None and not has_model(session, name):
+    restored = restore is not None and not has_model(session, name)
+    if restored:
         session.restore(os.path.abspath(restore))
-    return session.open(spec, lambda unit, address: fill(units[unit], address, init))
+    model = session.open(spec, lambda unit, address: fill(units[unit], address, init))
+    if not model.created and not restored:
+        print(f"libshd: the daemons have model '{name}' already: goes on from step {model.step - model.puts}, with its "
+              "parameters and optimizer state; say shard(name='…') for another one, which begins anew",
+              file=sys.stderr, flush=True)
+    return model
 
 
 def restored_name(directory: str, name: Optional[str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import hashlib
 import os
 import threading
 import time
@@ -26,6 +27,8 @@ from .layout import Part, Unit, elems_of
 from .policy import Policy
 
 ENGINES: weakref.WeakKeyDictionary[nn.Module, Engine] = weakref.WeakKeyDictionary()
+APART = ('Has another worker used writable(), or its like, where this one did not? Each calls it, at the same point of '
+         'its loop, also those whose values do not count')
 CHANGING = (1 << 64) - 1  # Model.unit_version()
 _DTYPES = {torch.float32: _c.SHD_F32, torch.bfloat16: _c.SHD_BF16, torch.float16: _c.SHD_F16}
 _C_TYPES = {torch.float32: ctypes.c_float, torch.bfloat16: ctypes.c_uint16, torch.float16: ctypes.c_uint16}
@@ -53,9 +56,27 @@ def wait_for(engine: weakref.ref[Engine], unit: Unit) -> None:
         alive.wait(unit)
 
 
+def why_gone(engine: weakref.ref[Engine], unit: Unit) -> str:
+    """Of a gradient that is not with its parameter: whether it has been, in this step."""
+    alive = engine()
+    if alive is None or not alive.stream or alive.writing:
+        return ''
+    if not alive.backwards and (alive.missing is None or unit in alive.missing):
+        return ''
+    return ('gradients leave for the owners during backward(); say shard(grads="step") to look at them or to change '
+            'them before step() (they are this worker\'s, before the mean over workers), or change them in '
+            'p.register_hook(); optimizer.zero_grad() drops those of the step')
+
+
 def tensor_at(address: int, elems: int, dtype: torch.dtype) -> torch.Tensor:
     """A tensor of memory that is somebody else's."""
     return torch.frombuffer((_C_TYPES[dtype] * elems).from_address(address), dtype=dtype)
+
+
+def _in_brief(names: tuple[str, ...]) -> str:
+    """For other workers to compare."""
+    text = ', '.join(ascii(name)[1:-1] for name in names)
+    return text if len(text) < 128 else f'{text[:100]}... #{hashlib.sha256(text.encode()).hexdigest()[:16]}'
 
 
 class Unknown(torch.Tensor):
@@ -81,7 +102,7 @@ class Engine:
         self.trainable = [unit for unit in units if unit.trainable]
         self.quiet = False              # no_sync(): gradients stay where PyTorch puts them
         self.metrics: dict[str, float] = {}
-        self.names: tuple[str, ...] = ()  # of metrics, as they were reported first
+        self.names: tuple[str, ...] = ()  # of the open step's metrics; of all steps' within leases()
         self.clip_norm = 0.0
         self.norms: list[torch.Tensor] = []  # handed out by clip_grad_norm_(), filled in by step()
         self.held: set[int] = set()
@@ -104,6 +125,7 @@ class Engine:
         self.scales = False             # GradScaler: losses are multiplied by the model's scale
         self.unscaled = 1.0             # what gradients in p.grad have been divided by
         self.writing = False            # writable(): parameters are private copies
+        self.closed = False
         self._parts: dict[Unit, Any] = {}  # structs for shd_return_parts()
         self.adopt()
 
@@ -149,7 +171,9 @@ class Engine:
             self.model.release(unit.index)
 
     def protect(self, unit: Unit, part: Part) -> None:
-        guard(part.parameter, part.name, functools.partial(wait_for, weakref.ref(self), unit))
+        this = weakref.ref(self)
+        guard(part.parameter, part.name, functools.partial(wait_for, this, unit),
+              functools.partial(why_gone, this, unit))
 
     def reach(self, unit: Unit) -> int:
         """The address of the unit's parameters at the open step, which others may move on meanwhile."""
@@ -168,6 +192,7 @@ class Engine:
 
     def detach(self) -> None:
         """Private copies instead, without hooks."""
+        self.closed = True
         for handle in self.handles:
             handle.remove()
         self.wait_all()
@@ -187,9 +212,9 @@ class Engine:
             return
         try:
             address = self.model.acquire(unit.index)
-        except WrongStep:
+        except WrongStep as e:
             if not self.elastic:
-                raise
+                raise Misuse(f'{e}. {APART}') from e
             return  # others were faster, and the step is over: what is computed of it here is dropped
         self.held.add(unit.index)
         self.arrives(unit)
@@ -222,8 +247,14 @@ class Engine:
             if unit in self.pending:
                 self.wait(unit)
 
+    def check_open(self) -> None:
+        if self.closed:
+            raise Misuse('this is after sd.close(), since which the module has its parameters as private ones: go on with '
+                         'a new optimizer of torch.optim, or shard() it again with one')
+
     def check(self) -> None:
         """Whether the module's parameters are still the ones that the owners have."""
+        self.check_open()
         module = self.module()
         known = {part.parameter: part for unit in self.units for part in unit.parts}
         found = {p: name for name, p in module.named_parameters() if p.numel()} if module is not None else known
@@ -325,8 +356,14 @@ class Engine:
         there is to it."""
         self.open, self.missing, self.due, self.spoilt = False, None, None, ''
         self.backwards, self.metrics, self.sealed, self.handed = 0, {}, False, False
+        self.forget_names()
         if self.stream:
             self.drop()
+
+    def forget_names(self) -> None:
+        """Of metrics: those of the next step may be others. Who leases nothing of a step has to know them."""
+        if not self.elastic:
+            self.names = ()
 
     def drop(self) -> None:
         """No gradients lie with the parameters afterwards."""
@@ -359,11 +396,14 @@ class Engine:
             raise Misuse("loss='sum', and a micro-batch without weight: call sd.weight(model, n) for each, after its "
                          'forward')
         if self.metrics:
-            # The weight is the first: owners are told to divide by that.
-            self.names = self.names or tuple(sorted(self.metrics, key=lambda name: name != 'weight'))
-            if set(self.metrics) - set(self.names):
-                raise Misuse(f'metrics {", ".join(self.metrics)}: this model\'s are {", ".join(self.names)}')
-            self.tell(self.model.report, micro, [self.metrics.get(name, 0.0) for name in self.names])
+            # The weight is the first: owners are told to divide by that. Else the loss is: that is shown elsewhere.
+            names = tuple(sorted(self.metrics, key=lambda name: (name != 'weight', name != 'loss', name)))
+            if self.names not in ((), names):
+                where = 'run of leases()' if self.elastic else 'step'
+                raise Misuse(f'sd.report() of {", ".join(names)} in a {where} in which another micro-batch has '
+                             f'{", ".join(self.names)}: report the same ones for all')
+            self.names = names
+            self.tell(self.model.report, micro, [self.metrics[name] for name in names], _in_brief(names))
             self.metrics = {}
         self.send(micro, unit, grads)
         self.due = None
@@ -382,6 +422,7 @@ class Engine:
                 to.data, to.dtype = None, _c.SHD_F32
                 continue
             if grad.layout != torch.strided or grad.dtype not in _DTYPES:
+                self.check()  # the module may have been cast
                 raise NotSupported(f'the gradient of {part.name!r} is {grad.dtype}, {grad.layout}: owners take dense '
                                    'float32, bfloat16 and float16')
             strides.append((ctypes.c_int64 * max(grad.dim(), 1))(*(grad.stride() or (1,))))
@@ -488,6 +529,7 @@ class Engine:
         self.sealed = True
         for unit in self.units:
             self.release(unit)
+        puts = self.model.puts
         try:
             result = self.model.commit(lr, clip_norm=self.clip_norm, groups=tuple(groups),
                                        divide_by=1 if self.weighted else 0, dynamic_loss_scale=self.scales)
@@ -500,6 +542,8 @@ class Engine:
             norm.__class__ = torch.Tensor
             norm.fill_(result.grad_norm)
         self.norms = []
+        if self.model.puts != puts and not self.elastic:
+            raise Misuse(f'the gradients of this step were dropped. {APART}')
         # A graph from before the step must not be walked again: its saved parameters have changed.
         torch.autograd.graph.increment_version([part.parameter for unit in self.units for part in unit.parts])
         self.pending, self.by = set(self.trainable), (os.getpid(), threading.get_ident())

@@ -11,7 +11,6 @@ Until then the module is an ordinary one: it may be loaded, filled or cast, but 
 from __future__ import annotations
 
 import dataclasses
-import os
 import weakref
 from typing import Any, Callable, Optional, Sequence, Union
 
@@ -21,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import InvalidArgument, Misuse, NotSupported
 from .api import shard
+from .check import number_from
 from .engine import ENGINES, engine_of
 from .hooks import Inert
 from .optimizer import Optimizer
@@ -86,7 +86,7 @@ def _refuse(mesh: Any, reshard: Any, offload: Any, **others: Any) -> None:
         if value is not None:
             raise NotSupported(f'fully_shard({name}=…): {why[name]}; leave it out')
     if mesh is not None:
-        world = int(os.environ.get('WORLD_SIZE', 1))
+        world = number_from('WORLD_SIZE', 1)
         if mesh.ndim != 1:
             raise NotSupported(f'fully_shard(mesh=…) of {mesh.ndim} dimensions: daemons hold one copy of the '
                                'parameters for all workers, so none is replicated; leave it out')

@@ -9,6 +9,7 @@ Who reads them waits here until the owners' update is there, where step() did no
 """
 from __future__ import annotations
 
+import sys
 from typing import Any, Callable, Iterator
 
 import torch
@@ -30,6 +31,8 @@ PENDING: set[int] = set()
 
 
 _ARRAYS = {'numpy', '__array__'}
+_ATTRIBUTE = {'__get__', '__set__', '__delete__'}
+_OWN = ('torch.', 'libshd.', 'accelerate.')
 
 
 def _is_write(name: str) -> bool:
@@ -59,6 +62,8 @@ class _Guarded:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, '__name__', '')
+        if name in _ATTRIBUTE and getattr(func.__self__, '__name__', '') == 'grad':
+            return _grad(func, args, kwargs)
         if _is_write(name) and name not in _HARMLESS:
             written = args[:1] or tuple(kwargs.values())[:1]
         else:
@@ -66,6 +71,9 @@ class _Guarded:
         for tensor in _shared(written):
             raise Misuse(f'{name}() of {tensor.shd_name!r}: the parameter is the owners\' memory, which only a step '
                          'changes; write to it in `with sd.writable(module):`, or to a copy (.clone())')
+        if name == 'detach' and sys._getframe(1).f_globals.get('__name__') == 'torch.nn.parameter':
+            raise Misuse(f'nn.Parameter() of {args[0].shd_name!r}: no step would change it; use the parameter as it is, '
+                         'or nn.Parameter(p.detach().clone()) for one of its own')
         # A graph of torch.compile() that knew of PENDING would be made anew whenever that changes.
         if not torch.compiler.is_compiling() and PENDING and _reads(func, name):
             for tensor in _shared((args, tuple(kwargs.values()))):
@@ -85,6 +93,19 @@ class _Guarded:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return plain(self).__reduce_ex__(protocol)
+
+
+def _grad(func: Any, args: Any, kwargs: Any) -> Any:
+    """p.grad, read or written. Where it has left for the owners, None would be taken for "took no part", and what is
+    written for what counts."""
+    p = args[0]
+    with torch._C.DisableTorchFunctionSubclass():
+        gone = p.shd_gone() if isinstance(p, Shared) and torch.Tensor.grad.__get__(p) is None else ''
+        asks = sys._getframe(2).f_globals.get('__name__', '') if gone else ''
+        # Those that look for gradients and are prepared for none: clip_grad_norm_(), dynamo.
+        if gone and not f'{asks}.'.startswith(_OWN):
+            raise Misuse(f'{p.shd_name!r}.grad: {gone}')
+        return func(*args, **kwargs)
 
 
 def _has_grad(result: Any) -> bool:
@@ -122,12 +143,13 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
         return copy
 
 
-def guard(parameter: nn.Parameter, name: str, wait: Callable[[], None]) -> None:
-    """From here on writes to it raise; wait() returns when it may be read."""
-    parameter.shd_name, parameter.shd_wait = name, wait
+def guard(parameter: nn.Parameter, name: str, wait: Callable[[], None], gone: Callable[[], str]) -> None:
+    """From here on writes to it raise; wait() returns when it may be read; gone() says why its gradient is not there,
+    or nothing."""
+    parameter.shd_name, parameter.shd_wait, parameter.shd_gone = name, wait, gone
     parameter.__class__ = Shared
 
 
 def unguard(parameter: nn.Parameter) -> None:
     parameter.__class__ = nn.Parameter
-    del parameter.shd_name, parameter.shd_wait
+    del parameter.shd_name, parameter.shd_wait, parameter.shd_gone

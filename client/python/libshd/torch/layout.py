@@ -74,7 +74,7 @@ def groups_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[nn.Pa
     left = [name for p, name in names.items() if p not in found and p.requires_grad and p.numel()]
     if left:
         raise Misuse(f'{left[0]!r} (of {len(left)}) requires a gradient and is in no group of the optimizer: '
-                     'give it to the optimizer, or freeze it by requires_grad_(False)')
+                     'one optimizer has all; give it to that, or freeze it by requires_grad_(False)')
     return found
 
 

@@ -3,20 +3,24 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import OrderedDict
 from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 from torch.nn.utils import clip_grad
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import Misuse, NotSupported
 from ..session import Result
 from .engine import ENGINES, Engine
+from .guard import Shared
 from .state import load_optimizer_state, optimizer_state
 from .wrapped import meet_accelerate
 
 
 class Step(NamedTuple):
-    """What a step came to. metrics: means over its micro-batches; with loss='sum' over the sum of `weight`."""
+    """What a step came to. metrics: means over its micro-batches that reported any; with loss='sum' over the sum of
+    `weight`."""
     step: int
     grad_norm: float
     skipped: bool
@@ -42,6 +46,10 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(original.param_groups, original.defaults)
         engine.optimizer = weakref.ref(self)
         self.param_groups, self.state = original.param_groups, original.state
+        self._fixed = [_fixed_of(group) for group in self.param_groups]
+        self._still = [False] * len(self._fixed)  # groups whose last step was without momentum
+        for kind in _HOOKS:  # those that the original has, and will be given, are of its step
+            setattr(self, kind, getattr(original, kind))
         self.engine, self.original = engine, original
         self.last: Optional[Step] = None
         # Who goes on calling the original means this. (A scheduler that has wrapped its step() asks for the mark.)
@@ -50,7 +58,7 @@ class Optimizer(torch.optim.Optimizer):
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         original.step, original.zero_grad = step, self.zero_grad
         original.add_param_group = self.add_param_group
-        _patch_clipping()
+        _patch()
 
     @staticmethod
     def _rates(group: dict[str, Any]) -> tuple[float, float, float, float]:
@@ -60,6 +68,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def step(self, closure: Optional[Callable[[], Any]] = None, *, idle: bool = False) -> Any:
         """idle: this worker has no data in this step."""
+        self.engine.check_open()
+        self._check_groups()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -70,7 +80,27 @@ class Optimizer(torch.optim.Optimizer):
             self.engine.backwards, self.engine.leased = 0, None
         else:
             self._note(self.engine.commit(*self.rates(), idle))
+        self._still = [group.get('momentum') == 0 for group in self.param_groups]
         return loss
+
+    def _check_groups(self) -> None:
+        """What the owners have been told of the groups at shard(), and is not of each step."""
+        for at, (group, was) in enumerate(zip(self.param_groups, self._fixed)):
+            now = _fixed_of(group)
+            if now['params'] != was['params']:
+                raise Misuse(f'the parameters of param_groups[{at}] are not those of shard(): owners know which group '
+                             'each is in; make the groups before shard()')
+            for key in (key for key in was if now[key] != was[key]):
+                raise Misuse(f"param_groups[{at}][{key!r}] is {group.get(key)}, at shard() it was {was[key]}, and "
+                             'owners have it from there on (lr, weight_decay, betas and momentum may move): set it '
+                             'before shard(), for a model of another name')
+            if group.get('momentum') and self._still[at]:
+                raise Misuse(f"param_groups[{at}]['momentum'] is {group['momentum']} after steps with 0: PyTorch would "
+                             'begin with the next gradient, owners have summed all of them; begin with a momentum '
+                             'above 0')
+        if len(self.param_groups) != len(self._fixed):
+            raise Misuse(f'the optimizer has {len(self.param_groups)} param_groups, at shard() it had '
+                         f'{len(self._fixed)}: make them before shard()')
 
     def finish(self) -> None:
         """The step of leases() is over: decide it, or learn how it was decided."""
@@ -85,10 +115,11 @@ class Optimizer(torch.optim.Optimizer):
         if result.over:  # others ended it, and more is not known here
             self.last = Step(result.step - engine.model.puts, float('nan'), False, {})
             return
-        total = result.metrics[0] if engine.weighted else engine.model.micro_batches
+        total = result.metrics[0] if engine.weighted else result.reported or engine.model.micro_batches
         self.last = Step(result.step - engine.model.puts, result.grad_norm, result.skipped,
                          {name: total if engine.weighted and not at else result.metrics[at] / total
                           for at, name in enumerate(engine.names)})
+        engine.forget_names()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Before step() it drops the step's gradients, also those that the owners have; also of other workers, who
@@ -120,12 +151,25 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """In PyTorch's layout, whole tensors: a plain optimizer of the same kind and groups can load it. Between
         two steps."""
-        return optimizer_state(self, super().state_dict())
+        # Hooks that come after see the whole of it.
+        hooks, self._optimizer_state_dict_post_hooks = self._optimizer_state_dict_post_hooks, OrderedDict()
+        try:
+            packed = super().state_dict()
+        finally:
+            self._optimizer_state_dict_post_hooks = hooks
+        packed = optimizer_state(self, packed)
+        for hook in hooks.values():
+            packed = hook(self, packed) or packed
+        return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What state_dict() gave, here or of a plain optimizer: moments and number of updates to the owners (a put,
         as writable() is), rates to the groups, in place."""
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = hook(self, state_dict) or state_dict
         load_optimizer_state(self, state_dict)
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -136,6 +180,17 @@ class Optimizer(torch.optim.Optimizer):
     def __reduce__(self) -> Any:
         raise Misuse('an Optimizer of shard() cannot be pickled: state_dict() can, and sd.save(module, directory) saves '
                      'parameters, too')
+
+
+# What of a group the owners are told once. `momentum` may move, but not from nothing: there are no arrays for it.
+_FIXED = ('eps', 'nesterov', 'dampening', 'amsgrad', 'maximize', 'differentiable', 'decoupled_weight_decay')
+_HOOKS = ('_optimizer_step_pre_hooks', '_optimizer_step_post_hooks', '_optimizer_state_dict_pre_hooks',
+          '_optimizer_state_dict_post_hooks', '_optimizer_load_state_dict_pre_hooks',
+          '_optimizer_load_state_dict_post_hooks')
+
+
+def _fixed_of(group: dict[str, Any]) -> dict[str, Any]:
+    return {'params': [id(p) for p in group['params']], **{key: group[key] for key in _FIXED if key in group}}
 
 
 # -- torch.nn.utils.clip_grad_norm_ and its like ---------------------------------------------------
@@ -159,6 +214,10 @@ def _clip_with_norm(parameters: Any, max_norm: float, total_norm: torch.Tensor, 
     if not engines:
         _plain_clip(parameters, max_norm, total_norm, foreach)
         return
+    if getattr(_asked, 'nonfinite', False):
+        raise NotSupported('clip_grad_norm_(error_if_nonfinite=True) of a sharded module: the norm is known after '
+                           'step(), and a step whose gradients are not finite is skipped (optimizer.last.skipped); '
+                           'leave it out')
     if getattr(_asked, 'norm_type', 2.0) != 2.0:
         raise NotSupported(f'clip_grad_norm_(norm_type={_asked.norm_type}) of a sharded module: owners have the 2-norm')
     mine = {part.parameter for unit in engines[0].trainable for part in unit.parts}
@@ -169,10 +228,11 @@ def _clip_with_norm(parameters: Any, max_norm: float, total_norm: torch.Tensor, 
     engines[0].clip(max_norm, total_norm)
 
 
-def _total_norm(tensors: Any, norm_type: float = 2.0, *more: Any, **named: Any) -> torch.Tensor:
+def _total_norm(tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False,
+                foreach: Any = None) -> torch.Tensor:
     """What clip_grad_norm_() begins with. The kind of norm is heard of here only."""
-    _asked.norm_type = float(norm_type)
-    return _plain_norm(tensors, norm_type, *more, **named)
+    _asked.norm_type, _asked.nonfinite = float(norm_type), error_if_nonfinite
+    return _plain_norm(tensors, norm_type, error_if_nonfinite, foreach)
 
 
 def _clip_value(parameters: Any, clip_value: float, foreach: Any = None) -> None:
@@ -181,6 +241,16 @@ def _clip_value(parameters: Any, clip_value: float, foreach: Any = None) -> None
         raise NotSupported('clip_grad_value_() of a sharded module: gradients are with the owners, which clip by '
                            'norm; use clip_grad_norm_()')
     _plain_value(parameters, clip_value, foreach)
+
+
+def _strange_step(optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
+    """Before each optimizer's step(): it would find no gradients, and do nothing."""
+    if isinstance(optimizer, Optimizer) or not ENGINES:
+        return
+    for p in (p for group in optimizer.param_groups for p in group['params'] if isinstance(p, Shared)):
+        raise Misuse(f'{type(optimizer).__name__}.step() of {p.shd_name!r}, which another optimizer was given to '
+                     'shard() with: owners update it; one optimizer for a sharded module, with param_groups where '
+                     'rates differ')
 
 
 _plain_zero = torch.nn.Module.zero_grad
@@ -194,8 +264,10 @@ def _zero_grad(module: torch.nn.Module, set_to_none: bool = True) -> None:
             optimizer.zero_grad()
 
 
-def _patch_clipping() -> None:
+def _patch() -> None:
     """Where a program has imported clip_grad_norm_ before does not matter: its last part is looked up."""
+    if torch.nn.Module.zero_grad is not _zero_grad:
+        register_optimizer_step_pre_hook(_strange_step)
     torch.nn.Module.zero_grad = _zero_grad  # type: ignore[method-assign]
     clip_grad._get_total_norm = _total_norm
     clip_grad._clip_grads_with_norm_ = _clip_with_norm

@@ -18,6 +18,7 @@ from torch import nn
 
 from ..errors import InvalidArgument, Misuse, NotSupported
 from ..library import program
+from .check import number_from
 from .layout import unit_by_layer
 from .policy import DDP, ZeRO1, ZeRO2, ZeRO3
 
@@ -108,7 +109,7 @@ def _plain(value: Any) -> Any:
 
 
 def _settings(flag: str, given: Union[str, dict[str, Any]], tool: str, world: Optional[int], quiet: bool) -> Settings:
-    workers = world if world is not None else int(os.environ.get('WORLD_SIZE', 1))
+    workers = world if world is not None else number_from('WORLD_SIZE', 1)
     document = _ask(flag, given, workers)
     answers = [Answer(knob['knob'], knob['value'], knob['answer'], knob['text']) for knob in document['knobs']]
     if refused := [a for a in answers if a.answer == 'refused']:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .. import _c
-from ..errors import InvalidArgument, Misuse, NotSupported
+from ..errors import Busy, InvalidArgument, Misuse, NotSupported
 from .engine import Engine, engine_of, tensor_at
 from .guard import unguard
 from .layout import Part, Unit, elems_of
@@ -51,7 +51,12 @@ def put(engine: Engine, arrays: Mapping[Unit, int], fill: Fill, updates: Optiona
         fill(unit, array, tensor_at(address, elems_of(unit), torch.float32))
     for unit in engine.units:
         engine.release(unit)
-    engine.model.put(bytes(arrays.get(unit, 0) for unit in engine.units), filled, updates)
+    try:
+        engine.model.put(bytes(arrays.get(unit, 0) for unit in engine.units), filled, updates)
+    except Busy as e:
+        raise Misuse('what writable() and its like have written is not put: other workers have begun the next step. '
+                     'Each calls it, at the same point of its loop, also those whose values do not count; rank 0 alone '
+                     f'cannot ({e})') from e
     engine.moved()
 
 
@@ -171,6 +176,38 @@ def optimizer_state(optimizer: Any, packed: dict[str, Any]) -> dict[str, Any]:
     return packed
 
 
+# A state says only by its groups' keys what it is of.
+_KINDS = {'momentum_decay': 'NAdam', 'lr_decay': 'Adagrad', 'rho': 'Adadelta', 'etas': 'Rprop', 'alpha': 'RMSprop',
+          'dampening': 'SGD', 'lambd': 'ASGD', 'history_size': 'LBFGS', 'amsgrad': 'Adam'}
+
+
+def _kind(group: Mapping[str, Any]) -> str:
+    kind = next((name for key, name in _KINDS.items() if key in group), '')
+    return 'AdamW' if kind == 'Adam' and group.get('decoupled_weight_decay') else kind
+
+
+def _check_kind(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
+    """Of which optimizer the state is; moments of another would be left out, or taken for what they are not."""
+    own, groups = type(optimizer.original).__name__, state_dict['param_groups']
+    known = {name for part in optimizer.engine.parts() if part.trainable for name in _names(optimizer, part)}
+    found = {name for state in state_dict['state'].values() for name, value in state.items() if value is not None}
+    missing = [key for key in optimizer.original.defaults if groups and key not in groups[0]]
+    its = _kind(groups[0]) if groups else ''
+    mine = _kind(optimizer.param_groups[0])
+    # PyTorch before 2.8 has no decoupled_weight_decay in groups of AdamW.
+    if 'decoupled_weight_decay' in missing and {its, mine} <= {'Adam', 'AdamW'}:
+        its = mine
+    if its != mine and (its or set(missing) - {'decoupled_weight_decay'}):
+        raise Misuse(f'the state is of {its or "another optimizer, without " + missing[0]}, the optimizer is {own}: '
+                     'its moments are others; make the optimizer that the state is of, before shard()')
+    if strange := sorted(found - known - {'step', 'momentum_buffer'}):
+        raise Misuse(f'the state has {strange[0]!r}, which {own} has not: it is of another optimizer, or with other '
+                     'options (amsgrad); make that one before shard()')
+    if 'momentum_buffer' in found - known:
+        raise Misuse('the state has momentum, the optimizer was given to shard() with momentum=0, so owners keep none: '
+                     'make it with the momentum, before shard()')
+
+
 def _check_groups(optimizer: Any, saved: list[dict[str, Any]]) -> None:
     own = optimizer.param_groups
     if len(saved) != len(own):
@@ -199,6 +236,7 @@ def load_optimizer_state(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
     engine = optimizer.engine
     _between_steps(engine, 'load_state_dict()')
     saved = state_dict['param_groups']
+    _check_kind(optimizer, state_dict)
     _check_groups(optimizer, saved)
     states: dict[nn.Parameter, Mapping[str, Any]] = {}
     for group, theirs in zip(optimizer.param_groups, saved):

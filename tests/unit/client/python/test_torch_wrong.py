@@ -381,7 +381,7 @@ class Optimizers(Case):
         optimizer = torch.optim.AdamW(used.parameters())
         used(self.X).backward()
         optimizer.step()
-        self.refuses(sd.shard, used, optimizer, says='has made steps already')
+        self.refuses(sd.shard, used, optimizer, says='has state already, from steps.*load_state_dict')
 
     def test_state_that_does_not_fit(self):
         module, opt = self.shard()
