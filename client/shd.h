@@ -283,7 +283,8 @@ SHD_API void shd_release(shd_model *m, uint32_t unit);
 SHD_API int shd_grad(shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad,
                      struct shd_err *e);
 /* Hand the gradient over. Each (step, micro, unit) counts once; repeats are dropped. Owners sum a
- * unit's in ascending micro order, so hand them over in that order. */
+ * unit's in ascending micro order, so hand them over in that order. Of a unit whose group is a mean
+ * (docs/protocol.md) it is values, and their mean becomes the unit's. */
 SHD_API int shd_return(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e);
 /* The unit took no part in this micro-batch: counts as zeros, moves nothing. */
 SHD_API int shd_return_none(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e);

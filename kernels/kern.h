@@ -120,10 +120,10 @@ struct kern_rates kern_rates_of(enum spec_optimizer kind, const struct kern_hype
 struct kern_update {
     enum spec_optimizer kind;
     float *param;      /* [elems] fp32 master weights, updated in place */
-    float *m;          /* [elems] first moment / momentum, updated in place */
+    float *m;          /* [elems] first moment / momentum, likewise; NULL: SPEC_MEAN has none */
     float *v;          /* [elems] second moment, where the optimizer has one, else NULL */
     const float *grad; /* [elems] fp32 sum over micro-batches, not yet scaled */
-    float grad_scale;  /* 1/M, clip factor and loss unscale in one */
+    float grad_scale;  /* 1/M, clip factor and loss unscale in one; SPEC_MEAN: what to divide by */
     void *publish;     /* [elems] of publish_dtype: the new param, rounded to nearest even */
     enum shd_dtype publish_dtype;
     uint64_t elems; /* of the slice; multiple of 2,048 */

@@ -150,8 +150,22 @@ KERN_FN void sgd_torch_step(const struct kern_rates *c, vec grad, vec *p, vec *m
     *p = vec_fma(vec_set1(c->rate), g, *p);
 }
 
-/* One vector of an update: p, m and v (where the optimizer has one) in place. Each loop is compiled
- * once per optimizer, its kind being a constant there. */
+/* The mean of `scale` values, whose sum grad is. Of one value it is that, bit by bit.
+ *
+ *     p = grad / scale
+ */
+/* NOLINTNEXTLINE(readability-non-const-parameter): the type of all steps */
+KERN_FN void mean_step(const struct kern_rates *c, vec grad, vec *p, vec *m, vec *v)
+{
+    (void)m;
+    (void)v;
+    *p = grad;
+    if (c->scale != 1)
+        *p = vec_div(grad, vec_set1(c->scale));
+}
+
+/* One vector of an update: p, m and v (where the optimizer has them) in place. Each loop is
+ * compiled once per optimizer, its kind being a constant there. */
 KERN_FN void optimizer_step(enum spec_optimizer kind, const struct kern_rates *c, vec grad, vec *p,
                             vec *m, vec *v)
 {
@@ -171,7 +185,15 @@ KERN_FN void optimizer_step(enum spec_optimizer kind, const struct kern_rates *c
     case SPEC_SGD_TORCH:
         sgd_torch_step(c, grad, p, m, v);
         break;
+    case SPEC_MEAN:
+        mean_step(c, grad, p, m, v);
+        break;
     }
+}
+
+KERN_FN bool has_m(enum spec_optimizer kind)
+{
+    return kind != SPEC_MEAN;
 }
 
 KERN_FN bool has_v(enum spec_optimizer kind)

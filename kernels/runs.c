@@ -65,13 +65,14 @@ static int check_rate(const struct spec *spec, uint32_t g, struct rate_rule rule
                       struct shd_err *e)
 {
     const char *group = spec->groups[g].name;
+    const enum spec_optimizer kind = spec->groups[g].mean ? SPEC_MEAN : spec->optimizer;
     if (isnan(x))
         return SHD_OK;
     if (rule.name == NULL)
         return err_set(e, SHD_EINVAL,
                        "group '%.60s': %g is given for a rate that its optimizer, %s, does not "
                        "have: leave it NaN",
-                       group, x, spec_optimizer_rows[spec->optimizer].kind);
+                       group, x, spec_optimizer_rows[kind].kind);
     if (x >= 0 && x <= rule.max)
         return SHD_OK;
     return err_set(e, SHD_ERANGE, "group '%.60s': %s is %g, must be NaN (the spec's) or 0 to %.8g",
@@ -81,6 +82,7 @@ static int check_rate(const struct spec *spec, uint32_t g, struct rate_rule rule
 int runs_check_rates(const struct spec *spec, const double *rates, uint32_t count,
                      struct shd_err *e)
 {
+    static const struct rate_rule none = { NULL, 0 }; /* a mean has none */
     const struct spec_optimizer_row *row = &spec_optimizer_rows[spec->optimizer];
     const struct rate_rule rules[DECISION_RATES] = {
         { "lr", (double)FLT_MAX },
@@ -94,8 +96,11 @@ int runs_check_rates(const struct spec *spec, const double *rates, uint32_t coun
                        ": give those of each, NaN where the spec's are meant, or none",
                        count / DECISION_RATES, spec->name, spec->group_count);
     int r = SHD_OK;
-    for (uint32_t i = 0; r == SHD_OK && i < count; i++)
-        r = check_rate(spec, i / DECISION_RATES, rules[i % DECISION_RATES], rates[i], e);
+    for (uint32_t i = 0; r == SHD_OK && i < count; i++) {
+        const uint32_t g = i / DECISION_RATES;
+        r = check_rate(spec, g, spec->groups[g].mean ? none : rules[i % DECISION_RATES], rates[i],
+                       e);
+    }
     return r;
 }
 

@@ -188,10 +188,10 @@ static int check_update_arrays(const char *op, const struct kern_update *a,
         enum shd_dtype dtype;
     } arrays[] = {
         { "param", a->param, SHD_F32 },
-        { "m", a->m, SHD_F32 },
+        { "m", moments > 0 ? a->m : a->param, SHD_F32 },
         { "grad", a->grad, SHD_F32 },
         { "publish", a->publish, a->publish_dtype },
-        { "v", moments > 1 ? a->v : a->m, SHD_F32 },
+        { "v", moments > 1 ? a->v : a->param, SHD_F32 },
     };
     for (size_t i = 0; i < ARRAY_SIZE(arrays) && r == SHD_OK; i++)
         r = check_slice(op, arrays[i].name, arrays[i].array, arrays[i].dtype, rules, e);
@@ -214,9 +214,11 @@ static int check_bias(const struct kern_update *a, struct shd_err *e)
 static int check_update(const struct kern_update *a, const struct work_rules *rules,
                         struct shd_err *e)
 {
-    if (a->kind < 1 || a->kind > SPEC_OPTIMIZERS)
+    if (a->kind < 1 || a->kind > SPEC_MEAN)
         return err_set(e, SHD_EINVAL, "update: unknown optimizer %d", (int)a->kind);
     const int r = check_update_arrays(spec_optimizer_rows[a->kind].kind, a, rules, e);
+    if (r == SHD_OK && a->kind == SPEC_MEAN && !(a->grad_scale >= 1))
+        return err_set(e, SHD_ERANGE, "mean: of %g values", (double)a->grad_scale);
     return r == SHD_OK && a->kind == SPEC_ADAMW ? check_bias(a, e) : r;
 }
 

@@ -103,7 +103,7 @@ static uint64_t unit_bytes(const struct spec *spec, uint32_t unit)
 
 static bool in_array(const struct spec *spec, uint32_t unit, uint32_t array)
 {
-    return array == 0 || !spec->units[unit].frozen;
+    return array <= spec_unit_moments(spec, unit);
 }
 
 static void add_unit(struct making *k, uint32_t unit)

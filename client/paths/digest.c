@@ -99,11 +99,10 @@ static int walk_array(struct walk *w, uint32_t tensor, uint32_t array, struct sh
 
 static int walk_tensors(struct walk *w, struct shd_err *e)
 {
-    const uint32_t moments = spec_moments(w->spec);
     if (EVP_DigestInit_ex(w->root.ctx, EVP_sha256(), NULL) != 1)
         w->root.failed = true;
     for (uint32_t t = 0; t < w->spec->tensor_count; t++) {
-        const uint32_t arrays = w->spec->tensors[t].trainable ? 1 + moments : 1;
+        const uint32_t arrays = 1 + spec_unit_moments(w->spec, w->spec->tensors[t].unit);
         for (uint32_t a = 0; a < arrays; a++) {
             const int r = walk_array(w, t, a, e);
             if (r != SHD_OK)

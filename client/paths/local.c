@@ -53,7 +53,7 @@ static int open_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     const struct spec *spec = m->spec;
     const uint64_t elems = spec->units[unit].elems;
     const bool frozen = spec->units[unit].frozen;
-    const uint32_t moments = frozen ? 0 : spec_moments(spec);
+    const uint32_t moments = spec_unit_moments(spec, unit);
     struct local_unit *u = &m->local->units[unit];
     const uint64_t arrays = frozen ? 1 : 2 + moments; /* of fp32 */
     const uint64_t bytes = arrays * elems * sizeof(float) + elems * dtype_bytes(spec->publish);
@@ -65,7 +65,7 @@ static int open_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     u->memory_bytes = bytes;
     u->param = base;
     u->acc = frozen ? NULL : u->param + elems;
-    u->m = frozen ? NULL : u->acc + elems;
+    u->m = moments > 0 ? u->acc + elems : NULL;
     u->v = moments == 2 ? u->m + elems : NULL;
     u->publish = u->param + arrays * elems;
     u->arrived = m->local->arrived + (uint64_t)unit * spec_returns(spec);
@@ -361,8 +361,9 @@ static int check_complete(const struct shd_model *m, struct shd_err *e)
 
 static int sum_squares(struct shd_model *m, struct wire_prepared *prepared, struct shd_err *e)
 {
-    struct kern_sum sum = { .finite = true };
+    struct kern_sum sum = { .finite = true }, mean = { .finite = true };
     fixsum_init(&sum.sum);
+    fixsum_init(&mean.sum);
     for (uint32_t i = 0; i < m->spec->unit_count; i++) {
         struct local_unit *u = &m->local->units[i];
         const uint64_t elems = m->spec->units[i].elems;
@@ -375,14 +376,14 @@ static int sum_squares(struct shd_model *m, struct wire_prepared *prepared, stru
                 return r;
             continue;
         }
-        const struct kern_sumsq sumsq = { u->acc, elems, &sum };
+        const struct kern_sumsq sumsq = { u->acc, elems, m->spec->units[i].mean ? &mean : &sum };
         const int r = kern_run_op(m->session->kern,
                                   &(struct kern_op){ KERN_SUMSQ, { .sumsq = sumsq } }, e);
         if (r != SHD_OK)
             return r;
     }
     fixsum_carry(&sum.sum);
-    prepared->finite = sum.finite;
+    prepared->finite = sum.finite && mean.finite;
     prepared->sum = sum.sum;
     return SHD_OK;
 }
@@ -399,21 +400,30 @@ static void sum_metrics(const struct shd_model *m, struct wire_prepared *prepare
     }
 }
 
+static uint32_t count_took(const struct local_unit *u, uint32_t groups)
+{
+    uint32_t took = 0;
+    for (uint32_t g = 0; g < groups; g++)
+        took += u->arrived[g] == ARRIVED_GRAD;
+    return took;
+}
+
 static int update_units(struct shd_model *m, const struct decision *decision, struct shd_err *e)
 {
     struct local_model *local = m->local;
     runs_hypers(m->spec, decision, local->updates + 1, local->hypers);
     for (uint32_t i = 0; i < m->spec->unit_count; i++) {
         const struct local_unit *u = &local->units[i];
+        const bool mean = m->spec->units[i].mean;
         if (m->spec->units[i].frozen || (m->spec->units[i].skips_idle && !u->summed))
             continue;
         const struct kern_update update = {
-            .kind = m->spec->optimizer,
+            .kind = spec_unit_optimizer(m->spec, i),
             .param = u->param,
             .m = u->m,
             .v = u->v,
             .grad = u->acc,
-            .grad_scale = decision->scale,
+            .grad_scale = mean ? (float)count_took(u, spec_returns(m->spec)) : decision->scale,
             .publish = u->publish,
             .publish_dtype = m->spec->publish,
             .elems = m->spec->units[i].elems,

@@ -26,7 +26,8 @@ uint64_t plan_unit_param_bytes(const struct spec *spec, uint32_t unit)
 
 uint64_t plan_unit_grad_bytes(const struct spec *spec, uint32_t unit, enum shd_dtype dtype)
 {
-    return spec->units[unit].frozen ? 0 : unit_elems(spec, unit) * dtype_bytes(dtype);
+    const struct spec_unit *u = &spec->units[unit];
+    return u->frozen ? 0 : unit_elems(spec, unit) * dtype_bytes(u->mean ? SHD_F32 : dtype);
 }
 
 /* -- Counting ---------------------------------------------------------------------------------- */

@@ -10,7 +10,8 @@ int plan_count(const struct plan *plan, const struct spec *spec, enum shd_dtype 
                struct plan_cost *ret_cost, struct shd_err *e);
 
 /* Bytes of a unit's parameters as fetched (publish dtype) and of its gradient as returned
- * (dtype), without padding; 0 gradient for a frozen unit. */
+ * (dtype), without padding; 0 gradient for a frozen unit, fp32 for a
+ * mean. */
 uint64_t plan_unit_param_bytes(const struct spec *spec, uint32_t unit);
 uint64_t plan_unit_grad_bytes(const struct spec *spec, uint32_t unit, enum shd_dtype dtype);
 

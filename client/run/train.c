@@ -236,6 +236,7 @@ static int give_slot(struct shd_model *m, struct grad_slot *slot, struct shd_err
 static int fill_slot(struct shd_model *m, const struct grad_entry *entry,
                      struct grad_slot **ret_slot, struct shd_err *e)
 {
+    const enum shd_dtype dtype = spec_unit_grad_dtype(m->spec, entry->unit);
     struct grad_slot *slot = find_held(m, entry->group, entry->unit);
     if (slot != NULL) {
         *ret_slot = slot;
@@ -248,13 +249,12 @@ static int fill_slot(struct shd_model *m, const struct grad_entry *entry,
     r = err_copy(&m->fault, e);
     if (r == SHD_OK)
         r = m->session->control->fill_slot(m, (uint32_t)(slot - m->slots), entry->unit, entry->sum,
-                                           m->policy.grad_dtype, e);
+                                           dtype, e);
     if (r != SHD_OK)
         return r;
-    *slot = (struct grad_slot){ .state = SLOT_HELD,
-                                .group = entry->group,
-                                .unit = entry->unit,
-                                .dtype = m->policy.grad_dtype };
+    *slot = (struct grad_slot){
+        .state = SLOT_HELD, .group = entry->group, .unit = entry->unit, .dtype = dtype
+    };
     *ret_slot = slot;
     return SHD_OK;
 }

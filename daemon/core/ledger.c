@@ -332,6 +332,11 @@ static int check_units(const struct ledger *l, uint64_t commits, struct shd_err 
                            " resets",
                            u, ledger_progress_next(progress), ledger_progress_round(progress),
                            l->head->micros, commits, ledger_resets(l));
+        if (l->unit[u].took > l->head->micros)
+            return err_set(e, SHD_ESEGMENT,
+                           "ledger's unit %" PRIu32 " is the mean of %" PRIu32
+                           " gradients, of %" PRIu32 " a step",
+                           u, l->unit[u].took, l->head->micros);
         if (version < commits && ledger_progress_round(progress) > ledger_committed_round(l))
             return err_set(e, SHD_ESEGMENT,
                            "ledger's unit %" PRIu32 " sums gradients of step %" PRIu64

@@ -16,6 +16,8 @@
  *                     *round* in which gradients are collected: step + resets
  *   promised          a Prepare of this round was answered: it is not given up any more
  *   unit.progress     how far the sum of the unit's gradients is, and of which round
+ *   unit.took         of a mean: how many they are; written before the step's `commits`, and needed
+ *                     until the unit's version is as high
  *   cell              a gradient that waits for its turn and needs no sender any more: it took no
  *                     part, or its bytes are in the spill segment; and of which round
  *   metrics.tag       the micro-batch's numbers are there; and of which round
@@ -112,6 +114,7 @@ struct ledger_head {
 struct ledger_unit {
     _Alignas(64) _Atomic uint64_t version;
     _Atomic uint64_t progress; /* ledger_progress() */
+    uint32_t took;             /* at most micros */
 };
 
 struct ledger_metrics { /* of one micro-batch (or group of them) */

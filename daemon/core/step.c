@@ -70,6 +70,7 @@ static void apply_one_more(struct step *s, struct step_actions *actions)
     a->round = ledger_committed_round(&s->ledger);
     a->put = s->record.decision.put != 0;
     a->skip = !a->put && nothing_to_apply(s, a->unit);
+    a->took = s->unit[a->unit].mean ? s->ledger.unit[a->unit].took : 0;
 }
 
 /* -- Sealing ------------------------------------------------------------------------------------
@@ -355,7 +356,7 @@ void step_accumulated(struct step *s, uint32_t unit, const struct fixsum *sum, b
     u->summed = true;
     s->units_summed++;
     s->finite = s->finite && finite;
-    if (sum != NULL)
+    if (sum != NULL && !u->mean)
         fixsum_merge(&s->sum, sum);
     seal_if_complete(s, ret_actions);
 }

@@ -71,6 +71,7 @@ struct step_action {
     enum shd_dtype dtype; /* of a spilled gradient */
     bool first, last, stale, skip;
     bool put;       /* APPLY: of values that wait, if any do for the unit */
+    uint32_t took;  /* APPLY of a mean: gradients that its sum is of */
     uint64_t step;  /* work: which one it is for, */
     uint64_t round; /* and in which round */
 };

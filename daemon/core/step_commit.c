@@ -104,6 +104,24 @@ static void begin_put(struct step *s)
     fixsum_carry(&s->record.sum);
 }
 
+/* Of how many gradients the sums of means are: all but those whose cells say that they took no
+ * part, which the next step's may overwrite before the unit is applied. */
+static void count_means(struct step *s)
+{
+    const uint64_t round = ledger_round(&s->ledger);
+    for (uint32_t u = 0; u < s->units; u++) {
+        const _Atomic uint64_t *cells = &s->ledger.cell[(size_t)u * s->micros];
+        uint32_t took = 0;
+        if (!s->unit[u].mean)
+            continue;
+        for (uint32_t micro = 0; micro < s->micros; micro++) {
+            const uint64_t word = atomic_load_explicit(&cells[micro], memory_order_relaxed);
+            took += ledger_cell_round(word) != round || ledger_cell_kind(word) != LEDGER_CELL_NONE;
+        }
+        s->ledger.unit[u].took = took;
+    }
+}
+
 static void begin_applying(struct step *s, const struct decision *decision, struct step_blob blob,
                            struct step_actions *actions)
 {
@@ -116,6 +134,7 @@ static void begin_applying(struct step *s, const struct decision *decision, stru
     if (decision->put != 0 && decision->updates > 0)
         s->updates = decision->updates - 1;
     s->dropping = false;
+    count_means(s);
     write_record(s, blob);
     s->phase = STEP_APPLYING;
     s->apply_next = s->apply_done = 0;
@@ -131,7 +150,8 @@ static void begin_applying(struct step *s, const struct decision *decision, stru
         CHECK(!was.lost);
         s->unit[u] = (struct step_unit){ .frozen = was.frozen,
                                          .summed = was.frozen,
-                                         .skips_idle = was.skips_idle };
+                                         .skips_idle = was.skips_idle,
+                                         .mean = was.mean };
     }
     step_resume(s, 0, actions); /* the first units; the others as these are done */
 }

@@ -123,3 +123,9 @@ void step_skips_idle(struct step *s, uint32_t unit)
     CHECK(unit < s->units);
     s->unit[unit].skips_idle = true;
 }
+
+void step_means(struct step *s, uint32_t unit)
+{
+    CHECK(unit < s->units);
+    s->unit[unit].mean = s->unit[unit].skips_idle = true;
+}

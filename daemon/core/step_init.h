@@ -25,4 +25,8 @@ void step_recall_record(struct step *s);
  * gradient of it. To be said before anything else. */
 void step_skips_idle(struct step *s, uint32_t unit);
 
+/* What is returned of the unit are values, which its mean is of: their squares are not in the
+ * step's sum (that one of them is not finite counts), and it skips idle steps. Likewise. */
+void step_means(struct step *s, uint32_t unit);
+
 #endif

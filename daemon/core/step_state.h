@@ -19,6 +19,7 @@ struct step_unit {
     bool free;         /* the accumulator may be written: the unit was applied */
     bool frozen;
     bool skips_idle;
+    bool mean;
 };
 
 struct step {

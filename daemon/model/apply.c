@@ -105,15 +105,17 @@ static struct kern_op accumulate_op(struct model_unit *mu)
 static struct kern_op update_op(const struct model_unit *mu)
 {
     const struct model *m = mu->model;
-    const uint32_t u = mu->unit;
+    const uint32_t u = mu->unit, moments = spec_unit_moments(m->spec, mu->unit);
+    const bool mean = m->spec->units[u].mean;
     return (struct kern_op){ .kind = KERN_UPDATE,
                              .update = {
-                                 .kind = m->spec->optimizer,
+                                 .kind = spec_unit_optimizer(m->spec, u),
                                  .param = model_array(m, SHARDMAP_PARAM, u),
-                                 .m = model_array(m, SHARDMAP_M, u),
-                                 .v = m->map->moments > 1 ? model_array(m, SHARDMAP_V, u) : NULL,
+                                 .m = moments > 0 ? model_array(m, SHARDMAP_M, u) : NULL,
+                                 .v = moments > 1 ? model_array(m, SHARDMAP_V, u) : NULL,
                                  .grad = mu->acc,
-                                 .grad_scale = step_record(m->core)->decision.scale,
+                                 .grad_scale = mean ? (float)mu->action.took
+                                                    : step_record(m->core)->decision.scale,
                                  .publish = model_published(m, u),
                                  .publish_dtype = m->spec->publish,
                                  .elems = m->map->slice[u].elems,

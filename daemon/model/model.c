@@ -146,6 +146,9 @@ int model_core(struct model *m, struct shd_err *e)
     for (uint32_t u = 0; u < units; u++)
         if (m->spec->units[u].skips_idle)
             step_skips_idle(m->core, u);
+    for (uint32_t u = 0; u < units; u++)
+        if (m->spec->units[u].mean)
+            step_means(m->core, u);
     m->lease = lease_init(lease, spec_returns(m->spec),
                           /* cautious= */ m->map->owner > 0 || m->kept.adopted);
     return SHD_OK;

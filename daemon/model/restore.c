@@ -202,9 +202,9 @@ void restore_retry(struct daemon *d)
 /* -- Reading ------------------------------------------------------------------------------------
  */
 
-static bool reads_alone(const struct restore *w, uint32_t unit)
+static uint32_t arrays_to_read(const struct restore *w, uint32_t unit)
 {
-    return w->in.weights || w->model->spec->units[unit].frozen;
+    return w->in.weights ? 1 : 1 + spec_unit_moments(w->model->spec, unit);
 }
 
 static uint64_t elems_to_read(const struct restore *w)
@@ -212,7 +212,7 @@ static uint64_t elems_to_read(const struct restore *w)
     const struct model *m = w->model;
     uint64_t elems = 0;
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
-        elems += m->map->slice[u].elems * (reads_alone(w, u) ? 1 : 1 + m->map->moments);
+        elems += m->map->slice[u].elems * arrays_to_read(w, u);
     return elems;
 }
 
@@ -225,7 +225,7 @@ static bool next_piece(struct restore *w, struct checkpoint_piece *ret_piece)
     uv_mutex_lock(&w->mutex);
     while (w->status == SHD_OK && !w->gone && !found && at->unit < m->spec->unit_count) {
         const struct slice slice = m->map->slice[at->unit];
-        if (at->array == (reads_alone(w, at->unit) ? 1 : 1 + m->map->moments)) {
+        if (at->array == arrays_to_read(w, at->unit)) {
             *at = (struct checkpoint_piece){ .unit = at->unit + 1 };
         } else if (at->first_elem >= slice.elems) { /* counts from the slice's first here */
             at->array++;

@@ -49,7 +49,7 @@ static int op_digest(struct op *op)
     if (req->tensor >= m->spec->tensor_count)
         return err_set(&op->err, SHD_ERANGE, "tensor %" PRIu32 " of a model with %" PRIu32,
                        req->tensor, m->spec->tensor_count);
-    const uint32_t arrays = m->spec->tensors[req->tensor].trainable ? 1 + m->map->moments : 1;
+    const uint32_t arrays = 1 + spec_unit_moments(m->spec, m->spec->tensors[req->tensor].unit);
     if (req->array >= arrays)
         return err_set(&op->err, SHD_ERANGE, "array %" PRIu32 " of a state with %" PRIu32,
                        req->array, arrays);
@@ -85,6 +85,8 @@ static int op_get(struct op *op)
     const struct spec_unit *unit = &m->spec->units[req->unit];
     if (req->array > 0 && unit->frozen)
         return err_set(&op->err, SHD_EINVAL, "unit '%s' is frozen: it has no moments", unit->name);
+    if (req->array > 0 && unit->mean)
+        return err_set(&op->err, SHD_EINVAL, "unit '%s' is a mean: it has no moments", unit->name);
     if (req->array > m->map->moments)
         return err_set(&op->err, SHD_EINVAL,
                        "moment %" PRIu32 " of model '%s', whose optimizer has %" PRIu32, req->array,

@@ -43,12 +43,13 @@ static int check_place(struct op *op)
     if (spec->units[req->unit].frozen)
         return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 " '%s' is frozen: it has no gradient",
                        req->unit, spec->units[req->unit].name);
-    if (!req->none && req->dtype != spec->grad_dtype)
+    const enum shd_dtype dtype = spec_unit_grad_dtype(spec, req->unit);
+    if (!req->none && req->dtype != dtype)
         return err_set(&op->err, SHD_ESPEC,
                        "gradient of unit %" PRIu32 " '%.40s' is '%s', model '%.60s' has grad_dtype "
-                       "'%s'",
+                       "'%s'%s",
                        req->unit, spec->units[req->unit].name, dtype_name(req->dtype), spec->name,
-                       dtype_name(spec->grad_dtype));
+                       dtype_name(dtype), dtype != spec->grad_dtype ? " for means" : "");
     return SHD_OK;
 }
 

@@ -37,8 +37,9 @@ static json_t *units_json(const struct view_model *vm)
         const bool published = unit->version != UINT64_MAX;
         json_array_append_new(
             units,
-            json_pack("{s:s, s:b, s:I, s:o, s:I}", "name", vm->spec->units[u].name, "frozen",
-                      (int)vm->spec->units[u].frozen, "elems", (json_int_t)unit->elems, "version",
+            json_pack("{s:s, s:b, s:b, s:I, s:o, s:I}", "name", vm->spec->units[u].name, "frozen",
+                      (int)vm->spec->units[u].frozen, "mean", (int)vm->spec->units[u].mean, "elems",
+                      (json_int_t)unit->elems, "version",
                       published ? json_integer((json_int_t)unit->version) : json_null(), "returned",
                       (json_int_t)unit->returned));
     }

@@ -33,10 +33,11 @@ KERN_FN vec step_vec(const struct kern_update *a, uint64_t i, const struct kern_
                      enum spec_optimizer kind)
 {
     vec p = vec_load(a->param + i);
-    vec m = vec_load(a->m + i);
+    vec m = has_m(kind) ? vec_load(a->m + i) : p;
     vec v = has_v(kind) ? vec_load(a->v + i) : m;
     optimizer_step(kind, c, vec_load(a->grad + i), &p, &m, &v);
-    vec_store(a->m + i, m);
+    if (has_m(kind))
+        vec_store(a->m + i, m);
     if (has_v(kind))
         vec_store(a->v + i, v);
     vec_store(a->param + i, p);
@@ -61,7 +62,8 @@ KERN_FN void keep_old(struct trail_record *rec, const struct kern_update *a, uin
                       enum spec_optimizer kind)
 {
     keep_array(rec->old[0], a->param + i, n);
-    keep_array(rec->old[1], a->m + i, n);
+    if (has_m(kind))
+        keep_array(rec->old[1], a->m + i, n);
     if (has_v(kind))
         keep_array(rec->old[2], a->v + i, n);
     trail_mark(rec, i, n);
@@ -72,10 +74,11 @@ KERN_FN void step_part(const struct kern_update *a, uint64_t i, unsigned n,
                        const struct kern_rates *c, enum spec_optimizer kind, struct publish to)
 {
     vec p = vec_load_n(a->param + i, n);
-    vec m = vec_load_n(a->m + i, n);
+    vec m = has_m(kind) ? vec_load_n(a->m + i, n) : p;
     vec v = has_v(kind) ? vec_load_n(a->v + i, n) : m;
     optimizer_step(kind, c, vec_load_n(a->grad + i, n), &p, &m, &v);
-    vec_store_n(a->m + i, m, n);
+    if (has_m(kind))
+        vec_store_n(a->m + i, m, n);
     if (has_v(kind))
         vec_store_n(a->v + i, v, n);
     vec_store_n(a->param + i, p, n);
@@ -241,6 +244,9 @@ static void update_range(const struct kern_update *a, struct cpu_range r, struct
         break;
     case SPEC_SGD_TORCH:
         update_kind(a, r, SPEC_SGD_TORCH, rec);
+        break;
+    case SPEC_MEAN:
+        update_kind(a, r, SPEC_MEAN, rec);
         break;
     }
 }

@@ -117,7 +117,7 @@ struct cuda_sumsq { /* shd_sumsq */
     double *block_sums;
 };
 
-struct cuda_update { /* shd_adamw, shd_sgd, shd_lion, shd_adamw_torch, shd_sgd_torch */
+struct cuda_update { /* shd_adamw, shd_sgd, shd_lion, shd_adamw_torch, shd_sgd_torch, shd_mean */
     float *param, *m, *v;
     const float *grad;
     void *publish;

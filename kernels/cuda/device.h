@@ -38,6 +38,7 @@ enum cuda_fn {
     CUDA_LION,
     CUDA_ADAMW_TORCH,
     CUDA_SGD_TORCH,
+    CUDA_MEAN,
     CUDA_TRAIL_BEGIN,
     CUDA_FN_COUNT
 };

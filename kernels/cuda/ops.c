@@ -226,7 +226,7 @@ static uint32_t pack_runs(const struct kern_update *a, struct cuda_part *p)
 static const enum cuda_fn update_fns[] = {
     [SPEC_ADAMW] = CUDA_ADAMW,         [SPEC_SGD] = CUDA_SGD,
     [SPEC_LION] = CUDA_LION,           [SPEC_ADAMW_TORCH] = CUDA_ADAMW_TORCH,
-    [SPEC_SGD_TORCH] = CUDA_SGD_TORCH,
+    [SPEC_SGD_TORCH] = CUDA_SGD_TORCH, [SPEC_MEAN] = CUDA_MEAN,
 };
 
 static int update_launch(struct cuda_kern *k, struct cuda_part *p)
@@ -237,7 +237,7 @@ static int update_launch(struct cuda_kern *k, struct cuda_part *p)
         return SHD_OK;
     struct cuda_update args = {
         .param = a->param + p->first,
-        .m = a->m + p->first,
+        .m = spec_optimizer_rows[a->kind].moments > 0 ? a->m + p->first : NULL,
         .v = spec_optimizer_rows[a->kind].moments > 1 ? a->v + p->first : NULL,
         .grad = a->grad + p->first,
         .publish = (uint8_t *)a->publish + p->first * dtype_bytes(a->publish_dtype),

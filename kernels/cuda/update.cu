@@ -18,7 +18,8 @@ template <enum spec_optimizer KIND>
 DEVICE void elems_get(const struct cuda_update &a, uint64_t i, struct elems *x)
 {
     get_four(a.param + i, x->p);
-    get_four(a.m + i, x->m);
+    if (has_m(KIND))
+        get_four(a.m + i, x->m);
     if (has_v(KIND))
         get_four(a.v + i, x->v);
     get_four(a.grad + i, x->g);
@@ -28,7 +29,8 @@ template <enum spec_optimizer KIND>
 DEVICE void elems_keep(struct cuda_trail_record *record, uint32_t at, const struct elems &x)
 {
     trail_keep(record, 0, at, x.p);
-    trail_keep(record, 1, at, x.m);
+    if (has_m(KIND))
+        trail_keep(record, 1, at, x.m);
     if (has_v(KIND))
         trail_keep(record, 2, at, x.v);
 }
@@ -41,7 +43,8 @@ DEVICE void elems_step(const struct cuda_update &a, uint64_t i, const struct ker
 #pragma unroll
     for (unsigned k = 0; k < 4; k++)
         optimizer_step(KIND, &c, x->g[k], &x->p[k], &x->m[k], &x->v[k]);
-    put_four(a.m + i, x->m);
+    if (has_m(KIND))
+        put_four(a.m + i, x->m);
     if (has_v(KIND))
         put_four(a.v + i, x->v);
     put_four(a.param + i, x->p);
@@ -53,7 +56,8 @@ DEVICE void elem_step(const struct cuda_update &a, uint64_t i, const struct kern
                       float p, float m, float v)
 {
     optimizer_step(KIND, &c, g, &p, &m, &v);
-    put_once(a.m + i, m);
+    if (has_m(KIND))
+        put_once(a.m + i, m);
     if (has_v(KIND))
         put_once(a.v + i, v);
     put_once(a.param + i, p);
@@ -99,8 +103,8 @@ template <enum spec_optimizer KIND> DEVICE void update_tiles(const struct cuda_u
 {
     const bool kept = a.trail.records != nullptr;
     const uint64_t tiles = a.elems / CUDA_TILE_ELEMS;
-    struct turn turn = trail_open(a.trail, a.param, a.m, has_v(KIND) ? a.v : a.m,
-                                  has_v(KIND) ? 3 : 2);
+    const float *m = has_m(KIND) ? a.m : a.param, *v = has_v(KIND) ? a.v : m;
+    struct turn turn = trail_open(a.trail, a.param, m, v, has_v(KIND) ? 3 : has_m(KIND) ? 2 : 1);
     struct reach reach = { 0, 0 };
     bool done = trail_done(a.trail, blockIdx.x, tiles);
     for (uint64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -161,4 +165,9 @@ KERNEL_BOUNDS(shd_adamw_torch, struct cuda_update, CUDA_THREADS, 4)
 KERNEL_BOUNDS(shd_sgd_torch, struct cuda_update, CUDA_THREADS, 4)
 {
     update_tiles<SPEC_SGD_TORCH>(a);
+}
+
+KERNEL_BOUNDS(shd_mean, struct cuda_update, CUDA_THREADS, 4)
+{
+    update_tiles<SPEC_MEAN>(a);
 }

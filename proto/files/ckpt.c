@@ -30,7 +30,7 @@ const char *ckpt_stem(uint32_t array)
 
 uint32_t ckpt_arrays(const struct spec *spec, const struct spec_tensor *tensor)
 {
-    return tensor->trainable ? 1 + spec_moments(spec) : 1;
+    return 1 + spec_unit_moments(spec, tensor->unit);
 }
 
 /* -- Leaves -------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
  * and tools agree: names, the order of leaves, and small file helpers.
  *
  *   model*.safetensors        fp32 master weights, whole tensors
- *   optimizer-m*, -v*         moments of trainable tensors
+ *   optimizer-m*, -v*         moments of tensors that have them
  *   leaves.bin                SHA-256 leaves of the digest: for each tensor in spec order, for each
  *                             of its arrays, 32 bytes a leaf
  *   shardd.json               the rest: struct ckpt_info

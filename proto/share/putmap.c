@@ -17,13 +17,16 @@ int putmap_check(const struct spec *spec, const uint8_t *arrays, uint64_t count,
         return err_set(e, SHD_ERANGE, "a put says of %" PRIu64 " units, model '%s' has %" PRIu32,
                        count, spec->name, spec->unit_count);
     for (uint32_t u = 0; u < spec->unit_count; u++) {
-        const uint32_t moments = spec->units[u].frozen ? 0 : spec_moments(spec);
+        const struct spec_unit *unit = &spec->units[u];
+        const uint32_t moments = spec_unit_moments(spec, u);
         if (arrays[u] >> (1 + moments) != 0)
             return err_set(e, SHD_EINVAL,
                            "a put has arrays %#x of unit '%s', which has parameters and %" PRIu32
                            " moments%s",
-                           arrays[u], spec->units[u].name, moments,
-                           spec->units[u].frozen ? ": it is frozen" : "");
+                           arrays[u], unit->name, moments,
+                           unit->frozen ? ": it is frozen"
+                           : unit->mean ? ": it is a mean"
+                                        : "");
         any = any || arrays[u] != 0;
     }
     return any ? SHD_OK : err_set(e, SHD_EINVAL, "a put of nothing");

@@ -16,6 +16,17 @@ static uint64_t whole_pages(uint64_t bytes)
     return bytes == 0 ? SHD_PAGE_BYTES : layout_align(bytes, SHD_PAGE_BYTES);
 }
 
+/* The units that gradients come of, means or others. */
+static void place_trained(const struct spec *spec, bool mean, struct shardmap *map)
+{
+    for (uint32_t u = 0; u < map->units; u++) {
+        if (spec->units[u].frozen || spec->units[u].mean != mean)
+            continue;
+        map->train_base[u] = map->train_elems;
+        map->train_elems += map->slice[u].elems;
+    }
+}
+
 static void place_units(const struct spec *spec, struct shardmap *map)
 {
     uint64_t slice_elems_max = 0;
@@ -23,13 +34,12 @@ static void place_units(const struct spec *spec, struct shardmap *map)
         map->slice[u] = layout_slice(spec->units[u].elems, map->owner, map->owners);
         map->base_elem[u] = map->elems;
         map->elems += map->slice[u].elems;
-        map->train_base[u] = map->train_elems;
-        if (spec->units[u].frozen)
-            continue;
-        map->train_elems += map->slice[u].elems;
-        if (map->slice[u].elems > slice_elems_max)
+        if (!spec->units[u].frozen && map->slice[u].elems > slice_elems_max)
             slice_elems_max = map->slice[u].elems;
     }
+    place_trained(spec, /* mean= */ false, map);
+    map->moment_elems = map->train_elems;
+    place_trained(spec, /* mean= */ true, map);
     map->slot_bytes = whole_pages(slice_elems_max * sizeof(float));
 }
 
@@ -80,7 +90,8 @@ uint64_t shardmap_publish_bytes(const struct shardmap *map)
 
 uint64_t shardmap_state_bytes(const struct shardmap *map)
 {
-    return whole_pages((map->elems + (1 + map->moments) * map->train_elems) * sizeof(float));
+    return whole_pages((map->elems + map->moments * map->moment_elems + map->train_elems) *
+                       sizeof(float));
 }
 
 uint64_t shardmap_inbox_bytes(const struct shardmap *map, uint32_t slots)
@@ -113,7 +124,7 @@ uint64_t shardmap_array_elem(const struct shardmap *map, enum shardmap_array arr
     if (array == SHARDMAP_PARAM)
         return map->base_elem[unit];
     const uint64_t before = array == SHARDMAP_ACC ? map->moments : (uint64_t)array - 1;
-    return map->elems + before * map->train_elems + map->train_base[unit];
+    return map->elems + before * map->moment_elems + map->train_base[unit];
 }
 
 uint64_t shardmap_slot_offset_bytes(const struct shardmap *map, uint32_t slot)

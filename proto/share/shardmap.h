@@ -5,8 +5,9 @@
  * unit order the slices form its flat array of `elems` elements; unit u starts at base_elem[u].
  *
  *   publish  flat array in the publish dtype
- *   state    fp32 flat arrays one after the other: parameters; then, without frozen units, first
- *            moment, second moment (AdamW only), gradient accumulator
+ *   state    fp32 flat arrays one after the other: parameters; then, without frozen units and
+ *            means, first moment, second moment (AdamW only); without frozen units alone, gradient
+ *            accumulator, the means at its end
  *   inbox    `slots` slots of slot_bytes each; a unit's gradient slice (fp32) starts its slot. Then
  *            what the worker shows of itself (activity.h)
  *
@@ -31,9 +32,11 @@ struct shardmap {
     struct slice *slice;    /* owned, [units], in unit coordinates; elems may be 0 */
     uint64_t *base_elem;    /* owned, [units]: of the slice in the owner's flat array */
     uint64_t elems;         /* of the flat array: sum of slice elems */
-    uint64_t *train_base;   /* owned, [units]: the same without frozen units; theirs is unused */
+    uint64_t *train_base;   /* owned, [units]: the same without frozen units, whose is unused, and
+                             * with means behind the others */
     uint64_t train_elems;
-    uint64_t slot_bytes; /* one gradient slot: the largest slice in fp32, at least a page */
+    uint64_t moment_elems; /* of these, before the means */
+    uint64_t slot_bytes;   /* one gradient slot: the largest slice in fp32, at least a page */
 };
 
 /* Arrays of the state segment in order. */
@@ -55,7 +58,8 @@ uint64_t shardmap_publish_offset_bytes(const struct shardmap *map, uint32_t unit
 uint64_t shardmap_publish_slice_bytes(const struct shardmap *map, uint32_t unit);
 
 /* Element offset of unit's slice of an array in the state segment, seen as one float array.
- * SHARDMAP_V only where the optimizer has a second moment; frozen units have SHARDMAP_PARAM only.
+ * SHARDMAP_V only where the optimizer has a second moment; frozen units have SHARDMAP_PARAM only,
+ * means SHARDMAP_ACC, too.
  */
 uint64_t shardmap_array_elem(const struct shardmap *map, enum shardmap_array array, uint32_t unit);
 

@@ -1,7 +1,7 @@
 /* See optimizer.h. */
 #include "proto/spec/optimizer.h"
 
-const struct spec_optimizer_row spec_optimizer_rows[SPEC_OPTIMIZERS + 1] = {
+const struct spec_optimizer_row spec_optimizer_rows[SPEC_MEAN + 1] = {
     [SPEC_ADAMW] = { .kind = "adamw",
                      .torch = SPEC_ADAMW_TORCH,
                      .moments = 2,
@@ -31,4 +31,5 @@ const struct spec_optimizer_row spec_optimizer_rows[SPEC_OPTIMIZERS + 1] = {
                          .in_torch_order = true,
                          .moments = 1,
                          .beta1_key = "momentum" },
+    [SPEC_MEAN] = { .kind = "mean" },
 };

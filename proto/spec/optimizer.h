@@ -13,19 +13,20 @@ enum spec_optimizer {
     SPEC_LION = 3,
     SPEC_ADAMW_TORCH = 4,
     SPEC_SGD_TORCH = 5,
+    SPEC_MEAN = 6, /* of a group alone: what is returned are values, and their mean is the next */
 };
 
-#define SPEC_OPTIMIZERS 5 /* ids 1..5 */
+#define SPEC_OPTIMIZERS 5 /* ids 1..5: a model's */
 
 struct spec_optimizer_row {
     const char *kind;
     enum spec_optimizer torch;                   /* the same in torch's order; 0: there is none */
     bool in_torch_order;                         /* this is that */
-    uint32_t moments;                            /* arrays kept per parameter: m, or m and v */
+    uint32_t moments;                            /* kept per parameter: none, m, or m and v */
     const char *beta1_key, *beta2_key, *eps_key; /* NULL: it has no such field */
     double beta1, beta2, eps;                    /* defaults; 0 where it has no such field */
 };
 
-extern const struct spec_optimizer_row spec_optimizer_rows[SPEC_OPTIMIZERS + 1];
+extern const struct spec_optimizer_row spec_optimizer_rows[SPEC_MEAN + 1];
 
 #endif

@@ -75,6 +75,22 @@ uint32_t spec_moments(const struct spec *spec)
     return spec_optimizer_rows[spec->optimizer].moments;
 }
 
+uint32_t spec_unit_moments(const struct spec *spec, uint32_t unit)
+{
+    const struct spec_unit *u = &spec->units[unit];
+    return u->frozen ? 0 : spec_optimizer_rows[spec_unit_optimizer(spec, unit)].moments;
+}
+
+enum spec_optimizer spec_unit_optimizer(const struct spec *spec, uint32_t unit)
+{
+    return spec->units[unit].mean ? SPEC_MEAN : spec->optimizer;
+}
+
+enum shd_dtype spec_unit_grad_dtype(const struct spec *spec, uint32_t unit)
+{
+    return spec->units[unit].mean ? SHD_F32 : spec->grad_dtype;
+}
+
 uint64_t spec_tensor_key(const struct spec *spec, const struct spec_tensor *tensor)
 {
     uint8_t text[8 + SPEC_NAME_BYTES_MAX];
@@ -183,6 +199,8 @@ static void compare_groups(struct comparison *c, const struct spec *open, const 
         same_real(c, o->weight_decay, a->weight_decay, "group '%s': weight_decay", o->name);
         same_text(c, o->skips_idle ? "skip" : "zero", a->skips_idle ? "skip" : "zero",
                   "group '%s': idle", o->name);
+        same_text(c, o->mean ? "mean" : "the model's", a->mean ? "mean" : "the model's",
+                  "group '%s': optimizer", o->name);
     }
 }
 

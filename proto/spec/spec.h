@@ -42,6 +42,7 @@ struct spec_group {
     double lr_scale;     /* default 1 */
     double weight_decay; /* default 0 */
     bool skips_idle;     /* "idle": units that took no part in a step are not updated */
+    bool mean;           /* "optimizer": its tensors become the mean of what is returned of them */
 };
 
 struct spec_tensor {
@@ -66,6 +67,7 @@ struct spec_unit {
     uint32_t uses_count;
     bool frozen;     /* its tensors are not trainable: no gradient, no optimizer state */
     bool skips_idle; /* its tensors' groups do, all of them; of a frozen one it says nothing */
+    bool mean;       /* its tensors' groups do: returned are values, in fp32; no moments */
 };
 
 struct spec {
@@ -104,8 +106,14 @@ int spec_compare(const struct spec *open, const struct spec *asked, struct shd_e
  * micro counts these. */
 uint32_t spec_returns(const struct spec *spec);
 
-/* Moment arrays the optimizer keeps per parameter: AdamW 2, SGD and Lion 1. */
+/* Moment arrays the optimizer keeps per parameter: AdamW 2, SGD and Lion 1. Of a unit: 0 where it
+ * is frozen or a mean. */
 uint32_t spec_moments(const struct spec *spec);
+uint32_t spec_unit_moments(const struct spec *spec, uint32_t unit);
+
+/* What updates a unit, and in which type its gradients come. */
+enum spec_optimizer spec_unit_optimizer(const struct spec *spec, uint32_t unit);
+enum shd_dtype spec_unit_grad_dtype(const struct spec *spec, uint32_t unit);
 
 /* Philox key of a tensor's initial values: first 8 bytes, little-endian, of
  * SHA-256(seed as 8 bytes little-endian, then the name without NUL). */

@@ -23,7 +23,7 @@ struct parser {
 
 static int parse_group(struct parser *p, const struct node *n, uint32_t index)
 {
-    static const char *const known[] = { "name", "lr_scale", "weight_decay", "idle" };
+    static const char *const known[] = { "name", "lr_scale", "weight_decay", "idle", "optimizer" };
     static const struct node_range range = { 0, FLT_MAX };
     struct spec_group *g = &p->spec->groups[index];
     int r = node_object(n, known, ARRAY_SIZE(known), p->e);
@@ -45,7 +45,7 @@ static int parse_group(struct parser *p, const struct node *n, uint32_t index)
     g->skips_idle = strcmp(what, "skip") == 0;
     if (r == SHD_OK && !g->skips_idle && strcmp(what, "zero") != 0)
         return err_set(p->e, SHD_EINVAL, "%s is '%.40s', must be zero or skip", idle.path, what);
-    return r;
+    return r == SHD_OK ? spec_optimizer_parse_group(g, n, p->e) : r;
 }
 
 static int default_group(struct parser *p)
@@ -187,6 +187,14 @@ static int check_trainable(struct parser *p, const struct node *n, const struct 
     const struct spec_tensor *first = &p->spec->tensors[u->first_tensor];
     const struct spec_group *group = &p->spec->groups[t->group];
     const struct spec_group *first_group = &p->spec->groups[first->group];
+    if (group->mean != first_group->mean)
+        return err_set(p->e, SHD_EINVAL,
+                       "%s: '%.40s' is of group '%.20s', '%.40s' of the same unit of '%.20s', and "
+                       "one of them is a mean: give means units of their own",
+                       n->path, t->name, group->name, first->name, first_group->name);
+    if (group->mean && !t->trainable)
+        return err_set(p->e, SHD_EINVAL, "%s: '%.60s' is frozen, and its group '%.60s' is a mean",
+                       n->path, t->name, group->name);
     if (group->skips_idle != first_group->skips_idle)
         return err_set(p->e, SHD_EINVAL,
                        "%s: '%.40s' is of group '%.20s', whose idle is \"%s\", '%.40s' of the same "
@@ -227,6 +235,7 @@ static int parse_tensors(struct parser *p, const struct node *n, uint32_t unit, 
     u->elems = layout_align(end, SHD_BLOCK_ELEMS);
     u->frozen = !s->tensors[u->first_tensor].trainable;
     u->skips_idle = s->groups[s->tensors[u->first_tensor].group].skips_idle;
+    u->mean = s->groups[s->tensors[u->first_tensor].group].mean;
     *padded += u->elems;
     return *padded <= SHD_MODEL_ELEMS_MAX ? SHD_OK : too_many_elems(n, *padded, p->e);
 }
@@ -330,9 +339,24 @@ static int parse_accumulate(struct parser *p, const struct node *n)
 static int check_any_trainable(struct parser *p)
 {
     for (uint32_t u = 0; u < p->spec->unit_count; u++)
-        if (!p->spec->units[u].frozen)
+        if (!p->spec->units[u].frozen && !p->spec->units[u].mean)
             return SHD_OK;
-    return err_set(p->e, SHD_EINVAL, "units: every tensor is frozen, nothing could be trained");
+    return err_set(p->e, SHD_EINVAL,
+                   "units: every tensor is frozen or a mean, nothing could be trained");
+}
+
+/* What micro-batches would add up before they return it is a gradient. */
+static int check_accumulate(struct parser *p)
+{
+    const struct spec *s = p->spec;
+    for (uint32_t g = 0; s->accumulate > 1 && g < s->group_count; g++)
+        if (s->groups[g].mean)
+            return err_set(p->e, SHD_EINVAL,
+                           "accumulate is %" PRIu32
+                           ", and group '%.60s' is a mean over micro-batches, each of which "
+                           "returns its own: leave accumulate 1",
+                           s->accumulate, s->groups[g].name);
+    return SHD_OK;
 }
 
 static int parse_dtype(struct parser *p, const struct node *n, enum shd_dtype *ret_dtype)
@@ -381,6 +405,8 @@ static int parse_root(struct parser *p, const struct node *root)
         r = parse_groups(p, &groups);
     if (r == SHD_OK)
         r = parse_units(p, &units);
+    if (r == SHD_OK)
+        r = check_accumulate(p);
     return r == SHD_OK ? check_any_trainable(p) : r;
 }
 
@@ -512,11 +538,11 @@ static json_t *groups_json(const struct spec *spec)
         const struct spec_group *g = &spec->groups[i];
         json_t *o = json_pack("{s:s, s:f, s:f}", "name", g->name, "lr_scale", g->lr_scale,
                               "weight_decay", g->weight_decay);
-        if (o != NULL && g->skips_idle && /* as "grad_dtype" */
-            json_object_set_new(o, "idle", json_string("skip")) != 0) {
-            json_decref(o);
-            o = NULL;
-        }
+        if (g->skips_idle) /* as "grad_dtype" */
+            o = spec_json_with(o, "idle", json_string("skip"));
+        if (g->mean)
+            o = spec_json_with(o, "optimizer",
+                               json_pack("{s:s}", "kind", spec_optimizer_rows[SPEC_MEAN].kind));
         array = append(array, o);
     }
     return array;
@@ -558,11 +584,8 @@ int spec_dump(const struct spec *spec, char **ret_json, struct shd_err *e)
         (json_int_t)spec->seed, "micro_batches", (json_int_t)spec->micro_batches, "accumulate",
         (json_int_t)spec->accumulate, "publish", dtype_name(spec->publish), "optimizer",
         spec_optimizer_json(spec), "groups", groups_json(spec), "units", units_json(spec));
-    if (root != NULL && spec->grad_dtype != SHD_F32 &&
-        json_object_set_new(root, "grad_dtype", json_string(dtype_name(spec->grad_dtype))) != 0) {
-        json_decref(root);
-        root = NULL;
-    }
+    if (spec->grad_dtype != SHD_F32)
+        root = spec_json_with(root, "grad_dtype", json_string(dtype_name(spec->grad_dtype)));
     char *text = root != NULL ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(root);
     if (text == NULL)

@@ -127,8 +127,52 @@ int spec_optimizer_parse(struct spec *s, const struct node *n, struct shd_err *e
     return r == SHD_OK && row->in_torch_order ? parse_torch(s, n, e) : r;
 }
 
-/* o, or NULL where value is: as append() of spec_json.c. */
-static json_t *with(json_t *o, const char *key, json_t *value)
+/* -- Of a group -------------------------------------------------------------------------------- */
+
+/* {"kind": "mean"}: what else a group could have is the model's. */
+static int parse_mean(const struct node *n, struct shd_err *e)
+{
+    static const char *const known[] = { "kind" };
+    const char *kind = NULL;
+    const struct node field = node_field(n, "kind");
+    int r = node_object(n, known, ARRAY_SIZE(known), e);
+    if (r == SHD_OK)
+        r = node_text(&field, &kind, e);
+    if (r == SHD_OK && strcmp(kind, spec_optimizer_rows[SPEC_MEAN].kind) != 0)
+        return err_set(e, SHD_EINVAL,
+                       "%s is '%.40s', must be mean: other groups have the model's optimizer",
+                       field.path, kind);
+    return r;
+}
+
+int spec_optimizer_parse_group(struct spec_group *g, const struct node *n, struct shd_err *e)
+{
+    const struct node optimizer = node_field(n, "optimizer"), idle = node_field(n, "idle");
+    const struct {
+        const char *key;
+        double value, none;
+    } rates[] = { { "lr_scale", g->lr_scale, 1 }, { "weight_decay", g->weight_decay, 0 } };
+    if (optimizer.json == NULL)
+        return SHD_OK;
+    const int r = parse_mean(&optimizer, e);
+    if (r != SHD_OK)
+        return r;
+    for (size_t i = 0; i < ARRAY_SIZE(rates); i++)
+        if (rates[i].value != rates[i].none)
+            return err_set(e, SHD_EINVAL, "%s is %g, and group '%.60s' is a mean: it has none",
+                           node_field(n, rates[i].key).path, rates[i].value, g->name);
+    if (idle.json != NULL && !g->skips_idle)
+        return err_set(e, SHD_EINVAL,
+                       "%s is 'zero', and group '%.60s' is a mean: there is none of nothing, what "
+                       "took no part stays as it is",
+                       idle.path, g->name);
+    g->mean = g->skips_idle = true;
+    return SHD_OK;
+}
+
+/* -- Writing ----------------------------------------------------------------------------------- */
+
+json_t *spec_json_with(json_t *o, const char *key, json_t *value)
 {
     if (o == NULL) {
         json_decref(value);
@@ -145,16 +189,16 @@ json_t *spec_optimizer_json(const struct spec *spec)
     const struct spec_optimizer_row *row = &spec_optimizer_rows[spec->optimizer];
     json_t *o = json_pack("{s:s, s:f}", "kind", row->kind, row->beta1_key, spec->beta1);
     if (row->beta2_key != NULL)
-        o = with(o, row->beta2_key, json_real(spec->beta2));
+        o = spec_json_with(o, row->beta2_key, json_real(spec->beta2));
     if (row->eps_key != NULL)
-        o = with(o, row->eps_key, json_real(spec->eps));
+        o = spec_json_with(o, row->eps_key, json_real(spec->eps));
     if (row->in_torch_order) {
-        o = with(o, "order", json_string("torch"));
-        o = with(o, "decay", json_string(spec->coupled_decay ? "coupled" : "decoupled"));
+        o = spec_json_with(o, "order", json_string("torch"));
+        o = spec_json_with(o, "decay", json_string(spec->coupled_decay ? "coupled" : "decoupled"));
     }
     if (spec->optimizer == SPEC_SGD_TORCH) {
-        o = with(o, "nesterov", json_boolean(spec->nesterov));
-        o = with(o, "dampening", json_real(spec->dampening));
+        o = spec_json_with(o, "nesterov", json_boolean(spec->nesterov));
+        o = spec_json_with(o, "dampening", json_real(spec->dampening));
     }
     return o;
 }

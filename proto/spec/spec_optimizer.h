@@ -8,8 +8,15 @@
 
 struct node;
 struct spec;
+struct spec_group;
 
 int spec_optimizer_parse(struct spec *s, const struct node *n, struct shd_err *e);
+
+/* A group's own, when node n of the group has one; the rest of the group is parsed. */
+int spec_optimizer_parse_group(struct spec_group *g, const struct node *n, struct shd_err *e);
+
+/* o with key: value, which is taken; NULL where either is. */
+json_t *spec_json_with(json_t *o, const char *key, json_t *value);
 
 /* NULL: no memory. What is not in torch's order is written as by builds that know no other. */
 json_t *spec_optimizer_json(const struct spec *spec);

@@ -23,11 +23,11 @@ __attribute__((unused)) static void launch(const char *name, const void *args, s
 
 __attribute__((unused)) static const char *optimizer_kernel(enum spec_optimizer o)
 {
-    static const char *const names[] = { [SPEC_ADAMW] = "shd_adamw",
-                                         [SPEC_SGD] = "shd_sgd",
-                                         [SPEC_LION] = "shd_lion",
-                                         [SPEC_ADAMW_TORCH] = "shd_adamw_torch",
-                                         [SPEC_SGD_TORCH] = "shd_sgd_torch" };
+    static const char *const names[] = {
+        [SPEC_ADAMW] = "shd_adamw",         [SPEC_SGD] = "shd_sgd",
+        [SPEC_LION] = "shd_lion",           [SPEC_ADAMW_TORCH] = "shd_adamw_torch",
+        [SPEC_SGD_TORCH] = "shd_sgd_torch", [SPEC_MEAN] = "shd_mean"
+    };
     return names[o];
 }
 

@@ -115,10 +115,11 @@ static void launch_accumulate(const struct world *w, struct inputs *in, uint64_t
 static void launch_update(const struct world *w, struct inputs *in, uint64_t op,
                           const struct cuda_trail *trail, unsigned blocks)
 {
-    const enum spec_optimizer o = (enum spec_optimizer)(SPEC_ADAMW + op / 4 % 3);
+    static const enum spec_optimizer kinds[] = { SPEC_ADAMW, SPEC_MEAN, SPEC_LION };
+    const enum spec_optimizer o = kinds[op / 4 % 3];
     struct cuda_update a = {
         .param = w->p,
-        .m = w->m,
+        .m = o == SPEC_MEAN ? NULL : w->m,
         .v = o == SPEC_ADAMW ? w->v : NULL,
         .grad = w->acc,
         .publish = in->publish,
@@ -129,7 +130,7 @@ static void launch_update(const struct world *w, struct inputs *in, uint64_t op,
         .trail = *trail,
     };
     for (uint32_t i = 0; i < ARRAY_SIZE(hypers); i++)
-        a.rates[i] = kern_rates_of(o, &hypers[i], 0.37f);
+        a.rates[i] = kern_rates_of(o, &hypers[i], o == SPEC_MEAN ? 3 : 0.37f);
     LAUNCH(optimizer_kernel(o), &a, blocks);
 }
 

@@ -98,15 +98,15 @@ static int queue_accumulate(struct kern *k, const struct world *w, const struct 
 static int queue_update(struct kern *k, const struct world *w, struct inputs *in, uint64_t op,
                         bool trail, struct kern_done *done)
 {
-    static const enum spec_optimizer kinds[] = { SPEC_SGD, SPEC_ADAMW, SPEC_LION };
-    const enum spec_optimizer kind = kinds[op / 4 % 3];
+    static const enum spec_optimizer kinds[] = { SPEC_SGD, SPEC_ADAMW, SPEC_LION, SPEC_MEAN };
+    const enum spec_optimizer kind = kinds[op / 4 % 4];
     struct kern_update a = {
         .kind = kind,
         .param = w->p,
-        .m = w->m,
+        .m = kind == SPEC_MEAN ? NULL : w->m,
         .v = kind == SPEC_ADAMW ? w->v : NULL,
         .grad = w->acc,
-        .grad_scale = 0.37f,
+        .grad_scale = kind == SPEC_MEAN ? 3 : 0.37f,
         .publish = in->publish,
         .publish_dtype = SHD_F32 + op / 12 % 3,
         .elems = ELEMS,

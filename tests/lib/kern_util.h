@@ -89,6 +89,12 @@ void fill_awkward(float *x, uint64_t elems, bool wild, uint64_t seed);
 /* -- One update ----------------------------------------------------------------------------------
  */
 
+/* What gradients are multiplied by, or a mean's are divided by. */
+static inline float update_scale(enum spec_optimizer o)
+{
+    return o == SPEC_MEAN ? 3 : 0.37f;
+}
+
 static const struct kern_hyper update_hypers[] = {
     { .lr = 1e-3f,
       .weight_decay = 0.1f,

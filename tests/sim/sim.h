@@ -370,6 +370,7 @@ struct sim {
     uint64_t cut_until_ns[SIM_DAEMONS][SIM_WORKERS];
     bool frozen[SIM_UNITS];
     bool skips_idle[SIM_UNITS];
+    bool means[SIM_UNITS];
     uint32_t blocks[SIM_UNITS];
     uint32_t job;
     uint64_t job_ready_ns; /* all connections of the job before are gone */
@@ -414,6 +415,7 @@ bool sim_none(const struct sim *s, uint64_t step, uint32_t micro, uint32_t unit)
 uint64_t sim_tag(const struct sim *s, uint64_t step, uint32_t micro, uint32_t unit);
 uint64_t sim_add(uint64_t acc, bool first, uint64_t tag, uint32_t block);
 uint64_t sim_update(uint64_t param, uint64_t decision, uint64_t acc);
+uint64_t sim_mean(uint64_t acc, uint32_t took);
 void sim_square(uint64_t acc, struct fixsum *sum, bool *finite);
 uint64_t sim_decision_hash(const struct decision *d);
 struct turn_update sim_update_of(const struct sim *s, uint64_t step, uint32_t job,

@@ -87,6 +87,11 @@ uint64_t sim_update(uint64_t param, uint64_t decision, uint64_t acc)
     return sim_mix(sim_mix(param, decision), acc);
 }
 
+uint64_t sim_mean(uint64_t acc, uint32_t took)
+{
+    return sim_mix(acc, 500 + took);
+}
+
 /* Now and then a sum is not finite. */
 void sim_square(uint64_t acc, struct fixsum *sum, bool *finite)
 {
@@ -181,24 +186,28 @@ static uint64_t sum_of(const struct sim *s, uint64_t step, uint32_t unit, uint32
     return acc;
 }
 
-static bool anybody(const struct sim *s, uint64_t step, uint32_t unit)
+static uint32_t took_part(const struct sim *s, uint64_t step, uint32_t unit)
 {
+    uint32_t took = 0;
     for (uint32_t m = 0; m < s->config.micros; m++)
-        if (!sim_none(s, step, m, unit))
-            return true;
-    return false;
+        took += !sim_none(s, step, m, unit);
+    return took;
 }
 
 static struct wire_prepared prepared_of(const struct sim *s, uint64_t step, uint32_t owner,
                                         uint32_t owners)
 {
     struct wire_prepared p = { .step = step, .finite = true, .metric_count = 1 };
+    struct fixsum of_means;
     fixsum_init(&p.sum);
+    fixsum_init(&of_means);
     for (uint32_t u = 0; u < s->config.units; u++) {
         const uint32_t first = s->blocks[u] * owner / owners,
                        end = s->blocks[u] * (owner + 1) / owners;
-        for (uint32_t b = first; !s->frozen[u] && anybody(s, step, u) && b < end; b++)
-            sim_square(sum_of(s, step, u, b, s->config.micros), &p.sum, &p.finite);
+        const bool any = !s->frozen[u] && first < end && took_part(s, step, u) > 0;
+        for (uint32_t b = first; any && b < end; b++)
+            sim_square(sum_of(s, step, u, b, s->config.micros), s->means[u] ? &of_means : &p.sum,
+                       &p.finite);
         /* a sum of zeros: finite, and 0 */
     }
     fixsum_carry(&p.sum);
@@ -234,11 +243,16 @@ static void decide_next(struct sim *s, const struct decision *decision)
     for (uint32_t u = 0; decision->put != 0 && u < s->config.units; u++)
         for (uint32_t b = 0; sim_put_has(decision->put, u) && b < s->blocks[u]; b++)
             s->param[0][u][b] = sim_put_value(decision->put, u, b);
-    for (uint32_t u = 0; u < s->config.units && !decision->skip; u++)
-        for (uint32_t b = 0;
-             b < s->blocks[u] && !s->frozen[u] && (!s->skips_idle[u] || anybody(s, step, u)); b++)
-            s->param[0][u][b] = sim_update(s->param[0][u][b], sim_decision_hash(decision),
-                                           sum_of(s, step, u, b, s->config.micros));
+    for (uint32_t u = 0; u < s->config.units && !decision->skip; u++) {
+        const uint32_t took = s->frozen[u] ? 0 : took_part(s, step, u);
+        const bool moves = !s->frozen[u] && (took > 0 || !(s->skips_idle[u] || s->means[u]));
+        for (uint32_t b = 0; moves && b < s->blocks[u]; b++) {
+            const uint64_t acc = sum_of(s, step, u, b, s->config.micros);
+            s->param[0][u][b] = s->means[u] ? sim_mean(acc, took)
+                                            : sim_update(s->param[0][u][b],
+                                                         sim_decision_hash(decision), acc);
+        }
+    }
 }
 
 static uint64_t digest_of(const struct sim *s)
@@ -256,6 +270,7 @@ void sim_begin_checks(struct sim *s)
         s->blocks[u] = 1 + (uint32_t)(sim_mix(s->config.model_seed, u) % SIM_BLOCKS);
         s->frozen[u] = s->config.frozen && u == 1;
         s->skips_idle[u] = sim_mix(s->config.model_seed, 100 + u) % 2 == 0;
+        s->means[u] = !s->frozen[u] && sim_mix(s->config.model_seed, 200 + u) % 4 == 0;
         for (uint32_t b = 0; b < SIM_BLOCKS; b++)
             s->param[0][u][b] = s->param[1][u][b] = sim_mix(u, b);
     }

@@ -87,6 +87,9 @@ void sim_daemon_start(struct sim *s, struct sim_daemon *d)
     for (uint32_t u = 0; u < s->config.units; u++)
         if (s->skips_idle[u])
             step_skips_idle(d->core, u);
+    for (uint32_t u = 0; u < s->config.units; u++)
+        if (s->means[u])
+            step_means(d->core, u);
     d->lease = lease_init(d->lease_memory, s->config.micros, cautious);
     check_adopted(s, d);
     for (uint32_t u = 0; u < s->config.units; u++)
@@ -180,7 +183,8 @@ void sim_kernel_queue(struct sim *s, struct sim_daemon *d, const struct step_act
 }
 
 /* One block, with its trail: what was killed between two of them goes on behind the first. */
-static void kernel_block(struct sim_daemon *d, const struct sim_kernel *k, uint32_t b)
+static void kernel_block(const struct sim *s, struct sim_daemon *d, const struct sim_kernel *k,
+                         uint32_t b)
 {
     const uint32_t u = k->action.unit;
     uint64_t *acc = &d->acc[u][b], *word = &d->word[u][b];
@@ -196,6 +200,8 @@ static void kernel_block(struct sim_daemon *d, const struct sim_kernel *k, uint3
         return;
     if (k->action.kind == STEP_DO_ACCUMULATE)
         *acc = sim_add(*acc, k->action.first, *k->grad, b);
+    else if (s->means[u])
+        d->param[u][b] = sim_mean(*acc, k->action.took);
     else
         d->param[u][b] = sim_update(d->param[u][b], k->decision, *acc);
     *word = k->op;
@@ -227,7 +233,7 @@ void sim_kernel_event(struct sim *s, struct sim_daemon *d)
         FAIL_POINT("sim:block:before");
         if (SIM_BUG(1) && k->block + 1 == k->end)
             kernel_store_done(k);
-        kernel_block(d, k, k->block++);
+        kernel_block(s, d, k, k->block++);
         FAIL_POINT("sim:block:after");
     }
     if (k->block < k->end) {

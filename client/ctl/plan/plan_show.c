@@ -87,14 +87,14 @@ static void print_unit(const struct spec *spec, uint32_t unit, struct table *t)
     char note[TEXT_BYTES] = "-";
     snprintf(index, sizeof index, "%" PRIu32, unit);
     snprintf(params, sizeof params, "%" PRIu64, unit_params(spec, unit));
+    const char *kind = su->frozen ? ", frozen" : su->mean ? ", mean" : "";
     if (su->uses_count == 1)
-        snprintf(note, sizeof note, "uses %" PRIu32 "%s", su->uses[0],
-                 su->frozen ? ", frozen" : "");
+        snprintf(note, sizeof note, "uses %" PRIu32 "%s", su->uses[0], kind);
     else if (su->uses_count > 1)
         snprintf(note, sizeof note, "uses %" PRIu32 " and %" PRIu32 " more%s", su->uses[0],
-                 su->uses_count - 1, su->frozen ? ", frozen" : "");
-    else if (su->frozen)
-        snprintf(note, sizeof note, "frozen");
+                 su->uses_count - 1, kind);
+    else if (*kind != '\0')
+        snprintf(note, sizeof note, "%s", kind + strlen(", "));
     table_row(t, (const char *[]){ index, su->name, params,
                                    text_size(plan_unit_param_bytes(spec, unit), bytes), note });
 }
@@ -227,11 +227,11 @@ static json_t *json_unit(const struct spec *spec, uint32_t unit)
     json_t *uses = json_array();
     for (uint32_t i = 0; i < su->uses_count; i++)
         json_array_append_new(uses, integer(su->uses[i]));
-    return json_pack("{s:s, s:o, s:o, s:o, s:b, s:o}", "name", su->name, "parameters",
+    return json_pack("{s:s, s:o, s:o, s:o, s:b, s:b, s:o}", "name", su->name, "parameters",
                      integer(unit_params(spec, unit)), "param_bytes",
                      integer(plan_unit_param_bytes(spec, unit)), "grad_bytes",
                      integer(plan_unit_grad_bytes(spec, unit, SHD_F32)), "frozen", (int)su->frozen,
-                     "uses", uses);
+                     "mean", (int)su->mean, "uses", uses);
 }
 
 static json_t *json_model(const struct spec *spec)

@@ -439,6 +439,65 @@ TEST(idle_units_that_skip_are_only_published)
     shell_deinit(&sh);
 }
 
+/* How many gradients a mean is of is known to who applies it, also to a successor, and when
+ * gradients of the next step are in already; their squares are in no norm. */
+TEST(means_count_what_took_part)
+{
+    struct fixsum squares;
+    fixsum_init(&squares);
+    fixsum_add(&squares, 1.0); /* unit 0's */
+    fixsum_carry(&squares);
+    for (uint32_t took = 0; took < 4; took++) {
+        static struct shell sh;
+        struct decision d;
+        struct step_actions actions;
+        struct shd_err e;
+        shell_init(&sh, 2, 3, 1);
+        step_means(sh.core, 1);
+        for (uint32_t micro = 0; micro < 3; micro++) {
+            EXPECT_OK(give(&sh, 0, 0, micro, false), &e);
+            EXPECT_OK(give(&sh, 0, 1, 2 - micro, micro >= took), &e);
+        }
+        finish_all(&sh);
+        EXPECT(memcmp(&squares, &step_record(sh.core)->sum, sizeof squares) == 0);
+        EXPECT_OK(commit(&sh, 0, false, &d), &e);
+        for (uint32_t micro = 0; micro < 3; micro++)
+            EXPECT_OK(give(&sh, 1, 1, micro, true), &e);
+        EXPECT_EQ(sh.running_count, 2);
+        EXPECT(sh.running[0].took == 0 && !sh.running[0].skip);
+        EXPECT(sh.running[1].took == took && sh.running[1].skip == (took == 0));
+        sh.core = step_init(sh.memory, &sh.ledger, NULL);
+        step_means(sh.core, 1);
+        step_resume(sh.core, 0, &actions);
+        EXPECT_EQ(actions.count, 2);
+        EXPECT(actions.items[1].took == took && actions.items[1].skip == (took == 0));
+        shell_deinit(&sh);
+    }
+}
+
+/* A value that is not finite has the step skipped, as a gradient's has. */
+TEST(a_mean_that_is_not_finite_counts)
+{
+    static struct shell sh;
+    struct decision d;
+    struct step_actions actions;
+    struct fixsum sum;
+    shell_init(&sh, 2, 1, 1);
+    step_means(sh.core, 1);
+    give(&sh, 0, 0, 0, false);
+    finish_all(&sh);
+    give(&sh, 0, 1, 0, false);
+    fixsum_init(&sum);
+    const struct step_word done = step_done_word(sh.core, &sh.running[0]);
+    atomic_store(done.word, done.value);
+    sh.running_count = 0;
+    step_accumulated(sh.core, 1, &sum, /* finite= */ false, &actions);
+    take(&sh, &actions);
+    EXPECT(step_phase(sh.core) == STEP_SEALED && !step_record(sh.core)->finite);
+    EXPECT_STATUS(commit(&sh, 0, false, &d), SHD_EINVAL);
+    shell_deinit(&sh);
+}
+
 TEST(commit_waits_while_a_successor_forms_the_sums_anew)
 {
     static struct shell sh;

@@ -115,7 +115,7 @@ static void expect_model(const json_t *m)
     size_t i;
     EXPECT_EQ(json_array_size(json_object_get(m, "units")), 4);
     json_array_foreach(json_object_get(m, "units"), i, unit)
-        expect_fields(unit, "name:s frozen:b elems:i version:i? returned:i");
+        expect_fields(unit, "name:s frozen:b mean:b elems:i version:i? returned:i");
 }
 
 TEST(status_has_every_documented_field)

@@ -149,12 +149,12 @@ static void check_update(struct kern *k, const char *label, void *arg)
 TEST(updates_give_the_same_bits_on_every_device)
 {
     static const uint64_t sizes[] = { 1 * BLOCK, 40 * BLOCK, 130 * BLOCK };
-    for (uint32_t i = 0; i < 45; i++) {
+    for (uint32_t i = 0; i < 54; i++) {
         struct kern_run runs[64];
         struct update_case c = {
-            .o = (enum spec_optimizer)(SPEC_ADAMW + i % SPEC_OPTIMIZERS),
-            .dtype = (enum shd_dtype)(1 + i / SPEC_OPTIMIZERS % 3),
-            .elems = sizes[i / 15],
+            .o = (enum spec_optimizer)(SPEC_ADAMW + i % SPEC_MEAN),
+            .dtype = (enum shd_dtype)(1 + i / SPEC_MEAN % 3),
+            .elems = sizes[i / 18],
             .skew = i % 2,
             .wild = i % 4 > 1,
             .runs = runs,
@@ -245,6 +245,40 @@ TEST(sgd_first_momentum_is_the_gradient)
     for (uint64_t i = 0; i < BLOCK; i++)
         EXPECT(m[i] == g[i] && p[i] == -0.25f * g[i]);
     k->ops->free(k);
+}
+
+/* Of one value all bits stay, also those that arithmetic takes for zeros; else it is the quotient,
+ * rounded once. Moments there are none. */
+TEST(a_mean_is_the_sum_divided_by_what_took_part)
+{
+    const struct kern_run run = { 0, BLOCK, 0 };
+    for (const char *const *isa = device_names(); *isa != NULL; isa++) {
+        struct kern *k = device_new(*isa, 1);
+        for (uint32_t count = 1; count < 8; count++) {
+            struct state s = state_new(BLOCK, SHD_F32, false, 1, count);
+            float *g = s.g.base;
+            const float *p = s.p.base;
+            g[0] = 0x1p-149f, g[1] = -0.0f;
+            EXPECT_RUNS(update, k,
+                        (&(struct kern_update){ .kind = SPEC_MEAN,
+                                                .param = s.p.base,
+                                                .grad = g,
+                                                .grad_scale = (float)count,
+                                                .publish = s.out.base,
+                                                .publish_dtype = SHD_F32,
+                                                .elems = BLOCK,
+                                                .runs = &run,
+                                                .run_count = 1,
+                                                .hypers = update_hypers,
+                                                .hyper_count = 1 }));
+            EXPECT(count > 1 || memcmp(p, g, BLOCK * sizeof *p) == 0);
+            for (uint64_t i = 2; i < BLOCK; i++)
+                EXPECT(p[i] == daz(g[i]) / (float)count || fabsf(p[i]) < 0x1p-125f);
+            EXPECT(memcmp(p, s.out.base, BLOCK * sizeof *p) == 0);
+            state_free(&s);
+        }
+        k->ops->free(k);
+    }
 }
 
 TEST_MAIN()

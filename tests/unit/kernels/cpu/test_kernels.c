@@ -369,7 +369,11 @@ TEST(bad_arguments_of_updates_are_refused)
     EXPECT_UPDATE_REFUSED(&u, SHD_ERANGE, "2049");
     u = good, u.runs = NULL;
     EXPECT_UPDATE_REFUSED(&u, SHD_EINVAL, "runs");
-    for (int kind = 0; kind <= SPEC_OPTIMIZERS + 1; kind += SPEC_OPTIMIZERS + 1) {
+    u = good, u.kind = SPEC_MEAN, u.m = u.v = NULL;
+    EXPECT_RUNS(update, k, &u);
+    u.grad_scale = 0;
+    EXPECT_UPDATE_REFUSED(&u, SHD_ERANGE, "mean: of 0 values");
+    for (int kind = 0; kind <= SPEC_MEAN + 1; kind += SPEC_MEAN + 1) {
         u = good, u.kind = (enum spec_optimizer)kind;
         EXPECT_REFUSED(update, &u, SHD_EINVAL, "unknown optimizer");
     }

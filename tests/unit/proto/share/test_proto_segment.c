@@ -473,6 +473,35 @@ TEST(frozen_units_have_parameters_only)
     spec_free(spec);
 }
 
+/* Their sums are behind the others': all else lies as without them. */
+TEST(means_have_parameters_and_sums)
+{
+    struct shd_err e;
+    struct spec *spec = four_units("adamw", "bf16");
+    spec->units[0].mean = spec->units[2].mean = true;
+    spec->units[1].frozen = true;
+    for (uint32_t owners = 1; owners < 5; owners++) {
+        struct shardmap *map;
+        EXPECT_OK(shardmap_new(spec, owners - 1, owners, &map, &e), &e);
+        uint64_t next = 0;
+        for (uint32_t u = 3; u < UNITS; u++, next += map->slice[u - 1].elems) {
+            EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_M, u), map->elems + next);
+            EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_V, u),
+                      map->elems + map->moment_elems + next);
+            EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_ACC, u),
+                      map->elems + 2 * map->moment_elems + next);
+        }
+        EXPECT_EQ(map->moment_elems, next);
+        for (uint32_t u = 0; u < 4; u += 2, next += map->slice[u - 2].elems)
+            EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_ACC, u),
+                      map->elems + 2 * map->moment_elems + next);
+        EXPECT_EQ(map->train_elems, next);
+        EXPECT_EQ(shardmap_state_bytes(map), 4 * (map->elems + 2 * map->moment_elems + next));
+        shardmap_free(map);
+    }
+    spec_free(spec);
+}
+
 TEST(owner_of_nothing_has_segments_of_one_page)
 {
     struct spec *spec = four_units("adamw", "f32");

@@ -313,6 +313,41 @@ TEST(idle_is_zero_where_nothing_is_said_and_then_not_written)
     spec_free(skip);
 }
 
+/* Told apart from the others by everything that moments, types of gradients and updates depend on.
+ */
+TEST(a_group_may_be_a_mean)
+{
+    static const char *const frame = "{" HEAD ",'grad_dtype':'bf16','groups':[{'name':'w'},"
+                                     "{'name':'s'%s}],'units':[{'name':'u','tensors':[{'name':'t',"
+                                     "'shape':[1],'group':'w'}]},{'name':'b','tensors':[{'name':"
+                                     "'c','shape':[1],'group':'s'}]}]}";
+    struct spec *plain = parse(quoted(frame, ""));
+    struct spec *mean = parse(quoted(frame, ",'optimizer':{'kind':'mean'}"));
+    struct shd_err e;
+    EXPECT(!plain->units[1].mean && mean->units[1].mean && !mean->units[0].mean);
+    EXPECT(mean->units[1].skips_idle && !mean->units[1].frozen);
+    EXPECT_EQ(spec_unit_moments(plain, 1), spec_moments(plain));
+    EXPECT_EQ(spec_unit_moments(mean, 0), spec_moments(mean));
+    EXPECT_EQ(spec_unit_moments(mean, 1), 0);
+    EXPECT_EQ(spec_unit_optimizer(mean, 0), mean->optimizer);
+    EXPECT_EQ(spec_unit_optimizer(mean, 1), SPEC_MEAN);
+    EXPECT_EQ(spec_unit_grad_dtype(mean, 0), SHD_BF16);
+    EXPECT_EQ(spec_unit_grad_dtype(mean, 1), SHD_F32);
+    char *without = dump(plain), *with = dump(mean);
+    EXPECT(strstr(without, "\"mean\"") == NULL);
+    EXPECT_HAS(with, "\"idle\":\"skip\",\"optimizer\":{\"kind\":\"mean\"}}");
+    struct spec *again = parse(with);
+    EXPECT_OK(spec_compare(mean, again, &e), &e);
+    mean->groups[1].skips_idle = false; /* what is told first */
+    EXPECT_STATUS(spec_compare(plain, mean, &e), SHD_ESPEC);
+    EXPECT_STR(e.text, "group 's': optimizer is 'mean', the open model has 'the model's'");
+    free(without);
+    free(with);
+    spec_free(plain);
+    spec_free(mean);
+    spec_free(again);
+}
+
 TEST(negative_zero_has_one_spelling)
 {
     struct spec *a = parse(quoted("{" HEAD ",'units':[{'name':'u','tensors':[{'name':'t',"

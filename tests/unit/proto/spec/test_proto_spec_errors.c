@@ -243,6 +243,40 @@ TEST(groups_and_frozen_tensors_are_checked)
                    "{'name':'m','micro_batches':6,'optimizer':{'kind':'sgd'},%s}");
 }
 
+TEST(means_are_checked)
+{
+#define MEAN_GROUP "'groups':[{'name':'g'},{'name':'s','optimizer':{'kind':'mean'}}],"
+#define OF_MEAN    "{'name':'c','shape':[1],'group':'s'}"
+#define MEAN_UNIT  "{'name':'b','tensors':[" OF_MEAN "]}"
+#define OTHER_UNIT "{'name':'u','tensors':[{'name':'a','shape':[1],'group':'g'}]}"
+    static const struct bad cases[] = {
+        { "'groups':[{'name':'g','optimizer':{'kind':'sgd'}}]," SMALL_UNITS, SHD_EINVAL,
+          "groups[0].optimizer.kind is 'sgd', must be mean" },
+        { "'groups':[{'name':'g','optimizer':'mean'}]," SMALL_UNITS, SHD_EINVAL,
+          "groups[0].optimizer must be an object" },
+        { "'groups':[{'name':'g','optimizer':{'kind':'mean','beta1':0}}]," SMALL_UNITS, SHD_EINVAL,
+          "groups[0].optimizer.beta1 is not a known field" },
+        { "'groups':[{'name':'g','optimizer':{'kind':'mean'},'lr_scale':2}]," SMALL_UNITS,
+          SHD_EINVAL, "groups[0].lr_scale is 2, and group 'g' is a mean: it has none" },
+        { "'groups':[{'name':'g','optimizer':{'kind':'mean'},'weight_decay':2}]," SMALL_UNITS,
+          SHD_EINVAL, "groups[0].weight_decay is 2" },
+        { "'groups':[{'name':'g','optimizer':{'kind':'mean'},'idle':'zero'}]," SMALL_UNITS,
+          SHD_EINVAL, "groups[0].idle is 'zero', and group 'g' is a mean" },
+        { "'groups':[{'name':'g','optimizer':{'kind':'mean'}}]," SMALL_UNITS, SHD_EINVAL,
+          "every tensor is frozen or a mean" },
+        { MEAN_GROUP "'units':[{'name':'u','tensors':[{'name':'a','shape':[1],'group':'g'}," OF_MEAN
+                     "]}]",
+          SHD_EINVAL, "units[0].tensors[1]: 'c' is of group 's', 'a' of the same unit of 'g'" },
+        { MEAN_GROUP "'units':[" OTHER_UNIT ",{'name':'b','tensors':[{'name':'c','shape':[1],"
+                     "'group':'s','trainable':false}]}]",
+          SHD_EINVAL, "units[1].tensors[0]: 'c' is frozen, and its group 's' is a mean" },
+        { "'accumulate':2," MEAN_GROUP "'units':[" OTHER_UNIT "," MEAN_UNIT "]", SHD_EINVAL,
+          "accumulate is 2, and group 's' is a mean" },
+    };
+    expect_all_bad(cases, ARRAY_SIZE(cases),
+                   "{'name':'m','micro_batches':6,'optimizer':{'kind':'sgd'},%s}");
+}
+
 TEST(names_are_limited_to_127_bytes)
 {
     char name[160];
