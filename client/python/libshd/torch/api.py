@@ -11,6 +11,7 @@ from torch import nn
 from .. import _c
 from ..errors import InvalidArgument, Misuse, NotSupported, StepReset
 from . import attach, check, layout
+from .buffers import Buffers, Which, buffers_of
 from .engine import ENGINES, Engine, Place, engine_of
 from .hooks import add_hooks
 from .optimizer import Optimizer
@@ -29,7 +30,8 @@ def place_of(accumulate: int) -> Place:
 
 def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy = ZeRO3(),
           units: layout.Rule = 'auto', accumulate: int = 1, micro_batches: int = 0,
-          grads: str = 'stream', loss: str = 'mean', init: Optional[Callable[[nn.Module], None]] = None,
+          grads: str = 'stream', loss: str = 'mean', buffers: Which = 'auto',
+          init: Optional[Callable[[nn.Module], None]] = None,
           name: Optional[str] = None, address: Optional[str] = None, overlap: bool = True,
           publish: Optional[torch.dtype] = None, grad_dtype: Optional[torch.dtype] = None,
           restore: Optional[str] = None, timeout: Optional[float] = None
@@ -46,6 +48,9 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
                 step(), for several losses, for looking at them, for another try.
     loss        'mean': the step's gradient is the mean of all workers'. 'sum': each micro-batch's loss is a sum (over
                 tokens, say), weight() is told of how many, and the sum of all is divided by the sum of these
+    buffers     which buffers the owners keep, of each the mean over a step's micro-batches: 'auto', the running
+                statistics of BatchNorm and InstanceNorm; or a function of a buffer's name and module. Others are
+                each worker's own
     init        gives a module on the meta device its own parameters' values (None: reset_parameters()); each
                 unit is made, handed over and dropped, so the model may be larger than this process
     name        of the model at the daemons; one that is there already is gone on with
@@ -86,21 +91,26 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     check.check_state(optimizer)
     if empty := [key for key, buffer in module.named_buffers() if buffer.is_meta]:
         raise Misuse(f'buffer {empty[0]!r} is on the meta device: init= is for parameters; give buffers values first')
-    buffers = [key for key, b in module.named_buffers() if b.is_floating_point() and b.numel()]
-    if place.world > 1 and buffers and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()):
-        raise NotSupported(f'{buffers[0]!r}: {place.world} workers would each keep running statistics of their own; '
-                           'use GroupNorm or LayerNorm, or BatchNorm with track_running_stats=False')
+    if place.world > 1 and (met := [key for key, inner in module.named_modules()
+                                    if isinstance(inner, nn.SyncBatchNorm)]):
+        raise NotSupported(f'{met[0]!r} is a SyncBatchNorm: it meets {place.world} workers within each forward, and '
+                           'one that is killed could not go on; use BatchNorm, of whose statistics the mean is kept')
+    statistics = buffers_of(module, buffers, len(optimizer.param_groups))
+    every = statistics + parts  # they are updated in this order, and step() waits for the statistics
+    for index, unit in enumerate(every):
+        unit.index = index
     dtype = layout.dtype_of(parts)
-    spec = layout.spec_of(parts, optimizer, name, micro_batches or place.world * place.accumulate, publish or dtype,
+    spec = layout.spec_of(every, optimizer, name, micro_batches or place.world * place.accumulate, publish or dtype,
                           grad_dtype)
     session = attach.connect(address, name, timeout)
     try:
-        model = attach.open_model(session, spec, name, parts, place.rank == 0, timeout, init, restore)
+        model = attach.open_model(session, spec, name, every, place.rank == 0, timeout, init, restore)
         model.set_policy(**policy.fields())
         if model.path != _c.SHD_PATH_MAP:
             raise NotSupported('the daemons\' memory cannot be mapped here: PyTorch needs parameters in place')
-        engine = Engine(module, model, parts, place, policy, dtype=publish or dtype, stream=grads == 'stream',
-                        overlap=overlap, elastic=micro_batches > 0, weighted=loss == 'sum')
+        engine = Engine(module, model, parts, place, policy, buffers=Buffers(model, statistics),
+                        dtype=publish or dtype, stream=grads == 'stream', overlap=overlap,
+                        elastic=micro_batches > 0, weighted=loss == 'sum')
     except BaseException:
         session.close()
         raise

@@ -22,6 +22,7 @@ from torch import nn
 from .. import _c
 from ..errors import InternalError, Misuse, NotSupported, StepReset, WrongStep
 from ..session import Model, Result
+from .buffers import Buffers
 from .guard import PENDING, guard, unguard
 from .layout import Part, Unit, elems_of
 from .policy import Policy
@@ -96,10 +97,13 @@ class Engine:
     """What a sharded module and its Optimizer share."""
 
     def __init__(self, module: nn.Module, model: Model, units: list[Unit], place: Place, policy: Policy, *,
-                 dtype: torch.dtype, stream: bool, overlap: bool, elastic: bool, weighted: bool):
+                 buffers: Buffers, dtype: torch.dtype, stream: bool, overlap: bool, elastic: bool, weighted: bool):
         self.module, self.model, self.units, self.place, self.policy = weakref.ref(module), model, units, place, policy
+        self.buffers = buffers
+        self.every = [*buffers.units, *units]  # as the specification has them
         self.dtype, self.stream, self.overlap, self.elastic = dtype, stream, overlap, elastic
         self.trainable = [unit for unit in units if unit.trainable]
+        self.returned = [*buffers.units, *self.trainable]  # of each micro-batch
         self.quiet = False              # no_sync(): gradients stay where PyTorch puts them
         self.metrics: dict[str, float] = {}
         self.names: tuple[str, ...] = ()  # of the open step's metrics; of all steps' within leases()
@@ -169,6 +173,22 @@ class Engine:
                 part.home = part.parameter.data_ptr()
                 self.protect(unit, part)
             self.model.release(unit.index)
+        for unit in self.buffers.units:
+            elems_of(unit)
+            for part in unit.parts:
+                part.index = order[part.name]
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Let the module's buffers be the owners' of the open step."""
+        for unit in self.buffers.units:
+            try:
+                self.buffers.read(unit, self.reach(unit) if unit not in self.buffers.kept
+                                  else self.model.acquire(unit.index))
+            except WrongStep:
+                if not self.elastic:
+                    raise  # else others were faster, and what is computed of this step is dropped
+        self.buffers.restore()
 
     def protect(self, unit: Unit, part: Part) -> None:
         this = weakref.ref(self)
@@ -327,6 +347,9 @@ class Engine:
         """backward() is done: what has no gradient took no part."""
         self.open = False
         if self.missing is not None:
+            self.buffers.give(self.micro(), self.tell)
+            if self.stream:
+                self.buffers.restore()  # else they stay, as gradients do, in case that the step begins again
             for unit in [unit for unit in reversed(self.trainable) if unit in self.missing]:
                 self.hand(unit)
             self.missing = None
@@ -344,6 +367,7 @@ class Engine:
         if handed:
             self.due = None
         self.drop()
+        self.buffers.restore()
 
     def reset(self) -> None:
         """Nothing of the open step is anywhere afterwards; other workers compute theirs again."""
@@ -352,13 +376,14 @@ class Engine:
         self.begin_again()
 
     def begin_again(self) -> None:
-        """The step has begun again, and nothing of it is here. With grads="step" gradients stay: they are all
-        there is to it."""
+        """The step has begun again, and nothing of it is here. With grads="step" gradients (and buffers) stay: they
+        are all there is to it."""
         self.open, self.missing, self.due, self.spoilt = False, None, None, ''
         self.backwards, self.metrics, self.sealed, self.handed = 0, {}, False, False
         self.forget_names()
         if self.stream:
             self.drop()
+            self.buffers.restore()
 
     def forget_names(self) -> None:
         """Of metrics: those of the next step may be others. Who leases nothing of a step has to know them."""
@@ -380,12 +405,15 @@ class Engine:
             for part in unit.parts:
                 part.parameter.grad = None
         del self.missing[unit]
-        micro = self.place.micro(self.backwards) if self.leased is None else self.leased
         if self.missing:
-            self.send(micro, unit, grads)
+            self.send(self.micro(), unit, grads)
         else:
-            self.due = (micro, unit, grads)
+            self.due = (self.micro(), unit, grads)
         self.release(unit)
+
+    def micro(self) -> int:
+        """The micro-batch at hand."""
+        return self.place.micro(self.backwards) if self.leased is None else self.leased
 
     def flush(self) -> None:
         """Hand over what was held back, with the metrics of its micro-batch."""
@@ -495,7 +523,7 @@ class Engine:
         """Everything of this worker's share of the step is with the owners afterwards."""
         self.settle(idle)
         for backward in range(self.backwards, self.place.accumulate):
-            for unit in self.trainable:
+            for unit in self.returned:
                 self.tell(self.model.return_none, self.place.micro(backward), unit.index)
 
     def take(self) -> None:
@@ -530,8 +558,9 @@ class Engine:
         for unit in self.units:
             self.release(unit)
         puts = self.model.puts
+        groups = (*groups, *[(float('nan'),) * 4] * bool(self.buffers.units))  # they have no rates
         try:
-            result = self.model.commit(lr, clip_norm=self.clip_norm, groups=tuple(groups),
+            result = self.model.commit(lr, clip_norm=self.clip_norm, groups=groups,
                                        divide_by=1 if self.weighted else 0, dynamic_loss_scale=self.scales)
         except StepReset:
             self.begin_again()
@@ -548,6 +577,7 @@ class Engine:
         torch.autograd.graph.increment_version([part.parameter for unit in self.units for part in unit.parts])
         self.pending, self.by = set(self.trainable), (os.getpid(), threading.get_ident())
         PENDING.add(id(self))
+        self.refresh()
         if not self.overlap:
             self.wait_all()
         return result
@@ -559,5 +589,6 @@ class Engine:
         for unit in self.units:
             self.model.acquire(unit.index)
             self.model.release(unit.index)
+        self.refresh()
         self.pending.clear()
         PENDING.discard(id(self))

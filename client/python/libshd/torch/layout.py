@@ -17,9 +17,9 @@ DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16', torch.float16: 'f16'}
 
 @dataclasses.dataclass(eq=False)
 class Part:
-    """A parameter, in its unit. `home` is where its values are: the owners' memory."""
+    """A parameter, in its unit. `home` is where its values are: the owners' memory. Or a buffer."""
     name: str
-    parameter: nn.Parameter
+    parameter: torch.Tensor
     owner: nn.Module
     group: int
     trainable: bool
@@ -170,7 +170,10 @@ def spec_of(units: Sequence[Unit], optimizer: torch.optim.Optimizer, name: str, 
             publish: torch.dtype, grad_dtype: Optional[torch.dtype] = None) -> str:
     """The model's specification, in JSON (docs/protocol.md)."""
     # Rates are those of each step, so the specification has none. As in PyTorch, what had no gradient stays.
-    groups = [{'name': f'group{at}', 'idle': 'skip'} for at in range(len(optimizer.param_groups))]
+    groups: list[dict[str, Any]] = [{'name': f'group{at}', 'idle': 'skip'}
+                                    for at in range(len(optimizer.param_groups))]
+    if any(part.group == len(groups) for unit in units for part in unit.parts):  # buffers: buffers_of()
+        groups.append({'name': f'group{len(groups)}', 'optimizer': {'kind': 'mean'}})
     return json.dumps({
         'name': name, 'micro_batches': micro_batches, 'publish': DTYPES[publish],
         'grad_dtype': DTYPES[grad_dtype or torch.float32], 'optimizer': optimizer_spec(optimizer), 'groups': groups,

@@ -47,12 +47,12 @@ def masters(engine: Engine, units: Iterable[Unit]) -> dict[Unit, torch.Tensor]:
 def put(engine: Engine, arrays: Mapping[Unit, int], fill: Fill, updates: Optional[int] = None) -> None:
     """arrays: of each unit the bits of what is put; fill writes one of them into a tensor."""
     def filled(index: int, array: int, address: int) -> None:
-        unit = engine.units[index]
+        unit = engine.every[index]
         fill(unit, array, tensor_at(address, elems_of(unit), torch.float32))
     for unit in engine.units:
         engine.release(unit)
     try:
-        engine.model.put(bytes(arrays.get(unit, 0) for unit in engine.units), filled, updates)
+        engine.model.put(bytes(arrays.get(unit, 0) for unit in engine.every), filled, updates)
     except Busy as e:
         raise Misuse('what writable() and its like have written is not put: other workers have begun the next step. '
                      'Each calls it, at the same point of its loop, also those whose values do not count; rank 0 alone '
@@ -91,6 +91,7 @@ def writable(module: nn.Module) -> Iterator[nn.Module]:
             for unit in engine.units:
                 for part in unit.parts:
                     _note(engine, changed, unit, part)
+            buffers = engine.buffers.all_changed()
         finally:
             engine.writing = False
             for unit in engine.units:
@@ -98,13 +99,17 @@ def writable(module: nn.Module) -> Iterator[nn.Module]:
                     part.parameter.data = engine.view(unit.array, part)
                     engine.protect(unit, part)
             engine.drop()
-    if changed:
+            engine.buffers.restore()
+    if changed or buffers:
         engine.check()
         kept = masters(engine, changed)
 
         def fill(unit: Unit, _: int, to: torch.Tensor) -> None:
-            _merge(engine, unit, changed[unit], kept[unit], to)
-        put(engine, dict.fromkeys(changed, _c.SHD_PUT_PARAMS), fill)
+            if unit in buffers:
+                to.copy_(buffers[unit])
+            else:
+                _merge(engine, unit, changed[unit], kept[unit], to)
+        put(engine, dict.fromkeys([*changed, *buffers], _c.SHD_PUT_PARAMS), fill)
 
 
 def _note(engine: Engine, changed: dict[Unit, list[tuple[Part, torch.Tensor]]], unit: Unit, part: Part) -> None:
@@ -374,13 +379,20 @@ def load_safetensors(module: nn.Module, path: str, rename: Rename = None, *, str
                 engine.view(to, part).copy_(files[found[part]].tensor(found[part]))
     units = [unit for unit in engine.units if any(part in found for part in unit.parts)]
     kept = masters(engine, [unit for unit in units if any(part not in found for part in unit.parts)])
-    if units:
-        put(engine, dict.fromkeys(units, _c.SHD_PUT_PARAMS), fill)
     with torch.no_grad():
         for name, buffer in module.named_buffers():
-            if (there := named(name)) in files and list(files[there].entries[there]['shape']) == list(buffer.shape):
-                buffer.copy_(files[there].tensor(there))
+            # Owners keep a scalar as one element.
+            if (there := named(name)) in files and (list(files[there].entries[there]['shape']) or [1]) == (
+                    list(buffer.shape) or [1]):
+                buffer.copy_(files[there].tensor(there).view(buffer.shape))
                 used.add(there)
+    kept.update(buffers := engine.buffers.all_changed())
+    try:
+        if units or buffers:
+            put(engine, dict.fromkeys([*units, *buffers], _c.SHD_PUT_PARAMS), fill)
+    except BaseException:
+        engine.buffers.restore()
+        raise
     return Loaded(sorted(set(files) - used), missing)
 
 

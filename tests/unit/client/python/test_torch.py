@@ -219,6 +219,7 @@ class Numbers(unittest.TestCase):
 
     def test_cnn_of_two_workers(self):
         self.compare(lambda: Cnn(False), 'cnn-2', 8, world=2)
+        self.compare(lambda: Cnn(True), 'cnn-3', 8, world=2)
 
     def test_gpt_with_a_tied_head(self):
         self.compare(Gpt, 'gpt-1', 10)
@@ -485,6 +486,283 @@ class Values(unittest.TestCase):
             sd.close(module)
             return True
         self.assertTrue(run(work)[0])
+
+
+class Statistics(unittest.TestCase):
+    """BatchNorm's running statistics: the mean over a step's micro-batches of what each makes of the owners'."""
+
+    STEPS = 4
+
+    @classmethod
+    def setUpClass(cls):
+        # Their own: a daemon has room for 64 models.
+        cls.daemons = torch_run.Daemons(os.path.dirname(os.path.dirname(DAEMONS.shardctl)))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.daemons.down()
+        os.environ['SHARDD_ADDRESS'] = DAEMONS.address
+
+    @staticmethod
+    def build():
+        return Cnn(True)
+
+    @staticmethod
+    def sgd(module):
+        return torch.optim.SGD([p for p in module.parameters() if p.requires_grad], 0.1, momentum=0.9)
+
+    def train(self, name, world=1, accumulate=1, fault=lambda step: None, steps=STEPS, **flags):
+        """{step: (loss of each micro-batch here, buffers after it)}, the digest."""
+        def work():
+            module, opt = sd.shard(module := made(self.build), self.sgd(module), name=name, accumulate=accumulate, **flags)
+            seen = {}
+            for step in range(sd.step_of(module), steps):
+                losses = []
+                for backward in range(accumulate):
+                    loss = module(1000 * step + opt.engine.place.micro(backward))
+                    opt.zero_grad() if accumulate == 1 else None  # in many loops it stands here
+                    (loss / accumulate).backward()
+                    losses.append(loss.item())
+                fault(step)
+                opt.step()
+                seen[step] = losses, {key: b.clone() for key, b in module.named_buffers()}
+            return seen, sd.digest(module)
+        return run(work, world)
+
+    def plain(self, micros, steps=STEPS, noise=False):
+        """The same of plain PyTorch: each micro-batch begins with the step's buffers, and their mean is what follows."""
+        def work():
+            module = made(self.build)
+            if noise:
+                with torch.no_grad():
+                    for p in module.parameters():
+                        p.copy_(torch.nextafter(p, torch.full_like(p, 9.0)))
+            opt, seen = self.sgd(module), {}
+            for step in range(steps):
+                begun = {key: b.clone() for key, b in module.named_buffers()}
+                losses, sums = [], {key: torch.zeros(b.shape) for key, b in begun.items()}
+                for micro in range(micros):
+                    for key, buffer in module.named_buffers():
+                        buffer.copy_(begun[key])
+                    loss = module(1000 * step + micro)
+                    (loss / micros).backward()
+                    losses.append(loss.item())
+                    sums = {key: sums[key] + b for key, b in module.named_buffers()}
+                for key, buffer in module.named_buffers():
+                    buffer.copy_(sums[key] / micros)
+                opt.step()
+                opt.zero_grad()
+                seen[step] = losses, {key: b.clone() for key, b in module.named_buffers()}
+            return seen
+        return run(work)[0]
+
+    def same(self, one, two):
+        self.assertEqual(sorted(one), sorted(two))
+        for step, (losses, buffers) in one.items():
+            self.assertEqual(losses, two[step][0])
+            self.differs(buffers, two[step][1], 0)
+
+    def differs(self, one, two, bound):
+        self.assertEqual(sorted(one), sorted(two))
+        for key, value in one.items():
+            self.assertEqual(value.dtype, two[key].dtype)
+            self.assertLessEqual((value.double() - two[key].double()).abs().max(), bound, key)
+
+    def test_one_batch_a_step_has_pytorchs_bits(self):
+        (seen, _), = self.train('statistics-1')
+        self.same(seen, self.plain(1))
+        self.assertEqual(seen[3][1]['norm_1.num_batches_tracked'].item(), 4)
+
+        class Half(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.fc = nn.BatchNorm1d(8, affine=False), nn.Linear(8, 1)
+
+            def forward(self, seed):
+                x = self.norm(torch.randn(8, 8, generator=torch.Generator().manual_seed(seed)))
+                return self.fc(x.to(self.fc.weight.dtype)).square().mean()
+
+        def cast():
+            module, opt = sd.shard(module := made(Half), self.sgd(module), name='statistics-16', publish=torch.bfloat16)
+            module(1).backward()
+            opt.step()
+            return [b.clone() for b in module.buffers()]
+
+        def plain():
+            module = made(Half)
+            module(1)
+            return list(module.buffers())
+        # Where workers read fewer bits of the parameters they are fp32 all the same.
+        for one, two in zip(run(cast)[0], run(plain)[0]):
+            self.assertEqual(one.dtype, two.dtype)
+            self.assertTrue(torch.equal(one, two))
+
+    def test_how_batches_are_split_over_workers_changes_no_bit(self):
+        (alone, digest), = self.train('statistics-2', accumulate=2)
+        (first, same), (second, again) = self.train('statistics-2-workers', world=2)
+        self.assertEqual({digest}, {same, again})
+        for step, (losses, buffers) in alone.items():
+            self.assertEqual(losses, first[step][0] + second[step][0])
+            self.differs(buffers, first[step][1], 0)
+            self.differs(buffers, second[step][1], 0)
+        # Parameters are apart by the rounding of the gradients' sum, statistics of the first step by nothing.
+        reference, moved = self.plain(2), self.plain(2, noise=True)
+        self.differs(alone[0][1], reference[0][1], 0)
+        for step, (losses, buffers) in reference.items():
+            noise = max([abs(one - two) for one, two in zip(losses, moved[step][0])]
+                        + [(b.double() - moved[step][1][key].double()).abs().max() for key, b in buffers.items()])
+            for one, two in zip(losses, alone[step][0]):
+                self.assertAlmostEqual(one, two, delta=NOISE * noise + 1e-6)
+            self.differs(buffers, alone[step][1], NOISE * noise + 1e-6)
+        (here, same), = self.train('statistics-2', accumulate=2, address='local:')
+        self.assertEqual(same, digest)
+        self.differs(here[3][1], alone[3][1], 0)
+
+    def test_kills_change_no_bit(self):
+        (whole, digest), _ = self.train('statistics-whole', world=2)
+        for what in ('worker', 'daemon'):
+            marker = os.path.join(DAEMONS.directory, 'statistics-' + what)
+
+            def fault(step, what=what, marker=marker):
+                if step == 2 and os.environ['RANK'] == '1' and not os.path.exists(marker):
+                    with open(marker, 'w', encoding='ascii'):
+                        pass
+                    session = libshd.Session()
+                    os.kill(os.getpid() if what == 'worker' else session.status(0)['pid'], signal.SIGKILL)
+                    session.close()
+            for found, same in self.train('statistics-' + what, world=2, fault=fault):
+                self.assertEqual(same, digest)
+                for step, (_, buffers) in found.items():
+                    self.differs(buffers, whole[step][1], 0)
+            self.assertTrue(os.path.exists(marker))
+
+    def test_leased_batches_too(self):
+        def work(name):
+            module, opt = sd.shard(module := made(self.build), self.sgd(module), name=name, micro_batches=3)
+            for step, micro in sd.leases(module, self.STEPS):
+                module(1000 * step + micro).backward()
+                opt.step()
+            return sd.digest(module), {key: b.clone() for key, b in module.named_buffers()}
+        (digest, buffers), = run(lambda: work('statistics-leased-1'))
+        for same, others in run(lambda: work('statistics-leased-2'), 2):
+            self.assertEqual(same, digest)
+            self.differs(buffers, others, 0)
+        self.assertGreater(buffers['norm_1.running_mean'].abs().max(), 0)
+
+    def test_what_is_skipped_frozen_or_given_up_leaves_them(self):
+        def work():
+            module, opt = sd.shard(module := made(self.build), self.sgd(module), name='statistics-stay', accumulate=7)
+            buffers = dict(module.named_buffers())
+
+            def step(*changes):
+                before = {key: b.clone() for key, b in buffers.items()}
+                for micro in range(7):
+                    loss = module(micro)
+                    loss = loss * float('nan') if 'nan' in changes and micro == 3 else loss
+                    (loss / 7).backward()
+                    if 'again' in changes and micro == 2:
+                        opt.zero_grad()
+                        break
+                else:
+                    opt.step()
+                return {key for key, b in buffers.items() if not torch.equal(b, before[key])}
+            everything = set(buffers)
+            self.assertEqual(step(), everything)
+            self.assertEqual(step('nan'), set())
+            self.assertTrue(opt.last.skipped)
+            self.assertEqual(step('again'), set())
+            module.norm_1.eval()  # is a layer of its own: of seven equal numbers the sum is rounded
+            self.assertEqual(step(), {key for key in everything if key.startswith('norm_2')})
+            self.assertEqual(buffers['norm_2.num_batches_tracked'].item(), 2)
+            return True
+        self.assertTrue(run(work)[0])
+
+    def test_they_are_read_and_replaced_with_the_rest(self):
+        directory = os.path.join(DAEMONS.directory, 'statistics')
+
+        def work():
+            module, opt = sd.shard(module := made(self.build), self.sgd(module), name='statistics-put')
+            module(1).backward()
+            opt.step()
+            path = os.path.join(sd.save(module, directory) and directory, 'x.safetensors')
+            with open(os.path.join(directory, 'LATEST'), encoding='ascii') as file:
+                saved = load_file(os.path.join(directory, file.read().strip(), 'model.safetensors'))
+            other = Cnn(True)
+            other.load_state_dict(saved)  # a checkpoint's weights are the whole module
+            kept = {key: b.clone() for key, b in module.named_buffers()}
+            self.differs(kept, dict(other.named_buffers()), 0)
+            sd.save_safetensors(module, path)
+            with self.assertRaises(ZeroDivisionError), sd.writable(module):
+                module.norm_1.running_mean.fill_(3)
+                raise ZeroDivisionError
+            self.differs(kept, dict(module.named_buffers()), 0)
+            with sd.writable(module):
+                module.load_state_dict(Cnn(True).state_dict())
+                module.norm_1.running_mean.fill_(3)
+            found = sd.shard(again := made(self.build, 7), self.sgd(again), name='statistics-put')[0]
+            self.assertTrue(found.norm_1.running_mean.eq(3).all())  # also for who comes later
+            self.assertEqual(found.norm_1.num_batches_tracked.item(), 0)
+            sd.load_safetensors(module, path)
+            self.differs(kept, dict(module.named_buffers()), 0)
+            plain = self.sgd(made(self.build))
+            plain.load_state_dict(opt.state_dict())
+            with sd.reader(name='statistics-put') as looking, looking.snapshot() as params:
+                self.assertTrue(torch.equal(params['norm_1.running_var'], kept['norm_1.running_var']))
+            return kept
+
+        def restored():
+            module, _ = sd.shard(module := made(self.build, 5), self.sgd(module), restore=directory, address=fresh.address)
+            return {key: b.clone() for key, b in module.named_buffers()}
+        kept = run(work)[0]
+        fresh = torch_run.Daemons(os.path.dirname(os.path.dirname(DAEMONS.shardctl)), 1)
+        try:
+            self.differs(kept, run(restored)[0], 0)
+        finally:
+            fresh.down()
+            os.environ['SHARDD_ADDRESS'] = self.daemons.address
+
+    def test_other_buffers(self):
+        class Own(Mlp):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer('seen', torch.zeros(1))
+                self.register_buffer('mask', torch.ones(2, dtype=torch.bool))
+
+            def forward(self, seed):
+                self.seen += seed
+                return super().forward(seed)
+
+        def work(**flags):
+            def one():
+                module, opt = sd.shard(module := made(Own), self.sgd(module), name=flags.pop('name'), **flags)
+                module(10 + opt.engine.place.rank).backward()
+                opt.step()
+                return module.seen.item()
+            return one
+        self.assertEqual(run(work(name='own-1'), 2), [10, 11])
+        self.assertEqual(run(work(name='own-2', buffers=lambda name, module: name == 'seen'), 2), [10.5, 10.5])
+
+        def grows():
+            module, opt = sd.shard(module := made(Own), self.sgd(module), name='own-inf',
+                                   buffers=lambda name, module: name == 'seen')
+            skipped = []
+            for seed in (5, 6, 7):
+                if seed == 6:
+                    module.seen.fill_(float('inf'))  # gradients are finite all the same
+                module(seed).backward()
+                opt.step()
+                skipped.append((opt.last.skipped, module.seen.item()))
+            return skipped
+        self.assertEqual(run(grows)[0], [(False, 5.0), (True, 5.0), (False, 12.0)])
+        for flags, why in (({'buffers': 'mean'}, "must be 'auto', or a function"),
+                           ({'buffers': lambda name, module: True}, "'mask' is torch.bool")):
+            with self.assertRaisesRegex(AssertionError, why):
+                run(work(name='own-3', **flags))
+
+        def met():
+            sd.shard(module := nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), self.sgd(module), name='own-4')
+        with self.assertRaisesRegex(AssertionError, "'1' is a SyncBatchNorm: it meets 2 workers"):
+            run(met, 2)
 
 
 class Again(unittest.TestCase):
