@@ -108,7 +108,7 @@ static void on_every_mix(struct pt_model model, enum shd_dtype grad_dtype)
 
 TEST(every_mix_and_policy_gives_the_same_bits)
 {
-    on_every_mix((struct pt_model){ .publish = "f32" }, 0);
+    on_every_mix((struct pt_model){ .publish = "f32", .mean = true }, 0);
 }
 
 TEST(the_same_with_half_precision_and_local_sums)

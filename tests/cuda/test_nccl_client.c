@@ -78,7 +78,7 @@ static void every_strategy(const struct owners *o, struct pt_model model, enum s
 TEST(every_strategy_gives_the_same_bits_of_the_same_bytes)
 {
     every_strategy(&two_far, (struct pt_model){ .publish = "f32" }, 0);
-    every_strategy(&near_and_far, (struct pt_model){ .publish = "f32" }, 0);
+    every_strategy(&near_and_far, (struct pt_model){ .publish = "f32", .mean = true }, 0);
 }
 
 TEST(the_same_with_half_precision_and_local_sums)

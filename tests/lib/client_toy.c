@@ -160,26 +160,32 @@ const char *pt_spec(const struct pt_model *p)
     static const char *const dtypes[] = { "f32", "f32", "bf16", "f16" };
     static char json[4096];
     const char *trainable = p->frozen ? "false" : "true";
+    const char *own = p->mean ? ", \"group\": \"w\"" : "",
+               *mean = p->mean ? ", \"group\": \"s\"" : "";
     snprintf(json, sizeof json,
              "{ \"name\": \"%s\", \"seed\": 5, \"micro_batches\": 4, \"publish\": \"%s\","
-             "  \"grad_dtype\": \"%s\","
+             "  \"grad_dtype\": \"%s\", %s"
              "  \"accumulate\": %u, \"optimizer\": { \"kind\": \"adamw\" }, \"units\": ["
-             "  { \"name\": \"embed\", \"tensors\": [ { \"name\": \"wte\", \"shape\": [61, 83],"
+             "  { \"name\": \"embed\", \"tensors\": [ { \"name\": \"wte\", \"shape\": [61, 83]%s,"
              "      \"init\": [\"normal\", 0, 0.5] } ] },"
-             "  { \"name\": \"h0\", \"tensors\": [ { \"name\": \"h0.w\", \"shape\": [4099],"
-             "      \"init\": [\"normal\", 0, 1] }, { \"name\": \"h0.b\", \"shape\": [7] } ] },"
-             "  { \"name\": \"h1\", \"tensors\": [ { \"name\": \"h1.w\", \"shape\": [9001],"
+             "  { \"name\": \"h0\", \"tensors\": [ { \"name\": \"h0.w\", \"shape\": [4099]%s,"
+             "      \"init\": [\"normal\", 0, 1] }, { \"name\": \"h0.b\", \"shape\": [7]%s } ] },"
+             "  { \"name\": \"h1\", \"tensors\": [ { \"name\": \"h1.w\", \"shape\": [9001]%s,"
              "      \"trainable\": %s, \"init\": [\"normal\", 0, 1] } ] },"
-             "  { \"name\": \"e0\", \"tensors\": [ { \"name\": \"e0.w\", \"shape\": [2500],"
+             "  { \"name\": \"e0\", \"tensors\": [ { \"name\": \"e0.w\", \"shape\": [2500]%s,"
              "      \"init\": [\"normal\", 0, 1] } ] },"
-             "  { \"name\": \"e1\", \"tensors\": [ { \"name\": \"e1.w\", \"shape\": [2500],"
+             "  { \"name\": \"e1\", \"tensors\": [ { \"name\": \"e1.w\", \"shape\": [2500]%s,"
              "      \"init\": [\"normal\", 0, 1] } ] },"
-             "  { \"name\": \"e2\", \"tensors\": [ { \"name\": \"e2.w\", \"shape\": [2500],"
+             "  { \"name\": \"e2\", \"tensors\": [ { \"name\": \"e2.w\", \"shape\": [2500]%s,"
              "      \"init\": [\"normal\", 0, 1] } ] },"
              "  { \"name\": \"head\", \"uses\": [\"embed\"], \"tensors\": [ { \"name\": \"ln\","
-             "      \"shape\": [777], \"init\": [\"uniform\", 0, 2] } ] } ] }",
+             "      \"shape\": [777]%s, \"init\": [\"uniform\", 0, 2] } ] } ] }",
              p->name, p->publish != NULL ? p->publish : "f32", dtypes[p->grad_dtype],
-             p->accumulate > 0 ? p->accumulate : 1, trainable);
+             p->mean ? "\"groups\": [ { \"name\": \"w\" },"
+                       "  { \"name\": \"s\", \"optimizer\": { \"kind\": \"mean\" } } ],"
+                     : "",
+             p->accumulate > 0 ? p->accumulate : 1, own, own, own, mean, trainable, own, mean, own,
+             own);
     return json;
 }
 

@@ -62,6 +62,7 @@ struct pt_model {
     const char *publish;
     uint32_t accumulate;
     bool frozen;               /* h1 */
+    bool mean;                 /* h1, and e1, an expert, are means */
     enum shd_dtype grad_dtype; /* 0: fp32 */
 };
 

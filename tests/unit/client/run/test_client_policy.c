@@ -105,12 +105,12 @@ static void on_daemons(int count, struct pt_model model, enum shd_dtype grad_dty
 TEST(every_policy_gives_the_same_bits_and_moves_what_its_plan_says)
 {
     on_daemons(1, (struct pt_model){ .publish = "f32" }, 0);
-    on_daemons(3, (struct pt_model){ .publish = "f32" }, 0);
+    on_daemons(3, (struct pt_model){ .publish = "f32", .mean = true }, 0);
 }
 
 TEST(the_same_in_half_precision)
 {
-    on_daemons(2, (struct pt_model){ .publish = "bf16" }, SHD_BF16);
+    on_daemons(2, (struct pt_model){ .publish = "bf16", .mean = true }, SHD_BF16);
     on_daemons(2, (struct pt_model){ .publish = "f16" }, SHD_F16);
 }
 
@@ -126,6 +126,7 @@ TEST(what_changes_the_numbers_changes_the_digest)
     const struct pt_model models[] = { { .name = "a" },
                                        { .name = "b", .accumulate = 2 },
                                        { .name = "d", .frozen = true },
+                                       { .name = "m", .mean = true },
                                        { .name = "e", .publish = "bf16" },
                                        { .name = "g", .grad_dtype = SHD_BF16 } };
     char hex[ARRAY_SIZE(models)][65];
