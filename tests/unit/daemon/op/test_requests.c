@@ -519,13 +519,13 @@ TEST(requests_say_of_a_spec_one_place)
     trainer_start();
     hello(&r);
     memcpy(json, spec_json, sizeof json);
-    memcpy(strstr(json, "tiny"), "else", 4); /* it is not open */
+    strstr(json, "tiny")[0] = 'T'; /* it is not open */
     struct segment segment = segment_of_spec(json, &stub);
     const struct wire_spec_at at = { TICKET, stub.bytes, { stub.sum, 32 } };
     struct wire_request both = { .type = WIRE_CREATE,
                                  .create = { .what = WIRE_CREATE_BEGIN,
                                              .origin = 1,
-                                             .name = "else",
+                                             .name = "Tiny",
                                              .spec = { (const uint8_t *)spec_json, 10 },
                                              .owners = 1,
                                              .spec_at = at } };

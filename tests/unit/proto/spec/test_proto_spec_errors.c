@@ -322,10 +322,11 @@ TEST(documents_of_more_values_than_a_spec_has_are_refused)
         expect_error(json, SHD_ERANGE, cases[i].error);
         free(json);
     }
+    static const char head[] = "{\"name\":\"\\\"";
     char *text = malloc(2000014);
     memset(text, '[', 2000014);
-    memcpy(text, "{\"name\":\"\\\"", 11);
-    memcpy(text + 2000011, "\"}", 3);
+    memcpy(text, head, sizeof head - 1);
+    snprintf(text + 2000011, 3, "\"}");
     expect_error(text, SHD_ERANGE, "name has 2000001 bytes"); /* what is text does not count */
     free(text);
 }
