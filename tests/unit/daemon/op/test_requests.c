@@ -574,6 +574,16 @@ TEST(sessions_that_pass_what_is_no_spec_end)
     trainer_stop(1);
 }
 
+/* Until the daemon has read all that was sent there. */
+static void await_side(struct raw *r)
+{
+    struct shd_err e = { 0 };
+    struct side_msg msg = { .type = SIDE_CLAIM };
+    EXPECT_OK(side_send(r->side, &msg, -1, &e), &e);
+    EXPECT_OK(side_recv(r->side, RAW_WAIT_MS, &msg, NULL, &e), &e);
+    EXPECT_EQ(msg.type, SIDE_ERROR); /* 0 is no ticket */
+}
+
 /* Those that pass and never ask, or die first: nothing of theirs stays, and others find a place. */
 TEST(segments_that_are_passed_and_not_asked_for_go)
 {
@@ -592,7 +602,7 @@ TEST(segments_that_are_passed_and_not_asked_for_go)
     for (uint32_t i = 0; i < ARRAY_SIZE(r); i++) {
         hello(&r[i]);
         pass(&r[i], segment.fd, TICKET, SEGMENT_SPEC);
-        EXPECT_STATUS(raw_ask(&r[i], (struct wire_request){ .type = WIRE_STATUS }, &reply), SHD_OK);
+        await_side(&r[i]);
     }
     EXPECT_STATUS(open_passed(&r[0], &stub, TICKET, &reply), SHD_ENOENT); /* the oldest */
     EXPECT_STATUS(open_passed(&r[ARRAY_SIZE(r) - 1], &stub, TICKET, &reply), SHD_OK);
