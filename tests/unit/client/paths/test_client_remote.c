@@ -374,7 +374,7 @@ static char *crowded_spec(int index)
                         index);
     for (unsigned u = 0; u < SHD_UNITS_MAX; u++)
         used += snprintf(text + used, SPEC_MESSAGE_BYTES_MAX - (size_t)used,
-                         "%s{\"name\":\"%060u\",\"tensors\":[{\"name\":\"t%u\",\"shape\":[1]}]}",
+                         "%s{\"name\":\"%046u\",\"tensors\":[{\"name\":\"t%u\",\"shape\":[1]}]}",
                          u > 0 ? "," : "", u, u);
     snprintf(text + used, SPEC_MESSAGE_BYTES_MAX - (size_t)used, "] }");
     return text;
