@@ -73,10 +73,14 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     check.check_dtype('publish', publish)
     check.check_dtype('grad_dtype', grad_dtype)
     check.check_timeout(timeout)
+    check.check_name(name)
     check.check_function('init', init, 'a module')
     policy, units, address = check.policy_of(policy), check.rule_of(units), check.address_of(address)
     if module in ENGINES:
         raise Misuse(f'{type(module).__name__} is sharded already')
+    if hasattr(module, 'shd_plain') and not hasattr(policy, 'kept'):
+        raise Misuse(f'{type(module).__name__} was given to fully_shard(): call sd.Optimizer(module, optimizer) in the '
+                     'place of shard()')
     if grads == 'step':
         accumulate = 1
     place = place_of(accumulate)
@@ -181,8 +185,7 @@ def report(module: nn.Module, **metrics: Union[float, torch.Tensor]) -> None:
         raise InvalidArgument(f'{len(metrics)} metrics: at most {room}')
     if engine.weighted and 'weight' in metrics:
         raise InvalidArgument("the metric 'weight' is what sd.weight() was told")
-    engine.metrics.update({key: value.item() if isinstance(value, torch.Tensor) else float(value)
-                                      for key, value in metrics.items()})
+    engine.metrics.update({key: check.number_of(f'metric {key!r}', value) for key, value in metrics.items()})
 
 
 def reset(module: nn.Module) -> None:
@@ -197,7 +200,7 @@ def weight(module: nn.Module, count: Union[float, torch.Tensor]) -> None:
     engine = engine_of(module)
     if not engine.weighted:
         raise Misuse("sd.weight() where losses are means: say shard(loss='sum'), and let each loss be a sum")
-    count = count.item() if isinstance(count, torch.Tensor) else float(count)
+    count = check.number_of('weight', count)
     if not 0 <= count < float('inf'):
         raise InvalidArgument(f'weight {count}: must be a count')
     engine.metrics['weight'] = engine.metrics.get('weight', 0.0) + count

@@ -41,6 +41,8 @@ def policy_of(policy: Any) -> Policy:
         policy = policy()
     if not isinstance(policy, Policy) or type(policy) is Policy:
         raise InvalidArgument(f'policy={_shown(policy)}: must be sd.ZeRO3(), sd.ZeRO2(), sd.ZeRO1() or sd.DDP()')
+    for field in ('forward_prefetch', 'max_live_units', 'max_live_bytes'):
+        check_count(f'policy: {field}', getattr(policy, field), 0)
     return policy
 
 
@@ -80,6 +82,21 @@ def check_timeout(value: Any) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float('inf'):
         raise InvalidArgument(f'timeout={value!r}: must be seconds, a number above 0, or None (no limit)')
+
+
+def check_name(value: Any) -> None:
+    """Of a model."""
+    if value is not None and (not isinstance(value, str) or not value or not (value.isascii() and value.isprintable())):
+        raise InvalidArgument(f'name={_shown(value)}: must be a string of printable ASCII, or None (the class\'s name)')
+
+
+def number_of(what: str, value: Any) -> float:
+    """A number, or a tensor of one element."""
+    try:
+        return float(value.item() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError, RuntimeError):
+        shown = f'of shape {tuple(value.shape)}' if isinstance(value, torch.Tensor) else _shown(value)
+        raise InvalidArgument(f'{what} is {shown}: must be a number, or a tensor of one element') from None
 
 
 def check_function(name: str, value: Any, of: str) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from ..errors import InvalidArgument
+from .check import check_count
 from .engine import engine_of
 
 
@@ -20,7 +21,8 @@ class Sampler(torch.utils.data.Sampler):
     def __init__(self, module: nn.Module, data: Sized, batch_size: int, *, seed: int = 0, shuffle: bool = True):
         self.engine, self.count, self.size = engine_of(module), len(data), batch_size
         self.seed, self.shuffle, self.micros = seed, shuffle, self.engine.model.micro_batches
-        if not 0 < batch_size <= self.count:
+        check_count('batch_size', batch_size, 1)
+        if batch_size > self.count:
             raise InvalidArgument(f'batch_size={batch_size}: there are {self.count} samples')
         self._epoch, self._order = -1, torch.empty(0)
 

@@ -269,8 +269,8 @@ class Engine:
 
     def check_open(self) -> None:
         if self.closed:
-            raise Misuse('this is after sd.close(), since which the module has its parameters as private ones: go on with '
-                         'a new optimizer of torch.optim, or shard() it again with one')
+            raise Misuse('this is after sd.close(), since which the module has its parameters as private ones: go '
+                         'on with a new optimizer of torch.optim, or shard() it again with one')
 
     def check(self) -> None:
         """Whether the module's parameters are still the ones that the owners have."""

@@ -72,8 +72,8 @@ class _Guarded:
             raise Misuse(f'{name}() of {tensor.shd_name!r}: the parameter is the owners\' memory, which only a step '
                          'changes; write to it in `with sd.writable(module):`, or to a copy (.clone())')
         if name == 'detach' and sys._getframe(1).f_globals.get('__name__') == 'torch.nn.parameter':
-            raise Misuse(f'nn.Parameter() of {args[0].shd_name!r}: no step would change it; use the parameter as it is, '
-                         'or nn.Parameter(p.detach().clone()) for one of its own')
+            raise Misuse(f'nn.Parameter() of {args[0].shd_name!r}: no step would change it; use the parameter as it '
+                         'is, or nn.Parameter(p.detach().clone()) for one of its own')
         # A graph of torch.compile() that knew of PENDING would be made anew whenever that changes.
         if not torch.compiler.is_compiling() and PENDING and _reads(func, name):
             for tensor in _shared((args, tuple(kwargs.values()))):

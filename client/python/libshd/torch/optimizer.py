@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import Misuse, NotSupported
 from ..session import Result
+from .check import number_of
 from .engine import ENGINES, Engine
 from .guard import Shared
 from .state import load_optimizer_state, optimizer_state
@@ -64,7 +65,9 @@ class Optimizer(torch.optim.Optimizer):
     def _rates(group: dict[str, Any]) -> tuple[float, float, float, float]:
         """Learning rate, weight decay, and both betas, or SGD's momentum and nothing."""
         beta1, beta2 = group.get('betas', (group.get('momentum', 0.0), float('nan')))
-        return float(group['lr']), float(group['weight_decay']), float(beta1), float(beta2)
+        rates = {'lr': group['lr'], 'weight_decay': group['weight_decay'], 'betas or momentum': beta1, 'betas': beta2}
+        lr, decay, beta1, beta2 = (number_of(f'{key} of a group', value) for key, value in rates.items())
+        return lr, decay, beta1, beta2
 
     def step(self, closure: Optional[Callable[[], Any]] = None, *, idle: bool = False) -> Any:
         """idle: this worker has no data in this step."""

@@ -8,8 +8,10 @@ import io
 import os
 import re
 import runpy
+import shutil
 import socket
 import sys
+import tempfile
 import unittest
 
 import torch_run
@@ -401,6 +403,36 @@ class Compiled(unittest.TestCase):
             worst = max(abs(a - b) for a, b in zip(losses, plain))
             print(f'compiled {way}: {worst:.1e} apart')
             self.assertLess(worst, 1e-4 if way[0] == 'aot_eager' else 1e-6)
+
+    @unittest.skipUnless(shutil.which('g++'), 'inductor compiles by g++, which is not there')
+    def test_inductor(self):
+        """One layer of two: each graph is a program for a C++ compiler."""
+        def work():
+            from torch._inductor import config, metrics
+            config.cpp_cache_precompile_headers, config.compile_threads = False, 1
+            os.environ.update(RANK='0', WORLD_SIZE='1', TORCHINDUCTOR_CACHE_DIR=cache)
+            losses = []
+            for compiled in (False, True):
+                module = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2)))
+                with torch.no_grad():
+                    for p in module.parameters():
+                        p.copy_(torch.linspace(-1, 1, p.numel()).view(p.shape))
+                module, opt = sd.shard(module, adamw(module), name='inductor', address='local:')
+                if compiled:
+                    module[1].compile(backend='inductor')
+                losses.append([])
+                for _ in range(3):
+                    loss = module(torch.ones(4, 8)).square().mean()
+                    loss.backward()
+                    opt.step()
+                    losses[-1].append(loss.item())
+                sd.close(module)
+            return losses, metrics.generated_kernel_count
+        with tempfile.TemporaryDirectory() as cache:
+            (plain, compiled), kernels = run(work)[0]
+        self.assertGreater(kernels, 0)
+        self.assertLess(max(abs(a - b) for a, b in zip(plain, compiled)), 1e-5)
+        self.assertNotEqual(plain[0], plain[-1])
 
 
 def schedules():

@@ -80,7 +80,8 @@ class Metrics(Case):
                          [[{'loss': 4.0}] * 2, [{}] * 2])
         found = self.reported('once-a-step', lambda rank, _, micro: {'loss': 4.0 + rank} if micro else {}, accumulate=2)
         self.assertEqual(found, [[{'loss': 4.5}] * 2] * 2)
-        log = subprocess.run([DAEMONS.shardctl, 'log', '--csv', '--model', 'one-reports'], capture_output=True, text=True, check=True)
+        log = subprocess.run([DAEMONS.shardctl, 'log', '--csv', '--model', 'one-reports'], capture_output=True, text=True,
+                             check=True)
         self.assertEqual(log.stdout.splitlines()[-1].split(',')[2], '4', log.stdout)
 
     def test_other_names_in_the_same_step_are_refused(self):
@@ -94,8 +95,8 @@ class Metrics(Case):
             except libshd.Error as e:
                 return f'{type(e).__name__}: {e}'
         said = sorted(run(work, 2))  # whoever comes second
-        self.assertRegex(said[0], "InvalidArgument.*metrics '(loss|loss, acc)' of micro-batch [01] in a step in which micro-"
-                                  "batch [01] has '(loss|loss, acc)': all workers report the same")
+        self.assertRegex(said[0], "InvalidArgument.*metrics '(loss|loss, acc)' of micro-batch [01] in a step in which "
+                                  "micro-batch [01] has '(loss|loss, acc)': all workers report the same")
         self.assertRegex(said[1], 'TimedOut')
 
     def test_names_of_one_worker(self):
@@ -124,7 +125,8 @@ class Groups(Case):
             module(self.X).backward()
             for key, value in changes.items():
                 was, opt.param_groups[0][key] = opt.param_groups[0][key], value
-                self.refuses(opt.step, says=rf"param_groups\[0\]\['{key}'\] is {value}, at shard\(\) it was {was}.*before")
+                self.refuses(opt.step,
+                             says=rf"param_groups\[0\]\['{key}'\] is {value}, at shard\(\) it was {was}.*before")
                 opt.param_groups[0][key] = was
             opt.step()
 
@@ -158,8 +160,7 @@ class Groups(Case):
         self.refuses(opt.step, says='momentum.. is 0.9 after steps with 0.*begin with')
 
     def test_parameters_that_change_groups(self):
-        module, opt = self.shard(lambda p: torch.optim.SGD([{'params': (p := list(p))[:2]}, {'params': p[2:], 'lr': 1.0}],
-                                                           0.1))
+        module, opt = self.shard(lambda p: torch.optim.SGD([{'params': (p := list(p))[:2]}, {'params': p[2:]}], 0.1))
         module(self.X).backward()
         opt.param_groups[1]['params'].append(opt.param_groups[0]['params'].pop())
         self.refuses(opt.step, says=r'the parameters of param_groups\[0\] are not those of shard')
@@ -362,10 +363,30 @@ class Arguments(Case):
                 ({'accumulate': 2.0}, 'accumulate=2.0: must be a whole number'),
                 ({'accumulate': 0}, 'accumulate=0: at least 1'), ({'accumulate': True}, 'accumulate=True: must be'),
                 ({'micro_batches': -1}, 'micro_batches=-1: at least 0'),
+                ({'policy': sd.ZeRO3(max_live_units=-1)}, 'max_live_units=-1: at least 0'),
+                ({'policy': sd.ZeRO3(forward_prefetch='2')}, "forward_prefetch='2': must be a whole"),
                 ({'address': 'up:two'}, "address='up:two': must be 'up:N'"),
                 ({'address': 'up:0'}, "address='up:0': must be 'up:N'"), ({'address': 7}, 'address=7: must be')):
             with self.subTest(flags):
                 self.refuses(self.shard, kind=INVALID, says=says, **flags)
+
+    def test_names(self):
+        for name in (3, '', 'ä', 'a\nb'):
+            self.refuses(sd.shard, module := Two(), adamw(module.parameters()), name=name, kind=INVALID,
+                         says='name=.*must be')
+
+    def test_numbers(self):
+        module, opt = self.shard()
+        for value, says in (('x', "'x'"), (None, 'None'), (torch.ones(3), r'of shape \(3,\)')):
+            self.refuses(sd.report, module, loss=value, kind=INVALID, says=f"metric 'loss' is {says}: must be a number")
+        self.refuses(sd.Sampler, module, range(9), 2.5, kind=INVALID, says='batch_size=2.5: must be a whole')
+        module(self.X).backward()
+        opt.param_groups[0]['weight_decay'] = None
+        self.refuses(opt.step, kind=INVALID, says='weight_decay of a group is None: must be a number')
+
+    def test_both_ways(self):
+        module = sd.fully_shard(Two())
+        self.refuses(sd.shard, module, adamw(module.parameters()), says=r'given to fully_shard\(\): call sd.Optimizer')
 
     def test_what_is_plain_is_taken(self):
         module, opt = self.shard(policy=sd.ZeRO2, units=nn.Linear)
@@ -375,7 +396,7 @@ class Arguments(Case):
     def test_the_two(self):
         two = Two()
         self.refuses(sd.shard, adamw(two.parameters()), two, kind=INVALID, says='the module comes first')
-        self.refuses(sd.shard, two.parameters(), adamw(two.parameters()), kind=INVALID, says='module=.*must be a torch.nn')
+        self.refuses(sd.shard, two.parameters(), adamw(two.parameters()), kind=INVALID, says='module=.*must be a torch')
         self.refuses(sd.shard, two, torch.optim.AdamW, kind=INVALID, says=r'that is the class.*AdamW\(module.param')
         self.refuses(sd.shard, two, two.parameters(), kind=INVALID, says='optimizer=.*must be a torch.optim.Optimizer')
         self.refuses(sd.shard, nn.ReLU(), adamw(two.parameters()), says='ReLU has no parameters')
