@@ -26,7 +26,8 @@
  *
  * What _connect and _open return is yours until the matching close; pointers that acquire and grad
  * hand out are borrowed until release and return. Structs with a `size` may grow: zero-initialise,
- * set size to sizeof, set what you care for.
+ * set size to sizeof, set what you care for. So may those that the library fills: it writes as much
+ * as their size says, and refuses one larger than its own (SHD_EINVAL).
  */
 #ifndef SHD_H
 #define SHD_H
@@ -192,6 +193,7 @@ SHD_API const char *shd_unit_name(const shd_model *m, uint32_t unit); /* borrowe
 SHD_API bool shd_unit_frozen(const shd_model *m, uint32_t unit);
 SHD_API uint64_t shd_unit_elems(const shd_model *m, uint32_t unit); /* of its array, gaps and all */
 struct shd_tensor {
+    size_t size;
     const char *name;      /* borrowed from the model */
     uint32_t unit;         /* index of its unit */
     uint64_t offset_elems; /* of its first element in the unit's array; a multiple of 32 */
@@ -201,7 +203,8 @@ struct shd_tensor {
 SHD_API int shd_tensor_find(const shd_model *m, const char *name, struct shd_tensor *ret_tensor,
                             struct shd_err *e);
 SHD_API uint32_t shd_tensors(const shd_model *m);
-SHD_API void shd_tensor_get(const shd_model *m, uint32_t index, struct shd_tensor *ret_tensor);
+SHD_API int shd_tensor_get(const shd_model *m, uint32_t index, struct shd_tensor *ret_tensor,
+                           struct shd_err *e);
 
 /* From a flat list of tensors to a spec: which of them are fetched together. By layer (names up to
  * their first number, as "h.3"), or by patterns, POSIX extended regular expressions of which the
@@ -209,6 +212,7 @@ SHD_API void shd_tensor_get(const shd_model *m, uint32_t index, struct shd_tenso
  * head) forms units of neighbours. Frozen tensors get units of their own, which the others use; a
  * tied one is stored once, and the unit it falls into uses the unit of the other. */
 struct shd_wrap_tensor {
+    size_t size;           /* of each in the list */
     const char *name;      /* unique */
     const uint64_t *shape; /* [rank] */
     uint32_t rank;         /* at most 8; 0: one element */
@@ -326,8 +330,8 @@ SHD_API int shd_report_named(shd_model *m, uint32_t micro, const char *names, co
 /* -- One step -------------------------------------------------------------------------------- */
 #define SHD_BLOB_BYTES_MAX ((size_t)768 * 1024)
 /* Rates of one parameter group for one step; NaN: what the spec (of lr, shd_update) says. */
-struct shd_rates {
-    double lr; /* as it is: not times the group's lr_scale */
+struct shd_rates { /* without a size: it stays as it is */
+    double lr;     /* as it is: not times the group's lr_scale */
     double weight_decay;
     double beta1, beta2; /* SGD: beta1 is the momentum, and beta2 NaN */
 };
@@ -349,6 +353,7 @@ struct shd_update {
     uint32_t group_count;
 };
 struct shd_result {
+    size_t size;
     uint64_t step;    /* the step that was committed: the model is at step + 1 now (see over) */
     double grad_norm; /* of the mean gradient (divide_by says what that is), before clipping */
     bool over;    /* this worker was late, nothing else is known; the model is at the open step */
@@ -373,6 +378,7 @@ SHD_API int shd_blob(shd_model *m, void *buf, size_t room, size_t *ret_bytes, st
 /* What a committed step came to, whoever committed it. Owners keep the last 65,536 of them, through
  * restarts; a model that was restored has those from its checkpoint's step on. */
 struct shd_step_row {
+    size_t size;      /* of the first in a list, by the caller: that of each */
     uint64_t step;    /* that was committed: as in shd_result */
     uint64_t time_ns; /* when, since 1970 */
     double metrics[SHD_METRICS_MAX];
@@ -392,6 +398,7 @@ SHD_API int shd_history(shd_model *m, uint64_t *from, struct shd_step_row *rows,
  * backward: a micro-batch's backwards follow its forwards before the next one begins, so one set of
  * activations will do. It lives until the next first forward: a micro-batch may be dropped. */
 struct shd_compute {
+    size_t size;
     void *ctx;
     /* Forward of a unit for micro-batch micro. params: the unit's parameters; those of units it
      * `uses` by shd_params(). Return 0, or nonzero to stop the run with SHD_EINTERNAL. */
@@ -461,6 +468,7 @@ struct shd_checkpoint_options {
     uint64_t step;       /* this one, or the first possible after it; 0: the one that is open */
 };
 struct shd_checkpointed {
+    size_t size;
     uint64_t step, updates, bytes; /* bytes: of its files */
     char digest[65];               /* as shd_digest() would give it at that step */
     char name[32];                 /* "step-000000000100" */
@@ -495,6 +503,7 @@ struct shd_restore_options {
     bool replace;          /* also where the model is open: then nobody may be training it */
 };
 struct shd_restored {
+    size_t size;
     uint64_t step;
     uint64_t bytes; /* read by all daemons */
     char model[128];
@@ -568,6 +577,7 @@ SHD_API int shd_read_step(shd_model *m, void *const *to, uint64_t *ret_step, str
 
 /* Counters of this session since it connected. */
 struct shd_stats {
+    size_t size;
     uint64_t wait_ns;      /* in acquire, grad and commit, waiting for owners or workers */
     uint64_t bytes_mapped; /* address space mapped to owners' memory */
     uint64_t bytes_copied; /* parameters and gradients: 0 on the mapped path with fp32 gradients
@@ -580,7 +590,7 @@ struct shd_stats {
     uint64_t plan_misses;    /* fetches no plan foresaw, and planned ones not used */
     uint64_t bytes_unpinned; /* owners' host memory that could not be pinned: slower to a GPU */
 };
-SHD_API void shd_stats(const shd_session *s, struct shd_stats *ret_stats);
+SHD_API int shd_stats(const shd_session *s, struct shd_stats *ret_stats, struct shd_err *e);
 
 /* Each daemon's status as one JSON document (docs/status.md; of "local:" device, kernels and models
  * alone), owner by index. The string is yours: free() it. */

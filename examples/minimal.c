@@ -83,12 +83,11 @@ static uint32_t metrics(void *ctx, uint32_t micro, double *ret_metrics)
 
 static int train(struct worker *w, shd_session *s, struct shd_err *e)
 {
-    const struct shd_compute compute = {
-        .ctx = w, .forward = forward, .backward = backward, .metrics = metrics
-    };
+    const struct shd_compute compute = { sizeof compute, w, forward, backward, metrics, NULL };
     const struct shd_update update = { .size = sizeof update, .lr = 0.1 };
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     char digest[65];
+    w->weight.size = w->bias.size = sizeof(struct shd_tensor);
     if (shd_model_open(s, spec, &w->model, e) ||
         shd_tensor_find(w->model, "weight", &w->weight, e) ||
         shd_tensor_find(w->model, "bias", &w->bias, e))

@@ -69,8 +69,8 @@ static void train_catch_signals(void)
 
 static struct shd_stats train_stats(const struct train *t)
 {
-    struct shd_stats stats = { 0 };
-    shd_stats(t->session, &stats);
+    struct shd_stats stats = { .size = sizeof stats };
+    shd_stats(t->session, &stats, NULL);
     return stats;
 }
 
@@ -138,7 +138,7 @@ static void train_tell_row(struct train *t, const struct shd_step_row *row)
 /* Rank 0 prints the steps below `end` that others finished without it. */
 static int train_tell(struct train *t, uint64_t end, struct shd_err *e)
 {
-    static struct shd_step_row rows[ROWS_AT_ONCE];
+    static struct shd_step_row rows[ROWS_AT_ONCE] = { { .size = sizeof *rows } };
     while (t->options->rank == 0 && t->told < end) {
         uint64_t next = t->told;
         uint32_t count;
@@ -197,7 +197,7 @@ static int train_step(struct train *t, struct shd_err *e)
     const struct schedule_share share = train_share(o);
     const struct shd_update update = train_update(o, step);
     const struct shd_compute compute = compute_callbacks(&t->compute);
-    struct shd_result result = { .step = 0 };
+    struct shd_result result = { .size = sizeof result };
     const bool evaluate = !o->elastic && train_eval_is_due(t, step);
     int r = evaluate ? evaluate_loss(&t->compute, &t->progress, e) : SHD_OK;
     if (r != SHD_OK)

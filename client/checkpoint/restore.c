@@ -231,6 +231,8 @@ int shd_restore(shd_session *s, const char *path, const struct shd_restore_optio
     if (options != NULL &&
         sized_take(&o, sizeof o, options, sizeof o.size, "shd_restore_options", e) != SHD_OK)
         return SHD_EINVAL;
+    if (sized_check(ret_restored, sizeof *ret_restored, "shd_restored", e) != SHD_OK)
+        return SHD_EINVAL;
     struct restoring r = { .hub = s->hub, .replace = o.replace, .spec.segment = SEGMENT_CLOSED };
     struct shd_restored restored = { .step = 0 };
     int status = check_session(s, &o, e);
@@ -249,11 +251,11 @@ int shd_restore(shd_session *s, const char *path, const struct shd_restore_optio
         s->hub->timeout_ns = timeout_ns;
         s->hub->patient = patient;
     }
-    if (status == SHD_OK && ret_restored != NULL) {
+    if (status == SHD_OK) {
         restored.step = r.step;
         for (uint32_t i = 0; i < s->hub->link_count; i++)
             restored.bytes += r.owner_bytes[i];
-        *ret_restored = restored;
+        sized_give(ret_restored, &restored);
     }
     spec_out_deinit(&r.spec);
     free(r.path);

@@ -397,6 +397,8 @@ static int poll_save(shd_model *m, uint64_t wait_ns, bool *ret_done,
                      struct shd_checkpointed *ret_saved, struct shd_err *e)
 {
     int r = session_check(m->session, e);
+    if (r == SHD_OK)
+        r = sized_check(ret_saved, sizeof *ret_saved, "shd_checkpointed", e);
     if (r != SHD_OK)
         return r;
     if (m->saving == NULL)
@@ -410,8 +412,8 @@ static int poll_save(shd_model *m, uint64_t wait_ns, bool *ret_done,
         return SHD_OK;
     save_free(m->saving);
     m->saving = NULL;
-    if (r == SHD_OK && ret_saved != NULL)
-        *ret_saved = saved;
+    if (r == SHD_OK)
+        sized_give(ret_saved, &saved);
     return r;
 }
 
@@ -425,7 +427,9 @@ int shd_checkpoint(shd_model *m, const char *dir, const struct shd_checkpoint_op
                    struct shd_checkpointed *ret_saved, struct shd_err *e)
 {
     bool done = false;
-    int r = shd_checkpoint_begin(m, dir, options, e);
+    int r = sized_check(ret_saved, sizeof *ret_saved, "shd_checkpointed", e);
+    if (r == SHD_OK)
+        r = shd_checkpoint_begin(m, dir, options, e);
     while (r == SHD_OK && !done)
         r = poll_save(m, POLL_NS, &done, ret_saved, e);
     return r;

@@ -181,9 +181,9 @@ uint32_t shd_owners(const shd_session *s)
     return s->hub != NULL ? s->hub->link_count : 1;
 }
 
-void shd_stats(const shd_session *s, struct shd_stats *ret_stats)
+int shd_stats(const shd_session *s, struct shd_stats *ret_stats, struct shd_err *e)
 {
-    *ret_stats = (struct shd_stats){
+    const struct shd_stats stats = {
         .wait_ns = s->wait_ns,
         .bytes_mapped = s->bytes_mapped,
         .bytes_copied = s->bytes_copied,
@@ -196,6 +196,10 @@ void shd_stats(const shd_session *s, struct shd_stats *ret_stats)
         .plan_misses = s->plan_misses,
         .bytes_unpinned = s->bytes_unpinned,
     };
+    const int r = sized_check(ret_stats, sizeof stats, "shd_stats", e);
+    if (r == SHD_OK)
+        sized_give(ret_stats, &stats);
+    return r;
 }
 
 int shd_status(shd_session *s, uint32_t owner, char **ret_json, struct shd_err *e)

@@ -170,7 +170,7 @@ static int compute_failed(const struct step_run *run, const char *what, uint32_t
 
 int exec_forward(struct step_run *run, uint32_t micro, uint32_t unit, struct shd_err *e)
 {
-    const struct shd_compute *c = run->compute;
+    const struct shd_compute *c = &run->compute;
     struct exec *x = run->exec;
     mark_read(run, unit);
     activity_begin(run->m, ACTIVITY_FORWARD, unit, run->micros[micro]);
@@ -188,16 +188,16 @@ int exec_forward(struct step_run *run, uint32_t micro, uint32_t unit, struct shd
 /* The micro-batch's numbers are known by now, and nothing of it has been returned yet. */
 int exec_metrics(struct step_run *run, uint32_t micro, struct shd_err *e)
 {
-    if (run->compute->metrics == NULL)
+    if (run->compute.metrics == NULL)
         return SHD_OK;
     double metrics[SHD_METRICS_MAX] = { 0 };
-    const uint32_t count = run->compute->metrics(run->compute->ctx, run->micros[micro], metrics);
+    const uint32_t count = run->compute.metrics(run->compute.ctx, run->micros[micro], metrics);
     return shd_report(run->m, run->micros[micro], metrics, count, e);
 }
 
 int exec_backward(struct step_run *run, uint32_t micro, uint32_t unit, struct shd_err *e)
 {
-    const struct shd_compute *c = run->compute;
+    const struct shd_compute *c = &run->compute;
     struct exec *x = run->exec;
     float *grad = NULL;
     int r = SHD_OK;
@@ -283,14 +283,17 @@ int exec_end_micro(struct step_run *run, uint32_t micro, struct shd_err *e)
 int exec_begin(struct shd_model *m, const struct shd_compute *compute,
                const struct shd_update *update, struct step_run *ret_run, struct shd_err *e)
 {
-    if (compute == NULL || compute->forward == NULL || compute->backward == NULL)
+    struct shd_compute c = { 0 };
+    int r = compute == NULL ? SHD_OK
+                            : sized_take(&c, sizeof c, compute, sizeof c.size, "shd_compute", e);
+    if (r != SHD_OK)
+        return r;
+    if (c.forward == NULL || c.backward == NULL)
         return err_set(e, SHD_EINVAL, "no compute: forward and backward must be given");
-    int r = session_check(m->session, e);
+    r = session_check(m->session, e);
     if (r == SHD_OK && m->exec == NULL)
         r = exec_new(m->spec, &m->exec, e);
     if (r == SHD_OK)
-        *ret_run = (struct step_run){
-            .m = m, .exec = m->exec, .compute = compute, .update = update
-        };
+        *ret_run = (struct step_run){ .m = m, .exec = m->exec, .compute = c, .update = update };
     return r;
 }

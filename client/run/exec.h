@@ -40,7 +40,7 @@ struct step_run {        /* one shd_run_step() */
     struct shd_model *m; /* borrowed, as are the next four */
     struct exec *exec;
     const uint32_t *micros; /* [count] */
-    const struct shd_compute *compute;
+    struct shd_compute compute;
     const struct shd_update *update;
     uint32_t count;
     uint32_t base; /* ordinal of the micro-batch the plan begins with */

@@ -226,7 +226,7 @@ static int make_ready(struct step_run *run, uint32_t micro, enum plan_op_kind ki
 static int ask_next(const struct step_run *run, uint32_t micro, uint32_t unit, uint32_t *ret_next,
                     struct shd_err *e)
 {
-    const uint32_t next = run->compute->next(run->compute->ctx, run->micros[micro], unit);
+    const uint32_t next = run->compute.next(run->compute.ctx, run->micros[micro], unit);
     if (next != NONE && next >= run->m->spec->unit_count)
         return err_set(e, SHD_EINVAL,
                        "next() of micro-batch %" PRIu32 " says unit %" PRIu32 ", the model has "

@@ -177,21 +177,26 @@ uint32_t shd_tensors(const shd_model *m)
     return m->spec->tensor_count;
 }
 
-void shd_tensor_get(const shd_model *m, uint32_t index, struct shd_tensor *ret_tensor)
+int shd_tensor_get(const shd_model *m, uint32_t index, struct shd_tensor *ret_tensor,
+                   struct shd_err *e)
 {
-    CHECK(index < m->spec->tensor_count);
-    const struct spec_tensor *t = &m->spec->tensors[index];
-    *ret_tensor = (struct shd_tensor){ t->name, t->unit, t->offset_elems, t->elems };
+    if (index >= m->spec->tensor_count)
+        return err_set(e, SHD_ERANGE, "tensor %" PRIu32 " of a model with %" PRIu32, index,
+                       m->spec->tensor_count);
+    const int r = sized_check(ret_tensor, sizeof *ret_tensor, "shd_tensor", e);
+    if (r != SHD_OK)
+        return r;
+    const struct shd_tensor tensor = model_tensor(m, index);
+    sized_give(ret_tensor, &tensor);
+    return SHD_OK;
 }
 
 int shd_tensor_find(const shd_model *m, const char *name, struct shd_tensor *ret_tensor,
                     struct shd_err *e)
 {
     uint32_t index;
-    if (spec_find_tensor(m->spec, name, &index)) {
-        shd_tensor_get(m, index, ret_tensor);
-        return SHD_OK;
-    }
+    if (spec_find_tensor(m->spec, name, &index))
+        return shd_tensor_get(m, index, ret_tensor, e);
     return err_set(e, SHD_ENOENT, "model '%s' has no tensor '%.100s'", m->spec->name, name);
 }
 
@@ -206,18 +211,21 @@ int shd_blob(shd_model *m, void *buf, size_t capacity, size_t *ret_bytes, struct
 
 #define ROWS_AT_ONCE 256u
 
-static void show_row(const struct history_row *from, uint32_t accumulate,
-                     struct shd_step_row *ret_row)
+/* size: of the caller's. */
+static void show_row(const struct history_row *from, uint32_t accumulate, size_t size,
+                     void *ret_row)
 {
-    *ret_row = (struct shd_step_row){ .step = from->step,
-                                      .time_ns = from->time_ns,
-                                      .skipped = from->skipped != 0,
-                                      .grad_norm = from->norm,
-                                      .lr = from->lr,
-                                      .loss_scale = from->loss_scale > 1 ? from->loss_scale : 1 };
-    ret_row->metric_count = from->metric_count <= SHD_METRICS_MAX ? from->metric_count : 0;
-    ret_row->reported = (uint16_t)(from->reported * accumulate);
-    memcpy(ret_row->metrics, from->metrics, ret_row->metric_count * sizeof *from->metrics);
+    struct shd_step_row row = { .step = from->step,
+                                .time_ns = from->time_ns,
+                                .skipped = from->skipped != 0,
+                                .grad_norm = from->norm,
+                                .lr = from->lr,
+                                .loss_scale = from->loss_scale > 1 ? from->loss_scale : 1 };
+    row.metric_count = from->metric_count <= SHD_METRICS_MAX ? from->metric_count : 0;
+    row.reported = (uint16_t)(from->reported * accumulate);
+    memcpy(row.metrics, from->metrics, row.metric_count * sizeof *from->metrics);
+    memcpy(ret_row, &size, sizeof size);
+    sized_give(ret_row, &row);
 }
 
 int shd_history(shd_model *m, uint64_t *from, struct shd_step_row *rows, uint32_t room,
@@ -226,9 +234,12 @@ int shd_history(shd_model *m, uint64_t *from, struct shd_step_row *rows, uint32_
     struct history_row part[ROWS_AT_ONCE];
     uint64_t next = *from, before = UINT64_MAX;
     uint32_t count = 0;
-    const int checked = session_check(m->session, e);
+    int checked = session_check(m->session, e);
+    if (checked == SHD_OK && room > 0)
+        checked = sized_check(rows, sizeof *rows, "shd_step_row", e);
     if (checked != SHD_OK)
         return checked;
+    const size_t size = room > 0 ? rows->size : 0;
     while (count < room && next != before) {
         const uint32_t left = room - count;
         uint32_t got = 0;
@@ -238,7 +249,7 @@ int shd_history(shd_model *m, uint64_t *from, struct shd_step_row *rows, uint32_
         if (r != SHD_OK)
             return r;
         for (uint32_t i = 0; i < got; i++)
-            show_row(&part[i], m->spec->accumulate, &rows[count++]);
+            show_row(&part[i], m->spec->accumulate, size, (uint8_t *)rows + count++ * size);
     }
     *from = next;
     *ret_count = count;

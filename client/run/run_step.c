@@ -71,7 +71,7 @@ static int run_fixed(struct step_run *run, struct shd_err *e)
 static int run_step_micros(struct step_run *run, const uint32_t *micros, uint32_t count,
                            struct shd_err *e)
 {
-    const bool follows = run->compute->next != NULL;
+    const bool follows = run->compute.next != NULL;
     run->micros = micros;
     run->count = count;
     run->base = run->at = 0;
@@ -101,7 +101,7 @@ static uint32_t leave_out(struct step_run *run, const uint32_t *micros, uint32_t
  * predecessor's gradients were in and others have committed, or the commit says what is wrong. */
 static int run_step_commit(struct step_run *run, int r, bool leaves, struct shd_err *e)
 {
-    struct shd_result result = { .step = run->m->step, .left = true };
+    struct shd_result result = { .size = sizeof result, .step = run->m->step, .left = true };
     if (r == SHD_ESTEP) {
         drop_grads(run->m, GRADS_ALL);
         r = SHD_OK;
@@ -157,15 +157,17 @@ int shd_run_step(shd_model *m, const uint32_t *micros, uint32_t count,
                  struct shd_result *ret_result, struct shd_err *e)
 {
     struct step_run run = { .m = m };
-    int r = exec_begin(m, compute, update, &run, e);
+    int r = sized_check(ret_result, sizeof *ret_result, "shd_result", e);
+    if (r == SHD_OK)
+        r = exec_begin(m, compute, update, &run, e);
     if (r == SHD_OK)
         r = check_micros(m, micros, count, e);
     const bool good = r == SHD_OK;
     do
         r = good ? run_all(&run, micros, count, e) : r;
     while (good && r == SHD_ERESET);
-    if (r == SHD_OK && ret_result != NULL)
-        *ret_result = run.result;
+    if (r == SHD_OK)
+        sized_give(ret_result, &run.result);
     return r;
 }
 
@@ -218,14 +220,16 @@ int shd_run_step_elastic(shd_model *m, const struct shd_compute *compute,
                          struct shd_err *e)
 {
     struct step_run run = { .m = m };
-    int r = exec_begin(m, compute, update, &run, e);
+    int r = sized_check(ret_result, sizeof *ret_result, "shd_result", e);
+    if (r == SHD_OK)
+        r = exec_begin(m, compute, update, &run, e);
     if (r == SHD_OK)
         r = policy_start(m, e);
     const bool good = r == SHD_OK;
     do
         r = good ? run_elastic(&run, e) : r;
     while (good && r == SHD_ERESET);
-    if (r == SHD_OK && ret_result != NULL)
-        *ret_result = run.result;
+    if (r == SHD_OK)
+        sized_give(ret_result, &run.result);
     return r;
 }

@@ -9,9 +9,19 @@
 #include "proto/spec/layout.h"
 #include "proto/spec/spec_json.h"
 
-static int take_tensor(const struct shd_wrap_tensor *from, uint32_t index, struct wrap_tensor *to,
+/* size: of the first. */
+static int take_tensor(const void *at, uint32_t index, size_t size, struct wrap_tensor *to,
                        struct shd_err *e)
 {
+    struct shd_wrap_tensor own = { 0 };
+    const struct shd_wrap_tensor *from = &own;
+    const int r = sized_take(&own, sizeof own, at, sizeof own.size, "shd_wrap_tensor", e);
+    if (r != SHD_OK)
+        return r;
+    if (own.size != size)
+        return err_set(e, SHD_EINVAL,
+                       "shd_wrap_tensor.size of tensor %" PRIu32 " is %zu, that of the first %zu",
+                       index, own.size, size);
     if (from->name == NULL || (from->shape == NULL && from->rank > 0))
         return err_set(e, SHD_EINVAL, "tensor %" PRIu32 " has no %s", index,
                        from->name == NULL ? "name" : "shape");
@@ -96,7 +106,8 @@ int shd_wrap(const struct shd_wrap_tensor *tensors, uint32_t count,
     if (list == NULL)
         return err_set(e, SHD_ENOMEM, "no memory to group %" PRIu32 " tensors", count);
     for (uint32_t i = 0; r == SHD_OK && i < count; i++)
-        r = take_tensor(&tensors[i], i, &list[i], e);
+        r = take_tensor((const uint8_t *)tensors + i * tensors->size, i, tensors->size, &list[i],
+                        e);
     if (r == SHD_OK)
         r = wrap_list(list, count, &own, ret_spec_json, e);
     free(list);

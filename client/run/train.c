@@ -598,6 +598,8 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
     struct shd_update u = { 0 };
     int r = session_check(m->session, e);
     if (r == SHD_OK)
+        r = sized_check(ret_result, sizeof *ret_result, "shd_result", e);
+    if (r == SHD_OK)
         r = take_update(update, &u, e);
     if (r == SHD_OK)
         r = check_rates(m, &u, e);
@@ -633,7 +635,6 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
         m->step++;
     }
     model_step_over(m);
-    if (ret_result != NULL)
-        *ret_result = result;
+    sized_give(ret_result, &result);
     return SHD_OK;
 }

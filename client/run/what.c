@@ -23,7 +23,7 @@ static void find_tensor(const struct shd_model *m, uint32_t unit, uint64_t elem,
     for (uint32_t i = u->first_tensor; i < u->first_tensor + u->tensor_count; i++) {
         const struct spec_tensor *t = &m->spec->tensors[i];
         if (t->offset_elems <= elem) {
-            shd_tensor_get(m, i, ret_tensor);
+            *ret_tensor = model_tensor(m, i);
             *ret_elem = elem - t->offset_elems;
         }
     }
@@ -47,10 +47,14 @@ static bool find_in_model(const struct shd_model *m, uintptr_t at, struct shd_te
 
 shd_model *shd_what(const void *address, struct shd_tensor *ret_tensor, uint64_t *ret_elem)
 {
+    struct shd_tensor tensor;
     for (const struct shd_session *s = fork_sessions(); s != NULL; s = s->next)
         for (struct shd_model *m = s->models; m != NULL; m = m->next)
-            if (find_in_model(m, (uintptr_t)address, ret_tensor, ret_elem))
+            if (find_in_model(m, (uintptr_t)address, &tensor, ret_elem)) {
+                if (sized_check(ret_tensor, sizeof tensor, "shd_tensor", /* e= */ NULL) == SHD_OK)
+                    sized_give(ret_tensor, &tensor);
                 return m;
+            }
     return NULL;
 }
 
@@ -80,7 +84,7 @@ static void say_number(uint64_t number)
 
 static void on_fault(int signal_number, siginfo_t *info, void *context)
 {
-    struct shd_tensor tensor = { .name = "" };
+    struct shd_tensor tensor = { .size = sizeof tensor, .name = "" };
     uint64_t elem = 0;
     const bool by_kernel = info->si_code > 0;
     const shd_model *m = by_kernel ? shd_what(info->si_addr, &tensor, &elem) : NULL;

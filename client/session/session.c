@@ -58,6 +58,28 @@ int sized_take(void *to, size_t bytes, const void *from, size_t least, const cha
     return SHD_OK;
 }
 
+int sized_check(const void *to, size_t bytes, const char *name, struct shd_err *e)
+{
+    size_t given;
+    if (to == NULL)
+        return SHD_OK;
+    memcpy(&given, to, sizeof given);
+    if (given < sizeof given || given > bytes)
+        return err_set(e, SHD_EINVAL, "%s.size is %zu, this library (%s) has %zu", name, given,
+                       SHD_VERSION, bytes);
+    return SHD_OK;
+}
+
+void sized_give(void *to, const void *from)
+{
+    size_t given;
+    if (to == NULL)
+        return;
+    memcpy(&given, to, sizeof given);
+    memcpy((uint8_t *)to + sizeof given, (const uint8_t *)from + sizeof given,
+           given - sizeof given);
+}
+
 /* -- Models ------------------------------------------------------------------------------------ */
 
 int model_set_spec(struct shd_model *m, struct spec *spec, struct shd_err *e)
@@ -86,6 +108,16 @@ void model_step_over(struct shd_model *m)
 {
     m->sealed = m->in.handed = false;
     memset(m->reports, 0, m->spec->micro_batches * sizeof *m->reports);
+}
+
+struct shd_tensor model_tensor(const struct shd_model *m, uint32_t index)
+{
+    const struct spec_tensor *t = &m->spec->tensors[index];
+    return (struct shd_tensor){ .size = sizeof(struct shd_tensor),
+                                .name = t->name,
+                                .unit = t->unit,
+                                .offset_elems = t->offset_elems,
+                                .elems = t->elems };
 }
 
 uint32_t model_returned_units(const struct shd_model *m)

@@ -200,6 +200,8 @@ void model_decided(struct shd_model *m, const struct decision *decision);
 /* m->step is another one than before: nothing of that is in yet. */
 void model_step_over(struct shd_model *m);
 
+struct shd_tensor model_tensor(const struct shd_model *m, uint32_t index);
+
 /* Units that are returned for each group: those with a gradient. */
 uint32_t model_returned_units(const struct shd_model *m);
 
@@ -230,5 +232,10 @@ struct grad_slot *model_find_slot(struct shd_model *m, enum slot_state state);
  * Errors: SHD_EINVAL names both sizes. */
 int sized_take(void *to, size_t bytes, const void *from, size_t least, const char *name,
                struct shd_err *e);
+
+/* The same of one that is to be filled, before anything is done: may it be? NULL: it may. Then fill
+ * it, as far as the caller's goes; from: the library's, to: NULL, or checked. */
+int sized_check(const void *to, size_t bytes, const char *name, struct shd_err *e);
+void sized_give(void *to, const void *from);
 
 #endif

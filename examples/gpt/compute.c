@@ -172,7 +172,8 @@ static uint32_t compute_next(void *ctx, uint32_t micro, uint32_t unit)
 
 struct shd_compute compute_callbacks(struct compute *c)
 {
-    return (struct shd_compute){ .ctx = c,
+    return (struct shd_compute){ .size = sizeof(struct shd_compute),
+                                 .ctx = c,
                                  .forward = compute_forward,
                                  .backward = compute_backward,
                                  .metrics = compute_metrics,

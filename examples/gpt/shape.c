@@ -329,7 +329,7 @@ int gpt_layout_load(const struct gpt_shape *shape, const shd_model *m,
     struct gpt_layout layout = { .elems = { 0 } };
     for (uint32_t i = 0; i < gpt_tensors(shape); i++) {
         struct gpt_tensor t;
-        struct shd_tensor found;
+        struct shd_tensor found = { .size = sizeof found };
         gpt_tensor_at(shape, i, &t);
         const int r = shd_tensor_find(m, t.name, &found, e);
         if (r != SHD_OK)

@@ -146,7 +146,8 @@ static int gt_step(shd_model *m, struct gpu_toy *t, struct shd_result *ret_resul
                    struct shd_err *e)
 {
     const struct shd_update update = toy_update(shd_step(m));
-    const struct shd_compute compute = { t, gt_forward, gt_backward, toy_metrics, NULL };
+    const struct shd_compute compute = { sizeof compute, t,           gt_forward,
+                                         gt_backward,    toy_metrics, NULL };
     t->pt.m = m;
     return shd_run_step(m, toy_all_micros, TOY_MICROS, &compute, &update, ret_result, e);
 }

@@ -82,7 +82,8 @@ static int open_session(const struct worker *w, shd_session **ret, struct shd_er
 static int train_step(const struct worker *w, shd_model *m, struct gpu_toy *toy, struct shd_err *e)
 {
     const struct shd_update update = toy_update(shd_step(m));
-    const struct shd_compute compute = { toy, gt_forward, gt_backward, toy_metrics, NULL };
+    const struct shd_compute compute = { sizeof compute, toy,         gt_forward,
+                                         gt_backward,    toy_metrics, NULL };
     if (w->micros == NULL && !w->elastic)
         return gt_step(m, toy, NULL, e);
     toy->pt.m = m;
@@ -116,7 +117,8 @@ static void work(const struct worker *w)
     if (r == SHD_OK) {
         if (gt_open(&toy, w->device != NULL && strcmp(w->device, "host") != 0))
             r = train(w, s, &toy, &e);
-        shd_stats(s, &w->report->stats);
+        w->report->stats.size = sizeof w->report->stats;
+        shd_stats(s, &w->report->stats, NULL);
         shd_close(s);
         gt_close(&toy);
     }

@@ -37,16 +37,16 @@ static struct shd_stats minus(struct shd_stats a, const struct shd_stats *b)
 static void one_policy(struct worker *w, shd_session *s, struct gpu_toy *toy)
 {
     struct shd_err e = { 0 };
-    struct shd_stats before, after;
+    struct shd_stats before = { .size = sizeof before }, after = before;
     char name[32];
     const bool maps = can_map(w->owners, w->device != NULL);
     snprintf(name, sizeof name, "%s-%d-%d", w->device != NULL ? "gpu" : "host",
              (int)w->policy.strategy, (int)w->policy.path);
     w->model.name = name;
     memset(toy->seen, 0, sizeof toy->seen);
-    shd_stats(s, &before);
+    shd_stats(s, &before, NULL);
     const int r = train(w, s, toy, &e);
-    shd_stats(s, &after);
+    shd_stats(s, &after, NULL);
     after = minus(after, &before);
     if (w->policy.path == SHD_PATH_MAP && !maps) {
         EXPECT_STATUS(r, SHD_ENOTSUP);

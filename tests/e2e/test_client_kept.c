@@ -107,7 +107,8 @@ static void train_under_fire(uint64_t seed, enum shd_path path, bool elastic)
     int status;
     while (waitpid(killer, &status, WNOHANG) == 0 || shd_step(m) < 20) {
         struct toy toy = { .m = m, .fail_micro = -1 };
-        const struct shd_compute compute = { &toy, toy_forward, toy_backward, toy_metrics, NULL };
+        const struct shd_compute compute = { sizeof compute, &toy,        toy_forward,
+                                             toy_backward,   toy_metrics, NULL };
         const struct shd_update update = toy_update(shd_step(m));
         if (elastic)
             EXPECT_OK(shd_run_step_elastic(m, &compute, &update, NULL, &e), &e);
@@ -434,7 +435,8 @@ __attribute__((noreturn)) static void be_worker(uint64_t steps, long slow_ms)
     shd_model *m = open_toy(s);
     while (shd_step(m) < steps) {
         struct toy toy = { .m = m, .fail_micro = -1 };
-        const struct shd_compute compute = { &toy, toy_forward, toy_backward, toy_metrics, NULL };
+        const struct shd_compute compute = { sizeof compute, &toy,        toy_forward,
+                                             toy_backward,   toy_metrics, NULL };
         const struct shd_update update = toy_update(shd_step(m));
         if (shd_run_step_elastic(m, &compute, &update, NULL, &e) != SHD_OK) {
             fprintf(stderr, "worker: %s\n", e.text);
@@ -460,13 +462,14 @@ static pid_t start_worker(uint64_t steps, long slow_ms)
 TEST(the_history_of_steps_survives_kills)
 {
     struct shd_result results[6];
-    struct shd_step_row rows[8];
+    struct shd_step_row rows[8] = { { .size = sizeof *rows } };
     struct shd_err e = { 0 };
     uint32_t count;
     start();
     shd_session *s = attach();
     shd_model *m = open_toy(s);
     for (uint32_t k = 0; k < 6; k++) {
+        results[k].size = sizeof results[k];
         EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, &results[k], &e), &e);
         if (k == 2 || k == 4)
             EXPECT(kill_daemon(0) && kill_daemon(1));

@@ -91,8 +91,8 @@ static int train_one_step(shd_model *m, struct shd_err *e)
             return r;
         r = shd_grad(m, 0, u, &grad, e);
         if (r == SHD_OK) {
-            struct shd_tensor t;
-            shd_tensor_get(m, u, &t); /* one tensor a unit */
+            struct shd_tensor t = { .size = sizeof t };
+            shd_tensor_get(m, u, &t, NULL); /* one tensor a unit */
             for (uint64_t i = 0; i < t.elems; i++)
                 grad[t.offset_elems + i] = ((const float *)params)[t.offset_elems + i] + 1;
             r = shd_return(m, 0, u, e);
@@ -101,7 +101,7 @@ static int train_one_step(shd_model *m, struct shd_err *e)
         if (r != SHD_OK)
             return r;
     }
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     return shd_commit(
         m,
         &(struct shd_update){

@@ -157,7 +157,8 @@ static void take_step(shd_model *m)
 {
     struct shd_err e = { 0 };
     struct toy toy = { .m = m, .fail_micro = -1 };
-    const struct shd_compute compute = { &toy, toy_forward, toy_backward, toy_metrics, NULL };
+    const struct shd_compute compute = { sizeof compute, &toy,        toy_forward,
+                                         toy_backward,   toy_metrics, NULL };
     const struct shd_update update = toy_update(shd_step(m));
     EXPECT_OK(shd_run_step_elastic(m, &compute, &update, NULL, &e), &e);
 }
@@ -188,7 +189,7 @@ static void save(uint64_t random)
 {
     const struct shd_checkpoint_options options = { .size = sizeof options, .keep = 2 };
     struct shd_err e = { 0 };
-    struct shd_checkpointed saved;
+    struct shd_checkpointed saved = { .size = sizeof saved };
     char where[192];
     const uint32_t model = random % MODELS;
     shd_session *s = attach();

@@ -62,7 +62,7 @@ int __wrap_zmq_send(void *socket, const void *buf, size_t bytes, int flags)
 static void one_step(shd_model *m)
 {
     struct shd_err e;
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     for (uint32_t u = 0; u < UNITS; u++) {
         const void *params;
         float *grad;
@@ -114,8 +114,8 @@ TEST(a_step_copies_and_sends_messages_only)
            bytes / STEPS, UNITS * UNIT_ELEMS * 4);
     EXPECT(bytes > 0); /* the counters are in place: requests are sent */
     EXPECT(bytes / STEPS < MESSAGE_BYTES_PER_STEP);
-    struct shd_stats stats;
-    shd_stats(s, &stats);
+    struct shd_stats stats = { .size = sizeof stats };
+    shd_stats(s, &stats, NULL);
     EXPECT_EQ(stats.bytes_copied, 0);
     shd_close(s);
     fixture_stop(&fixture);

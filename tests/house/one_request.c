@@ -52,7 +52,7 @@ int main(int argc, char **argv)
     if (r == SHD_OK)
         r = shd_model_open(s, spec, &m, &e);
     for (uint32_t i = 0; r == SHD_OK && i < STEPS * MICROS * 2; i++) {
-        struct shd_result result;
+        struct shd_result result = { .size = sizeof result };
         r = one_gradient(m, i / 2 % MICROS, i % 2, &e);
         if (r == SHD_OK && i % (MICROS * 2) == MICROS * 2 - 1)
             r = shd_commit(m, &update, &result, &e);

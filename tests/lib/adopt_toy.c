@@ -23,7 +23,7 @@ struct pt_run run_of(const struct kind *k)
 int train_step(shd_model *m, struct pt_run *run, struct past *past, struct shd_err *e)
 {
     char blob[32];
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     const uint64_t step = shd_step(m);
     run->update = toy_update(step);
     run->update.blob = blob;

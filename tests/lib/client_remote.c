@@ -88,7 +88,7 @@ void make_ckpts(void)
 struct shd_checkpointed save_ok(shd_model *m, uint32_t keep)
 {
     struct shd_err e = { 0 };
-    struct shd_checkpointed saved;
+    struct shd_checkpointed saved = { .size = sizeof saved };
     const struct shd_checkpoint_options options = { .size = sizeof options, .keep = keep };
     EXPECT_OK(shd_checkpoint(m, ckpts, &options, &saved, &e), &e);
     return saved;
@@ -104,7 +104,7 @@ void train_steps(shd_model *m, uint32_t steps)
 shd_model *restore_ok(shd_session *s, const char *path)
 {
     struct shd_err e = { 0 };
-    struct shd_restored restored;
+    struct shd_restored restored = { .size = sizeof restored };
     shd_model *m;
     EXPECT_OK(shd_restore(s, path, NULL, &restored, &e), &e);
     EXPECT_OK(shd_model_attach(s, restored.model, &m, &e), &e);

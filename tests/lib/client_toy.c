@@ -70,8 +70,8 @@ void toy_write(const shd_model *m, uint32_t micro, uint32_t unit, uint32_t salt,
                bool add, float *grad)
 {
     for (uint32_t t = 0; t < shd_tensors(m); t++) {
-        struct shd_tensor tensor;
-        shd_tensor_get(m, t, &tensor);
+        struct shd_tensor tensor = { .size = sizeof tensor };
+        shd_tensor_get(m, t, &tensor, NULL);
         if (tensor.unit != unit)
             continue;
         for (uint64_t i = tensor.offset_elems; i < tensor.offset_elems + tensor.elems; i++) {
@@ -130,7 +130,8 @@ int toy_step(shd_model *m, const uint32_t *micros, uint32_t count, struct shd_re
              struct shd_err *e)
 {
     struct toy toy = { .m = m, .fail_micro = -1 };
-    const struct shd_compute compute = { &toy, toy_forward, toy_backward, toy_metrics, NULL };
+    const struct shd_compute compute = { sizeof compute, &toy,        toy_forward,
+                                         toy_backward,   toy_metrics, NULL };
     const struct shd_update update = toy_update(shd_step(m));
     return shd_run_step(m, micros, count, &compute, &update, ret_result, e);
 }
@@ -144,7 +145,7 @@ void toy_reference(const char *spec, uint32_t steps, char ret_hex[65])
     EXPECT_OK(shd_connect(&options, &s, &e), &e);
     EXPECT_OK(shd_model_open(s, spec, &m, &e), &e);
     for (uint32_t k = 0; k < steps; k++) {
-        struct shd_result result;
+        struct shd_result result = { .size = sizeof result };
         EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, &result, &e), &e);
         EXPECT_EQ(result.step, k);
         EXPECT(!result.skipped);
@@ -253,8 +254,9 @@ int pt_step(shd_model *m, struct pt_run *run, const uint32_t *micros, uint32_t c
             struct shd_result *ret_result, struct shd_err *e)
 {
     struct shd_update update = run->update.size > 0 ? run->update : toy_update(shd_step(m));
-    const struct shd_compute compute = { &run->t, pt_forward, pt_backward, toy_metrics,
-                                         run->routed ? pt_next : NULL };
+    const struct shd_compute compute = {
+        sizeof compute, &run->t, pt_forward, pt_backward, toy_metrics, run->routed ? pt_next : NULL
+    };
     run->t.m = m;
     return shd_run_step(m, micros, count, &compute, &update, ret_result, e);
 }

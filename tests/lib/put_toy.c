@@ -84,8 +84,8 @@ void expect_put(shd_model *m, uint64_t salt)
             EXPECT_EQ(updates, PUT_UPDATES);
             uint64_t at = 0, differ = 0;
             for (uint32_t t = 0; t < shd_tensors(m); t++) {
-                struct shd_tensor tensor;
-                shd_tensor_get(m, t, &tensor);
+                struct shd_tensor tensor = { .size = sizeof tensor };
+                shd_tensor_get(m, t, &tensor, NULL);
                 if (tensor.unit != u)
                     continue;
                 for (; at < tensor.offset_elems; at++)

@@ -136,7 +136,7 @@ void trainer_step(void)
     struct shd_err e;
     const void *params;
     float *grad;
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     EXPECT_OK(shd_acquire(model, 0, &params, &e), &e);
     EXPECT_OK(shd_grad(model, 0, 0, &grad, &e), &e);
     for (int i = 0; i < 64; i++)

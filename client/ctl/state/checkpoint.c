@@ -102,7 +102,7 @@ static int save_once(const struct ask *ask, shd_model *m, uint64_t step, struct 
                                                     .keep = ask->keep,
                                                     .step = step };
     const struct meter_ask how_far = { METER_CHECKPOINT, ask->address, ask->json };
-    struct saved s = { .model = shd_model_name(m) };
+    struct saved s = { .what.size = sizeof s.what, .model = shd_model_name(m) };
     bool done = false;
     uint64_t start_ns = clock_now_ns();
     int r = shd_checkpoint_begin(m, ask->dir, &options, e);

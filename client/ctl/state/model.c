@@ -62,7 +62,7 @@ static int restore(const struct ask *ask, struct shd_err *e)
     struct shd_restore_options how = { .size = sizeof how,
                                        .weights = ask->weights != NULL,
                                        .replace = ask->replace };
-    struct shd_restored restored;
+    struct shd_restored restored = { .size = sizeof restored };
     char *spec = NULL;
     size_t bytes;
     shd_session *s = NULL;

@@ -98,7 +98,7 @@ static void print_row(const struct options *o, const shd_model *m, const struct 
 /* All rows from *from on. */
 static int print_rows(const struct options *o, shd_model *m, uint64_t *from, struct shd_err *e)
 {
-    static struct shd_step_row rows[ROWS_AT_ONCE];
+    static struct shd_step_row rows[ROWS_AT_ONCE] = { { .size = sizeof *rows } };
     uint32_t count;
     do {
         const int r = shd_history(m, from, rows, ROWS_AT_ONCE, &count, e);

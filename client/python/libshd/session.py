@@ -153,13 +153,13 @@ class Session(_Open):
         """From a checkpoint, or (with a spec) the weights of a safetensors file; the step it is at."""
         options = sized(_c.shd_restore_options, weights=spec is not None,
                         spec_json=spec.encode() if spec else None)
-        restored = _c.shd_restored()
+        restored = sized(_c.shd_restored)
         self.call(lib.shd_restore, self.handle, path.encode(), ctypes.byref(options), ctypes.byref(restored))
         return restored.step
 
     def stats(self) -> _c.shd_stats:
-        stats = _c.shd_stats()
-        lib.shd_stats(self.handle, ctypes.byref(stats))
+        stats = sized(_c.shd_stats)
+        self.call(lib.shd_stats, self.handle, ctypes.byref(stats))
         return stats
 
     def status(self, owner: int) -> dict[str, Any]:
@@ -222,9 +222,9 @@ class Model(_Open):
         return [lib.shd_unit_name(self.handle, unit).decode() for unit in range(lib.shd_units(self.handle))]
 
     def tensors(self) -> list[Tensor]:
-        raw, found = _c.shd_tensor(), []
+        raw, found = sized(_c.shd_tensor), []
         for index in range(lib.shd_tensors(self.handle)):
-            lib.shd_tensor_get(self.handle, index, ctypes.byref(raw))
+            self.session.call(lib.shd_tensor_get, self.handle, index, ctypes.byref(raw))
             found.append(Tensor(raw.name.decode(), raw.unit, raw.offset_elems, raw.elems))
         return found
 
@@ -274,7 +274,7 @@ class Model(_Open):
         rates = (_c.shd_rates * len(groups))(*[_c.shd_rates(*group) for group in groups])
         update = sized(_c.shd_update, lr=lr, clip_norm=clip_norm, divide_by=divide_by,
                        dynamic_loss_scale=dynamic_loss_scale, groups=rates, group_count=len(groups))
-        result = _c.shd_result()
+        result = sized(_c.shd_result)
         interrupts = self.session._interrupts
         interrupts.watch = self.session.watch and self.session.watch()
         try:
@@ -353,7 +353,7 @@ class Model(_Open):
 
     def checkpoint(self, directory: str, keep: int = 0) -> str:
         """Save the open step; the name of what was saved."""
-        saved = _c.shd_checkpointed()
+        saved = sized(_c.shd_checkpointed)
         options = sized(_c.shd_checkpoint_options, keep=keep)
         self.session.call(lib.shd_checkpoint, self.handle, directory.encode(), ctypes.byref(options),
                           ctypes.byref(saved))

@@ -25,7 +25,8 @@ static pid_t trainer;
 static int step_with_blob(shd_model *m, struct shd_err *e)
 {
     struct toy toy = { .m = m, .fail_micro = -1 };
-    const struct shd_compute compute = { &toy, toy_forward, toy_backward, toy_metrics, NULL };
+    const struct shd_compute compute = { sizeof compute, &toy,        toy_forward,
+                                         toy_backward,   toy_metrics, NULL };
     struct shd_update update = toy_update(shd_step(m));
     const uint64_t step = shd_step(m);
     update.blob = &step;
@@ -177,7 +178,8 @@ __attribute__((noreturn)) static void be_half(uint32_t half)
         r = shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e);
     while (r == SHD_OK) {
         struct toy toy = { .m = m, .fail_micro = -1 };
-        const struct shd_compute compute = { &toy, toy_forward, toy_backward, toy_metrics, NULL };
+        const struct shd_compute compute = { sizeof compute, &toy,        toy_forward,
+                                             toy_backward,   toy_metrics, NULL };
         struct shd_update update = toy_update(shd_step(m));
         update.blob = &half;
         update.blob_bytes = sizeof half;
@@ -229,7 +231,7 @@ TEST(an_asked_for_step_is_waited_for)
 {
     const char *spec = toy_spec("f32", TOY_ADAMW);
     struct shd_err e = { 0 };
-    struct shd_checkpointed saved;
+    struct shd_checkpointed saved = { .size = sizeof saved };
     make_ckpts();
     fixture_start(&daemons, 2, NULL);
     start_trainer(spec, 5);
@@ -253,7 +255,7 @@ TEST(a_trainer_saves_without_waiting)
 {
     const char *spec = toy_spec("f32", TOY_ADAMW);
     struct shd_err e = { 0 };
-    struct shd_checkpointed saved = { .step = 0 };
+    struct shd_checkpointed saved = { .size = sizeof saved };
     bool done = false;
     make_ckpts();
     fixture_start(&daemons, 2, slow_disk);

@@ -57,7 +57,7 @@ TEST(a_checkpoint_takes_the_place_of_what_is_open)
 {
     char whole[65];
     struct shd_err e = { 0 };
-    struct shd_restored restored;
+    struct shd_restored restored = { .size = sizeof restored };
     begin(";");
     const long kept = fixture_ask(&daemons, KEEPER_COUNT, 0, "");
     shd_session *s = attach(PATIENT_MS);

@@ -96,7 +96,9 @@ static int backward(void *ctx, uint32_t micro, uint32_t unit, const void *params
 
 static int by_lease(shd_model *m, struct shd_err *e)
 {
-    const struct shd_compute compute = { .ctx = m, .forward = forward, .backward = backward };
+    const struct shd_compute compute = {
+        .size = sizeof compute, .ctx = m, .forward = forward, .backward = backward
+    };
     const struct shd_update update = {
         .size = sizeof update, .lr = 0.5, .blob = "cursor 2", .blob_bytes = 9
     };

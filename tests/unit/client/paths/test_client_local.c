@@ -67,7 +67,7 @@ TEST(lookups_describe_the_model)
     shd_session *s = connect_local(0, 0);
     shd_model *m = open_toy(s);
     struct shd_err e = { 0 };
-    struct shd_tensor t;
+    struct shd_tensor t = { .size = sizeof t };
     EXPECT_STR(shd_model_name(m), "toy");
     EXPECT_EQ(shd_owners(s), 1);
     EXPECT_EQ(shd_units(m), 4);
@@ -116,15 +116,15 @@ TEST(run_step_trains_and_reports)
     shd_session *s = connect_local(0, 0);
     shd_model *m = open_toy(s);
     struct shd_err e = { 0 };
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, &result, &e), &e);
     double expected = 0;
     for (uint32_t i = 0; i < TOY_MICROS; i++)
         expected += 1.0 / (i + 3);
     EXPECT(result.metrics[0] == expected && result.metrics[1] == 6 && result.metrics[2] == 0);
     EXPECT(result.grad_norm > 0 && isfinite(result.grad_norm));
-    struct shd_stats stats;
-    shd_stats(s, &stats);
+    struct shd_stats stats = { .size = sizeof stats };
+    shd_stats(s, &stats, NULL);
     EXPECT_EQ(stats.bytes_copied, 0);
     EXPECT_EQ(stats.units_returned, 16);
     shd_close(s);
@@ -139,7 +139,9 @@ static void digest_with(const char *spec, const struct shd_update *update, char 
     EXPECT_OK(shd_model_open(s, spec, &m, &e), &e);
     for (uint32_t k = 0; k < 3; k++) {
         struct toy toy = { .m = m, .fail_micro = -1 };
-        const struct shd_compute c = { &toy, toy_forward, toy_backward, toy_metrics, NULL };
+        const struct shd_compute c = {
+            sizeof c, &toy, toy_forward, toy_backward, toy_metrics, NULL
+        };
         EXPECT_OK(shd_run_step(m, toy_all_micros, TOY_MICROS, &c, update, NULL, &e), &e);
     }
     digest_of(m, hex);
@@ -364,7 +366,7 @@ TEST(not_finite_gradients_skip_the_update)
     shd_session *s = connect_local(0, 0);
     shd_model *m = open_toy(s);
     struct shd_err e = { 0 };
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     const struct shd_update update = toy_update(0);
     float before[8], *grad;
     const void *params;
@@ -498,7 +500,8 @@ TEST(failed_compute_can_be_run_again)
     shd_model *m = open_toy(s);
     struct shd_err e = { 0 };
     struct toy toy = { .m = m, .fail_micro = 2 };
-    const struct shd_compute compute = { &toy, toy_forward, toy_backward, toy_metrics, NULL };
+    const struct shd_compute compute = { sizeof compute, &toy,        toy_forward,
+                                         toy_backward,   toy_metrics, NULL };
     const struct shd_update update = toy_update(0);
     EXPECT_STATUS(shd_run_step(m, toy_all_micros, TOY_MICROS, &compute, &update, NULL, &e),
                   SHD_EINTERNAL);

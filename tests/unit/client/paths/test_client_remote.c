@@ -15,21 +15,21 @@ static void train_and_compare(const char *spec, int owners, uint32_t steps)
 {
     char want[65], got[65];
     struct shd_err e = { 0 };
-    struct shd_stats stats;
+    struct shd_stats stats = { .size = sizeof stats };
     toy_reference(spec, steps, want);
     fixture_start(&daemons, owners, NULL);
     shd_session *s = attach(PATIENT_MS);
     EXPECT_EQ(shd_owners(s), owners);
     shd_model *m = open_toy(s, spec);
     for (uint32_t k = 0; k < steps; k++) {
-        struct shd_result result;
+        struct shd_result result = { .size = sizeof result };
         EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, &result, &e), &e);
         EXPECT_EQ(result.step, k);
         EXPECT(result.metrics[1] == 6 && result.grad_norm > 0);
     }
     digest_of(m, got);
     EXPECT_STR(got, want);
-    shd_stats(s, &stats);
+    shd_stats(s, &stats, NULL);
     EXPECT_EQ(stats.bytes_copied, 0);
     EXPECT(stats.bytes_mapped > 0 && stats.requests > 0);
     shd_close(s);
@@ -230,9 +230,10 @@ TEST(overtaken_worker_goes_on_with_the_next_step)
     shd_session *first = attach(PATIENT_MS), *second = attach(PATIENT_MS);
     struct overtaken o = { .other = open_toy(first, spec), .toy = { .fail_micro = -1 } };
     o.toy.m = open_toy(second, spec);
-    const struct shd_compute compute = { &o, forward_overtaken, backward_overtaken, NULL, NULL };
+    const struct shd_compute compute = { sizeof compute,     &o,   forward_overtaken,
+                                         backward_overtaken, NULL, NULL };
     const struct shd_update update = toy_update(0);
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     EXPECT_OK(shd_run_step(o.toy.m, (const uint32_t[]){ 1, 3 }, 2, &compute, &update, &result, &e),
               &e);
     EXPECT(o.done);
@@ -262,9 +263,9 @@ TEST(units_are_contiguous_over_owners)
     shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, spec);
     for (uint32_t t = 0; t < shd_tensors(m); t++) {
-        struct shd_tensor tensor;
+        struct shd_tensor tensor = { .size = sizeof tensor };
         const void *a, *b;
-        shd_tensor_get(m, t, &tensor);
+        shd_tensor_get(m, t, &tensor, NULL);
         EXPECT_OK(shd_acquire(m, tensor.unit, &a, &e), &e);
         EXPECT_OK(shd_acquire(reference, tensor.unit, &b, &e), &e);
         EXPECT(memcmp((const float *)a + tensor.offset_elems,
@@ -348,7 +349,7 @@ TEST(blob_status_and_skip)
             } else {
                 EXPECT_OK(shd_return_none(m, micro, u, &e), &e);
             }
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     EXPECT_OK(shd_commit(m, &update, &result, &e), &e);
     EXPECT(result.skipped && isinf(result.grad_norm));
     EXPECT_EQ(shd_step(m), 1);
@@ -530,7 +531,7 @@ static shd_model *make_large(shd_session *s, const char *spec)
 static shd_model *attach_large(shd_session *s)
 {
     struct shd_err e = { 0 };
-    struct shd_tensor tensor;
+    struct shd_tensor tensor = { .size = sizeof tensor };
     shd_model *m;
     EXPECT_OK(shd_model_attach(s, "large", &m, &e), &e);
     EXPECT_EQ(shd_tensors(m), LARGE_UNITS * LARGE_EACH);

@@ -259,7 +259,7 @@ TEST(late_worker_learns_that_its_step_is_over)
     EXPECT_STATUS(shd_acquire(behind, 1, &params, &e), SHD_ESTEP);
     EXPECT_HAS(e.text, "that step is over");
     EXPECT_OK(shd_return(behind, 0, 1, &e), &e); /* stale: dropped */
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     struct shd_update update = toy_update(0);
     update.lr = 123; /* too late to decide anything */
     EXPECT_OK(shd_commit(behind, &update, &result, &e), &e);
@@ -279,7 +279,7 @@ TEST(late_worker_learns_that_its_step_is_over)
 TEST(worker_without_a_part_catches_up_at_once)
 {
     struct shd_err e = { 0 };
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     struct shd_update update = toy_update(0);
     fixture_start(&daemons, 2, NULL);
     shd_session *s = attach(PATIENT_MS), *idle = attach(PATIENT_MS);
@@ -434,7 +434,7 @@ TEST(half_committed_step_is_completed_by_whoever_attaches_next)
 TEST(successor_leaves_out_what_is_in)
 {
     struct shd_err e = { 0 };
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     char want[65], got[65];
     toy_reference(toy_spec("f32", TOY_ADAMW), 2, want);
     fixture_start(&daemons, 3, NULL);

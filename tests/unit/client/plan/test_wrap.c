@@ -288,9 +288,9 @@ TEST(spec_is_one_the_parser_takes)
 /* -- Public -------------------------------------------------------------------------------------
  */
 
-#define TENSOR(called, sizes, dims, alias, froze) \
-    {                                             \
-        (called), (sizes), (dims), (alias), froze \
+#define TENSOR(called, sizes, dims, alias, froze)                                 \
+    {                                                                             \
+        sizeof(struct shd_wrap_tensor), (called), (sizes), (dims), (alias), froze \
     }
 
 static const uint64_t square[] = { 10, 10 }, row[] = { 4 };
@@ -315,7 +315,7 @@ TEST(public_call_gives_a_spec_to_open)
     char *json;
     shd_session *s;
     shd_model *m;
-    struct shd_tensor t;
+    struct shd_tensor t = { .size = sizeof t };
     EXPECT_OK(shd_wrap(public_list, ARRAY_SIZE(public_list), &rule, &json, &e), &e);
     EXPECT_OK(shd_connect(&local, &s, &e), &e);
     EXPECT_OK(shd_model_open(s, json, &m, &e), &e);
@@ -341,6 +341,14 @@ TEST(public_call_names_what_is_wrong)
     char *json;
     rule.model = NULL;
     EXPECT_STATUS(shd_wrap(bad, 2, &rule, &json, &e), SHD_EINVAL);
+    rule = good;
+    bad[1].size--;
+    EXPECT_STATUS(shd_wrap(bad, 2, &rule, &json, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "shd_wrap_tensor.size of tensor 1 is ");
+    bad[0].size = 0;
+    EXPECT_STATUS(shd_wrap(bad, 2, &rule, &json, &e), SHD_EINVAL);
+    bad[0] = public_list[0];
+    bad[1] = public_list[1];
     rule.model = "no / name";
     EXPECT(shd_wrap(bad, 2, &rule, &json, &e) < 0);
     rule = good;

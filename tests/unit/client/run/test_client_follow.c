@@ -95,7 +95,7 @@ static void train_routed(struct pt_model model, struct pt_run run, const char *w
     static uint32_t models;
     char got[65], name[32];
     struct shd_err e = { 0 };
-    struct shd_stats stats;
+    struct shd_stats stats = { .size = sizeof stats };
     shd_model *m;
     snprintf(name, sizeof name, "moe%u", models++);
     model.name = name;
@@ -104,7 +104,7 @@ static void train_routed(struct pt_model model, struct pt_run run, const char *w
     if (strcmp(got, want) != 0)
         FAIL("strategy %d, path %d, bound %u: other digest", (int)run.policy.strategy,
              (int)run.policy.path, run.policy.max_live_units);
-    shd_stats(s, &stats);
+    shd_stats(s, &stats, NULL);
     m = s->models;
     uint64_t sum = 0;
     for (uint32_t u = 0; u < PT_UNITS; u++)
@@ -187,7 +187,7 @@ TEST(an_order_is_learnt_and_a_wrong_one_refused)
 {
     const struct pt_model model = { .name = "order" };
     struct shd_err e = { 0 };
-    struct shd_stats stats;
+    struct shd_stats stats = { .size = sizeof stats };
     shd_model *m;
     fixture_start(&daemons, 1, NULL);
     shd_session *s = attach(PATIENT_MS);
@@ -195,11 +195,12 @@ TEST(an_order_is_learnt_and_a_wrong_one_refused)
     struct pt_run run = run_on(SHD_ZERO3, SHD_PATH_COPY, 0);
     EXPECT_OK(shd_set_policy(m, &run.policy, &e), &e);
     run.t.m = m;
-    struct shd_compute compute = { &run.t, pt_forward, pt_backward, toy_metrics, next_swapped };
+    struct shd_compute compute = { sizeof compute, &run.t,      pt_forward,
+                                   pt_backward,    toy_metrics, next_swapped };
     struct shd_update update = toy_update(0);
     for (int k = 0; k < 3; k++)
         EXPECT_OK(shd_run_step(m, toy_all_micros, TOY_MICROS, &compute, &update, NULL, &e), &e);
-    shd_stats(s, &stats);
+    shd_stats(s, &stats, NULL);
     printf("  %" PRIu64 " misses\n", stats.plan_misses);
     EXPECT(stats.plan_misses > 0 && stats.plan_misses <= 6);
     const uint64_t learnt = stats.plan_misses;
@@ -211,7 +212,7 @@ TEST(an_order_is_learnt_and_a_wrong_one_refused)
     EXPECT_EQ(s->live_bytes, 0);
     compute.next = next_swapped;
     EXPECT_OK(shd_run_step(m, toy_all_micros, TOY_MICROS, &compute, &update, NULL, &e), &e);
-    shd_stats(s, &stats);
+    shd_stats(s, &stats, NULL);
     EXPECT(stats.plan_misses > learnt);
     shd_close(s);
     fixture_stop(&daemons);
@@ -293,10 +294,10 @@ static uint32_t next_ends_early(void *ctx, uint32_t micro, uint32_t unit)
 static int sum_step(shd_model *m, const struct summing *w, double *ret_sums, struct shd_err *e)
 {
     struct pt t = { .m = m };
-    const struct shd_compute compute = { &t, pt_forward, zero_backward, toy_metrics,
-                                         next_ends_early };
+    const struct shd_compute compute = { sizeof compute, &t,          pt_forward,
+                                         zero_backward,  toy_metrics, next_ends_early };
     const struct shd_update update = toy_update(shd_step(m));
-    struct shd_result result = { .step = 0 };
+    struct shd_result result = { .size = sizeof result };
     const int r = shd_run_step(m, w->micros, w->count, &compute, &update, &result, e);
     memcpy(ret_sums, result.metrics, 2 * sizeof *ret_sums);
     return r;
@@ -366,7 +367,7 @@ static void scaled_steps(shd_model *m, struct pt_run *run, uint32_t steps, uint3
 {
     struct shd_err e = { 0 };
     for (uint32_t k = 0; k < steps; k++) {
-        struct shd_result result;
+        struct shd_result result = { .size = sizeof result };
         run->update = toy_update(shd_step(m));
         run->update.dynamic_loss_scale = true;
         run->t.loss_scale = shd_loss_scale(m);

@@ -94,7 +94,7 @@ static void must_refuse(int status, const struct shd_err *e)
 static void must_refuse_steps(struct parent *p)
 {
     struct shd_err e = { 0 };
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     const struct shd_update update = toy_update(0);
     const struct shd_policy policy = { .size = sizeof policy };
     const double metric = 1;
@@ -115,7 +115,7 @@ static void must_refuse_looks(struct parent *p)
     shd_model *m;
     uint64_t from = 0;
     uint32_t count;
-    struct shd_step_row row;
+    struct shd_step_row row = { .size = sizeof row };
     char hex[65], *json;
     size_t bytes;
     bool done;

@@ -41,9 +41,9 @@ static float value_at(uint32_t salt, uint32_t unit, uint64_t i)
 static uint64_t unit_elems(const shd_model *m, uint32_t unit)
 {
     uint64_t end = 0;
-    struct shd_tensor t;
+    struct shd_tensor t = { .size = sizeof t };
     for (uint32_t i = 0; i < shd_tensors(m); i++) {
-        shd_tensor_get(m, i, &t);
+        shd_tensor_get(m, i, &t, NULL);
         if (t.unit == unit && t.offset_elems + t.elems > end)
             end = t.offset_elems + t.elems;
     }
@@ -106,9 +106,9 @@ static void expect_values(shd_model *m, uint32_t salt, const char *hex)
     char got[65];
     EXPECT_EQ(shd_step(m), 0);
     for (uint32_t i = 0; i < shd_tensors(m); i++) {
-        struct shd_tensor t;
+        struct shd_tensor t = { .size = sizeof t };
         const void *params;
-        shd_tensor_get(m, i, &t);
+        shd_tensor_get(m, i, &t, NULL);
         EXPECT_OK(shd_acquire(m, t.unit, &params, &e), &e);
         const float *x = params;
         for (uint64_t k = t.offset_elems; k < t.offset_elems + t.elems; k++)
@@ -155,7 +155,7 @@ TEST(what_is_begun_so_trains_and_is_adopted_like_any_other)
         struct shd_err e = { 0 };
         struct source from = SOURCE(3);
         struct pt_run run = { .steps = 1 };
-        struct shd_result result;
+        struct shd_result result = { .size = sizeof result };
         shd_session *s;
         shd_model *m;
         if (daemon >= 0)
@@ -215,7 +215,7 @@ TEST(what_owners_hold_is_read_back_to_the_bit)
         struct held got = { .step = 0 };
         struct source from = SOURCE(3);
         struct pt_run run = { .steps = 1 };
-        struct shd_result result;
+        struct shd_result result = { .size = sizeof result };
         shd_session *s;
         shd_model *m;
         if (count > 0)

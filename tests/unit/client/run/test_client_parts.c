@@ -90,8 +90,8 @@ static void expect_gradient(shd_model *m, const uint32_t *salts, double scale)
     EXPECT_OK(shd_commit(m, &update, NULL, &e), &e);
     EXPECT_OK(shd_acquire(m, 0, &params, &e), &e);
     for (uint32_t t = 0; t < 4; t++) {
-        struct shd_tensor tensor;
-        shd_tensor_get(m, t, &tensor);
+        struct shd_tensor tensor = { .size = sizeof tensor };
+        shd_tensor_get(m, t, &tensor, NULL);
         const float *got = (const float *)params + tensor.offset_elems;
         for (uint64_t i = 0; i < tensor.elems; i++) {
             const float want = salts[t] == 0 ? 0 : -(float)scale * value(salts[t], i) / 2;

@@ -49,8 +49,8 @@ static struct plan_cost cost_of(const char *json, const struct shd_policy *p, ui
 static void expect_cost(const shd_session *s, const char *json, const struct pt_run *run)
 {
     const struct plan_cost cost = cost_of(json, &run->policy, TOY_MICROS);
-    struct shd_stats stats;
-    shd_stats(s, &stats);
+    struct shd_stats stats = { .size = sizeof stats };
+    shd_stats(s, &stats, NULL);
     EXPECT_EQ(stats.bytes_fetched, run->steps * cost.fetched_bytes);
     EXPECT_EQ(stats.bytes_returned, run->steps * cost.returned_bytes);
     EXPECT_EQ(stats.live_bytes_max, cost.live_bytes_max);
@@ -344,13 +344,13 @@ static uint64_t waited_ns(const char *name, uint32_t forward, enum shd_backward_
     const struct pt_model model = { .name = name };
     char hex[65];
     struct shd_err e = { 0 };
-    struct shd_stats stats;
+    struct shd_stats stats = { .size = sizeof stats };
     struct pt_run run = run_of(policy_of(SHD_ZERO3, forward, backward, SHD_PATH_COPY), 1);
     run.fetch_delay_ns = test_paced(FETCH_MS) * NS_PER_MS;
     run.t.compute_ms = (long)test_paced(FETCH_MS * 3 / 2);
     shd_session *s = attach(PATIENT_MS);
     EXPECT_OK(pt_train(s, pt_spec(&model), &run, toy_all_micros, TOY_MICROS, hex, &e), &e);
-    shd_stats(s, &stats);
+    shd_stats(s, &stats, NULL);
     shd_close(s);
     return stats.wait_ns;
 }

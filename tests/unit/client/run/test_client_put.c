@@ -30,7 +30,7 @@ TEST(a_put_has_the_same_bits_on_any_number_of_owners)
         train_pt(m, 2);
         digest_of(m, got);
         EXPECT_STR(got, want);
-        struct shd_step_row rows[8];
+        struct shd_step_row rows[8] = { { .size = sizeof *rows } };
         uint64_t from = 0;
         uint32_t found = 0;
         EXPECT_OK(shd_history(m, &from, rows, 8, &found, &e), &e);
@@ -210,7 +210,7 @@ TEST(a_worker_that_knows_nothing_of_a_put_is_overtaken)
     shd_model *m = open_pt(s);
     train_pt(m, 1);
     shd_model *late = open_pt(other);
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     const struct shd_update update = toy_update(1);
     put_ok(m, 9);
     return_all(late, 1);
@@ -351,7 +351,7 @@ TEST(numbers_reported_before_anothers_put_are_not_of_the_next_step)
 static int commit_that_counts(shd_model *m, uint64_t puts, struct shd_err *e)
 {
     const struct shd_update update = toy_update(shd_step(m));
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     for (uint32_t i = 0; i < TOY_MICROS; i++)
         return_all(m, i);
     const uint64_t right = m->decision.puts;

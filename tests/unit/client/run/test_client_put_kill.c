@@ -113,7 +113,7 @@ TEST(who_is_left_passes_on_what_owner_0_has)
         train_pt(m, 2);
         put_and_die(points[i].name);
         struct pt_run run = { .t = { .overflow_step = UINT64_MAX } };
-        struct shd_result result;
+        struct shd_result result = { .size = sizeof result };
         EXPECT_OK(pt_step(m, &run, toy_all_micros, TOY_MICROS, &result, &e), &e);
         EXPECT_EQ(result.over, points[i].put);
         EXPECT_EQ(shd_step(m), 3);
@@ -131,7 +131,7 @@ TEST(gradients_that_wait_at_other_owners_are_dropped)
 {
     char want[65], got[65];
     struct shd_err e = { 0 };
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     put_reference(2, /* put= */ true, 1, want);
     fixture_start_kept(&daemons, 2, "");
     shd_session *s = attach(PATIENT_MS);
@@ -189,7 +189,7 @@ TEST(daemons_killed_at_any_point_go_on_with_it)
 TEST(put_that_is_passed_on_leaves_the_blob_of_the_step_before)
 {
     struct shd_err e = { 0 };
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     fixture_start_kept(&daemons, 2, "");
     shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_pt(s);

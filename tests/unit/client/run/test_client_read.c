@@ -21,8 +21,8 @@ static struct reading reading_new(const shd_model *m)
 {
     struct reading r = { .units = shd_units(m) };
     for (uint32_t i = 0; i < shd_tensors(m); i++) {
-        struct shd_tensor t;
-        shd_tensor_get(m, i, &t);
+        struct shd_tensor t = { .size = sizeof t };
+        shd_tensor_get(m, i, &t, NULL);
         r.bytes[t.unit] = (t.offset_elems + t.elems) * sizeof(float);
     }
     for (uint32_t u = 0; u < r.units; u++)
@@ -202,7 +202,7 @@ static void last_words(const char *tensor, uint64_t elem, char *ret_text, size_t
     const pid_t child = test_fork();
     if (child == 0) {
         struct shd_err why = { 0 };
-        struct shd_tensor t;
+        struct shd_tensor t = { .size = sizeof t };
         const void *params;
         shd_session *s = NULL;
         shd_model *m;
@@ -229,14 +229,14 @@ TEST(write_to_parameters_names_the_tensor)
 {
     struct shd_err e = { 0 };
     shd_session *s;
-    struct shd_tensor last, found;
+    struct shd_tensor last = { .size = sizeof last }, found = last;
     char text[4096], want[256];
     uint64_t elem;
     const void *params;
     fixture_start(&daemons, 2, NULL);
     EXPECT_OK(try_connect(daemons.dir, PATIENT_MS, &s, &e), &e);
     shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
-    shd_tensor_get(m, shd_tensors(m) - 1, &last);
+    shd_tensor_get(m, shd_tensors(m) - 1, &last, NULL);
     last_words(last.name, last.elems - 1, text, sizeof text);
     snprintf(want, sizeof want, "write to tensor '%s' of model '%s', element %ju: ", last.name,
              shd_model_name(m), (uintmax_t)last.elems - 1);

@@ -91,8 +91,8 @@ TEST(given_up_gradients_count_for_nothing_also_when_daemons_die)
     shd_model *m = open_toy(s, spec());
     train_with_resets(m, restart_one);
     expect_digest(m, want);
-    struct shd_stats stats;
-    shd_stats(s, &stats);
+    struct shd_stats stats = { .size = sizeof stats };
+    shd_stats(s, &stats, NULL);
     EXPECT_EQ(stats.bytes_copied % 4, 0); /* of slots that moved to a successor's inbox */
     shd_close(s);
     fixture_stop(&daemons);
@@ -212,7 +212,8 @@ static void work_by_callbacks(bool elastic, bool fails)
     shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, spec());
     struct toy toy = { .m = m, .fail_micro = -1 };
-    const struct shd_compute compute = { &toy, toy_forward, toy_backward, toy_metrics, NULL };
+    const struct shd_compute compute = { sizeof compute, &toy,        toy_forward,
+                                         toy_backward,   toy_metrics, NULL };
     while (shd_step(m) < STEPS) {
         const uint64_t step = shd_step(m);
         const struct shd_update update = toy_update(step);

@@ -363,7 +363,7 @@ static void stopped_worker(const char *address)
     shd_model *m;
     struct shd_err e = { 0 };
     struct pt_run run = run_of(&kinds[1]);
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     const uint32_t mine[] = { 0 };
     run.update = toy_update(0);
     int r = try_connect(address, test_paced(1500), &s, &e);
@@ -383,7 +383,7 @@ TEST(worker_that_was_stopped_has_its_time_again)
     shd_session *s;
     shd_model *m;
     struct pt_run run = run_of(&kinds[1]);
-    struct shd_result result;
+    struct shd_result result = { .size = sizeof result };
     const uint32_t others[] = { 1, 2, 3 };
     int status = 0;
     run.update = toy_update(0);
