@@ -253,6 +253,7 @@ static void look_at_exchange(const struct link *link, uint64_t start_ns, uint64_
 {
     struct blame *b = link->hub->blame;
     const uint64_t waited_ns = now_ns > start_ns ? now_ns - start_ns : 0;
+    CHECK(b->every_ns > 0);
     if (start_ns != b->exchange_start_ns) {
         b->exchange_start_ns = start_ns;
         b->exchange_due_ns = b->every_ns;
