@@ -72,7 +72,7 @@ struct control_ops {
      * the blob (NULL: none). The caller moves m->step on. */
     int (*commit)(struct shd_model *m, const struct decide_args *args,
                   const struct wire_bytes *blob, struct decided *ret_decided, struct shd_err *e);
-    /* At which attempt the owners are at the open step; 0: they know none. */
+    /* At which attempt the owners are at m->step, or m->in.attempt, if that is later. */
     uint64_t (*attempt)(const struct shd_model *m);
     /* Have all owners give up what they have of m->step; *ret_attempt: the one that begins. Errors:
      * SHD_ESTEP its commit has begun. */

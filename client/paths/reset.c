@@ -18,10 +18,10 @@ struct resetting { /* ctx of its rounds */
 
 uint64_t reset_attempt(const struct shd_model *m)
 {
-    uint64_t attempt = 0;
+    uint64_t attempt = m->in.attempt;
     for (uint32_t i = 0; i < m->map->owner_count; i++) {
         const struct board *board = m->map->owners[i].board.base;
-        const uint64_t at = board != NULL ? board_attempt(board) : 0;
+        const uint64_t at = board != NULL ? board_attempt(board, m->step) : 0;
         attempt = at > attempt ? at : attempt;
     }
     return attempt;

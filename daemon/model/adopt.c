@@ -249,7 +249,7 @@ static void resume_model(struct daemon *d, struct model *m)
     if (step_phase(m->core) == STEP_APPLYING && !record->decision.skip)
         runs_hypers(m->spec, &record->decision, step_updates(m->core), m->hypers);
     board_set_step(m->board, step_now(m->core), step_phase(m->core));
-    board_set_attempt(m->board, ledger_resets(m->ledger) + 1);
+    board_set_attempt(m->board, step_collecting(m->core), ledger_resets(m->ledger) + 1);
     for (uint32_t u = 0; u < m->spec->unit_count; u++) {
         step_resume(m->core, u, &actions);
         apply_actions(m, &actions); /* completions wait until the loop runs */

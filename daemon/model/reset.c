@@ -19,7 +19,7 @@ static void begin_again(struct model *m)
 {
     struct step_actions actions;
     const uint64_t attempt = step_attempt(m->core), step = step_collecting(m->core);
-    board_set_attempt(m->board, attempt);
+    board_set_attempt(m->board, step, attempt);
     while (step_reset_more(m->core, &actions))
         apply_actions(m, &actions);
     board_set_step(m->board, step_now(m->core), step_phase(m->core));

@@ -86,14 +86,17 @@ void board_set_step(struct board *b, uint64_t step, uint64_t phase)
     wake_all(&b->phase);
 }
 
-void board_set_attempt(struct board *b, uint64_t attempt)
+void board_set_attempt(struct board *b, uint64_t step, uint64_t attempt)
 {
+    atomic_store_explicit(&b->tried, step, memory_order_release);
     atomic_store_explicit(&b->attempt, attempt, memory_order_release);
 }
 
-uint64_t board_attempt(const struct board *b)
+uint64_t board_attempt(const struct board *b, uint64_t step)
 {
-    return atomic_load_explicit(&b->attempt, memory_order_acquire);
+    /* Steps never go back, so one that is seen too early hides an attempt of a later step alone. */
+    const uint64_t attempt = atomic_load_explicit(&b->attempt, memory_order_acquire);
+    return atomic_load_explicit(&b->tried, memory_order_acquire) > step ? 0 : attempt;
 }
 
 uint64_t board_version(const struct board *b, uint32_t unit)

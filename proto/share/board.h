@@ -28,6 +28,7 @@ struct board {
     uint32_t units;
     uint32_t layout;             /* layout epoch: 0; owners added and removed later */
     _Atomic uint64_t attempt;    /* 1 + the resets of open steps so far; 0: never said */
+    _Atomic uint64_t tried;      /* the step that was open when attempt was said */
     struct board_word step;      /* open step */
     struct board_word phase;     /* enum step_phase */
     struct board_word version[]; /* [units] */
@@ -45,13 +46,15 @@ int board_check(const struct board *b, uint64_t bytes, uint32_t units, struct sh
 /* Daemon: store (release) and wake all waiters. */
 void board_publish(struct board *b, uint32_t unit, uint64_t version);
 void board_set_step(struct board *b, uint64_t step, uint64_t phase);
-void board_set_attempt(struct board *b, uint64_t attempt);
+void board_set_attempt(struct board *b, uint64_t step, uint64_t attempt);
 
 /* Reader: has unit reached version (acquire)? UINT64_MAX counts as not reached. */
 int board_reached(const struct board *b, uint32_t unit, uint64_t version);
 uint64_t board_version(const struct board *b, uint32_t unit);
 
-uint64_t board_attempt(const struct board *b);
+/* What was said of attempts while `step` was open, or before; 0 where a later one was reset since.
+ */
+uint64_t board_attempt(const struct board *b, uint64_t step);
 
 /* Reader: the same as board_version(), or UINT64_MAX while the unit's parameters may be changing.
  * As in a seqlock, what was read between two calls with the same answer (but that one) is whole, of

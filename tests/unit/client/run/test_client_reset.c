@@ -156,6 +156,32 @@ TEST(other_workers_learn_of_it_and_compute_again)
     fixture_stop(&daemons);
 }
 
+/* Who has still to hear that a step is over takes a reset of the next one for none of its own. */
+TEST(next_step_that_is_given_up_takes_nothing_back)
+{
+    struct shd_err e = { 0 };
+    const struct shd_update first = toy_update(0), second = toy_update(1);
+    char want[65];
+    toy_reference(spec(), 2, want);
+    fixture_start(&daemons, 2, NULL);
+    shd_session *a = attach(PATIENT_MS), *b = attach(PATIENT_MS);
+    shd_model *ma = open_toy(a, spec()), *mb = open_toy(b, spec());
+    for (uint32_t i = 0; i < TOY_MICROS; i++)
+        EXPECT_OK(return_units(i < 2 ? ma : mb, i, 0, false, &e), &e);
+    EXPECT_OK(shd_commit(ma, &first, NULL, &e), &e);
+    EXPECT_OK(return_units(ma, 0, 0, true, &e), &e);
+    EXPECT_OK(shd_reset_step(ma, &e), &e);
+    EXPECT_OK(shd_commit(mb, &first, NULL, &e), &e);
+    for (uint32_t i = 0; i < TOY_MICROS; i++)
+        EXPECT_OK(return_units(i < 2 ? ma : mb, i, 0, false, &e), &e);
+    EXPECT_OK(shd_commit(mb, &second, NULL, &e), &e);
+    EXPECT_OK(shd_commit(ma, &second, NULL, &e), &e);
+    expect_digest(ma, want);
+    shd_close(a);
+    shd_close(b);
+    fixture_stop(&daemons);
+}
+
 /* A successor that left out what its predecessor had returned has to compute that, too. */
 TEST(worker_that_left_something_out_is_told)
 {
