@@ -144,13 +144,16 @@ class Engine:
         return (part for unit in self.units for part in unit.parts)
 
     @contextlib.contextmanager
-    def all_held(self, units: Optional[list[Unit]] = None) -> Iterator[None]:
-        """In here they can be read at the open step."""
+    def all_held(self, units: Optional[list[Unit]] = None, *, or_late: bool = False) -> Iterator[bool]:
+        """In here they can be read at the open step. or_late: or, if it is True, another worker has put values where
+        this one does so next, and they can be read as they are."""
         added = [unit for unit in units or self.units if unit.index not in self.held]
+        late = False
         try:
             for unit in added:
-                self.acquire(unit)
-            yield
+                if not late:
+                    late = not self.acquire(unit, or_late=or_late)
+            yield late
         finally:
             for unit in added:
                 self.release(unit)
@@ -186,8 +189,7 @@ class Engine:
                 self.buffers.read(unit, self.reach(unit) if unit not in self.buffers.kept
                                   else self.model.acquire(unit.index))
             except WrongStep:
-                if not self.elastic:
-                    raise  # else others were faster, and what is computed of this step is dropped
+                pass  # others were faster: what is computed of this step is dropped, or this worker puts values next
         self.buffers.restore()
 
     def protect(self, unit: Unit, part: Part) -> None:
@@ -226,20 +228,25 @@ class Engine:
     def view(array: torch.Tensor, part: Part) -> torch.Tensor:
         return array[part.offset:part.offset + part.parameter.numel()].view(part.parameter.shape)
 
-    def acquire(self, unit: Unit) -> None:
-        """Wait until the unit is at the open step, and hold it."""
+    def acquire(self, unit: Unit, *, or_late: bool = False) -> bool:
+        """Wait until the unit is at the open step, and hold it. False: the step is over."""
         if unit.index in self.held:
-            return
+            return True
         try:
             address = self.model.acquire(unit.index)
         except WrongStep as e:
-            if not self.elastic:
+            if not self.elastic and not or_late:
                 raise Misuse(f'{e}. {APART}') from e
-            return  # others were faster, and the step is over: what is computed of it here is dropped
+            return False  # others were faster, and the step is over: what is computed of it here is dropped
         self.held.add(unit.index)
         self.arrives(unit)
         if address != unit.address:
             raise Misuse(f'unit {unit.name!r} moved in memory: PyTorch needs parameters in place (path "map")')
+        return True
+
+    def behind(self) -> bool:
+        """Another worker's values are there, or on their way, where all of this step were before."""
+        return any(self.model.unit_version(unit.index) != self.model.step for unit in self.units)
 
     def release(self, unit: Unit) -> None:
         if unit.index in self.held:
@@ -254,7 +261,7 @@ class Engine:
     def wait(self, unit: Unit) -> None:
         """Until the unit may be read, outside of forward and backward."""
         if self.by == (os.getpid(), threading.get_ident()):
-            self.acquire(unit)
+            self.acquire(unit, or_late=True)
             self.release(unit)
             self.arrives(unit)
             return
@@ -586,9 +593,10 @@ class Engine:
         """A put has been made: wait for its values."""
         torch.autograd.graph.increment_version([part.parameter for part in self.parts()])
         self.handed = False
-        for unit in self.units:
-            self.model.acquire(unit.index)
-            self.model.release(unit.index)
+        with contextlib.suppress(WrongStep):  # this worker puts values next, and others have done so
+            for unit in self.units:
+                self.model.acquire(unit.index)
+                self.model.release(unit.index)
         self.refresh()
         self.pending.clear()
         PENDING.discard(id(self))

@@ -81,7 +81,7 @@ def writable(module: nn.Module) -> Iterator[nn.Module]:
         raise Misuse('writable() inside of writable()')
     _between_steps(engine, 'writable()')
     changed: dict[Unit, list[tuple[Part, torch.Tensor]]] = {}
-    with engine.all_held():
+    with engine.all_held(or_late=True) as late:
         for part in engine.parts():
             unguard(part.parameter)
             part.parameter.data = part.parameter.data.clone()
@@ -92,6 +92,7 @@ def writable(module: nn.Module) -> Iterator[nn.Module]:
                 for part in unit.parts:
                     _note(engine, changed, unit, part)
             buffers = engine.buffers.all_changed()
+            late = late or engine.behind()
         finally:
             engine.writing = False
             for unit in engine.units:
@@ -100,6 +101,8 @@ def writable(module: nn.Module) -> Iterator[nn.Module]:
                     engine.protect(unit, part)
             engine.drop()
             engine.buffers.restore()
+    if late and not changed:  # the values of another worker count: this one has to hear of it
+        changed[engine.units[0]] = []
     if changed or buffers:
         engine.check()
         kept = masters(engine, changed)

@@ -326,6 +326,41 @@ class Alone(Case):
         self.assertRegex(self.train(True)[1], 'Misuse.*Has another worker used writable..')
 
 
+class Late(Case):
+    """writable() by two workers, of which one is late."""
+
+    def train(self, name, where):
+        def work():
+            torch.manual_seed(1)
+            module, opt = sd.shard(module := Two(), torch.optim.AdamW(module.parameters(), lr=0.5), name=name)
+            late = os.environ['RANK'] == '1'
+            for step in range(4):
+                module(self.X).backward()
+                opt.step()
+                marker = os.path.join(DAEMONS.directory, f'{name}-{step}')
+                if late and where == 'before':
+                    wait_for(marker)
+                with sd.writable(module):
+                    if late and where == 'inside, before it writes':
+                        wait_for(marker)
+                    for p in module.parameters():
+                        p.data.clamp_(-0.3, 0.3)
+                    if late and where == 'inside, after it has written':
+                        wait_for(marker)
+                mark(marker)
+            digest = sd.digest(module)
+            sd.close(module)
+            return digest
+        digests = run(work, 2)
+        self.assertEqual(digests[0], digests[1], where)
+        return digests[0]
+
+    def test_values_of_the_first_count(self):
+        want = self.train('together', 'nowhere')
+        for i, where in enumerate(['before', 'inside, before it writes', 'inside, after it has written']):
+            self.assertEqual(self.train(f'late-{i}', where), want, where)
+
+
 class Begins(Case):
     """A model that is there already."""
 
