@@ -119,6 +119,18 @@ class Gpt(nn.Module):
         return F.cross_entropy(self.head(self.ln_f(x)).flatten(0, 1), tokens[:, 1:].flatten())
 
 
+class Breaks(torch.autograd.Function):
+    """Runs out of memory in backward."""
+
+    @staticmethod
+    def forward(_ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(_ctx, _grad):
+        raise torch.OutOfMemoryError('of the test')
+
+
 def made(build, seed=1):
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -770,10 +782,13 @@ class Again(unittest.TestCase):
 
     def train(self, name, gives_up=lambda rank, step: False, elastic=False):
         def step_of(module, opt, step, micro, again):
-            module(1000 * step + micro + (500 if again else 0)).backward()
-            if again:
-                opt.zero_grad()  # it was another batch
-                module(1000 * step + micro).backward()
+            if again:  # before the last gradient is in, after which others may commit
+                handle = module.wte.register_forward_hook(lambda _module, _inputs, output: Breaks.apply(output))
+                with self.assertRaises(torch.OutOfMemoryError):
+                    module(1000 * step + micro + 500).backward()
+                handle.remove()
+                opt.zero_grad()
+            module(1000 * step + micro).backward()
             opt.step()
 
         def work():
