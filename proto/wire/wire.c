@@ -106,10 +106,11 @@ static int real_check(const struct field *f, double value, struct shd_err *e)
                    f->row->name, value);
 }
 
-static int text_check(const struct field *f, const char *text, struct shd_err *e)
+static int text_check(const struct field *f, const char *given, struct shd_err *e)
 {
     const bool path = f->row->form == WIRE_PATH;
-    const size_t bytes = text != NULL ? strlen(text) : 0;
+    const char *text = given != NULL ? given : "";
+    const size_t bytes = strlen(text);
     const int r = count_check(f, bytes, "bytes", e);
     if (r != SHD_OK)
         return r;
