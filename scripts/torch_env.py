@@ -68,12 +68,16 @@ def versions(files):
 
 
 def write_stub(path, library, names, version):
-    """A library with functions that fail; those that say what a library has (__cuda…) succeed."""
+    """A library with functions that fail; those that say what a library has (__cuda…) succeed, and those that say
+    what an error means have a text for it."""
+    def answer(name):
+        if re.search('(Error|Status)(String|Name)$|GetLastErrorString|ncclGetLastError', name):
+            return '(long)"a stand-in for a library of CUDA"'
+        return '0' if name[0] == '_' else '100'
     with tempfile.TemporaryDirectory() as folder:
         source, script = os.path.join(folder, 'stub.c'), os.path.join(folder, 'stub.map')
         with open(source, 'w', encoding='ascii') as file:
-            file.writelines(f'long {name}(void) {{ return {0 if name[0] == "_" else 100}; }}\n'
-                            for name in sorted(names))
+            file.writelines(f'long {name}(void) {{ return {answer(name)}; }}\n' for name in sorted(names))
         command = ['gcc', '-shared', '-fPIC', '-w', f'-Wl,-soname,{library}', '-o', path, source]
         if version:
             with open(script, 'w', encoding='ascii') as file:

@@ -11,6 +11,7 @@ import runpy
 import shutil
 import socket
 import sys
+import sysconfig
 import tempfile
 import unittest
 
@@ -404,7 +405,8 @@ class Compiled(unittest.TestCase):
             print(f'compiled {way}: {worst:.1e} apart')
             self.assertLess(worst, 1e-4 if way[0] == 'aot_eager' else 1e-6)
 
-    @unittest.skipUnless(shutil.which('g++'), 'inductor compiles by g++, which is not there')
+    @unittest.skipUnless(shutil.which('g++') and os.path.exists(os.path.join(sysconfig.get_path('include'), 'Python.h')),
+                         "inductor compiles by g++ and Python's headers, which are not both there")
     def test_inductor(self):
         """One layer of two: each graph is a program for a C++ compiler."""
         def work():
