@@ -131,7 +131,15 @@ static void answer_claim(struct session *s, uint64_t ticket)
         session_end(s, e.text);
 }
 
-/* Its bytes are looked at when a request names it. Who passes and never asks loses its place. */
+static void lose_passed(struct session *s)
+{
+    const uint64_t ticket = s->passed.ticket;
+    drop_passed(s);
+    s->passed = (struct session_passed){ .fd = -1, .ticket = ticket, .lost = true };
+}
+
+/* Its bytes are looked at when a request names it. Who passes and never asks loses its place; so
+ * may who asks, where many pass at the same time, and it is to pass it again. */
 static void keep_passed(struct session *s, int fd, uint64_t ticket)
 {
     struct session_table *table = s->daemon->sessions;
@@ -144,8 +152,10 @@ static void keep_passed(struct session *s, int fd, uint64_t ticket)
             oldest = other;
     }
     if (oldest != NULL)
-        drop_passed(oldest);
-    s->passed = (struct session_passed){ fd, ticket, ++table->passed_last };
+        lose_passed(oldest);
+    s->passed = (struct session_passed){ .fd = fd,
+                                         .ticket = ticket,
+                                         .number = ++table->passed_last };
     table->passed++;
 }
 
@@ -198,6 +208,14 @@ int session_take_passed(struct session *s, uint64_t ticket)
     s->passed = (struct session_passed){ .fd = -1 };
     s->daemon->sessions->passed--;
     return fd;
+}
+
+bool session_lost_passed(struct session *s, uint64_t ticket)
+{
+    const bool lost = s->passed.lost && s->passed.ticket == ticket;
+    if (lost)
+        s->passed = (struct session_passed){ .fd = -1 };
+    return lost;
 }
 
 static void life_event(uv_poll_t *poll, int status, int events)

@@ -40,6 +40,7 @@ struct session_passed { /* a segment that the client has passed, and no request 
     int fd;             /* owned; -1: none */
     uint64_t ticket;
     uint64_t number; /* of all that were ever passed to this process */
+    bool lost;       /* it is no more: its place was needed */
 };
 
 enum session_state { SESSION_FREE, SESSION_NEW, SESSION_OPEN, SESSION_DEAD };
@@ -126,6 +127,9 @@ uint64_t session_ticket_new(struct session *s, int fd, enum segment_kind kind, u
 int session_take_passed(struct session *s, uint64_t ticket);
 
 /* A segment goes before session `id` does, if that is open still: unclaimed tickets for it, too. */
+/* Whether what was passed under this ticket had to make room for what others pass; said once. */
+bool session_lost_passed(struct session *s, uint64_t ticket);
+
 void session_ticket_forget(struct daemon *d, uint64_t id, int fd);
 
 const char *session_role_name(enum wire_role role);

@@ -94,6 +94,20 @@ static int check(struct op *op, const struct wire_bytes *spec, const struct wire
                    pool->passed_bytes);
 }
 
+/* A client that is told to ask again passes it again. */
+static int not_passed(struct op *op, uint64_t ticket)
+{
+    if (session_lost_passed(op->session, ticket)) {
+        op->reply.retry_ms = OPS_RETRY_MS;
+        return err_set(&op->err, SHD_EBUSY,
+                       "a segment under ticket %016" PRIx64
+                       " made room for those of others (at most %u wait): pass it again",
+                       ticket, SESSIONS_PASSED_MAX);
+    }
+    return err_set(&op->err, op->session->state == SESSION_OPEN ? SHD_ENOENT : SHD_EGONE,
+                   "no segment was passed under ticket %016" PRIx64, ticket);
+}
+
 static int take_segment(struct op *op, const struct wire_bytes *spec, const struct wire_spec_at *at,
                         const char **text, int (*then)(struct op *op))
 {
@@ -101,8 +115,7 @@ static int take_segment(struct op *op, const struct wire_bytes *spec, const stru
     const int fd = session_take_passed(op->session, at->ticket);
     int r = check(op, spec, at);
     if (r == SHD_OK && fd < 0)
-        r = err_set(&op->err, op->session->state == SESSION_OPEN ? SHD_ENOENT : SHD_EGONE,
-                    "no segment was passed under ticket %016" PRIx64, at->ticket);
+        r = not_passed(op, at->ticket);
     if (r == SHD_OK)
         r = make_room(op, at->bytes, text);
     struct spec_in *in = r == SHD_OK ? sys_calloc(1, sizeof *in) : NULL;

@@ -604,9 +604,14 @@ TEST(segments_that_are_passed_and_not_asked_for_go)
         pass(&r[i], segment.fd, TICKET, SEGMENT_SPEC);
         await_side(&r[i]);
     }
-    EXPECT_STATUS(open_passed(&r[0], &stub, TICKET, &reply), SHD_ENOENT); /* the oldest */
+    EXPECT_STATUS(open_passed(&r[0], &stub, TICKET, &reply), SHD_EBUSY); /* the oldest */
+    EXPECT(reply.retry_ms > 0); /* others are at it, too: no fault of this one */
+    EXPECT_HAS(reply.text, "(at most 64 wait): pass it again");
+    EXPECT_STATUS(open_passed(&r[0], &stub, TICKET, &reply), SHD_ENOENT); /* it has not */
     EXPECT_STATUS(open_passed(&r[ARRAY_SIZE(r) - 1], &stub, TICKET, &reply), SHD_OK);
     EXPECT_STATUS(open_passed(&r[1], &stub, TICKET, &reply), SHD_OK);
+    pass(&r[0], segment.fd, TICKET, SEGMENT_SPEC);
+    EXPECT_STATUS(open_passed(&r[0], &stub, TICKET, &reply), SHD_OK);
     for (uint32_t i = 0; i < ARRAY_SIZE(r); i++)
         raw_close(&r[i]);
     expect_daemon_idle(fixture.pids[0], fds, maps);
