@@ -97,12 +97,27 @@ static void credit_unused(const struct op *op)
     apply_actions(op->model, &actions);
 }
 
+/* For a wait: the names lie in the frame, which will be gone. */
+static int keep_names(struct op *op)
+{
+    const char **names = &op->req.return_grad.metric_names;
+    if (op->text == NULL && (*names)[0] != '\0') {
+        op->text = sys_strdup(*names);
+        if (op->text == NULL)
+            return err_set(&op->err, SHD_ENOMEM, "no memory for names of metrics");
+    }
+    *names = op->text != NULL ? op->text : "";
+    return SHD_OK;
+}
+
 static int op_return_grad(struct op *op)
 {
     const struct wire_return *req = &op->req.return_grad;
     int r = model_of(op, req->model);
     if (r == SHD_OK)
         r = check_place(op);
+    if (r == SHD_OK && (req->turn > 0 || op->daemon->drain_session != 0))
+        r = keep_names(op);
     if (r == SHD_OK && req->turn > 0 && !op->received)
         return receive_grad(op);
     if (r == SHD_OK && op->daemon->drain_session != 0 && drain_holds(op, req->step))

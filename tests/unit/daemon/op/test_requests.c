@@ -620,4 +620,59 @@ TEST(segments_that_are_passed_and_not_asked_for_go)
     trainer_stop(1);
 }
 
+/* -- Metrics ------------------------------------------------------------------------------------
+ */
+
+static struct wire_request report(uint32_t handle, uint32_t micro, const char *names)
+{
+    return (struct wire_request){ .type = WIRE_RETURN,
+                                  .return_grad = { .model = handle,
+                                                   .micro = micro,
+                                                   .none = true,
+                                                   .metrics = { 1 },
+                                                   .metric_count = 1,
+                                                   .metric_names = names } };
+}
+
+TEST(names_of_metrics_outlive_the_message_where_a_gradient_waits)
+{
+    static const char json[] =
+        "{\"name\":\"pair\",\"seed\":7,\"micro_batches\":2,\"optimizer\":{\"kind\":\"sgd\"},"
+        "\"units\":[{\"name\":\"a\",\"tensors\":[{\"name\":\"w\",\"shape\":[64]}]}]}";
+    static struct raw r, holder;
+    struct wire_reply reply;
+    uint8_t frame[256];
+    struct wire_request drain = { .type = WIRE_DRAIN };
+    const struct wire_request other = { .type = WIRE_GET_BLOB, .get_blob = { .model = 77 } };
+    const struct wire_request open = { .type = WIRE_OPEN_MODEL,
+                                       .open_model = {
+                                           .spec = { (const uint8_t *)json, sizeof json - 1 },
+                                           .name = "",
+                                           .owners = 1,
+                                           .slots = 1 } };
+    trainer_start();
+    hello(&r);
+    hello(&holder);
+    EXPECT_STATUS(raw_ask(&r, open, &reply), SHD_OK);
+    const uint32_t handle = reply.layout.model;
+    EXPECT_STATUS(raw_ask(&holder, drain, &reply), SHD_OK);
+    for (uint32_t micro = 0; micro < 2; micro++) {
+        struct wire_request req = report(handle, micro, micro == 0 ? "loss" : "ruin");
+        raw_send(&r, frame, raw_pack(&r, &req, frame, sizeof frame));
+    }
+    EXPECT_STATUS(raw_ask(&r, other, &reply), SHD_ENOENT); /* both wait */
+    drain.drain.off = true;
+    EXPECT_STATUS(raw_ask(&holder, drain, &reply), SHD_OK);
+    raw_recv(&r, &reply);
+    EXPECT_EQ(reply.type, WIRE_CREDIT);
+    raw_recv(&r, &reply);
+    EXPECT_STATUS(reply.status, SHD_EINVAL);
+    EXPECT_HAS(reply.text, "metrics 'ruin' of micro-batch 1 in a step in which micro-batch 0 has "
+                           "'loss'");
+    raw_close(&holder);
+    raw_close(&r);
+    trainer_step();
+    trainer_stop(1);
+}
+
 TEST_MAIN()
