@@ -53,7 +53,8 @@ enum link_state {
 
 struct link_peer {     /* what the daemon's version has */
     uint32_t requests; /* types it knows */
-    bool takes_specs;  /* in segments, and gives them so */
+    bool takes_specs;  /* in segments, and gives them so; and it knows Return.metric_names and
+                        * Create.attempt, which an older one would not understand */
 };
 
 struct link {

@@ -148,6 +148,7 @@ static int attach(struct open_work *w, struct model *m)
     struct op *op = w->op;
     const uint32_t slots = op->req.open_model.slots;
     const bool apart = m->json.segment.fd >= 0;
+    op->session->spec_apart = op->session->spec_apart || op->req.open_model.spec_apart;
     op->reply.type = WIRE_LAYOUT;
     op->reply.layout = (struct wire_layout){
         .model = m->handle,

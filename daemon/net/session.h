@@ -43,6 +43,11 @@ struct session_passed { /* a segment that the client has passed, and no request 
     bool lost;       /* it is no more: its place was needed */
 };
 
+struct session_prepared {
+    uint32_t model; /* handle; 0: it has not asked Prepare yet, else the last time of */
+    uint64_t step;
+};
+
 enum session_state { SESSION_FREE, SESSION_NEW, SESSION_OPEN, SESSION_DEAD };
 
 struct session {
@@ -73,9 +78,10 @@ struct session {
     struct session_ticket tickets[SESSION_TICKETS_MAX];
     uint64_t ticket_last;
     struct session_passed passed;
-    bool detached;           /* it has said goodbye */
-    uint32_t prepared_model; /* handle; 0: it has not asked Prepare yet, else the last time of */
-    uint64_t prepared_step;
+    bool detached;   /* it has said goodbye */
+    bool spec_apart; /* its library knows of specs in segments, and of Prepared.reported; an older
+                      * one would not understand the reply */
+    struct session_prepared prepared;
 };
 
 struct session_table {
@@ -126,10 +132,10 @@ uint64_t session_ticket_new(struct session *s, int fd, enum segment_kind kind, u
  * the request that names it; -1: it has not, or has ended. */
 int session_take_passed(struct session *s, uint64_t ticket);
 
-/* A segment goes before session `id` does, if that is open still: unclaimed tickets for it, too. */
 /* Whether what was passed under this ticket had to make room for what others pass; said once. */
 bool session_lost_passed(struct session *s, uint64_t ticket);
 
+/* A segment goes before session `id` does, if that is open still: unclaimed tickets for it, too. */
 void session_ticket_forget(struct daemon *d, uint64_t id, int fd);
 
 const char *session_role_name(enum wire_role role);

@@ -173,8 +173,7 @@ static int op_prepare(struct op *op)
         return err_set(&op->err, SHD_ERESET,
                        "step %" PRIu64 " was reset: its micro-batches are to be computed again",
                        req->step);
-    op->session->prepared_model = op->model->handle;
-    op->session->prepared_step = req->step;
+    op->session->prepared = (struct session_prepared){ op->model->handle, req->step };
     struct step_prepared p;
     r = step_prepare(op->model->core, req->step, &p, &op->err);
     if (r == SHD_PENDING)
@@ -187,7 +186,8 @@ static int op_prepare(struct op *op)
                                                  .finite = p.finite,
                                                  .sum = p.sum,
                                                  .metric_count = p.metric_count,
-                                                 .reported = p.reported,
+                                                 .reported = op->session->spec_apart ? p.reported
+                                                                                     : 0,
                                                  .has_decision = p.has_decision,
                                                  .decision = p.decision };
     memcpy(op->reply.prepared.metrics, p.metrics, sizeof p.metrics);

@@ -221,8 +221,8 @@ static void take_session(const struct session *s, uint32_t index, struct view_se
     vs->trains = s->role == WIRE_TRAINER;
     snprintf(vs->name, sizeof vs->name, "%.*s", (int)sizeof vs->name - 1, s->name);
     vs->requests_pending = s->ops;
-    vs->prepared_model = s->prepared_model;
-    vs->prepared_step = s->prepared_step;
+    vs->prepared_model = s->prepared.model;
+    vs->prepared_step = s->prepared.step;
 }
 
 static bool take_sessions(struct daemon *d, struct view_snapshot *snapshot, bool with_spans)

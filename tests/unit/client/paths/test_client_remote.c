@@ -618,6 +618,36 @@ TEST(owners_that_take_no_large_specs_are_named)
     free(spec);
 }
 
+/* One step of all micro-batches, of which one has other names of its metrics. */
+static int step_with_names(shd_model *m, struct shd_err *e)
+{
+    struct toy t = { .m = m, .fail_micro = -1 };
+    const struct shd_compute compute = {
+        .size = sizeof compute, .forward = toy_forward, .backward = toy_backward, .ctx = &t
+    };
+    const struct shd_update update = toy_update(shd_step(m));
+    const double metric = 1;
+    for (uint32_t i = 0; i < TOY_MICROS; i++)
+        EXPECT_OK(shd_report_named(m, i, i == 2 ? "ruin" : "loss", &metric, 1, e), e);
+    return shd_run_step(m, toy_all_micros, TOY_MICROS, &compute, &update, NULL, e);
+}
+
+/* They would not understand the message, and end the session. */
+TEST(daemons_that_know_no_names_of_metrics_are_sent_none)
+{
+    struct shd_err e = { 0 };
+    fixture_start(&daemons, 1, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    s->hub->links[0].peer.takes_specs = false; /* as if its welcome had said nothing */
+    EXPECT_OK(step_with_names(m, &e), &e);
+    s->hub->links[0].peer.takes_specs = true;
+    EXPECT_STATUS(step_with_names(m, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "metrics 'ruin' of micro-batch 2");
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* Wherever they are: segments made, passed, named, offered, claimed. */
 TEST(clients_killed_while_they_open_a_large_model_leave_nothing)
 {

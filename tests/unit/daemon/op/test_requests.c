@@ -634,6 +634,31 @@ static struct wire_request report(uint32_t handle, uint32_t micro, const char *n
                                                    .metric_names = names } };
 }
 
+/* An unknown field would end the session of a library that is older than it. */
+TEST(replies_say_how_many_have_reported_to_who_knows_the_field)
+{
+    static struct raw old, r;
+    struct wire_reply reply;
+    uint32_t handle;
+    const struct wire_request open = {
+        .type = WIRE_OPEN_MODEL, .open_model = { .name = "tiny", .owners = 1, .spec_apart = true }
+    };
+    trainer_start();
+    raw_trainer(&old, &handle);
+    struct wire_request prepare = { .type = WIRE_PREPARE, .prepare = { .model = handle } };
+    EXPECT_STATUS(raw_ask(&old, report(handle, 0, "loss"), &reply), SHD_OK);
+    EXPECT_STATUS(raw_ask(&old, prepare, &reply), SHD_OK);
+    EXPECT(reply.prepared.metric_count == 1 && reply.prepared.reported == 0);
+    hello(&r);
+    EXPECT_STATUS(raw_ask(&r, open, &reply), SHD_OK);
+    EXPECT_STATUS(raw_ask(&r, prepare, &reply), SHD_OK);
+    EXPECT(reply.prepared.metric_count == 1 && reply.prepared.reported == 1);
+    raw_close(&old);
+    raw_close(&r);
+    trainer_step();
+    trainer_stop(1);
+}
+
 TEST(names_of_metrics_outlive_the_message_where_a_gradient_waits)
 {
     static const char json[] =
