@@ -88,7 +88,10 @@ class Buffers:
             for part in unit.parts:
                 buffer = self.tensor(part)
                 value = array[part.offset:part.offset + buffer.numel()].view(buffer.shape)
-                buffer.copy_(value if buffer.is_floating_point() else value.round())
+                # A backward does not ask for the running statistics of a forward in train(), and PyTorch would refuse
+                # to go through such a graph (again): as where BatchNorm itself writes, nobody hears of it.
+                to = buffer.data if isinstance(part.owner, _NormBase) and part.owner.training else buffer
+                to.copy_(value if buffer.is_floating_point() else value.round())
             self.begun[unit] = self.values(unit)
 
     def changed(self, unit: Unit) -> Optional[torch.Tensor]:

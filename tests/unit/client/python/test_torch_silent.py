@@ -523,3 +523,64 @@ if __name__ == '__main__':
     finally:
         DAEMONS.down()
     sys.exit(not passed)
+class Normed(nn.Module):
+    """With BatchNorm, whose statistics are put back to the owners' after each backward()."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = nn.BatchNorm1d(4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.fc(self.norm(x).square())
+
+
+class Graphs(Case):
+    """What PyTorch walks through with BatchNorm, it walks through when it is sharded."""
+
+    X = torch.linspace(-1, 1, 32).view(8, 4)
+
+    def trained(self, loop, **flags):
+        """Parameters after the loop, of plain PyTorch and sharded."""
+        found = []
+        for sharded in (False, True):
+            torch.manual_seed(2)
+            module = Normed()
+            opt = torch.optim.SGD(module.parameters(), 0.1)
+            if sharded:
+                module, opt = self.shard(lambda _, its=opt: its, module, **flags)
+            loop(module, opt)
+            found.append([p.detach().clone() for p in module.parameters()])
+        for one, two in zip(*found):
+            torch.testing.assert_close(one, two)
+
+    def test_two_losses_of_one_forward(self):
+        def loop(module, opt):
+            for _ in range(2):
+                opt.zero_grad()
+                out = module(self.X)
+                out.mean().backward(retain_graph=True)
+                out.square().mean().backward()
+                opt.step()
+        self.trained(loop, accumulate=2)
+
+    def test_two_forwards_before_two_backwards(self):
+        def loop(module, opt):
+            for _ in range(2):
+                opt.zero_grad()
+                losses = [module(self.X + i).square().mean() for i in range(2)]
+                for loss in losses:
+                    loss.backward()
+                opt.step()
+        self.trained(loop, accumulate=2)
+
+    def test_a_batch_that_is_left_out(self):
+        def loop(module, opt):
+            for batch in range(3):
+                loss = module(self.X + batch).square().mean()
+                opt.zero_grad()
+                loss.backward()
+                if batch != 1:
+                    opt.step()
+        self.trained(loop)
+
+
