@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional
 
 import torch
 from torch import nn
@@ -397,13 +397,20 @@ class Engine:
         if not self.elastic:
             self.names = ()
 
-    def drop(self) -> None:
-        """No gradients lie with the parameters afterwards."""
-        self.unscaled = 1.0
+    def grads(self) -> dict[Part, torch.Tensor]:
+        """Those that lie with the parameters."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return {part: part.parameter.grad for unit in self.trainable for part in unit.parts
+                    if part.parameter.grad is not None}
+
+    def drop(self, but: Mapping[Part, torch.Tensor] = {}) -> None:
+        """No gradients but these lie with the parameters afterwards."""
+        self.unscaled = self.unscaled if but else 1.0
         with torch._C.DisableTorchFunctionSubclass():
             for unit in self.trainable:
                 for part in unit.parts:
-                    part.parameter.grad = None
+                    if part.parameter.grad is not but.get(part):
+                        part.parameter.grad = None
 
     def hand(self, unit: Unit) -> None:
         """Take the unit's gradients from PyTorch."""
@@ -469,9 +476,7 @@ class Engine:
         """Gradients that are still here (grads="step") are looked at without the loss's scale."""
         if self.stream:
             return
-        with torch._C.DisableTorchFunctionSubclass():
-            grads = [part.parameter.grad for unit in self.trainable for part in unit.parts
-                     if part.parameter.grad is not None]
+        grads = self.grads().values()
         if any(grad.dtype == torch.float16 for grad in grads):
             raise NotSupported('unscale_() of float16 gradients: most would become zero; leave it out, owners unscale '
                                'in float32')
@@ -516,7 +521,7 @@ class Engine:
         if self.spoilt:
             raise Misuse(self.spoilt)
         self.check()
-        if any(part.parameter.grad is not None for unit in self.trainable for part in unit.parts):
+        if self.grads():
             if self.backwards == self.place.accumulate:
                 raise Misuse(f'there are gradients beyond the {self.place.accumulate} backward() of a step: say '
                              f'shard(accumulate={self.backwards + 1})')
@@ -536,14 +541,13 @@ class Engine:
     def take(self) -> None:
         """Gradients that lie with the parameters (no_sync(), grads="step"): one micro-batch."""
         self.missing = {unit: set() for unit in self.trainable}
-        kept = None if self.stream else [(part.parameter, part.parameter.grad)
-                                         for unit in self.trainable for part in unit.parts]
+        kept = {} if self.stream else self.grads()
         try:
             self.flush()
             self.end()
         finally:
-            for p, grad in kept or ():
-                p.grad = grad
+            for part, grad in kept.items():
+                part.parameter.grad = grad
 
     def commit(self, lr: float, groups: Iterable[Any], idle: bool = False) -> Result:
         if self.elastic:

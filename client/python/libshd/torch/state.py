@@ -80,13 +80,17 @@ def writable(module: nn.Module) -> Iterator[nn.Module]:
     if engine.writing:
         raise Misuse('writable() inside of writable()')
     _between_steps(engine, 'writable()')
+    grads = engine.grads()
+    if grads and engine.stream:
+        raise Misuse('writable() after a backward() in no_sync(), whose gradients are of the parameters as they are: '
+                     'call step() first, or zero_grad() to drop them')
     changed: dict[Unit, list[tuple[Part, torch.Tensor]]] = {}
     with engine.all_held(or_late=True) as late:
-        for part in engine.parts():
-            unguard(part.parameter)
-            part.parameter.data = part.parameter.data.clone()
         engine.writing = True
-        try:
+        try:  # memory may run out here, and Ctrl-C come
+            for part in engine.parts():
+                unguard(part.parameter)
+                part.parameter.data = part.parameter.data.clone()
             yield module
             for unit in engine.units:
                 for part in unit.parts:
@@ -99,7 +103,7 @@ def writable(module: nn.Module) -> Iterator[nn.Module]:
                 for part in unit.parts:
                     part.parameter.data = engine.view(unit.array, part)
                     engine.protect(unit, part)
-            engine.drop()
+            engine.drop(but=grads)
             engine.buffers.restore()
     if late and not changed:  # the values of another worker count: this one has to hear of it
         changed[engine.units[0]] = []

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import unittest
+import unittest.mock
 
 import torch_run
 from torch_run import run
@@ -584,3 +585,50 @@ class Graphs(Case):
         self.trained(loop)
 
 
+class Writing(Case):
+    """What was there before writable() is there afterwards."""
+
+    def test_memory_that_runs_out_at_its_begin(self):
+        module, opt = self.shard()
+        copies, plain = [], torch.Tensor.clone
+
+        def clone(tensor):
+            copies.append(tensor)
+            if len(copies) == 3:
+                raise MemoryError('no room for a copy')
+            return plain(tensor)
+        with unittest.mock.patch.object(torch.Tensor, 'clone', clone):
+            with self.assertRaisesRegex(MemoryError, 'no room'), sd.writable(module):
+                pass
+        self.refuses(module.layers[0].weight.zero_, says="the parameter is the owners' memory")
+        module(self.X).backward()
+        opt.step()
+
+    def test_gradients_that_lie_with_the_parameters(self):
+        norms = []
+        for writes in (False, True):
+            module, opt = self.shard(lambda p: torch.optim.SGD(p, 0.1), grads='step')
+            for _ in range(2):
+                module(self.X).backward()
+                with sd.writable(module) if writes else contextlib.nullcontext():
+                    pass
+            opt.step()
+            norms.append(opt.last.grad_norm)
+        self.assertEqual(*norms)
+        module, opt = self.shard()
+        with sd.no_sync(module):
+            module(self.X).backward()
+        self.refuses(sd.writable(module).__enter__, says=r'after a backward\(\) in no_sync\(\).*zero_grad')
+        opt.zero_grad()
+        with sd.writable(module):
+            nn.init.zeros_(module.layers[0].bias)
+
+
+if __name__ == '__main__':
+    DAEMONS = torch_run.Daemons(sys.argv.pop(1))
+    torch.set_num_threads(1)
+    try:
+        passed = unittest.main(exit=False, verbosity=2).result.wasSuccessful()
+    finally:
+        DAEMONS.down()
+    sys.exit(not passed)
