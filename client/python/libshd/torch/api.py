@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .. import _c
-from ..errors import InvalidArgument, Misuse, NotSupported, StepReset
+from ..errors import InvalidArgument, Misuse, NotSupported, StepReset, WrongStep
 from . import attach, check, layout
 from .buffers import Buffers, Which, buffers_of
 from .engine import ENGINES, Engine, Place, engine_of
@@ -106,18 +106,22 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     dtype = layout.dtype_of(parts)
     spec = layout.spec_of(every, optimizer, name, micro_batches or place.world * place.accumulate, publish or dtype,
                           grad_dtype)
-    session = attach.connect(address, name, timeout)
-    try:
-        model = attach.open_model(session, spec, name, every, place.rank == 0, timeout, init, restore)
-        model.set_policy(**policy.fields())
-        if model.path != _c.SHD_PATH_MAP:
-            raise NotSupported('the daemons\' memory cannot be mapped here: PyTorch needs parameters in place')
-        engine = Engine(module, model, parts, place, policy, buffers=Buffers(model, statistics),
-                        dtype=publish or dtype, stream=grads == 'stream', overlap=overlap,
-                        elastic=micro_batches > 0, weighted=loss == 'sum')
-    except BaseException:
-        session.close()
-        raise
+    engine: Optional[Engine] = None
+    while engine is None:
+        session = attach.connect(address, name, timeout)
+        try:
+            model = attach.open_model(session, spec, name, every, place.rank == 0, timeout, init, restore)
+            model.set_policy(**policy.fields())
+            if model.path != _c.SHD_PATH_MAP:
+                raise NotSupported('the daemons\' memory cannot be mapped here: PyTorch needs parameters in place')
+            engine = Engine(module, model, parts, place, policy, buffers=Buffers(model, statistics),
+                            dtype=publish or dtype, stream=grads == 'stream', overlap=overlap,
+                            elastic=micro_batches > 0, weighted=loss == 'sum')
+        except WrongStep:  # another worker, which was here before, has put values since: begin with those
+            session.close()
+        except BaseException:
+            session.close()
+            raise
     session.watch = Group.find(place.world)
     ENGINES[module] = engine
     add_hooks(module, engine)

@@ -189,7 +189,9 @@ class Engine:
                 self.buffers.read(unit, self.reach(unit) if unit not in self.buffers.kept
                                   else self.model.acquire(unit.index))
             except WrongStep:
-                pass  # others were faster: what is computed of this step is dropped, or this worker puts values next
+                if unit not in self.buffers.kept:
+                    raise
+                # Others were faster: what is computed of this step is dropped, or this worker puts values next.
         self.buffers.restore()
 
     def protect(self, unit: Unit, part: Part) -> None:

@@ -383,6 +383,33 @@ class Begins(Case):
 
 class Arguments(Case):
     """Of shard(): each refusal has the value, and what would be right."""
+    def test_values_that_come_while_a_worker_begins(self):
+        def path(which):
+            return os.path.join(DAEMONS.directory, f'begins-{which}')
+
+        def work():
+            late = os.environ['RANK'] == '1'
+            adopt = sd.engine.Engine.adopt
+
+            def adopt_late(engine):
+                if late and not os.path.exists(path('opened')):
+                    mark(path('opened'))
+                    wait_for(path('put'))
+                adopt(engine)
+            with unittest.mock.patch.object(sd.engine.Engine, 'adopt', adopt_late):
+                module, opt = sd.shard(module := Normed(), adamw(module.parameters()), name='begins')
+            if not late:
+                wait_for(path('opened'))
+            with sd.writable(module):
+                nn.init.constant_(module.fc.weight, 0.5)
+                module.norm.running_mean.fill_(3)
+            mark(path('put'))
+            module(torch.linspace(-1, 1, 32).view(8, 4)).mean().backward()
+            opt.step()
+            return sd.digest(module)
+        first, second = run(work, 2)
+        self.assertEqual(first, second)
+
 
     def test_wrong_values(self):
         for flags, says in (
