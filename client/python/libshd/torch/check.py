@@ -119,7 +119,7 @@ def address_of(address: Any) -> Optional[str]:
 
 def check_state(optimizer: torch.optim.Optimizer) -> None:
     """The owners begin with none."""
-    if optimizer.state:
+    if any(optimizer.state.values()):  # looking for a parameter's makes an empty one
         raise Misuse('the optimizer has state already, from steps it has made or from load_state_dict(): it would be '
                      'lost; shard() with a new one, then call load_state_dict(old.state_dict()) of the one that '
                      'shard() returns')

@@ -60,7 +60,7 @@ def wait_for(engine: weakref.ref[Engine], unit: Unit) -> None:
 def why_gone(engine: weakref.ref[Engine], unit: Unit) -> str:
     """Of a gradient that is not with its parameter: whether it has been, in this step."""
     alive = engine()
-    if alive is None or not alive.stream or alive.writing:
+    if alive is None or not alive.stream or alive.writing or not unit.trainable:
         return ''
     if not alive.backwards and (alive.missing is None or unit in alive.missing):
         return ''

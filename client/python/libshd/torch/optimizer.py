@@ -132,6 +132,8 @@ class Optimizer(torch.optim.Optimizer):
                 engine.open or engine.spoilt or engine.backwards or engine.sealed):
             engine.reset()
         engine.drop()
+        if not engine.elastic:  # the norm was to be of what is dropped
+            engine.clip_norm, engine.norms = 0.0, []
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """At the coming step the gradient's norm is at most this. What is returned has the norm after step()."""

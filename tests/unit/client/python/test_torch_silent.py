@@ -242,6 +242,14 @@ class Gradients(Case):
         self.assertIsNone(weight.grad)
         weight.grad = None
 
+    def test_what_is_frozen_has_none(self):
+        module = Two()
+        module.layers[0].requires_grad_(False)
+        module, _ = self.shard(lambda p: adamw([q for q in p if q.requires_grad]), module)
+        module(self.X).backward()
+        self.assertIsNone(module.layers[0].weight.grad)
+        self.refuses(lambda: module.layers[1].weight.grad, says="'layers.1.weight'.grad: gradients leave")
+
     def test_where_they_stay_they_can_be_changed(self):
         def trained(change, **flags):
             module, opt = self.shard(lambda p: torch.optim.SGD(p, 0.1), **flags)
@@ -273,6 +281,16 @@ class Gradients(Case):
         module.layers[0].weight.register_post_accumulate_grad_hook(halve)
         module.layers[0].bias.register_post_accumulate_grad_hook(halve)
         self.refuses(module(self.X).backward, says="'layers.0.*'.grad: gradients leave")
+
+    def test_a_norm_of_what_is_dropped(self):
+        module, opt = self.shard(lambda p: torch.optim.SGD(p, 1.0))
+        module(self.X).backward()
+        nn.utils.clip_grad_norm_(module.parameters(), 1e-9)
+        opt.zero_grad()
+        before = module.layers[0].weight.detach().clone()
+        module(self.X).backward()
+        opt.step()
+        self.assertGreater((module.layers[0].weight - before).abs().max(), 1e-4)
 
     def test_clipping_with_an_error(self):
         module, opt = self.shard()
@@ -365,24 +383,6 @@ class Late(Case):
 class Begins(Case):
     """A model that is there already."""
 
-    def begun(self, **flags):
-        with contextlib.redirect_stderr(io.StringIO()) as said:
-            module = Two()
-            module, opt = sd.shard(module, adamw(module.parameters()), name='begun', **flags)
-        module(self.X).backward()
-        opt.step()
-        sd.close(module)
-        return said.getvalue()
-
-    def test_who_goes_on_says_so(self):
-        self.assertEqual(self.begun(), '')
-        self.assertRegex(self.begun(), r"^libshd: the daemons have model 'begun' already: goes on from step 1, with.*"
-                                       r"say shard\(name='…'\).*begins anew\n$")
-        self.assertEqual(self.begun(address='local:'), '')
-
-
-class Arguments(Case):
-    """Of shard(): each refusal has the value, and what would be right."""
     def test_values_that_come_while_a_worker_begins(self):
         def path(which):
             return os.path.join(DAEMONS.directory, f'begins-{which}')
@@ -410,6 +410,24 @@ class Arguments(Case):
         first, second = run(work, 2)
         self.assertEqual(first, second)
 
+    def begun(self, **flags):
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            module = Two()
+            module, opt = sd.shard(module, adamw(module.parameters()), name='begun', **flags)
+        module(self.X).backward()
+        opt.step()
+        sd.close(module)
+        return said.getvalue()
+
+    def test_who_goes_on_says_so(self):
+        self.assertEqual(self.begun(), '')
+        self.assertRegex(self.begun(), r"^libshd: the daemons have model 'begun' already: goes on from step 1, with.*"
+                                       r"say shard\(name='…'\).*begins anew\n$")
+        self.assertEqual(self.begun(address='local:'), '')
+
+
+class Arguments(Case):
+    """Of shard(): each refusal has the value, and what would be right."""
 
     def test_wrong_values(self):
         for flags, says in (
@@ -542,15 +560,15 @@ class Afterwards(Case):
         new.load_state_dict(old.state_dict())
         self.refuses(sd.shard, two, new, says=r'has state already.*load_state_dict\(\).*of the one that shard')
 
+    def test_state_that_was_looked_for(self):
+        two = Two()
+        new = adamw(two.parameters())
+        self.assertFalse(any(new.state[p] for p in two.parameters()))
+        module, opt = self.shard(lambda _: new, two)
+        module(self.X).backward()
+        opt.step()
 
-if __name__ == '__main__':
-    DAEMONS = torch_run.Daemons(sys.argv.pop(1))
-    torch.set_num_threads(1)
-    try:
-        passed = unittest.main(exit=False, verbosity=2).result.wasSuccessful()
-    finally:
-        DAEMONS.down()
-    sys.exit(not passed)
+
 class Normed(nn.Module):
     """With BatchNorm, whose statistics are put back to the owners' after each backward()."""
 
