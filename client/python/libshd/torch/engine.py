@@ -107,6 +107,7 @@ class Engine:
         self.quiet = False              # no_sync(): gradients stay where PyTorch puts them
         self.metrics: dict[str, float] = {}
         self.names: tuple[str, ...] = ()  # of the open step's metrics; of all steps' within leases()
+        self.ahead = 0  # puts of other workers that are there already, where this one makes them next
         self.clip_norm = 0.0
         self.norms: list[torch.Tensor] = []  # handed out by clip_grad_norm_(), filled in by step()
         self.held: set[int] = set()
@@ -570,7 +571,7 @@ class Engine:
         self.sealed = True
         for unit in self.units:
             self.release(unit)
-        puts = self.model.puts
+        step, puts = self.model.step, self.model.puts
         groups = (*groups, *[(float('nan'),) * 4] * bool(self.buffers.units))  # they have no rates
         try:
             result = self.model.commit(lr, clip_norm=self.clip_norm, groups=groups,
@@ -584,7 +585,8 @@ class Engine:
             norm.__class__ = torch.Tensor
             norm.fill_(result.grad_norm)
         self.norms = []
-        if self.model.puts != puts and not self.elastic:
+        self.ahead = 0 if self.elastic else self.model.puts - puts
+        if self.ahead and self.model.step - step == self.ahead:  # they took this step's place
             raise Misuse(f'the gradients of this step were dropped. {APART}')
         # A graph from before the step must not be walked again: its saved parameters have changed.
         torch.autograd.graph.increment_version([part.parameter for unit in self.units for part in unit.parts])

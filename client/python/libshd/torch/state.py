@@ -51,8 +51,12 @@ def put(engine: Engine, arrays: Mapping[Unit, int], fill: Fill, updates: Optiona
         fill(unit, array, tensor_at(address, elems_of(unit), torch.float32))
     for unit in engine.units:
         engine.release(unit)
+    puts = engine.model.puts
     try:
-        engine.model.put(bytes(arrays.get(unit, 0) for unit in engine.every), filled, updates)
+        if engine.ahead:
+            engine.ahead -= 1  # another worker's values are there, and count
+        elif not engine.model.put(bytes(arrays.get(unit, 0) for unit in engine.every), filled, updates):
+            engine.ahead = 0 if engine.elastic else max(engine.model.puts - puts - 1, 0)
     except Busy as e:
         raise Misuse('what writable() and its like have written is not put: other workers have begun the next step. '
                      'Each calls it, at the same point of its loop, also those whose values do not count; rank 0 alone '
