@@ -404,6 +404,8 @@ static int timed_out(const struct round *round, const struct hub *hub, struct sh
         if (hub->links[l].busy_ns > 0)
             hint = "it has no place for more requests";
     const char *why = hub->held_up[0] != '\0' ? hub->held_up : hint;
+    if (round->err.code != SHD_OK)
+        why = round->err.text; /* to_the_end: what the others have said counts as well */
     for (uint32_t l = 0; l < hub->link_count; l++)
         for (uint32_t i = 0; i < HUB_CALLS_MAX; i++)
             if (hub->links[l].calls[i].ctx == round)

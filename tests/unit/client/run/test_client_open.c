@@ -602,6 +602,28 @@ TEST(what_is_refused_by_one_owner_is_not_opened_by_another_later)
     fixture_stop(&daemons);
 }
 
+TEST(refusal_is_told_where_another_owner_is_silent)
+{
+    struct shd_err e = { 0 };
+    struct pt_model other = pt;
+    shd_model *m;
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS), *short_one = attach(test_paced(300));
+    EXPECT_OK(shd_model_open(s, pt_spec(&pt), &m, &e), &e);
+    other.publish = "bf16";
+    kill(daemons.pids[0], SIGSTOP);
+    const int r = shd_model_open(short_one, pt_spec(&other), &m, &e);
+    kill(daemons.pids[0], SIGCONT);
+    EXPECT_STATUS(r, SHD_ETIMEDOUT);
+    EXPECT_HAS(e.text, "daemon cpu0");
+    EXPECT_HAS(e.text, "did not answer OpenModel");
+    EXPECT_HAS(e.text, "daemon cpu1");
+    EXPECT_HAS(e.text, "bf16");
+    shd_close(short_one);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 TEST(options_that_contradict_each_other_are_refused)
 {
     struct shd_err e = { 0 };
