@@ -353,10 +353,18 @@ class Late(Case):
             torch.manual_seed(1)
             module, opt = sd.shard(module := Two(), torch.optim.AdamW(module.parameters(), lr=0.5), name=name)
             late = os.environ['RANK'] == '1'
-            for step in range(3):
+            for step in range(2):
                 module(self.X).backward()
                 marker = os.path.join(DAEMONS.directory, f'{name}-{step}')
+                commit = opt.engine.model.commit
+
+                def commits_late(*arguments, marker=marker, commit=commit, **flags):
+                    wait_for(marker)
+                    return commit(*arguments, **flags)
+                if late and where == 'at the end of step()':
+                    opt.engine.model.commit = commits_late
                 opt.step()
+                opt.engine.model.commit = commit
                 if late and where == 'before':
                     wait_for(marker)
                 with sd.writable(module):
@@ -376,7 +384,8 @@ class Late(Case):
 
     def test_values_of_the_first_count(self):
         want = self.train('together', 'nowhere')
-        for i, where in enumerate(['before', 'inside, before it writes', 'inside, after it has written']):
+        for i, where in enumerate(['at the end of step()', 'before', 'inside, before it writes',
+                                    'inside, after it has written']):
             self.assertEqual(self.train(f'late-{i}', where), want, where)
 
 
