@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from .. import _c
-from ..errors import InvalidArgument, Misuse, NotSupported, StepReset, WrongStep
+from ..errors import InvalidArgument, Misuse, NotSupported, StepReset
+from ..session import Session
 from . import attach, check, layout
 from .buffers import Buffers, Which, buffers_of
 from .engine import ENGINES, Engine, Place, engine_of
@@ -93,12 +94,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     parts = layout.units_of(module, layout.groups_of(module, optimizer), units)
     layout.optimizer_spec(optimizer)  # refuses what owners do not have
     check.check_state(optimizer)
-    if empty := [key for key, buffer in module.named_buffers() if buffer.is_meta]:
-        raise Misuse(f'buffer {empty[0]!r} is on the meta device: init= is for parameters; give buffers values first')
-    if place.world > 1 and (met := [key for key, inner in module.named_modules()
-                                    if isinstance(inner, nn.SyncBatchNorm)]):
-        raise NotSupported(f'{met[0]!r} is a SyncBatchNorm: it meets {place.world} workers within each forward, and '
-                           'one that is killed could not go on; use BatchNorm, of whose statistics the mean is kept')
+    check.check_buffers(module, place.world)
     statistics = buffers_of(module, buffers, len(optimizer.param_groups))
     every = statistics + parts  # they are updated in this order, and step() waits for the statistics
     for index, unit in enumerate(every):
@@ -106,23 +102,17 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, *, policy: Policy
     dtype = layout.dtype_of(parts)
     spec = layout.spec_of(every, optimizer, name, micro_batches or place.world * place.accumulate, publish or dtype,
                           grad_dtype)
-    engine: Optional[Engine] = None
-    while engine is None:
-        session = attach.connect(address, name, timeout)
-        try:
-            model = attach.open_model(session, spec, name, every, place.rank == 0, timeout, init, restore)
-            model.set_policy(**policy.fields())
-            if model.path != _c.SHD_PATH_MAP:
-                raise NotSupported('the daemons\' memory cannot be mapped here: PyTorch needs parameters in place')
-            engine = Engine(module, model, parts, place, policy, buffers=Buffers(model, statistics),
-                            dtype=publish or dtype, stream=grads == 'stream', overlap=overlap,
-                            elastic=micro_batches > 0, weighted=loss == 'sum')
-        except WrongStep:  # another worker, which was here before, has put values since: begin with those
-            session.close()
-        except BaseException:
-            session.close()
-            raise
-    session.watch = Group.find(place.world)
+
+    def begin(session: Session) -> Engine:
+        model = attach.open_model(session, spec, name, every, place.rank == 0, timeout, init, restore)
+        model.set_policy(**policy.fields())
+        if model.path != _c.SHD_PATH_MAP:
+            raise NotSupported('the daemons\' memory cannot be mapped here: PyTorch needs parameters in place')
+        return Engine(module, model, parts, place, policy, buffers=Buffers(model, statistics),
+                      dtype=publish or dtype, stream=grads == 'stream', overlap=overlap,
+                      elastic=micro_batches > 0, weighted=loss == 'sum')
+    engine = attach.attached(address, name, timeout, begin)
+    engine.model.session.watch = Group.find(place.world)
     ENGINES[module] = engine
     add_hooks(module, engine)
     if not getattr(module, '_is_accelerate_prepared', False):

@@ -9,18 +9,19 @@ import re
 import subprocess
 import sys
 import tempfile
-from typing import Callable, Optional, Sequence
+from typing import Callable, Optional, Sequence, TypeVar
 
 import torch
 from torch import nn
 
-from ..errors import IOFailed, Misuse, NotFound
+from ..errors import IOFailed, Misuse, NotFound, WrongStep
 from ..library import call, lib, program
 from ..session import Model, Session
 from . import check
 from .layout import Part, Unit, elems_of
 
 
+Begun = TypeVar('Begun')
 FOR_EVER = 3600 * 24 * 365  # seconds
 
 
@@ -32,6 +33,19 @@ def connect(address: Optional[str], name: str, timeout: Optional[float]) -> Sess
     session = Session(address, name=name, timeout=timeout or 0)
     call(lib.shd_explain_writes)  # to what nothing in Python guards: ctypes, C++
     return session
+
+
+def attached(address: Optional[str], name: str, timeout: Optional[float], begin: Callable[[Session], Begun]) -> Begun:
+    """What begin() makes of a session; of another one where a worker that was here before has put values meanwhile."""
+    while True:
+        session = connect(address, name, timeout)
+        try:
+            return begin(session)
+        except WrongStep:
+            session.close()
+        except BaseException:
+            session.close()
+            raise
 
 
 def start(daemons: int) -> str:

@@ -125,6 +125,15 @@ def check_state(optimizer: torch.optim.Optimizer) -> None:
                      'shard() returns')
 
 
+def check_buffers(module: nn.Module, world: int) -> None:
+    """Whether their values can begin here, and go on without one of several workers."""
+    if empty := [key for key, buffer in module.named_buffers() if buffer.is_meta]:
+        raise Misuse(f'buffer {empty[0]!r} is on the meta device: init= is for parameters; give buffers values first')
+    if world > 1 and (met := [key for key, inner in module.named_modules() if isinstance(inner, nn.SyncBatchNorm)]):
+        raise NotSupported(f'{met[0]!r} is a SyncBatchNorm: it meets {world} workers within each forward, and '
+                           'one that is killed could not go on; use BatchNorm, of whose statistics the mean is kept')
+
+
 def number_from(variable: str, default: int) -> int:
     """Of the environment."""
     text = os.environ.get(variable, '')
