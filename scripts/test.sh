@@ -97,12 +97,24 @@ must() { timed "$1" step "$@"; }
 count_failed() { (step "$@") || note failed "$1"; }
 check() { timed "$1" count_failed "$@"; }
 
-# Of ctest's output: where nobody looks on, each twentieth test and those that fail.
+# Of ctest's output: where nobody looks on, each twentieth test, and those that fail with what was said of it. Who shows
+# a part of a long output shows that about the first failure, so the reasons stand there, too.
 shown() {
     if [ -t 1 ]; then
         sed -u "s/^/$1: /"
     else
-        sed -un "/\*\*\*Skipped/d; /\*\*\*/ { s/^/$1: /p; d }; /^ *[0-9]*[02468]0\/[0-9]* Test /s/^/$1: /p"
+        sed -Eun "s/^/$1: /
+            /^$1: +[0-9]+\/[0-9]+ Test |^$1: +Start |^$1: [0-9]+% tests passed/ {
+                h
+                /\*\*\*Skipped/d
+                /\*\*\*| [0-9]*[02468]0\/[0-9]+ Test /p
+                d
+            }
+            x
+            /\*\*\*(Failed|Timeout|Exception)/! { x; d }
+            x
+            /\.(c|cc|cpp|cu|cuh|h|sh|py):[0-9]+(:[0-9]+)?: |^$1: +FAIL(ED)?([ :]|\$)|^$1: (FAIL|ERROR)/p
+            /^$1: [A-Za-z_.]*(Error|Exception|Expired)(: |\$)|(ERROR|WARNING): [A-Za-z]*Sanitizer/p"
     fi
 }
 

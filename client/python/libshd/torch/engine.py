@@ -382,7 +382,13 @@ class Engine:
     def reset(self) -> None:
         """Nothing of the open step is anywhere afterwards; other workers compute theirs again."""
         if self.handed:
-            self.model.reset_step()
+            try:
+                self.model.reset_step()
+            except WrongStep:
+                if self.leased is None:
+                    raise
+                # Others have computed the micro-batch too, for this worker was late; whoever did, its gradients are
+                # the same.
         self.begin_again()
 
     def begin_again(self) -> None:

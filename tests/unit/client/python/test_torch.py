@@ -775,13 +775,16 @@ class Statistics(unittest.TestCase):
 class Again(unittest.TestCase):
     """A step that a worker gives up and begins again."""
 
-    def train(self, name, gives_up=lambda rank, step: False, elastic=False):
+    def train(self, name, gives_up=lambda rank, step: False, elastic=False, held_up=lambda step: None,
+              begins=lambda step: None):
         def step_of(module, opt, step, micro, again):
             if again:  # before the last gradient is in, after which others may commit
                 handle = module.wte.register_forward_hook(breaks)
                 with self.assertRaises(torch.OutOfMemoryError):
-                    module(1000 * step + micro + 500).backward()
+                    # Leased, another may compute it meanwhile, so it must be the same.
+                    module(1000 * step + micro + (0 if elastic else 500)).backward()
                 handle.remove()
+                held_up(step)
                 opt.zero_grad()
             module(1000 * step + micro).backward()
             opt.step()
@@ -791,6 +794,7 @@ class Again(unittest.TestCase):
             module, opt = sd.shard(module, adamw(module), name=name, micro_batches=4 if elastic else 0)
             if elastic:
                 for step, micro in sd.leases(module, 4):
+                    begins(step)
                     step_of(module, opt, step, micro, micro == 2 and gives_up(rank, step))
             while sd.step_of(module) < 4:
                 step = sd.step_of(module)
@@ -813,6 +817,22 @@ class Again(unittest.TestCase):
         def once(_rank, step):
             return step % 2 == 1 and not (step in again or again.add(step))
         self.assertEqual(self.train('again-leased', once, elastic=True), self.train('at-once-leased', elastic=True))
+
+    def test_what_another_has_computed_meanwhile(self):
+        """Then the step is over, and nothing is there to be given up."""
+        held, over = (os.path.join(DAEMONS.directory, name) for name in ('again-held', 'again-over'))
+
+        def wait(step):
+            open(held, 'x').close()
+            while not os.path.exists(over):
+                time.sleep(0.01)
+
+        def begins(step):
+            if step == 2 and os.path.exists(held):  # by the other one
+                open(over, 'w').close()
+        late = self.train('again-late', lambda rank, step: step == 1 and not os.path.exists(held), elastic=True,
+                          held_up=wait, begins=begins)
+        self.assertEqual(late, self.train('again-in-time', elastic=True))
 
 
 class Elastic(unittest.TestCase):
