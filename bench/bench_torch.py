@@ -12,8 +12,8 @@ order that rotates, of "none" twice.
   torch.SIZE.TOOL.memory_mb     of all its processes, daemons too, while it steps: their PSS as if nothing else ran;
                                 reserve_mb: what daemons have taken and nobody has mapped or touched
   torch.SIZE.TOOL.first_step_s  from the start of the processes to the end of their first step; of those that import
-                                PyTorch: import_s. shardd attaches to daemons that have the state; the others begin
-                                with a new model, and load no checkpoint.
+                                PyTorch: import_s. shardd attaches to daemons that have the state, with a module on
+                                the meta device; the others begin with a new model, and load no checkpoint.
   torch.SIZE.one.*              one worker: PyTorch alone, and shardd (waits: with overlap=False)
   torch.SIZE.TOOL.recovery_s    rank 1 is killed by SIGKILL half way between two checkpoints: until both ranks
                                 have done the next step; caught_up_s: until they are where they had been; lost_steps.
@@ -180,12 +180,12 @@ class Group:
         for name, value in values.items():
             self.figures.setdefault(name, []).append(value)
 
-    def start(self):
-        """The workers' first step, from nothing but what daemons may have."""
+    def start(self, warm=False):
+        """The workers' first step, from nothing but what daemons may have. warm: they have the values, too."""
         more = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port()), 'WORLD_SIZE': str(self.world)}
         if self.daemons:
             more['SHARDD_ADDRESS'] = self.daemons.address
-        command = [self.o.python, WORKER, self.variant, '--size', self.o.size]
+        command = [self.o.python, WORKER, self.variant, '--size', self.o.size] + ['--meta'] * warm
         begin = time.monotonic()
         for rank in range(self.world):
             with open(os.path.join(self.folder, f'stderr.{rank}'), 'wb') as errors:
@@ -268,7 +268,7 @@ def start_all(o, folder, variants, world):
             if group.daemons:  # so that they have the state
                 group.note(**{f'cold_{name}': value for name, value in group.start().items()})
                 group.quit()
-            group.note(**group.start())
+            group.note(**group.start(warm=bool(group.daemons)))
             group.note(**group.peak_mb())
         except RuntimeError as e:
             say(f'LEFT OUT: {e}')

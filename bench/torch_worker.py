@@ -172,10 +172,11 @@ class Data:
         return rows[:, :-1], rows[:, 1:]
 
 
-def made(size):
+def made(size, device):
     layers, dim, heads, seq, _ = SIZES[size]
     torch.manual_seed(1)
-    return gpt_torch.Gpt(argparse.Namespace(layers=layers, dim=dim, heads=heads, seq=seq))
+    with torch.device(device):
+        return gpt_torch.Gpt(argparse.Namespace(layers=layers, dim=dim, heads=heads, seq=seq))
 
 
 def serve(side, data, out):
@@ -210,6 +211,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('variant', choices=VARIANTS)
     p.add_argument('--size', choices=SIZES, default='10m')
+    p.add_argument('--meta', action='store_true', help='the daemons have the values, so the module needs none')
     p.add_argument('--record')
     p.add_argument('--steps', type=int)
     p.add_argument('--save-every', type=int)
@@ -226,7 +228,7 @@ def main():
     def out(answer):
         print(json.dumps(answer), file=answers, flush=True)
     imported = time.monotonic()
-    model = made(o.size)
+    model = made(o.size, 'meta' if o.meta else 'cpu')
     params = sum(x.numel() for x in model.parameters())
     side, data = VARIANTS[o.variant](model), Data(*SIZES[o.size][3:])
     if o.record:
