@@ -125,7 +125,7 @@ static void fill_open(const struct layout_opening *o, const struct link *link,
                                    .slots = o->slots,
                                    .origin = o->origin,
                                    .settled = o->settled,
-                                   .spec_apart = link->peer.takes_specs };
+                                   .spec_apart = true };
     if (o->json != NULL)
         spec_out_fill(o->json, &q->spec, &q->spec_at);
 }

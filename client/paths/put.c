@@ -81,7 +81,7 @@ static void make_create(const struct round *round, const struct link *link,
         .model = p->m->map->owners[link->index].layout.handle,
         .step = p->m->step,
         .consent = p->consent,
-        .attempt = begin && link->peer.takes_specs ? reset_attempt(p->m) : 0,
+        .attempt = begin ? reset_attempt(p->m) : 0,
         .arrays = { p->put->arrays, begin ? p->m->spec->unit_count : 0 },
     };
 }

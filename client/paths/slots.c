@@ -161,8 +161,7 @@ static int make_return(struct link *link, const struct call *call, struct wire_r
         const struct report report = model_report(m, msg->micro);
         msg->metric_count = report.count;
         memcpy(msg->metrics, report.metrics, sizeof msg->metrics);
-        if (link->peer.takes_specs) /* it knows the field, too */
-            msg->metric_names = m->reports[msg->micro * m->spec->accumulate].names;
+        msg->metric_names = m->reports[msg->micro * m->spec->accumulate].names;
     }
     return SHD_OK;
 }

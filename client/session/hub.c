@@ -10,6 +10,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "client/session/link_attach.h"
 #include "client/session/spec_out.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"

@@ -53,8 +53,7 @@ enum link_state {
 
 struct link_peer {     /* what the daemon's version has */
     uint32_t requests; /* types it knows */
-    bool takes_specs;  /* in segments, and gives them so; and it knows Return.metric_names and
-                        * Create.attempt, which an older one would not understand */
+    uint32_t level;    /* of the features it knows: enum wire_level, or a later build's */
 };
 
 struct link {
@@ -157,14 +156,6 @@ int link_send(struct link *link, struct wire_request *request, uint64_t seq, str
  * SHD_EGONE: the connection is lost, with SHD_ECANCELED it is given up. */
 int link_claim(struct link *link, const struct wire_segment *segment, int *ret_fd,
                struct shd_err *e);
-
-/* -- Attaching to a daemon, and again after it died -------------------------------------------- */
-
-/* Do what can be done now for a link that is not up, without waiting. */
-void link_advance(struct link *link, uint64_t now_ns);
-
-/* The answer to Hello. */
-int link_welcome(struct link *link, const struct wire_reply *reply, struct shd_err *e);
 
 struct link_ask { /* what is done in link_exchange(); NULL: nothing */
     int (*take)(void *ctx, struct link *link, const struct wire_reply *reply, struct shd_err *e);

@@ -44,7 +44,7 @@ int spec_out_pass(const struct spec_out *out, const struct link *link, struct sh
     struct shd_err why = { 0 };
     if (out->segment.fd < 0)
         return SHD_OK;
-    if (!link->peer.takes_specs)
+    if (link->peer.level < WIRE_LEVEL_SPECS)
         return link_err(link, SHD_ENOTSUP, e,
                         "takes specs of %zu bytes at most, this model's has %" PRIu64
                         ": it is of an older version",

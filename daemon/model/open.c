@@ -148,7 +148,6 @@ static int attach(struct open_work *w, struct model *m)
     struct op *op = w->op;
     const uint32_t slots = op->req.open_model.slots;
     const bool apart = m->json.segment.fd >= 0;
-    op->session->spec_apart = op->session->spec_apart || op->req.open_model.spec_apart;
     op->reply.type = WIRE_LAYOUT;
     op->reply.layout = (struct wire_layout){
         .model = m->handle,
@@ -201,7 +200,7 @@ static int check_found(struct open_work *w, const struct model *m)
                        "model '%s' cannot be used: %s", m->spec->name,
                        status_meaning(m->last_status));
     const int r = check_owner(op, m);
-    if (r == SHD_OK && m->json.segment.fd >= 0 && !op->req.open_model.spec_apart)
+    if (r == SHD_OK && m->json.segment.fd >= 0 && op->session->level < WIRE_LEVEL_SPECS)
         return err_set(&op->err, SHD_ENOTSUP,
                        "model '%s' has a spec of %" PRIu64 " bytes, messages hold %zu, and this "
                        "client's library knows no other way: use one of this version",
@@ -374,6 +373,9 @@ static void serve_next(struct daemon *d)
 void open_model(struct op *op)
 {
     struct daemon *d = op->daemon;
+    struct session *s = op->session;
+    if (op->req.open_model.spec_apart && s->level < WIRE_LEVEL_SPECS)
+        s->level = WIRE_LEVEL_SPECS; /* of a build that has no other way to say so */
     op->next = NULL;
     *d->open->last = op;
     d->open->last = &op->next;

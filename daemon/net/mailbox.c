@@ -149,7 +149,9 @@ void mailbox_reply(struct daemon *d, const struct op *op)
     struct mailbox *mb = d->mailbox;
     struct shd_err e;
     size_t bytes;
-    if (wire_reply_pack(&op->reply, mb->frame, WIRE_FRAME_BYTES_MAX, &bytes, &e) != SHD_OK) {
+    const uint32_t level = op->session != NULL ? op->session->level : WIRE_LEVEL_BASE;
+    if (wire_reply_pack_for(&op->reply, level, mb->frame, WIRE_FRAME_BYTES_MAX, &bytes, &e) !=
+        SHD_OK) {
         const struct wire_reply failed = { .seq = op->reply.seq, .status = e.code, .text = e.text };
         struct shd_err ignored;
         if (wire_reply_pack(&failed, mb->frame, WIRE_FRAME_BYTES_MAX, &bytes, &ignored) != SHD_OK)

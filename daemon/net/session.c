@@ -339,7 +339,7 @@ static int send_welcome(struct session *s, int fd, struct shd_err *e)
 {
     if (getrandom(s->token, sizeof s->token, 0) != (ssize_t)sizeof s->token)
         return err_sys(e, SHD_EIO, "get random bytes");
-    const struct side_msg msg = side_welcome(s->token);
+    const struct side_msg msg = side_welcome(s->token, WIRE_LEVEL);
     return side_send(fd, &msg, /* pass_fd= */ -1, e);
 }
 

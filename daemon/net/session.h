@@ -78,9 +78,8 @@ struct session {
     struct session_ticket tickets[SESSION_TICKETS_MAX];
     uint64_t ticket_last;
     struct session_passed passed;
-    bool detached;   /* it has said goodbye */
-    bool spec_apart; /* its library knows of specs in segments, and of Prepared.reported; an older
-                      * one would not understand the reply */
+    bool detached;  /* it has said goodbye */
+    uint32_t level; /* of the features that its library knows: enum wire_level */
     struct session_prepared prepared;
 };
 

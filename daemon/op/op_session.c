@@ -66,6 +66,7 @@ static int op_hello(struct op *op)
     s->role = req->role;
     memcpy(s->name, req->name, strlen(req->name) + 1); /* wire.h: shorter than s->name */
     s->rank = req->rank;
+    s->level = req->level;
     s->conn = op->conn;
     mailbox_admit(d, s->conn, /* admitted= */ true);
     note_session(d->metrics, TRACE_SESSION, s->id, /* died= */ false);

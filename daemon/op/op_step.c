@@ -186,8 +186,7 @@ static int op_prepare(struct op *op)
                                                  .finite = p.finite,
                                                  .sum = p.sum,
                                                  .metric_count = p.metric_count,
-                                                 .reported = op->session->spec_apart ? p.reported
-                                                                                     : 0,
+                                                 .reported = p.reported,
                                                  .has_decision = p.has_decision,
                                                  .decision = p.decision };
     memcpy(op->reply.prepared.metrics, p.metrics, sizeof p.metrics);

@@ -169,11 +169,13 @@ int side_peer_allowed(const struct side_peer *peer, const char *what, struct shd
 #define PAGES \
     ((uint64_t)(sizeof(struct board) + sizeof(struct board_word)) << 32 | (uint32_t)ACTIVITY_BYTES)
 
-struct side_msg side_welcome(const uint8_t token[SHD_TOKEN_BYTES])
+struct side_msg side_welcome(const uint8_t token[SHD_TOKEN_BYTES], uint32_t level)
 {
-    struct side_msg msg = {
-        .type = SIDE_WELCOME, .bytes = PAGES, .kind = SEGMENT_SPEC, .text = SHARDD_VERSION
-    };
+    struct side_msg msg = { .type = SIDE_WELCOME,
+                            .ticket = level,
+                            .bytes = PAGES,
+                            .kind = SEGMENT_SPEC,
+                            .text = SHARDD_VERSION };
     memcpy(msg.token, token, sizeof msg.token);
     return msg;
 }

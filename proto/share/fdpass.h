@@ -24,19 +24,19 @@ struct side_msg {
     uint32_t protocol; /* SHD_PROTOCOL */
     uint32_t type;     /* enum side_type */
     int32_t status;    /* SIDE_ERROR: enum shd_status */
-    uint64_t ticket;
-    uint64_t bytes;    /* SIDE_SEGMENT: size of the segment; SIDE_WELCOME: of pages */
-    uint32_t kind;     /* enum segment_kind: SIDE_SEGMENT: its own; SIDE_WELCOME: what a
-                        * client may pass; 0: nothing, the daemon is older */
-    uint32_t reserved; /* 0 */
+    uint64_t ticket; /* SIDE_WELCOME: the daemon's feature level (proto/wire/wire.h); 0: not said */
+    uint64_t bytes;  /* SIDE_SEGMENT: size of the segment; SIDE_WELCOME: of pages */
+    uint32_t kind;   /* enum segment_kind: SIDE_SEGMENT: its own; SIDE_WELCOME: what a
+                      * client may pass; 0: nothing, the daemon is older */
+    uint32_t reserved;              /* 0 */
     uint8_t token[SHD_TOKEN_BYTES]; /* SIDE_WELCOME */
     char text[128];                 /* SIDE_ERROR, SIDE_WELCOME (version): terminated */
 };
 #define SIDE_MAGIC UINT32_C(0x53444853) /* "SHDS" */
 
-/* The daemon's first message: its version, and the sizes of what both sides map as structs of their
- * own build (the board, the activity page). */
-struct side_msg side_welcome(const uint8_t token[SHD_TOKEN_BYTES]);
+/* The daemon's first message: its version and feature level, and the sizes of what both sides map
+ * as structs of their own build (the board, the activity page). */
+struct side_msg side_welcome(const uint8_t token[SHD_TOKEN_BYTES], uint32_t level);
 
 /* Client: check that both builds have the same structs. SHD_EPROTO names sizes and versions. A
  * daemon that does not say (0) passes: sizes are checked again when segments are mapped. */

@@ -1,7 +1,8 @@
 /* See wire.h. Between frames, protobuf-c's generated structs and the plain structs of wire.h:
  *
  *     unpack   frame -> frame_decode() -> message_check() -> message_take() -> plain struct
- *     pack     plain struct -> message_put() -> message_check() -> frame_encode() -> frame
+ *     pack     plain struct -> message_put() -> message_check() -> level_fit() -> frame_encode()
+ *              -> frame
  *
  * One check serves both directions, so that a sender learns of a bad value by its name before its
  * peer does. Nothing is taken from a message before all of it was checked. Messages inside messages
@@ -16,14 +17,14 @@
 #include <string.h>
 
 #include "proto/base/check.h"
+#include "proto/wire/wire_frame.h"
+#include "proto/wire/wire_level.h"
 #include "proto/wire/wire_tables.h"
 
 static_assert(SHD__REQUEST__BODY_RESET - SHD__REQUEST__BODY_HELLO == WIRE_RESET,
               "a tag is left out");
 static_assert(SHD__REPLY__BODY_RESET_ANSWER - SHD__REPLY__BODY_WELCOME + 1 == WIRE_RESET_ANSWER,
               "a tag is left out");
-
-#define ARENA_ALIGN 16u
 
 /* A field of one message, in both its forms. */
 struct field {
@@ -370,72 +371,7 @@ static void message_put(const struct wire_message *t, const void *plain, struct 
     message_copy(t, &parts->body.base, (uint8_t *)plain, parts);
 }
 
-/* -- Frames -------------------------------------------------------------------------------- */
-
-/* The memory that one decoding takes from the arena. */
-struct decoder {
-    struct wire_arena *arena; /* borrowed */
-    bool exhausted;
-};
-
-static void *arena_alloc(void *ctx, size_t bytes)
-{
-    struct decoder *d = ctx;
-    struct wire_arena *a = d->arena;
-    const size_t start = (a->used + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
-    if (start > a->bytes || bytes > a->bytes - start) {
-        d->exhausted = true;
-        return NULL;
-    }
-    a->used = start + bytes;
-    return a->base + start;
-}
-
-static void arena_free(void *ctx, void *p)
-{
-    (void)ctx;
-    (void)p; /* the owner resets the whole */
-}
-
-/* Decode a frame into the arena. Errors: SHD_ERANGE too long or does not fit the arena, SHD_EPROTO
- * malformed; the arena is as before then. */
-static int frame_decode(const ProtobufCMessageDescriptor *descriptor, const void *frame,
-                        size_t bytes, struct wire_arena *arena, ProtobufCMessage **ret_m,
-                        struct shd_err *e)
-{
-    CHECK((uintptr_t)arena->base % ARENA_ALIGN == 0 && arena->used <= arena->bytes);
-    if (bytes > WIRE_FRAME_BYTES_MAX)
-        return err_set(e, SHD_ERANGE, "frame has %zu bytes, the limit is %zu", bytes,
-                       WIRE_FRAME_BYTES_MAX);
-    const size_t used = arena->used;
-    struct decoder d = { .arena = arena };
-    ProtobufCAllocator allocator = { .alloc = arena_alloc,
-                                     .free = arena_free,
-                                     .allocator_data = &d };
-    *ret_m = protobuf_c_message_unpack(descriptor, &allocator, bytes, frame);
-    if (*ret_m != NULL)
-        return SHD_OK;
-    arena->used = used;
-    if (d.exhausted)
-        return err_set(e, SHD_ERANGE, "%s of %zu bytes does not fit the arena's %zu",
-                       descriptor->short_name, bytes, arena->bytes - used);
-    return err_set(e, SHD_EPROTO, "%zu bytes are not a %s", bytes, descriptor->short_name);
-}
-
-/* SHD_ERANGE when m would exceed capacity or WIRE_FRAME_BYTES_MAX. */
-static int frame_encode(const ProtobufCMessage *m, void *buf, size_t capacity, size_t *ret_bytes,
-                        struct shd_err *e)
-{
-    const size_t bytes = protobuf_c_message_get_packed_size(m);
-    const size_t max = capacity < WIRE_FRAME_BYTES_MAX ? capacity : WIRE_FRAME_BYTES_MAX;
-    if (bytes > max)
-        return err_set(e, SHD_ERANGE, "%s packs to %zu bytes, the limit is %zu",
-                       m->descriptor->short_name, bytes, max);
-    const size_t written = protobuf_c_message_pack(m, buf);
-    CHECK(written == bytes);
-    *ret_bytes = bytes;
-    return SHD_OK;
-}
+/* -- Names ---------------------------------------------------------------------------------- */
 
 const char *wire_request_name(enum wire_request_type type)
 {
@@ -490,19 +426,28 @@ int wire_request_unpack(const void *frame, size_t bytes, struct wire_arena *aren
     return SHD_OK;
 }
 
-int wire_request_pack(const struct wire_request *request, void *buf, size_t capacity,
-                      size_t *ret_bytes, struct shd_err *e)
+int wire_request_pack_for(const struct wire_request *request, uint32_t level, void *buf,
+                          size_t capacity, size_t *ret_bytes, struct shd_err *e)
 {
     CHECK((unsigned)request->type < WIRE_REQUEST_TYPES);
+    const struct wire_message *t = &wire_requests[request->type];
     struct wire_parts parts;
     Shd__Request m = SHD__REQUEST__INIT;
-    message_put(&wire_requests[request->type], &request->hello, &parts);
+    message_put(t, &request->hello, &parts);
     m.seq = request->seq;
     m.session = request->session;
     m.body_case = SHD__REQUEST__BODY_HELLO + request->type;
     m.hello = (Shd__Hello *)&parts.body;
-    const int r = message_check(&wire_requests[request->type], &parts.body.base, e);
+    int r = message_check(t, &parts.body.base, e);
+    if (r == SHD_OK && level < WIRE_LEVEL)
+        r = level_fit(t, &parts.body.base, level, e);
     return r == SHD_OK ? frame_encode(&m.base, buf, capacity, ret_bytes, e) : r;
+}
+
+int wire_request_pack(const struct wire_request *request, void *buf, size_t capacity,
+                      size_t *ret_bytes, struct shd_err *e)
+{
+    return wire_request_pack_for(request, WIRE_LEVEL, buf, capacity, ret_bytes, e);
 }
 
 /* -- Replies --------------------------------------------------------------------------------- */
@@ -567,8 +512,8 @@ int wire_reply_unpack(const void *frame, size_t bytes, struct wire_arena *arena,
     return SHD_OK;
 }
 
-int wire_reply_pack(const struct wire_reply *reply, void *buf, size_t capacity, size_t *ret_bytes,
-                    struct shd_err *e)
+int wire_reply_pack_for(const struct wire_reply *reply, uint32_t level, void *buf, size_t capacity,
+                        size_t *ret_bytes, struct shd_err *e)
 {
     CHECK((unsigned)reply->type < WIRE_REPLY_TYPES);
     char text[SHD_ERR_TEXT_BYTES];
@@ -588,6 +533,14 @@ int wire_reply_pack(const struct wire_reply *reply, void *buf, size_t capacity, 
         m.body_case = SHD__REPLY__BODY_WELCOME + reply->type - WIRE_WELCOME;
         m.welcome = (Shd__Welcome *)&parts.body;
     }
-    const int r = reply_check(&m, e);
+    int r = reply_check(&m, e);
+    if (r == SHD_OK && reply->type != WIRE_REPLY_NONE && level < WIRE_LEVEL)
+        r = level_fit(&wire_replies[reply->type], &parts.body.base, level, e);
     return r == SHD_OK ? frame_encode(&m.base, buf, capacity, ret_bytes, e) : r;
+}
+
+int wire_reply_pack(const struct wire_reply *reply, void *buf, size_t capacity, size_t *ret_bytes,
+                    struct shd_err *e)
+{
+    return wire_reply_pack_for(reply, WIRE_LEVEL, buf, capacity, ret_bytes, e);
 }

@@ -47,6 +47,23 @@ struct wire_bytes {
     size_t bytes;
 };
 
+/* Feature levels. A field that a build does not know ends the session, so each side tells the other
+ * its level, and gets no field of a higher one: packing leaves it out, or refuses what would mean
+ * something else without it. Each field's level is in wire_tables.c. A new field is of a new level,
+ * once a build with the last one is in use.
+ *
+ * A daemon tells its level in SIDE_WELCOME, before anything else is said, a client then in Hello,
+ * which is packed for the daemon's. Builds of the first two levels tell none: what they do instead
+ * is said here. */
+enum wire_level {
+    WIRE_LEVEL_BASE,
+    WIRE_LEVEL_SPECS, /* specs in segments (SIDE_WELCOME.kind, OpenModel.spec_apart), names of
+                       * metrics and how many reported, the attempt of a put */
+    WIRE_LEVEL_TOLD,  /* Hello.level */
+    WIRE_LEVEL_END
+};
+#define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
+
 /* X(NAME, name): request bodies in tag order. The daemon's dispatch table is built from it. */
 #define WIRE_REQUEST_MAP(X)   \
     X(HELLO, hello)           \
@@ -85,6 +102,7 @@ struct wire_hello {
     uint8_t token[WIRE_TOKEN_BYTES];
     const char *name; /* < WIRE_NAME_BYTES_MAX, printable */
     uint32_t rank;    /* of its process, plus 1; 0: it has none */
+    uint32_t level;   /* enum wire_level, or a later build's; 0: it tells none */
 };
 struct wire_spec_at { /* where a spec is that does not fit its message (proto/share/spec_segment.h)
                        */
@@ -100,7 +118,7 @@ struct wire_open_model {
     uint64_t origin;
     bool settled;
     struct wire_spec_at spec_at;
-    bool spec_apart; /* Layout may have its spec in a segment */
+    bool spec_apart; /* the client is of WIRE_LEVEL_SPECS at least */
 };
 struct wire_return {
     uint32_t model;
@@ -423,6 +441,13 @@ int wire_request_pack(const struct wire_request *request, void *buf, size_t capa
                       size_t *ret_bytes, struct shd_err *e);
 int wire_reply_pack(const struct wire_reply *reply, void *buf, size_t capacity, size_t *ret_bytes,
                     struct shd_err *e);
+
+/* The same for a peer of a lower level than this build's. SHD_ENOTSUP, which names the field, where
+ * the message would say something else without what the peer does not know. */
+int wire_request_pack_for(const struct wire_request *request, uint32_t level, void *buf,
+                          size_t capacity, size_t *ret_bytes, struct shd_err *e);
+int wire_reply_pack_for(const struct wire_reply *reply, uint32_t level, void *buf, size_t capacity,
+                        size_t *ret_bytes, struct shd_err *e);
 
 /* "RETURN" ... for logs; type must be valid. */
 const char *wire_request_name(enum wire_request_type type);

@@ -21,6 +21,8 @@
     _Generic((member), bool : 1, uint32_t : 4, float : 4, uint64_t : 8, double : 8, \
              const char * : 8, default : 0)
 #define LIMITS(low, high)           .min = (low), .max = (high)
+#define SINCE(name)                 .level = WIRE_LEVEL_##name
+#define NEEDED_SINCE(name)          SINCE(name), .needed = true
 #define MORE(T, member)             .more_at = offsetof(struct wire_##T, member)
 #define ANY(T, member)              ROW(T, member, .form = WIRE_ANY)
 #define RANGE(T, member, low, high) ROW(T, member, LIMITS(low, high))
@@ -30,11 +32,12 @@
 #define NAME(T, member)             ROW(T, member, .form = WIRE_NAME, .max = WIRE_NAME_BYTES_MAX - 1)
 #define PATH(T, member)             ROW(T, member, .form = WIRE_PATH, .max = WIRE_PATH_BYTES_MAX - 1)
 #define EXACT(T, member, size)      ROW(T, member, .form = WIRE_EXACT, LIMITS(size, size))
-#define SPEC_AT(T)                                                                        \
-    ROW_AS(struct wire_##T, "spec_ticket", spec_at.ticket, .form = WIRE_ANY),             \
-        ROW_AS(struct wire_##T, "spec_bytes", spec_at.bytes, .max = SPEC_JSON_BYTES_MAX), \
-        ROW_AS(struct wire_##T, "spec_sum", spec_at.sum, .max = WIRE_SUM_BYTES,           \
-               .multiple = WIRE_SUM_BYTES)
+#define SPEC_AT(T)                                                                                 \
+    ROW_AS(struct wire_##T, "spec_ticket", spec_at.ticket, .form = WIRE_ANY, NEEDED_SINCE(SPECS)), \
+        ROW_AS(struct wire_##T, "spec_bytes", spec_at.bytes, .max = SPEC_JSON_BYTES_MAX,           \
+               NEEDED_SINCE(SPECS)),                                                               \
+        ROW_AS(struct wire_##T, "spec_sum", spec_at.sum, .max = WIRE_SUM_BYTES,                    \
+               .multiple = WIRE_SUM_BYTES, NEEDED_SINCE(SPECS))
 #define METRICS(T)  ROW(T, metrics, .max = WIRE_METRICS_MAX, MORE(T, metric_count))
 #define DECISION(T) ROW(T, decision, .max = 1, .of = &decision)
 #define DECIDED(T)  ROW(T, decision, .max = 1, .of = &decision, MORE(T, has_decision))
@@ -80,6 +83,7 @@ static const struct wire_field hello_fields[] = {
     EXACT(hello, token, WIRE_TOKEN_BYTES),
     NAME(hello, name),
     ANY(hello, rank),
+    ROW(hello, level, .form = WIRE_ANY, SINCE(TOLD)),
 };
 static const struct wire_field open_model_fields[] = {
     RANGE(open_model, spec, 0, SPEC_MESSAGE_BYTES_MAX),
@@ -90,7 +94,7 @@ static const struct wire_field open_model_fields[] = {
     ANY(open_model, origin),
     ANY(open_model, settled),
     SPEC_AT(open_model),
-    ANY(open_model, spec_apart),
+    ROW(open_model, spec_apart, .form = WIRE_ANY, SINCE(SPECS)),
 };
 static const struct wire_field return_fields[] = {
     ANY(return, model),
@@ -103,7 +107,7 @@ static const struct wire_field return_fields[] = {
     METRICS(return ),
     ANY(return, turn),
     ANY(return, attempt),
-    NAME(return, metric_names),
+    ROW(return, metric_names, .form = WIRE_NAME, .max = WIRE_NAME_BYTES_MAX - 1, SINCE(SPECS)),
 };
 static const struct wire_field prepare_fields[] = { ANY(prepare, model), ANY(prepare, step),
                                                     ANY(prepare, attempt) };
@@ -164,7 +168,7 @@ static const struct wire_field create_fields[] = {
     ANY(create, step),
     RANGE(create, arrays, 0, SHD_UNITS_MAX),
     ANY(create, consent),
-    ANY(create, attempt),
+    ROW(create, attempt, .form = WIRE_ANY, SINCE(SPECS)),
     SPEC_AT(create),
 };
 static const struct wire_field put_fields[] = { RANGE(put, origin, 1, UINT64_MAX),
@@ -219,7 +223,7 @@ static const struct wire_field layout_fields[] = {
     ANY(layout, restore_id),
     ANY(layout, twin_pid),
     ANY(layout, attempt),
-    RANGE(layout, spec_bytes, 0, SPEC_JSON_BYTES_MAX),
+    ROW(layout, spec_bytes, LIMITS(0, SPEC_JSON_BYTES_MAX), NEEDED_SINCE(SPECS)),
 };
 static const struct wire_field prepared_fields[] = {
     ANY(prepared, step),
@@ -228,7 +232,7 @@ static const struct wire_field prepared_fields[] = {
     METRICS(prepared),
     DECIDED(prepared),
     ANY(prepared, over),
-    UP_TO(prepared, reported, SHD_MICROS_MAX),
+    ROW(prepared, reported, .form = WIRE_UP_TO, .max = SHD_MICROS_MAX, SINCE(SPECS)),
 };
 static const struct wire_field committed_fields[] = { ANY(committed, step), DECISION(committed),
                                                       ANY(committed, over) };

@@ -39,6 +39,8 @@ struct wire_field {
     uint16_t form;  /* enum wire_form */
     uint64_t min, max;
     uint32_t multiple;             /* 0: any */
+    uint16_t level;                /* enum wire_level: of the builds that know it */
+    bool needed;                   /* not to be left out for others, where it says something */
     const struct wire_message *of; /* of a field that is a message */
 };
 

@@ -163,6 +163,7 @@ static void random_hello(uint64_t *seed, struct wire_hello *h, char name[WIRE_NA
         h->token[i] = (uint8_t)test_random(seed);
     h->name = random_name(seed, name);
     h->rank = random_u32(seed, 0, UINT32_MAX);
+    h->level = random_u32(seed, 0, UINT32_MAX);
 }
 
 static struct wire_spec_at random_spec_at(uint64_t *seed)
@@ -498,7 +499,8 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
     case WIRE_HELLO:
         return a->hello.protocol == b->hello.protocol && a->hello.role == b->hello.role &&
                memcmp(a->hello.token, b->hello.token, WIRE_TOKEN_BYTES) == 0 &&
-               strcmp(a->hello.name, b->hello.name) == 0 && a->hello.rank == b->hello.rank;
+               strcmp(a->hello.name, b->hello.name) == 0 && a->hello.rank == b->hello.rank &&
+               a->hello.level == b->hello.level;
     case WIRE_OPEN_MODEL:
         return same_bytes(a->open_model.spec, b->open_model.spec) &&
                strcmp(a->open_model.name, b->open_model.name) == 0 &&

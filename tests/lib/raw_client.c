@@ -75,13 +75,22 @@ int raw_ask(struct raw *r, struct wire_request req, struct wire_reply *ret)
 
 int raw_hello(struct raw *r, uint32_t protocol, enum wire_role role, struct wire_reply *ret)
 {
-    struct wire_request req = { .type = WIRE_HELLO,
-                                .hello = { .protocol = protocol, .role = role, .name = "raw" } };
+    struct wire_request req = {
+        .type = WIRE_HELLO,
+        .hello = { .protocol = protocol, .role = role, .name = "raw", .level = r->level }
+    };
     memcpy(req.hello.token, r->token, sizeof r->token);
     const int status = raw_ask(r, req, ret);
     if (status == SHD_OK)
         r->session = ret->welcome.session;
     return status;
+}
+
+void raw_enter(struct raw *r)
+{
+    struct wire_reply reply;
+    raw_open(r);
+    EXPECT_STATUS(raw_hello(r, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
 }
 
 uint32_t raw_attach(struct raw *r, uint32_t slots)

@@ -20,6 +20,7 @@ struct raw {
     void *context, *dealer;
     uint8_t token[WIRE_TOKEN_BYTES];
     uint64_t session, seq;
+    uint32_t level; /* that raw_hello() tells: none, unless it is set */
     _Alignas(16) uint8_t memory[256 * 1024];
     struct wire_arena arena;
 };
@@ -38,6 +39,9 @@ size_t raw_pack(struct raw *r, struct wire_request *req, uint8_t *frame, size_t 
 int raw_ask(struct raw *r, struct wire_request req, struct wire_reply *ret);
 
 int raw_hello(struct raw *r, uint32_t protocol, enum wire_role role, struct wire_reply *ret);
+
+/* raw_open(), and Hello as a trainer. */
+void raw_enter(struct raw *r);
 
 uint32_t raw_attach(struct raw *r, uint32_t slots);
 

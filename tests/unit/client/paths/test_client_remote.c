@@ -597,8 +597,8 @@ TEST(owners_that_take_no_large_specs_are_named)
     struct shd_err e = { 0 };
     shd_model *m;
     fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(PATIENT_MS), *old = attach(PATIENT_MS);
-    s->hub->links[1].peer.takes_specs = false; /* as if its welcome had said nothing */
+    shd_session *s = attach(PATIENT_MS);
+    s->hub->links[1].peer.level = WIRE_LEVEL_BASE; /* as if its welcome had said nothing */
     EXPECT_STATUS(shd_model_open(s, spec, &m, &e), SHD_ENOTSUP);
     EXPECT_HAS(e.text, "daemon cpu1");
     EXPECT_HAS(e.text, "takes specs of 786432 bytes at most, this model's has 2");
@@ -607,12 +607,6 @@ TEST(owners_that_take_no_large_specs_are_named)
     shd_close(s);
     s = attach(PATIENT_MS);
     open_toy(s, spec);
-    for (int i = 0; i < 2; i++) /* as if this library did not know of it */
-        old->hub->links[i].peer.takes_specs = false;
-    EXPECT_STATUS(shd_model_attach(old, "large", &m, &e), SHD_ENOTSUP);
-    EXPECT_HAS(e.text, "model 'large' has a spec of 2");
-    EXPECT_HAS(e.text, "messages hold 786432");
-    shd_close(old);
     shd_close(s);
     fixture_stop(&daemons);
     free(spec);
@@ -639,9 +633,9 @@ TEST(daemons_that_know_no_names_of_metrics_are_sent_none)
     fixture_start(&daemons, 1, NULL);
     shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
-    s->hub->links[0].peer.takes_specs = false; /* as if its welcome had said nothing */
+    s->hub->links[0].peer.level = WIRE_LEVEL_BASE; /* as if its welcome had said nothing */
     EXPECT_OK(step_with_names(m, &e), &e);
-    s->hub->links[0].peer.takes_specs = true;
+    s->hub->links[0].peer.level = WIRE_LEVEL;
     EXPECT_STATUS(step_with_names(m, &e), SHD_EINVAL);
     EXPECT_HAS(e.text, "metrics 'ruin' of micro-batch 2");
     shd_close(s);

@@ -520,7 +520,7 @@ TEST(strange_daemons_are_refused)
     msg.status = SHD_EBUSY;
     strcpy(msg.text, "no room today");
     expect_strange(&msg, SHD_EBUSY, "no room today");
-    msg = side_welcome(good.token);
+    msg = side_welcome(good.token, WIRE_LEVEL);
     msg.magic = SIDE_MAGIC;
     msg.protocol = SHD_PROTOCOL;
     msg.bytes += 4096;

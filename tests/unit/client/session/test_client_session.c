@@ -54,7 +54,9 @@ enum trick {
 struct fake {
     enum trick trick;
     uint32_t refusals;
-    bool late; /* the session of the Hello at hand has ended */
+    struct side_msg welcome; /* what it says of its build */
+    uint32_t told;           /* the level that Hello has to say then */
+    bool late;               /* the session of the Hello at hand has ended */
     char dir[64];
     int listen_fd, side_fd;
     void *router;
@@ -171,12 +173,10 @@ static void fill_reply(struct fake *f, const struct wire_request *request, struc
 
 static void accept_side(struct fake *f)
 {
-    const struct side_msg welcome = { .magic = SIDE_MAGIC,
-                                      .protocol = SHD_PROTOCOL,
-                                      .type = SIDE_WELCOME };
     struct shd_err e;
+    f->welcome.type = SIDE_WELCOME;
     f->side_fd = accept(f->listen_fd, NULL, NULL);
-    CHECK(side_send(f->side_fd, &welcome, -1, &e) == SHD_OK);
+    CHECK(side_send(f->side_fd, &f->welcome, -1, &e) == SHD_OK);
 }
 
 static void answer_request(struct fake *f)
@@ -190,6 +190,10 @@ static void answer_request(struct fake *f)
     struct wire_arena arena = { f->arena, sizeof f->arena, 0 };
     EXPECT(identity_bytes > 0 && bytes > 0);
     EXPECT_OK(wire_request_unpack(f->frame, (size_t)bytes, &arena, &request, &e), &e);
+    if (request.type == WIRE_HELLO)
+        EXPECT_EQ(request.hello.level, f->told);
+    if (request.type == WIRE_OPEN_MODEL)
+        EXPECT_EQ(request.open_model.spec_apart, f->told > 0 || f->welcome.kind == SEGMENT_SPEC);
     fill_reply(f, &request, &reply);
     size_t used;
     EXPECT_OK(wire_reply_pack(&reply, f->frame, sizeof f->frame, &used, &e), &e);
@@ -269,10 +273,11 @@ static int attach(const struct fake *f, struct shd_err *e)
     return r;
 }
 
-static void expect_trick(enum trick trick, int status, const char *has)
+static struct fake f;
+
+static void expect_so(int status, const char *has)
 {
-    static struct fake f;
-    f = (struct fake){ .trick = trick };
+    const enum trick trick = f.trick;
     char command[128];
     struct shd_err e = { 0 };
     const int fds = count_fds(getpid()), maps = count_segment_maps(getpid());
@@ -291,6 +296,32 @@ static void expect_trick(enum trick trick, int status, const char *has)
     }
     EXPECT_EQ(count_fds(getpid()), fds);
     EXPECT_EQ(count_segment_maps(getpid()), maps);
+}
+
+static void expect_trick(enum trick trick, int status, const char *has)
+{
+    f = (struct fake){ .trick = trick };
+    expect_so(status, has);
+}
+
+/* A field that it does not know would end the session. */
+TEST(a_daemon_is_told_what_its_build_knows)
+{
+    static const struct {
+        uint32_t kind;
+        uint64_t level;
+        uint32_t told;
+    } builds[] = {
+        { 0, 0, 0 },            /* before specs in segments */
+        { SEGMENT_SPEC, 0, 0 }, /* before levels were told */
+        { SEGMENT_SPEC, WIRE_LEVEL_TOLD, WIRE_LEVEL },
+        { SEGMENT_SPEC, UINT64_MAX, WIRE_LEVEL }, /* to come */
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(builds); i++) {
+        f = (struct fake){ .welcome = { .kind = builds[i].kind, .ticket = builds[i].level },
+                           .told = builds[i].told };
+        expect_so(SHD_OK, "");
+    }
 }
 
 TEST(what_a_daemon_has_no_place_for_is_asked_again)
