@@ -15,6 +15,7 @@
 #include "client/checkpoint/dir.h"
 #include "client/checkpoint/files.h"
 #include "client/session/hub.h"
+#include "client/session/round.h"
 #include "client/session/session.h"
 #include "client/session/spec_out.h"
 #include "proto/base/check.h"

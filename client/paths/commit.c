@@ -22,6 +22,7 @@
 #include "client/session/activity.h"
 #include "client/session/hub.h"
 #include "client/session/link.h"
+#include "client/session/round.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "client/session/hub.h"
+#include "client/session/round.h"
 #include "client/session/session.h"
 #include "client/session/spec_out.h"
 #include "proto/base/check.h"
@@ -210,11 +211,9 @@ static int put_units(struct creating *c, struct shd_err *e)
 /* Best effort: daemons that do not hear of it drop the model with the session. */
 static void give_up(struct creating *c)
 {
-    struct shd_err ignored;
     struct round round = create_round(c, WIRE_CREATE_DROP);
-    if (c->begun && !c->opened && hub_check(c->hub, &ignored) == SHD_OK)
-        for (uint32_t i = 0; i < c->hub->link_count; i++)
-            round_one(&round, &c->hub->links[i], 0, &ignored);
+    if (c->begun && !c->opened && hub_check(c->hub, NULL) == SHD_OK)
+        round_let_go(&round, c->hub);
 }
 
 static int open_all(struct creating *c, struct shd_err *e)

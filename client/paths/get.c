@@ -8,6 +8,7 @@
 
 #include "client/paths/map.h"
 #include "client/session/hub.h"
+#include "client/session/round.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
 

@@ -10,6 +10,7 @@
 #include "client/paths/path.h"
 #include "client/session/hub.h"
 #include "client/session/link.h"
+#include "client/session/round.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/spec/spec_json.h"

@@ -7,6 +7,7 @@
 
 #include "client/paths/map.h"
 #include "client/session/hub.h"
+#include "client/session/round.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 

@@ -11,6 +11,7 @@
 #include "client/paths/map.h"
 #include "client/paths/reset.h"
 #include "client/session/hub.h"
+#include "client/session/round.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"

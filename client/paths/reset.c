@@ -7,6 +7,7 @@
 
 #include "client/paths/map.h"
 #include "client/session/hub.h"
+#include "client/session/round.h"
 #include "proto/share/board.h"
 
 struct resetting { /* ctx of its rounds */

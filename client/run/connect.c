@@ -11,7 +11,7 @@
 #include "client/run/fork.h"
 #include "client/session/blame.h"
 #include "client/session/gpu.h"
-#include "client/session/hub.h"
+#include "client/session/hub_open.h"
 #include "client/session/session.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"

@@ -15,25 +15,7 @@
 #ifndef SHD_HUB_H
 #define SHD_HUB_H
 
-#include "client/session/address.h"
 #include "client/session/link.h"
-
-struct hub_options {
-    const char *name;    /* shown by daemons */
-    uint64_t timeout_ns; /* of each wait */
-    bool patient;        /* hub.patient */
-    struct idle idle;
-    struct event_sink events;
-};
-
-/* Connect to every daemon at address (not local). A daemon that is named but not there yet is
- * waited for: as long as timeout_ns says; if patient up to 10 s where its process does not live,
- * and without end where it was there, and its keeper is. Errors as shd_connect(). */
-int hub_new(const struct address *address, const struct hub_options *options, struct hub **ret_hub,
-            struct shd_err *e);
-
-/* Say goodbye (Detach, a short wait) and free. NULL is a no-op. */
-void hub_free(struct hub *hub);
 
 /* When a wait that began at start_ns has lasted too long. While a daemon is away its own bound
  * counts, and a wait that goes on after its return has the full time again; so it has after this
@@ -63,42 +45,5 @@ int hub_ask(struct link *link, const struct call *call, struct shd_err *e);
 
 /* Forget whoever waits with this ctx: its replies will be dropped. */
 void hub_forget(struct hub *hub, const void *ctx);
-
-/* A round: one request to several links, and the wait for all their replies. */
-struct round {
-    const char *what; /* for errors: "Prepare of step 3"; borrowed */
-    const char *hint; /* why an answer may be missing; NULL: none */
-    enum wire_request_type asks;
-    enum wire_reply_type type; /* what an answer must be */
-    /* Fill in the body of the request to link, as often as it is sent. NULL: it has none. */
-    void (*make)(const struct round *round, const struct link *link,
-                 struct wire_request *ret_request);
-    /* Take an answer of the right type; a status other than SHD_OK ends the round with *e. May be
-     * NULL. */
-    int (*take)(const struct round *round, const struct link *link, const struct wire_reply *reply,
-                struct shd_err *e);
-    const struct spec_out *spec; /* what it names, brought along each time; NULL: none */
-    const struct shd_err *fault; /* NULL, or what ends a wait once it is set; borrowed */
-    bool to_the_end;    /* an error ends it once no daemon has a request of it: these make things */
-    void *ctx;          /* make's and take's, with the next */
-    uint64_t arg;       /* round_ask()'s, of the request at hand */
-    uint32_t waiting;   /* answers still to come */
-    struct shd_err err; /* first error; code 0: none */
-};
-
-/* Ask one link as part of the round. */
-int round_ask(struct round *round, struct link *link, uint64_t arg, struct shd_err *e);
-
-/* Ask one link, or every link, once, and wait for the answers: a whole round. */
-int round_one(struct round *round, struct link *link, uint64_t arg, struct shd_err *e);
-int round_all(struct round *round, struct hub *hub, uint64_t arg, struct shd_err *e);
-
-/* Wait for all answers and end the round (always call it once anything was asked). asked: the
- * status of the last round_ask(); not SHD_OK: only end it. */
-int round_finish(struct round *round, struct hub *hub, int asked, struct shd_err *e);
-
-/* As round_finish(), but return as soon as no answer is missing or something was answered. For
- * rounds that ask more as answers come in; end it by round_finish(). */
-int round_wait(struct round *round, struct hub *hub, uint64_t start_ns, struct shd_err *e);
 
 #endif

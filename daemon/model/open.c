@@ -48,6 +48,16 @@ static void finish_open(struct open_work *w, int status)
     serve_next(d);
 }
 
+/* Not for one that has hung up: it was told that others have refused, or has died. */
+static int check_session(struct open_work *w)
+{
+    if (w->daemon->stopping)
+        return err_set(&w->op->err, SHD_EGONE, "the daemon stops");
+    if (!session_is_there(w->op->session))
+        return err_set(&w->op->err, SHD_EGONE, "session ended");
+    return SHD_OK;
+}
+
 static int add_segment(struct op *op, enum segment_kind kind, const struct segment *segment)
 {
     struct wire_layout *layout = &op->reply.layout;
@@ -222,10 +232,8 @@ static void inbox_made(uv_work_t *work, int cancelled)
     CHECK(cancelled == 0); /* nobody cancels */
     if (w->inbox != NULL)
         inbox_count(w->inbox);
-    if (w->status == SHD_OK && w->daemon->stopping)
-        w->status = err_set(&op->err, SHD_EGONE, "the daemon stops");
-    if (w->status == SHD_OK && op->session->state != SESSION_OPEN)
-        w->status = err_set(&op->err, SHD_EGONE, "session ended");
+    if (w->status == SHD_OK)
+        w->status = check_session(w);
     if (w->status == SHD_OK)
         w->status = check_found(w, w->found); /* it may have failed meanwhile */
     if (w->status == SHD_OK)
@@ -279,10 +287,10 @@ static void model_made(uv_work_t *work, int cancelled)
     struct open_work *w = work->data;
     w->daemon->open->making = NULL;
     if (w->status == SHD_OK)
-        w->spec = NULL; /* the model's now */
-    if (w->status == SHD_OK && w->daemon->stopping)
-        w->status = err_set(&w->op->err, SHD_EGONE, "the daemon stops");
+        w->spec = NULL;    /* the model's now */
     CHECK(cancelled == 0); /* nobody cancels */
+    if (w->status == SHD_OK)
+        w->status = check_session(w);
     if (w->status != SHD_OK) {
         model_free(w->model);
         finish_open(w, w->status);
@@ -315,8 +323,8 @@ static void spec_parsed(uv_work_t *work, int cancelled)
     struct open_work *w = work->data;
     struct daemon *d = w->daemon;
     CHECK(cancelled == 0); /* nobody cancels */
-    if (w->status == SHD_OK && d->stopping)
-        w->status = err_set(&w->op->err, SHD_EGONE, "the daemon stops");
+    if (w->status == SHD_OK)
+        w->status = check_session(w);
     if (w->status != SHD_OK) {
         finish_open(w, w->status);
         return;
@@ -359,6 +367,11 @@ static void serve_next(struct daemon *d)
     w->work.data = w;
     if (op->spec != NULL) {
         uv_queue_work(d->loop, &w->work, parse_spec, spec_parsed);
+        return;
+    }
+    w->status = check_session(w);
+    if (w->status != SHD_OK) {
+        finish_open(w, w->status);
         return;
     }
     const char *name = op->text;

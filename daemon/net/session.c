@@ -210,6 +210,14 @@ int session_take_passed(struct session *s, uint64_t ticket)
     return fd;
 }
 
+bool session_is_there(struct session *s)
+{
+    for (uint32_t i = 0; i < SIDE_LOOKS_MAX && s->state == SESSION_OPEN; i++)
+        if (!take_side_message(s))
+            break;
+    return s->state == SESSION_OPEN;
+}
+
 bool session_lost_passed(struct session *s, uint64_t ticket)
 {
     const bool lost = s->passed.lost && s->passed.ticket == ticket;

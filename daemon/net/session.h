@@ -131,6 +131,10 @@ uint64_t session_ticket_new(struct session *s, int fd, enum segment_kind kind, u
  * the request that names it; -1: it has not, or has ended. */
 int session_take_passed(struct session *s, uint64_t ticket);
 
+/* Whether its client is there still, now: not by what the loop has seen, but by the side channel. A
+ * request that was read late may be one that nobody waits for any more. */
+bool session_is_there(struct session *s);
+
 /* Whether what was passed under this ticket had to make room for what others pass; said once. */
 bool session_lost_passed(struct session *s, uint64_t ticket);
 

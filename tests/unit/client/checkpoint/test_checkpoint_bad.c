@@ -10,6 +10,7 @@
 
 #include "client/paths/map.h"
 #include "client/session/hub.h"
+#include "client/session/round.h"
 #include "proto/files/safetensors.h"
 
 static const char *step2 = "step-000000000002";

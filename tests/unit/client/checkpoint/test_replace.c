@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "client/session/hub.h"
+#include "client/session/round.h"
 #include "proto/spec/spec_json.h"
 #include "tests/lib/client_remote.h"
 

@@ -9,6 +9,7 @@
 #include "client/paths/look.h"
 #include "client/paths/map.h"
 #include "client/session/hub.h"
+#include "client/session/round.h"
 #include "proto/share/activity.h"
 #include "proto/share/board.h"
 #include "proto/share/fdpass.h"

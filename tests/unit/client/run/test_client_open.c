@@ -602,6 +602,59 @@ TEST(what_is_refused_by_one_owner_is_not_opened_by_another_later)
     fixture_stop(&daemons);
 }
 
+/* By a session that would wait without end: one daemon has refused, the other one is stopped, and
+ * reads all that was asked of it when everybody has given up. */
+static int refused_meanwhile(void *ctx, uint32_t unit, float *values)
+{
+    const struct looked *l = ctx;
+    struct shd_err e = { 0 };
+    shd_model *m;
+    (void)unit;
+    (void)values;
+    kill(daemons.pids[0], SIGSTOP);
+    EXPECT_STATUS(shd_model_open(l->other, pt_spec(&pt), &m, &e), SHD_ENOENT);
+    EXPECT_HAS(e.text, "daemon cpu1");
+    EXPECT_HAS(e.text, "(daemon cpu0 is silent: what was asked of it is withdrawn)");
+    return 7;
+}
+
+static void count_gone(void *ctx, const struct shd_event *event)
+{
+    uint32_t *gone = ctx;
+    if (event->kind == SHD_EVENT_GONE && strcmp(event->daemon, "cpu0") == 0 &&
+        strstr(event->text, "it did not answer OpenModel, which was given up") != NULL)
+        ++*gone;
+}
+
+TEST(what_is_withdrawn_from_a_silent_owner_is_never_opened)
+{
+    uint32_t gone = 0;
+    const struct shd_options options = {
+        .size = sizeof options, .address = daemons.dir, .event = count_gone, .event_ctx = &gone
+    };
+    for (int i = 0; i < 2; i++) {
+        struct shd_err e = { 0 };
+        shd_model *m;
+        bool created = false;
+        fixture_start(&daemons, 2, NULL);
+        shd_session *s = attach(PATIENT_MS);
+        struct looked looked = { .from = SOURCE(5) };
+        EXPECT_OK(shd_connect(&options, &looked.other, &e), &e);
+        struct shd_open_options o = {
+            .size = sizeof o, .spec_json = pt_spec(&pt), .fill = refused_meanwhile, .ctx = &looked
+        };
+        EXPECT_STATUS(shd_model_open_with(s, &o, &m, &created, &e), SHD_EINTERNAL);
+        EXPECT_EQ(gone, i + 1);
+        kill(daemons.pids[0], SIGCONT);
+        EXPECT_STATUS(shd_model_attach(looked.other, "begun", &m, &e), SHD_ENOENT);
+        EXPECT_OK(open_from(s, &looked.from, &m, &created, &e), &e);
+        EXPECT(created);
+        shd_close(looked.other);
+        shd_close(s);
+        fixture_stop(&daemons);
+    }
+}
+
 TEST(refusal_is_told_where_another_owner_is_silent)
 {
     struct shd_err e = { 0 };
@@ -614,11 +667,10 @@ TEST(refusal_is_told_where_another_owner_is_silent)
     kill(daemons.pids[0], SIGSTOP);
     const int r = shd_model_open(short_one, pt_spec(&other), &m, &e);
     kill(daemons.pids[0], SIGCONT);
-    EXPECT_STATUS(r, SHD_ETIMEDOUT);
-    EXPECT_HAS(e.text, "daemon cpu0");
-    EXPECT_HAS(e.text, "did not answer OpenModel");
+    EXPECT_STATUS(r, SHD_ESPEC);
     EXPECT_HAS(e.text, "daemon cpu1");
     EXPECT_HAS(e.text, "bf16");
+    EXPECT_HAS(e.text, "(daemon cpu0 is silent: what was asked of it is withdrawn)");
     shd_close(short_one);
     shd_close(s);
     fixture_stop(&daemons);
