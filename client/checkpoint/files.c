@@ -247,7 +247,8 @@ int checkpoint_files_digest(int dir_fd, const struct spec *spec, uint64_t step, 
     if (r != SHD_OK)
         return r;
     struct leaf_file f = { spec, first, fd, step, updates };
-    r = digest_run(spec, read_leaves, &f, ret_hex, &at, e);
+    const struct digest_source source = { .leaves = read_leaves, .ctx = &f };
+    r = digest_run(spec, &source, ret_hex, &at, e);
     close(fd);
     free(first);
     return r;

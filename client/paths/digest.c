@@ -11,6 +11,7 @@
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
+#include "proto/wire/wire.h"
 
 #define HEADER "shardd digest 1\n"
 
@@ -67,14 +68,64 @@ static void put_tensor(struct root *root, const struct spec_tensor *tensor)
 
 struct walk {
     const struct spec *spec;
-    digest_leaves_fn leaves;
-    void *ctx;
+    const struct digest_source *source;
     uint8_t (*window)[DIGEST_LEAF_BYTES]; /* owned, [window_leaves] */
     struct digest_stamp stamp;
     struct root root;
 };
 
 /* The header needs the step, which comes with the first leaves. */
+static int take_part(struct walk *w, const struct digest_part *part, struct shd_err *e)
+{
+    const bool opening = !w->stamp.set;
+    const int r = w->source->leaves(w->source->ctx, part, w->window, &w->stamp, e);
+    if (r != SHD_OK)
+        return r;
+    CHECK(w->stamp.set);
+    if (opening)
+        put_header(&w->root, &w->stamp);
+    return SHD_OK;
+}
+
+static uint32_t array_count(const struct spec *spec, uint32_t tensor)
+{
+    return 1 + spec_unit_moments(spec, spec->tensors[tensor].unit);
+}
+
+/* How many tensors from the first on one part can have; 0: not even that one. */
+static uint32_t range_of(const struct spec *spec, uint32_t first, uint64_t *ret_leaves)
+{
+    const struct spec_tensor *from = &spec->tensors[first];
+    const uint32_t arrays = array_count(spec, first);
+    uint32_t count = 0;
+    *ret_leaves = 0;
+    for (uint32_t i = first; i < spec->tensor_count; i++, count++) {
+        const struct spec_tensor *t = &spec->tensors[i];
+        const uint64_t leaves = arrays * ckpt_leaf_count(t);
+        if (t->unit != from->unit || *ret_leaves + leaves > WIRE_LEAVES_MAX ||
+            t->offset_elems + t->elems - from->offset_elems > WIRE_RANGE_ELEMS_MAX)
+            break;
+        *ret_leaves += leaves;
+    }
+    return count;
+}
+
+static int walk_range(struct walk *w, uint32_t first, uint32_t count, uint64_t leaves,
+                      struct shd_err *e)
+{
+    const struct digest_part part = { .tensor = first, .tensors = count, .leaves = leaves };
+    const uint32_t arrays = array_count(w->spec, first);
+    uint64_t at = 0;
+    const int r = take_part(w, &part, e);
+    for (uint32_t i = first; r == SHD_OK && i < first + count; i++) {
+        const uint64_t own = arrays * ckpt_leaf_count(&w->spec->tensors[i]);
+        put_tensor(&w->root, &w->spec->tensors[i]);
+        put_bytes(&w->root, w->window + at, own * DIGEST_LEAF_BYTES);
+        at += own;
+    }
+    return r;
+}
+
 static int walk_array(struct walk *w, uint32_t tensor, uint32_t array, struct shd_err *e)
 {
     const struct spec_tensor *t = &w->spec->tensors[tensor];
@@ -82,14 +133,12 @@ static int walk_array(struct walk *w, uint32_t tensor, uint32_t array, struct sh
     for (uint64_t first = 0; first < total; first += DIGEST_WINDOW_LEAVES) {
         const uint64_t left = total - first;
         const uint64_t leaves = left < DIGEST_WINDOW_LEAVES ? left : DIGEST_WINDOW_LEAVES;
-        const struct digest_part part = { tensor, array, first, leaves };
-        const bool opening = !w->stamp.set;
-        const int r = w->leaves(w->ctx, &part, w->window, &w->stamp, e);
+        const struct digest_part part = {
+            .tensor = tensor, .array = array, .first_leaf = first, .leaves = leaves
+        };
+        const int r = take_part(w, &part, e);
         if (r != SHD_OK)
             return r;
-        CHECK(w->stamp.set);
-        if (opening)
-            put_header(&w->root, &w->stamp);
         if (array == 0 && first == 0)
             put_tensor(&w->root, t);
         put_bytes(&w->root, w->window, leaves * DIGEST_LEAF_BYTES);
@@ -101,15 +150,17 @@ static int walk_tensors(struct walk *w, struct shd_err *e)
 {
     if (EVP_DigestInit_ex(w->root.ctx, EVP_sha256(), NULL) != 1)
         w->root.failed = true;
-    for (uint32_t t = 0; t < w->spec->tensor_count; t++) {
-        const uint32_t arrays = 1 + spec_unit_moments(w->spec, w->spec->tensors[t].unit);
-        for (uint32_t a = 0; a < arrays; a++) {
-            const int r = walk_array(w, t, a, e);
-            if (r != SHD_OK)
-                return r;
-        }
+    int r = SHD_OK;
+    for (uint32_t t = 0, next; r == SHD_OK && t < w->spec->tensor_count; t = next) {
+        uint64_t leaves = 0;
+        const uint32_t count = w->source->ranges ? range_of(w->spec, t, &leaves) : 0;
+        next = count > 0 ? t + count : t + 1;
+        if (count > 0)
+            r = walk_range(w, t, count, leaves, e);
+        for (uint32_t a = 0; r == SHD_OK && count == 0 && a < array_count(w->spec, t); a++)
+            r = walk_array(w, t, a, e);
     }
-    return SHD_OK;
+    return r;
 }
 
 static int finish_root(struct root *root, char *ret_hex, struct shd_err *e)
@@ -123,9 +174,9 @@ static int finish_root(struct root *root, char *ret_hex, struct shd_err *e)
     return SHD_OK;
 }
 
-static uint64_t window_leaves(const struct spec *spec)
+static uint64_t window_leaves(const struct spec *spec, bool ranges)
 {
-    uint64_t leaves_max = 1;
+    uint64_t leaves_max = ranges ? WIRE_LEAVES_MAX : 1;
     for (uint32_t t = 0; t < spec->tensor_count; t++) {
         const uint64_t leaves = ckpt_leaf_count(&spec->tensors[t]);
         if (leaves > leaves_max)
@@ -134,15 +185,14 @@ static uint64_t window_leaves(const struct spec *spec)
     return leaves_max < DIGEST_WINDOW_LEAVES ? leaves_max : DIGEST_WINDOW_LEAVES;
 }
 
-int digest_run(const struct spec *spec, digest_leaves_fn leaves, void *ctx,
+int digest_run(const struct spec *spec, const struct digest_source *source,
                char ret_hex[DIGEST_HEX_BYTES], uint64_t *ret_step, struct shd_err *e)
 {
     CHECK(spec->tensor_count > 0);
     struct walk w = {
         .spec = spec,
-        .leaves = leaves,
-        .ctx = ctx,
-        .window = sys_malloc(window_leaves(spec) * DIGEST_LEAF_BYTES),
+        .source = source,
+        .window = sys_malloc(window_leaves(spec, source->ranges) * DIGEST_LEAF_BYTES),
         .root.ctx = EVP_MD_CTX_new(),
     };
     int r;

@@ -27,7 +27,9 @@
 
 struct digest_part {
     uint32_t tensor;
-    uint32_t array; /* 0 parameters, 1 and 2 moments */
+    uint32_t tensors; /* 0: one array of one; else all arrays of so many, of one unit, in the
+                       * digest's order: tensor after tensor, its arrays one after the other */
+    uint32_t array;   /* 0 parameters, 1 and 2 moments */
     uint64_t first_leaf;
     uint64_t leaves; /* 1 .. DIGEST_WINDOW_LEAVES */
 };
@@ -47,8 +49,15 @@ typedef int (*digest_leaves_fn)(void *ctx, const struct digest_part *part,
                                 uint8_t (*ret_leaves)[32], struct digest_stamp *stamp,
                                 struct shd_err *e);
 
+struct digest_source {
+    digest_leaves_fn leaves;
+    void *ctx;
+    bool ranges; /* it takes parts of several tensors: at most WIRE_RANGE_ELEMS_MAX elements from
+                  * the first of an array to its last, and WIRE_LEAVES_MAX leaves */
+};
+
 /* Errors: those of leaves(); SHD_ENOMEM; SHD_EINTERNAL libcrypto failed. */
-int digest_run(const struct spec *spec, digest_leaves_fn leaves, void *ctx,
+int digest_run(const struct spec *spec, const struct digest_source *source,
                char ret_hex[DIGEST_HEX_BYTES], uint64_t *ret_step, struct shd_err *e);
 
 #endif

@@ -224,6 +224,12 @@ static int local_get(struct shd_model *m, const struct path_get *get, struct shd
     return kern_run_op(m->session->kern, &(struct kern_op){ KERN_COPY, { .copy = copy } }, e);
 }
 
+static bool local_takes_ranges(const struct shd_model *m)
+{
+    (void)m;
+    return false; /* nothing is asked of others */
+}
+
 static int local_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],
                         struct digest_stamp *stamp, struct shd_err *e)
 {
@@ -640,4 +646,5 @@ const struct control_ops control_local = {
     .get = local_get,
     .put = local_put,
     .leaves = local_leaves,
+    .takes_ranges = local_takes_ranges,
 };

@@ -10,6 +10,7 @@
 #include "client/session/round.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
+#include "proto/files/ckpt.h"
 
 /* -- Blob -------------------------------------------------------------------------------------- */
 
@@ -196,11 +197,98 @@ static int ask_leaves(struct round *round, struct link *link, struct shd_err *e)
     return SHD_OK;
 }
 
+/* -- Digest of several tensors: one request to each owner that has any of them -------------------
+ */
+
+bool look_takes_ranges(const struct shd_model *m)
+{
+    const struct hub *hub = m->session->hub;
+    bool all = true;
+    for (uint32_t i = 0; i < hub->link_count; i++)
+        all = all && hub->links[i].peer.level >= WIRE_LEVEL_RANGES;
+    return all;
+}
+
+struct range_sink {
+    const struct digest_part *part;
+    const struct shd_model *m;
+    uint32_t arrays;
+    uint8_t (*leaves)[32]; /* [part->leaves] */
+    struct digest_stamp *stamp;
+};
+
+static uint64_t owner_range(const struct range_sink *sink, uint32_t owner)
+{
+    uint64_t leaves = 0;
+    for (uint32_t i = 0; i < sink->part->tensors; i++)
+        leaves += owner_leaves(sink->m->map, owner, &sink->m->spec->tensors[sink->part->tensor + i])
+                      .count;
+    return leaves * sink->arrays;
+}
+
+static void make_range(const struct round *round, const struct link *link,
+                       struct wire_request *ret_request)
+{
+    const struct range_sink *sink = round->ctx;
+    ret_request->digest = (struct wire_digest){
+        .model = sink->m->map->owners[link->index].layout.handle,
+        .tensor = sink->part->tensor,
+        .tensors = sink->part->tensors,
+    };
+}
+
+static int take_range(const struct round *round, const struct link *link,
+                      const struct wire_reply *reply, struct shd_err *e)
+{
+    const struct range_sink *sink = round->ctx;
+    const struct digest_part *part = sink->part;
+    const struct wire_leaves *got = &reply->leaves;
+    const uint64_t expected = owner_range(sink, link->index);
+    if (got->total != expected || got->leaves.bytes != expected * DIGEST_LEAF_BYTES)
+        return link_err(link, SHD_EPROTO, e,
+                        "sent %zu bytes of %" PRIu64 " leaves of %" PRIu32
+                        " tensors, expected %" PRIu64 " leaves",
+                        got->leaves.bytes, got->total, part->tensors, expected);
+    const uint8_t *from = got->leaves.data;
+    uint8_t(*to)[32] = sink->leaves;
+    for (uint32_t i = 0; i < part->tensors; i++) {
+        const struct spec_tensor *t = &sink->m->spec->tensors[part->tensor + i];
+        const struct leaf_range own = owner_leaves(sink->m->map, link->index, t);
+        for (uint32_t a = 0; a < sink->arrays; a++) {
+            memcpy(to + own.first, from, own.count * DIGEST_LEAF_BYTES);
+            from += own.count * DIGEST_LEAF_BYTES;
+            to += ckpt_leaf_count(t);
+        }
+    }
+    return digest_stamp_take(sink->stamp, got->step, got->updates, e);
+}
+
+static int look_range(struct shd_model *m, const struct digest_part *part, uint8_t (*leaves)[32],
+                      struct digest_stamp *stamp, struct shd_err *e)
+{
+    struct hub *hub = m->session->hub;
+    const uint32_t unit = m->spec->tensors[part->tensor].unit;
+    struct range_sink sink = { part, m, 1 + spec_unit_moments(m->spec, unit), leaves, stamp };
+    struct round round = { .what = "Digest",
+                           .asks = WIRE_DIGEST,
+                           .type = WIRE_LEAVES,
+                           .make = make_range,
+                           .take = take_range,
+                           .ctx = &sink };
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
+        if (owner_range(&sink, i) > 0)
+            r = round_ask(&round, &hub->links[i], 0, e);
+    return round_finish(&round, hub, r, e);
+}
+
 int look_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],
                 struct digest_stamp *stamp, struct shd_err *e)
 {
     struct shd_model *m = ctx;
     struct hub *hub = m->session->hub;
+    if (part->tensors > 0)
+        return look_range(m, part, ret_leaves, stamp, e);
     struct leaf_sink sink = { part, &m->spec->tensors[part->tensor], m->map, ret_leaves, stamp };
     struct round round = { .what = "Digest",
                            .asks = WIRE_DIGEST,

@@ -286,10 +286,14 @@ int shd_get(shd_model *m, uint32_t unit, enum shd_array array, float *ret_values
 int shd_digest(shd_model *m, char ret_hex[65], uint64_t *ret_step, struct shd_err *e)
 {
     static_assert(DIGEST_HEX_BYTES == 65, "shd.h and digest.h agree");
+    const struct control_ops *control = m->session->control;
     uint64_t step;
     int r = session_check(m->session, e);
+    const struct digest_source source = { .leaves = control->leaves,
+                                          .ctx = m,
+                                          .ranges = control->takes_ranges(m) };
     if (r == SHD_OK)
-        r = digest_run(m->spec, m->session->control->leaves, m, ret_hex, &step, e);
+        r = digest_run(m->spec, &source, ret_hex, &step, e);
     if (r == SHD_OK && ret_step != NULL)
         *ret_step = step;
     return r;

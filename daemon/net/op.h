@@ -63,6 +63,7 @@ struct op_pool {
     uint32_t made; /* of items: the rest were never used, nor touched */
     uint32_t used, shared;
     uint64_t passed_bytes; /* of specs that came in segments */
+    uint32_t ranges;       /* digests of several tensors that are under way */
     uint64_t serial;       /* uses ever */
 };
 

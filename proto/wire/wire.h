@@ -25,8 +25,9 @@
 #define WIRE_BLOB_BYTES_MAX  ((size_t)768 * 1024)
 #define WIRE_METRICS_MAX     4u
 #define WIRE_SEGMENTS_MAX    5u
-#define WIRE_LEAVES_MAX      16384u /* per reply: 512 KiB */
-#define WIRE_ROWS_MAX        4096u  /* per reply: 352 KiB */
+#define WIRE_LEAVES_MAX      16384u  /* per reply: 512 KiB */
+#define WIRE_RANGE_ELEMS_MAX 262144u /* of a digest of several tensors: 1 MiB an array */
+#define WIRE_ROWS_MAX        4096u   /* per reply: 352 KiB */
 #define WIRE_NAME_BYTES_MAX  128u
 #define WIRE_PATH_BYTES_MAX  4096u
 #define WIRE_LINK_ID_BYTES   128u
@@ -57,9 +58,10 @@ struct wire_bytes {
  * is said here. */
 enum wire_level {
     WIRE_LEVEL_BASE,
-    WIRE_LEVEL_SPECS, /* specs in segments (SIDE_WELCOME.kind, OpenModel.spec_apart), names of
-                       * metrics and how many reported, the attempt of a put */
-    WIRE_LEVEL_TOLD,  /* Hello.level */
+    WIRE_LEVEL_SPECS,  /* specs in segments (SIDE_WELCOME.kind, OpenModel.spec_apart), names of
+                        * metrics and how many reported, the attempt of a put */
+    WIRE_LEVEL_TOLD,   /* Hello.level */
+    WIRE_LEVEL_RANGES, /* Digest.tensors */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -153,6 +155,9 @@ struct wire_get_blob {
 struct wire_digest {
     uint32_t model, tensor, array; /* array < 3 */
     uint64_t first_leaf;
+    uint32_t tensors; /* > 0: all arrays of so many, of one unit; at most WIRE_RANGE_ELEMS_MAX
+                       * elements from the first of one array to its last, and WIRE_LEAVES_MAX
+                       * leaves in a reply, tensor after tensor, array after array */
 };
 struct wire_lease {
     uint32_t model;

@@ -125,6 +125,7 @@ static const struct wire_field digest_fields[] = {
     UP_TO(digest, tensor, SHD_TENSORS_MAX - 1),
     UP_TO(digest, array, 2),
     ANY(digest, first_leaf),
+    ROW(digest, tensors, .form = WIRE_UP_TO, .max = SHD_TENSORS_MAX, NEEDED_SINCE(RANGES)),
 };
 static const struct wire_field lease_fields[] = {
     ANY(lease, model),

@@ -252,6 +252,7 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
         q.digest.tensor = random_u32(seed, 0, SHD_TENSORS_MAX - 1);
         q.digest.array = random_u32(seed, 0, 2);
         q.digest.first_leaf = random_u64(seed, 0, UINT64_MAX);
+        q.digest.tensors = random_u32(seed, 0, SHD_TENSORS_MAX);
         break;
     case WIRE_LEASE:
         q.lease = (struct wire_lease){ random_u32(seed, 0, UINT32_MAX),
@@ -526,7 +527,8 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
         return a->get_blob.model == b->get_blob.model;
     case WIRE_DIGEST:
         return a->digest.model == b->digest.model && a->digest.tensor == b->digest.tensor &&
-               a->digest.array == b->digest.array && a->digest.first_leaf == b->digest.first_leaf;
+               a->digest.array == b->digest.array && a->digest.first_leaf == b->digest.first_leaf &&
+               a->digest.tensors == b->digest.tensors;
     case WIRE_LEASE:
         return a->lease.model == b->lease.model && a->lease.step == b->lease.step &&
                a->lease.attempt == b->lease.attempt;

@@ -109,6 +109,23 @@ TEST(numbers_outside_the_model_are_refused_with_their_values)
                                                  .digest = { .model = handle, .array = 2 } },
                           &reply),
                   SHD_ERANGE); /* SGD has one moment */
+    const struct {
+        struct wire_digest digest;
+        int status;
+        const char *has;
+    } ranges[] = {
+        { { .tensors = 2 }, SHD_ERANGE, "2 tensors from 0 on of a model with 1" },
+        { { .tensors = 1, .array = 1 }, SHD_EINVAL, "of several all arrays are asked for" },
+        { { .tensors = 1, .first_leaf = 1 }, SHD_EINVAL, "leaf 1 on" },
+        { { .tensors = 1 }, SHD_OK, "" },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(ranges); i++) {
+        req = (struct wire_request){ .type = WIRE_DIGEST, .digest = ranges[i].digest };
+        req.digest.model = handle;
+        EXPECT_STATUS(raw_ask(&r, req, &reply), ranges[i].status);
+        EXPECT_HAS(reply.text, ranges[i].has);
+    }
+    EXPECT(reply.leaves.total == 2 && reply.leaves.leaves.bytes == 64); /* parameters, momentum */
     EXPECT_STATUS(
         raw_ask(&r,
                 (struct wire_request){ .type = WIRE_FETCH,

@@ -17,6 +17,7 @@ static const uint32_t fields_of_level[] = {
     [WIRE_LEVEL_BASE] = 160,
     [WIRE_LEVEL_SPECS] = 14,
     [WIRE_LEVEL_TOLD] = 1,
+    [WIRE_LEVEL_RANGES] = 1,
 };
 
 static uint32_t counts[WIRE_LEVEL_END];
