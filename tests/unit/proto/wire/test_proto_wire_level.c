@@ -195,6 +195,7 @@ TEST(fields_are_left_out_or_refused)
     struct wire_request back,
         q = { .type = WIRE_OPEN_MODEL,
               .open_model = { .name = "m", .owners = 1, .spec_apart = true } };
+    const uint8_t sum[WIRE_SUM_BYTES] = { 1 };
     size_t bytes;
     EXPECT_OK(wire_request_pack_for(&q, WIRE_LEVEL_SPECS, frame, sizeof frame, &bytes, &e), &e);
     EXPECT_OK(wire_request_unpack(frame, bytes, &arena, &back, &e), &e);
@@ -202,7 +203,7 @@ TEST(fields_are_left_out_or_refused)
     EXPECT_OK(wire_request_pack_for(&q, WIRE_LEVEL_BASE, frame, sizeof frame, &bytes, &e), &e);
     EXPECT_OK(wire_request_unpack(frame, bytes, &arena, &back, &e), &e);
     EXPECT(!back.open_model.spec_apart);
-    q.open_model.spec_at = (struct wire_spec_at){ 7, 9, { frame, WIRE_SUM_BYTES } };
+    q.open_model.spec_at = (struct wire_spec_at){ 7, 9, { sum, sizeof sum } };
     EXPECT_STATUS(wire_request_pack_for(&q, WIRE_LEVEL_BASE, frame, sizeof frame, &bytes, &e),
                   SHD_ENOTSUP);
     EXPECT_STR(e.text,
