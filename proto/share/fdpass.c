@@ -201,8 +201,11 @@ static int send_failed(struct shd_err *e)
     case ECONNREFUSED:
     case ENOTCONN:
         return err_sys(e, SHD_EGONE, "send on side socket");
+    case ETOOMANYREFS: /* until some of them are received */
+        return err_set(e, SHD_EBUSY,
+                       "side socket: descriptors of this user that are passed and not received "
+                       "have reached the limit (ulimit -n)");
     case ENOBUFS:
-    case ETOOMANYREFS:
         return err_sys(e, SHD_ENOMEM, "send on side socket");
     default:
         return err_sys(e, SHD_EIO, "send on side socket");

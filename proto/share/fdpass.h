@@ -68,7 +68,8 @@ int side_pidfd(int fd, pid_t pid);
 int side_peer_allowed(const struct side_peer *peer, const char *what, struct shd_err *e);
 
 /* Send one message, with fd if >= 0 (not taken); fills in magic and protocol. Never blocks longer
- * than the socket's own buffer: SHD_EBUSY when it is full, SHD_EGONE when the peer left. */
+ * than the socket's own buffer: SHD_EBUSY when it is full, or too many
+ * descriptors of this user are on their way; SHD_EGONE when the peer left. */
 int side_send(int fd, const struct side_msg *msg, int pass_fd, struct shd_err *e);
 
 /* Receive one message within timeout_ms (-1: as the socket blocks; 0: only look) and the fd that

@@ -1,9 +1,11 @@
 /* Models of many tensors against real daemons: specs that no message holds, and digests, for which
  * many tensors are asked for at once. */
+#include <errno.h>
 #include <sys/wait.h>
 
 #include "client/session/hub.h"
 #include "client/session/session.h"
+#include "proto/base/sys.h"
 #include "proto/spec/spec.h"
 #include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
@@ -160,6 +162,35 @@ TEST(owners_that_take_no_large_specs_are_named)
     shd_close(s);
     s = attach(PATIENT_MS);
     open_toy(s, spec);
+    shd_close(s);
+    fixture_stop(&daemons);
+    free(spec);
+}
+
+static int refused_sends;
+
+static int refuse_sends(enum sys_kind kind)
+{
+    if (kind != SYS_SEND || refused_sends == 0)
+        return 0;
+    refused_sends--;
+    return ETOOMANYREFS;
+}
+
+/* Other processes of the user may have as many descriptors on their way as there may be. */
+TEST(spec_that_cannot_be_passed_now_is_passed_later)
+{
+    char *spec = large_spec();
+    struct shd_err e = { 0 };
+    shd_model *m;
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    refused_sends = 3;
+    sys_fault = refuse_sends;
+    const int r = shd_model_open(s, spec, &m, &e);
+    sys_fault = NULL;
+    EXPECT_OK(r, &e);
+    EXPECT_EQ(refused_sends, 0);
     shd_close(s);
     fixture_stop(&daemons);
     free(spec);

@@ -252,9 +252,11 @@ TEST(full_socket_is_busy_not_blocking)
     pair_free(fds);
 }
 
+static int send_errno;
+
 static int fault_send(enum sys_kind kind)
 {
-    return kind == SYS_SEND ? ENOBUFS : 0;
+    return kind == SYS_SEND ? send_errno : 0;
 }
 
 TEST(failed_send_is_an_error)
@@ -263,10 +265,14 @@ TEST(failed_send_is_an_error)
     struct shd_err e;
     const struct side_msg m = msg_of(SIDE_CLAIM);
     pair_new(fds);
-    sys_fault = fault_send;
-    const int r = side_send(fds[0], &m, -1, &e);
-    sys_fault = NULL;
-    EXPECT_STATUS(r, SHD_ENOMEM);
+    for (int i = 0; i < 2; i++) {
+        send_errno = i == 0 ? ENOBUFS : ETOOMANYREFS;
+        sys_fault = fault_send;
+        const int r = side_send(fds[0], &m, -1, &e);
+        sys_fault = NULL;
+        EXPECT_STATUS(r, i == 0 ? SHD_ENOMEM : SHD_EBUSY);
+    }
+    EXPECT_HAS(e.text, "passed and not received have reached the limit (ulimit -n)");
     pair_free(fds);
 }
 
