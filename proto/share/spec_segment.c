@@ -13,10 +13,12 @@
 
 static int check_bytes(uint64_t bytes, struct shd_err *e)
 {
-    if (bytes > 0 && bytes <= SPEC_JSON_BYTES_MAX)
+    if (bytes >= SPEC_SEGMENT_BYTES_MIN && bytes <= SPEC_JSON_BYTES_MAX)
         return SHD_OK;
-    return err_set(e, SHD_ERANGE, "a spec of %" PRIu64 " bytes, must be 1 to %zu", bytes,
-                   SPEC_JSON_BYTES_MAX);
+    return err_set(e, SHD_ERANGE,
+                   "a spec of %" PRIu64 " bytes in a segment, must be %u to %zu: a smaller one is "
+                   "in its message",
+                   bytes, SPEC_SEGMENT_BYTES_MIN, SPEC_JSON_BYTES_MAX);
 }
 
 int spec_stub_of(const char *json, uint64_t bytes, struct spec_stub *ret_stub, struct shd_err *e)

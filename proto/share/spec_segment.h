@@ -14,7 +14,8 @@
 
 #include "proto/share/segment.h"
 
-#define SPEC_SUM_BYTES 32u /* SHA-256 */
+#define SPEC_SUM_BYTES         32u   /* SHA-256 */
+#define SPEC_SEGMENT_BYTES_MIN 4096u /* less is in its message, in builds to come as well */
 
 /* What a spec's bytes are checked by. */
 struct spec_stub {
@@ -25,7 +26,8 @@ struct spec_stub {
 /* Of json[bytes]. Errors: SHD_EINTERNAL. */
 int spec_stub_of(const char *json, uint64_t bytes, struct spec_stub *ret_stub, struct shd_err *e);
 
-/* A segment with json[bytes], 1 to SPEC_JSON_BYTES_MAX. Errors: SHD_ERANGE, SHD_ENOMEM, SHD_EIO. */
+/* A segment with json[bytes], SPEC_SEGMENT_BYTES_MIN to SPEC_JSON_BYTES_MAX. Errors: SHD_ERANGE,
+ * SHD_ENOMEM, SHD_EIO. */
 int spec_segment_new(const char *json, uint64_t bytes, struct segment *ret_segment,
                      struct shd_err *e);
 

@@ -22,12 +22,16 @@ static void pass(struct raw *r, int fd, uint64_t ticket, enum segment_kind kind)
     EXPECT_OK(side_send(r->side, &msg, fd, &e), &e);
 }
 
+/* With blanks behind it, for a small one is no segment's. */
 static struct segment segment_of_spec(const char *json, struct spec_stub *ret_stub)
 {
     struct shd_err e = { 0 };
     struct segment segment;
-    EXPECT_OK(spec_stub_of(json, strlen(json), ret_stub, &e), &e);
-    EXPECT_OK(spec_segment_new(json, strlen(json), &segment, &e), &e);
+    char padded[SPEC_SEGMENT_BYTES_MIN];
+    memset(padded, ' ', sizeof padded);
+    memcpy(padded, json, strlen(json));
+    EXPECT_OK(spec_stub_of(padded, sizeof padded, ret_stub, &e), &e);
+    EXPECT_OK(spec_segment_new(padded, sizeof padded, &segment, &e), &e);
     return segment;
 }
 
@@ -95,7 +99,7 @@ TEST(specs_in_segments_that_are_not_what_is_said_are_refused)
     pass(&r, segment.fd, TICKET, SEGMENT_SPEC);
     EXPECT_STATUS(open_passed(&r, &stub, TICKET + 5, &reply), SHD_ENOENT);
     EXPECT_STATUS(open_passed(&r, &other, TICKET, &reply), SHD_ESEGMENT);
-    EXPECT_HAS(reply.text, "spec of 8 bytes has SHA-256 ");
+    EXPECT_HAS(reply.text, "spec of 4096 bytes has SHA-256 ");
     EXPECT_HAS(reply.text, "..., said was ");
 
     lie = stub;
@@ -107,6 +111,11 @@ TEST(specs_in_segments_that_are_not_what_is_said_are_refused)
     pass(&r, segment.fd, TICKET, SEGMENT_SPEC);
     EXPECT_STATUS(open_passed(&r, &lie, TICKET, &reply), SHD_ESEGMENT);
     EXPECT_HAS(reply.text, "spec segment has 4096 bytes, needs 67108864");
+    lie.bytes = 1;
+    pass(&r, segment.fd, TICKET, SEGMENT_SPEC);
+    EXPECT_STATUS(open_passed(&r, &lie, TICKET, &reply), SHD_ERANGE);
+    EXPECT_HAS(reply.text,
+               "a spec of 1 bytes in a segment, must be 4096 to 67108864: a smaller one");
     lie.bytes = 0;
     pass(&r, segment.fd, TICKET, SEGMENT_SPEC);
     EXPECT_STATUS(open_passed(&r, &lie, TICKET, &reply), SHD_EINVAL);

@@ -582,10 +582,13 @@ TEST(spec_segments_of_other_sizes_are_refused)
     struct shd_err e = { 0 };
     struct segment s;
     EXPECT_STATUS(spec_segment_new("", 0, &s, &e), SHD_ERANGE);
-    EXPECT_HAS(e.text, "a spec of 0 bytes, must be 1 to 67108864");
+    EXPECT_STATUS(spec_segment_new("x", 1, &s, &e), SHD_ERANGE);
+    EXPECT_HAS(e.text,
+               "a spec of 1 bytes in a segment, must be 4096 to 67108864: a smaller one is in");
     EXPECT_STATUS(spec_segment_new("", SPEC_JSON_BYTES_MAX + 1, &s, &e), SHD_ERANGE);
-    EXPECT_OK(spec_segment_new("{}", 2, &s, &e), &e);
+    EXPECT_OK(spec_segment_new(read, PAGE, &s, &e), &e);
     EXPECT_OK(spec_segment_check(s.fd, PAGE, &e), &e);
+    EXPECT_STATUS(spec_segment_check(s.fd, PAGE - 1, &e), SHD_ERANGE);
     EXPECT_STATUS(spec_segment_check(s.fd, PAGE + 1, &e), SHD_ESEGMENT);
     EXPECT_STATUS(spec_segment_check(s.fd, 0, &e), SHD_ERANGE);
     EXPECT_STATUS(spec_segment_check(s.fd, UINT64_MAX, &e), SHD_ERANGE);
