@@ -27,6 +27,7 @@ struct spec_in {
     struct op *op; /* borrowed: pending */
     int fd;        /* owned */
     struct spec_stub stub;
+    uint64_t at_hand_bytes; /* of specs of all requests, with this one's */
     int (*then)(struct op *op);
     int status;
 };
@@ -45,14 +46,31 @@ static int make_room(struct op *op, uint64_t bytes, const char **text)
     return SHD_OK;
 }
 
+/* Those at hand may all be parsed at the same time. What finds room alone waits for the others; the
+ * first of them has nobody to wait for. */
+static int check_room(const struct spec_in *in)
+{
+    struct op *op = in->op;
+    struct shd_err why = { 0 };
+    if (segment_room(in->stub.bytes * PARSED_TIMES, &op->err) != SHD_OK)
+        return err_prefix(&op->err, "a spec of %" PRIu64 " bytes", in->stub.bytes);
+    if (segment_room(in->at_hand_bytes * PARSED_TIMES, &why) == SHD_OK)
+        return SHD_OK;
+    op->reply.retry_ms = OPS_RETRY_MS;
+    return err_set(&op->err, SHD_EBUSY,
+                   "a spec of %" PRIu64 " bytes, while requests have %" PRIu64
+                   " bytes of specs, and parsing takes %u times as many: ask again (%.200s)",
+                   in->stub.bytes, in->at_hand_bytes, PARSED_TIMES, why.text);
+}
+
 /* On the pool: the loop must not wait for megabytes. */
 static void read_segment(uv_work_t *work)
 {
     struct spec_in *in = work->data;
     struct op *op = in->op;
     in->status = spec_segment_check(in->fd, in->stub.bytes, &op->err);
-    if (in->status == SHD_OK && segment_room(in->stub.bytes * PARSED_TIMES, &op->err) != SHD_OK)
-        in->status = err_prefix(&op->err, "a spec of %" PRIu64 " bytes", in->stub.bytes);
+    if (in->status == SHD_OK)
+        in->status = check_room(in);
     if (in->status == SHD_OK)
         in->status = spec_segment_read(in->fd, in->stub.bytes, op->spec, &op->err);
     if (in->status == SHD_OK)
@@ -130,6 +148,7 @@ static int take_segment(struct op *op, const struct wire_bytes *spec, const stru
     in->work.data = in;
     op->passed_bytes = at->bytes;
     d->ops->passed_bytes += at->bytes;
+    in->at_hand_bytes = d->ops->passed_bytes;
     uv_queue_work(d->loop, &in->work, read_segment, segment_read);
     return SHD_PENDING;
 }
