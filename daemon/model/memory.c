@@ -31,7 +31,7 @@ static int check_room(const struct model *m, const struct ledger_shape *shape, s
                                    .keeper = spare_bytes_first(m) > 0 };
     const struct owner_bytes b = owner_bytes(m->map, &ask);
     if (ops->place == SEGMENT_HOST)
-        return reserve_check(b.all, RESERVE_SPARED, e);
+        return reserve_check(b.all - m->json.segment.bytes, RESERVE_SPARED, e); /* it is taken */
     const uint64_t needed = shape->state_bytes + 2 * b.publish; /* a successor's, too */
     const uint64_t available = ops->available(m->kern);
     if (needed > available)

@@ -7,6 +7,7 @@
 #include "proto/share/segment.h"
 #include "proto/share/shardmap.h"
 #include "proto/spec/layout.h"
+#include "proto/spec/spec.h"
 
 /* Of the ledger's parts: daemon/model/memory.c checks the sum against the ledger itself. */
 #define PART_ALIGN    UINT64_C(128)
@@ -50,11 +51,14 @@ struct owner_bytes owner_bytes(const struct shardmap *map, const struct owner_as
         .ledger = owner_ledger_bytes(map, ask),
         .publish = shardmap_publish_bytes(map),
         .board = layout_align(board_bytes(map->units), SHD_PAGE_BYTES),
+        .spec = ask->spec_bytes > SPEC_MESSAGE_BYTES_MAX
+                    ? layout_align(ask->spec_bytes, SHD_PAGE_BYTES)
+                    : 0,
         .inbox = ask->slots > 0 ? ask->sessions * shardmap_inbox_bytes(map, ask->slots) : 0,
         .spill_max = ask->returns * map->train_elems * sizeof(float),
     };
     b.spare = ask->keeper ? b.publish + b.board + b.inbox : 0;
-    b.all = b.state + b.ledger + b.publish + b.board + b.inbox + b.spare;
+    b.all = b.state + b.ledger + b.publish + b.board + b.spec + b.inbox + b.spare;
     return b;
 }
 

@@ -22,6 +22,7 @@ struct owner_ask {
 
 struct owner_bytes {
     uint64_t state, ledger, publish, board; /* from the beginning */
+    uint64_t spec;                          /* that no message holds: its segment; else 0 */
     uint64_t inbox;                         /* of all sessions */
     uint64_t spare;
     uint64_t all;       /* of these */

@@ -156,14 +156,16 @@ static int print_owners(const struct spec *spec, const struct plan_ask *ask,
         return r;
     fprintf(out,
             "  Owner memory, %" PRIu32 " daemon%s: %s state + %s published + %s inboxes (%" PRIu32
-            " worker%s, %" PRIu32 " slots)\n  + %s ledger and board + %s spare for a successor = "
+            " worker%s, %" PRIu32
+            " slots)\n  + %s ledger, board and spec + %s spare for a successor = "
             "%s each at most, %s in all.\n"
             "  While gradients wait for a slow worker up to %s more each, in host memory.\n",
             ask->daemons, ask->daemons == 1 ? "" : "s", text_size(o.max.state, state),
             text_size(o.max.publish, publish), text_size(o.max.inbox, inbox), ask->workers,
-            ask->workers == 1 ? "" : "s", slots, text_size(o.max.ledger + o.max.board, rest),
-            text_size(o.max.spare, spare), text_size(o.max.all, all),
-            text_size(o.total_bytes, total), text_size(o.max.spill_max, spill));
+            ask->workers == 1 ? "" : "s", slots,
+            text_size(o.max.ledger + o.max.board + o.max.spec, rest), text_size(o.max.spare, spare),
+            text_size(o.max.all, all), text_size(o.total_bytes, total),
+            text_size(o.max.spill_max, spill));
     return SHD_OK;
 }
 
@@ -260,13 +262,13 @@ static json_t *json_ops(const struct plan *plan)
 
 static json_t *json_owners(const struct plan_ask *ask, const struct plan_owners *o)
 {
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "daemons",
-                     integer(ask->daemons), "state_bytes_max", integer(o->max.state),
-                     "publish_bytes_max", integer(o->max.publish), "inbox_bytes_max",
-                     integer(o->max.inbox), "ledger_bytes_max", integer(o->max.ledger),
-                     "board_bytes_max", integer(o->max.board), "spare_bytes_max",
-                     integer(o->max.spare), "bytes_max", integer(o->max.all), "spill_bytes_max",
-                     integer(o->max.spill_max), "total_bytes", integer(o->total_bytes));
+    return json_pack(
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "daemons", integer(ask->daemons),
+        "state_bytes_max", integer(o->max.state), "publish_bytes_max", integer(o->max.publish),
+        "inbox_bytes_max", integer(o->max.inbox), "ledger_bytes_max", integer(o->max.ledger),
+        "board_bytes_max", integer(o->max.board), "spec_bytes_max", integer(o->max.spec),
+        "spare_bytes_max", integer(o->max.spare), "bytes_max", integer(o->max.all),
+        "spill_bytes_max", integer(o->max.spill_max), "total_bytes", integer(o->total_bytes));
 }
 
 int plan_print_json(const struct spec *spec, const struct plan_ask *ask, const struct plan *plan,

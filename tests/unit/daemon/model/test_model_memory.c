@@ -12,10 +12,13 @@
 
 #include "proto/base/check.h"
 #include "proto/base/memory.h"
+#include "proto/share/fdpass.h"
 #include "proto/share/owner_bytes.h"
 #include "proto/share/shardmap.h"
+#include "proto/share/spec_segment.h"
 #include "proto/spec/spec_json.h"
 #include "tests/lib/client_remote.h"
+#include "tests/lib/raw_client.h"
 
 #define MIB (UINT64_C(1) << 20)
 
@@ -157,6 +160,72 @@ TEST(model_that_does_not_fit_is_refused_and_the_other_stays)
     end(1);
 }
 
+/* The same spec by several sessions at the same time, in segments: parsing takes sixteen times its
+ * bytes, of each. */
+#define AT_ONCE 4
+
+static void pass_spec(struct raw *r, const struct segment *segment, const struct spec_stub *stub)
+{
+    struct shd_err e = { 0 };
+    uint8_t frame[512];
+    const struct side_msg msg = {
+        .type = SIDE_SEGMENT, .ticket = 7, .kind = SEGMENT_SPEC, .bytes = segment->bytes
+    };
+    struct wire_request open = {
+        .type = WIRE_OPEN_MODEL,
+        .open_model = { .name = "",
+                        .owners = 1,
+                        .spec_at = { .ticket = 7, .bytes = stub->bytes, .sum = { stub->sum, 32 } } }
+    };
+    EXPECT_OK(side_send(r->side, &msg, segment->fd, &e), &e);
+    raw_send(r, frame, raw_pack(r, &open, frame, sizeof frame));
+}
+
+TEST(specs_that_are_parsed_at_the_same_time_share_the_room)
+{
+    static struct raw r[AT_ONCE];
+    const size_t bytes = 2 * MIB;
+    struct shd_err e = { 0 };
+    struct spec_stub stub;
+    struct segment segment;
+    char *json = malloc(bytes);
+    int served = 0, busy = 0;
+    if (!enter_cgroup())
+        SKIP("no cgroup with a limit of memory can be made here");
+    set_limit(1000000 * MIB);
+    fixture_start(&daemons, 1, NULL);
+    fixture = daemons;
+    memset(json, ' ', bytes);
+    memcpy(json, spec_of("padded", 1), strlen(spec_of("padded", 1)));
+    EXPECT_OK(spec_stub_of(json, bytes, &stub, &e), &e);
+    EXPECT_OK(spec_segment_new(json, bytes, &segment, &e), &e);
+    for (int i = 0; i < AT_ONCE; i++)
+        raw_enter(&r[i]);
+    leave_room(100 * MIB);
+    kill(daemons.pids[0], SIGSTOP);
+    for (int i = 0; i < AT_ONCE; i++)
+        pass_spec(&r[i], &segment, &stub);
+    kill(daemons.pids[0], SIGCONT);
+    for (int i = 0; i < AT_ONCE; i++) {
+        struct wire_reply reply;
+        raw_recv(&r[i], &reply);
+        served += reply.status == SHD_OK;
+        if (reply.status == SHD_OK)
+            continue;
+        busy++;
+        EXPECT_STATUS(reply.status, SHD_EBUSY);
+        EXPECT(reply.retry_ms > 0);
+        EXPECT_HAS(reply.text, "and parsing takes 16 times as many: ask again");
+    }
+    EXPECT(served >= 1 && busy >= 1);
+    for (int i = 0; i < AT_ONCE; i++)
+        raw_close(&r[i]);
+    segment_close(&segment);
+    free(json);
+    fixture_stop(&daemons);
+    leave_cgroup();
+}
+
 struct opener {
     int index, status;
     struct shd_err e;
@@ -271,6 +340,19 @@ static void random_spec(uint64_t *seed, int number, char *json, size_t bytes)
     snprintf(json + n, bytes - (size_t)n, " ] }");
 }
 
+#define TEXT_BYTES (2 * MIB)
+
+/* A unit with so many small tensors that the canonical JSON is larger than a message. */
+static void add_tensors(char *json)
+{
+    char *at = json + strlen(json) - strlen(" ] }");
+    at += sprintf(at, ", { \"name\": \"many\", \"tensors\": [");
+    for (int i = 0; i < 12000; i++)
+        at += sprintf(at, "%s{ \"name\": \"%048d\", \"shape\": [1] }", i > 0 ? "," : "", i);
+    strcpy(at, " ] } ] }");
+    CHECK(strlen(json) < TEXT_BYTES);
+}
+
 /* Whether /status of an owner says of a model what was predicted. */
 static bool status_says(int owner, const char *name, const struct owner_bytes *want)
 {
@@ -280,15 +362,16 @@ static bool status_says(int owner, const char *name, const struct owner_bytes *w
     size_t i;
     json_array_foreach(json_object_get(root, "models"), i, m)
     {
-        json_int_t state, publish, inbox, board, ledger, spill, spare;
+        json_int_t state, publish, inbox, board, ledger, spec, spill, spare;
         if (strcmp(json_string_value(json_object_get(m, "name")), name) == 0 &&
-            json_unpack(m, "{s:{s:I, s:I, s:I, s:I, s:I, s:I, s:I}}", "bytes", "state", &state,
+            json_unpack(m, "{s:{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}}", "bytes", "state", &state,
                         "publish", &publish, "inbox", &inbox, "board", &board, "ledger", &ledger,
-                        "spill", &spill, "spare", &spare) == 0)
+                        "spec", &spec, "spill", &spill, "spare", &spare) == 0)
             same = (uint64_t)state == want->state && (uint64_t)publish == want->publish &&
                    (uint64_t)inbox == want->inbox && (uint64_t)board == want->board &&
                    (uint64_t)ledger == want->ledger && (uint64_t)spare == want->spare &&
-                   (uint64_t)(state + publish + inbox + board + ledger + spare) == want->all;
+                   (uint64_t)spec == want->spec &&
+                   (uint64_t)(state + publish + inbox + board + ledger + spec + spare) == want->all;
     }
     json_decref(root);
     free(reply.text);
@@ -319,12 +402,14 @@ static struct owner_bytes predict(const char *text, uint32_t owner, uint32_t own
 
 static void expect_predicted(uint64_t *seed, int number)
 {
-    char text[4096], name[16];
+    char *text = calloc(1, TEXT_BYTES), name[16];
     struct shd_err e = { 0 };
     const uint32_t sessions = 1 + (uint32_t)below(seed, 2), slots = 1 + (uint32_t)below(seed, 5);
     shd_session *s[2] = { NULL };
     shd_model *m;
-    random_spec(seed, number, text, sizeof text);
+    random_spec(seed, number, text, 4096);
+    if (number == SHAPES - 1) /* a spec that no message holds */
+        add_tensors(text);
     snprintf(name, sizeof name, "m%d", number);
     for (uint32_t i = 0; i < sessions; i++) {
         const struct shd_options options = {
@@ -339,6 +424,7 @@ static void expect_predicted(uint64_t *seed, int number)
     }
     for (uint32_t i = 0; i < sessions; i++)
         shd_close(s[i]);
+    free(text);
 }
 
 TEST(status_says_what_was_predicted_to_the_byte)
