@@ -1139,9 +1139,4 @@ class Copies(unittest.TestCase):
 
 if __name__ == '__main__':
     DAEMONS = torch_run.Daemons(sys.argv.pop(1))
-    torch.optim.AdamW([torch.zeros(1)])  # imports half of PyTorch, which each fork would do anew
-    try:
-        passed = unittest.main(exit=False, verbosity=2).result.wasSuccessful()
-    finally:
-        DAEMONS.down()
-    sys.exit(not passed)
+    torch_run.main(DAEMONS)

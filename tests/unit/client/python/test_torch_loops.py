@@ -584,9 +584,4 @@ class Looks(unittest.TestCase):
 if __name__ == '__main__':
     BUILD = sys.argv.pop(1)
     DAEMONS = torch_run.Daemons(BUILD)
-    torch.optim.AdamW([torch.zeros(1)])  # imports half of PyTorch, which each fork would do anew
-    try:
-        passed = unittest.main(exit=False, verbosity=2).result.wasSuccessful()
-    finally:
-        DAEMONS.down()
-    sys.exit(not passed)
+    torch_run.main(DAEMONS)

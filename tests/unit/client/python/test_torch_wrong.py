@@ -424,9 +424,4 @@ class Optimizers(Case):
 
 if __name__ == '__main__':
     DAEMONS = torch_run.Daemons(sys.argv.pop(1))
-    torch.set_num_threads(1)
-    try:
-        passed = unittest.main(exit=False, verbosity=2).result.wasSuccessful()
-    finally:
-        DAEMONS.down()
-    sys.exit(not passed)
+    torch_run.main(DAEMONS)

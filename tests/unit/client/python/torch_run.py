@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
+import unittest
 
 PACE = int(os.environ.get('SHD_TEST_PACE', '1'))
 LIMIT_S = 120 * PACE
@@ -129,3 +130,15 @@ def run(function, world=1):
             os.kill(fork.pid, signal.SIGKILL)
             os.waitpid(fork.pid, 0)
     return answers
+
+
+def main(daemons):
+    """The tests of the program that was started, beside these daemons."""
+    import torch  # of the Python that start() goes on in
+    torch.set_num_threads(1)
+    torch.optim.AdamW([torch.zeros(1)])  # imports half of PyTorch, which each fork would do anew
+    try:
+        passed = unittest.main(exit=False, verbosity=2).result.wasSuccessful()
+    finally:
+        daemons.down()
+    sys.exit(not passed)
