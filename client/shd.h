@@ -555,6 +555,11 @@ struct shd_put_options {
 SHD_API int shd_put(shd_model *m, const struct shd_put_options *options, bool *ret_counts,
                     struct shd_err *e);
 SHD_API uint64_t shd_puts(const shd_model *m); /* committed steps that were puts */
+/* Wait until so many workers, this one included, wait so in the open step: what each has read until
+ * here no put of the others has replaced. Nobody waits once something of the step was returned, by
+ * a worker that does not come (it was started again behind this point), or once the step is over.
+ * Errors: SHD_ERESET as shd_commit(); SHD_ENOTSUP a daemon of an older version. */
+SHD_API int shd_meet(shd_model *m, uint32_t workers, struct shd_err *e);
 
 /* Whose parameters an address lies in, mapped ones of this process: the model, the tensor and which
  * of its elements (behind the last: a gap); NULL: nobody's. Reads pointers and takes no lock, so a

@@ -20,6 +20,7 @@ struct leasing {
     uint32_t owner; /* who was asked */
     uint64_t step, attempt;
     bool now;
+    uint32_t meet; /* > 0: so many workers wait for each other */
     struct wire_leased leased;
 };
 
@@ -32,7 +33,8 @@ static void make_lease(const struct round *round, const struct link *link,
     ret_request->lease = (struct wire_lease){ .model = l->m->map->owners[link->index].layout.handle,
                                               .step = round->arg,
                                               .attempt = l->attempt,
-                                              .now = l->now };
+                                              .now = l->now,
+                                              .meet = l->meet };
 }
 
 static int take_leased(const struct round *round, const struct link *link,
@@ -61,22 +63,32 @@ static int get_leasing(struct shd_model *m, struct leasing **ret_leasing, struct
     return SHD_OK;
 }
 
-static int ask(struct leasing *l, uint32_t owner, bool now, struct shd_err *e)
+struct question {
+    uint32_t owner;
+    bool now;
+    uint32_t meet;
+};
+
+static int ask(struct leasing *l, const struct question *q, struct shd_err *e)
 {
     struct shd_model *m = l->m;
-    l->owner = owner;
+    l->owner = q->owner;
     l->step = m->step;
     l->attempt = m->in.attempt;
-    l->now = now;
-    snprintf(l->what, sizeof l->what, "Lease of step %" PRIu64, l->step);
+    l->now = q->now;
+    l->meet = q->meet;
+    snprintf(l->what, sizeof l->what, "%s of step %" PRIu64, q->meet > 0 ? "Meeting" : "Lease",
+             l->step);
     l->round = (struct round){ .what = l->what,
-                               .hint = "other workers hold all that is left of the step",
+                               .hint = q->meet > 0
+                                           ? "other workers have not come to the same point"
+                                           : "other workers hold all that is left of the step",
                                .asks = WIRE_LEASE,
                                .type = WIRE_LEASED,
                                .make = make_lease,
                                .take = take_leased,
                                .ctx = l };
-    return round_ask(&l->round, &m->session->hub->links[owner], l->step, e);
+    return round_ask(&l->round, &m->session->hub->links[q->owner], l->step, e);
 }
 
 static int await(struct leasing *l, struct shd_err *e)
@@ -91,21 +103,21 @@ static int await(struct leasing *l, struct shd_err *e)
 }
 
 /* A question of before that is still open: what it brings is of this step, or of none. */
-static int ask_or_go_on(struct leasing *l, uint32_t owner, bool now, struct shd_err *e)
+static int ask_or_go_on(struct leasing *l, const struct question *q, struct shd_err *e)
 {
     int r = l->round.waiting > 0 ? await(l, e) : SHD_OK;
     if (r != SHD_OK)
         return r;
-    const bool fits = l->what[0] != '\0' && l->owner == owner && l->step == l->m->step &&
-                      l->attempt == l->m->in.attempt;
+    const bool fits = l->what[0] != '\0' && l->owner == q->owner && l->meet == q->meet &&
+                      l->step == l->m->step && l->attempt == l->m->in.attempt;
     l->what[0] = fits ? l->what[0] : '\0';
     if (l->what[0] == '\0')
-        r = ask(l, owner, now, e);
+        r = ask(l, q, e);
     return r == SHD_OK ? await(l, e) : r;
 }
 
-int lease_ask_owner(struct shd_model *m, uint32_t owner, bool now, struct wire_leased *ret_leased,
-                    struct shd_err *e)
+static int answer_to(struct shd_model *m, const struct question *q, struct wire_leased *ret_leased,
+                     struct shd_err *e)
 {
     struct leasing *l = NULL;
     int r = get_leasing(m, &l, e);
@@ -114,7 +126,7 @@ int lease_ask_owner(struct shd_model *m, uint32_t owner, bool now, struct wire_l
     CHECK(l != NULL);
     l->m = m;
     activity_begin(m, ACTIVITY_LEASE, ACTIVITY_NONE, ACTIVITY_NONE);
-    r = ask_or_go_on(l, owner, now, e);
+    r = ask_or_go_on(l, q, e);
     activity_end(m);
     if (r != SHD_OK)
         return r;
@@ -123,6 +135,24 @@ int lease_ask_owner(struct shd_model *m, uint32_t owner, bool now, struct wire_l
         return err_copy(&l->round.err, e);
     *ret_leased = l->leased;
     return SHD_OK;
+}
+
+int lease_ask_owner(struct shd_model *m, uint32_t owner, bool now, struct wire_leased *ret_leased,
+                    struct shd_err *e)
+{
+    const struct question q = { .owner = owner, .now = now };
+    return answer_to(m, &q, ret_leased, e);
+}
+
+int lease_meet(struct shd_model *m, uint32_t workers, struct shd_err *e)
+{
+    const struct link *link = &m->session->hub->links[0];
+    const struct question q = { .meet = workers };
+    struct wire_leased leased;
+    if (link->known && link->peer.level < WIRE_LEVEL_MEETS)
+        return link_err(link, SHD_ENOTSUP, e,
+                        "does not let workers wait for each other: it is of an older version");
+    return answer_to(m, &q, &leased, e);
 }
 
 void lease_close(struct shd_model *m)

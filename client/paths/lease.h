@@ -15,6 +15,7 @@ struct wire_leased;
 
 int lease_ask_owner(struct shd_model *m, uint32_t owner, bool now, struct wire_leased *ret_leased,
                     struct shd_err *e);
+int lease_meet(struct shd_model *m, uint32_t workers, struct shd_err *e);
 int lease_to_owners(struct shd_model *m, uint32_t group, struct shd_err *e);
 
 /* The model is closed. */

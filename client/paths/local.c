@@ -580,6 +580,15 @@ static int local_lease(struct shd_model *m, uint32_t owner, bool now,
     return SHD_OK;
 }
 
+/* There is no other worker. */
+static int local_meet(struct shd_model *m, uint32_t workers, struct shd_err *e)
+{
+    if (workers == 1)
+        return SHD_OK;
+    return err_set(e, SHD_EINVAL, "%" PRIu32 " workers of '%s', which is in this process alone",
+                   workers, m->spec->name);
+}
+
 static int local_unlease(struct shd_model *m, uint32_t group, struct shd_err *e)
 {
     (void)m;
@@ -640,6 +649,7 @@ const struct control_ops control_local = {
     .reset = local_reset,
     .catch_up = local_catch_up,
     .lease = local_lease,
+    .meet = local_meet,
     .unlease = local_unlease,
     .blob = local_blob,
     .history = local_history,

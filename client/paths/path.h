@@ -84,6 +84,9 @@ struct control_ops {
      * off, the same question goes on waiting. */
     int (*lease)(struct shd_model *m, uint32_t owner, bool now, struct wire_leased *ret_leased,
                  struct shd_err *e);
+    /* Wait until so many workers wait so in m->step, or it has begun or is over. Broken off, the
+     * same question goes on waiting. */
+    int (*meet)(struct shd_model *m, uint32_t workers, struct shd_err *e);
     /* Tell all owners that the group will not be computed here; waits for no answer. */
     int (*unlease)(struct shd_model *m, uint32_t group, struct shd_err *e);
     int (*blob)(struct shd_model *m, uint32_t owner, void *buf, size_t capacity, size_t *ret_bytes,

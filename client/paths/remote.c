@@ -248,6 +248,7 @@ const struct control_ops control_remote = {
     .reset = reset_owners,
     .catch_up = settle_catch_up,
     .lease = lease_ask_owner,
+    .meet = lease_meet,
     .unlease = lease_to_owners,
     .blob = look_blob,
     .history = look_history,

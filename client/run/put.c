@@ -3,8 +3,10 @@
 
 #include "client/paths/path.h"
 #include "client/run/grads.h"
+#include "client/run/reset.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/share/putmap.h"
 
 #define UPDATES_MAX (UINT64_C(1) << 33)
@@ -71,6 +73,28 @@ int shd_put(shd_model *m, const struct shd_put_options *options, bool *ret_count
         model_step_over(m);
     if (r == SHD_OK && ret_counts != NULL)
         *ret_counts = counts;
+    return r;
+}
+
+int shd_meet(shd_model *m, uint32_t workers, struct shd_err *e)
+{
+    int r = session_check(m->session, e);
+    if (r == SHD_OK && (workers == 0 || workers > m->spec->micro_batches))
+        r = err_set(e, SHD_ERANGE, "%" PRIu32 " workers of a model with %" PRIu32 " micro-batches",
+                    workers, m->spec->micro_batches);
+    if (r == SHD_OK)
+        r = m->session->control->poll(m, e);
+    if (r == SHD_OK)
+        r = err_copy(&m->fault, e);
+    while (r == SHD_OK) {
+        const uint64_t attempt = m->in.attempt;
+        const uint64_t start_ns = clock_now_ns();
+        r = m->session->control->meet(m, workers, e);
+        m->session->wait_ns += clock_now_ns() - start_ns;
+        if (r != SHD_ERESET || m->session->control->attempt(m) == attempt)
+            return r;
+        r = reset_look(m, e);
+    }
     return r;
 }
 

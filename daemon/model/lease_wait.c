@@ -5,6 +5,7 @@
 
 #include "daemon/base/state.h"
 #include "daemon/core/lease.h"
+#include "daemon/model/meet.h"
 #include "daemon/model/model.h"
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
@@ -53,11 +54,12 @@ void lease_wait_init(struct daemon *d)
 void lease_wait_wake(struct model *m)
 {
     op_again(&m->waits.lease);
+    meet_look(m);
 }
 
 void lease_wait_soon(struct model *m)
 {
-    if (m->waits.lease != NULL)
+    if (m->waits.lease != NULL || m->waits.meet != NULL)
         fire_in(m->daemon, 1);
 }
 

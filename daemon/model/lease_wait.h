@@ -22,8 +22,8 @@ enum lease_answer lease_wait_ask(struct op *op, uint32_t *ret_group);
 /* op's session gives a group back. */
 void lease_wait_take_back(struct op *op);
 
-/* Ask again for those who wait for work of this model: now, or within a millisecond where it may
- * happen often. */
+/* Ask again for those who wait for work of this model, or for each other (meet.h): now, or within a
+ * millisecond where it may happen often. */
 void lease_wait_wake(struct model *m);
 void lease_wait_soon(struct model *m);
 

@@ -401,5 +401,6 @@ void model_forget_session(struct model *m, const struct session *s)
 {
     finish_gone(take_session_ops(&m->waits.phase, s));
     finish_gone(take_session_ops(&m->waits.lease, s));
+    finish_gone(take_session_ops(&m->waits.meet, s));
     finish_gone(take_session_ops(&m->waits.held, s));
 }

@@ -54,6 +54,8 @@ struct model_json { /* the spec, canonical */
 struct model_waits {    /* requests, to be tried again */
     struct op *phase;   /* after SEALED or OPENED */
     struct op *lease;   /* LEASE, for which there is no work yet */
+    struct op *meet;    /* LEASE of workers that wait for each other (meet.h) */
+    uint64_t met;       /* 1 + the step in which they have met; 0: in none */
     struct op *held;    /* while the daemon drains: what would begin hold_step, as it came */
     uint64_t hold_step; /* the first that does not begin */
 };

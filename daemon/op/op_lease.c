@@ -1,4 +1,5 @@
-/* LEASE: work of a step that nobody does yet, please; see lease_wait.h. */
+/* LEASE: work of a step that nobody does yet, please; see lease_wait.h. Or a wait for other
+ * workers; see meet.h. */
 #include <inttypes.h>
 
 #include "daemon/core/lease.h"
@@ -6,6 +7,7 @@
 #include "daemon/core/step.h"
 #include "daemon/model/drain.h"
 #include "daemon/model/lease_wait.h"
+#include "daemon/model/meet.h"
 #include "daemon/model/metrics.h"
 #include "daemon/model/model.h"
 #include "daemon/model/reset.h"
@@ -74,6 +76,10 @@ static int op_lease(struct op *op)
                        "step %" PRIu64 " was reset: its work is handed out anew", req->step);
     if (drain_holds(op, req->step))
         return SHD_PENDING;
+    if (req->meet > 0) {
+        meet_ask(op);
+        return SHD_PENDING;
+    }
     uint32_t group = 0;
     const enum lease_answer answer = lease_wait_ask(op, &group);
     if (answer == LEASE_WAIT && !req->now)

@@ -37,7 +37,12 @@ struct view_missing { /* a group that has not come in for the step being collect
     struct metrics_sender sender;
 };
 
-enum view_waiting_what { VIEW_WAITS_PREPARE, VIEW_WAITS_LEASE, VIEW_WAITS_TURN };
+enum view_waiting_what {
+    VIEW_WAITS_PREPARE,
+    VIEW_WAITS_LEASE,
+    VIEW_WAITS_MEET,
+    VIEW_WAITS_TURN,
+};
 
 struct view_waiting { /* a request without an answer */
     enum view_waiting_what what;

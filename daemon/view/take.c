@@ -82,6 +82,9 @@ static void take_requests(const struct model *m, struct view_model *vm)
     for (const struct op *op = m->waits.lease; op != NULL; op = op->next)
         add_waiting(vm, op,
                     (struct view_waiting){ .what = VIEW_WAITS_LEASE, .step = op->req.lease.step });
+    for (const struct op *op = m->waits.meet; op != NULL; op = op->next)
+        add_waiting(vm, op,
+                    (struct view_waiting){ .what = VIEW_WAITS_MEET, .step = op->req.lease.step });
 }
 
 /* Returned gradients that wait for their turn, of one session. */

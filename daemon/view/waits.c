@@ -51,7 +51,7 @@ const char *view_wait_kind_name(enum view_wait_kind kind)
         [VIEW_WAIT_GRADIENTS] = "gradients", [VIEW_WAIT_TURN] = "turn",
         [VIEW_WAIT_UNIT] = "unit",           [VIEW_WAIT_SLOT] = "slot",
         [VIEW_WAIT_COMMIT] = "commit",       [VIEW_WAIT_TRANSFER] = "transfer",
-        [VIEW_WAIT_JOIN] = "join",
+        [VIEW_WAIT_JOIN] = "join",           [VIEW_WAIT_WORKERS] = "workers",
     };
     return names[kind];
 }
@@ -129,10 +129,12 @@ static void say_missing(struct wait *w, const struct view_model *vm)
     say(w, " of step %" PRIu64, vm->collecting);
 }
 
-static bool waits_in_prepare(const struct view_model *vm, uint64_t session)
+/* For all gradients of a step, or for all workers. */
+static bool waits_for_all(const struct view_model *vm, uint64_t session)
 {
     for (uint32_t i = 0; i < vm->waiting_count; i++)
-        if (vm->waiting_list[i].what == VIEW_WAITS_PREPARE &&
+        if ((vm->waiting_list[i].what == VIEW_WAITS_PREPARE ||
+             vm->waiting_list[i].what == VIEW_WAITS_MEET) &&
             vm->waiting_list[i].session == session)
             return true;
     return false;
@@ -145,7 +147,7 @@ static void blame_trainers(const struct view_snapshot *s, const struct view_mode
     for (uint32_t i = 0; i < s->session_count; i++) {
         const struct view_session *vs = &s->sessions[i];
         if (vs->trains && vs->model == vm->handle && vs->id != w->who.session &&
-            !waits_in_prepare(vm, vs->id))
+            !waits_for_all(vm, vs->id))
             blame(s, w, person_of(vs));
     }
 }
@@ -234,6 +236,22 @@ static void add_gradients(struct waits *all, const struct view_model *vm,
     }
     say_missing(w, vm);
     blame_for(all->s, vm, w, UINT32_MAX);
+}
+
+static void add_workers(struct waits *all, const struct view_model *vm,
+                        const struct view_waiting *waiting)
+{
+    const struct view_session *vs = view_session_find(all->s, waiting->session);
+    struct wait *w = vs != NULL ? add(all, VIEW_WAIT_WORKERS, person_of(vs), waiting->since_ns)
+                                : NULL;
+    if (w == NULL)
+        return;
+    say(w, "all workers, before values are put in step %" PRIu64 ": ", waiting->step);
+    blame_trainers(all->s, vm, w);
+    say_people(w);
+    say(w, w->on_count == 0  ? "others are not attached"
+           : w->on_count > 1 ? " have not come"
+                             : " has not come");
 }
 
 static const struct view_waiting *oldest_turn(const struct view_model *vm, uint64_t session)
@@ -431,7 +449,9 @@ static void find_all(struct waits *all)
     for (uint32_t i = 0; i < all->s->model_count; i++) {
         const struct view_model *vm = &all->s->models[i];
         for (uint32_t k = 0; k < vm->waiting_count; k++)
-            if (vm->waiting_list[k].what != VIEW_WAITS_TURN)
+            if (vm->waiting_list[k].what == VIEW_WAITS_MEET)
+                add_workers(all, vm, &vm->waiting_list[k]);
+            else if (vm->waiting_list[k].what != VIEW_WAITS_TURN)
                 add_gradients(all, vm, &vm->waiting_list[k]);
         if (vm->phase == STEP_SEALED)
             add_commit(all, vm);

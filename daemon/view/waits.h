@@ -8,6 +8,7 @@ struct view_snapshot;
 
 enum view_wait_kind {
     VIEW_WAIT_GRADIENTS,
+    VIEW_WAIT_WORKERS,
     VIEW_WAIT_TURN,
     VIEW_WAIT_UNIT,
     VIEW_WAIT_SLOT,

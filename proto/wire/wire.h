@@ -62,6 +62,7 @@ enum wire_level {
                         * metrics and how many reported, the attempt of a put */
     WIRE_LEVEL_TOLD,   /* Hello.level */
     WIRE_LEVEL_RANGES, /* Digest.tensors */
+    WIRE_LEVEL_MEETS,  /* Lease.meet */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -166,6 +167,7 @@ struct wire_lease {
     bool back;      /* take `group` back, and hand nothing out */
     uint32_t group; /* below SHD_MICROS_MAX */
     uint64_t attempt;
+    uint32_t meet; /* > 0: hand nothing out, wait for so many sessions; at most SHD_MICROS_MAX */
 };
 struct wire_checkpoint {
     uint32_t model;

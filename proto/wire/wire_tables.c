@@ -134,6 +134,7 @@ static const struct wire_field lease_fields[] = {
     ANY(lease, back),
     UP_TO(lease, group, SHD_MICROS_MAX - 1),
     ANY(lease, attempt),
+    ROW(lease, meet, .form = WIRE_UP_TO, .max = SHD_MICROS_MAX, NEEDED_SINCE(MEETS)),
 };
 static const struct wire_field checkpoint_fields[] = { ANY(checkpoint, model),
                                                        ANY(checkpoint, step),

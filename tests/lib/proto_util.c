@@ -260,7 +260,8 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
                                        random_u32(seed, 0, 1) != 0,
                                        random_u32(seed, 0, 1) != 0,
                                        random_u32(seed, 0, SHD_MICROS_MAX - 1),
-                                       random_u64(seed, 0, UINT64_MAX) };
+                                       random_u64(seed, 0, UINT64_MAX),
+                                       random_u32(seed, 0, SHD_MICROS_MAX) };
         break;
     case WIRE_CHECKPOINT:
         q.checkpoint = (struct wire_checkpoint){ random_u32(seed, 0, UINT32_MAX),
@@ -531,7 +532,7 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
                a->digest.tensors == b->digest.tensors;
     case WIRE_LEASE:
         return a->lease.model == b->lease.model && a->lease.step == b->lease.step &&
-               a->lease.attempt == b->lease.attempt;
+               a->lease.attempt == b->lease.attempt && a->lease.meet == b->lease.meet;
     case WIRE_CHECKPOINT:
         return a->checkpoint.model == b->checkpoint.model &&
                a->checkpoint.step == b->checkpoint.step &&

@@ -351,6 +351,10 @@ class Model(_Open):
             raise
         return counts.value
 
+    def meet(self, workers: int) -> None:
+        """Wait until so many workers wait so, this one included, or gradients of the open step are in, or it is over."""
+        self.session.call(lib.shd_meet, self.handle, workers)
+
     def checkpoint(self, directory: str, keep: int = 0) -> str:
         """Save the open step; the name of what was saved."""
         saved = sized(_c.shd_checkpointed)

@@ -18,6 +18,7 @@ static const uint32_t fields_of_level[] = {
     [WIRE_LEVEL_SPECS] = 14,
     [WIRE_LEVEL_TOLD] = 1,
     [WIRE_LEVEL_RANGES] = 1,
+    [WIRE_LEVEL_MEETS] = 1,
 };
 
 static uint32_t counts[WIRE_LEVEL_END];
