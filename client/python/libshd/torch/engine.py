@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, NoReturn, Optional
 
 import torch
 from torch import nn
@@ -30,6 +30,8 @@ from .policy import Policy
 ENGINES: weakref.WeakKeyDictionary[nn.Module, Engine] = weakref.WeakKeyDictionary()
 APART = ('Has another worker used writable(), or its like, where this one did not? Each calls it, at the same point of '
          'its loop, also those whose values do not count')
+BEHIND = ('This worker was started again, and others have put values since (writable(), or its like): compute the '
+          'batches of its first step once more')
 CHANGING = (1 << 64) - 1  # Model.unit_version()
 _DTYPES = {torch.float32: _c.SHD_F32, torch.bfloat16: _c.SHD_BF16, torch.float16: _c.SHD_F16}
 _C_TYPES = {torch.float32: ctypes.c_float, torch.bfloat16: ctypes.c_uint16, torch.float16: ctypes.c_uint16}
@@ -107,13 +109,14 @@ class Engine:
         self.quiet = False              # no_sync(): gradients stay where PyTorch puts them
         self.metrics: dict[str, float] = {}
         self.names: tuple[str, ...] = ()  # of the open step's metrics; of all steps' within leases()
-        self.ahead = 0  # puts of other workers that are there already, where this one makes them next
+        self.new = True  # it has made no step and no put: one that was started again may be behind the others' puts
         self.clip_norm = 0.0
         self.norms: list[torch.Tensor] = []  # handed out by clip_grad_norm_(), filled in by step()
         self.held: set[int] = set()
         self.pending: set[Unit] = set()  # nobody has waited for their update since the last step
         self.by = (0, 0)                # process and thread that made it
         self.backwards = 0              # done in the open step
+        self.resets = 0                 # of it, by others
         self.open = False               # a backward has begun and has not ended
         self.missing: Optional[dict[Unit, set[Part]]] = None  # of the backward that goes on
         self.spoilt = ''                # why the open step cannot be ended
@@ -133,6 +136,11 @@ class Engine:
         self.closed = False
         self._parts: dict[Unit, Any] = {}  # structs for shd_return_parts()
         self.adopt()
+
+    @property
+    def fixed(self) -> bool:
+        """There are several workers, and it is known how many."""
+        return self.place.world > 1 and not self.elastic
 
     # -- Parameters ------------------------------------------------------------------------------
 
@@ -238,9 +246,12 @@ class Engine:
         try:
             address = self.model.acquire(unit.index)
         except WrongStep as e:
-            if not self.elastic and not or_late:
+            if self.elastic or or_late:
+                return False  # others were faster, and the step is over: what is computed of it here is dropped
+            if not self.new:
                 raise Misuse(f'{e}. {APART}') from e
-            return False  # others were faster, and the step is over: what is computed of it here is dropped
+            self.catch_up()
+            raise StepReset(f'{e}. {BEHIND}') from e
         self.held.add(unit.index)
         self.arrives(unit)
         if address != unit.address:
@@ -250,6 +261,20 @@ class Engine:
     def behind(self) -> bool:
         """Another worker's values are there, or on their way, where all of this step were before."""
         return any(self.model.unit_version(unit.index) != self.model.step for unit in self.units)
+
+    def meet(self) -> None:
+        """No worker puts values before all have come here: what each has read of the step is what all have read."""
+        if self.fixed:
+            self.model.meet(self.place.world)
+
+    def catch_up(self) -> None:
+        """Go on with the open step: other workers have put values, and what this one has of the step before is no more."""
+        for unit in self.units:
+            self.release(unit)
+        self.model.commit(0.0)  # is decided already
+        self.begin_again()
+        self.drop()
+        self.moved()
 
     def release(self, unit: Unit) -> None:
         if unit.index in self.held:
@@ -401,6 +426,15 @@ class Engine:
             self.drop()
             self.buffers.restore()
 
+    def was_reset(self, e: StepReset) -> NoReturn:
+        """Another worker has given the step up, perhaps as it puts values (put()), which takes it a moment without
+        gradients."""
+        self.begin_again()
+        if not self.elastic:
+            self.resets += 1
+            time.sleep(min(0.01 * 2 ** self.resets, 1.0))
+        raise e
+
     def forget_names(self) -> None:
         """Of metrics: those of the next step may be others. Who leases nothing of a step has to know them."""
         if not self.elastic:
@@ -504,10 +538,9 @@ class Engine:
         except WrongStep:
             if self.leased is None:
                 raise
-        except StepReset:
+        except StepReset as e:
             if self.leased is None:
-                self.begin_again()
-                raise
+                self.was_reset(e)
             self.void = True
 
     def clip(self, max_norm: float, norm: torch.Tensor) -> None:
@@ -561,15 +594,15 @@ class Engine:
     def commit(self, lr: float, groups: Iterable[Any], idle: bool = False) -> Result:
         if self.elastic:
             raise Misuse('step() outside of leases(), which shard(micro_batches=…) is for')
-        groups, metrics = tuple(groups), dict(self.metrics)
+        groups, metrics, step = tuple(groups), dict(self.metrics), self.model.step
         while True:
             try:
                 if not self.sealed:
                     self.gather(idle)
                 return self.decide(lr, groups)
             except StepReset:
-                if self.stream:
-                    raise  # else the gradients are still here
+                if self.stream or self.model.step != step:
+                    raise  # else the gradients are still here, and of the step
                 self.metrics = dict(metrics)
 
     def decide(self, lr: float, groups: Iterable[Any]) -> Result:
@@ -582,18 +615,22 @@ class Engine:
         try:
             result = self.model.commit(lr, clip_norm=self.clip_norm, groups=groups,
                                        divide_by=1 if self.weighted else 0, dynamic_loss_scale=self.scales)
-        except StepReset:
-            self.begin_again()
-            raise
+        except StepReset as e:
+            self.was_reset(e)
         self.sealed, self.backwards, self.clip_norm, self.metrics = False, 0, 0.0, {}
-        self.handed, self.unscaled = False, 1.0
+        self.handed, self.unscaled, self.resets = False, 1.0, 0
         for norm in self.norms:
             norm.__class__ = torch.Tensor
             norm.fill_(result.grad_norm)
         self.norms = []
-        self.ahead = 0 if self.elastic else self.model.puts - puts
-        if self.ahead and self.model.step - step == self.ahead:  # they took this step's place
-            raise Misuse(f'the gradients of this step were dropped. {APART}')
+        if not self.elastic and 0 < self.model.puts - puts == self.model.step - step:  # they took this step's place
+            if not self.new:
+                raise Misuse(f'the gradients of this step were dropped. {APART}')
+            self.begin_again()
+            self.drop()
+            self.moved()
+            raise StepReset(f'the gradients of this step were dropped. {BEHIND}')
+        self.new = False
         # A graph from before the step must not be walked again: its saved parameters have changed.
         torch.autograd.graph.increment_version([part.parameter for unit in self.units for part in unit.parts])
         self.pending, self.by = set(self.trainable), (os.getpid(), threading.get_ident())

@@ -21,6 +21,7 @@ from .layout import Part, Unit, elems_of
 
 PARAMS, MOMENTS = _c.SHD_PARAMS, (_c.SHD_MOMENT1, _c.SHD_MOMENT2)
 Fill = Callable[[Unit, int, torch.Tensor], None]
+TRIES = 100  # that a put is refused for gradients that others return
 
 
 class Stamp(NamedTuple):
@@ -51,16 +52,18 @@ def put(engine: Engine, arrays: Mapping[Unit, int], fill: Fill, updates: Optiona
         fill(unit, array, tensor_at(address, elems_of(unit), torch.float32))
     for unit in engine.units:
         engine.release(unit)
-    puts = engine.model.puts
-    try:
-        if engine.ahead:
-            engine.ahead -= 1  # another worker's values are there, and count
-        elif not engine.model.put(bytes(arrays.get(unit, 0) for unit in engine.every), filled, updates):
-            engine.ahead = 0 if engine.elastic else max(engine.model.puts - puts - 1, 0)
-    except Busy as e:
-        raise Misuse('what writable() and its like have written is not put: other workers have begun the next step. '
-                     'Each calls it, at the same point of its loop, also those whose values do not count; rank 0 alone '
-                     f'cannot ({e})') from e
+    for left in reversed(range(TRIES)):
+        try:
+            engine.model.put(bytes(arrays.get(unit, 0) for unit in engine.every), filled, updates)
+            break
+        except Busy as e:
+            if not engine.fixed or engine.new or not left:
+                raise Misuse('what writable() and its like have written is not put: other workers have begun the next '
+                             'step. Each calls it, at the same point of its loop, also those whose values do not '
+                             f'count; rank 0 alone cannot ({e})') from e
+            # A worker that was started again does not come here, and computes the step's batches once more.
+            engine.model.reset_step()
+    engine.new = False
     engine.moved()
 
 
@@ -89,12 +92,15 @@ def writable(module: nn.Module) -> Iterator[nn.Module]:
         raise Misuse('writable() after a backward() in no_sync(), whose gradients are of the parameters as they are: '
                      'call step() first, or zero_grad() to drop them')
     changed: dict[Unit, list[tuple[Part, torch.Tensor]]] = {}
+    if engine.new and engine.fixed and engine.behind():
+        engine.catch_up()
     with engine.all_held(or_late=True) as late:
         engine.writing = True
         try:  # memory may run out here, and Ctrl-C come
             for part in engine.parts():
                 unguard(part.parameter)
                 part.parameter.data = part.parameter.data.clone()
+            engine.meet()
             yield module
             for unit in engine.units:
                 for part in unit.parts:
@@ -109,8 +115,8 @@ def writable(module: nn.Module) -> Iterator[nn.Module]:
                     engine.protect(unit, part)
             engine.drop(but=grads)
             engine.buffers.restore()
-    if late and not changed:  # the values of another worker count: this one has to hear of it
-        changed[engine.units[0]] = []
+    if (late or engine.fixed) and not changed:  # another worker's values may count: this one has to hear of it
+        changed[min(engine.units, key=elems_of)] = []
     if changed or buffers:
         engine.check()
         kept = masters(engine, changed)
@@ -278,6 +284,7 @@ def load_optimizer_state(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
                     engine.view(to, part).copy_(value)
     arrays = {unit: sum(1 << array for array in _moments(optimizer, unit)) for unit in engine.trainable}
     if any(arrays.values()):
+        engine.meet()
         put(engine, arrays, fill, updates)
     # In place: who has built on the groups (a scheduler) goes on with them.
     for group, theirs in zip(optimizer.param_groups, saved):
@@ -400,6 +407,7 @@ def load_safetensors(module: nn.Module, path: str, rename: Rename = None, *, str
     kept.update(buffers := engine.buffers.all_changed())
     try:
         if units or buffers:
+            engine.meet()
             put(engine, dict.fromkeys([*units, *buffers], _c.SHD_PUT_PARAMS), fill)
     except BaseException:
         engine.buffers.restore()

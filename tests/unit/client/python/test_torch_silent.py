@@ -4,6 +4,7 @@ refused is called by its name."""
 import contextlib
 import io
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -38,8 +39,9 @@ def mark(path):
         pass
 
 
-def wait_for(path):
-    while not os.path.exists(path):
+def wait_for(path, at_most=torch_run.LIMIT_S):
+    end = time.monotonic() + at_most
+    while not os.path.exists(path) and time.monotonic() < end:
         time.sleep(0.01)
 
 
@@ -313,40 +315,47 @@ class Gradients(Case):
 class Alone(Case):
     """writable() by one of two workers."""
 
-    def train(self, late):
-        """What each is told; late: rank 1 begins the step when rank 0 has written."""
-        marker = os.path.join(DAEMONS.directory, f'alone-{late}')
-
+    def test_it_is_said_to_whom_it_hits(self):
         def work():
             torch.manual_seed(1)
-            module, opt = sd.shard(module := Two(), adamw(module.parameters()), name=f'alone-{late}', timeout=SHORT_S)
-            rank = int(os.environ['RANK'])
+            module, opt = sd.shard(module := Two(), adamw(module.parameters()), name='alone', timeout=SHORT_S)
             try:
                 for step in range(2):
-                    if step and rank and late:
-                        wait_for(marker)
-                    module(self.X).backward()
-                    if step and rank and not late:
-                        mark(marker)
-                    opt.step()
-                    if not step and not rank:
-                        if not late:
-                            wait_for(marker)
-                            time.sleep(0.2 * torch_run.PACE)  # rank 1 waits in its step()
+                    while sd.step_of(module) == step:
+                        with contextlib.suppress(sd.StepReset):
+                            module(self.X).backward()
+                            opt.step()
+                    if not step and os.environ['RANK'] == '0':
                         with sd.writable(module):
                             nn.init.zeros_(module.layers[0].bias)
-                        mark(marker)
             except libshd.Error as e:
                 return f'{type(e).__name__}: {e}'
-        return run(work, 2)
+        said = run(work, 2)
+        self.assertRegex(said[1], 'Misuse.*Has another worker used writable..')
+        self.assertRegex(said[0], 'TimedOut')
 
-    def test_it_is_said_to_whom_it_hits(self):
-        self.assertRegex(self.train(False)[0], 'Misuse.*not put: other workers have begun the next step. Each calls it')
-        self.assertRegex(self.train(True)[1], 'Misuse.*Has another worker used writable..')
+    def test_who_is_waited_for_is_named(self):
+        def work():
+            module, opt = sd.shard(module := Two(), adamw(module.parameters()), name='named', timeout=SHORT_S)
+            said = os.path.join(DAEMONS.directory, 'named')
+            if os.environ['RANK'] == '1':
+                wait_for(said)
+                return os.getpid()
+            try:
+                with sd.writable(module):
+                    pass
+            except libshd.TimedOut as e:
+                return str(e)
+            finally:
+                mark(said)
+        said, pid = run(work, 2)
+        self.assertRegex(said, rf'waits .* for named \(pid {pid}, .*all workers, before values are put in step 0')
 
 
 class Late(Case):
     """writable() by two workers, of which one is late."""
+
+    SOON_S = 0.3 * torch_run.PACE  # in which a worker that waited for nobody would have put values
 
     def train(self, name, where):
         def work():
@@ -354,19 +363,19 @@ class Late(Case):
             module, opt = sd.shard(module := Two(), torch.optim.AdamW(module.parameters(), lr=0.5), name=name)
             late = os.environ['RANK'] == '1'
             for step in range(2):
-                module(self.X).backward()
                 marker = os.path.join(DAEMONS.directory, f'{name}-{step}')
                 commit = opt.engine.model.commit
 
-                def commits_late(*arguments, marker=marker, commit=commit, **flags):
-                    wait_for(marker)
-                    return commit(*arguments, **flags)
+                def commits_late(*arguments, marker=marker, commit=commit, **rates):
+                    wait_for(marker, self.SOON_S)
+                    return commit(*arguments, **rates)
                 if late and where == 'at the end of step()':
                     opt.engine.model.commit = commits_late
+                module(self.X).backward()
                 opt.step()
                 opt.engine.model.commit = commit
                 if late and where == 'before':
-                    wait_for(marker)
+                    wait_for(marker, self.SOON_S)
                 with sd.writable(module):
                     if late and where == 'inside, before it writes':
                         wait_for(marker)
@@ -388,31 +397,116 @@ class Late(Case):
                                     'inside, after it has written']):
             self.assertEqual(self.train(f'late-{i}', where), want, where)
 
+    def swapped(self, name, swaps):
+        """Parameters after two steps, after each of which an average takes their place for an evaluation. One worker is
+        late, and is the first to put back what it has a copy of."""
+        def path(what, step):
+            return os.path.join(DAEMONS.directory, f'{name}-{what}-{step}')
+
+        def work():
+            torch.manual_seed(1)
+            module, opt = sd.shard(module := Two(), adamw(module.parameters()), name=name)
+            late = os.environ['RANK'] == '1'
+            for step in range(2):
+                module(self.X).backward()
+                opt.step()
+                if not swaps:
+                    continue
+                if late:
+                    wait_for(path('in', step), self.SOON_S)
+                if step:
+                    kept = {key: p.detach().clone() for key, p in module.named_parameters()}
+                with sd.writable(module):
+                    if not step:
+                        kept = {key: p.detach().clone() for key, p in module.named_parameters()}
+                    for p in module.parameters():
+                        p.data.fill_(0.25)
+                if not late:
+                    mark(path('in', step))
+                self.assertTrue(all(p.eq(0.25).all() for p in module.parameters()))
+                with sd.writable(module):
+                    if not late:
+                        wait_for(path('out', step))
+                    for key, p in module.named_parameters():
+                        p.data.copy_(kept[key])
+                if late:
+                    mark(path('out', step))
+            return [p.tolist() for p in module.parameters()]
+        one, two = run(work, 2)
+        self.assertEqual(one, two)
+        return one
+
+    def test_copies_to_go_back_to(self):
+        self.assertEqual(self.swapped('swapped', True), self.swapped('not-swapped', False))
+
+    def halved(self, name, killed=''):
+        """The digest of three steps, after each of which the parameters are halved. One worker is killed before the
+        second of these times, or in it; its successor begins with the third step."""
+        def path(what):
+            return os.path.join(DAEMONS.directory, f'{name}-{what}')
+
+        def work():
+            torch.manual_seed(1)
+            module, opt = sd.shard(module := Two(), torch.optim.SGD(module.parameters(), 0.1), name=name)
+            mine = os.environ['RANK'] == '1' and not os.path.exists(path('killed'))
+
+            def dies(step, where):
+                if (step, where, mine) == (1, killed, True):
+                    mark(path('killed'))
+                    os.kill(os.getpid(), signal.SIGKILL)
+            for step in range(begun := sd.step_of(module), 3):
+                while sd.step_of(module) == step:
+                    with contextlib.suppress(sd.StepReset):
+                        module(self.X).backward()
+                        if begun == step == 2:
+                            mark(path('trains'))
+                        opt.step()
+                dies(step, 'before')
+                with sd.writable(module):
+                    dies(step, 'inside')
+                    if step == 1 and killed == 'inside':
+                        wait_for(path('trains'))
+                    for p in module.parameters():
+                        p.data.mul_(0.5)
+            return sd.digest(module)
+        one, two = run(work, 2)
+        self.assertEqual(one, two, killed)
+        return one
+
+    def test_a_worker_that_is_killed_and_does_not_come_again(self):
+        want = self.halved('halved')
+        self.assertEqual(self.halved('halved-before', 'before'), want)
+        self.assertEqual(self.halved('halved-inside', 'inside'), want)
+
 
 class Begins(Case):
     """A model that is there already."""
 
     def test_values_that_come_while_a_worker_begins(self):
+        """One that was killed when all had come to writable(), and is there again before the others leave it."""
         def path(which):
             return os.path.join(DAEMONS.directory, f'begins-{which}')
 
         def work():
-            late = os.environ['RANK'] == '1'
+            late, again = os.environ['RANK'] == '1', os.path.exists(path('killed'))
             adopt = sd.engine.Engine.adopt
 
             def adopt_late(engine):
-                if late and not os.path.exists(path('opened')):
+                if late and again and not os.path.exists(path('opened')):
                     mark(path('opened'))
                     wait_for(path('put'))
                 adopt(engine)
             with unittest.mock.patch.object(sd.engine.Engine, 'adopt', adopt_late):
                 module, opt = sd.shard(module := Normed(), adamw(module.parameters()), name='begins')
-            if not late:
-                wait_for(path('opened'))
-            with sd.writable(module):
-                nn.init.constant_(module.fc.weight, 0.5)
-                module.norm.running_mean.fill_(3)
-            mark(path('put'))
+            if not (late and again):
+                with sd.writable(module):
+                    if late:
+                        mark(path('killed'))
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    wait_for(path('opened'))
+                    nn.init.constant_(module.fc.weight, 0.5)
+                    module.norm.running_mean.fill_(3)
+                mark(path('put'))
             module(torch.linspace(-1, 1, 32).view(8, 4)).mean().backward()
             opt.step()
             return sd.digest(module)
