@@ -105,7 +105,6 @@ class Engine:
         self.every = [*buffers.units, *units]  # as the specification has them
         self.dtype, self.stream, self.overlap, self.elastic = dtype, stream, overlap, elastic
         self.trainable = [unit for unit in units if unit.trainable]
-        self.returned = [*buffers.units, *self.trainable]  # of each micro-batch
         self.quiet = False              # no_sync(): gradients stay where PyTorch puts them
         self.metrics: dict[str, float] = {}
         self.names: tuple[str, ...] = ()  # of the open step's metrics; of all steps' within leases()
@@ -117,6 +116,7 @@ class Engine:
         self.by = (0, 0)                # process and thread that made it
         self.backwards = 0              # done in the open step
         self.resets = 0                 # of it, by others
+        self.forward = ''               # since the last backward: 'begun', 'done'
         self.open = False               # a backward has begun and has not ended
         self.missing: Optional[dict[Unit, set[Part]]] = None  # of the backward that goes on
         self.spoilt = ''                # why the open step cannot be ended
@@ -339,6 +339,10 @@ class Engine:
             self.broken()
         if torch.is_grad_enabled():
             self.flush()
+            self.forward = 'begun'
+
+    def forward_ends(self) -> None:
+        self.forward = self.forward and 'done'
 
     def begin(self) -> None:
         """The first that is heard of a backward, which may be none that gives parameters gradients."""
@@ -380,7 +384,7 @@ class Engine:
 
     def end(self) -> None:
         """backward() is done: what has no gradient took no part."""
-        self.open = False
+        self.open, self.forward = False, ''
         if self.missing is not None:
             self.buffers.give(self.micro(), self.tell)
             if self.stream:
@@ -393,7 +397,7 @@ class Engine:
     def broken(self) -> None:
         """A backward ended by an exception."""
         handed = len(self.trainable) - len(self.missing) if self.missing is not None else 0
-        self.open, self.missing = False, None
+        self.open, self.missing, self.forward = False, None, ''
         if handed and not (handed == 1 and self.due):
             self.spoilt = (f'a backward() of this step broke off when {handed} of {len(self.trainable)} units were '
                            'handed over, and another try would add to them: call zero_grad() of the optimizer, or '
@@ -404,8 +408,9 @@ class Engine:
         self.drop()
         self.buffers.restore()
 
-    def reset(self) -> None:
-        """Nothing of the open step is anywhere afterwards; other workers compute theirs again."""
+    def reset(self, buffers: bool = True) -> None:
+        """Nothing of the open step is anywhere afterwards; other workers compute theirs again. Not buffers: they stay as
+        a forward has made them, whose backward is to come."""
         if self.handed:
             try:
                 self.model.reset_step()
@@ -414,9 +419,9 @@ class Engine:
                     raise
                 # Others have computed the micro-batch too, for this worker was late; whoever did, its gradients are
                 # the same.
-        self.begin_again()
+        self.begin_again(buffers)
 
-    def begin_again(self) -> None:
+    def begin_again(self, buffers: bool = True) -> None:
         """The step has begun again, and nothing of it is here. With grads="step" gradients (and buffers) stay: they
         are all there is to it."""
         self.open, self.missing, self.due, self.spoilt = False, None, None, ''
@@ -424,7 +429,8 @@ class Engine:
         self.forget_names()
         if self.stream:
             self.drop()
-            self.buffers.restore()
+            if buffers:
+                self.buffers.restore()
 
     def was_reset(self, e: StepReset) -> NoReturn:
         """Another worker has given the step up, perhaps as it puts values (put()), which takes it a moment without
@@ -577,8 +583,17 @@ class Engine:
         """Everything of this worker's share of the step is with the owners afterwards."""
         self.settle(idle)
         for backward in range(self.backwards, self.place.accumulate):
-            for unit in self.returned:
-                self.tell(self.model.return_none, self.place.micro(backward), unit.index)
+            self.give_none(self.place.micro(backward))
+
+    def give_none(self, micro: int) -> None:
+        """A micro-batch without a backward; what a forward has made of buffers counts."""
+        if self.forward == 'begun':
+            self.buffers.restore()
+        self.buffers.give(micro, self.tell)
+        if self.stream:
+            self.buffers.restore()
+        for unit in self.trainable:
+            self.tell(self.model.return_none, micro, unit.index)
 
     def take(self) -> None:
         """Gradients that lie with the parameters (no_sync(), grads="step"): one micro-batch."""
@@ -618,7 +633,7 @@ class Engine:
         except StepReset as e:
             self.was_reset(e)
         self.sealed, self.backwards, self.clip_norm, self.metrics = False, 0, 0.0, {}
-        self.handed, self.unscaled, self.resets = False, 1.0, 0
+        self.handed, self.unscaled, self.forward, self.resets = False, 1.0, '', 0
         for norm in self.norms:
             norm.__class__ = torch.Tensor
             norm.fill_(result.grad_norm)

@@ -59,7 +59,10 @@ class RootEnds(Hook):
 
     @untraced
     def __call__(self, _module: nn.Module, _inputs: Any, outputs: Any) -> None:
-        if self.engine.stream and torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            return
+        self.engine.forward_ends()
+        if self.engine.stream:
             for tensor in pytree.tree_leaves(outputs):
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                     tensor.register_hook(self.begin)

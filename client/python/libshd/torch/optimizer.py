@@ -80,6 +80,8 @@ class Optimizer(torch.optim.Optimizer):
         self.original._opt_called = True  # schedulers ask that
         if self.engine.leased is not None:  # one of the step's micro-batches; leases() ends the step
             self.engine.settle(idle)
+            if not self.engine.backwards:
+                self.engine.give_none(self.engine.leased)
             self.engine.backwards, self.engine.leased = 0, None
         else:
             self._note(self.engine.commit(*self.rates(), idle))
@@ -130,7 +132,8 @@ class Optimizer(torch.optim.Optimizer):
         engine = self.engine
         if torch._C._current_graph_task_id() == -1 and (
                 engine.open or engine.spoilt or engine.backwards or engine.sealed):
-            engine.reset()
+            # In many loops this stands between a forward and its backward.
+            engine.reset(buffers=engine.open or bool(engine.spoilt) or engine.forward != 'done')
         engine.drop()
         if not engine.elastic:  # the norm was to be of what is dropped
             engine.clip_norm, engine.norms = 0.0, []

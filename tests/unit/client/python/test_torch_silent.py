@@ -732,6 +732,35 @@ class Graphs(Case):
                     opt.step()
         self.trained(loop)
 
+    def statistics(self, loop, **flags):
+        module, opt = self.shard(lambda p: torch.optim.SGD(p, 0.0), Normed(), **flags)
+        loop(module, opt)
+        return module.norm.num_batches_tracked.item(), module.norm.running_mean.tolist()
+
+    def test_statistics_of_the_batch_after_one_that_is_left_out(self):
+        def loop(*batches):
+            def run_them(module, opt):
+                for batch in batches:
+                    loss = module(self.X + batch).square().mean()
+                    opt.zero_grad()  # gives the batch before up, if its step was left out, and not this one
+                    loss.backward()
+                    if batch != 1:
+                        opt.step()
+            return run_them
+        self.assertEqual(self.statistics(loop(0, 1, 2)), self.statistics(loop(0, 2)))
+
+    def test_statistics_of_a_forward_without_a_backward(self):
+        def loop(backward):
+            def run_it(module, opt):
+                module(self.X).mean().backward()
+                loss = module(self.X + 1).mean()
+                if backward:
+                    loss.backward()
+                opt.step()
+            return run_it
+        both = self.statistics(loop(True), accumulate=2)
+        self.assertEqual(self.statistics(loop(False), accumulate=2), both)
+
 
 class Writing(Case):
     """What was there before writable() is there afterwards."""
