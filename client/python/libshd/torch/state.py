@@ -332,10 +332,13 @@ class _File:
             self.at = 8 + length
             self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
+    def check(self, name: str) -> None:
+        if self.entries[name]['dtype'] not in _DTYPES:
+            raise NotSupported(f'{self.path}: {name!r} is {self.entries[name]["dtype"]}: known are {", ".join(_DTYPES)}')
+
     def tensor(self, name: str) -> torch.Tensor:
+        self.check(name)
         entry = self.entries[name]
-        if entry['dtype'] not in _DTYPES:
-            raise NotSupported(f'{self.path}: {name!r} is {entry["dtype"]}: known are {", ".join(_DTYPES)}')
         dtype, shape = _DTYPES[entry['dtype']], entry['shape']
         count = torch.Size(shape).numel()
         if not count:
@@ -355,6 +358,9 @@ def _open(path: str) -> dict[str, _File]:
             with open(index, encoding='utf-8') as file:
                 names = json.load(file)['weight_map']
             files = {name: _File(os.path.join(path, os.path.basename(name))) for name in sorted(set(names.values()))}
+            for tensor, name in names.items():
+                if tensor not in files[name].entries:
+                    raise InvalidArgument(f'{index}: {tensor!r} is said to be in {name}, which does not have it')
             return {tensor: files[name] for tensor, name in names.items()}
         path = os.path.join(path, 'model.safetensors')
     one = _File(path)
@@ -396,20 +402,26 @@ def load_safetensors(module: nn.Module, path: str, rename: Rename = None, *, str
             if part in found:
                 engine.view(to, part).copy_(files[found[part]].tensor(found[part]))
     units = [unit for unit in engine.units if any(part in found for part in unit.parts)]
+    # Owners keep a scalar as one element.
+    loads = {there: buffer for name, buffer in module.named_buffers() if (there := named(name)) in files
+             and (list(files[there].entries[there]['shape']) or [1]) == (list(buffer.shape) or [1])}
+    used.update(loads)
+    for there in {*found.values(), *loads}:
+        files[there].check(there)
     kept = masters(engine, [unit for unit in units if any(part not in found for part in unit.parts)])
-    with torch.no_grad():
-        for name, buffer in module.named_buffers():
-            # Owners keep a scalar as one element.
-            if (there := named(name)) in files and (list(files[there].entries[there]['shape']) or [1]) == (
-                    list(buffer.shape) or [1]):
-                buffer.copy_(files[there].tensor(there).view(buffer.shape))
-                used.add(there)
-    kept.update(buffers := engine.buffers.all_changed())
+    before = {there: buffer.clone() for there, buffer in loads.items()}
     try:
+        with torch.no_grad():
+            for there, buffer in loads.items():
+                buffer.copy_(files[there].tensor(there).view(buffer.shape))
+        kept.update(buffers := engine.buffers.all_changed())
         if units or buffers:
             engine.meet()
             put(engine, dict.fromkeys([*units, *buffers], _c.SHD_PUT_PARAMS), fill)
     except BaseException:
+        with torch.no_grad():
+            for there, buffer in loads.items():
+                buffer.copy_(before[there])
         engine.buffers.restore()
         raise
     return Loaded(sorted(set(files) - used), missing)

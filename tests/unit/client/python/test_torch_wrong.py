@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 import unittest
+import unittest.mock
 
 import torch_run
 
@@ -414,6 +415,43 @@ class Optimizers(Case):
                 file.write(bad)
             self.refuses(sd.load_safetensors, module, path, says='bad.safetensors: ', kind=libshd.InvalidArgument)
         self.assertEqual(sd.digest(module), digest)
+
+    def test_files_that_fail_half_way_change_nothing(self):
+        two = Two()
+        two.norm = nn.BatchNorm1d(4)  # its statistics are with the owners
+        two.register_buffer('own', torch.zeros(2))
+        module, opt = self.shard(module=two)
+        path = os.path.join(DAEMONS.directory, 'half.safetensors')
+        with sd.writable(module):
+            module.norm.running_mean.fill_(3)
+            module.own.fill_(3)
+        sd.save_safetensors(module, path)
+        with sd.writable(module):
+            module.norm.running_mean.fill_(4)
+        module.own.fill_(4)
+        digest = sd.digest(module)
+
+        def fails(says, kind):
+            self.refuses(sd.load_safetensors, module, path, says=says, kind=kind)
+            self.assertEqual((sd.digest(module), module.own.tolist(), module.norm.running_mean.tolist()),
+                             (digest, [4, 4], [4] * 4))
+        with unittest.mock.patch.object(opt.engine.model, 'put', side_effect=MemoryError('no room')):
+            fails('no room', MemoryError)
+        with open(path, 'rb') as file:
+            good = file.read()
+        with open(path, 'wb') as file:  # its data are of no type that is known
+            file.write(good.replace(b'"layers.1.bias":{"dtype":"F32"', b'"layers.1.bias":{"dtype":"F6X"'))
+        fails("half.safetensors: 'layers.1.bias' is F6X: known are", libshd.NotSupported)
+        with open(path, 'wb') as file:
+            file.write(good)
+        sd.load_safetensors(module, path)
+        self.assertEqual((module.own.tolist(), module.norm.running_mean.tolist()), ([3, 3], [3] * 4))
+        os.mkdir(parts := os.path.join(DAEMONS.directory, 'parts'))
+        os.rename(path, os.path.join(parts, 'one'))
+        with open(os.path.join(parts, 'model.safetensors.index.json'), 'w', encoding='ascii') as file:
+            file.write('{"weight_map": {"own": "one", "layers.0.bias": "one", "x": "one"}}')
+        self.refuses(sd.load_safetensors, module, parts, says="'x' is said to be in one, which does not have it",
+                     kind=libshd.InvalidArgument)
 
     def test_checkpoints(self):
         module, opt = self.shard()
