@@ -116,6 +116,7 @@ class Engine:
         self.by = (0, 0)                # process and thread that made it
         self.backwards = 0              # done in the open step
         self.resets = 0                 # of it, by others
+        self.ran = False                # something of it was computed, or begun
         self.forward = ''               # since the last backward: 'begun', 'done'
         self.open = False               # a backward has begun and has not ended
         self.missing: Optional[dict[Unit, set[Part]]] = None  # of the backward that goes on
@@ -339,7 +340,7 @@ class Engine:
             self.broken()
         if torch.is_grad_enabled():
             self.flush()
-            self.forward = 'begun'
+            self.ran, self.forward = True, 'begun'
 
     def forward_ends(self) -> None:
         self.forward = self.forward and 'done'
@@ -363,6 +364,7 @@ class Engine:
                          "one batch and call backward() once, or say shard(grads='step')")
         self.flush()
         self.missing = {unit: set(unit.parts) for unit in self.trainable}
+        self.ran = True
 
     def arrived(self, unit: Unit, part: Part) -> None:
         """PyTorch has the parameter's gradient of this backward."""
@@ -425,7 +427,7 @@ class Engine:
         """The step has begun again, and nothing of it is here. With grads="step" gradients (and buffers) stay: they
         are all there is to it."""
         self.open, self.missing, self.due, self.spoilt = False, None, None, ''
-        self.backwards, self.metrics, self.sealed, self.handed = 0, {}, False, False
+        self.backwards, self.metrics, self.sealed, self.handed, self.ran = 0, {}, False, False, False
         self.forget_names()
         if self.stream:
             self.drop()
@@ -439,6 +441,8 @@ class Engine:
         if not self.elastic:
             self.resets += 1
             time.sleep(min(0.01 * 2 ** self.resets, 1.0))
+        e.args = (f'{e}. Gradients that are dropped in every step, as those that a GAN\'s generator leaves in its '
+                  'discriminator, reset each step for all workers: say shard(grads="step") of that module',)
         raise e
 
     def forget_names(self) -> None:
@@ -633,7 +637,7 @@ class Engine:
         except StepReset as e:
             self.was_reset(e)
         self.sealed, self.backwards, self.clip_norm, self.metrics = False, 0, 0.0, {}
-        self.handed, self.unscaled, self.forward, self.resets = False, 1.0, '', 0
+        self.handed, self.unscaled, self.ran, self.forward, self.resets = False, 1.0, False, '', 0
         for norm in self.norms:
             norm.__class__ = torch.Tensor
             norm.fill_(result.grad_norm)

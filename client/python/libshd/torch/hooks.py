@@ -80,6 +80,7 @@ class UnitBegins(Hook):
 
     @untraced
     def __call__(self, *_: Any) -> None:
+        self.engine.ran = self.engine.ran or torch.is_grad_enabled()
         self.engine.acquire(self.unit)
 
 

@@ -82,7 +82,7 @@ class Optimizer(torch.optim.Optimizer):
             self.engine.settle(idle)
             if not self.engine.backwards:
                 self.engine.give_none(self.engine.leased)
-            self.engine.backwards, self.engine.leased = 0, None
+            self.engine.backwards, self.engine.leased, self.engine.ran = 0, None, False
         else:
             self._note(self.engine.commit(*self.rates(), idle))
         self._still = [group.get('momentum') == 0 for group in self.param_groups]

@@ -13,6 +13,7 @@ import socket
 import sys
 import sysconfig
 import tempfile
+import time
 import unittest
 
 import torch_run
@@ -458,6 +459,86 @@ def schedules():
         'OneCycleLR': lambda o: lr.OneCycleLR(o, 0.1, total_steps=9),
         'SWALR': lambda o: torch.optim.swa_utils.SWALR(o, 0.002, anneal_epochs=4),
         'by hand': Decays}
+
+
+class Gan(unittest.TestCase):
+    """The loop of docs/pytorch.md, as it stands there, by two workers."""
+
+    STEPS = 4
+
+    def made(self):
+        torch.manual_seed(5)
+        generator, discriminator = nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        return generator, discriminator, *(torch.optim.Adam(m.parameters(), 0.02) for m in (generator, discriminator))
+
+    @staticmethod
+    def loss(score, real):
+        return F.binary_cross_entropy_with_logits(score, torch.full_like(score, real))
+
+    @staticmethod
+    def batch(step, rank):
+        draw = torch.Generator().manual_seed(10 * step + rank)
+        return torch.randn(6, 4, generator=draw) + 2, torch.randn(6, 3, generator=draw)
+
+    @staticmethod
+    def values(*modules):
+        return [p.detach().clone() for module in modules for p in module.parameters()]
+
+    def sharded(self, killed=None):
+        with open(os.path.join(torch_run.ROOT, 'docs', 'pytorch.md'), encoding='utf-8') as file:
+            code = re.search(r'### Two modules.*?```python\n(.*?)```', file.read(), re.S)[1]
+
+        def work():
+            rank = int(os.environ['RANK'])
+            names = dict(zip(('G', 'D', 'opt_g', 'opt_d'), self.made()), sd=sd, loss=self.loss, steps=self.STEPS,
+                         batch=lambda step: self.batch(step, rank))
+            text = code.replace("name='", f"name='{killed or 'whole'}-")
+            if killed and rank and torch_run.first(DAEMONS, 'gan'):
+                text = text.replace('    opt_g.zero_grad()\n', '    if step == 2:\n        kill()\n    opt_g.zero_grad()\n')
+                names['kill'] = torch_run.kill_here
+            exec(text, names)
+            return self.values(names['G'], names['D'])
+        one, two = run(work, 2)
+        self.assertTrue(all(map(torch.equal, one, two)))
+        return one
+
+    def plain(self):
+        generator, discriminator, opt_g, opt_d = self.made()
+        for step in range(self.STEPS):
+            batches = [self.batch(step, rank) for rank in range(2)]
+            opt_d.zero_grad()
+            for real, noise in batches:
+                fake = generator(noise).detach()
+                ((self.loss(discriminator(real), 1) + self.loss(discriminator(fake), 0)) / 2).backward()
+            opt_d.step()
+            opt_g.zero_grad()
+            for _, noise in batches:
+                (self.loss(discriminator(generator(noise)), 1) / 2).backward()
+            opt_g.step()
+        return self.values(generator, discriminator)
+
+    def test_it_has_the_numbers_of_plain_pytorch_through_a_kill_too(self):
+        found = self.sharded()
+        for one, two in zip(found, run(self.plain)[0]):
+            torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
+        self.assertTrue(all(map(torch.equal, found, self.sharded('killed'))))
+
+    def test_without_it_the_others_are_told_what_to_write(self):
+        returned = os.path.join(DAEMONS.directory, 'gan-returned')
+
+        def work():
+            _, module, _, opt = self.made()
+            module, opt = sd.shard(module, opt, name='told')
+            self.loss(module(self.batch(0, 0)[0]), 1).backward()
+            if os.environ['RANK'] == '1':
+                torch_run.first(DAEMONS, 'gan-returned')
+                with self.assertRaisesRegex(sd.StepReset, r'discriminator, reset .*say shard\(grads="step"\) of that'):
+                    opt.step()
+                return
+            while not os.path.exists(returned):
+                time.sleep(0.01)
+            opt.zero_grad()
+        run(work, 2)
 
 
 class Decays:

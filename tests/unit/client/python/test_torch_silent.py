@@ -117,6 +117,21 @@ class Metrics(Case):
         self.assertEqual(opt.last.metrics, odd)
 
 
+    def test_what_comes_after_the_step(self):
+        module, opt = self.shard()
+        for _ in range(2):
+            self.refuses(sd.report, module, loss=1.0, says=r'nothing of step \d has been computed yet.*and step\(\)')
+            with torch.no_grad():
+                module(self.X)
+            self.refuses(sd.report, module, validation=1.0, says='sd.report.. of validation where nothing')
+            loss = module(self.X)
+            sd.report(module, loss=2.0)
+            loss.backward()
+            sd.report(module, loss=3.0, accuracy=0.5)
+            opt.step()
+            self.assertEqual(opt.last.metrics, {'loss': 3.0, 'accuracy': 0.5})
+
+
 class Groups(Case):
     """What of the optimizer the owners are told once."""
 
