@@ -352,7 +352,7 @@ class Model(_Open):
         return counts.value
 
     def meet(self, workers: int) -> None:
-        """Wait until so many workers wait so, this one included, or gradients of the open step are in, or it is over."""
+        """Wait until so many workers, this one included, wait so; or something of the step is in, or it is over."""
         self.session.call(lib.shd_meet, self.handle, workers)
 
     def checkpoint(self, directory: str, keep: int = 0) -> str:

@@ -91,8 +91,8 @@ class Unknown(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         raise Misuse('clip_grad_norm_() of a sharded module: the norm is of all gradients, and known after step(): '
-                     'look at it then, or at optimizer.last.grad_norm; a step whose gradients are not finite is skipped '
-                     'by itself (optimizer.last.skipped)')
+                     'look at it then, or at optimizer.last.grad_norm; a step whose gradients are not finite is '
+                     'skipped by itself (optimizer.last.skipped)')
 
 
 class Engine:
@@ -269,7 +269,7 @@ class Engine:
             self.model.meet(self.place.world)
 
     def catch_up(self) -> None:
-        """Go on with the open step: other workers have put values, and what this one has of the step before is no more."""
+        """Go on with the open step: other workers have put values, and nothing of the step before counts."""
         for unit in self.units:
             self.release(unit)
         self.model.commit(0.0)  # is decided already
@@ -411,8 +411,8 @@ class Engine:
         self.buffers.restore()
 
     def reset(self, buffers: bool = True) -> None:
-        """Nothing of the open step is anywhere afterwards; other workers compute theirs again. Not buffers: they stay as
-        a forward has made them, whose backward is to come."""
+        """Nothing of the open step is anywhere afterwards; other workers compute theirs again. Not buffers: they stay
+        as a forward has made them, whose backward is to come."""
         if self.handed:
             try:
                 self.model.reset_step()

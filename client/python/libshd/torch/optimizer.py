@@ -186,8 +186,8 @@ class Optimizer(torch.optim.Optimizer):
                      'sd.GradScaler()')
 
     def __reduce__(self) -> Any:
-        raise Misuse('an Optimizer of shard() cannot be pickled: state_dict() can, and sd.save(module, directory) saves '
-                     'parameters, too')
+        raise Misuse('an Optimizer of shard() cannot be pickled: state_dict() can, and sd.save(module, directory) '
+                     'saves parameters, too')
 
 
 # What of a group the owners are told once. `momentum` may move, but not from nothing: there are no arrays for it.

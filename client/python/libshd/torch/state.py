@@ -240,8 +240,8 @@ def _check_groups(optimizer: Any, saved: list[dict[str, Any]]) -> None:
                                   f'{len(group["params"])}')
         for key in ('eps', 'nesterov', 'dampening', 'amsgrad', 'maximize'):
             if key in theirs and key in group and theirs[key] != group[key]:
-                raise NotSupported(f'{key} is {theirs[key]} in the state and {group[key]} in the optimizer: owners have '
-                                   'it from shard() on; make the optimizer with that value first')
+                raise NotSupported(f'{key} is {theirs[key]} in the state and {group[key]} in the optimizer: owners '
+                                   'have it from shard() on; make the optimizer with that value first')
 
 
 def _step_of(states: Mapping[int, Mapping[str, Any]]) -> Optional[int]:
@@ -334,7 +334,8 @@ class _File:
 
     def check(self, name: str) -> None:
         if self.entries[name]['dtype'] not in _DTYPES:
-            raise NotSupported(f'{self.path}: {name!r} is {self.entries[name]["dtype"]}: known are {", ".join(_DTYPES)}')
+            raise NotSupported(f'{self.path}: {name!r} is {self.entries[name]["dtype"]}: known are '
+                               f'{", ".join(_DTYPES)}')
 
     def tensor(self, name: str) -> torch.Tensor:
         self.check(name)

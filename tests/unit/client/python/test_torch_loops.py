@@ -406,7 +406,8 @@ class Compiled(unittest.TestCase):
             print(f'compiled {way}: {worst:.1e} apart')
             self.assertLess(worst, 1e-4 if way[0] == 'aot_eager' else 1e-6)
 
-    @unittest.skipUnless(shutil.which('g++') and os.path.exists(os.path.join(sysconfig.get_path('include'), 'Python.h')),
+    @unittest.skipUnless(shutil.which('g++') and
+                         os.path.exists(os.path.join(sysconfig.get_path('include'), 'Python.h')),
                          "inductor compiles by g++ and Python's headers, which are not both there")
     def test_inductor(self):
         """One layer of two: each graph is a program for a C++ compiler."""
@@ -494,7 +495,8 @@ class Gan(unittest.TestCase):
                          batch=lambda step: self.batch(step, rank))
             text = code.replace("name='", f"name='{killed or 'whole'}-")
             if killed and rank and torch_run.first(DAEMONS, 'gan'):
-                text = text.replace('    opt_g.zero_grad()\n', '    if step == 2:\n        kill()\n    opt_g.zero_grad()\n')
+                text = text.replace('    opt_g.zero_grad()\n',
+                                    '    if step == 2:\n        kill()\n    opt_g.zero_grad()\n')
                 names['kill'] = torch_run.kill_here
             exec(text, names)
             return self.values(names['G'], names['D'])

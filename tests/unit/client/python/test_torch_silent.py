@@ -4,7 +4,6 @@ refused is called by its name."""
 import contextlib
 import io
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ import unittest
 import unittest.mock
 
 import torch_run
-from torch_run import run
+from torch_run import kill_here, run
 
 if __name__ == '__main__':
     torch_run.start(sys.argv[1])
@@ -83,8 +82,8 @@ class Metrics(Case):
                          [[{'loss': 4.0}] * 2, [{}] * 2])
         found = self.reported('once-a-step', lambda rank, _, micro: {'loss': 4.0 + rank} if micro else {}, accumulate=2)
         self.assertEqual(found, [[{'loss': 4.5}] * 2] * 2)
-        log = subprocess.run([DAEMONS.shardctl, 'log', '--csv', '--model', 'one-reports'], capture_output=True, text=True,
-                             check=True)
+        log = subprocess.run([DAEMONS.shardctl, 'log', '--csv', '--model', 'one-reports'], capture_output=True,
+                             text=True, check=True)
         self.assertEqual(log.stdout.splitlines()[-1].split(',')[2], '4', log.stdout)
 
     def test_other_names_in_the_same_step_are_refused(self):
@@ -468,7 +467,7 @@ class Late(Case):
             def dies(step, where):
                 if (step, where, mine) == (1, killed, True):
                     mark(path('killed'))
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    kill_here()
             for step in range(begun := sd.step_of(module), 3):
                 while sd.step_of(module) == step:
                     with contextlib.suppress(sd.StepReset):
@@ -517,7 +516,7 @@ class Begins(Case):
                 with sd.writable(module):
                     if late:
                         mark(path('killed'))
-                        os.kill(os.getpid(), signal.SIGKILL)
+                        kill_here()
                     wait_for(path('opened'))
                     nn.init.constant_(module.fc.weight, 0.5)
                     module.norm.running_mean.fill_(3)

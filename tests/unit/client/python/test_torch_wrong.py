@@ -408,8 +408,8 @@ class Optimizers(Case):
             good = file.read()
         self.refuses(sd.load_safetensors, module, path, {'layers.0.bias': 'b'}, says="has no 'b' .1 of 4",
                      kind=libshd.InvalidArgument)
-        self.refuses(sd.load_safetensors, module, path, {'layers.0.bias': 'layers.0.weight'}, says=r'has shape \[4, 4\]',
-                     kind=libshd.InvalidArgument)
+        self.refuses(sd.load_safetensors, module, path, {'layers.0.bias': 'layers.0.weight'},
+                     says=r'has shape \[4, 4\]', kind=libshd.InvalidArgument)
         for bad in (b'', good[:7], good[:-1], b'\xff' * 64, good[:8] + b'[' + good[9:]):
             with open(path, 'wb') as file:
                 file.write(bad)
