@@ -25,6 +25,15 @@ from libshd import errors as sd_errors  # noqa: E402
 from test_torch import NOISE, Cnn, Gpt, Mlp, adamw, made, sharded, warm_up  # noqa: E402
 
 
+class Normed(Mlp):
+    """With BatchNorm, whose statistics are read anew in each step, and a layer that takes no part."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers.insert(1, nn.BatchNorm1d(32))
+        self.idle = nn.Linear(2, 2)
+
+
 def kill_daemon():
     """kill -9 of owner 0's."""
     session = libshd.Session()
@@ -490,6 +499,66 @@ class Elastic(unittest.TestCase):
                 self.assertEqual({step: alone[step] for step in worker}, worker, name)
         for marker in ('leased', 'daemon', 'leased-too', 'late'):
             self.assertFalse(first(DAEMONS, marker), marker)
+
+
+class Overtaken(unittest.TestCase):
+    """A leased micro-batch that another worker has computed meanwhile, wherever this one is held up with it."""
+
+    def train(self, name, calls=(), does=lambda module, opt: None):
+        """The digest. calls: before the first of these calls of the model in step 1 a worker waits until the other one
+        has begun step 2; does: what is done with each leased batch beside training."""
+        def begun(step):
+            return os.path.join(DAEMONS.directory, f'{name}-begun-{step}')
+
+        def work():
+            module, opt = sd.shard(module := made(Normed), adamw(module), name=name, micro_batches=4)
+            model = opt.engine.model
+
+            def late(call):
+                def called(*arguments, **named):
+                    if opt.engine.step == 1 and first(DAEMONS, f'{name}-held'):
+                        while not os.path.exists(begun(2)):
+                            time.sleep(0.01)
+                    return call(*arguments, **named)
+                return called
+            for call in calls:
+                setattr(model, call, late(getattr(model, call)))
+            for step, micro in sd.leases(module, 4):
+                first(DAEMONS, begun(step))
+                loss = module(1000 * step + micro)
+                loss.backward()
+                sd.report(module, loss=loss)
+                does(module, opt)
+                opt.step()
+            return sd.digest(module)
+        digests = set(run(work, 2))
+        self.assertEqual(len(digests), 1, name)
+        if calls:
+            self.assertFalse(first(DAEMONS, f'{name}-held'), name)
+        return digests.pop()
+
+    def test_it_is_dropped(self):
+        want = self.train('in-time')
+        for call in ('acquire', 'return_parts', 'return_none', 'report', 'lease', 'commit'):
+            self.assertEqual(self.train(f'overtaken-{call}', [call]), want, call)
+
+    def test_what_is_looked_at_is_of_a_later_step(self):
+        def looks(module, opt):
+            sd.digest(module)
+            sd.save(module, os.path.join(DAEMONS.directory, opt.engine.model.name + os.environ['RANK']))
+        want = self.train('looked-at-in-time')
+        for call in ('digest', 'checkpoint'):
+            self.assertEqual(self.train(f'looked-at-{call}', [call], looks), want, call)
+
+    def test_a_batch_without_data(self):
+        def work():
+            module, opt = sd.shard(module := made(Normed), adamw(module), name='no-data', micro_batches=4, timeout=30)
+            for step, micro in sd.leases(module, 2):
+                if micro != 2:
+                    module(1000 * step + micro).backward()
+                opt.step(idle=micro == 2)
+            return sd.digest(module)
+        self.assertEqual(len(set(run(work, 2))), 1)
 
 
 class Kills(unittest.TestCase):
