@@ -7,9 +7,9 @@
 
 #include "client/paths/copy.h"
 #include "client/paths/path.h"
+#include "client/run/give.h"
 #include "client/run/hold.h"
 #include "client/run/policy.h"
-#include "client/run/train.h"
 #include "client/session/activity.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
@@ -249,8 +249,8 @@ int exec_return(struct step_run *run, uint32_t micro, uint32_t unit, struct shd_
     const uint32_t index = run->micros[micro];
     if (run->m->spec->units[unit].frozen || u->given || pending(run, unit))
         return SHD_OK;
-    const int r = train_grad_open(run->m, index, unit) ? shd_return(run->m, index, unit, e)
-                                                       : shd_return_none(run->m, index, unit, e);
+    const int r = give_is_open(run->m, index, unit) ? shd_return(run->m, index, unit, e)
+                                                    : shd_return_none(run->m, index, unit, e);
     u->given = r == SHD_OK;
     return r;
 }
