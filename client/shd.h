@@ -125,8 +125,9 @@ struct shd_options {
 };
 /* "cuda:N", as the CUDA runtime counts: arrays are addresses of that GPU, in its primary context.
  * The library's own work is done when a call returns. Yours has to be when you hand something back:
- * synchronise the stream that wrote a gradient before shd_return(), that read a unit before
- * shd_release(). While a call runs, launch nothing on the model's arrays: they may be remapped. */
+ * name the stream that it is on (shd_set_stream()), or synchronise it before shd_return() and
+ * shd_release(), and before a call that may wait. While a call runs, launch nothing on the model's
+ * arrays: they may be remapped. */
 
 /* Attach to the daemons at an address. They accept their own uid, root, and members of the socket
  * directory's group if it is open to that group. A daemon that the address names, or that left its
@@ -270,6 +271,23 @@ struct shd_policy {
  * SHD_ERANGE names the smallest bound that could be met; SHD_ENOTSUP says why a path cannot be. */
 SHD_API int shd_set_policy(shd_model *m, const struct shd_policy *policy, struct shd_err *e);
 SHD_API enum shd_path shd_path(const shd_model *m); /* in use: never auto; "local:" is map */
+
+/* -- Stream order ---------------------------------------------------------------------------- */
+/* On a GPU: from here on the model's calls are in the order of the work on this stream, a
+ * cudaStream_t or CUstream of shd_options.device (NULL: its default stream), and nothing has to be
+ * synchronised; the callbacks of shd_run_step() need not either. shd_return() and shd_release()
+ * come back at once and hold for when all is done that the stream has been given by then: owners
+ * are told in whatever call of the model follows that, and shd_commit() and shd_put() wait for the
+ * rest. What shd_acquire() and shd_grad() hand out is for work given from then on; they wait, on
+ * the host as ever, for owners, and where the stream is behind by as many gradients as there are
+ * slots. shd_reset_step(), shd_unlease() and closing wait for the stream, and drop what owners were
+ * not told.
+ *
+ * Another stream: call it again, before the call that is to be in its order. To go by an event,
+ * name a stream that waits for it (cudaStreamWaitEvent()). A stream may be destroyed once another
+ * one is named, or the model closed. Work that fails is an error (SHD_EIO) of what is called next,
+ * for good. SHD_ENOTSUP: arrays are in host memory; SHD_EINVAL: no stream of that GPU. */
+SHD_API int shd_set_stream(shd_model *m, void *cuda_stream, struct shd_err *e);
 
 /* -- One micro-batch, by single calls --------------------------------------------------------- */
 /* Who computes which of the step's M micro-batches is yours to say (by rank, for one), here and

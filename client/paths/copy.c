@@ -5,8 +5,10 @@
 #include <stdlib.h>
 
 #include "client/paths/map.h"
+#include "client/paths/order.h"
 #include "client/session/gpu.h"
 #include "client/session/hub.h"
+#include "kernels/cuda/stream.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -56,12 +58,13 @@ int copy_new(struct shd_model *m, uint32_t slots, uint64_t delay_ns, struct copy
     if (c != NULL) {
         c->slots = sys_calloc(units, sizeof *c->slots);
         c->jobs = sys_calloc(units, sizeof *c->jobs);
+        c->marks = sys_calloc(units, sizeof(struct CUevent_st *));
         c->slots_max = units;
         c->slot_of = sys_calloc(units, sizeof *c->slot_of);
         c->pieces = sys_calloc((size_t)units * m->map->owner_count, sizeof *c->pieces);
     }
-    if (c == NULL || c->slots == NULL || c->jobs == NULL || c->slot_of == NULL ||
-        c->pieces == NULL) {
+    if (c == NULL || c->slots == NULL || c->jobs == NULL || c->marks == NULL ||
+        c->slot_of == NULL || c->pieces == NULL) {
         copy_free(c);
         return err_set(e, SHD_ENOMEM, "no memory for the copy path of %" PRIu32 " units", units);
     }
@@ -86,17 +89,29 @@ int copy_new(struct shd_model *m, uint32_t slots, uint64_t delay_ns, struct copy
     return SHD_OK;
 }
 
+void copy_settle(const struct copy_model *c, uint32_t slot)
+{
+    struct shd_err ignored; /* a sticky error: whoever copies there next has it, too */
+    if (c->marks[slot] != NULL)
+        cuda_mark_wait(c->gpu, c->marks[slot], &ignored);
+}
+
 void copy_free(struct copy_model *c)
 {
     if (c == NULL)
         return;
     transfer_free(c->transfer); /* first: it writes to the slots */
+    for (uint32_t i = 0; c->marks != NULL && i < c->slot_count; i++) {
+        copy_settle(c, i);
+        cuda_mark_free(c->gpu, c->marks[i]);
+    }
     for (uint32_t i = 0; c->slots != NULL && i < c->slot_count; i++)
         buffer_free(&c->in, &c->slots[i]);
     if (c->gpu != NULL)
         c->gpu->ops->free(c->gpu);
     free(c->slots);
     free(c->jobs);
+    free(c->marks);
     free(c->slot_of);
     free(c->pieces);
     free(c);
@@ -115,13 +130,18 @@ int copy_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
                        "unit %" PRIu32 " '%s': all %" PRIu32 " slots hold other units, as many as "
                        "the policy's plan holds at once: release one",
                        unit, m->spec->units[unit].name, c->slot_count);
+    const uint32_t index = (uint32_t)(slot - c->slots);
+    if (slot->bytes < bytes)
+        copy_settle(c, index); /* its memory goes */
     const int r = buffer_hold(&c->in, slot, bytes, e);
     if (r != SHD_OK)
         return r;
     slot->busy = true;
-    c->slot_of[unit] = (uint32_t)(slot - c->slots);
+    c->slot_of[unit] = index;
     struct transfer_job *job = &c->jobs[c->slot_of[unit]];
     job->to = slot->base;
+    job->gpu = c->gpu;
+    job->behind = c->marks[index];
     job->pieces = &c->pieces[(size_t)unit * m->map->owner_count];
     job->piece_count = m->map->owner_count;
     job->unit = unit;
@@ -150,10 +170,31 @@ static int check_done(const struct shd_model *m, const struct transfer_job *job,
  * thread does not have it. */
 static int fetch_timed_out(struct shd_model *m, struct transfer_job *job, struct shd_err *e)
 {
+    const bool waits = transfer_waits(m->copy->transfer, job);
     transfer_cancel(m->copy->transfer, job);
     const uint32_t piece = job->piece < job->piece_count ? job->piece : job->piece_count - 1;
     transfer_start(m->copy->transfer, job);
+    if (waits)
+        return err_set(e, SHD_ETIMEDOUT,
+                       "unit %" PRIu32 " '%s': this program's own work on cuda:%" PRIu32
+                       " still uses the memory that it is to come to after %" PRIu64 " ms",
+                       job->unit, m->spec->units[job->unit].name, m->session->ordinal,
+                       m->session->timeout_ns / NS_PER_MS);
     return model_err_unpublished(m, &m->session->hub->links[piece], job->unit, e);
+}
+
+/* Has a wait lasted too long? *start_ns is when that for the owners began: not before the program's
+ * own work has let go of the memory. */
+static bool is_late(struct shd_model *m, const struct transfer_job *job, uint64_t begin_ns,
+                    uint64_t *start_ns)
+{
+    struct hub *hub = m->session->hub;
+    const uint64_t now_ns = clock_now_ns();
+    if (!transfer_waits(m->copy->transfer, job))
+        return now_ns >= hub_deadline_ns(hub, *start_ns);
+    *start_ns = now_ns;
+    hub_deadline_ns(hub, now_ns); /* it is a wait all the same */
+    return !hub->patient && now_ns - begin_ns >= hub->timeout_ns;
 }
 
 bool copy_readable(const struct shd_model *m, uint32_t unit)
@@ -166,7 +207,8 @@ bool copy_readable(const struct shd_model *m, uint32_t unit)
 int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     struct transfer_job *job = &m->copy->jobs[slot_of_unit(m, unit)];
-    const uint64_t start_ns = clock_now_ns();
+    const uint64_t begin_ns = clock_now_ns();
+    uint64_t start_ns = begin_ns;
     if (job->step != m->step)
         return err_set(e, SHD_ESTEP,
                        "unit %" PRIu32 " '%s' is held since step %" PRIu64
@@ -177,7 +219,7 @@ int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
         activity_look(m);
         if (r != SHD_OK)
             return r;
-        if (clock_now_ns() >= hub_deadline_ns(m->session->hub, start_ns))
+        if (is_late(m, job, begin_ns, &start_ns))
             return fetch_timed_out(m, job, e);
     }
     m->session->bytes_copied += job->bytes_copied;
@@ -190,6 +232,7 @@ void copy_let_go(struct shd_model *m, uint32_t unit)
     const uint32_t slot = slot_of_unit(m, unit);
     transfer_cancel(m->copy->transfer, &m->copy->jobs[slot]);
     m->session->bytes_copied += m->copy->jobs[slot].bytes_copied;
+    order_mark(m, &m->copy->marks[slot]);
     m->copy->slots[slot].busy = false;
     m->copy->slot_of[unit] = COPY_NO_SLOT;
 }

@@ -18,6 +18,8 @@ struct copy_model {
     struct transfer *transfer; /* owned */
     struct buffer *slots;      /* owned, [slots_max]; the first slot_count are in use */
     struct transfer_job *jobs; /* owned, [slots_max]: what brings a unit into each */
+    struct CUevent_st **marks; /* owned, [slots_max], as are they: behind what a stream of the
+                                * program's has to do with what was there; NULL: none yet */
     uint32_t slot_count, slots_max;
     struct buffers in; /* the slots' */
     struct kern *gpu;  /* owned: a queue of its own for a GPU worker's copies; NULL: on the host */
@@ -37,6 +39,9 @@ void copy_free(struct copy_model *c); /* NULL is a no-op */
 void copy_grow(struct copy_model *c, uint32_t slots);
 
 extern const struct reader_ops reader_copy;
+
+/* Wait until nothing of the program's uses a slot that was let go of. */
+void copy_settle(const struct copy_model *c, uint32_t slot);
 
 /* reader_ops slots, for the NCCL path too: what is near goes this way there. */
 int copy_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e);

@@ -186,6 +186,7 @@ static int nccl_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
     if (r != SHD_OK)
         return r;
     const uint32_t slot = m->copy->slot_of[unit];
+    copy_settle(m->copy, slot); /* what is received does not wait for it */
     for (uint32_t i = 0; i < n->owner_count; i++) {
         struct nccl_piece *p = piece_of(n, slot, i);
         *p = (struct nccl_piece){

@@ -7,11 +7,13 @@
 #include <time.h>
 
 #include "client/paths/kern_run.h"
+#include "kernels/cuda/stream.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
 
-#define BOARD_SLICE_NS (2 * NS_PER_MS) /* between two looks at a job's cancellation */
+#define BOARD_SLICE_NS  (2 * NS_PER_MS) /* between two looks at a job's cancellation */
+#define BEHIND_SLEEP_NS 50000           /* between two looks at a mark */
 
 struct transfer {
     pthread_t thread;
@@ -107,9 +109,40 @@ static void delay(struct transfer *t, const struct transfer_job *job)
         wait_until(t, &t->work, end_ns);
 }
 
+static void set_waits(struct transfer *t, struct transfer_job *job, bool waits)
+{
+    pthread_mutex_lock(&t->lock);
+    job->waits = waits;
+    pthread_mutex_unlock(&t->lock);
+}
+
+/* SHD_EGONE: cancelled. */
+static int wait_behind(struct transfer *t, struct transfer_job *job)
+{
+    const struct timespec pause = { .tv_nsec = BEHIND_SLEEP_NS };
+    bool reached = job->behind == NULL;
+    if (reached)
+        return SHD_OK;
+    set_waits(t, job, true);
+    for (;;) {
+        const int r = cuda_mark_look(job->gpu, job->behind, &reached, &job->why);
+        if (r != SHD_OK)
+            return r;
+        if (reached)
+            break;
+        if (stopped(t, job))
+            return SHD_EGONE;
+        nanosleep(&pause, NULL);
+    }
+    set_waits(t, job, false);
+    return SHD_OK;
+}
+
 static int copy_pieces(struct transfer *t, struct transfer_job *job)
 {
-    int r = SHD_OK;
+    int r = wait_behind(t, job);
+    if (r != SHD_OK)
+        return r;
     for (job->piece = 0; job->piece < job->piece_count; job->piece++) {
         const struct transfer_piece *piece = &job->pieces[job->piece];
         if (piece->bytes == 0)
@@ -204,7 +237,7 @@ void transfer_start(struct transfer *t, struct transfer_job *job)
     pthread_mutex_lock(&t->lock);
     CHECK(job->state == TRANSFER_IDLE);
     job->state = TRANSFER_QUEUED;
-    job->cancelled = false;
+    job->cancelled = job->waits = false;
     job->status = SHD_OK;
     job->bytes_copied = 0;
     job->next = NULL;
@@ -224,6 +257,14 @@ bool transfer_wait(struct transfer *t, struct transfer_job *job, uint64_t timeou
     const bool done = job->state == TRANSFER_DONE;
     pthread_mutex_unlock(&t->lock);
     return done;
+}
+
+bool transfer_waits(struct transfer *t, const struct transfer_job *job)
+{
+    pthread_mutex_lock(&t->lock);
+    const bool waits = job->state == TRANSFER_RUNNING && job->waits;
+    pthread_mutex_unlock(&t->lock);
+    return waits;
 }
 
 static void unqueue(struct transfer *t, const struct transfer_job *job)

@@ -4,9 +4,9 @@
  * engines.
  *
  * Happy path: transfer_start() queues a job, transfer_wait() learns that it is done. A job waits
- * for each owner's board word, copies that owner's slice, and, where a slow link is to be stood
- * for, sleeps. Copies by a GPU are in flight while the next owner is looked at; they have ended
- * before a wait for one begins.
+ * for the program's own work on the memory it is to fill, for each owner's board word, copies that
+ * owner's slice, and, where a slow link is to be stood for, sleeps. Copies by a GPU are in flight
+ * while the next owner is looked at; they have ended before a wait for one begins.
  *
  * Failure: a job ends with a status (and the owner it is about) instead. transfer_cancel() takes a
  * job back, wherever it is; when it returns, the thread has let go of the job's memory. The
@@ -24,6 +24,7 @@
 #include "proto/base/status.h"
 #include "proto/share/board.h"
 
+struct CUevent_st;
 struct kern;
 
 enum transfer_state { TRANSFER_IDLE, TRANSFER_QUEUED, TRANSFER_RUNNING, TRANSFER_DONE };
@@ -38,7 +39,9 @@ struct transfer_piece {
 
 /* Caller's memory; the thread reads and writes it from start until done or cancelled. */
 struct transfer_job {
-    uint8_t *to;                         /* borrowed, with the next */
+    uint8_t *to;                         /* borrowed, with the next three */
+    struct kern *gpu;                    /* of `behind` */
+    struct CUevent_st *behind;           /* what still uses *to, by then; NULL: nothing does */
     const struct transfer_piece *pieces; /* [piece_count]; those without bytes are passed over */
     uint32_t piece_count;
     uint32_t unit;
@@ -48,6 +51,7 @@ struct transfer_job {
     bool cancelled;
     int status;     /* when DONE: SHD_OK; SHD_ESTEP: the owner is past that step; else the GPU's */
     uint32_t piece; /* which one it is at, or failed at */
+    bool waits;     /* not at any yet: for `behind` */
     uint64_t version;   /* SHD_ESTEP: that owner's */
     struct shd_err why; /* other failures */
     uint64_t bytes_copied;
@@ -66,6 +70,9 @@ void transfer_start(struct transfer *t, struct transfer_job *job);
 
 /* Wait at most timeout_ns (0: only look); true: job is DONE (look at its status). */
 bool transfer_wait(struct transfer *t, struct transfer_job *job, uint64_t timeout_ns);
+
+/* Is it `behind` that the job waits for? */
+bool transfer_waits(struct transfer *t, const struct transfer_job *job);
 
 /* Take the job back: IDLE afterwards. Takes as long as the copies in flight, at most. */
 void transfer_cancel(struct transfer *t, struct transfer_job *job);

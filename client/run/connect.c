@@ -91,6 +91,7 @@ static int connect_owners(struct shd_session *s, const struct shd_options *o, st
     if (address.local) {
         s->control = &control_local;
         s->reader = &reader_local;
+        s->idle = (struct idle){ .fn = o->idle, .ctx = o->idle_ctx };
         r = session_kern(s, o->threads > 0 ? o->threads : 1, e);
     } else {
         s->control = &control_remote;

@@ -13,8 +13,8 @@
 static int check_room(const struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     const struct plan_policy *p = &m->policy.plan;
-    const uint64_t bytes = m->live_param_bytes + m->holds[unit].bytes;
-    if (p->max_live_units > 0 && m->live_units + 1 > p->max_live_units)
+    const uint64_t bytes = m->held.bytes + m->holds[unit].bytes;
+    if (p->max_live_units > 0 && m->held.units + 1 > p->max_live_units)
         return err_set(e, SHD_EBUSY,
                        "unit %" PRIu32 " '%s' would be one more than max_live_units (%" PRIu32
                        "): release one",
@@ -40,8 +40,8 @@ int hold_fetch(struct shd_model *m, uint32_t unit, struct shd_err *e)
     if (r != SHD_OK)
         return r;
     h->fetched = true;
-    m->live_units++;
-    m->live_param_bytes += h->bytes;
+    m->held.units++;
+    m->held.bytes += h->bytes;
     m->session->bytes_fetched += h->bytes;
     session_live(m->session, h->bytes, /* more= */ true);
     return SHD_OK;
@@ -81,9 +81,9 @@ void hold_let_go(struct shd_model *m, uint32_t unit)
         return;
     m->reader->let_go(m, unit);
     h->fetched = false;
-    CHECK(m->live_units > 0);
-    m->live_units--;
-    m->live_param_bytes -= h->bytes;
+    CHECK(m->held.units > 0);
+    m->held.units--;
+    m->held.bytes -= h->bytes;
     session_live(m->session, h->bytes, /* more= */ false);
 }
 

@@ -6,10 +6,12 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "client/paths/order.h"
 #include "client/paths/path.h"
 #include "client/run/drop.h"
 #include "client/run/policy.h"
 #include "client/run/reset.h"
+#include "client/run/stream.h"
 #include "client/session/session.h"
 #include "proto/base/clock.h"
 
@@ -29,6 +31,20 @@ static int ask(struct shd_model *m, struct wire_leased *ret_leased, struct shd_e
     return r;
 }
 
+/* Where the owner has nothing more for who holds something: what was returned here may still wait
+ * for its stream. */
+static int ask_again(struct shd_model *m, struct wire_leased *ret_leased, struct shd_err *e)
+{
+    int r = ask(m, ret_leased, e);
+    while (r == SHD_OK && ret_leased->what == WIRE_LEASED_NOTHING &&
+           order_returns(m, ORDER_ALL) > 0) {
+        r = stream_returned(m, e);
+        if (r == SHD_OK)
+            r = ask(m, ret_leased, e);
+    }
+    return r;
+}
+
 /* An owner that was started again does not know what its predecessor handed out: what is leased
  * here already is no news. */
 static bool is_news(const struct shd_model *m, const struct wire_leased *leased)
@@ -45,8 +61,9 @@ int lease_take(struct shd_model *m, struct wire_leased *ret_leased, struct shd_e
     struct leases *l = &m->leases;
     for (;;) {
         const uint64_t attempt = m->in.attempt;
-        int r = ask(m, ret_leased, e);
-        if (r == SHD_ERESET && m->session->control->attempt(m) != attempt) {
+        int r = ask_again(m, ret_leased, e);
+        if (r == SHD_ERESET && m->in.attempt == attempt &&
+            m->session->control->attempt(m) != attempt) {
             r = reset_look(m, e);
             if (r == SHD_OK)
                 continue; /* nothing is lost: ask for work of this attempt */

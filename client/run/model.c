@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/paths/order.h"
 #include "client/paths/path.h"
 #include "client/run/exec.h"
 #include "client/run/grads.h"
@@ -16,6 +17,7 @@
 
 static void model_free(struct shd_model *m)
 {
+    order_free(m); /* first: what its stream works on goes */
     if (m->saving != NULL)
         m->save_free(m->saving);
     m->session->control->close(m);

@@ -4,6 +4,7 @@
 #include "client/paths/path.h"
 #include "client/run/grads.h"
 #include "client/run/reset.h"
+#include "client/run/stream.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -58,6 +59,8 @@ int shd_put(shd_model *m, const struct shd_put_options *options, bool *ret_count
         r = sized_take(&o, sizeof o, options, sizeof o.size, "shd_put_options", e);
     if (r == SHD_OK)
         r = check_options(m, &o, e);
+    if (r == SHD_OK)
+        r = stream_done(m, e);
     if (r == SHD_OK)
         r = check_nothing_held(m, e);
     if (r == SHD_OK)

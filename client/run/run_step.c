@@ -15,6 +15,7 @@
 #include "client/run/grads.h"
 #include "client/run/lease.h"
 #include "client/run/policy.h"
+#include "client/run/stream.h"
 #include "proto/base/check.h"
 
 /* A gradient that is not returned yet goes into its group's sum at once. */
@@ -106,8 +107,8 @@ static int run_step_commit(struct step_run *run, int r, bool leaves, struct shd_
         drop_grads(run->m, GRADS_ALL);
         r = SHD_OK;
     }
-    if (r == SHD_OK && !leaves)
-        r = shd_commit(run->m, run->update, &result, e);
+    if (r == SHD_OK)
+        r = leaves ? stream_returned(run->m, e) : shd_commit(run->m, run->update, &result, e);
     if (r != SHD_OK) {
         drop_grads(run->m, GRADS_ALL);
         return r;

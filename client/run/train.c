@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "client/paths/order.h"
 #include "client/paths/path.h"
 #include "client/run/gaps.h"
 #include "client/run/give.h"
@@ -14,6 +15,7 @@
 #include "client/run/parts.h"
 #include "client/run/policy.h"
 #include "client/run/reset.h"
+#include "client/run/stream.h"
 #include "client/session/activity.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
@@ -46,6 +48,8 @@ int shd_acquire(shd_model *m, uint32_t unit, const void **ret_params, struct shd
         r = session_check(m->session, e);
     if (r == SHD_OK && m->fault.code != SHD_OK)
         r = err_copy(&m->fault, e);
+    if (r == SHD_OK)
+        r = stream_look(m, e);
     if (r == SHD_OK)
         r = hold_fetch(m, unit, e);
     if (r != SHD_OK)
@@ -93,7 +97,9 @@ static int check_place(struct shd_model *m, uint32_t micro, uint32_t unit, struc
         r = m->session->control->poll(m, e);
     if (r == SHD_OK)
         r = err_copy(&m->fault, e);
-    return r == SHD_OK ? reset_look(m, e) : r;
+    if (r == SHD_OK)
+        r = reset_look(m, e);
+    return r == SHD_OK ? stream_look(m, e) : r;
 }
 
 int shd_grad(shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad, struct shd_err *e)
@@ -101,6 +107,8 @@ int shd_grad(shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad, stru
     float *grad;
     bool fresh;
     int r = check_place(m, micro, unit, e);
+    if (r == SHD_OK)
+        r = stream_before_grad(m, micro, unit, e);
     if (r == SHD_OK)
         r = give_open(m, micro, unit, &grad, &fresh, e);
     if (r != SHD_OK)
@@ -117,7 +125,7 @@ int shd_grad(shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad, stru
 static int return_one(struct shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
 {
     const int r = check_place(m, micro, unit, e);
-    return r == SHD_OK ? give_return(m, micro, unit, e) : r;
+    return r == SHD_OK ? stream_return(m, micro, unit, e) : r;
 }
 
 int shd_return(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
@@ -169,7 +177,9 @@ int shd_return_parts(shd_model *m, uint32_t micro, uint32_t unit, const struct s
 
 int shd_return_none(shd_model *m, uint32_t micro, uint32_t unit, struct shd_err *e)
 {
-    const int r = check_place(m, micro, unit, e);
+    int r = check_place(m, micro, unit, e);
+    if (r == SHD_OK)
+        r = stream_before_none(m, micro, unit, e);
     return r == SHD_OK ? give_none(m, micro, unit, e) : r;
 }
 
@@ -205,7 +215,8 @@ int shd_report_named(shd_model *m, uint32_t micro, const char *names, const doub
         return err_set(e, SHD_ERANGE, "%" PRIu32 " metrics reported, at most %d", count,
                        SHD_METRICS_MAX);
     struct report *report = &m->reports[micro];
-    const uint32_t given = m->reports[micro - micro % m->spec->accumulate].given;
+    const uint32_t group = micro / m->spec->accumulate;
+    const uint32_t given = m->reports[group * m->spec->accumulate].given + order_returns(m, group);
     if (given > 0 && report->count > 0)
         return SHD_OK; /* a step run again: some owner has the first ones */
     if (given >= model_returned_units(m))
@@ -358,6 +369,8 @@ int shd_commit(shd_model *m, const struct shd_update *update, struct shd_result 
         r = take_update(update, &u, e);
     if (r == SHD_OK)
         r = check_rates(m, &u, e);
+    if (r == SHD_OK)
+        r = stream_done(m, e);
     if (r == SHD_OK)
         r = check_all_returned(m, e);
     if (r == SHD_OK)

@@ -177,6 +177,16 @@ void blame_say(const struct blame *b, const char *line)
         fprintf(stderr, "%s\n", line);
 }
 
+void blame_waits(const struct blame *b, uint64_t waited_ns, const char *line)
+{
+    event_say(&b->hub->events, &(struct shd_event){ .kind = SHD_EVENT_WAITS,
+                                                    .daemon = "",
+                                                    .text = line,
+                                                    .seconds = (double)waited_ns * S_PER_NS });
+    if (b->sink.say != NULL || b->hub->events.fn == NULL)
+        blame_say(b, line);
+}
+
 static void say(const struct blame *b, uint64_t waited_ns, const struct headline *h)
 {
     char line[2 * HEADLINE_BYTES + 80];
@@ -189,12 +199,7 @@ static void say(const struct blame *b, uint64_t waited_ns, const struct headline
                  "shd: waiting for %" PRIu64 " s for %s: nobody is known to hold it up", waited_s,
                  whom(b));
     clean(line);
-    event_say(&b->hub->events, &(struct shd_event){ .kind = SHD_EVENT_WAITS,
-                                                    .daemon = "",
-                                                    .text = line,
-                                                    .seconds = (double)waited_ns * S_PER_NS });
-    if (b->sink.say != NULL || b->hub->events.fn == NULL)
-        blame_say(b, line);
+    blame_waits(b, waited_ns, line);
 }
 
 static void conclude(struct blame *b, uint64_t waited_ns)

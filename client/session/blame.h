@@ -26,6 +26,9 @@ int blame_new(struct hub *hub, struct blame_sink sink, struct blame **ret_blame,
 /* A line for whoever reads the program's log; NULL: stderr. */
 void blame_say(const struct blame *b, const char *line);
 
+/* The line of a wait that is for nobody of the daemons'. */
+void blame_waits(const struct blame *b, uint64_t waited_ns, const char *line);
+
 /* Lines at another distance than BLAME_NS: for tests. */
 void blame_every(struct blame *b, uint64_t every_ns);
 

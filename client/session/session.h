@@ -7,6 +7,7 @@
 
 #include "client/plan/plan.h"
 #include "client/session/activity.h"
+#include "client/session/idle.h"
 #include "proto/base/decision.h"
 #include "proto/base/dtype.h"
 #include "proto/base/status.h"
@@ -40,6 +41,7 @@ struct link;
 struct local_model;
 struct map_model;
 struct nccl_model;
+struct order;
 struct owner_gpu;
 struct reader_ops;
 struct save;
@@ -54,6 +56,7 @@ struct shd_session {
     uint32_t ordinal;
     struct owner_gpu *gpus; /* owned, [gpu_count]: a host worker's, for what GPU owners have */
     uint32_t gpu_count;
+    struct idle idle;    /* of waits without a hub */
     uint64_t timeout_ns; /* of each wait */
     uint32_t slots;      /* asked for; 0: as the plan needs */
     uint64_t wait_ns;    /* counters of struct shd_stats */
@@ -150,6 +153,11 @@ struct unit_hold {
     uint64_t misses;   /* shd_unit_misses() */
 };
 
+struct units_held {
+    uint32_t units;
+    uint64_t bytes; /* of their parameters */
+};
+
 /* The policy, as shd_set_policy() set it. */
 struct policy {
     struct plan_policy plan;
@@ -168,8 +176,7 @@ struct shd_model {
     struct policy policy;
     bool started;            /* a gradient was asked for: the policy stays */
     struct unit_hold *holds; /* owned, [units] */
-    uint32_t live_units;     /* held now */
-    uint64_t live_param_bytes;
+    struct units_held held;  /* now, of all */
     bool sealed;  /* all micro-batches of the open step are in, but its commit broke off */
     bool decided; /* a step was, by `decision`: the last one */
     struct decision decision;
@@ -179,6 +186,7 @@ struct shd_model {
     struct grad_slot slots[SHD_SLOTS_MAX];
     uint32_t slot_count;  /* 0: no inbox yet */
     struct grads *grads;  /* owned; NULL: gradients are written in the slots themselves */
+    struct order *order;  /* owned by order.c; NULL: no stream was named */
     struct exec *exec;    /* owned; NULL: no plan was run yet */
     struct shd_err fault; /* a pipelined return failed; sticky; code 0: none */
     struct save *saving;  /* owned: shd_checkpoint_begin(); NULL: none */

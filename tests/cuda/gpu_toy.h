@@ -1,6 +1,10 @@
 /* The toy training of tests/lib/client_toy.h for a worker whose arrays are in a GPU's memory: it
  * computes on the host, between copies of its own, as a program would by its CUDA runtime. Of the
- * host's memory nothing is handed to the library, and nothing it hands out is read. */
+ * host's memory nothing is handed to the library, and nothing it hands out is read.
+ *
+ * Lazy (on the shim): forward and backward only queue their work on the toy's stream, which takes
+ * its time, and come back. A backward computes with what the forward of its micro-batch has read:
+ * memory that was let go of too early shows, too. */
 #ifndef SHD_GPU_TOY_H
 #define SHD_GPU_TOY_H
 
@@ -23,6 +27,13 @@ struct gpu_toy {
     bool moved;                 /* one was somewhere else later */
     bool failed;                /* a call of this toy's own did */
     atomic_int *stop; /* shared: set when a gradient is written and not returned; goes on at 0 */
+    bool lazy;
+    long work_us;            /* each piece of work sleeps before */
+    void *read[PT_UNITS];    /* owned: parameters as the last forward has read them */
+    atomic_int queued, done; /* pieces of work */
+    int behind_max;          /* by so many the stream was behind when a callback was called */
+    atomic_bool wrong;       /* memory could not be reached, or had changed */
+    atomic_int gate;         /* not 0: work waits here */
 };
 
 static bool gt_call(struct gpu_toy *t, CUresult result)
@@ -53,6 +64,12 @@ static void gt_close(struct gpu_toy *t)
     free(t->grad);
     free(t->tied_grad);
     t->params = t->tied_params = t->grad = t->tied_grad = NULL;
+    if (t->lazy && t->stream != NULL)
+        t->cuda->cuStreamSynchronize(t->stream);
+    for (uint32_t u = 0; u < PT_UNITS; u++) {
+        free(t->read[u]);
+        t->read[u] = NULL;
+    }
     if (t->cuda == NULL || t->context == NULL)
         return;
     t->cuda->cuCtxSetCurrent(t->context);
@@ -91,11 +108,94 @@ static void *gt_read(struct gpu_toy *t, void **mirror, const void *array, uint64
     return *mirror;
 }
 
+/* -- Lazily ------------------------------------------------------------------------------------ */
+
+struct gt_work {
+    struct gpu_toy *t;
+    bool backward;
+    uint32_t micro, unit, salt;
+    bool add;
+    const void *params;
+    float *grad;
+};
+
+/* NULL: a real driver */
+static void *shim_symbol(const char *name);
+
+static bool gt_reach(struct gpu_toy *t, void *to, const void *from, uint64_t bytes)
+{
+    static shim_cuda_copy_fn *copy;
+    if (copy == NULL)
+        *(void **)&copy = shim_symbol("shim_cuda_copy");
+    const bool good = copy((uintptr_t)to, (uintptr_t)from, bytes) == CUDA_SUCCESS;
+    if (!good)
+        atomic_store(&t->wrong, true);
+    return good;
+}
+
+/* On the stream. */
+static void gt_backward_work(const struct gt_work *w, const void *params)
+{
+    struct gpu_toy *t = w->t;
+    const uint64_t bytes = t->pt.m->spec->units[w->unit].elems * sizeof(float);
+    float *grad = malloc(bytes);
+    CHECK(grad != NULL);
+    if (gt_reach(t, grad, w->grad, bytes)) {
+        toy_write(t->pt.m, w->micro, w->unit, w->salt, params, w->add, grad);
+        gt_reach(t, w->grad, grad, bytes);
+    }
+    free(grad);
+}
+
+static void gt_do_work(void *ctx)
+{
+    struct gt_work *w = ctx;
+    struct gpu_toy *t = w->t;
+    const struct spec *spec = t->pt.m->spec;
+    const uint64_t bytes = spec->units[w->unit].elems * dtype_bytes(spec->publish);
+    void *params = malloc(bytes);
+    CHECK(params != NULL);
+    nanosleep(&(struct timespec){ .tv_nsec = t->work_us * 1000 }, NULL);
+    while (atomic_load(&t->gate) != 0)
+        nanosleep(&(struct timespec){ .tv_nsec = 100000 }, NULL);
+    if (gt_reach(t, params, w->params, bytes)) {
+        if (!w->backward)
+            memcpy(t->read[w->unit], params, bytes);
+        else if (memcmp(t->read[w->unit], params, bytes) != 0)
+            atomic_store(&t->wrong, true);
+        if (w->backward)
+            gt_backward_work(w, t->read[w->unit]);
+    }
+    free(params);
+    free(w);
+    atomic_fetch_add(&t->done, 1);
+}
+
+static void gt_queue(struct gt_work work)
+{
+    static shim_cuda_call_fn *call;
+    struct gpu_toy *t = work.t;
+    struct gt_work *w = malloc(sizeof *w);
+    if (call == NULL)
+        *(void **)&call = shim_symbol("shim_cuda_call");
+    if (t->read[work.unit] == NULL)
+        t->read[work.unit] = calloc(gt_elems_max(t), sizeof(float));
+    CHECK(w != NULL && t->read[work.unit] != NULL);
+    *w = work;
+    const int behind = atomic_fetch_add(&t->queued, 1) - atomic_load(&t->done);
+    t->behind_max = behind > t->behind_max ? behind : t->behind_max;
+    call(t->stream, gt_do_work, w);
+}
+
 /* What is between tensors is read too, and must be zero: pt_train_gpu() compares digests. */
 static void gt_write(struct gpu_toy *t, uint32_t micro, uint32_t unit, uint32_t salt, bool tied,
                      const void *params, bool add, float *grad)
 {
     const struct shd_model *m = t->pt.m;
+    if (t->lazy) {
+        gt_queue((struct gt_work){ t, true, micro, unit, salt, add, params, grad });
+        return;
+    }
     const uint64_t elems = m->spec->units[unit].elems;
     const void *p = gt_read(t, tied ? &t->tied_params : &t->params, params,
                             elems * dtype_bytes(m->spec->publish));
@@ -116,6 +216,8 @@ static int gt_forward(void *ctx, uint32_t micro, uint32_t unit, const void *para
 {
     struct gpu_toy *t = ctx;
     gt_see(t, unit, params);
+    if (t->lazy)
+        gt_queue((struct gt_work){ .t = t, .micro = micro, .unit = unit, .params = params });
     return pt_forward(&t->pt, micro, unit, params);
 }
 
@@ -178,6 +280,14 @@ __attribute__((unused)) static uint64_t shim_calls(const char *name)
     shim_cuda_calls_fn *calls;
     *(void **)&calls = shim_symbol("shim_cuda_calls");
     return calls(name);
+}
+
+/* A sticky error. */
+__attribute__((unused)) static void shim_forget(void)
+{
+    shim_cuda_reset_fn *reset;
+    *(void **)&reset = shim_symbol("shim_cuda_reset");
+    reset();
 }
 
 __attribute__((unused)) static void shim_fail(const char *spec)

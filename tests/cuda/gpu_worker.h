@@ -18,7 +18,8 @@ struct worker_report { /* shared with the worker's process */
     char hex[65];
     char text[256]; /* of an error */
     int status;
-    bool moved, toy_failed;
+    bool moved, toy_failed, toy_wrong;
+    int behind_max;  /* gpu_toy's */
     atomic_int stop; /* gpu_toy's */
     enum shd_path path;
     struct shd_stats stats;
@@ -40,8 +41,11 @@ struct worker {
     bool stops;             /* at each gradient of unit 1 */
     const uint32_t *micros; /* [micro_count], its share of each step; NULL: all of them */
     uint32_t micro_count;
-    bool elastic;                /* what owners give it, instead */
-    long compute_ms;             /* each forward and backward takes as long */
+    bool elastic;    /* what owners give it, instead */
+    long compute_ms; /* each forward and backward takes as long */
+    bool lazy;       /* gpu_toy's; with the stream named, unless: */
+    bool nameless;
+    long work_us;
     const struct owners *owners; /* who there is, and the digest to come to, for the test */
     char want[65];
     struct worker_report *report; /* shared */
@@ -97,6 +101,8 @@ static int train(const struct worker *w, shd_session *s, struct gpu_toy *toy, st
     int r = shd_model_open(s, pt_spec(&w->model), &m, e);
     if (r == SHD_OK && w->policy.size > 0)
         r = shd_set_policy(m, &w->policy, e);
+    if (r == SHD_OK && w->lazy && !w->nameless)
+        r = shd_set_stream(m, toy->stream, e);
     while (r == SHD_OK && shd_step(m) < w->steps)
         r = train_step(w, m, toy, e);
     if (r == SHD_OK)
@@ -112,16 +118,22 @@ static void work(const struct worker *w)
     struct shd_err e = { 0 };
     shd_session *s = NULL;
     struct gpu_toy toy = { .pt = { .overflow_step = UINT64_MAX, .compute_ms = w->compute_ms },
-                           .stop = w->stops ? &w->report->stop : NULL };
+                           .stop = w->stops ? &w->report->stop : NULL,
+                           .lazy = w->lazy,
+                           .work_us = w->work_us };
     int r = open_session(w, &s, &e);
     if (r == SHD_OK) {
         if (gt_open(&toy, w->device != NULL && strcmp(w->device, "host") != 0))
             r = train(w, s, &toy, &e);
         w->report->stats.size = sizeof w->report->stats;
         shd_stats(s, &w->report->stats, NULL);
+        if (w->nameless)
+            toy.cuda->cuStreamSynchronize(toy.stream);
         shd_close(s);
         gt_close(&toy);
     }
+    w->report->behind_max = toy.behind_max;
+    w->report->toy_wrong = atomic_load(&toy.wrong);
     w->report->moved = toy.moved;
     w->report->toy_failed = toy.failed;
     w->report->status = r;

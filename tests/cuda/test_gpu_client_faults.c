@@ -101,6 +101,23 @@ TEST(owners_on_gpus_are_killed_and_the_worker_on_the_host_goes_on)
         kill_under(&mixes[i], &w, &random);
 }
 
+/* What its stream works on is mapped anew. */
+TEST(owners_are_killed_and_the_worker_goes_on_in_its_streams_order)
+{
+    NEEDS_SHIM();
+    unsigned random = (unsigned)test_seed(20261123);
+    for (size_t i = 2; i < 4; i++) {
+        struct worker w = { .device = "cuda:0",
+                            .model = { .name = "kill" },
+                            .policy = policy_of(SHD_ZERO3, SHD_PATH_AUTO, 0),
+                            .steps = 4,
+                            .lazy = true,
+                            .work_us = 1000 };
+        kill_under(&mixes[i], &w, &random);
+        EXPECT(!w.report->toy_wrong);
+    }
+}
+
 /* -- Failures -----------------------------------------------------------------------------------
  */
 

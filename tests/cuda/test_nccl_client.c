@@ -88,6 +88,24 @@ TEST(the_same_with_half_precision_and_local_sums)
                    SHD_BF16);
 }
 
+TEST(the_same_in_the_order_of_the_workers_stream)
+{
+    NEEDS_SHIM();
+    struct worker w = { .device = "cuda:0",
+                        .model = { .name = "stream" },
+                        .policy = policy_of(SHD_ZERO3, SHD_PATH_NCCL, 0),
+                        .steps = STEPS,
+                        .lazy = true,
+                        .work_us = 300 };
+    char want[65];
+    reference(&w, want);
+    fixture_start(&daemons, use_owners(&near_and_far), NULL);
+    run_worker(&w);
+    fixture_stop(&daemons);
+    expect_done(&w, SHD_PATH_NCCL, want);
+    EXPECT(w.report->behind_max > 0 && !w.report->toy_wrong);
+}
+
 /* Both by the one thread; the shim would abort if there were two. */
 static void work_two(struct worker *w)
 {

@@ -211,8 +211,8 @@ static uint32_t pt_next(void *ctx, uint32_t micro, uint32_t unit)
 
 static void pt_look(struct pt *t)
 {
-    if (t->m->live_units > t->live_units_max)
-        t->live_units_max = t->m->live_units;
+    if (t->m->held.units > t->live_units_max)
+        t->live_units_max = t->m->held.units;
     if (t->compute_ms > 0)
         nanosleep(&(struct timespec){ .tv_nsec = t->compute_ms * 1000000 }, NULL);
 }

@@ -113,7 +113,7 @@ static void train_routed(struct pt_model model, struct pt_run run, const char *w
     EXPECT(stats.plan_misses > 0);
     EXPECT(shd_unit_misses(m, PT_EXPERT) > 0);
     EXPECT_EQ(shd_unit_misses(m, 0), 0);
-    EXPECT_EQ(m->live_units, 0);
+    EXPECT_EQ(m->held.units, 0);
     EXPECT_EQ(s->live_bytes, 0);
     if (run.policy.max_live_units > 0)
         EXPECT(run.t.live_units_max <= run.policy.max_live_units);
@@ -208,7 +208,7 @@ TEST(an_order_is_learnt_and_a_wrong_one_refused)
     EXPECT_STATUS(shd_run_step(m, toy_all_micros, TOY_MICROS, &compute, &update, NULL, &e),
                   SHD_EINVAL);
     EXPECT_HAS(e.text, "'h0', which has run");
-    EXPECT_EQ(m->live_units, 0);
+    EXPECT_EQ(m->held.units, 0);
     EXPECT_EQ(s->live_bytes, 0);
     compute.next = next_swapped;
     EXPECT_OK(shd_run_step(m, toy_all_micros, TOY_MICROS, &compute, &update, NULL, &e), &e);
@@ -471,7 +471,7 @@ static void fail_each(int kind, const char *want)
         failures++;
         EXPECT(r != SHD_OK && e.text[0] != '\0');
         if (s != NULL && s->models != NULL) {
-            EXPECT_EQ(s->models->live_units, 0);
+            EXPECT_EQ(s->models->held.units, 0);
             EXPECT_EQ(s->live_bytes, 0);
             EXPECT_OK(pt_step(s->models, &run, toy_all_micros, TOY_MICROS, NULL, &e), &e);
             digest_of(s->models, got);
@@ -520,7 +520,7 @@ TEST(copy_path_names_who_does_not_publish_and_what_is_over)
     EXPECT_OK(shd_acquire(ahead, 2, NULL, &e), &e); /* published */
     EXPECT_STATUS(shd_acquire(m, 2, NULL, &e), SHD_ESTEP);
     EXPECT_HAS(e.text, "this worker is at step 0: that step is over");
-    EXPECT_EQ(m->live_units, 1);
+    EXPECT_EQ(m->held.units, 1);
     m->step++;
     EXPECT_STATUS(shd_acquire(m, 1, NULL, &e), SHD_ESTEP);
     EXPECT_HAS(e.text, "is held since step 0");
