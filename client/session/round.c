@@ -116,7 +116,7 @@ static bool round_in_flight(const struct round *round, const struct hub *hub)
 static void withdraw(struct round *round, struct hub *hub)
 {
     char told[SHD_ERR_TEXT_BYTES];
-    bool silent[SHD_OWNERS_MAX];
+    bool silent[SHD_OWNERS_MAX] = { false };
     const struct link *first = NULL;
     for (uint32_t l = 0; l < hub->link_count; l++) {
         silent[l] = link_in_flight(round, &hub->links[l]);
