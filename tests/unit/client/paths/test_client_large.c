@@ -167,6 +167,34 @@ TEST(owners_that_take_no_large_specs_are_named)
     free(spec);
 }
 
+static int (*reopen)(void *ctx, struct link *link, struct shd_err *e);
+
+static int reopen_older(void *ctx, struct link *link, struct shd_err *e)
+{
+    link->peer.level = WIRE_LEVEL_BASE; /* as if its welcome had said nothing */
+    return reopen(ctx, link, e);
+}
+
+/* What waits for a daemon that is gone may be more than its successor's build knows. */
+TEST(a_request_that_a_successor_is_too_old_for_fails_alone)
+{
+    char *spec = large_spec();
+    struct shd_err e = { 0 };
+    shd_model *m;
+    fixture_start_kept(&daemons, 1, "");
+    shd_session *s = attach(PATIENT_MS);
+    reopen = s->hub->reopen;
+    s->hub->reopen = reopen_older;
+    fixture_restart(&daemons, 0);
+    EXPECT_STATUS(shd_model_open(s, spec, &m, &e), SHD_ENOTSUP);
+    EXPECT_HAS(e.text, "daemon cpu0");
+    EXPECT_HAS(e.text, "it is of an older version");
+    open_toy(s, toy_spec("f32", TOY_ADAMW));
+    shd_close(s);
+    fixture_stop(&daemons);
+    free(spec);
+}
+
 static int refused_sends;
 
 static int refuse_sends(enum sys_kind kind)
