@@ -18,6 +18,7 @@
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
+#include "proto/files/ckpt_info.h"
 #include "proto/wire/wire.h"
 
 #define LOCK_NAME   ".lock"

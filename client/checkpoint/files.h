@@ -8,7 +8,7 @@
 
 #include "client/paths/digest.h"
 #include "proto/base/status.h"
-#include "proto/files/ckpt.h"
+#include "proto/files/ckpt_info.h"
 #include "proto/spec/spec.h"
 
 /* Tensor bytes of a file, at most, unless one unit has more. A test makes it small. */

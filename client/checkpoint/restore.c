@@ -22,6 +22,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
+#include "proto/files/ckpt_info.h"
 #include "proto/files/safetensors.h"
 #include "proto/spec/spec_json.h"
 

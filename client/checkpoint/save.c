@@ -20,7 +20,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
-#include "proto/files/ckpt.h"
+#include "proto/files/ckpt_info.h"
 #include "proto/spec/spec_json.h"
 
 #define TIMEOUT_MS_DEFAULT UINT64_C(600000)

@@ -37,7 +37,7 @@ struct capture {
     uv_work_t work;
     struct checkpoint *checkpoint; /* borrowed: its owner */
     float *data;                   /* owned */
-    struct checkpoint_piece piece;
+    struct ckpt_piece piece;
     bool aside; /* freed when it is written; else one of the buffers */
     bool busy;
     uint64_t bytes; /* written */
@@ -58,9 +58,9 @@ struct checkpoint {
     uint64_t blob_bytes;
     uint64_t started_ns, bytes, aside_bytes, aside_bytes_max;
     struct capture buffers[BUFFERS];
-    struct capture *asides;     /* owned */
-    uint8_t *aside_arrays;      /* owned, [units]: bit per array that needs no capture any more */
-    struct checkpoint_piece at; /* the next piece to capture in order; elems unused */
+    struct capture *asides; /* owned */
+    uint8_t *aside_arrays;  /* owned, [units]: bit per array that needs no capture any more */
+    struct ckpt_piece at;   /* the next piece to capture in order; elems unused */
     struct capture *write_first, **write_last;
     uint32_t writing;   /* captures on the pool */
     uint32_t capturing; /* captures in the kernel queue */
@@ -264,7 +264,7 @@ static void captured(struct task *task)
 static int queue_capture(struct checkpoint *c, struct capture *w, struct shd_err *e)
 {
     struct model *m = c->model;
-    const struct checkpoint_piece *p = &w->piece;
+    const struct ckpt_piece *p = &w->piece;
     const struct kern_copy copy = {
         .to = w->data,
         .from = model_array(m, p->array, p->unit) +
@@ -290,7 +290,7 @@ static uint32_t arrays_of(const struct model *m, uint32_t unit)
 static bool find_next(struct checkpoint *c)
 {
     const struct model *m = c->model;
-    struct checkpoint_piece *at = &c->at;
+    struct ckpt_piece *at = &c->at;
     while (at->unit < m->spec->unit_count) {
         const struct slice slice = m->map->slice[at->unit];
         if (at->array == arrays_of(m, at->unit)) {
@@ -375,8 +375,7 @@ static int check_room(const struct checkpoint *c, uint64_t bytes, struct shd_err
                       c->step);
 }
 
-static int capture_aside(struct checkpoint *c, const struct checkpoint_piece *piece,
-                         struct shd_err *e)
+static int capture_aside(struct checkpoint *c, const struct ckpt_piece *piece, struct shd_err *e)
 {
     const uint64_t bytes = piece->elems * sizeof(float);
     int r = check_room(c, bytes, e);
@@ -415,8 +414,7 @@ int checkpoint_before_update(struct model *m, uint32_t unit, struct shd_err *e)
         if ((c->aside_arrays[unit] & 1u << a) != 0)
             continue;
         const uint64_t first = begun && a == c->at.array ? c->at.first_elem : slice.first_elem;
-        const struct checkpoint_piece piece = { unit, a, first,
-                                                slice.first_elem + slice.elems - first };
+        const struct ckpt_piece piece = { unit, a, first, slice.first_elem + slice.elems - first };
         const int r = piece.elems > 0 ? capture_aside(c, &piece, e) : SHD_OK;
         if (r == SHD_EBUSY)
             return r;

@@ -10,6 +10,7 @@
 #include "proto/base/failpoint.h"
 #include "proto/base/status.h"
 #include "proto/base/sys.h"
+#include "proto/files/ckpt_info.h"
 #include "proto/files/safetensors.h"
 #include "proto/spec/spec.h"
 
@@ -142,7 +143,7 @@ static int write_part(const struct checkpoint_out *out, const struct ckpt_part *
     return r == SHD_OK ? write_leaves(out, part, array, x, hasher, e) : r;
 }
 
-int checkpoint_out_write(const struct checkpoint_out *out, const struct checkpoint_piece *piece,
+int checkpoint_out_write(const struct checkpoint_out *out, const struct ckpt_piece *piece,
                          const float *data, uint64_t *ret_bytes, struct shd_err *e)
 {
     const struct spec_unit *unit = &out->spec->units[piece->unit];

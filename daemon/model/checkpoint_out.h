@@ -33,15 +33,8 @@ int checkpoint_out_open(struct checkpoint_out *out, const char *path, const stru
                         struct shd_err *e);
 void checkpoint_out_close(struct checkpoint_out *out);
 
-/* Elements of one array of one unit, whole blocks. */
-struct checkpoint_piece {
-    uint32_t unit, array;
-    uint64_t first_elem; /* in the unit */
-    uint64_t elems;
-};
-
 /* Write what of tensors is in the piece, and its leaves. */
-int checkpoint_out_write(const struct checkpoint_out *out, const struct checkpoint_piece *piece,
+int checkpoint_out_write(const struct checkpoint_out *out, const struct ckpt_piece *piece,
                          const float *data, uint64_t *ret_bytes, struct shd_err *e);
 
 int checkpoint_out_sync(const struct checkpoint_out *out, struct shd_err *e);

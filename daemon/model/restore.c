@@ -14,7 +14,6 @@
 #include "daemon/core/ledger.h"
 #include "daemon/core/step.h"
 #include "daemon/model/adopt.h"
-#include "daemon/model/checkpoint_out.h"
 #include "daemon/model/model.h"
 #include "daemon/model/open.h"
 #include "daemon/model/replace.h"
@@ -58,8 +57,8 @@ struct restore {
     uint32_t reading;
     uv_mutex_t mutex;
     /* Under the mutex while readers run: */
-    bool gone;                  /* nobody wants it any more, and pool threads are at it */
-    struct checkpoint_piece at; /* next one; elems unused */
+    bool gone;            /* nobody wants it any more, and pool threads are at it */
+    struct ckpt_piece at; /* next one; elems unused */
     uint64_t bytes;
     int status;
     struct shd_err err;
@@ -217,16 +216,16 @@ static uint64_t elems_to_read(const struct restore *w)
 }
 
 /* A reader's next piece; false: nothing is left, or something went wrong. */
-static bool next_piece(struct restore *w, struct checkpoint_piece *ret_piece)
+static bool next_piece(struct restore *w, struct ckpt_piece *ret_piece)
 {
     const struct model *m = w->model;
-    struct checkpoint_piece *at = &w->at;
+    struct ckpt_piece *at = &w->at;
     bool found = false;
     uv_mutex_lock(&w->mutex);
     while (w->status == SHD_OK && !w->gone && !found && at->unit < m->spec->unit_count) {
         const struct slice slice = m->map->slice[at->unit];
         if (at->array == arrays_to_read(w, at->unit)) {
-            *at = (struct checkpoint_piece){ .unit = at->unit + 1 };
+            *at = (struct ckpt_piece){ .unit = at->unit + 1 };
         } else if (at->first_elem >= slice.elems) { /* counts from the slice's first here */
             at->array++;
             at->first_elem = 0;
@@ -262,7 +261,7 @@ static void read_pieces(uv_work_t *work)
 {
     const struct reader *reader = work->data;
     struct restore *w = reader->restore;
-    struct checkpoint_piece piece;
+    struct ckpt_piece piece;
     struct shd_err e;
     uint64_t bytes = 0;
     float *buffer = sys_malloc(PIECE_ELEMS * sizeof *buffer);

@@ -6,7 +6,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/model/checkpoint_out.h"
 #include "daemon/model/model.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
@@ -184,7 +183,7 @@ static int check_leaves(const struct restore_in *in, const struct spec *spec,
 }
 
 /* Elements between tensors belong to none, and are zero in a fresh state. */
-static int copy_to_state(struct model *m, const struct checkpoint_piece *piece, const float *x,
+static int copy_to_state(struct model *m, const struct ckpt_piece *piece, const float *x,
                          struct shd_err *e)
 {
     const uint64_t at = piece->first_elem - m->map->slice[piece->unit].first_elem;
@@ -203,9 +202,8 @@ static int copy_to_state(struct model *m, const struct checkpoint_piece *piece, 
     return r;
 }
 
-int restore_in_read(const struct restore_in *in, struct model *m,
-                    const struct checkpoint_piece *piece, float *buffer, uint64_t *ret_bytes,
-                    struct shd_err *e)
+int restore_in_read(const struct restore_in *in, struct model *m, const struct ckpt_piece *piece,
+                    float *buffer, uint64_t *ret_bytes, struct shd_err *e)
 {
     const struct spec_unit *unit = &m->spec->units[piece->unit];
     const struct slice slice = { piece->first_elem, piece->elems };

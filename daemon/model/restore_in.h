@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 #include "proto/files/ckpt.h"
+#include "proto/files/ckpt_info.h"
 
-struct checkpoint_piece;
 struct model;
 struct safeset;
 struct safeset_place;
@@ -33,8 +33,7 @@ void restore_in_close(struct restore_in *in);
 
 /* Read a piece of m's slice, check it, and copy it into m's state. buffer: [piece->elems], the
  * caller's, of the host. Waits for the device. */
-int restore_in_read(const struct restore_in *in, struct model *m,
-                    const struct checkpoint_piece *piece, float *buffer, uint64_t *ret_bytes,
-                    struct shd_err *e);
+int restore_in_read(const struct restore_in *in, struct model *m, const struct ckpt_piece *piece,
+                    float *buffer, uint64_t *ret_bytes, struct shd_err *e);
 
 #endif

@@ -5,7 +5,7 @@
  *   optimizer-m*, -v*         moments of tensors that have them
  *   leaves.bin                SHA-256 leaves of the digest: for each tensor in spec order, for each
  *                             of its arrays, 32 bytes a leaf
- *   shardd.json               the rest: struct ckpt_info
+ *   shardd.json               the rest: ckpt_info.h
  */
 #ifndef SHD_CKPT_H
 #define SHD_CKPT_H
@@ -13,8 +13,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-#include "proto/base/decision.h"
 
 struct shd_err;
 struct slice;
@@ -24,9 +22,7 @@ struct spec_tensor;
 #define CKPT_ARRAYS_MAX 3u /* parameters, two moments */
 #define CKPT_LEAF_BYTES 32u
 #define CKPT_LEAVES     "leaves.bin"
-#define CKPT_INFO       "shardd.json"
 #define CKPT_LATEST     "LATEST"
-#define CKPT_FORMAT     1
 
 /* "model", "optimizer-m", "optimizer-v": of array 0, 1, 2. */
 const char *ckpt_stem(uint32_t array);
@@ -62,6 +58,13 @@ void ckpt_hasher_free(struct ckpt_hasher *hasher); /* NULL is a no-op */
 /* SHA-256 of x[elems]. False: libcrypto failed. */
 bool ckpt_hash(struct ckpt_hasher *hasher, const float *x, uint64_t elems,
                uint8_t ret_leaf[CKPT_LEAF_BYTES]);
+
+/* Elements of one array of one unit, whole blocks. */
+struct ckpt_piece {
+    uint32_t unit, array;
+    uint64_t first_elem; /* in the unit */
+    uint64_t elems;
+};
 
 /* Elements [first, + elems) of a unit that belong to one tensor; cut where leaves end, but for the
  * ends of the tensor. Leaves are numbered within the tensor's array. */
@@ -101,36 +104,5 @@ int ckpt_read_text(int dir_fd, const char *name, bool links, uint64_t bytes_max,
 int ckpt_pread(int fd, void *buf, uint64_t bytes, uint64_t at, const char *name, struct shd_err *e);
 int ckpt_pwrite(int fd, const void *buf, uint64_t bytes, uint64_t at, const char *name,
                 struct shd_err *e);
-
-/* -- shardd.json: the part of a checkpoint that is no tensor -------------------------------------
- */
-
-struct ckpt_info {
-    uint64_t step, updates;
-    char digest[65];
-    char *spec_json; /* owned: canonical */
-    bool has_decision;
-    struct decision decision; /* of the step before */
-    uint8_t *blob;            /* owned; NULL: none */
-    size_t blob_bytes;
-    uint64_t bytes; /* of all files */
-    int64_t time;   /* seconds since 1970 */
-    char version[32];
-    bool summed; /* read: its checksum was there and right; else written by a build without */
-};
-
-struct ckpt_file {
-    const char *name;
-    uint64_t bytes;
-};
-
-/* As JSON text with a checksum over itself; the caller's to free. Errors: SHD_ENOMEM. */
-int ckpt_info_dump(const struct ckpt_info *info, const struct ckpt_file *files, uint32_t count,
-                   char **ret_json, struct shd_err *e);
-
-/* Read shardd.json of the checkpoint in dir_fd and compare the files' sizes. Errors name what is
- * wrong: SHD_ENOENT no checkpoint, SHD_ENOTSUP another format, SHD_EINVAL. */
-int ckpt_info_read(int dir_fd, struct ckpt_info *ret_info, struct shd_err *e);
-void ckpt_info_deinit(struct ckpt_info *info);
 
 #endif

@@ -11,6 +11,7 @@
 #include "client/ctl/base/say.h"
 #include "client/ctl/run/run_state.h"
 #include "proto/files/ckpt.h"
+#include "proto/files/ckpt_info.h"
 
 /* A directory without checkpoints, or none at all, is a first start. */
 static int find_latest(const char *dir, char **ret_path, struct shd_err *e)

@@ -22,7 +22,7 @@
 #include "client/ctl/state/meter.h"
 #include "client/session/hub.h"
 #include "proto/base/clock.h"
-#include "proto/files/ckpt.h"
+#include "proto/files/ckpt_info.h"
 
 #define LOOK_NS    UINT64_C(20000000)
 #define AHEAD_NS   UINT64_C(200000000) /* ask so long before a step is due */

@@ -7,6 +7,7 @@
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
+#include "proto/files/ckpt_info.h"
 #include "tests/lib/client_remote.h"
 
 #define STEPS_MAX 6000u

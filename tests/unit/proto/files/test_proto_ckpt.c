@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "proto/base/check.h"
+#include "proto/files/ckpt_info.h"
 #include "proto/wire/wire.h"
 #include "tests/lib/proto_util.h"
 
