@@ -535,9 +535,10 @@ SHD_API int shd_restore(shd_session *s, const char *path, const struct shd_resto
 SHD_API int shd_digest(shd_model *m, char ret_hex[65], uint64_t *ret_step, struct shd_err *e);
 
 /* What the owners hold of a unit: [unit elements], fp32, into host memory. Masters have all bits
- * also where workers read bf16. As of *ret_step, the open step, after *ret_updates updates (the t
- * of Adam's bias correction); either may be NULL. Waits until no update runs. Several units are of
- * one step when ret_step says so: ask between commits. SHD_EINVAL: there is no such moment. */
+ * also where workers read bf16. As of *ret_step, the open step, after *ret_updates updates of the
+ * unit (the t of Adam's bias correction); either may be NULL. Waits until no update runs. Several
+ * units are of one step when ret_step says so: ask between commits. SHD_EINVAL: there is no such
+ * moment. */
 enum shd_array { SHD_PARAMS = 0, SHD_MOMENT1 = 1, SHD_MOMENT2 = 2 };
 SHD_API int shd_get(shd_model *m, uint32_t unit, enum shd_array array, float *ret_values,
                     uint64_t *ret_step, uint64_t *ret_updates, struct shd_err *e);
@@ -565,11 +566,14 @@ struct shd_put_options {
     void *ctx;
     bool set_updates; /* let so many updates count as applied: the t of Adam's bias correction */
     uint64_t updates;
+    const uint64_t *unit_updates; /* [shd_units()]: of each unit so many; of one that is not trained
+                                   * it says nothing. NULL: `updates` of all */
 };
 /* *ret_counts (may be NULL): these values are there; else another worker's put was first, and its
  * are. Errors: SHD_EBUSY gradients of the step are in, or a unit is acquired here; SHD_ESTEP other
  * workers committed the step; SHD_EINVAL an array that a unit does not have; SHD_ENOMEM the owners
- * have no room to keep both for a moment. */
+ * have no room to keep both for a moment; SHD_ENOTSUP unit_updates at daemons of an older build, or
+ * of a model that was opened by one. */
 SHD_API int shd_put(shd_model *m, const struct shd_put_options *options, bool *ret_counts,
                     struct shd_err *e);
 SHD_API uint64_t shd_puts(const shd_model *m); /* committed steps that were puts */

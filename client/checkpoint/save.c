@@ -37,6 +37,7 @@ struct answer { /* of one owner */
     struct decision decision;
     uint8_t *blob; /* owned */
     size_t blob_bytes;
+    uint64_t *unit_updates;        /* owned, [units]; NULL: `updates` of each */
     char text[SHD_ERR_TEXT_BYTES]; /* when status is not SHD_OK */
 };
 
@@ -60,6 +61,7 @@ struct save {
 static void clear_answer(struct answer *a)
 {
     free(a->blob);
+    free(a->unit_updates);
     *a = (struct answer){ .in = false };
 }
 
@@ -77,21 +79,31 @@ static int make_request(struct link *link, const struct call *call,
     return SHD_OK;
 }
 
+static void *copy(const struct wire_bytes *from)
+{
+    void *to = from->bytes > 0 ? sys_malloc(from->bytes) : NULL;
+    return to != NULL ? memcpy(to, from->data, from->bytes) : NULL;
+}
+
 static void take_reply(struct answer *a, const struct wire_checkpointed *got)
 {
     a->updates = got->updates;
     a->has_decision = got->has_decision;
     a->decision = got->decision;
     a->blob_bytes = got->blob.bytes;
-    if (got->blob.bytes == 0)
-        return;
-    a->blob = sys_malloc(got->blob.bytes);
-    if (a->blob == NULL) {
+    a->blob = copy(&got->blob);
+    a->unit_updates = copy(&got->unit_updates);
+    if ((a->blob == NULL && got->blob.bytes > 0) ||
+        (a->unit_updates == NULL && got->unit_updates.bytes > 0)) {
         a->status = SHD_ENOMEM;
         snprintf(a->text, sizeof a->text, "no memory for a blob of %zu bytes", got->blob.bytes);
-        return;
     }
-    memcpy(a->blob, got->blob.data, got->blob.bytes);
+}
+
+static bool has_good_counts(const struct save *s, const struct wire_checkpointed *got)
+{
+    const size_t bytes = got->unit_updates.bytes;
+    return bytes == 0 || bytes == s->model->spec->unit_count * sizeof(uint64_t);
 }
 
 static void answered(struct link *link, const struct call *call, const struct wire_reply *reply)
@@ -105,7 +117,8 @@ static void answered(struct link *link, const struct call *call, const struct wi
     a->status = reply->status;
     if (reply->status != SHD_OK)
         snprintf(a->text, sizeof a->text, "daemon %s: %.200s", link->device, reply->text);
-    else if (reply->type != WIRE_CHECKPOINTED || reply->checkpointed.step != s->step) {
+    else if (reply->type != WIRE_CHECKPOINTED || reply->checkpointed.step != s->step ||
+             !has_good_counts(s, &reply->checkpointed)) {
         a->status = SHD_EPROTO;
         snprintf(a->text, sizeof a->text, "daemon %s answered CHECKPOINT with something else",
                  link->device);
@@ -153,18 +166,26 @@ static int ask(struct save *s, struct shd_err *e)
 
 /* -- Ending ------------------------------------------------------------------------------------ */
 
+static bool same_counts(const uint64_t *a, const uint64_t *b, uint32_t units)
+{
+    if (a == NULL || b == NULL)
+        return a == b;
+    return memcmp(a, b, units * sizeof *a) == 0;
+}
+
 /* Blobs may differ: at each owner that of the first worker to commit is kept, and owner 0's is what
  * shd_blob() gives and what is saved. */
-static bool same_answers(const struct answer *a, const struct answer *b)
+static bool same_answers(const struct answer *a, const struct answer *b, uint32_t units)
 {
     return a->updates == b->updates && a->has_decision == b->has_decision &&
+           same_counts(a->unit_updates, b->unit_updates, units) &&
            (!a->has_decision || decision_equal(&a->decision, &b->decision));
 }
 
 static int check_answers(const struct save *s, struct shd_err *e)
 {
     for (uint32_t i = 1; i < s->owners; i++)
-        if (!same_answers(&s->answers[i], &s->answers[0]))
+        if (!same_answers(&s->answers[i], &s->answers[0], s->model->spec->unit_count))
             return err_set(e, SHD_EINTERNAL,
                            "owner %" PRIu32 " and owner 0 do not agree on the record of step "
                            "%" PRIu64,
@@ -177,6 +198,9 @@ static int write_info(struct save *s, struct shd_checkpointed *saved, struct shd
     const struct answer *a = &s->answers[0];
     struct ckpt_info info = { .step = s->step,
                               .updates = a->updates,
+                              .unit_updates = a->unit_updates,
+                              .unit_count = a->unit_updates != NULL ? s->model->spec->unit_count
+                                                                    : 0,
                               .has_decision = a->has_decision,
                               .decision = a->decision,
                               .blob = a->blob,

@@ -220,7 +220,7 @@ static int local_get(struct shd_model *m, const struct path_get *get, struct shd
     const struct kern_copy copy = { get->values, arrays[get->array],
                                     m->spec->units[get->unit].elems * sizeof(float) };
     *get->ret_step = m->step;
-    *get->ret_updates = m->local->updates;
+    *get->ret_updates = u->updates;
     return kern_run_op(m->session->kern, &(struct kern_op){ KERN_COPY, { .copy = copy } }, e);
 }
 
@@ -414,15 +414,29 @@ static uint32_t count_took(const struct local_unit *u, uint32_t groups)
     return took;
 }
 
+/* Does this step update the unit? It is counted where it does, and that of a unit that is not
+ * trained is the model's. */
+static bool count_update(const struct shd_model *m, uint32_t unit)
+{
+    struct local_unit *u = &m->local->units[unit];
+    const struct spec_unit *su = &m->spec->units[unit];
+    const bool idle = su->skips_idle && !u->summed;
+    u->updates += su->frozen || su->mean || !idle;
+    return !su->frozen && !idle;
+}
+
 static int update_units(struct shd_model *m, const struct decision *decision, struct shd_err *e)
 {
     struct local_model *local = m->local;
-    runs_hypers(m->spec, decision, local->updates + 1, local->hypers);
+    uint64_t of = 0; /* which update local->hypers are of */
     for (uint32_t i = 0; i < m->spec->unit_count; i++) {
         const struct local_unit *u = &local->units[i];
         const bool mean = m->spec->units[i].mean;
-        if (m->spec->units[i].frozen || (m->spec->units[i].skips_idle && !u->summed))
+        if (!count_update(m, i))
             continue;
+        if (u->updates != of)
+            runs_hypers(m->spec, decision, u->updates, local->hypers);
+        of = u->updates;
         const struct kern_update update = {
             .kind = spec_unit_optimizer(m->spec, i),
             .param = u->param,

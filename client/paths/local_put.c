@@ -73,6 +73,17 @@ static int copy_unit(struct shd_model *m, const struct path_put *put, uint32_t u
     return r;
 }
 
+static void set_updates(struct shd_model *m, const struct path_put *put)
+{
+    if (put->updates > 0)
+        m->local->updates = put->updates - 1;
+    for (uint32_t u = 0; u < m->spec->unit_count; u++) {
+        const uint64_t own = put->unit_updates != NULL ? put->unit_updates[u] : 0;
+        if (own > 0 || put->updates > 0)
+            m->local->units[u].updates = (own > 0 ? own : put->updates) - 1;
+    }
+}
+
 static void end_step(struct shd_model *m, const struct decision *decision)
 {
     const struct history_row row = { .step = m->step,
@@ -80,8 +91,6 @@ static void end_step(struct shd_model *m, const struct decision *decision)
                                      .lr = decision->lr,
                                      .skipped = true };
     history_put(m->local->history, HISTORY_SLOTS, &row);
-    if (decision->updates > 0)
-        m->local->updates = decision->updates - 1;
     model_decided(m, decision);
     m->step++;
 }
@@ -105,6 +114,7 @@ int local_put(struct shd_model *m, const struct path_put *put, bool *ret_counts,
     free(values);
     if (r != SHD_OK)
         return r;
+    set_updates(m, put);
     end_step(m, &decision);
     *ret_counts = true;
     return SHD_OK;

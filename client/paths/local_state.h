@@ -25,6 +25,7 @@ struct local_unit { /* arrays are fp32 [elems of the unit] */
     uint32_t run_count;
     uint32_t next_group; /* gradients of groups below it are summed */
     bool summed;         /* acc holds a gradient of this step */
+    uint64_t updates;    /* as the model's, but for steps that it was idle in and skipped */
     uint8_t *arrived;    /* [spec_returns()] in the model's block, enum arrival */
 };
 

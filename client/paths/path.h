@@ -40,7 +40,8 @@ struct path_put {
         *arrays; /* [units]: of each a bit for each array that is put; as putmap_check() */
     int (*fill)(void *ctx, uint32_t unit, enum shd_array array, float *values);
     void *ctx;
-    uint64_t updates; /* 1 + those that count as applied; 0: as many as before */
+    uint64_t updates;             /* 1 + those that count as applied; 0: as many as before */
+    const uint64_t *unit_updates; /* [units]: likewise, 0: as `updates` says; NULL: of all */
 };
 
 struct control_ops {

@@ -85,6 +85,10 @@ static void make_create(const struct round *round, const struct link *link,
         .attempt = begin ? reset_attempt(p->m) : 0,
         .arrays = { p->put->arrays, begin ? p->m->spec->unit_count : 0 },
     };
+    if (begin && p->put->unit_updates != NULL)
+        ret_request->create.unit_updates = (struct wire_bytes){
+            (const uint8_t *)p->put->unit_updates, p->m->spec->unit_count * sizeof(uint64_t)
+        };
 }
 
 static int take_created(const struct round *round, const struct link *link,
@@ -174,7 +178,8 @@ static int take_segment(const struct putting *p, uint32_t owner, struct shd_err 
 {
     struct link *link = &p->hub->links[owner];
     struct part *part = &p->parts[owner];
-    const uint64_t bytes = putmap_bytes(p->m->map->owners[owner].shards, p->put->arrays);
+    const uint64_t bytes = putmap_bytes(p->m->map->owners[owner].shards, p->put->arrays,
+                                        p->put->unit_updates != NULL);
     int fd = -1;
     if (part->offered.bytes != bytes)
         return link_err(link, SHD_ESEGMENT, e,
@@ -215,6 +220,17 @@ static int write_all(const struct putting *p, struct shd_err *e)
 
 /* -- An attempt ---------------------------------------------------------------------------------
  */
+
+/* An older daemon would not understand counts of units. */
+static int check_peers(const struct putting *p, struct shd_err *e)
+{
+    for (uint32_t i = 0; p->put->unit_updates != NULL && i < p->hub->link_count; i++)
+        if (p->hub->links[i].peer.level < WIRE_LEVEL_COUNTS)
+            return link_err(&p->hub->links[i], SHD_ENOTSUP, e,
+                            "is of an older build, which has one count of updates for all units: "
+                            "put without unit_updates, or upgrade it");
+    return SHD_OK;
+}
 
 static int make_parts(struct putting *p, struct shd_err *e)
 {
@@ -316,7 +332,9 @@ static int put_once(struct shd_model *m, const struct path_put *put, bool *ret_c
     const uint64_t losses_before = losses(p.hub);
     uint64_t origin = 0;
     bool over = false;
-    int r = make_parts(&p, e);
+    int r = check_peers(&p, e);
+    if (r == SHD_OK)
+        r = make_parts(&p, e);
     while (r == SHD_OK && origin == 0)
         if (getrandom(&origin, sizeof origin, 0) != (ssize_t)sizeof origin)
             r = err_sys(e, SHD_EIO, "get random bytes");

@@ -1,5 +1,6 @@
 /* Replacing what owners hold. See client/shd.h. */
 #include <inttypes.h>
+#include <stdlib.h>
 
 #include "client/paths/path.h"
 #include "client/run/grads.h"
@@ -8,6 +9,7 @@
 #include "client/session/session.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/sys.h"
 #include "proto/share/putmap.h"
 
 #define UPDATES_MAX (UINT64_C(1) << 33)
@@ -49,11 +51,34 @@ static int check_options(const struct shd_model *m, const struct shd_put_options
     return putmap_check(m->spec, o->arrays, m->spec->unit_count, e);
 }
 
+/* As path_put has them. A unit that is not trained counts as the model does. */
+static int unit_updates(const struct shd_model *m, const struct shd_put_options *o,
+                        uint64_t **ret_updates, struct shd_err *e)
+{
+    const struct spec *spec = m->spec;
+    if (o->unit_updates == NULL)
+        return SHD_OK;
+    for (uint32_t u = 0; u < spec->unit_count; u++)
+        if (o->unit_updates[u] >= UPDATES_MAX)
+            return err_set(e, SHD_ERANGE,
+                           "%" PRIu64 " updates of unit '%s', must be below %" PRIu64,
+                           o->unit_updates[u], spec->units[u].name, UPDATES_MAX);
+    uint64_t *updates = sys_calloc(spec->unit_count, sizeof *updates);
+    if (updates == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " units", spec->unit_count);
+    for (uint32_t u = 0; u < spec->unit_count; u++)
+        if (!spec->units[u].frozen && !spec->units[u].mean)
+            updates[u] = 1 + o->unit_updates[u];
+    *ret_updates = updates;
+    return SHD_OK;
+}
+
 int shd_put(shd_model *m, const struct shd_put_options *options, bool *ret_counts,
             struct shd_err *e)
 {
     struct shd_put_options o = { 0 };
     bool counts = false;
+    uint64_t *updates = NULL;
     int r = session_check(m->session, e);
     if (r == SHD_OK)
         r = sized_take(&o, sizeof o, options, sizeof o.size, "shd_put_options", e);
@@ -67,11 +92,15 @@ int shd_put(shd_model *m, const struct shd_put_options *options, bool *ret_count
         r = m->session->control->poll(m, e);
     if (r == SHD_OK)
         r = err_copy(&m->fault, e);
+    if (r == SHD_OK)
+        r = unit_updates(m, &o, &updates, e);
     if (r != SHD_OK)
         return r;
-    const struct path_put put = { o.arrays, o.fill, o.ctx, o.set_updates ? o.updates + 1 : 0 };
+    const struct path_put put = { o.arrays, o.fill, o.ctx, o.set_updates ? o.updates + 1 : 0,
+                                  updates };
     const uint64_t step = m->step;
     r = m->session->control->put(m, &put, &counts, e);
+    free(updates);
     if (m->step != step) /* also where it does not count */
         model_step_over(m);
     if (r == SHD_OK && ret_counts != NULL)

@@ -19,6 +19,8 @@ _Static_assert((LEDGER_STEP_MAX + LEDGER_RESETS_MAX + 1) * (SHD_MICROS_MAX + 1) 
                "every operation of every round has a number");
 _Static_assert(offsetof(struct ledger_head, ready) == 320, "what came later lies in its padding,");
 _Static_assert(offsetof(struct ledger_head, commits) == 384, "and in that behind it");
+_Static_assert(sizeof(struct ledger_unit) == 64, "and a unit's is no larger");
+_Static_assert(offsetof(struct ledger_decision, scale) == 4, "nor a decision");
 _Static_assert(LEDGER_HISTORY == HISTORY_SLOTS, "the ring is as long as it is said to be");
 _Static_assert(LEDGER_METRICS == HISTORY_METRICS, "a row has room for what a record has");
 _Static_assert(LEDGER_BLOB_BYTES % _Alignof(struct history_slot) == 0, "the history is aligned");
@@ -147,12 +149,20 @@ int ledger_start_at(struct ledger *l, const struct ledger_start *start, struct s
                        " updates and a blob of %" PRIu64 " bytes (limit %" PRIu64 ")",
                        start->step, LEDGER_STEP_MAX, start->updates, start->blob_bytes,
                        LEDGER_BLOB_BYTES);
+    for (uint32_t u = 0; start->unit_updates != NULL && u < l->head->units; u++)
+        if (start->unit_updates[u] > updates_max(start->step, puts))
+            return err_set(e, SHD_ERANGE,
+                           "step %" PRIu64 " with %" PRIu64 " updates of unit %" PRIu32,
+                           start->step, start->unit_updates[u], u);
     struct ledger_record *r = &l->head->record[start->step & 1];
     *r = (struct ledger_record){ .step = start->step - 1,
                                  .updates = start->updates,
                                  .finite = !start->decision.skip,
                                  .blob_bytes = start->blob_bytes };
     ledger_decision_put(l, start->step & 1, &start->decision);
+    for (uint32_t u = 0; u < l->head->units; u++)
+        l->unit[u].updates[start->step & 1] = start->unit_updates != NULL ? start->unit_updates[u]
+                                                                          : start->updates;
     fixsum_init(&r->sum);
     fixsum_carry(&r->sum);
     if (start->blob_bytes > 0)
@@ -185,6 +195,22 @@ uint64_t ledger_committed_round(const struct ledger *l)
     return commits - 1 + (l->head->version < 4 ? 0 : l->head->resets_at[commits & 1]);
 }
 
+uint64_t ledger_unit_updates(const struct ledger *l, uint32_t unit)
+{
+    const uint64_t commits = atomic_load_explicit(&l->head->commits, memory_order_relaxed);
+    if (commits == 0)
+        return 0;
+    return ledger_counts_units(l) ? l->unit[unit].updates[commits & 1]
+                                  : l->head->record[commits & 1].updates;
+}
+
+void ledger_unit_updates_next(struct ledger *l, uint32_t unit, uint64_t updates)
+{
+    const uint64_t commits = atomic_load_explicit(&l->head->commits, memory_order_relaxed);
+    if (ledger_counts_units(l))
+        l->unit[unit].updates[(commits + 1) & 1] = updates;
+}
+
 void ledger_decision_get(const struct ledger *l, uint32_t slot, struct decision *ret_decision)
 {
     const struct ledger_decision *kept = &l->head->record[slot].decision;
@@ -200,7 +226,9 @@ void ledger_decision_get(const struct ledger *l, uint32_t slot, struct decision 
         memcpy(d.rates, l->more[slot].rates, d.rate_count * sizeof *d.rates);
     }
     d.put = l->head->put_at[slot];
-    d.updates = d.put != 0 ? l->head->record[slot].updates + 1 : 0;
+    /* Older versions do not say; where all units have one count it is the same. */
+    if (d.put != 0 && (kept->sets_updates || !ledger_counts_units(l)))
+        d.updates = l->head->record[slot].updates + 1;
     *ret_decision = d;
 }
 
@@ -215,6 +243,7 @@ void ledger_decision_put(struct ledger *l, uint32_t slot, const struct decision 
 {
     CHECK(ledger_decision_room(l, d));
     l->head->record[slot].decision = (struct ledger_decision){ .skip = d->skip,
+                                                               .sets_updates = d->updates > 0,
                                                                .scale = d->scale,
                                                                .lr = d->lr,
                                                                .loss_scale = d->loss_scale,
@@ -310,8 +339,25 @@ static int check_record(const struct ledger *l, uint64_t commits, struct shd_err
                        "ledger's record of step %" PRIu64 " has %" PRIu64 " updates, %" PRIu32
                        " metrics, blob %" PRIu32 " of %" PRIu64 " bytes",
                        r->step, r->updates, r->metric_count, r->blob_at, r->blob_bytes);
+    if (ledger_counts_units(l) && !is_bool(&r->decision.sets_updates))
+        return err_set(e, SHD_ESEGMENT, "ledger's last decision says neither yes nor no");
     const int s = check_decision(&r->decision, &r->finite, e);
     return s == SHD_OK && l->more != NULL ? check_more(&l->more[commits & 1], e) : s;
+}
+
+/* Of a unit whose last update is to be done, and took part in it, that one is counted. */
+static bool count_is_good(const struct ledger *l, uint32_t u, uint64_t commits)
+{
+    const struct ledger_unit *unit = &l->unit[u];
+    if (commits == 0 || !ledger_counts_units(l))
+        return true;
+    const uint64_t puts = l->more != NULL ? l->more[commits & 1].puts : 0;
+    const uint64_t updates = unit->updates[commits & 1], progress = atomic_load(&unit->progress);
+    const bool counted = !l->head->record[commits & 1].decision.skip &&
+                         atomic_load(&unit->version) < commits &&
+                         ledger_progress_round(progress) == ledger_committed_round(l) &&
+                         ledger_progress_started(progress);
+    return updates <= updates_max(commits, puts) && (updates > 0 || !counted);
 }
 
 static int check_units(const struct ledger *l, uint64_t commits, struct shd_err *e)
@@ -337,6 +383,11 @@ static int check_units(const struct ledger *l, uint64_t commits, struct shd_err 
                            "ledger's unit %" PRIu32 " is the mean of %" PRIu32
                            " gradients, of %" PRIu32 " a step",
                            u, l->unit[u].took, l->head->micros);
+        if (!count_is_good(l, u, commits))
+            return err_set(e, SHD_ESEGMENT,
+                           "ledger's unit %" PRIu32 " has %" PRIu64 " updates, in %" PRIu64
+                           " commits",
+                           u, ledger_unit_updates(l, u), commits);
         if (version < commits && ledger_progress_round(progress) > ledger_committed_round(l))
             return err_set(e, SHD_ESEGMENT,
                            "ledger's unit %" PRIu32 " sums gradients of step %" PRIu64
@@ -393,7 +444,7 @@ static int check_resets(const struct ledger *l, uint64_t commits, struct shd_err
                    resets, h->resets_at[0], h->resets_at[1], promised - 1, commits);
 }
 
-/* Such a build could not reset a step, and may have answered Prepare without saying so. */
+/* A build of version 3 could not reset a step, and may have answered Prepare without saying so. */
 void ledger_renew(struct ledger *l)
 {
     struct ledger_head *h = l->head;
@@ -403,7 +454,7 @@ void ledger_renew(struct ledger *l)
     atomic_store(&h->resets, 0);
     atomic_store(&h->promised, atomic_load(&h->commits) + 1);
     atomic_signal_fence(memory_order_seq_cst);
-    h->version = LEDGER_VERSION;
+    h->version = 4;
 }
 
 int ledger_adopt(struct ledger *l, void *memory, uint64_t bytes, struct shd_err *e)

@@ -18,6 +18,8 @@
  *   unit.progress     how far the sum of the unit's gradients is, and of which round
  *   unit.took         of a mean: how many they are; written before the step's `commits`, and needed
  *                     until the unit's version is as high
+ *   unit.updates      as record: so many of the committed steps updated the unit, the t of its bias
+ *                     correction; [commits & 1] counts
  *   cell              a gradient that waits for its turn and needs no sender any more: it took no
  *                     part, or its bytes are in the spill segment; and of which round
  *   metrics.tag       the micro-batch's numbers are there; and of which round
@@ -44,7 +46,7 @@
 #include "proto/base/status.h"
 
 #define LEDGER_MAGIC      UINT64_C(0x31726764656c6873) /* "shledgr1" */
-#define LEDGER_VERSION    4u /* 3: no step was reset; 2: nor struct ledger_more; 1: nor a history */
+#define LEDGER_VERSION    5u /* 4: without counts of units; 3: resets; 2: ledger_more; 1: history */
 #define LEDGER_NAME_BYTES 128u
 #define LEDGER_BLOB_BYTES ((uint64_t)768 * 1024)
 #define LEDGER_METRICS    4u
@@ -58,6 +60,7 @@ struct history_slot;
 
 struct ledger_decision { /* of a decision what every version of a ledger has */
     bool skip;
+    bool sets_updates; /* from version 5 on: of a put, decision.updates is not 0 */
     float scale;
     double lr, loss_scale;
     uint32_t good_steps;
@@ -115,6 +118,7 @@ struct ledger_unit {
     _Alignas(64) _Atomic uint64_t version;
     _Atomic uint64_t progress; /* ledger_progress() */
     uint32_t took;             /* at most micros */
+    uint64_t updates[2];       /* from version 5 on: ledger_unit_updates() */
 };
 
 struct ledger_metrics { /* of one micro-batch (or group of them) */
@@ -161,8 +165,9 @@ void ledger_init(struct ledger *l, void *memory, const struct ledger_shape *shap
  * Errors: SHD_ERANGE. */
 struct ledger_start {
     uint64_t step, updates;
-    struct decision decision; /* of the last commit */
-    const void *blob;         /* NULL: none */
+    const uint64_t *unit_updates; /* [units]; NULL: of each `updates` */
+    struct decision decision;     /* of the last commit */
+    const void *blob;             /* NULL: none */
     uint64_t blob_bytes;
 };
 int ledger_start_at(struct ledger *l, const struct ledger_start *start, struct shd_err *e);
@@ -172,8 +177,9 @@ int ledger_start_at(struct ledger *l, const struct ledger_start *start, struct s
  * SHD_OK only. */
 int ledger_adopt(struct ledger *l, void *memory, uint64_t bytes, struct shd_err *e);
 
-/* Make one of version 3 that was adopted one of this version: builds of that version do not adopt
- * it from here on. Last, when nothing of the model's adoption can fail any more. */
+/* Make one of version 3 that was adopted one of version 4: builds of that version do not adopt it
+ * from here on. Last, when nothing of the model's adoption can fail any more. One of version 4
+ * stays what it is: owners are upgraded one after the other, and all must count alike. */
 void ledger_renew(struct ledger *l);
 
 /* Its initial values are in: a successor goes on with it. */
@@ -190,6 +196,16 @@ uint64_t ledger_committed_round(const struct ledger *l);
 /* Resets so far, and whether there can be more: not in a ledger of an older version. */
 uint64_t ledger_resets(const struct ledger *l);
 bool ledger_resets_room(const struct ledger *l);
+
+/* Of a ledger of an older version all units have the model's count. */
+static inline bool ledger_counts_units(const struct ledger *l)
+{
+    return l->head->version >= 5;
+}
+
+/* Updates of the unit in the committed steps; for what is to be the next commit, before that. */
+uint64_t ledger_unit_updates(const struct ledger *l, uint32_t unit);
+void ledger_unit_updates_next(struct ledger *l, uint32_t unit, uint64_t updates);
 
 /* The decision in record[slot], and writing it there. Room: false when the ledger is of a version
  * that cannot hold it. */

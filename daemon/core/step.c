@@ -71,6 +71,7 @@ static void apply_one_more(struct step *s, struct step_actions *actions)
     a->put = s->record.decision.put != 0;
     a->skip = !a->put && nothing_to_apply(s, a->unit);
     a->took = s->unit[a->unit].mean ? s->ledger.unit[a->unit].took : 0;
+    a->updates = ledger_unit_updates(&s->ledger, a->unit);
 }
 
 /* -- Sealing ------------------------------------------------------------------------------------
@@ -399,6 +400,20 @@ uint64_t step_attempt(const struct step *s)
 uint64_t step_updates(const struct step *s)
 {
     return s->updates;
+}
+
+uint64_t step_unit_updates(const struct step *s, uint32_t unit)
+{
+    CHECK(unit < s->units);
+    return ledger_unit_updates(&s->ledger, unit);
+}
+
+bool step_units_counted_apart(const struct step *s)
+{
+    for (uint32_t u = 0; u < s->units; u++)
+        if (ledger_unit_updates(&s->ledger, u) != s->updates)
+            return true;
+    return false;
 }
 
 bool step_last_decision(const struct step *s, struct decision *ret_decision)

@@ -70,10 +70,11 @@ struct step_action {
     step_ref ref;         /* ACCUMULATE: 0 when it is spilled */
     enum shd_dtype dtype; /* of a spilled gradient */
     bool first, last, stale, skip;
-    bool put;       /* APPLY: of values that wait, if any do for the unit */
-    uint32_t took;  /* APPLY of a mean: gradients that its sum is of */
-    uint64_t step;  /* work: which one it is for, */
-    uint64_t round; /* and in which round */
+    bool put;         /* APPLY: of values that wait, if any do for the unit */
+    uint32_t took;    /* APPLY of a mean: gradients that its sum is of */
+    uint64_t updates; /* APPLY: of the unit, this one counted: t of AdamW */
+    uint64_t step;    /* work: which one it is for, */
+    uint64_t round;   /* and in which round */
 };
 
 #define STEP_ACTIONS_MAX 8u
@@ -144,7 +145,10 @@ uint64_t step_now(const struct step *s);        /* committed steps whose updates
 uint64_t step_collecting(const struct step *s); /* the step whose gradients are taken now */
 enum step_phase step_phase(const struct step *s);
 uint64_t step_attempt(const struct step *s); /* at the collecting step, from 1: step_reset.h */
-uint64_t step_updates(const struct step *s); /* committed and not skipped: t of AdamW */
+uint64_t step_updates(const struct step *s); /* committed and not skipped */
+/* Those of them that updated the unit: not one that it was idle in and skips. */
+uint64_t step_unit_updates(const struct step *s, uint32_t unit);
+bool step_units_counted_apart(const struct step *s); /* of any unit there are others */
 /* The last decision ever recorded: SEALED steps after it included. False: none yet. */
 bool step_last_decision(const struct step *s, struct decision *ret_decision);
 struct step_blob {

@@ -122,6 +122,26 @@ static void count_means(struct step *s)
     }
 }
 
+/* What the unit's count is to be. Of one that is not trained it is the model's. */
+static uint64_t updates_of(const struct step *s, uint32_t unit, const struct decision *decision)
+{
+    const struct step_unit *u = &s->unit[unit];
+    if (decision->put != 0 && s->put_updates != NULL && s->put_updates[unit] > 0)
+        return s->put_updates[unit] - 1;
+    if (u->frozen || u->mean || (decision->put != 0 && decision->updates > 0))
+        return s->updates;
+    return ledger_unit_updates(&s->ledger, unit) +
+           (!decision->skip && (u->started || !u->skips_idle));
+}
+
+/* s->updates is counted already. */
+static void count_updates(struct step *s, const struct decision *decision)
+{
+    for (uint32_t u = 0; u < s->units; u++)
+        ledger_unit_updates_next(&s->ledger, u, updates_of(s, u, decision));
+    s->put_updates = NULL;
+}
+
 static void begin_applying(struct step *s, const struct decision *decision, struct step_blob blob,
                            struct step_actions *actions)
 {
@@ -135,6 +155,7 @@ static void begin_applying(struct step *s, const struct decision *decision, stru
         s->updates = decision->updates - 1;
     s->dropping = false;
     count_means(s);
+    count_updates(s, decision);
     write_record(s, blob);
     s->phase = STEP_APPLYING;
     s->apply_next = s->apply_done = 0;

@@ -48,6 +48,26 @@ int step_put_check(const struct step *s, uint64_t step, struct shd_err *e)
     return SHD_OK;
 }
 
+int step_put_check_updates(const struct step *s, const uint64_t *updates, struct shd_err *e)
+{
+    if (updates != NULL && !ledger_counts_units(&s->ledger))
+        return err_set(e, SHD_ENOTSUP,
+                       "a put with counts of updates for each unit: the model was opened by an "
+                       "older build, whose ledger has one for all; save it, and restore it in "
+                       "this one");
+    for (uint32_t u = 0; updates != NULL && u < s->units; u++)
+        if (updates[u] > LEDGER_STEP_MAX + 1)
+            return err_set(e, SHD_ERANGE,
+                           "a put with %" PRIu64 " updates of unit %" PRIu32 ", at most %" PRIu64,
+                           updates[u] - 1, u, LEDGER_STEP_MAX);
+    return SHD_OK;
+}
+
+void step_put_updates(struct step *s, const uint64_t *updates)
+{
+    s->put_updates = updates;
+}
+
 /* True: all that waits is dropped, but for what a kernel reads. */
 static bool drop_waiting(struct step *s, struct step_actions *actions)
 {

@@ -19,6 +19,10 @@ struct step_actions;
  * another step is open. */
 int step_put_check(const struct step *s, uint64_t step, struct shd_err *e);
 
+/* Can a put say of each unit how many updates count? SHD_ENOTSUP: not in this ledger. SHD_ERANGE:
+ * not so many. updates: as step_put_updates(). */
+int step_put_check_updates(const struct step *s, const uint64_t *updates, struct shd_err *e);
+
 /* A decision about the step that is collected: does it say what the ledger can hold? SHD_EINVAL: it
  * counts the puts otherwise than the model does, or sets the updates to what cannot be. */
 int step_put_decision(const struct step *s, const struct decision *decision, struct shd_err *e);
@@ -31,5 +35,9 @@ bool step_put_idle(const struct step *s);
  * the actions out and call again, when there are none after DROPPED. Also SHD_OK where another step
  * is open, or the one before is still applied. */
 int step_put_clear(struct step *s, uint64_t step, struct step_actions *ret_actions);
+
+/* Before the commit: of each unit 1 + the updates that count as applied; 0: as the decision says.
+ * updates[units], borrowed until the commit is made; NULL: as the decision says of all. */
+void step_put_updates(struct step *s, const uint64_t *updates);
 
 #endif

@@ -37,6 +37,7 @@ struct step {
     struct fixsum sum; /* of the collecting step */
     bool finite;
     bool dropping; /* the collecting step is to become a put: its gradients count no more */
+    const uint64_t *put_updates; /* step_put_updates() */
     struct step_prepared record;
     double next_norm; /* of the row that the next commit writes */
     uint64_t next_time_ns;

@@ -23,7 +23,7 @@
 #include "daemon/model/model_unit.h"
 #include "daemon/model/put.h"
 #include "daemon/model/spill.h"
-#include "kernels/runs.h"
+#include "kernels/kern.h"
 #include "proto/base/failpoint.h"
 #include "proto/share/board.h"
 #include "proto/share/shardmap.h"
@@ -242,12 +242,9 @@ static int restore_order(struct model *m, struct kern *kern, struct shd_err *e)
 static void resume_model(struct daemon *d, struct model *m)
 {
     struct step_actions actions;
-    const struct step_prepared *record = step_record(m->core);
     m->ready = true;
     spill_adopted(m);
     model_register(d, m);
-    if (step_phase(m->core) == STEP_APPLYING && !record->decision.skip)
-        runs_hypers(m->spec, &record->decision, step_updates(m->core), m->hypers);
     board_set_step(m->board, step_now(m->core), step_phase(m->core));
     board_set_attempt(m->board, step_collecting(m->core), ledger_resets(m->ledger) + 1);
     for (uint32_t u = 0; u < m->spec->unit_count; u++) {

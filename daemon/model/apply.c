@@ -121,7 +121,7 @@ static struct kern_op update_op(const struct model_unit *mu)
                                  .elems = m->map->slice[u].elems,
                                  .runs = mu->runs,
                                  .run_count = mu->run_count,
-                                 .hypers = m->hypers,
+                                 .hypers = mu->hypers,
                                  .hyper_count = m->spec->group_count,
                                  .trail = trail_of(mu),
                              } };
@@ -280,6 +280,9 @@ static void work_done(struct task *task)
         return;
     }
     note_work(mu);
+    if (mu->hypers != NULL)
+        model_hypers_done(m, mu->hypers);
+    mu->hypers = NULL;
     if (mu->kind == MODEL_PUT && mu->put_left != 0 && put_next(mu)) {
         apply_retry(m);
         return;
@@ -322,10 +325,14 @@ static void start_work(struct model *m, const struct step_action *a, enum model_
         mu->publish_whole = true;
     if (mu->task.fn == NULL)
         task_init(&mu->task, m->daemon->tasks, work_done);
-    if (elems == 0 || (kind == MODEL_APPLY && a->skip) || (kind == MODEL_PUT && mu->put_left == 0))
+    if (elems == 0 || (kind == MODEL_APPLY && a->skip) ||
+        (kind == MODEL_PUT && mu->put_left == 0)) {
         done_without_kernel(mu); /* nothing of it here */
-    else
-        submit_or_keep(mu);
+        return;
+    }
+    if (kind == MODEL_APPLY)
+        mu->hypers = model_hypers(m, a);
+    submit_or_keep(mu);
 }
 
 static void opened(struct model *m, uint64_t step)

@@ -52,6 +52,7 @@ struct checkpoint {
     struct op *op;       /* borrowed: pending until finish() */
     struct checkpoint_out out;
     uint64_t step, updates;
+    uint64_t *unit_updates; /* owned, [units]; NULL: `updates` of each */
     bool has_decision;
     struct decision decision;
     uint8_t *blob; /* owned: of step, as of the beginning */
@@ -102,6 +103,7 @@ void checkpoint_free(struct checkpoint *c)
         free_capture(w);
     }
     free(c->aside_arrays);
+    free(c->unit_updates);
     free(c->blob);
     free(c);
 }
@@ -143,6 +145,10 @@ static void fill_reply(const struct checkpoint *c, struct op *op)
         .has_decision = c->has_decision,
         .blob = { c->blob, c->blob_bytes },
     };
+    if (c->unit_updates != NULL)
+        op->reply.checkpointed.unit_updates = (struct wire_bytes){
+            (const uint8_t *)c->unit_updates, c->model->spec->unit_count * sizeof *c->unit_updates
+        };
     if (c->has_decision)
         op->reply.checkpointed.decision = c->decision;
 }
@@ -470,6 +476,26 @@ static int make_buffers(struct checkpoint *c, struct shd_err *e)
     return SHD_OK;
 }
 
+/* Those of units, where there are others than the model's. */
+static int take_updates(struct checkpoint *c, struct shd_err *e)
+{
+    const struct model *m = c->model;
+    c->updates = step_updates(m->core);
+    if (!step_units_counted_apart(m->core))
+        return SHD_OK;
+    if (c->op->session->level < WIRE_LEVEL_COUNTS)
+        return err_set(e, SHD_ENOTSUP,
+                       "units of model '%s' have had different numbers of updates, which the "
+                       "library that saves it does not know of: save by one of the daemons' build",
+                       m->spec->name);
+    c->unit_updates = sys_calloc(m->spec->unit_count, sizeof *c->unit_updates);
+    if (c->unit_updates == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory to write a checkpoint");
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        c->unit_updates[u] = step_unit_updates(m->core, u);
+    return SHD_OK;
+}
+
 int checkpoint_begin(struct op *op)
 {
     struct model *m = op->model;
@@ -483,10 +509,11 @@ int checkpoint_begin(struct op *op)
     c->write_last = &c->write_first;
     c->started_ns = uv_hrtime();
     c->step = step_now(m->core);
-    c->updates = step_updates(m->core);
     c->has_decision = step_last_decision(m->core, &c->decision);
     c->at.first_elem = m->map->slice[0].first_elem;
-    const int r = make_buffers(c, &op->err);
+    int r = take_updates(c, &op->err);
+    if (r == SHD_OK)
+        r = make_buffers(c, &op->err);
     if (r != SHD_OK) {
         checkpoint_free(c);
         return r;

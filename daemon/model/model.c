@@ -38,9 +38,21 @@ struct model_fill {   /* of initial values, one piece of work at a time */
     bool waits;      /* the kernel queue was full */
 };
 
+struct hypers_set {
+    uint64_t step, updates; /* of which update; updates 0: none yet */
+    uint32_t users;         /* updates that run with it */
+    struct kern_hyper of_group[SHD_GROUPS_MAX];
+};
+
+/* As many as updates run at once: there is always one that is free, or the right one. */
+struct model_hypers {
+    struct hypers_set sets[STEP_APPLY_AHEAD];
+    uint32_t next; /* to be made anew, if it is free */
+};
+
 struct parts {      /* of a model, in one block */
     struct model m; /* first */
-    struct kern_hyper hypers[SHD_GROUPS_MAX];
+    struct model_hypers hypers;
     struct ledger ledger;
     struct model_fill fill;
     struct spill spill;
@@ -161,7 +173,7 @@ int model_plan(struct spec *spec, const struct model_home *home, struct model **
     if (parts == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for model '%s'", spec->name);
     struct model *m = &parts->m;
-    m->hypers = parts->hypers;
+    m->hypers = &parts->hypers;
     m->ledger = &parts->ledger;
     m->fill = &parts->fill;
     m->fill->model = m;
@@ -232,6 +244,47 @@ void model_free(struct model *m)
 float *model_array(const struct model *m, uint32_t array, uint32_t unit)
 {
     return (float *)m->state.base + shardmap_array_elem(m->map, array, unit);
+}
+
+static struct hypers_set *find_hypers(struct model_hypers *h, const struct step_action *a)
+{
+    for (uint32_t i = 0; i < STEP_APPLY_AHEAD; i++)
+        if (h->sets[i].step == a->step && h->sets[i].updates == a->updates)
+            return &h->sets[i];
+    return NULL;
+}
+
+static struct hypers_set *free_hypers(struct model_hypers *h)
+{
+    for (uint32_t i = 0; i < STEP_APPLY_AHEAD; i++) {
+        struct hypers_set *set = &h->sets[h->next++ % STEP_APPLY_AHEAD];
+        if (set->users == 0)
+            return set;
+    }
+    return NULL;
+}
+
+const struct kern_hyper *model_hypers(struct model *m, const struct step_action *a)
+{
+    struct hypers_set *set = find_hypers(m->hypers, a);
+    if (set == NULL) {
+        set = free_hypers(m->hypers);
+        CHECK(set != NULL); /* the core lets no more updates run */
+        set->step = a->step;
+        set->updates = a->updates;
+        runs_hypers(m->spec, &step_record(m->core)->decision, a->updates, set->of_group);
+    }
+    set->users++;
+    return set->of_group;
+}
+
+void model_hypers_done(struct model *m, const struct kern_hyper *hypers)
+{
+    struct hypers_set *set = m->hypers->sets;
+    while (set->of_group != hypers)
+        set++;
+    CHECK(set->users > 0);
+    set->users--;
 }
 
 uint8_t *model_published(const struct model *m, uint32_t unit)

@@ -19,6 +19,7 @@ struct ledger;
 struct lease;
 struct metrics_model;
 struct model_fill;
+struct model_hypers;
 struct model_unit;
 struct op;
 struct put;
@@ -29,6 +30,7 @@ struct spare;
 struct spec;
 struct spill;
 struct step;
+struct step_action;
 
 struct model_kept {              /* what outlives this process */
     const struct keeper *keeper; /* borrowed */
@@ -72,12 +74,12 @@ struct model {
     struct segment publish, board_segment;
     struct ledger *ledger; /* its parts in ledger_segment; lives as long as the model */
     struct model_trail trail;
-    struct board *board;       /* in board_segment */
-    struct step *core;         /* owned */
-    struct lease *lease;       /* owned */
-    struct model_unit *units;  /* owned, [spec->unit_count] */
-    struct kern_hyper *hypers; /* [SHD_GROUPS_MAX], of the update being applied */
-    struct model_fill *fill;   /* of initial values; here and the next three live as long as it */
+    struct board *board;         /* in board_segment */
+    struct step *core;           /* owned */
+    struct lease *lease;         /* owned */
+    struct model_unit *units;    /* owned, [spec->unit_count] */
+    struct model_hypers *hypers; /* of updates that run; lives as long as the model */
+    struct model_fill *fill;     /* of initial values; here and the next three live as long as it */
     struct spill *spill;
     struct spare *spare;
     struct metrics_model *metrics;
@@ -133,6 +135,11 @@ struct model *model_find(struct daemon *d, const char *name); /* "": the only on
  * device's memory, for its operations. So is the published copy. */
 float *model_array(const struct model *m, uint32_t array, uint32_t unit);
 uint8_t *model_published(const struct model *m, uint32_t unit);
+
+/* Hyperparameters [groups] of an APPLY that changes values, by the decision of its step and the
+ * unit's t; to be given back when its kernel is done. */
+const struct kern_hyper *model_hypers(struct model *m, const struct step_action *a);
+void model_hypers_done(struct model *m, const struct kern_hyper *hypers);
 
 /* The spill segment's size, and where in it the gradient of a unit has its place; see spill.h. */
 uint64_t model_spill_bytes(const struct model *m);

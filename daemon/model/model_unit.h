@@ -9,6 +9,7 @@
 #include "daemon/core/step.h"
 #include "kernels/done.h"
 
+struct kern_hyper;
 struct kern_run;
 struct model;
 
@@ -32,8 +33,9 @@ struct model_unit {
     struct kern_sum sum;
     struct kern_run *runs; /* owned: parameter groups of the slice */
     uint32_t run_count;
-    float *acc;              /* of the slice, in the state segment; NULL: frozen */
-    uint64_t first_chunk;    /* of the slice in the trail's chunk words */
+    const struct kern_hyper *hypers; /* of the update that runs; else NULL */
+    float *acc;                      /* of the slice, in the state segment; NULL: frozen */
+    uint64_t first_chunk;            /* of the slice in the trail's chunk words */
     bool publish_whole;      /* its update was begun by a predecessor, into another segment */
     uint8_t put_left;        /* bits of the arrays that are to be copied, the lowest now */
     struct model_unit *next; /* in the backlog */

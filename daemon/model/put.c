@@ -42,6 +42,7 @@ struct put {
     uint64_t consent;       /* when owner 0 let it begin, by its monotonic clock: puts follow it */
     struct segment segment; /* owned */
     uint8_t *arrays;        /* owned, [units]; as putmap_check() */
+    uint64_t *updates;      /* owned, [units]; as step_put_updates() */
     bool stored;            /* with the keeper */
     bool given_up;          /* by its session, while op is pending */
     uv_work_t work;
@@ -53,6 +54,7 @@ static void put_delete(struct put *put)
 {
     segment_close(&put->segment);
     free(put->arrays);
+    free(put->updates);
     free(put);
 }
 
@@ -151,10 +153,17 @@ static void write_head(struct put *put)
     memcpy(head + 1, put->arrays, put->model->spec->unit_count);
 }
 
+static void write_updates(struct put *put)
+{
+    uint8_t *at = (uint8_t *)put->segment.base + putmap_updates_at(put->model->map, put->arrays);
+    if (put->updates != NULL)
+        memcpy(at, put->updates, put->model->spec->unit_count * sizeof *put->updates);
+}
+
 static void make(uv_work_t *work)
 {
     struct put *put = work->data;
-    const uint64_t bytes = putmap_bytes(put->model->map, put->arrays);
+    const uint64_t bytes = putmap_bytes(put->model->map, put->arrays, put->updates != NULL);
     FAIL_POINT("put:make");
     put->status = segment_new("shardd-put", SEGMENT_STAGE, bytes, &put->segment, &put->err);
     if (put->status == SHD_OK)
@@ -177,15 +186,44 @@ static void made(uv_work_t *work, int cancelled)
     finish(put, put->status);
 }
 
+/* Of each unit, or NULL. */
+static int take_updates(struct op *op, uint64_t **ret_updates)
+{
+    const struct wire_bytes *from = &op->req.create.unit_updates;
+    const struct model *m = op->model;
+    *ret_updates = NULL;
+    if (from->bytes == 0)
+        return SHD_OK;
+    if (from->bytes != m->spec->unit_count * sizeof **ret_updates)
+        return err_set(&op->err, SHD_ERANGE,
+                       "a put with %zu counts of updates, model '%s' has %" PRIu32 " units",
+                       from->bytes / sizeof **ret_updates, m->spec->name, m->spec->unit_count);
+    uint64_t *updates = sys_malloc(from->bytes);
+    if (updates == NULL)
+        return err_set(&op->err, SHD_ENOMEM, "no memory for a put");
+    memcpy(updates, from->data, from->bytes);
+    const int r = step_put_check_updates(m->core, updates, &op->err);
+    if (r == SHD_OK)
+        *ret_updates = updates;
+    else
+        free(updates);
+    return r;
+}
+
 static int begin(struct op *op)
 {
     const struct wire_create *req = &op->req.create;
     struct model *m = op->model;
+    uint64_t *updates;
+    const int r = take_updates(op, &updates);
+    if (r != SHD_OK)
+        return r;
     struct put *put = sys_calloc(1, sizeof *put);
     uint8_t *arrays = sys_malloc(m->spec->unit_count);
     if (put == NULL || arrays == NULL) {
         free(put);
         free(arrays);
+        free(updates);
         return err_set(&op->err, SHD_ENOMEM, "no memory for a put");
     }
     memcpy(arrays, req->arrays.data, m->spec->unit_count);
@@ -196,6 +234,7 @@ static int begin(struct op *op)
                          .step = req->step,
                          .consent = m->map->owner == 0 ? uv_hrtime() : req->consent,
                          .arrays = arrays,
+                         .updates = updates,
                          .segment = SEGMENT_CLOSED };
     put->work.data = put;
     m->put = put;
@@ -249,7 +288,9 @@ static void store(uv_work_t *work)
 {
     struct put *put = work->data;
     const struct model_kept *kept = &put->model->kept;
-    ((struct putmap_head *)put->segment.base)->magic = PUTMAP_MAGIC;
+    write_updates(put);
+    ((struct putmap_head *)put->segment.base)->magic = put->updates != NULL ? PUTMAP_COUNTS
+                                                                            : PUTMAP_MAGIC;
     FAIL_POINT("put:store:before");
     put->status = keeper_store(kept->keeper, kept->instance, KEEPER_PUT, put->segment.fd,
                                &put->err);
@@ -343,10 +384,16 @@ int put_commit(struct op *op, struct step_actions *ret_actions)
         return SHD_OK; /* no put, or the answer is known */
     if (m->put == NULL || m->put->origin != origin || m->put->state != PUT_FULL)
         return no_such(op, origin);
-    if (m->map->owner > 0)
-        return step_put_clear(m->core, req->step, ret_actions);
-    const int r = step_put_check(m->core, req->step, &op->err);
-    return r == SHD_OK && !step_put_idle(m->core) ? SHD_PENDING : r;
+    int r = step_put_check_updates(m->core, m->put->updates, &op->err);
+    if (r == SHD_OK && m->map->owner > 0)
+        r = step_put_clear(m->core, req->step, ret_actions);
+    else if (r == SHD_OK)
+        r = step_put_check(m->core, req->step, &op->err);
+    if (r == SHD_OK && m->map->owner == 0 && !step_put_idle(m->core))
+        r = SHD_PENDING;
+    if (r == SHD_OK)
+        step_put_updates(m->core, m->put->updates);
+    return r;
 }
 
 uint8_t put_arrays(const struct model *m, uint32_t unit)
@@ -394,6 +441,18 @@ static uint64_t origin_needed(const struct ledger *l)
     return 0;
 }
 
+/* What they are is looked at when the put is committed: the model has no core yet. */
+static int take_kept_updates(const struct model *m, struct put *put, struct shd_err *e)
+{
+    const uint8_t *from = (const uint8_t *)put->segment.base +
+                          putmap_updates_at(m->map, put->arrays);
+    put->updates = sys_calloc(m->spec->unit_count, sizeof *put->updates);
+    if (put->updates == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for a put");
+    memcpy(put->updates, from, m->spec->unit_count * sizeof *put->updates);
+    return SHD_OK;
+}
+
 /* Nothing in it is trusted. */
 static int take_kept(struct model *m, int fd, struct put *put, struct shd_err *e)
 {
@@ -414,13 +473,16 @@ static int take_kept(struct model *m, int fd, struct put *put, struct shd_err *e
     put->step = head->step;
     put->consent = head->consent;
     memcpy(put->arrays, head + 1, units);
-    if (head->magic != PUTMAP_MAGIC || head->origin == 0)
+    const bool counts = head->magic == PUTMAP_COUNTS;
+    if ((head->magic != PUTMAP_MAGIC && !counts) || head->origin == 0)
         return err_set(e, SHD_ESEGMENT, "the values of a put begin with %#" PRIx64, head->magic);
     r = putmap_check(m->spec, put->arrays, head->units, e);
-    if (r == SHD_OK && putmap_bytes(m->map, put->arrays) != bytes)
-        r = err_set(e, SHD_ESEGMENT, "the values of a put have %" PRIu64 " bytes, not %" PRIu64,
-                    bytes, putmap_bytes(m->map, put->arrays));
-    return r;
+    if (r != SHD_OK)
+        return r;
+    if (putmap_bytes(m->map, put->arrays, counts) != bytes)
+        return err_set(e, SHD_ESEGMENT, "the values of a put have %" PRIu64 " bytes, not %" PRIu64,
+                       bytes, putmap_bytes(m->map, put->arrays, counts));
+    return counts ? take_kept_updates(m, put, e) : SHD_OK;
 }
 
 static int take_any(struct model *m, int fd, struct shd_err *e)

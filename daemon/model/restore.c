@@ -302,6 +302,7 @@ static int start_ledger(struct restore *w)
         return SHD_OK;
     const struct ledger_start start = { .step = info->step,
                                         .updates = info->updates,
+                                        .unit_updates = info->unit_updates,
                                         .decision = info->decision,
                                         .blob = info->blob,
                                         .blob_bytes = info->blob_bytes };

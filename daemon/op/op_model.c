@@ -62,7 +62,7 @@ static int op_get(struct op *op)
         return SHD_PENDING;
     }
     op->reply.got.step = step_now(m->core);
-    op->reply.got.updates = step_updates(m->core);
+    op->reply.got.updates = step_unit_updates(m->core, req->unit);
     return stage_get(op);
 }
 

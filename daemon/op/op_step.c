@@ -265,8 +265,6 @@ static int op_commit(struct op *op)
     if (r != SHD_OK)
         return r;
     if (how == STEP_COMMITTED_FIRST) {
-        if (!counts.skip)
-            runs_hypers(m->spec, &counts, step_updates(m->core), m->hypers);
         board_set_step(m->board, req->step, STEP_APPLYING);
         note(m->metrics,
              &(struct note){ .what = TRACE_DECIDE, .step = req->step, .skip = counts.skip });

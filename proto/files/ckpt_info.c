@@ -142,6 +142,14 @@ static json_t *dump_decision(const struct ckpt_info *info)
     return o;
 }
 
+static json_t *dump_unit_updates(const struct ckpt_info *info)
+{
+    json_t *list = json_array();
+    for (uint32_t u = 0; u < info->unit_count; u++)
+        json_array_append_new(list, json_integer((json_int_t)info->unit_updates[u]));
+    return list;
+}
+
 int ckpt_info_dump(const struct ckpt_info *info, const struct ckpt_file *files, uint32_t count,
                    char **ret_json, struct shd_err *e)
 {
@@ -150,11 +158,14 @@ int ckpt_info_dump(const struct ckpt_info *info, const struct ckpt_file *files, 
     for (uint32_t i = 0; i < count; i++)
         json_array_append_new(list, json_pack("{s:s, s:I}", "name", files[i].name, "bytes",
                                               (json_int_t)files[i].bytes));
-    json_t *root = json_pack(
-        "{s:i, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:I, s:s}", "format", CKPT_FORMAT, "step",
-        (json_int_t)info->step, "updates", (json_int_t)info->updates, "digest", info->digest,
-        "spec", json_loads(info->spec_json, 0, &why), "decision", dump_decision(info), "blob",
-        dump_blob(info), "files", list, "time", (json_int_t)info->time, "version", info->version);
+    json_t *root = json_pack("{s:i, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:I, s:s}", "format",
+                             info->unit_count > 0 ? CKPT_FORMAT_UNITS : CKPT_FORMAT, "step",
+                             (json_int_t)info->step, "updates", (json_int_t)info->updates, "digest",
+                             info->digest, "spec", json_loads(info->spec_json, 0, &why), "decision",
+                             dump_decision(info), "blob", dump_blob(info), "files", list, "time",
+                             (json_int_t)info->time, "version", info->version);
+    if (root != NULL && info->unit_count > 0)
+        json_object_set_new(root, "unit_updates", dump_unit_updates(info));
     const size_t form = strlen(info->spec_json) <= INDENTED_MAX ? JSON_INDENT(1) : JSON_COMPACT;
     char *text = root != NULL ? json_dumps(root, form | JSON_PRESERVE_ORDER) : NULL;
     json_decref(root);
@@ -233,6 +244,30 @@ static int read_decision(const json_t *root, struct ckpt_info *info, struct shd_
                                               : get_number(o, "puts", info->step, &d->puts, e);
 }
 
+/* As many as the spec has units. */
+static int read_unit_updates(const json_t *root, struct ckpt_info *info, struct shd_err *e)
+{
+    const json_t *list = json_object_get(root, "unit_updates"), *v;
+    const size_t count = json_array_size(list);
+    const uint64_t max = info->decision.puts > 0 ? INT64_MAX : info->step;
+    size_t i;
+    if (count == 0 || count > SHD_UNITS_MAX ||
+        count != json_array_size(json_object_get(json_object_get(root, "spec"), "units")))
+        return bad_field(e, "unit_updates");
+    info->unit_updates = sys_calloc(count, sizeof *info->unit_updates);
+    if (info->unit_updates == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %zu units", count);
+    info->unit_count = (uint32_t)count;
+    json_array_foreach(list, i, v)
+    {
+        if (!json_is_integer(v) || json_integer_value(v) < 0 ||
+            (uint64_t)json_integer_value(v) > max)
+            return bad_field(e, "unit_updates");
+        info->unit_updates[i] = (uint64_t)json_integer_value(v);
+    }
+    return SHD_OK;
+}
+
 static int read_blob(const json_t *root, struct ckpt_info *info, struct shd_err *e)
 {
     const json_t *v = json_object_get(root, "blob");
@@ -299,9 +334,9 @@ static int take_fields(int dir_fd, const json_t *root, struct ckpt_info *info, s
     const char *digest = json_string_value(json_object_get(root, "digest"));
     const char *version = json_string_value(json_object_get(root, "version"));
     int r = get_number(root, "format", INT32_MAX, &format, e);
-    if (r == SHD_OK && format != CKPT_FORMAT)
-        return err_set(e, SHD_ENOTSUP, "is of format %" PRIu64 ", this build reads %d", format,
-                       CKPT_FORMAT);
+    if (r == SHD_OK && format != CKPT_FORMAT && format != CKPT_FORMAT_UNITS)
+        return err_set(e, SHD_ENOTSUP, "is of format %" PRIu64 ", this build reads %d and %d",
+                       format, CKPT_FORMAT, CKPT_FORMAT_UNITS);
     if (r == SHD_OK)
         r = get_number(root, "step", INT64_MAX, &info->step, e);
     if (r == SHD_OK)
@@ -319,6 +354,8 @@ static int take_fields(int dir_fd, const json_t *root, struct ckpt_info *info, s
     r = read_decision(root, info, e);
     if (r == SHD_OK && info->updates > info->step && info->decision.puts == 0)
         r = bad_field(e, "updates"); /* a put may say how many count */
+    if (r == SHD_OK && format == CKPT_FORMAT_UNITS)
+        r = read_unit_updates(root, info, e);
     if (r == SHD_OK)
         r = read_blob(root, info, e);
     if (r == SHD_OK)
@@ -360,6 +397,7 @@ int ckpt_info_read(int dir_fd, struct ckpt_info *ret_info, struct shd_err *e)
 void ckpt_info_deinit(struct ckpt_info *info)
 {
     free(info->spec_json);
+    free(info->unit_updates);
     free(info->blob);
     *info = (struct ckpt_info){ 0 };
 }

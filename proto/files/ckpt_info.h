@@ -10,11 +10,14 @@
 
 struct shd_err;
 
-#define CKPT_INFO   "shardd.json"
-#define CKPT_FORMAT 1
+#define CKPT_INFO         "shardd.json"
+#define CKPT_FORMAT       1
+#define CKPT_FORMAT_UNITS 2 /* has updates of units, which a build that reads 1 would leave out */
 
 struct ckpt_info {
     uint64_t step, updates;
+    uint64_t *unit_updates; /* owned, [unit_count]; NULL: `updates` of each */
+    uint32_t unit_count;    /* those of the spec; 0: NULL */
     char digest[65];
     char *spec_json; /* owned: canonical */
     bool has_decision;

@@ -2,7 +2,6 @@
 #include "proto/share/putmap.h"
 
 #include <inttypes.h>
-#include <stdbool.h>
 
 #include "proto/base/check.h"
 #include "proto/base/status.h"
@@ -52,9 +51,15 @@ static uint64_t walk(const struct shardmap *map, const uint8_t *arrays, uint32_t
     return at;
 }
 
-uint64_t putmap_bytes(const struct shardmap *map, const uint8_t *arrays)
+uint64_t putmap_updates_at(const struct shardmap *map, const uint8_t *arrays)
 {
     return walk(map, arrays, PUTMAP_ARRAYS, 0);
+}
+
+uint64_t putmap_bytes(const struct shardmap *map, const uint8_t *arrays, bool updates)
+{
+    const uint64_t count = updates ? map->units : 0;
+    return putmap_updates_at(map, arrays) + layout_align(count * sizeof(uint64_t), SHD_PAGE_BYTES);
 }
 
 uint64_t putmap_offset_bytes(const struct shardmap *map, const uint8_t *arrays, uint32_t array,

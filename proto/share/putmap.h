@@ -4,12 +4,14 @@
  *
  *   struct putmap_head, arrays[units]          to the end of a page
  *   slices [elems], fp32, array by array and unit by unit, those that `arrays` names
+ *   updates[units], uint64_t, where the magic says so    to the end of a page
  *
  * Slices are whole pages. Pure.
  */
 #ifndef SHD_PUTMAP_H
 #define SHD_PUTMAP_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct shardmap;
@@ -18,6 +20,7 @@ struct spec;
 
 #define PUTMAP_ARRAYS 3u                           /* enum shardmap_array below SHARDMAP_ACC */
 #define PUTMAP_MAGIC  UINT64_C(0x3174757064726873) /* "shrdput1" */
+#define PUTMAP_COUNTS UINT64_C(0x3274757064726873) /* "shrdput2": and updates of units */
 
 struct putmap_head {
     uint64_t magic; /* all is there: written last */
@@ -31,7 +34,9 @@ struct putmap_head {
  * not have, named; none at all; SHD_ERANGE another number of units. */
 int putmap_check(const struct spec *spec, const uint8_t *arrays, uint64_t count, struct shd_err *e);
 
-uint64_t putmap_bytes(const struct shardmap *map, const uint8_t *arrays);
+/* Up to the updates of units, or of all of it. */
+uint64_t putmap_updates_at(const struct shardmap *map, const uint8_t *arrays);
+uint64_t putmap_bytes(const struct shardmap *map, const uint8_t *arrays, bool updates);
 
 /* Of a slice that is in it. */
 uint64_t putmap_offset_bytes(const struct shardmap *map, const uint8_t *arrays, uint32_t array,

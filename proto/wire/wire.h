@@ -63,6 +63,7 @@ enum wire_level {
     WIRE_LEVEL_TOLD,   /* Hello.level */
     WIRE_LEVEL_RANGES, /* Digest.tensors */
     WIRE_LEVEL_MEETS,  /* Lease.meet */
+    WIRE_LEVEL_COUNTS, /* unit_updates */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -225,6 +226,9 @@ struct wire_create {
     uint64_t consent;         /* begin, to the others: owner 0's */
     uint64_t attempt;         /* of a put, begin: the sender's, at `step`; 0: it knows none */
     struct wire_spec_at spec_at;
+    struct wire_bytes
+        unit_updates; /* of a put, begin: of each unit a uint64_t, in any place: 1 + the
+                       * updates that count; 0: as the decision says. None: of all */
 };
 struct wire_put {
     uint64_t origin; /* > 0 */
@@ -369,7 +373,8 @@ struct wire_checkpointed {
     uint64_t step, updates, bytes;
     bool has_decision; /* of the step before */
     struct decision decision;
-    struct wire_bytes blob; /* at most WIRE_BLOB_BYTES_MAX */
+    struct wire_bytes blob;         /* at most WIRE_BLOB_BYTES_MAX */
+    struct wire_bytes unit_updates; /* of each unit a uint64_t, in any place; none: `updates` */
 };
 struct wire_restored {
     uint64_t step, bytes;
@@ -397,7 +402,7 @@ struct wire_created {
     uint64_t consent;       /* of a put, owner 0's: ascending */
 };
 struct wire_got {
-    uint64_t step, updates;
+    uint64_t step, updates; /* updates: of the unit */
     uint64_t ticket, bytes; /* of the stage */
 };
 enum wire_reset_what {

@@ -38,7 +38,10 @@
                NEEDED_SINCE(SPECS)),                                                               \
         ROW_AS(struct wire_##T, "spec_sum", spec_at.sum, .max = WIRE_SUM_BYTES,                    \
                .multiple = WIRE_SUM_BYTES, NEEDED_SINCE(SPECS))
-#define METRICS(T)  ROW(T, metrics, .max = WIRE_METRICS_MAX, MORE(T, metric_count))
+#define METRICS(T) ROW(T, metrics, .max = WIRE_METRICS_MAX, MORE(T, metric_count))
+#define UNIT_UPDATES(T)                                                                         \
+    ROW(T, unit_updates, .max = SHD_UNITS_MAX * sizeof(uint64_t), .multiple = sizeof(uint64_t), \
+        NEEDED_SINCE(COUNTS))
 #define DECISION(T) ROW(T, decision, .max = 1, .of = &decision)
 #define DECIDED(T)  ROW(T, decision, .max = 1, .of = &decision, MORE(T, has_decision))
 
@@ -172,6 +175,7 @@ static const struct wire_field create_fields[] = {
     ANY(create, consent),
     ROW(create, attempt, .form = WIRE_ANY, SINCE(SPECS)),
     SPEC_AT(create),
+    UNIT_UPDATES(create),
 };
 static const struct wire_field put_fields[] = { RANGE(put, origin, 1, UINT64_MAX),
                                                 UP_TO(put, unit, SHD_UNITS_MAX - 1) };
@@ -260,6 +264,7 @@ static const struct wire_field checkpointed_fields[] = {
     ANY(checkpointed, bytes),
     DECIDED(checkpointed),
     RANGE(checkpointed, blob, 0, WIRE_BLOB_BYTES_MAX),
+    UNIT_UPDATES(checkpointed),
 };
 static const struct wire_field restored_fields[] = { ANY(restored, step), ANY(restored, bytes) };
 static const struct wire_field fetched_fields[] = { ANY(fetched, step) };

@@ -2,13 +2,15 @@
 """torch_bits.py LIBSHD: optimizers in torch's order ("order": "torch") against PyTorch's own, bit by bit.
 
 The same start values and gradients are given to torch.optim, one tensor at a time on the CPU, and to
-libshd in this process ("local:"). SGD must come to the same bits as it is. AdamW must where torch's
+libshd in this process ("local:"), once in every step and once with steps in between in which there is
+no gradient, which neither moves the tensor nor counts as one of its steps. SGD must come to the same bits as it is. AdamW must where torch's
 square root rounds correctly: MKL's, which PyTorch's wheels use, is off by an ulp in one of six, so it
 is replaced by one through fp64; and with fused=True, whose root is the processor's, as it is.
 Values are of ordinary size: shardd flushes denormals, as torch.set_flush_denormal(True) does.
 
 Ends with 77 where there is no torch, or a processor without AVX2 (torch rounds otherwise there)."""
 import ctypes as c
+import itertools
 import json
 import math
 import os
@@ -61,18 +63,26 @@ def call(name, *args):
 
 
 def run_shd(optimizer, decay, lrs, grads, beta1=math.nan):
-    """Parameters after the steps. They begin at 0.5: the first gradient is what tells them apart."""
+    """Parameters after the steps. They begin at 0.5: the first gradient is what tells them apart. There is another
+    unit beside them, which has a gradient in each step."""
     spec = {"name": "m", "micro_batches": 1, "optimizer": dict(optimizer, order="torch"),
-            "groups": [{"name": "g", "weight_decay": decay}],
-            "units": [{"name": "u", "tensors": [{"name": "w", "shape": [N], "init": ["const", 0.5]}]}]}
+            "groups": [{"name": "g", "weight_decay": decay, "idle": "skip"}],
+            "units": [{"name": "u", "tensors": [{"name": "w", "shape": [N], "init": ["const", 0.5]}]},
+                      {"name": "busy", "tensors": [{"name": "x", "shape": [1]}]}]}
     session, model = c.c_void_p(), c.c_void_p()
     grad, params = c.POINTER(c.c_float)(), c.c_void_p()
     call("shd_connect", c.byref(Options(8 + 8, b"local:")), c.byref(session))
     call("shd_model_open", session, json.dumps(spec).encode(), c.byref(model))
     for lr, g in zip(lrs, grads):
-        call("shd_grad", model, 0, 0, c.byref(grad))
-        c.memmove(grad, g.data_ptr(), N * 4)
-        call("shd_return", model, 0, 0)
+        if g is None:
+            call("shd_return_none", model, 0, 0)
+        else:
+            call("shd_grad", model, 0, 0, c.byref(grad))
+            c.memmove(grad, g.data_ptr(), N * 4)
+            call("shd_return", model, 0, 0)
+        call("shd_grad", model, 0, 1, c.byref(grad))
+        grad[0] = 1
+        call("shd_return", model, 0, 1)
         rates = Rates(lr, math.nan, beta1, math.nan)
         call("shd_commit", model, c.byref(Update(c.sizeof(Update), lr=1, groups=c.pointer(rates), group_count=1)), None)
     call("shd_acquire", model, 0, c.byref(params))
@@ -87,7 +97,7 @@ def run_torch(make, lrs, grads):
     optimizer = make([p])
     for lr, g in zip(lrs, grads):
         optimizer.param_groups[0]["lr"] = lr
-        p.grad = g.clone()
+        p.grad = g if g is None else g.clone()
         optimizer.step()
     return p.detach()
 
@@ -125,14 +135,16 @@ def main():
             cases.append((o, decay, own_sqrt if fused else exact, whole,
                           lambda p, k=kind, b=(beta1, beta2), e=eps, w=decay, f=fused: k(
                               p, lr=1, betas=b, eps=e, weight_decay=w, foreach=False, fused=f)))
-    for optimizer, decay, root, whole, make in cases:
+    idle = [g if k % 5 > 1 else None for k, g in enumerate(grads)]  # 10 of 25, the first too
+    for (optimizer, decay, root, whole, make), given in itertools.product(cases, (grads, idle)):
         torch.Tensor.sqrt = root
-        want = run_torch(make, lrs, grads)
+        want = run_torch(make, lrs, given)
         torch.Tensor.sqrt = own_sqrt
-        got = run_shd(optimizer, decay, lrs, grads)
+        got = run_shd(optimizer, decay, lrs, given)
         differ = int((got[:whole].view(torch.int32) != want[:whole].view(torch.int32)).sum())
         print(f"{'ok     ' if differ == 0 else 'FAILED '} {optimizer} weight_decay {decay}"
-              f"{' against fused' if whole != N else ''}: {differ} of {whole} elements differ after {STEPS} steps")
+              f"{' against fused' if whole != N else ''}{' with idle steps' if given is idle else ''}: "
+              f"{differ} of {whole} elements differ after {STEPS} steps")
         failed += differ != 0
         count += 1
     print(f"{count - failed} of {count} bit-equal; torch {torch.__version__}, "

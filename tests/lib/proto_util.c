@@ -297,6 +297,7 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
         q.create.consent = random_u64(seed, 0, UINT64_MAX);
         q.create.attempt = random_u64(seed, 0, UINT64_MAX);
         q.create.spec_at = random_spec_at(seed);
+        q.create.unit_updates = random_bytes(seed, 8 * SHD_UNITS_MAX, 8);
         q.create.owner = random_u32(seed, 0, q.create.owners - 1);
         break;
     case WIRE_PUT:
@@ -417,6 +418,7 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
                                                      .bytes = random_u64(seed, 0, UINT64_MAX),
                                                      .has_decision = test_random(seed) % 2 != 0 };
         p.checkpointed.blob = random_bytes(seed, WIRE_BLOB_BYTES_MAX, 1);
+        p.checkpointed.unit_updates = random_bytes(seed, 8 * SHD_UNITS_MAX, 8);
         if (p.checkpointed.has_decision)
             p.checkpointed.decision = random_decision(seed);
         break;
@@ -555,7 +557,8 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
                same_bytes(a->create.spec, b->create.spec) && a->create.owner == b->create.owner &&
                a->create.owners == b->create.owners && a->create.consent == b->create.consent &&
                a->create.attempt == b->create.attempt &&
-               same_spec_at(&a->create.spec_at, &b->create.spec_at);
+               same_spec_at(&a->create.spec_at, &b->create.spec_at) &&
+               same_bytes(a->create.unit_updates, b->create.unit_updates);
     case WIRE_PUT:
         return a->put.origin == b->put.origin && a->put.unit == b->put.unit;
     case WIRE_GET:
@@ -639,6 +642,7 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
                a->checkpointed.updates == b->checkpointed.updates &&
                a->checkpointed.bytes == b->checkpointed.bytes &&
                same_bytes(a->checkpointed.blob, b->checkpointed.blob) &&
+               same_bytes(a->checkpointed.unit_updates, b->checkpointed.unit_updates) &&
                a->checkpointed.has_decision == b->checkpointed.has_decision &&
                (!a->checkpointed.has_decision ||
                 same_decision(a->checkpointed.decision, b->checkpointed.decision));

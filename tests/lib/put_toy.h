@@ -6,6 +6,9 @@
 
 #define PUT_UPDATES 41u /* more than there are steps */
 
+/* Of embed and h0 others; what is said of the frozen tower does not count. */
+extern const uint64_t put_updates[PT_UNITS];
+
 extern const struct pt_model put_pt;
 extern const uint8_t some_arrays[PT_UNITS];
 

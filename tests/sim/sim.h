@@ -378,6 +378,7 @@ struct sim {
     uint64_t decided; /* steps with a decision */
     struct decision decision[SIM_STEPS];
     uint64_t param[2][SIM_UNITS][SIM_BLOCKS]; /* of version `decided` and the one before */
+    uint64_t updates[1 + SIM_UNITS];          /* of the model, and of each unit */
     bool spoilt[SIM_ROUNDS];                  /* something is in that does not count */
     uint64_t must_give_up[SIM_WORKERS];       /* the attempt in which it returned such; 0: none */
     uint64_t last_fault_ns, last_decided_ns, give_up_step;
@@ -478,6 +479,8 @@ bool sim_is_put(const struct sim *s, uint64_t step);
 struct decision sim_put_of(const struct sim *s, uint64_t step, const struct decision *last);
 bool sim_put_has(uint64_t put, uint32_t unit);
 uint64_t sim_put_value(uint64_t put, uint32_t unit, uint32_t block);
+/* As step_put_updates(), [SIM_UNITS]; false: NULL. */
+bool sim_put_updates(uint64_t put, uint64_t ret_updates[SIM_UNITS]);
 
 const char *sim_work_name(enum sim_work work);
 

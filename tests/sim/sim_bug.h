@@ -16,6 +16,8 @@
  *  11  an owner that has answered Prepare gives the step up all the same
  *  12  that it has answered Prepare is not kept
  *  13  owner 0 takes a put into a step that has begun
+ *  14  the updates of units are counted when the commit is there already
+ *  15  an update of the model counts for units that were idle in it
  */
 #ifndef SHD_TESTS_SIM_SIM_BUG_H
 #define SHD_TESTS_SIM_SIM_BUG_H

@@ -33,6 +33,35 @@ plant(daemon/core/step_commit.c [[
     }
     *r = (struct ledger_record){ .step = s->now,]])
 
+# The updates of units are counted when the commit is there already (14), or of those that were idle (15).
+plant(daemon/core/step_commit.c [[
+    count_updates(s, decision);
+    write_record(s, blob);]] [[
+    if (!SIM_BUG(14))
+        count_updates(s, decision);
+    write_record(s, blob);
+    if (SIM_BUG(14))
+        count_late(s, decision);]])
+plant(daemon/core/step_commit.c [[
+static void begin_applying(]] [[
+static void count_late(struct step *s, const struct decision *decision)
+{
+    const uint64_t commits = s->now + 1;
+    for (uint32_t u = 0; u < s->units; u++) {
+        atomic_store(&s->ledger.head->commits, commits - 1);
+        const uint64_t updates = updates_of(s, u, decision);
+        atomic_store(&s->ledger.head->commits, commits);
+        FAIL_POINT("step:count:bug");
+        s->ledger.unit[u].updates[commits & 1] = updates;
+    }
+    s->put_updates = NULL;
+}
+
+static void begin_applying(]])
+plant(daemon/core/step_commit.c [[
+(u->started || !u->skips_idle)]] [[
+(u->started || !u->skips_idle || SIM_BUG(15))]])
+
 # Credit is given while the gradient only waits in its slot.
 plant(daemon/core/step.c [[
         *c = ref;

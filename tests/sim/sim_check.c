@@ -166,6 +166,13 @@ uint64_t sim_put_value(uint64_t put, uint32_t unit, uint32_t block)
     return sim_mix(put, unit * 64 + block);
 }
 
+bool sim_put_updates(uint64_t put, uint64_t ret_updates[SIM_UNITS])
+{
+    for (uint32_t u = 0; u < SIM_UNITS; u++)
+        ret_updates[u] = sim_mix(put, 500 + u) % 4; /* 0: as the decision says */
+    return (put >> 4 & 1) != 0;
+}
+
 uint32_t sim_first_block(const struct sim *s, uint32_t owner, uint32_t unit)
 {
     return s->blocks[unit] * owner / s->config.daemons;
@@ -231,6 +238,30 @@ static bool expected_decision(const struct sim *s, uint64_t step, uint32_t job,
     return true;
 }
 
+static bool is_counted(const struct sim *s, uint64_t step, uint32_t unit)
+{
+    return s->frozen[unit] || s->means[unit] || !s->skips_idle[unit] ||
+           took_part(s, step, unit) > 0;
+}
+
+/* Of a unit that is not trained the model's. */
+static void count_updates(struct sim *s, const struct decision *decision, uint64_t step)
+{
+    uint64_t given[SIM_UNITS];
+    const bool gives = decision->put != 0 && sim_put_updates(decision->put, given);
+    s->updates[0] += !decision->skip;
+    if (decision->put != 0 && decision->updates > 0)
+        s->updates[0] = decision->updates - 1;
+    for (uint32_t u = 0; u < s->config.units; u++) {
+        uint64_t *count = &s->updates[1 + u];
+        *count += !decision->skip && is_counted(s, step, u);
+        if (gives && given[u] > 0)
+            *count = given[u] - 1;
+        else if (s->frozen[u] || s->means[u] || (decision->put != 0 && decision->updates > 0))
+            *count = s->updates[0];
+    }
+}
+
 /* The next decision is known: so are the parameters it makes. */
 static void decide_next(struct sim *s, const struct decision *decision)
 {
@@ -240,17 +271,18 @@ static void decide_next(struct sim *s, const struct decision *decision)
     s->decision[step] = *decision;
     s->decided++;
     s->last_decided_ns = s->now_ns;
+    count_updates(s, decision, step);
     for (uint32_t u = 0; decision->put != 0 && u < s->config.units; u++)
         for (uint32_t b = 0; sim_put_has(decision->put, u) && b < s->blocks[u]; b++)
             s->param[0][u][b] = sim_put_value(decision->put, u, b);
     for (uint32_t u = 0; u < s->config.units && !decision->skip; u++) {
         const uint32_t took = s->frozen[u] ? 0 : took_part(s, step, u);
         const bool moves = !s->frozen[u] && (took > 0 || !(s->skips_idle[u] || s->means[u]));
+        const uint64_t hash = sim_mix(sim_decision_hash(decision), s->updates[1 + u]);
         for (uint32_t b = 0; moves && b < s->blocks[u]; b++) {
             const uint64_t acc = sum_of(s, step, u, b, s->config.micros);
             s->param[0][u][b] = s->means[u] ? sim_mean(acc, took)
-                                            : sim_update(s->param[0][u][b],
-                                                         sim_decision_hash(decision), acc);
+                                            : sim_update(s->param[0][u][b], hash, acc);
         }
     }
 }
@@ -448,6 +480,10 @@ void sim_check_end(struct sim *s)
         const struct sim_daemon *d = &s->daemon[i];
         for (uint32_t u = 0; u < s->config.units; u++) {
             sim_check_params(s, d, u, s->config.steps);
+            if (step_unit_updates(d->core, u) != s->updates[1 + u])
+                sim_broken(s, "P1", i, SIM_NOBODY,
+                           "unit %" PRIu32 " has %" PRIu64 " updates, not %" PRIu64, u,
+                           step_unit_updates(d->core, u), s->updates[1 + u]);
             if (d->board[u] != s->config.steps)
                 sim_broken(s, "P1", i, SIM_NOBODY, "unit %" PRIu32 " ends at version %" PRIu64, u,
                            d->board[u]);

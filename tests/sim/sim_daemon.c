@@ -331,7 +331,9 @@ static bool try_commit(struct sim *s, struct sim_daemon *d, struct sim_session *
     struct step_actions actions;
     struct shd_err e = { 0 };
     const uint64_t step = wait->step, seq = wait->seq;
+    uint64_t updates[SIM_UNITS];
     int r = make_room(s, d, wait, &e);
+    step_put_updates(d->core, sim_put_updates(wait->decision.put, updates) ? updates : NULL);
     if (r == SHD_OK)
         r = step_commit(d->core, step, &wait->decision,
                         (struct step_blob){ &wait->blob, sizeof wait->blob }, &counts, &how,

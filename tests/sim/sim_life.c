@@ -169,7 +169,7 @@ void sim_kernel_queue(struct sim *s, struct sim_daemon *d, const struct step_act
                               : &d->sessions[op->seat].slot[op->slot];
         k->summing = a->last;
     } else if (a->kind == STEP_DO_APPLY) {
-        k->decision = sim_decision_hash(&step_record(d->core)->decision);
+        k->decision = sim_mix(sim_decision_hash(&step_record(d->core)->decision), a->updates);
         k->put = a->put ? step_record(d->core)->decision.put : 0;
         if (a->skip || (a->put && !sim_put_has(k->put, a->unit)))
             k->block = k->end;

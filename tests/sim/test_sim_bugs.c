@@ -105,4 +105,14 @@ TEST(put_into_a_step_that_has_begun_is_found)
     expect_found(13, "calm", "CHECK P1 P2");
 }
 
+TEST(updates_counted_behind_the_commit_are_found)
+{
+    expect_found(14, "points", "P1 CHECK");
+}
+
+TEST(updates_counted_of_idle_units_are_found)
+{
+    expect_found(15, "calm", "P1");
+}
+
 TEST_MAIN()

@@ -321,15 +321,16 @@ class Model(_Open):
 
     def get(self, unit: int, array: int, address: int) -> tuple[int, int]:
         """One of SHD_PARAMS, SHD_MOMENT1, SHD_MOMENT2 of a unit to float[unit_elems(unit)] at the address; the step
-        and the number of updates it is of."""
+        and the number of the unit's updates it is of."""
         step, updates = ctypes.c_uint64(), ctypes.c_uint64()
         values = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
         self.session.call(lib.shd_get, self.handle, unit, array, values, ctypes.byref(step), ctypes.byref(updates))
         return step.value, updates.value
 
-    def put(self, arrays: bytes, fill: Callable[[int, int, int], None], updates: Optional[int] = None) -> bool:
-        """arrays: of each unit the SHD_PUT_ bits of what is put; fill(unit, array, address) writes it. Whether these
-        values count, or another worker's."""
+    def put(self, arrays: bytes, fill: Callable[[int, int, int], None], updates: Optional[int] = None,
+            unit_updates: Optional[Sequence[int]] = None) -> bool:
+        """arrays: of each unit the SHD_PUT_ bits of what is put; fill(unit, array, address) writes it. updates: so many
+        count as applied; unit_updates: of each unit. Whether these values count, or another worker's."""
         raised: list[BaseException] = []
 
         def filled(_: int, unit: int, array: int, values: Any) -> int:
@@ -341,6 +342,8 @@ class Model(_Open):
                 return 1
         options = sized(_c.shd_put_options, arrays=(ctypes.c_uint8 * len(arrays))(*arrays),
                         set_updates=updates is not None, updates=updates or 0)
+        if unit_updates is not None:
+            options.unit_updates = (ctypes.c_uint64 * len(unit_updates))(*unit_updates)
         options.fill = dict(_c.shd_put_options._fields_)['fill'](filled)
         counts = ctypes.c_bool()
         try:

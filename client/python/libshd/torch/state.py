@@ -25,7 +25,7 @@ TRIES = 100  # that a put is refused for gradients that others return
 
 
 class Stamp(NamedTuple):
-    """Of which state something was read: the open step, and so many updates were applied."""
+    """Of which state something was read: the open step, and so many updates were applied to the unit."""
     step: int
     updates: int
 
@@ -45,16 +45,22 @@ def masters(engine: Engine, units: Iterable[Unit]) -> dict[Unit, torch.Tensor]:
     return {unit: unit.array if unit.array.dtype == torch.float32 else read(engine, unit, PARAMS)[0] for unit in units}
 
 
-def put(engine: Engine, arrays: Mapping[Unit, int], fill: Fill, updates: Optional[int] = None) -> None:
-    """arrays: of each unit the bits of what is put; fill writes one of them into a tensor."""
+def put(engine: Engine, arrays: Mapping[Unit, int], fill: Fill, updates: Optional[Mapping[Unit, int]] = None) -> None:
+    """arrays: of each unit the bits of what is put; fill writes one of them into a tensor. updates: how many count,
+    of each unit that is trained; None: as many as before."""
     def filled(index: int, array: int, address: int) -> None:
         unit = engine.every[index]
         fill(unit, array, tensor_at(address, elems_of(unit), torch.float32))
     for unit in engine.units:
         engine.release(unit)
+    most, counts = None, None
+    if updates is not None:
+        most = max(updates.values())
+        if min(updates.values()) < most:
+            counts = [updates.get(unit, most) for unit in engine.every]
     for left in reversed(range(TRIES)):
         try:
-            engine.model.put(bytes(arrays.get(unit, 0) for unit in engine.every), filled, updates)
+            engine.model.put(bytes(arrays.get(unit, 0) for unit in engine.every), filled, most, counts)
             break
         except Busy as e:
             if not engine.fixed or engine.new or not left:
@@ -178,21 +184,20 @@ def optimizer_state(optimizer: Any, packed: dict[str, Any]) -> dict[str, Any]:
     """packed, PyTorch's state_dict() without state, with the owners' state in it. Unit by unit."""
     engine = optimizer.engine
     _between_steps(engine, 'state_dict()')
-    indices, first = _indices(optimizer), stamp(engine)
-    if not first.updates:
-        return packed
+    indices, step = _indices(optimizer), stamp(engine).step
     for unit in engine.trainable:
-        arrays = []
+        arrays: list[torch.Tensor] = []
         for array in _moments(optimizer, unit):
             values, of = read(engine, unit, array)
-            arrays.append(values)
-            if of != first:
+            if of.updates:  # PyTorch makes the state at a parameter's first update
+                arrays.append(values)
+            if of.step != step:
                 raise Misuse('state_dict() while other workers committed a step: it would be of two; take it where all '
                              'workers are between the same two steps')
         for part in unit.parts:
             state = {name: engine.view(array, part).clone() for name, array in zip(_names(optimizer, part), arrays)}
             if 'exp_avg' in state:
-                state = {'step': torch.tensor(float(first.updates)), **state}
+                state = {'step': torch.tensor(float(of.updates)), **state}
             if state:
                 packed['state'][indices[part.parameter]] = state
     return packed
@@ -244,13 +249,22 @@ def _check_groups(optimizer: Any, saved: list[dict[str, Any]]) -> None:
                                    'have it from shard() on; make the optimizer with that value first')
 
 
-def _step_of(states: Mapping[int, Mapping[str, Any]]) -> Optional[int]:
-    """The one number of updates that all parameters have had; None: the state has none."""
-    steps = sorted({int(state['step']) for state in states.values() if 'step' in state})
-    if len(steps) > 1:
-        raise NotSupported(f'parameters of the state have had {steps[0]} and {steps[-1]} updates: owners count one '
-                           'number for all')
-    return steps[0] if steps else None
+def _updates_of(optimizer: Any, unit: Unit, states: Mapping[nn.Parameter, Mapping[str, Any]], applied: int) -> int:
+    """How many updates a unit's parameters have had. Those without a state have moments of zero, and go with the
+    others. applied: to the model here."""
+    found = {part: states.get(part.parameter, {}) for part in unit.parts}
+    steps = {part: int(state['step']) for part, state in found.items() if 'step' in state}
+    if steps:
+        least, most = min(steps, key=steps.__getitem__), max(steps, key=steps.__getitem__)
+        if steps[least] != steps[most]:
+            raise NotSupported(f'{least.name!r} of the state has had {steps[least]} updates and {most.name!r} '
+                               f'{steps[most]}: owners count one number for the parameters of a unit, of which both '
+                               'are; shard(units=) makes units of their modules')
+        return steps[most]
+    if not _moments(optimizer, unit):
+        return applied
+    # SGD counts none; its first update has no momentum yet.
+    return max(applied, 1) if any(state.get('momentum_buffer') is not None for state in found.values()) else 0
 
 
 def load_optimizer_state(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
@@ -270,10 +284,8 @@ def load_optimizer_state(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
             if value is not None and value.shape != part.parameter.shape:
                 raise InvalidArgument(f'{name} of {part.name!r} has shape {tuple(value.shape)}, the parameter '
                                       f'{tuple(part.parameter.shape)}')
-    updates = _step_of(state_dict['state'])
-    if updates is None:  # SGD: the first update has no momentum yet
-        known = any(state.get('momentum_buffer') is not None for state in states.values())
-        updates = max(stamp(engine).updates, 1) if known else 0
+    applied = 0 if any('step' in state for state in states.values()) else stamp(engine).updates
+    updates = {unit: _updates_of(optimizer, unit, states, applied) for unit in engine.trainable}
 
     def fill(unit: Unit, array: int, to: torch.Tensor) -> None:
         to.zero_()

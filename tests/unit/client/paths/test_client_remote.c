@@ -88,6 +88,17 @@ static const char *idle_spec(const char *idle)
     return json;
 }
 
+/* The unit's t. */
+static uint64_t updates_of(shd_model *m, uint32_t unit)
+{
+    struct shd_err e = { 0 };
+    uint64_t updates = 0;
+    float *values = malloc(shd_unit_elems(m, unit) * sizeof *values);
+    EXPECT_OK(shd_get(m, unit, SHD_MOMENT2, values, NULL, &updates, &e), &e);
+    free(values);
+    return updates;
+}
+
 /* Three steps, in the second of which expert 0 takes no part. ret_moved: did that move it? */
 static void train_idle(shd_session *s, const char *spec, char hex[65], bool *ret_moved)
 {
@@ -117,6 +128,8 @@ static void train_idle(shd_session *s, const char *spec, char hex[65], bool *ret
             *ret_moved = *(const float *)params != before;
         shd_release(m, PT_EXPERT);
     }
+    EXPECT_EQ(updates_of(m, PT_EXPERT), *ret_moved ? 3 : 2);
+    EXPECT_EQ(updates_of(m, 0), 3);
     EXPECT_OK(shd_digest(m, hex, NULL, &e), &e);
 }
 

@@ -249,6 +249,9 @@ class Numbers(unittest.TestCase):
             return torch.optim.SGD(module.parameters(), 0.05, momentum=0.9, weight_decay=0.1)
         self.compare(Moe, 'experts-1', 10, optimizer=sgd)
         self.compare(Moe, 'experts-2', 10, world=2, optimizer=sgd)
+        # Adam's bias correction goes by how often an expert was updated.
+        self.compare(Moe, 'experts-adamw-1', 10)
+        self.compare(Moe, 'experts-adamw-2', 10, world=2)
 
     def test_checkpointing(self):
         self.compare(lambda: Gpt(True), 'gpt-checkpoint', 3)
@@ -367,15 +370,57 @@ class Values(unittest.TestCase):
                 self.assertLess((p - q).abs().max().item(), 1e-5)
                 self.assertLess(p.abs().max().item(), 0.2001)
 
+    @staticmethod
+    def experts(opt):
+        """The step in the state of each expert's weight; 0: the state has none; None: there is no state."""
+        state, names = opt.state_dict()['state'], {part.parameter: part.name for part in opt.engine.parts()}
+        parameters = [p for group in opt.param_groups for p in group['params']]
+        found = {names[p]: state.get(at) for at, p in enumerate(parameters)}
+        return [of and int(of.get('step', 0)) for of in (found[f'experts.{i}.weight'] for i in range(3))]
+
+    def test_counts_of_experts_go_through_a_checkpoint(self):
+        directory = os.path.join(DAEMONS.directory, 'experts')
+
+        def go_on(module, opt):
+            experts, losses = self.experts(opt), []
+            for step in range(3, 7):
+                losses.append(module(step))
+                losses[-1].backward()
+                opt.step()
+            return experts, [loss.item() for loss in losses], sd.digest(module)
+
+        def work():
+            module, opt = sd.shard(module := made(Moe), adamw(module), name='experts-saved')
+            for step in range(3):
+                module(step).backward()
+                opt.step()
+            sd.save(module, directory)
+            return go_on(module, opt)
+
+        def restored():
+            return go_on(*sd.shard(module := made(Moe, 5), adamw(module), name='experts-saved', restore=directory,
+                                   address=fresh.address))
+        whole, address = run(work)[0], os.environ['SHARDD_ADDRESS']
+        fresh = torch_run.Daemons(os.path.dirname(os.path.dirname(DAEMONS.shardctl)), 1)
+        try:
+            self.assertEqual(run(restored)[0], whole)
+        finally:
+            fresh.down()
+            os.environ['SHARDD_ADDRESS'] = address
+        self.assertEqual(whole[0], [2, 1, None])
+
     def test_optimizer_state_goes_to_a_plain_one_and_back(self):
         kinds = {'adamw': adamw, 'sgd': lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9, dampening=0.5),
                  'plain': lambda m: torch.optim.SGD(m.parameters(), 0.1)}
+        cases = [(name, Mlp, optimizer) for name, optimizer in kinds.items()]
+        # In three steps expert 0 has two updates, 1 has one, 2 none.
+        cases += [('experts-' + name, Moe, kinds[name]) for name in ('adamw', 'sgd')]
 
         def work():
-            for name, optimizer in kinds.items():
-                module = made(Mlp)
+            for name, build, optimizer in cases:
+                module = made(build)
                 module, opt = sd.shard(module, optimizer(module), name='state-' + name, address='local:')
-                other = made(Mlp, seed=2)
+                other = made(build, seed=2)
                 other, second = sd.shard(other, optimizer(other), name='state-2' + name, address='local:')
                 self.assertEqual(opt.state_dict()['state'], {})
                 for step in range(3):
@@ -383,6 +428,8 @@ class Values(unittest.TestCase):
                     opt.step()
                 private = copy.deepcopy(module)
                 plain_one = optimizer(private)
+                if build is Moe:
+                    self.assertEqual(self.experts(opt), {'experts-adamw': [2, 1, None], 'experts-sgd': [0, 0, None]}[name])
                 plain_one.load_state_dict(opt.state_dict())
                 second.load_state_dict(plain_one.state_dict())
                 with sd.writable(other):

@@ -22,7 +22,7 @@ from torch import nn  # noqa: E402
 import libshd  # noqa: E402
 import libshd.torch as sd  # noqa: E402
 from libshd import errors as sd_errors  # noqa: E402
-from test_torch import NOISE, Cnn, Gpt, Mlp, adamw, made, sharded, warm_up  # noqa: E402
+from test_torch import NOISE, Cnn, Gpt, Mlp, Moe, adamw, made, sharded, warm_up  # noqa: E402
 
 
 class Normed(Mlp):
@@ -564,9 +564,9 @@ class Overtaken(unittest.TestCase):
 class Kills(unittest.TestCase):
     """kill -9 changes no bit."""
 
-    def kill(self, name, fault, world=2):
-        whole = run(sharded(Gpt, name, 8), world)
-        harmed = run(sharded(Gpt, name + '-killed', 8, fault=fault), world)
+    def kill(self, name, fault, world=2, build=Gpt):
+        whole = run(sharded(build, name, 8), world)
+        harmed = run(sharded(build, name + '-killed', 8, fault=fault), world)
         for rank, ((losses, _), (found, _)) in enumerate(zip(whole, harmed)):
             self.assertTrue(found)
             # A successor begins at the step at which the other died.
@@ -587,6 +587,7 @@ class Kills(unittest.TestCase):
             if step == 5 and os.environ['RANK'] == '0':
                 kill_daemon()
         self.kill('kill-daemon', fault)
+        self.kill('kill-experts', fault, build=Moe)
 
 
 class Interrupts(unittest.TestCase):

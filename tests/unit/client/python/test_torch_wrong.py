@@ -394,7 +394,7 @@ class Optimizers(Case):
         group = state['param_groups'][0]
         self.refuses(opt.load_state_dict, {**state, 'param_groups': [{**group, 'eps': 0.5}]}, says='eps is 0.5 in the',
                      kind=libshd.NotSupported)
-        for key, value, says in (('step', torch.tensor(5.0), 'had 1 and 5 updates'),
+        for key, value, says in (('step', torch.tensor(5.0), "'layers.1.weight' of the state has had 1 updates and 'layers.1.bias' 5"),
                                  ('exp_avg', torch.ones(3), "exp_avg of 'layers.1.bias' has shape")):
             other = {**state['state'], 3: {**state['state'][3], key: value}}
             self.refuses(opt.load_state_dict, {**state, 'state': other}, says=says, kind=libshd.Error)

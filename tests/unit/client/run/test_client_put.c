@@ -104,6 +104,23 @@ TEST(puts_and_updates_go_through_a_checkpoint)
     remove_ckpts();
 }
 
+TEST(updates_of_units_need_daemons_that_know_them)
+{
+    struct shd_err e = { 0 };
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_pt(s);
+    struct values v = values_of(m, 9);
+    s->hub->links[1].peer.level = WIRE_LEVEL_COUNTS - 1; /* as an older one tells */
+    EXPECT_STATUS(put_some(m, &v, NULL, &e), SHD_ENOTSUP);
+    EXPECT_HAS(e.text, "of an older build");
+    EXPECT_EQ(shd_step(m), 0);
+    s->hub->links[1].peer.level = WIRE_LEVEL;
+    put_ok(m, 9);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* -- What is refused ----------------------------------------------------------------------------
  */
 
@@ -148,6 +165,14 @@ TEST(what_cannot_be_put_is_refused_and_changes_nothing)
         EXPECT_STATUS(shd_put(m, &o, NULL, &e), SHD_EINVAL);
         o = (struct shd_put_options){ .size = 3 };
         EXPECT_STATUS(shd_put(m, &o, NULL, &e), SHD_EINVAL);
+        const uint64_t too_many[PT_UNITS] = { [1] = UINT64_C(1) << 33 };
+        o = (struct shd_put_options){ .size = sizeof o,
+                                      .arrays = some_arrays,
+                                      .fill = fill_values,
+                                      .ctx = &v,
+                                      .unit_updates = too_many };
+        EXPECT_STATUS(shd_put(m, &o, NULL, &e), SHD_ERANGE);
+        EXPECT_HAS(e.text, "8589934592 updates of unit 'h0'");
         v.fail_at = 2;
         EXPECT_STATUS(put_some(m, &v, NULL, &e), SHD_EINTERNAL);
         EXPECT_HAS(e.text, "gave up with 7: nothing is put");
@@ -413,6 +438,7 @@ TEST(commit_that_counts_puts_otherwise_is_refused_and_loses_nothing)
 
 TEST(updates_may_be_set_to_the_highest_number_and_counted_on)
 {
+    const uint64_t most[PT_UNITS] = { 1, [1] = (UINT64_C(1) << 33) - 1 };
     struct shd_err e = { 0 };
     bool counts;
     fixture_start_kept(&daemons, 1, "");
@@ -424,7 +450,8 @@ TEST(updates_may_be_set_to_the_highest_number_and_counted_on)
                                        .fill = fill_values,
                                        .ctx = &v,
                                        .set_updates = true,
-                                       .updates = (UINT64_C(1) << 33) - 1 };
+                                       .updates = (UINT64_C(1) << 33) - 1,
+                                       .unit_updates = most };
     EXPECT_OK(shd_put(m, &o, &counts, &e), &e);
     train_pt(m, 1);
     shd_close(s);

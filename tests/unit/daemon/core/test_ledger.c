@@ -53,6 +53,7 @@ static struct ledger make(uint64_t *ret_bytes)
         atomic_store(&l.unit[u].version, u == 0 ? 2 : 1);
         atomic_store(&l.unit[u].progress,
                      u == 0 ? ledger_progress(2, true, 1) : ledger_progress(1, true, MICROS));
+        l.unit[u].updates[0] = u == 0 ? 0 : 2;
     }
     atomic_store(&l.cell[3], ledger_cell(2, LEDGER_CELL_SPILLED, SHD_BF16));
     atomic_store(&l.cell[4], ledger_cell(2, LEDGER_CELL_NONE, 0));
@@ -215,6 +216,9 @@ TEST(ledger_that_contradicts_itself_is_refused)
     BROKEN((r = l.head->record)->decision.lr = INFINITY);
     BROKEN((r = l.head->record)->decision.loss_scale = NAN);
     BROKEN(memset(&(r = l.head->record)->finite, 7, 1));
+    BROKEN(memset(&(r = l.head->record)->decision.sets_updates, 7, 1));
+    BROKEN(l.unit[1].updates[0] = 0); /* it took part in the last step */
+    BROKEN(l.unit[1].updates[0] = 3);
     BROKEN(l.unit[1].version = 3);
     BROKEN(l.unit[1].version = 0);
     BROKEN(l.unit[0].progress = ledger_progress(3, true, 1));
@@ -263,7 +267,7 @@ TEST(step_of_an_older_build_is_not_given_up)
     EXPECT(ledger_resets(&adopted) == 0 && !ledger_resets_room(&adopted));
     EXPECT(adopted.head->version == 3 && adopted.head->resets == 77); /* as it was */
     ledger_renew(&adopted);
-    EXPECT(adopted.head->version == LEDGER_VERSION && ledger_resets(&adopted) == 0);
+    EXPECT(adopted.head->version == 4 && ledger_resets(&adopted) == 0);
     EXPECT_EQ(adopted.head->promised, ledger_round(&adopted) + 1);
     adopted.head->promised = 0;
     ledger_renew(&adopted); /* once */
@@ -271,6 +275,46 @@ TEST(step_of_an_older_build_is_not_given_up)
     EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
     EXPECT(ledger_resets_room(&adopted));
     free(l.head);
+}
+
+/* It counts one number for all units, as at owners that are not upgraded yet, and goes on to. */
+TEST(units_of_an_older_build_count_as_the_model)
+{
+    uint64_t bytes;
+    struct ledger l = make(&bytes), adopted;
+    struct shd_err e = { 0 };
+    EXPECT(ledger_unit_updates(&l, 0) == 0 && ledger_unit_updates(&l, 1) == 2);
+    l.head->version = 4;
+    l.unit[1].updates[0] = UINT64_MAX; /* where it has padding */
+    EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
+    ledger_renew(&adopted);
+    EXPECT(adopted.head->version == 4 && !ledger_counts_units(&adopted));
+    ledger_unit_updates_next(&adopted, 1, 7);
+    EXPECT(ledger_unit_updates(&adopted, 0) == 2 && ledger_unit_updates(&adopted, 1) == 2);
+    atomic_store(&l.head->commits, 3);
+    l.head->record[1].updates = 3;
+    EXPECT_EQ(ledger_unit_updates(&adopted, 1), 3);
+    free(l.head);
+}
+
+TEST(ledger_that_begins_at_a_checkpoint_has_its_counts)
+{
+    const struct ledger_shape shape = shape_of(UNITS, MICROS);
+    const uint64_t counts[UNITS] = { 4, 0, 3 }, too_many[UNITS] = { 4, 9, 3 };
+    struct ledger_start start = { .step = 5, .updates = 4 };
+    uint64_t bytes;
+    struct ledger l;
+    struct shd_err e = { 0 };
+    for (uint32_t i = 0; i < 3; i++) {
+        CHECK(ledger_bytes(&shape, &bytes, &e) == SHD_OK);
+        ledger_init(&l, zeroed(bytes), &shape);
+        start.unit_updates = i == 0 ? NULL : i == 1 ? counts : too_many;
+        EXPECT_STATUS(ledger_start_at(&l, &start, &e), i == 2 ? SHD_ERANGE : SHD_OK);
+        for (uint32_t u = 0; i < 2 && u < UNITS; u++)
+            EXPECT_EQ(ledger_unit_updates(&l, u), i == 0 ? 4 : counts[u]);
+        free(l.head);
+    }
+    EXPECT_HAS(e.text, "9 updates of unit 1");
 }
 
 /* As a build of that version would have left it: without what lies behind the history, of which
@@ -332,6 +376,23 @@ TEST(ledger_without_a_history_is_adopted)
     l.head->history_slots = 1;
     EXPECT_STATUS(ledger_adopt(&adopted, l.head, bytes, &e), SHD_ESEGMENT);
     EXPECT_HAS(e.text, "history_slots is 1, must be 0 to 0");
+    free(l.head);
+}
+
+/* What a put says goes to the next owner as it was, also from a successor of the first. */
+TEST(put_without_updates_comes_back_without)
+{
+    uint64_t bytes;
+    struct ledger l = make(&bytes);
+    struct decision got, put = { .skip = true, .put = 3, .puts = 1 };
+    for (uint32_t version = 4; version <= 5; version++)
+        for (uint64_t updates = 0; updates <= 3; updates += 3) {
+            l.head->version = version;
+            put.updates = updates;
+            ledger_decision_put(&l, 0, &put);
+            ledger_decision_get(&l, 0, &got);
+            EXPECT_EQ(got.updates, version == 4 ? 3 : updates);
+        }
     free(l.head);
 }
 

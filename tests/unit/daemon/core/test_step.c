@@ -7,6 +7,7 @@
 #include "daemon/core/step.h"
 #include "daemon/core/step_commit.h"
 #include "daemon/core/step_init.h"
+#include "daemon/core/step_put.h"
 #include "proto/base/check.h"
 #include "tests/lib/test.h"
 
@@ -277,6 +278,9 @@ TEST(random_orders_sum_every_gradient_once_in_ascending_order)
         finish_all(&sh);
         EXPECT_EQ(step_now(sh.core), 5);
         EXPECT_EQ(step_updates(sh.core), updates);
+        for (uint32_t u = 0; u < sh.units; u++)
+            EXPECT_EQ(step_unit_updates(sh.core, u), updates);
+        EXPECT(!step_units_counted_apart(sh.core));
         shell_deinit(&sh);
     }
 }
@@ -400,7 +404,8 @@ TEST(frozen_units_need_no_gradient_and_get_every_version)
     shell_deinit(&sh);
 }
 
-/* Also when whoever applies the step has not seen it being collected. */
+/* Also when whoever applies the step has not seen it being collected. Nor does the step count for
+ * them. */
 TEST(idle_units_that_skip_are_only_published)
 {
     static struct shell sh;
@@ -426,16 +431,84 @@ TEST(idle_units_that_skip_are_only_published)
             step_resume(sh.core, 0, &actions);
             EXPECT_EQ(actions.count, 3);
             for (uint32_t u = 0; u < 3; u++)
-                EXPECT_EQ(actions.items[u].skip, sh.running[u].skip);
+                EXPECT(actions.items[u].skip == sh.running[u].skip &&
+                       actions.items[u].updates == sh.running[u].updates);
         }
         EXPECT_EQ(sh.running_count, 3);
         for (uint32_t i = 0; i < 3; i++) {
             const uint32_t u = sh.running[i].unit;
             EXPECT_EQ(sh.running[i].skip, (u == 1 && step % 2 == 0) || (u == 2 && step != 3));
+            EXPECT_EQ(sh.running[i].updates, u == 0   ? step + 1
+                                             : u == 1 ? (step + 1) / 2
+                                                      : step / 3);
         }
         finish_all(&sh);
     }
     EXPECT_EQ(step_now(sh.core), 4);
+    EXPECT(step_updates(sh.core) == 4 && step_units_counted_apart(sh.core));
+    shell_deinit(&sh);
+}
+
+static void commit_all_but(struct shell *sh, uint64_t step, uint32_t idle, bool skip)
+{
+    struct decision d;
+    struct shd_err e = { 0 };
+    sh->ref_last = 0;
+    for (uint32_t u = 0; u < 3; u++)
+        EXPECT_OK(give(sh, step, u, 0, /* none= */ u == idle), &e);
+    finish_all(sh);
+    EXPECT_OK(commit(sh, step, skip, &d), &e);
+    finish_all(sh);
+}
+
+static void expect_counts(const struct shell *sh, uint64_t model, const uint64_t units[3])
+{
+    EXPECT_EQ(step_updates(sh->core), model);
+    for (uint32_t u = 0; u < 3; u++)
+        EXPECT_EQ(step_unit_updates(sh->core, u), units[u]);
+}
+
+/* Unit 0 is a mean, unit 2 skips idle steps. A skipped step counts for nobody; a put counts for
+ * nobody, and may say how many count. */
+TEST(updates_of_each_unit_are_counted)
+{
+    static struct shell sh;
+    struct decision d, put = { .skip = true, .put = 5, .puts = 1 };
+    enum step_committed how;
+    struct step_actions actions;
+    struct shd_err e = { 0 };
+    shell_init(&sh, 3, 1, 1);
+    step_means(sh.core, 0);
+    step_skips_idle(sh.core, 2);
+    commit_all_but(&sh, 0, 2, false);
+    commit_all_but(&sh, 1, 0, false);
+    commit_all_but(&sh, 2, 1, /* skip= */ true);
+    commit_all_but(&sh, 3, 1, false);
+    expect_counts(&sh, 3, (const uint64_t[]){ 3, 3, 2 });
+    const uint64_t given[] = { 0, 1 + 70, 1 + 0 };
+    for (uint64_t i = 0; i < 3; i++) { /* of none, of some, of all */
+        put.updates = i == 2 ? 1 + 9 : 0;
+        step_put_updates(sh.core, i == 1 ? given : NULL);
+        EXPECT_OK(step_commit(sh.core, 4 + i, &put, (struct step_blob){ NULL, 0 }, &d, &how,
+                              &actions, &e),
+                  &e);
+        take(&sh, &actions);
+        finish_all(&sh);
+        expect_counts(&sh, i == 2 ? 9 : 3,
+                      i == 0   ? (const uint64_t[]){ 3, 3, 2 }
+                      : i == 1 ? (const uint64_t[]){ 3, 70, 0 }
+                               : (const uint64_t[]){ 9, 9, 9 });
+        put.put++;
+        put.puts++;
+    }
+    const uint64_t too_many[] = { 0, LEDGER_STEP_MAX + 2, 0 };
+    EXPECT_STATUS(step_put_check_updates(sh.core, too_many, &e), SHD_ERANGE);
+    EXPECT_HAS(e.text, "updates of unit 1");
+    EXPECT_OK(step_put_check_updates(sh.core, given, &e), &e);
+    sh.ledger.head->version = 4; /* as if an older build had made it */
+    sh.core = step_init(sh.memory, &sh.ledger, NULL);
+    EXPECT_STATUS(step_put_check_updates(sh.core, given, &e), SHD_ENOTSUP);
+    EXPECT_OK(step_put_check_updates(sh.core, NULL, &e), &e);
     shell_deinit(&sh);
 }
 

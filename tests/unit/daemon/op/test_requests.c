@@ -490,4 +490,42 @@ TEST(names_of_metrics_outlive_the_message_where_a_gradient_waits)
     trainer_stop(1);
 }
 
+static int fill_zeros(void *ctx, uint32_t unit, enum shd_array array, float *values)
+{
+    (void)ctx;
+    (void)unit;
+    (void)array;
+    memset(values, 0, 64 * sizeof *values);
+    return 0;
+}
+
+/* A checkpoint without them would go on with others. Whose library knows them has to name a
+ * directory that is there. */
+TEST(counts_of_units_are_not_left_out_of_a_checkpoint)
+{
+    const struct shd_put_options put = { .size = sizeof put,
+                                         .arrays = (const uint8_t[]){ SHD_PUT_PARAMS },
+                                         .fill = fill_zeros,
+                                         .unit_updates = (const uint64_t[]){ 5 } };
+    const uint32_t levels[] = { WIRE_LEVEL_COUNTS - 1, WIRE_LEVEL };
+    struct shd_err e = { 0 };
+    trainer_start();
+    EXPECT_OK(shd_put(model, &put, NULL, &e), &e);
+    for (size_t i = 0; i < ARRAY_SIZE(levels); i++) {
+        static struct raw r;
+        struct wire_reply reply;
+        raw_open(&r);
+        r.level = levels[i];
+        EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+        const struct wire_request save = {
+            .type = WIRE_CHECKPOINT,
+            .checkpoint = { .model = raw_attach(&r, 0), .step = 1, .path = "/nowhere" }
+        };
+        EXPECT_STATUS(raw_ask(&r, save, &reply), i == 0 ? SHD_ENOTSUP : SHD_ENOENT);
+        EXPECT_HAS(reply.text, i == 0 ? "different numbers of updates" : "/nowhere");
+        raw_close(&r);
+    }
+    trainer_stop(1);
+}
+
 TEST_MAIN()

@@ -256,7 +256,8 @@ TEST(a_shardd_json_that_lies_is_refused)
     char *text = put_sample(fd, &in);
     expect_refused(fd, text, "\"step\": 7", "\"step\": 8", SHD_EINVAL, "its own checksum");
     without_sum(text);
-    expect_refused(fd, text, "\"format\": 1", "\"format\": 2", SHD_ENOTSUP, "format 2");
+    expect_refused(fd, text, "\"format\": 1", "\"format\": 3", SHD_ENOTSUP, "format 3");
+    expect_refused(fd, text, "\"format\": 1", "\"format\": 2", SHD_EINVAL, "'unit_updates'");
     expect_refused(fd, text, "\"step\": 7", "\"step\": -7", SHD_EINVAL, "'step'");
     expect_refused(fd, text, "\"step\": 7", "\"step\": 7.0", SHD_EINVAL, "'step'");
     expect_refused(fd, text, "\"step\": 7", "\"step\": 5", SHD_EINVAL, "'updates'");
@@ -277,6 +278,37 @@ TEST(a_shardd_json_that_lies_is_refused)
     expect_refused(fd, text, "\"step\": 7", "\"step\": 7, \"was\": 6", SHD_EINVAL, "more members");
     expect_refused(fd, text, "\"step\": 7", "\"step\": secret", SHD_EINVAL, "line");
     free(text);
+    dir_end(fd);
+}
+
+/* Where units have counts of their own the file is of a format that older builds refuse. */
+TEST(updates_of_units_are_read_again)
+{
+    const int fd = dir_new();
+    struct shd_err e = { 0 };
+    static char spec[] = "{\"name\":\"m\",\"units\":[{},{},{}]}";
+    uint64_t counts[] = { 6, 0, 7 };
+    struct ckpt_info in = sample(), out;
+    in.spec_json = spec;
+    char *text = put_sample(fd, &in);
+    EXPECT(strstr(text, "unit_updates") == NULL && strstr(text, "\"format\": 1") != NULL);
+    free(text);
+    in.unit_updates = counts;
+    in.unit_count = 3;
+    text = put_sample(fd, &in);
+    EXPECT_HAS(text, "\"format\": 2");
+    EXPECT_OK(ckpt_info_read(fd, &out, &e), &e);
+    EXPECT(out.unit_count == 3 && memcmp(out.unit_updates, counts, sizeof counts) == 0);
+    ckpt_info_deinit(&out);
+    free(text);
+    counts[2] = 8; /* in 7 steps */
+    free(put_sample(fd, &in));
+    EXPECT_STATUS(ckpt_info_read(fd, &out, &e), SHD_EINVAL);
+    EXPECT_HAS(e.text, "'unit_updates'");
+    counts[2] = 7;
+    in.unit_count = 2;
+    free(put_sample(fd, &in));
+    EXPECT_STATUS(ckpt_info_read(fd, &out, &e), SHD_EINVAL);
     dir_end(fd);
 }
 

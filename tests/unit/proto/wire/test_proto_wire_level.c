@@ -19,6 +19,7 @@ static const uint32_t fields_of_level[] = {
     [WIRE_LEVEL_TOLD] = 1,
     [WIRE_LEVEL_RANGES] = 1,
     [WIRE_LEVEL_MEETS] = 1,
+    [WIRE_LEVEL_COUNTS] = 2,
 };
 
 static uint32_t counts[WIRE_LEVEL_END];
