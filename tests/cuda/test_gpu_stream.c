@@ -138,7 +138,6 @@ static void single_open(struct single *x, const struct worker *w)
     const struct shd_options options = { .size = sizeof options,
                                          .address = daemons.dir,
                                          .slots = 32,
-                                         .timeout_ms = w->timeout_ms,
                                          .device = "cuda:0",
                                          .idle = idle };
     *x = (struct single){
@@ -258,6 +257,8 @@ static void too_late(struct worker *w)
     struct shd_err e = { 0 };
     struct single x;
     single_open(&x, w);
+    x.s->hub->patient = false; /* from here on: the machine may be busy */
+    x.s->hub->timeout_ns = x.s->timeout_ns = test_paced(500) * NS_PER_MS;
     atomic_store(&x.toy.gate, 1);
     const int r = single_micro(&x, 0, &e);
     if (shd_path(x.m) == SHD_PATH_MAP) {
@@ -391,10 +392,9 @@ static const struct {
     bool dies; /* and another one finishes */
     bool maps; /* only where nothing is copied to memory that is in use */
     long work_us;
-    uint64_t timeout_ms;
 } singles[] = {
     { .name = "gate", behind_a_gate, .maps = true },
-    { .name = "late", too_late, .timeout_ms = 300 },
+    { .name = "late", too_late },
     { .name = "reset", reset, .work_us = WORK_US },
     { .name = "leave", leave, .work_us = WORK_US },
     { .name = "die", die, .dies = true, .work_us = 2 * WORK_US },
@@ -407,7 +407,6 @@ static void run_single(struct worker *w, size_t i)
     int status = 0;
     w->model.name = singles[i].name;
     w->work_us = singles[i].work_us;
-    w->timeout_ms = test_paced(singles[i].timeout_ms);
     if (!singles[i].dies) {
         await_worker(in_child(singles[i].run, w));
         return;
