@@ -550,6 +550,18 @@ class Overtaken(unittest.TestCase):
         for call in ('digest', 'checkpoint'):
             self.assertEqual(self.train(f'looked-at-{call}', [call], looks), want, call)
 
+    def test_a_digest_while_others_go_on(self):
+        """Some step ends within it, unless each takes much longer than it does."""
+        def work():
+            module, opt = sd.shard(module := made(Mlp), adamw(module), name='digests', micro_batches=2)
+            for step, micro in sd.leases(module, 100):
+                module(1000 * step + micro).backward()
+                opt.step()
+                if os.environ['RANK'] == '1':
+                    sd.digest(module)
+            return sd.digest(module)
+        self.assertEqual(len(set(run(work, 2))), 1)
+
     def test_a_batch_without_data(self):
         def work():
             module, opt = sd.shard(module := made(Normed), adamw(module), name='no-data', micro_batches=4, timeout=30)
