@@ -80,7 +80,7 @@ held_in_dev='adopt|adopt_state|chaos_elastic|checkpoint_bad|checkpoint_ctl|clien
 held_in_dev+='|client_kept|client_lease|client_open|client_parts|client_put.*|client_read|client_reset|client_session|client_sizes'
 held_in_dev+='|client_waits|client_wrong|commit_steps|ctl|ctl_doctor|ctl_drain|ctl_keeper|ctl_meter'
 held_in_dev+='|ctl_plan|ctl_status|ctl_top|ctl_up|cuda_faults|cuda_share|elastic|emulate_trail|fault'
-held_in_dev+='|faults|fuzz_.*|gpu_client|gpu_client_faults|gpu_daemon_ctl|house.*|http|log|log_lines'
+held_in_dev+='|faults|fuzz_.*|gpu_client|gpu_client_faults|gpu_daemon_ctl|gpu_stream|house.*|http|log|log_lines'
 held_in_dev+='|lossy|manuals|memory|metrics|nccl_client|nccl_daemon|nccl_waits|page|page_dashboard'
 held_in_dev+='|plan_time|proto_.*|replace|requests|requests_spec|sim|sim_bugs|soak|spill|step_crash'
 
@@ -97,8 +97,8 @@ must() { timed "$1" step "$@"; }
 count_failed() { (step "$@") || note failed "$1"; }
 check() { timed "$1" count_failed "$@"; }
 
-# Of ctest's output: where nobody looks on, each twentieth test, and those that fail with what was said of it. Who shows
-# a part of a long output shows that about the first failure, so the reasons stand there, too.
+# Of ctest's output: where nobody looks on, each twentieth test, and those that fail with what was said of
+# it. Who shows a part of a long output shows that about the first failure, so the reasons stand there, too.
 shown() {
     if [ -t 1 ]; then
         sed -u "s/^/$1: /"
