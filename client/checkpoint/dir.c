@@ -260,6 +260,7 @@ int checkpoint_dir_begin(struct checkpoint_dir *d, struct shd_err *e)
     d->partial_fd = openat(d->fd, d->partial, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (d->partial_fd < 0)
         return err_sys(e, SHD_EIO, "open '%s' in '%.120s'", d->partial, d->path);
+    FAIL_POINT("save:begin:after");
     return checkpoint_give(d->partial_fd, d->uid, d->partial, e);
 }
 

@@ -17,7 +17,8 @@
 
 struct order {
     char name[64];
-    _Atomic uint64_t left; /* passages until it kills; 0: done */
+    _Atomic uint64_t left; /* passages until it is sent; 0: done */
+    int signal;
 };
 
 void (*fail_point_hook)(const char *name);
@@ -35,7 +36,7 @@ static void read_orders(void)
     listing = text != NULL && strcmp(text, "list") == 0;
     while (text != NULL && *text != '\0' && order_count < ORDERS_MAX && !listing) {
         struct order *o = &orders[order_count++];
-        const size_t bytes = strcspn(text, ",@");
+        const size_t bytes = strcspn(text, ",@!");
         snprintf(o->name, sizeof o->name, "%.*s", (int)bytes, text);
         text += bytes;
         uint64_t passages = 1;
@@ -44,6 +45,8 @@ static void read_orders(void)
             passages = strtoull(text + 1, &end, 10);
             text = end;
         }
+        o->signal = *text == '!' ? SIGSTOP : SIGKILL;
+        text += *text == '!';
         atomic_store(&o->left, passages);
         text += *text == ',';
     }
@@ -90,10 +93,11 @@ void fail_point_hit(const char *name)
         struct order *o = &orders[i];
         if (strcmp(o->name, name) != 0 || atomic_load(&o->left) == 0)
             continue;
-        if (atomic_fetch_sub(&o->left, 1) == 1) {
-            kill(getpid(), SIGKILL);
+        if (atomic_fetch_sub(&o->left, 1) != 1)
+            continue;
+        kill(getpid(), o->signal);
+        if (o->signal == SIGKILL)
             pause(); /* not one instruction further */
-        }
     }
 }
 #else

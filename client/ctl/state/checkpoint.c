@@ -95,8 +95,10 @@ static void print_saved(const struct ask *ask, const struct saved *s)
 
 static uint64_t saved_step = UINT64_MAX; /* the last one that was */
 
-/* Save the open step, or `step` when it comes. */
-static int save_once(const struct ask *ask, shd_model *m, uint64_t step, struct shd_err *e)
+/* Save the open step, or `step` when it comes. Unless it is the last one it is given up when we are
+ * told to stop. */
+static int save_once(const struct ask *ask, shd_model *m, uint64_t step, bool last,
+                     struct shd_err *e)
 {
     const struct shd_checkpoint_options options = { .size = sizeof options,
                                                     .keep = ask->keep,
@@ -106,10 +108,9 @@ static int save_once(const struct ask *ask, shd_model *m, uint64_t step, struct 
     bool done = false;
     uint64_t start_ns = clock_now_ns();
     int r = shd_checkpoint_begin(m, ask->dir, &options, e);
-    const int was_stopped = stopped; /* then this is the last one */
     /* While training goes on nobody waits for it. */
-    struct meter *meter = stays(ask) && !was_stopped ? NULL : meter_begin(&how_far);
-    while (r == SHD_OK && !done && stopped == was_stopped) {
+    struct meter *meter = stays(ask) && !last ? NULL : meter_begin(&how_far);
+    while (r == SHD_OK && !done && (last || !stopped)) {
         if (save_step(m) < step)
             start_ns = clock_now_ns();
         nanosleep(&(struct timespec){ .tv_nsec = 2000000 }, NULL);
@@ -180,7 +181,7 @@ static int save_on(const struct ask *ask, shd_model *m, struct shd_err *e)
         uint64_t step = 0;
         r = wait_due(ask, m, last_step, last_ns, &step, e);
         if (r == SHD_OK && !stopped)
-            r = save_once(ask, m, step, e);
+            r = save_once(ask, m, step, /* last= */ false, e);
         if (r != SHD_OK && hub_check(m->session->hub, NULL) != SHD_OK)
             break;
         if (r != SHD_OK) /* training goes on, and the next one may succeed */
@@ -189,7 +190,7 @@ static int save_on(const struct ask *ask, shd_model *m, struct shd_err *e)
         last_ns = clock_now_ns();
     }
     if (stopped && save_step(m) != saved_step) /* what came since then, too */
-        return save_once(ask, m, 0, e);
+        return save_once(ask, m, 0, /* last= */ true, e);
     return stopped || r == SHD_EGONE ? SHD_OK : r;
 }
 
@@ -211,7 +212,7 @@ int checkpoint_save(struct shd_session *s, const struct checkpoint_save *what, s
     shd_model *m = NULL;
     int r = attach(&ask, s, &m, e);
     if (r == SHD_OK)
-        r = save_once(&ask, m, 0, e);
+        r = save_once(&ask, m, 0, /* last= */ true, e);
     shd_model_close(m);
     return r;
 }
@@ -235,7 +236,7 @@ static int save(const struct ask *ask, struct shd_err *e)
     if (r == SHD_OK && m->map == NULL)
         r = err_set(e, SHD_ENOTSUP, "\"local:\" does not save: run daemons");
     if (r == SHD_OK)
-        r = stays(ask) ? save_on(ask, m, e) : save_once(ask, m, 0, e);
+        r = stays(ask) ? save_on(ask, m, e) : save_once(ask, m, 0, /* last= */ true, e);
     shd_model_close(m);
     shd_close(s);
     return r;

@@ -29,7 +29,8 @@ static struct segment segment_of_spec(const char *json, struct spec_stub *ret_st
     struct segment segment;
     char padded[SPEC_SEGMENT_BYTES_MIN];
     memset(padded, ' ', sizeof padded);
-    memcpy(padded, json, strlen(json));
+    for (size_t i = 0; json[i] != '\0'; i++)
+        padded[i] = json[i];
     EXPECT_OK(spec_stub_of(padded, sizeof padded, ret_stub, &e), &e);
     EXPECT_OK(spec_segment_new(padded, sizeof padded, &segment, &e), &e);
     return segment;

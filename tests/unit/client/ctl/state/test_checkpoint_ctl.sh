@@ -228,6 +228,21 @@ soon 'nothing is being saved' has_partial
 kill -TERM $verb
 wait $verb || fail "SIGTERM to one that stays: $(cat "$work/verb")"
 expect "$work/verb" 'saved .*/step-000000000003'
+# The same where the signal comes while it begins to wait: held there at a fail point, in builds that have them.
+SHARDD_FAIL=list shardctl checkpoint "$work/listed" >"$work/verb" 2>&1
+if grep -q 'fail_point save:begin' "$work/verb"; then
+    export SHARDD_FAIL='save:begin:after!'
+    begin checkpoint "$work/broken" --every 4
+    unset SHARDD_FAIL
+    saver=$(cat "/proc/$verb/task/$verb/children")
+    is_held() { grep -q '^State:.T' "/proc/${saver% }/status"; }
+    soon 'the saver is not held' is_held
+    kill -TERM $verb
+    is_told() { grep -q '^ShdPnd:.*4...$' "/proc/${saver% }/status"; }
+    soon 'the signal is not passed on' is_told
+    kill -CONT "${saver% }"
+    wait $verb || fail "SIGTERM to one that begins to wait: $(cat "$work/verb")"
+fi
 kill -STOP $daemon
 for verb_words in "checkpoint $work/broken" "checkpoint $work/broken --every 4" "drain --checkpoint $work/broken"; do
     # shellcheck disable=SC2086
