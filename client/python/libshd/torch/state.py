@@ -45,9 +45,23 @@ def masters(engine: Engine, units: Iterable[Unit]) -> dict[Unit, torch.Tensor]:
     return {unit: unit.array if unit.array.dtype == torch.float32 else read(engine, unit, PARAMS)[0] for unit in units}
 
 
-def put(engine: Engine, arrays: Mapping[Unit, int], fill: Fill, updates: Optional[Mapping[Unit, int]] = None) -> None:
+def _is_there(engine: Engine, arrays: Mapping[Unit, int], fill: Fill) -> bool:
+    """Whether the owners have what is to be put."""
+    for unit, bits in arrays.items():
+        for array in (PARAMS, *MOMENTS):
+            if not bits >> array & 1:
+                continue
+            wanted = torch.zeros(elems_of(unit))
+            fill(unit, array, wanted)
+            found = read(engine, unit, array)[0]
+            if not all(torch.equal(engine.view(found, part), engine.view(wanted, part)) for part in unit.parts):
+                return False
+    return True
+
+
+def put(engine: Engine, arrays: Mapping[Unit, int], fill: Fill, updates: Optional[Mapping[Unit, int]] = None) -> bool:
     """arrays: of each unit the bits of what is put; fill writes one of them into a tensor. updates: how many count,
-    of each unit that is trained; None: as many as before."""
+    of each unit that is trained; None: as many as before. Whether these values are there, or another worker's."""
     def filled(index: int, array: int, address: int) -> None:
         unit = engine.every[index]
         fill(unit, array, tensor_at(address, elems_of(unit), torch.float32))
@@ -60,9 +74,11 @@ def put(engine: Engine, arrays: Mapping[Unit, int], fill: Fill, updates: Optiona
             counts = [updates.get(unit, most) for unit in engine.every]
     for left in reversed(range(TRIES)):
         try:
-            engine.model.put(bytes(arrays.get(unit, 0) for unit in engine.every), filled, most, counts)
+            mine = engine.model.put(bytes(arrays.get(unit, 0) for unit in engine.every), filled, most, counts)
             break
         except Busy as e:
+            if engine.new and _is_there(engine, arrays, fill):
+                return True  # it was put before this worker was started again, and the step has begun since
             if not engine.fixed or engine.new or not left:
                 raise Misuse('what writable() and its like have written is not put: other workers have begun the next '
                              'step. Each calls it, at the same point of its loop, also those whose values do not '
@@ -71,9 +87,18 @@ def put(engine: Engine, arrays: Mapping[Unit, int], fill: Fill, updates: Optiona
             engine.model.reset_step()
     engine.new = False
     engine.moved()
+    return mine
 
 
 # -- Parameters ------------------------------------------------------------------------------------
+
+class Written(NamedTuple):
+    """What writable() has written to a parameter; and the first element that became another, as it was."""
+    part: Part
+    values: torch.Tensor
+    at: int
+    was: torch.Tensor
+
 
 def _between_steps(engine: Engine, what: str) -> None:
     if engine.leased is not None:
@@ -97,7 +122,7 @@ def writable(module: nn.Module) -> Iterator[nn.Module]:
     if grads and engine.stream:
         raise Misuse('writable() after a backward() in no_sync(), whose gradients are of the parameters as they are: '
                      'call step() first, or zero_grad() to drop them')
-    changed: dict[Unit, list[tuple[Part, torch.Tensor]]] = {}
+    changed: dict[Unit, list[Written]] = {}
     if engine.new and engine.fixed and engine.behind():
         engine.catch_up()
     with engine.all_held(or_late=True) as late:
@@ -125,17 +150,30 @@ def writable(module: nn.Module) -> Iterator[nn.Module]:
         changed[min(engine.units, key=elems_of)] = []
     if changed or buffers:
         engine.check()
-        kept = masters(engine, changed)
+        kept, before = masters(engine, changed), dict(engine.buffers.kept)
 
         def fill(unit: Unit, _: int, to: torch.Tensor) -> None:
             if unit in buffers:
                 to.copy_(buffers[unit])
             else:
                 _merge(engine, unit, changed[unit], kept[unit], to)
-        put(engine, dict.fromkeys([*changed, *buffers], _c.SHD_PUT_PARAMS), fill)
+        if not put(engine, dict.fromkeys([*changed, *buffers], _c.SHD_PUT_PARAMS), fill):
+            _check_dropped(engine, changed, {unit: before[unit] for unit in buffers})
 
 
-def _note(engine: Engine, changed: dict[Unit, list[tuple[Part, torch.Tensor]]], unit: Unit, part: Part) -> None:
+def _check_dropped(engine: Engine, changed: Mapping[Unit, list[Written]], buffers: Mapping[Unit, torch.Tensor]) -> None:
+    """Another worker's values are there: are they none? buffers: those that were written to, as they were."""
+    written = [(unit, one) for unit, some in changed.items() for one in some]
+    names = [*(one.part.name for _, one in written), *(part.name for unit in buffers for part in unit.parts)]
+    if names and all(engine.view(unit.array, one.part).flatten()[one.at] == one.was != one.values.flatten()[one.at]
+                     for unit, one in written) and \
+            all(torch.equal(was, engine.buffers.kept[unit]) for unit, was in buffers.items()):
+        raise Misuse(f'what writable() has written to {names[0]!r} (of {len(names)}) is dropped: another worker left '
+                     'it first, has written nothing there, and the values of the first count. Each worker writes the '
+                     'same; rank 0 alone cannot')
+
+
+def _note(engine: Engine, changed: dict[Unit, list[Written]], unit: Unit, part: Part) -> None:
     """Keep what was written to a parameter, if anything was."""
     p, was = part.parameter, engine.view(unit.array, part)
     if part.owner._parameters.get(part.name.rpartition('.')[2]) is not p:
@@ -145,14 +183,14 @@ def _note(engine: Engine, changed: dict[Unit, list[tuple[Part, torch.Tensor]]], 
         raise Misuse(f'{part.name!r} became {p.dtype} {tuple(p.shape)} on {p.device}, it is {was.dtype} '
                      f'{tuple(was.shape)} on {was.device}: nothing is put')
     if not torch.equal(p.data, was):
-        changed.setdefault(unit, []).append((part, p.data))
+        at = int((p.data != was).flatten().view(torch.uint8).argmax())
+        changed.setdefault(unit, []).append(Written(part, p.data, at, was.flatten()[at].clone()))
 
 
-def _merge(engine: Engine, unit: Unit, changed: list[tuple[Part, torch.Tensor]], kept: torch.Tensor,
-           to: torch.Tensor) -> None:
+def _merge(engine: Engine, unit: Unit, changed: list[Written], kept: torch.Tensor, to: torch.Tensor) -> None:
     """What was not written to keeps all bits of its fp32 masters, of which the parameters may be roundings."""
     to.copy_(kept[:to.numel()])
-    for part, value in changed:
+    for part, value, *_ in changed:
         master, was = engine.view(to, part), engine.view(unit.array, part)
         master.copy_(torch.where(value == was, master, value.float()))
 

@@ -17,6 +17,7 @@ if __name__ == '__main__':
     torch_run.start(sys.argv[1])
 
 import torch  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
 import libshd  # noqa: E402
@@ -367,6 +368,27 @@ class Alone(Case):
         self.assertRegex(said, rf'waits .* for named \(pid {pid}, .*all workers, before values are put in step 0')
 
 
+    def test_what_rank_0_alone_has_written(self):
+        """The other one has written nothing, and is first."""
+        def work():
+            module, opt = sd.shard(module := Normed(), adamw(module.parameters()), name='rank-0')
+            left, said = os.path.join(DAEMONS.directory, 'left'), []
+            for what in ('fc.bias', 'norm.running_mean'):
+                try:
+                    with sd.writable(module):
+                        if os.environ['RANK'] == '0':
+                            wait_for(f'{left}-{what}')
+                            module.state_dict()[what].fill_(3)
+                except libshd.Misuse as e:
+                    said.append(str(e))
+                mark(f'{left}-{what}')
+            return said, sd.digest(module)
+        (said, digest), (other, its) = run(work, 2)
+        for text, what in zip(said, ('fc.bias', 'norm.running_mean'), strict=True):
+            self.assertRegex(text, f"written to '{what}' .of [13]. is dropped: another worker left it first")
+        self.assertEqual((other, its), ([], digest))
+
+
 class Late(Case):
     """writable() by two workers, of which one is late."""
 
@@ -527,6 +549,29 @@ class Begins(Case):
             return sd.digest(module)
         first, second = run(work, 2)
         self.assertEqual(first, second)
+
+    def test_values_that_are_there(self):
+        """A worker that was killed in its first step puts them again, where it and others have gradients in."""
+        def work():
+            torch.manual_seed(2)
+            plain, name = Normed(), f'there-{os.environ["WORLD_SIZE"]}'
+            path = os.path.join(DAEMONS.directory, name)
+            save_file(plain.state_dict(), f'{path}-{os.environ["RANK"]}')
+            torch.manual_seed(1)
+            module, opt = sd.shard(module := Normed(), adamw(module.parameters()), name=name)
+            if sd.step_of(module) == 0:
+                with sd.writable(module):
+                    module.load_state_dict(plain.state_dict())
+                sd.load_safetensors(module, f'{path}-{os.environ["RANK"]}')
+                opt.load_state_dict(adamw(plain.parameters()).state_dict())
+            module(torch.linspace(-1, 1, 32).view(8, 4)).mean().backward()
+            if os.environ['RANK'] == '0' and torch_run.first(DAEMONS, name):
+                time.sleep(0.1 * torch_run.PACE)  # gradients are with the owners
+                kill_here()
+            opt.step()
+            return sd.digest(module)
+        (one,), (two, three) = run(work), run(work, 2)
+        self.assertEqual((one, two), (two, three))
 
     def begun(self, **flags):
         with contextlib.redirect_stderr(io.StringIO()) as said:
