@@ -180,7 +180,8 @@ def report(module: nn.Module, **metrics: Union[float, torch.Tensor]) -> None:
     if engine.weighted and 'weight' in metrics:
         raise InvalidArgument("the metric 'weight' is what sd.weight() was told")
     numbers = {key: check.number_of(f'metric {key!r}', value) for key, value in metrics.items()}
-    if not engine.ran and not engine.grads():
+    # Where no forward calls the module, nothing is heard of it before its backward.
+    if engine.heard and not engine.ran and not engine.grads():
         raise Misuse(f'sd.report() of {", ".join(metrics)} where nothing of step {engine.step} has been computed yet: '
                      'it would count in that step; call it between the forward of a micro-batch and step()')
     engine.metrics.update(numbers)

@@ -117,6 +117,7 @@ class Engine:
         self.backwards = 0              # done in the open step
         self.resets = 0                 # of it, by others
         self.ran = False                # something of it was computed, or begun
+        self.heard = False              # a forward was ever heard of: those are that do not call the module itself
         self.forward = ''               # since the last backward: 'begun', 'done'
         self.open = False               # a backward has begun and has not ended
         self.missing: Optional[dict[Unit, set[Part]]] = None  # of the backward that goes on
@@ -340,7 +341,12 @@ class Engine:
             self.broken()
         if torch.is_grad_enabled():
             self.flush()
-            self.ran, self.forward = True, 'begun'
+            self.runs()
+            self.forward = 'begun'
+
+    def runs(self) -> None:
+        """A forward goes on, with gradients."""
+        self.ran = self.heard = True
 
     def forward_ends(self) -> None:
         self.forward = self.forward and 'done'
@@ -427,7 +433,8 @@ class Engine:
         """The step has begun again, and nothing of it is here. With grads="step" gradients (and buffers) stay: they
         are all there is to it."""
         self.open, self.missing, self.due, self.spoilt = False, None, None, ''
-        self.backwards, self.metrics, self.sealed, self.handed, self.ran = 0, {}, False, False, False
+        self.backwards, self.metrics, self.sealed, self.handed = 0, {}, False, False
+        self.ran = self.ran and not buffers  # a forward, whose backward is to come
         self.forget_names()
         if self.stream:
             self.drop()

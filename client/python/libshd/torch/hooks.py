@@ -80,7 +80,8 @@ class UnitBegins(Hook):
 
     @untraced
     def __call__(self, *_: Any) -> None:
-        self.engine.ran = self.engine.ran or torch.is_grad_enabled()
+        if torch.is_grad_enabled():
+            self.engine.runs()
         self.engine.acquire(self.unit)
 
 

@@ -30,6 +30,17 @@ INVALID, REFUSED = libshd.InvalidArgument, libshd.NotSupported
 SHORT_S = 2 * torch_run.PACE  # that a worker waits for one that was refused
 
 
+class Coded(nn.Module):
+    """What is trained of it is no call of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(4, 2), nn.Linear(2, 4)
+
+    def loss(self, x):
+        return (self.decoder(self.encoder(x)) - x).square().mean()
+
+
 def adamw(p):
     return torch.optim.AdamW(p, lr=0.01)
 
@@ -118,18 +129,39 @@ class Metrics(Case):
 
 
     def test_what_comes_after_the_step(self):
-        module, opt = self.shard()
+        module, opt = self.shard(address='local:')
         for _ in range(2):
-            self.refuses(sd.report, module, loss=1.0, says=r'nothing of step \d has been computed yet.*and step\(\)')
             with torch.no_grad():
                 module(self.X)
-            self.refuses(sd.report, module, validation=1.0, says='sd.report.. of validation where nothing')
             loss = module(self.X)
             sd.report(module, loss=2.0)
             loss.backward()
             sd.report(module, loss=3.0, accuracy=0.5)
             opt.step()
             self.assertEqual(opt.last.metrics, {'loss': 3.0, 'accuracy': 0.5})
+            self.refuses(sd.report, module, loss=1.0, says=r'nothing of step \d has been computed yet.*and step\(\)')
+            with torch.no_grad():
+                module(self.X)
+            self.refuses(sd.report, module, validation=1.0, says='sd.report.. of validation where nothing')
+
+    def test_a_batch_after_one_that_is_given_up(self):
+        module, opt = self.shard(address='local:')
+        module(self.X).backward()
+        loss = module(self.X)
+        opt.zero_grad()
+        sd.report(module, loss=loss)
+        loss.backward()
+        opt.step()
+        self.assertEqual(opt.last.loss, loss.item())
+
+    def test_a_forward_that_is_not_the_modules_own(self):
+        module, opt = self.shard(module=Coded(), address='local:')
+        for _ in range(2):
+            loss = module.loss(self.X)
+            sd.report(module, loss=loss)
+            loss.backward()
+            opt.step()
+            self.assertEqual(opt.last.loss, loss.item())
 
 
 class Groups(Case):
