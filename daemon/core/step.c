@@ -155,6 +155,18 @@ void step_resume(struct step *s, uint32_t unit, struct step_actions *ret_actions
     unit_advance(s, unit, ret_actions);
 }
 
+int step_check_counts(const struct step *s, struct shd_err *e)
+{
+    for (uint32_t u = 0; s->phase == STEP_APPLYING && u < s->units; u++)
+        if (!s->unit[u].free && s->record.decision.put == 0 && !nothing_to_apply(s, u) &&
+            ledger_unit_updates(&s->ledger, u) == 0)
+            return err_set(e, SHD_ESEGMENT,
+                           "ledger's unit %" PRIu32 " has 0 updates, and step %" PRIu64
+                           " is to update it",
+                           u, s->now);
+    return SHD_OK;
+}
+
 struct step_word step_done_word(const struct step *s, const struct step_action *a)
 {
     struct ledger_unit *kept = &s->ledger.unit[a->unit];

@@ -149,6 +149,9 @@ uint64_t step_updates(const struct step *s); /* committed and not skipped */
 /* Those of them that updated the unit: not one that it was idle in and skips. */
 uint64_t step_unit_updates(const struct step *s, uint32_t unit);
 bool step_units_counted_apart(const struct step *s); /* of any unit there are others */
+/* Once it is known which units skip idle steps: is each update that a predecessor has left to be
+ * done counted? SHD_ESEGMENT: not. */
+int step_check_counts(const struct step *s, struct shd_err *e);
 /* The last decision ever recorded: SEALED steps after it included. False: none yet. */
 bool step_last_decision(const struct step *s, struct decision *ret_decision);
 struct step_blob {

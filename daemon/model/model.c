@@ -163,7 +163,7 @@ int model_core(struct model *m, struct shd_err *e)
             step_means(m->core, u);
     m->lease = lease_init(lease, spec_returns(m->spec),
                           /* cautious= */ m->map->owner > 0 || m->kept.adopted);
-    return SHD_OK;
+    return step_check_counts(m->core, e);
 }
 
 int model_plan(struct spec *spec, const struct model_home *home, struct model **ret_model,

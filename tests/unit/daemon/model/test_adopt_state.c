@@ -198,6 +198,34 @@ static void spoil_instance(struct ledger_head *h)
     h->instance ^= 1;
 }
 
+static struct ledger_unit units_before[SHD_UNITS_MAX];
+static bool skip_before;
+
+static struct ledger_unit *stored_units(struct ledger_head *h)
+{
+    return (struct ledger_unit *)(void *)((uint8_t *)h + h->units_at);
+}
+
+/* Idle in the last step, which is to update them all the same, for the first time. */
+static void spoil_counts(struct ledger_head *h)
+{
+    struct ledger_unit *units = stored_units(h);
+    memcpy(units_before, units, h->units * sizeof *units);
+    for (uint32_t u = 0; u < h->units; u++) {
+        atomic_fetch_sub(&units[u].version, 1);
+        atomic_store(&units[u].progress, 0);
+        units[u].updates[atomic_load(&h->commits) & 1] = 0;
+    }
+    skip_before = h->record[atomic_load(&h->commits) & 1].decision.skip;
+    h->record[atomic_load(&h->commits) & 1].decision.skip = false;
+}
+
+static void mend_counts(struct ledger_head *h)
+{
+    memcpy(stored_units(h), units_before, h->units * sizeof *units_before);
+    h->record[atomic_load(&h->commits) & 1].decision.skip = skip_before;
+}
+
 TEST(ledgers_that_contradict_themselves_are_refused_and_kept)
 {
     static const struct {
@@ -211,6 +239,7 @@ TEST(ledgers_that_contradict_themselves_are_refused_and_kept)
         { spoil_spec, mend_spec, SHD_EINVAL, "" },
         { spoil_state, mend_state, SHD_ESEGMENT, "bytes of state" },
         { spoil_instance, spoil_instance, SHD_ESEGMENT, "instance" },
+        { spoil_counts, mend_counts, SHD_ESEGMENT, "has 0 updates, and step 1 is to update it" },
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         struct past got;
