@@ -39,6 +39,7 @@ struct restoring {
     char *spec_json; /* owned */
     struct spec_out spec;
     bool weights, replace, open;
+    bool one_count;      /* as wire_open_model */
     uint64_t restore_id; /* random, the same at all owners */
     bool answered;       /* by one at least: `step` is known */
     uint64_t step;
@@ -57,6 +58,7 @@ static void make_request(const struct round *round, const struct link *link,
         .open = r->open,
         .replace = r->replace,
         .restore_id = r->restore_id,
+        .one_count = r->one_count,
     };
     spec_out_fill(&r->spec, &ret_request->restore.spec, &ret_request->restore.spec_at);
 }
@@ -238,6 +240,8 @@ int shd_restore(shd_session *s, const char *path, const struct shd_restore_optio
     struct restoring r = { .hub = s->hub, .replace = o.replace, .spec.segment = SEGMENT_CLOSED };
     struct shd_restored restored = { .step = 0 };
     int status = check_session(s, &o, e);
+    if (status == SHD_OK)
+        r.one_count = hub_has_older(s->hub, WIRE_LEVEL_COUNTS);
     if (status == SHD_OK)
         status = o.weights ? take_weights(&r, path, o.spec_json, e) : take_checkpoint(&r, path, e);
     if (status == SHD_OK)

@@ -33,6 +33,7 @@ struct creating { /* one attempt */
     struct part *parts; /* owned, [links] */
     float *values;      /* owned, [elements of the largest unit] */
     uint64_t origin;
+    bool one_count; /* as wire_open_model */
     enum wire_create_what what;
     char by[WIRE_NAME_BYTES_MAX];
     bool begun;  /* by owner 0 at least */
@@ -54,6 +55,7 @@ static void make_create(const struct round *round, const struct link *link,
         .name = begin ? c->spec->name : "",
         .owner = link->index,
         .owners = c->hub->link_count,
+        .one_count = begin && c->one_count,
     };
     if (begin)
         spec_out_fill(c->json, &ret_request->create.spec, &ret_request->create.spec_at);
@@ -270,7 +272,11 @@ static uint64_t losses(const struct hub *hub)
 static int create_once(const struct shd_model *m, const struct spec_out *json,
                        struct starts *starts, bool *ret_again, struct shd_err *e)
 {
-    struct creating c = { .hub = m->session->hub, .spec = m->spec, .json = json, .starts = starts };
+    struct creating c = { .hub = m->session->hub,
+                          .spec = m->spec,
+                          .json = json,
+                          .starts = starts,
+                          .one_count = hub_has_older(m->session->hub, WIRE_LEVEL_COUNTS) };
     const uint64_t losses_before = losses(c.hub);
     int r = make_parts(&c, e);
     while (r == SHD_OK && c.origin == 0)

@@ -126,7 +126,8 @@ static void fill_open(const struct layout_opening *o, const struct link *link,
                                    .slots = o->slots,
                                    .origin = o->origin,
                                    .settled = o->settled,
-                                   .spec_apart = true };
+                                   .spec_apart = true,
+                                   .one_count = o->one_count };
     if (o->json != NULL)
         spec_out_fill(o->json, &q->spec, &q->spec_at);
 }

@@ -14,6 +14,7 @@ struct layout_opening { /* what a model is asked for by */
     struct map_layout *ret_layout; /* where the answer goes; NULL: owner->layout */
     uint64_t origin;               /* as owner 0 has it, once `settled`: it has answered */
     bool settled;
+    bool one_count; /* as wire_open_model */
 };
 
 /* OpenModel to one or to every daemon. */

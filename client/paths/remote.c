@@ -167,7 +167,11 @@ static int remote_open(struct shd_model *m, const char *name, uint32_t slots, st
         return r;
     }
     struct layout_opening o = {
-        .m = m, .json = has_spec ? &json : NULL, .name = name, .slots = slots
+        .m = m,
+        .json = has_spec ? &json : NULL,
+        .name = name,
+        .slots = slots,
+        .one_count = hub_has_older(m->session->hub, WIRE_LEVEL_COUNTS),
     };
     m->session->opening = m;
     r = open_as(&o, e);

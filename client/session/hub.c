@@ -24,6 +24,14 @@ int hub_check(const struct hub *hub, struct shd_err *e)
     return SHD_OK;
 }
 
+bool hub_has_older(const struct hub *hub, uint32_t level)
+{
+    for (uint32_t i = 0; i < hub->link_count; i++)
+        if (hub->links[i].peer.level < level)
+            return true;
+    return false;
+}
+
 uint64_t hub_deadline_ns(struct hub *hub, uint64_t start_ns)
 {
     const uint64_t now_ns = clock_now_ns();

@@ -33,6 +33,9 @@ void hub_renew(struct hub *hub);
 /* The first link's fault, or SHD_OK. */
 int hub_check(const struct hub *hub, struct shd_err *e);
 
+/* Whether a daemon's build is older than this level of features (enum wire_level). */
+bool hub_has_older(const struct hub *hub, uint32_t level);
+
 /* Take in what has arrived; wait up to timeout_ns (rounded up to ms) for something. Looks after
  * links that are down. Returns hub_check(), and in a wait SHD_ECANCELED if it is to be broken off.
  * A poll is part of a wait when it may sleep, or when its deadline was asked for before it. */

@@ -79,7 +79,7 @@ static int check_counts(const struct ledger_head *h, struct shd_err *e)
 static struct ledger_head head_of(const struct ledger_shape *shape)
 {
     struct ledger_head h = { .magic = LEDGER_MAGIC,
-                             .version = LEDGER_VERSION,
+                             .version = shape->one_count ? LEDGER_ONE_COUNT : LEDGER_VERSION,
                              .owner = shape->owner,
                              .owners = shape->owners,
                              .instance = shape->instance,
@@ -454,7 +454,7 @@ void ledger_renew(struct ledger *l)
     atomic_store(&h->resets, 0);
     atomic_store(&h->promised, atomic_load(&h->commits) + 1);
     atomic_signal_fence(memory_order_seq_cst);
-    h->version = 4;
+    h->version = LEDGER_ONE_COUNT;
 }
 
 int ledger_adopt(struct ledger *l, void *memory, uint64_t bytes, struct shd_err *e)

@@ -47,6 +47,7 @@
 
 #define LEDGER_MAGIC      UINT64_C(0x31726764656c6873) /* "shledgr1" */
 #define LEDGER_VERSION    5u /* 4: without counts of units; 3: resets; 2: ledger_more; 1: history */
+#define LEDGER_ONE_COUNT  4u /* the version of one with one count of updates for all units */
 #define LEDGER_NAME_BYTES 128u
 #define LEDGER_BLOB_BYTES ((uint64_t)768 * 1024)
 #define LEDGER_METRICS    4u
@@ -153,6 +154,7 @@ struct ledger_shape {
     uint64_t state_bytes;
     uint64_t chunk_count;   /* of all units' slices */
     uint32_t history_slots; /* LEDGER_HISTORY; 0: no history */
+    bool one_count;         /* of updates, for all units: another owner is of an older build */
 };
 
 /* Bytes of a ledger, whole pages. Errors: SHD_ERANGE. */

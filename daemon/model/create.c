@@ -39,6 +39,7 @@ struct create {
     uint64_t session; /* 0: it is gone */
     uint64_t origin;
     uint32_t owner, owners;
+    bool one_count;                 /* as model_home */
     char name[WIRE_NAME_BYTES_MAX]; /* of the model */
     char by[WIRE_NAME_BYTES_MAX];   /* of the session */
     struct spec *spec;              /* owned until the model takes it */
@@ -186,7 +187,11 @@ static void make(uv_work_t *work)
 {
     struct create *c = work->data;
     const struct model_home home = {
-        .kern = c->daemon->kern, .keeper = c->daemon->keeper, .owner = c->owner, .owners = c->owners
+        .kern = c->daemon->kern,
+        .keeper = c->daemon->keeper,
+        .owner = c->owner,
+        .owners = c->owners,
+        .one_count = c->one_count,
     };
     c->status = spec_parse(c->op->spec, c->op->spec_bytes, &c->spec, &c->err);
     if (c->status == SHD_OK && strcmp(c->spec->name, c->name) != 0)
@@ -229,6 +234,7 @@ static int begin(struct op *op)
     c->origin = req->origin;
     c->owner = req->owner;
     c->owners = req->owners;
+    c->one_count = req->one_count || op->session->level < WIRE_LEVEL_COUNTS;
     memcpy(c->name, req->name, strlen(req->name) + 1);
     memcpy(c->by, op->session->name, strlen(op->session->name) + 1);
     c->stage = SEGMENT_CLOSED;

@@ -99,7 +99,8 @@ static struct ledger_shape ledger_shape_of(const struct model *m)
                                   .instance = m->kept.instance,
                                   .state_bytes = model_state_bytes(m),
                                   .chunk_count = m->trail.chunk_count,
-                                  .history_slots = LEDGER_HISTORY };
+                                  .history_slots = LEDGER_HISTORY,
+                                  .one_count = m->kept.one_count };
 }
 
 static int make_kept(struct model *m, struct shd_err *e)
@@ -182,6 +183,7 @@ int model_plan(struct spec *spec, const struct model_home *home, struct model **
     m->spec = spec;
     m->kern = home->kern;
     m->kept.keeper = home->keeper;
+    m->kept.one_count = home->one_count;
     m->state = m->publish = m->board_segment = m->ledger_segment = SEGMENT_CLOSED;
     m->json.segment = SEGMENT_CLOSED;
     m->spill->segment = SEGMENT_CLOSED;

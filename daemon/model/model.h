@@ -37,8 +37,9 @@ struct model_kept {              /* what outlives this process */
     uint64_t instance;           /* random; the keeper's names of the segments carry it */
     int spare_fd;                /* owned: memory for a successor (spare.h); -1: none */
     _Atomic uint64_t spare_bytes;
-    bool stored;  /* with the keeper */
-    bool adopted; /* from a predecessor */
+    bool stored;    /* with the keeper */
+    bool adopted;   /* from a predecessor */
+    bool one_count; /* as model_home, where it is made here */
 };
 
 struct model_trail {              /* of all units' work */
@@ -97,6 +98,7 @@ struct model_home {
     struct kern *kern;           /* borrowed: its memory, its work */
     const struct keeper *keeper; /* borrowed */
     uint32_t owner, owners;
+    bool one_count; /* of updates, for all units, in the ledger that is made */
 };
 
 /* Make a model of a parsed spec (taken on SHD_OK only): segments, stored with the keeper; core,

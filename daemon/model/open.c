@@ -278,7 +278,8 @@ static void make_model(uv_work_t *work)
     const struct model_home home = { .kern = w->daemon->kern,
                                      .keeper = w->daemon->keeper,
                                      .owner = req->owner,
-                                     .owners = req->owners };
+                                     .owners = req->owners,
+                                     .one_count = req->one_count };
     w->status = model_new(w->spec, &home, &w->model, &w->op->err);
 }
 
@@ -389,6 +390,8 @@ void open_model(struct op *op)
     struct session *s = op->session;
     if (op->req.open_model.spec_apart && s->level < WIRE_LEVEL_SPECS)
         s->level = WIRE_LEVEL_SPECS; /* of a build that has no other way to say so */
+    if (s->level < WIRE_LEVEL_COUNTS)
+        op->req.open_model.one_count = true; /* it does not say what the other owners are of */
     op->next = NULL;
     *d->open->last = op;
     d->open->last = &op->next;

@@ -45,7 +45,7 @@ struct restore {
     char *spec_json;
     uint64_t spec_bytes;
     uint32_t owner, owners;
-    bool weights, replace;
+    bool weights, replace, one_count; /* one_count: as model_home */
     uint64_t restore_id;
     struct restore_in in; /* closed again when all is read */
     struct spec *spec;    /* owned until the model takes it */
@@ -300,6 +300,11 @@ static int start_ledger(struct restore *w)
     m->ledger->head->restore_id = w->restore_id;
     if (w->in.weights || info->step == 0)
         return SHD_OK;
+    if (info->unit_updates != NULL && !ledger_counts_units(m->ledger))
+        return err_set(&w->err, SHD_ENOTSUP,
+                       "units of the checkpoint have had different numbers of updates, which the "
+                       "build of another daemon, or of the library that restores it, does not "
+                       "count: upgrade it");
     const struct ledger_start start = { .step = info->step,
                                         .updates = info->updates,
                                         .unit_updates = info->unit_updates,
@@ -320,7 +325,11 @@ static void prepare(uv_work_t *work)
 {
     struct restore *w = work->data;
     const struct model_home home = {
-        .kern = w->daemon->kern, .keeper = w->daemon->keeper, .owner = w->owner, .owners = w->owners
+        .kern = w->daemon->kern,
+        .keeper = w->daemon->keeper,
+        .owner = w->owner,
+        .owners = w->owners,
+        .one_count = w->one_count,
     };
     w->status = spec_parse(w->spec_json, w->spec_bytes, &w->spec, &w->err);
     if (w->status == SHD_OK &&
@@ -391,6 +400,7 @@ static int begin(struct op *op)
     w->session = op->session->id;
     w->owner = req->owner;
     w->owners = req->owners;
+    w->one_count = req->one_count || op->session->level < WIRE_LEVEL_COUNTS;
     w->in = RESTORE_IN_CLOSED;
     w->weights = w->in.weights = req->weights;
     w->replace = req->replace;

@@ -63,7 +63,7 @@ enum wire_level {
     WIRE_LEVEL_TOLD,   /* Hello.level */
     WIRE_LEVEL_RANGES, /* Digest.tensors */
     WIRE_LEVEL_MEETS,  /* Lease.meet */
-    WIRE_LEVEL_COUNTS, /* unit_updates */
+    WIRE_LEVEL_COUNTS, /* unit_updates, one_count */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -123,6 +123,8 @@ struct wire_open_model {
     bool settled;
     struct wire_spec_at spec_at;
     bool spec_apart; /* the client is of WIRE_LEVEL_SPECS at least */
+    bool one_count;  /* of updates, for all units of a model that is made: an owner is of a level
+                      * below WIRE_LEVEL_COUNTS */
 };
 struct wire_return {
     uint32_t model;
@@ -184,6 +186,7 @@ struct wire_restore {
     bool replace;        /* the model that is open, if one is */
     uint64_t restore_id; /* the same for all owners; 0: not said */
     struct wire_spec_at spec_at;
+    bool one_count; /* as in wire_open_model */
 };
 
 struct wire_drain {
@@ -229,6 +232,7 @@ struct wire_create {
     struct wire_bytes
         unit_updates; /* of a put, begin: of each unit a uint64_t, in any place: 1 + the
                        * updates that count; 0: as the decision says. None: of all */
+    bool one_count;   /* begin: as in wire_open_model */
 };
 struct wire_put {
     uint64_t origin; /* > 0 */

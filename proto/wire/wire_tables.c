@@ -98,6 +98,7 @@ static const struct wire_field open_model_fields[] = {
     ANY(open_model, settled),
     SPEC_AT(open_model),
     ROW(open_model, spec_apart, .form = WIRE_ANY, SINCE(SPECS)),
+    ROW(open_model, one_count, .form = WIRE_ANY, SINCE(COUNTS)),
 };
 static const struct wire_field return_fields[] = {
     ANY(return, model),
@@ -147,7 +148,7 @@ static const struct wire_field restore_fields[] = {
     INDEX(restore, owner), RANGE(restore, owners, 1, SHD_OWNERS_MAX),
     ANY(restore, weights), ANY(restore, open),
     ANY(restore, replace), ANY(restore, restore_id),
-    SPEC_AT(restore),
+    SPEC_AT(restore),      ROW(restore, one_count, .form = WIRE_ANY, SINCE(COUNTS)),
 };
 static const struct wire_field drain_fields[] = { ANY(drain, off) };
 static const struct wire_field join_fields[] = { ANY(join, model),
@@ -176,6 +177,7 @@ static const struct wire_field create_fields[] = {
     ROW(create, attempt, .form = WIRE_ANY, SINCE(SPECS)),
     SPEC_AT(create),
     UNIT_UPDATES(create),
+    ROW(create, one_count, .form = WIRE_ANY, SINCE(COUNTS)),
 };
 static const struct wire_field put_fields[] = { RANGE(put, origin, 1, UINT64_MAX),
                                                 UP_TO(put, unit, SHD_UNITS_MAX - 1) };

@@ -188,6 +188,7 @@ static void random_restore(uint64_t *seed, struct wire_restore *r)
     r->replace = random_u32(seed, 0, 1) != 0;
     r->restore_id = random_u64(seed, 0, UINT64_MAX);
     r->spec_at = random_spec_at(seed);
+    r->one_count = random_u32(seed, 0, 1) != 0;
     r->owner = random_u32(seed, 0, r->owners - 1);
 }
 
@@ -232,6 +233,7 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
         q.open_model.slots = random_u32(seed, 0, SHD_SLOTS_MAX);
         q.open_model.spec_at = random_spec_at(seed);
         q.open_model.spec_apart = random_u32(seed, 0, 1) == 1;
+        q.open_model.one_count = random_u32(seed, 0, 1) == 1;
         break;
     case WIRE_RETURN:
         random_return(seed, &q.return_grad);
@@ -298,6 +300,7 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
         q.create.attempt = random_u64(seed, 0, UINT64_MAX);
         q.create.spec_at = random_spec_at(seed);
         q.create.unit_updates = random_bytes(seed, 8 * SHD_UNITS_MAX, 8);
+        q.create.one_count = random_u32(seed, 0, 1) == 1;
         q.create.owner = random_u32(seed, 0, q.create.owners - 1);
         break;
     case WIRE_PUT:
@@ -514,6 +517,7 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
                a->open_model.origin == b->open_model.origin &&
                a->open_model.settled == b->open_model.settled &&
                a->open_model.spec_apart == b->open_model.spec_apart &&
+               a->open_model.one_count == b->open_model.one_count &&
                same_spec_at(&a->open_model.spec_at, &b->open_model.spec_at);
     case WIRE_RETURN:
         return same_return(&a->return_grad, &b->return_grad);
@@ -557,6 +561,7 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
                same_bytes(a->create.spec, b->create.spec) && a->create.owner == b->create.owner &&
                a->create.owners == b->create.owners && a->create.consent == b->create.consent &&
                a->create.attempt == b->create.attempt &&
+               a->create.one_count == b->create.one_count &&
                same_spec_at(&a->create.spec_at, &b->create.spec_at) &&
                same_bytes(a->create.unit_updates, b->create.unit_updates);
     case WIRE_PUT:
@@ -574,6 +579,7 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
                a->restore.weights == b->restore.weights && a->restore.open == b->restore.open &&
                a->restore.replace == b->restore.replace &&
                a->restore.restore_id == b->restore.restore_id &&
+               a->restore.one_count == b->restore.one_count &&
                same_spec_at(&a->restore.spec_at, &b->restore.spec_at);
     default:
         return true;

@@ -121,6 +121,23 @@ TEST(updates_of_units_need_daemons_that_know_them)
     fixture_stop(&daemons);
 }
 
+/* Not each as it can, for then its slices would have other numbers than the others'. */
+TEST(owners_of_builds_that_differ_count_alike)
+{
+    struct shd_err e = { 0 };
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    s->hub->links[1].peer.level = WIRE_LEVEL_COUNTS - 1; /* as an older one tells */
+    shd_model *m = open_pt(s);
+    struct values v = values_of(m, 9);
+    s->hub->links[1].peer.level = WIRE_LEVEL;
+    EXPECT_STATUS(put_some(m, &v, NULL, &e), SHD_ENOTSUP);
+    EXPECT_HAS(e.text, "has one for all");
+    EXPECT_EQ(shd_step(m), 0);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* -- What is refused ----------------------------------------------------------------------------
  */
 
