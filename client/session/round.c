@@ -92,12 +92,14 @@ static int timed_out(const struct round *round, const struct hub *hub, struct sh
     return err_set(e, SHD_ETIMEDOUT, "%s was not answered", round->what);
 }
 
-/* A daemon has a request of the round, or may have. (One that was too busy has none.) */
+/* A daemon has a request of the round, or may have. One that was too busy has none, which will do
+ * where it would make something. */
 static bool link_in_flight(const struct round *round, const struct link *link)
 {
+    const bool unsent = round->lets_go && link->state == LINK_UP;
     for (uint32_t i = 0; i < HUB_CALLS_MAX; i++) {
         const struct call *call = &link->calls[i];
-        if (call->used && call->ctx == round && call->seq != 0)
+        if (call->used && call->ctx == round && (call->seq != 0 || unsent))
             return true;
     }
     return false;
@@ -188,7 +190,7 @@ int round_finish(struct round *round, struct hub *hub, int asked, struct shd_err
 void round_let_go(struct round *round, struct hub *hub)
 {
     struct shd_err ignored;
-    round->to_the_end = true;
+    round->to_the_end = round->lets_go = true;
     round->err = (struct shd_err){ .code = SHD_ECANCELED };
     round->err_ns = clock_now_ns();
     round_all(round, hub, 0, &ignored);

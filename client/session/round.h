@@ -23,6 +23,7 @@ struct round {
     bool to_the_end;    /* an error ends it once no daemon has a request of it: these make things.
                          * Who is silent for a second after it is hung up on, and does nothing for
                          * a session that has ended */
+    bool lets_go;       /* of these, what a busy daemon is to be asked again counts as well */
     void *ctx;          /* make's and take's, with the next */
     uint64_t arg;       /* round_ask()'s, of the request at hand */
     uint32_t waiting;   /* answers still to come */

@@ -561,6 +561,44 @@ TEST(nobody_sees_a_model_before_it_is_whole_and_who_gives_up_leaves_nothing)
     fixture_stop(&daemons);
 }
 
+/* One daemon reads a unit, and that all is given up, at the same time. */
+static int give_up_at_once(void *ctx, uint32_t unit, float *values)
+{
+    struct looked *l = ctx;
+    const pid_t late = daemons.pids[0];
+    if (unit > 0)
+        return 7;
+    kill(late, SIGSTOP);
+    l->wakes = fork();
+    CHECK(l->wakes >= 0);
+    if (l->wakes == 0) {
+        sleep_ms(200);
+        kill(late, SIGCONT);
+        _exit(0);
+    }
+    return fill(&l->from, unit, values);
+}
+
+TEST(what_is_given_up_goes_where_a_daemon_is_still_at_it)
+{
+    struct shd_err e = { 0 };
+    shd_model *m;
+    bool created = false;
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    struct looked looked = { .from = SOURCE(5), .other = attach(PATIENT_MS) };
+    struct shd_open_options o = {
+        .size = sizeof o, .spec_json = pt_spec(&pt), .fill = give_up_at_once, .ctx = &looked
+    };
+    EXPECT_STATUS(shd_model_open_with(s, &o, &m, &created, &e), SHD_EINTERNAL);
+    expect_end(looked.wakes, false);
+    EXPECT_OK(open_from(looked.other, &looked.from, &m, &created, &e), &e);
+    EXPECT(created);
+    shd_close(looked.other);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* One daemon has refused, the other one has not read the request yet. */
 static int refused_by_one(void *ctx, uint32_t unit, float *values)
 {
