@@ -186,7 +186,8 @@ static int single_backward(struct single *x, uint32_t micro, uint32_t unit, stru
     return r == SHD_OK ? shd_return(x->m, micro, unit, e) : r;
 }
 
-static int single_micro(struct single *x, uint32_t micro, struct shd_err *e)
+/* The last unit's gradient waits at a gate, where it is to. */
+static int single_micro_gated(struct single *x, uint32_t micro, bool gate, struct shd_err *e)
 {
     double metrics[SHD_METRICS_MAX];
     int r = single_forward(x, micro, e);
@@ -194,11 +195,19 @@ static int single_micro(struct single *x, uint32_t micro, struct shd_err *e)
         r = shd_report(x->m, micro, metrics, toy_metrics(NULL, micro, metrics), e);
     if (r == SHD_OK)
         r = shd_acquire(x->m, 0, NULL, e); /* the head uses it */
-    for (uint32_t u = PT_UNITS; r == SHD_OK && u-- > 0;)
+    for (uint32_t u = PT_UNITS; r == SHD_OK && u-- > 0;) {
+        if (gate && u == 0)
+            atomic_store(&x->toy.gate, 1);
         r = single_backward(x, micro, u, e);
+    }
     shd_release(x->m, 0);
     shd_release(x->m, 0);
     return r;
+}
+
+static int single_micro(struct single *x, uint32_t micro, struct shd_err *e)
+{
+    return single_micro_gated(x, micro, /* gate= */ false, e);
 }
 
 static int single_commit(struct single *x, struct shd_err *e)
@@ -249,6 +258,14 @@ static void behind_a_gate(struct worker *w)
     EXPECT_EQ(atomic_load(&x.toy.done), atomic_load(&x.toy.queued));
     single_digest(&x, w);
     single_close(&x);
+}
+
+static void *open_gate(void *arg)
+{
+    struct gpu_toy *t = arg;
+    sleep_ms(20);
+    atomic_store(&t->gate, 0);
+    return NULL;
 }
 
 /* Work that does not end is named: by the commit, or by who needs the memory that it uses. */
@@ -311,14 +328,19 @@ static void finish_another(struct worker *w)
     single_close(&x);
 }
 
-/* All is returned, most of it waits, and the worker closes: as with one that died. */
+/* All is returned, some of it waits, and the worker closes: as with one that died. */
 static void leave(struct worker *w)
 {
+    struct shd_err e = { 0 };
     struct single x;
+    pthread_t thread;
     single_open(&x, w);
-    single_micros(&x);
+    for (uint32_t micro = 0; micro < TOY_MICROS; micro++)
+        EXPECT_OK(single_micro_gated(&x, micro, micro == TOY_MICROS - 1, &e), &e);
     EXPECT(atomic_load(&x.toy.done) < atomic_load(&x.toy.queued));
+    EXPECT_EQ(pthread_create(&thread, NULL, open_gate, &x.toy), 0);
     single_close(&x);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
     finish_another(w);
 }
 
