@@ -277,11 +277,11 @@ SHD_API enum shd_path shd_path(const shd_model *m); /* in use: never auto; "loca
  * cudaStream_t or CUstream of shd_options.device (NULL: its default stream), and nothing has to be
  * synchronised; the callbacks of shd_run_step() need not either. shd_return() and shd_release()
  * come back at once and hold for when all is done that the stream has been given by then: owners
- * are told in whatever call of the model follows that, and shd_commit() and shd_put() wait for the
- * rest. What shd_acquire() and shd_grad() hand out is for work given from then on; they wait, on
- * the host as ever, for owners, and where the stream is behind by as many gradients as there are
- * slots. shd_reset_step(), shd_unlease() and closing wait for the stream, and drop what owners were
- * not told.
+ * are told in whatever call of the model follows that, and shd_commit(), shd_put() and shd_meet()
+ * wait for the rest. What shd_acquire() and shd_grad() hand out is for work given from then on;
+ * they wait, on the host as ever, for owners, and where the stream is behind by as many gradients
+ * as there are slots. shd_reset_step(), shd_unlease() and closing wait for the stream, and drop
+ * what owners were not told.
  *
  * Another stream: call it again, before the call that is to be in its order. To go by an event,
  * name a stream that waits for it (cudaStreamWaitEvent()). A stream may be destroyed once another

@@ -4,9 +4,9 @@
  * until then. order_look() tells when that of the oldest one is reached; the caller (who knows how)
  * carries it out and calls order_pop(). A *fence* is a mark alone: nothing is carried out.
  *
- * What the library does to memory that such work may still use comes behind it: order_quiet()
- * before memory is mapped anew or unmapped, order_drop() before arrays are given to somebody else,
- * marks of the copy path's slots before others are copied there.
+ * What the library does to memory that such work may still use comes behind it: order_drop() before
+ * arrays are given to somebody else, order_free() before they go, marks of the copy path's slots
+ * before others are copied there. Who maps a device's memory anew waits for the device.
  *
  * Failure: the program's work failed, and what it should have written is not there. SHD_EIO, as of
  * every later call.

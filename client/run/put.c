@@ -118,6 +118,8 @@ int shd_meet(shd_model *m, uint32_t workers, struct shd_err *e)
         r = m->session->control->poll(m, e);
     if (r == SHD_OK)
         r = err_copy(&m->fault, e);
+    if (r == SHD_OK) /* they have begun the step: the others may wait for them, and not come */
+        r = stream_returned(m, e);
     while (r == SHD_OK) {
         const uint64_t attempt = m->in.attempt;
         const uint64_t start_ns = clock_now_ns();

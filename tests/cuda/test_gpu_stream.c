@@ -268,6 +268,27 @@ static void *open_gate(void *arg)
     return NULL;
 }
 
+/* What waits in line has begun the step: the other worker may wait for it in its commit. */
+static void meeting(struct worker *w)
+{
+    struct shd_err e = { 0 };
+    struct single x;
+    pthread_t thread;
+    single_open(&x, w);
+    x.s->hub->patient = false;
+    x.s->hub->timeout_ns = x.s->timeout_ns = test_paced(3000) * NS_PER_MS;
+    atomic_store(&x.toy.gate, 1);
+    EXPECT_OK(single_micro(&x, 0, &e), &e);
+    EXPECT_EQ(pthread_create(&thread, NULL, open_gate, &x.toy), 0);
+    EXPECT_OK(shd_meet(x.m, 2, &e), &e);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    for (uint32_t micro = 1; micro < TOY_MICROS; micro++)
+        EXPECT_OK(single_micro(&x, micro, &e), &e);
+    EXPECT_OK(single_commit(&x, &e), &e);
+    single_digest(&x, w);
+    single_close(&x);
+}
+
 /* Work that does not end is named: by the commit, or by who needs the memory that it uses. */
 static void too_late(struct worker *w)
 {
@@ -416,6 +437,7 @@ static const struct {
     long work_us;
 } singles[] = {
     { .name = "gate", behind_a_gate, .maps = true },
+    { .name = "meeting", meeting, .maps = true },
     { .name = "late", too_late },
     { .name = "reset", reset, .work_us = WORK_US },
     { .name = "leave", leave, .work_us = WORK_US },
