@@ -3,7 +3,7 @@
  * Compiled in with SHD_FAIL_POINTS only (presets dev and tsan, and tests that compile the core
  * themselves); otherwise nothing is left of them. A process takes its orders from
  *
- *     SHARDD_FAIL=NAME[@N][!][,...]    SIGKILL itself at the N-th passage (1) of NAME; with !: SIGSTOP
+ *     SHARDD_FAIL=NAME[@N][!][,...]    SIGKILL itself at the N-th passage (1) of NAME; !: SIGSTOP
  *
  * read once. A simulator sets fail_point_hook instead and decides for itself.
  * `SHARDD_FAIL=list` prints each name on stderr when it is first passed.
