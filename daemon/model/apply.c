@@ -391,6 +391,6 @@ void apply_actions(struct model *m, const struct step_actions *actions)
         act(m, &actions->items[i], &wake);
         credited = credited || actions->items[i].kind == STEP_DO_CREDIT;
     }
-    if (wake || (credited && (m->waits.lease != NULL || m->waits.meet != NULL)))
+    if (wake || (credited && m->waits.lease != NULL))
         m->daemon->hooks->model_moved(m, wake);
 }

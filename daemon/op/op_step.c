@@ -154,8 +154,11 @@ static int op_return_grad(struct op *op)
         return r;
     }
     if (op->inbox != NULL && (actions.count == 0 || actions.items[0].kind != STEP_DO_ACCUMULATE))
-        spill_watch(op->daemon);        /* its turn has not come */
-    apply_actions(op->model, &actions); /* a stale one is finished here */
+        spill_watch(op->daemon); /* its turn has not come */
+    struct model *m = op->model;
+    apply_actions(m, &actions); /* a stale one is finished here */
+    if (m->waits.meet != NULL)
+        lease_wait_soon(m); /* the step has begun */
     return SHD_PENDING;
 }
 

@@ -2,6 +2,7 @@
  * process, and nobody trains on with what was there before. Who is killed in it is
  * test_client_put_kill.c's. */
 #include <signal.h>
+#include <sys/resource.h>
 
 #include "client/paths/map.h"
 #include "client/session/hub.h"
@@ -294,6 +295,35 @@ TEST(workers_wait_for_each_other_before_a_put)
     EXPECT_OK(put_some(late, &v, &counts, &e), &e);
     EXPECT(!counts);
     return_all(late, 1); /* it does not come */
+    EXPECT_OK(shd_meet(m, 2, &e), &e);
+    shd_close(other);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+static void survive_limits(int index)
+{
+    (void)index;
+    signal(SIGXFSZ, SIG_IGN);
+}
+
+/* Its gradient waits for an earlier one, and there is no memory to put it aside. */
+TEST(who_does_not_come_is_seen_by_a_gradient_that_only_waits)
+{
+    const struct rlimit none = { 0, 0 };
+    struct shd_err e = { 0 };
+    float *grad;
+    fixture_start(&daemons, 2, survive_limits);
+    shd_session *s = attach(PATIENT_MS), *other = attach(PATIENT_MS);
+    shd_model *m = open_pt(s), *late = open_pt(other);
+    for (int i = 0; i < 2; i++)
+        CHECK(prlimit(daemons.pids[i], RLIMIT_FSIZE, &none, NULL) == 0);
+    s->timeout_ns = s->hub->timeout_ns = test_paced(100) * NS_PER_MS;
+    EXPECT_STATUS(shd_meet(m, 2, &e), SHD_ETIMEDOUT);
+    EXPECT_OK(shd_grad(late, 1, 0, &grad, &e), &e);
+    memset(grad, 0, shd_unit_elems(late, 0) * sizeof *grad);
+    EXPECT_OK(shd_return(late, 1, 0, &e), &e);
+    s->timeout_ns = s->hub->timeout_ns = PATIENT_MS * NS_PER_MS;
     EXPECT_OK(shd_meet(m, 2, &e), &e);
     shd_close(other);
     shd_close(s);
