@@ -306,13 +306,18 @@ static uint64_t expected_bytes(const struct shd_model *m, const struct map_owner
     return 0; /* nothing we would map */
 }
 
-/* Owner 0 sees what this worker does: the page is at the end of its inbox, or, where that is a
- * GPU's memory, in a segment of its own. */
-static void show_activity(struct shd_model *m, const struct map_owner *owner, int fd,
+/* Owner 0 sees what this worker does, the others whether it waits for a slot: the page is at the
+ * end of the inbox, or, where that is a GPU's memory, in a segment of its own. */
+static void show_activity(struct shd_model *m, struct map_owner *owner, int fd,
                           uint64_t segment_bytes)
 {
-    if (owner == &m->map->owners[0])
-        activity_attach(&m->activity, fd, segment_bytes - ACTIVITY_BYTES, m->reader->shown);
+    const uint64_t at = segment_bytes - ACTIVITY_BYTES;
+    if (owner == &m->map->owners[0]) {
+        activity_attach(&m->activity, fd, at, m->reader->shown);
+        return;
+    }
+    activity_unmap(owner->says);
+    owner->says = activity_map(fd, at);
 }
 
 /* *fd: taken where it is set to -1. */

@@ -25,6 +25,7 @@
 #include "proto/share/segment.h"
 #include "proto/share/shardmap.h"
 
+struct activity;
 struct leasing;
 struct mover_ops;
 struct turn;
@@ -73,6 +74,7 @@ struct map_owner {                 /* of one model, by owner index */
     struct segment board;          /* owned; its address stays when the daemon is succeeded */
     struct segment inbox; /* owned: of a successor; closed: the views map the only one there was */
     struct map_whole whole; /* instead of places in params and views */
+    struct activity *says;  /* owned: our page there, of all owners but the first; or NULL */
     struct map_layout layout;
     bool mapped; /* publish and board */
     bool has_inbox;

@@ -221,6 +221,7 @@ static void remote_close(struct shd_model *m)
     place_release(m);
     for (uint32_t i = 0; i < map->owner_count; i++) {
         whole_close(&map->owners[i]);
+        activity_unmap(map->owners[i].says);
         segment_close(&map->owners[i].board);
         segment_close(&map->owners[i].inbox);
         shardmap_free(map->owners[i].shards);

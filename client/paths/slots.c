@@ -43,19 +43,28 @@ static int slot_timed_out(struct shd_model *m, struct shd_err *e)
     return err_set(e, SHD_ETIMEDOUT, "no gradient slot became free");
 }
 
+/* To each owner: it may be what holds the slot that is missing, and has to make room then. */
+static void say_waiting(const struct shd_model *m, uint64_t since_ns)
+{
+    for (uint32_t i = 0; i < m->map->owner_count; i++) {
+        struct activity *page = i == 0 ? m->activity.page : m->map->owners[i].says;
+        if (page != NULL)
+            activity_set_slot_wait(page, since_ns);
+    }
+}
+
 int slots_wait(struct shd_model *m, struct shd_err *e)
 {
     const uint64_t start_ns = clock_now_ns();
-    while (model_find_slot(m, SLOT_FREE) == NULL) {
+    int r = SHD_OK;
+    while (r == SHD_OK && model_find_slot(m, SLOT_FREE) == NULL) {
         const uint64_t slice_ns = hub_left_ns(m->session->hub, start_ns, SLICE_NS);
-        if (slice_ns == 0)
-            return slot_timed_out(m, e);
-        const int r = hub_poll(m->session->hub, slice_ns, e);
+        say_waiting(m, start_ns); /* a successor's page is new */
+        r = slice_ns > 0 ? hub_poll(m->session->hub, slice_ns, e) : slot_timed_out(m, e);
         activity_look(m);
-        if (r != SHD_OK)
-            return r;
     }
-    return SHD_OK;
+    say_waiting(m, 0);
+    return r;
 }
 
 /* -- Filling ----------------------------------------------------------------------------------- */

@@ -10,23 +10,36 @@
 
 #define SPAN_NS_MIN UINT64_C(2000) /* shorter waits were none */
 
+struct activity *activity_map(int fd, uint64_t offset_bytes)
+{
+    /* Not by sys.h: a failure here is no failure of the caller's. */
+    void *page = mmap(NULL, ACTIVITY_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                      (off_t)offset_bytes);
+    if (page == MAP_FAILED)
+        return NULL;
+    activity_set_slot_wait(page, 0);
+    return page;
+}
+
+void activity_unmap(struct activity *page)
+{
+    if (page != NULL)
+        munmap(page, ACTIVITY_BYTES);
+}
+
 void activity_detach(struct activity_writer *w)
 {
-    if (w->page != NULL)
-        munmap(w->page, ACTIVITY_BYTES);
+    activity_unmap(w->page);
     w->page = NULL;
 }
 
 void activity_attach(struct activity_writer *w, int fd, uint64_t offset_bytes,
                      enum activity_path path)
 {
-    /* Not by sys.h: a failure here is no failure of the caller's. */
-    void *page = mmap(NULL, ACTIVITY_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
-                      (off_t)offset_bytes);
     activity_detach(w);
-    if (page == MAP_FAILED)
+    w->page = activity_map(fd, offset_bytes);
+    if (w->page == NULL)
         return;
-    w->page = page;
     w->shown = ACTIVITY_SILENT; /* a page that is new, in the middle of something perhaps */
     activity_init(w->page, path);
 }

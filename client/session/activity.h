@@ -25,6 +25,11 @@ void activity_attach(struct activity_writer *w, int fd, uint64_t offset_bytes,
 void activity_detach(struct activity_writer *w);
 void activity_set_path(struct activity_writer *w, enum activity_path path);
 
+/* The page at offset of an owner's inbox, mapped; it says that no slot is waited for. NULL: it
+ * cannot be mapped. */
+struct activity *activity_map(int fd, uint64_t offset_bytes);
+void activity_unmap(struct activity *page); /* NULL is a no-op */
+
 /* Begin and end something; pairs. unit, micro: ACTIVITY_NONE where it is about none. */
 void activity_begin(struct shd_model *m, enum activity_what what, uint32_t unit, uint32_t micro);
 void activity_end(struct shd_model *m);

@@ -13,6 +13,8 @@
 #define COUNT_MAX    (UINT64_C(1) << 48)
 #define DURATION_MAX (UINT64_C(1) << 50) /* 13 days */
 #define STEP_MAX     (UINT64_C(1) << 53) /* JSON's numbers end here */
+#define SLOT_UNSAID  0                   /* activity.slot_wait; what is above is a time */
+#define SLOT_NO_WAIT 1
 
 const uint64_t activity_bounds_ns[ACTIVITY_BUCKETS] = {
     50 * NS_PER_US,  100 * NS_PER_US, 200 * NS_PER_US, 500 * NS_PER_US, NS_PER_MS,
@@ -88,6 +90,11 @@ void activity_add_wait(struct activity *a, uint64_t duration_ns)
     put(&a->sum_ns, get(&a->sum_ns) + duration_ns);
 }
 
+void activity_set_slot_wait(struct activity *a, uint64_t since_ns)
+{
+    put(&a->slot_wait, since_ns > SLOT_NO_WAIT ? since_ns : SLOT_NO_WAIT);
+}
+
 /* -- The daemon ---------------------------------------------------------------------------------
  */
 
@@ -158,6 +165,15 @@ bool activity_waits(const struct activity *a, struct activity_waits *ret_waits)
     if (waits.sum_ns > SUM_NS_MAX)
         return false;
     *ret_waits = waits;
+    return true;
+}
+
+bool activity_slot_wait(const struct activity *a, uint64_t now_ns, uint64_t *ret_since_ns)
+{
+    const uint64_t word = get(&a->slot_wait);
+    if (word == SLOT_UNSAID)
+        return false;
+    *ret_since_ns = word == SLOT_NO_WAIT || word > now_ns ? 0 : word;
     return true;
 }
 

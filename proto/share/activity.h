@@ -1,5 +1,6 @@
 /* A worker's page about itself: a fixed struct at the end of each inbox segment. Workers write the
- * one of owner 0 only, as they go; the daemon looks when somebody asks. No message is sent.
+ * one of owner 0 as they go; the daemon looks when somebody asks. In the others' they only say
+ * whether they wait for a slot: who holds one has to know. No message is sent.
  *
  * One writer (the worker's thread), readers that map the same pages. What the worker does *now* is
  * under a sequence number (odd while it is written); what it has done lies in a ring of spans, the
@@ -68,6 +69,9 @@ enum activity_path {
 struct activity {
     _Atomic uint64_t magic;
     _Atomic uint64_t path; /* by which the worker reads parameters */
+    /* 0: it does not say; 1: it waits for no gradient slot; else: since when it waits for one. In
+     * every owner's page. */
+    _Atomic uint64_t slot_wait;
     _Alignas(64) _Atomic uint64_t now_seq;
     struct activity_words now;
     _Alignas(64) _Atomic uint64_t bucket[ACTIVITY_BUCKETS + 1];
@@ -88,6 +92,10 @@ void activity_set_now(struct activity *a, const struct activity_span *now);
 void activity_add_span(struct activity *a, const struct activity_span *span);
 void activity_add_wait(struct activity *a, uint64_t duration_ns);
 
+/* It waits for a slot since since_ns; 0: it does not. Of any owner's page, also one that was not
+ * initialized. */
+void activity_set_slot_wait(struct activity *a, uint64_t since_ns);
+
 /* -- The daemon ---------------------------------------------------------------------------------
  */
 
@@ -105,6 +113,10 @@ bool activity_now(const struct activity *a, const struct activity_limits *limits
 
 /* False: no page, or sums that cannot be so. */
 bool activity_waits(const struct activity *a, struct activity_waits *ret_waits);
+
+/* Since when the worker waits for a slot; 0: it does not. False: it does not say (it is of an
+ * older libshd). */
+bool activity_slot_wait(const struct activity *a, uint64_t now_ns, uint64_t *ret_since_ns);
 
 /* Copy the spans that ended after since_ns, oldest first, at most ACTIVITY_SPANS; how many. Those
  * that were overwritten meanwhile, or cannot be so, are left out. */

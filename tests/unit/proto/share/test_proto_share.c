@@ -298,6 +298,22 @@ TEST(half_written_now_is_not_waited_for)
     EXPECT(activity_now(a, &limits, &read));
 }
 
+TEST(wait_for_a_slot_is_said_in_any_page)
+{
+    static struct activity zero;
+    uint64_t since_ns = 7;
+    EXPECT(!activity_slot_wait(&zero, 1000, &since_ns)); /* of an older libshd */
+    EXPECT_EQ(since_ns, 7);
+    activity_set_slot_wait(&zero, 0);
+    EXPECT(activity_slot_wait(&zero, 1000, &since_ns));
+    EXPECT_EQ(since_ns, 0);
+    activity_set_slot_wait(&zero, 600);
+    EXPECT(activity_slot_wait(&zero, 1000, &since_ns));
+    EXPECT_EQ(since_ns, 600);
+    EXPECT(activity_slot_wait(&zero, 599, &since_ns)); /* it will wait: nonsense */
+    EXPECT_EQ(since_ns, 0);
+}
+
 TEST(random_memory_is_read_without_harm)
 {
     uint64_t seed = test_seed(42);
