@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "daemon/base/keeper.h"
 #include "daemon/base/log.h"
@@ -24,12 +25,16 @@
 #include "proto/base/sys.h"
 #include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
-#include "proto/wire/wire.h"
 
-#define PATIENCE_NS     UINT64_C(5000000) /* longer than a gradient takes to be summed */
-#define PATIENCE_MS     5
+#define NS_PER_MS       UINT64_C(1000000)
+#define PATIENCE_MS     5 /* least: longer than a gradient takes to be summed */
+#define PATIENCE_NS     (PATIENCE_MS * NS_PER_MS)
 #define PATIENCE_ONE_NS (10 * PATIENCE_NS)
+#define PATIENCE_MAX_NS (5000 * NS_PER_MS)
+#define STEP_UNKNOWN_NS (4000 * NS_PER_MS)
+#define LOOK_MS_MAX     50   /* from one look to the next */
 #define SHORTAGE_MS     1000 /* until memory is looked at again */
+#define UNUSED_MS       2000 /* memory nothing was copied to goes back */
 
 struct spill_copy { /* of one slot */
     struct task task;
@@ -47,6 +52,12 @@ static uint64_t grad_bytes(const struct model *m, uint32_t unit, enum shd_dtype 
     return m->map->slice[unit].elems * dtype_bytes(dtype);
 }
 
+static void count_held(struct spill *s)
+{
+    struct stat st;
+    s->held_bytes = fstat(s->segment.fd, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
+}
+
 void spill_adopted(struct model *m)
 {
     const uint64_t round = ledger_round(m->ledger);
@@ -55,6 +66,7 @@ void spill_adopted(struct model *m)
         return;
     m->spill->state = SPILL_READY;
     m->spill->dirty = true;
+    count_held(m->spill);
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
         for (uint32_t micro = 0; micro < micros; micro++) {
             const uint64_t word = atomic_load(&m->ledger->cell[(uint64_t)u * micros + micro]);
@@ -122,6 +134,7 @@ static void segment_punched(uv_work_t *work, int cancelled)
     struct model *m = work->data;
     CHECK(cancelled == 0);
     m->spill->state = SPILL_READY;
+    count_held(m->spill);
     look_in(m->daemon, 0); /* somebody may have waited for us */
 }
 
@@ -136,11 +149,41 @@ static void punch_if_idle(struct model *m)
     uv_queue_work(m->daemon->loop, &s->work, punch_segment, segment_punched);
 }
 
+/* Nothing was copied for a while. What is copied meanwhile begins the time anew. */
+static void unused(uv_timer_t *timer)
+{
+    struct model *m = timer->data;
+    struct spill *s = m->spill;
+    if (s->bytes > 0 || s->first != NULL || s->state != SPILL_READY)
+        return; /* the step's end will say */
+    s->punch = s->dirty;
+    punch_if_idle(m);
+}
+
+static void wait_unused(struct model *m)
+{
+    struct spill *s = m->spill;
+    if (!s->timed)
+        uv_timer_init(m->daemon->loop, &s->timer);
+    s->timed = true;
+    s->timer.data = m;
+    uv_timer_start(&s->timer, unused, UNUSED_MS, /* repeat= */ 0);
+}
+
 void spill_step_over(struct model *m)
 {
-    m->spill->bytes = 0;
-    m->spill->punch = m->spill->dirty;
+    struct spill *s = m->spill;
+    const uint64_t used_bytes = s->bytes, now_ns = uv_hrtime();
+    s->step_ns = s->over_ns > 0 ? now_ns - s->over_ns : 0;
+    s->over_ns = now_ns;
+    s->bytes = 0;
+    if (!s->dirty || m->daemon->stopping)
+        return;
+    /* Steps that have their gradients in other places each would come to hold all places. */
+    s->punch = used_bytes > 0 && s->held_bytes / 2 > used_bytes;
     punch_if_idle(m);
+    if (used_bytes > 0 || !s->timed || !uv_is_active((const uv_handle_t *)&s->timer))
+        wait_unused(m);
 }
 
 /* -- Copies -------------------------------------------------------------------------------------
@@ -235,15 +278,6 @@ void spill_deinit(struct model *m)
 /* -- Who waits ----------------------------------------------------------------------------------
  */
 
-/* A worker may hold slots that it fills over a whole micro-batch (a unit that others use), so how
- * many can be waiting when it has none left is not known here. Two are where it may be stuck soon;
- * with one it most likely computes on. */
-static uint64_t patience_ns(const struct inbox *inbox)
-{
-    const uint32_t busy = (uint32_t)__builtin_popcountll(inbox->busy);
-    return busy >= 2 || busy == inbox->slots ? PATIENCE_NS : PATIENCE_ONE_NS;
-}
-
 static bool is_busy(const struct inbox *inbox, uint32_t slot)
 {
     return (inbox->busy >> slot & 1) != 0;
@@ -260,6 +294,68 @@ static bool all_wait(const struct inbox *inbox, const struct op_pool *ops)
             return false;
     }
     return true;
+}
+
+/* A worker that does not say whether it waits for a slot. It may hold slots that it fills over a
+ * whole micro-batch (a unit that others use), so how many can be waiting when it has none left is
+ * not known here. Two are where it may be stuck soon; with one it most likely computes on. */
+static uint64_t silent_since_ns(const struct inbox *inbox)
+{
+    const uint32_t busy = (uint32_t)__builtin_popcountll(inbox->busy);
+    const bool soon = busy >= 2 || busy == inbox->slots;
+    return inbox->taken_ns + (soon ? 0 : PATIENCE_ONE_NS - PATIENCE_NS);
+}
+
+/* Since when a worker is stuck: it waits for a slot, and all that it has here wait for their turn.
+ * 0: it is not. */
+static uint64_t stuck_since_ns(const struct inbox *inbox, const struct op_pool *ops,
+                               uint64_t now_ns, bool *ret_silent)
+{
+    uint64_t since_ns = 0;
+    if (inbox->busy == 0)
+        return 0;
+    *ret_silent = !activity_slot_wait(inbox_activity(inbox), now_ns, &since_ns);
+    if (*ret_silent)
+        since_ns = silent_since_ns(inbox);
+    else if (since_ns > 0 && since_ns < inbox->taken_ns)
+        since_ns = inbox->taken_ns;
+    return since_ns > 0 && since_ns <= now_ns && all_wait(inbox, ops) ? since_ns : 0;
+}
+
+/* Whether a worker may yet return a gradient of the step without being given room. */
+static bool is_at_work(const struct session *s, const struct model *m, uint64_t now_ns)
+{
+    bool silent;
+    if (s->state != SESSION_OPEN || s->role != WIRE_TRAINER)
+        return false;
+    if (s->prepared.model == m->handle && s->prepared.step == step_collecting(m->core))
+        return false;
+    const struct inbox *inbox = inbox_of(s, m);
+    if (inbox == NULL)
+        return s->inbox_count == 0; /* it has just come */
+    return stuck_since_ns(inbox, m->daemon->ops, now_ns, &silent) == 0;
+}
+
+static bool somebody_works(const struct model *m, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < SESSIONS_MAX; i++)
+        if (is_at_work(&m->daemon->sessions->items[i], m, now_ns))
+            return true;
+    return false;
+}
+
+/* How long a worker is to be stuck. Waiting costs nobody but it, and nothing where it would wait
+ * for the same ones at the step's end, so a part of what a step takes is given to those that
+ * compute what is missing; but not where nobody does, nor twice in a step. */
+static uint64_t patience_ns(const struct model *m, uint64_t now_ns)
+{
+    if (m->spill->bytes > 0 || !somebody_works(m, now_ns))
+        return PATIENCE_NS;
+    const uint64_t step_ns = m->spill->step_ns;
+    const uint64_t quarter_ns = (step_ns > 0 ? step_ns : STEP_UNKNOWN_NS) / 4;
+    if (quarter_ns > PATIENCE_MAX_NS)
+        return PATIENCE_MAX_NS;
+    return quarter_ns > PATIENCE_NS ? quarter_ns : PATIENCE_NS;
 }
 
 /* Which of the slots are to be copied: those whose gradients wait and have nobody at them yet. */
@@ -295,6 +391,7 @@ static void room_reserved(uv_work_t *work, int cancelled)
     uint64_t next_ms = s->work_status == SHD_OK ? 0 : SHORTAGE_MS;
     CHECK(cancelled == 0); /* nobody cancels */
     s->state = SPILL_READY;
+    count_held(s);
     for (uint32_t i = 0; i < s->range_count && s->work_status == SHD_OK; i++) {
         const uint32_t slot = s->ranges[i].slot;
         struct op *op = op_at(ops, inbox->op_index[slot]);
@@ -356,11 +453,18 @@ static uint64_t spill_inbox(struct daemon *d, struct inbox *inbox)
 
 static uint64_t look_at(struct daemon *d, struct inbox *inbox, uint64_t now_ns)
 {
+    bool silent;
     if (inbox->busy == 0 || !inbox->model->ready)
         return 0; /* the next gradient calls again */
-    if (now_ns - inbox->taken_ns < patience_ns(inbox) || !all_wait(inbox, d->ops))
+    const uint64_t since_ns = stuck_since_ns(inbox, d->ops, now_ns, &silent);
+    if (since_ns == 0 || now_ns - since_ns < PATIENCE_NS)
         return PATIENCE_MS;
-    return spill_inbox(d, inbox);
+    const uint64_t stuck_ns = now_ns - since_ns;
+    const uint64_t patience = silent ? PATIENCE_NS : patience_ns(inbox->model, now_ns);
+    if (stuck_ns >= patience)
+        return spill_inbox(d, inbox);
+    const uint64_t left_ms = (patience - stuck_ns) / NS_PER_MS + 1;
+    return left_ms < LOOK_MS_MAX ? left_ms : LOOK_MS_MAX;
 }
 
 static void look(uv_timer_t *timer)

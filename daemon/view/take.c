@@ -131,7 +131,7 @@ static void take_numbers(const struct model *m, struct view_model *vm, uint64_t 
     vm->bytes.board = m->board_segment.bytes;
     vm->bytes.ledger = m->ledger_segment.bytes;
     vm->bytes.spec = m->json.segment.bytes;
-    vm->bytes.spill = m->spill->bytes;
+    vm->bytes.spill = m->spill->held_bytes;
     vm->bytes.spilled = m->spill->bytes_total;
     vm->bytes.spare = m->kept.spare_bytes;
     vm->last.sealed = *step_record(m->core);

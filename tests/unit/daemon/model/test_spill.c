@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+#include "client/session/session.h"
 #include "tests/lib/client_remote.h"
 
 #define TIMEOUT_MS TEST_HANG_MS
@@ -101,7 +102,6 @@ TEST(spilled_gradients_outlive_the_daemon)
         attach_toy(daemons.dir, &s, &m);
         EXPECT_EQ(shd_step(m), count - 1);
         EXPECT_OK(return_step(m, downward, count, &e), &e);
-        sleep_ms(20); /* the last ones too */
         fixture_restart(&daemons, 0);
         shd_close(s);
         ordered_steps(daemons.dir, upward, count, got);
@@ -114,10 +114,9 @@ TEST(spilled_gradients_outlive_the_daemon)
 TEST(killed_while_it_spills_goes_on_with_the_same_bits)
 {
     static const char *const fails[] = {
-        "spill:make:before;",    "spill:make:after;",    "keeper:store:before@4;",
-        "keeper:store:after@4;", "step:cell:before;",    "step:cell:before@4;",
-        "step:cell:after;",      "step:cell:after@5;",   "spill:punch:before;",
-        "spill:punch:after;",    "kern:done:before@20;", "spill:punch:before@2;",
+        "spill:make:before;",    "spill:make:after;",  "keeper:store:before@4;",
+        "keeper:store:after@4;", "step:cell:before;",  "step:cell:before@4;",
+        "step:cell:after;",      "step:cell:after@5;", "kern:done:before@20;",
     };
     char want[65], got[65];
     long kills = 0;
@@ -132,16 +131,204 @@ TEST(killed_while_it_spills_goes_on_with_the_same_bits)
     }
     EXPECT_EQ(kills, ARRAY_SIZE(fails));
 }
+
+TEST(killed_while_memory_goes_back_goes_on_with_the_same_bits)
+{
+    static const char *const fails[] = { "spill:punch:before;", "spill:punch:after;" };
+    char want[65], got[65];
+    ordered_steps("local:", upward, 3, want);
+    for (size_t i = 0; i < ARRAY_SIZE(fails); i++) {
+        fixture_start_kept(&daemons, 1, fails[i]);
+        ordered_steps(daemons.dir, downward, 1, got);
+        EXPECT_SOON(fixture_ask(&daemons, KEEPER_STARTS, 0, "") == 2);
+        ordered_steps(daemons.dir, downward, 3, got);
+        EXPECT_STR(got, want);
+        fixture_stop(&daemons);
+    }
+}
 #endif
+
+static uint64_t bytes_in_status(int daemon, const char *name)
+{
+    char key[32];
+    const struct http_reply r = http_get(&daemons, daemon, "/status");
+    EXPECT_EQ(r.code, 200);
+    snprintf(key, sizeof key, "\"%s\":", name);
+    const char *at = strstr(r.body, key);
+    const uint64_t bytes = at != NULL ? strtoull(at + strlen(key), NULL, 10) : 0;
+    free(r.text);
+    return bytes;
+}
 
 static bool has_spilled(void)
 {
+    return bytes_in_status(0, "spilled") > 0;
+}
+
+TEST(memory_stays_for_the_next_step_and_goes_back_unused)
+{
+    struct shd_err e = { 0 };
+    shd_session *s;
+    shd_model *m;
+    fixture_start(&daemons, 1, NULL);
+    attach_toy(daemons.dir, &s, &m);
+    EXPECT_OK(return_step(m, downward, TOY_MICROS, &e), &e);
+    commit_step(m);
+    EXPECT(bytes_in_status(0, "spill") > 0);
+    EXPECT_SOON(bytes_in_status(0, "spill") == 0);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* Each of these uses some, so it is never unused, but most of it is. */
+TEST(memory_that_later_steps_do_not_need_goes_back)
+{
+    static const uint32_t swapped[] = { 1, 0, 2, 3 };
+    struct shd_err e = { 0 };
+    shd_session *s;
+    shd_model *m;
+    fixture_start(&daemons, 1, NULL);
+    attach_toy(daemons.dir, &s, &m);
+    EXPECT_OK(return_step(m, downward, TOY_MICROS, &e), &e);
+    commit_step(m);
+    const uint64_t most = bytes_in_status(0, "spill");
+    for (int i = 0; i < 3; i++) {
+        EXPECT_OK(return_step(m, swapped, TOY_MICROS, &e), &e);
+        commit_step(m);
+    }
+    EXPECT(bytes_in_status(0, "spill") <= most / 2);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* -- Who is stuck -------------------------------------------------------------------------------
+ */
+
+static bool has_sessions(void)
+{
     const struct http_reply r = http_get(&daemons, 0, "/status");
     EXPECT_EQ(r.code, 200);
-    const bool spilled = strstr(r.body, "\"spilled\":") != NULL &&
-                         strstr(r.body, "\"spilled\":0") == NULL;
+    const bool none = strstr(r.body, "\"sessions\":[]") != NULL;
     free(r.text);
-    return spilled;
+    return !none;
+}
+
+/* As a worker of an older libshd: the page is as the daemon has made it. */
+static void say_nothing(shd_model *m)
+{
+    atomic_store(&m->activity.page->slot_wait, 0);
+}
+
+TEST(worker_that_waits_for_no_slot_keeps_its_gradients_there)
+{
+    struct shd_err e = { 0 };
+    shd_session *s;
+    shd_model *m;
+    fixture_start(&daemons, 1, NULL);
+    attach_toy(daemons.dir, &s, &m);
+    EXPECT_OK(return_unit(m, 3, 0, &e), &e);
+    EXPECT_OK(return_unit(m, 3, 1, &e), &e);
+    sleep_ms(100);
+    EXPECT(!has_spilled());
+    say_nothing(m);
+    EXPECT_SOON(has_spilled());
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* The fixed share of one of two: micro-batches rank and rank + 2. It computes for ms a unit. */
+static int train_share(uint32_t rank, uint64_t ms, uint64_t steps, struct shd_err *e)
+{
+    struct shd_stats stats = { .size = sizeof stats };
+    shd_session *s;
+    shd_model *m;
+    int r = try_connect(daemons.dir, TIMEOUT_MS, &s, e);
+    if (r != SHD_OK)
+        return r;
+    r = shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, e);
+    while (r == SHD_OK && shd_step(m) < steps) {
+        for (uint32_t micro = rank; r == SHD_OK && micro < TOY_MICROS; micro += 2)
+            for (uint32_t u = 0; r == SHD_OK && u < shd_units(m); u++) {
+                sleep_ms((long)test_paced(ms));
+                r = return_unit(m, micro, u, e);
+            }
+        const struct shd_update update = toy_update(shd_step(m));
+        if (r == SHD_OK)
+            r = shd_commit(m, &update, NULL, e);
+    }
+    if (r == SHD_OK)
+        r = shd_stats(s, &stats, e);
+    if (r == SHD_OK && stats.bytes_copied > 0)
+        r = err_set(e, SHD_EINTERNAL, "%ju bytes were copied", (uintmax_t)stats.bytes_copied);
+    shd_close(s);
+    return r;
+}
+
+static pid_t fork_worker(uint32_t rank, uint64_t ms, uint64_t steps)
+{
+    struct shd_err e = { 0 };
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid > 0)
+        return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const int r = train_share(rank, ms, steps, &e);
+    if (r != SHD_OK)
+        fprintf(stderr, "worker %u: %s\n", rank, e.text);
+    _exit(r == SHD_OK ? 0 : 1);
+}
+
+/* One of the workers is three times as slow, and first in turn. True: no daemon has copied. */
+static bool trains_without_a_copy(void)
+{
+    int status[2];
+    fixture_start(&daemons, 2, NULL);
+    const pid_t slow = fork_worker(0, 15, 4), fast = fork_worker(1, 5, 4);
+    waitpid(slow, &status[0], 0);
+    waitpid(fast, &status[1], 0);
+    EXPECT(status[0] == 0 && status[1] == 0);
+    const uint64_t bytes = bytes_in_status(0, "spilled") + bytes_in_status(1, "spilled");
+    printf("  %ju bytes spilled\n", (uintmax_t)bytes);
+    fixture_stop(&daemons);
+    return bytes == 0;
+}
+
+/* A machine that is held up for a quarter of a step makes a worker look stuck: three tries. */
+TEST(workers_of_unlike_pace_copy_nothing)
+{
+    bool nothing = false;
+    for (int i = 0; i < 3 && !nothing; i++)
+        nothing = trains_without_a_copy();
+    EXPECT(nothing);
+}
+
+/* A second worker is there, and stopped: for all that is known it computes. */
+TEST(worker_is_stuck_once_a_step_where_another_is_stopped)
+{
+    char want[65], got[65];
+    struct shd_err e = { 0 };
+    shd_session *s;
+    shd_model *m;
+    ordered_steps("local:", upward, 1, want);
+    fixture_start(&daemons, 1, NULL);
+    const pid_t other = fork_worker(0, UINT64_C(1) << 20, 1);
+    EXPECT_SOON(has_sessions());
+    kill(other, SIGSTOP);
+    attach_toy(daemons.dir, &s, &m);
+    const uint64_t start_ms = test_now_ms();
+    EXPECT_OK(return_step(m, downward, TOY_MICROS - 1, &e), &e);
+    const uint64_t took_ms = test_now_ms() - start_ms;
+    printf("  %ju ms\n", (uintmax_t)took_ms);
+    EXPECT(has_spilled());
+    EXPECT(took_ms >= 1000 && took_ms < 1000 + test_paced(1000)); /* not for each of its slots */
+    kill(other, SIGKILL);
+    waitpid(other, NULL, 0);
+    EXPECT_OK(return_micro(m, 0, &e), &e);
+    commit_step(m);
+    EXPECT_OK(shd_digest(m, got, NULL, &e), &e);
+    EXPECT_STR(got, want);
+    shd_close(s);
+    fixture_stop(&daemons);
 }
 
 TEST(missing_spill_segment_is_said)
@@ -168,8 +355,8 @@ TEST(missing_spill_segment_is_said)
 /* -- Clients that come and are killed -----------------------------------------------------------
  */
 
-/* Attach, leave a gradient that waits, say so, and wait for the end. */
-__attribute__((noreturn)) static void doomed_client(uint32_t micro, int say_fd)
+/* Attach, leave a gradient that waits, say so, and wait for the end; for more slots, if stuck. */
+__attribute__((noreturn)) static void doomed_client(uint32_t micro, bool stuck, int say_fd)
 {
     struct shd_err e = { 0 };
     shd_session *s;
@@ -179,7 +366,7 @@ __attribute__((noreturn)) static void doomed_client(uint32_t micro, int say_fd)
         shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e) != SHD_OK ||
         return_unit(m, micro, 1, &e) != SHD_OK)
         fprintf(stderr, "client: %s\n", e.text);
-    else if (write(say_fd, "", 1) == 1)
+    else if (write(say_fd, "", 1) == 1 && (!stuck || return_micro(m, micro, &e) == SHD_OK))
         pause();
     _exit(1);
 }
@@ -193,7 +380,7 @@ static void kill_client(uint32_t micro, bool until_spilled)
     const pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0)
-        doomed_client(micro, fds[1]);
+        doomed_client(micro, until_spilled, fds[1]);
     close(fds[1]);
     EXPECT_EQ(read(fds[0], &byte, 1), 1);
     if (until_spilled)
@@ -201,15 +388,6 @@ static void kill_client(uint32_t micro, bool until_spilled)
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
     close(fds[0]);
-}
-
-static bool has_sessions(void)
-{
-    const struct http_reply r = http_get(&daemons, 0, "/status");
-    EXPECT_EQ(r.code, 200);
-    const bool none = strstr(r.body, "\"sessions\":[]") != NULL;
-    free(r.text);
-    return !none;
 }
 
 /* What the daemon has when nobody is there: the least of several looks, for what was asked of it
