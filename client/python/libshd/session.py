@@ -315,6 +315,13 @@ class Model(_Open):
         """Committed steps that were puts."""
         return lib.shd_puts(self.handle)
 
+    def after_put(self) -> bool:
+        """Whether the step before the open one was a put: nothing else is skipped without a gradient."""
+        start, row, count = ctypes.c_uint64(max(self.step, 1) - 1), sized(_c.shd_step_row), ctypes.c_uint32()
+        self.session.call(lib.shd_history, self.handle, ctypes.byref(start), ctypes.byref(row), 1, ctypes.byref(count))
+        return count.value > 0 and row.step == self.step - 1 and row.skipped and not row.grad_norm \
+            and not row.metric_count
+
     def unit_elems(self, unit: int) -> int:
         """Of its array, gaps and all."""
         return lib.shd_unit_elems(self.handle, unit)

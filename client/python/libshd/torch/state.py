@@ -8,6 +8,7 @@ import contextlib
 import json
 import mmap
 import os
+import sys
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Union
 
 import torch
@@ -59,9 +60,22 @@ def _is_there(engine: Engine, arrays: Mapping[Unit, int], fill: Fill) -> bool:
     return True
 
 
+def _is_past(engine: Engine, arrays: Mapping[Unit, int]) -> bool:
+    """Whether values were put here before the open step began, of which gradients are in. Who is started again behind
+    that writes what it likes (random values without a seed), but nobody computes with it: said, and dropped."""
+    if not engine.model.after_put():
+        return False
+    print(f"libshd: values that are written in front of step {engine.step} are dropped ({len(arrays)} units, the first "
+          f"is '{next(iter(arrays)).name}'): others were put there before this worker was started, and the step has "
+          "begun with them. It goes on with those, as all workers do; to begin with other ones say shard(name='…')",
+          file=sys.stderr, flush=True)
+    return True
+
+
 def put(engine: Engine, arrays: Mapping[Unit, int], fill: Fill, updates: Optional[Mapping[Unit, int]] = None) -> bool:
     """arrays: of each unit the bits of what is put; fill writes one of them into a tensor. updates: how many count,
-    of each unit that is trained; None: as many as before. Whether these values are there, or another worker's."""
+    of each unit that is trained; None: as many as before. False: another worker put other ones at the same time, and
+    those are there."""
     def filled(index: int, array: int, address: int) -> None:
         unit = engine.every[index]
         fill(unit, array, tensor_at(address, elems_of(unit), torch.float32))
@@ -77,7 +91,8 @@ def put(engine: Engine, arrays: Mapping[Unit, int], fill: Fill, updates: Optiona
             mine = engine.model.put(bytes(arrays.get(unit, 0) for unit in engine.every), filled, most, counts)
             break
         except Busy as e:
-            if engine.new and _is_there(engine, arrays, fill):
+            if engine.new and (_is_there(engine, arrays, fill) or _is_past(engine, arrays)):
+                engine.moved()
                 return True  # it was put before this worker was started again, and the step has begun since
             if not engine.fixed or engine.new or not left:
                 raise Misuse('what writable() and its like have written is not put: other workers have begun the next '

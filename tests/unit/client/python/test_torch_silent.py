@@ -399,6 +399,24 @@ class Alone(Case):
         said, pid = run(work, 2)
         self.assertRegex(said, rf'waits .* for named \(pid {pid}, .*all workers, before values are put in step 0')
 
+    def test_it_is_refused_where_nobody_has_put_any(self):
+        """To a worker that has just begun, as to one that was started again."""
+        def work():
+            module, opt = sd.shard(module := Two(), adamw(module.parameters()), name='nobody')
+            refused = os.path.join(DAEMONS.directory, 'refused')
+            if os.environ['RANK'] == '1':
+                module(self.X).backward()
+                wait_for(refused)
+                return ''
+            try:
+                with sd.writable(module):
+                    nn.init.zeros_(module.layers[0].bias)
+                return 'put'
+            except libshd.Misuse as e:
+                return str(e)
+            finally:
+                mark(refused)
+        self.assertRegex(run(work, 2)[0], 'is not put.*rank 0 alone cannot')
 
     def test_what_rank_0_alone_has_written(self):
         """The other one has written nothing, and is first."""
@@ -604,6 +622,54 @@ class Begins(Case):
             return sd.digest(module)
         (one,), (two, three) = run(work), run(work, 2)
         self.assertEqual((one, two), (two, three))
+
+    def written_anew(self, name, world, **flags):
+        """Each life of a worker writes other values. The last worker is killed twice when gradients of the step are in:
+        digest and values as each life then found them, and what the last one was told."""
+        def path(what):
+            return os.path.join(DAEMONS.directory, f'{name}-{what}')
+
+        def returned(model):
+            return next(one['returned'] for one in model.session.status(0)['models'] if one['name'] == name)
+
+        def work():
+            rank = int(os.environ['RANK'])
+            life = next((i for i in range(2) if torch_run.first(DAEMONS, f'{name}-{rank}-{i}')), 2)
+            torch.manual_seed(10 * rank + life)
+            plain = Normed()
+            its = adamw(plain.parameters())
+            plain(torch.rand(8, 4)).mean().backward()
+            its.step()
+            save_file(plain.state_dict(), path(f'file-{rank}'))
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                module, opt = sd.shard(module := Normed(), adamw(module.parameters()), name=name, **flags)
+                if sd.step_of(module) == 0:
+                    with sd.writable(module):
+                        module.load_state_dict(plain.state_dict())
+                    sd.load_safetensors(module, path(f'file-{rank}'))
+                    opt.load_state_dict(its.state_dict())
+            values = {key: value.flatten()[0].item() for key, value in module.state_dict().items()}
+            with open(path('lives'), 'a', encoding='ascii') as file:
+                file.write(f'{sd.digest(module)} {values}\n')
+            for _ in sd.leases(module, 1) if flags else range(1):
+                module(torch.linspace(-1, 1, 32).view(8, 4)).mean().backward()
+                if rank == world - 1 and life < 2:
+                    while not returned(opt.engine.model):
+                        time.sleep(0.01)
+                    kill_here()
+                opt.step()
+            return said.getvalue()
+        said = run(work, world)
+        with open(path('lives'), encoding='ascii') as file:
+            return file.read().splitlines(), said[-1]
+
+    def test_other_values_where_others_compute_already(self):
+        """By a worker that was started again: those that are there stay, and it is told."""
+        for world, flags in ((1, {}), (2, {}), (1, {'micro_batches': 2})):
+            lives, said = self.written_anew(f'anew-{world}-{len(flags)}', world, **flags)
+            self.assertEqual(len(lives), world + 2, lives)
+            self.assertEqual(len(set(lives)), 1, lives)
+            self.assertEqual(said.count('values that are written in front of step 0 are dropped'), 3, said)
 
     def begun(self, **flags):
         with contextlib.redirect_stderr(io.StringIO()) as said:
