@@ -78,7 +78,7 @@ get_torch() {
 # the order of events, and words. (client_again is the other way round: a part in dev, all in release.)
 held_in_dev='adopt|adopt_state|chaos_elastic|checkpoint_bad|checkpoint_ctl|client_follow|client_fork'
 held_in_dev+='|client_kept|client_lease|client_open|client_parts|client_put.*|client_read|client_reset|client_session|client_sizes'
-held_in_dev+='|client_waits|client_wrong|commit_steps|ctl|ctl_doctor|ctl_drain|ctl_keeper|ctl_meter'
+held_in_dev+='|client_waits|client_withdraw|client_wrong|commit_steps|ctl|ctl_doctor|ctl_drain|ctl_keeper|ctl_meter'
 held_in_dev+='|ctl_plan|ctl_status|ctl_top|ctl_up|cuda_faults|cuda_share|elastic|emulate_trail|fault'
 held_in_dev+='|faults|fuzz_.*|gpu_client|gpu_client_faults|gpu_daemon_ctl|gpu_stream|house.*|http|log|log_lines'
 held_in_dev+='|lossy|manuals|memory|metrics|nccl_client|nccl_daemon|nccl_waits|page|page_dashboard'

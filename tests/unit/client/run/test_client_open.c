@@ -1,5 +1,6 @@
 /* Models that begin with values of the program that opens them: the same bits wherever they are,
- * one creator whoever races, and nothing half made to be seen, whatever is killed when. */
+ * one creator whoever races, and nothing half made to be seen, whatever is killed when. What is
+ * given up is test_client_withdraw.c's. */
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -514,7 +515,6 @@ TEST(attach_by_name_waits_as_long_as_it_was_told)
 struct looked {
     struct source from;
     shd_session *other;
-    pid_t wakes; /* the owner that was stopped */
 };
 
 static int look_and_fill(void *ctx, uint32_t unit, float *values)
@@ -557,159 +557,6 @@ TEST(nobody_sees_a_model_before_it_is_whole_and_who_gives_up_leaves_nothing)
     EXPECT(created);
     expect_values(m, 5, hex);
     shd_close(looked.other);
-    shd_close(s);
-    fixture_stop(&daemons);
-}
-
-/* One daemon reads a unit, and that all is given up, at the same time. */
-static int give_up_at_once(void *ctx, uint32_t unit, float *values)
-{
-    struct looked *l = ctx;
-    const pid_t late = daemons.pids[0];
-    if (unit > 0)
-        return 7;
-    kill(late, SIGSTOP);
-    l->wakes = fork();
-    CHECK(l->wakes >= 0);
-    if (l->wakes == 0) {
-        sleep_ms(200);
-        kill(late, SIGCONT);
-        _exit(0);
-    }
-    return fill(&l->from, unit, values);
-}
-
-TEST(what_is_given_up_goes_where_a_daemon_is_still_at_it)
-{
-    struct shd_err e = { 0 };
-    shd_model *m;
-    bool created = false;
-    fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(PATIENT_MS);
-    struct looked looked = { .from = SOURCE(5), .other = attach(PATIENT_MS) };
-    struct shd_open_options o = {
-        .size = sizeof o, .spec_json = pt_spec(&pt), .fill = give_up_at_once, .ctx = &looked
-    };
-    EXPECT_STATUS(shd_model_open_with(s, &o, &m, &created, &e), SHD_EINTERNAL);
-    expect_end(looked.wakes, false);
-    EXPECT_OK(open_from(looked.other, &looked.from, &m, &created, &e), &e);
-    EXPECT(created);
-    shd_close(looked.other);
-    shd_close(s);
-    fixture_stop(&daemons);
-}
-
-/* One daemon has refused, the other one has not read the request yet. */
-static int refused_by_one(void *ctx, uint32_t unit, float *values)
-{
-    struct looked *l = ctx;
-    struct shd_err e = { 0 };
-    shd_model *m;
-    const pid_t late = daemons.pids[0];
-    (void)unit;
-    (void)values;
-    kill(late, SIGSTOP);
-    l->wakes = fork();
-    CHECK(l->wakes >= 0);
-    if (l->wakes == 0) {
-        sleep_ms(200);
-        kill(late, SIGCONT);
-        _exit(0);
-    }
-    EXPECT_STATUS(shd_model_open(l->other, pt_spec(&pt), &m, &e), SHD_ENOENT);
-    return 7;
-}
-
-TEST(what_is_refused_by_one_owner_is_not_opened_by_another_later)
-{
-    struct shd_err e = { 0 };
-    shd_model *m;
-    bool created = false;
-    fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(PATIENT_MS);
-    struct looked looked = { .from = SOURCE(5), .other = attach(PATIENT_MS) };
-    struct shd_open_options o = {
-        .size = sizeof o, .spec_json = pt_spec(&pt), .fill = refused_by_one, .ctx = &looked
-    };
-    EXPECT_STATUS(shd_model_open_with(s, &o, &m, &created, &e), SHD_EINTERNAL);
-    expect_end(looked.wakes, false);
-    EXPECT_OK(open_from(s, &looked.from, &m, &created, &e), &e);
-    EXPECT(created);
-    shd_close(looked.other);
-    shd_close(s);
-    fixture_stop(&daemons);
-}
-
-/* By a session that would wait without end: one daemon has refused, the other one is stopped, and
- * reads all that was asked of it when everybody has given up. */
-static int refused_meanwhile(void *ctx, uint32_t unit, float *values)
-{
-    const struct looked *l = ctx;
-    struct shd_err e = { 0 };
-    shd_model *m;
-    (void)unit;
-    (void)values;
-    kill(daemons.pids[0], SIGSTOP);
-    EXPECT_STATUS(shd_model_open(l->other, pt_spec(&pt), &m, &e), SHD_ENOENT);
-    EXPECT_HAS(e.text, "daemon cpu1");
-    EXPECT_HAS(e.text, "(daemon cpu0 is silent: what was asked of it is withdrawn)");
-    return 7;
-}
-
-static void count_gone(void *ctx, const struct shd_event *event)
-{
-    uint32_t *gone = ctx;
-    if (event->kind == SHD_EVENT_GONE && strcmp(event->daemon, "cpu0") == 0 &&
-        strstr(event->text, "it did not answer OpenModel, which was given up") != NULL)
-        ++*gone;
-}
-
-TEST(what_is_withdrawn_from_a_silent_owner_is_never_opened)
-{
-    uint32_t gone = 0;
-    const struct shd_options options = {
-        .size = sizeof options, .address = daemons.dir, .event = count_gone, .event_ctx = &gone
-    };
-    for (int i = 0; i < 2; i++) {
-        struct shd_err e = { 0 };
-        shd_model *m;
-        bool created = false;
-        fixture_start(&daemons, 2, NULL);
-        shd_session *s = attach(PATIENT_MS);
-        struct looked looked = { .from = SOURCE(5) };
-        EXPECT_OK(shd_connect(&options, &looked.other, &e), &e);
-        struct shd_open_options o = {
-            .size = sizeof o, .spec_json = pt_spec(&pt), .fill = refused_meanwhile, .ctx = &looked
-        };
-        EXPECT_STATUS(shd_model_open_with(s, &o, &m, &created, &e), SHD_EINTERNAL);
-        EXPECT_EQ(gone, i + 1);
-        kill(daemons.pids[0], SIGCONT);
-        EXPECT_STATUS(shd_model_attach(looked.other, "begun", &m, &e), SHD_ENOENT);
-        EXPECT_OK(open_from(s, &looked.from, &m, &created, &e), &e);
-        EXPECT(created);
-        shd_close(looked.other);
-        shd_close(s);
-        fixture_stop(&daemons);
-    }
-}
-
-TEST(refusal_is_told_where_another_owner_is_silent)
-{
-    struct shd_err e = { 0 };
-    struct pt_model other = pt;
-    shd_model *m;
-    fixture_start(&daemons, 2, NULL);
-    shd_session *s = attach(PATIENT_MS), *short_one = attach(test_paced(300));
-    EXPECT_OK(shd_model_open(s, pt_spec(&pt), &m, &e), &e);
-    other.publish = "bf16";
-    kill(daemons.pids[0], SIGSTOP);
-    const int r = shd_model_open(short_one, pt_spec(&other), &m, &e);
-    kill(daemons.pids[0], SIGCONT);
-    EXPECT_STATUS(r, SHD_ESPEC);
-    EXPECT_HAS(e.text, "daemon cpu1");
-    EXPECT_HAS(e.text, "bf16");
-    EXPECT_HAS(e.text, "(daemon cpu0 is silent: what was asked of it is withdrawn)");
-    shd_close(short_one);
     shd_close(s);
     fixture_stop(&daemons);
 }

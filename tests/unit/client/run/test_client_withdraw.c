@@ -1,0 +1,179 @@
+/* Openings that are given up, or refused by one owner: whatever another is still at goes, so that
+ * the next one can make the model. */
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/lib/client_remote.h"
+
+#define STOPPED_MS 200
+
+static const struct pt_model pt = {
+    .name = "begun", .publish = "f32", .accumulate = 1, .frozen = true
+};
+
+struct opening {
+    shd_session *other;
+    pid_t wakes; /* the owner that was stopped; 0: none was */
+};
+
+/* Of each unit the first element; the others are what the memory had. */
+static int fill(void *ctx, uint32_t unit, float *values)
+{
+    (void)ctx;
+    values[0] = (float)unit;
+    return 0;
+}
+
+static int open_with(shd_session *s, int (*how)(void *, uint32_t, float *), void *ctx,
+                     struct shd_err *e)
+{
+    const struct shd_open_options o = {
+        .size = sizeof o, .spec_json = pt_spec(&pt), .fill = how, .ctx = ctx, .wait_ms = PATIENT_MS
+    };
+    shd_model *m;
+    bool created = false;
+    const int r = shd_model_open_with(s, &o, &m, &created, e);
+    if (r == SHD_OK)
+        EXPECT(created);
+    return r;
+}
+
+/* Owner 0 reads what comes meanwhile all at once, when it goes on. */
+static void stop_for_a_while(struct opening *o)
+{
+    const pid_t late = daemons.pids[0];
+    kill(late, SIGSTOP);
+    o->wakes = fork();
+    CHECK(o->wakes >= 0);
+    if (o->wakes == 0) {
+        sleep_ms(STOPPED_MS);
+        kill(late, SIGCONT);
+        _exit(0);
+    }
+}
+
+static void expect_end(pid_t pid)
+{
+    int status;
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT_EQ(status, 0);
+}
+
+/* What `how` gives up leaves nothing: the model can be made at once, by who is first there. */
+static void expect_gone(int (*how)(void *, uint32_t, float *), bool by_other)
+{
+    struct shd_err e = { 0 };
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    struct opening o = { .other = attach(PATIENT_MS) };
+    EXPECT_STATUS(open_with(s, how, &o, &e), SHD_EINTERNAL);
+    expect_end(o.wakes);
+    EXPECT_OK(open_with(by_other ? o.other : s, fill, NULL, &e), &e);
+    shd_close(o.other);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+static int give_up_at_once(void *ctx, uint32_t unit, float *values)
+{
+    if (unit > 0)
+        return 7;
+    stop_for_a_while(ctx);
+    return fill(NULL, unit, values);
+}
+
+/* One daemon reads a unit, and that all is given up, at the same time. */
+TEST(what_is_given_up_goes_where_a_daemon_is_still_at_it)
+{
+    expect_gone(give_up_at_once, /* by_other= */ true);
+}
+
+static int refused_by_one(void *ctx, uint32_t unit, float *values)
+{
+    struct opening *o = ctx;
+    struct shd_err e = { 0 };
+    shd_model *m;
+    (void)unit;
+    (void)values;
+    stop_for_a_while(o);
+    EXPECT_STATUS(shd_model_open(o->other, pt_spec(&pt), &m, &e), SHD_ENOENT);
+    return 7;
+}
+
+/* One daemon has refused, the other one has not read the request yet. */
+TEST(what_is_refused_by_one_owner_is_not_opened_by_another_later)
+{
+    expect_gone(refused_by_one, /* by_other= */ false);
+}
+
+/* By a session that would wait without end: one daemon has refused, the other one is stopped, and
+ * reads all that was asked of it when everybody has given up. */
+static int refused_meanwhile(void *ctx, uint32_t unit, float *values)
+{
+    const struct opening *o = ctx;
+    struct shd_err e = { 0 };
+    shd_model *m;
+    (void)unit;
+    (void)values;
+    kill(daemons.pids[0], SIGSTOP);
+    EXPECT_STATUS(shd_model_open(o->other, pt_spec(&pt), &m, &e), SHD_ENOENT);
+    EXPECT_HAS(e.text, "daemon cpu1");
+    EXPECT_HAS(e.text, "(daemon cpu0 is silent: what was asked of it is withdrawn)");
+    return 7;
+}
+
+static void count_gone(void *ctx, const struct shd_event *event)
+{
+    uint32_t *gone = ctx;
+    if (event->kind == SHD_EVENT_GONE && strcmp(event->daemon, "cpu0") == 0 &&
+        strstr(event->text, "it did not answer OpenModel, which was given up") != NULL)
+        ++*gone;
+}
+
+TEST(what_is_withdrawn_from_a_silent_owner_is_never_opened)
+{
+    uint32_t gone = 0;
+    const struct shd_options options = {
+        .size = sizeof options, .address = daemons.dir, .event = count_gone, .event_ctx = &gone
+    };
+    for (int i = 0; i < 2; i++) {
+        struct shd_err e = { 0 };
+        shd_model *m;
+        fixture_start(&daemons, 2, NULL);
+        shd_session *s = attach(PATIENT_MS);
+        struct opening o = { .wakes = 0 };
+        EXPECT_OK(shd_connect(&options, &o.other, &e), &e);
+        EXPECT_STATUS(open_with(s, refused_meanwhile, &o, &e), SHD_EINTERNAL);
+        EXPECT_EQ(gone, i + 1);
+        kill(daemons.pids[0], SIGCONT);
+        EXPECT_STATUS(shd_model_attach(o.other, "begun", &m, &e), SHD_ENOENT);
+        EXPECT_OK(open_with(s, fill, NULL, &e), &e);
+        shd_close(o.other);
+        shd_close(s);
+        fixture_stop(&daemons);
+    }
+}
+
+TEST(refusal_is_told_where_another_owner_is_silent)
+{
+    struct shd_err e = { 0 };
+    struct pt_model other = pt;
+    shd_model *m;
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS), *short_one = attach(test_paced(300));
+    EXPECT_OK(shd_model_open(s, pt_spec(&pt), &m, &e), &e);
+    other.publish = "bf16";
+    kill(daemons.pids[0], SIGSTOP);
+    const int r = shd_model_open(short_one, pt_spec(&other), &m, &e);
+    kill(daemons.pids[0], SIGCONT);
+    EXPECT_STATUS(r, SHD_ESPEC);
+    EXPECT_HAS(e.text, "daemon cpu1");
+    EXPECT_HAS(e.text, "bf16");
+    EXPECT_HAS(e.text, "(daemon cpu0 is silent: what was asked of it is withdrawn)");
+    shd_close(short_one);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST_MAIN()
