@@ -259,6 +259,8 @@ static void kernel_room(struct daemon *d)
         apply_retry(m);
         checkpoint_retry(m);
     }
+    if (d->open->filling != NULL)
+        model_retry(d->open->filling);
     restore_retry(d);
 }
 

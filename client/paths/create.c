@@ -36,7 +36,7 @@ struct creating { /* one attempt */
     bool one_count; /* as wire_open_model */
     enum wire_create_what what;
     char by[WIRE_NAME_BYTES_MAX];
-    bool begun;  /* by owner 0 at least */
+    bool begun;  /* by owner 0 at least; or it was asked to, and its answer was not waited for */
     bool opened; /* owner 0 was asked to */
     struct round putting;
 };
@@ -242,6 +242,7 @@ static int open_all(struct creating *c, struct shd_err *e)
 static int attempt(struct creating *c, struct shd_err *e)
 {
     int r = ask(c, WIRE_CREATE_BEGIN, /* first= */ true, WIRE_CREATED_YOURS, e);
+    c->begun = r == SHD_ETIMEDOUT;
     if (r != SHD_OK || c->parts[0].state == WIRE_CREATED_OPEN)
         return r;
     if (c->parts[0].state != WIRE_CREATED_YOURS)

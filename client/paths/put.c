@@ -32,7 +32,7 @@ struct putting { /* one attempt */
     struct decision decision;
     enum wire_create_what what;
     uint64_t consent; /* owner 0's */
-    bool begun;       /* by owner 0 at least */
+    bool begun;       /* by owner 0 at least; or it was asked to, and its answer not waited for */
     bool asked;       /* owner 0 was asked to commit */
     bool counted;     /* it has */
 };
@@ -106,19 +106,24 @@ static int take_created(const struct round *round, const struct link *link,
     return SHD_OK;
 }
 
-/* To owner 0 (first), or to all others; each must answer `wanted`, owner 0 also that it is over. */
-static int ask(struct putting *p, enum wire_create_what what, bool first,
-               enum wire_created_what wanted, struct shd_err *e)
+static struct round put_round(struct putting *p, enum wire_create_what what)
 {
-    struct round round = { .what = "put",
+    p->what = what;
+    return (struct round){ .what = "put",
                            .asks = WIRE_CREATE,
                            .type = WIRE_CREATED,
                            .make = make_create,
                            .take = take_created,
                            .ctx = p };
+}
+
+/* To owner 0 (first), or to all others; each must answer `wanted`, owner 0 also that it is over. */
+static int ask(struct putting *p, enum wire_create_what what, bool first,
+               enum wire_created_what wanted, struct shd_err *e)
+{
+    struct round round = put_round(p, what);
     const uint32_t end = first ? 1 : p->hub->link_count;
     int r = SHD_OK;
-    p->what = what;
     for (uint32_t i = first ? 0 : 1; r == SHD_OK && i < end; i++)
         r = round_ask(&round, &p->hub->links[i], 0, e);
     r = round_finish(&round, p->hub, r, e);
@@ -260,17 +265,16 @@ static void free_parts(struct putting *p)
 /* Best effort: the values go with the session, or with their step. */
 static void give_up(struct putting *p)
 {
-    struct shd_err ignored;
-    if (!p->begun || p->asked || hub_check(p->hub, &ignored) != SHD_OK)
-        return;
-    ask(p, WIRE_CREATE_PUT_DROP, /* first= */ true, WIRE_CREATED_DROPPED, &ignored);
-    ask(p, WIRE_CREATE_PUT_DROP, /* first= */ false, WIRE_CREATED_DROPPED, &ignored);
+    struct round round = put_round(p, WIRE_CREATE_PUT_DROP);
+    if (p->begun && !p->asked && hub_check(p->hub, NULL) == SHD_OK)
+        round_let_go(&round, p->hub);
 }
 
 /* *ret_over: the step is. */
 static int attempt(struct putting *p, bool *ret_over, struct shd_err *e)
 {
     int r = ask(p, WIRE_CREATE_PUT, /* first= */ true, WIRE_CREATED_YOURS, e);
+    p->begun = r == SHD_ETIMEDOUT;
     *ret_over = r == SHD_OK && p->parts[0].state == WIRE_CREATED_OVER;
     if (r != SHD_OK || *ret_over)
         return r;

@@ -162,6 +162,8 @@ static int remote_open(struct shd_model *m, const char *name, uint32_t slots, st
         r = spec_out_init(&json, m->spec_json, e);
     if (r == SHD_OK && has_spec && m->session->starts != NULL)
         r = create_model(m, &json, m->session->starts, e);
+    if (r == SHD_ECANCELED) /* nor was it waited for that they drop what was begun */
+        hub_renew(m->session->hub);
     if (r != SHD_OK) {
         spec_out_deinit(&json);
         return r;

@@ -250,6 +250,12 @@ static int busy(struct op *op)
     return err_set(&op->err, SHD_EBUSY, "daemon %s is at it: ask again", op->daemon->device);
 }
 
+bool create_has_room(const struct daemon *d)
+{
+    const struct open_queue *open = d->open;
+    return d->model_count + open->create_count + (open->making != NULL) < DAEMON_MODELS_MAX;
+}
+
 static int check_begin(struct op *op)
 {
     const struct wire_create *req = &op->req.create;
@@ -257,7 +263,7 @@ static int check_begin(struct op *op)
     if (req->name[0] == '\0' || op->spec == NULL)
         return err_set(&op->err, SHD_EINVAL, "a model without a %s cannot be made",
                        req->name[0] == '\0' ? "name" : "spec");
-    if (d->model_count + d->open->create_count >= DAEMON_MODELS_MAX)
+    if (!create_has_room(d))
         return err_set(&op->err, SHD_EBUSY, "daemon %s has %u models, the most there may be",
                        d->device, DAEMON_MODELS_MAX);
     return SHD_OK;

@@ -18,6 +18,7 @@
 #ifndef SHD_CREATE_H
 #define SHD_CREATE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct create;
@@ -37,6 +38,9 @@ int create_put(struct op *op);
  * dropped, by what the request says of it. SHD_ENOENT: a session is still making it; SHD_EBUSY with
  * retry_ms: the request does not say. */
 int create_settle(struct op *op, const char *name);
+
+/* Whether the daemon may have one model more than are open, or being made. */
+bool create_has_room(const struct daemon *d);
 
 /* Of an open model: what a Layout says; 0: its values are the spec's, or were read from files. */
 uint64_t create_origin(const struct model *m);

@@ -354,16 +354,7 @@ static void init_stepped(struct task *task)
     } else if (init_next(m)) {
         return;
     }
-    if (m->last_status == SHD_OK) {
-        FAIL_POINT("model:ready:before");
-        atomic_store_explicit(&m->ledger->head->ready, 1, memory_order_release);
-        FAIL_POINT("model:ready:after");
-    }
-    for (uint32_t u = 0; u < m->spec->unit_count; u++)
-        board_publish(m->board, u, 0);
-    board_set_step(m->board, 0, STEP_OPEN);
-    m->ready = m->last_status == SHD_OK;
-    m->metrics->opened_ns = uv_hrtime();
+    FAIL_POINT("model:filled");
     m->fill->done(m);
 }
 
@@ -383,12 +374,27 @@ void model_register(struct daemon *d, struct model *m)
     m->metrics->handle = m->handle;
 }
 
-void model_start(struct daemon *d, struct model *m, void (*on_filled)(struct model *m))
+void model_fill(struct daemon *d, struct model *m, void (*on_filled)(struct model *m))
 {
-    model_register(d, m);
+    m->daemon = d;
     m->fill->done = on_filled;
     task_init(&m->fill->task, d->tasks, init_stepped);
     task_post(&m->fill->task, SHD_OK); /* begin */
+}
+
+void model_begin(struct daemon *d, struct model *m)
+{
+    model_register(d, m);
+    if (m->last_status == SHD_OK) {
+        FAIL_POINT("model:ready:before");
+        atomic_store_explicit(&m->ledger->head->ready, 1, memory_order_release);
+        FAIL_POINT("model:ready:after");
+    }
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        board_publish(m->board, u, 0);
+    board_set_step(m->board, 0, STEP_OPEN);
+    m->ready = m->last_status == SHD_OK;
+    m->metrics->opened_ns = uv_hrtime();
 }
 
 struct model *model_find(struct daemon *d, const char *name)

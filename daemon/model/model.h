@@ -124,9 +124,11 @@ uint64_t model_restore_id(const struct model *m); /* of the restore that made it
 /* Of its state segment: the arrays, and the trail where the device keeps it there. */
 uint64_t model_state_bytes(const struct model *m);
 
-/* Register with the daemon and start filling in initial values; on_filled(m) follows when they are
- * published, or cannot be (last_status). Loop thread. */
-void model_start(struct daemon *d, struct model *m, void (*on_filled)(struct model *m));
+/* Start filling in initial values; on_filled(m) follows when they are published, or cannot be
+ * (last_status). Nobody sees it before model_begin(), which registers it with the daemon. Loop
+ * thread. */
+void model_fill(struct daemon *d, struct model *m, void (*on_filled)(struct model *m));
+void model_begin(struct daemon *d, struct model *m);
 
 /* Go on filling when the kernel queue may have room again. */
 void model_retry(struct model *m);

@@ -26,7 +26,7 @@ struct open_work {
     struct daemon *daemon;
     struct op *op;       /* borrowed: pending until finish_open() */
     struct spec *spec;   /* owned until a model takes it */
-    struct model *model; /* made; owned until model_start() */
+    struct model *model; /* made; owned until it is filled */
     struct model *found; /* borrowed: to attach to */
     struct inbox *inbox; /* made; owned until the session has it */
     int status;
@@ -259,11 +259,46 @@ static void attach_found(struct open_work *w, struct model *m)
     uv_queue_work(w->daemon->loop, &w->work, make_inbox, inbox_made);
 }
 
+static void free_model(uv_work_t *work)
+{
+    struct open_work *w = work->data;
+    model_free(w->model);
+    w->model = NULL;
+}
+
+static void model_freed(uv_work_t *work, int cancelled)
+{
+    struct open_work *w = work->data;
+    CHECK(cancelled == 0); /* nobody cancels */
+    finish_open(w, w->status);
+}
+
+/* Nobody gets the model, which is freed on the pool: to unmap what is large takes its time. */
+static void drop_model(struct open_work *w, struct model *m)
+{
+    w->daemon->open->making = NULL;
+    w->daemon->open->filling = NULL;
+    w->model = m;
+    uv_queue_work(w->daemon->loop, &w->work, free_model, model_freed);
+}
+
 /* The initial values of the model that is made are in, or cannot be. */
 static void model_filled(struct model *m)
 {
     struct open_work *w = m->daemon->open->work;
     CHECK(w != NULL);
+    w->status = check_session(w);
+    if (w->status != SHD_OK) {
+        log_warn(
+            "op=open_model model=%s why=\"dropped: %s\" do=\"nothing: whoever opens it makes it "
+            "again\"",
+            m->spec->name, w->op->err.text);
+        drop_model(w, m);
+        return;
+    }
+    w->daemon->open->making = NULL;
+    w->daemon->open->filling = NULL;
+    model_begin(w->daemon, m);
     log_info("op=open_model model=%s owner=%" PRIu32 "/%" PRIu32 " units=%" PRIu32 " elems=%" PRIu64
              " state_bytes=%" PRIu64 " status=%s",
              m->spec->name, m->map->owner, m->map->owners, m->spec->unit_count, m->map->elems,
@@ -286,20 +321,22 @@ static void make_model(uv_work_t *work)
 static void model_made(uv_work_t *work, int cancelled)
 {
     struct open_work *w = work->data;
-    w->daemon->open->making = NULL;
-    if (w->status == SHD_OK)
-        w->spec = NULL;    /* the model's now */
     CHECK(cancelled == 0); /* nobody cancels */
-    if (w->status == SHD_OK)
-        w->status = check_session(w);
     if (w->status != SHD_OK) {
-        model_free(w->model);
+        w->daemon->open->making = NULL;
         finish_open(w, w->status);
         return;
     }
     struct model *m = w->model;
+    w->spec = NULL; /* the model's now */
     w->model = NULL;
-    model_start(w->daemon, m, model_filled);
+    w->status = check_session(w);
+    if (w->status != SHD_OK) {
+        drop_model(w, m);
+        return;
+    }
+    w->daemon->open->filling = m;
+    model_fill(w->daemon, m, model_filled);
 }
 
 static void parse_spec(uv_work_t *work)
@@ -337,7 +374,7 @@ static void spec_parsed(uv_work_t *work, int cancelled)
     else if (w->status != SHD_OK ||
              (w->status = adopt_check_name(d, w->spec->name, &w->op->err)) != SHD_OK)
         finish_open(w, w->status);
-    else if (d->model_count + d->open->create_count >= DAEMON_MODELS_MAX)
+    else if (!create_has_room(d))
         finish_open(w, err_set(&w->op->err, SHD_EBUSY,
                                "daemon %s has %u models, the most there may be", d->device,
                                DAEMON_MODELS_MAX));
@@ -401,6 +438,8 @@ void open_model(struct op *op)
 void open_model_abandon(struct daemon *d)
 {
     struct open_work *w = d->open->work;
+    model_free(d->open->filling);
+    d->open->filling = NULL;
     if (w == NULL)
         return;
     CHECK(w->inbox == NULL); /* the pool's work has been heard of */

@@ -3,7 +3,7 @@
  * One at a time per daemon, in order of arrival. Happy path: parse the spec on libuv's pool (the
  * loop must not block); find the model or make it there too; fill in initial values on the device;
  * make the session's inbox on the pool; give it that and tickets. Any failure answers the request
- * and leaves no trace.
+ * and leaves no trace; nor does a session that ends before the model it wants is whole.
  */
 #ifndef SHD_OPEN_H
 #define SHD_OPEN_H
@@ -12,6 +12,7 @@
 
 struct create;
 struct daemon;
+struct model;
 struct op;
 struct open_work;
 
@@ -19,6 +20,7 @@ struct open_queue { /* served one at a time */
     struct op *first, **last;
     struct open_work *work; /* owned; NULL when idle */
     const char *making;     /* borrowed: the name of the model that it makes; NULL: none */
+    struct model *filling;  /* owned: that model while it gets its initial values; NULL: none */
     /* What sessions make beside the queue (create.h). */
     struct create *creates; /* owned list */
     uint32_t create_count;

@@ -11,6 +11,7 @@
 #include "daemon/model/checkpoint.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
+#include "daemon/model/open.h"
 #include "daemon/model/spill.h"
 #include "daemon/net/links.h"
 #include "daemon/net/mailbox.h"
@@ -338,7 +339,7 @@ struct view_snapshot *view_take(struct daemon *d, bool with_spans)
         return NULL;
     atomic_init(&s->refs, 1);
     take_daemon(d, s);
-    s->models = sys_calloc(d->model_count + 1, sizeof *s->models);
+    s->models = sys_calloc(d->model_count + 1, sizeof *s->models); /* and the one that is filled */
     s->sessions = sys_calloc(d->sessions->used + 1, sizeof *s->sessions);
     s->transfers = sys_calloc(d->comm != NULL ? WAITING_MAX : 1, sizeof *s->transfers);
     bool ok = s->models != NULL && s->sessions != NULL && s->transfers != NULL;
@@ -346,11 +347,13 @@ struct view_snapshot *view_take(struct daemon *d, bool with_spans)
         s->model_count = i + 1;
         ok = take_model(d->models[i], &s->models[i], s->taken_ns);
     }
+    if (ok && d->open->filling != NULL)
+        ok = take_model(d->open->filling, &s->models[s->model_count++], s->taken_ns);
     ok = ok && take_sessions(d, s, with_spans);
     if (ok)
         take_transfers(d, s);
     /* Taking the sessions has added what their workers counted. */
-    for (uint32_t i = 0; ok && i < s->model_count; i++)
+    for (uint32_t i = 0; ok && i < d->model_count; i++)
         s->models[i].metrics.fetch_wait = d->models[i]->metrics->fetch_wait;
     if (!ok) {
         view_unref(s);

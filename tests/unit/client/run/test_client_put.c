@@ -404,6 +404,41 @@ TEST(put_that_is_given_up_while_it_is_stored_is_dropped_at_once)
     fixture_stop(&daemons);
 }
 
+/* An owner reads what it was given, and that it is given up, when it goes on. */
+static int give_up_where_one_is_silent(void *ctx, uint32_t unit, enum shd_array array,
+                                       float *values)
+{
+    const int *silent = ctx;
+    (void)unit;
+    (void)array;
+    (void)values;
+    kill(daemons.pids[*silent], SIGSTOP);
+    return 7;
+}
+
+TEST(put_that_is_given_up_waits_for_no_silent_owner)
+{
+    for (int silent = 0; silent < 2; silent++) {
+        struct shd_err e = { 0 };
+        const struct shd_put_options o = { .size = sizeof o,
+                                           .arrays = some_arrays,
+                                           .fill = give_up_where_one_is_silent,
+                                           .ctx = &silent };
+        fixture_start(&daemons, 2, NULL);
+        shd_session *s = attach(PATIENT_MS), *late = attach(PATIENT_MS);
+        shd_model *m = open_pt(s), *other = open_pt(late);
+        const uint64_t start_ms = test_now_ms();
+        EXPECT_STATUS(shd_put(m, &o, NULL, &e), SHD_EINTERNAL);
+        EXPECT(test_now_ms() - start_ms < PATIENT_MS / 2);
+        kill(daemons.pids[silent], SIGCONT);
+        put_ok(other, 9);
+        train_pt(m, 1);
+        shd_close(late);
+        shd_close(s);
+        fixture_stop(&daemons);
+    }
+}
+
 /* With accumulate 2 the library sums here first. */
 TEST(gradient_that_is_summed_in_the_worker_keeps_a_put_away)
 {

@@ -1,6 +1,8 @@
-/* Openings that are given up, or refused by one owner: whatever another is still at goes, so that
- * the next one can make the model. */
+/* Openings that are given up, refused by one owner, or left by who is killed: whatever an owner is
+ * still at goes, so that the next one can make the model. */
 #include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +17,7 @@ static const struct pt_model pt = {
 struct opening {
     shd_session *other;
     pid_t wakes; /* the owner that was stopped; 0: none was */
+    bool stop;   /* idle: break the wait off */
 };
 
 /* Of each unit the first element; the others are what the memory had. */
@@ -175,5 +178,98 @@ TEST(refusal_is_told_where_another_owner_is_silent)
     shd_close(s);
     fixture_stop(&daemons);
 }
+
+/* -- Broken off ---------------------------------------------------------------------------------
+ */
+
+static int idle(void *ctx)
+{
+    const struct opening *o = ctx;
+    return o->stop;
+}
+
+static int break_off(void *ctx, uint32_t unit, float *values)
+{
+    struct opening *o = ctx;
+    if (unit == 1) {
+        o->stop = true;
+        stop_for_a_while(o);
+    }
+    return fill(NULL, unit, values);
+}
+
+/* While owner 0 is asked to begin, or has a unit that it has not read yet. The session lives on. */
+TEST(what_idle_breaks_off_is_dropped)
+{
+    for (int begun = 0; begun < 2; begun++) {
+        struct shd_err e = { 0 };
+        struct opening o = { .stop = false };
+        const struct shd_options options = {
+            .size = sizeof options, .address = daemons.dir, .idle = idle, .idle_ctx = &o
+        };
+        shd_session *s;
+        fixture_start(&daemons, 2, NULL);
+        EXPECT_OK(shd_connect(&options, &s, &e), &e);
+        o.other = attach(PATIENT_MS);
+        if (!begun) {
+            stop_for_a_while(&o);
+            o.stop = true;
+        }
+        EXPECT_STATUS(open_with(s, break_off, &o, &e), SHD_ECANCELED);
+        o.stop = false;
+        expect_end(o.wakes);
+        EXPECT_OK(open_with(o.other, fill, NULL, &e), &e);
+        shd_close(o.other);
+        shd_close(s);
+        fixture_stop(&daemons);
+    }
+}
+
+#ifdef SHD_FAIL_POINTS
+static void stop_when_filled(int index)
+{
+    (void)index;
+    setenv("SHARDD_FAIL", "model:filled!", /* overwrite= */ 1);
+}
+
+static pid_t fork_opener(void)
+{
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid > 0)
+        return pid;
+    struct shd_err e = { 0 };
+    shd_session *s;
+    shd_model *m;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (try_connect(daemons.dir, PATIENT_MS, &s, &e) == SHD_OK)
+        shd_model_open(s, pt_spec(&pt), &m, &e);
+    fprintf(stderr, "opener: %s\n", e.text);
+    _exit(1);
+}
+
+/* A spec's own start values: all owners have them when who wanted the model is killed. */
+TEST(model_is_dropped_whose_opener_dies_while_it_is_filled)
+{
+    struct shd_err e = { 0 };
+    shd_model *m;
+    int status;
+    fixture_start(&daemons, 2, stop_when_filled);
+    const pid_t pid = fork_opener();
+    for (int d = 0; d < 2; d++) {
+        EXPECT_EQ(waitpid(daemons.pids[d], &status, WUNTRACED), daemons.pids[d]);
+        EXPECT(WIFSTOPPED(status));
+    }
+    kill(pid, SIGKILL);
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    for (int d = 0; d < 2; d++)
+        kill(daemons.pids[d], SIGCONT);
+    shd_session *s = attach(PATIENT_MS);
+    EXPECT_STATUS(shd_model_attach(s, "begun", &m, &e), SHD_ENOENT);
+    EXPECT_OK(open_with(s, fill, NULL, &e), &e);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+#endif
 
 TEST_MAIN()
