@@ -44,8 +44,9 @@ struct map_layout {  /* an owner's answer to OpenModel */
     uint8_t uuid[GPU_UUID_BYTES]; /* that GPU's */
     struct wire_segment segments[WIRE_SEGMENTS_MAX]; /* offered, to be claimed */
     uint32_t segment_count;
-    uint64_t spec_bytes;        /* in a SEGMENT_SPEC among them; 0: there is none, or it is taken */
-    uint64_t attempt;           /* at `step` */
+    uint64_t spec_bytes; /* in a SEGMENT_SPEC among them; 0: there is none, or it is taken */
+    uint64_t attempt;    /* at `step` */
+    bool one_count;      /* of updates, for all units; false: one for each, or it did not say */
     uint8_t in[MODEL_IN_BYTES]; /* a bit per group that is all in there, of `step` and attempt */
 };
 

@@ -119,6 +119,36 @@ static int reserve(struct shd_model *m, struct shd_err *e)
     return SHD_OK;
 }
 
+static bool skips_idle(const struct spec *spec)
+{
+    for (uint32_t u = 0; u < spec->unit_count; u++)
+        if (spec->units[u].skips_idle)
+            return true;
+    return false;
+}
+
+/* What one owner counts otherwise than another it also updates otherwise. Each was told how when it
+ * made its part, and another worker that opened the model first may have met other builds. */
+static int check_counts(const struct shd_model *m, struct shd_err *e)
+{
+    const struct map_owner *owners = m->map->owners;
+    const struct link *links = m->session->hub->links, *first = NULL;
+    for (uint32_t i = 0; skips_idle(m->spec) && i < m->map->owner_count; i++) {
+        if (links[i].peer.level < WIRE_LEVEL_SAID)
+            continue;
+        if (first == NULL)
+            first = &links[i];
+        if (owners[i].layout.one_count != owners[first->index].layout.one_count)
+            return link_err(&links[i], SHD_ESPEC, e,
+                            "counts the updates of model '%s' %s, daemon %s %s: it was made while "
+                            "daemons were upgraded; give the model another name, or restore a "
+                            "checkpoint of it with --replace",
+                            m->spec->name, owners[i].layout.one_count ? "as one" : "by unit",
+                            first->device, owners[i].layout.one_count ? "by unit" : "as one");
+    }
+    return SHD_OK;
+}
+
 static int open_as(struct layout_opening *o, struct shd_err *e)
 {
     struct shd_model *m = o->m;
@@ -127,6 +157,8 @@ static int open_as(struct layout_opening *o, struct shd_err *e)
     m->slot_count = o->slots;
     if (r == SHD_OK)
         r = take_links(o, SPEC_ALONE, e);
+    if (r == SHD_OK)
+        r = check_counts(m, e);
     if (r == SHD_OK)
         r = reserve(m, e);
     if (m->slot_count > 0)

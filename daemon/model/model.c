@@ -64,6 +64,11 @@ uint64_t model_restore_id(const struct model *m)
     return m->ledger->head->restore_id;
 }
 
+bool model_one_count(const struct model *m)
+{
+    return !ledger_counts_units(m->ledger);
+}
+
 uint64_t model_state_bytes(const struct model *m)
 {
     const uint64_t trail = m->kern->ops->trail_bytes(m->kern, m->trail.chunk_count);

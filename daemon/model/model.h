@@ -120,6 +120,7 @@ void model_register(struct daemon *d, struct model *m); /* gives it its handle *
 void model_free(struct model *m); /* NULL is a no-op; no work may be running, may block */
 
 uint64_t model_restore_id(const struct model *m); /* of the restore that made it; 0: none did */
+bool model_one_count(const struct model *m);      /* of updates, for all its units (ledger.h) */
 
 /* Of its state segment: the arrays, and the trail where the device keeps it there. */
 uint64_t model_state_bytes(const struct model *m);

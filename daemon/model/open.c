@@ -172,6 +172,7 @@ static int attach(struct open_work *w, struct model *m)
         .origin = create_origin(m),
         .restore_id = model_restore_id(m),
         .attempt = step_attempt(m->core),
+        .one_count = model_one_count(m),
     };
     struct decision last;
     if (step_last_decision(m->core, &last)) {

@@ -58,12 +58,13 @@ struct wire_bytes {
  * is said here. */
 enum wire_level {
     WIRE_LEVEL_BASE,
-    WIRE_LEVEL_SPECS,  /* specs in segments (SIDE_WELCOME.kind, OpenModel.spec_apart), names of
-                        * metrics and how many reported, the attempt of a put */
-    WIRE_LEVEL_TOLD,   /* Hello.level */
-    WIRE_LEVEL_RANGES, /* Digest.tensors */
-    WIRE_LEVEL_MEETS,  /* Lease.meet */
-    WIRE_LEVEL_COUNTS, /* unit_updates, one_count */
+    WIRE_LEVEL_SPECS,    /* specs in segments (SIDE_WELCOME.kind, OpenModel.spec_apart), names of
+                          * metrics and how many reported, the attempt of a put */
+    WIRE_LEVEL_TOLD,     /* Hello.level */
+    WIRE_LEVEL_RANGES,   /* Digest.tensors */
+    WIRE_LEVEL_MEETS,    /* Lease.meet */
+    WIRE_LEVEL_COUNTS,   /* unit_updates, one_count */
+    WIRE_LEVEL_SAID = 8, /* Layout.one_count */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -330,6 +331,7 @@ struct wire_layout {
     uint32_t twin_pid;   /* who trains it with this session's rank, too; 0: nobody */
     uint64_t attempt;    /* 1 + the resets of open steps so far; 0: not known */
     uint64_t spec_bytes; /* in the SEGMENT_SPEC among the segments; 0: it is in `spec` */
+    bool one_count;      /* of updates; also false below WIRE_LEVEL_SAID */
 };
 struct wire_prepared {
     uint64_t step;

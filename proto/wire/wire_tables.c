@@ -232,6 +232,7 @@ static const struct wire_field layout_fields[] = {
     ANY(layout, twin_pid),
     ANY(layout, attempt),
     ROW(layout, spec_bytes, LIMITS(0, SPEC_JSON_BYTES_MAX), NEEDED_SINCE(SPECS)),
+    ROW(layout, one_count, .form = WIRE_ANY, SINCE(SAID)),
 };
 static const struct wire_field prepared_fields[] = {
     ANY(prepared, step),

@@ -339,7 +339,8 @@ static void random_layout(uint64_t *seed, struct wire_layout *l)
                                .in = random_bytes(seed, SHD_MICROS_MAX / 8, 1),
                                .restore_id = random_u64(seed, 0, UINT64_MAX),
                                .twin_pid = random_u32(seed, 0, UINT32_MAX),
-                               .spec_bytes = random_u64(seed, 0, SPEC_JSON_BYTES_MAX) };
+                               .spec_bytes = random_u64(seed, 0, SPEC_JSON_BYTES_MAX),
+                               .one_count = random_u32(seed, 0, 1) == 1 };
     if (test_random(seed) % 2 != 0)
         l->device = (struct wire_bytes){ (const uint8_t *)"UUID of a device", WIRE_DEVICE_BYTES };
     if (l->has_decision)
@@ -592,8 +593,8 @@ static bool same_layout(const struct wire_layout *a, const struct wire_layout *b
         a->owner != b->owner || a->owners != b->owners || a->slots != b->slots ||
         a->slot_bytes != b->slot_bytes || a->segment_count != b->segment_count ||
         a->origin != b->origin || a->restore_id != b->restore_id || a->twin_pid != b->twin_pid ||
-        a->spec_bytes != b->spec_bytes || !same_bytes(a->in, b->in) ||
-        !same_bytes(a->device, b->device))
+        a->spec_bytes != b->spec_bytes || a->one_count != b->one_count ||
+        !same_bytes(a->in, b->in) || !same_bytes(a->device, b->device))
         return false;
     for (uint32_t i = 0; i < a->segment_count; i++)
         if (a->segments[i].kind != b->segments[i].kind ||

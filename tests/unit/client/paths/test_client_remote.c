@@ -1,5 +1,6 @@
 /* The mapped path against real daemons, in forked children on a private runtime directory: the same
  * bits as in one process, whatever the split; what is mapped, and that nothing is left. */
+#include <signal.h>
 #include <sys/wait.h>
 
 #include "client/paths/map.h"
@@ -503,6 +504,57 @@ TEST(daemons_that_know_no_names_of_metrics_are_sent_none)
     EXPECT_HAS(e.text, "metrics 'ruin' of micro-batch 2");
     shd_close(s);
     fixture_stop(&daemons);
+}
+
+/* idle: break the opening off, which owner 0 has answered, and owner 1 has not. */
+static int answered_by_one(void *ctx)
+{
+    const shd_session *const *s = ctx;
+    return *s != NULL && (*s)->hub->links[0].call_count == 0 && (*s)->hub->links[1].call_count > 0;
+}
+
+/* Two workers open a model at once, and owner 1 is upgraded between their two Hellos: of it one is
+ * told that it is of an older build, which has one count of updates for all units. */
+static void open_before_an_upgrade(const char *spec)
+{
+    struct shd_err e = { 0 };
+    shd_session *s = NULL;
+    shd_model *m;
+    const struct shd_options options = {
+        .size = sizeof options, .address = daemons.dir, .idle = answered_by_one, .idle_ctx = &s
+    };
+    EXPECT_OK(shd_connect(&options, &s, &e), &e);
+    s->hub->links[1].peer.level = WIRE_LEVEL_COUNTS - 1;
+    kill(daemons.pids[1], SIGSTOP);
+    EXPECT_STATUS(shd_model_open(s, spec, &m, &e), SHD_ECANCELED);
+    shd_close(s);
+    kill(daemons.pids[1], SIGCONT);
+}
+
+TEST(owners_that_count_updates_otherwise_are_named)
+{
+    static const char *const specs[] = {
+        "{\"name\":\"skips\",\"micro_batches\":1,\"optimizer\":{" TOY_ADAMW "},"
+        "\"groups\":[{\"name\":\"all\",\"idle\":\"skip\"}],"
+        "\"units\":[{\"name\":\"a\",\"tensors\":[{\"name\":\"w\",\"shape\":[64]}]}]}",
+        "{\"name\":\"plain\",\"micro_batches\":1,\"optimizer\":{" TOY_ADAMW "},"
+        "\"units\":[{\"name\":\"a\",\"tensors\":[{\"name\":\"w\",\"shape\":[64]}]}]}"
+    };
+    for (int skips = 0; skips < 2; skips++) {
+        struct shd_err e = { 0 };
+        shd_model *m;
+        fixture_start(&daemons, 2, NULL);
+        open_before_an_upgrade(specs[!skips]);
+        shd_session *s = attach(PATIENT_MS);
+        const int r = shd_model_open(s, specs[!skips], &m, &e);
+        EXPECT_STATUS(r, skips ? SHD_ESPEC : SHD_OK); /* all counts are alike where none skips */
+        if (skips) {
+            EXPECT_HAS(e.text, "daemon cpu1");
+            EXPECT_HAS(e.text, "counts the updates of model 'skips' by unit, daemon cpu0 as one");
+        }
+        shd_close(s);
+        fixture_stop(&daemons);
+    }
 }
 
 TEST_MAIN()
