@@ -1,10 +1,15 @@
-/* Control plane: requests per second and latency of one real shardd with 1, 8 and 64 sessions.
+/* Control plane: requests per second and latency of one real shardd with 1, 8 and 64 sessions, and
+ * what a return costs.
  *
  * The request is GetBlob of a model without a blob: the cheapest one that does real work (frame
  * check, session check, model look-up, reply). Each session is a side channel, a token and a
  * DEALER of its own; one thread drives them all by zmq_poll(). Throughput keeps `depth` requests
  * of each session in flight, latency one. All sessions are busy at once, so latency at 64 is
  * mostly the queue of the other 63.
+ *
+ * A return: a worker of libshd trains a model of many small units beside that daemon, and computes
+ * nothing. A step's processor time, the worker's and the daemon's, over its returns: with each go
+ * what a schedule does around it (ZeRO-3: two acquires and releases) and its share of the commit.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +21,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <zmq.h>
@@ -25,6 +32,7 @@
 #include "client/ctl/base/child.h"
 #include "client/ctl/base/rundir.h"
 #include "client/session/where.h"
+#include "client/shd.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/share/fdpass.h"
@@ -38,6 +46,9 @@
 #define REPLY_MS       5000
 #define REQUEST_BYTES  4096u
 #define ENDPOINT_BYTES (RUNDIR_PATH_BYTES + 32u)
+#define RETURN_UNITS   256u
+#define RETURN_MICROS  4u
+#define RETURN_ELEMS   64u
 
 static const char spec_json[] =
     "{\"name\":\"bench\",\"micro_batches\":1,\"optimizer\":{\"kind\":\"adamw\"},"
@@ -345,6 +356,124 @@ static int measure(struct bench *b, struct shd_err *e)
     return SHD_OK;
 }
 
+/* -- Returns --------------------------------------------------------------------------------- */
+
+/* A worker of libshd, without arithmetic. */
+struct returns {
+    shd_session *session; /* owned */
+    shd_model *model;     /* of session */
+    struct stat_series worker, daemon, both;
+};
+
+static char *returns_spec(void)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *f = open_memstream(&text, &bytes);
+    if (f == NULL)
+        return NULL;
+    fprintf(f,
+            "{\"name\":\"returns\",\"micro_batches\":%u,\"optimizer\":{\"kind\":\"adamw\"},"
+            "\"units\":[",
+            RETURN_MICROS);
+    for (unsigned u = 0; u < RETURN_UNITS; u++)
+        fprintf(f, "%s{\"name\":\"u%u\",\"tensors\":[{\"name\":\"t%u\",\"shape\":[%u]}]}",
+                u > 0 ? "," : "", u, u, RETURN_ELEMS);
+    fprintf(f, "]}");
+    fclose(f);
+    return text;
+}
+
+static int returns_forward(void *ctx, uint32_t micro, uint32_t unit, const void *params)
+{
+    (void)ctx, (void)micro, (void)unit, (void)params;
+    return 0;
+}
+
+static int returns_backward(void *ctx, uint32_t micro, uint32_t unit, const void *params,
+                            float *grad)
+{
+    (void)ctx, (void)micro, (void)unit, (void)params;
+    memset(grad, 0, RETURN_ELEMS * sizeof *grad);
+    return 0;
+}
+
+static int returns_open(struct returns *t, const struct bench *b, struct shd_err *e)
+{
+    const struct shd_options options = { .size = sizeof options, .address = b->dir.path };
+    char *spec = returns_spec();
+    if (spec == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for a spec");
+    int r = shd_connect(&options, &t->session, e);
+    if (r == SHD_OK)
+        r = shd_model_open(t->session, spec, &t->model, e);
+    free(spec);
+    return r;
+}
+
+/* Processor time that this process and the daemon have had, in us. */
+static int returns_used(const struct bench *b, double *ret_worker, double *ret_daemon,
+                        struct shd_err *e)
+{
+    struct rusage own;
+    clockid_t clock; /* getrusage() has no other process that lives */
+    struct timespec at;
+    if (getrusage(RUSAGE_SELF, &own) != 0 || clock_getcpuclockid(b->daemon, &clock) != 0 ||
+        clock_gettime(clock, &at) != 0)
+        return err_set(e, SHD_EIO, "the processor time of shardd or of this process is not known");
+    *ret_worker = (double)(own.ru_utime.tv_sec + own.ru_stime.tv_sec) * 1e6 +
+                  (double)(own.ru_utime.tv_usec + own.ru_stime.tv_usec);
+    *ret_daemon = (double)at.tv_sec * 1e6 + (double)at.tv_nsec * 1e-3;
+    return SHD_OK;
+}
+
+/* Steps for b->seconds, one at least. */
+static int returns_round(struct returns *t, const struct bench *b, struct shd_err *e)
+{
+    static const uint32_t micros[RETURN_MICROS] = { 0, 1, 2, 3 };
+    const struct shd_compute compute = { .size = sizeof compute,
+                                         .forward = returns_forward,
+                                         .backward = returns_backward };
+    const struct shd_update update = { .size = sizeof update, .lr = 1e-3 };
+    const uint64_t until_ns = clock_now_ns() + (uint64_t)(b->seconds * 1e9);
+    double worker, daemon, worker_end, daemon_end;
+    uint64_t steps = 0;
+    int r = returns_used(b, &worker, &daemon, e);
+    for (; r == SHD_OK && (steps == 0 || clock_now_ns() < until_ns); steps++) {
+        struct shd_result result = { .size = sizeof result };
+        r = shd_run_step(t->model, micros, RETURN_MICROS, &compute, &update, &result, e);
+    }
+    if (r == SHD_OK)
+        r = returns_used(b, &worker_end, &daemon_end, e);
+    if (r != SHD_OK)
+        return r;
+    const double returns = (double)steps * RETURN_UNITS * RETURN_MICROS;
+    stat_add(&t->worker, (worker_end - worker) / returns);
+    stat_add(&t->daemon, (daemon_end - daemon) / returns);
+    stat_add(&t->both, (worker_end - worker + daemon_end - daemon) / returns);
+    return SHD_OK;
+}
+
+static int measure_returns(const struct bench *b, struct shd_err *e)
+{
+    static struct returns t;
+    struct stat_series *const all[] = { &t.worker, &t.daemon, &t.both };
+    int r = returns_open(&t, b, e);
+    if (r == SHD_OK)
+        r = returns_round(&t, b, e);
+    for (size_t i = 0; i < ARRAY_SIZE(all); i++)
+        all[i]->count = 0; /* that one warmed up */
+    for (unsigned i = 0; i < b->rounds && r == SHD_OK; i++)
+        r = returns_round(&t, b, e);
+    shd_close(t.session);
+    if (r != SHD_OK)
+        return r;
+    stat_print(b->as_json, "control.return.cpu_us", "us", &t.both);
+    stat_print(b->as_json, "control.return.worker_us", "us", &t.worker);
+    stat_print(b->as_json, "control.return.daemon_us", "us", &t.daemon);
+    return SHD_OK;
+}
+
 static int measure_all(struct bench *b, struct shd_err *e)
 {
     static const unsigned sessions[] = { 1, 8, SESSIONS_MAX };
@@ -356,6 +485,8 @@ static int measure_all(struct bench *b, struct shd_err *e)
             r = measure(b, e);
     }
     peers_free(b);
+    if (r == SHD_OK)
+        r = measure_returns(b, e);
     stop_daemon(b);
     return r;
 }
@@ -394,7 +525,9 @@ int main(int argc, char **argv)
     const struct flags flags = {
         .usage = "bench_control [flags]",
         .about = "Requests per second and latency of one shardd with 1, 8 and 64 sessions. The "
-                 "request is\nGetBlob without a blob; one thread drives all sessions.",
+                 "request is\nGetBlob without a blob; one thread drives all sessions. Then the "
+                 "processor time of a return:\na step of 256 units of 64 elements and 4 "
+                 "micro-batches, of worker and daemon, over its returns.",
         .table = table,
         .count = ARRAY_SIZE(table),
     };

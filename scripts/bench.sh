@@ -12,7 +12,7 @@
 #   status    step time while ten clients read /status and /metrics, over the same unwatched
 #   plan      step time that `shardctl plan` predicts, beside the measured one
 #   torch     a GPT from Python: shardd beside DDP, FSDP2 and DeepSpeed; 8 minutes, --size 60m as long
-#   control   requests per second and latency of one daemon with 1, 8 and 64 sessions
+#   control   requests per second and latency of one daemon with 1, 8 and 64 sessions; processor time of a return
 #
 # Each prints medians with spread and its parameters; --json: one object a line,
 # {"name","value","unit","min","max","n"}. `bench.sh NAME --help` lists a benchmark's arguments.
