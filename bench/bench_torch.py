@@ -22,6 +22,7 @@ order that rotates, of "none" before, after and between them.
 
 Losses of all tools are compared. DeepSpeed is installed into build/ once, or said to be missing. Whether the
 machine was quiet is measured: others_share is processor time that somebody else took during the rounds.
+bench.sh peers has more sizes, shd-gpt, and tables for docs/benchmarks.md.
 """
 import contextlib
 import json

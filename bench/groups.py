@@ -1,5 +1,5 @@
-"""Groups of processes that train the same GPT beside each other and take turns: the shared part of benchmarks
-beside PyTorch's own tools. What they use of the machine is counted here, too.
+"""Groups of processes that train the same GPT beside each other and take turns: the shared part of bench_torch.py and
+bench_peers.py. What they use of the machine is counted here, too.
 
 A group is all processes of one tool: workers (torch_worker.py) and, of shardd, daemons. It lives as long as it
 takes part, and computes only while it is asked for steps. A round is a block of steps of each group.

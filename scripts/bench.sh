@@ -12,6 +12,7 @@
 #   status    step time while ten clients read /status and /metrics, over the same unwatched
 #   plan      step time that `shardctl plan` predicts, beside the measured one
 #   torch     a GPT from Python: shardd beside DDP, FSDP2 and DeepSpeed; 8 minutes, --size 60m as long
+#   peers     the same GPT by all of them and by shd-gpt, with a killed rank: 0.84, 10.8 and 64 M; 22 minutes
 #   control   requests per second and latency of one daemon with 1, 8 and 64 sessions; processor time of a return
 #
 # Each prints medians with spread and its parameters; --json: one object a line,
@@ -40,6 +41,7 @@ plan) targets=(shardd shardctl shd-gpt) && script bench_plan.py ;;
 checkpoint) targets=(shardd shardctl shd-gpt shd) && script bench_checkpoint.py ;;
 status) targets=(shardd shd-gpt) && script bench_status.py ;;
 torch) targets=(shardd shardctl shd python) && script bench_torch.py ;;
+peers) targets=(shardd shardctl shd shd-gpt python) && script bench_peers.py ;;
 control) targets=(shardd bench_control) && command=("$bin/bench_control") ;;
 attach)
     targets=(shardd shardctl bench_attach)
@@ -51,7 +53,7 @@ attach)
     ;;
 *)
     usage >&2
-    say "unknown benchmark '$what'; known: update, step, policies, plan, elastic, control, recompute, attach, checkpoint, status, torch"
+    say "unknown benchmark '$what'; known: update, step, policies, plan, elastic, control, recompute, attach, checkpoint, status, torch, peers"
     exit 2
     ;;
 esac

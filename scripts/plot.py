@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""plot.py [--title TEXT] [--only PREFIX] [FILE]: figures of bench.sh as an SVG on standard output.
+"""plot.py [--title TEXT] [--only PREFIX] [--short] [FILE]: figures of bench.sh as an SVG on standard output.
 
 FILE (or standard input) has what `scripts/bench.sh NAME --json` prints, an object a line:
 {"name","value","unit","min","max","n"}. Each becomes a bar of its median, with a line from the smallest
@@ -35,6 +35,15 @@ def read(file, only):
         if {"name", "value", "unit", "min", "max"} <= figure.keys() and figure["name"].startswith(only):
             figures.append(figure)
     return [f for f in figures if f["unit"] == figures[0]["unit"]]
+
+
+def shorten(figures):
+    """Names without the words, between dots, that all of them begin and end with."""
+    words = [f["name"].split(".") for f in figures]
+    least = min(len(w) for w in words) - 1
+    front = next((i for i in range(least) if len({w[i] for w in words}) > 1), least)
+    back = next((i for i in range(least - front) if len({w[-1 - i] for w in words}) > 1), least - front)
+    return [{**f, "name": ".".join(w[front:len(w) - back])} for f, w in zip(figures, words)]
 
 
 def number(value):
@@ -81,12 +90,13 @@ def main():
     p = argparse.ArgumentParser(prog="plot.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument("--title", default="", help="above the bars")
     p.add_argument("--only", default="", metavar="PREFIX", help="figures whose names begin so")
+    p.add_argument("--short", action="store_true", help="name them by what they differ in")
     p.add_argument("file", nargs="?", type=argparse.FileType("r", encoding="utf-8"), default=sys.stdin)
     a = p.parse_args()
     figures = read(a.file, a.only)
     if not figures:
         p.error("no figures: is it what `bench.sh NAME --json` prints?")
-    print(draw(figures, a.title))
+    print(draw(shorten(figures) if a.short else figures, a.title))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,16 @@
 #!/usr/bin/env python3
-"""test_bench.py BUILD [TEST...]: what benchmarks count, and those that nothing else runs, as small as can be."""
+"""test_bench.py BUILD [TEST...]: what benchmarks count, and that those which nothing else runs still run, as small as can be.
+
+`Peers` trains by PyTorch, and is skipped where scripts/torch_env.py has made none.
+"""
 import json
 import mmap
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
+import xml.etree.ElementTree as ET
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
 BUILD = os.path.abspath(sys.argv.pop(1))
@@ -105,6 +110,55 @@ class Turns(unittest.TestCase):
     def test_figures_have_median_range_and_tenths(self):
         self.assertEqual(groups.figure('x', [3, 1, 2, 10], 's'), {
             'name': 'x', 'value': 2.5, 'unit': 's', 'min': 1, 'max': 10, 'n': 4, 'p10': 1, 'p90': 10})
+
+
+def torch_is_there():
+    return subprocess.run([os.path.join(ROOT, 'scripts', 'torch_env.py'), '--print'], capture_output=True,
+                          check=False).returncode == 0
+
+
+@unittest.skipUnless(torch_is_there(), 'no PyTorch; scripts/torch_env.py gets it')
+class Peers(unittest.TestCase):
+    """ds1 cannot run: its DeepSpeed is an empty folder."""
+    MODES = {'none': False, 'shardd_none': False, 'ddp': True, 'shardd': True, 'shardd_torch': True}  # have a recovery
+
+    def test_each_mode_has_its_figures_and_one_that_fails_is_left_out_by_name(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, 'complete'), 'w', encoding='ascii'):
+                pass
+            done = subprocess.run(
+                [sys.executable, os.path.join(ROOT, 'bench', 'bench_peers.py'), '--bin', os.path.join(BUILD, 'bin'),
+                 '--sizes', 'tiny', '--modes', 'ds1,ddp,shardd,shardd_torch', '--rounds', '1', '--json', '--save', folder],
+                capture_output=True, text=True, timeout=300 * PACE, check=False,
+                env={**os.environ, 'SHD_PEERS_ENV': folder})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            images = os.path.join(folder, 'images')
+            plots = {name: ET.parse(os.path.join(images, name)) for name in os.listdir(images)}
+            with open(os.path.join(folder, 'plots', 'peers-tiny.jsonl'), encoding='ascii') as f:
+                self.assertEqual(read_figures(f.read()), read_figures(done.stdout))
+        found = read_figures(done.stdout)
+        self.assertRegex(done.stderr, "LEFT OUT: tiny ds1: rank 0: (?s:.*)No module named 'deepspeed'")
+        self.assertEqual({name.split('.')[2] for name in found}, {*self.MODES, 'others_share'}, done.stderr)
+        for mode, recovers in self.MODES.items():
+            with self.subTest(mode):
+                self.check_mode(mode, recovers, {name.split('.')[3]: f['value'] for name, f in found.items()
+                                                 if name.split('.')[2] == mode})
+        self.assertEqual(sorted(plots), [f'peers-tiny-{name}.svg' for name in (
+            'first_step_s', 'memory_mb', 'ratio', 'recovery_s', 'tokens_per_s')])
+        for plot in plots.values():
+            self.assertIn('shardd_torch', [text.text for text in plot.iter('{http://www.w3.org/2000/svg}text')])
+
+    def check_mode(self, mode, recovers, figures):
+        for name in ('ratio', 'tokens_per_s', 'memory_mb', 'first_step_s'):
+            self.assertGreater(figures[name], 0, name)
+        if mode in ('none', 'ddp', 'shardd_torch'):  # each imports PyTorch
+            self.assertGreater(figures['memory_mb'], 150)
+        self.assertEqual('reserve_mb' in figures, mode in ('shardd', 'shardd_torch'))
+        self.assertEqual('recovery_s' in figures, recovers)
+        if recovers:
+            self.assertGreater(figures['recovery_s'], 0)
+            self.assertGreaterEqual(figures['caught_up_s'], figures['recovery_s'])
+            self.assertEqual(figures['lost_steps'], 3 if mode == 'ddp' else 0)
 
 
 if __name__ == '__main__':
