@@ -5,7 +5,8 @@
  * one it opens to the crew: helpers that wake in time enter, each takes the chunks of its own
  * contiguous part and then those that others have left. The leader then closes the op, waits for
  * the helpers inside (never for one that came too late), merges the partial sums, frees the slot
- * and calls done. Nothing is allocated after the start.
+ * and calls done. Nothing is allocated after the start. A caller may take an idle leader's place
+ * for an op that is over before the leader would be awake.
  *
  * Contiguous parts, because threads that take turns chunk by chunk through one range reach only
  * 85-90 % of the memory bandwidth that they reach far apart (EPYC Zen 5, two threads).
@@ -297,6 +298,25 @@ int queue_push(struct cpu_kern *k, const struct cpu_op *op, struct shd_err *e)
                     k->ops.name);
     pthread_mutex_unlock(&k->push_lock);
     return r;
+}
+
+bool queue_run(struct cpu_kern *k, const struct cpu_op *op, int *ret_status)
+{
+    CHECK(op->run != NULL && op_chunks(op) <= 1);
+    if (pthread_mutex_trylock(&k->push_lock) != 0)
+        return false;
+    /* With the lock, and all that was queued popped, the leader waits, and its record of the trail
+     * is ours. */
+    const bool idle = atomic_load_explicit(&k->pushed.value, memory_order_relaxed) ==
+                      atomic_load_explicit(&k->popped, memory_order_acquire);
+    if (idle) {
+        const unsigned mxcsr = _mm_getcsr();
+        _mm_setcsr(CPU_MXCSR);
+        *ret_status = run_op(k, op);
+        _mm_setcsr(mxcsr);
+    }
+    pthread_mutex_unlock(&k->push_lock);
+    return idle;
 }
 
 void queue_stop(struct cpu_kern *k)

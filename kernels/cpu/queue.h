@@ -59,8 +59,8 @@ struct cpu_kern {
     const struct cpu_isa *isa;
     uint32_t thread_count;
     uint32_t threads_started;
-    pthread_mutex_t push_lock;             /* taken by callers only */
-    _Alignas(128) struct gate pushed;      /* ops ever queued, modulo 2^32 */
+    pthread_mutex_t push_lock;        /* taken by callers only; and of what they run themselves */
+    _Alignas(128) struct gate pushed; /* ops ever queued, modulo 2^32 */
     _Alignas(128) _Atomic uint32_t popped; /* ops ever finished */
     _Alignas(128) struct gate work;        /* shared ops ever opened: helpers wait here */
     _Atomic bool leaving;
@@ -76,6 +76,10 @@ int queue_start(struct cpu_kern *k, bool pin, struct shd_err *e);
 
 /* Run what is queued, then end the threads that were started. */
 void queue_stop(struct cpu_kern *k);
+
+/* Run op, which is one chunk, on this thread, if nothing is queued and nothing runs; what is queued
+ * meanwhile waits for it. False: there is something, and nothing was done. Any thread. */
+bool queue_run(struct cpu_kern *k, const struct cpu_op *op, int *ret_status);
 
 /* Queue a copy of op. SHD_EBUSY when KERN_QUEUE_MAX are queued. Any thread. */
 int queue_push(struct cpu_kern *k, const struct cpu_op *op, struct shd_err *e);

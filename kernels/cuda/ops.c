@@ -369,10 +369,19 @@ static int cuda_submit(struct kern *k, const struct kern_op *op, struct kern_don
     return cuda_queue_push(cuda_kern_of(k), &queued, e);
 }
 
+/* A kernel takes as long to start as a thread to wake. */
+static int cuda_run_here(struct kern *k, const struct kern_op *op, int *ret_status,
+                         struct shd_err *e)
+{
+    (void)k, (void)op, (void)ret_status, (void)e;
+    return SHD_PENDING;
+}
+
 /* UUID and free are the device's: cuda.c sets them. */
 const struct kern_ops cuda_ops = {
     .name = "cuda",
     .submit = cuda_submit,
+    .run_here = cuda_run_here,
     .place = SEGMENT_CUDA,
     .segment_new = cuda_segment_new,
     .segment_map = cuda_segment_map,

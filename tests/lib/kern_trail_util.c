@@ -53,7 +53,8 @@ struct inputs *inputs_new(void)
                                             { 140001, ELEMS - 140001 - 5, 0 } };
     struct inputs *in = malloc(sizeof *in);
     EXPECT(in != NULL);
-    in->acc_elems = ELEMS;
+    in->acc_elems = in->update_elems = ELEMS;
+    in->here = false;
     in->runs = runs;
     in->run_count = ARRAY_SIZE(runs);
     fill_awkward(in->grad[0], ELEMS, false, 44);
@@ -77,11 +78,25 @@ struct kern_trail trail_of(const struct world *w, uint64_t op, uint64_t first_ch
     };
 }
 
+static int queue_op(struct kern *k, const struct inputs *in, const struct kern_op *op,
+                    struct kern_done *done)
+{
+    struct shd_err e = { 0 };
+    int status = SHD_OK;
+    if (!in->here)
+        return k->ops->submit(k, op, done, &e);
+    const int r = k->ops->run_here(k, op, &status, &e);
+    if (r == SHD_OK)
+        done->fn(done, status);
+    return r == SHD_PENDING ? SHD_EBUSY : r;
+}
+
 static int queue_accumulate(struct kern *k, const struct world *w, const struct inputs *in,
                             uint64_t op, bool trail, struct kern_sum *sum, struct kern_done *done)
 {
     const enum shd_dtype dtype = SHD_F32 + (op + op / 4) % 3;
-    struct kern_accumulate a = {
+    struct kern_op queued = { .kind = KERN_ACCUMULATE };
+    queued.accumulate = (struct kern_accumulate){
         .acc = w->acc,
         .grad = in->grad[dtype - SHD_F32],
         .grad_dtype = dtype,
@@ -90,9 +105,8 @@ static int queue_accumulate(struct kern *k, const struct world *w, const struct 
         .sum = op % 4 == 2 ? NULL : sum,
     };
     if (trail)
-        a.trail = trail_of(w, op, 0);
-    struct shd_err e = { 0 };
-    return kern_accumulate(k, &a, done, &e);
+        queued.accumulate.trail = trail_of(w, op, 0);
+    return queue_op(k, in, &queued, done);
 }
 
 static int queue_update(struct kern *k, const struct world *w, struct inputs *in, uint64_t op,
@@ -100,7 +114,8 @@ static int queue_update(struct kern *k, const struct world *w, struct inputs *in
 {
     static const enum spec_optimizer kinds[] = { SPEC_SGD, SPEC_ADAMW, SPEC_LION, SPEC_MEAN };
     const enum spec_optimizer kind = kinds[op / 4 % 4];
-    struct kern_update a = {
+    struct kern_op queued = { .kind = KERN_UPDATE };
+    queued.update = (struct kern_update){
         .kind = kind,
         .param = w->p,
         .m = kind == SPEC_MEAN ? NULL : w->m,
@@ -109,16 +124,15 @@ static int queue_update(struct kern *k, const struct world *w, struct inputs *in
         .grad_scale = kind == SPEC_MEAN ? 3 : 0.37f,
         .publish = in->publish,
         .publish_dtype = SHD_F32 + op / 12 % 3,
-        .elems = ELEMS,
+        .elems = in->update_elems,
         .runs = in->runs,
         .run_count = in->run_count,
         .hypers = trail_hypers,
         .hyper_count = ARRAY_SIZE(trail_hypers),
     };
     if (trail)
-        a.trail = trail_of(w, op, CHUNKS);
-    struct shd_err e = { 0 };
-    return kern_update(k, &a, done, &e);
+        queued.update.trail = trail_of(w, op, CHUNKS);
+    return queue_op(k, in, &queued, done);
 }
 
 int script_run(struct kern *k, const struct world *w, struct inputs *in, uint64_t op, bool trail,

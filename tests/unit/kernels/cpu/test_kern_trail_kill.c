@@ -290,22 +290,27 @@ static bool step_child(struct stepping *s, pid_t pid, bool step_main)
     }
 }
 
-/* The child that does the operation on its compute thread. */
+/* The child that does the operation on its compute thread, or here: on its main one. */
 static pid_t fork_op(const struct stepping *s, const char *isa)
 {
     const pid_t pid = fork();
     EXPECT(pid >= 0);
     if (pid > 0)
         return pid;
-    child_stop();
+    if (!s->in->here)
+        child_stop();
     const struct kern_config config = { .threads = 1, .isa = isa };
     struct kern *k;
     struct shd_err e;
     struct kern_sum sum;
-    if (kern_cpu_new(&config, &k, &e) != SHD_OK ||
-        script_run(k, &s->live, s->in, s->op, true, &sum) != SHD_OK)
+    if (kern_cpu_new(&config, &k, &e) != SHD_OK)
         _exit(1);
-    k->ops->free(k);
+    if (s->in->here)
+        child_stop(); /* its thread sleeps on, and is not stepped */
+    if (script_run(k, &s->live, s->in, s->op, true, &sum) != SHD_OK)
+        _exit(1);
+    if (!s->in->here)
+        k->ops->free(k);
     _exit(0);
 }
 
@@ -343,7 +348,7 @@ static void step_case(struct stepping *s, const char *isa, uint64_t op)
     k->ops->free(k);
     const pid_t pid = fork_op(s, isa);
     s->k = device_new(isa, 1);
-    if (!step_child(s, pid, false))
+    if (!step_child(s, pid, s->in->here))
         FAIL("%s %s: finished from instruction %" PRIu64 " it has other bits", isa, names[op % 4],
              s->instructions);
     s->k->ops->free(s->k);
@@ -361,10 +366,8 @@ static void step_case(struct stepping *s, const char *isa, uint64_t op)
     step_report(s, isa, "repair");
 }
 
-TEST(every_instruction_is_a_good_one_to_die_at)
+static void step_cases(bool here)
 {
-    if (SANITIZE_THREAD)
-        SKIP("ThreadSanitizer takes too many instructions to start a thread");
     static const struct kern_run runs[] = { { 3, 37, 0 }, { 50, 200, 1 }, { 1000, 70, 0 } };
     static struct stepping s;
     struct world *const worlds[] = { &s.live, &s.seen, &s.end, &s.copy, &s.mid };
@@ -373,6 +376,9 @@ TEST(every_instruction_is_a_good_one_to_die_at)
     windows_of(&s.live, s.win);
     s.in = inputs_new();
     s.in->acc_elems = STEP_ELEMS;
+    s.in->here = here;
+    if (here)
+        s.in->update_elems = STEP_ELEMS;
     s.in->runs = runs;
     s.in->run_count = ARRAY_SIZE(runs);
     for (const char *const *isa = kern_cpu_isas(); *isa != NULL; isa++) {
@@ -382,6 +388,20 @@ TEST(every_instruction_is_a_good_one_to_die_at)
     for (size_t i = 0; i < ARRAY_SIZE(worlds); i++)
         world_free(worlds[i]);
     free(s.in);
+}
+
+TEST(every_instruction_is_a_good_one_to_die_at)
+{
+    if (SANITIZE_THREAD)
+        SKIP("ThreadSanitizer takes too many instructions to start a thread");
+    step_cases(/* here= */ false);
+}
+
+TEST(every_instruction_is_on_the_callers_thread)
+{
+    if (SANITIZE_THREAD)
+        SKIP("ThreadSanitizer takes too many instructions");
+    step_cases(/* here= */ true);
 }
 
 TEST_MAIN()

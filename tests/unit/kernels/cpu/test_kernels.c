@@ -158,6 +158,90 @@ static void check_full(struct kern *k, const char *label, void *arg)
     sem_destroy(&b.go_on);
 }
 
+static int run_here(struct kern *k, const struct kern_accumulate *a)
+{
+    const struct kern_op op = { .kind = KERN_ACCUMULATE, .accumulate = *a };
+    struct shd_err e = { 0 };
+    int status = SHD_EINTERNAL;
+    const int r = k->ops->run_here(k, &op, &status, &e);
+    EXPECT(r == SHD_PENDING || status == (r == SHD_OK ? SHD_OK : SHD_EINTERNAL));
+    return r;
+}
+
+/* Denormals too: flushed as on a compute thread, and not in what the caller computes next. */
+static void check_here(struct kern *k, const char *label, void *arg)
+{
+    enum { FEW = 2 * BLOCK, MANY = 64 * BLOCK };
+    static float acc[MANY], want[MANY], grad[MANY];
+    struct kern_sum sum, want_sum;
+    (void)arg;
+    fill_awkward(acc, MANY, true, 3);
+    fill_awkward(grad, MANY, true, 4);
+    memcpy(want, acc, sizeof acc);
+    struct kern_accumulate a = { acc, grad, SHD_F32, FEW, false, &sum, { .area = NULL } };
+    struct kern_accumulate other = a;
+    other.acc = want;
+    other.sum = &want_sum;
+    sum = want_sum = (struct kern_sum){ .finite = true };
+    EXPECT_STATUS(run_here(k, &a), SHD_OK);
+    EXPECT_RUNS(accumulate, k, &other);
+    EXPECT_SAME_FLOATS(acc, want, MANY, label);
+    EXPECT(sum.finite == want_sum.finite);
+    EXPECT(memcmp(sum.sum.limb, want_sum.sum.limb, sizeof sum.sum.limb) == 0);
+    volatile float tiny = 0x1p-149f;
+    EXPECT(tiny * 1 > 0);
+
+    a.elems = MANY; /* nothing is done of what takes long, */
+    EXPECT_STATUS(run_here(k, &a), SHD_PENDING);
+    a.elems = 1; /* or is wrong */
+    EXPECT_STATUS(run_here(k, &a), SHD_ERANGE);
+    EXPECT_SAME_FLOATS(acc, want, MANY, label);
+}
+
+TEST(few_elements_are_summed_on_the_callers_thread)
+{
+    devices_each(check_here, NULL);
+}
+
+struct held {
+    struct kern_done done;
+    sem_t begun, go;
+};
+
+static void hold(struct kern_done *done, int status)
+{
+    struct held *h = (struct held *)done;
+    (void)status;
+    sem_post(&h->begun);
+    sem_wait(&h->go);
+}
+
+/* What was queued before comes first. */
+TEST(nothing_runs_on_the_callers_thread_while_something_is_queued)
+{
+    static float acc[BLOCK], grad[BLOCK];
+    const struct kern_accumulate a = { acc, grad, SHD_F32, BLOCK, false, NULL, { .area = NULL } };
+    struct held h = { .done = { hold } };
+    struct shd_err e = { 0 };
+    struct kern *k = device_new(NULL, 1);
+    struct kern_waiter waiter;
+    grad[0] = 1;
+    sem_init(&h.begun, 0, 0);
+    sem_init(&h.go, 0, 0);
+    EXPECT_OK(kern_accumulate(k, &a, &h.done, &e), &e);
+    sem_wait(&h.begun);
+    kern_waiter_init(&waiter);
+    EXPECT_OK(kern_accumulate(k, &a, &waiter.done, &e), &e); /* waits behind the first one's done */
+    EXPECT_STATUS(run_here(k, &a), SHD_PENDING);
+    sem_post(&h.go);
+    EXPECT_STATUS(kern_wait(&waiter), SHD_OK);
+    EXPECT_STATUS(run_here(k, &a), SHD_OK);
+    EXPECT(acc[0] == 3);
+    k->ops->free(k);
+    sem_destroy(&h.begun);
+    sem_destroy(&h.go);
+}
+
 TEST(one_op_more_than_the_queue_holds_is_busy)
 {
     devices_each(check_full, NULL);
