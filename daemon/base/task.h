@@ -30,7 +30,11 @@ void task_queue_free(struct task_queue *queue);
 
 void task_init(struct task *task, struct task_queue *queue, void (*fn)(struct task *task));
 
-/* Complete a task from any thread: for work that turned out to be none. */
+/* Complete a task from any thread. */
 void task_post(struct task *task, int status);
+
+/* Loop thread: complete a task whose work is done already. fn runs before the loop sleeps, not
+ * from here; nobody is woken. */
+void task_post_here(struct task *task, int status);
 
 #endif

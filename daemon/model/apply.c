@@ -174,7 +174,11 @@ static int submit(struct model_unit *mu, struct shd_err *e)
     if (r != SHD_OK)
         return r;
     const struct kern_op op = op_of(mu);
-    return m->kern->ops->submit(m->kern, &op, &mu->task.done, e);
+    int status;
+    const int here = m->kern->ops->run_here(m->kern, &op, &status, e);
+    if (here == SHD_OK)
+        task_post_here(&mu->task, status);
+    return here == SHD_PENDING ? m->kern->ops->submit(m->kern, &op, &mu->task.done, e) : here;
 }
 
 static void work_failed(struct model_unit *mu, int status, const char *why)
@@ -309,7 +313,7 @@ static void done_without_kernel(struct model_unit *mu)
 {
     if (mu->kind == MODEL_ACCUMULATE || applies(mu))
         store_done_word(mu);
-    task_post(&mu->task, SHD_OK); /* answered in turn like the rest */
+    task_post_here(&mu->task, SHD_OK); /* answered in turn like the rest */
 }
 
 static void start_work(struct model *m, const struct step_action *a, enum model_work_kind kind)

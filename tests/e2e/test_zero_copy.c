@@ -1,7 +1,9 @@
 /* P5: on one host neither fetching parameters nor returning gradients moves bytes. Counted from
  * below: the linker puts the counters here in place of memcpy, memmove, sendmsg and zmq_send for
  * everything of ours in client and daemon (which runs in a forked child of this program); shared
- * pages carry the counts. A step of a model of 16 MiB may copy and send no more than messages. */
+ * pages carry the counts. A step of a model of 16 MiB may copy and send no more than messages.
+ *
+ * And what is done sooner than handed over wakes no thread. */
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -117,6 +119,73 @@ TEST(a_step_copies_and_sends_messages_only)
     struct shd_stats stats = { .size = sizeof stats };
     shd_stats(s, &stats, NULL);
     EXPECT_EQ(stats.bytes_copied, 0);
+    shd_close(s);
+    fixture_stop(&fixture);
+}
+
+/* -- Threads that are not woken ------------------------------------------------------------------
+ */
+
+#define FEW_UNITS 8
+#define FEW_STEPS 20
+
+/* How often the compute thread of a daemon has gone to sleep. */
+static long kernel_sleeps(pid_t pid)
+{
+    char command[200];
+    long sleeps = -1;
+    snprintf(command, sizeof command,
+             "for t in /proc/%d/task/*; do grep -q shd-kern-0 $t/comm &&"
+             " sed -n 's/^voluntary_ctxt_switches://p' $t/status; done",
+             (int)pid);
+    FILE *f = popen(command, "r");
+    CHECK(f != NULL);
+    EXPECT_EQ(fscanf(f, "%ld", &sleeps), 1);
+    pclose(f);
+    return sleeps;
+}
+
+static void few_step(shd_model *m)
+{
+    struct shd_err e;
+    const struct shd_update update = { .size = sizeof update, .lr = 0.1 };
+    for (uint32_t u = 0; u < FEW_UNITS; u++) {
+        float *grad;
+        EXPECT_OK(shd_grad(m, 0, u, &grad, &e), &e);
+        grad[0] = 1;
+        EXPECT_OK(shd_return(m, 0, u, &e), &e);
+    }
+    EXPECT_OK(shd_commit(m, &update, NULL, &e), &e);
+}
+
+TEST(few_elements_wake_no_compute_thread)
+{
+    static struct fixture fixture;
+    char spec[2048];
+    int at = sprintf(spec, "{\"name\":\"few\",\"seed\":1,\"micro_batches\":1,"
+                           "\"optimizer\":{\"kind\":\"adamw\"},\"units\":[");
+    for (int u = 0; u < FEW_UNITS; u++)
+        at += sprintf(spec + at,
+                      "%s{\"name\":\"u%d\",\"tensors\":[{\"name\":\"t%d\",\"shape\":[4000],"
+                      "\"init\":[\"const\",1]}]}",
+                      u > 0 ? "," : "", u, u);
+    strcpy(spec + at, "]}");
+    struct shd_err e;
+    shd_session *s;
+    shd_model *m;
+    fixture_start(&fixture, 1, NULL);
+    const struct shd_options options = { .size = sizeof options, .address = fixture.dir };
+    EXPECT_OK(shd_connect(&options, &s, &e), &e);
+    EXPECT_OK(shd_model_open(s, spec, &m, &e), &e);
+    few_step(m);
+    long before = kernel_sleeps(fixture.pids[0]);
+    for (long last = -1; last != before; sleep_ms(20)) { /* what it filled, it sleeps again */
+        last = before;
+        before = kernel_sleeps(fixture.pids[0]);
+    }
+    for (int i = 0; i < FEW_STEPS; i++)
+        few_step(m);
+    EXPECT_EQ(kernel_sleeps(fixture.pids[0]), before);
     shd_close(s);
     fixture_stop(&fixture);
 }
