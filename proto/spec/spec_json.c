@@ -6,18 +6,74 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <jansson.h>
-
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/spec/spec_node.h"
 #include "proto/spec/spec_optimizer.h"
+#include "proto/spec/spec_write.h"
 
 struct parser {
-    struct spec *spec;                /* owned until handed out */
-    json_t *groups, *units, *tensors; /* owned dictionaries: name -> index */
+    struct spec *spec;       /* owned until handed out */
+    uint32_t *units_by_name; /* owned: their indices in order of names; NULL: not all known yet */
     struct shd_err *e;
 };
+
+/* -- Names ------------------------------------------------------------------------------------ */
+
+_Static_assert(offsetof(struct spec_tensor, name) == 0 && offsetof(struct spec_unit, name) == 0,
+               "a name is the first of what it names");
+
+struct names { /* of units or tensors */
+    const void *items;
+    size_t item_bytes;
+    uint32_t count;
+};
+
+static const char *name_of(const struct names *names, uint32_t index)
+{
+    return *(char *const *)((const char *)names->items + index * names->item_bytes);
+}
+
+static int compare_names(const void *a, const void *b, void *names)
+{
+    const uint32_t i = *(const uint32_t *)a, k = *(const uint32_t *)b;
+    const int order = strcmp(name_of(names, i), name_of(names, k));
+    return order != 0 ? order : (i > k) - (i < k);
+}
+
+/* Their indices in order of names. *ret_twice: the first whose name an earlier one has, which is
+ * *ret_of; or UINT32_MAX. */
+static int sort_names(struct names names, uint32_t **ret_order, uint32_t *ret_twice,
+                      uint32_t *ret_of, struct shd_err *e)
+{
+    uint32_t *order = sys_calloc(names.count, sizeof *order);
+    if (order == NULL)
+        return node_no_memory(e);
+    for (uint32_t i = 0; i < names.count; i++)
+        order[i] = i;
+    qsort_r(order, names.count, sizeof *order, compare_names, &names);
+    *ret_twice = UINT32_MAX;
+    for (uint32_t i = 1; i < names.count; i++)
+        if (order[i] < *ret_twice &&
+            strcmp(name_of(&names, order[i - 1]), name_of(&names, order[i])) == 0) {
+            *ret_twice = order[i];
+            *ret_of = order[i - 1];
+        }
+    *ret_order = order;
+    return SHD_OK;
+}
+
+static int named_twice(const struct node *name, const char *what, uint32_t other, struct shd_err *e)
+{
+    return err_set(e, SHD_EINVAL, "%s '%.60s' is the name of %s %" PRIu32 " too",
+                   node_path(name).text, name->json->at, what, other);
+}
+
+static int no_such(const struct node *n, const char *what, const char *name, struct shd_err *e)
+{
+    return err_set(e, SHD_EINVAL, "%s is '%.60s', there is no such %s", node_path(n).text, name,
+                   what);
+}
 
 /* -- Groups -------------------------------------------------------------------- */
 
@@ -30,7 +86,10 @@ static int parse_group(struct parser *p, const struct node *n, uint32_t index)
     if (r != SHD_OK)
         return r;
     const struct node name = node_field(n, "name");
-    r = node_unique(&name, "group", p->groups, index, &g->name, p->e);
+    r = node_name(&name, &g->name, p->e);
+    for (uint32_t i = 0; r == SHD_OK && i < index; i++)
+        if (strcmp(p->spec->groups[i].name, g->name) == 0)
+            return named_twice(&name, "group", i, p->e);
     g->lr_scale = 1;
     const struct node lr_scale = node_field(n, "lr_scale");
     if (r == SHD_OK && lr_scale.json != NULL)
@@ -44,7 +103,8 @@ static int parse_group(struct parser *p, const struct node *n, uint32_t index)
         r = node_text(&idle, &what, p->e);
     g->skips_idle = strcmp(what, "skip") == 0;
     if (r == SHD_OK && !g->skips_idle && strcmp(what, "zero") != 0)
-        return err_set(p->e, SHD_EINVAL, "%s is '%.40s', must be zero or skip", idle.path, what);
+        return err_set(p->e, SHD_EINVAL, "%s is '%.40s', must be zero or skip",
+                       node_path(&idle).text, what);
     return r == SHD_OK ? spec_optimizer_parse_group(g, n, p->e) : r;
 }
 
@@ -53,10 +113,7 @@ static int default_group(struct parser *p)
     struct spec *s = p->spec;
     s->groups[0].lr_scale = 1;
     s->groups[0].name = sys_strdup("default");
-    if (s->groups[0].name == NULL ||
-        json_object_set_new(p->groups, "default", json_integer(0)) != 0)
-        return node_no_memory(p->e);
-    return SHD_OK;
+    return s->groups[0].name != NULL ? SHD_OK : node_no_memory(p->e);
 }
 
 static int parse_groups(struct parser *p, const struct node *n)
@@ -72,10 +129,9 @@ static int parse_groups(struct parser *p, const struct node *n)
     s->group_count = count;
     if (n->json == NULL)
         return default_group(p);
-    for (uint32_t i = 0; r == SHD_OK && i < count; i++) {
-        const struct node item = node_item(n, i);
+    struct node item = node_item(n, 0);
+    for (uint32_t i = 0; r == SHD_OK && i < count; i++, item = node_next(&item))
         r = parse_group(p, &item, i);
-    }
     return r;
 }
 
@@ -88,8 +144,8 @@ static int parse_shape(struct parser *p, const struct node *n, struct spec_tenso
     if (r != SHD_OK)
         return r;
     uint64_t elems = 1;
-    for (uint32_t i = 0; i < rank; i++) {
-        const struct node item = node_item(n, i);
+    struct node item = node_item(n, 0);
+    for (uint32_t i = 0; i < rank; i++, item = node_next(&item)) {
         r = node_u64(&item, 1, SHD_MODEL_ELEMS_MAX, &t->shape[i], p->e);
         if (r != SHD_OK)
             return r;
@@ -97,7 +153,7 @@ static int parse_shape(struct parser *p, const struct node *n, struct spec_tenso
             return err_set(p->e, SHD_ERANGE,
                            "%s: %" PRIu64 " times %" PRIu64
                            " elements exceed the limit of %" PRIu64,
-                           item.path, elems, t->shape[i], SHD_MODEL_ELEMS_MAX);
+                           node_path(&item).text, elems, t->shape[i], SHD_MODEL_ELEMS_MAX);
         elems *= t->shape[i];
     }
     t->rank = rank;
@@ -124,12 +180,12 @@ static int parse_init(struct parser *p, const struct node *n, struct spec_tensor
         id++;
     if (id > SPEC_INITS)
         return err_set(p->e, SHD_EINVAL, "%s is '%.40s', must be const, normal or uniform",
-                       head.path, kind);
+                       node_path(&head).text, kind);
     t->init = (enum spec_init)id;
     const uint32_t numbers = spec_init_rows[id].numbers;
     if (count != numbers + 1)
-        return err_set(p->e, SHD_ERANGE, "%s: %s takes %" PRIu32 " numbers, has %" PRIu32, n->path,
-                       kind, numbers, count - 1);
+        return err_set(p->e, SHD_ERANGE, "%s: %s takes %" PRIu32 " numbers, has %" PRIu32,
+                       node_path(n).text, kind, numbers, count - 1);
     r = node_real(&first, (struct node_range){ -FLT_MAX, FLT_MAX }, &t->init_a, p->e);
     if (r != SHD_OK || numbers == 1)
         return r;
@@ -139,11 +195,20 @@ static int parse_init(struct parser *p, const struct node *n, struct spec_tensor
 
 static int parse_tensor_group(struct parser *p, const struct node *n, struct spec_tensor *t)
 {
-    if (n->json != NULL)
-        return node_reference(n, "group", p->groups, &t->group, p->e);
+    const char *name = NULL;
+    const int r = n->json != NULL ? node_text(n, &name, p->e) : SHD_OK;
+    if (r != SHD_OK)
+        return r;
+    for (uint32_t g = 0; name != NULL && g < p->spec->group_count; g++)
+        if (strcmp(p->spec->groups[g].name, name) == 0) {
+            t->group = g;
+            return SHD_OK;
+        }
+    if (name != NULL)
+        return no_such(n, "group", name, p->e);
     if (p->spec->group_count > 1)
-        return err_set(p->e, SHD_EINVAL, "%s is missing, the model has %" PRIu32 " groups", n->path,
-                       p->spec->group_count);
+        return err_set(p->e, SHD_EINVAL, "%s is missing, the model has %" PRIu32 " groups",
+                       node_path(n).text, p->spec->group_count);
     t->group = 0;
     return SHD_OK;
 }
@@ -158,7 +223,7 @@ static int parse_tensor(struct parser *p, const struct node *n, uint32_t index)
     const struct node name = node_field(n, "name"), shape = node_field(n, "shape");
     const struct node group = node_field(n, "group"), init = node_field(n, "init");
     const struct node trainable = node_field(n, "trainable");
-    r = node_unique(&name, "tensor", p->tensors, index, &t->name, p->e);
+    r = node_name(&name, &t->name, p->e);
     if (r == SHD_OK)
         r = parse_shape(p, &shape, t);
     if (r == SHD_OK)
@@ -177,7 +242,7 @@ static int too_many_elems(const struct node *n, uint64_t elems, struct shd_err *
 {
     return err_set(e, SHD_ERANGE,
                    "%s: the model reaches %" PRIu64 " elements with padding, the limit is %" PRIu64,
-                   n->path, elems, SHD_MODEL_ELEMS_MAX);
+                   node_path(n).text, elems, SHD_MODEL_ELEMS_MAX);
 }
 
 /* A unit has a gradient as a whole or none at all, of all micro-batches and of each. */
@@ -191,15 +256,15 @@ static int check_trainable(struct parser *p, const struct node *n, const struct 
         return err_set(p->e, SHD_EINVAL,
                        "%s: '%.40s' is of group '%.20s', '%.40s' of the same unit of '%.20s', and "
                        "one of them is a mean: give means units of their own",
-                       n->path, t->name, group->name, first->name, first_group->name);
+                       node_path(n).text, t->name, group->name, first->name, first_group->name);
     if (group->mean && !t->trainable)
         return err_set(p->e, SHD_EINVAL, "%s: '%.60s' is frozen, and its group '%.60s' is a mean",
-                       n->path, t->name, group->name);
+                       node_path(n).text, t->name, group->name);
     if (group->skips_idle != first_group->skips_idle)
         return err_set(p->e, SHD_EINVAL,
                        "%s: '%.40s' is of group '%.20s', whose idle is \"%s\", '%.40s' of the same "
                        "unit of '%.20s', whose idle is not: give them units of their own",
-                       n->path, t->name, group->name, group->skips_idle ? "skip" : "zero",
+                       node_path(n).text, t->name, group->name, group->skips_idle ? "skip" : "zero",
                        first->name, first_group->name);
     if (t->trainable == first->trainable)
         return SHD_OK;
@@ -207,7 +272,7 @@ static int check_trainable(struct parser *p, const struct node *n, const struct 
         p->e, SHD_EINVAL,
         "%s: '%.60s' is %s, '%.60s' of the same unit is not: give the frozen ones a unit "
         "of their own, and name it in \"uses\"",
-        n->path, t->name, t->trainable ? "trainable" : "frozen", first->name);
+        node_path(n).text, t->name, t->trainable ? "trainable" : "frozen", first->name);
 }
 
 /* Parse the unit's tensors and lay them end to end. *padded is the sum over the units so far. */
@@ -217,8 +282,8 @@ static int parse_tensors(struct parser *p, const struct node *n, uint32_t unit, 
     struct spec_unit *u = &s->units[unit];
     const struct node tensors = node_field(n, "tensors");
     uint64_t end = 0;
-    for (uint32_t i = 0; i < u->tensor_count; i++) {
-        const struct node item = node_item(&tensors, i);
+    struct node item = node_item(&tensors, 0);
+    for (uint32_t i = 0; i < u->tensor_count; i++, item = node_next(&item)) {
         struct spec_tensor *t = &s->tensors[u->first_tensor + i];
         int r = parse_tensor(p, &item, u->first_tensor + i);
         if (r == SHD_OK)
@@ -240,6 +305,27 @@ static int parse_tensors(struct parser *p, const struct node *n, uint32_t unit, 
     return *padded <= SHD_MODEL_ELEMS_MAX ? SHD_OK : too_many_elems(n, *padded, p->e);
 }
 
+/* The unit that n names; all of them are known. */
+static int find_unit(const struct parser *p, const struct node *n, uint32_t *ret_unit)
+{
+    const char *name = NULL;
+    uint32_t first = 0, end = p->spec->unit_count;
+    const int r = node_text(n, &name, p->e);
+    while (r == SHD_OK && first < end) {
+        const uint32_t middle = first + (end - first) / 2, unit = p->units_by_name[middle];
+        const int order = strcmp(name, p->spec->units[unit].name);
+        if (order == 0) {
+            *ret_unit = unit;
+            return SHD_OK;
+        }
+        if (order < 0)
+            end = middle;
+        else
+            first = middle + 1;
+    }
+    return r == SHD_OK ? no_such(n, "unit", name, p->e) : r;
+}
+
 static int parse_uses(struct parser *p, const struct node *n, uint32_t unit)
 {
     struct spec_unit *u = &p->spec->units[unit];
@@ -247,17 +333,18 @@ static int parse_uses(struct parser *p, const struct node *n, uint32_t unit)
         return SHD_OK;
     uint32_t count = 0;
     int r = node_array(n, 0, SPEC_USES_MAX, &count, p->e);
-    for (uint32_t i = 0; r == SHD_OK && i < count; i++) {
-        const struct node item = node_item(n, i);
+    struct node item = node_item(n, 0);
+    for (uint32_t i = 0; r == SHD_OK && i < count; i++, item = node_next(&item)) {
         uint32_t used = 0;
-        r = node_reference(&item, "unit", p->units, &used, p->e);
+        r = find_unit(p, &item, &used);
         if (r != SHD_OK)
             return r;
         if (used == unit)
-            return err_set(p->e, SHD_EINVAL, "%s is '%s', the unit itself", item.path, u->name);
+            return err_set(p->e, SHD_EINVAL, "%s is '%s', the unit itself", node_path(&item).text,
+                           u->name);
         for (uint32_t k = 0; k < i; k++)
             if (u->uses[k] == used)
-                return err_set(p->e, SHD_EINVAL, "%s '%s' is listed twice", item.path,
+                return err_set(p->e, SHD_EINVAL, "%s '%s' is listed twice", node_path(&item).text,
                                p->spec->units[used].name);
         u->uses[i] = used;
         u->uses_count = i + 1;
@@ -265,25 +352,42 @@ static int parse_uses(struct parser *p, const struct node *n, uint32_t unit)
     return r;
 }
 
-/* Names and tensor counts of all units, and room for the tensors. */
-static int parse_unit_heads(struct parser *p, const struct node *n)
+static int parse_unit_names(struct parser *p, const struct node *n)
 {
     static const char *const known[] = { "name", "uses", "tensors" };
     struct spec *s = p->spec;
-    uint32_t total = 0;
-    for (uint32_t i = 0; i < s->unit_count; i++) {
-        const struct node item = node_item(n, i);
-        int r = node_object(&item, known, ARRAY_SIZE(known), p->e);
-        if (r != SHD_OK)
-            return r;
-        const struct node name = node_field(&item, "name"), tensors = node_field(&item, "tensors");
-        r = node_unique(&name, "unit", p->units, i, &s->units[i].name, p->e);
+    uint32_t twice = UINT32_MAX, of = 0;
+    int r = SHD_OK;
+    struct node item = node_item(n, 0);
+    for (uint32_t i = 0; r == SHD_OK && i < s->unit_count; i++, item = node_next(&item)) {
+        const struct node name = node_field(&item, "name");
+        r = node_object(&item, known, ARRAY_SIZE(known), p->e);
         if (r == SHD_OK)
-            r = node_array(&tensors, 1, SHD_TENSORS_MAX, &s->units[i].tensor_count, p->e);
+            r = node_name(&name, &s->units[i].name, p->e);
+    }
+    if (r == SHD_OK)
+        r = sort_names((struct names){ s->units, sizeof *s->units, s->unit_count },
+                       &p->units_by_name, &twice, &of, p->e);
+    if (r != SHD_OK || twice == UINT32_MAX)
+        return r;
+    item = node_item(n, twice);
+    const struct node name = node_field(&item, "name");
+    return named_twice(&name, "unit", of, p->e);
+}
+
+/* Tensor counts of all units, and room for the tensors. */
+static int count_tensors(struct parser *p, const struct node *n)
+{
+    struct spec *s = p->spec;
+    uint32_t total = 0;
+    struct node item = node_item(n, 0);
+    for (uint32_t i = 0; i < s->unit_count; i++, item = node_next(&item)) {
+        const struct node tensors = node_field(&item, "tensors");
+        int r = node_array(&tensors, 1, SHD_TENSORS_MAX, &s->units[i].tensor_count, p->e);
         if (r == SHD_OK && s->units[i].tensor_count > SHD_TENSORS_MAX - total)
-            r = err_set(p->e, SHD_ERANGE,
-                        "%s: the model reaches %" PRIu32 " tensors, the limit is %u", tensors.path,
-                        total + s->units[i].tensor_count, SHD_TENSORS_MAX);
+            r = err_set(
+                p->e, SHD_ERANGE, "%s: the model reaches %" PRIu32 " tensors, the limit is %u",
+                node_path(&tensors).text, total + s->units[i].tensor_count, SHD_TENSORS_MAX);
         if (r != SHD_OK)
             return r;
         s->units[i].first_tensor = total;
@@ -294,6 +398,22 @@ static int parse_unit_heads(struct parser *p, const struct node *n)
         return node_no_memory(p->e);
     s->tensor_count = total;
     return SHD_OK;
+}
+
+/* Their order, in which they are found later. */
+static int check_tensor_names(struct parser *p, const struct node *units)
+{
+    struct spec *s = p->spec;
+    uint32_t twice = UINT32_MAX, of = 0;
+    const int r = sort_names((struct names){ s->tensors, sizeof *s->tensors, s->tensor_count },
+                             &s->by_name, &twice, &of, p->e);
+    if (r != SHD_OK || twice == UINT32_MAX)
+        return r;
+    const uint32_t unit = s->tensors[twice].unit;
+    const struct node item = node_item(units, unit), tensors = node_field(&item, "tensors");
+    const struct node tensor = node_item(&tensors, twice - s->units[unit].first_tensor);
+    const struct node name = node_field(&tensor, "name");
+    return named_twice(&name, "tensor", of, p->e);
 }
 
 static int parse_units(struct parser *p, const struct node *n)
@@ -307,16 +427,18 @@ static int parse_units(struct parser *p, const struct node *n)
     if (s->units == NULL)
         return node_no_memory(p->e);
     s->unit_count = count;
-    r = parse_unit_heads(p, n);
+    r = parse_unit_names(p, n);
+    if (r == SHD_OK)
+        r = count_tensors(p, n);
     uint64_t padded = 0;
-    for (uint32_t i = 0; r == SHD_OK && i < count; i++) {
-        const struct node item = node_item(n, i);
+    struct node item = node_item(n, 0);
+    for (uint32_t i = 0; r == SHD_OK && i < count; i++, item = node_next(&item)) {
         const struct node uses = node_field(&item, "uses");
         r = parse_tensors(p, &item, i, &padded);
         if (r == SHD_OK)
             r = parse_uses(p, &uses, i);
     }
-    return r;
+    return r == SHD_OK ? check_tensor_names(p, n) : r;
 }
 
 /* -- The document ---------------------------------------------------------------------------- */
@@ -330,8 +452,8 @@ static int parse_accumulate(struct parser *p, const struct node *n)
         return r;
     if (s->micro_batches % a != 0)
         return err_set(p->e, SHD_EINVAL,
-                       "%s is %" PRIu64 ", must divide micro_batches (%" PRIu32 ")", n->path, a,
-                       s->micro_batches);
+                       "%s is %" PRIu64 ", must divide micro_batches (%" PRIu32 ")",
+                       node_path(n).text, a, s->micro_batches);
     s->accumulate = (uint32_t)a;
     return SHD_OK;
 }
@@ -367,7 +489,8 @@ static int parse_dtype(struct parser *p, const struct node *n, enum shd_dtype *r
         return r;
     *ret_dtype = dtype_parse(name);
     if (!dtype_valid(*ret_dtype))
-        return err_set(p->e, SHD_EINVAL, "%s is '%.40s', must be f32, bf16 or f16", n->path, name);
+        return err_set(p->e, SHD_EINVAL, "%s is '%.40s', must be f32, bf16 or f16",
+                       node_path(n).text, name);
     return SHD_OK;
 }
 
@@ -410,184 +533,38 @@ static int parse_root(struct parser *p, const struct node *root)
     return r == SHD_OK ? check_any_trainable(p) : r;
 }
 
-/* Per tensor: itself, shape and init; per unit: itself, uses and tensors. */
-#define CONTAINERS_MAX (4 * (uint64_t)(SHD_TENSORS_MAX + SHD_UNITS_MAX))
-/* Per tensor at most 5 fields, 8 sizes, 3 of init; per unit 3 fields and its uses. */
-#define COMMAS_MAX (24 * (uint64_t)(SHD_TENSORS_MAX + SHD_UNITS_MAX))
-
 int spec_check_amount(const char *json, size_t bytes, struct shd_err *e)
 {
-    uint64_t containers = 0, commas = 0;
-    bool text = false;
-    for (size_t i = 0; i < bytes; i++) {
-        if (text) {
-            if (json[i] == '\\')
-                i++;
-            else
-                text = json[i] != '"';
-            continue;
-        }
-        text = json[i] == '"';
-        containers += json[i] == '{' || json[i] == '[';
-        commas += json[i] == ',';
-    }
-    if (containers > CONTAINERS_MAX)
-        return err_set(e, SHD_ERANGE,
-                       "JSON has %" PRIu64 " arrays and objects, the limit is %" PRIu64, containers,
-                       CONTAINERS_MAX);
-    if (commas > COMMAS_MAX)
-        return err_set(e, SHD_ERANGE, "JSON has %" PRIu64 " commas, the limit is %" PRIu64, commas,
-                       COMMAS_MAX);
-    return SHD_OK;
-}
-
-static int load(const char *json, size_t bytes, json_t **ret_root, struct shd_err *e)
-{
-    if (bytes > SPEC_JSON_BYTES_MAX)
-        return err_set(e, SHD_ERANGE, "spec has %zu bytes, the limit is %zu", bytes,
-                       SPEC_JSON_BYTES_MAX);
-    const int amount = spec_check_amount(json, bytes, e);
-    if (amount != SHD_OK)
-        return amount;
-    json_error_t why;
-    json_t *root = json_loadb(json, bytes, JSON_REJECT_DUPLICATES, &why);
-    if (root != NULL) {
-        *ret_root = root;
-        return SHD_OK;
-    }
-    switch (json_error_code(&why)) {
-    case json_error_out_of_memory:
-        return node_no_memory(e);
-    case json_error_numeric_overflow:
-        return err_set(e, SHD_ERANGE,
-                       "spec line %d column %d: %.100s: integers (seeds too) end at 2^63-1, reals "
-                       "must be finite",
-                       why.line, why.column, why.text);
-    default:
-        return err_set(e, SHD_EINVAL, "spec line %d column %d: %s", why.line, why.column, why.text);
-    }
-}
-
-static int compare_names(const void *a, const void *b, void *tensors)
-{
-    const struct spec_tensor *t = tensors;
-    return strcmp(t[*(const uint32_t *)a].name, t[*(const uint32_t *)b].name);
-}
-
-static int sort_names(struct spec *s, struct shd_err *e)
-{
-    s->by_name = sys_calloc(s->tensor_count, sizeof *s->by_name);
-    if (s->by_name == NULL)
-        return node_no_memory(e);
-    for (uint32_t i = 0; i < s->tensor_count; i++)
-        s->by_name[i] = i;
-    qsort_r(s->by_name, s->tensor_count, sizeof *s->by_name, compare_names, s->tensors);
-    return SHD_OK;
+    uint64_t values;
+    return text_check_amount(json, bytes, &values, e);
 }
 
 int spec_parse(const char *json, size_t bytes, struct spec **ret_spec, struct shd_err *e)
 {
-    struct node root = { .path = "spec" };
-    json_t *document = NULL;
-    int r = load(json, bytes, &document, e);
+    struct text_doc doc = { 0 };
+    if (bytes > SPEC_JSON_BYTES_MAX)
+        return err_set(e, SHD_ERANGE, "spec has %zu bytes, the limit is %zu", bytes,
+                       SPEC_JSON_BYTES_MAX);
+    int r = text_read(json, bytes, &doc, e);
     if (r != SHD_OK)
         return r;
-    root.json = document;
-    struct parser p = { .spec = sys_calloc(1, sizeof *p.spec),
-                        .groups = json_object(),
-                        .units = json_object(),
-                        .tensors = json_object(),
-                        .e = e };
-    if (p.spec == NULL || p.groups == NULL || p.units == NULL || p.tensors == NULL)
-        r = node_no_memory(e);
-    else
-        r = parse_root(&p, &root);
-    if (r == SHD_OK)
-        r = sort_names(p.spec, e);
+    const struct node root = { .json = doc.values };
+    struct parser p = { .spec = sys_calloc(1, sizeof *p.spec), .e = e };
+    r = p.spec != NULL ? parse_root(&p, &root) : node_no_memory(e);
     if (r == SHD_OK)
         *ret_spec = p.spec;
     else
         spec_free(p.spec);
-    json_decref(p.groups);
-    json_decref(p.units);
-    json_decref(p.tensors);
-    json_decref(document);
+    free(p.units_by_name);
+    text_free(&doc);
     return r;
 }
 
-/* -- Writing ------------------------------------------------------------------------------------
- *
- * Keys in the order set here, every default spelt out, reals with 17 digits: the same struct gives
- * the same bytes, and parsing them gives the same struct. One default is not spelt out: builds
- * without "grad_dtype" read the specs, and write the checkpoints, of models with fp32 gradients. */
-
-/* json_pack() gives NULL when memory is short, and takes over what it was given all the same; no
- * array or object takes a NULL: one that is missing anywhere makes all of it NULL. */
-static json_t *append(json_t *array, json_t *value)
-{
-    if (json_array_append_new(array, value) == 0)
-        return array;
-    json_decref(array);
-    return NULL;
-}
-
-static json_t *groups_json(const struct spec *spec)
-{
-    json_t *array = json_array();
-    for (uint32_t i = 0; i < spec->group_count; i++) {
-        const struct spec_group *g = &spec->groups[i];
-        json_t *o = json_pack("{s:s, s:f, s:f}", "name", g->name, "lr_scale", g->lr_scale,
-                              "weight_decay", g->weight_decay);
-        if (g->skips_idle) /* as "grad_dtype" */
-            o = spec_json_with(o, "idle", json_string("skip"));
-        if (g->mean)
-            o = spec_json_with(o, "optimizer",
-                               json_pack("{s:s}", "kind", spec_optimizer_rows[SPEC_MEAN].kind));
-        array = append(array, o);
-    }
-    return array;
-}
-
-static json_t *tensor_json(const struct spec *spec, const struct spec_tensor *t)
-{
-    const char *kind = spec_init_rows[t->init].kind;
-    json_t *shape = json_array();
-    for (uint32_t i = 0; i < t->rank; i++)
-        shape = append(shape, json_integer((json_int_t)t->shape[i]));
-    json_t *init = spec_init_rows[t->init].numbers == 2
-                       ? json_pack("[s, f, f]", kind, t->init_a, t->init_b)
-                       : json_pack("[s, f]", kind, t->init_a);
-    return json_pack("{s:s, s:o, s:s, s:o, s:b}", "name", t->name, "shape", shape, "group",
-                     spec->groups[t->group].name, "init", init, "trainable", t->trainable);
-}
-
-static json_t *units_json(const struct spec *spec)
-{
-    json_t *array = json_array();
-    for (uint32_t i = 0; i < spec->unit_count; i++) {
-        const struct spec_unit *u = &spec->units[i];
-        json_t *uses = json_array(), *tensors = json_array();
-        for (uint32_t k = 0; k < u->uses_count; k++)
-            uses = append(uses, json_string(spec->units[u->uses[k]].name));
-        for (uint32_t t = 0; t < u->tensor_count; t++)
-            tensors = append(tensors, tensor_json(spec, &spec->tensors[u->first_tensor + t]));
-        array = append(
-            array, json_pack("{s:s, s:o, s:o}", "name", u->name, "uses", uses, "tensors", tensors));
-    }
-    return array;
-}
+/* -- Writing -------------------------------------------------------------------------------- */
 
 int spec_dump(const struct spec *spec, char **ret_json, struct shd_err *e)
 {
-    json_t *root = json_pack(
-        "{s:s, s:I, s:I, s:I, s:s, s:o, s:o, s:o}", "name", spec->name, "seed",
-        (json_int_t)spec->seed, "micro_batches", (json_int_t)spec->micro_batches, "accumulate",
-        (json_int_t)spec->accumulate, "publish", dtype_name(spec->publish), "optimizer",
-        spec_optimizer_json(spec), "groups", groups_json(spec), "units", units_json(spec));
-    if (spec->grad_dtype != SHD_F32)
-        root = spec_json_with(root, "grad_dtype", json_string(dtype_name(spec->grad_dtype)));
-    char *text = root != NULL ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
-    json_decref(root);
+    char *text = spec_write(spec);
     if (text == NULL)
         return err_set(e, SHD_ENOMEM, "write the spec of model '%s'", spec->name);
     const size_t bytes = strlen(text);

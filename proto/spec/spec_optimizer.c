@@ -20,7 +20,8 @@ static int parse_kind(const struct node *n, enum spec_optimizer *ret_kind, struc
             *ret_kind = (enum spec_optimizer)i;
             return SHD_OK;
         }
-    return err_set(e, SHD_EINVAL, "%s is '%.40s', must be adamw, sgd or lion", n->path, kind);
+    return err_set(e, SHD_EINVAL, "%s is '%.40s', must be adamw, sgd or lion", node_path(n).text,
+                   kind);
 }
 
 static int parse_order(const struct node *n, enum spec_optimizer *kind, struct shd_err *e)
@@ -33,9 +34,11 @@ static int parse_order(const struct node *n, enum spec_optimizer *kind, struct s
     if (r != SHD_OK || strcmp(order, "shardd") == 0)
         return r;
     if (strcmp(order, "torch") != 0)
-        return err_set(e, SHD_EINVAL, "%s is '%.40s', must be shardd or torch", n->path, order);
+        return err_set(e, SHD_EINVAL, "%s is '%.40s', must be shardd or torch", node_path(n).text,
+                       order);
     if (row->torch == 0)
-        return err_set(e, SHD_EINVAL, "%s is 'torch', and PyTorch has no %s", n->path, row->kind);
+        return err_set(e, SHD_EINVAL, "%s is 'torch', and PyTorch has no %s", node_path(n).text,
+                       row->kind);
     *kind = row->torch;
     return SHD_OK;
 }
@@ -50,8 +53,8 @@ static int parse_torch(struct spec *s, const struct node *n, struct shd_err *e)
     int r = decay.json != NULL ? node_text(&decay, &how, e) : SHD_OK;
     s->coupled_decay = strcmp(how, "coupled") == 0;
     if (r == SHD_OK && !s->coupled_decay && strcmp(how, "decoupled") != 0)
-        return err_set(e, SHD_EINVAL, "%s is '%.40s', must be coupled or decoupled", decay.path,
-                       how);
+        return err_set(e, SHD_EINVAL, "%s is '%.40s', must be coupled or decoupled",
+                       node_path(&decay).text, how);
     if (r == SHD_OK && sgd && nesterov.json != NULL)
         r = node_bool(&nesterov, &s->nesterov, e);
     if (r == SHD_OK && sgd && dampening.json != NULL)
@@ -60,7 +63,7 @@ static int parse_torch(struct spec *s, const struct node *n, struct shd_err *e)
         return err_set(e, SHD_EINVAL,
                        "%s is true with momentum %g and dampening %g: it needs a momentum and no "
                        "dampening",
-                       nesterov.path, s->beta1, s->dampening);
+                       node_path(&nesterov).text, s->beta1, s->dampening);
     return r;
 }
 
@@ -77,23 +80,26 @@ static int check_known(const struct spec *s, const struct node *n, struct shd_er
                                   sgd ? "nesterov" : NULL,
                                   sgd ? "dampening" : NULL };
     static const char *const torchs[] = { "decay", "nesterov", "dampening" };
-    if (json_object_get(n->json, "lr") != NULL)
+    const struct node lr = node_field(n, "lr");
+    if (lr.json != NULL)
         return err_set(
             e, SHD_EINVAL,
             "%s is not a known field: the learning rate is the worker's, given with each "
             "step; groups have lr_scale",
-            node_field(n, "lr").path);
-    for (size_t i = 0; i < ARRAY_SIZE(torchs) && row->torch != 0; i++)
-        if (json_object_get(n->json, torchs[i]) != NULL)
+            node_path(&lr).text);
+    for (size_t i = 0; i < ARRAY_SIZE(torchs) && row->torch != 0; i++) {
+        const struct node field = node_field(n, torchs[i]);
+        if (field.json != NULL)
             return err_set(e, SHD_EINVAL,
                            "%s is there in torch's order alone: add \"order\": \"torch\"",
-                           node_field(n, torchs[i]).path);
+                           node_path(&field).text);
+    }
     return node_object(n, known, ARRAY_SIZE(known), e);
 }
 
 int spec_optimizer_parse(struct spec *s, const struct node *n, struct shd_err *e)
 {
-    if (!json_is_object(n->json))
+    if (n->json == NULL || n->json->kind != TEXT_OBJECT)
         return node_wrong_type(n, "an object", e);
     const struct node kind = node_field(n, "kind"), order = node_field(n, "order");
     int r = parse_kind(&kind, &s->optimizer, e);
@@ -141,7 +147,7 @@ static int parse_mean(const struct node *n, struct shd_err *e)
     if (r == SHD_OK && strcmp(kind, spec_optimizer_rows[SPEC_MEAN].kind) != 0)
         return err_set(e, SHD_EINVAL,
                        "%s is '%.40s', must be mean: other groups have the model's optimizer",
-                       field.path, kind);
+                       node_path(&field).text, kind);
     return r;
 }
 
@@ -157,15 +163,17 @@ int spec_optimizer_parse_group(struct spec_group *g, const struct node *n, struc
     const int r = parse_mean(&optimizer, e);
     if (r != SHD_OK)
         return r;
-    for (size_t i = 0; i < ARRAY_SIZE(rates); i++)
+    for (size_t i = 0; i < ARRAY_SIZE(rates); i++) {
+        const struct node field = node_field(n, rates[i].key);
         if (rates[i].value != rates[i].none)
             return err_set(e, SHD_EINVAL, "%s is %g, and group '%.60s' is a mean: it has none",
-                           node_field(n, rates[i].key).path, rates[i].value, g->name);
+                           node_path(&field).text, rates[i].value, g->name);
+    }
     if (idle.json != NULL && !g->skips_idle)
         return err_set(e, SHD_EINVAL,
                        "%s is 'zero', and group '%.60s' is a mean: there is none of nothing, what "
                        "took no part stays as it is",
-                       idle.path, g->name);
+                       node_path(&idle).text, g->name);
     g->mean = g->skips_idle = true;
     return SHD_OK;
 }

@@ -8,6 +8,7 @@
 #include "client/ctl/plan/plan_source.h"
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_json.h"
+#include "proto/spec/spec_text.h"
 #include "tests/fuzz/fuzz.h"
 
 struct pick { /* the left-th value inside a container, found by a walk */
@@ -166,8 +167,9 @@ static size_t mutate_json(uint8_t *data, size_t size, size_t max, unsigned seed)
 /* -- spec ----------------------------------------------------------------------------------------
  */
 
-/* A model's description as anybody may send it: what parses can be dumped, parses to the same
- * again, and its layout can be asked for. Input: the JSON. */
+/* A model's description as anybody may send it: what is no JSON to jansson is none here, and
+ * nothing else is; what parses can be dumped, parses to the same again, and its layout can be asked
+ * for. Input: the JSON. */
 
 static void check_spec(const struct spec *s)
 {
@@ -211,10 +213,25 @@ static void round_trip(const struct spec *s)
     free(text_again);
 }
 
+static void check_well_formed(const char *json, size_t bytes)
+{
+    struct shd_err e = { 0 };
+    struct text_doc doc;
+    const int r = text_read(json, bytes, &doc, &e);
+    if (r != SHD_OK && strncmp(e.text, "JSON has", 8) == 0) /* more than is looked at */
+        return;
+    json_t *root = json_loadb(json, bytes, JSON_REJECT_DUPLICATES, NULL);
+    CHECK((root != NULL) == (r == SHD_OK) || memchr(json, 0, bytes) != NULL);
+    json_decref(root);
+    if (r == SHD_OK)
+        text_free(&doc);
+}
+
 static int spec_input(const uint8_t *data, size_t size)
 {
     struct shd_err e = { 0 };
     struct spec *spec;
+    check_well_formed((const char *)data, size);
     const int r = spec_parse((const char *)data, size, &spec, &e);
     if (r != SHD_OK) {
         fuzz_check_refusal(r, &e);
