@@ -332,21 +332,40 @@ static void name_unit(const struct wrapper *w, const struct group *g, struct wra
              split ? ":frozen" : "");
 }
 
-static bool name_taken(const struct wrap *wrap, uint32_t unit)
+#define TAKEN_PLACES (2 * SHD_UNITS_MAX) /* a power of two, and half of it stays empty */
+
+/* The place of a unit's name in a table of units, 1 + each: what has it, or 0 where it belongs. */
+static uint32_t *find_name(const struct wrap *wrap, uint32_t *taken, const char *name)
 {
-    for (uint32_t u = 0; u < unit; u++)
-        if (strcmp(wrap->units[u].name, wrap->units[unit].name) == 0)
-            return true;
-    return false;
+    uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
+    for (const char *c = name; *c != '\0'; c++)
+        hash = (hash ^ (unsigned char)*c) * UINT64_C(0x100000001b3);
+    uint32_t at = (uint32_t)(hash >> 32) % TAKEN_PLACES;
+    while (taken[at] != 0 && strcmp(wrap->units[taken[at] - 1].name, name) != 0)
+        at = (at + 1) % TAKEN_PLACES;
+    return &taken[at];
 }
 
-static void make_name_unique(struct wrap *wrap, uint32_t unit)
+static int make_names_unique(struct wrapper *w)
 {
-    struct wrap_unit *u = &wrap->units[unit];
-    char stem[SPEC_NAME_BYTES_MAX];
-    memcpy(stem, u->name, sizeof stem);
-    for (uint32_t n = 2; name_taken(wrap, unit); n++)
-        snprintf(u->name, sizeof u->name, "%.110s~%" PRIu32, stem, n);
+    struct wrap *wrap = &w->wrap;
+    uint32_t *taken = sys_calloc(TAKEN_PLACES, sizeof *taken);
+    if (taken == NULL)
+        return err_set(w->e, SHD_ENOMEM, "no memory for the names of %" PRIu32 " units",
+                       wrap->unit_count);
+    for (uint32_t i = 0; i < wrap->unit_count; i++) {
+        struct wrap_unit *u = &wrap->units[i];
+        char stem[SPEC_NAME_BYTES_MAX];
+        memcpy(stem, u->name, sizeof stem);
+        uint32_t *place = find_name(wrap, taken, u->name);
+        for (uint32_t n = 2; *place != 0; n++) {
+            snprintf(u->name, sizeof u->name, "%.110s~%" PRIu32, stem, n);
+            place = find_name(wrap, taken, u->name);
+        }
+        *place = i + 1;
+    }
+    free(taken);
+    return SHD_OK;
 }
 
 /* A group goes on in the unit before it if either of them stores nothing (aliases only), or while
@@ -380,9 +399,7 @@ static int make_units(struct wrapper *w)
         u->elems += g->elems;
         g->unit = wrap->unit_count - 1;
     }
-    for (uint32_t u = 0; u < wrap->unit_count; u++)
-        make_name_unique(wrap, u);
-    return SHD_OK;
+    return make_names_unique(w);
 }
 
 /* A last unit that is too small goes to the one before. */
