@@ -2,6 +2,7 @@
 #include "daemon/model/model.h"
 
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,12 +31,18 @@
 #include "proto/spec/layout.h"
 #include "proto/wire/wire.h"
 
-struct model_fill {   /* of initial values, one piece of work at a time */
-    struct task task; /* first */
+#define FILL_PIECES_MAX 256u /* of a batch of initial values: the queue has room for others */
+#define FILL_ELEMS      (UINT64_C(1) << 20) /* a batch ends with the piece that makes it so many */
+
+struct model_fill {         /* of initial values, a batch at a time */
+    struct task task;       /* first: of a batch */
+    struct kern_done piece; /* of each of its pieces */
+    _Atomic uint32_t left;  /* of these, and one while they are being queued */
+    _Atomic int status;     /* SHD_OK, or of a piece that failed */
     struct model *model;
     void (*done)(struct model *m);
-    uint32_t tensor; /* next to fill */
-    bool waits;      /* the kernel queue was full */
+    uint32_t next; /* piece: a tensor's values; behind the last tensor the published copy */
+    bool waits;    /* the kernel queue was full */
 };
 
 struct hypers_set {
@@ -148,12 +155,13 @@ static int make_units(struct model *m, struct shd_err *e)
 int model_core(struct model *m, struct shd_err *e)
 {
     const uint32_t units = m->spec->unit_count;
-    bool frozen[SHD_UNITS_MAX];
     void *core = sys_malloc(step_bytes(units, spec_returns(m->spec)));
     void *lease = sys_malloc(lease_bytes(spec_returns(m->spec)));
-    if (core == NULL || lease == NULL) {
+    bool *frozen = sys_calloc(units, sizeof *frozen);
+    if (core == NULL || lease == NULL || frozen == NULL) {
         free(core);
         free(lease);
+        free(frozen);
         return err_set(e, SHD_ENOMEM, "no memory for the step state of %" PRIu32 " units", units);
     }
     for (uint32_t u = 0; u < units; u++) {
@@ -161,6 +169,7 @@ int model_core(struct model *m, struct shd_err *e)
         m->units[u].acc = frozen[u] ? NULL : model_array(m, SHARDMAP_ACC, u);
     }
     m->core = step_init(core, m->ledger, frozen);
+    free(frozen);
     for (uint32_t u = 0; u < units; u++)
         if (m->spec->units[u].skips_idle)
             step_skips_idle(m->core, u);
@@ -311,40 +320,67 @@ void *model_spilled(const struct model *m, uint32_t unit, uint32_t micro)
     return (float *)m->spill->segment.base + micro * m->map->train_elems + m->map->train_base[unit];
 }
 
-/* A piece of initial values was queued, or must be tried again: at, its tensor. */
-static bool init_queued(struct model *m, uint32_t at, int status)
+static void piece_done(struct kern_done *done, int status)
 {
-    m->fill->waits = status == SHD_EBUSY;
-    if (m->fill->waits) {
-        m->fill->tensor = at;
-        m->daemon->kernel_full = true;
-    } else if (status != SHD_OK)
-        task_post(&m->fill->task, status); /* the device refuses: as if the work had failed */
-    return true;
+    struct model_fill *f = (void *)((char *)done - offsetof(struct model_fill, piece));
+    if (status != SHD_OK)
+        atomic_store(&f->status, status);
+    if (atomic_fetch_sub_explicit(&f->left, 1, memory_order_acq_rel) == 1)
+        task_post(&f->task, atomic_load(&f->status));
 }
 
-/* Queue the next tensor's initial values, one piece of work at a time; after the last tensor the
- * published copy; false when nothing is left. */
-static bool init_next(struct model *m)
+static int queue_fill(struct model *m, uint32_t tensor, uint64_t *ret_elems)
 {
-    struct kern *kern = m->daemon->kern;
+    const uint32_t u = m->spec->tensors[tensor].unit;
+    struct kern_fill fill;
     struct shd_err e;
-    while (m->fill->tensor < m->spec->tensor_count) {
-        const uint32_t t = m->fill->tensor++;
-        const uint32_t u = m->spec->tensors[t].unit;
-        struct kern_fill fill;
-        if (!runs_fill(m->spec, t, m->map->slice[u], model_array(m, SHARDMAP_PARAM, u), &fill))
-            continue;
-        return init_queued(m, t, kern_fill(kern, &fill, &m->fill->task.done, &e));
-    }
-    const uint32_t at = m->fill->tensor++;
-    if (at > m->spec->tensor_count || m->map->elems == 0)
-        return false;
+    if (!runs_fill(m->spec, tensor, m->map->slice[u], model_array(m, SHARDMAP_PARAM, u), &fill))
+        return SHD_OK;
+    *ret_elems = fill.elems;
+    return kern_fill(m->kern, &fill, &m->fill->piece, &e);
+}
+
+static int queue_cast(struct model *m, uint64_t *ret_elems)
+{
     const struct kern_cast cast = { .out = m->publish.base,
                                     .out_dtype = m->spec->publish,
                                     .in = m->state.base, /* the parameters come first */
                                     .elems = m->map->elems };
-    return init_queued(m, at, kern_cast(kern, &cast, &m->fill->task.done, &e));
+    struct shd_err e;
+    if (cast.elems == 0)
+        return SHD_OK;
+    *ret_elems = cast.elems;
+    return kern_cast(m->kern, &cast, &m->fill->piece, &e);
+}
+
+/* Queue the next tensors' initial values, and after the last one's the published copy; false when
+ * nothing is left. What others queue waits for no more than one batch. */
+static bool init_next(struct model *m)
+{
+    struct model_fill *f = m->fill;
+    uint64_t elems = 0;
+    uint32_t pieces = 0;
+    int r = SHD_OK;
+    atomic_store(&f->left, 1);
+    atomic_store(&f->status, SHD_OK);
+    while (f->next <= m->spec->tensor_count && pieces < FILL_PIECES_MAX && elems < FILL_ELEMS) {
+        uint64_t more = 0;
+        atomic_fetch_add(&f->left, 1);
+        r = f->next < m->spec->tensor_count ? queue_fill(m, f->next, &more) : queue_cast(m, &more);
+        if (r != SHD_OK || more == 0)
+            atomic_fetch_sub(&f->left, 1); /* no piece */
+        if (r != SHD_OK)
+            break;
+        f->next++;
+        pieces += more > 0;
+        elems += more;
+    }
+    f->waits = r == SHD_EBUSY && pieces == 0;
+    if (f->waits)
+        m->daemon->kernel_full = true;
+    else if (pieces > 0 || r != SHD_OK) /* a device that refuses: as if the work had failed */
+        piece_done(&f->piece, r == SHD_EBUSY ? SHD_OK : r);
+    return pieces > 0 || r != SHD_OK;
 }
 
 static void init_stepped(struct task *task)
@@ -383,6 +419,7 @@ void model_fill(struct daemon *d, struct model *m, void (*on_filled)(struct mode
 {
     m->daemon = d;
     m->fill->done = on_filled;
+    m->fill->piece.fn = piece_done;
     task_init(&m->fill->task, d->tasks, init_stepped);
     task_post(&m->fill->task, SHD_OK); /* begin */
 }
