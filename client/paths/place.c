@@ -16,17 +16,43 @@
 
 /* -- Reserving --------------------------------------------------------------------------------- */
 
+static uint64_t params_bytes(const struct shd_model *m)
+{
+    uint64_t elems = 0;
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        elems += m->spec->units[u].elems;
+    return elems * dtype_bytes(m->spec->publish);
+}
+
+/* All units in one piece: where neighbours have their slices at one owner, one after the other in
+ * its segment, they make one mapping, of which a process may not have many (vm.max_map_count). */
 static int reserve_params(struct shd_model *m, struct shd_err *e)
 {
     struct map_model *map = m->map;
-    const uint64_t elem_bytes = dtype_bytes(m->spec->publish);
+    void *base;
     map->params = sys_calloc(m->spec->unit_count, sizeof *map->params);
     if (map->params == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " units", m->spec->unit_count);
-    int r = SHD_OK;
-    for (uint32_t u = 0; r == SHD_OK && u < m->spec->unit_count; u++)
-        r = segment_reserve(m->spec->units[u].elems * elem_bytes, &map->params[u], e);
+    const int r = segment_reserve(params_bytes(m), &base, e);
+    uint8_t *at = r == SHD_OK ? base : NULL;
+    for (uint32_t u = 0; r == SHD_OK && u < m->spec->unit_count; u++) {
+        map->params[u] = at;
+        at += m->spec->units[u].elems * dtype_bytes(m->spec->publish);
+    }
     return r;
+}
+
+struct unit_size {
+    uint64_t elems;
+    uint32_t unit;
+};
+
+static int compare_sizes(const void *a, const void *b)
+{
+    const struct unit_size *s = a, *t = b;
+    if (s->elems != t->elems)
+        return s->elems < t->elems ? -1 : 1;
+    return (s->unit > t->unit) - (s->unit < t->unit);
 }
 
 /* Units of one size have the same slices, so one view of a slot serves them all. Frozen units have
@@ -38,21 +64,25 @@ static int find_views(struct shd_model *m, struct shd_err *e)
     map->view_of = sys_calloc(units, sizeof *map->view_of);
     map->view_elems = sys_calloc(units, sizeof *map->view_elems);
     map->view_unit = sys_calloc(units, sizeof *map->view_unit);
-    if (map->view_of == NULL || map->view_elems == NULL || map->view_unit == NULL)
+    struct unit_size *sizes = sys_calloc(units, sizeof *sizes);
+    if (map->view_of == NULL || map->view_elems == NULL || map->view_unit == NULL ||
+        sizes == NULL) {
+        free(sizes);
         return err_set(e, SHD_ENOMEM, "no memory for the views of %" PRIu32 " units", units);
-    for (uint32_t u = 0; u < units; u++) {
-        uint32_t v = 0;
-        if (m->spec->units[u].frozen)
-            continue;
-        while (v < map->view_count && map->view_elems[v] != m->spec->units[u].elems)
-            v++;
-        map->view_of[u] = v;
-        if (v < map->view_count)
-            continue;
-        map->view_elems[v] = m->spec->units[u].elems;
-        map->view_unit[v] = u;
-        map->view_count++;
     }
+    uint32_t count = 0;
+    for (uint32_t u = 0; u < units; u++)
+        if (!m->spec->units[u].frozen)
+            sizes[count++] = (struct unit_size){ m->spec->units[u].elems, u };
+    qsort(sizes, count, sizeof *sizes, compare_sizes);
+    for (uint32_t i = 0; i < count; i++) {
+        if (i == 0 || sizes[i].elems != sizes[i - 1].elems) {
+            map->view_elems[map->view_count] = sizes[i].elems;
+            map->view_unit[map->view_count++] = sizes[i].unit;
+        }
+        map->view_of[sizes[i].unit] = map->view_count - 1;
+    }
+    free(sizes);
     return SHD_OK;
 }
 
@@ -101,10 +131,8 @@ void place_release(struct shd_model *m)
 {
     struct map_model *map = m->map;
     place_release_slots(map);
-    for (uint32_t u = 0; map->params != NULL && u < m->spec->unit_count; u++)
-        if (map->params[u] != NULL)
-            segment_unreserve(map->params[u],
-                              m->spec->units[u].elems * dtype_bytes(m->spec->publish));
+    if (map->params != NULL)
+        segment_unreserve(map->params[0], params_bytes(m));
     free(map->params);
     free(map->view_of);
     free(map->view_elems);
