@@ -122,10 +122,7 @@ struct shd_tensor model_tensor(const struct shd_model *m, uint32_t index)
 
 uint32_t model_returned_units(const struct shd_model *m)
 {
-    uint32_t count = 0;
-    for (uint32_t u = 0; u < m->spec->unit_count; u++)
-        count += !m->spec->units[u].frozen;
-    return count;
+    return m->spec->trained_units;
 }
 
 bool model_leased(const struct shd_model *m, uint32_t group)

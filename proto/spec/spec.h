@@ -87,9 +87,10 @@ struct spec {
     struct spec_unit *units;
     uint32_t unit_count; /* 1..SHD_UNITS_MAX */
     struct spec_tensor *tensors;
-    uint32_t tensor_count; /* in unit order */
-    uint32_t *by_name;     /* owned: their indices in order of names, of a spec that was parsed */
-    uint64_t elems;        /* sum over tensors, without padding */
+    uint32_t tensor_count;  /* in unit order */
+    uint32_t *by_name;      /* owned: their indices in order of names, of a spec that was parsed */
+    uint32_t trained_units; /* not frozen; of a spec that was parsed */
+    uint64_t elems;         /* sum over tensors, without padding */
 };
 
 void spec_free(struct spec *spec);

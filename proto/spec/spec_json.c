@@ -299,6 +299,7 @@ static int parse_tensors(struct parser *p, const struct node *n, uint32_t unit, 
     }
     u->elems = layout_align(end, SHD_BLOCK_ELEMS);
     u->frozen = !s->tensors[u->first_tensor].trainable;
+    s->trained_units += !u->frozen;
     u->skips_idle = s->groups[s->tensors[u->first_tensor].group].skips_idle;
     u->mean = s->groups[s->tensors[u->first_tensor].group].mean;
     *padded += u->elems;
