@@ -380,7 +380,7 @@ static void close_leftover(uv_handle_t *handle, void *arg)
 
 static void end_sessions(struct daemon *d)
 {
-    for (uint32_t i = 0; d->sessions->items != NULL && i < SESSIONS_MAX; i++) {
+    for (uint32_t i = 0; i < d->sessions->made; i++) {
         struct session *s = &d->sessions->items[i];
         if (s->state == SESSION_NEW || s->state == SESSION_OPEN)
             session_end(s, "the daemon stops");

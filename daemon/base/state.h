@@ -34,7 +34,7 @@ struct uv_timer_s;
 struct view;
 
 #define DAEMON_MODELS_MAX       64u
-#define SESSIONS_MAX            1024u
+#define SESSIONS_MAX            4096u
 #define DAEMON_DEVICE_BYTES_MAX 32u
 #define DAEMON_DIR_BYTES_MAX    512u
 

@@ -1,4 +1,5 @@
-/* See replies.h. One entry per number of the window, at number % REPLIES_WINDOW. */
+/* See replies.h. One entry per number of the window, at number % REPLIES_WINDOW. The frames are
+ * apart and not cleared: a session that asks for little has pages of few of them. */
 #include "daemon/core/replies.h"
 
 #include <inttypes.h>
@@ -12,26 +13,34 @@ enum entry_state { ENTRY_PENDING = 1, ENTRY_KEPT, ENTRY_TOO_LONG };
 struct entry {
     uint64_t seq; /* 0: never used */
     enum entry_state state;
-    uint32_t bytes;
-    uint8_t frame[REPLIES_BYTES_MAX];
+    uint32_t bytes; /* of its frame */
 };
 
 struct replies {
     uint64_t highest;
     struct entry entry[REPLIES_WINDOW];
+    uint8_t (*frame)[REPLIES_BYTES_MAX]; /* owned, [REPLIES_WINDOW] */
 };
 
 int replies_new(struct replies **ret_replies, struct shd_err *e)
 {
     struct replies *r = calloc(1, sizeof *r);
-    if (r == NULL)
-        return err_set(e, SHD_ENOMEM, "%zu bytes for the replies of a session", sizeof *r);
+    if (r != NULL)
+        r->frame = malloc(REPLIES_WINDOW * sizeof *r->frame);
+    if (r == NULL || r->frame == NULL) {
+        replies_free(r);
+        return err_set(e, SHD_ENOMEM, "%zu bytes for the replies of a session",
+                       sizeof *r + REPLIES_WINDOW * sizeof *r->frame);
+    }
     *ret_replies = r;
     return SHD_OK;
 }
 
 void replies_free(struct replies *r)
 {
+    if (r == NULL)
+        return;
+    free(r->frame);
     free(r);
 }
 
@@ -63,7 +72,7 @@ enum replies_verdict replies_take(struct replies *r, uint64_t seq, const void **
     case ENTRY_KEPT:
         break;
     }
-    *ret_frame = en->frame;
+    *ret_frame = r->frame[en - r->entry];
     *ret_bytes = en->bytes;
     return REPLIES_AGAIN;
 }
@@ -76,6 +85,6 @@ void replies_keep(struct replies *r, uint64_t seq, const void *frame, size_t byt
     en->state = bytes > REPLIES_BYTES_MAX ? ENTRY_TOO_LONG : ENTRY_KEPT;
     if (en->state == ENTRY_TOO_LONG)
         return;
-    memcpy(en->frame, frame, bytes);
+    memcpy(r->frame[en - r->entry], frame, bytes);
     en->bytes = (uint32_t)bytes;
 }

@@ -63,7 +63,7 @@ static void end(struct daemon *d, const char *why)
 /* Somebody who has gradient slots may still finish the step. */
 static bool has_trainers(const struct daemon *d, const struct model *m)
 {
-    for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
+    for (uint32_t i = 0; i < d->sessions->made; i++) {
         const struct session *s = &d->sessions->items[i];
         if (s->state == SESSION_OPEN && inbox_of(s, m) != NULL)
             return true;
@@ -149,7 +149,7 @@ void drain_stop(struct daemon *d)
         return;
     drain_refuse(d, &e);
     snprintf(msg.text, sizeof msg.text, "%.100s", e.text);
-    for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
+    for (uint32_t i = 0; i < d->sessions->made; i++) {
         const struct session *s = &d->sessions->items[i];
         if (s->state == SESSION_OPEN && s->id != d->drain_session)
             side_send(s->side_fd, &msg, /* pass_fd= */ -1, &e); /* who does not read will see */

@@ -98,7 +98,7 @@ static int check_inbox(struct op *op, const struct model *m, bool *ret_needed)
 static void look_for_twin(struct op *op, const struct model *m)
 {
     const struct session *s = op->session;
-    for (uint32_t i = 0; s->rank > 0 && i < SESSIONS_MAX; i++) {
+    for (uint32_t i = 0; s->rank > 0 && i < op->daemon->sessions->made; i++) {
         const struct session *other = &op->daemon->sessions->items[i];
         if (other == s || other->state != SESSION_OPEN || other->rank != s->rank ||
             (other->pid == s->pid && s->pid > 0) || inbox_of(other, m) == NULL)

@@ -31,7 +31,7 @@ static uint32_t name_trainers(const struct daemon *d, const struct model *m, cha
 {
     uint32_t count = 0;
     text[0] = '\0';
-    for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
+    for (uint32_t i = 0; i < d->sessions->made; i++) {
         const struct session *s = &d->sessions->items[i];
         const size_t used = strlen(text);
         if (s->state != SESSION_OPEN || inbox_of(s, m) == NULL)

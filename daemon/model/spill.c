@@ -472,7 +472,7 @@ static void look(uv_timer_t *timer)
     struct daemon *d = timer->data;
     const uint64_t now_ns = uv_hrtime();
     uint64_t next_ms = 0;
-    for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
+    for (uint32_t i = 0; i < d->sessions->made; i++) {
         const struct session *s = &d->sessions->items[i];
         if (s->state != SESSION_OPEN)
             continue;

@@ -15,12 +15,13 @@
 #include "proto/base/sys.h"
 #include "proto/wire/wire.h"
 
-#define CONNS_MAX         2048u
+#define CONNS_MAX         5120u  /* as many as sessions, and these: */
+#define CONNS_WAITING_MAX 1024u  /* for their Hello, of all */
 #define INPUT_BYTES       16384u /* at one look at a connection: some 300 requests */
 #define HELLO_BYTES_MAX   4096u  /* of a message before there is a session */
 #define HELLO_NS          (5 * NS_PER_S)
 #define SWEEP_MS          500u
-#define WAITING_MAX       512u /* for their Hello, of one user and of all */
+#define WAITING_MAX       512u /* for their Hello, of one user */
 #define CLOSING_MAX       64u  /* places of some that have just been hung up on */
 #define GATHER_BYTES      4096u
 #define PAUSE_BYTES       65536u      /* unread: its requests wait */
@@ -447,7 +448,7 @@ static void make_room(struct conns *all, uid_t uid)
     struct conn *oldest = oldest_waiting(all, &uid, &count);
     if (count >= WAITING_MAX)
         conn_end(oldest, "its user has too many that have said no Hello");
-    else if (all->waiting >= CONNS_MAX / 2 - CLOSING_MAX)
+    else if (all->waiting >= CONNS_WAITING_MAX - CLOSING_MAX)
         conns_push_out(all);
 }
 

@@ -251,7 +251,7 @@ void links_end(struct session *s)
 
 void links_stop(struct daemon *d)
 {
-    for (uint32_t i = 0; d->sessions->items != NULL && i < SESSIONS_MAX; i++)
+    for (uint32_t i = 0; i < d->sessions->made; i++)
         links_end(&d->sessions->items[i]);
     comm_free(d->comm);
     d->comm = NULL;

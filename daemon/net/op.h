@@ -18,7 +18,7 @@ struct model;
 struct op;
 struct session;
 
-#define OP_POOL_COUNT  16384u
+#define OP_POOL_COUNT  40960u
 #define OPS_SHARE      7u    /* of these that each session can count on */
 #define OPS_SHARED_MAX 8192u /* for what sessions have beyond their share; all of them together */
 #define OPS_RETRY_MS   5u

@@ -19,7 +19,7 @@
 #include "proto/base/sys.h"
 #include "proto/share/fdpass.h"
 
-#define INDEX_BITS          10
+#define INDEX_BITS          12
 #define HELLO_NS            (5 * NS_PER_S)
 #define WAITING_MAX         512u /* sessions of one user that wait for their Hello */
 #define CLOSING_MAX         32u  /* places of some that have just been ended */
@@ -36,15 +36,13 @@ int session_table_init(struct session_table *table, struct shd_err *e)
     struct session *items = sys_calloc(SESSIONS_MAX, sizeof *items);
     if (items == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %u sessions", SESSIONS_MAX);
-    for (uint32_t i = 0; i < SESSIONS_MAX; i++)
-        items[i].side_fd = items[i].life_fd = items[i].passed.fd = -1;
     *table = (struct session_table){ .items = items, .epoch = epoch };
     return SHD_OK;
 }
 
 void session_table_deinit(struct session_table *table)
 {
-    for (uint32_t i = 0; table->items != NULL && i < SESSIONS_MAX; i++)
+    for (uint32_t i = 0; i < table->made; i++)
         replies_free(table->items[i].replies); /* of those whose requests were never answered */
     free(table->items);
     *table = (struct session_table){ 0 };
@@ -145,7 +143,7 @@ static void keep_passed(struct session *s, int fd, uint64_t ticket)
     struct session_table *table = s->daemon->sessions;
     struct session *oldest = NULL;
     drop_passed(s);
-    for (uint32_t i = 0; table->passed == SESSIONS_PASSED_MAX && i < SESSIONS_MAX; i++) {
+    for (uint32_t i = 0; table->passed == SESSIONS_PASSED_MAX && i < table->made; i++) {
         struct session *other = &table->items[i];
         if (other->passed.fd >= 0 &&
             (oldest == NULL || other->passed.number < oldest->passed.number))
@@ -264,7 +262,7 @@ static uint32_t sessions_max(void)
 static uint32_t count_live(const struct session_table *table)
 {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < SESSIONS_MAX; i++)
+    for (uint32_t i = 0; i < table->made; i++)
         count += table->items[i].state == SESSION_NEW || table->items[i].state == SESSION_OPEN;
     return count;
 }
@@ -283,7 +281,7 @@ static struct session *oldest_waiting(struct session_table *table, const uid_t *
 {
     struct session *oldest = NULL;
     *ret_count = 0;
-    for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
+    for (uint32_t i = 0; i < table->made; i++) {
         struct session *s = &table->items[i];
         if (s->state != SESSION_NEW || (uid != NULL && s->uid != *uid))
             continue;
@@ -323,7 +321,7 @@ bool session_sweep(struct daemon *d)
 {
     const uint64_t now_ns = uv_hrtime();
     bool left = false;
-    for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
+    for (uint32_t i = 0; i < d->sessions->made; i++) {
         struct session *s = &d->sessions->items[i];
         if (s->state == SESSION_NEW && now_ns - s->since_ns >= HELLO_NS)
             session_end(s, "it has said no Hello for 5 s");
@@ -337,10 +335,14 @@ bool session_sweep(struct daemon *d)
 
 static struct session *find_free(struct session_table *table)
 {
-    for (uint32_t i = 0; i < SESSIONS_MAX; i++)
+    for (uint32_t i = 0; i < table->made; i++)
         if (table->items[i].state == SESSION_FREE)
             return &table->items[i];
-    return NULL;
+    if (table->made == SESSIONS_MAX)
+        return NULL;
+    struct session *s = &table->items[table->made++];
+    s->side_fd = s->life_fd = s->passed.fd = -1;
+    return s;
 }
 
 static int send_welcome(struct session *s, int fd, struct shd_err *e)
@@ -383,7 +385,7 @@ int session_new(struct daemon *d, int fd, const struct side_peer *peer, struct s
 
 struct session *session_by_conn(struct daemon *d, uint64_t conn)
 {
-    for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
+    for (uint32_t i = 0; i < d->sessions->made; i++) {
         struct session *s = &d->sessions->items[i];
         if (s->state == SESSION_OPEN && s->conn == conn)
             return s;
@@ -394,7 +396,7 @@ struct session *session_by_conn(struct daemon *d, uint64_t conn)
 struct session *session_by_token(struct daemon *d, const uint8_t *token)
 {
     struct session *found = NULL;
-    for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
+    for (uint32_t i = 0; i < d->sessions->made; i++) {
         struct session *s = &d->sessions->items[i];
         if (s->state == SESSION_NEW && CRYPTO_memcmp(s->token, token, WIRE_TOKEN_BYTES) == 0)
             found = s;

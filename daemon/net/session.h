@@ -85,6 +85,7 @@ struct session {
 
 struct session_table {
     struct session *items; /* owned, [SESSIONS_MAX] */
+    uint32_t made;         /* of items: the rest were never used, nor touched */
     uint32_t used;
     uint64_t epoch;       /* counts sessions ever made; starts at random */
     uint32_t passed;      /* sessions with a segment that was passed */

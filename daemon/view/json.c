@@ -240,16 +240,22 @@ static json_t *daemon_json(const struct view_snapshot *s, uint64_t now_ns)
         "repeated_replies", (json_int_t)s->repeated_replies);
 }
 
-/* brief: counts take the place of lists that are as long as a model; waits and errors are left out.
- */
-static json_t *document(const struct view_snapshot *s, uint64_t now_ns, bool brief)
+enum length {
+    LENGTH_WHOLE,
+    LENGTH_BRIEF, /* counts take the place of lists that are as long as a model; waits and errors
+                   * are left out */
+    LENGTH_LEAST, /* sessions are a count, too */
+};
+
+static json_t *document(const struct view_snapshot *s, uint64_t now_ns, enum length length)
 {
+    const bool brief = length >= LENGTH_BRIEF;
     json_t *root = daemon_json(s, now_ns);
     json_t *models = json_array(), *sessions = json_array();
     double longest_s[VIEW_WAIT_KINDS];
     for (uint32_t i = 0; i < s->model_count; i++)
         json_array_append_new(models, model_json(&s->models[i], s, brief));
-    for (uint32_t i = 0; i < s->session_count; i++)
+    for (uint32_t i = 0; length < LENGTH_LEAST && i < s->session_count; i++)
         json_array_append_new(sessions, session_json(&s->sessions[i], s->taken_ns));
     if (root == NULL) {
         json_decref(models);
@@ -257,6 +263,10 @@ static json_t *document(const struct view_snapshot *s, uint64_t now_ns, bool bri
         return NULL;
     }
     json_object_set_new(root, "models", models);
+    if (length >= LENGTH_LEAST) {
+        json_decref(sessions);
+        sessions = json_integer((json_int_t)s->session_count);
+    }
     json_object_set_new(root, "sessions", sessions);
     if (brief)
         return root;
@@ -269,14 +279,14 @@ static json_t *document(const struct view_snapshot *s, uint64_t now_ns, bool bri
 
 char *view_json(const struct view_snapshot *s, uint64_t now_ns, size_t bytes_max, size_t *ret_bytes)
 {
-    for (int brief = 0;; brief++) {
-        json_t *root = document(s, now_ns, brief);
+    for (enum length length = LENGTH_WHOLE;; length++) {
+        json_t *root = document(s, now_ns, length);
         char *text = root != NULL ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
         json_decref(root);
         if (text == NULL)
             return NULL;
         *ret_bytes = strlen(text);
-        if (brief || *ret_bytes <= bytes_max)
+        if (length == LENGTH_LEAST || *ret_bytes <= bytes_max)
             return text;
         free(text);
     }

@@ -233,7 +233,7 @@ static void take_session(const struct session *s, uint32_t index, struct view_se
 static bool take_sessions(struct daemon *d, struct view_snapshot *snapshot, bool with_spans)
 {
     uint32_t with = 0;
-    for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
+    for (uint32_t i = 0; i < d->sessions->made; i++) {
         const struct session *s = &d->sessions->items[i];
         if (s->state != SESSION_OPEN)
             continue;
