@@ -27,10 +27,11 @@
 #include "proto/spec/spec.h"
 #include "proto/wire/wire.h"
 
-#define PIECE_ELEMS   (UINT64_C(512) * SHD_BLOCK_ELEMS) /* 4 MiB */
-#define BUFFERS       4u
-#define WRITERS_MAX   2u                   /* pool threads at once: others use the pool too */
-#define MEMORY_SPARED (UINT64_C(64) << 20) /* left alone by asides */
+#define PIECE_ELEMS      (UINT64_C(512) * SHD_BLOCK_ELEMS) /* 4 MiB */
+#define BUFFERS          4u
+#define WRITERS_MAX      2u                   /* pool threads at once: others use the pool too */
+#define MEMORY_SPARED    (UINT64_C(64) << 20) /* left alone by asides */
+#define REPLY_REST_BYTES (UINT64_C(8) * 1024) /* of the answer, beside blob and counts */
 
 struct capture {
     struct task task;
@@ -488,6 +489,14 @@ static int take_updates(struct checkpoint *c, struct shd_err *e)
                        "units of model '%s' have had different numbers of updates, which the "
                        "library that saves it does not know of: save by one of the daemons' build",
                        m->spec->name);
+    const uint64_t bytes = m->spec->unit_count * sizeof *c->unit_updates;
+    const uint64_t room = WIRE_FRAME_BYTES_MAX - REPLY_REST_BYTES;
+    if (step_last_blob(m->core).bytes + bytes > room)
+        return err_set(e, SHD_ERANGE,
+                       "a blob of %" PRIu64 " bytes and the counts of %" PRIu32 " units, %" PRIu64
+                       ", are more than the %" PRIu64
+                       " that a message holds: commit a smaller blob",
+                       step_last_blob(m->core).bytes, m->spec->unit_count, bytes, room);
     c->unit_updates = sys_calloc(m->spec->unit_count, sizeof *c->unit_updates);
     if (c->unit_updates == NULL)
         return err_set(e, SHD_ENOMEM, "no memory to write a checkpoint");

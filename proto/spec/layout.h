@@ -16,7 +16,7 @@
 #define SHD_PAGE_BYTES         4096u
 
 /* Numbers to design for (docs/design.md). */
-#define SHD_UNITS_MAX       4096u
+#define SHD_UNITS_MAX       65536u
 #define SHD_OWNERS_MAX      1024u
 #define SHD_TENSORS_MAX     262144u
 #define SHD_MICROS_MAX      4096u

@@ -378,8 +378,10 @@ TEST(blob_status_and_skip)
     fixture_stop(&daemons);
 }
 
-/* A model of as many units as there may be, with names so long that three such models have a status
- * that no frame takes. */
+#define CROWD_UNITS 4096u
+
+/* A model of so many units, with names so long, that three such models have a status that no frame
+ * takes. */
 static char *crowded_spec(int index)
 {
     char *text = malloc(SPEC_MESSAGE_BYTES_MAX);
@@ -387,7 +389,7 @@ static char *crowded_spec(int index)
                         "{ \"name\": \"crowd%d\", \"micro_batches\": 1, \"optimizer\": { \"kind\": "
                         "\"sgd\" }, \"units\": [",
                         index);
-    for (unsigned u = 0; u < SHD_UNITS_MAX; u++)
+    for (unsigned u = 0; u < CROWD_UNITS; u++)
         used += snprintf(text + used, SPEC_MESSAGE_BYTES_MAX - (size_t)used,
                          "%s{\"name\":\"%046u\",\"tensors\":[{\"name\":\"t%u\",\"shape\":[1]}]}",
                          u > 0 ? "," : "", u, u);

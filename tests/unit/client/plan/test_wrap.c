@@ -236,7 +236,7 @@ TEST(too_many_units_or_uses_are_refused)
         many[i] = (struct wrap_tensor){ .name = names[i], .rank = 0, .tied_to = WRAP_UNTIED };
     }
     EXPECT_STATUS(wrap_build(many, SHD_UNITS_MAX + 1, &BY_LAYER, &w, &e), SHD_ERANGE);
-    EXPECT_HAS(e.text, "more than 4096 units");
+    EXPECT_HAS(e.text, "more than 65536 units");
     EXPECT_OK(wrap_build(many, SHD_UNITS_MAX, &BY_LAYER, &w, &e), &e);
     wrap_deinit(&w);
     list_count = 0;

@@ -82,7 +82,7 @@ TEST(fields_of_the_model_are_checked)
         { "'name':'m','micro_batches':1", SHD_EINVAL, "optimizer is missing" },
         { HEAD, SHD_EINVAL, "units is missing" },
         { HEAD ",'units':{}", SHD_EINVAL, "units must be an array, is an object" },
-        { HEAD ",'units':[]", SHD_ERANGE, "units has 0 entries, must be 1 to 4096" },
+        { HEAD ",'units':[]", SHD_ERANGE, "units has 0 entries, must be 1 to 65536" },
     };
     expect_all_bad(cases, ARRAY_SIZE(cases), "{%s}");
 }
@@ -310,9 +310,9 @@ TEST(documents_of_more_values_than_a_spec_has_are_refused)
 {
     static const struct {
         const char *part, *error;
-    } cases[] = { { "[],", "JSON has 2000000 arrays and objects, the limit is 1064960" },
-                  { "{},", "JSON has 2000000 arrays and objects, the limit is 1064960" },
-                  { "0,0,0,0,", "JSON has 8000000 commas, the limit is 6389760" } };
+    } cases[] = { { "[],", "JSON has 2000000 arrays and objects, the limit is 1310720" },
+                  { "{},", "JSON has 2000000 arrays and objects, the limit is 1310720" },
+                  { "0,0,0,0,", "JSON has 8000000 commas, the limit is 7864320" } };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         const size_t bytes = strlen(cases[i].part);
         char *json = malloc(2000000 * bytes + 1);
@@ -357,11 +357,11 @@ TEST(largest_number_of_units_is_accepted)
     char *json = big_json(SHD_UNITS_MAX, 1);
     struct spec *s = parse(json);
     EXPECT_EQ(s->unit_count, SHD_UNITS_MAX);
-    EXPECT_STR(s->tensors[4095].name, "fff.0");
+    EXPECT_STR(s->tensors[65535].name, "ffff.0");
     spec_free(s);
     free(json);
     json = big_json(SHD_UNITS_MAX + 1, 1);
-    expect_error(json, SHD_ERANGE, "units has 4097 entries, must be 1 to 4096");
+    expect_error(json, SHD_ERANGE, "units has 65537 entries, must be 1 to 65536");
     free(json);
 }
 

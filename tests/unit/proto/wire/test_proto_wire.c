@@ -180,7 +180,7 @@ TEST(request_fields_out_of_range_are_named)
         { WIRE_OPEN_MODEL, SHD_ERANGE, "open_model.owner", 1024, "open_model.owner is 1024" },
         { WIRE_OPEN_MODEL, SHD_ERANGE, "open_model.slots", 65, "slots is 65, must be 0 to 64" },
         { WIRE_RETURN, SHD_ERANGE, "return_grad.micro", 4096, "return.micro is 4096, must be" },
-        { WIRE_RETURN, SHD_ERANGE, "return_grad.unit", 4096, "return.unit is 4096, must be" },
+        { WIRE_RETURN, SHD_ERANGE, "return_grad.unit", 65536, "return.unit is 65536, must be" },
         { WIRE_RETURN, SHD_ERANGE, "return_grad.slot", 64, "return.slot is 64, must be 0 to 63" },
         { WIRE_RETURN, SHD_ERANGE, "return_grad.dtype", 0, "return.dtype is 0, must be 1 to 3" },
         { WIRE_RETURN, SHD_ERANGE, "return_grad.dtype", 4, "return.dtype is 4, must be 1 to 3" },
@@ -205,16 +205,16 @@ TEST(request_fields_out_of_range_are_named)
         { WIRE_RESTORE, SHD_ERANGE, "restore.owner", 1024, "restore.owner is 1024" },
         { WIRE_JOIN, SHD_ERANGE, "join.down", 127, "join.down has 127 bytes, must be 128" },
         { WIRE_JOIN, SHD_ERANGE, "join.up", 129, "join.up has 129 bytes, must be 128" },
-        { WIRE_FETCH, SHD_ERANGE, "fetch.unit", 4096, "fetch.unit is 4096, must be 0 to 4095" },
+        { WIRE_FETCH, SHD_ERANGE, "fetch.unit", 65536, "fetch.unit is 65536, must be 0 to 65535" },
         { WIRE_FETCH, SHD_ERANGE, "fetch.turn", 0, "fetch.turn is 0, must be 1 to" },
         { WIRE_CREATE, SHD_ERANGE, "create.what", 0, "create.what is 0, must be 1 to 7" },
         { WIRE_CREATE, SHD_ERANGE, "create.what", 8, "create.what is 8, must be 1 to 7" },
         { WIRE_CREATE, SHD_ERANGE, "create.origin", 0, "create.origin is 0, must be 1 to" },
         { WIRE_CREATE, SHD_ERANGE, "create.owner", 1024, "create.owner is 1024" },
         { WIRE_PUT, SHD_ERANGE, "put.origin", 0, "put.origin is 0, must be 1 to" },
-        { WIRE_GET, SHD_ERANGE, "get.unit", 4096, "get.unit is 4096, must be 0 to 4095" },
+        { WIRE_GET, SHD_ERANGE, "get.unit", 65536, "get.unit is 65536, must be 0 to 65535" },
         { WIRE_GET, SHD_ERANGE, "get.array", 3, "get.array is 3, must be 0 to 2" },
-        { WIRE_PUT, SHD_ERANGE, "put.unit", 4096, "put.unit is 4096, must be 0 to 4095" },
+        { WIRE_PUT, SHD_ERANGE, "put.unit", 65536, "put.unit is 65536, must be 0 to 65535" },
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
         expect_bad_request(&cases[i]);

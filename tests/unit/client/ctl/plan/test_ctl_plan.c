@@ -320,7 +320,7 @@ TEST(wrong_flags_are_usage_errors)
     expect_plan(EXAMPLE " --strategy zero4", 2, "--strategy is 'zero4', must be ddp, zero1");
     expect_plan(EXAMPLE " --prefetch soon", 2, "--prefetch is 'soon', must be pre, post or none");
     expect_plan(EXAMPLE " --grad-dtype i8", 2, "--grad-dtype is 'i8'");
-    expect_plan(EXAMPLE " --forward-prefetch 5000", 2, "its limits are 0 and 4096");
+    expect_plan(EXAMPLE " --forward-prefetch 70000", 2, "its limits are 0 and 65536");
     expect_plan(EXAMPLE " --max-live-bytes lots", 2, "takes bytes, as 512, 1.5GiB or 24GB");
     expect_plan(EXAMPLE " --max-live-bytes 0", 2, "its limits are 1 and 2^60 bytes");
     expect_plan(EXAMPLE " --max-live-bytes 9999999TiB", 2, "its limits are 1 and 2^60 bytes");
