@@ -228,7 +228,10 @@ int segment_place(void *addr, int fd, uint64_t offset_bytes, uint64_t bytes, boo
                        "bytes %" PRIu64 "+%" PRIu64 " are not whole pages of a segment of %" PRIu64,
                        offset_bytes, bytes, size);
     const int prot = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-    const void *p = sys_mmap(addr, bytes, prot, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd,
+    /* What is read first maps its neighbours, too: all of it takes as long, what is not read does
+     * not. A page that is written first is mapped alone. */
+    const int now = writable ? MAP_POPULATE : 0;
+    const void *p = sys_mmap(addr, bytes, prot, MAP_SHARED | MAP_FIXED | now, fd,
                              (off_t)offset_bytes);
     if (p == MAP_FAILED)
         return map_failed(e, "place", bytes);

@@ -97,10 +97,10 @@ void segment_close(struct segment *segment);
 /* Reserve address space (PROT_NONE) into which pieces are then placed side by side. */
 int segment_reserve(uint64_t bytes, void **ret_base, struct shd_err *e);
 
-/* Place bytes of fd from offset (both page multiples) at addr, inside a reservation. Maps and
- * populates the pages. Errors: SHD_ERANGE no whole pages, or past the segment's end; SHD_ENOMEM
- * (with vm.max_map_count's value when that is the limit); SHD_EIO. A child of fork() does not have
- * what is writable. */
+/* Place bytes of fd from offset (both page multiples) at addr, inside a reservation. Maps the
+ * pages, those that are writable at once. Errors: SHD_ERANGE no whole pages, or past the segment's
+ * end; SHD_ENOMEM (with vm.max_map_count's value when that is the limit); SHD_EIO. A child of
+ * fork() does not have what is writable. */
 int segment_place(void *addr, int fd, uint64_t offset_bytes, uint64_t bytes, bool writable,
                   struct shd_err *e);
 void segment_unreserve(void *base, uint64_t bytes);

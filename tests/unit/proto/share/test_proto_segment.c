@@ -258,6 +258,41 @@ TEST(writing_one_array_scatters_to_two_inboxes)
     segment_close(&b);
 }
 
+/* Of shared memory, that this process has in its page table. */
+static long mapped_kib(void)
+{
+    char line[256];
+    long kib = -1;
+    FILE *f = fopen("/proc/self/status", "re");
+    CHECK(f != NULL);
+    while (kib < 0 && fgets(line, sizeof line, f) != NULL)
+        sscanf(line, "RssShmem: %ld kB", &kib);
+    fclose(f);
+    CHECK(kib >= 0);
+    return kib;
+}
+
+/* Who attaches pays for what it reads, when it does. */
+TEST(placed_pages_are_mapped_at_once_where_they_are_written)
+{
+    enum { PAGES = 2048 };
+    struct shd_err e;
+    struct segment read = segment_of(SEGMENT_PUBLISH, PAGES * PAGE);
+    struct segment written = segment_of(SEGMENT_INBOX, PAGES * PAGE);
+    void *base;
+    EXPECT_OK(segment_reserve(2 * PAGES * PAGE, &base, &e), &e);
+    const long before = mapped_kib();
+    EXPECT_OK(segment_place(base, read.fd, 0, PAGES * PAGE, /* writable= */ false, &e), &e);
+    EXPECT(mapped_kib() - before < 1024);
+    EXPECT_OK(segment_place((char *)base + PAGES * PAGE, written.fd, 0, PAGES * PAGE,
+                            /* writable= */ true, &e),
+              &e);
+    EXPECT(mapped_kib() - before > 4 * PAGES - 1024);
+    segment_unreserve(base, 2 * PAGES * PAGE);
+    segment_close(&read);
+    segment_close(&written);
+}
+
 TEST(placing_outside_the_segment_is_an_error)
 {
     static const struct {
