@@ -27,7 +27,7 @@ void drop_grads(struct shd_model *m, uint32_t group)
             m->reports[i].given = 0; /* it is run again from its beginning */
     for (uint32_t i = 0; i < m->slot_count; i++) {
         struct grad_slot *slot = &m->slots[i];
-        if (slot->state == SLOT_HELD && slot->sent == 0 && grads_meant(group, slot->group))
+        if (slot->state == SLOT_HELD && grads_meant(group, slot->group))
             let_go(m, slot);
     }
 }
@@ -36,9 +36,6 @@ void drop_step(struct shd_model *m)
 {
     const uint64_t attempt = m->in.attempt;
     drop_grads(m, GRADS_ALL);
-    for (uint32_t i = 0; i < m->slot_count; i++)
-        if (m->slots[i].state == SLOT_HELD) /* its return broke off: who was told drops it */
-            let_go(m, &m->slots[i]);
     memset(m->reports, 0, m->spec->micro_batches * sizeof *m->reports);
     m->in = (struct groups_in){ .step = m->step, .attempt = attempt };
     m->leases = (struct leases){ .leaving = m->leases.leaving };

@@ -212,6 +212,42 @@ TEST(each_wait_for_others_can_be_broken_off_and_made_again)
     fixture_stop(&daemons);
 }
 
+/* Owner 0 has been told of a gradient, owner 1 has no room for one request more: then the micro-batch
+ * is given up. */
+TEST(return_that_was_broken_off_is_given_up_with_its_lease)
+{
+    const struct shd_update update = toy_update(0);
+    struct shd_err e = { 0 };
+    struct waiting w = { .next = 0 };
+    enum shd_lease_what what;
+    uint32_t micro = 0;
+    float *grad;
+    fixture_start(&daemons, 2, NULL);
+    idle_begin(false);
+    EXPECT_OK(idle_connect(daemons.dir, &w.s, &e), &e);
+    w.m = open_toy(w.s, toy_spec("f32", TOY_ADAMW));
+    EXPECT_OK(shd_lease(w.m, &what, &micro, &e), &e);
+    EXPECT(what == SHD_LEASE_MICRO && micro == 0);
+    EXPECT_OK(shd_grad(w.m, micro, 1, &grad, &e), &e);
+    memset(grad, 0, w.m->spec->units[1].elems * sizeof *grad);
+    kill(daemons.pids[1], SIGSTOP);
+    idle_begin(true);
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < 2 * HUB_CALLS_MAX; i++)
+        r = shd_return_none(w.m, 3, i % shd_units(w.m), &e);
+    EXPECT_STATUS(r, SHD_ECANCELED);
+    idle_begin(true);
+    EXPECT_STATUS(shd_return(w.m, micro, 1, &e), SHD_ECANCELED);
+    kill(daemons.pids[1], SIGCONT);
+    idle_begin(false);
+    EXPECT_OK(shd_unlease(w.m, micro, &e), &e);
+    return_rest(w.m, 0);
+    EXPECT_OK(shd_commit(w.m, &update, NULL, &e), &e);
+    EXPECT_EQ(w.s->live_bytes, 0);
+    shd_close(w.s);
+    fixture_stop(&daemons);
+}
+
 TEST(fetch_by_copy_can_be_broken_off)
 {
     struct shd_err e = { 0 };
