@@ -14,6 +14,7 @@
 #include "client/checkpoint/files.h"
 #include "client/paths/decide.h"
 #include "client/paths/map.h"
+#include "client/run/stream.h"
 #include "client/session/hub.h"
 #include "client/session/link.h"
 #include "proto/base/check.h"
@@ -429,6 +430,8 @@ static int poll_save(shd_model *m, uint64_t wait_ns, bool *ret_done,
         return err_set(e, SHD_EINVAL, "model '%s' is not being saved", m->spec->name);
     struct shd_checkpointed saved = { .step = 0 };
     r = hub_poll(m->session->hub, wait_ns, e);
+    if (r == SHD_OK) /* a step to come may lack what waits for this worker's stream */
+        r = stream_look(m, e);
     if (r == SHD_OK)
         r = advance(m->saving, &saved, e);
     *ret_done = r != SHD_PENDING;

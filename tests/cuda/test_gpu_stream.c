@@ -289,6 +289,50 @@ static void meeting(struct worker *w)
     single_close(&x);
 }
 
+/* The other worker, which has nothing to compute of the step. */
+static pid_t fork_committer(const struct worker *w)
+{
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid > 0)
+        return pid;
+    const struct shd_update update = toy_update(0);
+    struct shd_err e = { 0 };
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m;
+    EXPECT_OK(shd_model_open(s, pt_spec(&w->model), &m, &e), &e);
+    EXPECT_OK(shd_commit(m, &update, NULL, &e), &e);
+    shd_close(s);
+    _exit(0);
+}
+
+/* A step that another worker ends when it is given what waits in line here is saved. */
+static void saving(struct worker *w)
+{
+    const struct shd_checkpoint_options later = { .size = sizeof later,
+                                                  .step = 1,
+                                                  .timeout_ms = TEST_HANG_MS / 4 };
+    struct shd_checkpointed saved = { .size = sizeof saved };
+    struct shd_err e = { 0 };
+    struct single x;
+    pthread_t thread;
+    int status;
+    make_ckpts();
+    const pid_t pid = fork_committer(w);
+    single_open(&x, w);
+    for (uint32_t micro = 0; micro < TOY_MICROS; micro++)
+        EXPECT_OK(single_micro_gated(&x, micro, micro == TOY_MICROS - 1, &e), &e);
+    EXPECT_EQ(pthread_create(&thread, NULL, open_gate, &x.toy), 0);
+    EXPECT_OK(shd_checkpoint(x.m, ckpts, &later, &saved, &e), &e);
+    EXPECT_EQ(saved.step, 1);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT_EQ(status, 0);
+    single_digest(&x, w);
+    single_close(&x);
+    remove_ckpts();
+}
+
 /* Work that does not end is named: by the commit, or by who needs the memory that it uses. */
 static void too_late(struct worker *w)
 {
@@ -438,6 +482,7 @@ static const struct {
 } singles[] = {
     { .name = "gate", behind_a_gate, .maps = true },
     { .name = "meeting", meeting, .maps = true },
+    { .name = "saving", saving, .work_us = WORK_US },
     { .name = "late", too_late },
     { .name = "reset", reset, .work_us = WORK_US },
     { .name = "leave", leave, .work_us = WORK_US },
