@@ -448,8 +448,9 @@ class Engine:
         if not self.elastic:
             self.resets += 1
             time.sleep(min(0.01 * 2 ** self.resets, 1.0))
-        e.args = (f'{e}. Gradients that are dropped in every step, as those that a GAN\'s generator leaves in its '
-                  'discriminator, reset each step for all workers: say shard(grads="step") of that module',)
+        e.args = (f'{e}. It put values that you have none of yet (writable() and its like), or a batch of it failed. In '
+                  'every step it is gradients that are dropped, as those that a GAN\'s generator leaves in its '
+                  'discriminator: say shard(grads="step") of that module',)
         raise e
 
     def forget_names(self) -> None:
