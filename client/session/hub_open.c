@@ -152,8 +152,11 @@ static void detach(struct hub *hub)
     if (hub->timeout_ns > DETACH_NS_MAX)
         hub->timeout_ns = DETACH_NS_MAX;
     hub->leaving = true;
-    if (hub->down_count == 0 && hub_check(hub, &ignored) == SHD_OK)
-        round_all(&round, hub, 0, &ignored);
+    int r = hub_check(hub, &ignored);
+    for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
+        if (hub->links[i].state == LINK_UP) /* others have hung up, or were hung up on */
+            r = round_ask(&round, &hub->links[i], 0, &ignored);
+    round_finish(&round, hub, r, &ignored);
 }
 
 void hub_free(struct hub *hub)

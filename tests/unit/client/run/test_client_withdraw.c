@@ -179,6 +179,35 @@ TEST(refusal_is_told_where_another_owner_is_silent)
     fixture_stop(&daemons);
 }
 
+static bool cpu1_says(const char *line)
+{
+    struct http_reply metrics = http_get(&daemons, 1, "/metrics");
+    const bool says = metrics.body != NULL && strstr(metrics.body, line) != NULL;
+    free(metrics.text);
+    return says;
+}
+
+/* By the metrics of the others it has not died. */
+TEST(who_has_hung_up_on_an_owner_says_goodbye_to_the_others)
+{
+    struct shd_err e = { 0 };
+    struct pt_model other = pt;
+    shd_model *m;
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS), *leaves = attach(PATIENT_MS);
+    EXPECT_OK(shd_model_open(s, pt_spec(&pt), &m, &e), &e);
+    other.publish = "bf16";
+    kill(daemons.pids[0], SIGSTOP);
+    EXPECT_STATUS(shd_model_open(leaves, pt_spec(&other), &m, &e), SHD_ESPEC);
+    EXPECT_HAS(e.text, "(daemon cpu0 is silent: what was asked of it is withdrawn)");
+    shd_close(leaves);
+    EXPECT_SOON(cpu1_says("shardd_sessions{device=\"cpu1\"} 1\n"));
+    EXPECT(cpu1_says("shardd_session_deaths_total{device=\"cpu1\"} 0\n"));
+    kill(daemons.pids[0], SIGCONT);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* -- Broken off ---------------------------------------------------------------------------------
  */
 
