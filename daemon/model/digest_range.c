@@ -15,8 +15,8 @@
 #include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
 
-#define ARRAYS_MAX 3u
-#define RANGES_MAX 16u /* under way, of all sessions: 3.5 MiB each */
+#define ARRAYS_MAX   3u
+#define RANGES_SHARE 2u /* of a session; each takes 3.5 MiB */
 
 struct range;
 
@@ -41,10 +41,19 @@ struct range {
     uint8_t out[][CKPT_LEAF_BYTES];
 };
 
+/* The place of one that session has under way; NULL: a free one. */
+static const struct session **place_of(struct op_pool *pool, const struct session *session)
+{
+    for (uint32_t i = 0; i < OPS_RANGES_MAX; i++)
+        if (pool->ranges[i] == session)
+            return &pool->ranges[i];
+    return NULL;
+}
+
 static void finish(struct range *w, int status)
 {
     struct op *op = w->op;
-    op->daemon->ops->ranges--;
+    *place_of(op->daemon->ops, op->session) = NULL;
     op->reply.type = WIRE_LEAVES;
     op->reply.leaves = (struct wire_leaves){ .step = w->step,
                                              .updates = w->updates,
@@ -98,8 +107,19 @@ static int busy(struct op *op)
 {
     op->reply.retry_ms = OPS_RETRY_MS;
     return err_set(&op->err, SHD_EBUSY,
-                   "%" PRIu32 " digests of several tensors, or a full queue: ask again",
-                   op->daemon->ops->ranges);
+                   "%u digests of several tensors, %u of this session, or a full queue: ask again",
+                   OPS_RANGES_MAX, RANGES_SHARE);
+}
+
+static bool has_place(const struct op *op)
+{
+    const struct op_pool *pool = op->daemon->ops;
+    uint32_t used = 0, own = 0;
+    for (uint32_t i = 0; i < OPS_RANGES_MAX; i++) {
+        used += pool->ranges[i] != NULL;
+        own += pool->ranges[i] == op->session;
+    }
+    return used < OPS_RANGES_MAX && own < RANGES_SHARE;
 }
 
 /* All of them at once: no update comes between. What was queued is waited for. */
@@ -124,7 +144,7 @@ static int queue_copies(struct range *w)
         r = busy(op);
     if (w->copying == 0)
         return r;
-    op->daemon->ops->ranges++;
+    *place_of(op->daemon->ops, NULL) = op->session;
     w->status = r;
     return SHD_PENDING;
 }
@@ -152,7 +172,7 @@ static int check(struct op *op)
         return err_set(&op->err, SHD_ERANGE,
                        "%" PRIu32 " tensors of %" PRIu64 " elements, at most %u at once",
                        req->tensors, elems, WIRE_RANGE_ELEMS_MAX);
-    return op->daemon->ops->ranges < RANGES_MAX ? SHD_OK : busy(op);
+    return has_place(op) ? SHD_OK : busy(op);
 }
 
 /* This owner's part; elems is 0 where it has none. */

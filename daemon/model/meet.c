@@ -5,11 +5,12 @@
 #include "daemon/model/model.h"
 #include "daemon/net/op.h"
 
+/* Sessions. */
 static uint32_t count_here(const struct model *m, uint64_t step)
 {
     uint32_t count = 0;
     for (const struct op *op = m->waits.meet; op != NULL; op = op->next)
-        count += op->req.lease.step == step;
+        count += op->req.lease.step == step && !op->again;
     return count;
 }
 
@@ -45,6 +46,10 @@ void meet_look(struct model *m)
 void meet_ask(struct op *op)
 {
     struct model *m = op->model;
+    op->again = false;
+    for (const struct op *other = m->waits.meet; other != NULL; other = other->next)
+        op->again = op->again ||
+                    (other->session == op->session && other->req.lease.step == op->req.lease.step);
     op->next = m->waits.meet;
     m->waits.meet = op;
     meet_look(m);

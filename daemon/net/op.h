@@ -22,6 +22,7 @@ struct session;
 #define OPS_SHARE      7u    /* of these that each session can count on */
 #define OPS_SHARED_MAX 8192u /* for what sessions have beyond their share; all of them together */
 #define OPS_RETRY_MS   5u
+#define OPS_RANGES_MAX 16u /* digests of several tensors under way, of all sessions */
 
 #define REQUEST_ROLE(role) (1u << (role))
 
@@ -51,6 +52,7 @@ struct op {
     bool once;     /* counted by the session's replies: keep what it is answered */
     bool repeated; /* served before, its long reply was not kept */
     bool shared;   /* beyond its session's share */
+    bool again;    /* LEASE: another one of its session waits so in this step already */
 
     /* Cleared up to their bodies, which are large and of which a request uses one each. */
     struct wire_request req; /* pointers in it are valid until the handler returns */
@@ -62,9 +64,9 @@ struct op_pool {
     struct op *free;
     uint32_t made; /* of items: the rest were never used, nor touched */
     uint32_t used, shared;
-    uint64_t passed_bytes; /* of specs that came in segments */
-    uint32_t ranges;       /* digests of several tensors that are under way */
-    uint64_t serial;       /* uses ever */
+    uint64_t passed_bytes;                        /* of specs that came in segments */
+    const struct session *ranges[OPS_RANGES_MAX]; /* whose are under way; NULL: a place is free */
+    uint64_t serial;                              /* uses ever */
 };
 
 int op_pool_init(struct op_pool *pool, struct shd_err *e);

@@ -1,6 +1,7 @@
 /* Requests that are well-formed and wrong, come twice or late, or are nobody's any more, to a real
  * daemon: each gets a clear error, work goes to who waits for it, and a trainer attached all along
  * goes on and ends with the right step. Bytes that are no requests are test_abuse.c's. */
+#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -238,6 +239,35 @@ TEST(work_of_a_dead_session_goes_to_who_waits_for_it)
     trainer_stop(1);
 }
 
+/* Who asks twice is one worker still. */
+TEST(sessions_meet_and_not_requests)
+{
+    static struct raw first, second;
+    struct wire_reply reply;
+    uint32_t handle;
+    uint8_t frame[256];
+    trainer_start();
+    raw_trainer(&first, &handle);
+    raw_trainer(&second, &handle);
+    struct wire_request req = { .type = WIRE_LEASE, .lease = { .model = handle, .meet = 2 } };
+    const struct wire_request blob = { .type = WIRE_GET_BLOB, .get_blob = { .model = handle } };
+    for (int i = 0; i < 2; i++)
+        raw_send(&first, frame, raw_pack(&first, &req, frame, sizeof frame));
+    EXPECT_STATUS(raw_ask(&first, blob, &reply), SHD_OK);
+    EXPECT_EQ(reply.type, WIRE_BLOB); /* nothing was answered before */
+    req.session = 0; /* of whom it is sent for */
+    EXPECT_STATUS(raw_ask(&second, req, &reply), SHD_OK);
+    EXPECT(reply.type == WIRE_LEASED && reply.leased.what == WIRE_LEASED_ALL_IN);
+    for (int i = 0; i < 2; i++) {
+        raw_recv(&first, &reply);
+        EXPECT(reply.type == WIRE_LEASED && reply.leased.what == WIRE_LEASED_ALL_IN);
+    }
+    raw_close(&first);
+    raw_close(&second);
+    trainer_step();
+    trainer_stop(1);
+}
+
 TEST(overdue_work_is_handed_out_again_by_time_alone)
 {
     static struct raw first, second;
@@ -274,6 +304,42 @@ static struct wire_request open_spec(const char *json)
         .type = WIRE_OPEN_MODEL,
         .open_model = { .spec = { (const uint8_t *)json, strlen(json) }, .name = "", .owners = 1 },
     };
+}
+
+/* The daemon reads all of them before it has done any. */
+TEST(a_session_has_a_share_of_the_digests_of_several_tensors)
+{
+    static struct raw greedy, other;
+    static const char json[] =
+        "{\"name\":\"wide\",\"micro_batches\":1,\"optimizer\":{\"kind\":\"sgd\"},\"units\":["
+        "{\"name\":\"a\",\"tensors\":[{\"name\":\"w\",\"shape\":[262144]}]}]}";
+    struct wire_reply reply;
+    uint8_t frame[256];
+    int busy = 0;
+    trainer_start();
+    raw_enter(&greedy);
+    raw_enter(&other);
+    EXPECT_STATUS(raw_ask(&greedy, open_spec(json), &reply), SHD_OK);
+    struct wire_request req = { .type = WIRE_DIGEST,
+                                .digest = { .model = reply.layout.model, .tensors = 1 } };
+    kill(fixture.pids[0], SIGSTOP);
+    for (int i = 0; i < 16; i++)
+        raw_send(&greedy, frame, raw_pack(&greedy, &req, frame, sizeof frame));
+    req.session = 0; /* of whom it is sent for */
+    raw_send(&other, frame, raw_pack(&other, &req, frame, sizeof frame));
+    kill(fixture.pids[0], SIGCONT);
+    for (int i = 0; i < 16; i++) {
+        raw_recv(&greedy, &reply);
+        EXPECT(reply.status == SHD_OK || (reply.status == SHD_EBUSY && reply.retry_ms > 0));
+        busy += reply.status == SHD_EBUSY;
+    }
+    EXPECT_EQ(busy, 14);
+    raw_recv(&other, &reply);
+    EXPECT_EQ(reply.status, SHD_OK);
+    raw_close(&greedy);
+    raw_close(&other);
+    trainer_step();
+    trainer_stop(1);
 }
 
 TEST(work_waits_and_goes_on_when_others_fill_the_kernel_queue)
