@@ -23,6 +23,7 @@ from .layout import Part, Unit, elems_of
 
 Begun = TypeVar('Begun')
 FOR_EVER = 3600 * 24 * 365  # seconds
+TRIES = 10  # that values are put while a worker begins
 
 
 def connect(address: Optional[str], name: str, timeout: Optional[float]) -> Session:
@@ -36,13 +37,17 @@ def connect(address: Optional[str], name: str, timeout: Optional[float]) -> Sess
 
 
 def attached(address: Optional[str], name: str, timeout: Optional[float], begin: Callable[[Session], Begun]) -> Begun:
-    """What begin() makes of a session; of another one where a worker that was here before has put values meanwhile."""
+    """What begin() makes of a session; of another one where a worker that was here before has put values meanwhile. A
+    step may be wrong for good as well: owners of which one was restored and another was not."""
+    left = TRIES
     while True:
-        session = connect(address, name, timeout)
+        session, left = connect(address, name, timeout), left - 1
         try:
             return begin(session)
         except WrongStep:
             session.close()
+            if not left:
+                raise
         except BaseException:
             session.close()
             raise

@@ -242,11 +242,12 @@ def optimizer_state(optimizer: Any, packed: dict[str, Any]) -> dict[str, Any]:
         arrays: list[torch.Tensor] = []
         for array in _moments(optimizer, unit):
             values, of = read(engine, unit, array)
-            if of.updates:  # PyTorch makes the state at a parameter's first update
-                arrays.append(values)
             if of.step != step:
                 raise Misuse('state_dict() while other workers committed a step: it would be of two; take it where all '
                              'workers are between the same two steps')
+            if not of.updates:  # PyTorch makes the state at a parameter's first update
+                break
+            arrays.append(values)
         for part in unit.parts:
             state = {name: engine.view(array, part).clone() for name, array in zip(_names(optimizer, part), arrays)}
             if 'exp_avg' in state:

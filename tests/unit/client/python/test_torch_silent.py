@@ -22,6 +22,7 @@ from torch import nn  # noqa: E402
 
 import libshd  # noqa: E402
 import libshd.torch as sd  # noqa: E402
+from libshd.torch import attach  # noqa: E402
 from test_torch_wrong import Case, Two  # noqa: E402
 
 INVALID, REFUSED = libshd.InvalidArgument, libshd.NotSupported
@@ -268,6 +269,20 @@ class States(Case):
         module, opt = self.shard(lambda p: torch.optim.SGD(p, 0.1))
         self.refuses(opt.load_state_dict, self.stepped(lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)),
                      says='state has momentum.*momentum=0')
+
+
+    def test_what_has_no_state_is_not_read(self):
+        """As PyTorch, which makes it at a parameter's first update: one look at each unit says so."""
+        for make, moments in ((adamw, 2), (lambda p: torch.optim.SGD(p, 0.1), 0)):
+            module, opt = self.shard(make)
+            state = sd.state
+            with unittest.mock.patch.object(state, 'read', wraps=state.read) as read:
+                self.assertEqual(opt.state_dict()['state'], {})
+                self.assertEqual(read.call_count, 1 + 2 * bool(moments))
+                module(self.X).backward()
+                opt.step()
+                self.assertEqual(len(opt.state_dict()['state']), 4 * bool(moments))
+                self.assertEqual(read.call_count, 2 + (2 + 2 * 2) * bool(moments))
 
 
 class Gradients(Case):
@@ -670,6 +685,27 @@ class Begins(Case):
             self.assertEqual(len(lives), world + 2, lives)
             self.assertEqual(len(set(lives)), 1, lives)
             self.assertEqual(said.count('values that are written in front of step 0 are dropped'), 3, said)
+
+    def test_a_step_that_stays_wrong(self):
+        """Values that are put while a worker begins have it begin again, but not for ever."""
+        for good in (3, None):
+            sessions = []
+
+            def connect(*_, sessions=sessions):
+                sessions.append(unittest.mock.Mock())
+                return sessions[-1]
+
+            def begin(_, sessions=sessions, good=good):
+                if len(sessions) != good:
+                    raise libshd.WrongStep(f'try {len(sessions)}')
+                return 'begun'
+            with unittest.mock.patch.object(attach, 'connect', connect):
+                if good:
+                    self.assertEqual(attach.attached(None, 'wrong', None, begin), 'begun')
+                else:
+                    self.refuses(attach.attached, None, 'wrong', None, begin, says='try 10', kind=libshd.WrongStep)
+            self.assertEqual([session.close.called for session in sessions],
+                             [True, True, False] if good else [True] * 10)
 
     def begun(self, **flags):
         with contextlib.redirect_stderr(io.StringIO()) as said:
