@@ -40,6 +40,17 @@ class Two(nn.Module):
         return x.square().mean()
 
 
+class Normed(nn.Module):
+    """With BatchNorm, whose statistics are put back to the owners' after each backward()."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = nn.BatchNorm1d(4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.fc(self.norm(x).square())
+
+
 class Breaks(torch.autograd.Function):
     """Runs out of memory in backward."""
 
@@ -50,6 +61,10 @@ class Breaks(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         raise torch.OutOfMemoryError('no memory for this batch')
+
+
+def adamw(p):
+    return torch.optim.AdamW(p, lr=0.01)
 
 
 class Case(unittest.TestCase):
