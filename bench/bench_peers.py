@@ -164,9 +164,8 @@ class GptGroup(Group):
 
     def steps(self, count):
         """After one that does not count, as with others, and the one in which they were stopped."""
-        first = [at + 1 for at in self.go()]
-        self.wait(first, REST_S)
         used, begin = used_s(self.pids()), time.monotonic()
+        first = [at + 1 for at in self.go()]
         self.wait([at + count for at in first], REST_S)
         share = (used_s(self.pids()) - used) / (time.monotonic() - begin)
         self.stop()

@@ -10,13 +10,15 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 import xml.etree.ElementTree as ET
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
 BUILD = os.path.abspath(sys.argv.pop(1))
 PACE = int(os.environ.get('SHD_TEST_PACE', '1'))
 sys.path.insert(0, os.path.join(ROOT, 'bench'))
-import groups  # noqa: E402 what is tested
+import bench_peers  # noqa: E402 what is tested
+import groups  # noqa: E402
 
 
 def read_figures(text):
@@ -110,6 +112,38 @@ class Turns(unittest.TestCase):
     def test_figures_have_median_range_and_tenths(self):
         self.assertEqual(groups.figure('x', [3, 1, 2, 10], 's'), {
             'name': 'x', 'value': 2.5, 'unit': 's', 'min': 1, 'max': 10, 'n': 4, 'p10': 1, 'p90': 10})
+
+
+class Gpt(bench_peers.GptGroup):
+    """Processes that are through with all their steps before anybody looks, and then have had 6 s each."""
+
+    def __init__(self):
+        self.logs, self.used = [self, self], 0
+
+    def pids(self):
+        return []
+
+    def count(self):
+        return 100
+
+    def seconds(self, begin, end):
+        return [2.0] * (end - begin)
+
+    def go(self):
+        self.used = 12
+        return [10, 20]
+
+    def stop(self):
+        pass
+
+
+class Blocks(unittest.TestCase):
+    def test_steps_that_end_between_two_looks_have_their_processor_time(self):
+        group = Gpt()
+        with unittest.mock.patch.object(bench_peers, 'used_s', lambda pids: group.used):
+            block = group.steps(3)
+        self.assertEqual((block.step_s, len(block.each_s)), (2, 6))
+        self.assertGreater(block.cpu_s, 0)
 
 
 def torch_is_there():
