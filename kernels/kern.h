@@ -46,13 +46,14 @@ struct kern_cast { /* out[i] = (out_dtype)in[i], rounded to nearest even */
  * a successor, accumulate and update keep a trail in memory that outlives the process
  * (host: a segment), when they are given one. Three parts, all zero at first:
  *
- *   area    one record per compute thread (whoever runs an operation here has the first one's): the
- * old values of the few elements being changed now, and where they belong, as an offset from the
- * base of the segment they lie in chunks  one word per KERN_CHUNK_ELEMS elements of the array the
- * operation works on: which operation came how far in this chunk done    a word of the caller's,
- * stored when the whole operation is done and before anything that was queued behind it begins (a
- * device other than the host may have begun what was queued behind it already: callers queue one
- * operation per array at a time)
+ *   area    one record per compute thread: the old values of the few elements being changed now,
+ *           and where they belong, as an offset from the base of the segment they lie in. What the
+ *           caller runs itself (run_here) has the first one's
+ *   chunks  one word per KERN_CHUNK_ELEMS elements of the array the operation works on: which
+ *           operation came how far in this chunk
+ *   done    a word of the caller's, stored when the whole operation is done and before anything
+ *           that was queued behind it begins (a device other than the host may have begun what was
+ *           queued behind it already: callers queue one operation per array at a time)
  *
  * Per group of elements: old values into the record, then its position marked busy, then the new
  * values, then the position moved on. x86-64 keeps stores in program order, so what a killed
