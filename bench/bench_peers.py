@@ -64,7 +64,7 @@ ROWS = {'none': 'none', 'ddp': 'DDP', 'zro': 'DDP + ZeroRedundancyOptimizer', 'f
 BASES = {'shardd': 'shardd_none'}  # of the others: none
 PRESETS = {  # steps of a block, seconds of all rounds
     'tiny': (3, 5),
-    '0.84m': (15, 90),
+    '0.84m': (15, 75),
     '10.8m': (3, 240),
     '60m': (1, 180),
 }
@@ -411,7 +411,7 @@ def arguments():
     p = parser('peers', __doc__)
     p.add_argument('--sizes', default='0.84m,10.8m,60m', help='a list; 60m: 64 M (0.84m,10.8m,60m)')
     p.add_argument('--modes', default=','.join(MODES), help=f'a list ({",".join(MODES)})')
-    p.add_argument('--seconds', type=float, help="of a size's rounds in all, of all modes (90, 240, 180)")
+    p.add_argument('--seconds', type=float, help="of a size's rounds in all, of all modes (75, 240, 180)")
     p.add_argument('--rounds', type=int, default=0, help='so many instead')
     p.add_argument('--steps', type=int, help='of a block (15, 3, 1), after one that does not count')
     p.add_argument('--recoveries', type=int, default=1, help='times that a rank of each is killed (1)')
