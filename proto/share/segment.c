@@ -144,10 +144,19 @@ int segment_room(uint64_t bytes, struct shd_err *e)
     return reserve_check(bytes, RESERVE_SPARED_MIN, e);
 }
 
+/* All of its pages are there since before. The descriptor's position is nobody's. */
+static bool is_written(int fd, uint64_t offset_bytes, uint64_t bytes)
+{
+    const off_t hole = lseek(fd, (off_t)offset_bytes, SEEK_HOLE);
+    return hole >= 0 && (uint64_t)hole >= offset_bytes + bytes;
+}
+
 int segment_take(const struct segment *segment, uint64_t offset_bytes, uint64_t bytes,
                  struct shd_err *e)
 {
     CHECK(offset_bytes <= segment->bytes && bytes <= segment->bytes - offset_bytes);
+    if (is_written(segment->fd, offset_bytes, bytes))
+        return SHD_OK;
     reserve_lock();
     int r = reserve_check(bytes, RESERVE_SPARED, e);
     if (r == SHD_OK)

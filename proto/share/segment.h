@@ -85,8 +85,9 @@ int segment_map(int fd, enum segment_kind kind, uint64_t bytes, struct segment *
  * with the numbers. */
 int segment_room(uint64_t bytes, struct shd_err *e);
 
-/* Take the pages of [offset_bytes, + bytes) of a new spill segment. Waits in turn: not for the
- * loop's thread. Errors: SHD_ENOMEM with the numbers. */
+/* Take the pages of [offset_bytes, + bytes) of a spill segment; nothing where they were written
+ * since it was made or last punched. Waits in turn: not for the loop's thread. Errors: SHD_ENOMEM
+ * with the numbers. */
 int segment_take(const struct segment *segment, uint64_t offset_bytes, uint64_t bytes,
                  struct shd_err *e);
 

@@ -563,6 +563,31 @@ TEST(owners_outside_their_limits_are_errors)
     spec_free(spec);
 }
 
+/* What was written needs no room a second time: where there is none left it is used again. */
+TEST(pages_that_are_there_are_not_taken_again)
+{
+    struct shd_err e;
+    struct segment s = segment_of(SEGMENT_SPILL, 8 * PAGE);
+    EXPECT_OK(segment_take(&s, 2 * PAGE, 3 * PAGE, &e), &e);
+    memset((uint8_t *)s.base + 2 * PAGE, 1, 3 * PAGE);
+    fault_kind = SYS_RESERVE;
+    fault_code = ENOSPC;
+    sys_fault = fault_once;
+    const int again = segment_take(&s, 2 * PAGE, 3 * PAGE, &e);
+    const int before = segment_take(&s, PAGE, 2 * PAGE, &e),
+              after = segment_take(&s, 4 * PAGE, 2 * PAGE, &e);
+    sys_fault = NULL;
+    EXPECT_STATUS(again, SHD_OK);
+    EXPECT_STATUS(before, SHD_ENOMEM);
+    EXPECT_STATUS(after, SHD_ENOMEM);
+    EXPECT_EQ(fallocate(s.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 8 * PAGE), 0);
+    sys_fault = fault_once;
+    const int punched = segment_take(&s, 2 * PAGE, 3 * PAGE, &e);
+    sys_fault = NULL;
+    EXPECT_STATUS(punched, SHD_ENOMEM);
+    segment_close(&s);
+}
+
 static int allocs_left;
 
 static int fault_alloc(enum sys_kind kind)
