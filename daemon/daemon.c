@@ -287,8 +287,8 @@ static void session_ended(struct session *s, bool was_open)
     if (was_open)
         note_session(d->metrics, TRACE_SESSION_END, s->id,
                      /* died= */ !s->detached && !d->stopping);
-    if (was_open) /* it may begin another one there */
-        mailbox_admit(d, s->conn, /* admitted= */ false);
+    if (was_open)
+        mailbox_session_ended(s);
     links_end(s); /* what they bring goes into the inboxes */
     inbox_end(s);
     stage_end(s);
@@ -304,6 +304,7 @@ static void session_ended(struct session *s, bool was_open)
 
 static const struct daemon_hooks hooks = {
     .frame = op_serve_frame,
+    .woken = mailbox_woken,
     .requests = requests,
     .session_ended = session_ended,
     .kernel_room = kernel_room,

@@ -301,7 +301,9 @@ static uint64_t expected_bytes(const struct shd_model *m, const struct map_owner
     case SEGMENT_LEDGER:
     case SEGMENT_SPILL:
     case SEGMENT_STAGE:
-    case SEGMENT_SPEC: /* taken by itself */
+    case SEGMENT_SPEC: /* taken by itself, as are the next */
+    case SEGMENT_REQUESTS:
+    case SEGMENT_REPLIES:
         break;
     }
     return 0; /* nothing we would map */

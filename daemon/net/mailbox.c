@@ -15,6 +15,7 @@
 #include "daemon/net/conn.h"
 #include "daemon/net/door.h"
 #include "daemon/net/op.h"
+#include "daemon/net/rings.h"
 #include "daemon/net/session.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
@@ -30,7 +31,7 @@ static void message(void *ctx, uint64_t id, const void *data, size_t bytes)
 {
     struct daemon *d = ctx;
     if (!d->stopping) /* else what a request would need is going away */
-        d->hooks->frame(d, id, data, bytes);
+        d->hooks->frame(d, id, /* by_ring= */ false, data, bytes);
 }
 
 static void several(void *ctx, uint64_t id)
@@ -51,9 +52,25 @@ static void ended(void *ctx, uint64_t id, const char *why)
 
 static const struct conn_events events = { .message = message, .several = several, .ended = ended };
 
-void mailbox_admit(struct daemon *d, uint64_t conn, bool admitted)
+void mailbox_admit(const struct session *s)
 {
-    conn_admit(d->mailbox->conns, conn, admitted);
+    conn_admit(s->daemon->mailbox->conns, s->conn, /* admitted= */ true);
+}
+
+void mailbox_session_ended(struct session *s)
+{
+    conn_admit(s->daemon->mailbox->conns, s->conn, /* admitted= */ false);
+    rings_end(s);
+}
+
+int mailbox_open_ring(struct session *s, struct wire_ring *ret_ring, struct shd_err *e)
+{
+    return rings_open(s, ret_ring, e);
+}
+
+void mailbox_woken(struct session *s)
+{
+    rings_wake(s);
 }
 
 bool mailbox_push_out(struct daemon *d)
@@ -108,7 +125,9 @@ int mailbox_init(struct daemon *d, struct shd_err *e)
     if (mb->arena_memory == NULL || mb->frame == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for message buffers");
     mb->arena = (struct wire_arena){ .base = mb->arena_memory, .bytes = WIRE_ARENA_BYTES };
-    const int r = conns_new(d->loop, &events, d, &mb->conns, e);
+    int r = conns_new(d->loop, &events, d, &mb->conns, e);
+    if (r == SHD_OK)
+        r = rings_new(d, &mb->rings, e);
     return r == SHD_OK ? open_door(d, e) : r;
 }
 
@@ -117,6 +136,7 @@ void mailbox_deinit(struct daemon *d)
     struct mailbox *mb = d->mailbox;
     door_close(mb->door);
     conns_free(mb->conns);
+    rings_free(mb->rings);
     if (mb->path[0] != '\0')
         unlink(mb->path);
     free(mb->arena_memory);
@@ -130,6 +150,11 @@ void mailbox_deinit(struct daemon *d)
 /* The peer does not read, or has gone: nobody waits for this reply. */
 static void send_frame(struct daemon *d, const struct op *op, const void *frame, size_t bytes)
 {
+    struct session *from = op->session; /* a request that is refused at once has none */
+    if (op->by_ring && from == NULL)
+        from = session_by_conn(d, op->conn);
+    if (op->by_ring && from != NULL && rings_reply(from, frame, bytes))
+        return;
     if (conn_send(d->mailbox->conns, op->conn, frame, bytes))
         return;
     d->mailbox->dropped_replies++;

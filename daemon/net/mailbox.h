@@ -1,7 +1,8 @@
 /* The mailbox: where clients' requests come in and replies go out, on RUNTIME_DIR/DEVICE.zmq.
  *
  * To a client it is a ZeroMQ ROUTER; see conn.h for what it is. A reply goes to the connection that
- * its request came by, and to nobody when that has gone.
+ * its request came by, or into the session's ring if it came by that (rings.h), and to nobody when
+ * those have gone.
  */
 #ifndef SHD_MAILBOX_H
 #define SHD_MAILBOX_H
@@ -16,10 +17,13 @@ struct conns;
 struct daemon;
 struct door;
 struct op;
+struct rings;
+struct session;
 
 struct mailbox {
     struct door *door;       /* owned */
     struct conns *conns;     /* owned */
+    struct rings *rings;     /* owned */
     struct wire_arena arena; /* of the request being dispatched */
     uint8_t *arena_memory;   /* owned */
     uint8_t *frame;          /* owned: the reply being packed */
@@ -31,12 +35,18 @@ struct mailbox {
 int mailbox_init(struct daemon *d, struct shd_err *e);
 void mailbox_deinit(struct daemon *d);
 
-/* Pack op->reply and send it to op->conn. Never blocks: a peer that has gone or does not read
- * loses its reply, and in the second case its session. */
+/* Pack op->reply and send it to op->session's ring or op->conn. Never blocks: a peer that has gone
+ * or does not read loses its reply, and in the second case its session. */
 void mailbox_reply(struct daemon *d, const struct op *op);
 
-/* The connection has a session, or has none any more and waits for another Hello. */
-void mailbox_admit(struct daemon *d, uint64_t conn, bool admitted);
+/* The session's connection has it; or has none any more, nor a ring, and waits for another Hello.
+ */
+void mailbox_admit(const struct session *s);
+void mailbox_session_ended(struct session *s);
+
+/* See rings.h. */
+int mailbox_open_ring(struct session *s, struct wire_ring *ret_ring, struct shd_err *e);
+void mailbox_woken(struct session *s);
 
 /* Hang up on the connection that waits longest for its Hello. False: none waits. */
 bool mailbox_push_out(struct daemon *d);

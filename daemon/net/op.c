@@ -193,13 +193,14 @@ static void serve(struct op *op)
         op_finish(op, r);
 }
 
-void op_serve_frame(struct daemon *d, uint64_t conn, const void *frame, size_t bytes)
+void op_serve_frame(struct daemon *d, uint64_t conn, bool by_ring, const void *frame, size_t bytes)
 {
     struct op *op = op_take(d->ops);
     d->requests++;
     op->daemon = d;
     op->arrived_ns = uv_hrtime();
     op->conn = conn;
+    op->by_ring = by_ring;
     d->mailbox->arena.used = 0;
     const int r = wire_request_unpack(frame, bytes, &d->mailbox->arena, &op->req, &op->err);
     if (r == SHD_OK) {

@@ -48,6 +48,7 @@ struct op {
     uint32_t index;          /* in the pool; step_ref = index + 1 */
     uint64_t serial;         /* of this use of it; 0: free */
     uint64_t arrived_ns;
+    bool by_ring;  /* of its session, it came: so goes its answer */
     bool received; /* RETURN: its bytes came by a link, and are in the slot */
     bool once;     /* counted by the session's replies: keep what it is answered */
     bool repeated; /* served before, its long reply was not kept */
@@ -74,8 +75,9 @@ void op_pool_deinit(struct op_pool *pool);
 
 struct op *op_at(struct op_pool *pool, uint32_t index);
 
-/* Serve one frame that came by connection conn. Loop thread; never blocks. */
-void op_serve_frame(struct daemon *d, uint64_t conn, const void *frame, size_t bytes);
+/* Serve one frame that came by connection conn, or by the ring of the session that has it; it is
+ * the caller's again afterwards. Loop thread; never blocks. */
+void op_serve_frame(struct daemon *d, uint64_t conn, bool by_ring, const void *frame, size_t bytes);
 
 /* Send the reply with this status and give the op back. status is what a handler would return;
  * never SHD_PENDING. Nothing is sent when the session has gone. */

@@ -25,6 +25,7 @@
 #define CLOSING_MAX         32u  /* places of some that have just been ended */
 #define SESSION_DESCRIPTORS 4u   /* side channel, process, connection, inbox */
 #define REST_MAX            256u /* descriptors for all else */
+#define GIVEN_PART          4u   /* of the descriptors that are kept for all else */
 #define SIDE_LOOKS_MAX      64u  /* messages of a side channel at once */
 _Static_assert((1u << INDEX_BITS) == SESSIONS_MAX, "a session id carries its table index");
 
@@ -86,6 +87,15 @@ static void drop_passed(struct session *s)
     s->daemon->sessions->passed--;
 }
 
+static void drop_ticket(struct session *s, struct session_ticket *t)
+{
+    if (t->given > 0) {
+        close(t->fd);
+        s->daemon->sessions->given--;
+    }
+    *t = (struct session_ticket){ 0 };
+}
+
 void session_end(struct session *s, const char *why)
 {
     CHECK(s->state == SESSION_NEW || s->state == SESSION_OPEN);
@@ -95,7 +105,8 @@ void session_end(struct session *s, const char *why)
     s->state = SESSION_DEAD;
     close_poll(s, &s->poll, &s->side_fd);
     close_poll(s, &s->life, &s->life_fd);
-    memset(s->tickets, 0, sizeof s->tickets);
+    for (uint32_t i = 0; i < SESSION_TICKETS_MAX; i++)
+        drop_ticket(s, &s->tickets[i]);
     drop_passed(s);
     OPENSSL_cleanse(s->token, sizeof s->token);
     s->ops++; /* waiting requests that are finished now must not free the place under us */
@@ -107,25 +118,24 @@ void session_end(struct session *s, const char *why)
 static void answer_claim(struct session *s, uint64_t ticket)
 {
     struct side_msg msg = { .magic = SIDE_MAGIC, .protocol = SHD_PROTOCOL, .ticket = ticket };
-    int fd = -1;
-    for (uint32_t i = 0; i < SESSION_TICKETS_MAX && ticket != 0; i++) {
-        struct session_ticket *t = &s->tickets[i];
-        if (t->ticket != ticket)
-            continue;
+    struct session_ticket *t = NULL;
+    for (uint32_t i = 0; i < SESSION_TICKETS_MAX && ticket != 0; i++)
+        if (s->tickets[i].ticket == ticket)
+            t = &s->tickets[i];
+    if (t != NULL) {
         msg.type = SIDE_SEGMENT;
         msg.kind = (uint32_t)t->kind;
         msg.bytes = t->bytes;
-        fd = t->fd;
-        *t = (struct session_ticket){ 0 };
-        break;
-    }
-    if (fd < 0) {
+    } else {
         msg.type = SIDE_ERROR;
         msg.status = SHD_ENOENT;
         strcpy(msg.text, "no such ticket in this session");
     }
     struct shd_err e;
-    if (side_send(s->side_fd, &msg, fd, &e) != SHD_OK)
+    const int r = side_send(s->side_fd, &msg, t != NULL ? t->fd : -1, &e);
+    if (t != NULL)
+        drop_ticket(s, t);
+    if (r != SHD_OK)
         session_end(s, e.text);
 }
 
@@ -179,6 +189,8 @@ static bool take_side_message(struct session *s)
         close(fd);
     if (open && msg.type == SIDE_CLAIM)
         answer_claim(s, msg.ticket);
+    else if (open && msg.type == SIDE_WAKE)
+        s->daemon->hooks->woken(s);
     else
         session_end(s, "unexpected message on the side channel");
     return s->state == SESSION_OPEN;
@@ -404,16 +416,53 @@ struct session *session_by_token(struct daemon *d, const uint8_t *token)
     return found;
 }
 
-uint64_t session_ticket_new(struct session *s, int fd, enum segment_kind kind, uint64_t bytes)
+static uint64_t add_ticket(struct session *s, struct session_ticket ticket)
 {
     for (uint32_t i = 0; i < SESSION_TICKETS_MAX; i++) {
         struct session_ticket *t = &s->tickets[i];
         if (t->ticket != 0)
             continue;
-        *t = (struct session_ticket){ ++s->ticket_last, fd, kind, bytes };
-        return t->ticket;
+        *t = ticket;
+        return t->ticket = ++s->ticket_last;
     }
     return 0;
+}
+
+uint64_t session_ticket_new(struct session *s, int fd, enum segment_kind kind, uint64_t bytes)
+{
+    return add_ticket(s, (struct session_ticket){ .fd = fd, .kind = kind, .bytes = bytes });
+}
+
+static void drop_oldest_given(struct session_table *table)
+{
+    struct session *oldest = NULL;
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
+        struct session *s = &table->items[i];
+        for (uint32_t k = 0; k < SESSION_TICKETS_MAX; k++)
+            if (s->tickets[k].given > 0 &&
+                (oldest == NULL || s->tickets[k].given < oldest->tickets[at].given)) {
+                oldest = s;
+                at = k;
+            }
+    }
+    CHECK(oldest != NULL);
+    drop_ticket(oldest, &oldest->tickets[at]);
+}
+
+uint64_t session_ticket_give(struct session *s, int fd, enum segment_kind kind, uint64_t bytes)
+{
+    struct session_table *table = s->daemon->sessions;
+    if (table->given > 0 && table->given >= door_descriptors_kept() / GIVEN_PART)
+        drop_oldest_given(table);
+    const uint64_t ticket = add_ticket(
+        s, (struct session_ticket){
+               .fd = fd, .given = table->given_last + 1, .kind = kind, .bytes = bytes });
+    if (ticket != 0) {
+        table->given_last++;
+        table->given++;
+    }
+    return ticket;
 }
 
 void session_ticket_forget(struct daemon *d, uint64_t id, int fd)

@@ -31,7 +31,8 @@ struct stage;
 
 struct session_ticket {
     uint64_t ticket; /* 0: unused */
-    int fd;          /* borrowed from a segment that lives as long as the session */
+    int fd;          /* borrowed from a segment that lives as long as the session, or: */
+    uint64_t given;  /* > 0: owned, closed when it is claimed; ascending in this process */
     enum segment_kind kind;
     uint64_t bytes;
 };
@@ -90,6 +91,8 @@ struct session_table {
     uint64_t epoch;       /* counts sessions ever made; starts at random */
     uint32_t passed;      /* sessions with a segment that was passed */
     uint64_t passed_last; /* number */
+    uint32_t given;       /* descriptors that wait to be claimed, and are of no other use */
+    uint64_t given_last;  /* number */
 };
 
 int session_table_init(struct session_table *table, struct shd_err *e);
@@ -127,6 +130,11 @@ void session_reuse(struct session *s);
 
 /* Make a ticket for fd; 0 when the session has too many unclaimed. */
 uint64_t session_ticket_new(struct session *s, int fd, enum segment_kind kind, uint64_t bytes);
+
+/* The same of a descriptor that is of no other use: it is taken over, unless 0 is returned. Of all
+ * sessions a quarter of those that are kept for all else (door.h) may wait to be claimed; a further
+ * one takes the place of the oldest, whose ticket is void. */
+uint64_t session_ticket_give(struct session *s, int fd, enum segment_kind kind, uint64_t bytes);
 
 /* Take over the segment that the client has passed under this ticket, which it did before it sent
  * the request that names it; -1: it has not, or has ended. */

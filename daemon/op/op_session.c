@@ -1,4 +1,4 @@
-/* Requests of a session and its daemon: HELLO, DETACH, STATUS, DRAIN. */
+/* Requests of a session and its daemon: HELLO, OPEN_RING, DETACH, STATUS, DRAIN. */
 #include <inttypes.h>
 #include <stdbool.h>
 #include <string.h>
@@ -68,7 +68,7 @@ static int op_hello(struct op *op)
     s->rank = req->rank;
     s->level = req->level;
     s->conn = op->conn;
-    mailbox_admit(d, s->conn, /* admitted= */ true);
+    mailbox_admit(s);
     note_session(d->metrics, TRACE_SESSION, s->id, /* died= */ false);
     log_info("op=hello session=%016" PRIx64 " pid=%d uid=%u role=%s name=%s", s->id, (int)s->pid,
              (unsigned)s->uid, session_role_name(s->role), s->name);
@@ -76,6 +76,17 @@ static int op_hello(struct op *op)
 }
 
 const struct request request_hello = { op_hello, /* no session yet: */ 0 };
+
+/* OPEN_RING: from now on the session's frames may go by shared memory, both ways. */
+
+static int op_open_ring(struct op *op)
+{
+    const int r = mailbox_open_ring(op->session, &op->reply.ring, &op->err);
+    op->reply.type = WIRE_RING;
+    return r;
+}
+
+const struct request request_open_ring = { op_open_ring, ANY_ROLE };
 
 /* DETACH: the client leaves in good order; as if it had hung up, but told. */
 

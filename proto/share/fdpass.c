@@ -214,7 +214,7 @@ static int send_failed(struct shd_err *e)
 
 int side_send(int fd, const struct side_msg *msg, int pass_fd, struct shd_err *e)
 {
-    CHECK(msg->type >= SIDE_WELCOME && msg->type <= SIDE_ERROR);
+    CHECK(msg->type >= SIDE_WELCOME && msg->type <= SIDE_WAKE);
     struct side_msg m = *msg;
     m.magic = SIDE_MAGIC;
     m.protocol = SHD_PROTOCOL;
@@ -291,9 +291,9 @@ static int msg_check(const struct side_msg *m, ssize_t bytes, bool has_fd, struc
                        SHD_PROTOCOL);
     if (bytes != (ssize_t)sizeof *m)
         return err_set(e, SHD_EPROTO, "side message has %zd bytes, expected %zu", bytes, sizeof *m);
-    if (m->type < SIDE_WELCOME || m->type > SIDE_ERROR)
+    if (m->type < SIDE_WELCOME || m->type > SIDE_WAKE)
         return err_set(e, SHD_EPROTO, "side message type is %" PRIu32 ", expected %d to %d",
-                       m->type, SIDE_WELCOME, SIDE_ERROR);
+                       m->type, SIDE_WELCOME, SIDE_WAKE);
     if (m->reserved != 0)
         return err_set(e, SHD_EPROTO, "side message reserved field is %" PRIu32 ", expected 0",
                        m->reserved);
@@ -321,7 +321,7 @@ static int recv_failed(struct shd_err *e)
 
 int side_recv(int fd, int timeout_ms, struct side_msg *ret_msg, int *ret_fd, struct shd_err *e)
 {
-    if (timeout_ms >= 0) {
+    if (timeout_ms > 0) {
         const int waited = wait_readable(fd, timeout_ms, e);
         if (waited != SHD_OK)
             return waited;
@@ -337,8 +337,9 @@ int side_recv(int fd, int timeout_ms, struct side_msg *ret_msg, int *ret_fd, str
                         .msg_control = control.bytes,
                         .msg_controllen = sizeof control.bytes };
     ssize_t n;
+    const int look = timeout_ms == 0 ? MSG_DONTWAIT : 0;
     do /* MSG_TRUNC: the real size, also of a message that is too long */
-        n = recvmsg(fd, &h, MSG_CMSG_CLOEXEC | MSG_TRUNC);
+        n = recvmsg(fd, &h, MSG_CMSG_CLOEXEC | MSG_TRUNC | look);
     while (n < 0 && errno == EINTR);
     if (n < 0)
         return recv_failed(e);

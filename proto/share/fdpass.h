@@ -5,6 +5,10 @@
  * daemon's: SIDE_WELCOME with the session token that admits the ZeroMQ session. After that the
  * client sends SIDE_CLAIM{ticket} and gets SIDE_SEGMENT{ticket, kind, bytes} + fd, or SIDE_ERROR. A
  * SIDE_SEGMENT of its own, of a spec, has no answer: the request that names its ticket has.
+ *
+ * SIDE_WAKE, from either side, where both have a pair of rings (ring.h): it has something for who
+ * sleeps. The socket of an eventfd's use: whoever has the other end of an eventfd can have a write
+ * to it wait, of this one nobody can.
  */
 #ifndef SHD_FDPASS_H
 #define SHD_FDPASS_H
@@ -17,7 +21,13 @@
 #define SHD_PROTOCOL    2u /* version of side channel and messages; must match exactly */
 #define SHD_TOKEN_BYTES 16u
 
-enum side_type { SIDE_WELCOME = 1, SIDE_CLAIM = 2, SIDE_SEGMENT = 3, SIDE_ERROR = 4 };
+enum side_type {
+    SIDE_WELCOME = 1,
+    SIDE_CLAIM = 2,
+    SIDE_SEGMENT = 3,
+    SIDE_ERROR = 4,
+    SIDE_WAKE = 5
+};
 
 struct side_msg {
     uint32_t magic;    /* SIDE_MAGIC */

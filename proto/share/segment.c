@@ -21,17 +21,19 @@ static const char *const kind_names[] = {
     [SEGMENT_STATE] = "state",       [SEGMENT_PUBLISH] = "publish", [SEGMENT_INBOX] = "inbox",
     [SEGMENT_BOARD] = "board",       [SEGMENT_LEDGER] = "ledger",   [SEGMENT_SPILL] = "spill",
     [SEGMENT_ACTIVITY] = "activity", [SEGMENT_STAGE] = "stage",     [SEGMENT_SPEC] = "spec",
+    [SEGMENT_REQUESTS] = "requests", [SEGMENT_REPLIES] = "replies",
 };
 
 bool segment_kind_readonly(enum segment_kind kind)
 {
-    return kind == SEGMENT_PUBLISH || kind == SEGMENT_BOARD || kind == SEGMENT_SPEC;
+    return kind == SEGMENT_PUBLISH || kind == SEGMENT_BOARD || kind == SEGMENT_SPEC ||
+           kind == SEGMENT_REPLIES;
 }
 
 bool segment_kind_shared(uint32_t kind)
 {
     return (kind >= SEGMENT_STATE && kind <= SEGMENT_BOARD) ||
-           (kind >= SEGMENT_ACTIVITY && kind <= SEGMENT_SPEC);
+           (kind >= SEGMENT_ACTIVITY && kind <= SEGMENT_REPLIES);
 }
 
 const char *segment_kind_name(enum segment_kind kind)
@@ -197,7 +199,7 @@ int segment_map(int fd, enum segment_kind kind, uint64_t bytes, struct segment *
     void *base = sys_mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED)
         return map_failed(e, "map segment of", bytes);
-    if (kind == SEGMENT_INBOX)
+    if (kind == SEGMENT_INBOX || kind == SEGMENT_REQUESTS)
         madvise(base, bytes, MADV_DONTFORK); /* as in segment_place() */
     *ret_segment = (struct segment){ .fd = fd, .base = base, .bytes = bytes };
     return SHD_OK;

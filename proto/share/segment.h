@@ -17,15 +17,17 @@
 
 /* A segment's contents; the number crosses the wire. */
 enum segment_kind {
-    SEGMENT_STATE = 1,    /* masters, moments, accumulator: never leaves the daemon */
-    SEGMENT_PUBLISH = 2,  /* what workers read */
-    SEGMENT_INBOX = 3,    /* a session's gradient slots: the worker writes */
-    SEGMENT_BOARD = 4,    /* version words */
-    SEGMENT_LEDGER = 5,   /* what a successor needs to go on: never leaves the daemon */
-    SEGMENT_SPILL = 6,    /* gradients that wait for their turn: never leaves the daemon */
-    SEGMENT_ACTIVITY = 7, /* what a worker shows of itself, where its inbox is not the host's */
-    SEGMENT_STAGE = 8,    /* a unit's values on their way: the worker writes */
-    SEGMENT_SPEC = 9,     /* a spec that no message holds: spec_segment.h */
+    SEGMENT_STATE = 1,     /* masters, moments, accumulator: never leaves the daemon */
+    SEGMENT_PUBLISH = 2,   /* what workers read */
+    SEGMENT_INBOX = 3,     /* a session's gradient slots: the worker writes */
+    SEGMENT_BOARD = 4,     /* version words */
+    SEGMENT_LEDGER = 5,    /* what a successor needs to go on: never leaves the daemon */
+    SEGMENT_SPILL = 6,     /* gradients that wait for their turn: never leaves the daemon */
+    SEGMENT_ACTIVITY = 7,  /* what a worker shows of itself, where its inbox is not the host's */
+    SEGMENT_STAGE = 8,     /* a unit's values on their way: the worker writes */
+    SEGMENT_SPEC = 9,      /* a spec that no message holds: spec_segment.h */
+    SEGMENT_REQUESTS = 10, /* a session's frames, its page of a pair of rings (ring.h) */
+    SEGMENT_REPLIES = 11,  /* and the daemon's */
 };
 
 /* The memory that a segment's bytes are in; the number crosses the wire. */
@@ -52,13 +54,13 @@ struct segment {
 
 #define SEGMENT_CLOSED ((struct segment){ .fd = -1 })
 
-/* True when outsiders must not map this kind writable (publish, board, spec): sealed with
+/* True when outsiders must not map this kind writable (publish, board, spec, replies): sealed with
  * F_SEAL_FUTURE_WRITE after the maker's own mapping. */
 bool segment_kind_readonly(enum segment_kind kind);
 
 /* True for what is passed to workers (or, a spec, by them); also of a number that is no kind. */
 bool segment_kind_shared(uint32_t kind);
-#define SEGMENT_KINDS_SHARED "1 to 4, or 7 to 9"
+#define SEGMENT_KINDS_SHARED "1 to 4, or 7 to 11"
 
 /* "publish" ...; "?" for an unknown number. */
 const char *segment_kind_name(enum segment_kind kind);

@@ -21,9 +21,9 @@
 #include "proto/wire/wire_level.h"
 #include "proto/wire/wire_tables.h"
 
-static_assert(SHD__REQUEST__BODY_RESET - SHD__REQUEST__BODY_HELLO == WIRE_RESET,
+static_assert(SHD__REQUEST__BODY_OPEN_RING - SHD__REQUEST__BODY_HELLO == WIRE_OPEN_RING,
               "a tag is left out");
-static_assert(SHD__REPLY__BODY_RESET_ANSWER - SHD__REPLY__BODY_WELCOME + 1 == WIRE_RESET_ANSWER,
+static_assert(SHD__REPLY__BODY_RING - SHD__REPLY__BODY_WELCOME + 1 == WIRE_RING,
               "a tag is left out");
 
 /* A field of one message, in both its forms. */

@@ -58,13 +58,14 @@ struct wire_bytes {
  * is said here. */
 enum wire_level {
     WIRE_LEVEL_BASE,
-    WIRE_LEVEL_SPECS,    /* specs in segments (SIDE_WELCOME.kind, OpenModel.spec_apart), names of
-                          * metrics and how many reported, the attempt of a put */
-    WIRE_LEVEL_TOLD,     /* Hello.level */
-    WIRE_LEVEL_RANGES,   /* Digest.tensors */
-    WIRE_LEVEL_MEETS,    /* Lease.meet */
-    WIRE_LEVEL_COUNTS,   /* unit_updates, one_count */
-    WIRE_LEVEL_SAID = 8, /* Layout.one_count */
+    WIRE_LEVEL_SPECS,  /* specs in segments (SIDE_WELCOME.kind, OpenModel.spec_apart), names of
+                        * metrics and how many reported, the attempt of a put */
+    WIRE_LEVEL_TOLD,   /* Hello.level */
+    WIRE_LEVEL_RANGES, /* Digest.tensors */
+    WIRE_LEVEL_MEETS,  /* Lease.meet */
+    WIRE_LEVEL_COUNTS, /* unit_updates, one_count */
+    WIRE_LEVEL_RINGS,  /* OpenRing and Ring, SIDE_WAKE */
+    WIRE_LEVEL_SAID,   /* Layout.one_count */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -90,7 +91,8 @@ enum wire_level {
     X(CREATE, create)         \
     X(PUT, put)               \
     X(GET, get)               \
-    X(RESET, reset)
+    X(RESET, reset)           \
+    X(OPEN_RING, open_ring)
 
 enum wire_request_type {
 #define WIRE_REQUEST_ENUM(NAME, name) WIRE_##NAME,
@@ -296,8 +298,9 @@ enum wire_reply_type {
     WIRE_CREATED,
     WIRE_GOT,
     WIRE_RESET_ANSWER,
+    WIRE_RING,
 };
-#define WIRE_REPLY_TYPES (WIRE_RESET_ANSWER + 1)
+#define WIRE_REPLY_TYPES (WIRE_RING + 1)
 
 struct wire_welcome {
     uint64_t session;
@@ -422,6 +425,11 @@ struct wire_reset_answer {
     enum wire_reset_what what;
 };
 
+struct wire_ring {
+    uint64_t requests, replies; /* tickets: of the page that the client writes, and the daemon */
+    uint64_t bytes;             /* of each, as a segment's */
+};
+
 struct wire_reply {
     uint64_t seq;
     int status;        /* a known status code */
@@ -445,6 +453,7 @@ struct wire_reply {
         struct wire_created created;
         struct wire_got got;
         struct wire_reset_answer reset_answer;
+        struct wire_ring ring;
     };
 };
 

@@ -209,6 +209,7 @@ const struct wire_message wire_requests[] = {
     [WIRE_PUT] = MESSAGE("put", put),
     [WIRE_GET] = MESSAGE("get", get),
     [WIRE_RESET] = MESSAGE("reset", reset),
+    [WIRE_OPEN_RING] = { .name = "open_ring", .descriptor = &shd__open_ring__descriptor },
 };
 
 /* -- Replies --------------------------------------------------------------------------------- */
@@ -294,6 +295,11 @@ static const struct wire_field reset_answer_fields[] = {
     ANY(reset_answer, attempt),
     RANGE(reset_answer, what, WIRE_RESET_DONE, WIRE_RESET_OVER),
 };
+static const struct wire_field ring_fields[] = {
+    ROW(ring, requests, .form = WIRE_ANY, NEEDED_SINCE(RINGS)),
+    ROW(ring, replies, .form = WIRE_ANY, NEEDED_SINCE(RINGS)),
+    ROW(ring, bytes, LIMITS(1, MEMORY_BYTES_MAX), .multiple = SHD_PAGE_BYTES, NEEDED_SINCE(RINGS)),
+};
 
 const struct wire_message wire_replies[] = {
     [WIRE_WELCOME] = MESSAGE("welcome", welcome),
@@ -312,4 +318,5 @@ const struct wire_message wire_replies[] = {
     [WIRE_CREATED] = MESSAGE("created", created),
     [WIRE_GOT] = MESSAGE("got", got),
     [WIRE_RESET_ANSWER] = MESSAGE("reset_answer", reset_answer),
+    [WIRE_RING] = MESSAGE("ring", ring),
 };

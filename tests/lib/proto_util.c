@@ -319,6 +319,7 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
         break;
     case WIRE_STATUS:
     case WIRE_DETACH:
+    case WIRE_OPEN_RING:
     case WIRE_REQUEST_TYPES:
         break;
     }
@@ -453,6 +454,11 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
                                            random_u64(seed, 0, 1000) * SHD_PAGE_BYTES,
                                            random_name(seed, name),
                                            random_u64(seed, 0, UINT64_MAX) };
+        break;
+    case WIRE_RING:
+        p.ring = (struct wire_ring){ random_u64(seed, 0, UINT64_MAX),
+                                     random_u64(seed, 0, UINT64_MAX),
+                                     random_u64(seed, 1, 1000) * SHD_PAGE_BYTES };
         break;
     case WIRE_REPLY_NONE:
         break;
@@ -666,6 +672,9 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
     case WIRE_GOT:
         return a->got.step == b->got.step && a->got.updates == b->got.updates &&
                a->got.ticket == b->got.ticket && a->got.bytes == b->got.bytes;
+    case WIRE_RING:
+        return a->ring.requests == b->ring.requests && a->ring.replies == b->ring.replies &&
+               a->ring.bytes == b->ring.bytes;
     case WIRE_CREATED:
         return a->created.what == b->created.what && a->created.ticket == b->created.ticket &&
                a->created.bytes == b->created.bytes && strcmp(a->created.by, b->created.by) == 0 &&

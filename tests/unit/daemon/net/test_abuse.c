@@ -119,6 +119,7 @@ TEST(client_that_hangs_up_in_the_middle_is_forgotten)
     static struct raw r;
     struct wire_reply reply;
     trainer_start();
+    trainer_step(); /* it has its ring, too */
     sleep_ms(50);
     const int fds = count_fds(fixture.pids[0]), maps = count_segment_maps(fixture.pids[0]);
     for (int i = 0; i < 30; i++) {
@@ -136,7 +137,7 @@ TEST(client_that_hangs_up_in_the_middle_is_forgotten)
     }
     trainer_step();
     expect_daemon_idle(fixture.pids[0], fds, maps);
-    trainer_stop(1);
+    trainer_stop(2);
 }
 
 /* -- Descriptors and places ---------------------------------------------------------------------

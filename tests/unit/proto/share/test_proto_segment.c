@@ -38,7 +38,9 @@ TEST(kinds_have_names)
     EXPECT_STR(segment_kind_name((enum segment_kind)0), "?");
     EXPECT_STR(segment_kind_name(SEGMENT_ACTIVITY), "activity");
     EXPECT_STR(segment_kind_name(SEGMENT_SPEC), "spec");
-    EXPECT_STR(segment_kind_name((enum segment_kind)10), "?");
+    EXPECT_STR(segment_kind_name(SEGMENT_REQUESTS), "requests");
+    EXPECT_STR(segment_kind_name(SEGMENT_REPLIES), "replies");
+    EXPECT_STR(segment_kind_name((enum segment_kind)12), "?");
     EXPECT_STR(segment_kind_name((enum segment_kind) - 1), "?");
     EXPECT(segment_kind_readonly(SEGMENT_PUBLISH) && segment_kind_readonly(SEGMENT_BOARD));
     EXPECT(!segment_kind_readonly(SEGMENT_STATE) && !segment_kind_readonly(SEGMENT_INBOX));
@@ -46,7 +48,9 @@ TEST(kinds_have_names)
     EXPECT(segment_kind_readonly(SEGMENT_SPEC) && !segment_kind_readonly(SEGMENT_STAGE));
     EXPECT(segment_kind_shared(SEGMENT_STAGE) && segment_kind_shared(SEGMENT_SPEC));
     EXPECT(!segment_kind_shared(SEGMENT_LEDGER) && !segment_kind_shared(SEGMENT_SPILL));
-    EXPECT(!segment_kind_shared(0) && !segment_kind_shared(10));
+    EXPECT(segment_kind_readonly(SEGMENT_REPLIES) && !segment_kind_readonly(SEGMENT_REQUESTS));
+    EXPECT(segment_kind_shared(SEGMENT_REPLIES) && segment_kind_shared(SEGMENT_REQUESTS));
+    EXPECT(!segment_kind_shared(0) && !segment_kind_shared(12));
 }
 
 TEST(new_segment_is_zeroed_whole_pages_and_writable_by_its_maker)
