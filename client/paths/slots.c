@@ -13,6 +13,7 @@
 #include "client/paths/whole.h"
 #include "client/session/activity.h"
 #include "client/session/hub.h"
+#include "client/session/link_attach.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 
@@ -204,6 +205,7 @@ int slots_give(struct shd_model *m, const struct path_return *ret, struct shd_er
         .attempt = m->in.attempt,
     };
     for (uint32_t i = slot != NULL ? slot->sent : 0; i < hub->link_count; i++) {
+        link_want_ring(&hub->links[i]);
         const int r = hub_ask(&hub->links[i], &call, e);
         if (r != SHD_OK)
             return r;

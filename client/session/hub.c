@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 
 #include "client/session/link_attach.h"
 #include "proto/base/check.h"
@@ -12,7 +13,9 @@
 #define POLL_SLICE_NS  (100 * NS_PER_MS)
 #define REPEAT_NS      (2 * NS_PER_S) /* without an answer: ask again */
 #define REPEAT_LOOK_NS (NS_PER_S / 4)
-#define STOPPED_NS     NS_PER_S /* between two looks of a wait, many times its sleep */
+#define POLLED_NS      NS_PER_MS /* how old the last look at the sockets may be */
+#define ROOM_NS        NS_PER_MS /* for room in a ring: between two looks */
+#define STOPPED_NS     NS_PER_S  /* between two looks of a wait, many times its sleep */
 
 int hub_check(const struct hub *hub, struct shd_err *e)
 {
@@ -101,6 +104,8 @@ static void look_at_side(struct link *link)
         link_down(link, &e);
         return;
     }
+    if (r == SHD_OK && msg.type == SIDE_WAKE && link->ring.state == LINK_RING_OPEN)
+        return;
     if (r == SHD_OK && msg.type == SIDE_ERROR)
         link_err(link, msg.status, &e, "ended the session: %s", msg.text);
     else
@@ -108,7 +113,8 @@ static void look_at_side(struct link *link)
     link_fault(link, &e);
 }
 
-static int take_frame(struct link *link, const void *frame, size_t bytes, struct shd_err *e)
+static int take_frame(struct link *link, const void *frame, size_t bytes, bool by_ring,
+                      struct shd_err *e)
 {
     struct wire_arena arena = { .base = link->hub->arena_memory, .bytes = WIRE_ARENA_BYTES };
     struct wire_reply reply;
@@ -129,16 +135,33 @@ static int take_frame(struct link *link, const void *frame, size_t bytes, struct
     if (slot == NULL)
         return unasked(link, &reply, e);
     link->proven = true;
+    link_heard(link, slot, reply.seq, by_ring);
     if (reply.status == SHD_EBUSY && reply.retry_ms > 0) {
         link_busy(link, slot, reply.retry_ms);
         return SHD_OK;
     }
-    link->busy_ns = 0;
+    link->busy.pause_ns = 0;
     const struct call call = *slot;
     link_drop_call(link, slot);
     if (call.ctx != NULL)
         call.fn(link, &call, &reply);
     return SHD_OK;
+}
+
+/* One reply of its ring; false when nothing (more) is there. */
+static bool receive_from_ring(struct link *link)
+{
+    uint8_t frame[RING_FRAME_BYTES_MAX];
+    size_t bytes;
+    struct shd_err e = { 0 }, why = { 0 };
+    int r = link_ring_take(&link->ring, frame, &bytes, &why);
+    if (r == SHD_PENDING)
+        return false;
+    r = r == SHD_OK ? take_frame(link, frame, bytes, /* by_ring= */ true, &e)
+                    : link_err(link, r, &e, "broke its %s", why.text);
+    if (r != SHD_OK)
+        link_fault(link, &e);
+    return r == SHD_OK;
 }
 
 /* One message; false when nothing (more) is there. */
@@ -159,7 +182,7 @@ static bool receive_one(struct link *link)
     if (zmq_msg_more(&msg))
         r = link_err(link, SHD_EPROTO, &e, "sent a reply of several frames");
     else
-        r = take_frame(link, zmq_msg_data(&msg), zmq_msg_size(&msg), &e);
+        r = take_frame(link, zmq_msg_data(&msg), zmq_msg_size(&msg), /* by_ring= */ false, &e);
     zmq_msg_close(&msg);
     if (r != SHD_OK)
         link_fault(link, &e);
@@ -169,6 +192,16 @@ static bool receive_one(struct link *link)
 static bool link_readable(const struct link *link)
 {
     return link->dealer != NULL && link->fault.code == SHD_OK;
+}
+
+/* Whether anything was there. */
+static bool receive_from_rings(struct hub *hub)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < hub->link_count; i++)
+        while (link_readable(&hub->links[i]) && receive_from_ring(&hub->links[i]))
+            any = true;
+    return any;
 }
 
 /* -- Links that are down ----------------------------------------------------------------------- */
@@ -197,7 +230,8 @@ static void look_after_links(struct hub *hub)
             link_advance(&hub->links[i], now_ns);
 }
 
-/* Messages may be lost on the way; a repeat has the number of the original. Best effort. */
+/* Messages may be lost on the way, but for those by a ring; a repeat has the number of the
+ * original. Best effort. */
 static void repeat_call(struct link *link, struct call *call, uint64_t now_ns)
 {
     struct shd_err ignored;
@@ -217,7 +251,7 @@ static void repeat_calls(struct hub *hub)
         struct link *link = &hub->links[l];
         for (uint32_t i = 0; link->state == LINK_UP && i < HUB_CALLS_MAX; i++) {
             struct call *call = &link->calls[i];
-            if (call->used && call->ctx != NULL && call->seq != 0 &&
+            if (call->used && call->ctx != NULL && call->seq != 0 && !call->by_ring &&
                 now_ns - call->sent_ns >= REPEAT_NS)
                 repeat_call(link, call, now_ns);
         }
@@ -229,6 +263,7 @@ static void flush_links(struct hub *hub)
     for (uint32_t i = 0; i < hub->link_count; i++) {
         struct link *link = &hub->links[i];
         struct shd_err e = { 0 };
+        link_ring_wake(&link->ring, link->side_fd);
         if (link->state == LINK_UP && link->unsent > 0 && link->fault.code == SHD_OK &&
             link_flush(link, &e) != SHD_OK)
             link_fault(link, &e);
@@ -243,22 +278,89 @@ static bool stops(struct hub *hub, uint64_t timeout_ns)
     return waits && !hub->leaving && idle_stops(&hub->idle);
 }
 
+/* Whether replies may come by connections, or a link is not up. */
+static bool needs_conns(const struct hub *hub)
+{
+    for (uint32_t i = 0; i < hub->link_count; i++)
+        if (hub->links[i].state != LINK_UP || link_ring_needs_conn(&hub->links[i].ring))
+            return true;
+    return false;
+}
+
+/* Where all replies come by rings, libzmq need not be asked, which is several system calls. */
+static int poll_sides(struct hub *hub, int sleep_ms)
+{
+    const uint32_t count = hub->link_count;
+    for (uint32_t i = 0; i < count; i++)
+        hub->sides[i] = (struct pollfd){ .fd = hub->poll_items[count + i].fd, .events = POLLIN };
+    const int n = poll(hub->sides, count, sleep_ms);
+    for (uint32_t i = 0; i < count; i++)
+        hub->poll_items[count + i].revents = n > 0 ? hub->sides[i].revents : 0;
+    return n;
+}
+
+/* Nobody wakes who waits for a daemon to take what is in its ring, or has not woken it yet. */
+static bool waits_for_room(const struct hub *hub)
+{
+    for (uint32_t i = 0; i < hub->link_count; i++) {
+        const struct link *link = &hub->links[i];
+        if (link->ring.state == LINK_RING_OPEN && (link->unsent > 0 || link->ring.owes_wake))
+            return true;
+    }
+    return false;
+}
+
 /* A signal's handler may have left something for the one to be asked. */
 static int poll_sockets(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
 {
-    const uint64_t sleep_ns = idle_sleep_ns(&hub->idle, timeout_ns);
-    const long sleep_ms = (long)((sleep_ns + NS_PER_MS - 1) / NS_PER_MS);
-    if (zmq_poll(hub->poll_items, (int)(2 * hub->link_count), sleep_ms) >= 0)
+    const uint32_t count = hub->link_count;
+    uint64_t sleep_ns = idle_sleep_ns(&hub->idle, timeout_ns);
+    if (sleep_ns > ROOM_NS && waits_for_room(hub))
+        sleep_ns = ROOM_NS;
+    for (uint32_t i = 0; sleep_ns > 0 && i < count; i++)
+        if (!link_ring_arm(&hub->links[i].ring))
+            sleep_ns = 0;
+    const bool conns = needs_conns(hub); /* after that: an answer may have gone elsewhere */
+    const int sleep_ms = (int)((sleep_ns + NS_PER_MS - 1) / NS_PER_MS);
+    const int n = conns ? zmq_poll(hub->poll_items, (int)(2 * count), sleep_ms)
+                        : poll_sides(hub, sleep_ms);
+    const int error = errno;
+    for (uint32_t i = 0; timeout_ns > 0 && i < count; i++)
+        link_ring_disarm(&hub->links[i].ring);
+    hub->polled_ns = clock_now_ns();
+    if (n >= 0)
         return SHD_OK;
-    if (errno != EINTR)
-        return err_set(e, SHD_EIO, "poll the daemons' sockets: %s", zmq_strerror(errno));
+    if (error != EINTR)
+        return err_set(e, SHD_EIO, "poll the daemons' sockets: %s", zmq_strerror(error));
     hub->idle.asked_ns = 0;
+    return SHD_OK;
+}
+
+/* Sleep, unless something is there; then, where rings have it, sockets may be left alone. Replies
+ * first: those sent before a daemon died still count. */
+static int receive_all(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
+{
+    const uint32_t count = hub->link_count;
+    const bool any = receive_from_rings(hub);
+    if ((any || timeout_ns == 0) && !needs_conns(hub) &&
+        clock_now_ns() - hub->polled_ns < POLLED_NS)
+        return SHD_OK;
+    const int r = poll_sockets(hub, any ? 0 : timeout_ns, e);
+    if (r != SHD_OK)
+        return r;
+    receive_from_rings(hub);
+    for (uint32_t i = 0; i < count; i++)
+        while (link_readable(&hub->links[i]) && link_ring_needs_conn(&hub->links[i].ring) &&
+               receive_one(&hub->links[i]))
+            continue;
+    for (uint32_t i = 0; i < count; i++)
+        if (hub->poll_items[count + i].revents != 0 && hub->links[i].state == LINK_UP)
+            look_at_side(&hub->links[i]);
     return SHD_OK;
 }
 
 int hub_poll(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
 {
-    const uint32_t count = hub->link_count;
     int r = hub_check(hub, e);
     if (r != SHD_OK)
         return r;
@@ -273,16 +375,9 @@ int hub_poll(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
         return r;
     if (hub->down_count > 0)
         timeout_ns = poll_ns_max(hub, timeout_ns, clock_now_ns());
-    r = poll_sockets(hub, timeout_ns, e);
+    r = receive_all(hub, timeout_ns, e);
     if (r != SHD_OK)
         return r;
-    /* Replies first: those sent before a daemon died still count. */
-    for (uint32_t i = 0; i < count; i++)
-        while (link_readable(&hub->links[i]) && receive_one(&hub->links[i]))
-            continue;
-    for (uint32_t i = 0; i < count; i++)
-        if (hub->poll_items[count + i].revents != 0 && hub->links[i].state == LINK_UP)
-            look_at_side(&hub->links[i]);
     repeat_calls(hub);
     r = hub_check(hub, e);
     return r == SHD_OK ? idle_take(&hub->idle, e) : r; /* while a link came up */
@@ -320,8 +415,8 @@ int hub_ask(struct link *link, const struct call *call, struct shd_err *e)
         return r;
     struct call *slot = link_add_call(link, call);
     CHECK(slot != NULL);
-    if (link->state != LINK_UP || link->busy_ns > 0)
-        return SHD_OK; /* when it is up again, or has places again */
+    if (link->state != LINK_UP || link->busy.pause_ns > 0 || link->unsent > 1)
+        return SHD_OK; /* when it is up again, or has places again; none overtakes another */
     r = link_send_call(link, slot, e);
     if (r == SHD_EBUSY)
         return SHD_OK; /* a full pipe: at the next poll */

@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,17 +95,26 @@ static uint32_t rank_of_environment(void)
     return end != NULL && *end == '\0' && rank < UINT32_MAX ? (uint32_t)rank + 1 : 0;
 }
 
+/* For comparisons: docs/benchmarks.md. */
+static bool ring_of_environment(void)
+{
+    const char *text = getenv("SHD_RING");
+    return text == NULL || strcmp(text, "off") != 0;
+}
+
 static int init_links(struct hub *hub, const struct address *address, const char *name,
                       struct shd_err *e)
 {
     const uint32_t count = address->count;
     hub->links = sys_calloc(count, sizeof *hub->links);
     hub->poll_items = sys_calloc(2 * (size_t)count, sizeof *hub->poll_items);
+    hub->sides = sys_calloc(count, sizeof *hub->sides);
+    hub->no_ring = !ring_of_environment();
     hub->frame = sys_malloc(WIRE_FRAME_BYTES_MAX);
     hub->arena_memory = sys_malloc(WIRE_ARENA_BYTES);
     hub->name = sys_strdup(name);
     hub->rank = rank_of_environment();
-    if (hub->links == NULL || hub->poll_items == NULL || hub->frame == NULL ||
+    if (hub->links == NULL || hub->poll_items == NULL || hub->sides == NULL || hub->frame == NULL ||
         hub->arena_memory == NULL || hub->name == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " connections", count);
     hub->link_count = hub->down_count = count;
@@ -171,6 +181,7 @@ void hub_free(struct hub *hub)
             zmq_close(link->dealer);
         if (link->side_fd >= 0)
             close(link->side_fd);
+        link_ring_close(&link->ring);
         free(link->device);
         free(link->path);
         free(link->endpoint);
@@ -179,6 +190,7 @@ void hub_free(struct hub *hub)
         zmq_ctx_term(hub->zmq);
     free(hub->links);
     free(hub->poll_items);
+    free(hub->sides);
     free(hub->name);
     free(hub->frame);
     free(hub->arena_memory);

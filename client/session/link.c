@@ -58,6 +58,8 @@ void link_drop_call(struct link *link, struct call *call)
     CHECK(call->used && link->call_count > 0);
     if (call->seq == 0)
         link->unsent--;
+    else if (!call->by_ring)
+        link->ring.conn_calls--;
     *call = (struct call){ 0 };
     link->call_count--;
 }
@@ -92,7 +94,7 @@ void link_down(struct link *link, const struct shd_err *why)
     link->state_ns = now_ns;
     link->last = *why;
     link->session = 0;
-    link->busy_ns = 0;
+    link->busy.pause_ns = 0;
     if (link->dealer != NULL)
         zmq_close(link->dealer);
     const int side_fd = link->side_fd;
@@ -100,6 +102,7 @@ void link_down(struct link *link, const struct shd_err *why)
     if (side_fd >= 0)
         close(side_fd);
     link->dealer = NULL;
+    link_ring_close(&link->ring);
     hub->poll_items[link->index].socket = NULL;
     hub->poll_items[hub->link_count + link->index].fd = -1;
     link->unsent = 0;
@@ -131,23 +134,25 @@ static const char *const fail_after[] = {
 };
 #endif
 
-int link_send(struct link *link, struct wire_request *request, uint64_t seq, struct shd_err *e)
+/* Into hub->frame. */
+static int pack(struct link *link, struct wire_request *request, uint64_t seq, size_t *ret_bytes,
+                struct shd_err *e)
 {
-    struct hub *hub = link->hub;
+    struct shd_err why = { 0 };
     request->seq = seq;
     request->session = link->session;
-    size_t bytes;
-    struct shd_err why = { 0 };
-    const int r = wire_request_pack_for(request, link->peer.level, hub->frame, WIRE_FRAME_BYTES_MAX,
-                                        &bytes, &why);
+    const int r = wire_request_pack_for(request, link->peer.level, link->hub->frame,
+                                        WIRE_FRAME_BYTES_MAX, ret_bytes, &why);
     if (r == SHD_ENOTSUP)
         return link_err(link, r, e, "cannot be asked this: %s", why.text);
-    if (r != SHD_OK)
-        return err_copy(&why, e);
-    FAIL_POINT(fail_before[request->type]);
-    if (zmq_send(link->dealer, hub->frame, bytes, ZMQ_DONTWAIT) >= 0) {
-        FAIL_POINT(fail_after[request->type]);
-        hub->requests++;
+    return err_copy(&why, e);
+}
+
+static int send_by_conn(struct link *link, size_t bytes, uint64_t seq, struct shd_err *e)
+{
+    if (zmq_send(link->dealer, link->hub->frame, bytes, ZMQ_DONTWAIT) >= 0) {
+        if (seq > link->ring.conn_sent)
+            link->ring.conn_sent = seq;
         return SHD_OK;
     }
     if (errno == EAGAIN || errno == EINTR)
@@ -156,25 +161,76 @@ int link_send(struct link *link, struct wire_request *request, uint64_t seq, str
                     zmq_strerror(errno));
 }
 
+static int send_by_ring(struct link *link, size_t bytes, struct shd_err *e)
+{
+    struct shd_err why = { 0 };
+    const int r = link_ring_send(&link->ring, link->side_fd, link->hub->frame, bytes, &why);
+    if (r == SHD_OK || r == SHD_EBUSY)
+        return err_copy(&why, e);
+    return link_err(link, r, e, "broke its %s", why.text);
+}
+
+static int send_packed(struct link *link, const struct wire_request *request, enum link_way way,
+                       size_t bytes, struct shd_err *e)
+{
+    FAIL_POINT(fail_before[request->type]);
+    const int r = way == LINK_BY_RING ? send_by_ring(link, bytes, e)
+                                      : send_by_conn(link, bytes, request->seq, e);
+    if (r != SHD_OK)
+        return r;
+    FAIL_POINT(fail_after[request->type]);
+    link->hub->requests++;
+    return SHD_OK;
+}
+
+int link_send(struct link *link, struct wire_request *request, uint64_t seq, struct shd_err *e)
+{
+    size_t bytes;
+    const int r = pack(link, request, seq, &bytes, e);
+    return r == SHD_OK ? send_packed(link, request, LINK_BY_CONN, bytes, e) : r;
+}
+
 int link_send_call(struct link *link, struct call *call, struct shd_err *e)
 {
     struct wire_request request = { .seq = 0 };
+    size_t bytes = 0;
     int r = call->make(link, call, &request, e);
     if (r == SHD_OK)
-        r = link_send(link, &request, link->seq_last + 1, e);
+        r = pack(link, &request, link->seq_last + 1, &bytes, e);
+    if (r != SHD_OK)
+        return r;
+    const enum link_way way = link_ring_way(&link->ring, bytes);
+    if (way == LINK_BY_NEITHER)
+        return err_set(e, SHD_EBUSY, "requests before it are to be read first");
+    r = send_packed(link, &request, way, bytes, e);
     if (r != SHD_OK)
         return r;
     call->seq = ++link->seq_last;
     call->sent_ns = clock_now_ns();
+    call->by_ring = way == LINK_BY_RING;
+    link->ring.conn_calls += !call->by_ring;
     link->unsent--;
     return SHD_OK;
 }
 
+void link_heard(struct link *link, const struct call *call, uint64_t seq, bool by_ring)
+{
+    struct link_ring *ring = &link->ring;
+    if (by_ring)
+        return;
+    if (call->by_ring)
+        ring->elsewhere++;
+    else if (seq > ring->conn_heard)
+        ring->conn_heard = seq;
+}
+
 void link_busy(struct link *link, struct call *call, uint32_t retry_ms)
 {
-    const uint64_t pause_ns = link->busy_ns > 0 ? 2 * link->busy_ns : retry_ms * NS_PER_MS;
-    link->busy_ns = pause_ns < BUSY_NS_MAX ? pause_ns : BUSY_NS_MAX;
-    link->busy_until_ns = clock_now_ns() + link->busy_ns;
+    const uint64_t pause_ns = link->busy.pause_ns > 0 ? 2 * link->busy.pause_ns
+                                                      : retry_ms * NS_PER_MS;
+    link->busy.pause_ns = pause_ns < BUSY_NS_MAX ? pause_ns : BUSY_NS_MAX;
+    link->busy.until_ns = clock_now_ns() + link->busy.pause_ns;
+    link->ring.conn_calls -= !call->by_ring;
     call->seq = 0;
     link->unsent++;
     if (call->ctx == NULL)
@@ -195,7 +251,7 @@ static void refuse_call(struct link *link, struct call *call, const struct shd_e
 int link_flush(struct link *link, struct shd_err *e)
 {
     int r = SHD_OK;
-    if (link->unsent > 0 && link->busy_ns > 0 && clock_now_ns() < link->busy_until_ns)
+    if (link->unsent > 0 && link->busy.pause_ns > 0 && clock_now_ns() < link->busy.until_ns)
         return SHD_OK;
     for (uint32_t i = 0; r == SHD_OK && link->unsent > 0 && i < HUB_CALLS_MAX; i++)
         if (link->calls[i].used && link->calls[i].seq == 0) {
@@ -232,6 +288,8 @@ static int await_side(struct link *link, struct side_msg *ret_msg, int *ret_fd, 
         if (idle_stops(&link->hub->idle))
             return canceled(e);
         r = side_recv(link->side_fd, (int)(IDLE_NS / NS_PER_MS), ret_msg, ret_fd, e);
+        if (r == SHD_OK && ret_msg->type == SIDE_WAKE) /* this side is awake */
+            r = SHD_ETIMEDOUT;
     } while (r == SHD_ETIMEDOUT && clock_now_ns() < deadline_ns);
     return r;
 }

@@ -1,5 +1,5 @@
-/* A link: one daemon, with its side channel (descriptors, liveness) and its DEALER socket
- * (requests).
+/* A link: one daemon, with its side channel (descriptors, liveness), its DEALER socket and its ring
+ * (requests, by either).
  *
  * Requests have ascending numbers per connection and are matched to replies through a fixed table
  * of *calls*, so that replies may come in any order and nothing is allocated per request. A call
@@ -22,6 +22,7 @@
 
 #include "client/session/event.h"
 #include "client/session/idle.h"
+#include "client/session/link_ring.h"
 #include "proto/wire/wire.h"
 
 #define HUB_CALLS_MAX 120u /* requests outstanding per link; a daemon takes 128 of a session */
@@ -35,6 +36,7 @@ struct call {
     bool used;
     uint64_t seq;     /* on this connection; 0: it is still to be sent, or to be sent again */
     uint64_t sent_ns; /* last time */
+    bool by_ring;     /* so it went */
     /* Fill in type and body; *ret_request is zeroed. Sends nothing itself. */
     int (*make)(struct link *link, const struct call *call, struct wire_request *ret_request,
                 struct shd_err *e);
@@ -49,6 +51,10 @@ enum link_state {
     LINK_TOKEN, /* side channel is up, its welcome is to come */
     LINK_HELLO, /* DEALER too; the answer to Hello is to come */
     LINK_UP,
+};
+
+struct link_busy {               /* it had no place for a request: none is sent until then */
+    uint64_t until_ns, pause_ns; /* pause_ns 0: it has places */
 };
 
 struct link_peer {     /* what the daemon's version has */
@@ -81,10 +87,11 @@ struct link {
     uint64_t session;               /* id the daemon gave us */
     uint64_t seq_last;
     struct call calls[HUB_CALLS_MAX];
-    uint32_t call_count;             /* in use */
-    uint32_t unsent;                 /* of them: with seq 0 */
-    uint64_t busy_until_ns, busy_ns; /* it had no place for a request: none is sent until then */
-    struct shd_err fault;            /* code 0: none; else why this link is of no use any more */
+    uint32_t call_count; /* in use */
+    uint32_t unsent;     /* of them: with seq 0 */
+    struct link_busy busy;
+    struct link_ring ring;
+    struct shd_err fault; /* code 0: none; else why this link is of no use any more */
 };
 
 /* All links of a session; see hub.h. */
@@ -96,6 +103,8 @@ struct hub {
     char *name;                 /* owned: shown by daemons */
     uint32_t rank;              /* $RANK, plus 1; 0: there is none */
     zmq_pollitem_t *poll_items; /* owned, [2 * link_count]: dealers, then side channels */
+    struct pollfd *sides;       /* owned, [link_count]: side channels alone */
+    bool no_ring;               /* the environment has it so */
     uint8_t *frame;             /* owned, [WIRE_FRAME_BYTES_MAX]: requests are packed here */
     uint8_t *arena_memory;      /* owned, [WIRE_ARENA_BYTES]: replies are unpacked here */
     uint64_t timeout_ns;        /* of each wait, unless: */
@@ -103,6 +112,7 @@ struct hub {
     uint64_t requests;          /* sent */
     uint64_t back_ns;           /* a link came up last, or this process went on */
     uint64_t looked_ns;         /* hub_deadline_ns() was asked last */
+    uint64_t polled_ns;         /* sockets were, last */
     uint64_t repeat_at_ns;      /* the next look for requests without an answer */
     bool leaving;               /* nothing is connected any more */
     bool waits;                 /* somebody waits, and will poll next */
@@ -148,8 +158,12 @@ int link_flush(struct link *link, struct shd_err *e);
 /* Send a call of the table that was not sent on this connection. SHD_EBUSY: the pipe is full. */
 int link_send_call(struct link *link, struct call *call, struct shd_err *e);
 
-/* Pack and send under the next number. SHD_EBUSY: the pipe is full. */
+/* Pack and send under the next number, by the connection. SHD_EBUSY: the pipe is full. */
 int link_send(struct link *link, struct wire_request *request, uint64_t seq, struct shd_err *e);
+
+/* The reply to this call, with number seq, came by the ring or the connection: by the second it
+ * says which of what went there the daemon has read. */
+void link_heard(struct link *link, const struct call *call, uint64_t seq, bool by_ring);
 
 /* Exchange a ticket for the descriptor of its segment, checked for kind, size and seals
  * (a GPU's for kind alone).

@@ -250,6 +250,62 @@ int link_welcome(struct link *link, const struct wire_reply *reply, struct shd_e
     return link->state == LINK_HELLO ? r : SHD_OK;
 }
 
+/* -- Its ring ---------------------------------------------------------------------------------- */
+
+static int make_open_ring(struct link *link, const struct call *call,
+                          struct wire_request *ret_request, struct shd_err *e)
+{
+    (void)link;
+    (void)call;
+    (void)e;
+    ret_request->type = WIRE_OPEN_RING;
+    return SHD_OK;
+}
+
+static int claim_page(struct link *link, enum segment_kind kind, uint64_t ticket, uint64_t bytes,
+                      int *ret_fd)
+{
+    const struct wire_segment page = { .kind = kind, .ticket = ticket, .bytes = bytes };
+    struct shd_err why = { 0 };
+    const int r = link_claim(link, &page, ret_fd, &why);
+    if (r == SHD_ETIMEDOUT && link->state == LINK_UP)
+        link_down(link, &why); /* a late answer would be taken for another one */
+    return r;
+}
+
+/* Whatever the matter is: without a ring everything goes by the connection. */
+static void ring_answered(struct link *link, const struct call *call,
+                          const struct wire_reply *reply)
+{
+    const struct wire_ring *ring = &reply->ring;
+    struct shd_err ignored;
+    int requests, replies;
+    (void)call;
+    link->ring.state = LINK_RING_REFUSED;
+    if (reply->status != SHD_OK || reply->type != WIRE_RING ||
+        claim_page(link, SEGMENT_REQUESTS, ring->requests, ring->bytes, &requests) != SHD_OK)
+        return;
+    if (claim_page(link, SEGMENT_REPLIES, ring->replies, ring->bytes, &replies) != SHD_OK)
+        close(requests);
+    else
+        link_ring_open(&link->ring, requests, replies, ring->bytes, &ignored);
+}
+
+void link_want_ring(struct link *link)
+{
+    const struct call call = { .make = make_open_ring, .fn = ring_answered, .ctx = &link->ring };
+    struct shd_err ignored;
+    if (link->ring.state != LINK_RING_NONE || link->state != LINK_UP || link->hub->no_ring ||
+        link->peer.level < WIRE_LEVEL_RINGS)
+        return;
+    struct call *slot = link_add_call(link, &call);
+    if (slot == NULL)
+        return; /* the next time */
+    link->ring.state = LINK_RING_ASKED;
+    if (link->busy.pause_ns == 0 && link->unsent == 1)
+        link_send_call(link, slot, &ignored); /* else when the link is polled */
+}
+
 /* -- Waiting for a link ------------------------------------------------------------------------ */
 
 /* A daemon holds its lock from before it has sockets: it is still on its way. */

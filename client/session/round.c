@@ -80,7 +80,7 @@ static int timed_out(const struct round *round, const struct hub *hub, struct sh
 {
     const char *hint = round->hint != NULL ? round->hint : "";
     for (uint32_t l = 0; l < hub->link_count; l++)
-        if (hub->links[l].busy_ns > 0)
+        if (hub->links[l].busy.pause_ns > 0)
             hint = "it has no place for more requests";
     const char *why = hub->held_up[0] != '\0' ? hub->held_up : hint;
     for (uint32_t l = 0; l < hub->link_count; l++)
