@@ -211,7 +211,7 @@ static int publish_model(struct model *m, struct kern *kern, struct shd_err *e)
                 return r;
         }
         for (; u < end; u++)
-            board_publish(m->board, u, commits);
+            board_begin(m->board, u, commits);
         for (; u < units && !unit_is_current(m, u); u++)
             m->units[u].publish_whole = true;
     }

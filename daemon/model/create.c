@@ -413,7 +413,7 @@ static void open_now(struct create *c)
     FAIL_POINT("create:ready:after");
     model_register(d, m);
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
-        board_publish(m->board, u, 0);
+        board_begin(m->board, u, 0);
     board_set_step(m->board, 0, STEP_OPEN);
     m->ready = true;
     log_info("op=create model=%s owner=%" PRIu32 "/%" PRIu32 " units=%" PRIu32 " elems=%" PRIu64

@@ -433,7 +433,7 @@ void model_begin(struct daemon *d, struct model *m)
         FAIL_POINT("model:ready:after");
     }
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
-        board_publish(m->board, u, 0);
+        board_begin(m->board, u, 0);
     board_set_step(m->board, 0, STEP_OPEN);
     m->ready = m->last_status == SHD_OK;
     m->metrics->opened_ns = uv_hrtime();

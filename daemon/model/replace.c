@@ -98,7 +98,7 @@ void replace_nothing(struct daemon *d, struct model *m)
     FAIL_POINT("restore:ready:after");
     model_register(d, m);
     for (uint32_t u = 0; u < m->ledger->head->units; u++)
-        board_publish(m->board, u, step);
+        board_begin(m->board, u, step);
     board_set_step(m->board, step, STEP_OPEN);
     m->ready = true;
 }

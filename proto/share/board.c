@@ -71,10 +71,15 @@ static void wake_all(const struct board_word *word)
     syscall(SYS_futex, futex_word(word), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-void board_publish(struct board *b, uint32_t unit, uint64_t version)
+void board_begin(struct board *b, uint32_t unit, uint64_t version)
 {
     CHECK(unit < b->units);
     atomic_store_explicit(&b->version[unit].value, version, memory_order_release);
+}
+
+void board_publish(struct board *b, uint32_t unit, uint64_t version)
+{
+    board_begin(b, unit, version);
     wake_all(&b->version[unit]);
 }
 

@@ -45,8 +45,12 @@ int board_check(const struct board *b, uint64_t bytes, uint32_t units, struct sh
 
 /* Daemon: store (release) and wake all waiters. */
 void board_publish(struct board *b, uint32_t unit, uint64_t version);
+
 void board_set_step(struct board *b, uint64_t step, uint64_t phase);
 void board_set_attempt(struct board *b, uint64_t step, uint64_t attempt);
+
+/* Daemon: store, of a board that nobody has been given yet. */
+void board_begin(struct board *b, uint32_t unit, uint64_t version);
 
 /* Reader: has unit reached version (acquire)? UINT64_MAX counts as not reached. */
 int board_reached(const struct board *b, uint32_t unit, uint64_t version);
