@@ -28,6 +28,7 @@ struct open_work {
     struct spec *spec;   /* owned until a model takes it */
     struct model *model; /* made; owned until it is filled */
     struct model *found; /* borrowed: to attach to */
+    bool same;           /* the request's spec is found's, to the byte: it was not parsed */
     struct inbox *inbox; /* made; owned until the session has it */
     int status;
 };
@@ -340,10 +341,23 @@ static void model_made(uv_work_t *work, int cancelled)
     model_fill(w->daemon, m, model_filled);
 }
 
+/* An open model whose spec has as many bytes as the request's: most who open it send the same. */
+static struct model *find_likely(const struct daemon *d, const struct op *op)
+{
+    for (uint32_t i = 0; i < d->model_count; i++)
+        if (d->models[i]->json.bytes == op->spec_bytes)
+            return d->models[i];
+    return NULL;
+}
+
+/* On the pool; a model's text never changes. */
 static void parse_spec(uv_work_t *work)
 {
     struct open_work *w = work->data;
-    w->status = spec_parse(w->op->spec, w->op->spec_bytes, &w->spec, &w->op->err);
+    w->status = SHD_OK;
+    w->same = w->found != NULL && memcmp(w->found->json.text, w->op->spec, w->op->spec_bytes) == 0;
+    if (!w->same)
+        w->status = spec_parse(w->op->spec, w->op->spec_bytes, &w->spec, &w->op->err);
 }
 
 static int no_such_model(struct op *op, const char *name)
@@ -368,18 +382,19 @@ static void spec_parsed(uv_work_t *work, int cancelled)
         finish_open(w, w->status);
         return;
     }
-    w->status = create_settle(w->op, w->spec->name);
-    struct model *m = model_find(d, w->spec->name);
+    const char *name = w->same ? w->found->spec->name : w->spec->name;
+    w->status = create_settle(w->op, name);
+    struct model *m = model_find(d, name);
     if (m != NULL)
         attach_found(w, m);
-    else if (w->status != SHD_OK ||
-             (w->status = adopt_check_name(d, w->spec->name, &w->op->err)) != SHD_OK)
+    else if (w->status != SHD_OK || (w->status = adopt_check_name(d, name, &w->op->err)) != SHD_OK)
         finish_open(w, w->status);
     else if (!create_has_room(d))
         finish_open(w, err_set(&w->op->err, SHD_EBUSY,
                                "daemon %s has %u models, the most there may be", d->device,
                                DAEMON_MODELS_MAX));
     else {
+        CHECK(!w->same); /* it is open */
         d->open->making = w->spec->name;
         uv_queue_work(d->loop, &w->work, make_model, model_made);
     }
@@ -405,6 +420,7 @@ static void serve_next(struct daemon *d)
     w->op = op;
     w->work.data = w;
     if (op->spec != NULL) {
+        w->found = find_likely(d, op);
         uv_queue_work(d->loop, &w->work, parse_spec, spec_parsed);
         return;
     }
