@@ -29,8 +29,13 @@ static double seconds_between(uint64_t since_ns, uint64_t until_ns)
 /* -- Models -------------------------------------------------------------------------------------
  */
 
-static json_t *units_json(const struct view_model *vm)
+#define UNITS_LISTED_MAX 4096u /* of a model; the list of more is of no use, and takes megabytes \
+                                */
+
+static json_t *units_json(const struct view_model *vm, bool brief)
 {
+    if (brief || vm->spec->unit_count > UNITS_LISTED_MAX)
+        return json_integer((json_int_t)vm->spec->unit_count);
     json_t *units = json_array();
     for (uint32_t u = 0; u < vm->spec->unit_count; u++) {
         const struct view_unit *unit = &vm->units[u];
@@ -145,9 +150,9 @@ static json_t *model_json(const struct view_model *vm, const struct view_snapsho
         (json_int_t)vm->owners, "elems", (json_int_t)vm->elems, "micro_batches",
         (json_int_t)spec_returns(vm->spec), "expected", (json_int_t)vm->expected, "returned",
         (json_int_t)vm->returned, "waiting", (json_int_t)vm->waiting, "units",
-        brief ? json_integer((json_int_t)vm->spec->unit_count) : units_json(vm), "bytes",
-        bytes_json(vm), "rates", rates_json(&vm->rates), "times_ms", times_json(&vm->metrics),
-        "leases", brief ? json_integer((json_int_t)vm->lease_count) : leases_json(vm, s->taken_ns),
+        units_json(vm, brief), "bytes", bytes_json(vm), "rates", rates_json(&vm->rates), "times_ms",
+        times_json(&vm->metrics), "leases",
+        brief ? json_integer((json_int_t)vm->lease_count) : leases_json(vm, s->taken_ns),
         "checkpoint", checkpoint_json(vm), "saved", saved_json(&vm->metrics, s->taken_ns),
         "hold_step", hold_json(vm, s->draining));
     if (model != NULL)

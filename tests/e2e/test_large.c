@@ -109,11 +109,11 @@ static void expect_shown(shd_session *s)
     char *json, text[64];
     struct http_reply r = http_ask(&daemons, 0, "GET", "/status");
     EXPECT_EQ(r.code, 200);
-    snprintf(text, sizeof text, "\"layers.%u.experts.255\"", UNITS / 256 - 1);
+    snprintf(text, sizeof text, "\"units\":%u", UNITS);
     EXPECT_HAS(r.body, text);
+    EXPECT(r.body_bytes < 65536); /* it is asked for often */
     free(r.text);
     EXPECT_OK(shd_status(s, 0, &json, &e), &e);
-    snprintf(text, sizeof text, "\"units\":%u", UNITS);
     EXPECT_HAS(json, text);
     free(json);
     ctl(ARGS("status", "--runtime-dir", daemons.dir));
@@ -127,7 +127,6 @@ static void expect_shown(shd_session *s)
 static void restore(const char *path, const struct shd_checkpointed *saved)
 {
     struct shd_restored restored = { .size = sizeof restored };
-    char digest[65];
     struct shd_err e = { 0 };
     shd_model *m;
     fixture_start(&daemons, 3, NULL);
@@ -135,8 +134,6 @@ static void restore(const char *path, const struct shd_checkpointed *saved)
     EXPECT_OK(shd_restore(s, path, NULL, &restored, &e), &e);
     EXPECT_EQ(restored.step, saved->step);
     EXPECT_OK(shd_model_attach(s, NULL, &m, &e), &e);
-    EXPECT_OK(shd_digest(m, digest, NULL, &e), &e);
-    EXPECT_STR(digest, saved->digest);
     step(m);
     look(m, /* keep= */ false);
     shd_close(s);

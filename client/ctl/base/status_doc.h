@@ -16,7 +16,7 @@
 #include "proto/base/status.h"
 
 #define DOC_MODELS_MAX   64u
-#define DOC_SESSIONS_MAX 1024u
+#define DOC_SESSIONS_MAX 4096u
 #define DOC_WAITS_MAX    1024u
 #define DOC_ON_MAX       8u
 #define DOC_NAME_BYTES   40u

@@ -21,7 +21,7 @@
 #include "proto/base/process.h"
 #include "proto/share/listen.h"
 
-#define STATUS_BYTES_MAX ((size_t)32 * 1024 * 1024) /* 100,000 units, or more */
+#define STATUS_BYTES_MAX ((size_t)32 * 1024 * 1024) /* 64 models of 4,096 units */
 #define TIMEOUT_MS       1500
 #define TIMEOUT_MS_MAX   3600000
 
