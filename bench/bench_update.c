@@ -7,7 +7,9 @@
  * The limit is the variant in update_rivals.c with the lowest median.
  *
  * `trail_over_none` is what crash-exactness costs: the same operation with a trail over without
- * one, in pairs of their own, each pair in the other order than the last.
+ * one, in pairs of their own, each pair in the other order than the last. `small_over_huge` is what
+ * 4 KiB pages cost: likewise, both with a trail, on arrays in such pages and in segments' huge
+ * ones.
  */
 #include <fcntl.h>
 #include <immintrin.h>
@@ -29,6 +31,7 @@
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/share/segment.h"
 #include "proto/spec/layout.h"
 
 #define THREADS_MAX 64u
@@ -43,7 +46,7 @@ struct options {
     uint64_t elems;
     uint32_t rounds, trail_pairs;
     uint32_t threads_max;
-    bool json, verbose, huge, pin;
+    bool json, verbose, small, pages, pin;
     const char *isa;
 };
 
@@ -130,23 +133,41 @@ static void crew_stop(struct crew *c)
     pthread_barrier_destroy(&c->end);
 }
 
-/* Memory as segments have it: a memfd in 4 KiB pages, or huge pages when asked. */
-static float *map_floats(uint64_t elems, bool huge)
+/* Memory as daemons have it: a segment, in huge pages where the host has them. small: a memfd in
+ * 4 KiB pages. */
+static float *map_floats(uint64_t elems, bool small, uint64_t *huge_bytes)
 {
     const size_t bytes = elems * sizeof(float);
-    void *base;
-    if (huge) {
-        base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        CHECK(base != MAP_FAILED);
-        madvise(base, bytes, MADV_HUGEPAGE);
-    } else {
-        const int fd = memfd_create("bench", MFD_CLOEXEC);
-        CHECK(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
-        base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
-        CHECK(base != MAP_FAILED);
-        close(fd);
+    if (!small) {
+        struct segment s;
+        struct shd_err e;
+        bench_check(segment_new("bench", SEGMENT_STATE, bytes, &s, &e), &e);
+        *huge_bytes += s.huge_bytes;
+        return s.base;
     }
+    const int fd = memfd_create("bench", MFD_CLOEXEC);
+    CHECK(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
+    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    CHECK(base != MAP_FAILED);
+    close(fd);
     return base;
+}
+
+static struct bench_arrays arrays_new(uint64_t elems, bool small, uint64_t *huge_bytes)
+{
+    return (struct bench_arrays){ .p = map_floats(elems, small, huge_bytes),
+                                  .m = map_floats(elems, small, huge_bytes),
+                                  .v = map_floats(elems, small, huge_bytes),
+                                  .g = map_floats(elems, small, huge_bytes),
+                                  .out = map_floats(elems, small, huge_bytes) };
+}
+
+static void arrays_fill(struct kern *k, const struct bench_arrays *a, uint64_t elems)
+{
+    device_fill_random(k, a->p, elems, 1, -1, 1);
+    device_fill_random(k, a->m, elems, 2, -1, 1);
+    device_fill_random(k, a->v, elems, 3, 0, 1);
+    device_fill_random(k, a->g, elems, 4, -1, 1);
 }
 
 static const struct kern_hyper hyper = {
@@ -273,28 +294,38 @@ static void report(const struct options *o, const struct rivals *rivals, enum be
     fflush(stdout);
 }
 
-/* With a trail and without, in pairs. */
-static void bench_trail(const struct options *o, struct kern *k, const struct bench_arrays *arrays,
-                        enum bench_case which, uint32_t threads)
+/* One of two that are compared. */
+struct side {
+    const struct bench_arrays *arrays;
+    bool trail;
+};
+
+/* sides[1] over sides[0], in pairs, as the figure `ratio`; and sides[1] alone. */
+static void bench_pairs(const struct options *o, struct kern *k, const struct side sides[2],
+                        enum bench_case which, uint32_t threads, const char *name,
+                        const char *ratio)
 {
-    static struct stat_series ns[2]; /* without, with */
+    static struct stat_series ns[2];
     memset(ns, 0, sizeof ns);
-    struct kern_trail trail = trail_new(arrays, o->elems);
+    struct kern_trail trails[2];
+    for (unsigned i = 0; i < 2; i++)
+        trails[i] = trail_new(sides[i].arrays, o->elems);
     for (uint32_t i = 0; i < 2 * (o->trail_pairs + WARMUPS); i++) {
-        const bool with = (i + i / 2) % 2 == 1;
-        trail.op++;
+        const unsigned at = (i + i / 2) % 2;
+        trails[at].op++;
         struct shd_err e;
         const uint64_t start = clock_now_ns();
-        CHECK(run_ours(k, arrays, o->elems, which, with ? trail : (struct kern_trail){ 0 }, &e) ==
-              SHD_OK);
+        CHECK(run_ours(k, sides[at].arrays, o->elems, which,
+                       sides[at].trail ? trails[at] : (struct kern_trail){ 0 }, &e) == SHD_OK);
         const double ns_per_param = (double)(clock_now_ns() - start) / (double)o->elems;
         if (i >= 2 * WARMUPS)
-            stat_add(&ns[with], ns_per_param);
+            stat_add(&ns[at], ns_per_param);
     }
-    trail_free(&trail);
+    trail_free(&trails[0]);
+    trail_free(&trails[1]);
     const struct stat_series cost = stat_ratio(&ns[1], &ns[0]);
-    print_figure(o, which, threads, "trail.", "ns_per_param", "ns", &ns[1]);
-    print_figure(o, which, threads, "", "trail_over_none", "ratio", &cost);
+    print_figure(o, which, threads, name, "ns_per_param", "ns", &ns[1]);
+    print_figure(o, which, threads, "", ratio, "ratio", &cost);
     fflush(stdout);
 }
 
@@ -322,7 +353,8 @@ static void bench_small(const struct options *o, struct kern *k, const struct be
 }
 
 static void bench_threads(const struct options *o, const struct rivals *rivals,
-                          const struct bench_arrays *arrays, uint32_t threads)
+                          const struct bench_arrays *arrays, const struct bench_arrays *small,
+                          uint32_t threads)
 {
     const struct kern_config config = { .threads = threads, .pin = o->pin, .isa = rivals->isa };
     struct shd_err e;
@@ -333,15 +365,18 @@ static void bench_threads(const struct options *o, const struct rivals *rivals,
     for (enum bench_case which = 0; which < CASES; which++) {
         static struct stat_series ns[VARIANTS];
         memset(ns, 0, sizeof ns);
-        device_fill_random(k, arrays->p, o->elems, 1, -1, 1);
-        device_fill_random(k, arrays->m, o->elems, 2, -1, 1);
-        device_fill_random(k, arrays->v, o->elems, 3, 0, 1);
-        device_fill_random(k, arrays->g, o->elems, 4, -1, 1);
+        arrays_fill(k, arrays, o->elems);
         for (uint32_t round = 0; o->rounds > 0 && round < o->rounds + WARMUPS; round++)
             run_round(k, &crew, rivals, which, round, ns);
         if (o->rounds > 0)
             report(o, rivals, which, threads, ns);
-        bench_trail(o, k, arrays, which, threads);
+        bench_pairs(o, k, (const struct side[]){ { arrays, false }, { arrays, true } }, which,
+                    threads, "trail.", "trail_over_none");
+        if (small != NULL) {
+            arrays_fill(k, small, o->elems);
+            bench_pairs(o, k, (const struct side[]){ { arrays, true }, { small, true } }, which,
+                        threads, "small.", "small_over_huge");
+        }
     }
     crew_stop(&crew);
     bench_small(o, k, arrays, threads);
@@ -366,8 +401,10 @@ static struct options parse(int argc, char **argv)
           THREADS_MAX },
         { "isa", 0, FLAG_STRING, "NAME", "instruction set (the widest here)", &o.isa, 0, 0 },
         { "no-pin", 0, FLAG_BOOL, NULL, "leave threads to the scheduler", &no_pin, 0, 0 },
-        { "huge", 0, FLAG_BOOL, NULL, "ask for huge pages instead of a memfd's of 4 KiB", &o.huge,
-          0, 0 },
+        { "small-pages", 0, FLAG_BOOL, NULL, "arrays in 4 KiB pages, not in segments", &o.small, 0,
+          0 },
+        { "pages", 0, FLAG_BOOL, NULL,
+          "time arrays in 4 KiB pages beside those of segments; twice the memory", &o.pages, 0, 0 },
         { "verbose", 0, FLAG_BOOL, NULL, "show every variant of the limit", &o.verbose, 0, 0 },
         BENCH_JSON(&o.json),
     };
@@ -402,18 +439,17 @@ int main(int argc, char **argv)
 {
     const struct options o = parse(argc, argv);
     const struct rivals *rivals = rivals_find(o.isa);
-    const struct bench_arrays arrays = {
-        .p = map_floats(o.elems, o.huge),
-        .m = map_floats(o.elems, o.huge),
-        .v = map_floats(o.elems, o.huge),
-        .g = map_floats(o.elems, o.huge),
-        .out = map_floats(o.elems, o.huge),
-    };
+    uint64_t huge = 0, none = 0;
+    const struct bench_arrays arrays = arrays_new(o.elems, o.small, &huge);
+    struct bench_arrays small;
+    if (o.pages)
+        small = arrays_new(o.elems, true, &none);
     if (!o.json)
         printf("bench_update: %" PRIu64 " elements, %" PRIu32 " rounds, isa %s, %s pages%s\n",
-               o.elems, o.rounds, rivals->isa, o.huge ? "huge" : "4 KiB", o.pin ? ", pinned" : "");
+               o.elems, o.rounds, rivals->isa, huge > 0 ? "huge" : "4 KiB",
+               o.pin ? ", pinned" : "");
     stat_print_head(o.json);
     for (uint32_t threads = 1; threads <= o.threads_max; threads *= 2)
-        bench_threads(&o, rivals, &arrays, threads);
+        bench_threads(&o, rivals, &arrays, o.pages ? &small : NULL, threads);
     return 0;
 }

@@ -78,7 +78,7 @@ int spare_grow(struct model *m, uint64_t bytes, struct shd_err *e)
         r = err_sys(e, SHD_EIO, "size spare memory to %" PRIu64 " bytes", before + bytes);
     if (r != SHD_OK)
         return r;
-    r = reserve_pages(m->kept.spare_fd, before, bytes, e);
+    r = reserve_pages(m->kept.spare_fd, before, bytes, NULL, e);
     m->kept.spare_bytes = before + bytes;
     if (r != SHD_OK) {
         spare_give(m, bytes);

@@ -66,12 +66,12 @@ static json_t *leases_json(const struct view_model *vm, uint64_t taken_ns)
 
 static json_t *bytes_json(const struct view_model *vm)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "state",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "state",
                      (json_int_t)vm->bytes.state, "publish", (json_int_t)vm->bytes.publish, "inbox",
                      (json_int_t)vm->bytes.inbox, "board", (json_int_t)vm->bytes.board, "ledger",
                      (json_int_t)vm->bytes.ledger, "spec", (json_int_t)vm->bytes.spec, "spill",
                      (json_int_t)vm->bytes.spill, "spilled", (json_int_t)vm->bytes.spilled, "spare",
-                     (json_int_t)vm->bytes.spare);
+                     (json_int_t)vm->bytes.spare, "huge", (json_int_t)vm->bytes.huge);
 }
 
 static json_t *ms_or_null(bool seen, uint64_t ns)

@@ -74,7 +74,7 @@ struct view_model {
     enum step_phase phase;
     uint64_t expected, returned, waiting;
     struct {
-        uint64_t state, publish, inbox, board, ledger, spec, spill, spilled, spare;
+        uint64_t state, publish, inbox, board, ledger, spec, spill, spilled, spare, huge;
     } bytes;
     struct {
         struct step_prepared sealed;

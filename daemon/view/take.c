@@ -135,6 +135,7 @@ static void take_numbers(const struct model *m, struct view_model *vm, uint64_t 
     vm->bytes.spill = m->spill->held_bytes;
     vm->bytes.spilled = m->spill->bytes_total;
     vm->bytes.spare = m->kept.spare_bytes;
+    vm->bytes.huge = m->state.huge_bytes + m->publish.huge_bytes;
     vm->last.sealed = *step_record(m->core);
     vm->last.committed = step_last_result(m->core);
     vm->metrics = *m->metrics;

@@ -5,11 +5,19 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include "proto/base/check.h"
 #include "proto/base/memory.h"
 #include "proto/base/sys.h"
+#include "proto/spec/layout.h"
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1; older C libraries do not name it */
+#endif
 
 #define LOOK_US 2000u
 
@@ -65,13 +73,34 @@ static int take_piece(int fd, uint64_t offset_bytes, uint64_t bytes, struct shd_
                    bytes);
 }
 
-int reserve_pages(int fd, uint64_t offset_bytes, uint64_t bytes, struct shd_err *e)
+/* Those of a piece in huge pages, as far as there are: the kernel gives a memfd none by itself, as
+ * hosts are set up (transparent_hugepage/shmem_enabled: never), but where it is asked. Not an error
+ * where it has none: the pages are then taken as small ones. False: do not ask again. */
+static bool take_huge(int fd, uint64_t at, uint64_t bytes, struct reserve_huge *huge)
 {
+    const uint64_t whole = bytes / RESERVE_HUGE * RESERVE_HUGE;
+    /* A page in each: one without any is taken for one that was cut off. */
+    for (uint64_t i = 0; i < whole; i += RESERVE_HUGE)
+        if (sys_fallocate(fd, 0, (off_t)(at + i), SHD_PAGE_BYTES) != 0)
+            return false;
+    if (whole == 0 || madvise((char *)huge->base + at, whole, MADV_COLLAPSE) != 0)
+        return false;
+    huge->bytes += whole;
+    return true;
+}
+
+int reserve_pages(int fd, uint64_t offset_bytes, uint64_t bytes, struct reserve_huge *huge,
+                  struct shd_err *e)
+{
+    CHECK(huge == NULL || (offset_bytes == 0 && (uintptr_t)huge->base % RESERVE_HUGE == 0));
+    bool ask = huge != NULL;
     for (uint64_t at = 0; at < bytes; at += RESERVE_PIECE) {
         const uint64_t piece = bytes - at < RESERVE_PIECE ? bytes - at : RESERVE_PIECE;
         int r = reserve_check(bytes - at, RESERVE_SPARED_MIN, e);
-        if (r == SHD_OK)
-            r = take_piece(fd, offset_bytes + at, piece, e);
+        if (r != SHD_OK)
+            return r;
+        ask = ask && take_huge(fd, at, piece, huge);
+        r = take_piece(fd, offset_bytes + at, piece, e);
         if (r != SHD_OK)
             return r;
     }

@@ -24,6 +24,7 @@
 #define RESERVE_SPARED      (UINT64_C(32) << 20) /* for all but segments: heaps, stacks, page tables */
 #define RESERVE_SPARED_MIN  (UINT64_C(8) << 20) /* of what was promised before */
 #define RESERVE_PATIENCE_MS 10000
+#define RESERVE_HUGE        (UINT64_C(2) << 20) /* a huge page of x86-64 */
 
 /* Share the lock of this directory (borrowed), which need not be there yet, with its other daemons.
  * Before other threads start. Without one the lock is of this process alone. */
@@ -38,8 +39,15 @@ void reserve_unlock(void);
  * what is free, and whose limit that is. */
 int reserve_check(uint64_t bytes, uint64_t spared, struct shd_err *e);
 
-/* Take [offset_bytes, + bytes) of a memfd. Errors: SHD_ENOMEM with the numbers; what was taken of
- * it stays taken until the memfd is closed, cut or punched. */
-int reserve_pages(int fd, uint64_t offset_bytes, uint64_t bytes, struct shd_err *e);
+/* Huge pages to be taken where they can be had. */
+struct reserve_huge {
+    void *base;     /* where the memfd is mapped writable, all of it: a multiple of RESERVE_HUGE */
+    uint64_t bytes; /* begins as 0: so many were taken in huge pages */
+};
+
+/* Take [offset_bytes, + bytes) of a memfd. huge: NULL, or offset_bytes is 0. Errors: SHD_ENOMEM
+ * with the numbers; what was taken of it stays taken until the memfd is closed, cut or punched. */
+int reserve_pages(int fd, uint64_t offset_bytes, uint64_t bytes, struct reserve_huge *huge,
+                  struct shd_err *e);
 
 #endif

@@ -96,25 +96,56 @@ static int map_failed(struct shd_err *e, const char *what, uint64_t bytes)
     return err_sys(e, SHD_EIO, "%s %" PRIu64 " bytes", what, bytes);
 }
 
-/* Size, map, then seal: F_SEAL_FUTURE_WRITE leaves only the mapping made before it writable.
- * F_SEAL_SEAL goes in the same call, or the others could not be added. */
-static int fill_new(int fd, enum segment_kind kind, uint64_t bytes, void **ret_base,
-                    struct shd_err *e)
+/* What kernels stream through. */
+static bool kind_huge(enum segment_kind kind)
 {
-    if (ftruncate(fd, (off_t)bytes) < 0)
-        return err_sys(e, SHD_EIO, "size %s segment to %" PRIu64 " bytes", segment_kind_name(kind),
-                       bytes);
-    if (kind != SEGMENT_SPILL && reserve_pages(fd, 0, bytes, e) != SHD_OK)
-        return err_prefix(e, "%s segment of %" PRIu64 " bytes", segment_kind_name(kind), bytes);
-    void *base = sys_mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (base == MAP_FAILED)
-        return map_failed(e, "map new segment of", bytes);
-    if (fcntl(fd, F_ADD_SEALS, kind_seals(kind)) < 0) {
-        const int r = err_sys(e, SHD_EIO, "seal %s segment", segment_kind_name(kind));
-        munmap(base, bytes);
-        return r;
+    return kind == SEGMENT_STATE || kind == SEGMENT_PUBLISH || kind == SEGMENT_INBOX;
+}
+
+/* mmap() all of fd; where a huge page of it can be mapped as one, if there is room for one. */
+static void *map_whole(int fd, int prot, uint64_t bytes)
+{
+    if (bytes < RESERVE_HUGE)
+        return sys_mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
+    const uint64_t room = bytes + RESERVE_HUGE - SHD_PAGE_BYTES;
+    uint8_t *around = sys_mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                               -1, 0);
+    if (around == MAP_FAILED)
+        return MAP_FAILED;
+    const uint64_t before = layout_align((uintptr_t)around, RESERVE_HUGE) - (uintptr_t)around;
+    void *base = sys_mmap(around + before, bytes, prot, MAP_SHARED | MAP_FIXED, fd, 0);
+    const int saved = errno;
+    if (base == MAP_FAILED) {
+        munmap(around, room);
+        errno = saved;
+        return MAP_FAILED;
     }
-    *ret_base = base;
+    if (before > 0)
+        munmap(around, before);
+    if (room - before > bytes)
+        munmap(around + before + bytes, room - before - bytes);
+    return base;
+}
+
+/* Size, map, take the pages, then seal: F_SEAL_FUTURE_WRITE leaves only the mapping made before it
+ * writable. F_SEAL_SEAL goes in the same call, or the others could not be added. */
+static int fill_new(struct segment *s, enum segment_kind kind, struct shd_err *e)
+{
+    const char *name = segment_kind_name(kind);
+    if (ftruncate(s->fd, (off_t)s->bytes) < 0)
+        return err_sys(e, SHD_EIO, "size %s segment to %" PRIu64 " bytes", name, s->bytes);
+    void *base = map_whole(s->fd, PROT_READ | PROT_WRITE, s->bytes);
+    if (base == MAP_FAILED)
+        return map_failed(e, "map new segment of", s->bytes);
+    s->base = base;
+    struct reserve_huge huge = { .base = base };
+    const bool large = kind_huge(kind) && s->bytes >= RESERVE_HUGE;
+    if (kind != SEGMENT_SPILL &&
+        reserve_pages(s->fd, 0, s->bytes, large ? &huge : NULL, e) != SHD_OK)
+        return err_prefix(e, "%s segment of %" PRIu64 " bytes", name, s->bytes);
+    s->huge_bytes = huge.bytes;
+    if (fcntl(s->fd, F_ADD_SEALS, kind_seals(kind)) < 0)
+        return err_sys(e, SHD_EIO, "seal %s segment", name);
     return SHD_OK;
 }
 
@@ -125,19 +156,18 @@ int segment_new(const char *name, enum segment_kind kind, uint64_t bytes,
     if (bytes > BYTES_MAX)
         return err_set(e, SHD_ENOMEM, "%s segment of %" PRIu64 " bytes: the limit is %" PRIu64,
                        segment_kind_name(kind), bytes, BYTES_MAX);
-    const uint64_t whole = layout_align(bytes, SHD_PAGE_BYTES);
     char label[200]; /* the kernel takes 249 */
     snprintf(label, sizeof label, "%s", name);
-    const int fd = sys_memfd(label, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0)
+    struct segment s = { .fd = sys_memfd(label, MFD_CLOEXEC | MFD_ALLOW_SEALING),
+                         .bytes = layout_align(bytes, SHD_PAGE_BYTES) };
+    if (s.fd < 0)
         return err_sys(e, SHD_EIO, "create %s segment", segment_kind_name(kind));
-    void *base = NULL;
-    const int r = fill_new(fd, kind, whole, &base, e);
+    const int r = fill_new(&s, kind, e);
     if (r != SHD_OK) {
-        close(fd);
+        segment_close(&s);
         return r;
     }
-    *ret_segment = (struct segment){ .fd = fd, .base = base, .bytes = whole };
+    *ret_segment = s;
     return SHD_OK;
 }
 
@@ -162,7 +192,7 @@ int segment_take(const struct segment *segment, uint64_t offset_bytes, uint64_t 
     reserve_lock();
     int r = reserve_check(bytes, RESERVE_SPARED, e);
     if (r == SHD_OK)
-        r = reserve_pages(segment->fd, offset_bytes, bytes, e);
+        r = reserve_pages(segment->fd, offset_bytes, bytes, NULL, e);
     reserve_unlock();
     return r;
 }
@@ -196,7 +226,7 @@ int segment_map(int fd, enum segment_kind kind, uint64_t bytes, struct segment *
 {
     CHECK(bytes > 0 && bytes % SHD_PAGE_BYTES == 0);
     const int prot = segment_kind_readonly(kind) ? PROT_READ : PROT_READ | PROT_WRITE;
-    void *base = sys_mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
+    void *base = map_whole(fd, prot, bytes);
     if (base == MAP_FAILED)
         return map_failed(e, "map segment of", bytes);
     if (kind == SEGMENT_INBOX || kind == SEGMENT_REQUESTS)

@@ -43,7 +43,8 @@ struct segment {
     void *base; /* owned mapping of the whole, or NULL; SEGMENT_CUDA: an address of the device */
     uint64_t bytes; /* multiple of SHD_PAGE_BYTES */
     enum segment_place place;
-    uint64_t handle; /* SEGMENT_CUDA: owned, the driver's */
+    uint64_t handle;     /* SEGMENT_CUDA: owned, the driver's */
+    uint64_t huge_bytes; /* of segment_new(): so many were taken in huge pages; else 0, not known */
 };
 
 /* The format of the trail in a model's kept segments (kernels/kern.h): it must be the same in a
@@ -70,7 +71,8 @@ const char *segment_place_name(enum segment_place place);
 
 /* Create a zeroed, sealed segment and map it read-write here. bytes > 0 is rounded up to whole
  * pages, and all of them are taken (proto/share/reserve.h), but for a spill segment's, which takes
- * them piece by piece. `name` is for /proc/PID/maps. Errors: SHD_ENOMEM, SHD_EIO. */
+ * them piece by piece. State, publish and inbox are in huge pages where the host has them. `name`
+ * is for /proc/PID/maps. Errors: SHD_ENOMEM, SHD_EIO. */
 int segment_new(const char *name, enum segment_kind kind, uint64_t bytes,
                 struct segment *ret_segment, struct shd_err *e);
 

@@ -22,6 +22,8 @@
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/memory.h"
+#include "proto/share/reserve.h"
+#include "proto/share/segment.h"
 #include "proto/spec/layout.h"
 
 /* -- Kernel ------------------------------------------------------------------------------------ */
@@ -229,23 +231,39 @@ static void check_cgroup(struct doctor *d)
                   room.limit_path);
 }
 
+/* Whether a segment gets huge pages, by making one; false as well where none are left. */
+static bool try_huge(void)
+{
+    struct segment s;
+    struct shd_err e;
+    if (segment_new("shardctl-doctor", SEGMENT_STATE, RESERVE_HUGE, &s, &e) != SHD_OK)
+        return false;
+    const bool huge = s.huge_bytes > 0;
+    segment_close(&s);
+    return huge;
+}
+
 static void check_huge_pages(struct doctor *d)
 {
     static const char path[] = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
-    char line[128], chosen[32] = "";
-    if (!doctor_read_line(path, line, sizeof(line))) {
-        doctor_ok(d, "transparent huge pages for shared memory: %s is not there", path);
-        return;
-    }
+    char line[128] = "", chosen[32] = "";
+    doctor_read_line(path, line, sizeof(line));
     sscanf(line, "%*[^[][%31[^]]", chosen); /* "always within_size [never]" */
     if (chosen[0] == '\0')
         sscanf(line, "[%31[^]]", chosen);
-    /* No remedy: whether huge pages are faster has not been measured here. */
-    if (strcmp(chosen, "always") == 0 || strcmp(chosen, "within_size") == 0)
-        doctor_ok(d, "shared memory in transparent huge pages (%s)", chosen);
+    if (try_huge())
+        doctor_ok(d, "models in huge pages of 2 MiB");
+    else if (line[0] == '\0')
+        doctor_ok(d, "models in 4 KiB pages: %s is not there", path);
+    else if (strcmp(chosen, "always") == 0 || strcmp(chosen, "within_size") == 0)
+        doctor_ok(d, "models in transparent huge pages (%s)", chosen);
     else
-        doctor_ok(d, "shared memory in 4 KiB pages (transparent_hugepage/shmem_enabled: %s)",
-                  chosen);
+        doctor_warn(d,
+                    "echo within_size >/sys/kernel/mm/transparent_hugepage/shmem_enabled; or Linux "
+                    "6.1 or later, where any value but deny will do",
+                    "models in 4 KiB pages, updates are slower (transparent_hugepage/"
+                    "shmem_enabled: %s)",
+                    chosen);
 }
 
 void doctor_memory(struct doctor *d)

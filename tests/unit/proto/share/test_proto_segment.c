@@ -241,6 +241,70 @@ TEST(two_segments_side_by_side_read_as_one_array)
     segment_close(&b);
 }
 
+#define HUGE (UINT64_C(2) << 20)
+
+/* So many bytes of the memory at base are mapped by huge pages. */
+static uint64_t huge_bytes_at(const void *base)
+{
+    FILE *f = fopen("/proc/self/smaps", "re");
+    EXPECT(f != NULL);
+    char line[512];
+    bool here = false;
+    uint64_t kib = 0;
+    while (fgets(line, sizeof line, f) != NULL) {
+        unsigned long first, end;
+        if (sscanf(line, "%lx-%lx ", &first, &end) == 2)
+            here = (uintptr_t)base >= first && (uintptr_t)base < end;
+        else if (here)
+            sscanf(line, "ShmemPmdMapped: %" SCNu64, &kib);
+    }
+    fclose(f);
+    return kib << 10;
+}
+
+/* Whether the host has `bytes` of huge pages for a memfd, asked without the segments' code. */
+static bool host_has_huge(uint64_t bytes)
+{
+    const int fd = memfd_create("test", MFD_CLOEXEC);
+    EXPECT(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
+    uint8_t *room = mmap(NULL, bytes + HUGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    EXPECT(room != MAP_FAILED);
+    uint8_t *base = room + (HUGE - (uintptr_t)room % HUGE) % HUGE;
+    EXPECT(mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == base);
+    memset(base, 1, bytes);
+    const bool has = madvise(base, bytes, 25 /* MADV_COLLAPSE */) == 0;
+    munmap(room, bytes + HUGE);
+    close(fd);
+    return has;
+}
+
+TEST(large_segments_are_in_huge_pages_where_the_host_has_them)
+{
+    static const enum segment_kind huge[] = { SEGMENT_STATE, SEGMENT_PUBLISH, SEGMENT_INBOX };
+    if (!host_has_huge(3 * HUGE))
+        SKIP("no huge pages for a memfd on this host");
+    for (size_t i = 0; i < ARRAY_SIZE(huge); i++) {
+        struct segment s = segment_of(huge[i], 2 * HUGE + PAGE), other = SEGMENT_CLOSED;
+        EXPECT_EQ(s.huge_bytes, 2 * HUGE);
+        EXPECT_EQ(huge_bytes_at(s.base), 2 * HUGE);
+        for (uint64_t b = 0; b < s.bytes; b++)
+            if (((uint8_t *)s.base)[b] != 0)
+                FAIL("%s: byte %" PRIu64 " is not 0", segment_kind_name(huge[i]), b);
+
+        struct shd_err e;
+        EXPECT_OK(segment_map(dup(s.fd), huge[i], s.bytes, &other, &e), &e);
+        const volatile uint8_t *seen = other.base;
+        for (uint64_t b = 0; b < s.bytes; b += PAGE)
+            EXPECT_EQ(seen[b], 0);
+        EXPECT_EQ(huge_bytes_at(other.base), 2 * HUGE);
+        segment_close(&other);
+        segment_close(&s);
+    }
+    struct segment board = segment_of(SEGMENT_BOARD, 2 * HUGE);
+    EXPECT_EQ(board.huge_bytes, 0);
+    segment_close(&board);
+}
+
 TEST(writing_one_array_scatters_to_two_inboxes)
 {
     struct shd_err e;
@@ -352,6 +416,63 @@ TEST(failed_system_calls_are_errors_and_leak_nothing)
     expect_new_fails(SYS_MAP, ENOMEM, SHD_ENOMEM, "map new segment of 4096 bytes");
     expect_new_fails(SYS_MAP, EAGAIN, SHD_EIO, "map new segment of 4096 bytes");
     EXPECT_EQ(fds_open(), before);
+}
+
+static uint32_t fault_after; /* calls of the kind that succeed first */
+
+static int fault_later(enum sys_kind kind)
+{
+    if (kind != fault_kind || fault_after-- > 0)
+        return 0;
+    fault_after = 0;
+    return fault_code;
+}
+
+/* Lines of /proc/self/maps. */
+static uint64_t mappings(void)
+{
+    FILE *f = fopen("/proc/self/maps", "re");
+    EXPECT(f != NULL);
+    uint64_t lines = 0;
+    for (int c; (c = fgetc(f)) != EOF;)
+        lines += c == '\n';
+    fclose(f);
+    return lines;
+}
+
+TEST(failed_system_calls_of_a_large_segment_leak_nothing)
+{
+    static const struct {
+        enum sys_kind kind;
+        uint32_t after;
+        int code;
+        const char *text;
+    } cases[] = {
+        { SYS_MAP, 0, ENOMEM, "map new segment of" },
+        { SYS_MAP, 1, ENOMEM, "map new segment of" }, /* in the room that was made for it */
+        { SYS_RESERVE, 0, ENOSPC, "take" },
+        { SYS_RESERVE, 1, ENOSPC, "take" }, /* one huge page was begun */
+        { SYS_RESERVE, 2, ENOSPC, "take" },
+    };
+    struct segment warm = segment_of(SEGMENT_STATE, 2 * HUGE); /* so that the heap has grown */
+    segment_close(&warm);
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct shd_err e;
+        struct segment s = SEGMENT_CLOSED;
+        const int fds = fds_open();
+        const uint64_t before = mappings();
+        fault_kind = cases[i].kind;
+        fault_code = cases[i].code;
+        fault_after = cases[i].after;
+        sys_fault = fault_later;
+        const int r = segment_new("test", SEGMENT_STATE, 2 * HUGE, &s, &e);
+        sys_fault = NULL;
+        EXPECT_STATUS(r, SHD_ENOMEM);
+        EXPECT_HAS(e.text, cases[i].text);
+        EXPECT_EQ(s.fd, -1);
+        EXPECT_EQ(fds_open(), fds);
+        EXPECT_EQ(mappings(), before);
+    }
 }
 
 TEST(failed_map_leaves_the_descriptor_with_the_caller)
