@@ -1,4 +1,6 @@
-/* bench_gemm [CORETYPE]: the matrix products of shd-gpt on one thread, by oneDNN and by OpenBLAS.
+/* bench_gemm [CORETYPE]: the matrix products of shd-gpt on one thread, by oneDNN and by OpenBLAS;
+ * then its layers' forward and backward, with weights as they lie and copied
+ * (examples/gpt/linear.h).
  *
  * examples/gpt uses oneDNN because of these figures (docs/numerics.md). OpenBLAS is loaded at run
  * time, if it is there; CORETYPE becomes its OPENBLAS_CORETYPE (try SkylakeX, Haswell, Zen). Rounds
@@ -11,6 +13,7 @@
 
 #include "bench/bench.h"
 #include "examples/gpt/gemm.h"
+#include "examples/gpt/linear.h"
 
 #define ROUNDS       11
 #define ROUND_FLOPS  4e8
@@ -128,6 +131,106 @@ static int shape_run(cblas_sgemm_fn *sgemm, const struct shape *s)
     return ok;
 }
 
+/* -- Layers ------------------------------------------------------------------------------------ */
+
+struct layer {
+    const char *what;
+    uint64_t in, out; /* times dim */
+};
+
+static const struct layer layers[] = {
+    { "qkv", 1, 3 }, { "proj", 1, 1 }, { "fc", 1, 4 }, { "mlp", 4, 1 }
+};
+static const uint64_t layer_dims[][2] = {
+    { 128, 1024 }, { 256, 1024 }, { 384, 512 }, { 512, 512 }, { 768, 256 }
+};
+
+enum pass { PASS_FORWARD, PASS_INPUT, PASS_WEIGHT, PASSES };
+
+struct layer_arrays {
+    float *x, *y, *dx, *dy, *weight, *dweight, *scratch;
+};
+
+/* GFLOP/s of one round. */
+static double pass_run(struct pool *pool, const struct linear *lin, const struct layer_arrays *a,
+                       enum pass pass)
+{
+    const double flops = 2.0 * (double)lin->rows * (double)lin->in * (double)lin->out;
+    const int repeat = (int)(ROUND_FLOPS / flops) + 1;
+    const struct linear_grads grads = { .x = a->x,
+                                        .dy = a->dy,
+                                        .dx = pass == PASS_INPUT ? a->dx : NULL,
+                                        .dweight = pass == PASS_WEIGHT ? a->dweight : NULL };
+    const double start = cpu_s();
+    for (int i = 0; i < repeat; i++) {
+        if (pass == PASS_FORWARD)
+            linear_forward(pool, lin, a->x, a->y, LINEAR_PLAIN, NULL);
+        else
+            linear_backward(pool, lin, &grads);
+    }
+    return flops * repeat / (cpu_s() - start) * 1e-9;
+}
+
+static void layer_rounds(struct pool *pool, const struct linear *lin, const struct layer_arrays *a)
+{
+    static const char *const names[PASSES] = { "forward", "dx", "dw" };
+    for (int pass = 0; pass < PASSES; pass++) {
+        struct stat_series lies = { 0 }, copied = { 0 };
+        struct linear with = *lin;
+        with.scratch = a->scratch;
+        for (int r = -1; r < ROUNDS; r++) { /* round -1 warms up */
+            const double plain = pass_run(pool, lin, a, (enum pass)pass);
+            const double copy = pass_run(pool, &with, a, (enum pass)pass);
+            if (r < 0)
+                continue;
+            stat_add(&lies, plain);
+            stat_add(&copied, copy);
+        }
+        printf("  %-8s", names[pass]);
+        print_rounds("as it lies", &lies);
+        print_rounds("copied", &copied);
+        putchar('\n');
+    }
+}
+
+static int layer_run(struct pool *pool, const struct layer *layer, uint64_t dim, uint64_t rows)
+{
+    const struct linear lin = { .rows = rows, .in = layer->in * dim, .out = layer->out * dim };
+    struct layer_arrays a = { random_floats(rows * lin.in),
+                              random_floats(rows * lin.out),
+                              random_floats(rows * lin.in),
+                              random_floats(rows * lin.out),
+                              random_floats(lin.in * lin.out),
+                              random_floats(lin.in * lin.out),
+                              random_floats(linear_scratch(lin.in, lin.out)) };
+    float *const all[] = { a.x, a.y, a.dx, a.dy, a.weight, a.dweight, a.scratch };
+    int ok = 1;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        ok = ok && all[i] != NULL;
+    if (ok) {
+        struct linear with = lin;
+        with.weight = a.weight;
+        printf("%s, dim %d, %d rows\n", layer->what, (int)dim, (int)rows);
+        layer_rounds(pool, &with, &a);
+    }
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        free(all[i]);
+    return ok;
+}
+
+static int layers_run(void)
+{
+    struct shd_err e;
+    struct pool *pool;
+    int ok = 1;
+    bench_check(pool_new(1, &pool, &e), &e);
+    for (size_t d = 0; d < sizeof layer_dims / sizeof layer_dims[0]; d++)
+        for (size_t i = 0; i < sizeof layers / sizeof layers[0]; i++)
+            ok = ok && layer_run(pool, &layers[i], layer_dims[d][0], layer_dims[d][1]);
+    pool_free(pool);
+    return ok;
+}
+
 /* NULL when there is no OpenBLAS. It reads its environment while it is loaded. */
 static cblas_sgemm_fn *openblas_load(const char *core_type)
 {
@@ -155,11 +258,12 @@ int main(int argc, char **argv)
     bench_check(gemm_init(GEMM_FULL, &e), &e);
     cblas_sgemm_fn *sgemm = openblas_load(argc == 2 ? argv[1] : NULL);
     printf("GFLOP/s on one thread, median (min..max) of %d rounds\n", ROUNDS);
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        if (!shape_run(sgemm, &shapes[i])) {
-            fprintf(stderr, "bench_gemm: no memory\n");
-            return 1;
-        }
+    int ok = 1;
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        ok = ok && shape_run(sgemm, &shapes[i]);
+    if (!ok || !layers_run()) {
+        fprintf(stderr, "bench_gemm: no memory\n");
+        return 1;
     }
     return 0;
 }

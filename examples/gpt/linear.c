@@ -2,18 +2,27 @@
 #include "examples/gpt/linear.h"
 
 #include <stddef.h>
+#include <string.h>
 
 #include "examples/gpt/gemm.h"
 
 /* Tiles large enough that packing costs little, small enough that a 256-wide layer has several
- * per core. Part of the numerics: another size may round differently. */
+ * per core: a matrix that has many is cut into larger ones. A function of its shape alone, as tiles
+ * are part of the numerics: another size may round differently. */
 #define LINEAR_TILE_ROWS 128
 #define LINEAR_TILE_COLS 256
+#define LINEAR_TILES_MIN 8 /* a larger tile leaves so many */
 #define LINEAR_BIAS_COLS 256
+
+/* A weight is laid out for the product where at least so many rows use the copy. */
+#define LINEAR_LAY_ROWS 256
+#define LINEAR_LAY_TASK 64 /* its rows of a task */
+#define LINEAR_LINE     (64 / sizeof(real))
+#define LINEAR_WAY      (4096 / sizeof(real))
 
 /* A [rows, cols] matrix cut into tiles, numbered along the rows first. */
 struct linear_grid {
-    uint64_t rows, cols;
+    uint64_t rows, cols, tile_rows, tile_cols;
 };
 
 struct linear_tile {
@@ -27,19 +36,101 @@ static uint64_t linear_blocks(uint64_t count, uint64_t block)
 
 static uint32_t grid_tiles(struct linear_grid g)
 {
-    return (uint32_t)(linear_blocks(g.rows, LINEAR_TILE_ROWS) *
-                      linear_blocks(g.cols, LINEAR_TILE_COLS));
+    return (uint32_t)(linear_blocks(g.rows, g.tile_rows) * linear_blocks(g.cols, g.tile_cols));
+}
+
+static struct linear_grid grid_cut(uint64_t rows, uint64_t cols)
+{
+    const struct linear_grid small = { rows, cols, LINEAR_TILE_ROWS, LINEAR_TILE_COLS };
+    const struct linear_grid wide = { rows, cols, LINEAR_TILE_ROWS, 2 * LINEAR_TILE_COLS };
+    const struct linear_grid large = { rows, cols, 2 * LINEAR_TILE_ROWS, 2 * LINEAR_TILE_COLS };
+    if (grid_tiles(large) >= LINEAR_TILES_MIN)
+        return large;
+    return grid_tiles(wide) >= LINEAR_TILES_MIN ? wide : small;
 }
 
 static struct linear_tile grid_tile(struct linear_grid g, uint32_t index)
 {
-    const uint64_t down = linear_blocks(g.rows, LINEAR_TILE_ROWS);
-    struct linear_tile t = { .row = index % down * LINEAR_TILE_ROWS,
-                             .col = index / down * LINEAR_TILE_COLS };
-    t.rows = g.rows - t.row < LINEAR_TILE_ROWS ? g.rows - t.row : LINEAR_TILE_ROWS;
-    t.cols = g.cols - t.col < LINEAR_TILE_COLS ? g.cols - t.col : LINEAR_TILE_COLS;
+    const uint64_t down = linear_blocks(g.rows, g.tile_rows);
+    struct linear_tile t = { .row = index % down * g.tile_rows, .col = index / down * g.tile_cols };
+    t.rows = g.rows - t.row < g.tile_rows ? g.rows - t.row : g.tile_rows;
+    t.cols = g.cols - t.col < g.tile_cols ? g.cols - t.col : g.tile_cols;
     return t;
 }
+
+/* -- The weight as a product reads it -------------------------------------------------------- */
+
+/* The right factor of a product with a weight: [k, n], or its transpose. */
+struct linear_right {
+    struct gemm_in factor;
+    uint64_t k, n;
+};
+
+static struct gemm_in right_tile(struct gemm_in factor, uint64_t col)
+{
+    factor.data += factor.transposed ? col * factor.stride : col;
+    return factor;
+}
+
+/* Rows of a copy begin at cache lines. Distances of a multiple of 4 KiB put a column of them all
+ * into one set of the first cache: such rows are one line longer. */
+static uint64_t lay_stride(uint64_t cols)
+{
+    const uint64_t stride = linear_blocks(cols, LINEAR_LINE) * LINEAR_LINE;
+    return stride % LINEAR_WAY == 0 ? stride + LINEAR_LINE : stride;
+}
+
+uint64_t linear_scratch(uint64_t in, uint64_t out)
+{
+    const uint64_t plain = in * lay_stride(out), turned = out * lay_stride(in);
+    return plain > turned ? plain : turned;
+}
+
+struct lay_job {
+    const struct vec_ops *vec;
+    struct linear_right right;
+    real *out;
+    uint64_t stride; /* of out */
+};
+
+/* Rows of the weight as it lies: of k if it is plain, of n if transposed. */
+static void lay_task(void *ctx, uint32_t task, uint32_t thread)
+{
+    (void)thread;
+    const struct lay_job *job = ctx;
+    const struct gemm_in *from = &job->right.factor;
+    const uint64_t rows = from->transposed ? job->right.n : job->right.k;
+    const uint64_t cols = from->transposed ? job->right.k : job->right.n;
+    const uint64_t row = (uint64_t)task * LINEAR_LAY_TASK;
+    const uint64_t count = rows - row < LINEAR_LAY_TASK ? rows - row : LINEAR_LAY_TASK;
+    const real *x = from->data + row * from->stride;
+    if (from->transposed)
+        job->vec->transpose(job->out + row, job->stride, x,
+                            (struct vec_tile){ count, cols, from->stride });
+    for (uint64_t i = 0; i < count && !from->transposed; i++)
+        memcpy(job->out + (row + i) * job->stride, x + i * from->stride, cols * sizeof(real));
+}
+
+/* A product reads rows of n fastest whose distance is no multiple of 4 KiB. A weight that lies
+ * otherwise is copied once for all tiles, by all threads: an element costs less than a cycle, and
+ * is used for every row of the batch. Values and the order of sums stay what they are. The native
+ * 16-bit product makes its own copies of everything. */
+static struct gemm_in linear_lay(struct pool *pool, const struct linear *lin,
+                                 struct linear_right right)
+{
+    const struct gemm_in *from = &right.factor;
+    if (lin->scratch == NULL || lin->rows < LINEAR_LAY_ROWS || lin->gemm == GEMM_BF16_NATIVE ||
+        (!from->transposed && from->stride % LINEAR_WAY != 0))
+        return *from;
+    struct lay_job job = {
+        .vec = vec_pick(), .right = right, .out = lin->scratch, .stride = lay_stride(right.n)
+    };
+    pool_run(pool, (uint32_t)linear_blocks(from->transposed ? right.n : right.k, LINEAR_LAY_TASK),
+             lay_task, &job);
+    return gemm_plain(lin->scratch, job.stride);
+}
+
+/* -- Products -------------------------------------------------------------------------------- */
 
 /* Add plus's tile t to y, whose rows are stride apart. */
 static void linear_add(const struct linear *lin, const struct linear_plus *plus,
@@ -58,6 +149,8 @@ static void linear_add(const struct linear *lin, const struct linear_plus *plus,
 struct linear_forward_job {
     const struct linear *lin;
     const struct vec_ops *vec;
+    struct linear_grid grid;
+    struct gemm_in weight; /* [in, out] */
     const real *x;
     real *y, *other;
     enum linear_then then;
@@ -68,13 +161,11 @@ static void linear_forward_task(void *ctx, uint32_t task, uint32_t thread)
     (void)thread;
     const struct linear_forward_job *job = ctx;
     const struct linear *lin = job->lin;
-    const struct linear_tile t = grid_tile((struct linear_grid){ lin->rows, lin->out }, task);
+    const struct linear_tile t = grid_tile(job->grid, task);
     const uint64_t at = t.row * lin->out + t.col;
-    const struct gemm_in weight = lin->transposed
-                                      ? gemm_transposed(lin->weight + t.col * lin->in, lin->in)
-                                      : gemm_plain(lin->weight + t.col, lin->out);
     gemm_run(lin->gemm, (struct gemm_size){ t.rows, t.cols, lin->in },
-             gemm_plain(job->x + t.row * lin->in, lin->in), weight, 0, job->y + at, lin->out);
+             gemm_plain(job->x + t.row * lin->in, lin->in), right_tile(job->weight, t.col), 0,
+             job->y + at, lin->out);
     linear_add(lin, lin->plus, t, job->y + at, lin->out);
 
     const struct vec_tile tile = { t.rows, t.cols, lin->out };
@@ -89,17 +180,27 @@ static void linear_forward_task(void *ctx, uint32_t task, uint32_t thread)
 void linear_forward(struct pool *pool, const struct linear *lin, const real *x, real *y,
                     enum linear_then then, real *other)
 {
+    const struct gemm_in weight = lin->transposed ? gemm_transposed(lin->weight, lin->in)
+                                                  : gemm_plain(lin->weight, lin->out);
     struct linear_forward_job job = {
-        .lin = lin, .vec = vec_pick(), .x = x, .y = y, .other = other, .then = then
+        .lin = lin,
+        .vec = vec_pick(),
+        .grid = grid_cut(lin->rows, lin->out),
+        .weight = linear_lay(pool, lin, (struct linear_right){ weight, lin->in, lin->out }),
+        .x = x,
+        .y = y,
+        .other = other,
+        .then = then,
     };
-    pool_run(pool, grid_tiles((struct linear_grid){ lin->rows, lin->out }), linear_forward_task,
-             &job);
+    pool_run(pool, grid_tiles(job.grid), linear_forward_task, &job);
 }
 
 struct linear_backward_job {
     const struct linear *lin;
     const struct vec_ops *vec;
     const struct linear_grads *g;
+    struct linear_grid input_grid, weight_grid;
+    struct gemm_in weight; /* [out, in] */
     uint32_t input_tiles, weight_tiles;
 };
 
@@ -107,31 +208,22 @@ struct linear_backward_job {
 static void linear_input_tile(const struct linear_backward_job *job, uint32_t index)
 {
     const struct linear *lin = job->lin;
-    const struct linear_tile t = grid_tile((struct linear_grid){ lin->rows, lin->in }, index);
+    const struct linear_tile t = grid_tile(job->input_grid, index);
     const uint64_t at = t.row * lin->in + t.col;
-    const struct gemm_in weight = lin->transposed
-                                      ? gemm_plain(lin->weight + t.col, lin->in)
-                                      : gemm_transposed(lin->weight + t.col * lin->out, lin->out);
     gemm_run(lin->gemm, (struct gemm_size){ t.rows, t.cols, lin->out },
-             gemm_plain(job->g->dy + t.row * lin->out, lin->out), weight, 0, job->g->dx + at,
-             lin->in);
+             gemm_plain(job->g->dy + t.row * lin->out, lin->out), right_tile(job->weight, t.col), 0,
+             job->g->dx + at, lin->in);
     linear_add(lin, job->g->plus, t, job->g->dx + at, lin->in);
     if (job->g->pre != NULL)
         job->vec->gelu_grad(job->g->dx + at, job->g->pre + at,
                             (struct vec_tile){ t.rows, t.cols, lin->in });
 }
 
-static struct linear_grid linear_weight_grid(const struct linear *lin)
-{
-    return lin->transposed ? (struct linear_grid){ lin->out, lin->in }
-                           : (struct linear_grid){ lin->in, lin->out };
-}
-
 /* dW = x^T dy, or dy^T x when transposed. */
 static void linear_weight_tile(const struct linear_backward_job *job, uint32_t index)
 {
     const struct linear *lin = job->lin;
-    const struct linear_grid grid = linear_weight_grid(lin);
+    const struct linear_grid grid = job->weight_grid;
     const struct linear_tile t = grid_tile(grid, index);
     const real *left = lin->transposed ? job->g->dy : job->g->x;
     const real *right = lin->transposed ? job->g->x : job->g->dy;
@@ -162,13 +254,21 @@ static void linear_backward_task(void *ctx, uint32_t task, uint32_t thread)
 
 void linear_backward(struct pool *pool, const struct linear *lin, const struct linear_grads *g)
 {
+    const struct gemm_in weight = lin->transposed ? gemm_plain(lin->weight, lin->in)
+                                                  : gemm_transposed(lin->weight, lin->out);
     struct linear_backward_job job = {
         .lin = lin,
         .vec = vec_pick(),
         .g = g,
-        .input_tiles = g->dx != NULL ? grid_tiles((struct linear_grid){ lin->rows, lin->in }) : 0,
-        .weight_tiles = g->dweight != NULL ? grid_tiles(linear_weight_grid(lin)) : 0,
+        .input_grid = grid_cut(lin->rows, lin->in),
+        .weight_grid = lin->transposed ? grid_cut(lin->out, lin->in) : grid_cut(lin->in, lin->out),
     };
+    if (g->dx != NULL) {
+        job.weight = linear_lay(pool, lin, (struct linear_right){ weight, lin->out, lin->in });
+        job.input_tiles = grid_tiles(job.input_grid);
+    }
+    if (g->dweight != NULL)
+        job.weight_tiles = grid_tiles(job.weight_grid);
     const uint32_t bias_tiles = g->dbias != NULL
                                     ? (uint32_t)linear_blocks(lin->out, LINEAR_BIAS_COLS)
                                     : 0;

@@ -28,7 +28,12 @@ struct linear {
     int transposed;
     enum gemm_kind gemm;
     const struct linear_plus *plus; /* NULL, or: added to y before the bias */
+    real *scratch; /* [linear_scratch(in, out)], overwritten: the weight as a product reads it
+                      fastest; NULL: it is read as it lies */
 };
+
+/* Elements of the scratch of a weight. */
+uint64_t linear_scratch(uint64_t in, uint64_t out);
 
 /* The operation that follows on a tile of y while it is in the cache. */
 enum linear_then {

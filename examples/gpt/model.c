@@ -83,6 +83,14 @@ static void gpt_carve_block(struct gpt *g, struct block_acts *b, struct carver *
     b->moe.dgate = carve_reals(c, rows);
 }
 
+/* The largest weights: of an MLP, and of the head where dim is small. */
+static uint64_t gpt_weight_scratch(const struct gpt *g)
+{
+    const uint64_t dim = g->shape.dim;
+    const uint64_t mlp = linear_scratch(dim, 4 * dim), head = linear_scratch(dim, GPT_VOCAB);
+    return mlp > head ? mlp : head;
+}
+
 /* Returns the bytes needed. */
 static uint64_t gpt_carve(struct gpt *g, void *slab)
 {
@@ -108,6 +116,7 @@ static uint64_t gpt_carve(struct gpt *g, void *slab)
     g->dnorm2 = g->shape.experts > 0 ? carve_reals(&c, width) : NULL;
     g->dout = g->shape.experts > 0 ? carve_reals(&c, width) : NULL;
     g->scratch = carve_reals(&c, (uint64_t)pool_threads(g->pool) * ATTENTION_BLOCK * g->shape.seq);
+    g->weight = carve_reals(&c, gpt_weight_scratch(g));
     g->losses = carve(&c, rows * sizeof(double));
     g->tokens = carve(&c, rows);
     g->targets = carve(&c, rows);
@@ -268,7 +277,8 @@ static struct linear head_linear(const struct gpt *g, const real *embed)
                             .out = GPT_VOCAB,
                             .weight = embed + g->layout.at[GPT_EMBED][EMBED_WTE],
                             .transposed = 1,
-                            .gemm = g->gemm };
+                            .gemm = g->gemm,
+                            .scratch = g->weight };
 }
 
 static void head_loss_task(void *ctx, uint32_t task, uint32_t thread)

@@ -135,7 +135,8 @@ static struct linear matrix_linear(const struct gpt *g, const struct block_array
                             .out = m->out * (uint64_t)g->shape.dim,
                             .weight = a->base + g->layout.at[GPT_BLOCK][m->weight],
                             .bias = a->base + g->layout.at[GPT_BLOCK][m->weight + 1],
-                            .gemm = g->gemm };
+                            .gemm = g->gemm,
+                            .scratch = g->weight };
 }
 
 /* An adapter's factor as a layer of its own, [in, r] or [r, out]. */
@@ -436,7 +437,8 @@ static struct linear expert_linear(const struct row_job *job, const real *params
                             .out = first ? 4 * dim : dim,
                             .weight = params + at[weight],
                             .bias = params + at[weight + 1],
-                            .gemm = g->gemm };
+                            .gemm = g->gemm,
+                            .scratch = g->weight };
 }
 
 static void expert_gather(const struct row_job *job, uint64_t packed)

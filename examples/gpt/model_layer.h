@@ -62,6 +62,7 @@ struct gpt {
     real *dlow;                /* [R, r] scratch; NULL without adapters */
     real *dnorm2, *dout;       /* [R, C] scratch; NULL without experts */
     real *scratch;             /* [threads, ATTENTION_BLOCK, seq] */
+    real *weight;              /* scratch of every linear */
     double *losses;            /* [R] */
     uint8_t *tokens, *targets; /* [R] */
 };

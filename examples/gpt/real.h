@@ -32,6 +32,7 @@ typedef double real;
 #define gpt_set_loss_scale   gpt64_set_loss_scale
 #define linear_backward      gpt64_linear_backward
 #define linear_forward       gpt64_linear_forward
+#define linear_scratch       gpt64_linear_scratch
 #define norm_backward        gpt64_norm_backward
 #define norm_forward         gpt64_norm_forward
 #define router_backward      gpt64_router_backward

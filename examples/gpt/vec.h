@@ -53,6 +53,8 @@ struct vec_ops {
     /* losses[i] = -log softmax(x[i])[target[i]] in nats; x becomes scale * d loss / d x. */
     void (*cross_entropy)(real *x, struct vec_tile tile, const uint8_t *target, real scale,
                           double *losses);
+    /* out[j * out_stride + i] = x[i, j]. */
+    void (*transpose)(real *out, uint64_t out_stride, const real *x, struct vec_tile tile);
 
     /* Arrays of fp32 in both twins; half.h has the rounding. */
     void (*round_bf16)(float *out, const float *x, uint64_t count);

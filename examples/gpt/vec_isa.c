@@ -289,6 +289,50 @@ static void vec_cross_entropy(real *x, struct vec_tile tile, const uint8_t *targ
     }
 }
 
+/* Eight numbers as they lie in a row. */
+typedef real eight __attribute__((vector_size(8 * sizeof(real)), aligned(sizeof(real)), may_alias));
+
+#define EIGHT_AT(p) (*(eight *)(p))
+
+/* [8, 8]: pairs, fours and halves of rows change places. */
+static inline void transpose_eight(real *out, uint64_t out_stride, const real *x, uint64_t stride)
+{
+    eight a[8], b[8];
+    for (uint64_t i = 0; i < 8; i++)
+        a[i] = *(const eight *)(x + i * stride);
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = __builtin_shufflevector(a[i], a[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        b[i + 1] = __builtin_shufflevector(a[i], a[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        for (int j = 0; j < 2; j++) {
+            const eight *p = &b[i + j];
+            a[i + 2 * j] = __builtin_shufflevector(p[0], p[2], 0, 1, 8, 9, 4, 5, 12, 13);
+            a[i + 2 * j + 1] = __builtin_shufflevector(p[0], p[2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    }
+    for (uint64_t i = 0; i < 4; i++) {
+        EIGHT_AT(out + i * out_stride) = __builtin_shufflevector(a[i], a[i + 4], 0, 1, 2, 3, 8, 9,
+                                                                 10, 11);
+        EIGHT_AT(out + (i + 4) * out_stride) = __builtin_shufflevector(a[i], a[i + 4], 4, 5, 6, 7,
+                                                                       12, 13, 14, 15);
+    }
+}
+
+/* Sixteen columns at a time: whole cache lines of x. */
+static void vec_transpose(real *out, uint64_t out_stride, const real *x, struct vec_tile tile)
+{
+    const uint64_t rows = tile.rows / 8 * 8, cols = tile.cols / 16 * 16;
+    for (uint64_t j = 0; j < cols; j += 16)
+        for (uint64_t i = 0; i < rows; i += 8)
+            for (uint64_t half = 0; half < 16; half += 8)
+                transpose_eight(out + (j + half) * out_stride + i, out_stride,
+                                x + i * tile.stride + j + half, tile.stride);
+    for (uint64_t i = 0; i < tile.rows; i++)
+        for (uint64_t j = i < rows ? cols : 0; j < tile.cols; j++)
+            out[j * out_stride + i] = x[i * tile.stride + j];
+}
+
 static void vec_round_bf16(float *restrict out, const float *restrict x, uint64_t count)
 {
     for (uint64_t i = 0; i < count; i++)
@@ -333,6 +377,7 @@ const struct vec_ops VEC_OPS = {
     .softmax_causal = vec_softmax_causal,
     .softmax_causal_grad = vec_softmax_causal_grad,
     .cross_entropy = vec_cross_entropy,
+    .transpose = vec_transpose,
     .round_bf16 = vec_round_bf16,
     .round_f16 = vec_round_f16,
     .pack_bf16 = vec_pack_bf16,

@@ -7,6 +7,7 @@
 #include <ucontext.h>
 
 #include "examples/gpt/gemm.h"
+#include "examples/gpt/linear.h"
 #include "examples/gpt/model.h"
 #include "examples/gpt/vec.h"
 #include "tests/lib/gpt64.h"
@@ -333,6 +334,7 @@ struct vec_trace {
     float bias[VEC_MAX], residual[VEC_MAX], pre[VEC_MAX], act[VEC_MAX], gelu[VEC_MAX];
     float sums[300], norm[VEC_MAX], mean[VEC_ROWS], rstd[VEC_ROWS], dnorm[VEC_MAX];
     float dweight[300], dbias[300], soft[VEC_MAX], dsoft[VEC_MAX], logits[VEC_MAX];
+    float turned[VEC_MAX + 300];
     double losses[VEC_ROWS];
 };
 
@@ -361,6 +363,7 @@ static void vec_trace_run(const struct vec_ops *ops, const float *in, const floa
         ops->softmax_causal_grad(t->dsoft, tile, cols - VEC_ROWS - 1, 0.7f, in2, cols);
     }
     ops->cross_entropy(t->logits, tile, target, 0.25f, t->losses);
+    ops->transpose(t->turned, VEC_ROWS + 1, in, tile);
 }
 
 TEST(instruction_sets_give_the_same_bits)
@@ -386,6 +389,107 @@ TEST(instruction_sets_give_the_same_bits)
     }
     if (compared == 0)
         SKIP("this CPU has only the base instruction set");
+}
+
+/* Whole blocks, and what is left of rows and columns. */
+TEST(transpose_is_the_definition)
+{
+    start(207);
+    static const struct vec_tile tiles[] = {
+        { 8, 16, 16 }, { 40, 64, 70 }, { 13, 37, 37 }, { 1, 50, 50 }
+    };
+    static float in[40 * 70], out[64 * 45];
+    fill(in, sizeof in / sizeof in[0], 1);
+    for (uint32_t v = 0; v < VEC_VARIANTS; v++) {
+        for (size_t i = 0; i < sizeof tiles / sizeof tiles[0] && vec_variant(v) != NULL; i++) {
+            const struct vec_tile t = tiles[i];
+            for (size_t j = 0; j < sizeof out / sizeof out[0]; j++)
+                out[j] = 9;
+            vec_variant(v)->transpose(out, t.rows + 5, in, t);
+            for (uint64_t j = 0; j < t.cols; j++)
+                for (uint64_t r = 0; r < t.rows + 5; r++)
+                    EXPECT_EQ(out[j * (t.rows + 5) + r] == (r < t.rows ? in[r * t.stride + j] : 9),
+                              1);
+        }
+    }
+}
+
+/* -- Weights that are laid out for the product ----------------------------------------------- */
+
+struct laid {
+    float *y, *dx, *dweight;
+};
+
+static struct laid laid_run(const struct linear *lin, const float *x, const float *dy,
+                            struct pool *pool)
+{
+    struct laid r = { .y = malloc(lin->rows * lin->out * sizeof(float)),
+                      .dx = malloc(lin->rows * lin->in * sizeof(float)),
+                      .dweight = malloc(lin->in * lin->out * sizeof(float)) };
+    linear_forward(pool, lin, x, r.y, LINEAR_PLAIN, NULL);
+    linear_backward(pool, lin,
+                    &(struct linear_grads){ .x = x, .dy = dy, .dx = r.dx, .dweight = r.dweight });
+    return r;
+}
+
+/* Off by less than rounding can explain: k numbers below 1 in each sum. */
+static void laid_expect_near(const float *a, const float *b, uint64_t count, uint64_t k)
+{
+    for (uint64_t i = 0; i < count; i++)
+        EXPECT_NEAR(a[i], (double)b[i], 2 * (double)k * (double)k * 0x1p-24);
+}
+
+/* A product is the same with a copy of its weight as with the weight; rows that are 4 KiB apart,
+ * weights either way round, the same bits for any number of threads. */
+TEST(copied_weights_give_the_same_product)
+{
+    start(208);
+    static const struct linear shapes[] = {
+        { .rows = 300, .in = 24, .out = 1024 },
+        { .rows = 300, .in = 1024, .out = 40, .transposed = 1 },
+        { .rows = 257, .in = 67, .out = 81 },
+        { .rows = 257, .in = 81, .out = 67, .transposed = 1 },
+    };
+    struct shd_err e;
+    struct pool *pools[2];
+    EXPECT_OK(pool_new(1, &pools[0], &e), &e);
+    EXPECT_OK(pool_new(3, &pools[1], &e), &e);
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        struct linear lin = shapes[i];
+        const uint64_t weights = lin.in * lin.out, longer = lin.in > lin.out ? lin.in : lin.out;
+        float *x = malloc(lin.rows * lin.in * sizeof *x),
+              *dy = malloc(lin.rows * lin.out * sizeof *dy);
+        float *weight = malloc(weights * sizeof *weight);
+        fill(x, lin.rows * lin.in, 1);
+        fill(dy, lin.rows * lin.out, 1);
+        fill(weight, weights, 1);
+        lin.weight = weight;
+        struct laid want = laid_run(&lin, x, dy, pools[0]), got[2];
+        /* An element behind it must stay. */
+        const uint64_t scratch = linear_scratch(lin.in, lin.out);
+        lin.scratch = malloc((scratch + 1) * sizeof(float));
+        lin.scratch[scratch] = 9;
+        for (int p = 0; p < 2; p++)
+            got[p] = laid_run(&lin, x, dy, pools[p]);
+        EXPECT(lin.scratch[scratch] == 9);
+        laid_expect_near(got[0].y, want.y, lin.rows * lin.out, longer);
+        laid_expect_near(got[0].dx, want.dx, lin.rows * lin.in, longer);
+        EXPECT(memcmp(got[0].dweight, want.dweight, weights * sizeof(float)) == 0);
+        EXPECT(memcmp(got[0].y, got[1].y, lin.rows * lin.out * sizeof(float)) == 0);
+        EXPECT(memcmp(got[0].dx, got[1].dx, lin.rows * lin.in * sizeof(float)) == 0);
+        struct laid *all[] = { &want, &got[0], &got[1] };
+        for (int p = 0; p < 3; p++) {
+            free(all[p]->y);
+            free(all[p]->dx);
+            free(all[p]->dweight);
+        }
+        free(lin.scratch);
+        free(x);
+        free(dy);
+        free(weight);
+    }
+    pool_free(pools[0]);
+    pool_free(pools[1]);
 }
 
 /* gelu(x) against libm in fp64. exp is good to 3e-7, the quotient and the products add a few
