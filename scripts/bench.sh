@@ -14,6 +14,7 @@
 #   torch     a GPT from Python: shardd beside DDP, FSDP2 and DeepSpeed; 8 minutes, --size 60m as long
 #   peers     the same GPT by all of them and by shd-gpt, with a killed rank: 0.84, 10.8 and 64 M; 22 minutes
 #   control   requests per second and latency of one daemon with 1, 8 and 64 sessions; processor time of a return
+#   return    processor time of a Return, of worker and daemons, by rings and by connections
 #
 # Each prints medians with spread and its parameters; --json: one object a line,
 # {"name","value","unit","min","max","n"}. `bench.sh NAME --help` lists a benchmark's arguments.
@@ -43,6 +44,10 @@ status) targets=(shardd shd-gpt) && script bench_status.py ;;
 torch) targets=(shardd shardctl shd python) && script bench_torch.py ;;
 peers) targets=(shardd shardctl shd shd-gpt python) && script bench_peers.py ;;
 control) targets=(shardd bench_control) && command=("$bin/bench_control") ;;
+return)
+    targets=(shardd shardctl bench_return)
+    command=("$bin/shardctl" run --daemons "${DAEMONS:-2}" -- "$bin/bench_return")
+    ;;
 attach)
     targets=(shardd shardctl bench_attach)
     command=("$bin/shardctl" run --daemons 2 -- "$bin/bench_attach")
@@ -53,7 +58,7 @@ attach)
     ;;
 *)
     usage >&2
-    say "unknown benchmark '$what'; known: update, step, policies, plan, elastic, control, recompute, attach, checkpoint, status, torch, peers"
+    say "unknown benchmark '$what'; known: update, step, policies, plan, elastic, control, return, recompute, attach, checkpoint, status, torch, peers"
     exit 2
     ;;
 esac
