@@ -215,6 +215,59 @@ TEST(two_threads_lose_no_frame_and_no_wake)
     EXPECT(ring_is_drained(&pair.sides[0]) && ring_is_drained(&pair.sides[1]));
 }
 
+/* The moment in which a consumer arms is what the producer aims at: it puts a frame a little later
+ * each time after the last one was taken, whose taker then finds nothing and goes to sleep. */
+
+#define AIMED_FRAMES (SANITIZE_THREAD ? 20000u : 200000u)
+
+static void *sleep_for_each(void *arg)
+{
+    uint8_t got[RING_FRAME_BYTES_MAX];
+    struct shd_err e;
+    size_t bytes;
+    (void)arg;
+    for (uint32_t i = 0; i < AIMED_FRAMES;) {
+        if (ring_take(&pair.sides[1], got, &bytes, &e) == SHD_OK) {
+            i++;
+            continue;
+        }
+        if (!ring_arm(&pair.sides[1]))
+            continue;
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += (time_t)(TEST_HANG_MS / 1000) + 1;
+        while (sem_timedwait(&bells[1], &until) != 0)
+            if (errno != EINTR)
+                return "nobody woke it";
+    }
+    return NULL;
+}
+
+TEST(frame_that_comes_while_its_taker_falls_asleep_wakes_it)
+{
+    pthread_t thread;
+    struct shd_err e = { 0 };
+    void *why;
+    begin();
+    EXPECT(sem_init(&bells[1], 0, 0) == 0);
+    EXPECT(pthread_create(&thread, NULL, sleep_for_each, NULL) == 0);
+    const uint64_t end_ms = test_now_ms() + 2 * TEST_HANG_MS;
+    for (uint32_t i = 0; i < AIMED_FRAMES; i++) {
+        bool wake;
+        while (!ring_is_drained(&pair.sides[0]))
+            if (test_now_ms() > end_ms)
+                FAIL("frame %" PRIu32 " was never taken", i);
+        for (volatile uint32_t k = 0; k < i % 64; k++) {
+        }
+        EXPECT_OK(ring_put(&pair.sides[0], "x", 1, &wake, &e), &e);
+        if (wake)
+            sem_post(&bells[1]);
+    }
+    pthread_join(thread, &why);
+    if (why != NULL)
+        FAIL("%s", (const char *)why);
+}
+
 /* -- What the other side must not say ---------------------------------------------------------- */
 
 static void expect_refused(struct ring *r, const char *text)
