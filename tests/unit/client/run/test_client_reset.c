@@ -189,16 +189,16 @@ TEST(worker_that_left_something_out_is_told)
     fixture_start(&daemons, 2, NULL);
     shd_session *a = attach(PATIENT_MS), *b = NULL;
     shd_model *ma = open_toy(a, spec()), *mb = NULL;
-    EXPECT_OK(return_units(ma, 1, 0, false, &e), &e);
-    for (bool in = false; !in; in = shd_is_in(mb, 1)) { /* summed by now */
+    EXPECT_OK(return_units(ma, 0, 0, false, &e), &e);
+    for (bool in = false; !in; in = shd_is_in(mb, 0)) { /* summed by now */
         shd_close(b);
         b = attach(PATIENT_MS);
         mb = open_toy(b, spec());
     }
     EXPECT_OK(shd_reset_step(ma, &e), &e);
-    EXPECT_STATUS(return_units(mb, 0, 0, false, &e), SHD_ERESET);
-    EXPECT(!shd_is_in(mb, 1));
-    EXPECT_OK(return_units(mb, 0, 0, false, &e), &e);
+    EXPECT_STATUS(return_units(mb, 1, 0, false, &e), SHD_ERESET);
+    EXPECT(!shd_is_in(mb, 0));
+    EXPECT_OK(return_units(mb, 1, 0, false, &e), &e);
     shd_close(a);
     shd_close(b);
     fixture_stop(&daemons);
