@@ -214,8 +214,8 @@ static void linear_input_tile(const struct linear_backward_job *job, uint32_t in
              gemm_plain(job->g->dy + t.row * lin->out, lin->out), right_tile(job->weight, t.col), 0,
              job->g->dx + at, lin->in);
     linear_add(lin, job->g->plus, t, job->g->dx + at, lin->in);
-    if (job->g->pre != NULL)
-        job->vec->gelu_grad(job->g->dx + at, job->g->pre + at,
+    if (job->g->slope != NULL)
+        job->vec->gelu_grad(job->g->dx + at, job->g->slope + at,
                             (struct vec_tile){ t.rows, t.cols, lin->in });
 }
 

@@ -39,7 +39,7 @@ uint64_t linear_scratch(uint64_t in, uint64_t out);
 enum linear_then {
     LINEAR_PLAIN,    /* y = x W (+ b) */
     LINEAR_RESIDUAL, /* y = x W + b + other */
-    LINEAR_GELU,     /* y = x W + b, other = gelu(y) */
+    LINEAR_GELU,     /* y = gelu'(x W + b), other = gelu(x W + b) */
 };
 
 /* other: [rows, out], read or written as `then` says; NULL for LINEAR_PLAIN. */
@@ -47,12 +47,12 @@ void linear_forward(struct pool *pool, const struct linear *lin, const real *x, 
                     enum linear_then then, real *other);
 
 struct linear_grads {
-    const real *x;   /* [rows, in] */
-    const real *dy;  /* [rows, out] */
-    real *dx;        /* [rows, in], overwritten; NULL: not wanted */
-    const real *pre; /* [rows, in] or NULL: multiply dx by gelu'(pre), x being gelu(pre) */
-    real *dweight;   /* as weight, overwritten; NULL: none (a frozen weight) */
-    real *dbias;     /* [out], overwritten; NULL: none */
+    const real *x;     /* [rows, in] */
+    const real *dy;    /* [rows, out] */
+    real *dx;          /* [rows, in], overwritten; NULL: not wanted */
+    const real *slope; /* [rows, in] or NULL: what LINEAR_GELU left in y; dx is multiplied by it */
+    real *dweight;     /* as weight, overwritten; NULL: none (a frozen weight) */
+    real *dbias;       /* [out], overwritten; NULL: none */
     const struct linear_plus *plus; /* NULL, or: added to dx before gelu' */
 };
 

@@ -72,7 +72,7 @@ static void gpt_carve_block(struct gpt *g, struct block_acts *b, struct carver *
     b->rstd2 = carve_reals(c, rows);
     if (g->shape.experts == 0)
         b->norm2 = carve_reals(c, width);
-    b->pre = carve_reals(c, 4 * width);
+    b->slope = carve_reals(c, 4 * width);
     b->act = carve_reals(c, 4 * width);
     for (int m = 0; m < GPT_MATRICES && g->shape.rank > 0; m++)
         b->low[m] = carve_reals(c, rows * g->shape.rank);

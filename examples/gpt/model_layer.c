@@ -196,7 +196,7 @@ static void adapter_backward(struct gpt *g, const struct block_acts *b,
         &(struct linear_grads){ .x = io->x, .dy = g->dlow, .dweight = a->low_grad + at[m->low] });
 }
 
-/* io: x, dy, dx and pre. */
+/* io: x, dy, dx and slope. */
 static void matrix_backward(struct gpt *g, const struct block_acts *b, const struct block_arrays *a,
                             enum gpt_matrix which, struct linear_grads io)
 {
@@ -258,7 +258,7 @@ static void block_attention_backward(struct gpt *g, struct block_acts *b,
 static void block_inner_forward(struct gpt *g, struct block_acts *b, const struct block_arrays *a)
 {
     block_attention_forward(g, b, a);
-    matrix_forward(g, b, a, GPT_FC, b->norm2, b->pre, LINEAR_GELU, b->act);
+    matrix_forward(g, b, a, GPT_FC, b->norm2, b->slope, LINEAR_GELU, b->act);
 }
 
 void block_forward(struct gpt *g, uint32_t layer, const struct block_arrays *a)
@@ -277,8 +277,9 @@ void block_backward(struct gpt *g, uint32_t layer, const struct block_arrays *a)
         adapter_forward(g, b, a, GPT_MLP, b->act);
     }
     g->held = MODEL_HELD_NONE; /* backward spoils them */
-    matrix_backward(g, b, a, GPT_MLP,
-                    (struct linear_grads){ .x = b->act, .dy = g->dx, .dx = g->d4, .pre = b->pre });
+    matrix_backward(
+        g, b, a, GPT_MLP,
+        (struct linear_grads){ .x = b->act, .dy = g->dx, .dx = g->d4, .slope = b->slope });
     matrix_backward(g, b, a, GPT_FC,
                     (struct linear_grads){ .x = b->norm2, .dy = g->d4, .dx = g->d1 });
     block_attention_backward(g, b, a);
@@ -489,7 +490,7 @@ static void expert_inner_forward(struct row_job *job, const real *params)
     const struct linear mlp = expert_linear(job, params, EXPERT_MLP_W);
     const uint64_t narrow = job->first * (uint64_t)g->shape.dim, wide = 4 * narrow;
     rows_run(job, expert_gather);
-    linear_forward(g->pool, &fc, job->b->moe.in + narrow, job->b->pre + wide, LINEAR_GELU,
+    linear_forward(g->pool, &fc, job->b->moe.in + narrow, job->b->slope + wide, LINEAR_GELU,
                    job->b->act + wide);
     linear_forward(g->pool, &mlp, job->b->act + wide, job->b->moe.out + narrow, LINEAR_PLAIN, NULL);
 }
@@ -519,7 +520,7 @@ void expert_backward(struct gpt *g, struct gpt_unit u, const real *params, real 
                     &(struct linear_grads){ .x = job.b->act + wide,
                                             .dy = g->dout + narrow,
                                             .dx = g->d4 + wide,
-                                            .pre = job.b->pre + wide,
+                                            .slope = job.b->slope + wide,
                                             .dweight = grad + at[EXPERT_MLP_W],
                                             .dbias = grad + at[EXPERT_MLP_B] });
     linear_backward(g->pool, &fc,

@@ -34,7 +34,7 @@ struct block_acts {
     real *mid;               /* [R, C] x + attention */
     real *mean2, *rstd2;     /* [R] */
     real *norm2;             /* [R, C] ln_2(mid); kept with experts, whose input it is */
-    real *pre, *act;         /* [R, 4C] before and after gelu; packed with experts */
+    real *slope, *act;       /* [R, 4C] gelu's derivative, its value; packed with experts */
     real *low[GPT_MATRICES]; /* [R, r] input times an adapter's first factor; NULL: none */
     struct moe_acts moe;     /* all NULL without experts */
 };

@@ -33,10 +33,10 @@ struct vec_ops {
     void (*bias)(real *y, const real *bias, struct vec_tile tile);
     /* y += bias + residual; residual has y's stride. */
     void (*bias_residual)(real *y, const real *bias, const real *residual, struct vec_tile tile);
-    /* pre += bias; act = gelu(pre). Same stride. */
-    void (*bias_gelu)(real *pre, real *act, const real *bias, struct vec_tile tile);
-    /* d *= gelu'(pre). Same stride. */
-    void (*gelu_grad)(real *d, const real *pre, struct vec_tile tile);
+    /* act = gelu(x + bias); x becomes gelu'(x + bias), for the backward. Same stride. */
+    void (*bias_gelu)(real *x, real *act, const real *bias, struct vec_tile tile);
+    /* d *= slope. Same stride. */
+    void (*gelu_grad)(real *d, const real *slope, struct vec_tile tile);
     /* out[col] = sum over rows, ascending. */
     void (*col_sums)(real *out, const real *x, struct vec_tile tile);
     void (*norm_forward)(const struct vec_norm *norm, real *y);

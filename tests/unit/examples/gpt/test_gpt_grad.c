@@ -160,17 +160,17 @@ TEST(transposed_linear_gradients_match_differences)
     check_linear(/* transposed= */ 1);
 }
 
-/* x -> gelu(x W1 + b1) W2: the second layer's dx times gelu'(pre) is what the first one gets. */
+/* x -> gelu(x W1 + b1) W2: the second layer's dx times gelu' is what the first one gets. */
 struct gelu_case {
     struct pool *pool;
     struct linear first, second;
-    double *x, *pre, *act, *y, *dy;
+    double *x, *slope, *act, *y, *dy;
 };
 
 static double gelu_value(void *ctx)
 {
     struct gelu_case *c = ctx;
-    linear_forward(c->pool, &c->first, c->x, c->pre, LINEAR_GELU, c->act);
+    linear_forward(c->pool, &c->first, c->x, c->slope, LINEAR_GELU, c->act);
     linear_forward(c->pool, &c->second, c->act, c->y, LINEAR_PLAIN, NULL);
     return weighted(c->y, c->dy, c->second.rows * c->second.out);
 }
@@ -181,13 +181,13 @@ TEST(gelu_gradient_matches_differences)
     enum { ROWS = 7, IN = 5, HIDDEN = 37, OUT = 6 };
     double *w1 = random_array(IN * HIDDEN, 1), *b1 = random_array(HIDDEN, 1);
     double *w2 = random_array(HIDDEN * OUT, 1), *b2 = random_array(OUT, 1);
-    double dpre[ROWS * HIDDEN], dx[ROWS * IN], pre[ROWS * HIDDEN], act[ROWS * HIDDEN];
+    double dpre[ROWS * HIDDEN], dx[ROWS * IN], slope[ROWS * HIDDEN], act[ROWS * HIDDEN];
     double y[ROWS * OUT], dw1[IN * HIDDEN], db1[HIDDEN], dw2[HIDDEN * OUT], db2[OUT];
     struct gelu_case c = { .pool = new_pool(1),
                            .first = { ROWS, IN, HIDDEN, w1, b1, 0, GEMM_FULL, NULL },
                            .second = { ROWS, HIDDEN, OUT, w2, b2, 0, GEMM_FULL, NULL },
                            .x = random_array(ROWS * IN, 2),
-                           .pre = pre,
+                           .slope = slope,
                            .act = act,
                            .y = y,
                            .dy = random_array(ROWS * OUT, 1) };
@@ -195,7 +195,7 @@ TEST(gelu_gradient_matches_differences)
     linear_backward(
         c.pool, &c.second,
         &(struct linear_grads){
-            .x = act, .dy = c.dy, .dx = dpre, .pre = pre, .dweight = dw2, .dbias = db2 });
+            .x = act, .dy = c.dy, .dx = dpre, .slope = slope, .dweight = dw2, .dbias = db2 });
     linear_backward(
         c.pool, &c.first,
         &(struct linear_grads){ .x = c.x, .dy = dpre, .dx = dx, .dweight = dw1, .dbias = db1 });
