@@ -108,7 +108,8 @@ static void expect_model(const json_t *m)
                      "last_sum_norm:n? last_skipped:b "
                      "metrics:a loss:n? grad_norm:n? lr:n?");
     expect_fields(json_object_get(m, "bytes"),
-                  "state:i publish:i inbox:i board:i ledger:i spec:i spill:i spilled:i spare:i");
+                  "state:i publish:i inbox:i board:i ledger:i spec:i spill:i spilled:i spare:i "
+                  "huge:i");
     expect_fields(json_object_get(m, "rates"), "steps_per_s:n returns_per_s:n bytes_per_s:n");
     expect_fields(json_object_get(m, "times_ms"), "collect:n? decide:n? apply:n?");
     const json_t *unit;
