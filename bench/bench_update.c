@@ -47,7 +47,7 @@ struct options {
     uint32_t rounds, trail_pairs;
     uint32_t threads_max;
     bool json, verbose, small, pages, pin;
-    const char *isa;
+    const char *isa, *against;
 };
 
 /* Threads for the rivals: each waits at the gate, does its part, waits at the exit. */
@@ -296,14 +296,14 @@ static void report(const struct options *o, const struct rivals *rivals, enum be
 
 /* One of two that are compared. */
 struct side {
+    struct kern *kern;
     const struct bench_arrays *arrays;
     bool trail;
 };
 
 /* sides[1] over sides[0], in pairs, as the figure `ratio`; and sides[1] alone. */
-static void bench_pairs(const struct options *o, struct kern *k, const struct side sides[2],
-                        enum bench_case which, uint32_t threads, const char *name,
-                        const char *ratio)
+static void bench_pairs(const struct options *o, const struct side sides[2], enum bench_case which,
+                        uint32_t threads, const char *name, const char *ratio)
 {
     static struct stat_series ns[2];
     memset(ns, 0, sizeof ns);
@@ -315,7 +315,7 @@ static void bench_pairs(const struct options *o, struct kern *k, const struct si
         trails[at].op++;
         struct shd_err e;
         const uint64_t start = clock_now_ns();
-        CHECK(run_ours(k, sides[at].arrays, o->elems, which,
+        CHECK(run_ours(sides[at].kern, sides[at].arrays, o->elems, which,
                        sides[at].trail ? trails[at] : (struct kern_trail){ 0 }, &e) == SHD_OK);
         const double ns_per_param = (double)(clock_now_ns() - start) / (double)o->elems;
         if (i >= 2 * WARMUPS)
@@ -360,6 +360,10 @@ static void bench_threads(const struct options *o, const struct rivals *rivals,
     struct shd_err e;
     struct kern *k;
     bench_check(kern_cpu_new(&config, &k, &e), &e);
+    struct kern *other = NULL;
+    const struct kern_config against = { .threads = threads, .pin = o->pin, .isa = o->against };
+    if (o->against != NULL)
+        bench_check(kern_cpu_new(&against, &other, &e), &e);
     struct crew crew = { .arrays = arrays, .hyper = &hyper, .elems = o->elems };
     crew_start(&crew, threads, o->pin);
     for (enum bench_case which = 0; which < CASES; which++) {
@@ -370,17 +374,22 @@ static void bench_threads(const struct options *o, const struct rivals *rivals,
             run_round(k, &crew, rivals, which, round, ns);
         if (o->rounds > 0)
             report(o, rivals, which, threads, ns);
-        bench_pairs(o, k, (const struct side[]){ { arrays, false }, { arrays, true } }, which,
+        bench_pairs(o, (const struct side[]){ { k, arrays, false }, { k, arrays, true } }, which,
                     threads, "trail.", "trail_over_none");
+        if (other != NULL)
+            bench_pairs(o, (const struct side[]){ { k, arrays, true }, { other, arrays, true } },
+                        which, threads, "against.", "against_over_isa");
         if (small != NULL) {
             arrays_fill(k, small, o->elems);
-            bench_pairs(o, k, (const struct side[]){ { arrays, true }, { small, true } }, which,
+            bench_pairs(o, (const struct side[]){ { k, arrays, true }, { k, small, true } }, which,
                         threads, "small.", "small_over_huge");
         }
     }
     crew_stop(&crew);
     bench_small(o, k, arrays, threads);
     k->ops->free(k);
+    if (other != NULL)
+        other->ops->free(other);
 }
 
 static struct options parse(int argc, char **argv)
@@ -400,6 +409,8 @@ static struct options parse(int argc, char **argv)
         { "threads", 0, FLAG_U32, "MAX", "1, 2, 4 ... up to so many (2)", &o.threads_max, 1,
           THREADS_MAX },
         { "isa", 0, FLAG_STRING, "NAME", "instruction set (the widest here)", &o.isa, 0, 0 },
+        { "against", 0, FLAG_STRING, "NAME", "time this instruction set over --isa, too",
+          &o.against, 0, 0 },
         { "no-pin", 0, FLAG_BOOL, NULL, "leave threads to the scheduler", &no_pin, 0, 0 },
         { "small-pages", 0, FLAG_BOOL, NULL, "arrays in 4 KiB pages, not in segments", &o.small, 0,
           0 },

@@ -2,7 +2,8 @@
 # bench.sh NAME [--json] [arguments]: build release and measure.
 #
 #   update    ns per parameter of accumulate and AdamW, beside the machine's own limit, and
-#             with a trail over without one; --pages: in 4 KiB pages over huge ones
+#             with a trail over without one; --pages: in 4 KiB pages over huge ones;
+#             --against avx2: that instruction set over the widest
 #   step      a training step with daemons, over the same compute without exchange
 #   policies  step time, waiting and memory of each strategy and path, with a slow link
 #   elastic   a step of two workers, beside a third one that is slow, or is not
