@@ -29,8 +29,8 @@ static double seconds_between(uint64_t since_ns, uint64_t until_ns)
 /* -- Models -------------------------------------------------------------------------------------
  */
 
-#define UNITS_LISTED_MAX 4096u /* of a model; the list of more is of no use, and takes megabytes \
-                                */
+/* Of a model; the list of more is of no use, and takes megabytes. */
+#define UNITS_LISTED_MAX 4096u
 
 static json_t *units_json(const struct view_model *vm, bool brief)
 {
