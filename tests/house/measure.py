@@ -54,7 +54,7 @@ def record(where, into):
                                "--threads", "1", "--log-level", "error"], env=traced("daemon"))
     try:
         end = time.monotonic() + 30
-        while not os.path.exists(into + "/cpu0.zmq") and time.monotonic() < end:
+        while not os.path.exists(into + "/cpu0.sock") and time.monotonic() < end:
             time.sleep(0.01)
         run(where + "/one_request", into, env=traced("worker"))
     finally:
