@@ -48,7 +48,7 @@ int shd_acquire(shd_model *m, uint32_t unit, const void **ret_params, struct shd
         r = session_check(m->session, e);
     if (r == SHD_OK && m->fault.code != SHD_OK)
         r = err_copy(&m->fault, e);
-    if (r == SHD_OK)
+    if (r == SHD_OK && m->order != NULL)
         r = stream_look(m, e);
     if (r == SHD_OK)
         r = hold_fetch(m, unit, e);
@@ -99,7 +99,7 @@ static int check_place(struct shd_model *m, uint32_t micro, uint32_t unit, struc
         r = err_copy(&m->fault, e);
     if (r == SHD_OK)
         r = reset_look(m, e);
-    return r == SHD_OK ? stream_look(m, e) : r;
+    return r == SHD_OK && m->order != NULL ? stream_look(m, e) : r;
 }
 
 int shd_grad(shd_model *m, uint32_t micro, uint32_t unit, float **ret_grad, struct shd_err *e)
