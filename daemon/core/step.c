@@ -58,6 +58,17 @@ static bool nothing_to_apply(const struct step *s, uint32_t unit)
     return s->record.decision.skip || u->frozen || (u->skips_idle && !took_part(s, unit));
 }
 
+/* Of an ACCUMULATE or APPLY, the rest of which is known. */
+static struct step_word done_word(const struct step *s, const struct step_action *a)
+{
+    struct ledger_unit *kept = &s->ledger.unit[a->unit];
+    if (a->kind == STEP_DO_APPLY)
+        return (struct step_word){ &kept->version, a->step + 1,
+                                   ledger_op(&s->ledger, a->round, s->micros) };
+    return (struct step_word){ &kept->progress, ledger_progress(a->round, true, a->micro + 1),
+                               ledger_op(&s->ledger, a->round, a->micro) };
+}
+
 static void apply_one_more(struct step *s, struct step_actions *actions)
 {
     while (s->apply_next < s->units && s->unit[s->apply_next].free)
@@ -72,6 +83,7 @@ static void apply_one_more(struct step *s, struct step_actions *actions)
     a->skip = !a->put && nothing_to_apply(s, a->unit);
     a->took = s->unit[a->unit].mean ? s->ledger.unit[a->unit].took : 0;
     a->updates = ledger_unit_updates(&s->ledger, a->unit);
+    a->done = done_word(s, a);
 }
 
 /* -- Sealing ------------------------------------------------------------------------------------
@@ -80,13 +92,12 @@ static void apply_one_more(struct step *s, struct step_actions *actions)
 /* Sums of the micro-batches' numbers, in ascending order: the same for any order of arrival. */
 static void record_metrics(struct step *s)
 {
-    const uint64_t round = ledger_round(&s->ledger);
     s->record.metric_count = s->record.reported = 0;
     memset(s->record.metrics, 0, sizeof s->record.metrics);
     for (uint32_t micro = 0; micro < s->micros; micro++) {
         const struct ledger_metrics *m = &s->ledger.metrics[micro];
         const uint64_t tag = atomic_load_explicit(&m->tag, memory_order_relaxed);
-        const bool known = ledger_metrics_tag_round(tag) == round;
+        const bool known = ledger_metrics_tag_round(tag) == s->round;
         const uint32_t count = known ? ledger_metrics_tag_count(tag) : 0;
         s->record.reported += count > 0;
         if (count > s->record.metric_count)
@@ -124,7 +135,7 @@ static void unit_advance(struct step *s, uint32_t unit, struct step_actions *act
         struct step_action *a = act(actions, u->started ? STEP_DO_SUM : STEP_DO_ZERO);
         a->unit = unit;
         a->step = step_collecting(s);
-        a->round = ledger_round(&s->ledger);
+        a->round = s->round;
         return;
     }
     const uint32_t ref = *cell_at(s, unit, u->next);
@@ -135,9 +146,10 @@ static void unit_advance(struct step *s, uint32_t unit, struct step_actions *act
     a->unit = unit;
     a->micro = u->next;
     a->step = step_collecting(s);
-    a->round = ledger_round(&s->ledger);
+    a->round = s->round;
     a->first = !u->started;
     a->last = u->next + 1 == s->micros;
+    a->done = done_word(s, a);
     if (ref == CELL_SPILLED)
         a->dtype = (enum shd_dtype)ledger_cell_dtype(
             atomic_load_explicit(ledger_cell_at(s, unit, u->next), memory_order_relaxed));
@@ -167,17 +179,6 @@ int step_check_counts(const struct step *s, struct shd_err *e)
     return SHD_OK;
 }
 
-struct step_word step_done_word(const struct step *s, const struct step_action *a)
-{
-    struct ledger_unit *kept = &s->ledger.unit[a->unit];
-    if (a->kind == STEP_DO_APPLY)
-        return (struct step_word){ &kept->version, a->step + 1,
-                                   ledger_op(&s->ledger, a->round, s->micros) };
-    CHECK(a->kind == STEP_DO_ACCUMULATE);
-    return (struct step_word){ &kept->progress, ledger_progress(a->round, true, a->micro + 1),
-                               ledger_op(&s->ledger, a->round, a->micro) };
-}
-
 /* -- Gradients ----------------------------------------------------------------------------------
  */
 
@@ -185,13 +186,13 @@ static void keep_metrics(struct step *s, uint32_t micro, const double *metrics, 
 {
     CHECK(count <= STEP_METRICS_MAX);
     struct ledger_metrics *m = &s->ledger.metrics[micro];
-    const uint64_t round = ledger_round(&s->ledger);
     const uint64_t tag = atomic_load_explicit(&m->tag, memory_order_relaxed);
-    if (count == 0 || (ledger_metrics_tag_round(tag) == round && ledger_metrics_tag_count(tag) > 0))
+    if (count == 0 ||
+        (ledger_metrics_tag_round(tag) == s->round && ledger_metrics_tag_count(tag) > 0))
         return;
     memcpy(m->values, metrics, count * sizeof *metrics);
     FAIL_POINT("step:metrics:before");
-    atomic_store_explicit(&m->tag, ledger_metrics_tag(round, count), memory_order_release);
+    atomic_store_explicit(&m->tag, ledger_metrics_tag(s->round, count), memory_order_release);
     FAIL_POINT("step:metrics:after");
 }
 
@@ -200,8 +201,8 @@ static void keep_cell(struct step *s, uint32_t unit, uint32_t micro, enum ledger
                       unsigned dtype)
 {
     FAIL_POINT("step:cell:before");
-    atomic_store_explicit(ledger_cell_at(s, unit, micro),
-                          ledger_cell(ledger_round(&s->ledger), kind, dtype), memory_order_release);
+    atomic_store_explicit(ledger_cell_at(s, unit, micro), ledger_cell(s->round, kind, dtype),
+                          memory_order_release);
     FAIL_POINT("step:cell:after");
     *cell_at(s, unit, micro) = kind == LEDGER_CELL_NONE ? CELL_NONE : CELL_SPILLED;
     s->micro_units[micro]++;
@@ -297,7 +298,7 @@ static void took_in(struct step *s, uint32_t unit, struct step_actions *actions)
     uint32_t *c = cell_at(s, unit, u->next);
     CHECK(*c != CELL_EMPTY && *c != CELL_NONE);
     CHECK(atomic_load_explicit(&s->ledger.unit[unit].progress, memory_order_relaxed) ==
-          ledger_progress(ledger_round(&s->ledger), true, u->next + 1));
+          ledger_progress(s->round, true, u->next + 1));
     if (is_ref(*c)) {
         credit(actions, *c, /* stale= */ false);
         s->micro_units[u->next]++;
@@ -406,7 +407,15 @@ enum step_phase step_phase(const struct step *s)
 
 uint64_t step_attempt(const struct step *s)
 {
-    return ledger_resets(&s->ledger) + 1;
+    return s->round - step_collecting(s) + 1;
+}
+
+enum step_when step_when(const struct step *s, uint64_t step, uint64_t attempt)
+{
+    const uint64_t now = step_attempt(s);
+    if (attempt == 0 || attempt == now || step != step_collecting(s))
+        return STEP_WHEN_NOW;
+    return attempt < now ? STEP_WHEN_PAST : STEP_WHEN_AHEAD;
 }
 
 uint64_t step_updates(const struct step *s)

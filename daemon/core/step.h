@@ -3,7 +3,7 @@
  * reports back, and the simulator runs the same code.
  *
  * What must outlive the process the core writes to the ledger (ledger.h), before the action that
- * tells anybody. What a kernel's end must vouch for, the kernel writes: step_done_word().
+ * tells anybody. What a kernel's end must vouch for, the kernel writes: struct step_word.
  *
  *          all units x all micro-batches              Commit              all units applied
  *   OPEN k ────────────────────────────▶ SEALED k ──────────▶ APPLYING k ──────────▶ OPEN k+1
@@ -63,6 +63,16 @@ enum step_action_kind {
     STEP_DO_DROPPED,    /* no gradient is worked on any more: the put can be committed */
 };
 
+/* What is kept of an ACCUMULATE or APPLY: its operation's number, for the trail, and the word to
+ * store (release) when its kernel is done, before anything behind it in the queue begins and before
+ * step_accumulated() or step_applied(). Also where there is nothing to compute (no elements, skip).
+ */
+struct step_word {
+    _Atomic uint64_t *word;
+    uint64_t value;
+    uint64_t op;
+};
+
 struct step_action {
     enum step_action_kind kind;
     uint32_t unit;
@@ -70,11 +80,12 @@ struct step_action {
     step_ref ref;         /* ACCUMULATE: 0 when it is spilled */
     enum shd_dtype dtype; /* of a spilled gradient */
     bool first, last, stale, skip;
-    bool put;         /* APPLY: of values that wait, if any do for the unit */
-    uint32_t took;    /* APPLY of a mean: gradients that its sum is of */
-    uint64_t updates; /* APPLY: of the unit, this one counted: t of AdamW */
-    uint64_t step;    /* work: which one it is for, */
-    uint64_t round;   /* and in which round */
+    bool put;              /* APPLY: of values that wait, if any do for the unit */
+    uint32_t took;         /* APPLY of a mean: gradients that its sum is of */
+    uint64_t updates;      /* APPLY: of the unit, this one counted: t of AdamW */
+    uint64_t step;         /* work: which one it is for, */
+    uint64_t round;        /* and in which round */
+    struct step_word done; /* ACCUMULATE, APPLY */
 };
 
 #define STEP_ACTIONS_MAX 8u
@@ -104,17 +115,6 @@ struct step; /* lives in caller's memory */
  * same. */
 void step_resume(struct step *s, uint32_t unit, struct step_actions *ret_actions);
 
-/* What is kept of an ACCUMULATE or APPLY: its operation's number, for the trail, and the word to
- * store (release) when its kernel is done, before anything behind it in the queue begins and before
- * step_accumulated() or step_applied(). Also where there is nothing to compute (no elements, skip).
- */
-struct step_word {
-    _Atomic uint64_t *word;
-    uint64_t value;
-    uint64_t op;
-};
-struct step_word step_done_word(const struct step *s, const struct step_action *action);
-
 /* Events. All clear *ret_actions first. unit and micro must be below their counts. */
 
 /* A gradient arrived (none: the unit took no part, there is no slot). Metrics, if any, are those
@@ -139,6 +139,15 @@ void step_spilled(struct step *s, uint32_t unit, uint32_t micro, step_ref ref, e
 
 /* APPLY of unit is done. */
 void step_applied(struct step *s, uint32_t unit, struct step_actions *ret_actions);
+
+/* Is a request about `step`, sent in this attempt (0: its sender knows none), of the round in which
+ * gradients are collected now? */
+enum step_when {
+    STEP_WHEN_NOW,
+    STEP_WHEN_PAST,  /* the attempt was given up */
+    STEP_WHEN_AHEAD, /* another owner has granted a reset: first follow, agreed (step_reset.h) */
+};
+enum step_when step_when(const struct step *s, uint64_t step, uint64_t attempt);
 
 /* Looking. */
 uint64_t step_now(const struct step *s);        /* committed steps whose updates are done */

@@ -14,7 +14,7 @@
 static void promise(struct step *s)
 {
     struct ledger_head *h = s->ledger.head;
-    const uint64_t word = ledger_round(&s->ledger) + 1;
+    const uint64_t word = s->round + 1;
     if (atomic_load_explicit(&h->promised, memory_order_relaxed) == word)
         return;
     FAIL_POINT("step:promise:before");
@@ -93,6 +93,7 @@ static void write_record(struct step *s, struct step_blob blob)
     FAIL_POINT("step:commit:before");
     atomic_store_explicit(&h->commits, commits, memory_order_release);
     FAIL_POINT("step:commit:after");
+    s->round = ledger_round(&s->ledger);
 }
 
 /* A put has gradients of nothing. */
@@ -108,7 +109,6 @@ static void begin_put(struct step *s)
  * part, which the next step's may overwrite before the unit is applied. */
 static void count_means(struct step *s)
 {
-    const uint64_t round = ledger_round(&s->ledger);
     for (uint32_t u = 0; u < s->units; u++) {
         const _Atomic uint64_t *cells = &s->ledger.cell[(size_t)u * s->micros];
         uint32_t took = 0;
@@ -116,7 +116,8 @@ static void count_means(struct step *s)
             continue;
         for (uint32_t micro = 0; micro < s->micros; micro++) {
             const uint64_t word = atomic_load_explicit(&cells[micro], memory_order_relaxed);
-            took += ledger_cell_round(word) != round || ledger_cell_kind(word) != LEDGER_CELL_NONE;
+            took += ledger_cell_round(word) != s->round ||
+                    ledger_cell_kind(word) != LEDGER_CELL_NONE;
         }
         s->ledger.unit[u].took = took;
     }

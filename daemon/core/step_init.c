@@ -47,7 +47,6 @@ void step_recall_record(struct step *s)
 /* Micro-batches of the collecting step that wait for their turn and are durable. */
 static void recover_cells(struct step *s, uint32_t unit)
 {
-    const uint64_t round = ledger_round(&s->ledger);
     const size_t first = (size_t)unit * s->micros;
     for (uint32_t micro = 0; micro < s->micros; micro++) {
         if (micro < s->unit[unit].next) {
@@ -58,7 +57,7 @@ static void recover_cells(struct step *s, uint32_t unit)
         const uint64_t word = atomic_load_explicit(&s->ledger.cell[first + micro],
                                                    memory_order_relaxed);
         const enum ledger_cell_kind kind = ledger_cell_kind(word);
-        if (ledger_cell_round(word) != round || kind == LEDGER_CELL_EMPTY)
+        if (ledger_cell_round(word) != s->round || kind == LEDGER_CELL_EMPTY)
             continue;
         s->cells[first + micro] = kind == LEDGER_CELL_NONE ? CELL_NONE : CELL_SPILLED;
         s->micro_units[micro]++;
@@ -77,7 +76,7 @@ static void recover_unit(struct step *s, uint32_t unit, uint64_t commits)
     if (u->frozen)
         return;
     const uint64_t progress = atomic_load_explicit(&kept->progress, memory_order_relaxed);
-    if (ledger_progress_round(progress) == ledger_round(&s->ledger)) {
+    if (ledger_progress_round(progress) == s->round) {
         u->next = ledger_progress_next(progress);
         u->started = ledger_progress_started(progress);
         s->cells_in += u->next;
@@ -100,6 +99,7 @@ struct step *step_init(void *memory, const struct ledger *ledger, const bool *fr
     at += align16(sizeof *s->unit * units);
     s->cells = (void *)at;
     s->ledger = *ledger;
+    s->round = ledger_round(ledger);
     s->units = units;
     s->micros = micros;
     s->finite = true;

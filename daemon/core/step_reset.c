@@ -16,14 +16,6 @@
  * use up those that the ledger can count. */
 #define RESETS_AHEAD_MAX 1024u
 
-enum step_when step_when(const struct step *s, uint64_t step, uint64_t attempt)
-{
-    const uint64_t now = step_attempt(s);
-    if (attempt == 0 || attempt == now || step != step_collecting(s))
-        return STEP_WHEN_NOW;
-    return attempt < now ? STEP_WHEN_PAST : STEP_WHEN_AHEAD;
-}
-
 /* -- Giving up ---------------------------------------------------------------------------------
  */
 
@@ -47,6 +39,7 @@ static void begin_attempt(struct step *s, uint64_t attempt)
     FAIL_POINT("step:reset:before");
     atomic_store_explicit(&s->ledger.head->resets, attempt - 1, memory_order_release);
     FAIL_POINT("step:reset:after");
+    s->round = ledger_round(&s->ledger);
     forget_sums(s);
     s->resetting = true;
     s->reset_unit = s->reset_micro = 0;
@@ -54,8 +47,7 @@ static void begin_attempt(struct step *s, uint64_t attempt)
 
 static bool promised(const struct step *s)
 {
-    return atomic_load_explicit(&s->ledger.head->promised, memory_order_relaxed) ==
-           ledger_round(&s->ledger) + 1;
+    return atomic_load_explicit(&s->ledger.head->promised, memory_order_relaxed) == s->round + 1;
 }
 
 int step_reset(struct step *s, uint64_t step, uint64_t attempt, bool agreed,

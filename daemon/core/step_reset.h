@@ -24,15 +24,6 @@ struct shd_err;
 struct step;
 struct step_actions;
 
-/* Is a request about `step`, sent in this attempt (0: its sender knows none), of the round in which
- * gradients are collected now? */
-enum step_when {
-    STEP_WHEN_NOW,
-    STEP_WHEN_PAST,  /* the attempt was given up */
-    STEP_WHEN_AHEAD, /* another owner has granted a reset: first follow, agreed */
-};
-enum step_when step_when(const struct step *s, uint64_t step, uint64_t attempt);
-
 enum step_reset_answer {
     STEP_RESET_DONE,     /* the step is at that attempt, or at a later one */
     STEP_RESET_PROMISED, /* refused: its Prepare was answered */

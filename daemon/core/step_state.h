@@ -24,6 +24,8 @@ struct step_unit {
 
 struct step {
     struct ledger ledger;
+    uint64_t
+        round; /* ledger_round(), which each gradient asks for; with it and `now` the attempt */
     uint32_t units, micros;
     uint32_t units_frozen;
     uint64_t now;

@@ -61,7 +61,7 @@ static void credit(struct model *m, const struct step_action *a)
 static struct kern_trail trail_of(const struct model_unit *mu)
 {
     const struct model *m = mu->model;
-    const struct step_word done = step_done_word(m->core, &mu->action);
+    const struct step_word done = mu->action.done;
     return (struct kern_trail){ .area = m->trail.area,
                                 .base = m->state.base,
                                 .chunks = m->trail.chunks,
@@ -253,7 +253,7 @@ static bool applies(const struct model_unit *mu)
 
 static void store_done_word(struct model_unit *mu)
 {
-    const struct step_word done = step_done_word(mu->model->core, &mu->action);
+    const struct step_word done = mu->action.done;
     FAIL_POINT("apply:done:before");
     atomic_store_explicit(done.word, done.value, memory_order_release);
     FAIL_POINT("apply:done:after");

@@ -128,7 +128,8 @@ static int op_return_grad(struct op *op)
         inbox_release_slot(op);
         return r;
     }
-    if (!reset_follow(op->model, req->step, req->attempt)) {
+    if (step_when(op->model->core, req->step, req->attempt) != STEP_WHEN_NOW &&
+        !reset_follow(op->model, req->step, req->attempt)) {
         credit_unused(op);
         return SHD_PENDING;
     }

@@ -98,7 +98,7 @@ static void start(struct shell *sh, const struct step_action *a)
     CHECK(a->unit < sh->ledger.head->units);
     if (a->kind == STEP_DO_SUM || a->kind == STEP_DO_ZERO)
         return;
-    r->word = step_done_word(sh->step, a);
+    r->word = a->done;
     const uint64_t op = r->word.op;
     CHECK(op >= 1 && op <= KERN_OP_MAX);
     if (a->kind == STEP_DO_ACCUMULATE) {

@@ -97,21 +97,21 @@ plant(daemon/core/step_init.c [[
             u->next--;
 ]])
 plant(daemon/core/step.c [[
-struct step_word step_done_word(const struct step *s, const struct step_action *a)
+static struct step_word done_word(const struct step *s, const struct step_action *a)
 {
 ]] [[
-static struct step_word done_word(const struct step *s, const struct step_action *a);
+static struct step_word true_word(const struct step *s, const struct step_action *a);
 
-struct step_word step_done_word(const struct step *s, const struct step_action *a)
+static struct step_word done_word(const struct step *s, const struct step_action *a)
 {
     static uint64_t count;
-    struct step_word word = done_word(s, a);
+    struct step_word word = true_word(s, a);
     if (SIM_BUG(6) || SIM_BUG(8))
         word.op = ++count;
     return word;
 }
 
-static struct step_word done_word(const struct step *s, const struct step_action *a)
+static struct step_word true_word(const struct step *s, const struct step_action *a)
 {
 ]])
 

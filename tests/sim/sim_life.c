@@ -160,7 +160,7 @@ void sim_kernel_queue(struct sim *s, struct sim_daemon *d, const struct step_act
                               .block = sim_first_block(s, owner, a->unit),
                               .end = sim_first_block(s, owner + 1, a->unit) };
     if (a->kind == STEP_DO_ACCUMULATE || a->kind == STEP_DO_APPLY) {
-        k->done = step_done_word(d->core, a);
+        k->done = a->done;
         k->op = k->done.op;
     }
     if (a->kind == STEP_DO_ACCUMULATE) {

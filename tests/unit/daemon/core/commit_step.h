@@ -162,7 +162,7 @@ static void work_done(struct kern_done *done, int status)
 
 static struct kern_trail rig_trail(const struct rig *rig, const struct step_action *a)
 {
-    const struct step_word done = step_done_word(rig->core, a);
+    const struct step_word done = a->done;
     return (struct kern_trail){ .area = rig->w->ledger.trail,
                                 .base = rig->w->array[0],
                                 .chunks = rig->w->ledger.chunks,
@@ -254,9 +254,9 @@ static int queue_apply(struct rig *rig, struct work *work)
 }
 
 /* As apply.c does where there is nothing to compute. */
-static int done_without_kernel(const struct rig *rig, struct work *work)
+static int done_without_kernel(struct work *work)
 {
-    const struct step_word done = step_done_word(rig->core, &work->action);
+    const struct step_word done = work->action.done;
     atomic_store_explicit(done.word, done.value, memory_order_release);
     work_done(&work->done, SHD_OK);
     return SHD_OK;
@@ -271,7 +271,7 @@ static void rig_start(struct rig *rig, const struct step_action *a)
     rig->running++;
     int r;
     if (a->kind == STEP_DO_APPLY)
-        r = a->skip ? done_without_kernel(rig, work) : queue_apply(rig, work);
+        r = a->skip ? done_without_kernel(work) : queue_apply(rig, work);
     else if (a->kind == STEP_DO_ACCUMULATE)
         r = queue_accumulate(rig, work);
     else

@@ -145,7 +145,7 @@ static void finish_one(struct shell *sh, uint32_t index)
     sh->running[index] = sh->running[--sh->running_count];
     struct step_actions actions;
     if (a.kind == STEP_DO_APPLY || a.kind == STEP_DO_ACCUMULATE) {
-        const struct step_word done = step_done_word(sh->core, &a);
+        const struct step_word done = a.done;
         atomic_store(done.word, done.value);
     }
     if (a.kind == STEP_DO_APPLY) {
@@ -340,7 +340,7 @@ TEST(non_finite_gradients_can_only_be_skipped)
     struct shd_err e;
     shell_init(&sh, 1, 1, 1);
     give(&sh, 0, 0, 0, false);
-    const struct step_word done = step_done_word(sh.core, &sh.running[0]);
+    const struct step_word done = sh.running[0].done;
     atomic_store(done.word, done.value);
     step_accumulated(sh.core, 0, &(struct fixsum){ 0 }, /* finite= */ false, &actions);
     sh.running_count = 0;
@@ -560,7 +560,7 @@ TEST(a_mean_that_is_not_finite_counts)
     finish_all(&sh);
     give(&sh, 0, 1, 0, false);
     fixsum_init(&sum);
-    const struct step_word done = step_done_word(sh.core, &sh.running[0]);
+    const struct step_word done = sh.running[0].done;
     atomic_store(done.word, done.value);
     sh.running_count = 0;
     step_accumulated(sh.core, 1, &sum, /* finite= */ false, &actions);

@@ -122,7 +122,7 @@ static void world_compute(struct world *w, const struct step_action *a)
         w->sum[u] = 0;
         return;
     }
-    const uint64_t op = step_done_word(w->core, a).op;
+    const uint64_t op = a->done.op;
     if (op != w->op[u] && a->kind == STEP_DO_APPLY) {
         w->updates[u] += a->skip ? 0 : 1;
         EXPECT(a->skip || a->updates == w->updates[u]);
@@ -133,7 +133,7 @@ static void world_compute(struct world *w, const struct step_action *a)
     }
     w->op[u] = op;
     tick(w);
-    const struct step_word done = step_done_word(w->core, a);
+    const struct step_word done = a->done;
     atomic_store(done.word, done.value);
     tick(w);
 }
