@@ -29,6 +29,21 @@
  * checked here, ordered and counted by the core, summed by a kernel, then credited: the reply says
  * that the slot is free. One with a turn is first received into the slot, by the session's link. */
 
+/* Only where it is not the one that all units but means have. */
+static int check_dtype(struct op *op)
+{
+    const struct wire_return *req = &op->req.return_grad;
+    const struct spec *spec = op->model->spec;
+    const enum shd_dtype dtype = spec_unit_grad_dtype(spec, req->unit);
+    if (req->dtype == dtype)
+        return SHD_OK;
+    return err_set(&op->err, SHD_ESPEC,
+                   "gradient of unit %" PRIu32 " '%.40s' is '%s', model '%.60s' has grad_dtype "
+                   "'%s'%s",
+                   req->unit, spec->units[req->unit].name, dtype_name(req->dtype), spec->name,
+                   dtype_name(dtype), dtype != spec->grad_dtype ? " for means" : "");
+}
+
 static int check_place(struct op *op)
 {
     const struct wire_return *req = &op->req.return_grad;
@@ -36,21 +51,15 @@ static int check_place(struct op *op)
     if (req->unit >= spec->unit_count)
         return err_set(&op->err, SHD_ERANGE, "unit %" PRIu32 " of a model with %" PRIu32, req->unit,
                        spec->unit_count);
-    if (req->micro >= spec_returns(spec))
+    if ((uint64_t)req->micro * spec->accumulate >= spec->micro_batches)
         return err_set(&op->err, SHD_ERANGE,
                        "micro-batch %" PRIu32 " of a step with %" PRIu32 " (groups of %" PRIu32 ")",
                        req->micro, spec_returns(spec), spec->accumulate);
     if (spec->units[req->unit].frozen)
         return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 " '%s' is frozen: it has no gradient",
                        req->unit, spec->units[req->unit].name);
-    const enum shd_dtype dtype = spec_unit_grad_dtype(spec, req->unit);
-    if (!req->none && req->dtype != dtype)
-        return err_set(&op->err, SHD_ESPEC,
-                       "gradient of unit %" PRIu32 " '%.40s' is '%s', model '%.60s' has grad_dtype "
-                       "'%s'%s",
-                       req->unit, spec->units[req->unit].name, dtype_name(req->dtype), spec->name,
-                       dtype_name(dtype), dtype != spec->grad_dtype ? " for means" : "");
-    return SHD_OK;
+    const bool others = req->dtype != spec->grad_dtype || spec->units[req->unit].mean;
+    return others && !req->none ? check_dtype(op) : SHD_OK;
 }
 
 static void remember_sender(struct model *m, uint32_t group, const struct session *s)
