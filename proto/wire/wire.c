@@ -17,9 +17,10 @@
 #include <string.h>
 
 #include "proto/base/check.h"
-#include "proto/wire/wire_frame.h"
 #include "proto/wire/wire_level.h"
 #include "proto/wire/wire_tables.h"
+
+#define ARENA_ALIGN 16u
 
 static_assert(SHD__REQUEST__BODY_OPEN_RING - SHD__REQUEST__BODY_HELLO == WIRE_OPEN_RING,
               "a tag is left out");
@@ -369,6 +370,73 @@ static void message_put(const struct wire_message *t, const void *plain, struct 
 {
     CHECK(parts != NULL && t->descriptor->sizeof_message <= sizeof parts->body);
     message_copy(t, &parts->body.base, (uint8_t *)plain, parts);
+}
+
+/* -- Frames: between them and the generated structs ------------------------------------------ */
+
+/* The memory that one decoding takes from the arena. */
+struct decoder {
+    struct wire_arena *arena; /* borrowed */
+    bool exhausted;
+};
+
+static void *arena_alloc(void *ctx, size_t bytes)
+{
+    struct decoder *d = ctx;
+    struct wire_arena *a = d->arena;
+    const size_t start = (a->used + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
+    if (start > a->bytes || bytes > a->bytes - start) {
+        d->exhausted = true;
+        return NULL;
+    }
+    a->used = start + bytes;
+    return a->base + start;
+}
+
+static void arena_free(void *ctx, void *p)
+{
+    (void)ctx;
+    (void)p; /* the owner resets the whole */
+}
+
+/* Decode a frame into the arena. Errors: SHD_ERANGE too long or does not fit the arena, SHD_EPROTO
+ * malformed; the arena is as before then. */
+static int frame_decode(const ProtobufCMessageDescriptor *descriptor, const void *frame,
+                        size_t bytes, struct wire_arena *arena, ProtobufCMessage **ret_m,
+                        struct shd_err *e)
+{
+    CHECK((uintptr_t)arena->base % ARENA_ALIGN == 0 && arena->used <= arena->bytes);
+    if (bytes > WIRE_FRAME_BYTES_MAX)
+        return err_set(e, SHD_ERANGE, "frame has %zu bytes, the limit is %zu", bytes,
+                       WIRE_FRAME_BYTES_MAX);
+    const size_t used = arena->used;
+    struct decoder d = { .arena = arena };
+    ProtobufCAllocator allocator = { .alloc = arena_alloc,
+                                     .free = arena_free,
+                                     .allocator_data = &d };
+    *ret_m = protobuf_c_message_unpack(descriptor, &allocator, bytes, frame);
+    if (*ret_m != NULL)
+        return SHD_OK;
+    arena->used = used;
+    if (d.exhausted)
+        return err_set(e, SHD_ERANGE, "%s of %zu bytes does not fit the arena's %zu",
+                       descriptor->short_name, bytes, arena->bytes - used);
+    return err_set(e, SHD_EPROTO, "%zu bytes are not a %s", bytes, descriptor->short_name);
+}
+
+/* SHD_ERANGE when m would exceed capacity or WIRE_FRAME_BYTES_MAX. */
+static int frame_encode(const ProtobufCMessage *m, void *buf, size_t capacity, size_t *ret_bytes,
+                        struct shd_err *e)
+{
+    const size_t bytes = protobuf_c_message_get_packed_size(m);
+    const size_t max = capacity < WIRE_FRAME_BYTES_MAX ? capacity : WIRE_FRAME_BYTES_MAX;
+    if (bytes > max)
+        return err_set(e, SHD_ERANGE, "%s packs to %zu bytes, the limit is %zu",
+                       m->descriptor->short_name, bytes, max);
+    const size_t written = protobuf_c_message_pack(m, buf);
+    CHECK(written == bytes);
+    *ret_bytes = bytes;
+    return SHD_OK;
 }
 
 /* -- Names ---------------------------------------------------------------------------------- */
