@@ -11,10 +11,8 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
-#include "daemon/core/replies.h"
 #include "daemon/net/conn.h"
 #include "daemon/net/door.h"
-#include "daemon/net/op.h"
 #include "daemon/net/rings.h"
 #include "daemon/net/session.h"
 #include "proto/base/check.h"
@@ -142,47 +140,4 @@ void mailbox_deinit(struct daemon *d)
     free(mb->arena_memory);
     free(mb->frame);
     *mb = (struct mailbox){ 0 };
-}
-
-/* -- Replies ------------------------------------------------------------------------------------
- */
-
-/* The peer does not read, or has gone: nobody waits for this reply. */
-static void send_frame(struct daemon *d, const struct op *op, const void *frame, size_t bytes)
-{
-    struct session *from = op->session; /* a request that is refused at once has none */
-    if (op->by_ring && from == NULL)
-        from = session_by_conn(d, op->conn);
-    if (op->by_ring && from != NULL && rings_reply(from, frame, bytes))
-        return;
-    if (conn_send(d->mailbox->conns, op->conn, frame, bytes))
-        return;
-    d->mailbox->dropped_replies++;
-    struct session *s = session_by_conn(d, op->conn);
-    if (s != NULL)
-        session_end(s, "it does not read its replies, or its connection is gone");
-}
-
-void mailbox_repeat(struct daemon *d, const struct op *op, const void *frame, size_t bytes)
-{
-    d->mailbox->repeated_replies++;
-    send_frame(d, op, frame, bytes);
-}
-
-void mailbox_reply(struct daemon *d, const struct op *op)
-{
-    struct mailbox *mb = d->mailbox;
-    struct shd_err e;
-    size_t bytes;
-    const uint32_t level = op->session != NULL ? op->session->level : WIRE_LEVEL_BASE;
-    if (wire_reply_pack_for(&op->reply, level, mb->frame, WIRE_FRAME_BYTES_MAX, &bytes, &e) !=
-        SHD_OK) {
-        const struct wire_reply failed = { .seq = op->reply.seq, .status = e.code, .text = e.text };
-        struct shd_err ignored;
-        if (wire_reply_pack(&failed, mb->frame, WIRE_FRAME_BYTES_MAX, &bytes, &ignored) != SHD_OK)
-            return;
-    }
-    if (op->once)
-        replies_keep(op->session->replies, op->req.seq, mb->frame, bytes);
-    send_frame(d, op, mb->frame, bytes);
 }

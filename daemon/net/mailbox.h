@@ -16,7 +16,6 @@
 struct conns;
 struct daemon;
 struct door;
-struct op;
 struct rings;
 struct session;
 
@@ -26,7 +25,7 @@ struct mailbox {
     struct rings *rings;     /* owned */
     struct wire_arena arena; /* of the request being dispatched */
     uint8_t *arena_memory;   /* owned */
-    uint8_t *frame;          /* owned: the reply being packed */
+    uint8_t *frame;          /* owned: the reply being packed (op.c) */
     char path[600];
     uint64_t bad_frames, dropped_replies, repeated_replies;
 };
@@ -34,10 +33,6 @@ struct mailbox {
 /* Listen at RUNTIME_DIR/DEVICE.zmq. */
 int mailbox_init(struct daemon *d, struct shd_err *e);
 void mailbox_deinit(struct daemon *d);
-
-/* Pack op->reply and send it to op->session's ring or op->conn. Never blocks: a peer that has gone
- * or does not read loses its reply, and in the second case its session. */
-void mailbox_reply(struct daemon *d, const struct op *op);
 
 /* The session's connection has it; or has none any more, nor a ring, and waits for another Hello.
  */
@@ -50,8 +45,5 @@ void mailbox_woken(struct session *s);
 
 /* Hang up on the connection that waits longest for its Hello. False: none waits. */
 bool mailbox_push_out(struct daemon *d);
-
-/* Send op's session, once more, the frame that this request was answered with. */
-void mailbox_repeat(struct daemon *d, const struct op *op, const void *frame, size_t bytes);
 
 #endif

@@ -8,7 +8,9 @@
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
 #include "daemon/core/replies.h"
+#include "daemon/net/conn.h"
 #include "daemon/net/mailbox.h"
+#include "daemon/net/rings.h"
 #include "daemon/net/session.h"
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
@@ -86,6 +88,44 @@ static void op_drop(struct op *op)
         session_reuse(session);
 }
 
+/* -- Replies ------------------------------------------------------------------------------------
+ */
+
+/* The peer does not read, or has gone: nobody waits for this reply. */
+static void send_frame(const struct op *op, const void *frame, size_t bytes)
+{
+    struct daemon *d = op->daemon;
+    struct session *from = op->session; /* a request that is refused at once has none */
+    if (op->by_ring && from == NULL)
+        from = session_by_conn(d, op->conn);
+    if (op->by_ring && from != NULL && rings_reply(from, frame, bytes))
+        return;
+    if (conn_send(d->mailbox->conns, op->conn, frame, bytes))
+        return;
+    d->mailbox->dropped_replies++;
+    struct session *s = session_by_conn(d, op->conn);
+    if (s != NULL)
+        session_end(s, "it does not read its replies, or its connection is gone");
+}
+
+void op_reply(const struct op *op)
+{
+    const struct mailbox *mb = op->daemon->mailbox;
+    struct shd_err e;
+    size_t bytes;
+    const uint32_t level = op->session != NULL ? op->session->level : WIRE_LEVEL_BASE;
+    if (wire_reply_pack_for(&op->reply, level, mb->frame, WIRE_FRAME_BYTES_MAX, &bytes, &e) !=
+        SHD_OK) {
+        const struct wire_reply failed = { .seq = op->reply.seq, .status = e.code, .text = e.text };
+        struct shd_err ignored;
+        if (wire_reply_pack(&failed, mb->frame, WIRE_FRAME_BYTES_MAX, &bytes, &ignored) != SHD_OK)
+            return;
+    }
+    if (op->once)
+        replies_keep(op->session->replies, op->req.seq, mb->frame, bytes);
+    send_frame(op, mb->frame, bytes);
+}
+
 void op_finish(struct op *op, int status)
 {
     CHECK(status != SHD_PENDING);
@@ -96,7 +136,7 @@ void op_finish(struct op *op, int status)
     if (status != SHD_OK)
         op->reply.type = WIRE_REPLY_NONE;
     if (session == NULL || session->state == SESSION_OPEN)
-        mailbox_reply(op->daemon, op);
+        op_reply(op);
     op_drop(op);
 }
 
@@ -168,7 +208,8 @@ static bool is_to_serve(struct op *op)
         op->repeated = true;
         return true;
     case REPLIES_AGAIN:
-        mailbox_repeat(op->daemon, op, frame, bytes);
+        op->daemon->mailbox->repeated_replies++;
+        send_frame(op, frame, bytes);
         return false;
     case REPLIES_PENDING:
     case REPLIES_OLD:

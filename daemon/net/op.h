@@ -83,6 +83,11 @@ void op_serve_frame(struct daemon *d, uint64_t conn, bool by_ring, const void *f
  * never SHD_PENDING. Nothing is sent when the session has gone. */
 void op_finish(struct op *op, int status);
 
+/* Pack op->reply and send it the way that its request came, without giving the op back: for who is
+ * to lose the right to a reply by what follows. Never blocks: a peer that has gone or does not read
+ * loses its reply, and in the second case its session. */
+void op_reply(const struct op *op);
+
 /* Call the handlers of those in *list again: they waited for something that has happened. Who must
  * wait on joins a new list. */
 void op_again(struct op **list);

@@ -96,7 +96,7 @@ static int op_detach(struct op *op)
     op->reply.type = WIRE_REPLY_NONE;
     op->reply.seq = op->req.seq;
     op->reply.text = "";
-    mailbox_reply(op->daemon, op); /* before the session, and with it the right to a reply, ends */
+    op_reply(op); /* before the session, and with it the right to a reply, ends */
     s->detached = true;
     if (s->state == SESSION_OPEN)
         session_end(s, "it detached");

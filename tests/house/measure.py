@@ -24,7 +24,7 @@ import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-HANDLER, SENDS, ACQUIRE = "op_return_grad", ("mailbox_send", "mailbox_reply"), "shd_acquire"
+HANDLER, SENDS, ACQUIRE = "op_return_grad", ("mailbox_reply", "op_reply"), "shd_acquire"
 Event = collections.namedtuple("Event", "function thread enters")
 
 
