@@ -89,10 +89,22 @@ struct inbox *inbox_of(const struct session *s, const struct model *m)
     return NULL;
 }
 
-int inbox_take_slot(struct op *op)
+struct inbox *inbox_named(struct op *op, uint32_t handle)
+{
+    const struct session *s = op->session;
+    for (uint32_t i = 0; i < s->inbox_count; i++) {
+        struct model *m = s->inboxes[i]->model;
+        if (m->handle != handle || !m->ready)
+            continue;
+        op->model = m;
+        return s->inboxes[i];
+    }
+    return NULL;
+}
+
+int inbox_take_slot(struct op *op, struct inbox *inbox)
 {
     const uint32_t slot = op->req.return_grad.slot;
-    struct inbox *inbox = inbox_of(op->session, op->model);
     if (inbox == NULL)
         return err_set(&op->err, SHD_EINVAL, "session has no gradient slots for model '%s'",
                        op->model->ledger->head->name);

@@ -46,9 +46,13 @@ struct inbox *inbox_of(const struct session *s, const struct model *m); /* or NU
 /* The page on which the worker shows what it does. Untrusted: see activity.h. */
 const struct activity *inbox_activity(const struct inbox *inbox);
 
-/* The slot that a RETURN names is busy from here on, op->inbox is counted. Errors: SHD_EINVAL,
- * SHD_ERANGE. */
-int inbox_take_slot(struct op *op);
+/* The session's inbox for the model that a request's handle names, where that can be trained: sets
+ * op->model, as model_of() does. NULL: it has none, or there is no such model. */
+struct inbox *inbox_named(struct op *op, uint32_t handle);
+
+/* The slot of the inbox (NULL: the session has none) that a RETURN names is busy from here on,
+ * op->inbox is counted. Errors: SHD_EINVAL, SHD_ERANGE. */
+int inbox_take_slot(struct op *op, struct inbox *inbox);
 
 /* It is the worker's again; nothing happens where none was taken. */
 void inbox_release_slot(struct op *op);

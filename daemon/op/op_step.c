@@ -122,17 +122,18 @@ static int keep_names(struct op *op)
 static int op_return_grad(struct op *op)
 {
     const struct wire_return *req = &op->req.return_grad;
-    int r = model_of(op, req->model);
+    struct inbox *inbox = inbox_named(op, req->model);
+    int r = inbox != NULL ? SHD_OK : model_of(op, req->model);
     if (r == SHD_OK)
         r = check_place(op);
     if (r == SHD_OK && (req->turn > 0 || op->daemon->drain_session != 0))
         r = keep_names(op);
     if (r == SHD_OK && req->turn > 0 && !op->received)
-        return receive_grad(op);
+        return receive_grad(op, inbox);
     if (r == SHD_OK && op->daemon->drain_session != 0 && drain_holds(op, req->step))
         return SHD_PENDING;
     if (r == SHD_OK && !req->none && !op->received)
-        r = inbox_take_slot(op);
+        r = inbox_take_slot(op, inbox);
     if (r != SHD_OK) {
         inbox_release_slot(op);
         return r;

@@ -24,7 +24,7 @@ static void received(struct op *op, const struct comm_job *job)
     op_finish(op, job->status);
 }
 
-int receive_grad(struct op *op)
+int receive_grad(struct op *op, struct inbox *inbox)
 {
     const struct wire_return *req = &op->req.return_grad;
     const struct model *m = op->model;
@@ -37,7 +37,7 @@ int receive_grad(struct op *op)
     if (req->none || job.bytes == 0)
         return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 ": nothing to be sent", req->unit);
     job.timeout_ns = links->timeout_ns;
-    int r = inbox_take_slot(op);
+    int r = inbox_take_slot(op, inbox);
     if (r != SHD_OK)
         return r;
     job.memory = (uint8_t *)op->inbox->segment.base + shardmap_slot_offset_bytes(m->map, req->slot);

@@ -3,10 +3,11 @@
 #ifndef SHD_RECEIVE_H
 #define SHD_RECEIVE_H
 
+struct inbox;
 struct op;
 
 /* Receive it into its slot: SHD_PENDING, and the request is dispatched again when it is there
  * (op->received). Errors: no such link, nothing to be sent, no slot. */
-int receive_grad(struct op *op);
+int receive_grad(struct op *op, struct inbox *inbox);
 
 #endif
