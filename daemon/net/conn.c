@@ -249,9 +249,10 @@ static void conn_flush(struct conn *c)
 /* -- Reading ------------------------------------------------------------------------------------
  */
 
-/* How many bytes what begins here has, as far as can be said. */
+/* How many bytes what begins here has, as far as can be said. *ret_frame: as its header says, where
+ * it is no greeting. */
 static int item_bytes(const struct conn *c, const uint8_t *data, size_t bytes, size_t *ret_bytes,
-                      struct shd_err *e)
+                      struct zmtp_frame *ret_frame, struct shd_err *e)
 {
     struct zmtp_frame frame;
     if (c->state == CONN_GREETING) {
@@ -270,6 +271,7 @@ static int item_bytes(const struct conn *c, const uint8_t *data, size_t bytes, s
         return err_set(e, SHD_ERANGE, "it sends a message of %" PRIu64 " bytes, %zu are allowed%s",
                        frame.bytes, limit, c->admitted ? "" : " before Hello");
     *ret_bytes = frame.header_bytes + (size_t)frame.bytes;
+    *ret_frame = frame;
     return SHD_OK;
 }
 
@@ -286,26 +288,24 @@ static void take_message(struct conn *c, const struct zmtp_frame *frame, const u
 }
 
 /* A whole greeting or frame. */
-static int take_item(struct conn *c, const uint8_t *data, size_t bytes, struct shd_err *e)
+static int take_item(struct conn *c, const uint8_t *data, const struct zmtp_frame *frame,
+                     struct shd_err *e)
 {
-    struct zmtp_frame frame;
     int r;
     if (c->state == CONN_GREETING) {
         r = zmtp_greeting_check(data, e);
         c->state = CONN_READY;
         return r;
     }
-    r = zmtp_header(data, bytes, &frame, e);
-    CHECK(r == SHD_OK);
-    const uint8_t *body = data + frame.header_bytes;
+    const uint8_t *body = data + frame->header_bytes;
     if (c->state == CONN_READY) {
-        r = frame.command ? zmtp_ready_check(body, (size_t)frame.bytes, e)
-                          : err_set(e, SHD_EPROTO, "it sends a message before READY");
+        r = frame->command ? zmtp_ready_check(body, (size_t)frame->bytes, e)
+                           : err_set(e, SHD_EPROTO, "it sends a message before READY");
         c->state = CONN_OPEN;
         return r;
     }
-    if (!frame.command) /* others, as heartbeats, change nothing here */
-        take_message(c, &frame, body);
+    if (!frame->command) /* others, as heartbeats, change nothing here */
+        take_message(c, frame, body);
     return SHD_OK;
 }
 
@@ -314,13 +314,14 @@ static int take_items(struct conn *c, const uint8_t *data, size_t bytes, size_t 
                       size_t *ret_need, struct shd_err *e)
 {
     size_t taken = 0;
-    for (;;) {
-        int r = item_bytes(c, data + taken, bytes - taken, ret_need, e);
+    while (taken < bytes) {
+        struct zmtp_frame frame = { 0 };
+        int r = item_bytes(c, data + taken, bytes - taken, ret_need, &frame, e);
         if (r < 0)
             return r;
         if (r == SHD_PENDING || *ret_need > bytes - taken)
             break;
-        r = take_item(c, data + taken, *ret_need, e);
+        r = take_item(c, data + taken, &frame, e);
         taken += *ret_need;
         if (r != SHD_OK || c->state == CONN_CLOSED)
             return r;
@@ -343,8 +344,9 @@ static ssize_t receive(const struct conn *c, uint8_t *data, size_t bytes)
 static int read_rest(struct conn *c, ssize_t *ret_n, struct shd_err *e)
 {
     struct buffer *in = &c->in;
+    struct zmtp_frame ignored;
     size_t need = 0, taken = 0;
-    int r = item_bytes(c, in->data, in->used, &need, e);
+    int r = item_bytes(c, in->data, in->used, &need, &ignored, e);
     if (r < 0) /* it was no larger than a session may send, and the session has ended */
         return r;
     if (r == SHD_PENDING) /* the header, byte by byte: it may be all of the frame */
