@@ -58,7 +58,7 @@ struct conns {
     void *ctx; /* the events' */
     uv_loop_t *loop;
     uv_timer_t timer;     /* running while a connection waits for its Hello */
-    uv_prepare_t prepare; /* looks at kept_bytes */
+    uv_prepare_t prepare; /* running while kept_bytes are too many */
     bool handles_ready;
     struct conn *items; /* owned, [CONNS_MAX] */
     uint8_t *input;     /* owned: what is being read */
@@ -70,6 +70,8 @@ struct conns {
 
 /* -- Buffers ------------------------------------------------------------------------------------
  */
+
+static void relieve(uv_prepare_t *prepare);
 
 /* Room for bytes in all, from the first. */
 static bool buffer_reserve(struct conns *all, struct buffer *b, size_t bytes)
@@ -88,6 +90,8 @@ static bool buffer_reserve(struct conns *all, struct buffer *b, size_t bytes)
     if (data == NULL)
         return false;
     all->kept_bytes += capacity - b->capacity;
+    if (all->kept_bytes > KEPT_BYTES_MAX)
+        uv_prepare_start(&all->prepare, relieve);
     b->data = data;
     b->capacity = capacity;
     return true;
@@ -498,8 +502,10 @@ static void relieve(uv_prepare_t *prepare)
 {
     struct conns *all = prepare->data;
     struct conn *most = NULL;
-    if (all->kept_bytes <= KEPT_BYTES_MAX)
+    if (all->kept_bytes <= KEPT_BYTES_MAX) {
+        uv_prepare_stop(prepare);
         return;
+    }
     for (uint32_t i = 0; i < CONNS_MAX; i++) {
         struct conn *c = &all->items[i];
         if (is_open(c) && (most == NULL || kept_bytes(c) > kept_bytes(most)))
@@ -564,7 +570,6 @@ int conns_new(uv_loop_t *loop, const struct conn_events *events, void *ctx,
     uv_timer_init(loop, &all->timer);
     uv_prepare_init(loop, &all->prepare);
     all->timer.data = all->prepare.data = all;
-    uv_prepare_start(&all->prepare, relieve);
     all->handles_ready = true;
     *ret_conns = all;
     return SHD_OK;
