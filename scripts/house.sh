@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # house.sh [--static] [--list]: the measures of the source tree: what ties it, how much it is, and how
-# far one request goes through it (tests/house/measure.py; --static leaves that out: it builds).
+# far one request goes through it (tests/house/measure.py; --static leaves that out: it builds). Fails
+# where that is further than it may.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)

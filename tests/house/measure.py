@@ -11,6 +11,9 @@ does one thing at a time, and prints, of the median request:
 files: those whose functions ran. calls: functions entered. moves: how often a thread goes from one file
 to another, by a call or by a return. Generated code is not counted, nor the loops over elements: the
 inline functions of kernels/cpu's headers. --list prints the functions.
+
+Exit 1 where a request goes further than it may (BOUNDS): work that need not be done for each stays away
+from these two, and what they pass stands together.
 """
 import argparse
 import collections
@@ -25,6 +28,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 HANDLER, SENDS, ACQUIRE = "op_return_grad", ("mailbox_reply", "op_reply"), "shd_acquire"
+BOUNDS = {"Return": {"files": 14, "moves": 60}, "acquire": {"files": 6, "calls": 25}}
 Event = collections.namedtuple("Event", "function thread enters")
 
 
@@ -144,7 +148,7 @@ def windows_of_acquires(trace):
 
 
 def figures(trace, windows):
-    """(moves, calls, files, the window) of the median one."""
+    """{"moves", "calls", "files"} and the window of the median one."""
     found = []
     for first, last in windows:
         moves, calls, files = 0, 0, set()
@@ -163,7 +167,14 @@ def figures(trace, windows):
         found.append((moves, calls, len(files), (first, last)))
     if not found:
         sys.exit("measure.py: no such request in the trace; were %s renamed?" % [HANDLER, SENDS, ACQUIRE])
-    return sorted(found)[len(found) // 2]
+    moves, calls, files, window = sorted(found)[len(found) // 2]
+    return {"files": files, "moves": moves, "calls": calls}, window
+
+
+def beyond(what, got):
+    """A line for each figure that is beyond its bound."""
+    return ["%s: %d %s, it may be %d" % (what, got[unit], unit, most)
+            for unit, most in BOUNDS[what].items() if got[unit] > most]
 
 
 def show(trace, window):
@@ -185,18 +196,23 @@ def main():
     source = os.path.abspath(args.source)
     where = os.path.abspath(args.build or os.path.join(source, "build", "house"))
     build(source, where)
+    too_far = []
     into = tempfile.mkdtemp(prefix="shd-house-")
     try:
         record(where, into)
-        for title, name, windows in (("one Return, socket to kernel to Credit", "daemon", windows_of_returns),
-                                     ("shd_acquire, nothing to wait for", "worker", windows_of_acquires)):
+        for what, title, name, windows in (
+                ("Return", "one Return, socket to kernel to Credit", "daemon", windows_of_returns),
+                ("acquire", "shd_acquire, nothing to wait for", "worker", windows_of_acquires)):
             trace = Trace(os.path.join(into, name), source)
-            moves, calls, files, window = figures(trace, list(windows(trace)))
-            print("%-40s %3d files, %3d moves, %3d calls" % (title, files, moves, calls))
+            got, window = figures(trace, list(windows(trace)))
+            print("%-40s %3d files, %3d moves, %3d calls" % (title, got["files"], got["moves"], got["calls"]))
+            too_far += beyond(what, got)
             if args.list:
                 show(trace, window)
     finally:
         shutil.rmtree(into)
+    if too_far:
+        sys.exit("measure.py: too far\n  " + "\n  ".join(too_far))
 
 
 if __name__ == "__main__":
