@@ -212,8 +212,8 @@ TEST(each_wait_for_others_can_be_broken_off_and_made_again)
     fixture_stop(&daemons);
 }
 
-/* Owner 0 has been told of a gradient, owner 1 has no room for one request more: then the micro-batch
- * is given up. */
+/* Owner 0 has been told of a gradient, owner 1 has no room for one request more: then the
+ * micro-batch is given up. */
 TEST(return_that_was_broken_off_is_given_up_with_its_lease)
 {
     const struct shd_update update = toy_update(0);

@@ -255,7 +255,7 @@ TEST(sessions_meet_and_not_requests)
         raw_send(&first, frame, raw_pack(&first, &req, frame, sizeof frame));
     EXPECT_STATUS(raw_ask(&first, blob, &reply), SHD_OK);
     EXPECT_EQ(reply.type, WIRE_BLOB); /* nothing was answered before */
-    req.session = 0; /* of whom it is sent for */
+    req.session = 0;                  /* of whom it is sent for */
     EXPECT_STATUS(raw_ask(&second, req, &reply), SHD_OK);
     EXPECT(reply.type == WIRE_LEASED && reply.leased.what == WIRE_LEASED_ALL_IN);
     for (int i = 0; i < 2; i++) {
