@@ -9,6 +9,7 @@ program and its children see it.
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,12 @@ def fill(path):
                 pass
 
 
+def keeps(pid, name):
+    """Whether that keeper has such a segment."""
+    files = f'/proc/{pid}/fd'
+    return any(name in os.readlink(os.path.join(files, fd)) for fd in os.listdir(files))
+
+
 def shardctl(o, *words):
     done = subprocess.run([os.path.join(o.bin, 'shardctl'), *words], stdin=subprocess.DEVNULL,
                           capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -62,6 +69,10 @@ def fault(o, small, directory):
     try:
         run.until('a save', lambda: os.path.exists(os.path.join(saves, 'LATEST')))
         fill(os.path.join(small, 'full'))
+        # Beside a worker that stands still a daemon has one more segment kept. That ends nothing.
+        run.kill('worker rank 0', signal.SIGSTOP)
+        run.until('gradients were copied aside', lambda: keeps(run.process.pid, 'shardd-spill'))
+        run.kill('worker rank 0', signal.SIGCONT)
         run.says('No space left on device')
         run.says('NOT SAVED: the last save')
         place = re.search(r"shardctl down --runtime-dir '(.*)'", run.words()).group(1)

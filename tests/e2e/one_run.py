@@ -64,13 +64,13 @@ class OneRun:
     def says(self, part):
         self.until(f'it said {part!r}', lambda: part in self.words())
 
-    def kill(self, name):
-        """SIGKILL who was started last as "daemon cpu0" or "worker rank 1"."""
+    def kill(self, name, number=signal.SIGKILL):
+        """Signal who was started last as "daemon cpu0" or "worker rank 1"."""
         pid = int(re.findall(rf'started {name} pid=(\d+)', self.words())[-1])
         try:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
         except ProcessLookupError as gone:
-            raise Wrong(f'{name} (pid {pid}) was gone before it was killed') from gone
+            raise Wrong(f'{name} (pid {pid}) was gone before it was signalled') from gone
 
     def end(self, code, want):
         """It ends by itself, with that code and that digest."""

@@ -278,10 +278,10 @@ static void allow_more(struct run_child *c, uint64_t ms)
 }
 
 /* The first model has no room where it is to be saved: end before there is anything to lose. */
-static void check_room(struct run *r)
+static void check_room(struct run *r, const char *name)
 {
     struct shd_err e = { 0 };
-    if (room_check(r, &e) == SHD_OK)
+    if (room_check(r, name, &e) == SHD_OK)
         return;
     r->save.worked = false;
     ctl_say("%s", e.text);
@@ -292,7 +292,7 @@ static void daemon_says(struct run_child *c, struct notify_message *m)
 {
     keeper_take(&c->kept, m, c->name);
     if (m->store && c->starts == 0)
-        check_room(c->run);
+        check_room(c->run, m->name);
     c->drained = c->drained || m->drained;
     if (m->alive || m->ready)
         watchdog_fed(c);

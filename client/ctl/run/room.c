@@ -70,12 +70,14 @@ static uint64_t state_bytes(const struct run *r, uint32_t *ret_models)
 
 /* State is parameters, moments and gradient sums; a checkpoint has all but the sums, which are half
  * of it at most. */
-int room_check(struct run *r, struct shd_err *e)
+int room_check(struct run *r, const char *name, struct shd_err *e)
 {
     const char *dir = r->options->checkpoint;
     struct statvfs fs;
     uint32_t models;
     char needed[TEXT_BYTES], there[TEXT_BYTES];
+    if (name == NULL || (!is_part(name, "-state") && !is_part(name, "-ledger")))
+        return SHD_OK;
     if (dir == NULL || r->phase > RUN_WORKING || statvfs(dir, &fs) != 0)
         return SHD_OK;
     const uint64_t state = state_bytes(r, &models), free = (uint64_t)fs.f_bavail * fs.f_frsize;

@@ -9,9 +9,10 @@
  * SHD_ENOENT, SHD_EAUTH, SHD_ERANGE. */
 int room_probe(const struct run_options *options, struct shd_err *e);
 
-/* A daemon has stored something. While that may be the run's first model, which has not trained:
- * SHD_ENOMEM when a checkpoint of what is kept certainly has no room there. One that may have none
- * is said. */
-int room_check(struct run *r, struct shd_err *e);
+/* A daemon has stored something under this name (NULL: none). While that is a part of the run's
+ * first model, which has not trained: SHD_ENOMEM when a checkpoint of what is kept certainly has no
+ * room there. One that may have none is said. Later daemons store other things, and a disk that is
+ * full by then ends nothing. */
+int room_check(struct run *r, const char *name, struct shd_err *e);
 
 #endif
