@@ -182,7 +182,8 @@ upgrade() {
     local at=$box_root/opt/shardd old new
     old=$(as_user /opt/shardd/shardd --version)
     old=${old#shardd }
-    new=${old%?}$(((${old: -1} + 1) % 10))
+    # Not its last digit: linkers let a string like ".0" be the end of a longer one.
+    new=$(((${old:0:1} + 1) % 10))${old:1}
     LC_ALL=C sed "s/${old//./\\.}/$new/g" "$at/shardd" >"$at/shardd.new"
     chmod 755 "$at/shardd.new"
     mv "$at/shardd.new" "$at/shardd"
