@@ -141,7 +141,7 @@ const struct fuzz_target fuzz_wire = { "wire", wire_input, wire_seed, wire_mutat
 static void check_taken(const struct side_msg *m, int got, unsigned fds)
 {
     CHECK(m->magic == SIDE_MAGIC && m->protocol == SHD_PROTOCOL && m->reserved == 0);
-    CHECK(m->type >= SIDE_WELCOME && m->type <= SIDE_ERROR);
+    CHECK(m->type >= SIDE_WELCOME && m->type <= SIDE_WAKE);
     CHECK(memchr(m->text, 0, sizeof m->text) != NULL);
     CHECK((got >= 0) == (fds > 0));
     if (m->type == SIDE_SEGMENT)

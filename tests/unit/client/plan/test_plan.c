@@ -394,7 +394,7 @@ TEST(bad_policy_is_refused_by_field)
     expect_bad((struct plan_policy){ .backward_prefetch = (enum plan_backward_prefetch)7 },
                SHD_EINVAL, "backward_prefetch is 7");
     expect_bad((struct plan_policy){ .forward_prefetch = SHD_UNITS_MAX + 1 }, SHD_EINVAL,
-               "forward_prefetch is 4097");
+               "forward_prefetch is 65537");
     expect_bad((struct plan_policy){ .grad_dtype = (enum shd_dtype)8 }, SHD_EINVAL,
                "grad_dtype is 8");
 }
