@@ -436,7 +436,7 @@ static int returns_round(struct returns *t, const struct bench *b, struct shd_er
                                          .backward = returns_backward };
     const struct shd_update update = { .size = sizeof update, .lr = 1e-3 };
     const uint64_t until_ns = clock_now_ns() + (uint64_t)(b->seconds * 1e9);
-    double worker, daemon, worker_end, daemon_end;
+    double worker = 0, daemon = 0, worker_end = 0, daemon_end = 0;
     uint64_t steps = 0;
     int r = returns_used(b, &worker, &daemon, e);
     for (; r == SHD_OK && (steps == 0 || clock_now_ns() < until_ns); steps++) {

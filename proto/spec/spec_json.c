@@ -312,6 +312,7 @@ static int find_unit(const struct parser *p, const struct node *n, uint32_t *ret
     const char *name = NULL;
     uint32_t first = 0, end = p->spec->unit_count;
     const int r = node_text(n, &name, p->e);
+    CHECK(end == 0 || p->units_by_name != NULL);
     while (r == SHD_OK && first < end) {
         const uint32_t middle = first + (end - first) / 2, unit = p->units_by_name[middle];
         const int order = strcmp(name, p->spec->units[unit].name);

@@ -195,12 +195,14 @@ static char *put_units(const char *head, const char *units, size_t units_bytes)
     CHECK(at != NULL);
     const size_t before = (size_t)(at - head) + strlen(key);
     const char *after = at + strlen(key) + strlen("[]");
-    char *text = sys_malloc(before + units_bytes + strlen(after) + 1);
+    const size_t after_bytes = strlen(after);
+    char *text = sys_malloc(before + units_bytes + after_bytes + 1);
     if (text == NULL)
         return NULL;
     memcpy(text, head, before);
     memcpy(text + before, units, units_bytes);
-    memcpy(text + before + units_bytes, after, strlen(after) + 1);
+    memcpy(text + before + units_bytes, after, after_bytes);
+    text[before + units_bytes + after_bytes] = '\0';
     return text;
 }
 

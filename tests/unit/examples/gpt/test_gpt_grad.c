@@ -184,8 +184,8 @@ TEST(gelu_gradient_matches_differences)
     double dpre[ROWS * HIDDEN], dx[ROWS * IN], slope[ROWS * HIDDEN], act[ROWS * HIDDEN];
     double y[ROWS * OUT], dw1[IN * HIDDEN], db1[HIDDEN], dw2[HIDDEN * OUT], db2[OUT];
     struct gelu_case c = { .pool = new_pool(1),
-                           .first = { ROWS, IN, HIDDEN, w1, b1, 0, GEMM_FULL, NULL },
-                           .second = { ROWS, HIDDEN, OUT, w2, b2, 0, GEMM_FULL, NULL },
+                           .first = { ROWS, IN, HIDDEN, w1, b1, 0, GEMM_FULL, NULL, NULL },
+                           .second = { ROWS, HIDDEN, OUT, w2, b2, 0, GEMM_FULL, NULL, NULL },
                            .x = random_array(ROWS * IN, 2),
                            .slope = slope,
                            .act = act,
