@@ -273,7 +273,10 @@ class Engine:
         """Go on with the open step: other workers have put values, and nothing of the step before counts."""
         for unit in self.units:
             self.release(unit)
-        self.model.commit(0.0)  # is decided already
+        try:
+            self.model.commit(0.0)  # is decided already
+        except StepReset as e:
+            self.was_reset(e)  # nor does anything of the next one
         self.begin_again()
         self.drop()
         self.moved()

@@ -239,6 +239,37 @@ class Late(Case):
         self.assertEqual(one, two, killed)
         return one
 
+    def test_a_reset_while_a_worker_catches_up(self):
+        """In a backward that has handed a unit over: nothing of it is left, and another try is a step."""
+        def work():
+            module, opt = sd.shard(module := Two(), torch.optim.SGD(module.parameters(), 0.1), name='caught-up')
+            engine = sd.engine.engine_of(module)
+            commit, acquired = engine.model.commit, []
+
+            def reset(*_, **__):
+                engine.model.commit = commit
+                raise sd.StepReset('another worker puts values')
+
+            def behind(unit):
+                if engine.missing is not None and len(engine.missing) == 1:
+                    acquired.append(unit)
+                    engine.model.commit = reset
+                    engine.catch_up()
+            send = engine.send
+
+            def late(*arguments):
+                send(*arguments)
+                if not acquired:
+                    behind(arguments[1])
+            engine.send = late
+            with self.assertRaises(sd.StepReset):
+                module(self.X).backward()
+            engine.model.reset_step()
+            module(self.X).backward()
+            opt.step()
+            return sd.step_of(module), len(acquired)
+        self.assertEqual(run(work)[0], (1, 1))
+
     def test_a_worker_that_is_killed_and_does_not_come_again(self):
         want = self.halved('halved')
         self.assertEqual(self.halved('halved-before', 'before'), want)
