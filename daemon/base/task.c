@@ -21,6 +21,7 @@
 struct task_queue {
     uv_async_t async;
     uv_prepare_t prepare;
+    uv_idle_t more; /* running while the loop must not sleep */
     struct task *here, **here_last;
     struct daemon *daemon; /* borrowed: its owner */
     uint64_t served;
@@ -35,6 +36,11 @@ static void run(struct task_queue *queue, struct task *task)
     task->fn(task);
 }
 
+static void keep_awake(uv_idle_t *more)
+{
+    (void)more;
+}
+
 static void run_here(uv_prepare_t *prepare)
 {
     struct task_queue *queue = prepare->data;
@@ -46,7 +52,9 @@ static void run_here(uv_prepare_t *prepare)
         run(queue, task);
     }
     if (queue->here != NULL)
-        uv_async_send(&queue->async); /* do not sleep */
+        uv_idle_start(&queue->more, keep_awake);
+    else
+        uv_idle_stop(&queue->more);
 }
 
 static void queue_woken(uv_async_t *async)
@@ -84,6 +92,7 @@ int task_queue_new(struct daemon *d, struct task_queue **ret_queue, struct shd_e
     }
     uv_prepare_init(d->loop, &queue->prepare);
     uv_prepare_start(&queue->prepare, run_here);
+    uv_idle_init(d->loop, &queue->more);
     queue->async.data = queue->prepare.data = queue;
     queue->here_last = &queue->here;
     queue->daemon = d;
@@ -102,6 +111,7 @@ void task_queue_close(struct task_queue *queue)
         return;
     uv_close((uv_handle_t *)&queue->async, NULL);
     uv_close((uv_handle_t *)&queue->prepare, NULL);
+    uv_close((uv_handle_t *)&queue->more, NULL);
 }
 
 void task_queue_free(struct task_queue *queue)
