@@ -17,14 +17,19 @@ int grads_new(const struct shd_model *m, struct grads **ret_grads, struct shd_er
     if (g != NULL) {
         g->entry_count = m->spec->unit_count + SHD_SLOTS_MAX;
         g->entries = sys_calloc(g->entry_count, sizeof *g->entries);
+        g->units = sys_calloc(m->spec->unit_count, sizeof *g->units);
         g->buffers = sys_calloc(2 * (size_t)g->entry_count, sizeof *g->buffers);
     }
-    if (g == NULL || g->entries == NULL || g->buffers == NULL) {
+    if (g == NULL || g->entries == NULL || g->units == NULL || g->buffers == NULL) {
         grads_free(g);
         return err_set(e, SHD_ENOMEM, "no memory for the gradients of %" PRIu32 " units",
                        m->spec->unit_count);
     }
     g->in = buffers_for(m, sizeof(float));
+    for (uint32_t i = g->entry_count; i-- > 0;) {
+        g->entries[i].next = g->unused;
+        g->unused = &g->entries[i];
+    }
     *ret_grads = g;
     return SHD_OK;
 }
@@ -36,16 +41,21 @@ void grads_free(struct grads *g)
     for (uint32_t i = 0; g->buffers != NULL && i < g->buffer_count; i++)
         buffer_free(&g->in, &g->buffers[i]);
     free(g->entries);
+    free(g->units);
     free(g->buffers);
     free(g);
 }
 
 /* -- Buffers ----------------------------------------------------------------------------------- */
 
-static int take_buffer(struct grads *g, uint64_t elems, float **ret_base, struct shd_err *e)
+/* What the unit had last, if it can have it again: where many are held, looking takes long. */
+static int take_buffer(struct grads *g, uint32_t unit, uint64_t elems, struct buffer **ret_buffer,
+                       float **ret_base, struct shd_err *e)
 {
     const uint64_t bytes = elems * sizeof(float);
-    struct buffer *b = buffer_find(g->buffers, g->buffer_count, bytes);
+    struct buffer *b = g->units[unit].last;
+    if (b == NULL || b->busy || b->bytes != bytes)
+        b = buffer_find(g->buffers, g->buffer_count, bytes);
     CHECK(b != NULL || g->buffer_count < 2 * g->entry_count); /* an entry has two at most */
     const bool fresh = b == NULL;
     if (fresh)
@@ -55,15 +65,16 @@ static int take_buffer(struct grads *g, uint64_t elems, float **ret_base, struct
         return r;
     g->buffer_count += fresh;
     b->busy = true;
+    g->units[unit].last = *ret_buffer = b;
     *ret_base = b->base;
     return SHD_OK;
 }
 
-static void give_buffer(struct grads *g, float **base)
+static void give_buffer(struct buffer **buffer, float **base)
 {
-    for (uint32_t i = 0; *base != NULL && i < g->buffer_count; i++)
-        if (g->buffers[i].base == *base)
-            g->buffers[i].busy = false;
+    if (*buffer != NULL)
+        (*buffer)->busy = false;
+    *buffer = NULL;
     *base = NULL;
 }
 
@@ -71,23 +82,36 @@ static void give_buffer(struct grads *g, float **base)
 
 struct grad_entry *grads_find(struct grads *g, uint32_t group, uint32_t unit)
 {
-    for (uint32_t i = 0; i < g->entry_count; i++) {
-        struct grad_entry *entry = &g->entries[i];
-        if (entry->used && entry->group == group && entry->unit == unit)
-            return entry;
-    }
-    return NULL;
+    struct grad_entry *entry = g->units[unit].first;
+    while (entry != NULL && entry->group != group)
+        entry = entry->next;
+    return entry;
 }
 
-static struct grad_entry *unused_entry(struct grads *g)
+/* From the first unused one on it is its unit's. */
+static void use(struct grads *g, struct grad_entry *entry)
 {
-    for (uint32_t i = 0; i < g->entry_count; i++)
-        if (!g->entries[i].used)
-            return &g->entries[i];
-    return NULL;
+    struct grads_unit *u = &g->units[entry->unit];
+    if (entry->used)
+        return;
+    CHECK(entry == g->unused);
+    g->unused = entry->next;
+    entry->next = u->first;
+    u->first = entry;
+    entry->used = true;
 }
 
-/* The entry that waits for micro-batch micro; a new one is marked used only by the caller. */
+static void unuse(struct grads *g, struct grad_entry *entry)
+{
+    struct grad_entry **at = &g->units[entry->unit].first;
+    while (*at != entry)
+        at = &(*at)->next;
+    *at = entry->next;
+    *entry = (struct grad_entry){ .next = g->unused };
+    g->unused = entry;
+}
+
+/* The entry that waits for micro-batch micro; a new one is not used yet: use(). */
 static int next_entry(struct shd_model *m, uint32_t micro, uint32_t unit,
                       struct grad_entry **ret_entry, struct shd_err *e)
 {
@@ -103,11 +127,11 @@ static int next_entry(struct shd_model *m, uint32_t micro, uint32_t unit,
                        unit, m->spec->units[unit].name, micro, micro / a * a, micro / a * a + a - 1,
                        taken, taken == 1 ? "is" : "are");
     if (entry == NULL) {
-        entry = unused_entry(g);
+        entry = g->unused;
         if (entry == NULL)
             return err_set(e, SHD_EBUSY, "%" PRIu32 " gradients are held here: return one",
                            g->entry_count);
-        *entry = (struct grad_entry){ .group = micro / a, .unit = unit };
+        *entry = (struct grad_entry){ .next = entry->next, .group = micro / a, .unit = unit };
     }
     *ret_entry = entry;
     return SHD_OK;
@@ -129,11 +153,13 @@ int grads_open(struct shd_model *m, uint32_t micro, uint32_t unit, float **ret_a
     const bool first = entry->sum == NULL;
     *ret_fresh = !entry->open;
     if (!entry->open) {
-        r = take_buffer(m->grads, m->spec->units[unit].elems, first ? &entry->sum : &entry->scratch,
-                        e);
+        r = take_buffer(m->grads, unit, m->spec->units[unit].elems,
+                        first ? &entry->sum_in : &entry->scratch_in,
+                        first ? &entry->sum : &entry->scratch, e);
         if (r != SHD_OK)
             return r;
-        entry->used = entry->open = true;
+        use(m->grads, entry);
+        entry->open = true;
         if (first)
             session_live(m->session, live_bytes(m, entry), /* more= */ true);
     }
@@ -155,7 +181,7 @@ int grads_close(struct shd_model *m, struct grad_entry *entry, struct shd_err *e
                                   &(struct kern_op){ KERN_ACCUMULATE, { .accumulate = add } }, e);
         if (r != SHD_OK)
             return r;
-        give_buffer(m->grads, &entry->scratch);
+        give_buffer(&entry->scratch_in, &entry->scratch);
     }
     entry->open = false;
     entry->taken++;
@@ -171,12 +197,12 @@ int grads_none(struct shd_model *m, uint32_t micro, uint32_t unit, struct grad_e
         return r;
     CHECK(entry != NULL);
     if (entry->open && entry->scratch != NULL) {
-        give_buffer(m->grads, &entry->scratch);
+        give_buffer(&entry->scratch_in, &entry->scratch);
     } else if (entry->open) {
-        give_buffer(m->grads, &entry->sum);
+        give_buffer(&entry->sum_in, &entry->sum);
         session_live(m->session, live_bytes(m, entry), /* more= */ false);
     }
-    entry->used = true;
+    use(m->grads, entry);
     entry->open = false;
     entry->taken++;
     *ret_entry = entry;
@@ -188,9 +214,9 @@ void grads_done(struct shd_model *m, struct grad_entry *entry)
     CHECK(entry->used);
     if (entry->sum != NULL)
         session_live(m->session, live_bytes(m, entry), /* more= */ false);
-    give_buffer(m->grads, &entry->sum);
-    give_buffer(m->grads, &entry->scratch);
-    *entry = (struct grad_entry){ 0 };
+    give_buffer(&entry->sum_in, &entry->sum);
+    give_buffer(&entry->scratch_in, &entry->scratch);
+    unuse(m->grads, entry);
 }
 
 bool grads_meant(uint32_t group, uint32_t of)

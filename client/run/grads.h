@@ -21,19 +21,28 @@
 
 struct shd_model;
 
-struct grad_entry { /* one unit's gradient of one group */
+struct grad_entry {          /* one unit's gradient of one group */
+    struct grad_entry *next; /* of the same unit, or of those that are not used */
     bool used;
     bool open; /* an array is handed out, for micro-batch `taken` of the group */
     uint32_t group, unit;
     uint32_t taken; /* micro-batches that are in: 0..accumulate */
     float *sum;     /* a buffer: of those in (or, while open, of the first one); NULL: none */
     float *scratch; /* a buffer: of the open micro-batch when sum is taken; else NULL */
+    struct buffer *sum_in, *scratch_in; /* borrowed: those buffers */
+};
+
+struct grads_unit {
+    struct grad_entry *first; /* NULL: it has none */
+    struct buffer *last;      /* borrowed: which it had last; NULL: none yet */
 };
 
 struct grads {
     struct grad_entry *entries; /* owned, [entry_count] */
     uint32_t entry_count;
-    struct buffer *buffers; /* owned, [2 * entry_count]; the first buffer_count are in use */
+    struct grad_entry *unused; /* the first */
+    struct grads_unit *units;  /* owned, [units] */
+    struct buffer *buffers;    /* owned, [2 * entry_count]; the first buffer_count are in use */
     uint32_t buffer_count;
     struct buffers in; /* of the largest trainable unit, at most */
 };
