@@ -130,12 +130,60 @@ int plan_count(const struct plan *plan, const struct spec *spec, enum shd_dtype 
     return SHD_OK;
 }
 
-/* As the policy of a worker chooses (client/run/policy.c): two where gradients are staged, else one
- * more than it holds at once, so that one can be filled while owners read the others. */
+/* -- Slots -------------------------------------------------------------------------------------
+ */
+
+/* Where many small gradients are returned, the time goes to waking each other, unless several are
+ * under way: a slot for so many units, as long as they take little memory and few mappings (one
+ * for each size of units). */
+#define UNITS_PER_SLOT  16u
+#define SMALL_SLOTS_MAX 16u
+#define SMALL_SIZES_MAX 8u
+#define SMALL_BYTES_MAX (UINT64_C(512) * 1024)
+
+/* Of trained units; SMALL_SIZES_MAX + 1: there are more. */
+static uint32_t count_sizes(const struct spec *spec, uint64_t *ret_largest)
+{
+    uint64_t sizes[SMALL_SIZES_MAX];
+    uint32_t count = 0;
+    *ret_largest = 0;
+    for (uint32_t u = 0; u < spec->unit_count; u++) {
+        const uint64_t elems = spec->units[u].elems;
+        uint32_t i = 0;
+        while (i < count && sizes[i] != elems)
+            i++;
+        if (spec->units[u].frozen || i < count)
+            continue;
+        if (count == SMALL_SIZES_MAX)
+            return SMALL_SIZES_MAX + 1;
+        sizes[count++] = elems;
+        *ret_largest = elems > *ret_largest ? elems : *ret_largest;
+    }
+    return count;
+}
+
+static uint32_t small_slots(const struct spec *spec)
+{
+    uint64_t largest;
+    uint32_t slots = spec->trained_units / UNITS_PER_SLOT;
+    if (slots == 0 || count_sizes(spec, &largest) > SMALL_SIZES_MAX || largest == 0)
+        return 0;
+    const uint64_t room = SMALL_BYTES_MAX / (largest * sizeof(float));
+    slots = slots < room ? slots : (uint32_t)room;
+    return slots < SMALL_SLOTS_MAX ? slots : SMALL_SLOTS_MAX;
+}
+
+uint32_t plan_slots_for(const struct spec *spec, bool staged, uint32_t live_grads)
+{
+    const uint32_t small = small_slots(spec);
+    const uint32_t least = staged || live_grads >= SHD_SLOTS_MAX ? 2 : live_grads + 1;
+    return least > small ? least : small;
+}
+
 uint32_t plan_slots(const struct spec *spec, const struct plan_policy *policy,
                     const struct plan *plan)
 {
     const enum shd_dtype dtype = policy->grad_dtype != 0 ? policy->grad_dtype : spec->grad_dtype;
     const bool staged = spec->accumulate > 1 || dtype != SHD_F32;
-    return staged || plan->cost.live_grads_max >= SHD_SLOTS_MAX ? 2 : plan->cost.live_grads_max + 1;
+    return plan_slots_for(spec, staged, plan->cost.live_grads_max);
 }

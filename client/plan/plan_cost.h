@@ -15,7 +15,12 @@ int plan_count(const struct plan *plan, const struct spec *spec, enum shd_dtype 
 uint64_t plan_unit_param_bytes(const struct spec *spec, uint32_t unit);
 uint64_t plan_unit_grad_bytes(const struct spec *spec, uint32_t unit, enum shd_dtype dtype);
 
-/* Slots that a worker asks each owner for when it runs this plan. */
+/* Slots that a worker asks each owner for. Staged gradients need one only while owners read one:
+ * one more can be filled meanwhile; else one more than it holds at once, for the same reason. More,
+ * up to 16, where there are many small units. */
+uint32_t plan_slots_for(const struct spec *spec, bool staged, uint32_t live_grads);
+
+/* The same, when it runs this plan. */
 uint32_t plan_slots(const struct spec *spec, const struct plan_policy *policy,
                     const struct plan *plan);
 

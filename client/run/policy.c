@@ -202,21 +202,16 @@ static bool needs_staging(const struct shd_model *m)
            m->policy.grad_dtype != SHD_F32;
 }
 
-/* Staged gradients need a slot only while owners read one: one more can be filled meanwhile. Else
- * one more than a micro-batch holds at once, for the same reason. */
 int policy_slots(const struct shd_model *m, uint32_t *ret_slots, struct shd_err *e)
 {
-    uint32_t slots = m->session->slots > 0 ? m->session->slots : 2;
-    if (m->session->slots == 0 && !needs_staging(m)) {
-        struct plan_cost cost;
-        const int r = group_cost(m, &m->policy.plan, &cost, e);
-        if (r != SHD_OK)
-            return r;
-        if (cost.live_grads_max < SHD_SLOTS_MAX)
-            slots = cost.live_grads_max + 1;
-    }
-    *ret_slots = slots;
-    return SHD_OK;
+    const bool staged = needs_staging(m);
+    struct plan_cost cost = { 0 };
+    int r = SHD_OK;
+    if (m->session->slots == 0 && !staged)
+        r = group_cost(m, &m->policy.plan, &cost, e);
+    *ret_slots = m->session->slots > 0 ? m->session->slots
+                                       : plan_slots_for(m->spec, staged, cost.live_grads_max);
+    return r;
 }
 
 /* A caller that asked for a number of slots and set no policy counts gradients by hand. When there

@@ -2,6 +2,7 @@
  * compared with what a plain restatement of the rules predicts, bounded to the last unit and
  * byte, and broken in every place to see that it is refused. test_plan_order.c has the orders. */
 #include <errno.h>
+#include <stdlib.h>
 
 #include "client/plan/plan.h"
 #include "client/plan/plan_check.h"
@@ -441,6 +442,52 @@ TEST(nothing_to_compute_only_commits)
     EXPECT_EQ(plan.op_count, 2);
     EXPECT_OK(plan_check(&plan, &t.spec, &policy, &t.trace, &e), &e);
     plan_free(&plan);
+}
+
+/* Units of so many elements in turn; some are frozen. */
+static struct spec units_of(const uint64_t *elems, uint32_t sizes, uint32_t units, uint32_t frozen)
+{
+    struct spec spec = { .unit_count = units, .trained_units = units - frozen };
+    spec.units = calloc(units, sizeof *spec.units);
+    CHECK(spec.units != NULL);
+    for (uint32_t u = 0; u < units; u++)
+        spec.units[u] = (struct spec_unit){ .elems = elems[u % sizes], .frozen = u < frozen };
+    return spec;
+}
+
+TEST(many_small_units_have_more_slots)
+{
+    static const struct {
+        uint64_t elems;
+        uint32_t units, frozen;
+        bool staged;
+        uint32_t live, slots;
+    } cases[] = {
+        { 2048, 4, 0, false, 1, 2 },
+        { 2048, 47, 0, false, 1, 2 },
+        { 2048, 48, 0, false, 1, 3 },
+        { 2048, 64, 0, true, 0, 4 },
+        { 2048, 4096, 0, false, 1, 16 },
+        { 2048, 4096, 4090, false, 1, 2 },
+        { 2048, 4096, 0, false, 29, 30 },
+        { 2048, 4096, 0, false, 64, 16 },
+        { 32768, 4096, 0, false, 1, 4 },
+        { 65536, 4096, 0, false, 1, 2 },
+        { UINT64_C(1) << 30, 4096, 0, true, 0, 2 },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct spec spec = units_of(&cases[i].elems, 1, cases[i].units, cases[i].frozen);
+        EXPECT_EQ(plan_slots_for(&spec, cases[i].staged, cases[i].live), cases[i].slots);
+        free(spec.units);
+    }
+    uint64_t sizes[9]; /* a worker maps each size of each slot by itself */
+    for (uint32_t i = 0; i < 9; i++)
+        sizes[i] = (i + 1) * UINT64_C(64);
+    struct spec eight = units_of(sizes, 8, 4096, 0), nine = units_of(sizes, 9, 4096, 0);
+    EXPECT_EQ(plan_slots_for(&eight, false, 1), 16);
+    EXPECT_EQ(plan_slots_for(&nine, false, 1), 2);
+    free(eight.units);
+    free(nine.units);
 }
 
 TEST(names_are_those_of_the_flags)
