@@ -19,6 +19,8 @@
 
 #define SLICE_NS (5 * NS_PER_MS) /* between two looks at the daemons' lives */
 
+#define SMALL_ELEMS (UINT64_C(16) * 1024) /* summed in some microseconds */
+
 /* The argument of a Return's call is its slot; NO_SLOT with unit and group, where the unit took no
  * part in the group. */
 #define NO_SLOT    (UINT64_C(1) << 63)
@@ -54,16 +56,31 @@ static void say_waiting(const struct shd_model *m, uint64_t since_ns)
     }
 }
 
+static uint32_t credits_left(const struct shd_model *m)
+{
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < m->slot_count; i++)
+        sum += m->slots[i].state == SLOT_SENT ? m->slots[i].credits_left : 0;
+    return sum;
+}
+
+/* As long as credits come it sleeps for several at a time. */
 int slots_wait(struct shd_model *m, struct shd_err *e)
 {
+    struct hub *hub = m->session->hub;
     const uint64_t start_ns = clock_now_ns();
+    uint32_t before = 0;
     int r = SHD_OK;
     while (r == SHD_OK && model_find_slot(m, SLOT_FREE) == NULL) {
-        const uint64_t slice_ns = hub_left_ns(m->session->hub, start_ns, SLICE_NS);
+        const uint64_t slice_ns = hub_left_ns(hub, start_ns, SLICE_NS);
+        const uint32_t left = credits_left(m);
+        hub->wakes.several = left != before;
+        before = left;
         say_waiting(m, start_ns); /* a successor's page is new */
-        r = slice_ns > 0 ? hub_poll(m->session->hub, slice_ns, e) : slot_timed_out(m, e);
+        r = slice_ns > 0 ? hub_poll(hub, slice_ns, e) : slot_timed_out(m, e);
         activity_look(m);
     }
+    hub->wakes.several = false;
     say_waiting(m, 0);
     return r;
 }
@@ -190,13 +207,24 @@ static int make_return_slot(struct link *link, const struct call *call,
     return r;
 }
 
+/* What an owner can do in no time it does with the next ones, unless there are none: others may
+ * wait for what is done of the group. */
+static bool return_can_wait(const struct shd_model *m, const struct path_return *ret,
+                            uint32_t owner)
+{
+    const struct map_owner *o = &m->map->owners[owner];
+    const struct report *report = &m->reports[ret->group * m->spec->accumulate];
+    return report->given + 1 < model_returned_units(m) && !o->layout.on_gpu &&
+           o->shards->slice[ret->unit].elems <= SMALL_ELEMS;
+}
+
 /* A return broken off by an error goes on, when repeated, with the first owner not yet told. */
 int slots_give(struct shd_model *m, const struct path_return *ret, struct shd_err *e)
 {
     struct hub *hub = m->session->hub;
     struct grad_slot *slot = ret->slot;
     const uint64_t none = NO_SLOT | (uint64_t)ret->group << GROUP_BITS | ret->unit;
-    const struct call call = {
+    struct call call = {
         .make = slot != NULL ? make_return_slot : make_return,
         .fn = return_answered,
         .ctx = m,
@@ -206,6 +234,7 @@ int slots_give(struct shd_model *m, const struct path_return *ret, struct shd_er
     };
     for (uint32_t i = slot != NULL ? slot->sent : 0; i < hub->link_count; i++) {
         link_want_ring(&hub->links[i]);
+        call.can_wait = return_can_wait(m, ret, i);
         const int r = hub_ask(&hub->links[i], &call, e);
         if (r != SHD_OK)
             return r;

@@ -15,6 +15,7 @@
 #define REPEAT_LOOK_NS (NS_PER_S / 4)
 #define POLLED_NS      NS_PER_MS /* how old the last look at the sockets may be */
 #define ROOM_NS        NS_PER_MS /* for room in a ring: between two looks */
+#define SEVERAL_NS     NS_PER_MS /* for several replies at once; then for the next one */
 #define STOPPED_NS     NS_PER_S  /* between two looks of a wait, many times its sleep */
 
 int hub_check(const struct hub *hub, struct shd_err *e)
@@ -35,9 +36,21 @@ bool hub_has_older(const struct hub *hub, uint32_t level)
     return false;
 }
 
+/* Before a sleep also those whose wake was put off. */
+static void wake_daemons(struct hub *hub, bool sleeps)
+{
+    for (uint32_t i = 0; i < hub->link_count; i++) {
+        struct link_ring *ring = &hub->links[i].ring;
+        if (sleeps || ring->put_off == 0 ||
+            clock_now_ns() - ring->put_off_ns >= hub->wakes.put_off_ns)
+            link_ring_wake(ring, hub->links[i].side_fd);
+    }
+}
+
 uint64_t hub_deadline_ns(struct hub *hub, uint64_t start_ns)
 {
     const uint64_t now_ns = clock_now_ns();
+    wake_daemons(hub, /* sleeps= */ true);
     if (start_ns <= hub->looked_ns && now_ns - hub->looked_ns >= STOPPED_NS)
         hub->back_ns = now_ns;
     hub->looked_ns = now_ns;
@@ -263,7 +276,6 @@ static void flush_links(struct hub *hub)
     for (uint32_t i = 0; i < hub->link_count; i++) {
         struct link *link = &hub->links[i];
         struct shd_err e = { 0 };
-        link_ring_wake(&link->ring, link->side_fd);
         if (link->state == LINK_UP && link->unsent > 0 && link->fault.code == SHD_OK &&
             link_flush(link, &e) != SHD_OK)
             link_fault(link, &e);
@@ -310,6 +322,13 @@ static bool waits_for_room(const struct hub *hub)
     return false;
 }
 
+/* Where several are wanted: half of those to come, so that who is woken has something to do while
+ * the others come. */
+static uint32_t replies_wanted(const struct link *link)
+{
+    return link->hub->wakes.several && link->call_count > 2 ? link->call_count / 2 : 1;
+}
+
 /* A signal's handler may have left something for the one to be asked. */
 static int poll_sockets(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
 {
@@ -317,8 +336,10 @@ static int poll_sockets(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
     uint64_t sleep_ns = idle_sleep_ns(&hub->idle, timeout_ns);
     if (sleep_ns > ROOM_NS && waits_for_room(hub))
         sleep_ns = ROOM_NS;
+    if (sleep_ns > SEVERAL_NS && hub->wakes.several)
+        sleep_ns = SEVERAL_NS;
     for (uint32_t i = 0; sleep_ns > 0 && i < count; i++)
-        if (!link_ring_arm(&hub->links[i].ring))
+        if (!link_ring_arm(&hub->links[i].ring, replies_wanted(&hub->links[i])))
             sleep_ns = 0;
     const bool conns = needs_conns(hub); /* after that: an answer may have gone elsewhere */
     const int sleep_ms = (int)((sleep_ns + NS_PER_MS - 1) / NS_PER_MS);
@@ -369,6 +390,7 @@ int hub_poll(struct hub *hub, uint64_t timeout_ns, struct shd_err *e)
     if (hub->look != NULL && !hub->leaving)
         hub->look(hub->reopen_ctx);
     look_after_links(hub);
+    wake_daemons(hub, timeout_ns > 0);
     flush_links(hub);
     r = hub_check(hub, e);
     if (r != SHD_OK)

@@ -17,8 +17,9 @@
 
 #define POLL_SLICE_NS (100 * NS_PER_MS)
 #define DETACH_NS_MAX (500 * NS_PER_MS)
-#define FDS_OF_ZMQ    6u /* its two threads' */
-#define FDS_OF_LINK   3u /* the side channel, a dealer and its connection */
+#define PUT_OFF_NS    (100 * NS_PER_US) /* some small gradients' time */
+#define FDS_OF_ZMQ    6u                /* its two threads' */
+#define FDS_OF_LINK   3u                /* the side channel, a dealer and its connection */
 
 /* "DIR/DEVICE.sock", or with a prefix and another suffix. */
 static char *make_path(const char *prefix, const char *dir, const char *device, const char *suffix)
@@ -138,6 +139,7 @@ int hub_new(const struct address *address, const struct hub_options *options, st
     if (hub == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for a session");
     hub->timeout_ns = options->timeout_ns;
+    hub->wakes.put_off_ns = PUT_OFF_NS;
     hub->patient = options->patient;
     hub->idle = options->idle;
     hub->events = options->events;

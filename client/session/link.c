@@ -161,20 +161,21 @@ static int send_by_conn(struct link *link, size_t bytes, uint64_t seq, struct sh
                     zmq_strerror(errno));
 }
 
-static int send_by_ring(struct link *link, size_t bytes, struct shd_err *e)
+static int send_by_ring(struct link *link, size_t bytes, uint64_t can_wait_ns, struct shd_err *e)
 {
     struct shd_err why = { 0 };
-    const int r = link_ring_send(&link->ring, link->side_fd, link->hub->frame, bytes, &why);
+    const int r = link_ring_send(&link->ring, link->side_fd, link->hub->frame, bytes, can_wait_ns,
+                                 &why);
     if (r == SHD_OK || r == SHD_EBUSY)
         return err_copy(&why, e);
     return link_err(link, r, e, "broke its %s", why.text);
 }
 
 static int send_packed(struct link *link, const struct wire_request *request, enum link_way way,
-                       size_t bytes, struct shd_err *e)
+                       size_t bytes, uint64_t can_wait_ns, struct shd_err *e)
 {
     FAIL_POINT(fail_before[request->type]);
-    const int r = way == LINK_BY_RING ? send_by_ring(link, bytes, e)
+    const int r = way == LINK_BY_RING ? send_by_ring(link, bytes, can_wait_ns, e)
                                       : send_by_conn(link, bytes, request->seq, e);
     if (r != SHD_OK)
         return r;
@@ -187,7 +188,7 @@ int link_send(struct link *link, struct wire_request *request, uint64_t seq, str
 {
     size_t bytes;
     const int r = pack(link, request, seq, &bytes, e);
-    return r == SHD_OK ? send_packed(link, request, LINK_BY_CONN, bytes, e) : r;
+    return r == SHD_OK ? send_packed(link, request, LINK_BY_CONN, bytes, 0, e) : r;
 }
 
 int link_send_call(struct link *link, struct call *call, struct shd_err *e)
@@ -202,11 +203,12 @@ int link_send_call(struct link *link, struct call *call, struct shd_err *e)
     const enum link_way way = link_ring_way(&link->ring, bytes);
     if (way == LINK_BY_NEITHER)
         return err_set(e, SHD_EBUSY, "requests before it are to be read first");
-    r = send_packed(link, &request, way, bytes, e);
+    const uint64_t now_ns = clock_now_ns();
+    r = send_packed(link, &request, way, bytes, call->can_wait ? now_ns : 0, e);
     if (r != SHD_OK)
         return r;
     call->seq = ++link->seq_last;
-    call->sent_ns = clock_now_ns();
+    call->sent_ns = now_ns;
     call->by_ring = way == LINK_BY_RING;
     link->ring.conn_calls += !call->by_ring;
     link->unsent--;

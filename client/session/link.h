@@ -37,6 +37,7 @@ struct call {
     uint64_t seq;     /* on this connection; 0: it is still to be sent, or to be sent again */
     uint64_t sent_ns; /* last time */
     bool by_ring;     /* so it went */
+    bool can_wait;    /* a daemon that sleeps need not be woken for it alone */
     /* Fill in type and body; *ret_request is zeroed. Sends nothing itself. */
     int (*make)(struct link *link, const struct call *call, struct wire_request *ret_request,
                 struct shd_err *e);
@@ -94,6 +95,11 @@ struct link {
     struct shd_err fault; /* code 0: none; else why this link is of no use any more */
 };
 
+struct hub_wakes {
+    bool several;        /* who waits has use for several replies, and little for the next one */
+    uint64_t put_off_ns; /* how long that of a daemon may be put off, from call to call */
+};
+
 /* All links of a session; see hub.h. */
 struct hub {
     void *zmq;          /* owned context */
@@ -116,7 +122,8 @@ struct hub {
     uint64_t repeat_at_ns;      /* the next look for requests without an answer */
     bool leaving;               /* nothing is connected any more */
     bool waits;                 /* somebody waits, and will poll next */
-    struct idle idle;           /* may break that off */
+    struct hub_wakes wakes;
+    struct idle idle; /* may break that off */
     struct event_sink events;
     /* A link is up again: open on it what is open (by link_exchange() and link_claim() only).
      * SHD_EGONE, SHD_ETIMEDOUT, SHD_EBUSY, SHD_ECANCELED: it is tried again; other errors are

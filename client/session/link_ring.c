@@ -17,15 +17,20 @@ enum link_way link_ring_way(const struct link_ring *r, size_t bytes)
 }
 
 int link_ring_send(struct link_ring *r, int side_fd, const void *frame, size_t bytes,
-                   struct shd_err *e)
+                   uint64_t can_wait_ns, struct shd_err *e)
 {
     bool wakes;
     const int put = ring_put(&r->ring, frame, bytes, &wakes, e);
-    if (put == SHD_OK && wakes) {
-        r->owes_wake = true;
+    if (put != SHD_OK)
+        return put;
+    r->owes_wake = r->owes_wake || wakes;
+    if (!r->owes_wake)
+        return SHD_OK;
+    if (r->put_off++ == 0)
+        r->put_off_ns = can_wait_ns;
+    if (can_wait_ns == 0 || r->put_off == LINK_RING_PUT_OFF)
         link_ring_wake(r, side_fd);
-    }
-    return put;
+    return SHD_OK;
 }
 
 /* Where the socket is full the daemon has something to read there, which wakes it as well; one that
@@ -38,6 +43,8 @@ void link_ring_wake(struct link_ring *r, int side_fd)
         return;
     const int sent = side_send(side_fd, &wake, /* pass_fd= */ -1, &ignored);
     r->owes_wake = sent != SHD_OK && sent != SHD_EBUSY && sent != SHD_EGONE;
+    r->put_off = 0;
+    r->put_off_ns = 0;
 }
 
 int link_ring_take(struct link_ring *r, uint8_t ret_frame[RING_FRAME_BYTES_MAX], size_t *ret_bytes,
@@ -46,9 +53,9 @@ int link_ring_take(struct link_ring *r, uint8_t ret_frame[RING_FRAME_BYTES_MAX],
     return r->state == LINK_RING_OPEN ? ring_take(&r->ring, ret_frame, ret_bytes, e) : SHD_PENDING;
 }
 
-bool link_ring_arm(struct link_ring *r)
+bool link_ring_arm(struct link_ring *r, uint32_t replies)
 {
-    return r->state != LINK_RING_OPEN || ring_arm(&r->ring);
+    return r->state != LINK_RING_OPEN || ring_arm(&r->ring, replies);
 }
 
 void link_ring_disarm(struct link_ring *r)

@@ -32,7 +32,9 @@ struct link_ring {
     struct ring ring;
     uint64_t conn_sent, conn_heard; /* numbers: sent last by the connection, highest answered */
     uint32_t conn_calls;            /* sent by the connection, without an answer yet */
-    bool owes_wake;                 /* the daemon is to be woken still: that failed */
+    bool owes_wake;                 /* the daemon is to be woken still: that failed, or */
+    uint32_t put_off;               /* is put off: frames since */
+    uint64_t put_off_ns;            /* the first of them */
     uint64_t elsewhere;             /* answers to what went by the ring that came by the other */
 };
 
@@ -40,10 +42,12 @@ struct link_ring {
 enum link_way { LINK_BY_RING, LINK_BY_CONN, LINK_BY_NEITHER /* later */ };
 enum link_way link_ring_way(const struct link_ring *r, size_t bytes);
 
-/* Put a request there, and wake the daemon where it sleeps (by its side channel). Errors: SHD_EBUSY
- * later; SHD_EPROTO. */
+/* Put a request there, and wake the daemon where it sleeps (by its side channel). One that it need
+ * not be woken for alone can_wait for others, LINK_RING_PUT_OFF at most; can_wait_ns: the time now,
+ * 0: it cannot. Errors: SHD_EBUSY later; SHD_EPROTO. */
+#define LINK_RING_PUT_OFF 8u
 int link_ring_send(struct link_ring *r, int side_fd, const void *frame, size_t bytes,
-                   struct shd_err *e);
+                   uint64_t can_wait_ns, struct shd_err *e);
 
 /* Wake it, if that is owed. */
 void link_ring_wake(struct link_ring *r, int side_fd);
@@ -52,8 +56,8 @@ void link_ring_wake(struct link_ring *r, int side_fd);
 int link_ring_take(struct link_ring *r, uint8_t ret_frame[RING_FRAME_BYTES_MAX], size_t *ret_bytes,
                    struct shd_err *e);
 
-/* This side is about to sleep. False: something is there to take. */
-bool link_ring_arm(struct link_ring *r);
+/* This side is about to sleep, until so many replies are there (ring_arm()). False: they are. */
+bool link_ring_arm(struct link_ring *r, uint32_t replies);
 void link_ring_disarm(struct link_ring *r);
 
 /* Whether a reply may come by the connection. */

@@ -106,7 +106,7 @@ static bool serve(struct rings *rings, struct lane *lane)
         size_t bytes;
         const int r = ring_take(&lane->ring, rings->frame, &bytes, &e);
         if (r == SHD_PENDING)
-            return !ring_arm(&lane->ring);
+            return !ring_arm(&lane->ring, /* frames= */ 1);
         if (r != SHD_OK) {
             end_broken(lane, &e);
             return false;

@@ -13,6 +13,7 @@ static_assert(sizeof(_Atomic uint64_t) == 8 && ATOMIC_LLONG_LOCK_FREE == 2,
               "positions are stored and loaded whole");
 static_assert((RING_BYTES & (RING_BYTES - 1)) == 0 && RING_BYTES % HEADER_BYTES == 0,
               "a header is never in two parts");
+static_assert(RING_FRAME_TAKES_MIN == 2 * HEADER_BYTES, "a header, and a byte at least");
 static_assert(offsetof(struct ring_page, data) == 4096 &&
                   sizeof(struct ring_page) == 4096 + RING_BYTES,
               "layout other processes map");
@@ -77,7 +78,9 @@ int ring_put(struct ring *r, const void *frame, size_t bytes, bool *ret_wake, st
 bool ring_put_elsewhere(struct ring *r)
 {
     atomic_fetch_add_explicit(&r->mine->elsewhere, 1, memory_order_seq_cst);
-    return atomic_load_explicit(&r->theirs->wake, memory_order_seq_cst) == r->written;
+    /* It may have asked for several frames; a position that has passed is that of one awake. */
+    const uint64_t wake = atomic_load_explicit(&r->theirs->wake, memory_order_seq_cst);
+    return wake - r->written < RING_BYTES;
 }
 
 bool ring_is_drained(const struct ring *r)
@@ -133,10 +136,13 @@ bool ring_is_empty(const struct ring *r)
     return atomic_load_explicit(&r->theirs->written, memory_order_seq_cst) == r->taken;
 }
 
-bool ring_arm(struct ring *r)
+bool ring_arm(struct ring *r, uint32_t frames)
 {
-    atomic_store_explicit(&r->mine->wake, r->taken, memory_order_seq_cst);
-    if (ring_is_empty(r))
+    CHECK(frames > 0 && frames <= RING_BYTES / RING_FRAME_TAKES_MIN);
+    const uint64_t ahead = (uint64_t)(frames - 1) * RING_FRAME_TAKES_MIN;
+    atomic_store_explicit(&r->mine->wake, r->taken + ahead, memory_order_seq_cst);
+    const uint64_t written = atomic_load_explicit(&r->theirs->written, memory_order_seq_cst);
+    if (written - r->taken <= ahead)
         return true;
     ring_disarm(r);
     return false;

@@ -9,10 +9,11 @@
  * frame is its length (uint32_t), zeros (uint32_t), and its bytes, up to the next multiple of 8;
  * it may go over the end of the data.
  *
- * Waking. A consumer that is about to sleep stores as `wake` the position that it has taken, and
- * looks once more (ring_arm()); a producer whose frame begins there wakes it (ring_put() says so).
- * One of the two sees the other's store: both stores and both loads after them are sequentially
- * consistent. As long as the consumer does not arm again nobody wakes it.
+ * Waking. A consumer that is about to sleep stores as `wake` the position that it has taken, or one
+ * further on where it wants several frames (ring_arm()), and looks once more; a producer whose
+ * frame goes over it wakes it (ring_put() says so). One of the two sees the other's store: both
+ * stores and both loads after them are sequentially consistent. As long as the consumer does not
+ * arm again nobody wakes it.
  *
  * Failure: what the other side's page says may be anything at any time. Each of its words is read
  * once and checked before it is used, a frame's bytes are copied out before anybody looks at them.
@@ -32,6 +33,7 @@
 
 #define RING_BYTES           32768u /* in each direction */
 #define RING_FRAME_BYTES_MAX 4096u  /* a longer one goes by the connection */
+#define RING_FRAME_TAKES_MIN 16u    /* of the data */
 #define RING_LINE_BYTES      64u    /* of a cache */
 
 /* What one side writes. A fresh one is zeros. */
@@ -76,8 +78,10 @@ int ring_take(struct ring *r, uint8_t ret_frame[RING_FRAME_BYTES_MAX], size_t *r
 /* Whether nothing is there to take; no check, ring_take() has them. */
 bool ring_is_empty(const struct ring *r);
 
-/* Ask to be woken by the next frame. False: one is there already, and nothing was asked. */
-bool ring_arm(struct ring *r);
+/* Ask to be woken once so many frames (> 0) are there, or earlier, as they are longer than the
+ * shortest; fewer wake nobody, so who asks for several must not sleep for long. False: that many
+ * are there already, and nothing was asked. */
+bool ring_arm(struct ring *r, uint32_t frames);
 
 /* Awake, for whatever reason: nobody need wake this side. */
 void ring_disarm(struct ring *r);

@@ -3,11 +3,14 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "client/session/hub.h"
 #include "client/session/session.h"
+#include "proto/base/clock.h"
 #include "proto/base/sys.h"
+#include "proto/share/fdpass.h"
 #include "tests/lib/client_remote.h"
 
 #define DAEMONS 2
@@ -257,6 +260,128 @@ TEST(worker_that_is_short_of_descriptors_goes_on_without)
     expect_bits(m, 2);
     shd_close(s);
     fixture_stop(&daemons);
+}
+
+/* -- How often anybody is woken ------------------------------------------------------------------
+ */
+
+#define MANY_UNITS  256
+#define MANY_MICROS 4
+#define MANY_ELEMS  2048
+
+static shd_model *open_many(shd_session *s)
+{
+    static char spec[MANY_UNITS * 80 + 200];
+    struct shd_err e = { 0 };
+    shd_model *m;
+    int at = snprintf(spec, sizeof spec,
+                      "{\"name\":\"many\",\"micro_batches\":%d,\"optimizer\":{\"kind\":\"sgd\"},"
+                      "\"units\":[",
+                      MANY_MICROS);
+    for (int i = 0; i < MANY_UNITS; i++)
+        at += snprintf(spec + at, sizeof spec - (size_t)at,
+                       "%s{\"name\":\"u%d\",\"tensors\":[{\"name\":\"t%d\",\"shape\":[%d]}]}",
+                       i > 0 ? "," : "", i, i, MANY_ELEMS);
+    snprintf(spec + at, sizeof spec - (size_t)at, "]}");
+    EXPECT_OK(shd_model_open(s, spec, &m, &e), &e);
+    return m;
+}
+
+static void many_step(shd_model *m)
+{
+    struct shd_err e = { 0 };
+    const struct shd_update update = { .size = sizeof update, .lr = 0.1 };
+    for (uint32_t micro = 0; micro < MANY_MICROS; micro++)
+        for (uint32_t unit = MANY_UNITS; unit-- > 0;) {
+            float *grad;
+            EXPECT_OK(shd_grad(m, micro, unit, &grad, &e), &e);
+            memset(grad, 0, MANY_ELEMS * sizeof *grad);
+            EXPECT_OK(shd_return(m, micro, unit, &e), &e);
+        }
+    EXPECT_OK(shd_commit(m, &update, NULL, &e), &e);
+}
+
+/* Of its loop's thread: each is several system calls of a daemon, and one of who woke it. */
+static uint64_t sleeps_of(pid_t pid)
+{
+    char path[64], line[256];
+    unsigned long long sleeps = 0;
+    snprintf(path, sizeof path, "/proc/%d/task/%d/status", (int)pid, (int)pid);
+    FILE *f = fopen(path, "r");
+    EXPECT(f != NULL);
+    while (fgets(line, sizeof line, f) != NULL)
+        if (sscanf(line, "voluntary_ctxt_switches: %llu", &sleeps) == 1)
+            break;
+    fclose(f);
+    return sleeps;
+}
+
+static uint64_t sleeps_of_daemons(void)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < DAEMONS; i++)
+        sum += sleeps_of(daemons.pids[i]);
+    return sum;
+}
+
+/* What keeps a Return cheap: neither side is woken for each. */
+TEST(many_small_returns_share_their_wakes)
+{
+    fixture_start(&daemons, DAEMONS, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_many(s);
+    s->hub->wakes.put_off_ns = TEST_HANG_MS * NS_PER_MS; /* however slow this machine is */
+    many_step(m);
+    expect_rings(s, LINK_RING_OPEN);
+    fail_kind = SYS_SEND;
+    calls = fail_to = 0;
+    sys_fault = fail_some; /* counts */
+    const uint64_t theirs = sleeps_of_daemons(), own = sleeps_of(getpid());
+    for (int i = 0; i < STEPS; i++)
+        many_step(m);
+    sys_fault = NULL;
+    const uint64_t daemons_slept = sleeps_of_daemons() - theirs, slept = sleeps_of(getpid()) - own;
+    const uint64_t returns = (uint64_t)STEPS * DAEMONS * MANY_UNITS * MANY_MICROS;
+    printf("%llu returns: %d wakes of daemons, which slept %llu times, the worker %llu times\n",
+           (unsigned long long)returns, calls, (unsigned long long)daemons_slept,
+           (unsigned long long)slept);
+    EXPECT((uint64_t)calls <= returns / 4);
+    EXPECT(daemons_slept <= returns / 4);
+    EXPECT(slept <= returns / 4);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* A daemon that sleeps is woken by the eighth of those that can wait, or by one that cannot. */
+TEST(wake_is_put_off_for_so_many_returns)
+{
+    static struct ring_page pages[2];
+    static const uint8_t frame[40] = { 1 };
+    struct shd_err e = { 0 };
+    struct side_msg msg;
+    int sides[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sides), 0);
+    for (uint32_t before = 0; before < LINK_RING_PUT_OFF; before++) {
+        struct link_ring r = { .state = LINK_RING_OPEN };
+        memset(pages, 0, sizeof pages);
+        ring_init(&r.ring, &pages[0], &pages[1], /* awake= */ true);
+        for (uint32_t i = 1; i <= before; i++) {
+            EXPECT_OK(link_ring_send(&r, sides[0], frame, sizeof frame, /* can_wait_ns= */ i, &e),
+                      &e);
+            EXPECT(r.owes_wake && r.put_off == i && r.put_off_ns == 1);
+        }
+        EXPECT_STATUS(side_recv(sides[1], 0, &msg, NULL, &e), SHD_ETIMEDOUT);
+        const bool last = before + 1 == LINK_RING_PUT_OFF;
+        EXPECT_OK(link_ring_send(&r, sides[0], frame, sizeof frame, last ? 99 : 0, &e), &e);
+        EXPECT_OK(side_recv(sides[1], 0, &msg, NULL, &e), &e);
+        EXPECT_EQ(msg.type, SIDE_WAKE);
+        for (uint32_t i = 0; i < 20; i++) /* it is awake */
+            EXPECT_OK(link_ring_send(&r, sides[0], frame, sizeof frame, i % 2, &e), &e);
+        EXPECT(!r.owes_wake && r.put_off == 0);
+        EXPECT_STATUS(side_recv(sides[1], 0, &msg, NULL, &e), SHD_ETIMEDOUT);
+    }
+    close(sides[0]);
+    close(sides[1]);
 }
 
 /* -- Which way ----------------------------------------------------------------------------------

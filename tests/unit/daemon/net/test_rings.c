@@ -141,7 +141,7 @@ TEST(client_that_sleeps_is_woken_and_one_that_is_awake_is_not)
     enter();
     for (int i = 0; i < 200; i++) {
         ask(get_blob);
-        if (ring_arm(&ring)) {
+        if (ring_arm(&ring, 1)) {
             EXPECT_OK(side_recv(raw.side, RAW_WAIT_MS, &msg, NULL, &e), &e);
             EXPECT_EQ(msg.type, SIDE_WAKE);
             EXPECT(!ring_is_empty(&ring));
@@ -165,7 +165,7 @@ TEST(answers_that_find_no_room_go_by_the_connection)
     for (int i = 0; i < ROWS; i++)
         trainer_step();
     enter();
-    EXPECT(ring_arm(&ring));
+    EXPECT(ring_arm(&ring, 1));
     ask((struct wire_request){ .type = WIRE_HISTORY, .history = { .model = 1, .count = ROWS } });
     EXPECT_OK(side_recv(raw.side, RAW_WAIT_MS, &msg, NULL, &e), &e);
     EXPECT_EQ(msg.type, SIDE_WAKE);

@@ -117,19 +117,52 @@ TEST(sleeper_is_woken_once_and_nobody_else_is)
     EXPECT(!wake);
     put(daemon, 1, 0, &wake);
     EXPECT(!wake); /* the worker begins awake */
-    EXPECT(!ring_arm(daemon));
+    EXPECT(!ring_arm(daemon, 1));
     put(worker, 0, 2, &wake);
     EXPECT(!wake); /* it saw that there is something, and stays awake */
     for (uint64_t i = 0; i < 3; i++)
         EXPECT_OK(take(daemon, 0, i), &(struct shd_err){ 0 });
-    EXPECT(ring_arm(daemon));
+    EXPECT(ring_arm(daemon, 1));
     ring_disarm(daemon); /* it was woken by something else */
     put(worker, 0, 3, &wake);
     EXPECT(!wake);
     EXPECT_OK(take(daemon, 0, 3), &(struct shd_err){ 0 });
-    EXPECT(ring_arm(daemon));
+    EXPECT(ring_arm(daemon, 1));
     put(worker, 0, 4, &wake);
     EXPECT(wake);
+}
+
+/* Of the shortest frames it gets as many as it asked for, of longer ones some at least. */
+TEST(sleeper_that_wants_several_is_woken_once_they_are_there)
+{
+    struct ring *worker = &pair.sides[0], *daemon = &pair.sides[1];
+    static const uint8_t frame[64] = { 1 };
+    struct shd_err e = { 0 };
+    uint8_t got[RING_FRAME_BYTES_MAX];
+    size_t bytes;
+    bool wake;
+    for (uint32_t wants = 1; wants <= 70; wants += 3)
+        for (size_t size = 1; size <= sizeof frame; size += 63) {
+            uint32_t wakes = 0, first = 0;
+            begin();
+            EXPECT(ring_arm(worker, wants));
+            for (uint32_t i = 0; i < 80; i++) {
+                EXPECT_OK(ring_put(daemon, frame, size, &wake, &e), &e);
+                first = wake ? i + 1 : first;
+                wakes += wake;
+            }
+            EXPECT_EQ(wakes, 1);
+            EXPECT(size == 1 ? first == wants : first > 0 && first <= wants);
+            EXPECT(!ring_arm(worker, 80)); /* they are there */
+            while (ring_take(worker, got, &bytes, &e) == SHD_OK)
+                continue;
+            EXPECT(ring_arm(worker, wants));
+        }
+    ring_put(daemon, frame, 1, &wake, &e);
+    EXPECT(!wake);
+    EXPECT(ring_put_elsewhere(daemon)); /* that wakes it, whatever it wants */
+    ring_disarm(worker);
+    EXPECT(!ring_put_elsewhere(daemon));
 }
 
 TEST(answer_that_goes_elsewhere_wakes_a_sleeper)
@@ -142,7 +175,7 @@ TEST(answer_that_goes_elsewhere_wakes_a_sleeper)
     put(daemon, 1, 0, &wake);
     EXPECT(!ring_put_elsewhere(daemon));
     EXPECT_OK(take(worker, 1, 0), &(struct shd_err){ 0 });
-    EXPECT(ring_arm(worker));
+    EXPECT(ring_arm(worker, 1));
     EXPECT(ring_put_elsewhere(daemon));
     EXPECT_EQ(ring_elsewhere(worker), 3);
 }
@@ -182,7 +215,7 @@ static void *run_side(void *arg)
         if (got != SHD_PENDING)
             return "got another frame than was put";
         const bool owes = sent <= taken && sent < THREAD_FRAMES;
-        if (taken == THREAD_FRAMES || owes || !ring_arm(r))
+        if (taken == THREAD_FRAMES || owes || !ring_arm(r, 1))
             continue;
         slept++;
         struct timespec until;
@@ -215,6 +248,64 @@ TEST(two_threads_lose_no_frame_and_no_wake)
     EXPECT(ring_is_drained(&pair.sides[0]) && ring_is_drained(&pair.sides[1]));
 }
 
+/* One side sends, the other sleeps until some of what is to come is there. */
+
+static _Atomic bool over;
+
+static const char *take_some(void)
+{
+    struct ring *r = &pair.sides[1];
+    uint64_t taken = 0, random = 7;
+    while (taken < THREAD_FRAMES) {
+        int got;
+        while ((got = take(r, 0, taken)) == SHD_OK)
+            taken++;
+        if (got != SHD_PENDING)
+            return "got another frame than was put";
+        const uint64_t left = THREAD_FRAMES - taken, wants = 1 + test_random(&random) % 30;
+        if (left == 0 || !ring_arm(r, (uint32_t)(wants < left ? wants : left)))
+            continue;
+        slept++;
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += (time_t)(TEST_HANG_MS / 1000) + 1;
+        while (sem_timedwait(&bells[1], &until) != 0)
+            if (errno != EINTR)
+                return "nobody woke it";
+        ring_disarm(r);
+    }
+    return NULL;
+}
+
+static void *take_several(void *arg)
+{
+    (void)arg;
+    const char *why = take_some();
+    over = true;
+    return (void *)(uintptr_t)why;
+}
+
+TEST(who_waits_for_several_loses_no_wake)
+{
+    pthread_t thread;
+    void *why;
+    begin();
+    slept = 0;
+    over = false;
+    EXPECT(sem_init(&bells[1], 0, 0) == 0);
+    EXPECT(pthread_create(&thread, NULL, take_several, NULL) == 0);
+    for (uint64_t sent = 0; sent < THREAD_FRAMES && !over;) {
+        bool wake = false;
+        sent += put(&pair.sides[0], 0, sent, &wake) == SHD_OK;
+        if (wake)
+            sem_post(&bells[1]);
+    }
+    pthread_join(thread, &why);
+    if (why != NULL)
+        FAIL("%s", (const char *)why);
+    EXPECT(slept > 0);
+}
+
 /* The moment in which a consumer arms is what the producer aims at: it puts a frame a little later
  * each time after the last one was taken, whose taker then finds nothing and goes to sleep. */
 
@@ -231,7 +322,7 @@ static void *sleep_for_each(void *arg)
             i++;
             continue;
         }
-        if (!ring_arm(&pair.sides[1]))
+        if (!ring_arm(&pair.sides[1], 1))
             continue;
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
