@@ -4,8 +4,8 @@
  *
  * A unit is one block of 2,048 elements, so what is measured is everything but the sum; with two
  * daemons one of them has no part of it and is asked all the same. A step is `micro` times all
- * units, and its commit. The round trip is Prepare's for a step that is in, seen by shd_commit()
- * of a model of one unit.
+ * units, and its commit. A round trip is shd_blob() of a model without a blob: one request, of the
+ * first daemon.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -23,13 +23,14 @@
 #define SPEC_BYTES (UNITS_MAX * 80u + 400u)
 #define UNIT_ELEMS 2048u
 #define WAYS       2u
+#define ASKS       201u /* round trips of a round, of which the median counts */
 #define US_PER_NS  1e-3
 
 struct way { /* frames by the rings, or not */
     const char *name;
     shd_session *session;
     shd_model *model;
-    struct stat_series cpu_us, daemons_us, step_ms;
+    struct stat_series cpu_us, daemons_us, step_ms, round_us;
 };
 
 struct bench {
@@ -105,6 +106,24 @@ static int step(const struct bench *b, const struct way *w, struct shd_err *e)
     return shd_commit(w->model, &update, &result, e);
 }
 
+static int ask(struct way *w, bool counts, struct shd_err *e)
+{
+    double us[ASKS];
+    uint8_t blob[8];
+    size_t bytes;
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < ASKS; i++) {
+        const uint64_t start_ns = clock_now_ns();
+        r = shd_blob(w->model, blob, sizeof blob, &bytes, e);
+        us[i] = (double)(clock_now_ns() - start_ns) * US_PER_NS;
+    }
+    if (r != SHD_OK || !counts)
+        return r;
+    qsort(us, ASKS, sizeof *us, stat_ascending);
+    stat_add(&w->round_us, us[ASKS / 2]);
+    return SHD_OK;
+}
+
 static int measure(const struct bench *b, struct way *w, bool counts, struct shd_err *e)
 {
     const struct hub *hub = w->session->hub;
@@ -138,6 +157,7 @@ static void report_all(const struct bench *b)
     report(b, "cpu_us", "us", &ring->cpu_us);
     report(b, "cpu_us.daemons", "us", &ring->daemons_us);
     report(b, "step_ms", "ms", &ring->step_ms);
+    report(b, "round_us", "us", &ring->round_us);
     if (b->ways < WAYS)
         return;
     const struct stat_series cpu = stat_ratio(&ring->cpu_us, &conn->cpu_us);
@@ -145,6 +165,7 @@ static void report_all(const struct bench *b)
     report(b, "off.cpu_us", "us", &conn->cpu_us);
     report(b, "off.cpu_us.daemons", "us", &conn->daemons_us);
     report(b, "off.step_ms", "ms", &conn->step_ms);
+    report(b, "off.round_us", "us", &conn->round_us);
     report(b, "cpu_over_off", "", &cpu);
     report(b, "step_over_off", "", &time);
 }
@@ -156,8 +177,12 @@ static int run(struct bench *b, struct shd_err *e)
     if (r == SHD_OK && b->ways == WAYS)
         r = begin(b, &b->way[1], e);
     for (uint32_t i = 0; r == SHD_OK && i <= b->rounds; i++) /* the first one warms up */
-        for (unsigned k = 0; r == SHD_OK && k < b->ways; k++)
-            r = measure(b, &b->way[(i + k) % b->ways], /* counts= */ i > 0, e);
+        for (unsigned k = 0; r == SHD_OK && k < b->ways; k++) {
+            struct way *w = &b->way[(i + k) % b->ways];
+            r = measure(b, w, /* counts= */ i > 0, e);
+            if (r == SHD_OK)
+                r = ask(w, /* counts= */ i > 0, e);
+        }
     if (r == SHD_OK)
         report_all(b);
     for (unsigned k = 0; k < WAYS; k++)
@@ -183,7 +208,7 @@ int main(int argc, char **argv)
         .usage = "shardctl run --daemons N -- bench_return [flags]",
         .about = "Processor time of a Return, of worker and daemons together and for each owner, "
                  "and a step's\ntime: by rings, and by the connections alone (SHD_RING=off), a "
-                 "step of each in turn.",
+                 "step of each in turn;\nand the round trip of a small request.",
         .table = table,
         .count = ARRAY_SIZE(table),
     };
