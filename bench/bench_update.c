@@ -352,6 +352,24 @@ static void bench_small(const struct options *o, struct kern *k, const struct be
     stat_print(o->json, name, "us", &us);
 }
 
+/* What a device that chooses has found, as "update.choice.WORK.t1.ISA_over_OTHER". */
+static void print_choices(const struct options *o, struct kern *k, uint32_t threads)
+{
+    uint32_t count;
+    const struct kern_choice *made = k->ops->choices(k, &count);
+    for (uint32_t i = 0; i < count; i++) {
+        char name[128];
+        snprintf(name, sizeof name, "update.choice.%s.t%" PRIu32 ".%s_over_%s", made[i].work,
+                 threads, made[i].isa, made[i].other);
+        for (char *at = strchr(name, ' '); at != NULL; at = strchr(at, ' '))
+            *at = '_';
+        static struct stat_series ratio;
+        ratio.count = 0;
+        stat_add(&ratio, made[i].ratio);
+        stat_print(o->json, name, "ratio", &ratio);
+    }
+}
+
 static void bench_threads(const struct options *o, const struct rivals *rivals,
                           const struct bench_arrays *arrays, const struct bench_arrays *small,
                           uint32_t threads)
@@ -361,7 +379,10 @@ static void bench_threads(const struct options *o, const struct rivals *rivals,
     struct kern *k;
     bench_check(kern_cpu_new(&config, &k, &e), &e);
     struct kern *other = NULL;
-    const struct kern_config against = { .threads = threads, .pin = o->pin, .isa = o->against };
+    const bool chooses = o->against != NULL && strcmp(o->against, "auto") == 0;
+    const struct kern_config against = { .threads = threads,
+                                         .pin = o->pin,
+                                         .isa = chooses ? NULL : o->against };
     if (o->against != NULL)
         bench_check(kern_cpu_new(&against, &other, &e), &e);
     struct crew crew = { .arrays = arrays, .hyper = &hyper, .elems = o->elems };
@@ -388,8 +409,10 @@ static void bench_threads(const struct options *o, const struct rivals *rivals,
     crew_stop(&crew);
     bench_small(o, k, arrays, threads);
     k->ops->free(k);
-    if (other != NULL)
-        other->ops->free(other);
+    if (other == NULL)
+        return;
+    print_choices(o, other, threads);
+    other->ops->free(other);
 }
 
 static struct options parse(int argc, char **argv)
@@ -409,7 +432,8 @@ static struct options parse(int argc, char **argv)
         { "threads", 0, FLAG_U32, "MAX", "1, 2, 4 ... up to so many (2)", &o.threads_max, 1,
           THREADS_MAX },
         { "isa", 0, FLAG_STRING, "NAME", "instruction set (the widest here)", &o.isa, 0, 0 },
-        { "against", 0, FLAG_STRING, "NAME", "time this instruction set over --isa, too",
+        { "against", 0, FLAG_STRING, "NAME",
+          "time this instruction set over --isa, too; auto: those that a daemon finds quicker",
           &o.against, 0, 0 },
         { "no-pin", 0, FLAG_BOOL, NULL, "leave threads to the scheduler", &no_pin, 0, 0 },
         { "small-pages", 0, FLAG_BOOL, NULL, "arrays in 4 KiB pages, not in segments", &o.small, 0,

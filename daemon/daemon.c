@@ -50,9 +50,10 @@
 #define GPU_DIGITS_MAX 4u
 #define RETRY_US       1000u
 
-struct house {       /* everything a process owns */
-    struct daemon d; /* first: what the parts see of it */
-    int lock_fd;     /* flock on DEVICE.lock; -1: none */
+struct house {             /* everything a process owns */
+    struct daemon d;       /* first: what the parts see of it */
+    int lock_fd;           /* flock on DEVICE.lock; -1: none */
+    uint32_t choices_told; /* of the device's, to the log */
     uv_loop_t loop;
     struct op_pool ops;
     struct mailbox mailbox;
@@ -264,6 +265,19 @@ static void kernel_room(struct daemon *d)
     restore_retry(d);
 }
 
+/* The instruction sets that were found to be the quicker ones since the last look. */
+static void tell_choices(struct daemon *d)
+{
+    uint32_t *told = &house_of(d)->choices_told, count;
+    const struct kern_choice *made = d->kern->ops->choices(d->kern, &count);
+    for (; *told < count; ++*told) {
+        const struct kern_choice *c = &made[*told];
+        log_info("op=kernels device=%s work=\"%s\" isa=%s ns=%.3f beside=%s beside_ns=%.3f "
+                 "ratio=%.3f",
+                 d->device, c->work, c->isa, c->isa_ns, c->other, c->other_ns, c->ratio);
+    }
+}
+
 /* Gradients of a model are in, or its phase has changed: who waits for that goes on. */
 static void model_moved(struct model *m, bool phase_changed)
 {
@@ -271,6 +285,7 @@ static void model_moved(struct model *m, bool phase_changed)
         lease_wait_soon(m);
         return;
     }
+    tell_choices(m->daemon);
     model_wake(m);
     drain_look(m->daemon);
     lease_wait_wake(m);

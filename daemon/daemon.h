@@ -19,7 +19,7 @@ struct daemon_config {
     const char *runtime_dir; /* absolute; made with mode 0700 when missing */
     uint32_t threads;        /* compute threads of a host device; 0: one per CPU */
     bool pin;
-    const char *isa;            /* NULL: the best one */
+    const char *isa;            /* NULL: the best ones (kern.h) */
     const char *status_address; /* NULL: none; else HOST:PORT for HTTP over TCP as well */
 };
 

@@ -122,8 +122,9 @@ static int parse(int argc, char **argv, struct daemon_config *config)
         { "pin", 0, FLAG_BOOL, NULL, "give each compute thread a CPU of its own", &config->pin, 0,
           0 },
         { "isa", 0, FLAG_STRING, "NAME",
-          "scalar, avx2, avx512 or auto (auto): the best one here; same" NEXT "bits in all", &w.isa,
-          0, 0 },
+          "scalar, avx2, avx512 or auto (auto): the widest one here, or" NEXT
+          "beside it what it finds to be quicker; same bits in all",
+          &w.isa, 0, 0 },
         { "log-level", 0, FLAG_STRING, "LEVEL",
           "error, warn, info or debug ($SHARDD_LOG_LEVEL, info)", &w.log_level, 0, 0 },
         { "log-format", 0, FLAG_STRING, "F",

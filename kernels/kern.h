@@ -149,7 +149,19 @@ uint64_t kern_hash_leaves(uint64_t head_elems, uint64_t elems);
 struct kern_config {
     uint32_t threads; /* compute threads, 1..256 */
     bool pin;         /* one CPU of the process's affinity mask per thread */
-    const char *isa;  /* host: "scalar", "avx2", "avx512"; NULL: the best one here */
+    /* host: "scalar", "avx2", "avx512"; NULL: the widest one here, and for each kind of work
+     * another if it is found to be quicker */
+    const char *isa;
+};
+
+/* The choice of an instruction set for one kind of work, made by timing two while it was done. */
+#define KERN_CHOICE_NAME_BYTES 40u
+struct kern_choice {
+    /* "adamw bf16": an update and the dtype it publishes; "accumulate f32 first sum" */
+    char work[KERN_CHOICE_NAME_BYTES];
+    const char *isa, *other; /* the one that does it from here on; the one it was timed beside */
+    double isa_ns, other_ns; /* medians, an element */
+    double ratio;            /* of their times, isa's over other's, median of pairs */
 };
 
 /* X(NAME, name): the operations, each with its arguments in a struct kern_name. */
@@ -229,6 +241,10 @@ struct kern_ops {
     /* The reason why the last operation failed, in words: done has room for a status alone. False:
      * none has failed, or there are no words. Any thread. */
     bool (*failed)(struct kern *k, struct shd_err *ret_why);
+    /* The choices made so far, in the order they were made in; none on a device that has nothing to
+     * choose from. They are the device's, and do not change; there may be more later. Any thread.
+     */
+    const struct kern_choice *(*choices)(struct kern *k, uint32_t *ret_count);
     void (*free)(struct kern *k); /* waits for queued work; NULL is a no-op */
 };
 

@@ -228,21 +228,33 @@ static json_t *restore_json(const struct view_snapshot *s)
                      (json_int_t)s->restore_bytes);
 }
 
+static json_t *kernels_json(const struct view_snapshot *s)
+{
+    json_t *kernels = json_array();
+    for (uint32_t i = 0; i < s->kernel_count; i++) {
+        const struct view_kernel *k = &s->kernels[i];
+        json_array_append_new(kernels, json_pack("{s:s, s:s, s:f, s:s, s:f, s:f}", "work", k->work,
+                                                 "isa", k->isa, "ns", k->ns, "beside", k->beside,
+                                                 "beside_ns", k->beside_ns, "ratio", k->ratio));
+    }
+    return kernels;
+}
+
 static json_t *daemon_json(const struct view_snapshot *s, uint64_t now_ns)
 {
     const struct view_daemon *d = &s->daemon;
     return json_pack(
-        "{s:i, s:s, s:s, s:s, s:o, s:i, s:f, s:f, s:f, s:I, s:s, s:s, s:o, s:b, s:o, s:I, s:I, "
-        "s:I, s:I}",
+        "{s:i, s:s, s:s, s:s, s:o, s:i, s:f, s:f, s:f, s:I, s:s, s:o, s:s, s:o, s:b, s:o, s:I, "
+        "s:I, s:I, s:I}",
         "schema", VIEW_SCHEMA, "version", SHARDD_VERSION, "device", d->device, "place", d->place,
         "gpu",
         d->gpu != NULL ? json_pack("{s:s, s:s}", "name", d->gpu, "uuid", d->gpu_uuid) : json_null(),
         "pid", (int)getpid(), "uptime_s", s->uptime_s, "time_s", s->time_s, "stale_ms",
         seconds_between(s->taken_ns, now_ns) * 1e3, "threads", (json_int_t)d->threads, "isa",
-        d->isa, "keeper", d->keeper, "adopted", adopted_json(d->adopt), "draining",
-        (int)s->draining, "restore", restore_json(s), "requests", (json_int_t)s->requests,
-        "bad_frames", (json_int_t)s->bad_frames, "dropped_replies", (json_int_t)s->dropped_replies,
-        "repeated_replies", (json_int_t)s->repeated_replies);
+        d->isa, "kernels", kernels_json(s), "keeper", d->keeper, "adopted", adopted_json(d->adopt),
+        "draining", (int)s->draining, "restore", restore_json(s), "requests",
+        (json_int_t)s->requests, "bad_frames", (json_int_t)s->bad_frames, "dropped_replies",
+        (json_int_t)s->dropped_replies, "repeated_replies", (json_int_t)s->repeated_replies);
 }
 
 enum length {

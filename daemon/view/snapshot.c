@@ -6,6 +6,7 @@
 #include "daemon/base/keeper.h"
 #include "daemon/base/state.h"
 #include "kernels/kern.h"
+#include "proto/base/check.h"
 
 struct view_daemon view_daemon_of(const struct daemon *d)
 {
@@ -23,6 +24,21 @@ struct view_daemon view_daemon_of(const struct daemon *d)
              u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14],
              u[15]);
     return v;
+}
+
+uint32_t view_kernels_of(const struct daemon *d, struct view_kernel ret[VIEW_KERNELS_MAX])
+{
+    uint32_t count;
+    const struct kern_choice *made = d->kern->ops->choices(d->kern, &count);
+    CHECK(count <= VIEW_KERNELS_MAX);
+    for (uint32_t i = 0; i < count; i++)
+        ret[i] = (struct view_kernel){ .work = made[i].work,
+                                       .isa = made[i].isa,
+                                       .beside = made[i].other,
+                                       .ns = made[i].isa_ns,
+                                       .beside_ns = made[i].other_ns,
+                                       .ratio = made[i].ratio };
+    return count;
 }
 
 double view_loss(const struct view_model *vm)

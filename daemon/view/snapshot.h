@@ -19,6 +19,7 @@ struct daemon;
 
 #define VIEW_MISSING_MAX 64u  /* missing groups that are looked into */
 #define VIEW_NAME_BYTES  128u /* of a session */
+#define VIEW_KERNELS_MAX 32u
 
 struct view_unit {
     uint64_t elems, version;
@@ -122,6 +123,12 @@ struct view_daemon { /* what never changes */
     const struct adopt *adopt; /* borrowed: it was over before anybody could ask */
 };
 
+struct view_kernel {                 /* a kind of work that was timed by two instruction sets */
+    const char *work, *isa, *beside; /* the device's; isa was taken */
+    double ns, beside_ns;            /* an element */
+    double ratio;
+};
+
 struct view_snapshot {
     _Atomic uint32_t refs;
     struct view_daemon daemon;
@@ -131,6 +138,8 @@ struct view_snapshot {
     uint64_t restored_bytes,
         restore_bytes; /* of what is being restored: done, all; 0: nothing is */
     uint64_t requests, bad_frames, dropped_replies, repeated_replies;
+    struct view_kernel kernels[VIEW_KERNELS_MAX];
+    uint32_t kernel_count;
     struct metrics_daemon metrics;
     struct view_model *models; /* owned, [model_count] */
     uint32_t model_count;
@@ -142,6 +151,9 @@ struct view_snapshot {
 };
 
 struct view_daemon view_daemon_of(const struct daemon *d);
+
+/* The device's choices of instruction sets so far; returns how many. */
+uint32_t view_kernels_of(const struct daemon *d, struct view_kernel ret[VIEW_KERNELS_MAX]);
 
 /* The loss of the last committed step: its first metric, as a mean over micro-batches; NaN when
  * there is none. */

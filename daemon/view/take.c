@@ -312,6 +312,7 @@ static void take_daemon(const struct daemon *d, struct view_snapshot *s)
     s->bad_frames = d->mailbox->bad_frames;
     s->dropped_replies = d->mailbox->dropped_replies;
     s->repeated_replies = d->mailbox->repeated_replies;
+    s->kernel_count = view_kernels_of(d, s->kernels);
     s->metrics = *d->metrics;
 }
 

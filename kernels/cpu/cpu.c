@@ -25,16 +25,23 @@
  * thread and to hear of its end takes 30 us (EPYC Zen 4). No parallelism is lost: it is of one
  * chunk. */
 #define HERE_ELEMS UINT64_C(16384)
+_Static_assert(HERE_ELEMS < CHUNK_ELEMS, "what a caller does itself is never timed");
+
+/* What no choice is made for. */
+static const struct cpu_isa *widest(const struct cpu_thread *t)
+{
+    return t->kern->timed.isa[CHOICE_WIDEST];
+}
 
 static int fill_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
 {
-    t->kern->isa->fill(&op->work.op.fill, r);
+    widest(t)->fill(&op->work.op.fill, r);
     return SHD_OK;
 }
 
 static int cast_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
 {
-    t->kern->isa->cast(&op->work.op.cast, r);
+    widest(t)->cast(&op->work.op.cast, r);
     return SHD_OK;
 }
 
@@ -95,12 +102,20 @@ static void trail_end(struct trail_record *rec, const struct kern_trail *t, stru
         atomic_store_explicit(&rec->op, 0, memory_order_release);
 }
 
+static void accumulate_some(const struct kern_accumulate *a, struct cpu_thread *t,
+                            struct cpu_range r, struct trail_record *rec)
+{
+    struct timed *timed = &t->kern->timed;
+    const struct timed_range some = timed_accumulate(timed, a, t->index == 0, r.count);
+    some.isa->accumulate(a, r, &t->sum, rec);
+    timed_end(timed, &some);
+}
+
 /* One chunk with a trail, from where it stands. A sum that a dead process had begun is lost: then
  * the rest goes without, and the chunk is summed once it is complete. */
 static int accumulate_chunk(const struct kern_accumulate *a, struct cpu_thread *t,
                             struct cpu_range r)
 {
-    const struct cpu_isa *isa = t->kern->isa;
     uint64_t done;
     const int status = trail_resume(&a->trail, r, &done);
     if (status != SHD_OK)
@@ -117,11 +132,11 @@ static int accumulate_chunk(const struct kern_accumulate *a, struct cpu_thread *
     if (done < r.count) {
         if (rec != NULL)
             trail_begin(rec, &a->trail, r, done, &(struct trail_arrays){ { a->acc }, 1 });
-        isa->accumulate(&rest, (struct cpu_range){ r.first + done, r.count - done }, &t->sum, rec);
+        accumulate_some(&rest, t, (struct cpu_range){ r.first + done, r.count - done }, rec);
         trail_end(rec, &a->trail, r);
     }
     if (done > 0 && a->sum != NULL)
-        isa->sumsq(&(struct kern_sumsq){ .x = a->acc, .elems = a->elems }, r, &t->sum);
+        widest(t)->sumsq(&(struct kern_sumsq){ .x = a->acc, .elems = a->elems }, r, &t->sum);
     return SHD_OK;
 }
 
@@ -130,23 +145,31 @@ static int accumulate_run(const struct cpu_op *op, struct cpu_thread *t, struct 
     const struct kern_accumulate *a = &op->work.op.accumulate;
     if (op->work.trail)
         return accumulate_chunk(a, t, r);
-    t->kern->isa->accumulate(a, r, &t->sum, NULL);
+    accumulate_some(a, t, r, NULL);
     return SHD_OK;
 }
 
 static int sumsq_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
 {
-    t->kern->isa->sumsq(&op->work.op.sumsq, r, &t->sum);
+    widest(t)->sumsq(&op->work.op.sumsq, r, &t->sum);
     return SHD_OK;
+}
+
+static void update_some(const struct kern_update *a, struct cpu_thread *t, struct cpu_range r,
+                        struct trail_record *rec)
+{
+    struct timed *timed = &t->kern->timed;
+    const struct timed_range some = timed_update(timed, a, t->index == 0, r.count);
+    some.isa->update(a, r, rec);
+    timed_end(timed, &some);
 }
 
 /* One range; with a trail it is a chunk, from where it stands. */
 static int update_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
 {
     const struct kern_update *a = &op->work.op.update;
-    const struct cpu_isa *isa = t->kern->isa;
     if (!op->work.trail) {
-        isa->update(a, r, NULL);
+        update_some(a, t, r, NULL);
         return SHD_OK;
     }
     uint64_t done;
@@ -157,7 +180,7 @@ static int update_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_
     const struct trail_arrays arrays = { { a->param, a->m, a->v },
                                          1 + spec_optimizer_rows[a->kind].moments };
     trail_begin(rec, &a->trail, r, done, &arrays);
-    isa->update(a, (struct cpu_range){ r.first + done, r.count - done }, rec);
+    update_some(a, t, (struct cpu_range){ r.first + done, r.count - done }, rec);
     trail_end(rec, &a->trail, r);
     return SHD_OK;
 }
@@ -321,6 +344,13 @@ static int cpu_trail_repair(struct kern *k, struct kern_trail_area *area, void *
     return kern_trail_repair(area, base, bytes, chunks, count, e);
 }
 
+static const struct kern_choice *cpu_choices(struct kern *k, uint32_t *ret_count)
+{
+    const struct timed *t = &((struct cpu_kern *)k)->timed;
+    *ret_count = atomic_load_explicit(&t->made_count, memory_order_acquire);
+    return t->made;
+}
+
 /* -- The device -----------------------------------------------------------------------------------
  */
 
@@ -350,6 +380,7 @@ static const struct kern_ops cpu_ops = {
     .available = cpu_available,
     .health = cpu_health,
     .failed = cpu_failed,
+    .choices = cpu_choices,
     .trail_bytes = cpu_trail_bytes,
     .trail_repair = cpu_trail_repair,
     .free = cpu_free,
@@ -360,11 +391,6 @@ int kern_cpu_new(const struct kern_config *config, struct kern **ret_kern, struc
     if (config->threads < 1 || config->threads > CPU_THREADS_MAX)
         return err_set(e, SHD_EINVAL, "%" PRIu32 " compute threads: it is 1 to %u", config->threads,
                        CPU_THREADS_MAX);
-    const struct cpu_isa *isa;
-    int r = cpu_isa_find(config->isa, &isa, e);
-    if (r != SHD_OK)
-        return r;
-
     /* Room to begin at the struct's own alignment, which keeps busy words on lines of their own. */
     const size_t align = _Alignof(struct cpu_kern);
     const size_t bytes = sizeof(struct cpu_kern) + config->threads * sizeof(struct cpu_thread) +
@@ -374,10 +400,14 @@ int kern_cpu_new(const struct kern_config *config, struct kern **ret_kern, struc
         return err_set(e, SHD_ENOMEM, "no memory for a queue of %zu bytes", bytes);
     struct cpu_kern *k = (void *)(((uintptr_t)memory + align - 1) / align * align);
     k->memory = memory;
+    int r = timed_init(&k->timed, config->isa, e);
+    if (r != SHD_OK) {
+        free(memory);
+        return r;
+    }
     k->ops = cpu_ops;
-    k->ops.name = isa->ops_name;
+    k->ops.name = k->timed.isa[CHOICE_WIDEST]->ops_name;
     k->base.ops = &k->ops;
-    k->isa = isa;
     k->thread_count = config->threads;
     for (uint32_t i = 0; i < k->thread_count; i++) {
         k->threads[i].kern = k;

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/timed.h"
 #include "kernels/work.h"
 #include "proto/files/ckpt.h"
 
@@ -55,8 +56,8 @@ struct gate {
 struct cpu_kern {
     struct kern base;
     void *memory;        /* owned: what this struct lies in */
-    struct kern_ops ops; /* what base.ops points to: the common table under this ISA's name */
-    const struct cpu_isa *isa;
+    struct kern_ops ops; /* what base.ops points to: the common table under the widest ISA's name */
+    struct timed timed;
     uint32_t thread_count;
     uint32_t threads_started;
     pthread_mutex_t push_lock;        /* taken by callers only; and of what they run themselves */

@@ -377,6 +377,13 @@ static int cuda_run_here(struct kern *k, const struct kern_op *op, int *ret_stat
     return SHD_PENDING;
 }
 
+static const struct kern_choice *cuda_choices(struct kern *k, uint32_t *ret_count)
+{
+    (void)k;
+    *ret_count = 0;
+    return NULL;
+}
+
 /* UUID and free are the device's: cuda.c sets them. */
 const struct kern_ops cuda_ops = {
     .name = "cuda",
@@ -393,6 +400,7 @@ const struct kern_ops cuda_ops = {
     .available = cuda_available,
     .health = cuda_health,
     .failed = cuda_failed,
+    .choices = cuda_choices,
     .trail_bytes = cuda_trail_bytes,
     .trail_repair = cuda_trail_repair,
 };

@@ -230,6 +230,26 @@ static void read_troubles(const json_t *root, struct doc *d)
     snprintf(d->refused, sizeof(d->refused), "model '%s' was not adopted: %.150s", name, why);
 }
 
+/* What was timed, in words; what does not fit is left out. */
+static void read_kernels(const json_t *kernels, struct doc *d)
+{
+    size_t used = 0;
+    for (size_t i = 0; i < json_array_size(kernels); i++) {
+        const json_t *k = json_array_get(kernels, i);
+        char work[DOC_NAME_BYTES], isa[DOC_WORD_BYTES], beside[DOC_WORD_BYTES],
+            item[DOC_TEXT_BYTES];
+        TEXT(k, "work", work);
+        TEXT(k, "isa", isa);
+        TEXT(k, "beside", beside);
+        const int n = snprintf(item, sizeof(item), "%s%s %s (%.2f of %s)", i > 0 ? ", " : "", work,
+                               isa, number(k, "ratio"), beside);
+        if (n < 0 || (size_t)n >= sizeof(d->kernels) - used)
+            return;
+        memcpy(d->kernels + used, item, (size_t)n + 1);
+        used += (size_t)n;
+    }
+}
+
 /* Lists that are something else: the rest would make no sense either. */
 static int check_root(const json_t *root, struct shd_err *e)
 {
@@ -253,6 +273,7 @@ static struct doc *doc_new(const json_t *root)
     TEXT(root, "version", d->version);
     TEXT(root, "isa", d->isa);
     TEXT(root, "keeper", d->keeper);
+    read_kernels(json_object_get(root, "kernels"), d);
     d->schema = number(root, "schema");
     d->pid = number(root, "pid");
     d->uptime_s = number(root, "uptime_s");

@@ -72,6 +72,7 @@ struct doc {
     uint32_t model_count, session_count, wait_count;
     char refused[DOC_TEXT_BYTES]; /* a model that has failed or was not adopted; "": none */
     char error[DOC_TEXT_BYTES];   /* its last warning or error; "": none */
+    char kernels[DOC_TEXT_BYTES]; /* "adamw bf16 avx2 (0.94 of avx512), ..."; "": none was timed */
 };
 
 /* The document in text[bytes]; *ret_json, when not NULL, is the caller's to release. Without

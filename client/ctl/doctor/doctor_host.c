@@ -322,7 +322,10 @@ void doctor_cpu(struct doctor *d)
                     "update kernels: scalar (this CPU has: %s)",
                     flags[0] != '\0' ? flags : "none of theirs");
     else
-        doctor_ok(d, "update kernels: %s (this CPU has: %s)", best,
+        doctor_ok(d, "update kernels: %s%s (this CPU has: %s)", best,
+                  strcmp(best, "avx512") == 0
+                      ? ", and avx2 for what a daemon finds to be quicker so"
+                      : "",
                   flags[0] != '\0' ? flags : "flags cannot be read");
 }
 

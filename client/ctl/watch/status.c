@@ -203,6 +203,8 @@ static void show_daemon(const struct node_daemon *n, FILE *out)
             or_dash(d->isa), or_dash(d->version));
     if (!healthy)
         fprintf(out, "  NOT WELL: %s\n", why);
+    if (d->kernels[0] != '\0')
+        fprintf(out, "  kernels, by their times: %s\n", d->kernels);
     if (d->error[0] != '\0')
         fprintf(out, "  last warning: %s\n", d->error);
     show_models(d, out);

@@ -126,7 +126,7 @@ TEST(status_has_every_documented_field)
     json_t *root = wait_for_step(0, 3);
     expect_fields(
         root, "schema:i version:s device:s place:s gpu:o? pid:i uptime_s:n time_s:n "
-              "stale_ms:n threads:i isa:s "
+              "stale_ms:n threads:i isa:s kernels:a "
               "keeper:s adopted:o draining:b restore:o? requests:i bad_frames:i dropped_replies:i "
               "repeated_replies:i "
               "models:a sessions:a waits:a headline:o? errors:a");

@@ -91,7 +91,7 @@ static struct kern_config random_config(uint64_t *state)
         isas++;
     return (struct kern_config){
         .threads = 1 + (uint32_t)(test_random(state) >> 33) % 4,
-        .isa = kern_cpu_isas()[(test_random(state) >> 33) % isas],
+        .isa = kern_cpu_isas()[(test_random(state) >> 33) % (isas + 1)], /* the last: it chooses */
     };
 }
 
@@ -204,7 +204,7 @@ struct stepping {
     struct world live, seen, end, copy, mid;
     struct window win[WINDOWS];
     struct inputs *in;
-    struct kern *k; /* finishes copies */
+    struct kern *k; /* finishes copies, by another instruction set */
     uint64_t op;
     struct kern_sum sum; /* of op */
     uint64_t instructions, states, in_group;
@@ -334,6 +334,15 @@ static void step_report(const struct stepping *s, const char *isa, const char *w
         FAIL("%s %s: no step fell inside a group", isa, what);
 }
 
+/* The instruction set that finishes what isa began: another one, where there is one. */
+static const char *successor_of(const char *isa)
+{
+    const char *const *at = kern_cpu_isas();
+    while (strcmp(*at, isa) != 0)
+        at++;
+    return at[1] != NULL ? at[1] : kern_cpu_isas()[0];
+}
+
 static void step_case(struct stepping *s, const char *isa, uint64_t op)
 {
     static const char *const names[] = { "adamw", "first accumulate", "accumulate",
@@ -347,7 +356,7 @@ static void step_case(struct stepping *s, const char *isa, uint64_t op)
     EXPECT_STATUS(script_run(k, &s->end, s->in, op, false, &s->sum), SHD_OK);
     k->ops->free(k);
     const pid_t pid = fork_op(s, isa);
-    s->k = device_new(isa, 1);
+    s->k = device_new(successor_of(isa), 1);
     if (!step_child(s, pid, s->in->here))
         FAIL("%s %s: finished from instruction %" PRIu64 " it has other bits", isa, names[op % 4],
              s->instructions);
@@ -358,7 +367,7 @@ static void step_case(struct stepping *s, const char *isa, uint64_t op)
 
     windows_copy(&s->live, &s->mid, s->win);
     const pid_t repairing = fork_repair(s);
-    s->k = device_new(isa, 1);
+    s->k = device_new(successor_of(isa), 1);
     if (!step_child(s, repairing, true))
         FAIL("%s %s: repaired and killed at instruction %" PRIu64 " it has other bits", isa,
              names[op % 4], s->instructions);

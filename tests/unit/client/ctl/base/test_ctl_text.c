@@ -202,6 +202,10 @@ static void expect_refused(const char *json, const char *why)
 static const char example[] =
     "{\"schema\":2,\"device\":\"cpu0\",\"version\":\"0.9\",\"isa\":\"avx2\",\"keeper\":\"systemd\","
     "\"pid\":7,\"uptime_s\":1.5,\"threads\":4,\"stale_ms\":12,"
+    "\"kernels\":[{\"work\":\"adamw bf16\",\"isa\":\"avx2\",\"ns\":0.2,\"beside\":\"avx512\","
+    "\"beside_ns\":0.25,\"ratio\":0.8},{\"work\":\"lion "
+    "f32\",\"isa\":\"avx512\",\"beside\":\"avx2\","
+    "\"ratio\":0.99}],"
     "\"models\":[{\"name\":\"gpt\",\"phase\":\"open\",\"step\":5,\"owner\":1,\"owners\":2,"
     "\"units\":[{\"name\":\"emb\"},{\"name\":\"blk\"}],\"micro_batches\":4,\"hold_step\":9,"
     "\"expected\":8,\"returned\":3,\"waiting\":1,"
@@ -233,6 +237,7 @@ TEST(each_field_of_a_document_is_where_it_belongs)
     EXPECT(m->steps_per_s == 2 && m->returns_per_s == 16 && m->bytes_per_s == 1e6);
     EXPECT(m->loss == 2.5 && m->norm == 0.25);
     EXPECT(doc_bytes(d, kinds) == 138 && kinds[DOC_STATE] == 100 && kinds[DOC_SPILL] == 6);
+    EXPECT_STR(d->kernels, "adamw bf16 avx2 (0.80 of avx512), lion f32 avx512 (0.99 of avx2)");
     EXPECT_STR(d->error, "last");
     EXPECT_STR(d->refused, "");
     EXPECT_EQ(d->wait_count, 1);

@@ -65,7 +65,9 @@ def document(d, device, mode):
              "metrics": [20.0]}
     return {"schema": 2, "version": "0.1.0", "device": device, "pid": 4000 + index,
             "uptime_s": 100 + t, "time_s": time.time(), "stale_ms": 9000.0 if mode == "stuck" else 3.0,
-            "threads": 1, "isa": "cpu-avx2", "keeper": "notify",
+            "threads": 1, "isa": "cpu-avx512", "keeper": "notify",
+            "kernels": [{"work": "adamw f32", "isa": "avx2", "ns": 0.31, "beside": "avx512",
+                         "beside_ns": 0.34, "ratio": 0.91}],
             "adopted": {"models": 0, "at_s": 0, "ms": 0, "refused": [
                 {"name": "old", "status": "SHD_ESPEC", "why": "its ledger is torn"}]
                 if mode == "refused" else []},
@@ -116,6 +118,7 @@ def body_of(d, device, mode):
         doc = poison(doc, "x\x1b]0;owned\x07\x1b[31mred\r\n\x9b2J\u202e\x7f\x00z")
     if mode == "types":
         doc = {"schema": 2, "device": [], "pid": "twelve", "uptime_s": {}, "stale_ms": "now",
+               "kernels": [7, None, {"work": 5, "ratio": "x"}, {"work": "w" * 500, "ratio": 1e308}],
                "models": [1, None, "x", [], {"name": 7, "bytes": 3, "rates": [], "units": "many",
                                             "step": "ten", "metrics": {"a": 1}, "checkpoint": 5}],
                "sessions": [None, {"now": "never", "pid": []}, 3], "waits": [{"on": {"a": 1}},

@@ -45,6 +45,7 @@ serve cpu0=good cpu1=chunked
 run 0 status --runtime-dir "$dir/at"
 has "cpu0  pid 4000"
 has "cpu1  pid 4001"
+has "kernels, by their times: adamw f32 avx2 (0.91 of avx512)"
 has "blk."
 no "waits, the longest"
 run 0 status --json --runtime-dir "$dir/at?cpu1,cpu0"

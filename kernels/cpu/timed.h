@@ -1,0 +1,55 @@
+/* The instruction set by which a device does each kind of work: the widest one, until another was
+ * found to be quicker here (choice.h). The first whole chunks that the leader does are timed, by
+ * turns with the one and the other: no work is done for it, and nothing waits for it. Every set
+ * gives the same bits and leaves the same trail, so that one may begin what another ends.
+ *
+ * A chunk counts that nothing has disturbed: no page was touched for the first time, and nobody
+ * else was given the processor meanwhile. What a wide set does to the clock of the code that comes
+ * after it is not seen by this.
+ */
+#ifndef SHD_KERNELS_CPU_TIMED_H
+#define SHD_KERNELS_CPU_TIMED_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/cpu/choice.h"
+#include "kernels/cpu/isa.h"
+
+/* Kinds of work: updates by optimizer and published dtype; accumulates by dtype, first, sum. What
+ * is seldom done (fill, cast, sums alone) is not timed. */
+#define TIMED_DTYPES  3u
+#define TIMED_UPDATES ((uint32_t)SPEC_MEAN * TIMED_DTYPES)
+#define TIMED_WORKS   (TIMED_UPDATES + TIMED_DTYPES * 4u)
+
+struct timed {
+    const struct cpu_isa *isa[CHOICE_SIDES]; /* OTHER: NULL where there is no choice */
+    _Atomic uint8_t taken[TIMED_WORKS];      /* enum choice_side */
+    struct choice choice[TIMED_WORKS];       /* the leader's */
+    struct kern_choice made[TIMED_WORKS];    /* [made_count]; these do not change any more */
+    _Atomic uint32_t made_count;
+};
+
+/* One range being done. */
+struct timed_range {
+    const struct cpu_isa *isa; /* do it by this one */
+    uint32_t work;
+    bool counts;
+    uint64_t disturbances, start_ns;
+};
+
+/* t is zero. isa: the one to use for everything; NULL: choose among those here. SHD_EINVAL,
+ * SHD_ENOTSUP: as cpu_isa_find(). */
+int timed_init(struct timed *t, const char *isa, struct shd_err *e);
+
+/* elems of this work are about to be done. leader: on its thread, or in its place. */
+struct timed_range timed_update(struct timed *t, const struct kern_update *a, bool leader,
+                                uint64_t elems);
+struct timed_range timed_accumulate(struct timed *t, const struct kern_accumulate *a, bool leader,
+                                    uint64_t elems);
+
+/* They are done. */
+void timed_end(struct timed *t, const struct timed_range *r);
+
+#endif
