@@ -98,15 +98,17 @@ static int check_device(const char *device, struct shd_err *e)
 
 static int start_device(struct daemon *d, const struct daemon_config *config, struct shd_err *e)
 {
+    const unsigned long ordinal = strtoul(d->device + KIND_CHARS, NULL, 10);
+    /* cpu0, cpu1, ... on one host are given as many threads each, or masks of their own. */
     const struct kern_config host = { .threads = d->threads,
                                       .pin = config->pin,
+                                      .pin_first = (uint32_t)ordinal * d->threads,
                                       .isa = config->isa };
     if (!is_gpu(d->device))
         return kern_cpu_new(&host, &d->kern, e);
     if (config->isa != NULL)
         return err_set(e, SHD_EINVAL, "--isa %s is of host devices, not of %s", config->isa,
                        d->device);
-    const unsigned long ordinal = strtoul(d->device + KIND_CHARS, NULL, 10);
     return kern_cuda_new((uint32_t)ordinal, &d->kern, e);
 }
 

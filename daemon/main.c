@@ -119,8 +119,10 @@ static int parse(int argc, char **argv, struct daemon_config *config)
           "compute threads, 1 to 256, or auto (auto): one per CPU; of" NEXT
           "host devices, as are the next two",
           &w.threads, 0, 0 },
-        { "pin", 0, FLAG_BOOL, NULL, "give each compute thread a CPU of its own", &config->pin, 0,
-          0 },
+        { "pin", 0, FLAG_BOOL, NULL,
+          "give each compute thread a CPU of its own; cpuI with T threads" NEXT
+          "takes those from number I*T on that it may use",
+          &config->pin, 0, 0 },
         { "isa", 0, FLAG_STRING, "NAME",
           "scalar, avx2, avx512 or auto (auto): the widest one here, or" NEXT
           "beside it what it finds to be quicker; same bits in all",

@@ -147,8 +147,9 @@ struct kern_hash {
 uint64_t kern_hash_leaves(uint64_t head_elems, uint64_t elems);
 
 struct kern_config {
-    uint32_t threads; /* compute threads, 1..256 */
-    bool pin;         /* one CPU of the process's affinity mask per thread */
+    uint32_t threads;   /* compute threads, 1..256 */
+    bool pin;           /* one CPU of the process's affinity mask per thread, */
+    uint32_t pin_first; /* from this one on: so many have the devices before it, of their own */
     /* host: "scalar", "avx2", "avx512"; NULL: the widest one here, and for each kind of work
      * another if it is found to be quicker */
     const char *isa;

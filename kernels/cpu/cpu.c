@@ -417,7 +417,7 @@ int kern_cpu_new(const struct kern_config *config, struct kern **ret_kern, struc
     for (uint32_t i = 0; i < k->thread_count && r == SHD_OK; i++)
         r = ckpt_hasher_new(&k->threads[i].hasher, e);
     if (r == SHD_OK)
-        r = queue_start(k, config->pin, e);
+        r = queue_start(k, config, e);
     if (r != SHD_OK) {
         cpu_free(&k->base);
         return r;

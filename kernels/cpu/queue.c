@@ -216,34 +216,42 @@ static void *leader_main(void *arg)
     }
 }
 
-/* The index-th CPU of the process's mask. */
-static int pick_cpu(uint32_t index, uint32_t threads, cpu_set_t *ret_one, struct shd_err *e)
+/* The CPU of a thread: devices with the same mask have CPUs of their own as long as there are
+ * enough. Then they share, but their leaders, which do all small work, do not begin at the same CPU
+ * again: each time around the mask it is one further. */
+static int pick_cpu(const struct kern_config *config, uint32_t index, cpu_set_t *ret_one,
+                    struct shd_err *e)
 {
     cpu_set_t allowed;
     if (sched_getaffinity(0, sizeof allowed, &allowed) < 0)
         return err_sys(e, SHD_EIO, "read the CPU affinity mask");
+    const uint32_t count = (uint32_t)CPU_COUNT(&allowed);
+    if (config->threads > count)
+        return err_set(e, SHD_EINVAL, "cannot pin %" PRIu32 " threads to %" PRIu32 " CPUs",
+                       config->threads, count);
+    const uint64_t first = config->pin_first, wanted = (first + first / count + index) % count;
     uint32_t at = 0;
     for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (!CPU_ISSET(cpu, &allowed) || at++ != index)
+        if (!CPU_ISSET(cpu, &allowed) || at++ != wanted)
             continue;
         CPU_ZERO(ret_one);
         CPU_SET(cpu, ret_one);
-        return SHD_OK;
+        break;
     }
-    return err_set(e, SHD_EINVAL, "cannot pin %" PRIu32 " threads to %d CPUs", threads,
-                   CPU_COUNT(&allowed));
+    return SHD_OK;
 }
 
-static int start_thread(struct cpu_kern *k, uint32_t index, bool pin, struct shd_err *e)
+static int start_thread(struct cpu_kern *k, uint32_t index, const struct kern_config *config,
+                        struct shd_err *e)
 {
     pthread_attr_t attr;
     int r = SHD_OK;
     int error = pthread_attr_init(&attr);
     if (error != 0)
         return err_set(e, SHD_ENOMEM, "thread attributes: %s", strerror(error));
-    if (pin) {
+    if (config->pin) {
         cpu_set_t one;
-        r = pick_cpu(index, k->thread_count, &one, e);
+        r = pick_cpu(config, index, &one, e);
         if (r != SHD_OK)
             goto out;
         error = pthread_attr_setaffinity_np(&attr, sizeof one, &one);
@@ -268,11 +276,11 @@ out:
     return r;
 }
 
-int queue_start(struct cpu_kern *k, bool pin, struct shd_err *e)
+int queue_start(struct cpu_kern *k, const struct kern_config *config, struct shd_err *e)
 {
     int r = SHD_OK;
     for (uint32_t i = 0; i < k->thread_count && r == SHD_OK; i++)
-        r = start_thread(k, i, pin, e);
+        r = start_thread(k, i, config, e);
     return r;
 }
 

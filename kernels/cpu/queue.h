@@ -73,7 +73,7 @@ struct cpu_kern {
 
 /* Start the threads, pinned if asked. SHD_ENOMEM, SHD_EINVAL (more threads to pin than CPUs). On
  * failure queue_stop() still has to be called. */
-int queue_start(struct cpu_kern *k, bool pin, struct shd_err *e);
+int queue_start(struct cpu_kern *k, const struct kern_config *config, struct shd_err *e);
 
 /* Run what is queued, then end the threads that were started. */
 void queue_stop(struct cpu_kern *k);

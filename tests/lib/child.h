@@ -2,6 +2,7 @@
 #ifndef SHD_TESTS_CHILD_H
 #define SHD_TESTS_CHILD_H
 
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -42,5 +43,9 @@ same_words(const uint8_t *a, const uint8_t *b, uint64_t bytes);
 
 /* In the child: let the parent trace it, and wait for it. */
 void child_stop(void);
+
+/* The CPUs that each thread of this name in the process may run on; returns how many there are, at
+ * most max. */
+uint32_t threads_cpus(pid_t pid, const char *name, cpu_set_t *ret_sets, uint32_t max);
 
 #endif

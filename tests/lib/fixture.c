@@ -35,7 +35,9 @@ void fixture_serve(const struct fixture *f, int index)
     reserve_share(f->dir);
     struct daemon *d;
     struct shd_err e;
-    const struct daemon_config config = { .device = device, .runtime_dir = f->dir, .threads = 1 };
+    const struct daemon_config config = {
+        .device = device, .runtime_dir = f->dir, .threads = 1, .pin = f->pin
+    };
     if (daemon_new(&config, &d, &e) != SHD_OK) {
         fprintf(stderr, "daemon %s: %s\n", device, e.text);
         _exit(1);

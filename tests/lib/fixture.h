@@ -19,6 +19,7 @@ struct fixture {
     pid_t keeper;                             /* 0: none, the daemons are our own children */
     int control;                              /* socket to it */
     const char *devices[FIXTURE_DAEMONS_MAX]; /* set before the start; NULL: cpu and its index */
+    bool pin;                                 /* likewise */
 };
 
 #define FIXTURE_DEVICE_BYTES 16

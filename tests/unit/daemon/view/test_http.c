@@ -152,6 +152,22 @@ TEST(status_has_every_documented_field)
     fixture_stop(&daemons);
 }
 
+TEST(daemons_that_pin_have_cpus_of_their_own)
+{
+    cpu_set_t allowed, first, second;
+    EXPECT(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+    if (CPU_COUNT(&allowed) < 2)
+        SKIP("one CPU");
+    daemons.pin = true;
+    fixture_start(&daemons, 2, NULL);
+    daemons.pin = false;
+    EXPECT_EQ(threads_cpus(daemons.pids[0], "shd-kern-0", &first, 1), 1);
+    EXPECT_EQ(threads_cpus(daemons.pids[1], "shd-kern-0", &second, 1), 1);
+    EXPECT(CPU_COUNT(&first) == 1 && CPU_COUNT(&second) == 1);
+    EXPECT(!CPU_EQUAL(&first, &second));
+    fixture_stop(&daemons);
+}
+
 /* -- Waits --------------------------------------------------------------------------------------
  */
 

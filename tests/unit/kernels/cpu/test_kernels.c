@@ -8,6 +8,7 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/isa.h"
 #include "proto/base/sys.h"
+#include "tests/lib/child.h"
 #include "tests/lib/kern_util.h"
 
 TEST(isas_start_with_scalar_and_name_their_devices)
@@ -71,6 +72,57 @@ TEST(pinned_threads_need_a_cpu_each)
     EXPECT_STATUS(kern_cpu_new(&(struct kern_config){ .threads = cpus + 1, .pin = true }, &k, &e),
                   SHD_EINVAL);
     EXPECT(k == NULL);
+}
+
+/* All compute threads of this process: each has one CPU. Returns how many CPUs they have. */
+static int pinned_cpus(uint32_t threads)
+{
+    cpu_set_t all, sets[4];
+    CPU_ZERO(&all);
+    for (uint32_t index = 0; index < threads; index++) {
+        char name[32];
+        snprintf(name, sizeof name, "shd-kern-%" PRIu32, index);
+        const uint32_t count = threads_cpus(getpid(), name, sets, ARRAY_SIZE(sets));
+        EXPECT(count > 0);
+        for (uint32_t i = 0; i < count; i++) {
+            EXPECT_EQ(CPU_COUNT(&sets[i]), 1);
+            CPU_OR(&all, &all, &sets[i]);
+        }
+    }
+    return CPU_COUNT(&all);
+}
+
+static struct kern *pinned_new(uint32_t threads, uint32_t first)
+{
+    struct shd_err e = { 0 };
+    struct kern *k = NULL;
+    const struct kern_config config = { .threads = threads, .pin = true, .pin_first = first };
+    EXPECT_OK(kern_cpu_new(&config, &k, &e), &e);
+    return k;
+}
+
+TEST(pinned_devices_share_no_cpu_while_there_are_enough)
+{
+    cpu_set_t allowed, leaders[2];
+    EXPECT(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+    const uint32_t cpus = (uint32_t)CPU_COUNT(&allowed);
+    if (cpus < 2 || cpus > 255)
+        SKIP("%" PRIu32 " CPUs", cpus);
+    struct kern *a = pinned_new(cpus / 2, 0), *b = pinned_new(cpus / 2, cpus / 2);
+    EXPECT_EQ(pinned_cpus(cpus / 2), cpus / 2 * 2);
+    a->ops->free(a);
+    b->ops->free(b);
+
+    /* There are not: both have all, and yet other leaders. */
+    a = pinned_new(cpus, 0), b = pinned_new(cpus, cpus);
+    EXPECT_EQ(pinned_cpus(cpus), cpus);
+    EXPECT_EQ(threads_cpus(getpid(), "shd-kern-0", leaders, 2), 2);
+    EXPECT(!CPU_EQUAL(&leaders[0], &leaders[1]));
+    a->ops->free(a);
+    b->ops->free(b);
+    a = pinned_new(1, UINT32_MAX); /* of whatever number */
+    EXPECT_EQ(pinned_cpus(1), 1);
+    a->ops->free(a);
 }
 
 /* Each op reads what the one before wrote, sizes alternating between shared and alone. */
