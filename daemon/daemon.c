@@ -322,6 +322,7 @@ static void session_ended(struct session *s, bool was_open)
 static const struct daemon_hooks hooks = {
     .frame = op_serve_frame,
     .woken = mailbox_woken,
+    .published = mailbox_published,
     .requests = requests,
     .session_ended = session_ended,
     .kernel_room = kernel_room,

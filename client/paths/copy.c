@@ -6,6 +6,7 @@
 
 #include "client/paths/map.h"
 #include "client/paths/order.h"
+#include "client/paths/place.h"
 #include "client/session/gpu.h"
 #include "client/session/hub.h"
 #include "kernels/cuda/stream.h"
@@ -204,6 +205,17 @@ bool copy_readable(const struct shd_model *m, uint32_t unit)
     return false; /* the transfer thread knows */
 }
 
+/* Their stores end these sleeps; the thread has only to copy then. */
+static int wait_for_owners(struct shd_model *m, const struct transfer_job *job, uint64_t start_ns,
+                           struct shd_err *e)
+{
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < job->piece_count; i++)
+        if (job->pieces[i].bytes > 0)
+            r = mapped_wait_owner(m, &m->session->hub->links[i], job->unit, start_ns, e);
+    return r;
+}
+
 int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
 {
     struct transfer_job *job = &m->copy->jobs[slot_of_unit(m, unit)];
@@ -214,6 +226,11 @@ int copy_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
                        "unit %" PRIu32 " '%s' is held since step %" PRIu64
                        ", the open one is %" PRIu64 ": release it before you acquire it again",
                        unit, m->spec->units[unit].name, job->step, m->step);
+    if (job->behind == NULL && !transfer_wait(m->copy->transfer, job, /* timeout_ns= */ 0)) {
+        const int r = wait_for_owners(m, job, begin_ns, e);
+        if (r != SHD_OK)
+            return r;
+    }
     while (!transfer_wait(m->copy->transfer, job, SLICE_NS)) {
         const int r = hub_poll(m->session->hub, /* timeout_ns= */ 0, e);
         activity_look(m);

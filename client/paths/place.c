@@ -12,7 +12,8 @@
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
 
-#define SLICE_NS (5 * NS_PER_MS) /* between two looks at the daemons' lives */
+#define SLICE_NS (5 * NS_PER_MS)   /* between two looks at the daemons' lives */
+#define POLL_NS  (100 * NS_PER_MS) /* the same where they end the sleep */
 
 /* -- Reserving --------------------------------------------------------------------------------- */
 
@@ -310,22 +311,38 @@ void mapped_let_go(struct shd_model *m, uint32_t unit)
     (void)unit;
 }
 
-static int wait_board(struct shd_model *m, struct link *link, uint32_t unit, uint64_t start_ns,
+int mapped_sleep(struct shd_model *m, struct link *link, uint32_t unit, uint64_t version,
+                 uint64_t start_ns, bool *ret_late, struct shd_err *e)
+{
+    struct hub *hub = m->session->hub;
+    const struct map_owner *owner = &m->map->owners[link->index];
+    const bool rings = clock_now_ns() - start_ns >= SLICE_NS &&
+                       link_ring_await(&link->ring, board_awaited(owner->layout.handle, unit));
+    const uint64_t slice_ns = hub_left_ns(hub, start_ns, rings ? POLL_NS : SLICE_NS);
+    *ret_late = slice_ns == 0;
+    int r = board_wait(owner->board.base, unit, version, rings ? 0 : slice_ns);
+    if (r != SHD_OK) {
+        r = hub_poll(hub, rings ? slice_ns : 0, e);
+        activity_look(m);
+        r = r == SHD_OK ? SHD_PENDING : r;
+    }
+    if (rings)
+        link_ring_await(&link->ring, 0);
+    return r;
+}
+
+int mapped_wait_owner(struct shd_model *m, struct link *link, uint32_t unit, uint64_t start_ns,
                       struct shd_err *e)
 {
-    const struct board *board = m->map->owners[link->index].board.base;
-    for (;;) {
-        const uint64_t slice_ns = hub_left_ns(m->session->hub, start_ns, SLICE_NS);
-        if (board_wait(board, unit, m->step, slice_ns) == SHD_OK)
-            break;
-        const int r = hub_poll(m->session->hub, /* timeout_ns= */ 0, e);
-        activity_look(m);
-        if (r != SHD_OK)
-            return r;
-        if (slice_ns == 0)
-            return model_err_unpublished(m, link, unit, e);
-    }
-    const uint64_t version = board_version(board, unit);
+    bool late = false;
+    int r = SHD_PENDING;
+    while (r == SHD_PENDING && !late)
+        r = mapped_sleep(m, link, unit, m->step, start_ns, &late, e);
+    if (r == SHD_PENDING)
+        return model_err_unpublished(m, link, unit, e);
+    if (r != SHD_OK)
+        return r;
+    const uint64_t version = board_version(m->map->owners[link->index].board.base, unit);
     return version == m->step ? SHD_OK : model_err_past(m, link, unit, version, e);
 }
 
@@ -347,7 +364,7 @@ static int mapped_wait_unit(struct shd_model *m, uint32_t unit, struct shd_err *
     int r = SHD_OK;
     for (uint32_t i = 0; r == SHD_OK && i < hub->link_count; i++)
         if (m->map->owners[i].shards->slice[unit].elems > 0)
-            r = wait_board(m, &hub->links[i], unit, start_ns, e);
+            r = mapped_wait_owner(m, &hub->links[i], unit, start_ns, e);
     return r;
 }
 

@@ -22,6 +22,19 @@ int place_ready(struct shd_model *m, struct map_owner *owner, struct shd_err *e)
 
 extern const struct reader_ops reader_mapped;
 
+/* One sleep of a wait that began at start_ns, for this owner to publish a version of the unit or a
+ * later one. A short wait is left to the board's word, which costs one system call. A longer one is
+ * a sleep in hub_poll(), that replies and hang-ups end as well; the owner ends it, where it does,
+ * when it stores the word. SHD_PENDING: not yet, or *ret_late, its time is over. Errors: those of
+ * hub_poll(). */
+int mapped_sleep(struct shd_model *m, struct link *link, uint32_t unit, uint64_t version,
+                 uint64_t start_ns, bool *ret_late, struct shd_err *e);
+
+/* Wait until this owner has published the unit at the open step, in a wait that began at start_ns.
+ * Errors: those of hub_poll(); SHD_ETIMEDOUT, SHD_ESTEP: the owner is past it. */
+int mapped_wait_owner(struct shd_model *m, struct link *link, uint32_t unit, uint64_t start_ns,
+                      struct shd_err *e);
+
 /* Slots of both tables for what is there since the model was opened: nothing. */
 int mapped_nothing(struct shd_model *m, uint32_t unit_or_slot, struct shd_err *e);
 void mapped_let_go(struct shd_model *m, uint32_t unit);

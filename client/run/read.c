@@ -7,11 +7,11 @@
 
 #include "client/paths/map.h"
 #include "client/paths/path.h"
+#include "client/paths/place.h"
 #include "client/session/hub.h"
 #include "client/session/session.h"
 #include "proto/base/clock.h"
 
-#define PAUSE_NS  (NS_PER_MS / 2) /* between two looks at a unit that is to come */
 #define TRIES_MAX 200u
 
 uint64_t shd_unit_version(const shd_model *m, uint32_t unit)
@@ -40,29 +40,49 @@ static uint64_t read_bytes(const struct shd_model *m, uint32_t unit)
     return (last->offset_elems + last->elems) * dtype_bytes(m->spec->publish);
 }
 
+/* An owner that must go on before the unit can be read at step or later: one that changes it, or
+ * the one that is furthest behind. */
+static struct link *find_late(const struct shd_model *m, uint32_t unit, uint64_t *ret_version)
+{
+    struct link *late = NULL;
+    uint64_t least = UINT64_MAX;
+    for (uint32_t i = 0; i < m->map->owner_count; i++) {
+        const struct map_owner *owner = &m->map->owners[i];
+        const uint64_t version = board_version(owner->board.base, unit);
+        if (owner->shards->slice[unit].elems == 0 || (late != NULL && version >= least))
+            continue;
+        late = &m->session->hub->links[i];
+        least = version;
+    }
+    *ret_version = least;
+    return late;
+}
+
 /* Wait until the unit is at step, or past it: what it is at. */
 static int await(struct shd_model *m, uint32_t unit, uint64_t step, uint64_t *ret_version,
                  struct shd_err *e)
 {
     const uint64_t start_ns = clock_now_ns();
-    struct hub *hub = m->session->hub;
-    for (;;) {
+    const struct hub *hub = m->session->hub;
+    bool late = false;
+    int r = SHD_OK;
+    while (r == SHD_OK || r == SHD_PENDING) {
+        uint64_t behind;
+        struct link *link = find_late(m, unit, &behind);
         const uint64_t version = shd_unit_version(m, unit);
         if (version != UINT64_MAX && version >= step) {
             *ret_version = version;
             return SHD_OK;
         }
-        const uint64_t slice_ns = hub_left_ns(hub, start_ns, PAUSE_NS);
-        if (slice_ns == 0)
+        if (late)
             return err_set(e, SHD_ETIMEDOUT,
                            "unit %" PRIu32 " '%s' is not at step %" PRIu64 " within %" PRIu64
                            " ms%s%s",
                            unit, m->spec->units[unit].name, step, hub->timeout_ns / NS_PER_MS,
                            hub->held_up[0] != '\0' ? ": " : "", hub->held_up);
-        const int r = hub_poll(hub, slice_ns, e);
-        if (r != SHD_OK)
-            return r;
+        r = mapped_sleep(m, link, unit, behind + 1, start_ns, &late, e);
     }
+    return r;
 }
 
 /* *step becomes a later one where the unit has moved on: all is to be read again. */

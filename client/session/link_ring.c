@@ -64,6 +64,14 @@ void link_ring_disarm(struct link_ring *r)
         ring_disarm(&r->ring);
 }
 
+bool link_ring_await(struct link_ring *r, uint64_t what)
+{
+    if (r->state != LINK_RING_OPEN || !ring_is_heeded(&r->ring))
+        return false;
+    ring_await(&r->ring, what);
+    return true;
+}
+
 bool link_ring_needs_conn(const struct link_ring *r)
 {
     return r->state != LINK_RING_OPEN || r->conn_calls > 0 ||

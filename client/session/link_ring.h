@@ -60,6 +60,10 @@ int link_ring_take(struct link_ring *r, uint8_t ret_frame[RING_FRAME_BYTES_MAX],
 bool link_ring_arm(struct link_ring *r, uint32_t replies);
 void link_ring_disarm(struct link_ring *r);
 
+/* Have the daemon wake this side also by what is awaited (board.h), or not any more (0). False: it
+ * has no ring, or does not know that. */
+bool link_ring_await(struct link_ring *r, uint64_t what);
+
 /* Whether a reply may come by the connection. */
 bool link_ring_needs_conn(const struct link_ring *r);
 

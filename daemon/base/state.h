@@ -42,7 +42,9 @@ struct view;
 struct daemon_hooks {
     /* A frame came, of the session with this connection: by it, or by the session's ring. */
     void (*frame)(struct daemon *d, uint64_t conn, bool by_ring, const void *frame, size_t bytes);
-    void (*woken)(struct session *s);      /* by its client: something is in its ring */
+    void (*woken)(struct session *s); /* by its client: something is in its ring */
+    /* A unit is published: who sleeps until it is has to be woken (board_awaited()). */
+    void (*published)(struct daemon *d, uint64_t awaited);
     const struct request *const *requests; /* by type: the handler, and who may send it */
     /* A session has ended, as it was open or not yet; its claims go. */
     void (*session_ended)(struct session *s, bool was_open);

@@ -369,6 +369,7 @@ static void act(struct model *m, const struct step_action *a, bool *ret_wake)
         return;
     case STEP_DO_PUBLISH:
         board_publish(m->board, a->unit, a->step);
+        m->daemon->hooks->published(m->daemon, board_awaited(m->handle, a->unit));
         note(m->metrics,
              &(struct note){
                  .what = TRACE_PUBLISH, .unit = a->unit, .group = TRACE_NONE, .step = a->step });

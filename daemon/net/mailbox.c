@@ -71,6 +71,12 @@ void mailbox_woken(struct session *s)
     rings_wake(s);
 }
 
+void mailbox_published(struct daemon *d, uint64_t awaited)
+{
+    if (d->mailbox->rings != NULL) /* an adopted model goes on before anybody can come */
+        rings_published(d->mailbox->rings, awaited);
+}
+
 bool mailbox_push_out(struct daemon *d)
 {
     return conns_push_out(d->mailbox->conns);

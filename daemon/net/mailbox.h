@@ -42,6 +42,7 @@ void mailbox_session_ended(struct session *s);
 /* See rings.h. */
 int mailbox_open_ring(struct session *s, struct wire_ring *ret_ring, struct shd_err *e);
 void mailbox_woken(struct session *s);
+void mailbox_published(struct daemon *d, uint64_t awaited);
 
 /* Hang up on the connection that waits longest for its Hello. False: none waits. */
 bool mailbox_push_out(struct daemon *d);

@@ -181,6 +181,20 @@ bool rings_reply(struct session *s, const void *frame, size_t bytes)
     return r != SHD_EBUSY;
 }
 
+void rings_published(struct rings *rings, uint64_t awaited)
+{
+    uint32_t left = rings->count;
+    atomic_thread_fence(memory_order_seq_cst); /* ring_awaits() */
+    for (uint32_t i = 0; left > 0; i++) {
+        const struct lane *lane = rings->lanes[i];
+        if (lane == NULL)
+            continue;
+        left--;
+        if (ring_awaits(&lane->ring, awaited))
+            wake_client(lane->session);
+    }
+}
+
 /* -- Beginning and ending -----------------------------------------------------------------------
  */
 
@@ -231,6 +245,7 @@ int rings_open(struct session *s, struct wire_ring *ret_ring, struct shd_err *e)
     }
     ret_ring->bytes = lane->requests.bytes;
     ring_init(&lane->ring, lane->replies.base, lane->requests.base, /* awake= */ false);
+    ring_heed(&lane->ring);
     return SHD_OK;
 }
 

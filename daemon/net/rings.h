@@ -36,6 +36,9 @@ int rings_open(struct session *s, struct wire_ring *ret_ring, struct shd_err *e)
 /* The session's client has put something there. */
 void rings_wake(struct session *s);
 
+/* This has come (board_awaited()): wake those that sleep until it has. */
+void rings_published(struct rings *rings, uint64_t awaited);
+
 /* Answer a request that came by the session's ring. False: it is to go by the connection. */
 bool rings_reply(struct session *s, const void *frame, size_t bytes);
 

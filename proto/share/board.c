@@ -83,6 +83,11 @@ void board_publish(struct board *b, uint32_t unit, uint64_t version)
     wake_all(&b->version[unit]);
 }
 
+uint64_t board_awaited(uint32_t model, uint32_t unit)
+{
+    return (uint64_t)model << 32 | (uint64_t)unit << 1 | 1;
+}
+
 void board_set_step(struct board *b, uint64_t step, uint64_t phase)
 {
     atomic_store_explicit(&b->step.value, step, memory_order_release);

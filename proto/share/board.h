@@ -3,7 +3,8 @@
  * One writer (the daemon), any number of readers that map it read-only. Each word has a cache
  * line of its own. A unit's version is the step its published parameters belong to; it is stored
  * (release) after the last byte it vouches for, then sleepers are woken. Readers spin briefly,
- * then sleep in FUTEX_WAIT on the low half of the word (works on a read-only mapping).
+ * then sleep in FUTEX_WAIT on the low half of the word (works on a read-only mapping). One that has
+ * a ring (ring.h) can sleep for other things as well, and is woken by its side channel.
  *
  * A reader trusts nothing: the header is checked once, indices are its own, and versions are only
  * compared.
@@ -51,6 +52,10 @@ void board_set_attempt(struct board *b, uint64_t step, uint64_t attempt);
 
 /* Daemon: store, of a board that nobody has been given yet. */
 void board_begin(struct board *b, uint32_t unit, uint64_t version);
+
+/* What a worker awaits in its ring (ring.h) that sleeps until this unit of the model with this
+ * handle is published: never 0. */
+uint64_t board_awaited(uint32_t model, uint32_t unit);
 
 /* Reader: has unit reached version (acquire)? UINT64_MAX counts as not reached. */
 int board_reached(const struct board *b, uint32_t unit, uint64_t version);

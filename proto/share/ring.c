@@ -14,7 +14,8 @@ static_assert(sizeof(_Atomic uint64_t) == 8 && ATOMIC_LLONG_LOCK_FREE == 2,
 static_assert((RING_BYTES & (RING_BYTES - 1)) == 0 && RING_BYTES % HEADER_BYTES == 0,
               "a header is never in two parts");
 static_assert(RING_FRAME_TAKES_MIN == 2 * HEADER_BYTES, "a header, and a byte at least");
-static_assert(offsetof(struct ring_page, data) == 4096 &&
+static_assert(offsetof(struct ring_page, awaits) == 192 &&
+                  offsetof(struct ring_page, data) == 4096 &&
                   sizeof(struct ring_page) == 4096 + RING_BYTES,
               "layout other processes map");
 
@@ -152,4 +153,30 @@ void ring_disarm(struct ring *r)
 {
     /* What lies before this position was taken: no frame begins there any more. */
     atomic_store_explicit(&r->mine->wake, r->taken - 1, memory_order_relaxed);
+}
+
+/* -- What else ---------------------------------------------------------------------------------
+ */
+
+/* The caller looks for it once more after this. The other side stores it, and has a fence, too,
+ * before it looks here: so one of the two sees the other's store. */
+void ring_await(struct ring *r, uint64_t what)
+{
+    atomic_store_explicit(&r->mine->awaits, what, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+bool ring_awaits(const struct ring *r, uint64_t what)
+{
+    return atomic_load_explicit(&r->theirs->awaits, memory_order_relaxed) == what;
+}
+
+void ring_heed(struct ring *r)
+{
+    atomic_store_explicit(&r->mine->heeds, 1, memory_order_release);
+}
+
+bool ring_is_heeded(const struct ring *r)
+{
+    return atomic_load_explicit(&r->theirs->heeds, memory_order_acquire) == 1;
 }

@@ -15,6 +15,10 @@
  * stores and both loads after them are sequentially consistent. As long as the consumer does not
  * arm again nobody wakes it.
  *
+ * What else. Who sleeps may wait for more than frames: it stores a number that both know
+ * (ring_await()), and is woken as well when what that stands for has come (ring_awaits()), if the
+ * other side looks at such numbers, which its page says (ring_heed()).
+ *
  * Failure: what the other side's page says may be anything at any time. Each of its words is read
  * once and checked before it is used, a frame's bytes are copied out before anybody looks at them.
  * SHD_EPROTO says which word was wrong; the rings are of no use after that.
@@ -41,8 +45,10 @@ struct ring_page {
     _Alignas(RING_LINE_BYTES) _Atomic uint64_t written; /* of data here */
     _Atomic uint64_t elsewhere; /* answers to frames of the other page that went by the
                                  * connection */
-    _Alignas(RING_LINE_BYTES) _Atomic uint64_t taken; /* of the other page's data */
-    _Alignas(RING_LINE_BYTES) _Atomic uint64_t wake;  /* position in the other page's data */
+    _Alignas(RING_LINE_BYTES) _Atomic uint64_t taken;  /* of the other page's data */
+    _Alignas(RING_LINE_BYTES) _Atomic uint64_t wake;   /* position in the other page's data */
+    _Alignas(RING_LINE_BYTES) _Atomic uint64_t awaits; /* what else wakes it; 0: nothing does */
+    _Atomic uint64_t heeds;                            /* 1: the other side's awaits is looked at */
     _Alignas(4096) uint8_t data[RING_BYTES];
 };
 
@@ -85,6 +91,15 @@ bool ring_arm(struct ring *r, uint32_t frames);
 
 /* Awake, for whatever reason: nobody need wake this side. */
 void ring_disarm(struct ring *r);
+
+/* Say what else this side waits for, or 0, and that the other's is looked at from here on. */
+void ring_await(struct ring *r, uint64_t what);
+void ring_heed(struct ring *r);
+
+/* Whether the other side looks at what is awaited here; whether it awaits this. The second is to be
+ * asked behind a sequentially consistent fence, which comes after the store that it awaits. */
+bool ring_is_heeded(const struct ring *r);
+bool ring_awaits(const struct ring *r, uint64_t what);
 
 /* Whether the other side has taken all that was put. */
 bool ring_is_drained(const struct ring *r);

@@ -1,9 +1,11 @@
 /* A session's rings (client/session/link_ring.h) with real daemons: what goes by them, in which
  * order with what does not, and that nothing but time depends on whether there are any. */
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "client/session/hub.h"
@@ -11,6 +13,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
 #include "proto/share/fdpass.h"
+#include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
 
 #define DAEMONS 2
@@ -158,6 +161,87 @@ TEST(successor_of_a_daemon_has_a_ring_of_its_own)
     EXPECT_EQ(count_segment_maps(getpid()), maps);
     EXPECT_EQ(count_fds(getpid()), fds);
     expect_bits(m, STEPS);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* -- Waiting for parameters ----------------------------------------------------------------------
+ */
+
+static pid_t step_later(long ms)
+{
+    const pid_t pid = test_fork();
+    if (pid > 0)
+        return pid;
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    struct shd_err e = { 0 };
+    sleep_ms(ms);
+    _exit(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e) == SHD_OK ? 0 : 1);
+}
+
+static long sleeps(void)
+{
+    struct rusage usage;
+    CHECK(getrusage(RUSAGE_THREAD, &usage) == 0);
+    return usage.ru_nvcsw;
+}
+
+static void expect_few_sleeps(enum shd_path path)
+{
+    struct shd_err e = { 0 };
+    const struct shd_policy policy = { .size = sizeof policy, .path = path };
+    int status;
+    fixture_start(&daemons, DAEMONS, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    EXPECT_OK(shd_set_policy(m, &policy, &e), &e);
+    step(m);
+    expect_rings(s, LINK_RING_OPEN);
+    const pid_t pid = step_later(1000);
+    const uint64_t start_ms = test_now_ms();
+    const long before = sleeps();
+    m->step++; /* one that is not there yet */
+    EXPECT_OK(shd_acquire(m, 3, NULL, &e), &e);
+    const uint64_t waited_ms = test_now_ms() - start_ms;
+    EXPECT(waited_ms >= 900);
+    EXPECT((uint64_t)(sleeps() - before) <= 15 + waited_ms / 20);
+    EXPECT(waitpid(pid, &status, 0) == pid && status == 0);
+    shd_release(m, 3);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* Who looked every 5 ms went to sleep 200 times a second. */
+TEST(long_wait_for_a_unit_is_a_long_sleep)
+{
+    expect_few_sleeps(SHD_PATH_MAP);
+    expect_few_sleeps(SHD_PATH_COPY);
+}
+
+static void *restart_later(void *ctx)
+{
+    sleep_ms(300);
+    fixture_restart(&daemons, 1);
+    return ctx;
+}
+
+/* The successor is asked for a step that its predecessor has not made: that it says so shows that
+ * the sleep ended with the death. */
+TEST(owner_that_dies_while_it_is_waited_for_is_seen)
+{
+    pthread_t thread;
+    struct shd_err e = { 0 };
+    fixture_start_kept(&daemons, DAEMONS, "");
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    step(m);
+    expect_rings(s, LINK_RING_OPEN);
+    EXPECT_EQ(pthread_create(&thread, NULL, restart_later, NULL), 0);
+    m->step++;
+    EXPECT_STATUS(shd_acquire(m, 3, NULL, &e), SHD_ESTEP);
+    EXPECT_HAS(e.text, "came back with model 'toy' at step 1, this worker is at step 2");
+    pthread_join(thread, NULL);
     shd_close(s);
     fixture_stop(&daemons);
 }

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include "daemon/net/session.h"
+#include "proto/share/board.h"
 #include "proto/share/fdpass.h"
 #include "proto/share/history.h"
 #include "proto/share/ring.h"
@@ -154,6 +155,43 @@ TEST(client_that_sleeps_is_woken_and_one_that_is_awake_is_not)
     }
     leave();
     trainer_stop(0);
+}
+
+static void expect_rung(void)
+{
+    struct side_msg msg;
+    struct shd_err e;
+    EXPECT_OK(side_recv(raw.side, RAW_WAIT_MS, &msg, NULL, &e), &e);
+    EXPECT_EQ(msg.type, SIDE_WAKE);
+}
+
+/* The last of the steps makes sure that those before it are published. */
+static void expect_none_is_rung_for(uint64_t awaited)
+{
+    struct side_msg msg;
+    struct shd_err e;
+    ring_await(&ring, awaited);
+    for (int i = 0; i < 3; i++)
+        trainer_step();
+    EXPECT_STATUS(side_recv(raw.side, 0, &msg, NULL, &e), SHD_ETIMEDOUT);
+}
+
+TEST(client_is_woken_when_the_unit_that_it_awaits_is_published)
+{
+    trainer_start();
+    enter();
+    EXPECT(ring_is_heeded(&ring));
+    ring_await(&ring, board_awaited(1, 0));
+    for (int i = 0; i < 3; i++) {
+        trainer_step();
+        expect_rung();
+    }
+    expect_none_is_rung_for(0);
+    expect_none_is_rung_for(board_awaited(2, 0)); /* no such model, no such unit, no such thing */
+    expect_none_is_rung_for(board_awaited(1, 1));
+    expect_none_is_rung_for(UINT64_MAX);
+    leave();
+    trainer_stop(3 + 4 * 3);
 }
 
 TEST(answers_that_find_no_room_go_by_the_connection)
