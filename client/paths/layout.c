@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/paths/copy.h"
 #include "client/paths/path.h"
 #include "client/session/hub.h"
 #include "client/session/link.h"
@@ -260,7 +261,7 @@ int layout_take_spec(struct shd_model *m, struct link *link, struct map_layout *
 /* -- Segments ---------------------------------------------------------------------------------- */
 
 /* The board is checked where nobody reads it yet, then placed over its predecessor: a transfer
- * thread that reads there goes on with this one. */
+ * thread that reads there goes on with this one, once it has looked. */
 static int map_board(struct shd_model *m, struct map_owner *owner, int *fd, uint64_t bytes,
                      struct shd_err *e)
 {
@@ -281,6 +282,8 @@ static int map_board(struct shd_model *m, struct map_owner *owner, int *fd, uint
         owner->board.fd = board.fd;
         board.fd = -1;
     }
+    if (m->copy != NULL)
+        transfer_look(m->copy->transfer);
     segment_close(&board);
     return r;
 }

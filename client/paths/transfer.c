@@ -2,6 +2,7 @@
 #include "client/paths/transfer.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -12,8 +13,8 @@
 #include "proto/base/clock.h"
 #include "proto/base/sys.h"
 
-#define BOARD_SLICE_NS  (2 * NS_PER_MS) /* between two looks at a job's cancellation */
-#define BEHIND_SLEEP_NS 50000           /* between two looks at a mark */
+#define BOARD_SLICE_NS  (100 * NS_PER_MS) /* between two looks at a job, when nobody says so */
+#define BEHIND_SLEEP_NS 50000             /* between two looks at a mark */
 
 struct transfer {
     pthread_t thread;
@@ -22,6 +23,7 @@ struct transfer {
     pthread_cond_t change; /* for callers: a job changed its state */
     struct transfer_job *first, **last;
     bool leaving;
+    _Atomic uint32_t look; /* 1: the thread is to look at all of it again (board_stop()) */
     uint64_t delay_ns;
     pthread_mutex_t gpu_lock; /* held while a GPU copies */
     struct kern_batch flight; /* the thread's: what GPUs copy now */
@@ -75,9 +77,11 @@ static int wait_piece(struct transfer *t, struct transfer_job *job,
     const int r = land(t, job);
     if (r != SHD_OK)
         return r;
-    while (board_wait(piece->board, job->unit, job->step, BOARD_SLICE_NS) != SHD_OK)
+    do {
+        atomic_store_explicit(&t->look, 0, memory_order_relaxed); /* before what is looked at */
         if (stopped(t, job))
             return SHD_EGONE;
+    } while (board_wait_or(piece->board, job->unit, job->step, &t->look, BOARD_SLICE_NS) != SHD_OK);
     return SHD_OK;
 }
 
@@ -227,6 +231,7 @@ void transfer_free(struct transfer *t)
     pthread_mutex_lock(&t->lock);
     t->leaving = true;
     pthread_cond_signal(&t->work);
+    board_stop(&t->look);
     pthread_mutex_unlock(&t->lock);
     pthread_join(t->thread, NULL);
     destroy(t);
@@ -285,10 +290,19 @@ void transfer_cancel(struct transfer *t, struct transfer_job *job)
     if (job->state == TRANSFER_QUEUED)
         unqueue(t, job);
     job->cancelled = true;
-    pthread_cond_signal(&t->work); /* it may be in a delay */
+    pthread_cond_signal(&t->work); /* it may be in a delay, */
+    if (job->state == TRANSFER_RUNNING)
+        board_stop(&t->look); /* or at a board */
     while (job->state == TRANSFER_RUNNING)
         pthread_cond_wait(&t->change, &t->lock);
     job->state = TRANSFER_IDLE;
+    pthread_mutex_unlock(&t->lock);
+}
+
+void transfer_look(struct transfer *t)
+{
+    pthread_mutex_lock(&t->lock);
+    board_stop(&t->look);
     pthread_mutex_unlock(&t->lock);
 }
 

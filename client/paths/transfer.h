@@ -77,6 +77,9 @@ bool transfer_waits(struct transfer *t, const struct transfer_job *job);
 /* Take the job back: IDLE afterwards. Takes as long as the copies in flight, at most. */
 void transfer_cancel(struct transfer *t, struct transfer_job *job);
 
+/* Boards were placed anew: a thread that sleeps at a word of before is not woken by its store. */
+void transfer_look(struct transfer *t);
+
 /* Wait until no GPU copies, and keep it so until transfer_go(). */
 void transfer_hold(struct transfer *t);
 void transfer_go(struct transfer *t);

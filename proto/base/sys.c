@@ -9,9 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
+
+#define SYS_WAITV      449 /* futex_waitv(), of every machine; headers before 5.16 lack it */
+#define WAITV_32       0x02u
+#define WAITV_PRIVATE  0x80u
+#define WAIT_WORDS_MAX 2u
 
 int (*sys_fault)(enum sys_kind kind);
 
@@ -73,6 +80,28 @@ ssize_t sys_sendmsg(int fd, const struct msghdr *msg, int flags)
 int sys_renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned flags)
 {
     return fault(SYS_RENAME) != 0 ? -1 : renameat2(from_fd, from, to_fd, to, flags);
+}
+
+/* As the kernel's headers have it from 5.16 on. */
+struct waitv {
+    uint64_t value, address;
+    uint32_t flags, zero;
+};
+
+int sys_wait_words(const struct sys_word *words, uint32_t count, uint64_t sleep_ns)
+{
+    struct waitv waits[WAIT_WORDS_MAX];
+    CHECK(count <= WAIT_WORDS_MAX);
+    if (fault(SYS_WAIT) != 0)
+        return -1;
+    for (uint32_t i = 0; i < count; i++)
+        waits[i] = (struct waitv){ .value = words[i].is,
+                                   .address = (uintptr_t)words[i].at,
+                                   .flags = WAITV_32 | (words[i].shared ? 0 : WAITV_PRIVATE) };
+    const uint64_t sleep_ns_max = 3600 * NS_PER_S; /* a time that can be added to */
+    const struct timespec until = clock_timespec(
+        clock_now_ns() + (sleep_ns < sleep_ns_max ? sleep_ns : sleep_ns_max));
+    return syscall(SYS_WAITV, waits, count, 0, &until, CLOCK_MONOTONIC) < 0 ? -1 : 0;
 }
 
 int sys_thread(pthread_t *ret_thread, const pthread_attr_t *attr, void *(*main)(void *), void *arg)

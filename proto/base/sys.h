@@ -9,12 +9,13 @@
 #define SHD_SYS_H
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/socket.h>
 #include <sys/types.h>
 
-enum sys_kind { SYS_ALLOC, SYS_MAP, SYS_SEND, SYS_OPEN, SYS_RENAME, SYS_RESERVE };
+enum sys_kind { SYS_ALLOC, SYS_MAP, SYS_SEND, SYS_OPEN, SYS_RENAME, SYS_RESERVE, SYS_WAIT };
 
 /* NULL in production. Set before other threads start. */
 extern int (*sys_fault)(enum sys_kind kind);
@@ -28,6 +29,16 @@ int sys_memfd(const char *name, unsigned flags);
 int sys_fallocate(int fd, int mode, off_t offset, off_t bytes);
 ssize_t sys_sendmsg(int fd, const struct msghdr *msg, int flags);
 int sys_renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned flags);
+
+struct sys_word { /* a futex word */
+    const uint32_t *at;
+    uint32_t is; /* sleep while it is that */
+    bool shared; /* with other processes */
+};
+
+/* Sleep until one of the words (at most 2) is changed and woken, or sleep_ns have passed. 0, or -1
+ * with an errno: EAGAIN one had changed, ETIMEDOUT, EINTR, ENOSYS Linux before 5.16. */
+int sys_wait_words(const struct sys_word *words, uint32_t count, uint64_t sleep_ns);
 
 /* Start a thread with all signals blocked: they are for the threads that expect them. attr: NULL or
  * as pthread_create()'s. Returns an errno; not failed by sys_fault. */

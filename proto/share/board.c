@@ -2,6 +2,7 @@
 #include "proto/share/board.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -15,10 +16,12 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
+#include "proto/base/sys.h"
 #include "proto/spec/layout.h"
 
 #define NOT_PUBLISHED UINT64_MAX
 #define SPINS         64 /* a few us: longer would take the daemon its core on a small machine */
+#define STOP_NS       (2 * NS_PER_MS) /* between two looks at a word that cannot be slept on, too */
 
 static_assert(sizeof(struct board_word) == 64, "a word fills its cache line");
 static_assert(offsetof(struct board, version) == 192, "layout other processes map");
@@ -142,7 +145,33 @@ static void spin_pause(void)
 #endif
 }
 
-int board_wait(const struct board *b, uint32_t unit, uint64_t version, uint64_t timeout_ns)
+/* Sleep until the word is not `now` any more, or *stop not 0 (NULL: there is none). May end for no
+ * reason: woken, EAGAIN, interrupted, timed out. The kernel compares the low half only; a word that
+ * moves by exactly 2^32 steps while we look is out of reach. */
+static void sleep_on(const struct board_word *word, uint64_t now, const _Atomic uint32_t *stop,
+                     uint64_t sleep_ns)
+{
+    if (stop != NULL) {
+        const struct sys_word words[] = {
+            { futex_word(word), (uint32_t)now, /* shared= */ true },
+            { (const uint32_t *)(const void *)stop, 0, /* shared= */ false },
+        };
+        /* A filter of system calls may not know this one either. */
+        if (sys_wait_words(words, 2, sleep_ns) == 0 || (errno != ENOSYS && errno != EPERM))
+            return;
+        sleep_ns = sleep_ns < STOP_NS ? sleep_ns : STOP_NS;
+    }
+    const struct timespec rest = clock_timespec(sleep_ns);
+    syscall(SYS_futex, futex_word(word), FUTEX_WAIT, (uint32_t)now, &rest, NULL, 0);
+}
+
+static bool is_stopped(const _Atomic uint32_t *stop)
+{
+    return stop != NULL && atomic_load_explicit(stop, memory_order_acquire) != 0;
+}
+
+int board_wait_or(const struct board *b, uint32_t unit, uint64_t version,
+                  const _Atomic uint32_t *stop, uint64_t timeout_ns)
 {
     if (board_reached(b, unit, version))
         return SHD_OK;
@@ -158,15 +187,22 @@ int board_wait(const struct board *b, uint32_t unit, uint64_t version, uint64_t 
         const uint64_t now = board_version(b, unit);
         if (reached(now, version))
             return SHD_OK;
+        if (is_stopped(stop))
+            return SHD_ECANCELED;
         const uint64_t waited = clock_now_ns() - start;
         if (waited >= timeout_ns)
             return SHD_ETIMEDOUT;
-        const uint64_t left = timeout_ns - waited;
-        const struct timespec rest = clock_timespec(left);
-        /* Look again, for whatever reason the wait ended: woken, EAGAIN, interrupted, timed out.
-         * The kernel compares the low half only; a word that moves by exactly 2^32 steps while we
-         * look is out of reach. */
-        syscall(SYS_futex, futex_word(&b->version[unit]), FUTEX_WAIT, (uint32_t)now, &rest, NULL,
-                0);
+        sleep_on(&b->version[unit], now, stop, timeout_ns - waited);
     }
+}
+
+int board_wait(const struct board *b, uint32_t unit, uint64_t version, uint64_t timeout_ns)
+{
+    return board_wait_or(b, unit, version, /* stop= */ NULL, timeout_ns);
+}
+
+void board_stop(_Atomic uint32_t *stop)
+{
+    atomic_store_explicit(stop, 1, memory_order_release);
+    syscall(SYS_futex, stop, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }

@@ -74,4 +74,13 @@ uint64_t board_stable_version(const struct board *b, uint32_t unit);
  * (no text: the caller knows whom it waited for and looks after it between slices). */
 int board_wait(const struct board *b, uint32_t unit, uint64_t version, uint64_t timeout_ns);
 
+/* Reader: the same, and ends with SHD_ECANCELED when *stop, a word of this process, is not 0 any
+ * more. Sleeps on both words at once where the kernel can (futex_waitv: Linux 5.16); else it looks
+ * at *stop every 2 ms. */
+int board_wait_or(const struct board *b, uint32_t unit, uint64_t version,
+                  const _Atomic uint32_t *stop, uint64_t timeout_ns);
+
+/* Store 1 in *stop, and wake who waits so. */
+void board_stop(_Atomic uint32_t *stop);
+
 #endif

@@ -1,6 +1,8 @@
 /* The transfer thread, with owners that are threads of this test: boards and pages in memory. */
+#include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include "client/paths/nccl_join.h"
@@ -8,6 +10,9 @@
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/sys.h"
+#include "proto/share/segment.h"
+#include "proto/spec/layout.h"
 #include "tests/lib/test.h"
 
 #define OWNERS 3u
@@ -147,6 +152,93 @@ TEST(jobs_are_taken_back_wherever_they_are)
         transfer_start(t, &queued); /* and again */
         EXPECT(transfer_wait(t, &queued, TEST_HANG_MS * (S / 1000)));
     }
+    transfer_free(t);
+}
+
+static long sleeps(void)
+{
+    struct rusage usage;
+    CHECK(getrusage(RUSAGE_SELF, &usage) == 0);
+    return usage.ru_nvcsw;
+}
+
+/* A job that is stuck at a board: how often the thread sleeps, and how soon it is there when the
+ * board has it and when it is taken back. */
+static void expect_board_ends_sleep(bool ticks)
+{
+    uint64_t done_ns = S, back_ns = S;
+    reset();
+    struct transfer *t = start(0);
+    for (uint64_t round = 0; round < 5; round++) {
+        struct transfer_job job = job_of(1, round);
+        transfer_start(t, &job);
+        const long before = sleeps();
+        EXPECT(!transfer_wait(t, &job, S / 10));
+        EXPECT(ticks || sleeps() - before < 20);
+        const uint64_t publish_ns = clock_now_ns();
+        for (uint32_t i = 0; i < OWNERS; i++)
+            publish(i, 1, round);
+        EXPECT(transfer_wait(t, &job, TEST_HANG_MS * (S / 1000)));
+        EXPECT_EQ(job.status, SHD_OK);
+        const uint64_t published_ns = clock_now_ns() - publish_ns;
+        done_ns = published_ns < done_ns ? published_ns : done_ns;
+        struct transfer_job stuck = job_of(1, round + 1);
+        transfer_start(t, &stuck);
+        EXPECT(!transfer_wait(t, &stuck, S / 100));
+        const uint64_t cancel_ns = clock_now_ns();
+        transfer_cancel(t, &stuck);
+        const uint64_t cancelled_ns = clock_now_ns() - cancel_ns;
+        back_ns = cancelled_ns < back_ns ? cancelled_ns : back_ns;
+    }
+    EXPECT(done_ns < S / 20 && back_ns < S / 20);
+    transfer_free(t);
+}
+
+static int no_waitv(enum sys_kind kind)
+{
+    return kind == SYS_WAIT ? ENOSYS : 0;
+}
+
+TEST(thread_that_waits_for_a_board_sleeps_until_it_has_it)
+{
+    const struct sys_word word = { .at = &(uint32_t){ 1 }, .is = 0 };
+    const bool has_waitv = sys_wait_words(&word, 1, 0) < 0 && errno == EAGAIN;
+    expect_board_ends_sleep(/* ticks= */ !has_waitv);
+    sys_fault = no_waitv; /* Linux before 5.16 */
+    expect_board_ends_sleep(/* ticks= */ true);
+    sys_fault = NULL;
+}
+
+/* A board that is placed over another one, which a thread sleeps at. */
+TEST(board_of_a_successor_is_waited_for_once_the_thread_was_told)
+{
+    struct shd_err e = { 0 };
+    uint64_t best_ns = S;
+    reset();
+    struct transfer *t = start(0);
+    for (uint64_t round = 0; round < 5; round++) {
+        struct segment was, is;
+        EXPECT_OK(segment_new("board", SEGMENT_BOARD, SHD_PAGE_BYTES, &was, &e), &e);
+        EXPECT_OK(segment_new("board", SEGMENT_BOARD, SHD_PAGE_BYTES, &is, &e), &e);
+        board_init(was.base, 2);
+        board_init(is.base, 2);
+        o.pieces[0].board = was.base;
+        o.pieces[1].bytes = o.pieces[2].bytes = 0;
+        struct transfer_job job = job_of(1, 7);
+        transfer_start(t, &job);
+        EXPECT(!transfer_wait(t, &job, S / 100));
+        EXPECT_OK(segment_place(was.base, is.fd, 0, SHD_PAGE_BYTES, /* writable= */ false, &e), &e);
+        transfer_look(t);
+        const uint64_t start_ns = clock_now_ns();
+        board_publish(is.base, 1, 7);
+        EXPECT(transfer_wait(t, &job, TEST_HANG_MS * (S / 1000)));
+        EXPECT_EQ(job.status, SHD_OK);
+        const uint64_t waited_ns = clock_now_ns() - start_ns;
+        best_ns = waited_ns < best_ns ? waited_ns : best_ns;
+        segment_close(&was);
+        segment_close(&is);
+    }
+    EXPECT(best_ns < S / 20);
     transfer_free(t);
 }
 
