@@ -38,6 +38,7 @@ static pid_t worker_with_child(bool bare, pid_t *ret_child)
         struct shd_err why = { 0 };
         MUST(try_connect(daemons.dir, PATIENT_MS, &s, &why) == SHD_OK);
         MUST_OK(shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e));
+        MUST_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e)); /* it has rings now */
         const pid_t child = bare ? (pid_t)syscall(SYS_fork) : fork();
         MUST(child >= 0);
         if (child == 0) {
@@ -81,6 +82,7 @@ struct parent {
     shd_model *m;
     float *grad;
     int side_fd, board_fd;
+    const void *requests; /* of its ring at owner 0 */
 };
 
 static void must_refuse(int status, const struct shd_err *e)
@@ -141,6 +143,7 @@ static void be_child(struct parent *p)
     MUST(fcntl(p->side_fd, F_GETFD) < 0 && fcntl(p->board_fd, F_GETFD) < 0);
     MUST(pipe(pipes) == 0); /* the system reads the array, so that no signal ends us */
     MUST(write(pipes[1], p->grad, sizeof *p->grad) < 0 && errno == EFAULT);
+    MUST(write(pipes[1], p->requests, 1) < 0 && errno == EFAULT);
     struct shd_err why = { 0 };
     shd_session *own = NULL;
     MUST(try_connect(daemons.dir, PATIENT_MS, &own, &why) == SHD_OK);
@@ -156,17 +159,20 @@ static struct parent be_parent(void)
     struct shd_err e = { 0 };
     struct parent p = { .s = attach(PATIENT_MS) };
     p.m = open_toy(p.s, toy_spec("f32", TOY_ADAMW));
+    train_steps(p.m, 1);
     EXPECT_OK(shd_acquire(p.m, 0, NULL, &e), &e);
     EXPECT_OK(shd_grad(p.m, 0, 0, &p.grad, &e), &e);
     p.side_fd = p.s->hub->links[0].side_fd;
     p.board_fd = p.m->map->owners[0].board.fd;
+    EXPECT_EQ(p.s->hub->links[0].ring.state, LINK_RING_OPEN);
+    p.requests = p.s->hub->links[0].ring.requests.base;
     return p;
 }
 
 TEST(child_has_no_part_in_its_parents_session)
 {
     char want[65], got[65];
-    toy_reference(toy_spec("f32", TOY_ADAMW), 2, want);
+    toy_reference(toy_spec("f32", TOY_ADAMW), 3, want);
     fixture_start(&daemons, 2, NULL);
     struct parent p = be_parent();
     const pid_t child = test_fork();
@@ -177,6 +183,60 @@ TEST(child_has_no_part_in_its_parents_session)
     EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     shd_release(p.m, 0);
     train_steps(p.m, 2); /* with the array that was handed out */
+    digest_of(p.m, got);
+    EXPECT_STR(got, want);
+    shd_close(p.s);
+    fixture_stop(&daemons);
+}
+
+/* As a data loader's: it lives while its parent goes on, and calls what it must not, unless no
+ * handler knows of it. It ends when the pipe does. */
+static pid_t loader(const struct parent *p, bool bare, const int pipes[2])
+{
+    char byte;
+    const pid_t child = bare ? (pid_t)syscall(SYS_fork) : test_fork();
+    EXPECT(child >= 0);
+    if (child > 0)
+        return child;
+    close(pipes[1]);
+    do {
+        struct shd_err e = { 0 };
+        if (bare)
+            continue;
+        must_refuse(shd_acquire(p->m, 0, NULL, &e), &e);
+        must_refuse(shd_return_none(p->m, 0, 1, &e), &e);
+    } while (read(pipes[0], &byte, 1) > 0);
+    if (!bare)
+        shd_close(p->s);
+    _exit(0);
+}
+
+TEST(loaders_that_live_on_change_nothing)
+{
+    char want[65], got[65];
+    int pipes[2], status;
+    pid_t children[4];
+    toy_reference(toy_spec("f32", TOY_ADAMW), 8, want);
+    fixture_start(&daemons, 2, NULL);
+    struct parent p = { .s = attach(PATIENT_MS) };
+    p.m = open_toy(p.s, toy_spec("f32", TOY_ADAMW));
+    train_steps(p.m, 1);
+    EXPECT(pipe(pipes) == 0);
+    for (int i = 0; i < 4; i++)
+        children[i] = loader(&p, /* bare= */ i % 2 == 1, pipes);
+    close(pipes[0]);
+    for (int i = 0; i < 6; i++) {
+        EXPECT(write(pipes[1], "go on", 4) == 4);
+        train_steps(p.m, 1);
+    }
+    close(pipes[1]);
+    for (int i = 0; i < 4; i++) {
+        EXPECT(waitpid(children[i], &status, 0) == children[i]);
+        EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    train_steps(p.m, 1);
+    EXPECT_EQ(p.s->hub->links[0].ring.state, LINK_RING_OPEN);
+    EXPECT_EQ(p.s->hub->links[0].epoch + p.s->hub->links[1].epoch, 0);
     digest_of(p.m, got);
     EXPECT_STR(got, want);
     shd_close(p.s);
