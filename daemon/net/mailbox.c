@@ -77,6 +77,11 @@ void mailbox_published(struct daemon *d, uint64_t awaited)
         rings_published(d->mailbox->rings, awaited);
 }
 
+uint64_t mailbox_ring_bytes(const struct daemon *d)
+{
+    return rings_bytes(d->mailbox->rings);
+}
+
 bool mailbox_push_out(struct daemon *d)
 {
     return conns_push_out(d->mailbox->conns);

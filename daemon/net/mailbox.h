@@ -43,6 +43,7 @@ void mailbox_session_ended(struct session *s);
 int mailbox_open_ring(struct session *s, struct wire_ring *ret_ring, struct shd_err *e);
 void mailbox_woken(struct session *s);
 void mailbox_published(struct daemon *d, uint64_t awaited);
+uint64_t mailbox_ring_bytes(const struct daemon *d);
 
 /* Hang up on the connection that waits longest for its Hello. False: none waits. */
 bool mailbox_push_out(struct daemon *d);

@@ -258,6 +258,11 @@ void rings_end(struct session *s)
     lane_free(rings_of(s), lane);
 }
 
+uint64_t rings_bytes(const struct rings *rings)
+{
+    return rings->count * 2 * RING_PAGE_BYTES;
+}
+
 int rings_new(struct daemon *d, struct rings **ret_rings, struct shd_err *e)
 {
     struct rings *rings = sys_calloc(1, sizeof *rings);

@@ -42,6 +42,9 @@ void rings_published(struct rings *rings, uint64_t awaited);
 /* Answer a request that came by the session's ring. False: it is to go by the connection. */
 bool rings_reply(struct session *s, const void *frame, size_t bytes);
 
+/* Of all sessions' pages, now. */
+uint64_t rings_bytes(const struct rings *rings);
+
 /* The session has ended. */
 void rings_end(struct session *s);
 

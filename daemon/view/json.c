@@ -245,7 +245,7 @@ static json_t *daemon_json(const struct view_snapshot *s, uint64_t now_ns)
     const struct view_daemon *d = &s->daemon;
     return json_pack(
         "{s:i, s:s, s:s, s:s, s:o, s:i, s:f, s:f, s:f, s:I, s:s, s:o, s:s, s:o, s:b, s:o, s:I, "
-        "s:I, s:I, s:I}",
+        "s:I, s:I, s:I, s:I}",
         "schema", VIEW_SCHEMA, "version", SHARDD_VERSION, "device", d->device, "place", d->place,
         "gpu",
         d->gpu != NULL ? json_pack("{s:s, s:s}", "name", d->gpu, "uuid", d->gpu_uuid) : json_null(),
@@ -254,7 +254,8 @@ static json_t *daemon_json(const struct view_snapshot *s, uint64_t now_ns)
         d->isa, "kernels", kernels_json(s), "keeper", d->keeper, "adopted", adopted_json(d->adopt),
         "draining", (int)s->draining, "restore", restore_json(s), "requests",
         (json_int_t)s->requests, "bad_frames", (json_int_t)s->bad_frames, "dropped_replies",
-        (json_int_t)s->dropped_replies, "repeated_replies", (json_int_t)s->repeated_replies);
+        (json_int_t)s->dropped_replies, "repeated_replies", (json_int_t)s->repeated_replies,
+        "ring_bytes", (json_int_t)s->ring_bytes);
 }
 
 enum length {

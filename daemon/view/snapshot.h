@@ -140,6 +140,7 @@ struct view_snapshot {
     uint64_t requests, bad_frames, dropped_replies, repeated_replies;
     struct view_kernel kernels[VIEW_KERNELS_MAX];
     uint32_t kernel_count;
+    uint64_t ring_bytes;
     struct metrics_daemon metrics;
     struct view_model *models; /* owned, [model_count] */
     uint32_t model_count;

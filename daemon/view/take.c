@@ -313,6 +313,7 @@ static void take_daemon(const struct daemon *d, struct view_snapshot *s)
     s->dropped_replies = d->mailbox->dropped_replies;
     s->repeated_replies = d->mailbox->repeated_replies;
     s->kernel_count = view_kernels_of(d, s->kernels);
+    s->ring_bytes = mailbox_ring_bytes(d);
     s->metrics = *d->metrics;
 }
 

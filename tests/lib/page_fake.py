@@ -124,6 +124,7 @@ def daemon(device, t, models, sessions, **other):
         "requests": int(t * 40),
         "bad_frames": 0,
         "dropped_replies": 0,
+        "ring_bytes": 0,
         "repeated_replies": 0,
         "models": models,
         "sessions": sessions,

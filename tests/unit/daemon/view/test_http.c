@@ -128,9 +128,10 @@ TEST(status_has_every_documented_field)
         root, "schema:i version:s device:s place:s gpu:o? pid:i uptime_s:n time_s:n "
               "stale_ms:n threads:i isa:s kernels:a "
               "keeper:s adopted:o draining:b restore:o? requests:i bad_frames:i dropped_replies:i "
-              "repeated_replies:i "
+              "repeated_replies:i ring_bytes:i "
               "models:a sessions:a waits:a headline:o? errors:a");
     EXPECT_EQ(json_integer_value(json_object_get(root, "schema")), 2);
+    EXPECT_EQ(json_integer_value(json_object_get(root, "ring_bytes")), 2 * 72 * 1024);
     EXPECT_EQ(json_integer_value(json_object_get(root, "pid")), daemons.pids[0]);
     expect_fields(json_object_get(root, "adopted"), "models:i at_s:n ms:n refused:a");
     expect_model(json_array_get(json_object_get(root, "models"), 0));

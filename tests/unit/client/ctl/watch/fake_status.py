@@ -71,7 +71,7 @@ def document(d, device, mode):
             "adopted": {"models": 0, "at_s": 0, "ms": 0, "refused": [
                 {"name": "old", "status": "SHD_ESPEC", "why": "its ledger is torn"}]
                 if mode == "refused" else []},
-            "requests": step * 10, "bad_frames": 0, "dropped_replies": 0, "repeated_replies": 0,
+            "requests": step * 10, "bad_frames": 0, "dropped_replies": 0, "repeated_replies": 0, "ring_bytes": 0,
             "models": [model], "sessions": workers, "waits": waits, "errors": []}
 
 
