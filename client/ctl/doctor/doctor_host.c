@@ -106,8 +106,12 @@ void doctor_kernel(struct doctor *d)
 
 /* Limits of one process: mappings, descriptors, locked memory. */
 
-/* One mapping per unit and daemon, of parameters and of gradients; Linux' default is 65,530. */
-#define MAPPINGS_MIN UINT64_C(65530)
+/* A worker has one of each daemon's part of each unit (only what is side by side in one daemon's
+ * segment is one for several units), a few thousand for gradients and all else. Linux' default is
+ * 65,530. */
+#define MAPPINGS_MIN   UINT64_C(65530)
+#define MAPPINGS_OTHER UINT64_C(4096)
+#define MAPPINGS_LARGE UINT64_C(262144) /* the most units there may be, on 3 daemons */
 
 /* A session takes 3 in the daemon, a model a handful; below this a few hundred workers do not fit.
  */
@@ -117,17 +121,27 @@ void doctor_kernel(struct doctor *d)
 
 static void check_mappings(struct doctor *d)
 {
+    static const char raise[] = "sysctl -w vm.max_map_count=262144 (and in /etc/sysctl.d)";
     uint64_t max;
-    if (!doctor_read_u64("/proc/sys/vm/max_map_count", &max))
+    if (!doctor_read_u64("/proc/sys/vm/max_map_count", &max)) {
         doctor_ok(d, "vm.max_map_count cannot be read here");
-    else if (max < MAPPINGS_MIN)
-        doctor_warn(d, "sysctl -w vm.max_map_count=262144 (and in /etc/sysctl.d)",
-                    "vm.max_map_count is %" PRIu64 ": a worker maps 2 ranges per unit and daemon, "
-                    "so about %" PRIu64 " units x daemons fit",
-                    max, max / 2);
+        return;
+    }
+    const uint64_t parts = max > MAPPINGS_OTHER ? max - MAPPINGS_OTHER : 0;
+    const uint64_t two = parts / 2 < SHD_UNITS_MAX ? parts / 2 : SHD_UNITS_MAX;
+    if (max < MAPPINGS_MIN)
+        doctor_warn(d, raise,
+                    "vm.max_map_count is %" PRIu64 ": a worker maps each daemon's part of a unit, "
+                    "so models of %" PRIu64 " units on 2 daemons fit",
+                    max, two);
+    else if (max < MAPPINGS_LARGE)
+        doctor_ok(d,
+                  "vm.max_map_count %" PRIu64 ": models of %" PRIu64 " units on 2 daemons, %" PRIu64
+                  " on 4; larger ones (at most %u units): %s",
+                  max, two, parts / 4, SHD_UNITS_MAX, raise);
     else
-        doctor_ok(d, "vm.max_map_count %" PRIu64 ": room for about %" PRIu64 " units x daemons",
-                  max, max / 2);
+        doctor_ok(d, "vm.max_map_count %" PRIu64 ": models of %" PRIu64 " units on 2 daemons", max,
+                  two);
 }
 
 static const char *limit_text(rlim_t n, char buf[TEXT_BYTES])

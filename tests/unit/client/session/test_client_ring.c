@@ -165,6 +165,22 @@ TEST(successor_of_a_daemon_has_a_ring_of_its_own)
     fixture_stop(&daemons);
 }
 
+/* As docs/operations.md counts: side channel, process, connection, gradient slots. */
+TEST(session_takes_four_descriptors_of_a_daemon)
+{
+    fixture_start(&daemons, DAEMONS, NULL);
+    shd_session *first = attach(PATIENT_MS);
+    step(open_toy(first, toy_spec("f32", TOY_ADAMW)));
+    const int before = count_fds(daemons.pids[0]);
+    shd_session *s = attach(PATIENT_MS);
+    step(open_toy(s, toy_spec("f32", TOY_ADAMW)));
+    EXPECT_EQ(link_at(s, 0)->ring.state, LINK_RING_OPEN);
+    EXPECT_EQ(count_fds(daemons.pids[0]), before + 4);
+    shd_close(s);
+    shd_close(first);
+    fixture_stop(&daemons);
+}
+
 /* -- Waiting for parameters ----------------------------------------------------------------------
  */
 

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "proto/base/check.h"
+#include "proto/spec/layout.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/test.h"
 
@@ -97,6 +98,21 @@ TEST(every_area_is_looked_at)
     const long long sum = json_integer_value(json_object_get(report, "ok")) +
                           json_integer_value(json_object_get(report, "warn"));
     EXPECT_EQ(sum, json_array_size(findings));
+}
+
+/* Each daemon's part of a unit is a mapping of a worker. */
+TEST(units_that_a_worker_can_map_are_told)
+{
+    char want[80];
+    unsigned long max = 0;
+    FILE *f = fopen("/proc/sys/vm/max_map_count", "re");
+    EXPECT(f != NULL && fscanf(f, "%lu", &max) == 1); /* NOLINT(cert-err34-c): the kernel's */
+    fclose(f);
+    const unsigned long fit = (max - 4096) / 2;
+    snprintf(want, sizeof want, "vm.max_map_count %lu: models of %lu units on 2 daemons", max,
+             fit < SHD_UNITS_MAX ? fit : SHD_UNITS_MAX);
+    EXPECT_EQ(doctor("--runtime-dir /nonexistent/shardd"), 0);
+    EXPECT_STR(level_of("limits", want), "ok");
 }
 
 TEST(directory_is_where_the_rule_says)
