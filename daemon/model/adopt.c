@@ -151,6 +151,8 @@ static int map_state(struct model *m, const struct keeper_group *g, struct shd_e
                      &m->state, e);
     if (r != SHD_OK)
         return r;
+    if (m->kern->ops->place == SEGMENT_HOST)
+        segment_look_huge(&m->state);
     model_find_trail(m);
     if (g->fd[KEEPER_SPILL] >= 0)
         return map_part(/* kern= */ NULL, g, KEEPER_SPILL, SEGMENT_SPILL,

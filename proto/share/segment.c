@@ -235,6 +235,34 @@ int segment_map(int fd, enum segment_kind kind, uint64_t bytes, struct segment *
     return SHD_OK;
 }
 
+/* Of the mappings that begin in these bytes: what is mapped by huge pages. */
+static uint64_t mapped_huge(const void *base, uint64_t bytes)
+{
+    char line[512];
+    bool here = false;
+    uint64_t sum = 0, first, end, kib;
+    FILE *f = fopen("/proc/self/smaps", "re");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &first, &end) == 2)
+            here = first - (uintptr_t)base < bytes;
+        else if (here && sscanf(line, "ShmemPmdMapped: %" SCNu64, &kib) == 1)
+            sum += kib << 10;
+    }
+    if (f != NULL)
+        fclose(f);
+    return sum;
+}
+
+void segment_look_huge(struct segment *segment)
+{
+    const volatile uint8_t *base = segment->base;
+    for (uint64_t at = 0; at + RESERVE_HUGE <= segment->bytes; at += RESERVE_HUGE)
+        (void)base[at];
+    segment->huge_bytes = segment->bytes >= RESERVE_HUGE
+                              ? mapped_huge(segment->base, segment->bytes)
+                              : 0;
+}
+
 void segment_close(struct segment *segment)
 {
     if (segment->base != NULL)

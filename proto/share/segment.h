@@ -44,7 +44,8 @@ struct segment {
     uint64_t bytes; /* multiple of SHD_PAGE_BYTES */
     enum segment_place place;
     uint64_t handle;     /* SEGMENT_CUDA: owned, the driver's */
-    uint64_t huge_bytes; /* of segment_new(): so many were taken in huge pages; else 0, not known */
+    uint64_t huge_bytes; /* of segment_new(): so many were taken in huge pages; else 0, not known:
+                          * segment_look_huge() */
 };
 
 /* The format of the trail in a model's kept segments (kernels/kern.h): it must be the same in a
@@ -101,6 +102,10 @@ void segment_close(struct segment *segment);
 
 /* Reserve address space (PROT_NONE) into which pieces are then placed side by side. */
 int segment_reserve(uint64_t bytes, void **ret_base, struct shd_err *e);
+
+/* Learn how much of a mapped segment of the host's is in huge pages: as much as the kernel maps so
+ * when a byte of each is read. Where it does not say that is none. */
+void segment_look_huge(struct segment *segment);
 
 /* Place bytes of fd from offset (both page multiples) at addr, inside a reservation. Maps the
  * pages, those that are writable at once. Errors: SHD_ERANGE no whole pages, or past the segment's

@@ -301,6 +301,37 @@ TEST(values_of_a_put_that_nobody_needs_and_can_use_go)
     fixture_stop(&daemons);
 }
 
+/* Of the model's state and publish, as /status has it. */
+static unsigned long long huge_bytes(void)
+{
+    struct http_reply reply = http_get(&daemons, 0, "/status");
+    const char *at = reply.body != NULL ? strstr(reply.body, "\"huge\":") : NULL;
+    EXPECT(at != NULL);
+    const unsigned long long bytes = strtoull(at + strlen("\"huge\":"), NULL, 10);
+    free(reply.text);
+    return bytes;
+}
+
+TEST(huge_pages_of_a_predecessor_are_counted)
+{
+    static const char spec[] =
+        "{\"name\":\"large\",\"seed\":1,\"micro_batches\":1,\"optimizer\":{\"kind\":\"adamw\"},"
+        "\"units\":[{\"name\":\"u\",\"tensors\":[{\"name\":\"w\",\"shape\":[2048,1024]}]}]}";
+    struct shd_err e = { 0 };
+    shd_session *s;
+    shd_model *m;
+    fixture_start_kept(&daemons, 1, "");
+    EXPECT_OK(try_connect(daemons.dir, TIMEOUT_MS, &s, &e), &e);
+    EXPECT_OK(shd_model_open(s, spec, &m, &e), &e);
+    shd_close(s);
+    const unsigned long long before = huge_bytes();
+    restart_with(leave_alone);
+    EXPECT(huge_bytes() >= before / 2); /* the state is more than half of it */
+    fixture_stop(&daemons);
+    if (before == 0)
+        SKIP("no huge pages for a memfd on this host");
+}
+
 static void make_unready(struct ledger_head *h)
 {
     atomic_store(&h->ready, 0);

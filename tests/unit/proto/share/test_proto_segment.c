@@ -293,6 +293,9 @@ TEST(large_segments_are_in_huge_pages_where_the_host_has_them)
 
         struct shd_err e;
         EXPECT_OK(segment_map(dup(s.fd), huge[i], s.bytes, &other, &e), &e);
+        EXPECT_EQ(other.huge_bytes, 0);
+        segment_look_huge(&other);
+        EXPECT_EQ(other.huge_bytes, 2 * HUGE);
         const volatile uint8_t *seen = other.base;
         for (uint64_t b = 0; b < s.bytes; b += PAGE)
             EXPECT_EQ(seen[b], 0);
@@ -300,7 +303,9 @@ TEST(large_segments_are_in_huge_pages_where_the_host_has_them)
         segment_close(&other);
         segment_close(&s);
     }
-    struct segment board = segment_of(SEGMENT_BOARD, 2 * HUGE);
+    struct segment board = segment_of(SEGMENT_BOARD, 2 * HUGE); /* in small ones */
+    EXPECT_EQ(board.huge_bytes, 0);
+    segment_look_huge(&board);
     EXPECT_EQ(board.huge_bytes, 0);
     segment_close(&board);
 }
