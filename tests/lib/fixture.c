@@ -222,6 +222,22 @@ int count_fds(pid_t pid)
     return count;
 }
 
+int count_memfds(pid_t pid)
+{
+    char path[64], link[256];
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+    DIR *d = opendir(path);
+    CHECK(d != NULL);
+    int count = 0;
+    for (const struct dirent *entry; (entry = readdir(d)) != NULL;) {
+        const ssize_t n = readlinkat(dirfd(d), entry->d_name, link, sizeof link - 1);
+        link[n > 0 ? n : 0] = '\0';
+        count += strncmp(link, "/memfd:", 7) == 0;
+    }
+    closedir(d);
+    return count;
+}
+
 int count_segment_maps(pid_t pid)
 {
     char path[64], line[512];

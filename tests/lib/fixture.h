@@ -53,6 +53,9 @@ void fixture_stop(struct fixture *f);
 
 int count_fds(pid_t pid);
 
+/* Of memory alone: that a daemon is up is seen by a connection, which it may have for a moment. */
+int count_memfds(pid_t pid);
+
 int count_segment_maps(pid_t pid);
 
 long rss_kib(pid_t pid);

@@ -290,13 +290,13 @@ TEST(values_of_a_put_that_nobody_needs_and_can_use_go)
     struct past got;
     start_and_train(&got);
     restart_with(find_instance);
-    const int fds = count_fds(daemons.pids[0]);
+    const int fds = count_memfds(daemons.pids[0]);
     fixture_ask(&daemons, KEEPER_KILL, 0, "");
     store_no_put();
     fixture_succeed(&daemons, 0, "");
     fixture_wait_up(&daemons, 0);
     EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 3);
-    EXPECT_EQ(count_fds(daemons.pids[0]), fds);
+    EXPECT_EQ(count_memfds(daemons.pids[0]), fds);
     expect_adopted(&got);
     fixture_stop(&daemons);
 }
