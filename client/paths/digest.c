@@ -93,17 +93,23 @@ static uint32_t array_count(const struct spec *spec, uint32_t tensor)
 }
 
 /* How many tensors from the first on one part can have; 0: not even that one. */
-static uint32_t range_of(const struct spec *spec, uint32_t first, uint64_t *ret_leaves)
+static uint32_t range_of(const struct walk *w, uint32_t first, uint64_t *ret_leaves)
 {
-    const struct spec_tensor *from = &spec->tensors[first];
-    const uint32_t arrays = array_count(spec, first);
-    uint32_t count = 0;
+    const struct spec *spec = w->spec;
+    uint32_t count = 0, units = 0;
+    uint64_t others = 0, from = 0, own = 0; /* elements: of earlier units, in this one */
     *ret_leaves = 0;
     for (uint32_t i = first; i < spec->tensor_count; i++, count++) {
         const struct spec_tensor *t = &spec->tensors[i];
-        const uint64_t leaves = arrays * ckpt_leaf_count(t);
-        if (t->unit != from->unit || *ret_leaves + leaves > WIRE_LEAVES_MAX ||
-            t->offset_elems + t->elems - from->offset_elems > WIRE_RANGE_ELEMS_MAX)
+        if (i == first || t->unit != t[-1].unit) {
+            units++;
+            others += own;
+            from = t->offset_elems;
+        }
+        own = t->offset_elems + t->elems - from;
+        const uint64_t leaves = array_count(spec, i) * ckpt_leaf_count(t);
+        if (units > w->source->units_max || *ret_leaves + leaves > WIRE_LEAVES_MAX ||
+            others + own > WIRE_RANGE_ELEMS_MAX)
             break;
         *ret_leaves += leaves;
     }
@@ -114,11 +120,10 @@ static int walk_range(struct walk *w, uint32_t first, uint32_t count, uint64_t l
                       struct shd_err *e)
 {
     const struct digest_part part = { .tensor = first, .tensors = count, .leaves = leaves };
-    const uint32_t arrays = array_count(w->spec, first);
     uint64_t at = 0;
     const int r = take_part(w, &part, e);
     for (uint32_t i = first; r == SHD_OK && i < first + count; i++) {
-        const uint64_t own = arrays * ckpt_leaf_count(&w->spec->tensors[i]);
+        const uint64_t own = array_count(w->spec, i) * ckpt_leaf_count(&w->spec->tensors[i]);
         put_tensor(&w->root, &w->spec->tensors[i]);
         put_bytes(&w->root, w->window + at, own * DIGEST_LEAF_BYTES);
         at += own;
@@ -153,7 +158,7 @@ static int walk_tensors(struct walk *w, struct shd_err *e)
     int r = SHD_OK;
     for (uint32_t t = 0, next; r == SHD_OK && t < w->spec->tensor_count; t = next) {
         uint64_t leaves = 0;
-        const uint32_t count = w->source->ranges ? range_of(w->spec, t, &leaves) : 0;
+        const uint32_t count = range_of(w, t, &leaves);
         next = count > 0 ? t + count : t + 1;
         if (count > 0)
             r = walk_range(w, t, count, leaves, e);
@@ -192,7 +197,7 @@ int digest_run(const struct spec *spec, const struct digest_source *source,
     struct walk w = {
         .spec = spec,
         .source = source,
-        .window = sys_malloc(window_leaves(spec, source->ranges) * DIGEST_LEAF_BYTES),
+        .window = sys_malloc(window_leaves(spec, source->units_max > 0) * DIGEST_LEAF_BYTES),
         .root.ctx = EVP_MD_CTX_new(),
     };
     int r;

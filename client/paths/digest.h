@@ -27,8 +27,8 @@
 
 struct digest_part {
     uint32_t tensor;
-    uint32_t tensors; /* 0: one array of one; else all arrays of so many, of one unit, in the
-                       * digest's order: tensor after tensor, its arrays one after the other */
+    uint32_t tensors; /* 0: one array of one; else all arrays of so many, in the digest's order:
+                       * tensor after tensor, its arrays one after the other */
     uint32_t array;   /* 0 parameters, 1 and 2 moments */
     uint64_t first_leaf;
     uint64_t leaves; /* 1 .. DIGEST_WINDOW_LEAVES */
@@ -52,8 +52,9 @@ typedef int (*digest_leaves_fn)(void *ctx, const struct digest_part *part,
 struct digest_source {
     digest_leaves_fn leaves;
     void *ctx;
-    bool ranges; /* it takes parts of several tensors: at most WIRE_RANGE_ELEMS_MAX elements from
-                  * the first of an array to its last, and WIRE_LEAVES_MAX leaves */
+    uint32_t units_max; /* it takes parts of several tensors, of so many units: from the first to
+                         * the last of each unit at most WIRE_RANGE_ELEMS_MAX elements, all of them
+                         * together, and WIRE_LEAVES_MAX leaves; 0: only of one tensor */
 };
 
 /* Errors: those of leaves(); SHD_ENOMEM; SHD_EINTERNAL libcrypto failed. */

@@ -224,10 +224,10 @@ static int local_get(struct shd_model *m, const struct path_get *get, struct shd
     return kern_run_op(m->session->kern, &(struct kern_op){ KERN_COPY, { .copy = copy } }, e);
 }
 
-static bool local_takes_ranges(const struct shd_model *m)
+static uint32_t local_range_units(const struct shd_model *m)
 {
     (void)m;
-    return false; /* nothing is asked of others */
+    return 0; /* nothing is asked of others */
 }
 
 static int local_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],
@@ -670,5 +670,5 @@ const struct control_ops control_local = {
     .get = local_get,
     .put = local_put,
     .leaves = local_leaves,
-    .takes_ranges = local_takes_ranges,
+    .range_units = local_range_units,
 };

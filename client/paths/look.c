@@ -200,30 +200,34 @@ static int ask_leaves(struct round *round, struct link *link, struct shd_err *e)
 /* -- Digest of several tensors: one request to each owner that has any of them -------------------
  */
 
-bool look_takes_ranges(const struct shd_model *m)
+uint32_t look_range_units(const struct shd_model *m)
 {
     const struct hub *hub = m->session->hub;
-    bool all = true;
-    for (uint32_t i = 0; i < hub->link_count; i++)
-        all = all && hub->links[i].peer.level >= WIRE_LEVEL_RANGES;
-    return all;
+    if (hub_has_older(hub, WIRE_LEVEL_RANGES))
+        return 0;
+    return hub_has_older(hub, WIRE_LEVEL_SPANS) ? 1 : WIRE_RANGE_UNITS_MAX;
 }
 
 struct range_sink {
     const struct digest_part *part;
     const struct shd_model *m;
-    uint32_t arrays;
     uint8_t (*leaves)[32]; /* [part->leaves] */
     struct digest_stamp *stamp;
 };
 
+static uint32_t arrays_of(const struct shd_model *m, const struct spec_tensor *t)
+{
+    return 1 + spec_unit_moments(m->spec, t->unit);
+}
+
 static uint64_t owner_range(const struct range_sink *sink, uint32_t owner)
 {
     uint64_t leaves = 0;
-    for (uint32_t i = 0; i < sink->part->tensors; i++)
-        leaves += owner_leaves(sink->m->map, owner, &sink->m->spec->tensors[sink->part->tensor + i])
-                      .count;
-    return leaves * sink->arrays;
+    for (uint32_t i = 0; i < sink->part->tensors; i++) {
+        const struct spec_tensor *t = &sink->m->spec->tensors[sink->part->tensor + i];
+        leaves += arrays_of(sink->m, t) * owner_leaves(sink->m->map, owner, t).count;
+    }
+    return leaves;
 }
 
 static void make_range(const struct round *round, const struct link *link,
@@ -254,7 +258,7 @@ static int take_range(const struct round *round, const struct link *link,
     for (uint32_t i = 0; i < part->tensors; i++) {
         const struct spec_tensor *t = &sink->m->spec->tensors[part->tensor + i];
         const struct leaf_range own = owner_leaves(sink->m->map, link->index, t);
-        for (uint32_t a = 0; a < sink->arrays; a++) {
+        for (uint32_t a = 0; a < arrays_of(sink->m, t); a++) {
             memcpy(to + own.first, from, own.count * DIGEST_LEAF_BYTES);
             from += own.count * DIGEST_LEAF_BYTES;
             to += ckpt_leaf_count(t);
@@ -267,8 +271,7 @@ static int look_range(struct shd_model *m, const struct digest_part *part, uint8
                       struct digest_stamp *stamp, struct shd_err *e)
 {
     struct hub *hub = m->session->hub;
-    const uint32_t unit = m->spec->tensors[part->tensor].unit;
-    struct range_sink sink = { part, m, 1 + spec_unit_moments(m->spec, unit), leaves, stamp };
+    struct range_sink sink = { part, m, leaves, stamp };
     struct round round = { .what = "Digest",
                            .asks = WIRE_DIGEST,
                            .type = WIRE_LEAVES,

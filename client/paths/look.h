@@ -12,7 +12,7 @@ int look_blob(struct shd_model *m, uint32_t owner, void *buf, size_t capacity, s
               struct shd_err *e);
 int look_history(struct shd_model *m, uint64_t *from, struct history_row *ret_rows, uint32_t room,
                  uint32_t *ret_count, struct shd_err *e);
-bool look_takes_ranges(const struct shd_model *m);
+uint32_t look_range_units(const struct shd_model *m);
 int look_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],
                 struct digest_stamp *stamp, struct shd_err *e);
 

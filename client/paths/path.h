@@ -105,7 +105,7 @@ struct control_ops {
     /* digest_leaves_fn with the model as ctx. */
     int (*leaves)(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],
                   struct digest_stamp *stamp, struct shd_err *e);
-    bool (*takes_ranges)(const struct shd_model *m); /* digest_source.ranges */
+    uint32_t (*range_units)(const struct shd_model *m); /* digest_source.units_max */
 };
 
 /* Units are fetched once, waited for any number of times, let go once (client/run/hold.h sees to

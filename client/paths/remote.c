@@ -294,7 +294,7 @@ const struct control_ops control_remote = {
     .get = get_unit,
     .put = put_values,
     .leaves = look_leaves,
-    .takes_ranges = look_takes_ranges,
+    .range_units = look_range_units,
 };
 
 /* -- After a succession ------------------------------------------------------------------------ */

@@ -293,7 +293,7 @@ int shd_digest(shd_model *m, char ret_hex[65], uint64_t *ret_step, struct shd_er
     int r = session_check(m->session, e);
     const struct digest_source source = { .leaves = control->leaves,
                                           .ctx = m,
-                                          .ranges = control->takes_ranges(m) };
+                                          .units_max = control->range_units(m) };
     if (r == SHD_OK)
         r = digest_run(m->spec, &source, ret_hex, &step, e);
     if (r == SHD_OK && ret_step != NULL)

@@ -2,6 +2,7 @@
 #include "daemon/model/digest_range.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 
 #include <uv.h>
 
@@ -25,20 +26,25 @@ struct range_copy {
     struct range *range;
 };
 
-struct range {
-    uv_work_t work;
-    struct op *op; /* borrowed: pending; owns this */
-    const struct spec *spec;
-    struct slice slice;     /* of the unit */
+struct range_unit { /* what is asked for of one */
+    uint32_t unit;
     uint32_t tensor, count; /* tensors */
     uint32_t arrays;
     uint64_t first_elem, elems; /* in the unit, that are copied of each array */
-    uint64_t step, updates, leaves;
-    float *values; /* [arrays * elems], in this block */
+    float *values;              /* [arrays * elems], in the range's block */
     struct range_copy copies[ARRAYS_MAX];
+};
+
+struct range {
+    uv_work_t work;
+    struct op *op; /* borrowed: pending; owns this */
+    const struct model *model;
+    uint32_t unit_count;
+    uint64_t step, updates, leaves;
+    uint8_t (*out)[CKPT_LEAF_BYTES]; /* [leaves], in this block */
     uint32_t copying;
     int status;
-    uint8_t out[][CKPT_LEAF_BYTES];
+    struct range_unit units[];
 };
 
 /* The place of one that session has under way; NULL: a free one. */
@@ -63,21 +69,30 @@ static void finish(struct range *w, int status)
 }
 
 /* Tensor after tensor, each with its arrays: the order in which the digest takes them. */
+static int hash_unit(const struct range *w, const struct range_unit *u, struct ckpt_hasher *hasher,
+                     uint64_t *leaf)
+{
+    const struct model *m = w->model;
+    struct ckpt_part part;
+    for (uint32_t t = u->tensor; t < u->tensor + u->count; t++) {
+        if (!ckpt_part_of(m->spec, t, m->map->slice[u->unit], &part))
+            continue;
+        const float *x = u->values + (part.first_elem - u->first_elem);
+        for (uint32_t a = 0; a < u->arrays; a++, *leaf += part.leaves)
+            if (!ckpt_hash_part(hasher, &part, x + a * u->elems, w->out + *leaf))
+                return err_set(&w->op->err, SHD_EINTERNAL, "libcrypto's SHA-256 failed");
+    }
+    return SHD_OK;
+}
+
 static void hash(uv_work_t *work)
 {
     struct range *w = work->data;
     struct ckpt_hasher *hasher = NULL;
-    struct ckpt_part part;
     uint64_t leaf = 0;
     w->status = ckpt_hasher_new(&hasher, &w->op->err);
-    for (uint32_t t = w->tensor; w->status == SHD_OK && t < w->tensor + w->count; t++) {
-        if (!ckpt_part_of(w->spec, t, w->slice, &part))
-            continue;
-        const float *x = w->values + (part.first_elem - w->first_elem);
-        for (uint32_t a = 0; w->status == SHD_OK && a < w->arrays; a++, leaf += part.leaves)
-            if (!ckpt_hash_part(hasher, &part, x + a * w->elems, w->out + leaf))
-                w->status = err_set(&w->op->err, SHD_EINTERNAL, "libcrypto's SHA-256 failed");
-    }
+    for (uint32_t i = 0; w->status == SHD_OK && i < w->unit_count; i++)
+        w->status = hash_unit(w, &w->units[i], hasher, &leaf);
     ckpt_hasher_free(hasher);
 }
 
@@ -122,24 +137,32 @@ static bool has_place(const struct op *op)
     return used < OPS_RANGES_MAX && own < RANGES_SHARE;
 }
 
-/* All of them at once: no update comes between. What was queued is waited for. */
-static int queue_copies(struct range *w)
+static int queue_unit(struct range *w, struct range_unit *u)
 {
     struct op *op = w->op;
-    const struct model *m = op->model;
-    const uint32_t unit = m->spec->tensors[w->tensor].unit;
+    const struct model *m = w->model;
     int r = SHD_OK;
-    for (uint32_t a = 0; r == SHD_OK && a < w->arrays; a++) {
-        struct range_copy *copy = &w->copies[a];
-        const struct kern_copy args = { w->values + a * w->elems,
-                                        model_array(m, a, unit) +
-                                            (w->first_elem - w->slice.first_elem),
-                                        w->elems * sizeof(float) };
+    for (uint32_t a = 0; r == SHD_OK && a < u->arrays && u->elems > 0; a++) {
+        struct range_copy *copy = &u->copies[a];
+        const struct kern_copy args = { u->values + a * u->elems,
+                                        model_array(m, a, u->unit) +
+                                            (u->first_elem - m->map->slice[u->unit].first_elem),
+                                        u->elems * sizeof(float) };
         copy->range = w;
         task_init(&copy->task, op->daemon->tasks, copied);
         r = kern_copy(op->daemon->kern, &args, &copy->task.done, &op->err);
         w->copying += r == SHD_OK;
     }
+    return r;
+}
+
+/* All of them at once: no update comes between. What was queued is waited for. */
+static int queue_copies(struct range *w)
+{
+    struct op *op = w->op;
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < w->unit_count; i++)
+        r = queue_unit(w, &w->units[i]);
     if (r == SHD_EBUSY)
         r = busy(op);
     if (w->copying == 0)
@@ -149,7 +172,24 @@ static int queue_copies(struct range *w)
     return SHD_PENDING;
 }
 
-static int check(struct op *op)
+/* Of each unit: from the first of the tensors asked for to the last. */
+static uint64_t span_elems(const struct spec *spec, uint32_t first, uint32_t count,
+                           uint32_t *ret_units)
+{
+    uint64_t elems = 0;
+    *ret_units = 0;
+    for (uint32_t t = first, from = first; t < first + count; t++) {
+        const struct spec_tensor *tensor = &spec->tensors[t];
+        if (t + 1 < first + count && spec->tensors[t + 1].unit == tensor->unit)
+            continue;
+        elems += tensor->offset_elems + tensor->elems - spec->tensors[from].offset_elems;
+        from = t + 1;
+        ++*ret_units;
+    }
+    return elems;
+}
+
+static int check(struct op *op, uint32_t *ret_units)
 {
     const struct wire_digest *req = &op->req.digest;
     const struct spec *spec = op->model->spec;
@@ -162,64 +202,96 @@ static int check(struct op *op)
         return err_set(&op->err, SHD_ERANGE,
                        "%" PRIu32 " tensors from %" PRIu32 " on of a model with %" PRIu32,
                        req->tensors, req->tensor, spec->tensor_count);
-    const struct spec_tensor *first = &spec->tensors[req->tensor], *last = first + req->tensors - 1;
-    if (first->unit != last->unit)
+    const uint64_t elems = span_elems(spec, req->tensor, req->tensors, ret_units);
+    if (elems > WIRE_RANGE_ELEMS_MAX || *ret_units > WIRE_RANGE_UNITS_MAX)
         return err_set(&op->err, SHD_ERANGE,
-                       "tensors %" PRIu32 " to %" PRIu32 " are of several units", req->tensor,
-                       req->tensor + req->tensors - 1);
-    const uint64_t elems = last->offset_elems + last->elems - first->offset_elems;
-    if (elems > WIRE_RANGE_ELEMS_MAX)
-        return err_set(&op->err, SHD_ERANGE,
-                       "%" PRIu32 " tensors of %" PRIu64 " elements, at most %u at once",
-                       req->tensors, elems, WIRE_RANGE_ELEMS_MAX);
+                       "%" PRIu32 " tensors of %" PRIu64 " elements in %" PRIu32
+                       " units, at most %u in %u at once",
+                       req->tensors, elems, *ret_units, WIRE_RANGE_ELEMS_MAX, WIRE_RANGE_UNITS_MAX);
     return has_place(op) ? SHD_OK : busy(op);
 }
 
-/* This owner's part; elems is 0 where it has none. */
-static void measure(const struct op *op, struct range *ret)
+/* This owner's part of a unit's tensors from `tensor` on, up to `end`; elems is 0 where it has
+ * none. Returns its leaves. */
+static uint64_t measure_unit(const struct model *m, uint32_t tensor, uint32_t end,
+                             struct range_unit *u)
 {
-    const struct wire_digest *req = &op->req.digest;
-    const struct model *m = op->model;
-    const uint32_t unit = m->spec->tensors[req->tensor].unit;
+    uint64_t leaves = 0;
     struct ckpt_part part;
-    *ret = (struct range){ .spec = m->spec,
-                           .slice = m->map->slice[unit],
-                           .tensor = req->tensor,
-                           .count = req->tensors,
-                           .arrays = 1 + spec_unit_moments(m->spec, unit) };
-    for (uint32_t t = req->tensor; t < req->tensor + req->tensors; t++) {
-        if (!ckpt_part_of(m->spec, t, ret->slice, &part))
+    u->unit = m->spec->tensors[tensor].unit;
+    u->tensor = tensor;
+    u->arrays = 1 + spec_unit_moments(m->spec, u->unit);
+    for (; tensor < end && m->spec->tensors[tensor].unit == u->unit; tensor++, u->count++) {
+        if (!ckpt_part_of(m->spec, tensor, m->map->slice[u->unit], &part))
             continue;
-        if (ret->elems == 0)
-            ret->first_elem = part.first_elem;
-        ret->elems = part.first_elem + part.elems - ret->first_elem;
-        ret->leaves += part.leaves * ret->arrays;
+        if (u->elems == 0)
+            u->first_elem = part.first_elem;
+        u->elems = part.first_elem + part.elems - u->first_elem;
+        leaves += part.leaves * u->arrays;
     }
+    return leaves;
+}
+
+/* Of all units; the arrays' elements together. */
+static uint64_t measure(const struct wire_digest *req, struct range *w)
+{
+    uint64_t elems = 0;
+    const uint32_t end = req->tensor + req->tensors;
+    for (uint32_t t = req->tensor; t < end; t += w->units[w->unit_count++].count) {
+        struct range_unit *u = &w->units[w->unit_count];
+        w->leaves += measure_unit(w->model, t, end, u);
+        elems += u->arrays * u->elems;
+    }
+    return elems;
+}
+
+/* Memory for what was measured, behind it. NULL: there is none; w is freed. */
+static struct range *make_room(struct range *w, uint64_t elems)
+{
+    const uint64_t head_bytes = sizeof *w + w->unit_count * sizeof *w->units;
+    const uint64_t leaf_bytes = w->leaves * CKPT_LEAF_BYTES;
+    struct range *larger = sys_realloc(w, head_bytes + leaf_bytes + elems * sizeof(float));
+    if (larger == NULL) {
+        free(w);
+        return NULL;
+    }
+    larger->out = (void *)((uint8_t *)larger + head_bytes);
+    float *values = (float *)((uint8_t *)larger + head_bytes + leaf_bytes);
+    for (uint32_t i = 0; i < larger->unit_count; i++) {
+        larger->units[i].values = values;
+        values += larger->units[i].arrays * larger->units[i].elems;
+    }
+    return larger;
 }
 
 int digest_range(struct op *op, uint64_t step, uint64_t updates)
 {
-    struct range part;
-    const int r = check(op);
+    uint32_t units = 0;
+    const int r = check(op, &units);
     if (r != SHD_OK)
         return r;
-    measure(op, &part);
-    if (part.leaves > WIRE_LEAVES_MAX)
+    struct range *w = sys_calloc(1, sizeof *w + units * sizeof *w->units);
+    uint64_t elems = 0;
+    if (w != NULL) {
+        w->model = op->model;
+        elems = measure(&op->req.digest, w);
+    }
+    const uint64_t leaves = w != NULL ? w->leaves : 0;
+    if (leaves > WIRE_LEAVES_MAX) {
+        free(w);
         return err_set(&op->err, SHD_ERANGE,
                        "%" PRIu32 " tensors of %" PRIu64 " leaves here, at most %u at once",
-                       part.count, part.leaves, WIRE_LEAVES_MAX);
-    const uint64_t head_bytes = sizeof part + part.leaves * CKPT_LEAF_BYTES;
-    struct range *w = sys_malloc(head_bytes + part.arrays * part.elems * sizeof(float));
+                       op->req.digest.tensors, leaves, WIRE_LEAVES_MAX);
+    }
+    w = w != NULL ? make_room(w, elems) : NULL;
     if (w == NULL)
-        return err_set(&op->err, SHD_ENOMEM, "no memory for %" PRIu64 " leaves", part.leaves);
-    *w = part;
+        return err_set(&op->err, SHD_ENOMEM, "no memory for %" PRIu64 " leaves", leaves);
     w->op = op;
     w->step = step;
     w->updates = updates;
     w->work.data = w;
-    w->values = (float *)((uint8_t *)w + head_bytes);
     op->work = w;
-    if (part.leaves > 0)
+    if (leaves > 0)
         return queue_copies(w);
     op->reply.type = WIRE_LEAVES;
     op->reply.leaves = (struct wire_leaves){ .step = step, .updates = updates };

@@ -1,6 +1,6 @@
-/* SHA-256 leaves of several small tensors of a unit, with all their arrays, for one request. Their
- * elements are copied behind whatever the device works on, so they are those of the step that is
- * there when that is queued; they are hashed on libuv's pool. */
+/* SHA-256 leaves of several small tensors, of one unit or some, with all their arrays, for one
+ * request. Their elements are copied behind whatever the device works on, so they are those of the
+ * step that is there when that is queued; they are hashed on libuv's pool. */
 #ifndef SHD_DIGEST_RANGE_H
 #define SHD_DIGEST_RANGE_H
 

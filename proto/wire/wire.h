@@ -27,6 +27,7 @@
 #define WIRE_SEGMENTS_MAX    5u
 #define WIRE_LEAVES_MAX      16384u  /* per reply: 512 KiB */
 #define WIRE_RANGE_ELEMS_MAX 262144u /* of a digest of several tensors: 1 MiB an array */
+#define WIRE_RANGE_UNITS_MAX 32u     /* that they are of */
 #define WIRE_ROWS_MAX        4096u   /* per reply: 352 KiB */
 #define WIRE_NAME_BYTES_MAX  128u
 #define WIRE_PATH_BYTES_MAX  4096u
@@ -66,6 +67,7 @@ enum wire_level {
     WIRE_LEVEL_COUNTS, /* unit_updates, one_count */
     WIRE_LEVEL_RINGS,  /* OpenRing and Ring, SIDE_WAKE */
     WIRE_LEVEL_SAID,   /* Layout.one_count */
+    WIRE_LEVEL_SPANS,  /* Digest.tensors of several units */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -162,8 +164,9 @@ struct wire_get_blob {
 struct wire_digest {
     uint32_t model, tensor, array; /* array < 3 */
     uint64_t first_leaf;
-    uint32_t tensors; /* > 0: all arrays of so many, of one unit; at most WIRE_RANGE_ELEMS_MAX
-                       * elements from the first of one array to its last, and WIRE_LEAVES_MAX
+    uint32_t tensors; /* > 0: all arrays of so many, of WIRE_RANGE_UNITS_MAX units at most (before
+                       * WIRE_LEVEL_SPANS of one); at most WIRE_RANGE_ELEMS_MAX elements from the
+                       * first of a unit to its last, all units together, and WIRE_LEAVES_MAX
                        * leaves in a reply, tensor after tensor, array after array */
 };
 struct wire_lease {
