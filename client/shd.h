@@ -468,7 +468,9 @@ SHD_API int shd_lease(shd_model *m, enum shd_lease_what *ret_what, uint32_t *ret
  * was returned of it counts. Nothing leased: no more than that. */
 SHD_API int shd_unlease(shd_model *m, uint32_t micro, struct shd_err *e);
 /* Was micro-batch micro of the open step in at all owners when the model was opened? A worker with
- * a fixed share leaves it out, for a predecessor has returned it. */
+ * a fixed share leaves it out, for a predecessor has returned it. One whose gradients still waited
+ * in slots for those of earlier micro-batches was not: a daemon that is killed then has lost them.
+ * Whoever returns it again does work that is dropped where it was not needed. */
 SHD_API bool shd_is_in(const shd_model *m, uint32_t micro);
 SHD_API uint64_t shd_unit_misses(const shd_model *m, uint32_t unit); /* its shd_stats.plan_misses */
 /* Parameters of a unit that is acquired now (by shd_acquire() or the running plan); else NULL. */
