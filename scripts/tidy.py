@@ -5,13 +5,14 @@ A file that was clean is looked at again when it, a header that it includes, its
 .clang-tidy or clang-tidy itself has changed. What was clean is known twice: names of clean files, by a
 hash of all that, lie in ~/.cache/shardd-tidy (or $XDG_CACHE_HOME); and tests/house/tidied.txt names a
 commit of which every file was clean, with the clang-tidy that said so, for a machine that has no such
-names yet: only what differs from that commit is looked at (a changed CMakeLists.txt: all below it). A
-clone that lacks the commit looks at everything, and so does --all, the second stage, which nobody waits
-for. --record, on a tree without changes, trusts no commit, and writes there that this one is clean.
+names yet: only what differs from that commit is looked at. A clone that lacks the commit looks at
+everything, and so does --all, the second stage, which nobody waits for. --record, on a tree without
+changes, trusts no commit, and writes there that this one is clean.
 
 The analyzer, which takes nearly all of the time, follows 75,000 steps in a function: a third of its
-default takes a quarter of the time; and it leaves out the tests, which sanitizers see run. --deep lets
-it have all.
+default takes a quarter of the time; it leaves out the tests, which sanitizers see run, and, until the
+second stage, what is itself as in that commit, where a header that it includes or a CMakeLists.txt above
+it is not: the other checks read that anew. --deep lets it have all.
 """
 import concurrent.futures
 import hashlib
@@ -58,13 +59,20 @@ class Contents:
 
 
 def includes():
-    """{object file: the files it was made from}, as ninja has noted them."""
-    found, current = {}, []
-    for line in output("ninja", "-C", BUILD, "-t", "deps").splitlines():
-        if line.startswith("    "):
-            current.append(os.path.normpath(os.path.join(BUILD, line.strip())))
-        elif ":" in line:
-            current = found[line.split(":")[0]] = []
+    """{object file: the files it was made from}, as ninja has noted them where it was built last: in release,
+    or in dev, which builds what release does not run."""
+    found, times, current = {}, {}, []
+    for build in (BUILD, os.path.join(ROOT, "build/dev")):
+        if not os.path.exists(os.path.join(build, ".ninja_deps")):
+            continue
+        for line in output("ninja", "-C", build, "-t", "deps").splitlines():
+            if line.startswith("    "):
+                path = os.path.normpath(os.path.join(build, line.strip()))
+                current.append(path.replace(build + os.sep, BUILD + os.sep))
+            elif match := re.match(r"(\S+): #deps \d+, deps mtime (\d+) ", line):
+                current = []
+                if times.get(match[1], 0) < int(match[2]):
+                    times[match[1]], found[match[1]] = int(match[2]), current
     return found
 
 
@@ -79,26 +87,35 @@ def git(*words):
                           stderr=subprocess.DEVNULL, text=True).stdout
 
 
-def same_as_recorded():
-    """A function that says of a file, made of others, whether all of it is as in the recorded commit."""
+# How much of a file differs from the recorded commit: nothing, what it is made of or how, or itself.
+SAME, AROUND, ITSELF = range(3)
+
+
+def since_recorded():
+    """A function that says of a file, made of others, how much of it differs from the recorded commit."""
     try:
         commit, by = read(RECORD).decode().split()
         changed = {os.path.join(ROOT, p) for p in git("diff", "--name-only", "--no-renames", commit).splitlines()}
         changed |= {os.path.join(ROOT, p) for p in git("ls-files", "--others", "--exclude-standard").splitlines()}
     except (OSError, ValueError, subprocess.CalledProcessError):
-        return lambda path, made_of: False
+        return lambda path, made_of: ITSELF
     below = tuple(os.path.dirname(p) + os.sep for p in changed if os.path.basename(p) == "CMakeLists.txt")
     if by != version():
-        return lambda path, made_of: False
+        return lambda path, made_of: ITSELF
     if any(p.endswith(".proto") for p in changed):
         changed |= {os.path.join(BUILD, "proto", name) for name in os.listdir(os.path.join(BUILD, "proto"))}
-    return lambda path, made_of: not path.startswith(below) and changed.isdisjoint([path, *made_of])
+
+    def differs(path, made_of):
+        if path in changed:
+            return ITSELF
+        return AROUND if path.startswith(below) or not changed.isdisjoint(made_of) else SAME
+    return differs
 
 
 def files():
-    """{path: (key, whether it is as in the recorded commit)} of each C file of ours; several compilations
-    of one are one."""
-    common, same = version(), same_as_recorded()
+    """{path: (key, how much of it differs from the recorded commit)} of each C file of ours; several
+    compilations of one are one."""
+    common, differs = version(), since_recorded()
     deps, contents, found = includes(), Contents(), {}
     for entry in json.loads(read(os.path.join(BUILD, "compile_commands.json"))):
         path = entry["file"]
@@ -107,16 +124,15 @@ def files():
         command = entry["command"].replace(ROOT, "")
         made_of = deps.get(entry["command"].split(" -o ")[1].split()[0], [path])
         text = "\n".join([common, command, *sorted(f"{p.replace(ROOT, '')} {contents.hash_of(p)}" for p in made_of)])
-        found.setdefault(path, []).append((text, same(path, made_of)))
+        found.setdefault(path, []).append((text, differs(path, made_of)))
     return {path: (hashlib.sha256("\n".join(text for text, _ in several).encode()).hexdigest(),
-                   all(is_same for _, is_same in several)) for path, several in found.items()}
+                   max(much for _, much in several)) for path, several in found.items()}
 
 
-def look_at(path, deep):
-    less = NOT_ANALYZED if path.startswith(os.path.join(ROOT, "tests")) else SHALLOWER
-    done = subprocess.run([TIDY, "-p", BUILD, "--quiet", *([] if deep else less), path], check=False,
+def look_at(path, options, mark):
+    done = subprocess.run([TIDY, "-p", BUILD, "--quiet", *options, path], check=False,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return path, done.returncode == 0, done.stdout
+    return mark, done.returncode == 0, done.stdout
 
 
 def clean_names():
@@ -130,24 +146,43 @@ def clean_names():
     return folder
 
 
+def to_look_at(words):
+    """[(path, options, the file whose being there says that it is clean)] of what is not known to be clean."""
+    deep, trusting = "--deep" in words, words.isdisjoint({"--all", "--deep", "--record"})
+    folder, found = clean_names(), []
+    for path, (key, much) in files().items():
+        clean = os.path.join(folder, key + ("-deep" if deep else ""))
+        if "--all" not in words and (os.path.exists(clean) or trusting and much == SAME):
+            continue
+        if deep:
+            options = []
+        elif path.startswith(os.path.join(ROOT, "tests")):
+            options = NOT_ANALYZED
+        elif trusting and much == AROUND:
+            options, clean = NOT_ANALYZED, clean + "-not-analyzed"
+            if os.path.exists(clean):
+                continue
+        else:
+            options = SHALLOWER
+        found.append((path, options, clean))
+    return sorted(found, key=lambda f: (f[1] != NOT_ANALYZED, os.path.getsize(f[0])), reverse=True)  # the long ones first
+
+
 def main():
     words = set(sys.argv[1:])
     if words - {"--all", "--deep", "--record"}:
         sys.exit(__doc__.splitlines()[0])
-    deep, record = "--deep" in words, "--record" in words
+    record = "--record" in words
     if record and git("status", "--porcelain"):
         sys.exit("--record: commit first, as what it names is a commit")
-    folder, known = clean_names(), files()
-    names = {path: os.path.join(folder, key + ("-deep" if deep else "")) for path, (key, _) in known.items()}
-    trusted = {p for p, (_, same) in known.items() if same and not (deep or record)}
-    todo = [p for p, name in names.items() if "--all" in words or not (p in trusted or os.path.exists(name))]
-    todo.sort(key=os.path.getsize, reverse=True)  # the long ones first
-    print(f"{len(todo)} of {len(names)} files", flush=True)
+    todo = to_look_at(words)
+    print(f"{len(todo)} files, {sum(options != NOT_ANALYZED for _, options, _ in todo)} of them with the analyzer",
+          flush=True)
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for path, clean, text in pool.map(lambda p: look_at(p, deep), todo):
+        for mark, clean, text in pool.map(lambda f: look_at(*f), todo):
             if clean:
-                with open(names[path], "w", encoding="utf-8"):
+                with open(mark, "w", encoding="utf-8"):
                     pass
             else:
                 print(text, flush=True)
