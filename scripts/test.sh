@@ -5,11 +5,11 @@
 # clang-tidy, tsan (unit tests with threads), release but for what dev has held, and five seconds of
 # each fuzz target. --quick: release only, all of its tests, without lint.
 # On a terminal the output of the tests is shown, elsewhere which of them failed; all of it, and that of
-# builds, is kept in build/logs. Ends with ctest's closing lines of each build, what was skipped,
-# the seconds that each step took, and the tests of all builds that failed, each with the lines that say
-# why. CTEST_PARALLEL_LEVEL: so many tests at a time, of both halves (five a processor); 1: one half
-# after the other. SHD_TEST_LIMIT_S: tests that run so many seconds after the start are ended, and are
-# failures, as is each that takes 25 minutes.
+# builds, is kept in build/logs. Ends with ctest's closing lines of each build, what was skipped, the
+# seconds that each step took (in brackets: those of the processors), and the tests of all builds that
+# failed, each with the lines that say why. CTEST_PARALLEL_LEVEL: so many tests at a time, of both halves
+# (five a processor); 1: one half after the other. SHD_TEST_LIMIT_S: tests that run so many seconds after
+# the start are ended, and are failures, as is each that takes 25 minutes.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -84,12 +84,13 @@ held_in_dev+='|faults|fuzz_.*|gpu_client|gpu_client_faults|gpu_daemon_ctl|gpu_st
 held_in_dev+='|lossy|manuals|memory|metrics|nccl_client|nccl_daemon|nccl_waits|page|page_dashboard'
 held_in_dev+='|plan_time|proto_.*|replace|requests|requests_spec|sim|sim_bugs|soak|spill|step_crash'
 
-# timed NAME COMMAND...: note how long it took.
+# timed NAME COMMAND...: note how long it took, and (of its children) the processors.
 timed() {
-    local name=$1 start=$SECONDS
+    local name=$1 start=$SECONDS TIMEFORMAT='%0U %0S' user system
     shift
-    "$@"
-    note seconds "$name $((SECONDS - start)),"
+    { time "$@" 2>&3; } 3>&2 2>"$logs/$name.time"
+    read -r user system <"$logs/$name.time"
+    note seconds "$name $((SECONDS - start)) ($((user + system))),"
 }
 # must NAME COMMAND...: a step without which there is nothing to go on with.
 must() { timed "$1" step "$@"; }
@@ -186,7 +187,9 @@ else
 fi
 
 printf '%s\n' "" "$(noted closing)" "$(sed -n '/ runs /p' "$logs/fuzz.log" 2>/dev/null)"
-say "seconds: $(noted seconds | tr '\n' ' ')all $SECONDS"
+times >"$logs/all.time" # "0m0.1s 0m0.1s", of children in the second line
+processors=$(awk -F '[ms ]' 'NR == 2 { printf "%.0f", 60 * ($1 + $4) + $2 + $5 }' "$logs/all.time")
+say "seconds: $(noted seconds | tr '\n' ' ')all $SECONDS ($processors)"
 failed=$(noted failed | tr '\n' ' ')
 if [ -n "$failed" ]; then
     for name in $failed; do why "$name"; done
