@@ -149,12 +149,22 @@ why() {
     esac
 }
 
+# build_release: all but programs of tests that are not run there. (ptx_NAME runs that of NAME.)
+build_release() {
+    local all run targets
+    configure release ON
+    all=$(sed -n 's|^build \(.*/\)\?all: phony ||p' build/release/build.ninja | tr ' ' '\n' | grep -v '\(^\|/\)all$')
+    run=$(ctest --preset release -N -E "^($held_in_dev)\$" | sed -n 's|^ *Test *#[0-9]*: \(ptx_\)\?|tests/test_|p')
+    mapfile -t targets < <(grep -v '^tests/test_\|^fuzz/' <<<"$all" && grep -Fx "$run" <<<"$all")
+    build release "${targets[@]}"
+}
+
 # What is not dev's.
 other_half() {
     trap wait EXIT # for clang-tidy
     timed torch get_torch &
     local torch=$!
-    must build-release build release
+    must build-release build_release
     check format check_format
     check shellcheck check_scripts
     check clang-tidy nice scripts/tidy.py & # in the time in which tests wait
