@@ -22,11 +22,6 @@
 
 #define ARENA_ALIGN 16u
 
-static_assert(SHD__REQUEST__BODY_OPEN_RING - SHD__REQUEST__BODY_HELLO == WIRE_OPEN_RING,
-              "a tag is left out");
-static_assert(SHD__REPLY__BODY_RING - SHD__REPLY__BODY_WELCOME + 1 == WIRE_RING,
-              "a tag is left out");
-
 /* A field of one message, in both its forms. */
 struct field {
     const struct wire_field *row;
@@ -454,9 +449,32 @@ const char *wire_request_name(enum wire_request_type type)
 
 /* -- Requests -------------------------------------------------------------------------------- */
 
+/* Bodies are the last fields of a Request and of a Reply. A type is the place of its tag among
+ * them, whatever numbers are left out. */
+static const ProtobufCFieldDescriptor *bodies_of(const ProtobufCMessageDescriptor *d,
+                                                 uint32_t types)
+{
+    CHECK(d->n_fields > types);
+    return &d->fields[d->n_fields - types];
+}
+
+static uint32_t place_of(const ProtobufCFieldDescriptor *bodies, uint32_t types, uint32_t tag)
+{
+    const uint32_t guess = tag - bodies[0].id; /* right where none is left out before */
+    uint32_t place = guess < types ? guess : types - 1;
+    while (bodies[place].id > tag)
+        place--;
+    CHECK(bodies[place].id == tag);
+    return place;
+}
+
+#define REQUEST_BODIES   bodies_of(&shd__request__descriptor, WIRE_REQUEST_TYPES)
+#define REPLY_BODIES     bodies_of(&shd__reply__descriptor, REPLY_BODY_TYPES)
+#define REPLY_BODY_TYPES ((uint32_t)WIRE_REPLY_TYPES - WIRE_WELCOME)
+
 static enum wire_request_type request_type(const Shd__Request *m)
 {
-    return m->body_case - SHD__REQUEST__BODY_HELLO;
+    return (enum wire_request_type)place_of(REQUEST_BODIES, WIRE_REQUEST_TYPES, m->body_case);
 }
 
 static int request_check(const Shd__Request *m, struct shd_err *e)
@@ -504,7 +522,7 @@ int wire_request_pack_for(const struct wire_request *request, uint32_t level, vo
     message_put(t, &request->hello, &parts);
     m.seq = request->seq;
     m.session = request->session;
-    m.body_case = SHD__REQUEST__BODY_HELLO + request->type;
+    m.body_case = REQUEST_BODIES[request->type].id;
     m.hello = (Shd__Hello *)&parts.body;
     int r = message_check(t, &parts.body.base, e);
     if (r == SHD_OK && level < WIRE_LEVEL)
@@ -533,8 +551,10 @@ static void text_clean(char *text)
 
 static enum wire_reply_type reply_type(const Shd__Reply *m)
 {
-    const bool empty = m->body_case == SHD__REPLY__BODY__NOT_SET;
-    return empty ? WIRE_REPLY_NONE : m->body_case - SHD__REPLY__BODY_WELCOME + WIRE_WELCOME;
+    if (m->body_case == SHD__REPLY__BODY__NOT_SET)
+        return WIRE_REPLY_NONE;
+    return WIRE_WELCOME +
+           (enum wire_reply_type)place_of(REPLY_BODIES, REPLY_BODY_TYPES, m->body_case);
 }
 
 static int reply_check(const Shd__Reply *m, struct shd_err *e)
@@ -598,7 +618,7 @@ int wire_reply_pack_for(const struct wire_reply *reply, uint32_t level, void *bu
     m.retry_ms = reply->retry_ms;
     if (reply->type != WIRE_REPLY_NONE) {
         message_put(&wire_replies[reply->type], &reply->welcome, &parts);
-        m.body_case = SHD__REPLY__BODY_WELCOME + reply->type - WIRE_WELCOME;
+        m.body_case = REPLY_BODIES[reply->type - WIRE_WELCOME].id;
         m.welcome = (Shd__Welcome *)&parts.body;
     }
     int r = reply_check(&m, e);
