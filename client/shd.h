@@ -541,9 +541,53 @@ SHD_API int shd_digest(shd_model *m, char ret_hex[65], uint64_t *ret_step, struc
  * unit (the t of Adam's bias correction); either may be NULL. Waits until no update runs. Several
  * units are of one step when ret_step says so: ask between commits. SHD_EINVAL: there is no such
  * moment. */
-enum shd_array { SHD_PARAMS = 0, SHD_MOMENT1 = 1, SHD_MOMENT2 = 2 };
+enum shd_array {
+    SHD_PARAMS = 0,
+    SHD_MOMENT1 = 1,
+    SHD_MOMENT2 = 2,
+    SHD_GRADIENT = 3, /* with the next, shd_tensor_stats() and _values() alone */
+    SHD_UPDATE = 4,
+};
 SHD_API int shd_get(shd_model *m, uint32_t unit, enum shd_array array, float *ret_values,
                     uint64_t *ret_step, uint64_t *ret_updates, struct shd_err *e);
+
+/* What a tensor's values come to, over all its owners, while training goes on: each counts its part
+ * beside its work, no element leaves it, no worker waits. Of one step and the same bits for any
+ * number of owners. Beside the arrays of shd_get():
+ *
+ *   SHD_GRADIENT  the sum of what was returned, as the owners hold it: not divided by the
+ *                 micro-batches, loss scale and clipping in it. Of the open step so far, as soon as
+ *                 one micro-batch is in; before that of the last committed one. of_step and
+ *                 micro_batches say which. SHD_ENOENT: it holds neither
+ *   SHD_UPDATE    by how much the last committed step changed the parameters: from the moments and
+ *                 rates that it was made with (kernels/delta.h has the formula), for AdamW, Adam,
+ *                 and SGD with plain momentum. SHD_ENOTSUP: of other optimizers this cannot be
+ * told. SHD_ENOENT: the step was skipped or a put, or the unit frozen, a mean or idle
+ *
+ * Waits until no update runs, and counts again where the model went on meanwhile: SHD_EBUSY when it
+ * always does. */
+#define SHD_STATS_BINS      277 /* bin i: magnitudes from 2^(i - 149) up to twice that */
+#define SHD_STATS_QUANTILES 7   /* 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99 */
+struct shd_tensor_stats {
+    size_t size;
+    uint64_t step, updates; /* as shd_get() */
+    uint64_t of_step;       /* SHD_GRADIENT, with the next */
+    uint64_t micro_batches; /* in the sum, from the first one on; all of them: the whole step's */
+    uint64_t elems, zeros, nans, infs;
+    double min, max, mean, rms; /* of the finite ones; NaN: there is none */
+    double update_ratio; /* SHD_UPDATE: the update's norm over that of the parameters after it */
+    double quantiles[SHD_STATS_QUANTILES]; /* to a bin, linear inside */
+    uint64_t below[SHD_STATS_BINS];        /* zero, by bins; */
+    uint64_t above[SHD_STATS_BINS];        /* zeros and what is not finite are in none */
+};
+SHD_API int shd_tensor_stats(shd_model *m, const char *name, enum shd_array array,
+                             struct shd_tensor_stats *ret_stats, struct shd_err *e);
+/* Elements first to first + elems - 1 of a tensor, at most SHD_VALUES_MAX, of one step: as above.
+ */
+#define SHD_VALUES_MAX 131072
+SHD_API int shd_tensor_values(shd_model *m, const char *name, enum shd_array array, uint64_t first,
+                              uint64_t elems, float *ret_values, uint64_t *ret_step,
+                              struct shd_err *e);
 
 /* Replace what the owners hold: fp32 masters (what workers read follows) or moments, of one unit or
  * of many, all of it at all owners or nothing, whatever is killed meanwhile. A put is a step of its

@@ -9,6 +9,7 @@
 
 #include "client/paths/kern_run.h"
 #include "client/paths/local_put.h"
+#include "client/paths/local_show.h"
 #include "client/paths/local_state.h"
 #include "client/paths/place.h"
 #include "kernels/kern.h"
@@ -317,6 +318,7 @@ static int sum_arrived(struct shd_model *m, uint32_t unit, struct shd_err *e)
             if (r != SHD_OK)
                 return r;
             u->summed = true;
+            u->summed_step = 0;
             m->slots[slot].state = SLOT_FREE;
         }
         u->next_group++;
@@ -434,6 +436,7 @@ static int update_units(struct shd_model *m, const struct decision *decision, st
         const bool mean = m->spec->units[i].mean;
         if (!count_update(m, i))
             continue;
+        local->units[i].updated_step = mean ? 0 : m->step + 1;
         if (u->updates != of)
             runs_hypers(m->spec, decision, u->updates, local->hypers);
         of = u->updates;
@@ -558,6 +561,8 @@ static int local_commit(struct shd_model *m, const struct decide_args *args,
     struct history_row row = decided_row(&decided, m->step);
     row.time_ns = clock_read_ns(CLOCK_REALTIME);
     history_put(local->history, HISTORY_SLOTS, &row);
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        local->units[u].summed_step = local->units[u].summed ? m->step + 1 : 0;
     begin_step(m);
     *ret_decided = decided;
     return SHD_OK;
@@ -668,6 +673,7 @@ const struct control_ops control_local = {
     .blob = local_blob,
     .history = local_history,
     .get = local_get,
+    .show = local_show,
     .put = local_put,
     .leaves = local_leaves,
     .range_units = local_range_units,

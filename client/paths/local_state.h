@@ -23,10 +23,12 @@ struct local_unit { /* arrays are fp32 [elems of the unit] */
     void *publish;         /* what workers read, in the model's dtype */
     struct kern_run *runs; /* owned */
     uint32_t run_count;
-    uint32_t next_group; /* gradients of groups below it are summed */
-    bool summed;         /* acc holds a gradient of this step */
-    uint64_t updates;    /* as the model's, but for steps that it was idle in and skipped */
-    uint8_t *arrived;    /* [spec_returns()] in the model's block, enum arrival */
+    uint32_t next_group;   /* gradients of groups below it are summed */
+    bool summed;           /* acc holds a gradient of this step */
+    uint64_t updates;      /* as the model's, but for steps that it was idle in and skipped */
+    uint64_t summed_step;  /* 1 + the committed step that acc still has the sum of; 0: none */
+    uint64_t updated_step; /* 1 + the step that updated it last, by its gradient; 0: none */
+    uint8_t *arrived;      /* [spec_returns()] in the model's block, enum arrival */
 };
 
 struct local_model {

@@ -205,7 +205,7 @@ uint32_t look_range_units(const struct shd_model *m)
     const struct hub *hub = m->session->hub;
     if (hub_has_older(hub, WIRE_LEVEL_RANGES))
         return 0;
-    return hub_has_older(hub, WIRE_LEVEL_SPANS) ? 1 : WIRE_RANGE_UNITS_MAX;
+    return hub_has_older(hub, WIRE_LEVEL_STATES) ? 1 : WIRE_RANGE_UNITS_MAX;
 }
 
 struct range_sink {

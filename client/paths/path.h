@@ -20,6 +20,8 @@
 #include "client/paths/digest.h"
 #include "client/session/session.h"
 #include "proto/share/history.h"
+#include "proto/share/tally.h"
+#include "proto/wire/wire.h"
 
 struct map_owner;
 
@@ -33,6 +35,20 @@ struct path_get {
     enum shd_array array; /* that it has */
     float *values;
     uint64_t *ret_step, *ret_updates;
+};
+
+struct path_show { /* a range of a tensor's elements, inside of it, of an array */
+    uint32_t tensor;
+    enum wire_show_array array;
+    uint64_t first, elems;
+    float *values; /* [elems], filled as well: at most WIRE_VALUES_MAX; NULL: not asked for */
+};
+
+struct path_shown {
+    uint64_t step, updates; /* updates: of the unit */
+    uint64_t of_step;       /* of gradients, with the next */
+    uint32_t groups;
+    struct tally tally; /* of all owners */
 };
 
 struct path_put {
@@ -98,6 +114,10 @@ struct control_ops {
                    uint32_t *ret_count, struct shd_err *e);
     /* An array of a unit as of *ret_step, all of it: values[unit elements], host memory. */
     int (*get)(struct shd_model *m, const struct path_get *get, struct shd_err *e);
+    /* What a range comes to at all owners, of one step. Errors: SHD_ENOENT, SHD_EINVAL, SHD_ENOTSUP
+     * there is no such array (now), or it cannot be told; SHD_EBUSY the model is always quicker. */
+    int (*show)(struct shd_model *m, const struct path_show *show, struct path_shown *ret_shown,
+                struct shd_err *e);
     /* Put in the place of m->step, and go on to the open step, with the decision before it. Not
      * *ret_counts: another worker's put was first. SHD_ESTEP: another decision was. */
     int (*put)(struct shd_model *m, const struct path_put *put, bool *ret_counts,

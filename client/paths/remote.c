@@ -29,6 +29,7 @@
 #include "client/paths/place.h"
 #include "client/paths/put.h"
 #include "client/paths/reset.h"
+#include "client/paths/show.h"
 #include "client/paths/slots.h"
 #include "client/paths/turn.h"
 #include "client/paths/whole.h"
@@ -292,6 +293,7 @@ const struct control_ops control_remote = {
     .blob = look_blob,
     .history = look_history,
     .get = get_unit,
+    .show = show_range,
     .put = put_values,
     .leaves = look_leaves,
     .range_units = look_range_units,

@@ -10,6 +10,7 @@
 #include "client/run/policy.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
+#include "proto/base/flags.h"
 #include "proto/base/sys.h"
 #include "proto/spec/spec_json.h"
 
@@ -193,13 +194,28 @@ int shd_tensor_get(const shd_model *m, uint32_t index, struct shd_tensor *ret_te
     return SHD_OK;
 }
 
+/* With what may have been meant, where there is memory to look for it. */
+static int err_no_tensor(const shd_model *m, const char *name, struct shd_err *e)
+{
+    const uint32_t count = m->spec->tensor_count;
+    const char **names = sys_calloc(count, sizeof *names);
+    char meant[96] = "";
+    for (uint32_t i = 0; names != NULL && i < count; i++)
+        names[i] = m->spec->tensors[i].name;
+    if (names != NULL)
+        suggest(name, names, count, "", meant, sizeof meant);
+    free(names);
+    return err_set(e, SHD_ENOENT, "model '%.60s' has no tensor '%.80s'%s", m->spec->name, name,
+                   meant);
+}
+
 int shd_tensor_find(const shd_model *m, const char *name, struct shd_tensor *ret_tensor,
                     struct shd_err *e)
 {
     uint32_t index;
     if (spec_find_tensor(m->spec, name, &index))
         return shd_tensor_get(m, index, ret_tensor, e);
-    return err_set(e, SHD_ENOENT, "model '%s' has no tensor '%.100s'", m->spec->name, name);
+    return err_no_tensor(m, name, e);
 }
 
 /* Of several workers' blobs that of the first to commit is kept, at each owner; owner 0's counts.

@@ -429,6 +429,20 @@ uint64_t step_unit_updates(const struct step *s, uint32_t unit)
     return ledger_unit_updates(&s->ledger, unit);
 }
 
+bool step_unit_updated(const struct step *s, uint32_t unit)
+{
+    CHECK(unit < s->units);
+    const struct step_unit *u = &s->unit[unit];
+    if (!s->has_last || s->last.skip || s->last.put != 0 || u->frozen || u->mean)
+        return false;
+    const uint64_t *counts = s->ledger.unit[unit].updates; /* before and after, in either order */
+    if (!u->skips_idle)
+        return true;
+    /* Not where the count before is not there: of what was restored. */
+    return ledger_counts_units(&s->ledger) &&
+           (counts[0] == counts[1] + 1 || counts[1] == counts[0] + 1);
+}
+
 bool step_units_counted_apart(const struct step *s)
 {
     for (uint32_t u = 0; u < s->units; u++)
@@ -491,6 +505,28 @@ uint32_t step_unit_next(const struct step *s, uint32_t unit)
 {
     CHECK(unit < s->units);
     return s->unit[unit].next;
+}
+
+int step_unit_gradient(const struct step *s, uint32_t unit, struct step_gradient *ret_gradient,
+                       struct shd_err *e)
+{
+    CHECK(unit < s->units && !s->unit[unit].frozen);
+    const struct step_unit *u = &s->unit[unit];
+    const uint64_t word = atomic_load_explicit(&s->ledger.unit[unit].progress,
+                                               memory_order_relaxed);
+    if (u->busy || !u->free || s->resetting)
+        return err_set(e, SHD_EBUSY, "a gradient of unit %" PRIu32 " is being summed", unit);
+    if (u->started || u->summed) { /* summed alone: nobody took part, it was cleared */
+        *ret_gradient = (struct step_gradient){ step_collecting(s), u->next };
+        return SHD_OK;
+    }
+    if (s->has_last && s->last.put == 0 && ledger_progress_started(word) &&
+        ledger_progress_round(word) == ledger_committed_round(&s->ledger)) {
+        *ret_gradient = (struct step_gradient){ step_collecting(s) - 1, s->micros };
+        return SHD_OK;
+    }
+    return err_set(e, SHD_ENOENT, "unit %" PRIu32 " holds no gradient at step %" PRIu64, unit,
+                   step_collecting(s));
 }
 
 bool step_micro_in(const struct step *s, uint32_t micro)

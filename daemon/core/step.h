@@ -157,6 +157,9 @@ uint64_t step_attempt(const struct step *s); /* at the collecting step, from 1: 
 uint64_t step_updates(const struct step *s); /* committed and not skipped */
 /* Those of them that updated the unit: not one that it was idle in and skips. */
 uint64_t step_unit_updates(const struct step *s, uint32_t unit);
+/* Did the last committed step change the unit by its gradient, as its decision says? False, too,
+ * where this cannot be told: a put, no commit yet, an older ledger's unit that skips idle steps. */
+bool step_unit_updated(const struct step *s, uint32_t unit);
 bool step_units_counted_apart(const struct step *s); /* of any unit there are others */
 /* Once it is known which units skip idle steps: is each update that a predecessor has left to be
  * done counted? SHD_ESEGMENT: not. */
@@ -182,6 +185,16 @@ uint64_t step_cells_waiting(const struct step *s); /* arrived, not summed yet */
 
 /* The lowest micro-batch of unit that is not in yet; == micros when all are. */
 uint32_t step_unit_next(const struct step *s, uint32_t unit);
+
+/* What the unit's accumulator holds between two pieces of work on it: the sum of the gradients of
+ * `step` that took part among its first `micros`. Errors: SHD_EBUSY work on it is under way;
+ * SHD_ENOENT it holds no step's: a new model's, one that was reset, put or idle. */
+struct step_gradient {
+    uint64_t step;
+    uint32_t micros; /* of spec_returns(); all of them: the step is summed */
+};
+int step_unit_gradient(const struct step *s, uint32_t unit, struct step_gradient *ret_gradient,
+                       struct shd_err *e);
 
 /* Is micro-batch `micro` of the collecting step in for all units, so that it needs no sender any
  * more? */

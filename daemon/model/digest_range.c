@@ -16,8 +16,7 @@
 #include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
 
-#define ARRAYS_MAX   3u
-#define RANGES_SHARE 2u /* of a session; each takes 3.5 MiB */
+#define ARRAYS_MAX 3u
 
 struct range;
 
@@ -47,19 +46,10 @@ struct range {
     struct range_unit units[];
 };
 
-/* The place of one that session has under way; NULL: a free one. */
-static const struct session **place_of(struct op_pool *pool, const struct session *session)
-{
-    for (uint32_t i = 0; i < OPS_RANGES_MAX; i++)
-        if (pool->ranges[i] == session)
-            return &pool->ranges[i];
-    return NULL;
-}
-
 static void finish(struct range *w, int status)
 {
     struct op *op = w->op;
-    *place_of(op->daemon->ops, op->session) = NULL;
+    op_range_end(op);
     op->reply.type = WIRE_LEAVES;
     op->reply.leaves = (struct wire_leaves){ .step = w->step,
                                              .updates = w->updates,
@@ -117,26 +107,6 @@ static void copied(struct task *task)
         finish(w, w->status);
 }
 
-/* A full queue is no failure. */
-static int busy(struct op *op)
-{
-    op->reply.retry_ms = OPS_RETRY_MS;
-    return err_set(&op->err, SHD_EBUSY,
-                   "%u digests of several tensors, %u of this session, or a full queue: ask again",
-                   OPS_RANGES_MAX, RANGES_SHARE);
-}
-
-static bool has_place(const struct op *op)
-{
-    const struct op_pool *pool = op->daemon->ops;
-    uint32_t used = 0, own = 0;
-    for (uint32_t i = 0; i < OPS_RANGES_MAX; i++) {
-        used += pool->ranges[i] != NULL;
-        own += pool->ranges[i] == op->session;
-    }
-    return used < OPS_RANGES_MAX && own < RANGES_SHARE;
-}
-
 static int queue_unit(struct range *w, struct range_unit *u)
 {
     struct op *op = w->op;
@@ -160,14 +130,17 @@ static int queue_unit(struct range *w, struct range_unit *u)
 static int queue_copies(struct range *w)
 {
     struct op *op = w->op;
-    int r = SHD_OK;
+    int r = op_range_begin(op);
+    if (r != SHD_OK)
+        return r;
     for (uint32_t i = 0; r == SHD_OK && i < w->unit_count; i++)
         r = queue_unit(w, &w->units[i]);
     if (r == SHD_EBUSY)
-        r = busy(op);
-    if (w->copying == 0)
+        op->reply.retry_ms = OPS_RETRY_MS; /* a full queue is no failure */
+    if (w->copying == 0) {
+        op_range_end(op);
         return r;
-    *place_of(op->daemon->ops, NULL) = op->session;
+    }
     w->status = r;
     return SHD_PENDING;
 }
@@ -208,7 +181,7 @@ static int check(struct op *op, uint32_t *ret_units)
                        "%" PRIu32 " tensors of %" PRIu64 " elements in %" PRIu32
                        " units, at most %u in %u at once",
                        req->tensors, elems, *ret_units, WIRE_RANGE_ELEMS_MAX, WIRE_RANGE_UNITS_MAX);
-    return has_place(op) ? SHD_OK : busy(op);
+    return SHD_OK;
 }
 
 /* This owner's part of a unit's tensors from `tensor` on, up to `end`; elems is 0 where it has

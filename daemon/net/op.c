@@ -88,6 +88,38 @@ static void op_drop(struct op *op)
         session_reuse(session);
 }
 
+/* -- Ranges -------------------------------------------------------------------------------------
+ */
+
+int op_range_begin(struct op *op)
+{
+    struct op_pool *pool = op->daemon->ops;
+    uint32_t own = 0, place = OPS_RANGES_MAX;
+    for (uint32_t i = 0; i < OPS_RANGES_MAX; i++) {
+        own += pool->ranges[i] == op->session;
+        if (pool->ranges[i] == NULL)
+            place = i;
+    }
+    if (place < OPS_RANGES_MAX && own < OPS_RANGES_OWN) {
+        pool->ranges[place] = op->session;
+        return SHD_OK;
+    }
+    op->reply.retry_ms = OPS_RETRY_MS;
+    return err_set(&op->err, SHD_EBUSY,
+                   "%u requests copy ranges of elements, or %u of this session: ask again",
+                   OPS_RANGES_MAX, OPS_RANGES_OWN);
+}
+
+void op_range_end(struct op *op)
+{
+    struct op_pool *pool = op->daemon->ops;
+    uint32_t place = 0;
+    while (place < OPS_RANGES_MAX && pool->ranges[place] != op->session)
+        place++;
+    CHECK(place < OPS_RANGES_MAX);
+    pool->ranges[place] = NULL;
+}
+
 /* -- Replies ------------------------------------------------------------------------------------
  */
 

@@ -22,7 +22,8 @@ struct session;
 #define OPS_SHARE      7u    /* of these that each session can count on */
 #define OPS_SHARED_MAX 8192u /* for what sessions have beyond their share; all of them together */
 #define OPS_RETRY_MS   5u
-#define OPS_RANGES_MAX 16u /* digests of several tensors under way, of all sessions */
+#define OPS_RANGES_MAX 16u /* copies of ranges of elements under way, of all sessions */
+#define OPS_RANGES_OWN 2u  /* of a session */
 
 #define REQUEST_ROLE(role) (1u << (role))
 
@@ -74,6 +75,11 @@ int op_pool_init(struct op_pool *pool, struct shd_err *e);
 void op_pool_deinit(struct op_pool *pool);
 
 struct op *op_at(struct op_pool *pool, uint32_t index);
+
+/* Requests that copy a range of elements (some MiB each) have a place while they are under way. No
+ * place: SHD_EBUSY, to be asked again; then nothing is to be given back. */
+int op_range_begin(struct op *op);
+void op_range_end(struct op *op);
 
 /* Serve one frame that came by connection conn, or by the ring of the session that has it; it is
  * the caller's again afterwards. Loop thread; never blocks. */

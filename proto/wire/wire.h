@@ -29,6 +29,7 @@
 #define WIRE_RANGE_ELEMS_MAX 262144u /* of a digest of several tensors: 1 MiB an array */
 #define WIRE_RANGE_UNITS_MAX 32u     /* that they are of */
 #define WIRE_ROWS_MAX        4096u   /* per reply: 352 KiB */
+#define WIRE_VALUES_MAX      131072u /* per reply, and of one Show's range: 512 KiB */
 #define WIRE_NAME_BYTES_MAX  128u
 #define WIRE_PATH_BYTES_MAX  4096u
 #define WIRE_LINK_ID_BYTES   128u
@@ -67,7 +68,7 @@ enum wire_level {
     WIRE_LEVEL_COUNTS, /* unit_updates, one_count */
     WIRE_LEVEL_RINGS,  /* OpenRing and Ring, SIDE_WAKE */
     WIRE_LEVEL_SAID,   /* Layout.one_count */
-    WIRE_LEVEL_SPANS,  /* Digest.tensors of several units */
+    WIRE_LEVEL_STATES, /* Show; Digest.tensors of several units */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -94,7 +95,8 @@ enum wire_level {
     X(PUT, put)               \
     X(GET, get)               \
     X(RESET, reset)           \
-    X(OPEN_RING, open_ring)
+    X(OPEN_RING, open_ring)   \
+    X(SHOW, show)
 
 enum wire_request_type {
 #define WIRE_REQUEST_ENUM(NAME, name) WIRE_##NAME,
@@ -165,7 +167,7 @@ struct wire_digest {
     uint32_t model, tensor, array; /* array < 3 */
     uint64_t first_leaf;
     uint32_t tensors; /* > 0: all arrays of so many, of WIRE_RANGE_UNITS_MAX units at most (before
-                       * WIRE_LEVEL_SPANS of one); at most WIRE_RANGE_ELEMS_MAX elements from the
+                       * WIRE_LEVEL_STATES of one); at most WIRE_RANGE_ELEMS_MAX elements from the
                        * first of a unit to its last, all units together, and WIRE_LEAVES_MAX
                        * leaves in a reply, tensor after tensor, array after array */
 };
@@ -249,6 +251,21 @@ struct wire_get {
     uint32_t unit;  /* below SHD_UNITS_MAX */
     uint32_t array; /* < 3 */
 };
+enum wire_show_array { /* the first as enum shardmap_array */
+                       WIRE_SHOW_PARAM,
+                       WIRE_SHOW_M,
+                       WIRE_SHOW_V,
+                       WIRE_SHOW_GRAD,
+                       WIRE_SHOW_UPDATE,
+};
+struct wire_show {
+    uint32_t model;
+    uint32_t tensor; /* below SHD_TENSORS_MAX */
+    enum wire_show_array array;
+    uint64_t first; /* element of the tensor; the tensor's own limits later */
+    uint64_t elems; /* 1..SHD_MODEL_ELEMS_MAX; with values WIRE_VALUES_MAX, checked later */
+    bool values;
+};
 struct wire_reset {
     uint32_t model;
     uint64_t step;
@@ -279,6 +296,7 @@ struct wire_request {
         struct wire_put put;
         struct wire_get get;
         struct wire_reset reset;
+        struct wire_show show;
     };
 };
 
@@ -302,8 +320,9 @@ enum wire_reply_type {
     WIRE_GOT,
     WIRE_RESET_ANSWER,
     WIRE_RING,
+    WIRE_SHOWN,
 };
-#define WIRE_REPLY_TYPES (WIRE_RING + 1)
+#define WIRE_REPLY_TYPES (WIRE_SHOWN + 1)
 
 struct wire_welcome {
     uint64_t session;
@@ -433,6 +452,14 @@ struct wire_ring {
     uint64_t bytes;             /* of each, as a segment's */
 };
 
+struct wire_shown {
+    uint64_t step, updates;   /* updates: of the unit */
+    uint64_t of_step;         /* WIRE_SHOW_GRAD, with the next */
+    uint32_t groups;          /* at most SHD_MICROS_MAX */
+    struct wire_bytes tally;  /* none, or TALLY_BYTES, not looked at: tally_check() */
+    struct wire_bytes values; /* fp32, at most WIRE_VALUES_MAX */
+};
+
 struct wire_reply {
     uint64_t seq;
     int status;        /* a known status code */
@@ -457,6 +484,7 @@ struct wire_reply {
         struct wire_got got;
         struct wire_reset_answer reset_answer;
         struct wire_ring ring;
+        struct wire_shown shown;
     };
 };
 

@@ -4,6 +4,7 @@
 
 #include "proto/base/check.h"
 #include "proto/share/history.h"
+#include "proto/share/tally.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
 
@@ -187,6 +188,14 @@ static const struct wire_field get_fields[] = { ANY(get, model),
 static const struct wire_field reset_fields[] = { ANY(reset, model), ANY(reset, step),
                                                   RANGE(reset, attempt, 2, UINT64_MAX),
                                                   ANY(reset, agreed) };
+static const struct wire_field show_fields[] = {
+    ROW(show, model, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    ROW(show, tensor, .form = WIRE_UP_TO, .max = SHD_TENSORS_MAX - 1, NEEDED_SINCE(STATES)),
+    ROW(show, array, LIMITS(WIRE_SHOW_PARAM, WIRE_SHOW_UPDATE), NEEDED_SINCE(STATES)),
+    ROW(show, first, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    ROW(show, elems, LIMITS(1, SHD_MODEL_ELEMS_MAX), NEEDED_SINCE(STATES)),
+    ROW(show, values, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+};
 
 const struct wire_message wire_requests[] = {
     [WIRE_HELLO] = MESSAGE("hello", hello),
@@ -210,6 +219,7 @@ const struct wire_message wire_requests[] = {
     [WIRE_GET] = MESSAGE("get", get),
     [WIRE_RESET] = MESSAGE("reset", reset),
     [WIRE_OPEN_RING] = { .name = "open_ring", .descriptor = &shd__open_ring__descriptor },
+    [WIRE_SHOW] = MESSAGE("show", show),
 };
 
 /* -- Replies --------------------------------------------------------------------------------- */
@@ -300,6 +310,15 @@ static const struct wire_field ring_fields[] = {
     ROW(ring, replies, .form = WIRE_ANY, NEEDED_SINCE(RINGS)),
     ROW(ring, bytes, LIMITS(1, MEMORY_BYTES_MAX), .multiple = SHD_PAGE_BYTES, NEEDED_SINCE(RINGS)),
 };
+static const struct wire_field shown_fields[] = {
+    ROW(shown, step, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    ROW(shown, updates, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    ROW(shown, of_step, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    ROW(shown, groups, .form = WIRE_UP_TO, .max = SHD_MICROS_MAX, NEEDED_SINCE(STATES)),
+    ROW(shown, tally, .max = TALLY_BYTES, .multiple = TALLY_BYTES, NEEDED_SINCE(STATES)),
+    ROW(shown, values, .max = (uint64_t)WIRE_VALUES_MAX * sizeof(float), .multiple = sizeof(float),
+        NEEDED_SINCE(STATES)),
+};
 
 const struct wire_message wire_replies[] = {
     [WIRE_WELCOME] = MESSAGE("welcome", welcome),
@@ -319,4 +338,5 @@ const struct wire_message wire_replies[] = {
     [WIRE_GOT] = MESSAGE("got", got),
     [WIRE_RESET_ANSWER] = MESSAGE("reset_answer", reset_answer),
     [WIRE_RING] = MESSAGE("ring", ring),
+    [WIRE_SHOWN] = MESSAGE("shown", shown),
 };

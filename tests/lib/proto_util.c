@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 
 #include "proto/share/history.h"
+#include "proto/share/tally.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
 
@@ -317,6 +318,15 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
                                        random_u64(seed, 2, UINT64_MAX),
                                        random_u32(seed, 0, 1) != 0 };
         break;
+    case WIRE_SHOW:
+        q.show = (struct wire_show){ .model = random_u32(seed, 0, UINT32_MAX),
+                                     .tensor = random_u32(seed, 0, SHD_TENSORS_MAX - 1),
+                                     .array = (enum wire_show_array)random_u32(
+                                         seed, WIRE_SHOW_PARAM, WIRE_SHOW_UPDATE),
+                                     .first = random_u64(seed, 0, UINT64_MAX),
+                                     .elems = random_u64(seed, 1, SHD_MODEL_ELEMS_MAX),
+                                     .values = random_u32(seed, 0, 1) == 1 };
+        break;
     case WIRE_STATUS:
     case WIRE_DETACH:
     case WIRE_OPEN_RING:
@@ -460,6 +470,15 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
                                      random_u64(seed, 0, UINT64_MAX),
                                      random_u64(seed, 1, 1000) * SHD_PAGE_BYTES };
         break;
+    case WIRE_SHOWN:
+        p.shown = (struct wire_shown){ .step = random_u64(seed, 0, UINT64_MAX),
+                                       .updates = random_u64(seed, 0, UINT64_MAX),
+                                       .of_step = random_u64(seed, 0, UINT64_MAX),
+                                       .groups = random_u32(seed, 0, SHD_MICROS_MAX),
+                                       .tally = random_bytes(seed, TALLY_BYTES, TALLY_BYTES),
+                                       .values = random_bytes(seed, WIRE_VALUES_MAX * sizeof(float),
+                                                              4) };
+        break;
     case WIRE_REPLY_NONE:
         break;
     }
@@ -579,6 +598,10 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
     case WIRE_RESET:
         return a->reset.model == b->reset.model && a->reset.step == b->reset.step &&
                a->reset.attempt == b->reset.attempt && a->reset.agreed == b->reset.agreed;
+    case WIRE_SHOW:
+        return a->show.model == b->show.model && a->show.tensor == b->show.tensor &&
+               a->show.array == b->show.array && a->show.first == b->show.first &&
+               a->show.elems == b->show.elems && a->show.values == b->show.values;
     case WIRE_RESTORE:
         return strcmp(a->restore.path, b->restore.path) == 0 &&
                same_bytes(a->restore.spec, b->restore.spec) &&
@@ -675,6 +698,11 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
     case WIRE_RING:
         return a->ring.requests == b->ring.requests && a->ring.replies == b->ring.replies &&
                a->ring.bytes == b->ring.bytes;
+    case WIRE_SHOWN:
+        return a->shown.step == b->shown.step && a->shown.updates == b->shown.updates &&
+               a->shown.of_step == b->shown.of_step && a->shown.groups == b->shown.groups &&
+               same_bytes(a->shown.tally, b->shown.tally) &&
+               same_bytes(a->shown.values, b->shown.values);
     case WIRE_CREATED:
         return a->created.what == b->created.what && a->created.ticket == b->created.ticket &&
                a->created.bytes == b->created.bytes && strcmp(a->created.by, b->created.by) == 0 &&

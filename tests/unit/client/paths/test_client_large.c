@@ -256,7 +256,7 @@ TEST(digest_is_the_same_asked_for_by_ranges_or_by_tensors)
     shd_close(s);
     for (int owners = 1; owners <= 3; owners++) {
         /* Of several units, of one, of none: one owner is of an older build. */
-        static const uint32_t levels[] = { WIRE_LEVEL, WIRE_LEVEL_SPANS - 1, WIRE_LEVEL_TOLD };
+        static const uint32_t levels[] = { WIRE_LEVEL, WIRE_LEVEL_STATES - 1, WIRE_LEVEL_TOLD };
         uint64_t asked[ARRAY_SIZE(levels)];
         fixture_start(&daemons, owners, NULL);
         s = attach(PATIENT_MS);

@@ -9,6 +9,7 @@
 #include "proto/base/check.h"
 #include "proto/share/fdpass.h"
 #include "proto/share/spec_segment.h"
+#include "proto/share/tally.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
 #include "tests/lib/raw_client.h"
@@ -134,6 +135,45 @@ TEST(numbers_outside_the_model_are_refused_with_their_values)
                 &reply),
         SHD_ERANGE); /* the first that is not there */
     EXPECT_HAS(reply.text, "unit 1 of a model with 1");
+    raw_close(&r);
+    trainer_step();
+    trainer_stop(1);
+}
+
+TEST(ranges_outside_a_tensor_are_not_counted)
+{
+    static struct raw r;
+    struct wire_reply reply;
+    struct wire_request req;
+    trainer_start();
+    raw_open(&r);
+    r.level = WIRE_LEVEL;
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_READER, &reply), SHD_OK);
+    const uint32_t handle = raw_attach(&r, 0);
+    const struct {
+        struct wire_show show;
+        int status;
+        const char *has;
+    } shows[] = {
+        { { .tensor = 1, .elems = 1 }, SHD_ERANGE, "tensor 1 of a model with 1" },
+        { { .first = 64, .elems = 1 }, SHD_ERANGE, "elements 64 + 1 of a tensor with 64" },
+        { { .first = 1, .elems = 64 }, SHD_ERANGE, "elements 1 + 64 of a tensor with 64" },
+        { { .first = UINT64_MAX, .elems = 2 }, SHD_ERANGE, "of a tensor with 64" },
+        { { .elems = SHD_MODEL_ELEMS_MAX }, SHD_ERANGE, "of a tensor with 64" },
+        { { .array = WIRE_SHOW_V, .elems = 1 }, SHD_EINVAL, "unit 'a' has 1 moments, not 2" },
+        { { .array = WIRE_SHOW_GRAD, .elems = 1 }, SHD_ENOENT, "holds no gradient at step 0" },
+        { { .array = WIRE_SHOW_UPDATE, .elems = 1 }, SHD_ENOENT, "did not update unit 'a'" },
+        { { .first = 3, .elems = 61, .values = true }, SHD_OK, "" },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(shows); i++) {
+        req = (struct wire_request){ .type = WIRE_SHOW, .show = shows[i].show };
+        req.show.model = handle;
+        EXPECT_STATUS(raw_ask(&r, req, &reply), shows[i].status);
+        EXPECT_HAS(reply.text, shows[i].has);
+    }
+    EXPECT(reply.shown.tally.bytes == TALLY_BYTES && reply.shown.values.bytes == 61 * 4);
+    req.show.model = 9;
+    EXPECT_STATUS(raw_ask(&r, req, &reply), SHD_ENOENT);
     raw_close(&r);
     trainer_step();
     trainer_stop(1);

@@ -214,6 +214,10 @@ TEST(request_fields_out_of_range_are_named)
         { WIRE_PUT, SHD_ERANGE, "put.origin", 0, "put.origin is 0, must be 1 to" },
         { WIRE_GET, SHD_ERANGE, "get.unit", 65536, "get.unit is 65536, must be 0 to 65535" },
         { WIRE_GET, SHD_ERANGE, "get.array", 3, "get.array is 3, must be 0 to 2" },
+        { WIRE_SHOW, SHD_ERANGE, "show.tensor", 262144, "show.tensor is 262144, must be" },
+        { WIRE_SHOW, SHD_ERANGE, "show.array", 5, "show.array is 5, must be 0 to 4" },
+        { WIRE_SHOW, SHD_ERANGE, "show.elems", 0, "show.elems is 0, must be 1 to" },
+        { WIRE_SHOW, SHD_ERANGE, "show.elems", 0x1p49, "show.elems is 562949953421312, must" },
         { WIRE_PUT, SHD_ERANGE, "put.unit", 65536, "put.unit is 65536, must be 0 to 65535" },
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
@@ -272,6 +276,11 @@ TEST(reply_fields_out_of_range_are_named)
           "segments.kind is 12, must be 1 to 4, or 7 to 11" },
         { WIRE_RING, SHD_ERANGE, "ring.bytes", 0, "ring.bytes is 0, must be 1 to" },
         { WIRE_RING, SHD_ERANGE, "ring.bytes", 100, "ring.bytes is 100, must be a multiple" },
+        { WIRE_SHOWN, SHD_ERANGE, "shown.groups", 4097, "shown.groups is 4097, must be 0 to" },
+        { WIRE_SHOWN, SHD_ERANGE, "shown.tally", 5151, "tally's size is 5151, must be a multiple" },
+        { WIRE_SHOWN, SHD_ERANGE, "shown.tally", 10304, "tally's size is 10304, must be 0 to" },
+        { WIRE_SHOWN, SHD_ERANGE, "shown.values", 7, "values's size is 7, must be a multiple" },
+        { WIRE_SHOWN, SHD_ERANGE, "shown.values", 524292, "values's size is 524292, must be 0" },
         { WIRE_LAYOUT, SHD_ERANGE, "layout_info.segments.bytes", 0, "segments.bytes is 0, must" },
         { WIRE_LAYOUT, SHD_ERANGE, "layout_info.segments.bytes", 100, "segments.bytes is 100" },
         { WIRE_LAYOUT, SHD_ERANGE, "layout_info.segments.bytes", 0x1p63, "segments.bytes is 922" },
