@@ -18,6 +18,7 @@
 #include "client/ctl/watch/dashboard.h"
 #include "client/ctl/watch/exporter.h"
 #include "client/ctl/watch/log.h"
+#include "client/ctl/watch/show.h"
 #include "client/ctl/watch/status.h"
 #include "client/ctl/watch/top.h"
 #include "client/ctl/watch/trace.h"
@@ -40,6 +41,7 @@ static const struct verb verbs[] = {
     { "trace", "what daemons and workers did, for Perfetto", verb_trace },
     { "dashboard", "a page that shows all daemons of this machine", verb_dashboard },
     { "exporter", "the metrics of all daemons of this machine, for Prometheus", verb_exporter },
+    { "show", "the tensors of a model, and what the values of one come to", verb_show },
     { "digest", "SHA-256 over a model's parameters and optimizer state", verb_digest },
     { "plan", "what a policy does to a model and costs, before it is run", verb_plan },
     { "checkpoint", "save a model, once or as training goes on; list, verify", verb_checkpoint },
