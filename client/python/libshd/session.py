@@ -27,6 +27,29 @@ class Tensor(NamedTuple):
     elems: int
 
 
+class Stats(NamedTuple):
+    """What a tensor's values come to, over all owners (shd.h: struct shd_tensor_stats)."""
+    step: int
+    updates: int  # of its unit
+    of_step: int  # 'grad': the step whose sum it is,
+    micro_batches: int  # and of how many micro-batches, from the first on
+    elems: int
+    zeros: int
+    nans: int
+    infs: int
+    min: float
+    max: float
+    mean: float
+    rms: float
+    update_ratio: float  # 'update': its norm over the parameters'
+    quantiles: dict[float, float]  # exact to a power of two, linear inside
+    histogram: dict[float, tuple[int, int]]  # by the least magnitude of its power of two: below and above zero
+
+
+ARRAYS = ('param', 'm', 'v', 'grad', 'update')
+_QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+
+
 class Result(NamedTuple):
     """What a step came to."""
     step: int
@@ -309,6 +332,27 @@ class Model(_Open):
         text, step = ctypes.create_string_buffer(65), ctypes.c_uint64()
         self.session.call(lib.shd_digest, self.handle, text, ctypes.byref(step))
         return text.value.decode(), step.value
+
+    def stats(self, name: str, array: str = 'param') -> Stats:
+        """Of one of ARRAYS of a tensor, while others train: owners count, no worker waits."""
+        raw = sized(_c.shd_tensor_stats)
+        self.session.call(lib.shd_tensor_stats, self.handle, name.encode(), self._array(array), ctypes.byref(raw))
+        numbers = [getattr(raw, field) for field in Stats._fields[:-2]]
+        histogram = {2.0 ** (i - 149): counts for i, counts in enumerate(zip(raw.below, raw.above)) if any(counts)}
+        return Stats(*numbers, dict(zip(_QUANTILES, raw.quantiles)), histogram)
+
+    def values(self, name: str, first: int, elems: int, array: str = 'param') -> list[float]:
+        """Elements first to first + elems - 1 of a tensor, at most SHD_VALUES_MAX, of one step."""
+        values = (ctypes.c_float * elems)()
+        self.session.call(lib.shd_tensor_values, self.handle, name.encode(), self._array(array), first, elems,
+                          values, None)
+        return list(values)
+
+    @staticmethod
+    def _array(name: str) -> int:
+        if name not in ARRAYS:
+            raise errors.Misuse(f"no array '{name}': one of {', '.join(ARRAYS)}")
+        return ARRAYS.index(name)
 
     @property
     def puts(self) -> int:

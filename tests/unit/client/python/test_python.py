@@ -74,6 +74,25 @@ class Calls(unittest.TestCase):
         self.assertEqual(model.tensors(), [('w', 0, 0, 3)])
         self.assertEqual((model.step, model.unit_names(), self.session.owners), (1, ['all'], 1))
 
+    def test_what_a_tensor_comes_to(self):
+        model = self.session.open(SPEC.replace('"momentum": 0', '"momentum": 0.5'))
+        (ctypes.c_float * 3).from_address(model.grad(0, 0))[:] = [1, -2, 0]
+        model.return_grad(0, 0)
+        grad = model.stats('w', 'grad')
+        self.assertEqual((grad.of_step, grad.micro_batches, grad.min, grad.max, grad.zeros), (0, 1, -2, 1, 1))
+        self.assertEqual(grad.histogram, {1.0: (0, 1), 2.0: (1, 0)})
+        model.commit(0.5)
+        self.assertEqual(model.values('w', 1, 2), [3, 2])
+        stats = model.stats('w')
+        self.assertEqual((stats.step, stats.elems, stats.min, stats.max), (1, 3, 1.5, 3))
+        self.assertAlmostEqual(stats.mean, 6.5 / 3)
+        self.assertAlmostEqual(model.stats('w', 'update').update_ratio, 1.25 ** 0.5 / (1.5 ** 2 + 3 ** 2 + 2 ** 2) ** 0.5)
+        self.assertTrue(stats.min <= stats.quantiles[0.5] <= stats.max)
+        with self.assertRaisesRegex(self.shd.Misuse, "no array 'weight'"):
+            model.stats('w', 'weight')
+        with self.assertRaises(self.shd.NotFound):
+            model.stats('v')
+
     def test_an_error_is_an_exception_with_the_librarys_words(self):
         with self.assertRaisesRegex(self.shd.InvalidArgument, 'micro_batches') as raised:
             self.session.open(SPEC.replace('micro_batches', 'micro'))
