@@ -303,6 +303,12 @@ void model_hypers_done(struct model *m, const struct kern_hyper *hypers)
     set->users--;
 }
 
+uint64_t model_norm(const struct model *m, uint32_t unit, double *ret_norm)
+{
+    *ret_norm = m->units[unit].applied.norm;
+    return m->units[unit].applied.step;
+}
+
 uint8_t *model_published(const struct model *m, uint32_t unit)
 {
     return (uint8_t *)m->publish.base + shardmap_publish_offset_bytes(m->map, unit);

@@ -146,6 +146,10 @@ uint8_t *model_published(const struct model *m, uint32_t unit);
 const struct kern_hyper *model_hypers(struct model *m, const struct step_action *a);
 void model_hypers_done(struct model *m, const struct kern_hyper *hypers);
 
+/* The norm of a unit's part here of the mean gradient that was applied last; NaN: it was not
+ * finite. Returns 1 + its step; 0: it is not known. */
+uint64_t model_norm(const struct model *m, uint32_t unit, double *ret_norm);
+
 /* The spill segment's size, and where in it the gradient of a unit has its place; see spill.h. */
 uint64_t model_spill_bytes(const struct model *m);
 void *model_spilled(const struct model *m, uint32_t unit, uint32_t micro);

@@ -32,6 +32,13 @@ static double seconds_between(uint64_t since_ns, uint64_t until_ns)
 /* Of a model; the list of more is of no use, and takes megabytes. */
 #define UNITS_LISTED_MAX 4096u
 
+/* Of the last committed step: not of one that was put, or of a unit without gradient. */
+static bool has_norm(const struct view_model *vm, uint32_t unit)
+{
+    return vm->units[unit].norm_step > 0 && !vm->spec->units[unit].frozen &&
+           !vm->spec->units[unit].mean;
+}
+
 static json_t *units_json(const struct view_model *vm, bool brief)
 {
     if (brief || vm->spec->unit_count > UNITS_LISTED_MAX)
@@ -42,11 +49,12 @@ static json_t *units_json(const struct view_model *vm, bool brief)
         const bool published = unit->version != UINT64_MAX;
         json_array_append_new(
             units,
-            json_pack("{s:s, s:b, s:b, s:I, s:o, s:I}", "name", vm->spec->units[u].name, "frozen",
-                      (int)vm->spec->units[u].frozen, "mean", (int)vm->spec->units[u].mean, "elems",
-                      (json_int_t)unit->elems, "version",
+            json_pack("{s:s, s:b, s:b, s:I, s:o, s:I, s:o}", "name", vm->spec->units[u].name,
+                      "frozen", (int)vm->spec->units[u].frozen, "mean",
+                      (int)vm->spec->units[u].mean, "elems", (json_int_t)unit->elems, "version",
                       published ? json_integer((json_int_t)unit->version) : json_null(), "returned",
-                      (json_int_t)unit->returned));
+                      (json_int_t)unit->returned, "grad_norm",
+                      has_norm(vm, u) ? real_or_null(unit->grad_norm) : json_null()));
     }
     return units;
 }

@@ -185,6 +185,31 @@ static void write_steps(const struct page *p)
     }
 }
 
+/* A label for each unit costs whoever stores it: of models with more units there are none. */
+#define NORM_UNITS_MAX 256u
+
+static void write_norms(const struct page *p)
+{
+    begin_family(p, "unit_grad_norm", "gauge",
+                 "Of a unit's part here of the last step's mean gradient, before clipping; of "
+                 "models with at most 256 units.");
+    for (uint32_t i = 0; i < p->s->model_count; i++) {
+        const struct view_model *m = &p->s->models[i];
+        for (uint32_t u = 0; m->spec->unit_count <= NORM_UNITS_MAX && u < m->spec->unit_count;
+             u++) {
+            const struct view_unit *unit = &m->units[u];
+            if (unit->norm_step == 0 || m->spec->units[u].frozen || m->spec->units[u].mean)
+                continue;
+            fprintf(p->out, "shardd_unit_grad_norm{device=\"%s\",model=\"%s\",unit=\"%s\"} ",
+                    p->device, m->spec->name, m->spec->units[u].name);
+            if (isfinite(unit->grad_norm))
+                fprintf(p->out, "%.9g\n", unit->grad_norm);
+            else
+                fprintf(p->out, "NaN\n");
+        }
+    }
+}
+
 static void write_waits(const struct page *p)
 {
     begin_family(p, "wait_seconds", "gauge", "The longest wait of this kind now; 0 for none.");
@@ -259,6 +284,7 @@ int metrics_text(const struct view_snapshot *s, char **ret_text, size_t *ret_byt
     write_room(&p);
     write_ages(&p);
     write_steps(&p);
+    write_norms(&p);
     write_waits(&p);
     write_hists(&p);
     const bool failed = ferror(p.out) != 0;

@@ -24,6 +24,8 @@ struct daemon;
 struct view_unit {
     uint64_t elems, version;
     uint32_t returned;
+    uint64_t norm_step; /* plus 1: that grad_norm is of; 0: it is not known */
+    double grad_norm;   /* of the mean gradient's part that is here; NaN: not finite */
 };
 
 struct view_lease {

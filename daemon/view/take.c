@@ -31,10 +31,12 @@
 
 static void take_units(const struct model *m, struct view_model *vm)
 {
-    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+    for (uint32_t u = 0; u < m->spec->unit_count; u++) {
         vm->units[u] = (struct view_unit){ .elems = m->map->slice[u].elems,
                                            .version = board_version(m->board, u),
                                            .returned = step_unit_next(m->core, u) };
+        vm->units[u].norm_step = model_norm(m, u, &vm->units[u].grad_norm);
+    }
 }
 
 /* Each group that has not come in: the sessions that have it on lease, and its last sender. */

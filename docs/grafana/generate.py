@@ -26,6 +26,8 @@ PANELS = [  # title, unit, [(expression, legend)]
                                (f"shardd_step_age_seconds{MODEL}", "open step {{device}} {{model}}")]),
     ("Loss", "none", [(f"shardd_loss{MODEL}", "{{device}} {{model}}")]),
     ("Gradient norm", "none", [(f"shardd_grad_norm{MODEL}", "{{device}} {{model}}")]),
+    ("Gradient norm by unit", "none", [
+        (f"sqrt(sum by (model, unit) (shardd_unit_grad_norm{MODEL} ^ 2))", "{{model}} {{unit}}")]),
     ("Daemons", "none", [(f"shardd_up{SELECT}", "{{device}}"),
                          (f"shardd_build_info{SELECT}", "{{device}} {{version}} {{isa}}")]),
     ("Gradients per second", "ops", [(rate("shardd_returns_total"), "{{device}} {{model}}"),

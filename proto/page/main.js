@@ -94,6 +94,7 @@ function show() {
   showOverview();
   showMap();
   showSteps();
+  showNorms();
   showWaits();
   showMemory();
   showWorkers();

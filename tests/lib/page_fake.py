@@ -36,6 +36,7 @@ def model(device, owners, t, units=6, micros=4, name="gpt", behind=0, frozen=())
             "elems": 12288 * (1 + i % 5),
             "returned": 0 if applying else per_unit[i],
             "version": step + (1 if i < done else 0),
+            "grad_norm": None if n in frozen else (1 + device) * 10.0 ** -(i % 4) * (1 + step % 5),
         }
         for i, n in enumerate(names)
     ]

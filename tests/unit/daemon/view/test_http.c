@@ -116,7 +116,7 @@ static void expect_model(const json_t *m)
     size_t i;
     EXPECT_EQ(json_array_size(json_object_get(m, "units")), 4);
     json_array_foreach(json_object_get(m, "units"), i, unit)
-        expect_fields(unit, "name:s frozen:b mean:b elems:i version:i? returned:i");
+        expect_fields(unit, "name:s frozen:b mean:b elems:i version:i? returned:i grad_norm:n?");
 }
 
 TEST(status_has_every_documented_field)
@@ -166,6 +166,55 @@ TEST(daemons_that_pin_have_cpus_of_their_own)
     EXPECT_EQ(threads_cpus(daemons.pids[1], "shd-kern-0", &second, 1), 1);
     EXPECT(CPU_COUNT(&first) == 1 && CPU_COUNT(&second) == 1);
     EXPECT(!CPU_EQUAL(&first, &second));
+    fixture_stop(&daemons);
+}
+
+/* -- Norms of units -----------------------------------------------------------------------------
+ */
+
+/* The sum of squares over the units of all daemons, or -1 while one of them is not at the step;
+ * each unit's norm is in /metrics as well. */
+static double squares_at(int count, json_int_t step)
+{
+    double squares = 0;
+    for (int d = 0; d < count; d++) {
+        json_t *root = get_status(d);
+        struct http_reply metrics = http_get(&daemons, d, "/metrics");
+        const json_t *m = json_array_get(json_object_get(root, "models"), 0), *unit;
+        const bool there = json_integer_value(json_object_get(m, "step")) == step;
+        size_t i;
+        json_array_foreach(json_object_get(m, "units"), i, unit)
+        {
+            const double norm = json_number_value(json_object_get(unit, "grad_norm"));
+            char sample[200];
+            squares += norm * norm;
+            snprintf(sample, sizeof sample,
+                     "shardd_unit_grad_norm{device=\"cpu%d\",model=\"toy\",unit=\"%s\"} %.9g\n", d,
+                     json_string_value(json_object_get(unit, "name")), norm);
+            if (there)
+                EXPECT_HAS(metrics.body, sample);
+        }
+        free(metrics.text);
+        json_decref(root);
+        if (!there)
+            return -1;
+    }
+    return squares;
+}
+
+TEST(norms_of_units_make_the_steps_norm)
+{
+    struct shd_err e;
+    fixture_start_kept(&daemons, 3, "");
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    for (int step = 1; step <= 3; step++) {
+        struct shd_result result = { .size = sizeof result };
+        EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, &result, &e), &e);
+        EXPECT_SOON(squares_at(3, step) >= 0);
+        EXPECT_NEAR(sqrt(squares_at(3, step)), result.grad_norm, 1e-12 * result.grad_norm);
+    }
+    shd_close(s);
     fixture_stop(&daemons);
 }
 

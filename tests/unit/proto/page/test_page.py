@@ -7,6 +7,7 @@ Exits with 77 where there is no Chromium (package: chromium; $CHROMIUM names ano
 """
 
 import json
+import math
 import os
 import signal
 import sys
@@ -79,6 +80,24 @@ def daemons_of(document):
     return document.get("daemons", [document])
 
 
+def check_norms(browser, models):
+    """The norm of a unit is that of its owners' parts, once they are of one step."""
+    if any(m["step"] != models[0]["step"] or m["phase"] == "APPLYING" for m in models):
+        return
+    shown = {row[0]: row[1] for row in cells(browser, "norms-table") if len(row) == 3}
+    for i, unit in enumerate(models[0]["units"]) if isinstance(models[0]["units"], list) else ():
+        parts = [m["units"][i].get("grad_norm") for m in models]
+        if any(isinstance(part, (int, float)) for part in parts):
+            norm = math.hypot(*(part for part in parts if part is not None))
+            got = shown.get(unit["name"], "")
+            if not got or abs(float(got) - norm) > 0.006 * norm:
+                raise AssertionError(f"norm of {unit['name']}: shown {got!r}, meant {norm}")
+    marks = browser.run(
+        "[...document.querySelectorAll('#norms-table svg path')].filter(p => p.getAttribute('d')).length")
+    if len(shown) > 1 and marks < len(shown):
+        raise AssertionError(f"{len(shown)} units have norms, {marks} shades are drawn")
+
+
 def check_values(browser, document):
     """Steps, gradients, versions, memory, workers and waits are those of the document."""
     daemons = [d for d in daemons_of(document) if "error" not in d]
@@ -89,6 +108,7 @@ def check_values(browser, document):
     owners = sorted(
         ((d, m) for d in daemons for m in d["models"] if m["name"] == name), key=lambda pair: pair[1]["owner"]
     )
+    check_norms(browser, [m for _, m in owners])
     rows = {row[0]: row for row in cells(browser, "daemons")}
     steps = {row[0]: row for row in cells(browser, "steps-table")}
     for d, m in owners:
