@@ -24,6 +24,7 @@
 #include "daemon/base/state.h"
 #include "daemon/net/door.h"
 #include "daemon/view/http_answer.h"
+#include "daemon/view/tensor.h"
 #include "daemon/view/view.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -31,6 +32,7 @@
 #include "proto/share/listen.h"
 
 #define SNAPSHOT_MS_MAX 200 /* a request waits for a snapshot */
+#define TENSOR_MS_MAX   (TENSOR_WAIT_MS + 2000)
 #define IDLE_S          5u
 #define MEMORY_BYTES    8192u /* of a connection: its headers */
 #define POLL_MS_MAX     1000
@@ -209,12 +211,13 @@ static int resume_waiting(struct http *h, bool published, uint64_t now_ns)
         if (c->connection == NULL || !c->suspended)
             continue;
         const uint64_t waited_ms = (now_ns - c->wait_ns) / NS_PER_MS;
-        if (published || waited_ms >= SNAPSHOT_MS_MAX) {
+        const int most_ms = c->tensor != 0 ? TENSOR_MS_MAX : SNAPSHOT_MS_MAX;
+        if (published || waited_ms >= (uint64_t)most_ms) {
             c->suspended = false;
             MHD_resume_connection(c->connection);
             next_ms = 0;
-        } else if (next_ms < 0 || SNAPSHOT_MS_MAX - (int)waited_ms < next_ms) {
-            next_ms = SNAPSHOT_MS_MAX - (int)waited_ms;
+        } else if (next_ms < 0 || most_ms - (int)waited_ms < next_ms) {
+            next_ms = most_ms - (int)waited_ms;
         }
     }
     return next_ms;

@@ -2,7 +2,8 @@
  *
  * A thread of its own polls libmicrohttpd's epoll descriptors and the view's eventfd. A request
  * that needs a fresh snapshot is suspended until the loop has published one, 200 ms at most; then
- * it is answered with the last one. The thread never waits for the loop.
+ * it is answered with the last one; one that asks for a tensor, until that is counted. The thread
+ * never waits for the loop.
  *
  * Bounds: 64 connections or half of the spare descriptors, half of them of one user; 5 s without
  * progress, 10 s until the request is there, 60 s in all; 8 KiB of headers; GET and HEAD; one
@@ -36,6 +37,7 @@ struct http_conn {
     bool shut;        /* on its way out */
     bool suspended;   /* until a snapshot is published, or: */
     uint64_t wait_ns; /* since when it waits; 0: it has not waited */
+    uint64_t tensor;  /* number of its question about one (tensor.h); 0: none */
     bool with_spans;
     bool traces; /* its answer is a trace */
 };

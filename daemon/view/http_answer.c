@@ -15,6 +15,7 @@
 #include "daemon/view/json.h"
 #include "daemon/view/metrics_text.h"
 #include "daemon/view/take.h"
+#include "daemon/view/tensor.h"
 #include "daemon/view/trace_json.h"
 #include "daemon/view/view.h"
 #include "proto/base/check.h"
@@ -27,7 +28,8 @@
 #define TRACE_S_DEFAULT 5
 #define PLAIN           "text/plain; charset=utf-8"
 
-static const char paths[] = "paths here: / /status /metrics /trace?seconds=N /healthz\n";
+static const char paths[] =
+    "paths here: / /status /metrics /trace?seconds=N /tensor?name=T /healthz\n";
 
 struct answer {
     unsigned code;
@@ -182,14 +184,83 @@ static struct answer health_answer(const struct http *h, const struct view_snaps
     };
 }
 
+/* -- A tensor -----------------------------------------------------------------------------------
+ */
+
+#define TENSOR_NS_MAX (TENSOR_WAIT_MS * NS_PER_MS + NS_PER_S)
+
+/* model, name, array; what is left out is "", "" and param. */
+static bool tensor_question(struct MHD_Connection *connection, struct tensor_question *ret)
+{
+    static const char *const arrays[] = { "param", "m", "v", "grad", "update" };
+    const char *given[3] = { NULL };
+    static const char *const keys[] = { "model", "name", "array" };
+    for (size_t i = 0; i < ARRAY_SIZE(keys); i++)
+        given[i] = MHD_lookup_connection_value(connection, MHD_GET_ARGUMENT_KIND, keys[i]);
+    *ret = (struct tensor_question){ .array = ARRAY_SIZE(arrays) };
+    for (uint32_t i = 0; i < ARRAY_SIZE(arrays); i++)
+        if (strcmp(given[2] != NULL ? given[2] : arrays[0], arrays[i]) == 0)
+            ret->array = i;
+    if (given[1] == NULL || strlen(given[1]) >= sizeof ret->tensor ||
+        ret->array == ARRAY_SIZE(arrays) ||
+        (given[0] != NULL && strlen(given[0]) >= sizeof ret->model))
+        return false;
+    snprintf(ret->tensor, sizeof ret->tensor, "%s", given[1]);
+    snprintf(ret->model, sizeof ret->model, "%s", given[0] != NULL ? given[0] : "");
+    return true;
+}
+
+static struct answer tensor_text(int status, char *json, size_t bytes, const struct shd_err *why)
+{
+    if (status == SHD_OK)
+        return (struct answer){
+            .code = MHD_HTTP_OK, .type = "application/json", .text = json, .bytes = bytes
+        };
+    const bool none = status == SHD_ENOENT || status == SHD_EINVAL || status == SHD_ENOTSUP;
+    char *text = NULL;
+    const int length = asprintf(&text, "%s\n", why->text);
+    if (length < 0)
+        return no_memory();
+    return (struct answer){ .code = none ? MHD_HTTP_NOT_FOUND : MHD_HTTP_SERVICE_UNAVAILABLE,
+                            .type = PLAIN,
+                            .text = text,
+                            .bytes = (size_t)length };
+}
+
+static enum http_next tensor_next(struct http *h, struct http_conn *c)
+{
+    struct tensor_view *t = h->daemon->view->tensor;
+    struct tensor_question question;
+    struct answer a = { .code = 0 };
+    if (c->tensor == 0) {
+        if (!tensor_question(c->connection, &question))
+            a = plain(MHD_HTTP_BAD_REQUEST, "/tensor?name=T: of ?model=M, &array=param, m, v, grad "
+                                            "or update\n");
+        else if ((c->tensor = tensor_ask(t, &question)) == 0)
+            a = plain(MHD_HTTP_SERVICE_UNAVAILABLE, "another tensor is being counted: ask again\n");
+        c->wait_ns = uv_hrtime();
+        return a.code != 0 ? send_answer(c->connection, &a) : HTTP_WAIT;
+    }
+    char *json;
+    size_t bytes = 0;
+    int status;
+    struct shd_err why;
+    if (tensor_answer(t, c->tensor, &json, &bytes, &status, &why))
+        a = tensor_text(status, json, bytes, &why);
+    else if (uv_hrtime() - c->wait_ns > TENSOR_NS_MAX)
+        a = plain(MHD_HTTP_SERVICE_UNAVAILABLE, "not counted in time: ask again\n");
+    return a.code != 0 ? send_answer(c->connection, &a) : HTTP_WAIT;
+}
+
 /* -- Requests -----------------------------------------------------------------------------------
  */
 
-enum what { PAGE, STATUS, METRICS, TRACE, HEALTH, WHATS };
+enum what { PAGE, STATUS, METRICS, TRACE, HEALTH, TENSOR, WHATS };
 
 static enum what find_path(const char *url)
 {
-    static const char *const urls[WHATS] = { "/", "/status", "/metrics", "/trace", "/healthz" };
+    static const char *const urls[WHATS] = { "/",      "/status",  "/metrics",
+                                             "/trace", "/healthz", "/tensor" };
     enum what what = PAGE;
     while (what < WHATS && strcmp(url, urls[what]) != 0)
         what++;
@@ -254,6 +325,8 @@ enum http_next http_answer(struct http *h, enum http_kind kind, struct http_conn
     struct answer a = answer_at_once(h, kind, c, what, method, &seconds);
     if (a.code != 0)
         return send_answer(c->connection, &a);
+    if (what == TENSOR)
+        return tensor_next(h, c);
     bool wait = false;
     struct view_snapshot *s = find_snapshot(h, c, what == TRACE, &wait);
     if (wait)

@@ -12,6 +12,7 @@
 #include "daemon/model/adopt.h"
 #include "daemon/view/snapshot.h"
 #include "daemon/view/take.h"
+#include "daemon/view/tensor.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 
@@ -57,7 +58,10 @@ static void later(uv_timer_t *timer)
 static void asked(uv_async_t *async)
 {
     struct view *v = async->data;
-    if (v->daemon->stopping || uv_is_active((const uv_handle_t *)&v->later))
+    if (v->daemon->stopping)
+        return;
+    tensor_serve(v->tensor);
+    if (uv_is_active((const uv_handle_t *)&v->later))
         return;
     take_if_wanted(v);
     uv_timer_start(&v->later, later, VIEW_INTERVAL_NS / NS_PER_MS, /* repeat= */ 0);
@@ -85,6 +89,9 @@ int view_init(struct daemon *d, struct shd_err *e)
     v->async.data = v->heartbeat.data = v->later.data = v;
     v->handles_ready = true;
     atomic_store(&v->beat_ns, uv_hrtime());
+    const int made = tensor_view_new(d, &v->tensor, e);
+    if (made != SHD_OK)
+        return made;
     v->last = view_take(d, /* with_spans= */ false); /* what is shown should the loop get stuck */
     if (v->last == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for the view");
@@ -98,6 +105,8 @@ void view_deinit(struct daemon *d)
     view_unref(v->last);
     view_unref(v->last_spans);
     v->last = v->last_spans = NULL;
+    tensor_view_free(v->tensor);
+    v->tensor = NULL;
     if (v->event_fd >= 0)
         close(v->event_fd);
     v->event_fd = -1;

@@ -23,6 +23,7 @@
 #include "proto/base/status.h"
 
 struct daemon;
+struct tensor_view;
 struct view_snapshot;
 
 #define VIEW_INTERVAL_NS UINT64_C(100000000) /* between two snapshots, at least */
@@ -33,6 +34,7 @@ struct view {
     uv_timer_t heartbeat; /* says that the loop turns; later: takes what was asked for too soon */
     uv_timer_t later;
     bool handles_ready;
+    struct tensor_view *tensor; /* owned */
     _Atomic uint64_t beat_ns;
     _Atomic bool wanted, wanted_spans;
     int event_fd;          /* owned: written after each publication */

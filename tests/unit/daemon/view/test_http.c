@@ -218,6 +218,62 @@ TEST(norms_of_units_make_the_steps_norm)
     fixture_stop(&daemons);
 }
 
+/* -- A tensor -----------------------------------------------------------------------------------
+ */
+
+static json_t *get_tensor(int index, const char *query, int code)
+{
+    char path[300];
+    snprintf(path, sizeof path, "/tensor?%s", query);
+    struct http_reply r = http_get(&daemons, index, path);
+    if (r.code != code)
+        FAIL("%s: %d, %s", path, r.code, r.text);
+    json_t *root = code == 200 ? json_loadb(r.body, r.body_bytes, 0, NULL) : NULL;
+    EXPECT((root != NULL) == (code == 200));
+    free(r.text);
+    return root;
+}
+
+TEST(each_owner_shows_its_part_of_a_tensor)
+{
+    struct shd_err e;
+    fixture_start(&daemons, 3, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
+    train_steps(m, 1);
+    struct shd_tensor_stats whole = { .size = sizeof whole };
+    EXPECT_OK(shd_tensor_stats(m, "wte", SHD_PARAMS, &whole, &e), &e);
+    json_int_t elems = 0;
+    double least = INFINITY, most = -INFINITY;
+    for (int i = 0; i < 3; i++) {
+        json_t *root = get_tensor(i, "model=toy&name=wte", 200);
+        expect_fields(root, "model:s tensor:s array:s owner:i owners:i step:i updates:i elems:i "
+                            "zeros:i nan:i inf:i min:n? max:n? mean:n? rms:n? tally:s");
+        EXPECT_EQ(json_integer_value(json_object_get(root, "owner")), i);
+        EXPECT_EQ(json_string_length(json_object_get(root, "tally")), 2 * 5152);
+        elems += json_integer_value(json_object_get(root, "elems"));
+        least = fmin(least, json_number_value(json_object_get(root, "min")));
+        most = fmax(most, json_number_value(json_object_get(root, "max")));
+        json_decref(root);
+    }
+    EXPECT_EQ(elems, whole.elems);
+    EXPECT(least == whole.min && most == whole.max);
+    json_t *update = get_tensor(0, "name=wte&array=update", 200);
+    EXPECT(json_number_value(json_object_get(update, "update_ratio")) > 0);
+    json_decref(update);
+    json_t *grad = get_tensor(0, "name=wte&array=grad", 200);
+    EXPECT_EQ(json_integer_value(json_object_get(grad, "of_step")), 0);
+    EXPECT_EQ(json_integer_value(json_object_get(grad, "groups")), TOY_MICROS);
+    json_decref(grad);
+    get_tensor(0, "name=wtf", 404);
+    get_tensor(0, "model=other&name=wte", 404);
+    get_tensor(0, "name=wte&array=weights", 400);
+    get_tensor(0, "model=toy", 400);
+    get_tensor(0, "name=%1b%5b31m", 404);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* -- Waits --------------------------------------------------------------------------------------
  */
 
