@@ -392,6 +392,27 @@ SHD_API double shd_loss_scale(const shd_model *m);
 /* The blob of the last committed step into buf[room]; *ret_bytes is its size (0: none). */
 SHD_API int shd_blob(shd_model *m, void *buf, size_t room, size_t *ret_bytes, struct shd_err *e);
 
+/* -- Changing what is trained ------------------------------------------------------------------ */
+/* Change hyperparameters of a model that trains, with its moments kept: "lr_scale.GROUP=0.5
+ * weight_decay.GROUP=0.1 betas.GROUP=0.9,0.95 clip_norm=1", with the spec's names of groups; of SGD
+ * momentum.GROUP; beta1 and beta2 alone, too. A key without a group: of all groups. "spec" for a
+ * value: not set any more. Or JSON: {"lr_scale.GROUP": 0.5, "betas.GROUP": [0.9, 0.95]}, null for
+ * "spec". What is set is in force from one step on, at all owners, whoever commits, through kills
+ * and checkpoints. It comes before what the spec and struct shd_update say; lr_scale takes the
+ * place of the spec's, and multiplies a rate that the update gives for the group. Workers still
+ * open the model with its spec.
+ *
+ * from: the step to change it from; 0: the first that can be, the open one, or the next where that
+ * is about to be committed. *ret_from (may be NULL): that step, or an earlier one where all of it
+ * was so already. Errors: SHD_EINVAL what cannot be changed, with the reason, or no such setting or
+ * group; SHD_ERANGE a value; SHD_ESTEP `from` is over; SHD_EBUSY others wait for another step;
+ * SHD_ENOTSUP a daemon or a worker of an older build, or a model that was opened by one. */
+SHD_API int shd_model_set(shd_model *m, const char *settings, uint64_t from, uint64_t *ret_from,
+                          struct shd_err *e);
+/* What is set: {"now": {"lr_scale.decay": {"value": 0.5, "from": 10}}, "next": null or {"from":
+ * 100, "settings": {"clip_norm": 1.0}}}. *ret_json is yours: free() it. */
+SHD_API int shd_settings(shd_model *m, char **ret_json, struct shd_err *e);
+
 /* -- History ---------------------------------------------------------------------------------- */
 /* What a committed step came to, whoever committed it. Owners keep the last 65,536 of them, through
  * restarts; a model that was restored has those from its checkpoint's step on. */

@@ -39,6 +39,7 @@ struct answer { /* of one owner */
     uint8_t *blob; /* owned */
     size_t blob_bytes;
     uint64_t *unit_updates;        /* owned, [units]; NULL: `updates` of each */
+    char *settings_json;           /* owned; NULL: nothing is set, or it is not owner 0's */
     char text[SHD_ERR_TEXT_BYTES]; /* when status is not SHD_OK */
 };
 
@@ -63,6 +64,7 @@ static void clear_answer(struct answer *a)
 {
     free(a->blob);
     free(a->unit_updates);
+    free(a->settings_json);
     *a = (struct answer){ .in = false };
 }
 
@@ -86,6 +88,16 @@ static void *copy(const struct wire_bytes *from)
     return to != NULL ? memcpy(to, from->data, from->bytes) : NULL;
 }
 
+static char *copy_text(const struct wire_bytes *from)
+{
+    char *to = from->bytes > 0 ? sys_malloc(from->bytes + 1) : NULL;
+    if (to != NULL) {
+        memcpy(to, from->data, from->bytes);
+        to[from->bytes] = '\0';
+    }
+    return to;
+}
+
 static void take_reply(struct answer *a, const struct wire_checkpointed *got)
 {
     a->updates = got->updates;
@@ -94,7 +106,9 @@ static void take_reply(struct answer *a, const struct wire_checkpointed *got)
     a->blob_bytes = got->blob.bytes;
     a->blob = copy(&got->blob);
     a->unit_updates = copy(&got->unit_updates);
-    if ((a->blob == NULL && got->blob.bytes > 0) ||
+    a->settings_json = copy_text(&got->settings);
+    if ((a->settings_json == NULL && got->settings.bytes > 0) ||
+        (a->blob == NULL && got->blob.bytes > 0) ||
         (a->unit_updates == NULL && got->unit_updates.bytes > 0)) {
         a->status = SHD_ENOMEM;
         snprintf(a->text, sizeof a->text, "no memory for a blob of %zu bytes", got->blob.bytes);
@@ -206,6 +220,7 @@ static int write_info(struct save *s, struct shd_checkpointed *saved, struct shd
                               .decision = a->decision,
                               .blob = a->blob,
                               .blob_bytes = a->blob_bytes,
+                              .settings_json = a->settings_json,
                               .time = time(NULL),
                               .version = SHD_VERSION };
     memcpy(info.digest, saved->digest, sizeof info.digest);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/base/check.h"
+#include "proto/spec/settings.h"
 
 /* Keeps the quotient finite for a norm of 0, as torch.nn.utils.clip_grad_norm_ does. */
 #define CLIP_EPS 1e-6
@@ -113,17 +114,55 @@ static double mean_norm(const struct decide_args *args, double divisor, double l
     return sqrt(fixsum_value(&total)) / count_of(args, divisor) / loss_scale;
 }
 
-/* What the update says and is not computed. */
+static double set_number(const struct decide_args *args, uint32_t group, enum setting_rate rate)
+{
+    return args->settings != NULL ? setting_get(args->settings, setting_of(group, rate))
+                                  : (double)NAN;
+}
+
+static double or_else(double set, double given)
+{
+    return isnan(set) ? given : set;
+}
+
+/* Rates of a group: the update's, and what is set. */
+static struct decision_rates rates_of(const struct decide_args *args, uint32_t g)
+{
+    struct decision_rates r = { NAN, NAN, NAN, NAN };
+    if (g < args->group_count)
+        r = args->groups[g];
+    const double scale = set_number(args, g, SETTING_LR_SCALE);
+    if (!isnan(scale))
+        r.lr = or_else(r.lr, args->lr) * scale;
+    r.weight_decay = or_else(set_number(args, g, SETTING_WEIGHT_DECAY), r.weight_decay);
+    r.beta1 = or_else(set_number(args, g, SETTING_BETA1), r.beta1);
+    r.beta2 = or_else(set_number(args, g, SETTING_BETA2), r.beta2);
+    return r;
+}
+
+/* Groups that a decision has rates of: those of the update or, where it has none, those that
+ * something is set of. */
+static uint32_t rated_groups(const struct decide_args *args)
+{
+    const uint32_t count = args->settings != NULL ? args->settings->count : 0;
+    bool any = false;
+    for (uint32_t i = 1; i < count; i++)
+        any = any || !isnan(args->settings->numbers[i]);
+    return args->group_count == 0 && any ? (count - 1) / SETTINGS_RATES : args->group_count;
+}
+
+/* What the update says, and what is set, and is not computed. */
 static struct decision given(const struct decide_args *args, double divisor, double loss_scale)
 {
+    const uint32_t groups = rated_groups(args);
     struct decision d = { .lr = args->lr,
                           .loss_scale = loss_scale,
                           .divisor = divisor,
                           .puts = args->puts,
-                          .rate_count = args->group_count * DECISION_RATES };
-    for (uint32_t g = 0; g < args->group_count; g++) {
-        const struct decision_rates *r = &args->groups[g];
-        const double numbers[DECISION_RATES] = { r->lr, r->weight_decay, r->beta1, r->beta2 };
+                          .rate_count = groups * DECISION_RATES };
+    for (uint32_t g = 0; g < groups; g++) {
+        const struct decision_rates r = rates_of(args, g);
+        const double numbers[DECISION_RATES] = { r.lr, r.weight_decay, r.beta1, r.beta2 };
         for (uint32_t i = 0; i < DECISION_RATES; i++) /* there are many NaNs: one of them */
             d.rates[g * DECISION_RATES + i] = isnan(numbers[i]) ? (double)NAN : numbers[i];
     }
@@ -138,8 +177,11 @@ static int derive(const struct decide_args *args, double norm, struct decision *
         return SHD_OK;
     }
     double factor = 1;
-    if (args->clip_norm > 0 && args->clip_norm / (norm + CLIP_EPS) < 1)
-        factor = args->clip_norm / (norm + CLIP_EPS);
+    const double set = args->settings != NULL ? setting_get(args->settings, SETTINGS_CLIP_NORM)
+                                              : (double)NAN;
+    const double clip_norm = or_else(set, args->clip_norm);
+    if (clip_norm > 0 && clip_norm / (norm + CLIP_EPS) < 1)
+        factor = clip_norm / (norm + CLIP_EPS);
     d->scale = (float)(1.0 / count_of(args, d->divisor) / d->loss_scale * factor);
     d->good_steps = args->good_steps;
     if (isfinite(d->scale))

@@ -3,6 +3,9 @@
  *
  * Happy path: the owners' sums of squares are added exactly (proto/base/fixsum.h), so the norm does
  * not depend on their number; from it follow clipping and the factor the summed gradient gets.
+ * What is set of the model (proto/spec/settings.h) comes before what the update says: weight decay,
+ * betas and clip_norm take its place, lr_scale multiplies the group's rate, as the update gives it
+ * or, where it gives none, the update's own (then instead of the spec's scale).
  * A decision that an owner has recorded already is passed on verbatim instead.
  */
 #ifndef SHD_DECIDE_H
@@ -14,6 +17,8 @@
 #include "proto/base/status.h"
 #include "proto/wire/wire.h"
 
+struct settings;
+
 struct decide_args {
     const struct wire_prepared *prepared; /* [owners] */
     uint32_t owners;
@@ -24,8 +29,9 @@ struct decide_args {
     uint32_t divide_by;                  /* 0: M; 1 + i: the step's sum of metric i */
     const struct decision_rates *groups; /* [group_count], borrowed; each as runs_check_rates() */
     uint32_t group_count;                /* 0: what the spec says */
-    uint32_t good_steps; /* dynamic loss scaling: steps in a row, if this one is good */
-    uint64_t puts;       /* of the decision before this one */
+    uint32_t good_steps;             /* dynamic loss scaling: steps in a row, if this one is good */
+    uint64_t puts;                   /* of the decision before this one */
+    const struct settings *settings; /* owner 0's, over all that; borrowed; NULL: none */
 };
 
 struct decided {

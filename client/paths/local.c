@@ -12,6 +12,7 @@
 #include "client/paths/local_show.h"
 #include "client/paths/local_state.h"
 #include "client/paths/place.h"
+#include "client/paths/set.h"
 #include "kernels/kern.h"
 #include "kernels/runs.h"
 #include "proto/base/check.h"
@@ -510,14 +511,17 @@ static int decide_local(struct shd_model *m, const struct decide_args *asked,
 {
     struct wire_prepared prepared = { .step = m->step };
     struct decide_args args = *asked;
+    struct settings settings;
     int r = check_complete(m, e);
     if (r == SHD_OK)
         r = sum_squares(m, &prepared, e);
     if (r != SHD_OK)
         return r;
     sum_metrics(m, &prepared);
+    settings_at(&m->local->settings, m->step, &settings, /* ret_since= */ NULL);
     args.prepared = &prepared;
     args.owners = 1;
+    args.settings = &settings;
     return decide(&args, ret_decided, e);
 }
 
@@ -675,6 +679,7 @@ const struct control_ops control_local = {
     .get = local_get,
     .show = local_show,
     .put = local_put,
+    .set = set_local,
     .leaves = local_leaves,
     .range_units = local_range_units,
 };

@@ -9,6 +9,7 @@
 
 #include "proto/share/history.h"
 #include "proto/spec/layout.h"
+#include "proto/spec/settings.h"
 
 struct kern_hyper;
 struct kern_run;
@@ -43,6 +44,7 @@ struct local_model {
     uint8_t *blob; /* owned */
     size_t blob_bytes;
     struct history_slot *history; /* owned, [HISTORY_SLOTS] */
+    struct settings_kept settings;
 };
 
 #endif

@@ -24,6 +24,7 @@
 #include "proto/wire/wire.h"
 
 struct map_owner;
+struct settings;
 
 struct path_return {
     uint32_t group, unit;
@@ -58,6 +59,13 @@ struct path_put {
     void *ctx;
     uint64_t updates;             /* 1 + those that count as applied; 0: as many as before */
     const uint64_t *unit_updates; /* [units]: likewise, 0: as `updates` says; NULL: of all */
+};
+
+struct path_set {
+    const struct settings *change; /* NULL: only look */
+    uint64_t from;                 /* the step to change it from; 0: the first that can be */
+    uint64_t *ret_from;            /* of a change; may be NULL */
+    char **ret_json;               /* settings_json(), the caller's to free; may be NULL */
 };
 
 struct control_ops {
@@ -122,6 +130,8 @@ struct control_ops {
      * *ret_counts: another worker's put was first. SHD_ESTEP: another decision was. */
     int (*put)(struct shd_model *m, const struct path_put *put, bool *ret_counts,
                struct shd_err *e);
+    /* Change settings, or look at them. */
+    int (*set)(struct shd_model *m, const struct path_set *set, struct shd_err *e);
     /* digest_leaves_fn with the model as ctx. */
     int (*leaves)(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],
                   struct digest_stamp *stamp, struct shd_err *e);

@@ -29,6 +29,7 @@
 #include "client/paths/place.h"
 #include "client/paths/put.h"
 #include "client/paths/reset.h"
+#include "client/paths/set.h"
 #include "client/paths/show.h"
 #include "client/paths/slots.h"
 #include "client/paths/turn.h"
@@ -295,6 +296,7 @@ const struct control_ops control_remote = {
     .get = get_unit,
     .show = show_range,
     .put = put_values,
+    .set = set_owner,
     .leaves = look_leaves,
     .range_units = look_range_units,
 };

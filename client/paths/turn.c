@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/base/check.h"
+#include "proto/spec/settings.h"
 
 struct turn_owner {
     bool asked; /* what the state asks for, and it is not answered */
@@ -18,6 +19,7 @@ struct turn {
     uint64_t step;
     struct turn_update update;
     enum turn_state state;
+    struct settings settings; /* owner 0's */
     struct decided decided;
     bool counted;                   /* owner 0 has committed: decided.decision is what counts */
     struct turn_owner *owner;       /* [owners], behind the turn */
@@ -63,6 +65,8 @@ void turn_begin(struct turn *t, uint64_t step, const struct turn_update *update)
     t->update = *update;
     t->update.args.prepared = t->prepared;
     t->update.args.owners = t->owners;
+    t->update.args.settings = &t->settings;
+    t->settings.count = 0;
     t->decided = (struct decided){ 0 };
     t->counted = false;
     enter(t, TURN_PREPARING);
@@ -153,7 +157,10 @@ int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *pr
     CHECK(owner < t->owners);
     if (t->state != TURN_PREPARING || t->owner[owner].in)
         return SHD_OK; /* a repeat */
-    const int r = check_step(t, owner, prepared->step, "prepared", e);
+    int r = check_step(t, owner, prepared->step, "prepared", e);
+    if (r == SHD_OK && owner == 0)
+        r = settings_unpack(prepared->settings.data, prepared->settings.bytes, /* change= */ false,
+                            &t->settings, e);
     if (r != SHD_OK)
         return r;
     if (prepared->over) {
@@ -166,6 +173,7 @@ int turn_prepared(struct turn *t, uint32_t owner, const struct wire_prepared *pr
         return SHD_OK;
     }
     t->prepared[owner] = *prepared;
+    t->prepared[owner].settings = (struct wire_bytes){ 0 }; /* theirs go with the message */
     take_in(t, owner);
     return t->missing == 0 ? derive(t, e) : SHD_OK;
 }

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "daemon/core/ledger_set.h"
 #include "proto/base/check.h"
 #include "proto/share/history.h"
 #include "proto/share/segment.h"
@@ -44,11 +45,13 @@ static uint64_t place_parts(struct ledger_head *h)
     };
     const uint64_t history_bytes = h->history_slots * sizeof(struct history_slot);
     const uint64_t more_bytes = h->version < 3 ? 0 : 2 * sizeof(struct ledger_more);
+    const uint64_t set_bytes = h->version < 6 ? 0 : sizeof(struct ledger_set);
     for (size_t i = 0; i < ARRAY_SIZE(parts); i++) {
         *parts[i].ret_at = at;
         at = layout_align(at + parts[i].bytes, PART_ALIGN);
     }
-    return layout_align(layout_align(at + history_bytes, PART_ALIGN) + more_bytes, SHD_PAGE_BYTES);
+    at = layout_align(at + history_bytes, PART_ALIGN) + more_bytes;
+    return layout_align(layout_align(at, PART_ALIGN) + set_bytes, SHD_PAGE_BYTES);
 }
 
 /* Limits that keep place_parts() far from overflow. */
@@ -117,8 +120,11 @@ static void point_to_parts(struct ledger *l, void *memory)
                           .history = (void *)(base + h->blobs_at + 2 * LEDGER_BLOB_BYTES) };
     const uint64_t history_end = h->blobs_at + 2 * LEDGER_BLOB_BYTES +
                                  h->history_slots * sizeof(struct history_slot);
+    const uint64_t more_at = layout_align(history_end, PART_ALIGN);
     if (h->version >= 3)
-        l->more = (void *)(base + layout_align(history_end, PART_ALIGN));
+        l->more = (void *)(base + more_at);
+    if (h->version >= 6)
+        l->set = (void *)(base + layout_align(more_at + 2 * sizeof *l->more, PART_ALIGN));
 }
 
 void ledger_init(struct ledger *l, void *memory, const struct ledger_shape *shape)
@@ -444,6 +450,21 @@ static int check_resets(const struct ledger *l, uint64_t commits, struct shd_err
                    resets, h->resets_at[0], h->resets_at[1], promised - 1, commits);
 }
 
+static int check_set(const struct ledger *l, struct shd_err *e)
+{
+    if (l->set == NULL)
+        return SHD_OK;
+    const uint64_t given = atomic_load(&l->set->given);
+    const struct settings_kept *kept = &l->set->kept[given & 1];
+    if (settings_plausible(&kept->now, /* change= */ false) &&
+        settings_plausible(&kept->next, /* change= */ true) && kept->from <= LEDGER_STEP_MAX)
+        return SHD_OK;
+    return err_set(e, SHD_ESEGMENT,
+                   "ledger's settings have %" PRIu32 " and %" PRIu32
+                   " numbers, of them some that are none, from step %" PRIu64 " on",
+                   kept->now.count, kept->next.count, kept->from);
+}
+
 /* A build of version 3 could not reset a step, and may have answered Prepare without saying so. */
 void ledger_renew(struct ledger *l)
 {
@@ -491,6 +512,8 @@ int ledger_adopt(struct ledger *l, void *memory, uint64_t bytes, struct shd_err 
         r = check_cells(&found, commits, e);
     if (r == SHD_OK)
         r = check_metrics(&found, commits, e);
+    if (r == SHD_OK)
+        r = check_set(&found, e);
     if (r != SHD_OK)
         return r;
     *l = found;

@@ -24,6 +24,7 @@
  *                     part, or its bytes are in the spill segment; and of which round
  *   metrics.tag       the micro-batch's numbers are there; and of which round
  *   history.tag       the row of a step is there; it counts when the step is committed
+ *   set.given         so many changes of settings were given; set.kept[given & 1] is what is kept
  *
  * Words that belong to a round carry it, and no two attempts at a step, or steps, have the same: so
  * nothing has to be cleared when the next one begins, or the same one begins again. A
@@ -46,7 +47,7 @@
 #include "proto/base/status.h"
 
 #define LEDGER_MAGIC      UINT64_C(0x31726764656c6873) /* "shledgr1" */
-#define LEDGER_VERSION    5u /* 4: without counts of units; 3: resets; 2: ledger_more; 1: history */
+#define LEDGER_VERSION    6u /* without 5: settings; 4: counts; 3: resets; 2: more; 1: history */
 #define LEDGER_ONE_COUNT  4u /* the version of one with one count of updates for all units */
 #define LEDGER_NAME_BYTES 128u
 #define LEDGER_BLOB_BYTES ((uint64_t)768 * 1024)
@@ -58,6 +59,7 @@
 #define LEDGER_RESETS_MAX (UINT64_C(1) << 32)
 
 struct history_slot;
+struct ledger_set;
 
 struct ledger_decision { /* of a decision what every version of a ledger has */
     bool skip;
@@ -142,6 +144,7 @@ struct ledger {
     const char *spec;             /* [spec_bytes], no NUL */
     struct history_slot *history; /* [history_slots], behind the blobs */
     struct ledger_more *more;     /* [2], as records, behind that; NULL: an older version's */
+    struct ledger_set *set;       /* ledger_set.h, behind that; NULL: likewise */
 };
 
 struct ledger_shape {

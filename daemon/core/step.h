@@ -106,6 +106,10 @@ struct step_prepared {
     uint32_t reported; /* micro-batches that had metrics; 0: not known */
     bool has_decision;
     struct decision decision;
+    /* What is set (step_set.h) for a step without a decision; borrowed, until the next such answer.
+     */
+    const double *settings; /* [setting_count] */
+    uint32_t setting_count; /* 0: nothing */
 };
 
 struct step; /* lives in caller's memory */

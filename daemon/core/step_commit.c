@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/core/ledger.h"
+#include "daemon/core/step_set.h"
 #include "daemon/core/step_state.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
@@ -29,6 +30,11 @@ int step_prepare(struct step *s, uint64_t step, struct step_prepared *ret_prepar
         if (s->phase == STEP_SEALED)
             promise(s);
         *ret_prepared = s->record;
+        if (!s->record.has_decision) {
+            step_settings(s, step, &s->told); /* behind the promise: they do not change any more */
+            ret_prepared->settings = s->told.numbers;
+            ret_prepared->setting_count = s->told.count;
+        }
         return SHD_OK;
     }
     if (step < s->now) {

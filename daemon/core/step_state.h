@@ -3,6 +3,7 @@
 #define SHD_STEP_STATE_H
 
 #include "daemon/core/step.h"
+#include "proto/spec/settings.h"
 
 #define CELL_EMPTY   0u
 #define CELL_NONE    UINT32_MAX       /* took no part; its turn has not come */
@@ -41,7 +42,8 @@ struct step {
     bool dropping; /* the collecting step is to become a put: its gradients count no more */
     const uint64_t *put_updates; /* step_put_updates() */
     struct step_prepared record;
-    double next_norm; /* of the row that the next commit writes */
+    struct settings told; /* with the last answer to a Prepare */
+    double next_norm;     /* of the row that the next commit writes */
     uint64_t next_time_ns;
     struct decision last; /* decision recorded */
     bool has_last;

@@ -56,8 +56,11 @@ struct checkpoint {
     uint64_t *unit_updates; /* owned, [units]; NULL: `updates` of each */
     bool has_decision;
     struct decision decision;
-    uint8_t *blob; /* owned: of step, as of the beginning */
-    uint64_t blob_bytes;
+    struct {
+        uint8_t *data; /* owned */
+        uint64_t bytes;
+    } blob;              /* of step, as of the beginning */
+    char *settings_json; /* owned; NULL: nothing is set */
     uint64_t started_ns, bytes, aside_bytes, aside_bytes_max;
     struct capture buffers[BUFFERS];
     struct capture *asides; /* owned */
@@ -105,7 +108,8 @@ void checkpoint_free(struct checkpoint *c)
     }
     free(c->aside_arrays);
     free(c->unit_updates);
-    free(c->blob);
+    free(c->blob.data);
+    free(c->settings_json);
     free(c);
 }
 
@@ -144,7 +148,7 @@ static void fill_reply(const struct checkpoint *c, struct op *op)
         .updates = c->updates,
         .bytes = c->bytes,
         .has_decision = c->has_decision,
-        .blob = { c->blob, c->blob_bytes },
+        .blob = { c->blob.data, c->blob.bytes },
     };
     if (c->unit_updates != NULL)
         op->reply.checkpointed.unit_updates = (struct wire_bytes){
@@ -152,6 +156,9 @@ static void fill_reply(const struct checkpoint *c, struct op *op)
         };
     if (c->has_decision)
         op->reply.checkpointed.decision = c->decision;
+    if (c->settings_json != NULL)
+        op->reply.checkpointed.settings = (struct wire_bytes){ (const uint8_t *)c->settings_json,
+                                                               strlen(c->settings_json) };
 }
 
 static void finish(struct checkpoint *c)
@@ -468,12 +475,12 @@ static int make_buffers(struct checkpoint *c, struct shd_err *e)
         ok = ok && c->buffers[i].data != NULL;
     }
     const struct step_blob blob = step_last_blob(m->core);
-    c->blob = blob.bytes > 0 ? sys_malloc(blob.bytes) : NULL;
-    c->blob_bytes = blob.bytes;
-    if (!ok || (blob.bytes > 0 && c->blob == NULL))
+    c->blob.data = blob.bytes > 0 ? sys_malloc(blob.bytes) : NULL;
+    c->blob.bytes = blob.bytes;
+    if (!ok || (blob.bytes > 0 && c->blob.data == NULL))
         return err_set(e, SHD_ENOMEM, "no memory to write a checkpoint");
     if (blob.bytes > 0)
-        memcpy(c->blob, blob.data, blob.bytes);
+        memcpy(c->blob.data, blob.data, blob.bytes);
     return SHD_OK;
 }
 
@@ -489,20 +496,41 @@ static int take_updates(struct checkpoint *c, struct shd_err *e)
                        "units of model '%s' have had different numbers of updates, which the "
                        "library that saves it does not know of: save by one of the daemons' build",
                        m->spec->name);
-    const uint64_t bytes = m->spec->unit_count * sizeof *c->unit_updates;
-    const uint64_t room = WIRE_FRAME_BYTES_MAX - REPLY_REST_BYTES;
-    if (step_last_blob(m->core).bytes + bytes > room)
-        return err_set(e, SHD_ERANGE,
-                       "a blob of %" PRIu64 " bytes and the counts of %" PRIu32 " units, %" PRIu64
-                       ", are more than the %" PRIu64
-                       " that a message holds: commit a smaller blob",
-                       step_last_blob(m->core).bytes, m->spec->unit_count, bytes, room);
     c->unit_updates = sys_calloc(m->spec->unit_count, sizeof *c->unit_updates);
     if (c->unit_updates == NULL)
         return err_set(e, SHD_ENOMEM, "no memory to write a checkpoint");
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
         c->unit_updates[u] = step_unit_updates(m->core, u);
     return SHD_OK;
+}
+
+static int check_answer(const struct checkpoint *c, struct shd_err *e)
+{
+    const uint64_t blob_bytes = step_last_blob(c->model->core).bytes;
+    const uint64_t counts_bytes = c->unit_updates != NULL
+                                      ? c->model->spec->unit_count * sizeof *c->unit_updates
+                                      : 0;
+    const uint64_t settings_bytes = c->settings_json != NULL ? strlen(c->settings_json) : 0;
+    const uint64_t room = WIRE_FRAME_BYTES_MAX - REPLY_REST_BYTES;
+    if (blob_bytes + counts_bytes + settings_bytes <= room)
+        return SHD_OK;
+    return err_set(e, SHD_ERANGE,
+                   "a blob of %" PRIu64 " bytes, the counts of %" PRIu32 " units, %" PRIu64
+                   ", and settings, %" PRIu64 ", are more than the %" PRIu64
+                   " that a message holds: commit a smaller blob",
+                   blob_bytes, c->model->spec->unit_count, counts_bytes, settings_bytes, room);
+}
+
+/* What is set at this step, and what waits for a later one. */
+static int take_settings(struct checkpoint *c, struct shd_err *e)
+{
+    const int r = model_settings(c->model, c->step, &c->settings_json, e);
+    if (r == SHD_OK && c->settings_json != NULL && c->op->session->level < WIRE_LEVEL_STATES)
+        return err_set(e, SHD_ENOTSUP,
+                       "model '%s' has settings, which the library that saves it does not know of: "
+                       "save by one of the daemons' build",
+                       c->model->spec->name);
+    return r == SHD_OK ? check_answer(c, e) : r;
 }
 
 int checkpoint_begin(struct op *op)
@@ -521,6 +549,8 @@ int checkpoint_begin(struct op *op)
     c->has_decision = step_last_decision(m->core, &c->decision);
     c->at.first_elem = m->map->slice[0].first_elem;
     int r = take_updates(c, &op->err);
+    if (r == SHD_OK)
+        r = take_settings(c, &op->err);
     if (r == SHD_OK)
         r = make_buffers(c, &op->err);
     if (r != SHD_OK) {

@@ -13,8 +13,10 @@
 #include "daemon/base/task.h"
 #include "daemon/core/lease.h"
 #include "daemon/core/ledger.h"
+#include "daemon/core/ledger_set.h"
 #include "daemon/core/step.h"
 #include "daemon/core/step_init.h"
+#include "daemon/core/step_set.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/memory.h"
 #include "daemon/model/metrics.h"
@@ -29,6 +31,7 @@
 #include "proto/share/board.h"
 #include "proto/share/shardmap.h"
 #include "proto/spec/layout.h"
+#include "proto/spec/settings_text.h"
 #include "proto/wire/wire.h"
 
 #define FILL_PIECES_MAX 256u /* of a batch of initial values: the queue has room for others */
@@ -178,7 +181,9 @@ int model_core(struct model *m, struct shd_err *e)
             step_means(m->core, u);
     m->lease = lease_init(lease, spec_returns(m->spec),
                           /* cautious= */ m->map->owner > 0 || m->kept.adopted);
-    return step_check_counts(m->core, e);
+    const struct settings_kept *kept = step_settings_kept(m->core);
+    const int r = kept != NULL ? settings_check_kept(m->spec, kept, e) : SHD_OK;
+    return r == SHD_OK ? step_check_counts(m->core, e) : r;
 }
 
 int model_plan(struct spec *spec, const struct model_home *home, struct model **ret_model,
@@ -307,6 +312,44 @@ uint64_t model_norm(const struct model *m, uint32_t unit, double *ret_norm)
 {
     *ret_norm = m->units[unit].applied.norm;
     return m->units[unit].applied.step;
+}
+
+int model_set(struct model *m, const uint8_t *change, size_t bytes, uint64_t at, uint64_t *ret_from,
+              struct shd_err *e)
+{
+    struct settings asked;
+    if (m->map->owner != 0)
+        return err_set(e, SHD_EINVAL, "settings are owner 0's, this is owner %" PRIu32,
+                       m->map->owner);
+    int r = settings_unpack(change, bytes, /* change= */ true, &asked, e);
+    if (r == SHD_OK && asked.count == 0)
+        r = err_set(e, SHD_EINVAL, "no setting is given");
+    if (r == SHD_OK)
+        r = settings_check(m->spec, &asked, /* change= */ true, e);
+    if (r == SHD_OK)
+        r = step_set(m->core, &asked, at, ret_from, e);
+    if (r == SHD_OK)
+        log_info("op=set model=%s from=%" PRIu64, m->spec->name, *ret_from);
+    return r;
+}
+
+int model_settings(const struct model *m, uint64_t step, char **ret_json, struct shd_err *e)
+{
+    const struct settings_kept *kept = step_settings_kept(m->core);
+    *ret_json = NULL;
+    return kept != NULL && settings_any(kept) ? settings_json(m->spec, kept, step, ret_json, e)
+                                              : SHD_OK;
+}
+
+int model_take_settings(struct model *m, const char *json, struct shd_err *e)
+{
+    if (json == NULL || m->map->owner != 0)
+        return SHD_OK;
+    if (m->ledger->set == NULL)
+        return err_set(e, SHD_ENOTSUP,
+                       "the checkpoint has settings, which the build of another daemon, or of the "
+                       "library that restores it, does not know of: upgrade it");
+    return settings_read(m->spec, json, strlen(json), &m->ledger->set->kept[0], e);
 }
 
 uint8_t *model_published(const struct model *m, uint32_t unit)

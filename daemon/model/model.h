@@ -150,6 +150,17 @@ void model_hypers_done(struct model *m, const struct kern_hyper *hypers);
  * finite. Returns 1 + its step; 0: it is not known. */
 uint64_t model_norm(const struct model *m, uint32_t unit, double *ret_norm);
 
+/* Change settings, as step_set() at owner 0; change [bytes] is as a message has it. Errors beside
+ * those: SHD_EPROTO, SHD_EINVAL, SHD_ERANGE. */
+int model_set(struct model *m, const uint8_t *change, size_t bytes, uint64_t at, uint64_t *ret_from,
+              struct shd_err *e);
+
+/* What is set of the model at `step`, as JSON (proto/spec/settings_text.h), and taking it over from
+ * a checkpoint (NULL: nothing), at owner 0. *ret_json: the caller's to free; NULL: nothing is set.
+ * Errors: SHD_ENOMEM; SHD_ENOTSUP a ledger without room for it; SHD_EINVAL, SHD_ERANGE. */
+int model_settings(const struct model *m, uint64_t step, char **ret_json, struct shd_err *e);
+int model_take_settings(struct model *m, const char *json, struct shd_err *e);
+
 /* The spill segment's size, and where in it the gradient of a unit has its place; see spill.h. */
 uint64_t model_spill_bytes(const struct model *m);
 void *model_spilled(const struct model *m, uint32_t unit, uint32_t micro);

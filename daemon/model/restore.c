@@ -298,8 +298,11 @@ static int start_ledger(struct restore *w)
     const struct ckpt_info *info = &w->in.info;
     struct model *m = w->model;
     m->ledger->head->restore_id = w->restore_id;
-    if (w->in.weights || info->step == 0)
+    if (w->in.weights)
         return SHD_OK;
+    int r = model_take_settings(m, info->settings_json, &w->err);
+    if (r != SHD_OK || info->step == 0)
+        return r;
     if (info->unit_updates != NULL && !ledger_counts_units(m->ledger))
         return err_set(&w->err, SHD_ENOTSUP,
                        "units of the checkpoint have had different numbers of updates, which the "
@@ -311,7 +314,7 @@ static int start_ledger(struct restore *w)
                                         .decision = info->decision,
                                         .blob = info->blob,
                                         .blob_bytes = info->blob_bytes };
-    int r = ledger_start_at(m->ledger, &start, &w->err);
+    r = ledger_start_at(m->ledger, &start, &w->err);
     if (r != SHD_OK)
         return r;
     free(m->core);

@@ -204,6 +204,9 @@ static int op_prepare(struct op *op)
                                                  .has_decision = p.has_decision,
                                                  .decision = p.decision };
     memcpy(op->reply.prepared.metrics, p.metrics, sizeof p.metrics);
+    if (p.setting_count > 0)
+        op->reply.prepared.settings = (struct wire_bytes){ (const uint8_t *)p.settings,
+                                                           p.setting_count * sizeof *p.settings };
     return SHD_OK;
 }
 

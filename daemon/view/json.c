@@ -147,6 +147,13 @@ static json_t *hold_json(const struct view_model *vm, bool draining)
     return draining ? json_integer((json_int_t)vm->hold_step) : json_null();
 }
 
+/* At owner 0; null: nothing is set. */
+static json_t *settings_of(const struct view_model *vm)
+{
+    json_t *o = vm->last.settings != NULL ? json_loads(vm->last.settings, 0, NULL) : NULL;
+    return o != NULL ? o : json_null();
+}
+
 static json_t *model_json(const struct view_model *vm, const struct view_snapshot *s, bool brief)
 {
     json_t *model = json_pack(
@@ -167,6 +174,8 @@ static json_t *model_json(const struct view_model *vm, const struct view_snapsho
         add_record(model, &vm->last.sealed);
     if (model != NULL)
         add_result(model, vm);
+    if (model != NULL)
+        json_object_set_new(model, "settings", settings_of(vm));
     return model;
 }
 

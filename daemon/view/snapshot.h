@@ -82,7 +82,8 @@ struct view_model {
     struct {
         struct step_prepared sealed;
         struct step_result committed;
-    } last;                       /* steps */
+        char *settings; /* owned: JSON, of the one that is collected; NULL: nothing is set */
+    } last;             /* steps */
     struct metrics_model metrics; /* without senders */
     struct metrics_rates rates;
     bool saves; /* a checkpoint is being written: */

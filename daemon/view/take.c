@@ -159,7 +159,7 @@ static bool take_model(const struct model *m, struct view_model *vm, uint64_t no
     take_units(m, vm);
     take_groups(m, vm);
     take_requests(m, vm);
-    return true;
+    return model_settings(m, vm->collecting, &vm->last.settings, /* e= */ NULL) == SHD_OK;
 }
 
 /* -- Sessions -----------------------------------------------------------------------------------
@@ -328,6 +328,7 @@ void view_unref(struct view_snapshot *s)
         free(s->models[i].leases);
         free(s->models[i].missing);
         free(s->models[i].waiting_list);
+        free(s->models[i].last.settings);
     }
     for (uint32_t i = 0; s->sessions != NULL && i < s->session_count; i++)
         free(s->sessions[i].spans);

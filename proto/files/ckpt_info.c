@@ -158,14 +158,18 @@ int ckpt_info_dump(const struct ckpt_info *info, const struct ckpt_file *files, 
     for (uint32_t i = 0; i < count; i++)
         json_array_append_new(list, json_pack("{s:s, s:I}", "name", files[i].name, "bytes",
                                               (json_int_t)files[i].bytes));
-    json_t *root = json_pack("{s:i, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:I, s:s}", "format",
-                             info->unit_count > 0 ? CKPT_FORMAT_UNITS : CKPT_FORMAT, "step",
-                             (json_int_t)info->step, "updates", (json_int_t)info->updates, "digest",
-                             info->digest, "spec", json_loads(info->spec_json, 0, &why), "decision",
-                             dump_decision(info), "blob", dump_blob(info), "files", list, "time",
-                             (json_int_t)info->time, "version", info->version);
+    const int format = info->settings_json != NULL ? CKPT_FORMAT_SET
+                       : info->unit_count > 0      ? CKPT_FORMAT_UNITS
+                                                   : CKPT_FORMAT;
+    json_t *root = json_pack("{s:i, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:I, s:s}", "format", format,
+                             "step", (json_int_t)info->step, "updates", (json_int_t)info->updates,
+                             "digest", info->digest, "spec", json_loads(info->spec_json, 0, &why),
+                             "decision", dump_decision(info), "blob", dump_blob(info), "files",
+                             list, "time", (json_int_t)info->time, "version", info->version);
     if (root != NULL && info->unit_count > 0)
         json_object_set_new(root, "unit_updates", dump_unit_updates(info));
+    if (root != NULL && info->settings_json != NULL)
+        json_object_set_new(root, "settings", json_loads(info->settings_json, 0, &why));
     const size_t form = strlen(info->spec_json) <= INDENTED_MAX ? JSON_INDENT(1) : JSON_COMPACT;
     char *text = root != NULL ? json_dumps(root, form | JSON_PRESERVE_ORDER) : NULL;
     json_decref(root);
@@ -268,6 +272,16 @@ static int read_unit_updates(const json_t *root, struct ckpt_info *info, struct 
     return SHD_OK;
 }
 
+/* What they say is checked against the spec, where there is one. */
+static int read_settings(const json_t *root, struct ckpt_info *info, struct shd_err *e)
+{
+    const json_t *v = json_object_get(root, "settings");
+    if (!json_is_object(v))
+        return bad_field(e, "settings");
+    info->settings_json = json_dumps(v, JSON_COMPACT | JSON_PRESERVE_ORDER);
+    return info->settings_json != NULL ? SHD_OK : err_set(e, SHD_ENOMEM, "no memory for settings");
+}
+
 static int read_blob(const json_t *root, struct ckpt_info *info, struct shd_err *e)
 {
     const json_t *v = json_object_get(root, "blob");
@@ -334,9 +348,9 @@ static int take_fields(int dir_fd, const json_t *root, struct ckpt_info *info, s
     const char *digest = json_string_value(json_object_get(root, "digest"));
     const char *version = json_string_value(json_object_get(root, "version"));
     int r = get_number(root, "format", INT32_MAX, &format, e);
-    if (r == SHD_OK && format != CKPT_FORMAT && format != CKPT_FORMAT_UNITS)
-        return err_set(e, SHD_ENOTSUP, "is of format %" PRIu64 ", this build reads %d and %d",
-                       format, CKPT_FORMAT, CKPT_FORMAT_UNITS);
+    if (r == SHD_OK && (format < CKPT_FORMAT || format > CKPT_FORMAT_SET))
+        return err_set(e, SHD_ENOTSUP, "is of format %" PRIu64 ", this build reads %d to %d",
+                       format, CKPT_FORMAT, CKPT_FORMAT_SET);
     if (r == SHD_OK)
         r = get_number(root, "step", INT64_MAX, &info->step, e);
     if (r == SHD_OK)
@@ -354,8 +368,11 @@ static int take_fields(int dir_fd, const json_t *root, struct ckpt_info *info, s
     r = read_decision(root, info, e);
     if (r == SHD_OK && info->updates > info->step && info->decision.puts == 0)
         r = bad_field(e, "updates"); /* a put may say how many count */
-    if (r == SHD_OK && format == CKPT_FORMAT_UNITS)
+    if (r == SHD_OK && (format == CKPT_FORMAT_UNITS ||
+                        (format == CKPT_FORMAT_SET && json_object_get(root, "unit_updates"))))
         r = read_unit_updates(root, info, e);
+    if (r == SHD_OK && format == CKPT_FORMAT_SET)
+        r = read_settings(root, info, e);
     if (r == SHD_OK)
         r = read_blob(root, info, e);
     if (r == SHD_OK)
@@ -399,5 +416,6 @@ void ckpt_info_deinit(struct ckpt_info *info)
     free(info->spec_json);
     free(info->unit_updates);
     free(info->blob);
+    free(info->settings_json);
     *info = (struct ckpt_info){ 0 };
 }

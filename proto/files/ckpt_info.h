@@ -13,6 +13,7 @@ struct shd_err;
 #define CKPT_INFO         "shardd.json"
 #define CKPT_FORMAT       1
 #define CKPT_FORMAT_UNITS 2 /* has updates of units, which a build that reads 1 would leave out */
+#define CKPT_FORMAT_SET   3 /* has settings, likewise; and those, where there are any */
 
 struct ckpt_info {
     uint64_t step, updates;
@@ -24,8 +25,9 @@ struct ckpt_info {
     struct decision decision; /* of the step before */
     uint8_t *blob;            /* owned; NULL: none */
     size_t blob_bytes;
-    uint64_t bytes; /* of all files */
-    int64_t time;   /* seconds since 1970 */
+    char *settings_json; /* owned: as settings_json() has it; NULL: nothing is set */
+    uint64_t bytes;      /* of all files */
+    int64_t time;        /* seconds since 1970 */
     char version[32];
     bool summed; /* read: its checksum was there and right; else written by a build without */
 };

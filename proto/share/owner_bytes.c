@@ -7,6 +7,7 @@
 #include "proto/share/segment.h"
 #include "proto/share/shardmap.h"
 #include "proto/spec/layout.h"
+#include "proto/spec/settings.h"
 #include "proto/spec/spec.h"
 
 /* Of the ledger's parts: daemon/model/memory.c checks the sum against the ledger itself. */
@@ -17,6 +18,7 @@
 #define METRICS_BYTES UINT64_C(64)
 #define BLOBS_BYTES   (UINT64_C(2) * 768 * 1024)
 #define MORE_BYTES    (2 * (16 + DECISION_GROUPS_MAX * DECISION_RATES * UINT64_C(8)))
+#define SET_BYTES     (layout_align(2 * sizeof(struct settings_kept), 64) + 64)
 
 static uint64_t chunk_count(const struct shardmap *map)
 {
@@ -37,7 +39,8 @@ uint64_t owner_ledger_bytes(const struct shardmap *map, const struct owner_ask *
                                ask->spec_bytes,
                                BLOBS_BYTES,
                                HISTORY_BYTES,
-                               MORE_BYTES };
+                               MORE_BYTES,
+                               SET_BYTES };
     uint64_t at = 0;
     for (unsigned i = 0; i < sizeof parts / sizeof *parts; i++)
         at = layout_align(at + parts[i], PART_ALIGN);

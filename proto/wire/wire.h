@@ -35,6 +35,7 @@
 #define WIRE_LINK_ID_BYTES   128u
 #define WIRE_TOKEN_BYTES     16u /* SHD_TOKEN_BYTES: of the side channel */
 #define WIRE_SUM_BYTES       32u
+#define WIRE_SET_JSON_MAX    ((size_t)128 * 1024)
 
 struct shd_err;
 
@@ -68,7 +69,8 @@ enum wire_level {
     WIRE_LEVEL_COUNTS, /* unit_updates, one_count */
     WIRE_LEVEL_RINGS,  /* OpenRing and Ring, SIDE_WAKE */
     WIRE_LEVEL_SAID,   /* Layout.one_count */
-    WIRE_LEVEL_STATES, /* Show; Digest.tensors of several units */
+    WIRE_LEVEL_STATES, /* Show, Set; settings of Prepared and Checkpointed; Digest.tensors of
+                          several units */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -96,7 +98,8 @@ enum wire_level {
     X(GET, get)               \
     X(RESET, reset)           \
     X(OPEN_RING, open_ring)   \
-    X(SHOW, show)
+    X(SHOW, show)             \
+    X(SET, set)
 
 enum wire_request_type {
 #define WIRE_REQUEST_ENUM(NAME, name) WIRE_##NAME,
@@ -272,6 +275,12 @@ struct wire_reset {
     uint64_t attempt; /* > 1 */
     bool agreed;
 };
+struct wire_set {
+    uint32_t model;
+    struct wire_bytes change; /* doubles, in any place: settings_unpack(); may be empty */
+    uint64_t from;            /* 0: the first step that it can be */
+    bool look;
+};
 
 struct wire_request {
     uint64_t seq;
@@ -297,6 +306,7 @@ struct wire_request {
         struct wire_get get;
         struct wire_reset reset;
         struct wire_show show;
+        struct wire_set set;
     };
 };
 
@@ -321,8 +331,9 @@ enum wire_reply_type {
     WIRE_RESET_ANSWER,
     WIRE_RING,
     WIRE_SHOWN,
+    WIRE_SET_ANSWER,
 };
-#define WIRE_REPLY_TYPES (WIRE_SHOWN + 1)
+#define WIRE_REPLY_TYPES (WIRE_SET_ANSWER + 1)
 
 struct wire_welcome {
     uint64_t session;
@@ -368,6 +379,8 @@ struct wire_prepared {
     bool has_decision;
     struct decision decision;
     uint32_t reported; /* returned groups that had metrics; 0: not known */
+    struct wire_bytes
+        settings; /* doubles, in any place: settings_unpack(); empty: nothing is set */
 };
 struct wire_committed {
     uint64_t step;
@@ -406,6 +419,7 @@ struct wire_checkpointed {
     struct decision decision;
     struct wire_bytes blob;         /* at most WIRE_BLOB_BYTES_MAX */
     struct wire_bytes unit_updates; /* of each unit a uint64_t, in any place; none: `updates` */
+    struct wire_bytes settings;     /* JSON (settings_text.h); empty: nothing is set */
 };
 struct wire_restored {
     uint64_t step, bytes;
@@ -451,6 +465,10 @@ struct wire_ring {
     uint64_t requests, replies; /* tickets: of the page that the client writes, and the daemon */
     uint64_t bytes;             /* of each, as a segment's */
 };
+struct wire_set_answer {
+    uint64_t from;
+    struct wire_bytes json; /* at most WIRE_SET_JSON_MAX bytes */
+};
 
 struct wire_shown {
     uint64_t step, updates;   /* updates: of the unit */
@@ -485,6 +503,7 @@ struct wire_reply {
         struct wire_reset_answer reset_answer;
         struct wire_ring ring;
         struct wire_shown shown;
+        struct wire_set_answer set_answer;
     };
 };
 

@@ -6,6 +6,7 @@
 #include "proto/share/history.h"
 #include "proto/share/tally.h"
 #include "proto/spec/layout.h"
+#include "proto/spec/settings.h"
 #include "proto/spec/spec.h"
 
 #define MEMORY_BYTES_MAX (UINT64_C(1) << 62)
@@ -43,6 +44,11 @@
 #define UNIT_UPDATES(T)                                                                         \
     ROW(T, unit_updates, .max = SHD_UNITS_MAX * sizeof(uint64_t), .multiple = sizeof(uint64_t), \
         NEEDED_SINCE(COUNTS))
+#define SETTINGS(T, member)                                                          \
+    ROW(T, member, .max = SETTINGS_MAX * sizeof(double), .multiple = sizeof(double), \
+        NEEDED_SINCE(STATES))
+#define SETTINGS_JSON(T, member) ROW(T, member, .max = WIRE_SET_JSON_MAX, NEEDED_SINCE(STATES))
+
 #define DECISION(T) ROW(T, decision, .max = 1, .of = &decision)
 #define DECIDED(T)  ROW(T, decision, .max = 1, .of = &decision, MORE(T, has_decision))
 
@@ -196,6 +202,12 @@ static const struct wire_field show_fields[] = {
     ROW(show, elems, LIMITS(1, SHD_MODEL_ELEMS_MAX), NEEDED_SINCE(STATES)),
     ROW(show, values, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
 };
+static const struct wire_field set_fields[] = {
+    ROW(set, model, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    SETTINGS(set, change),
+    ROW(set, from, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    ROW(set, look, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+};
 
 const struct wire_message wire_requests[] = {
     [WIRE_HELLO] = MESSAGE("hello", hello),
@@ -218,6 +230,7 @@ const struct wire_message wire_requests[] = {
     [WIRE_PUT] = MESSAGE("put", put),
     [WIRE_GET] = MESSAGE("get", get),
     [WIRE_RESET] = MESSAGE("reset", reset),
+    [WIRE_SET] = MESSAGE("set", set),
     [WIRE_OPEN_RING] = { .name = "open_ring", .descriptor = &shd__open_ring__descriptor },
     [WIRE_SHOW] = MESSAGE("show", show),
 };
@@ -253,6 +266,7 @@ static const struct wire_field prepared_fields[] = {
     DECIDED(prepared),
     ANY(prepared, over),
     ROW(prepared, reported, .form = WIRE_UP_TO, .max = SHD_MICROS_MAX, SINCE(SPECS)),
+    SETTINGS(prepared, settings),
 };
 static const struct wire_field committed_fields[] = { ANY(committed, step), DECISION(committed),
                                                       ANY(committed, over) };
@@ -279,6 +293,7 @@ static const struct wire_field checkpointed_fields[] = {
     DECIDED(checkpointed),
     RANGE(checkpointed, blob, 0, WIRE_BLOB_BYTES_MAX),
     UNIT_UPDATES(checkpointed),
+    SETTINGS_JSON(checkpointed, settings),
 };
 static const struct wire_field restored_fields[] = { ANY(restored, step), ANY(restored, bytes) };
 static const struct wire_field fetched_fields[] = { ANY(fetched, step) };
@@ -319,6 +334,10 @@ static const struct wire_field shown_fields[] = {
     ROW(shown, values, .max = (uint64_t)WIRE_VALUES_MAX * sizeof(float), .multiple = sizeof(float),
         NEEDED_SINCE(STATES)),
 };
+static const struct wire_field set_answer_fields[] = {
+    ROW(set_answer, from, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    SETTINGS_JSON(set_answer, json),
+};
 
 const struct wire_message wire_replies[] = {
     [WIRE_WELCOME] = MESSAGE("welcome", welcome),
@@ -339,4 +358,5 @@ const struct wire_message wire_replies[] = {
     [WIRE_RESET_ANSWER] = MESSAGE("reset_answer", reset_answer),
     [WIRE_RING] = MESSAGE("ring", ring),
     [WIRE_SHOWN] = MESSAGE("shown", shown),
+    [WIRE_SET_ANSWER] = MESSAGE("set_answer", set_answer),
 };

@@ -10,6 +10,7 @@
 #include "proto/share/history.h"
 #include "proto/share/tally.h"
 #include "proto/spec/layout.h"
+#include "proto/spec/settings.h"
 #include "proto/spec/spec.h"
 
 struct spec *parse(const char *json)
@@ -327,6 +328,12 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
                                      .elems = random_u64(seed, 1, SHD_MODEL_ELEMS_MAX),
                                      .values = random_u32(seed, 0, 1) == 1 };
         break;
+    case WIRE_SET:
+        q.set = (struct wire_set){ random_u32(seed, 0, UINT32_MAX),
+                                   random_bytes(seed, SETTINGS_MAX * sizeof(double),
+                                                sizeof(double)),
+                                   random_u64(seed, 0, UINT64_MAX), random_u32(seed, 0, 1) != 0 };
+        break;
     case WIRE_STATUS:
     case WIRE_DETACH:
     case WIRE_OPEN_RING:
@@ -376,6 +383,7 @@ static void random_prepared(uint64_t *seed, struct wire_prepared *p)
     for (int i = 0; i < FIXSUM_LIMBS - 1; i++)
         p->sum.limb[i] = random_u64(seed, 0, UINT32_MAX);
     p->metric_count = random_metrics(seed, p->metrics);
+    p->settings = random_bytes(seed, SETTINGS_MAX * sizeof(double), sizeof(double));
     if (p->has_decision)
         p->decision = random_decision(seed);
 }
@@ -434,6 +442,7 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
                                                      .has_decision = test_random(seed) % 2 != 0 };
         p.checkpointed.blob = random_bytes(seed, WIRE_BLOB_BYTES_MAX, 1);
         p.checkpointed.unit_updates = random_bytes(seed, 8 * SHD_UNITS_MAX / 4, 8); /* beside it */
+        p.checkpointed.settings = random_bytes(seed, 4096, 1);
         if (p.checkpointed.has_decision)
             p.checkpointed.decision = random_decision(seed);
         break;
@@ -478,6 +487,10 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
                                        .tally = random_bytes(seed, TALLY_BYTES, TALLY_BYTES),
                                        .values = random_bytes(seed, WIRE_VALUES_MAX * sizeof(float),
                                                               4) };
+        break;
+    case WIRE_SET_ANSWER:
+        p.set_answer = (struct wire_set_answer){ random_u64(seed, 0, UINT64_MAX),
+                                                 random_bytes(seed, WIRE_SET_JSON_MAX, 1) };
         break;
     case WIRE_REPLY_NONE:
         break;
@@ -602,6 +615,9 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
         return a->show.model == b->show.model && a->show.tensor == b->show.tensor &&
                a->show.array == b->show.array && a->show.first == b->show.first &&
                a->show.elems == b->show.elems && a->show.values == b->show.values;
+    case WIRE_SET:
+        return a->set.model == b->set.model && same_bytes(a->set.change, b->set.change) &&
+               a->set.from == b->set.from && a->set.look == b->set.look;
     case WIRE_RESTORE:
         return strcmp(a->restore.path, b->restore.path) == 0 &&
                same_bytes(a->restore.spec, b->restore.spec) &&
@@ -641,6 +657,7 @@ static bool same_prepared(const struct wire_prepared *a, const struct wire_prepa
            memcmp(a->sum.limb, b->sum.limb, sizeof a->sum.limb) == 0 && b->sum.adds == 0 &&
            same_metrics(a->metrics, a->metric_count, b->metrics, b->metric_count) &&
            a->has_decision == b->has_decision && a->reported == b->reported &&
+           same_bytes(a->settings, b->settings) &&
            (!a->has_decision || same_decision(a->decision, b->decision));
 }
 
@@ -679,6 +696,7 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
                a->checkpointed.bytes == b->checkpointed.bytes &&
                same_bytes(a->checkpointed.blob, b->checkpointed.blob) &&
                same_bytes(a->checkpointed.unit_updates, b->checkpointed.unit_updates) &&
+               same_bytes(a->checkpointed.settings, b->checkpointed.settings) &&
                a->checkpointed.has_decision == b->checkpointed.has_decision &&
                (!a->checkpointed.has_decision ||
                 same_decision(a->checkpointed.decision, b->checkpointed.decision));
@@ -695,6 +713,9 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
     case WIRE_GOT:
         return a->got.step == b->got.step && a->got.updates == b->got.updates &&
                a->got.ticket == b->got.ticket && a->got.bytes == b->got.bytes;
+    case WIRE_SET_ANSWER:
+        return a->set_answer.from == b->set_answer.from &&
+               same_bytes(a->set_answer.json, b->set_answer.json);
     case WIRE_RING:
         return a->ring.requests == b->ring.requests && a->ring.replies == b->ring.replies &&
                a->ring.bytes == b->ring.bytes;

@@ -27,6 +27,7 @@
 #include "daemon/core/step_reset.h"
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
+#include "proto/spec/settings.h"
 #include "tests/sim/sim_bug.h"
 
 #define SIM_DAEMONS  4u
@@ -44,6 +45,7 @@
 #define SIM_TRACE    8192u
 #define SIM_ROUNDS   16384u
 #define SIM_NOBODY   UINT32_MAX
+#define SIM_SETTINGS (1 + SETTINGS_RATES) /* of one group */
 
 #define US UINT64_C(1000)
 #define MS UINT64_C(1000000)
@@ -85,6 +87,7 @@ struct sim_config {
     bool frozen;
     bool puts;  /* some steps are puts, if who wants them is first */
     bool apart; /* each worker would have another learning rate */
+    bool sets;  /* somebody changes settings */
 };
 
 struct sim_scenario {
@@ -172,12 +175,15 @@ struct sim_reply {
             enum step_reset_answer answer;
         } reset;
     };
+    double settings[SIM_SETTINGS]; /* with prepared.settings.bytes > 0 */
 };
 /* Rates that a decision of the simulator has at most; without the room for more, replies are kept.
  */
 #define SIM_RATES    (1 * DECISION_RATES)
 #define SIM_NO_RATES (sizeof(double) * (DECISION_GROUPS_MAX * DECISION_RATES - SIM_RATES))
-_Static_assert(sizeof(struct sim_reply) - SIM_NO_RATES <= REPLIES_BYTES_MAX, "replies are kept");
+#define SIM_KEPT_BYTES \
+    (offsetof(struct sim_reply, settings) - SIM_NO_RATES) /* with settings none is */
+_Static_assert(SIM_KEPT_BYTES <= REPLIES_BYTES_MAX, "replies are kept");
 
 struct sim_msg {
     bool to_daemon;
@@ -204,6 +210,7 @@ enum sim_event_kind {
     EV_ATTACH,
     EV_START_WORKER,
     EV_FAULT,
+    EV_SET,
 };
 
 struct sim_event {
@@ -348,6 +355,15 @@ struct sim_worker {
     struct sim_link link[SIM_DAEMONS];
 };
 
+struct sim_setter { /* who changes settings, and what must be */
+    struct settings_kept kept;
+    bool asking; /* not answered: */
+    struct settings change;
+    uint64_t at;
+    uint64_t without_end, with_first; /* steps decided meanwhile: below the one without, */
+                                      /* from the other on with it */
+};
+
 struct sim_trace {
     uint64_t at_ns;
     const char *what;
@@ -377,6 +393,7 @@ struct sim {
     /* what must be: grows with the decisions */
     uint64_t decided; /* steps with a decision */
     struct decision decision[SIM_STEPS];
+    struct sim_setter setter;
     uint64_t param[2][SIM_UNITS][SIM_BLOCKS]; /* of version `decided` and the one before */
     uint64_t updates[1 + SIM_UNITS];          /* of the model, and of each unit */
     bool spoilt[SIM_ROUNDS];                  /* something is in that does not count */
@@ -449,6 +466,13 @@ void sim_daemon_kill(struct sim *s, struct sim_daemon *d);
 void sim_daemon_event(struct sim *s, struct sim_daemon *d, const struct sim_event *event);
 void sim_daemon_deinit(struct sim_daemon *d);
 void sim_daemon_wipe(struct sim *s, struct sim_daemon *d);
+
+/* sim_set.c */
+void sim_set_event(struct sim *s);
+void sim_daemon_set(struct sim *s, struct sim_daemon *d);
+bool sim_settings(const struct sim *s, uint64_t step, uint32_t which,
+                  struct settings *ret_settings);
+void sim_settings_seen(struct sim *s, uint64_t step, bool with);
 
 /* sim_link.c: what a worker has with each daemon */
 void sim_link_attach(struct sim *s, struct sim_worker *w, uint32_t owner);

@@ -18,6 +18,8 @@
  *  13  owner 0 takes a put into a step that has begun
  *  14  the updates of units are counted when the commit is there already
  *  15  an update of the model counts for units that were idle in it
+ *  16  settings count before they are written
+ *  17  settings are said to be of a step whose Prepare was answered without them
  */
 #ifndef SHD_TESTS_SIM_SIM_BUG_H
 #define SHD_TESTS_SIM_SIM_BUG_H

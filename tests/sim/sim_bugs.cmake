@@ -141,6 +141,16 @@ plant(daemon/core/step_put.c [[
         return SHD_OK;
     if (s->cells_in > 0]])
 
+# Settings count before they are written (16), or are said to be of a step that is decided without (17).
+plant(daemon/core/step_set.c [[
+    set->kept[(given + 1) & 1] = after;]] [[
+    if (SIM_BUG(16)) {
+        atomic_store(&set->given, given + 1);
+        FAIL_POINT("step:set:bug");
+    }
+    set->kept[(given + 1) & 1] = after;]])
+plant(daemon/core/step_set.c [[(word == s->round + 1);]] [[(word == s->round + 1 && !SIM_BUG(17));]])
+
 if(copy STREQUAL original)
   message(FATAL_ERROR "${SOURCE}: no bug is planted there")
 endif()

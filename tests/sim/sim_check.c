@@ -223,15 +223,20 @@ static struct wire_prepared prepared_of(const struct sim *s, uint64_t step, uint
     return p;
 }
 
-static bool expected_decision(const struct sim *s, uint64_t step, uint32_t job,
+/* which: of settings, as sim_settings(). */
+static bool expected_decision(const struct sim *s, uint64_t step, uint32_t job, uint32_t which,
                               struct decision *ret)
 {
     const struct wire_prepared p = prepared_of(s, step, 0, 1);
     struct decided decided;
     struct shd_err e = { 0 };
     struct turn_update u = sim_update_of(s, step, job, step == 0 ? NULL : &s->decision[step - 1]);
+    struct settings settings;
+    if (!sim_settings(s, step, which, &settings))
+        return false;
     u.args.prepared = &p;
     u.args.owners = 1;
+    u.args.settings = &settings;
     if (decide(&u.args, &decided, &e) != SHD_OK)
         return false;
     *ret = decided.decision;
@@ -316,7 +321,7 @@ uint64_t sim_expected_digest(const struct sim_config *config)
     sim_begin_checks(s);
     for (uint64_t step = 0; step < config->steps; step++) {
         struct decision decision;
-        CHECK(expected_decision(s, step, 0, &decision));
+        CHECK(expected_decision(s, step, 0, 0, &decision));
         decide_next(s, &decision);
     }
     const uint64_t digest = digest_of(s);
@@ -395,8 +400,14 @@ void sim_check_decision(struct sim *s, struct sim_daemon *d, uint64_t step,
     }
     const uint32_t others = s->config.apart ? s->config.workers - 1 : 0;
     for (uint32_t job = 0; step == s->decided && job <= s->job + others; job++) {
-        if (!expected_decision(s, step, job, &expected) || !decision_equal(&expected, decision))
+        const bool without = expected_decision(s, step, job, 0, &expected) &&
+                             decision_equal(&expected, decision);
+        const bool with = expected_decision(s, step, job, 1, &expected) &&
+                          decision_equal(&expected, decision);
+        if (!with && !without)
             continue;
+        if (with != without)
+            sim_settings_seen(s, step, with);
         decide_next(s, decision);
         return;
     }
@@ -490,7 +501,7 @@ void sim_check_end(struct sim *s)
         }
     }
     s->result.digest = digest_of(s);
-    if (s->job == 0 && !s->config.puts && !s->config.apart &&
+    if (s->job == 0 && !s->config.puts && !s->config.apart && !s->config.sets &&
         s->result.digest != sim_expected_digest(&s->config))
         sim_broken(s, "P1", SIM_NOBODY, SIM_NOBODY,
                    "the result is not that of the undisturbed run");

@@ -47,7 +47,11 @@ static size_t reply_head(const struct sim_reply *r)
 static void keep(struct replies *replies, uint64_t seq, const struct sim_reply *r)
 {
     uint8_t frame[REPLIES_BYTES_MAX];
-    const size_t head = reply_head(r), tail = sizeof *r - SIM_NO_RATES - head;
+    const size_t head = reply_head(r), tail = SIM_KEPT_BYTES - head;
+    if (r->kind == SIM_PREPARE && r->prepared.settings.bytes > 0) {
+        replies_keep(replies, seq, NULL, sizeof frame + 1); /* it will be served again */
+        return;
+    }
     memcpy(frame, r, head);
     memcpy(frame + head, (const uint8_t *)r + head + SIM_NO_RATES, tail);
     replies_keep(replies, seq, frame, head + tail);
@@ -56,7 +60,7 @@ static void keep(struct replies *replies, uint64_t seq, const struct sim_reply *
 static struct sim_reply kept(const uint8_t *frame, size_t bytes)
 {
     struct sim_reply r;
-    CHECK(bytes == sizeof r - SIM_NO_RATES);
+    CHECK(bytes == SIM_KEPT_BYTES);
     memcpy(&r.kind, frame, sizeof r.kind);
     const size_t head = reply_head(&r);
     memcpy(&r, frame, head);
@@ -217,6 +221,10 @@ static struct sim_reply prepared_reply(const struct step_prepared *p)
                                          .has_decision = p->has_decision };
     memcpy(r.prepared.metrics, p->metrics, sizeof p->metrics);
     r.prepared.decision = p->decision;
+    r.prepared.settings.bytes = p->setting_count * sizeof *p->settings;
+    CHECK(r.prepared.settings.bytes <= sizeof r.settings);
+    if (p->setting_count > 0)
+        memcpy(r.settings, p->settings, r.prepared.settings.bytes);
     return r;
 }
 
@@ -618,6 +626,8 @@ void sim_daemon_event(struct sim *s, struct sim_daemon *d, const struct sim_even
     }
     if (event->kind == EV_MSG)
         on_message(s, d, &s->msg[event->arg]);
+    else if (event->kind == EV_SET)
+        sim_daemon_set(s, d);
     else if (event->kind == EV_KERNEL)
         sim_kernel_event(s, d);
     else if (event->kind == EV_KERNEL_DONE)

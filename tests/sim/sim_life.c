@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/core/ledger_set.h"
 #include "daemon/core/step_init.h"
 #include "tests/sim/sim.h"
 
@@ -35,6 +36,7 @@ static void make_fresh(struct sim *s, struct sim_daemon *d)
     /* Blobs and spec lie behind what matters: zeroing all of it would be most of a run's time. */
     memset(d->ledger_memory, 0, bytes - 2 * LEDGER_BLOB_BYTES);
     ledger_init(&d->ledger, d->ledger_memory, &shape);
+    memset(d->ledger.set, 0, sizeof *d->ledger.set); /* behind them */
     memset(d->board, 0, sizeof d->board);
     memset(d->word, 0, sizeof d->word);
     memset(d->acc, 0, sizeof d->acc);

@@ -205,11 +205,12 @@ void sim_link_hung_up(struct sim *s, struct sim_worker *w, uint32_t owner)
 /* -- Replies ------------------------------------------------------------------------------------
  */
 
-static uint64_t reply_hash(const struct sim_reply *r)
+/* again: Prepare may be served again, and its step be decided by then. */
+static uint64_t reply_hash(const struct sim_reply *r, bool again)
 {
     uint64_t h = sim_mix((uint64_t)r->kind << 32 | (uint32_t)r->status, r->step);
     h = sim_mix(h, (uint64_t)r->stale << 40 | (uint64_t)r->lease << 32 | r->group);
-    if (r->kind == SIM_PREPARE)
+    if (r->kind == SIM_PREPARE && !again)
         h = sim_mix(h, (uint64_t)r->prepared.has_decision << 2 | (uint64_t)r->prepared.over << 1 |
                            r->prepared.finite);
     if (r->kind == SIM_COMMIT)
@@ -221,7 +222,7 @@ static uint64_t reply_hash(const struct sim_reply *r)
 bool sim_link_first_answer(struct sim *s, struct sim_link *l, const struct sim_msg *msg)
 {
     const uint32_t at = msg->seq % SIM_ANSWERS;
-    const uint64_t hash = reply_hash(&msg->reply);
+    const uint64_t hash = reply_hash(&msg->reply, s->config.sets);
     if (l->answered_seq[at] == msg->seq && l->answered_hash[at] != hash)
         sim_broken(s, "P2", SIM_NOBODY, msg->worker,
                    "request %llu got two different replies from owner %u",

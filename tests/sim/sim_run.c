@@ -51,6 +51,7 @@ struct sim_config sim_config_of(const struct sim_scenario *scenario, uint64_t se
     c.events_max = 20000000;
     c.puts = sim_chance(&s, 400);
     c.apart = sim_chance(&s, 250);
+    c.sets = (c.faults & SIM_KEEPER) == 0 && sim_chance(&s, 400);
     return c;
 }
 
@@ -351,6 +352,10 @@ static void dispatch(struct sim *s, const struct sim_event *event)
     case EV_FAULT:
         on_fault(s);
         return;
+    case EV_SET:
+        sim_set_event(s); /* the next one */
+        to_daemon(s, event);
+        return;
     case EV_MSG:
         if (s->msg[event->arg].to_daemon)
             to_daemon(s, event);
@@ -415,6 +420,8 @@ static void begin(struct sim *s)
     for (uint32_t i = 0; i < s->config.workers; i++)
         sim_at(s, sim_below(s, 10 * MS), (struct sim_event){ .kind = EV_START_WORKER, .who = i });
     sim_at(s, sim_below(s, 100 * MS), (struct sim_event){ .kind = EV_FAULT });
+    if (s->config.sets)
+        sim_set_event(s);
 }
 
 #define END_LINES 60u

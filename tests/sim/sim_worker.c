@@ -452,9 +452,12 @@ static void turn_reply(struct sim *s, struct sim_worker *w, const struct sim_msg
     }
     if (w->work != WORK_TURN && w->work != WORK_SETTLING)
         return;
-    if (status == SHD_OK && r->kind == SIM_PREPARE)
-        status = turn_prepared(w->turn, msg->daemon, &r->prepared, &e);
-    else if (status == SHD_OK)
+    if (status == SHD_OK && r->kind == SIM_PREPARE) {
+        struct wire_prepared prepared = r->prepared;
+        prepared.settings.data = (const uint8_t *)r->settings;
+        status = turn_prepared(w->turn, msg->daemon, &prepared, &e);
+    }
+    if (status == SHD_OK && r->kind == SIM_COMMIT)
         status = turn_committed(w->turn, msg->daemon, &r->committed, &e);
     if (status == SHD_OK || status == SHD_ERESET)
         return;

@@ -21,10 +21,10 @@ static void print_config(const struct sim_config *c)
 {
     fprintf(stderr,
             "seed %" PRIu64 ": %" PRIu32 " daemons, %" PRIu32 " workers, %" PRIu32
-            " units, %" PRIu32 " micro-batches, %" PRIu32 " steps, %s%s%s, faults %#" PRIx32 "\n",
+            " units, %" PRIu32 " micro-batches, %" PRIu32 " steps, %s%s%s%s, faults %#" PRIx32 "\n",
             c->seed, c->daemons, c->workers, c->units, c->micros, c->steps,
             c->lease ? "leases" : "ranks", c->puts ? ", puts" : "", c->apart ? ", rates apart" : "",
-            c->faults);
+            c->sets ? ", sets" : "", c->faults);
 }
 
 /* Does it still break, in the same way? Then that is the smaller one. */
@@ -125,7 +125,7 @@ TEST(each_fail_point_of_the_core_and_its_shell_was_killed_at)
         "sim:block:before",    "sim:block:after",     "sim:done:before",    "sim:done:after",
         "sim:publish:before",  "sim:publish:after",   "sim:spill:before",   "sim:spill:after",
         "sim:resume",          "step:promise:before", "step:promise:after", "step:reset:before",
-        "step:reset:after",
+        "step:reset:after",    "step:set:before",     "step:set:after",     "sim:set:answer",
     };
     uint64_t lost;
     EXPECT(run_scenario(find("points"), 1, 500000, false, &lost));
@@ -147,7 +147,7 @@ TEST(result_is_the_same_for_any_number_of_daemons_and_workers)
     const char *const names[] = { "calm", "both" };
     for (uint64_t seed = 1; seed <= 10; seed++) {
         struct sim_config c = sim_config_of(find("calm"), seed);
-        c.puts = c.apart = false; /* who is first is first */
+        c.puts = c.apart = c.sets = false; /* who is first is first */
         const uint64_t expected = sim_expected_digest(&c);
         for (c.daemons = 1; c.daemons <= SIM_DAEMONS; c.daemons++)
             for (c.workers = 1; c.workers <= SIM_WORKERS; c.workers++)

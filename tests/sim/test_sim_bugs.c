@@ -115,4 +115,14 @@ TEST(updates_counted_of_idle_units_are_found)
     expect_found(15, "calm", "P1");
 }
 
+TEST(settings_counted_before_they_are_written_are_found)
+{
+    expect_found(16, "points", "P1 P3");
+}
+
+TEST(settings_of_a_step_that_is_decided_without_them_are_found)
+{
+    expect_found(17, "calm", "P1 P3");
+}
+
 TEST_MAIN()

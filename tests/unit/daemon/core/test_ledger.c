@@ -1,5 +1,6 @@
 /* Ledgers as bytes: where the parts lie, and what is refused of one that was found. */
 #include "daemon/core/ledger.h"
+#include "daemon/core/ledger_set.h"
 
 #include <stdlib.h>
 
@@ -255,13 +256,21 @@ TEST(words_count_by_round)
     free(l.head);
 }
 
+/* As a build of version 3, 4 or 5 would have laid it out. */
+static void make_without_settings(struct ledger *l, uint32_t version, uint64_t *bytes)
+{
+    l->head->version = version;
+    *bytes = layout_align((uint64_t)((uint8_t *)&l->more[2] - (uint8_t *)l->head), SHD_PAGE_BYTES);
+    l->head->bytes = *bytes;
+}
+
 /* Such a build may have answered Prepare of the open step, and has not written so. */
 TEST(step_of_an_older_build_is_not_given_up)
 {
     uint64_t bytes;
     struct ledger l = make(&bytes), adopted;
     struct shd_err e = { 0 };
-    l.head->version = 3;
+    make_without_settings(&l, 3, &bytes);
     l.head->resets = 77; /* where it has padding */
     EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
     EXPECT(ledger_resets(&adopted) == 0 && !ledger_resets_room(&adopted));
@@ -284,7 +293,7 @@ TEST(units_of_an_older_build_count_as_the_model)
     struct ledger l = make(&bytes), adopted;
     struct shd_err e = { 0 };
     EXPECT(ledger_unit_updates(&l, 0) == 0 && ledger_unit_updates(&l, 1) == 2);
-    l.head->version = 4;
+    make_without_settings(&l, 4, &bytes);
     l.unit[1].updates[0] = UINT64_MAX; /* where it has padding */
     EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
     ledger_renew(&adopted);
@@ -426,6 +435,48 @@ TEST(decisions_are_kept_whole_where_there_is_room)
     ledger_decision_get(&adopted, 0, &got);
     EXPECT(decision_equal(&got, &given));
     free(l.head);
+}
+
+/* A ledger of a build without settings is adopted, and has no room for them. */
+TEST(ledger_without_settings_is_adopted)
+{
+    uint64_t bytes;
+    struct ledger l = make(&bytes), adopted;
+    struct shd_err e = { 0 };
+    make_without_settings(&l, 5, &bytes);
+    EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
+    EXPECT(adopted.set == NULL && adopted.more != NULL);
+    free(l.head);
+}
+
+TEST(settings_that_are_none_are_refused)
+{
+    static const double bad[] = { -2, INFINITY, 1e39 };
+    uint64_t bytes;
+    struct ledger adopted;
+    struct shd_err e = { 0 };
+    for (size_t i = 0; i < 4 + ARRAY_SIZE(bad); i++) {
+        struct ledger l = make(&bytes);
+        struct settings_kept *kept = &l.set->kept[1];
+        l.set->kept[0].now.count = 77; /* not the one that counts */
+        atomic_store(&l.set->given, 3);
+        kept->now.count = kept->next.count = 1 + SETTINGS_RATES;
+        for (uint32_t n = 0; n < kept->now.count; n++)
+            kept->now.numbers[n] = kept->next.numbers[n] = (double)NAN;
+        kept->next.numbers[0] = SETTINGS_BACK;
+        EXPECT_OK(ledger_adopt(&adopted, l.head, bytes, &e), &e);
+        if (i == 0)
+            kept->now.numbers[0] = SETTINGS_BACK;
+        else if (i == 1)
+            kept->now.count = SETTINGS_MAX + SETTINGS_RATES;
+        else if (i == 2)
+            kept->next.count = 2;
+        else if (i == 3)
+            kept->from = LEDGER_STEP_MAX + 1;
+        else
+            kept->next.numbers[4] = bad[i - 4];
+        expect_refused(&l, bytes, "ledger's settings", SHD_ESEGMENT);
+    }
 }
 
 TEST_MAIN()

@@ -8,6 +8,8 @@
 
 #include "daemon/base/keeper.h"
 #include "daemon/core/ledger.h"
+#include "proto/share/history.h"
+#include "proto/spec/layout.h"
 #include "tests/lib/adopt_toy.h"
 
 /* -- What cannot be adopted ---------------------------------------------------------------------
@@ -99,7 +101,7 @@ TEST(ledger_of_another_version_is_refused_and_kept_for_its_own)
     struct past got;
     start_and_train(&got);
     restart_with(make_newer);
-    expect_refused(SHD_ENOTSUP, "version 6");
+    expect_refused(SHD_ENOTSUP, "version 7");
     EXPECT_EQ(fixture_ask(&daemons, KEEPER_COUNT, 0, ""), 6); /* and those of the other model */
     restart_with(make_older);
     expect_adopted(&got);
@@ -118,6 +120,10 @@ static uint32_t stored_version(void)
 static void make_3_and_spoil(struct ledger_head *h)
 {
     h->version = 3;
+    const uint64_t history_end = h->blobs_at + 2 * LEDGER_BLOB_BYTES +
+                                 h->history_slots * sizeof(struct history_slot);
+    h->bytes = layout_align(layout_align(history_end, 128) + 2 * sizeof(struct ledger_more),
+                            SHD_PAGE_BYTES);
     h->state_bytes += 4096;
 }
 

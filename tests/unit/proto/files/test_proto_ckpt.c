@@ -256,7 +256,7 @@ TEST(a_shardd_json_that_lies_is_refused)
     char *text = put_sample(fd, &in);
     expect_refused(fd, text, "\"step\": 7", "\"step\": 8", SHD_EINVAL, "its own checksum");
     without_sum(text);
-    expect_refused(fd, text, "\"format\": 1", "\"format\": 3", SHD_ENOTSUP, "format 3");
+    expect_refused(fd, text, "\"format\": 1", "\"format\": 4", SHD_ENOTSUP, "format 4");
     expect_refused(fd, text, "\"format\": 1", "\"format\": 2", SHD_EINVAL, "'unit_updates'");
     expect_refused(fd, text, "\"step\": 7", "\"step\": -7", SHD_EINVAL, "'step'");
     expect_refused(fd, text, "\"step\": 7", "\"step\": 7.0", SHD_EINVAL, "'step'");
@@ -309,6 +309,32 @@ TEST(updates_of_units_are_read_again)
     in.unit_count = 2;
     free(put_sample(fd, &in));
     EXPECT_STATUS(ckpt_info_read(fd, &out, &e), SHD_EINVAL);
+    dir_end(fd);
+}
+
+/* So are what is set, alone or beside them. */
+TEST(settings_are_read_again)
+{
+    const int fd = dir_new();
+    struct shd_err e = { 0 };
+    static char spec[] = "{\"name\":\"m\",\"units\":[{},{},{}]}",
+                settings[] = "{\"now\":{\"a\":1},\"next\":null}";
+    uint64_t counts[] = { 6, 0, 7 };
+    struct ckpt_info in = sample(), out;
+    in.spec_json = spec;
+    in.settings_json = settings;
+    for (int i = 0; i < 2; i++) {
+        in.unit_updates = i == 1 ? counts : NULL;
+        in.unit_count = i == 1 ? 3 : 0;
+        char *text = put_sample(fd, &in);
+        EXPECT_HAS(text, "\"format\": 3");
+        EXPECT_OK(ckpt_info_read(fd, &out, &e), &e);
+        EXPECT_STR(out.settings_json, settings);
+        EXPECT_EQ(out.unit_count, in.unit_count);
+        ckpt_info_deinit(&out);
+        expect_refused(fd, text, "\"now\"", "\"sha256\"", SHD_EINVAL, "damaged");
+        free(text);
+    }
     dir_end(fd);
 }
 

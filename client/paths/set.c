@@ -1,0 +1,92 @@
+/* See set.h. A daemon that dies is asked again: a change that is there already changes nothing. */
+#include "client/paths/set.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/paths/local_state.h"
+#include "client/paths/map.h"
+#include "client/session/hub.h"
+#include "client/session/round.h"
+#include "proto/base/sys.h"
+#include "proto/spec/settings_text.h"
+
+struct setting {
+    const struct shd_model *m;
+    const struct path_set *set;
+    uint64_t from;
+    char *json; /* owned */
+};
+
+static void make_set(const struct round *round, const struct link *link,
+                     struct wire_request *ret_request)
+{
+    const struct setting *s = round->ctx;
+    const struct settings *change = s->set->change;
+    ret_request->set = (struct wire_set){ .model = s->m->map->owners[link->index].layout.handle,
+                                          .from = s->set->from,
+                                          .look = change == NULL };
+    if (change != NULL)
+        ret_request->set.change = (struct wire_bytes){ (const uint8_t *)change->numbers,
+                                                       change->count * sizeof *change->numbers };
+}
+
+static int take_set(const struct round *round, const struct link *link,
+                    const struct wire_reply *reply, struct shd_err *e)
+{
+    struct setting *s = round->ctx;
+    const struct wire_bytes *json = &reply->set_answer.json;
+    (void)link;
+    s->json = sys_malloc(json->bytes + 1);
+    if (s->json == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for settings");
+    if (json->bytes > 0)
+        memcpy(s->json, json->data, json->bytes);
+    s->json[json->bytes] = '\0';
+    s->from = reply->set_answer.from;
+    return SHD_OK;
+}
+
+static void give(struct setting *s)
+{
+    if (s->set->ret_from != NULL)
+        *s->set->ret_from = s->from;
+    if (s->set->ret_json != NULL)
+        *s->set->ret_json = s->json;
+    else
+        free(s->json);
+}
+
+int set_owner(struct shd_model *m, const struct path_set *set, struct shd_err *e)
+{
+    struct setting s = { .m = m, .set = set };
+    struct round round = { .what = "Set",
+                           .asks = WIRE_SET,
+                           .type = WIRE_SET_ANSWER,
+                           .make = make_set,
+                           .take = take_set,
+                           .ctx = &s };
+    const int r = round_one(&round, &m->session->hub->links[0], 0, e);
+    if (r == SHD_OK)
+        give(&s);
+    else
+        free(s.json);
+    return r;
+}
+
+int set_local(struct shd_model *m, const struct path_set *set, struct shd_err *e)
+{
+    struct setting s = { .m = m, .set = set };
+    struct settings_kept after = m->local->settings;
+    const struct settings_when when = { m->step, m->step, set->from };
+    int r = SHD_OK;
+    if (set->change != NULL)
+        r = settings_give(&m->local->settings, set->change, &when, &after, &s.from, e);
+    if (r == SHD_OK)
+        r = settings_json(m->spec, &after, m->step, &s.json, e);
+    if (r != SHD_OK)
+        return r;
+    m->local->settings = after;
+    give(&s);
+    return r;
+}

@@ -1,0 +1,132 @@
+/* SET as no well-behaved client sends it, and clients of builds that know no settings. */
+#include <string.h>
+
+#include "proto/base/check.h"
+#include "proto/share/fdpass.h"
+#include "tests/lib/raw_client.h"
+
+#define NUMBERS 5u /* of a model with one group */
+
+static struct wire_request set_of(uint32_t handle, const double *numbers, size_t bytes)
+{
+    return (struct wire_request){
+        .type = WIRE_SET, .set = { .model = handle, .change = { (const uint8_t *)numbers, bytes } }
+    };
+}
+
+static void expect_set(struct raw *r, uint32_t handle, const double *numbers, size_t bytes,
+                       int status, const char *why)
+{
+    struct wire_reply reply;
+    EXPECT_STATUS(raw_ask(r, set_of(handle, numbers, bytes), &reply), status);
+    EXPECT_HAS(reply.text, why);
+}
+
+static void clear(double numbers[2 * NUMBERS])
+{
+    for (uint32_t i = 0; i < 2 * NUMBERS; i++)
+        numbers[i] = (double)NAN;
+}
+
+static void enter(struct raw *r, uint32_t level, enum wire_role role)
+{
+    struct wire_reply reply;
+    raw_open(r);
+    r->level = level;
+    EXPECT_STATUS(raw_hello(r, SHD_PROTOCOL, role, &reply), SHD_OK);
+}
+
+TEST(bad_changes_are_refused_and_change_nothing)
+{
+    static struct raw r;
+    double numbers[2 * NUMBERS];
+    const size_t whole = NUMBERS * sizeof *numbers;
+    struct wire_reply reply;
+    trainer_start();
+    enter(&r, WIRE_LEVEL, WIRE_TRAINER);
+    const uint32_t handle = raw_attach(&r, 0);
+    clear(numbers);
+    numbers[1] = 0.5;
+    expect_set(&r, handle + 1, numbers, whole, SHD_ENOENT, "no open model");
+    expect_set(&r, handle, numbers, 0, SHD_EINVAL, "no setting is given");
+    expect_set(&r, handle, numbers, whole - 8, SHD_EPROTO, "no settings");
+    expect_set(&r, handle, numbers, whole + 4 * 8, SHD_EINVAL, "has 5");
+    numbers[4] = 0.5; /* beta2, of SGD */
+    expect_set(&r, handle, numbers, whole, SHD_EINVAL, "its optimizer is sgd");
+    numbers[4] = -1;
+    expect_set(&r, handle, numbers, whole, SHD_EINVAL, "its optimizer is sgd");
+    clear(numbers);
+    numbers[1] = -0.5;
+    expect_set(&r, handle, numbers, whole, SHD_EPROTO, "no settings");
+    numbers[1] = 1;
+    struct wire_request late = set_of(handle, numbers, whole);
+    late.set.from = UINT64_MAX;
+    EXPECT_STATUS(raw_ask(&r, late, &reply), SHD_ERANGE);
+    const struct wire_request look = { .type = WIRE_SET, .set = { .model = handle, .look = true } };
+    EXPECT_STATUS(raw_ask(&r, look, &reply), SHD_OK);
+    EXPECT_EQ(reply.type, WIRE_SET_ANSWER);
+    EXPECT(memmem(reply.set_answer.json.data, reply.set_answer.json.bytes, "{\"now\":{},", 10) !=
+           NULL);
+    trainer_step();
+    raw_close(&r);
+    trainer_stop(1);
+}
+
+TEST(readers_look_and_do_not_change)
+{
+    static struct raw r;
+    double numbers[2 * NUMBERS];
+    struct wire_reply reply;
+    trainer_start();
+    enter(&r, WIRE_LEVEL, WIRE_READER);
+    const uint32_t handle = raw_attach(&r, 0);
+    clear(numbers);
+    numbers[0] = 1;
+    expect_set(&r, handle, numbers, NUMBERS * sizeof *numbers, SHD_EAUTH, "reader");
+    const struct wire_request look = { .type = WIRE_SET, .set = { .model = handle, .look = true } };
+    EXPECT_STATUS(raw_ask(&r, look, &reply), SHD_OK);
+    raw_close(&r);
+    trainer_stop(0);
+}
+
+/* One that has an inbox is a worker: it would be refused in the middle of its step. */
+TEST(worker_of_an_older_build_is_named_before_anything_is_set)
+{
+    static struct raw old;
+    struct shd_err e = { 0 };
+    trainer_start();
+    enter(&old, WIRE_LEVEL_STATES - 1, WIRE_TRAINER);
+    raw_attach(&old, 1);
+    EXPECT_STATUS(shd_model_set(model, "clip_norm=1", 0, NULL, &e), SHD_ENOTSUP);
+    EXPECT_HAS(e.text, "is of an older build, which knows no settings");
+    raw_close(&old);
+    EXPECT_SOON(shd_model_set(model, "clip_norm=1", 0, NULL, &e) == SHD_OK);
+    trainer_stop(0);
+}
+
+/* Who comes later is told by name, instead of deciding a step without what is set. */
+TEST(older_builds_are_not_given_a_step_without_its_settings)
+{
+    static struct raw old;
+    struct wire_reply reply;
+    struct shd_err e = { 0 };
+    float *grad;
+    trainer_start();
+    EXPECT_OK(shd_model_set(model, "lr_scale=0.5", 0, NULL, &e), &e);
+    enter(&old, WIRE_LEVEL_STATES - 1, WIRE_TRAINER);
+    const uint32_t handle = raw_attach(&old, 0);
+    EXPECT_OK(shd_grad(model, 0, 0, &grad, &e), &e);
+    memset(grad, 0, 64 * sizeof *grad);
+    EXPECT_OK(shd_return(model, 0, 0, &e), &e);
+    const struct wire_request prepare = { .type = WIRE_PREPARE, .prepare = { .model = handle } };
+    EXPECT_STATUS(raw_ask(&old, prepare, &reply), SHD_ENOTSUP);
+    EXPECT_HAS(reply.text, "prepared.settings is of feature level");
+    const struct wire_request save = { .type = WIRE_CHECKPOINT,
+                                       .checkpoint = { .model = handle, .path = "/nowhere" } };
+    EXPECT_STATUS(raw_ask(&old, save, &reply), SHD_ENOTSUP);
+    EXPECT_HAS(reply.text, "has settings, which the library that saves it does not know of");
+    raw_close(&old);
+    trainer_stop(0);
+}
+
+TEST_MAIN()
