@@ -15,6 +15,7 @@
 #include "client/ctl/state/checkpoint.h"
 #include "client/ctl/state/drain.h"
 #include "client/ctl/state/model.h"
+#include "client/ctl/state/set.h"
 #include "client/ctl/watch/dashboard.h"
 #include "client/ctl/watch/exporter.h"
 #include "client/ctl/watch/log.h"
@@ -46,6 +47,7 @@ static const struct verb verbs[] = {
     { "plan", "what a policy does to a model and costs, before it is run", verb_plan },
     { "checkpoint", "save a model, once or as training goes on; list, verify", verb_checkpoint },
     { "restore", "make daemons open a model from a checkpoint or from weights", verb_restore },
+    { "set", "change what is trained, with moments kept", verb_set },
     { "doctor", "what of this host is in the way, and the remedy", verb_doctor },
     { "completion", "print the completion script of a shell", verb_completion },
     { "help", "this text, or `shardctl help VERB`", verb_help },

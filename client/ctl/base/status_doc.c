@@ -44,6 +44,33 @@ static void read_checkpoint(const json_t *c, struct doc_model *m)
         snprintf(m->checkpoint + n, sizeof(m->checkpoint) - (size_t)n, " %.0f %%", share * 100);
 }
 
+static void add_setting(struct doc_model *m, const char *key, const json_t *value, const char *how,
+                        double step)
+{
+    char name[DOC_TEXT_BYTES], x[TEXT_BYTES] = "spec";
+    const size_t used = strlen(m->settings);
+    if (json_is_number(value))
+        snprintf(x, sizeof x, "%.6g", json_number_value(value));
+    snprintf(m->settings + used, sizeof m->settings - used, "%s%s=%s %s %.0f", used > 0 ? ", " : "",
+             text_clean(key, name, sizeof name), x, how, step);
+}
+
+/* Those in force, then those that wait. */
+static void read_settings(const json_t *s, struct doc_model *m)
+{
+    const json_t *next = json_object_get(s, "next");
+    const char *key;
+    json_t *v;
+    json_object_foreach(json_object_get(s, "now"), key, v)
+    {
+        add_setting(m, key, json_object_get(v, "value"), "since step", number(v, "from"));
+    }
+    json_object_foreach(json_object_get(next, "settings"), key, v)
+    {
+        add_setting(m, key, v, "from step", number(next, "from"));
+    }
+}
+
 static void read_model(const json_t *j, const json_t *none, void *item)
 {
     struct doc_model *m = item;
@@ -76,6 +103,7 @@ static void read_model(const json_t *j, const json_t *none, void *item)
     m->bytes_per_s = number(rates, "bytes_per_s");
     m->loss = number(j, "loss");
     m->norm = number(j, "grad_norm");
+    read_settings(json_object_get(j, "settings"), m);
 }
 
 double doc_bytes(const struct doc *d, double ret_kinds[DOC_MEMORY])

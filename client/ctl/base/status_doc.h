@@ -28,6 +28,7 @@ enum doc_memory { DOC_STATE, DOC_PUBLISH, DOC_INBOX, DOC_BOARD, DOC_LEDGER, DOC_
 struct doc_model {
     char name[DOC_NAME_BYTES], phase[DOC_WORD_BYTES];
     char checkpoint[DOC_NAME_BYTES]; /* "writing step 12: 40 %"; "": none */
+    char settings[DOC_TEXT_BYTES];   /* "lr_scale.decay=0.5 since step 10"; "": nothing is set */
     double written, to_write;        /* bytes, of the checkpoint; NAN: none */
     double step, owner, owners, units, micro_batches;
     double expected, returned, waiting;

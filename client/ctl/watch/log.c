@@ -5,11 +5,13 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 
 #include <jansson.h>
 
 #include "client/ctl/base/say.h"
+#include "client/ctl/base/text.h"
 #include "client/ctl/base/verb.h"
 #include "client/shd.h"
 #include "proto/base/clock.h"
@@ -85,6 +87,31 @@ static void print_line(const shd_model *m, const struct shd_step_row *row)
     printf("%s\n", row->skipped ? " SKIPPED: the gradient is not finite" : "");
 }
 
+/* What is set since this step. */
+static void print_set(const json_t *settings, uint64_t step)
+{
+    const char *key;
+    json_t *v;
+    char name[200];
+    json_object_foreach(json_object_get(settings, "now"), key, v)
+    {
+        if (json_integer_value(json_object_get(v, "from")) == (json_int_t)step)
+            printf("set from here on: %s=%.9g\n", text_clean(key, name, sizeof name),
+                   json_number_value(json_object_get(v, "value")));
+    }
+}
+
+/* Of the daemons, now; NULL: they know none. */
+static json_t *settings_of(shd_model *m)
+{
+    char *text = NULL;
+    if (shd_settings(m, &text, /* e= */ NULL) != SHD_OK)
+        return NULL;
+    json_t *settings = json_loads(text, 0, NULL);
+    free(text);
+    return settings;
+}
+
 static void print_row(const struct options *o, const shd_model *m, const struct shd_step_row *row)
 {
     if (o->json)
@@ -99,14 +126,19 @@ static void print_row(const struct options *o, const shd_model *m, const struct 
 static int print_rows(const struct options *o, shd_model *m, uint64_t *from, struct shd_err *e)
 {
     static struct shd_step_row rows[ROWS_AT_ONCE] = { { .size = sizeof *rows } };
-    uint32_t count;
+    uint32_t count = 0;
+    int r;
     do {
-        const int r = shd_history(m, from, rows, ROWS_AT_ONCE, &count, e);
-        if (r != SHD_OK)
-            return r;
-        for (uint32_t i = 0; i < count; i++)
+        r = shd_history(m, from, rows, ROWS_AT_ONCE, &count, e);
+        json_t *settings = r == SHD_OK && count > 0 && !o->json && !o->csv ? settings_of(m) : NULL;
+        for (uint32_t i = 0; r == SHD_OK && i < count; i++) {
+            print_set(settings, rows[i].step);
             print_row(o, m, &rows[i]);
-    } while (count == ROWS_AT_ONCE);
+        }
+        json_decref(settings);
+    } while (r == SHD_OK && count == ROWS_AT_ONCE);
+    if (r != SHD_OK)
+        return r;
     return fflush(stdout) == 0 ? SHD_OK : err_sys(e, SHD_EIO, "write the log");
 }
 

@@ -168,6 +168,9 @@ static void show_models(const struct doc *d, FILE *out)
     }
     table_print(&t, "  ", out);
     table_deinit(&t);
+    for (uint32_t i = 0; i < d->model_count; i++)
+        if (d->models[i].settings[0] != '\0')
+            fprintf(out, "  set in %s: %s\n", or_dash(d->models[i].name), d->models[i].settings);
 }
 
 static void show_sessions(const struct doc *d, FILE *out)

@@ -1,0 +1,79 @@
+#!/bin/sh
+# shardctl set as a user meets it: a model that shd-gpt trains is changed at a step, said by set, status
+# and /status, refused with the reason, and goes on with another loss than without.
+# test_ctl_set.sh BIN_DIR
+set -eu
+umask 077
+PATH=$1:$PATH
+work=$(mktemp -d "${XDG_RUNTIME_DIR:-$HOME}/shd.XXXXXX") # not /tmp: `up` takes no place that is everybody's
+end() {
+    shardctl down --yes --runtime-dir "$work/up" >/dev/null 2>&1 || true
+    rm -rf "$work"
+}
+trap end EXIT
+gpt='--lr 0.005 --min-lr 0.005 --warmup 1 --layers 1 --dim 32 --heads 2 --seq 16 --sample 0 --eval-every 0 --threads 1'
+
+fail() {
+    echo "FAILED: $*" >&2
+    exit 1
+}
+expect() { # expect FILE TEXT
+    grep -qe "$2" "$1" || fail "no '$2' in $1: $(cat "$1")"
+}
+refused() { # refused TEXT WORDS...: with exit code 1, and nothing on stdout
+    text=$1
+    shift
+    code=0
+    shardctl set "$@" >"$work/said" 2>"$work/why" || code=$?
+    if [ $code -ne 1 ] || [ -s "$work/said" ]; then fail "set $*: exit code $code"; fi
+    expect "$work/why" "$text"
+}
+train() { # train STEPS
+    # shellcheck disable=SC2086
+    shd-gpt --steps "$1" $gpt >"$work/out" 2>"$work/err" || fail "$(cat "$work/err")"
+}
+begin() {
+    line=$(shardctl up --daemons 2 --runtime-dir "$work/up")
+    eval "$line"
+    export SHARDD_ADDRESS
+    train 3
+}
+
+begin
+train 6
+shardctl digest >"$work/plain"
+shardctl down --yes --runtime-dir "$work/up" >/dev/null
+
+begin
+shardctl set >"$work/said"
+expect "$work/said" 'gpt: nothing is set'
+refused "did you mean lr_scale?" gpt lr_scal=1
+refused 'lr_scale multiplies it' lr=0.1
+refused 'takes a number' gpt lr_scale=-1
+refused 'no model' other lr_scale=1
+code=0
+shardctl set --at 5 2>"$work/why" || code=$?
+[ $code -eq 2 ] || fail "exit code $code"
+expect "$work/why" 'without a setting'
+
+shardctl set gpt lr_scale=0.5 clip_norm=0.25 >"$work/said"
+expect "$work/said" '^set model=gpt from=3$'
+shardctl set lr_scale=0.5 --json >"$work/said" # the same again
+expect "$work/said" '^{"model":"gpt","from":3}$'
+shardctl set gpt weight_decay=0.3 --at 5 --show >"$work/said"
+expect "$work/said" 'clip_norm=0.25  from step 3 on'
+expect "$work/said" 'weight_decay.*=0.3  waits for step 5'
+refused 'settings wait for step 5' clip_norm=1
+shardctl status >"$work/said"
+expect "$work/said" 'set in gpt: clip_norm=0.25 since step 3, .*weight_decay.*=0.3 from step 5'
+train 6
+shardctl log >"$work/said"
+expect "$work/said" '^set from here on: lr_scale.*=0.5$'
+refused 'from step 6 on it can be changed' clip_norm=2 --at 4
+shardctl digest >"$work/other"
+expect "$work/other" 'step=6'
+cmp -s "$work/plain" "$work/other" && fail 'the change changed nothing'
+shardctl set gpt lr_scale=spec weight_decay=spec clip_norm=spec --show >"$work/said"
+expect "$work/said" 'nothing is set'
+shardctl status --json >"$work/said"
+expect "$work/said" '"now": {}'
