@@ -354,6 +354,23 @@ class Model(_Open):
             raise errors.Misuse(f"no array '{name}': one of {', '.join(ARRAYS)}")
         return ARRAYS.index(name)
 
+    def set(self, settings: str, at: int = 0) -> int:
+        """Change hyperparameters with moments kept, as shd_model_set(): 'lr_scale.GROUP=0.5 clip_norm=1', or JSON. The
+        step from which on it is in force: `at`, or the first that can be."""
+        start = ctypes.c_uint64()
+        self.session.call(lib.shd_model_set, self.handle, settings.encode(), at, ctypes.byref(start))
+        return start.value
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is set (shd_settings())."""
+        text = ctypes.c_char_p()
+        self.session.call(lib.shd_settings, self.handle, ctypes.byref(text))
+        try:
+            return json.loads(text.value)
+        finally:
+            _free(text)
+
     @property
     def puts(self) -> int:
         """Committed steps that were puts."""

@@ -93,6 +93,19 @@ class Calls(unittest.TestCase):
         with self.assertRaises(self.shd.NotFound):
             model.stats('v')
 
+    def test_settings_are_those_of_the_coming_step(self):
+        model = self.session.open(SPEC)
+        self.assertEqual(model.settings, {'now': {}, 'next': None})
+        self.assertEqual((model.set('lr_scale=0.5'), model.set('{"momentum": 0.25}', at=3)), (0, 3))
+        self.assertEqual(model.settings, {'now': {'lr_scale.default': {'value': 0.5, 'from': 0}},
+                                          'next': {'from': 3, 'settings': {'momentum.default': 0.25}}})
+        (ctypes.c_float * 3).from_address(model.grad(0, 0))[:] = [1, 2, 3]
+        model.return_grad(0, 0)
+        model.commit(1)
+        self.assertEqual(list((ctypes.c_float * 3).from_address(model.acquire(0))), [1.5, 1, 0.5])
+        with self.assertRaisesRegex(self.shd.InvalidArgument, 'lr_scale multiplies it'):
+            model.set('lr=1')
+
     def test_an_error_is_an_exception_with_the_librarys_words(self):
         with self.assertRaisesRegex(self.shd.InvalidArgument, 'micro_batches') as raised:
             self.session.open(SPEC.replace('micro_batches', 'micro'))
