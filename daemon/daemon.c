@@ -20,7 +20,7 @@
 #include "daemon/base/task.h"
 #include "daemon/model/adopt.h"
 #include "daemon/model/apply.h"
-#include "daemon/model/checkpoint.h"
+#include "daemon/model/capture.h"
 #include "daemon/model/create.h"
 #include "daemon/model/drain.h"
 #include "daemon/model/inbox.h"
@@ -260,7 +260,7 @@ static void kernel_room(struct daemon *d)
         struct model *m = d->models[i];
         model_retry(m);
         apply_retry(m);
-        checkpoint_retry(m);
+        capture_retry(m);
     }
     if (d->open->filling != NULL)
         model_retry(d->open->filling);
@@ -287,6 +287,7 @@ static void model_moved(struct model *m, bool phase_changed)
         lease_wait_soon(m);
         return;
     }
+    capture_moved(m); /* before somebody commits the next step */
     tell_choices(m->daemon);
     model_wake(m);
     drain_look(m->daemon);
@@ -311,6 +312,7 @@ static void session_ended(struct session *s, bool was_open)
     stage_end(s);
     for (uint32_t i = 0; i < d->model_count; i++) {
         model_forget_session(d->models[i], s);
+        capture_forget_session(d->models[i], s);
         lease_wait_forget_session(d->models[i], s);
     }
     restore_forget_session(d, s);
@@ -441,7 +443,7 @@ void daemon_free(struct daemon *d)
     create_abandon(d);
     drop_requests(d);
     for (uint32_t i = 0; i < d->model_count; i++) {
-        checkpoint_free(d->models[i]->checkpoint);
+        capture_free(d->models[i]);
         put_free(d->models[i]);
         spill_deinit(d->models[i]);
         model_free(d->models[i]);

@@ -16,7 +16,7 @@
 #include "daemon/base/notify.h"
 #include "daemon/base/state.h"
 #include "daemon/base/task.h"
-#include "daemon/model/checkpoint.h"
+#include "daemon/model/capture.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/metrics.h"
 #include "daemon/model/model.h"
@@ -171,7 +171,7 @@ static int submit(struct model_unit *mu, struct shd_err *e)
 {
     struct model *m = mu->model;
     const bool updates = mu->kind == MODEL_APPLY || mu->kind == MODEL_PUT;
-    const int r = updates ? checkpoint_before_update(m, mu->unit, e) : SHD_OK;
+    const int r = updates ? capture_before_update(m, mu->unit, e) : SHD_OK;
     if (r != SHD_OK)
         return r;
     const struct kern_op op = op_of(mu);

@@ -22,6 +22,7 @@ struct model_fill;
 struct model_hypers;
 struct model_unit;
 struct op;
+struct pins;
 struct put;
 struct session;
 struct shardmap;
@@ -61,6 +62,7 @@ struct model_waits {    /* requests, to be tried again */
     uint64_t met;       /* 1 + the step in which they have met; 0: in none */
     struct op *held;    /* while the daemon drains: what would begin hold_step, as it came */
     uint64_t hold_step; /* the first that does not begin */
+    struct pins *pins;  /* owned: what readers have pinned, or wait for (pin.h); NULL: nothing */
 };
 
 struct model {

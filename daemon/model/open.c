@@ -81,6 +81,8 @@ static int check_inbox(struct op *op, const struct model *m, bool *ret_needed)
     *ret_needed = false;
     if (slots == 0)
         return SHD_OK;
+    if (s->role == WIRE_READER)
+        return err_set(&op->err, SHD_EAUTH, "a reader session returns no gradients: no slots");
     if (s->inbox_count == SESSION_MODELS_MAX)
         return err_set(&op->err, SHD_EBUSY, "session has %u models open, the most there may be",
                        SESSION_MODELS_MAX);
@@ -389,6 +391,10 @@ static void spec_parsed(uv_work_t *work, int cancelled)
         attach_found(w, m);
     else if (w->status != SHD_OK || (w->status = adopt_check_name(d, name, &w->op->err)) != SHD_OK)
         finish_open(w, w->status);
+    else if (w->op->session->role == WIRE_READER)
+        finish_open(w, err_set(&w->op->err, SHD_ENOENT,
+                               "daemon %s has no model '%.100s', and a reader session makes none",
+                               d->device, name));
     else if (!create_has_room(d))
         finish_open(w, err_set(&w->op->err, SHD_EBUSY,
                                "daemon %s has %u models, the most there may be", d->device,

@@ -1,4 +1,4 @@
-/* Requests of a whole model: OPEN_MODEL, GET, GET_BLOB. */
+/* Requests of a whole model: OPEN_MODEL, GET, GET_BLOB, PIN, UNPIN. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,6 +6,7 @@
 #include "daemon/core/step.h"
 #include "daemon/model/model.h"
 #include "daemon/model/open.h"
+#include "daemon/model/pin.h"
 #include "daemon/model/stage.h"
 #include "daemon/net/op.h"
 #include "daemon/net/spec_in.h"
@@ -84,3 +85,21 @@ static int op_get_blob(struct op *op)
 }
 
 const struct request request_get_blob = { op_get_blob, ANY_ROLE };
+
+/* PIN, UNPIN: see pin.h. */
+
+static int op_pin(struct op *op)
+{
+    const int r = model_of(op, op->req.pin.model);
+    return r == SHD_OK ? pin_take(op) : r;
+}
+
+const struct request request_pin = { op_pin, ANY_ROLE };
+
+static int op_unpin(struct op *op)
+{
+    const int r = model_of(op, op->req.unpin.model);
+    return r == SHD_OK ? pin_let_go(op) : r;
+}
+
+const struct request request_unpin = { op_unpin, ANY_ROLE };

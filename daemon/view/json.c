@@ -102,12 +102,26 @@ static json_t *rates_json(const struct metrics_rates *r)
 
 static json_t *checkpoint_json(const struct view_model *vm)
 {
-    const struct checkpoint_progress *c = &vm->checkpoint;
-    if (!vm->saves)
+    const struct checkpoint_progress *c = &vm->captures.checkpoint;
+    if (!vm->captures.saves)
         return json_null();
     return json_pack("{s:I, s:s, s:I, s:I}", "step", (json_int_t)c->step, "state",
                      c->writing ? "writing" : "armed", "bytes_done", (json_int_t)c->bytes_done,
                      "bytes_total", (json_int_t)c->bytes_total);
+}
+
+/* Steps that readers have pinned. */
+static json_t *pins_json(const struct view_model *vm)
+{
+    json_t *pins = json_array();
+    for (uint32_t i = 0; i < vm->captures.pin_count; i++) {
+        const struct view_pin *pin = &vm->captures.pins[i];
+        json_array_append_new(pins, json_pack("{s:I, s:s, s:I, s:I}", "step", (json_int_t)pin->step,
+                                              "state", pin->ready ? "ready" : "armed", "bytes",
+                                              (json_int_t)pin->bytes, "sessions",
+                                              (json_int_t)pin->sessions));
+    }
+    return pins;
 }
 
 /* The last checkpoint that was written here. */
@@ -170,6 +184,8 @@ static json_t *model_json(const struct view_model *vm, const struct view_snapsho
         brief ? json_integer((json_int_t)vm->lease_count) : leases_json(vm, s->taken_ns),
         "checkpoint", checkpoint_json(vm), "saved", saved_json(&vm->metrics, s->taken_ns),
         "hold_step", hold_json(vm, s->draining));
+    if (model != NULL)
+        json_object_set_new(model, "pins", pins_json(vm));
     if (model != NULL)
         add_record(model, &vm->last.sealed);
     if (model != NULL)

@@ -20,6 +20,7 @@ struct daemon;
 #define VIEW_MISSING_MAX 64u  /* missing groups that are looked into */
 #define VIEW_NAME_BYTES  128u /* of a session */
 #define VIEW_KERNELS_MAX 32u
+#define VIEW_PINS_MAX    2u   /* PINS_MAX */
 
 struct view_unit {
     uint64_t elems, version;
@@ -66,6 +67,12 @@ struct view_transfer { /* over a link of NCCL; JOIN: the two links are being mad
     uint32_t model;       /* handle */
 };
 
+struct view_pin { /* a step that readers have pinned */
+    uint64_t step, bytes;
+    uint32_t sessions;
+    bool ready;
+};
+
 struct view_model {
     const struct spec *spec; /* borrowed: lives as long as the daemon */
     uint32_t handle, owner, owners;
@@ -86,8 +93,12 @@ struct view_model {
     } last;             /* steps */
     struct metrics_model metrics; /* without senders */
     struct metrics_rates rates;
-    bool saves; /* a checkpoint is being written: */
-    struct checkpoint_progress checkpoint;
+    struct {
+        bool saves; /* a checkpoint is being written: */
+        struct checkpoint_progress checkpoint;
+        struct view_pin pins[VIEW_PINS_MAX];
+        uint32_t pin_count;
+    } captures;
     struct view_unit *units; /* owned, [spec->unit_count] */
     struct view_lease *leases;
     uint32_t lease_count;

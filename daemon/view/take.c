@@ -12,6 +12,7 @@
 #include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
 #include "daemon/model/open.h"
+#include "daemon/model/pin.h"
 #include "daemon/model/spill.h"
 #include "daemon/net/links.h"
 #include "daemon/net/mailbox.h"
@@ -110,6 +111,17 @@ static void take_turns(const struct daemon *d, const struct inbox *inbox, struct
     }
 }
 
+_Static_assert(VIEW_PINS_MAX == PINS_MAX, "of a model");
+
+static void take_pins(const struct model *m, struct view_model *vm)
+{
+    struct pin_shown pins[PINS_MAX];
+    vm->captures.pin_count = pins_show(m, pins);
+    for (uint32_t i = 0; i < vm->captures.pin_count; i++)
+        vm->captures.pins[i] = (struct view_pin){ pins[i].step, pins[i].bytes, pins[i].sessions,
+                                                  pins[i].ready };
+}
+
 static void take_numbers(const struct model *m, struct view_model *vm, uint64_t now_ns)
 {
     vm->spec = m->spec;
@@ -142,7 +154,7 @@ static void take_numbers(const struct model *m, struct view_model *vm, uint64_t 
     vm->last.committed = step_last_result(m->core);
     vm->metrics = *m->metrics;
     vm->metrics.senders = NULL;
-    vm->saves = checkpoint_progress(m, &vm->checkpoint);
+    vm->captures.saves = checkpoint_progress(m, &vm->captures.checkpoint);
     vm->rates = metrics_model_rates(m->metrics, now_ns - m->daemon->started_ns, now_ns);
 }
 
@@ -156,6 +168,7 @@ static bool take_model(const struct model *m, struct view_model *vm, uint64_t no
     vm->waiting_list = sys_calloc(WAITING_MAX, sizeof *vm->waiting_list);
     if (vm->units == NULL || vm->leases == NULL || vm->missing == NULL || vm->waiting_list == NULL)
         return false;
+    take_pins(m, vm);
     take_units(m, vm);
     take_groups(m, vm);
     take_requests(m, vm);

@@ -69,8 +69,8 @@ enum wire_level {
     WIRE_LEVEL_COUNTS, /* unit_updates, one_count */
     WIRE_LEVEL_RINGS,  /* OpenRing and Ring, SIDE_WAKE */
     WIRE_LEVEL_SAID,   /* Layout.one_count */
-    WIRE_LEVEL_STATES, /* Show, Set; settings of Prepared and Checkpointed; Digest.tensors of
-                          several units */
+    WIRE_LEVEL_STATES, /* Pin, Show, Set; settings of Prepared and Checkpointed; Digest.tensors of
+                        * several units */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -98,6 +98,8 @@ enum wire_level {
     X(GET, get)               \
     X(RESET, reset)           \
     X(OPEN_RING, open_ring)   \
+    X(PIN, pin)               \
+    X(UNPIN, unpin)           \
     X(SHOW, show)             \
     X(SET, set)
 
@@ -281,6 +283,13 @@ struct wire_set {
     uint64_t from;            /* 0: the first step that it can be */
     bool look;
 };
+struct wire_pin {
+    uint32_t model;
+    uint64_t step;
+};
+struct wire_unpin {
+    uint32_t model;
+};
 
 struct wire_request {
     uint64_t seq;
@@ -305,6 +314,8 @@ struct wire_request {
         struct wire_put put;
         struct wire_get get;
         struct wire_reset reset;
+        struct wire_pin pin;
+        struct wire_unpin unpin;
         struct wire_show show;
         struct wire_set set;
     };
@@ -330,6 +341,7 @@ enum wire_reply_type {
     WIRE_GOT,
     WIRE_RESET_ANSWER,
     WIRE_RING,
+    WIRE_PINNED,
     WIRE_SHOWN,
     WIRE_SET_ANSWER,
 };
@@ -478,6 +490,12 @@ struct wire_shown {
     struct wire_bytes values; /* fp32, at most WIRE_VALUES_MAX */
 };
 
+struct wire_pinned {
+    uint64_t step;
+    uint64_t ticket, bytes; /* of the segment */
+    uint64_t segment;       /* > 0: its number; a ticket with the same one is for the same */
+};
+
 struct wire_reply {
     uint64_t seq;
     int status;        /* a known status code */
@@ -502,6 +520,7 @@ struct wire_reply {
         struct wire_got got;
         struct wire_reset_answer reset_answer;
         struct wire_ring ring;
+        struct wire_pinned pinned;
         struct wire_shown shown;
         struct wire_set_answer set_answer;
     };

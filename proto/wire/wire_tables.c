@@ -208,6 +208,13 @@ static const struct wire_field set_fields[] = {
     ROW(set, from, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
     ROW(set, look, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
 };
+static const struct wire_field pin_fields[] = {
+    ROW(pin, model, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    ROW(pin, step, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+};
+static const struct wire_field unpin_fields[] = {
+    ROW(unpin, model, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+};
 
 const struct wire_message wire_requests[] = {
     [WIRE_HELLO] = MESSAGE("hello", hello),
@@ -232,6 +239,8 @@ const struct wire_message wire_requests[] = {
     [WIRE_RESET] = MESSAGE("reset", reset),
     [WIRE_SET] = MESSAGE("set", set),
     [WIRE_OPEN_RING] = { .name = "open_ring", .descriptor = &shd__open_ring__descriptor },
+    [WIRE_PIN] = MESSAGE("pin", pin),
+    [WIRE_UNPIN] = MESSAGE("unpin", unpin),
     [WIRE_SHOW] = MESSAGE("show", show),
 };
 
@@ -338,6 +347,13 @@ static const struct wire_field set_answer_fields[] = {
     ROW(set_answer, from, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
     SETTINGS_JSON(set_answer, json),
 };
+static const struct wire_field pinned_fields[] = {
+    ROW(pinned, step, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    ROW(pinned, ticket, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    ROW(pinned, segment, LIMITS(1, UINT64_MAX), NEEDED_SINCE(STATES)),
+    ROW(pinned, bytes, LIMITS(1, MEMORY_BYTES_MAX), .multiple = SHD_PAGE_BYTES,
+        NEEDED_SINCE(STATES)),
+};
 
 const struct wire_message wire_replies[] = {
     [WIRE_WELCOME] = MESSAGE("welcome", welcome),
@@ -357,6 +373,7 @@ const struct wire_message wire_replies[] = {
     [WIRE_GOT] = MESSAGE("got", got),
     [WIRE_RESET_ANSWER] = MESSAGE("reset_answer", reset_answer),
     [WIRE_RING] = MESSAGE("ring", ring),
+    [WIRE_PINNED] = MESSAGE("pinned", pinned),
     [WIRE_SHOWN] = MESSAGE("shown", shown),
     [WIRE_SET_ANSWER] = MESSAGE("set_answer", set_answer),
 };

@@ -21,6 +21,7 @@ PROGRAMS = ("shardctl", "shardd", "shd-gpt")
 Bug = namedtuple("Bug", "room file tests text bug")
 BUGS = [
     Bug("daemon/core", "lease.c", "lease", "last_handed_ns(g) < last_handed_ns(", "last_handed_ns(g) > last_handed_ns("),
+    Bug("daemon/core", "sweep.c", "sweep", "u < s->map->units && s->apart[u] == 0 && bytes", "u < s->map->units && bytes"),
     Bug("daemon/base", "log.c", "log", "if (site->said < BURST)", "if (site->said <= BURST)"),
     Bug("daemon/net", "conn.c", "abuse", "if (!frame->more && !c->skipping)", "if (!frame->more)"),
     Bug("daemon/op", "op_links.c", "requests", "req->unit >= m->spec->unit_count", "req->unit > m->spec->unit_count"),

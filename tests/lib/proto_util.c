@@ -334,6 +334,13 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
                                                 sizeof(double)),
                                    random_u64(seed, 0, UINT64_MAX), random_u32(seed, 0, 1) != 0 };
         break;
+    case WIRE_PIN:
+        q.pin = (struct wire_pin){ random_u32(seed, 0, UINT32_MAX),
+                                   random_u64(seed, 0, UINT64_MAX) };
+        break;
+    case WIRE_UNPIN:
+        q.unpin.model = random_u32(seed, 0, UINT32_MAX);
+        break;
     case WIRE_STATUS:
     case WIRE_DETACH:
     case WIRE_OPEN_RING:
@@ -491,6 +498,12 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
     case WIRE_SET_ANSWER:
         p.set_answer = (struct wire_set_answer){ random_u64(seed, 0, UINT64_MAX),
                                                  random_bytes(seed, WIRE_SET_JSON_MAX, 1) };
+        break;
+    case WIRE_PINNED:
+        p.pinned = (struct wire_pinned){ .step = random_u64(seed, 0, UINT64_MAX),
+                                         .ticket = random_u64(seed, 0, UINT64_MAX),
+                                         .segment = random_u64(seed, 1, UINT64_MAX),
+                                         .bytes = random_u64(seed, 1, 1000) * SHD_PAGE_BYTES };
         break;
     case WIRE_REPLY_NONE:
         break;
@@ -724,6 +737,9 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
                a->shown.of_step == b->shown.of_step && a->shown.groups == b->shown.groups &&
                same_bytes(a->shown.tally, b->shown.tally) &&
                same_bytes(a->shown.values, b->shown.values);
+    case WIRE_PINNED:
+        return a->pinned.step == b->pinned.step && a->pinned.ticket == b->pinned.ticket &&
+               a->pinned.segment == b->pinned.segment && a->pinned.bytes == b->pinned.bytes;
     case WIRE_CREATED:
         return a->created.what == b->created.what && a->created.ticket == b->created.ticket &&
                a->created.bytes == b->created.bytes && strcmp(a->created.by, b->created.by) == 0 &&

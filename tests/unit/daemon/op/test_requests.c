@@ -634,4 +634,83 @@ TEST(counts_of_units_are_not_left_out_of_a_checkpoint)
     trainer_stop(1);
 }
 
+/* Steps far ahead, unknown models, what was not pinned; each session has one pin of a model,
+ * however often it asks, and what it has goes with it. */
+TEST(pins_that_are_wrong_doubled_or_left_behind)
+{
+    static struct raw r, other, third;
+    struct wire_reply reply, again;
+    uint8_t frame[512];
+    trainer_start();
+    trainer_step(); /* and what that makes */
+    const int fds = count_fds(fixture.pids[0]), maps = count_segment_maps(fixture.pids[0]);
+    raw_open(&r);
+    r.level = WIRE_LEVEL;
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_READER, &reply), SHD_OK);
+    const uint32_t handle = raw_attach(&r, 0);
+    struct wire_request pin = { .type = WIRE_PIN, .pin = { .model = handle + 1 } };
+    struct wire_request unpin = { .type = WIRE_UNPIN, .unpin = { .model = handle + 1 } };
+    EXPECT_STATUS(raw_ask(&r, pin, &reply), SHD_ENOENT);
+    EXPECT_STATUS(raw_ask(&r, unpin, &reply), SHD_ENOENT);
+    unpin.unpin.model = pin.pin.model = handle;
+    EXPECT_STATUS(raw_ask(&r, unpin, &reply), SHD_OK); /* nothing */
+    pin.pin.step = UINT64_MAX;
+    raw_send(&r, frame, raw_pack(&r, &pin, frame, sizeof frame)); /* waits */
+    raw_send(&r, frame, raw_pack(&r, &pin, frame, sizeof frame)); /* in its place */
+    raw_recv(&r, &reply);
+    EXPECT_STATUS(reply.status, SHD_ESTEP);
+    EXPECT_HAS(reply.text, "asks for another step");
+    raw_send(&r, frame, raw_pack(&r, &unpin, frame, sizeof frame));
+    raw_recv(&r, &reply); /* the second's answer comes first */
+    EXPECT_STATUS(reply.status, SHD_ESTEP);
+    EXPECT_HAS(reply.text, "lets go of it");
+    raw_recv(&r, &reply);
+    EXPECT_STATUS(reply.status, SHD_OK);
+    pin.pin.step = 1;
+    EXPECT_STATUS(raw_ask(&r, pin, &reply), SHD_OK);
+    EXPECT_EQ(reply.type, WIRE_PINNED);
+    trainer_step();
+    for (int i = 0; i < 40; i++) { /* no more of anything */
+        EXPECT_STATUS(raw_ask(&r, pin, &again), SHD_OK);
+        EXPECT_EQ(again.pinned.ticket, reply.pinned.ticket);
+        EXPECT_EQ(again.pinned.segment, reply.pinned.segment);
+    }
+    for (uint64_t step = 2; step < 21; step++) { /* its memory serves for others, too */
+        pin.pin.step = step;
+        EXPECT_STATUS(raw_ask(&r, pin, &again), SHD_OK);
+        EXPECT_EQ(again.pinned.step, step);
+        EXPECT_EQ(again.pinned.segment, reply.pinned.segment);
+        trainer_step();
+    }
+    EXPECT_STATUS(raw_ask(&r, pin, &again), SHD_OK);
+    pin.pin.step = 3;
+    EXPECT_STATUS(raw_ask(&r, pin, &again), SHD_ESTEP);
+    EXPECT_STATUS(raw_ask(&r, unpin, &reply), SHD_OK);
+    EXPECT_STATUS(raw_ask(&r, unpin, &reply), SHD_OK);
+    pin.pin.step = UINT64_MAX - 1;
+    raw_send(&r, frame, raw_pack(&r, &pin, frame, sizeof frame));
+    raw_enter(&other);
+    raw_attach(&other, 0);
+    pin.pin.step = UINT64_MAX - 2;
+    pin.session = 0;
+    raw_send(&other, frame, raw_pack(&other, &pin, frame, sizeof frame));
+    raw_open(&third);
+    third.level = WIRE_LEVEL;
+    EXPECT_STATUS(raw_hello(&third, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+    raw_attach(&third, 0);
+    pin.pin.step = 21;
+    pin.session = unpin.session = 0;
+    const uint64_t end_ms = test_now_ms() + TEST_HANG_MS;
+    while (raw_ask(&third, pin, &reply) == SHD_OK && test_now_ms() < end_ms)
+        EXPECT_STATUS(raw_ask(&third, unpin, &reply), SHD_OK); /* those two are on their way */
+    EXPECT_STATUS(reply.status, SHD_EBUSY);
+    EXPECT_HAS(reply.text, "2 at most may be");
+    raw_close(&r);
+    raw_close(&other);
+    raw_close(&third);
+    trainer_step();
+    expect_daemon_idle(fixture.pids[0], fds, maps);
+    trainer_stop(22);
+}
+
 TEST_MAIN()

@@ -104,7 +104,7 @@ static void expect_model(const json_t *m)
 {
     expect_fields(m, "name:s ready:b adopted:b status:s step:i phase:s updates:i owner:i owners:i "
                      "elems:i micro_batches:i expected:i returned:i waiting:i units:a bytes:o "
-                     "rates:o times_ms:o leases:a checkpoint:o? saved:o? hold_step:i? "
+                     "rates:o times_ms:o leases:a checkpoint:o? saved:o? hold_step:i? pins:a "
                      "last_sum_norm:n? last_skipped:b "
                      "metrics:a loss:n? grad_norm:n? lr:n? settings:o?");
     expect_fields(json_object_get(m, "bytes"),

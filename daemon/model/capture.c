@@ -1,0 +1,35 @@
+/* See capture.h. */
+#include "daemon/model/capture.h"
+
+#include "daemon/model/checkpoint.h"
+#include "daemon/model/model.h"
+#include "daemon/model/pin.h"
+
+int capture_before_update(struct model *m, uint32_t unit, struct shd_err *e)
+{
+    const int r = checkpoint_before_update(m, unit, e);
+    return r == SHD_OK ? pins_before_update(m, unit, e) : r;
+}
+
+void capture_moved(struct model *m)
+{
+    pins_moved(m);
+}
+
+void capture_retry(struct model *m)
+{
+    checkpoint_retry(m);
+    pins_retry(m);
+}
+
+void capture_forget_session(struct model *m, const struct session *s)
+{
+    pins_forget_session(m, s);
+}
+
+void capture_free(struct model *m)
+{
+    checkpoint_free(m->checkpoint);
+    m->checkpoint = NULL;
+    pins_free(m);
+}

@@ -1,0 +1,29 @@
+/* Captures: those that copy a model's arrays as of one step before the next one changes them: a
+ * checkpoint that is being written (checkpoint.h), readers' pins (pin.h). What happens to the model
+ * is told to all of them here. Loop thread. */
+#ifndef SHD_CAPTURE_H
+#define SHD_CAPTURE_H
+
+#include <stdint.h>
+
+#include "proto/base/status.h"
+
+struct model;
+struct session;
+
+/* unit is about to be updated: capture what is left of it. Errors: SHD_EBUSY, the kernel queue is
+ * full: not yet. */
+int capture_before_update(struct model *m, uint32_t unit, struct shd_err *e);
+
+/* The model's phase has changed. */
+void capture_moved(struct model *m);
+
+/* Go on when the kernel queue may have room again. */
+void capture_retry(struct model *m);
+
+void capture_forget_session(struct model *m, const struct session *s);
+
+/* At shutdown, when no work runs any more. */
+void capture_free(struct model *m);
+
+#endif
