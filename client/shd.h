@@ -122,6 +122,7 @@ struct shd_options {
      * nothing is written to stderr. NULL: none. Call nothing of this library from it. */
     void (*event)(void *ctx, const struct shd_event *event);
     void *event_ctx;
+    bool reader; /* only looks, shd_pin() above all: no gradients, no steps (SHD_EAUTH) */
 };
 /* "cuda:N", as the CUDA runtime counts: arrays are addresses of that GPU, in its primary context.
  * The library's own work is done when a call returns. Yours has to be when you hand something back:
@@ -668,6 +669,31 @@ SHD_API uint64_t shd_unit_version(const shd_model *m, uint32_t unit);
  * leaves the unit out. Does not move this worker's step. Begins again where others were quicker:
  * SHD_EBUSY when they always are. SHD_ENOTSUP: owners' memory is a GPU's. */
 SHD_API int shd_read_step(shd_model *m, void *const *to, uint64_t *ret_step, struct shd_err *e);
+
+/* Pin a step: what owners publish of all units, of exactly that step, is kept for this session to
+ * read in place, however others train on, stop or die; shd_acquire() has the open step alone.
+ * Owners copy it beside training, which waits for no reader, also not for one that is stopped.
+ * docs/states.md says what it costs: memory as of all parameters once more, while anybody has the
+ * step pinned. Pins of one step are shared. A session has one of a model: the next takes the place
+ * of the last, whose arrays are void from the call on. A pin says nothing of gradients: resets of
+ * the open step do not change it, and a put is a step like others. */
+struct shd_pin_options {
+    size_t size;
+    uint64_t step;       /* this one, or the first possible after it; 0: the latest */
+    uint64_t every;      /* of those, only multiples of it; 0: any */
+    bool exact;          /* this one, and no other: SHD_ESTEP where it is over */
+    bool wait;           /* where two other steps are pinned: for one to go; else SHD_EBUSY */
+    uint64_t timeout_ms; /* of the wait for a step to come; 0: without end */
+};
+/* Wait until all owners have it, and map it. NULL: the latest. To follow training, let `from` be
+ * the step after the last one. Errors, after which nothing is pinned: SHD_ENOMEM owners have no
+ * room, with the numbers; SHD_ETIMEDOUT; SHD_ENOTSUP "local:", or a daemon of an older version. */
+SHD_API int shd_pin(shd_model *m, const struct shd_pin_options *options, uint64_t *ret_step,
+                    struct shd_err *e);
+/* Of the pinned step: [unit elements] of shd_param_dtype(), read-only, in host memory. Borrowed
+ * until shd_unpin(), the next shd_pin(), or closing. NULL: nothing is pinned, or no such unit. */
+SHD_API const void *shd_pinned(const shd_model *m, uint32_t unit);
+SHD_API void shd_unpin(shd_model *m); /* nothing pinned: a no-op */
 
 /* Counters of this session since it connected. */
 struct shd_stats {

@@ -2,7 +2,6 @@
 #include "client/checkpoint/save.h"
 
 #include <inttypes.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +12,7 @@
 #include "client/checkpoint/dir.h"
 #include "client/checkpoint/files.h"
 #include "client/paths/decide.h"
+#include "client/paths/look.h"
 #include "client/paths/map.h"
 #include "client/run/stream.h"
 #include "client/session/hub.h"
@@ -141,22 +141,9 @@ static void answered(struct link *link, const struct call *call, const struct wi
         take_reply(a, &reply->checkpointed);
 }
 
-/* The step whose state an owner has now or is about to have: a hint, it changes any time. */
-static uint64_t owner_step(const struct shd_model *m, uint32_t owner)
-{
-    const struct board *b = m->map->owners[owner].board.base;
-    const uint64_t phase = atomic_load_explicit(&b->phase.value, memory_order_relaxed);
-    return atomic_load_explicit(&b->step.value, memory_order_acquire) + (phase == STEP_APPLYING);
-}
-
 uint64_t save_step(const struct shd_model *m)
 {
-    uint64_t most = 0;
-    for (uint32_t i = 0; i < m->map->owner_count; i++) {
-        const uint64_t step = owner_step(m, i);
-        most = step > most ? step : most;
-    }
-    return most;
+    return look_furthest(m);
 }
 
 static int ask(struct save *s, struct shd_err *e)
@@ -288,7 +275,7 @@ static int timed_out(const struct save *s, struct shd_err *e)
             return link_err(&hub->links[i], SHD_ETIMEDOUT, e,
                             "did not write its part of step %" PRIu64 " (it is at %" PRIu64
                             ") within %" PRIu64 " ms",
-                            s->step, owner_step(s->model, i), s->timeout_ms);
+                            s->step, look_step(s->model, i), s->timeout_ms);
     return err_set(e, SHD_ETIMEDOUT, "no checkpoint within %" PRIu64 " ms", s->timeout_ms);
 }
 

@@ -2,6 +2,7 @@
 #include "client/paths/look.h"
 
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -335,4 +336,21 @@ int look_status(struct shd_session *s, uint32_t owner, char **ret_json, struct s
     else
         free(json);
     return r;
+}
+
+uint64_t look_step(const struct shd_model *m, uint32_t owner)
+{
+    const struct board *b = m->map->owners[owner].board.base;
+    const uint64_t phase = atomic_load_explicit(&b->phase.value, memory_order_relaxed);
+    return atomic_load_explicit(&b->step.value, memory_order_acquire) + (phase == STEP_APPLYING);
+}
+
+uint64_t look_furthest(const struct shd_model *m)
+{
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < m->map->owner_count; i++) {
+        const uint64_t step = look_step(m, i);
+        most = step > most ? step : most;
+    }
+    return most;
 }

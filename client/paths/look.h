@@ -16,4 +16,9 @@ uint32_t look_range_units(const struct shd_model *m);
 int look_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret_leaves)[32],
                 struct digest_stamp *stamp, struct shd_err *e);
 
+/* By its board, now: the step whose state an owner has or is about to have, and that of the
+ * furthest. A hint, it changes any time. */
+uint64_t look_step(const struct shd_model *m, uint32_t owner);
+uint64_t look_furthest(const struct shd_model *m);
+
 #endif

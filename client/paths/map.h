@@ -28,6 +28,7 @@
 struct activity;
 struct leasing;
 struct mover_ops;
+struct pinned;
 struct turn;
 
 struct map_layout {  /* an owner's answer to OpenModel */
@@ -96,6 +97,7 @@ struct map_model {
     struct turn *turn;       /* owned: the commit at hand */
     struct leasing *leasing; /* owned: the question for work at hand; NULL: none was asked yet */
     uint64_t put_origin;     /* of the last put that was begun here */
+    struct pinned *pinned;   /* owned by run/pin.c; NULL: nothing was pinned yet */
 };
 
 #endif

@@ -25,22 +25,30 @@ static uint64_t params_bytes(const struct shd_model *m)
     return elems * dtype_bytes(m->spec->publish);
 }
 
-/* All units in one piece: where neighbours have their slices at one owner, one after the other in
- * its segment, they make one mapping, of which a process may not have many (vm.max_map_count). */
-static int reserve_params(struct shd_model *m, struct shd_err *e)
+int place_reserve_units(const struct shd_model *m, void ***ret_units, struct shd_err *e)
 {
-    struct map_model *map = m->map;
-    void *base;
-    map->params = sys_calloc(m->spec->unit_count, sizeof *map->params);
-    if (map->params == NULL)
+    void *base, **units = sys_calloc(m->spec->unit_count, sizeof *units);
+    if (units == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " units", m->spec->unit_count);
     const int r = segment_reserve(params_bytes(m), &base, e);
-    uint8_t *at = r == SHD_OK ? base : NULL;
-    for (uint32_t u = 0; r == SHD_OK && u < m->spec->unit_count; u++) {
-        map->params[u] = at;
+    if (r != SHD_OK) {
+        free(units);
+        return r;
+    }
+    uint8_t *at = base;
+    for (uint32_t u = 0; u < m->spec->unit_count; u++) {
+        units[u] = at;
         at += m->spec->units[u].elems * dtype_bytes(m->spec->publish);
     }
-    return r;
+    *ret_units = units;
+    return SHD_OK;
+}
+
+void place_release_units(const struct shd_model *m, void **units)
+{
+    if (units != NULL)
+        segment_unreserve(units[0], params_bytes(m));
+    free(units);
 }
 
 struct unit_size {
@@ -89,7 +97,7 @@ static int find_views(struct shd_model *m, struct shd_err *e)
 
 int place_reserve(struct shd_model *m, struct shd_err *e)
 {
-    int r = reserve_params(m, e);
+    int r = place_reserve_units(m, &m->map->params, e);
     if (r == SHD_OK)
         r = find_views(m, e);
     if (r == SHD_OK && m->slot_count > 0)
@@ -132,9 +140,7 @@ void place_release(struct shd_model *m)
 {
     struct map_model *map = m->map;
     place_release_slots(map);
-    if (map->params != NULL)
-        segment_unreserve(map->params[0], params_bytes(m));
-    free(map->params);
+    place_release_units(m, map->params);
     free(map->view_of);
     free(map->view_elems);
     free(map->view_unit);
@@ -142,9 +148,8 @@ void place_release(struct shd_model *m)
 
 /* -- Placing ----------------------------------------------------------------------------------- */
 
-/* Map this owner's slice of every unit, read-only. */
-static int place_publish(struct shd_model *m, const struct map_owner *owner, int fd,
-                         struct shd_err *e)
+int place_units(struct shd_model *m, void *const *units, const struct map_owner *owner, int fd,
+                struct shd_err *e)
 {
     const struct shardmap *s = owner->shards;
     const uint64_t elem_bytes = dtype_bytes(m->spec->publish);
@@ -152,7 +157,7 @@ static int place_publish(struct shd_model *m, const struct map_owner *owner, int
         const uint64_t bytes = shardmap_publish_slice_bytes(s, u);
         if (bytes == 0)
             continue;
-        uint8_t *at = (uint8_t *)m->map->params[u] + s->slice[u].first_elem * elem_bytes;
+        uint8_t *at = (uint8_t *)units[u] + s->slice[u].first_elem * elem_bytes;
         const int r = segment_place(at, fd, shardmap_publish_offset_bytes(s, u), bytes,
                                     /* writable= */ false, e);
         if (r != SHD_OK)
@@ -216,7 +221,7 @@ static int place_take(struct shd_model *m, struct map_owner *owner,
                       const struct wire_segment *segment, int *fd, struct shd_err *e)
 {
     if (segment->kind == SEGMENT_PUBLISH)
-        return place_publish(m, owner, *fd, e);
+        return place_units(m, m->map->params, owner, *fd, e);
     if (owner->has_inbox)
         return replace_inbox(m, owner, fd, segment->bytes, e);
     return place_inbox(m, owner, *fd, e);

@@ -14,6 +14,15 @@ int place_reserve_slots(struct shd_model *m, uint32_t slots, struct shd_err *e);
 void place_release_slots(struct map_model *map);
 void place_release(struct shd_model *m);
 
+/* Addresses for all units, and an owner's slice of each mapped there, read-only, from a segment
+ * with the places of its publish segment. In one piece: where neighbours have their slices at one
+ * owner, one after the other in its segment, they make one mapping, of which a process may not have
+ * many (vm.max_map_count). *ret_units: [units], for place_release_units() (NULL is a no-op). */
+int place_reserve_units(const struct shd_model *m, void ***ret_units, struct shd_err *e);
+int place_units(struct shd_model *m, void *const *units, const struct map_owner *owner, int fd,
+                struct shd_err *e);
+void place_release_units(const struct shd_model *m, void **units);
+
 /* The array of a slot, shaped for unit. */
 float *place_slot_array(const struct shd_model *m, uint32_t slot, uint32_t unit);
 

@@ -97,6 +97,7 @@ static int connect_owners(struct shd_session *s, const struct shd_options *o, st
         s->control = &control_remote;
         s->reader = &reader_mapped;
         const struct hub_options options = { .name = o->name != NULL ? o->name : name,
+                                             .role = o->reader ? WIRE_READER : WIRE_TRAINER,
                                              .timeout_ns = s->timeout_ns,
                                              .patient = o->timeout_ms == 0,
                                              .idle = { .fn = o->idle, .ctx = o->idle_ctx },
@@ -152,6 +153,7 @@ int shd_connect(const struct shd_options *options, shd_session **ret_session, st
     if (s == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for a session");
     s->slots = o.slots;
+    s->reads = o.reader;
     s->timeout_ns = (o.timeout_ms > 0 ? o.timeout_ms : TIMEOUT_MS_DEFAULT) * NS_PER_MS;
     r = gpu_parse(o.device, &s->on_gpu, &s->ordinal, e);
     if (r == SHD_OK && s->on_gpu)

@@ -32,6 +32,9 @@ static struct grad_slot *find_held(struct shd_model *m, uint32_t group, uint32_t
 static int make_slots(struct shd_model *m, struct shd_err *e)
 {
     uint32_t slots;
+    if (m->session->reads)
+        return err_set(e, SHD_EAUTH, "model '%s' is open in a session that only reads",
+                       m->spec->name);
     int r = policy_slots(m, &slots, e);
     if (r != SHD_OK)
         return r;

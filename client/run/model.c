@@ -7,6 +7,7 @@
 #include "client/paths/path.h"
 #include "client/run/exec.h"
 #include "client/run/grads.h"
+#include "client/run/pin.h"
 #include "client/run/policy.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
@@ -21,6 +22,7 @@ static void model_free(struct shd_model *m)
     order_free(m); /* first: what its stream works on goes */
     if (m->saving != NULL)
         m->save_free(m->saving);
+    pin_close(m);
     m->session->control->close(m);
     exec_free(m->exec);
     grads_free(m->grads);
@@ -62,7 +64,7 @@ static int open_model(shd_session *s, struct spec *spec, const char *name, shd_m
             spec_free(spec);
         else
             r = check_not_open(s, m, e);
-        if (r == SHD_OK && s->hub != NULL)
+        if (r == SHD_OK && s->hub != NULL && !s->reads)
             r = policy_slots(m, &slots, e);
     }
     if (r == SHD_OK)

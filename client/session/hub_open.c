@@ -144,6 +144,7 @@ int hub_new(const struct address *address, const struct hub_options *options, st
     hub->idle = options->idle;
     hub->events = options->events;
     struct shd_err why = { 0 };
+    hub->role = options->role;
     int r = init_links(hub, address, options->name, &why);
     while (r == SHD_OK && hub->down_count > 0) /* each link has its own bound */
         r = hub_poll(hub, POLL_SLICE_NS, &why);

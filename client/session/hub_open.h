@@ -6,7 +6,8 @@
 #include "client/session/hub.h"
 
 struct hub_options {
-    const char *name;    /* shown by daemons */
+    const char *name; /* shown by daemons */
+    enum wire_role role;
     uint64_t timeout_ns; /* of each wait */
     bool patient;        /* hub.patient */
     struct idle idle;

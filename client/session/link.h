@@ -105,8 +105,9 @@ struct hub {
     void *zmq;          /* owned context */
     struct link *links; /* owned, [link_count] */
     uint32_t link_count;
-    uint32_t down_count;        /* links that are not UP */
-    char *name;                 /* owned: shown by daemons */
+    uint32_t down_count; /* links that are not UP */
+    char *name;          /* owned: shown by daemons */
+    enum wire_role role;
     uint32_t rank;              /* $RANK, plus 1; 0: there is none */
     zmq_pollitem_t *poll_items; /* owned, [2 * link_count]: dealers, then side channels */
     struct pollfd *sides;       /* owned, [link_count]: side channels alone */

@@ -115,7 +115,7 @@ static int say_hello(struct link *link, const struct side_msg *welcome, struct s
     struct wire_request hello = {
         .type = WIRE_HELLO,
         .hello = { .protocol = SHD_PROTOCOL,
-                   .role = WIRE_TRAINER,
+                   .role = link->hub->role,
                    .name = link->hub->name,
                    .rank = link->hub->rank,
                    .level = WIRE_LEVEL },

@@ -59,6 +59,7 @@ struct shd_session {
     struct idle idle;    /* of waits without a hub */
     uint64_t timeout_ns; /* of each wait */
     uint32_t slots;      /* asked for; 0: as the plan needs */
+    bool reads;          /* shd_options.reader */
     uint64_t wait_ns;    /* counters of struct shd_stats */
     uint64_t bytes_mapped;
     uint64_t bytes_copied;
