@@ -328,24 +328,35 @@ static char *train_spec(const struct options *o)
     return gpt_spec_json(&shape, &spec);
 }
 
+static int train_is_told_to_end(void *ctx)
+{
+    (void)ctx;
+    return train_signal != 0;
+}
+
 /* Sets *ret_refused when the schedule cannot be what the options say. */
 static int train_open_model(struct train *t, bool *ret_refused, struct shd_err *e)
 {
     const struct options *o = t->options;
-    /* Owners inside this process are on the host; compute.c copies. */
+    /* Owners inside this process are on the host, and so is what is pinned; compute.c copies. */
+    const bool alone = o->standalone || o->evaluate;
     const struct shd_options session = { .size = sizeof session,
                                          .address = o->standalone ? "local:" : o->address,
                                          .name = "shd-gpt",
                                          .threads = o->standalone ? (uint32_t)o->threads : 0,
-                                         .device = o->standalone ? NULL : o->device };
+                                         .device = alone ? NULL : o->device,
+                                         .idle = o->evaluate ? train_is_told_to_end : NULL,
+                                         .reader = o->evaluate };
     char *json = train_spec(o);
     if (json == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for the model spec");
+    const struct shd_open_options open = { .size = sizeof open, .spec_json = json };
     int r = shd_connect(&session, &t->session, e);
-    if (r == SHD_OK)
-        r = shd_model_open(t->session, json, &t->model, e);
+    if (r == SHD_OK) /* with a wait for those who train to make it */
+        r = o->evaluate ? shd_model_open_with(t->session, &open, &t->model, NULL, e)
+                        : shd_model_open(t->session, json, &t->model, e);
     free(json);
-    if (r != SHD_OK)
+    if (r != SHD_OK || o->evaluate)
         return r;
     shd_bench_delay_fetches(t->model, (uint64_t)(o->fetch_delay_ms * 1e6));
     r = shd_set_policy(t->model, &o->chosen.policy, e);
@@ -494,12 +505,21 @@ static int train_run(const struct options *options, bool *ret_refused, int *ret_
     t.progress.step_bytes = options->micro_batches * options->batch * options->seq;
     train_catch_signals();
     r = train_init(&t, ret_refused, e);
-    if (r == SHD_OK) {
+    if (options->evaluate) {
+        if (r == SHD_OK) {
+            train_introduce_model(&t);
+            r = evaluate_beside(&t.compute, &t.progress, e);
+        }
+        if (r == SHD_ECANCELED) {
+            t.signal = train_signal;
+            r = SHD_OK;
+        }
+    } else if (r == SHD_OK) {
         if (options->rank == 0)
             train_introduce(&t);
         r = train_loop(&t, e);
     }
-    if (r == SHD_OK && options->rank == 0 && !t.left)
+    if (r == SHD_OK && options->rank == 0 && !options->evaluate && !t.left)
         r = evaluate_finish(&t.compute, &t.progress, e);
     train_deinit(&t);
     *ret_signal = t.signal;

@@ -14,6 +14,7 @@
 #include "client/ctl/run/run.h"
 #include "client/ctl/state/checkpoint.h"
 #include "client/ctl/state/drain.h"
+#include "client/ctl/state/export.h"
 #include "client/ctl/state/model.h"
 #include "client/ctl/state/set.h"
 #include "client/ctl/watch/dashboard.h"
@@ -47,6 +48,8 @@ static const struct verb verbs[] = {
     { "plan", "what a policy does to a model and costs, before it is run", verb_plan },
     { "checkpoint", "save a model, once or as training goes on; list, verify", verb_checkpoint },
     { "restore", "make daemons open a model from a checkpoint or from weights", verb_restore },
+    { "export", "write a model's weights as safetensors, once or as training goes on",
+      verb_export },
     { "set", "change what is trained, with moments kept", verb_set },
     { "doctor", "what of this host is in the way, and the remedy", verb_doctor },
     { "completion", "print the completion script of a shell", verb_completion },

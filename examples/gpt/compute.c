@@ -24,7 +24,7 @@ static struct backend_config compute_config(const struct compute *c)
                                     .pool = c->pool,
                                     .device = o->chosen.device,
                                     .tf32 = o->chosen.tf32,
-                                    .staged = o->standalone };
+                                    .staged = o->standalone || o->evaluate };
 }
 
 int compute_init(struct compute *c, struct shd_err *e)

@@ -7,13 +7,20 @@
 #include "examples/gpt/sample.h"
 #include "proto/base/status.h"
 
-#define EVAL_WINDOWS 64 /* held-out windows of one evaluation */
+#define EVAL_WINDOWS 64    /* held-out windows of one evaluation */
+#define LOOK_MS      1000u /* whether the step that is waited for can still come */
 
 /* Forward of one unit, taking it as training does, together with the one it uses. */
 static int eval_unit(struct compute *c, uint32_t unit, struct shd_err *e)
 {
     const uint32_t uses = gpt_unit_uses(&c->shape, unit);
     const void *params, *used = NULL;
+    if (c->options->evaluate) {
+        if (uses != GPT_UNIT_NONE)
+            used = shd_pinned(c->model, uses);
+        const struct backend_arrays a = { .params = shd_pinned(c->model, unit), .used = used };
+        return c->backend->ops->forward(c->backend, unit, &a, e);
+    }
     int r = shd_acquire(c->model, unit, &params, e);
     if (r != SHD_OK)
         return r;
@@ -39,7 +46,7 @@ static int eval_batch(struct compute *c, struct shd_err *e)
     return r;
 }
 
-int evaluate_loss(struct compute *c, struct progress *p, struct shd_err *e)
+static int loss_at(struct compute *c, uint64_t step, struct progress *p, struct shd_err *e)
 {
     const uint64_t batch = c->options->batch, available = data_held_out_windows(c->data);
     const uint64_t wanted = available < EVAL_WINDOWS ? available : EVAL_WINDOWS;
@@ -55,8 +62,46 @@ int evaluate_loss(struct compute *c, struct progress *p, struct shd_err *e)
     }
     const double loss = sum / (double)(wanted * c->shape.seq);
     progress_note(p, "eval step %ju held-out loss %.4f (%.3f bits per byte, %ju windows)",
-                  (uintmax_t)shd_step(c->model), loss, loss / log(2), (uintmax_t)wanted);
+                  (uintmax_t)step, loss, loss / log(2), (uintmax_t)wanted);
+    if (c->options->eval_every > 0 && step % c->options->eval_every == 0)
+        progress_held_out(p, step, loss);
     return SHD_OK;
+}
+
+int evaluate_loss(struct compute *c, struct progress *p, struct shd_err *e)
+{
+    return loss_at(c, shd_step(c->model), p, e);
+}
+
+/* The last of the steps to be evaluated may be over before it was asked for. */
+static bool is_over(const struct compute *c)
+{
+    const uint64_t step = shd_unit_version(c->model, GPT_UNIT_EMBED);
+    return step != UINT64_MAX && step >= c->options->steps;
+}
+
+/* Steps that are over before the last one is evaluated are passed over. */
+int evaluate_beside(struct compute *c, struct progress *p, struct shd_err *e)
+{
+    const struct options *o = c->options;
+    struct shd_pin_options pin = { .size = sizeof pin, .wait = true, .timeout_ms = LOOK_MS };
+    uint64_t step = 0;
+    int r = shd_pin(c->model, &pin, &step, e);
+    if (r == SHD_OK)
+        r = loss_at(c, step, p, e);
+    pin.every = o->eval_every > 0 ? o->eval_every : o->steps;
+    while (r == SHD_OK && o->follow && step / pin.every < o->steps / pin.every) {
+        pin.step = step + 1;
+        r = shd_pin(c->model, &pin, &step, e);
+        if (r == SHD_OK)
+            r = loss_at(c, step, p, e);
+        else if (r == SHD_ETIMEDOUT && is_over(c))
+            break;
+        else if (r == SHD_ETIMEDOUT)
+            r = SHD_OK;
+    }
+    shd_unpin(c->model);
+    return r == SHD_ETIMEDOUT ? SHD_OK : r;
 }
 
 static int sample_with(struct compute *c, struct progress *p, const float *const *params,

@@ -9,6 +9,10 @@
  * that step, so the step cannot close and the parameters cannot move. */
 int evaluate_loss(struct compute *c, struct progress *p, struct shd_err *e);
 
+/* Beside training, by a session that only reads: print the held-out loss of the latest step and,
+ * with --follow, of every --eval-every'th one until --steps; each step is pinned meanwhile. */
+int evaluate_beside(struct compute *c, struct progress *p, struct shd_err *e);
+
 /* After the last step, when nobody updates the model any more: loss, sample, digest. */
 int evaluate_finish(struct compute *c, struct progress *p, struct shd_err *e);
 

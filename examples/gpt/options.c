@@ -90,6 +90,10 @@ static const struct flag table[] = {
       &parsed.seed, 0, INTEGER_MAX },
     { "eval-every", 0, FLAG_U64, "N", "steps between held-out losses; 0: at the end only (100)",
       &parsed.eval_every, 0, INTEGER_MAX },
+    { "evaluate", 0, FLAG_BOOL, NULL, "train nothing: print the held-out loss of the latest step",
+      &parsed.evaluate, 0, 0 },
+    { "follow", 0, FLAG_BOOL, NULL,
+      "then of each --eval-every'th up to --steps, while others train", &parsed.follow, 0, 0 },
     { "log-every", 0, FLAG_U64, "N", "steps between lines (default a twentieth of --steps)",
       &parsed.log_every, 1, INTEGER_MAX },
     { "sample", 0, FLAG_U64, "N", "bytes of text to print at the end; 0: none (400)",
@@ -419,6 +423,11 @@ static int check_accumulate(struct options *o, const int *words, struct shd_err 
 static int check_stop(struct options *o, const int *words, struct shd_err *e)
 {
     (void)words;
+    if (o->follow && !o->evaluate)
+        return err_set(e, SHD_EINVAL, "--follow without --evaluate: it is about what to evaluate");
+    if (o->evaluate && o->standalone)
+        return err_set(e, SHD_EINVAL,
+                       "--evaluate with --standalone: nobody else trains in this process");
     if ((o->stop_at > 0) != (o->stop_rank != UINT64_MAX))
         return err_set(e, SHD_EINVAL,
                        "--stop-rank and --stop-at go together: who leaves, and when");

@@ -28,8 +28,9 @@ struct options {
     uint64_t threads;
     bool recompute; /* activations of one layer at a time */
     bool standalone, elastic, help, version, print_spec;
-    const char *address; /* NULL: the environment's */
-    const char *json;    /* NULL: none */
+    bool evaluate, follow; /* train nothing: a reader beside those who do */
+    const char *address;   /* NULL: the environment's */
+    const char *json;      /* NULL: none */
     /* Schedule and precision, as given; what they mean is in `chosen`. */
     const char *strategy, *prefetch, *path, *precision, *grad_precision, *accumulate, *bf16_gemm;
     const char *loss_scale; /* NULL: dynamic with fp16, none otherwise */

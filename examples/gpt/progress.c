@@ -160,6 +160,16 @@ static void progress_json(struct progress *p, const struct progress_step *s)
     fflush(out);
 }
 
+void progress_held_out(struct progress *p, uint64_t step, double loss)
+{
+    if (p->json == NULL)
+        return;
+    fprintf(p->json, "{\"eval_step\":%ju", (uintmax_t)step);
+    json_number(p->json, "held_out_loss", loss);
+    fputs("}\n", p->json);
+    fflush(p->json);
+}
+
 /* Steps that others finished before this worker had begun come first, with times of before. */
 static void progress_reach_back(struct progress *p, const struct progress_step *s)
 {

@@ -48,6 +48,9 @@ void progress_begin(struct progress *p, uint64_t first_step, uint64_t wait_ns);
 
 void progress_step(struct progress *p, const struct progress_step *s);
 
+/* The held-out loss of a step, for --json. */
+void progress_held_out(struct progress *p, uint64_t step, double loss);
+
 /* A lasting line of its own. */
 void progress_note(struct progress *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
