@@ -112,10 +112,11 @@ class Session(_Open):
     """Attached to the daemons at an address (shd.h: struct shd_options)."""
 
     def __init__(self, address: Optional[str] = None, *, name: Optional[str] = None, slots: int = 0,
-                 threads: int = 0, timeout: float = 0, waits: Optional[Callable[[str], None]] = None):
+                 threads: int = 0, timeout: float = 0, waits: Optional[Callable[[str], None]] = None,
+                 reader: bool = False):
         options = sized(_c.shd_options, address=address.encode() if address else None,
                         name=name.encode() if name else None, slots=slots, threads=threads,
-                        timeout_ms=int(timeout * 1000))
+                        timeout_ms=int(timeout * 1000), reader=reader)
         if waits is not None:
             options.waits = dict(_c.shd_options._fields_)['waits'](lambda _, line: waits(line.decode()))
         self._interrupts = _Interrupts()
@@ -326,6 +327,25 @@ class Model(_Open):
         step = ctypes.c_uint64()
         self.session.call(lib.shd_read_step, self.handle, (ctypes.c_void_p * len(to))(*to), ctypes.byref(step))
         return step.value
+
+    def pin(self, step: int = 0, *, every: int = 0, exact: bool = False, wait: bool = False,
+            timeout: float = 0) -> int:
+        """Have the owners keep a step (shd.h: struct shd_pin_options); which one it is."""
+        pinned = ctypes.c_uint64()
+        options = sized(_c.shd_pin_options, step=step, every=every, exact=exact, wait=wait,
+                        timeout_ms=int(timeout * 1000))
+        self.session.call(lib.shd_pin, self.handle, ctypes.byref(options), ctypes.byref(pinned))
+        return pinned.value
+
+    def pinned(self, unit: int) -> int:
+        """The address of the unit's parameters of that step."""
+        address = lib.shd_pinned(self.handle, unit)
+        if not address:
+            raise errors.Misuse('no step is pinned')
+        return address
+
+    def unpin(self) -> None:
+        lib.shd_unpin(self.handle)
 
     def digest(self) -> tuple[str, int]:
         """Of parameters and optimizer state, and the step."""

@@ -26,12 +26,12 @@ FOR_EVER = 3600 * 24 * 365  # seconds
 TRIES = 10  # that values are put while a worker begins
 
 
-def connect(address: Optional[str], name: str, timeout: Optional[float]) -> Session:
+def connect(address: Optional[str], name: str, timeout: Optional[float], reader: bool = False) -> Session:
     """A session with the daemons at the address; 'up:N' starts N, unless this user's are up already."""
     address = check.address_of(address)
     if address and (up := re.fullmatch(r'up(?::(\d+))?', address)):
         address = start(int(up[1] or 1))
-    session = Session(address, name=name, timeout=timeout or 0)
+    session = Session(address, name=name, timeout=timeout or 0, reader=reader)
     call(lib.shd_explain_writes)  # to what nothing in Python guards: ctypes, C++
     return session
 

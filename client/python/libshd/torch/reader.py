@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 from typing import Iterator, Optional
 
@@ -22,7 +23,7 @@ class Reader:
     """A model that others train. Nobody waits for a reader."""
 
     def __init__(self, address: Optional[str], name: Optional[str], timeout: float):
-        self.session = attach.connect(address, 'reader', timeout)
+        self.session = attach.connect(address, 'reader', timeout, reader=True)
         self.model = self.session.attach(name, timeout)
         tensors = [tensor for unit in json.loads(self.model.spec)['units'] for tensor in unit['tensors']]
         self.shapes: dict[str, tuple[int, ...]] = {tensor['name']: tuple(tensor['shape']) for tensor in tensors}
@@ -40,6 +41,23 @@ class Reader:
             found[tensor.name] = values.view(self.shapes[tensor.name])
         yield found
         found.clear()
+
+    @contextlib.contextmanager
+    def pinned(self, step: int = 0, every: int = 0) -> Iterator[Snapshot]:
+        """The same without a copy: the latest step, or the first possible one from `step` on (of those that `every`
+        divides), kept by the owners meanwhile. Nobody may write to these tensors: the process would end."""
+        found = Snapshot()
+        found.step = self.model.pin(step, every=every, wait=True)
+        try:
+            dtype = _TYPES[self.model.dtype]
+            for tensor in self.model.tensors():
+                start = self.model.pinned(tensor.unit) + tensor.offset_elems * dtype.itemsize
+                raw = (ctypes.c_uint8 * (tensor.elems * dtype.itemsize)).from_address(start)
+                found[tensor.name] = torch.frombuffer(raw, dtype=dtype).view(self.shapes[tensor.name])
+            yield found
+        finally:
+            found.clear()
+            self.model.unpin()
 
     def close(self) -> None:
         """Let go of the daemons."""

@@ -639,9 +639,12 @@ class Looks(unittest.TestCase):
                         kept = params['wte.weight']
                         whole = kept.clone()
                     self.assertEqual(params, {})
-                    module(step).backward()
-                    opt.step()
-                    self.assertTrue(torch.equal(kept, whole))  # a copy
+                    with looking.pinned() as params:
+                        self.assertEqual((params.step, len(params)), (step, len(list(module.parameters()))))
+                        module(step).backward()
+                        opt.step()
+                        self.assertTrue(torch.equal(kept, whole))  # a copy
+                        self.assertTrue(torch.equal(params['wte.weight'], whole))  # in place, and of the step before
                     self.assertFalse(torch.equal(kept, module.wte.weight))
             with self.assertRaisesRegex(libshd.TimedOut, 'nowhere'):
                 sd.reader(name='nowhere', timeout=0.2)
