@@ -553,6 +553,21 @@ struct shd_restored {
 SHD_API int shd_restore(shd_session *s, const char *path, const struct shd_restore_options *options,
                         struct shd_restored *ret_restored, struct shd_err *e);
 
+/* Drop a model: it is gone at all its owners or, where this fails, at none, whatever dies
+ * meanwhile, and its memory is given back. Sessions that have it open end with SHD_ENOENT and a
+ * sentence, readers as well; what they have mapped stays readable. Other models go on. `force`:
+ * also where somebody trains, saves or digests it. The same again where a daemon was away: it goes
+ * on. Errors: SHD_ENOENT there is no such model; SHD_EBUSY somebody trains, saves or digests it, or
+ * it is open in this session; SHD_ESPEC these are not the daemons that have it, in their order;
+ * SHD_ENOTSUP a daemon of an older version; SHD_ETIMEDOUT: dropped, when the text says so, but not
+ * all memory is given back. */
+struct shd_drop_options {
+    size_t size;
+    bool force;
+};
+SHD_API int shd_model_drop(shd_session *s, const char *name, const struct shd_drop_options *options,
+                           struct shd_err *e);
+
 /* -- Looking --------------------------------------------------------------------------------- */
 /* SHA-256 of parameters and optimizer state, the same for any number of owners (docs/protocol.md),
  * as 64 hex digits and NUL. Waits until no update runs; SHD_ESTEP if the step moved meanwhile. */

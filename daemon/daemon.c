@@ -23,6 +23,7 @@
 #include "daemon/model/capture.h"
 #include "daemon/model/create.h"
 #include "daemon/model/drain.h"
+#include "daemon/model/drop.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/lease_wait.h"
 #include "daemon/model/metrics.h"
@@ -318,6 +319,7 @@ static void session_ended(struct session *s, bool was_open)
     restore_forget_session(d, s);
     create_forget_session(d, s);
     put_forget_session(d, s);
+    drop_forget_session(d, s);
     drain_forget_session(s);
 }
 
@@ -442,6 +444,7 @@ void daemon_free(struct daemon *d)
     restore_abandon(d);
     create_abandon(d);
     drop_requests(d);
+    drop_abandon(d);
     for (uint32_t i = 0; i < d->model_count; i++) {
         capture_free(d->models[i]);
         put_free(d->models[i]);

@@ -101,7 +101,8 @@ static int take_layout(struct layout_opening *o, const struct link *link,
                               .decision = layout->decision,
                               .segment_count = layout->segment_count,
                               .spec_bytes = layout->spec_bytes,
-                              .one_count = layout->one_count };
+                              .one_count = layout->one_count,
+                              .instance = layout->instance };
     memcpy(got.segments, layout->segments, sizeof got.segments);
     got.on_gpu = layout->device.bytes > 0;
     CHECK(!got.on_gpu || layout->device.bytes == sizeof got.uuid);
@@ -113,6 +114,7 @@ static int take_layout(struct layout_opening *o, const struct link *link,
     if (link->index == 0) {
         o->origin = layout->origin;
         o->settled = true;
+        o->m->map->first = layout->instance;
     }
     *(o->ret_layout != NULL ? o->ret_layout : &o->m->map->owners[link->index].layout) = got;
     return SHD_OK;
@@ -129,7 +131,8 @@ static void fill_open(const struct layout_opening *o, const struct link *link,
                                    .origin = o->origin,
                                    .settled = o->settled,
                                    .spec_apart = true,
-                                   .one_count = o->one_count };
+                                   .one_count = o->one_count,
+                                   .first = o->m->map->first };
     if (o->json != NULL)
         spec_out_fill(o->json, &q->spec, &q->spec_at);
 }

@@ -36,6 +36,7 @@ struct map_layout {  /* an owner's answer to OpenModel */
     uint32_t handle; /* the model's, in requests */
     uint64_t step;
     uint64_t restore_id; /* of the restore that made it; 0: none did */
+    uint64_t instance;   /* of the owner's model; 0: it did not say */
     uint32_t twin_pid;   /* who trains with this process's $RANK, too; 0: nobody */
     uint32_t slots;      /* as the daemon laid them out */
     uint64_t slot_bytes;
@@ -98,6 +99,7 @@ struct map_model {
     struct leasing *leasing; /* owned: the question for work at hand; NULL: none was asked yet */
     uint64_t put_origin;     /* of the last put that was begun here */
     struct pinned *pinned;   /* owned by run/pin.c; NULL: nothing was pinned yet */
+    uint64_t first;          /* owner 0's instance, once it has answered; 0: not known */
 };
 
 #endif

@@ -328,6 +328,21 @@ static int check_restore(const struct shd_model *m, const struct map_layout *bef
                     m->spec->name, layout->step);
 }
 
+/* As above: it was dropped, and another one was made under its name, which has come further. At the
+ * first step both are as their one spec says. */
+static int check_instance(const struct shd_model *m, const struct map_layout *before,
+                          const struct link *link, const struct map_layout *layout,
+                          struct shd_err *e)
+{
+    if (layout->instance == before->instance || layout->instance == 0 || before->instance == 0 ||
+        layout->step == 0)
+        return SHD_OK;
+    return link_err(link, SHD_ENOENT, e,
+                    "came back with another model '%s', at step %" PRIu64
+                    ": the one that this session has open was dropped, or is lost; open it again",
+                    m->spec->name, layout->step);
+}
+
 /* The segments of a model are mapped by one device's driver, so a successor must be on the same. */
 static int check_device(const struct map_layout *before, const struct link *link,
                         const struct map_layout *layout, struct shd_err *e)
@@ -343,9 +358,11 @@ static int reopen_failed(const struct shd_model *m, const struct link *link, int
 {
     const struct shd_err why = e != NULL ? *e : (struct shd_err){ 0 };
     if (code == SHD_ENOENT)
-        return link_err(link, code, e,
-                        "came back without model '%s': its state is lost; restore a checkpoint",
-                        m->spec->name);
+        return link_err(
+            link, code, e,
+            "came back without model '%s': its state is lost; restore a checkpoint, unless it "
+            "was dropped",
+            m->spec->name);
     return link_err(link, code, e, "came back, but model '%s' cannot be opened: %s", m->spec->name,
                     why.text);
 }
@@ -380,6 +397,8 @@ static int reopen_model(struct shd_model *m, struct link *link, struct shd_err *
     r = check_restore(m, &owner->layout, link, &layout, e);
     if (r == SHD_OK)
         r = check_step(m, link, &layout, e);
+    if (r == SHD_OK)
+        r = check_instance(m, &owner->layout, link, &layout, e);
     if (r == SHD_OK)
         r = check_device(&owner->layout, link, &layout, e);
     if (r != SHD_OK)

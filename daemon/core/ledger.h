@@ -6,7 +6,7 @@
  * of its stores, and each word says that all it vouches for is there:
  *
  *   ready             the initial values are in; without it the model never was, with it
- *                     the one that it `replaces` is no more
+ *                     the one that it `replaces` is no more. 0 again: it was dropped
  *   origin            a session has put all its initial values; while ready is not set it is to be
  *                     opened only when owner 0 has opened the one of that origin
  *   commits           so many steps have a recorded decision; record[commits & 1] is of the last.
@@ -107,6 +107,8 @@ struct ledger_head {
     uint64_t units_at, cells_at, metrics_at, blobs_at, trail_at, chunks_at, spec_at; /* offsets */
     uint64_t restore_id; /* of what made it, the same at all owners; 0: no restore did */
     uint64_t replaces;   /* instance whose place it takes once it is ready; 0: none */
+    /* Of what was asked to be dropped: the instance of owner 0 that it goes with; 0: not known. */
+    _Atomic uint64_t first;
     _Alignas(64) _Atomic uint64_t ready;
     _Atomic uint64_t origin; /* 0: its initial values are the spec's, or were read from files */
     _Atomic uint64_t resets;

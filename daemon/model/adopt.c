@@ -386,7 +386,7 @@ static void drop_incomplete(struct daemon *d, struct keeper_group *g)
     if (!incomplete)
         return;
     log_warn("op=adopt model=%s instance=%016" PRIx64
-             " why=\"dropped: its initial values were not complete\""
+             " why=\"dropped: its initial values were not complete, or it was being dropped\""
              " do=\"nothing: whoever opens it makes it again\"",
              name, g->instance);
     drop_group(d, g);

@@ -302,6 +302,8 @@ static void work_done(struct task *task)
     struct model_unit *mu = (struct model_unit *)((char *)task - offsetof(struct model_unit, task));
     struct model *m = mu->model;
     struct step_actions actions;
+    if (m->use.dropped)
+        return; /* remains.h: nobody wants it */
     if (task->status != SHD_OK) {
         struct shd_err why;
         kern_explain(m->kern, task->status, &why, "its work on the device");

@@ -351,7 +351,8 @@ static void check_wanted(struct checkpoint *c)
         fail(c, SHD_EGONE, &e);
     }
     if (c->model->last_status != SHD_OK) {
-        err_set(&e, c->model->last_status, "the model failed");
+        err_set(&e, c->model->last_status,
+                c->model->use.dropped ? "the model was dropped" : "the model failed");
         fail(c, c->model->last_status, &e);
     }
 }

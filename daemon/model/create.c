@@ -483,6 +483,22 @@ int create_settle(struct op *op, const char *name)
     return SHD_OK;
 }
 
+int create_give_way(struct op *op, const char *name)
+{
+    struct create *c = find_name(op->daemon, name);
+    if (c == NULL)
+        return SHD_OK;
+    if (c->session != 0)
+        return err_set(&op->err, SHD_EBUSY,
+                       "model '%s' is not there yet: session '%s' puts its start values", c->name,
+                       c->by);
+    if (c->op != NULL)
+        return busy(op);
+    if (c->owner == op->req.drop.owner && c->owners == op->req.drop.owners)
+        drop(c, "it is to be dropped");
+    return SHD_OK;
+}
+
 /* -- Ends ---------------------------------------------------------------------------------------
  */
 

@@ -39,6 +39,10 @@ int create_put(struct op *op);
  * retry_ms: the request does not say. */
 int create_settle(struct op *op, const char *name);
 
+/* A model of this name is to be dropped, and none is open. SHD_OK: nor is one being made any more;
+ * SHD_EBUSY: a session is at it. */
+int create_give_way(struct op *op, const char *name);
+
 /* Whether the daemon may have one model more than are open, or being made. */
 bool create_has_room(const struct daemon *d);
 

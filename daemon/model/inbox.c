@@ -2,7 +2,9 @@
 #include "daemon/model/inbox.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/base/state.h"
 #include "daemon/core/ledger.h"
@@ -13,6 +15,8 @@
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/share/shardmap.h"
+
+#define NAMES_MAX 4u /* workers that are named */
 
 int inbox_new(struct model *m, uint32_t slots, struct inbox **ret_inbox, struct shd_err *e)
 {
@@ -37,7 +41,8 @@ int inbox_new(struct model *m, uint32_t slots, struct inbox **ret_inbox, struct 
 
 void inbox_count(const struct inbox *inbox)
 {
-    inbox->model->inbox_bytes += inbox->segment.bytes;
+    inbox->model->use.inbox_bytes += inbox->segment.bytes;
+    inbox->model->use.inboxes++;
     spare_watch(inbox->model);
 }
 
@@ -50,8 +55,10 @@ static void close_inbox(uv_work_t *work)
 
 static void inbox_closed(uv_work_t *work, int cancelled)
 {
+    struct inbox *inbox = work->data;
     CHECK(cancelled == 0);
-    free(work->data);
+    inbox->model->use.inboxes--;
+    free(inbox);
 }
 
 void inbox_unref(struct inbox *inbox)
@@ -60,7 +67,7 @@ void inbox_unref(struct inbox *inbox)
     CHECK(inbox->refs > 0);
     if (--inbox->refs > 0)
         return;
-    inbox->model->inbox_bytes -= inbox->segment.bytes;
+    inbox->model->use.inbox_bytes -= inbox->segment.bytes;
     if (!d->stopping)
         spare_watch(inbox->model);
     inbox->work.data = inbox;
@@ -87,6 +94,26 @@ struct inbox *inbox_of(const struct session *s, const struct model *m)
         if (s->inboxes[i]->model == m)
             return s->inboxes[i];
     return NULL;
+}
+
+uint32_t inbox_name_trainers(const struct model *m, const struct session *but, char *text,
+                             size_t bytes)
+{
+    const struct session_table *table = m->daemon->sessions;
+    uint32_t count = 0;
+    text[0] = '\0';
+    for (uint32_t i = 0; i < table->made; i++) {
+        const struct session *s = &table->items[i];
+        const size_t used = strlen(text);
+        if (s->state != SESSION_OPEN || s == but || inbox_of(s, m) == NULL)
+            continue;
+        if (count++ < NAMES_MAX)
+            snprintf(text + used, bytes - used, "%s%.30s (pid %d)", used > 0 ? ", " : "", s->name,
+                     (int)s->pid);
+        else if (count == NAMES_MAX + 1)
+            snprintf(text + used, bytes - used, " and more");
+    }
+    return count;
 }
 
 struct inbox *inbox_named(struct op *op, uint32_t handle)
@@ -128,6 +155,19 @@ void inbox_release_slot(struct op *op)
     op->inbox->busy &= ~(UINT64_C(1) << op->req.return_grad.slot);
     inbox_unref(op->inbox);
     op->inbox = NULL;
+}
+
+void inbox_let_go(struct session *s, const struct model *m)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < s->inbox_count; i++) {
+        struct inbox *inbox = s->inboxes[i];
+        if (inbox->model == m)
+            inbox_unref(inbox);
+        else
+            s->inboxes[kept++] = inbox;
+    }
+    s->inbox_count = kept;
 }
 
 void inbox_end(struct session *s)

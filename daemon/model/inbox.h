@@ -4,6 +4,7 @@
 #ifndef SHD_INBOX_H
 #define SHD_INBOX_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include <uv.h>
@@ -43,6 +44,10 @@ void inbox_unref(struct inbox *inbox);
 
 struct inbox *inbox_of(const struct session *s, const struct model *m); /* or NULL */
 
+/* How many sessions have slots of m, but for one; up to four are named in text. */
+uint32_t inbox_name_trainers(const struct model *m, const struct session *but, char *text,
+                             size_t bytes);
+
 /* The page on which the worker shows what it does. Untrusted: see activity.h. */
 const struct activity *inbox_activity(const struct inbox *inbox);
 
@@ -56,6 +61,9 @@ int inbox_take_slot(struct op *op, struct inbox *inbox);
 
 /* It is the worker's again; nothing happens where none was taken. */
 void inbox_release_slot(struct op *op);
+
+/* The session's reference to its inbox of m goes, if it has one. */
+void inbox_let_go(struct session *s, const struct model *m);
 
 /* A session ended: its references go. */
 void inbox_end(struct session *s);

@@ -213,7 +213,7 @@ void note(struct metrics_model *m, const struct note *n)
 {
     const uint64_t now_ns = uv_hrtime();
     struct trace_event event = { .what = n->what,
-                                 .model = m->handle,
+                                 .model = m->place,
                                  .unit = n->unit,
                                  .group = n->group,
                                  .session = index_of(n->session),

@@ -50,7 +50,7 @@ struct metrics_names {
 
 struct metrics_model {
     struct metrics_daemon *daemon; /* borrowed */
-    uint32_t handle;               /* of the model, in the trace */
+    uint32_t place;                /* of the model, in the trace */
     uint64_t returns, return_bytes, stale_returns;
     uint64_t steps, skipped_steps, backup_leases, checkpoints, failed_checkpoints;
     uint64_t saved_step, saved_ns; /* of the last checkpoint; saved_ns 0: none since we started */
@@ -74,6 +74,7 @@ struct metrics_rates {
 struct metrics_daemon {
     struct trace *trace; /* borrowed */
     uint64_t sessions, session_deaths;
+    uint32_t models;          /* that have been open */
     uint64_t kernels_free_ns; /* when the last finished piece of kernel work was done */
 };
 
@@ -105,7 +106,7 @@ enum trace_what {
 
 struct trace_event {
     enum trace_what what;
-    uint32_t model;   /* handle; 0: none */
+    uint32_t model;   /* its place (model.h); 0: none */
     uint32_t unit;    /* or TRACE_NONE */
     uint32_t group;   /* of micro-batches, as Return counts; or TRACE_NONE */
     uint32_t session; /* index in the table, or TRACE_NOBODY */

@@ -454,14 +454,40 @@ void model_retry(struct model *m)
         init_next(m);
 }
 
+/* Places follow one another, so that a dropped model's has another one late. */
+static uint32_t new_handle(struct daemon *d)
+{
+    for (;;) {
+        const uint32_t serial = d->metrics->models++;
+        const uint32_t handle = serial / MODEL_PLACES << 8 | (serial % MODEL_PLACES + 1);
+        bool taken = false;
+        for (uint32_t i = 0; i < d->model_count; i++)
+            taken = taken || model_place(d->models[i]->handle) == model_place(handle);
+        if (!taken)
+            return handle;
+    }
+}
+
 void model_register(struct daemon *d, struct model *m)
 {
     CHECK(d->model_count < DAEMON_MODELS_MAX);
     m->daemon = d;
-    d->models[d->model_count] = m;
-    m->handle = ++d->model_count;
+    m->handle = new_handle(d);
+    d->models[d->model_count++] = m;
     m->metrics->daemon = d->metrics;
-    m->metrics->handle = m->handle;
+    m->metrics->place = model_place(m->handle);
+}
+
+void model_unregister(struct model *m)
+{
+    struct daemon *d = m->daemon;
+    uint32_t i = 0;
+    while (d->models[i] != m)
+        i++;
+    d->model_count--;
+    memmove(&d->models[i], &d->models[i + 1], (d->model_count - i) * sizeof(struct model *));
+    d->models[d->model_count] = NULL;
+    m->handle = 0;
 }
 
 void model_fill(struct daemon *d, struct model *m, void (*on_filled)(struct model *m))
@@ -500,10 +526,13 @@ struct model *model_find(struct daemon *d, const char *name)
 
 int model_of(struct op *op, uint32_t handle)
 {
-    struct daemon *d = op->daemon;
-    if (handle == 0 || handle > d->model_count || !d->models[handle - 1]->ready)
+    const struct daemon *d = op->daemon;
+    uint32_t i = 0;
+    while (i < d->model_count && d->models[i]->handle != handle)
+        i++;
+    if (handle == 0 || i == d->model_count || !d->models[i]->ready)
         return err_set(&op->err, SHD_ENOENT, "no open model with handle %" PRIu32 " here", handle);
-    op->model = d->models[handle - 1];
+    op->model = d->models[i];
     return SHD_OK;
 }
 
@@ -536,7 +565,7 @@ static struct op *take_session_ops(struct op **list, const struct session *s)
     return gone;
 }
 
-static void finish_gone(struct op *gone)
+static void finish_gone(struct op *gone, const struct shd_err *why)
 {
     while (gone != NULL) {
         struct op *next = gone->next;
@@ -544,15 +573,28 @@ static void finish_gone(struct op *gone)
         if (gone->inbox != NULL) /* a gradient that had come by a link, and was held */
             inbox_unref(gone->inbox);
         gone->inbox = NULL;
-        op_finish(gone, err_set(&gone->err, SHD_EGONE, "session ended"));
+        gone->err = *why;
+        op_finish(gone, why->code);
         gone = next;
     }
 }
 
 void model_forget_session(struct model *m, const struct session *s)
 {
-    finish_gone(take_session_ops(&m->waits.phase, s));
-    finish_gone(take_session_ops(&m->waits.lease, s));
-    finish_gone(take_session_ops(&m->waits.meet, s));
-    finish_gone(take_session_ops(&m->waits.held, s));
+    struct op **const lists[] = { &m->waits.phase, &m->waits.lease, &m->waits.meet,
+                                  &m->waits.held };
+    const struct shd_err why = { SHD_EGONE, "session ended" };
+    for (size_t i = 0; i < ARRAY_SIZE(lists); i++)
+        finish_gone(take_session_ops(lists[i], s), &why);
+}
+
+void model_refuse(struct model *m, const struct shd_err *why)
+{
+    struct op **const lists[] = { &m->waits.phase, &m->waits.lease, &m->waits.meet,
+                                  &m->waits.held };
+    for (size_t i = 0; i < ARRAY_SIZE(lists); i++) {
+        struct op *gone = *lists[i];
+        *lists[i] = NULL;
+        finish_gone(gone, why);
+    }
 }

@@ -1,5 +1,5 @@
 /* An open model on this daemon: its slice of every unit, in segments, and the step core that
- * says what may happen to it. Lives as long as the daemon. */
+ * says what may happen to it. Lives as long as the daemon, or until it is dropped (drop.h). */
 #ifndef SHD_MODEL_H
 #define SHD_MODEL_H
 
@@ -11,6 +11,7 @@
 struct board;
 struct checkpoint;
 struct daemon;
+struct drop;
 struct keeper;
 struct kern;
 struct kern_hyper;
@@ -65,9 +66,16 @@ struct model_waits {    /* requests, to be tried again */
     struct pins *pins;  /* owned: what readers have pinned, or wait for (pin.h); NULL: nothing */
 };
 
+struct model_use {
+    struct drop *drop;    /* borrowed: nobody opens it now (drop.h); NULL: who likes */
+    bool dropped;         /* nothing is begun for it any more */
+    uint32_t inboxes;     /* of all sessions, those included that are being closed */
+    uint64_t inbox_bytes; /* of all sessions, now */
+};
+
 struct model {
     struct daemon *daemon; /* borrowed */
-    uint32_t handle;       /* index in daemon.models + 1 */
+    uint32_t handle;       /* no other model's of this process, ever; 0: nobody sees it */
     struct spec *spec;     /* owned */
     struct model_json json;
     struct shardmap *map; /* owned */
@@ -90,9 +98,9 @@ struct model {
     struct model_unit *backlog_first, **backlog_last; /* the kernel queue was full */
     bool ready;                                       /* initial values are in */
     int last_status;                                  /* SHD_OK, or why a kernel failed */
-    uint64_t inbox_bytes;                             /* of all sessions, now */
-    struct checkpoint *checkpoint;                    /* owned: being written; NULL: none */
-    struct put *put; /* owned: values that wait for their commit; NULL: none */
+    struct model_use use;
+    struct checkpoint *checkpoint; /* owned: being written; NULL: none */
+    struct put *put;               /* owned: values that wait for their commit; NULL: none */
 };
 
 /* Where a model is to be. */
@@ -118,7 +126,9 @@ int model_plan(struct spec *spec, const struct model_home *home, struct model **
 void model_find_trail(struct model *m);
 int model_share(struct model *m, struct shd_err *e);
 int model_core(struct model *m, struct shd_err *e);
-void model_register(struct daemon *d, struct model *m); /* gives it its handle */
+/* Among the daemon's models, with a handle; and out of them. */
+void model_register(struct daemon *d, struct model *m);
+void model_unregister(struct model *m);
 void model_free(struct model *m); /* NULL is a no-op; no work may be running, may block */
 
 uint64_t model_restore_id(const struct model *m); /* of the restore that made it; 0: none did */
@@ -135,6 +145,13 @@ void model_begin(struct daemon *d, struct model *m);
 
 /* Go on filling when the kernel queue may have room again. */
 void model_retry(struct model *m);
+
+/* The part of a handle that fits a byte, from 1: of no other open model, but in time another's. */
+#define MODEL_PLACES 255u
+static inline uint32_t model_place(uint32_t handle)
+{
+    return handle & MODEL_PLACES;
+}
 
 struct model *model_find(struct daemon *d, const char *name); /* "": the only one; or NULL */
 
@@ -173,6 +190,9 @@ int model_of(struct op *op, uint32_t handle);
 /* Let op wait until the model's phase changes; its handler is called again then. */
 void model_wait(struct model *m, struct op *op);
 void model_wake(struct model *m);
+
+/* It is dropped: so are its waiting requests. */
+void model_refuse(struct model *m, const struct shd_err *why);
 
 /* A session died: finish its waiting requests. */
 void model_forget_session(struct model *m, const struct session *s);

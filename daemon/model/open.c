@@ -10,6 +10,7 @@
 #include "daemon/core/step.h"
 #include "daemon/model/adopt.h"
 #include "daemon/model/create.h"
+#include "daemon/model/drop.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
 #include "daemon/net/op.h"
@@ -27,7 +28,6 @@ struct open_work {
     struct op *op;       /* borrowed: pending until finish_open() */
     struct spec *spec;   /* owned until a model takes it */
     struct model *model; /* made; owned until it is filled */
-    struct model *found; /* borrowed: to attach to */
     bool same;           /* the request's spec is found's, to the byte: it was not parsed */
     struct inbox *inbox; /* made; owned until the session has it */
     int status;
@@ -45,6 +45,7 @@ static void finish_open(struct open_work *w, int status)
     spec_free(w->spec);
     free(w);
     d->open->work = NULL;
+    d->open->found = NULL;
     op_finish(op, status);
     serve_next(d);
 }
@@ -176,7 +177,9 @@ static int attach(struct open_work *w, struct model *m)
         .restore_id = model_restore_id(m),
         .attempt = step_attempt(m->core),
         .one_count = model_one_count(m),
+        .instance = m->kept.instance,
     };
+    session_opened(op->session, model_place(m->handle));
     struct decision last;
     if (step_last_decision(m->core, &last)) {
         op->reply.layout.has_decision = true;
@@ -225,13 +228,15 @@ static int check_found(struct open_work *w, const struct model *m)
 static void make_inbox(uv_work_t *work)
 {
     struct open_work *w = work->data;
-    w->status = inbox_new(w->found, w->op->req.open_model.slots, &w->inbox, &w->op->err);
+    struct model *found = w->daemon->open->found;
+    w->status = inbox_new(found, w->op->req.open_model.slots, &w->inbox, &w->op->err);
 }
 
 static void inbox_made(uv_work_t *work, int cancelled)
 {
     struct open_work *w = work->data;
     struct op *op = w->op;
+    struct model *found = w->daemon->open->found;
     bool needed;
     CHECK(cancelled == 0); /* nobody cancels */
     if (w->inbox != NULL)
@@ -239,10 +244,10 @@ static void inbox_made(uv_work_t *work, int cancelled)
     if (w->status == SHD_OK)
         w->status = check_session(w);
     if (w->status == SHD_OK)
-        w->status = check_found(w, w->found); /* it may have failed meanwhile */
+        w->status = check_found(w, found); /* it may have failed meanwhile, or be dropped */
     if (w->status == SHD_OK)
-        w->status = check_inbox(op, w->found, &needed);
-    finish_open(w, w->status == SHD_OK ? attach(w, w->found) : w->status);
+        w->status = check_inbox(op, found, &needed);
+    finish_open(w, w->status == SHD_OK ? attach(w, found) : w->status);
 }
 
 /* Attach the session and answer; with slots once the inbox is there. */
@@ -259,7 +264,7 @@ static void attach_found(struct open_work *w, struct model *m)
         finish_open(w, r == SHD_OK ? attach(w, m) : r);
         return;
     }
-    w->found = m;
+    w->daemon->open->found = m;
     uv_queue_work(w->daemon->loop, &w->work, make_inbox, inbox_made);
 }
 
@@ -356,8 +361,9 @@ static struct model *find_likely(const struct daemon *d, const struct op *op)
 static void parse_spec(uv_work_t *work)
 {
     struct open_work *w = work->data;
+    const struct model *found = w->daemon->open->found;
     w->status = SHD_OK;
-    w->same = w->found != NULL && memcmp(w->found->json.text, w->op->spec, w->op->spec_bytes) == 0;
+    w->same = found != NULL && memcmp(found->json.text, w->op->spec, w->op->spec_bytes) == 0;
     if (!w->same)
         w->status = spec_parse(w->op->spec, w->op->spec_bytes, &w->spec, &w->op->err);
 }
@@ -384,9 +390,13 @@ static void spec_parsed(uv_work_t *work, int cancelled)
         finish_open(w, w->status);
         return;
     }
-    const char *name = w->same ? w->found->spec->name : w->spec->name;
+    const char *name = w->same ? d->open->found->spec->name : w->spec->name;
     w->status = create_settle(w->op, name);
-    struct model *m = model_find(d, name);
+    if (w->status == SHD_OK)
+        w->status = drop_settle(w->op, name);
+    struct model *m = w->status == SHD_OK ? model_find(d, name) : NULL;
+    if (w->status == SHD_OK && m == NULL && w->same) /* it was dropped: the spec is to be parsed */
+        w->status = drop_ask_again(w->op);
     if (m != NULL)
         attach_found(w, m);
     else if (w->status != SHD_OK || (w->status = adopt_check_name(d, name, &w->op->err)) != SHD_OK)
@@ -426,7 +436,7 @@ static void serve_next(struct daemon *d)
     w->op = op;
     w->work.data = w;
     if (op->spec != NULL) {
-        w->found = find_likely(d, op);
+        d->open->found = find_likely(d, op);
         uv_queue_work(d->loop, &w->work, parse_spec, spec_parsed);
         return;
     }
@@ -437,7 +447,9 @@ static void serve_next(struct daemon *d)
     }
     const char *name = op->text;
     w->status = create_settle(op, name);
-    struct model *m = model_find(d, name);
+    if (w->status == SHD_OK)
+        w->status = drop_settle(op, name);
+    struct model *m = w->status == SHD_OK ? model_find(d, name) : NULL;
     if (m != NULL)
         attach_found(w, m);
     else

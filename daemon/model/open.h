@@ -12,6 +12,7 @@
 
 struct create;
 struct daemon;
+struct drop;
 struct model;
 struct op;
 struct open_work;
@@ -24,6 +25,8 @@ struct open_queue { /* served one at a time */
     /* What sessions make beside the queue (create.h). */
     struct create *creates; /* owned list */
     uint32_t create_count;
+    struct model *found; /* borrowed: what `work` attaches to, or compares specs with; or NULL */
+    struct drop *drops;  /* owned list (drop.h) */
 };
 
 /* Serve op, which has a spec, or whose text is the name of an open model: it is finished later. */

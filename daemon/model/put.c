@@ -418,6 +418,15 @@ void put_step_over(struct model *m)
 /* -- Ends ---------------------------------------------------------------------------------------
  */
 
+void put_unclaim(struct model *m)
+{
+    struct put *put = m->put;
+    if (put == NULL || put->session == 0)
+        return;
+    session_ticket_forget(m->daemon, put->session, put->segment.fd);
+    put->session = 0;
+}
+
 void put_forget_session(struct daemon *d, const struct session *s)
 {
     for (uint32_t i = 0; i < d->model_count; i++) {

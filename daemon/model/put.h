@@ -54,6 +54,10 @@ const float *put_slice(const struct model *m, uint32_t array, uint32_t unit);
 /* The model is at another step than before. */
 void put_step_over(struct model *m);
 
+/* The model is dropped: nobody claims the segment any more. put_free() follows, once no work runs.
+ */
+void put_unclaim(struct model *m);
+
 void put_forget_session(struct daemon *d, const struct session *s);
 
 /* A predecessor's, if the keeper has one. Errors: SHD_ESEGMENT: it is needed, and not there, or not

@@ -2,8 +2,6 @@
 #include "daemon/model/replace.h"
 
 #include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
@@ -17,32 +15,10 @@
 #include "proto/share/board.h"
 #include "proto/wire/wire.h"
 
-#define NAMES_MAX 4u /* workers that are named */
-
 bool replace_done(const struct op *op, const struct model *open)
 {
     const uint64_t id = op->req.restore.restore_id;
     return open != NULL && id != 0 && open->ledger->head->restore_id == id;
-}
-
-/* Those that have gradient slots; returns how many there are. */
-static uint32_t name_trainers(const struct daemon *d, const struct model *m, char *text,
-                              size_t bytes)
-{
-    uint32_t count = 0;
-    text[0] = '\0';
-    for (uint32_t i = 0; i < d->sessions->made; i++) {
-        const struct session *s = &d->sessions->items[i];
-        const size_t used = strlen(text);
-        if (s->state != SESSION_OPEN || inbox_of(s, m) == NULL)
-            continue;
-        if (count++ < NAMES_MAX)
-            snprintf(text + used, bytes - used, "%s%.30s (pid %d)", used > 0 ? ", " : "", s->name,
-                     (int)s->pid);
-        else if (count == NAMES_MAX + 1)
-            snprintf(text + used, bytes - used, " and more");
-    }
-    return count;
 }
 
 int replace_check(struct op *op, const struct model *open)
@@ -67,7 +43,7 @@ int replace_check(struct op *op, const struct model *open)
                        "daemon %s has no keeper that would start its successor: end it, start it "
                        "again and restore then",
                        d->device);
-    if (name_trainers(d, open, trainers, sizeof trainers) > 0)
+    if (inbox_name_trainers(open, /* but= */ NULL, trainers, sizeof trainers) > 0)
         return err_set(&op->err, SHD_EBUSY,
                        "model '%s' is at step %" PRIu64 " and being trained by %s: end them first",
                        name, step, trainers);

@@ -59,7 +59,7 @@ uint64_t spare_bytes_first(const struct model *m)
 static uint64_t bytes_wanted(const struct model *m)
 {
     const uint64_t first = spare_bytes_first(m);
-    return first > 0 ? first + m->inbox_bytes : 0;
+    return first > 0 ? first + m->use.inbox_bytes : 0;
 }
 
 static int make(struct model *m, struct shd_err *e)
@@ -122,6 +122,16 @@ int spare_inbox(struct model *m, uint64_t bytes, struct segment *ret_segment, st
 void spare_inbox_close(const struct model *m, struct segment *segment)
 {
     m->kern->ops->segment_close(m->kern, segment);
+}
+
+bool spare_is_idle(const struct model *m)
+{
+    return !m->spare->settles;
+}
+
+uv_timer_t *spare_timer(struct model *m)
+{
+    return m->spare->begun ? &m->spare->timer : NULL;
 }
 
 /* -- Settling -----------------------------------------------------------------------------------

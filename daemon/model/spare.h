@@ -20,12 +20,14 @@
 #ifndef SHD_SPARE_H
 #define SHD_SPARE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/base/status.h"
 
 struct model;
 struct segment;
+struct uv_timer_s;
 
 /* None yet. Errors: SHD_ENOMEM. */
 int spare_new(struct model *m, struct shd_err *e);
@@ -44,6 +46,10 @@ void spare_give(struct model *m, uint64_t bytes);
  * numbers, SHD_EIO. */
 int spare_inbox(struct model *m, uint64_t bytes, struct segment *ret_segment, struct shd_err *e);
 void spare_inbox_close(const struct model *m, struct segment *segment);
+
+/* libuv's pool is not at it; its timer, or NULL: both for who ends it. */
+bool spare_is_idle(const struct model *m);
+struct uv_timer_s *spare_timer(struct model *m);
 
 /* Something has changed, or was adopted: settle it in a while. Loop thread. */
 void spare_watch(struct model *m);

@@ -141,7 +141,8 @@ static void segment_punched(uv_work_t *work, int cancelled)
 static void punch_if_idle(struct model *m)
 {
     struct spill *s = m->spill;
-    if (!s->punch || s->first != NULL || s->state != SPILL_READY || m->daemon->stopping)
+    if (!s->punch || s->first != NULL || s->state != SPILL_READY || m->daemon->stopping ||
+        m->use.dropped)
         return;
     s->punch = s->dirty = false;
     s->state = SPILL_PUNCHING;
@@ -215,7 +216,7 @@ static void copied(struct task *task)
         log_error("op=spill model=%s status=%s why=\"%s, it waits in its slot\" do=\"restart the "
                   "daemon if it comes again\"",
                   m->spec->name, status_name(task->status), why.text);
-    } else if (op_at(m->daemon->ops, copy->ref - 1)->serial == copy->serial) {
+    } else if (!m->use.dropped && op_at(m->daemon->ops, copy->ref - 1)->serial == copy->serial) {
         step_spilled(m->core, copy->unit, copy->micro, copy->ref, copy->dtype, &actions);
     }
     if (actions.count > 0) { /* it was credited */
@@ -263,6 +264,17 @@ static int start_copy(struct inbox *inbox, uint32_t slot, struct op *op)
     inbox->spilling |= UINT64_C(1) << slot;
     inbox->refs++;
     return SHD_OK;
+}
+
+bool spill_is_idle(const struct model *m)
+{
+    const struct spill *s = m->spill;
+    return s->first == NULL && (s->state == SPILL_NONE || s->state == SPILL_READY);
+}
+
+uv_timer_t *spill_timer(struct model *m)
+{
+    return m->spill->timed ? &m->spill->timer : NULL;
 }
 
 void spill_deinit(struct model *m)
@@ -396,7 +408,7 @@ static void room_reserved(uv_work_t *work, int cancelled)
         const uint32_t slot = s->ranges[i].slot;
         struct op *op = op_at(ops, inbox->op_index[slot]);
         if ((slots_to_copy(inbox) >> slot & 1) != 0 && op->serial == s->ranges[i].serial &&
-            !m->daemon->stopping && start_copy(inbox, slot, op) != SHD_OK)
+            !m->daemon->stopping && !m->use.dropped && start_copy(inbox, slot, op) != SHD_OK)
             next_ms = PATIENCE_MS;
     }
     s->inbox = NULL;

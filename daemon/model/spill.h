@@ -80,6 +80,10 @@ void spill_adopted(struct model *m);
  * when the next steps do not need it. */
 void spill_step_over(struct model *m);
 
+/* Nothing is copied, and libuv's pool is not at it; its timer, or NULL: both for who ends it. */
+bool spill_is_idle(const struct model *m);
+uv_timer_t *spill_timer(struct model *m);
+
 /* No kernel runs any more: forget what runs. */
 void spill_deinit(struct model *m);
 

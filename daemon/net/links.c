@@ -238,6 +238,16 @@ bool links_joining(const struct op *op, uint64_t *ret_begun_ns)
 /* -- Ending -------------------------------------------------------------------------------------
  */
 
+void links_let_go(struct session *s, const struct model *model)
+{
+    struct links *links = links_find(s, model);
+    if (links == NULL)
+        return;
+    comm_link_end(links->down);
+    comm_link_end(links->up);
+    *links = s->links[--s->link_count];
+}
+
 void links_end(struct session *s)
 {
     for (uint32_t i = 0; i < s->link_count; i++) {

@@ -50,6 +50,9 @@ int links_transfer(struct op *op, struct comm_link *link, const struct comm_job 
 bool links_waiting(const struct op *op, uint64_t *ret_begun_ns);
 bool links_joining(const struct op *op, uint64_t *ret_begun_ns);
 
+/* The session's links of a model end. */
+void links_let_go(struct session *s, const struct model *model);
+
 /* A session ended. */
 void links_end(struct session *s);
 

@@ -37,7 +37,7 @@ struct op {
     int (*handler)(struct op *op);
     struct session *session; /* borrowed; held by its op count; NULL before Hello */
     struct shd_err err;      /* why, when the status is not SHD_OK */
-    struct model *model;     /* borrowed: models live as long as the daemon */
+    struct model *model;     /* borrowed: it waits for op, should it be dropped (remains.h) */
     struct inbox *inbox;     /* RETURN: counted reference while its slot is read */
     char *text;              /* owned: what is kept of a request that waits, or a reply's text */
     void *work;              /* owned, the handler's own: buffers */

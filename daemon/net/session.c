@@ -20,6 +20,7 @@
 #include "proto/share/fdpass.h"
 
 #define INDEX_BITS          12
+#define BITS                64u /* of a word of session_models */
 #define HELLO_NS            (5 * NS_PER_S)
 #define WAITING_MAX         512u /* sessions of one user that wait for their Hello */
 #define CLOSING_MAX         32u  /* places of some that have just been ended */
@@ -106,7 +107,7 @@ void session_end(struct session *s, const char *why)
     close_poll(s, &s->poll, &s->side_fd);
     close_poll(s, &s->life, &s->life_fd);
     for (uint32_t i = 0; i < SESSION_TICKETS_MAX; i++)
-        drop_ticket(s, &s->tickets[i]);
+        drop_ticket(s, &s->tickets.items[i]);
     drop_passed(s);
     OPENSSL_cleanse(s->token, sizeof s->token);
     s->ops++; /* waiting requests that are finished now must not free the place under us */
@@ -120,8 +121,8 @@ static void answer_claim(struct session *s, uint64_t ticket)
     struct side_msg msg = { .magic = SIDE_MAGIC, .protocol = SHD_PROTOCOL, .ticket = ticket };
     struct session_ticket *t = NULL;
     for (uint32_t i = 0; i < SESSION_TICKETS_MAX && ticket != 0; i++)
-        if (s->tickets[i].ticket == ticket)
-            t = &s->tickets[i];
+        if (s->tickets.items[i].ticket == ticket)
+            t = &s->tickets.items[i];
     if (t != NULL) {
         msg.type = SIDE_SEGMENT;
         msg.kind = (uint32_t)t->kind;
@@ -419,11 +420,11 @@ struct session *session_by_token(struct daemon *d, const uint8_t *token)
 static uint64_t add_ticket(struct session *s, struct session_ticket ticket)
 {
     for (uint32_t i = 0; i < SESSION_TICKETS_MAX; i++) {
-        struct session_ticket *t = &s->tickets[i];
+        struct session_ticket *t = &s->tickets.items[i];
         if (t->ticket != 0)
             continue;
         *t = ticket;
-        return t->ticket = ++s->ticket_last;
+        return t->ticket = ++s->tickets.last;
     }
     return 0;
 }
@@ -440,14 +441,14 @@ static void drop_oldest_given(struct session_table *table)
     for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
         struct session *s = &table->items[i];
         for (uint32_t k = 0; k < SESSION_TICKETS_MAX; k++)
-            if (s->tickets[k].given > 0 &&
-                (oldest == NULL || s->tickets[k].given < oldest->tickets[at].given)) {
+            if (s->tickets.items[k].given > 0 &&
+                (oldest == NULL || s->tickets.items[k].given < oldest->tickets.items[at].given)) {
                 oldest = s;
                 at = k;
             }
     }
     CHECK(oldest != NULL);
-    drop_ticket(oldest, &oldest->tickets[at]);
+    drop_ticket(oldest, &oldest->tickets.items[at]);
 }
 
 uint64_t session_ticket_give(struct session *s, int fd, enum segment_kind kind, uint64_t bytes)
@@ -469,8 +470,34 @@ void session_ticket_forget(struct daemon *d, uint64_t id, int fd)
 {
     struct session *s = &d->sessions->items[id % SESSIONS_MAX];
     for (uint32_t i = 0; s->id == id && i < SESSION_TICKETS_MAX; i++)
-        if (s->tickets[i].ticket != 0 && s->tickets[i].fd == fd)
-            s->tickets[i] = (struct session_ticket){ 0 };
+        if (s->tickets.items[i].ticket != 0 && s->tickets.items[i].fd == fd)
+            s->tickets.items[i] = (struct session_ticket){ 0 };
+}
+
+void session_opened(struct session *s, uint32_t place)
+{
+    s->opened.bits[place / BITS] |= UINT64_C(1) << place % BITS;
+}
+
+bool session_has_opened(const struct session *s, uint32_t place)
+{
+    return (s->opened.bits[place / BITS] >> place % BITS & 1) != 0;
+}
+
+void session_closed(struct session *s, uint32_t place)
+{
+    s->opened.bits[place / BITS] &= ~(UINT64_C(1) << place % BITS);
+}
+
+void session_dismiss(struct session *s, const struct shd_err *why)
+{
+    struct side_msg msg = {
+        .magic = SIDE_MAGIC, .protocol = SHD_PROTOCOL, .type = SIDE_ERROR, .status = why->code
+    };
+    struct shd_err ignored; /* who does not read will see */
+    snprintf(msg.text, sizeof msg.text, "%.*s", (int)sizeof msg.text - 1, why->text);
+    side_send(s->side_fd, &msg, /* pass_fd= */ -1, &ignored);
+    session_end(s, why->text);
 }
 
 const char *session_role_name(enum wire_role role)

@@ -37,6 +37,15 @@ struct session_ticket {
     uint64_t bytes;
 };
 
+struct session_tickets {
+    struct session_ticket items[SESSION_TICKETS_MAX];
+    uint64_t last;
+};
+
+struct session_models { /* a bit for each place of a model (model.h) */
+    uint64_t bits[4];
+};
+
 struct session_passed { /* a segment that the client has passed, and no request has named yet */
     int fd;             /* owned; -1: none */
     uint64_t ticket;
@@ -76,8 +85,8 @@ struct session {
     struct stage *stage; /* stage.h; NULL: it has had none */
     struct links *links; /* owned, [SESSION_MODELS_MAX]; NULL: it has had none */
     uint32_t link_count;
-    struct session_ticket tickets[SESSION_TICKETS_MAX];
-    uint64_t ticket_last;
+    struct session_tickets tickets;
+    struct session_models opened;
     struct session_passed passed;
     bool detached;  /* it has said goodbye */
     uint32_t level; /* of the features that its library knows: enum wire_level */
@@ -146,6 +155,14 @@ bool session_is_there(struct session *s);
 
 /* Whether what was passed under this ticket had to make room for what others pass; said once. */
 bool session_lost_passed(struct session *s, uint64_t ticket);
+
+/* It has opened the model with this place, or had; and that goes. */
+void session_opened(struct session *s, uint32_t place);
+bool session_has_opened(const struct session *s, uint32_t place);
+void session_closed(struct session *s, uint32_t place);
+
+/* Tell its client why it ends, with a sentence, and end it. */
+void session_dismiss(struct session *s, const struct shd_err *why);
 
 /* A segment goes before session `id` does, if that is open still: unclaimed tickets for it, too. */
 void session_ticket_forget(struct daemon *d, uint64_t id, int fd);

@@ -2,6 +2,7 @@
  * values that take the place of what it has; see put.h. */
 #include "daemon/model/adopt.h"
 #include "daemon/model/create.h"
+#include "daemon/model/drop.h"
 #include "daemon/model/model.h"
 #include "daemon/model/put.h"
 #include "daemon/model/reset.h"
@@ -22,6 +23,8 @@ static int begin_put(struct op *op)
 static int begin_it(struct op *op)
 {
     const int r = adopt_check_name(op->daemon, op->req.create.name, &op->err);
+    if (r == SHD_OK && op->req.create.owner > 0)
+        drop_orphan(op, op->req.create.name);
     return r == SHD_OK ? create_begin(op) : r;
 }
 

@@ -1,9 +1,10 @@
-/* Requests of a whole model: OPEN_MODEL, GET, GET_BLOB, PIN, UNPIN. */
+/* Requests of a whole model: OPEN_MODEL, DROP, GET, GET_BLOB, PIN, UNPIN. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/core/step.h"
+#include "daemon/model/drop.h"
 #include "daemon/model/model.h"
 #include "daemon/model/open.h"
 #include "daemon/model/pin.h"
@@ -35,6 +36,11 @@ static int op_open_model(struct op *op)
 }
 
 const struct request request_open_model = { op_open_model, ANY_ROLE };
+
+/* DROP: hold a model, drop it, let it be, or wait for its memory; see drop.h. */
+
+const struct request request_drop = { drop_ask,
+                                      REQUEST_ROLE(WIRE_TRAINER) | REQUEST_ROLE(WIRE_ADMIN) };
 
 /* GET: an array of a unit as of the step that the reply names; while a step is being applied the
  * request waits. See stage.h. */

@@ -5,6 +5,7 @@
 
 #include "daemon/base/keeper.h"
 #include "daemon/base/state.h"
+#include "daemon/model/model.h"
 #include "kernels/kern.h"
 #include "proto/base/check.h"
 
@@ -44,6 +45,22 @@ uint32_t view_kernels_of(const struct daemon *d, struct view_kernel ret[VIEW_KER
 double view_loss(const struct view_model *vm)
 {
     return vm->last.committed.metric / vm->spec->accumulate;
+}
+
+const struct view_model *view_model_find(const struct view_snapshot *s, uint32_t handle)
+{
+    for (uint32_t i = 0; i < s->model_count && handle != 0; i++)
+        if (s->models[i].handle == handle)
+            return &s->models[i];
+    return NULL;
+}
+
+const struct view_model *view_model_at(const struct view_snapshot *s, uint32_t place)
+{
+    for (uint32_t i = 0; i < s->model_count && place != 0; i++)
+        if (model_place(s->models[i].handle) == place)
+            return &s->models[i];
+    return NULL;
 }
 
 const struct view_session *view_session_find(const struct view_snapshot *s, uint64_t id)

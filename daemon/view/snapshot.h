@@ -1,6 +1,6 @@
 /* A snapshot: all that a daemon shows of itself, at one moment. It never changes once it is
- * published, and its references are counted. It holds pointers into models' specs: models live as
- * long as the daemon, and the HTTP thread ends before them. */
+ * published, and its references are counted. A model that is shown may be dropped meanwhile; what
+ * the snapshot has of it, its spec, is counted, too. */
 #ifndef SHD_SNAPSHOT_H
 #define SHD_SNAPSHOT_H
 
@@ -74,8 +74,8 @@ struct view_pin { /* a step that readers have pinned */
 };
 
 struct view_model {
-    const struct spec *spec; /* borrowed: lives as long as the daemon */
-    uint32_t handle, owner, owners;
+    struct spec *spec;              /* counted */
+    uint32_t handle, owner, owners; /* handle 0: it is being filled */
     uint64_t elems;
     bool ready, adopted;
     int status; /* SHD_OK, or why it is not ready */
@@ -173,6 +173,10 @@ uint32_t view_kernels_of(const struct daemon *d, struct view_kernel ret[VIEW_KER
 /* The loss of the last committed step: its first metric, as a mean over micro-batches; NaN when
  * there is none. */
 double view_loss(const struct view_model *vm);
+
+/* The model of a handle, or of its place (model.h); NULL: it was dropped. */
+const struct view_model *view_model_find(const struct view_snapshot *s, uint32_t handle);
+const struct view_model *view_model_at(const struct view_snapshot *s, uint32_t place);
 
 const struct view_session *view_session_find(const struct view_snapshot *s, uint64_t id);
 

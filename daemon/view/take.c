@@ -124,7 +124,7 @@ static void take_pins(const struct model *m, struct view_model *vm)
 
 static void take_numbers(const struct model *m, struct view_model *vm, uint64_t now_ns)
 {
-    vm->spec = m->spec;
+    vm->spec = spec_ref(m->spec);
     vm->handle = m->handle;
     vm->owner = m->map->owner;
     vm->owners = m->map->owners;
@@ -142,7 +142,7 @@ static void take_numbers(const struct model *m, struct view_model *vm, uint64_t 
     vm->waiting = step_cells_waiting(m->core);
     vm->bytes.state = m->state.bytes;
     vm->bytes.publish = m->publish.bytes;
-    vm->bytes.inbox = m->inbox_bytes;
+    vm->bytes.inbox = m->use.inbox_bytes;
     vm->bytes.board = m->board_segment.bytes;
     vm->bytes.ledger = m->ledger_segment.bytes;
     vm->bytes.spec = m->json.segment.bytes;
@@ -225,7 +225,9 @@ static void take_inboxes(const struct session *s, struct view_session *vs,
             vs->path = activity_path_name(inbox_activity(inbox));
         take_now(inbox, vs);
         metrics_take_waits(inbox->model->metrics, inbox_activity(inbox), &inbox->waits_seen);
-        take_turns(s->daemon, inbox, &snapshot->models[inbox->model->handle - 1]);
+        for (uint32_t k = 0; k < snapshot->model_count; k++)
+            if (snapshot->models[k].handle == inbox->model->handle)
+                take_turns(s->daemon, inbox, &snapshot->models[k]);
     }
 }
 
@@ -337,6 +339,7 @@ void view_unref(struct view_snapshot *s)
     if (s == NULL || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) > 1)
         return;
     for (uint32_t i = 0; s->models != NULL && i < s->model_count; i++) {
+        spec_free(s->models[i].spec);
         free(s->models[i].units);
         free(s->models[i].leases);
         free(s->models[i].missing);

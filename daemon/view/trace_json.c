@@ -119,7 +119,7 @@ static uint64_t hash(uint32_t session, uint32_t unit, uint32_t group, uint64_t s
 
 static uint32_t group_of(const struct writer *w, const struct returned *r)
 {
-    return r->span->micro / w->s->models[r->session->model - 1].spec->accumulate;
+    return r->span->micro / view_model_find(w->s, r->session->model)->spec->accumulate;
 }
 
 static int index_returns(struct writer *w, struct shd_err *e)
@@ -138,7 +138,8 @@ static int index_returns(struct writer *w, struct shd_err *e)
         for (uint32_t k = 0; k < vs->span_count; k++) {
             const struct activity_span *span = &vs->spans[k];
             const struct returned r = { span, vs };
-            if (span->what != ACTIVITY_RETURN || span->micro == ACTIVITY_NONE)
+            if (span->what != ACTIVITY_RETURN || span->micro == ACTIVITY_NONE ||
+                view_model_find(w->s, vs->model) == NULL)
                 continue;
             uint64_t at = hash(vs->index, span->unit, group_of(w, &r), span->step);
             while (w->returns[at & w->return_mask].span != NULL)
@@ -156,7 +157,8 @@ static const struct returned *find_return(const struct writer *w, const struct t
         const struct returned *r = &w->returns[at & w->return_mask];
         if (r->span == NULL)
             return NULL;
-        if (r->session->index == e->session && r->session->model == e->model &&
+        if (r->session->index == e->session &&
+            view_model_find(w->s, r->session->model) == view_model_at(w->s, e->model) &&
             r->span->unit == e->unit && group_of(w, r) == e->group && r->span->step == e->step &&
             r->span->begin_ns <= e->begin_ns)
             return r;
@@ -187,16 +189,16 @@ static const struct {
 static struct place place_of(const struct writer *w, const struct trace_event *e)
 {
     const int lane = kinds[e->what].lane;
-    const bool more = lane == LANE_STEP && e->model > 1;
-    return (struct place){ w->pid, more ? lane + (int)e->model - 1 : lane, e->begin_ns,
+    const struct view_model *vm = view_model_at(w->s, e->model);
+    const bool more = lane == LANE_STEP && vm != NULL;
+    return (struct place){ w->pid, more ? lane + (int)(vm - w->s->models) : lane, e->begin_ns,
                            e->duration_ns };
 }
 
 static void write_args(struct writer *w, const struct trace_event *e)
 {
-    const struct spec *spec = e->model > 0 && e->model <= w->s->model_count
-                                  ? w->s->models[e->model - 1].spec
-                                  : NULL;
+    const struct view_model *vm = view_model_at(w->s, e->model);
+    const struct spec *spec = vm != NULL ? vm->spec : NULL;
     const struct view_session *vs = NULL;
     for (uint32_t i = 0; i < w->s->session_count && e->session != TRACE_NOBODY; i++)
         if (w->s->sessions[i].index == e->session && w->s->sessions[i].since_ns <= e->begin_ns)
@@ -224,7 +226,7 @@ static void write_return_flow(struct writer *w, const struct trace_event *e)
     write_flow(w, (struct flow){ "return", e, worker, place_of(w, e) });
 }
 
-/* decided: the last commit of each model, by handle. */
+/* decided: the last commit of each model, by its place. */
 static void write_event(struct writer *w, const struct trace_event *e, struct trace_event *decided)
 {
     if (e->what >= TRACE_WHATS)
@@ -267,12 +269,13 @@ static int write_daemon(struct writer *w, const struct trace *t, struct shd_err 
 static void write_span(struct writer *w, const struct view_session *vs,
                        const struct activity_span *span)
 {
-    const struct spec *spec = w->s->models[vs->model - 1].spec;
+    const struct view_model *vm = view_model_find(w->s, vs->model);
     const uint64_t duration_ns = span->duration_ns > 0 ? span->duration_ns : 1;
     begin_event(w, activity_name(span->what));
     write_place(w, (struct place){ (int)vs->pid, LANE_WORKER, span->begin_ns, duration_ns });
     fprintf(w->out, ",\"args\":{\"step\":%" PRIu64, span->step);
-    write_unit(w, spec, span->unit);
+    if (vm != NULL)
+        write_unit(w, vm->spec, span->unit);
     if (span->micro != ACTIVITY_NONE)
         fprintf(w->out, ",\"micro\":%" PRIu32, span->micro);
     fputs("}}", w->out);

@@ -386,10 +386,10 @@ static void add_commit(struct waits *all, const struct view_model *vm)
 static void add_transfer(struct waits *all, const struct view_transfer *t)
 {
     const struct view_session *vs = view_session_find(all->s, t->session);
-    const struct view_model *vm = &all->s->models[t->model - 1];
+    const struct view_model *vm = view_model_find(all->s, t->model);
     const struct person us = { .pid = getpid(), .name = all->s->daemon.device, .state = "running" };
     const bool join = t->what == VIEW_JOIN, begun = t->begun_ns != 0;
-    if (vs == NULL || (!begun && !join))
+    if (vs == NULL || vm == NULL || (!begun && !join))
         return;
     struct wait *w = add(all, join ? VIEW_WAIT_JOIN : VIEW_WAIT_TRANSFER,
                          begun ? us : person_of(vs), begun ? t->begun_ns : t->since_ns);
@@ -418,8 +418,9 @@ static void add_fetch(struct waits *all, const struct view_session *vs)
     const struct view_transfer *oldest = NULL;
     for (uint32_t i = 0; i < all->s->transfer_count; i++) {
         const struct view_transfer *t = &all->s->transfers[i];
-        if (t->session == vs->id && t->what == VIEW_FETCH && t->begun_ns == 0 &&
-            all->s->models[t->model - 1].units[t->unit].version < t->step &&
+        const struct view_model *vm = view_model_find(all->s, t->model);
+        if (t->session == vs->id && t->what == VIEW_FETCH && t->begun_ns == 0 && vm != NULL &&
+            vm->units[t->unit].version < t->step &&
             (oldest == NULL || t->since_ns < oldest->since_ns))
             oldest = t;
     }
@@ -428,15 +429,15 @@ static void add_fetch(struct waits *all, const struct view_session *vs)
     const struct activity_span now = { .unit = oldest->unit,
                                        .step = oldest->step,
                                        .begin_ns = oldest->since_ns };
-    add_unit(all, &all->s->models[oldest->model - 1], vs, &now);
+    add_unit(all, view_model_find(all->s, oldest->model), vs, &now);
 }
 
 static void add_session(struct waits *all, const struct view_session *vs)
 {
     add_fetch(all, vs);
-    if (vs->model == 0)
+    const struct view_model *vm = view_model_find(all->s, vs->model);
+    if (vm == NULL)
         return;
-    const struct view_model *vm = &all->s->models[vs->model - 1];
     add_turn(all, vm, vs);
     if (vs->now.what == ACTIVITY_WAIT_UNIT)
         add_unit(all, vm, vs, &vs->now);

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,9 +28,16 @@ void spec_real_text(double x, char ret_text[32])
     }
 }
 
+struct spec *spec_ref(const struct spec *spec)
+{
+    struct spec *counted = (struct spec *)spec; /* nothing else of it changes */
+    atomic_fetch_add_explicit(&counted->more, 1, memory_order_relaxed);
+    return counted;
+}
+
 void spec_free(struct spec *spec)
 {
-    if (spec == NULL)
+    if (spec == NULL || atomic_fetch_sub_explicit(&spec->more, 1, memory_order_acq_rel) > 0)
         return;
     for (uint32_t i = 0; spec->groups != NULL && i < spec->group_count; i++)
         free(spec->groups[i].name);

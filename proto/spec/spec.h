@@ -91,9 +91,12 @@ struct spec {
     uint32_t *by_name;      /* owned: their indices in order of names, of a spec that was parsed */
     uint32_t trained_units; /* not frozen; of a spec that was parsed */
     uint64_t elems;         /* sum over tensors, without padding */
+    _Atomic uint32_t more;  /* references, beside the first one */
 };
 
-void spec_free(struct spec *spec);
+/* One more who has it, and spec_free()s it: the last one does. Any thread. */
+struct spec *spec_ref(const struct spec *spec);
+void spec_free(struct spec *spec); /* NULL is a no-op */
 
 /* The tensor of this name, of a spec that was parsed. False: there is none. */
 bool spec_find_tensor(const struct spec *spec, const char *name, uint32_t *ret_index);

@@ -69,8 +69,8 @@ enum wire_level {
     WIRE_LEVEL_COUNTS, /* unit_updates, one_count */
     WIRE_LEVEL_RINGS,  /* OpenRing and Ring, SIDE_WAKE */
     WIRE_LEVEL_SAID,   /* Layout.one_count */
-    WIRE_LEVEL_STATES, /* Pin, Show, Set; settings of Prepared and Checkpointed; Digest.tensors of
-                        * several units */
+    WIRE_LEVEL_STATES, /* Pin, Show, Drop, Set; settings of Prepared and Checkpointed;
+                        * Digest.tensors of several units; OpenModel.first, Layout.instance */
     WIRE_LEVEL_END
 };
 #define WIRE_LEVEL ((uint32_t)WIRE_LEVEL_END - 1) /* of this build */
@@ -101,6 +101,7 @@ enum wire_level {
     X(PIN, pin)               \
     X(UNPIN, unpin)           \
     X(SHOW, show)             \
+    X(DROP, drop)             \
     X(SET, set)
 
 enum wire_request_type {
@@ -137,6 +138,7 @@ struct wire_open_model {
     bool spec_apart; /* the client is of WIRE_LEVEL_SPECS at least */
     bool one_count;  /* of updates, for all units of a model that is made: an owner is of a level
                       * below WIRE_LEVEL_COUNTS */
+    uint64_t first;  /* owner 0's Layout.instance; 0: not known */
 };
 struct wire_return {
     uint32_t model;
@@ -290,6 +292,19 @@ struct wire_pin {
 struct wire_unpin {
     uint32_t model;
 };
+enum wire_drop_what {
+    WIRE_DROP_HOLD = 1,
+    WIRE_DROP_GO = 2,
+    WIRE_DROP_UNDO = 3,
+    WIRE_DROP_WAIT = 4, /* for its memory */
+};
+struct wire_drop {
+    enum wire_drop_what what;
+    const char *name;
+    uint64_t first; /* to the others: owner 0's wire_dropped.instance; 0: it has none */
+    uint32_t owner, owners;
+    bool force;
+};
 
 struct wire_request {
     uint64_t seq;
@@ -318,6 +333,7 @@ struct wire_request {
         struct wire_unpin unpin;
         struct wire_show show;
         struct wire_set set;
+        struct wire_drop drop;
     };
 };
 
@@ -343,6 +359,7 @@ enum wire_reply_type {
     WIRE_RING,
     WIRE_PINNED,
     WIRE_SHOWN,
+    WIRE_DROPPED,
     WIRE_SET_ANSWER,
 };
 #define WIRE_REPLY_TYPES (WIRE_SET_ANSWER + 1)
@@ -380,6 +397,7 @@ struct wire_layout {
     uint64_t attempt;    /* 1 + the resets of open steps so far; 0: not known */
     uint64_t spec_bytes; /* in the SEGMENT_SPEC among the segments; 0: it is in `spec` */
     bool one_count;      /* of updates; also false below WIRE_LEVEL_SAID */
+    uint64_t instance;   /* 0 below WIRE_LEVEL_STATES */
 };
 struct wire_prepared {
     uint64_t step;
@@ -496,6 +514,18 @@ struct wire_pinned {
     uint64_t segment;       /* > 0: its number; a ticket with the same one is for the same */
 };
 
+enum wire_dropped_what {
+    WIRE_DROPPED_HELD = 1, /* nobody opens it */
+    WIRE_DROPPED_GONE = 2,
+    WIRE_DROPPED_NONE = 3, /* of that name */
+    WIRE_DROPPED_KEPT = 4, /* as before */
+};
+struct wire_dropped {
+    enum wire_dropped_what what;
+    uint64_t instance, step; /* HELD: of this owner's model */
+    const char *near;        /* NONE: the most similar name here, or "" */
+};
+
 struct wire_reply {
     uint64_t seq;
     int status;        /* a known status code */
@@ -523,6 +553,7 @@ struct wire_reply {
         struct wire_pinned pinned;
         struct wire_shown shown;
         struct wire_set_answer set_answer;
+        struct wire_dropped dropped;
     };
 };
 

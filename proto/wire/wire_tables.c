@@ -106,6 +106,7 @@ static const struct wire_field open_model_fields[] = {
     SPEC_AT(open_model),
     ROW(open_model, spec_apart, .form = WIRE_ANY, SINCE(SPECS)),
     ROW(open_model, one_count, .form = WIRE_ANY, SINCE(COUNTS)),
+    ROW(open_model, first, .form = WIRE_ANY, SINCE(STATES)),
 };
 static const struct wire_field return_fields[] = {
     ANY(return, model),
@@ -215,6 +216,14 @@ static const struct wire_field pin_fields[] = {
 static const struct wire_field unpin_fields[] = {
     ROW(unpin, model, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
 };
+static const struct wire_field drop_fields[] = {
+    ROW(drop, what, LIMITS(WIRE_DROP_HOLD, WIRE_DROP_WAIT), NEEDED_SINCE(STATES)),
+    ROW(drop, name, .form = WIRE_NAME, .max = WIRE_NAME_BYTES_MAX - 1, NEEDED_SINCE(STATES)),
+    ROW(drop, first, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    ROW(drop, owner, .form = WIRE_INDEX, NEEDED_SINCE(STATES)),
+    ROW(drop, owners, LIMITS(1, SHD_OWNERS_MAX), NEEDED_SINCE(STATES)),
+    ROW(drop, force, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+};
 
 const struct wire_message wire_requests[] = {
     [WIRE_HELLO] = MESSAGE("hello", hello),
@@ -242,6 +251,7 @@ const struct wire_message wire_requests[] = {
     [WIRE_PIN] = MESSAGE("pin", pin),
     [WIRE_UNPIN] = MESSAGE("unpin", unpin),
     [WIRE_SHOW] = MESSAGE("show", show),
+    [WIRE_DROP] = MESSAGE("drop", drop),
 };
 
 /* -- Replies --------------------------------------------------------------------------------- */
@@ -266,6 +276,7 @@ static const struct wire_field layout_fields[] = {
     ANY(layout, attempt),
     ROW(layout, spec_bytes, LIMITS(0, SPEC_JSON_BYTES_MAX), NEEDED_SINCE(SPECS)),
     ROW(layout, one_count, .form = WIRE_ANY, SINCE(SAID)),
+    ROW(layout, instance, .form = WIRE_ANY, SINCE(STATES)),
 };
 static const struct wire_field prepared_fields[] = {
     ANY(prepared, step),
@@ -354,6 +365,12 @@ static const struct wire_field pinned_fields[] = {
     ROW(pinned, bytes, LIMITS(1, MEMORY_BYTES_MAX), .multiple = SHD_PAGE_BYTES,
         NEEDED_SINCE(STATES)),
 };
+static const struct wire_field dropped_fields[] = {
+    ROW(dropped, what, LIMITS(WIRE_DROPPED_HELD, WIRE_DROPPED_KEPT), NEEDED_SINCE(STATES)),
+    ROW(dropped, instance, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    ROW(dropped, step, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    ROW(dropped, near, .form = WIRE_NAME, .max = WIRE_NAME_BYTES_MAX - 1, NEEDED_SINCE(STATES)),
+};
 
 const struct wire_message wire_replies[] = {
     [WIRE_WELCOME] = MESSAGE("welcome", welcome),
@@ -375,5 +392,6 @@ const struct wire_message wire_replies[] = {
     [WIRE_RING] = MESSAGE("ring", ring),
     [WIRE_PINNED] = MESSAGE("pinned", pinned),
     [WIRE_SHOWN] = MESSAGE("shown", shown),
+    [WIRE_DROPPED] = MESSAGE("dropped", dropped),
     [WIRE_SET_ANSWER] = MESSAGE("set_answer", set_answer),
 };

@@ -236,6 +236,7 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
         q.open_model.spec_at = random_spec_at(seed);
         q.open_model.spec_apart = random_u32(seed, 0, 1) == 1;
         q.open_model.one_count = random_u32(seed, 0, 1) == 1;
+        q.open_model.first = random_u64(seed, 0, UINT64_MAX);
         break;
     case WIRE_RETURN:
         random_return(seed, &q.return_grad);
@@ -341,6 +342,14 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
     case WIRE_UNPIN:
         q.unpin.model = random_u32(seed, 0, UINT32_MAX);
         break;
+    case WIRE_DROP:
+        q.drop = (struct wire_drop){ .what = (enum wire_drop_what)random_u32(seed, 1, 4),
+                                     .name = random_name(seed, name),
+                                     .first = random_u64(seed, 0, UINT64_MAX),
+                                     .owners = random_u32(seed, 1, SHD_OWNERS_MAX),
+                                     .force = random_u32(seed, 0, 1) == 1 };
+        q.drop.owner = random_u32(seed, 0, q.drop.owners - 1);
+        break;
     case WIRE_STATUS:
     case WIRE_DETACH:
     case WIRE_OPEN_RING:
@@ -365,7 +374,8 @@ static void random_layout(uint64_t *seed, struct wire_layout *l)
                                .restore_id = random_u64(seed, 0, UINT64_MAX),
                                .twin_pid = random_u32(seed, 0, UINT32_MAX),
                                .spec_bytes = random_u64(seed, 0, SPEC_JSON_BYTES_MAX),
-                               .one_count = random_u32(seed, 0, 1) == 1 };
+                               .one_count = random_u32(seed, 0, 1) == 1,
+                               .instance = random_u64(seed, 0, UINT64_MAX) };
     if (test_random(seed) % 2 != 0)
         l->device = (struct wire_bytes){ (const uint8_t *)"UUID of a device", WIRE_DEVICE_BYTES };
     if (l->has_decision)
@@ -505,6 +515,12 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
                                          .segment = random_u64(seed, 1, UINT64_MAX),
                                          .bytes = random_u64(seed, 1, 1000) * SHD_PAGE_BYTES };
         break;
+    case WIRE_DROPPED:
+        p.dropped = (struct wire_dropped){ (enum wire_dropped_what)random_u32(seed, 1, 4),
+                                           random_u64(seed, 0, UINT64_MAX),
+                                           random_u64(seed, 0, UINT64_MAX),
+                                           random_name(seed, name) };
+        break;
     case WIRE_REPLY_NONE:
         break;
     }
@@ -570,6 +586,7 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
                a->open_model.settled == b->open_model.settled &&
                a->open_model.spec_apart == b->open_model.spec_apart &&
                a->open_model.one_count == b->open_model.one_count &&
+               a->open_model.first == b->open_model.first &&
                same_spec_at(&a->open_model.spec_at, &b->open_model.spec_at);
     case WIRE_RETURN:
         return same_return(&a->return_grad, &b->return_grad);
@@ -640,6 +657,10 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
                a->restore.restore_id == b->restore.restore_id &&
                a->restore.one_count == b->restore.one_count &&
                same_spec_at(&a->restore.spec_at, &b->restore.spec_at);
+    case WIRE_DROP:
+        return a->drop.what == b->drop.what && strcmp(a->drop.name, b->drop.name) == 0 &&
+               a->drop.first == b->drop.first && a->drop.owner == b->drop.owner &&
+               a->drop.owners == b->drop.owners && a->drop.force == b->drop.force;
     default:
         return true;
     }
@@ -652,7 +673,8 @@ static bool same_layout(const struct wire_layout *a, const struct wire_layout *b
         a->slot_bytes != b->slot_bytes || a->segment_count != b->segment_count ||
         a->origin != b->origin || a->restore_id != b->restore_id || a->twin_pid != b->twin_pid ||
         a->spec_bytes != b->spec_bytes || a->one_count != b->one_count ||
-        !same_bytes(a->in, b->in) || !same_bytes(a->device, b->device))
+        a->instance != b->instance || !same_bytes(a->in, b->in) ||
+        !same_bytes(a->device, b->device))
         return false;
     for (uint32_t i = 0; i < a->segment_count; i++)
         if (a->segments[i].kind != b->segments[i].kind ||
@@ -740,6 +762,9 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
     case WIRE_PINNED:
         return a->pinned.step == b->pinned.step && a->pinned.ticket == b->pinned.ticket &&
                a->pinned.segment == b->pinned.segment && a->pinned.bytes == b->pinned.bytes;
+    case WIRE_DROPPED:
+        return a->dropped.what == b->dropped.what && a->dropped.instance == b->dropped.instance &&
+               a->dropped.step == b->dropped.step && strcmp(a->dropped.near, b->dropped.near) == 0;
     case WIRE_CREATED:
         return a->created.what == b->created.what && a->created.ticket == b->created.ticket &&
                a->created.bytes == b->created.bytes && strcmp(a->created.by, b->created.by) == 0 &&

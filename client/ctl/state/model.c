@@ -5,6 +5,7 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "client/ctl/base/say.h"
 #include "client/ctl/base/verb.h"
@@ -201,4 +202,97 @@ int verb_digest(int argc, char **argv)
     if (digest_at(address, model, as_json, &e) == SHD_OK)
         return CTL_OK;
     return ctl_fail("%s", e.text);
+}
+
+/* -- drop ----------------------------------------------------------------------------------------
+ */
+
+static const char drop_about[] =
+    "Drop a model: parameters, optimizer state and history are gone at all its daemons, or at "
+    "none,\n"
+    "whatever dies meanwhile, and the memory is given back. Other models go on. Who reads the "
+    "model "
+    "is\n"
+    "told, and ends. Nobody may be training, saving or digesting it: end that first, or --force.\n"
+    "What is in no checkpoint is lost: it goes after a yes at the terminal, or with --yes.";
+
+static const char drop_more[] = VERB_WHERE
+    "\n"
+    "examples:\n"
+    "  shardctl drop gpt\n"
+    "  shardctl checkpoint /data/run1 && shardctl drop --yes gpt    keep it on disk\n"
+    "\n"
+    "exit codes:\n"
+    "  0  it is gone\n"
+    "  1  it is there as before; the reason is on stderr\n"
+    "  2  the command line was wrong, or there is no terminal to ask at\n";
+
+struct drop {
+    const char *name, *address;
+    bool yes, force, json;
+};
+
+static int drop(const struct drop *ask, struct shd_err *e)
+{
+    const struct shd_options options = { .size = sizeof options,
+                                         .address = ask->address,
+                                         .name = "shardctl drop",
+                                         .timeout_ms = VERB_TIMEOUT_MS };
+    const struct shd_drop_options how = { .size = sizeof how, .force = ask->force };
+    shd_session *s = NULL;
+    int r = shd_connect(&options, &s, e);
+    if (r == SHD_OK)
+        r = shd_model_drop(s, ask->name, &how, e);
+    shd_close(s);
+    return r;
+}
+
+/* Else *ret_code: it has said why. */
+static bool may_drop(const struct drop *ask, int *ret_code)
+{
+    char answer[8];
+    if (ask->yes)
+        return true;
+    if (!isatty(STDIN_FILENO)) {
+        *ret_code = ctl_usage("not dropped: model '%s' would be lost. Save it (shardctl checkpoint "
+                              "DIR), or let it go with --yes",
+                              ask->name);
+        return false;
+    }
+    ctl_say("drop model '%s', and lose what is in no checkpoint? [y/N]", ask->name);
+    if (fgets(answer, sizeof answer, stdin) != NULL && (answer[0] == 'y' || answer[0] == 'Y'))
+        return true;
+    *ret_code = ctl_fail("not dropped");
+    return false;
+}
+
+int verb_drop(int argc, char **argv)
+{
+    struct drop ask = { .name = NULL };
+    const struct flag table[] = {
+        VERB_ADDRESS_FLAGS(ask.address),
+        { "yes", 'y', FLAG_BOOL, NULL, "do not ask", &ask.yes, 0, 0 },
+        { "force", 0, FLAG_BOOL, NULL, "also where somebody trains it: that ends", &ask.force, 0,
+          0 },
+        { "json", 'j', FLAG_BOOL, NULL, "one JSON object: model, dropped", &ask.json, 0, 0 },
+    };
+    const struct flags flags = VERB_FLAGS(drop, "shardctl drop MODEL [FLAGS]", table);
+    const char *more;
+    struct shd_err e = { 0 };
+    int code = verb_start_word(&flags, argc, argv, &ask.name, &more);
+    if (code >= 0)
+        return code;
+    if (ask.name == NULL || ask.name[0] == '\0')
+        return ctl_usage("which model? shardctl drop MODEL");
+    if (more != NULL)
+        return ctl_usage("one model at a time, got '%s' as well", more);
+    if (!may_drop(&ask, &code))
+        return code;
+    if (drop(&ask, &e) != SHD_OK)
+        return ctl_fail("%s", e.text);
+    if (ask.json)
+        verb_json(json_pack("{s:s, s:b}", "model", ask.name, "dropped", 1), JSON_COMPACT, stdout);
+    else
+        printf("dropped model=%s\n", ask.name);
+    return CTL_OK;
 }

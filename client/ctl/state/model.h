@@ -1,9 +1,10 @@
-/* shardctl restore and digest: daemons open a model from a checkpoint or from weights; SHA-256 over
- * an open one. */
+/* shardctl restore, digest and drop: daemons open a model from a checkpoint or from weights;
+ * SHA-256 over an open one; an end of it. */
 #ifndef SHD_CTL_MODEL_H
 #define SHD_CTL_MODEL_H
 
 int verb_restore(int argc, char **argv);
 int verb_digest(int argc, char **argv);
+int verb_drop(int argc, char **argv);
 
 #endif

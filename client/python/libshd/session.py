@@ -181,6 +181,11 @@ class Session(_Open):
         self.call(lib.shd_restore, self.handle, path.encode(), ctypes.byref(options), ctypes.byref(restored))
         return restored.step
 
+    def drop(self, name: str, force: bool = False) -> None:
+        """A model is no more, at any daemon; force: also where somebody trains it."""
+        options = sized(_c.shd_drop_options, force=force)
+        self.call(lib.shd_model_drop, self.handle, name.encode(), ctypes.byref(options))
+
     def stats(self) -> _c.shd_stats:
         stats = sized(_c.shd_stats)
         self.call(lib.shd_stats, self.handle, ctypes.byref(stats))
