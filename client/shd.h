@@ -568,6 +568,16 @@ struct shd_drop_options {
 SHD_API int shd_model_drop(shd_session *s, const char *name, const struct shd_drop_options *options,
                            struct shd_err *e);
 
+/* Make a second model, `name`, of what m is at its open step: the same spec but for the name, the
+ * same parameters, moments, counts, decision and blob, at all owners or, where this fails, at none.
+ * Training of m goes on, and waits for as long as the owners copy its state in memory; nothing is
+ * written to disk. It is a full copy: memory as for m is needed. *ret_step (may be NULL): the step.
+ * Both go on from there by themselves. The history is not copied. Then shd_model_open() or
+ * _attach(). Errors: SHD_EEXIST there is a model of that name; SHD_ENOENT a session is making one;
+ * SHD_ENOMEM; SHD_ENOTSUP a daemon of an older version; SHD_EINVAL the name; SHD_ESTEP steps are
+ * too quick. */
+SHD_API int shd_model_fork(shd_model *m, const char *name, uint64_t *ret_step, struct shd_err *e);
+
 /* -- Looking --------------------------------------------------------------------------------- */
 /* SHA-256 of parameters and optimizer state, the same for any number of owners (docs/protocol.md),
  * as 64 hex digits and NUL. Waits until no update runs; SHD_ESTEP if the step moved meanwhile. */

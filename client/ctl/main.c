@@ -51,6 +51,7 @@ static const struct verb verbs[] = {
     { "export", "write a model's weights as safetensors, once or as training goes on",
       verb_export },
     { "set", "change what is trained, with moments kept", verb_set },
+    { "fork", "make a second model of what one is, in memory", verb_fork },
     { "drop", "end a model at all its daemons, and give its memory back", verb_drop },
     { "doctor", "what of this host is in the way, and the remedy", verb_doctor },
     { "completion", "print the completion script of a shell", verb_completion },

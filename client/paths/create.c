@@ -7,16 +7,23 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "client/paths/look.h"
+#include "client/paths/map.h"
 #include "client/session/hub.h"
 #include "client/session/round.h"
 #include "client/session/session.h"
 #include "client/session/spec_out.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
 #include "proto/share/segment.h"
 #include "proto/share/shardmap.h"
 #include "proto/spec/layout.h"
+
+#define FORKS_MAX 64u
+#define LEAD_MAX  4096u              /* steps ahead of the furthest owner */
+#define REACH_NS  (2000 * NS_PER_MS) /* for a step that was to come */
 
 struct part {                     /* an owner's */
     struct shardmap *shards;      /* owned */
@@ -207,6 +214,72 @@ static int put_units(struct creating *c, struct shd_err *e)
     return r == SHD_OK ? round_finish(&c->putting, c->hub, r, e) : r;
 }
 
+static int put_all(struct creating *c, struct shd_err *e)
+{
+    int r = SHD_OK;
+    for (uint32_t i = 0; r == SHD_OK && i < c->hub->link_count; i++)
+        r = take_stage(c, i, e);
+    return r == SHD_OK ? put_units(c, e) : r;
+}
+
+/* -- Forking ------------------------------------------------------------------------------------
+ */
+
+static void make_fork(const struct round *round, const struct link *link,
+                      struct wire_request *ret_request)
+{
+    const struct creating *c = round->ctx;
+    ret_request->fork = (struct wire_fork){
+        .origin = c->origin,
+        .model = c->starts->from->map->owners[link->index].layout.handle,
+        .step = c->starts->step
+    };
+}
+
+static int take_forked(const struct round *round, const struct link *link,
+                       const struct wire_reply *reply, struct shd_err *e)
+{
+    const struct creating *c = round->ctx;
+    if (reply->forked.step == c->starts->step)
+        return SHD_OK;
+    return link_err(link, SHD_EPROTO, e, "forked step %" PRIu64 ", not %" PRIu64,
+                    reply->forked.step, c->starts->step);
+}
+
+/* All at one step, or SHD_ESTEP, SHD_ETIMEDOUT. */
+static int fork_at(struct creating *c, uint64_t step, struct shd_err *e)
+{
+    struct round round = { .what = "Fork",
+                           .asks = WIRE_FORK,
+                           .type = WIRE_FORKED,
+                           .make = make_fork,
+                           .take = take_forked,
+                           .ctx = c };
+    c->starts->step = step;
+    return round_all(&round, c->hub, 0, e);
+}
+
+/* The furthest owner's step; where that moves on meanwhile, one further ahead each time. One that
+ * nobody reaches is given up for the one that is open. */
+static int fork_all(struct creating *c, struct shd_err *e)
+{
+    const uint64_t timeout_ns = c->hub->timeout_ns;
+    const bool patient = c->hub->patient;
+    uint64_t lead = 0;
+    int r = SHD_ESTEP;
+    for (uint32_t i = 0; (r == SHD_ESTEP || r == SHD_ETIMEDOUT) && i < FORKS_MAX; i++) {
+        c->hub->patient = lead == 0 && patient;
+        c->hub->timeout_ns = lead == 0 ? timeout_ns : REACH_NS;
+        r = fork_at(c, look_furthest(c->starts->from) + lead, e);
+        if (r == SHD_ETIMEDOUT && lead == 0)
+            break;
+        lead = r == SHD_ETIMEDOUT ? 0 : lead < LEAD_MAX ? 2 * lead + 1 : lead;
+    }
+    c->hub->patient = patient;
+    c->hub->timeout_ns = timeout_ns;
+    return r;
+}
+
 /* -- An attempt ---------------------------------------------------------------------------------
  */
 
@@ -253,10 +326,10 @@ static int attempt(struct creating *c, struct shd_err *e)
     FAIL_POINT("open:begun");
     r = ask(c, WIRE_CREATE_BEGIN, /* first= */ false, WIRE_CREATED_YOURS, e);
     FAIL_POINT("open:all_begun");
-    for (uint32_t i = 0; r == SHD_OK && i < c->hub->link_count; i++)
-        r = take_stage(c, i, e);
-    if (r == SHD_OK)
-        r = put_units(c, e);
+    if (c->starts->from != NULL)
+        r = r == SHD_OK ? fork_all(c, e) : r;
+    else
+        r = r == SHD_OK ? put_all(c, e) : r;
     FAIL_POINT("open:put");
     return r == SHD_OK ? open_all(c, e) : r;
 }

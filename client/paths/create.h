@@ -5,6 +5,9 @@
  * all; Create (open) to owner 0, whose opening is what counts, then to the others. The next unit is
  * filled while the owners take this one.
  *
+ * A fork: instead of units that are filled here, each owner takes its part from another model that
+ * is open there, all of one step.
+ *
  * Failure: a daemon that dies before owner 0 has opened takes its part along, and all of it is
  * begun anew under another origin. Whatever else fails is told to the daemons, which drop the
  * model. */

@@ -12,6 +12,7 @@
 #include "proto/base/check.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
+#include "proto/share/board.h"
 
 /* -- Blob -------------------------------------------------------------------------------------- */
 

@@ -12,6 +12,7 @@
 #include "daemon/base/task.h"
 #include "daemon/core/ledger.h"
 #include "daemon/core/step.h"
+#include "daemon/model/fork.h"
 #include "daemon/model/model.h"
 #include "daemon/model/open.h"
 #include "daemon/net/op.h"
@@ -51,6 +52,7 @@ struct create {
     struct task task;
     int status;
     struct shd_err err;
+    struct ledger_start start; /* owned, its arrays: what was forked; step 0: nothing was */
 };
 
 /* -- The list -----------------------------------------------------------------------------------
@@ -90,6 +92,7 @@ static void create_free(struct create *c)
     model_free(c->model);
     spec_free(c->spec);
     segment_close(&c->stage);
+    fork_forget(&c->start);
     free(c->put);
     free(c);
 }
@@ -348,6 +351,81 @@ int create_put(struct op *op)
     return queued(c, op, kern_copy(op->daemon->kern, &copy, &c->task.done, &op->err));
 }
 
+/* -- Forking ------------------------------------------------------------------------------------
+ */
+
+static void state_copied(struct task *task)
+{
+    struct create *c = (struct create *)((char *)task - offsetof(struct create, task));
+    int r = task->status;
+    FAIL_POINT("fork:copied");
+    if (r != SHD_OK)
+        r = kern_explain(c->daemon->kern, r, &c->err, "copying a model");
+    for (uint32_t u = 0; r == SHD_OK && u < c->model->spec->unit_count; u++)
+        c->put[u] = true;
+    finish(c, r);
+}
+
+/* No update is under way, and those to come queue behind the copy. */
+static int fork_now(struct create *c, struct op *op)
+{
+    const struct model *from = op->model;
+    const struct shardmap *map = from->map;
+    const struct kern_copy copy = {
+        .to = c->model->state.base,
+        .from = from->state.base, /* parameters, moments, then the sums of gradients */
+        .bytes = (map->elems + map->moments * map->moment_elems) * sizeof(float)
+    };
+    fork_forget(&c->start);
+    const int r = fork_take(from, &c->start, &op->err);
+    if (r != SHD_OK)
+        return r;
+    op->reply.type = WIRE_FORKED;
+    op->reply.forked = (struct wire_forked){ .step = c->start.step, .updates = c->start.updates };
+    task_init(&c->task, op->daemon->tasks, state_copied);
+    return queued(c, op, kern_copy(op->daemon->kern, &copy, &c->task.done, &op->err));
+}
+
+/* The session asks for another step: the one that it waited for does not come. */
+static void forget_waiting(const struct op *op)
+{
+    for (struct op **at = &op->model->waits.phase; *at != NULL; at = &(*at)->next) {
+        struct op *other = *at;
+        if (other->req.type != WIRE_FORK || other->session != op->session)
+            continue;
+        *at = other->next;
+        other->next = NULL;
+        op_finish(other, err_set(&other->err, SHD_ESTEP, "the session asks for another step"));
+        return;
+    }
+}
+
+int create_fork(struct op *op)
+{
+    const struct wire_fork *req = &op->req.fork;
+    struct create *c = find_origin(op->daemon, req->origin);
+    if (c == NULL || c->session != op->session->id || c->state != CREATE_FILLING)
+        return no_such(op, req->origin);
+    if (c->op != NULL)
+        return busy(op);
+    int r = model_of(op, req->model);
+    if (r == SHD_OK)
+        r = fork_check(op->model, c->model, &op->err);
+    if (r != SHD_OK)
+        return r;
+    struct model *from = op->model;
+    const uint64_t current = step_collecting(from->core);
+    forget_waiting(op);
+    if (req->step < current)
+        return err_set(&op->err, SHD_ESTEP,
+                       "fork of step %" PRIu64 " asked for, the open step is %" PRIu64, req->step,
+                       current);
+    if (req->step == current && step_phase(from->core) != STEP_APPLYING)
+        return fork_now(c, op);
+    model_wait(from, op);
+    return SHD_PENDING;
+}
+
 /* -- Full ---------------------------------------------------------------------------------------
  */
 
@@ -388,6 +466,11 @@ int create_full(struct op *op)
         if (!c->put[u])
             return err_set(&op->err, SHD_EINVAL, "unit %" PRIu32 " '%s' was not put", u,
                            m->spec->units[u].name);
+    if (c->start.step > 0 && step_collecting(m->core) == 0) {
+        const int r = model_start_at(c->model, &c->start, &op->err);
+        if (r != SHD_OK)
+            return r;
+    }
     const struct kern_cast cast = { .out = m->publish.base,
                                     .out_dtype = m->spec->publish,
                                     .in = m->state.base, /* the parameters come first */
@@ -412,9 +495,10 @@ static void open_now(struct create *c)
     atomic_store_explicit(&m->ledger->head->ready, 1, memory_order_release);
     FAIL_POINT("create:ready:after");
     model_register(d, m);
+    const uint64_t step = step_now(m->core);
     for (uint32_t u = 0; u < m->spec->unit_count; u++)
-        board_begin(m->board, u, 0);
-    board_set_step(m->board, 0, STEP_OPEN);
+        board_begin(m->board, u, step);
+    board_set_step(m->board, step, STEP_OPEN);
     m->ready = true;
     log_info("op=create model=%s owner=%" PRIu32 "/%" PRIu32 " units=%" PRIu32 " elems=%" PRIu64
              " state_bytes=%" PRIu64 " origin=%016" PRIx64 " by=%s",

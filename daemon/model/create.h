@@ -3,7 +3,9 @@
  *
  * Happy path: CREATE begin makes the model and a stage, host memory that the session writes; each
  * PUT copies the slice that lies there into the state; CREATE full, once every unit is in, makes
- * the published copy; CREATE open, to owner 0 and then to the others, opens it.
+ * the published copy; CREATE open, to owner 0 and then to the others, opens it. FORK in the place
+ * of all PUTs copies state and record of an open model, exactly as of one step: in the kernel
+ * queue, between two updates of that one.
  *
  * All owners or none. Owner 0's opening is what counts: its ledger's `ready`. Before, the model
  * goes with its session, and with this process. The others' part of a model that is full stays when
@@ -33,6 +35,7 @@ int create_full(struct op *op);
 int create_open(struct op *op);
 int create_drop(struct op *op);
 int create_put(struct op *op);
+int create_fork(struct op *op);
 
 /* OPEN_MODEL of this name ("": the only one) comes: what waits here for owner 0's word is opened or
  * dropped, by what the request says of it. SHD_ENOENT: a session is still making it; SHD_EBUSY with

@@ -186,6 +186,23 @@ int model_core(struct model *m, struct shd_err *e)
     return r == SHD_OK ? step_check_counts(m->core, e) : r;
 }
 
+int model_start_at(struct model *m, const struct ledger_start *start, struct shd_err *e)
+{
+    if (start->unit_updates != NULL && !ledger_counts_units(m->ledger))
+        return err_set(e, SHD_ENOTSUP,
+                       "units of the checkpoint have had different numbers of updates, which the "
+                       "build of another daemon, or of the library that restores it, does not "
+                       "count: upgrade it");
+    const int r = ledger_start_at(m->ledger, start, e);
+    if (r != SHD_OK)
+        return r;
+    free(m->core);
+    free(m->lease);
+    m->core = NULL;
+    m->lease = NULL;
+    return model_core(m, e); /* anew, from where the ledger is now */
+}
+
 int model_plan(struct spec *spec, const struct model_home *home, struct model **ret_model,
                struct shd_err *e)
 {

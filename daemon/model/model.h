@@ -17,6 +17,7 @@ struct kern;
 struct kern_hyper;
 struct kern_trail_area;
 struct ledger;
+struct ledger_start;
 struct lease;
 struct metrics_model;
 struct model_fill;
@@ -126,6 +127,10 @@ int model_plan(struct spec *spec, const struct model_home *home, struct model **
 void model_find_trail(struct model *m);
 int model_share(struct model *m, struct shd_err *e);
 int model_core(struct model *m, struct shd_err *e);
+/* Let one that was just made go on from where `start` is. Errors: SHD_ERANGE, SHD_ENOMEM;
+ * SHD_ENOTSUP: units have counts of their own, and its ledger has none. */
+int model_start_at(struct model *m, const struct ledger_start *start, struct shd_err *e);
+
 /* Among the daemon's models, with a handle; and out of them. */
 void model_register(struct daemon *d, struct model *m);
 void model_unregister(struct model *m);

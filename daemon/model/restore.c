@@ -300,28 +300,16 @@ static int start_ledger(struct restore *w)
     m->ledger->head->restore_id = w->restore_id;
     if (w->in.weights)
         return SHD_OK;
-    int r = model_take_settings(m, info->settings_json, &w->err);
+    const int r = model_take_settings(m, info->settings_json, &w->err);
     if (r != SHD_OK || info->step == 0)
         return r;
-    if (info->unit_updates != NULL && !ledger_counts_units(m->ledger))
-        return err_set(&w->err, SHD_ENOTSUP,
-                       "units of the checkpoint have had different numbers of updates, which the "
-                       "build of another daemon, or of the library that restores it, does not "
-                       "count: upgrade it");
     const struct ledger_start start = { .step = info->step,
                                         .updates = info->updates,
                                         .unit_updates = info->unit_updates,
                                         .decision = info->decision,
                                         .blob = info->blob,
                                         .blob_bytes = info->blob_bytes };
-    r = ledger_start_at(m->ledger, &start, &w->err);
-    if (r != SHD_OK)
-        return r;
-    free(m->core);
-    free(m->lease);
-    m->core = NULL;
-    m->lease = NULL;
-    return model_core(m, &w->err); /* anew, from where the ledger is now */
+    return model_start_at(m, &start, &w->err);
 }
 
 static void prepare(uv_work_t *work)

@@ -1,5 +1,5 @@
-/* CREATE, PUT: a model whose start values a session puts; see create.h. CREATE of an open model:
- * values that take the place of what it has; see put.h. */
+/* CREATE, PUT, FORK: a model whose start values a session puts, or takes from another; see
+ * create.h. CREATE of an open model: values that take the place of what it has; see put.h. */
 #include "daemon/model/adopt.h"
 #include "daemon/model/create.h"
 #include "daemon/model/drop.h"
@@ -53,6 +53,9 @@ static int op_put(struct op *op)
 {
     return create_put(op);
 }
+
+const struct request request_fork = { create_fork,
+                                      REQUEST_ROLE(WIRE_TRAINER) | REQUEST_ROLE(WIRE_ADMIN) };
 
 const struct request request_put = { op_put,
                                      REQUEST_ROLE(WIRE_TRAINER) | REQUEST_ROLE(WIRE_ADMIN) };

@@ -69,7 +69,7 @@ enum wire_level {
     WIRE_LEVEL_COUNTS, /* unit_updates, one_count */
     WIRE_LEVEL_RINGS,  /* OpenRing and Ring, SIDE_WAKE */
     WIRE_LEVEL_SAID,   /* Layout.one_count */
-    WIRE_LEVEL_STATES, /* Pin, Show, Drop, Set; settings of Prepared and Checkpointed;
+    WIRE_LEVEL_STATES, /* Pin, Show, Drop, Fork, Set; settings of Prepared and Checkpointed;
                         * Digest.tensors of several units; OpenModel.first, Layout.instance */
     WIRE_LEVEL_END
 };
@@ -102,6 +102,7 @@ enum wire_level {
     X(UNPIN, unpin)           \
     X(SHOW, show)             \
     X(DROP, drop)             \
+    X(FORK, fork)             \
     X(SET, set)
 
 enum wire_request_type {
@@ -305,6 +306,11 @@ struct wire_drop {
     uint32_t owner, owners;
     bool force;
 };
+struct wire_fork {
+    uint64_t origin; /* > 0 */
+    uint32_t model;
+    uint64_t step;
+};
 
 struct wire_request {
     uint64_t seq;
@@ -334,6 +340,7 @@ struct wire_request {
         struct wire_show show;
         struct wire_set set;
         struct wire_drop drop;
+        struct wire_fork fork;
     };
 };
 
@@ -360,6 +367,7 @@ enum wire_reply_type {
     WIRE_PINNED,
     WIRE_SHOWN,
     WIRE_DROPPED,
+    WIRE_FORKED,
     WIRE_SET_ANSWER,
 };
 #define WIRE_REPLY_TYPES (WIRE_SET_ANSWER + 1)
@@ -525,6 +533,9 @@ struct wire_dropped {
     uint64_t instance, step; /* HELD: of this owner's model */
     const char *near;        /* NONE: the most similar name here, or "" */
 };
+struct wire_forked {
+    uint64_t step, updates;
+};
 
 struct wire_reply {
     uint64_t seq;
@@ -554,6 +565,7 @@ struct wire_reply {
         struct wire_shown shown;
         struct wire_set_answer set_answer;
         struct wire_dropped dropped;
+        struct wire_forked forked;
     };
 };
 

@@ -224,6 +224,11 @@ static const struct wire_field drop_fields[] = {
     ROW(drop, owners, LIMITS(1, SHD_OWNERS_MAX), NEEDED_SINCE(STATES)),
     ROW(drop, force, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
 };
+static const struct wire_field fork_fields[] = {
+    ROW(fork, origin, LIMITS(1, UINT64_MAX), NEEDED_SINCE(STATES)),
+    ROW(fork, model, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    ROW(fork, step, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+};
 
 const struct wire_message wire_requests[] = {
     [WIRE_HELLO] = MESSAGE("hello", hello),
@@ -252,6 +257,7 @@ const struct wire_message wire_requests[] = {
     [WIRE_UNPIN] = MESSAGE("unpin", unpin),
     [WIRE_SHOW] = MESSAGE("show", show),
     [WIRE_DROP] = MESSAGE("drop", drop),
+    [WIRE_FORK] = MESSAGE("fork", fork),
 };
 
 /* -- Replies --------------------------------------------------------------------------------- */
@@ -371,6 +377,10 @@ static const struct wire_field dropped_fields[] = {
     ROW(dropped, step, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
     ROW(dropped, near, .form = WIRE_NAME, .max = WIRE_NAME_BYTES_MAX - 1, NEEDED_SINCE(STATES)),
 };
+static const struct wire_field forked_fields[] = {
+    ROW(forked, step, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+    ROW(forked, updates, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
+};
 
 const struct wire_message wire_replies[] = {
     [WIRE_WELCOME] = MESSAGE("welcome", welcome),
@@ -393,5 +403,6 @@ const struct wire_message wire_replies[] = {
     [WIRE_PINNED] = MESSAGE("pinned", pinned),
     [WIRE_SHOWN] = MESSAGE("shown", shown),
     [WIRE_DROPPED] = MESSAGE("dropped", dropped),
+    [WIRE_FORKED] = MESSAGE("forked", forked),
     [WIRE_SET_ANSWER] = MESSAGE("set_answer", set_answer),
 };

@@ -350,6 +350,11 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
                                      .force = random_u32(seed, 0, 1) == 1 };
         q.drop.owner = random_u32(seed, 0, q.drop.owners - 1);
         break;
+    case WIRE_FORK:
+        q.fork = (struct wire_fork){ random_u64(seed, 1, UINT64_MAX),
+                                     random_u32(seed, 0, UINT32_MAX),
+                                     random_u64(seed, 0, UINT64_MAX) };
+        break;
     case WIRE_STATUS:
     case WIRE_DETACH:
     case WIRE_OPEN_RING:
@@ -521,6 +526,10 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
                                            random_u64(seed, 0, UINT64_MAX),
                                            random_name(seed, name) };
         break;
+    case WIRE_FORKED:
+        p.forked = (struct wire_forked){ random_u64(seed, 0, UINT64_MAX),
+                                         random_u64(seed, 0, UINT64_MAX) };
+        break;
     case WIRE_REPLY_NONE:
         break;
     }
@@ -661,6 +670,9 @@ bool same_request(const struct wire_request *a, const struct wire_request *b)
         return a->drop.what == b->drop.what && strcmp(a->drop.name, b->drop.name) == 0 &&
                a->drop.first == b->drop.first && a->drop.owner == b->drop.owner &&
                a->drop.owners == b->drop.owners && a->drop.force == b->drop.force;
+    case WIRE_FORK:
+        return a->fork.origin == b->fork.origin && a->fork.model == b->fork.model &&
+               a->fork.step == b->fork.step;
     default:
         return true;
     }
@@ -765,6 +777,8 @@ bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
     case WIRE_DROPPED:
         return a->dropped.what == b->dropped.what && a->dropped.instance == b->dropped.instance &&
                a->dropped.step == b->dropped.step && strcmp(a->dropped.near, b->dropped.near) == 0;
+    case WIRE_FORKED:
+        return a->forked.step == b->forked.step && a->forked.updates == b->forked.updates;
     case WIRE_CREATED:
         return a->created.what == b->created.what && a->created.ticket == b->created.ticket &&
                a->created.bytes == b->created.bytes && strcmp(a->created.by, b->created.by) == 0 &&

@@ -296,3 +296,71 @@ int verb_drop(int argc, char **argv)
         printf("dropped model=%s\n", ask.name);
     return CTL_OK;
 }
+
+/* -- fork ----------------------------------------------------------------------------------------
+ */
+
+static const char fork_about[] =
+    "Make a second model, NEW, of what MODEL is at its open step: the same spec, parameters, "
+    "optimizer\n"
+    "state, counts, and the workers' own state; at all its daemons, or at none. It is a full copy "
+    "in\n"
+    "memory, which training waits for. Then both go on by themselves; the history stays with "
+    "MODEL.";
+
+static const char fork_more[] = VERB_WHERE
+    "\n"
+    "example: two learning rates from here on\n"
+    "  shardctl fork gpt gpt-slow\n"
+    "\nexit code 1: nothing was made; the reason is on stderr\n";
+
+struct fork {
+    const char *name, *address;
+    bool json;
+};
+
+static int fork_model(const struct fork *ask, const char *to, uint64_t *ret_step, struct shd_err *e)
+{
+    const struct shd_options options = { .size = sizeof options,
+                                         .address = ask->address,
+                                         .name = "shardctl fork",
+                                         .timeout_ms = VERB_TIMEOUT_MS };
+    shd_session *s = NULL;
+    shd_model *m = NULL;
+    int r = shd_connect(&options, &s, e);
+    if (r == SHD_OK)
+        r = shd_model_attach(s, ask->name, &m, e);
+    if (r == SHD_OK)
+        r = shd_model_fork(m, to, ret_step, e);
+    shd_close(s);
+    return r;
+}
+
+int verb_fork(int argc, char **argv)
+{
+    struct fork ask = { .name = NULL };
+    const struct flag table[] = {
+        VERB_ADDRESS_FLAGS(ask.address),
+        { "json", 'j', FLAG_BOOL, NULL, "one JSON object: model, fork, step", &ask.json, 0, 0 },
+    };
+    const struct flags flags = VERB_FLAGS(fork, "shardctl fork MODEL NEW [FLAGS]", table);
+    struct shd_err e = { 0 };
+    uint64_t step = 0;
+    int count = 0;
+    const int code = verb_start_words(&flags, argc, argv, &count);
+    if (code >= 0)
+        return code;
+    if (count != 2)
+        return ctl_usage("which model, and what is its fork to be called? %s", flags.usage);
+    ask.name = argv[1];
+    const char *to = argv[2];
+    if (fork_model(&ask, to, &step, &e) != SHD_OK)
+        return ctl_fail("%s", e.text);
+    if (ask.json)
+        verb_json(
+            json_pack("{s:s, s:s, s:I}", "model", ask.name, "fork", to, "step", (json_int_t)step),
+            JSON_COMPACT, stdout);
+    else
+        printf("forked model=%s from=%s step=%" PRIu64 "\n", to, ask.name, step);
+    return CTL_OK;
+}

@@ -216,6 +216,12 @@ class Model(_Open):
         session._models.add(self)
         self._pointer = ctypes.c_void_p()
 
+    def fork(self, name: str) -> int:
+        """A second model of what this one is at its open step, which is returned."""
+        step = ctypes.c_uint64()
+        self.session.call(lib.shd_model_fork, self.handle, name.encode(), ctypes.byref(step))
+        return step.value
+
     def close(self) -> None:
         """The daemons keep the model."""
         if handle := self._close():

@@ -1,0 +1,54 @@
+/* See fork.h. */
+#include "daemon/model/fork.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/core/ledger.h"
+#include "daemon/core/step.h"
+#include "daemon/model/model.h"
+#include "proto/base/sys.h"
+#include "proto/share/shardmap.h"
+
+int fork_check(const struct model *from, const struct model *to, struct shd_err *e)
+{
+    const struct shardmap *a = from->map, *b = to->map;
+    if (a->owner == b->owner && a->owners == b->owners && a->units == b->units &&
+        a->elems == b->elems && a->moments == b->moments && a->moment_elems == b->moment_elems &&
+        a->train_elems == b->train_elems)
+        return SHD_OK;
+    return err_set(e, SHD_ESPEC, "model '%s' is not laid out as '%s' is", to->ledger->head->name,
+                   from->ledger->head->name);
+}
+
+int fork_take(const struct model *from, struct ledger_start *ret_start, struct shd_err *e)
+{
+    const struct step_blob blob = step_last_blob(from->core);
+    const uint32_t units = from->ledger->head->units;
+    const bool apart = step_units_counted_apart(from->core);
+    uint64_t *updates = apart ? sys_calloc(units, sizeof *updates) : NULL;
+    void *copy = blob.bytes > 0 ? sys_malloc(blob.bytes) : NULL;
+    if ((apart && updates == NULL) || (blob.bytes > 0 && copy == NULL)) {
+        free(updates);
+        free(copy);
+        return err_set(e, SHD_ENOMEM, "no memory to fork a model");
+    }
+    for (uint32_t u = 0; apart && u < units; u++)
+        updates[u] = step_unit_updates(from->core, u);
+    if (blob.bytes > 0)
+        memcpy(copy, blob.data, blob.bytes);
+    *ret_start = (struct ledger_start){ .step = step_now(from->core),
+                                        .updates = step_updates(from->core),
+                                        .unit_updates = updates,
+                                        .blob = copy,
+                                        .blob_bytes = blob.bytes };
+    step_last_decision(from->core, &ret_start->decision);
+    return SHD_OK;
+}
+
+void fork_forget(struct ledger_start *start)
+{
+    free((void *)(uintptr_t)start->unit_updates);
+    free((void *)(uintptr_t)start->blob);
+    *start = (struct ledger_start){ 0 };
+}

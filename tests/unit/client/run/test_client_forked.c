@@ -1,0 +1,199 @@
+/* A second model of what one is at its open step: it and the first go on as two separate runs
+ * would; it is there at all owners or at none, whatever is killed. */
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client/paths/look.h"
+#include "client/session/session.h"
+#include "tests/lib/client_remote.h"
+
+#define TOY   toy_spec("f32", TOY_ADAMW)
+#define STEPS 40u
+
+/* The toy's spec under another name. */
+static const char *twin_spec(void)
+{
+    static char spec[8192];
+    const char *toy = TOY, *at = strstr(toy, "\"toy\"");
+    CHECK(at != NULL && strlen(toy) + 8 < sizeof spec);
+    snprintf(spec, sizeof spec, "%.*s\"twin\"%s", (int)(at - toy), toy, at + strlen("\"toy\""));
+    return spec;
+}
+
+static void digest_at(shd_model *m, uint64_t step, char hex[65])
+{
+    EXPECT_EQ(shd_step(m), step);
+    digest_of(m, hex);
+}
+
+/* Twice the same from there on, as one run; and apart from each other when they are trained apart.
+ */
+TEST(both_go_on_as_two_separate_runs)
+{
+    for (int count = 1; count <= 2; count++) {
+        struct shd_err e = { 0 };
+        char three[65], five[65], got[65];
+        uint64_t step = 0;
+        toy_reference(TOY, 3, three);
+        toy_reference(TOY, 5, five);
+        fixture_start_kept(&daemons, count, "");
+        shd_session *s = attach(PATIENT_MS);
+        shd_model *m = open_toy(s, TOY);
+        train_steps(m, 3);
+        EXPECT_OK(shd_model_fork(m, "twin", &step, &e), &e);
+        EXPECT_EQ(step, 3);
+        EXPECT_STATUS(shd_model_fork(m, "twin", &step, &e), SHD_EEXIST);
+        EXPECT_STATUS(shd_model_fork(m, "", &step, &e), SHD_ERANGE);
+        train_steps(m, 2);
+        digest_at(m, 5, got);
+        EXPECT_STR(got, five);
+        shd_session *other = attach(PATIENT_MS);
+        shd_model *twin = open_toy(other, twin_spec());
+        digest_at(twin, 3, got);
+        EXPECT_STR(got, three); /* nothing of what the first did since */
+        EXPECT_EQ(shd_puts(twin), shd_puts(m));
+        train_steps(twin, 2);
+        digest_at(twin, 5, got);
+        EXPECT_STR(got, five);
+        shd_close(other);
+        for (int i = 0; i < count; i++) /* and outlives its daemons */
+            fixture_restart(&daemons, i);
+        other = attach(PATIENT_MS);
+        twin = open_toy(other, twin_spec());
+        digest_at(twin, 5, got);
+        EXPECT_STR(got, five);
+        shd_close(other);
+        shd_close(s);
+        s = attach(PATIENT_MS);
+        EXPECT_OK(shd_model_drop(s, "toy", NULL, &e), &e);
+        EXPECT_OK(shd_model_attach(s, "twin", &m, &e), &e); /* of its own */
+        digest_at(m, 5, got);
+        EXPECT_STR(got, five);
+        shd_close(s);
+        fixture_stop(&daemons);
+    }
+}
+
+/* As it was opened, with values that nobody has updated. */
+TEST(a_model_at_its_first_step_is_forked)
+{
+    struct shd_err e = { 0 };
+    char want[65], got[65];
+    uint64_t step = 9;
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, TOY), *twin;
+    digest_at(m, 0, want);
+    EXPECT_OK(shd_model_fork(m, "twin", &step, &e), &e);
+    EXPECT_EQ(step, 0);
+    EXPECT_OK(shd_model_attach(s, "twin", &twin, &e), &e);
+    digest_at(twin, 0, got);
+    EXPECT_STR(got, want);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+static void train_beside(uint32_t half, const char *spec)
+{
+    shd_session *s;
+    shd_model *m;
+    struct shd_err e = { 0 };
+    struct shd_result result = { .size = sizeof result };
+    const uint32_t micros[] = { half, half + 2 };
+    int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
+    if (r == SHD_OK)
+        r = shd_model_open(s, spec, &m, &e);
+    while (r == SHD_OK && shd_step(m) < STEPS)
+        r = toy_step(m, micros, 2, &result, &e);
+    if (r != SHD_OK)
+        fprintf(stderr, "worker %" PRIu32 ": %s\n", half, e.text);
+    _exit(r == SHD_OK ? 0 : 1);
+}
+
+/* While two workers train it: exactly one step, at both owners; neither run differs by a bit. */
+TEST(a_model_that_is_being_trained_is_forked_at_exactly_one_step)
+{
+    char want[65], at[65], got[65];
+    struct shd_err e = { 0 };
+    pid_t pids[2];
+    int status;
+    uint64_t step = 0;
+    toy_reference(TOY, STEPS, want);
+    fixture_start(&daemons, 2, NULL);
+    for (uint32_t i = 0; i < 2; i++) {
+        pids[i] = fork();
+        CHECK(pids[i] >= 0);
+        if (pids[i] == 0)
+            train_beside(i, TOY);
+    }
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, TOY), *twin;
+    EXPECT_SOON(look_step(m) >= 2);
+    EXPECT_OK(shd_model_fork(m, "twin", &step, &e), &e);
+    EXPECT(step >= 2);
+    shd_model_close(m);
+    for (uint32_t i = 0; i < 2; i++) {
+        EXPECT_EQ(waitpid(pids[i], &status, 0), pids[i]);
+        EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    toy_reference(TOY, (uint32_t)step, at);
+    shd_session *other = attach(PATIENT_MS);
+    EXPECT_OK(shd_model_attach(other, "toy", &m, &e), &e);
+    digest_at(m, STEPS, got);
+    EXPECT_STR(got, want);
+    twin = open_toy(other, twin_spec());
+    digest_at(twin, step, got);
+    EXPECT_STR(got, at);
+    train_steps(twin, STEPS - (uint32_t)step);
+    digest_at(twin, STEPS, got);
+    EXPECT_STR(got, want);
+    shd_close(other);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+#ifdef SHD_FAIL_POINTS
+/* Killed there, the first time or again: who forks repeats what it needs, and the fork is whole;
+ * the first model is what it was. */
+TEST(daemons_killed_in_the_middle_fork_it_whole)
+{
+    static const char *const fails[] = {
+        "fork:copied@1;",
+        "create:full:before@1;",
+        "create:full:after@1;",
+        "create:ready:before@1;",
+        "create:ready:after@1;",
+        "fork:copied@1;fork:copied@1;",
+        "create:full:after@1;adopt:repair:before@1;",
+    };
+    char three[65], four[65], got[65];
+    toy_reference(TOY, 3, three);
+    toy_reference(TOY, 4, four);
+    for (size_t i = 0; i < ARRAY_SIZE(fails); i++) {
+        struct shd_err e = { 0 };
+        uint64_t step = 0;
+        fixture_start_kept(&daemons, 2, fails[i]);
+        shd_session *s = attach(PATIENT_MS);
+        shd_model *m = open_toy(s, TOY), *twin;
+        train_steps(m, 3);
+        EXPECT_OK(shd_model_fork(m, "twin", &step, &e), &e);
+        EXPECT_EQ(step, 3);
+        EXPECT(fixture_ask(&daemons, KEEPER_STARTS, 1, "") > 1);
+        shd_session *other = attach(PATIENT_MS);
+        twin = open_toy(other, twin_spec());
+        digest_at(twin, 3, got);
+        EXPECT_STR(got, three);
+        train_steps(twin, 1);
+        digest_at(twin, 4, got);
+        EXPECT_STR(got, four);
+        digest_at(m, 3, got);
+        EXPECT_STR(got, three);
+        shd_close(other);
+        shd_close(s);
+        fixture_stop(&daemons);
+    }
+}
+#endif
+
+TEST_MAIN()
