@@ -377,7 +377,9 @@ static int fork_now(struct create *c, struct op *op)
         .bytes = (map->elems + map->moments * map->moment_elems) * sizeof(float)
     };
     fork_forget(&c->start);
-    const int r = fork_take(from, &c->start, &op->err);
+    int r = fork_take(from, &c->start, &op->err);
+    if (r == SHD_OK)
+        r = fork_settings(from, c->model, &op->err);
     if (r != SHD_OK)
         return r;
     op->reply.type = WIRE_FORKED;

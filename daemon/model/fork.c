@@ -5,7 +5,9 @@
 #include <string.h>
 
 #include "daemon/core/ledger.h"
+#include "daemon/core/ledger_set.h"
 #include "daemon/core/step.h"
+#include "daemon/core/step_set.h"
 #include "daemon/model/model.h"
 #include "proto/base/sys.h"
 #include "proto/share/shardmap.h"
@@ -43,6 +45,20 @@ int fork_take(const struct model *from, struct ledger_start *ret_start, struct s
                                         .blob = copy,
                                         .blob_bytes = blob.bytes };
     step_last_decision(from->core, &ret_start->decision);
+    return SHD_OK;
+}
+
+int fork_settings(const struct model *from, struct model *to, struct shd_err *e)
+{
+    const struct settings_kept *kept = step_settings_kept(from->core);
+    if (from->map->owner != 0 || kept == NULL || (!settings_any(kept) && to->ledger->set == NULL))
+        return SHD_OK;
+    if (to->ledger->set == NULL)
+        return err_set(e, SHD_ENOTSUP,
+                       "model '%s' has settings, which the build of another daemon does not know "
+                       "of: upgrade it",
+                       from->ledger->head->name);
+    to->ledger->set->kept[0] = *kept; /* the same spec: the same numbers */
     return SHD_OK;
 }
 

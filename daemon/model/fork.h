@@ -12,6 +12,11 @@ int fork_check(const struct model *from, const struct model *to, struct shd_err 
 
 /* What the ledger of `from` says now, while no update runs; to be forgotten. Errors: SHD_ENOMEM. */
 int fork_take(const struct model *from, struct ledger_start *ret_start, struct shd_err *e);
+
+/* What is set of `from` (owner 0 keeps it) is set of `to`, which nobody has opened yet. Errors:
+ * SHD_ENOTSUP: it has no room for it. */
+int fork_settings(const struct model *from, struct model *to, struct shd_err *e);
+
 void fork_forget(struct ledger_start *start); /* zeroed: a no-op */
 
 #endif

@@ -94,6 +94,36 @@ TEST(a_model_at_its_first_step_is_forked)
     fixture_stop(&daemons);
 }
 
+/* What is set, and what waits for a step to come, goes along. */
+TEST(what_is_set_is_forked_too)
+{
+    struct shd_err e = { 0 };
+    char want[65], got[65], *of_toy, *of_twin;
+    uint64_t step, from;
+    fixture_start_kept(&daemons, 2, "");
+    shd_session *s = attach(PATIENT_MS), *other = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, TOY), *twin;
+    EXPECT_OK(shd_model_set(m, "lr_scale=0.5", 0, &from, &e), &e);
+    train_steps(m, 2);
+    EXPECT_OK(shd_model_set(m, "clip_norm=0.01", 3, &from, &e), &e);
+    EXPECT_OK(shd_model_fork(m, "twin", &step, &e), &e);
+    EXPECT_OK(shd_model_attach(other, "twin", &twin, &e), &e);
+    EXPECT_OK(shd_settings(m, &of_toy, &e), &e);
+    EXPECT_OK(shd_settings(twin, &of_twin, &e), &e);
+    EXPECT_STR(of_twin, of_toy);
+    EXPECT_HAS(of_twin, "clip_norm");
+    free(of_toy);
+    free(of_twin);
+    train_steps(m, 2);
+    train_steps(twin, 2);
+    digest_at(m, 4, want);
+    digest_at(twin, 4, got);
+    EXPECT_STR(got, want);
+    shd_close(other);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 static void train_beside(uint32_t half, const char *spec)
 {
     shd_session *s;
@@ -129,7 +159,7 @@ TEST(a_model_that_is_being_trained_is_forked_at_exactly_one_step)
     }
     shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, TOY), *twin;
-    EXPECT_SOON(look_step(m) >= 2);
+    EXPECT_SOON(look_furthest(m) >= 2);
     EXPECT_OK(shd_model_fork(m, "twin", &step, &e), &e);
     EXPECT(step >= 2);
     shd_model_close(m);
