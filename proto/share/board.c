@@ -95,8 +95,6 @@ void board_set_step(struct board *b, uint64_t step, uint64_t phase)
 {
     atomic_store_explicit(&b->step.value, step, memory_order_release);
     atomic_store_explicit(&b->phase.value, phase, memory_order_release);
-    wake_all(&b->step);
-    wake_all(&b->phase);
 }
 
 void board_set_attempt(struct board *b, uint64_t step, uint64_t attempt)

@@ -47,6 +47,7 @@ int board_check(const struct board *b, uint64_t bytes, uint32_t units, struct sh
 /* Daemon: store (release) and wake all waiters. */
 void board_publish(struct board *b, uint32_t unit, uint64_t version);
 
+/* Daemon: store; nobody sleeps on these words. */
 void board_set_step(struct board *b, uint64_t step, uint64_t phase);
 void board_set_attempt(struct board *b, uint64_t step, uint64_t attempt);
 
