@@ -7,6 +7,7 @@
 
 #include "client/session/hub.h"
 #include "client/session/session.h"
+#include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
@@ -228,6 +229,100 @@ TEST(change_survives_whatever_dies)
     }
     expect_digest(m, want);
     EXPECT_EQ(set_ok(m, CHANGE, 0), 3);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+#define STORM 40u
+
+static const char *const storm_changes[] = {
+    "lr_scale.decay=0.5",     "betas=0.8,0.9 clip_norm=0.3",
+    "weight_decay.plain=0.2", "lr_scale=spec clip_norm=0",
+    "beta1.decay=0.7",        "weight_decay=0 lr_scale.plain=2",
+};
+
+static pid_t storm_worker(void)
+{
+    const pid_t pid = test_fork();
+    if (pid != 0)
+        return pid;
+    shd_session *s;
+    shd_model *m;
+    struct toy toy = { .fail_micro = -1 };
+    const struct shd_compute compute = { sizeof compute, &toy,        toy_forward,
+                                         toy_backward,   toy_metrics, NULL };
+    MUST_OK(try_connect(daemons.dir, PATIENT_MS, &s, &e));
+    MUST_OK(shd_model_open(s, spec(), &m, &e));
+    toy.m = m;
+    while (shd_step(m) < STORM) {
+        const struct shd_update update = toy_update(shd_step(m));
+        MUST_OK(shd_run_step_elastic(m, &compute, &update, NULL, &e));
+        usleep(20000);
+    }
+    _exit(0);
+}
+
+static bool is_over(shd_model *m, uint64_t step)
+{
+    struct shd_step_row row = { .size = sizeof row };
+    uint32_t count = 0;
+    return shd_history(m, &step, &row, 1, &count, /* e= */ NULL) == SHD_OK && count > 0;
+}
+
+static void storm_reference(const uint64_t *from, char ret_hex[65])
+{
+    struct shd_err e = { 0 };
+    shd_session *s;
+    EXPECT_OK(try_connect("local:", PATIENT_MS, &s, &e), &e);
+    shd_model *m = open_toy(s, spec());
+    for (uint64_t step = 0; step < STORM; step++) {
+        for (size_t i = 0; i < ARRAY_SIZE(storm_changes); i++)
+            if (from[i] == step)
+                EXPECT_EQ(set_ok(m, storm_changes[i], 0), step);
+        train_steps(m, 1);
+    }
+    digest_of(m, ret_hex);
+    shd_close(s);
+}
+
+/* Owners and workers are killed all the time while one change after the other is made: what was
+ * answered is in force from the step that the answer names, and nothing else is. */
+TEST(changes_in_a_storm_of_kills_hold_from_the_steps_that_were_named)
+{
+    uint64_t seed = test_seed(0x5e7), from[ARRAY_SIZE(storm_changes)];
+    uint32_t in_time = 0;
+    pid_t workers[2];
+    char want[65];
+    fixture_start_kept(&daemons, 2, "");
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, spec());
+    for (int i = 0; i < 2; i++)
+        workers[i] = storm_worker();
+    for (size_t i = 0; i < ARRAY_SIZE(storm_changes); i++) {
+        from[i] = set_ok(m, storm_changes[i], 0);
+        in_time += from[i] > 0 && from[i] < STORM;
+        for (int kills = 0; kills < 2; kills++) {
+            const uint64_t who = test_random(&seed) >> 40;
+            if (who % 3 > 0) {
+                fixture_restart(&daemons, (int)(who / 3 % 2));
+                continue;
+            }
+            pid_t *worker = &workers[who / 3 % 2];
+            kill(*worker, SIGKILL);
+            waitpid(*worker, NULL, 0);
+            *worker = storm_worker();
+        }
+        EXPECT_SOON(is_over(m, from[i]));
+    }
+    expect_ended(workers[0]);
+    expect_ended(workers[1]);
+    shd_close(s);
+    s = attach(PATIENT_MS);
+    m = open_toy(s, spec());
+    EXPECT_EQ(shd_step(m), STORM);
+    EXPECT(in_time >= 3);
+    storm_reference(from, want);
+    expect_digest(m, want);
     shd_close(s);
     fixture_stop(&daemons);
 }
