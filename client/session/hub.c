@@ -54,7 +54,7 @@ uint64_t hub_deadline_ns(struct hub *hub, uint64_t start_ns)
     if (start_ns <= hub->looked_ns && now_ns - hub->looked_ns >= STOPPED_NS)
         hub->back_ns = now_ns;
     hub->looked_ns = now_ns;
-    hub->waits = true;
+    hub->wakes.waits = true;
     if (hub->on_wait != NULL && !hub->leaving)
         hub->on_wait(hub, start_ns, now_ns);
     if ((hub->down_count > 0 || hub->patient) && !hub->leaving)
@@ -285,8 +285,8 @@ static void flush_links(struct hub *hub)
 /* Is this poll part of a wait that is to be broken off? */
 static bool stops(struct hub *hub, uint64_t timeout_ns)
 {
-    const bool waits = hub->waits || timeout_ns > 0;
-    hub->waits = false;
+    const bool waits = hub->wakes.waits || timeout_ns > 0;
+    hub->wakes.waits = false;
     return waits && !hub->leaving && idle_stops(&hub->idle);
 }
 

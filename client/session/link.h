@@ -96,6 +96,7 @@ struct link {
 };
 
 struct hub_wakes {
+    bool waits;          /* somebody waits, and will poll next */
     bool several;        /* who waits has use for several replies, and little for the next one */
     uint64_t put_off_ns; /* how long that of a daemon may be put off, from call to call */
 };
@@ -122,7 +123,6 @@ struct hub {
     uint64_t polled_ns;         /* sockets were, last */
     uint64_t repeat_at_ns;      /* the next look for requests without an answer */
     bool leaving;               /* nothing is connected any more */
-    bool waits;                 /* somebody waits, and will poll next */
     struct hub_wakes wakes;
     struct idle idle; /* may break that off */
     struct event_sink events;

@@ -20,7 +20,7 @@ struct daemon;
 #define VIEW_MISSING_MAX 64u  /* missing groups that are looked into */
 #define VIEW_NAME_BYTES  128u /* of a session */
 #define VIEW_KERNELS_MAX 32u
-#define VIEW_PINS_MAX    2u   /* PINS_MAX */
+#define VIEW_PINS_MAX    2u /* PINS_MAX */
 
 struct view_unit {
     uint64_t elems, version;

@@ -186,10 +186,9 @@ static int begin(struct tensor_view *t, struct shd_err *e)
     if (!spec_find_tensor(m->spec, q->tensor, &tensor))
         return err_set(e, SHD_ENOENT, "model '%.60s' has no tensor '%.100s'", m->spec->name,
                        q->tensor);
-    const struct show_ask ask = { .model = m,
-                                  .tensor = tensor,
-                                  .array = q->array,
-                                  .elems = m->spec->tensors[tensor].elems };
+    const struct show_ask ask = {
+        .model = m, .tensor = tensor, .array = q->array, .elems = m->spec->tensors[tensor].elems
+    };
     const struct show_done done = { over, t };
     return show_begin(&ask, &done, &t->show, e);
 }
