@@ -37,6 +37,7 @@ static int take_set(const struct round *round, const struct link *link,
     struct setting *s = round->ctx;
     const struct wire_bytes *json = &reply->set_answer.json;
     (void)link;
+    free(s->json); /* of an answer that came twice */
     s->json = sys_malloc(json->bytes + 1);
     if (s->json == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for settings");

@@ -158,7 +158,7 @@ static int take_one(const struct spec *spec, const char *key, const json_t *valu
                     struct settings *change, struct shd_err *e)
 {
     char name[KEY_BYTES_MAX];
-    double x[2];
+    double x[2] = { 0 };
     uint32_t group = 0;
     const char *dot = strchr(key, '.');
     const size_t bytes = dot != NULL ? (size_t)(dot - key) : strlen(key);

@@ -143,10 +143,8 @@ static int take_words(struct ask *ask, char **words, int count, struct shd_err *
     ask->text = sys_calloc(1, bytes);
     if (ask->text == NULL)
         return err_set(e, SHD_ENOMEM, "no memory for %zu bytes of settings", bytes);
-    for (int i = first; i < count; i++) {
-        strcat(ask->text, words[i]);
-        strcat(ask->text, " ");
-    }
+    for (int i = first, at = 0; i < count; i++)
+        at += snprintf(ask->text + at, bytes - (size_t)at, "%s ", words[i]);
     return SHD_OK;
 }
 
