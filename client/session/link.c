@@ -204,9 +204,11 @@ int link_send_call(struct link *link, struct call *call, struct shd_err *e)
     if (way == LINK_BY_NEITHER)
         return err_set(e, SHD_EBUSY, "requests before it are to be read first");
     const uint64_t now_ns = clock_now_ns();
-    r = send_packed(link, &request, way, bytes, call->can_wait ? now_ns : 0, e);
+    const bool others = now_ns - link->ring.sent_ns < link->hub->wakes.put_off_ns;
+    r = send_packed(link, &request, way, bytes, call->can_wait && others ? now_ns : 0, e);
     if (r != SHD_OK)
         return r;
+    link->ring.sent_ns = now_ns;
     call->seq = ++link->seq_last;
     call->sent_ns = now_ns;
     call->by_ring = way == LINK_BY_RING;

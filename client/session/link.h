@@ -98,7 +98,8 @@ struct link {
 struct hub_wakes {
     bool waits;          /* somebody waits, and will poll next */
     bool several;        /* who waits has use for several replies, and little for the next one */
-    uint64_t put_off_ns; /* how long that of a daemon may be put off, from call to call */
+    uint64_t put_off_ns; /* for how long that of a daemon may be put off, where requests follow each
+                          * other as quickly */
 };
 
 /* All links of a session; see hub.h. */

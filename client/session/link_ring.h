@@ -35,6 +35,7 @@ struct link_ring {
     bool owes_wake;                 /* the daemon is to be woken still: that failed, or */
     uint32_t put_off;               /* is put off: frames since */
     uint64_t put_off_ns;            /* the first of them */
+    uint64_t sent_ns;               /* the last request, by either way */
     uint64_t elsewhere;             /* answers to what went by the ring that came by the other */
 };
 
