@@ -462,6 +462,8 @@ void sim_kernel_event(struct sim *s, struct sim_daemon *d);
 
 /* sim_life.c, but for the event */
 void sim_daemon_start(struct sim *s, struct sim_daemon *d);
+/* But for waits past wait_count, which nobody reads: they are nearly all of it. */
+void sim_session_clear(struct sim_session *ses);
 void sim_daemon_kill(struct sim *s, struct sim_daemon *d);
 void sim_daemon_event(struct sim *s, struct sim_daemon *d, const struct sim_event *event);
 void sim_daemon_deinit(struct sim_daemon *d);

@@ -102,7 +102,7 @@ static void session_free_if_unused(struct sim_session *ses)
 {
     if (ses->id == 0 || ses->open || ses->refs > 0)
         return;
-    *ses = (struct sim_session){ .id = 0 };
+    sim_session_clear(ses);
 }
 
 static void session_close(struct sim *s, struct sim_daemon *d, struct sim_session *ses)
@@ -126,11 +126,12 @@ static struct sim_session *session_new(struct sim *s, struct sim_daemon *d,
         if (ses->id != 0)
             continue;
         struct shd_err e;
-        *ses = (struct sim_session){ .id = ++s->last_session,
-                                     .open = true,
-                                     .worker = msg->worker,
-                                     .worker_gen = msg->worker_gen,
-                                     .attempt = msg->seq };
+        sim_session_clear(ses);
+        ses->id = ++s->last_session;
+        ses->open = true;
+        ses->worker = msg->worker;
+        ses->worker_gen = msg->worker_gen;
+        ses->attempt = msg->seq;
         CHECK(replies_new(&ses->replies, &e) == SHD_OK);
         return ses;
     }

@@ -1,4 +1,5 @@
 /* A simulated daemon begins, ends, and begins again on what its predecessor left; see sim.h. */
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -105,13 +106,20 @@ void sim_daemon_start(struct sim *s, struct sim_daemon *d)
     }
 }
 
+void sim_session_clear(struct sim_session *ses)
+{
+    memset(ses, 0, offsetof(struct sim_session, waits));
+    ses->wait_count = 0;
+}
+
 void sim_daemon_kill(struct sim *s, struct sim_daemon *d)
 {
     const uint32_t i = sim_daemon_index(s, d);
     sim_note(s, "daemon killed", i, SIM_NOBODY, 0, 0, 0);
-    for (uint32_t k = 0; k < SIM_SESSIONS; k++)
+    for (uint32_t k = 0; k < SIM_SESSIONS; k++) {
         replies_free(d->sessions[k].replies);
-    memset(d->sessions, 0, sizeof d->sessions);
+        sim_session_clear(&d->sessions[k]);
+    }
     memset(d->ops, 0, sizeof d->ops);
     d->kernel_first = d->kernel_done = d->kernel_last = 0;
     d->alive = false;
