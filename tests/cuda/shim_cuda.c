@@ -533,6 +533,15 @@ static CUresult pin_drop(const void *base, bool ours)
     return r;
 }
 
+/* As a device's: never zero, the first pages whole, and then one in 32. */
+static void make_dirty(uint8_t *base, size_t bytes)
+{
+    const size_t whole = 64 * 4096;
+    memset(base, 0xdb, bytes < whole ? bytes : whole);
+    for (size_t at = whole; at < bytes; at += 32 * (size_t)4096)
+        memset(base + at, 0xdb, bytes - at < 4096 ? bytes - at : 4096);
+}
+
 CUresult cuMemHostAlloc(void **ptr, size_t bytes, unsigned flags)
 {
     CUresult r = shim_enter("cuMemHostAlloc", NEEDS_CONTEXT);
@@ -547,7 +556,7 @@ CUresult cuMemHostAlloc(void **ptr, size_t bytes, unsigned flags)
         free(base);
         return r;
     }
-    memset(base, 0xdb, bytes);
+    make_dirty(base, bytes);
     *ptr = base;
     return CUDA_SUCCESS;
 }

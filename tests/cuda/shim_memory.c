@@ -16,6 +16,7 @@
 #include "tests/cuda/shim.h"
 
 #define GRANULE (UINT64_C(2) << 20)
+#define LARGE   (UINT64_C(256) << 10) /* memory that is set to zero in whole pages */
 #define MAGIC   UINT64_C(0x7368696d2d616c6c)
 
 struct allocation {
@@ -268,6 +269,13 @@ CUresult shim_copy(CUdevice device, CUdeviceptr to, CUdeviceptr from, uint64_t b
     return r;
 }
 
+/* Zeros that are no memory yet: pages that nothing has touched since are never made. */
+static bool make_hole(const struct map *m, uint64_t at, uint64_t bytes)
+{
+    return fallocate(m->allocation->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                     (off_t)(at - m->base), (off_t)bytes) == 0;
+}
+
 CUresult shim_memset(CUdevice device, CUdeviceptr to, unsigned char value, uint64_t bytes)
 {
     CUresult r = CUDA_SUCCESS;
@@ -279,7 +287,8 @@ CUresult shim_memset(CUdevice device, CUdeviceptr to, unsigned char value, uint6
             r = CUDA_ERROR_ILLEGAL_ADDRESS;
             break;
         }
-        memset(out, value, n);
+        if (value != 0 || n < LARGE || !make_hole(map_of(to + at), to + at, n))
+            memset(out, value, n);
     }
     pthread_rwlock_unlock(&lock);
     return r;
