@@ -3,7 +3,6 @@
  * given up is test_client_withdraw.c's. */
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include "client/session/session.h"
 #include "proto/base/failpoint.h"
 #include "proto/share/fdpass.h"
+#include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
 #include "tests/lib/raw_client.h"
 
@@ -275,15 +275,13 @@ static struct shared *share(void)
 
 static pid_t fork_opener(struct shared *shared, struct source from)
 {
-    const pid_t pid = fork();
-    CHECK(pid >= 0);
+    const pid_t pid = test_fork();
     if (pid > 0)
         return pid;
     struct shd_err e = { 0 };
     shd_session *s;
     shd_model *m;
     bool created = false;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
     while (!atomic_load(&shared->go))
         sleep_ms(1);

@@ -2,10 +2,10 @@
  * still at goes, so that the next one can make the model. */
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
 
 #define STOPPED_MS 200
@@ -263,14 +263,12 @@ static void stop_when_filled(int index)
 
 static pid_t fork_opener(void)
 {
-    const pid_t pid = fork();
-    CHECK(pid >= 0);
+    const pid_t pid = test_fork();
     if (pid > 0)
         return pid;
     struct shd_err e = { 0 };
     shd_session *s;
     shd_model *m;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (try_connect(daemons.dir, PATIENT_MS, &s, &e) == SHD_OK)
         shd_model_open(s, pt_spec(&pt), &m, &e);
     fprintf(stderr, "opener: %s\n", e.text);

@@ -3,10 +3,10 @@
  * behind.
  */
 #include <limits.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 
 #include "client/session/session.h"
+#include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
 
 #define TIMEOUT_MS TEST_HANG_MS
@@ -165,15 +165,22 @@ static bool has_spilled(void)
     return bytes_in_status(0, "spilled") > 0;
 }
 
-TEST(memory_stays_for_the_next_step_and_goes_back_unused)
+/* A daemon and a step whose gradients come last first; the model is at its second one. */
+static shd_model *make_spilling_step(shd_session **ret_session)
 {
     struct shd_err e = { 0 };
-    shd_session *s;
     shd_model *m;
     fixture_start(&daemons, 1, NULL);
-    attach_toy(daemons.dir, &s, &m);
+    attach_toy(daemons.dir, ret_session, &m);
     EXPECT_OK(return_step(m, downward, TOY_MICROS, &e), &e);
     commit_step(m);
+    return m;
+}
+
+TEST(memory_stays_for_the_next_step_and_goes_back_unused)
+{
+    shd_session *s;
+    make_spilling_step(&s);
     EXPECT(bytes_in_status(0, "spill") > 0);
     EXPECT_SOON(bytes_in_status(0, "spill") == 0);
     shd_close(s);
@@ -186,11 +193,7 @@ TEST(memory_that_later_steps_do_not_need_goes_back)
     static const uint32_t swapped[] = { 1, 0, 2, 3 };
     struct shd_err e = { 0 };
     shd_session *s;
-    shd_model *m;
-    fixture_start(&daemons, 1, NULL);
-    attach_toy(daemons.dir, &s, &m);
-    EXPECT_OK(return_step(m, downward, TOY_MICROS, &e), &e);
-    commit_step(m);
+    shd_model *m = make_spilling_step(&s);
     const uint64_t most = bytes_in_status(0, "spill");
     for (int i = 0; i < 3; i++) {
         EXPECT_OK(return_step(m, swapped, TOY_MICROS, &e), &e);
@@ -267,11 +270,9 @@ static int train_share(uint32_t rank, uint64_t ms, uint64_t steps, struct shd_er
 static pid_t fork_worker(uint32_t rank, uint64_t ms, uint64_t steps)
 {
     struct shd_err e = { 0 };
-    const pid_t pid = fork();
-    CHECK(pid >= 0);
+    const pid_t pid = test_fork();
     if (pid > 0)
         return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     const int r = train_share(rank, ms, steps, &e);
     if (r != SHD_OK)
         fprintf(stderr, "worker %u: %s\n", rank, e.text);
@@ -361,7 +362,6 @@ __attribute__((noreturn)) static void doomed_client(uint32_t micro, bool stuck, 
     struct shd_err e = { 0 };
     shd_session *s;
     shd_model *m;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (try_connect(daemons.dir, TIMEOUT_MS, &s, &e) != SHD_OK ||
         shd_model_open(s, toy_spec("f32", TOY_ADAMW), &m, &e) != SHD_OK ||
         return_unit(m, micro, 1, &e) != SHD_OK)
@@ -377,8 +377,7 @@ static void kill_client(uint32_t micro, bool until_spilled)
     int fds[2];
     char byte;
     CHECK(pipe(fds) == 0);
-    const pid_t pid = fork();
-    CHECK(pid >= 0);
+    const pid_t pid = test_fork();
     if (pid == 0)
         doomed_client(micro, until_spilled, fds[1]);
     close(fds[1]);
