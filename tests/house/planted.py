@@ -31,7 +31,7 @@ BUGS = [
         "            return;\n", "        if (w->on[i].session == p.session || w->on[i].pid == p.pid)\n            continue;\n"),
     Bug("client/session", "address.c", "client_session", "strlen(address->devices[i]) == bytes && memcmp", "memcmp"),
     Bug("client/plan", "plan.c", "plan plan_order", "victim == NOWHERE || distance > furthest", "victim == NOWHERE || distance < furthest"),
-    Bug("client/paths", "decide.c", "client_turn", "last->good_steps >= LOSS_SCALE_GROWTH",
+    Bug("client/paths", "decide.c", "client_decide", "last->good_steps >= LOSS_SCALE_GROWTH",
         "last->good_steps > LOSS_SCALE_GROWTH"),
     Bug("client/run", "hold.c", "client_policy client_follow", "m->held.units + 1 > p->max_live_units",
         "m->held.units > p->max_live_units"),

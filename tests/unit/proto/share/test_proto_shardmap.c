@@ -1,0 +1,208 @@
+/* shardmap: all owners' maps together hold each element of each unit once, on whole pages. */
+#include <errno.h>
+
+#include "proto/base/check.h"
+#include "proto/base/sys.h"
+#include "proto/share/activity.h"
+#include "proto/share/shardmap.h"
+#include "proto/spec/spec.h"
+#include "tests/lib/proto_util.h"
+#include "tests/lib/test.h"
+
+#define UNITS 4u
+
+/* Units of less than a block, one block, several, and many. */
+static struct spec *four_units(const char *optimizer, const char *publish)
+{
+    return parse(quoted("{'name':'m','micro_batches':1,'publish':'%s','optimizer':{'kind':'%s'},"
+                        "'units':[{'name':'a','tensors':[{'name':'1','shape':[5]}]},"
+                        "{'name':'b','tensors':[{'name':'2','shape':[2048]}]},"
+                        "{'name':'c','tensors':[{'name':'3','shape':[3,2048]}]},"
+                        "{'name':'d','tensors':[{'name':'4','shape':[1000,1001]}]}]}",
+                        publish, optimizer));
+}
+
+static struct shardmap *map_of(const struct spec *spec, uint32_t owner, uint32_t owners)
+{
+    struct shd_err e;
+    struct shardmap *map = NULL;
+    EXPECT_OK(shardmap_new(spec, owner, owners, &map, &e), &e);
+    return map;
+}
+
+/* One owner's map is in itself consistent. */
+static void expect_consistent(const struct shardmap *map)
+{
+    uint64_t next = 0;
+    for (uint32_t u = 0; u < UNITS; u++) {
+        EXPECT_EQ(map->base_elem[u], next);
+        next += map->slice[u].elems;
+        const uint64_t offset = shardmap_publish_offset_bytes(map, u);
+        const uint64_t bytes = shardmap_publish_slice_bytes(map, u);
+        EXPECT_EQ(offset % SHD_PAGE_BYTES, 0);
+        EXPECT_EQ(bytes % SHD_PAGE_BYTES, 0);
+        EXPECT(offset + bytes <= shardmap_publish_bytes(map));
+        EXPECT(map->slice[u].elems * sizeof(float) <= map->slot_bytes);
+    }
+    EXPECT_EQ(map->elems, next);
+    EXPECT(map->slot_bytes >= SHD_PAGE_BYTES && map->slot_bytes % SHD_PAGE_BYTES == 0);
+    EXPECT(shardmap_state_bytes(map) >= SHD_PAGE_BYTES);
+    EXPECT(shardmap_state_bytes(map) % SHD_PAGE_BYTES == 0);
+    EXPECT_EQ(shardmap_inbox_bytes(map, 3), 3 * map->slot_bytes + ACTIVITY_BYTES);
+    EXPECT_EQ(shardmap_activity_offset_bytes(map, 3), 3 * map->slot_bytes);
+    EXPECT_EQ(shardmap_slot_offset_bytes(map, 2), 2 * map->slot_bytes);
+    const uint64_t acc = shardmap_array_elem(map, SHARDMAP_ACC, 0);
+    EXPECT_EQ(acc, (1 + map->moments) * map->elems);
+    EXPECT((acc + map->elems) * sizeof(float) <= shardmap_state_bytes(map));
+}
+
+TEST(owners_together_hold_every_unit_once)
+{
+    static const char *const publish[] = { "f32", "bf16", "f16" };
+    for (size_t p = 0; p < ARRAY_SIZE(publish); p++) {
+        struct spec *spec = four_units("adamw", publish[p]);
+        for (uint32_t owners = 1; owners <= 12; owners++) {
+            uint64_t covered[UNITS] = { 0 };
+            for (uint32_t o = 0; o < owners; o++) {
+                struct shardmap *map = map_of(spec, o, owners);
+                expect_consistent(map);
+                for (uint32_t u = 0; u < UNITS; u++) {
+                    EXPECT_EQ(map->slice[u].first_elem, covered[u]);
+                    covered[u] += map->slice[u].elems;
+                }
+                shardmap_free(map);
+            }
+            for (uint32_t u = 0; u < UNITS; u++)
+                EXPECT_EQ(covered[u], spec->units[u].elems);
+        }
+        spec_free(spec);
+    }
+}
+
+TEST(arrays_follow_each_other_as_the_optimizer_needs_them)
+{
+    struct spec *spec = four_units("adamw", "bf16");
+    struct shardmap *map = map_of(spec, 0, 1);
+    EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_PARAM, 0), 0);
+    EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_M, 0), map->elems);
+    EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_V, 0), 2 * map->elems);
+    EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_ACC, 0), 3 * map->elems);
+    EXPECT_EQ(shardmap_state_bytes(map), 16 * map->elems);
+    EXPECT_EQ(shardmap_publish_bytes(map), 2 * map->elems);
+    shardmap_free(map);
+    spec_free(spec);
+    spec = four_units("sgd", "f32");
+    map = map_of(spec, 0, 1);
+    EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_ACC, 0), 2 * map->elems);
+    EXPECT_EQ(shardmap_state_bytes(map), 12 * map->elems);
+    shardmap_free(map);
+    spec_free(spec);
+}
+
+TEST(frozen_units_have_parameters_only)
+{
+    struct shd_err e;
+    struct spec *spec = four_units("adamw", "bf16");
+    for (uint32_t u = 0; u < UNITS; u += 2)
+        spec->units[u].frozen = true;
+    for (uint32_t owners = 1; owners < 5; owners++) {
+        struct shardmap *map;
+        EXPECT_OK(shardmap_new(spec, owners - 1, owners, &map, &e), &e);
+        uint64_t next = 0;
+        for (uint32_t u = 1; u < UNITS; u += 2) {
+            EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_PARAM, u), map->base_elem[u]);
+            EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_M, u), map->elems + next);
+            EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_V, u),
+                      map->elems + map->train_elems + next);
+            EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_ACC, u),
+                      map->elems + 2 * map->train_elems + next);
+            EXPECT(map->slice[u].elems * sizeof(float) <= map->slot_bytes);
+            next += map->slice[u].elems;
+        }
+        EXPECT_EQ(map->train_elems, next);
+        EXPECT_EQ(shardmap_publish_bytes(map), 2 * map->elems);
+        EXPECT_EQ(shardmap_state_bytes(map), 4 * map->elems + 12 * map->train_elems);
+        shardmap_free(map);
+    }
+    spec_free(spec);
+}
+
+/* Their sums are behind the others': all else lies as without them. */
+TEST(means_have_parameters_and_sums)
+{
+    struct shd_err e;
+    struct spec *spec = four_units("adamw", "bf16");
+    spec->units[0].mean = spec->units[2].mean = true;
+    spec->units[1].frozen = true;
+    for (uint32_t owners = 1; owners < 5; owners++) {
+        struct shardmap *map;
+        EXPECT_OK(shardmap_new(spec, owners - 1, owners, &map, &e), &e);
+        uint64_t next = 0;
+        for (uint32_t u = 3; u < UNITS; u++, next += map->slice[u - 1].elems) {
+            EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_M, u), map->elems + next);
+            EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_V, u),
+                      map->elems + map->moment_elems + next);
+            EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_ACC, u),
+                      map->elems + 2 * map->moment_elems + next);
+        }
+        EXPECT_EQ(map->moment_elems, next);
+        for (uint32_t u = 0; u < 4; u += 2, next += map->slice[u - 2].elems)
+            EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_ACC, u),
+                      map->elems + 2 * map->moment_elems + next);
+        EXPECT_EQ(map->train_elems, next);
+        EXPECT_EQ(shardmap_state_bytes(map), 4 * (map->elems + 2 * map->moment_elems + next));
+        shardmap_free(map);
+    }
+    spec_free(spec);
+}
+
+TEST(owner_of_nothing_has_segments_of_one_page)
+{
+    struct spec *spec = four_units("adamw", "f32");
+    struct shardmap *map = map_of(spec, 0, SHD_OWNERS_MAX); /* 494 blocks for 1,024 owners */
+    EXPECT_EQ(map->elems, 0);
+    EXPECT_EQ(map->slot_bytes, SHD_PAGE_BYTES);
+    EXPECT_EQ(shardmap_publish_bytes(map), SHD_PAGE_BYTES);
+    EXPECT_EQ(shardmap_state_bytes(map), SHD_PAGE_BYTES);
+    shardmap_free(map);
+    spec_free(spec);
+}
+
+TEST(owners_outside_their_limits_are_errors)
+{
+    struct shd_err e;
+    struct shardmap *map = NULL;
+    struct spec *spec = four_units("lion", "f32");
+    EXPECT_STATUS(shardmap_new(spec, 0, 0, &map, &e), SHD_ERANGE);
+    EXPECT_STATUS(shardmap_new(spec, 2, 2, &map, &e), SHD_ERANGE);
+    EXPECT_HAS(e.text, "owner 2 of 2");
+    EXPECT_STATUS(shardmap_new(spec, 0, SHD_OWNERS_MAX + 1, &map, &e), SHD_ERANGE);
+    EXPECT(map == NULL);
+    shardmap_free(NULL);
+    spec_free(spec);
+}
+
+static int allocs_left;
+
+static int fault_alloc(enum sys_kind kind)
+{
+    return kind == SYS_ALLOC && allocs_left-- == 0 ? ENOMEM : 0;
+}
+
+TEST(failed_allocations_are_errors_without_leak)
+{
+    struct spec *spec = four_units("lion", "f32");
+    for (int nth = 0; nth < 4; nth++) {
+        struct shd_err e;
+        struct shardmap *map = NULL;
+        allocs_left = nth;
+        sys_fault = fault_alloc;
+        const int r = shardmap_new(spec, 0, 1, &map, &e);
+        sys_fault = NULL;
+        EXPECT_STATUS(r, SHD_ENOMEM);
+        EXPECT(map == NULL);
+    }
+    spec_free(spec);
+}
+
+TEST_MAIN()
