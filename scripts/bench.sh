@@ -11,6 +11,7 @@
 #   attach    a fresh worker's first forward on a warm model, beside loading a file
 #   checkpoint  step time while checkpoints are saved; restoring beside attaching
 #   status    step time while ten clients read /status and /metrics, over the same unwatched
+#   readers   step time while a process pins steps and reads them, over the same without
 #   plan      step time that `shardctl plan` predicts, beside the measured one
 #   torch     a GPT from Python: shardd beside DDP, FSDP2 and DeepSpeed; 8 minutes, --size 60m as long
 #   peers     the same GPT by all of them and by shd-gpt, with a killed rank: 0.84, 10.8 and 64 M; 22 minutes
@@ -42,6 +43,7 @@ policies) targets=(shardd shardctl shd-gpt) && script bench_policies.py ;;
 plan) targets=(shardd shardctl shd-gpt) && script bench_plan.py ;;
 checkpoint) targets=(shardd shardctl shd-gpt shd) && script bench_checkpoint.py ;;
 status) targets=(shardd shd-gpt) && script bench_status.py ;;
+readers) targets=(shardd shd-gpt shd python) && script bench_readers.py ;;
 torch) targets=(shardd shardctl shd python) && script bench_torch.py ;;
 peers) targets=(shardd shardctl shd shd-gpt python) && script bench_peers.py ;;
 control) targets=(shardd bench_control) && command=("$bin/bench_control") ;;
@@ -59,7 +61,7 @@ attach)
     ;;
 *)
     usage >&2
-    say "unknown benchmark '$what'; known: update, step, policies, plan, elastic, control, return, recompute, attach, checkpoint, status, torch, peers"
+    say "unknown benchmark '$what'; known: update, step, policies, plan, elastic, control, return, recompute, attach, checkpoint, status, readers, torch, peers"
     exit 2
     ;;
 esac
