@@ -140,6 +140,7 @@ TEST(numbers_outside_the_model_are_refused_with_their_values)
     trainer_stop(1);
 }
 
+<<<<<<< ours
 TEST(ranges_outside_a_tensor_are_not_counted)
 {
     static struct raw r;
@@ -177,6 +178,45 @@ TEST(ranges_outside_a_tensor_are_not_counted)
     raw_close(&r);
     trainer_step();
     trainer_stop(1);
+=======
+TEST(digest_of_tensors_of_several_units_has_its_limits)
+{
+    static char spec[8192];
+    struct shd_err e = { 0 };
+    struct wire_reply reply;
+    struct raw r;
+    shd_model *m;
+    char *at = spec + sprintf(spec, "{\"name\":\"many\",\"seed\":7,\"micro_batches\":1,"
+                                    "\"optimizer\":{\"kind\":\"sgd\"},\"units\":[");
+    for (uint32_t u = 0; u < WIRE_RANGE_UNITS_MAX + 1; u++)
+        at += sprintf(at, "%s{\"name\":\"u%u\",\"tensors\":[{\"name\":\"t%u\",\"shape\":[%u]}]}",
+                      u > 0 ? "," : "", u, u, u == 2 ? WIRE_RANGE_ELEMS_MAX - 64 : 64);
+    strcpy(at, "]}");
+    trainer_start();
+    EXPECT_OK(shd_model_open(trainer, spec, &m, &e), &e);
+    raw_open(&r);
+    EXPECT_STATUS(raw_hello(&r, SHD_PROTOCOL, WIRE_TRAINER, &reply), SHD_OK);
+    const struct {
+        uint32_t tensor, tensors;
+        int status;
+        const char *has;
+    } ranges[] = {
+        { 3, WIRE_RANGE_UNITS_MAX - 2, SHD_OK, "" },
+        { 0, 3, SHD_ERANGE, "3 tensors of 262208 elements in 3 units" },
+        { 1, 2, SHD_OK, "" },
+        { 0, WIRE_RANGE_UNITS_MAX + 1, SHD_ERANGE, "in 33 units, at most 262144 in 32 at once" },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(ranges); i++) {
+        const struct wire_request req = {
+            .type = WIRE_DIGEST,
+            .digest = { .model = 2, .tensor = ranges[i].tensor, .tensors = ranges[i].tensors }
+        };
+        EXPECT_STATUS(raw_ask(&r, req, &reply), ranges[i].status);
+        EXPECT_HAS(reply.text, ranges[i].has);
+    }
+    raw_close(&r);
+    trainer_stop(0);
+>>>>>>> theirs
 }
 
 TEST(requests_that_come_twice_are_served_once)
