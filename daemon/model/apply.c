@@ -273,30 +273,6 @@ static bool put_next(struct model_unit *mu)
     return false;
 }
 
-/* What the sum of gradients is divided by where their mean is meant. */
-static double sum_over_mean(const struct model *m)
-{
-    const struct decision *d = &step_record(m->core)->decision;
-    const double count = d->divisor > 0 ? d->divisor : m->spec->micro_batches;
-    return count * (d->loss_scale > 0 ? d->loss_scale : 1);
-}
-
-/* The gradient of a step is summed; or the step is applied, and the next one's sum may come. */
-static void keep_norm(struct model_unit *mu, bool summed)
-{
-    const uint64_t tag = mu->action.step + 1;
-    const struct kern_sum *sum = &mu->sum;
-    if (summed)
-        mu->summed = (struct unit_norm){ tag, sum->finite ? sqrt(fixsum_value(&sum->sum))
-                                                          : (double)NAN };
-    else if (mu->kind == MODEL_ZERO)
-        mu->summed = (struct unit_norm){ .step = tag };
-    else if (mu->kind != MODEL_ACCUMULATE) /* of a put, what was summed counts for nothing */
-        mu->applied = mu->summed.step == tag && !mu->action.put
-                          ? (struct unit_norm){ tag, mu->summed.norm / sum_over_mean(mu->model) }
-                          : (struct unit_norm){ 0 };
-}
-
 static void work_done(struct task *task)
 {
     struct model_unit *mu = (struct model_unit *)((char *)task - offsetof(struct model_unit, task));
@@ -323,11 +299,11 @@ static void work_done(struct task *task)
         publish_whole(mu);
         return;
     }
-    const bool summed = mu->kind == MODEL_SUM || (mu->kind == MODEL_ACCUMULATE && mu->action.last);
-    keep_norm(mu, summed);
     if (applies(mu) || mu->kind == MODEL_PUBLISH) {
         step_applied(m->core, mu->unit, &actions);
     } else {
+        const bool summed = mu->kind == MODEL_SUM ||
+                            (mu->kind == MODEL_ACCUMULATE && mu->action.last);
         step_accumulated(m->core, mu->unit, summed ? &mu->sum.sum : NULL,
                          summed ? mu->sum.finite : true, &actions);
     }
@@ -343,9 +319,32 @@ static void done_without_kernel(struct model_unit *mu)
     task_post_here(&mu->task, SHD_OK); /* answered in turn like the rest */
 }
 
+/* What the sum of gradients is divided by where their mean is meant. */
+static double sum_over_mean(const struct model *m)
+{
+    const struct decision *d = &step_record(m->core)->decision;
+    const double count = d->divisor > 0 ? d->divisor : m->spec->micro_batches;
+    return count * (d->loss_scale > 0 ? d->loss_scale : 1);
+}
+
+/* Before an update, what the work before it has left: the sum of squares of the step's gradient.
+ * Not of a predecessor's work, nor of gradients in whose place values are put. */
+static struct unit_norm norm_of(const struct model_unit *mu, const struct step_action *apply)
+{
+    const struct step_action *before = &mu->action;
+    const bool summed = mu->kind == MODEL_SUM || mu->kind == MODEL_ZERO ||
+                        (mu->kind == MODEL_ACCUMULATE && before->last);
+    if (!summed || apply->put || before->step != apply->step)
+        return (struct unit_norm){ 0 };
+    const double norm = mu->sum.finite ? sqrt(fixsum_value(&mu->sum.sum)) : (double)NAN;
+    return (struct unit_norm){ apply->step + 1, norm / sum_over_mean(mu->model) };
+}
+
 static void start_work(struct model *m, const struct step_action *a, enum model_work_kind kind)
 {
     struct model_unit *mu = &m->units[a->unit];
+    if (kind == MODEL_APPLY || kind == MODEL_PUT)
+        mu->applied = norm_of(mu, a);
     mu->kind = kind;
     mu->action = *a;
     mu->submitted_ns = uv_hrtime();

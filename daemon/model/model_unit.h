@@ -22,7 +22,7 @@ enum model_work_kind {
     MODEL_PUBLISH
 };
 
-/* Of the slice's gradient. */
+/* Of the slice's part of the mean gradient. */
 struct unit_norm {
     uint64_t step; /* plus 1; 0: of none, nothing is known */
     double norm;   /* NaN: it was not finite */
@@ -37,8 +37,7 @@ struct model_unit {
     struct step_action action; /* what the work is for */
     uint64_t submitted_ns;
     struct kern_sum sum;
-    struct unit_norm summed;  /* of the sum over micro-batches, of the step collected last */
-    struct unit_norm applied; /* of their mean, of the step applied last */
+    struct unit_norm applied; /* of the step applied last */
     struct kern_run *runs;    /* owned: parameter groups of the slice */
     uint32_t run_count;
     const struct kern_hyper *hypers; /* of the update that runs; else NULL */

@@ -140,6 +140,42 @@ TEST(gpu_and_host_side_by_side_are_two_hosts)
     expect_same(&want);
 }
 
+/* What a tensor comes to, of each array, by who only looks. */
+static void look_at(const char *const *devices, uint32_t owners, struct shd_tensor_stats ret[5])
+{
+    char address[300];
+    const struct shd_options o = { .size = sizeof o, .address = address };
+    struct shd_err e;
+    shd_session *s;
+    shd_model *m;
+    share();
+    use_devices(devices, owners);
+    fixture_start(&daemons, (int)owners, NULL);
+    snprintf(address, sizeof address, "%s?%s%s%s", daemons.dir, devices[0], owners > 1 ? "," : "",
+             owners > 1 ? devices[1] : "");
+    const struct hand_job job = job_of(adamw, devices, owners);
+    await_worker(hand_fork(&job));
+    EXPECT_OK(shd_connect(&o, &s, &e), &e);
+    EXPECT_OK(shd_model_attach(s, NULL, &m, &e), &e);
+    for (uint32_t a = 0; a < 5; a++) {
+        ret[a] = (struct shd_tensor_stats){ .size = sizeof *ret };
+        EXPECT_OK(shd_tensor_stats(m, "a.w", (enum shd_array)a, &ret[a], &e), &e);
+        EXPECT(ret[a].rms > 0 && ret[a].elems == 210000 && ret[a].step == steps);
+    }
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+TEST(what_a_tensor_comes_to_is_that_of_the_host)
+{
+    static struct shd_tensor_stats want[5], got[5];
+    look_at(one_cpu, 1, want);
+    look_at(one_gpu, 1, got);
+    EXPECT(memcmp(got, want, sizeof want) == 0);
+    look_at(mixed, 2, got);
+    EXPECT(memcmp(got, want, sizeof want) == 0);
+}
+
 /* With one slot, and the last micro-batch first, nothing can go on but by spilling. */
 TEST(spilled_gradients_count_as_the_others)
 {

@@ -391,7 +391,7 @@ static char *crowded_spec(int index)
                         index);
     for (unsigned u = 0; u < CROWD_UNITS; u++)
         used += snprintf(text + used, SPEC_MESSAGE_BYTES_MAX - (size_t)used,
-                         "%s{\"name\":\"%046u\",\"tensors\":[{\"name\":\"t%u\",\"shape\":[1]}]}",
+                         "%s{\"name\":\"%030u\",\"tensors\":[{\"name\":\"t%u\",\"shape\":[1]}]}",
                          u > 0 ? "," : "", u, u);
     snprintf(text + used, SPEC_MESSAGE_BYTES_MAX - (size_t)used, "] }");
     return text;

@@ -1,5 +1,6 @@
 /* What tensors come to, asked of 1 to 4 owners beside training: the same as in this process, and as
  * plain C has it of the values themselves. */
+#include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -355,6 +356,87 @@ TEST(a_thousand_questions_change_nothing)
     s = attach(PATIENT_MS);
     digest_of(open_toy(s, toy_spec("f32", TOY_ADAMW)), got);
     EXPECT_STR(got, wanted);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* -- More than one piece -------------------------------------------------------------------------
+ */
+
+/* At each step all elements of it are equal, and others at the next. */
+#define FLAT_ELEMS 2500000u
+static const char flat_spec[] =
+    "{ \"name\": \"flat\", \"micro_batches\": 1,"
+    "  \"optimizer\": { \"kind\": \"sgd\", \"momentum\": 0.5 }, \"units\": ["
+    "  { \"name\": \"a\", \"tensors\": ["
+    "    { \"name\": \"small\", \"shape\": [33] },"
+    "    { \"name\": \"flat\", \"shape\": [2500000], \"init\": [\"const\", 1] } ] } ] }";
+
+static void step_flat(shd_model *m)
+{
+    const struct shd_update update = { .size = sizeof update, .lr = 0.125 };
+    struct shd_err e;
+    const void *params;
+    float *grad;
+    EXPECT_OK(shd_acquire(m, 0, &params, &e), &e);
+    shd_release(m, 0);
+    EXPECT_OK(shd_grad(m, 0, 0, &grad, &e), &e);
+    for (uint64_t i = 0; i < shd_unit_elems(m, 0); i++)
+        grad[i] = 1;
+    EXPECT_OK(shd_return(m, 0, 0, &e), &e);
+    EXPECT_OK(shd_commit(m, &update, NULL, &e), &e);
+}
+
+/* Steps until it is told to end, with pauses long enough to be counted in. */
+static pid_t train_flat(int *ret_end)
+{
+    int end[2];
+    EXPECT(pipe(end) == 0);
+    const pid_t pid = test_fork();
+    if (pid == 0) {
+        close(end[1]);
+        char byte;
+        struct pollfd ended = { .fd = end[0], .events = POLLIN };
+        shd_session *s = attach(PATIENT_MS);
+        shd_model *m = open_toy(s, flat_spec);
+        while (poll(&ended, 1, (int)(shd_step(m) % 8) * 40) == 0)
+            step_flat(m);
+        EXPECT_EQ(read(end[0], &byte, 1), 0);
+        shd_close(s);
+        _exit(0);
+    }
+    close(end[0]);
+    *ret_end = end[1];
+    return pid;
+}
+
+TEST(pieces_are_never_of_two_steps)
+{
+    struct shd_err e;
+    int end, status;
+    uint32_t told = 0, steps = 0;
+    uint64_t before = 0;
+    fixture_start(&daemons, 2, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, flat_spec);
+    const pid_t trainer = train_flat(&end);
+    while (told < 60 || steps < 6) {
+        struct shd_tensor_stats p = { .size = sizeof p };
+        const int r = shd_tensor_stats(m, "flat", told % 2 == 0 ? SHD_PARAMS : SHD_UPDATE, &p, &e);
+        if (r != SHD_EBUSY && r != SHD_ENOENT) /* always quicker; no step yet */
+            EXPECT_OK(r, &e);
+        told += r != SHD_ENOENT;
+        if (r != SHD_OK)
+            continue;
+        steps += p.step != before;
+        before = p.step;
+        EXPECT_EQ(p.elems, FLAT_ELEMS);
+        if (p.min != p.max)
+            FAIL("at step %" PRIu64 " from %g to %g", p.step, p.min, p.max);
+        EXPECT(p.mean == p.min || fabs(p.mean / p.min - 1) < 1e-15);
+    }
+    close(end);
+    EXPECT(waitpid(trainer, &status, 0) == trainer && status == 0);
     shd_close(s);
     fixture_stop(&daemons);
 }

@@ -140,7 +140,6 @@ TEST(numbers_outside_the_model_are_refused_with_their_values)
     trainer_stop(1);
 }
 
-<<<<<<< ours
 TEST(ranges_outside_a_tensor_are_not_counted)
 {
     static struct raw r;
@@ -178,7 +177,8 @@ TEST(ranges_outside_a_tensor_are_not_counted)
     raw_close(&r);
     trainer_step();
     trainer_stop(1);
-=======
+}
+
 TEST(digest_of_tensors_of_several_units_has_its_limits)
 {
     static char spec[8192];
@@ -216,7 +216,6 @@ TEST(digest_of_tensors_of_several_units_has_its_limits)
     }
     raw_close(&r);
     trainer_stop(0);
->>>>>>> theirs
 }
 
 TEST(requests_that_come_twice_are_served_once)

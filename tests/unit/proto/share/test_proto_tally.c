@@ -103,6 +103,24 @@ TEST(special_values_are_told_apart)
            isnan(tally_quantile(&none, 0.5)));
 }
 
+/* Also on a thread that takes them for zero, as PyTorch's may. */
+TEST(denormals_count)
+{
+    const float values[] = { 0x1p-149f, -0x1p-140f, 0x1p-127f };
+    const unsigned before = __builtin_ia32_stmxcsr();
+    for (int flush = 0; flush < 2; flush++) {
+        __builtin_ia32_ldmxcsr(before | (flush == 1 ? 0x8040 : 0)); /* FTZ and DAZ */
+        struct tally t = tally_of(values, ARRAY_SIZE(values), SHD_BLOCK_ELEMS);
+        tally_add_weights(&t, values, ARRAY_SIZE(values), SHD_BLOCK_ELEMS);
+        __builtin_ia32_ldmxcsr(before);
+        EXPECT(t.zeros == 0 && t.min == -0x1p-140 && t.max == 0x1p-127);
+        EXPECT(t.bins[TALLY_ABOVE][0] == 1 && t.bins[TALLY_BELOW][9] == 1);
+        EXPECT(tally_mean(&t) == (0x1p-149 - 0x1p-140 + 0x1p-127) / 3);
+        EXPECT(fixsum_value(&t.squares) == 0x1p-298 + 0x1p-280 + 0x1p-254);
+        EXPECT(tally_ratio(&t) == 1);
+    }
+}
+
 /* What cancels is subtracted exactly: fp64 alone would lose it. */
 TEST(what_nearly_cancels_is_exact)
 {
