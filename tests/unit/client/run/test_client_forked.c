@@ -75,6 +75,29 @@ TEST(both_go_on_as_two_separate_runs)
     }
 }
 
+/* Of one that came to be by start values, as a fork does, a word more has to go at each owner. */
+TEST(a_dropped_fork_is_not_adopted)
+{
+    struct shd_err e = { 0 };
+    fixture_start_kept(&daemons, 2, "");
+    shd_session *s = attach(PATIENT_MS);
+    shd_model *m = open_toy(s, TOY);
+    const long kept = fixture_ask(&daemons, KEEPER_COUNT, 1, "");
+    train_steps(m, 1);
+    for (int round = 0; round < 2; round++) {
+        EXPECT_OK(shd_model_fork(m, "twin", NULL, &e), &e);
+        EXPECT_OK(shd_model_drop(s, "twin", NULL, &e), &e);
+    }
+    for (int i = 0; i < 2; i++)
+        fixture_restart(&daemons, i);
+    EXPECT_SOON(fixture_ask(&daemons, KEEPER_COUNT, 1, "") == kept);
+    shd_session *other = attach(PATIENT_MS);
+    EXPECT_STATUS(shd_model_attach(other, "twin", &m, &e), SHD_ENOENT);
+    shd_close(other);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* As it was opened, with values that nobody has updated. */
 TEST(a_model_at_its_first_step_is_forked)
 {

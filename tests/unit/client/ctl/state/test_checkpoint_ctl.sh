@@ -255,6 +255,20 @@ broken_by TERM 143 'training goes on'
 kill -CONT $daemon
 shardctl checkpoint "$work/broken" >"$work/verb" || fail 'a drain was not taken back'
 
+# A fork is another model, and is dropped by itself.
+shardctl fork gpt twin >"$work/fork" || fail 'no fork'
+expect "$work/fork" 'forked model=twin from=gpt step=3'
+[ "$(shardctl digest --model twin | cut -d' ' -f2)" = "$(shardctl digest --model gpt | cut -d' ' -f2)" ] ||
+    fail 'the fork is something else'
+refused "model 'twin' is open already" shardctl fork gpt twin
+refused "not dropped: model 'twin' would be lost" shardctl drop twin </dev/null
+refused "no model 'twim' is open at daemon cpu0; did you mean twin?" shardctl drop --yes twim
+shardctl drop --yes twin >"$work/dropped" || fail 'not dropped'
+expect "$work/dropped" 'dropped model=twin'
+refused "no model 'twin'" shardctl digest --model twin
+expect "$work/log" 'op=dropped model=twin by="shardctl drop (pid '
+[ "$(shardctl digest | cut -d' ' -f3)" = step=3 ] || fail 'the other model has gone as well'
+
 # Two models: each in a directory of its own.
 shd-gpt --print-spec --layers 2 --dim 64 --seq 32 | sed 's/"name":"gpt"/"name":"other"/' >"$work/other.json"
 shardctl restore --weights "$work/run/step-000000000047" --spec "$work/other.json" >"$work/restored"
@@ -275,6 +289,8 @@ refused 'only look' shardctl checkpoint "$work/run" --list --keep 2
 refused 'one at a time' shardctl checkpoint "$work/run" --every 5 --every-minutes 5
 refused 'go together' shardctl restore --weights x
 refused 'nothing to restore' shardctl restore
+refused 'which model' shardctl drop
+refused 'which model' shardctl fork gpt
 refused 'says where' shardctl run --keep 2 -- true
 refused 'restores and saves' shardctl run --resume "$work/x" --checkpoint "$work/y" -- true
 refused 'No such file' shardctl checkpoint --list "$work/nothing"
