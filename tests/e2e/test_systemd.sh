@@ -237,6 +237,18 @@ kill_daemons cpu0 cpu1
 break_daemon cpu1
 adopt_slowly
 [ "$(as_user /opt/shardd/shardctl digest)" = "$before" ] || fail "another digest after that"
+stored=$(show cpu1 NFileDescriptorStore)
+holds() { # holds MIN MAX
+    local count
+    count=$(show cpu1 NFileDescriptorStore)
+    [ "$count" -ge "$1" ] && [ "$count" -le "$2" ]
+}
+as_user /opt/shardd/shardctl fork gpt twin || fail "no fork"
+box_wait_for 20 holds $((stored + 2)) 100 || fail "a fork's descriptors are not stored"
+as_user /opt/shardd/shardctl drop --yes twin || fail "not dropped"
+box_wait_for 20 holds "$stored" "$stored" || fail "descriptors of a dropped model are kept"
+[ "$(as_user /opt/shardd/shardctl digest)" = "$before" ] || fail "another digest after a drop"
+echo "ok      a dropped model's descriptors go"
 box systemctl stop shardd@cpu0
 [ "$(show cpu0 NFileDescriptorStore)" = 0 ] || fail "stop keeps descriptors"
 box test -S /run/shardd/cpu1.sock ||
@@ -247,3 +259,6 @@ if as_user /opt/shardd/shardctl digest >"$results/gone" 2>&1; then
 fi
 [ "$(show cpu1 NFileDescriptorStore)" -ge 2 ] || fail "stop of one instance touched the other"
 echo "ok      stop ends the state of one instance only"
+as_user /opt/shardd/shardctl drop --yes gpt || fail "the half that is left is not dropped"
+box_wait_for 20 holds 0 0 || fail "descriptors of a dropped half are kept"
+echo "ok      what one instance has left is dropped"
