@@ -250,6 +250,56 @@ TEST(two_workers_of_another_model_notice_nothing)
     fixture_stop(&daemons);
 }
 
+/* Two workers train until they are told; the exit code says whether they were. */
+static void train_until_told(uint32_t half)
+{
+    shd_session *s;
+    shd_model *m;
+    struct shd_err e = { 0 };
+    struct shd_result result = { .size = sizeof result };
+    const uint32_t micros[] = { half, half + 2 };
+    int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
+    if (r == SHD_OK)
+        r = shd_model_open(s, TOY, &m, &e);
+    while (r == SHD_OK)
+        r = toy_step(m, micros, 2, &result, &e);
+    char hex[65];
+    uint64_t step;
+    r = shd_digest(m, hex, &step, &e); /* what broke off may have been a callback's call */
+    const bool told = r == SHD_ENOENT && strstr(e.text, "was dropped by test") != NULL;
+    if (!told)
+        fprintf(stderr, "worker %" PRIu32 ": %s\n", half, e.text);
+    _exit(told ? 0 : 1);
+}
+
+/* Gradients are on their way, wait for their turn, are being summed; updates run. */
+TEST(forced_in_the_middle_of_training_all_of_it_ends)
+{
+    struct shd_err e = { 0 };
+    fixture_start(&daemons, 2, NULL);
+    for (long round = 0; round < 8; round++) {
+        pid_t pids[2];
+        int status;
+        for (uint32_t i = 0; i < 2; i++) {
+            pids[i] = fork();
+            CHECK(pids[i] >= 0);
+            if (pids[i] == 0)
+                train_until_told(i);
+        }
+        shd_session *s = attach(PATIENT_MS);
+        EXPECT_SOON(shows(0, "/status", "\"step\": 2") || shows(0, "/status", "\"step\":2"));
+        sleep_ms(round);
+        EXPECT_OK(drop_toy(s, true, &e), &e);
+        for (uint32_t i = 0; i < 2; i++) {
+            EXPECT_EQ(waitpid(pids[i], &status, 0), pids[i]);
+            EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+            EXPECT_SOON(count_segment_maps(daemons.pids[i]) == 0);
+        }
+        shd_close(s);
+    }
+    fixture_stop(&daemons);
+}
+
 /* -- Half of it ---------------------------------------------------------------------------------
  */
 
