@@ -33,6 +33,22 @@ static struct shd_stats minus(struct shd_stats a, const struct shd_stats *b)
     return a;
 }
 
+/* What owners keep of a step for a reader is in the host's memory, wherever they and it are. */
+static void expect_pin(shd_model *m)
+{
+    struct shd_err e = { 0 };
+    uint64_t step;
+    EXPECT_OK(shd_pin(m, NULL, &step, &e), &e);
+    EXPECT_EQ(step, shd_step(m));
+    for (uint32_t u = 0; shd_param_dtype(m) == SHD_F32 && u < shd_units(m); u++) {
+        float *values = malloc(shd_unit_elems(m, u) * sizeof *values);
+        EXPECT_OK(shd_get(m, u, SHD_PARAMS, values, NULL, NULL, &e), &e);
+        EXPECT_EQ(memcmp(values, shd_pinned(m, u), shd_unit_elems(m, u) * sizeof *values), 0);
+        free(values);
+    }
+    shd_unpin(m);
+}
+
 /* In the worker's process: one policy, a model of its own. */
 static void one_policy(struct worker *w, shd_session *s, struct gpu_toy *toy)
 {
@@ -60,6 +76,7 @@ static void one_policy(struct worker *w, shd_session *s, struct gpu_toy *toy)
     EXPECT_EQ(w->report->path,
               maps && w->policy.path != SHD_PATH_COPY ? SHD_PATH_MAP : SHD_PATH_COPY);
     expect_bytes(w, w->report->path, &after);
+    expect_pin(s->models);
 }
 
 static void every_path(struct worker *w, enum shd_strategy strategy)

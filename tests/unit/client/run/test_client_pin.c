@@ -138,7 +138,7 @@ static shd_model *read_toy(shd_session **ret_session)
 /* Two workers, each of half of the micro-batches; every few pins a daemon or a worker is killed. */
 TEST(each_pin_is_of_its_step_whoever_is_killed)
 {
-    const char *text = getenv("SHD_PIN_STEPS"); /* more of them */
+    const char *text = getenv("SHD_TEST_STEPS"); /* more of them */
     const uint32_t steps = text != NULL ? (uint32_t)atoi(text) : STEPS;
     uint64_t *want = calloc(steps + 1, sizeof *want);
     struct shd_err e = { 0 };
