@@ -10,6 +10,7 @@
 #include "proto/share/segment.h"
 #include "proto/spec/layout.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/lib/proto_same.h"
 #include "tests/lib/proto_util.h"
 
 #define SMALL_BYTES 600u

@@ -215,6 +215,118 @@ static void random_join(uint64_t *seed, struct wire_join *j)
     }
 }
 
+static void random_open_model(uint64_t *seed, struct wire_open_model *o,
+                              char name[WIRE_NAME_BYTES_MAX])
+{
+    o->spec = random_bytes(seed, SPEC_MESSAGE_BYTES_MAX, 1);
+    o->name = random_name(seed, name);
+    o->origin = random_u64(seed, 0, UINT64_MAX);
+    o->settled = random_u32(seed, 0, 1) == 1;
+    o->owners = random_u32(seed, 1, SHD_OWNERS_MAX);
+    o->owner = random_u32(seed, 0, o->owners - 1);
+    o->slots = random_u32(seed, 0, SHD_SLOTS_MAX);
+    o->spec_at = random_spec_at(seed);
+    o->spec_apart = random_u32(seed, 0, 1) == 1;
+    o->one_count = random_u32(seed, 0, 1) == 1;
+    o->first = random_u64(seed, 0, UINT64_MAX);
+}
+
+static void random_create(uint64_t *seed, struct wire_create *c, char name[WIRE_NAME_BYTES_MAX])
+{
+    *c = (struct wire_create){ .what = (enum wire_create_what)random_u32(seed, 1, 4),
+                               .origin = random_u64(seed, 1, UINT64_MAX),
+                               .name = random_name(seed, name),
+                               .spec = random_bytes(seed, SPEC_MESSAGE_BYTES_MAX, 1) };
+    c->owners = random_u32(seed, 1, SHD_OWNERS_MAX);
+    c->consent = random_u64(seed, 0, UINT64_MAX);
+    c->attempt = random_u64(seed, 0, UINT64_MAX);
+    c->spec_at = random_spec_at(seed);
+    c->unit_updates = random_bytes(seed, 8 * SHD_UNITS_MAX / 4, 8); /* beside it */
+    c->one_count = random_u32(seed, 0, 1) == 1;
+    c->owner = random_u32(seed, 0, c->owners - 1);
+}
+
+static void random_digest(uint64_t *seed, struct wire_digest *d)
+{
+    d->model = random_u32(seed, 0, UINT32_MAX);
+    d->tensor = random_u32(seed, 0, SHD_TENSORS_MAX - 1);
+    d->array = random_u32(seed, 0, 2);
+    d->first_leaf = random_u64(seed, 0, UINT64_MAX);
+    d->tensors = random_u32(seed, 0, SHD_TENSORS_MAX);
+}
+
+static struct wire_lease random_lease(uint64_t *seed)
+{
+    return (struct wire_lease){ random_u32(seed, 0, UINT32_MAX),
+                                random_u64(seed, 0, UINT64_MAX),
+                                random_u32(seed, 0, 1) != 0,
+                                random_u32(seed, 0, 1) != 0,
+                                random_u32(seed, 0, SHD_MICROS_MAX - 1),
+                                random_u64(seed, 0, UINT64_MAX),
+                                random_u32(seed, 0, SHD_MICROS_MAX) };
+}
+
+static struct wire_fetch random_fetch(uint64_t *seed)
+{
+    return (struct wire_fetch){ .model = random_u32(seed, 0, UINT32_MAX),
+                                .unit = random_u32(seed, 0, SHD_UNITS_MAX - 1),
+                                .step = random_u64(seed, 0, UINT64_MAX),
+                                .turn = random_u64(seed, 1, UINT64_MAX) };
+}
+
+static struct wire_reset random_reset(uint64_t *seed)
+{
+    return (struct wire_reset){ random_u32(seed, 0, UINT32_MAX), random_u64(seed, 0, UINT64_MAX),
+                                random_u64(seed, 2, UINT64_MAX), random_u32(seed, 0, 1) != 0 };
+}
+
+static struct wire_history random_history(uint64_t *seed)
+{
+    return (struct wire_history){ random_u32(seed, 0, UINT32_MAX), random_u64(seed, 0, UINT64_MAX),
+                                  random_u32(seed, 1, WIRE_ROWS_MAX) };
+}
+
+static struct wire_get random_get(uint64_t *seed)
+{
+    return (struct wire_get){ random_u32(seed, 0, UINT32_MAX),
+                              random_u32(seed, 0, SHD_UNITS_MAX - 1), random_u32(seed, 0, 2) };
+}
+
+static void random_prepare(uint64_t *seed, struct wire_prepare *p)
+{
+    p->model = random_u32(seed, 0, UINT32_MAX);
+    p->step = random_u64(seed, 0, UINT64_MAX);
+    p->attempt = random_u64(seed, 0, UINT64_MAX);
+}
+
+static struct wire_show random_show(uint64_t *seed)
+{
+    return (struct wire_show){ .model = random_u32(seed, 0, UINT32_MAX),
+                               .tensor = random_u32(seed, 0, SHD_TENSORS_MAX - 1),
+                               .array = (enum wire_show_array)random_u32(seed, WIRE_SHOW_PARAM,
+                                                                         WIRE_SHOW_UPDATE),
+                               .first = random_u64(seed, 0, UINT64_MAX),
+                               .elems = random_u64(seed, 1, SHD_MODEL_ELEMS_MAX),
+                               .values = random_u32(seed, 0, 1) == 1 };
+}
+
+static struct wire_set random_set(uint64_t *seed)
+{
+    return (struct wire_set){ random_u32(seed, 0, UINT32_MAX),
+                              random_bytes(seed, SETTINGS_MAX * sizeof(double), sizeof(double)),
+                              random_u64(seed, 0, UINT64_MAX), random_u32(seed, 0, 1) != 0 };
+}
+
+static void random_drop(uint64_t *seed, struct wire_drop *d, char name[WIRE_NAME_BYTES_MAX])
+{
+    *d = (struct wire_drop){ .what = (enum wire_drop_what)random_u32(seed, 1, 4),
+                             .name = random_name(seed, name),
+                             .first = random_u64(seed, 0, UINT64_MAX),
+                             .owners = random_u32(seed, 1, SHD_OWNERS_MAX),
+                             .force = random_u32(seed, 0, 1) == 1 };
+    d->owner = random_u32(seed, 0, d->owners - 1);
+}
+
 struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
                                    char name[WIRE_NAME_BYTES_MAX])
 {
@@ -226,25 +338,13 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
         random_hello(seed, &q.hello, name);
         break;
     case WIRE_OPEN_MODEL:
-        q.open_model.spec = random_bytes(seed, SPEC_MESSAGE_BYTES_MAX, 1);
-        q.open_model.name = random_name(seed, name);
-        q.open_model.origin = random_u64(seed, 0, UINT64_MAX);
-        q.open_model.settled = random_u32(seed, 0, 1) == 1;
-        q.open_model.owners = random_u32(seed, 1, SHD_OWNERS_MAX);
-        q.open_model.owner = random_u32(seed, 0, q.open_model.owners - 1);
-        q.open_model.slots = random_u32(seed, 0, SHD_SLOTS_MAX);
-        q.open_model.spec_at = random_spec_at(seed);
-        q.open_model.spec_apart = random_u32(seed, 0, 1) == 1;
-        q.open_model.one_count = random_u32(seed, 0, 1) == 1;
-        q.open_model.first = random_u64(seed, 0, UINT64_MAX);
+        random_open_model(seed, &q.open_model, name);
         break;
     case WIRE_RETURN:
         random_return(seed, &q.return_grad);
         break;
     case WIRE_PREPARE:
-        q.prepare.model = random_u32(seed, 0, UINT32_MAX);
-        q.prepare.step = random_u64(seed, 0, UINT64_MAX);
-        q.prepare.attempt = random_u64(seed, 0, UINT64_MAX);
+        random_prepare(seed, &q.prepare);
         break;
     case WIRE_COMMIT:
         random_commit(seed, &q.commit);
@@ -253,20 +353,10 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
         q.get_blob.model = random_u32(seed, 0, UINT32_MAX);
         break;
     case WIRE_DIGEST:
-        q.digest.model = random_u32(seed, 0, UINT32_MAX);
-        q.digest.tensor = random_u32(seed, 0, SHD_TENSORS_MAX - 1);
-        q.digest.array = random_u32(seed, 0, 2);
-        q.digest.first_leaf = random_u64(seed, 0, UINT64_MAX);
-        q.digest.tensors = random_u32(seed, 0, SHD_TENSORS_MAX);
+        random_digest(seed, &q.digest);
         break;
     case WIRE_LEASE:
-        q.lease = (struct wire_lease){ random_u32(seed, 0, UINT32_MAX),
-                                       random_u64(seed, 0, UINT64_MAX),
-                                       random_u32(seed, 0, 1) != 0,
-                                       random_u32(seed, 0, 1) != 0,
-                                       random_u32(seed, 0, SHD_MICROS_MAX - 1),
-                                       random_u64(seed, 0, UINT64_MAX),
-                                       random_u32(seed, 0, SHD_MICROS_MAX) };
+        q.lease = random_lease(seed);
         break;
     case WIRE_CHECKPOINT:
         q.checkpoint = (struct wire_checkpoint){ random_u32(seed, 0, UINT32_MAX),
@@ -283,57 +373,23 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
         random_join(seed, &q.join);
         break;
     case WIRE_FETCH:
-        q.fetch = (struct wire_fetch){ .model = random_u32(seed, 0, UINT32_MAX),
-                                       .unit = random_u32(seed, 0, SHD_UNITS_MAX - 1),
-                                       .step = random_u64(seed, 0, UINT64_MAX),
-                                       .turn = random_u64(seed, 1, UINT64_MAX) };
+        q.fetch = random_fetch(seed);
         break;
     case WIRE_HISTORY:
-        q.history = (struct wire_history){ random_u32(seed, 0, UINT32_MAX),
-                                           random_u64(seed, 0, UINT64_MAX),
-                                           random_u32(seed, 1, WIRE_ROWS_MAX) };
+        q.history = random_history(seed);
         break;
     case WIRE_CREATE:
-        q.create = (struct wire_create){ .what = (enum wire_create_what)random_u32(seed, 1, 4),
-                                         .origin = random_u64(seed, 1, UINT64_MAX),
-                                         .name = random_name(seed, name),
-                                         .spec = random_bytes(seed, SPEC_MESSAGE_BYTES_MAX, 1) };
-        q.create.owners = random_u32(seed, 1, SHD_OWNERS_MAX);
-        q.create.consent = random_u64(seed, 0, UINT64_MAX);
-        q.create.attempt = random_u64(seed, 0, UINT64_MAX);
-        q.create.spec_at = random_spec_at(seed);
-        q.create.unit_updates = random_bytes(seed, 8 * SHD_UNITS_MAX / 4, 8); /* beside it */
-        q.create.one_count = random_u32(seed, 0, 1) == 1;
-        q.create.owner = random_u32(seed, 0, q.create.owners - 1);
+        random_create(seed, &q.create, name);
         break;
     case WIRE_PUT:
         q.put = (struct wire_put){ random_u64(seed, 1, UINT64_MAX),
                                    random_u32(seed, 0, SHD_UNITS_MAX - 1) };
         break;
     case WIRE_GET:
-        q.get = (struct wire_get){ random_u32(seed, 0, UINT32_MAX),
-                                   random_u32(seed, 0, SHD_UNITS_MAX - 1), random_u32(seed, 0, 2) };
+        q.get = random_get(seed);
         break;
     case WIRE_RESET:
-        q.reset = (struct wire_reset){ random_u32(seed, 0, UINT32_MAX),
-                                       random_u64(seed, 0, UINT64_MAX),
-                                       random_u64(seed, 2, UINT64_MAX),
-                                       random_u32(seed, 0, 1) != 0 };
-        break;
-    case WIRE_SHOW:
-        q.show = (struct wire_show){ .model = random_u32(seed, 0, UINT32_MAX),
-                                     .tensor = random_u32(seed, 0, SHD_TENSORS_MAX - 1),
-                                     .array = (enum wire_show_array)random_u32(
-                                         seed, WIRE_SHOW_PARAM, WIRE_SHOW_UPDATE),
-                                     .first = random_u64(seed, 0, UINT64_MAX),
-                                     .elems = random_u64(seed, 1, SHD_MODEL_ELEMS_MAX),
-                                     .values = random_u32(seed, 0, 1) == 1 };
-        break;
-    case WIRE_SET:
-        q.set = (struct wire_set){ random_u32(seed, 0, UINT32_MAX),
-                                   random_bytes(seed, SETTINGS_MAX * sizeof(double),
-                                                sizeof(double)),
-                                   random_u64(seed, 0, UINT64_MAX), random_u32(seed, 0, 1) != 0 };
+        q.reset = random_reset(seed);
         break;
     case WIRE_PIN:
         q.pin = (struct wire_pin){ random_u32(seed, 0, UINT32_MAX),
@@ -342,18 +398,19 @@ struct wire_request random_request(uint64_t *seed, enum wire_request_type type,
     case WIRE_UNPIN:
         q.unpin.model = random_u32(seed, 0, UINT32_MAX);
         break;
+    case WIRE_SHOW:
+        q.show = random_show(seed);
+        break;
     case WIRE_DROP:
-        q.drop = (struct wire_drop){ .what = (enum wire_drop_what)random_u32(seed, 1, 4),
-                                     .name = random_name(seed, name),
-                                     .first = random_u64(seed, 0, UINT64_MAX),
-                                     .owners = random_u32(seed, 1, SHD_OWNERS_MAX),
-                                     .force = random_u32(seed, 0, 1) == 1 };
-        q.drop.owner = random_u32(seed, 0, q.drop.owners - 1);
+        random_drop(seed, &q.drop, name);
         break;
     case WIRE_FORK:
         q.fork = (struct wire_fork){ random_u64(seed, 1, UINT64_MAX),
                                      random_u32(seed, 0, UINT32_MAX),
                                      random_u64(seed, 0, UINT64_MAX) };
+        break;
+    case WIRE_SET:
+        q.set = random_set(seed);
         break;
     case WIRE_STATUS:
     case WIRE_DETACH:
@@ -410,6 +467,79 @@ static void random_prepared(uint64_t *seed, struct wire_prepared *p)
         p->decision = random_decision(seed);
 }
 
+static struct wire_leaves random_leaves(uint64_t *seed)
+{
+    return (struct wire_leaves){ .step = random_u64(seed, 0, UINT64_MAX),
+                                 .updates = random_u64(seed, 0, UINT64_MAX),
+                                 .total = random_u64(seed, 0, UINT64_MAX),
+                                 .leaves = random_bytes(seed, WIRE_LEAVES_MAX * 32, 32) };
+}
+
+static void random_checkpointed(uint64_t *seed, struct wire_checkpointed *c)
+{
+    *c = (struct wire_checkpointed){ .step = random_u64(seed, 0, UINT64_MAX),
+                                     .updates = random_u64(seed, 0, UINT64_MAX),
+                                     .bytes = random_u64(seed, 0, UINT64_MAX),
+                                     .has_decision = test_random(seed) % 2 != 0 };
+    c->blob = random_bytes(seed, WIRE_BLOB_BYTES_MAX, 1);
+    c->unit_updates = random_bytes(seed, 8 * SHD_UNITS_MAX / 4, 8); /* beside it */
+    c->settings = random_bytes(seed, 4096, 1);
+    if (c->has_decision)
+        c->decision = random_decision(seed);
+}
+
+static struct wire_created random_created(uint64_t *seed, char name[WIRE_NAME_BYTES_MAX])
+{
+    return (struct wire_created){ (enum wire_created_what)random_u32(seed, 1, 5),
+                                  random_u64(seed, 0, UINT64_MAX),
+                                  random_u64(seed, 0, 1000) * SHD_PAGE_BYTES,
+                                  random_name(seed, name), random_u64(seed, 0, UINT64_MAX) };
+}
+
+static struct wire_got random_got(uint64_t *seed)
+{
+    return (struct wire_got){ random_u64(seed, 0, UINT64_MAX), random_u64(seed, 0, UINT64_MAX),
+                              random_u64(seed, 0, UINT64_MAX),
+                              random_u64(seed, 1, 1000) * SHD_PAGE_BYTES };
+}
+
+static struct wire_committed random_committed(uint64_t *seed)
+{
+    return (struct wire_committed){ .step = random_u64(seed, 0, UINT64_MAX),
+                                    .over = test_random(seed) % 2 != 0,
+                                    .decision = random_decision(seed) };
+}
+
+static struct wire_leased random_leased(uint64_t *seed)
+{
+    return (struct wire_leased){ .step = random_u64(seed, 0, UINT64_MAX),
+                                 .what = (enum wire_leased_what)random_u32(seed, 1, 3),
+                                 .group = random_u32(seed, 0, SHD_MICROS_MAX - 1) };
+}
+
+static struct wire_ring random_ring(uint64_t *seed)
+{
+    return (struct wire_ring){ random_u64(seed, 0, UINT64_MAX), random_u64(seed, 0, UINT64_MAX),
+                               random_u64(seed, 1, 1000) * SHD_PAGE_BYTES };
+}
+
+static struct wire_reset_answer random_reset_answer(uint64_t *seed)
+{
+    return (struct wire_reset_answer){ random_u64(seed, 0, UINT64_MAX),
+                                       random_u64(seed, 0, UINT64_MAX),
+                                       (enum wire_reset_what)random_u32(seed, 1, 3) };
+}
+
+static struct wire_shown random_shown(uint64_t *seed)
+{
+    return (struct wire_shown){ .step = random_u64(seed, 0, UINT64_MAX),
+                                .updates = random_u64(seed, 0, UINT64_MAX),
+                                .of_step = random_u64(seed, 0, UINT64_MAX),
+                                .groups = random_u32(seed, 0, SHD_MICROS_MAX),
+                                .tally = random_bytes(seed, TALLY_BYTES, TALLY_BYTES),
+                                .values = random_bytes(seed, WIRE_VALUES_MAX * sizeof(float), 4) };
+}
+
 struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
                                char name[WIRE_NAME_BYTES_MAX])
 {
@@ -431,19 +561,14 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
         random_prepared(seed, &p.prepared);
         break;
     case WIRE_COMMITTED:
-        p.committed = (struct wire_committed){ .step = random_u64(seed, 0, UINT64_MAX),
-                                               .over = test_random(seed) % 2 != 0,
-                                               .decision = random_decision(seed) };
+        p.committed = random_committed(seed);
         break;
     case WIRE_BLOB:
         p.blob = (struct wire_blob){ random_u64(seed, 0, UINT64_MAX),
                                      random_bytes(seed, WIRE_BLOB_BYTES_MAX, 1) };
         break;
     case WIRE_LEAVES:
-        p.leaves = (struct wire_leaves){ .step = random_u64(seed, 0, UINT64_MAX),
-                                         .updates = random_u64(seed, 0, UINT64_MAX),
-                                         .total = random_u64(seed, 0, UINT64_MAX),
-                                         .leaves = random_bytes(seed, WIRE_LEAVES_MAX * 32, 32) };
+        p.leaves = random_leaves(seed);
         break;
     case WIRE_STATUS_TEXT:
         p.status_text.json = random_bytes(seed, WIRE_FRAME_BYTES_MAX - 1000, 1);
@@ -453,20 +578,10 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
                                          test_random(seed) % 2 != 0 };
         break;
     case WIRE_LEASED:
-        p.leased = (struct wire_leased){ .step = random_u64(seed, 0, UINT64_MAX),
-                                         .what = (enum wire_leased_what)random_u32(seed, 1, 3),
-                                         .group = random_u32(seed, 0, SHD_MICROS_MAX - 1) };
+        p.leased = random_leased(seed);
         break;
     case WIRE_CHECKPOINTED:
-        p.checkpointed = (struct wire_checkpointed){ .step = random_u64(seed, 0, UINT64_MAX),
-                                                     .updates = random_u64(seed, 0, UINT64_MAX),
-                                                     .bytes = random_u64(seed, 0, UINT64_MAX),
-                                                     .has_decision = test_random(seed) % 2 != 0 };
-        p.checkpointed.blob = random_bytes(seed, WIRE_BLOB_BYTES_MAX, 1);
-        p.checkpointed.unit_updates = random_bytes(seed, 8 * SHD_UNITS_MAX / 4, 8); /* beside it */
-        p.checkpointed.settings = random_bytes(seed, 4096, 1);
-        if (p.checkpointed.has_decision)
-            p.checkpointed.decision = random_decision(seed);
+        random_checkpointed(seed, &p.checkpointed);
         break;
     case WIRE_RESTORED:
         p.restored = (struct wire_restored){ random_u64(seed, 0, UINT64_MAX),
@@ -480,35 +595,19 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
         p.rows.rows = random_bytes(seed, WIRE_ROWS_MAX * HISTORY_ROW_BYTES, HISTORY_ROW_BYTES);
         break;
     case WIRE_RESET_ANSWER:
-        p.reset_answer = (struct wire_reset_answer){ random_u64(seed, 0, UINT64_MAX),
-                                                     random_u64(seed, 0, UINT64_MAX),
-                                                     (enum wire_reset_what)random_u32(seed, 1, 3) };
+        p.reset_answer = random_reset_answer(seed);
         break;
     case WIRE_GOT:
-        p.got = (struct wire_got){ random_u64(seed, 0, UINT64_MAX), random_u64(seed, 0, UINT64_MAX),
-                                   random_u64(seed, 0, UINT64_MAX),
-                                   random_u64(seed, 1, 1000) * SHD_PAGE_BYTES };
+        p.got = random_got(seed);
         break;
     case WIRE_CREATED:
-        p.created = (struct wire_created){ (enum wire_created_what)random_u32(seed, 1, 5),
-                                           random_u64(seed, 0, UINT64_MAX),
-                                           random_u64(seed, 0, 1000) * SHD_PAGE_BYTES,
-                                           random_name(seed, name),
-                                           random_u64(seed, 0, UINT64_MAX) };
+        p.created = random_created(seed, name);
         break;
     case WIRE_RING:
-        p.ring = (struct wire_ring){ random_u64(seed, 0, UINT64_MAX),
-                                     random_u64(seed, 0, UINT64_MAX),
-                                     random_u64(seed, 1, 1000) * SHD_PAGE_BYTES };
+        p.ring = random_ring(seed);
         break;
     case WIRE_SHOWN:
-        p.shown = (struct wire_shown){ .step = random_u64(seed, 0, UINT64_MAX),
-                                       .updates = random_u64(seed, 0, UINT64_MAX),
-                                       .of_step = random_u64(seed, 0, UINT64_MAX),
-                                       .groups = random_u32(seed, 0, SHD_MICROS_MAX),
-                                       .tally = random_bytes(seed, TALLY_BYTES, TALLY_BYTES),
-                                       .values = random_bytes(seed, WIRE_VALUES_MAX * sizeof(float),
-                                                              4) };
+        p.shown = random_shown(seed);
         break;
     case WIRE_SET_ANSWER:
         p.set_answer = (struct wire_set_answer){ random_u64(seed, 0, UINT64_MAX),
@@ -542,248 +641,4 @@ struct wire_arena arena_new(size_t bytes)
     if (posix_memalign((void **)&a.base, 16, bytes > 0 ? bytes : 16) != 0)
         abort();
     return a;
-}
-
-static bool same_bytes(struct wire_bytes a, struct wire_bytes b)
-{
-    return a.bytes == b.bytes && (a.bytes == 0 || memcmp(a.data, b.data, a.bytes) == 0);
-}
-
-static bool same_decision(struct decision a, struct decision b)
-{
-    return a.skip == b.skip && a.scale == b.scale && a.lr == b.lr && a.loss_scale == b.loss_scale &&
-           a.good_steps == b.good_steps && a.divisor == b.divisor && a.rate_count == b.rate_count &&
-           memcmp(a.rates, b.rates, a.rate_count * sizeof *a.rates) == 0;
-}
-
-static bool same_metrics(const double *a, uint32_t a_count, const double *b, uint32_t b_count)
-{
-    return a_count == b_count && memcmp(a, b, a_count * sizeof *a) == 0;
-}
-
-static bool same_return(const struct wire_return *a, const struct wire_return *b)
-{
-    return a->model == b->model && a->step == b->step && a->micro == b->micro &&
-           a->unit == b->unit && a->slot == b->slot && a->dtype == b->dtype && a->none == b->none &&
-           a->turn == b->turn && a->attempt == b->attempt &&
-           strcmp(a->metric_names, b->metric_names) == 0 &&
-           same_metrics(a->metrics, a->metric_count, b->metrics, b->metric_count);
-}
-
-static bool same_spec_at(const struct wire_spec_at *a, const struct wire_spec_at *b)
-{
-    return a->ticket == b->ticket && a->bytes == b->bytes && same_bytes(a->sum, b->sum);
-}
-
-bool same_request(const struct wire_request *a, const struct wire_request *b)
-{
-    if (a->seq != b->seq || a->session != b->session || a->type != b->type)
-        return false;
-    switch (a->type) {
-    case WIRE_HELLO:
-        return a->hello.protocol == b->hello.protocol && a->hello.role == b->hello.role &&
-               memcmp(a->hello.token, b->hello.token, WIRE_TOKEN_BYTES) == 0 &&
-               strcmp(a->hello.name, b->hello.name) == 0 && a->hello.rank == b->hello.rank &&
-               a->hello.level == b->hello.level;
-    case WIRE_OPEN_MODEL:
-        return same_bytes(a->open_model.spec, b->open_model.spec) &&
-               strcmp(a->open_model.name, b->open_model.name) == 0 &&
-               a->open_model.owner == b->open_model.owner &&
-               a->open_model.owners == b->open_model.owners &&
-               a->open_model.slots == b->open_model.slots &&
-               a->open_model.origin == b->open_model.origin &&
-               a->open_model.settled == b->open_model.settled &&
-               a->open_model.spec_apart == b->open_model.spec_apart &&
-               a->open_model.one_count == b->open_model.one_count &&
-               a->open_model.first == b->open_model.first &&
-               same_spec_at(&a->open_model.spec_at, &b->open_model.spec_at);
-    case WIRE_RETURN:
-        return same_return(&a->return_grad, &b->return_grad);
-    case WIRE_PREPARE:
-        return a->prepare.model == b->prepare.model && a->prepare.step == b->prepare.step &&
-               a->prepare.attempt == b->prepare.attempt;
-    case WIRE_COMMIT:
-        return a->commit.model == b->commit.model && a->commit.step == b->commit.step &&
-               same_decision(a->commit.decision, b->commit.decision) &&
-               a->commit.has_blob == b->commit.has_blob &&
-               same_bytes(a->commit.blob, b->commit.blob) &&
-               memcmp(&a->commit.norm, &b->commit.norm, sizeof a->commit.norm) == 0;
-    case WIRE_GET_BLOB:
-        return a->get_blob.model == b->get_blob.model;
-    case WIRE_DIGEST:
-        return a->digest.model == b->digest.model && a->digest.tensor == b->digest.tensor &&
-               a->digest.array == b->digest.array && a->digest.first_leaf == b->digest.first_leaf &&
-               a->digest.tensors == b->digest.tensors;
-    case WIRE_LEASE:
-        return a->lease.model == b->lease.model && a->lease.step == b->lease.step &&
-               a->lease.attempt == b->lease.attempt && a->lease.meet == b->lease.meet;
-    case WIRE_CHECKPOINT:
-        return a->checkpoint.model == b->checkpoint.model &&
-               a->checkpoint.step == b->checkpoint.step &&
-               strcmp(a->checkpoint.path, b->checkpoint.path) == 0;
-    case WIRE_DRAIN:
-        return a->drain.off == b->drain.off;
-    case WIRE_JOIN:
-        return a->join.model == b->join.model && a->join.timeout_ms == b->join.timeout_ms &&
-               memcmp(a->join.down, b->join.down, sizeof a->join.down) == 0 &&
-               memcmp(a->join.up, b->join.up, sizeof a->join.up) == 0;
-    case WIRE_FETCH:
-        return a->fetch.model == b->fetch.model && a->fetch.unit == b->fetch.unit &&
-               a->fetch.step == b->fetch.step && a->fetch.turn == b->fetch.turn;
-    case WIRE_HISTORY:
-        return a->history.model == b->history.model && a->history.from == b->history.from &&
-               a->history.count == b->history.count;
-    case WIRE_CREATE:
-        return a->create.what == b->create.what && a->create.origin == b->create.origin &&
-               strcmp(a->create.name, b->create.name) == 0 &&
-               same_bytes(a->create.spec, b->create.spec) && a->create.owner == b->create.owner &&
-               a->create.owners == b->create.owners && a->create.consent == b->create.consent &&
-               a->create.attempt == b->create.attempt &&
-               a->create.one_count == b->create.one_count &&
-               same_spec_at(&a->create.spec_at, &b->create.spec_at) &&
-               same_bytes(a->create.unit_updates, b->create.unit_updates);
-    case WIRE_PUT:
-        return a->put.origin == b->put.origin && a->put.unit == b->put.unit;
-    case WIRE_GET:
-        return a->get.model == b->get.model && a->get.unit == b->get.unit &&
-               a->get.array == b->get.array;
-    case WIRE_RESET:
-        return a->reset.model == b->reset.model && a->reset.step == b->reset.step &&
-               a->reset.attempt == b->reset.attempt && a->reset.agreed == b->reset.agreed;
-    case WIRE_SHOW:
-        return a->show.model == b->show.model && a->show.tensor == b->show.tensor &&
-               a->show.array == b->show.array && a->show.first == b->show.first &&
-               a->show.elems == b->show.elems && a->show.values == b->show.values;
-    case WIRE_SET:
-        return a->set.model == b->set.model && same_bytes(a->set.change, b->set.change) &&
-               a->set.from == b->set.from && a->set.look == b->set.look;
-    case WIRE_RESTORE:
-        return strcmp(a->restore.path, b->restore.path) == 0 &&
-               same_bytes(a->restore.spec, b->restore.spec) &&
-               a->restore.owner == b->restore.owner && a->restore.owners == b->restore.owners &&
-               a->restore.weights == b->restore.weights && a->restore.open == b->restore.open &&
-               a->restore.replace == b->restore.replace &&
-               a->restore.restore_id == b->restore.restore_id &&
-               a->restore.one_count == b->restore.one_count &&
-               same_spec_at(&a->restore.spec_at, &b->restore.spec_at);
-    case WIRE_DROP:
-        return a->drop.what == b->drop.what && strcmp(a->drop.name, b->drop.name) == 0 &&
-               a->drop.first == b->drop.first && a->drop.owner == b->drop.owner &&
-               a->drop.owners == b->drop.owners && a->drop.force == b->drop.force;
-    case WIRE_FORK:
-        return a->fork.origin == b->fork.origin && a->fork.model == b->fork.model &&
-               a->fork.step == b->fork.step;
-    default:
-        return true;
-    }
-}
-
-static bool same_layout(const struct wire_layout *a, const struct wire_layout *b)
-{
-    if (a->model != b->model || a->step != b->step || !same_bytes(a->spec, b->spec) ||
-        a->owner != b->owner || a->owners != b->owners || a->slots != b->slots ||
-        a->slot_bytes != b->slot_bytes || a->segment_count != b->segment_count ||
-        a->origin != b->origin || a->restore_id != b->restore_id || a->twin_pid != b->twin_pid ||
-        a->spec_bytes != b->spec_bytes || a->one_count != b->one_count ||
-        a->instance != b->instance || !same_bytes(a->in, b->in) ||
-        !same_bytes(a->device, b->device))
-        return false;
-    for (uint32_t i = 0; i < a->segment_count; i++)
-        if (a->segments[i].kind != b->segments[i].kind ||
-            a->segments[i].ticket != b->segments[i].ticket ||
-            a->segments[i].bytes != b->segments[i].bytes ||
-            a->segments[i].place != b->segments[i].place)
-            return false;
-    return a->has_decision == b->has_decision &&
-           (!a->has_decision || same_decision(a->decision, b->decision));
-}
-
-static bool same_prepared(const struct wire_prepared *a, const struct wire_prepared *b)
-{
-    return a->step == b->step && a->over == b->over && a->finite == b->finite &&
-           memcmp(a->sum.limb, b->sum.limb, sizeof a->sum.limb) == 0 && b->sum.adds == 0 &&
-           same_metrics(a->metrics, a->metric_count, b->metrics, b->metric_count) &&
-           a->has_decision == b->has_decision && a->reported == b->reported &&
-           same_bytes(a->settings, b->settings) &&
-           (!a->has_decision || same_decision(a->decision, b->decision));
-}
-
-bool same_reply(const struct wire_reply *a, const struct wire_reply *b)
-{
-    if (a->seq != b->seq || a->status != b->status || a->type != b->type ||
-        strcmp(a->text, b->text) != 0 || a->retry_ms != b->retry_ms)
-        return false;
-    switch (a->type) {
-    case WIRE_WELCOME:
-        return a->welcome.session == b->welcome.session &&
-               strcmp(a->welcome.device, b->welcome.device) == 0 &&
-               a->welcome.kept == b->welcome.kept && a->welcome.requests == b->welcome.requests;
-    case WIRE_LAYOUT:
-        return same_layout(&a->layout, &b->layout);
-    case WIRE_PREPARED:
-        return same_prepared(&a->prepared, &b->prepared);
-    case WIRE_COMMITTED:
-        return a->committed.step == b->committed.step && a->committed.over == b->committed.over &&
-               same_decision(a->committed.decision, b->committed.decision);
-    case WIRE_BLOB:
-        return a->blob.step == b->blob.step && same_bytes(a->blob.blob, b->blob.blob);
-    case WIRE_LEAVES:
-        return a->leaves.step == b->leaves.step && a->leaves.updates == b->leaves.updates &&
-               a->leaves.total == b->leaves.total && same_bytes(a->leaves.leaves, b->leaves.leaves);
-    case WIRE_STATUS_TEXT:
-        return same_bytes(a->status_text.json, b->status_text.json);
-    case WIRE_CREDIT:
-        return a->credit.slot == b->credit.slot && a->credit.stale == b->credit.stale;
-    case WIRE_LEASED:
-        return a->leased.step == b->leased.step && a->leased.what == b->leased.what &&
-               a->leased.group == b->leased.group;
-    case WIRE_CHECKPOINTED:
-        return a->checkpointed.step == b->checkpointed.step &&
-               a->checkpointed.updates == b->checkpointed.updates &&
-               a->checkpointed.bytes == b->checkpointed.bytes &&
-               same_bytes(a->checkpointed.blob, b->checkpointed.blob) &&
-               same_bytes(a->checkpointed.unit_updates, b->checkpointed.unit_updates) &&
-               same_bytes(a->checkpointed.settings, b->checkpointed.settings) &&
-               a->checkpointed.has_decision == b->checkpointed.has_decision &&
-               (!a->checkpointed.has_decision ||
-                same_decision(a->checkpointed.decision, b->checkpointed.decision));
-    case WIRE_RESTORED:
-        return a->restored.step == b->restored.step && a->restored.bytes == b->restored.bytes;
-    case WIRE_FETCHED:
-        return a->fetched.step == b->fetched.step;
-    case WIRE_ROWS:
-        return a->rows.next == b->rows.next && same_bytes(a->rows.rows, b->rows.rows);
-    case WIRE_RESET_ANSWER:
-        return a->reset_answer.step == b->reset_answer.step &&
-               a->reset_answer.attempt == b->reset_answer.attempt &&
-               a->reset_answer.what == b->reset_answer.what;
-    case WIRE_GOT:
-        return a->got.step == b->got.step && a->got.updates == b->got.updates &&
-               a->got.ticket == b->got.ticket && a->got.bytes == b->got.bytes;
-    case WIRE_SET_ANSWER:
-        return a->set_answer.from == b->set_answer.from &&
-               same_bytes(a->set_answer.json, b->set_answer.json);
-    case WIRE_RING:
-        return a->ring.requests == b->ring.requests && a->ring.replies == b->ring.replies &&
-               a->ring.bytes == b->ring.bytes;
-    case WIRE_SHOWN:
-        return a->shown.step == b->shown.step && a->shown.updates == b->shown.updates &&
-               a->shown.of_step == b->shown.of_step && a->shown.groups == b->shown.groups &&
-               same_bytes(a->shown.tally, b->shown.tally) &&
-               same_bytes(a->shown.values, b->shown.values);
-    case WIRE_PINNED:
-        return a->pinned.step == b->pinned.step && a->pinned.ticket == b->pinned.ticket &&
-               a->pinned.segment == b->pinned.segment && a->pinned.bytes == b->pinned.bytes;
-    case WIRE_DROPPED:
-        return a->dropped.what == b->dropped.what && a->dropped.instance == b->dropped.instance &&
-               a->dropped.step == b->dropped.step && strcmp(a->dropped.near, b->dropped.near) == 0;
-    case WIRE_FORKED:
-        return a->forked.step == b->forked.step && a->forked.updates == b->forked.updates;
-    case WIRE_CREATED:
-        return a->created.what == b->created.what && a->created.ticket == b->created.ticket &&
-               a->created.bytes == b->created.bytes && strcmp(a->created.by, b->created.by) == 0 &&
-               a->created.consent == b->created.consent;
-    default:
-        return true;
-    }
 }

@@ -1,5 +1,4 @@
-/* What tests of proto/ share: specs as text, connected sockets, random frames and their comparison.
- */
+/* What tests of proto/ share: specs as text, connected sockets, random frames. */
 #ifndef SHD_TESTS_PROTO_UTIL_H
 #define SHD_TESTS_PROTO_UTIL_H
 
@@ -52,10 +51,5 @@ struct wire_reply random_reply(uint64_t *seed, enum wire_reply_type type,
 
 /* An arena of exactly `bytes` bytes of heap, so that a checker sees every byte past its end. */
 struct wire_arena arena_new(size_t bytes);
-
-/* Field by field. */
-bool same_request(const struct wire_request *a, const struct wire_request *b);
-
-bool same_reply(const struct wire_reply *a, const struct wire_reply *b);
 
 #endif

@@ -4,6 +4,7 @@
 #include "proto/base/check.h"
 #include "proto/spec/spec.h"
 #include "shd.pb-c.h"
+#include "tests/lib/proto_same.h"
 #include "tests/lib/proto_util.h"
 #include "tests/lib/test.h"
 
