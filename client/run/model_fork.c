@@ -7,7 +7,6 @@
 #include "client/session/hub.h"
 #include "client/session/session.h"
 #include "client/session/spec_out.h"
-#include "proto/base/sys.h"
 #include "proto/spec/spec_json.h"
 
 /* m's spec under another name, checked as any: *ret_spec and *ret_json are the caller's. */
@@ -51,14 +50,11 @@ int shd_model_fork(shd_model *m, const char *name, uint64_t *ret_step, struct sh
         r = rename_spec(m, name, &spec, &json, e);
     if (r != SHD_OK)
         return r;
-    struct shd_model *fork = sys_calloc(1, sizeof *fork); /* as far as create_model() looks */
+    struct shd_model fork = { .session = m->session, .spec = spec }; /* all that is looked at */
     struct starts starts = { .from = m };
-    r = fork != NULL ? spec_out_init(&out, json, e)
-                     : err_set(e, SHD_ENOMEM, "no memory to fork a model");
+    r = spec_out_init(&out, json, e);
     if (r == SHD_OK) {
-        fork->session = m->session;
-        fork->spec = spec;
-        r = create_model(fork, &out, &starts, e);
+        r = create_model(&fork, &out, &starts, e);
         spec_out_deinit(&out);
     }
     if (r == SHD_ECANCELED)
@@ -67,7 +63,6 @@ int shd_model_fork(shd_model *m, const char *name, uint64_t *ret_step, struct sh
         r = err_set(e, SHD_EEXIST, "model '%s' is open already", name);
     if (r == SHD_OK && ret_step != NULL)
         *ret_step = starts.step;
-    free(fork);
     spec_free(spec);
     free(json);
     return r;

@@ -145,6 +145,19 @@ static const struct op *find_user(const struct op *op, const struct model *m)
     return NULL;
 }
 
+/* A session that trains another model, and has this one open, or had. */
+static const struct session *find_reader(const struct op *op, const struct model *m)
+{
+    const struct session_table *table = op->daemon->sessions;
+    for (uint32_t i = 0; i < table->made; i++) {
+        const struct session *s = &table->items[i];
+        if (s->state == SESSION_OPEN && s != op->session && s->inbox_count > 0 &&
+            session_has_opened(s, model_place(m->handle)))
+            return s;
+    }
+    return NULL;
+}
+
 static int check_unused(struct op *op, const struct model *m)
 {
     char names[170];
@@ -153,6 +166,12 @@ static int check_unused(struct op *op, const struct model *m)
         return err_set(&op->err, SHD_EBUSY,
                        "model '%s' is at step %" PRIu64 " and being trained by %s: end them first",
                        m->ledger->head->name, step, names);
+    const struct session *reader = find_reader(op, m);
+    if (reader != NULL)
+        return err_set(&op->err, SHD_EBUSY,
+                       "model '%s' is read by %.60s (pid %d), which trains another one and would "
+                       "end: end it first",
+                       m->ledger->head->name, reader->name, (int)reader->pid);
     const struct op *user = find_user(op, m);
     if (user == NULL)
         return SHD_OK;

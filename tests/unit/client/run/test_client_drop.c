@@ -172,6 +172,28 @@ TEST(a_reader_is_told_and_can_read_what_it_has_mapped)
     fixture_stop(&daemons);
 }
 
+/* Else a drop would end the training of something else. */
+TEST(who_reads_it_and_trains_another_is_in_the_way)
+{
+    struct shd_err e = { 0 };
+    static const struct pt_model other = { .name = "other", .publish = "f32", .accumulate = 1 };
+    char hex[65];
+    fixture_start(&daemons, 1, NULL);
+    train_toy(1, hex);
+    shd_session *s = attach(PATIENT_MS), *both = attach(PATIENT_MS);
+    shd_model *m, *toy;
+    EXPECT_OK(shd_model_open(both, pt_spec(&other), &m, &e), &e);
+    EXPECT_OK(drop_toy(s, false, &e), &e); /* not yet */
+    train_toy(1, hex);
+    EXPECT_OK(shd_model_attach(both, "toy", &toy, &e), &e);
+    EXPECT_STATUS(drop_toy(s, false, &e), SHD_EBUSY);
+    EXPECT_HAS(e.text, "which trains another one and would end");
+    shd_close(both);
+    EXPECT_OK(drop_toy(s, false, &e), &e);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 TEST(a_checkpoint_is_in_the_way_unless_it_is_forced)
 {
     struct shd_err e = { 0 };
