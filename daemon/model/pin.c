@@ -229,8 +229,9 @@ static void answer_all(struct pin *pin, int status, const struct shd_err *why)
 /* It is of no use to anybody. */
 static void fail(struct pin *pin, int status, const struct shd_err *why)
 {
-    log_warn("op=pin model=%s step=%" PRIu64 " status=%s why=\"%s\"", pin->model->spec->name,
-             pin->step, status_name(status), why->text);
+    log_warn("op=pin model=%s step=%" PRIu64 " status=%s why=\"%s\""
+             " do=\"nothing: training goes on; a reader needs memory as large as publish\"",
+             pin->model->spec->name, pin->step, status_name(status), why->text);
     pin->state = PIN_FAILED;
     pin->answering = true;
     while (pin->holds != NULL) {
