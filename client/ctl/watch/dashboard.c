@@ -25,6 +25,7 @@
 #include "client/ctl/watch/serve.h"
 #include "client/ctl/watch/status_join.h"
 #include "client/ctl/watch/status_node.h"
+#include "client/ctl/watch/tensor_merge.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/page/page.h"
@@ -43,14 +44,16 @@ static const char dashboard_more[] = VERB_WHERE
     "  shardctl dashboard --open\n"
     "  ssh -t -L 8440:127.0.0.1:8440 HOST shardctl dashboard   # another machine's, at localhost\n"
     "\n"
-    "paths: /  the page; /status  {schema, daemons[]} (docs/status.md); /healthz  200 while it "
-    "runs\n"
+    "paths: /  the page; /status  {schema, daemons[]} (docs/status.md); /tensor  of all owners; "
+    "/healthz  200\nwhile it runs\n"
     "\n"
     "exit codes: 0 ended by a signal; 1 no daemon, or no place to listen; 2 wrong command line\n";
 
 struct dashboard {
     struct node node;
-    char *text; /* owned: the last answer; NULL: none yet */
+    const struct serve *serve; /* borrowed */
+    char *tensor;              /* owned: the last answer about one; NULL: none */
+    char *text;                /* owned: the last answer; NULL: none yet */
     uint64_t asked_ns;
 };
 
@@ -112,6 +115,45 @@ static void answer_status(struct dashboard *b, struct serve_answer *a)
                                     .changes = true };
 }
 
+/* "&key=value", or nothing where it was not given. False: it is too long. */
+static bool add_argument(const struct dashboard *b, const char *key, char *query, size_t bytes)
+{
+    const char *value = serve_argument(b->serve, key);
+    size_t used = strlen(query);
+    if (value == NULL)
+        return true;
+    used += (size_t)snprintf(query + used, bytes - used, "&%s=", key);
+    for (; *value != '\0' && used + 4 < bytes; value++)
+        used += (size_t)snprintf(query + used, bytes - used, "%%%02x", (unsigned char)*value);
+    return *value == '\0';
+}
+
+/* Each owner counts its part; their answer is here the one of all. */
+static void answer_tensor(struct dashboard *b, struct serve_answer *a)
+{
+    char query[900] = "";
+    struct shd_err e = { 0 };
+    free(b->tensor);
+    b->tensor = NULL;
+    if (serve_argument(b->serve, "name") == NULL ||
+        !add_argument(b, "model", query, sizeof query) ||
+        !add_argument(b, "name", query, sizeof query) ||
+        !add_argument(b, "array", query, sizeof query)) {
+        *a = serve_text(MHD_HTTP_BAD_REQUEST, "/tensor?name=T: of ?model=M, &array=A\n");
+        return;
+    }
+    node_scan(&b->node, NULL);
+    const int r = tensor_merge_ask(&b->node, query, &b->tensor, &e);
+    *a = (struct serve_answer){ MHD_HTTP_OK, "application/json", b->tensor, 0, .changes = true };
+    if (r != SHD_OK) {
+        b->tensor = strdup(e.text);
+        *a = (struct serve_answer){ r == SHD_ENOENT ? MHD_HTTP_NOT_FOUND
+                                                    : MHD_HTTP_SERVICE_UNAVAILABLE,
+                                    NULL, b->tensor, 0, .changes = true };
+    }
+    a->bytes = b->tensor != NULL ? strlen(b->tensor) : 0;
+}
+
 static void answer(void *ctx, const char *path, struct serve_answer *ret_answer)
 {
     if (strcmp(path, "/") == 0)
@@ -119,6 +161,8 @@ static void answer(void *ctx, const char *path, struct serve_answer *ret_answer)
                                              page_html_bytes, .changes = false };
     else if (strcmp(path, "/status") == 0)
         answer_status(ctx, ret_answer);
+    else if (strcmp(path, "/tensor") == 0)
+        answer_tensor(ctx, ret_answer);
     else if (strcmp(path, "/healthz") == 0)
         *ret_answer = serve_text(MHD_HTTP_OK, "ok\n");
 }
@@ -162,7 +206,7 @@ static int dashboard(struct dashboard_options *o)
     struct dashboard b = { .text = NULL };
     struct serve serve = { .answer = answer,
                            .ctx = &b,
-                           .paths = "there are /, /status and /healthz\n",
+                           .paths = "there are /, /status, /tensor?name=T and /healthz\n",
                            .seen = "names and pids of all workers",
                            .allow_remote = o->allow_remote };
     struct shd_err e = { 0 };
@@ -172,6 +216,7 @@ static int dashboard(struct dashboard_options *o)
     if (opened != CTL_OK)
         return opened;
     b.node.keep_json = true;
+    b.serve = &serve;
     int code = CTL_FAILED;
     if (serve_listen(&serve, o->listen, o->socket, &fd, name, &e) == SHD_OK) {
         snprintf(url, sizeof(url), o->socket != NULL ? "%s" : "http://%s/",
@@ -186,6 +231,7 @@ static int dashboard(struct dashboard_options *o)
     }
     node_close(&b.node);
     free(b.text);
+    free(b.tensor);
     return code;
 }
 

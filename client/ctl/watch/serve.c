@@ -20,6 +20,12 @@ struct serve_answer serve_text(unsigned code, const char *text)
     return (struct serve_answer){ .code = code, .body = text, .bytes = strlen(text) };
 }
 
+const char *serve_argument(const struct serve *s, const char *key)
+{
+    return s->asking != NULL ? MHD_lookup_connection_value(s->asking, MHD_GET_ARGUMENT_KIND, key)
+                             : NULL;
+}
+
 static enum MHD_Result reply(struct MHD_Connection *c, const struct serve_answer *a)
 {
     static const char *const headers[][2] = { { "Content-Security-Policy", PAGE_SECURITY_POLICY },
@@ -73,7 +79,9 @@ static enum MHD_Result handle(void *arg, struct MHD_Connection *c, const char *p
     if (!s->allow_remote && (host == NULL || !listen_host_is_local(host)))
         return reply_text(c, MHD_HTTP_FORBIDDEN,
                           "the Host header does not name this machine: open it as localhost\n");
+    s->asking = c;
     s->answer(s->ctx, path, &a);
+    s->asking = NULL;
     return a.code != 0 ? reply(c, &a) : reply_text(c, MHD_HTTP_NOT_FOUND, s->paths);
 }
 

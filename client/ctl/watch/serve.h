@@ -26,7 +26,11 @@ struct serve {
     const char *paths; /* "there are / and /healthz\n" */
     const char *seen;  /* "names and pids of all workers": what a stranger would see */
     bool allow_remote;
+    void *asking; /* whose request is being answered; NULL: nobody's */
 };
+
+/* While it answers: the value of an argument of the request's, decoded; NULL: it has none. */
+const char *serve_argument(const struct serve *s, const char *key);
 
 /* A text as an answer. */
 struct serve_answer serve_text(unsigned code, const char *text);

@@ -82,6 +82,41 @@ if sys.argv[3] == "grad":
 PY
 done
 
+echo "the dashboard adds the owners' parts"
+shardctl dashboard --socket "$dir/dash" >"$dir/dashboard" 2>&1 &
+dashboard=$!
+for array in param grad update; do
+    run 0 gpt wte.weight --array "$array" --json
+    python3 - "$dir/dash" "$dir/out" "$array" "$limit_s" <<'PY' || fail "$array: /tensor says other numbers: $(cat "$dir/dashboard")"
+import http.client, json, os, socket, sys, time
+
+def ask(path):
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(sys.argv[1])
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+end = time.monotonic() + float(sys.argv[4])
+while not os.path.exists(sys.argv[1]) and time.monotonic() < end:
+    time.sleep(0.05)
+want = json.load(open(sys.argv[2]))
+status, text = ask("/tensor?model=gpt&name=wte.weight&array=" + sys.argv[3])
+assert status == 200, (status, text)
+got = json.loads(text)
+assert got["owners"] == 3 and "owner" not in got and "tally" not in got, got
+for key in ("model", "tensor", "array", "step", "updates", "elems", "zeros", "nan", "inf", "min", "max", "mean", "rms"):
+    assert got[key] == want[key], (key, got, want)
+assert sys.argv[3] != "update" or got["update_ratio"] == want["update_ratio"]
+for path, wanted in (("/tensor", 400), ("/tensor?name=x", 404), ("/tensor?name=%26&model=gpt", 404),
+                     ("/tensor?name=" + "x" * 400, 400), ("/tensor?name=wte.weight&model=no", 404)):
+    assert ask(path)[0] == wanted, (path, ask(path))
+PY
+done
+kill "$dashboard"
+wait "$dashboard" || fail "the dashboard ended with $?"
+
 echo "slices"
 run 0 wte.weight --slice 3:5,30:
 [ "$(grep -cE '^  [34]: \S+ \S+$' "$dir/out")" = 2 ] || fail "not two rows of two"
