@@ -90,6 +90,8 @@ new_box() {
     mkdir -p "$box_root/etc/systemd/system/multi-user.target.wants" # where units are enabled
     # Of containers: no service may be touched, no document installed.
     rm -f "$box_root/usr/sbin/policy-rc.d" "$box_root"/etc/dpkg/dpkg.cfg.d/*
+    # man finds a page without its index of all that this machine has, which each dpkg would make anew.
+    rm -f "$box_root/var/lib/man-db/auto-update"
     mkdir "$box_root/opt/test"
     cp "${debs[@]}" "$box_root/opt/test"
     box_start box.target
