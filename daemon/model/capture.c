@@ -27,6 +27,12 @@ void capture_forget_session(struct model *m, const struct session *s)
     pins_forget_session(m, s);
 }
 
+bool capture_is_idle(const struct model *m)
+{
+    struct pin_shown pins[PINS_MAX];
+    return m->checkpoint == NULL && pins_show(m, pins) == 0;
+}
+
 void capture_free(struct model *m)
 {
     checkpoint_free(m->checkpoint);

@@ -4,6 +4,7 @@
 #ifndef SHD_CAPTURE_H
 #define SHD_CAPTURE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/base/status.h"
@@ -23,7 +24,10 @@ void capture_retry(struct model *m);
 
 void capture_forget_session(struct model *m, const struct session *s);
 
-/* At shutdown, when no work runs any more. */
+/* Nothing is captured, and nobody has what was. */
+bool capture_is_idle(const struct model *m);
+
+/* At shutdown, or when it is idle: when no work runs any more. */
 void capture_free(struct model *m);
 
 #endif

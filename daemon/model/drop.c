@@ -10,6 +10,7 @@
 #include "daemon/core/ledger.h"
 #include "daemon/core/step.h"
 #include "daemon/model/adopt.h"
+#include "daemon/model/capture.h"
 #include "daemon/model/create.h"
 #include "daemon/model/drain.h"
 #include "daemon/model/inbox.h"
@@ -283,6 +284,7 @@ static void forget(struct session *s, struct model *m, uint32_t place)
     session_ticket_forget(d, s->id, m->board_segment.fd);
     session_ticket_forget(d, s->id, m->json.segment.fd);
     put_unclaim(m);
+    capture_forget_session(m, s);
     links_let_go(s, m);
     inbox_let_go(s, m);
     session_closed(s, place);

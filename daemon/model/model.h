@@ -70,6 +70,7 @@ struct model_waits {    /* requests, to be tried again */
 struct model_use {
     struct drop *drop;    /* borrowed: nobody opens it now (drop.h); NULL: who likes */
     bool dropped;         /* nothing is begun for it any more */
+    uint32_t shows;       /* that count something of it now */
     uint32_t inboxes;     /* of all sessions, those included that are being closed */
     uint64_t inbox_bytes; /* of all sessions, now */
 };

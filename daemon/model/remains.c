@@ -8,7 +8,7 @@
 
 #include "daemon/base/state.h"
 #include "daemon/base/task.h"
-#include "daemon/model/checkpoint.h"
+#include "daemon/model/capture.h"
 #include "daemon/model/inbox.h"
 #include "daemon/model/model.h"
 #include "daemon/model/open.h"
@@ -105,9 +105,9 @@ static bool has_requests(const struct model *m)
 
 static bool is_idle(struct model *m)
 {
-    checkpoint_retry(m);
-    return !has_requests(m) && m->checkpoint == NULL && m->use.inboxes == 0 && spill_is_idle(m) &&
-           spare_is_idle(m) && m->daemon->open->found != m;
+    capture_retry(m);
+    return !has_requests(m) && capture_is_idle(m) && m->use.shows == 0 && m->use.inboxes == 0 &&
+           spill_is_idle(m) && spare_is_idle(m) && m->daemon->open->found != m;
 }
 
 /* -- Freeing ------------------------------------------------------------------------------------
@@ -137,6 +137,7 @@ static void begin_freeing(struct remains *r)
         return; /* remains_free() */
     r->state = REMAINS_FREEING;
     put_free(r->model);
+    capture_free(r->model);
     spill_deinit(r->model);
     r->work.data = r;
     uv_queue_work(d->loop, &r->work, free_model, model_freed);
@@ -193,7 +194,7 @@ void remains_free(struct remains *r)
     if (r == NULL)
         return;
     if (r->model != NULL) {
-        checkpoint_free(r->model->checkpoint);
+        capture_free(r->model);
         put_free(r->model);
         spill_deinit(r->model);
         model_free(r->model);

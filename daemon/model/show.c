@@ -129,6 +129,7 @@ static uint64_t head_of(const struct show *show)
 
 static void finish(struct show *show, int status)
 {
+    show->ask.model->use.shows--;
     show->done.fn(show->done.ctx, status, &show->err);
 }
 
@@ -267,6 +268,7 @@ int show_begin(const struct show_ask *ask, const struct show_done *done, struct 
     show->shown.of_step = now.of_step;
     show->shown.groups = now.groups;
     r = elems > 0 ? queue_piece(show, e) : SHD_OK;
+    ask->model->use.shows += r == SHD_PENDING;
     if (r == SHD_OK || r == SHD_PENDING)
         *ret_show = show;
     else

@@ -164,7 +164,9 @@ static void over(void *ctx, int status, const struct shd_err *e)
         uv_timer_start(&t->retry, tried, RETRY_MS, /* repeat= */ 0);
         return;
     }
-    if (status == SHD_OK && m != NULL) {
+    if (m == NULL && status == SHD_OK)
+        status = err_set(&why, SHD_ENOENT, "model '%.100s' was dropped", t->question.model);
+    if (status == SHD_OK) {
         json_t *o = answer_json(&t->question, m, shown_of(t->show));
         json = o != NULL ? json_dumps(o, JSON_COMPACT) : NULL;
         json_decref(o);

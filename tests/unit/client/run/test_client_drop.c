@@ -7,6 +7,7 @@
 #include "client/session/hub.h"
 #include "client/session/round.h"
 #include "client/session/session.h"
+#include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
 
 #define TOY   toy_spec("f32", TOY_ADAMW)
@@ -166,6 +167,51 @@ TEST(a_reader_is_told_and_can_read_what_it_has_mapped)
     EXPECT_STATUS(shd_digest(m, hex, &step, &e), SHD_ENOENT);
     EXPECT_HAS(e.text, "model 'toy' was dropped by test (pid ");
     EXPECT(memcmp(before, params, sizeof before) == 0);
+    shd_close(reader);
+    train_toy(1, hex);
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
+/* Two pins, one of them who drops the model has, and one that is waited for: their memory goes with
+ * the model, what a reader has mapped it keeps. */
+TEST(what_is_pinned_of_it_goes_too)
+{
+    struct shd_err e = { 0 };
+    char hex[65];
+    uint64_t step;
+    shd_model *m, *own;
+    fixture_start(&daemons, 2, NULL);
+    train_toy(1, hex);
+    shd_session *s = attach(PATIENT_MS), *reader = attach(PATIENT_MS);
+    EXPECT_OK(shd_model_attach(reader, "toy", &m, &e), &e);
+    EXPECT_OK(shd_pin(m, NULL, &step, &e), &e);
+    EXPECT_EQ(step, 1);
+    const pid_t pid = test_fork();
+    if (pid == 0) {
+        const struct shd_pin_options later = { .size = sizeof later, .step = 100 };
+        shd_session *third = attach(PATIENT_MS);
+        shd_model *toy;
+        CHECK(shd_model_attach(third, "toy", &toy, &e) == SHD_OK);
+        const int r = shd_pin(toy, &later, NULL, &e);
+        if (r != SHD_ENOENT || strstr(e.text, "was dropped") == NULL)
+            fprintf(stderr, "%d: %s\n", r, e.text);
+        _exit(r == SHD_ENOENT ? 0 : 1);
+    }
+    EXPECT_SOON(shows(1, "/status", "\"step\":100"));
+    EXPECT_OK(shd_model_attach(s, "toy", &own, &e), &e);
+    EXPECT_OK(shd_pin(own, NULL, NULL, &e), &e);
+    shd_model_close(own);
+    float before[64];
+    memcpy(before, shd_pinned(m, 1), sizeof before);
+    EXPECT_OK(drop_toy(s, false, &e), &e);
+    EXPECT(memcmp(before, shd_pinned(m, 1), sizeof before) == 0);
+    for (int i = 0; i < 2; i++)
+        EXPECT_SOON(count_segment_maps(daemons.pids[i]) == 0);
+    int status;
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    EXPECT_STATUS(shd_pin(m, NULL, NULL, &e), SHD_ENOENT);
     shd_close(reader);
     train_toy(1, hex);
     shd_close(s);
