@@ -202,7 +202,7 @@ static int verb_unknown(const char *name)
     const char *names[ARRAY_SIZE(verbs)];
     for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
         names[i] = verbs[i].name;
-    char near[160];
+    char near[256];
     ctl_say("unknown verb '%s'%s", name,
             suggest(name + strspn(name, "-"), names, ARRAY_SIZE(names), "", near, sizeof(near)));
     return ctl_usage("`shardctl --help` explains");

@@ -32,38 +32,15 @@ static uint64_t disturbances(void)
 }
 
 /* choice[] is touched by the leader alone: what is done in its place is shorter than a chunk. */
-static struct timed_range timed_begin(struct timed *t, uint32_t work, bool leader, uint64_t elems)
+void timed_turn(struct timed *t, struct timed_range *r)
 {
-    CHECK(work < TIMED_WORKS);
-    const uint8_t taken = atomic_load_explicit(&t->taken[work], memory_order_relaxed);
-    struct timed_range r = { .isa = t->isa[taken], .work = work };
-    if (t->isa[CHOICE_OTHER] == NULL || !leader || elems != KERN_CHUNK_ELEMS ||
-        choice_over(&t->choice[work]))
-        return r;
-    r.isa = t->isa[choice_turn(&t->choice[work])];
-    r.counts = true;
-    r.disturbances = disturbances();
-    r.start_ns = clock_now_ns();
-    return r;
-}
-
-static uint32_t dtype_index(enum shd_dtype dtype)
-{
-    return (uint32_t)dtype - SHD_F32;
-}
-
-struct timed_range timed_update(struct timed *t, const struct kern_update *a, bool leader,
-                                uint64_t elems)
-{
-    const uint32_t kind = (uint32_t)a->kind - SPEC_ADAMW;
-    return timed_begin(t, kind * TIMED_DTYPES + dtype_index(a->publish_dtype), leader, elems);
-}
-
-struct timed_range timed_accumulate(struct timed *t, const struct kern_accumulate *a, bool leader,
-                                    uint64_t elems)
-{
-    const uint32_t how = (a->first ? 2u : 0u) + (a->sum != NULL ? 1u : 0u);
-    return timed_begin(t, TIMED_UPDATES + dtype_index(a->grad_dtype) * 4 + how, leader, elems);
+    CHECK(r->work < TIMED_WORKS);
+    if (choice_over(&t->choice[r->work]))
+        return;
+    r->isa = t->isa[choice_turn(&t->choice[r->work])];
+    r->counts = true;
+    r->disturbances = disturbances();
+    r->start_ns = clock_now_ns();
 }
 
 /* As people call it: "adamw bf16" for an update that publishes so, "accumulate f32 first sum". */
@@ -104,10 +81,8 @@ static void settle(struct timed *t, uint32_t work)
     atomic_store_explicit(&t->made_count, at + 1, memory_order_release);
 }
 
-void timed_end(struct timed *t, const struct timed_range *r)
+void timed_take(struct timed *t, const struct timed_range *r)
 {
-    if (!r->counts)
-        return;
     const uint64_t ns = clock_now_ns() - r->start_ns;
     struct choice *c = &t->choice[r->work];
     if (disturbances() == r->disturbances)

@@ -43,13 +43,46 @@ struct timed_range {
  * SHD_ENOTSUP: as cpu_isa_find(). */
 int timed_init(struct timed *t, const char *isa, struct shd_err *e);
 
-/* elems of this work are about to be done. leader: on its thread, or in its place. */
-struct timed_range timed_update(struct timed *t, const struct kern_update *a, bool leader,
-                                uint64_t elems);
-struct timed_range timed_accumulate(struct timed *t, const struct kern_accumulate *a, bool leader,
-                                    uint64_t elems);
+/* A whole chunk of the leader's, while the work may be timed: by the set whose turn it is. And it
+ * is done. */
+void timed_turn(struct timed *t, struct timed_range *r);
+void timed_take(struct timed *t, const struct timed_range *r);
 
-/* They are done. */
-void timed_end(struct timed *t, const struct timed_range *r);
+/* elems of work r.work are about to be done. leader: on its thread, or in its place. Here, for most
+ * have nothing to do with timing. */
+static inline struct timed_range timed_begin(struct timed *t, uint32_t work, bool leader,
+                                             uint64_t elems)
+{
+    const uint8_t taken = atomic_load_explicit(&t->taken[work], memory_order_relaxed);
+    struct timed_range r = { .isa = t->isa[taken], .work = work };
+    if (leader && elems == KERN_CHUNK_ELEMS && t->isa[CHOICE_OTHER] != NULL)
+        timed_turn(t, &r);
+    return r;
+}
+
+static inline uint32_t timed_dtype(enum shd_dtype dtype)
+{
+    return (uint32_t)dtype - SHD_F32;
+}
+
+static inline struct timed_range timed_update(struct timed *t, const struct kern_update *a,
+                                              bool leader, uint64_t elems)
+{
+    const uint32_t kind = (uint32_t)a->kind - SPEC_ADAMW;
+    return timed_begin(t, kind * TIMED_DTYPES + timed_dtype(a->publish_dtype), leader, elems);
+}
+
+static inline struct timed_range timed_accumulate(struct timed *t, const struct kern_accumulate *a,
+                                                  bool leader, uint64_t elems)
+{
+    const uint32_t how = (a->first ? 2u : 0u) + (a->sum != NULL ? 1u : 0u);
+    return timed_begin(t, TIMED_UPDATES + timed_dtype(a->grad_dtype) * 4 + how, leader, elems);
+}
+
+static inline void timed_end(struct timed *t, const struct timed_range *r)
+{
+    if (r->counts)
+        timed_take(t, r);
+}
 
 #endif
