@@ -9,6 +9,7 @@
 #include "client/paths/nccl_join.h"
 #include "client/paths/path.h"
 #include "client/paths/whole.h"
+#include "client/plan/plan_cost.h"
 #include "client/run/grads.h"
 #include "client/session/session.h"
 #include "proto/base/check.h"
