@@ -544,7 +544,7 @@ int pin_take(struct op *op)
     int r = replace_waiting(op);
     if (r == SHD_OK)
         r = take(op, &pin, &h);
-    if (r != SHD_OK)
+    if (h == NULL)
         return r;
     h->op = op;
     advance(pin);
