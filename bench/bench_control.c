@@ -213,7 +213,7 @@ static int peer_hello(struct bench *b, struct peer *p, struct shd_err *e)
         return err_set(e, SHD_EIO, "connect to '%s': %s", path, zmq_strerror(zmq_errno()));
     struct wire_request hello = { .type = WIRE_HELLO };
     hello.hello = (struct wire_hello){ .protocol = SHD_PROTOCOL,
-                                       .role = WIRE_READER,
+                                       .role = WIRE_TRAINER,
                                        .name = "bench_control" };
     memcpy(hello.hello.token, welcome.token, SHD_TOKEN_BYTES);
     struct wire_reply reply = { 0 };

@@ -343,7 +343,7 @@ int shd_pin(shd_model *m, const struct shd_pin_options *options, uint64_t *ret_s
         r = take_options(options, &o, e);
     if (r == SHD_OK && m->map->pinned == NULL)
         r = pinned_new(m, e);
-    if (r != SHD_OK)
+    if (r != SHD_OK || m->map->pinned == NULL)
         return r;
     struct pinned *p = m->map->pinned;
     const uint64_t start_ns = clock_now_ns();
