@@ -107,7 +107,7 @@ static int look(const struct show_ask *ask, struct shown *ret_now, struct shd_er
 static int check_unmoved(const struct show *show, struct shd_err *e)
 {
     const struct shown *before = &show->shown;
-    struct shown now;
+    struct shown now = { 0 };
     const int r = look(&show->ask, &now, e);
     if (r == SHD_OK && now.step == before->step && now.of_step == before->of_step &&
         now.groups == before->groups)
