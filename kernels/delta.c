@@ -51,11 +51,12 @@ static double step_of(const struct delta *d, uint64_t i)
 {
     const struct kern_rates *c = &d->rule->rates;
     const double m = (double)d->m[i], rate = (double)c->rate;
+    const double root = d->v != NULL ? sqrt((double)d->v[i]) : 0; /* who uses it has v */
     switch (d->rule->kind) {
     case SPEC_ADAMW:
-        return -rate * (m / (sqrt((double)d->v[i]) * (double)c->unbias + (double)c->eps));
+        return -rate * (m / (root * (double)c->unbias + (double)c->eps));
     case SPEC_ADAMW_TORCH:
-        return rate * (m / (sqrt((double)d->v[i]) / (double)c->unbias + (double)c->eps));
+        return rate * (m / (root / (double)c->unbias + (double)c->eps));
     case SPEC_SGD:
         return -rate * m;
     case SPEC_SGD_TORCH:

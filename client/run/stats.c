@@ -7,7 +7,8 @@
 #include "client/session/session.h"
 #include "proto/base/check.h"
 
-_Static_assert(SHD_STATS_BINS == TALLY_BINS && TALLY_EXP_MIN == -149, "shd.h says what bins are");
+_Static_assert(SHD_STATS_BINS == TALLY_BINS && TALLY_EXP_MIN + 149 == 0,
+               "shd.h says what bins are");
 _Static_assert(SHD_VALUES_MAX == WIRE_VALUES_MAX, "shd.h says what a reply has room for");
 _Static_assert(SHD_GRADIENT == (int)WIRE_SHOW_GRAD && SHD_UPDATE == (int)WIRE_SHOW_UPDATE,
                "arrays have one number");
@@ -42,7 +43,7 @@ int shd_tensor_stats(shd_model *m, const char *name, enum shd_array array,
                      struct shd_tensor_stats *ret_stats, struct shd_err *e)
 {
     struct path_show ask = { .array = (enum wire_show_array)array };
-    struct path_shown shown;
+    struct path_shown shown = { 0 };
     int r = sized_check(ret_stats, sizeof *ret_stats, "shd_tensor_stats", e);
     if (r == SHD_OK)
         r = show(m, name, &ask, &shown, e);
@@ -77,7 +78,7 @@ int shd_tensor_values(shd_model *m, const char *name, enum shd_array array, uint
     struct path_show ask = {
         .array = (enum wire_show_array)array, .first = first, .elems = elems, .values = ret_values
     };
-    struct path_shown shown;
+    struct path_shown shown = { 0 };
     if (elems == 0 || elems > SHD_VALUES_MAX)
         return err_set(e, SHD_ERANGE, "%" PRIu64 " elements, must be 1 to %d", elems,
                        SHD_VALUES_MAX);

@@ -166,7 +166,7 @@ static void over(void *ctx, int status, const struct shd_err *e)
     }
     if (m == NULL && status == SHD_OK)
         status = err_set(&why, SHD_ENOENT, "model '%.100s' was dropped", t->question.model);
-    if (status == SHD_OK) {
+    if (status == SHD_OK && m != NULL) {
         json_t *o = answer_json(&t->question, m, shown_of(t->show));
         json = o != NULL ? json_dumps(o, JSON_COMPACT) : NULL;
         json_decref(o);
