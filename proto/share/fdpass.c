@@ -338,9 +338,13 @@ int side_recv(int fd, int timeout_ms, struct side_msg *ret_msg, int *ret_fd, str
                         .msg_controllen = sizeof control.bytes };
     ssize_t n;
     const int look = timeout_ms == 0 ? MSG_DONTWAIT : 0;
-    do /* MSG_TRUNC: the real size, also of a message that is too long */
+    bool reset = false, again;
+    do { /* MSG_TRUNC: the real size, also of a message that is too long */
         n = recvmsg(fd, &h, MSG_CMSG_CLOEXEC | MSG_TRUNC | look);
-    while (n < 0 && errno == EINTR);
+        /* That a peer has gone without reading all is said before what it had sent. */
+        again = n < 0 && (errno == EINTR || (errno == ECONNRESET && !reset));
+        reset = reset || (n < 0 && errno == ECONNRESET);
+    } while (again);
     if (n < 0)
         return recv_failed(e);
 

@@ -217,6 +217,24 @@ TEST(hang_up_is_gone_in_both_directions)
     close(fds[1]);
 }
 
+/* Linux says that it was reset before it hands out what was sent. */
+TEST(last_words_of_who_left_without_reading_all_are_heard)
+{
+    for (int timeout_ms = 0; timeout_ms <= 1000; timeout_ms += 1000) {
+        int fds[2], got;
+        struct shd_err e;
+        struct side_msg wake = msg_of(SIDE_WAKE), m = msg_of(SIDE_CLAIM);
+        pair_new(fds);
+        EXPECT_OK(side_send(fds[1], &wake, -1, &e), &e);
+        EXPECT_OK(side_send(fds[0], &m, -1, &e), &e);
+        close(fds[0]);
+        EXPECT_OK(side_recv(fds[1], timeout_ms, &m, &got, &e), &e);
+        EXPECT_EQ(m.type, SIDE_CLAIM);
+        EXPECT_STATUS(side_recv(fds[1], timeout_ms, &m, &got, &e), SHD_EGONE);
+        close(fds[1]);
+    }
+}
+
 TEST(killed_process_hangs_up)
 {
     int fds[2], got;
