@@ -353,7 +353,8 @@ static void dispatch(struct sim *s, const struct sim_event *event)
         on_fault(s);
         return;
     case EV_SET:
-        sim_set_event(s); /* the next one */
+        if (s->now_ns >= s->daemon[0].stalled_until_ns) /* else this one comes again */
+            sim_set_event(s);                           /* the next one */
         to_daemon(s, event);
         return;
     case EV_MSG:
