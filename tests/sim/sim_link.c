@@ -205,12 +205,15 @@ void sim_link_hung_up(struct sim *s, struct sim_worker *w, uint32_t owner)
 /* -- Replies ------------------------------------------------------------------------------------
  */
 
-/* again: Prepare may be served again, and its step be decided by then. */
+/* again: Prepare may be served again, for a reply with settings is too long to be kept, and its
+ * step be decided or over by then. Who has heard the first one does not look at the second. */
 static uint64_t reply_hash(const struct sim_reply *r, bool again)
 {
+    if (r->kind == SIM_PREPARE && again)
+        return sim_mix((uint64_t)r->kind, 0);
     uint64_t h = sim_mix((uint64_t)r->kind << 32 | (uint32_t)r->status, r->step);
     h = sim_mix(h, (uint64_t)r->stale << 40 | (uint64_t)r->lease << 32 | r->group);
-    if (r->kind == SIM_PREPARE && !again)
+    if (r->kind == SIM_PREPARE)
         h = sim_mix(h, (uint64_t)r->prepared.has_decision << 2 | (uint64_t)r->prepared.over << 1 |
                            r->prepared.finite);
     if (r->kind == SIM_COMMIT)
