@@ -218,6 +218,35 @@ TEST(what_is_pinned_of_it_goes_too)
     fixture_stop(&daemons);
 }
 
+/* Pieces of a large tensor are being copied and counted, for /tensor, when its model goes. */
+TEST(what_is_counted_of_it_for_the_status_socket_is_waited_for)
+{
+    static const char large[] = "{\"name\":\"large\",\"micro_batches\":1,\"optimizer\":{\"kind\":"
+                                "\"sgd\"},\"units\":[{\"name\":"
+                                "\"u\",\"tensors\":[{\"name\":\"w\",\"shape\":[8388608]}]}]}";
+    struct shd_err e = { 0 };
+    int status;
+    fixture_start(&daemons, 1, NULL);
+    shd_session *s = attach(PATIENT_MS);
+    for (long round = 0; round < 4; round++) {
+        shd_model *m;
+        EXPECT_OK(shd_model_open(s, large, &m, &e), &e);
+        shd_model_close(m);
+        const pid_t pid = test_fork();
+        if (pid == 0) {
+            struct http_reply r = http_get(&daemons, 0, "/tensor?model=large&name=w");
+            _exit(r.code == 200 || r.code == 404 ? 0 : 1);
+        }
+        sleep_ms(10 + 10 * round);
+        EXPECT_OK(shd_model_drop(s, "large", NULL, &e), &e);
+        EXPECT_EQ(waitpid(pid, &status, 0), pid);
+        EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        EXPECT_SOON(count_segment_maps(daemons.pids[0]) == 0);
+    }
+    shd_close(s);
+    fixture_stop(&daemons);
+}
+
 /* Else a drop would end the training of something else. */
 TEST(who_reads_it_and_trains_another_is_in_the_way)
 {
