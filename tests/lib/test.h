@@ -4,6 +4,9 @@
  * lists them. A failed EXPECT prints file, line and values, and ends that test as failed; SKIP()
  * ends it visibly as skipped. The exit code is 0 only when nothing failed and something ran
  * (77, which ctest reports as skipped, when every test skipped).
+ *
+ * Tests run in a child, up to one that fails, is skipped, or ends the process; the rest in another,
+ * which has nothing of what that one left. A test that is run alone is the program itself.
  */
 #ifndef SHD_TEST_H
 #define SHD_TEST_H
@@ -157,10 +160,8 @@ uint64_t test_seed(uint64_t usual);
  * run. */
 extern const char *const *test_only;
 
-/* A test before this one failed or was skipped: what it had is still allocated. */
-extern bool test_leaves_memory;
-
-/* Called after a test that failed or was skipped: ends what it started and did not come to end. */
+/* Called in the process of a test that failed or was skipped: ends what it started and did not come
+ * to end. */
 extern void (*test_clean_up)(void);
 
 int test_run_all(int argc, char **argv);
