@@ -12,6 +12,7 @@
 #include "proto/share/owner_bytes.h"
 #include "tests/cuda/hand_worker.h"
 #include "tests/cuda/shim_cuda.h"
+#include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
 
 #define STEPS 5u
@@ -70,9 +71,7 @@ static void use_devices(const char *const *devices, uint32_t owners)
 
 static void await_worker(pid_t pid)
 {
-    int status = 0;
-    EXPECT_EQ(waitpid(pid, &status, 0), pid);
-    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    expect_well(pid);
     EXPECT(shared->digest.bytes > 0);
 }
 
@@ -258,12 +257,10 @@ static void daemons_fail(const char *spec)
 
 static void only_ask(uint32_t asks)
 {
-    int status = 0;
     struct hand_job job = job_of(adamw, one_gpu, 1);
     job.asks = asks;
     const pid_t pid = hand_fork(&job);
-    EXPECT_EQ(waitpid(pid, &status, 0), pid);
-    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    expect_well(pid);
 }
 
 TEST(no_device_memory_is_an_error_to_who_asked)

@@ -4,6 +4,7 @@
 
 #include "proto/spec/spec_json.h"
 #include "tests/cuda/hand_worker.h"
+#include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
 
 static struct fixture daemons;
@@ -152,10 +153,8 @@ static pid_t start(void (*run)(void))
 
 static void in_child(void (*run)(void))
 {
-    int status = 0;
     const pid_t pid = start(run);
-    EXPECT_EQ(waitpid(pid, &status, 0), pid);
-    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    expect_well(pid);
 }
 
 TEST(wrong_requests_are_refused_with_their_values)
@@ -226,14 +225,12 @@ TEST(a_daemon_ends_whatever_is_under_way)
     under_way = mmap(NULL, sizeof *under_way, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
                      -1, 0);
     CHECK(under_way != MAP_FAILED);
-    int status = 0;
     const pid_t pid = start(left_waiting);
     while (*under_way == 0)
         sleep_ms(1);
     expect_join_shown(pid);
     fixture_stop(&daemons);
-    EXPECT_EQ(waitpid(pid, &status, 0), pid);
-    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    expect_well(pid);
     munmap((void *)under_way, sizeof *under_way);
 }
 

@@ -4,10 +4,12 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/ptrace.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "proto/base/check.h"
+#include "tests/lib/test.h"
 
 pid_t test_fork(void)
 {
@@ -17,6 +19,14 @@ pid_t test_fork(void)
     if (pid == 0)
         prctl(PR_SET_PDEATHSIG, SIGKILL);
     return pid;
+}
+
+void expect_well(pid_t pid)
+{
+    int status;
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+        FAIL("process %d: status %#x", (int)pid, (unsigned)status);
 }
 
 __attribute__((no_sanitize("address", "undefined"))) bool

@@ -35,6 +35,9 @@ pid_t test_fork(void);
         }                                               \
     } while (0)
 
+/* Wait for a child: the test fails unless it ends with exit code 0. */
+void expect_well(pid_t pid);
+
 #define NO_PTRACE 77 /* exit code of a child that may not be traced */
 
 /* memcmp() by words; AddressSanitizer's, by bytes, would take most of the test's time. */

@@ -12,6 +12,7 @@
 #include "client/paths/map.h"
 #include "proto/base/sys.h"
 #include "proto/files/ckpt.h"
+#include "tests/lib/child.h"
 
 struct fixture daemons;
 
@@ -99,6 +100,35 @@ void train_steps(shd_model *m, uint32_t steps)
     struct shd_err e = { 0 };
     for (uint32_t k = 0; k < steps; k++)
         EXPECT_OK(toy_step(m, toy_all_micros, TOY_MICROS, NULL, &e), &e);
+}
+
+void trainer_run(const char *spec, uint32_t rank, uint32_t workers, uint64_t steps)
+{
+    shd_session *s;
+    shd_model *m;
+    struct shd_err e = { 0 };
+    struct shd_result result = { .size = sizeof result };
+    uint32_t micros[TOY_MICROS], count = 0;
+    for (uint32_t micro = rank; micro < TOY_MICROS; micro += workers)
+        micros[count++] = micro;
+    int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
+    if (r == SHD_OK)
+        r = shd_model_open(s, spec, &m, &e);
+    while (r == SHD_OK && shd_step(m) < steps)
+        r = toy_step(m, micros, count, &result, &e);
+    if (r != SHD_OK)
+        fprintf(stderr, "worker %" PRIu32 ": %s\n", rank, e.text);
+    else
+        shd_close(s);
+    _exit(r == SHD_OK ? 0 : 1);
+}
+
+pid_t trainer_fork(const char *spec, uint32_t rank, uint32_t workers, uint64_t steps)
+{
+    const pid_t pid = test_fork();
+    if (pid == 0)
+        trainer_run(spec, rank, workers, steps);
+    return pid;
 }
 
 shd_model *restore_ok(shd_session *s, const char *path)

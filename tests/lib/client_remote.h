@@ -40,6 +40,14 @@ struct shd_checkpointed save_ok(shd_model *m, uint32_t keep);
 
 void train_steps(shd_model *m, uint32_t steps);
 
+/* A worker: its share of each step's micro-batches until the model is at that step. Its process
+ * ends with 0, or with 1 and a line that says why. */
+__attribute__((noreturn)) void trainer_run(const char *spec, uint32_t rank, uint32_t workers,
+                                           uint64_t steps);
+
+/* The same in a child: expect_well() waits for it. */
+pid_t trainer_fork(const char *spec, uint32_t rank, uint32_t workers, uint64_t steps);
+
 /* Restore the latest checkpoint onto the running daemons and attach. */
 shd_model *restore_ok(shd_session *s, const char *path);
 

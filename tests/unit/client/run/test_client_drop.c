@@ -208,9 +208,7 @@ TEST(what_is_pinned_of_it_goes_too)
     EXPECT(memcmp(before, shd_pinned(m, 1), sizeof before) == 0);
     for (int i = 0; i < 2; i++)
         EXPECT_SOON(count_segment_maps(daemons.pids[i]) == 0);
-    int status;
-    EXPECT_EQ(waitpid(pid, &status, 0), pid);
-    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    expect_well(pid);
     EXPECT_STATUS(shd_pin(m, NULL, NULL, &e), SHD_ENOENT);
     shd_close(reader);
     train_toy(1, hex);
@@ -225,7 +223,6 @@ TEST(what_is_counted_of_it_for_the_status_socket_is_waited_for)
                                 "\"sgd\"},\"units\":[{\"name\":"
                                 "\"u\",\"tensors\":[{\"name\":\"w\",\"shape\":[8388608]}]}]}";
     struct shd_err e = { 0 };
-    int status;
     fixture_start(&daemons, 1, NULL);
     shd_session *s = attach(PATIENT_MS);
     for (long round = 0; round < 4; round++) {
@@ -239,8 +236,7 @@ TEST(what_is_counted_of_it_for_the_status_socket_is_waited_for)
         }
         sleep_ms(10 + 10 * round);
         EXPECT_OK(shd_model_drop(s, "large", NULL, &e), &e);
-        EXPECT_EQ(waitpid(pid, &status, 0), pid);
-        EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        expect_well(pid);
         EXPECT_SOON(count_segment_maps(daemons.pids[0]) == 0);
     }
     shd_close(s);
@@ -300,23 +296,6 @@ TEST(a_checkpoint_is_in_the_way_unless_it_is_forced)
 /* -- Beside others ------------------------------------------------------------------------------
  */
 
-static void train_beside(uint32_t half, const char *spec)
-{
-    shd_session *s;
-    shd_model *m;
-    struct shd_err e = { 0 };
-    struct shd_result result = { .size = sizeof result };
-    const uint32_t micros[] = { half, half + 2 };
-    int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
-    if (r == SHD_OK)
-        r = shd_model_open(s, spec, &m, &e);
-    while (r == SHD_OK && shd_step(m) < 40)
-        r = toy_step(m, micros, 2, &result, &e);
-    if (r != SHD_OK)
-        fprintf(stderr, "worker %" PRIu32 ": %s\n", half, e.text);
-    _exit(r == SHD_OK ? 0 : 1);
-}
-
 TEST(two_workers_of_another_model_notice_nothing)
 {
     struct shd_err e = { 0 };
@@ -326,12 +305,8 @@ TEST(two_workers_of_another_model_notice_nothing)
     int status;
     toy_reference(TOY, 40, want);
     fixture_start(&daemons, 2, NULL);
-    for (uint32_t i = 0; i < 2; i++) {
-        pids[i] = fork();
-        CHECK(pids[i] >= 0);
-        if (pids[i] == 0)
-            train_beside(i, TOY);
-    }
+    for (uint32_t i = 0; i < 2; i++)
+        pids[i] = trainer_fork(TOY, i, 2, 40);
     shd_session *s = attach(PATIENT_MS);
     for (uint32_t i = 0; i < 2; i++) {
         do {
@@ -378,7 +353,6 @@ TEST(forced_in_the_middle_of_training_all_of_it_ends)
     fixture_start(&daemons, 2, NULL);
     for (long round = 0; round < 8; round++) {
         pid_t pids[2];
-        int status;
         for (uint32_t i = 0; i < 2; i++) {
             pids[i] = fork();
             CHECK(pids[i] >= 0);
@@ -390,8 +364,7 @@ TEST(forced_in_the_middle_of_training_all_of_it_ends)
         sleep_ms(round);
         EXPECT_OK(drop_toy(s, true, &e), &e);
         for (uint32_t i = 0; i < 2; i++) {
-            EXPECT_EQ(waitpid(pids[i], &status, 0), pids[i]);
-            EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+            expect_well(pids[i]);
             EXPECT_SOON(count_segment_maps(daemons.pids[i]) == 0);
         }
         shd_close(s);

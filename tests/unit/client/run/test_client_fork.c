@@ -178,9 +178,7 @@ TEST(child_has_no_part_in_its_parents_session)
     const pid_t child = test_fork();
     if (child == 0)
         be_child(&p);
-    int status;
-    EXPECT(waitpid(child, &status, 0) == child);
-    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    expect_well(child);
     shd_release(p.m, 0);
     train_steps(p.m, 2); /* with the array that was handed out */
     digest_of(p.m, got);
@@ -214,7 +212,7 @@ static pid_t loader(const struct parent *p, bool bare, const int pipes[2])
 TEST(loaders_that_live_on_change_nothing)
 {
     char want[65], got[65];
-    int pipes[2], status;
+    int pipes[2];
     pid_t children[4];
     toy_reference(toy_spec("f32", TOY_ADAMW), 8, want);
     fixture_start(&daemons, 2, NULL);
@@ -231,8 +229,7 @@ TEST(loaders_that_live_on_change_nothing)
     }
     close(pipes[1]);
     for (int i = 0; i < 4; i++) {
-        EXPECT(waitpid(children[i], &status, 0) == children[i]);
-        EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        expect_well(children[i]);
     }
     train_steps(p.m, 1);
     EXPECT_EQ(p.s->hub->links[0].ring.state, LINK_RING_OPEN);
@@ -290,7 +287,6 @@ TEST(another_thread_may_fork_in_the_middle_of_steps)
 TEST(session_in_this_process_is_refused_in_a_child_too)
 {
     struct shd_err e = { 0 };
-    int status;
     struct parent p = { .grad = NULL };
     EXPECT_OK(try_connect("local:", PATIENT_MS, &p.s, &e), &e);
     p.m = open_toy(p.s, toy_spec("f32", TOY_ADAMW));
@@ -300,8 +296,7 @@ TEST(session_in_this_process_is_refused_in_a_child_too)
         shd_close(p.s);
         _exit(0);
     }
-    EXPECT(waitpid(child, &status, 0) == child);
-    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    expect_well(child);
     train_steps(p.m, 1);
     shd_close(p.s);
 }

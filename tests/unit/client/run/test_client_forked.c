@@ -6,6 +6,7 @@
 
 #include "client/paths/look.h"
 #include "client/session/session.h"
+#include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
 
 #define TOY   toy_spec("f32", TOY_ADAMW)
@@ -147,39 +148,17 @@ TEST(what_is_set_is_forked_too)
     fixture_stop(&daemons);
 }
 
-static void train_beside(uint32_t half, const char *spec)
-{
-    shd_session *s;
-    shd_model *m;
-    struct shd_err e = { 0 };
-    struct shd_result result = { .size = sizeof result };
-    const uint32_t micros[] = { half, half + 2 };
-    int r = try_connect(daemons.dir, PATIENT_MS, &s, &e);
-    if (r == SHD_OK)
-        r = shd_model_open(s, spec, &m, &e);
-    while (r == SHD_OK && shd_step(m) < STEPS)
-        r = toy_step(m, micros, 2, &result, &e);
-    if (r != SHD_OK)
-        fprintf(stderr, "worker %" PRIu32 ": %s\n", half, e.text);
-    _exit(r == SHD_OK ? 0 : 1);
-}
-
 /* While two workers train it: exactly one step, at both owners; neither run differs by a bit. */
 TEST(a_model_that_is_being_trained_is_forked_at_exactly_one_step)
 {
     char want[65], at[65], got[65];
     struct shd_err e = { 0 };
     pid_t pids[2];
-    int status;
     uint64_t step = 0;
     toy_reference(TOY, STEPS, want);
     fixture_start(&daemons, 2, NULL);
-    for (uint32_t i = 0; i < 2; i++) {
-        pids[i] = fork();
-        CHECK(pids[i] >= 0);
-        if (pids[i] == 0)
-            train_beside(i, TOY);
-    }
+    for (uint32_t i = 0; i < 2; i++)
+        pids[i] = trainer_fork(TOY, i, 2, STEPS);
     shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, TOY), *twin;
     EXPECT_SOON(look_furthest(m) >= 2);
@@ -187,8 +166,7 @@ TEST(a_model_that_is_being_trained_is_forked_at_exactly_one_step)
     EXPECT(step >= 2);
     shd_model_close(m);
     for (uint32_t i = 0; i < 2; i++) {
-        EXPECT_EQ(waitpid(pids[i], &status, 0), pids[i]);
-        EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        expect_well(pids[i]);
     }
     toy_reference(TOY, (uint32_t)step, at);
     shd_session *other = attach(PATIENT_MS);

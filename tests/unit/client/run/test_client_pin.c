@@ -96,19 +96,8 @@ static pid_t train_elsewhere(uint32_t rank, uint64_t steps, const char *after)
 {
     const pid_t pid = test_fork();
     if (pid == 0) {
-        const uint32_t micros[] = { rank, rank + 2 };
-        struct shd_err e = { 0 };
         EXPECT_SOON(shows(0, after));
-        shd_session *s = attach(PATIENT_MS);
-        shd_model *m = open_toy(s, spec());
-        struct shd_result result = { .size = sizeof result };
-        while (shd_step(m) < steps)
-            if (toy_step(m, micros, 2, &result, &e) != SHD_OK) {
-                fprintf(stderr, "trainer: %s\n", e.text);
-                _exit(1);
-            }
-        shd_close(s);
-        _exit(0);
+        trainer_run(spec(), rank, 2, steps);
     }
     return pid;
 }

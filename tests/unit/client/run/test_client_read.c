@@ -66,28 +66,14 @@ static void references(uint64_t ret_hashes[STEPS + 1])
     shd_close(s);
 }
 
-static pid_t train_elsewhere(void)
-{
-    const pid_t pid = test_fork();
-    if (pid == 0) {
-        shd_session *s = attach(PATIENT_MS);
-        shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
-        while (shd_step(m) < STEPS)
-            train_steps(m, 1);
-        shd_close(s);
-        _exit(0);
-    }
-    return pid;
-}
-
 TEST(what_is_read_is_of_one_step)
 {
     struct shd_err e = { 0 };
     uint64_t want[STEPS + 1], step = 0, before = 0;
-    uint32_t reads = 0, status = 0;
+    uint32_t reads = 0;
     references(want);
     fixture_start_kept(&daemons, 2, "");
-    const pid_t trainer = train_elsewhere();
+    const pid_t trainer = trainer_fork(toy_spec("f32", TOY_ADAMW), 0, 1, STEPS);
     shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
     struct reading r = reading_new(m);
@@ -100,7 +86,7 @@ TEST(what_is_read_is_of_one_step)
             fixture_restart(&daemons, 1);
         before = step;
     }
-    EXPECT(waitpid(trainer, (int *)&status, 0) == trainer && status == 0);
+    expect_well(trainer);
     for (uint32_t u = 0; u < r.units; u++)
         EXPECT_EQ(shd_unit_version(m, u), STEPS);
     EXPECT_EQ(shd_unit_version(m, r.units), UINT64_MAX);
@@ -162,7 +148,6 @@ TEST(read_that_a_step_overtakes_begins_again)
     const struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
     struct sigaction before;
     uint64_t want[STEPS + 1], step = 0;
-    int status = 0;
     references(want);
     fixture_start_kept(&daemons, 2, "");
     const pid_t trainer = train_when_asked();
@@ -184,7 +169,7 @@ TEST(read_that_a_step_overtakes_begins_again)
     EXPECT_EQ(tear.faults, 1);
     EXPECT(step >= 1);
     EXPECT_EQ(hash_of(&r), want[step]);
-    EXPECT(waitpid(trainer, &status, 0) == trainer && status == 0);
+    expect_well(trainer);
     munmap(r.to[last], r.bytes[last]);
     r.to[last] = NULL;
     reading_free(&r);

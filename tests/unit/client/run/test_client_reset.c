@@ -263,7 +263,6 @@ static void work_by_callbacks(bool elastic, bool fails)
 TEST(steps_that_the_library_runs_are_run_again)
 {
     char want[65];
-    int status;
     toy_reference(spec(), STEPS, want);
     for (int elastic = 0; elastic < 2; elastic++) {
         pid_t pids[2];
@@ -275,8 +274,7 @@ TEST(steps_that_the_library_runs_are_run_again)
         }
         fixture_restart(&daemons, elastic);
         for (int i = 0; i < 2; i++) {
-            EXPECT(waitpid(pids[i], &status, 0) == pids[i]);
-            EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+            expect_well(pids[i]);
         }
         shd_session *s = attach(PATIENT_MS);
         shd_model *m = open_toy(s, spec());

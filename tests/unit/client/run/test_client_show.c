@@ -307,20 +307,6 @@ TEST(gradients_are_of_the_step_that_is_said)
 
 #define STEPS 60u
 
-static pid_t train_elsewhere(void)
-{
-    const pid_t pid = test_fork();
-    if (pid == 0) {
-        shd_session *s = attach(PATIENT_MS);
-        shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
-        while (shd_step(m) < STEPS)
-            train_steps(m, 1);
-        shd_close(s);
-        _exit(0);
-    }
-    return pid;
-}
-
 /* What is told at a step is what the same step has where nobody asks. */
 TEST(a_thousand_questions_change_nothing)
 {
@@ -328,7 +314,6 @@ TEST(a_thousand_questions_change_nothing)
     struct shd_tensor_stats want[STEPS + 1];
     char wanted[65], got[65];
     shd_session *here;
-    int status;
     EXPECT_OK(try_connect("local:", PATIENT_MS, &here, &e), &e);
     shd_model *twin = open_toy(here, toy_spec("f32", TOY_ADAMW));
     for (uint32_t k = 0; k <= STEPS; k++) {
@@ -339,7 +324,7 @@ TEST(a_thousand_questions_change_nothing)
     digest_of(twin, wanted);
     shd_close(here);
     fixture_start_kept(&daemons, 2, "");
-    const pid_t trainer = train_elsewhere();
+    const pid_t trainer = trainer_fork(toy_spec("f32", TOY_ADAMW), 0, 1, STEPS);
     shd_session *s = attach(PATIENT_MS);
     shd_model *m = open_toy(s, toy_spec("f32", TOY_ADAMW));
     struct shd_tensor_stats last = { .step = 0 };
@@ -351,7 +336,7 @@ TEST(a_thousand_questions_change_nothing)
         if (before < STEPS / 2 && last.step >= STEPS / 2)
             fixture_restart(&daemons, 1);
     }
-    EXPECT(waitpid(trainer, &status, 0) == trainer && status == 0);
+    expect_well(trainer);
     shd_close(s);
     s = attach(PATIENT_MS);
     digest_of(open_toy(s, toy_spec("f32", TOY_ADAMW)), got);
@@ -413,7 +398,7 @@ static pid_t train_flat(int *ret_end)
 TEST(pieces_are_never_of_two_steps)
 {
     struct shd_err e;
-    int end, status;
+    int end;
     uint32_t told = 0, steps = 0;
     uint64_t before = 0;
     fixture_start(&daemons, 2, NULL);
@@ -436,7 +421,7 @@ TEST(pieces_are_never_of_two_steps)
         EXPECT(p.mean == p.min || fabs(p.mean / p.min - 1) < 1e-15);
     }
     close(end);
-    EXPECT(waitpid(trainer, &status, 0) == trainer && status == 0);
+    expect_well(trainer);
     shd_close(s);
     fixture_stop(&daemons);
 }

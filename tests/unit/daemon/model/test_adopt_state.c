@@ -11,6 +11,7 @@
 #include "proto/share/history.h"
 #include "proto/spec/layout.h"
 #include "tests/lib/adopt_toy.h"
+#include "tests/lib/child.h"
 
 /* -- What cannot be adopted ---------------------------------------------------------------------
  */
@@ -454,7 +455,6 @@ TEST(worker_that_was_stopped_has_its_time_again)
     struct pt_run run = run_of(&kinds[1]);
     struct shd_result result = { .size = sizeof result };
     const uint32_t others[] = { 1, 2, 3 };
-    int status = 0;
     run.update = toy_update(0);
     fixture_start_kept(&daemons, 2, "");
     const pid_t pid = fork();
@@ -470,8 +470,7 @@ TEST(worker_that_was_stopped_has_its_time_again)
     EXPECT_OK(shd_model_open(s, kind_spec(&kinds[1]), &m, &e), &e);
     EXPECT_OK(pt_step(m, &run, others, 3, &result, &e), &e);
     shd_close(s);
-    EXPECT_EQ(waitpid(pid, &status, 0), pid);
-    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    expect_well(pid);
     fixture_stop(&daemons);
 }
 

@@ -14,6 +14,7 @@
 #include "daemon/net/session.h"
 #include "daemon/net/zmtp.h"
 #include "proto/share/fdpass.h"
+#include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/raw_client.h"
 
@@ -431,9 +432,7 @@ TEST(foreign_uid_is_refused_by_name)
                   ? 0
                   : 2);
     }
-    int status;
-    EXPECT_EQ(waitpid(child, &status, 0), child);
-    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    expect_well(child);
     trainer_step();
     trainer_stop(1);
 }

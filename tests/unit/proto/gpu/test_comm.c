@@ -180,9 +180,7 @@ static void both(void (*run)(uint32_t rank))
     share();
     const pid_t pids[] = { start(run, 0), start(run, 1) };
     for (int i = 0; i < 2; i++) {
-        int status = 0;
-        EXPECT_EQ(waitpid(pids[i], &status, 0), pids[i]);
-        EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        expect_well(pids[i]);
     }
 }
 
@@ -378,8 +376,7 @@ TEST(a_peer_that_dies_ends_what_waits_for_it)
     int status = 0;
     EXPECT_EQ(waitpid(pids[1], &status, 0), pids[1]);
     EXPECT(WIFSIGNALED(status));
-    EXPECT_EQ(waitpid(pids[0], &status, 0), pids[0]);
-    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    expect_well(pids[0]);
 }
 
 /* -- Whatever fails -----------------------------------------------------------------------------

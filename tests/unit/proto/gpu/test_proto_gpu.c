@@ -57,9 +57,7 @@ static void expect_no_driver(const char *name, const char *value, const char *te
             fprintf(stderr, "%s=%s: %s '%s'\n", name, value, status_name(r), e.text);
         _exit(r == SHD_ENOTSUP && strstr(e.text, text) != NULL && c == NULL ? 0 : 1);
     }
-    int status = 0;
-    EXPECT(waitpid(pid, &status, 0) == pid);
-    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    expect_well(pid);
 }
 
 /* Before the others: a child of a process that has the driver has it, too. */
