@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <jansson.h>
@@ -51,6 +52,19 @@ static int add_name(struct checkpoint_files *files, const char *name, uint64_t b
     return SHD_OK;
 }
 
+/* errno says why it has not its size: where there is no room, the sentence says how much there is.
+ */
+static int err_room(const struct making *k, const char *name, uint64_t bytes, struct shd_err *e)
+{
+    struct statvfs st;
+    const int why = errno;
+    if (why == ENOSPC && fstatvfs(k->dir_fd, &st) == 0)
+        return err_set(e, SHD_EIO, "make '%s' of %" PRIu64 " bytes: %s: %ju are free", name, bytes,
+                       strerror(why), (uintmax_t)st.f_bavail * st.f_frsize);
+    errno = why;
+    return err_sys(e, SHD_EIO, "make '%s' of %" PRIu64 " bytes", name, bytes);
+}
+
 /* A new file has its full size at once, so that a full disk shows now, not after an hour. */
 static int make_file(const struct making *k, const char *name, const void *head,
                      uint64_t head_bytes, uint64_t bytes, struct shd_err *e)
@@ -61,7 +75,7 @@ static int make_file(const struct making *k, const char *name, const void *head,
         return r;
     if (bytes > 0 && fallocate(fd, 0, 0, (off_t)bytes) != 0 &&
         (errno != EOPNOTSUPP || ftruncate(fd, (off_t)bytes) != 0))
-        r = err_sys(e, SHD_EIO, "make '%s' of %" PRIu64 " bytes", name, bytes);
+        r = err_room(k, name, bytes, e);
     if (r == SHD_OK)
         r = ckpt_pwrite(fd, head, head_bytes, 0, name, e);
     close(fd);

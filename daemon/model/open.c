@@ -2,6 +2,7 @@
 #include "daemon/model/open.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -368,14 +369,29 @@ static void parse_spec(uv_work_t *work)
         w->status = spec_parse(w->op->spec, w->op->spec_bytes, &w->spec, &w->op->err);
 }
 
+static int name_one(const struct daemon *d, struct shd_err *e)
+{
+    char names[120] = "";
+    if (d->model_count == 0)
+        return err_set(e, SHD_ENOENT,
+                       "daemon %s has no model: a worker makes one, or shardctl restore",
+                       d->device);
+    for (uint32_t i = 0; i < d->model_count; i++) {
+        const size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "",
+                 d->models[i]->spec->name);
+    }
+    return err_set(e, SHD_ENOENT, "daemon %s has %" PRIu32 " models, name one: %s", d->device,
+                   d->model_count, names);
+}
+
 static int no_such_model(struct op *op, const char *name)
 {
     const int r = adopt_check_name(op->daemon, name, &op->err);
     if (r != SHD_OK)
         return r;
     if (name[0] == '\0')
-        return err_set(&op->err, SHD_ENOENT, "daemon %s has %" PRIu32 " models: name one",
-                       op->daemon->device, op->daemon->model_count);
+        return name_one(op->daemon, &op->err);
     return err_set(&op->err, SHD_ENOENT, "daemon %s has no model '%s'", op->daemon->device, name);
 }
 

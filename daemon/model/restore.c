@@ -95,8 +95,10 @@ static void fail(struct restore *w, int status)
 {
     struct op *op = w->op;
     log_warn("op=restore path=\"%s\" status=%s why=\"%s\""
-             " do=\"shardctl checkpoint --verify it; nothing was opened\"",
-             w->path, status_name(status), w->err.text);
+             " do=\"%s; nothing was opened\"",
+             w->path, status_name(status), w->err.text,
+             status == SHD_EEXIST ? "to go back to it, restore with --replace"
+                                  : "shardctl checkpoint --verify it");
     op->err = w->err;
     drop(w);
     op_finish(op, status);

@@ -6,6 +6,7 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "client/paths/map.h"
@@ -77,6 +78,9 @@ TEST(a_damaged_byte_is_named)
     EXPECT_OK(shd_restore(s, ckpts, NULL, NULL, &e), &e); /* nothing of the failures is left */
     EXPECT_STATUS(shd_restore(s, ckpts, NULL, NULL, &e), SHD_EEXIST);
     EXPECT_HAS(e.text, "has model 'toy' open");
+    struct http_reply status = http_get(&daemons, 0, "/status"); /* with the log's last warnings */
+    EXPECT_HAS(status.text, "to go back to it, restore with --replace; nothing was opened");
+    free(status.text);
     end(s);
 }
 
@@ -444,7 +448,12 @@ TEST(a_full_disk_leaves_the_previous_one)
     save_ok(m, 0);
     train_steps(m, 1);
     EXPECT_STATUS(shd_checkpoint(m, ckpts, NULL, NULL, &e), SHD_EIO);
-    EXPECT_HAS(e.text, "No space left");
+    EXPECT_HAS(e.text, "No space left on device: ");
+    struct statvfs disk;
+    const char *room = strstr(e.text, "device: ") + strlen("device: ");
+    EXPECT(statvfs(ckpts, &disk) == 0); /* what it had made is gone again */
+    EXPECT(strtoull(room, NULL, 10) < disk.f_bavail * disk.f_frsize);
+    EXPECT_HAS(room, " are free");
     expect_latest("step-000000000001");
     EXPECT_EQ(expect_all_good(), 1);
     EXPECT_EQ(mount(NULL, ckpts, NULL, MS_REMOUNT | MS_RDONLY, NULL), 0);

@@ -261,6 +261,7 @@ expect "$work/fork" 'forked model=twin from=gpt step=3'
 [ "$(shardctl digest --model twin | cut -d' ' -f2)" = "$(shardctl digest --model gpt | cut -d' ' -f2)" ] ||
     fail 'the fork is something else'
 refused "model 'twin' is open already" shardctl fork gpt twin
+refused "daemon cpu0 has 2 models, name one: gpt, twin" shardctl digest
 refused "not dropped: model 'twin' would be lost" shardctl drop twin </dev/null
 refused "no model 'twim' is open at daemon cpu0; did you mean twin?" shardctl drop --yes twim
 shardctl drop --yes twin >"$work/dropped" || fail 'not dropped'

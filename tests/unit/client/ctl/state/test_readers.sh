@@ -27,7 +27,7 @@ shardctl up --daemons 2 --runtime-dir "$work/up" >"$work/up.out" 2>&1 || fail "u
 SHARDD_ADDRESS=$work/up
 export SHARDD_ADDRESS
 if shardctl export "$work/none" >"$work/out" 2>&1; then fail 'exported no model'; fi
-expect "$work/out" 'has 0 models'
+expect "$work/out" 'has no model: a worker makes one'
 if shd-gpt --evaluate --standalone >"$work/out" 2>&1; then fail 'evaluated without daemons'; fi
 
 # The evaluation waits for the model, the workers make it. Of each step that it prints it has the

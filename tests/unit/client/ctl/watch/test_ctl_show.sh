@@ -30,7 +30,7 @@ says() { grep -qF -- "$1" "$dir/err" || fail "no '$1' in: $(cat "$dir/err")"; }
 timeout "$limit_s" shardctl up --runtime-dir "$dir/at" --daemons 3 >"$dir/up" 2>&1 || fail "up: $(cat "$dir/up")"
 export SHARDD_ADDRESS=$dir/at
 run 1
-says "has 0 models"
+says "has no model: a worker makes one"
 timeout "$((3 * limit_s))" shd-gpt --layers 1 --dim 32 --heads 2 --seq 32 --batch 2 --micro-batches 2 --steps 2 \
     --sample 0 >"$dir/gpt" 2>&1 || fail "shd-gpt: $(cat "$dir/gpt")"
 
