@@ -4,10 +4,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/core/step.h"
 #include "proto/base/check.h"
 #include "proto/base/status.h"
 #include "proto/base/sys.h"
 #include "proto/share/shardmap.h"
+
+enum sweep_when sweep_when(const struct step *core, uint64_t step)
+{
+    if (step < step_collecting(core))
+        return SWEEP_OVER;
+    return step == step_now(core) && step_phase(core) != STEP_APPLYING ? SWEEP_NOW : SWEEP_TO_COME;
+}
 
 int sweep_init(struct sweep *s, const struct shardmap *map, struct shd_err *e)
 {

@@ -12,6 +12,13 @@
 
 struct shd_err;
 struct shardmap;
+struct step;
+
+enum sweep_when { SWEEP_OVER, SWEEP_NOW, SWEEP_TO_COME };
+
+/* When a copy of `step` can begin: while it is open. Then no update is under way, and those to come
+ * queue behind what is copied before them. */
+enum sweep_when sweep_when(const struct step *core, uint64_t step);
 
 struct sweep {
     const struct shardmap *map; /* borrowed */

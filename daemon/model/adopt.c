@@ -17,6 +17,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
 #include "daemon/core/ledger.h"
+#include "daemon/core/presence.h"
 #include "daemon/model/apply.h"
 #include "daemon/model/create.h"
 #include "daemon/model/model.h"
@@ -294,7 +295,7 @@ static int adopt_model(struct daemon *d, struct keeper_group *g, const struct le
     m->ledger_segment = *ledger_segment;
     for (int part = 0; part < KEEPER_PARTS; part++)
         g->fd[part] = -1; /* the model's now */
-    if (atomic_load(&m->ledger->head->ready) == 0) {
+    if (presence_of(m->ledger->head) == PRESENCE_WAITS) {
         create_adopted(d, m);
         return SHD_OK;
     }
@@ -380,8 +381,7 @@ static void drop_incomplete(struct daemon *d, struct keeper_group *g)
     struct shd_err e = { 0 };
     char name[LEDGER_NAME_BYTES];
     const int r = look_at_ledger(g, &ledger, &segment, name, &e);
-    const bool incomplete = r == SHD_OK && atomic_load(&ledger.head->ready) == 0 &&
-                            (ledger.head->owner == 0 || !ledger_filled(&ledger));
+    const bool incomplete = r == SHD_OK && presence_of(ledger.head) == PRESENCE_NONE;
     unmap_host(&segment);
     if (!incomplete)
         return;

@@ -11,6 +11,7 @@
 #include "daemon/base/state.h"
 #include "daemon/base/task.h"
 #include "daemon/core/ledger.h"
+#include "daemon/core/presence.h"
 #include "daemon/core/step.h"
 #include "daemon/model/fork.h"
 #include "daemon/model/model.h"
@@ -21,7 +22,6 @@
 #include "proto/base/check.h"
 #include "proto/base/failpoint.h"
 #include "proto/base/sys.h"
-#include "proto/share/board.h"
 #include "proto/share/shardmap.h"
 #include "proto/spec/spec_json.h"
 #include "proto/wire/wire.h"
@@ -117,9 +117,15 @@ static void drop(struct create *c, const char *why)
              " do=\"nothing: whoever opens it with start values makes it again\"",
              c->name, c->origin, c->by, why);
     if (c->model != NULL)
-        atomic_store(&c->model->ledger->head->origin, 0);
+        presence_withdraw(c->model->ledger->head);
     take_out(c);
     create_free(c);
+}
+
+/* Full, and not the first owner's. */
+static bool waits_for_word(const struct create *c)
+{
+    return c->state == CREATE_FULL && c->owner > 0;
 }
 
 /* The pending request is done; a session that has gone meanwhile takes its model along. */
@@ -129,7 +135,7 @@ static void finish(struct create *c, int status)
     c->op = NULL;
     if (status != SHD_OK)
         op->err = c->err;
-    const bool kept = c->state == CREATE_FULL && c->owner > 0;
+    const bool kept = waits_for_word(c);
     if (c->state == CREATE_MAKING)
         drop(c, c->err.text);
     else if (c->session == 0 && !kept)
@@ -416,16 +422,13 @@ int create_fork(struct op *op)
     if (r != SHD_OK)
         return r;
     struct model *from = op->model;
-    const uint64_t current = step_collecting(from->core);
     forget_waiting(op);
-    if (req->step < current)
-        return err_set(&op->err, SHD_ESTEP,
-                       "fork of step %" PRIu64 " asked for, the open step is %" PRIu64, req->step,
-                       current);
-    if (req->step == current && step_phase(from->core) != STEP_APPLYING)
+    r = fork_may_begin(from, req->step, &op->err);
+    if (r == SHD_OK)
         return fork_now(c, op);
-    model_wait(from, op);
-    return SHD_PENDING;
+    if (r == SHD_PENDING)
+        model_wait(from, op);
+    return r;
 }
 
 /* -- Full ---------------------------------------------------------------------------------------
@@ -434,11 +437,7 @@ int create_fork(struct op *op)
 static int fill_up(struct create *c, struct op *op)
 {
     c->state = CREATE_FULL;
-    if (c->owner > 0) { /* from here on only owner 0's word counts */
-        FAIL_POINT("create:full:before");
-        atomic_store_explicit(&c->model->ledger->head->origin, c->origin, memory_order_release);
-        FAIL_POINT("create:full:after");
-    }
+    presence_fill(c->model->ledger->head, c->origin);
     return answer(op, WIRE_CREATED_FULL, "");
 }
 
@@ -492,16 +491,8 @@ static void open_now(struct create *c)
     struct model *m = c->model;
     c->model = NULL;
     take_out(c);
-    atomic_store_explicit(&m->ledger->head->origin, c->origin, memory_order_release);
-    FAIL_POINT("create:ready:before");
-    atomic_store_explicit(&m->ledger->head->ready, 1, memory_order_release);
-    FAIL_POINT("create:ready:after");
-    model_register(d, m);
-    const uint64_t step = step_now(m->core);
-    for (uint32_t u = 0; u < m->spec->unit_count; u++)
-        board_begin(m->board, u, step);
-    board_set_step(m->board, step, STEP_OPEN);
-    m->ready = true;
+    presence_open(m->ledger->head, c->origin);
+    model_serve(d, m);
     log_info("op=create model=%s owner=%" PRIu32 "/%" PRIu32 " units=%" PRIu32 " elems=%" PRIu64
              " state_bytes=%" PRIu64 " origin=%016" PRIx64 " by=%s",
              m->spec->name, m->map->owner, m->map->owners, m->spec->unit_count, m->map->elems,
@@ -550,14 +541,18 @@ uint64_t create_origin(const struct model *m)
 int create_settle(struct op *op, const char *name)
 {
     const struct wire_open_model *req = &op->req.open_model;
+    const struct presence_word word = { .told = req->settled, .origin = req->origin };
     struct create *c = find_name(op->daemon, name);
     if (c == NULL)
         return SHD_OK;
-    if (c->state == CREATE_FULL && c->owner > 0 && !req->settled)
-        return busy(op);
-    if (c->state == CREATE_FULL && c->owner > 0 && req->origin == c->origin) {
-        open_now(c);
-        return SHD_OK;
+    if (waits_for_word(c)) {
+        const enum presence_told told = presence_hear(c->model->ledger->head, &word);
+        if (told == PRESENCE_ASK)
+            return busy(op);
+        if (told == PRESENCE_KEEP) {
+            open_now(c);
+            return SHD_OK;
+        }
     }
     if (c->session != 0)
         return err_set(&op->err, SHD_ENOENT,
@@ -580,9 +575,21 @@ int create_give_way(struct op *op, const char *name)
                        c->by);
     if (c->op != NULL)
         return busy(op);
-    if (c->owner == op->req.drop.owner && c->owners == op->req.drop.owners)
+    if (c->owner != op->req.drop.owner || c->owners != op->req.drop.owners)
+        return SHD_OK;
+    if (waits_for_word(c)) /* owner 0 may have opened its own of it, also since it was asked */
+        presence_hold(c->model->ledger->head, op->req.drop.first);
+    else
         drop(c, "it is to be dropped");
     return SHD_OK;
+}
+
+void create_gone(struct daemon *d, const char *name, uint64_t first)
+{
+    struct create *c = find_name(d, name);
+    if (c != NULL && waits_for_word(c) && c->session == 0 && c->op == NULL &&
+        presence_goes_with(c->model->ledger->head, first))
+        drop(c, "owner 0 has dropped it");
 }
 
 /* -- Ends ---------------------------------------------------------------------------------------
@@ -614,7 +621,7 @@ void create_forget_session(struct daemon *d, const struct session *s)
         if (c->session != s->id)
             continue;
         c->session = 0;
-        if (c->op == NULL && (c->state != CREATE_FULL || c->owner == 0))
+        if (c->op == NULL && !waits_for_word(c))
             drop(c, "its creator has gone");
     }
 }

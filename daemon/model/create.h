@@ -42,9 +42,13 @@ int create_fork(struct op *op);
  * retry_ms: the request does not say. */
 int create_settle(struct op *op, const char *name);
 
-/* A model of this name is to be dropped, and none is open. SHD_OK: nor is one being made any more;
- * SHD_EBUSY: a session is at it. */
+/* A model of this name is to be dropped, and none is open. SHD_OK: nor is one being made any more,
+ * but for one that waits for owner 0's word, which goes with it: create_gone(). SHD_EBUSY: a
+ * session is at it. */
 int create_give_way(struct op *op, const char *name);
+
+/* Owner 0 has dropped its model, of instance `first`. */
+void create_gone(struct daemon *d, const char *name, uint64_t first);
 
 /* Whether the daemon may have one model more than are open, or being made. */
 bool create_has_room(const struct daemon *d);

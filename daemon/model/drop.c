@@ -8,6 +8,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/state.h"
 #include "daemon/core/ledger.h"
+#include "daemon/core/presence.h"
 #include "daemon/core/step.h"
 #include "daemon/model/adopt.h"
 #include "daemon/model/capture.h"
@@ -22,7 +23,6 @@
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
 #include "proto/base/check.h"
-#include "proto/base/failpoint.h"
 #include "proto/base/flags.h"
 #include "proto/base/sys.h"
 #include "proto/wire/wire.h"
@@ -205,8 +205,7 @@ static int answer_held(struct op *op, const struct model *m)
     return SHD_OK;
 }
 
-/* Nobody has it open. A session that makes it is in the way; owner 0 has not opened what is there
- * without one, so it goes as if it were. */
+/* Nobody has it open. A session that makes it is in the way. */
 static int hold_none(struct op *op, const char *name)
 {
     struct daemon *d = op->daemon;
@@ -234,12 +233,7 @@ static int hold(struct op *op)
     struct drop *drop = add(op->daemon, m, op->session);
     if (drop == NULL)
         return err_set(&op->err, SHD_ENOMEM, "no memory to drop a model");
-    if (m->ledger->head->owner > 0 &&
-        req->first != 0) { /* from here on only owner 0's word counts */
-        FAIL_POINT("drop:hold:before");
-        atomic_store_explicit(&m->ledger->head->first, req->first, memory_order_release);
-        FAIL_POINT("drop:hold:after");
-    }
+    presence_hold(m->ledger->head, req->first);
     dismiss(m, drop, /* trainers= */ true);
     return answer_held(op, m);
 }
@@ -261,16 +255,6 @@ static void taken_apart(void *ctx)
         op_finish(op, answer(op, WIRE_DROPPED_GONE));
     }
     free(drop);
-}
-
-/* For a successor, too. Of an owner but the first `origin` would keep it. */
-static void store_gone(const struct model *m)
-{
-    FAIL_POINT("drop:ready:before");
-    atomic_store_explicit(&m->ledger->head->origin, 0, memory_order_release);
-    FAIL_POINT("drop:ready:between");
-    atomic_store_explicit(&m->ledger->head->ready, 0, memory_order_release);
-    FAIL_POINT("drop:ready:after");
 }
 
 /* The session that asked may have opened it, and closed it again; it goes on. */
@@ -304,7 +288,7 @@ static int carry_out(struct drop *drop, struct session *by)
     log_info("op=drop model=%s owner=%" PRIu32 "/%" PRIu32 " step=%" PRIu64 " by=\"%s\"",
              m->ledger->head->name, m->ledger->head->owner, m->ledger->head->owners,
              step_now(m->core), drop->by);
-    store_gone(m);
+    presence_end(m->ledger->head); /* for a successor, too */
     m->ready = false;
     m->last_status = SHD_ENOENT;
     model_refuse(m, &why);
@@ -323,17 +307,17 @@ static int carry_out(struct drop *drop, struct session *by)
  * process or a predecessor was told so beforehand. */
 static bool is_dropped_elsewhere(const struct op *op, const struct model *m)
 {
-    const uint64_t first = op->req.drop.first;
-    return m->ledger->head->owner > 0 && first != 0 && m->use.drop == NULL &&
-           atomic_load(&m->ledger->head->first) == first;
+    return m->use.drop == NULL && presence_goes_with(m->ledger->head, op->req.drop.first);
 }
 
 static int go(struct op *op)
 {
     struct daemon *d = op->daemon;
     struct model *m = model_find(d, op->req.drop.name);
-    if (m == NULL)
+    if (m == NULL) {
+        create_gone(d, op->req.drop.name, op->req.drop.first);
         return answer(op, WIRE_DROPPED_GONE);
+    }
     const int r = check_owner(op, m);
     if (r != SHD_OK)
         return r;
@@ -404,16 +388,17 @@ int drop_settle(struct op *op, const char *name)
         return SHD_OK;
     if (m->use.drop != NULL)
         return held(op, m);
-    const uint64_t first = atomic_load(&m->ledger->head->first);
-    if (first == 0 || first == req->first)
+    const struct presence_word word = { .first = req->first };
+    const enum presence_told told = presence_hear(m->ledger->head, &word);
+    if (told == PRESENCE_KEEP)
         return SHD_OK;
-    if (req->first == 0 && (req->settled || op->session->level < WIRE_LEVEL_STATES))
+    if (told == PRESENCE_ASK && (req->settled || op->session->level < WIRE_LEVEL_STATES))
         return err_set(
             &op->err, SHD_ENOTSUP,
             "somebody began to drop model '%s', and whether owner 0 has it still is told "
             "by builds of this version alone: upgrade the library, and all daemons",
             m->ledger->head->name);
-    return req->first == 0 ? drop_ask_again(op) : drop_here(op, m);
+    return told == PRESENCE_ASK ? drop_ask_again(op) : drop_here(op, m);
 }
 
 void drop_orphan(struct op *op, const char *name)

@@ -1,6 +1,7 @@
 /* See fork.h. */
 #include "daemon/model/fork.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,6 +9,7 @@
 #include "daemon/core/ledger_set.h"
 #include "daemon/core/step.h"
 #include "daemon/core/step_set.h"
+#include "daemon/core/sweep.h"
 #include "daemon/model/model.h"
 #include "proto/base/sys.h"
 #include "proto/share/shardmap.h"
@@ -21,6 +23,15 @@ int fork_check(const struct model *from, const struct model *to, struct shd_err 
         return SHD_OK;
     return err_set(e, SHD_ESPEC, "model '%s' is not laid out as '%s' is", to->ledger->head->name,
                    from->ledger->head->name);
+}
+
+int fork_may_begin(const struct model *from, uint64_t step, struct shd_err *e)
+{
+    const enum sweep_when when = sweep_when(from->core, step);
+    if (when != SWEEP_OVER)
+        return when == SWEEP_NOW ? SHD_OK : SHD_PENDING;
+    return err_set(e, SHD_ESTEP, "fork of step %" PRIu64 " asked for, the open step is %" PRIu64,
+                   step, step_collecting(from->core));
 }
 
 int fork_take(const struct model *from, struct ledger_start *ret_start, struct shd_err *e)

@@ -2,6 +2,8 @@
 #ifndef SHD_DAEMON_FORK_H
 #define SHD_DAEMON_FORK_H
 
+#include <stdint.h>
+
 #include "proto/base/status.h"
 
 struct ledger_start;
@@ -9,6 +11,9 @@ struct model;
 
 /* The arrays of both have the same places. SHD_ESPEC: they have not. */
 int fork_check(const struct model *from, const struct model *to, struct shd_err *e);
+
+/* A fork of `step` can begin; SHD_PENDING: not yet. SHD_ESTEP: not any more. */
+int fork_may_begin(const struct model *from, uint64_t step, struct shd_err *e);
 
 /* What the ledger of `from` says now, while no update runs; to be forgotten. Errors: SHD_ENOMEM. */
 int fork_take(const struct model *from, struct ledger_start *ret_start, struct shd_err *e);

@@ -119,7 +119,7 @@ int memory_share_again(struct model *m, struct shd_err *e)
 
 void memory_free(struct model *m)
 {
-    if (m->kept.stored && !ledger_filled(m->ledger))
+    if (m->kept.stored && !ledger_filled(m->ledger->head))
         keeper_remove(m->kept.keeper, m->kept.instance);
     spare_free(m);
     segment_close(&m->board_segment);

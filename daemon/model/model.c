@@ -516,18 +516,24 @@ void model_fill(struct daemon *d, struct model *m, void (*on_filled)(struct mode
     task_post(&m->fill->task, SHD_OK); /* begin */
 }
 
+void model_serve(struct daemon *d, struct model *m)
+{
+    const uint64_t step = step_now(m->core);
+    model_register(d, m);
+    for (uint32_t u = 0; u < m->spec->unit_count; u++)
+        board_begin(m->board, u, step);
+    board_set_step(m->board, step, STEP_OPEN);
+    m->ready = m->last_status == SHD_OK;
+}
+
 void model_begin(struct daemon *d, struct model *m)
 {
-    model_register(d, m);
     if (m->last_status == SHD_OK) {
         FAIL_POINT("model:ready:before");
         atomic_store_explicit(&m->ledger->head->ready, 1, memory_order_release);
         FAIL_POINT("model:ready:after");
     }
-    for (uint32_t u = 0; u < m->spec->unit_count; u++)
-        board_begin(m->board, u, 0);
-    board_set_step(m->board, 0, STEP_OPEN);
-    m->ready = m->last_status == SHD_OK;
+    model_serve(d, m);
     m->metrics->opened_ns = uv_hrtime();
 }
 

@@ -149,6 +149,9 @@ uint64_t model_state_bytes(const struct model *m);
 void model_fill(struct daemon *d, struct model *m, void (*on_filled)(struct model *m));
 void model_begin(struct daemon *d, struct model *m);
 
+/* Register one whose values are there, of the step of its core. */
+void model_serve(struct daemon *d, struct model *m);
+
 /* Go on filling when the kernel queue may have room again. */
 void model_retry(struct model *m);
 

@@ -373,13 +373,12 @@ int pins_before_update(struct model *m, uint32_t unit, struct shd_err *e)
 /* Go on as far as that can be done now. */
 static void advance(struct pin *pin)
 {
-    const struct step *core = pin->model->core;
-    const bool open = step_phase(core) != STEP_APPLYING;
+    const enum sweep_when when = sweep_when(pin->model->core, pin->step);
     if (pin->state == PIN_READY)
         answer_all(pin, SHD_OK, /* why= */ NULL);
-    if (pin->state == PIN_ARMED && pin->step < step_collecting(core))
+    if (pin->state == PIN_ARMED && when == SWEEP_OVER)
         is_over(pin);
-    else if (pin->state == PIN_ARMED && open && pin->step == step_now(core)) {
+    else if (pin->state == PIN_ARMED && when == SWEEP_NOW) {
         sweep_begin(&pin->sweep);
         pin->state = PIN_COPYING;
         pin->began_ns = uv_hrtime();
@@ -486,7 +485,7 @@ static struct pin *find_step(const struct model *m, uint64_t step)
         struct pin *pin = m->waits.pins->items[i];
         if (pin == NULL || pin->step != step || pin->state == PIN_FAILED)
             continue;
-        if (pin->state >= PIN_COPYING || step >= step_collecting(m->core))
+        if (pin->state >= PIN_COPYING || sweep_when(m->core, step) != SWEEP_OVER)
             return pin;
     }
     return NULL;

@@ -12,7 +12,6 @@
 #include "daemon/net/op.h"
 #include "daemon/net/session.h"
 #include "proto/base/failpoint.h"
-#include "proto/share/board.h"
 #include "proto/wire/wire.h"
 
 bool replace_done(const struct op *op, const struct model *open)
@@ -68,13 +67,8 @@ void replace_with(struct model *open, struct model *m)
 
 void replace_nothing(struct daemon *d, struct model *m)
 {
-    const uint64_t step = step_now(m->core);
     FAIL_POINT("restore:ready:before");
     atomic_store_explicit(&m->ledger->head->ready, 1, memory_order_release);
     FAIL_POINT("restore:ready:after");
-    model_register(d, m);
-    for (uint32_t u = 0; u < m->ledger->head->units; u++)
-        board_begin(m->board, u, step);
-    board_set_step(m->board, step, STEP_OPEN);
-    m->ready = true;
+    model_serve(d, m);
 }

@@ -7,6 +7,7 @@
 #include "client/session/hub.h"
 #include "client/session/round.h"
 #include "client/session/session.h"
+#include "proto/base/failpoint.h"
 #include "tests/lib/child.h"
 #include "tests/lib/client_remote.h"
 
@@ -376,6 +377,7 @@ TEST(forced_in_the_middle_of_training_all_of_it_ends)
  */
 
 struct raw {
+    const char *name;
     enum wire_drop_what what;
     uint64_t first;
     struct wire_dropped got;
@@ -386,7 +388,7 @@ static void make_raw(const struct round *round, const struct link *link,
 {
     const struct raw *raw = round->ctx;
     ret_request->drop = (struct wire_drop){
-        .what = raw->what, .name = "toy", .first = raw->first, .owner = link->index, .owners = 2
+        .what = raw->what, .name = raw->name, .first = raw->first, .owner = link->index, .owners = 2
     };
 }
 
@@ -415,7 +417,7 @@ static int ask(shd_session *s, uint32_t owner, struct raw *raw, struct shd_err *
 static void drop_half(bool go, bool killed)
 {
     struct shd_err e = { 0 };
-    struct raw raw = { .what = WIRE_DROP_HOLD };
+    struct raw raw = { .name = "toy", .what = WIRE_DROP_HOLD };
     shd_session *s = attach(PATIENT_MS);
     EXPECT_OK(ask(s, 0, &raw, &e), &e);
     EXPECT_EQ(raw.got.what, WIRE_DROPPED_HELD);
@@ -511,6 +513,70 @@ TEST(other_daemons_than_those_that_have_it_are_refused)
 }
 
 #ifdef SHD_FAIL_POINTS
+static void die_when_opened(const char *name)
+{
+    if (strcmp(name, "open:opened") == 0)
+        raise(SIGKILL);
+}
+
+/* Owner 0 has opened its part; nobody has told owner 1, whose part waits for that word. */
+static void fork_half(void)
+{
+    struct shd_err e = { 0 };
+    int status;
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        fail_point_hook = die_when_opened;
+        shd_session *s = attach(PATIENT_MS);
+        shd_model_fork(open_toy(s, TOY), "twin", NULL, &e);
+        _exit(1);
+    }
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT(WIFSIGNALED(status));
+    for (int i = 0; i < 2; i++)
+        EXPECT_SOON(!shows(i, "/status", "\"test\""));
+}
+
+/* Held only, or killed before what counts is stored: it is there, at both. */
+TEST(a_fork_that_one_owner_has_opened_is_not_dropped_by_half)
+{
+    for (int go = 0; go < 2; go++) {
+        struct shd_err e = { 0 };
+        struct raw raw = { .name = "twin", .what = WIRE_DROP_HOLD };
+        char hex[65];
+        shd_model *m;
+        fixture_start_kept(&daemons, 2, "drop:ready:between@1;");
+        train_toy(1, hex);
+        fork_half();
+        shd_session *s = attach(PATIENT_MS);
+        EXPECT_OK(ask(s, 0, &raw, &e), &e);
+        EXPECT_EQ(raw.got.what, WIRE_DROPPED_HELD);
+        raw.first = raw.got.instance;
+        EXPECT_OK(ask(s, 1, &raw, &e), &e);
+        raw.what = WIRE_DROP_GO;
+        if (go != 0) {
+            EXPECT_OK(ask(s, 0, &raw, &e), &e);
+            EXPECT_EQ(raw.got.what, WIRE_DROPPED_KEPT); /* a successor's answer */
+        }
+        shd_close(s);
+        s = attach(PATIENT_MS);
+        int r;
+        EXPECT_SOON((r = shd_model_attach(s, "twin", &m, &e)) != SHD_EBUSY); /* it is let go of */
+        EXPECT_OK(r, &e);
+        EXPECT_EQ(shd_step(m), 1);
+        digest_of(m, hex);
+        shd_close(s);
+        s = attach(PATIENT_MS);
+        EXPECT_OK(shd_model_drop(s, "twin", NULL, &e), &e);
+        EXPECT_OK(drop_toy(s, false, &e), &e);
+        for (int i = 0; i < 2; i++)
+            EXPECT_SOON(fixture_ask(&daemons, KEEPER_COUNT, i, "") == 0);
+        shd_close(s);
+        fixture_stop(&daemons);
+    }
+}
+
 /* Each daemon is killed there, the first time, or as a successor as well; who drops it repeats what
  * it needs. */
 TEST(daemons_killed_in_the_middle_drop_it_whole)

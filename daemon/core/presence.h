@@ -1,0 +1,62 @@
+/* Whether a model is there: three words of its ledger, and what comes of them.
+ *
+ * All owners have a model or none does, whichever of them dies in the middle of making or dropping
+ * it, and whether or not who asked for it lives. What counts is one store of owner 0, to `ready`.
+ * The others write down beforehand what they go by:
+ *
+ *   made      full at the others (origin: of the attempt), then open at owner 0, then at the others
+ *   dropped   held at the others (first: instance of owner 0's), then gone at owner 0, then there
+ *
+ * So one that missed the end of it is told by whoever comes next and has asked owner 0.
+ * Pure; each store has its fail points. */
+#ifndef SHD_PRESENCE_H
+#define SHD_PRESENCE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct ledger_head;
+
+enum presence {
+    PRESENCE_NONE,  /* never complete, or gone: a successor does away with it */
+    PRESENCE_WAITS, /* full; whether it is open is owner 0's word */
+    PRESENCE_OPEN,
+};
+
+/* What a predecessor left. */
+enum presence presence_of(const struct ledger_head *h);
+
+/* All its values are in. */
+void presence_fill(struct ledger_head *h, uint64_t origin);
+
+/* It is there. Of owner 0: for all. */
+void presence_open(struct ledger_head *h, uint64_t origin);
+
+/* One that is not open is not to be. */
+void presence_withdraw(struct ledger_head *h);
+
+/* It is to be dropped with owner 0's of instance `first`; 0: that has none. */
+void presence_hold(struct ledger_head *h, uint64_t first);
+
+/* It is gone. Of owner 0: for all. */
+void presence_end(struct ledger_head *h);
+
+/* Owner 0's of instance `first` is gone, and this goes with it. */
+bool presence_goes_with(const struct ledger_head *h, uint64_t first);
+
+enum presence_told {
+    PRESENCE_KEEP, /* it is open, or to be opened now */
+    PRESENCE_DROP, /* it is not: owner 0's is another one */
+    PRESENCE_ASK,  /* who asks is to say first what owner 0 has */
+};
+
+struct presence_word { /* of who asks for the model: what owner 0 said of its own */
+    bool told;         /* origin counts */
+    uint64_t origin;
+    uint64_t first; /* its instance; 0: not told */
+};
+
+/* What becomes of one that waits or is open. */
+enum presence_told presence_hear(const struct ledger_head *h, const struct presence_word *word);
+
+#endif
