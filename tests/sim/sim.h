@@ -85,9 +85,10 @@ struct sim_config {
     uint64_t events_max;
     bool lease; /* else workers have ranks */
     bool frozen;
-    bool puts;  /* some steps are puts, if who wants them is first */
-    bool apart; /* each worker would have another learning rate */
-    bool sets;  /* somebody changes settings */
+    bool puts;   /* some steps are puts, if who wants them is first */
+    bool apart;  /* each worker would have another learning rate */
+    bool sets;   /* somebody changes settings */
+    bool guests; /* steps are pinned, forks made and dropped */
 };
 
 struct sim_scenario {
@@ -107,8 +108,9 @@ struct sim_result {
     uint64_t events;
     uint64_t digest; /* of all final parameters, the same for any number of owners */
     uint32_t kills;
-    char promise[16];        /* BROKEN: its name */
-    uint32_t daemon, worker; /* BROKEN: whose it is, or SIM_NOBODY */
+    uint64_t pins, forks, drops; /* that guests brought to their end */
+    char promise[16];            /* BROKEN: its name */
+    uint32_t daemon, worker;     /* BROKEN: whose it is, or SIM_NOBODY */
     char text[256];
 };
 
@@ -211,6 +213,11 @@ enum sim_event_kind {
     EV_START_WORKER,
     EV_FAULT,
     EV_SET,
+    EV_ASK, /* a guest's, sim_guest.h */
+    EV_ANSWER,
+    EV_GUEST,
+    EV_GUEST_AGAIN,
+    EV_GUEST_GONE,
 };
 
 struct sim_event {
@@ -251,6 +258,11 @@ struct sim_op { /* a Return that is not credited */
     uint32_t unit, micro, slot;
 };
 
+struct sim_copy { /* whose it is: */
+    bool fork;
+    uint32_t pin; /* else */
+};
+
 struct sim_kernel {
     struct step_action action;
     uint64_t step, round, op, decision;
@@ -259,6 +271,8 @@ struct sim_kernel {
     struct step_word done;
     uint32_t block, end; /* of the unit: next one, end */
     bool summing;
+    uint64_t *copy_to; /* NULL: it is no copy. Else blocks are counted over all units */
+    struct sim_copy copy;
 };
 
 struct sim_daemon {
@@ -364,6 +378,8 @@ struct sim_setter { /* who changes settings, and what must be */
                                       /* from the other on with it */
 };
 
+struct sim_guests; /* sim_guest.h */
+
 struct sim_trace {
     uint64_t at_ns;
     const char *what;
@@ -394,6 +410,7 @@ struct sim {
     uint64_t decided; /* steps with a decision */
     struct decision decision[SIM_STEPS];
     struct sim_setter setter;
+    struct sim_guests *guests;                /* owned; NULL: none */
     uint64_t param[2][SIM_UNITS][SIM_BLOCKS]; /* of version `decided` and the one before */
     uint64_t updates[1 + SIM_UNITS];          /* of the model, and of each unit */
     bool spoilt[SIM_ROUNDS];                  /* something is in that does not count */
@@ -458,6 +475,9 @@ void sim_daemon_after(struct sim *s, const struct sim_daemon *d, uint64_t delay_
 
 /* sim_life.c: kernels */
 void sim_kernel_queue(struct sim *s, struct sim_daemon *d, const struct step_action *a);
+/* Of blocks first <= … < end of all that the daemon has of the parameters. */
+void sim_kernel_copy(struct sim *s, struct sim_daemon *d, uint64_t *to, struct sim_copy copy,
+                     uint32_t first, uint32_t end);
 void sim_kernel_event(struct sim *s, struct sim_daemon *d);
 
 /* sim_life.c, but for the event */

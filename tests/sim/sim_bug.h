@@ -1,7 +1,8 @@
 /* Bugs planted on purpose, for the test of the simulator (test_sim_bugs.c): SIM_BUG(n) is
  * true where that test has chosen bug n, and a constant false in everything else. Those of the
  * cores are in copies of these (sim_bugs.cmake), those of the simulated kernel (1, 10) and of
- * spilling (9) in the simulator. Each bug has its number here.
+ * spilling (9), of pins' memory (33) and of holding (35) in the simulator. Each bug has its number
+ * here.
  *
  *   1  the word that a kernel is done is stored before its last block
  *   2  the commits word is stored before the record it vouches for
@@ -20,6 +21,13 @@
  *  15  an update of the model counts for units that were idle in it
  *  16  settings count before they are written
  *  17  settings are said to be of a step whose Prepare was answered without them
+ *  30  a copy of a step begins while the update of the step before is under way
+ *  31  what is left of a unit is not copied before its update where some of it is copied already
+ *  32  an owner does not keep that its part of a fork is full
+ *  33  the memory of a pin is given another step while somebody else looks at it
+ *  34  an owner does not keep that its part is being dropped
+ *  35  a part that waits for owner 0's word goes when the model is held, before that is dropped
+ *  36  owner 0 forgets which part is its own before it drops it
  */
 #ifndef SHD_TESTS_SIM_SIM_BUG_H
 #define SHD_TESTS_SIM_SIM_BUG_H

@@ -151,6 +151,36 @@ plant(daemon/core/step_set.c [[
     set->kept[(given + 1) & 1] = after;]])
 plant(daemon/core/step_set.c [[(word == s->round + 1);]] [[(word == s->round + 1 && !SIM_BUG(17));]])
 
+# A copy begins in the middle of an update (30), or is not finished before one (31).
+plant(daemon/core/sweep.c [[
+    return step == step_now(core)]] [[
+    if (SIM_BUG(30) && step == step_collecting(core))
+        return SWEEP_NOW;
+    return step == step_now(core)]])
+plant(daemon/core/sweep.c [[
+    if (step < step_collecting(core))]] [[
+    if (SIM_BUG(30) && step == step_now(core))
+        return SWEEP_NOW;
+    if (step < step_collecting(core))]])
+plant(daemon/core/sweep.c [[
+                                 s->apart[unit] == 0 ? all - done : 0 };]] [[
+                                 s->apart[unit] == 0 && !(SIM_BUG(31) && done > 0) ? all - done : 0 };]])
+
+# What the words of a model's presence lack.
+plant(daemon/core/presence.c [[
+    if (h->owner == 0)
+        return; /* its word is `ready` */]] [[
+    if (h->owner == 0 || SIM_BUG(32))
+        return;]])
+plant(daemon/core/presence.c [[
+    if (h->owner == 0 || first == 0)]] [[
+    if (h->owner == 0 || first == 0 || SIM_BUG(34))]])
+plant(daemon/core/presence.c [[
+    if (h->owner > 0)
+        atomic_store_explicit(&h->origin, 0,]] [[
+    if (h->owner > 0 || SIM_BUG(36))
+        atomic_store_explicit(&h->origin, 0,]])
+
 if(copy STREQUAL original)
   message(FATAL_ERROR "${SOURCE}: no bug is planted there")
 endif()

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "tests/sim/sim.h"
+#include "tests/sim/sim_guest.h"
 
 #define STEP_BOUND (600 * S) /* no step takes longer, whatever happens to it */
 #define WAIT_BOUND (60 * S)  /* nobody waits longer when nothing happened for as long */
@@ -290,6 +291,7 @@ static void decide_next(struct sim *s, const struct decision *decision)
                                             : sim_update(s->param[0][u][b], hash, acc);
         }
     }
+    sim_guests_decided(s);
 }
 
 static uint64_t digest_of(const struct sim *s)
@@ -483,6 +485,7 @@ void sim_check_progress(struct sim *s)
                        "waits in '%s' of step %" PRIu64 " for more than %llu s",
                        sim_work_name(w->work), w->step, (unsigned long long)(WAIT_BOUND / S));
     }
+    sim_guests_check(s, WAIT_BOUND);
 }
 
 void sim_check_end(struct sim *s)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "tests/sim/sim.h"
+#include "tests/sim/sim_guest.h"
 
 static uint64_t clock_of(const struct sim *s, const struct sim_daemon *d)
 {
@@ -413,6 +414,7 @@ void sim_daemon_take(struct sim *s, struct sim_daemon *d, const struct step_acti
         case STEP_DO_OPENED:
             sim_note(s, "opened", sim_daemon_index(s, d), SIM_NOBODY, a->step, 0, 0);
             ask_again(s, d, 1u << SIM_PREPARE | 1u << SIM_COMMIT);
+            sim_host_moved(s, d);
             break;
         case STEP_DO_DROPPED:
             ask_again(s, d, 1u << SIM_COMMIT);
@@ -603,6 +605,13 @@ static void on_kernel_done(struct sim *s, struct sim_daemon *d, uint64_t index)
     struct step_actions actions;
     CHECK(index == d->kernel_done);
     d->kernel_done++;
+    if (k.copy_to != NULL) {
+        if (k.copy.fork)
+            sim_fork_copied(s, d);
+        else
+            sim_pin_copied(s, d, k.copy.pin);
+        return;
+    }
     if (k.action.kind == STEP_DO_APPLY) {
         step_applied(d->core, k.action.unit, &actions);
     } else {
@@ -629,6 +638,10 @@ void sim_daemon_event(struct sim *s, struct sim_daemon *d, const struct sim_even
         on_message(s, d, &s->msg[event->arg]);
     else if (event->kind == EV_SET)
         sim_daemon_set(s, d);
+    else if (event->kind == EV_ASK)
+        sim_host_serve(s, d, event->arg);
+    else if (event->kind == EV_GUEST_GONE)
+        sim_host_gone(s, d, (uint32_t)event->arg);
     else if (event->kind == EV_KERNEL)
         sim_kernel_event(s, d);
     else if (event->kind == EV_KERNEL_DONE)

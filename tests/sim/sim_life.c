@@ -6,6 +6,7 @@
 #include "daemon/core/ledger_set.h"
 #include "daemon/core/step_init.h"
 #include "tests/sim/sim.h"
+#include "tests/sim/sim_guest.h"
 
 #define CORE_BYTES  ((size_t)8192)
 #define LEASE_BYTES ((size_t)16384)
@@ -98,6 +99,7 @@ void sim_daemon_start(struct sim *s, struct sim_daemon *d)
     for (uint32_t u = 0; u < s->config.units; u++)
         d->board[u] = atomic_load(&d->ledger.unit[u].version);
     d->board_attempt = step_attempt(d->core);
+    sim_host_start(s, d);
     for (uint32_t u = 0; u < s->config.units; u++) {
         struct step_actions actions;
         FAIL_POINT("sim:resume");
@@ -116,6 +118,7 @@ void sim_daemon_kill(struct sim *s, struct sim_daemon *d)
 {
     const uint32_t i = sim_daemon_index(s, d);
     sim_note(s, "daemon killed", i, SIM_NOBODY, 0, 0, 0);
+    sim_host_kill(s, d);
     for (uint32_t k = 0; k < SIM_SESSIONS; k++) {
         replies_free(d->sessions[k].replies);
         sim_session_clear(&d->sessions[k]);
@@ -161,6 +164,8 @@ static void kernel_next(struct sim *s, struct sim_daemon *d)
 
 void sim_kernel_queue(struct sim *s, struct sim_daemon *d, const struct step_action *a)
 {
+    if (a->kind == STEP_DO_APPLY)
+        sim_pins_before_update(s, d, a->unit);
     CHECK(d->kernel_last - d->kernel_done < SIM_KERNELS);
     struct sim_kernel *k = &d->kernels[d->kernel_last % SIM_KERNELS];
     const uint32_t owner = sim_daemon_index(s, d);
@@ -192,10 +197,42 @@ void sim_kernel_queue(struct sim *s, struct sim_daemon *d, const struct step_act
         kernel_next(s, d);
 }
 
+void sim_kernel_copy(struct sim *s, struct sim_daemon *d, uint64_t *to, struct sim_copy copy,
+                     uint32_t first, uint32_t end)
+{
+    CHECK(d->kernel_last - d->kernel_done < SIM_KERNELS);
+    d->kernels[d->kernel_last % SIM_KERNELS] = (struct sim_kernel){
+        .copy_to = to, .copy = copy, .block = first, .end = end
+    };
+    if (d->kernel_last++ == d->kernel_first)
+        kernel_next(s, d);
+}
+
+static void copy_block(const struct sim *s, const struct sim_daemon *d, const struct sim_kernel *k,
+                       uint32_t flat)
+{
+    const uint32_t owner = sim_daemon_index(s, d);
+    uint32_t left = flat;
+    for (uint32_t u = 0; u < s->config.units; u++) {
+        const uint32_t first = sim_first_block(s, owner, u);
+        const uint32_t count = sim_first_block(s, owner + 1, u) - first;
+        if (left < count) {
+            k->copy_to[flat] = d->param[u][first + left];
+            return;
+        }
+        left -= count;
+    }
+    CHECK(false); /* past the end */
+}
+
 /* One block, with its trail: what was killed between two of them goes on behind the first. */
 static void kernel_block(const struct sim *s, struct sim_daemon *d, const struct sim_kernel *k,
                          uint32_t b)
 {
+    if (k->copy_to != NULL) {
+        copy_block(s, d, k, b);
+        return;
+    }
     const uint32_t u = k->action.unit;
     uint64_t *acc = &d->acc[u][b], *word = &d->word[u][b];
     if (k->action.kind == STEP_DO_ZERO) {
@@ -219,7 +256,7 @@ static void kernel_block(const struct sim *s, struct sim_daemon *d, const struct
 
 static void kernel_store_done(const struct sim_kernel *k)
 {
-    if (k->done.word == NULL || SIM_BUG(10))
+    if (k->copy_to != NULL || k->done.word == NULL || SIM_BUG(10))
         return;
     FAIL_POINT("sim:done:before");
     atomic_store_explicit(k->done.word, k->done.value, memory_order_release);
@@ -229,6 +266,8 @@ static void kernel_store_done(const struct sim_kernel *k)
 static void kernel_check(struct sim *s, struct sim_daemon *d, const struct sim_kernel *k)
 {
     const struct step_action *a = &k->action;
+    if (k->copy_to != NULL)
+        return;
     if (a->kind == STEP_DO_APPLY)
         sim_check_params(s, d, a->unit, k->done.value);
     else if (k->round == ledger_round(&d->ledger) && !s->spoilt[k->round])

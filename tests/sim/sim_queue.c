@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "tests/sim/sim.h"
+#include "tests/sim/sim_guest.h"
 
 /* splitmix64: any seed is a good one. */
 uint64_t sim_random(struct sim *s)
@@ -171,6 +172,7 @@ void sim_note(struct sim *s, const char *what, uint32_t daemon, uint32_t worker,
 
 void sim_deinit(struct sim *s)
 {
+    sim_guests_free(s);
     for (uint32_t i = 0; i < SIM_DAEMONS; i++)
         sim_daemon_deinit(&s->daemon[i]);
     free(s->heap);

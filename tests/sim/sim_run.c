@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tests/sim/sim.h"
+#include "tests/sim/sim_guest.h"
 
 #define NETWORK      (SIM_LOSS | SIM_DOUBLE | SIM_REORDER)
 #define GIVE_UPS_MAX 30u /* of a step */
@@ -52,6 +53,7 @@ struct sim_config sim_config_of(const struct sim_scenario *scenario, uint64_t se
     c.puts = sim_chance(&s, 400);
     c.apart = sim_chance(&s, 250);
     c.sets = (c.faults & SIM_KEEPER) == 0 && sim_chance(&s, 400);
+    c.guests = (c.faults & SIM_KEEPER) == 0 && sim_chance(&s, 500);
     return c;
 }
 
@@ -90,6 +92,7 @@ static void kill_both(struct sim *s)
     const bool all = sim_chance(s, 200);
     kill_daemon(s, some_daemon(s));
     kill_worker(s, some_worker(s));
+    sim_guest_fault(s);
     for (uint32_t i = 0; all && i < s->config.daemons; i++)
         kill_daemon(s, &s->daemon[i]);
     for (uint32_t i = 0; all && i < s->config.workers; i++)
@@ -164,6 +167,7 @@ static void do_fault(struct sim *s, enum sim_fault fault)
     switch (fault) {
     case SIM_KILL_WORKER:
         kill_worker(s, some_worker(s));
+        sim_guest_fault(s);
         break;
     case SIM_KILL_DAEMON:
         kill_daemon(s, some_daemon(s));
@@ -369,7 +373,14 @@ static void dispatch(struct sim *s, const struct sim_event *event)
     case EV_SPILLED:
     case EV_LEASE_TIMER:
     case EV_START_DAEMON:
+    case EV_ASK:
+    case EV_GUEST_GONE:
         to_daemon(s, event);
+        return;
+    case EV_ANSWER:
+    case EV_GUEST:
+    case EV_GUEST_AGAIN:
+        sim_guest_event(s, event);
         return;
     case EV_WAKE:
     case EV_COMPUTED:
@@ -423,6 +434,8 @@ static void begin(struct sim *s)
     sim_at(s, sim_below(s, 100 * MS), (struct sim_event){ .kind = EV_FAULT });
     if (s->config.sets)
         sim_set_event(s);
+    if (s->config.guests)
+        sim_guests_begin(s);
 }
 
 #define END_LINES 60u

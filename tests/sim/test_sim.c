@@ -21,10 +21,11 @@ static void print_config(const struct sim_config *c)
 {
     fprintf(stderr,
             "seed %" PRIu64 ": %" PRIu32 " daemons, %" PRIu32 " workers, %" PRIu32
-            " units, %" PRIu32 " micro-batches, %" PRIu32 " steps, %s%s%s%s, faults %#" PRIx32 "\n",
+            " units, %" PRIu32 " micro-batches, %" PRIu32 " steps, %s%s%s%s%s, faults %#" PRIx32
+            "\n",
             c->seed, c->daemons, c->workers, c->units, c->micros, c->steps,
             c->lease ? "leases" : "ranks", c->puts ? ", puts" : "", c->apart ? ", rates apart" : "",
-            c->sets ? ", sets" : "", c->faults);
+            c->sets ? ", sets" : "", c->guests ? ", guests" : "", c->faults);
 }
 
 /* Does it still break, in the same way? Then that is the smaller one. */
@@ -120,12 +121,15 @@ TEST(nothing_is_lost_counted_twice_or_stuck_whatever_happens)
 TEST(each_fail_point_of_the_core_and_its_shell_was_killed_at)
 {
     static const char *const names[] = {
-        "step:metrics:before", "step:metrics:after",  "step:cell:before",   "step:cell:after",
-        "step:commit:before",  "step:commit:after",   "sim:reply:before",   "sim:reply:after",
-        "sim:block:before",    "sim:block:after",     "sim:done:before",    "sim:done:after",
-        "sim:publish:before",  "sim:publish:after",   "sim:spill:before",   "sim:spill:after",
-        "sim:resume",          "step:promise:before", "step:promise:after", "step:reset:before",
-        "step:reset:after",    "step:set:before",     "step:set:after",     "sim:set:answer",
+        "step:metrics:before", "step:metrics:after",  "step:cell:before",    "step:cell:after",
+        "step:commit:before",  "step:commit:after",   "sim:reply:before",    "sim:reply:after",
+        "sim:block:before",    "sim:block:after",     "sim:done:before",     "sim:done:after",
+        "sim:publish:before",  "sim:publish:after",   "sim:spill:before",    "sim:spill:after",
+        "sim:resume",          "step:promise:before", "step:promise:after",  "step:reset:before",
+        "step:reset:after",    "step:set:before",     "step:set:after",      "sim:set:answer",
+        "create:full:before",  "create:full:after",   "create:ready:before", "create:ready:after",
+        "drop:hold:before",    "drop:hold:after",     "drop:ready:before",   "drop:ready:between",
+        "drop:ready:after",
     };
     uint64_t lost;
     EXPECT(run_scenario(find("points"), 1, 500000, false, &lost));
@@ -133,6 +137,24 @@ TEST(each_fail_point_of_the_core_and_its_shell_was_killed_at)
     for (size_t i = 0; i < ARRAY_SIZE(names); i++)
         if (sim_killed_at(names[i]) == 0)
             FAIL("nobody was killed at '%s'", names[i]);
+}
+
+TEST(steps_are_pinned_and_forks_made_and_dropped_all_the_while)
+{
+    static const char *const names[] = { "calm", "stalls", "worst" };
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+        struct sim_result all = { .pins = 0 };
+        for (uint64_t seed = 1; seed <= 8; seed++) {
+            struct sim_config c = sim_config_of(find(names[i]), seed);
+            c.guests = true;
+            const struct sim_result r = sim_run(&c, false);
+            EXPECT_EQ(r.outcome, SIM_DONE);
+            all.pins += r.pins;
+            all.forks += r.forks;
+            all.drops += r.drops;
+        }
+        EXPECT(all.pins > 100 && all.forks > 10 && all.drops > 10);
+    }
 }
 
 TEST(lost_keeper_is_reported_and_never_silently_wrong)
@@ -147,7 +169,7 @@ TEST(result_is_the_same_for_any_number_of_daemons_and_workers)
     const char *const names[] = { "calm", "both" };
     for (uint64_t seed = 1; seed <= 10; seed++) {
         struct sim_config c = sim_config_of(find("calm"), seed);
-        c.puts = c.apart = c.sets = false; /* who is first is first */
+        c.puts = c.apart = c.sets = c.guests = false; /* who is first is first */
         const uint64_t expected = sim_expected_digest(&c);
         for (c.daemons = 1; c.daemons <= SIM_DAEMONS; c.daemons++)
             for (c.workers = 1; c.workers <= SIM_WORKERS; c.workers++)

@@ -125,4 +125,39 @@ TEST(settings_of_a_step_that_is_decided_without_them_are_found)
     expect_found(17, "calm", "P1 P3");
 }
 
+TEST(copy_that_begins_in_the_middle_of_an_update_is_found)
+{
+    expect_found(30, "calm", "P1");
+}
+
+TEST(update_before_the_rest_of_its_unit_is_copied_is_found)
+{
+    expect_found(31, "calm", "P1");
+}
+
+TEST(part_of_a_fork_that_does_not_wait_for_owner_0s_word_is_found)
+{
+    expect_found(32, "points", "P3");
+}
+
+TEST(memory_of_a_pin_that_changes_under_a_reader_is_found)
+{
+    expect_found(33, "calm", "P1");
+}
+
+TEST(part_that_outlives_a_drop_is_found)
+{
+    expect_found(34, "both", "P3");
+}
+
+TEST(part_that_is_dropped_before_owner_0s_is_found)
+{
+    expect_found(35, "workers", "P3");
+}
+
+TEST(part_that_does_not_know_owner_0s_any_more_is_found)
+{
+    expect_found(36, "both", "P3");
+}
+
 TEST_MAIN()
