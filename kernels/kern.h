@@ -116,6 +116,15 @@ struct kern_hyper {
 struct kern_rates kern_rates_of(enum spec_optimizer kind, const struct kern_hyper *h,
                                 float grad_scale);
 
+/* An exponential moving average of parameters, updated in place with the new ones (optimizers.h,
+ * ema_step()): of all elements of the slice, those in gaps, too. Where a trail is kept it has chunk
+ * words of its own, from first_chunk on, of the same operation. */
+struct kern_ema {
+    float *average; /* [elems] fp32; NULL: there is none */
+    float rest;     /* 1 - decay, in (0, 1]; computed in fp64, rounded once. 1: the new param */
+    uint64_t first_chunk;
+};
+
 /* One optimizer update of a slice. Runs are ascending, do not overlap, and may leave gaps:
  * elements in gaps are left alone, in publish too. */
 struct kern_update {
@@ -133,6 +142,7 @@ struct kern_update {
     const struct kern_hyper *hypers;
     uint32_t hyper_count;
     struct kern_trail trail;
+    struct kern_ema ema; /* behind it, chunk by chunk: while the new param is in a cache */
 };
 
 /* SHA-256 of consecutive pieces of x: the first of head_elems elements (so that pieces end at

@@ -164,6 +164,24 @@ KERN_FN void mean_step(const struct kern_rates *c, vec grad, vec *p, vec *m, vec
         *p = vec_div(grad, vec_set1(c->scale));
 }
 
+/* An exponential moving average of parameters: average = decay * average + rest * p, in the order
+ * of torch.lerp, which torch.optim.swa_utils.get_ema_multi_avg_fn() goes by (rest = 1 - decay).
+ * With FMA its CPU kernels (ATen/native/cpu/LerpKernel.cpp) round as this does.
+ *
+ * Per element, fp32, each line one rounding:
+ *
+ *     d = p - e
+ *     e = fma(rest, d, e)
+ *       = fma(rest - 1, d, p)             where rest >= 0.5; of rest = 1 it is p
+ */
+KERN_FN vec ema_step(float rest, vec p, vec e)
+{
+    const vec d = vec_sub(p, e);
+    if (rest < 0.5f)
+        return vec_fma(vec_set1(rest), d, e);
+    return vec_fma(vec_set1(rest - 1), d, p);
+}
+
 /* One vector of an update: p, m and v (where the optimizer has them) in place. Each loop is
  * compiled once per optimizer, its kind being a constant there. */
 KERN_FN void optimizer_step(enum spec_optimizer kind, const struct kern_rates *c, vec grad, vec *p,

@@ -84,7 +84,7 @@ static int check_cast(const struct kern_cast *a, struct shd_err *e)
 
 /* Arrays that an operation changes in place. */
 struct changed {
-    const float *array[3];
+    const float *array[4];
     uint32_t count;
 };
 
@@ -173,7 +173,9 @@ static int check_update_arrays(const char *op, const struct kern_update *a,
                                const struct work_rules *rules, struct shd_err *e)
 {
     const uint32_t moments = spec_optimizer_rows[a->kind].moments;
-    const struct changed changed = { { a->param, a->m, a->v }, 1 + moments };
+    struct changed changed = { { a->param, a->m, a->v }, 1 + moments };
+    if (a->ema.average != NULL)
+        changed.array[changed.count++] = a->ema.average;
     int r = check_elems(op, a->elems, SHD_BLOCK_ELEMS, e);
     if (r == SHD_OK)
         r = check_trail(op, &a->trail, &changed, a->elems, rules, e);
@@ -192,10 +194,24 @@ static int check_update_arrays(const char *op, const struct kern_update *a,
         { "grad", a->grad, SHD_F32 },
         { "publish", a->publish, a->publish_dtype },
         { "v", moments > 1 ? a->v : a->param, SHD_F32 },
+        { "average", a->ema.average != NULL ? a->ema.average : a->param, SHD_F32 },
     };
     for (size_t i = 0; i < ARRAY_SIZE(arrays) && r == SHD_OK; i++)
         r = check_slice(op, arrays[i].name, arrays[i].array, arrays[i].dtype, rules, e);
     return r == SHD_OK ? check_runs(op, a, e) : r;
+}
+
+/* Of an average, if there is one, what is not of its array. */
+static int check_ema(const struct kern_ema *a, struct shd_err *e)
+{
+    if (a->average == NULL)
+        return SHD_OK;
+    if (!(a->rest > 0 && a->rest <= 1))
+        return err_set(e, SHD_ERANGE, "average: 1 - decay is %g, not in (0, 1]", (double)a->rest);
+    if (a->first_chunk > SHD_MODEL_ELEMS_MAX)
+        return err_set(e, SHD_EINVAL, "average: chunk words of a trail from %" PRIu64,
+                       a->first_chunk);
+    return SHD_OK;
 }
 
 /* AdamW divides by the bias corrections. */
@@ -216,7 +232,9 @@ static int check_update(const struct kern_update *a, const struct work_rules *ru
 {
     if (a->kind < 1 || a->kind > SPEC_MEAN)
         return err_set(e, SHD_EINVAL, "update: unknown optimizer %d", (int)a->kind);
-    const int r = check_update_arrays(spec_optimizer_rows[a->kind].kind, a, rules, e);
+    int r = check_update_arrays(spec_optimizer_rows[a->kind].kind, a, rules, e);
+    if (r == SHD_OK)
+        r = check_ema(&a->ema, e);
     if (r == SHD_OK && a->kind == SPEC_MEAN && !(a->grad_scale >= 1))
         return err_set(e, SHD_ERANGE, "mean: of %g values", (double)a->grad_scale);
     return r == SHD_OK && a->kind == SPEC_ADAMW ? check_bias(a, e) : r;

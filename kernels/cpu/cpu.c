@@ -164,14 +164,9 @@ static void update_some(const struct kern_update *a, struct cpu_thread *t, struc
     timed_end(timed, &some);
 }
 
-/* One range; with a trail it is a chunk, from where it stands. */
-static int update_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
+/* A chunk with a trail, from where it stands. */
+static int update_chunk(const struct kern_update *a, struct cpu_thread *t, struct cpu_range r)
 {
-    const struct kern_update *a = &op->work.op.update;
-    if (!op->work.trail) {
-        update_some(a, t, r, NULL);
-        return SHD_OK;
-    }
     uint64_t done;
     const int status = trail_resume(&a->trail, r, &done);
     if (status != SHD_OK || done == r.count)
@@ -182,6 +177,43 @@ static int update_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_
     trail_begin(rec, &a->trail, r, done, &arrays);
     update_some(a, t, (struct cpu_range){ r.first + done, r.count - done }, rec);
     trail_end(rec, &a->trail, r);
+    return SHD_OK;
+}
+
+/* Its average, likewise. */
+static int ema_chunk(const struct kern_update *a, struct cpu_thread *t, struct cpu_range r)
+{
+    struct kern_trail trail = a->trail;
+    trail.first_chunk = a->ema.first_chunk;
+    uint64_t done;
+    const int status = trail_resume(&trail, r, &done);
+    if (status != SHD_OK || done == r.count)
+        return status;
+    if (done % TRAIL_GROUP_ELEMS != 0)
+        return SHD_ESEGMENT;
+    struct trail_record *rec = &trail.area->records[t->index];
+    trail_begin(rec, &trail, r, done, &(struct trail_arrays){ { a->ema.average }, 1 });
+    widest(t)->ema(a, (struct cpu_range){ r.first + done, r.count - done }, rec);
+    trail_end(rec, &trail, r);
+    return SHD_OK;
+}
+
+/* One range, of one chunk where a trail is kept. With an average chunk by chunk, so that the new
+ * parameters are still in a cache. */
+static int update_run(const struct cpu_op *op, struct cpu_thread *t, struct cpu_range r)
+{
+    const struct kern_update *a = &op->work.op.update;
+    if (op->work.trail) {
+        const int status = update_chunk(a, t, r);
+        return status == SHD_OK && a->ema.average != NULL ? ema_chunk(a, t, r) : status;
+    }
+    const uint64_t step = a->ema.average != NULL ? CHUNK_ELEMS : r.count, end = r.first + r.count;
+    for (uint64_t first = r.first; first < end; first += step) {
+        const struct cpu_range part = { first, step < end - first ? step : end - first };
+        update_some(a, t, part, NULL);
+        if (a->ema.average != NULL)
+            widest(t)->ema(a, part, NULL);
+    }
     return SHD_OK;
 }
 

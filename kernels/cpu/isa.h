@@ -39,6 +39,7 @@ struct cpu_isa {
                        struct trail_record *rec);
     void (*sumsq)(const struct kern_sumsq *a, struct cpu_range r, struct kern_sum *part);
     void (*update)(const struct kern_update *a, struct cpu_range r, struct trail_record *rec);
+    void (*ema)(const struct kern_update *a, struct cpu_range r, struct trail_record *rec);
     void (*widen)(const struct kern_widen *a);
 };
 

@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/op_cast.h"
+#include "kernels/cpu/op_ema.h"
 #include "kernels/cpu/op_fill.h"
 #include "kernels/cpu/op_sum.h"
 #include "kernels/cpu/op_update.h"
@@ -18,5 +19,6 @@ const struct cpu_isa KERN_ISA = {
     .accumulate = accumulate_range,
     .sumsq = sumsq_range,
     .update = update_range,
+    .ema = ema_range,
     .widen = widen_all,
 };

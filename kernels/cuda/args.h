@@ -117,6 +117,14 @@ struct cuda_sumsq { /* shd_sumsq */
     double *block_sums;
 };
 
+struct cuda_ema { /* shd_ema */
+    float *average;
+    const float *param;
+    uint64_t elems;
+    float rest;
+    struct cuda_trail trail;
+};
+
 struct cuda_update { /* shd_adamw, shd_sgd, shd_lion, shd_adamw_torch, shd_sgd_torch, shd_mean */
     float *param, *m, *v;
     const float *grad;

@@ -30,6 +30,7 @@ static const char *const function_names[CUDA_FN_COUNT] = {
     [CUDA_ADAMW_TORCH] = "shd_adamw_torch",
     [CUDA_SGD_TORCH] = "shd_sgd_torch",
     [CUDA_MEAN] = "shd_mean",
+    [CUDA_EMA] = "shd_ema",
     [CUDA_TRAIL_BEGIN] = "shd_trail_begin",
 };
 
@@ -110,7 +111,7 @@ static int check_device(struct cuda_kern *k, struct shd_err *e)
 static bool keeps_records(enum cuda_fn fn)
 {
     return fn == CUDA_ACCUMULATE || fn == CUDA_ADAMW || fn == CUDA_SGD || fn == CUDA_LION ||
-           fn == CUDA_ADAMW_TORCH || fn == CUDA_SGD_TORCH || fn == CUDA_MEAN;
+           fn == CUDA_ADAMW_TORCH || fn == CUDA_SGD_TORCH || fn == CUDA_MEAN || fn == CUDA_EMA;
 }
 
 /* Find a kernel, and how many of its blocks fill the device. Loaded now: left to its first launch

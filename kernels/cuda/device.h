@@ -39,6 +39,7 @@ enum cuda_fn {
     CUDA_ADAMW_TORCH,
     CUDA_SGD_TORCH,
     CUDA_MEAN,
+    CUDA_EMA,
     CUDA_TRAIL_BEGIN,
     CUDA_FN_COUNT
 };

@@ -229,12 +229,9 @@ static const enum cuda_fn update_fns[] = {
     [SPEC_SGD_TORCH] = CUDA_SGD_TORCH, [SPEC_MEAN] = CUDA_MEAN,
 };
 
-static int update_launch(struct cuda_kern *k, struct cuda_part *p)
+static int step_launch(struct cuda_kern *k, struct cuda_part *p, uint32_t runs)
 {
     const struct kern_update *a = &p->op->work.op.update;
-    const uint32_t runs = pack_runs(a, p);
-    if (runs == 0)
-        return SHD_OK;
     struct cuda_update args = {
         .param = a->param + p->first,
         .m = spec_optimizer_rows[a->kind].moments > 0 ? a->m + p->first : NULL,
@@ -252,6 +249,31 @@ static int update_launch(struct cuda_kern *k, struct cuda_part *p)
     if (r == SHD_OK)
         r = begin_trail(k, &a->trail, p, &args.trail);
     return r == SHD_OK ? launch(k, update_fns[a->kind], tiles_of(p->count), &args) : r;
+}
+
+static int ema_launch(struct cuda_kern *k, const struct cuda_part *p)
+{
+    const struct kern_update *a = &p->op->work.op.update;
+    struct cuda_ema args = {
+        .average = a->ema.average + p->first,
+        .param = a->param + p->first,
+        .elems = p->count,
+        .rest = a->ema.rest,
+    };
+    struct kern_trail trail = a->trail;
+    trail.first_chunk = a->ema.first_chunk;
+    const int r = begin_trail(k, &trail, p, &args.trail);
+    return r == SHD_OK ? launch(k, CUDA_EMA, tiles_of(p->count), &args) : r;
+}
+
+static int update_launch(struct cuda_kern *k, struct cuda_part *p)
+{
+    const struct kern_update *a = &p->op->work.op.update;
+    const uint32_t runs = pack_runs(a, p);
+    int r = SHD_OK;
+    if (runs > 0)
+        r = step_launch(k, p, runs);
+    return r == SHD_OK && a->ema.average != NULL ? ema_launch(k, p) : r;
 }
 
 /* -- With an end on the host: copy, cast and hash ------------------------------------------------

@@ -171,3 +171,48 @@ KERNEL_BOUNDS(shd_mean, struct cuda_update, CUDA_THREADS, 4)
 {
     update_tiles<SPEC_MEAN>(a);
 }
+
+/* -- The average behind an update: kern_ema ------------------------------------------------------
+ *
+ * Per element: the new param read, which the update has written some launches before at most, the
+ * average read and written. */
+
+KERNEL_BOUNDS(shd_ema, struct cuda_ema, CUDA_THREADS, 4)
+{
+    const bool kept = a.trail.records != nullptr;
+    const uint64_t tiles = a.elems / CUDA_TILE_ELEMS;
+    struct turn turn = trail_open(a.trail, a.average, a.average, a.average, 1);
+    bool done = trail_done(a.trail, blockIdx.x, tiles);
+    for (uint64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const uint64_t first = tile * CUDA_TILE_ELEMS;
+        const bool passed = done;
+        float e[TILE_FOURS][4], p[4];
+        done = trail_done(a.trail, tile + gridDim.x, tiles);
+        if (passed)
+            continue;
+#pragma unroll
+        for (unsigned f = 0; f < TILE_FOURS; f++)
+            get_four(a.average + first + four_at(f), e[f]);
+        if (kept) {
+#pragma unroll
+            for (unsigned f = 0; f < TILE_FOURS; f++)
+                trail_keep(trail_record(a.trail, turn), 0, four_at(f), e[f]);
+            __threadfence();
+            __syncthreads();
+            if (threadIdx.x == 0)
+                trail_step(a.trail, turn, tile, true);
+            __syncthreads();
+            trail_next(&turn, tile, true);
+        }
+#pragma unroll
+        for (unsigned f = 0; f < TILE_FOURS; f++) {
+            get_four(a.param + first + four_at(f), p);
+#pragma unroll
+            for (unsigned k = 0; k < 4; k++)
+                e[f][k] = ema_step(a.rest, p[k], e[f][k]);
+            put_four(a.average + first + four_at(f), e[f]);
+        }
+    }
+    if (kept)
+        trail_close(a.trail, turn);
+}

@@ -12,7 +12,7 @@
 
 struct kern *device_extra_new(void);
 
-#define ARRAYS_MAX 5
+#define ARRAYS_MAX 6
 
 struct mirror {
     struct kern base;
@@ -138,6 +138,7 @@ static void mirror_update(struct call *c, struct kern_update *a)
     a->m = mirrored(c, a->m, a->elems * 4, false);
     a->v = mirrored(c, a->v, a->elems * 4, false);
     a->grad = mirrored(c, a->grad, a->elems * 4, false);
+    a->ema.average = mirrored(c, a->ema.average, a->elems * 4, false);
     a->publish = mirrored(c, a->publish, a->elems * dtype_bytes(a->publish_dtype), false);
 }
 

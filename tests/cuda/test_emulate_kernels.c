@@ -210,11 +210,17 @@ static void emulated_update(enum spec_optimizer o, struct state *s, const struct
     for (uint32_t i = 0; i < ARRAY_SIZE(update_hypers); i++)
         a.rates[i] = kern_rates_of(o, &update_hypers[i], update_scale(o));
     LAUNCH(optimizer_kernel(o), &a, blocks);
+    if (s->rest > 0)
+        LAUNCH("shd_ema",
+               (&(struct cuda_ema){
+                   .average = s->e.base, .param = a.param, .elems = a.elems, .rest = s->rest }),
+               blocks);
 }
 
 TEST(updates_give_the_hosts_bits)
 {
     static const uint64_t sizes[] = { 1, 5, 40 };
+    static const float rests[] = { 0, 0.001f, 1, 0.7f, 0.3f };
     struct kern *k = device_new("scalar", 1);
     for (uint32_t i = 0; i < 36 * ARRAY_SIZE(sizes); i++) {
         const uint64_t elems = sizes[i / 36] * BLOCK;
@@ -224,12 +230,14 @@ TEST(updates_give_the_hosts_bits)
         const enum shd_dtype dtype = (enum shd_dtype)(1 + i / SPEC_MEAN % 3);
         struct state want = state_new(elems, dtype, i / 18 % 2 == 1, /* skew= */ 8, i);
         struct state got = state_new(elems, dtype, i / 18 % 2 == 1, /* skew= */ 8, i);
+        want.rest = got.rest = rests[i % ARRAY_SIZE(rests)];
         state_update(k, o, &want, runs, count);
         schedule(i);
         emulated_update(o, &got, runs, count, grids[i % ARRAY_SIZE(grids)]);
         EXPECT_SAME_FLOATS((float *)got.p.base, (float *)want.p.base, elems, "p");
         EXPECT_SAME_FLOATS((float *)got.m.base, (float *)want.m.base, elems, "m");
         EXPECT_SAME_FLOATS((float *)got.v.base, (float *)want.v.base, elems, "v");
+        EXPECT_SAME_FLOATS((float *)got.e.base, (float *)want.e.base, elems, "e");
         expect_same_array(got.out.base, want.out.base, dtype, elems, "publish");
         state_free(&want);
         state_free(&got);

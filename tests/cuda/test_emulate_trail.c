@@ -8,7 +8,7 @@
 #define TILES      37u /* two chunks, the second short */
 #define ELEMS      (TILES * CUDA_TILE_ELEMS)
 #define CHUNKS     2u
-#define SCRIPT_OPS 12u
+#define SCRIPT_OPS 16u
 
 /* One allocation, as a segment: acc, p, m, v; then the area. */
 #define ARRAY_BYTES (4 * (uint64_t)ELEMS)
@@ -94,8 +94,8 @@ static void world_free(struct world *w, struct inputs *in)
 }
 
 /* -- The script --------------------------------------------------------------------------------
- * As that of the host's trails: a first accumulate, one without and one with a sum, an update; the
- * optimizers and the dtypes take turns. */
+ * As that of the host's trails: a first accumulate, one without and one with a sum, an update or an
+ * average, here of m; the optimizers and the dtypes take turns. */
 
 static void launch_accumulate(const struct world *w, struct inputs *in, uint64_t op,
                               const struct cuda_trail *trail, unsigned blocks)
@@ -116,7 +116,11 @@ static void launch_update(const struct world *w, struct inputs *in, uint64_t op,
                           const struct cuda_trail *trail, unsigned blocks)
 {
     static const enum spec_optimizer kinds[] = { SPEC_ADAMW, SPEC_MEAN, SPEC_LION };
-    const enum spec_optimizer o = kinds[op / 4 % 3];
+    const enum spec_optimizer o = kinds[op / 4 % 4 % 3];
+    if (op / 4 % 4 == 3) {
+        LAUNCH("shd_ema", (&(struct cuda_ema){ w->m, w->p, ELEMS, 0.125f, *trail }), blocks);
+        return;
+    }
     struct cuda_update a = {
         .param = w->p,
         .m = o == SPEC_MEAN ? NULL : w->m,

@@ -14,7 +14,7 @@ struct world world_new(void)
 {
     EXPECT_EQ(kern_trail_chunks(ELEMS), CHUNKS);
     const uint64_t area_bytes = (KERN_TRAIL_BYTES + 4095) / 4096 * 4096, marks_bytes = 4096;
-    struct world w = { .bytes = area_bytes + marks_bytes + 4 * ELEMS * sizeof(float) };
+    struct world w = { .bytes = area_bytes + marks_bytes + 5 * ELEMS * sizeof(float) };
     void *base = mmap(NULL, w.bytes, PROT_READ | PROT_WRITE,
                       MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     EXPECT(base != MAP_FAILED);
@@ -25,6 +25,7 @@ struct world world_new(void)
     w.p = w.acc + ELEMS;
     w.m = w.p + ELEMS;
     w.v = w.m + ELEMS;
+    w.e = w.v + ELEMS;
     return w;
 }
 
@@ -40,6 +41,7 @@ void world_reset(const struct world *w)
     fill_awkward(w->p, ELEMS, false, 41);
     fill_awkward(w->m, ELEMS, false, 42);
     fill_awkward(w->v, ELEMS, false, 43);
+    fill_awkward(w->e, ELEMS, false, 45);
     for (uint64_t i = 0; i < ELEMS; i++) /* a second moment is not negative */
         w->v[i] = fabsf(w->v[i]);
 }
@@ -55,6 +57,7 @@ struct inputs *inputs_new(void)
     EXPECT(in != NULL);
     in->acc_elems = in->update_elems = ELEMS;
     in->here = false;
+    in->averages = true;
     in->runs = runs;
     in->run_count = ARRAY_SIZE(runs);
     fill_awkward(in->grad[0], ELEMS, false, 44);
@@ -130,6 +133,8 @@ static int queue_update(struct kern *k, const struct world *w, struct inputs *in
         .hypers = trail_hypers,
         .hyper_count = ARRAY_SIZE(trail_hypers),
     };
+    if (kind != SPEC_MEAN && in->averages)
+        queued.update.ema = (struct kern_ema){ w->e, 0.125f, 2 * CHUNKS };
     if (trail)
         queued.update.trail = trail_of(w, op, CHUNKS);
     return queue_op(k, in, &queued, done);
@@ -151,7 +156,7 @@ uint64_t world_digest(const struct world *w)
 {
     const uint8_t *at = (const uint8_t *)w->acc;
     uint64_t digest = 1;
-    for (uint64_t i = 0; i < 4 * ELEMS * sizeof(float); i += sizeof(uint64_t)) {
+    for (uint64_t i = 0; i < 5 * ELEMS * sizeof(float); i += sizeof(uint64_t)) {
         uint64_t word;
         memcpy(&word, at + i, sizeof word);
         digest = (digest ^ word) * UINT64_C(0x9e3779b97f4a7c15);

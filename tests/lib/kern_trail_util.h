@@ -7,6 +7,7 @@
 
 #define ELEMS      (164 * BLOCK) /* chunks with a short last one; above the streaming threshold */
 #define CHUNKS     6u            /* kern_trail_chunks(ELEMS) */
+#define ALL_CHUNKS (3 * CHUNKS)
 #define SCRIPT_OPS 12u
 
 /* One mapping, as a segment: the trail, then the arrays. */
@@ -14,7 +15,7 @@ struct marks {
     _Atomic uint64_t done;               /* the script's last finished operation */
     _Atomic uint64_t phase;              /* of a child, see there */
     _Atomic uint64_t wrong;              /* operation whose sum was wrong in a child */
-    _Atomic uint64_t chunks[2 * CHUNKS]; /* of acc, of the parameters */
+    _Atomic uint64_t chunks[ALL_CHUNKS]; /* of acc, of the parameters, of their average */
 };
 
 struct world {
@@ -22,13 +23,14 @@ struct world {
     uint64_t bytes;
     struct kern_trail_area *area;
     struct marks *marks;
-    float *acc, *p, *m, *v; /* [ELEMS] */
+    float *acc, *p, *m, *v, *e; /* [ELEMS] */
 };
 
 /* What operations read, the same in every process, and where they publish. */
 struct inputs {
     uint64_t acc_elems;    /* accumulated of ELEMS */
     uint64_t update_elems; /* updated of them */
+    bool averages;         /* updates but a mean's keep one */
     bool here;             /* on the caller's thread; the device is idle and they are few */
     const struct kern_run *runs;
     uint32_t run_count;
@@ -53,7 +55,7 @@ struct kern_trail trail_of(const struct world *w, uint64_t op, uint64_t first_ch
 int script_run(struct kern *k, const struct world *w, struct inputs *in, uint64_t op, bool trail,
                struct kern_sum *ret_sum);
 
-/* Of p, m, v and acc. */
+/* Of acc, p, m, v and e. */
 uint64_t world_digest(const struct world *w);
 
 /* What the script does undisturbed, without a trail. */

@@ -155,11 +155,13 @@ struct state state_new(uint64_t elems, enum shd_dtype dtype, bool wild, uint64_t
     s.m = guarded_new(elems * 4, 8 * skew);
     s.v = guarded_new(elems * 4, 12 * skew);
     s.g = guarded_new(elems * 4, 20 * skew);
+    s.e = guarded_new(elems * 4, 16 * skew);
     s.out = guarded_new(elems * dtype_bytes(dtype), skew * dtype_bytes(dtype));
     fill_awkward(s.p.base, elems, wild, seed);
     fill_awkward(s.m.base, elems, wild, seed + 1);
     fill_awkward(s.v.base, elems, wild, seed + 2);
     fill_awkward(s.g.base, elems, wild, seed + 3);
+    fill_awkward(s.e.base, elems, wild, seed + 4);
     for (uint64_t i = 0; i < elems; i++) /* a second moment is not negative */
         ((float *)s.v.base)[i] = fabsf(((float *)s.v.base)[i]);
     memset(s.out.base, 0x5a, s.out.bytes);
@@ -168,7 +170,7 @@ struct state state_new(uint64_t elems, enum shd_dtype dtype, bool wild, uint64_t
 
 void state_free(struct state *s)
 {
-    struct guarded *all[] = { &s->p, &s->m, &s->v, &s->g, &s->out };
+    struct guarded *all[] = { &s->p, &s->m, &s->v, &s->g, &s->e, &s->out };
     for (size_t i = 0; i < ARRAY_SIZE(all); i++) {
         EXPECT(guarded_intact(all[i]));
         guarded_free(all[i]);
@@ -192,6 +194,7 @@ void state_update(struct kern *k, enum spec_optimizer o, struct state *s,
         .run_count = run_count,
         .hypers = update_hypers,
         .hyper_count = ARRAY_SIZE(update_hypers),
+        .ema = { .average = s->rest > 0 ? s->e.base : NULL, .rest = s->rest },
     };
     struct kern_waiter w;
     struct shd_err e = { 0 };

@@ -148,6 +148,8 @@ static const struct kern_hyper update_hypers[] = {
 
 struct state { /* arrays of one update */
     struct guarded p, m, v, g, out;
+    struct guarded e; /* the average of p, where the update has one */
+    float rest;       /* 0: it has none */
     uint64_t elems;
     enum shd_dtype dtype;
 };

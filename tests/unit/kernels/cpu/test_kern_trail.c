@@ -14,6 +14,10 @@ static void expect_trail_idle(const struct world *w, uint64_t op, const char *la
         const uint64_t word = w->marks->chunks[(op % 4 == 0 ? CHUNKS : 0) + c];
         if (word != (op << 17 | elems))
             FAIL("%s: op %" PRIu64 ": chunk %" PRIu64 " says %" PRIx64, label, op, c, word);
+        const uint64_t average = w->marks->chunks[2 * CHUNKS + c], last = op - op % 4;
+        if (op / 4 % 4 != 3 && average != (last == 0 ? 0 : last << 17 | elems))
+            FAIL("%s: op %" PRIu64 ": chunk %" PRIu64 " of the average says %" PRIx64, label, op, c,
+                 average);
     }
     EXPECT_EQ(w->marks->done, op);
 }
@@ -107,6 +111,11 @@ TEST(chunk_words_beyond_their_chunk_fail_the_operation)
     w.marks->chunks[CHUNKS - 1] = 3 << 17 | 33; /* between groups */
     EXPECT_STATUS(script_run(k, &w, in, 3, true, &sum), SHD_ESEGMENT);
     w.marks->chunks[2 * CHUNKS - 1] = 4 << 17 | 65536;
+    EXPECT_STATUS(script_run(k, &w, in, 4, true, &sum), SHD_ESEGMENT);
+    w.marks->chunks[2 * CHUNKS - 1] = 0;
+    w.marks->chunks[3 * CHUNKS - 1] = 4 << 17 | 65536; /* its average's */
+    EXPECT_STATUS(script_run(k, &w, in, 4, true, &sum), SHD_ESEGMENT);
+    w.marks->chunks[3 * CHUNKS - 1] = 4 << 17 | 33;
     EXPECT_STATUS(script_run(k, &w, in, 4, true, &sum), SHD_ESEGMENT);
     EXPECT_EQ(w.marks->done, 0);
     k->ops->free(k);

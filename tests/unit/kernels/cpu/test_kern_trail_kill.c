@@ -12,7 +12,7 @@
 
 static int repair(const struct world *w, struct shd_err *e)
 {
-    return kern_trail_repair(w->area, w->base, w->bytes, w->marks->chunks, 2 * CHUNKS, e);
+    return kern_trail_repair(w->area, w->base, w->bytes, w->marks->chunks, ALL_CHUNKS, e);
 }
 
 /* -- Random moments ---------------------------------------------------------------------------- */
@@ -57,7 +57,7 @@ static void count_death(const struct world *w, struct deaths *d)
         in_op = in_op || r->op != 0;
         in_group = in_group || (r->op != 0 && (r->pos & 0xff) != 0);
     }
-    for (uint32_t c = 0; c < 2 * CHUNKS; c++)
+    for (uint32_t c = 0; c < ALL_CHUNKS; c++)
         in_op = in_op || w->marks->chunks[c] >> 17 == w->marks->done + 1;
     d->kills++;
     d->in_op += in_op;
@@ -165,7 +165,7 @@ TEST(killed_processes_are_finished_by_their_successors)
 
 #define STEP_ELEMS  BLOCK /* only this much of each array is ever changed */
 #define STEP_CASE_S 2u    /* a case that takes longer stops being stepped, and says so */
-#define WINDOWS     6u
+#define WINDOWS     7u
 
 struct window {
     uint64_t offset, bytes;
@@ -174,7 +174,7 @@ struct window {
 /* What a stepped operation can change, as parts of the mapping. */
 static void windows_of(const struct world *w, struct window *ret)
 {
-    const void *const at[WINDOWS] = { w->area, w->marks, w->acc, w->p, w->m, w->v };
+    const void *const at[WINDOWS] = { w->area, w->marks, w->acc, w->p, w->m, w->v, w->e };
     for (uint32_t i = 0; i < WINDOWS; i++) {
         ret[i].offset = (uint64_t)((const uint8_t *)at[i] - w->base);
         ret[i].bytes = i == 0   ? sizeof(struct trail_record)
@@ -386,6 +386,7 @@ static void step_cases(bool here)
     s.in = inputs_new();
     s.in->acc_elems = STEP_ELEMS;
     s.in->here = here;
+    s.in->averages = here; /* an average is of all elements, also of those that no run has */
     if (here)
         s.in->update_elems = STEP_ELEMS;
     s.in->runs = runs;
