@@ -594,6 +594,7 @@ enum shd_array {
     SHD_MOMENT2 = 2,
     SHD_GRADIENT = 3, /* with the next, shd_tensor_stats() and _values() alone */
     SHD_UPDATE = 4,
+    SHD_EMA = 5, /* the parameters' moving average, of a model with "ema" in its spec */
 };
 SHD_API int shd_get(shd_model *m, uint32_t unit, enum shd_array array, float *ret_values,
                     uint64_t *ret_step, uint64_t *ret_updates, struct shd_err *e);
@@ -647,6 +648,7 @@ enum shd_put_bits {
     SHD_PUT_PARAMS = 1,
     SHD_PUT_MOMENT1 = 2,
     SHD_PUT_MOMENT2 = 4,
+    SHD_PUT_EMA = 32, /* without it the average stays what it is, whatever is put */
 };
 struct shd_put_options {
     size_t size;

@@ -324,7 +324,8 @@ static char *train_spec(const struct options *o)
                                    .accumulate = o->chosen.accumulate,
                                    .publish = o->chosen.publish,
                                    .grad_dtype = o->chosen.policy.grad_dtype,
-                                   .weight_decay = o->weight_decay };
+                                   .weight_decay = o->weight_decay,
+                                   .ema = o->ema };
     return gpt_spec_json(&shape, &spec);
 }
 

@@ -175,6 +175,17 @@ void runs_hypers(const struct spec *spec, const struct decision *decision, uint6
     }
 }
 
+/* The warm-up is that of TensorFlow's ExponentialMovingAverage(num_updates=n), which others have
+ * taken over. The first update is a copy, as in torch.optim.swa_utils.AveragedModel. */
+float runs_ema_rest(const struct spec *spec, uint64_t update)
+{
+    CHECK(update > 0 && spec->ema > 0);
+    const double n = (double)(update - 1), warm = (1 + n) / (10 + n);
+    if (update == 1)
+        return 1;
+    return (float)(1 - (spec->ema_warmup && warm < spec->ema ? warm : spec->ema));
+}
+
 static enum kern_fill_kind fill_kind(enum spec_init init)
 {
     switch (init) {

@@ -35,6 +35,12 @@ int runs_check_rates(const struct spec *spec, const double *rates, uint32_t coun
 void runs_hypers(const struct spec *spec, const struct decision *decision, uint64_t update,
                  struct kern_hyper *ret_hypers);
 
+/* What the parameters' moving average takes of the new ones in a unit's update-th update: 1 -
+ * decay, in fp64, rounded once; 1 in the first, which it is the new ones after. With a warm-up
+ * decay is at most (1 + n) / (10 + n), n being the updates before this one. The spec has an
+ * average. */
+float runs_ema_rest(const struct spec *spec, uint64_t update);
+
 /* Initial values of tensor `tensor` inside `slice` of its unit. param: fp32 [slice.elems].
  * False when no element of the tensor lies in the slice (then *ret_fill is untouched). */
 bool runs_fill(const struct spec *spec, uint32_t tensor, struct slice slice, float *param,

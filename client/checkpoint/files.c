@@ -86,7 +86,7 @@ static int make_safetensors(struct making *k, struct shd_err *e)
 {
     char name[64];
     struct safetensors_header header;
-    const char *stem = ckpt_stem(k->array);
+    const char *stem = ckpt_stem(k->spec, k->array);
     if (k->file_count == 1)
         snprintf(name, sizeof name, "%s.safetensors", stem);
     else
@@ -117,7 +117,7 @@ static uint64_t unit_bytes(const struct spec *spec, uint32_t unit)
 
 static bool in_array(const struct spec *spec, uint32_t unit, uint32_t array)
 {
-    return array <= spec_unit_moments(spec, unit);
+    return array < spec_unit_arrays(spec, unit);
 }
 
 static void add_unit(struct making *k, uint32_t unit)
@@ -164,7 +164,7 @@ static int split_units(struct making *k, bool count_only, struct shd_err *e)
 static int make_index(struct making *k, struct shd_err *e)
 {
     char name[80];
-    snprintf(name, sizeof name, "%s.safetensors.index.json", ckpt_stem(k->array));
+    snprintf(name, sizeof name, "%s.safetensors.index.json", ckpt_stem(k->spec, k->array));
     json_t *root = json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)k->total_bytes,
                              "weight_map", k->map);
     char *text = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_PRESERVE_ORDER) : NULL;
@@ -200,7 +200,7 @@ int checkpoint_files_make(struct checkpoint_files *files, int dir_fd, const stru
     if (r != SHD_OK)
         return r;
     free(first);
-    for (uint32_t a = 0; r == SHD_OK && a < 1 + spec_moments(spec); a++) {
+    for (uint32_t a = 0; r == SHD_OK && a < spec_arrays(spec); a++) {
         struct making k = { files, dir_fd, spec, uid, .array = a };
         r = make_array(&k, e);
     }

@@ -329,7 +329,7 @@ static int check_array(struct verify *v, uint32_t tensor, uint32_t array, struct
     if (!safeset_find(v->sets[array], t->name, &place) || place.tensor->dtype != SAFETENSORS_F32 ||
         place.tensor->elems != t->elems)
         return err_set(e, SHD_EINVAL, "tensor '%.100s' is not in the files '%s' as it was saved",
-                       t->name, ckpt_stem(array));
+                       t->name, ckpt_stem(v->spec, array));
     int r = SHD_OK;
     const uint64_t unit_elems = v->spec->units[t->unit].elems;
     for (uint64_t first = 0; r == SHD_OK && first < unit_elems; first += WINDOW_ELEMS) {
@@ -346,8 +346,8 @@ static int open_parts(struct verify *v, struct shd_err *e)
     int r = ckpt_info_read(v->dir_fd, &v->info, e);
     if (r == SHD_OK)
         r = spec_parse(v->info.spec_json, strlen(v->info.spec_json), &v->spec, e);
-    for (uint32_t a = 0; r == SHD_OK && a < 1 + spec_moments(v->spec); a++) {
-        const struct safeset_ask ask = { .stem = ckpt_stem(a) };
+    for (uint32_t a = 0; r == SHD_OK && a < spec_arrays(v->spec); a++) {
+        const struct safeset_ask ask = { .stem = ckpt_stem(v->spec, a) };
         r = safeset_open_at(v->dir_fd, &ask, &v->sets[a], e);
     }
     if (r == SHD_OK)

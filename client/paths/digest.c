@@ -89,7 +89,7 @@ static int take_part(struct walk *w, const struct digest_part *part, struct shd_
 
 static uint32_t array_count(const struct spec *spec, uint32_t tensor)
 {
-    return 1 + spec_unit_moments(spec, spec->tensors[tensor].unit);
+    return spec_unit_arrays(spec, spec->tensors[tensor].unit);
 }
 
 /* How many tensors from the first on one part can have; 0: not even that one. */

@@ -29,7 +29,7 @@ struct digest_part {
     uint32_t tensor;
     uint32_t tensors; /* 0: one array of one; else all arrays of so many, in the digest's order:
                        * tensor after tensor, its arrays one after the other */
-    uint32_t array;   /* 0 parameters, 1 and 2 moments */
+    uint32_t array;   /* of those that spec_arrays() counts */
     uint64_t first_leaf;
     uint64_t leaves; /* 1 .. DIGEST_WINDOW_LEAVES */
 };

@@ -57,7 +57,8 @@ static int open_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     const bool frozen = spec->units[unit].frozen;
     const uint32_t moments = spec_unit_moments(spec, unit);
     struct local_unit *u = &m->local->units[unit];
-    const uint64_t arrays = frozen ? 1 : 2 + moments; /* of fp32 */
+    const bool ema = spec_unit_ema(spec, unit);
+    const uint64_t arrays = frozen ? 1 : 2 + moments + (ema ? 1 : 0); /* of fp32 */
     const uint64_t bytes = arrays * elems * sizeof(float) + elems * dtype_bytes(spec->publish);
     void *base = NULL;
     int r = new_memory(m->session, bytes, &base, e);
@@ -69,6 +70,7 @@ static int open_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
     u->acc = frozen ? NULL : u->param + elems;
     u->m = moments > 0 ? u->acc + elems : NULL;
     u->v = moments == 2 ? u->m + elems : NULL;
+    u->ema = ema ? u->acc + (1 + moments) * elems : NULL;
     u->publish = u->param + arrays * elems;
     u->arrived = m->local->arrived + (uint64_t)unit * spec_returns(spec);
     return runs_new(spec, unit, (struct slice){ 0, elems }, &u->runs, &u->run_count, e);
@@ -116,7 +118,11 @@ static int fill_unit(struct shd_model *m, uint32_t unit, struct shd_err *e)
             return r;
     }
     const struct kern_cast cast = { u->publish, m->spec->publish, u->param, su->elems };
-    return kern_run_op(k, &(struct kern_op){ KERN_CAST, { .cast = cast } }, e);
+    const struct kern_copy ema = { u->ema, u->param, su->elems * sizeof(float) };
+    int r = kern_run_op(k, &(struct kern_op){ KERN_CAST, { .cast = cast } }, e);
+    if (r == SHD_OK && u->ema != NULL)
+        r = kern_run_op(k, &(struct kern_op){ KERN_COPY, { .copy = ema } }, e);
+    return r;
 }
 
 static int new_local(struct shd_model *m, struct shd_err *e)
@@ -218,8 +224,7 @@ static int local_blob(struct shd_model *m, uint32_t owner, void *buf, size_t cap
 static int local_get(struct shd_model *m, const struct path_get *get, struct shd_err *e)
 {
     const struct local_unit *u = &m->local->units[get->unit];
-    const float *const arrays[] = { u->param, u->m, u->v };
-    const struct kern_copy copy = { get->values, arrays[get->array],
+    const struct kern_copy copy = { get->values, local_array(m->spec, u, get->array),
                                     m->spec->units[get->unit].elems * sizeof(float) };
     *get->ret_step = m->step;
     *get->ret_updates = u->updates;
@@ -238,13 +243,13 @@ static int local_leaves(void *ctx, const struct digest_part *part, uint8_t (*ret
     struct shd_model *m = ctx;
     const struct spec_tensor *t = &m->spec->tensors[part->tensor];
     const struct local_unit *u = &m->local->units[t->unit];
-    const float *const arrays[] = { u->param, u->m, u->v };
-    CHECK(part->array < ARRAY_SIZE(arrays) && arrays[part->array] != NULL);
+    const float *array = local_array(m->spec, u, part->array);
+    CHECK(array != NULL);
     uint64_t first = 0;
     const uint64_t elems = ckpt_leaf_elems(t, part->first_leaf, part->leaves, &first);
     const uint64_t head = SHD_BLOCK_ELEMS - first % SHD_BLOCK_ELEMS;
     const struct kern_hash hash = {
-        .x = arrays[part->array] + first,
+        .x = array + first,
         .elems = elems,
         .head_elems = head < elems ? head : elems,
         .out = ret_leaves,
@@ -455,6 +460,8 @@ static int update_units(struct shd_model *m, const struct decision *decision, st
             .run_count = u->run_count,
             .hypers = local->hypers,
             .hyper_count = m->spec->group_count,
+            .ema = { .average = u->ema,
+                     .rest = u->ema != NULL ? runs_ema_rest(m->spec, u->updates) : 0 },
         };
         const int r = kern_run_op(m->session->kern,
                                   &(struct kern_op){ KERN_UPDATE, { .update = update } }, e);

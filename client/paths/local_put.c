@@ -58,12 +58,12 @@ static int copy_unit(struct shd_model *m, const struct path_put *put, uint32_t u
 {
     const struct local_unit *u = &m->local->units[unit];
     const uint64_t elems = m->spec->units[unit].elems;
-    float *const arrays[PUTMAP_ARRAYS] = { u->param, u->m, u->v };
     int r = SHD_OK;
     for (uint32_t a = 0; r == SHD_OK && a < PUTMAP_ARRAYS; a++) {
         if (!has(put, unit, a))
             continue;
-        const struct kern_copy copy = { arrays[a], *values, elems * sizeof(float) };
+        const struct kern_copy copy = { local_array(m->spec, u, a), *values,
+                                        elems * sizeof(float) };
         r = kern_run_op(m->session->kern, &(struct kern_op){ KERN_COPY, { .copy = copy } }, e);
         *values += elems;
     }

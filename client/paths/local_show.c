@@ -49,7 +49,11 @@ static int find_update(struct looking *l, struct shd_err *e)
 
 static const float *array_of(const struct looking *l, uint32_t array)
 {
-    const float *const arrays[] = { l->unit->param, l->unit->m, l->unit->v, l->unit->acc };
+    const float *const arrays[] = { [WIRE_SHOW_PARAM] = l->unit->param,
+                                    [WIRE_SHOW_M] = l->unit->m,
+                                    [WIRE_SHOW_V] = l->unit->v,
+                                    [WIRE_SHOW_GRAD] = l->unit->acc,
+                                    [WIRE_SHOW_EMA] = l->unit->ema };
     return arrays[array];
 }
 
@@ -62,6 +66,10 @@ static int check_array(const struct looking *l, struct shd_err *e)
     if (l->show->array == WIRE_SHOW_GRAD)
         return err_set(e, SHD_EINVAL, "unit '%.100s' is frozen: it has no gradient",
                        spec->units[unit].name);
+    if (l->show->array == WIRE_SHOW_EMA)
+        return err_set(e, SHD_EINVAL, "unit '%.100s' has no moving average: %s",
+                       spec->units[unit].name,
+                       spec->ema > 0 ? "it is frozen or a mean" : "the spec has no ema");
     return err_set(e, SHD_EINVAL, "unit '%.100s' has %" PRIu32 " moments, not %d",
                    spec->units[unit].name, spec_unit_moments(spec, unit), (int)l->show->array);
 }

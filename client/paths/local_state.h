@@ -10,6 +10,7 @@
 #include "proto/share/history.h"
 #include "proto/spec/layout.h"
 #include "proto/spec/settings.h"
+#include "proto/spec/spec.h"
 
 struct kern_hyper;
 struct kern_run;
@@ -20,6 +21,7 @@ struct local_unit { /* arrays are fp32 [elems of the unit] */
     void *memory;   /* owned, of the worker's device: all of them */
     uint64_t memory_bytes;
     float *param, *m, *v;  /* v: AdamW only, else NULL; frozen units have param alone */
+    float *ema;            /* the parameters' moving average; NULL: there is none */
     float *acc;            /* gradient sum of the open step; NULL: frozen */
     void *publish;         /* what workers read, in the model's dtype */
     struct kern_run *runs; /* owned */
@@ -31,6 +33,14 @@ struct local_unit { /* arrays are fp32 [elems of the unit] */
     uint64_t updated_step; /* 1 + the step that updated it last, by its gradient; 0: none */
     uint8_t *arrived;      /* [spec_returns()] in the model's block, enum arrival */
 };
+
+/* An array of those that spec_arrays() counts; NULL: the unit has no such one. */
+static inline float *local_array(const struct spec *spec, const struct local_unit *u,
+                                 uint32_t array)
+{
+    float *const arrays[] = { u->param, u->m, u->v };
+    return array == spec_ema_array(spec) ? u->ema : arrays[array];
+}
 
 struct local_model {
     struct local_unit *units;                        /* owned, [units] */

@@ -219,7 +219,7 @@ struct range_sink {
 
 static uint32_t arrays_of(const struct shd_model *m, const struct spec_tensor *t)
 {
-    return 1 + spec_unit_moments(m->spec, t->unit);
+    return spec_unit_arrays(m->spec, t->unit);
 }
 
 static uint64_t owner_range(const struct range_sink *sink, uint32_t owner)

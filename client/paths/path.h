@@ -33,7 +33,7 @@ struct path_return {
 
 struct path_get {
     uint32_t unit;
-    enum shd_array array; /* that it has */
+    uint32_t array; /* that it has: its number in the state, spec_arrays() */
     float *values;
     uint64_t *ret_step, *ret_updates;
 };
@@ -53,8 +53,8 @@ struct path_shown {
 };
 
 struct path_put {
-    const uint8_t
-        *arrays; /* [units]: of each a bit for each array that is put; as putmap_check() */
+    const uint8_t *arrays; /* [units]: of each a bit for each array that is put, by its number in
+                            * the state; as putmap_check() */
     int (*fill)(void *ctx, uint32_t unit, enum shd_array array, float *values);
     void *ctx;
     uint64_t updates;             /* 1 + those that count as applied; 0: as many as before */

@@ -55,7 +55,8 @@ struct decision put_decision(const struct shd_model *m, const struct path_put *p
 int put_fill(const struct shd_model *m, const struct path_put *put, uint32_t unit, uint32_t array,
              float *values, struct shd_err *e)
 {
-    const int r = put->fill(put->ctx, unit, (enum shd_array)array, values);
+    const bool ema = array == spec_ema_array(m->spec);
+    const int r = put->fill(put->ctx, unit, ema ? SHD_EMA : (enum shd_array)array, values);
     if (r != 0)
         return err_set(e, SHD_EINTERNAL,
                        "fill of array %" PRIu32 " of unit %" PRIu32 " '%s' gave up with %d: "

@@ -14,7 +14,8 @@ int put_values(struct shd_model *m, const struct path_put *put, bool *ret_counts
 struct decision put_decision(const struct shd_model *m, const struct path_put *put,
                              uint64_t origin);
 
-/* Fill an array of a unit: values[unit elements], gaps zeroed. SHD_EINTERNAL: fill gave up. */
+/* Fill an array of a unit, by its number in the state: values[unit elements], gaps zeroed.
+ * SHD_EINTERNAL: fill gave up. */
 int put_fill(const struct shd_model *m, const struct path_put *put, uint32_t unit, uint32_t array,
              float *values, struct shd_err *e);
 

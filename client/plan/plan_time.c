@@ -328,7 +328,7 @@ static bool tick(struct sim *s)
 
 uint64_t plan_time_bytes(const struct spec *spec)
 {
-    const uint64_t state = sizeof(float) * (2 + spec_moments(spec)); /* parameters, sum, moments */
+    const uint64_t state = sizeof(float) * (1 + spec_arrays(spec)); /* and the sum */
     return spec->elems * (state + dtype_bytes(spec->publish));
 }
 

@@ -286,19 +286,25 @@ int shd_get(shd_model *m, uint32_t unit, enum shd_array array, float *ret_values
     if (unit >= m->spec->unit_count)
         return err_set(e, SHD_ERANGE, "unit %" PRIu32 " of a model with %" PRIu32, unit,
                        m->spec->unit_count);
-    if ((uint32_t)array > SHD_MOMENT2)
-        return err_set(e, SHD_ERANGE, "array %" PRIu32 ", must be 0 to 2", (uint32_t)array);
+    if ((uint32_t)array > SHD_MOMENT2 && array != SHD_EMA)
+        return err_set(e, SHD_ERANGE, "array %" PRIu32 ", must be 0 to 2, or %d", (uint32_t)array,
+                       SHD_EMA);
+    if (array == SHD_EMA && !spec_unit_ema(m->spec, unit))
+        return err_set(e, SHD_EINVAL, "unit '%s' has no moving average: %s",
+                       m->spec->units[unit].name,
+                       m->spec->ema > 0 ? "it is frozen or a mean" : "the spec has no ema");
     if (array != SHD_PARAMS && m->spec->units[unit].frozen)
         return err_set(e, SHD_EINVAL, "unit '%s' is frozen: it has no moments",
                        m->spec->units[unit].name);
     if (array != SHD_PARAMS && m->spec->units[unit].mean)
         return err_set(e, SHD_EINVAL, "unit '%s' is a mean: it has no moments",
                        m->spec->units[unit].name);
-    if ((uint32_t)array > spec_moments(m->spec))
+    if (array != SHD_EMA && (uint32_t)array > spec_moments(m->spec))
         return err_set(e, SHD_EINVAL,
                        "moment %" PRIu32 " of model '%s', whose optimizer has %" PRIu32,
                        (uint32_t)array, m->spec->name, spec_moments(m->spec));
-    const struct path_get get = { unit, array, ret_values, ret_step != NULL ? ret_step : &step,
+    const uint32_t number = array == SHD_EMA ? spec_ema_array(m->spec) : (uint32_t)array;
+    const struct path_get get = { unit, number, ret_values, ret_step != NULL ? ret_step : &step,
                                   ret_updates != NULL ? ret_updates : &updates };
     return m->session->control->get(m, &get, e);
 }

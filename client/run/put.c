@@ -40,15 +40,49 @@ static int check_nothing_held(const struct shd_model *m, struct shd_err *e)
     return SHD_OK;
 }
 
-static int check_options(const struct shd_model *m, const struct shd_put_options *o,
-                         struct shd_err *e)
+static int check_options(const struct shd_put_options *o, struct shd_err *e)
 {
     if (o->fill == NULL || o->arrays == NULL)
         return err_set(e, SHD_EINVAL, "a put without %s", o->fill == NULL ? "fill" : "arrays");
     if (o->set_updates && o->updates >= UPDATES_MAX)
         return err_set(e, SHD_ERANGE, "%" PRIu64 " updates, must be below %" PRIu64, o->updates,
                        UPDATES_MAX);
-    return putmap_check(m->spec, o->arrays, m->spec->unit_count, e);
+    return SHD_OK;
+}
+
+/* A bit for each array by its number in the state. */
+static int numbered(const struct shd_model *m, const struct shd_put_options *o,
+                    uint8_t **ret_arrays, struct shd_err *e)
+{
+    const struct spec *spec = m->spec;
+    uint8_t *arrays = sys_calloc(spec->unit_count, 1);
+    if (arrays == NULL)
+        return err_set(e, SHD_ENOMEM, "no memory for %" PRIu32 " units", spec->unit_count);
+    int r = SHD_OK;
+    for (uint32_t u = 0; r == SHD_OK && u < spec->unit_count; u++) {
+        const uint32_t bits = o->arrays[u], moments = bits & ~(uint32_t)SHD_PUT_EMA;
+        const uint32_t known = SHD_PUT_PARAMS | SHD_PUT_MOMENT1 | SHD_PUT_MOMENT2 | SHD_PUT_EMA;
+        arrays[u] = (uint8_t)moments;
+        if ((bits & SHD_PUT_EMA) != 0)
+            arrays[u] |= (uint8_t)(1u << spec_ema_array(spec));
+        if ((bits & ~known) != 0 || moments >> (1 + spec_unit_moments(spec, u)) != 0 ||
+            ((bits & SHD_PUT_EMA) != 0 && !spec_unit_ema(spec, u)))
+            r = err_set(e, SHD_EINVAL,
+                        "a put has arrays %#x of unit '%s', which has parameters and %" PRIu32
+                        " moments%s%s",
+                        bits, spec->units[u].name, spec_unit_moments(spec, u),
+                        spec_unit_ema(spec, u) ? " and their average" : "",
+                        spec->units[u].frozen ? ": it is frozen"
+                        : spec->units[u].mean ? ": it is a mean"
+                                              : "");
+    }
+    if (r == SHD_OK)
+        r = putmap_check(spec, arrays, spec->unit_count, e);
+    if (r == SHD_OK)
+        *ret_arrays = arrays;
+    else
+        free(arrays);
+    return r;
 }
 
 /* As path_put has them. A unit that is not trained counts as the model does. */
@@ -79,11 +113,14 @@ int shd_put(shd_model *m, const struct shd_put_options *options, bool *ret_count
     struct shd_put_options o = { 0 };
     bool counts = false;
     uint64_t *updates = NULL;
+    uint8_t *arrays = NULL;
     int r = session_check(m->session, e);
     if (r == SHD_OK)
         r = sized_take(&o, sizeof o, options, sizeof o.size, "shd_put_options", e);
     if (r == SHD_OK)
-        r = check_options(m, &o, e);
+        r = check_options(&o, e);
+    if (r == SHD_OK)
+        r = numbered(m, &o, &arrays, e);
     if (r == SHD_OK)
         r = stream_done(m, e);
     if (r == SHD_OK)
@@ -94,12 +131,15 @@ int shd_put(shd_model *m, const struct shd_put_options *options, bool *ret_count
         r = err_copy(&m->fault, e);
     if (r == SHD_OK)
         r = unit_updates(m, &o, &updates, e);
-    if (r != SHD_OK)
+    if (r != SHD_OK) {
+        free(arrays);
         return r;
-    const struct path_put put = { o.arrays, o.fill, o.ctx, o.set_updates ? o.updates + 1 : 0,
+    }
+    const struct path_put put = { arrays, o.fill, o.ctx, o.set_updates ? o.updates + 1 : 0,
                                   updates };
     const uint64_t step = m->step;
     r = m->session->control->put(m, &put, &counts, e);
+    free(arrays);
     free(updates);
     if (m->step != step) /* also where it does not count */
         model_step_over(m);

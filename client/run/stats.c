@@ -10,7 +10,8 @@
 _Static_assert(SHD_STATS_BINS == TALLY_BINS && TALLY_EXP_MIN + 149 == 0,
                "shd.h says what bins are");
 _Static_assert(SHD_VALUES_MAX == WIRE_VALUES_MAX, "shd.h says what a reply has room for");
-_Static_assert(SHD_GRADIENT == (int)WIRE_SHOW_GRAD && SHD_UPDATE == (int)WIRE_SHOW_UPDATE,
+_Static_assert(SHD_GRADIENT == (int)WIRE_SHOW_GRAD && SHD_UPDATE == (int)WIRE_SHOW_UPDATE &&
+                   SHD_EMA == (int)WIRE_SHOW_EMA,
                "arrays have one number");
 
 static const double quantiles[SHD_STATS_QUANTILES] = { 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99 };
@@ -25,9 +26,9 @@ static int show(shd_model *m, const char *name, struct path_show *show,
         r = shd_tensor_find(m, name, &tensor, e);
     if (r != SHD_OK)
         return r;
-    if ((uint32_t)show->array > SHD_UPDATE)
+    if ((uint32_t)show->array > SHD_EMA)
         return err_set(e, SHD_ERANGE, "array %" PRIu32 ", must be 0 to %d", (uint32_t)show->array,
-                       SHD_UPDATE);
+                       SHD_EMA);
     if (!spec_find_tensor(m->spec, name, &show->tensor))
         return err_set(e, SHD_EINTERNAL, "tensor '%.100s' has no index", name);
     if (show->elems == 0)

@@ -14,7 +14,7 @@
 #include "proto/spec/spec.h"
 
 #define PART_ALIGN UINT64_C(128)
-#define CHUNKS_MAX (SHD_MODEL_ELEMS_MAX / KERN_CHUNK_ELEMS + SHD_UNITS_MAX)
+#define CHUNKS_MAX (2 * (SHD_MODEL_ELEMS_MAX / KERN_CHUNK_ELEMS + SHD_UNITS_MAX)) /* averages' */
 
 _Static_assert((LEDGER_STEP_MAX + LEDGER_RESETS_MAX + 1) * (SHD_MICROS_MAX + 1) <= KERN_OP_MAX,
                "every operation of every round has a number");

@@ -135,7 +135,7 @@ bool checkpoint_progress(const struct model *m, struct checkpoint_progress *ret_
         .step = c->step,
         .writing = c->opened,
         .bytes_done = c->bytes,
-        .bytes_total = (m->map->elems + m->map->moments * m->map->moment_elems) * sizeof(float),
+        .bytes_total = shardmap_kept_elems(m->map) * sizeof(float),
     };
     return true;
 }
@@ -297,7 +297,7 @@ static int queue_capture(struct checkpoint *c, struct capture *w, struct shd_err
 
 static uint32_t arrays_of(const struct model *m, uint32_t unit)
 {
-    return 1 + spec_unit_moments(m->spec, unit);
+    return spec_unit_arrays(m->spec, unit);
 }
 
 /* Move c->at to the next thing that nobody captures; false: there is none. */

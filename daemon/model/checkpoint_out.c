@@ -35,7 +35,7 @@ static int find_place(struct checkpoint_out *out, uint32_t tensor, uint32_t arra
     struct safeset_place found;
     if (!safeset_find(out->sets[array], t->name, &found))
         return err_set(e, SHD_EINVAL, "no tensor '%.100s' in the files '%s'", t->name,
-                       ckpt_stem(array));
+                       ckpt_stem(out->spec, array));
     if (found.tensor->dtype != SAFETENSORS_F32 || !same_shape(t, found.tensor))
         return err_set(e, SHD_EINVAL, "tensor '%.100s' in '%.80s' has another dtype or shape",
                        t->name, found.file->name);
@@ -62,7 +62,7 @@ static int open_sets(struct checkpoint_out *out, int dir_fd, struct shd_err *e)
 {
     int r = SHD_OK;
     for (uint32_t a = 0; r == SHD_OK && a < out->arrays; a++) {
-        const struct safeset_ask ask = { .stem = ckpt_stem(a), .writable = true };
+        const struct safeset_ask ask = { .stem = ckpt_stem(out->spec, a), .writable = true };
         r = safeset_open_at(dir_fd, &ask, &out->sets[a], e);
     }
     return r;
@@ -84,7 +84,7 @@ int checkpoint_out_open(struct checkpoint_out *out, const char *path, const stru
     if (r != SHD_OK)
         return r;
     out->spec = spec;
-    out->arrays = 1 + spec_moments(spec);
+    out->arrays = spec_arrays(spec);
     r = check_unfinished(dir_fd, path, e);
     if (r == SHD_OK)
         r = open_sets(out, dir_fd, e);

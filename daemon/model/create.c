@@ -347,6 +347,9 @@ int create_put(struct op *op)
     const struct kern_copy copy = { .to = model_array(m, SHARDMAP_PARAM, req->unit),
                                     .from = c->stage.base,
                                     .bytes = m->map->slice[req->unit].elems * sizeof(float) };
+    struct kern_copy average = copy; /* begins as these */
+    if (spec_unit_ema(m->spec, req->unit))
+        average.to = model_array(m, spec_ema_array(m->spec), req->unit);
     c->putting = req->unit;
     task_init(&c->task, op->daemon->tasks, unit_copied);
     if (copy.bytes == 0) {
@@ -354,7 +357,12 @@ int create_put(struct op *op)
         return SHD_OK;
     }
     FAIL_POINT("create:put");
-    return queued(c, op, kern_copy(op->daemon->kern, &copy, &c->task.done, &op->err));
+    int r = SHD_OK;
+    if (average.to != copy.to) /* done before the other, which says so */
+        r = kern_copy(op->daemon->kern, &average, /* done= */ NULL, &op->err);
+    if (r == SHD_OK)
+        r = kern_copy(op->daemon->kern, &copy, &c->task.done, &op->err);
+    return queued(c, op, r);
 }
 
 /* -- Forking ------------------------------------------------------------------------------------
@@ -379,8 +387,8 @@ static int fork_now(struct create *c, struct op *op)
     const struct shardmap *map = from->map;
     const struct kern_copy copy = {
         .to = c->model->state.base,
-        .from = from->state.base, /* parameters, moments, then the sums of gradients */
-        .bytes = (map->elems + map->moments * map->moment_elems) * sizeof(float)
+        .from = from->state.base, /* parameters and what is kept of them, then gradients' sums */
+        .bytes = shardmap_kept_elems(map) * sizeof(float)
     };
     fork_forget(&c->start);
     int r = fork_take(from, &c->start, &op->err);

@@ -16,7 +16,7 @@
 #include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
 
-#define ARRAYS_MAX 3u
+#define ARRAYS_MAX 4u /* spec_arrays(), at most */
 
 struct range;
 
@@ -193,7 +193,7 @@ static uint64_t measure_unit(const struct model *m, uint32_t tensor, uint32_t en
     struct ckpt_part part;
     u->unit = m->spec->tensors[tensor].unit;
     u->tensor = tensor;
-    u->arrays = 1 + spec_unit_moments(m->spec, u->unit);
+    u->arrays = spec_unit_arrays(m->spec, u->unit);
     for (; tensor < end && m->spec->tensors[tensor].unit == u->unit; tensor++, u->count++) {
         if (!ckpt_part_of(m->spec, tensor, m->map->slice[u->unit], &part))
             continue;

@@ -148,6 +148,9 @@ static int make_units(struct model *m, struct shd_err *e)
         mu->unit = u;
         mu->first_chunk = m->trail.chunk_count;
         m->trail.chunk_count += kern_trail_chunks(m->map->slice[u].elems);
+        mu->ema_chunk = m->trail.chunk_count;
+        if (m->spec->ema > 0)
+            m->trail.chunk_count += kern_trail_chunks(m->map->slice[u].elems);
         const int r = runs_new(m->spec, u, m->map->slice[u], &mu->runs, &mu->run_count, e);
         if (r != SHD_OK)
             return r;
@@ -316,6 +319,15 @@ const struct kern_hyper *model_hypers(struct model *m, const struct step_action 
     return set->of_group;
 }
 
+struct kern_ema model_ema(const struct model *m, const struct step_action *a)
+{
+    if (!spec_unit_ema(m->spec, a->unit))
+        return (struct kern_ema){ 0 };
+    return (struct kern_ema){ .average = model_array(m, spec_ema_array(m->spec), a->unit),
+                              .rest = runs_ema_rest(m->spec, a->updates),
+                              .first_chunk = m->units[a->unit].ema_chunk };
+}
+
 void model_hypers_done(struct model *m, const struct kern_hyper *hypers)
 {
     struct hypers_set *set = m->hypers->sets;
@@ -406,6 +418,20 @@ static int queue_fill(struct model *m, uint32_t tensor, uint64_t *ret_elems)
     return kern_fill(m->kern, &fill, &m->fill->piece, &e);
 }
 
+/* The average of a unit's parameters begins as these. */
+static int queue_ema(struct model *m, uint32_t unit, uint64_t *ret_elems)
+{
+    struct shd_err e;
+    const uint64_t elems = m->map->slice[unit].elems;
+    if (!spec_unit_ema(m->spec, unit) || elems == 0)
+        return SHD_OK;
+    const struct kern_copy copy = { .to = model_array(m, spec_ema_array(m->spec), unit),
+                                    .from = model_array(m, SHARDMAP_PARAM, unit),
+                                    .bytes = elems * sizeof(float) };
+    *ret_elems = elems;
+    return kern_copy(m->kern, &copy, &m->fill->piece, &e);
+}
+
 static int queue_cast(struct model *m, uint64_t *ret_elems)
 {
     const struct kern_cast cast = { .out = m->publish.base,
@@ -419,8 +445,18 @@ static int queue_cast(struct model *m, uint64_t *ret_elems)
     return kern_cast(m->kern, &cast, &m->fill->piece, &e);
 }
 
-/* Queue the next tensors' initial values, and after the last one's the published copy; false when
- * nothing is left. What others queue waits for no more than one batch. */
+/* One of what is to be filled: the tensors, then the units' averages, then the published copy. */
+static int queue_one(struct model *m, uint32_t index, uint64_t *ret_elems)
+{
+    const uint32_t tensors = m->spec->tensor_count;
+    if (index < tensors)
+        return queue_fill(m, index, ret_elems);
+    return index < tensors + m->spec->unit_count ? queue_ema(m, index - tensors, ret_elems)
+                                                 : queue_cast(m, ret_elems);
+}
+
+/* Queue the next of it; false when nothing is left. What others queue waits for no more than one
+ * batch. */
 static bool init_next(struct model *m)
 {
     struct model_fill *f = m->fill;
@@ -429,10 +465,11 @@ static bool init_next(struct model *m)
     int r = SHD_OK;
     atomic_store(&f->left, 1);
     atomic_store(&f->status, SHD_OK);
-    while (f->next <= m->spec->tensor_count && pieces < FILL_PIECES_MAX && elems < FILL_ELEMS) {
+    while (f->next <= m->spec->tensor_count + m->spec->unit_count && pieces < FILL_PIECES_MAX &&
+           elems < FILL_ELEMS) {
         uint64_t more = 0;
         atomic_fetch_add(&f->left, 1);
-        r = f->next < m->spec->tensor_count ? queue_fill(m, f->next, &more) : queue_cast(m, &more);
+        r = queue_one(m, f->next, &more);
         if (r != SHD_OK || more == 0)
             atomic_fetch_sub(&f->left, 1); /* no piece */
         if (r != SHD_OK)

@@ -14,6 +14,7 @@ struct daemon;
 struct drop;
 struct keeper;
 struct kern;
+struct kern_ema;
 struct kern_hyper;
 struct kern_trail_area;
 struct ledger;
@@ -172,6 +173,8 @@ uint8_t *model_published(const struct model *m, uint32_t unit);
 /* Hyperparameters [groups] of an APPLY that changes values, by the decision of its step and the
  * unit's t; to be given back when its kernel is done. */
 const struct kern_hyper *model_hypers(struct model *m, const struct step_action *a);
+/* What that update does to the moving average of its unit's parameters; none: all zero. */
+struct kern_ema model_ema(const struct model *m, const struct step_action *a);
 void model_hypers_done(struct model *m, const struct kern_hyper *hypers);
 
 /* The norm of a unit's part here of the mean gradient that was applied last; NaN: it was not

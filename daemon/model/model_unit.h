@@ -42,7 +42,8 @@ struct model_unit {
     uint32_t run_count;
     const struct kern_hyper *hypers; /* of the update that runs; else NULL */
     float *acc;                      /* of the slice, in the state segment; NULL: frozen */
-    uint64_t first_chunk;            /* of the slice in the trail's chunk words */
+    uint64_t first_chunk;            /* of the slice in the trail's chunk words; */
+    uint64_t ema_chunk;              /* of its average, if the model has one */
     bool publish_whole;      /* its update was begun by a predecessor, into another segment */
     uint8_t put_left;        /* bits of the arrays that are to be copied, the lowest now */
     struct model_unit *next; /* in the backlog */

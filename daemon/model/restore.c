@@ -205,7 +205,7 @@ void restore_retry(struct daemon *d)
 
 static uint32_t arrays_to_read(const struct restore *w, uint32_t unit)
 {
-    return w->in.weights ? 1 : 1 + spec_unit_moments(w->model->spec, unit);
+    return w->in.weights ? 1 : spec_unit_arrays(w->model->spec, unit);
 }
 
 static uint64_t elems_to_read(const struct restore *w)

@@ -17,9 +17,6 @@
 
 #define RETRY_US 1000u
 
-static const char *const array_names[CKPT_ARRAYS_MAX] = { "parameters", "first moments",
-                                                          "second moments" };
-
 static struct safeset_place *place_of(const struct restore_in *in, uint32_t tensor, uint32_t array)
 {
     return &in->places[(size_t)tensor * CKPT_ARRAYS_MAX + array];
@@ -66,7 +63,7 @@ static int look_up_all(struct restore_in *in, const struct spec *spec, struct sh
             if (why == NULL)
                 continue;
             if (bad++ == 0)
-                err_set(&first, SHD_EINVAL, "%s of tensor '%.100s': %s", array_names[a],
+                err_set(&first, SHD_EINVAL, "%s of tensor '%.100s': %s", ckpt_array_name(spec, a),
                         spec->tensors[t].name, why);
             break;
         }
@@ -97,8 +94,8 @@ static int open_checkpoint(struct restore_in *in, const char *path, const struct
     r = ckpt_info_read(dir_fd, &in->info, e);
     if (r == SHD_OK)
         r = check_spec(in, spec, e);
-    for (uint32_t a = 0; r == SHD_OK && a < 1 + spec_moments(spec); a++) {
-        const struct safeset_ask ask = { .stem = ckpt_stem(a) };
+    for (uint32_t a = 0; r == SHD_OK && a < spec_arrays(spec); a++) {
+        const struct safeset_ask ask = { .stem = ckpt_stem(spec, a) };
         r = safeset_open_at(dir_fd, &ask, &in->sets[a], e);
     }
     if (r == SHD_OK)
@@ -148,16 +145,17 @@ static int read_floats(const struct safeset_place *place, uint64_t first, uint64
     return r;
 }
 
-static int differs(const struct spec_tensor *t, const struct ckpt_part *part, uint32_t array,
+static int differs(const struct spec *spec, const struct ckpt_part *part, uint32_t array,
                    uint64_t leaf, const char *file, struct shd_err *e)
 {
+    const struct spec_tensor *t = &spec->tensors[part->tensor];
     uint64_t first = 0;
     const uint64_t elems = ckpt_leaf_elems(t, part->first_leaf + leaf, 1, &first);
     first -= t->offset_elems;
     return err_set(e, SHD_EINVAL,
                    "%s of tensor '%.80s', elements %" PRIu64 " to %" PRIu64
                    ", in '%.60s' are not what was saved: the file is damaged",
-                   array_names[array], t->name, first, first + elems - 1, file);
+                   ckpt_array_name(spec, array), t->name, first, first + elems - 1, file);
 }
 
 static int check_leaves(const struct restore_in *in, const struct spec *spec,
@@ -177,18 +175,18 @@ static int check_leaves(const struct restore_in *in, const struct spec *spec,
         r = err_set(e, SHD_EINTERNAL, "libcrypto's SHA-256 failed");
     for (uint64_t i = 0; r == SHD_OK && i < part->leaves; i++)
         if (memcmp(leaves[i], leaves[part->leaves + i], CKPT_LEAF_BYTES) != 0)
-            r = differs(t, part, array, i, place_of(in, part->tensor, array)->file->name, e);
+            r = differs(spec, part, array, i, place_of(in, part->tensor, array)->file->name, e);
     free(leaves);
     return r;
 }
 
 /* Elements between tensors belong to none, and are zero in a fresh state. */
-static int copy_to_state(struct model *m, const struct ckpt_piece *piece, const float *x,
-                         struct shd_err *e)
+static int copy_to_state(struct model *m, const struct ckpt_piece *piece, uint32_t array,
+                         const float *x, struct shd_err *e)
 {
     const uint64_t at = piece->first_elem - m->map->slice[piece->unit].first_elem;
     const struct kern_copy copy = {
-        .to = model_array(m, piece->array, piece->unit) + at,
+        .to = model_array(m, array, piece->unit) + at,
         .from = x,
         .bytes = piece->elems * sizeof *x,
     };
@@ -226,7 +224,9 @@ int restore_in_read(const struct restore_in *in, struct model *m, const struct c
     }
     ckpt_hasher_free(hasher);
     if (r == SHD_OK)
-        r = copy_to_state(m, piece, buffer, e);
+        r = copy_to_state(m, piece, piece->array, buffer, e);
+    if (r == SHD_OK && in->weights && spec_unit_ema(m->spec, piece->unit)) /* begins as these */
+        r = copy_to_state(m, piece, spec_ema_array(m->spec), buffer, e);
     if (r == SHD_OK)
         *ret_bytes = bytes;
     return r;

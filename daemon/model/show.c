@@ -78,9 +78,12 @@ static int check_array(const struct show_ask *ask, struct delta_rule *ret_rule, 
     const struct spec_unit *unit = &m->spec->units[unit_of(ask)];
     if (ask->array == SHOW_UPDATE)
         return check_update(ask, ret_rule, e);
-    if (ask->array == SHARDMAP_ACC && unit->frozen)
+    if (ask->array == SHOW_GRAD && unit->frozen)
         return err_set(e, SHD_EINVAL, "unit '%.100s' is frozen: it has no gradient", unit->name);
-    if (ask->array != SHARDMAP_ACC && ask->array > spec_unit_moments(m->spec, unit_of(ask)))
+    if (ask->array == SHOW_EMA && !spec_unit_ema(m->spec, unit_of(ask)))
+        return err_set(e, SHD_EINVAL, "unit '%.100s' has no moving average: %s", unit->name,
+                       m->spec->ema > 0 ? "it is frozen or a mean" : "the spec has no ema");
+    if (ask->array < SHOW_GRAD && ask->array > spec_unit_moments(m->spec, unit_of(ask)))
         return err_set(e, SHD_EINVAL, "unit '%.100s' has %" PRIu32 " moments, not %" PRIu32,
                        unit->name, spec_unit_moments(m->spec, unit_of(ask)), ask->array);
     return SHD_OK;
@@ -93,8 +96,8 @@ static int look(const struct show_ask *ask, struct shown *ret_now, struct shd_er
     struct step_gradient gradient = { 0 };
     if (step_phase(core) == STEP_APPLYING)
         return err_set(e, SHD_EBUSY, "a step is being applied");
-    const int r = ask->array == SHARDMAP_ACC ? step_unit_gradient(core, unit_of(ask), &gradient, e)
-                                             : SHD_OK;
+    const int r = ask->array == SHOW_GRAD ? step_unit_gradient(core, unit_of(ask), &gradient, e)
+                                          : SHD_OK;
     if (r != SHD_OK)
         return r;
     ret_now->step = step_now(core);
@@ -181,6 +184,17 @@ static void copied(struct task *task)
         finish(show, show->status);
 }
 
+/* The number in the state of the array, or of the first of several. */
+static uint32_t first_array(const struct show *show)
+{
+    const struct show_ask *ask = &show->ask;
+    if (show->arrays > 1)
+        return SHARDMAP_PARAM;
+    return ask->array == SHOW_GRAD  ? SHARDMAP_ACC
+           : ask->array == SHOW_EMA ? spec_ema_array(ask->model->spec)
+                                    : ask->array;
+}
+
 /* All arrays at once: no update comes between. What was queued is waited for. */
 static int queue_piece(struct show *show, struct shd_err *e)
 {
@@ -189,7 +203,7 @@ static int queue_piece(struct show *show, struct shd_err *e)
     const uint64_t left = show->shown.elems - show->counted;
     const uint64_t room = show->piece_max - (SHD_BLOCK_ELEMS - head_of(show));
     const uint64_t at = show->unit_first + show->counted - m->map->slice[unit].first_elem;
-    const uint32_t first = show->arrays > 1 ? SHARDMAP_PARAM : show->ask.array;
+    const uint32_t first = first_array(show);
     show->piece_elems = left < room ? left : room;
     int r = check_unmoved(show, e);
     for (uint32_t a = 0; r == SHD_OK && a < show->arrays; a++) {

@@ -18,14 +18,16 @@
 struct model;
 struct show;
 
+#define SHOW_GRAD        3u
 #define SHOW_UPDATE      4u /* the last update of the parameters */
+#define SHOW_EMA         5u
 #define SHOW_VALUES_MAX  131072u
 #define SHOW_PIECE_BYTES (UINT64_C(1536) * 1024) /* of all arrays together */
 
 struct show_ask {
     struct model *model; /* borrowed; ready */
     uint32_t tensor;     /* of the model, with a range inside of it */
-    uint32_t array;      /* enum shardmap_array, or SHOW_UPDATE */
+    uint32_t array;      /* SHARDMAP_PARAM, _M or _V, or one of those above */
     uint64_t first, elems;
     bool values; /* these as well: elems is at most SHOW_VALUES_MAX */
 };

@@ -20,7 +20,7 @@ static int op_digest(struct op *op)
     if (req->tensor >= m->spec->tensor_count)
         return err_set(&op->err, SHD_ERANGE, "tensor %" PRIu32 " of a model with %" PRIu32,
                        req->tensor, m->spec->tensor_count);
-    const uint32_t arrays = 1 + spec_unit_moments(m->spec, m->spec->tensors[req->tensor].unit);
+    const uint32_t arrays = spec_unit_arrays(m->spec, m->spec->tensors[req->tensor].unit);
     if (req->array >= arrays)
         return err_set(&op->err, SHD_ERANGE, "array %" PRIu32 " of a state with %" PRIu32,
                        req->array, arrays);

@@ -60,10 +60,10 @@ static int op_get(struct op *op)
         return err_set(&op->err, SHD_EINVAL, "unit '%s' is frozen: it has no moments", unit->name);
     if (req->array > 0 && unit->mean)
         return err_set(&op->err, SHD_EINVAL, "unit '%s' is a mean: it has no moments", unit->name);
-    if (req->array > m->map->moments)
+    if (req->array >= m->map->arrays)
         return err_set(&op->err, SHD_EINVAL,
-                       "moment %" PRIu32 " of model '%s', whose optimizer has %" PRIu32, req->array,
-                       m->spec->name, m->map->moments);
+                       "array %" PRIu32 " of model '%s', whose state has %" PRIu32, req->array,
+                       m->spec->name, m->map->arrays);
     if (step_phase(m->core) == STEP_APPLYING) {
         model_wait(op->model, op);
         return SHD_PENDING;

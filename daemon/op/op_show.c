@@ -7,11 +7,10 @@
 #include "daemon/model/show.h"
 #include "daemon/net/op.h"
 #include "daemon/op/requests.h"
-#include "proto/share/shardmap.h"
 #include "proto/spec/spec.h"
 
-_Static_assert((int)WIRE_SHOW_GRAD == (int)SHARDMAP_ACC && WIRE_SHOW_UPDATE == SHOW_UPDATE &&
-                   WIRE_VALUES_MAX == SHOW_VALUES_MAX,
+_Static_assert(WIRE_SHOW_GRAD == SHOW_GRAD && WIRE_SHOW_UPDATE == SHOW_UPDATE &&
+                   WIRE_SHOW_EMA == SHOW_EMA && WIRE_VALUES_MAX == SHOW_VALUES_MAX,
                "messages and what is counted have one number for each array");
 
 static void answer(struct op *op, const struct shown *shown)

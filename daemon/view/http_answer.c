@@ -192,7 +192,7 @@ static struct answer health_answer(const struct http *h, const struct view_snaps
 /* model, name, array; what is left out is "", "" and param. */
 static bool tensor_question(struct MHD_Connection *connection, struct tensor_question *ret)
 {
-    static const char *const arrays[] = { "param", "m", "v", "grad", "update" };
+    static const char *const arrays[] = { "param", "m", "v", "grad", "update", "ema" };
     const char *given[3] = { NULL };
     static const char *const keys[] = { "model", "name", "array" };
     for (size_t i = 0; i < ARRAY_SIZE(keys); i++)
@@ -234,8 +234,9 @@ static enum http_next tensor_next(struct http *h, struct http_conn *c)
     struct answer a = { .code = 0 };
     if (c->tensor == 0) {
         if (!tensor_question(c->connection, &question))
-            a = plain(MHD_HTTP_BAD_REQUEST, "/tensor?name=T: of ?model=M, &array=param, m, v, grad "
-                                            "or update\n");
+            a = plain(MHD_HTTP_BAD_REQUEST,
+                      "/tensor?name=T: of ?model=M, &array=param, m, v, grad, "
+                      "update or ema\n");
         else if ((c->tensor = tensor_ask(t, &question)) == 0)
             a = plain(MHD_HTTP_SERVICE_UNAVAILABLE, "another tensor is being counted: ask again\n");
         c->wait_ns = uv_hrtime();

@@ -110,7 +110,7 @@ static json_t *tally_hex(const struct tally *tally)
 static json_t *answer_json(const struct tensor_question *q, const struct model *m,
                            const struct shown *shown)
 {
-    static const char *const names[] = { "param", "m", "v", "grad", "update" };
+    static const char *const names[] = { "param", "m", "v", "grad", "update", "ema" };
     const struct tally *t = &shown->tally;
     json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "model",
                           m->spec->name, "tensor", q->tensor, "array", names[q->array], "owner",
@@ -120,7 +120,7 @@ static json_t *answer_json(const struct tensor_question *q, const struct model *
                           (json_int_t)t->nans, "inf", (json_int_t)t->infs);
     if (o == NULL)
         return NULL;
-    if (q->array == SHARDMAP_ACC) {
+    if (q->array == SHOW_GRAD) {
         json_object_set_new(o, "of_step", json_integer((json_int_t)shown->of_step));
         json_object_set_new(o, "groups", json_integer((json_int_t)shown->groups));
     }

@@ -18,7 +18,7 @@ struct options {
     uint64_t micro_batches; /* of a step, over all workers */
     uint64_t steps;
     const char *optimizer;
-    double lr, min_lr, weight_decay, clip;
+    double lr, min_lr, weight_decay, clip, ema;
     uint64_t warmup;
     uint64_t seed;
     uint64_t eval_every; /* 0: at the end only */

@@ -446,6 +446,10 @@ char *gpt_spec_json(const struct gpt_shape *shape, const struct gpt_spec *spec)
         json_decref(root);
         return NULL;
     }
+    if (spec->ema > 0 && json_object_set_new(root, "ema", json_real(spec->ema)) != 0) {
+        json_decref(root);
+        return NULL;
+    }
     char *text = json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17));
     json_decref(root);
     return text;

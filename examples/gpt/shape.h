@@ -143,6 +143,7 @@ struct gpt_spec {
     uint32_t micro_batches, accumulate;
     enum shd_dtype publish, grad_dtype; /* 0: fp32 */
     double weight_decay;                /* of matrices; biases and norms have none */
+    double ema;                         /* of parameters, its decay; 0: none */
 };
 
 /* The model spec of shd_model_open(), as JSON; free() it. NULL: no memory. */

@@ -18,16 +18,30 @@
 #include "proto/spec/layout.h"
 #include "proto/spec/spec.h"
 
-const char *ckpt_stem(uint32_t array)
+/* Which of the names below: an average has the last one, however many moments there are. */
+static uint32_t name_of(const struct spec *spec, uint32_t array)
 {
-    static const char *const stems[CKPT_ARRAYS_MAX] = { "model", "optimizer-m", "optimizer-v" };
-    CHECK(array < CKPT_ARRAYS_MAX);
-    return stems[array];
+    CHECK(array < spec_arrays(spec));
+    return array == spec_ema_array(spec) ? CKPT_ARRAYS_MAX - 1 : array;
+}
+
+const char *ckpt_stem(const struct spec *spec, uint32_t array)
+{
+    static const char *const stems[CKPT_ARRAYS_MAX] = { "model", "optimizer-m", "optimizer-v",
+                                                        "ema" };
+    return stems[name_of(spec, array)];
+}
+
+const char *ckpt_array_name(const struct spec *spec, uint32_t array)
+{
+    static const char *const names[CKPT_ARRAYS_MAX] = { "parameters", "first moments",
+                                                        "second moments", "moving average" };
+    return names[name_of(spec, array)];
 }
 
 uint32_t ckpt_arrays(const struct spec *spec, const struct spec_tensor *tensor)
 {
-    return 1 + spec_unit_moments(spec, tensor->unit);
+    return spec_unit_arrays(spec, tensor->unit);
 }
 
 /* -- Leaves -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
  *
  *   model*.safetensors        fp32 master weights, whole tensors
  *   optimizer-m*, -v*         moments of tensors that have them
+ *   ema*                      their moving average, where the spec has one
  *   leaves.bin                SHA-256 leaves of the digest: for each tensor in spec order, for each
  *                             of its arrays, 32 bytes a leaf
  *   shardd.json               the rest: ckpt_info.h
@@ -19,13 +20,15 @@ struct slice;
 struct spec;
 struct spec_tensor;
 
-#define CKPT_ARRAYS_MAX 3u /* parameters, two moments */
+#define CKPT_ARRAYS_MAX 4u /* parameters, two moments, an average */
 #define CKPT_LEAF_BYTES 32u
 #define CKPT_LEAVES     "leaves.bin"
 #define CKPT_LATEST     "LATEST"
 
-/* "model", "optimizer-m", "optimizer-v": of array 0, 1, 2. */
-const char *ckpt_stem(uint32_t array);
+/* "model", "optimizer-m", "optimizer-v", "ema": of the arrays that spec_arrays() counts. And what
+ * errors call them. */
+const char *ckpt_stem(const struct spec *spec, uint32_t array);
+const char *ckpt_array_name(const struct spec *spec, uint32_t array);
 
 /* Arrays a checkpoint has of this tensor. */
 uint32_t ckpt_arrays(const struct spec *spec, const struct spec_tensor *tensor);

@@ -158,14 +158,16 @@ int ckpt_info_dump(const struct ckpt_info *info, const struct ckpt_file *files, 
     for (uint32_t i = 0; i < count; i++)
         json_array_append_new(list, json_pack("{s:s, s:I}", "name", files[i].name, "bytes",
                                               (json_int_t)files[i].bytes));
-    const int format = info->settings_json != NULL ? CKPT_FORMAT_SET
-                       : info->unit_count > 0      ? CKPT_FORMAT_UNITS
-                                                   : CKPT_FORMAT;
+    json_t *spec = json_loads(info->spec_json, 0, &why);
+    const int format = json_object_get(spec, "ema") != NULL ? CKPT_FORMAT_EMA
+                       : info->settings_json != NULL        ? CKPT_FORMAT_SET
+                       : info->unit_count > 0               ? CKPT_FORMAT_UNITS
+                                                            : CKPT_FORMAT;
     json_t *root = json_pack("{s:i, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:I, s:s}", "format", format,
                              "step", (json_int_t)info->step, "updates", (json_int_t)info->updates,
-                             "digest", info->digest, "spec", json_loads(info->spec_json, 0, &why),
-                             "decision", dump_decision(info), "blob", dump_blob(info), "files",
-                             list, "time", (json_int_t)info->time, "version", info->version);
+                             "digest", info->digest, "spec", spec, "decision", dump_decision(info),
+                             "blob", dump_blob(info), "files", list, "time", (json_int_t)info->time,
+                             "version", info->version);
     if (root != NULL && info->unit_count > 0)
         json_object_set_new(root, "unit_updates", dump_unit_updates(info));
     if (root != NULL && info->settings_json != NULL)
@@ -348,9 +350,9 @@ static int take_fields(int dir_fd, const json_t *root, struct ckpt_info *info, s
     const char *digest = json_string_value(json_object_get(root, "digest"));
     const char *version = json_string_value(json_object_get(root, "version"));
     int r = get_number(root, "format", INT32_MAX, &format, e);
-    if (r == SHD_OK && (format < CKPT_FORMAT || format > CKPT_FORMAT_SET))
+    if (r == SHD_OK && (format < CKPT_FORMAT || format > CKPT_FORMAT_EMA))
         return err_set(e, SHD_ENOTSUP, "is of format %" PRIu64 ", this build reads %d to %d",
-                       format, CKPT_FORMAT, CKPT_FORMAT_SET);
+                       format, CKPT_FORMAT, CKPT_FORMAT_EMA);
     if (r == SHD_OK)
         r = get_number(root, "step", INT64_MAX, &info->step, e);
     if (r == SHD_OK)
@@ -369,9 +371,10 @@ static int take_fields(int dir_fd, const json_t *root, struct ckpt_info *info, s
     if (r == SHD_OK && info->updates > info->step && info->decision.puts == 0)
         r = bad_field(e, "updates"); /* a put may say how many count */
     if (r == SHD_OK && (format == CKPT_FORMAT_UNITS ||
-                        (format == CKPT_FORMAT_SET && json_object_get(root, "unit_updates"))))
+                        (format > CKPT_FORMAT_UNITS && json_object_get(root, "unit_updates"))))
         r = read_unit_updates(root, info, e);
-    if (r == SHD_OK && format == CKPT_FORMAT_SET)
+    if (r == SHD_OK && (format == CKPT_FORMAT_SET ||
+                        (format == CKPT_FORMAT_EMA && json_object_get(root, "settings"))))
         r = read_settings(root, info, e);
     if (r == SHD_OK)
         r = read_blob(root, info, e);

@@ -20,11 +20,14 @@
 #define MORE_BYTES    (2 * (16 + DECISION_GROUPS_MAX * DECISION_RATES * UINT64_C(8)))
 #define SET_BYTES     (layout_align(2 * sizeof(struct settings_kept), 64) + 64)
 
+/* Those of an average are of the same units' slices. */
 static uint64_t chunk_count(const struct shardmap *map)
 {
     uint64_t chunks = 0;
-    for (uint32_t u = 0; u < map->units; u++)
-        chunks += (map->slice[u].elems + KERN_CHUNK_ELEMS - 1) / KERN_CHUNK_ELEMS;
+    for (uint32_t u = 0; u < map->units; u++) {
+        const uint64_t of_slice = (map->slice[u].elems + KERN_CHUNK_ELEMS - 1) / KERN_CHUNK_ELEMS;
+        chunks += shardmap_has_ema(map) ? 2 * of_slice : of_slice;
+    }
     return chunks;
 }
 

@@ -17,12 +17,12 @@ int putmap_check(const struct spec *spec, const uint8_t *arrays, uint64_t count,
                        count, spec->name, spec->unit_count);
     for (uint32_t u = 0; u < spec->unit_count; u++) {
         const struct spec_unit *unit = &spec->units[u];
-        const uint32_t moments = spec_unit_moments(spec, u);
-        if (arrays[u] >> (1 + moments) != 0)
+        if (arrays[u] >> spec_unit_arrays(spec, u) != 0)
             return err_set(e, SHD_EINVAL,
                            "a put has arrays %#x of unit '%s', which has parameters and %" PRIu32
-                           " moments%s",
-                           arrays[u], unit->name, moments,
+                           " moments%s%s",
+                           arrays[u], unit->name, spec_unit_moments(spec, u),
+                           spec_unit_ema(spec, u) ? " and their average" : "",
                            unit->frozen ? ": it is frozen"
                            : unit->mean ? ": it is a mean"
                                         : "");

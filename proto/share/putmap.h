@@ -18,7 +18,7 @@ struct shardmap;
 struct shd_err;
 struct spec;
 
-#define PUTMAP_ARRAYS 3u                           /* enum shardmap_array below SHARDMAP_ACC */
+#define PUTMAP_ARRAYS 4u                           /* spec_arrays(), at most */
 #define PUTMAP_MAGIC  UINT64_C(0x3174757064726873) /* "shrdput1" */
 #define PUTMAP_COUNTS UINT64_C(0x3274757064726873) /* "shrdput2": and updates of units */
 

@@ -56,6 +56,7 @@ int shardmap_new(const struct spec *spec, uint32_t owner, uint32_t owners,
             .owner = owner,
             .owners = owners,
             .units = spec->unit_count,
+            .arrays = spec_arrays(spec),
             .moments = spec_moments(spec),
             .publish = spec->publish,
             .slice = sys_calloc(spec->unit_count, sizeof *map->slice),
@@ -90,8 +91,17 @@ uint64_t shardmap_publish_bytes(const struct shardmap *map)
 
 uint64_t shardmap_state_bytes(const struct shardmap *map)
 {
-    return whole_pages((map->elems + map->moments * map->moment_elems + map->train_elems) *
-                       sizeof(float));
+    return whole_pages((shardmap_kept_elems(map) + map->train_elems) * sizeof(float));
+}
+
+bool shardmap_has_ema(const struct shardmap *map)
+{
+    return map->arrays > 1 + map->moments;
+}
+
+uint64_t shardmap_kept_elems(const struct shardmap *map)
+{
+    return map->elems + (map->arrays - 1) * map->moment_elems;
 }
 
 uint64_t shardmap_inbox_bytes(const struct shardmap *map, uint32_t slots)
@@ -118,12 +128,12 @@ uint64_t shardmap_publish_slice_bytes(const struct shardmap *map, uint32_t unit)
     return map->slice[unit].elems * dtype_bytes(map->publish);
 }
 
-uint64_t shardmap_array_elem(const struct shardmap *map, enum shardmap_array array, uint32_t unit)
+uint64_t shardmap_array_elem(const struct shardmap *map, uint32_t array, uint32_t unit)
 {
-    CHECK(unit < map->units && (array != SHARDMAP_V || map->moments == 2));
+    CHECK(unit < map->units && (array == SHARDMAP_ACC || array < map->arrays));
     if (array == SHARDMAP_PARAM)
         return map->base_elem[unit];
-    const uint64_t before = array == SHARDMAP_ACC ? map->moments : (uint64_t)array - 1;
+    const uint64_t before = (array == SHARDMAP_ACC ? map->arrays : array) - 1;
     return map->elems + before * map->moment_elems + map->train_base[unit];
 }
 

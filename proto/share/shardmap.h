@@ -6,8 +6,9 @@
  *
  *   publish  flat array in the publish dtype
  *   state    fp32 flat arrays one after the other: parameters; then, without frozen units and
- *            means, first moment, second moment (AdamW only); without frozen units alone, gradient
- *            accumulator, the means at its end
+ *            means, first moment, second moment (AdamW only), the parameters' moving average (where
+ *            the spec has one); without frozen units alone, gradient accumulator, the means at its
+ *            end
  *   inbox    `slots` slots of slot_bytes each; a unit's gradient slice (fp32) starts its slot. Then
  *            what the worker shows of itself (activity.h)
  *
@@ -16,6 +17,7 @@
 #ifndef SHD_SHARDMAP_H
 #define SHD_SHARDMAP_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/base/dtype.h"
@@ -27,7 +29,8 @@ struct spec;
 struct shardmap {
     uint32_t owner, owners;
     uint32_t units;
-    uint32_t moments;       /* moment arrays in state: spec_moments() */
+    uint32_t arrays;        /* of the state but the accumulator: spec_arrays() */
+    uint32_t moments;       /* of these moments: spec_moments() */
     enum shd_dtype publish; /* dtype of the published copy */
     struct slice *slice;    /* owned, [units], in unit coordinates; elems may be 0 */
     uint64_t *base_elem;    /* owned, [units]: of the slice in the owner's flat array */
@@ -35,12 +38,14 @@ struct shardmap {
     uint64_t *train_base;   /* owned, [units]: the same without frozen units, whose is unused, and
                              * with means behind the others */
     uint64_t train_elems;
-    uint64_t moment_elems; /* of these, before the means */
+    uint64_t moment_elems; /* of these, before the means: an array's, but the parameters' */
     uint64_t slot_bytes;   /* one gradient slot: the largest slice in fp32, at least a page */
 };
 
-/* Arrays of the state segment in order. */
-enum shardmap_array { SHARDMAP_PARAM, SHARDMAP_M, SHARDMAP_V, SHARDMAP_ACC };
+/* Arrays of the state segment in order: those that spec_arrays() counts, by their numbers (the
+ * moving average's is spec_ema_array()), then the accumulator, which has one that none of them has.
+ */
+enum shardmap_array { SHARDMAP_PARAM, SHARDMAP_M, SHARDMAP_V, SHARDMAP_ACC = 7 };
 
 /* Compute the map of owner < owners. Errors: SHD_ERANGE owners beyond 1..SHD_OWNERS_MAX or owner
  * not below; SHD_ENOMEM. */
@@ -58,10 +63,14 @@ uint64_t shardmap_publish_offset_bytes(const struct shardmap *map, uint32_t unit
 uint64_t shardmap_publish_slice_bytes(const struct shardmap *map, uint32_t unit);
 
 /* Element offset of unit's slice of an array in the state segment, seen as one float array.
- * SHARDMAP_V only where the optimizer has a second moment; frozen units have SHARDMAP_PARAM only,
- * means SHARDMAP_ACC, too.
- */
-uint64_t shardmap_array_elem(const struct shardmap *map, enum shardmap_array array, uint32_t unit);
+ * Frozen units have SHARDMAP_PARAM only, means SHARDMAP_ACC, too. */
+uint64_t shardmap_array_elem(const struct shardmap *map, uint32_t array, uint32_t unit);
+
+/* There is a moving average of the parameters. */
+bool shardmap_has_ema(const struct shardmap *map);
+
+/* Elements of all arrays but the accumulator: the state's beginning. */
+uint64_t shardmap_kept_elems(const struct shardmap *map);
 
 /* Byte offset of struct activity in an inbox of so many slots. */
 uint64_t shardmap_activity_offset_bytes(const struct shardmap *map, uint32_t slots);

@@ -54,6 +54,8 @@ static const struct {
                     "another spec (shardctl restore --weights)" },
     { "optimizer", "moments are of one optimizer; restore the weights into a model with another "
                    "spec (shardctl restore --weights)" },
+    { "ema", "its decay is fixed with the model; restore it into a model with another spec "
+             "(shardctl restore --weights)" },
     { "seed", "the initial values are made of it, and they are made" },
 };
 

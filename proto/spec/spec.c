@@ -89,6 +89,26 @@ uint32_t spec_unit_moments(const struct spec *spec, uint32_t unit)
     return u->frozen ? 0 : spec_optimizer_rows[spec_unit_optimizer(spec, unit)].moments;
 }
 
+uint32_t spec_ema_array(const struct spec *spec)
+{
+    return 1 + spec_moments(spec);
+}
+
+bool spec_unit_ema(const struct spec *spec, uint32_t unit)
+{
+    return spec->ema > 0 && !spec->units[unit].frozen && !spec->units[unit].mean;
+}
+
+uint32_t spec_arrays(const struct spec *spec)
+{
+    return spec_ema_array(spec) + (spec->ema > 0 ? 1 : 0);
+}
+
+uint32_t spec_unit_arrays(const struct spec *spec, uint32_t unit)
+{
+    return 1 + spec_unit_moments(spec, unit) + (spec_unit_ema(spec, unit) ? 1 : 0);
+}
+
 enum spec_optimizer spec_unit_optimizer(const struct spec *spec, uint32_t unit)
 {
     return spec->units[unit].mean ? SPEC_MEAN : spec->optimizer;
@@ -264,6 +284,9 @@ int spec_compare(const struct spec *open, const struct spec *asked, struct shd_e
     same_u64(&c, open->accumulate, asked->accumulate, "accumulate");
     same_text(&c, dtype_name(open->publish), dtype_name(asked->publish), "publish");
     same_text(&c, dtype_name(open->grad_dtype), dtype_name(asked->grad_dtype), "grad_dtype");
+    same_real(&c, open->ema, asked->ema, "ema");
+    same_text(&c, open->ema_warmup ? "true" : "false", asked->ema_warmup ? "true" : "false",
+              "ema_warmup");
     compare_optimizer(&c, open, asked);
     compare_groups(&c, open, asked);
     same_u64(&c, open->unit_count, asked->unit_count, "number of units");

@@ -82,6 +82,8 @@ struct spec {
     bool coupled_decay;       /* in torch's order: weight decay is part of the gradient */
     bool nesterov;            /* SGD in torch's order */
     double dampening;         /* likewise */
+    double ema;               /* decay of the parameters' moving average; 0: there is none */
+    bool ema_warmup;          /* it grows to that decay */
     struct spec_group *groups;
     uint32_t group_count; /* 1..SHD_GROUPS_MAX; a spec without groups has one, "default" */
     struct spec_unit *units;
@@ -114,6 +116,15 @@ uint32_t spec_returns(const struct spec *spec);
  * is frozen or a mean. */
 uint32_t spec_moments(const struct spec *spec);
 uint32_t spec_unit_moments(const struct spec *spec, uint32_t unit);
+
+/* The fp32 arrays that are state, numbered in this order: parameters, moments, and their moving
+ * average, which has the last number. Of a unit: parameters alone where it is frozen or a mean. */
+uint32_t spec_arrays(const struct spec *spec);
+uint32_t spec_unit_arrays(const struct spec *spec, uint32_t unit);
+
+/* The number of the moving average, where there is one; else the number of arrays. */
+uint32_t spec_ema_array(const struct spec *spec);
+bool spec_unit_ema(const struct spec *spec, uint32_t unit);
 
 /* What updates a unit, and in which type its gradients come. */
 enum spec_optimizer spec_unit_optimizer(const struct spec *spec, uint32_t unit);

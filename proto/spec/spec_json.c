@@ -496,11 +496,25 @@ static int parse_dtype(struct parser *p, const struct node *n, enum shd_dtype *r
     return SHD_OK;
 }
 
+static int parse_ema(struct parser *p, const struct node *root)
+{
+    const struct node decay = node_field(root, "ema"), warmup = node_field(root, "ema_warmup");
+    struct spec *s = p->spec;
+    int r = SHD_OK;
+    if (decay.json != NULL)
+        r = node_real(&decay, (struct node_range){ FLT_MIN, SPEC_BETA_MAX }, &s->ema, p->e);
+    if (r == SHD_OK && warmup.json != NULL)
+        r = node_bool(&warmup, &s->ema_warmup, p->e);
+    if (r == SHD_OK && s->ema_warmup && s->ema == 0)
+        r = err_set(p->e, SHD_EINVAL, "%s is true, and there is no ema", node_path(&warmup).text);
+    return r;
+}
+
 static int parse_root(struct parser *p, const struct node *root)
 {
-    static const char *const known[] = { "name",       "seed",    "micro_batches",
-                                         "accumulate", "publish", "grad_dtype",
-                                         "optimizer",  "groups",  "units" };
+    static const char *const known[] = { "name",    "seed",       "micro_batches", "accumulate",
+                                         "publish", "grad_dtype", "optimizer",     "ema",
+                                         "groups",  "units",      "ema_warmup" };
     struct spec *s = p->spec;
     int r = node_object(root, known, ARRAY_SIZE(known), p->e);
     if (r != SHD_OK)
@@ -526,6 +540,8 @@ static int parse_root(struct parser *p, const struct node *root)
         r = parse_dtype(p, &grad_dtype, &s->grad_dtype);
     if (r == SHD_OK)
         r = spec_optimizer_parse(s, &optimizer, p->e);
+    if (r == SHD_OK)
+        r = parse_ema(p, root);
     if (r == SHD_OK)
         r = parse_groups(p, &groups);
     if (r == SHD_OK)

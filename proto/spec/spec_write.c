@@ -182,6 +182,10 @@ static char *dump_head(const struct spec *spec)
         spec_optimizer_json(spec), "groups", groups_json(spec), "units");
     if (spec->grad_dtype != SHD_F32)
         root = spec_json_with(root, "grad_dtype", json_string(dtype_name(spec->grad_dtype)));
+    if (spec->ema > 0) /* likewise */
+        root = spec_json_with(root, "ema", json_real(spec->ema));
+    if (spec->ema_warmup)
+        root = spec_json_with(root, "ema_warmup", json_true());
     char *text = root != NULL ? json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(root);
     return text;

@@ -172,7 +172,7 @@ struct wire_get_blob {
     uint32_t model;
 };
 struct wire_digest {
-    uint32_t model, tensor, array; /* array < 3 */
+    uint32_t model, tensor, array; /* array < 4 */
     uint64_t first_leaf;
     uint32_t tensors; /* > 0: all arrays of so many, of WIRE_RANGE_UNITS_MAX units at most (before
                        * WIRE_LEVEL_STATES of one); at most WIRE_RANGE_ELEMS_MAX elements from the
@@ -257,14 +257,15 @@ struct wire_put {
 struct wire_get {
     uint32_t model;
     uint32_t unit;  /* below SHD_UNITS_MAX */
-    uint32_t array; /* < 3 */
+    uint32_t array; /* < 4: of the state's, in order */
 };
-enum wire_show_array { /* the first as enum shardmap_array */
+enum wire_show_array { /* the first three as enum shardmap_array */
                        WIRE_SHOW_PARAM,
                        WIRE_SHOW_M,
                        WIRE_SHOW_V,
                        WIRE_SHOW_GRAD,
                        WIRE_SHOW_UPDATE,
+                       WIRE_SHOW_EMA,
 };
 struct wire_show {
     uint32_t model;

@@ -135,7 +135,7 @@ static const struct wire_field get_blob_fields[] = { ANY(get_blob, model) };
 static const struct wire_field digest_fields[] = {
     ANY(digest, model),
     UP_TO(digest, tensor, SHD_TENSORS_MAX - 1),
-    UP_TO(digest, array, 2),
+    UP_TO(digest, array, 3),
     ANY(digest, first_leaf),
     ROW(digest, tensors, .form = WIRE_UP_TO, .max = SHD_TENSORS_MAX, NEEDED_SINCE(RANGES)),
 };
@@ -191,14 +191,14 @@ static const struct wire_field put_fields[] = { RANGE(put, origin, 1, UINT64_MAX
                                                 UP_TO(put, unit, SHD_UNITS_MAX - 1) };
 static const struct wire_field get_fields[] = { ANY(get, model),
                                                 UP_TO(get, unit, SHD_UNITS_MAX - 1),
-                                                UP_TO(get, array, 2) };
+                                                UP_TO(get, array, 3) };
 static const struct wire_field reset_fields[] = { ANY(reset, model), ANY(reset, step),
                                                   RANGE(reset, attempt, 2, UINT64_MAX),
                                                   ANY(reset, agreed) };
 static const struct wire_field show_fields[] = {
     ROW(show, model, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
     ROW(show, tensor, .form = WIRE_UP_TO, .max = SHD_TENSORS_MAX - 1, NEEDED_SINCE(STATES)),
-    ROW(show, array, LIMITS(WIRE_SHOW_PARAM, WIRE_SHOW_UPDATE), NEEDED_SINCE(STATES)),
+    ROW(show, array, LIMITS(WIRE_SHOW_PARAM, WIRE_SHOW_EMA), NEEDED_SINCE(STATES)),
     ROW(show, first, .form = WIRE_ANY, NEEDED_SINCE(STATES)),
     ROW(show, elems, LIMITS(1, SHD_MODEL_ELEMS_MAX), NEEDED_SINCE(STATES)),
     ROW(show, values, .form = WIRE_ANY, NEEDED_SINCE(STATES)),

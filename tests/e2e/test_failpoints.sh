@@ -110,5 +110,15 @@ for point in $sends; do
     done
     expect_same rank0 "$point@2" "$point@1" "$point@1"
 done
+# And of the moving average behind an update.
+model="$model --ema 0.9"
+# shellcheck disable=SC2086
+want=$("$bin/shd-gpt" --standalone $model 2>"$work/err" | tail -n 1)
+for point in $(echo "$points" | grep '^kern:'); do
+    for n in $passages; do
+        expect_same cpu0 "$point@$n"
+    done
+    expect_same cpu1 "$point@3" "$point@1"
+done
 echo "$runs runs, $killed processes killed, $bad differ"
 [ "$bad" -eq 0 ] && [ "$killed" -gt 0 ]

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""torch_bits.py LIBSHD: optimizers in torch's order ("order": "torch") against PyTorch's own, bit by bit.
+"""torch_bits.py LIBSHD: optimizers in torch's order ("order": "torch") against PyTorch's own, bit by bit; and moving
+averages of parameters ("ema") against torch.optim.swa_utils.AveragedModel.
 
 The same start values and gradients are given to torch.optim, one tensor at a time on the CPU, and to
 libshd in this process ("local:"), once in every step and once with steps in between in which there is
@@ -62,13 +63,15 @@ def call(name, *args):
         sys.exit(f"{name}: {err.text.decode()}")
 
 
-def run_shd(optimizer, decay, lrs, grads, beta1=math.nan):
+def run_shd(optimizer, decay, lrs, grads, beta1=math.nan, ema=None):
     """Parameters after the steps. They begin at 0.5: the first gradient is what tells them apart. There is another
     unit beside them, which has a gradient in each step."""
     spec = {"name": "m", "micro_batches": 1, "optimizer": dict(optimizer, order="torch"),
             "groups": [{"name": "g", "weight_decay": decay, "idle": "skip"}],
             "units": [{"name": "u", "tensors": [{"name": "w", "shape": [N], "init": ["const", 0.5]}]},
                       {"name": "busy", "tensors": [{"name": "x", "shape": [1]}]}]}
+    if ema is not None:
+        spec.update(ema)
     session, model = c.c_void_p(), c.c_void_p()
     grad, params = c.POINTER(c.c_float)(), c.c_void_p()
     call("shd_connect", c.byref(Options(8 + 8, b"local:")), c.byref(session))
@@ -85,6 +88,12 @@ def run_shd(optimizer, decay, lrs, grads, beta1=math.nan):
         call("shd_return", model, 0, 1)
         rates = Rates(lr, math.nan, beta1, math.nan)
         call("shd_commit", model, c.byref(Update(c.sizeof(Update), lr=1, groups=c.pointer(rates), group_count=1)), None)
+    if ema is not None:
+        lib.shd_unit_elems.restype = c.c_uint64
+        average = (c.c_float * lib.shd_unit_elems(model, 0))()
+        call("shd_get", model, 0, 5, average, None, None)
+        lib.shd_close(session)
+        return torch.tensor(average[:N])
     call("shd_acquire", model, 0, c.byref(params))
     out = torch.frombuffer((c.c_float * N).from_address(params.value), dtype=torch.float32).clone()
     lib.shd_release(model, 0)
@@ -100,6 +109,39 @@ def run_torch(make, lrs, grads):
         p.grad = g if g is None else g.clone()
         optimizer.step()
     return p.detach()
+
+
+def run_averaged(average, lrs, grads):
+    """What torch's AveragedModel has that is updated after each step of SGD."""
+    module = torch.nn.Module()
+    module.p = torch.nn.Parameter(torch.full((N,), 0.5))
+    optimizer = torch.optim.SGD(module.parameters(), lr=1, momentum=0.9, weight_decay=0.1, foreach=False)
+    averaged = torch.optim.swa_utils.AveragedModel(module, multi_avg_fn=average)
+    for lr, g in zip(lrs, grads):
+        optimizer.param_groups[0]["lr"] = lr
+        module.p.grad = g.clone()
+        optimizer.step()
+        averaged.update_parameters(module)
+    return averaged.module.p.detach()
+
+
+def warmed(averages, params, n):
+    """ema_warmup: torch has none of its own."""
+    torch._foreach_lerp_(averages, params, 1 - min(0.97, (1 + int(n)) / (10 + int(n))))
+
+
+def compare_averages(lrs, grads):
+    """Returns how many comparisons failed, and of how many."""
+    decays = (0.999, 0.9, 0.5, 0.3)
+    cases = [({"ema": d}, torch.optim.swa_utils.get_ema_multi_avg_fn(d)) for d in decays]
+    cases.append(({"ema": 0.97, "ema_warmup": True}, warmed))
+    failed, sgd = 0, {"kind": "sgd", "momentum": 0.9}
+    for ema, average in cases:
+        got, want = run_shd(sgd, 0.1, lrs, grads, ema=ema), run_averaged(average, lrs, grads)
+        differ = int((got.view(torch.int32) != want.view(torch.int32)).sum())
+        print(f"{'ok     ' if differ == 0 else 'FAILED '} {ema}: {differ} of {N} elements differ after {STEPS} steps")
+        failed += differ != 0
+    return failed, len(cases)
 
 
 def main():
@@ -147,6 +189,8 @@ def main():
               f"{differ} of {whole} elements differ after {STEPS} steps")
         failed += differ != 0
         count += 1
+    averages_failed, averages = compare_averages(lrs, grads)
+    failed, count = failed + averages_failed, count + averages
     print(f"{count - failed} of {count} bit-equal; torch {torch.__version__}, "
           f"{torch.backends.cpu.get_cpu_capability()}")
     return failed != 0

@@ -14,13 +14,16 @@ struct kind {
     const char *publish;
     bool frozen, routed;
     uint64_t overflow_step;
+    bool ema;
 };
 
 static const struct kind kinds[] = {
-    { TOY_ADAMW, "f32", true, true, 1 },
-    { TOY_ADAMW, "bf16", false, false, UINT64_MAX },
-    { TOY_SGD, "f32", false, true, 0 },
-    { TOY_LION, "f16", true, false, 2 },
+    { TOY_ADAMW, "f32", true, true, 1, false },
+    { TOY_ADAMW, "bf16", false, false, UINT64_MAX, false },
+    { TOY_SGD, "f32", false, true, 0, false },
+    { TOY_LION, "f16", true, false, 2, false },
+    { TOY_ADAMW, "bf16", true, true, 1, true },
+    { TOY_SGD, "f32", false, true, UINT64_MAX, true },
 };
 
 const char *kind_spec(const struct kind *k);

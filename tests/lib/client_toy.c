@@ -165,7 +165,7 @@ const char *pt_spec(const struct pt_model *p)
                *mean = p->mean ? ", \"group\": \"s\"" : "";
     snprintf(json, sizeof json,
              "{ \"name\": \"%s\", \"seed\": 5, \"micro_batches\": 4, \"publish\": \"%s\","
-             "  \"grad_dtype\": \"%s\", %s"
+             "  \"grad_dtype\": \"%s\", %s%s"
              "  \"accumulate\": %u, \"optimizer\": { \"kind\": \"adamw\" }, \"units\": ["
              "  { \"name\": \"embed\", \"tensors\": [ { \"name\": \"wte\", \"shape\": [61, 83]%s,"
              "      \"init\": [\"normal\", 0, 0.5] } ] },"
@@ -185,6 +185,7 @@ const char *pt_spec(const struct pt_model *p)
              p->mean ? "\"groups\": [ { \"name\": \"w\" },"
                        "  { \"name\": \"s\", \"optimizer\": { \"kind\": \"mean\" } } ],"
                      : "",
+             p->ema ? "\"ema\": 0.9, \"ema_warmup\": true, " : "",
              p->accumulate > 0 ? p->accumulate : 1, own, own, own, mean, trainable, own, mean, own,
              own);
     return json;

@@ -63,6 +63,7 @@ struct pt_model {
     uint32_t accumulate;
     bool frozen;               /* h1 */
     bool mean;                 /* h1, and e1, an expert, are means */
+    bool ema;                  /* with a warm-up */
     enum shd_dtype grad_dtype; /* 0: fp32 */
 };
 

@@ -25,7 +25,9 @@ static const char show_about[] =
 static const char show_more[] =
     "arrays: param; m, v: the optimizer's moments; grad: the sum of gradients as the owners hold\n"
     "it, of the open step so far, or of the last one until the next one's first is in; update: by\n"
-    "how much the last step changed the parameters, for AdamW, Adam and SGD with momentum\n"
+    "how much the last step changed the parameters, for AdamW, Adam and SGD with momentum; ema: "
+    "the\n"
+    "parameters' moving average, of a model that has one\n"
     "\nexamples:\n"
     "  shardctl show                                  the tensors of the only model\n"
     "  shardctl show gpt h.0.mlp.c_fc.weight          one of them, and its last update\n"
@@ -48,7 +50,7 @@ struct shown {
     struct spec *spec; /* owned */
 };
 
-static const char *const array_names[] = { "param", "m", "v", "grad", "update" };
+static const char *const array_names[] = { "param", "m", "v", "grad", "update", "ema" };
 
 /* -- A table of all ------------------------------------------------------------------------------
  */
@@ -65,11 +67,11 @@ static const char *shape_text(const struct spec_tensor *t, char *buf, size_t byt
     return buf;
 }
 
-/* Of its arrays at an owner: parameters, moments, and the sum of gradients. */
+/* Of its arrays at an owner: parameters, moments, their average, and the sum of gradients. */
 static uint64_t bytes_at(const struct shown *s, const struct spec_tensor *t, uint32_t owner)
 {
     const struct spec_unit *unit = &s->spec->units[t->unit];
-    const uint64_t arrays = 1 + spec_unit_moments(s->spec, t->unit) + !unit->frozen;
+    const uint64_t arrays = spec_unit_arrays(s->spec, t->unit) + !unit->frozen;
     uint64_t first;
     const struct slice slice = layout_slice(unit->elems, owner, shd_owners(s->session));
     return arrays * sizeof(float) * layout_intersect(slice, t->offset_elems, t->elems, &first);
@@ -362,8 +364,8 @@ int verb_show(int argc, char **argv)
     int words = 0;
     const struct flag table[] = {
         VERB_ADDRESS_FLAGS(o.address),
-        { "array", 0, FLAG_STRING, "NAME", "param, m, v, grad or update (param)", &o.array_name, 0,
-          0 },
+        { "array", 0, FLAG_STRING, "NAME", "param, m, v, grad, update or ema (param)",
+          &o.array_name, 0, 0 },
         { "stats", 's', FLAG_BOOL, NULL, "numbers without the histogram", &o.stats, 0, 0 },
         { "hist", 0, FLAG_BOOL, NULL, "the histogram without the numbers", &o.hist, 0, 0 },
         { "slice", 0, FLAG_STRING, "A:B,...", "values instead: of each dimension from A up to B",

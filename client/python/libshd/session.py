@@ -46,7 +46,7 @@ class Stats(NamedTuple):
     histogram: dict[float, tuple[int, int]]  # by the least magnitude of its power of two: below and above zero
 
 
-ARRAYS = ('param', 'm', 'v', 'grad', 'update')
+ARRAYS = ('param', 'm', 'v', 'grad', 'update', 'ema')
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
@@ -419,7 +419,7 @@ class Model(_Open):
         return lib.shd_unit_elems(self.handle, unit)
 
     def get(self, unit: int, array: int, address: int) -> tuple[int, int]:
-        """One of SHD_PARAMS, SHD_MOMENT1, SHD_MOMENT2 of a unit to float[unit_elems(unit)] at the address; the step
+        """One of SHD_PARAMS, SHD_MOMENT1, SHD_MOMENT2, SHD_EMA of a unit to float[unit_elems(unit)] at the address; the step
         and the number of the unit's updates it is of."""
         step, updates = ctypes.c_uint64(), ctypes.c_uint64()
         values = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))

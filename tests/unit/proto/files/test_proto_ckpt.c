@@ -256,7 +256,7 @@ TEST(a_shardd_json_that_lies_is_refused)
     char *text = put_sample(fd, &in);
     expect_refused(fd, text, "\"step\": 7", "\"step\": 8", SHD_EINVAL, "its own checksum");
     without_sum(text);
-    expect_refused(fd, text, "\"format\": 1", "\"format\": 4", SHD_ENOTSUP, "format 4");
+    expect_refused(fd, text, "\"format\": 1", "\"format\": 5", SHD_ENOTSUP, "format 5");
     expect_refused(fd, text, "\"format\": 1", "\"format\": 2", SHD_EINVAL, "'unit_updates'");
     expect_refused(fd, text, "\"step\": 7", "\"step\": -7", SHD_EINVAL, "'step'");
     expect_refused(fd, text, "\"step\": 7", "\"step\": 7.0", SHD_EINVAL, "'step'");

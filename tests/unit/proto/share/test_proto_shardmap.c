@@ -99,6 +99,30 @@ TEST(arrays_follow_each_other_as_the_optimizer_needs_them)
     spec_free(spec);
 }
 
+/* Behind the moments, however many there are; without frozen units and means. */
+TEST(an_average_follows_the_moments)
+{
+    static const char *const optimizers[] = { "sgd", "adamw" };
+    for (uint32_t moments = 1; moments <= 2; moments++) {
+        struct spec *spec = four_units(optimizers[moments - 1], "f32");
+        spec->ema = 0.9;
+        spec->units[0].frozen = spec->units[1].mean = true;
+        struct shardmap *map = map_of(spec, 0, 1);
+        const uint64_t elems = map->moment_elems, ema = spec_ema_array(spec);
+        EXPECT(shardmap_has_ema(map) && ema == 1 + moments);
+        EXPECT_EQ(elems, map->slice[2].elems + map->slice[3].elems);
+        EXPECT_EQ(shardmap_array_elem(map, (uint32_t)ema, 3),
+                  map->elems + moments * elems + map->slice[2].elems);
+        EXPECT_EQ(shardmap_array_elem(map, SHARDMAP_ACC, 2), map->elems + ema * elems);
+        EXPECT_EQ(shardmap_kept_elems(map), map->elems + ema * elems);
+        EXPECT_EQ(shardmap_state_bytes(map), 4 * (map->elems + ema * elems + map->train_elems));
+        EXPECT(!spec_unit_ema(spec, 0) && !spec_unit_ema(spec, 1) && spec_unit_ema(spec, 2));
+        EXPECT(spec_unit_arrays(spec, 0) == 1 && spec_unit_arrays(spec, 2) == 2 + moments);
+        shardmap_free(map);
+        spec_free(spec);
+    }
+}
+
 TEST(frozen_units_have_parameters_only)
 {
     struct shd_err e;

@@ -57,6 +57,33 @@ TEST(defaults_are_filled_in)
     spec_free(NULL);
 }
 
+/* Older builds read what has none. */
+TEST(an_average_is_of_the_spec_where_it_is_asked_for)
+{
+    struct spec *plain = parse(
+        quoted("{'name':'m','micro_batches':1,'optimizer':{'kind':'adamw'}," SMALL_UNITS "}"));
+    struct spec *s = parse(quoted("{'name':'m','micro_batches':1,'optimizer':{'kind':'adamw'},"
+                                  "'ema':0.999,'ema_warmup':true," SMALL_UNITS "}"));
+    struct shd_err e;
+    char *text;
+    EXPECT(plain->ema == 0 && !plain->ema_warmup && s->ema == 0.999 && s->ema_warmup);
+    EXPECT(spec_arrays(plain) == 3 && spec_arrays(s) == 4 && spec_ema_array(s) == 3);
+    EXPECT_STATUS(spec_compare(s, plain, &e), SHD_ESPEC);
+    EXPECT_HAS(e.text, "ema is 0, the open model has 0.999");
+    EXPECT_OK(spec_dump(plain, &text, &e), &e);
+    EXPECT(strstr(text, "ema") == NULL);
+    free(text);
+    EXPECT_OK(spec_dump(s, &text, &e), &e);
+    struct spec *again = parse(text);
+    EXPECT_OK(spec_compare(s, again, &e), &e);
+    again->ema_warmup = false;
+    EXPECT_STATUS(spec_compare(s, again, &e), SHD_ESPEC);
+    free(text);
+    spec_free(again);
+    spec_free(s);
+    spec_free(plain);
+}
+
 TEST(tensors_are_aligned_and_units_padded)
 {
     struct spec *s = parse(

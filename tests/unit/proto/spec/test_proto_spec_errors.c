@@ -60,7 +60,7 @@ TEST(fields_of_the_model_are_checked)
 {
     static const struct bad cases[] = {
         { "", SHD_EINVAL, "name is missing" },
-        { "'nmae':'m'", SHD_EINVAL, "nmae is not a known field; did you mean name?" },
+        { "'nmae':'m'", SHD_EINVAL, "nmae is not a known field; did you mean name or ema?" },
         { "'name':1", SHD_EINVAL, "name must be a string, is an integer" },
         { "'name':''", SHD_ERANGE, "name has 0 bytes, must be 1 to 127" },
         { "'name':'a b'", SHD_EINVAL, "name has byte 0x20 at 1" },
